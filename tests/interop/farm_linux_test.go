@@ -34,14 +34,14 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// buildbarn is a farm of Buildbarn's own parts: its scheduler, and a store behind it.
+// buildbarn is a farm with Buildbarn's scheduler and a store behind it.
 type buildbarn struct {
 	store, scheduler *peers.Server
-	metrics          string   // HOST:PORT of the scheduler's
+	metrics          string   // HOST:PORT of the scheduler's metrics
 	flags            []string // of the scheduler
 }
 
-// farm starts a farm without workers, with more flags of the scheduler; it ends with the test.
+// farm starts a farm without workers, with flags for the scheduler.
 func farm(t *testing.T, flags ...string) *buildbarn {
 	t.Helper()
 	store := start(t, peers.BazelRemote)
@@ -54,14 +54,13 @@ func farm(t *testing.T, flags ...string) *buildbarn {
 	return b
 }
 
-// schedule starts the scheduler at an address, "" for any; it ends with the test.
+// schedule starts the scheduler at an address, "" for any.
 func (b *buildbarn) schedule(t *testing.T, addr string) {
 	t.Helper()
 	b.scheduler = launch(t, peers.BBScheduler, peers.Options{Listen: addr, Store: b.store.Addr, Metrics: b.metrics, Args: b.flags})
 }
 
-// worker starts a worker of Buildbarn for a scheduler and a store, which may be anybody's; it ends with the test. Unless
-// the options name a runner, it has one of Buildbarn.
+// worker starts a Buildbarn worker for any scheduler and store. Unless the options name a runner, it has Buildbarn's.
 func worker(t *testing.T, o peers.Options) *peers.Server {
 	t.Helper()
 	if o.Build == "" {
@@ -75,14 +74,14 @@ func worker(t *testing.T, o peers.Options) *peers.Server {
 	return launch(t, peers.BBWorker, o)
 }
 
-// worker starts a worker of Buildbarn in the farm, with more flags.
+// worker starts a Buildbarn worker in the farm, with further flags.
 func (b *buildbarn) worker(t *testing.T, flags ...string) *peers.Server {
 	t.Helper()
 	return worker(t, peers.Options{Scheduler: b.scheduler.Addr, Store: b.store.Addr, Args: flags})
 }
 
-// action puts an action into a store that runs a script in a shell. It has an input, in/name, says "here" by $WHERE,
-// may make the file out/copy, and demands the platform os=linux.
+// action stores an action that runs a shell script, with input in/name, $WHERE set to "here", optional output out/copy
+// and platform os=linux.
 func action(t *testing.T, store *remote.Store, script string, timeout time.Duration) *repb.Digest {
 	t.Helper()
 	blob := func(b []byte) *repb.Digest {
@@ -116,8 +115,7 @@ func action(t *testing.T, store *remote.Store, script string, timeout time.Durat
 	})
 }
 
-// execute has an action of an instance executed at an address and returns how that ended, however it did. Like other clients it asks
-// again as long as the scheduler has not heard of its first worker.
+// execute executes an action and returns the response. Like other clients it retries while the scheduler has no worker.
 func execute(ctx context.Context, addr, instance string, action *repb.Digest) (*repb.ExecuteResponse, error) {
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		response, err := executeOnce(ctx, addr, instance, action)
@@ -127,7 +125,7 @@ func execute(ctx context.Context, addr, instance string, action *repb.Digest) (*
 	}
 }
 
-// executeOnce is execute without asking again.
+// executeOnce is execute without retries.
 func executeOnce(ctx context.Context, addr, instance string, action *repb.Digest) (*repb.ExecuteResponse, error) {
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -169,9 +167,8 @@ func content(t *testing.T, store *remote.Store, d *repb.Digest) string {
 	return string(b)
 }
 
-// TestSchedulerPassesOn: what a client puts at the address of Buildbarn's scheduler is in the store behind it, and
-// what is there comes back, so that a client needs no other address.
-func TestSchedulerPassesOn(t *testing.T) {
+// TestSchedulerForwardsToTheStore so that clients need no other address.
+func TestSchedulerForwardsToTheStore(t *testing.T) {
 	b := farm(t)
 	front, behind := peer{dial(t, b.scheduler, "")}, peer{dial(t, b.store, "")}
 	wantRead(t, behind, 1, put(t, front, 1))
@@ -179,12 +176,12 @@ func TestSchedulerPassesOn(t *testing.T) {
 	castest.TestActionCache(t, func(t *testing.T) cas.ActionCache { return front })
 }
 
-// TestBuildbarnAlone: an action goes through Buildbarn's scheduler, worker and runner, and comes back with its
-// outputs; its result is in the store. So if the same fails with a part of Cloister among them, it is that part.
+// TestBuildbarnAlone executes actions with Buildbarn's scheduler, worker and runner, as the reference for tests that
+// replace one of them.
 func TestBuildbarnAlone(t *testing.T) {
 	for _, c := range []struct {
 		name              string
-		scheduler, worker []string // more flags
+		scheduler, worker []string // flags
 	}{
 		{"QueueOfItsWorkers", nil, nil},
 		{"SizeClass", []string{"-declare", "-property", "os=linux", "-size-class", "8"}, []string{"-size-class", "8"}},
@@ -197,8 +194,8 @@ func TestBuildbarnAlone(t *testing.T) {
 	}
 }
 
-// wantExecutes fails the test unless actions for os=linux end at an address, in an instance, as they should: with outputs, which are in
-// the store there as the result is, with an exit code, and at their timeout.
+// wantExecutes checks actions for os=linux at an address and in an instance: outputs and the recorded result, a
+// non-zero exit code, and a timeout.
 func wantExecutes(t *testing.T, addr, instance string) {
 	t.Helper()
 	store := dialAt(t, addr, instance)
@@ -228,30 +225,29 @@ func wantExecutes(t *testing.T, addr, instance string) {
 		t.Fatal(err)
 	}
 	if recorded, err := store.Lookup(t.Context(), digest); err != nil || len(recorded.GetOutputFiles()) != 1 {
-		t.Errorf("recorded is %v, %v, want the result", recorded, err)
+		t.Errorf("recorded result is %v, %v, want one output", recorded, err)
 	}
 
 	response, err = execute(t.Context(), addr, instance, action(t, store, "exit 3", time.Minute))
 	if err != nil || response.GetStatus().GetCode() != 0 || response.GetResult().GetExitCode() != 3 {
-		t.Errorf("response is %v, %v, want the exit code 3", response, err)
+		t.Errorf("response is %v, %v, want exit code 3", response, err)
 	}
 	for i := range 5 {
 		response, err = execute(t.Context(), addr, instance, action(t, store, fmt.Sprintf("echo before; : %d; sleep 600", i), time.Second))
 		if response.GetResult().GetExitCode() != -1 {
 			break
 		}
-		// bb_runner is told of the timeout, too. If it is the first to notice, it says that the command was killed, and
-		// bb_worker does not ask why.
+		// bb_runner enforces the timeout, too. If it is first, it reports a killed command, and bb_worker no timeout.
 	}
 	if err != nil || codes.Code(response.GetStatus().GetCode()) != codes.DeadlineExceeded {
-		t.Fatalf("response is %v, %v, want that the timeout is over", response, err)
+		t.Fatalf("response is %v, %v, want DEADLINE_EXCEEDED", response, err)
 	}
 	if got := content(t, store, response.GetResult().GetStdoutDigest()); got != "before\n" {
-		t.Errorf("before its timeout it said %q, want before", got)
+		t.Errorf("stdout before the timeout is %q, want before", got)
 	}
 }
 
-// scrape returns what is at /metrics of an address, of a process that may serve it a moment after all else.
+// scrape returns /metrics of a process, which may serve it a moment after everything else.
 func scrape(t *testing.T, addr string) []byte {
 	t.Helper()
 	r, err := http.Get("http://" + addr + "/metrics")
@@ -265,16 +261,16 @@ func scrape(t *testing.T, addr string) []byte {
 	defer r.Body.Close()
 	text, err := io.ReadAll(r.Body)
 	if err != nil || r.StatusCode != http.StatusOK {
-		t.Fatalf("metrics are %s, %v", r.Status, err)
+		t.Fatalf("metrics: %s, %v", r.Status, err)
 	}
 	return text
 }
 
-// counted matches a line of Prometheus' text format of one of the scheduler's numbers of tasks.
+// counted matches the scheduler's task counters in Prometheus text format.
 var counted = regexp.MustCompile(`(?m)^buildbarn_builder_in_memory_build_queue_tasks_(\w+)\{.*\} (\S+)$`)
 
-// tasks returns how many tasks are queued and how many are executed, by the expressions that Buildbarn's deployments
-// record and that an autoscaler asks for: the scheduler has no gauge of either.
+// tasks returns the queued and the executing tasks, computed as in Buildbarn's deployments: the scheduler has no
+// gauges.
 func (b *buildbarn) tasks(t *testing.T) (queued, executing float64) {
 	t.Helper()
 	sum := map[string]float64{}
@@ -289,7 +285,7 @@ func (b *buildbarn) tasks(t *testing.T) (queued, executing float64) {
 		sum["queued_duration_seconds_count"] - sum["executing_duration_seconds_count"]
 }
 
-// wantTasks waits until so many tasks are queued and executed.
+// wantTasks waits for these numbers of queued and executing tasks.
 func (b *buildbarn) wantTasks(t *testing.T, queued, executing float64) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
@@ -298,14 +294,13 @@ func (b *buildbarn) wantTasks(t *testing.T, queued, executing float64) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%v tasks are queued and %v executed, want %v and %v", q, e, queued, executing)
+			t.Fatalf("%v tasks queued and %v executing, want %v and %v", q, e, queued, executing)
 		}
 	}
 }
 
-// TestSchedulerQueueDepth: from what the scheduler counts follows how many tasks wait and how many are executed, which
-// is what the number of workers is scaled by.
-func TestSchedulerQueueDepth(t *testing.T) {
+// TestSchedulerReportsQueueDepth which autoscalers use.
+func TestSchedulerReportsQueueDepth(t *testing.T) {
 	const n = 3
 	b := farm(t, "-declare", "-property", "os=linux")
 	b.wantTasks(t, 0, 0)
@@ -336,10 +331,9 @@ func TestSchedulerQueueDepth(t *testing.T) {
 	b.wantTasks(t, 0, 0)
 }
 
-// TestSchedulerLosesWorker: when a worker ends without a word, the scheduler waits as long as its flag says, and then
-// the client is told by whom it was executed, with a code at which it asks again.
-func TestSchedulerLosesWorker(t *testing.T) {
-	// The scheduler looks for lost workers only when something else happens: here, that the client is told of nothing new.
+// TestSchedulerReportsLostWorker by name and as UNAVAILABLE, so that clients retry.
+func TestSchedulerReportsLostWorker(t *testing.T) {
+	// The scheduler checks for lost workers only on other events; here, the updates of a waiting client.
 	b := farm(t, "-declare", "-property", "os=linux", "-worker-timeout", "1s", "-busy", "500ms", "-update", "500ms")
 	lost := b.worker(t, "-property", "os=linux", "-id", "host=one")
 	d := action(t, dial(t, b.scheduler, ""), "sleep 600", time.Hour)
@@ -354,11 +348,11 @@ func TestSchedulerLosesWorker(t *testing.T) {
 	b.wantTasks(t, 0, 1)
 	lost.Kill()
 	if err := <-ended; status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `{"host":"one"}`) {
-		t.Errorf("execution ends with %v, want that it is unavailable and names the worker", err)
+		t.Errorf("execution: %v, want UNAVAILABLE with the worker's name", err)
 	}
 }
 
-// state calls a method of the scheduler's BuildQueueState, with a request in JSON, and returns the response in JSON.
+// state calls a method of the scheduler's BuildQueueState with a JSON request and returns the JSON response.
 func (b *buildbarn) state(t *testing.T, method, request string) string {
 	t.Helper()
 	program, err := programs[peers.BBState.Name]()
@@ -374,22 +368,15 @@ func (b *buildbarn) state(t *testing.T, method, request string) string {
 	return string(out)
 }
 
-// TestSchedulerDrains: a worker that operators drain is given nothing until they end that, and they see the worker.
-func TestSchedulerDrains(t *testing.T) {
+func TestSchedulerDrainsWorker(t *testing.T) {
 	b := farm(t, "-declare", "-property", "os=linux")
 	b.worker(t, "-property", "os=linux", "-id", "host=one")
 	const queue = `{"platformQueueName": {"platform": {"properties": [{"name": "os", "value": "linux"}]}}}`
 	const drain = `{"sizeClassQueueName": ` + queue + `, "workerIdPattern": {"host": "one"}}`
 	b.state(t, "AddDrain", drain)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		workers := b.state(t, "ListWorkers", `{"filter": {"all": `+queue+`}, "pageSize": 10}`)
-		if strings.Contains(workers, `"one"`) {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("workers are %s", workers)
-		}
-	}
+	until(t, "the worker is listed", func() bool {
+		return strings.Contains(b.state(t, "ListWorkers", `{"filter": {"all": `+queue+`}, "pageSize": 10}`), `"one"`)
+	})
 	d := action(t, dial(t, b.scheduler, ""), "true", time.Minute)
 	ended := make(chan error, 1)
 	go func() {
@@ -397,9 +384,9 @@ func TestSchedulerDrains(t *testing.T) {
 		ended <- err
 	}()
 	b.wantTasks(t, 1, 0)
-	// By the time that this is answered, a worker that is not drained has long since taken it.
+	// A worker that is not drained would have taken it before this is answered.
 	if drains := b.state(t, "ListDrains", `{"sizeClassQueueName": `+queue+`}`); !strings.Contains(drains, `"one"`) {
-		t.Errorf("drains are %s", drains)
+		t.Errorf("drains are %s, want worker one", drains)
 	}
 	b.wantTasks(t, 1, 0)
 	b.state(t, "RemoveDrain", drain)
@@ -409,15 +396,14 @@ func TestSchedulerDrains(t *testing.T) {
 	b.wantTasks(t, 0, 0)
 }
 
-// TestBazelBuildsWithBuildbarn: Bazel takes the scheduler's address for all that it needs, and what it builds there
-// runs. So if it does not with workers of Cloister, it is they.
+// TestBazelBuildsWithBuildbarn is the reference for builds with Cloister's workers.
 func TestBazelBuildsWithBuildbarn(t *testing.T) {
 	b := farm(t)
 	b.worker(t, "-id", "host=one", "-threads", "2")
 	wantBazel(t, b.scheduler.Addr)
 }
 
-// bazelFor returns a Bazel for a copy of the example, without an endpoint; it ends with the test.
+// bazelFor returns a Bazel for a copy of the examples, without an endpoint.
 func bazelFor(t *testing.T) *bazelrun.Bazel {
 	t.Helper()
 	if err := bazelrun.Find(); err != nil {
@@ -435,7 +421,7 @@ func bazelFor(t *testing.T) *bazelrun.Bazel {
 	return bazel
 }
 
-// wantBazel fails the test unless Bazel builds and tests a part of the example remotely at an address.
+// wantBazel checks that Bazel builds and tests a part of the examples remotely.
 func wantBazel(t *testing.T, addr string) {
 	t.Helper()
 	bazel := bazelFor(t)
@@ -447,14 +433,14 @@ func wantBazel(t *testing.T, addr string) {
 		t.Fatal(err)
 	}
 	if ways := build.Processes(); build.ExitCode != 0 || ways["remote"] == 0 {
-		t.Errorf("bazel exits with %d, of its actions are %v, want that all succeed remotely:\n%s", build.ExitCode, ways, build.Output)
+		t.Errorf("bazel: exit %d, processes %v; want success and only remote ones:\n%s", build.ExitCode, ways, build.Output)
 	}
 }
 
-// wholeTime bounds one build of all of the example.
+// wholeTime limits a build of all examples.
 const wholeTime = 5 * time.Minute
 
-// wantAll fails the test unless Bazel builds and tests all of the example from nothing, every action remotely.
+// wantAll checks that Bazel builds and tests all examples from scratch, every action remotely.
 func wantAll(t *testing.T, bazel *bazelrun.Bazel) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), wholeTime)
@@ -469,6 +455,6 @@ func wantAll(t *testing.T, bazel *bazelrun.Bazel) {
 	ways := build.Processes()
 	delete(ways, "internal")
 	if build.ExitCode != 0 || ways["remote"] < 200 || len(ways) != 1 {
-		t.Fatalf("bazel exits with %d, of its actions are %v, want that all succeed remotely:\n%s", build.ExitCode, ways, build.Output)
+		t.Fatalf("bazel: exit %d, processes %v; want success and only remote ones:\n%s", build.ExitCode, ways, build.Output)
 	}
 }

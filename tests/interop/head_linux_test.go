@@ -30,7 +30,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A head is cloister serve that executes nothing itself. Its workers find at one port the queue and the store.
+// A head is a cloister serve without slots. Workers reach its queue and store at one port.
 type head struct {
 	server           *bazelrun.Server
 	config           bazelrun.ServerConfig
@@ -38,8 +38,8 @@ type head struct {
 	metrics          string // HOST:PORT
 }
 
-// headOf starts a head with more flags; it ends with the test.
-func headOf(t *testing.T, flags ...string) *head {
+// newHead starts a head with further flags.
+func newHead(t *testing.T, flags ...string) *head {
 	t.Helper()
 	program, err := cloister()
 	if err != nil {
@@ -68,7 +68,7 @@ func headOf(t *testing.T, flags ...string) *head {
 	return h
 }
 
-// start starts the program, at the addresses and with the store that it had before.
+// start starts or restarts the program at its addresses and with its store.
 func (h *head) start(t *testing.T) {
 	t.Helper()
 	var err error
@@ -77,17 +77,17 @@ func (h *head) start(t *testing.T) {
 	}
 }
 
-// worker starts a worker of Buildbarn that takes actions from the head, with more flags. What it runs knows its host's name as $HOST.
+// worker starts a Buildbarn worker for the head, with further flags. Its commands find the name of the host in $HOST.
 func (h *head) worker(t *testing.T, host string, flags ...string) *peers.Server {
 	t.Helper()
 	flags = append([]string{"-property", "os=linux", "-property", "tool=cc", "-id", "host=" + host, "-env", "HOST=" + host}, flags...)
 	return worker(t, peers.Options{Scheduler: h.workers, Store: h.workers, Args: flags})
 }
 
-// gauged matches a line of Prometheus' text format of one of the head's numbers of actions.
+// gauged matches the head's action gauges in Prometheus text format.
 var gauged = regexp.MustCompile(`(?m)^cloister_actions_(queued|running) (\S+)$`)
 
-// wantActions waits until so many actions are queued and running, as the head says.
+// wantActions waits until the head reports these numbers of queued and running actions.
 func (h *head) wantActions(t *testing.T, queued, running string) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
@@ -99,21 +99,21 @@ func (h *head) wantActions(t *testing.T, queued, running string) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("actions are %v, want that %s are queued and %s running", n, queued, running)
+			t.Fatalf("actions are %v, want %s queued and %s running", n, queued, running)
 		}
 	}
 }
 
-// An asked is an action that somebody waits for.
-type asked struct {
+// A pendingAction is an action that was requested.
+type pendingAction struct {
 	response *repb.ExecuteResponse
 	err      error
-	ended    chan struct{} // closed once the rest is known
+	ended    chan struct{} // closed when the other fields are set
 }
 
-// ask has an action executed at an address.
-func ask(ctx context.Context, addr string, action *repb.Digest) *asked {
-	a := &asked{ended: make(chan struct{})}
+// request starts to execute an action.
+func request(ctx context.Context, addr string, action *repb.Digest) *pendingAction {
+	a := &pendingAction{ended: make(chan struct{})}
 	go func() {
 		defer close(a.ended)
 		a.response, a.err = execute(ctx, addr, "", action)
@@ -121,22 +121,22 @@ func ask(ctx context.Context, addr string, action *repb.Digest) *asked {
 	return a
 }
 
-// want fails the test unless the action has a result with exit code 0, and returns that.
-func (a *asked) want(t *testing.T) *repb.ActionResult {
+// want waits for the result, which must have exit code 0.
+func (a *pendingAction) want(t *testing.T) *repb.ActionResult {
 	t.Helper()
 	<-a.ended
 	if a.err != nil || a.response.GetStatus().GetCode() != 0 || a.response.GetResult().GetExitCode() != 0 {
-		t.Fatalf("response is %v, %v, want a result with exit code 0", a.response, a.err)
+		t.Fatalf("response is %v, %v, want exit code 0", a.response, a.err)
 	}
 	return a.response.GetResult()
 }
 
-// A gate holds back actions until it opens. Those who come to it leave a line.
-type gate struct{ dir string }
+// A barrier holds actions until it opens. Each action that arrives writes a line.
+type barrier struct{ dir string }
 
-func newGate(t *testing.T) gate {
+func newBarrier(t *testing.T) barrier {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "cloister-gate-")
+	dir, err := os.MkdirTemp("", "cloister-barrier-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,26 +145,26 @@ func newGate(t *testing.T) gate {
 			t.Error(err)
 		}
 	})
-	return gate{dir}
+	return barrier{dir}
 }
 
-// script leaves a line at the gate, as echo writes it, and waits.
-func (g gate) script(line string) string {
-	return fmt.Sprintf("echo %s >> %s/came; until test -e %s/open; do sleep 0.05; done", line, g.dir, g.dir)
+// script returns a script that writes a line and waits.
+func (b barrier) script(line string) string {
+	return fmt.Sprintf("echo %s >> %s/arrived; until test -e %s/open; do sleep 0.05; done", line, b.dir, b.dir)
 }
 
-func (g gate) open(t *testing.T) {
+func (b barrier) open(t *testing.T) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(g.dir, "open"), nil, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(b.dir, "open"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// came waits until there are n lines, and returns them.
-func (g gate) came(t *testing.T, n int) []string {
+// arrived waits for n lines and returns them.
+func (b barrier) arrived(t *testing.T, n int) []string {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-		text, err := os.ReadFile(filepath.Join(g.dir, "came"))
+		text, err := os.ReadFile(filepath.Join(b.dir, "arrived"))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Fatal(err)
 		}
@@ -173,7 +173,7 @@ func (g gate) came(t *testing.T, n int) []string {
 			return lines
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("to the gate came %q, want %d", lines, n)
+			t.Fatalf("lines are %q, want %d", lines, n)
 		}
 	}
 }
@@ -181,18 +181,13 @@ func (g gate) came(t *testing.T, n int) []string {
 // wantGone waits until a process has ended.
 func wantGone(t *testing.T, pid string) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	until(t, "process "+pid+" ends", func() bool {
 		stat, err := os.ReadFile("/proc/" + pid + "/stat")
-		if errors.Is(err, os.ErrNotExist) || bytes.Contains(stat, []byte(") Z ")) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("process %s has not ended: %s, %v", pid, stat, err)
-		}
-	}
+		return errors.Is(err, os.ErrNotExist) || bytes.Contains(stat, []byte(") Z "))
+	})
 }
 
-// ranOn returns the host of the worker that a result names.
+// ranOn returns the host in a result's worker name.
 func ranOn(t *testing.T, r *repb.ActionResult) string {
 	t.Helper()
 	id := map[string]string{}
@@ -202,82 +197,79 @@ func ranOn(t *testing.T, r *repb.ActionResult) string {
 	return id["host"]
 }
 
-// TestHeadHasBuildbarnsWorker: a worker of Buildbarn takes actions from cloister serve, reads their inputs there,
-// writes what they made, and records their results, for all instances below the one that it names.
-func TestHeadHasBuildbarnsWorker(t *testing.T) {
-	h := headOf(t)
+// TestHeadServesBuildbarnsWorker with actions and as store and action cache, for all instances below the worker's.
+func TestHeadServesBuildbarnsWorker(t *testing.T) {
+	h := newHead(t)
 	h.worker(t, "one", "-threads", "2")
 	wantExecutes(t, h.clients, "")
 	wantExecutes(t, h.clients, "team/project")
-	team := headOf(t)
+	team := newHead(t)
 	team.worker(t, "one", "-instance", "team")
 	wantExecutes(t, team.clients, "team/project")
 }
 
-// What a client says of itself in the tests of that: who it is, and of which trace it is a part.
+// Parts of the metadata of withMetadata.
 const (
 	trace  = "0af7651916cd43dd8448eb211c80319c"
 	target = "//some:target"
 )
 
-// sayWho returns a context with which a client says who it is.
-func sayWho(t *testing.T) context.Context {
+// withMetadata returns a context with request metadata and a trace.
+func withMetadata(t *testing.T) context.Context {
 	t.Helper()
-	who, err := proto.Marshal(&repb.RequestMetadata{
+	md, err := proto.Marshal(&repb.RequestMetadata{
 		TargetId: target, ActionMnemonic: "Some", ToolInvocationId: "an-invocation", CorrelatedInvocationsId: "a-correlated",
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return metadata.AppendToOutgoingContext(t.Context(),
-		"build.bazel.remote.execution.v2.requestmetadata-bin", string(who), "traceparent", "00-"+trace+"-b7ad6b7169203331-01")
+		"build.bazel.remote.execution.v2.requestmetadata-bin", string(md), "traceparent", "00-"+trace+"-b7ad6b7169203331-01")
 }
 
-// wantWho fails the test unless a result has what sayWho says, and what of some kind the worker has added.
-func wantWho(t *testing.T, r *repb.ActionResult, added proto.Message) {
+// wantMetadata checks that a result has the metadata of withMetadata and a message added by the worker.
+func wantMetadata(t *testing.T, r *repb.ActionResult, added proto.Message) {
 	t.Helper()
-	who, found := &repb.RequestMetadata{}, false
+	md, found := &repb.RequestMetadata{}, false
 	for _, m := range r.GetExecutionMetadata().GetAuxiliaryMetadata() {
-		if m.MessageIs(who) {
-			if err := m.UnmarshalTo(who); err != nil {
+		if m.MessageIs(md) {
+			if err := m.UnmarshalTo(md); err != nil {
 				t.Fatal(err)
 			}
 		}
 		found = found || m.MessageIs(added)
 	}
-	if who.TargetId != target || who.ActionMnemonic != "Some" || who.ToolInvocationId != "an-invocation" || who.CorrelatedInvocationsId != "a-correlated" {
-		t.Errorf("the result is of %v, want what the client said of itself", who)
+	if md.TargetId != target || md.ActionMnemonic != "Some" || md.ToolInvocationId != "an-invocation" || md.CorrelatedInvocationsId != "a-correlated" {
+		t.Errorf("request metadata of the result are %v, want the client's", md)
 	}
 	if !found {
 		t.Errorf("the result has no %T", added)
 	}
 }
 
-// TestHeadSaysWhoAsks: a worker of Buildbarn is told who asks for an action, which is in the result, and of which trace
-// that is a part, which its own calls take up.
-func TestHeadSaysWhoAsks(t *testing.T) {
-	h := headOf(t)
+// TestHeadPropagatesMetadataAndTrace to Buildbarn's worker.
+func TestHeadPropagatesMetadataAndTrace(t *testing.T) {
+	h := newHead(t)
 	r := relayTo(t, h.workers)
 	worker(t, peers.Options{Scheduler: h.workers, Store: r.addr, Args: []string{"-property", "os=linux", "-id", "host=one"}})
 	d := action(t, dialAt(t, h.clients, ""), "cp in/name out/copy", time.Minute)
-	wantWho(t, ask(sayWho(t), h.clients, d).want(t), &resourceusagepb.POSIXResourceUsage{})
+	wantMetadata(t, request(withMetadata(t), h.clients, d).want(t), &resourceusagepb.POSIXResourceUsage{})
 	const read, wrote = "/google.bytestream.ByteStream/Read", "/build.bazel.remote.execution.v2.ActionCache/UpdateActionResult"
 	if methods := r.methods(trace); !slices.Contains(methods, read) || !slices.Contains(methods, wrote) {
-		t.Errorf("parts of the trace are %q, want %s and %s", methods, read, wrote)
+		t.Errorf("calls in the trace are %q, want %s and %s", methods, read, wrote)
 	}
 }
 
-// TestHeadKnowsThreadsOfBuildbarnsWorker: each thread of a worker of Buildbarn is a slot, so that two actions run at
-// once, and not three.
-func TestHeadKnowsThreadsOfBuildbarnsWorker(t *testing.T) {
-	h, g := headOf(t), newGate(t)
+// TestThreadsOfBuildbarnsWorkerAreSlots so that two of three actions run at once.
+func TestThreadsOfBuildbarnsWorkerAreSlots(t *testing.T) {
+	h, g := newHead(t), newBarrier(t)
 	h.worker(t, "one", "-threads", "2")
 	store := dialAt(t, h.clients, "")
-	var all []*asked
+	var all []*pendingAction
 	for i := range 3 {
-		all = append(all, ask(t.Context(), h.clients, action(t, store, g.script(strconv.Itoa(i)), time.Minute)))
+		all = append(all, request(t.Context(), h.clients, action(t, store, g.script(strconv.Itoa(i)), time.Minute)))
 	}
-	g.came(t, 2)
+	g.arrived(t, 2)
 	h.wantActions(t, "1", "2")
 	g.open(t)
 	var workers []string
@@ -290,11 +282,10 @@ func TestHeadKnowsThreadsOfBuildbarnsWorker(t *testing.T) {
 	}
 }
 
-// TestHeadCancelsAtBuildbarnsWorker: when a client does not want an action any more, its process at a worker of
-// Buildbarn ends, and the worker takes the next action.
-func TestHeadCancelsAtBuildbarnsWorker(t *testing.T) {
-	// A worker is told when it calls the next time, which is after a third of this.
-	h, g := headOf(t, "--worker-timeout", "3s"), newGate(t)
+// TestHeadCancelsActionOfBuildbarnsWorker, whose process ends, and which takes the next action.
+func TestHeadCancelsActionOfBuildbarnsWorker(t *testing.T) {
+	// A worker calls after a third of this time.
+	h, g := newHead(t, "--worker-timeout", "3s"), newBarrier(t)
 	h.worker(t, "one")
 	store := dialAt(t, h.clients, "")
 	conn, err := grpc.NewClient(h.clients, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -311,7 +302,7 @@ func TestHeadCancelsAtBuildbarnsWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pid := g.came(t, 1)[0]
+	pid := g.arrived(t, 1)[0]
 	if _, err := longrunningpb.NewOperationsClient(conn).CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: op.Name}); err != nil {
 		t.Fatal(err)
 	}
@@ -323,24 +314,23 @@ func TestHeadCancelsAtBuildbarnsWorker(t *testing.T) {
 		err = op.GetResponse().UnmarshalTo(response)
 	}
 	if err != nil || codes.Code(response.GetStatus().GetCode()) != codes.Canceled {
-		t.Errorf("response is %v, %v, want that it is cancelled", response, err)
+		t.Errorf("response is %v, %v, want CANCELED", response, err)
 	}
 	wantGone(t, pid)
-	ask(t.Context(), h.clients, action(t, store, "true", time.Minute)).want(t)
+	request(t.Context(), h.clients, action(t, store, "true", time.Minute)).want(t)
 }
 
-// TestHeadLosesBuildbarnsWorker: what a worker of Buildbarn executed that ends without a word runs on another, and the
-// client does not notice.
-func TestHeadLosesBuildbarnsWorker(t *testing.T) {
-	h, g := headOf(t, "--worker-timeout", "3s"), newGate(t)
+// TestActionOfALostBuildbarnWorkerRunsElsewhere unnoticed by its client.
+func TestActionOfALostBuildbarnWorkerRunsElsewhere(t *testing.T) {
+	h, g := newHead(t, "--worker-timeout", "3s"), newBarrier(t)
 	workers := map[string]*peers.Server{"one": h.worker(t, "one"), "two": h.worker(t, "two")}
 	store := dialAt(t, h.clients, "")
-	a := ask(t.Context(), h.clients, action(t, store, g.script("$HOST"), time.Minute))
-	lost := g.came(t, 1)[0]
+	a := request(t.Context(), h.clients, action(t, store, g.script("$HOST"), time.Minute))
+	lost := g.arrived(t, 1)[0]
 	workers[lost].Kill()
-	other := g.came(t, 2)[1]
+	other := g.arrived(t, 2)[1]
 	if other == lost || workers[other] == nil {
-		t.Errorf("after %s it ran on %q, want the other one", lost, other)
+		t.Errorf("after %s it ran on %q, want the other worker", lost, other)
 	}
 	g.open(t)
 	if result := a.want(t); ranOn(t, result) != other {
@@ -348,15 +338,14 @@ func TestHeadLosesBuildbarnsWorker(t *testing.T) {
 	}
 }
 
-// TestHeadDrainsWithBuildbarnsWorker: when the head is told to end, an action that a worker of Buildbarn executes
-// still ends with its result. Whoever asks for more is to ask again elsewhere.
-func TestHeadDrainsWithBuildbarnsWorker(t *testing.T) {
-	h, g := headOf(t, "--drain-timeout", "15s"), newGate(t)
+// TestHeadDrainsActionsOfBuildbarnsWorker on SIGTERM, and refuses new ones as UNAVAILABLE.
+func TestHeadDrainsActionsOfBuildbarnsWorker(t *testing.T) {
+	h, g := newHead(t, "--drain-timeout", "15s"), newBarrier(t)
 	w := h.worker(t, "one")
 	store := dialAt(t, h.clients, "")
 	more := action(t, store, "true", time.Minute)
-	a := ask(t.Context(), h.clients, action(t, store, g.script("came"), time.Minute))
-	g.came(t, 1)
+	a := request(t.Context(), h.clients, action(t, store, g.script("arrived"), time.Minute))
+	g.arrived(t, 1)
 	server := h.server
 	h.server = nil
 	ended := make(chan error, 1)
@@ -372,7 +361,7 @@ func TestHeadDrainsWithBuildbarnsWorker(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Errorf("an action that is asked for while the head drains ends with %v, want that it is unavailable", err)
+			t.Errorf("action requested while the head drains: %v, want UNAVAILABLE", err)
 			break
 		}
 	}
@@ -381,29 +370,27 @@ func TestHeadDrainsWithBuildbarnsWorker(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	w.Kill() // told to end, it waits a minute for the head
+	w.Kill() // on SIGTERM it would wait a minute for the head
 }
 
-// TestHeadComesBackToBuildbarnsWorker: after a crash of the head, a worker of Buildbarn ends what nobody waits for any
-// more, and takes actions of the next one.
-func TestHeadComesBackToBuildbarnsWorker(t *testing.T) {
-	h, g := headOf(t, "--worker-timeout", "3s"), newGate(t)
+// TestBuildbarnsWorkerSurvivesHeadCrash: it kills the abandoned action and takes actions from the restarted head.
+func TestBuildbarnsWorkerSurvivesHeadCrash(t *testing.T) {
+	h, g := newHead(t, "--worker-timeout", "3s"), newBarrier(t)
 	h.worker(t, "one")
-	a := ask(t.Context(), h.clients, action(t, dialAt(t, h.clients, ""), g.script("$$"), time.Hour))
-	pid := g.came(t, 1)[0]
+	a := request(t.Context(), h.clients, action(t, dialAt(t, h.clients, ""), g.script("$$"), time.Hour))
+	pid := g.arrived(t, 1)[0]
 	h.server.Kill()
 	h.start(t)
-	if again := g.came(t, 2)[1]; again == pid {
-		t.Errorf("the process is %s both times", pid)
+	if again := g.arrived(t, 2)[1]; again == pid {
+		t.Errorf("the process is %s again, want another", pid)
 	}
-	wantGone(t, pid) // though the gate is shut
+	wantGone(t, pid) // the barrier is closed
 	g.open(t)
 	a.want(t)
 }
 
-// TestBazelBuildsWithHeadAndBuildbarnsWorker: Bazel builds at the head with a worker of Buildbarn.
 func TestBazelBuildsWithHeadAndBuildbarnsWorker(t *testing.T) {
-	h := headOf(t)
+	h := newHead(t)
 	h.worker(t, "one", "-threads", "2")
 	bazel := bazelFor(t)
 	bazel.Endpoint = h.clients

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package interop_test runs Cloister with the real servers of others: their storage as the one behind ours.
-// They are built from exact pins by package peers; where that cannot be, tests skip and say why.
+// Package interop_test runs Cloister with servers and clients of other projects. Package peers builds them at pinned
+// versions; where that fails, tests skip with the reason.
 package interop_test
 
 import (
@@ -36,7 +36,7 @@ func init() {
 	}
 }
 
-// TestProgramsCompile: each peer, and cloister. Whoever calls this alone has them for the other tests.
+// TestProgramsCompile builds each peer and cloister. It can be run alone to build them for the other tests.
 func TestProgramsCompile(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(programs)) {
 		t.Run(name, func(t *testing.T) {
@@ -50,17 +50,17 @@ func TestProgramsCompile(t *testing.T) {
 	}
 }
 
-// start starts a peer with an empty store, which answers with every result that it has; it ends with the test.
+// start starts a peer with an empty store that serves results without checking their blobs.
 func start(t *testing.T, k peers.Kind) *peers.Server { return startAs(t, k, true) }
 
-// startAs starts a peer with an empty store; it ends with the test.
+// startAs starts a peer with an empty store.
 func startAs(t *testing.T, k peers.Kind, results bool) *peers.Server {
 	t.Helper()
 	return launch(t, k, peers.Options{Results: results})
 }
 
-// launch starts a peer with options, which get its program and, unless they have one, a directory; it ends with
-// the test.
+// launch starts a peer, which ends with the test. It sets the program in the options and, if it is empty, the
+// directory.
 func launch(t *testing.T, k peers.Kind, o peers.Options) *peers.Server {
 	t.Helper()
 	var err error
@@ -103,16 +103,16 @@ func dialAt(t *testing.T, addr, instance string) *remote.Store {
 	return store
 }
 
-// A peer is a peer's store without the ways of peers that harm nobody and that the contract does not have.
+// A peer is a peer's store without harmless deviations from the contract.
 type peer struct {
 	*remote.Store
 }
 
-// key returns the digest under which a result is kept: bazel-remote looks at the hash alone.
+// key returns the digest under which a result is stored: bazel-remote ignores the size.
 func key(action cas.Digest) cas.Digest { return action.Function().Sum([]byte(action.String())) }
 
-// Lookup implements cas.ActionCache. It leaves out what peers add to a result: when the worker was done, and
-// from which address the result came.
+// Lookup implements cas.ActionCache. It removes what peers add to a result: the time of completion and the client's
+// address.
 func (p peer) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
 	result, err := p.Store.Lookup(ctx, key(action))
 	if m := result.GetExecutionMetadata(); m != nil {
@@ -132,7 +132,17 @@ func (p peer) Record(ctx context.Context, action cas.Digest, r *repb.ActionResul
 	return p.Store.Record(ctx, key(action), r)
 }
 
-func TestRemote(t *testing.T) {
+// until polls a condition for up to a minute.
+func until(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !condition(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("timeout: %s", what)
+		}
+	}
+}
+
+func TestPeersMeetTheStoreContract(t *testing.T) {
 	for _, k := range peers.Kinds() {
 		t.Run(k.Name, func(t *testing.T) {
 			castest.TestStore(t, func(t *testing.T) cas.Store { return peer{dial(t, start(t, k), "")} })

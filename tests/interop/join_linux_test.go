@@ -27,7 +27,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// join starts a worker of ours in the farm, with more flags; it ends with the test.
+// join starts cloister join in the farm, with further flags.
 func (b *buildbarn) join(t *testing.T, host string, flags ...string) *process {
 	t.Helper()
 	return b.joinWith(t, b.store.Addr, host, flags...)
@@ -42,7 +42,7 @@ func (b *buildbarn) joinWith(t *testing.T, store, host string, flags ...string) 
 	}, flags...)...)
 }
 
-// marked returns a script that can be found while it runs, and a function that returns the ids of its processes.
+// marked returns a script with a unique mark, and a function that returns its process IDs.
 func marked(t *testing.T, script string) (string, func() []string) {
 	mark := fmt.Sprintf("cloister-mark-%d-%d", os.Getpid(), time.Now().UnixNano())
 	return script + "\n: " + mark, func() []string {
@@ -53,7 +53,7 @@ func marked(t *testing.T, script string) (string, func() []string) {
 		}
 		var pids []string
 		for _, name := range names {
-			// A process may end between being listed and being read.
+			// The process may have ended.
 			if cmdline, _ := os.ReadFile(name); bytes.Contains(cmdline, []byte(mark)) {
 				pids = append(pids, filepath.Base(filepath.Dir(name)))
 			}
@@ -62,32 +62,24 @@ func marked(t *testing.T, script string) (string, func() []string) {
 	}
 }
 
-// wantSome waits until there are processes, and wantNone until there are none.
+// wantSome waits until there are processes.
 func wantSome(t *testing.T, pids func() []string) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); len(pids()) == 0; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the action does not run")
-		}
-	}
+	until(t, "the action runs", func() bool { return len(pids()) > 0 })
 }
 
+// wantNone waits until there are no processes.
 func wantNone(t *testing.T, pids func() []string) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); len(pids()) > 0; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("processes %v of the action are alive", pids())
-		}
-	}
+	until(t, "the action's processes end", func() bool { return len(pids()) == 0 })
 }
 
-// TestJoinTakesThePlaceOfBuildbarns: with cloister join for bb_worker and bb_runner, Buildbarn's scheduler and a store
-// of others execute as before.
-func TestJoinTakesThePlaceOfBuildbarns(t *testing.T) {
+// TestJoinReplacesBuildbarnsWorker and its runner with Buildbarn's scheduler and a foreign store.
+func TestJoinReplacesBuildbarnsWorker(t *testing.T) {
 	for _, c := range []struct {
 		name            string
 		instance        string
-		scheduler, join []string // more flags
+		scheduler, join []string // flags
 	}{
 		{"QueueOfItsWorkers", "", nil, nil},
 		{"Instance", "team/project", nil, []string{"--instance", "team"}},
@@ -101,47 +93,45 @@ func TestJoinTakesThePlaceOfBuildbarns(t *testing.T) {
 	}
 }
 
-// TestJoinSaysWhoAsks: what Buildbarn's scheduler says of who asks for an action is in the result, beside what
-// Buildbarn's browser shows of a run, and the calls for that action take up the trace that it is a part of.
-func TestJoinSaysWhoAsks(t *testing.T) {
+// TestJoinPropagatesMetadataAndTrace from Buildbarn's scheduler: the result has the request metadata and the resource
+// usage for Buildbarn's browser, and calls to the store are part of the trace.
+func TestJoinPropagatesMetadataAndTrace(t *testing.T) {
 	b := farm(t)
 	r := relayTo(t, b.store.Addr)
 	b.joinWith(t, r.addr, "one", "--property", "os=linux")
 	d := action(t, dial(t, b.scheduler, ""), "cp in/name out/copy", time.Minute)
-	result := ask(sayWho(t), b.scheduler.Addr, d).want(t)
-	wantWho(t, result, &resourceusagepb.POSIXResourceUsage{})
+	result := request(withMetadata(t), b.scheduler.Addr, d).want(t)
+	wantMetadata(t, result, &resourceusagepb.POSIXResourceUsage{})
 	const wrote = "/build.bazel.remote.execution.v2.ActionCache/UpdateActionResult"
 	if methods := r.methods(trace); !slices.Contains(methods, wrote) || len(methods) < 3 {
-		t.Errorf("parts of the trace are %q, want those by which inputs are read and outputs written, and %s", methods, wrote)
+		t.Errorf("calls in the trace are %q, want reads, writes and %s", methods, wrote)
 	}
 }
 
-// TestJoinIsCancelled: when nobody waits for an action any more, Buildbarn's scheduler tells the worker to be idle. Then
-// no process of the action is left, and the worker takes the next one.
-func TestJoinIsCancelled(t *testing.T) {
+// TestJoinKillsCancelledAction at the request of Buildbarn's scheduler, and takes the next one.
+func TestJoinKillsCancelledAction(t *testing.T) {
 	b := farm(t, "-declare", "-property", "os=linux", "-no-waiters", "500ms", "-busy", "500ms", "-update", "500ms")
 	b.join(t, "one", "--property", "os=linux")
 	store := dial(t, b.scheduler, "")
 	script, pids := marked(t, "sleep 600")
 	ctx, cancel := context.WithCancel(t.Context())
-	a := ask(ctx, b.scheduler.Addr, action(t, store, script, time.Hour))
+	a := request(ctx, b.scheduler.Addr, action(t, store, script, time.Hour))
 	wantSome(t, pids)
 	cancel()
 	<-a.ended
-	wantNone(t, pids) // another action would end it as well
-	ask(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
+	wantNone(t, pids) // before another action would end it, too
+	request(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
 }
 
-// TestJoinDrains: a worker that is told to end finishes what it executes, takes nothing more, and ends. What waits goes
-// to another.
-func TestJoinDrains(t *testing.T) {
+// TestJoinDrainsOnSIGTERM: it finishes its action and takes no more, so that another worker takes the next.
+func TestJoinDrainsOnSIGTERM(t *testing.T) {
 	b := farm(t, "-declare", "-property", "os=linux")
 	one := b.join(t, "one", "--property", "os=linux")
 	store := dial(t, b.scheduler, "")
 	script, pids := marked(t, "sleep 3")
-	first := ask(t.Context(), b.scheduler.Addr, action(t, store, script, time.Minute))
+	first := request(t.Context(), b.scheduler.Addr, action(t, store, script, time.Minute))
 	wantSome(t, pids)
-	second := ask(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute))
+	second := request(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute))
 	b.wantTasks(t, 1, 1)
 	one.stop(t)
 	if w := first.want(t).GetExecutionMetadata().GetWorker(); !strings.Contains(w, "one") {
@@ -154,33 +144,31 @@ func TestJoinDrains(t *testing.T) {
 	}
 }
 
-// TestJoinIsDrained: a worker that operators of Buildbarn's scheduler drain is given nothing until they end that.
-func TestJoinIsDrained(t *testing.T) {
+func TestJoinIsDrainedByBuildbarnsScheduler(t *testing.T) {
 	b := farm(t, "-declare", "-property", "os=linux", "-idle", "500ms")
 	b.join(t, "one", "--property", "os=linux")
 	store := dial(t, b.scheduler, "")
-	ask(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
+	request(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
 	const drain = `{"sizeClassQueueName": {"platformQueueName": {"platform": {"properties": [{"name": "os", "value": "linux"}]}}}, "workerIdPattern": {"worker": "one"}}`
 	b.state(t, "AddDrain", drain)
-	a := ask(t.Context(), b.scheduler.Addr, action(t, store, "exit 0", time.Minute))
+	a := request(t.Context(), b.scheduler.Addr, action(t, store, "exit 0", time.Minute))
 	b.wantTasks(t, 1, 0)
-	// By the time that this is answered, a worker that is not drained has long since taken it.
+	// A worker that is not drained would have taken it before this is answered.
 	if workers := b.state(t, "ListWorkers", `{"filter": {"all": {"platformQueueName": {"platform": {"properties": [{"name": "os", "value": "linux"}]}}}}, "pageSize": 10}`); !strings.Contains(workers, `"one"`) {
-		t.Errorf("workers are %s", workers)
+		t.Errorf("workers are %s, want one", workers)
 	}
 	b.wantTasks(t, 1, 0)
 	b.state(t, "RemoveDrain", drain)
 	a.want(t)
 }
 
-// TestJoinIsKilled: when a worker is killed, no process of what it executes is left, Buildbarn's scheduler tells the
-// client who was lost, and the action runs on another.
-func TestJoinIsKilled(t *testing.T) {
+// TestKilledJoinLeavesNoProcess, its client learns the worker's name, and another worker executes.
+func TestKilledJoinLeavesNoProcess(t *testing.T) {
 	b := farm(t, "-declare", "-property", "os=linux", "-worker-timeout", "1s", "-busy", "500ms", "-update", "500ms")
 	one := b.join(t, "one", "--property", "os=linux")
 	d := func(script string) *repb.Digest { return action(t, dial(t, b.scheduler, ""), script, time.Hour) }
 	script, pids := marked(t, "sleep 600")
-	lost := ask(t.Context(), b.scheduler.Addr, d(script))
+	lost := request(t.Context(), b.scheduler.Addr, d(script))
 	wantSome(t, pids)
 	one.kill()
 	<-lost.ended
@@ -189,37 +177,35 @@ func TestJoinIsKilled(t *testing.T) {
 		err = status.ErrorProto(lost.response.GetStatus())
 	}
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `"one"`) {
-		t.Errorf("execution ends with %v, want that it is unavailable and names the worker", err)
+		t.Errorf("execution: %v, want UNAVAILABLE with the worker's name", err)
 	}
 	wantNone(t, pids)
 	b.join(t, "two", "--property", "os=linux")
-	ask(t.Context(), b.scheduler.Addr, d("true")).want(t)
+	request(t.Context(), b.scheduler.Addr, d("true")).want(t)
 }
 
-// TestJoinOutlivesScheduler: after a crash of Buildbarn's scheduler, a worker ends what nobody waits for any more, and
-// takes actions of the next one.
-func TestJoinOutlivesScheduler(t *testing.T) {
+// TestJoinSurvivesSchedulerCrash: it kills the abandoned action and takes actions from the next scheduler.
+func TestJoinSurvivesSchedulerCrash(t *testing.T) {
 	b := farm(t, "-busy", "500ms")
 	one := b.join(t, "one", "--property", "os=linux")
 	store := dial(t, b.store, "")
 	script, pids := marked(t, "sleep 600")
 	d := action(t, store, script, time.Hour)
-	// It is asked for again, as long as there is no scheduler, but not of the next one.
+	// Retry while there is no scheduler, but not with the next one.
 	ctx, cancel := context.WithCancel(t.Context())
-	a := ask(ctx, b.scheduler.Addr, d)
+	a := request(ctx, b.scheduler.Addr, d)
 	wantSome(t, pids)
 	b.scheduler.Kill()
 	cancel()
 	<-a.ended
 	b.schedule(t, b.scheduler.Addr)
 	wantNone(t, pids)
-	ask(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
-	one.stop(t) // once the scheduler has gone, it waits a minute for that
+	request(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
+	one.stop(t) // before the scheduler ends, for which it would wait a minute
 }
 
-// TestJoinWaitsForStore: a worker without its store is not ready, and takes no actions, which therefore wait. Once
-// the store is back it takes them.
-func TestJoinWaitsForStore(t *testing.T) {
+// TestJoinTakesNoActionsWithoutStore and reports that it is not ready.
+func TestJoinTakesNoActionsWithoutStore(t *testing.T) {
 	b := farm(t, "-declare", "-property", "os=linux")
 	r := relayTo(t, b.store.Addr)
 	metrics, err := peers.FreeAddress()
@@ -228,34 +214,33 @@ func TestJoinWaitsForStore(t *testing.T) {
 	}
 	one := b.joinWith(t, r.addr, "one", "--property", "os=linux", "--metrics", metrics)
 	store := dial(t, b.scheduler, "")
-	ask(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
+	request(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
 	wantReady(t, metrics, true)
-	const shut = "not ready for actions"
-	before := strings.Count(one.said.String(), shut)
+	const notReady = "not ready for actions"
+	before := strings.Count(one.out.String(), notReady)
 	r.cut.Store(true)
 	wantReady(t, metrics, false)
-	one.wantSaid(t, shut, before+1)
+	one.wantPrinted(t, notReady, before+1)
 	d := action(t, store, "exit 0", time.Minute)
-	a := ask(t.Context(), b.scheduler.Addr, d)
-	// It may just have been given one. That ends with a failure, at which clients ask again.
+	a := request(t.Context(), b.scheduler.Addr, d)
+	// It may just have got one, which fails so that clients retry.
 	for tries := 1; b.taken(t, a); tries++ {
 		<-a.ended
 		if tries == 5 {
-			t.Fatal("the worker goes on taking actions")
+			t.Fatal("the worker keeps taking actions")
 		}
 		if code := codes.Code(a.response.GetStatus().GetCode()); a.err != nil || code != codes.Unavailable {
-			t.Fatalf("response is %v, %v, want that it is unavailable", a.response, a.err)
+			t.Fatalf("response is %v, %v, want UNAVAILABLE", a.response, a.err)
 		}
-		a = ask(t.Context(), b.scheduler.Addr, d)
+		a = request(t.Context(), b.scheduler.Addr, d)
 	}
 	r.cut.Store(false)
 	a.want(t)
 	wantReady(t, metrics, true)
 }
 
-// taken reports whether a worker takes the only action that is asked for, or has ended it, within the time of a call of
-// BuildQueueState.
-func (b *buildbarn) taken(t *testing.T, a *asked) bool {
+// taken reports whether a worker takes or has ended the only action, by the end of a call of BuildQueueState.
+func (b *buildbarn) taken(t *testing.T, a *pendingAction) bool {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		select {
@@ -267,7 +252,7 @@ func (b *buildbarn) taken(t *testing.T, a *asked) bool {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("the action does not wait, and does not end")
+			t.Fatal("the action is neither queued nor ended")
 		}
 	}
 	b.state(t, "ListDrains", `{"sizeClassQueueName": {"platformQueueName": {"platform": {"properties": [{"name": "os", "value": "linux"}]}}}}`)
@@ -275,27 +260,22 @@ func (b *buildbarn) taken(t *testing.T, a *asked) bool {
 	return queued == 0
 }
 
-// wantReady waits until a process says at /ready of an address that it is ready, or that it is not.
+// wantReady waits until /ready of a process has this answer.
 func wantReady(t *testing.T, addr string, want bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	until(t, fmt.Sprintf("/ready is %v", want), func() bool {
 		r, err := http.Get("http://" + addr + "/ready")
-		if err == nil {
-			r.Body.Close()
-			if (r.StatusCode == http.StatusOK) == want {
-				return
-			}
+		if err != nil {
+			return false
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("ready is %v, %v, want %v", r, err, want)
-		}
-	}
+		r.Body.Close()
+		return (r.StatusCode == http.StatusOK) == want
+	})
 }
 
-// TestExampleWithBuildbarnsScheduler: Bazel builds and tests all of the example with Buildbarn's scheduler, a store of
-// others and three workers of ours. Each result is that of cloister serve, digest for digest, and so is the stable
-// hash of each run.
-func TestExampleWithBuildbarnsScheduler(t *testing.T) {
+// TestExamplesWithBuildbarnsScheduler builds and tests all examples with Buildbarn's scheduler, a foreign store and
+// three cloister join. Results and stable hashes must equal those of cloister serve.
+func TestExamplesWithBuildbarnsScheduler(t *testing.T) {
 	b := farm(t)
 	for _, host := range []string{"one", "two", "three"} {
 		b.join(t, host)
@@ -319,7 +299,7 @@ func TestExampleWithBuildbarnsScheduler(t *testing.T) {
 		there, err := farmed.Lookup(t.Context(), d)
 		switch {
 		case errors.Is(err, cas.ErrNotFound) && row.Mnemonic == "TestRunner":
-			// Bazel writes into the action that makes a test.xml how many seconds the test has taken.
+			// The action that makes a test.xml contains the duration of the test.
 			timed++
 			continue
 		case err != nil:
@@ -328,13 +308,13 @@ func TestExampleWithBuildbarnsScheduler(t *testing.T) {
 		}
 		workers[there.GetExecutionMetadata().GetWorker()]++
 		if hash := stableHash(t, there); hash == "" || hash != row.StableHash {
-			t.Errorf("%s of %s has the stable hash %q, and at serve %q; its record is\n%s, and at serve\n%s", row.Mnemonic, row.Target,
+			t.Errorf("%s of %s has stable hash %q, with serve %q; manifest is\n%s, with serve\n%s", row.Mnemonic, row.Target,
 				hash, row.StableHash, manifestOf(t, b.scheduler.Addr, row.Action), manifestOf(t, alone, row.Action))
 			continue
 		}
 		here.ExecutionMetadata, there.ExecutionMetadata = nil, nil
 		if !proto.Equal(here, there) {
-			t.Errorf("%s of %s is %v, and at serve %v", row.Mnemonic, row.Target, there, here)
+			t.Errorf("%s of %s: result is %v, with serve %v", row.Mnemonic, row.Target, there, here)
 			continue
 		}
 		equal++
@@ -343,60 +323,60 @@ func TestExampleWithBuildbarnsScheduler(t *testing.T) {
 		t.Errorf("%d results are equal, want at least 200", equal)
 	}
 	if len(workers) != 3 {
-		t.Errorf("of workers are so many results: %v, want some of all three", workers)
+		t.Errorf("results by worker are %v, want some of all three", workers)
 	}
-	t.Logf("%d results are equal, %d of one build alone, by worker %v", equal, timed, workers)
+	t.Logf("%d results are equal, %d in one build only, by worker %v", equal, timed, workers)
 }
 
-// A ran is an action that a server has executed.
-type ran struct {
+// An executedAction is an entry of a server's history.
+type executedAction struct {
 	Action, How, Target, Mnemonic string
 	StableHash                    string `json:"stable_hash"`
 }
 
-// executed returns the actions that cloister serve at an address has executed.
-func executed(t *testing.T, addr string) []ran {
+// executed returns the actions that a cloister serve has executed.
+func executed(t *testing.T, addr string) []executedAction {
 	t.Helper()
-	var rows []ran
+	var rows []executedAction
 	if err := json.Unmarshal(call(t, addr, "action", "ls", "--all", "-n", "10000", "--json"), &rows); err != nil {
 		t.Fatal(err)
 	}
-	return slices.DeleteFunc(rows, func(r ran) bool { return r.How != "executed" })
+	return slices.DeleteFunc(rows, func(r executedAction) bool { return r.How != "executed" })
 }
 
-// stableHash returns what a result says of its run, "" if it says nothing.
+// stableHash returns the stable hash in a result, or "".
 func stableHash(t *testing.T, r *repb.ActionResult) string {
 	t.Helper()
-	said := &cloisterpb.Execution{}
+	execution := &cloisterpb.Execution{}
 	for _, m := range r.GetExecutionMetadata().GetAuxiliaryMetadata() {
-		if !m.MessageIs(said) {
+		if !m.MessageIs(execution) {
 			continue
 		}
-		if err := m.UnmarshalTo(said); err != nil {
+		if err := m.UnmarshalTo(execution); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return said.StableHash
+	return execution.StableHash
 }
 
-// manifestOf returns the record of the run of an action that has a result at an address.
+// manifestOf returns the manifest of an action's run.
 func manifestOf(t *testing.T, addr, action string) []byte {
 	t.Helper()
 	return call(t, addr, "action", "show", action, "--manifest")
 }
 
-// call calls cloister with the address of a server and returns what it prints.
+// call runs cloister with the address of a server and returns its output.
 func call(t *testing.T, addr string, args ...string) []byte {
 	t.Helper()
 	program, err := cloister()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out, said bytes.Buffer
+	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), program, append(args, "--cas", "grpc://"+addr)...)
-	cmd.Stdout, cmd.Stderr = &out, &said
+	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
-		t.Errorf("cloister %v: %v\n%s%s", args, err, &said, &out)
+		t.Errorf("cloister %v: %v\n%s%s", args, err, &errs, &out)
 	}
 	return out.Bytes()
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/cloister-build/cloister/tests/interop/peers"
 )
 
-// over returns the instance "" of an overlay of a store in memory and a peer.
+// over returns the instance "" of an overlay of an in-memory store and a peer.
 func over(t *testing.T, s *peers.Server, policy overlay.Policy) *cas.Instance {
 	t.Helper()
 	upstream := peer{dial(t, s, "")}
@@ -49,7 +49,7 @@ func over(t *testing.T, s *peers.Server, policy overlay.Policy) *cas.Instance {
 	return in
 }
 
-func TestOverlay(t *testing.T) {
+func TestOverlayMeetsTheStoreContract(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		kind   peers.Kind
@@ -66,7 +66,7 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-// sizes are of blobs that go in a batch, in one message, and as a stream.
+// sizes are sent in a batch, in one message, and as a stream.
 var sizes = []int{100, 70_000, 5 << 20}
 
 // put stores a blob of each size and returns their digests.
@@ -83,7 +83,7 @@ func put(t *testing.T, s cas.Store, seed byte) []cas.Digest {
 	return ds
 }
 
-// read reads a blob of seed and returns an error if it is not what it should be.
+// read reads a blob of seed and checks its content.
 func read(t *testing.T, s cas.Store, seed byte, d cas.Digest) error {
 	t.Helper()
 	r, err := s.Open(t.Context(), d, 0)
@@ -96,16 +96,16 @@ func read(t *testing.T, s cas.Store, seed byte, d cas.Digest) error {
 		return err
 	}
 	if want, _ := castest.Blob(seed, int(d.Size())); !bytes.Equal(got, want) {
-		return errors.New("other bytes")
+		return errors.New("content differs")
 	}
 	return nil
 }
 
-// wantRead fails the test unless all blobs of seed are present and can be read.
+// wantRead checks that all blobs of seed are present and readable.
 func wantRead(t *testing.T, s cas.Store, seed byte, ds []cas.Digest) {
 	t.Helper()
 	if missing, err := s.Missing(t.Context(), ds); err != nil || len(missing) > 0 {
-		t.Errorf("missing are %v, %v", missing, err)
+		t.Errorf("missing are %v, %v, want none", missing, err)
 	}
 	for _, d := range ds {
 		if err := read(t, s, seed, d); err != nil {
@@ -114,9 +114,9 @@ func wantRead(t *testing.T, s cas.Store, seed byte, ds []cas.Digest) {
 	}
 }
 
-// TestUpstreamComesAndGoes: what is written is at the peer, what the peer has can be read, and when it is gone,
-// what was read before still can be, and nothing else is called absent.
-func TestUpstreamComesAndGoes(t *testing.T) {
+// TestUpstreamOutage: writes reach the peer and its blobs are readable. Without the peer, blobs read before are still
+// readable, and others are unavailable rather than absent.
+func TestUpstreamOutage(t *testing.T) {
 	for _, k := range peers.Kinds() {
 		t.Run(k.Name, func(t *testing.T) {
 			s := start(t, k)

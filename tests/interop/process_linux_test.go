@@ -4,6 +4,7 @@ package interop_test
 
 import (
 	"bytes"
+	"fmt"
 	"os/exec"
 	"strings"
 	"sync"
@@ -17,14 +18,14 @@ import (
 
 // A process is a running cloister.
 type process struct {
-	cmd   *exec.Cmd
-	ended chan struct{} // closed once it has ended, after err is set and all is said
-	err   error
-	said  output
-	gone  bool // the test has ended it by kill
+	cmd    *exec.Cmd
+	ended  chan struct{} // closed when it has ended and err is set
+	err    error
+	out    output
+	killed bool
 }
 
-// An output keeps what a process prints.
+// An output collects the output of a process.
 type output struct {
 	mu   sync.Mutex
 	text bytes.Buffer // guarded by mu
@@ -42,18 +43,13 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-// wantSaid waits until the process has printed a text so many times.
-func (p *process) wantSaid(t *testing.T, text string, times int) {
+// wantPrinted waits until the process has printed a text that many times.
+func (p *process) wantPrinted(t *testing.T, text string, times int) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); strings.Count(p.said.String(), text) < times; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("it does not say %q for the time number %d", text, times)
-		}
-	}
+	until(t, fmt.Sprintf("%q printed %d times", text, times), func() bool { return strings.Count(p.out.String(), text) >= times })
 }
 
-// confining starts cloister with arguments, to run commands in the sandbox. When the test ends it is told to end, and
-// fails the test if it does not, or with an error.
+// confining starts a cloister that needs the sandbox. It is stopped at the end of the test, and must succeed.
 func confining(t *testing.T, args ...string) *process {
 	t.Helper()
 	program, err := cloister()
@@ -65,7 +61,7 @@ func confining(t *testing.T, args ...string) *process {
 	}
 	p := &process{cmd: exec.Command(program, args...), ended: make(chan struct{})}
 	p.cmd.Dir = "/"
-	p.cmd.Stdout, p.cmd.Stderr = &p.said, &p.said
+	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -77,20 +73,19 @@ func confining(t *testing.T, args ...string) *process {
 	t.Cleanup(func() {
 		p.stop(t)
 		if t.Failed() {
-			t.Logf("%v said:\n%s", p.cmd.Args, &p.said)
+			t.Logf("%v printed:\n%s", p.cmd.Args, &p.out)
 		}
 	})
 	return p
 }
 
-// stop tells it to end, waits until it has, and fails the test if it has not or with an error. It may have been called
-// before.
+// stop sends SIGTERM and checks that the process ends without an error. It may be called repeatedly.
 func (p *process) stop(t *testing.T) {
 	t.Helper()
-	if p.gone {
+	if p.killed {
 		return
 	}
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // the only error is that it has ended
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // fails only if it has ended
 	select {
 	case <-p.ended:
 		if p.err != nil {
@@ -98,13 +93,13 @@ func (p *process) stop(t *testing.T) {
 		}
 	case <-time.After(30 * time.Second):
 		p.kill()
-		t.Errorf("%v does not end", p.cmd.Args)
+		t.Errorf("%v did not end", p.cmd.Args)
 	}
 }
 
-// kill ends it as a crash would, and waits until it has ended.
+// kill kills the process and waits for its end.
 func (p *process) kill() {
-	p.gone = true
-	_ = p.cmd.Process.Kill() // the only error is that it has ended
+	p.killed = true
+	_ = p.cmd.Process.Kill() // fails only if it has ended
 	<-p.ended
 }

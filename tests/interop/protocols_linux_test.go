@@ -22,7 +22,7 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// newer are lines that later versions of Buildbarn have and the pinned one has not.
+// newer are lines of later versions than the pinned one.
 var newer = []string{
 	"message buildbarn.runner.CheckReadinessRequest",
 	"buildbarn.runner.CheckReadinessRequest.path = 1 optional string",
@@ -30,17 +30,15 @@ var newer = []string{
 	"buildbarn.runner.Runner/CheckReadiness .buildbarn.runner.CheckReadinessRequest false -> .google.protobuf.Empty false",
 }
 
-// without begins lines of the pinned version that Cloister does not have: one that newer replaces, and messages that
-// it neither makes nor reads.
+// without are prefixes of lines that Cloister lacks: one replaced by newer, and messages it does not use.
 var without = []string{
 	"buildbarn.runner.Runner/CheckReadiness ",
 	"buildbarn.resourceusage.FilePoolResourceUsage",
 	"buildbarn.resourceusage.MonetaryResourceUsage",
 }
 
-// TestProtocolsAreBuildbarns: each message, field, value and method of the protocols is as Buildbarn has it: its name,
-// its number, its type, and what else decides on the wire.
-func TestProtocolsAreBuildbarns(t *testing.T) {
+// TestProtocolsMatchBuildbarns in every message, field, value and method.
+func TestProtocolsMatchBuildbarns(t *testing.T) {
 	program, err := programs[peers.BBDescriptors.Name]()
 	if err != nil {
 		sandboxtest.Unavailable(t, "interop", err)
@@ -82,11 +80,11 @@ func TestProtocolsAreBuildbarns(t *testing.T) {
 		}
 	}
 	if len(want) < 50 {
-		t.Errorf("compared %d lines only", len(want))
+		t.Errorf("compared %d lines, want at least 50", len(want))
 	}
 }
 
-// lines says in a line each what decides on the wire: of each field, value and method of files.
+// lines describes the wire format of each message, field, value and method in a line.
 func lines(set *descriptorpb.FileDescriptorSet) []string {
 	var ls []string
 	var message func(string, *descriptorpb.DescriptorProto)
@@ -130,7 +128,7 @@ func lines(set *descriptorpb.FileDescriptorSet) []string {
 	return ls
 }
 
-// kind returns a field's type with all that has a part in how it is written.
+// kind describes the encoding of a field.
 func kind(f *descriptorpb.FieldDescriptorProto) string {
 	k := strings.ToLower(strings.TrimPrefix(f.GetLabel().String(), "LABEL_") + " " + strings.TrimPrefix(f.GetType().String(), "TYPE_"))
 	if f.TypeName != nil {

@@ -21,17 +21,17 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// A relay passes every call on to another address, and remembers of which trace it said to be a part. It can be cut.
+// A relay forwards every call to another address and records its trace. It can be cut.
 type relay struct {
 	addr string // HOST:PORT
 	conn *grpc.ClientConn
-	cut  atomic.Bool // it says that it is away, and passes nothing on
+	cut  atomic.Bool // calls fail as UNAVAILABLE
 
 	mu     sync.Mutex
 	traced map[string][]string // methods by their traceparent; guarded by mu
 }
 
-// relayTo starts a relay to an address; it ends with the test.
+// relayTo starts a relay to an address.
 func relayTo(t *testing.T, addr string) *relay {
 	t.Helper()
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -43,7 +43,7 @@ func relayTo(t *testing.T, addr string) *relay {
 		t.Fatal(err)
 	}
 	r := &relay{addr: l.Addr().String(), conn: conn, traced: map[string][]string{}}
-	s := grpc.NewServer(grpc.UnknownServiceHandler(r.pass))
+	s := grpc.NewServer(grpc.UnknownServiceHandler(r.forward))
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(l) }()
 	t.Cleanup(func() {
@@ -56,7 +56,7 @@ func relayTo(t *testing.T, addr string) *relay {
 	return r
 }
 
-// methods returns those that were called as a part of a trace, sorted.
+// methods returns the methods called as part of a trace, sorted.
 func (r *relay) methods(trace string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -70,35 +70,35 @@ func (r *relay) methods(trace string) []string {
 	return slices.Compact(all)
 }
 
-// pass is a grpc.StreamHandler. A message of any kind is an empty one with fields that are not known, which are kept.
-func (r *relay) pass(_ any, in grpc.ServerStream) error {
+// forward is a grpc.StreamHandler. It decodes every message as an empty one, which keeps unknown fields.
+func (r *relay) forward(_ any, in grpc.ServerStream) error {
 	if r.cut.Load() {
 		return status.Error(codes.Unavailable, "the relay is cut")
 	}
 	method, _ := grpc.MethodFromServerStream(in)
-	said, _ := metadata.FromIncomingContext(in.Context())
+	md, _ := metadata.FromIncomingContext(in.Context())
 	r.mu.Lock()
-	for _, parent := range said["traceparent"] {
+	for _, parent := range md["traceparent"] {
 		r.traced[parent] = append(r.traced[parent], method)
 	}
 	r.mu.Unlock()
-	ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(in.Context(), said))
+	ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(in.Context(), md))
 	defer cancel()
 	out, err := r.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
 	if err != nil {
 		return err
 	}
-	go func() { // until pass returns, which ends in
+	go func() { // until forward returns, which ends in
 		for {
 			m := &emptypb.Empty{}
 			if err := in.RecvMsg(m); err != nil {
 				if errors.Is(err, io.EOF) {
-					_ = out.CloseSend() // whose errors are RecvMsg's below
+					_ = out.CloseSend() // RecvMsg below returns its error
 				}
 				return
 			}
 			if err := out.SendMsg(m); err != nil {
-				return // as above
+				return
 			}
 		}
 	}()

@@ -20,13 +20,13 @@ import (
 	"github.com/cloister-build/cloister/tests/interop/peers"
 )
 
-// A tool is remotetool and the server that it speaks with.
+// A tool is remotetool and its server.
 type tool struct {
 	*testing.T
 	program, addr, home string
 }
 
-// run runs one operation and returns all that it prints, and whether it succeeded.
+// run runs an operation and returns its output, and whether it succeeded.
 func (t *tool) run(operation string, args ...string) (string, bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -39,12 +39,12 @@ func (t *tool) run(operation string, args ...string) (string, bool) {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
 	if ctx.Err() != nil {
-		t.Fatalf("remotetool %s %v does not end:\n%s", operation, args, &out)
+		t.Fatalf("remotetool %s %v did not end:\n%s", operation, args, &out)
 	}
 	return out.String(), err == nil
 }
 
-// must is run for what must succeed and print texts.
+// must runs an operation that must succeed and print texts.
 func (t *tool) must(operation string, args []string, texts ...string) string {
 	t.Helper()
 	out, ok := t.run(operation, args...)
@@ -52,7 +52,7 @@ func (t *tool) must(operation string, args []string, texts ...string) string {
 		ok = ok && strings.Contains(out, text)
 	}
 	if !ok {
-		t.Fatalf("remotetool %s %v failed, or does not print %q:\n%s", operation, args, texts, out)
+		t.Fatalf("remotetool %s %v failed or did not print %q:\n%s", operation, args, texts, out)
 	}
 	return out
 }
@@ -71,22 +71,22 @@ func (t *tool) write(dir string, files map[string]string) {
 	}
 }
 
-// holds demands that a file has this content.
+// holds checks the content of a file.
 func (t *tool) holds(path, want string) {
 	t.Helper()
 	if b, err := os.ReadFile(path); err != nil || string(b) != want {
-		t.Errorf("%s holds %q, %v, want %q", path, b, err, want)
+		t.Errorf("%s is %q, %v, want %q", path, b, err, want)
 	}
 }
 
-// action writes what execute_action reads: an action whose script makes the files out and dir/made.
+// action writes the files that execute_action reads: an action whose script makes out and dir/made.
 func (t *tool) action(script string) (root string) {
 	t.Helper()
 	root = t.TempDir()
 	t.write(root, map[string]string{
 		"ac.textproto": "timeout { seconds: 20 }\n",
 		"cmd.textproto": `arguments: "/bin/sh" arguments: "-c" arguments: "` + script + `" output_files: "out" output_directories: "dir"
-			platform { properties { name: "container-image" value: "docker://any" } }`, // download_action wants one
+			platform { properties { name: "container-image" value: "docker://any" } }`, // required by download_action
 		"input/a.txt":         "an input\n",
 		"input/sub/deep/more": strings.Repeat("more\n", 30_000),
 	})
@@ -95,15 +95,14 @@ func (t *tool) action(script string) (root string) {
 
 var digestLine = regexp.MustCompile(`Action digest: ([0-9a-f]{64}/[0-9]+)`)
 
-// TestRemoteTool: the client of remote-apis-sdks does with cloister serve what it is made for.
-func TestRemoteTool(t *testing.T) {
+func TestRemoteToolWorksWithServe(t *testing.T) {
 	program, err := programs[peers.RemoteTool.Name]()
 	if err != nil {
 		sandboxtest.Unavailable(t, "interop", err)
 	}
 	r := &tool{t, program, listen(t), t.TempDir()}
 
-	root := r.action("cat a.txt sub/deep/more > out; mkdir -p dir; cp a.txt dir/made; echo said")
+	root := r.action("cat a.txt sub/deep/more > out; mkdir -p dir; cp a.txt dir/made; echo text")
 	input, err := os.OpenRoot(filepath.Join(root, "input"))
 	if err != nil {
 		t.Fatal(err)
@@ -119,11 +118,11 @@ func TestRemoteTool(t *testing.T) {
 	r.holds(filepath.Join(down, "a.txt"), "an input\n")
 	r.holds(filepath.Join(down, "sub/deep/more"), strings.Repeat("more\n", 30_000))
 
-	out := r.must("execute_action", []string{"-action_root", root, "-path", filepath.Join(r.home, "made")}, "Number of Output Files: 1", "Number of Output Directories: 1", "said")
+	out := r.must("execute_action", []string{"-action_root", root, "-path", filepath.Join(r.home, "made")}, "Number of Output Files: 1", "Number of Output Directories: 1", "text")
 	r.holds(filepath.Join(r.home, "made/dir/made"), "an input\n")
 	found := digestLine.FindStringSubmatch(out)
 	if found == nil {
-		t.Fatalf("execute_action names no action:\n%s", out)
+		t.Fatalf("execute_action printed no action digest:\n%s", out)
 	}
 	action := found[1]
 	r.must("show_action", []string{"-digest", action}, "/bin/sh", "out", "dir")
@@ -146,6 +145,6 @@ func TestRemoteTool(t *testing.T) {
 	r.must("check_determinism", []string{"-action_root", root, "-exec_attempts", "3"})
 	differs := r.action("date +%N > out; mkdir -p dir")
 	if out, ok := r.run("check_determinism", "-action_root", differs, "-exec_attempts", "3"); ok || !strings.Contains(out, "not deterministic") {
-		t.Errorf("an action that writes the time is called deterministic:\n%s", out)
+		t.Errorf("check_determinism of an action that writes the time succeeded:\n%s", out)
 	}
 }

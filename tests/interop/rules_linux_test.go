@@ -19,13 +19,12 @@ import (
 // ruleLine is a line of the report of tests/reapi.
 var ruleLine = regexp.MustCompile(`(?m)^ *(\d+)  (pass|fail|not supported) +(\S+) +(.*)$`)
 
-// TestRulesOfPeers: the checker of tests/reapi, which our own server passes, knows a server that is not ours: it passes
-// what that does as the API says, fails what it does otherwise, and leaves alone what it does not offer. Its report is
-// printed.
-func TestRulesOfPeers(t *testing.T) {
+// TestCheckerRatesPeers checks that the checker of tests/reapi, which Cloister passes, finds the known deviations of
+// another server and skips what it does not offer. It prints the report.
+func TestCheckerRatesPeers(t *testing.T) {
 	for _, row := range []struct {
 		kind peers.Kind
-		// What is known of this version, and would be known of the checker if it changed.
+		// Known rules of this version, enough to notice a change of the checker.
 		pass, fail, absent []string
 	}{
 		{peers.BazelRemote,
@@ -36,7 +35,7 @@ func TestRulesOfPeers(t *testing.T) {
 		t.Run(row.kind.Name, func(t *testing.T) {
 			peer := startAs(t, row.kind, false)
 			outcomes := rulesOf(t, peer.Addr)
-			peer.Kill() // it waits for streams that it has not noticed the end of
+			peer.Kill() // it would wait for streams
 			for outcome, rules := range map[string][]string{"pass": row.pass, "fail": row.fail, "not supported": row.absent} {
 				for _, rule := range rules {
 					if got := outcomes[rule]; got != outcome {
@@ -48,21 +47,21 @@ func TestRulesOfPeers(t *testing.T) {
 	}
 }
 
-// rulesOf checks a store and action cache by the rules for these, and returns the outcome of each rule.
+// rulesOf runs the rules for stores and action caches, and returns the outcome of each rule.
 func rulesOf(t *testing.T, addr string) map[string]string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	report := filepath.Join(t.TempDir(), "report")
 	cmd := exec.CommandContext(ctx, "go", "test", "-vet=off", "-count=1", "-timeout=7m", "./tests/reapi",
-		"-endpoint", addr, "-rules", "1-54,56-69", "-report", report) // all of stores but the blob of 5 GiB
+		"-endpoint", addr, "-rules", "1-54,56-69", "-report", report) // all rules of stores except the blob of 5 GiB
 	cmd.Dir = filepath.Join("..", "..")
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
-	err := cmd.Run() // which fails, since some rules do
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run() // fails because some rules fail
 	text, readErr := os.ReadFile(report)
 	if readErr != nil {
-		t.Fatalf("%v: %v\n%s", err, readErr, &said)
+		t.Fatalf("%v: %v\n%s", err, readErr, &out)
 	}
 	t.Logf("\n%s", text)
 	outcomes := map[string]string{}
@@ -78,11 +77,11 @@ func rulesOf(t *testing.T, addr string) map[string]string {
 			}
 		}
 		if n == 0 {
-			counts = append(counts, "none is "+outcome)
+			counts = append(counts, "none has outcome "+outcome)
 		}
 	}
 	if len(counts) > 0 || len(outcomes) < 60 {
-		t.Errorf("of %d rules: %s\n%s", len(outcomes), strings.Join(counts, ", "), &said)
+		t.Errorf("%d rules: %s\n%s", len(outcomes), strings.Join(counts, ", "), &out)
 	}
 	return outcomes
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/cloister-build/cloister/tests/interop/peers"
 )
 
-// runner starts cloister runner for a build directory and returns its address; it ends with the test.
+// runner starts cloister runner for a build directory and returns its address.
 func runner(t *testing.T, build string) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "runner")
@@ -34,7 +34,7 @@ func runner(t *testing.T, build string) string {
 	}
 }
 
-// confined is a worker of Buildbarn in the farm whose commands cloister runner runs.
+// confined starts a Buildbarn worker with cloister runner in the farm.
 func (b *buildbarn) confined(t *testing.T, flags ...string) {
 	t.Helper()
 	build := t.TempDir()
@@ -43,17 +43,15 @@ func (b *buildbarn) confined(t *testing.T, flags ...string) {
 	})
 }
 
-// TestRunnerTakesThePlaceOfBuildbarns: with cloister runner for bb_runner and nothing else changed, Buildbarn's worker
-// executes as before.
-func TestRunnerTakesThePlaceOfBuildbarns(t *testing.T) {
+func TestRunnerReplacesBuildbarnsRunner(t *testing.T) {
 	b := farm(t)
 	b.confined(t, "-property", "os=linux", "-id", "host=one", "-threads", "2")
 	wantExecutes(t, b.scheduler.Addr, "")
 }
 
-// TestRunnerConfinesForBuildbarn: the same action that finds a file of the host with bb_runner finds none with cloister
-// runner, changes no input, and its output arrives.
-func TestRunnerConfinesForBuildbarn(t *testing.T) {
+// TestRunnerConfinesBuildbarnsActions: an action that finds a file of the host with bb_runner finds none with cloister
+// runner, cannot change its inputs, and delivers its output.
+func TestRunnerConfinesBuildbarnsActions(t *testing.T) {
 	host := filepath.Join(t.TempDir(), "host")
 	if err := os.WriteFile(host, nil, 0o644); err != nil {
 		t.Fatal(err)
@@ -76,7 +74,7 @@ cp in/name out/copy`, host, sees, changes)
 			store := dial(t, b.scheduler, "")
 			response, err := execute(t.Context(), b.scheduler.Addr, "", action(t, store, script, time.Minute))
 			if err != nil || response.GetStatus().GetCode() != 0 || response.GetResult().GetExitCode() != c.exit {
-				t.Fatalf("response is %v, %v, want the exit code %d", response, err, c.exit)
+				t.Fatalf("response is %v, %v, want exit code %d", response, err, c.exit)
 			}
 			if c.exit != 0 {
 				return
@@ -88,7 +86,6 @@ cp in/name out/copy`, host, sees, changes)
 	}
 }
 
-// TestBazelBuildsWithRunner: what Bazel builds with Buildbarn it builds in the sandbox, too.
 func TestBazelBuildsWithRunner(t *testing.T) {
 	b := farm(t)
 	b.confined(t, "-threads", "2")

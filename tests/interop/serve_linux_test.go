@@ -17,14 +17,14 @@ import (
 	"github.com/cloister-build/cloister/tests/interop/peers"
 )
 
-// cloister compiles the program once.
+// cloister compiles cloister once.
 var cloister = sync.OnceValues(func() (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
 	defer cancel()
 	return peers.BuildCloister(ctx)
 })
 
-// serve starts cloister serve in front of a peer and returns an instance of it; it ends with the test.
+// serve starts cloister serve in front of a peer and returns its store.
 func serve(t *testing.T, upstream *peers.Server, flags ...string) *remote.Store {
 	t.Helper()
 	c, err := remote.Dial(t.Context(), "grpc://"+listen(t, append([]string{"--cas", "grpc://" + upstream.Addr}, flags...)...))
@@ -39,7 +39,7 @@ func serve(t *testing.T, upstream *peers.Server, flags ...string) *remote.Store 
 	return store
 }
 
-// listen starts cloister serve and returns its address; it ends with the test.
+// listen starts cloister serve and returns its address.
 func listen(t *testing.T, flags ...string) string {
 	t.Helper()
 	program, err := cloister()
@@ -49,7 +49,7 @@ func listen(t *testing.T, flags ...string) string {
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	// What it prints names two addresses.
+	// It may print several addresses.
 	addr, err := peers.FreeAddress()
 	if err != nil {
 		t.Fatal(err)
@@ -69,8 +69,7 @@ func listen(t *testing.T, flags ...string) string {
 	return addr
 }
 
-// TestServe: all that is put through cloister serve is at the peer and comes back, over the whole way.
-func TestServe(t *testing.T) {
+func TestServeForwardsToThePeer(t *testing.T) {
 	for _, k := range peers.Kinds() {
 		t.Run(k.Name, func(t *testing.T) {
 			castest.TestStore(t, func(t *testing.T) cas.Store { return peer{serve(t, start(t, k))} })
@@ -78,9 +77,9 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// TestServeAndUpstream: what one client puts through one server another reads through a second one, for both have
-// the same peer behind them. Without the peer, what is near is still served.
-func TestServeAndUpstream(t *testing.T) {
+// TestServersShareAnUpstream: blobs written through one are readable through the other. Without the upstream, local
+// blobs are still served.
+func TestServersShareAnUpstream(t *testing.T) {
 	for _, k := range peers.Kinds() {
 		t.Run(k.Name, func(t *testing.T) {
 			s := start(t, k)
@@ -90,12 +89,12 @@ func TestServeAndUpstream(t *testing.T) {
 			s.Kill()
 			for _, d := range known {
 				if err := read(t, two, 2, d); err != nil {
-					t.Errorf("read %s, which is near, without the upstream: %v", d, err)
+					t.Errorf("read local blob %s without the upstream: %v", d, err)
 				}
 			}
 			_, unknown := castest.Blob(3, 100)
 			if err := read(t, two, 3, unknown); err == nil || errors.Is(err, cas.ErrNotFound) {
-				t.Errorf("read %s, which may be far, without the upstream: %v, want that it is unavailable", unknown, err)
+				t.Errorf("read unknown blob %s without the upstream: %v, want unavailable", unknown, err)
 			}
 		})
 	}

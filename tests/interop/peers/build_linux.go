@@ -13,19 +13,18 @@ import (
 	"strings"
 )
 
-// module is the path of the module that this package is in.
+// module is the path of this package's module.
 const module = "github.com/cloister-build/cloister/tests/interop"
 
-// cacheDir returns the directory that keeps the modules of the peers and their programs between runs.
+// cacheDir returns the directory that keeps the peers' modules and programs between runs.
 func cacheDir() (string, error) {
 	cache, err := os.UserCacheDir()
 	return filepath.Join(cache, "cloister-interop"), err
 }
 
-// goCommand returns a go command for the module in dir, with its own cache of modules: one of them needs a file
-// beside its sources, which no other program should meet.
+// goCommand returns a go command for the module in dir. It has its own module cache, because generate adds files to it.
 func goCommand(ctx context.Context, cache, dir string, args ...string) *exec.Cmd {
-	// It takes minutes when nothing is built yet, and others may need the machine.
+	// The first build takes minutes.
 	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "10", "go"}, args...)...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GOMODCACHE="+filepath.Join(cache, "mod"), "GOFLAGS=-modcacherw -buildvcs=false",
@@ -33,8 +32,8 @@ func goCommand(ctx context.Context, cache, dir string, args ...string) *exec.Cmd
 	return cmd
 }
 
-// output runs a command and returns what it prints, or an error with what it says.
-func output(cmd *exec.Cmd) (string, error) {
+// run runs a command and returns its stdout; an error includes its stderr.
+func run(cmd *exec.Cmd) (string, error) {
 	out, err := cmd.Output()
 	var failed *exec.ExitError
 	if errors.As(err, &failed) {
@@ -43,12 +42,12 @@ func output(cmd *exec.Cmd) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// moduleDir returns the directory of a module that the one of the working directory has.
+// moduleDir returns the directory of a module on which the module of the working directory depends.
 func moduleDir(ctx context.Context, module string) (string, error) {
-	return output(exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module))
+	return run(exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module))
 }
 
-// BuildCloister compiles cloister, and cloister-bench beside it, from this working copy, and returns the path of
+// BuildCloister compiles cloister and cloister-bench from this working copy into one directory, and returns the path of
 // cloister. The working directory must be in this module.
 func BuildCloister(ctx context.Context) (program string, err error) {
 	cache, err := cacheDir()
@@ -63,14 +62,14 @@ func BuildCloister(ctx context.Context) (program string, err error) {
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", filepath.Dir(program)+"/", "./cmd/cloister", "./cmd/cloister-bench")
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if _, err := output(cmd); err != nil {
+	if _, err := run(cmd); err != nil {
 		return "", fmt.Errorf("build cloister: %w", err)
 	}
 	return program, nil
 }
 
-// Build compiles the peer from its pinned version and returns the path of the program. The working directory
-// must be in this module. What it needs is downloaded once and kept in the user's cache directory.
+// Build compiles the pinned version of the peer and returns the path of the program. The working directory must be in
+// this module. Downloads are kept in the user's cache directory.
 func (k Kind) Build(ctx context.Context) (program string, err error) {
 	defer func() {
 		if err != nil {
@@ -92,16 +91,16 @@ func (k Kind) Build(ctx context.Context) (program string, err error) {
 		}
 	}
 	program = filepath.Join(cache, "bin", k.Name)
-	_, err = output(goCommand(ctx, cache, dir, "build", "-trimpath", "-ldflags=-s -w", "-o", program, k.pkg))
+	_, err = run(goCommand(ctx, cache, dir, "build", "-trimpath", "-ldflags=-s -w", "-o", program, k.pkg))
 	return program, err
 }
 
-// generate makes an empty file in the sources of a module, where there is none.
+// generate creates an empty file in the sources of a module, unless it exists.
 func generate(ctx context.Context, cache, dir string, f file) error {
-	if _, err := output(goCommand(ctx, cache, dir, "mod", "download", f.module)); err != nil {
+	if _, err := run(goCommand(ctx, cache, dir, "mod", "download", f.module)); err != nil {
 		return err
 	}
-	sources, err := output(goCommand(ctx, cache, dir, "list", "-m", "-f", "{{.Dir}}", f.module))
+	sources, err := run(goCommand(ctx, cache, dir, "list", "-m", "-f", "{{.Dir}}", f.module))
 	if err != nil {
 		return err
 	}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package peers builds and starts the real servers of others with which Cloister works together, on loopback
-// and each in a directory of the caller's, and builds clients of others. Only how they are started is here; their
-// programs are compiled from the modules in the directories beside, and nothing of theirs is in this repository.
+// Package peers builds and starts servers of other projects, on loopback and in directories of the caller, and builds
+// their clients. The programs are compiled from the modules in the subdirectories; this repository holds only their
+// configuration.
 package peers
 
 import (
@@ -10,48 +10,48 @@ import (
 	"strconv"
 )
 
-// A Kind is one server of others.
+// A Kind is a server or client of another project.
 type Kind struct {
 	Name string
-	dir  string // of its module, in that of this package
-	pkg  string // its main package; what is in no module of theirs is in ours, below dir
-	// generated are files that its sources embed and only its own build tool makes.
+	dir  string // directory of its module below this package
+	pkg  string // main package, theirs or one below dir
+	// generated are files that its sources embed and that only its own build tool creates.
 	generated []file
 	args      func(o Options, listen string) []string
-	config    func(o Options, listen string) any // becomes the file configName in its directory, as JSON
+	config    func(o Options, listen string) any // content of the file configName, as JSON
 }
 
-// configName is relative to the directory that a peer runs in.
+// configName is relative to the peer's working directory.
 const configName = "config.json"
 
 // A file is one in the sources of a module.
 type file struct{ module, name string }
 
-// stylesheet is what all of Buildbarn embeds.
+// stylesheet is embedded by all Buildbarn programs.
 var stylesheet = []file{{"github.com/buildbarn/bb-storage", "pkg/otel/stylesheet.css"}}
 
-// Options say how to start a peer.
+// Options configure a peer.
 type Options struct {
 	Program string // what Build returned
-	Dir     string // an existing directory for what it stores
-	Size    int64  // bytes that it may store; 0: 1 GiB
-	// Results has it answer with a result whether or not the blobs of it are present.
+	Dir     string // existing directory for its store
+	Size    int64  // bytes of its store; 0: 1 GiB
+	// Results makes it serve results without checking that their blobs are present.
 	Results bool
 
-	Listen    string   // HOST:PORT; empty: a port of loopback that is free
-	Metrics   string   // HOST:PORT of a scheduler's metrics, at /metrics; empty: nowhere
+	Listen    string   // HOST:PORT; empty: a free port on loopback
+	Metrics   string   // HOST:PORT of a scheduler's /metrics; empty: none
 	Store     string   // HOST:PORT of the store, for a scheduler and a worker
 	Scheduler string   // HOST:PORT, for a worker
 	Runner    string   // unix:PATH or HOST:PORT, for a worker
-	Build     string   // existing directory in which a worker lays out actions, and its runner finds them
-	Args      []string // more flags
+	Build     string   // existing directory shared by a worker and its runner
+	Args      []string // further flags
 }
 
-// BazelRemote is bazel-remote: a file for each blob, compressed.
+// BazelRemote is bazel-remote, which stores each blob in a compressed file.
 var BazelRemote = Kind{
 	Name: "bazel-remote", dir: "bazelremote", pkg: "github.com/buchgr/bazel-remote/v2",
 	args: func(o Options, listen string) []string {
-		// The name of a socket is short, so that this one is relative to the directory that it runs in.
+		// Socket names are short, so this one is relative to the working directory.
 		args := []string{
 			"--dir", filepath.Join(o.Dir, "store"), "--max_size", strconv.FormatInt((o.Size+1<<30-1)>>30, 10),
 			"--grpc_address", listen, "--http_address", "unix://http", "--access_log_level", "none",
@@ -63,7 +63,7 @@ var BazelRemote = Kind{
 	},
 }
 
-// BBStorage is the storage of Buildbarn: blobs in one file that is used as a block device.
+// BBStorage is Buildbarn's storage, with blobs in a file that serves as a block device.
 var BBStorage = Kind{
 	Name: "bb_storage", dir: "bbstorage", pkg: ".",
 	generated: stylesheet,
@@ -72,14 +72,14 @@ var BBStorage = Kind{
 	},
 }
 
-// RemoteTool is the client of remote-apis-sdks for the command line. It is built, and not started as a server.
+// RemoteTool is the command-line client of remote-apis-sdks.
 var RemoteTool = Kind{
 	Name: "remotetool", dir: "remotetool", pkg: "github.com/bazelbuild/remote-apis-sdks/go/cmd/remotetool",
 }
 
-// BBScheduler is the queue of Buildbarn: Execution for clients, OperationQueue for workers, BuildQueueState for
-// operators. It passes on to its Store what clients ask of blobs and results, so that they have one address. Its
-// times and a queue with size classes are Args; its flag -h lists them.
+// BBScheduler is Buildbarn's scheduler: Execution for clients, OperationQueue for workers, BuildQueueState for
+// operators. It forwards calls for blobs and results to its Store, so that clients need one address. Args set its
+// timeouts and size classes; -h lists them.
 var BBScheduler = Kind{
 	Name: "bb_scheduler", dir: "bbremote", pkg: "./bbscheduler", generated: stylesheet,
 	args: func(o Options, listen string) []string {
@@ -87,10 +87,9 @@ var BBScheduler = Kind{
 	},
 }
 
-// BBWorker is a worker of Buildbarn, which lays out the input roots of actions in Build and has Runner run their
-// commands. Identity, platform and the number of threads are Args; its flag -h lists them. It listens for those who
-// ask for its metrics. When told to end it finishes what it executes, and waits for a scheduler that does not answer
-// for a minute: end it before that.
+// BBWorker is Buildbarn's worker, which stages input roots in Build and runs commands with Runner. Args set its
+// identity, platform and threads; -h lists them. Listen is the address of its metrics. On SIGTERM it finishes its
+// actions and waits up to a minute for the scheduler, so stop it before the scheduler.
 var BBWorker = Kind{
 	Name: "bb_worker", dir: "bbremote", pkg: "./bbworker", generated: stylesheet,
 	args: func(o Options, listen string) []string {
@@ -101,11 +100,11 @@ var BBWorker = Kind{
 	},
 }
 
-// RunnerSocket is where in its Dir a BBRunner serves workers.
+// RunnerSocket is the socket of a BBRunner, relative to its Dir.
 const RunnerSocket = "runner"
 
-// BBRunner is the runner of Buildbarn, for a worker that has the same Build: a process of its own that runs commands,
-// and confines nothing. It listens for those who ask for its metrics.
+// BBRunner is Buildbarn's runner, for a worker with the same Build. It runs commands without a sandbox. Listen is the
+// address of its metrics.
 var BBRunner = Kind{
 	Name: "bb_runner", dir: "bbremote", pkg: "github.com/buildbarn/bb-remote-execution/cmd/bb_runner", generated: stylesheet,
 	args: func(Options, string) []string { return []string{configName} },
@@ -124,13 +123,12 @@ var BBRunner = Kind{
 	},
 }
 
-// BBDescriptors prints a FileDescriptorSet of the protocols of Buildbarn that Cloister speaks too. It is built, and
-// not started as a server.
+// BBDescriptors is a command that prints a FileDescriptorSet of the Buildbarn protocols that Cloister implements.
 var BBDescriptors = Kind{Name: "bb_descriptors", dir: "bbremote", pkg: "./descriptors"}
 
-// BBState calls a method of a scheduler's BuildQueueState: its arguments are HOST:PORT, the method, and a request in
-// JSON. It is built, and not started as a server.
+// BBState is a command that calls a method of a scheduler's BuildQueueState: its arguments are HOST:PORT, the method
+// and a JSON request.
 var BBState = Kind{Name: "bb_state", dir: "bbremote", pkg: "./bbstate", generated: stylesheet}
 
-// Kinds are all servers that are stores.
+// Kinds returns the peers that are stores.
 func Kinds() []Kind { return []Kind{BazelRemote, BBStorage} }

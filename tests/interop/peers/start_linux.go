@@ -17,15 +17,15 @@ import (
 	"time"
 )
 
-// A Server is a running peer. The caller ends it by Stop.
+// A Server is a running peer. The caller stops it.
 type Server struct {
-	Addr string // HOST:PORT
-	PID  int
-	cmd  *exec.Cmd
-	done chan struct{} // closed once it has ended, after err is set
-	err  error
-	told bool // Stop or Kill has been called
-	log  logged
+	Addr    string // HOST:PORT
+	PID     int
+	cmd     *exec.Cmd
+	done    chan struct{} // closed when it has ended and err is set
+	err     error
+	stopped bool // by Stop or Kill
+	log     output
 }
 
 const (
@@ -33,8 +33,7 @@ const (
 	stopTime  = 20 * time.Second
 )
 
-// FreeAddress returns an address on loopback, HOST:PORT, that was free a moment ago: for a server that cannot be
-// asked which port it was given.
+// FreeAddress returns a HOST:PORT on loopback that was free a moment ago, for servers that do not report their port.
 func FreeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -43,7 +42,7 @@ func FreeAddress() (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// Start starts the peer and returns once it listens. It fails with what the peer printed if that ends first.
+// Start starts the peer and returns when it listens. If the peer ends before, the error has its output.
 func (k Kind) Start(ctx context.Context, o Options) (*Server, error) {
 	if o.Size == 0 {
 		o.Size = 1 << 30
@@ -69,7 +68,7 @@ func (k Kind) Start(ctx context.Context, o Options) (*Server, error) {
 	s.cmd.Dir = o.Dir
 	s.cmd.Env = []string{"HOME=" + o.Dir, "PATH=/usr/bin:/bin"}
 	s.cmd.Stdout, s.cmd.Stderr = &s.log, &s.log
-	// If this process dies, nothing is left to stop the peer.
+	// Stop the peer if this process dies.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := s.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", k.Name, err)
@@ -95,47 +94,47 @@ func (k Kind) Start(ctx context.Context, o Options) (*Server, error) {
 	}
 }
 
-// Stop tells the peer to end and waits until it has; after another Stop or Kill it does nothing. It returns an
-// error if the peer had ended by itself, or has to be killed. One goroutine at a time may call it, or Kill.
+// Stop sends SIGTERM to the peer and waits for its end. It fails if the peer had already ended or must be killed. After
+// Stop or Kill it does nothing. Calls must not be concurrent.
 func (s *Server) Stop() error {
-	if s.told {
+	if s.stopped {
 		return nil
 	}
-	s.told = true
+	s.stopped = true
 	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		<-s.done
 		return fmt.Errorf("%s had already ended: %w\n%s", s.cmd.Path, errors.Join(err, s.err), s.log.text())
 	}
 	select {
 	case <-s.done:
-		return nil // some end in order, some by the signal
+		return nil // some exit with 0, some by the signal
 	case <-time.After(stopTime):
 		s.Kill()
-		return fmt.Errorf("%s did not end in %v and was killed\n%s", s.cmd.Path, stopTime, s.log.text())
+		return fmt.Errorf("%s did not stop within %v and was killed\n%s", s.cmd.Path, stopTime, s.log.text())
 	}
 }
 
-// Kill ends the peer as a crash would, and waits until it has ended.
+// Kill kills the peer and waits for its end.
 func (s *Server) Kill() {
-	s.told = true
-	_ = s.cmd.Process.Kill() // the only error is that it has ended
+	s.stopped = true
+	_ = s.cmd.Process.Kill() // fails only if it has ended
 	<-s.done
 }
 
-// logged keeps what a peer prints.
-type logged struct {
+// An output collects the output of a peer.
+type output struct {
 	mu   sync.Mutex
-	seen bytes.Buffer // guarded by mu
+	data bytes.Buffer // guarded by mu
 }
 
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.seen.Write(p)
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.data.Write(p)
 }
 
-func (l *logged) text() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.seen.String()
+func (o *output) text() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.data.String()
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sidebyside starts cloister serve, without and with --sync, bazel-remote and bb_storage on one disk, each with an empty store,
-// and has cloister-bench blobs, which must be beside cloister, compare them. Arguments after the flags go to cloister-bench blobs.
+// Command sidebyside starts cloister serve (with and without --sync), bazel-remote and bb_storage on one disk, each
+// with an empty store, and compares them with cloister-bench blobs, which must be in the directory of cloister. Further
+// arguments are passed to cloister-bench blobs.
 package main
 
 import (
@@ -21,9 +22,9 @@ import (
 )
 
 func main() {
-	program := flag.String("cloister", "", "the program cloister (default: compiled from this working copy)")
-	dir := flag.String("dir", "", "directory on the disk to be used (default: that of temporary files)")
-	size := flag.Int64("size", 10, "GiB of each store")
+	program := flag.String("cloister", "", "cloister binary (default: compiled from this working copy)")
+	dir := flag.String("dir", "", "directory on the disk to use (default: the temporary directory)")
+	size := flag.Int64("size", 10, "size of each store in GiB")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()

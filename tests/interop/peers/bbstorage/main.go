@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bbstorage serves the storage of Buildbarn as its bb_storage does: blobs in one file that is used
-// as a block device, persistent, and an action cache that is checked for completeness. Buildbarn's packages
-// do all the work; there is no store and no service here, only the configuration that bb_storage would read
-// from a file.
+// Command bbstorage is Buildbarn's bb_storage configured by flags: persistent blobs in a file that serves as a block
+// device, and an action cache with completeness checking. It only configures Buildbarn's packages.
 package main
 
 import (
@@ -32,19 +30,19 @@ import (
 )
 
 const (
-	// maxMessage is the largest message, in bytes. What gRPC clients accept is 4 MiB.
+	// maxMessage is the largest message in bytes, as accepted by gRPC clients.
 	maxMessage = 4 << 20
-	// readChunk is the chunk of a ByteStream read, in bytes, that bb_storage has built in.
+	// readChunk is the chunk size of ByteStream reads in bytes, as in bb_storage.
 	readChunk = 1 << 16
-	// resultsShare of the size is for action results.
+	// resultsShare is the divisor of the size for action results.
 	resultsShare = 64
 )
 
 func main() {
 	listen := flag.String("listen", "127.0.0.1:8982", "address and port")
-	dir := flag.String("dir", "", "existing directory of the storage")
-	size := flag.Int64("size", 10<<30, "bytes of the storage of blobs")
-	complete := flag.Bool("complete", true, "answer with a result only if its blobs are present")
+	dir := flag.String("dir", "", "existing directory for the storage")
+	size := flag.Int64("size", 10<<30, "size of the blob storage in bytes")
+	complete := flag.Bool("complete", true, "serve a result only if its blobs are present")
 	flag.Parse()
 	program.RunMain(func(_ context.Context, siblings, dependencies program.Group) error {
 		if *dir == "" || flag.NArg() > 0 {
@@ -88,7 +86,7 @@ func serve(listen, dir string, size int64, complete bool, siblings, dependencies
 			MaximumReceivedMessageSizeBytes: maxMessage,
 		}},
 		func(registrar grpc.ServiceRegistrar) {
-			s := registrar.(*grpc.Server) // which the code generated for this version asks for
+			s := registrar.(*grpc.Server) // required by the generated code
 			remoteexecution.RegisterContentAddressableStorageServer(s, grpcservers.NewContentAddressableStorageServer(cas.BlobAccess, maxMessage))
 			bytestream.RegisterByteStreamServer(s, grpcservers.NewByteStreamServer(cas.BlobAccess, readChunk))
 			remoteexecution.RegisterActionCacheServer(s, grpcservers.NewActionCacheServer(ac.BlobAccess, maxMessage))
@@ -98,7 +96,7 @@ func serve(listen, dir string, size int64, complete bool, siblings, dependencies
 		siblings)
 }
 
-// local is the configuration of one storage in dir, with the proportions that Buildbarn's own examples have.
+// local returns the configuration of a storage in dir, with the proportions of Buildbarn's examples.
 func local(dir string, size int64, newBlocks int32) (*blobstore.BlobAccessConfiguration, error) {
 	state := filepath.Join(dir, "persistent_state")
 	if err := os.MkdirAll(state, 0o700); err != nil {

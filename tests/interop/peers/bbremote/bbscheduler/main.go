@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bbscheduler serves the queue of Buildbarn as its bb_scheduler does: Execution and Capabilities to
-// clients, OperationQueue to workers, BuildQueueState to operators, all on one address. As the bb_storage in front
-// of a farm does, it also passes on what clients ask of blobs and results, so that a client has one address.
-// Buildbarn's packages do all the work; there is no queue and no service here, only the configuration that
-// bb_scheduler would read from a file, and the times that it has built in.
+// Command bbscheduler is Buildbarn's bb_scheduler configured by flags: Execution and Capabilities for clients,
+// OperationQueue for workers, BuildQueueState for operators, all on one address. Like bb_storage in front of a farm, it
+// also forwards calls for blobs and results. It only configures Buildbarn's packages.
 package main
 
 import (
@@ -37,15 +35,15 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// readChunk is the chunk of a ByteStream read, in bytes, that bb_storage has built in.
+// readChunk is the chunk size of ByteStream reads in bytes, as in bb_storage.
 const readChunk = 1 << 16
 
-// A config is what the flags say.
+// A config holds the values of the flags.
 type config struct {
 	listen, metrics, store string
 	queue                  scheduler.InMemoryBuildQueueConfiguration
 	idle                   time.Duration
-	// Of a queue that exists before its workers do.
+	// A queue that exists before its workers.
 	declare   bool
 	instance  string
 	platform  wiring.Pairs
@@ -57,14 +55,14 @@ func main() {
 	flag.StringVar(&c.listen, "listen", "127.0.0.1:8983", "address and port of all gRPC services")
 	flag.StringVar(&c.metrics, "metrics", "", "address and port of /metrics; empty: none")
 	flag.StringVar(&c.store, "store", "", "address and port of the server with blobs and results")
-	flag.DurationVar(&c.queue.ExecutionUpdateInterval, "update", time.Minute, "how often a client is told that nothing is new")
-	flag.DurationVar(&c.queue.OperationWithNoWaitersTimeout, "no-waiters", time.Minute, "how long an operation is kept for which nobody waits")
-	flag.DurationVar(&c.queue.PlatformQueueWithNoWorkersTimeout, "no-workers", 15*time.Minute, "how long a queue is kept that has no workers; so long from the start, a client for whom there is none is told to ask again")
-	flag.DurationVar(&c.queue.BusyWorkerSynchronizationInterval, "busy", 10*time.Second, "how often a worker reports that executes")
+	flag.DurationVar(&c.queue.ExecutionUpdateInterval, "update", time.Minute, "interval of updates to waiting clients")
+	flag.DurationVar(&c.queue.OperationWithNoWaitersTimeout, "no-waiters", time.Minute, "how long an operation without waiting clients is kept")
+	flag.DurationVar(&c.queue.PlatformQueueWithNoWorkersTimeout, "no-workers", 15*time.Minute, "how long a queue without workers is kept, and clients without a queue are asked to retry after the start")
+	flag.DurationVar(&c.queue.BusyWorkerSynchronizationInterval, "busy", 10*time.Second, "interval of reports from busy workers")
 	flag.DurationVar(&c.idle, "idle", time.Minute, "how long the call of an idle worker waits")
-	flag.IntVar(&c.queue.WorkerTaskRetryCount, "retries", 9, "how often a worker may be given a task again")
+	flag.IntVar(&c.queue.WorkerTaskRetryCount, "retries", 9, "number of times a task may be sent to a worker again")
 	flag.DurationVar(&c.queue.WorkerWithNoSynchronizationsTimeout, "worker-timeout", time.Minute, "how long a worker may be silent")
-	flag.BoolVar(&c.declare, "declare", false, "make a queue at start, whose size classes -size-class bounds")
+	flag.BoolVar(&c.declare, "declare", false, "create a queue at the start, with size classes up to -size-class")
 	flag.StringVar(&c.instance, "instance", "", "instance name prefix of that queue")
 	flag.Var(&c.platform, "property", "platform property NAME=VALUE of that queue")
 	flag.UintVar(&c.sizeClass, "size-class", 0, "largest size class of that queue")
@@ -95,7 +93,7 @@ func (c *config) serve(siblings, dependencies program.Group) error {
 	if err != nil {
 		return err
 	}
-	// What is not there is a violation of a precondition, which is what clients upload again for.
+	// Missing blobs become precondition violations, upon which clients upload again.
 	actions := re_blobstore.NewExistencePreconditionBlobAccess(cas.BlobAccess)
 	router, err := routing.NewActionRouterFromConfiguration(route, actions, wiring.MaxMessage, nil)
 	if err != nil {
@@ -114,7 +112,7 @@ func (c *config) serve(siblings, dependencies program.Group) error {
 		}
 	}
 	err = bb_grpc.NewServersFromConfigurationAndServe(wiring.Server(c.listen), func(registrar grpc.ServiceRegistrar) {
-		s := registrar.(*grpc.Server) // which the code generated for this version asks for
+		s := registrar.(*grpc.Server) // required by the generated code
 		remoteexecution.RegisterExecutionServer(s, queue)
 		remoteexecution.RegisterCapabilitiesServer(s, capabilities.NewServer(
 			capabilities.NewMergingProvider([]capabilities.Provider{cas.BlobAccess, ac.BlobAccess, queue})))
@@ -131,8 +129,7 @@ func (c *config) serve(siblings, dependencies program.Group) error {
 	return nil
 }
 
-// route finds an action's queue by its platform, wherever the client's version of the API has that, and is fair to
-// invocations.
+// route selects an action's queue by the platform in the action or command, and is fair to invocations.
 var route = &schedulerpb.ActionRouterConfiguration{Kind: &schedulerpb.ActionRouterConfiguration_Simple{
 	Simple: &schedulerpb.SimpleActionRouterConfiguration{
 		PlatformKeyExtractor: &schedulerpb.PlatformKeyExtractorConfiguration{

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bbstate calls a method of Buildbarn's BuildQueueState with a request in JSON, and prints the response in
-// JSON: what operators do in the web pages of bb_scheduler, for tests.
+// Command bbstate calls a method of Buildbarn's BuildQueueState with a JSON request and prints the JSON response, like
+// the web pages of bb_scheduler.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// callTime bounds a call.
+// callTime limits a call.
 const callTime = 30 * time.Second
 
 func main() {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bbworker executes actions as Buildbarn's bb_worker does: each thread takes work from a scheduler by a
-// BuildClient, lays the input root out below a directory, has a runner run the command there, and stores what it
-// made. Buildbarn's packages do all the work; there is no worker here, only the configuration that bb_worker would
-// read from a file.
+// Command bbworker is Buildbarn's bb_worker configured by flags: each thread takes actions from a scheduler, stages the
+// input root in a directory, runs the command with a runner, and stores its outputs. It only configures Buildbarn's
+// packages.
 package main
 
 import (
@@ -40,16 +39,16 @@ import (
 )
 
 const (
-	// uploads is how many outputs are stored at once.
+	// uploads is the number of concurrent uploads.
 	uploads = 11
-	// uploadBatch is how many outputs are held open until they are stored, which bb_worker has built in.
+	// uploadBatch is the number of outputs held open until they are stored, as in bb_worker.
 	uploadBatch = 100
-	// cachedFiles and cachedBytes bound the input files that are kept to be linked again.
+	// cachedFiles and cachedBytes limit the cached input files.
 	cachedFiles = 10_000
 	cachedBytes = 1 << 30
 )
 
-// A config is what the flags say.
+// A config holds the values of the flags.
 type config struct {
 	listen, scheduler, store, runner, build, cache string
 	instance                                       string
@@ -63,13 +62,13 @@ func main() {
 	flag.StringVar(&c.scheduler, "scheduler", "", "address and port of the scheduler")
 	flag.StringVar(&c.store, "store", "", "address and port of the server with blobs and results")
 	flag.StringVar(&c.runner, "runner", "", "address of the runner, unix:PATH or HOST:PORT")
-	flag.StringVar(&c.build, "build", "", "existing directory, also the runner's, in which actions are laid out; it is emptied")
-	flag.StringVar(&c.cache, "cache", "", "directory on the same file system for input files; it is made or emptied")
+	flag.StringVar(&c.build, "build", "", "existing directory for actions, shared with the runner; it is emptied")
+	flag.StringVar(&c.cache, "cache", "", "directory on the same file system for input files; it is created or emptied")
 	flag.StringVar(&c.instance, "instance", "", "instance name prefix")
 	flag.Var(&c.platform, "property", "platform property NAME=VALUE")
 	flag.Var(&c.id, "id", "part of the worker's identity, KEY=VALUE")
-	flag.Var(&c.env, "env", "variable NAME=VALUE of each command that has none of that name")
-	flag.UintVar(&c.threads, "threads", 1, "how many actions are executed at once")
+	flag.Var(&c.env, "env", "default environment variable NAME=VALUE of commands")
+	flag.UintVar(&c.threads, "threads", 1, "number of concurrent actions")
 	flag.UintVar(&c.sizeClass, "size-class", 0, "size class")
 	flag.Parse()
 	program.RunMain(func(_ context.Context, siblings, dependencies program.Group) error {

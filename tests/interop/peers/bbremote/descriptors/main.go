@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command descriptors prints what Buildbarn's generated code says about the protocols that Cloister speaks too, as
-// a FileDescriptorSet. One program cannot hold their code and ours, which have the same names.
+// Command descriptors prints the Buildbarn protocols that Cloister implements as a FileDescriptorSet, from Buildbarn's
+// generated code, which cannot be linked with Cloister's because of equal names.
 package main
 
 import (

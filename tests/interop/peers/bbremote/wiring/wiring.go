@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wiring makes the parts of their configuration that Buildbarn's servers have in common, from flags
-// instead of from files.
+// Package wiring builds the common configuration of Buildbarn's servers from flags.
 package wiring
 
 import (
@@ -18,10 +17,10 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// MaxMessage is the largest message, in bytes. What gRPC clients accept is 4 MiB.
+// MaxMessage is the largest message in bytes, as accepted by gRPC clients.
 const MaxMessage = 4 << 20
 
-// Server is the configuration of a gRPC server at HOST:PORT, for everybody.
+// Server returns the configuration of a gRPC server at HOST:PORT without authentication.
 func Server(listen string) []*grpcpb.ServerConfiguration {
 	return []*grpcpb.ServerConfiguration{{
 		ListenAddresses: []string{listen},
@@ -32,9 +31,8 @@ func Server(listen string) []*grpcpb.ServerConfiguration {
 	}}
 }
 
-// Global is the configuration of what is said about a process: at /metrics and /-/healthy of HOST:PORT, for
-// everybody; nothing is said if that is empty. Calls take up the traces of those for which they are made, and nobody is
-// told of traces.
+// Global returns the global configuration, with /metrics and /-/healthy at HOST:PORT unless it is empty. Calls
+// propagate traces, which are not exported.
 func Global(diagnostics string) *global.Configuration {
 	c := &global.Configuration{Tracing: &global.TracingConfiguration{Sampler: &global.TracingConfiguration_Sampler{
 		Policy: &global.TracingConfiguration_Sampler_Never{Never: &emptypb.Empty{}},
@@ -54,7 +52,7 @@ func Global(diagnostics string) *global.Configuration {
 	return c
 }
 
-// Store is the configuration of blobs and results that are at another server, HOST:PORT.
+// Store returns the configuration of a store at HOST:PORT.
 func Store(address string) *blobstore.BlobstoreConfiguration {
 	at := &blobstore.BlobAccessConfiguration{Backend: &blobstore.BlobAccessConfiguration_Grpc{
 		Grpc: &grpcpb.ClientConfiguration{Address: address},
@@ -62,7 +60,7 @@ func Store(address string) *blobstore.BlobstoreConfiguration {
 	return &blobstore.BlobstoreConfiguration{ContentAddressableStorage: at, ActionCache: at}
 }
 
-// A Pairs is a flag that may be given several times, each a KEY=VALUE.
+// Pairs is a repeatable flag KEY=VALUE.
 type Pairs []string
 
 // String implements flag.Value.
@@ -87,7 +85,7 @@ func (p Pairs) Map() map[string]string {
 	return m
 }
 
-// Platform returns the pairs as properties, sorted as the API has it.
+// Platform returns the pairs as sorted properties.
 func (p Pairs) Platform() *remoteexecution.Platform {
 	platform := &remoteexecution.Platform{}
 	for _, pair := range p {
