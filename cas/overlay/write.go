@@ -176,7 +176,7 @@ func (s *store) send(ctx context.Context, ds []cas.Digest) map[cas.Digest]error 
 	if len(ds) == 0 {
 		return failed
 	}
-	lacking, err := s.upstream.Store.Missing(ctx, ds)
+	missing, err := s.upstream.Store.Missing(ctx, ds)
 	if err != nil {
 		for _, d := range ds {
 			failed[d] = err
@@ -203,7 +203,7 @@ func (s *store) send(ctx context.Context, ds []cas.Digest) map[cas.Digest]error 
 		}
 		batch, size = nil, 0
 	}
-	for _, d := range lacking {
+	for _, d := range missing {
 		if d.Size() > smallBlob {
 			slots <- struct{}{}
 			group.Go(func() {

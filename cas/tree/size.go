@@ -15,43 +15,8 @@ const longTarget = 128
 // rounded up to whole pages, and files, including directories, links and placeholders. Neither exceeds MaxInt64.
 func (l *Layout) SizeEstimate(store cas.Store) (bytes, files int64) {
 	_, filer := cas.As[cas.Filer](store)
-	r := newSizeEstimate(filer)
-	files = 2 // the workspace itself and in/
-	for i := range l.dirs {
-		files++
-		for _, e := range l.dirs[i].entries {
-			private := e.source == ""
-			files++
-			if e.kind == Directory {
-				files += e.dir.count
-			}
-			if !private && (e.kind == Directory || !r.bound(e.entry)) {
-				files++ // its placeholder
-			}
-			bytes = addSaturating(bytes, r.entry(e.entry, private))
-		}
-	}
-	return bytes, files
-}
-
-// writableSize is SizeEstimate for the writable directories alone, if images hold the bound inputs.
-func (l *Layout) writableSize() (bytes, files int64) {
-	r := newSizeEstimate(false)
-	files = 1 // the workspace itself
-	for i := range l.dirs {
-		files++
-		for _, e := range l.dirs[i].entries {
-			files++
-			if e.source != "" {
-				continue
-			}
-			if e.kind == Directory {
-				files += e.dir.count
-			}
-			bytes = addSaturating(bytes, r.entry(e.entry, true))
-		}
-	}
-	return bytes, files
+	bytes, files = newSizeEstimate(filer).layout(l, false)
+	return bytes, files + 1 // in/
 }
 
 // A sizeEstimate computes the size of inputs in a workspace.
@@ -65,16 +30,40 @@ func newSizeEstimate(filer bool) *sizeEstimate {
 	return &sizeEstimate{page: int64(os.Getpagesize()), filer: filer, known: map[*directory]int64{}}
 }
 
-// bound reports whether e, unless it is private, is bound from outside the workspace.
-func (r *sizeEstimate) bound(e *entry) bool {
-	return r.filer && e.kind == File && e.digest.Size() >= LargeFile && !e.needsCopy()
+// layout returns the size of a workspace with l, without in/. If bare is set, images hold the bound inputs, so that only
+// their placeholders count.
+func (r *sizeEstimate) layout(l *Layout, bare bool) (bytes, files int64) {
+	files = 1 // the workspace itself
+	for i := range l.dirs {
+		files++
+		for _, e := range l.dirs[i].entries {
+			private := e.source == ""
+			files++ // the input or its placeholder
+			if bare && !private {
+				continue
+			}
+			if e.kind == Directory {
+				files += e.dir.count
+			}
+			if !private && !e.inStore(r.filer) {
+				files++ // in in/
+			}
+			bytes = addSaturating(bytes, r.entry(e.entry, private))
+		}
+	}
+	return bytes, files
+}
+
+// inStore reports whether the input e, unless it is private, is bound from a store, which may be a cas.Filer.
+func (e *entry) inStore(filer bool) bool {
+	return filer && e.kind == File && e.digest.Size() >= LargeFile && !e.needsCopy()
 }
 
 func (r *sizeEstimate) entry(e *entry, private bool) int64 {
 	switch {
 	case e.kind == Directory:
 		return r.directory(e.dir, private)
-	case e.kind == Symlink && len(e.target) < longTarget, !private && r.bound(e):
+	case e.kind == Symlink && len(e.target) < longTarget, !private && e.inStore(r.filer):
 		return 0
 	case e.kind == Symlink:
 		return r.page

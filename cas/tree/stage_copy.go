@@ -57,11 +57,6 @@ func (s *stager) bind(target, source string, e *entry) int {
 	return len(s.staged.Binds) - 1
 }
 
-// bindsFromStore reports whether e is bound from the store.
-func (s *stager) bindsFromStore(e *entry) bool {
-	return s.filer != nil && e.digest.Size() >= LargeFile && !e.needsCopy()
-}
-
 // build creates the writable directories and their contents. Their modes and times come last, since every new entry
 // changes the modification time of its directory.
 func (s *stager) build(ctx context.Context, l *Layout, ws *os.Root) error {
@@ -132,7 +127,7 @@ func (s *stager) writableDir(ctx context.Context, out *os.Root, d writableDir, b
 			trees = append(trees, stageTree{s.in, source, p, e.dir, false})
 		case e.source == "":
 			f = e.file(dir, e.name, p, true)
-		case s.bindsFromStore(e.entry):
+		case e.inStore(s.filer != nil):
 			f = s.storeFile(dir, p, e.entry)
 		default:
 			s.bind(p, e.source, e.entry)
@@ -173,7 +168,7 @@ func (s *stager) subtree(ctx context.Context, t *stageTree) error {
 			names = append(names, e.link(dir, at))
 		case e.kind == Directory:
 			names = append(names, placeholder(Directory, dir, e.name, at))
-		case !t.private && s.bindsFromStore(e):
+		case !t.private && e.inStore(s.filer != nil):
 			names = append(names, s.storeFile(dir, at, e))
 		default:
 			names = append(names, e.file(dir, e.name, at, t.private))

@@ -175,11 +175,11 @@ func (w *imageStage) image(ctx context.Context, c *composer) (_ *mountedImage, e
 
 // size returns the size of the workspace: the writable directories and the copies.
 func (w *imageStage) size(l *Layout) (bytes, files int64) {
-	bytes, files = l.writableSize()
+	r := newSizeEstimate(false)
+	bytes, files = r.layout(l, true)
 	if len(w.copies) > 0 {
 		files++ // in/
 	}
-	r := newSizeEstimate(false)
 	for _, c := range w.copies {
 		bytes, files = addSaturating(bytes, r.entry(c.entry, true)), files+1
 	}
