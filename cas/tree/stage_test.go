@@ -130,7 +130,7 @@ func TestStageBindsLargeFilesFromStore(t *testing.T) {
 		t.Errorf("binds: got %v, want %v", got, want)
 	}
 	if n := store.lent.Load(); n != 3 {
-		t.Errorf("the store lent %d files, want 3", n)
+		t.Errorf("%d files of the store are in use, want 3", n)
 	}
 	s.Release()
 	s.Release()

@@ -305,11 +305,12 @@ func into(ws *os.Root) func(bytes, files int64) (*os.Root, error) {
 	return func(_, _ int64) (*os.Root, error) { return ws, nil }
 }
 
-func (r *rig) stageLayout(t testing.TB, instance string, l *tree.Layout) (*os.Root, *tree.Staged) {
+// stageSized stages l in a new workspace, and checks that its size is the requested one.
+func stageSized(t testing.TB, s *tree.Stager, l *tree.Layout, in *cas.Instance) (*os.Root, *tree.Staged) {
 	t.Helper()
 	ws := newRoot(t)
 	var bytes, files int64
-	s, err := r.Stager.Stage(t.Context(), l, r.in(instance), func(b, f int64) (*os.Root, error) {
+	staged, err := s.Stage(t.Context(), l, in, func(b, f int64) (*os.Root, error) {
 		bytes, files = b, f
 		return ws, nil
 	})
@@ -317,6 +318,13 @@ func (r *rig) stageLayout(t testing.TB, instance string, l *tree.Layout) (*os.Ro
 	if b, f := taken(t, ws); b != bytes || f != files {
 		t.Errorf("requested a workspace of %d bytes in %d files, used %d in %d", bytes, files, b, f)
 	}
+	return ws, staged
+}
+
+// stageLayout stages l, and allows the reuse of its mounts.
+func (r *rig) stageLayout(t testing.TB, instance string, l *tree.Layout) (*os.Root, *tree.Staged) {
+	t.Helper()
+	ws, s := stageSized(t, r.Stager, l, r.in(instance))
 	s.AllowReuse() // as after a clean run
 	return ws, s
 }
@@ -729,7 +737,7 @@ func TestLargeFilesAreBoundAsFiles(t *testing.T) {
 	ws, s := r.stage("", n)
 	same(t, "exec root", r.see(ws, s), n)
 	if n := r.store.lent.Load(); n != 1 {
-		t.Errorf("the store lent %d files, want one", n)
+		t.Errorf("%d files of the store are in use, want one", n)
 	}
 	s.Release()
 }
@@ -858,18 +866,9 @@ func TestFallsBackToCopies(t *testing.T) {
 			l, err := load(t, store, n).Plan("", []string{"out"}, nil)
 			must(t, err)
 			for range 2 {
-				ws := newRoot(t)
-				var bytes, files int64
-				staged, err := s.Stage(t.Context(), l, &cas.Instance{Store: store}, func(b, f int64) (*os.Root, error) {
-					bytes, files = b, f
-					return ws, nil
-				})
-				must(t, err)
+				ws, staged := stageSized(t, s, l, &cas.Instance{Store: store})
 				if staged.Form != tree.FormCopy || !strings.Contains(staged.CopyReason, c.why) {
 					t.Errorf("got form %q (%s), want copy (%s)", staged.Form, staged.CopyReason, c.why)
-				}
-				if b, f := taken(t, ws); b != bytes || f != files {
-					t.Errorf("requested a workspace of %d bytes in %d files, used %d in %d", bytes, files, b, f)
 				}
 				same(t, "exec root", view(t, ws, staged), n)
 				staged.Release()
