@@ -24,8 +24,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The schemas that what the chart renders is held against, each with the hash that go.sum would have. They are no
-// requirements of this module, since only data of theirs is read.
+// The schemas that validate the rendered chart, each with its go.sum hash. They are not requirements of this module, since only
+// their data is read.
 var (
 	kubernetes = source{"k8s.io/kubernetes@v1.36.3", "h1:qDQdoMiluAE2Eab6Fa52YV+WjiGz9mZFFoagEA6cI+o="}
 	keda       = source{"github.com/kedacore/keda/v2@v2.21.0", "h1:R6z2HZvstK4RLUMxroNACzBj74xGxt3kG59b5Xc+Xps="}
@@ -35,7 +35,7 @@ var (
 // A source is a pinned Go module.
 type source struct{ module, sum string }
 
-// dir returns where the module is, after downloading it if need be.
+// dir returns the module's directory, after downloading it if necessary.
 func (s source) dir() (string, error) {
 	cmd := exec.Command("go", "mod", "download", "-json", s.module)
 	cmd.Dir = os.TempDir()
@@ -51,10 +51,10 @@ func (s source) dir() (string, error) {
 	return m.Dir, nil
 }
 
-// An object is a document of the cluster's.
+// An object is a Kubernetes object.
 type object = map[string]any
 
-// schemas knows the schema of each kind that the chart uses, by apiVersion and kind.
+// schemas has the schema of each kind that the chart uses, by apiVersion and kind.
 var schemas = sync.OnceValues(func() (map[string]*jsonschema.Schema, error) {
 	c := jsonschema.NewCompiler()
 	c.DefaultDraft(jsonschema.Draft7)
@@ -128,7 +128,7 @@ var schemas = sync.OnceValues(func() (map[string]*jsonschema.Schema, error) {
 		for _, v := range crd.Spec.Versions {
 			schema := v.Schema.OpenAPIV3Schema
 			strict(schema)
-			// What each object has, a definition need not say.
+			// Definitions need not state the fields of every object.
 			schema["properties"].(object)["metadata"] = object{"$ref": "mem:///kubernetes#/definitions/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"}
 			url := "mem:///" + of.file + "/" + v.Name
 			if err := c.AddResource(url, schema); err != nil {
@@ -144,8 +144,7 @@ var schemas = sync.OnceValues(func() (map[string]*jsonschema.Schema, error) {
 	return found, nil
 })
 
-// strict makes a schema refuse what it does not name, as a server does that is asked to be strict, and turns what OpenAPI
-// says in ways of its own into what JSON Schema has for it.
+// strict makes a schema refuse unknown fields, like a strict server, and converts OpenAPI's own constructs to JSON Schema.
 func strict(node any) {
 	switch n := node.(type) {
 	case object:
@@ -170,7 +169,7 @@ func strict(node any) {
 	}
 }
 
-// texts returns what the chart makes of values, by name of the template.
+// texts renders the chart with values and returns the texts by template name.
 func texts(values []byte) (map[string]string, error) {
 	c, err := loader.Load(filepath.Join("helm", "cloister"))
 	if err != nil {
@@ -187,7 +186,7 @@ func texts(values []byte) (map[string]string, error) {
 	return engine.Engine{Strict: true}.Render(c, merged)
 }
 
-// render returns the objects that the chart makes of values.
+// render returns the objects of the chart rendered with values.
 func render(values []byte) ([]object, error) {
 	texts, err := texts(values)
 	if err != nil {
@@ -215,7 +214,7 @@ func render(values []byte) ([]object, error) {
 	return objects, nil
 }
 
-// validate holds an object against the schema of its kind.
+// validate checks an object against the schema of its kind.
 func validate(o object, all map[string]*jsonschema.Schema) error {
 	kind := fmt.Sprintf("%v %v", o["apiVersion"], o["kind"])
 	s, ok := all[kind]
@@ -236,7 +235,7 @@ func validate(o object, all map[string]*jsonschema.Schema) error {
 	return nil
 }
 
-// at returns what lies at a path of keys and indices, or nil.
+// at returns the value at a path of keys and indices, or nil.
 func at(v any, path ...any) any {
 	for _, p := range path {
 		switch k := p.(type) {
@@ -302,7 +301,7 @@ func TestChartRendersWhatTheClusterTakes(t *testing.T) {
 	}
 }
 
-// wanted is what values say, as it arrives.
+// wanted has the expected effects of values.
 var wanted = map[string][]string{
 	"serve.yaml":         {`"--jobs=4"`, `"image":"registry.example.com/team/toolchain:0.1.0"`, `"hostUsers":false`},
 	"serve-guarded.yaml": {`"--jobs=16"`, `toolchain@sha256:0123`, `"--tls-client-ca=/etc/cloister/tls/ca.crt"`, `"--auth=/etc/cloister/auth/auth.yaml"`, `"--cas=grpcs://cache.example.com:443"`, `"name":"CLOISTER_CAS_TOKEN","valueFrom":{"secretKeyRef":{"key":"token","name":"cache"}}`, `"--max-size=900GiB"`, `"--lease=12h"`, `"localhostProfile":"cloister"`, `"10.0.0.0/8"`},
@@ -315,7 +314,7 @@ var wanted = map[string][]string{
 		`"query":"sum(buildbarn_builder_in_memory_build_queue_tasks_scheduled_total{instance_name_prefix=\"fuse\"}) - (sum(buildbarn_builder_in_memory_build_queue_tasks_executing_duration_seconds_count{instance_name_prefix=\"fuse\"}) or vector(0))"`},
 }
 
-// holds returns what is wrong with objects as a whole, which no schema sees.
+// holds returns faults of the objects as a whole, which no schema detects.
 func holds(objects []object) (errs []error) {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	ports, labels := map[string]bool{}, []object{}
@@ -371,8 +370,8 @@ func holds(objects []object) (errs []error) {
 		if drain == 0 || int(grace) <= drain {
 			bad("%v: is killed after %v s and drains for %d", name, grace, drain)
 		}
-		// Kubernetes takes an unmasked /proc only with users of the pod's own, and privilege only without the rest.
-		// A head without slots makes no sandbox, and needs nothing of this.
+		// Kubernetes accepts an unmasked /proc only with user namespaces, and privileged containers only without the rest.
+		// A head without slots needs neither.
 		want, profile := "map[privileged:true]", at(pod, "spec", "securityContext", "seccompProfile", "type")
 		if slices.Contains(args, any("--jobs=0")) {
 			want = "map[allowPrivilegeEscalation:false capabilities:map[drop:[ALL]]]"
@@ -435,7 +434,7 @@ func matches(selector any, labels object) bool {
 	return ok && len(want) > 0
 }
 
-// TestChecksOfTheChartBite: what is wrong with an object is found, so that finding nothing says something.
+// TestChartChecksFindFaults checks the checker.
 func TestChecksOfTheChartBite(t *testing.T) {
 	all := allSchemas(t)
 	values, err := os.ReadFile("testdata/values/farm-keda.yaml")
@@ -516,15 +515,15 @@ func TestChecksOfTheChartBite(t *testing.T) {
 	}
 }
 
-// TestNotesSayWhoMayCall: TLS alone keeps nobody out.
+// TestNotesSayWhoMayCall checks the warning, also with TLS alone, which restricts nobody.
 func TestNotesSayWhoMayCall(t *testing.T) {
 	const farm = "image: {repository: r}\nmode: farm\n"
 	for _, c := range []struct {
 		name, values string
 		open         []string
 	}{
-		{"nothing", farm, []string{"can execute commands", "ci-cloister-head-workers:8983 can be a worker"}},
-		{"TLS", farm + "tls: {secretName: s}", []string{"can execute commands", "can be a worker"}},
+		{"nothing", farm, []string{"can execute commands", "ci-cloister-head-workers:8983 can act as a worker"}},
+		{"TLS", farm + "tls: {secretName: s}", []string{"can execute commands", "can act as a worker"}},
 		{"callers", farm + "tls: {secretName: s}\nauth: {secretName: a}\nworkers: {tokenSecretName: t}", nil},
 		{"TLS of one server", "image: {repository: r}\ntls: {secretName: s}", []string{"can execute commands"}},
 		{"certificates", "image: {repository: r}\ntls: {secretName: s, clientCA: true}", nil},
@@ -537,17 +536,17 @@ func TestNotesSayWhoMayCall(t *testing.T) {
 			notes := all["cloister/templates/NOTES.txt"]
 			for _, text := range c.open {
 				if !strings.Contains(notes, text) {
-					t.Errorf("no %q in:\n%s", text, notes)
+					t.Errorf("got notes without %q:\n%s", text, notes)
 				}
 			}
-			if strings.Contains(notes, "verybody") != (c.open != nil) || !strings.Contains(c.values, "farm") && strings.Contains(notes, "be a worker") {
-				t.Errorf("who may call:\n%s", notes)
+			if strings.Contains(notes, "Anyone") != (c.open != nil) || !strings.Contains(c.values, "farm") && strings.Contains(notes, "act as a worker") {
+				t.Errorf("got a wrong warning about access in:\n%s", notes)
 			}
 		})
 	}
 }
 
-// TestMistakesInValuesAreRefused by their name.
+// TestMistakesInValuesAreRefused checks that errors name the mistake.
 func TestMistakesInValuesAreRefused(t *testing.T) {
 	const image = "image: {repository: r}\n"
 	for _, c := range []struct{ name, values, want string }{

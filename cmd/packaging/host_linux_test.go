@@ -28,7 +28,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 )
 
-// made is one set of packages, which all tests look at.
+// made is one set of packages for all tests.
 var made struct {
 	dir  string
 	once sync.Once
@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// packages returns the packages of this checkout.
+// packages builds the packages of this checkout.
 func packages(t *testing.T) *build {
 	t.Helper()
 	made.once.Do(func() { made.b, made.err = makeIn(filepath.Join(made.dir, "dist")) })
@@ -101,7 +101,7 @@ func TestSameCommitGivesSameBytes(t *testing.T) {
 	}
 }
 
-// run runs a command and returns what it says.
+// run runs a command and returns its output.
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
@@ -111,7 +111,7 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// tools skips the test where a program is missing.
+// tools skips the test if a program is missing.
 func tools(t *testing.T, names ...string) {
 	t.Helper()
 	for _, n := range names {
@@ -121,7 +121,7 @@ func tools(t *testing.T, names ...string) {
 	}
 }
 
-// root skips the test where it is not root's.
+// root skips the test unless it runs as root.
 func root(t *testing.T) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -129,8 +129,8 @@ func root(t *testing.T) {
 	}
 }
 
-// TestUnitsAreWhatSystemdTakes without a word.
-func TestUnitsAreWhatSystemdTakes(t *testing.T) {
+// TestUnitsPassSystemdAnalyze without a warning.
+func TestUnitsPassSystemdAnalyze(t *testing.T) {
 	tools(t, "systemd-analyze")
 	packages(t)
 	verify := func(t *testing.T, change func(string) string) string {
@@ -142,7 +142,7 @@ func TestUnitsAreWhatSystemdTakes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// What ours need is of the host.
+		// The units' dependencies are the host's.
 		targets, err := filepath.Glob("/lib/systemd/system/*.target")
 		if err != nil || len(targets) == 0 {
 			sandboxtest.Unavailable(t, "packaging", "the units of systemd")
@@ -189,7 +189,7 @@ func TestUnitsAreWhatSystemdTakes(t *testing.T) {
 	}
 }
 
-// TestUnitsWaitForTheDrain: whoever stops a service gives it more time than it takes for itself.
+// TestUnitsWaitForTheDrain checks that systemd and Kubernetes wait longer than the drain timeout.
 func TestUnitsWaitForTheDrain(t *testing.T) {
 	for _, name := range []string{"cloister.service", "cloister-join.service"} {
 		body, err := os.ReadFile(filepath.Join("systemd", name))
@@ -214,7 +214,7 @@ func TestUnitsWaitForTheDrain(t *testing.T) {
 	}
 }
 
-// TestFlagsExist: what units and chart start is taken by the program of the same commit.
+// TestFlagsExist checks that the program accepts the command lines of units and chart.
 func TestFlagsExist(t *testing.T) {
 	packages(t)
 	program := filepath.Join(made.b.out, "linux-"+runtime.GOARCH, "cloister")
@@ -306,7 +306,7 @@ func TestRpmHasWhatTheDebHas(t *testing.T) {
 	}
 }
 
-// TestImageIsTheProgramAlone, and it starts with nothing else.
+// TestImageIsTheProgramAlone starts the program from the image.
 func TestImageIsTheProgramAlone(t *testing.T) {
 	root(t)
 	dir := t.TempDir()
@@ -353,7 +353,7 @@ func TestImageIsTheProgramAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer body.Close()
-	// Above it no directory is closed to the user of the image.
+	// The image's user must be able to enter every directory above.
 	files, err := os.MkdirTemp("", "cloister-image-")
 	if err == nil {
 		err = os.Chmod(files, 0o755)
@@ -366,7 +366,7 @@ func TestImageIsTheProgramAlone(t *testing.T) {
 	if want := "etc/ etc/group etc/passwd tmp/ usr/ usr/bin/ usr/bin/cloister var/ var/lib/ var/lib/cloister/"; strings.Join(names, " ") != want {
 		t.Errorf("the image has %v", names)
 	}
-	// Runtimes mount a /proc, too.
+	// Container runtimes mount /proc, too.
 	if err := os.Mkdir(filepath.Join(files, "proc"), 0o555); err != nil {
 		t.Fatal(err)
 	}
@@ -378,7 +378,7 @@ func TestImageIsTheProgramAlone(t *testing.T) {
 	if out, err := inside("version").CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "cloister "+made.b.version+" ") {
 		t.Errorf("cloister version in the image: %v: %s", err, out)
 	}
-	// A head, which executes nothing.
+	// A head executes nothing.
 	head := inside("serve", "--dir", "/var/lib/cloister", "--jobs", "0", "--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0", "--max-size", "1GiB")
 	said, err := head.StdoutPipe()
 	if err != nil {
@@ -415,7 +415,7 @@ func extract(t *testing.T, name, dir string) {
 	untar(t, f, dir)
 }
 
-// untar extracts a tar of ours into dir and returns the names in it.
+// untar extracts one of our tars into dir and returns the names in it.
 func untar(t *testing.T, r io.Reader, dir string) (names []string) {
 	t.Helper()
 	for tr := tar.NewReader(r); ; {
@@ -447,10 +447,10 @@ func untar(t *testing.T, r io.Reader, dir string) (names []string) {
 	}
 }
 
-// A mirror is where this machine gets its Debian packages.
+// A mirror is this machine's source of Debian packages.
 type mirror struct{ uri, suite, keyring string }
 
-// findMirror reads it from the configuration of apt.
+// findMirror reads the mirror from apt's configuration.
 func findMirror() (mirror, error) {
 	release, err := os.ReadFile("/etc/os-release")
 	if err != nil {
@@ -467,7 +467,7 @@ func findMirror() (mirror, error) {
 		if err != nil {
 			continue
 		}
-		// Each paragraph of the newer form, and each line of the older.
+		// Paragraphs of the newer format, lines of the older.
 		for _, paragraph := range strings.Split(string(body), "\n\n") {
 			fields := map[string]string{}
 			for line := range strings.Lines(paragraph) {
@@ -487,8 +487,7 @@ func findMirror() (mirror, error) {
 	return mirror{}, fmt.Errorf("the configuration of apt has no source of %s main", suite)
 }
 
-// cleanRoot returns a directory with a minimal Debian and systemd, which is made once and kept in the user's cache
-// directory. Nobody writes to it.
+// cleanRoot returns a directory with a minimal Debian and systemd, made once and kept unchanged in the user's cache directory.
 func cleanRoot(t *testing.T) string {
 	t.Helper()
 	root(t)
@@ -535,13 +534,13 @@ func cleanRoot(t *testing.T) string {
 	return dir
 }
 
-// tail returns the last lines of what a program said.
+// tail returns the last lines of a program's output.
 func tail(b []byte) []byte {
 	lines := bytes.Split(bytes.TrimSpace(b), []byte("\n"))
 	return bytes.Join(lines[max(0, len(lines)-20):], []byte("\n"))
 }
 
-// cgroupOf returns the mount of version 2 of the control groups, and our group below it.
+// cgroupOf returns the cgroup2 mount and our group below it.
 func cgroupOf(t *testing.T) (group string) {
 	t.Helper()
 	own, err := os.ReadFile("/proc/self/cgroup")
@@ -563,8 +562,8 @@ func cgroupOf(t *testing.T) (group string) {
 	return ""
 }
 
-// TestDebInACleanSystem installs the deb in a minimal Debian that systemd has booted, in namespaces of its own: what is
-// checked there is in testdata/inside.sh, and what it must say below.
+// TestDebInACleanSystem installs the deb in a minimal Debian booted by systemd in its own namespaces and runs
+// testdata/inside.sh there.
 func TestDebInACleanSystem(t *testing.T) {
 	lower := cleanRoot(t)
 	deb := one(t, ".deb")
@@ -573,7 +572,7 @@ func TestDebInACleanSystem(t *testing.T) {
 		sandboxtest.Unavailable(t, "packaging", err)
 	}
 	t.Cleanup(func() {
-		// What systemd made below. Its processes ended with their namespace.
+		// Groups made by systemd, whose processes ended with their namespace.
 		var dirs []string
 		filepath.WalkDir(group, func(name string, e fs.DirEntry, err error) error {
 			if err == nil && e.IsDir() {
@@ -650,7 +649,7 @@ func TestDebInACleanSystem(t *testing.T) {
 	if got["after removal"] != "/var/lib/cloister" {
 		t.Errorf("after removal there is %q, want nothing but the state directory", got["after removal"])
 	}
-	// Where the host gives this system no controllers, as one with version 1 does, there is nothing to delegate.
+	// Without controllers from the host, as with version 1, nothing can be delegated.
 	if strings.Contains(got["controllers"], "memory") {
 		if !strings.HasSuffix(got["group"], "/cloister-worker") || !strings.Contains(got["limits"], "ok") {
 			t.Errorf("control groups: the worker is in %q, limits are %q", got["group"], got["limits"])

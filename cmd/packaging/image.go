@@ -21,13 +21,13 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// user is whom the program runs as in a container: nobody of the host's, and the one of the chart.
+// user is the user in a container, the same as in the chart and unused on the host.
 const user = 65532
 
-// image makes an image of the program alone, for each architecture, and writes them as one tarball of an OCI layout, which
+// image builds an image with only the program for each architecture, and writes them as one tarball of an OCI layout, which
 // skopeo and podman call an oci-archive.
 //
-// It has no toolchain, and so can be a head; a worker's image is made from it and a toolchain (docs/packaging.md).
+// Without a toolchain it can be a head; a worker's image adds a toolchain (docs/packaging.md).
 func (b *build) image(programs map[string]string) error {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, arch := range b.archs {
@@ -68,8 +68,8 @@ func (b *build) imageFor(arch, program string) (v1.Image, error) {
 	}
 	var text bytes.Buffer
 	w := tar.NewWriter(&text)
-	// A layer is extracted in order, so that directories come first. The user needs a name for programs that ask, and a
-	// directory for the store where no volume is mounted over it.
+	// Layers are extracted in order, so directories come first. The user needs a name, and a directory for the store if no
+	// volume is mounted there.
 	passwd := fmt.Sprintf("root:x:0:0:root:/:/sbin/nologin\ncloister:x:%d:%d:cloister:/var/lib/cloister:/sbin/nologin\n", user, user)
 	group := fmt.Sprintf("root:x:0:\ncloister:x:%d:\n", user)
 	for _, e := range []struct {
@@ -117,7 +117,7 @@ func (b *build) imageFor(arch, program string) (v1.Image, error) {
 	return mutate.ConfigFile(img, configOf(img, arch, b.version, b.time))
 }
 
-// configOf returns what a container of the image is started with.
+// configOf returns the configuration of containers.
 func configOf(img v1.Image, arch, version string, created time.Time) *v1.ConfigFile {
 	config, err := img.ConfigFile()
 	if err != nil {
@@ -141,7 +141,7 @@ func configOf(img v1.Image, arch, version string, created time.Time) *v1.ConfigF
 	return config
 }
 
-// archive writes the files below dir as a tar, by name and below prefix, with one time and no owner.
+// archive writes the files below dir as a tar, sorted by name, below prefix, with one time and no owner.
 func (b *build) archive(to io.Writer, dir, prefix string) error {
 	var names []string
 	err := filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {

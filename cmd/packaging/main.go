@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command packaging makes what Cloister is installed from: a deb and an rpm, a container image as an OCI layout in a
-// tarball, and a Helm chart. It needs neither root nor a daemon nor a network, and the same commit gives the same bytes.
-// It starts nothing and publishes nothing.
+// Command packaging builds a deb, an rpm, a container image as an OCI layout in a tarball, and a Helm chart. It needs neither
+// root nor a daemon nor a network, and the same commit gives the same bytes. It publishes nothing.
 //
-// It is a module of its own, so that what it is made with is no dependency of the program.
+// It is a separate module, so that its dependencies are not the program's.
 package main
 
 import (
@@ -47,7 +46,7 @@ type build struct {
 	made    []string
 }
 
-// all makes everything and prints what it made.
+// all builds everything and prints the file names.
 func (b *build) all(ctx context.Context) error {
 	if err := b.identify(ctx); err != nil {
 		return err
@@ -80,11 +79,10 @@ func (b *build) all(ctx context.Context) error {
 	return nil
 }
 
-// release finds the version in the program's source.
+// release matches the version in the program's source.
 var release = regexp.MustCompile(`(?m)^const version = "([0-9]+\.[0-9]+\.[0-9]+)"$`)
 
-// identify fills in version and time. The time is SOURCE_DATE_EPOCH, or else that of the commit: packages say when their
-// sources were written, since when they were packed would differ each time.
+// identify sets version and time. The time is SOURCE_DATE_EPOCH or the commit's, since the packing time would differ each time.
 func (b *build) identify(ctx context.Context) error {
 	name := filepath.Join(b.root, "cmd", "cloister", "version.go")
 	source, err := os.ReadFile(name)
@@ -112,7 +110,7 @@ func (b *build) identify(ctx context.Context) error {
 	return nil
 }
 
-// compile makes the program for an architecture, with the flags of the Makefile.
+// compile builds the program for an architecture with the flags of the Makefile.
 func (b *build) compile(ctx context.Context, arch, program string) error {
 	abs, err := filepath.Abs(program)
 	if err != nil {
@@ -128,7 +126,7 @@ func (b *build) compile(ctx context.Context, arch, program string) error {
 	return nil
 }
 
-// create returns a file to write to, and a function that makes it appear under its name if err is nil.
+// create returns a file to write to, and a function that gives it its name unless err is set.
 func (b *build) create(name string) (f *os.File, done func(err error) error, err error) {
 	path := filepath.Join(b.out, name)
 	f, err = os.CreateTemp(b.out, "."+name+".*")

@@ -8,7 +8,7 @@ import (
 	_ "github.com/goreleaser/nfpm/v2/rpm" // likewise
 )
 
-// pack makes a package of nfpm.yaml.
+// pack builds a package from nfpm.yaml.
 func (b *build) pack(format, arch, program string) error {
 	values := map[string]string{"ARCH": arch, "VERSION": b.version, "PROGRAM": program}
 	config, err := nfpm.ParseFileWithEnvMapping("nfpm.yaml", func(name string) string { return values[name] })

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 
-# Makes the user of the services. Starts neither of them: which one it shall be, the package cannot know.
+# Creates the services' user. Starts neither service, since the operator chooses one.
 set -e
 
 if ! getent group cloister > /dev/null; then
@@ -11,7 +11,7 @@ if ! getent passwd cloister > /dev/null; then
     useradd --system --gid cloister --no-create-home --home-dir /var/lib/cloister --shell /usr/sbin/nologin cloister
 fi
 
-# An AppArmor before version 4 does not understand the rule, and would refuse all profiles with it.
+# AppArmor before version 4 does not know the rule and would refuse the profile.
 if [ -e /etc/apparmor.d/abi/4.0 ]; then
     cp /usr/share/cloister/apparmor/cloister /etc/apparmor.d/cloister
     if [ -e /proc/sys/kernel/apparmor_restrict_unprivileged_userns ] && command -v apparmor_parser > /dev/null; then
@@ -19,7 +19,7 @@ if [ -e /etc/apparmor.d/abi/4.0 ]; then
     fi
 fi
 
-# Running services keep the old program until they are restarted, which drains them: that is the operator's to time.
+# Running services keep the old program until the operator restarts them, which drains them.
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload
 fi

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 
-# The state directories stay, with the user that owns them: a store may be worth days of building, and a user's number
-# that is given to somebody else gives him the files.
+# Keeps the state directories and their user: a store may be worth days of building, and a reused user id would get access
+# to it.
 set -e
 
 if [ -d /run/systemd/system ]; then

@@ -1,11 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 
-# Stops the services, after running actions have ended, unless another version takes over.
+# Stops the services, which drain first, unless another version replaces this one.
 set -e
 
 case "$1" in
-    upgrade | 1) exit 0 ;; # dpkg's word and rpm's number
+    upgrade | 1) exit 0 ;; # dpkg's and rpm's argument
 esac
 if [ -d /run/systemd/system ]; then
     systemctl disable --now cloister.service cloister-join.service
