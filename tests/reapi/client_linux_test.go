@@ -8,15 +8,12 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -30,7 +27,6 @@ import (
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
@@ -121,18 +117,13 @@ func start(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+s.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
 	ended := false
 	t.Cleanup(func() {
-		conn.Close()
 		if err := s.Stop(); err != nil && !ended {
 			t.Error(err)
 		}
 	})
-	c := over(t, conn)
+	c := dial(t, s.Addr)
 	c.server, c.ended, c.dir = s, &ended, cfg.Dir
 	return c
 }
@@ -159,63 +150,46 @@ func until(t testing.TB, what string, done func() bool) {
 // put uploads a blob.
 func (c *client) put(b []byte) *repb.Digest {
 	c.Helper()
-	d := cas.SHA256.Sum(b)
-	w, err := c.bs.Write(c.Context())
-	if err != nil {
-		c.Fatal(err)
+	if err := c.stream(b); err != nil {
+		c.Fatalf("upload of %d bytes: %v", len(b), err)
 	}
-	name := c.resource("uploads/%s/blobs/%s/%d", uuid(), d.Hash(), d.Size())
-	for off := 0; ; {
-		n := min(len(b)-off, 1<<20)
-		err := w.Send(&bspb.WriteRequest{
-			ResourceName: name, WriteOffset: int64(off), Data: b[off : off+n], FinishWrite: off+n == len(b),
-		})
-		if off += n; off == len(b) || errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			c.Fatal(err)
-		}
-	}
-	r, err := w.CloseAndRecv()
-	if err != nil || r.CommittedSize != d.Size() {
-		c.Fatalf("upload of %s: committed %v, %v", d, r.GetCommittedSize(), err)
-	}
-	return d.Proto()
+	return cas.SHA256.Sum(b).Proto()
 }
 
 // putProto uploads a message.
 func (c *client) putProto(m proto.Message) *repb.Digest {
 	c.Helper()
-	b, _, err := cas.MarshalProto(cas.SHA256, m)
-	if err != nil {
-		c.Fatal(err)
-	}
+	b, _ := encoded(c, m)
 	return c.put(b)
 }
 
 // get downloads a blob.
 func (c *client) get(d *repb.Digest) string {
 	c.Helper()
-	r, err := c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: c.resource("blobs/%s/%d", d.GetHash(), d.GetSizeBytes())})
+	text, err := c.download(d)
 	if err != nil {
-		c.Fatal(err)
+		c.Fatalf("download of %v: %v", d, err)
 	}
-	var b []byte
-	for {
-		m, err := r.Recv()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			c.Fatalf("download of %v: %v", d, err)
-		}
-		b = append(b, m.Data...)
+	return text
+}
+
+// download returns a blob, or the error of the server.
+func (c *client) download(d *repb.Digest) (string, error) {
+	b, _, err := c.read(c.readName(d), 0, 0)
+	if err == nil && cas.SHA256.Sum(b).Hash() != d.GetHash() {
+		err = errors.New("the content does not match the digest")
 	}
-	if got := cas.SHA256.Sum(b); got.Hash() != d.Hash {
-		c.Fatalf("download of %v has digest %v", d, got)
+	return string(b), err
+}
+
+// decodeTree downloads a Tree.
+func (c *client) decodeTree(d *repb.Digest) *repb.Tree {
+	c.Helper()
+	t := &repb.Tree{}
+	if err := proto.Unmarshal([]byte(c.get(d)), t); err != nil {
+		c.Fatalf("Tree %v: %v", d, err)
 	}
-	return string(b)
+	return t
 }
 
 // A file is a file of an input tree, or a symlink if link is set; x makes it executable.
@@ -301,21 +275,11 @@ func (c *client) upload(a action) *repb.Digest {
 // execute executes an uploaded action and returns the response.
 func (c *client) execute(d *repb.Digest, skip bool) *repb.ExecuteResponse {
 	c.Helper()
-	ctx, cancel := context.WithTimeout(c.Context(), 2*time.Minute)
-	defer cancel()
-	s, err := c.exec.Execute(ctx, &repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: d, SkipCacheLookup: skip})
-	if err != nil {
+	r, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: d, SkipCacheLookup: skip})
+	if r == nil {
 		c.Fatal(err)
 	}
-	op, err := last(s)
-	if err != nil {
-		c.Fatal(err)
-	}
-	var r repb.ExecuteResponse
-	if err := op.GetResponse().UnmarshalTo(&r); err != nil {
-		c.Fatalf("operation %v: %v", op, err)
-	}
-	return &r
+	return r
 }
 
 // last returns the last operation of a stream.
@@ -360,51 +324,3 @@ func (c *client) stderr(r *repb.ExecuteResponse) string {
 
 // code returns the status code of a response.
 func code(r *repb.ExecuteResponse) codes.Code { return codes.Code(r.GetStatus().GetCode()) }
-
-// TestTwoThousandNoOps logs the rate of no-op actions with eight clients.
-func TestTwoThousandNoOps(t *testing.T) {
-	const actions, clients = 2000, 8
-	c := serve(t)
-	root := c.tree(nil)
-	todo := make(chan *repb.Digest, actions)
-	for i := range actions {
-		cmd := c.putProto(&repb.Command{Arguments: []string{"/bin/true"},
-			EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "N", Value: fmt.Sprint(i)}}})
-		todo <- c.putProto(&repb.Action{CommandDigest: cmd, InputRootDigest: root})
-	}
-	close(todo)
-	began := time.Now()
-	var all sync.WaitGroup
-	for range clients {
-		all.Go(func() {
-			for d := range todo {
-				s, err := c.exec.Execute(t.Context(), &repb.ExecuteRequest{ActionDigest: d})
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				op, err := last(s)
-				var r repb.ExecuteResponse
-				if err == nil {
-					err = op.GetResponse().UnmarshalTo(&r)
-				}
-				if err != nil || code(&r) != codes.OK || r.GetResult().GetExitCode() != 0 || r.CachedResult {
-					t.Errorf("action %v: %v, %v", d, err, &r)
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
-	rate := actions / time.Since(began).Seconds()
-	began = time.Now()
-	const bare = 500
-	for range bare {
-		if err := exec.Command("/bin/true").Run(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	fork := bare / time.Since(began).Seconds()
-	t.Logf("%d sandboxed no-op actions at concurrency %d: %.0f/s; sequential fork and exec of /bin/true: %.0f/s; ratio %.2f",
-		actions, clients, rate, fork, rate/fork)
-}

@@ -75,17 +75,14 @@ func nodeProperties(c *client) {
 		if len(r.OutputSymlinks) != 1 || r.OutputSymlinks[0].NodeProperties.GetMtime().GetSeconds() != 82 {
 			c.Errorf("got output symlinks %v", r.OutputSymlinks)
 		}
-		var tree repb.Tree
 		if len(r.OutputDirectories) != 1 {
 			c.Fatalf("got output directories %v", r.OutputDirectories)
 		}
-		if err := proto.Unmarshal([]byte(c.get(r.OutputDirectories[0].TreeDigest)), &tree); err != nil {
-			c.Fatal(err)
-		}
+		tree := c.decodeTree(r.OutputDirectories[0].TreeDigest)
 		if len(tree.Children) != 1 || !proto.Equal(tree.Root.NodeProperties, own(0o701, 80, 0)) ||
 			!proto.Equal(tree.Children[0].NodeProperties, own(0, 78, 0)) || tree.Root.Symlinks[0].NodeProperties.GetMtime().GetSeconds() != 79 ||
 			!proto.Equal(tree.Children[0].Files[0].NodeProperties, own(0o705, 77, 250_000_000)) {
-			c.Errorf("got the Tree %v", &tree)
+			c.Errorf("got the Tree %v", tree)
 		}
 	}
 	got, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(c.Context(), &repb.GetCapabilitiesRequest{})

@@ -48,10 +48,7 @@ type referral struct {
 func (c *client) referrals(size int, upload bool) []referral {
 	digest := func(b []byte) *repb.Digest { return cas.SHA256.Sum(b).Proto() }
 	encode := func(m proto.Message) []byte {
-		b, _, err := cas.MarshalProto(cas.SHA256, m)
-		if err != nil {
-			c.Fatal(err)
-		}
+		b, _ := encoded(c, m)
 		return b
 	}
 	holding := func(b []byte) *repb.Directory {

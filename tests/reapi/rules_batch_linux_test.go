@@ -247,31 +247,24 @@ func getTree(c *client) {
 func largeTree(c *client) {
 	const breadth, depth = 316, 2000 // 316 times 316 Directories, and a chain of 2000
 	salt := uuid()
-	var leaves, inner [][]byte
-	encoded := func(d *repb.Directory) []byte {
-		b, _, err := cas.MarshalProto(cas.SHA256, d)
-		if err != nil {
-			c.Fatal(err)
-		}
-		return b
-	}
+	var leaves, inner, chain []*repb.Directory
 	for i := range breadth * breadth {
-		leaves = append(leaves, encoded(directory(fmt.Sprintf("%s-%d", salt, i))))
+		leaves = append(leaves, directory(fmt.Sprintf("%s-%d", salt, i)))
 	}
-	ds := c.putAll(leaves)
+	ds := c.putAll(encode(c, leaves))
 	for i := range breadth {
-		inner = append(inner, encoded(directory(fmt.Sprintf("%s-inner-%d", salt, i), ds[i*breadth:(i+1)*breadth]...)))
+		inner = append(inner, directory(fmt.Sprintf("%s-inner-%d", salt, i), ds[i*breadth:(i+1)*breadth]...))
 	}
-	top := c.putAll(inner)
-	var chain [][]byte
+	top := c.putAll(encode(c, inner))
 	for i := range depth {
 		dir := directory(fmt.Sprintf("%s-deep-%d", salt, i))
 		if i > 0 {
-			dir = directory(fmt.Sprintf("%s-deep-%d", salt, i), cas.SHA256.Sum(chain[i-1]).Proto())
+			_, parent := encoded(c, chain[i-1])
+			dir = directory(fmt.Sprintf("%s-deep-%d", salt, i), parent)
 		}
-		chain = append(chain, encoded(dir))
+		chain = append(chain, dir)
 	}
-	deep := c.putAll(chain)
+	deep := c.putAll(encode(c, chain))
 	root := c.putProto(directory(salt+"-root", append(top, deep[depth-1])...))
 	// A message above 4 MiB would fail the call.
 	s, err := c.cas.GetTree(c.Context(), &repb.GetTreeRequest{InstanceName: c.instance, RootDigest: root})

@@ -317,7 +317,7 @@ func presentStays(c *client) {
 	var promised []*repb.Digest
 	for i := range 60 {
 		b := random(rnd, 1+rnd.IntN([]int{1000, 50_000, 300_000}[i%3]))
-		if err := c.store(c.Context(), b); err != nil {
+		if err := c.store(b); err != nil {
 			c.Fatal(err)
 		}
 		promised = append(promised, cas.SHA256.Sum(b).Proto())

@@ -13,7 +13,6 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
@@ -219,11 +218,7 @@ func (c *client) treeOf(r *repb.ActionResult, dir string) []string {
 		if d.GetPath() != dir {
 			continue
 		}
-		var t repb.Tree
-		if err := proto.Unmarshal([]byte(c.get(d.GetTreeDigest())), &t); err != nil {
-			c.Fatalf("tree of %q: %v", dir, err)
-		}
-		paths, err := walk(&t)
+		paths, err := walk(c.decodeTree(d.GetTreeDigest()))
 		if err != nil {
 			c.Fatalf("tree of %q: %v", dir, err)
 		}

@@ -66,10 +66,7 @@ func (c *client) blobsOf(r *repb.ActionResult) (all []*repb.Digest) {
 	}
 	for _, o := range r.GetOutputDirectories() {
 		all = append(all, o.GetTreeDigest())
-		var t repb.Tree
-		if err := proto.Unmarshal([]byte(c.get(o.GetTreeDigest())), &t); err != nil {
-			c.Fatal(err)
-		}
+		t := c.decodeTree(o.GetTreeDigest())
 		for _, d := range append(t.GetChildren(), t.GetRoot()) {
 			for _, f := range d.GetFiles() {
 				all = append(all, f.GetDigest())
@@ -199,15 +196,10 @@ func keptMetadata(c *client) {
 	}
 	answers := c.atOnce(c.prepare(job{steps: []string{"sleep 1s", "random 100 out"}, outputs: []string{"out"}}), 2)
 	a, b := c.wantResult("one", answers[0]), c.wantResult("other", answers[1])
-	if x, y := marshalled(c, a.Result), marshalled(c, b.Result); !bytes.Equal(x, y) {
+	x, _ := encoded(c, a.Result)
+	if y, _ := encoded(c, b.Result); !bytes.Equal(x, y) {
 		c.Errorf("merged executions: got results %v and %v, want the same", a.Result, b.Result)
 	}
-}
-
-func marshalled(c *client, m proto.Message) []byte {
-	c.Helper()
-	b, _ := encoded(c, m)
-	return b
 }
 
 func neverEmpty(c *client) {

@@ -4,7 +4,6 @@ package reapi_test
 
 import (
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -143,19 +142,15 @@ func outputDirectories(c *client) {
 		o := r.OutputDirectories[0]
 		if cmd.OutputDirectoryFormat != repb.Command_DIRECTORY_ONLY || o.GetTreeDigest() != nil {
 			digests[o.GetTreeDigest().GetHash()] = true
-			var t repb.Tree
-			if err := proto.Unmarshal([]byte(c.get(o.GetTreeDigest())), &t); err != nil {
-				c.Errorf("%s: Tree: %v", what, err)
-				continue
-			}
-			paths, err := walk(&t)
+			t := c.decodeTree(o.GetTreeDigest())
+			paths, err := walk(t)
 			if err != nil || !slices.Equal(paths, wantPaths) {
 				c.Errorf("%s: got a Tree with %q, %v, want %q", what, paths, err, wantPaths)
 			}
-			if err := once(&t); err != nil {
+			if err := once(t); err != nil {
 				c.Errorf("%s: %v", what, err)
 			}
-			if err := sorted(&t); o.GetIsTopologicallySorted() && err != nil {
+			if err := sorted(t); o.GetIsTopologicallySorted() && err != nil {
 				c.Errorf("%s: is_topologically_sorted is set, but %v", what, err)
 			} else if c.ours && !o.GetIsTopologicallySorted() {
 				c.Errorf("%s: is_topologically_sorted is not set", what)
@@ -228,29 +223,22 @@ func sorted(t *repb.Tree) error {
 // one.
 func (c *client) directoriesOf(what string, root, tree *repb.Digest) {
 	c.Helper()
-	s, err := c.cas.GetTree(c.Context(), &repb.GetTreeRequest{InstanceName: c.instance, RootDigest: root})
+	pages, err := c.getTree(&repb.GetTreeRequest{InstanceName: c.instance, RootDigest: root})
 	n := map[string]bool{}
-	for err == nil {
-		var page *repb.GetTreeResponse
-		if page, err = s.Recv(); err != nil {
-			break
-		}
+	for _, page := range pages {
 		for _, d := range page.GetDirectories() {
 			_, digest := encoded(c, d)
 			n[digest.Hash] = true
 		}
 	}
 	// The root, d/x, d/y, d/empty, and d/x/same, which equals d/y/same.
-	if err != io.EOF || len(n) != 5 || !n[root.GetHash()] {
+	if err != nil || len(n) != 5 || !n[root.GetHash()] {
 		c.Errorf("%s: GetTree of root_directory_digest: got %d directories, %v, want 5", what, len(n), err)
 	}
 	if tree == nil {
 		return
 	}
-	var t repb.Tree
-	if err := proto.Unmarshal([]byte(c.get(tree)), &t); err != nil {
-		c.Errorf("%s: %v", what, err)
-	} else if _, d := encoded(c, t.GetRoot()); !proto.Equal(d, root) {
+	if _, d := encoded(c, c.decodeTree(tree).GetRoot()); !proto.Equal(d, root) {
 		c.Errorf("%s: root_directory_digest %v differs from the root of the Tree %v", what, root, d)
 	}
 }

@@ -4,10 +4,7 @@ package reapi_test
 
 import (
 	"context"
-	"errors"
-	"io"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -16,7 +13,6 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
-	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
@@ -275,25 +271,4 @@ func (c *client) buildLikeBazel(j job) {
 		skip = true // Bazel rebuilds outputs that it cannot download
 	}
 	c.Fatalf("a build with lost blobs did not complete: %q", why)
-}
-
-// download returns a blob, or the error of the server.
-func (c *client) download(d *repb.Digest) (string, error) {
-	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
-	defer cancel()
-	r, err := c.bs.Read(ctx, &bspb.ReadRequest{ResourceName: c.resource("blobs/%s/%d", d.GetHash(), d.GetSizeBytes())})
-	var b strings.Builder
-	for err == nil {
-		var m *bspb.ReadResponse
-		if m, err = r.Recv(); err == nil {
-			b.Write(m.GetData())
-		}
-	}
-	if !errors.Is(err, io.EOF) {
-		return "", err
-	}
-	if got := cas.SHA256.Sum([]byte(b.String())); got.Hash() != d.GetHash() {
-		return "", errors.New("the content is not what the digest says")
-	}
-	return b.String(), nil
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -19,7 +20,6 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc"
@@ -53,11 +53,7 @@ var scaleTests = []scaleTest{
 
 // TestScale checks large inputs in bounded memory. docs/performance.md has the table that it prints.
 func TestScale(t *testing.T) {
-	b := namespace.New(namespace.Config{})
-	defer b.Close()
-	if _, err := b.Probe(t.Context()); err != nil {
-		sandboxtest.Unavailable(t, "namespaces", err)
-	}
+	confined(t)
 	var table strings.Builder
 	for _, g := range scaleTests {
 		sizes := []int{g.small}
@@ -102,40 +98,26 @@ func peak(t testing.TB, pid int) int64 {
 // putAll uploads blobs in batches.
 func (c *client) putAll(blobs [][]byte) []*repb.Digest {
 	c.Helper()
-	ds := make([]*repb.Digest, len(blobs))
-	req := &repb.BatchUpdateBlobsRequest{InstanceName: c.instance}
-	var size int
-	flush := func() {
-		resp, err := c.cas.BatchUpdateBlobs(c.Context(), req)
-		if err != nil {
-			c.Fatal(err)
-		}
-		for _, r := range resp.Responses {
-			if r.Status.GetCode() != 0 {
-				c.Fatalf("upload of %v: %v", r.Digest, r.Status)
+	var ds []*repb.Digest
+	for start, size := 0, 0; len(ds) < len(blobs); {
+		b := blobs[len(ds)]
+		ds = append(ds, cas.SHA256.Sum(b).Proto())
+		if size += len(b) + 100; size > 1<<20 || len(ds) == len(blobs) {
+			if err := errors.Join(c.batch(blobs[start:len(ds)])...); err != nil {
+				c.Fatal(err)
 			}
-		}
-		req, size = &repb.BatchUpdateBlobsRequest{InstanceName: c.instance}, 0
-	}
-	for i, b := range blobs {
-		ds[i] = cas.SHA256.Sum(b).Proto()
-		req.Requests = append(req.Requests, &repb.BatchUpdateBlobsRequest_Request{Digest: ds[i], Data: b})
-		if size += len(b) + 100; size > 1<<20 || i == len(blobs)-1 {
-			flush()
+			start, size = len(ds), 0
 		}
 	}
 	return ds
 }
 
 // encode returns the messages as blobs.
-func encode[M proto.Message](c *client, messages []M) [][]byte {
+func encode[M proto.Message](c *client, messages []M) (blobs [][]byte) {
 	c.Helper()
-	blobs := make([][]byte, len(messages))
-	for i, m := range messages {
-		var err error
-		if blobs[i], _, err = cas.MarshalProto(cas.SHA256, m); err != nil {
-			c.Fatal(err)
-		}
+	for _, m := range messages {
+		b, _ := encoded(c, m)
+		blobs = append(blobs, b)
 	}
 	return blobs
 }
@@ -212,20 +194,14 @@ func queued(c *client, n int) {
 	}
 }
 
-// wait executes an action with a priority, without a timeout.
+// wait executes an action with a priority.
 func (c *client) wait(d *repb.Digest, priority int32) *repb.ExecuteResponse {
-	s, err := c.exec.Execute(c.Context(), &repb.ExecuteRequest{ActionDigest: d, ExecutionPolicy: &repb.ExecutionPolicy{Priority: priority}})
-	var r repb.ExecuteResponse
-	if err == nil {
-		op, failed := last(s)
-		if err = failed; err == nil {
-			err = op.GetResponse().UnmarshalTo(&r)
-		}
-	}
-	if err != nil {
+	r, err := c.executed(&repb.ExecuteRequest{ActionDigest: d, ExecutionPolicy: &repb.ExecutionPolicy{Priority: priority}})
+	if r == nil {
 		c.Error(err)
+		r = &repb.ExecuteResponse{}
 	}
-	return &r
+	return r
 }
 
 // manyInputs runs an action with n input files, and another one with one file changed.
@@ -273,10 +249,7 @@ func manyOutputs(c *client, n int) {
 	if code(r) != codes.OK || r.Result.ExitCode != 0 || len(r.Result.OutputDirectories) != 1 {
 		c.Fatalf("status %v, message %q, %s", r.Status, r.Message, c.stderr(r))
 	}
-	var tree repb.Tree
-	if err := proto.Unmarshal([]byte(c.get(r.Result.OutputDirectories[0].TreeDigest)), &tree); err != nil {
-		c.Fatal(err)
-	}
+	tree := c.decodeTree(r.Result.OutputDirectories[0].TreeDigest)
 	files := map[string]*repb.Digest{}
 	for _, f := range tree.Root.GetFiles() {
 		files[f.Name] = f.Digest

@@ -4,9 +4,7 @@ package reapi_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -20,10 +18,8 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
-	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -31,11 +27,7 @@ import (
 // connect is serveAs without checking the store afterwards; cfg may set Binary.
 func connect(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	t.Helper()
-	b := namespace.New(namespace.Config{})
-	defer b.Close()
-	if _, err := b.Probe(t.Context()); err != nil {
-		sandboxtest.Unavailable(t, "namespaces", err)
-	}
+	confined(t)
 	if cfg.Binary == "" {
 		cfg.Binary = built.Path(t)
 	}
@@ -64,43 +56,22 @@ func random(rnd *rand.Rand, size int) []byte {
 func seeded(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
 
 // batch uploads blobs in one call and returns an error for each.
-func (c *client) batch(ctx context.Context, blobs [][]byte) []error {
-	req := repb.BatchUpdateBlobsRequest{InstanceName: c.instance}
+func (c *client) batch(blobs [][]byte) []error {
+	var reqs []*repb.BatchUpdateBlobsRequest_Request
 	for _, b := range blobs {
-		req.Requests = append(req.Requests, &repb.BatchUpdateBlobsRequest_Request{Digest: cas.SHA256.Sum(b).Proto(), Data: b})
+		reqs = append(reqs, blob(b))
 	}
-	errs := make([]error, len(blobs))
-	resp, err := c.cas.BatchUpdateBlobs(ctx, &req)
-	for i := range errs {
-		if errs[i] = err; err == nil {
-			errs[i] = status.ErrorProto(resp.Responses[i].Status)
-		}
+	errs, err := c.update(reqs...)
+	if err != nil {
+		errs = slices.Repeat([]error{err}, len(blobs))
 	}
 	return errs
 }
 
 // stream uploads a blob; it returns nil if the server has acknowledged all of it.
-func (c *client) stream(ctx context.Context, b []byte) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	w, err := c.bs.Write(ctx)
-	if err != nil {
-		return err
-	}
+func (c *client) stream(b []byte) error {
 	d := cas.SHA256.Sum(b)
-	name := c.resource("uploads/%s/blobs/%s/%d", uuid(), d.Hash(), d.Size())
-	for off := 0; off < len(b); {
-		n := min(len(b)-off, 64<<10)
-		err := w.Send(&bspb.WriteRequest{ResourceName: name, WriteOffset: int64(off), Data: b[off : off+n], FinishWrite: off+n == len(b)})
-		if errors.Is(err, io.EOF) {
-			break // the server has answered
-		}
-		if err != nil {
-			return err
-		}
-		off += n
-	}
-	r, err := w.CloseAndRecv()
+	r, err := c.write(pieces(c.writeName(d.Proto()), b, 64<<10)...)
 	if err == nil && r.CommittedSize != d.Size() {
 		err = fmt.Errorf("committed %d of %d bytes", r.CommittedSize, d.Size())
 	}
@@ -108,11 +79,11 @@ func (c *client) stream(ctx context.Context, b []byte) error {
 }
 
 // store uploads a blob, by a batch if it is small.
-func (c *client) store(ctx context.Context, b []byte) error {
+func (c *client) store(b []byte) error {
 	if len(b) < 64<<10 {
-		return c.batch(ctx, [][]byte{b})[0]
+		return c.batch([][]byte{b})[0]
 	}
-	return c.stream(ctx, b)
+	return c.stream(b)
 }
 
 // absent returns which blobs are missing, and so marks the others as used.
@@ -139,7 +110,7 @@ func (c *client) fill(rnd *rand.Rand, size int, limit int) (stored []*repb.Diges
 	c.Helper()
 	for total := 0; total < limit; total += size {
 		b := random(rnd, size)
-		err := c.store(c.Context(), b)
+		err := c.store(b)
 		if status.Code(err) == codes.ResourceExhausted {
 			return stored, b, err
 		}
@@ -170,7 +141,7 @@ func TestRule024_ShortLeases(t *testing.T) {
 		rnd := seeded(2)
 		for total := 0; total < 3*budget || !enough.Load(); {
 			b := random(rnd, 1+rnd.IntN([]int{1000, 50_000, 300_000}[rnd.IntN(3)]))
-			err := c.store(t.Context(), b)
+			err := c.store(b)
 			if status.Code(err) == codes.ResourceExhausted && refusals < 10_000 {
 				refusals++
 				time.Sleep(10 * time.Millisecond)
@@ -270,7 +241,7 @@ func TestAcknowledgedBlobsSurviveKill(t *testing.T) {
 				for range 200 {
 					if i%2 == 0 {
 						b := random(rnd, 1+rnd.IntN(600_000))
-						if !note(b, c.stream(t.Context(), b)) {
+						if !note(b, c.stream(b)) {
 							return
 						}
 						continue
@@ -280,7 +251,7 @@ func TestAcknowledgedBlobsSurviveKill(t *testing.T) {
 						blobs[j] = random(rnd, 1+rnd.IntN(20_000))
 					}
 					more := true
-					for j, err := range c.batch(t.Context(), blobs) {
+					for j, err := range c.batch(blobs) {
 						more = note(blobs[j], err) && more
 					}
 					if !more {
@@ -392,7 +363,7 @@ func checkFullDisk(c *client, disk string, sizes []int) {
 		c.Fatal(err)
 	}
 	for _, b := range refused {
-		if err := c.store(c.Context(), b); err != nil {
+		if err := c.store(b); err != nil {
 			c.Errorf("after space was freed: %v", err)
 		}
 		stored = append(stored, cas.SHA256.Sum(b).Proto())

@@ -153,9 +153,9 @@ func (c *client) fetch(req *repb.BatchReadBlobsRequest) ([]*repb.BatchReadBlobsR
 	return rs, nil
 }
 
-// executed executes an action and returns the error of the call or of the response.
+// executed executes an action. Its error is that of the call, with a nil response, or that of the response.
 func (c *client) executed(req *repb.ExecuteRequest) (*repb.ExecuteResponse, error) {
-	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(c.Context(), 10*time.Minute)
 	defer cancel()
 	s, err := c.exec.Execute(ctx, req)
 	if err != nil {
@@ -166,11 +166,8 @@ func (c *client) executed(req *repb.ExecuteRequest) (*repb.ExecuteResponse, erro
 		return nil, err
 	}
 	var r repb.ExecuteResponse
-	if op.GetResponse() == nil {
-		return nil, status.Errorf(codes.Unknown, "the stream ended with %v", op)
-	}
 	if err := op.GetResponse().UnmarshalTo(&r); err != nil {
-		return nil, err
+		return nil, status.Errorf(codes.Unknown, "operation %v: %v", op, err)
 	}
 	return &r, status.ErrorProto(r.Status)
 }
