@@ -115,9 +115,7 @@ func TestRule063_HitMarksAllBlobsAsUsed(t *testing.T) {
 			used[d] = true
 		}
 	}}
-	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
-		return &cas.Instance{Name: name, Store: p, Actions: m}, nil
-	}})
+	c := serve(t, casserver.Config{Instances: instances(p, m)})
 	if _, err := c.lookup(t); err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/compress"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -129,15 +130,7 @@ func TestFinishWriteIsAnsweredImmediately(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
-			stream, err := c.Write(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, m := range row.messages {
-				if err := stream.Send(m); err != nil {
-					t.Fatal(err)
-				}
-			}
+			stream := c.open(ctx, t, row.messages...)
 			wantCode(t, stream.RecvMsg(&bspb.WriteResponse{}), row.want)
 			if row.want == codes.OK && !c.has(t, sum(blobOf(row.messages))) {
 				t.Error("the blob is not stored")
@@ -180,13 +173,7 @@ func TestRule041_PresentBlobEndsUploadEarly(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	data := noise(1 << 20)
 	c.put(t, data)
-	stream, err := c.Write(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Send(message(uploadName(data), 0, data[:10], false)); err != nil {
-		t.Fatal(err)
-	}
+	stream := c.open(t.Context(), t, message(uploadName(data), 0, data[:10], false))
 	var resp bspb.WriteResponse
 	if err := stream.RecvMsg(&resp); err != nil || resp.CommittedSize != int64(len(data)) {
 		t.Errorf("before the end of the upload: got %v, %v", resp.CommittedSize, err)
@@ -198,13 +185,7 @@ func TestRule041_PresentBlobEndsUploadEarly(t *testing.T) {
 
 func TestRule041_ConcurrentlyStoredBlobIsNotAnError(t *testing.T) {
 	c := serve(t, casserver.Config{})
-	stream, err := c.Write(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Send(message(uploadName("12345678"), 0, "1234", false)); err != nil {
-		t.Fatal(err)
-	}
+	stream := c.open(t.Context(), t, message(uploadName("12345678"), 0, "1234", false))
 	if err := c.uploadTo(t.Context(), "", "12345678"); err != nil {
 		t.Fatal(err)
 	}
@@ -228,16 +209,8 @@ func TestRule042_MismatchIsInvalidAndNotStored(t *testing.T) {
 func TestRule042_TooMuchDataIsRejectedImmediately(t *testing.T) {
 	// This store reads on without limit and drops the reason for a failure.
 	m := castest.NewMemory()
-	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
-		return &cas.Instance{Name: name, Store: greedy{m}, Actions: m}, nil
-	}})
-	stream, err := c.Write(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Send(message(uploadName("12345678"), 0, "123456789", false)); err != nil {
-		t.Fatal(err)
-	}
+	c := serve(t, casserver.Config{Instances: instances(greedy{m}, m)})
+	stream := c.open(t.Context(), t, message(uploadName("12345678"), 0, "123456789", false))
 	// The client neither finishes nor closes: the answer must not wait for that.
 	wantCode(t, stream.RecvMsg(&bspb.WriteResponse{}), codes.InvalidArgument, "longer than the 8 bytes")
 	if n := m.Len(); n != 0 {
@@ -285,13 +258,7 @@ func TestRule047_ConcurrentUploadsOfOneBlobSucceed(t *testing.T) {
 
 func TestRule047_OneUploadNameForSeveralBlobs(t *testing.T) {
 	c := serve(t, casserver.Config{})
-	first, err := c.Write(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := first.Send(message(uploadName("12345678"), 0, "1234", false)); err != nil {
-		t.Fatal(err)
-	}
+	first := c.open(t.Context(), t, message(uploadName("12345678"), 0, "1234", false))
 	wantCode(t, c.uploadTo(t.Context(), "", "another"), codes.OK)
 	if err := first.Send(message("", 4, "5678", true)); err != nil {
 		t.Fatal(err)
@@ -338,19 +305,21 @@ func TestRule048And049_ReadOffsetAndLimit(t *testing.T) {
 
 func TestRule052_ReadMessagesAreSmall(t *testing.T) {
 	c := serve(t, casserver.Config{})
-	stream, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: c.put(t, noise(5<<20+3)).Resource()})
-	if err != nil {
-		t.Fatal(err)
+	d := c.put(t, noise(5<<20+3))
+	names := []string{d.Resource()}
+	for _, by := range compress.Compressors() {
+		names = append(names, compressedName(by, d))
 	}
-	for {
-		m, err := stream.Recv()
-		if err == io.EOF {
-			break
-		} else if err != nil {
-			t.Fatal(err)
+	for _, name := range names {
+		stream, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: name})
+		for err == nil {
+			var m *bspb.ReadResponse
+			if m, err = stream.Recv(); err == nil && (len(m.Data) == 0 || len(m.Data) > 1<<20) {
+				t.Errorf("%s: got a message of %d bytes, want 1 byte to 1 MiB", name, len(m.Data))
+			}
 		}
-		if n := len(m.Data); n == 0 || n > 1<<20 {
-			t.Errorf("got a message of %d bytes, want 1 byte to 1 MiB", n)
+		if err != io.EOF {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
@@ -408,15 +377,22 @@ func TestReadOfCorruptBlobIsIncomplete(t *testing.T) {
 			if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data)); err != nil {
 				t.Fatal(err)
 			}
+			want := codes.NotFound
+			if label == "unreadable" {
+				want = codes.Internal
+			}
 			for _, limit := range []int64{0, d.Size(), d.Size() + 1} {
 				got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: d.Resource(), ReadLimit: limit})
-				want := codes.NotFound
-				if label == "unreadable" {
-					want = codes.Internal
-				}
 				wantCode(t, err, want, d.String())
 				if len(got) >= len(data) {
-					t.Errorf("limit %d: all %d bytes were delivered", limit, len(got))
+					t.Errorf("limit %d: got %d bytes, want fewer than %d", limit, len(got), len(data))
+				}
+			}
+			for _, by := range compress.Compressors() {
+				b, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: compressedName(by, d)})
+				wantCode(t, err, want, d.String())
+				if _, err := compress.Decode(by, b, d.Size()); err == nil {
+					t.Errorf("%v: got a complete stream", by)
 				}
 			}
 		})

@@ -53,24 +53,34 @@ func serveWith(t testing.TB, c casserver.Config, options ...grpc.ServerOption) *
 		c.Instances = castest.Instances()
 	}
 	s := grpc.NewServer(options...)
-	stop := casserver.Register(s, c)
+	cl := &client{instances: c.Instances, stop: casserver.Register(s, c)}
+	t.Cleanup(cl.stop)
+	cl.connect(t, s, nil)
+	return cl
+}
+
+// connect runs s and connects c to it, through wrap if that is not nil.
+func (c *client) connect(t testing.TB, s *grpc.Server, wrap func(net.Conn) net.Conn, options ...grpc.DialOption) {
+	t.Helper()
 	l := bufconn.Listen(1 << 20)
 	go s.Serve(l)
-	t.Cleanup(func() {
-		s.Stop()
-		stop()
-	})
-	conn, err := grpc.NewClient("passthrough:///bufconn",
+	t.Cleanup(s.Stop)
+	conn, err := grpc.NewClient("passthrough:///bufconn", append(options,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			conn, err := l.DialContext(ctx)
+			if err == nil && wrap != nil {
+				conn = wrap(conn)
+			}
+			return conn, err
+		}))...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	return &client{
-		repb.NewCapabilitiesClient(conn), repb.NewContentAddressableStorageClient(conn),
-		bspb.NewByteStreamClient(conn), repb.NewActionCacheClient(conn), c.Instances, nil, stop,
-	}
+	c.CapabilitiesClient = repb.NewCapabilitiesClient(conn)
+	c.ContentAddressableStorageClient = repb.NewContentAddressableStorageClient(conn)
+	c.ByteStreamClient, c.ActionCacheClient = bspb.NewByteStreamClient(conn), repb.NewActionCacheClient(conn)
 }
 
 // memory returns the store of an instance.
@@ -298,13 +308,18 @@ func (p *probe) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 	return p.Store.Missing(ctx, ds)
 }
 
+// instances returns instances that all have this store and action cache.
+func instances(store cas.Store, actions cas.ActionCache) cas.Instances {
+	return func(name string) (*cas.Instance, error) {
+		return &cas.Instance{Name: name, Store: store, Actions: actions}, nil
+	}
+}
+
 // behind returns instances that all share one Memory, accessed through p.
 func behind(p *probe) (cas.Instances, *castest.Memory) {
 	m := castest.NewMemory()
 	p.Store = m
-	return func(name string) (*cas.Instance, error) {
-		return &cas.Instance{Name: name, Store: p, Actions: m}, nil
-	}, m
+	return instances(p, m), m
 }
 
 func TestRule015_UnknownInstanceIsAlwaysInvalid(t *testing.T) {

@@ -265,9 +265,7 @@ func (m *marking) Splice(ctx context.Context, d cas.Digest, of cas.ChunkList) er
 
 func serveMarking(t *testing.T) (*client, *marking) {
 	m := &marking{castest.NewMemory(), map[cas.Digest]bool{}, nil}
-	return serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
-		return &cas.Instance{Name: name, Store: m, Actions: m}, nil
-	}}), m
+	return serve(t, casserver.Config{Instances: instances(m, m)}), m
 }
 
 func TestRule057_SplitMarksBlobAndChunksAsUsed(t *testing.T) {
@@ -501,9 +499,7 @@ func TestConcurrentSplitsAreLimited(t *testing.T) {
 	data := noise(3 << 20)
 	m := castest.NewFaulty(castest.NewMemory(), nil)
 	s := &mappingFaulty{m, castest.NewMemory()}
-	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
-		return &cas.Instance{Name: name, Store: s}, nil
-	}})
+	c := serve(t, casserver.Config{Instances: instances(s, nil)})
 	if _, err := cas.PutBytes(t.Context(), s, cas.SHA256, []byte(data)); err != nil {
 		t.Fatal(err)
 	}
@@ -680,9 +676,7 @@ func FuzzRegisterChunkMapping(f *testing.F) {
 // serveFuzz is serve for a fuzz target and one store.
 func serveFuzz(f *testing.F, m *castest.Memory) *client {
 	f.Helper()
-	return serveWith(f, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
-		return &cas.Instance{Name: name, Store: m, Actions: m}, nil
-	}}, casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
+	return serveWith(f, casserver.Config{Instances: instances(m, m)}, casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
 }
 
 // A million chunks of three bytes would need a list twelve times the size of the blob, read at each existence check.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"testing"
 	"time"
 
@@ -18,8 +17,6 @@ import (
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/test/bufconn"
 )
 
 // holding is a store whose Put reads everything and then hangs, like one whose upstream does not answer.
@@ -44,18 +41,9 @@ func TestStopEndsUploadThatHangsInStore(t *testing.T) {
 	m := castest.NewMemory()
 	h := &holding{m, make(chan struct{}, 1), make(chan error, 1)}
 	s := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
-	endUploads := casserver.Register(s, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
-		return &cas.Instance{Name: name, Store: h, Actions: m}, nil
-	}})
-	l := bufconn.Listen(1 << 20)
-	go s.Serve(l)
-	conn, err := grpc.NewClient("passthrough:///bufconn", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	c := &client{ByteStreamClient: bspb.NewByteStreamClient(conn)}
+	endUploads := casserver.Register(s, casserver.Config{Instances: instances(h, m)})
+	c := &client{}
+	c.connect(t, s, nil)
 	c.open(t.Context(), t, message(uploadName("12345678"), 0, "1234", false), message("", 4, "5678", true))
 	<-h.read
 	graceful := make(chan struct{})
@@ -78,9 +66,7 @@ func TestUploadsThatHangInStoreAreLimited(t *testing.T) {
 	m := castest.NewMemory()
 	const kept, more = 64, 3
 	h := &holding{m, make(chan struct{}), make(chan error, kept+more)}
-	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
-		return &cas.Instance{Name: name, Store: h, Actions: m}, nil
-	}})
+	c := serve(t, casserver.Config{Instances: instances(h, m)})
 	for i := range kept + more {
 		ctx, cancel := context.WithCancel(t.Context())
 		name := fmt.Sprintf("uploads/u%d/%s", i, sum("12345678").Resource())
@@ -122,9 +108,7 @@ func (s *stepping) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 func TestRule046_ReportedOffsetStaysValid(t *testing.T) {
 	m := castest.NewMemory()
 	s := &stepping{m, make(chan struct{}), make(chan struct{}), make(chan struct{})}
-	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
-		return &cas.Instance{Name: name, Store: s, Actions: m}, nil
-	}})
+	c := serve(t, casserver.Config{Instances: instances(s, m)})
 	name := uploadName("12345678")
 	lost := c.open(t.Context(), t, message(name, 0, "1234", false), message("", 4, "56", false))
 	<-s.four

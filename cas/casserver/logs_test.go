@@ -61,15 +61,7 @@ func TestRule127_LogStreamNamesGoToLogs(t *testing.T) {
 	if _, err := r.Recv(); err != io.EOF {
 		t.Errorf("read: %v", err)
 	}
-	w, err := c.Write(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range []*bspb.WriteRequest{message("logstreams/a/b", 0, "one", false), message("", 3, "three", false)} {
-		if err := w.Send(m); err != nil {
-			t.Fatal(err)
-		}
-	}
+	w := c.open(ctx, t, []*bspb.WriteRequest{message("logstreams/a/b", 0, "one", false), message("", 3, "three", false)}...)
 	if res, err := w.CloseAndRecv(); err != nil || res.CommittedSize != 8 {
 		t.Errorf("write: %v, %v", res, err)
 	}
@@ -85,13 +77,7 @@ func TestInstanceMayBeNamedLogstreams(t *testing.T) {
 	var l logs
 	c := serve(t, casserver.Config{Logs: &l})
 	name := "logstreams/" + uploadName("a blob")
-	w, err := c.Write(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Send(message(name, 0, "a blob", true)); err != nil {
-		t.Fatal(err)
-	}
+	w := c.open(t.Context(), t, message(name, 0, "a blob", true))
 	if _, err := w.CloseAndRecv(); err != nil {
 		t.Error(err)
 	}

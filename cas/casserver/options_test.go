@@ -19,32 +19,20 @@ import (
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/test/bufconn"
 )
 
 func TestRule091_PingsOnIdleConnectionArePermitted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
 		casserver.Register(s, casserver.Config{Instances: castest.Instances()})
-		l := bufconn.Listen(1 << 20)
-		go s.Serve(l)
-		defer s.Stop()
 		var dials atomic.Int32
-		conn, err := grpc.NewClient("passthrough:///bufconn",
-			grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, PermitWithoutStream: true}),
-			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-				dials.Add(1)
-				return l.DialContext(ctx)
-			}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		c := repb.NewCapabilitiesClient(conn)
+		c := &client{}
+		c.connect(t, s, func(conn net.Conn) net.Conn {
+			dials.Add(1)
+			return conn
+		}, grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, PermitWithoutStream: true}))
 		for range 3 {
 			if _, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{}); err != nil {
 				t.Fatal(err)
@@ -68,13 +56,7 @@ func TestSilentClientIsDropped(t *testing.T) {
 			in.Store = &putting{in.Store, began, ended}
 			return in, err
 		}, func(conn net.Conn) net.Conn { return &mute{conn, &dead} })
-		stream, err := c.Write(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := stream.Send(message(uploadName("12345678"), 0, "1234", false)); err != nil {
-			t.Fatal(err)
-		}
+		c.open(t.Context(), t, message(uploadName("12345678"), 0, "1234", false))
 		<-began
 		time.Sleep(10 * time.Minute)
 		select {
@@ -110,7 +92,7 @@ func (m *mute) Write(p []byte) (int, error) {
 
 func TestCallsPerConnectionAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := dial(t, castest.Instances(), func(conn net.Conn) net.Conn { return conn })
+		c := dial(t, castest.Instances(), nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var opened atomic.Int32
@@ -129,32 +111,18 @@ func TestCallsPerConnectionAreLimited(t *testing.T) {
 }
 
 // dial serves instances on a connection that wrap may replace, and returns a client.
-func dial(t *testing.T, instances cas.Instances, wrap func(net.Conn) net.Conn) bspb.ByteStreamClient {
+func dial(t *testing.T, instances cas.Instances, wrap func(net.Conn) net.Conn) *client {
 	t.Helper()
 	s := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
 	casserver.Register(s, casserver.Config{Instances: instances})
-	l := bufconn.Listen(1 << 20)
-	go s.Serve(l)
-	t.Cleanup(s.Stop)
-	conn, err := grpc.NewClient("passthrough:///bufconn",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			conn, err := l.DialContext(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return wrap(conn), nil
-		}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	return bspb.NewByteStreamClient(conn)
+	c := &client{}
+	c.connect(t, s, wrap)
+	return c
 }
 
 // Headers arrive before authentication, so their size must be limited.
 func TestHeadersAreLimited(t *testing.T) {
-	c := dial(t, castest.Instances(), func(conn net.Conn) net.Conn { return conn })
+	c := dial(t, castest.Instances(), nil)
 	for size, want := range map[int]codes.Code{100 << 10: codes.NotFound, 300 << 10: codes.Internal} {
 		ctx := metadata.AppendToOutgoingContext(t.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", strings.Repeat("x", size))
 		r, err := c.Read(ctx, &bspb.ReadRequest{ResourceName: "blobs/" + sum("absent").Hash() + "/6"})

@@ -40,9 +40,7 @@ func puttingServer(t *testing.T) (c *client, m *castest.Memory, began <-chan str
 	t.Helper()
 	m = castest.NewMemory()
 	begins, ends := make(chan struct{}, 1000), make(chan error, 1000)
-	return serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
-		return &cas.Instance{Name: name, Store: &putting{m, begins, ends}, Actions: m}, nil
-	}}), m, begins, ends
+	return serve(t, casserver.Config{Instances: instances(&putting{m, begins, ends}, m)}), m, begins, ends
 }
 
 // query calls QueryWriteStatus.
@@ -375,9 +373,7 @@ func TestFullStoreDropsWaitingUploads(t *testing.T) {
 		}
 		return nil
 	}}
-	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
-		return &cas.Instance{Name: name, Store: s, Actions: m}, nil
-	}})
+	c := serve(t, casserver.Config{Instances: instances(s, m)})
 	name := uploadName("12345678")
 	_, err := c.write(t.Context(), message(name, 0, "1234", false))
 	wantCode(t, err, codes.InvalidArgument)

@@ -118,9 +118,7 @@ func TestRule025_BadDigestFailsOnlyItsBlob(t *testing.T) {
 
 func TestRule026_MismatchIsInvalidAndNotStored(t *testing.T) {
 	m := castest.NewMemory()
-	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
-		return &cas.Instance{Name: name, Store: trusting{m}, Actions: m}, nil
-	}})
+	c := serve(t, casserver.Config{Instances: instances(trusting{m}, m)})
 	if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("have")); err != nil {
 		t.Fatal(err)
 	}
@@ -266,9 +264,7 @@ func (s *fetching) Fetch(context.Context, []cas.Digest) ([]cas.Digest, error) { 
 func TestRule031_AbsentBlobsAreFetchedOnce(t *testing.T) {
 	m := castest.NewMemory()
 	s := &fetching{Store: m, absent: []cas.Digest{sum("absent"), sum("nowhere")}}
-	c := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
-		return &cas.Instance{Name: name, Store: s, Actions: m}, nil
-	}})
+	c := serve(t, casserver.Config{Instances: instances(s, m)})
 	if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("here")); err != nil {
 		t.Fatal(err)
 	}
@@ -418,9 +414,7 @@ func TestBatchIsStoredByOneCall(t *testing.T) {
 	}}
 	c := serve(t, casserver.Config{
 		MaxBlobBytes: 10,
-		Instances: func(name string) (*cas.Instance, error) {
-			return &cas.Instance{Name: name, Store: s, Actions: m}, nil
-		},
+		Instances: instances(s, m),
 	})
 	req := updates("a", "compressed", "b", "wrong", "full", "longer than ten", "away", "a", "")
 	req.Requests[1].Compressor = 99
