@@ -429,6 +429,7 @@ func TestRule054_HeaderMustMatchResourceName(t *testing.T) {
 
 // Buffers are reused by other calls and must not leak data between them.
 func TestConcurrentStreamsDoNotShareData(t *testing.T) {
+	t.Parallel()
 	c := serve(t, casserver.Config{})
 	var wg sync.WaitGroup
 	for i := range 8 {

@@ -183,6 +183,7 @@ func TestRule014_ChunkingParametersAreRecommendedOnes(t *testing.T) {
 }
 
 func TestRule057_ChunksAreStoredAndMakeUpTheBlob(t *testing.T) {
+	t.Parallel()
 	data := noise(7 << 20)
 	d := sum(data)
 	for asked, cutBy := range map[repb.ChunkingFunction_Value]repb.ChunkingFunction_Value{unknown: fastCDC, fastCDC: fastCDC, repMax: repMax, 77: fastCDC} {
@@ -290,6 +291,7 @@ func TestRule057_SplitMarksBlobAndChunksAsUsed(t *testing.T) {
 }
 
 func TestRule058_LongMappingHasManyMessages(t *testing.T) {
+	t.Parallel()
 	c := serve(t, casserver.Config{})
 	piece := c.put(t, strings.Repeat("piece ", 10))
 	const n = 100_000
@@ -319,6 +321,7 @@ func TestRule058_LongMappingHasManyMessages(t *testing.T) {
 }
 
 func TestRule058_SmallBlobIsItsOnlyChunk(t *testing.T) {
+	t.Parallel()
 	for v, most := range map[repb.ChunkingFunction_Value]int{unknown: 2 << 20, fastCDC: 2 << 20, repMax: 512<<10 - 1} {
 		c := serve(t, casserver.Config{})
 		for name, split := range c.splitters() {
@@ -367,6 +370,7 @@ func TestRule059_FirstMessageDecides(t *testing.T) {
 }
 
 func TestRule060_SpliceVerifies(t *testing.T) {
+	t.Parallel()
 	large := noise(3 << 20)
 	for name := range (&client{}).splicers() {
 		for kind, data := range map[string]string{"small": large[:100_000], "large": large} {
@@ -432,6 +436,7 @@ func has(t *testing.T, s cas.Store, d cas.Digest) bool {
 }
 
 func TestRule060_StatedFunctionIsRecordedIfCorrect(t *testing.T) {
+	t.Parallel()
 	data := noise(5 << 20)
 	fast, max := chunk.FastCDC{Average: 512 << 10}, chunk.RepMaxCDC{Min: 256 << 10, Horizon: 2 << 20}
 	for _, x := range []struct {
@@ -471,6 +476,7 @@ func TestRule010_SpliceOfTooLargeBlobIsInvalid(t *testing.T) {
 
 // A client may name up to a million chunks, which take little more memory than the list.
 func TestRegisterChunkMappingIsLimited(t *testing.T) {
+	t.Parallel()
 	c := serve(t, casserver.Config{})
 	piece := c.put(t, "0123456789").Proto()
 	part := &repb.RegisterChunkMappingRequest{ChunkDigests: slices.Repeat([]*repb.Digest{piece}, 50_000)}
@@ -496,6 +502,7 @@ func TestRegisterChunkMappingIsLimited(t *testing.T) {
 
 // Only a few blobs are split at once; a call that is cancelled while it waits returns immediately.
 func TestConcurrentSplitsAreLimited(t *testing.T) {
+	t.Parallel()
 	data := noise(3 << 20)
 	m := castest.NewFaulty(castest.NewMemory(), nil)
 	s := &mappingFaulty{m, castest.NewMemory()}
@@ -544,6 +551,7 @@ func (m *mappingFaulty) Split(ctx context.Context, d cas.Digest) (cas.ChunkList,
 
 // Two similar blobs take little more space than one.
 func TestSplicedBlobsShareChunks(t *testing.T) {
+	t.Parallel()
 	store, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
 	if err != nil {
 		t.Fatal(err)
@@ -681,6 +689,7 @@ func serveFuzz(f *testing.F, m *castest.Memory) *client {
 
 // A million chunks of three bytes would need a list twelve times the size of the blob, read at each existence check.
 func TestBlobOfTinyChunksIsStoredWhole(t *testing.T) {
+	t.Parallel()
 	store, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
 	if err != nil {
 		t.Fatal(err)

@@ -270,6 +270,7 @@ func TestRule045_MismatchIsInvalidAndNotStored(t *testing.T) {
 // The answer must come as soon as there is too much data, although the client neither finishes nor closes. The store,
 // which would read on, gets only one extra byte.
 func TestRule045_BombsEndAtStatedSize(t *testing.T) {
+	t.Parallel()
 	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
 		m := castest.NewMemory()
 		var read atomic.Int64

@@ -187,6 +187,7 @@ func TestRule038_FirstOffsetIsZeroOrCommitted(t *testing.T) {
 
 // On disk, waiting uploads count against the budget and vanish with the server.
 func TestRule056_WaitingUploadsVanishWithServer(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	store, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20})
 	if err != nil {

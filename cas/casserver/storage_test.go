@@ -59,6 +59,7 @@ func (c *client) update(t *testing.T, req *repb.BatchUpdateBlobsRequest) []codes
 }
 
 func TestRule023_FindMissingReturnsAbsentBlobs(t *testing.T) {
+	t.Parallel()
 	c := serve(t, casserver.Config{})
 	have := c.put(t, "have").Proto()
 	want := map[string]bool{}
@@ -353,6 +354,7 @@ func TestRule031_BatchReadHasStatusPerBlob(t *testing.T) {
 }
 
 func TestRule032_BatchReadFitsIntoMessage(t *testing.T) {
+	t.Parallel()
 	c := serve(t, casserver.Config{})
 	// The data alone would fit, but not the digests.
 	var blobs []string
@@ -414,7 +416,7 @@ func TestBatchIsStoredByOneCall(t *testing.T) {
 	}}
 	c := serve(t, casserver.Config{
 		MaxBlobBytes: 10,
-		Instances: instances(s, m),
+		Instances:    instances(s, m),
 	})
 	req := updates("a", "compressed", "b", "wrong", "full", "longer than ten", "away", "a", "")
 	req.Requests[1].Compressor = 99

@@ -146,6 +146,7 @@ func TestRule034_GetTree(t *testing.T) {
 
 // The client rejects messages above 4 MiB.
 func TestRule035_GetTreeOfManyDirectories(t *testing.T) {
+	t.Parallel()
 	c := serve(t, casserver.Config{})
 	var tops []cas.Digest
 	for i := range 100 {
@@ -166,6 +167,7 @@ func TestRule035_GetTreeOfManyDirectories(t *testing.T) {
 }
 
 func TestRule035_GetTreeOfDeepNesting(t *testing.T) {
+	t.Parallel()
 	c := serve(t, casserver.Config{})
 	d := c.directory(t, "bottom")
 	for i := range 9999 {
