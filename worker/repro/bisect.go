@@ -283,10 +283,8 @@ func (b *Bisection) summarize(runs int) {
 		if len(b.Unheld) > 0 {
 			why += " here (" + strings.Join(b.Unheld, ", ") + ")"
 		}
-		parts = append(
-			parts,
-			fmt.Sprintf("%s differs with all factors held, due to %s", abbreviate(b.Nondeterministic), why),
-		)
+		parts = append(parts,
+			fmt.Sprintf("%s differs with all factors held, due to %s", abbreviate(b.Nondeterministic), why))
 	}
 	if len(b.TimeDependent) > 0 {
 		parts = append(parts, abbreviate(b.TimeDependent)+" contains times of files or durations by the host's clock")

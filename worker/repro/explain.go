@@ -16,8 +16,8 @@ import (
 // maxExplained limits the outputs whose contents are compared.
 const maxExplained = 50
 
-// explain compares the contents of the outputs that differ. An output that cannot be read or compared is not an error: its
-// digest shows that it differs.
+// explain compares the contents of the outputs that differ. An output that cannot be read or compared is not an error:
+// its digest shows that it differs.
 func (c *check) explain(ctx context.Context) {
 	v := &c.verdict
 	explained := 0
@@ -49,8 +49,8 @@ func (c *check) explain(ctx context.Context) {
 	}
 }
 
-// attribute sets the factors of a difference, and its cause if the factors prove another one than it shows. rest are the
-// factors of the output that explain no other difference, and all are the differences of the item.
+// attribute sets the factors of a difference, and its cause if the factors prove another one than it shows. rest are
+// the factors of the output that explain no other difference, and all are the differences of the item.
 func (c *check) attribute(o *Output, d *Difference, name string, rest []string, all []compare.Difference) {
 	proved := len(d.Factors) > 0
 	isNoise := c.isNoise(name, &d.Difference)
@@ -85,14 +85,14 @@ func (c *check) isNoise(name string, d *compare.Difference) bool {
 	return b != nil && b.noise.knows(name, locationKey(d))
 }
 
-// canShow reports whether differences by one of these factors may show a cause. What a bisection proves outweighs what a
-// difference shows.
+// canShow reports whether differences by one of these factors may show a cause. What a bisection proves outweighs what
+// a difference shows.
 func canShow(factors []string, cause compare.Cause) bool {
 	return slices.ContainsFunc(factors, func(name string) bool { return factorOf(name).explains(cause) })
 }
 
-// withoutOthers returns the factors of a difference without those that belong to another difference at the same location,
-// such as the mode and the owner in one line.
+// withoutOthers returns the factors of a difference without those that belong to another difference at the same
+// location, such as the mode and the owner in one line.
 func withoutOthers(factors []string, d *compare.Difference, all []compare.Difference) []string {
 	if !slices.ContainsFunc(factors, func(name string) bool { return factorOf(name).shows(d.Cause) }) {
 		return factors
@@ -130,8 +130,8 @@ func (c *check) causeBy(o *Output, by []string) compare.Cause {
 	return compare.Unknown
 }
 
-// isSeed reports whether programs that do not ask the kernel for random numbers derive seeds from these factors: the clock
-// together with process IDs or addresses.
+// isSeed reports whether programs that do not ask the kernel for random numbers derive seeds from these factors: the
+// clock together with process IDs or addresses.
 func isSeed(by []string) bool {
 	has := func(name string) bool { return slices.Contains(by, name) }
 	return (has("time") || has("uptime")) && (has("pids") || has("aslr"))
@@ -215,8 +215,8 @@ func (s *fallbackStore) Open(ctx context.Context, d cas.Digest, off int64) (io.R
 	return r, err
 }
 
-// normalizeTrees names output directories by their root Directory, because servers may encode the same Tree differently. It
-// skips directories that cannot be read.
+// normalizeTrees names output directories by their root Directory, because servers may encode the same Tree
+// differently. It skips directories that cannot be read.
 func normalizeTrees(ctx context.Context, runs []Run) {
 	for _, name := range itemNames(runs) {
 		for i := range runs {

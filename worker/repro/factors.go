@@ -15,8 +15,8 @@ import (
 )
 
 // A Factor is a condition that a run can observe although it is not an input. A varied Factor has a different value in
-// every run, a held one the same value. A Factor without vary changes on its own unless it is held; one without hold stays
-// the same unless it is varied.
+// every run, a held one the same value. A Factor without vary changes on its own unless it is held; one without hold
+// stays the same unless it is varied.
 type Factor struct {
 	// Name is how users select it.
 	Name string
@@ -214,8 +214,8 @@ func clockOffset(i int) time.Duration {
 
 func cycle[T any](of []T, i int) T { return of[(i-1)%len(of)] }
 
-// declares returns a Factor.unfit for variables that the command sets, because these are inputs. A name that ends in "*" is
-// a prefix.
+// declares returns a Factor.unfit for variables that the command sets, because these are inputs. A name that ends in
+// "*" is a prefix.
 func declares(names ...string) func(*planner) string {
 	return func(p *planner) string {
 		for _, v := range p.command.GetEnvironmentVariables() {
@@ -233,8 +233,8 @@ func declares(names ...string) func(*planner) string {
 // Factors returns all factors.
 func Factors() []Factor { return slices.Clone(factors) }
 
-// Choose parses a comma-separated list of factors, "all" or "none". "uid" and "tz" are aliases. An empty list is an error,
-// because it may be an unset shell variable, and every action would seem reproducible.
+// Choose parses a comma-separated list of factors, "all" or "none". "uid" and "tz" are aliases. An empty list is an
+// error, because it may be an unset shell variable, and every action would seem reproducible.
 func Choose(list string) ([]string, error) {
 	if strings.Trim(list, ", ") == "" {
 		return nil, fmt.Errorf("no factor: choose from %s, all, none", strings.Join(Names(), ", "))
@@ -253,11 +253,8 @@ func Choose(list string) ([]string, error) {
 			name = "zone"
 		}
 		if !slices.Contains(Names(), name) {
-			return nil, fmt.Errorf(
-				"unknown factor %+.100q: choose from %s, all, none",
-				name,
-				strings.Join(Names(), ", "),
-			)
+			return nil, fmt.Errorf("unknown factor %+.100q: choose from %s, all, none", name,
+				strings.Join(Names(), ", "))
 		}
 		names = append(names, name)
 	}
@@ -329,8 +326,8 @@ func (p *planner) varied(fs []Factor, i int) (v *worker.Variation, copies int) {
 	return v, copies
 }
 
-// held returns the variation of run i that holds all factors except vary, which may be nil. Factors without vary, such as
-// random numbers, vary if they are not held.
+// held returns the variation of run i that holds all factors except vary, which may be nil. Factors without vary, such
+// as random numbers, vary if they are not held.
 func (p *planner) held(vary *Factor, i int) (v *worker.Variation, copies int) {
 	v = p.baseline()
 	for _, f := range factors {

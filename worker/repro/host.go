@@ -42,8 +42,8 @@ func ThisHost() Host {
 	return h
 }
 
-// usableLocales returns the UTF-8 locales that sort differently from bytes or, if there are none, the other UTF-8 locales.
-// Other encodings would not fit the text of inputs.
+// usableLocales returns the UTF-8 locales that sort differently from bytes or, if there are none, the other UTF-8
+// locales. Other encodings would not fit the text of inputs.
 func usableLocales(names []string) []string {
 	var sorting, plain []string
 	for _, name := range names {

@@ -79,8 +79,8 @@ func (n noise) explanation(name, key string) explanation {
 	return n[name][wholeItem]
 }
 
-// locationsOf returns where an item differs in two runs. If that is unknown, or there are many locations, it returns the
-// entire item.
+// locationsOf returns where an item differs in two runs. If that is unknown, or there are many locations, it returns
+// the entire item.
 func locationsOf(ctx context.Context, name string, a, b *Run) []location {
 	if name == exitCode {
 		return []location{{key: wholeItem}}

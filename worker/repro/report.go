@@ -87,7 +87,8 @@ func (r Report) HTML() ([]byte, error) {
 		for _, v := range r[:min(len(r), l.verdicts)] {
 			sections = append(sections, v.section(l))
 		}
-		if err := pages.Execute(&b, map[string]any{"Sections": sections, "All": r, "More": len(r) - len(sections)}); err != nil {
+		data := map[string]any{"Sections": sections, "All": r, "More": len(r) - len(sections)}
+		if err := pages.Execute(&b, data); err != nil {
 			return nil, err
 		}
 		if b.Len() <= maxPage {
@@ -187,14 +188,8 @@ func (r Report) Markdown() []byte {
 			if len(d.Factors) > 0 {
 				why = strings.TrimPrefix(why+", found by varying "+strings.Join(d.Factors, ", "), ", ")
 			}
-			line(
-				"| %s | %s | %s | %s | %s |",
-				code(d.Location()),
-				code(text(d.A)),
-				code(text(d.B)),
-				why,
-				code(text(d.Fix)),
-			)
+			line("| %s | %s | %s | %s | %s |", code(d.Location()), code(text(d.A)), code(text(d.B)), why,
+				code(text(d.Fix)))
 		}
 		if v.Bisection != nil {
 			line("\nBisected in %d runs: %s.", v.Bisection.Runs, code(v.Bisection.Summary))

@@ -3,9 +3,9 @@
 // Package repro checks whether an action is reproducible and finds out why it is not.
 //
 // Check runs an action several times, varies factors such as the time or the host name in each run, and compares the
-// results. With Options.Bisect it also searches for the factors that cause the differences. A Sampler checks a sample of
-// the actions that a server executes, and Verdicts keep its results. Package repro neither starts processes nor parses
-// file formats: a worker.Executor and package compare do.
+// results. With Options.Bisect it also searches for the factors that cause the differences. A Sampler checks a sample
+// of the actions that a server executes, and Verdicts keep its results. Package repro neither starts processes nor
+// parses file formats: a worker.Executor and package compare do.
 //
 // The packages below it answer the other questions about equal and different results:
 //
@@ -60,8 +60,8 @@ type Options struct {
 	// First, if not nil, is the outcome of a run without variation, which serves as the first run.
 	First *worker.Outcome
 	// Pause is the minimum time between the starts of the first two runs if the time is to vary and the clock cannot be
-	// shifted, and between the controls of a bisection if the clock cannot be held. 0 means about two seconds, a negative
-	// value none.
+	// shifted, and between the controls of a bisection if the clock cannot be held. 0 means about two seconds, a
+	// negative value none.
 	Pause time.Duration
 	// Progress, if not nil, is called before each run with its purpose in a few words of ASCII.
 	Progress func(purpose string)
@@ -166,8 +166,8 @@ type Difference struct {
 // MaxDifferences is the maximum number of a Verdict's Differences.
 const MaxDifferences = 200
 
-// Check runs the action of t several times and compares the results. Runs may fail: that is a result, too. Check fails with
-// a *worker.Fault if a run is impossible, and when ctx ends.
+// Check runs the action of t several times and compares the results. Runs may fail: that is a result, too. Check fails
+// with a *worker.Fault if a run is impossible, and when ctx ends.
 func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 	c, err := newCheck(ctx, t, o)
 	if err != nil {

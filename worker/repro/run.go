@@ -76,7 +76,8 @@ func (c *check) record(x *Executor, v *worker.Variation, out *worker.Outcome) Ru
 	m, function := out.Result.GetExecutionMetadata(), c.task.Action.Function()
 	r := Run{
 		On: text(x.Name), Worker: text(m.GetWorker()), Varied: describe(v), ExitCode: out.Result.GetExitCode(),
-		Result: out.Result, items: items(out.Result, function), executor: x, facts: c.planner.facts(v, m), function: function,
+		Result: out.Result, items: items(out.Result, function), executor: x, facts: c.planner.facts(v, m),
+		function: function,
 	}
 	if !x.Action.IsZero() && x.Action != c.task.Action {
 		r.Action = x.Action.String()
@@ -146,7 +147,8 @@ func items(r *repb.ActionResult, function cas.Function) map[string]item {
 	return all
 }
 
-// Root returns the digest of an output directory's root Directory if directories were compared by their roots, else nil.
+// Root returns the digest of an output directory's root Directory if directories were compared by their roots, else
+// nil.
 func (r *Run) Root(path string) *repb.Digest { return r.items[path].root }
 
 func digestName(d *repb.Digest) string { return fmt.Sprintf("%s/%d", d.GetHash(), d.GetSizeBytes()) }
@@ -272,8 +274,7 @@ func (p *planner) facts(v *worker.Variation, m *repb.ExecutedActionMetadata) *co
 	f.Zone, f.Locale = env["TZ"], cmp.Or(env["LC_ALL"], env["LANG"])
 	if m.GetExecutionStartTimestamp() != nil {
 		f.Start, f.End = m.GetExecutionStartTimestamp().AsTime().Add(
-			c.ClockOffset,
-		), m.GetExecutionCompletedTimestamp().AsTime().Add(
+			c.ClockOffset), m.GetExecutionCompletedTimestamp().AsTime().Add(
 			c.ClockOffset,
 		)
 		if c.FrozenClock != 0 {

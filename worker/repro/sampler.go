@@ -30,11 +30,11 @@ type SamplerConfig struct {
 	Command func(instance string, action cas.Digest) string
 	// SampleRate is the fraction of executed actions that are checked, from 0 to 1.
 	SampleRate float64
-	// Gate checks an action before its result is recorded, and records it only if both runs are equal. Without it, checks
-	// run while the worker is idle.
+	// Gate checks an action before its result is recorded, and records it only if both runs are equal. Without it,
+	// checks run while the worker is idle.
 	Gate bool
-	// Salt determines, with the digest, which actions are checked. nil means the current day: all servers choose the same
-	// actions on a day, and over time each action is chosen.
+	// Salt determines, with the digest, which actions are checked. nil means the current day: all servers choose the
+	// same actions on a day, and over time each action is chosen.
 	Salt func() uint64
 	// Count, if not nil, is called for every check with the label of a metric: a Result or "skipped".
 	Count    func(result string)
@@ -147,8 +147,8 @@ func (s *Sampler) Execute(ctx context.Context, t *worker.Task, report func(worke
 	return out, err
 }
 
-// chosen reports whether an action is in the sample. With Gate, actions that are not known to be reproducible always are:
-// else another day would let them through.
+// chosen reports whether an action is in the sample. With Gate, actions that are not known to be reproducible always
+// are: else another day would let them through.
 func (s *Sampler) chosen(t *worker.Task) bool {
 	if s.Gate && s.Remark(t.Instance, t.Action) != "" {
 		return true
@@ -176,20 +176,13 @@ func (s *Sampler) approve(ctx context.Context, t *worker.Task, first *worker.Out
 	return v.Result == Same
 }
 
-// check runs the action of t again. It turns a panic into an error: hostile outputs must not end the server, even if they
-// trigger a bug.
+// check runs the action of t again. It turns a panic into an error: hostile outputs must not end the server, even if
+// they trigger a bug.
 func (s *Sampler) check(ctx context.Context, t *worker.Task, first *worker.Outcome) (v *Verdict, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			s.Log.Error(
-				"checking an action panicked",
-				"action",
-				t.Action.String(),
-				"err",
-				p,
-				"stack",
-				string(debug.Stack()),
-			)
+			s.Log.Error("checking an action panicked", "action", t.Action.String(), "err", p, "stack",
+				string(debug.Stack()))
 			v, err = nil, &worker.Fault{Kind: worker.Internal, Err: fmt.Errorf("panic: %v", p)}
 		}
 	}()
@@ -236,8 +229,8 @@ func (s *Sampler) put(p *pending) {
 	}
 }
 
-// Idle runs pending checks and waits for more, until ctx ends. It repeats an interrupted check later. Only one goroutine may
-// call it at a time.
+// Idle runs pending checks and waits for more, until ctx ends. It repeats an interrupted check later. Only one
+// goroutine may call it at a time.
 func (s *Sampler) Idle(ctx context.Context) {
 	for ctx.Err() == nil {
 		p := s.next()

@@ -197,14 +197,8 @@ func (r Report) Table(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("\n")
 	for _, v := range r {
-		line := fmt.Sprintf(
-			"%-10s  %-14.14s  %.12s  %s  %s",
-			v.Result,
-			v.Mnemonic,
-			v.Action,
-			v.Target,
-			strings.Join(v.Causes(), ", "),
-		)
+		line := fmt.Sprintf("%-10s  %-14.14s  %.12s  %s  %s", v.Result, v.Mnemonic, v.Action, v.Target,
+			strings.Join(v.Causes(), ", "))
 		b.WriteString(strings.TrimRight(line, " ") + "\n")
 	}
 	kinds, all := r.count()
@@ -214,14 +208,8 @@ func (r Report) Table(w io.Writer) error {
 			fmt.Fprintf(&b, "%-14s  %7d  %7d  %7d  %10d\n", orNone(k.mnemonic), k.actions(), k.same, k.differ, k.flaky)
 		}
 	}
-	fmt.Fprintf(
-		&b,
-		"%d actions: %d same, %d differ, %d with flaky exit\n",
-		all.actions(),
-		all.same,
-		all.differ,
-		all.flaky,
-	)
+	fmt.Fprintf(&b, "%d actions: %d same, %d differ, %d with flaky exit\n", all.actions(), all.same, all.differ,
+		all.flaky)
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -263,7 +263,8 @@ func (v *Verdicts) Close() error {
 	return v.log.Close()
 }
 
-// Withhold returns next without the cached results of actions that are not known to be reproducible. A lookup finds nothing until a check finds the action reproducible.
+// Withhold returns next without the cached results of actions that are not known to be reproducible. A lookup finds
+// nothing until a check finds the action reproducible.
 func (v *Verdicts) Withhold(next cas.Instances) cas.Instances {
 	return func(name string) (*cas.Instance, error) {
 		in, err := next(name)

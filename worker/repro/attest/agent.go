@@ -89,11 +89,8 @@ func (a *sshAgent) sign(ctx context.Context, data []byte) (signature []byte, err
 	})
 	if err != nil && len(data) > agentMax {
 		err = fmt.Errorf(
-			"%w (the statement has %d bytes; OpenSSH's agent signs at most %d: sign with the key file instead)",
-			err,
-			len(data),
-			agentMax,
-		)
+			"%w (the statement has %d bytes; OpenSSH's agent signs at most %d: sign with the key file instead)", err,
+			len(data), agentMax)
 	}
 	return signature, err
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package attest writes and checks in-toto statements (https://github.com/in-toto/attestation, Statement v1) about
-// actions: whether several runs of an action produced the same outputs, and how one result was produced (SLSA provenance
-// v1). A statement records what one run of Cloister observed. Only a signature proves whose run it was.
+// actions: whether several runs of an action produced the same outputs, and how one result was produced (SLSA
+// provenance v1). A statement records what one run of Cloister observed. Only a signature proves whose run it was.
 package attest
 
 import (
@@ -41,8 +41,8 @@ var (
 	ErrAgent = errors.New("ssh-agent cannot sign")
 )
 
-// A Descriptor identifies a file or other bytes (in-toto ResourceDescriptor v1). Digest maps the name of a digest function
-// in lower case to a hash in hexadecimal.
+// A Descriptor identifies a file or other bytes (in-toto ResourceDescriptor v1). Digest maps the name of a digest
+// function in lower case to a hash in hexadecimal.
 type Descriptor struct {
 	Name        string            `json:"name,omitempty"`
 	URI         string            `json:"uri,omitempty"`
@@ -202,13 +202,8 @@ func Decode(text []byte) (*Statement, error) {
 		s.Provenance = &Provenance{}
 		predicate = s.Provenance
 	default:
-		return nil, fmt.Errorf(
-			"%w: predicateType %q, want %q or %q",
-			ErrStatement,
-			w.PredicateType,
-			ReproducibilityType,
-			ProvenanceType,
-		)
+		return nil, fmt.Errorf("%w: predicateType %q, want %q or %q", ErrStatement, w.PredicateType,
+			ReproducibilityType, ProvenanceType)
 	}
 	if err := strict(w.Predicate, predicate); err != nil {
 		return nil, fmt.Errorf("%w: predicate: %w", ErrStatement, err)
@@ -229,8 +224,8 @@ func strict(text []byte, v any) error {
 	return nil
 }
 
-// unambiguous fails if an object in a JSON text has two keys that are equal or differ in case only: some readers take the
-// first, others the last.
+// unambiguous fails if an object in a JSON text has two keys that are equal or differ in case only: some readers take
+// the first, others the last.
 func unambiguous(text []byte) error {
 	type level struct {
 		keys      map[string]bool // nil in an array

@@ -330,9 +330,7 @@ func TestParseRejectsUnusableKeys(t *testing.T) {
 	texts := map[string][]byte{
 		"nothing": nil, "no key": []byte("key"),
 		"PKCS #8 with a passphrase": pem.EncodeToMemory(&pem.Block{Type: "ENCRYPTED PRIVATE KEY", Bytes: []byte("0")}),
-		"sigstore's": pem.EncodeToMemory(
-			&pem.Block{Type: "ENCRYPTED SIGSTORE PRIVATE KEY", Bytes: []byte("0")},
-		),
+		"sigstore's":                pem.EncodeToMemory(&pem.Block{Type: "ENCRYPTED SIGSTORE PRIVATE KEY", Bytes: []byte("0")}),
 	}
 	for name, k := range map[string]any{"RSA of 2048 bits": small, "P-384": curve} {
 		der, err := x509.MarshalPKCS8PrivateKey(k)
@@ -365,8 +363,7 @@ func TestParseRejectsUnusableKeys(t *testing.T) {
 	}
 	// One file may hold several PEM blocks, also of the older form.
 	older := pem.EncodeToMemory(
-		&pem.Block{Type: "RSA PUBLIC KEY", Bytes: x509.MarshalPKCS1PublicKey(&rsaKey(t).PublicKey)},
-	)
+		&pem.Block{Type: "RSA PUBLIC KEY", Bytes: x509.MarshalPKCS1PublicKey(&rsaKey(t).PublicKey)})
 	all, err := ParsePublicKeys(append(append([]byte("\n"), older...), block...))
 	if err != nil || len(all) != 2 || all[0].ID() != lines[0].ID() || all[1].ID() != lines[0].ID() {
 		t.Errorf("%d keys, %v; want %s twice", len(all), err, lines[0].ID())
@@ -405,13 +402,8 @@ func TestParsePrivateKeyNeedsThePassphrase(t *testing.T) {
 		t.Fatal(err)
 	}
 	//nolint:staticcheck // what ssh-keygen made until 2018, and -m PEM makes today
-	older, err := x509.EncryptPEMBlock(
-		rand.Reader,
-		"RSA PRIVATE KEY",
-		x509.MarshalPKCS1PrivateKey(rsaKey(t)),
-		[]byte("secret"),
-		x509.PEMCipherAES128,
-	)
+	older, err := x509.EncryptPEMBlock(rand.Reader, "RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(rsaKey(t)),
+		[]byte("secret"), x509.PEMCipherAES128)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,8 +43,8 @@ type Key struct {
 // ID returns the fingerprint that ssh-keygen -l prints: "SHA256:...".
 func (k *Key) ID() string { return k.id }
 
-// ParsePrivateKey reads an Ed25519, ECDSA P-256 or RSA key in OpenSSH's format or PEM. The passphrase is nil if unknown.
-// It fails with ErrKey, and also with ErrPassphrase if the passphrase is missing or wrong.
+// ParsePrivateKey reads an Ed25519, ECDSA P-256 or RSA key in OpenSSH's format or PEM. The passphrase is nil if
+// unknown. It fails with ErrKey, and also with ErrPassphrase if the passphrase is missing or wrong.
 func ParsePrivateKey(text, passphrase []byte) (*Key, error) {
 	raw, err := ssh.ParseRawPrivateKey(text)
 	var locked *ssh.PassphraseMissingError
@@ -84,8 +84,8 @@ func unlock(text, passphrase []byte) (any, error) {
 		return nil, fmt.Errorf("%w: the given one is empty", ErrPassphrase)
 	}
 	raw, err := ssh.ParseRawPrivateKeyWithPassphrase(text, passphrase)
-	// PEM has no checksum: a wrong passphrase yields noise that is rarely valid ASN.1. For ECDSA package x509 returns no
-	// typed error.
+	// PEM has no checksum: a wrong passphrase yields noise that is rarely valid ASN.1. For ECDSA package x509 returns
+	// no typed error.
 	var syntax asn1.SyntaxError
 	var structure asn1.StructuralError
 	if errors.Is(err, x509.IncorrectPasswordError) || errors.As(err, &syntax) || errors.As(err, &structure) ||
@@ -109,8 +109,9 @@ func unreadable(text []byte, err error) error {
 	return fmt.Errorf("%w: PEM block %q: %w", ErrKey, block.Type, err)
 }
 
-// ParsePublicKeys reads one or more public keys: PEM blocks, or lines as in OpenSSH's .pub and authorized_keys files. It
-// fails with ErrKey. It rejects keys with options, because it would ignore that a key has expired or is an authority's.
+// ParsePublicKeys reads one or more public keys: PEM blocks, or lines as in OpenSSH's .pub and authorized_keys files.
+// It fails with ErrKey. It rejects keys with options, because it would ignore that a key has expired or is an
+// authority's.
 func ParsePublicKeys(text []byte) ([]*Key, error) {
 	if strings.HasPrefix(strings.TrimSpace(string(text)), "-----BEGIN ") {
 		return publicBlocks(text)
@@ -125,12 +126,8 @@ func ParsePublicKeys(text []byte) ([]*Key, error) {
 			return nil, fmt.Errorf("%w: line %d is not an OpenSSH public key: %w", ErrKey, i+1, err)
 		}
 		if len(options) > 0 {
-			return nil, fmt.Errorf(
-				"%w: line %d: key options (%.40q) are not supported; remove them",
-				ErrKey,
-				i+1,
-				options[0],
-			)
+			return nil, fmt.Errorf("%w: line %d: key options (%.40q) are not supported; remove them", ErrKey, i+1,
+				options[0])
 		}
 		c, ok := parsed.(ssh.CryptoPublicKey)
 		if !ok || strings.HasPrefix(parsed.Type(), "sk-") {

@@ -43,9 +43,9 @@ func Sign(ctx context.Context, s *Statement, k *Key) ([]byte, error) {
 // maxSignatures limits the signatures of an envelope, because each is tried with each key over the whole text.
 const maxSignatures = 100
 
-// Open returns the statement in text, with or without an envelope, and the IDs of the keys that signed it. It fails with
-// ErrStatement if the statement is invalid, and with ErrSignature if there are keys and none of them signed it. Without
-// keys it checks no signature and returns no ID.
+// Open returns the statement in text, with or without an envelope, and the IDs of the keys that signed it. It fails
+// with ErrStatement if the statement is invalid, and with ErrSignature if there are keys and none of them signed it.
+// Without keys it checks no signature and returns no ID.
 func Open(ctx context.Context, text []byte, keys []*Key) (*Statement, []string, error) {
 	var e dsse.Envelope
 	if err := json.Unmarshal(text, &e); err != nil {

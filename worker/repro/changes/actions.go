@@ -67,10 +67,8 @@ func Commands(ctx context.Context, r *Reader, a, b cas.Digest) ([]Change, error)
 // in order, duplicates or unknown fields.
 func orEncoding(all []Change, what string, a, b cas.Digest) []Change {
 	if len(all) == 0 && a != b {
-		all = append(
-			all,
-			Change{What: what + ", of equal parts in another order or encoding", A: a.String(), B: b.String()},
-		)
+		all = append(all,
+			Change{What: what + ", of equal parts in another order or encoding", A: a.String(), B: b.String()})
 	}
 	return all
 }
@@ -301,7 +299,10 @@ func Results(ctx context.Context, r *Reader, f cas.Function, a, b *repb.ActionRe
 		name       string
 		rawA, rawB []byte
 		dA, dB     *repb.Digest
-	}{{"stdout", a.StdoutRaw, b.StdoutRaw, a.StdoutDigest, b.StdoutDigest}, {"stderr", a.StderrRaw, b.StderrRaw, a.StderrDigest, b.StderrDigest}} {
+	}{
+		{"stdout", a.StdoutRaw, b.StdoutRaw, a.StdoutDigest, b.StdoutDigest},
+		{"stderr", a.StderrRaw, b.StderrRaw, a.StderrDigest, b.StderrDigest},
+	} {
 		ea, errA := r.log(f, log.name, log.rawA, log.dA)
 		eb, errB := r.log(f, log.name, log.rawB, log.dB)
 		if err := errors.Join(errA, errB); err != nil {
@@ -359,13 +360,10 @@ func (r *Reader) outputs(ctx context.Context, f cas.Function, result *repb.Actio
 		}
 		all = append(all, e)
 	}
-	for _, links := range [][]*repb.OutputSymlink{result.OutputSymlinks, result.OutputFileSymlinks, result.OutputDirectorySymlinks} {
-		for _, l := range links {
-			all = append(
-				all,
-				Entry{Name: l.Path, Link: true, Target: l.Target, Properties: nodeProperties(l.NodeProperties)},
-			)
-		}
+	links := slices.Concat(result.OutputSymlinks, result.OutputFileSymlinks, result.OutputDirectorySymlinks)
+	for _, l := range links {
+		e := Entry{Name: l.Path, Link: true, Target: l.Target, Properties: nodeProperties(l.NodeProperties)}
+		all = append(all, e)
 	}
 	slices.SortFunc(all, func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })
 	return slices.CompactFunc(all, func(a, b Entry) bool { return a.Name == b.Name }), nil // a link may be listed twice

@@ -225,20 +225,14 @@ func resultOf(m *manifest.Manifest) *repb.ActionResult {
 	for _, o := range m.Outputs {
 		switch o.Kind {
 		case manifest.File, manifest.Executable:
-			r.OutputFiles = append(
-				r.OutputFiles,
-				&repb.OutputFile{Path: o.Path, Digest: o.Digest.Proto(), IsExecutable: o.Kind == manifest.Executable},
-			)
+			r.OutputFiles = append(r.OutputFiles,
+				&repb.OutputFile{Path: o.Path, Digest: o.Digest.Proto(), IsExecutable: o.Kind == manifest.Executable})
 		case manifest.Tree:
-			r.OutputDirectories = append(
-				r.OutputDirectories,
-				&repb.OutputDirectory{Path: o.Path, TreeDigest: o.Digest.Proto()},
-			)
+			r.OutputDirectories = append(r.OutputDirectories,
+				&repb.OutputDirectory{Path: o.Path, TreeDigest: o.Digest.Proto()})
 		case manifest.Root:
-			r.OutputDirectories = append(
-				r.OutputDirectories,
-				&repb.OutputDirectory{Path: o.Path, RootDirectoryDigest: o.Digest.Proto()},
-			)
+			r.OutputDirectories = append(r.OutputDirectories,
+				&repb.OutputDirectory{Path: o.Path, RootDirectoryDigest: o.Digest.Proto()})
 		case manifest.Symlink:
 			r.OutputSymlinks = append(r.OutputSymlinks, &repb.OutputSymlink{Path: o.Path, Target: o.Target})
 		}

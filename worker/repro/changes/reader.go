@@ -99,10 +99,8 @@ func (s *stored) Entries(ctx context.Context) ([]Entry, error) {
 		all = append(all, Entry{Name: n.Name, Digest: d, Directory: &stored{s.r, d, s.children[d], s.children}})
 	}
 	for _, n := range dir.Symlinks {
-		all = append(
-			all,
-			Entry{Name: n.Name, Link: true, Target: n.Target, Properties: nodeProperties(n.NodeProperties)},
-		)
+		all = append(all,
+			Entry{Name: n.Name, Link: true, Target: n.Target, Properties: nodeProperties(n.NodeProperties)})
 	}
 	slices.SortFunc(all, func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })
 	return all, nil

@@ -88,10 +88,7 @@ func (*comparison) arMembers(s *io.SectionReader) ([]member, error) {
 // arName returns the name of a member from the name field raw of its header. special means that the member is an index
 // of the archive, and skip is how many bytes at off, the beginning of its content, are the name.
 func arName(
-	s *io.SectionReader,
-	raw string,
-	long []byte,
-	off int64,
+	s *io.SectionReader, raw string, long []byte, off int64,
 ) (name string, special bool, skip int64, err error) {
 	switch {
 	case raw == "/" || raw == "/SYM64/" || strings.HasPrefix(raw, "__.SYMDEF"):

@@ -34,25 +34,12 @@ func Diffoscope(ctx context.Context, a, b string) (string, error) {
 }
 
 func diffoscope(ctx context.Context, program, a, b string) (string, error) {
-	ctx, cancel := context.WithTimeoutCause(
-		ctx,
-		diffoscopeTimeout,
-		fmt.Errorf("diffoscope took more than %v", diffoscopeTimeout),
-	)
+	ctx, cancel := context.WithTimeoutCause(ctx, diffoscopeTimeout,
+		fmt.Errorf("diffoscope took more than %v", diffoscopeTimeout))
 	defer cancel()
 	// The paths are copies, so that metadata of directories is meaningless.
-	cmd := exec.CommandContext(
-		ctx,
-		program,
-		"--text=-",
-		"--no-progress",
-		"--text-color=never",
-		"--exclude-directory-metadata=yes",
-		fmt.Sprint("--max-text-report-size=", maxDiffoscope),
-		"--",
-		a,
-		b,
-	)
+	cmd := exec.CommandContext(ctx, program, "--text=-", "--no-progress", "--text-color=never",
+		"--exclude-directory-metadata=yes", fmt.Sprint("--max-text-report-size=", maxDiffoscope), "--", a, b)
 	out, errs := &headBuffer{left: maxDiffoscope}, &headBuffer{left: 4 << 10}
 	cmd.Stdout, cmd.Stderr = out, errs
 	cmd.WaitDelay = 5 * time.Second

@@ -106,10 +106,10 @@ func (f *elfFile) section(h *elf.Header64, i uint64) (s elf.Section64, err error
 	}
 	var n elf.Section32
 	err = f.decode(&n, off)
-	return elf.Section64{Name: n.Name, Type: n.Type, Flags: uint64(n.Flags), Addr: uint64(n.Addr), Off: uint64(n.Off),
-		Size: uint64(
-			n.Size,
-		), Link: n.Link, Info: n.Info, Addralign: uint64(n.Addralign), Entsize: uint64(n.Entsize)}, err
+	return elf.Section64{
+		Name: n.Name, Type: n.Type, Flags: uint64(n.Flags), Addr: uint64(n.Addr), Off: uint64(n.Off), Size: uint64(n.Size),
+		Link: n.Link, Info: n.Info, Addralign: uint64(n.Addralign), Entsize: uint64(n.Entsize),
+	}, err
 }
 
 // readSections reads the table of sections and their names.

@@ -224,14 +224,8 @@ func (e *elfComparison) content(c *comparison, p elfPair) error {
 	defer release()
 	switch {
 	case bytes.Equal(a, b):
-		c.differ(
-			"compression",
-			fmt.Sprintf("%d bytes", e.a.packed(p.a).Size()),
-			fmt.Sprintf("%d bytes", e.b.packed(p.b).Size()),
-			-1,
-			Unknown,
-			p.a.name,
-		)
+		c.differ("compression", fmt.Sprintf("%d bytes", e.a.packed(p.a).Size()),
+			fmt.Sprintf("%d bytes", e.b.packed(p.b).Size()), -1, Unknown, p.a.name)
 	case isStrings(p.a) && c.texts(a, b, p.a.name):
 	case isData(p.a) && !isDebug(p.a):
 		c.contents(a, b, p.a.name)
@@ -265,13 +259,8 @@ func (e *elfComparison) consequences(ids []elfPair) error {
 		if n := len(e.later) - len(names); n > 0 {
 			names = append(names, fmt.Sprintf("%d more", n))
 		}
-		e.follows(
-			"content of sections that follows from the rest: "+strings.Join(names, ", "),
-			"",
-			"",
-			-1,
-			e.firstCause(),
-		)
+		e.follows("content of sections that follows from the rest: "+strings.Join(names, ", "), "", "", -1,
+			e.firstCause())
 	}
 	for _, p := range ids {
 		x, y, err := e.id(p)

@@ -53,6 +53,13 @@ func isDebug(s *elfSection) bool {
 		strings.HasPrefix(s.name, ".zdebug_")
 }
 
+// pointerTables are prefixes of names of sections that consist of offsets.
+var pointerTables = []string{
+	".eh_frame", ".gcc_except_table", ".got", ".plt", ".rela", ".rel.", ".init_array", ".fini_array", ".data.rel",
+	".debug_aranges", ".debug_frame", ".debug_loc", ".debug_rnglists", ".debug_ranges", ".debug_addr",
+	".debug_str_offsets", ".typelink", ".itablink",
+}
+
 // isPointerTable reports whether a section consists of offsets into others.
 func isPointerTable(s *elfSection) bool {
 	switch elf.SectionType(s.Type) {
@@ -65,8 +72,7 @@ func isPointerTable(s *elfSection) bool {
 		elf.SHT_FINI_ARRAY:
 		return true
 	}
-	for _, table := range []string{".eh_frame", ".gcc_except_table", ".got", ".plt", ".rela", ".rel.", ".init_array", ".fini_array", ".data.rel",
-		".debug_aranges", ".debug_frame", ".debug_loc", ".debug_rnglists", ".debug_ranges", ".debug_addr", ".debug_str_offsets", ".typelink", ".itablink"} {
+	for _, table := range pointerTables {
 		if strings.HasPrefix(s.name, table) {
 			return true
 		}

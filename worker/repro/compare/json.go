@@ -164,14 +164,8 @@ func (c *comparison) compareArrays(path string, a, b *value) {
 			i++
 		}
 		if i < len(itemsA) {
-			c.differ(
-				"order of items, from item "+strconv.Itoa(i),
-				strings.Join(itemsA[i:], ","),
-				strings.Join(itemsB[i:], ","),
-				-1,
-				c.classifier.classifyOrder(unquoted(itemsA), unquoted(itemsB)),
-				path,
-			)
+			c.differ("order of items, from item "+strconv.Itoa(i), strings.Join(itemsA[i:], ","),
+				strings.Join(itemsB[i:], ","), -1, c.classifier.classifyOrder(unquoted(itemsA), unquoted(itemsB)), path)
 			return
 		}
 	}

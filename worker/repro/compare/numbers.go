@@ -125,7 +125,8 @@ func guessNumber(a, b []byte, k Known) Cause {
 		if len(a) == 4 {
 			x, y := order.Uint32(a), order.Uint32(b)
 			switch {
-			case k.mayBeTimes(uint64(x), uint64(y)) && k.times(time.Unix(int64(x), 0), time.Unix(int64(y), 0), time.Second):
+			case k.mayBeTimes(uint64(x), uint64(y)) &&
+				k.times(time.Unix(int64(x), 0), time.Unix(int64(y), 0), time.Second):
 				return Timestamp
 			case k.A != nil && k.B != nil && k.A.UID != k.B.UID && x == k.A.UID && y == k.B.UID:
 				return Owner

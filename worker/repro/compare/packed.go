@@ -39,13 +39,8 @@ func comparePacked(c *comparison, a, b *io.SectionReader, unpacker func(io.Reade
 		return c.skipTooMuch(name, err)
 	}
 	if c.found.added == before {
-		c.differ(
-			"compression, of the same contents",
-			fmt.Sprint(a.Size(), " bytes"),
-			fmt.Sprint(b.Size(), " bytes"),
-			-1,
-			Unknown,
-		)
+		c.differ("compression, of the same contents", fmt.Sprint(a.Size(), " bytes"), fmt.Sprint(b.Size(), " bytes"),
+			-1, Unknown)
 	}
 	return nil
 }

@@ -143,6 +143,9 @@ func (c *comparison) pdfStreams(dictA, a, dictB, b []byte, name string) error {
 	return c.within(name).descend("stream", section(a), section(b))
 }
 
+// pdfDates are the keys of times.
+var pdfDates = []string{"CreationDate", "ModDate", "xmp:CreateDate", "xmp:ModifyDate", "xmp:MetadataDate"}
+
 // pdfEntries compares the entries that a pattern matches, and reports whether it added a difference. It stores /ID in
 // id instead.
 func (c *comparison) pdfEntries(a, b []byte, entry *regexp.Regexp, id *[2]string, name string) bool {
@@ -166,7 +169,7 @@ func (c *comparison) pdfEntries(a, b []byte, entry *regexp.Regexp, id *[2]string
 		reported++
 		cause := c.textCause(x, y)
 		switch {
-		case slices.Contains([]string{"CreationDate", "ModDate", "xmp:CreateDate", "xmp:ModifyDate", "xmp:MetadataDate"}, key) && cause != Zone:
+		case slices.Contains(pdfDates, key) && cause != Zone:
 			cause = Timestamp
 		case strings.HasPrefix(key, "xmpMM:") && cause == Unknown:
 			cause = Random // UUIDs of document and version

@@ -39,27 +39,16 @@ func comparePE(c *comparison, a, b *io.SectionReader) error {
 	if x, y := headA[peStamp:peStamp+4], headB[peStamp:peStamp+4]; !bytes.Equal(x, y) {
 		hashed = !c.known.times(peTime(x), peTime(y), time.Second)
 		if !hashed {
-			c.differ(
-				"TimeDateStamp",
-				peTime(x).Format(time.RFC3339),
-				peTime(y).Format(time.RFC3339),
-				-1,
-				Timestamp,
-				"header",
-			)
+			c.differ("TimeDateStamp", peTime(x).Format(time.RFC3339), peTime(y).Format(time.RFC3339), -1, Timestamp,
+				"header")
 		}
 	}
 	if err := c.pieces("section", sectionsA, sectionsB, c.pieceContents); err != nil {
 		return err
 	}
 	if hashed { // by a linker with /Brepro
-		c.identity(
-			"TimeDateStamp, a hash",
-			fmt.Sprintf("%x", headA[peStamp:peStamp+4]),
-			fmt.Sprintf("%x", headB[peStamp:peStamp+4]),
-			-1,
-			"header",
-		)
+		c.identity("TimeDateStamp, a hash", fmt.Sprintf("%x", headA[peStamp:peStamp+4]),
+			fmt.Sprintf("%x", headB[peStamp:peStamp+4]), -1, "header")
 	}
 	if x, y := headA[peChecksum:], headB[peChecksum:]; !bytes.Equal(x, y) {
 		c.identity("checksum", fmt.Sprintf("%x", x), fmt.Sprintf("%x", y), -1, "header")

@@ -99,14 +99,8 @@ func (c *comparison) marshalled(a, b []byte) {
 		}
 		c.differ("order of constants", x, y, int64(first), HashSeed, code)
 	case sameButMarks(a, b):
-		c.differ(
-			"marks of objects that are referred to",
-			hexText(a[first:]),
-			hexText(b[first:]),
-			int64(first),
-			Unknown,
-			code,
-		)
+		c.differ("marks of objects that are referred to", hexText(a[first:]), hexText(b[first:]), int64(first), Unknown,
+			code)
 	default:
 		c.contents(a, b, code)
 	}

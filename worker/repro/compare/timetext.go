@@ -84,16 +84,8 @@ func parseTime(s string) (timeText, int) {
 		}
 		m := timeText{date: at["d"] > 0, macro: macroText.MatchString(groups[0])}
 		_, m.clock = at["H"]
-		m.wall = time.Date(
-			max(1, at["y"]),
-			time.Month(max(1, at["m"])),
-			max(1, at["d"]),
-			at["H"],
-			at["M"],
-			at["S"],
-			0,
-			time.UTC,
-		)
+		m.wall = time.Date(max(1, at["y"]), time.Month(max(1, at["m"])), max(1, at["d"]), at["H"], at["M"], at["S"], 0,
+			time.UTC)
 		return m, len(groups[0])
 	}
 	return timeText{}, 0

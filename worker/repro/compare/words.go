@@ -253,8 +253,9 @@ func class(c byte) int {
 
 // wordCauses maps words in front of a number to the cause of its difference.
 var wordCauses = map[string]Cause{
-	"pid": ProcessID, "pids": ProcessID, "ppid": ProcessID, "tid": ProcessID, "tgid": ProcessID, "pgid": ProcessID, "process": ProcessID,
-	"child": ProcessID, "proc": ProcessID,
+	"pid": ProcessID, "pids": ProcessID, "ppid": ProcessID, "tid": ProcessID, "tgid": ProcessID, "pgid": ProcessID,
+	"process": ProcessID,
+	"child":   ProcessID, "proc": ProcessID,
 	"uptime": Uptime, "up": Uptime, "monotonic": Uptime, "boot": Uptime, "booted": Uptime,
 	"uid": Owner, "gid": Owner, "euid": Owner, "egid": Owner, "user": Owner, "owner": Owner, "group": Owner,
 	"umask": Mode, "mode": Mode, "perm": Mode, "perms": Mode, "permissions": Mode,

@@ -47,13 +47,8 @@ func compareZip(c *comparison, a, b *io.SectionReader) error {
 		return err
 	}
 	if c.found.none() {
-		c.differ(
-			"compression, of the same members",
-			fmt.Sprint(a.Size(), " bytes"),
-			fmt.Sprint(b.Size(), " bytes"),
-			-1,
-			Unknown,
-		)
+		c.differ("compression, of the same members", fmt.Sprint(a.Size(), " bytes"), fmt.Sprint(b.Size(), " bytes"), -1,
+			Unknown)
 	}
 	return nil
 }
@@ -130,15 +125,8 @@ func zipFields(s *io.SectionReader, f *zip.File) []field {
 	fs := []field{
 		{
 			"modified",
-			fmt.Sprintf(
-				"%04d-%02d-%02d %02d:%02d:%02d",
-				1980+int(day>>9),
-				day>>5&15,
-				day&31,
-				clock>>11,
-				clock>>5&63,
-				clock&31*2,
-			),
+			fmt.Sprintf("%04d-%02d-%02d %02d:%02d:%02d", 1980+int(day>>9), day>>5&15, day&31, clock>>11, clock>>5&63,
+				clock&31*2),
 			Unknown,
 		},
 		{"mode", f.Mode().String(), Mode},
@@ -173,11 +161,8 @@ func extraFields(prefix string, extra []byte) []field {
 		case id == 0x000a, id == 0x000d, id == 0x5855: // times of NTFS and of old unixes
 			f.cause = Timestamp
 		case id == 0x7875 && len(data) == 11: // version, size and uid, size and gid
-			f.text = fmt.Sprintf(
-				"uid %d, gid %d",
-				binary.LittleEndian.Uint32(data[2:]),
-				binary.LittleEndian.Uint32(data[7:]),
-			)
+			f.text = fmt.Sprintf("uid %d, gid %d", binary.LittleEndian.Uint32(data[2:]),
+				binary.LittleEndian.Uint32(data[7:]))
 			f.cause = Owner
 		case id == 0x7855:
 			f.cause = Owner

@@ -63,8 +63,7 @@ func subject(line string) string {
 	}
 	if !slices.Contains(
 		[]string{"output", "toolchain program", "spec env", "spec input", "spec temp", "spec limit", "spec condition"},
-		key,
-	) {
+		key) {
 		return key
 	}
 	name, _, err := unquote(rest)

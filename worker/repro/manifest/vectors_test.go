@@ -45,8 +45,7 @@ func plain() *manifest.Manifest {
 	after := func(ms int) time.Time { return at.Add(time.Duration(ms) * time.Millisecond) }
 	return &manifest.Manifest{
 		Action: cas.SHA256.Sum(
-			[]byte("action"),
-		), Command: cas.SHA256.Sum([]byte("command")), InputRoot: cas.SHA256.Sum([]byte("root")),
+			[]byte("action")), Command: cas.SHA256.Sum([]byte("command")), InputRoot: cas.SHA256.Sum([]byte("root")),
 		Stdout: cas.SHA256.Sum(nil), Stderr: cas.SHA256.Sum(nil),
 		Spec:          spec("/bin/true"),
 		Configuration: manifest.Configuration{Profile: "build", Hermetic: true, LogBytes: 32 << 20},
@@ -114,10 +113,8 @@ var vectors = map[string]func(m *manifest.Manifest){
 		m.Spec = spec("printf", "a\nb\t\"c\"\\ \x01\x7f\u00e9\u202e\U0001f600")
 		m.Configuration.Profile = `with "quotes" and \`
 		for _, name := range []string{" ", "volatile", "new\nline", "\xff not UTF-8", "\u00e9", "\U0001f600", "right \u202e left", "\x1b[2J", "\ufffd", "b", "B", "a b", "a"} {
-			m.Outputs = append(
-				m.Outputs,
-				manifest.Output{Kind: manifest.File, Path: name, Digest: cas.SHA256.Sum([]byte(name))},
-			)
+			m.Outputs = append(m.Outputs,
+				manifest.Output{Kind: manifest.File, Path: name, Digest: cas.SHA256.Sum([]byte(name))})
 		}
 		m.Outputs = append(m.Outputs, manifest.Output{Kind: manifest.Symlink, Path: "link", Target: "../\n\"x\""})
 	},

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package listdiff compares two lists of strings by patience diff (Bram Cohen, https://bramcohen.livejournal.com/73318.html).
-// It is fast for any input: it takes O(n log n) time a bounded number of times.
+// Package listdiff compares two lists of strings by patience diff (Bram Cohen,
+// https://bramcohen.livejournal.com/73318.html). It is fast for any input: it takes O(n log n) time a bounded number of
+// times.
 package listdiff
 
 import "slices"
