@@ -80,18 +80,18 @@ func (b *build) all(ctx context.Context) error {
 }
 
 // release matches the version in the program's source.
-var release = regexp.MustCompile(`(?m)^const version = "([0-9]+\.[0-9]+\.[0-9]+)"$`)
+var release = regexp.MustCompile(`(?m)^const Version = "([0-9]+\.[0-9]+\.[0-9]+)"$`)
 
 // identify sets version and time. The time is SOURCE_DATE_EPOCH or the commit's, since the packing time would differ each time.
 func (b *build) identify(ctx context.Context) error {
-	name := filepath.Join(b.root, "cmd", "cloister", "version.go")
+	name := filepath.Join(b.root, "cmd/cloister/internal/buildinfo/buildinfo.go")
 	source, err := os.ReadFile(name)
 	if err != nil {
 		return err
 	}
 	m := release.FindSubmatch(source)
 	if m == nil {
-		return fmt.Errorf("%s has no line as: const version = \"1.2.3\"", name)
+		return fmt.Errorf("%s has no line like: const Version = \"1.2.3\"", name)
 	}
 	b.version = string(m[1])
 	epoch := os.Getenv("SOURCE_DATE_EPOCH")
