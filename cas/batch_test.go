@@ -14,7 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 )
 
-// A packing store knows how many blobs and bytes came at once, and how many by themselves.
+// A packing store records the sizes of batches.
 type packing struct {
 	*castest.Memory
 	mu     sync.Mutex
@@ -63,7 +63,7 @@ func TestBatchPutsTogether(t *testing.T) {
 	large, _ := castest.Blob(1, 2<<20)
 	add(large)
 	if p.Len() != 1 || len(p.blobs) != 0 {
-		t.Errorf("a large blob waits: %d are stored, %v came together", p.Len(), p.blobs)
+		t.Errorf("a large blob waits: %d blobs are stored, batches %v", p.Len(), p.blobs)
 	}
 	other, _ := castest.Blob(2, 3<<20)
 	d, err := b.AddSeeker(t.Context(), cas.SHA256, bytes.NewReader(other))
@@ -71,23 +71,23 @@ func TestBatchPutsTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	want = append(want, d)
-	for range 2 { // the second has nothing to do
+	for range 2 { // the second Flush does nothing
 		if err := b.Flush(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if !slices.Equal(p.blobs, []int{50}) {
-		t.Errorf("blobs came in batches of %v, want one of 50", p.blobs)
+		t.Errorf("got batches of %v, want one of 50", p.blobs)
 	}
 	if !slices.Equal(b.Blobs(), want) {
-		t.Errorf("it knows of %d blobs, want %d", len(b.Blobs()), len(want))
+		t.Errorf("Blobs: got %d, want %d", len(b.Blobs()), len(want))
 	}
 	if missing, err := p.Missing(t.Context(), want); err != nil || len(missing) > 0 {
-		t.Errorf("%d blobs are not stored, %v", len(missing), err)
+		t.Errorf("%d blobs are absent, %v", len(missing), err)
 	}
 }
 
-// TestBatchIsBounded: what waits is put when it is too much, whoever added it.
+// TestBatchIsBounded: Add flushes when too much is waiting.
 func TestBatchIsBounded(t *testing.T) {
 	for name, size := range map[string]int{"bytes": 50_000, "blobs": 16} {
 		t.Run(name, func(t *testing.T) {
@@ -110,19 +110,19 @@ func TestBatchIsBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 			if p.Len() != 4*each || len(b.Blobs()) != 4*each {
-				t.Errorf("%d blobs are stored, it knows of %d", p.Len(), len(b.Blobs()))
+				t.Errorf("%d blobs are stored, Blobs returns %d", p.Len(), len(b.Blobs()))
 			}
 			if n := slices.Max(p.bytes); n > 5<<20 {
-				t.Errorf("%d bytes came at once", n)
+				t.Errorf("got a batch of %d bytes", n)
 			}
 			if n := slices.Max(p.blobs); n > 4*1000 {
-				t.Errorf("%d blobs came at once", n)
+				t.Errorf("got a batch of %d blobs", n)
 			}
 		})
 	}
 }
 
-func TestBatchFailsWithItsStore(t *testing.T) {
+func TestBatchReturnsErrorOfStore(t *testing.T) {
 	p := &packing{Memory: castest.NewMemory(), refuse: cas.ErrFull}
 	b := cas.NewBatch(p)
 	for i := range 3 {

@@ -24,9 +24,9 @@ const (
 	maxExpansion = 4
 )
 
-// The estimated cost of a list entry in memory besides its text, in bytes. With google.golang.org/protobuf v1.36.12 on a
-// 64-bit machine, an empty message takes 64 to 135 bytes including its pointer, and an empty string 16; a growing list
-// adds about 40 to each.
+// The estimated cost of a list entry in memory besides its text, in bytes. With google.golang.org/protobuf v1.36.12
+// on a 64-bit machine, an empty message takes 64 to 135 bytes including its pointer, and an empty string 16; a
+// growing list adds about 40 to each.
 const (
 	messageCost = 128
 	stringCost  = 40
@@ -56,7 +56,8 @@ func ReadAll(ctx context.Context, s Store, d Digest, limit int64) ([]byte, error
 	return b, nil
 }
 
-// ReadProto reads the blob d into m. It returns ErrInvalid if the blob is not such a message or CheckMessage refuses it.
+// ReadProto reads the blob d into m. It returns ErrInvalid if the blob is not such a message or CheckMessage refuses
+// it.
 func ReadProto(ctx context.Context, s Store, d Digest, m proto.Message) error {
 	_, err := ReadSized(ctx, s, d, m)
 	return err
@@ -112,9 +113,9 @@ func measure(b []byte, m proto.Message) (int64, error) {
 	return maxExpansion*limit - left, nil
 }
 
-// charge subtracts the cost of the entries of b, a message that desc describes, from left and returns the rest. It stops
-// when that is negative, or where b is malformed, as decoding does. The recursion ends because no message of the API
-// contains its own type.
+// charge subtracts the cost of the entries of b, a message that desc describes, from left and returns the rest. It
+// stops when that is negative, or where b is malformed, as decoding does. The recursion ends because no message of
+// the API contains its own type.
 func charge(left int64, b []byte, desc protoreflect.MessageDescriptor) int64 {
 	fields := desc.Fields()
 	for len(b) > 0 && left >= 0 {
@@ -217,8 +218,8 @@ func PutAll(ctx context.Context, s Store, blobs []Blob) []error {
 	return errs
 }
 
-// parallel calls f(0) to f(n-1), parallelPuts at a time, and waits. It re-panics in the caller, so that a panic ends one
-// request and not the process.
+// parallel calls f(0) to f(n-1), parallelPuts at a time, and waits. It re-panics in the caller, so that a panic ends
+// one request and not the process.
 func parallel(n int, f func(i int)) {
 	var group sync.WaitGroup
 	slots := make(chan struct{}, parallelPuts)

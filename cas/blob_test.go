@@ -22,8 +22,8 @@ func within(n protowire.Number, b []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(nil, n, protowire.BytesType), b)
 }
 
-// A blob of empty entries would take fifty times its size in memory once decoded.
-func TestReadProtoRefusesAmplification(t *testing.T) {
+// TestReadProtoLimitsAmplification: a decoded blob of empty entries would take fifty times its size in memory.
+func TestReadProtoLimitsAmplification(t *testing.T) {
 	empty := func(n protowire.Number) []byte { return bytes.Repeat(within(n, nil), 2<<20) }
 	for _, c := range []struct {
 		name string
@@ -56,17 +56,16 @@ func TestReadProtoRefusesAmplification(t *testing.T) {
 			}
 			if !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), d.String()) ||
 				!strings.Contains(err.Error(), limit) {
-				t.Errorf("got %v, want ErrInvalid that names %s and the limit %s", err, d, limit)
+				t.Errorf("got %v, want ErrInvalid naming %s and the limit %s", err, d, limit)
 			}
 			if got := after.TotalAlloc - before.TotalAlloc; got > 2*uint64(len(c.b)) {
-				t.Errorf("%d bytes were allocated to refuse %d", got, len(c.b))
+				t.Errorf("allocated %d bytes to reject %d", got, len(c.b))
 			}
 		})
 	}
 }
 
-// What people build is far from the limits: a blob of the largest size is read if its names are not
-// much shorter than usual.
+// TestReadProtoReadsLargestDirectoryAndTree: a blob of the maximum size is accepted if its names have ordinary lengths.
 func TestReadProtoReadsLargestDirectoryAndTree(t *testing.T) {
 	fill := func(limit int) *repb.Directory {
 		m := &repb.Directory{}
@@ -103,20 +102,20 @@ func TestReadProtoLimitsSizeByKind(t *testing.T) {
 	for _, m := range []proto.Message{&repb.Action{}, &repb.Command{}, &repb.Directory{}} {
 		err := cas.ReadProto(t.Context(), s, d, m)
 		if !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprint(cas.MaxMessage)) {
-			t.Errorf("%T: got %v, want ErrInvalid that names the limit", m, err)
+			t.Errorf("%T: got %v, want ErrInvalid naming the limit", m, err)
 		}
 	}
 	err = cas.CheckMessage(make([]byte, cas.MaxMessage+1), &repb.Tree{})
 	if err != nil {
-		t.Errorf("Tree above the size of a Directory: %v", err)
+		t.Errorf("Tree larger than the limit of a Directory: %v", err)
 	}
 	err = cas.CheckMessage(make([]byte, cas.MaxTree+1), &repb.Tree{})
 	if !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprint(cas.MaxTree)) {
-		t.Errorf("Tree above its own size: got %v, want ErrInvalid that names the limit", err)
+		t.Errorf("Tree larger than its limit: got %v, want ErrInvalid naming the limit", err)
 	}
 }
 
-// No small blob is refused, whatever its bytes: what is malformed is for decoding to say.
+// FuzzCheckMessage: no small blob is rejected, even if it is malformed.
 func FuzzCheckMessage(f *testing.F) {
 	f.Add(within(1, within(2, nil)))
 	f.Add([]byte{0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f})

@@ -148,8 +148,8 @@ func functionOf(served []Function, v repb.DigestFunction_Value, hash string) (Fu
 		}
 	}
 	if v == repb.DigestFunction_UNKNOWN {
-		return 0, invalidf("request has no digest function and its hash %+.80q has %d digits, unlike any served function; served: %v",
-			hash, len(hash), served)
+		return 0, invalidf("request has no digest function, and no served function has hashes of %d digits as in %+.80q; "+
+			"served: %v", len(hash), hash, served)
 	}
 	return 0, invalidf("digest function %v is not served; served: %v", v, served)
 }

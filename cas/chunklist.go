@@ -37,7 +37,7 @@ type Splicer interface {
 // Check returns ErrInvalid if m cannot be the chunk list of d, whatever the content of the chunks.
 func (m ChunkList) Check(d Digest) error {
 	if len(m.Chunks) > MaxChunks {
-		return invalidf("blob %s has %d chunks, more than the maximum of %d: use larger chunks", d, len(m.Chunks), MaxChunks)
+		return invalidf("blob %s has %d chunks, the maximum is %d: use larger chunks", d, len(m.Chunks), MaxChunks)
 	}
 	rest := d.size
 	for i, c := range m.Chunks {
@@ -57,9 +57,9 @@ func (m ChunkList) Check(d Digest) error {
 	return nil
 }
 
-// Flat returns m with every chunk that is itself a chunk list replaced by its chunks, so that clients cannot nest lists.
-// Flat calls chunks for each chunk; it returns nil for an ordinary blob, or a flat list. An error of chunks ends Flat. If
-// anything is replaced, the resulting Function is UNKNOWN.
+// Flat returns m with every chunk that is itself a chunk list replaced by its chunks, so that clients cannot nest
+// lists. Flat calls chunks for each chunk; it returns nil for an ordinary blob, or a flat list. An error of chunks
+// ends Flat. If anything is replaced, the resulting Function is UNKNOWN.
 func (m ChunkList) Flat(chunks func(Digest) ([]Digest, error)) (ChunkList, error) {
 	flat := ChunkList{Function: m.Function, Chunks: make([]Digest, 0, len(m.Chunks))}
 	for _, c := range m.Chunks {
@@ -73,7 +73,7 @@ func (m ChunkList) Flat(chunks func(Digest) ([]Digest, error)) (ChunkList, error
 			flat.Function = repb.ChunkingFunction_UNKNOWN
 		}
 		if flat.Chunks = append(flat.Chunks, inner...); len(flat.Chunks) > MaxChunks {
-			return ChunkList{}, invalidf("a blob has more than %d chunks, because chunk %s is a list of %d: use larger chunks",
+			return ChunkList{}, invalidf("more than %d chunks in a blob, because chunk %s is a list of %d: use larger chunks",
 				MaxChunks, c, len(inner))
 		}
 	}
@@ -83,9 +83,9 @@ func (m ChunkList) Flat(chunks func(Digest) ([]Digest, error)) (ChunkList, error
 // OpenFunc is the signature of Store.Open.
 type OpenFunc func(ctx context.Context, d Digest, off int64) (io.ReadCloser, error)
 
-// Join returns a reader of the concatenated chunks, from byte off. It calls open with ctx for each chunk in turn, so ctx
-// must outlive the reader. Reading fails with ErrNotFound, naming the chunk, if one is absent. The caller closes the
-// reader.
+// Join returns a reader of the concatenated chunks, from byte off. It calls open with ctx for each chunk in turn, so
+// ctx must outlive the reader. Reading fails with ErrNotFound, naming the chunk, if one is absent. The caller closes
+// the reader.
 func Join(ctx context.Context, open OpenFunc, chunks []Digest, off int64) io.ReadCloser {
 	for len(chunks) > 0 && off >= chunks[0].size {
 		off -= chunks[0].size

@@ -169,7 +169,8 @@ func LookupComplete(ctx context.Context, in *Instance, action Digest) (*repb.Act
 	}
 	ds, err := Closure(ctx, in.Store, action.fn, r)
 	switch {
-	case errors.Is(err, ErrNotFound), errors.Is(err, ErrInvalid), errors.Is(err, ErrCorrupt), errors.Is(err, ErrUnavailable):
+	case errors.Is(err, ErrNotFound), errors.Is(err, ErrInvalid),
+		errors.Is(err, ErrCorrupt), errors.Is(err, ErrUnavailable):
 		return nil, unusable(action, err.Error())
 	case err != nil:
 		return nil, fmt.Errorf("result of action %s: %w", action, err)

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// An openings counts how often each blob is opened.
+// An openings store counts the calls of Open per blob.
 type openings struct {
 	*castest.Memory
 	mu sync.Mutex
@@ -45,7 +45,7 @@ func (o *openings) put(t *testing.T, m proto.Message) cas.Digest {
 	return d
 }
 
-// A marking store counts how often each blob is marked as used, present or not.
+// A marking store counts how often each digest was passed to Missing.
 type marking struct {
 	*openings
 	marks map[cas.Digest]int
@@ -60,7 +60,7 @@ func (m *marking) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, e
 	return m.openings.Missing(ctx, ds)
 }
 
-// text stores a blob that is no message.
+// text stores a blob that is not a message.
 func (m *marking) text(t *testing.T, content string) cas.Digest {
 	t.Helper()
 	d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(content))
@@ -70,7 +70,7 @@ func (m *marking) text(t *testing.T, content string) cas.Digest {
 	return d
 }
 
-// wantMarked checks that each of want was marked once since the last call, and nothing else.
+// wantMarked checks that since the last call exactly the blobs in want were marked, each once.
 func (m *marking) wantMarked(t *testing.T, want ...cas.Digest) {
 	t.Helper()
 	once := map[cas.Digest]int{}
@@ -83,12 +83,12 @@ func (m *marking) wantMarked(t *testing.T, want ...cas.Digest) {
 	clear(m.marks)
 }
 
-// fileOf returns a Directory that holds one file.
+// fileOf returns a Directory with one file.
 func fileOf(name string, d cas.Digest) *repb.Directory {
 	return &repb.Directory{Files: []*repb.FileNode{{Name: name, Digest: d.Proto()}}}
 }
 
-// Many outputs that share a Tree, root Directories or what is below them cost as much as one.
+// TestClosureReadsAndListsEachBlobOnce: outputs may share a Tree, root Directories and subdirectories.
 func TestClosureReadsAndListsEachBlobOnce(t *testing.T) {
 	s := newOpenings()
 	var r repb.ActionResult
@@ -97,7 +97,7 @@ func TestClosureReadsAndListsEachBlobOnce(t *testing.T) {
 	shared := s.put(t, fileOf("f", inShared))
 	want := []cas.Digest{tree}
 	for i := range 3 {
-		// The roots differ, but not in what they hold; each holds the shared Directory twice.
+		// Different roots with the same content; each holds the shared Directory twice.
 		dir := fileOf(fmt.Sprint("f", i), inRoot)
 		dir.Directories = []*repb.DirectoryNode{
 			{Name: "a", Digest: shared.Proto()}, {Name: "b", Digest: shared.Proto()},
@@ -119,7 +119,7 @@ func TestClosureReadsAndListsEachBlobOnce(t *testing.T) {
 	}
 	for d, n := range s.n {
 		if n != 1 {
-			t.Errorf("blob %s was read %d times", d, n)
+			t.Errorf("blob %s was read %d times, want 1", d, n)
 		}
 	}
 	if len(s.n) != 5 { // the Tree, three roots, the shared Directory
@@ -127,32 +127,32 @@ func TestClosureReadsAndListsEachBlobOnce(t *testing.T) {
 	}
 }
 
-// A far store opens nothing that was not fetched before.
-type far struct {
+// A remoteStore fails the test if a blob is opened that was not fetched.
+type remoteStore struct {
 	*openings
-	t     *testing.T
-	near  map[cas.Digest]bool
-	calls int
+	t       *testing.T
+	fetched map[cas.Digest]bool
+	calls   int
 }
 
-func (f *far) Fetch(_ context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+func (f *remoteStore) Fetch(_ context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	f.calls++
 	for _, d := range ds {
-		f.near[d] = true
+		f.fetched[d] = true
 	}
 	return nil, nil
 }
 
-func (f *far) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
-	if !f.near[d] {
-		f.t.Errorf("%s is opened before it is near", d)
+func (f *remoteStore) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	if !f.fetched[d] {
+		f.t.Errorf("%s was opened before it was fetched", d)
 	}
 	return f.openings.Open(ctx, d, off)
 }
 
-// TestRule062_ClosureOfManyOutputsIsFetchedInFewCalls: 20,000 outputs, and a tree of three levels besides.
+// TestRule062_ClosureOfManyOutputsIsFetchedInFewCalls has 20,000 outputs and a tree of three levels.
 func TestRule062_ClosureOfManyOutputsIsFetchedInFewCalls(t *testing.T) {
-	s := &far{openings: newOpenings(), t: t, near: map[cas.Digest]bool{}}
+	s := &remoteStore{openings: newOpenings(), t: t, fetched: map[cas.Digest]bool{}}
 	r := &repb.ActionResult{}
 	for i := range 10_000 {
 		d := cas.SHA256.Sum(fmt.Append(nil, i))
@@ -175,15 +175,15 @@ func TestRule062_ClosureOfManyOutputsIsFetchedInFewCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := 20_000 + 1 + 30 + 900 + 1; len(ds) != want {
-		t.Errorf("the closure has %d blobs, want %d", len(ds), want)
+		t.Errorf("got a closure of %d blobs, want %d", len(ds), want)
 	}
 	if s.calls != 4 { // Trees, and three levels of Directories
 		t.Errorf("blobs were fetched in %d calls, want 4", s.calls)
 	}
 }
 
-// A blob can be a file, a Tree and a Directory: having met it as one is not to have read it as another.
-func TestClosureReadsBlobAsAllThatItIs(t *testing.T) {
+// TestClosureReadsBlobInEachRole: a blob can be a file, a Tree and a Directory.
+func TestClosureReadsBlobInEachRole(t *testing.T) {
 	s := newOpenings()
 	inTree := cas.SHA256.Sum([]byte("1"))
 	tree := s.put(t, &repb.Tree{Root: fileOf("f", inTree)})
@@ -207,7 +207,7 @@ func TestClosureReadsBlobAsAllThatItIs(t *testing.T) {
 }
 
 // Rule 62.
-func TestLookupCompleteSaysWhatIsWrong(t *testing.T) {
+func TestLookupCompleteGivesReason(t *testing.T) {
 	s := newOpenings()
 	in := &cas.Instance{Store: s, Actions: s}
 	text := s.put(t, &repb.Digest{Hash: "no Tree at all"})
@@ -236,11 +236,11 @@ func TestLookupCompleteSaysWhatIsWrong(t *testing.T) {
 			}
 			_, err := cas.LookupComplete(t.Context(), in, action)
 			if !errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrInvalid) {
-				t.Fatalf("got %v, want ErrNotFound alone", err)
+				t.Fatalf("got %v, want only ErrNotFound", err)
 			}
 			for _, want := range []string{action.String(), c.want} {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("got %q, want %q in it", err, want)
+					t.Errorf("got %q, want it to contain %q", err, want)
 				}
 			}
 		})

@@ -23,8 +23,8 @@ import (
 // A Function is a digest function that Cloister serves. The zero value is invalid.
 type Function uint8
 
-// The digest functions. Equal hashes of different functions name different blobs. Stores persist these numbers, so a new
-// function takes the next one.
+// The digest functions. Equal hashes of different functions name different blobs. Stores persist these numbers, so a
+// new function takes the next one.
 const (
 	SHA256 Function = 1 + iota
 	SHA1
@@ -43,16 +43,16 @@ var functions = [...]struct {
 	bytes int // length of a hash
 	// named means that resource names include the name. Otherwise the length of the hash identifies the function.
 	named bool
-	new   func(size int64) hash.Hash
+	new   func() hash.Hash
 }{
-	SHA256:     {"sha256", repb.DigestFunction_SHA256, sha256.Size, false, func(int64) hash.Hash { return sha256.New() }},
-	SHA1:       {"sha1", repb.DigestFunction_SHA1, sha1.Size, false, func(int64) hash.Hash { return sha1.New() }},
-	MD5:        {"md5", repb.DigestFunction_MD5, md5.Size, false, func(int64) hash.Hash { return md5.New() }},
-	SHA384:     {"sha384", repb.DigestFunction_SHA384, sha512.Size384, false, func(int64) hash.Hash { return sha512.New384() }},
-	SHA512:     {"sha512", repb.DigestFunction_SHA512, sha512.Size, false, func(int64) hash.Hash { return sha512.New() }},
-	SHA256TREE: {"sha256tree", repb.DigestFunction_SHA256TREE, sha256tree.Size, true, func(int64) hash.Hash { return sha256tree.New() }},
-	BLAKE3:     {"blake3", repb.DigestFunction_BLAKE3, 32, true, func(int64) hash.Hash { return blake3.New() }},
-	GITSHA1:    {"gitsha1", repb.DigestFunction_GITSHA1, sha1.Size, true, newGitSHA1},
+	SHA256:     {"sha256", repb.DigestFunction_SHA256, sha256.Size, false, sha256.New},
+	SHA1:       {"sha1", repb.DigestFunction_SHA1, sha1.Size, false, sha1.New},
+	MD5:        {"md5", repb.DigestFunction_MD5, md5.Size, false, md5.New},
+	SHA384:     {"sha384", repb.DigestFunction_SHA384, sha512.Size384, false, sha512.New384},
+	SHA512:     {"sha512", repb.DigestFunction_SHA512, sha512.Size, false, sha512.New},
+	SHA256TREE: {"sha256tree", repb.DigestFunction_SHA256TREE, sha256tree.Size, true, sha256tree.New},
+	BLAKE3:     {"blake3", repb.DigestFunction_BLAKE3, 32, true, func() hash.Hash { return blake3.New() }},
+	GITSHA1:    {"gitsha1", repb.DigestFunction_GITSHA1, sha1.Size, true, nil}, // see New
 }
 
 // Functions lists all functions, in the order in which servers advertise them.
@@ -86,7 +86,12 @@ func (f Function) Size() int { return functions[f].bytes }
 func (f Function) Named() bool { return functions[f].named }
 
 // New returns a hash for size bytes of input. Only GITSHA1 depends on size. New panics for the zero Function.
-func (f Function) New(size int64) hash.Hash { return functions[f].new(size) }
+func (f Function) New(size int64) hash.Hash {
+	if f == GITSHA1 {
+		return newGitSHA1(size)
+	}
+	return functions[f].new()
+}
 
 // hexLen returns the length of a hash in hexadecimal digits.
 func (f Function) hexLen() int { return 2 * functions[f].bytes }
@@ -157,7 +162,8 @@ type Digest struct {
 	size int64  // bytes, not negative
 }
 
-// hexDigit reports whether a byte is a lower-case hexadecimal digit. A table makes long lists of digests cheap to check.
+// hexDigit reports whether a byte is a lower-case hexadecimal digit. A table makes long lists of digests cheap to
+// check.
 var hexDigit = func() (is [256]bool) {
 	for _, c := range []byte("0123456789abcdef") {
 		is[c] = true
@@ -192,8 +198,8 @@ func FromProto(f Function, d *repb.Digest) (Digest, error) {
 	return NewDigest(f, d.Hash, d.SizeBytes)
 }
 
-// ParseDigest parses the result of String, or returns ErrInvalid. Without a name, the function is the first with hashes of
-// that length.
+// ParseDigest parses the result of String, or returns ErrInvalid. Without a name, the function is the first with
+// hashes of that length.
 func ParseDigest(s string) (Digest, error) {
 	text, f := s, SHA256
 	if name, rest, ok := strings.Cut(s, ":"); ok {

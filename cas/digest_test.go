@@ -25,7 +25,7 @@ func ExampleFunction_Sum() {
 	// blobs/5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03/6
 }
 
-func TestDigestRefuses(t *testing.T) {
+func TestDigestRejectsMalformed(t *testing.T) {
 	hash := cas.SHA256.Sum(nil).Hash()
 	for name, text := range map[string]string{
 		"upper case": strings.ToUpper(hash) + "/0", "short": hash[1:] + "/0", "long": hash + "0/0", "negative": hash + "/-1",
@@ -54,7 +54,7 @@ func FuzzParseDigest(f *testing.F) {
 			return
 		}
 		if again, err := cas.ParseDigest(d.String()); err != nil || again != d {
-			t.Errorf("%q: %v does not survive: %v, %v", text, d, again, err)
+			t.Errorf("%q: got %v, then %v, %v", text, d, again, err)
 		}
 	})
 }
@@ -87,14 +87,14 @@ func TestFunctionIsStatedOrInferred(t *testing.T) {
 	} {
 		got, err := c.in.FunctionOf(c.v, c.s)
 		if got != c.want || (err != nil) != (c.want == 0) || err != nil && !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("FunctionOf(%v, %v) of %v = %v, %v, want %v", c.v, c.s, c.in.Functions, got, err, c.want)
+			t.Errorf("FunctionOf(%v, %v) of %v: got %v, %v, want %v", c.v, c.s, c.in.Functions, got, err, c.want)
 		}
 	}
 }
 
-// The hashes are those that other programs print: sha256sum, sha1sum, md5sum, sha384sum, sha512sum and git
-// hash-object. That of BLAKE3 is the first of the vectors that its authors publish.
-func TestFunctionsAreThoseOfOthers(t *testing.T) {
+// TestFunctionsMatchOtherPrograms compares with the output of sha256sum, sha1sum, md5sum, sha384sum, sha512sum and git
+// hash-object, and with the first test vector of BLAKE3.
+func TestFunctionsMatchOtherPrograms(t *testing.T) {
 	for f, want := range map[cas.Function]string{
 		cas.SHA256:     "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03/6",
 		cas.SHA1:       "f572d396fae9206628714fb2ce00f72e94f2258f/6",
@@ -105,36 +105,36 @@ func TestFunctionsAreThoseOfOthers(t *testing.T) {
 		cas.GITSHA1:    "gitsha1:ce013625030ba8dba906f756967f9e9ca394464a/6",
 	} {
 		if got := f.Sum([]byte("hello\n")).String(); got != want {
-			t.Errorf("%v: %s, want %s", f, got, want)
+			t.Errorf("%v: got %s, want %s", f, got, want)
 		}
 	}
 	const empty = "blake3:af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262/0"
 	if got := cas.BLAKE3.Sum(nil).String(); got != empty {
-		t.Errorf("%s, want %s", got, empty)
+		t.Errorf("got %s, want %s", got, empty)
 	}
 	if n := len(cas.Functions()); n != 8 {
-		t.Errorf("%d functions, want 8", n)
+		t.Errorf("got %d functions, want 8", n)
 	}
 }
 
-// Rule 20. Up to 1024 bytes SHA256TREE has the hashes of SHA256.
-func TestEqualHashesOfTwoFunctionsAreTwoDigests(t *testing.T) {
+// Rule 20. SHA256TREE equals SHA256 up to 1024 bytes.
+func TestEqualHashesOfTwoFunctionsAreDifferentDigests(t *testing.T) {
 	a, b := cas.SHA256.Sum([]byte("x")), cas.SHA256TREE.Sum([]byte("x"))
 	if a.Hash() != b.Hash() || a == b || a.String() == b.String() || a.Resource() == b.Resource() {
-		t.Errorf("%v and %v, %s and %s", a, b, a.Resource(), b.Resource())
+		t.Errorf("got %v and %v, %s and %s, want them to differ", a, b, a.Resource(), b.Resource())
 	}
 	if want := "blobs/sha256tree/" + b.Hash() + "/1"; b.Resource() != want {
-		t.Errorf("resource %s, want %s", b.Resource(), want)
+		t.Errorf("Resource: got %s, want %s", b.Resource(), want)
 	}
 }
 
-func TestGitHashStartsAgain(t *testing.T) {
+func TestGitHashReset(t *testing.T) {
 	h := cas.GITSHA1.New(6)
 	h.Write([]byte("other"))
 	h.Reset()
 	h.Write([]byte("hello\n"))
 	if got, want := cas.GITSHA1.Digest(h, 6), cas.GITSHA1.Sum([]byte("hello\n")); got != want {
-		t.Errorf("after Reset %v, want %v", got, want)
+		t.Errorf("after Reset: got %v, want %v", got, want)
 	}
 }
 
@@ -167,12 +167,12 @@ func TestCodes(t *testing.T) {
 		context.Canceled: codes.Canceled, errors.New("x"): codes.Internal,
 	} {
 		if got := cas.Code(err); got != want {
-			t.Errorf("Code(%v) = %v, want %v", err, got, want)
+			t.Errorf("Code(%v): got %v, want %v", err, got, want)
 		}
 	}
 }
 
-// TestLookupCompleteNeedsTheWholeClosure is rule 62: a hit with a hole is a miss.
+// TestLookupCompleteNeedsTheWholeClosure is rule 62: a hit with an absent blob is a miss.
 func TestLookupCompleteNeedsTheWholeClosure(t *testing.T) {
 	m := castest.NewMemory()
 	in := &cas.Instance{Store: m, Actions: m}
@@ -211,7 +211,7 @@ func TestLookupCompleteNeedsTheWholeClosure(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := cas.LookupComplete(t.Context(), in, action); err != nil {
-		t.Fatalf("whole: %v", err)
+		t.Fatalf("complete result: %v", err)
 	}
 	for name, d := range map[string]cas.Digest{
 		"file": file, "stdout": stdout, "stderr": stderr, "Tree": tree, "file of the Tree": leaf,
@@ -224,7 +224,7 @@ func TestLookupCompleteNeedsTheWholeClosure(t *testing.T) {
 		m.Delete(d)
 		_, err = cas.LookupComplete(t.Context(), in, action)
 		if !errors.Is(err, cas.ErrNotFound) || !strings.Contains(err.Error(), d.String()) {
-			t.Errorf("without the %s: got %v, want ErrNotFound that names %s", name, err, d)
+			t.Errorf("without the %s: got %v, want ErrNotFound naming %s", name, err, d)
 		}
 		if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, b); err != nil {
 			t.Fatal(err)

@@ -36,16 +36,16 @@ var (
 
 // invalidf returns an error that wraps ErrInvalid without repeating its text.
 func invalidf(format string, args ...any) error {
-	return &labelled{kind: ErrInvalid, text: fmt.Sprintf(format, args...)}
+	return &labelled{ErrInvalid, fmt.Sprintf(format, args...)}
 }
 
 // Mismatch returns the ErrMismatch for content offered as want whose digest is got. A zero got means that reading
 // stopped because there was too much content.
 func Mismatch(want, got Digest) error {
 	if got.IsZero() {
-		return &labelled{kind: ErrMismatch, text: fmt.Sprintf("data is longer than the %d bytes that digest %s states", want.size, want)}
+		return &labelled{ErrMismatch, fmt.Sprintf("data is longer than the %d bytes that digest %s states", want.size, want)}
 	}
-	return &labelled{kind: ErrMismatch, text: fmt.Sprintf("data has digest %s, not %s as stated", got, want)}
+	return &labelled{ErrMismatch, fmt.Sprintf("data has digest %s, not %s as stated", got, want)}
 }
 
 // labelled is an error that wraps kind without repeating its text.

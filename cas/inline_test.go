@@ -13,8 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// fixture returns a store and a result with 100 bytes of stdout, 200 of stderr and files of 300 and
-// 400 bytes.
+// fixture returns a store, and a result with 100 bytes of stdout, 200 of stderr, and files of 300 and 400 bytes.
 func fixture(t *testing.T) (*castest.Memory, *repb.ActionResult) {
 	t.Helper()
 	s := castest.NewMemory()
@@ -52,11 +51,11 @@ func TestRule064_InlineKeepsTheLimitAndDropsFilesFirst(t *testing.T) {
 		}
 		sizes := [4]int{len(r.StdoutRaw), len(r.StderrRaw), len(r.OutputFiles[0].Contents), len(r.OutputFiles[1].Contents)}
 		if sizes[2]+sizes[3] > 0 && sizes[0] == 0 {
-			t.Errorf("limit %d: files are inlined and stdout is not: %v", limit, sizes)
+			t.Errorf("limit %d: files are inlined, but not stdout: %v", limit, sizes)
 		}
 		most = limit
 		if r.StdoutDigest == nil || r.OutputFiles[0].Digest == nil {
-			t.Fatalf("limit %d: a digest is gone", limit)
+			t.Fatalf("limit %d: a digest was removed", limit)
 		}
 	}
 	r := proto.CloneOf(plain)
@@ -64,11 +63,11 @@ func TestRule064_InlineKeepsTheLimitAndDropsFilesFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := len(r.StdoutRaw) + len(r.StderrRaw) + len(r.OutputFiles[0].Contents) + len(r.OutputFiles[1].Contents); n != 1000 {
-		t.Errorf("limit %d: %d bytes are inlined, want 1000", most, n)
+		t.Errorf("limit %d: inlined %d bytes, want 1000", most, n)
 	}
 }
 
-func TestRule064_InlineRemovesWhatNobodyWishes(t *testing.T) {
+func TestRule064_InlineRemovesUnwantedContents(t *testing.T) {
 	s, r := fixture(t)
 	r.StdoutRaw, r.OutputFiles[0].Contents = []byte("x"), []byte("x")
 	want := proto.CloneOf(r)
@@ -81,7 +80,7 @@ func TestRule064_InlineRemovesWhatNobodyWishes(t *testing.T) {
 	}
 	only := &repb.ActionResult{StdoutRaw: []byte("the only copy")}
 	if err := cas.Inline(t.Context(), s, only, everything(1)); err != nil || string(only.StdoutRaw) != "the only copy" {
-		t.Errorf("stdout without a digest became %q, %v", only.StdoutRaw, err)
+		t.Errorf("stdout without a digest: got %q, %v", only.StdoutRaw, err)
 	}
 }
 
@@ -92,7 +91,7 @@ func TestInlineReportsAbsentAndMalformed(t *testing.T) {
 		t.Errorf("absent stderr: got %v, want ErrNotFound", err)
 	}
 	if len(r.StdoutRaw) != 100 || r.StderrRaw != nil {
-		t.Errorf("absent stderr: the result is %v", r)
+		t.Errorf("absent stderr: got the result %v", r)
 	}
 	r.StdoutDigest.Hash = "xyz"
 	if err := cas.Inline(t.Context(), s, r, everything(1<<20)); !errors.Is(err, cas.ErrInvalid) {

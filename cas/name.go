@@ -14,8 +14,8 @@ func Reserved() []string {
 	return []string{"blobs", "uploads", "actions", "actionResults", "operations", "capabilities", "compressed-blobs"}
 }
 
-// CheckInstanceName returns ErrInvalid for a name with a reserved or empty segment, that is not UTF-8, or that is longer
-// than 256 bytes. The empty name is valid.
+// CheckInstanceName returns ErrInvalid for a name with a reserved or empty segment, that is not UTF-8, or that is
+// longer than 256 bytes. The empty name is valid.
 func CheckInstanceName(name string) error {
 	if name == "" {
 		return nil

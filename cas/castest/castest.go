@@ -95,14 +95,15 @@ func testEmptyBlob(t *testing.T, s cas.Store) {
 			closeIfOpen(r)
 			t.Errorf("Open of the empty blob at 1: got %v, want ErrRange", err)
 		}
-		if err := s.Put(t.Context(), d, bytes.NewReader(nil)); err != nil && (f == cas.SHA256 || !errors.Is(err, cas.ErrInvalid)) {
+		err := s.Put(t.Context(), d, bytes.NewReader(nil))
+		if err != nil && (f == cas.SHA256 || !errors.Is(err, cas.ErrInvalid)) {
 			t.Errorf("Put of the empty blob of %v: %v", f, err) // a server may serve fewer functions
 		}
 	}
 }
 
-// Rule 20: a blob stored under a digest of one function is absent under those of others, even if the hashes are equal, as
-// those of SHA256 and SHA256TREE can be.
+// Rule 20: a blob stored under a digest of one function is absent under those of others, even if the hashes are
+// equal, as those of SHA256 and SHA256TREE can be.
 func testFunctions(t *testing.T, s cas.Store) {
 	small, large := []byte("the same under every name"), make([]byte, 300<<10)
 	for i := range large {
@@ -454,8 +455,8 @@ func testPutAllWrong(t *testing.T, s cas.Store) {
 	flipped := bytes.Clone(b)
 	flipped[0] ^= 1
 	errs := all.PutAll(t.Context(), []cas.Blob{
-		{Digest: present, Data: flipped}, {Digest: present, Data: b[1:]}, {Digest: present, Data: append(bytes.Clone(b), 0)},
-		{Digest: present}, {Digest: other, Data: b}, {Digest: other, Data: c}, {Digest: other, Data: c[1:]},
+		{Digest: present, Data: flipped}, {Digest: present, Data: b[1:]},
+		{Digest: present, Data: append(bytes.Clone(b), 0)}, {Digest: present}, {Digest: other, Data: b}, {Digest: other, Data: c}, {Digest: other, Data: c[1:]},
 		{Digest: cas.SHA256.Sum(nil), Data: b},
 	})
 	for i, err := range errs {
@@ -570,7 +571,8 @@ func testFetch(t *testing.T, s cas.Store) {
 		}
 		seen := map[cas.Digest]bool{}
 		for _, d := range absent {
-			if missing, err := s.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) == 0 || seen[d] || !slices.Contains(ds, d) {
+			missing, err := s.Missing(t.Context(), []cas.Digest{d})
+			if err != nil || len(missing) == 0 || seen[d] || !slices.Contains(ds, d) {
 				t.Errorf("Fetch reported %s as absent: it is present, or a duplicate", d)
 			}
 			seen[d] = true
@@ -748,7 +750,8 @@ func wantExtents(t *testing.T, at cas.Location, blobs [][]byte) {
 		}
 		want := append(bytes.Clone(blobs[i]), make([]byte, -len(blobs[i])&(cas.ExtentAlign-1))...)
 		got := make([]byte, len(want))
-		if _, err := at.Files()[e.File].ReadAt(got, e.Offset); err != nil || !bytes.Equal(got, want) || e.Offset%cas.ExtentAlign != 0 {
+		_, err := at.Files()[e.File].ReadAt(got, e.Offset)
+		if err != nil || !bytes.Equal(got, want) || e.Offset%cas.ExtentAlign != 0 {
 			t.Errorf("extent of blob %d of %d bytes, at %d: other content, %v", i, len(blobs[i]), e.Offset, err)
 		}
 	}

@@ -151,7 +151,8 @@ func testSpliceFlattens(t *testing.T, s cas.Store) {
 	put(t, s, tail)
 	whole := append(bytes.Clone(inner), tail...)
 	d := cas.SHA256.Sum(whole)
-	if err := m.Splice(t.Context(), d, cas.ChunkList{Function: repb.ChunkingFunction_FAST_CDC_2020, Chunks: []cas.Digest{x, y}}); err != nil {
+	nested := cas.ChunkList{Function: repb.ChunkingFunction_FAST_CDC_2020, Chunks: []cas.Digest{x, y}}
+	if err := m.Splice(t.Context(), d, nested); err != nil {
 		t.Fatal(err)
 	}
 	got, err := m.Split(t.Context(), d)

@@ -14,7 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 )
 
-// TestFaultyWithoutFaults: what a test sees of a layer above is the layer's doing.
+// TestFaultyWithoutFaults: without faults it keeps the contracts.
 func TestFaultyWithoutFaults(t *testing.T) {
 	castest.TestStore(t, func(*testing.T) cas.Store { return castest.NewFaulty(castest.NewMemory(), nil) })
 	castest.TestStore(t, func(*testing.T) cas.Store {
@@ -43,7 +43,7 @@ func TestFaultyFails(t *testing.T) {
 	}
 	f.Heal()
 	if err := f.Put(t.Context(), d, bytes.NewReader(b)); err != nil || f.Calls(castest.Put) != 4 {
-		t.Errorf("after Heal: %v, %d calls", err, f.Calls(castest.Put))
+		t.Errorf("after Heal: got %v, %d calls", err, f.Calls(castest.Put))
 	}
 }
 
@@ -59,10 +59,10 @@ func TestFaultyLoses(t *testing.T) {
 	}
 	f, lost := lose(1)
 	if _, again := lose(1); len(lost) != 10 || !slices.Equal(lost, again) {
-		t.Errorf("one seed lost %d and then others", len(lost))
+		t.Errorf("the same seed lost %d blobs, then others", len(lost))
 	}
 	if _, other := lose(2); slices.Equal(lost, other) {
-		t.Error("two seeds lost the same")
+		t.Error("two seeds lost the same blobs")
 	}
 	if missing, err := f.Missing(t.Context(), lost); err != nil || !slices.Equal(missing, lost) {
 		t.Errorf("Missing: got %d, %v", len(missing), err)
@@ -71,7 +71,7 @@ func TestFaultyLoses(t *testing.T) {
 		t.Errorf("Open: got %v, want ErrNotFound", err)
 	}
 	if err := f.Put(t.Context(), lost[0], bytes.NewReader([]byte("x"))); !errors.Is(err, cas.ErrMismatch) {
-		t.Errorf("Put of other bytes: got %v, want ErrMismatch", err)
+		t.Errorf("Put of other content: got %v, want ErrMismatch", err)
 	}
 	for i := range 100 {
 		if _, err := cas.PutBytes(t.Context(), f, cas.SHA256, []byte{byte(i)}); err != nil {
@@ -79,7 +79,7 @@ func TestFaultyLoses(t *testing.T) {
 		}
 	}
 	if missing, err := f.Missing(t.Context(), lost); err != nil || len(missing) > 0 {
-		t.Errorf("after another Put %d are missing, %v", len(missing), err)
+		t.Errorf("after Put: %d blobs are missing, %v", len(missing), err)
 	}
 }
 
@@ -109,7 +109,7 @@ func TestFaultyReaders(t *testing.T) {
 	}
 	f.Flip()
 	if got, err := read(); !errors.Is(err, cas.ErrCorrupt) || bytes.Equal(got, b) {
-		t.Errorf("flipped: got %v, want other bytes and ErrCorrupt", err)
+		t.Errorf("flipped: got %v, want other content and ErrCorrupt", err)
 	}
 }
 
@@ -127,11 +127,11 @@ func TestFaultyHolds(t *testing.T) {
 	}
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled at the gate: got %v", err)
+		t.Errorf("cancelled at the gate: got %v, want context.Canceled", err)
 	}
 	gate.Open()
 	gate.Open()
 	if err := <-done; err != nil {
-		t.Errorf("let through: %v", err)
+		t.Errorf("after Open of the gate: %v", err)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Memory is an unlimited cas.Store, cas.Batcher, cas.Splicer and cas.ActionCache in memory. It keeps the whole contract,
-// and lets tests delete and corrupt blobs. It is safe for concurrent use. NewMemory makes one.
+// Memory is an unlimited cas.Store, cas.Batcher, cas.Splicer and cas.ActionCache in memory. It keeps the whole
+// contract, and lets tests delete and corrupt blobs. It is safe for concurrent use. NewMemory makes one.
 type Memory struct {
 	mu      sync.Mutex
 	blobs   map[cas.Digest][]byte             // guarded by mu; slices are immutable
@@ -28,7 +28,8 @@ type Memory struct {
 // NewMemory returns an empty Memory.
 func NewMemory() *Memory {
 	return &Memory{
-		blobs: map[cas.Digest][]byte{}, results: map[cas.Digest]*repb.ActionResult{}, lists: map[cas.Digest]cas.ChunkList{},
+		blobs: map[cas.Digest][]byte{}, results: map[cas.Digest]*repb.ActionResult{},
+		lists: map[cas.Digest]cas.ChunkList{},
 	}
 }
 
@@ -243,8 +244,8 @@ func (m *Memory) DeleteChunkList(d cas.Digest) {
 	delete(m.lists, d)
 }
 
-// Corrupt flips a bit of the blob d, and reports whether it exists and is not empty. Open readers are not affected. A Put
-// of the blob repairs it.
+// Corrupt flips a bit of the blob d, and reports whether it exists and is not empty. Open readers are not affected. A
+// Put of the blob repairs it.
 func (m *Memory) Corrupt(d cas.Digest) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -21,13 +21,13 @@ func TestMemoryReportsCorruptBlob(t *testing.T) {
 	m := castest.NewMemory()
 	b, d := castest.Blob(1, 100)
 	if m.Corrupt(d) {
-		t.Error("Corrupt of an absent blob found one")
+		t.Error("Corrupt of an absent blob: got true")
 	}
 	if err := m.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
 		t.Fatal(err)
 	}
 	if !m.Corrupt(d) {
-		t.Error("Corrupt found no blob")
+		t.Error("Corrupt: got false")
 	}
 	if _, err := cas.ReadAll(t.Context(), m, d, 100); !errors.Is(err, cas.ErrCorrupt) {
 		t.Errorf("ReadAll: got %v, want ErrCorrupt", err)
@@ -36,7 +36,7 @@ func TestMemoryReportsCorruptBlob(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := cas.ReadAll(t.Context(), m, d, 100); err != nil || !bytes.Equal(got, b) {
-		t.Errorf("after another Put: got %d bytes, %v", len(got), err)
+		t.Errorf("after Put: got %d bytes, %v", len(got), err)
 	}
 }
 

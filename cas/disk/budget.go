@@ -78,9 +78,10 @@ func (b *budget) release(n, files int64) {
 
 // used returns what counts against the two budgets.
 func (c *Cache) used() (bytes, files int64) {
-	c.budget.mu.Lock()
-	defer c.budget.mu.Unlock()
-	return c.budget.bytes + c.budget.reserved + c.segments.Bytes(), c.budget.files + c.budget.drafts + 2*int64(c.segments.Len())
+	b := &c.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.bytes + b.reserved + c.segments.Bytes(), b.files + b.drafts + 2*int64(c.segments.Len())
 }
 
 // spareFiles are the files of two segments, one for puts and one for moves.

@@ -194,6 +194,9 @@ type candidate struct {
 	size, old int64
 }
 
+// part returns the fraction of the segment that is old or dead.
+func (s *candidate) part() float64 { return float64(s.old) / float64(s.size) }
+
 // candidates returns the segments of which enough is old or dead, those with the largest part first.
 func (p *plan) candidates(c *Cache) []candidate {
 	var all []candidate
@@ -214,7 +217,7 @@ func (p *plan) candidates(c *Cache) []candidate {
 		}
 	}
 	slices.SortFunc(all, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(float64(b.old)/float64(b.size), float64(a.old)/float64(a.size)), cmp.Compare(a.g.N, b.g.N))
+		return cmp.Or(cmp.Compare(b.part(), a.part()), cmp.Compare(a.g.N, b.g.N))
 	})
 	return all
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
 
-// Check reads the whole store and reports every inconsistency: entries whose content does not match or whose record is
-// not in a log, files without an entry, wrong counts, and files left in tmp. It changes nothing. Nothing else may use the
-// store meanwhile.
+// Check reads the whole store and reports every inconsistency: entries whose content does not match or whose record
+// is not in a log, files without an entry, wrong counts, and files left in tmp. It changes nothing. Nothing else may
+// use the store meanwhile.
 func (c *Cache) Check(ctx context.Context) error {
 	end, err := c.begin()
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 
@@ -17,9 +16,9 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
 
-// A spliced blob is stored as chunks, which are blobs of their own, and a list of them. It is present while the list and
-// all chunks are. Using it renews all their leases; eviction treats them independently. A list that has lost a chunk stays
-// until it has not been used for long: the blob reappears if the chunk is put again.
+// A spliced blob is stored as chunks, which are blobs of their own, and a list of them. It is present while the list
+// and all chunks are. Using it renews all their leases; eviction treats them independently. A list that has lost a
+// chunk stays until it has not been used for long: the blob reappears if the chunk is put again.
 
 // Splice implements cas.Splicer.
 func (s *Store) Splice(ctx context.Context, d cas.Digest, m cas.ChunkList) error {
@@ -71,7 +70,7 @@ func (s *Store) chunks(d cas.Digest) (index.Entry, cas.ChunkList, error) {
 		return e, cas.ChunkList{}, notSpliced{d}
 	}
 	b, err := s.cache.read(e)
-	if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt) {
+	if isDropped(err) {
 		return e, cas.ChunkList{}, notSpliced{d}
 	} else if err != nil {
 		return e, cas.ChunkList{}, fmt.Errorf("chunks of blob %s: %w", d, err)
@@ -90,8 +89,8 @@ type notSpliced struct{ d cas.Digest }
 func (e notSpliced) Error() string { return fmt.Sprintf("chunks of blob %s: %v", e.d, cas.ErrNotFound) }
 func (e notSpliced) Unwrap() error { return cas.ErrNotFound }
 
-// spliced returns the chunks of d and the entry of their list if all are present, and renews their leases. An unreadable
-// list counts as absent, so that d can be put.
+// spliced returns the chunks of d and the entry of their list if all are present, and renews their leases. An
+// unreadable list counts as absent, so that d can be put.
 func (s *Store) spliced(d cas.Digest) (chunks []cas.Digest, e index.Entry, ok bool) {
 	e, m, err := s.chunks(d)
 	if err != nil || len(s.absent(m.Chunks)) > 0 {

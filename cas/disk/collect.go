@@ -20,8 +20,8 @@ import (
 // synced, then the segment is removed. To move little data, eviction prefers segments of which at least half is old or
 // dead, then those with less.
 //
-// "Old" means last used before a cutoff. The cutoff is as early as possible. It is found from a histogram of the ages of
-// all entries that are not leased, in classes whose width is a quarter of the age.
+// "Old" means last used before a cutoff. The cutoff is as early as possible. It is found from a histogram of the ages
+// of all entries that are not leased, in classes whose width is a quarter of the age.
 
 // CollectOptions configures Collect. Collect never removes what is leased or in use through File.
 type CollectOptions struct {

@@ -333,8 +333,8 @@ func TestLaterResultWins(t *testing.T) {
 	})
 }
 
-// TestReplacedResultStaysReplaced: a replaced result does not reappear when its successor is evicted or lost, even if the
-// process ended before it recorded the replacement.
+// TestReplacedResultStaysReplaced: a replaced result does not reappear when its successor is evicted or lost, even if
+// the process ended before it recorded the replacement.
 func TestReplacedResultStaysReplaced(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		for _, noted := range []bool{false, true} {

@@ -102,9 +102,9 @@ func (cs *copies) add(k copyKey, f *cachedCopy) (freed int64) {
 	return freed
 }
 
-// File implements cas.Filer. For a packed, spliced or executable blob it makes a verified copy, which counts against the
-// budget. Otherwise it returns the file of the blob, and reads it first to verify it if an earlier process wrote it. A
-// damaged blob is cas.ErrNotFound.
+// File implements cas.Filer. For a packed, spliced or executable blob it makes a verified copy, which counts against
+// the budget. Otherwise it returns the file of the blob, and reads it first to verify it if an earlier process wrote
+// it. A damaged blob is cas.ErrNotFound.
 func (s *Store) File(ctx context.Context, d cas.Digest, executable bool) (path string, release func(), err error) {
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {
@@ -197,7 +197,9 @@ func (s *Store) copyFile(ctx context.Context, f *draft, e index.Entry, d cas.Dig
 }
 
 // copy returns the copy k. If there is none, it calls write to fill one.
-func (s *Store) copy(ctx context.Context, k copyKey, d cas.Digest, write func(*draft) error) (path string, release func(), err error) {
+func (s *Store) copy(
+	ctx context.Context, k copyKey, d cas.Digest, write func(*draft) error,
+) (path string, release func(), err error) {
 	c := s.cache
 	mu := &c.copies.making[k.key.Hash[0]]
 	mu.Lock()
@@ -215,7 +217,7 @@ func (s *Store) copy(ctx context.Context, k copyKey, d cas.Digest, write func(*d
 			return "", nil, err
 		}
 		f, err = c.makeCopy(k, write)
-		if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt) || vanished(err) {
+		if isDropped(err) || vanished(err) {
 			return "", nil, notFound(d)
 		} else if err != nil {
 			return "", nil, fmt.Errorf("blob %s: %w", d, err)

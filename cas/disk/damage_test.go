@@ -761,8 +761,8 @@ func TestVerifyKeepsItsRate(t *testing.T) {
 	}
 }
 
-// TestDamageOfEveryFunction: blobs of every digest function survive reopening and become absent when damaged, until they
-// are put again. For hashes longer than 32 bytes the reported digest is zero.
+// TestDamageOfEveryFunction: blobs of every digest function survive reopening and become absent when damaged, until
+// they are put again. For hashes longer than 32 bytes the reported digest is zero.
 func TestDamageOfEveryFunction(t *testing.T) {
 	for _, f := range cas.Functions() {
 		t.Run(f.String(), func(t *testing.T) {

@@ -9,37 +9,38 @@
 //	DIR/lock                                 locked by the process that has the store open; holds its process ID
 //	DIR/boot                                 the boot ID of the machine when the store was last known to be intact
 //	DIR/instances                            a line for each instance: its number and its name
-//	DIR/segments/                            blobs below Config.Pack, action results and chunk lists: see internal/segment
+//	DIR/segments/                            blobs below Config.Pack, action results, chunk lists; see internal/segment
 //	DIR/files/INSTANCE/sha256/ab/HASH-SIZE   a larger blob, mode 0444
 //	DIR/copies/INSTANCE/sha256/ab/HASH-SIZE  a copy for File, with ".x" and mode 0555 if executable; removed by Open
 //	DIR/quarantine/                          damaged blobs, for inspection
 //	DIR/verify                               position of an interrupted Verify
 //	DIR/tmp/                                 files being written; cleared by Open
 //
-// INSTANCE is "@" and the name of the instance, in which all bytes but a-z, 0-9, "-" and "_" are written as "%xx"; see
-// escape for long names. The two digits are the first of HASH. File names consist of validated digests and escaped names,
-// so clients cannot choose them.
+// INSTANCE is "@" and the name of the instance, in which all bytes but a-z, 0-9, "-" and "_" are written as "%xx";
+// see escape for long names. The two digits are the first of HASH. File names consist of validated digests and
+// escaped names, so clients cannot choose them.
 //
-// An action result in a segment is the SHA-256 of the rest and the deterministic message. A chunk list is the SHA-256 of
-// the rest, the number of the chunking function, and hash and size of each chunk; numbers are unsigned varints.
+// An action result in a segment is the SHA-256 of the rest and the deterministic message. A chunk list is the SHA-256
+// of the rest, the number of the chunking function, and hash and size of each chunk; numbers are unsigned varints.
 //
 // # Guarantees
 //
 //   - Lease: an entry is not evicted within Config.Lease after it was put, opened, looked up or listed in a call of
 //     Missing. If everything is leased, Put returns cas.ErrFull. Leases survive the end of the process.
-//   - Durability: a blob exists once it was verified and its record is in the log of a segment. Put returns after that,
-//     so a crash of the process loses nothing that was acknowledged. With Config.Sync neither does a power failure.
-//     Without it, a power failure may lose the puts of the last half minute; Open reads these and drops what is damaged.
-//     The store never reports an absent blob as present.
-//   - Budget: segments, files, copies and writes in progress together never exceed Config.MaxBytes or Config.MaxFiles. A
-//     Put reserves room before it writes, and evicts if necessary. The size of a file is rounded up to 4 KiB, as in most
-//     file systems. Directories do not count, and neither do removed segments that a cas.Location still uses.
+//   - Durability: a blob exists once it was verified and its record is in the log of a segment. Put returns after
+//     that, so a crash of the process loses nothing that was acknowledged. With Config.Sync neither does a power
+//     failure. Without it, a power failure may lose the puts of the last half minute; Open reads these and drops what
+//     is damaged. The store never reports an absent blob as present.
+//   - Budget: segments, files, copies and writes in progress together never exceed Config.MaxBytes or
+//     Config.MaxFiles. A Put reserves room before it writes, and evicts if necessary. The size of a file is rounded
+//     up to 4 KiB, as in most file systems. Directories do not count, and neither do removed segments that a
+//     cas.Location still uses.
 //   - Integrity: a file of an earlier process is handed out or read from an offset only after this process has read and
 //     verified it. A read from the start is always verified.
 //   - Damage: a damaged blob becomes absent at once, so that a client can put it again. It is kept in quarantine and
 //     reported to Config.Corrupt.
-//   - Files from File are not evicted before they are released. A blob may be evicted while it is being read; the reader
-//     still gets all of it.
+//   - Files from File are not evicted before they are released. A blob may be evicted while it is being read; the
+//     reader still gets all of it.
 //   - Extents from Locate stay valid until they are released, even if the blob is evicted or the store closed: data is
 //     never overwritten, and removed files stay open.
 //
@@ -86,11 +87,11 @@ type Config struct {
 	// MaxFiles is the budget of files. 0 means a tenth of the inodes of the file system, or no limit if that number is
 	// unknown.
 	MaxFiles int64
-	// Lease is the minimum time that a blob stays after its last use. 0 means DefaultLease. If negative, anything may be
-	// evicted at any time.
+	// Lease is the minimum time that a blob stays after its last use. 0 means DefaultLease. If negative, anything may
+	// be evicted at any time.
 	Lease time.Duration
-	// Pack is the size in bytes below which blobs are packed into segments. 0 means DefaultPack. If negative, every blob
-	// is a file of its own.
+	// Pack is the size in bytes below which blobs are packed into segments. 0 means DefaultPack. If negative, every
+	// blob is a file of its own.
 	Pack int64
 	// Sync makes Put return only when the data survives a power failure.
 	Sync bool
@@ -137,8 +138,9 @@ type Cache struct {
 	logDamage, logLost                  atomic.Int64
 }
 
-// Open opens the store in c.Dir and creates it if necessary. It removes unfinished files, and evicts down to the budget as
-// far as leases permit. It reads logs and file names, and those blobs that may have been damaged by a power failure.
+// Open opens the store in c.Dir and creates it if necessary. It removes unfinished files, and evicts down to the
+// budget as far as leases permit. It reads logs and file names, and those blobs that may have been damaged by a power
+// failure.
 //
 // If another process has the store open, Open returns ErrLocked and names that process. It refuses a directory that is
 // not a store, has another version, or is owned or writable by other users. It makes the directory private.
@@ -147,7 +149,7 @@ func Open(c Config) (*Cache, error) {
 		return nil, fmt.Errorf("open store: budget of %d bytes: it must be positive", c.MaxBytes)
 	}
 	if c.MaxFiles < 0 {
-		return nil, fmt.Errorf("open store: budget of %d files: it must be positive, or 0 for a tenth of the file system's inodes", c.MaxFiles)
+		return nil, fmt.Errorf("open store: budget of %d files: it must be positive, or 0 for a tenth of the inodes", c.MaxFiles)
 	}
 	if c.Dir == "" {
 		return nil, errors.New("open store: no directory given")
@@ -164,7 +166,9 @@ func Open(c Config) (*Cache, error) {
 	}
 	// A packed blob must fit into a segment.
 	c.Pack = min(c.Pack, segmentLimit(c.MaxBytes)-recordBytes)
-	cache := &Cache{Config: c, dir: dir, index: index.New(), stop: make(chan struct{}), verifying: make(chan struct{}, 1)}
+	cache := &Cache{
+		Config: c, dir: dir, index: index.New(), stop: make(chan struct{}), verifying: make(chan struct{}, 1),
+	}
 	cache.setLease(c.Lease)
 	if err := cache.open(); err != nil {
 		if isFull(err) {
@@ -222,7 +226,8 @@ type Stats struct {
 // Stats returns the current statistics.
 func (c *Cache) Stats() Stats {
 	s := Stats{
-		MaxBytes: c.MaxBytes, MaxFiles: c.MaxFiles, Segments: c.segments.Len(), HeldBytes: c.segments.Held(), Lease: c.Lease,
+		MaxBytes: c.MaxBytes, MaxFiles: c.MaxFiles, Lease: c.Lease,
+		Segments: c.segments.Len(), HeldBytes: c.segments.Held(),
 		EvictedBlobs: c.evictedBlobs.Load(), EvictedBytes: c.evictedBytes.Load(), Corrupt: c.corrupt.Load(),
 		LogDamage: c.logDamage.Load(), LogLost: c.logLost.Load(),
 	}
@@ -231,8 +236,9 @@ func (c *Cache) Stats() Stats {
 	return s
 }
 
-// Close waits for calls in progress and unlocks the directory. A Put in progress fails with os.ErrClosed when its reader
-// returns, and later calls fail at once. Files from File are not released. Open readers and cas.Locations stay usable.
+// Close waits for calls in progress and unlocks the directory. A Put in progress fails with os.ErrClosed when its
+// reader returns, and later calls fail at once. Files from File are not released. Open readers and cas.Locations stay
+// usable.
 func (c *Cache) Close() error {
 	c.mu.Lock()
 	again := c.closed.Swap(true)
@@ -267,8 +273,8 @@ func (c *Cache) beginWith(ctx context.Context) (end func(), err error) {
 
 func (c *Cache) closedError() error { return fmt.Errorf("store %s: %w", c.dir, os.ErrClosed) }
 
-// maintainInterval is the time between calls of maintainOnce. After a power failure, Open reads what was put in the last
-// interval.
+// maintainInterval is the time between calls of maintainOnce. After a power failure, Open reads what was put in the
+// last interval.
 const maintainInterval = 30 * time.Second
 
 // maintain calls maintainOnce periodically until Close.

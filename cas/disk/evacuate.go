@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk/internal/commit"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
@@ -113,7 +112,7 @@ func (m *mover) add(r *segment.Record, e index.Entry) error {
 		case err == nil && !m.cache.sound(&e, b):
 			_ = m.cache.damaged(e, b)
 			return nil
-		case errors.Is(err, cas.ErrNotFound), errors.Is(err, cas.ErrCorrupt):
+		case isDropped(err):
 			return nil
 		case err != nil:
 			return err

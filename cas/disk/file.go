@@ -19,8 +19,8 @@ import (
 	"github.com/cloister-build/cloister/cas/durable"
 )
 
-// minReservation is the initial reservation of a draft in bytes. It grows to twice the size written: a size that a client
-// merely claims evicts nothing.
+// minReservation is the initial reservation of a draft in bytes. It grows to twice the size written: a size that a
+// client merely claims evicts nothing.
 const minReservation = 64 << 10
 
 // contentTime is the access and modification time of every file. An action that sees a file as an input must not learn
@@ -171,7 +171,8 @@ func (s *Store) putFile(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if err := f.rename(path); err != nil {
 		return err
 	}
-	it := segment.Item{Record: segment.Record{Entry: index.Entry{Key: k, Stamp: seconds(time.Now()), File: true, Verified: true}}}
+	var it segment.Item
+	it.Entry = index.Entry{Key: k, Stamp: seconds(time.Now()), File: true, Verified: true}
 	err = c.fresh.Append([]segment.Item{it}, func(it *segment.Item) {
 		c.budget.count(charge(k.Size), 1)
 		c.committed(it)
@@ -182,8 +183,8 @@ func (s *Store) putFile(ctx context.Context, d cas.Digest, r io.Reader) error {
 	return nil
 }
 
-// fill copies the content of r to f and verifies that it matches d. It stops early if there is too much content, ctx ends
-// or the store is closed.
+// fill copies the content of r to f and verifies that it matches d. It stops early if there is too much content, ctx
+// ends or the store is closed.
 func (c *Cache) fill(ctx context.Context, f io.Writer, d cas.Digest, r io.Reader) error {
 	p := buffers.Get().(*[]byte)
 	defer buffers.Put(p)

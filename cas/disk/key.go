@@ -73,8 +73,8 @@ func is(k index.Key, d cas.Digest) bool {
 
 func isResult(k index.Key) bool { return k.Kind&kindMask == result }
 
-// isRecord reports whether k is a result or a chunk list: its content has a checksum since the digest does not determine
-// it, and the latest one counts.
+// isRecord reports whether k is a result or a chunk list: its content has a checksum since the digest does not
+// determine it, and the latest one counts.
 func isRecord(k index.Key) bool { return k.Kind&kindMask != blob }
 
 // pathBelow returns the path of a file for the blob k below DIR/sub.

@@ -8,9 +8,9 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 )
 
-// The stamp of an entry is the time of its last use. It is updated only when it is older than the grain: eviction needs no
-// more precision, and reads should rarely write. A lease therefore starts at the end of the grain and is never too
-// short. A stamp is in the log before the use is acknowledged.
+// The stamp of an entry is the time of its last use. It is updated only when it is older than the grain: eviction
+// needs no more precision, and reads should rarely write. A lease therefore starts at the end of the grain and is
+// never too short. A stamp is in the log before the use is acknowledged.
 
 const maxGrain = 15 * time.Minute
 

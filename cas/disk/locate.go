@@ -33,20 +33,21 @@ func (s *Store) Locate(ctx context.Context, ds []cas.Digest) (cas.Location, erro
 	}
 	defer end()
 	for range locateTries {
-		l := locator{cache: s.cache, location: &location{extents: make([]cas.Extent, len(ds))}, file: map[uint32]int32{}}
+		at := &location{extents: make([]cas.Extent, len(ds))}
+		l := locator{cache: s.cache, location: at, file: map[uint32]int32{}}
 		sound, err := l.locateAll(ctx, s.name, ds)
 		if sound {
 			s.findSpliced(l.extents, ds)
 		}
 		if sound && l.Valid() {
-			return l.location, nil
+			return at, nil
 		}
 		l.Release()
 		if err != nil {
 			return nil, fmt.Errorf("store %s: %w", s.cache.dir, err)
 		}
 	}
-	return nil, fmt.Errorf("store %s: the segments of %d blobs keep changing: find the other process that writes to them", s.cache.dir, len(ds))
+	return nil, fmt.Errorf("store %s: another process keeps writing to the segments of %d blobs", s.cache.dir, len(ds))
 }
 
 // findSpliced marks the absent blobs that are stored as chunks as Unpacked, and renews their leases.
@@ -156,7 +157,8 @@ func (l *locator) locate(i int, e index.Entry, ok bool) error {
 		err := l.open(e.Segment)
 		// Look the entry up again: damage found before the View was made does not invalidate it.
 		was := e.Position
-		if e, ok = l.cache.index.Get(e.Key); err != nil && (!errors.Is(err, segment.ErrGone) || ok && e.Position == was) {
+		e, ok = l.cache.index.Get(e.Key)
+		if err != nil && (!errors.Is(err, segment.ErrGone) || ok && e.Position == was) {
 			return err
 		}
 	}
@@ -255,7 +257,7 @@ func (l *locator) verifyRun(ctx context.Context, run []index.Entry, buf []byte) 
 			continue
 		}
 		sound = false
-		if err := c.check(ctx, e); err != nil && !errors.Is(err, cas.ErrCorrupt) && !errors.Is(err, cas.ErrNotFound) {
+		if err := c.check(ctx, e); err != nil && !isDropped(err) {
 			return false, err
 		}
 	}

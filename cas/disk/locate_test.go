@@ -77,7 +77,8 @@ func TestLocateFindsPackedBlobs(t *testing.T) {
 	}
 }
 
-// TestLocateVerifies: blobs of an earlier process are verified together with their padding. Damage affects no other blob.
+// TestLocateVerifies: blobs of an earlier process are verified together with their padding. Damage affects no other
+// blob.
 func TestLocateVerifies(t *testing.T) {
 	const n = 400
 	config := disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Pack: 1 << 20}

@@ -12,9 +12,9 @@ import (
 // maxName limits escaped names. File systems allow 255 bytes, but paths are limited, too.
 const maxName = 120
 
-// escape returns the file name of an instance. Different names have different file names even on file systems that fold
-// case, normalize Unicode or forbid characters, words and trailing dots: the alphabet is a-z, 0-9, "-", "_", "%", and "@"
-// at the front. If the result would be longer than maxName, it is "@@" and the SHA-256 of the name.
+// escape returns the file name of an instance. Different names have different file names even on file systems that
+// fold case, normalize Unicode or forbid characters, words and trailing dots: the alphabet is a-z, 0-9, "-", "_",
+// "%", and "@" at the front. If the result would be longer than maxName, it is "@@" and the SHA-256 of the name.
 func escape(name string) string {
 	var b strings.Builder
 	b.WriteByte('@')

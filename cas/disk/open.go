@@ -67,14 +67,15 @@ func (c *Cache) shrink() error {
 	return nil
 }
 
-// inspect reports whether the directory can become a store. It fails if the directory has other content or is a store of
-// another version.
+// inspect reports whether the directory can become a store. It fails if the directory has other content or is a store
+// of another version.
 func (c *Cache) inspect() (isNew bool, err error) {
 	b, err := os.ReadFile(filepath.Join(c.dir, "version"))
 	if err == nil {
 		if string(b) != version {
 			return false, fmt.Errorf("store %s has version %.40q, this program supports %q: choose another directory, "+
-				"or delete this one, which is only a cache", c.dir, strings.TrimSpace(string(b)), strings.TrimSpace(version))
+				"or delete this one, which is only a cache",
+				c.dir, strings.TrimSpace(string(b)), strings.TrimSpace(version))
 		}
 		return false, nil
 	}
@@ -190,7 +191,8 @@ func (c *Cache) load() error {
 	}
 	if c.Sync {
 		// Earlier puts without Sync become as durable as those of this process.
-		if err := c.segments.MarkDurable(seconds(time.Now()), c.flush); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		err := c.segments.MarkDurable(seconds(time.Now()), c.flush)
+		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 			return err
 		}
 	}

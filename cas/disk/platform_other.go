@@ -12,12 +12,12 @@ import (
 
 var errHeld = errors.New("held")
 
-// tryLock refuses: without a lock two processes could hold one directory.
+// tryLock fails: without a lock two processes could use one directory.
 func tryLock(*os.File) error {
-	return fmt.Errorf("this system has no lock that dies with its process: %w", errors.ErrUnsupported)
+	return fmt.Errorf("this system has no file locks that end with the process: %w", errors.ErrUnsupported)
 }
 
 func isFull(error) bool { return false }
 
-// makePrivate leaves it to the permissions that the directory has.
+// makePrivate does nothing: the directory keeps its permissions.
 func makePrivate(string) error { return nil }

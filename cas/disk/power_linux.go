@@ -16,8 +16,8 @@ func syncFileSystem(f *os.File) error {
 	return os.NewSyscallError("syncfs", unix.Syncfs(int(f.Fd())))
 }
 
-// bootID returns an identifier that changes with each boot, or "" if there is none. While it is the same, everything that
-// was written is at least in the page cache.
+// bootID returns an identifier that changes with each boot, or "" if there is none. While it is the same, everything
+// that was written is at least in the page cache.
 func bootID() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

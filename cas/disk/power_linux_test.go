@@ -24,8 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// losePower returns a directory as a power failure may leave it. Everything in before is there. Of what was written since,
-// any block of 512 bytes may be zero, the file may end early, or its name may be missing.
+// losePower returns a directory as a power failure may leave it. Everything in before is there. Of what was written
+// since, any block of 512 bytes may be zero, the file may end early, or its name may be missing.
 func losePower(t *testing.T, random *rand.Rand, before, after map[string][]byte) (dir string) {
 	t.Helper()
 	files := map[string][]byte{}
@@ -225,8 +225,8 @@ func needsDisk(t *testing.T) {
 	}
 }
 
-// TestSyncIsDurable: with Sync all acknowledged content has been written, as far as the kernel reports. Without Sync the
-// content marked as durable has.
+// TestSyncIsDurable: with Sync all acknowledged content has been written, as far as the kernel reports. Without Sync
+// the content marked as durable has.
 func TestSyncIsDurable(t *testing.T) {
 	needsDisk(t)
 	check := func(what string, paths ...string) {

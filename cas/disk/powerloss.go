@@ -43,8 +43,8 @@ func (r *recovery) checkDoubtful() error {
 	return replaceFile(r.bootPath(), bootID()+"\n")
 }
 
-// checkPuts verifies the puts in the log of g from a record on, including those with another copy, since they may be the
-// only copy one day.
+// checkPuts verifies the puts in the log of g from a record on, including those with another copy, since they may be
+// the only copy one day.
 func (r *recovery) checkPuts(g *segment.Segment, from uint32) error {
 	c := r.cache
 	var failed error
@@ -59,7 +59,7 @@ func (r *recovery) checkPuts(g *segment.Segment, from uint32) error {
 				failed = g.Forget(&p.Entry)
 			}
 		}
-		if errors.Is(failed, cas.ErrCorrupt) || errors.Is(failed, cas.ErrNotFound) {
+		if isDropped(failed) {
 			failed = nil // dropped
 		}
 		return failed == nil
@@ -92,7 +92,7 @@ func (r *recovery) checkNewFiles() error {
 		if err == nil && fi.Size() == e.Size && changedAt(fi).Unix()+1 < int64(durable) {
 			continue
 		}
-		if err := c.check(context.Background(), e); err != nil && !errors.Is(err, cas.ErrCorrupt) && !errors.Is(err, cas.ErrNotFound) {
+		if err := c.check(context.Background(), e); err != nil && !isDropped(err) {
 			return err
 		}
 	}

@@ -104,8 +104,9 @@ func (c *Cache) dropMissing(e index.Entry) {
 // quarantinePath returns where to quarantine a damaged blob, or "" if there is no room.
 func (c *Cache) quarantinePath(k index.Key, size int64) string {
 	f, err := functionOf(k)
-	if err != nil || c.quarantinedBytes.Load()+charge(size) > c.MaxBytes/quarantineFraction || c.quarantined.Load() >= maxQuarantine ||
-		c.MaxFiles > 0 && c.quarantined.Load() >= c.MaxFiles/quarantineFraction {
+	n, bytes := c.quarantined.Load(), c.quarantinedBytes.Load()+charge(size)
+	if err != nil || n >= maxQuarantine || bytes > c.MaxBytes/quarantineFraction ||
+		c.MaxFiles > 0 && n >= c.MaxFiles/quarantineFraction {
 		return ""
 	}
 	path := filepath.Join(c.dir, "quarantine", nameOf(f, k))

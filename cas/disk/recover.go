@@ -138,9 +138,9 @@ func (v *visitor) flush() {
 	}
 }
 
-// replace adds p to the index. If there is an entry, it keeps the later stamp and the better put: a packed blob is better
-// than a file, which may have been evicted without a trace in the logs, and a doubtful put never replaces another. The
-// caller holds mu.
+// replace adds p to the index. If there is an entry, it keeps the later stamp and the better put: a packed blob is
+// better than a file, which may have been evicted without a trace in the logs, and a doubtful put never replaces
+// another. The caller holds mu.
 func (r *recovery) replace(p index.Entry, doubtful bool) {
 	if r.cache.index.Add(&p) {
 		if doubtful {

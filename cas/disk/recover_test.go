@@ -337,8 +337,8 @@ func TestReaderOfDamagedFileSparesItsSuccessor(t *testing.T) {
 	}
 }
 
-// TestSoundFileStaysDuringRecheck: a file that a reader reports as damaged is read again, and stays if it is sound, even if
-// its log is compacted meanwhile.
+// TestSoundFileStaysDuringRecheck: a file that a reader reports as damaged is read again, and stays if it is sound,
+// even if its log is compacted meanwhile.
 func TestSoundFileStaysDuringRecheck(t *testing.T) {
 	config := Config{Dir: t.TempDir(), MaxBytes: 8 << 20}
 	c, s := openStore(t, config)
@@ -443,8 +443,8 @@ func useBetweenReadAndMove(t *testing.T) {
 	}
 }
 
-// recorder returns a function that records results of an action, and a check that the action has no result, now and after
-// Open.
+// recorder returns a function that records results of an action, and a check that the action has no result, now and
+// after Open.
 func recorder(t *testing.T, s *Store) (record func(int32), absent func(*Store)) {
 	_, action := castest.Blob(0, 10)
 	record = func(n int32) {

@@ -28,7 +28,7 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 		return nil, miss
 	}
 	b, err := s.cache.read(e)
-	if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt) {
+	if isDropped(err) {
 		return nil, miss
 	} else if err != nil {
 		return nil, fmt.Errorf("result of action %s: %w", action, err)

@@ -270,7 +270,7 @@ func TestTornWrites(t *testing.T) {
 		try(fmt.Sprintf("data cut to %d", n), firstData, after[firstData][:n], false)
 	}
 	try("whole data", firstData, after[firstData], true)
-	try("longer data", firstData, append(bytes.Clone(after[firstData]), "garbage that no record tells of"...), true)
+	try("longer data", firstData, append(bytes.Clone(after[firstData]), "garbage without a record"...), true)
 }
 
 // TestFlippedBitInLog: a flipped bit loses at most the entry of its record, and never leads to wrong content.

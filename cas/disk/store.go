@@ -240,10 +240,9 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 
 // newItem returns the item to append for the packed blob k.
 func newItem(k index.Key, b []byte) segment.Item {
-	return segment.Item{
-		Record: segment.Record{Entry: index.Entry{Key: k, Length: uint32(len(b)), Stamp: seconds(time.Now()), Verified: true}},
-		Data:   b,
-	}
+	it := segment.Item{Data: b}
+	it.Entry = index.Entry{Key: k, Length: uint32(len(b)), Stamp: seconds(time.Now()), Verified: true}
+	return it
 }
 
 // append appends packed entries next to each other, in as few commits as segments have room for. If a commit fails, the
@@ -289,8 +288,8 @@ func (c *Cache) committed(it *segment.Item) {
 	} // else a concurrent put won: this copy goes with its segment
 }
 
-// forget records that a result or a chunk list was replaced, so that it does not reappear when its successor is evicted.
-// If the log cannot be written, the next Open does that.
+// forget records that a result or a chunk list was replaced, so that it does not reappear when its successor is
+// evicted. If the log cannot be written, the next Open does that.
 func (c *Cache) forget(old *index.Entry) {
 	if g := c.segments.Segment(old.Segment); g != nil {
 		_ = g.Forget(old)
@@ -325,6 +324,11 @@ func notFound(d cas.Digest) error { return fmt.Errorf("blob %s: %w", d, cas.ErrN
 
 func rangeError(d cas.Digest, off int64) error {
 	return fmt.Errorf("blob %s: offset %d: %w", d, off, cas.ErrRange)
+}
+
+// isDropped reports whether err means that a blob is absent, or was damaged and is absent now.
+func isDropped(err error) bool {
+	return errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt)
 }
 
 // vanished reports whether err means that a file does not exist.

@@ -47,8 +47,8 @@ const maxDamages = 1000
 type position struct{ segment, record uint32 }
 
 // Verify reads everything that exists when it starts, and drops what is damaged. It may skip a file that this process
-// wrote and whose record moves meanwhile. If ctx ends it saves its position, and the next Verify resumes there. Only one
-// runs at a time; a second one waits. Other methods may run concurrently.
+// wrote and whose record moves meanwhile. If ctx ends it saves its position, and the next Verify resumes there. Only
+// one runs at a time; a second one waits. Other methods may run concurrently.
 func (c *Cache) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, error) {
 	end, err := c.beginWith(ctx)
 	if err != nil {
@@ -110,8 +110,8 @@ func (v *verification) total() (n int64) {
 	return n
 }
 
-// run reads the segments in order. In segments created meanwhile, it reads only unverified files, whose records may have
-// moved there; everything else was verified when it was put or moved.
+// run reads the segments in order. In segments created meanwhile, it reads only unverified files, whose records may
+// have moved there; everything else was verified when it was put or moved.
 func (v *verification) run(ctx context.Context) error {
 	var last uint32 // when Verify started
 	for _, g := range v.cache.segments.Segments() {

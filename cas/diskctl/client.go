@@ -40,9 +40,9 @@ type Client struct {
 	holder int
 }
 
-// Open connects to the process that has the store in dir open. If there is none, it opens the store with this lease (see
-// disk.Config.Lease) and no budget. It returns ErrNoStore, and creates nothing, if dir is not a store. It returns
-// disk.ErrLocked if a process has the store open but does not answer within ten seconds.
+// Open connects to the process that has the store in dir open. If there is none, it opens the store with this lease
+// (see disk.Config.Lease) and no budget. It returns ErrNoStore, and creates nothing, if dir is not a store. It
+// returns disk.ErrLocked if a process has the store open but does not answer within ten seconds.
 func Open(ctx context.Context, dir string, lease time.Duration) (*Client, error) {
 	if _, err := os.Stat(filepath.Join(dir, "version")); errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("%w in %s", ErrNoStore, dir)

@@ -16,7 +16,8 @@ import (
 
 func fromStats(s disk.Stats) *cloisterpb.StatResponse {
 	return &cloisterpb.StatResponse{
-		Blobs: int64(s.Blobs), Results: int64(s.Results), Bytes: s.Bytes, MaxBytes: s.MaxBytes, Files: s.Files, MaxFiles: s.MaxFiles,
+		Blobs: int64(s.Blobs), Results: int64(s.Results), Bytes: s.Bytes, MaxBytes: s.MaxBytes,
+		Files: s.Files, MaxFiles: s.MaxFiles,
 		Segments: int64(s.Segments), Lease: durationpb.New(s.Lease),
 		EvictedBlobs: s.EvictedBlobs, EvictedBytes: s.EvictedBytes, Corrupt: s.Corrupt, HeldBytes: s.HeldBytes,
 	}
@@ -24,7 +25,8 @@ func fromStats(s disk.Stats) *cloisterpb.StatResponse {
 
 func toStats(m *cloisterpb.StatResponse) disk.Stats {
 	return disk.Stats{
-		Blobs: int(m.Blobs), Results: int(m.Results), Bytes: m.Bytes, MaxBytes: m.MaxBytes, Files: m.Files, MaxFiles: m.MaxFiles,
+		Blobs: int(m.Blobs), Results: int(m.Results), Bytes: m.Bytes, MaxBytes: m.MaxBytes,
+		Files: m.Files, MaxFiles: m.MaxFiles,
 		Segments: int(m.Segments), Lease: m.Lease.AsDuration(),
 		EvictedBlobs: m.EvictedBlobs, EvictedBytes: m.EvictedBytes, Corrupt: m.Corrupt, HeldBytes: m.HeldBytes,
 	}
@@ -47,7 +49,9 @@ func toCollect(m *cloisterpb.CollectResponse) disk.CollectReport {
 		Freed: m.Freed, Moved: m.Moved, Bytes: m.Bytes, MaxBytes: m.MaxBytes, Leased: m.Leased, Pinned: m.Pinned,
 	}
 	for _, a := range m.Ages {
-		r.Ages = append(r.Ages, disk.AgeBucket{Label: printable.Text(a.Label), Leased: a.Leased, Blobs: a.Blobs, Bytes: a.Bytes})
+		r.Ages = append(r.Ages, disk.AgeBucket{
+			Label: printable.Text(a.Label), Leased: a.Leased, Blobs: a.Blobs, Bytes: a.Bytes,
+		})
 	}
 	return r
 }

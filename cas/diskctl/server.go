@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package diskctl lets an operator inspect, verify and clean up a disk store, whether or not a process has it open. That
-// process serves a socket in the directory of the store. A client connects to the socket, or opens the store itself if no
-// process does. Package disk does the work. Nothing here is reachable from a network.
+// Package diskctl lets an operator inspect, verify and clean up a disk store, whether or not a process has it open.
+// That process serves a socket in the directory of the store. A client connects to the socket, or opens the store
+// itself if no process does. Package disk does the work. Nothing here is reachable from a network.
 package diskctl
 
 import (
@@ -37,8 +37,8 @@ type Server struct {
 	stopScrub context.CancelFunc // guarded by mu; ends the current round of Scrub
 }
 
-// Serve listens on the socket DIR/control, which only this user can connect to. Dir is the directory of c. Serve replaces
-// the socket of an earlier process, which cannot be running since c is open.
+// Serve listens on the socket DIR/control, which only this user can connect to. Dir is the directory of c. Serve
+// replaces the socket of an earlier process, which cannot be running since c is open.
 func Serve(dir string, c *disk.Cache, options ...grpc.ServerOption) (*Server, error) {
 	s := &Server{cache: c, grpc: grpc.NewServer(options...), path: filepath.Join(dir, socket), stopScrub: func() {}}
 	if err := os.Remove(s.path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -60,8 +60,8 @@ func (s *Server) Close() error {
 	return err
 }
 
-// Scrub verifies the store repeatedly, at a limited rate, until ctx ends or the store is closed. It logs the result of each
-// round. A call of Verify by an operator interrupts the round.
+// Scrub verifies the store repeatedly, at a limited rate, until ctx ends or the store is closed. It logs the result
+// of each round. A call of Verify by an operator interrupts the round.
 func (s *Server) Scrub(ctx context.Context, bytesPerSecond int64, log *slog.Logger) {
 	for {
 		round, stop := context.WithCancel(ctx)
@@ -124,7 +124,9 @@ func (s *service) Collect(ctx context.Context, req *cloisterpb.CollectRequest) (
 	return fromCollect(&report), nil
 }
 
-func (s *service) Verify(req *cloisterpb.VerifyRequest, stream grpc.ServerStreamingServer[cloisterpb.VerifyResponse]) error {
+func (s *service) Verify(
+	req *cloisterpb.VerifyRequest, stream grpc.ServerStreamingServer[cloisterpb.VerifyResponse],
+) error {
 	s.server.mu.Lock()
 	s.server.stopScrub()
 	s.server.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// withSocketPath calls f with the open directory and a path of the socket in it that fits into the 108 bytes of a socket
-// address, however long dir is.
+// withSocketPath calls f with the open directory and a path of the socket in it that fits into the 108 bytes of a
+// socket address, however long dir is.
 func withSocketPath[T any](dir string, f func(d *os.File, path string) (T, error)) (T, error) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -66,12 +66,15 @@ func checkPeer(conn *net.UnixConn, d *os.File) error {
 		return err
 	}
 	var peer *unix.Ucred
-	cerr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err := errors.Join(cerr, err); err != nil {
+	controlErr := raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err := errors.Join(controlErr, err); err != nil {
 		return err
 	}
 	if peer.Uid != st.Uid {
-		return fmt.Errorf("process %d, which answers, belongs to user %d, but the store belongs to user %d", peer.Pid, peer.Uid, st.Uid)
+		return fmt.Errorf("the server process %d belongs to user %d, but the store belongs to user %d",
+			peer.Pid, peer.Uid, st.Uid)
 	}
 	return nil
 }

@@ -58,9 +58,9 @@ func (s Segments) Create(first uint64, sync bool) (*Log, error) {
 	return l, nil
 }
 
-// Excess returns the segments to delete, oldest first: so many that the rest, with newest bytes for the newest segment,
-// have at most limit bytes, and all that were last written before the time oldest. It never returns the newest segment.
-// Next is the first segment that stays.
+// Excess returns the segments to delete, oldest first, so that the others have at most limit bytes and were written
+// at the time oldest or later. It assumes a size of newest bytes for the newest segment, which it never returns. Next
+// is the first segment that stays.
 func (s Segments) Excess(newest, limit int64, oldest time.Time) (excess []uint64, next uint64, err error) {
 	all, err := s.List()
 	if err != nil {

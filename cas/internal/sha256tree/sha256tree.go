@@ -17,7 +17,8 @@ const (
 	leaf = 1024
 )
 
-// New returns a hash. It holds one leaf and one hash for each doubling of its input, and is not safe for concurrent use.
+// New returns a hash. It holds one leaf and one hash for each doubling of its input, and is not safe for concurrent
+// use.
 func New() hash.Hash { return &tree{parent: newParent()} }
 
 type tree struct {

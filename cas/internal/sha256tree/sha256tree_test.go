@@ -14,7 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas/internal/sha256tree"
 )
 
-// sequence returns n bytes that count to 250 again and again.
+// sequence returns n bytes: 0 to 250, repeated.
 func sequence(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -34,8 +34,8 @@ func sum(b []byte, step int) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Rule 61: testdata/vectors.txt are the vectors that ship with the API (sha256tree_test_vectors.txt): a length, and the
-// hash of that many bytes of the sequence.
+// TestRule061_SHA256TREEVectors uses the vectors of the API (sha256tree_test_vectors.txt): a length, and the hash of
+// that many bytes of the sequence.
 func TestRule061_SHA256TREEVectors(t *testing.T) {
 	f, err := os.Open("testdata/vectors.txt")
 	if err != nil {
@@ -51,20 +51,20 @@ func TestRule061_SHA256TREEVectors(t *testing.T) {
 		}
 		for _, step := range []int{n, 1024, 1000, 1} {
 			if got := sum(sequence(n), step); got != want {
-				t.Errorf("%d bytes in steps of %d: %s, want %s", n, step, got, want)
+				t.Errorf("%d bytes in steps of %d: got %s, want %s", n, step, got, want)
 			}
 		}
 	}
 	if checked != 18 {
-		t.Errorf("%d vectors, want 18", checked)
+		t.Errorf("got %d vectors, want 18", checked)
 	}
 }
 
-func TestUpToOneLeafIsPlainSHA256(t *testing.T) {
+func TestOneLeafIsPlainSHA256(t *testing.T) {
 	for _, n := range []int{0, 1, 1023, 1024} {
 		want := sha256.Sum256(sequence(n))
 		if got := sum(sequence(n), 100); got != hex.EncodeToString(want[:]) {
-			t.Errorf("%d bytes: %s, want %x", n, got, want)
+			t.Errorf("%d bytes: got %s, want %x", n, got, want)
 		}
 	}
 }
@@ -74,12 +74,12 @@ func TestSumAndReset(t *testing.T) {
 	h.Write(sequence(5000))
 	first := hex.EncodeToString(h.Sum(nil))
 	if again := hex.EncodeToString(h.Sum(nil)); again != first {
-		t.Errorf("the second Sum is %s, the first was %s", again, first)
+		t.Errorf("second Sum: got %s, want %s", again, first)
 	}
 	h.Write(sequence(3000))
 	h.Reset()
 	h.Write(sequence(5000))
 	if again := hex.EncodeToString(h.Sum(nil)); again != first {
-		t.Errorf("after Reset %s, before %s", again, first)
+		t.Errorf("after Reset: got %s, want %s", again, first)
 	}
 }

@@ -239,8 +239,8 @@ func (x *Index) AddAll(es []Entry) (present []Entry) {
 	return present
 }
 
-// Update calls change with the entry of k, if it exists, and stores the result except for the key. It reports whether it
-// exists. Change must be fast and must not use the index.
+// Update calls change with the entry of k, if it exists, and stores the result except for the key. It reports whether
+// it exists. Change must be fast and must not use the index.
 func (x *Index) Update(k Key, change func(*Entry)) bool {
 	s, h := x.locate(&k)
 	s.mu.Lock()
@@ -339,8 +339,8 @@ func (x *Index) resize(s *shard, size int) {
 	}
 }
 
-// Each calls visit with every entry, until visit returns false. It may miss or include entries that are added or removed
-// meanwhile. Visit must be fast and must not use the index.
+// Each calls visit with every entry, until visit returns false. It may miss or include entries that are added or
+// removed meanwhile. Visit must be fast and must not use the index.
 func (x *Index) Each(visit func(*Entry) bool) {
 	for i := range x.shards {
 		if !x.shards[i].each(visit) {

@@ -104,16 +104,16 @@ func TestIndexIsAMap(t *testing.T) {
 	got := map[Key]Entry{}
 	x.Each(func(e *Entry) bool { got[e.Key] = *e; return true })
 	if !maps.Equal(got, want) || len(want) < 1000 {
-		t.Errorf("Each told of %d entries, want %d", len(got), len(want))
+		t.Errorf("Each: got %d entries, want %d", len(got), len(want))
 	}
 	n := 0
 	x.Each(func(*Entry) bool { n++; return n < 10 })
 	if n != 10 {
-		t.Errorf("Each did not stop: %d", n)
+		t.Errorf("Each visited %d entries, want it to stop at 10", n)
 	}
 }
 
-func TestEveryPartOfAKeyCounts(t *testing.T) {
+func TestKeyFieldsAreSignificant(t *testing.T) {
 	x := New()
 	k := key(7)
 	x.Put(Entry{Key: k})
@@ -125,13 +125,13 @@ func TestEveryPartOfAKeyCounts(t *testing.T) {
 	others[4].Hash[0]++
 	for i, other := range others {
 		if _, ok := x.Get(other); ok {
-			t.Errorf("key %d is taken for another", i)
+			t.Errorf("key %d is confused with another", i)
 		}
 	}
 }
 
-// Hashes that a client has chosen to be alike are still found.
-func TestCollidingKeys(t *testing.T) {
+// TestSimilarKeys: a client may choose keys that differ only in their size.
+func TestSimilarKeys(t *testing.T) {
 	x := New()
 	const n = 2000
 	for i := range int64(n) {
@@ -144,45 +144,45 @@ func TestCollidingKeys(t *testing.T) {
 	}
 	for i := range int64(n) {
 		if e, ok := x.Get(Key{Size: i}); ok != (i%2 == 1) || ok && e.Stamp != uint32(i) {
-			t.Fatalf("%d: %v, %v", i, e, ok)
+			t.Fatalf("key %d: got %v, %v", i, e, ok)
 		}
 	}
 }
 
-// Whatever part of their keys clients make alike, keys are spread evenly, and nobody can foresee where they are.
+// TestKeysAreSpread: similar keys are spread evenly and unpredictably over shards and buckets.
 func TestKeysAreSpread(t *testing.T) {
 	const n, mean = 64_000, 64_000 / shards
 	x, other := New(), New()
 	for name, differ := range map[string]func(k *Key, i uint32){
-		"the first bytes of their hashes": func(k *Key, i uint32) { binary.LittleEndian.PutUint32(k.Hash[:], i) },
-		"the fifth and later bytes":       func(k *Key, i uint32) { binary.LittleEndian.PutUint32(k.Hash[4:], i) },
-		"the ninth and later bytes":       func(k *Key, i uint32) { binary.LittleEndian.PutUint32(k.Hash[8:], i) },
-		"the last bytes of their hashes":  func(k *Key, i uint32) { binary.LittleEndian.PutUint32(k.Hash[28:], i) },
-		"their sizes":                     func(k *Key, i uint32) { k.Size = int64(i) },
-		"their kinds and their instances": func(k *Key, i uint32) { k.Kind, k.Instance = Kind(i), uint16(i>>8) },
+		"first bytes of the hash": func(k *Key, i uint32) { binary.LittleEndian.PutUint32(k.Hash[:], i) },
+		"bytes 4 to 7":            func(k *Key, i uint32) { binary.LittleEndian.PutUint32(k.Hash[4:], i) },
+		"bytes 8 to 11":           func(k *Key, i uint32) { binary.LittleEndian.PutUint32(k.Hash[8:], i) },
+		"last bytes of the hash":  func(k *Key, i uint32) { binary.LittleEndian.PutUint32(k.Hash[28:], i) },
+		"size":                    func(k *Key, i uint32) { k.Size = int64(i) },
+		"kind and instance":       func(k *Key, i uint32) { k.Kind, k.Instance = Kind(i), uint16(i>>8) },
 	} {
-		parts, places := map[*shard]int{}, map[uint32]bool{}
+		perShard, buckets := map[*shard]int{}, map[uint32]bool{}
 		most, same := 0, 0
 		for i := range uint32(n) {
 			var k Key
 			differ(&k, i)
 			s, h := x.locate(&k)
-			parts[s]++
-			most = max(most, parts[s])
-			place, _ := home(h, 1<<16)
-			places[place] = true
+			perShard[s]++
+			most = max(most, perShard[s])
+			bucket, _ := home(h, 1<<16)
+			buckets[bucket] = true
 			if _, again := other.locate(&k); h == again {
 				same++
 			}
 		}
 		if most > 2*mean {
-			t.Errorf("of %d keys that differ in %s, %d are in one part", n, name, most)
+			t.Errorf("%d keys that differ in %s: %d are in one shard", n, name, most)
 		}
-		if len(places) < n/2 {
-			t.Errorf("%d keys that differ in %s have %d places", n, name, len(places))
+		if len(buckets) < n/2 {
+			t.Errorf("%d keys that differ in %s: got %d buckets", n, name, len(buckets))
 		}
 		if same > 10 {
-			t.Errorf("%d of %d keys that differ in %s are where they are in another index", same, n, name)
+			t.Errorf("%d of %d keys that differ in %s have the same hash in another index", same, n, name)
 		}
 	}
 }
@@ -213,9 +213,9 @@ func TestConcurrentUse(t *testing.T) {
 	wg.Wait()
 }
 
-// Millions of entries must cost little, and the garbage collector nothing.
+// TestSlotIsSmall: there may be millions of entries.
 func TestSlotIsSmall(t *testing.T) {
 	if n := reflect.TypeFor[slot]().Size(); n != 64 {
-		t.Errorf("an entry takes %d bytes", n)
+		t.Errorf("got %d bytes, want 64", n)
 	}
 }

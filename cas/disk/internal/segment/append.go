@@ -269,8 +269,8 @@ func (a *Appender) FlushToo(g *Segment) {
 	}
 }
 
-// Flush syncs everything that was appended. If it fails once, it fails forever: the kernel may have dropped data that it
-// could not write, and reports that only once.
+// Flush syncs everything that was appended. If it fails once, it fails forever: the kernel may have dropped data that
+// it could not write, and reports that only once.
 func (a *Appender) Flush() error {
 	a.writing.Lock()
 	defer a.writing.Unlock()

@@ -32,7 +32,8 @@ func (g *Segment) Drop(find func() (record uint32, ok bool)) error {
 	})
 }
 
-// Forget is Drop of an entry that is not in the index and may have moved: it records nothing if r.Record is another put.
+// Forget is Drop of an entry that is not in the index and may have moved: it records nothing if r.Record is another
+// put.
 func (g *Segment) Forget(r *index.Entry) error {
 	return g.note(typeDrop, 0, func(yield func(uint32)) {
 		b := make([]byte, putBytes)
@@ -96,9 +97,9 @@ func (g *Segment) DurableSince() uint32 {
 	return g.synced
 }
 
-// MarkDurable calls flush, which syncs the whole store, and records at the time now that everything committed before is
-// durable. If flush fails once, MarkDurable fails forever: the kernel may have dropped data that it could not write, and
-// reports that only once.
+// MarkDurable calls flush, which syncs the whole store, and records at the time now that everything committed before
+// is durable. If flush fails once, MarkDurable fails forever: the kernel may have dropped data that it could not
+// write, and reports that only once.
 func (s *Set) MarkDurable(now uint32, flush func() error) error {
 	s.mu.RLock()
 	lost := s.lost

@@ -165,8 +165,8 @@ func readWhole(f *os.File) ([]byte, error) {
 	return b[:n], err
 }
 
-// scan calls visit with each record of log. After damage it resumes at a put: a unit inside a damaged put may consist of
-// hash bytes, which a client chooses, and look like a note.
+// scan calls visit with each record of log. After damage it resumes at a put: a unit inside a damaged put may consist
+// of hash bytes, which a client chooses, and look like a note.
 func scan(log []byte, visit func(kind byte, at uint32, b []byte)) {
 	damaged := false
 	for at := uint32(0); int64(at)*unit < int64(len(log)); {

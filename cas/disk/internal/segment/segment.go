@@ -5,10 +5,10 @@
 //
 // # Files
 //
-// Segment N is the pair NNNNNNNN.data and NNNNNNNN.log. The data holds the blobs, each at a multiple of Block and padded
-// with zeros to the next: a file system image may refer to them without exposing their neighbours. The log records
-// what the blobs are and what happens to them later; see record.go. Data is never overwritten, and segments are removed
-// as a whole.
+// Segment N is the pair NNNNNNNN.data and NNNNNNNN.log. The data holds the blobs, each at a multiple of Block and
+// padded with zeros to the next: a file system image may refer to them without exposing their neighbours. The log
+// records what the blobs are and what happens to them later; see record.go. Data is never overwritten, and segments
+// are removed as a whole.
 //
 // # Commit points
 //
@@ -241,8 +241,8 @@ func (s *Set) Segment(n uint32) *Segment {
 	return s.segments[n]
 }
 
-// Read fills b, of e.Length bytes, with the content of a packed entry. It returns ErrGone if the segment was removed; the
-// caller then looks e up again.
+// Read fills b, of e.Length bytes, with the content of a packed entry. It returns ErrGone if the segment was removed;
+// the caller then looks e up again.
 func (s *Set) Read(e *index.Entry, b []byte) error {
 	g := s.Segment(e.Segment)
 	if g == nil {

@@ -17,19 +17,19 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 )
 
-// told is a History that remembers what it was told.
-type told struct {
+// events is a Visitor that records its calls.
+type events struct {
 	puts     []Record
 	doubtful []bool
 	drops    []uint32
 	stamps   map[uint32]uint32
 }
 
-func (h *told) Put(r *Record, doubtful bool) {
+func (h *events) Put(r *Record, doubtful bool) {
 	h.puts, h.doubtful = append(h.puts, *r), append(h.doubtful, doubtful)
 }
-func (h *told) Drop(r *Record) { h.drops = append(h.drops, r.Position.Record) }
-func (h *told) Touch(r *Record, stamp uint32) {
+func (h *events) Drop(r *Record) { h.drops = append(h.drops, r.Position.Record) }
+func (h *events) Touch(r *Record, stamp uint32) {
 	if h.stamps == nil {
 		h.stamps = map[uint32]uint32{}
 	}
@@ -50,11 +50,11 @@ func openSet(t testing.TB, c Config) *Set {
 	return s
 }
 
-// replay opens the directory and replays its only segment.
-func replay(t testing.TB, dir string) (*Set, *told) {
+// replay opens the directory and replays its segments.
+func replay(t testing.TB, dir string) (*Set, *events) {
 	t.Helper()
 	s := openSet(t, Config{Dir: dir, Limit: 1 << 20})
-	h := &told{}
+	h := &events{}
 	for _, g := range s.Segments() {
 		if _, _, err := g.Replay(h); err != nil {
 			t.Fatal(err)
@@ -69,8 +69,7 @@ func newItem(n byte, size int) Item {
 	return it
 }
 
-// What is appended is told in order, with all that was said of it, and its bytes are where it says.
-func TestReplayTellsWhatWasAppended(t *testing.T) {
+func TestReplayReportsAppendedRecords(t *testing.T) {
 	for _, sync := range []bool{false, true} {
 		dir := t.TempDir()
 		s := openSet(t, Config{Dir: dir, Limit: 1 << 20, Sync: sync})
@@ -104,10 +103,10 @@ func TestReplayTellsWhatWasAppended(t *testing.T) {
 			h.puts[i].Verified = kept[min(i, len(kept)-1)].Verified
 		}
 		if !slices.Equal(h.puts, kept) || !slices.Equal(h.drops, []uint32{want[4].Position.Record}) || h.stamps[want[3].Position.Record] != 7777 {
-			t.Errorf("sync %v: told of\n%v, dropped %v, touched %v; want\n%v", sync, h.puts, h.drops, h.stamps, kept)
+			t.Errorf("sync %v: got\n%v, dropped %v, touched %v; want\n%v", sync, h.puts, h.drops, h.stamps, kept)
 		}
 		if slices.Contains(h.doubtful, sync) {
-			t.Errorf("sync %v: doubtful are %v", sync, h.doubtful)
+			t.Errorf("sync %v: got doubtful %v", sync, h.doubtful)
 		}
 		for _, r := range h.puts {
 			b := make([]byte, r.Length)
@@ -118,7 +117,7 @@ func TestReplayTellsWhatWasAppended(t *testing.T) {
 	}
 }
 
-// What is before a mark is on disk; what is behind it may not be.
+// TestMarkDurable: records after a mark are doubtful.
 func TestMarkDurable(t *testing.T) {
 	dir := t.TempDir()
 	s := openSet(t, Config{Dir: dir, Limit: 1 << 20})
@@ -131,7 +130,7 @@ func TestMarkDurable(t *testing.T) {
 	}
 	put(0)
 	flushed := 0
-	// What comes between the flush and the mark is not covered.
+	// A put between flush and mark is not covered.
 	flush := func() error {
 		flushed++
 		put(1)
@@ -143,10 +142,10 @@ func TestMarkDurable(t *testing.T) {
 	s.Close()
 	s, h := replay(t, dir)
 	if !slices.Equal(h.doubtful, []bool{false, true}) {
-		t.Errorf("doubtful are %v", h.doubtful)
+		t.Errorf("got doubtful %v", h.doubtful)
 	}
 	quiet := 0
-	for range 3 { // a mark is no reason for another
+	for range 3 { // a mark does not call for another
 		if err := s.MarkDurable(1, func() error { quiet++; return nil }); err != nil {
 			t.Fatal(err)
 		}
@@ -156,8 +155,7 @@ func TestMarkDurable(t *testing.T) {
 	}
 }
 
-// What was not written when a flush failed may be forgotten by the kernel, and the next flush says nothing of that: so
-// there are no more marks.
+// TestNoMarkAfterFailedFlush: the kernel may have dropped data, and a later flush does not report that.
 func TestNoMarkAfterFailedFlush(t *testing.T) {
 	dir := t.TempDir()
 	s := openSet(t, Config{Dir: dir, Limit: 1 << 20})
@@ -172,15 +170,15 @@ func TestNoMarkAfterFailedFlush(t *testing.T) {
 		}
 	}
 	if at := s.Segments()[0].DurableSince(); at != 0 {
-		t.Errorf("marked at %d", at)
+		t.Errorf("DurableSince: got %d, want 0", at)
 	}
 	s.Close()
 	if _, h := replay(t, dir); !slices.Equal(h.doubtful, []bool{true, true, true}) {
-		t.Errorf("doubtful are %v", h.doubtful)
+		t.Errorf("got doubtful %v", h.doubtful)
 	}
 }
 
-// breakFlush lets all that is written to the log of g succeed, and its flush fail, until the end of the test.
+// breakFlush makes syncing the log of g fail until the end of the test. Writes succeed.
 func breakFlush(t *testing.T, g *Segment) {
 	t.Helper()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
@@ -188,7 +186,7 @@ func breakFlush(t *testing.T, g *Segment) {
 		t.Fatal(err)
 	}
 	if flush(null) == nil {
-		t.Skip("this system flushes everything")
+		t.Skip("this system can sync " + os.DevNull)
 	}
 	log := g.log
 	g.log = null
@@ -201,7 +199,7 @@ func breakFlush(t *testing.T, g *Segment) {
 	})
 }
 
-// An Appender that could not flush says so for good: whoever would remove the sources of what was appended must not.
+// TestFailedFlushIsFinal: the caller must never remove the source of moved data.
 func TestFailedFlushIsFinal(t *testing.T) {
 	s := openSet(t, Config{Dir: t.TempDir(), Limit: 1 << 20})
 	a := s.NewAppender(nil)
@@ -220,18 +218,18 @@ func TestFailedFlushIsFinal(t *testing.T) {
 	append()
 	for range 2 {
 		if err := a.Flush(); err == nil {
-			t.Error("the second part is said to be on disk")
+			t.Error("Flush succeeded after a failure")
 		}
 	}
 	a.Seal(s.Segments()[0])
 	append() // to another segment, which can be flushed
 	if err := a.Flush(); err == nil {
-		t.Error("all is said to be on disk")
+		t.Error("Flush succeeded after a failure")
 	}
 }
 
-// Flush writes also what an earlier process has appended, unless that is known to be on disk.
-func TestRememberedIsFlushed(t *testing.T) {
+// TestFlushToo: Flush also syncs what an earlier process appended, unless that is known to be durable.
+func TestFlushToo(t *testing.T) {
 	for _, marked := range []bool{false, true} {
 		dir := t.TempDir()
 		s := openSet(t, Config{Dir: dir, Limit: 1 << 20})
@@ -250,13 +248,13 @@ func TestRememberedIsFlushed(t *testing.T) {
 		a.FlushToo(g)
 		breakFlush(t, g)
 		if err := a.Flush(); (err == nil) != marked {
-			t.Errorf("marked %v: %v", marked, err)
+			t.Errorf("marked %v: got %v", marked, err)
 		}
 	}
 }
 
-// Bytes that are there count, also if the flush of their records has failed.
-func TestBytesCountAfterFailedFlush(t *testing.T) {
+// TestDataCountsAfterFailedFlush of its records.
+func TestDataCountsAfterFailedFlush(t *testing.T) {
 	dir := t.TempDir()
 	s := openSet(t, Config{Dir: dir, Limit: 1 << 20, Sync: true})
 	a := s.NewAppender(nil)
@@ -273,19 +271,19 @@ func TestBytesCountAfterFailedFlush(t *testing.T) {
 		t.Fatal(err)
 	}
 	if data, log := g.Size(); data != fi.Size() || s.Bytes() != data+log {
-		t.Errorf("%d bytes of data are there, and of %d in all %d are data", fi.Size(), s.Bytes(), data)
+		t.Errorf("the file has %d bytes; got %d bytes in total, %d of data", fi.Size(), s.Bytes(), data)
 	}
 	if want := Padded(10) + Padded(5000); fi.Size() != want {
-		t.Errorf("the record may be on disk, and of %d bytes %d are there", want, fi.Size())
+		t.Errorf("the file has %d bytes, want %d, since the record may be durable", fi.Size(), want)
 	}
 	items := []Item{newItem(2, 100)}
 	if err := a.Append(items, func(*Item) {}); err != nil || items[0].Segment == g.N {
-		t.Errorf("the next one is in segment %d, %v", items[0].Segment, err)
+		t.Errorf("next item: got segment %d, %v", items[0].Segment, err)
 	}
 }
 
-// Of a record that is damaged no part is taken for another one: its hash is a client's choice.
-func TestHashIsNoRecord(t *testing.T) {
+// TestHashIsNotARecord: part of a damaged record must not be taken for a note, since clients choose hashes.
+func TestHashIsNotARecord(t *testing.T) {
 	dir := t.TempDir()
 	first, forged, last := newItem(0, 10), newItem(1, 10), newItem(2, 10)
 	for _, kind := range []byte{typeDrop, typeTouch, typeDurable} {
@@ -308,14 +306,14 @@ func TestHashIsNoRecord(t *testing.T) {
 		s, h := replay(t, dir)
 		if len(h.puts) != 2 || h.puts[0].Key != first.Key || h.puts[1].Key != last.Key || len(h.drops) > 0 || len(h.stamps) > 0 ||
 			!slices.Equal(h.doubtful, []bool{true, true}) {
-			t.Errorf("forged %d: told of %v, doubtful %v, dropped %v, touched %v", kind, h.puts, h.doubtful, h.drops, h.stamps)
+			t.Errorf("forged %d: got %v, doubtful %v, dropped %v, touched %v", kind, h.puts, h.doubtful, h.drops, h.stamps)
 		}
 		s.Close()
 	}
 }
 
-// A put whose data is not there is told as one that is absent, the first time as well as the next: if it is a result,
-// an earlier one must not come back in between.
+// TestLostPutIsDropped: a put with missing data is reported as a drop, every time. Otherwise an earlier result could
+// reappear.
 func TestLostPutIsDropped(t *testing.T) {
 	dir := t.TempDir()
 	s := openSet(t, Config{Dir: dir, Limit: 1 << 20})
@@ -330,20 +328,19 @@ func TestLostPutIsDropped(t *testing.T) {
 	for round := range 2 {
 		s, h := replay(t, dir)
 		if len(h.puts) != 1 || !slices.Equal(h.drops, []uint32{items[1].Position.Record}) {
-			t.Errorf("round %d: told of %v, dropped %v", round, h.puts, h.drops)
+			t.Errorf("round %d: got %v, dropped %v", round, h.puts, h.drops)
 		}
 		s.Close()
 	}
 }
 
-// A use that is in the log, and that the index does not know yet, is in the shorter log as well. One in the future, by a
-// clock that was ahead, is one of now.
-func TestShortenKeepsUses(t *testing.T) {
-	shortenAt(t, 8000, 7000)
-	shortenAt(t, 6500, 6500)
+// TestCompactKeepsStamps: Compact keeps stamps that the index does not know yet, and clamps those from the future.
+func TestCompactKeepsStamps(t *testing.T) {
+	compactAt(t, 8000, 7000)
+	compactAt(t, 6500, 6500)
 }
 
-func shortenAt(t *testing.T, now, want uint32) {
+func compactAt(t *testing.T, now, want uint32) {
 	t.Helper()
 	dir := t.TempDir()
 	s := openSet(t, Config{Dir: dir, Limit: 1 << 20})
@@ -357,8 +354,8 @@ func shortenAt(t *testing.T, now, want uint32) {
 			t.Fatal(err)
 		}
 	}
-	wanted := func(r *Record) bool { return r.Hash[0] == 1 }
-	if err := g.Compact(now, wanted, func(from index.Position, to *Record) {
+	live := func(r *Record) bool { return r.Hash[0] == 1 }
+	if err := g.Compact(now, live, func(from index.Position, to *Record) {
 		if from != items[1].Position || to.Position.Record != 0 {
 			t.Errorf("moved from %v to %v", from, to.Position)
 		}
@@ -367,11 +364,11 @@ func shortenAt(t *testing.T, now, want uint32) {
 	}
 	s.Close()
 	if _, h := replay(t, dir); len(h.puts) != 1 || h.puts[0].Stamp != want || len(h.stamps) > 0 {
-		t.Errorf("at %d: told of %v, touched %v", now, h.puts, h.stamps)
+		t.Errorf("at %d: got %v, touched %v, want stamp %d", now, h.puts, h.stamps, want)
 	}
 }
 
-// Many who append at once are all put, into segments that do not grow beyond the limit.
+// TestConcurrentAppends also checks the size of segments.
 func TestConcurrentAppends(t *testing.T) {
 	dir := t.TempDir()
 	const limit, writers, rounds = 16 << 10, 8, 50
@@ -391,32 +388,32 @@ func TestConcurrentAppends(t *testing.T) {
 					all, committed = append(all, it.Record), true
 				})
 				if err != nil || !committed {
-					t.Errorf("%v, committed %v", err, committed)
+					t.Errorf("Append: got %v, committed %v", err, committed)
 				}
 			}
 		})
 	}
 	wg.Wait()
 	if len(all) != writers*rounds || s.Len() < 5 {
-		t.Errorf("%d records in %d segments", len(all), s.Len())
+		t.Errorf("got %d records in %d segments", len(all), s.Len())
 	}
 	var total int64
 	for _, g := range s.Segments() {
 		data, log := g.Size()
 		total += data + log
 		if data > limit {
-			t.Errorf("segment %d has %d bytes", g.N, data)
+			t.Errorf("segment %d has %d bytes, limit %d", g.N, data, limit)
 		}
 	}
 	if total != s.Bytes() {
-		t.Errorf("%d bytes are counted of %d", s.Bytes(), total)
+		t.Errorf("Bytes: got %d, want %d", s.Bytes(), total)
 	}
 	seen := map[[2]uint32]bool{}
 	for _, r := range all {
 		at := [2]uint32{r.Segment, r.Offset}
 		b := make([]byte, r.Length)
 		if err := s.Read(&r.Entry, b); err != nil || seen[at] || bytes.Count(b, []byte{r.Hash[0] + 1}) != len(b) {
-			t.Errorf("%v: %v, seen %v", r, err, seen[at])
+			t.Errorf("Read of %v: got %v, duplicate position: %v", r, err, seen[at])
 		}
 		seen[at] = true
 	}
@@ -446,15 +443,15 @@ func TestRemovedSegmentIsGone(t *testing.T) {
 		t.Error(err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 || s.Bytes() != 0 || s.Len() != 0 {
-		t.Errorf("left are %v, %d bytes, %v", left, s.Bytes(), err)
+		t.Errorf("got files %v, %d bytes, %v, want none", left, s.Bytes(), err)
 	}
 	if err := a.Append(items, func(*Item) {}); err != nil || items[0].Segment != 2 {
-		t.Errorf("the next one is in segment %d, %v", items[0].Segment, err)
+		t.Errorf("next item: got segment %d, %v", items[0].Segment, err)
 	}
 }
 
-// A log is at most this long: what is written to it is whole records, and a failure leaves it as it was.
-func TestFailedWriteLeavesTheLog(t *testing.T) {
+// TestFailedWriteLeavesLogUnchanged, and ends appending to the segment if the log cannot be truncated.
+func TestFailedWriteLeavesLogUnchanged(t *testing.T) {
 	dir := t.TempDir()
 	s := openSet(t, Config{Dir: dir, Limit: 1 << 20})
 	a := s.NewAppender(nil)
@@ -471,20 +468,20 @@ func TestFailedWriteLeavesTheLog(t *testing.T) {
 	before := s.Bytes()
 	called := false
 	if err := a.Append([]Item{newItem(2, 100)}, func(*Item) { called = true }); err == nil || called || s.Bytes() != before {
-		t.Errorf("got %v, committed %v, %d bytes of %d", err, called, s.Bytes(), before)
+		t.Errorf("Append: got %v, committed %v, %d bytes, want %d", err, called, s.Bytes(), before)
 	}
 	g.log = log
-	// It could not even be cut: nothing is added to it again, and the next goes to another segment.
+	// The log could not be truncated: the next item goes to another segment.
 	items := []Item{newItem(3, 100)}
 	if err := a.Append(items, func(*Item) {}); err != nil || items[0].Segment == g.N {
-		t.Errorf("the next one is in segment %d, %v", items[0].Segment, err)
+		t.Errorf("next item: got segment %d, %v", items[0].Segment, err)
 	}
-	// Uses cannot be noted in it, until it is written anew.
+	// Notes fail until the log is compacted.
 	touch := func() error {
 		return g.Touch([]index.Key{{}}, 5000, func(index.Key) (uint32, bool) { return 0, true })
 	}
 	if err := touch(); err == nil {
-		t.Error("a use was noted behind what could not be cut")
+		t.Error("Touch succeeded on a broken log")
 	}
 	if err := g.Compact(8000, func(*Record) bool { return true }, func(index.Position, *Record) {}); err != nil {
 		t.Fatal(err)
@@ -495,12 +492,12 @@ func TestFailedWriteLeavesTheLog(t *testing.T) {
 	s.Close()
 	_, h := replay(t, dir)
 	if len(h.puts) != 2 || h.stamps[0] != 5000 {
-		t.Errorf("told of %d, touched %v", len(h.puts), h.stamps)
+		t.Errorf("got %d puts, touched %v, want 2 puts", len(h.puts), h.stamps)
 	}
 }
 
-// FuzzReplay: whatever a log says, nothing outside the data is told of, both files end where the log does, and the
-// next Replay says the same.
+// FuzzReplay: whatever the log, Replay reports nothing outside the data, truncates both files to what it reports, and
+// reports the same next time.
 func FuzzReplay(f *testing.F) {
 	var whole []byte
 	for i := range byte(3) {
@@ -518,10 +515,10 @@ func FuzzReplay(f *testing.F) {
 	f.Add(append(make([]byte, 48), whole...), uint16(3*1024))
 	f.Add(appendNote(nil, typeTouch, 1, 1<<32-1), uint16(0))
 	f.Add(appendNote(nil, typeDurable, 0, 1<<32-1), uint16(0))
-	f.Add(appendNote(nil, typeDrop, 0, 1), uint16(0)) // of what is put next
+	f.Add(appendNote(nil, typeDrop, 0, 1), uint16(0)) // of the next put
 	f.Fuzz(func(t *testing.T, log []byte, data uint16) {
 		dir := t.TempDir()
-		// So that the fuzzer need not find the checksums.
+		// Fix the checksums, which the fuzzer would not find.
 		log = bytes.Clone(log)
 		for at, n := 0, unit; at+unit <= len(log); at += n {
 			n = unit
@@ -541,19 +538,19 @@ func FuzzReplay(f *testing.F) {
 		s, first := replay(t, dir)
 		for _, r := range first.puts {
 			if end := int64(r.Offset)*Block + int64(r.Length); !r.File && end > int64(data) {
-				t.Errorf("told of %d bytes at %d, of %d", r.Length, int64(r.Offset)*Block, data)
+				t.Errorf("got %d bytes at %d of %d bytes of data", r.Length, int64(r.Offset)*Block, data)
 			}
 		}
 		size, units := s.Segments()[0].Size()
 		fi, err := os.Stat(filepath.Join(dir, "00000001.log"))
 		if err != nil || fi.Size() != units || size+units != s.Bytes() {
-			t.Errorf("the log has %d bytes of %d, %v", fi.Size(), units, err)
+			t.Errorf("log: got %d bytes, %v, want %d", fi.Size(), err, units)
 		}
 		fi, err = os.Stat(filepath.Join(dir, "00000001.data"))
 		if err != nil || fi.Size() != size {
-			t.Errorf("the data has %d bytes of %d, %v", fi.Size(), size, err)
+			t.Errorf("data: got %d bytes, %v, want %d", fi.Size(), err, size)
 		}
-		// New bytes do not take the place of those that are told of.
+		// New data must not overwrite reported data.
 		a := s.NewAppender(s.Segments()[0])
 		items := []Item{newItem(200, 700)}
 		if err := a.Append(items, func(*Item) {}); err != nil {
@@ -565,7 +562,7 @@ func FuzzReplay(f *testing.F) {
 		s.Close()
 		_, second := replay(t, dir)
 		if got, want := fmt.Sprint(second.puts[:min(len(first.puts), len(second.puts))]), fmt.Sprint(first.puts); got != want || len(second.puts) != len(first.puts)+1 {
-			t.Errorf("told of\n%v\nand then of\n%v", want, got)
+			t.Errorf("first Replay:\n%v\nsecond:\n%v", want, got)
 		}
 	})
 }

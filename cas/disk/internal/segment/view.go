@@ -26,8 +26,8 @@ type View struct {
 	revoked uint32 // Segment.revoked when the View was made
 }
 
-// View returns a View of the segment, or ErrGone. The caller looks entries up after it, so that Revoke invalidates their
-// positions.
+// View returns a View of the segment, or ErrGone. The caller looks entries up after it, so that Revoke invalidates
+// their positions.
 func (g *Segment) View() (View, error) {
 	g.using.RLock()
 	defer g.using.RUnlock()
@@ -98,8 +98,8 @@ func (g *Segment) Revoke() { g.revoked.Add(1) }
 // Held returns the bytes of removed segments that Views keep on disk.
 func (s *Set) Held() int64 { return s.held.Load() }
 
-// detectWrites compares the state of the data, open as f, with its state after the last write of this process, and marks
-// the segment as suspect if they differ. It does nothing while this process writes: change has just called it.
+// detectWrites compares the state of the data, open as f, with its state after the last write of this process, and
+// marks the segment as suspect if they differ. It does nothing while this process writes: change has just called it.
 func (g *Segment) detectWrites(f *os.File) {
 	if !g.dataMu.TryRLock() {
 		return
