@@ -287,22 +287,30 @@ func TestDamagedResult(t *testing.T) {
 	})
 }
 
-// everyCall makes each call of a store, for present and absent blobs, and returns the errors.
-func everyCall(ctx context.Context, s *server, store *object.Store, present cas.Digest) map[string]error {
+// calls returns each call of a store, for present and absent blobs.
+func calls(store *object.Store, present cas.Digest) map[string]func(context.Context) error {
 	b, absent := castest.Blob(7, 1000)
 	large, largeDigest := castest.Blob(8, 17<<20)
-	errs := map[string]error{}
-	_, errs["Missing"] = store.Missing(ctx, []cas.Digest{present})
-	_, errs["Open"] = store.Open(ctx, present, 0)
-	_, errs["Open at the end"] = store.Open(ctx, present, present.Size())
-	errs["Put"] = store.Put(ctx, absent, bytes.NewReader(b))
-	errs["Put of parts"] = store.Put(ctx, largeDigest, bytes.NewReader(large))
-	errs["PutAll"] = errors.Join(store.PutAll(ctx, []cas.Blob{{Digest: absent, Data: b}})...)
-	_, errs["Lookup"] = store.Lookup(ctx, present)
-	errs["Record"] = store.Record(ctx, present, &repb.ActionResult{})
-	_, errs["Fetch"] = store.Fetch(ctx, castest.NewMemory(), []cas.Digest{present})
-	errs["Check"] = store.Check(ctx)
-	return errs
+	return map[string]func(context.Context) error{
+		"Missing": func(ctx context.Context) error { _, err := store.Missing(ctx, []cas.Digest{present}); return err },
+		"Open":    func(ctx context.Context) error { _, err := store.Open(ctx, present, 0); return err },
+		"Open at the end": func(ctx context.Context) error {
+			_, err := store.Open(ctx, present, present.Size())
+			return err
+		},
+		"Put":          func(ctx context.Context) error { return store.Put(ctx, absent, bytes.NewReader(b)) },
+		"Put of parts": func(ctx context.Context) error { return store.Put(ctx, largeDigest, bytes.NewReader(large)) },
+		"PutAll": func(ctx context.Context) error {
+			return errors.Join(store.PutAll(ctx, []cas.Blob{{Digest: absent, Data: b}})...)
+		},
+		"Lookup": func(ctx context.Context) error { _, err := store.Lookup(ctx, present); return err },
+		"Record": func(ctx context.Context) error { return store.Record(ctx, present, &repb.ActionResult{}) },
+		"Check":  store.Check,
+		"Fetch": func(ctx context.Context) error {
+			_, err := store.Fetch(ctx, castest.NewMemory(), []cas.Digest{present})
+			return err
+		},
+	}
 }
 
 // TestServerErrors checks the kind and the advice of errors, and that they quote the server in one printable line.
@@ -334,7 +342,8 @@ func TestServerErrors(t *testing.T) {
 				refuse(w, c.status, c.code, strings.ReplaceAll(hostile, "\x1b", "&#x9b;")+strings.Repeat("long ", 1000))
 				return true
 			}})
-			for call, err := range everyCall(t.Context(), s, store, present) {
+			for call, f := range calls(store, present) {
+				err := f(t.Context())
 				// A response to HEAD has no body.
 				head := call == "Missing" || call == "Open at the end"
 				if head && (c.code == "NoSuchBucket" || c.status == 400) {
@@ -374,7 +383,8 @@ func TestTransientErrorsAreRetried(t *testing.T) {
 			}
 			return turn%3 != 0
 		}})
-		for call, err := range everyCall(t.Context(), s, store, present) {
+		for call, f := range calls(store, present) {
+			err := f(t.Context())
 			if err != nil {
 				t.Errorf("%s: %v", call, err)
 			}
@@ -402,7 +412,8 @@ func TestUnreachableServerIsUnavailable(t *testing.T) {
 			int) bool {
 			panic(http.ErrAbortHandler)
 		}})
-		for call, err := range everyCall(t.Context(), s, store, present) {
+		for call, f := range calls(store, present) {
+			err := f(t.Context())
 			if !errors.Is(err, cas.ErrUnavailable) {
 				t.Errorf("%s: got %v, want ErrUnavailable", call, err)
 			}
@@ -453,28 +464,12 @@ func TestContextEndsEveryCall(t *testing.T) {
 			hang(r.Context())
 			return true
 		}})
-		large, largeDigest := castest.Blob(8, 17<<20)
-		for call, f := range map[string]func(ctx context.Context) error{
-			"Missing": func(ctx context.Context) error {
-				_, err := store.Missing(ctx,
-					[]cas.Digest{present})
-				return err
-			},
-			"Open":   func(ctx context.Context) error { _, err := store.Open(ctx, present, 0); return err },
-			"Put":    func(ctx context.Context) error { return store.Put(ctx, present, bytes.NewReader(b)) },
-			"parts":  func(ctx context.Context) error { return store.Put(ctx, largeDigest, bytes.NewReader(large)) },
-			"Lookup": func(ctx context.Context) error { _, err := store.Lookup(ctx, present); return err },
-			"Record": func(ctx context.Context) error { return store.Record(ctx, present, &repb.ActionResult{}) },
-			"Check":  store.Check,
-			"Fetch": func(ctx context.Context) error {
-				_, err := store.Fetch(ctx, castest.NewMemory(), []cas.Digest{present})
-				return err
-			},
-			"object.Open": func(ctx context.Context) error {
-				_, err := object.Open(ctx, object.Config{URL: s.url("")})
-				return err
-			},
-		} {
+		all := calls(store, present)
+		all["object.Open"] = func(ctx context.Context) error {
+			_, err := object.Open(ctx, object.Config{URL: s.url("")})
+			return err
+		}
+		for call, f := range all {
 			ctx, cancel := context.WithCancel(t.Context())
 			waiting.Store(&cancel)
 			if err := f(ctx); !errors.Is(err, context.Canceled) {

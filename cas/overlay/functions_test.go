@@ -35,8 +35,7 @@ func TestWritesOfUnservedFunctionsAreRefused(t *testing.T) {
 		known.Store(true)
 		o := open(t, overlay.Config{Local: one(local, local), Upstream: serving(upstream, &known), Policy: policy,
 			Journal: filepath.Join(t.TempDir(), "journal")})
-		in, err := o.Instance("")
-		must(t, err)
+		in := instance(t, o)
 		b := []byte("of two functions")
 		mine, other := cas.SHA256.Sum(b), cas.SHA1.Sum(b)
 		if err := in.Store.Put(t.Context(), other, bytes.NewReader(b)); !errors.Is(err, cas.ErrInvalid) {
@@ -78,8 +77,7 @@ func TestWritesOfUnservedFunctionsAreDropped(t *testing.T) {
 				return in, err
 			},
 		})
-		in, err := o.Instance("")
-		must(t, err)
+		in := instance(t, o)
 		b := []byte("of two functions")
 		mine, other := cas.SHA256.Sum(b), cas.SHA1.Sum(b)
 		for _, d := range []cas.Digest{other, mine} {

@@ -26,8 +26,7 @@ func newLocator(t *testing.T) (s cas.Store, local *castest.Faulty, mem *castest.
 		cas.Filer
 		cas.Locator
 	}{local, in.Store.(cas.Filer), in.Store.(cas.Locator)}
-	over, err := open(t, overlay.Config{Local: one(disk, in.Actions), Upstream: one(upstream, upstream)}).Instance("")
-	must(t, err)
+	over := instance(t, open(t, overlay.Config{Local: one(disk, in.Actions), Upstream: one(upstream, upstream)}))
 	for i := range byte(5) {
 		_, d := put(t, mem, i, 3000)
 		ds = append(ds, d)

@@ -55,8 +55,7 @@ func newPair(t *testing.T, policy overlay.Policy) *pair {
 	p.faultyLocal, p.faultyUpstream = castest.NewFaulty(p.local, p.local), castest.NewFaulty(p.upstream, p.upstream)
 	p.Overlay = open(t, overlay.Config{Local: one(p.faultyLocal, p.faultyLocal),
 		Upstream: one(p.faultyUpstream, p.faultyUpstream), Policy: policy, Journal: p.journal})
-	in, err := p.Instance("")
-	must(t, err)
+	in := instance(t, p.Overlay)
 	p.store, p.actions = in.Store, in.Actions
 	return p
 }
@@ -71,6 +70,14 @@ func open(t *testing.T, c overlay.Config) *overlay.Overlay {
 		o.Close(ctx)
 	})
 	return o
+}
+
+// instance returns the instance "" of o.
+func instance(t *testing.T, o *overlay.Overlay) *cas.Instance {
+	t.Helper()
+	in, err := o.Instance("")
+	must(t, err)
+	return in
 }
 
 // drain closes p after it has sent everything.
@@ -120,8 +127,7 @@ func TestContractsOfPlainStores(t *testing.T) {
 	t.Parallel()
 	castest.TestStore(t, func(t *testing.T) cas.Store {
 		local, upstream := struct{ cas.Store }{castest.NewMemory()}, struct{ cas.Store }{castest.NewMemory()}
-		in, err := open(t, overlay.Config{Local: one(local, nil), Upstream: one(upstream, nil)}).Instance("")
-		must(t, err)
+		in := instance(t, open(t, overlay.Config{Local: one(local, nil), Upstream: one(upstream, nil)}))
 		return in.Store
 	})
 }
@@ -213,8 +219,7 @@ func TestInstancesAreSeparate(t *testing.T) {
 
 func TestFileIsFetched(t *testing.T) {
 	upstream := castest.NewMemory()
-	in, err := open(t, overlay.Config{Local: onDisk(t, t.TempDir()), Upstream: one(upstream, upstream)}).Instance("")
-	must(t, err)
+	in := instance(t, open(t, overlay.Config{Local: onDisk(t, t.TempDir()), Upstream: one(upstream, upstream)}))
 	_, d := put(t, upstream, 1, 100_000)
 	filer, _ := cas.As[cas.Filer](in.Store)
 	path, release, err := filer.File(t.Context(), d, true)
@@ -344,8 +349,7 @@ func TestSingleReadDoesNotJoinBatch(t *testing.T) {
 		local, upstream := castest.NewMemory(), castest.NewMemory()
 		faulty := castest.NewFaulty(upstream, nil)
 		s := &stuckCopier{faulty, make(chan struct{})}
-		in, err := open(t, overlay.Config{Local: one(local, local), Upstream: one(s, nil)}).Instance("")
-		must(t, err)
+		in := instance(t, open(t, overlay.Config{Local: one(local, local), Upstream: one(s, nil)}))
 		_, a := put(t, upstream, 1, 100)
 		_, b := put(t, upstream, 2, 100)
 		var group sync.WaitGroup
@@ -433,8 +437,7 @@ func TestFetchUsesCopier(t *testing.T) {
 	faulty := castest.NewFaulty(upstream, nil)
 	c := &copier{Store: faulty, from: upstream}
 	o := open(t, overlay.Config{Local: one(local, local), Upstream: one(c, nil)})
-	in, err := o.Instance("")
-	must(t, err)
+	in := instance(t, o)
 	var ds []cas.Digest
 	for i := range 10 {
 		_, d := put(t, upstream, byte(i), 1000)
@@ -687,8 +690,7 @@ func newStrict(t *testing.T, policy overlay.Policy) *pair {
 		Local: one(p.faultyLocal, p.faultyLocal), Upstream: one(p.faultyUpstream,
 			&strictCache{p.faultyUpstream, p.upstream, t}), Policy: policy, Journal: p.journal,
 	})
-	in, err := p.Instance("")
-	must(t, err)
+	in := instance(t, p.Overlay)
 	p.store, p.actions = in.Store, in.Actions
 	return p
 }
@@ -737,8 +739,7 @@ func TestLookupRecordsLocally(t *testing.T) {
 	p := newPair(t, overlay.WriteThrough)
 	action, r := built(t, p.upstream, 1)
 	must(t, p.upstream.Record(t.Context(), action, r))
-	in, err := p.Instance("")
-	must(t, err)
+	in := instance(t, p.Overlay)
 	for range 3 {
 		if got, err := cas.LookupComplete(t.Context(), in, action); err != nil || !proto.Equal(got, r) {
 			t.Fatalf("got %v, %v", got, err)
@@ -752,7 +753,7 @@ func TestLookupRecordsLocally(t *testing.T) {
 	for _, d := range p.upstream.Digests() {
 		p.upstream.Delete(d)
 	}
-	_, err = cas.LookupComplete(t.Context(), in, action)
+	_, err := cas.LookupComplete(t.Context(), in, action)
 	wantError(t, "blobs are lost", err, cas.ErrNotFound)
 	// The local store may have a damaged result, or no room.
 	p.faultyLocal.FailNth(castest.Lookup, 1, cas.ErrCorrupt)

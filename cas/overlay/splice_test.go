@@ -22,8 +22,7 @@ func newSplicer(t *testing.T, policy overlay.Policy) (p *pair, m cas.Splicer) {
 	p.faultyUpstream = castest.NewFaulty(p.upstream, p.upstream)
 	p.Overlay = open(t, overlay.Config{Local: one(p.local, p.local), Upstream: one(p.faultyUpstream, p.faultyUpstream),
 		Policy: policy, Journal: p.journal})
-	in, err := p.Instance("")
-	must(t, err)
+	in := instance(t, p.Overlay)
 	p.store, p.actions = in.Store, in.Actions
 	m, ok := cas.As[cas.Splicer](p.store)
 	if !ok {

@@ -217,8 +217,7 @@ func TestUnreadableBlobsOfBatch(t *testing.T) {
 	local, listed, held := castest.NewMemory(), castest.NewMemory(), castest.NewMemory()
 	// It lists more than it delivers.
 	o := open(t, overlay.Config{Local: one(local, nil), Upstream: one(&copier{Store: listed, from: held}, nil)})
-	in, err := o.Instance("")
-	must(t, err)
+	in := instance(t, o)
 	var ds []cas.Digest
 	for i := range 4 {
 		_, d := put(t, listed, byte(i), 100)
@@ -289,9 +288,8 @@ func TestLocalDamageIsRepaired(t *testing.T) {
 	if got, err := cas.ReadAll(t.Context(), p.store, d, 100); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("Open: got %d bytes, %v", len(got), err)
 	}
-	in, err := open(t, overlay.Config{Local: one(&wornStore{Store: p.local, memory: p.local}, nil),
-		Upstream: one(p.upstream, nil)}).Instance("")
-	must(t, err)
+	in := instance(t, open(t, overlay.Config{Local: one(&wornStore{Store: p.local, memory: p.local}, nil),
+		Upstream: one(p.upstream, nil)}))
 	filer, _ := cas.As[cas.Filer](in.Store)
 	if _, _, err := filer.File(t.Context(), d, true); err != nil {
 		t.Errorf("File: %v", err)

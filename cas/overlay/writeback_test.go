@@ -312,11 +312,11 @@ func writeUntilKilled(t *testing.T, dir string) {
 		Local: onDisk(t, filepath.Join(dir, "local")), Upstream: one(down, down), Policy: overlay.WriteBack,
 		Journal: filepath.Join(dir, "journal"),
 	})
-	in, err := o.Instance("")
-	must(t, err)
+	in := instance(t, o)
 	for i := range 100_000 {
 		b := fmt.Append(nil, os.Getenv("OVERLAY_TEST_ROUND"), " ", i)
 		d := cas.SHA256.Sum(b)
+		var err error
 		if i%3 == 0 {
 			err = errors.Join(in.Store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}})...)
 		} else {

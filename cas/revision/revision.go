@@ -76,7 +76,8 @@ func Split(spec string) (repository, rev string, err error) {
 		return spec[:i], spec[i+1:], nil
 	}
 	if remote(spec) {
-		return "", "", fmt.Errorf("%+.256q is a remote repository: clone it (git clone --bare URL DIR) and use DIR", spec)
+		return "", "", fmt.Errorf("%+.256q is a remote repository: clone it (git clone --bare URL DIR) and use DIR",
+			spec)
 	}
 	return "", "", fmt.Errorf("%+.256q: %w: write REPOSITORY@REVISION, where REPOSITORY is a directory", spec,
 		ErrNotFound)

@@ -41,8 +41,7 @@ func memoryDir(b *testing.B) string {
 
 func BenchmarkStage(b *testing.B) {
 	store := castest.NewMemory()
-	l, err := load(b, store, manyFiles()).Plan("", []string{"out/x"}, nil)
-	must(b, err)
+	l := plan(b, load(b, store, manyFiles()), "", []string{"out/x"}, nil)
 	dir := memoryDir(b)
 	for i := 0; b.Loop(); i++ {
 		p := filepath.Join(dir, fmt.Sprint(i))

@@ -5,7 +5,6 @@ package tree_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -77,10 +76,7 @@ func loaded(t testing.TB, c *tree.Cache, in *cas.Instance, root cas.Digest) *tre
 func wantMissing(t *testing.T, c *tree.Cache, in *cas.Instance, root cas.Digest, want ...cas.Digest) {
 	t.Helper()
 	_, err := c.Load(t.Context(), in, root)
-	var missing *tree.MissingError
-	if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, want) {
-		t.Errorf("got %v, want MissingError for %v", err, want)
-	}
+	wantMissingBlobs(t, err, want...)
 }
 
 // forest returns a root of n directories, whose files have the given versions.

@@ -37,8 +37,7 @@ func TestUndeclared(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			store := castest.NewMemory()
-			l, err := load(t, store, parse(t, c.input...)).Plan(c.workdir, append(c.outputs, c.dirs...), c.dirs)
-			must(t, err)
+			l := plan(t, load(t, store, parse(t, c.input...)), c.workdir, append(c.outputs, c.dirs...), c.dirs)
 			ws := newRoot(t)
 			s, err := l.Stage(t.Context(), store, ws)
 			must(t, err)
@@ -77,8 +76,7 @@ func leave(t testing.TB, out *os.Root, line string) {
 
 func TestUndeclaredFollowsNoSymlink(t *testing.T) {
 	store := castest.NewMemory()
-	l, err := load(t, store, parse(t, "a = 1")).Plan("", []string{"o/p/x", "q/r/y"}, nil)
-	must(t, err)
+	l := plan(t, load(t, store, parse(t, "a = 1")), "", []string{"o/p/x", "q/r/y"}, nil)
 	out := newRoot(t)
 	must(t, out.MkdirAll("elsewhere/p", 0o755))
 	must(t, out.WriteFile("elsewhere/p/secret", nil, 0o644))
@@ -92,8 +90,7 @@ func TestUndeclaredFollowsNoSymlink(t *testing.T) {
 
 func TestUndeclaredReadsUnreadableDirectories(t *testing.T) {
 	store := castest.NewMemory()
-	l, err := load(t, store, parse(t, "a = 1")).Plan("", []string{"o/x"}, nil)
-	must(t, err)
+	l := plan(t, load(t, store, parse(t, "a = 1")), "", []string{"o/x"}, nil)
 	out := newRoot(t)
 	must(t, out.Mkdir("o", 0o700))
 	must(t, out.WriteFile("o/y", nil, 0o600))
@@ -110,8 +107,7 @@ func BenchmarkUndeclared(b *testing.B) {
 	for _, d := range []string{"bazel-out/k8/bin/pkg/_objs/lib", "bazel-out/k8/bin/pkg", "bazel-out/k8/testlogs/pkg"} {
 		outputs = append(outputs, d+"/a.o", d+"/a.d")
 	}
-	l, err := load(b, store, parse(b, "src/a.c = 1", "src/a.h = 1")).Plan("", outputs, nil)
-	must(b, err)
+	l := plan(b, load(b, store, parse(b, "src/a.c = 1", "src/a.h = 1")), "", outputs, nil)
 	ws := newRoot(b)
 	s, err := l.Stage(b.Context(), store, ws)
 	must(b, err)

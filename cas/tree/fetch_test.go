@@ -74,8 +74,7 @@ func TestFetchErrorsAreReturned(t *testing.T) {
 	in, err := tree.Load(t.Context(), store, root)
 	must(t, err)
 	store.err = cas.ErrUnavailable
-	l, err := in.Plan("", nil, nil)
-	must(t, err)
+	l := plan(t, in, "", nil, nil)
 	_, err = l.Stage(t.Context(), store, newRoot(t))
 	wantError(t, err, cas.ErrUnavailable, "")
 }

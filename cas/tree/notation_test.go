@@ -268,6 +268,14 @@ func load(t testing.TB, store cas.Store, n *node) *tree.Input {
 	return in
 }
 
+// plan returns the layout of in.
+func plan(t testing.TB, in *tree.Input, workdir string, outputs, dirs []string) *tree.Layout {
+	t.Helper()
+	l, err := in.Plan(workdir, outputs, dirs)
+	must(t, err)
+	return l
+}
+
 // A filer is a Memory that is also a cas.Filer.
 type filer struct {
 	*castest.Memory

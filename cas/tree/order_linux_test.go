@@ -57,8 +57,7 @@ func TestDirectoriesListInTheOrderOfTheLayout(t *testing.T) {
 	in := load(t, store, parse(t,
 		"a = 1", "b = 2", "c -> a", "d/x = 3", "d/y = 4", "d/e/p = 5", "d/e/q -> p", "d/e/r/s = 6", "d/e/t = 7",
 		"w/k = 1", "w/l = 2", "w/m -> k", "w/n/1 = 1", "w/n/2 = 2", "w/n/3 = 3"))
-	l, err := in.Plan("w", []string{"w/n", "w/sub/out"}, nil)
-	must(t, err)
+	l := plan(t, in, "w", []string{"w/n", "w/sub/out"}, nil)
 	list := func(seed uint64) map[string]string {
 		ws := inMemory(t)
 		s, err := l.WithOrder(seed).Stage(t.Context(), store, ws)
@@ -109,8 +108,7 @@ func TestCopiesListSorted(t *testing.T) {
 		}
 	}
 	in := load(t, store, parse(t, notation...))
-	l, err := in.Plan("w", []string{"w/n/x", "w/out"}, nil)
-	must(t, err)
+	l := plan(t, in, "w", []string{"w/n/x", "w/out"}, nil)
 	for range 3 {
 		ws := inMemory(t)
 		s, err := l.Stage(t.Context(), store, ws)
@@ -135,8 +133,7 @@ func TestCopiesListSorted(t *testing.T) {
 // TestOrderRequiresCopies: an image would list its entries sorted.
 func TestOrderRequiresCopies(t *testing.T) {
 	r := newRig(t, 1<<20)
-	l, err := load(t, r.store, leaves(3, 20, nil)).Plan("", []string{"o"}, nil)
-	must(t, err)
+	l := plan(t, load(t, r.store, leaves(3, 20, nil)), "", []string{"o"}, nil)
 	for seed, want := range map[uint64]tree.Form{0: tree.FormImage, 1: tree.FormCopy} {
 		laid := l
 		if seed != 0 {

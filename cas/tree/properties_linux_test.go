@@ -12,8 +12,7 @@ import (
 func TestRule098_NodePropertiesInImages(t *testing.T) {
 	r := newRig(t, plenty)
 	n, outputs, want := propertied(t)
-	l, err := load(t, r.store, n).Plan("", outputs, nil)
-	must(t, err)
+	l := plan(t, load(t, r.store, n), "", outputs, nil)
 	for i := range 4 {
 		ws, s := r.stageLayout(t, "", l)
 		if s.Form != "image" {
@@ -46,8 +45,7 @@ func TestRule098_CachedImagesRespectProperties(t *testing.T) {
 			for _, f := range files {
 				f.own = withTime(s, 0)
 			}
-			l, err := load(t, r.store, n).Plan("", nil, nil)
-			must(t, err)
+			l := plan(t, load(t, r.store, n), "", nil, nil)
 			ws, staged := r.stageLayout(t, "", l)
 			for f := range files {
 				got := facts(t, ws, staged, func(name string) *os.Root { return r.root(t, name) }, "d/"+f)

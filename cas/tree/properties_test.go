@@ -117,8 +117,7 @@ func TestRule098_NodePropertiesOfInputsAreApplied(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, outputs, want := propertied(t)
-			l, err := load(t, store, n).Plan("", outputs, nil)
-			must(t, err)
+			l := plan(t, load(t, store, n), "", outputs, nil)
 			ws := newRoot(t)
 			s, err := l.Stage(t.Context(), store, ws)
 			must(t, err)

@@ -30,8 +30,8 @@ func newSizeEstimate(filer bool) *sizeEstimate {
 	return &sizeEstimate{page: int64(os.Getpagesize()), filer: filer, known: map[*directory]int64{}}
 }
 
-// layout returns the size of a workspace with l, without in/. If bare is set, images hold the bound inputs, so that only
-// their placeholders count.
+// layout returns the size of a workspace with l, without in/. If bare is set, images hold the bound inputs, so that
+// only their placeholders count.
 func (r *sizeEstimate) layout(l *Layout, bare bool) (bytes, files int64) {
 	files = 1 // the workspace itself
 	for i := range l.dirs {

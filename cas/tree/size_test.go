@@ -57,8 +57,7 @@ func TestSizeEstimateIsWhatStageTakes(t *testing.T) {
 	for _, c := range inputs {
 		for name, store := range map[string]cas.Store{"copied": castest.NewMemory(), "bound": newFiler(t)} {
 			t.Run(c.name+" "+name, func(t *testing.T) {
-				l, err := load(t, store, c.input).Plan("", c.outputs, nil)
-				must(t, err)
+				l := plan(t, load(t, store, c.input), "", c.outputs, nil)
 				ws := newRoot(t)
 				s, err := l.Stage(t.Context(), store, ws)
 				must(t, err)

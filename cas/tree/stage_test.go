@@ -24,8 +24,7 @@ import (
 // stage plans in and stages it in a new workspace.
 func stage(t testing.TB, store cas.Store, in *tree.Input, workdir string, outputs ...string) (*os.Root, *tree.Staged) {
 	t.Helper()
-	l, err := in.Plan(workdir, outputs, nil)
-	must(t, err)
+	l := plan(t, in, workdir, outputs, nil)
 	ws := newRoot(t)
 	s, err := l.Stage(t.Context(), store, ws)
 	must(t, err)
@@ -62,8 +61,7 @@ func TestOrderChangesNothingElse(t *testing.T) {
 			store := newFiler(t)
 			in := load(t, store, s.input)
 			usualWS, usual := stage(t, store, in, s.workdir, s.outputs...)
-			l, err := in.Plan(s.workdir, s.outputs, nil)
-			must(t, err)
+			l := plan(t, in, s.workdir, s.outputs, nil)
 			ws := newRoot(t)
 			staged, err := l.WithOrder(5).Stage(t.Context(), store, ws)
 			must(t, err)
@@ -165,29 +163,15 @@ func TestStageReportsVanishedBlob(t *testing.T) {
 	for _, lost := range []string{"small", large} {
 		store := newFiler(t)
 		in := load(t, store, parse(t, "d/a/kept = "+large+"kept", "d/x = "+lost))
-		l, err := in.Plan("", nil, nil)
-		must(t, err)
+		l := plan(t, in, "", nil, nil)
 		d := cas.SHA256.Sum([]byte(lost))
 		store.Delete(d)
-		_, err = l.Stage(t.Context(), store, newRoot(t))
-		var missing *tree.MissingError
-		if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, []cas.Digest{d}) {
-			t.Errorf("got error %v, want MissingError for %v", err, d)
-		}
+		_, err := l.Stage(t.Context(), store, newRoot(t))
+		wantMissingBlobs(t, err, d)
 		if n := store.lent.Load(); n != 0 {
 			t.Errorf("%d files were not released after the failure", n)
 		}
 	}
-}
-
-func TestStageReportsCorruption(t *testing.T) {
-	store := castest.NewMemory()
-	in := load(t, store, parse(t, "d/x = content"))
-	l, err := in.Plan("", nil, nil)
-	must(t, err)
-	store.Corrupt(cas.SHA256.Sum([]byte("content")))
-	_, err = l.Stage(t.Context(), store, newRoot(t))
-	wantError(t, err, cas.ErrCorrupt, "d/x")
 }
 
 // A fullStore fails every read with ENOSPC.
@@ -197,33 +181,34 @@ func (fullStore) Open(context.Context, cas.Digest, int64) (io.ReadCloser, error)
 	return io.NopCloser(iotest.ErrReader(&fs.PathError{Op: "write", Path: "x", Err: syscall.ENOSPC})), nil
 }
 
-func TestStageReportsFullWorkspace(t *testing.T) {
+func TestStageReportsErrors(t *testing.T) {
 	store := castest.NewMemory()
-	l, err := load(t, store, parse(t, "x = content")).Plan("", nil, nil)
-	must(t, err)
-	_, err = l.Stage(t.Context(), fullStore{store}, newRoot(t))
-	wantError(t, err, cas.ErrFull, "")
-}
-
-func TestStageEndsWithContext(t *testing.T) {
-	store := castest.NewMemory()
-	l, err := load(t, store, parse(t, "x = content")).Plan("", nil, nil)
-	must(t, err)
+	l := plan(t, load(t, store, parse(t, "d/x = content")), "", nil, nil)
 	reason := errors.New("reason")
-	ctx, cancel := context.WithCancelCause(t.Context())
+	ended, cancel := context.WithCancelCause(t.Context())
 	cancel(reason)
-	_, err = l.Stage(ctx, store, newRoot(t))
-	wantError(t, err, reason, "")
-}
-
-func TestStageRefusesUsedWorkspace(t *testing.T) {
-	store := castest.NewMemory()
-	l, err := load(t, store, parse(t, "x = content")).Plan("", nil, nil)
-	must(t, err)
-	ws := newRoot(t)
-	must(t, ws.Mkdir("out", 0o777))
-	_, err = l.Stage(t.Context(), store, ws)
-	wantError(t, err, fs.ErrExist, "out")
+	used := newRoot(t)
+	must(t, used.Mkdir("out", 0o777))
+	corrupt := castest.NewMemory()
+	corrupt.Corrupt(putBytes(t, corrupt, []byte("content")))
+	for _, c := range []struct {
+		name  string
+		ctx   context.Context
+		store cas.Store
+		ws    *os.Root
+		want  error
+		text  string
+	}{
+		{"corrupt blob", t.Context(), corrupt, newRoot(t), cas.ErrCorrupt, "d/x"},
+		{"full workspace", t.Context(), fullStore{store}, newRoot(t), cas.ErrFull, ""},
+		{"ended context", ended, store, newRoot(t), reason, ""},
+		{"used workspace", t.Context(), store, used, fs.ErrExist, "out"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := l.Stage(c.ctx, c.store, c.ws)
+			wantError(t, err, c.want, c.text)
+		})
+	}
 }
 
 func TestRule075_DeepTreeIsStaged(t *testing.T) {

@@ -51,9 +51,9 @@ type StagerConfig struct {
 	Log      *slog.Logger // for errors without effect on a run; nil discards them
 }
 
-// A Stager lays out input trees without copying them if the store is a cas.Locator: it writes an image whose files point
-// at the bytes in the store, and has it mounted. Images of subtrees that many runs share stay mounted, separately for
-// each instance. One Stager belongs to one cas.Instances. Its methods are safe for concurrent use; make it with
+// A Stager lays out input trees without copying them if the store is a cas.Locator: it writes an image whose files
+// point at the bytes in the store, and has it mounted. Images of subtrees that many runs share stay mounted, separately
+// for each instance. One Stager belongs to one cas.Instances. Its methods are safe for concurrent use; make it with
 // NewStager.
 type Stager struct {
 	config     StagerConfig

@@ -289,8 +289,7 @@ func newRig(t testing.TB, budget int64) *rig {
 // stage stages n as an image.
 func (r *rig) stage(instance string, n *node, outputs ...string) (*os.Root, *tree.Staged) {
 	r.t.Helper()
-	l, err := load(r.t, r.store, n).Plan("", outputs, nil)
-	must(r.t, err)
+	l := plan(r.t, load(r.t, r.store, n), "", outputs, nil)
 	ws, s := r.stageLayout(r.t, instance, l)
 	if s.Form != tree.FormImage || s.CopyReason != "" {
 		r.t.Fatalf("got form %q (%s), want image", s.Form, s.CopyReason)
@@ -333,8 +332,7 @@ func (r *rig) stageLayout(t testing.TB, instance string, l *tree.Layout) (*os.Ro
 // cross runs, and that the mounts of an unclean run are not reused.
 func TestRunsShareNoMount(t *testing.T) {
 	r := newRig(t, plenty)
-	l, err := load(t, r.store, leaves(2, 10, nil)).Plan("", nil, nil)
-	must(t, err)
+	l := plan(t, load(t, r.store, leaves(2, 10, nil)), "", nil, nil)
 	for range 2 {
 		_, s := r.stageLayout(t, "", l)
 		s.Release()
@@ -458,8 +456,7 @@ func TestImageShowsInputRootAndParentsOfOutputs(t *testing.T) {
 			continue
 		}
 		t.Run(s.name, func(t *testing.T) {
-			l, err := load(t, r.store, s.input).Plan(s.workdir, s.outputs, nil)
-			must(t, err)
+			l := plan(t, load(t, r.store, s.input), s.workdir, s.outputs, nil)
 			for _, o := range s.outputs {
 				if parent := path.Dir(o); parent != "." {
 					s.input.set(parent, dirNode())
@@ -745,8 +742,7 @@ func TestLargeFilesAreBoundAsFiles(t *testing.T) {
 // TestLeasesOfCachedSubtreesAreRenewed: but not at every use.
 func TestLeasesOfCachedSubtreesAreRenewed(t *testing.T) {
 	r := newRig(t, plenty)
-	l, err := load(t, r.store, leaves(3, 10, nil)).Plan("", nil, nil)
-	must(t, err)
+	l := plan(t, load(t, r.store, leaves(3, 10, nil)), "", nil, nil)
 	synctest.Test(t, func(t *testing.T) {
 		renewed := func() int {
 			r.store.counts()
@@ -770,10 +766,7 @@ func TestLeasesOfCachedSubtreesAreRenewed(t *testing.T) {
 		r.store.Delete(lost)
 		ws := newRoot(t)
 		_, err := r.Stager.Stage(t.Context(), l, r.in(""), into(ws))
-		var missing *tree.MissingError
-		if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, []cas.Digest{lost}) {
-			t.Errorf("got error %v, want MissingError for %v", err, lost)
-		}
+		wantMissingBlobs(t, err, lost)
 	})
 }
 
@@ -787,10 +780,7 @@ func TestImageReportsVanishedBlobs(t *testing.T) {
 		d := cas.SHA256.Sum([]byte(lost))
 		r.store.Delete(d)
 		_, err = r.Stager.Stage(t.Context(), l, &cas.Instance{Store: r.store}, nil)
-		var missing *tree.MissingError
-		if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, []cas.Digest{d}) {
-			t.Errorf("got error %v, want MissingError for %v", err, d)
-		}
+		wantMissingBlobs(t, err, d)
 	}
 }
 
@@ -863,8 +853,7 @@ func TestFallsBackToCopies(t *testing.T) {
 				c.change(&config)
 			}
 			s := tree.NewStager(config)
-			l, err := load(t, store, n).Plan("", []string{"out"}, nil)
-			must(t, err)
+			l := plan(t, load(t, store, n), "", []string{"out"}, nil)
 			for range 2 {
 				ws, staged := stageSized(t, s, l, &cas.Instance{Store: store})
 				if staged.Form != tree.FormCopy || !strings.Contains(staged.CopyReason, c.why) {
@@ -891,8 +880,7 @@ func TestCopyUpTo(t *testing.T) {
 		if i < 3 {
 			root.set(fmt.Sprint("f", i), &node{content: fmt.Sprint(i)})
 		}
-		l, err := load(t, store, root).Plan("", nil, nil)
-		must(t, err)
+		l := plan(t, load(t, store, root), "", nil, nil)
 		ws := newRoot(t)
 		staged, err := s.Stage(t.Context(), l, &cas.Instance{Store: store}, into(ws))
 		must(t, err)
@@ -910,8 +898,7 @@ func TestProbe(t *testing.T) {
 	if r.made != 1 || r.mounted() != 0 {
 		t.Errorf("%d images were mounted and %d still are, want 1 and 0", r.made, r.mounted())
 	}
-	l, err := load(t, r.store, leaves(2, 10, nil)).Plan("", nil, nil)
-	must(t, err)
+	l := plan(t, load(t, r.store, leaves(2, 10, nil)), "", nil, nil)
 	_, s := r.stageLayout(t, "", l)
 	s.Release()
 	if s.Form != tree.FormImage {
@@ -948,8 +935,7 @@ func TestProbe(t *testing.T) {
 
 func TestFailedStageReleasesImages(t *testing.T) {
 	r := newRig(t, plenty)
-	l, err := load(t, r.store, leaves(2, 10, nil)).Plan("", nil, nil)
-	must(t, err)
+	l := plan(t, load(t, r.store, leaves(2, 10, nil)), "", nil, nil)
 	reason := errors.New("reason")
 	for range 3 {
 		_, err := r.Stager.Stage(t.Context(), l, r.in(""), func(_, _ int64) (*os.Root, error) { return nil, reason })
@@ -961,7 +947,7 @@ func TestFailedStageReleasesImages(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(reason)
-	_, err = r.Stager.Stage(ctx, l, &cas.Instance{Store: r.store}, nil)
+	_, err := r.Stager.Stage(ctx, l, &cas.Instance{Store: r.store}, nil)
 	wantError(t, err, reason, "")
 	if n := r.mounted(); n != 1 {
 		t.Errorf("%d images are mounted, want the cached one", n)
@@ -995,8 +981,7 @@ func TestCachedImagesExpire(t *testing.T) {
 	r := newRig(t, plenty)
 	var layouts []*tree.Layout
 	for i := range 3 {
-		l, err := load(t, r.store, leaves(1, 10, map[int]string{0: fmt.Sprint(i)})).Plan("", nil, nil)
-		must(t, err)
+		l := plan(t, load(t, r.store, leaves(1, 10, map[int]string{0: fmt.Sprint(i)})), "", nil, nil)
 		layouts = append(layouts, l)
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -1034,8 +1019,7 @@ func TestConcurrentStages(t *testing.T) {
 	var trees []*node
 	for i := range 6 {
 		n := leaves(8, 10, map[int]string{i: strings.Repeat("x", 500)})
-		l, err := load(t, r.store, n).Plan("", nil, nil)
-		must(t, err)
+		l := plan(t, load(t, r.store, n), "", nil, nil)
 		trees, layouts = append(trees, n), append(layouts, l)
 	}
 	var group sync.WaitGroup
@@ -1080,8 +1064,7 @@ func TestImageOverDisk(t *testing.T) {
 			cas.ChunkList{Chunks: []cas.Digest{half, half}}))
 		n.set(name, &node{content: content, exec: true})
 	}
-	l, err := load(t, in.Store, n).Plan("", nil, nil)
-	must(t, err)
+	l := plan(t, load(t, in.Store, n), "", nil, nil)
 	for range 3 {
 		in, err := c.Instance("")
 		must(t, err)
@@ -1107,8 +1090,7 @@ func BenchmarkStageForms(b *testing.B) {
 	defer c.Close()
 	in, err := c.Instance("")
 	must(b, err)
-	l, err := load(b, in.Store, manyFiles()).Plan("", []string{"out/x"}, nil)
-	must(b, err)
+	l := plan(b, load(b, in.Store, manyFiles()), "", []string{"out/x"}, nil)
 	for _, c := range []struct {
 		name   string
 		mount  tree.Mounter

@@ -157,22 +157,14 @@ func TestRule072_AllMissingBlobsAreReported(t *testing.T) {
 		store.Delete(d)
 	}
 	_, err := tree.Load(t.Context(), store, root)
-	var missing *tree.MissingError
-	if !errors.As(err, &missing) || !errors.Is(err, cas.ErrNotFound) {
-		t.Fatalf("Load of an incomplete tree: %v", err)
-	}
-	if !slices.Equal(missing.Blobs, want) {
-		t.Errorf("missing: got %v, want %v", missing.Blobs, want)
-	}
+	wantMissingBlobs(t, err, want...)
 	for _, text := range []string{"3 blobs", want[0].String(), want[2].String()} {
 		wantError(t, err, cas.ErrNotFound, text)
 	}
 
 	store.Delete(root)
 	_, err = tree.Load(t.Context(), store, root)
-	if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, []cas.Digest{root}) {
-		t.Errorf("Load of an absent root: %v", err)
-	}
+	wantMissingBlobs(t, err, root)
 }
 
 func TestLoadReportsCorruption(t *testing.T) {
@@ -360,6 +352,15 @@ func TestInputTotalsAndLookup(t *testing.T) {
 		if got, ok := in.Lookup(p); got != want || ok != (want != 0) {
 			t.Errorf("Lookup(%q): got %v, %v, want %v", p, got, ok, want)
 		}
+	}
+}
+
+// wantMissingBlobs checks that err is a MissingError with exactly the blobs want.
+func wantMissingBlobs(t testing.TB, err error, want ...cas.Digest) {
+	t.Helper()
+	var missing *tree.MissingError
+	if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, want) {
+		t.Errorf("got error %v, want MissingError for %v", err, want)
 	}
 }
 
