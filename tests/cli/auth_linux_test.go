@@ -33,7 +33,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// must is for what only a broken machine fails at.
+// must fails the test for errors that only a broken machine causes.
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
@@ -41,7 +41,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// An authority signs certificates, and keeps them as files in a directory.
+// An authority signs certificates and keeps them as files in a directory.
 type authority struct {
 	dir  string
 	cert *x509.Certificate
@@ -60,7 +60,7 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// file returns the path of a file of the authority's.
+// file returns the path of one of the authority's files.
 func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
 
 func (a *authority) write(t *testing.T, name, kind string, der []byte) {
@@ -82,7 +82,7 @@ func (a *authority) sign(t *testing.T, name string) {
 	a.write(t, name+".key", "PRIVATE KEY", must(x509.MarshalPKCS8PrivateKey(key)))
 }
 
-// text writes a file of the authority's and returns its path.
+// text writes a file into the authority's directory and returns its path.
 func (a *authority) text(t *testing.T, name, text string) string {
 	t.Helper()
 	if err := os.WriteFile(a.file(name), []byte(text), 0o600); err != nil {
@@ -91,14 +91,14 @@ func (a *authority) text(t *testing.T, name, text string) string {
 	return a.file(name)
 }
 
-// A guest is a client that shows something, or nothing.
+// A guest is a client with some credential or none.
 type guest struct {
 	*grpc.ClientConn
 	ctx context.Context
 }
 
-// guest connects to a server, with the certificate NAME if that is not "", and a token as Bazel sends it with
-// --remote_header if that is not "".
+// guest connects to a server, with the certificate NAME unless that is "", and with a token, as Bazel's --remote_header sends
+// it, unless that is "".
 func (a *authority) guest(t *testing.T, address, name, token string) *guest {
 	t.Helper()
 	pool := x509.NewCertPool()
@@ -130,7 +130,7 @@ func (g *guest) put(instance string, m proto.Message) (*repb.Digest, error) {
 	return d, err
 }
 
-// execute waits for an action, and returns the operation's name with what came of it.
+// execute executes an action and returns the operation's name and response.
 func (g *guest) execute(instance string, action *repb.Digest) (string, *repb.ExecuteResponse, error) {
 	s, err := repb.NewExecutionClient(g).Execute(g.ctx, &repb.ExecuteRequest{InstanceName: instance, ActionDigest: action})
 	for err == nil {
@@ -143,7 +143,7 @@ func (g *guest) execute(instance string, action *repb.Digest) (string, *repb.Exe
 	return "", nil, err
 }
 
-// recall looks a result up.
+// recall looks up a result.
 func (g *guest) recall(instance string, action *repb.Digest) error {
 	_, err := repb.NewActionCacheClient(g).GetActionResult(g.ctx, &repb.GetActionResultRequest{InstanceName: instance, ActionDigest: action})
 	return err
@@ -157,7 +157,7 @@ func (g *guest) record(instance string, action *repb.Digest) error {
 	return err
 }
 
-// TestRule001_005_006_065_131_Rights: a server with TLS and callers, as clients meet it.
+// TestRule001_005_006_065_131_Rights tests a server with TLS and callers from its clients' side.
 func TestRule001_005_006_065_131_Rights(t *testing.T) {
 	a := newAuthority(t)
 	for _, name := range []string{"server", "reader", "stranger"} {
@@ -200,7 +200,7 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 	}
 	other := cas.SHA256.Sum([]byte("another action")).Proto()
 
-	// What each is told of himself, and whether that is true.
+	// Capabilities match the callers' rights.
 	for name, c := range map[string]struct {
 		*guest
 		execute, record bool
@@ -224,7 +224,7 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 		}
 	}
 
-	// Execution writes its result, though its client may not.
+	// Execution records its result although the client may not.
 	name, response, err := ci.execute("main", action)
 	if err != nil || response.Result.GetExitCode() != 0 || response.Status.GetCode() != 0 {
 		t.Fatalf("got %v, %v", response, err)
@@ -253,7 +253,7 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 		}
 	}
 
-	// Nobody, strangers and impostors.
+	// Missing, unknown and forged credentials.
 	for what, g := range map[string]*guest{
 		"nothing": a.guest(t, s.Addr, "", ""), "a wrong token": a.guest(t, s.Addr, "", "ci-tokem"),
 		"a wrong token with a good certificate": a.guest(t, s.Addr, "reader", "x"), "a certificate of nobody": a.guest(t, s.Addr, "stranger", ""),
@@ -274,7 +274,7 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 		t.Errorf("without TLS: %v", err)
 	}
 
-	// Our own commands.
+	// Cloister's own commands.
 	token := a.text(t, "token", "ci-token\n")
 	show := []string{"action", "show", fmt.Sprintf("%s/%d", action.Hash, action.SizeBytes), "--instance", "main", "--cas", "grpcs://" + s.Addr, "--tls-ca", a.file("ca.pem")}
 	for what, c := range map[string]struct {
@@ -296,7 +296,7 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 		}
 	}
 
-	// A server in front of it.
+	// A server with this one as its upstream.
 	front := serving(t, "main", "--cas", "grpcs://"+s.Addr, "--cas-tls-ca", a.file("ca.pem"), "--cas-token-file", token)
 	d, err := front.WriteBlob(t.Context(), []byte("through the front"))
 	if err != nil {
@@ -308,7 +308,7 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 		t.Errorf("what was written to the server in front is not behind it: %v, %v", missing, err)
 	}
 
-	// A certificate that was renewed is shown from the next connection on.
+	// The next connection uses a renewed certificate.
 	serial := func() string {
 		pool := x509.NewCertPool()
 		pool.AddCert(a.cert)
@@ -318,7 +318,7 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 	}
 	before := serial()
 	a.sign(t, "server")
-	later := time.Now().Add(time.Hour) // whatever the resolution of the file system's times
+	later := time.Now().Add(time.Hour) // independent of the file system's time resolution
 	for _, name := range []string{"server.pem", "server.key"} {
 		if err := os.Chtimes(a.file(name), later, later); err != nil {
 			t.Fatal(err)
@@ -345,8 +345,8 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 	}
 }
 
-// TestRule131_CertificatesAlone: without a file of callers everybody with a certificate may do everything, and nobody
-// else can connect.
+// TestRule131_CertificatesAlone checks that without a callers file clients with a certificate may do everything and others cannot
+// connect.
 func TestRule131_CertificatesAlone(t *testing.T) {
 	a := newAuthority(t)
 	a.sign(t, "server")
@@ -362,7 +362,7 @@ func TestRule131_CertificatesAlone(t *testing.T) {
 	}
 }
 
-// TestTokenIsReplacedWithoutARestart: the file of callers counts as it is, at both ends of a change.
+// TestTokenIsReplacedWithoutARestart checks that both the old and the new token work while the callers file contains both.
 func TestTokenIsReplacedWithoutARestart(t *testing.T) {
 	a := newAuthority(t)
 	a.sign(t, "server")
@@ -383,7 +383,7 @@ func TestTokenIsReplacedWithoutARestart(t *testing.T) {
 	if err := os.Rename(a.text(t, "auth.yaml.new", of("new")), file); err != nil {
 		t.Fatal(err)
 	}
-	for ask(after) == codes.Unauthenticated { // for a second, and at most as long as a guest lives
+	for ask(after) == codes.Unauthenticated { // for a second, at most for the lifetime of a guest
 		time.Sleep(20 * time.Millisecond)
 	}
 	if got := [2]codes.Code{ask(before), ask(after)}; got != [2]codes.Code{codes.Unauthenticated, codes.OK} {
@@ -391,7 +391,7 @@ func TestTokenIsReplacedWithoutARestart(t *testing.T) {
 	}
 }
 
-// TestServeDoesNotStartUnguarded: with a mistake in what should guard it there is no server, and the mistake is told.
+// TestServeDoesNotStartUnguarded checks that a mistake in the files for authentication prevents the start and is reported.
 func TestServeDoesNotStartUnguarded(t *testing.T) {
 	a := newAuthority(t)
 	a.sign(t, "server")

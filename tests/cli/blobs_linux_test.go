@@ -12,7 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// wantSaid runs the program and demands an exit code, and texts on its standard output, or, where that is not 0, on either.
+// wantSaid runs the program and checks its exit code and for texts on standard output, or on either output if the code is not 0.
 func wantSaid(t *testing.T, code int, args []string, texts ...string) said {
 	t.Helper()
 	s := cloister(t, "", args...)
@@ -31,7 +31,7 @@ func wantSaid(t *testing.T, code int, args []string, texts ...string) said {
 	return s
 }
 
-// Whatever is put comes back the same, of every digest function, and nothing that is absent is taken for empty.
+// It checks that blobs of every digest function are returned unchanged, and that absent ones are errors.
 func TestBlobsOfAServer(t *testing.T) {
 	f := farming(t)
 	at := func(args ...string) []string {
@@ -112,7 +112,7 @@ func TestBlobsOfAServer(t *testing.T) {
 	wantSaid(t, 5, []string{"cas", "cat", put1[0].Digest, "--cas", "grpc://" + unused(t)})
 }
 
-// A result that was removed is absent, also after a restart, and its action runs again.
+// It checks that a removed result stays absent after a restart and that its action runs again.
 func TestCacheShowAndRm(t *testing.T) {
 	r := serving(t, "main")
 	action, resp := r.execute(t, "echo made > out")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli_test runs the program as a person would and reads what it says.
+// Package cli_test runs the program as a user would and checks its output.
 package cli_test
 
 import (
@@ -26,13 +26,13 @@ var built program.Program
 
 func TestMain(m *testing.M) { os.Exit(built.Main(m)) }
 
-// said is what a call of the program came to.
+// said is the result of a call of the program.
 type said struct {
 	out, err string
 	code     int
 }
 
-// cloister runs the program in dir and returns what it said.
+// cloister runs the program in dir and returns its result.
 func cloister(t *testing.T, dir string, args ...string) said {
 	t.Helper()
 	ctx, path := built.Within(t, time.Minute)
@@ -40,7 +40,7 @@ func cloister(t *testing.T, dir string, args ...string) said {
 	cmd.Dir = dir
 	var out, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &stderr
-	// Go's runtime says then what each goroutine waits for. What it has started may have the pipes open for longer.
+	// SIGQUIT makes Go's runtime print all goroutines. Child processes may keep the pipes open longer.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
 	cmd.WaitDelay = 10 * time.Second
 	err := cmd.Run()
@@ -54,7 +54,7 @@ func cloister(t *testing.T, dir string, args ...string) said {
 	return said{out.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
-// confined skips the test where the machine cannot confine.
+// confined skips the test if the machine does not support the sandbox.
 func confined(t *testing.T) {
 	t.Helper()
 	b := namespace.New(namespace.Config{})
@@ -160,7 +160,7 @@ func TestRunCopiesInputsInAndOutputsOut(t *testing.T) {
 	}
 }
 
-// start starts a server with further flags and returns it, its store and what it has printed.
+// start starts a server with additional flags and returns it, its store and its output.
 func start(t *testing.T, flags ...string) (*bazelrun.Server, string, *bytes.Buffer) {
 	t.Helper()
 	confined(t)
@@ -225,8 +225,7 @@ func TestServeRefusesDirectoriesThatAreNoStore(t *testing.T) {
 	}
 }
 
-// TestRunLeavesNothingBehind: not when its reader goes away, not when it is told to end, and not where the
-// temporary directory is reached through a link.
+// TestRunLeavesNothingBehind covers a reader that disappears, signals, and a temporary directory behind a symlink.
 func TestRunLeavesNothingBehind(t *testing.T) {
 	confined(t)
 	dir := t.TempDir()
@@ -264,8 +263,8 @@ func TestRunLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// TestRefusesWhereItCannotConfine: in a user namespace that may have no more namespaces of a kind, the
-// program says which kind, how to change that, and runs nothing. Nobody's rights are needed to make one.
+// TestRefusesWhereItCannotConfine checks that in a user namespace that permits no further namespaces of a kind, the program names
+// the kind and the remedy, and runs nothing. Creating such a user namespace needs no privilege.
 func TestRefusesWhereItCannotConfine(t *testing.T) {
 	confined(t)
 	for _, kind := range []string{"user", "net", "pid"} {
@@ -291,12 +290,12 @@ func TestRefusesWhereItCannotConfine(t *testing.T) {
 	}
 }
 
-// TestRunAsRootOfAContainer: root of a user namespace with one user has no users to give away, and makes do.
+// TestRunAsRootOfAContainer checks that root of a user namespace with a single user can run commands.
 func TestRunAsRootOfAContainer(t *testing.T) {
 	confined(t)
 	host := os.Getuid()
 	if host == 0 {
-		host = 63211 // anybody, as a container would have it
+		host = 63211 // an arbitrary user, as in a container
 	}
 	cmd := exec.CommandContext(t.Context(), built.Path(t), "run", "--", "id", "-u")
 	cmd.SysProcAttr = &syscall.SysProcAttr{

@@ -20,7 +20,7 @@ type step struct {
 	invocation, target, mnemonic, script, input string
 }
 
-// perform has the server execute a step, whatever is recorded. It returns the action's digest and what its output holds.
+// perform executes a step without a cache lookup. It returns the action's digest and its output.
 func (r *remote) perform(t *testing.T, s step) (string, string) {
 	t.Helper()
 	who, err := proto.Marshal(&repb.RequestMetadata{ToolInvocationId: s.invocation, TargetId: s.target, ActionMnemonic: s.mnemonic})
@@ -54,7 +54,7 @@ func (r *remote) perform(t *testing.T, s step) (string, string) {
 	return digest.NewFromProtoUnvalidated(action).String(), r.read(t, response.Result.OutputFiles[0].Digest)
 }
 
-// What differs between two actions, builds and results is named, and so is what it follows from.
+// It checks the reported differences between actions, builds and results, and their origins.
 func TestDiffOfAServer(t *testing.T) {
 	r := serving(t, "main")
 	at := func(args ...string) []string { return append(args, "--cas", r.cas, "--instance", "main") }
@@ -99,7 +99,7 @@ func TestDiffOfAServer(t *testing.T) {
 	wantSaid(t, 2, at("diff", "--invocation", "one", "three"), "three")
 	wantSaid(t, 0, at("action", "ls", "--invocation", "one", "--mnemonic", "Stamp"), "Stamp //:x")
 
-	// Manifests, as the history names them.
+	// Manifests named by the history.
 	var rows []struct{ Manifest string }
 	s = wantSaid(t, 0, at("action", "ls", "--all", "--mnemonic", "Stamp", "--json"))
 	if err := json.Unmarshal([]byte(s.out), &rows); err != nil || len(rows) != 2 {
@@ -109,7 +109,7 @@ func TestDiffOfAServer(t *testing.T) {
 		t.Errorf("of two manifests:\n%s", s.out)
 	}
 
-	// Directories and files, of the server and of here.
+	// Directories and files, on the server and local.
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "input"), []byte("int x = 1;\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func TestDiffOfAServer(t *testing.T) {
 	}
 	wantSaid(t, 1, at("diff", root, dir), "directory\n", "\nfile input\n", "int x = 3;")
 
-	// A second opinion of the files that differ alone, whatever named them.
+	// diffoscope sees only the files that differ.
 	script := "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\ncd \"$2/..\" && find a b -type f | sort | xargs head -n 1\nexit 1\n"
 	if err := os.WriteFile(filepath.Join(dir, "diffoscope"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func TestDiffOfAServer(t *testing.T) {
 	wantSaid(t, 2, []string{"diff", compile1, compile2, "--cas", "grpc://" + unused(t)})
 }
 
-// Files and directories of this host need no server.
+// It checks that local files and directories need no server.
 func TestDiffOfFiles(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) string {

@@ -25,14 +25,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A held action runs until it is let go.
+// A held action runs until it is released.
 type held struct {
 	operation string
 	end       func() *repb.ExecuteResponse
 	mark      string
 }
 
-// hold has the server execute an action that runs until it is let go.
+// hold executes an action that runs until it is released.
 func (r *remote) hold(t *testing.T, name string) *held {
 	t.Helper()
 	h := &held{mark: fmt.Sprintf("%s %s %d", t.Name(), name, os.Getpid())}
@@ -40,10 +40,10 @@ func (r *remote) hold(t *testing.T, name string) *held {
 	return h
 }
 
-// catches is a shell that has its trap.
+// catches matches a shell that has installed its trap.
 var catches = regexp.MustCompile(`(?m)^SigCgt:\s+[0-9a-f]*[2367abef][0-9a-f]{2}$`)
 
-// running returns the processes of the action that can be let go.
+// running returns the processes of the action that can be released.
 func (h *held) running(t *testing.T) []int {
 	t.Helper()
 	var pids []int
@@ -59,7 +59,7 @@ func (h *held) running(t *testing.T) []int {
 	return pids
 }
 
-// release lets the action go once it runs, and returns what became of it.
+// release releases the action when it runs, and returns its response.
 func (h *held) release(t *testing.T) *repb.ExecuteResponse {
 	t.Helper()
 	until(t, h.mark+" runs", func() bool { return len(h.running(t)) > 0 })
@@ -71,8 +71,8 @@ func (h *held) release(t *testing.T) *repb.ExecuteResponse {
 	return h.end()
 }
 
-// TestSignalDrains: a server that is told to end says first that it is not ready, then lets what it has been given end
-// while it takes nothing new, and answers UNAVAILABLE for what does not end in time, so that clients ask another one.
+// TestSignalDrains checks that after SIGTERM a server first reports not ready, then finishes its actions and refuses new ones, and
+// answers UNAVAILABLE for those that do not end in time.
 func TestSignalDrains(t *testing.T) {
 	metrics := unused(t)
 	f := farming(t, "--metrics", metrics, "--jobs", "1")
@@ -101,7 +101,7 @@ func TestSignalDrains(t *testing.T) {
 	if err := syscall.Kill(f.server.PID, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	// Whenever it refuses work it has said before that it is not ready.
+	// It reports not ready before it refuses work.
 	until(t, "it takes nothing new", func() bool { return refused() != nil })
 	if err := refused(); status.Code(err) != codes.Unavailable {
 		t.Errorf("what is asked of a server that drains: %v", err)
@@ -125,7 +125,7 @@ func TestSignalDrains(t *testing.T) {
 	}
 }
 
-// TestSignalDrainsInTime: what outlives --drain-timeout ends with UNAVAILABLE, and no process of it is left.
+// TestSignalDrainsInTime checks that an action that outlives --drain-timeout ends with UNAVAILABLE and leaves no process.
 func TestSignalDrainsInTime(t *testing.T) {
 	f := farming(t, "--drain-timeout", "300ms")
 	r := &remote{Client: f.client, dir: f.dir}
@@ -144,7 +144,7 @@ func TestSignalDrainsInTime(t *testing.T) {
 	}
 }
 
-// A fleetStatus is what status --json prints, as far as it matters here.
+// A fleetStatus has the parts of status --json used here.
 type fleetStatus struct {
 	Ready           bool
 	Queued, Running int
@@ -155,7 +155,7 @@ type fleetStatus struct {
 	}
 }
 
-// fleet returns what status --json prints.
+// fleet returns the output of status --json.
 func fleet(t *testing.T, args ...string) (s fleetStatus) {
 	t.Helper()
 	said := cloister(t, "", append([]string{"status", "--json"}, args...)...)
@@ -168,7 +168,7 @@ func fleet(t *testing.T, args ...string) (s fleetStatus) {
 	return s
 }
 
-// TestDrainOfAServer: its own slots are a worker like others, and it says that it is not ready while it gives out nothing.
+// TestDrainOfAServer checks that a server's own slots can be drained like a worker, and that it is then not ready.
 func TestDrainOfAServer(t *testing.T) {
 	metrics := unused(t)
 	r := serving(t, "main", "--jobs", "1", "--metrics", metrics)
@@ -213,7 +213,7 @@ func TestDrainOfAServer(t *testing.T) {
 	}
 }
 
-// TestDrainOfAWorker: what it executes it goes on with, and everything else goes to the other.
+// TestDrainOfAWorker checks that a drained worker finishes its action and that the other worker gets everything else.
 func TestDrainOfAWorker(t *testing.T) {
 	port := unused(t)
 	metrics := unused(t)
@@ -224,7 +224,7 @@ func TestDrainOfAWorker(t *testing.T) {
 	until(t, "it runs", func() bool { return len(running.running(t)) > 0 })
 	joining(t, port, "second")
 	until(t, "both have joined", func() bool { return len(fleet(t, at...).Workers) == 2 })
-	// An autoscaler sees what runs elsewhere.
+	// Metrics for autoscalers include actions on workers.
 	_, text := get(t, metrics, "/metrics")
 	for _, want := range []string{"cloister_actions_running 1", "cloister_actions_queued 0", `cloister_workers{state="working"} 2`, "cloister_slots 4"} {
 		if !strings.Contains(text, "\n"+want+"\n") {
@@ -252,7 +252,7 @@ func TestDrainOfAWorker(t *testing.T) {
 	}
 }
 
-// TestDrainOutlastsTheHead: a worker that joins the next one is drained there, with the reason, until it is undrained.
+// TestDrainOutlastsTheHead checks that a drain and its reason survive a restart of the head until the worker is undrained.
 func TestDrainOutlastsTheHead(t *testing.T) {
 	dir := t.TempDir()
 	for _, step := range []struct{ state, then string }{{"working", "drain"}, {"drained", ""}, {"drained", "undrain"}, {"working", ""}} {
@@ -284,7 +284,7 @@ func TestDrainOutlastsTheHead(t *testing.T) {
 	}
 }
 
-// TestOperatorsOfAServerWithCallers: who may execute looks, without the names of what others do; who operates drains.
+// TestOperatorsOfAServerWithCallers checks that execute shows the status without others' names, and that operate may drain.
 func TestOperatorsOfAServerWithCallers(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "auth.yaml")
@@ -311,7 +311,7 @@ func TestOperatorsOfAServerWithCallers(t *testing.T) {
 	}
 	g := plain(t, s.Addr)
 	g.ctx = metadata.AppendToOutgoingContext(g.ctx, "authorization", "Bearer builder-token")
-	// It waits, since nobody takes it, and then runs for as long as the test.
+	// It waits until a worker joins, and then runs as long as the test.
 	wantSaid(t, 0, by("operator", "drain", "--reason", "try me"), "drained ")
 	wantSaid(t, 1, by("builder", "status"), "try me (by operator)")
 	wantSaid(t, 0, by("operator", "undrain"), "undrained ")

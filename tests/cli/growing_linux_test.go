@@ -22,17 +22,17 @@ import (
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
 
-// A typed is a block of commands of a document, and where they are typed.
-type typed struct {
+// A commandBlock is a block of commands of a document, with the machine to type them on.
+type commandBlock struct {
 	section, where string
 	lines          []string
 }
 
-// typedIn returns the blocks of a document that say where they are typed.
-func typedIn(t *testing.T, document string) []typed {
+// blocksOf returns the blocks of a document that name a machine.
+func blocksOf(t *testing.T, document string) []commandBlock {
 	t.Helper()
 	text := must(os.ReadFile(document))
-	var all []typed
+	var all []commandBlock
 	section, inside := "", false
 	var block []string
 	for line := range strings.Lines(string(text)) {
@@ -40,7 +40,7 @@ func typedIn(t *testing.T, document string) []typed {
 		switch {
 		case line == "```" && inside:
 			if where, ok := strings.CutPrefix(block[0], "# on "); ok {
-				all = append(all, typed{section, where, block[1:]})
+				all = append(all, commandBlock{section, where, block[1:]})
 			}
 			inside, block = false, nil
 		case strings.HasPrefix(line, "```"):
@@ -54,33 +54,33 @@ func typedIn(t *testing.T, document string) []typed {
 	return all
 }
 
-// A place is a machine of a document: directories of its own on this one, and the services that run there.
-type place struct {
-	*country
+// A machine is a machine of the document, simulated by directories and services on this one.
+type machine struct {
+	*network
 	name     string
 	dir      string
 	services map[string]*service
 }
 
-// A country is all machines of a document.
-type country struct {
-	dir    string            // has a directory for each machine, and bin
-	ports  map[string]string // by HOST:PORT of the document
-	places map[string]*place
+// A network has all machines of the document.
+type network struct {
+	dir      string            // contains a directory per machine, and bin
+	ports    map[string]string // real ports by the document's HOST:PORT
+	machines map[string]*machine
 }
 
-// A service is a process that stays.
+// A service is a running service of a machine.
 type service struct {
 	cmd   *exec.Cmd
-	ended chan struct{} // closed once it has ended, after err is set
+	ended chan struct{} // closed when it has ended, after err is set
 	err   error
 	said  shared
 }
 
-// stop tells the service to end, and fails the test if it ends with an error.
+// stop sends SIGTERM to the service and fails the test if it ends with an error.
 func (s *service) stop(t *testing.T) {
 	t.Helper()
-	_ = s.cmd.Process.Signal(syscall.SIGTERM) // the only error is that it has ended
+	_ = s.cmd.Process.Signal(syscall.SIGTERM) // fails only if it has ended
 	select {
 	case <-s.ended:
 		if s.err != nil {
@@ -97,7 +97,7 @@ func (s *service) kill() {
 	<-s.ended
 }
 
-// What stands for programs that a test cannot have. bazel does what its file says, by a client of ours.
+// Substitutes for programs that the test cannot use. bazel applies its bazelrc to cloister-bench.
 const (
 	nothing = "#!/bin/sh\n"
 	copies  = "#!/bin/sh\nexec cp \"$@\"\n"
@@ -111,10 +111,10 @@ exec cloister-bench noop -n 10 --rounds 1 --local-time 20ms --executor "$(say re
 `
 )
 
-// newCountry returns machines of which there are none yet.
-func newCountry(t *testing.T) *country {
+// newNetwork returns a network without machines.
+func newNetwork(t *testing.T) *network {
 	t.Helper()
-	c := &country{dir: t.TempDir(), ports: map[string]string{}, places: map[string]*place{}}
+	c := &network{dir: t.TempDir(), ports: map[string]string{}, machines: map[string]*machine{}}
 	bin := filepath.Join(c.dir, "bin")
 	if err := os.Mkdir(bin, 0o755); err != nil {
 		t.Fatal(err)
@@ -133,13 +133,13 @@ func newCountry(t *testing.T) *country {
 	return c
 }
 
-// at returns the machine of a name, which is made.
-func (c *country) at(t *testing.T, name string) *place {
+// at returns the named machine and makes it if necessary.
+func (c *network) at(t *testing.T, name string) *machine {
 	t.Helper()
-	p := c.places[name]
+	p := c.machines[name]
 	if p == nil {
-		p = &place{country: c, name: name, dir: filepath.Join(c.dir, name), services: map[string]*service{}}
-		c.places[name] = p
+		p = &machine{network: c, name: name, dir: filepath.Join(c.dir, name), services: map[string]*service{}}
+		c.machines[name] = p
 		for _, dir := range []string{"etc", "var", "home"} {
 			if err := os.MkdirAll(filepath.Join(p.dir, dir), 0o700); err != nil {
 				t.Fatal(err)
@@ -155,9 +155,8 @@ var (
 	namePattern    = regexp.MustCompile(`(DNS:|CN=)box\b`)
 )
 
-// here is a line as it is typed on this machine of a country: files are the machine's own, other machines are this one,
-// and each port of each of them is a free one.
-func (p *place) here(t *testing.T, line string) string {
+// here translates a line for this machine: files become the machine's own, host names become localhost, and ports free ones.
+func (p *machine) here(t *testing.T, line string) string {
 	t.Helper()
 	line = remotePattern.ReplaceAllStringFunc(line, func(s string) string {
 		return p.at(t, remotePattern.FindStringSubmatch(s)[1]).dir + "/etc/"
@@ -179,13 +178,13 @@ func (p *place) here(t *testing.T, line string) string {
 	})
 }
 
-// environment is what every program on the machine has.
-func (p *place) environment() []string {
-	return []string{"HOME=" + p.dir + "/home", "LANG=C.UTF-8", "PATH=" + p.country.dir + "/bin:/usr/local/bin:/usr/bin:/bin"}
+// environment returns the environment of programs on the machine.
+func (p *machine) environment() []string {
+	return []string{"HOME=" + p.dir + "/home", "LANG=C.UTF-8", "PATH=" + p.network.dir + "/bin:/usr/local/bin:/usr/bin:/bin"}
 }
 
-// types runs commands as a person would that types them there, one after the other. It returns what they print.
-func (p *place) types(t *testing.T, lines []string) string {
+// types runs commands in order, as if typed on the machine, and returns their output.
+func (p *machine) types(t *testing.T, lines []string) string {
 	t.Helper()
 	var all strings.Builder
 	var script []string
@@ -225,9 +224,9 @@ func (p *place) types(t *testing.T, lines []string) string {
 }
 
 // every returns all services of all machines.
-func (c *country) every() map[string]*service {
+func (c *network) every() map[string]*service {
 	all := map[string]*service{}
-	for _, p := range c.places {
+	for _, p := range c.machines {
 		for name, s := range p.services {
 			all[p.name+" "+name] = s
 		}
@@ -235,8 +234,8 @@ func (c *country) every() map[string]*service {
 	return all
 }
 
-// systemctl does what the program of that name would with one of our units.
-func (p *place) systemctl(t *testing.T, words []string) {
+// systemctl imitates systemctl for our units.
+func (p *machine) systemctl(t *testing.T, words []string) {
 	t.Helper()
 	unit := words[len(words)-1]
 	switch verb := strings.Join(words[:len(words)-1], " "); verb {
@@ -268,8 +267,8 @@ func (p *place) systemctl(t *testing.T, words []string) {
 	}
 }
 
-// start starts a service, and returns when it says that it is ready, as it says it to systemd.
-func (p *place) start(t *testing.T, name string, args ...string) {
+// start starts a service and returns when it notifies systemd that it is ready.
+func (p *machine) start(t *testing.T, name string, args ...string) {
 	t.Helper()
 	socket := filepath.Join(p.dir, fmt.Sprint(name, ".notify"))
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -279,7 +278,7 @@ func (p *place) start(t *testing.T, name string, args ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &service{cmd: exec.Command(filepath.Join(p.country.dir, "bin/cloister"), args...), ended: make(chan struct{})}
+	s := &service{cmd: exec.Command(filepath.Join(p.network.dir, "bin/cloister"), args...), ended: make(chan struct{})}
 	s.cmd.Dir, s.cmd.Env = "/", append(p.environment(), "NOTIFY_SOCKET="+socket)
 	s.cmd.Stdout, s.cmd.Stderr = &s.said, &s.said
 	if err := s.cmd.Start(); err != nil {
@@ -314,10 +313,10 @@ func (p *place) start(t *testing.T, name string, args ...string) {
 	}
 }
 
-// close ends all services, workers before their head.
-func (c *country) close(t *testing.T) {
+// close stops all services, workers before their head.
+func (c *network) close(t *testing.T) {
 	for _, unit := range []string{"cloister-join", "cloister", "laptop"} {
-		for _, p := range c.places {
+		for _, p := range c.machines {
 			if s := p.services[unit]; s != nil {
 				s.stop(t)
 			}
@@ -325,18 +324,18 @@ func (c *country) close(t *testing.T) {
 	}
 }
 
-// TestGrowing: the commands of docs/growing.md, steps 1 to 3, do what the document says, from one machine to a head and
-// two workers. Its section "How this is tested" says what is otherwise here.
+// TestGrowing runs the commands of docs/growing.md, steps 1 to 3, from one machine to a head with two workers. The section "How
+// this is tested" lists the differences from real machines.
 func TestGrowing(t *testing.T) {
 	confined(t)
 	for _, name := range []string{"openssl", "curl", "sha256sum"} {
 		sandboxtest.Tool(t, name)
 	}
-	c := newCountry(t)
+	c := newNetwork(t)
 	t.Cleanup(func() { c.close(t) })
 	machine := regexp.MustCompile(`box|build-\d|your laptop`)
 	said := map[string]string{} // by section
-	for _, b := range typedIn(t, "../../docs/growing.md") {
+	for _, b := range blocksOf(t, "../../docs/growing.md") {
 		if !slices.Contains([]string{"1", "2", "3"}, strings.Split(b.section, " ")[0]) {
 			continue
 		}
@@ -359,7 +358,7 @@ func TestGrowing(t *testing.T) {
 			}
 		}
 	}
-	// While build-1 was drained, build-2 has executed.
+	// While build-1 was drained, build-2 executed actions.
 	last := c.at(t, "laptop").types(t, []string{"cloister status --cas grpcs://box:8980 --tls-ca ~/box.pem --token-file ~/operate.token"})
 	for _, name := range []string{"build-1", "build-2"} {
 		if !regexp.MustCompile(`(?m)^` + name + ` +working +0/\d+ +[1-9]`).MatchString(last) {

@@ -28,7 +28,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// A shared buffer is written by a server and read by a test at the same time.
+// A shared buffer is written by a server while a test reads it.
 type shared struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -48,7 +48,7 @@ func (s *shared) String() string {
 
 var workersAt = regexp.MustCompile(`(?m)^workers  cloister join grpcs?://(\S+)$`)
 
-// startHead starts a server that executes nothing itself, and returns where its workers go. The caller stops it.
+// startHead starts a server without slots and returns the address of its workers' port. The caller stops it.
 func startHead(t *testing.T, flags ...string) (s *bazelrun.Server, workers string, log *shared) {
 	t.Helper()
 	dir := t.TempDir()
@@ -63,7 +63,7 @@ func startHead(t *testing.T, flags ...string) (s *bazelrun.Server, workers strin
 	m := workersAt.FindStringSubmatch(log.String())
 	if m == nil {
 		_ = s.Stop()
-		t.Fatalf("it does not say where workers go:\n%s", log)
+		t.Fatalf("got output without the workers' address:\n%s", log)
 	}
 	return s, m[1], log
 }
@@ -78,7 +78,7 @@ func plain(t *testing.T, address string) *guest {
 	return &guest{conn, ctx}
 }
 
-// putAction uploads an action that a worker of the test's only says it has executed.
+// putAction uploads an action whose execution a simulated worker only reports.
 func (g *guest) putAction(t *testing.T, salt string, properties ...*repb.Platform_Property) *repb.Digest {
 	t.Helper()
 	command := must(g.put("", &repb.Command{Arguments: []string{"/bin/true"}}))
@@ -88,14 +88,13 @@ func (g *guest) putAction(t *testing.T, salt string, properties ...*repb.Platfor
 	}))
 }
 
-// A hand is a worker of the test's.
+// A hand is a simulated worker.
 type hand struct {
 	*guest
 	name string
 }
 
-// synchronize says what the worker does: executes the action, unless that is nil, of which the response is the end, unless
-// that is nil.
+// synchronize reports the worker's state: idle if action is nil, else executing it, or completed if response is not nil.
 func (w *hand) synchronize(action *repb.Digest, end *repb.ExecuteResponse, leaving bool) (*remoteworkerpb.DesiredState, error) {
 	state := &remoteworkerpb.CurrentState{WorkerState: &remoteworkerpb.CurrentState_Idle{Idle: &emptypb.Empty{}}}
 	if action != nil {
@@ -126,7 +125,7 @@ func (w *hand) take(t *testing.T) *remoteworkerpb.DesiredState_Executing {
 	}
 }
 
-// end ends an action with an exit code of 0, as a worker does: the result is in the action cache first.
+// end completes an action with exit code 0 after recording its result, as workers do.
 func (w *hand) end(t *testing.T, action *repb.Digest) {
 	t.Helper()
 	d := must(w.put("", &repb.Command{Arguments: []string{"output of " + w.name}}))
@@ -142,7 +141,7 @@ func (w *hand) end(t *testing.T, action *repb.Digest) {
 	}
 }
 
-// executed is what came of an action.
+// executed is the result of an execution.
 type executed struct {
 	response *repb.ExecuteResponse
 	err      error
@@ -158,8 +157,8 @@ func (g *guest) begin(action *repb.Digest) <-chan executed {
 	return c
 }
 
-// TestHead: a server without slots gives actions to whoever joins; what is on a worker that is lost runs on another, and
-// what nobody offers is refused in words. It drains.
+// TestHead checks that a server without slots gives actions to joined workers, runs lost actions on another worker, explains
+// actions that no worker can take, and drains.
 func TestHead(t *testing.T) {
 	s, at, log := startHead(t, "--worker-timeout", "3s")
 	client, anvil, bellows := plain(t, s.Addr), &hand{plain(t, at), "anvil"}, &hand{plain(t, at), "bellows"}
@@ -168,7 +167,7 @@ func TestHead(t *testing.T) {
 	result := client.begin(first)
 	task := anvil.take(t)
 	if task.ActionDigest.Hash != first.Hash || task.Action.GetTimeout().AsDuration() != 24*time.Hour {
-		t.Errorf("the worker is told %v", task)
+		t.Errorf("got task %v for the worker", task)
 	}
 	anvil.end(t, first)
 	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "anvil" || got.response.CachedResult {
@@ -180,7 +179,7 @@ func TestHead(t *testing.T) {
 
 	second := client.putAction(t, "second")
 	result = client.begin(second)
-	anvil.take(t) // and is not heard of any more
+	anvil.take(t) // and stays silent
 	bellows.take(t)
 	bellows.end(t, second)
 	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "bellows" {
@@ -196,7 +195,7 @@ func TestHead(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		select {
 		case err := <-stopped:
-			t.Fatalf("it has ended before its action: %v\n%s", err, log)
+			t.Fatalf("it ended before its action: %v\n%s", err, log)
 		default:
 		}
 	}
@@ -214,39 +213,38 @@ func TestHead(t *testing.T) {
 	}
 	for _, never := range []string{"sandbox  ", "inputs   ", "property is ignored"} {
 		if strings.Contains(log.String(), never) {
-			t.Errorf("it says %q:\n%s", never, log)
+			t.Errorf("got output with %q:\n%s", never, log)
 		}
 	}
 }
 
-// TestHeadNeedsNoSandbox: where nothing can be sandboxed a server does not start, unless it executes nothing.
+// TestHeadNeedsNoSandbox checks that without a sandbox only a server that executes nothing starts.
 func TestHeadNeedsNoSandbox(t *testing.T) {
 	sandboxtest.Tool(t, "unshare")
 	run := func(flags string) (string, int) {
 		t.Helper()
-		// In a user namespace that can have no other below it, and within a sandbox's needs nothing else.
+		// In a user namespace that permits no further ones.
 		script := "echo 0 > /proc/sys/user/max_user_namespaces || exit 99\nexec timeout 5 " + built.Path(t) +
 			" serve --listen 127.0.0.1:0 --max-size 1GiB --dir " + t.TempDir() + " " + flags
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, "unshare", "--user", "--map-root-user", "/bin/sh", "-c", script)
 		cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
-		out, _ := cmd.CombinedOutput() // the code says it
+		out, _ := cmd.CombinedOutput() // the exit code is checked below
 		return string(out), cmd.ProcessState.ExitCode()
 	}
 	if out, code := run("--jobs 1"); code != 3 || !strings.Contains(out, "actions cannot be sandboxed here") {
 		if code == 1 || code == 99 {
 			sandboxtest.Unavailable(t, "unprivileged", out)
 		}
-		t.Fatalf("with slots it ends with %d:\n%s", code, out)
+		t.Fatalf("with slots: got exit code %d:\n%s", code, out)
 	}
 	if out, code := run("--jobs 0 --worker-listen 127.0.0.1:0"); code != 124 || !strings.Contains(out, "workers  cloister join") {
 		t.Errorf("without slots it ends with %d, want that it serves until it is stopped:\n%s", code, out)
 	}
 }
 
-// TestWorkersAreCallers: where there are callers, their right to work is for the workers' port alone, and nobody else's is
-// for that.
+// TestWorkersAreCallers checks that the right work permits only the workers' port, and no other right permits it.
 func TestWorkersAreCallers(t *testing.T) {
 	a := newAuthority(t)
 	a.sign(t, "server")
@@ -278,7 +276,7 @@ func TestWorkersAreCallers(t *testing.T) {
 	}
 }
 
-// TestHeadWithoutItsUpstream gives nothing to its workers while what is behind it does not answer, and goes on after that.
+// TestHeadWithoutItsUpstream checks that a head gives workers nothing while its upstream does not answer, and resumes afterwards.
 func TestHeadWithoutItsUpstream(t *testing.T) {
 	dir, port, metrics := t.TempDir(), unused(t), unused(t)
 	upstream := func() *bazelrun.Server {
@@ -314,7 +312,7 @@ func TestHeadWithoutItsUpstream(t *testing.T) {
 		t.Fatal(err)
 	}
 	ready(503, "upstream grpc://"+port+" is down")
-	until(t, "it says what follows", func() bool { // which it has said before, if it began before it had asked for the first time
+	until(t, "it logs the consequence", func() bool { // possibly logged before the first probe
 		_, since, _ := strings.Cut(log.String(), "upstream is down")
 		return strings.Contains(since, "workers get no actions")
 	})
@@ -324,13 +322,13 @@ func TestHeadWithoutItsUpstream(t *testing.T) {
 	soon.ctx, cancel = context.WithTimeout(worker.ctx, 2*time.Second)
 	defer cancel()
 	if d, err := (&hand{&soon, "anvil"}).synchronize(nil, nil, false); d.GetExecuting() != nil || status.Code(err) != codes.DeadlineExceeded {
-		t.Errorf("the worker is told %v, %v", d, err)
+		t.Errorf("got desired state %v, %v for the worker", d, err)
 	}
 	far = upstream()
 	defer far.Stop()
 	w := &hand{worker, "anvil"}
 	if e := w.take(t); e.ActionDigest.Hash != action.Hash {
-		t.Errorf("the worker is told %v", e)
+		t.Errorf("got state %v for the worker", e)
 	}
 	w.end(t, action)
 	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "anvil" {
@@ -338,7 +336,7 @@ func TestHeadWithoutItsUpstream(t *testing.T) {
 	}
 }
 
-// TestServeWithWorkersAndSlots: the server's own slots take what they have the properties for, and workers the rest.
+// TestServeWithWorkersAndSlots checks that own slots take actions that match their properties, and workers the others.
 func TestServeWithWorkersAndSlots(t *testing.T) {
 	confined(t)
 	dir := t.TempDir()
@@ -359,7 +357,7 @@ func TestServeWithWorkersAndSlots(t *testing.T) {
 	there := client.putAction(t, "there", &repb.Platform_Property{Name: "OSFamily", Value: "linux"})
 	result := client.begin(there)
 	if task := worker.take(t); task.ActionDigest.Hash != there.Hash {
-		t.Errorf("the worker is told %v", task)
+		t.Errorf("got task %v for the worker", task)
 	}
 	worker.end(t, there)
 	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "anvil" {

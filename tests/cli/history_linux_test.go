@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// What a server was asked for is found again by how its digest begins, and by when it was.
+// It checks that past requests are found by digest prefix and by age.
 func TestActionsByHistory(t *testing.T) {
 	r := serving(t, "main")
 	at := func(args ...string) []string { return append(args, "--cas", r.cas, "--instance", "main") }
@@ -23,7 +23,7 @@ func TestActionsByHistory(t *testing.T) {
 	wantSaid(t, 0, []string{"attest", "verify", statement, "--unsigned", "--action", good})
 	wantSaid(t, 0, at("action", "show", "^2"), good)
 	wantSaid(t, 0, at("action", "show", good[:8]), good)
-	wantSaid(t, 0, at("action", "show", "^1"), bad) // who looks changes nothing
+	wantSaid(t, 0, at("action", "show", "^1"), bad) // lookups are not recorded
 	wantSaid(t, 4, at("action", "show", "^3"), "2 actions")
 	wantSaid(t, 4, at("action", "show", "00000000"), "no action")
 	wantSaid(t, 2, at("action", "show", good[:7]), "HASH/SIZE")
@@ -33,7 +33,7 @@ func TestActionsByHistory(t *testing.T) {
 	wantSaid(t, 3, append([]string{"run", "--action", "^1"}, at()...))
 	wantSaid(t, 4, []string{"action", "show", "^1", "--cas", r.cas, "--instance", "other"})
 
-	// The history lists what is asked of it, the newest first.
+	// The history lists the requested entries, newest first.
 	s := wantSaid(t, 0, at("action", "ls", "--all"))
 	lines := strings.Split(strings.TrimSpace(s.out), "\n")
 	if len(lines) != 3 || !strings.Contains(lines[0], "exit 3") || !strings.Contains(lines[2], good) || strings.Contains(s.out, "operations/") {

@@ -73,8 +73,8 @@ func joining(t *testing.T, head, name string, flags ...string) *joinedWorker {
 	return w
 }
 
-// TestJoinedWorkersExecute: a head without slots and two workers are one server to a client, of which results name the
-// worker; one that is told to end lets its action finish, and a second signal gives it to the other.
+// TestJoinedWorkersExecute checks that a head and two workers look like one server, that results name the worker, and that a
+// worker finishes its action after SIGTERM and gives it back after a second one.
 func TestJoinedWorkersExecute(t *testing.T) {
 	port := unused(t)
 	r := serving(t, "main", "--jobs", "0", "--worker-listen", port)
@@ -96,13 +96,13 @@ func TestJoinedWorkersExecute(t *testing.T) {
 	if _, text := get(t, metrics, "/metrics"); !strings.Contains(text, "cloister_scheduler_up 1") || !strings.Contains(text, "cloister_slots 2") {
 		t.Errorf("metrics:\n%s", text)
 	}
-	// A failure says who had it, and how it is run again.
+	// A failure names the worker and the command that runs it again.
 	_, response = r.execute(t, "exit 5")
 	if response.Result.GetExitCode() != 5 || !strings.Contains(response.Message, "reproduce: cloister run --action") || !strings.Contains(response.Message, "--cas grpc://"+port) {
 		t.Errorf("got %v", response)
 	}
 
-	// While it drains it finishes, and takes no more.
+	// While it drains, it finishes its action and takes no other.
 	ended := make(chan string, 1)
 	go func() {
 		_, response := r.execute(t, "sleep 3; echo drained >out")
@@ -131,7 +131,7 @@ func TestJoinedWorkersExecute(t *testing.T) {
 	}
 }
 
-// TestJoinedWorkerGivesItsActionBack: at the second signal it is run by another, and no process of it is left.
+// TestJoinedWorkerGivesItsActionBack checks that after a second signal another worker runs the action and no process remains.
 func TestJoinedWorkerGivesItsActionBack(t *testing.T) {
 	port := unused(t)
 	r := serving(t, "", "--jobs", "0", "--worker-listen", port)
@@ -160,7 +160,7 @@ func TestJoinedWorkerGivesItsActionBack(t *testing.T) {
 	}
 }
 
-// TestJoinedTwiceByOneName: the second says what is wrong and takes nothing, and the first goes on.
+// TestJoinedTwiceByOneName checks that a second worker of the same name reports the conflict and takes nothing.
 func TestJoinedTwiceByOneName(t *testing.T) {
 	port := unused(t)
 	r := serving(t, "main", "--jobs", "0", "--worker-listen", port)
@@ -186,7 +186,7 @@ func TestJoinedTwiceByOneName(t *testing.T) {
 	}
 }
 
-// TestJoinWithoutASchedulerWaits: calmly, and says what is missing; nonsense is refused at once.
+// TestJoinWithoutASchedulerWaits checks that join retries, reports what is missing, and refuses invalid flags at once.
 func TestJoinWithoutASchedulerWaits(t *testing.T) {
 	confined(t)
 	metrics := unused(t)

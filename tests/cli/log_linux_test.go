@@ -19,8 +19,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// begin has the server execute a shell script without waiting for its end. It returns the action's digest, the name of
-// the operation, and what waits for the end of it.
+// begin starts a shell script on the server. It returns the action's digest, the operation's name, and a function that waits for
+// its end.
 func (r *remote) begin(t *testing.T, script string) (action, operation string, end func() *repb.ExecuteResponse) {
 	t.Helper()
 	put := r.putting(t)
@@ -51,7 +51,7 @@ func (r *remote) begin(t *testing.T, script string) (action, operation string, e
 	}
 }
 
-// TestActionLogFollows: a line of a running action is there while it runs, and the command ends with it.
+// TestActionLogFollows checks that output appears while the action runs and that the command ends with it.
 func TestActionLogFollows(t *testing.T) {
 	for _, instance := range []string{"", "main"} {
 		r := serving(t, instance)

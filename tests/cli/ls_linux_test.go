@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// What was executed is listed, the newest first, with how it ended.
+// It checks that executions are listed, newest first, with their results.
 func TestActionLs(t *testing.T) {
 	r := serving(t, "main")
 	at := func(args ...string) []string { return append(args, "--cas", r.cas, "--instance", "main") }
@@ -53,7 +53,7 @@ func TestActionLs(t *testing.T) {
 	if e := rows[1]; e.Action != bad || e.Stage != "COMPLETED" || e.Status != "OK" || e.ExitCode == nil || *e.ExitCode != 3 || e.Worker == "" || e.Queued == "" {
 		t.Errorf("the failed one is %+v", e)
 	}
-	// What is listed is found by the other commands.
+	// Other commands find the listed actions.
 	wantSaid(t, 0, at("action", "show", rows[1].Action), "exit 3")
 	wantSaid(t, 0, at("action", "log", rows[0].Operation))
 

@@ -21,11 +21,11 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// compiles makes a program and leaves several kinds of outputs in one directory; it runs a script of its own as well.
+// compiles builds a program, leaves several kinds of outputs in one directory, and runs a script.
 const compiles = `mkdir out && printf '#!/usr/bin/env sh\necho made\n' > out/run && chmod +x out/run && ln -s run out/link && ./out/run && sort input > out/sorted`
 
-// servingAs starts a server as another user with a home and a store of its own; it ends with the test. Of somebody who may
-// not become another user, it is of the same.
+// servingAs starts a server as another user with a separate home and store; it ends with the test. Ordinary users start it as
+// themselves.
 func servingAs(t *testing.T, instance string, id uint32) *remote {
 	t.Helper()
 	var user *syscall.Credential
@@ -41,7 +41,7 @@ func servingAs(t *testing.T, instance string, id uint32) *remote {
 			t.Error(err)
 		}
 	})
-	// Where the test's own is, another user may not look.
+	// The other user cannot read the test's directory.
 	program, err := os.ReadFile(built.Path(t))
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +73,7 @@ func servingAs(t *testing.T, instance string, id uint32) *remote {
 	return &remote{c, "grpc://" + s.Addr, dir, &log}
 }
 
-// TestStableHashIsEqualOnTwoServers: of different users, with different paths, names and instances.
+// TestStableHashIsEqualOnTwoServers compares servers of different users with different paths, names and instances.
 func TestStableHashIsEqualOnTwoServers(t *testing.T) {
 	one, two := serving(t, "main"), servingAs(t, "other", 64_017)
 	for _, script := range []string{compiles, "exit 7", "cat input >&2; echo x > undeclared"} {
@@ -87,7 +87,7 @@ func TestStableHashIsEqualOnTwoServers(t *testing.T) {
 	}
 }
 
-// recorded has a server execute a script, and returns the manifest of the run.
+// recorded executes a script on a server and returns the run's manifest.
 func recorded(t *testing.T, r *remote, script string) *manifest.Manifest {
 	t.Helper()
 	_, response := r.execute(t, script)
@@ -106,7 +106,7 @@ func recorded(t *testing.T, r *remote, script string) *manifest.Manifest {
 	return m
 }
 
-// TestActionShowsItsManifest: as text, whose stable part anybody can hash.
+// TestActionShowsItsManifest checks that the SHA-256 of the printed stable part is the stable hash.
 func TestActionShowsItsManifest(t *testing.T) {
 	r := serving(t, "main")
 	at := func(args ...string) []string { return append(args, "--cas", r.cas, "--instance", "main") }
@@ -123,12 +123,12 @@ func TestActionShowsItsManifest(t *testing.T) {
 			t.Errorf("it does not say %q:\n%s", line, show)
 		}
 	}
-	// Of what no result is recorded, none is known.
+	// Without a result there is no manifest.
 	failed, _ := r.execute(t, "exit 3")
 	wantSaid(t, 4, at("action", "show", failed, "--manifest"), "no result")
 	wantSaid(t, 2, at("action", "show", action, "--manifest", "--json"))
 
-	// A result of somebody else's worker names none; one that names another's is not believed.
+	// Results of foreign workers name no manifest; a manifest of another action is refused.
 	record := func(change func(*repb.ActionResult)) {
 		result := response.Result
 		change(result)

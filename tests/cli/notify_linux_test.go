@@ -12,8 +12,8 @@ import (
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
 
-// TestServeTellsItsServiceManager that it is ready, that it lives, and that it ends.
-func TestServeTellsItsServiceManager(t *testing.T) {
+// TestServeNotifiesItsServiceManager checks the notifications of readiness, watchdog and stop.
+func TestServeNotifiesItsServiceManager(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "notify")
 	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
 	if err != nil {

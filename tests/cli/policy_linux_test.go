@@ -20,7 +20,7 @@ func write(t *testing.T, dir, name, text string) string {
 	return file
 }
 
-// misspelt is a policy with a mistake, and caret what is said of it, below the name of its file.
+// misspelt is a policy with a mistake, and caret is its error message without the file name.
 const (
 	misspelt = "version: 1\nprofiles:\n  build: {memori: 8GiB}\n"
 	caret    = `: [3:11] unknown key "memori"
@@ -43,7 +43,7 @@ rules:
 	for _, c := range []struct {
 		args []string
 		code int
-		out  string // regular expressions of all that is printed
+		out  string // regular expressions for the complete output
 		err  string
 	}{
 		{[]string{"check", good}, 0, `(?s)^# policy [0-9a-f]{64}\nversion: 1\n.*\n    memory: 2GiB\n.*  - name: downloads\n.*`, ``},
@@ -72,7 +72,7 @@ func whole(expression, s string) bool {
 	return regexp.MustCompile(`^(?:` + expression + `)$`).MatchString(s)
 }
 
-// TestExamplePolicyIsSound: the policy that the documents point to, and the lines that it says to try.
+// TestExamplePolicyIsSound checks the documented example and the commands in its comments.
 func TestExamplePolicyIsSound(t *testing.T) {
 	const file = "../../examples/policy.yaml"
 	if s := cloister(t, "", "policy", "check", file); s.code != 0 {
@@ -105,9 +105,8 @@ func TestFlagsOfConfinement(t *testing.T) {
 	}
 }
 
-// TestRunSaysWhatWasTried: the events of a run are told as a server's message would, and the policy of the
-// command line holds.
-func TestRunSaysWhatWasTried(t *testing.T) {
+// TestRunReportsViolations checks that run prints events like a server's message, and applies the policy of the command line.
+func TestRunReportsViolations(t *testing.T) {
 	confined(t)
 	dir := t.TempDir()
 	src := filepath.Join(dir, "src")

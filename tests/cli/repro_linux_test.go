@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// What a command's outputs depend on is found, named and kept; what they do not depend on is no alarm.
+// It checks that the factors of a command's outputs are found and reported, and no others.
 func TestRepro(t *testing.T) {
 	confined(t)
 	dir := t.TempDir()
@@ -62,7 +62,7 @@ func TestRepro(t *testing.T) {
 	}
 }
 
-// Actions of a server are judged here and there, by digest, by ^1 and all that failed.
+// It checks actions of a server locally and remotely, by digest, by ^1 and by --failed.
 func TestReproOfAServer(t *testing.T) {
 	r := serving(t, "main")
 	at := func(args ...string) []string {
@@ -80,7 +80,7 @@ func TestReproOfAServer(t *testing.T) {
 	wantSaid(t, 2, at(digest, "--on", "grpc://127.0.0.1:1"), "--on grpc://127.0.0.1:1: ")
 }
 
-// The gate records what is the same, and tells the client of what is not; samples are told of later.
+// It checks that the gate records only reproducible results and that samples are reported later.
 func TestServeRunsActionsAgain(t *testing.T) {
 	r := serving(t, "main", "--repro-gate")
 	odd, said := r.execute(t, "pwd > out")
@@ -103,10 +103,9 @@ func TestServeRunsActionsAgain(t *testing.T) {
 	})
 }
 
-// Of what is executed all is checked that came to an end of its own, whether it is recorded or not; the gate checks what would be
-// recorded alone. Each check is counted once.
+// It checks that samples cover every completed action, the gate only cacheable ones, and that each check is counted once.
 func TestWhatIsCheckedIsCounted(t *testing.T) {
-	// counts returns what the metrics say of checks, by result.
+	// counts returns the metric of checks by result.
 	counts := func(t *testing.T, metrics string) string {
 		t.Helper()
 		_, text := get(t, metrics, "/metrics")
@@ -136,7 +135,7 @@ func TestWhatIsCheckedIsCounted(t *testing.T) {
 			large, _ := r.execute(t, "head -c 50000000 /dev/urandom > out")
 			until(t, "all are checked", func() bool { return counts(t, metrics) == c.want })
 			want := strings.Count(c.want, ":") + strings.Count(c.want, ":2")
-			until(t, fmt.Sprintf("the history has %d checks", want), func() bool { // which it is told of after the metrics, and writes by and by
+			until(t, fmt.Sprintf("the history has %d checks", want), func() bool { // written after the metrics change
 				s := wantSaid(t, 0, []string{"action", "ls", "--all", "--json", "--cas", r.cas, "--instance", "main"})
 				return strings.Count(s.out, `"how": "checked"`) == want
 			})
@@ -147,13 +146,12 @@ func TestWhatIsCheckedIsCounted(t *testing.T) {
 	}
 }
 
-// What was told of an action is told by the next server of the directory as well, though the last one was killed; and a gate serves
-// nothing of it, though a server without one has recorded it.
+// It checks that a verdict survives kill -9 of the server, and that a gate withholds results recorded by a server without one.
 func TestVerdictsOutliveAServer(t *testing.T) {
 	confined(t)
 	home := t.TempDir()
 	store := filepath.Join(home, "store")
-	// begin starts a server of the directory, and returns a client of it and how it is killed.
+	// begin starts a server of the directory and returns a client and a function that kills the server.
 	begin := func(flags ...string) (*remote, func()) {
 		t.Helper()
 		var log bytes.Buffer
@@ -189,7 +187,7 @@ func TestVerdictsOutliveAServer(t *testing.T) {
 	}
 	kill()
 
-	// A gate without a share that would choose it.
+	// A gate whose sample does not select the action.
 	r, kill = begin("--repro-gate", "--repro-sample", "0.000001%")
 	if _, told := r.execute(t, odd); told.CachedResult || !strings.Contains(told.Message, "cloister: not cached: "+differs+action) {
 		t.Errorf("the gate serves what is known to differ, cached %v: %q", told.CachedResult, told.Message)
@@ -205,7 +203,7 @@ func TestVerdictsOutliveAServer(t *testing.T) {
 	}
 	kill()
 
-	// What a loss of power leaves is told, and costs what it hits.
+	// A torn line is reported and costs only itself.
 	path := filepath.Join(store, repro.VerdictsFile)
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// git runs git in dir, with nobody's configuration.
+// git runs git in dir without any user configuration.
 func git(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "git", args...)
@@ -42,7 +42,7 @@ func git(t *testing.T, dir string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// commit makes a repository of the files in dir and returns the name of its commit.
+// commit makes a repository of the files in dir and returns its commit.
 func commit(t *testing.T, dir string) string {
 	t.Helper()
 	if _, err := exec.LookPath("git"); err != nil {
@@ -54,7 +54,7 @@ func commit(t *testing.T, dir string) string {
 	return git(t, dir, "rev-parse", "HEAD")
 }
 
-// lay writes files, by name, below dir.
+// lay writes files below dir.
 func lay(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for name, text := range files {
@@ -65,7 +65,7 @@ func lay(t *testing.T, dir string, files map[string]string) {
 	}
 }
 
-// measured is what a test reads of a metrics file.
+// measured has the parts of a metrics file used here.
 type measured struct {
 	Format, Revision string
 	InputFiles       int64 `json:"input_files"`
@@ -124,12 +124,12 @@ func TestRunOfARevision(t *testing.T) {
 	if a, b := hashOf("--seed", "1", "--", "true"), hashOf("--seed", "1", "--", "true"); a != b {
 		t.Errorf("without --git: %s and %s", a, b)
 	}
-	// Where the kernel's randomness can be held, the seed decides on it, too.
+	// The seed also determines the kernel's random numbers where the host supports that.
 	random := cloister(t, dir, "run", "--seed", "0", "-n", "2", "--", "/bin/sh", "-c", "head -c 8 /dev/urandom | od -x; mktemp -u")
 	if held := !strings.Contains(random.err, "cannot be seeded here"); random.code != 0 || held == strings.Contains(random.err, "not equal") {
 		t.Errorf("two runs with one seed: %+v", random)
 	}
-	// And on where in memory things lie.
+	// And memory addresses.
 	b := namespace.New(namespace.Config{})
 	features, err := b.Probe(t.Context())
 	if err := errors.Join(err, b.Close()); err != nil {
@@ -162,7 +162,7 @@ func TestRunOfARevisionPassesNothingElse(t *testing.T) {
 	repo := t.TempDir()
 	lay(t, repo, map[string]string{"a": "x"})
 	commit(t, repo)
-	t.Setenv("GIT_DIR", "/nowhere") // as within a hook
+	t.Setenv("GIT_DIR", "/nowhere") // as in a hook
 	t.Setenv("PASSED", "here")
 	t.Setenv("LEAKED", "secret")
 	const path = "HOME=/tmp\nPASSED=here\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"
@@ -205,7 +205,7 @@ func TestRunOfARevisionPassesNothingElse(t *testing.T) {
 	}
 }
 
-// surroundings is what there is on this host that a run of a revision could leave something in.
+// surroundings is the state of this host in which a run could leave something.
 func surroundings(t *testing.T, repo, tmp, mark string) map[string]string {
 	t.Helper()
 	all := map[string]string{"worktrees": git(t, repo, "worktree", "list")}
@@ -223,7 +223,7 @@ func surroundings(t *testing.T, repo, tmp, mark string) map[string]string {
 				text, err = os.ReadFile(path)
 			}
 			if path == tmp {
-				return nil // files were made in it, and removed
+				return nil // files were created in it and removed
 			}
 			all[path] = fmt.Sprintf("%v %d %d %x", st.Mode(), st.Size(), st.ModTime().UnixNano(), sha256.Sum256(text))
 			return err
@@ -251,19 +251,19 @@ func surroundings(t *testing.T, repo, tmp, mark string) map[string]string {
 	return all
 }
 
-// TestRunOfARevisionLeavesNothingMore: no file, mount, process or worktree entry more than before, however the run ends.
-func TestRunOfARevisionLeavesNothingMore(t *testing.T) {
+// TestRunOfARevisionLeavesNothing checks that no file, mount, process or worktree entry remains, however the run ends.
+func TestRunOfARevisionLeavesNothing(t *testing.T) {
 	confined(t)
 	repo, tmp := t.TempDir(), t.TempDir()
 	lay(t, repo, map[string]string{"a/b/c": "text\n", "large": strings.Repeat("x", 2<<20)})
 	commit(t, repo)
-	git(t, repo, "status") // which may write the index, so that nothing else has a reason to
+	git(t, repo, "status") // may write the index, so that nothing else does
 	mark := fmt.Sprintf("mark-%d", os.Getpid())
 	before := surroundings(t, repo, tmp, mark)
 	for _, c := range []struct {
 		name   string
 		args   []string
-		signal os.Signal // sent once the command runs
+		signal os.Signal // sent when the command runs
 		code   int
 	}{
 		{"success", []string{"-n", "2", "--", "/bin/sh", "-c", "cat a/b/c; wc -c large"}, nil, 0},
@@ -294,7 +294,7 @@ func TestRunOfARevisionLeavesNothingMore(t *testing.T) {
 			}
 			after := surroundings(t, repo, tmp, mark)
 			for end := time.Now().Add(2 * time.Second); !maps.Equal(before, after) && time.Now().Before(end); {
-				time.Sleep(20 * time.Millisecond) // a process that was killed takes a moment to be gone
+				time.Sleep(20 * time.Millisecond) // killed processes disappear with a delay
 				after = surroundings(t, repo, tmp, mark)
 			}
 			if diff := cmp.Diff(before, after); diff != "" {
@@ -318,7 +318,7 @@ func (r *ready) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestPythonExample runs the project of examples/python, and its attempt to connect.
+// TestPythonExample runs the project of examples/python and its connection attempt.
 func TestPythonExample(t *testing.T) {
 	confined(t)
 	if out, err := exec.CommandContext(t.Context(), "/usr/bin/python3", "-c", "import venv").CombinedOutput(); err != nil {

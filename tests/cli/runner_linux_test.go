@@ -24,7 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A runnerProcess is a cloister runner, and a client of it.
+// A runnerProcess is a cloister runner and its client.
 type runnerProcess struct {
 	runnerpb.RunnerClient
 	cmd    *exec.Cmd
@@ -34,7 +34,7 @@ type runnerProcess struct {
 	banner string
 }
 
-// startRunner starts a runner in a directory whose name is short enough for a socket. The caller waits for its end.
+// startRunner starts a runner in a directory with a name short enough for a socket. The caller waits for its end.
 func startRunner(t *testing.T, dir string) *runnerProcess {
 	t.Helper()
 	r := &runnerProcess{socket: filepath.Join(dir, "sock"), build: filepath.Join(dir, "build"), stderr: &bytes.Buffer{}}
@@ -71,7 +71,7 @@ func startRunner(t *testing.T, dir string) *runnerProcess {
 	return r
 }
 
-// begin has it run a script, and returns once that has said "ready", with what tells how it ended.
+// begin starts a script and returns when it has printed "ready", with a function that waits for its end.
 func (r *runnerProcess) begin(t *testing.T, name, script string) <-chan error {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Join(r.build, name, "root"), 0o777); err != nil {
@@ -110,8 +110,8 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// TestRunnerDrains: a command that runs when the signal comes ends as ever, and nobody finds the runner any more; a second
-// signal waits for nothing.
+// TestRunnerDrains checks that a running command finishes after SIGTERM while the socket is gone, and that a second signal does
+// not wait.
 func TestRunnerDrains(t *testing.T) {
 	confined(t)
 	dir := shortDir(t)
@@ -126,7 +126,7 @@ func TestRunnerDrains(t *testing.T) {
 	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	for { // until it has taken notice
+	for { // until it reacts
 		if _, err := os.Lstat(r.socket); errors.Is(err, fs.ErrNotExist) {
 			break
 		}
@@ -151,7 +151,7 @@ func TestRunnerDrains(t *testing.T) {
 		if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		for { // two signals at once may be one
+		for { // simultaneous signals may merge
 			if _, err := os.Lstat(r.socket); errors.Is(err, fs.ErrNotExist) {
 				break
 			}
@@ -169,7 +169,7 @@ func TestRunnerDrains(t *testing.T) {
 	}
 }
 
-// TestRunnerSocket: what a killed runner left is replaced; a runner that lives, and a file, are not.
+// TestRunnerSocket checks that a stale socket is replaced, but not that of a live runner, nor a file.
 func TestRunnerSocket(t *testing.T) {
 	confined(t)
 	dir := shortDir(t)

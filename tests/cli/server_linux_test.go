@@ -22,15 +22,15 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A remote is a running serve, on a port that is not the default one, and a client of one of its instances.
+// A remote is a running serve on a non-default port with a client of one instance.
 type remote struct {
 	*client.Client
-	cas string // its address as --cas has it
+	cas string // its address for --cas
 	dir string // its store
 	log *bytes.Buffer
 }
 
-// serving starts a server with further flags; it ends with the test.
+// serving starts a server with additional flags; it ends with the test.
 func serving(t *testing.T, instance string, flags ...string) *remote {
 	t.Helper()
 	s, dir, log := start(t, flags...)
@@ -47,7 +47,7 @@ func serving(t *testing.T, instance string, flags ...string) *remote {
 	return &remote{c, "grpc://" + s.Addr, dir, log}
 }
 
-// putting returns what stores a message in the server.
+// putting returns a function that stores a message on the server.
 func (r *remote) putting(t *testing.T) func(proto.Message) *repb.Digest {
 	return func(m proto.Message) *repb.Digest {
 		t.Helper()
@@ -59,14 +59,14 @@ func (r *remote) putting(t *testing.T) func(proto.Message) *repb.Digest {
 	}
 }
 
-// execute has the server execute a shell script, whose one input is the file input and whose one output is
-// the file out. It returns the action's digest and what became of it.
+// execute executes a shell script on the server with one input, the file input, and one output, the file out. It returns the
+// action's digest and response.
 func (r *remote) execute(t *testing.T, script string) (string, *repb.ExecuteResponse) {
 	t.Helper()
 	return r.submit(t, script, &repb.Action{})
 }
 
-// submit is execute for an action of which something else is stated.
+// submit is execute for a modified action.
 func (r *remote) submit(t *testing.T, script string, a *repb.Action) (string, *repb.ExecuteResponse) {
 	t.Helper()
 	blob, err := r.WriteBlob(t.Context(), []byte("an input\n"))
@@ -98,11 +98,11 @@ func (r *remote) read(t *testing.T, d *repb.Digest) string {
 	return string(b)
 }
 
-// hostile fails after it has tried to change its input.
+// hostile is a script that attempts to change its input and fails.
 const hostile = "cat input; echo x >> input; echo here >&2; exit 3"
 
-// TestReproduceLineDoesWhatTheActionDid: the line of a failed action's message, pasted into a shell, prints
-// the same and ends the same, whatever the instance is called and wherever the server listens.
+// TestReproduceLineDoesWhatTheActionDid checks that the command in a failed action's message has the same output and exit code,
+// for any instance name and address.
 func TestReproduceLineDoesWhatTheActionDid(t *testing.T) {
 	for _, instance := range []string{"", "main", "team's one"} {
 		r := serving(t, instance)
@@ -116,7 +116,7 @@ func TestReproduceLineDoesWhatTheActionDid(t *testing.T) {
 		cmd.Env = []string{"PATH=" + filepath.Dir(path) + ":/usr/bin:/bin"}
 		var out, stderr bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &stderr
-		_ = cmd.Run() // the exit code says it
+		_ = cmd.Run() // the exit code is checked below
 		if got, want := cmd.ProcessState.ExitCode(), int(response.Result.ExitCode); got != want || got != 3 {
 			t.Errorf("%s: exit code %d, want %d as at the server", line, got, want)
 		}
@@ -163,8 +163,8 @@ func TestRunOfAStoredAction(t *testing.T) {
 	}
 }
 
-// TestStoredActionsThatCannotBeHad: an action that is absent, and a server that is.
-func TestStoredActionsThatCannotBeHad(t *testing.T) {
+// TestAbsentActionsAndServers checks the messages for an absent action and an unreachable server.
+func TestAbsentActionsAndServers(t *testing.T) {
 	r := serving(t, "")
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -189,8 +189,8 @@ func TestStoredActionsThatCannotBeHad(t *testing.T) {
 	}
 }
 
-// TestTierIsSaidWhereItMatters: when a server starts, and of each result for as long as it is kept.
-func TestTierIsSaidWhereItMatters(t *testing.T) {
+// TestTierIsReported checks that the startup output and every result name the tier.
+func TestTierIsReported(t *testing.T) {
 	for tier, line := range map[string]string{
 		"full":       `(?m)^sandbox  .* namespaces, .*seccomp, .*monitor   \(full\)$`,
 		"namespaces": `(?m)^sandbox  \S+ namespaces(, \S+ limits)?   \(namespaces\)\n +not enforced: .*seccomp, landlock, monitor[;,]`,
@@ -212,7 +212,7 @@ func TestTierIsSaidWhereItMatters(t *testing.T) {
 	}
 }
 
-// TestRefusedPropertyIsInTheAuditLog: the action that asked for it never ran.
+// TestRefusedPropertyIsInTheAuditLog checks the entry of an action that never ran.
 func TestRefusedPropertyIsInTheAuditLog(t *testing.T) {
 	r := serving(t, "main")
 	put := r.putting(t)
@@ -264,7 +264,7 @@ func TestAuditLog(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		code int
-		out  string // regular expressions of all that is printed
+		out  string // regular expressions for the complete output
 		err  string
 	}{
 		{[]string{"ls"}, 0, line(action, "write", write) + line(other, "output", left), `2 lines of 2 entries, head ` + head + `\n`},
@@ -288,7 +288,7 @@ func TestAuditLog(t *testing.T) {
 		t.Errorf("ls where there is no log: %+v", s)
 	}
 
-	// A copy in which one word is another.
+	// A copy with one word changed.
 	tampered := t.TempDir()
 	if err := os.CopyFS(filepath.Join(tampered, "audit"), os.DirFS(filepath.Join(r.dir, "audit"))); err != nil {
 		t.Fatal(err)

@@ -49,7 +49,7 @@ func TestMistakesOfTheStoreAreUsage(t *testing.T) {
 			t.Errorf("cloister %s: got exit code %d and %q, want 2 and a line", command, s.code, s.err)
 		}
 	}
-	// What is no store is not made one.
+	// A directory that is not a store does not become one.
 	for _, command := range []string{"gc --dry-run", "cas stat", "cas verify"} {
 		s := cloister(t, "", append(strings.Fields(command), "--dir", dir+"/absent")...)
 		if s.code != 3 || !strings.Contains(s.err, dir+"/absent") || !strings.Contains(s.err, "--dir") {
@@ -61,7 +61,7 @@ func TestMistakesOfTheStoreAreUsage(t *testing.T) {
 	}
 }
 
-// A farm is a store on the disk that a server holds or nobody does.
+// A diskStore is a store on disk, with or without a server that holds it.
 type farm struct {
 	server *bazelrun.Server
 	client *client.Client
@@ -69,7 +69,7 @@ type farm struct {
 	log    *bytes.Buffer
 }
 
-// farming starts a server with further flags, which the test may stop.
+// farming starts a server with additional flags, which the test may stop.
 func farming(t *testing.T, flags ...string) *farm {
 	t.Helper()
 	s, dir, log := start(t, flags...)
@@ -94,7 +94,7 @@ func dialed(t *testing.T, addr string) *client.Client {
 	return c
 }
 
-// stop ends the server, if it has not ended.
+// stop stops the server unless it has ended.
 func (f *farm) stop() {
 	if f.server != nil {
 		_ = f.server.Stop()
@@ -102,7 +102,7 @@ func (f *farm) stop() {
 	}
 }
 
-// put writes a small blob and a large one, both of a text, and returns them.
+// put writes a small and a large blob made of text and returns them.
 func (f *farm) put(t *testing.T, text string) (small, large digest.Digest) {
 	t.Helper()
 	small, err := f.client.WriteBlob(t.Context(), []byte(text))
@@ -115,7 +115,7 @@ func (f *farm) put(t *testing.T, text string) (small, large digest.Digest) {
 	return small, large
 }
 
-// missing returns how many of ds are absent.
+// missing returns the number of absent blobs.
 func missing(t *testing.T, c *client.Client, ds ...digest.Digest) int {
 	t.Helper()
 	absent, err := c.MissingBlobs(t.Context(), ds)
@@ -125,7 +125,7 @@ func missing(t *testing.T, c *client.Client, ds ...digest.Digest) int {
 	return len(absent)
 }
 
-// counts is what the commands print with --json.
+// counts is the JSON output of the commands.
 type counts struct {
 	Holder, Blobs, Files, Segments, Corrupt, Quarantined int
 	Bytes                                                int64
@@ -136,7 +136,7 @@ type counts struct {
 	Damaged                                              []struct{ Instance, Digest, Where, Kept string }
 }
 
-// counted runs a command with --json, which must end with this code.
+// counted runs a command with --json and checks its exit code.
 func (f *farm) counted(t *testing.T, code int, args ...string) (c counts) {
 	t.Helper()
 	s := cloister(t, "", append(args, "--json", "--dir", f.dir)...)
@@ -146,7 +146,7 @@ func (f *farm) counted(t *testing.T, code int, args ...string) (c counts) {
 	return c
 }
 
-// until calls done until it is true, for a minute.
+// until calls done until it returns true, for at most a minute.
 func until(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(100 * time.Millisecond) {
@@ -156,13 +156,13 @@ func until(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// TestGC: a dry run removes nothing and says what would go; what is leased stays, and that is said.
+// TestGC checks that a dry run removes nothing and reports what would be removed, and that leased blobs stay.
 func TestGC(t *testing.T) {
 	f := farming(t, "--lease", "0")
 	small, large := f.put(t, "old")
 	pid := f.server.PID
 	for _, held := range []bool{true, false} {
-		none := "--lease=0" // what a holder says by itself
+		none := "--lease=0" // a server reports its own lease
 		if !held {
 			f.put(t, "new")
 			f.stop()
@@ -199,7 +199,7 @@ func TestGC(t *testing.T) {
 }
 
 func TestGCLeavesWhatIsLeased(t *testing.T) {
-	f := farming(t) // for 3 hours
+	f := farming(t) // with a lease of 3 hours
 	small, large := f.put(t, "in use")
 	for _, held := range []bool{true, false} {
 		if !held {
@@ -222,7 +222,7 @@ func TestGCLeavesWhatIsLeased(t *testing.T) {
 	}
 }
 
-// TestInputsOutliveTheirLease while their actions run and wait, in a store that evicts all the time.
+// TestInputsOutliveTheirLease checks that inputs stay while their actions run or wait, in a store that evicts constantly.
 func TestInputsOutliveTheirLease(t *testing.T) {
 	f := farming(t, "--lease", "2s", "--max-size", "8MiB", "--jobs", "1")
 	var needed []digest.Digest
@@ -244,14 +244,14 @@ func TestInputsOutliveTheirLease(t *testing.T) {
 			CommandDigest:   put(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}}),
 			InputRootDigest: put(&repb.Directory{Files: []*repb.FileNode{{Name: "input", Digest: input.ToProto()}}}),
 		})
-		// The first one has the slot. Both end with the server.
+		// The first one has the slot; both end with the server.
 		if _, err := f.client.Execute(t.Context(), &repb.ExecuteRequest{InstanceName: "main", ActionDigest: action}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	other, _ := f.put(t, "of nobody")
 	i := 0
-	until(t, "all that was not used has gone", func() bool {
+	until(t, "everything unused is evicted", func() bool {
 		for range 10 {
 			i++
 			_, err := f.client.WriteBlob(t.Context(), bytes.Repeat(fmt.Appendf(nil, "%08d", i), 40_000))
@@ -271,7 +271,7 @@ func TestInputsOutliveTheirLease(t *testing.T) {
 	f.server = nil
 }
 
-// flip changes a byte of each blob where it lies on the disk: the small one is the text, the large one begins so.
+// flip changes a byte of each blob on disk: the small one is text, and the large one begins with it.
 func (f *farm) flip(t *testing.T, text string, large digest.Digest) {
 	t.Helper()
 	segments, err := filepath.Glob(filepath.Join(f.dir, "segments", "*.data"))
@@ -300,7 +300,7 @@ func (f *farm) flip(t *testing.T, text string, large digest.Digest) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The newest one: an earlier one may be dead.
+		// The newest copy, since earlier ones may be unused.
 		if at := bytes.LastIndex(b, []byte(text)); at >= 0 {
 			change(path, at)
 		}
@@ -315,7 +315,7 @@ func (f *farm) flip(t *testing.T, text string, large digest.Digest) {
 	}
 }
 
-// TestVerifyFindsAFlippedByte in a segment and in a file, beside a server and without one.
+// TestVerifyFindsAFlippedByte covers segments and files, with and without a running server.
 func TestVerifyFindsAFlippedByte(t *testing.T) {
 	metrics := unused(t)
 	f := farming(t, "--metrics", metrics)
@@ -352,7 +352,7 @@ func TestVerifyFindsAFlippedByte(t *testing.T) {
 	if s := cloister(t, "", "cas", "stat", "--dir", f.dir); s.code != 0 || !strings.Contains(s.out, "\ndamaged      2 blobs since then\nquarantine   2 blobs in "+f.dir) {
 		t.Errorf("stat: %+v", s)
 	}
-	// What is put again is sound, until it is damaged again.
+	// A blob that is uploaded again is sound until it is damaged again.
 	if f.put(t, text); missing(t, f.client, small, large) > 0 {
 		t.Error("what was put again is missing")
 	}
@@ -369,12 +369,12 @@ func TestVerifyFindsAFlippedByte(t *testing.T) {
 	}
 }
 
-// TestVerifyGoesOnWhereItWasStopped by Ctrl-C, beside a server and without one.
-func TestVerifyGoesOnWhereItWasStopped(t *testing.T) {
+// TestVerifyResumesAfterCtrlC covers stores with and without a running server.
+func TestVerifyResumesAfterCtrlC(t *testing.T) {
 	f := farming(t)
 	const text = "the first one"
 	for _, held := range []bool{true, false} {
-		// At a byte a second it does not come beyond the first.
+		// At a byte per second it does not get past the first blob.
 		small, large := f.put(t, text)
 		if !held {
 			f.stop()
@@ -394,11 +394,11 @@ func TestVerifyGoesOnWhereItWasStopped(t *testing.T) {
 		if err := cmd.Process.Signal(os.Interrupt); err != nil {
 			t.Fatal(err)
 		}
-		_ = cmd.Wait() // the exit code says it
+		_ = cmd.Wait() // the exit code is checked below
 		if code := cmd.ProcessState.ExitCode(); code != 130 || !strings.Contains(stderr.String(), "the next cloister cas verify goes on there") {
 			t.Errorf("held %v: exit code %d\n%s%s", held, code, &out, &stderr)
 		}
-		// The other damaged one is behind the place.
+		// The other damaged blob is after the stopping point.
 		next := f.counted(t, 1, "cas", "verify")
 		if !next.Resumed || !next.Complete || len(next.Damaged) != 1 || next.Damaged[0].Digest != large.String() {
 			t.Errorf("held %v: the next one: %+v", held, next)
@@ -412,7 +412,7 @@ func TestVerifyGoesOnWhereItWasStopped(t *testing.T) {
 	}
 }
 
-// TestScrub: serve finds by itself what was damaged while it did not run.
+// TestScrub checks that serve finds blobs that were damaged while it did not run.
 func TestScrub(t *testing.T) {
 	f := farming(t)
 	const text = "damaged at rest"
@@ -449,7 +449,7 @@ func TestServeTakesItsLimits(t *testing.T) {
 	}
 }
 
-// TestCommandsAfterAKill: a server that was killed leaves its socket, which is in nobody's way.
+// TestCommandsAfterAKill checks that the stale socket of a killed server does no harm.
 func TestCommandsAfterAKill(t *testing.T) {
 	f := farming(t)
 	f.put(t, "kept")
@@ -471,7 +471,8 @@ func TestCommandsAfterAKill(t *testing.T) {
 	}
 }
 
-// TestAnotherUserIsRefused where nobody serves the store: its owner could not read what he would write.
+// TestAnotherUserIsRefused checks that another user cannot open a store that no server holds, since its owner could not read the
+// new files.
 func TestAnotherUserIsRefused(t *testing.T) {
 	if os.Getuid() != 0 {
 		sandboxtest.Unavailable(t, "root", "only it may read what another user owns")
@@ -486,7 +487,7 @@ func TestAnotherUserIsRefused(t *testing.T) {
 	}
 }
 
-// unused returns an address at which nobody listens.
+// unused returns an unused address.
 func unused(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -497,7 +498,7 @@ func unused(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// get returns what an HTTP server says.
+// get returns the response of an HTTP server.
 func get(t *testing.T, addr, path string) (code int, text string) {
 	t.Helper()
 	r, err := http.Get("http://" + addr + path)
@@ -512,7 +513,7 @@ func get(t *testing.T, addr, path string) (code int, text string) {
 	return r.StatusCode, string(b)
 }
 
-// health returns what the server says of a service.
+// health returns the health of a service.
 func health(t *testing.T, c *client.Client, service string) healthpb.HealthCheckResponse_ServingStatus {
 	t.Helper()
 	r, err := healthpb.NewHealthClient(c.Connection()).Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
@@ -524,8 +525,8 @@ func health(t *testing.T, c *client.Client, service string) healthpb.HealthCheck
 
 const casService = "build.bazel.remote.execution.v2.ContentAddressableStorage"
 
-// TestReadinessSaysWhyNot: an upstream that is not there, and a store in which all is leased.
-func TestReadinessSaysWhyNot(t *testing.T) {
+// TestReadinessGivesReasons covers an unreachable upstream and a store in which everything is leased.
+func TestReadinessGivesReasons(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		flags   []string
@@ -578,7 +579,7 @@ func TestReadyAndDraining(t *testing.T) {
 	if got := health(t, f.client, ""); got != healthpb.HealthCheckResponse_SERVING {
 		t.Errorf("the server is %v", got)
 	}
-	// An action that runs until the server was seen to drain.
+	// An action that runs until the server drains.
 	hold := make(chan struct{})
 	r := &remote{Client: f.client, dir: f.dir}
 	go func() {
@@ -599,7 +600,7 @@ func TestReadyAndDraining(t *testing.T) {
 	<-hold
 }
 
-// TestUpstream: a server in front of another one, whichever way it writes.
+// TestUpstream tests a server with an upstream, with each way of writing.
 func TestUpstream(t *testing.T) {
 	for _, write := range []string{"through", "back"} {
 		t.Run(write, func(t *testing.T) {
@@ -636,7 +637,7 @@ func TestUpstream(t *testing.T) {
 			if near.server == nil {
 				return
 			}
-			// Far goes: what is near stays, and that it is down is said.
+			// Without its upstream, the server keeps serving local blobs and reports that it is down.
 			far.stop()
 			until(t, "it is not ready", func() bool {
 				code, text := get(t, metrics, "/ready")
@@ -652,8 +653,8 @@ func TestUpstream(t *testing.T) {
 	}
 }
 
-// TestUnsentIsSentBeforeTheEnd: a server that was told to end sends what its upstream, which was down, lacks.
-func TestUnsentIsSentBeforeTheEnd(t *testing.T) {
+// TestUnsentBlobsAreSentBeforeTheEnd checks that a stopping server sends what its upstream missed while it was down.
+func TestUnsentBlobsAreSentBeforeTheEnd(t *testing.T) {
 	addr := unused(t)
 	near := farming(t, "--cas", "grpc://"+addr, "--cas-write", "back")
 	a, b := near.put(t, "from near")
@@ -667,8 +668,8 @@ func TestUnsentIsSentBeforeTheEnd(t *testing.T) {
 	}
 }
 
-// TestReadingMakesNothingFull: a reader of what finds no room near gets it, and the server stays ready.
-func TestReadingMakesNothingFull(t *testing.T) {
+// TestReadsSucceedInAFullStore checks that blobs that do not fit locally are still served, and that the server stays ready.
+func TestReadsSucceedInAFullStore(t *testing.T) {
 	far := farming(t)
 	metrics := unused(t)
 	near := farming(t, "--cas", "grpc://"+far.server.Addr, "--max-size", "8MiB", "--metrics", metrics)
@@ -694,8 +695,8 @@ func TestReadingMakesNothingFull(t *testing.T) {
 	})
 }
 
-// TestUpstreamIsDownForLong: with back everything succeeds, what is unsent is not collected, and the end can be watched
-// and cut short.
+// TestUpstreamIsDownForLong checks that with write back everything succeeds, unsent blobs are not collected, and the final
+// sending can be observed and aborted.
 func TestUpstreamIsDownForLong(t *testing.T) {
 	metrics := unused(t)
 	flags := []string{"--cas", "grpc://" + unused(t), "--metrics", metrics, "--lease", "1s", "--cas-write"}
@@ -722,7 +723,7 @@ func TestUpstreamIsDownForLong(t *testing.T) {
 		}
 		return err != nil
 	})
-	// It goes on until the second signal.
+	// It continues until the second signal.
 	for range 20 {
 		if code, _ := get(t, metrics, "/live"); code != 200 || !pending() {
 			t.Fatalf("while it sends: /live is %d", code)
@@ -759,7 +760,7 @@ func TestUpstreamIsDownForLong(t *testing.T) {
 	}
 }
 
-// TestBucket: a server in front of a bucket, whose content another one without a disk of it has, too.
+// TestBucket checks that a second server on the same bucket has the contents of the first.
 func TestBucket(t *testing.T) {
 	confined(t)
 	objects := s3mem.New()
