@@ -149,7 +149,7 @@ func TestBegunRunIsNotMadeAgain(t *testing.T) {
 		}
 		kill(t, slot, syscall.SIGKILL)
 		e := <-ended
-		if e.err == nil || !strings.Contains(e.err.Error(), "the command of the run had begun: it was killed by signal 9 (SIGKILL)") {
+		if e.err == nil || !strings.Contains(e.err.Error(), "after the command had started: it was killed by signal 9 (SIGKILL)") {
 			t.Errorf("audit %q: got %+v, %v", audit, e.res, e.err)
 		}
 		if times != 1 || b.Lost() != 0 {

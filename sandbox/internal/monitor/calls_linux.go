@@ -14,25 +14,24 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// A deed is what a call does to a path.
-type deed uint8
+// An access is what a call does to a path.
+type access uint8
 
 const (
-	looks    deed = iota // asks about what is there
-	opens                // as its flags say
-	makes                // fails if something is there
-	changes              // fails if nothing is there
-	replaces             // makes or changes
-	executes
+	lookup      access = iota // queries
+	opening                   // as its flags determine
+	creation                  // fails if something is there
+	change                    // fails if nothing is there
+	replacement               // creates or changes
+	execution
 )
 
-// An operand is a path among the arguments of a call: the index of its directory's descriptor, if it has
-// one, and of itself.
+// An operand is a path argument: the indexes of its directory descriptor, or none, and of the path.
 type operand struct {
-	deed      deed
+	access    access
 	dir, path int
-	// follow says whether a link at the path itself is followed: always, never, or the index of flags, among
-	// which AT_SYMLINK_NOFOLLOW forbids it.
+	// follow determines whether a link at the path itself is followed: always, never, or unless the argument with this
+	// index contains AT_SYMLINK_NOFOLLOW.
 	follow int
 }
 
@@ -42,85 +41,85 @@ const (
 	never  = -3
 )
 
-// operands are those of each watched call that has paths, in the order in which the kernel asks for them.
+// operands are the path arguments of each reported call, in the order in which the kernel reads them.
 var operands = map[string][]operand{
-	"access":     {{looks, none, 0, always}},
-	"faccessat":  {{looks, 0, 1, always}},
-	"faccessat2": {{looks, 0, 1, 3}},
-	"stat":       {{looks, none, 0, always}},
-	"lstat":      {{looks, none, 0, never}},
-	"newfstatat": {{looks, 0, 1, 3}},
-	"statx":      {{looks, 0, 1, 2}},
-	"readlink":   {{looks, none, 0, never}},
-	"readlinkat": {{looks, 0, 1, never}},
+	"access":     {{lookup, none, 0, always}},
+	"faccessat":  {{lookup, 0, 1, always}},
+	"faccessat2": {{lookup, 0, 1, 3}},
+	"stat":       {{lookup, none, 0, always}},
+	"lstat":      {{lookup, none, 0, never}},
+	"newfstatat": {{lookup, 0, 1, 3}},
+	"statx":      {{lookup, 0, 1, 2}},
+	"readlink":   {{lookup, none, 0, never}},
+	"readlinkat": {{lookup, 0, 1, never}},
 
-	"creat":   {{opens, none, 0, always}},
-	"open":    {{opens, none, 0, always}},
-	"openat":  {{opens, 0, 1, always}},
-	"openat2": {{opens, 0, 1, always}},
+	"creat":   {{opening, none, 0, always}},
+	"open":    {{opening, none, 0, always}},
+	"openat":  {{opening, 0, 1, always}},
+	"openat2": {{opening, 0, 1, always}},
 
-	"mkdir":     {{makes, none, 0, never}},
-	"mkdirat":   {{makes, 0, 1, never}},
-	"link":      {{makes, none, 1, never}},
-	"linkat":    {{makes, 2, 3, never}},
-	"symlink":   {{makes, none, 1, never}},
-	"symlinkat": {{makes, 1, 2, never}},
+	"mkdir":     {{creation, none, 0, never}},
+	"mkdirat":   {{creation, 0, 1, never}},
+	"link":      {{creation, none, 1, never}},
+	"linkat":    {{creation, 2, 3, never}},
+	"symlink":   {{creation, none, 1, never}},
+	"symlinkat": {{creation, 1, 2, never}},
 
-	"unlink":    {{changes, none, 0, never}},
-	"unlinkat":  {{changes, 0, 1, never}},
-	"rmdir":     {{changes, none, 0, never}},
-	"rename":    {{changes, none, 0, never}, {replaces, none, 1, never}},
-	"renameat":  {{changes, 0, 1, never}, {replaces, 2, 3, never}},
-	"renameat2": {{changes, 0, 1, never}, {replaces, 2, 3, never}},
+	"unlink":    {{change, none, 0, never}},
+	"unlinkat":  {{change, 0, 1, never}},
+	"rmdir":     {{change, none, 0, never}},
+	"rename":    {{change, none, 0, never}, {replacement, none, 1, never}},
+	"renameat":  {{change, 0, 1, never}, {replacement, 2, 3, never}},
+	"renameat2": {{change, 0, 1, never}, {replacement, 2, 3, never}},
 
-	"truncate":     {{changes, none, 0, always}},
-	"chmod":        {{changes, none, 0, always}},
-	"fchmodat":     {{changes, 0, 1, always}},
-	"fchmodat2":    {{changes, 0, 1, 3}},
-	"chown":        {{changes, none, 0, always}},
-	"lchown":       {{changes, none, 0, never}},
-	"fchownat":     {{changes, 0, 1, 4}},
-	"utime":        {{changes, none, 0, always}},
-	"utimes":       {{changes, none, 0, always}},
-	"futimesat":    {{changes, 0, 1, always}},
-	"utimensat":    {{changes, 0, 1, 3}},
-	"setxattr":     {{changes, none, 0, always}},
-	"lsetxattr":    {{changes, none, 0, never}},
-	"removexattr":  {{changes, none, 0, always}},
-	"lremovexattr": {{changes, none, 0, never}},
+	"truncate":     {{change, none, 0, always}},
+	"chmod":        {{change, none, 0, always}},
+	"fchmodat":     {{change, 0, 1, always}},
+	"fchmodat2":    {{change, 0, 1, 3}},
+	"chown":        {{change, none, 0, always}},
+	"lchown":       {{change, none, 0, never}},
+	"fchownat":     {{change, 0, 1, 4}},
+	"utime":        {{change, none, 0, always}},
+	"utimes":       {{change, none, 0, always}},
+	"futimesat":    {{change, 0, 1, always}},
+	"utimensat":    {{change, 0, 1, 3}},
+	"setxattr":     {{change, none, 0, always}},
+	"lsetxattr":    {{change, none, 0, never}},
+	"removexattr":  {{change, none, 0, always}},
+	"lremovexattr": {{change, none, 0, never}},
 
-	"execve":   {{executes, none, 0, always}},
-	"execveat": {{executes, 0, 1, 4}},
+	"execve":   {{execution, none, 0, always}},
+	"execveat": {{execution, 0, 1, 4}},
 }
 
-// silent are the kinds of what is remembered without being an event.
+// silent are the records that are not events.
 var silent = []sandbox.EventKind{inputOpened, inputExecuted, programFound}
 
-// look returns what a watched call is about to do, as far as it is worth recording.
-func (w *watch) look(n *notification, name string) []sandbox.Event {
+// look returns the records for a reported call.
+func (w *session) look(n *notification, name string) []sandbox.Event {
 	var seen []sandbox.Event
 	switch name {
 	case "connect":
-		seen = w.reach(n, n.Args[1], n.Args[2])
+		seen = w.connects(n, n.Args[1], n.Args[2])
 	case "sendto":
-		seen = w.reach(n, n.Args[4], n.Args[5])
+		seen = w.connects(n, n.Args[4], n.Args[5])
 	}
 	for _, o := range operands[name] {
 		p, ok := w.path(n, o)
 		if !ok {
-			w.unnamed = w.unnamed || o.deed == executes
+			w.unnamed = w.unnamed || o.access == execution
 			break
 		}
 		var flags uint64
-		if o.deed == opens {
+		if o.access == opening {
 			flags = openFlags(n, name)
 		}
 		at := w.resolve(n.PID, p, o.followed(n, flags))
-		seen = append(seen, w.judge(o.deed, flags, p, at)...)
-		if o.deed == executes {
+		seen = append(seen, w.classify(o.access, flags, p, at)...)
+		if o.access == execution {
 			seen = append(seen, w.executes(n.PID, at)...)
 		}
-		if o.deed == changes && at.absent {
+		if o.access == change && at.absent {
 			break
 		}
 	}
@@ -136,7 +135,7 @@ func (w *watch) look(n *notification, name string) []sandbox.Event {
 // followed reports whether the call follows a link at the end of the path.
 func (o *operand) followed(n *notification, flags uint64) bool {
 	switch {
-	case o.deed == opens:
+	case o.access == opening:
 		return flags&unix.O_NOFOLLOW == 0 && flags&(unix.O_CREAT|unix.O_EXCL) != unix.O_CREAT|unix.O_EXCL
 	case o.follow >= 0:
 		return n.Args[o.follow]&unix.AT_SYMLINK_NOFOLLOW == 0
@@ -160,19 +159,19 @@ func openFlags(n *notification, name string) uint64 {
 			flags = binary.NativeEndian.Uint64(how[:])
 		}
 	}
-	if flags&unix.O_PATH != 0 { // it disables all others that matter here
+	if flags&unix.O_PATH != 0 { // it disables the other flags
 		return flags & (unix.O_PATH | unix.O_NOFOLLOW)
 	}
 	return flags
 }
 
-// judge says what to record of a deed at a place that the process calls p.
-func (w *watch) judge(d deed, flags uint64, p string, at place) []sandbox.Event {
-	if quiet(at.path) {
+// classify returns the records for an access to a location that the process calls p.
+func (w *session) classify(d access, flags uint64, p string, at location) []sandbox.Event {
+	if ignored(at.path) {
 		return nil
 	}
 	there := at.mode != 0
-	if d == opens {
+	if d == opening {
 		var (
 			write   = flags&(unix.O_ACCMODE|unix.O_TRUNC) != 0
 			create  = flags&unix.O_CREAT != 0
@@ -181,28 +180,28 @@ func (w *watch) judge(d deed, flags uint64, p string, at place) []sandbox.Event 
 		)
 		switch {
 		case newOnly:
-			d = makes
+			d = creation
 		case at.mode == unix.S_IFREG && write, at.mode == unix.S_IFDIR && unnamed, !there && (write || create):
-			d = replaces
-		case there && write: // a device or a pipe; of a directory it fails whatever is permitted
+			d = replacement
+		case there && write: // a device or a pipe; it fails for a directory
 			return nil
 		case there && flags&unix.O_PATH == 0:
-			return w.used(at)
+			return w.inputOpen(at)
 		default:
-			d = looks
+			d = lookup
 		}
 	}
 	switch {
-	case d == executes && there:
-		return append(w.used(at), sandbox.Event{Kind: programFound, Subject: p})
-	case d == executes && at.absent:
-		detail, _ := w.elsewhere(at)
+	case d == execution && there:
+		return append(w.inputOpen(at), sandbox.Event{Kind: programFound, Subject: p})
+	case d == execution && at.absent:
+		detail, _ := w.inSource(at)
 		return []sandbox.Event{{Kind: sandbox.EventExec, Subject: path.Clean(p), Detail: detail}}
-	case d == looks:
-		if detail, ok := w.elsewhere(at); ok {
+	case d == lookup:
+		if detail, ok := w.inSource(at); ok {
 			return []sandbox.Event{{Kind: sandbox.EventRead, Subject: at.path, Detail: detail}}
 		}
-	case d == replaces, d == makes && !there, d == changes && !at.absent:
+	case d == replacement, d == creation && !there, d == change && !at.absent:
 		if !w.view.writable(at.path) {
 			return []sandbox.Event{{Kind: sandbox.EventWrite, Subject: at.path}}
 		}
@@ -210,16 +209,16 @@ func (w *watch) judge(d deed, flags uint64, p string, at place) []sandbox.Event 
 	return nil
 }
 
-// used records an input that is read.
-func (w *watch) used(at place) []sandbox.Event {
+// inputOpen records an input that is read.
+func (w *session) inputOpen(at location) []sandbox.Event {
 	if !w.view.Full || !w.view.input(at.path) {
 		return nil
 	}
 	return []sandbox.Event{{Kind: inputOpened, Subject: at.path}}
 }
 
-// elsewhere reports whether a source tree has what a full watch sees missing in the sandbox, and what to say of it.
-func (w *watch) elsewhere(at place) (detail string, ok bool) {
+// inSource reports whether a source tree has a path that the sandbox lacks, and what to report about it.
+func (w *session) inSource(at location) (detail string, ok bool) {
 	if !w.view.Full || !at.absent {
 		return "", false
 	}
@@ -231,13 +230,13 @@ func (w *watch) elsewhere(at place) (detail string, ok bool) {
 	return "", false
 }
 
-// exists reports whether something is at a path of the host, without mounting or opening anything there.
+// exists reports whether a path exists on the host, without opening or mounting anything.
 func exists(p string) bool {
 	var st unix.Statx_t
 	return unix.Statx(unix.AT_FDCWD, p, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st) == nil
 }
 
-// refusal returns the event of a call that is refused.
+// refusal returns the event of a refused call.
 func refusal(n *notification, name string) sandbox.Event {
 	e := sandbox.Event{Kind: sandbox.EventSyscall, Subject: name, Syscall: name, Process: processName(n.PID)}
 	if name == "socket" || name == "socketpair" {

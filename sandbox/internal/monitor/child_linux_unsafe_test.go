@@ -21,17 +21,18 @@ import (
 	"github.com/cloister-build/cloister/sandbox/internal/seccomp"
 )
 
-// What makes the test binary a process to watch: how it is rooted, where its files are, what it does.
+// Environment variables that make the test binary a monitored process: how it is rooted, where its files are, what it
+// does.
 const (
 	envRoot = "WITNESS_TEST_ROOT"
 	envBase = "WITNESS_TEST_BASE"
-	envDeed = "WITNESS_TEST_DEED"
+	envAction = "WITNESS_TEST_DEED"
 )
 
 func TestMain(m *testing.M) {
-	if deed := os.Getenv(envDeed); deed != "" {
-		if err := child(deed); err != nil {
-			fmt.Fprintln(os.Stderr, deed+":", err)
+	if action := os.Getenv(envAction); action != "" {
+		if err := child(action); err != nil {
+			fmt.Fprintln(os.Stderr, action+":", err)
 			os.Exit(1)
 		}
 		os.Exit(0)
@@ -39,9 +40,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// child confines the process, installs a filter, hands its listener to the parent, waits for its word, and
-// does a deed. What it prints is what it saw of that.
-func child(deed string) error {
+// child confines the process, installs a filter, sends its listener to the parent, waits, and performs an action. It
+// prints what it observes.
+func child(action string) error {
 	runtime.LockOSThread()
 	base := os.Getenv(envBase)
 	if err := os.Chdir(base); err != nil {
@@ -74,7 +75,7 @@ func child(deed string) error {
 	if err := os.Chdir(base + "/in"); err != nil {
 		return err
 	}
-	if deed != "cost unwatched" {
+	if action != "cost alone" {
 		if err := install(); err != nil {
 			return err
 		}
@@ -82,15 +83,15 @@ func child(deed string) error {
 	if _, err := unix.Read(3, make([]byte, 1)); err != nil {
 		return err
 	}
-	do, ok := deeds[deed]
+	do, ok := actions[action]
 	if !ok {
-		return fmt.Errorf("no such deed")
+		return fmt.Errorf("no such action")
 	}
 	return do(base)
 }
 
-// install installs a filter that notifies all that is watched and a few calls that are not, for all
-// threads, and sends the listener to the parent.
+// install installs a filter in all threads that reports what the monitor records and a few refused calls, and sends the
+// listener to the parent.
 func install() error {
 	jump := func(nr uint32, skip uint8) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: nr, Jf: skip}
@@ -102,9 +103,9 @@ func install() error {
 	prog := []unix.SockFilter{load(0)}
 	const all = 1<<64 - 1
 	for nr := range 600 {
-		// Arguments make a difference, and one or the other of these is watched.
-		watched := seccomp.Permitted(nr, [6]uint64{}) || seccomp.Permitted(nr, [6]uint64{all, all, all, all, all, all})
-		if watched || nr == unix.SYS_MOUNT || seccomp.Name(nr) == "arch_prctl" {
+		// Some calls are monitored for some arguments only.
+		monitored := seccomp.Permitted(nr, [6]uint64{}) || seccomp.Permitted(nr, [6]uint64{all, all, all, all, all, all})
+		if monitored || nr == unix.SYS_MOUNT || seccomp.Name(nr) == "arch_prctl" {
 			prog = append(prog, jump(uint32(nr), 1), ret(unix.SECCOMP_RET_USER_NOTIF))
 		}
 	}
@@ -145,7 +146,7 @@ func open(p string, flags int) error {
 	return err
 }
 
-// openAt opens what lies at an address of memory.
+// openAt opens the path at an address of memory.
 func openAt(address uintptr) error {
 	fd, _, errno := unix.Syscall6(unix.SYS_OPENAT, uintptr(unix.AT_FDCWD&(1<<64-1)), address, unix.O_CREAT|unix.O_WRONLY, 0o644, 0, 0)
 	if errno != 0 {
@@ -154,7 +155,7 @@ func openAt(address uintptr) error {
 	return unix.Close(int(fd))
 }
 
-// execveat executes what is open.
+// execveat executes an open file.
 func execveat(fd int) error {
 	empty := []byte{0}
 	_, _, errno := unix.Syscall6(unix.SYS_EXECVEAT, uintptr(fd), address(empty), 0, 0, unix.AT_EMPTY_PATH, 0)
@@ -163,7 +164,7 @@ func execveat(fd int) error {
 
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(&b[0])) }
 
-// begin makes the call by which a program begins, with what it has got from it already.
+// begin makes the first call of a program again.
 func begin() error {
 	nr := 0
 	for i := range 600 {
@@ -183,8 +184,8 @@ func begin() error {
 	return nil
 }
 
-// The deeds. base is in front of every path.
-var deeds = map[string]func(base string) error{
+// actions by name; base precedes every path.
+var actions = map[string]func(base string) error{
 	"begin": func(string) error {
 		try("begin", begin())
 		return nil
@@ -220,7 +221,7 @@ var deeds = map[string]func(base string) error{
 		return nil
 	},
 	"change": func(base string) error {
-		// What fails, or succeeds, whatever is permitted.
+		// Calls that fail or succeed regardless of permission.
 		try("read", open(base+"/in/keep", unix.O_RDONLY))
 		try("read or create", open(base+"/in/keep", unix.O_CREAT|unix.O_RDONLY))
 		try("create only", open(base+"/in/keep", unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY))
@@ -232,7 +233,7 @@ var deeds = map[string]func(base string) error{
 		try("pipe", open(base+"/in/pipe", unix.O_RDWR))
 		try("/dev/tty", open("/dev/tty", unix.O_RDWR))
 		try("/proc/self", open("/proc/self/fd/1", unix.O_WRONLY))
-		// What changes something.
+		// Changes.
 		try("mkdir", unix.Mkdir(base+"/in/mkdir/", 0o755))
 		try("symlink", unix.Symlink("x", base+"/in/symlink"))
 		try("link", unix.Link(base+"/in/keep", base+"/in/link"))
@@ -261,7 +262,7 @@ var deeds = map[string]func(base string) error{
 	},
 	"memory": func(base string) error {
 		const page = 4096
-		at := func(length int, p string) []byte { // p ends where an unmapped page begins
+		at := func(length int, p string) []byte { // p ends where an unmapped page starts
 			m, err := unix.Mmap(-1, 0, length+page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 			if err != nil {
 				panic(err)
@@ -374,13 +375,13 @@ var deeds = map[string]func(base string) error{
 		create(base + "/in/after")
 		return nil
 	},
-	"cost watched":   cost,
-	"cost unwatched": cost,
+	"cost monitored": cost,
+	"cost alone":     cost,
 }
 
 const costCalls = 20_000
 
-// cost prints what one open for writing takes.
+// cost prints the time of one open for writing.
 func cost(base string) error {
 	start := time.Now()
 	for range costCalls {
@@ -392,7 +393,7 @@ func cost(base string) error {
 	return nil
 }
 
-// layout makes the files that the deeds are about, and the view of a process that sees them below base.
+// layout creates the files of the actions and returns the Config of a process that sees them below base.
 func layout(t testing.TB, dir, base string) Config {
 	t.Helper()
 	must := func(err error) {

@@ -16,13 +16,13 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// reach returns the event of a connection, or of a datagram, to the address at an address of memory.
-func (w *watch) reach(n *notification, at, size uint64) []sandbox.Event {
+// connects returns the event of a connection or datagram to the socket address at an address of memory.
+func (w *session) connects(n *notification, at, size uint64) []sandbox.Event {
 	var buf [unix.SizeofSockaddrUnix]byte
-	b := buf[:min(size&0xffffffff, uint64(len(buf)))] // an int to the kernel
+	b := buf[:min(size&0xffffffff, uint64(len(buf)))] // an int in the kernel
 	b = b[:readMemory(n.PID, at, b)]
 	if to, ok := endpoint(b); ok {
-		if w.view.Loopback && (to.Addr().IsLoopback() || to.Addr().IsUnspecified()) { // the latter is oneself, too
+		if w.view.Loopback && (to.Addr().IsLoopback() || to.Addr().IsUnspecified()) { // unspecified means the host itself
 			return nil
 		}
 		if protocol := protocol(n); protocol != "tcp" || !slices.Contains(w.view.Allowed, to) {
@@ -31,9 +31,9 @@ func (w *watch) reach(n *notification, at, size uint64) []sandbox.Event {
 		return nil
 	}
 	if p, ok := socketPath(b); ok {
-		w.enter(n)
+		w.openRoot(n)
 		s := w.resolve(n.PID, p, true)
-		// A socket in a writable directory is the run's own; one elsewhere that is there is a service of the host.
+		// A socket in a writable directory is the run's own; one elsewhere is a service of the host.
 		if !w.view.writable(s.path) && (s.mode != 0 || hostSocket(p)) {
 			return []sandbox.Event{{Kind: sandbox.EventConnect, Subject: "unix " + p}}
 		}
@@ -52,15 +52,15 @@ func endpoint(b []byte) (netip.AddrPort, bool) {
 			return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), binary.BigEndian.Uint16(b[2:])), true
 		}
 	case unix.AF_INET6:
-		if len(b) >= 24 { // without a scope it is shorter, and the kernel takes it
+		if len(b) >= 24 { // shorter without a scope, which the kernel accepts
 			return netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[8:24])).Unmap(), binary.BigEndian.Uint16(b[2:])), true
 		}
 	}
 	return netip.AddrPort{}, false
 }
 
-// socketPath returns the path of a struct sockaddr_un. Abstract names are none: they are of the run's own
-// network namespace. Relative ones are of no interest.
+// socketPath returns the path of a struct sockaddr_un. It excludes abstract names, which belong to the run's network
+// namespace, and relative paths.
 func socketPath(b []byte) (string, bool) {
 	if len(b) < 3 || binary.NativeEndian.Uint16(b) != unix.AF_UNIX || b[2] != '/' {
 		return "", false
@@ -69,14 +69,14 @@ func socketPath(b []byte) (string, bool) {
 	return path.Clean(string(name)), true
 }
 
-// hostSocket reports whether services of the host listen at such a path. The C library asks one of them,
-// nscd, before each look-up of a user, which says nothing about the action.
+// hostSocket reports whether host services listen at such a path. The C library queries nscd before each user lookup,
+// which says nothing about the action.
 func hostSocket(p string) bool {
 	return (within(p, "/run") || within(p, "/var/run") || within(p, "/tmp/.X11-unix")) &&
 		p != "/var/run/nscd/socket" && p != "/run/nscd/socket"
 }
 
-// protocol returns "tcp" or "udp" for the socket of a call, or "ip" if it cannot be had.
+// protocol returns "tcp" or "udp" for the socket of a call, or "ip" if it is unknown.
 func protocol(n *notification) string {
 	process, err := unix.PidfdOpen(leader(n.PID), 0)
 	if err != nil {
@@ -97,7 +97,7 @@ func protocol(n *notification) string {
 	return "ip"
 }
 
-// families are names of protocol families, those that programs ask for in vain.
+// families are the names of protocol families that programs ask for.
 var families = map[uint32]string{
 	unix.AF_UNIX: "AF_UNIX", unix.AF_INET: "AF_INET", unix.AF_INET6: "AF_INET6", unix.AF_NETLINK: "AF_NETLINK",
 	unix.AF_PACKET: "AF_PACKET", unix.AF_VSOCK: "AF_VSOCK", unix.AF_ALG: "AF_ALG", unix.AF_XDP: "AF_XDP",
@@ -105,8 +105,7 @@ var families = map[uint32]string{
 	unix.AF_RDS: "AF_RDS", unix.AF_SMC: "AF_SMC", unix.AF_QIPCRTR: "AF_QIPCRTR",
 }
 
-// family returns the arguments of socket(2) as far as they say why it is refused: "AF_VSOCK", "AF_INET,
-// SOCK_RAW".
+// family describes why socket(2) is refused: "AF_VSOCK", "AF_INET, SOCK_RAW".
 func family(args [6]uint64) string {
 	f := uint32(args[0])
 	name, ok := families[f]

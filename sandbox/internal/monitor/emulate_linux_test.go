@@ -17,7 +17,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// answers skips the test on a host that cannot answer for the kernel.
+// answers skips the test on hosts that cannot replace clocks and random numbers.
 func answers(t *testing.T) {
 	t.Helper()
 	if err := CanAnswer(); err != nil {
@@ -25,8 +25,8 @@ func answers(t *testing.T) {
 	}
 }
 
-// TestForeignCodeIsNotOverwritten: what is not the vDSO of this kernel stays as it is, the process does not begin, and
-// the watch says why.
+// TestForeignCodeIsNotOverwritten: if the vDSO is not that of this kernel, it stays as it is, the program fails to
+// start, and Err returns why.
 func TestForeignCodeIsNotOverwritten(t *testing.T) {
 	answers(t)
 	usual := stubs
@@ -36,8 +36,8 @@ func TestForeignCodeIsNotOverwritten(t *testing.T) {
 		change            func(*stub)
 	}{
 		{"its own", "begin: \n", "", func(*stub) {}},
-		{"foreign", "begin: EPERM\n", `process "exe": its vDSO is none that this kernel has made`, func(s *stub) { s.before = make([]byte, len(s.before)) }},
-		{"elsewhere", "begin: EPERM\n", `process "exe": its vDSO is none that this kernel has made`, func(s *stub) { s.offset += 1 << 40 }},
+		{"foreign", "begin: EPERM\n", `process "exe": unexpected vDSO contents`, func(s *stub) { s.before = make([]byte, len(s.before)) }},
+		{"elsewhere", "begin: EPERM\n", `process "exe": unexpected vDSO contents`, func(s *stub) { s.offset += 1 << 40 }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			all, err := usual()
@@ -52,7 +52,7 @@ func TestForeignCodeIsNotOverwritten(t *testing.T) {
 			p := start(t, "plain", "begin")
 			p.view.Conditions = sandbox.Conditions{ClockOffset: time.Hour, RandomSeed: 1}
 			r := Start(p.listener, p.view)
-			p.goOn(t)
+			p.proceed(t)
 			if out := p.end(t); out != c.out {
 				t.Errorf("got %q, want %q", out, c.out)
 			}
@@ -67,7 +67,7 @@ func TestForeignCodeIsNotOverwritten(t *testing.T) {
 	}
 }
 
-// TestStubsAreFound: in the vDSO of this kernel, and not in what is none or is cut short.
+// TestStubsAreFound: in the vDSO of this kernel, and not in damaged ones.
 func TestStubsAreFound(t *testing.T) {
 	answers(t)
 	aux, err := auxiliary("self")
@@ -106,8 +106,8 @@ func TestStubsAreFound(t *testing.T) {
 	}
 }
 
-// TestHeldClock: it goes on by readings, by what is slept, and to what was waited for.
-func TestHeldClock(t *testing.T) {
+// TestFrozenClock: readings, sleeps and waits advance it.
+func TestFrozenClock(t *testing.T) {
 	c := newClock(&sandbox.Conditions{FrozenClock: 100})
 	read := func(want time.Duration) {
 		t.Helper()
@@ -118,14 +118,14 @@ func TestHeldClock(t *testing.T) {
 	}
 	left := func(thread uint32, at time.Duration, want bool) {
 		t.Helper()
-		d, err := c.left(thread, unix.CLOCK_REALTIME, time.Unix(100, 0).Add(at))
+		d, err := c.remaining(thread, unix.CLOCK_REALTIME, time.Unix(100, 0).Add(at))
 		if err != nil || (d > 0) != want {
 			t.Errorf("thread %d has %v left until %v, %v", thread, d, at, err)
 		}
 	}
 	read(0)
 	read(time.Millisecond)
-	c.pass(time.Second)
+	c.advance(time.Second)
 	read(1002 * time.Millisecond)
 	left(1, 500*time.Millisecond, false) // it was then
 	read(1003 * time.Millisecond)
@@ -133,7 +133,7 @@ func TestHeldClock(t *testing.T) {
 	left(2, 1005*time.Millisecond, true)
 	read(1004 * time.Millisecond) // others do not wait for it
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		d, err := c.left(2, unix.CLOCK_REALTIME, time.Unix(101, 6e6))
+		d, err := c.remaining(2, unix.CLOCK_REALTIME, time.Unix(101, 6e6))
 		if err != nil || time.Now().After(deadline) {
 			t.Fatal("the wait does not end", err)
 		}
@@ -153,8 +153,8 @@ func TestHeldClock(t *testing.T) {
 	}
 }
 
-// TestTimesAreReadAsTheKernelDoes: what it would refuse is none, and none is so far that it overflows.
-func TestTimesAreReadAsTheKernelDoes(t *testing.T) {
+// TestTimespecMatchesTheKernel: what the kernel rejects is rejected, and late times do not overflow.
+func TestTimespecMatchesTheKernel(t *testing.T) {
 	f, err := os.CreateTemp(t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)
@@ -180,12 +180,12 @@ func TestTimesAreReadAsTheKernelDoes(t *testing.T) {
 		}
 	}
 	if _, ok := memory(f.Fd()).timespec(8); ok {
-		t.Error("half of a time is one")
+		t.Error("timespec accepted half of a time")
 	}
 }
 
-// TestStreamsAreOfPrograms: what a program gets depends on its arguments and on who began with the same before it, not on
-// what others take in between; a child that it forks gets others.
+// TestStreamsAreOfPrograms: a program's numbers depend on its arguments and on earlier programs with the same, not on
+// what others take in between; a forked child gets other numbers.
 func TestStreamsAreOfPrograms(t *testing.T) {
 	take := func(s *stream) string {
 		b := make([]byte, 8)
@@ -198,7 +198,7 @@ func TestStreamsAreOfPrograms(t *testing.T) {
 		r := newRandom(&sandbox.Conditions{RandomSeed: seed})
 		first := r.begin(self)
 		for range others {
-			take(r.of(parent)) // nobody's: it did not begin here
+			take(r.of(parent)) // a process that did not start here
 		}
 		got := []string{take(first), take(r.begin(self)), take(r.of(self))}
 		delete(r.streams, self)
@@ -218,10 +218,10 @@ func TestStreamsAreOfPrograms(t *testing.T) {
 	}
 }
 
-// TestStreamsAreBounded: those of processes that are gone are forgotten.
+// TestStreamsAreBounded: streams of dead processes are removed.
 func TestStreamsAreBounded(t *testing.T) {
 	r := newRandom(&sandbox.Conditions{RandomSeed: 1})
-	const none = 1 << 30 // more than a process's number can be
+	const none = 1 << 30 // above any process ID
 	for i := range uint32(20 * fewStreams) {
 		r.keep(none+i, r.derive("program", nil, 0))
 		if len(r.streams) > 2*fewStreams {
@@ -230,9 +230,9 @@ func TestStreamsAreBounded(t *testing.T) {
 	}
 }
 
-// TestWaitsEndWithTheWatch: nothing is answered after the end.
-func TestWaitsEndWithTheWatch(t *testing.T) {
-	var l later
+// TestTimersEndWithTheMonitor: nothing is answered after the end.
+func TestTimersEndWithTheMonitor(t *testing.T) {
+	var l delayedAnswers
 	answered := make(chan uint64, 2)
 	l.after(1, time.Millisecond, func() { answered <- 1 })
 	if got := <-answered; got != 1 {

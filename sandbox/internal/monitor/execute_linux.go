@@ -12,33 +12,32 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// executes returns what is executed where a process executes the file at a place: the file if it is an input, and else
-// what interprets it, since a program may remove its own file.
-func (w *watch) executes(pid uint32, at place) []sandbox.Event {
+// executes returns what a process executes with the file at a location: the file if it is an input, otherwise its
+// interpreters, since a program may remove its own file.
+func (w *session) executes(pid uint32, at location) []sandbox.Event {
 	switch {
 	case at.mode == unix.S_IFREG && w.view.input(at.path):
 		return []sandbox.Event{{Kind: inputExecuted, Subject: at.path}}
 	case at.mode == unix.S_IFREG:
 		return w.interpreters(pid, at.path)
-	case at.mode == 0 && !at.absent && !strings.HasSuffix(at.path, "/exe"): // that is a process, which was executed before
+	case at.mode == 0 && !at.absent && !strings.HasSuffix(at.path, "/exe"): // /proc/PID/exe was executed before
 		w.unnamed = true
 	}
 	return nil
 }
 
-// interpreters returns the inputs that interpret the file at a path without links: what it names for that, what that names,
-// and so on.
-func (w *watch) interpreters(pid uint32, p string) []sandbox.Event {
+// interpreters returns the inputs that interpret the file at a path without links, transitively.
+func (w *session) interpreters(pid uint32, p string) []sandbox.Event {
 	var seen []sandbox.Event
 	for range maxInterpreters {
 		name, ok := w.interpreter(p)
 		if !path.IsAbs(name) {
-			w.unnamed = w.unnamed || !ok || name != "" // relative to the process's directory, as nobody writes it
+			w.unnamed = w.unnamed || !ok || name != "" // relative to the process's directory
 			break
 		}
 		at := w.resolve(pid, name, true)
 		if at.mode != unix.S_IFREG {
-			break // it fails
+			break // the execution fails
 		}
 		if p = at.path; w.view.input(p) {
 			seen = append(seen, sandbox.Event{Kind: inputExecuted, Subject: p})
@@ -50,10 +49,10 @@ func (w *watch) interpreters(pid uint32, p string) []sandbox.Event {
 	return seen
 }
 
-// interpreter returns what the file at a path without links names to interpret it, or false if the file cannot be read.
-func (w *watch) interpreter(p string) (name string, ok bool) {
+// interpreter returns the interpreter that the file at a path without links names, or false if the file is unreadable.
+func (w *session) interpreter(p string) (name string, ok bool) {
 	fd, err := unix.Openat2(w.root, p, &unix.OpenHow{
-		// Whatever a process puts there in the meantime: it is not waited for.
+		// Do not block on what a process may put there meanwhile.
 		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS,
 	})
@@ -68,7 +67,7 @@ func (w *watch) interpreter(p string) (name string, ok bool) {
 	return interpreter(descriptor(fd)), true
 }
 
-// A descriptor is a file that is open.
+// A descriptor is an open file.
 type descriptor int
 
 // ReadAt implements io.ReaderAt.

@@ -9,41 +9,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel dates files by the host's clock, whatever a run is told of the time. So where a run with a clock of its own
-// asks about a file that it has changed since it began, the file's times become what they are by that clock, and the
-// kernel answers from there. What has another time, as every input has, or the program has set itself, is left alone:
-// it lies outside of the host's time since then. So does a time that was moved already.
+// The kernel sets file times by the host's clock. If a run with its own clock queries a file that it has changed, the
+// file's times are first changed to the run's clock, and the kernel answers. Other times stay: those of inputs and
+// those set by programs are outside the host's time since the run began, and so are times that were changed already.
 
-// squeeze is by how much files age more slowly in a run whose clock is held, so that those of a quarter of an hour have
-// times of one millisecond, and keep their order.
+// squeeze is how much slower files age in a run with a frozen clock: files of a quarter of an hour fit into one
+// millisecond and keep their order.
 const squeeze = 1_000_000
 
-// coarse returns the time by the clock by which the kernel dates files, which lags behind the other by up to a tick of the
-// scheduler.
+// coarse returns the time of the clock by which the kernel sets file times, which lags by up to a scheduler tick.
 func coarse() time.Time {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &ts); err != nil {
-		return time.Now() // which no Linux does
+		return time.Now() // never on Linux
 	}
 	return time.Unix(ts.Unix())
 }
 
-// dated returns a file's time by the clock of the run, or false if it is none that the kernel set since the run began.
+// dated returns a file's time by the run's clock, or false if the kernel did not set it since the run began.
 func (c *clock) dated(t time.Time) (time.Time, bool) {
 	if t.Before(c.since) || t.After(time.Now()) {
 		return time.Time{}, false
 	}
-	if c.held {
-		// A second before the clock begins: no file is ever younger than the time that is read.
+	if c.frozen {
+		// Subtract a second, so that no file is younger than the time that is read.
 		return c.begin.Add(t.Sub(c.since)/squeeze - time.Second), true
 	}
-	return t.Add(c.shift), true
+	return t.Add(c.offset), true
 }
 
-// date moves the times of the file that a call asks about. It answers nothing: where it cannot say what the call means
-// or may not change the file, the kernel tells the times that are there.
-func (w *watch) date(n *notification, name string) {
-	fd := w.asked(n, name)
+// rewriteTimes changes the times of the file that a call queries. If the file is unknown or cannot be changed, the
+// kernel returns its real times.
+func (w *session) rewriteTimes(n *notification, name string) {
+	fd := w.statTarget(n, name)
 	if fd < 0 {
 		return
 	}
@@ -55,21 +53,21 @@ func (w *watch) date(n *notification, name string) {
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG, unix.S_IFDIR, unix.S_IFLNK:
 	default:
-		return // devices and pipes are not the run's alone
+		return // devices and pipes may be shared
 	}
 	changed, ok := w.clock.dated(time.Unix(st.Mtim.Unix()))
-	if !ok || !w.queue.valid(n.ID) { // whose descriptor it is may be another's by now
+	if !ok || !w.queue.valid(n.ID) { // the descriptor may be another process's by now
 		return
 	}
 	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Sec: changed.Unix(), Nsec: int64(changed.Nanosecond())}}
 	if read, ok := w.clock.dated(time.Unix(st.Atim.Unix())); ok {
 		times[0] = unix.Timespec{Sec: read.Unix(), Nsec: int64(read.Nanosecond())}
 	}
-	_ = unix.UtimesNanoAt(fd, "", times, unix.AT_EMPTY_PATH) // where that is not permitted the file is not the run's own
+	_ = unix.UtimesNanoAt(fd, "", times, unix.AT_EMPTY_PATH) // fails for files that are not the run's own
 }
 
-// asked opens the file that a call asks about, without following more than the call does, or returns -1.
-func (w *watch) asked(n *notification, name string) int {
+// statTarget opens the file that a call queries, following as much as the call does, or returns -1.
+func (w *session) statTarget(n *notification, name string) int {
 	of := func(arg int) int {
 		number := int32(n.Args[arg])
 		link := fmt.Sprintf("/proc/%d/fd/%d", n.PID, number)

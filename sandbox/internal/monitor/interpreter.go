@@ -10,18 +10,17 @@ import (
 )
 
 const (
-	// headBytes is how much of a file the kernel looks at to find out how it is executed (BINPRM_BUF_SIZE).
+	// headBytes is how much of a file the kernel reads to find how to execute it (BINPRM_BUF_SIZE).
 	headBytes = 256
-	// maxInterpreters is how many files lead from one to the next; the kernel follows fewer.
+	// maxInterpreters is the length of a chain of interpreters; the kernel follows fewer.
 	maxInterpreters = 6
 )
 
-// interpreter returns what a file that is executed names to interpret it, "" if it names nothing: the program of a line
-// that begins with #! (execve(2)), or the dynamic linker of an ELF file of 64 bits, little endian (elf(5), PT_INTERP).
-// Whatever the file is, a few KiB of it are read.
+// interpreter returns the interpreter of an executable: the program in a #! line (execve(2)) or the dynamic linker of a
+// 64-bit little-endian ELF file (elf(5), PT_INTERP); "" if it has none. It reads at most a few KiB.
 func interpreter(file io.ReaderAt) string {
 	var head [headBytes]byte
-	n, _ := file.ReadAt(head[:], 0) // of a shorter file all of it
+	n, _ := file.ReadAt(head[:], 0) // the file may be shorter
 	line, script := bytes.CutPrefix(head[:n], []byte("#!"))
 	switch {
 	case script:
@@ -59,7 +58,7 @@ func linker(file io.ReaderAt, header []byte) string {
 	return ""
 }
 
-// readAt fills b from an offset, and reports whether all of it was there.
+// readAt fills b from an offset and reports whether it did.
 func readAt(file io.ReaderAt, b []byte, off uint64) bool {
 	if int64(off) < 0 {
 		return false

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// program returns the beginning of a program with these entries in its table, each a type and a name.
+// program returns the head of an ELF file with these program headers, each a type and a name.
 func program(entries ...any) []byte {
 	const size = 56
 	b := make([]byte, 64+size*len(entries)/2)

@@ -32,27 +32,26 @@ type answer struct {
 // A queue is the listener of a filter.
 type queue struct {
 	fd int
-	// buf is room for a notification of this kernel, which may be larger than ours; in words, for its
-	// alignment.
+	// buf holds a notification of this kernel, which may be larger than ours; uint64 for alignment.
 	buf []uint64
 }
 
 // newQueue returns the queue of a listener.
 func newQueue(fd int) *queue {
 	var sizes struct{ notification, answer, data uint16 }
-	// Where this fails the structures are those of the first kernel that had them, which are ours.
+	// If this fails the structures are those of the first kernel that had them, as above.
 	_, _, _ = unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_GET_NOTIF_SIZES, 0, uintptr(unsafe.Pointer(&sizes)))
 	size := max(int(sizes.notification), int(unsafe.Sizeof(notification{})))
-	// The two processes take turns, so that both are fastest on one processor. Kernels before 6.6 do not
-	// know that.
+	// The two processes alternate and are fastest on one processor. Kernels before 6.6 do not
+	// support it.
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)
 	return &queue{fd: fd, buf: make([]uint64, (size+7)/8)}
 }
 
-// receive returns the next call. It blocks if there is none. ENOENT says that its process was killed or
-// interrupted before we came.
+// receive returns the next call. It blocks if there is none. ENOENT means that its process was killed or interrupted
+// meanwhile.
 func (q *queue) receive() (notification, error) {
-	clear(q.buf) // the kernel demands it
+	clear(q.buf) // required by the kernel
 	n := (*notification)(unsafe.Pointer(&q.buf[0]))
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(q.fd), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(n)))
 	if errno != 0 {
@@ -61,8 +60,8 @@ func (q *queue) receive() (notification, error) {
 	return *n, nil
 }
 
-// proceed lets a call go on; fail makes it return an error instead, and value a value. They report whether the process had
-// waited in this call all along. Where it had not, what was read of it may be another's.
+// proceed lets a call continue; fail makes it return an error, value a value. They report whether the process waited in
+// this call all the time. If not, what was read from it may be another process's.
 func (q *queue) proceed(id uint64) bool {
 	return q.send(answer{ID: id, Flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE})
 }
@@ -82,9 +81,9 @@ func (q *queue) send(a answer) bool {
 	}
 }
 
-// give answers a call by a descriptor of its process's own for what fd is (Linux 5.14). ENOENT says that it does not wait
-// any more. After any other error it waits on.
-func (q *queue) give(id uint64, fd int, flags uint32) error {
+// sendFD answers a call with a new descriptor for fd (Linux 5.14). ENOENT means that the call no longer waits. After
+// other errors it still waits.
+func (q *queue) sendFD(id uint64, fd int, flags uint32) error {
 	a := struct { // struct seccomp_notif_addfd
 		id                         uint64
 		flags, from, to, fileFlags uint32

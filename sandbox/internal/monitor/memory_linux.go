@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A memory is that of a process, for reading and writing, whatever becomes of the process. What the process itself may
-// only read is written to all the same, in a copy of its own (proc_pid_mem(5)): a mapping that it shares is not.
+// A memory is the memory of a process, whatever becomes of the process. Pages that the process may only read are
+// written as private copies (proc_pid_mem(5)); shared mappings are not writable.
 type memory int
 
 // memory opens the memory of the process that waits in a call. The caller closes it.
-func (w *watch) memory(n *notification) (memory, error) {
+func (w *session) memory(n *notification) (memory, error) {
 	fd, err := unix.Open(fmt.Sprintf("/proc/%d/mem", n.PID), unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("open its memory: %w", err)
 	}
-	if !w.queue.valid(n.ID) { // it may be another's
+	if !w.queue.valid(n.ID) { // it may be another process's
 		unix.Close(fd)
 		return -1, unix.ESRCH
 	}
@@ -32,19 +32,19 @@ func (w *watch) memory(n *notification) (memory, error) {
 
 func (m memory) close() { unix.Close(int(m)) }
 
-// read fills b from an address, and reports whether all of it is there.
+// read fills b from an address and reports whether it did.
 func (m memory) read(at uint64, b []byte) bool {
 	n, err := unix.Pread(int(m), b, int64(at))
 	return err == nil && n == len(b)
 }
 
-// write writes b to an address, and reports whether there is room for all of it.
+// write writes b to an address and reports whether it did.
 func (m memory) write(at uint64, b []byte) bool {
 	n, err := unix.Pwrite(int(m), b, int64(at))
 	return err == nil && n == len(b)
 }
 
-// timespec returns a struct timespec as a time since 1970, or false if there is none that the kernel would take.
+// timespec reads a struct timespec as a time since 1970; false if the kernel would not accept it.
 func (m memory) timespec(at uint64) (time.Time, bool) {
 	var b [16]byte
 	if !m.read(at, b[:]) {
@@ -57,7 +57,7 @@ func (m memory) timespec(at uint64) (time.Time, bool) {
 	return time.Unix(min(sec, maxSeconds), nsec), true
 }
 
-// signalled reports whether a thread has a signal to handle.
+// signalled reports whether a thread has a pending signal.
 func signalled(thread uint32) bool {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", thread))
 	var pending, blocked uint64

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package monitor answers the system calls of one run that its filter notifies, and records what they
-// tried. A watched call is recorded and goes on; what becomes of it is the kernel's decision. Any other
-// call that is notified is refused.
+// Package monitor is the syscall monitor of a run: it answers the system calls that the run's filter reports and
+// records what they tried. A permitted call is recorded and continues; the kernel decides the outcome. Any other
+// reported call is refused.
 //
-// In a run that has a clock or random numbers of its own (sandbox.Conditions) it also answers who asks for them.
+// In a run with its own clock or random numbers (sandbox.Conditions) it also answers the calls that read them.
 //
-// What a call names is read from the memory of a process that may change it at any time, so a record is
-// evidence and never a decision: nothing here may permit a call that the kernel would refuse.
+// The arguments of a call are in the memory of a process that may change it at any time, so records are evidence and
+// never decisions: nothing here may permit a call that the kernel would refuse.
 package monitor
 
 import (
@@ -22,36 +22,36 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// A Config is what a run may do, in paths inside its sandbox: absolute and clean.
+// A Config is what a run may do, in absolute and clean paths inside its sandbox.
 type Config struct {
-	Writable []string // outputs and temporary directories, /tmp and /dev/shm among them
-	Inputs   []string // of an input and a writable directory around a path, the longer decides
+	Writable []string // outputs and temporary directories, including /tmp and /dev/shm
+	Inputs   []string // if a path is in both an input and a writable directory, the longer one decides
 	Loopback bool
 	// Allowed are the endpoints beyond loopback that may be reached.
 	Allowed []netip.AddrPort
-	// Full is sandbox.AuditFull: reads are recorded, too.
+	// Full is sandbox.AuditFull: reads are recorded as well.
 	Full bool
-	// Source maps directories of the sandbox to directories of the host where Full looks for a path that the
-	// sandbox lacks. Nothing there is opened; what is elsewhere on the host is nobody's business.
+	// Source maps directories of the sandbox to directories of the host, where Full looks up paths that the sandbox
+	// lacks. Nothing there is opened.
 	Source map[string]string
-	// Conditions are what the run is told of time and random numbers, if that is not the usual.
+	// Conditions are the run's own clock and random numbers.
 	Conditions sandbox.Conditions
 }
 
-// Bounds of what is remembered of one run.
+// Limits of what is kept for one run.
 const (
-	maxKind     = sandbox.MaxEvents / 5 // there are five kinds of events here
+	maxKind     = sandbox.MaxEvents / 5 // there are five kinds of events
 	maxOpened   = 200_000
 	maxPrograms = 10_000
 	maxExecuted = 10_000
 	maxSubject  = 512 // bytes
 )
 
-// A Monitor is the watch over one run. Its methods may be called concurrently.
+// A Monitor monitors one run. Its methods may be called concurrently.
 type Monitor struct {
 	view Config
-	// stop asks for the end of the watch and may be called again; done is closed at the end. What is
-	// below belongs to the watch until then.
+	// stop ends the monitoring and may be called again; done is closed then. The fields below belong to the session
+	// until then.
 	stop func()
 	done chan struct{}
 
@@ -60,27 +60,27 @@ type Monitor struct {
 	unrecorded int
 	networked  bool
 	opened     map[string]bool
-	programs   map[string]bool // the last element of each program that was found
+	programs   map[string]bool // base names of programs that were found
 	executed   map[string]bool // see Executed
-	unnamed    bool            // something else was executed as well
+	unnamed    bool            // something without a name was executed
 
 	mu     sync.Mutex
-	broken error // why the conditions did not hold; guarded by mu
+	broken error // why the conditions were not met; guarded by mu
 }
 
-// An identity is what makes two events the same.
+// An identity is what makes two events equal.
 type identity struct {
 	kind                      sandbox.EventKind
 	subject, syscall, process string
 }
 
-// An entry is an event and, of EventExec, the last element of the path.
+// An entry is an event and, for EventExec, the base name of the path.
 type entry struct {
 	event   sandbox.Event
 	program string
 }
 
-// Kinds of what is remembered without being an event.
+// Kinds of records that are not events.
 const (
 	inputOpened   sandbox.EventKind = "input opened"
 	inputExecuted sandbox.EventKind = "input executed"
@@ -95,19 +95,18 @@ func newMonitor(v Config) *Monitor {
 	}
 }
 
-// Stop ends the watch and returns when it has ended. Calls that wait are answered first. In a process of
-// the run that is still alive, calls that the filter notifies fail with ENOSYS from then on.
+// Stop ends the monitoring and returns when it has ended. Waiting calls are answered first. Afterwards, calls that the
+// filter reports fail with ENOSYS in processes that are still alive.
 func (r *Monitor) Stop() {
 	r.stop()
 	<-r.done
 }
 
-// Events waits until every process of the run is gone or Stop is called, and returns what was recorded: the
-// events in the order of Event.Compare, at most sandbox.MaxEvents; how many more there were, each counted
-// as often as it happened; and, if Config.Full, the paths of inputs that were opened or executed, sorted.
+// Events waits until every process of the run is gone or Stop is called. It returns the events in the order of
+// Event.Compare, at most sandbox.MaxEvents; how many were dropped; and, if Config.Full, the paths of inputs that were
+// opened or executed, sorted.
 //
-// An execution that failed is an event only if no program of that name was found elsewhere: a search in
-// PATH tries many.
+// A failed execution is an event only if no program of that name was found elsewhere, since searching PATH tries many.
 func (r *Monitor) Events() (events []sandbox.Event, unrecorded int, opened []string) {
 	<-r.done
 	for _, e := range r.events {
@@ -117,23 +116,22 @@ func (r *Monitor) Events() (events []sandbox.Event, unrecorded int, opened []str
 	return events, r.unrecorded, slices.Sorted(maps.Keys(r.opened))
 }
 
-// Executed waits as Events does, and returns the paths of inputs that were executed or interpret what was, sorted, and whether
-// these are all. What was opened and then executed by its descriptor has no name, and so they are not. Of a program that
-// fails to start, it is still said that it was executed.
+// Executed waits as Events does. It returns the paths of inputs that were executed or that interpret what was, sorted,
+// and whether the list is complete: a program executed by its descriptor has no name. A program that failed to start is
+// included.
 func (r *Monitor) Executed() (paths []string, all bool) {
 	<-r.done
 	return slices.Sorted(maps.Keys(r.executed)), !r.unnamed
 }
 
-// UsedNetwork waits as Events does, and reports whether the run made a socket in its network. Where it made none it left
-// nothing there.
+// UsedNetwork waits as Events does and reports whether the run made a socket in its network. If not, it left nothing
+// there.
 func (r *Monitor) UsedNetwork() bool {
 	<-r.done
 	return r.networked
 }
 
-// Err waits as Events does, and returns why the run was not under the conditions that it was to have, or nil. It was told
-// nothing then instead of the usual.
+// Err waits as Events does and returns why the run did not get its conditions, or nil. The affected calls failed.
 func (r *Monitor) Err() error {
 	<-r.done
 	r.mu.Lock()
@@ -141,7 +139,7 @@ func (r *Monitor) Err() error {
 	return r.broken
 }
 
-// record remembers one thing that was seen.
+// record stores one record.
 func (r *Monitor) record(e sandbox.Event) {
 	program := ""
 	switch e.Kind {
@@ -171,7 +169,7 @@ func (r *Monitor) record(e sandbox.Event) {
 		known.event.Count++
 		return
 	}
-	// Each kind has its share, so that many of one cannot hide the first of another.
+	// Each kind has its own limit, so that many of one cannot hide the first of another.
 	if r.kinds[e.Kind] == maxKind {
 		r.unrecorded++
 		return
@@ -181,7 +179,7 @@ func (r *Monitor) record(e sandbox.Event) {
 	r.events[id] = &entry{e, program}
 }
 
-// found remembers that a program exists, and forgets where else it was looked for.
+// found records that a program exists and removes its failed lookups.
 func (r *Monitor) found(program string) {
 	if r.programs[program] || len(r.programs) == maxPrograms {
 		return
@@ -195,7 +193,7 @@ func (r *Monitor) found(program string) {
 	})
 }
 
-// printable returns s as ASCII on one line, its end if it is long.
+// printable returns s as ASCII on one line, shortened to its end.
 func printable(s string) string {
 	s = strconv.QuoteToASCII(s)
 	s = s[1 : len(s)-1]
@@ -205,13 +203,13 @@ func printable(s string) string {
 	return s
 }
 
-// writable reports whether the run may change what lies at p.
+// writable reports whether the run may change p.
 func (v *Config) writable(p string) bool { return longest(v.Writable, p) > longest(v.Inputs, p) }
 
-// input reports whether an input lies at p.
+// input reports whether p is part of an input.
 func (v *Config) input(p string) bool { return longest(v.Inputs, p) > longest(v.Writable, p) }
 
-// longest returns the length of the longest of dirs that is p or has it below, or 0.
+// longest returns the length of the longest of dirs that contains p, or 0.
 func longest(dirs []string, p string) int {
 	n := 0
 	for _, d := range dirs {
@@ -228,8 +226,8 @@ func within(p, dir string) bool {
 	return ok && (rest == "" || rest[0] == '/')
 }
 
-// quiet reports whether p is a device or a file of the process itself, which anybody may use or look for.
-func quiet(p string) bool {
+// ignored reports whether p is a device or a file of the process itself, which any process may use.
+func ignored(p string) bool {
 	switch p {
 	case "/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/stdin", "/dev/stdout", "/dev/stderr":
 		return true
@@ -244,13 +242,13 @@ func quiet(p string) bool {
 	if !ok || process != "self" && process != "thread-self" && err != nil {
 		return false
 	}
-	// A thread of it has the same files.
+	// Its threads have the same files.
 	if task, ok := strings.CutPrefix(file, "task/"); ok {
 		thread, rest, _ := strings.Cut(task, "/")
 		if _, err := strconv.ParseUint(thread, 10, 32); err == nil {
 			file = rest
 		}
 	}
-	// Beyond these links is something else.
+	// These links lead elsewhere.
 	return !strings.Contains(file, "root/") && !strings.Contains(file, "cwd/") && strings.Count(file, "/") < 2
 }

@@ -14,58 +14,57 @@ import (
 	"github.com/cloister-build/cloister/sandbox/internal/seccomp"
 )
 
-// Start answers what the listener of a run's filter notifies, until every process of the run is gone or
-// Stop is called. It takes the listener over and closes it. All processes of the run must have the same
-// root directory.
+// Start answers the calls reported through the listener of a run's filter, until every process of the run is gone or
+// Stop is called. It takes over the listener. All processes of the run must have the same root directory.
 //
-// The filter should be installed with SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV: a signal then does not
-// interrupt a call while it is looked at.
+// The filter should be installed with SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, so that a signal does not interrupt a
+// call being examined.
 func Start(listener int, v Config) *Monitor {
-	w := newWatch(listener, v)
+	w := newSession(listener, v)
 	go w.serve()
 	return w.Monitor
 }
 
-func newWatch(listener int, v Config) *watch {
-	w := &watch{Monitor: newMonitor(v), queue: newQueue(listener), root: -1, clock: newClock(&v.Conditions), random: newRandom(&v.Conditions)}
-	// Whoever waits for the next call keeps no thread of the worker, which has as many watches as runs. Of a descriptor it
-	// is no error that it does not block anyway.
+func newSession(listener int, v Config) *session {
+	w := &session{Monitor: newMonitor(v), queue: newQueue(listener), root: -1, clock: newClock(&v.Conditions), random: newRandom(&v.Conditions)}
+	// Waiting for the next call must not occupy a thread of the worker. A failure is harmless: the worker
+	// just waits in a thread.
 	_ = unix.SetNonblock(listener, true)
 	w.listener = os.NewFile(uintptr(listener), "listener")
 	w.stop = sync.OnceFunc(func() {
 		w.stopped.Store(true)
-		_ = w.listener.SetReadDeadline(time.Now()) // the watch may have ended by itself
+		_ = w.listener.SetReadDeadline(time.Now()) // it may have ended by itself
 	})
 	return w
 }
 
-// A watch is the goroutine of a Monitor.
-type watch struct {
+// A session is the goroutine of a Monitor.
+type session struct {
 	*Monitor
 	listener *os.File // and its queue
 	queue    *queue
 	stopped  atomic.Bool
-	// root is the root directory of the run, rootName what readlink calls it: the same as for everything
-	// else that the run has open. They are -1 and "" until the first process is seen.
+	// root is the run's root directory, rootName its name in readlink; the names of everything else that the run has
+	// open begin with it. They are -1 and "" until the first call.
 	root     int
 	rootName string
-	text     [unix.PathMax]byte // what was read last from a process
+	text     [unix.PathMax]byte // buffer for strings of a process
 
 	// clock and random are the run's own, nil if they are the host's.
 	clock  *clock
 	random *random
-	later  later
+	timers delayedAnswers
 }
 
-// lastAnswers is how many calls Stop answers at most. Those that wait beyond that get ENOSYS from the
-// kernel as the listener is closed.
+// lastAnswers is how many calls Stop answers at most. The kernel answers further ones with ENOSYS when the listener is
+// closed.
 const lastAnswers = 10_000
 
-func (w *watch) serve() {
+func (w *session) serve() {
 	defer close(w.done)
 	defer func() {
 		w.stop()
-		w.later.end()
+		w.timers.end()
 		w.listener.Close()
 		w.random.close()
 		if w.root >= 0 {
@@ -81,18 +80,18 @@ func (w *watch) serve() {
 		ended = w.answerAll()
 		return ended || w.stopped.Load()
 	}); err != nil && !w.stopped.Load() {
-		return // it cannot be waited for: what is notified fails from here on
+		return // it cannot be polled: reported calls fail from here on
 	}
-	// What came before the end is answered.
+	// Answer what came before the end.
 	if !ended {
 		w.answerAll()
 	}
 }
 
-// answerAll answers the calls that wait, and reports whether there can be no more.
-func (w *watch) answerAll() (ended bool) {
+// answerAll answers the waiting calls and reports whether there can be no more.
+func (w *session) answerAll() (ended bool) {
 	for left := lastAnswers; left > 0; {
-		// Older kernels wait for ever in receive once the run is gone, so this asks first.
+		// Older kernels wait forever in receive once the run is gone.
 		fds := []unix.PollFd{{Fd: int32(w.queue.fd), Events: unix.POLLIN}}
 		_, err := unix.Poll(fds, 0)
 		switch {
@@ -113,8 +112,8 @@ func (w *watch) answerAll() (ended bool) {
 	return true
 }
 
-// next answers one call. It returns false if nothing can be received any more.
-func (w *watch) next() bool {
+// next answers one call. It returns false if nothing more can be received.
+func (w *session) next() bool {
 	n, err := w.queue.receive()
 	if err != nil {
 		return err == unix.ENOENT || err == unix.EINTR
@@ -123,21 +122,21 @@ func (w *watch) next() bool {
 	return true
 }
 
-// answer looks at a call, answers it, and records what was seen.
-func (w *watch) answer(n *notification) {
+// answer examines a call, answers it and records what it tried.
+func (w *session) answer(n *notification) {
 	var (
 		nr     = int(n.Nr)
 		name   = seccomp.Name(nr)
 		seen   []sandbox.Event
 		waited bool
 	)
-	if w.answerOwn(n, name) {
+	if w.emulate(n, name) {
 		return
 	}
 	if seccomp.Permitted(nr, n.Args) {
 		w.networked = w.networked || name == "socket"
 		seen = w.look(n, name)
-		// Before the answer: what is executed may be the last of the run, whose mounts end with it.
+		// Before the answer: the run's mounts end with its last program.
 		for _, e := range seen {
 			if e.Kind == inputExecuted && !w.executed[e.Subject] {
 				seen = append(seen, w.interpreters(n.PID, e.Subject)...)
@@ -156,16 +155,16 @@ func (w *watch) answer(n *notification) {
 	}
 }
 
-// answerOwn answers a call of which a run with conditions of its own is told, and reports whether it was one.
-func (w *watch) answerOwn(n *notification, name string) bool {
+// emulate answers a call that the run's own clock or random numbers replace, and reports whether it did.
+func (w *session) emulate(n *notification, name string) bool {
 	switch {
 	case w.clock == nil && w.random == nil:
 		return false
 	case name == "arch_prctl":
-		w.begin(n)
+		w.startProgram(n)
 		return true
-	case w.clock != nil && w.tellTime(n, name):
+	case w.clock != nil && w.answerTime(n, name):
 		return true
 	}
-	return w.random != nil && w.tellRandom(n, name)
+	return w.random != nil && w.answerRandom(n, name)
 }

@@ -21,25 +21,24 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// roots are the ways in which a process can be rooted: as this one is, in a directory of our mount namespace,
-// in a mount namespace of its own.
+// roots are the ways in which a process can be rooted: as this one, by chroot, in its own mount namespace.
 var roots = []string{"plain", "chroot", "pivot"}
 
-// A watched is a process that has installed its filter and waits.
-type watched struct {
+// A process has installed its filter and waits.
+type process struct {
 	cmd      *exec.Cmd
 	out, err bytes.Buffer
 	control  int
-	listener int // to be taken over; -1 if it has no filter
+	listener int // for Start; -1 without a filter
 	base     string
 	view     Config
 }
 
-// start starts a process that does a deed in namespaces of its own.
-func start(t testing.TB, root, deed string) *watched {
+// start starts a process that performs a test action in its own namespaces.
+func start(t testing.TB, root, action string) *process {
 	t.Helper()
 	dir := t.TempDir()
-	p := &watched{listener: -1}
+	p := &process{listener: -1}
 	if root == "plain" {
 		p.base = dir
 	}
@@ -53,7 +52,7 @@ func start(t testing.TB, root, deed string) *watched {
 	theirs := os.NewFile(uintptr(pair[1]), "control")
 	defer theirs.Close()
 	p.cmd = exec.CommandContext(t.Context(), "/proc/self/exe")
-	p.cmd.Env = []string{envRoot + "=" + root, envBase + "=" + dir, envDeed + "=" + deed}
+	p.cmd.Env = []string{envRoot + "=" + root, envBase + "=" + dir, envAction + "=" + action}
 	p.cmd.Stdout, p.cmd.Stderr, p.cmd.ExtraFiles = &p.out, &p.err, []*os.File{theirs}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
@@ -66,7 +65,7 @@ func start(t testing.TB, root, deed string) *watched {
 	if err := p.cmd.Start(); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	if deed == "cost unwatched" {
+	if action == "cost alone" {
 		return p
 	}
 	b, oob := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
@@ -87,8 +86,8 @@ func start(t testing.TB, root, deed string) *watched {
 	return p
 }
 
-// goOn lets the process do its deed.
-func (p *watched) goOn(t testing.TB) {
+// proceed lets the process perform its action.
+func (p *process) proceed(t testing.TB) {
 	t.Helper()
 	if _, err := unix.Write(p.control, []byte("g")); err != nil {
 		t.Fatal(err)
@@ -96,7 +95,7 @@ func (p *watched) goOn(t testing.TB) {
 }
 
 // end waits for the process and returns what it printed.
-func (p *watched) end(t testing.TB) string {
+func (p *process) end(t testing.TB) string {
 	t.Helper()
 	if err := p.cmd.Wait(); err != nil {
 		t.Fatalf("%v: %s", err, p.err.String())
@@ -104,7 +103,7 @@ func (p *watched) end(t testing.TB) string {
 	return p.out.String()
 }
 
-// lines returns events as text, each on a line, as they would be if base were the root.
+// lines returns events as text, one on each line, with paths relative to base.
 func lines(events []sandbox.Event, base string) string {
 	var b strings.Builder
 	for _, e := range events {
@@ -120,11 +119,11 @@ func lines(events []sandbox.Event, base string) string {
 	return b.String()
 }
 
-// watchAll watches a deed to its end, and compares.
-func watchAll(t *testing.T, p *watched, want string) (out string, opened []string) {
+// wantEvents monitors a process to its end and compares the events.
+func wantEvents(t *testing.T, p *process, want string) (out string, opened []string) {
 	t.Helper()
 	r := Start(p.listener, p.view)
-	p.goOn(t)
+	p.proceed(t)
 	out = p.end(t)
 	events, unrecorded, opened := r.Events()
 	if got := lines(events, p.base); got != want || unrecorded != 0 {
@@ -144,10 +143,10 @@ func everyRoot(t *testing.T, test func(t *testing.T, root string)) {
 	}
 }
 
-// TestWriteIsNamedByWhereItLeads: whatever a path goes through, the event names the file.
-func TestWriteIsNamedByWhereItLeads(t *testing.T) {
+// TestWriteNamesTheResolvedFile: whatever a path goes through, the event names the file.
+func TestWriteNamesTheResolvedFile(t *testing.T) {
 	everyRoot(t, func(t *testing.T, root string) {
-		out, _ := watchAll(t, start(t, root, "write"), `write /in/absent/below-absent openat
+		out, _ := wantEvents(t, start(t, root, "write"), `write /in/absent/below-absent openat
 write /in/absolute openat
 write /in/by-descriptor openat
 write /in/by-openat2 openat2
@@ -162,15 +161,15 @@ write /in/up openat
 write /out/in/deeper openat
 `)
 		if !strings.Contains(out, "create absolute: \n") {
-			t.Errorf("a watched call does not go on: %s", out)
+			t.Errorf("a reported call does not continue: %s", out)
 		}
 	})
 }
 
-// TestOnlyChangesAreEvents: what fails or succeeds whatever is permitted is no attempt.
+// TestOnlyChangesAreEvents: calls that fail or succeed regardless of permission are no events.
 func TestOnlyChangesAreEvents(t *testing.T) {
 	everyRoot(t, func(t *testing.T, root string) {
-		watchAll(t, start(t, root, "change"), `write /in/chmod fchmodat
+		wantEvents(t, start(t, root, "change"), `write /in/chmod fchmodat
 write /in/chown lchown
 write /in/link linkat
 write /in/mkdir mkdirat
@@ -187,18 +186,18 @@ write /in/utime utimensat
 	})
 }
 
-// TestLinksAreFollowedAsTheKernelDoes: a link in a writable directory may be changed itself.
+// TestLinksAreFollowedAsTheKernelDoes: a link in a writable directory may itself be changed.
 func TestLinksAreFollowedAsTheKernelDoes(t *testing.T) {
 	everyRoot(t, func(t *testing.T, root string) {
-		watchAll(t, start(t, root, "links"), `write /in fchownat
+		wantEvents(t, start(t, root, "links"), `write /in fchownat
 write /in/keep openat
 write /in/through-own openat
 `)
 	})
 }
 
-func TestMemoryIsReadAsTheKernelDoes(t *testing.T) {
-	out, _ := watchAll(t, start(t, "pivot", "memory"), `write /in/crosses openat
+func TestMemoryMatchesTheKernel(t *testing.T) {
+	out, _ := wantEvents(t, start(t, "pivot", "memory"), `write /in/crosses openat
 write /in/end openat
 `)
 	const want = "end: \ncrosses: \nunterminated: EFAULT\ntoo long: ENAMETOOLONG\nunmapped: EFAULT\nnil: EFAULT\n"
@@ -212,13 +211,13 @@ func TestThreads(t *testing.T) {
 	for i := range 8 {
 		want += fmt.Sprintf("write /in/thread%d openat 200\n", i)
 	}
-	watchAll(t, start(t, "pivot", "threads"), want)
+	wantEvents(t, start(t, "pivot", "threads"), want)
 }
 
 func TestManyPathsAreCounted(t *testing.T) {
 	p := start(t, "pivot", "many")
 	r := Start(p.listener, p.view)
-	p.goOn(t)
+	p.proceed(t)
 	p.end(t)
 	events, unrecorded, _ := r.Events()
 	if len(events) != sandbox.MaxEvents/5 || unrecorded != 10_000-sandbox.MaxEvents/5 {
@@ -229,13 +228,13 @@ func TestManyPathsAreCounted(t *testing.T) {
 // TestSearchOfAProgram: a program that is found in the end was not missing.
 func TestSearchOfAProgram(t *testing.T) {
 	everyRoot(t, func(t *testing.T, root string) {
-		watchAll(t, start(t, root, "exec"), `exec /bin/never execve
+		wantEvents(t, start(t, root, "exec"), `exec /bin/never execve
 exec /bin1/never execve
 `)
 	})
 }
 
-// TestExecutedInputsAreNamed: programs by where links lead, and what interprets them, also of those that are no inputs.
+// TestExecutedInputsAreNamed: programs by their resolved path, and interpreters, also of programs that are no inputs.
 func TestExecutedInputsAreNamed(t *testing.T) {
 	p := start(t, "plain", "interpret")
 	for name, text := range map[string]string{
@@ -250,7 +249,7 @@ func TestExecutedInputsAreNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := Start(p.listener, p.view)
-	p.goOn(t)
+	p.proceed(t)
 	p.end(t)
 	got, all := r.Executed()
 	for i := range got {
@@ -261,19 +260,19 @@ func TestExecutedInputsAreNamed(t *testing.T) {
 	}
 }
 
-// TestExecutionWithoutANameIsTold: a list that may lack a program does not pass for a whole one.
-func TestExecutionWithoutANameIsTold(t *testing.T) {
+// TestExecutionWithoutNameIsReported: an incomplete list is not reported as complete.
+func TestExecutionWithoutNameIsReported(t *testing.T) {
 	p := start(t, "pivot", "descriptor")
 	r := Start(p.listener, p.view)
-	p.goOn(t)
+	p.proceed(t)
 	p.end(t)
 	if got, all := r.Executed(); all {
-		t.Errorf("got %q, and that they are all", got)
+		t.Errorf("got %q as a complete list", got)
 	}
 }
 
 func TestRefusedCallGetsItsErrno(t *testing.T) {
-	out, _ := watchAll(t, start(t, "pivot", "refused"), `syscall mount mount
+	out, _ := wantEvents(t, start(t, "pivot", "refused"), `syscall mount mount
 syscall socket(AF_VSOCK) socket
 `)
 	if want := "mount: EPERM\nvsock: EAFNOSUPPORT\n"; out != want {
@@ -283,7 +282,7 @@ syscall socket(AF_VSOCK) socket
 
 func TestConnect(t *testing.T) {
 	everyRoot(t, func(t *testing.T, root string) {
-		watchAll(t, start(t, root, "connect"), `connect tcp 10.0.0.1:443 connect
+		wantEvents(t, start(t, root, "connect"), `connect tcp 10.0.0.1:443 connect
 connect udp 10.0.0.2:53 sendto
 connect udp [fd00::1]:53 connect
 connect unix /run/absent-monitor.sock connect
@@ -291,10 +290,10 @@ connect unix /run/absent-monitor.sock connect
 	})
 }
 
-func TestLoopbackIsAnEventIfThereIsNone(t *testing.T) {
+func TestLoopbackIsAnEventWithoutLoopback(t *testing.T) {
 	p := start(t, "pivot", "connect")
 	p.view.Loopback = false
-	watchAll(t, p, `connect tcp 10.0.0.1:443 connect
+	wantEvents(t, p, `connect tcp 10.0.0.1:443 connect
 connect udp 10.0.0.2:53 sendto
 connect udp 127.0.0.1:9 connect 2
 connect udp [fd00::1]:53 connect
@@ -302,11 +301,11 @@ connect unix /run/absent-monitor.sock connect
 `)
 }
 
-// TestAllowedEndpointIsNoAttempt: what may be reached is one address, port and protocol.
-func TestAllowedEndpointIsNoAttempt(t *testing.T) {
+// TestAllowedEndpointIsNoViolation: an allowed endpoint is one address, port and protocol.
+func TestAllowedEndpointIsNoViolation(t *testing.T) {
 	p := start(t, "pivot", "connect")
 	p.view.Allowed = []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:443"), netip.MustParseAddrPort("10.0.0.2:53")}
-	watchAll(t, p, `connect udp 10.0.0.2:53 sendto
+	wantEvents(t, p, `connect udp 10.0.0.2:53 sendto
 connect udp [fd00::1]:53 connect
 connect unix /run/absent-monitor.sock connect
 `)
@@ -321,7 +320,7 @@ func TestFullRecordsReads(t *testing.T) {
 		}
 		p.view.Full = true
 		p.view.Source = map[string]string{p.base + "/out": source}
-		_, opened := watchAll(t, p, `read /out/header.h newfstatat, in the source tree: add it to the inputs
+		_, opened := wantEvents(t, p, `read /out/header.h newfstatat, in the source tree: add it to the inputs
 `)
 		for i := range opened {
 			opened[i] = strings.TrimPrefix(opened[i], p.base)
@@ -332,16 +331,16 @@ func TestFullRecordsReads(t *testing.T) {
 	})
 }
 
-func TestReadsAreNoEventsOfAttempts(t *testing.T) {
+func TestViolationsIgnoreReads(t *testing.T) {
 	p := start(t, "pivot", "read")
 	p.view.Source = map[string]string{"/out": t.TempDir()}
-	if _, opened := watchAll(t, p, ""); len(opened) > 0 {
+	if _, opened := wantEvents(t, p, ""); len(opened) > 0 {
 		t.Errorf("opened: got %q", opened)
 	}
 }
 
 // waiting returns once a call of the process waits.
-func (p *watched) waiting(t *testing.T) {
+func (p *process) waiting(t *testing.T) {
 	t.Helper()
 	fds := []unix.PollFd{{Fd: int32(p.listener), Events: unix.POLLIN}}
 	for {
@@ -356,13 +355,13 @@ func (p *watched) waiting(t *testing.T) {
 	}
 }
 
-// TestStopAnswersWhoWaits: a call that came before the end is answered; of a later one the kernel may say ENOSYS.
-func TestStopAnswersWhoWaits(t *testing.T) {
+// TestStopAnswersWaitingCalls: a call that came before the end is answered; later ones may get ENOSYS from the kernel.
+func TestStopAnswersWaitingCalls(t *testing.T) {
 	p := start(t, "pivot", "hang")
-	p.goOn(t)
+	p.proceed(t)
 	p.waiting(t)
-	// Stopped before it ever looks.
-	r := newWatch(p.listener, p.view)
+	// Stopped before the first receive.
+	r := newSession(p.listener, p.view)
 	r.stop()
 	r.serve()
 	if out := p.end(t); !strings.HasPrefix(out, "create hang: \n") {
@@ -378,7 +377,7 @@ func TestStop(t *testing.T) {
 	r := Start(p.listener, p.view)
 	r.Stop()
 	r.Stop()
-	p.goOn(t)
+	p.proceed(t)
 	if out, want := p.end(t), "create hang: ENOSYS\ncreate after: ENOSYS\n"; out != want {
 		t.Errorf("the process saw %q, want %q", out, want)
 	}
@@ -387,10 +386,10 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestKilledBeforeItIsSeen: a call that never was is no event, and the watch ends.
-func TestKilledBeforeItIsSeen(t *testing.T) {
+// TestKilledBeforeReceive: a call of a dead process is no event, and the monitor ends.
+func TestKilledBeforeReceive(t *testing.T) {
 	p := start(t, "pivot", "hang")
-	p.goOn(t)
+	p.proceed(t)
 	p.waiting(t)
 	kill(t, p)
 	if events, _, _ := Start(p.listener, p.view).Events(); len(events) > 0 {
@@ -398,12 +397,12 @@ func TestKilledBeforeItIsSeen(t *testing.T) {
 	}
 }
 
-// TestKilledWhileItIsSeen: by then its number may be another's, here that of the test.
-func TestKilledWhileItIsSeen(t *testing.T) {
+// TestKilledAfterReceive: the process ID may belong to another process by then, here to the test.
+func TestKilledAfterReceive(t *testing.T) {
 	p := start(t, "pivot", "refused")
-	p.goOn(t)
+	p.proceed(t)
 	p.waiting(t)
-	w := newWatch(p.listener, p.view)
+	w := newSession(p.listener, p.view)
 	n, err := w.queue.receive()
 	if err != nil {
 		t.Fatal(err)
@@ -413,8 +412,8 @@ func TestKilledWhileItIsSeen(t *testing.T) {
 	}
 	kill(t, p)
 	n.PID = uint32(os.Getpid())
-	if w.enter(&n); w.root >= 0 {
-		t.Error("the root is that of another process")
+	if w.openRoot(&n); w.root >= 0 {
+		t.Error("openRoot opened the root of another process")
 	}
 	w.answer(&n)
 	w.serve()
@@ -423,21 +422,21 @@ func TestKilledWhileItIsSeen(t *testing.T) {
 	}
 }
 
-func kill(t *testing.T, p *watched) {
+func kill(t *testing.T, p *process) {
 	t.Helper()
 	if err := p.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = p.cmd.Wait() // says that it was killed
+	_ = p.cmd.Wait() // reports the kill
 }
 
-// TestNothingStaysOpen: a watch leaves no descriptor open.
+// TestNothingStaysOpen: a monitor leaves no descriptor open.
 func TestNothingStaysOpen(t *testing.T) {
 	run := func() {
 		p := start(t, "pivot", "hang")
-		watchAll(t, p, "write /in/after openat\nwrite /in/hang openat\n")
+		wantEvents(t, p, "write /in/after openat\nwrite /in/hang openat\n")
 	}
-	run() // what the Go runtime opens for itself stays
+	run() // the Go runtime keeps what it opens
 	before, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)
@@ -452,17 +451,17 @@ func TestNothingStaysOpen(t *testing.T) {
 	}
 }
 
-// BenchmarkOpen measures an open for writing with and without a watch, in the process itself.
+// BenchmarkOpen measures opening a file for writing with and without a monitor, in the process itself.
 func BenchmarkOpen(b *testing.B) {
-	for _, deed := range []string{"cost unwatched", "cost watched"} {
-		b.Run(deed, func(b *testing.B) {
+	for _, action := range []string{"cost alone", "cost monitored"} {
+		b.Run(action, func(b *testing.B) {
 			total := 0
 			for range b.N {
-				p := start(b, "pivot", deed)
+				p := start(b, "pivot", action)
 				if p.listener >= 0 {
 					defer Start(p.listener, p.view).Stop()
 				}
-				p.goOn(b)
+				p.proceed(b)
 				ns, err := strconv.Atoi(p.end(b))
 				if err != nil {
 					b.Fatal(err)

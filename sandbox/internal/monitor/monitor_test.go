@@ -9,7 +9,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-func TestTheLongerDirectoryDecides(t *testing.T) {
+func TestLongerDirectoryDecides(t *testing.T) {
 	v := Config{Writable: []string{"/build", "/tmp", "/build/in/out"}, Inputs: []string{"/usr", "/build/in"}}
 	for p, want := range map[string]struct{ writable, input bool }{
 		"/build":            {true, false},
@@ -30,20 +30,20 @@ func TestTheLongerDirectoryDecides(t *testing.T) {
 	}
 }
 
-func TestQuiet(t *testing.T) {
+func TestIgnoredPaths(t *testing.T) {
 	for p, want := range map[string]bool{
 		"/dev/null": true, "/dev/tty": true, "/dev/fd/3": true, "/dev/fdx": false, "/dev/kvm": false,
 		"/proc/self": true, "/proc/self/fd/1": true, "/proc/thread-self/comm": true, "/proc/12/status": true,
 		"/proc": false, "/proc/": false, "/proc/cpuinfo": false, "/proc/selfish": false, "/procself": false,
 		"/proc/sys/kernel/core_pattern": false, "self": false, "12": false,
 	} {
-		if quiet(p) != want {
+		if ignored(p) != want {
 			t.Errorf("%s: got %t", p, !want)
 		}
 	}
 }
 
-// TestTextIsHarmless: what a hostile process names becomes one line of bounded length, and keeps its end.
+// TestTextIsHarmless: hostile names become one line of bounded length and keep their end.
 func TestTextIsHarmless(t *testing.T) {
 	r := newMonitor(Config{})
 	r.record(sandbox.Event{Kind: sandbox.EventWrite, Subject: "/a\x1b[2J\n\xff\u202e", Process: "x\ny"})
@@ -61,9 +61,9 @@ func TestTextIsHarmless(t *testing.T) {
 	}
 }
 
-// TestLateProgramTakesItsFailuresBack: a search that goes on after a failure was recorded, even of a program
-// whose name is too long to be recorded whole.
-func TestLateProgramTakesItsFailuresBack(t *testing.T) {
+// TestFoundProgramRemovesFailures covers a search that continues after a recorded failure, also for a program whose
+// name is recorded shortened.
+func TestFoundProgramRemovesFailures(t *testing.T) {
 	r := newMonitor(Config{})
 	name := strings.Repeat("\xff", 250)
 	r.record(sandbox.Event{Kind: sandbox.EventExec, Subject: "/a/" + name})
@@ -76,7 +76,7 @@ func TestLateProgramTakesItsFailuresBack(t *testing.T) {
 	}
 }
 
-// TestMemoryIsBounded: a run cannot make its watch remember without end.
+// TestMemoryIsBounded: a run cannot grow its monitor without limit.
 func TestMemoryIsBounded(t *testing.T) {
 	r := newMonitor(Config{})
 	name := func(i int) string { return string([]byte{'/', byte(i), byte(i >> 8), byte(i >> 16), 1}) }
@@ -94,6 +94,6 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 	close(r.done)
 	if _, all := r.Executed(); all {
-		t.Error("a list that is full is taken for a whole one")
+		t.Error("Executed reports a truncated list as complete")
 	}
 }

@@ -4,7 +4,7 @@
 
 package monitor
 
-// Start returns a Monitor of nothing: only Linux notifies system calls.
+// Start returns a Monitor without events: only Linux reports system calls.
 func Start(_ int, v Config) *Monitor {
 	r := newMonitor(v)
 	close(r.done)

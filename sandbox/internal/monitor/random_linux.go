@@ -19,38 +19,39 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// temporary are the names of temporary files in arguments, of which those by the C library are others each time: gcc gives
-// them to the programs that it begins.
+// temporary matches names of temporary files, which the C library chooses at random: gcc passes them to the programs it
+// starts.
 var temporary = regexp.MustCompile(`/tmp/[^/\x00]*`)
 
-// A random is what a run gets as random numbers. Each program that is executed has a stream of its own, by its arguments
-// but for names of temporary files, and by how many began with the same before it, so that programs that run at the same time do not take numbers from each
-// other; its threads share the stream, in the order in which they ask. It is the watch's alone.
+// A random is the random numbers of a run. Each executed program has its own stream, which depends on its arguments,
+// without names of temporary files, and on how many programs with the same arguments started before it; so concurrent
+// programs do not take numbers from each other. Threads share a stream in the order of their calls. It belongs to the
+// session.
 type random struct {
 	seed    uint64
-	streams map[uint32]*stream // by process
-	enough  int                // streams, upon which those of processes that are gone are forgotten
+	streams map[uint32]*stream // by process ID
+	enough  int                // number of streams at which those of dead processes are removed
 	begun   map[[sha256.Size]byte]int
-	file    int // what stands for the devices, or -1 if nobody has opened one
+	file    int // file that replaces the devices, or -1 before one is opened
 	piece   [64 << 10]byte
 }
 
-// A stream is that of a process.
+// A stream is the random numbers of a process.
 type stream struct {
 	*rand.ChaCha8
 	key   [sha256.Size]byte
-	forks int // children that asked for numbers without executing a program
+	forks int // children that read numbers without executing a program
 }
 
 const (
-	// maxRandom is how much one call gets at most. The kernel, too, may give less than it is asked for.
+	// maxRandom is the most that one call gets. The kernel may return less than requested as well.
 	maxRandom = 1 << 20
-	// fileSize is the size of what stands for the devices, and fileStart how much of it is passed by at most.
+	// fileSize is the size of the file that replaces the devices, fileStart the highest offset to start at.
 	fileSize  = 16 << 20
 	fileStart = 8 << 20
-	// fewStreams is when it is first looked whose processes are gone.
+	// fewStreams is the lowest number of streams at which dead processes are looked for.
 	fewStreams = 1000
-	// maxArguments is how many bytes of its arguments make a program another.
+	// maxArguments is how many bytes of the arguments distinguish programs.
 	maxArguments = 64 << 10
 )
 
@@ -62,25 +63,25 @@ func newRandom(c *sandbox.Conditions) *random {
 	return &random{seed: c.RandomSeed, streams: map[uint32]*stream{}, enough: fewStreams, begun: map[[sha256.Size]byte]int{}, file: -1}
 }
 
-// close lets go of the file.
+// close closes the file.
 func (r *random) close() {
 	if r != nil && r.file >= 0 {
 		unix.Close(r.file)
 	}
 }
 
-// derive returns a new stream: the same for the same seed, text and number.
+// derive returns a new stream, the same for the same seed, text and number.
 func (r *random) derive(kind string, text []byte, number int) *stream {
 	key := sha256.Sum256(fmt.Appendf(nil, "%d %s %d %s", r.seed, kind, number, text))
 	return &stream{ChaCha8: rand.NewChaCha8(key), key: key}
 }
 
-// begin gives a process the stream of the program that it executes now.
+// begin gives a process the stream of the program that it executes.
 func (r *random) begin(process uint32) *stream {
 	arguments := make([]byte, 0, 512)
 	if f, err := os.Open(fmt.Sprintf("/proc/%d/cmdline", process)); err == nil {
 		b := bytes.NewBuffer(arguments)
-		_, _ = io.Copy(b, io.LimitReader(f, maxArguments)) // what cannot be read is gone
+		_, _ = io.Copy(b, io.LimitReader(f, maxArguments)) // the process may be gone
 		f.Close()
 		arguments = b.Bytes()
 	}
@@ -93,7 +94,7 @@ func (r *random) begin(process uint32) *stream {
 	return r.keep(process, r.derive("program", arguments, r.begun[id]))
 }
 
-// of returns the stream of a process: if it has none, it was forked by another.
+// of returns the stream of a process; one without was forked by another.
 func (r *random) of(thread uint32) *stream {
 	process, parent := lineage(thread)
 	if s := r.streams[process]; s != nil {
@@ -107,7 +108,7 @@ func (r *random) of(thread uint32) *stream {
 	return r.keep(process, r.derive("fork", from.key[:], from.forks))
 }
 
-// keep remembers the stream of a process.
+// keep stores the stream of a process.
 func (r *random) keep(process uint32, s *stream) *stream {
 	if len(r.streams) >= r.enough {
 		maps.DeleteFunc(r.streams, func(process uint32, _ *stream) bool {
@@ -119,12 +120,11 @@ func (r *random) keep(process uint32, s *stream) *stream {
 	return s
 }
 
-// tellRandom answers a call that asks for random numbers, or opens a device that gives them, and reports whether it was
-// one.
-func (w *watch) tellRandom(n *notification, name string) bool {
+// answerRandom answers a call that reads random numbers or opens their devices, and reports whether it was one.
+func (w *session) answerRandom(n *notification, name string) bool {
 	switch name {
 	case "getrandom":
-		w.giveRandom(n)
+		w.answerGetrandom(n)
 		return true
 	case "open", "openat", "openat2":
 		return w.openRandom(n, name)
@@ -132,8 +132,8 @@ func (w *watch) tellRandom(n *notification, name string) bool {
 	return false
 }
 
-// giveRandom answers getrandom(2).
-func (w *watch) giveRandom(n *notification) {
+// answerGetrandom answers getrandom(2).
+func (w *session) answerGetrandom(n *notification) {
 	switch flags := uint32(n.Args[2]); {
 	case flags&^(unix.GRND_NONBLOCK|unix.GRND_RANDOM|unix.GRND_INSECURE) != 0,
 		flags&unix.GRND_RANDOM != 0 && flags&unix.GRND_INSECURE != 0:
@@ -142,7 +142,7 @@ func (w *watch) giveRandom(n *notification) {
 	}
 	m, err := w.memory(n)
 	if err != nil {
-		w.lost(n, err)
+		w.cannotAnswer(n, err)
 		return
 	}
 	defer m.close()
@@ -150,7 +150,7 @@ func (w *watch) giveRandom(n *notification) {
 	want, given := min(n.Args[1], maxRandom), uint64(0)
 	for given < want {
 		b := w.random.piece[:min(want-given, uint64(len(w.random.piece)))]
-		_, _ = from.Read(b) // which never fails
+		_, _ = from.Read(b) // never fails
 		if !m.write(n.Args[0]+given, b) {
 			w.queue.fail(n.ID, unix.EFAULT)
 			return
@@ -160,8 +160,8 @@ func (w *watch) giveRandom(n *notification) {
 	w.queue.value(n.ID, int64(given))
 }
 
-// openRandom answers the opening of /dev/random or /dev/urandom for reading by a file, and reports whether it was that.
-func (w *watch) openRandom(n *notification, name string) bool {
+// openRandom answers opening /dev/random or /dev/urandom for reading with a file, and reports whether it did.
+func (w *session) openRandom(n *notification, name string) bool {
 	flags := openFlags(n, name)
 	if flags&unix.O_ACCMODE == unix.O_WRONLY || flags&unix.O_PATH != 0 {
 		return false
@@ -176,22 +176,22 @@ func (w *watch) openRandom(n *notification, name string) bool {
 	}
 	fd, err := w.random.open(w.random.of(n.PID))
 	if err != nil {
-		w.lost(n, err)
+		w.cannotAnswer(n, err)
 		return true
 	}
 	defer unix.Close(fd)
-	switch err := w.queue.give(n.ID, fd, uint32(flags&unix.O_CLOEXEC)); err {
+	switch err := w.queue.sendFD(n.ID, fd, uint32(flags&unix.O_CLOEXEC)); err {
 	case nil, unix.ENOENT: // it is gone
 	case unix.EMFILE:
 		w.queue.fail(n.ID, unix.EMFILE)
 	default:
-		w.lost(n, fmt.Errorf("hand over random numbers: %w", err))
+		w.cannotAnswer(n, fmt.Errorf("send random numbers: %w", err))
 	}
 	return true
 }
 
-// open returns the descriptor of a file of random numbers, for the caller to close. There is one file in a run: where in it
-// somebody begins to read is what is random.
+// open returns a descriptor of the file of random numbers. A run has one file; the random part is the offset at which
+// reading starts.
 func (r *random) open(from *stream) (int, error) {
 	if r.file < 0 {
 		if err := r.fill(); err != nil {
@@ -209,7 +209,7 @@ func (r *random) open(from *stream) (int, error) {
 	return fd, nil
 }
 
-// fill makes the file, which nobody can change any more.
+// fill creates the file, sealed.
 func (r *random) fill() error {
 	fd, err := unix.MemfdCreate("random", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

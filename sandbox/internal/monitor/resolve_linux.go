@@ -13,11 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pageSize divides the page sizes of all processors: a read that does not cross its multiples is all there
-// or not at all.
+// pageSize divides the page sizes of all processors: a read within such a block succeeds or fails as a whole.
 const pageSize = 4096
 
-// readMemory copies from the memory of a process and returns how many bytes were there.
+// readMemory copies from the memory of a process and returns the number of bytes read.
 func readMemory(pid uint32, at uint64, b []byte) int {
 	if len(b) == 0 {
 		return 0
@@ -31,11 +30,10 @@ func readMemory(pid uint32, at uint64, b []byte) int {
 	return n
 }
 
-// readString returns the C string at an address, which the kernel would take for a path. It is false if
-// there is none: what it lies in is not mapped, or it is too long.
-func (w *watch) readString(pid uint32, at uint64) (string, bool) {
+// readString returns the C string at an address, as the kernel reads a path; false if it is not mapped or too long.
+func (w *session) readString(pid uint32, at uint64) (string, bool) {
 	for n := 0; n < len(w.text); {
-		// The page after the string's end may be absent.
+		// The page after the string's end may be unmapped.
 		piece := w.text[n:min(len(w.text), n+int(pageSize-(at+uint64(n))%pageSize))]
 		if readMemory(pid, at+uint64(n), piece) < len(piece) {
 			return "", false
@@ -48,14 +46,14 @@ func (w *watch) readString(pid uint32, at uint64) (string, bool) {
 	return "", false
 }
 
-// path returns an operand of a call as an absolute path, or false if it is none: it cannot be read, or it is
-// empty and what is meant is a file that is open already.
-func (w *watch) path(n *notification, o operand) (string, bool) {
+// path returns an operand of a call as an absolute path; false if it is unreadable, or empty and thus means an open
+// file.
+func (w *session) path(n *notification, o operand) (string, bool) {
 	p, ok := w.readString(n.PID, n.Args[o.path])
 	if !ok || p == "" {
 		return "", false
 	}
-	w.enter(n)
+	w.openRoot(n)
 	if path.IsAbs(p) {
 		return p, true
 	}
@@ -67,9 +65,9 @@ func (w *watch) path(n *notification, o operand) (string, bool) {
 	return join(dir, p), ok
 }
 
-// enter opens the root directory of the run once. Its processes cannot change it, so it is that of all. For
-// that, it must not be of another process that has got the number of one that was killed.
-func (w *watch) enter(n *notification) {
+// openRoot opens the run's root directory once. Processes cannot change it, so it is the same for all. It must not be
+// that of another process that reused the ID of a killed one.
+func (w *session) openRoot(n *notification) {
 	if w.root >= 0 {
 		return
 	}
@@ -85,44 +83,42 @@ func (w *watch) enter(n *notification) {
 	w.root, w.rootName = fd, name
 }
 
-// open returns the directory that a process has open as cwd or fd/N, or false if it is not one in the
-// sandbox: a pipe has a name that is no path.
-func (w *watch) open(pid uint32, link string) (string, bool) {
+// open returns the directory that a process has open as cwd or fd/N; false if it is not a directory in the sandbox: a
+// pipe's name is no path.
+func (w *session) open(pid uint32, link string) (string, bool) {
 	name, err := os.Readlink(fmt.Sprintf("/proc/%d/%s", pid, link))
-	return w.inside(name), err == nil && path.IsAbs(name)
+	return w.sandboxPath(name), err == nil && path.IsAbs(name)
 }
 
-// inside returns as a path inside the sandbox what readlink calls an open file of it. That begins at the
-// root of the mount namespace, which is above the run's own root if the run was confined by chroot(2) alone.
-func (w *watch) inside(name string) string {
+// sandboxPath converts readlink's name of an open file to a path inside the sandbox. The name begins at the root of the
+// mount namespace, above the run's root if that was set by chroot(2) alone.
+func (w *session) sandboxPath(name string) string {
 	if !within(name, w.rootName) {
 		return name
 	}
 	return join("/", strings.TrimLeft(name[len(strings.TrimSuffix(w.rootName, "/")):], "/"))
 }
 
-// A place is what a path means in a run.
-type place struct {
+// A location is what a path resolves to in a run.
+type location struct {
 	path   string // without links, as far as it exists
-	mode   uint32 // the file type, or 0 if nothing is there or nobody knows
-	absent bool   // nothing is there, for sure
+	mode   uint32 // file type, or 0 if missing or unknown
+	absent bool   // certainly missing
 }
 
-// maxSteps is how many links, and directories that do not exist, are looked at on a path. The kernel gives
-// up after as many links.
+// maxSteps is how many links and missing directories are followed on a path. The kernel gives up after as many links.
 const maxSteps = 40
 
-// resolve finds what an absolute path means to a process. Where that cannot be said the place has the path
-// as it is.
-func (w *watch) resolve(pid uint32, p string, follow bool) place {
+// resolve resolves an absolute path as a process would. If that fails the location has the path as it is.
+func (w *session) resolve(pid uint32, p string, follow bool) location {
 	steps := maxSteps
 	return w.walk(pid, p, follow, &steps)
 }
 
-func (w *watch) walk(pid uint32, p string, follow bool, steps *int) place {
+func (w *session) walk(pid uint32, p string, follow bool, steps *int) location {
 	for ; *steps > 0 && w.root >= 0; *steps-- {
-		p = w.unproc(pid, p)
-		if quiet(p) {
+		p = w.expandProc(pid, p)
+		if ignored(p) {
 			break
 		}
 		if at, ok := w.direct(p); ok {
@@ -146,17 +142,17 @@ func (w *watch) walk(pid uint32, p string, follow bool, steps *int) place {
 			}
 			*steps--
 			at := join(w.walk(pid, name[:i], true, steps).path, base)
-			// A link in between may have led to the process's own files, which only it can open by such names.
-			if own := w.unproc(pid, at); own != at {
+			// A link may have led to the process's own files, which have these names for it alone.
+			if own := w.expandProc(pid, at); own != at {
 				p = own
 				continue
 			}
-			return place{path: at, absent: err == unix.ENOENT || err == unix.ENOTDIR}
+			return location{path: at, absent: err == unix.ENOENT || err == unix.ENOTDIR}
 		}
 		dir = w.nameOf(fd)
 		if whole {
 			unix.Close(fd)
-			return place{path: dir, mode: unix.S_IFDIR}
+			return location{path: dir, mode: unix.S_IFDIR}
 		}
 		at := join(dir, base)
 		var st unix.Stat_t
@@ -168,23 +164,23 @@ func (w *watch) walk(pid uint32, p string, follow bool, steps *int) place {
 		unix.Close(fd)
 		switch {
 		case err != nil:
-			return place{path: at, absent: err == unix.ENOENT}
+			return location{path: at, absent: err == unix.ENOENT}
 		case link == "":
-			return place{path: at, mode: st.Mode & unix.S_IFMT}
+			return location{path: at, mode: st.Mode & unix.S_IFMT}
 		case path.IsAbs(link):
 			p = link
 		default:
 			p = join(dir, link)
 		}
 	}
-	return place{path: path.Clean(p)}
+	return location{path: path.Clean(p)}
 }
 
-// direct resolves a path on which there is no link, as is most often so, at less cost. Without links, a clean
-// path is its own name as far as it exists.
-func (w *watch) direct(p string) (place, bool) {
+// direct resolves a path without links, the common case, at less cost. Without links, a clean path is its own name as
+// far as it exists.
+func (w *session) direct(p string) (location, bool) {
 	if path.Clean(p) != p {
-		return place{}, false
+		return location{}, false
 	}
 	fd, err := unix.Openat2(w.root, p, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC,
@@ -192,17 +188,16 @@ func (w *watch) direct(p string) (place, bool) {
 	})
 	if err != nil {
 		absent := err == unix.ENOENT || err == unix.ENOTDIR
-		return place{path: p, absent: absent}, absent
+		return location{path: p, absent: absent}, absent
 	}
 	defer unix.Close(fd)
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
-	return place{path: p, mode: st.Mode & unix.S_IFMT}, err == nil
+	return location{path: p, mode: st.Mode & unix.S_IFMT}, err == nil
 }
 
-// unproc returns a path through a link of the process in /proc with what the link means to that process; to
-// us it would be another.
-func (w *watch) unproc(pid uint32, p string) string {
+// expandProc replaces a link of the process in /proc by its target; for us it would mean another file.
+func (w *session) expandProc(pid uint32, p string) string {
 	rest, ok := strings.CutPrefix(p, "/proc/self/")
 	if !ok {
 		rest, ok = strings.CutPrefix(p, "/proc/thread-self/")
@@ -221,13 +216,13 @@ func (w *watch) unproc(pid uint32, p string) string {
 	return join(dir, below)
 }
 
-// nameOf returns the path inside the sandbox of a directory of it that is open here.
-func (w *watch) nameOf(fd int) string {
+// nameOf returns the path inside the sandbox of a directory that is open here.
+func (w *session) nameOf(fd int) string {
 	name, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
-	return w.inside(name)
+	return w.sandboxPath(name)
 }
 
-// readlinkat returns what a symbolic link holds, or "".
+// readlinkat returns the target of a symbolic link, or "".
 func readlinkat(dir int, base string) string {
 	var b [unix.PathMax]byte
 	n, err := unix.Readlinkat(dir, base, b[:])
@@ -237,13 +232,13 @@ func readlinkat(dir int, base string) string {
 	return string(b[:n])
 }
 
-// leader returns the process that a thread belongs to, or the thread itself if it is gone.
+// leader returns the process of a thread, or the thread itself if it is gone.
 func leader(thread uint32) int {
 	process, _ := lineage(thread)
 	return int(process)
 }
 
-// lineage returns the process that a thread belongs to, and the parent of that; or the thread itself and 0 if it is gone.
+// lineage returns the process of a thread and its parent; the thread itself and 0 if it is gone.
 func lineage(thread uint32) (process, parent uint32) {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", thread))
 	process = thread
@@ -264,11 +259,11 @@ func lineage(thread uint32) (process, parent uint32) {
 	return process, parent
 }
 
-// processName returns the name (comm) of the process that a thread belongs to, or "".
+// processName returns the name (comm) of the process of a thread, or "".
 func processName(thread uint32) string {
 	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", leader(thread)))
 	return strings.TrimSuffix(string(comm), "\n")
 }
 
-// join returns the path of p in a directory, without following anything.
+// join joins a directory and a path without resolving anything.
 func join(dir, p string) string { return strings.TrimSuffix(dir, "/") + "/" + p }

@@ -14,26 +14,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Programs ask for the time, and newer ones for random numbers, without entering the kernel: they call functions that
-// it has mapped into them (vdso(7)), which no filter sees. Where these are to be answered, they are overwritten by the
-// plain system calls, in each program at its first steps.
+// Programs read the time, and newer ones random numbers, without entering the kernel: they call functions that the
+// kernel maps into them (vdso(7)), invisible to filters. To answer these, the monitor replaces them with plain system
+// calls when a program starts.
 
-// A stub is what a function of the vDSO is overwritten with.
+// A stub replaces a function of the vDSO.
 type stub struct {
-	random bool // for a run with random numbers of its own, else for one with a clock of its own
+	random bool // for runs with their own random numbers, otherwise for those with their own clock
 	offset uint64
-	before []byte // what is there
+	before []byte // expected bytes
 	after  []byte
 }
 
 // Entries of the auxiliary vector (getauxval(3)).
 const (
 	auxRandom = 25 // AT_RANDOM: 16 random bytes
-	auxVDSO   = 33 // AT_SYSINFO_EHDR: where the vDSO is
+	auxVDSO   = 33 // AT_SYSINFO_EHDR: address of the vDSO
 )
 
-// CanAnswer returns nil if the time of day, and random numbers, can be answered on this host for whoever asks, and else
-// what is missing.
+// CanAnswer returns nil if this host can replace the clock and random numbers of a run, and otherwise what is missing.
 func CanAnswer() error {
 	_, err := stubs()
 	return err
@@ -42,7 +41,7 @@ func CanAnswer() error {
 // stubs are those of this kernel, whose vDSO is the same in every process.
 var stubs = sync.OnceValues(func() ([]stub, error) {
 	if len(stubCode) == 0 {
-		return nil, errors.New("no system call is known by which programs of this architecture begin")
+		return nil, errors.New("replacing clocks and random numbers is not supported on this architecture")
 	}
 	aux, err := auxiliary("self")
 	if err != nil {
@@ -56,20 +55,20 @@ var stubs = sync.OnceValues(func() ([]stub, error) {
 	defer own.close()
 	at := aux[auxVDSO]
 	if at == 0 {
-		return nil, nil // the kernel was told to have none: everybody makes system calls
+		return nil, nil // the vDSO is disabled: programs make system calls
 	}
-	// Some kernels let nobody write to what is read-only (proc_mem.force_override). This writes what is there.
+	// Some kernels protect read-only memory (proc_mem.force_override). This writes back what it reads.
 	var head [16]byte
 	if !own.read(at, head[:]) || !own.write(at, head[:]) {
-		return nil, errors.New("the kernel lets nobody write to the read-only memory of a process")
+		return nil, errors.New("the kernel does not allow writing to read-only memory of a process")
 	}
 	return findStubs(own.image(at))
 })
 
-// maxImage bounds what is read of a vDSO, which has some pages.
+// maxImage bounds the size of a vDSO, which has some pages.
 const maxImage = 64 << 10
 
-// image returns what is mapped from an address on.
+// image returns what is mapped at an address.
 func (m memory) image(at uint64) []byte {
 	var image []byte
 	var page [pageSize]byte
@@ -79,7 +78,7 @@ func (m memory) image(at uint64) []byte {
 	return image
 }
 
-// findStubs returns where in a vDSO the functions of stubCode are.
+// findStubs returns where the functions of stubCode are in a vDSO.
 func findStubs(image []byte) ([]stub, error) {
 	file, err := elf.NewFile(bytes.NewReader(image))
 	if err != nil {
@@ -121,17 +120,17 @@ func auxiliary(pid string) (map[uint64]uint64, error) {
 	return aux, nil
 }
 
-// begin answers the call by which a program begins, when it can ask for what the run is to be told.
-func (w *watch) begin(n *notification) {
-	if err := w.overwrite(n); err != nil {
-		w.lost(n, err)
+// startProgram answers the first call of a program, before it can read the clock or random numbers.
+func (w *session) startProgram(n *notification) {
+	if err := w.patch(n); err != nil {
+		w.cannotAnswer(n, err)
 		return
 	}
 	w.queue.proceed(n.ID)
 }
 
-// overwrite puts the stubs into a program, and random bytes in place of those that the kernel gave it.
-func (w *watch) overwrite(n *notification) error {
+// patch writes the stubs into a program, and replaces the random bytes from the kernel.
+func (w *session) patch(n *notification) error {
 	all, err := stubs()
 	if err != nil {
 		return err
@@ -140,12 +139,12 @@ func (w *watch) overwrite(n *notification) error {
 	if err != nil {
 		return err
 	}
-	m, err := w.memory(n) // after which all that was read is known to be of this process
+	m, err := w.memory(n) // validates what was read before
 	if err != nil {
 		return err
 	}
 	defer m.close()
-	began := false // before: that changes nothing but by the stubs
+	began := false // the stubs are there already
 	for _, s := range all {
 		if s.random && w.random == nil || !s.random && w.clock == nil || aux[auxVDSO] == 0 {
 			continue
@@ -156,7 +155,7 @@ func (w *watch) overwrite(n *notification) error {
 		case m.read(at, is) && bytes.Equal(is, s.after):
 			began = true
 		case !bytes.Equal(is, s.before):
-			return errors.New("its vDSO is none that this kernel has made")
+			return errors.New("unexpected vDSO contents")
 		case !m.write(at, s.after):
 			return errors.New("its vDSO cannot be overwritten")
 		}

@@ -4,9 +4,9 @@ package monitor
 
 import "golang.org/x/sys/unix"
 
-// stubCode is what functions of the vDSO are to do: the system call, with the arguments where the function has them, or
-// to say that there is no such function (ENOSYS), after which libraries make the call. The latter would ask by the call
-// as well, for keys of its own generator, but again whenever the kernel has got new ones.
+// stubCode is the code that replaces functions of the vDSO: the system call, or a return of ENOSYS, after which
+// libraries make the call. getrandom needs the latter: its replacement would also seed the caller's own generator, at
+// times that the kernel chooses.
 var stubCode = map[string]struct {
 	random bool
 	code   []byte

@@ -4,7 +4,7 @@
 
 package monitor
 
-// stubCode is empty: on arm64 no program makes a system call before it may ask the vDSO.
+// stubCode is empty: on arm64 no system call precedes a program's first use of the vDSO.
 var stubCode map[string]struct {
 	random bool
 	code   []byte
