@@ -24,8 +24,8 @@ import (
 // Environment variables that make the test binary a monitored process: how it is rooted, where its files are, what it
 // does.
 const (
-	envRoot = "WITNESS_TEST_ROOT"
-	envBase = "WITNESS_TEST_BASE"
+	envRoot   = "WITNESS_TEST_ROOT"
+	envBase   = "WITNESS_TEST_BASE"
 	envAction = "WITNESS_TEST_DEED"
 )
 

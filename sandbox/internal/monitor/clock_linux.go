@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
 // A clock is a run's time of day: the host's with an offset, or frozen, so that only readings advance it. It is safe
@@ -333,7 +334,7 @@ func (w *session) cannotAnswer(n *notification, err error) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if w.broken == nil {
-			w.broken = fmt.Errorf("process %q: %w", printable(name), err)
+			w.broken = fmt.Errorf("process %q: %w", printable.Tail(name, maxSubject), err)
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"sync"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
 // A Config is what a run may do, in absolute and clean paths inside its sandbox.
@@ -163,7 +164,7 @@ func (r *Monitor) record(e sandbox.Event) {
 			return
 		}
 	}
-	e.Subject, e.Process = printable(e.Subject), printable(e.Process)
+	e.Subject, e.Process = printable.Tail(e.Subject, maxSubject), printable.Tail(e.Process, maxSubject)
 	id := identity{e.Kind, e.Subject, e.Syscall, e.Process}
 	if known := r.events[id]; known != nil {
 		known.event.Count++
@@ -191,16 +192,6 @@ func (r *Monitor) found(program string) {
 		}
 		return e.program == program
 	})
-}
-
-// printable returns s as ASCII on one line, shortened to its end.
-func printable(s string) string {
-	s = strconv.QuoteToASCII(s)
-	s = s[1 : len(s)-1]
-	if len(s) > maxSubject {
-		s = "..." + s[len(s)-maxSubject:]
-	}
-	return s
 }
 
 // writable reports whether the run may change p.
