@@ -26,20 +26,20 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A description is an action as it is stored, with its result, if there is one.
-type description struct {
+// A Description is a stored action, with its result if there is one.
+type Description struct {
 	digest   cas.Digest
 	instance string
 	action   repb.Action
 	command  repb.Command
-	input    *tree.Input // nil if inputErr is not
+	input    *tree.Input // nil if inputErr is set
 	inputErr error
 	result   *repb.ActionResult // nil if there is none
 }
 
-// Describe reads an action. An input root that is absent or malformed is part of what it says.
-func Describe(ctx context.Context, s *remote.Store, digest cas.Digest) (*description, error) {
-	a := &description{digest: digest, instance: s.Name()}
+// Describe reads an action. An absent or malformed input root does not fail it, but is part of the description.
+func Describe(ctx context.Context, s *remote.Store, digest cas.Digest) (*Description, error) {
+	a := &Description{digest: digest, instance: s.Name()}
 	if err := cas.ReadProto(ctx, s, digest, &a.action); err != nil {
 		return nil, fmt.Errorf("action %s: %w", digest, err)
 	}
@@ -62,8 +62,8 @@ func Describe(ctx context.Context, s *remote.Store, digest cas.Digest) (*descrip
 	return a, nil
 }
 
-// platform returns what the action asks for, as NAME=VALUE.
-func (a *description) platform() []string {
+// platform returns the platform properties of the action, as NAME=VALUE.
+func (a *Description) platform() []string {
 	p := a.action.Platform // if set, it replaces that of the command
 	if p == nil {
 		p = a.command.Platform
@@ -76,16 +76,15 @@ func (a *description) platform() []string {
 }
 
 // outputs returns the paths that the command declares.
-func (a *description) outputs() []string {
+func (a *Description) outputs() []string {
 	if len(a.command.OutputPaths) > 0 {
 		return a.command.OutputPaths
 	}
 	return slices.Concat(a.command.OutputFiles, a.command.OutputDirectories)
 }
 
-// WriteText prints a for a person. All that a client chose is quoted, so that it can neither be taken for
-// something else nor command the terminal.
-func (a *description) WriteText(w io.Writer) error {
+// WriteText prints a for a person, with everything that a client chose quoted.
+func (a *Description) WriteText(w io.Writer) error {
 	p := &render.Page{W: w}
 	p.Line("action", a.digest.String())
 	if a.instance != "" {
@@ -122,8 +121,8 @@ func (a *description) WriteText(w io.Writer) error {
 	return p.Err
 }
 
-// JSON prints a as one object: the messages of the API as they map to JSON.
-func (a *description) WriteJSON(w io.Writer) error {
+// WriteJSON prints a as one object, with the messages of the API in their JSON mapping.
+func (a *Description) WriteJSON(w io.Writer) error {
 	o := map[string]any{"digest": a.digest.String(), "instance": a.instance}
 	messages := map[string]proto.Message{"action": &a.action, "command": &a.command}
 	if a.inputErr != nil {
@@ -132,7 +131,7 @@ func (a *description) WriteJSON(w io.Writer) error {
 		o["input"] = map[string]any{"files": a.input.Files(), "bytes": a.input.Bytes()}
 	}
 	if a.result != nil {
-		// A type that is not known here cannot be mapped, and must not hide the rest.
+		// An unknown type cannot be mapped, but must not hide the rest.
 		var aux []any
 		for _, m := range a.result.ExecutionMetadata.GetAuxiliaryMetadata() {
 			if b, err := protojson.Marshal(m); err == nil {
@@ -159,19 +158,19 @@ func (a *description) WriteJSON(w io.Writer) error {
 	return e.Encode(o)
 }
 
-// Manifest returns the text that records the run which made the result. It is what the result says it is: canonical, and
-// of the stable hash that the result names.
-func (a *description) Manifest(ctx context.Context, s cas.Store) (string, error) {
+// Manifest returns the manifest of the run that made the result, after checking that it is canonical and has the stable
+// hash of the result.
+func (a *Description) Manifest(ctx context.Context, s cas.Store) (string, error) {
 	if a.result == nil {
-		return "", exit.New(exit.Absent, fmt.Errorf("action %s: no result is recorded, and so no manifest is known", a.digest))
+		return "", exit.New(exit.Absent, fmt.Errorf("action %s: no result is recorded, so there is no manifest", a.digest))
 	}
 	digest, stable := worker.RecordedManifest(a.result)
 	if digest.IsZero() {
-		return "", exit.New(exit.Absent, fmt.Errorf("action %s: its result names no manifest: another kind of worker made it, or an older one", a.digest))
+		return "", exit.New(exit.Absent, fmt.Errorf("action %s: its result names no manifest; an older or another kind of worker made it", a.digest))
 	}
 	text, err := cas.ReadAll(ctx, s, digest, manifest.MaxBytes)
 	if errors.Is(err, cas.ErrNotFound) {
-		return "", exit.New(exit.Absent, fmt.Errorf("action %s: its manifest %s is not kept any more; run the action again", a.digest, digest))
+		return "", exit.New(exit.Absent, fmt.Errorf("action %s: its manifest %s is gone; run the action again", a.digest, digest))
 	}
 	if err != nil {
 		return "", fmt.Errorf("manifest of action %s: %w", a.digest, err)
@@ -181,7 +180,7 @@ func (a *description) Manifest(ctx context.Context, s cas.Store) (string, error)
 		return "", fmt.Errorf("manifest %s of action %s: %w", digest, a.digest, err)
 	}
 	if m.StableHash() != stable || m.Action != a.digest {
-		return "", fmt.Errorf("manifest %s is of action %s with the stable hash %s, the result of action %s names the stable hash %s",
+		return "", fmt.Errorf("manifest %s is of action %s with stable hash %s, but the result of action %s has stable hash %s",
 			digest, m.Action, m.StableHash(), a.digest, render.Quote(stable))
 	}
 	return string(text), nil

@@ -24,7 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// List is what the flags of action ls say.
+// List is the flags of action ls.
 type List struct {
 	From                        client.Server
 	Invocation, Mnemonic, Stage string
@@ -33,8 +33,8 @@ type List struct {
 	Limit                       int
 }
 
-// request returns what asks for the first page, with a filter as serve reads it. What has failed no filter says: few of
-// many may have, so that pages are large then, however few are wanted.
+// request returns the request for the first page, with a filter in the syntax of serve. No filter selects failures, and
+// few of many actions may have failed, so pages are large with --failed.
 func (c *List) request(instance string) *longrunningpb.ListOperationsRequest {
 	const most = 1000
 	size, stage := min(c.Limit, most), c.Stage
@@ -55,7 +55,7 @@ func (c *List) request(instance string) *longrunningpb.ListOperationsRequest {
 	return &longrunningpb.ListOperationsRequest{Name: instance, Filter: strings.Join(terms, " "), PageSize: int32(size)}
 }
 
-// Run prints executions, and what the server's history has, if it is wanted and kept.
+// Run prints executions, and the history if it is requested and kept.
 func (c *List) Run(ctx context.Context, out io.Writer) error {
 	rows := []execution{}
 	show := func(row execution) (bool, error) {
@@ -72,7 +72,7 @@ func (c *List) Run(ctx context.Context, out io.Writer) error {
 	wanted := client.Filter{Invocation: c.Invocation, Target: c.Target, Mnemonic: c.Mnemonic, Failed: c.Failed, All: c.All}
 	err := client.ErrNoHistory
 	if wanted.Set() && c.Stage == "" {
-		err = c.remembered(ctx, wanted, show)
+		err = c.printHistory(ctx, wanted, show)
 	}
 	if errors.Is(err, client.ErrNoHistory) {
 		err = c.executions(ctx, show)
@@ -83,8 +83,8 @@ func (c *List) Run(ctx context.Context, out io.Writer) error {
 	return err
 }
 
-// remembered shows what has not ended, if that is wanted, and then the history.
-func (c *List) remembered(ctx context.Context, wanted client.Filter, show func(execution) (bool, error)) error {
+// printHistory prints unfinished executions, if requested, and then the history.
+func (c *List) printHistory(ctx context.Context, wanted client.Filter, show func(execution) (bool, error)) error {
 	var rows []execution
 	if !c.Failed {
 		err := c.executions(ctx, func(row execution) (bool, error) {
@@ -93,13 +93,13 @@ func (c *List) remembered(ctx context.Context, wanted client.Filter, show func(e
 			}
 			return len(rows) < c.Limit, nil
 		})
-		// Who may read only, and a server that has a history alone, says no to that.
+		// Callers with read access only, and servers with only a history, may not list executions.
 		if e, no := errors.AsType[*exit.Error](err); err != nil && !(no && e.Code == exit.No) {
 			return err
 		}
 	}
 	err := c.From.History(ctx, wanted.Request(c.Limit), func(e *cloisterpb.HistoryEntry) error {
-		rows = append(rows, remembered(e))
+		rows = append(rows, ofEntry(e))
 		return nil
 	})
 	if err != nil {
@@ -113,8 +113,8 @@ func (c *List) remembered(ctx context.Context, wanted client.Filter, show func(e
 	return nil
 }
 
-// remembered reads an entry of a history.
-func remembered(e *cloisterpb.HistoryEntry) execution {
+// ofEntry converts an entry of a history.
+func ofEntry(e *cloisterpb.HistoryEntry) execution {
 	row := execution{
 		Action: e.Action, Stage: repb.ExecutionStage_COMPLETED.String(), Status: codes.Code(e.Code).String(), How: e.How, Cached: e.How == "cached",
 		Worker: e.Worker, Ran: e.Ran.AsDuration().Seconds(), Target: e.TargetId, Mnemonic: e.ActionMnemonic, Invocation: e.InvocationId,
@@ -126,7 +126,7 @@ func remembered(e *cloisterpb.HistoryEntry) execution {
 	return row
 }
 
-// executions shows operations, page by page, until show wants no more.
+// executions passes operations to show, page by page, until show returns false.
 func (c *List) executions(ctx context.Context, show func(execution) (bool, error)) error {
 	conn, instance, err := c.From.Dial()
 	if err != nil {
@@ -167,7 +167,7 @@ type execution struct {
 	Operation  string  `json:"operation,omitempty"`
 	Action     string  `json:"action"`
 	Stage      string  `json:"stage"`
-	Status     string  `json:"status,omitempty"` // of one that has ended: OK, or the code of its failure
+	Status     string  `json:"status,omitempty"` // when ended: OK, or an error code
 	ExitCode   *int32  `json:"exit_code,omitempty"`
 	Cached     bool    `json:"cached,omitempty"`
 	Worker     string  `json:"worker,omitempty"`
@@ -178,7 +178,7 @@ type execution struct {
 	Invocation string  `json:"invocation,omitempty"`
 	Message    string  `json:"message,omitempty"`
 
-	// Of a history alone.
+	// Only from a history.
 	How        string `json:"how,omitempty"`  // executed, cached, found, absent, uploaded, checked
 	Time       string `json:"time,omitempty"` // of the answer
 	Verdict    string `json:"verdict,omitempty"`
@@ -186,11 +186,11 @@ type execution struct {
 	StableHash string `json:"stable_hash,omitempty"`
 }
 
-// executionOf reads an operation, which may be of any server.
+// executionOf converts an operation of any server.
 func executionOf(op *longrunningpb.Operation) (execution, error) {
 	var m repb.ExecuteOperationMetadata
 	if err := op.GetMetadata().UnmarshalTo(&m); err != nil {
-		return execution{}, errors.New("its metadata is no ExecuteOperationMetadata")
+		return execution{}, errors.New("metadata is not an ExecuteOperationMetadata")
 	}
 	function, err := new(cas.Instance).FunctionOf(m.DigestFunction, m.ActionDigest)
 	if err != nil {
@@ -216,7 +216,7 @@ func executionOf(op *longrunningpb.Operation) (execution, error) {
 	case op.GetError() != nil:
 		e.Status, e.Message = codes.Code(op.GetError().Code).String(), op.GetError().Message
 	case op.GetResponse().UnmarshalTo(&r) != nil:
-		return execution{}, errors.New("its response is no ExecuteResponse")
+		return execution{}, errors.New("response is not an ExecuteResponse")
 	default:
 		e.Status, e.Message, e.Cached = codes.Code(r.GetStatus().GetCode()).String(), r.Message, r.CachedResult
 		if r.Result != nil {
@@ -227,7 +227,7 @@ func executionOf(op *longrunningpb.Operation) (execution, error) {
 	return e, nil
 }
 
-// times reads who executed it and when.
+// times sets the worker and the times.
 func (e *execution) times(m *repb.ExecutedActionMetadata) {
 	if m == nil {
 		return
@@ -241,7 +241,7 @@ func (e *execution) times(m *repb.ExecutedActionMetadata) {
 	e.Ran = between(m.ExecutionStartTimestamp, m.ExecutionCompletedTimestamp).Seconds()
 }
 
-// between returns the time from one moment to another, 0 if one is not known.
+// between returns the time between two moments, 0 if one is unknown.
 func between(from, to *timestamppb.Timestamp) time.Duration {
 	if from == nil || to == nil {
 		return 0
@@ -249,12 +249,12 @@ func between(from, to *timestamppb.Timestamp) time.Duration {
 	return max(to.AsTime().Sub(from.AsTime()), 0)
 }
 
-// Failed reports whether it has ended otherwise than well.
+// failed reports whether the execution ended in failure.
 func (e *execution) failed() bool {
 	return e.Status != "" && (e.Status != codes.OK.String() || e.ExitCode != nil && *e.ExitCode != 0)
 }
 
-// line returns e for a person. What a client chose is quoted.
+// line returns e for a person, with everything that a client chose quoted.
 func (e *execution) line() string {
 	state := strings.ToLower(e.Stage)
 	switch {

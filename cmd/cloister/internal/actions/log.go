@@ -22,14 +22,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Log is what the flags of action log say.
+// Log is the flags of action log.
 type Log struct {
 	From   client.Server
 	Follow bool
 	Stderr bool
 }
 
-// Print prints the output of an action that is named by its digest or by an operation.
+// Print prints the output of the action that a digest or an operation names.
 func (c *Log) Print(ctx context.Context, name string, out io.Writer) error {
 	conn, instance, err := c.From.Dial()
 	if err != nil {
@@ -43,7 +43,7 @@ func (c *Log) Print(ctx context.Context, name string, out io.Writer) error {
 	case err == nil:
 	case client.Recent.MatchString(name), errors.As(err, &e) && e.Code == exit.Unreachable:
 		return err
-	default: // names of operations may be anything
+	default: // an operation can have any name
 		return l.operation(ctx, name)
 	}
 	action := what.Digest
@@ -57,7 +57,7 @@ func (c *Log) Print(ctx context.Context, name string, out io.Writer) error {
 	return l.recorded(ctx, action)
 }
 
-// logs print the output of actions at one server.
+// logs prints the output of actions at one server.
 type logs struct {
 	*Log
 	conn     *grpc.ClientConn
@@ -65,7 +65,7 @@ type logs struct {
 	out      io.Writer
 }
 
-// explain says what did not succeed, with its exit code.
+// explain returns what failed, with its exit code.
 func (l *logs) explain(what string, err error) error {
 	code := exit.No
 	switch status.Code(err) {
@@ -77,8 +77,7 @@ func (l *logs) explain(what string, err error) error {
 	return exit.New(code, fmt.Errorf("%s at %s: %s", what, l.From.Address, remote.Reason(status.Convert(err))))
 }
 
-// find returns the latest operation of an action that the server lists, one that has not ended before all others,
-// or nil if there is none.
+// find returns the latest operation of an action, preferably an unfinished one, or nil if the server lists none.
 func (l *logs) find(ctx context.Context, action cas.Digest) (*longrunningpb.Operation, error) {
 	client := longrunningpb.NewOperationsClient(l.conn)
 	base := fmt.Sprintf("action=%s/%d", action.Hash(), action.Size())
@@ -94,7 +93,7 @@ func (l *logs) find(ctx context.Context, action cas.Digest) (*longrunningpb.Oper
 	return nil, nil
 }
 
-// recorded prints the output of the result in the action cache, or else that of an operation which has ended otherwise.
+// recorded prints the output of the cached result, or else of the latest operation.
 func (l *logs) recorded(ctx context.Context, action cas.Digest) error {
 	r, err := repb.NewActionCacheClient(l.conn).GetActionResult(ctx, &repb.GetActionResultRequest{
 		InstanceName: l.instance, ActionDigest: action.Proto(), DigestFunction: action.Function().Proto(),
@@ -121,9 +120,9 @@ func (l *logs) operation(ctx context.Context, name string) error {
 	case !op.Done && l.Follow:
 		return l.stream(ctx, l.streamOf(m))
 	case !op.Done:
-		return exit.New(exit.No, fmt.Errorf("operation %s has not ended, it is at %v: follow it with -f", render.Quote(name), m.Stage))
+		return exit.New(exit.No, fmt.Errorf("operation %s is still %v; follow it with -f", render.Quote(name), m.Stage))
 	}
-	if i := strings.LastIndex(name, "operations/"); i >= 0 { // as a server may name it: INSTANCE/operations/ID
+	if i := strings.LastIndex(name, "operations/"); i >= 0 { // INSTANCE/operations/ID
 		l.instance = strings.TrimSuffix(name[:i], "/")
 	}
 	var r repb.ExecuteResponse
@@ -133,14 +132,14 @@ func (l *logs) operation(ctx context.Context, name string) error {
 	if r.Result == nil {
 		return exit.New(exit.No, fmt.Errorf("operation %s ended without a result: %s", render.Quote(name), render.Quote(r.Status.GetMessage())))
 	}
-	f, err := function(m)
+	f, err := functionOf(m)
 	if err != nil {
 		return fmt.Errorf("operation %s: %w", render.Quote(name), err)
 	}
 	return l.result(ctx, f, r.Result)
 }
 
-// streamOf returns the name by which the output of an operation is read while it runs, "" if it cannot be.
+// streamOf returns the name of the live output of an operation, "" if it has none.
 func (l *logs) streamOf(m *repb.ExecuteOperationMetadata) string {
 	if l.Stderr {
 		return m.StderrStreamName
@@ -148,9 +147,9 @@ func (l *logs) streamOf(m *repb.ExecuteOperationMetadata) string {
 	return m.StdoutStreamName
 }
 
-// await returns an operation as it is; or, to follow it, when its output can be read.
+// await returns an operation immediately, or with -f once its output can be read.
 func (l *logs) await(ctx context.Context, name string) (*longrunningpb.Operation, *repb.ExecuteOperationMetadata, error) {
-	// Nobody is to keep a run alive by reading its output: the call ends before that.
+	// End the call, because waiting for an operation keeps it alive.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	what := "wait for operation " + render.Quote(name)
@@ -161,7 +160,7 @@ func (l *logs) await(ctx context.Context, name string) (*longrunningpb.Operation
 	for {
 		op, err := s.Recv()
 		if err == io.EOF {
-			return nil, nil, exit.New(exit.Unreachable, fmt.Errorf("%s at %s: it ended without saying how", what, l.From.Address))
+			return nil, nil, exit.New(exit.Unreachable, fmt.Errorf("%s at %s: it ended without a result", what, l.From.Address))
 		}
 		if err != nil {
 			return nil, nil, l.explain(what, err)
@@ -176,8 +175,8 @@ func (l *logs) await(ctx context.Context, name string) (*longrunningpb.Operation
 	}
 }
 
-// function returns the digest function of an operation's result.
-func function(m *repb.ExecuteOperationMetadata) (cas.Function, error) {
+// functionOf returns the digest function of an operation's result.
+func functionOf(m *repb.ExecuteOperationMetadata) (cas.Function, error) {
 	for _, f := range cas.Functions() {
 		if f.Proto() == m.DigestFunction {
 			return f, nil
@@ -186,10 +185,10 @@ func function(m *repb.ExecuteOperationMetadata) (cas.Function, error) {
 	if m.DigestFunction == repb.DigestFunction_UNKNOWN {
 		return cas.SHA256, nil
 	}
-	return 0, fmt.Errorf("its digest function is %v: %w", m.DigestFunction, errors.ErrUnsupported)
+	return 0, fmt.Errorf("digest function %v: %w", m.DigestFunction, errors.ErrUnsupported)
 }
 
-// stream prints a resource of ByteStream as it comes.
+// stream prints a ByteStream resource as it arrives.
 func (l *logs) stream(ctx context.Context, name string) error {
 	what := "read " + render.Quote(name)
 	s, err := bspb.NewByteStreamClient(l.conn).Read(ctx, &bspb.ReadRequest{ResourceName: name})
@@ -210,7 +209,7 @@ func (l *logs) stream(ctx context.Context, name string) error {
 	}
 }
 
-// result prints what a result says.
+// result prints the output in a result.
 func (l *logs) result(ctx context.Context, f cas.Function, r *repb.ActionResult) error {
 	raw, digest := r.StdoutRaw, r.StdoutDigest
 	if l.Stderr {
@@ -224,7 +223,7 @@ func (l *logs) result(ctx context.Context, f cas.Function, r *repb.ActionResult)
 	}
 	d, err := cas.FromProto(f, digest)
 	if err != nil {
-		return exit.New(exit.No, fmt.Errorf("the result: %w", err))
+		return exit.New(exit.No, fmt.Errorf("result: %w", err))
 	}
 	return l.stream(ctx, strings.TrimPrefix(l.instance+"/"+d.Resource(), "/"))
 }

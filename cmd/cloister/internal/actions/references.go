@@ -11,8 +11,8 @@ import (
 	"github.com/cloister-build/cloister/cas/remote"
 )
 
-// References returns the blobs that a result refers to, and those of them that are absent. A Tree that is absent hides what
-// is in it.
+// References returns the blobs that a result refers to, and those among them that are absent. An absent Tree hides its
+// contents.
 func References(ctx context.Context, s *remote.Store, f cas.Function, r *repb.ActionResult) (ds, missing []cas.Digest, err error) {
 	ds, err = cas.Closure(ctx, s, f, r)
 	if errors.Is(err, cas.ErrNotFound) {

@@ -10,9 +10,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime"
 
+	"github.com/cloister-build/cloister/cas/durable"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
@@ -21,12 +21,13 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// An evidence is the flags by which a command writes a statement.
+// Flags are the flags of commands that write a statement.
 type Flags struct {
 	Path, Key      string
 	PassphraseFile string
 }
 
+// Register adds the flags.
 func (e *Flags) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&e.Path, "attest", "", "file for an in-toto Statement of the findings")
@@ -34,25 +35,25 @@ func (e *Flags) Register(cmd *cobra.Command) {
 	f.StringVar(&e.PassphraseFile, "passphrase-file", "", "file with the passphrase of --key in its first line (default: prompt on the terminal)")
 }
 
-// Load returns the key that the flags name, nil if they name none; before anything is run, so that a wrong one costs
+// Load returns the key of the flags, nil if there is none. Commands call it before any run, so that a wrong key costs
 // nothing.
 func (e *Flags) Load(ctx context.Context) (*attest.Key, error) {
 	switch {
 	case e.Key == "" && e.PassphraseFile != "":
-		return nil, errors.New("--passphrase-file is for --key, which is not given")
+		return nil, errors.New("--passphrase-file needs --key")
 	case e.Key == "":
 		return nil, nil
 	case e.Path == "":
-		return nil, errors.New("--key signs what --attest writes, which is not given")
+		return nil, errors.New("--key needs --attest")
 	}
 	text, mode, err := readKey(e.Key)
 	if err != nil {
 		return nil, fmt.Errorf("--key: %w", err)
 	}
 	if public, err := attest.ParsePublicKeys(text); err == nil {
-		return e.byAgent(ctx, public)
+		return e.agentKey(ctx, public)
 	}
-	if err := onlyOurs(e.Key, mode); err != nil {
+	if err := checkPrivate(e.Key, mode); err != nil {
 		return nil, fmt.Errorf("--key %w", err)
 	}
 	k, err := attest.ParsePrivateKey(text, nil)
@@ -62,7 +63,7 @@ func (e *Flags) Load(ctx context.Context) (*attest.Key, error) {
 			k, err = attest.ParsePrivateKey(text, passphrase)
 		}
 	} else if err == nil && e.PassphraseFile != "" {
-		err = errors.New("it has no passphrase: leave --passphrase-file out")
+		err = errors.New("the key has no passphrase: omit --passphrase-file")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("--key %s: %w", render.Quote(e.Key), err)
@@ -70,17 +71,17 @@ func (e *Flags) Load(ctx context.Context) (*attest.Key, error) {
 	return k, nil
 }
 
-// byAgent returns a key whose private half an ssh-agent has.
-func (e *Flags) byAgent(ctx context.Context, public []*attest.Key) (*attest.Key, error) {
+// agentKey returns a key whose private half is in ssh-agent.
+func (e *Flags) agentKey(ctx context.Context, public []*attest.Key) (*attest.Key, error) {
 	switch {
 	case len(public) > 1:
-		return nil, fmt.Errorf("--key %s: there are %d public keys in it: write one to a file of its own", render.Quote(e.Key), len(public))
+		return nil, fmt.Errorf("--key %s: the file has %d public keys, want one", render.Quote(e.Key), len(public))
 	case e.PassphraseFile != "":
-		return nil, fmt.Errorf("--key %s: it is a public key, whose private half ssh-agent has: leave --passphrase-file out", render.Quote(e.Key))
+		return nil, fmt.Errorf("--key %s: a public key selects ssh-agent: omit --passphrase-file", render.Quote(e.Key))
 	}
 	socket := os.Getenv("SSH_AUTH_SOCK")
 	if socket == "" {
-		return nil, fmt.Errorf("--key %s: it is a public key, and there is no ssh-agent that could have the private one: SSH_AUTH_SOCK is not set", render.Quote(e.Key))
+		return nil, fmt.Errorf("--key %s: a public key selects ssh-agent, but SSH_AUTH_SOCK is not set", render.Quote(e.Key))
 	}
 	k, err := attest.AgentKey(ctx, socket, public[0])
 	if err != nil {
@@ -89,12 +90,12 @@ func (e *Flags) byAgent(ctx context.Context, public []*attest.Key) (*attest.Key,
 	return k, nil
 }
 
-// passphrase returns that of the key.
+// passphrase returns the passphrase of the key.
 func (e *Flags) passphrase(ctx context.Context) ([]byte, error) {
 	if e.PassphraseFile != "" {
 		text, mode, err := readKey(e.PassphraseFile)
 		if err == nil {
-			err = onlyOurs(e.PassphraseFile, mode)
+			err = checkPrivate(e.PassphraseFile, mode)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("--passphrase-file %w", err)
@@ -108,13 +109,13 @@ func (e *Flags) passphrase(ctx context.Context) ([]byte, error) {
 	case errors.As(err, &by):
 		return nil, exit.New(by.ExitCode(), errors.New("stopped"))
 	case err != nil:
-		return nil, fmt.Errorf("%w, and cannot be asked for: %w; give it by --passphrase-file FILE, or add the key to ssh-agent and state --key %s",
+		return nil, fmt.Errorf("%w, and prompting failed: %w; pass --passphrase-file FILE, or add the key to ssh-agent and pass --key %s",
 			attest.ErrPassphrase, err, render.Quote(e.Key+".pub"))
 	}
 	return passphrase, nil
 }
 
-// readKey reads a file that may be secret, and says what mode it has.
+// readKey reads a file that may be secret, and returns its mode.
 func readKey(path string) ([]byte, os.FileMode, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -132,15 +133,15 @@ func readKey(path string) ([]byte, os.FileMode, error) {
 	return text, info.Mode(), err
 }
 
-// onlyOurs fails if others may read or change a file of that mode.
-func onlyOurs(path string, mode os.FileMode) error {
+// checkPrivate fails if others can read or change a file of that mode.
+func checkPrivate(path string, mode os.FileMode) error {
 	if runtime.GOOS != "windows" && mode.IsRegular() && mode.Perm()&0o077 != 0 {
-		return fmt.Errorf("%s: others may read or change it (mode %04o); fix: chmod 600 %s", render.Quote(path), mode.Perm(), render.Quote(path))
+		return fmt.Errorf("%s: others can read or change it (mode %04o); fix: chmod 600 %s", render.Quote(path), mode.Perm(), render.Quote(path))
 	}
 	return nil
 }
 
-// Write writes the statement, signed if there is a key; the file is there whole or as it was.
+// Write writes the statement, signed if k is not nil, and replaces the file atomically.
 func (e *Flags) Write(ctx context.Context, s *attest.Statement, k *attest.Key) error {
 	if e.Path == "" {
 		return nil
@@ -158,23 +159,10 @@ func (e *Flags) Write(ctx context.Context, s *attest.Statement, k *attest.Key) e
 	return nil
 }
 
-// replaceFile writes a file, by a rename; what is no regular file, as a link or a device, is written to as it is.
+// replaceFile replaces a regular file atomically, and writes to anything else, such as a link or a device, directly.
 func replaceFile(path string, text []byte) error {
 	if fi, err := os.Lstat(path); err == nil && !fi.Mode().IsRegular() {
 		return os.WriteFile(path, text, 0o666)
 	}
-	// Under a name of nobody's, beside it, since a rename works within a file system only.
-	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(file.Name())
-	_, err = file.Write(text)
-	if err == nil {
-		err = file.Chmod(0o644)
-	}
-	if err = errors.Join(err, file.Close()); err != nil {
-		return err
-	}
-	return os.Rename(file.Name(), path)
+	return durable.WriteFile(path, text, 0o644)
 }

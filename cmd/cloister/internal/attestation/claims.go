@@ -18,7 +18,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/attest"
 )
 
-// Claims are what the flags of attest verify demand of a statement.
+// Claims are the requirements of attest verify on a statement.
 type Claims struct {
 	Keys         []string
 	Unsigned     bool
@@ -27,10 +27,10 @@ type Claims struct {
 	Reproducible bool
 }
 
-// Check reads a statement and returns it, with the keys that signed it, if it is what is demanded.
+// Check reads a statement, and returns it with the IDs of the keys that signed it if it meets the requirements.
 func (c *Claims) Check(ctx context.Context, path string) (*attest.Statement, []string, error) {
 	if (len(c.Keys) > 0) == c.Unsigned {
-		return nil, nil, errors.New("say whose signature counts by --key, or --unsigned if nobody's is to be checked")
+		return nil, nil, errors.New("pass --key with accepted keys, or --unsigned to check no signature")
 	}
 	action := cas.Digest{}
 	if c.Action != "" {
@@ -66,22 +66,22 @@ func (c *Claims) Check(ctx context.Context, path string) (*attest.Statement, []s
 		return no("it is about action %s, not %s", render.Quote(about), action)
 	}
 	if c.Reproducible && (s.Reproducibility == nil || s.Reproducibility.Verdict != attest.Same) {
-		return no("it does not say that the action is reproducible")
+		return no("it does not state that the action is reproducible")
 	}
 	for _, name := range c.Files {
 		sum, err := sha256File(name)
 		if err != nil {
 			return nil, nil, exit.New(exit.Usage, fmt.Errorf("--file: %w", err))
 		}
-		// Of a link and of a directory the digest is that of no file's content.
+		// Digests of links and directories are not those of a file's content.
 		if !slices.ContainsFunc(s.Subjects, func(d attest.Descriptor) bool { return d.MediaType == "" && d.Digest["sha256"] == sum }) {
-			return no("%s, with SHA-256 %s, is no file among its %d subjects", name, sum, len(s.Subjects))
+			return no("%s, with SHA-256 %s, is not a file among its %d subjects", name, sum, len(s.Subjects))
 		}
 	}
 	return s, by, nil
 }
 
-// StatedAction returns the digest of the action that a statement is about, as a command line states it.
+// StatedAction returns the digest of the action that a statement is about.
 func StatedAction(s *attest.Statement) string {
 	if s.Provenance != nil {
 		return s.Provenance.BuildDefinition.ExternalParameters.Action
@@ -89,7 +89,7 @@ func StatedAction(s *attest.Statement) string {
 	return s.Reproducibility.Action.Name
 }
 
-// readSmall reads a file that is to be held in memory.
+// readSmall reads a file of limited size.
 func readSmall(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// OfResult says how the recorded result of an action came about.
+// OfResult returns the provenance of the cached result of an action.
 func OfResult(ctx context.Context, s *remote.Store, digest cas.Digest) (*attest.Statement, error) {
 	var action repb.Action
 	if err := cas.ReadProto(ctx, s, digest, &action); err != nil {
@@ -54,7 +54,7 @@ func OfResult(ctx context.Context, s *remote.Store, digest cas.Digest) (*attest.
 		if m.ExecutionStartTimestamp != nil && m.ExecutionCompletedTimestamp != nil {
 			p.RunDetails.Metadata = attest.Metadata{StartedOn: m.ExecutionStartTimestamp.AsTime(), FinishedOn: m.ExecutionCompletedTimestamp.AsTime()}
 		}
-		if err := recorded(ctx, s, m, p, &d); err != nil {
+		if err := addManifest(ctx, s, m, p, &d); err != nil {
 			return nil, err
 		}
 	}
@@ -65,11 +65,11 @@ func OfResult(ctx context.Context, s *remote.Store, digest cas.Digest) (*attest.
 	return statement, d.err
 }
 
-// builderID names what vouches for a run: a worker of this make. Who operates it is told by the signature.
+// builderID identifies the software of the builder. The signature identifies its operator.
 const builderID = "https://github.com/cloister-build/cloister"
 
-// recorded adds what the worker recorded as the manifest of the run, if that is still there.
-func recorded(ctx context.Context, s *remote.Store, meta *repb.ExecutedActionMetadata, p *attest.Provenance, d *descriptors) error {
+// addManifest adds the content of the manifest of the run, if it still exists.
+func addManifest(ctx context.Context, s *remote.Store, meta *repb.ExecutedActionMetadata, p *attest.Provenance, d *descriptors) error {
 	var ours cloisterpb.Execution
 	for _, m := range meta.AuxiliaryMetadata {
 		if m.MessageIs(&ours) {
@@ -87,7 +87,7 @@ func recorded(ctx context.Context, s *remote.Store, meta *repb.ExecutedActionMet
 	}
 	text, err := cas.ReadAll(ctx, s, digest, manifest.MaxBytes)
 	if errors.Is(err, cas.ErrNotFound) {
-		return nil // it is no part of the result, and may go before it
+		return nil // it is not part of the result, and may be evicted earlier
 	}
 	if err != nil {
 		return err
@@ -123,7 +123,7 @@ func recorded(ctx context.Context, s *remote.Store, meta *repb.ExecutedActionMet
 	return nil
 }
 
-// parameters are what the action states.
+// parameters returns what the action states.
 func parameters(digest cas.Digest, instance string, action *repb.Action, command *repb.Command) attest.Parameters {
 	p := attest.Parameters{
 		Action:           digest.String(),
@@ -148,7 +148,7 @@ func parameters(digest cas.Digest, instance string, action *repb.Action, command
 	return p
 }
 
-// descriptors makes Descriptors of digests of one function; err is the first that could not be made.
+// descriptors makes Descriptors of digests of one function; err is the first error.
 type descriptors struct {
 	function cas.Function
 	err      error
@@ -169,16 +169,16 @@ func (ds *descriptors) proto(name string, p *repb.Digest) attest.Descriptor {
 	return ds.of(name, d)
 }
 
-// Media types of directories, as the digest of the message that the result has of them.
+// Media types of directories, by the message that the digest names, and of links.
 const (
 	mediaTree      = "application/x-protobuf; messageType=build.bazel.remote.execution.v2.Tree"
 	mediaDirectory = "application/x-protobuf; messageType=build.bazel.remote.execution.v2.Directory"
 	MediaLink      = "inode/symlink"
 )
 
-// outputs are the files, directories and links of a result, by name. The digest of a link is that of its target.
+// outputs returns the files, directories and links of a result, by name. The digest of a link is that of its target.
 func (ds *descriptors) outputs(r *repb.ActionResult) []attest.Descriptor {
-	all := []attest.Descriptor{} // also if it is empty a list, as JSON has it
+	all := []attest.Descriptor{} // not nil, for an empty JSON list
 	for _, f := range r.OutputFiles {
 		d := ds.proto(f.Path, f.Digest)
 		if f.IsExecutable {
@@ -204,7 +204,7 @@ func (ds *descriptors) outputs(r *repb.ActionResult) []attest.Descriptor {
 	return slices.CompactFunc(all, func(a, b attest.Descriptor) bool { return a.Name == b.Name && a.MediaType == b.MediaType })
 }
 
-// log is what a result has of stdout or stderr; nothing where there was none, of which some servers name the empty blob.
+// log returns the descriptor of stdout or stderr, empty without output, for which some servers name the empty blob.
 func (ds *descriptors) log(named *repb.Digest, inline []byte) attest.Descriptor {
 	switch {
 	case named.GetSizeBytes() > 0:

@@ -12,7 +12,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/attest"
 )
 
-// OfVerdict says what a verdict says, with the runs that it follows from.
+// OfVerdict returns the statement of a verdict, with the runs that it follows from.
 func OfVerdict(v *repro.Verdict) (*attest.Statement, error) {
 	action, err := cas.ParseDigest(v.Action)
 	if err != nil {
@@ -33,7 +33,7 @@ func OfVerdict(v *repro.Verdict) (*attest.Statement, error) {
 		of := descriptors{function: action.Function()}
 		outputs := of.outputs(run.Result)
 		for j := range outputs {
-			// By what they were compared, else no verdict follows.
+			// Directories are compared by their roots, so the verdict follows only from these.
 			if root := run.Root(outputs[j].Name); root != nil && outputs[j].MediaType == mediaTree {
 				outputs[j], outputs[j].MediaType = of.proto(outputs[j].Name, root), mediaDirectory
 			}

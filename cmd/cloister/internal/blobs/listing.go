@@ -17,7 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 )
 
-// A listed is one entry of a directory.
+// An Entry is an entry of a directory.
 type Entry struct {
 	Path       string `json:"path"`
 	Kind       string `json:"kind"` // file, directory, symlink
@@ -28,26 +28,26 @@ type Entry struct {
 	Absent     bool   `json:"absent,omitempty"` // a directory
 }
 
-// A listing prints directories.
+// A Listing prints directories.
 type Listing struct {
 	Store  cas.Store
 	Out    io.Writer
 	JSON   bool
 	Rows   []Entry
 	Absent bool
-	// Of a Tree, instead of those of the store.
+	// The directories of a Tree, if there is one.
 	root    cas.Digest
 	unboxed map[cas.Digest]*repb.Directory
 }
 
-// Unpack reads the Tree d, so that d names its root.
+// Unpack reads the Tree d, so that d names its root directory.
 func (l *Listing) Unpack(ctx context.Context, d cas.Digest) error {
 	var t repb.Tree
 	if err := cas.ReadProto(ctx, l.Store, d, &t); err != nil {
 		return err
 	}
 	if t.Root == nil {
-		return fmt.Errorf("%w: %s is not the digest of a Tree: it has no root", cas.ErrInvalid, d)
+		return fmt.Errorf("%w: %s is not a Tree: it has no root", cas.ErrInvalid, d)
 	}
 	l.root, l.unboxed = d, map[cas.Digest]*repb.Directory{d: t.Root}
 	for _, dir := range t.Children {
@@ -72,7 +72,7 @@ func (l *Listing) directory(ctx context.Context, d cas.Digest) (*repb.Directory,
 	return dir, nil
 }
 
-// PrintPath prints what is at the path below of the directory d.
+// PrintPath prints what is at a path below the directory d.
 func (l *Listing) PrintPath(ctx context.Context, d cas.Digest, below string, deep bool) error {
 	prefix := ""
 	if below != "." {
@@ -105,8 +105,7 @@ func (l *Listing) PrintPath(ctx context.Context, d cas.Digest, below string, dee
 	return l.walk(ctx, d, prefix, deep)
 }
 
-// walk prints a directory, and what is below it if deep. A digest says all that is below it, so that no directory is in
-// itself; the depth is bounded all the same.
+// walk prints a directory, recursively if deep. Digests rule out cycles; the depth is limited as well.
 func (l *Listing) walk(ctx context.Context, d cas.Digest, prefix string, deep bool) error {
 	type step struct {
 		digest cas.Digest
@@ -133,7 +132,7 @@ func (l *Listing) walk(ctx context.Context, d cas.Digest, prefix string, deep bo
 		var subs []step
 		for _, e := range es {
 			if at.path != "" {
-				e.Path = at.path + "/" + e.Path // as it is called, whatever that may be
+				e.Path = at.path + "/" + e.Path
 			}
 			if err := l.print(e); err != nil {
 				return err
@@ -146,7 +145,7 @@ func (l *Listing) walk(ctx context.Context, d cas.Digest, prefix string, deep bo
 				subs = append(subs, step{sub, e.Path})
 			}
 		}
-		slices.Reverse(subs) // so that the first is the next
+		slices.Reverse(subs) // the first is next on the stack
 		todo = append(todo, subs...)
 		if strings.Count(at.path, "/") > maxDepth {
 			return fmt.Errorf("%w: directory %s is more than %d levels deep", cas.ErrInvalid, at.digest, maxDepth)
@@ -155,10 +154,10 @@ func (l *Listing) walk(ctx context.Context, d cas.Digest, prefix string, deep bo
 	return nil
 }
 
-// maxDepth is how deep a tree is printed: deeper than any that an action may have.
+// maxDepth limits the depth of a printed tree; no action may have a deeper one.
 const maxDepth = 5000
 
-// entries returns what is in dir, in the order of names. Paths are names alone.
+// entries returns the entries of dir, sorted by name.
 func entries(f cas.Function, dir *repb.Directory) ([]Entry, error) {
 	var all []Entry
 	for _, n := range dir.Directories {
@@ -182,7 +181,7 @@ func entries(f cas.Function, dir *repb.Directory) ([]Entry, error) {
 	return all, nil
 }
 
-// print prints one entry. What a client chose is quoted.
+// print prints an entry, with names quoted.
 func (l *Listing) print(e Entry) error {
 	if l.JSON {
 		l.Rows = append(l.Rows, e)

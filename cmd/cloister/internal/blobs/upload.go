@@ -12,12 +12,12 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 )
 
-// Upload stores what path names.
+// Upload stores the file or directory at path, or stdin for "-".
 func Upload(ctx context.Context, to cas.Store, f cas.Function, path string, stdin io.Reader) (cas.Digest, error) {
 	if path == "-" {
 		return uploadStream(ctx, to, f, stdin)
 	}
-	switch fi, err := os.Stat(path); { // before it is opened: a pipe would wait for its writer
+	switch fi, err := os.Stat(path); { // opening a pipe would wait for its writer
 	case err != nil:
 		return cas.Digest{}, err
 	case fi.IsDir():
@@ -28,7 +28,7 @@ func Upload(ctx context.Context, to cas.Store, f cas.Function, path string, stdi
 		defer dir.Close()
 		return tree.Ingest(ctx, to, f, dir)
 	case !fi.Mode().IsRegular():
-		return cas.Digest{}, errors.New("it is neither a file nor a directory; pipe it into: cloister cas put -")
+		return cas.Digest{}, errors.New("neither a file nor a directory; pipe it into cloister cas put -")
 	}
 	file, err := os.Open(path)
 	if err != nil {
@@ -51,7 +51,7 @@ func uploadFile(ctx context.Context, to cas.Store, f cas.Function, file *os.File
 	return d, to.Put(ctx, d, file)
 }
 
-// uploadStream stores what r holds, by way of a file: the name of a blob comes before its bytes.
+// uploadStream stores a stream by way of a file, because a blob's digest precedes its bytes.
 func uploadStream(ctx context.Context, to cas.Store, f cas.Function, r io.Reader) (cas.Digest, error) {
 	file, err := os.CreateTemp("", "cloister-put-*")
 	if err != nil {

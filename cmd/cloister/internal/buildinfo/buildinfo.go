@@ -7,10 +7,10 @@ import (
 	"runtime/debug"
 )
 
-// Version is the release; the revision comes from the build.
+// Version is the release. The revision comes from the build.
 const Version = "0.1.0"
 
-// Revision returns what the Go toolchain recorded of the checkout, or "unknown".
+// Revision returns the revision that the Go toolchain recorded, or "unknown".
 func Revision() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

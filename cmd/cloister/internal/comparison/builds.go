@@ -17,7 +17,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// maxSteps is how many entries of a history are read for one build.
+// maxSteps limits the entries of a history that are read for one build.
 const maxSteps = 1_000_000
 
 // A buildsReport is what diff prints of two builds.
@@ -27,7 +27,7 @@ type buildsReport struct {
 	B     string         `json:"b"`
 	Same  bool           `json:"same"`
 	Count map[string]int `json:"count"` // of actions, by relation
-	// Pairs are those that are not the same, causes before what follows from them.
+	// Pairs are the differing pairs, causes before their consequences.
 	Pairs []shownPair `json:"pairs,omitempty"`
 }
 
@@ -43,7 +43,7 @@ type shownPair struct {
 	Note     string        `json:"note,omitempty"`
 }
 
-// builds compares two builds by the history of the server.
+// builds compares two builds in the history of the server.
 func (c *Config) builds(ctx context.Context, a, b string, out io.Writer) (same bool, err error) {
 	var steps [2][]changes.Step
 	for i, id := range []string{a, b} {
@@ -51,7 +51,7 @@ func (c *Config) builds(ctx context.Context, a, b string, out io.Writer) (same b
 			return false, err
 		}
 		if len(steps[i]) == 0 {
-			return false, fmt.Errorf("the history of %s, instance %q, has no action of a build %s; cloister action ls --all lists what it has", c.From.Address, c.From.Instance, render.Quote(id))
+			return false, fmt.Errorf("the history of %s, instance %q, has no build %s; list builds with cloister action ls --all", c.From.Address, c.From.Instance, render.Quote(id))
 		}
 	}
 	reader, err := c.reader(ctx)
@@ -76,7 +76,7 @@ func (c *Config) builds(ctx context.Context, a, b string, out io.Writer) (same b
 			s.Changes, err = c.explained(ctx, p.Changes, compare.Known{})
 		} else {
 			names := *c
-			names.Names = true // why an action is another is said by its names alone
+			names.Names = true // for changed actions, names explain enough
 			s.Changes, err = names.explained(ctx, p.Changes, compare.Known{})
 		}
 		if err != nil {
@@ -90,16 +90,16 @@ func (c *Config) builds(ctx context.Context, a, b string, out io.Writer) (same b
 	return r.Same, r.print(out)
 }
 
-// steps returns the actions of a build, the oldest first, each with its newest result.
+// steps returns the actions of a build, oldest first, each with its latest result.
 func (c *Config) steps(ctx context.Context, id string) ([]changes.Step, error) {
 	var all []changes.Step
 	place := map[string]int{}
 	err := c.From.History(ctx, &cloisterpb.ListHistoryRequest{InvocationId: id, Limit: maxSteps}, func(e *cloisterpb.HistoryEntry) error {
 		if e.How == "checked" {
-			return nil // no answer to the build
+			return nil // not an answer to the build
 		}
 		if i, ok := place[e.Action]; ok {
-			if s := &all[i]; s.Result == "" { // it was looked for last, and executed before
+			if s := &all[i]; s.Result == "" { // looked up last, and executed before
 				s.Result = e.Result
 				s.Manifest, _ = cas.ParseDigest(e.Manifest) // zero if there is none
 			}
@@ -119,7 +119,7 @@ func (c *Config) steps(ctx context.Context, id string) ([]changes.Step, error) {
 	return all, err
 }
 
-// shown returns p as it is printed, without its changes.
+// shown returns p for printing, without its changes.
 func shown(p *changes.Pair) shownPair {
 	s := shownPair{Relation: string(p.Relation)}
 	if p.B != nil {
@@ -135,15 +135,15 @@ func shown(p *changes.Pair) shownPair {
 		s.Relation = "follows"
 	}
 	if p.Err != nil {
-		s.Note = "why is not known: " + p.Err.Error()
+		s.Note = "unknown cause: " + p.Err.Error()
 	}
 	return s
 }
 
-// relations are in the order in which they are counted.
+// relations are in the order in which they are printed.
 var relations = []string{string(changes.Same), string(changes.Nondeterministic), string(changes.Changed), "follows", string(changes.OnlyA), string(changes.OnlyB)}
 
-// print prints r for a person. What clients chose is quoted.
+// print prints r for a person, with everything that clients chose quoted.
 func (r *buildsReport) print(out io.Writer) error {
 	if r.Same {
 		return nil
@@ -188,10 +188,10 @@ func (r *buildsReport) print(out io.Writer) error {
 	return err
 }
 
-// title says what an action is for.
+// title describes an action.
 func (p *shownPair) title() string {
 	if text := strings.TrimSpace(p.Mnemonic + " " + p.Target); text != "" {
 		return render.Quote(text)
 	}
-	return "an action of which the client said nothing"
+	return "an action without target and mnemonic"
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// Config is what the flags of diff say.
+// Config is the flags of diff.
 type Config struct {
 	From             client.Server
 	As               string
@@ -32,18 +32,18 @@ type Config struct {
 	roots []*os.Root    // of directories of this host
 }
 
-// Kinds are what --as takes, in the order in which they are recognised.
+// Kinds are the values of --as, in the order in which they are detected.
 var Kinds = []string{"manifest", "action", "tree", "directory", "command", "blob"}
 
-// A thing is one of what is compared.
+// An operand is one side of the comparison.
 type operand struct {
 	name   string
-	digest cas.Digest // zero for one of this host
-	action bool       // it is known to be one
+	digest cas.Digest // zero for a file of this host
+	action bool       // the digest is known to be that of an action
 	folder bool       // a directory of this host
 }
 
-// Run compares, and reports whether there is no difference.
+// Run compares two operands or builds, and reports whether they are the same.
 func (c *Config) Run(ctx context.Context, a, b string, out io.Writer) (same bool, err error) {
 	defer func() {
 		if c.store != nil {
@@ -76,7 +76,7 @@ func (c *Config) Run(ctx context.Context, a, b string, out io.Writer) (same bool
 	return r.Same, r.print(out)
 }
 
-// operand returns what a name of the command line means.
+// operand resolves a name of the command line.
 func (c *Config) thing(ctx context.Context, name string) (operand, error) {
 	if d, err := cas.ParseDigest(name); err == nil {
 		return operand{name: name, digest: d}, nil
@@ -89,14 +89,14 @@ func (c *Config) thing(ctx context.Context, name string) (operand, error) {
 		case err == nil:
 			return operand{name: name, folder: info.IsDir()}, nil
 		case !client.DigestPrefix.MatchString(name):
-			return operand{}, fmt.Errorf("%s is no digest (HASH/SIZE), and there is no such file: %w", render.Quote(name), err)
+			return operand{}, fmt.Errorf("%s is neither a digest (HASH/SIZE) nor a file: %w", render.Quote(name), err)
 		}
 	}
 	s, err := c.From.Action(ctx, name)
 	return operand{name: name, digest: s.Digest, action: true}, err
 }
 
-// reader returns what reads from the server, which it connects to when it is first called.
+// reader returns a reader of the server's store, and connects to it at the first call.
 func (c *Config) reader(ctx context.Context) (*changes.Reader, error) {
 	if c.store == nil {
 		s, err := c.From.Open(ctx)
@@ -108,7 +108,7 @@ func (c *Config) reader(ctx context.Context) (*changes.Reader, error) {
 	return &changes.Reader{Store: c.store, Open: contents(c.store)}, nil
 }
 
-// compare compares two things, and says in r how they differ.
+// compare compares two operands and adds their differences to r.
 func (c *Config) compare(ctx context.Context, r *diffReport, a, b operand) error {
 	var err error
 	if c.Results {
@@ -125,7 +125,7 @@ func (c *Config) compare(ctx context.Context, r *diffReport, a, b operand) error
 		return c.compareFiles(ctx, r, a, b)
 	}
 	if a.digest.IsZero() || b.digest.IsZero() {
-		return fmt.Errorf("an %s is compared by its digest, and %s is of this host", r.Kind, render.Quote(map[bool]string{true: a.name, false: b.name}[a.digest.IsZero()]))
+		return fmt.Errorf("--as %s needs digests, and %s is a file of this host", r.Kind, render.Quote(map[bool]string{true: a.name, false: b.name}[a.digest.IsZero()]))
 	}
 	reader, err := c.reader(ctx)
 	if err != nil {
@@ -142,7 +142,7 @@ func (c *Config) compare(ctx context.Context, r *diffReport, a, b operand) error
 	return c.explain(ctx, r, found, compare.Known{})
 }
 
-// compareResults compares what the action cache has of two actions.
+// compareResults compares the cached results of two actions.
 func (c *Config) compareResults(ctx context.Context, r *diffReport, a, b operand) error {
 	reader, err := c.reader(ctx)
 	if err != nil {
@@ -158,7 +158,7 @@ func (c *Config) compareResults(ctx context.Context, r *diffReport, a, b operand
 		return err
 	}
 	if a.digest.Function() != b.digest.Function() {
-		return errors.New("results of different digest functions have no blob in common: they are not compared")
+		return errors.New("cannot compare results of different digest functions, because they share no blobs")
 	}
 	found, err := changes.Results(ctx, reader, a.digest.Function(), x, y)
 	if err != nil {
@@ -176,7 +176,7 @@ func (c *Config) compareFolders(ctx context.Context, r *diffReport, a, b operand
 			if err != nil {
 				return err
 			}
-			c.roots = append(c.roots, f.root) // what is in them is opened later, too
+			c.roots = append(c.roots, f.root) // their files are opened later
 			folders[i] = f
 			continue
 		}
@@ -224,7 +224,7 @@ func (c *Config) compareFiles(ctx context.Context, r *diffReport, a, b operand) 
 	return err
 }
 
-// content opens a file or a blob. The caller calls what it returns.
+// content opens a file or a blob. The caller calls the returned function.
 func (c *Config) content(ctx context.Context, t operand) (*io.SectionReader, func(), error) {
 	if t.digest.IsZero() {
 		f, err := os.Open(t.name)
@@ -258,13 +258,13 @@ func (r *diffReport) manifests(a, b io.Reader) error {
 	return nil
 }
 
-// maxExplained is of how many files it is said how they differ, and maxExplainedBytes how large each may be.
+// maxExplained limits the number of files whose contents are compared, and maxExplainedBytes the size of each.
 const (
 	maxExplained      = 20
 	maxExplainedBytes = 256 << 20
 )
 
-// explain adds changes to r, and of the first files how they differ.
+// explain adds changes to r, with the differences between the first files.
 func (c *Config) explain(ctx context.Context, r *diffReport, found []changes.Change, known compare.Known) error {
 	all, err := c.explained(ctx, found, known)
 	r.Changes = append(r.Changes, all...)
@@ -293,7 +293,7 @@ func (c *Config) explained(ctx context.Context, found []changes.Change, known co
 	return all, nil
 }
 
-// differences returns how what two files hold differs.
+// differences returns the differences between the contents of two files.
 func differences(ctx context.Context, name string, a, b *changes.Entry, known compare.Known) ([]compare.Difference, error) {
 	x, closeX, err := a.Open(ctx)
 	if err != nil {

@@ -20,22 +20,22 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// DiffoscopeHelp is what the flag --diffoscope says of itself.
+// DiffoscopeHelp is the help text of --diffoscope.
 const DiffoscopeHelp = "compare differing files with diffoscope(1) as well, outside the sandbox"
 
-// CheckDiffoscope returns what is wrong with asking for it.
+// CheckDiffoscope fails if diffoscope is requested but not installed.
 func CheckDiffoscope(wanted bool) error {
 	if !wanted {
 		return nil
 	}
 	if _, err := exec.LookPath("diffoscope"); err != nil {
-		return fmt.Errorf("--diffoscope: %w; install it, or leave the flag out", compare.ErrNoDiffoscope)
+		return fmt.Errorf("--diffoscope: %w; install it, or omit the flag", compare.ErrNoDiffoscope)
 	}
 	return nil
 }
 
-// lookDeeper has diffoscope compare two files or directories of this host where they are, blobs as copies, and of all else
-// copies of the files that differ.
+// lookDeeper runs diffoscope on two files or directories of this host, on copies of two blobs, or on copies of all
+// differing files.
 func (c *Config) lookDeeper(ctx context.Context, r *diffReport, a, b operand) error {
 	if !c.Diffoscope || len(r.Changes)+len(r.Differences) == 0 {
 		return nil
@@ -71,24 +71,24 @@ func (c *Config) lookDeeper(ctx context.Context, r *diffReport, a, b operand) er
 		r.Diffoscope, err = compare.Diffoscope(ctx, paths[0], paths[1])
 	}
 	if pair.without > 0 {
-		r.Diffoscope += fmt.Sprintf("%d files were not shown to diffoscope: %s\n", pair.without, pair.why)
+		r.Diffoscope += fmt.Sprintf("diffoscope did not see %d files: %s\n", pair.without, pair.why)
 	}
 	return err
 }
 
-// maxChanged is how many bytes of files that differ are copied for diffoscope.
+// maxChanged limits the bytes of differing files that are copied for diffoscope.
 const maxChanged = 1 << 30
 
-// A changed is two directories of files that differ.
+// A changed is a pair of directories with differing files.
 type changed struct {
-	left    int64 // how many bytes may still be written
-	files   int   // that are there
-	without int   // that are not
+	left    int64 // bytes that may still be written
+	files   int   // written
+	without int   // omitted
 	why     string
 }
 
-// write writes the files that changes speak of below two directories, which it makes. Links and directories are not among
-// them: what there is to say of these the changes say. Names and contents are foreign: what cannot be written, or is too large, is counted.
+// write copies the differing files into two directories, which it makes. It counts files that are too large or have
+// impossible names, since names and contents are hostile. Links and directories are covered by the changes themselves.
 func (p *changed) write(ctx context.Context, all []shownChange, dirs [2]string) error {
 	for i, dir := range dirs {
 		if err := os.Mkdir(dir, 0o700); err != nil {
@@ -113,7 +113,7 @@ func (p *changed) write(ctx context.Context, all []shownChange, dirs [2]string) 
 	return nil
 }
 
-// skip counts a file that is not there.
+// skip counts a file that was not copied.
 func (p *changed) skip(name, why string) {
 	if p.without++; p.without == 1 {
 		p.why = fmt.Sprintf("%s is %s", render.Quote(name), why)
@@ -145,16 +145,16 @@ func (p *changed) file(ctx context.Context, root *os.Root, name string, e *chang
 		out, err = root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	}
 	if err != nil {
-		p.skip(name, "no name that a file can be written by")
+		p.skip(name, "not a valid file name here")
 		return nil
 	}
 	p.files++
 	_, err = io.Copy(out, in)
-	// When it was copied is no difference.
+	// The time of the copy must not be a difference.
 	return errors.Join(err, out.Close(), root.Chtimes(name, time.Unix(0, 0), time.Unix(0, 0)))
 }
 
-// copyTo writes what a thing holds to a new file.
+// copyTo copies the content of an operand to a new file.
 func (c *Config) copyTo(ctx context.Context, t operand, path string) error {
 	in, done, err := c.content(ctx, t)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// kind returns what two things are: what --as says, or the first of diffKinds that both may be.
+// kind returns the kind of two operands: that of --as, or the first of Kinds that fits both.
 func (c *Config) kind(ctx context.Context, a, b operand) (string, error) {
 	switch {
 	case c.As != "":
@@ -38,9 +38,9 @@ func (c *Config) kind(ctx context.Context, a, b operand) (string, error) {
 		return "", err
 	}
 	fit := slices.DeleteFunc(slices.Clone(Kinds), func(k string) bool { return !slices.Contains(x, k) || !slices.Contains(y, k) })
-	// A message of one kind and one of another are both blobs, but not as somebody means who names them.
+	// Two messages of different kinds are both blobs, but comparing them as such is not what the user wants.
 	if len(fit) == 0 || fit[0] == "blob" && len(x) > 1 && len(y) > 1 {
-		return "", fmt.Errorf("%s and %s are not of one kind: state with --as what they are to be compared as", render.Quote(a.name), render.Quote(b.name))
+		return "", fmt.Errorf("%s and %s are of different kinds: choose one with --as", render.Quote(a.name), render.Quote(b.name))
 	}
 	return fit[0], nil
 }
@@ -48,7 +48,7 @@ func (c *Config) kind(ctx context.Context, a, b operand) (string, error) {
 // manifestHead begins every manifest.
 const manifestHead = "cloister-manifest v1\n"
 
-// kinds returns what a thing may be.
+// kinds returns the kinds that fit an operand.
 func (c *Config) kinds(ctx context.Context, t operand) ([]string, error) {
 	switch {
 	case t.action:
@@ -83,8 +83,8 @@ func (c *Config) kinds(ctx context.Context, t operand) ([]string, error) {
 	return kinds, nil
 }
 
-// message returns which message of the API b is, or "": which it may be by its bytes, and makes sense as. Commands are
-// the last, since every text makes sense as an argument.
+// message returns the message of the API that b plausibly is, or "". Commands come last, because every text is a
+// plausible argument.
 func message(b []byte, f cas.Function) string {
 	good := func(p *repb.Digest) bool { _, err := cas.FromProto(f, p); return err == nil }
 	parsed := func(m proto.Message) bool {
@@ -113,10 +113,10 @@ func message(b []byte, f cas.Function) string {
 	return ""
 }
 
-// result returns what the action cache has of an action, and sets what is known of the run.
+// result returns the cached result of an action, and sets what is known of the run.
 func (c *Config) result(ctx context.Context, t operand, known **compare.Facts) (*repb.ActionResult, error) {
 	if t.digest.IsZero() {
-		return nil, fmt.Errorf("%s is not the digest of an action, of which --results compares the result", render.Quote(t.name))
+		return nil, fmt.Errorf("--results needs the digests of actions, and %s is a file", render.Quote(t.name))
 	}
 	r, err := c.store.Lookup(ctx, t.digest)
 	if errors.Is(err, cas.ErrNotFound) {
@@ -128,10 +128,10 @@ func (c *Config) result(ctx context.Context, t operand, known **compare.Facts) (
 	return r, err
 }
 
-// inMemory is up to which size, in bytes, a blob is compared in memory.
+// inMemory is the maximum size, in bytes, of blobs compared in memory.
 const inMemory = 8 << 20
 
-// contents returns what opens blobs of a store: those that are large by way of a file.
+// contents returns a function that opens blobs of a store, large ones by way of a file.
 func contents(s cas.Store) func(ctx context.Context, d cas.Digest) (*io.SectionReader, func(), error) {
 	return func(ctx context.Context, d cas.Digest) (*io.SectionReader, func(), error) {
 		if d.Size() <= inMemory {
@@ -157,11 +157,11 @@ func contents(s cas.Store) func(ctx context.Context, d cas.Digest) (*io.SectionR
 	}
 }
 
-// sectionOf returns all of an open file, and what closes it.
+// sectionOf returns the content of an open file, and a function that closes it.
 func sectionOf(f *os.File) (*io.SectionReader, func(), error) {
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no regular file", render.Quote(f.Name()))
+		err = fmt.Errorf("%s is not a regular file", render.Quote(f.Name()))
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, f.Close())
@@ -175,13 +175,13 @@ type diskFolder struct {
 	path string // below root
 }
 
-// openFolder returns a directory of this host. The caller closes its root.
+// openFolder opens a directory of this host. The caller closes its root.
 func openFolder(name string) (*diskFolder, error) {
 	root, err := os.OpenRoot(name)
 	return &diskFolder{root, "."}, err
 }
 
-// Entries implements changes.Directory. What is neither file, directory nor link is an error: it has no content.
+// Entries implements changes.Directory. Special files are an error, because they have no content.
 func (d *diskFolder) Entries(context.Context) ([]changes.Entry, error) {
 	f, err := d.root.Open(d.path)
 	if err != nil {
@@ -219,7 +219,7 @@ func (d *diskFolder) Entries(context.Context) ([]changes.Entry, error) {
 				return nil, err
 			}
 		default:
-			return nil, fmt.Errorf("%s is neither a file, a directory nor a link", render.Quote(at))
+			return nil, fmt.Errorf("%s is not a file, directory or link", render.Quote(at))
 		}
 		all = append(all, e)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// A diffReport is what diff prints of two things.
+// A diffReport is what diff prints of two operands.
 type diffReport struct {
 	Kind    string        `json:"kind"`
 	A       string        `json:"a"`
@@ -22,18 +22,18 @@ type diffReport struct {
 	Changes []shownChange `json:"changes,omitempty"`
 	// Differences are those of two blobs.
 	Differences []compare.Difference `json:"differences,omitempty"`
-	// Diffoscope is what diffoscope says, if it was asked.
+	// Diffoscope is the output of diffoscope, if requested.
 	Diffoscope string `json:"diffoscope,omitempty"`
 }
 
-// A shownChange is a change with what is known of the blobs that it names.
+// A shownChange is a change with the differences between the blobs that it names.
 type shownChange struct {
 	changes.Change
 	Differences []compare.Difference `json:"differences,omitempty"`
 	Note        string               `json:"note,omitempty"`
 }
 
-// print prints r for a person. What others chose is printable by now.
+// print prints r for a person. Text chosen by others is printable already.
 func (r *diffReport) print(out io.Writer) error {
 	if r.Same {
 		return nil
@@ -47,7 +47,7 @@ func (r *diffReport) print(out io.Writer) error {
 	return err
 }
 
-// sides prints what each side has. Nothing has no line.
+// sides prints both values, without lines for empty ones.
 func sides(b *bytes.Buffer, indent, x, y string) {
 	if x != "" {
 		fmt.Fprintf(b, "%s  - %s\n", indent, x)

@@ -93,7 +93,7 @@ func TestTopOnATerminal(t *testing.T) {
 		t.Errorf("it does not begin and end on a page of its own: %q", got)
 	}
 	page := strings.Split(got, screenHome)[1]
-	if n := strings.Count(page, "\r\n"); n != 2 || !strings.Contains(page, "lines more") {
+	if n := strings.Count(page, "\r\n"); n != 2 || !strings.Contains(page, "more lines") {
 		t.Errorf("a page of a terminal of 3 lines has %d: %q", n, page)
 	}
 }

@@ -71,19 +71,18 @@ func (p *Page) Result(r *repb.ActionResult) {
 	}
 }
 
-// message prints what a worker added to a result, whatever it is.
+// message prints metadata that a worker added to a result.
 func (p *Page) message(aux *anypb.Any) {
 	m, err := aux.UnmarshalNew()
 	if err != nil {
-		p.Line("metadata", fmt.Sprintf("%s  %d bytes of a type that is not known here", Quote(aux.TypeUrl), len(aux.Value)))
+		p.Line("metadata", fmt.Sprintf("%s  %d bytes of an unknown type", Quote(aux.TypeUrl), len(aux.Value)))
 		return
 	}
 	p.Line("metadata", string(m.ProtoReflect().Descriptor().FullName()))
 	p.fields("  ", m.ProtoReflect())
 }
 
-// fields prints the fields of m that are set, in the order of their declaration, so that one that is new
-// shows by itself.
+// fields prints the set fields of m in the order of their declaration, so that new fields show without a change here.
 func (p *Page) fields(prefix string, m protoreflect.Message) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {

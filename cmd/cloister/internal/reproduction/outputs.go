@@ -16,8 +16,8 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// lookDeeper has diffoscope compare the outputs of the first run with those of the first that differs.
-func (c *Config) lookDeeper(ctx context.Context, bench *localworker.Worker, v *repro.Verdict, places []repro.Executor) error {
+// lookDeeper runs diffoscope on the outputs of the first run and of the first that differs.
+func (c *Config) lookDeeper(ctx context.Context, bench *localworker.Worker, v *repro.Verdict, executors []repro.Executor) error {
 	if !c.Diffoscope || len(v.Differences) == 0 {
 		return nil
 	}
@@ -29,7 +29,7 @@ func (c *Config) lookDeeper(ctx context.Context, bench *localworker.Worker, v *r
 	var paths [2]string
 	for side, i := range v.Differences[0].Runs {
 		paths[side] = filepath.Join(dir, fmt.Sprintf("run%d", i+1))
-		if err := extractRun(ctx, v, i, places, paths[side]); err != nil {
+		if err := extractRun(ctx, v, i, executors, paths[side]); err != nil {
 			return fmt.Errorf("--diffoscope: %w", err)
 		}
 	}
@@ -38,7 +38,7 @@ func (c *Config) lookDeeper(ctx context.Context, bench *localworker.Worker, v *r
 }
 
 // extractRun writes the outputs of a run to a directory, which it makes.
-func extractRun(ctx context.Context, v *repro.Verdict, i int, places []repro.Executor, dir string) error {
+func extractRun(ctx context.Context, v *repro.Verdict, i int, executors []repro.Executor, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -46,15 +46,15 @@ func extractRun(ctx context.Context, v *repro.Verdict, i int, places []repro.Exe
 	if err != nil {
 		return err
 	}
-	err = tree.Extract(ctx, places[i%len(places)].Store, v.Function(), v.Runs[i].Result, root)
+	err = tree.Extract(ctx, executors[i%len(executors)].Store, v.Function(), v.Runs[i].Result, root)
 	if err := errors.Join(err, root.Close()); err != nil {
 		return fmt.Errorf("outputs of run %d: %w", i+1, err)
 	}
 	return nil
 }
 
-// keepRuns copies the outputs of each run to where --keep says.
-func (c *Config) keepRuns(ctx context.Context, v *repro.Verdict, places []repro.Executor) error {
+// keepRuns copies the outputs of each run to the directory of --keep.
+func (c *Config) keepRuns(ctx context.Context, v *repro.Verdict, executors []repro.Executor) error {
 	if c.KeepIn == "" {
 		return nil
 	}
@@ -64,10 +64,10 @@ func (c *Config) keepRuns(ctx context.Context, v *repro.Verdict, places []repro.
 		if err != nil {
 			return err
 		}
-		below = filepath.Join(below, d.Hash()) // all of it: outputs of two actions must not mix
+		below = filepath.Join(below, d.Hash()) // the whole hash, so that outputs of two actions cannot mix
 	}
 	for i := range v.Runs {
-		if err := extractRun(ctx, v, i, places, filepath.Join(below, fmt.Sprintf("run%d", i+1))); err != nil {
+		if err := extractRun(ctx, v, i, executors, filepath.Join(below, fmt.Sprintf("run%d", i+1))); err != nil {
 			return fmt.Errorf("--keep: %w", err)
 		}
 	}

@@ -28,37 +28,36 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Config is what the flags of repro say.
+// Config is the flags of repro.
 type Config struct {
-	localworker.ActionFlags // of a command
-	From                    client.Server
-	Sandbox                 confinement.Flags
-	Names                   []string
-	Which                   client.Filter
+	localworker.ActionFlags
+	From    client.Server
+	Sandbox confinement.Flags
+	Names   []string
+	Which   client.Filter
 
-	Runs   int
-	Vary   string
-	On     []string
-	Bisect bool
-	Report string
-	KeepIn string
-	JSON   bool
-	// diffoscope asks for its opinion as well.
+	Runs       int
+	Vary       string
+	On         []string
+	Bisect     bool
+	Report     string
+	KeepIn     string
+	JSON       bool
 	Diffoscope bool
 
 	Attest attestation.Flags
-	key    *attest.Key // of evidence
+	key    *attest.Key // of Attest
 }
 
-// maxSubjects is how many actions a selection judges.
-const maxSubjects = 1000
+// maxActions limits the actions of a selection.
+const maxActions = 1000
 
-// CheckFlags returns what is wrong with the command line.
+// CheckFlags validates the command line.
 func (c *Config) CheckFlags(cmd *cobra.Command) error {
 	command := len(c.Args) > 0
 	for _, name := range localworker.ActionFlagNames {
 		if cmd.Flags().Changed(name) && !command {
-			return fmt.Errorf("--%s is of a command, which is stated after --", name)
+			return fmt.Errorf("--%s needs a command after --", name)
 		}
 	}
 	kinds := 0
@@ -69,9 +68,9 @@ func (c *Config) CheckFlags(cmd *cobra.Command) error {
 	}
 	switch {
 	case kinds != 1:
-		return errors.New("state what is to run: digests of actions, or a selection as --invocation ID, or a command after --")
+		return errors.New("write digests of actions, a selection such as --invocation ID, or a command after --")
 	case c.Runs < repro.MinRuns || c.Runs > repro.MaxRuns:
-		return fmt.Errorf("--runs %d: from %d to %d runs can be compared", c.Runs, repro.MinRuns, repro.MaxRuns)
+		return fmt.Errorf("--runs %d: write a number from %d to %d", c.Runs, repro.MinRuns, repro.MaxRuns)
 	}
 	if _, err := repro.Choose(c.Vary); err != nil {
 		return fmt.Errorf("--vary: %w", err)
@@ -80,7 +79,7 @@ func (c *Config) CheckFlags(cmd *cobra.Command) error {
 		return err
 	}
 	if c.Attest.Path != "" && !command && len(c.Names) != 1 {
-		return errors.New("--attest is of one action: state one")
+		return errors.New("--attest needs exactly one action")
 	}
 	var err error
 	if c.key, err = c.Attest.Load(cmd.Context()); err != nil {
@@ -89,23 +88,23 @@ func (c *Config) CheckFlags(cmd *cobra.Command) error {
 	for _, on := range c.On {
 		u, err := url.Parse(on)
 		if on != "local" && on != "remote" && (err != nil || u.Port() == "" || u.User != nil || u.RawQuery+u.Fragment != "" || u.Scheme != "grpc" && u.Scheme != "grpcs") {
-			// Reports and messages name places: what is stated must not be a password.
+			// Reports and messages repeat the addresses, so they must not contain passwords.
 			return errors.New("--on: write local, remote, grpc://HOST:PORT[/INSTANCE] or grpcs://HOST:PORT[/INSTANCE]")
 		}
 	}
 	if c.Bisect && !c.local() {
-		return errors.New("--bisect needs the sandbox of this machine, where things can be held: add local to --on")
+		return errors.New("--bisect needs the sandbox of this machine: add local to --on")
 	}
 	return errors.Join(comparison.CheckDiffoscope(c.Diffoscope), c.ActionFlags.Check())
 }
 
-// subjects returns the actions that the command line names; of a command it is a digest that is yet to come.
-func (c *Config) subjects(ctx context.Context) ([]client.Action, error) {
+// actions returns the selected actions; for a command one without a digest yet.
+func (c *Config) actions(ctx context.Context) ([]client.Action, error) {
 	if len(c.Args) > 0 {
 		return []client.Action{{}}, nil
 	}
 	if c.Which.Set() {
-		all, err := c.From.Actions(ctx, c.Which, maxSubjects)
+		all, err := c.From.Actions(ctx, c.Which, maxActions)
 		if err == nil && len(all) == 0 {
 			err = exit.New(exit.Absent, fmt.Errorf("the history of %s has no such action", c.From.Address))
 		}
@@ -122,9 +121,9 @@ func (c *Config) subjects(ctx context.Context) ([]client.Action, error) {
 	return all, nil
 }
 
-// Run judges all actions, one after the other, and prints what it finds.
+// Run checks all actions in order and prints its findings.
 func (c *Config) Run(ctx context.Context, out, info io.Writer) (repro.Report, error) {
-	subjects, err := c.subjects(ctx)
+	subjects, err := c.actions(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -147,13 +146,13 @@ func (c *Config) Run(ctx context.Context, out, info io.Writer) (repro.Report, er
 	var report repro.Report
 	var failed error
 	for i, s := range subjects {
-		v, err := c.one(ctx, bench, servers, s, fmt.Sprintf("%d of %d, ", i+1, len(subjects)), info)
+		v, err := c.check(ctx, bench, servers, s, fmt.Sprintf("%d of %d, ", i+1, len(subjects)), info)
 		if err != nil && (len(subjects) == 1 || ctx.Err() != nil) {
 			return nil, err
 		}
-		if err != nil { // the others are judged all the same
+		if err != nil { // continue with the others
 			fmt.Fprintf(info, "cloister: %s: %v\n", s.Digest, err)
-			failed = fmt.Errorf("%d of %d actions could not be judged; the last: %w", i+1-len(report), len(subjects), err)
+			failed = fmt.Errorf("%d of %d actions could not be checked; the last: %w", i+1-len(report), len(subjects), err)
 			continue
 		}
 		report = append(report, v)
@@ -166,7 +165,7 @@ func (c *Config) Run(ctx context.Context, out, info io.Writer) (repro.Report, er
 	return report, errors.Join(c.print(report, len(subjects), out), c.write(report), c.writeStatement(ctx, report), failed)
 }
 
-// print prints what comes after all verdicts.
+// print prints the summary after all verdicts.
 func (c *Config) print(report repro.Report, of int, out io.Writer) error {
 	if c.JSON {
 		return render.JSON(out, report)
@@ -177,14 +176,14 @@ func (c *Config) print(report repro.Report, of int, out io.Writer) error {
 	return report.Table(out)
 }
 
-// one judges one action.
-func (c *Config) one(ctx context.Context, bench *localworker.Worker, servers servers, s client.Action, which string, info io.Writer) (*repro.Verdict, error) {
+// check checks one action.
+func (c *Config) check(ctx context.Context, bench *localworker.Worker, servers servers, s client.Action, which string, info io.Writer) (*repro.Verdict, error) {
 	var task *worker.Task
 	var err error
 	if len(c.Args) > 0 {
 		task, err = c.Put(ctx, bench)
 	} else {
-		task, err = c.bring(ctx, bench, s)
+		task, err = c.fetch(ctx, bench, s)
 	}
 	if err != nil {
 		return nil, err
@@ -202,7 +201,7 @@ func (c *Config) one(ctx context.Context, bench *localworker.Worker, servers ser
 			o.Executors = append(o.Executors, repro.Executor{Name: on, Executor: bench.Local, Store: in.Store, Features: &bench.Local.Features})
 			continue
 		}
-		p, err := servers[on].place(ctx, on, in.Store, task.Action)
+		p, err := servers[on].executor(ctx, on, in.Store, task.Action)
 		if err != nil {
 			return nil, fmt.Errorf("--on %s: %w", on, err)
 		}
@@ -219,7 +218,7 @@ func (c *Config) one(ctx context.Context, bench *localworker.Worker, servers ser
 	return v, errors.Join(c.keepRuns(ctx, v, o.Executors), c.lookDeeper(ctx, bench, v, o.Executors))
 }
 
-// local reports whether something runs here.
+// local reports whether runs take place here.
 func (c *Config) local() bool {
 	for _, on := range c.On {
 		if on == "local" {
@@ -229,8 +228,8 @@ func (c *Config) local() bool {
 	return false
 }
 
-// bring copies an action with its inputs from the server into the workbench, and returns its task.
-func (c *Config) bring(ctx context.Context, bench *localworker.Worker, s client.Action) (*worker.Task, error) {
+// fetch copies an action with its inputs from the server, and returns its task.
+func (c *Config) fetch(ctx context.Context, bench *localworker.Worker, s client.Action) (*worker.Task, error) {
 	task, err := bench.Fetch(ctx, &c.From, s.Digest)
 	if task != nil {
 		task.Target, task.Mnemonic = s.Target, s.Mnemonic
@@ -238,7 +237,7 @@ func (c *Config) bring(ctx context.Context, bench *localworker.Worker, s client.
 	return task, c.From.Explain(err, exit.Trouble)
 }
 
-// writerOf returns what makes a report of the kind that the name of its file says.
+// writerOf returns the encoder of the report format that the file name selects.
 func writerOf(name string) (func(repro.Report) ([]byte, error), error) {
 	switch filepath.Ext(name) {
 	case ".html":
@@ -252,10 +251,10 @@ func writerOf(name string) (func(repro.Report) ([]byte, error), error) {
 			return []byte(b.String()), err
 		}, nil
 	}
-	return nil, fmt.Errorf("--report %s: its name is to end in .html, .md or .json", name)
+	return nil, fmt.Errorf("--report %s: write a name that ends in .html, .md or .json", name)
 }
 
-// write writes the report, if one is wanted.
+// write writes the report, if requested.
 func (c *Config) write(r repro.Report) error {
 	if c.Report == "" {
 		return nil
@@ -274,7 +273,7 @@ func (c *Config) write(r repro.Report) error {
 	return nil
 }
 
-// writeStatement writes the statement about the one action that was judged, if one is wanted.
+// writeStatement writes the statement about the single action, if requested.
 func (c *Config) writeStatement(ctx context.Context, r repro.Report) error {
 	if c.Attest.Path == "" || len(r) != 1 {
 		return nil
@@ -286,14 +285,14 @@ func (c *Config) writeStatement(ctx context.Context, r repro.Report) error {
 	return c.Attest.Write(ctx, s, c.key)
 }
 
-// dial connects to all servers of --on. The caller closes what it returns, also after an error.
+// dial connects to all servers of --on. The caller closes them, also after an error.
 func (c *Config) dial(ctx context.Context) (servers, error) {
 	all := servers{}
 	for _, on := range c.On {
 		if on == "local" || all[on] != nil {
 			continue
 		}
-		// Whoever this is at --cas is nobody's business elsewhere.
+		// Credentials are for the server of --cas only.
 		at := client.Server{Address: on, Instance: c.From.Instance}
 		if on == "remote" || on == c.From.Address {
 			at = c.From

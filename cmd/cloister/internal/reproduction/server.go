@@ -22,10 +22,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// servers are those of --on, by what it calls them.
+// servers are the servers of --on, by their names there.
 type servers map[string]*server
 
-// A server executes actions and has the blobs for it. It is a worker.Executor over whatever server of the API.
+// A server is a worker.Executor over a server of the API, which also has the blobs.
 type server struct {
 	store    *remote.Store
 	conn     *grpc.ClientConn
@@ -41,9 +41,9 @@ func (all servers) close() {
 	}
 }
 
-// place returns the server as a place for the runs of an action, which it then has, with all inputs, from a store that has
-// them. There the action is marked as not to be cached.
-func (s *server) place(ctx context.Context, name string, from cas.Store, action cas.Digest) (*repro.Executor, error) {
+// executor returns the server as an executor of an action, after uploading the action, marked as not to be cached, and
+// its inputs from a store that has them.
+func (s *server) executor(ctx context.Context, name string, from cas.Store, action cas.Digest) (*repro.Executor, error) {
 	f := action.Function()
 	var a repb.Action
 	if err := cas.ReadProto(ctx, from, action, &a); err != nil {
@@ -62,7 +62,7 @@ func (s *server) place(ctx context.Context, name string, from cas.Store, action 
 		}
 		needed = append(needed, d)
 	}
-	// The input root is the last, and of each Directory those inside come after it.
+	// The input root comes last, and subdirectories are appended behind their parents.
 	seen := map[cas.Digest]bool{}
 	for i := 2; i < len(needed); i++ {
 		var d repb.Directory
@@ -89,7 +89,7 @@ func (s *server) place(ctx context.Context, name string, from cas.Store, action 
 	return &repro.Executor{Name: name, Executor: s, Store: s.store, Action: there}, nil
 }
 
-// send copies those of ds that a store lacks into it.
+// send copies those of ds that a store lacks.
 func send(ctx context.Context, from cas.Store, to *remote.Store, ds []cas.Digest) error {
 	missing, err := to.Missing(ctx, ds)
 	if err != nil {
@@ -127,7 +127,7 @@ func send(ctx context.Context, from cas.Store, to *remote.Store, ds []cas.Digest
 	return flush()
 }
 
-// Execute has the server execute the action, whatever it has cached. Of t it uses the action alone.
+// Execute makes the server execute the action, even if it has a cached result. It uses nothing else of t.
 func (s *server) Execute(ctx context.Context, t *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
 	for try := 0; ; try++ {
 		r, err := s.execute(ctx, t)
@@ -148,7 +148,7 @@ func (s *server) Execute(ctx context.Context, t *worker.Task, _ func(worker.Stag
 	}
 }
 
-// execute makes one call, and follows it to the end.
+// execute makes one call and follows it to its end.
 func (s *server) execute(ctx context.Context, t *worker.Task) (*repb.ExecuteResponse, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -180,13 +180,13 @@ func (s *server) execute(ctx context.Context, t *worker.Task) (*repb.ExecuteResp
 	return &r, nil
 }
 
-// outcome returns what a server answered: a run that failed is an outcome, as one that exceeded its time.
+// outcome converts the answer of a server. A failed run, such as one that exceeded its time limit, is an outcome too.
 func outcome(r *repb.ExecuteResponse) (*worker.Outcome, error) {
 	code := codes.Code(r.GetStatus().GetCode())
 	state, ok := response.Status(code)
 	switch {
 	case r.CachedResult:
-		return nil, &worker.Fault{Kind: worker.Unmet, Err: errors.New("the server answered from its cache, though it was asked not to")}
+		return nil, &worker.Fault{Kind: worker.Unmet, Err: errors.New("the server answered from its cache despite skip_cache_lookup")}
 	case r.Result == nil || !ok:
 		return nil, &worker.Fault{Kind: worker.Unavailable, Err: fmt.Errorf("the server did not execute it: %s: %+.1000q", code, r.GetStatus().GetMessage())}
 	}

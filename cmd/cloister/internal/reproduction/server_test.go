@@ -92,13 +92,13 @@ func elsewhere(t *testing.T, c *Config, on string) (*repro.Verdict, []repro.Exec
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := all[on].place(t.Context(), on, here, action)
+	p, err := all[on].executor(t.Context(), on, here, action)
 	if err != nil {
 		t.Fatal(err)
 	}
-	places := []repro.Executor{*p}
-	v, err := repro.Check(t.Context(), &worker.Task{Action: action}, repro.Options{Runs: 2, Executors: places})
-	return v, places, err
+	executors := []repro.Executor{*p}
+	v, err := repro.Check(t.Context(), &worker.Task{Action: action}, repro.Options{Runs: 2, Executors: executors})
+	return v, executors, err
 }
 
 // TestTokensAreForOneServer: that of --cas. Whoever else is named by --on learns none.
@@ -148,7 +148,7 @@ func TestServersRecordNothing(t *testing.T) {
 func TestHostileServers(t *testing.T) {
 	huge := cas.SHA256.Sum([]byte("10 GB")).Proto()
 	huge.SizeBytes = 10 << 30
-	v, places, err := elsewhere(t, &Config{}, second(lying(t, &repb.ExecuteResponse{Result: &repb.ActionResult{
+	v, executors, err := elsewhere(t, &Config{}, second(lying(t, &repb.ExecuteResponse{Result: &repb.ActionResult{
 		OutputFiles:    []*repb.OutputFile{{Path: "\x1b[2J", Digest: huge}, {Path: "none"}, {Path: "../out", Digest: huge}},
 		OutputSymlinks: []*repb.OutputSymlink{{Path: "../../link", Target: "/etc"}}, StdoutDigest: huge,
 	}})))
@@ -161,7 +161,7 @@ func TestHostileServers(t *testing.T) {
 	}
 	dir := t.TempDir()
 	c := &Config{KeepIn: filepath.Join(dir, "a", "b")}
-	if err := c.keepRuns(t.Context(), v, places); err == nil {
+	if err := c.keepRuns(t.Context(), v, executors); err == nil {
 		t.Error("outputs outside of the directory were kept")
 	}
 	for _, name := range []string{"out", "link", "a/out", "a/link", "a/b/out", "a/b/link"} {
