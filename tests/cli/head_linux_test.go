@@ -233,7 +233,7 @@ func TestHeadNeedsNoSandbox(t *testing.T) {
 		out, _ := cmd.CombinedOutput() // the exit code is checked below
 		return string(out), cmd.ProcessState.ExitCode()
 	}
-	if out, code := run("--jobs 1"); code != 3 || !strings.Contains(out, "actions cannot be sandboxed here") {
+	if out, code := run("--jobs 1"); code != 3 || !strings.Contains(out, "this host cannot sandbox actions") {
 		if code == 1 || code == 99 {
 			sandboxtest.Unavailable(t, "unprivileged", out)
 		}
