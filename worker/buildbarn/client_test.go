@@ -326,6 +326,14 @@ func (j *joined) answer() *repb.ExecuteResponse {
 	return nil
 }
 
+// wantExit7 waits for the next answer, which must be the success of j.stages.
+func (j *joined) wantExit7() {
+	j.t.Helper()
+	if r := j.answer(); r.Result.GetExitCode() != 7 || r.Status.GetCode() != 0 {
+		j.t.Errorf("got %v, want exit code 7", r)
+	}
+}
+
 // stages is an executor that enters each stage it is sent, until stage 0 or the end of ctx.
 type stages struct {
 	next      chan worker.Stage // 0: the end
@@ -384,9 +392,7 @@ func TestStagesAreReported(t *testing.T) {
 		j.wantCalls("1 uploading", "1 uploading")
 		j.next <- 0
 		j.wantCalls("1 completed")
-		if r := j.answer(); r.Result.GetExitCode() != 7 || r.Status.GetCode() != 0 {
-			t.Errorf("got %v, want exit code 7", r)
-		}
+		j.wantExit7()
 	})
 }
 
@@ -518,9 +524,7 @@ func TestActionSurvivesASchedulerOutage(t *testing.T) {
 		j.next <- 0
 		j.sleep(10 * time.Minute)
 		j.change(func() { j.away = nil })
-		if r := j.answer(); r.Result.GetExitCode() != 7 {
-			t.Errorf("got %v", r)
-		}
+		j.wantExit7()
 		if j.Down() != "" {
 			t.Errorf("Down is %q, want none", j.Down())
 		}
@@ -587,9 +591,7 @@ func TestDrainEndsEachSlot(t *testing.T) {
 			t.Fatal("Run returned before the action ended")
 		}
 		j.next <- 0
-		if r := j.answer(); r.Result.GetExitCode() != 7 {
-			t.Errorf("got %v", r)
-		}
+		j.wantExit7()
 		if !j.over() || len(j.queue) != 1 || len(j.has) != 0 {
 			t.Errorf("returned %v with %d queued and assigned %v; want true, 1 and none", j.over(), len(j.queue), j.has)
 		}
@@ -751,13 +753,13 @@ func TestFailuresNameTheWorker(t *testing.T) {
 		r := j.answer()
 		if st := r.Status; codes.Code(st.Code) != codes.Unavailable || st.Message != "worker w: fetch: the store is down" ||
 			!strings.HasSuffix(r.Message, "(worker w, slot 1, action "+digestOf("a").String()+")") || r.Result != nil {
-			t.Errorf("got %v", r)
+			t.Errorf("got %v, want UNAVAILABLE with worker and action", r)
 		}
 		if text := j.log.String(); !strings.Contains(text, "trace=0af7651916cd43dd8448eb211c80319c") {
 			t.Errorf("log is %s, want the trace", text)
 		}
 		if r := j.answer(); codes.Code(r.Status.Code) != codes.Internal || !strings.Contains(r.Status.Message, "at the disco") {
-			t.Errorf("got %v", r)
+			t.Errorf("got %v, want INTERNAL with the panic", r)
 		}
 		if calls := get(j.scheduler, func() []string { return j.calls }); !slices.Equal(calls[:3], []string{"1 idle", "1 completed!", "1 idle"}) {
 			t.Errorf("calls are %q, want a pause after the failure", calls)
@@ -781,7 +783,7 @@ func TestInvalidAssignmentsAreAnswered(t *testing.T) {
 			change(garbage)
 			j.add(garbage)
 			if r := j.answer(); codes.Code(r.Status.Code) != codes.InvalidArgument || !strings.Contains(r.Status.Message, "worker w: ") {
-				t.Errorf("%s: got %v", name, r)
+				t.Errorf("%s: got %v, want INVALID_ARGUMENT", name, r)
 			}
 		})
 	}

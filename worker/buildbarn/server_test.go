@@ -146,6 +146,8 @@ func (h *head) put(t *testing.T, fn cas.Function, text string) *repb.Digest {
 	return d.Proto()
 }
 
+type syncRequest = remoteworkerpb.SynchronizeRequest
+
 // A slot is a simulated worker: the request it sends.
 type slot struct {
 	h   *head
@@ -729,29 +731,29 @@ func TestMalformedCallsAreInvalid(t *testing.T) {
 		return &repb.Platform_Property{Name: name, Value: value}
 	}
 	for name, row := range map[string]struct {
-		change func(*remoteworkerpb.SynchronizeRequest)
+		change func(*syncRequest)
 		want   string
 	}{
-		"no id":        {func(r *remoteworkerpb.SynchronizeRequest) { r.WorkerId = nil }, "worker_id is empty"},
-		"an empty id":  {func(r *remoteworkerpb.SynchronizeRequest) { r.WorkerId = map[string]string{"": ""} }, "worker_id is empty"},
-		"a long id":    {func(r *remoteworkerpb.SynchronizeRequest) { r.WorkerId["x"] = strings.Repeat("x", 1<<20) }, "worker_id"},
-		"line breaks":  {func(r *remoteworkerpb.SynchronizeRequest) { r.WorkerId["x"] = "a\nb" }, "printable"},
-		"no state":     {func(r *remoteworkerpb.SynchronizeRequest) { r.CurrentState = nil }, "current state"},
-		"empty state":  {func(r *remoteworkerpb.SynchronizeRequest) { r.CurrentState = &remoteworkerpb.CurrentState{} }, "current state"},
-		"no digest":    {func(r *remoteworkerpb.SynchronizeRequest) { r.CurrentState = executing(nil) }, "no action digest"},
-		"size class":   {func(r *remoteworkerpb.SynchronizeRequest) { r.SizeClass = 7 }, "size_class 7"},
-		"prefix":       {func(r *remoteworkerpb.SynchronizeRequest) { r.InstanceNamePrefix = "a/blobs" }, "instance_name_prefix"},
-		"empty prefix": {func(r *remoteworkerpb.SynchronizeRequest) { r.InstanceNamePrefix = "a//b" }, "instance_name_prefix"},
-		"unsorted": {func(r *remoteworkerpb.SynchronizeRequest) {
+		"no id":        {func(r *syncRequest) { r.WorkerId = nil }, "worker_id is empty"},
+		"an empty id":  {func(r *syncRequest) { r.WorkerId = map[string]string{"": ""} }, "worker_id is empty"},
+		"a long id":    {func(r *syncRequest) { r.WorkerId["x"] = strings.Repeat("x", 1<<20) }, "worker_id"},
+		"line breaks":  {func(r *syncRequest) { r.WorkerId["x"] = "a\nb" }, "printable"},
+		"no state":     {func(r *syncRequest) { r.CurrentState = nil }, "current state"},
+		"empty state":  {func(r *syncRequest) { r.CurrentState = &remoteworkerpb.CurrentState{} }, "current state"},
+		"no digest":    {func(r *syncRequest) { r.CurrentState = executing(nil) }, "no action digest"},
+		"size class":   {func(r *syncRequest) { r.SizeClass = 7 }, "size_class 7"},
+		"prefix":       {func(r *syncRequest) { r.InstanceNamePrefix = "a/blobs" }, "instance_name_prefix"},
+		"empty prefix": {func(r *syncRequest) { r.InstanceNamePrefix = "a//b" }, "instance_name_prefix"},
+		"unsorted": {func(r *syncRequest) {
 			r.Platform.Properties = []*repb.Platform_Property{property("b", "1"), property("a", "1")}
 		}, "not lexicographically sorted, as property a=1 should have been placed before property b=1"},
-		"unsorted values": {func(r *remoteworkerpb.SynchronizeRequest) {
+		"unsorted values": {func(r *syncRequest) {
 			r.Platform.Properties = []*repb.Platform_Property{property("a", "2"), property("a", "1")}
 		}, "not lexicographically sorted"},
-		"twice": {func(r *remoteworkerpb.SynchronizeRequest) {
+		"twice": {func(r *syncRequest) {
 			r.Platform.Properties = []*repb.Platform_Property{property("a", "1"), property("a", "1")}
 		}, "not lexicographically sorted"},
-		"long platform": {func(r *remoteworkerpb.SynchronizeRequest) {
+		"long platform": {func(r *syncRequest) {
 			r.Platform.Properties = []*repb.Platform_Property{property("a", strings.Repeat("x", 1<<20))}
 		}, "platform"},
 	} {

@@ -43,11 +43,7 @@ func TestRule127_LogNamesAreKnownWhenTheRunBegins(t *testing.T) {
 		wantNames(t, shares, repb.ExecutionStage_EXECUTING, "out1", "err1")
 		waits := submit(t, q, "y", nil)
 		wantNames(t, waits, repb.ExecutionStage_QUEUED, "", "")
-		hit := submit(t, q, "hit", func(r *queue.Request) {
-			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) {
-				return &worker.Outcome{Cached: true, Result: &repb.ActionResult{}}, nil
-			}
-		})
+		hit := submit(t, q, "hit", answer(&worker.Outcome{Cached: true, Result: &repb.ActionResult{}}, nil))
 		wantNames(t, hit, repb.ExecutionStage_COMPLETED, "", "")
 		if logs := e.begun[0].Logs; logs == nil || logs.Stdout.Name != "out1" {
 			t.Errorf("logs of the run are %v, want out1", logs)

@@ -515,15 +515,8 @@ func TestRule092_FinishedOperationAnswersUntilRetainEnds(t *testing.T) {
 func TestFinishedOperationsAreBounded(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1, MaxRetained: 2}, func(t *testing.T, q *queue.Queue, e *executor) {
 		e.release("a", "b", "c")
-		a, b, c := submit(t, q, "a", nil), submit(t, q, "b", nil), submit(t, q, "c", nil)
-		var got []bool
-		for _, o := range []*queue.Operation{a, b, c} {
-			_, ok := q.Operation(o.Name())
-			got = append(got, ok)
-		}
-		if want := []bool{false, true, true}; !slices.Equal(got, want) {
-			t.Errorf("operations kept: %v, want %v", got, want)
-		}
+		ops := []*queue.Operation{submit(t, q, "a", nil), submit(t, q, "b", nil), submit(t, q, "c", nil)}
+		wantKnown(t, q, ops, false, true, true)
 	})
 }
 
@@ -852,15 +845,11 @@ func TestPrepareAnswersWithoutASlot(t *testing.T) {
 	missing := &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: []cas.Digest{action("blob")}}
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		submit(t, q, "holds the slot", nil)
-		hit := submit(t, q, "hit", func(r *queue.Request) {
-			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { return known, nil }
-		})
+		hit := submit(t, q, "hit", answer(known, nil))
 		if s := state(t, hit); s.Outcome != known {
 			t.Errorf("state is %+v, want Prepare's outcome", s)
 		}
-		miss := submit(t, q, "miss", func(r *queue.Request) {
-			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { return nil, missing }
-		})
+		miss := submit(t, q, "miss", answer(nil, missing))
 		if f := wantFault(t, miss, worker.Missing); f != missing {
 			t.Errorf("fault is %+v, want Prepare's", f)
 		}

@@ -315,7 +315,7 @@ func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
 			o := submit(t, q, "x", demands("gpu=1"))
 			wantStage(t, o, repb.ExecutionStage_QUEUED)
 			if d := q.Demands(); len(d) != 1 || d[0].Unmet != "worker a has left" {
-				t.Errorf("Demands = %+v", d)
+				t.Errorf("Demands = %+v, want one whose worker has left", d)
 			}
 			wantTake(t, join(t, q, "a", "1", "gpu=1"), "x").Lost("gone")
 			time.Sleep(time.Hour)
@@ -343,7 +343,7 @@ func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
 			time.Sleep(time.Hour)
 			wantStage(t, o, repb.ExecutionStage_QUEUED)
 			if d := q.Demands(); len(d) != 1 || d[0].Unmet != "worker a is drained" {
-				t.Errorf("Demands = %+v", d)
+				t.Errorf("Demands = %+v, want one whose worker is drained", d)
 			}
 		})
 	})
@@ -520,7 +520,7 @@ func TestPoisonIsNotRetriedForever(t *testing.T) {
 			t.Errorf("fault is\n%s, want\n%s", f, want)
 		}
 		if s := q.Stats(); s.Again != 2 || s.Failed != 1 || s.Queued+s.Running != 0 {
-			t.Errorf("Stats = %+v", s)
+			t.Errorf("Stats = %+v, want Again 2 and Failed 1", s)
 		}
 		again := submit(t, q, "x", nil)
 		wantStage(t, again, repb.ExecutionStage_QUEUED) // a new request is a new attempt
@@ -567,7 +567,7 @@ func TestLostActionWithoutClientsIsNotRetried(t *testing.T) {
 		s.Leave("gone")
 		wantTake(t, join(t, q, "a", "1", ""), "y")
 		if s := q.Stats(); s.Again != 0 || s.Running != 1 || s.Queued != 0 {
-			t.Errorf("Stats = %+v", s)
+			t.Errorf("Stats = %+v, want only one running", s)
 		}
 	})
 }
@@ -679,7 +679,7 @@ func TestDrainedWorkerGetsNoActions(t *testing.T) {
 		wantTake(t, a1, "")
 		w := q.Workers()
 		if len(w) != 4 || w[0].Why != "new kernel" || w[0].Drained.IsZero() || !w[3].Drained.IsZero() {
-			t.Errorf("Workers = %+v", w)
+			t.Errorf("Workers = %+v, want four, those of a drained", w)
 		}
 		wantTake(t, b, "x").End(ended(1), nil)
 		submit(t, q, "y", nil)
@@ -880,7 +880,7 @@ func TestWorkersAndDemandsAreReported(t *testing.T) {
 		submit(t, q, "z", demands("gpu=1"))
 		w := q.Workers()
 		if len(w) != 2 || w[0].Name != "a" || w[0].Prefix != "main" || len(w[1].Slots) != 2 {
-			t.Fatalf("Workers = %+v", w)
+			t.Fatalf("Workers = %+v, want a and b with two slots", w)
 		}
 		if got := w[1].Properties; !slices.Equal(got, properties("x=1 y=2")) {
 			t.Errorf("properties are %v, want x=1 y=2", got)
@@ -901,7 +901,7 @@ func TestWorkersAndDemandsAreReported(t *testing.T) {
 			t.Errorf("Demands = %+v, want two instances", d)
 		}
 		if d[0].Instance != "" || d[0].Queued != 2 || !slices.Equal(d[0].Properties, properties("gpu=1")) || !strings.Contains(d[0].Unmet, "no gpu") {
-			t.Errorf("Demands = %+v", d)
+			t.Errorf("Demands = %+v, want two actions without gpu", d)
 		}
 		if s := q.Stats(); !s.Oldest.Equal(later.Info().Queued) || s.Slots != 3 || s.Queued != 3 || s.Running != 1 {
 			t.Errorf("Stats = %+v, want oldest %v", s, later.Info().Queued)
@@ -914,7 +914,7 @@ func TestWorkersAndDemandsAreReported(t *testing.T) {
 		a.Leave("gone")
 		w = q.Workers()
 		if w[1].Done != 1 || w[1].Lost != 1 || w[1].Left.IsZero() || len(w[1].Slots) != 0 {
-			t.Errorf("Workers = %+v", w)
+			t.Errorf("Workers = %+v, want b gone with Done 1 and Lost 1", w)
 		}
 	})
 }
