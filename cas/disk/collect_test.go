@@ -58,7 +58,7 @@ func TestCollectOlderThan(t *testing.T) {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Minute) // for a mark in each log
-			// A second call has nothing to do.
+			// A second call finds nothing to remove.
 			if r, err := c.Collect(t.Context(), o); err != nil || r.Freed != 0 || r.Moved != 0 || r.Segments != 0 {
 				t.Errorf("pack %d: second Collect: got %+v, %v", pack, r, err)
 			}

@@ -34,9 +34,8 @@ func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 // the others.
 func (s *Store) absent(ds []cas.Digest) []cas.Digest {
 	var missing []cas.Digest
-	var old []index.Key // with stale stamps
-	var oldDigests []cas.Digest
-	asked := map[index.Key]bool{} // set of old
+	var stale []index.Key
+	asked := map[index.Key]bool{} // set of stale
 	now := seconds(time.Now())
 	instance, known := s.cache.instances.find(s.name)
 	for _, d := range ds {
@@ -53,48 +52,13 @@ func (s *Store) absent(ds []cas.Digest) []cas.Digest {
 			missing = append(missing, d)
 		case s.cache.stale(&e, now) && !asked[e.Key]:
 			asked[e.Key] = true
-			old, oldDigests = append(old, e.Key), append(oldDigests, d)
+			stale = append(stale, e.Key)
 		}
 	}
-	if len(old) > 0 {
-		missing = append(missing, digestsOf(s.cache.touch(old, now), old, oldDigests)...)
-		if len(missing) > 0 {
-			missing = inOrder(ds, missing)
-		}
+	if len(stale) > 0 && len(s.cache.touch(stale, now)) > 0 {
+		return s.absent(ds) // some were evicted before their leases were renewed
 	}
 	return unique(missing)
-}
-
-// digestsOf returns the digests of the keys in absent, a subset of keys; ds holds the digests of keys.
-func digestsOf(absent, keys []index.Key, ds []cas.Digest) []cas.Digest {
-	wanted := setOf(absent)
-	var found []cas.Digest
-	for i, k := range keys {
-		if wanted[k] {
-			found = append(found, ds[i])
-		}
-	}
-	return found
-}
-
-// inOrder returns missing in the order of ds.
-func inOrder(ds, missing []cas.Digest) []cas.Digest {
-	wanted := setOf(missing)
-	missing = missing[:0]
-	for _, d := range ds {
-		if wanted[d] {
-			missing = append(missing, d)
-		}
-	}
-	return missing
-}
-
-func setOf[T comparable](all []T) map[T]bool {
-	set := make(map[T]bool, len(all))
-	for _, v := range all {
-		set[v] = true
-	}
-	return set
 }
 
 // unique returns ds without duplicates.
