@@ -259,10 +259,10 @@ func TestDamagedChunkListIsFound(t *testing.T) {
 	for _, how := range []string{"Open", "Missing", "Mapping", "Verify", "Put"} {
 		t.Run(how, func(t *testing.T) {
 			dir := t.TempDir()
-			var told []cas.Digest
+			var reported []cas.Digest
 			c := open(t, disk.Config{Dir: dir, MaxBytes: 16 << 20, Corrupt: func(_ string, d cas.Digest, where string) {
 				if strings.HasPrefix(where, "segments/") {
-					told = append(told, d)
+					reported = append(reported, d)
 				}
 			}})
 			s := store(t, c, "")
@@ -281,7 +281,8 @@ func TestDamagedChunkListIsFound(t *testing.T) {
 				_, err = s.Split(t.Context(), d)
 			case "Verify":
 				var r disk.VerifyReport
-				if r, err = c.Verify(t.Context(), disk.VerifyOptions{}); err == nil && len(r.Damaged) == 1 && r.Damaged[0].Digest == d {
+				if r, err = c.Verify(t.Context(), disk.VerifyOptions{}); err == nil && len(r.Damaged) == 1 &&
+					r.Damaged[0].Digest == d {
 					err = cas.ErrNotFound
 				}
 			case "Put":
@@ -293,8 +294,8 @@ func TestDamagedChunkListIsFound(t *testing.T) {
 			if !errors.Is(err, cas.ErrNotFound) {
 				t.Errorf("got %v", err)
 			}
-			if !slices.Equal(told, []cas.Digest{d}) {
-				t.Errorf("Corrupt: got %v, want %s", told, d)
+			if !slices.Equal(reported, []cas.Digest{d}) {
+				t.Errorf("Corrupt: got %v, want %s", reported, d)
 			}
 			if err := s.Splice(t.Context(), d, cas.ChunkList{Chunks: of}); err != nil {
 				t.Fatal(err)

@@ -82,7 +82,8 @@ func TestCollectOlderThan(t *testing.T) {
 			if r.Freed != before.Bytes-after.Bytes+(after.Bytes-r.Bytes) || r.MaxBytes != before.MaxBytes {
 				t.Errorf("pack %d: got %+v, and the size went from %d to %d bytes", pack, r, before.Bytes, after.Bytes)
 			}
-			if dry.Freed < r.Freed*9/10 || dry.Freed > r.Freed*11/10 || dry.Files != r.Files || dry.Segments > r.Segments+1 || dry.Bytes != before.Bytes-dry.Freed {
+			if dry.Freed < r.Freed*9/10 || dry.Freed > r.Freed*11/10 || dry.Files != r.Files ||
+				dry.Segments > r.Segments+1 || dry.Bytes != before.Bytes-dry.Freed {
 				t.Errorf("pack %d: the dry run reported %+v, Collect %+v", pack, dry, r)
 			}
 		})
@@ -103,7 +104,8 @@ func TestCollectMaxBytes(t *testing.T) {
 			o.DryRun = false
 			r, err := c.Collect(t.Context(), o)
 			after := c.Stats()
-			if err != nil || after.Bytes > o.MaxBytes || after.Bytes < o.MaxBytes*6/10 || r.Bytes != after.Bytes || r.Freed != before.Bytes-after.Bytes {
+			if err != nil || after.Bytes > o.MaxBytes || after.Bytes < o.MaxBytes*6/10 || r.Bytes != after.Bytes ||
+				r.Freed != before.Bytes-after.Bytes {
 				t.Errorf("pack %d: got %+v, %v, and the size went from %d to %d bytes", pack, r, err, before.Bytes, after.Bytes)
 			}
 			if dry.Freed < before.Bytes-o.MaxBytes || dry.Freed > r.Freed*3/2 {
@@ -146,7 +148,8 @@ func TestCollectKeepsLeasedAndPinned(t *testing.T) {
 		release()
 		releaseCopy()
 		time.Sleep(7 * 24 * time.Hour)
-		if r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil || r.Copies != 1 || r.Files != 1 || c.Stats().Bytes != 0 {
+		if r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil || r.Copies != 1 ||
+			r.Files != 1 || c.Stats().Bytes != 0 {
 			t.Errorf("after release: got %+v, %v, Stats %+v", r, err, c.Stats())
 		}
 	})
@@ -255,8 +258,8 @@ func TestDamagedBlobIsNotMoved(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			const lease = time.Hour
 			dir := t.TempDir()
-			var told []cas.Digest
-			c := open(t, disk.Config{Dir: dir, Lease: lease, Corrupt: func(_ string, d cas.Digest, _ string) { told = append(told, d) }})
+			var reported []cas.Digest
+			c := open(t, disk.Config{Dir: dir, Lease: lease, Corrupt: func(_ string, d cas.Digest, _ string) { reported = append(reported, d) }})
 			s := store(t, c, "")
 			for i := byte(1); i < 4; i++ {
 				put(t, s, i)
@@ -283,8 +286,8 @@ func TestDamagedBlobIsNotMoved(t *testing.T) {
 			if has(t, s, d) {
 				t.Error("the damaged blob was moved")
 			}
-			if !slices.Equal(told, []cas.Digest{d}) || c.Stats().Corrupt != 1 {
-				t.Errorf("Corrupt was called with %v, counted %d", told, c.Stats().Corrupt)
+			if !slices.Equal(reported, []cas.Digest{d}) || c.Stats().Corrupt != 1 {
+				t.Errorf("Corrupt was called with %v, counted %d", reported, c.Stats().Corrupt)
 			}
 			if got := list(t, filepath.Join(dir, "quarantine")); len(got) != 2 && !cut {
 				t.Errorf("quarantine: got %q", got)
@@ -317,7 +320,8 @@ func TestLaterResultWins(t *testing.T) {
 				if r, err := s.Lookup(t.Context(), action); err != nil || r.ExitCode != int32(n) {
 					t.Errorf("round %d: Lookup: got %v, %v", round, r, err)
 				}
-				if r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: lease}); err != nil || r.Segments == 0 {
+				if r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: lease}); err != nil ||
+					r.Segments == 0 {
 					t.Errorf("round %d: Collect: got %+v, %v", round, r, err)
 				}
 			}

@@ -342,14 +342,14 @@ func crashAt(t *testing.T, binary, point string, n int, sync bool) (died bool) {
 		t.Fatal(err)
 	}
 	m := crashModel{broken: map[string]bool{}, blobs: map[crashBlob]int64{}, results: map[byte]int32{}, tried: map[byte]map[int32]bool{}, used: map[byte]int64{}}
-	var said []string
+	var output []string
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		m.learn(lines.Text())
-		said = append(said, lines.Text())
+		output = append(output, lines.Text())
 	}
 	if err := cmd.Wait(); err != nil {
 		if !strings.Contains(stderr.String(), "killed at "+point) {
-			t.Fatalf("%s: the child failed: %v\n%s\n%s", what, err, strings.Join(said[max(0, len(said)-20):], "\n"), stderr.String())
+			t.Fatalf("%s: the child failed: %v\n%s\n%s", what, err, strings.Join(output[max(0, len(output)-20):], "\n"), stderr.String())
 		}
 		died = true
 	}

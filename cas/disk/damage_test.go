@@ -39,12 +39,12 @@ func TestDamagedBlobIsNotServedAndCanBePutAgain(t *testing.T) {
 		for _, u := range uses[:1] {
 			t.Run(c.name+" "+u.name, func(t *testing.T) {
 				dir := t.TempDir()
-				var told atomic.Int32
+				var reported atomic.Int32
 				s := store(t, open(t, disk.Config{Dir: dir, Pack: everyFile, Corrupt: func(instance string, d cas.Digest, where string) {
 					if instance != "" || filepath.Join(dir, where) != filePath(dir, d) {
 						t.Errorf("Corrupt: got %q, %s", instance, where)
 					}
-					told.Add(1)
+					reported.Add(1)
 				}}), "")
 				d := put(t, s, 0)
 				damageFile(t, filePath(dir, d), c.change)
@@ -62,7 +62,7 @@ func TestDamagedBlobIsNotServedAndCanBePutAgain(t *testing.T) {
 				}
 				put(t, s, 0)
 				read(t, s, 0, block)
-				if n := told.Load(); n != 1 {
+				if n := reported.Load(); n != 1 {
 					t.Errorf("Corrupt was called %d times, want 1", n)
 				}
 			})
@@ -83,8 +83,8 @@ func TestDamagedPackedBlobIsNotServed(t *testing.T) {
 		for _, cut := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,cut=%v", name, cut), func(t *testing.T) {
 				dir := t.TempDir()
-				var told []string
-				config := disk.Config{Dir: dir, Corrupt: func(instance string, d cas.Digest, where string) { told = append(told, where) }}
+				var reported []string
+				config := disk.Config{Dir: dir, Corrupt: func(instance string, d cas.Digest, where string) { reported = append(reported, where) }}
 				c := open(t, config)
 				s := store(t, c, "")
 				kept, d := put(t, s, 1), put(t, s, 0)
@@ -103,8 +103,8 @@ func TestDamagedPackedBlobIsNotServed(t *testing.T) {
 				if has(t, s, d) || !has(t, s, kept) {
 					t.Error("the damaged blob is present, or its neighbour is absent")
 				}
-				if len(told) != 1 || told[0] != "segments/00000001.data at 4096" || c.Stats().Corrupt != 1 {
-					t.Errorf("Corrupt: got %q, counted %d", told, c.Stats().Corrupt)
+				if len(reported) != 1 || reported[0] != "segments/00000001.data at 4096" || c.Stats().Corrupt != 1 {
+					t.Errorf("Corrupt: got %q, counted %d", reported, c.Stats().Corrupt)
 				}
 				if got := list(t, filepath.Join(dir, "quarantine")); len(got) != 2 && !cut {
 					t.Errorf("quarantine: got %q", got)
@@ -464,7 +464,7 @@ func TestCheckFindsInconsistencies(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		do   func(t *testing.T, dir string, d cas.Digest)
-		says string
+		want string
 	}{
 		{"damaged file", func(t *testing.T, dir string, d cas.Digest) {
 			damageFile(t, filePath(dir, d), func(b []byte) []byte { b[0] ^= 1; return b })
@@ -505,8 +505,8 @@ func TestCheckFindsInconsistencies(t *testing.T) {
 				t.Errorf("before the change: %v", err)
 			}
 			c.do(t, dir, d)
-			if err := cache.Check(t.Context()); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got %v, want an error with %q", err, c.says)
+			if err := cache.Check(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want an error with %q", err, c.want)
 			}
 		})
 	}
@@ -515,9 +515,9 @@ func TestCheckFindsInconsistencies(t *testing.T) {
 // TestVerifyFindsDamage: each kind of damage is found, reported once and dropped.
 func TestVerifyFindsDamage(t *testing.T) {
 	dir := t.TempDir()
-	told := map[string]int{}
+	reported := map[string]int{}
 	c := open(t, disk.Config{Dir: dir, MaxBytes: 4 << 20, Corrupt: func(instance string, d cas.Digest, where string) {
-		told[instance+" "+d.String()]++
+		reported[instance+" "+d.String()]++
 	}})
 	s := store(t, c, "")
 	blobs := map[string]cas.Digest{
@@ -560,13 +560,13 @@ func TestVerifyFindsDamage(t *testing.T) {
 		if where, ok := want[name]; !ok || !strings.HasPrefix(d.Where, where) {
 			t.Errorf("got damage %+v, want it at %q", d, where)
 		}
-		if told[name] != 1 {
-			t.Errorf("Corrupt was called %d times for %s, want 1", told[name], name)
+		if reported[name] != 1 {
+			t.Errorf("Corrupt was called %d times for %s, want 1", reported[name], name)
 		}
 		delete(want, name)
 	}
-	if len(want) > 0 || len(told) != 6 || c.Stats().Corrupt != 6 {
-		t.Errorf("not found: %v; calls of Corrupt: %d, counted %d", want, len(told), c.Stats().Corrupt)
+	if len(want) > 0 || len(reported) != 6 || c.Stats().Corrupt != 6 {
+		t.Errorf("not found: %v; calls of Corrupt: %d, counted %d", want, len(reported), c.Stats().Corrupt)
 	}
 	if r.Blobs != 26 || r.Resumed || r.TotalBytes < 1_000_000 || r.Bytes > r.TotalBytes {
 		t.Errorf("Verify: got %+v", r)
@@ -608,7 +608,8 @@ func TestWaitingVerifyEndsWithItsContext(t *testing.T) {
 		began := time.Now()
 		second, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if _, err := c.Verify(second, disk.VerifyOptions{}); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Minute {
+		if _, err := c.Verify(second, disk.VerifyOptions{}); !errors.Is(err, context.DeadlineExceeded) ||
+			time.Since(began) != time.Minute {
 			t.Errorf("second Verify, after %v: got %v", time.Since(began), err)
 		}
 		stop()
@@ -642,7 +643,8 @@ func TestVerifyResumes(t *testing.T) {
 			b, _ := castest.Blob(0, 3000)
 			damageBlob(t, config.Dir, b)
 			rest, err := c.Verify(t.Context(), disk.VerifyOptions{})
-			if err != nil || !rest.Resumed || rest.Blobs+stopped.Blobs != blobs || len(rest.Damaged) > 0 || rest.TotalBytes > 3000*rest.Blobs {
+			if err != nil || !rest.Resumed || rest.Blobs+stopped.Blobs != blobs || len(rest.Damaged) > 0 ||
+				rest.TotalBytes > 3000*rest.Blobs {
 				t.Errorf("stopped after %+v; then got %+v, %v", stopped, rest, err)
 			}
 			// From the beginning, and again with Restart.
@@ -737,11 +739,12 @@ func TestVerifyKeepsItsRate(t *testing.T) {
 				putSize(t, s, i, 1000)
 			}
 			before := time.Now()
-			var told int
-			r, err := c.Verify(t.Context(), disk.VerifyOptions{BytesPerSecond: 10_000, Progress: func(disk.VerifyReport) { told++ }})
+			var reported int
+			r, err := c.Verify(t.Context(), disk.VerifyOptions{BytesPerSecond: 10_000, Progress: func(disk.VerifyReport) { reported++ }})
 			// The last blob is read without waiting.
-			if took := time.Since(before); err != nil || took < 9900*time.Millisecond || took > 10*time.Second || told < 9 || told > 12 {
-				t.Errorf("100000 bytes at 10000 per second took %v with %d reports: %+v, %v", took, told, r, err)
+			if took := time.Since(before); err != nil || took < 9900*time.Millisecond || took > 10*time.Second ||
+				reported < 9 || reported > 12 {
+				t.Errorf("100000 bytes at 10000 per second took %v with %d reports: %+v, %v", took, reported, r, err)
 			}
 			// Close interrupts Verify.
 			done := make(chan error)
@@ -783,7 +786,8 @@ func TestDamageOfEveryFunction(t *testing.T) {
 			closeStore(t, c)
 			c = open(t, disk.Config{Dir: dir, MaxBytes: 4 << 20})
 			s := store(t, c, "main")
-			if r, err := c.Verify(t.Context(), disk.VerifyOptions{}); err != nil || r.Blobs != 2 || len(r.Damaged) > 0 || len(missing(t, s, ds...)) > 0 {
+			if r, err := c.Verify(t.Context(), disk.VerifyOptions{}); err != nil || r.Blobs != 2 ||
+				len(r.Damaged) > 0 || len(missing(t, s, ds...)) > 0 {
 				t.Fatalf("after reopening: got %+v, %v", r, err)
 			}
 			damageBlob(t, dir, small)

@@ -297,7 +297,8 @@ func TestReopenKeepsEverything(t *testing.T) {
 		}
 	}
 	before := c.Stats()
-	if before.Blobs != 12 || before.Results != 6 || before.Segments == 0 || before.MaxBytes != 1<<20 || before.Lease != disk.DefaultLease {
+	if before.Blobs != 12 || before.Results != 6 || before.Segments == 0 || before.MaxBytes != 1<<20 ||
+		before.Lease != disk.DefaultLease {
 		t.Errorf("got %+v", before)
 	}
 	closeStore(t, c)
@@ -411,7 +412,8 @@ func TestPutNeverExceedsBudget(t *testing.T) {
 				}
 				check()
 			}
-			if st := c.Stats(); st.Blobs == 0 || st.Results == 0 || st.Bytes < budget/3 || st.EvictedBlobs == 0 || st.EvictedBytes == 0 {
+			if st := c.Stats(); st.Blobs == 0 || st.Results == 0 || st.Bytes < budget/3 || st.EvictedBlobs == 0 ||
+				st.EvictedBytes == 0 {
 				t.Errorf("the store holds too little: %+v", st)
 			}
 		})
@@ -526,7 +528,8 @@ func TestInstanceIsNumberedAtFirstPut(t *testing.T) {
 		if err := s.Put(ctx, d, bytes.NewReader(b)); size > 0 && !errors.Is(err, context.Canceled) {
 			t.Errorf("Put: got %v, want context.Canceled", err)
 		}
-		if err := s.PutAll(t.Context(), []cas.Blob{{Digest: d, Data: wrong}})[0]; size > 0 && !errors.Is(err, cas.ErrMismatch) {
+		if err := s.PutAll(t.Context(), []cas.Blob{{Digest: d, Data: wrong}})[0]; size > 0 &&
+			!errors.Is(err, cas.ErrMismatch) {
 			t.Errorf("PutAll: got %v, want ErrMismatch", err)
 		}
 		has(t, s, d)
@@ -717,7 +720,7 @@ func TestOpenRefuses(t *testing.T) {
 		name    string
 		prepare func(t *testing.T, dir string)
 		config  disk.Config
-		says    []string
+		want    []string
 	}{
 		{"foreign directory", func(t *testing.T, dir string) { write(t, filepath.Join(dir, "letter.txt"), "dear") }, disk.Config{MaxBytes: 1},
 			[]string{"not a store", "letter.txt", "choose an empty directory"}},
@@ -742,7 +745,7 @@ func TestOpenRefuses(t *testing.T) {
 			if err == nil {
 				t.Fatal("Open succeeded")
 			}
-			for _, want := range c.says {
+			for _, want := range c.want {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("got %q, want it to contain %q", err, want)
 				}

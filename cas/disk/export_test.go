@@ -2,5 +2,5 @@
 
 package disk
 
-// Maintain does at once what is else done every half minute.
+// Maintain runs the periodic maintenance once.
 func (c *Cache) Maintain() { c.maintainOnce() }

@@ -124,8 +124,8 @@ func TestUnreadableBlobIsDamaged(t *testing.T) {
 	} {
 		t.Run(how.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				told := map[string]int{}
-				config := disk.Config{Dir: t.TempDir(), Lease: lease, Corrupt: func(_ string, d cas.Digest, _ string) { told[d.String()]++ }}
+				reported := map[string]int{}
+				config := disk.Config{Dir: t.TempDir(), Lease: lease, Corrupt: func(_ string, d cas.Digest, _ string) { reported[d.String()]++ }}
 				c, s := twoSegments(t, config)
 				_, d := castest.Blob(0, block)
 				time.Sleep(2 * lease)
@@ -139,8 +139,8 @@ func TestUnreadableBlobIsDamaged(t *testing.T) {
 				if has(t, s, d) {
 					t.Error("the blob is present")
 				}
-				if told[d.String()] != 1 {
-					t.Errorf("Corrupt was called %d times, want 1", told[d.String()])
+				if reported[d.String()] != 1 {
+					t.Errorf("Corrupt was called %d times, want 1", reported[d.String()])
 				}
 				put(t, s, 0)
 				restore()

@@ -251,7 +251,8 @@ func whenFull(t *testing.T, dir string, inodes bool, do func(*testing.T, *fullSt
 	if fails && !errors.Is(err, cas.ErrFull) || !fails && err != nil {
 		t.Errorf("got %v, want ErrFull: %v", err, fails)
 	}
-	if fails && (!errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "free space")) {
+	if fails &&
+		(!errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "free space")) {
 		t.Errorf("got %q, want it to name the store and give advice", err)
 	}
 	f.read(t)

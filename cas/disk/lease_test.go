@@ -179,7 +179,8 @@ func TestLongestLease(t *testing.T) {
 		s := store(t, c, "")
 		put(t, s, 0)
 		time.Sleep(24 * time.Hour)
-		if r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil || r.Freed != 0 || r.Leased == 0 {
+		if r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil || r.Freed != 0 ||
+			r.Leased == 0 {
 			t.Errorf("Collect: got %+v, %v", r, err)
 		}
 		read(t, s, 0, block)

@@ -72,7 +72,8 @@ func TestLocateFindsPackedBlobs(t *testing.T) {
 		t.Errorf("got extents %v in %d files", e, len(p.Files()))
 	}
 	other := store(t, open(t, disk.Config{Dir: t.TempDir()}), "nothing was put here")
-	if p := locate(t, other, small, cas.SHA256.Sum(nil)); p.Extents()[0].File != cas.Absent || p.Extents()[1].File != cas.Unpacked || !p.Valid() {
+	if p := locate(t, other, small, cas.SHA256.Sum(nil)); p.Extents()[0].File != cas.Absent ||
+		p.Extents()[1].File != cas.Unpacked || !p.Valid() {
 		t.Errorf("unused instance: got %v", p.Extents())
 	}
 }
@@ -82,8 +83,8 @@ func TestLocateFindsPackedBlobs(t *testing.T) {
 func TestLocateVerifies(t *testing.T) {
 	const n = 400
 	config := disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Pack: 1 << 20}
-	var told int
-	config.Corrupt = func(string, cas.Digest, string) { told++ }
+	var reported int
+	config.Corrupt = func(string, cas.Digest, string) { reported++ }
 	c := open(t, config)
 	s := store(t, c, "")
 	size := func(i int) int { return []int{100, 3000, 513, 200_000, 40_000, 1, 10_000}[i%7] + i }
@@ -125,8 +126,8 @@ func TestLocateVerifies(t *testing.T) {
 			t.Errorf("blob %d has other content", i)
 		}
 	}
-	if told != len(want) {
-		t.Errorf("Corrupt was called for %d blobs, want %d", told, len(want))
+	if reported != len(want) {
+		t.Errorf("Corrupt was called for %d blobs, want %d", reported, len(want))
 	}
 }
 
@@ -157,7 +158,8 @@ func TestLocationOutlivesItsSegment(t *testing.T) {
 					if exists(path) {
 						t.Fatal("the segment still exists")
 					}
-					if now := locate(t, s, d); how == "moved" && (now.Extents()[0].File != 0 || !bytes.Equal(at(t, now, 0, 5000), b)) {
+					if now := locate(t, s, d); how == "moved" &&
+						(now.Extents()[0].File != 0 || !bytes.Equal(at(t, now, 0, 5000), b)) {
 						t.Error("a moved blob has no extent")
 					} else if how == "evicted" && now.Extents()[0].File != cas.Absent {
 						t.Error("an evicted blob has an extent")

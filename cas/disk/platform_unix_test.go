@@ -21,7 +21,7 @@ func TestOpenMakesDirectoryPrivate(t *testing.T) {
 		name string
 		mode os.FileMode
 		file bool // the directory is a store
-		says string
+		want string
 	}{
 		{"readable", 0o755, false, ""},
 		{"a readable store", 0o755, true, ""},
@@ -44,9 +44,10 @@ func TestOpenMakesDirectoryPrivate(t *testing.T) {
 			}
 			before := list(t, dir)
 			store, err := disk.Open(config)
-			if c.says != "" {
+			if c.want != "" {
 				fi, _ := os.Stat(dir)
-				if err == nil || !strings.Contains(err.Error(), c.says) || fi.Mode() != c.mode|os.ModeDir || !slices.Equal(list(t, dir), before) {
+				if err == nil || !strings.Contains(err.Error(), c.want) || fi.Mode() != c.mode|os.ModeDir ||
+					!slices.Equal(list(t, dir), before) {
 					t.Errorf("got %v, and the directory has mode %v", err, fi.Mode())
 				}
 				return
@@ -70,7 +71,8 @@ func TestOpenRefusesDirectoryOfAnotherUser(t *testing.T) {
 	if err := os.Chown(dir, 63210, 63210); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}); err == nil || !strings.Contains(err.Error(), "belongs to user 63210") {
+	if _, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}); err == nil ||
+		!strings.Contains(err.Error(), "belongs to user 63210") {
 		t.Errorf("%v", err)
 	}
 	if got := list(t, dir); len(got) != 1 {

@@ -343,7 +343,8 @@ func TestDataMovedByKilledProcessIsDurableBeforeRemoval(t *testing.T) {
 	// With one processor logs are read in order: the later one wins.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	c = open(t, disk.Config{Dir: dir})
-	if r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}); err != nil || r.Segments != 1 || exists(filepath.Join(dir, firstLog)) {
+	if r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}); err != nil || r.Segments != 1 ||
+		exists(filepath.Join(dir, firstLog)) {
 		t.Errorf("Collect: got %+v, %v", r, err)
 	}
 	for path := range moved {

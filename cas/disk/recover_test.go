@@ -231,7 +231,8 @@ func TestLostPutStaysLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, s = openStore(t, config)
-	if missing, err := s.Missing(t.Context(), []cas.Digest{d, o}); err != nil || !slices.Equal(missing, []cas.Digest{d}) {
+	if missing, err := s.Missing(t.Context(), []cas.Digest{d, o}); err != nil ||
+		!slices.Equal(missing, []cas.Digest{d}) {
 		t.Errorf("Missing: got %v, %v, want %v", missing, err, d)
 	}
 	if err := c.Check(t.Context()); err != nil {
@@ -285,7 +286,8 @@ func TestCompactionDuringPutLosesNothing(t *testing.T) {
 		t.Error(err)
 	}
 	_, s = openStore(t, config)
-	if missing, err := s.Missing(t.Context(), []cas.Digest{d, cas.SHA256.Sum([]byte("x"))}); err != nil || len(missing) > 0 {
+	if missing, err := s.Missing(t.Context(), []cas.Digest{d, cas.SHA256.Sum([]byte("x"))}); err != nil ||
+		len(missing) > 0 {
 		t.Errorf("Missing: got %v, %v, want none", missing, err)
 	}
 }

@@ -42,7 +42,8 @@ func TestForget(t *testing.T) {
 		if r, err := s.Lookup(t.Context(), other); err != nil || r.ExitCode != 2 {
 			t.Errorf("Lookup of another result: got %v, %v", r, err)
 		}
-		if report, err := c.Verify(t.Context(), disk.VerifyOptions{Restart: true}); err != nil || len(report.Damaged) > 0 {
+		if report, err := c.Verify(t.Context(), disk.VerifyOptions{Restart: true}); err != nil ||
+			len(report.Damaged) > 0 {
 			t.Errorf("Verify: got %+v, %v", report, err)
 		}
 		closeStore(t, c)

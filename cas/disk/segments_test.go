@@ -436,7 +436,8 @@ func TestTornInstance(t *testing.T) {
 	}
 	// A whole but wrong line is an error: the name of the instance is unknown.
 	write(t, path, "7 \"x\"\n")
-	if _, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}); err == nil || !strings.Contains(err.Error(), "line 1: damaged") {
+	if _, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}); err == nil ||
+		!strings.Contains(err.Error(), "line 1: damaged") {
 		t.Errorf("got %v, want an error naming line 1", err)
 	}
 }

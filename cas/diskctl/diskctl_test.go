@@ -177,7 +177,8 @@ func TestClientReturnsErrorsOfServer(t *testing.T) {
 	cache, _ := openStore(t, dir)
 	s := serve(t, dir, cache)
 	c := client(t, dir)
-	if _, err := c.Collect(t.Context(), disk.CollectOptions{}); err == nil || !strings.Contains(err.Error(), "no target size or age") {
+	if _, err := c.Collect(t.Context(), disk.CollectOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "no target size or age") {
 		t.Errorf("Collect without a target: got %v", err)
 	}
 	s.Close()
@@ -257,7 +258,8 @@ func TestOpenRefuses(t *testing.T) {
 	// A holder without a server.
 	dir := filepath.Join(t.TempDir(), "store")
 	openStore(t, dir)
-	if c, err := diskctl.Open(t.Context(), dir, 0); !errors.Is(err, disk.ErrLocked) || !strings.Contains(err.Error(), fmt.Sprint("process ", os.Getpid())) {
+	if c, err := diskctl.Open(t.Context(), dir, 0); !errors.Is(err, disk.ErrLocked) ||
+		!strings.Contains(err.Error(), fmt.Sprint("process ", os.Getpid())) {
 		t.Errorf("holder without a socket: got %v, %v, want ErrLocked naming this process", c, err)
 	}
 }
@@ -280,7 +282,8 @@ func TestOpenTimesOut(t *testing.T) {
 	serveFake(t, dir, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if c, err := diskctl.Open(ctx, dir, 0); !errors.Is(err, disk.ErrLocked) || !strings.Contains(err.Error(), "no answer") {
+	if c, err := diskctl.Open(ctx, dir, 0); !errors.Is(err, disk.ErrLocked) ||
+		!strings.Contains(err.Error(), "no answer") {
 		t.Errorf("got %v, %v, want ErrLocked", c, err)
 	}
 }

@@ -26,7 +26,8 @@ func TestOpenRefusesServerOfAnotherUser(t *testing.T) {
 	if err := os.Chown(dir, 63210, 63210); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := diskctl.Open(t.Context(), dir, 0); err == nil || !strings.Contains(err.Error(), "belongs to user 63210") {
+	if c, err := diskctl.Open(t.Context(), dir, 0); err == nil ||
+		!strings.Contains(err.Error(), "belongs to user 63210") {
 		t.Errorf("got %v, %v, want an error naming the owner", c, err)
 	}
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package commit names the moments at which a crash would tell whether a store is safe. Point does nothing, unless
-// the program was built with the tag commitpoints, for the test that dies at each of them.
+// Package commit names the commit points of a store, at which a crash is most interesting. With the build tag
+// commitpoints, a test can kill the process at each of them. Without it, Point does nothing.
 package commit

@@ -12,8 +12,7 @@ import (
 	"sync/atomic"
 )
 
-// DieVar is the environment variable NAME=N that says at which passing of which point the process kills itself,
-// counted from 1.
+// DieVar is an environment variable of the form NAME=N: the process kills itself at the Nth pass of point NAME.
 const DieVar = "CLOISTER_TEST_DIE_AT"
 
 var (
@@ -27,12 +26,12 @@ func dieAt() (name string, n int64) {
 	return name, n
 }
 
-// Point kills the process, as kill -9 would, if this is where it is to die.
+// Point kills the process, like kill -9, if DieVar selects it.
 func Point(name string) {
 	if name != where || passed.Add(1) != after {
 		return
 	}
-	fmt.Fprintf(os.Stderr, "killed at %s, passing %d\n", name, after)
+	fmt.Fprintf(os.Stderr, "killed at %s, pass %d\n", name, after)
 	p, err := os.FindProcess(os.Getpid())
 	if err == nil {
 		err = p.Kill()

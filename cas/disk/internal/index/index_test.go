@@ -21,7 +21,7 @@ func key(n uint64) (k Key) {
 	return k
 }
 
-// A random history, beside a map.
+// TestIndexIsAMap compares random operations with those on a map.
 func TestIndexIsAMap(t *testing.T) {
 	x, want := New(), map[Key]Entry{}
 	random := rand.New(rand.NewPCG(1, 2))
@@ -86,7 +86,8 @@ func TestIndexIsAMap(t *testing.T) {
 			}
 		case 3:
 			permit := i%4 > 0
-			if got, removed := x.Remove(k, func(*Entry) bool { return permit }); removed != (there && permit) || removed && got != old {
+			if got, removed := x.Remove(k, func(*Entry) bool { return permit }); removed != (there && permit) ||
+				removed && got != old {
 				t.Fatalf("Remove gave %v, %v of %v", got, removed, old)
 			}
 			if permit {

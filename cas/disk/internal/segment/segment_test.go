@@ -102,7 +102,8 @@ func TestReplayReportsAppendedRecords(t *testing.T) {
 		for i := range h.puts {
 			h.puts[i].Verified = kept[min(i, len(kept)-1)].Verified
 		}
-		if !slices.Equal(h.puts, kept) || !slices.Equal(h.drops, []uint32{want[4].Position.Record}) || h.stamps[want[3].Position.Record] != 7777 {
+		if !slices.Equal(h.puts, kept) || !slices.Equal(h.drops, []uint32{want[4].Position.Record}) ||
+			h.stamps[want[3].Position.Record] != 7777 {
 			t.Errorf("sync %v: got\n%v, dropped %v, touched %v; want\n%v", sync, h.puts, h.drops, h.stamps, kept)
 		}
 		if slices.Contains(h.doubtful, sync) {
@@ -110,7 +111,8 @@ func TestReplayReportsAppendedRecords(t *testing.T) {
 		}
 		for _, r := range h.puts {
 			b := make([]byte, r.Length)
-			if err := later.Read(&r.Entry, b); err != nil || !r.File && bytes.Count(b, []byte{r.Hash[0] + 1}) != len(b) {
+			if err := later.Read(&r.Entry, b); err != nil || !r.File &&
+				bytes.Count(b, []byte{r.Hash[0] + 1}) != len(b) {
 				t.Errorf("record %d: %v", r.Position.Record, err)
 			}
 		}
@@ -467,7 +469,8 @@ func TestFailedWriteLeavesLogUnchanged(t *testing.T) {
 	g.log = readOnly
 	before := s.Bytes()
 	called := false
-	if err := a.Append([]Item{newItem(2, 100)}, func(*Item) { called = true }); err == nil || called || s.Bytes() != before {
+	if err := a.Append([]Item{newItem(2, 100)}, func(*Item) { called = true }); err == nil || called ||
+		s.Bytes() != before {
 		t.Errorf("Append: got %v, committed %v, %d bytes, want %d", err, called, s.Bytes(), before)
 	}
 	g.log = log
