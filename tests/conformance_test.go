@@ -8,39 +8,40 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 )
 
-// conformance is the document whose tables have a row for each rule.
+// conformance is the document with a table row for each rule.
 const conformance = "docs/reapi.md"
 
-// lastRule is the number of the last rule of the list.
+// lastRule is the number of the last rule.
 const lastRule = 132
 
 var (
-	// ruleRow is a row of these tables: number, rule, what we do, tests.
+	// ruleRow matches a row: number, rule, implementation, tests.
 	ruleRow = regexp.MustCompile(`(?m)^\| ([0-9]+) \|(.*)\|$`)
-	// namedTest is a test in the last column: PACKAGE.TEST, or one of the checker's.
+	// namedTest matches a test in the last column: PACKAGE.TEST or TestRules/NNN.
 	namedTest = regexp.MustCompile("`([^`]+)`")
-	// testFunction is how a test begins in the source, checkedRule how a rule does in the list of the checker.
+	// testFunction matches a test in the source, checkedRule a rule in the tables of tests/reapi.
 	testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
 	checkedRule  = regexp.MustCompile(`(?m)^\t\{([0-9]+), "[a-z]+", "[^"]+", `)
-	// ruleOfTest is a number of a rule in the name of a test.
+	// ruleOfTest matches the number of a rule in the name of a test.
 	ruleOfTest = regexp.MustCompile(`[0-9]{3}`)
 )
 
-// rowFaults returns what is wrong with the rows of a document, where tests are those that exist.
+// rowFaults returns the faults in the rows of a document. The tests are those that exist.
 func rowFaults(document string, tests map[string]bool) (faults []string) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
 	rows := map[int]int{}
 	for _, m := range ruleRow.FindAllStringSubmatch(document, -1) {
-		n, _ := strconv.Atoi(m[1]) // too large a number is 0, or none of the list
+		n, _ := strconv.Atoi(m[1]) // too large a number is not in the list either
 		rows[n]++
 		columns := strings.Split(m[2], " | ")
 		if len(columns) != 3 {
-			fault("rule %s: there are %d columns, want rule, what we do, tests", m[1], len(columns))
+			fault("rule %s: got %d columns, want rule, implementation and tests", m[1], len(columns))
 			continue
 		}
 		for i, column := range columns {
@@ -50,14 +51,15 @@ func rowFaults(document string, tests map[string]bool) (faults []string) {
 		}
 		named := namedTest.FindAllStringSubmatch(columns[2], -1)
 		if check := fmt.Sprintf("TestRules/%03d", n); len(named) == 0 || named[0][1] != check {
-			fault("rule %s: its first test is not %s", m[1], check)
+			fault("rule %s: the first test is not %s", m[1], check)
 		}
 		for _, test := range named {
 			if !tests[test[1]] {
-				fault("rule %s: there is no test %s", m[1], test[1])
+				fault("rule %s: no test %s", m[1], test[1])
 			}
-			// A test that carries numbers must carry this one.
-			if _, name, ok := strings.Cut(test[1], ".TestRule"); ok && !strings.Contains(strings.Join(ruleOfTest.FindAllString(name, -1), " "), fmt.Sprintf("%03d", n)) {
+			// A test with numbers in its name must have this one.
+			_, name, ok := strings.Cut(test[1], ".TestRule")
+			if ok && !slices.Contains(ruleOfTest.FindAllString(name, -1), fmt.Sprintf("%03d", n)) {
 				fault("rule %s: %s is a test of another rule", m[1], test[1])
 			}
 		}
@@ -69,12 +71,12 @@ func rowFaults(document string, tests map[string]bool) (faults []string) {
 		delete(rows, n)
 	}
 	for n := range rows {
-		fault("there is no rule %d", n)
+		fault("no rule %d", n)
 	}
 	return faults
 }
 
-// existingTests returns the names of all tests as the document writes them.
+// existingTests returns the names of all tests in the form of the document.
 func existingTests(t *testing.T) map[string]bool {
 	t.Helper()
 	tests := map[string]bool{}
@@ -97,7 +99,7 @@ func existingTests(t *testing.T) map[string]bool {
 	return tests
 }
 
-// TestEveryRuleHasARow holds that what is said of the 132 rules is said of each, and rests on tests that exist.
+// TestEveryRuleHasARow checks that the document has a row for each of the 132 rules and that the tests it names exist.
 func TestEveryRuleHasARow(t *testing.T) {
 	document, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(conformance)))
 	if err != nil {
@@ -108,8 +110,7 @@ func TestEveryRuleHasARow(t *testing.T) {
 	}
 }
 
-// TestRowFaultsAreFound checks the checker with documents that are wrong.
-func TestRowFaultsAreFound(t *testing.T) {
+func TestRowFaultsAreReported(t *testing.T) {
 	tests := map[string]bool{"cas.TestOfSomething": true, "cas.TestRule001_X": true, "cas.TestRule007And008_X": true}
 	var good []string
 	for n := 1; n <= lastRule; n++ {
@@ -122,18 +123,18 @@ func TestRowFaultsAreFound(t *testing.T) {
 		return strings.Join(append(append(rows, row), good[n:]...), "\n")
 	}
 	if faults := rowFaults(with(8, "| 8 | what | how | `TestRules/008`, `cas.TestRule007And008_X` |"), tests); len(faults) > 0 {
-		t.Errorf("a good document: %q", faults)
+		t.Errorf("a correct document: got faults %q, want none", faults)
 	}
 	for what, c := range map[string]struct{ document, words string }{
 		"no row":                 {with(5, ""), "rule 5 has 0 rows"},
 		"two rows":               {with(5, good[4]+"\n"+good[4]), "rule 5 has 2 rows"},
-		"a rule beyond":          {with(5, good[4]+"\n| 133 | what | how | `TestRules/133` |"), "no rule 133"},
+		"unknown rule":           {with(5, good[4]+"\n| 133 | what | how | `TestRules/133` |"), "no rule 133"},
 		"no test":                {with(5, "| 5 | what | how | |"), "column 4 is empty"},
-		"no choice":              {with(5, "| 5 | what |  | `TestRules/005` |"), "column 3 is empty"},
+		"no implementation":      {with(5, "| 5 | what |  | `TestRules/005` |"), "column 3 is empty"},
 		"another rule's check":   {with(5, "| 5 | what | how | `TestRules/006` |"), "not TestRules/005"},
 		"another rule's test":    {with(5, "| 5 | what | how | `TestRules/005`, `cas.TestRule001_X` |"), "of another rule"},
-		"a test that is not":     {with(5, "| 5 | what | how | `TestRules/005`, `cas.TestOfNothing` |"), "no test cas.TestOfNothing"},
-		"a test elsewhere":       {with(5, "| 5 | what | how | `TestRules/005`, `tree.TestOfSomething` |"), "no test tree.TestOfSomething"},
+		"an unknown test":        {with(5, "| 5 | what | how | `TestRules/005`, `cas.TestOfNothing` |"), "no test cas.TestOfNothing"},
+		"another package":        {with(5, "| 5 | what | how | `TestRules/005`, `tree.TestOfSomething` |"), "no test tree.TestOfSomething"},
 		"a row without a column": {with(5, "| 5 | what | `TestRules/005` |"), "2 columns"},
 	} {
 		if faults := strings.Join(rowFaults(c.document, tests), "\n"); !strings.Contains(faults, c.words) {
@@ -142,6 +143,6 @@ func TestRowFaultsAreFound(t *testing.T) {
 	}
 	delete(tests, "TestRules/009")
 	if faults := rowFaults(with(5, good[4]), tests); len(faults) != 1 || !strings.Contains(faults[0], "no test TestRules/009") {
-		t.Errorf("a rule that the checker lacks: %q", faults)
+		t.Errorf("an unchecked rule: got %q, want one fault", faults)
 	}
 }
