@@ -379,12 +379,12 @@ func TestErrorsAreShort(t *testing.T) {
 }
 
 func TestOnUpdateGetsRecordedResults(t *testing.T) {
-	var told []*repb.ActionResult
+	var results []*repb.ActionResult
 	c := serve(t, casserver.Config{OnUpdate: func(_ context.Context, instance string, a cas.Digest, r *repb.ActionResult) {
 		if instance != "" || a != action {
 			t.Errorf("got instance %q, action %s", instance, a)
 		}
-		told = append(told, proto.CloneOf(r))
+		results = append(results, proto.CloneOf(r))
 	}})
 	r, blobs := c.result(t)
 	r.StdoutRaw, r.StdoutDigest = []byte("inlined"), nil
@@ -398,15 +398,15 @@ func TestOnUpdateGetsRecordedResults(t *testing.T) {
 	r.ExitCode = 0
 	c.memory(t, "").Delete(blobs["file"])
 	wantCode(t, c.record(t, r), codes.FailedPrecondition)
-	if len(told) != 1 || told[0].StdoutDigest == nil || !proto.Equal(told[0], recorded) {
-		t.Errorf("got %v, want only %v", told, recorded)
+	if len(results) != 1 || results[0].StdoutDigest == nil || !proto.Equal(results[0], recorded) {
+		t.Errorf("got %v, want only %v", results, recorded)
 	}
 }
 
 func TestOnLookupGetsEachAnswer(t *testing.T) {
-	var told []string
+	var results []string
 	c := serve(t, casserver.Config{OnLookup: func(_ context.Context, instance string, a cas.Digest, r *repb.ActionResult) {
-		told = append(told, fmt.Sprintf("%q %s %t", instance, a, r != nil))
+		results = append(results, fmt.Sprintf("%q %s %t", instance, a, r != nil))
 	}})
 	_, err := c.lookup(t)
 	wantCode(t, err, codes.NotFound)
@@ -422,7 +422,7 @@ func TestOnLookupGetsEachAnswer(t *testing.T) {
 	_, err = c.GetActionResult(t.Context(), &repb.GetActionResultRequest{})
 	wantCode(t, err, codes.InvalidArgument)
 	want := []string{`"" ` + action.String() + " false", `"" ` + action.String() + " true", `"" ` + action.String() + " false"}
-	if !slices.Equal(told, want) {
-		t.Errorf("got %q, want %q", told, want)
+	if !slices.Equal(results, want) {
+		t.Errorf("got %q, want %q", results, want)
 	}
 }

@@ -264,7 +264,7 @@ func (s *fetching) Fetch(context.Context, []cas.Digest) ([]cas.Digest, error) { 
 
 func TestRule031_AbsentBlobsAreFetchedOnce(t *testing.T) {
 	m := castest.NewMemory()
-	s := &fetching{Store: m, absent: []cas.Digest{sum("absent"), sum("nowhere")}}
+	s := &fetching{Store: m, absent: []cas.Digest{sum("absent"), sum("absent too")}}
 	c := serve(t, casserver.Config{Instances: instances(s, m)})
 	if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("here")); err != nil {
 		t.Fatal(err)
@@ -274,7 +274,7 @@ func TestRule031_AbsentBlobsAreFetchedOnce(t *testing.T) {
 			s.absent = nil
 		}
 		s.opened = nil
-		r, err := c.BatchReadBlobs(t.Context(), reads("absent", "here", "nowhere", "absent"))
+		r, err := c.BatchReadBlobs(t.Context(), reads("absent", "here", "absent too", "absent"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -206,39 +206,39 @@ func TestRule035_GetTreeRejectsDirectoryAboveMessageLimit(t *testing.T) {
 	}
 }
 
-// A distant store checks that each Directory is fetched before it is opened.
-type distant struct {
+// A remoteStore checks that each Directory is fetched before it is opened.
+type remoteStore struct {
 	cas.Store
-	t     *testing.T
-	mu    sync.Mutex
-	near  map[cas.Digest]bool // guarded by mu
-	calls int                 // guarded by mu
+	t       *testing.T
+	mu      sync.Mutex
+	fetched map[cas.Digest]bool // guarded by mu
+	calls   int                 // guarded by mu
 }
 
-func (s *distant) Fetch(_ context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+func (s *remoteStore) Fetch(_ context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.calls++
 	for _, d := range ds {
-		s.near[d] = true
+		s.fetched[d] = true
 	}
 	return nil, nil
 }
 
-func (s *distant) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+func (s *remoteStore) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.near[d] {
-		s.t.Errorf("%s is opened before it is near", d)
+	if !s.fetched[d] {
+		s.t.Errorf("%s opened before it was fetched", d)
 	}
 	return s.Store.Open(ctx, d, off)
 }
 
 func TestRule035_GetTreeFetchesManyDirectoriesAtOnce(t *testing.T) {
 	memory := castest.NewMemory()
-	far := &distant{Store: memory, t: t, near: map[cas.Digest]bool{}}
+	store := &remoteStore{Store: memory, t: t, fetched: map[cas.Digest]bool{}}
 	c := serve(t, casserver.Config{Instances: func(string) (*cas.Instance, error) {
-		return &cas.Instance{Store: far, Actions: memory}, nil
+		return &cas.Instance{Store: store, Actions: memory}, nil
 	}})
 	put := func(dir *repb.Directory) *repb.Digest {
 		d, err := cas.PutProto(t.Context(), memory, cas.SHA256, dir)
@@ -260,7 +260,7 @@ func TestRule035_GetTreeFetchesManyDirectoriesAtOnce(t *testing.T) {
 	for _, p := range pages {
 		n += len(p.Directories)
 	}
-	if n != 3001 || far.calls > 5 {
-		t.Errorf("got %d Directories in %d calls, want 3001 in at most 5", n, far.calls)
+	if n != 3001 || store.calls > 5 {
+		t.Errorf("got %d Directories in %d calls, want 3001 in at most 5", n, store.calls)
 	}
 }

@@ -306,7 +306,7 @@ func TestAdmitReturnsAndEnforcesMemory(t *testing.T) {
 		"ultra":             {windowed(t, 32<<20, "one "), windowed(t, 2<<20, "two"), 32 << 20, true},
 		"small frame first": {windowed(t, 0, "one "), windowed(t, 8<<20, "two"), 8 << 20, true},
 		"larger later":      {windowed(t, 1<<20, "one "), windowed(t, 4<<20, "two"), 2 << 20, false},
-		"far larger later":  {windowed(t, 0, "one "), windowed(t, 32<<20, "two"), 8 << 20, false},
+		"much larger later": {windowed(t, 0, "one "), windowed(t, 32<<20, "two"), 8 << 20, false},
 		"too large":         {windowed(t, 64<<20, "one "), nil, 32 << 20, false},
 	} {
 		all := append(test.first, test.second...)

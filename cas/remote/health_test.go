@@ -94,7 +94,7 @@ func (b *bubble) ask(t *testing.T) error {
 // wantAway checks that calls of every kind fail without reaching the server.
 func (b *bubble) wantAway(t *testing.T, why string) {
 	t.Helper()
-	b.spoil(0, 0)
+	b.breakStreams(0, 0)
 	start := time.Now()
 	for method, err := range everyCall(t, &b.server, b.store) {
 		if !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), why) || b.called(method) != 0 {
@@ -403,7 +403,7 @@ func TestStalledDownloadResumes(t *testing.T) {
 		if err != nil || !bytes.Equal(got, want) || b.called("Read") != 2 {
 			t.Errorf("stalled: got %d bytes, %v after %d calls", len(got), err, b.called("Read"))
 		}
-		b.spoil(0, 0)
+		b.breakStreams(0, 0)
 		r, err := b.store.Open(t.Context(), d, 0)
 		if err != nil {
 			t.Fatal(err)

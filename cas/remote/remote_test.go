@@ -67,8 +67,8 @@ func (s *server) called(method string) int {
 	return s.calls[method]
 }
 
-// spoil makes the next streams break at a message and resets the counts.
-func (s *server) spoil(breakAt, breaks int) {
+// breakStreams makes the next streams break at a message and resets the counts.
+func (s *server) breakStreams(breakAt, breaks int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.breakAt, s.breaks, s.stallAt = breakAt, breaks, 0
@@ -106,22 +106,22 @@ func (s *server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 			return err
 		}
 	}
-	sp := &spoiled{ServerStream: stream, upload: method == "Write", breakAt: s.broken(n)}
+	sp := &breakingStream{ServerStream: stream, upload: method == "Write", breakAt: s.broken(n)}
 	if n == 1 {
 		sp.stallAt = s.stallAt
 	}
 	return next(srv, sp)
 }
 
-// A spoiled stream breaks at a message with data.
-type spoiled struct {
+// A breakingStream breaks at a message with data.
+type breakingStream struct {
 	grpc.ServerStream
 	upload           bool
 	breakAt, stallAt int
 	n                int
 }
 
-func (s *spoiled) pass() error {
+func (s *breakingStream) pass() error {
 	if s.n++; s.n == s.stallAt {
 		<-s.Context().Done()
 	}
@@ -131,7 +131,7 @@ func (s *spoiled) pass() error {
 	return nil
 }
 
-func (s *spoiled) SendMsg(m any) error {
+func (s *breakingStream) SendMsg(m any) error {
 	if !s.upload {
 		if err := s.pass(); err != nil {
 			return err
@@ -140,7 +140,7 @@ func (s *spoiled) SendMsg(m any) error {
 	return s.ServerStream.SendMsg(m)
 }
 
-func (s *spoiled) RecvMsg(m any) error {
+func (s *breakingStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
@@ -555,7 +555,7 @@ func TestPutRejectsBlobAboveServerLimit(t *testing.T) {
 	}
 	store := s.dial(t, "")
 	for size, want := range map[int]error{2 << 20: nil, 2<<20 + 1: cas.ErrFull} {
-		s.spoil(0, 0)
+		s.breakStreams(0, 0)
 		b, d := castest.Blob(1, size)
 		if err := store.Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, want) || (want == nil) != (s.called("Write") == 1) {
 			t.Errorf("%d bytes: got %v after %d calls, want %v", size, err, s.called("Write"), want)
@@ -641,7 +641,7 @@ func TestBrokenStreamsAreRepeated(t *testing.T) {
 	store := s.dial(t, "")
 	want, d := s.put(t, 1, 10<<20)
 	for _, off := range []int64{0, 12345} {
-		s.spoil(3, 3)
+		s.breakStreams(3, 3)
 		r, err := store.Open(t.Context(), d, off)
 		if err != nil {
 			t.Fatal(err)
@@ -652,7 +652,7 @@ func TestBrokenStreamsAreRepeated(t *testing.T) {
 			t.Errorf("from %d: %d bytes, %v, after %d calls", off, len(got), err, s.called("Read"))
 		}
 	}
-	s.spoil(3, 3)
+	s.breakStreams(3, 3)
 	b, d := castest.Blob(2, 5<<20)
 	whole := io.NewSectionReader(bytes.NewReader(append([]byte("head"), b...)), 0, 1<<30)
 	if _, err := whole.Seek(4, io.SeekStart); err != nil {
@@ -662,17 +662,17 @@ func TestBrokenStreamsAreRepeated(t *testing.T) {
 		t.Errorf("upload: %v after %d calls", err, s.called("Write"))
 	}
 	b, d = castest.Blob(3, 5<<20)
-	s.spoil(3, 3)
+	s.breakStreams(3, 3)
 	if err := store.Put(t.Context(), d, io.MultiReader(bytes.NewReader(b))); !errors.Is(err, cas.ErrUnavailable) {
 		t.Errorf("upload that cannot be restarted: got %v, want Unavailable", err)
 	}
 	// A download continues as long as its streams make progress.
-	s.spoil(3, 1000)
+	s.breakStreams(3, 1000)
 	_, d = s.put(t, 4, 30<<20)
 	if _, err := cas.ReadAll(t.Context(), store, d, 1<<30); err != nil || s.called("Read") < 10 {
 		t.Errorf("stream that breaks repeatedly: %v after %d calls", err, s.called("Read"))
 	}
-	s.spoil(1, 1000)
+	s.breakStreams(1, 1000)
 	if _, err := cas.ReadAll(t.Context(), store, d, 1<<30); !errors.Is(err, cas.ErrUnavailable) {
 		t.Errorf("stream without data: got %v, want Unavailable", err)
 	}

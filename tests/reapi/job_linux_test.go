@@ -249,7 +249,7 @@ func (c *client) wantSuccess(what string, a *answer) (string, *repb.ActionResult
 	c.Helper()
 	r := c.wantResult(what, a)
 	if r.Result.GetExitCode() != 0 {
-		c.Fatalf("%s: got exit code %d, message %q, stderr %q; want 0", what, r.Result.GetExitCode(), r.GetMessage(), c.said(r.Result.GetStderrRaw(), r.Result.GetStderrDigest()))
+		c.Fatalf("%s: got exit code %d, message %q, stderr %q; want 0", what, r.Result.GetExitCode(), r.GetMessage(), c.output(r.Result.GetStderrRaw(), r.Result.GetStderrDigest()))
 	}
 	return c.stdout(r.Result), r.Result
 }
@@ -257,10 +257,10 @@ func (c *client) wantSuccess(what string, a *answer) (string, *repb.ActionResult
 // stdout returns the stdout of a result.
 func (c *client) stdout(r *repb.ActionResult) string {
 	c.Helper()
-	return c.said(r.GetStdoutRaw(), r.GetStdoutDigest())
+	return c.output(r.GetStdoutRaw(), r.GetStdoutDigest())
 }
 
-func (c *client) said(raw []byte, d *repb.Digest) string {
+func (c *client) output(raw []byte, d *repb.Digest) string {
 	c.Helper()
 	if d == nil || len(raw) > 0 {
 		return string(raw)

@@ -205,13 +205,13 @@ func TestRule127_SDKStreamsOutput(t *testing.T) {
 		}
 		cmd.InputSpec.Inputs = []string{"input"}
 		out, into := io.Pipe()
-		var said strings.Builder
+		var stderr strings.Builder
 		go func() {
 			defer into.Close()
 			r := &rexec.Client{FileMetadataCache: filemetadata.NewNoopCache(), GrpcClient: g}
 			opts := command.DefaultExecutionOptions()
 			opts.StreamOutErr = true
-			res, _ := r.Run(t.Context(), cmd, opts, outerr.NewStreamOutErr(into, &said))
+			res, _ := r.Run(t.Context(), cmd, opts, outerr.NewStreamOutErr(into, &stderr))
 			if !res.IsOk() || res.ExitCode != 0 {
 				t.Errorf("instance %q: %+v", instance, res)
 			}
@@ -222,8 +222,8 @@ func TestRule127_SDKStreamsOutput(t *testing.T) {
 		}
 		wake(t, mark)
 		rest, err := io.ReadAll(out)
-		if err != nil || string(rest) != "second\n" || said.String() != "oh\n" {
-			t.Errorf("instance %q: got %q and %q at the end, %v", instance, rest, said.String(), err)
+		if err != nil || string(rest) != "second\n" || stderr.String() != "oh\n" {
+			t.Errorf("instance %q: got %q and %q at the end, %v", instance, rest, stderr.String(), err)
 		}
 	}
 }

@@ -20,15 +20,15 @@ import (
 // TestInputsArePrefetchedWhileQueued checks that a queued action runs although the upstream server with its inputs
 // stops before.
 func TestInputsArePrefetchedWhileQueued(t *testing.T) {
-	far := serve(t)
+	upstream := serve(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	metrics := l.Addr().String()
 	l.Close()
-	near := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Jobs: 1, Args: []string{
-		"--cas", "grpc://" + far.server.Addr, "--cas-write", "back", "--drain-timeout", "1s", "--metrics", metrics,
+	server := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Jobs: 1, Args: []string{
+		"--cas", "grpc://" + upstream.server.Addr, "--cas-write", "back", "--drain-timeout", "1s", "--metrics", metrics,
 	}})
 	fetched := func() int {
 		resp, err := http.Get("http://" + metrics + "/metrics")
@@ -47,18 +47,18 @@ func TestInputsArePrefetchedWhileQueued(t *testing.T) {
 	}
 
 	running, waiting := make(chan *repb.ExecuteResponse, 1), make(chan *repb.ExecuteResponse, 1)
-	first := near.upload(action{script: "sleep 9.87"})
-	go func() { running <- near.wait(first, 0) }()
+	first := server.upload(action{script: "sleep 9.87"})
+	go func() { running <- server.wait(first, 0) }()
 	until(t, "running", func() bool { return len(sandboxtest.Running(t, "sleep 9.87")) > 0 })
 	// the action, its command, three Directories and three files
-	next := far.upload(action{script: "cat a d/b e/c | wc -c", files: map[string]file{
+	next := upstream.upload(action{script: "cat a d/b e/c | wc -c", files: map[string]file{
 		"a": {text: "a"}, "d/b": {text: "bb"}, "e/c": {text: large},
 	}})
 	before := fetched()
-	go func() { waiting <- near.wait(next, 0) }()
-	until(t, "near", func() bool { return fetched() == before+8 })
-	*far.ended = true
-	far.server.Kill()
+	go func() { waiting <- server.wait(next, 0) }()
+	until(t, "prefetched", func() bool { return fetched() == before+8 })
+	*upstream.ended = true
+	upstream.server.Kill()
 	if len(running) > 0 {
 		t.Fatal("the action was not queued")
 	}
@@ -69,7 +69,7 @@ func TestInputsArePrefetchedWhileQueued(t *testing.T) {
 	if code(r) != codes.OK || r.Result.GetExitCode() != 0 {
 		t.Fatalf("the queued action: %v", r)
 	}
-	if got, want := near.get(r.Result.StdoutDigest), fmt.Sprintln(3+len(large)); got != want {
+	if got, want := server.get(r.Result.StdoutDigest), fmt.Sprintln(3+len(large)); got != want {
 		t.Errorf("got output %q, want %q", got, want)
 	}
 }

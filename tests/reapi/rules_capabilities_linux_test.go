@@ -284,8 +284,7 @@ func batchLimit(c *client) {
 }
 
 func largeMessages(c *client) {
-	b := fresh(c.batchBytes())
-	d := cas.SHA256.Sum(b).Proto()
+	b, d := freshBlob(c.batchBytes())
 	r, err := c.write(pieces(c.writeName(d), b, len(b))...)
 	c.wantCode(fmt.Sprintf("Write with one message of %d bytes", len(b)), err, codes.OK)
 	if err == nil && r.CommittedSize != d.SizeBytes {

@@ -74,8 +74,8 @@ func malformedDigests(c *client) {
 }
 
 func otherSize(c *client) {
-	b := fresh(1000)
-	d := c.put(b)
+	b, d := freshBlob(1000)
+	c.put(b)
 	for _, size := range []int64{999, 1001, 1, 1 << 40} {
 		other := &repb.Digest{Hash: d.Hash, SizeBytes: size}
 		what := fmt.Sprintf("a blob of 1000 bytes is there, asked for with size %d", size)
@@ -244,8 +244,8 @@ func instanceNames(c *client) {
 func isolation(c *client) {
 	other := *c
 	other.instance = strings.TrimPrefix(c.instance+"/other-"+uuid(), "/")
-	b := fresh(5000)
-	d := c.put(b)
+	b, d := freshBlob(5000)
+	c.put(b)
 	missing, err := other.absent(c.Context(), d)
 	switch code := status.Code(err); {
 	case !c.ours && (code == codes.NotFound || code == codes.InvalidArgument || code == codes.PermissionDenied):

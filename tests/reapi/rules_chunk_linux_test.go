@@ -103,8 +103,8 @@ func (c *client) wantChunks(what string, b []byte, chunks []*repb.Digest) {
 }
 
 func splitBlob(c *client) {
-	b := fresh(8 << 20)
-	d := c.put(b)
+	b, d := freshBlob(8 << 20)
+	c.put(b)
 	for _, f := range []repb.ChunkingFunction_Value{repb.ChunkingFunction_UNKNOWN, repb.ChunkingFunction_FAST_CDC_2020, repb.ChunkingFunction_REP_MAX_CDC} {
 		chunks, _, err := c.chunksOf(d, f)
 		if !c.wantCode(fmt.Sprintf("chunks of a blob of 8 MiB by %v", f), err, codes.OK, codes.NotFound) || err != nil {

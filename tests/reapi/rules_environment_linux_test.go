@@ -318,7 +318,7 @@ func programFound(c *client) {
 			c.Errorf("%s, %q: got exit code %d, want %d", what, cmd.Arguments, got, want)
 		}
 		if c.ours && want >= 126 {
-			stderr := c.said(a.response.GetResult().GetStderrRaw(), a.response.GetResult().GetStderrDigest())
+			stderr := c.output(a.response.GetResult().GetStderrRaw(), a.response.GetResult().GetStderrDigest())
 			if !strings.Contains(stderr, cmd.Arguments[0]) {
 				c.Errorf("%s: got stderr %q, want one that names %q", what, stderr, cmd.Arguments[0])
 			}

@@ -25,7 +25,7 @@ import (
 
 func exactStreams(c *client) {
 	r := c.run(job{steps: []string{"bytes 6100ff620d0a", "ebytes 65fe72", "exit 7"}})
-	stdout, stderr := c.stdout(r.Result), c.said(r.Result.GetStderrRaw(), r.Result.GetStderrDigest())
+	stdout, stderr := c.stdout(r.Result), c.output(r.Result.GetStderrRaw(), r.Result.GetStderrDigest())
 	if stdout != "a\x00\xffb\r\n" || stderr != "e\xfer" || r.Result.GetExitCode() != 7 {
 		c.Errorf("got exit code %d, stdout %q, stderr %q", r.Result.GetExitCode(), stdout, stderr)
 	}
@@ -282,9 +282,9 @@ func serverLogs(c *client) {
 }
 
 func messages(c *client) {
-	var told *answer
+	var small *answer
 	c.executeInSmallStore(func(what string, d *repb.Digest, a *answer) {
-		told = a
+		small = a
 		for _, part := range []string{"worker", "operation " + a.name(), "action", d.GetHash()} {
 			if text := a.response.GetMessage(); !strings.Contains(text, part) {
 				c.Errorf("%s: got message %q, want %q in it", what, text, part)
@@ -295,7 +295,7 @@ func messages(c *client) {
 	if text := failed.GetMessage(); !strings.Contains(text, "exit code 4") || !strings.Contains(text, "cloister run --action") {
 		c.Errorf("a failure: got message %q, want the exit code and how to run it again", text)
 	}
-	for _, text := range []string{told.response.GetMessage(), failed.GetMessage()} {
+	for _, text := range []string{small.response.GetMessage(), failed.GetMessage()} {
 		if n := strings.Count(text, "\n"); n > 10 || len(text) > 10_000 {
 			c.Errorf("a message has %d lines and %d bytes", n+1, len(text))
 		}
@@ -335,13 +335,13 @@ func liveOutput(c *client) {
 		go func() {
 			var text []byte
 			r, err := c.bs.Read(ctx, &bspb.ReadRequest{ResourceName: name})
-			for told := false; err == nil; {
+			for found := false; err == nil; {
 				var m *bspb.ReadResponse
 				if m, err = r.Recv(); err == nil {
 					text = append(text, m.GetData()...)
 				}
-				if name == stdout && !told && (err != nil || bytes.Contains(text, []byte("first\n"))) {
-					told = true
+				if name == stdout && !found && (err != nil || bytes.Contains(text, []byte("first\n"))) {
+					found = true
 					firstLine <- err
 				}
 			}
@@ -364,7 +364,7 @@ func liveOutput(c *client) {
 		c.Errorf("the action ended before its first line was read")
 	}
 	_, r := c.wantSuccess("an action that prints", <-ended)
-	want := map[string]bool{stdout + " " + c.stdout(r): true, stderr + " " + c.said(r.GetStderrRaw(), r.GetStderrDigest()): true}
+	want := map[string]bool{stdout + " " + c.stdout(r): true, stderr + " " + c.output(r.GetStderrRaw(), r.GetStderrDigest()): true}
 	for range 2 {
 		if got := <-whole; got.err != nil || !want[got.text] {
 			c.Errorf("ByteStream.Read: got %q, %v, want one of %v", got.text, got.err, want)

@@ -139,7 +139,7 @@ func daemonsEnd(c *client) {
 func timeoutResult(c *client) {
 	life := mark()
 	j := job{
-		steps:   []string{"say before", "write out partial", "mkdir d", "onterm told", "daemon " + life + " d", "sleep " + life},
+		steps:   []string{"say before", "write out partial", "mkdir d", "onterm terminated", "daemon " + life + " d", "sleep " + life},
 		outputs: []string{"out"}, timeout: 2 * time.Second,
 	}
 	d := c.prepare(j)
@@ -149,7 +149,7 @@ func timeoutResult(c *client) {
 		c.Fatalf("a timeout: got %v with the result %v, want DEADLINE_EXCEEDED and a result", a.err, r.GetResult())
 	}
 	stdout := c.stdout(r.Result)
-	if !strings.HasPrefix(stdout, "before\n") || c.ours && stdout != "before\ntold\n" {
+	if !strings.HasPrefix(stdout, "before\n") || c.ours && stdout != "before\nterminated\n" {
 		c.Errorf("a timeout: got stdout %q, want the output before and on SIGTERM", stdout)
 	}
 	if got := c.file(r.Result, "out"); got != "partial" {
@@ -181,7 +181,7 @@ func signalCodes(c *client) {
 		d := c.prepare(j)
 		r := c.wantResult(j.steps[0], c.request(d, nil))
 		if got, want := r.Result.GetExitCode(), int32(128+signal); got != want {
-			c.Errorf("killed by signal %d: got exit code %d, want %d; stderr %q", signal, got, want, c.said(r.Result.GetStderrRaw(), r.Result.GetStderrDigest()))
+			c.Errorf("killed by signal %d: got exit code %d, want %d; stderr %q", signal, got, want, c.output(r.Result.GetStderrRaw(), r.Result.GetStderrDigest()))
 		}
 		if want := fmt.Sprintf("signal %d", signal); c.ours && !strings.Contains(r.GetMessage(), want) {
 			c.Errorf("killed by signal %d: got message %q, want %q in it", signal, r.GetMessage(), want)

@@ -25,8 +25,8 @@ import (
 )
 
 func readOffsets(c *client) {
-	b := fresh(100_000)
-	d := c.put(b)
+	b, d := freshBlob(100_000)
+	c.put(b)
 	_, _, err := c.read(c.readName(absentDigest(1000)), 0, 0)
 	c.wantCode("Read of an absent blob", err, codes.NotFound)
 	for _, off := range []int64{0, 1, 50_000, 99_999, 100_000} {
@@ -51,8 +51,8 @@ func readOffsets(c *client) {
 }
 
 func readLimits(c *client) {
-	b := fresh(3_000_000)
-	d := c.put(b)
+	b, d := freshBlob(3_000_000)
+	c.put(b)
 	for _, test := range []struct{ off, limit, want int64 }{
 		{0, 1, 1}, {0, 2_999_999, 2_999_999}, {0, 3_000_000, 3_000_000}, {0, 1 << 40, 3_000_000},
 		{2_999_990, 100, 10}, {1_500_000, 1_000_000, 1_000_000}, {3_000_000, 5, 0},
@@ -69,8 +69,8 @@ func readPieces(c *client) {
 	if c.server != nil {
 		c = c.own(bazelrun.ServerConfig{}) // to count its open files
 	}
-	b := fresh(size)
-	d := c.put(b)
+	b, d := freshBlob(size)
+	c.put(b)
 	got, largest, err := c.read(c.readName(d), 0, 0)
 	if err != nil || !bytes.Equal(got, b) || largest > 4<<20 {
 		c.Errorf("Read of %d bytes: got %s in pieces of at most %d, %v", size, brief(got), largest, err)
@@ -108,8 +108,8 @@ func readWhileEvicted(c *client) {
 	const size = 6 << 20
 	whole, failed, evicted := 0, 0, 0
 	for range 5 {
-		b := fresh(size)
-		d := c.put(b)
+		b, d := freshBlob(size)
+		c.put(b)
 		r, err := c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: c.readName(d)})
 		if err != nil {
 			c.Fatal(err)
@@ -151,8 +151,7 @@ func readWhileEvicted(c *client) {
 
 func resourceHeader(c *client) {
 	const header = "build.bazel.remote.execution.v2.resource-name"
-	b := fresh(1000)
-	d := cas.SHA256.Sum(b).Proto()
+	b, d := freshBlob(1000)
 	with := func(value string) context.Context {
 		return grpcmeta.AppendToOutgoingContext(c.Context(), header, value)
 	}

@@ -65,8 +65,7 @@ func (c *client) wantRefused(what string, d *repb.Digest, ms []*bspb.WriteReques
 
 func writeNames(c *client) {
 	for _, behind := range []string{"", "/a", "/src/main/a file.c", "/blobs/0/1", "/uploads/x"} {
-		b := fresh(1000)
-		d := cas.SHA256.Sum(b).Proto()
+		b, d := freshBlob(1000)
 		what := fmt.Sprintf("Write to uploads/UUID/blobs/HASH/SIZE%s", behind)
 		c.wantWritten(what, b, pieces(c.writeName(d)+behind, b, 400)...)
 	}
@@ -81,11 +80,9 @@ func writeNames(c *client) {
 }
 
 func unusualNames(c *client) {
-	b := fresh(1000)
-	d := cas.SHA256.Sum(b).Proto()
+	b, d := freshBlob(1000)
 	for _, upload := range []string{"not-a-uuid", "1", strings.ToUpper(uuid()), "with spaces and \u00fc"} {
-		b := fresh(1000)
-		d := cas.SHA256.Sum(b).Proto()
+		b, d := freshBlob(1000)
 		_, err := c.write(pieces(c.resource("uploads/%s/blobs/%s/1000", upload, d.Hash), b, 400)...)
 		c.wantCode(fmt.Sprintf("Write to an upload named %q", upload), err, codes.OK, codes.InvalidArgument)
 	}
@@ -111,8 +108,7 @@ func unusualNames(c *client) {
 		m.ResourceName = ""
 	}
 	c.wantWritten("Write with the name only in the first message", b, ms...)
-	b = fresh(1000)
-	d = cas.SHA256.Sum(b).Proto()
+	b, d = freshBlob(1000)
 	ms = pieces(c.writeName(d), b, 300)
 	ms[2].ResourceName = c.writeName(d)
 	c.wantRefused("Write with another name in the third message", d, ms, codes.InvalidArgument)
@@ -134,8 +130,7 @@ func writeOffsets(c *client) {
 			return ms
 		},
 	} {
-		b := fresh(1000)
-		d := cas.SHA256.Sum(b).Proto()
+		b, d := freshBlob(1000)
 		c.wantRefused("Write that "+what, d, change(pieces(c.writeName(d), b, 300)), codes.InvalidArgument, codes.OutOfRange)
 		c.wantWritten("Write after one that "+what, b, pieces(c.writeName(d), b, 300)...)
 	}
@@ -144,8 +139,7 @@ func writeOffsets(c *client) {
 func finishWrite(c *client) {
 	const size, arrived = 100_000, 60_000
 	for _, whole := range []bool{false, true} {
-		b := fresh(size)
-		d := cas.SHA256.Sum(b).Proto()
+		b, d := freshBlob(size)
 		name := c.writeName(d)
 		ms := pieces(name, b, 20_000)
 		ms[len(ms)-1].FinishWrite = false
@@ -169,8 +163,7 @@ func finishWrite(c *client) {
 		c.wantWritten(fmt.Sprintf("Write resumed at %d", n), b, rest...)
 	}
 	// The client cancels the stream.
-	b := fresh(size)
-	d := cas.SHA256.Sum(b).Proto()
+	b, d := freshBlob(size)
 	ctx, cancel := context.WithCancel(c.Context())
 	w, err := c.bs.Write(ctx)
 	if err == nil {
@@ -182,8 +175,7 @@ func finishWrite(c *client) {
 	cancel()
 	c.wantPresent("after a cancelled Write", d, false)
 
-	b = fresh(1000)
-	d = cas.SHA256.Sum(b).Proto()
+	b, d = freshBlob(1000)
 	ms := append(pieces(c.writeName(d), b, 500), &bspb.WriteRequest{WriteOffset: 1000, Data: []byte("more"), FinishWrite: true})
 	_, err = c.write(ms...)
 	// A server that answers at finish_write does not see what follows.
@@ -193,8 +185,7 @@ func finishWrite(c *client) {
 	if got, _, err := c.read(c.readName(d), 0, 0); err == nil && !bytes.Equal(got, b) {
 		c.Errorf("after a Write with data after finish_write: got %s, want %s, or none", brief(got), brief(b))
 	}
-	b = fresh(1000)
-	d = cas.SHA256.Sum(b).Proto()
+	b, d = freshBlob(1000)
 	early := pieces(c.writeName(d), b, 500)[:1]
 	early[0].FinishWrite = true
 	c.wantRefused("Write with finish_write after half the bytes", d, early, codes.InvalidArgument)
@@ -205,8 +196,7 @@ func committedSize(c *client) {
 		b := fresh(size)
 		c.wantWritten(fmt.Sprintf("Write of %d bytes", size), b, pieces(c.writeName(cas.SHA256.Sum(b).Proto()), b, 64<<10)...)
 	}
-	b := fresh(1000)
-	d := cas.SHA256.Sum(b).Proto()
+	b, d := freshBlob(1000)
 	name := c.writeName(d)
 	c.wantWritten("Write with an empty message in the middle and a separate finish_write", b,
 		&bspb.WriteRequest{ResourceName: name, Data: b[:400]}, &bspb.WriteRequest{WriteOffset: 400},
@@ -214,8 +204,8 @@ func committedSize(c *client) {
 }
 
 func presentEndsWrite(c *client) {
-	b := fresh(4 << 20)
-	d := c.put(b)
+	b, d := freshBlob(4 << 20)
+	c.put(b)
 	c.wantWritten("complete Write of a present blob", b, pieces(c.writeName(d), b, 16<<10)...)
 	if c.ours {
 		ctx, cancel := context.WithTimeout(c.Context(), 20*time.Second)
@@ -233,8 +223,7 @@ func presentEndsWrite(c *client) {
 		}
 	}
 	// The blob arrives by another upload during the write.
-	b = fresh(2 << 20)
-	d = cas.SHA256.Sum(b).Proto()
+	b, d = freshBlob(2 << 20)
 	w, err := c.bs.Write(c.Context())
 	if err != nil {
 		c.Fatal(err)
@@ -257,8 +246,7 @@ func presentEndsWrite(c *client) {
 }
 
 func writeMismatch(c *client) {
-	b := fresh(100_000)
-	d := cas.SHA256.Sum(b).Proto()
+	b, d := freshBlob(100_000)
 	changed := bytes.Clone(b)
 	changed[50_000] ^= 1
 	c.wantRefused("Write of other bytes", d, pieces(c.writeName(d), changed, 16<<10), codes.InvalidArgument)
@@ -300,8 +288,7 @@ func queryWrite(c *client) {
 	query := func(name string) (*bspb.QueryWriteStatusResponse, error) {
 		return c.bs.QueryWriteStatus(c.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name})
 	}
-	b := fresh(5000)
-	d := cas.SHA256.Sum(b).Proto()
+	b, d := freshBlob(5000)
 	q, err := query(c.writeName(d))
 	c.wantCode("QueryWriteStatus of an unknown upload", err, codes.NotFound, codes.OK)
 	if q.GetComplete() || q.GetCommittedSize() != 0 {
@@ -324,8 +311,7 @@ func queryWrite(c *client) {
 }
 
 func concurrentWrites(c *client) {
-	b := fresh(3 << 20)
-	d := cas.SHA256.Sum(b).Proto()
+	b, d := freshBlob(3 << 20)
 	// writers writes b under each name concurrently.
 	writers := func(names ...string) []error {
 		errs := make([]error, len(names))
@@ -348,8 +334,7 @@ func concurrentWrites(c *client) {
 	c.wantCode("8 concurrent uploads of one blob", first(writers(names...), nil), codes.OK)
 	c.wantBlob("after 8 concurrent uploads of one blob", c.readName(d), b)
 
-	b = fresh(3 << 20)
-	d = cas.SHA256.Sum(b).Proto()
+	b, d = freshBlob(3 << 20)
 	name := c.writeName(d)
 	succeeded := 0
 	for _, err := range writers(name, name, name, name) {

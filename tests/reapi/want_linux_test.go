@@ -24,6 +24,12 @@ func fresh(size int) []byte {
 	return b
 }
 
+// freshBlob returns a blob of size random bytes and its digest.
+func freshBlob(size int) ([]byte, *repb.Digest) {
+	b := fresh(size)
+	return b, cas.SHA256.Sum(b).Proto()
+}
+
 // absentDigest returns the digest of a blob that no server has.
 func absentDigest(size int) *repb.Digest { return cas.SHA256.Sum(fresh(size)).Proto() }
 
