@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package repro_test judges small real programs: those that are not reproducible for one known reason, and those that are.
+// Package repro_test checks small real programs: some that are irreproducible for a known reason, and some that are
+// reproducible.
 package repro_test
 
 import (
@@ -30,28 +31,27 @@ var built program.Program
 
 func TestMain(m *testing.M) { os.Exit(built.Main(m)) }
 
-var update = flag.Bool("update", false, "write the table of docs/repro.md anew")
+var update = flag.Bool("update", false, "rewrite the table in docs/repro.md")
 
-// A script is a program of the corpus, which leaves out. What is expected of it stands in its first lines.
+// A script is a program of the corpus. It writes the output "out". Its first lines state the expected verdict.
 type script struct {
 	name string
-	// what it does.
+	// what describes it.
 	what string
-	// causes and factors are those of its differences. A factor "none" is that of what cannot be held: there a second run of
-	// which nothing is varied differs.
+	// causes and factors are those of its differences. The factor "none" means that runs differ with all factors held.
 	causes, factors []string
-	// chance, if not "", is why luck has a part in what it makes: other factors may be found as well, or none.
+	// chance, if not "", explains why other factors may be found as well, or none.
 	chance string
-	// needs is a program of the host, or Go's.
+	// needs is a required program of the host.
 	needs string
 }
 
-// scripts returns the programs below a directory of testdata.
+// scripts returns the programs in a directory of testdata.
 func scripts(t *testing.T, dir string) []script {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join("testdata", dir, "*.sh"))
 	if err != nil || len(names) < 20 {
-		t.Fatalf("%d programs in %s, %v", len(names), dir, err)
+		t.Fatalf("got %d programs in %s, %v, want at least 20", len(names), dir, err)
 	}
 	var all []script
 	for _, name := range names {
@@ -80,14 +80,14 @@ func scripts(t *testing.T, dir string) []script {
 			}
 		}
 		if s.what == "" || s.needs == "" || dir == "differs" && (len(s.causes) == 0 || len(s.factors) == 0) {
-			t.Fatalf("%s does not say what is expected of it", name)
+			t.Fatalf("%s lacks a description or an expectation", name)
 		}
 		all = append(all, s)
 	}
 	return all
 }
 
-// inputs returns a directory of what the programs are run in.
+// inputs returns an input directory with the programs.
 func inputs(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -112,31 +112,31 @@ func inputs(t *testing.T) string {
 	return dir
 }
 
-// judged returns what cloister repro says of a program, and its exit code.
-func (s *script) judged(t *testing.T, in string, flags ...string) (*repro.Verdict, int) {
+// checked returns the verdict of cloister repro on a program, and the exit code.
+func (s *script) checked(t *testing.T, in string, flags ...string) (*repro.Verdict, int) {
 	t.Helper()
 	if _, err := exec.LookPath(s.needs); err != nil {
-		sandboxtest.Unavailable(t, "tools", s.needs+" is not here")
+		sandboxtest.Unavailable(t, "tools", s.needs+" is not installed")
 	}
 	ctx, path := built.Within(t, 2*time.Minute)
 	args := append(append([]string{"repro", "--json", "--in", in, "--out", "out"}, flags...), "--", "sh", s.name+".sh")
 	cmd := exec.CommandContext(ctx, path, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	out, _ := cmd.Output() // its exit code is looked at
+	out, _ := cmd.Output() // the exit code is checked below
 	var r repro.Report
 	if err := json.Unmarshal(out, &r); err != nil || len(r) != 1 {
 		t.Fatalf("%v: exit code %d, %d verdicts, %v\n%s", args, cmd.ProcessState.ExitCode(), len(r), err, stderr.String())
 	}
 	for i, run := range r[0].Runs {
 		if run.ExitCode != 0 || run.Code != "" {
-			t.Fatalf("run %d ended with exit code %d %s", i+1, run.ExitCode, run.Code)
+			t.Fatalf("run %d: exit code %d %s", i+1, run.ExitCode, run.Code)
 		}
 	}
 	return r[0], cmd.ProcessState.ExitCode()
 }
 
-// missing returns why a factor is not varied, "" if all of s are.
+// missing returns why a factor of s was not varied, "" if all were.
 func (s *script) missing(v *repro.Verdict) string {
 	for _, k := range v.Skipped {
 		if slices.Contains(s.factors, k.Factor) {
@@ -146,8 +146,8 @@ func (s *script) missing(v *repro.Verdict) string {
 	return ""
 }
 
-// check says what is wrong with a verdict on a program that is not reproducible.
-func (s *script) check(v *repro.Verdict) (wrong []string) {
+// problems returns what is wrong with the verdict on an irreproducible program.
+func (s *script) problems(v *repro.Verdict) (wrong []string) {
 	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	var causes []string
 	for i := range v.Differences {
@@ -155,30 +155,30 @@ func (s *script) check(v *repro.Verdict) (wrong []string) {
 		causes = append(causes, string(d.Cause))
 		for _, f := range d.Factors {
 			if s.chance == "" && !slices.Contains(s.factors, f) {
-				complain("%q is told to come of %s", d.What, f)
+				complain("%q is attributed to %s", d.What, f)
 			}
 		}
 	}
 	b := v.Bisection
 	slices.Sort(causes)
 	if s.chance != "" && len(b.Nondeterministic) > 0 {
-		// Two runs of which nothing was varied differ: then luck is told, and rightly.
+		// Chance made two controls differ, so the causes are unpredictable.
 	} else if causes = slices.Compact(causes); !slices.Equal(causes, slices.Sorted(slices.Values(s.causes))) {
-		complain("the causes are %q, want %q", causes, s.causes)
+		complain("got causes %q, want %q", causes, s.causes)
 	}
 	switch found := slices.Sorted(slices.Values(b.Factors)); {
 	case slices.Equal(s.factors, []string{"none"}):
 		if len(found) > 0 || len(b.Nondeterministic) == 0 {
-			complain("the factors are %q, want none, and outputs that differ by themselves: %s", found, b.Summary)
+			complain("got factors %q, want none and nondeterministic outputs: %s", found, b.Summary)
 		}
 	case s.chance != "" && (slices.Contains(found, s.factors[0]) || len(b.Nondeterministic) > 0):
 	case !slices.Equal(found, slices.Sorted(slices.Values(s.factors))):
-		complain("the factors are %q, want %q: %s", found, s.factors, b.Summary)
+		complain("got factors %q, want %q: %s", found, s.factors, b.Summary)
 	}
 	return wrong
 }
 
-// A table has a line for each program.
+// A table collects a line per program.
 type table struct {
 	sync.Mutex
 	lines map[string]string
@@ -190,8 +190,8 @@ func (l *table) add(name, format string, args ...any) {
 	l.lines[name] = fmt.Sprintf("%-26s "+format, append([]any{name}, args...)...)
 }
 
-// TestCorpus: each program that is not reproducible is found out, its cause is named, and the bisection finds what it
-// depends on and nothing else; those that are reproducible are no alarm.
+// TestCorpus checks that every irreproducible program is found with its cause and exactly its factors, and that the
+// reproducible ones cause no false alarm.
 func TestCorpus(t *testing.T) {
 	b := namespace.New(namespace.Config{})
 	defer b.Close()
@@ -207,14 +207,14 @@ func TestCorpus(t *testing.T) {
 				t.Parallel()
 				atOnce <- struct{}{}
 				defer func() { <-atOnce }()
-				v, code := s.judged(t, in, "--bisect", "-n", "2")
+				v, code := s.checked(t, in, "--bisect", "-n", "2")
 				if why := s.missing(v); why != "" {
 					sandboxtest.Unavailable(t, "conditions", why)
 				}
 				if code != 1 || v.Result != repro.Differs || v.Bisection == nil || len(v.Differences) == 0 {
 					t.Fatalf("exit code %d, %s, %+v", code, v.Result, v.Bisection)
 				}
-				for _, wrong := range s.check(v) {
+				for _, wrong := range s.problems(v) {
 					t.Error(wrong)
 				}
 				d := v.Differences[0]
@@ -227,7 +227,7 @@ func TestCorpus(t *testing.T) {
 				t.Parallel()
 				atOnce <- struct{}{}
 				defer func() { <-atOnce }()
-				v, code := s.judged(t, in)
+				v, code := s.checked(t, in)
 				if code != 0 || v.Result != repro.Same || len(v.Runs) != repro.DefaultRuns {
 					t.Errorf("exit code %d, %s: %+v", code, v.Result, v.Differences)
 				}
@@ -240,7 +240,7 @@ func TestCorpus(t *testing.T) {
 	}
 }
 
-// TestCorpusShowsEveryCause of the table in docs/causes.md.
+// TestCorpusShowsEveryCause checks that each cause and each factor has a program.
 func TestCorpusShowsEveryCause(t *testing.T) {
 	shown := map[string]bool{}
 	for _, s := range scripts(t, "differs") {
@@ -255,7 +255,7 @@ func TestCorpusShowsEveryCause(t *testing.T) {
 		delete(shown, string(row.Cause))
 	}
 	if len(shown) > 0 {
-		t.Errorf("%v are no causes", shown)
+		t.Errorf("unknown causes %v", shown)
 	}
 	varied := repro.Names()
 	for _, s := range scripts(t, "differs") {
@@ -266,14 +266,13 @@ func TestCorpusShowsEveryCause(t *testing.T) {
 	}
 }
 
-// The marks between which docs/repro.md has the table.
+// docs/repro.md contains the table between these marks.
 const (
 	begin = "<!-- the programs -->\n"
 	end   = "<!-- end of the programs -->\n"
 )
 
-// TestProgramsInTheDocument: the table in docs/repro.md is that of the programs.
-func TestProgramsInTheDocument(t *testing.T) {
+func TestDocumentListsPrograms(t *testing.T) {
 	const path = "../../docs/repro.md"
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -282,10 +281,10 @@ func TestProgramsInTheDocument(t *testing.T) {
 	before, rest, ok := strings.Cut(string(text), begin)
 	old, after, ends := strings.Cut(rest, end)
 	if !ok || !ends {
-		t.Fatalf("%s has no marks %q and %q", path, begin, end)
+		t.Fatalf("%s lacks the marks %q and %q", path, begin, end)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "| Program | What it does | Cause | Factor |\n|---|---|---|---|\n")
+	fmt.Fprintf(&b, "| Program | Description | Cause | Factor |\n|---|---|---|---|\n")
 	for _, dir := range []string{"differs", "same"} {
 		for _, s := range scripts(t, dir) {
 			causes := strings.Join(s.causes, "`, `")
@@ -303,7 +302,7 @@ func TestProgramsInTheDocument(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatalf("%s is not what the programs say; run this test with -update", path)
+		t.Fatalf("%s is out of date; run this test with -update", path)
 	}
 	if err := os.WriteFile(path, []byte(before+begin+b.String()+end+after), 0o644); err != nil {
 		t.Fatal(err)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# An archive keeps the times of its members. It keeps their owner as well, unless it keeps nothing.
+# An ar archive without D keeps the times and owners of its members.
 # Cause: timestamp, owner
 # Factor: time, user
 # Needs: ar

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The linker makes the build id of random bytes.
+# The linker draws a random build ID.
 # Cause: build id
 # Factor: random
 # Needs: gcc

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The preprocessor puts the date and the time into the program.
+# The preprocessor writes date and time into the program.
 # Cause: __DATE__
 # Factor: time
 # Needs: gcc

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The source is named by its whole path, which __FILE__ repeats.
+# The source is compiled by its absolute path, which __FILE__ repeats.
 # Cause: path
 # Factor: path
 # Needs: gcc

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Debug information names the directory, and is stripped: what is left of it is the build id, which was made of it.
+# The program is stripped, but its build ID is computed from debug information that names the directory.
 # Cause: path
 # Factor: path
 # Needs: gcc

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The time of the run is in a text.
+# A text contains the time of the run.
 # Cause: timestamp
 # Factor: time
 # Needs: date

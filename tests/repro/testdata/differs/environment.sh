@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Variables that are none of the command's are in the output. Those that other factors set are left out.
+# The output lists variables that the command does not set, except those of other factors.
 # Cause: environment
 # Factor: environment
 # Needs: env

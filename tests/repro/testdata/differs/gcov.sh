@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Notes for gcov have a stamp, which is of the time, and the directory.
+# A gcov notes file contains a stamp, which is the time, and the directory.
 # Cause: timestamp, path
 # Factor: time, path
 # Needs: gcc

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# A map is iterated in an order that is random.
+# A Go map is iterated in random order.
 # Cause: hash seed
 # Factor: random
-# Chance: threads that the runtime begins take from the same numbers; how many depends on processors and on luck
+# Chance: threads of the runtime take from the same random numbers; how many depends on processors and timing
 # Needs: go
 ./programs/mapiter 2> out

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The header of the compressed file keeps the time of what was compressed.
+# The gzip header contains the time of the file.
 # Cause: timestamp
 # Factor: time
 # Needs: gzip

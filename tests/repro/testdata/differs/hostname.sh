@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The name of the host is in the output.
+# The output contains the host name.
 # Cause: hostname
 # Factor: hostname
 # Needs: uname

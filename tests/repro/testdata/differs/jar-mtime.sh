@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# An archive of Java keeps the times of its members.
+# A Java archive keeps the times of its members.
 # Cause: timestamp
 # Factor: time
 # Needs: jar

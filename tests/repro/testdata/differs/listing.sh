@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A list is in the order in which the directory lists it.
+# A list is in the order of the directory.
 # Cause: member order
 # Factor: readdir
 # Needs: ls

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The character set is that of the locale.
+# The output names the character set of the locale.
 # Cause: locale
 # Factor: locale
 # Needs: locale

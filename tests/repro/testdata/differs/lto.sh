@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# An object for the linker to compile has sections with random names, and the directory, compressed.
+# An object for link-time optimization has sections with random names, and contains the directory compressed.
 # Cause: random, path
 # Factor: random, path
 # Needs: gcc

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The name of a temporary file is in the output. The C library makes it of the monotonic clock, which nothing holds: runs
-# of which nothing is varied differ, and no factor is named.
+# The output names a temporary file. The C library derives the name from the monotonic clock, which cannot be held.
 # Cause: path
 # Factor: none
 # Needs: mktemp

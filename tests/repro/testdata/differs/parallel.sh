@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Who is ready first is first in the output.
+# Two processes race to write their output.
 # Cause: parallel
 # Factor: parallel
 # Needs: python3

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A hash is in the order of its seed, which is random. By default addresses and the number of variables
-# have a part in it as well.
+# A Perl hash is in random order, which also depends on addresses and the number of variables.
 # Cause: hash seed
 # Factor: random
 # Needs: perl

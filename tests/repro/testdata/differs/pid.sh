@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The number of a process is in the output.
+# The output contains a process ID.
 # Cause: process id
 # Factor: pids
 # Needs: sh

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The address of a function is in the output.
+# The output contains the address of a function.
 # Cause: address
 # Factor: aslr
 # Needs: gcc

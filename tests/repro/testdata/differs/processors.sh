@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The number of processors is in the output.
+# The output contains the number of processors.
 # Cause: cpu count
 # Factor: cpus
 # Needs: nproc

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Compiled Python names the time of its source.
+# A .pyc file contains the time of its source.
 # Cause: timestamp
 # Factor: time
 # Needs: python3

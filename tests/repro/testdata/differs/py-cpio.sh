@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# An archive of cpio keeps the times, the owner and the modes of its members.
+# A cpio archive keeps the times, owners and modes of its members.
 # Cause: timestamp, owner, file mode
 # Factor: time, user, umask
 # Needs: python3

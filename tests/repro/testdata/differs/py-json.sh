@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A field of a JSON text is the time of the run.
+# A JSON field contains the time of the run.
 # Cause: timestamp
 # Factor: time
 # Needs: python3

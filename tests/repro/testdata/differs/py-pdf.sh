@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A document says when it was made.
+# A PDF document contains its creation time.
 # Cause: timestamp
 # Factor: time
 # Needs: python3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A set of texts is in the order of a hash table, whose seed is random.
+# A Python set of strings is in random order.
 # Cause: hash seed
 # Factor: random
 # Needs: python3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The time since the host began is in the output.
+# The output contains the time since boot.
 # Cause: uptime
 # Factor: uptime
 # Needs: python3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A random identifier is in the output.
+# The output contains a random UUID.
 # Cause: random
 # Factor: random
 # Needs: python3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The shell draws a number from a seed of its own: of the time, its process, its user and where in memory things lie.
+# The shell seeds its random numbers by the time, its process ID, its user and an address.
 # Cause: random
 # Factor: time, user, aslr, pids
 # Needs: bash

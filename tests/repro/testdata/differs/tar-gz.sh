@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What differs lies in an archive, in a compressed file.
+# A member of a compressed tar archive differs.
 # Cause: timestamp
 # Factor: time
 # Needs: tar

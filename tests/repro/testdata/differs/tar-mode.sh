@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# An archive keeps the modes of its members, which the umask decides.
+# A tar archive keeps the modes of its members, which depend on the umask.
 # Cause: file mode
 # Factor: umask
 # Needs: tar

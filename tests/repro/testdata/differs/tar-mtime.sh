@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# An archive keeps the times of its members.
+# A tar archive keeps the times of its members.
 # Cause: timestamp
 # Factor: time
 # Needs: tar

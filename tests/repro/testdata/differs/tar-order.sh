@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# An archive has its members in the order in which the directory lists them.
+# The members of a tar archive are in the order of the directory.
 # Cause: member order
 # Factor: readdir
 # Needs: tar

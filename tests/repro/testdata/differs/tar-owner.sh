@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# An archive keeps the owner of its members.
+# A tar archive keeps the owner of its members.
 # Cause: owner
 # Factor: user
 # Needs: tar

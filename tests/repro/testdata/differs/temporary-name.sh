@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The name of a temporary file is in the output.
+# The output contains the name of a temporary file.
 # Cause: path
 # Factor: random
 # Needs: python3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The name of the user is in the output.
+# The output contains the user name.
 # Cause: owner
 # Factor: user
 # Needs: id

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The path of the working directory is in the output.
+# The output contains the path of the working directory.
 # Cause: path
 # Factor: path
 # Needs: sh

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What differs lies in an archive in an archive.
+# A member of an archive in an archive differs.
 # Cause: timestamp
 # Factor: time
 # Needs: zip

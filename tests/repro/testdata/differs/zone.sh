@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A fixed moment is told in the local time.
+# A fixed time is printed as local time.
 # Cause: time zone
 # Factor: zone
 # Needs: date

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The date is given.
+# A given date.
 # Needs: gcc
 cat > main.c <<'E'
 const char built[] = "built on " __DATE__ " at " __TIME__;

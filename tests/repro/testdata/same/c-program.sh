@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A program, linked.
+# A linked program.
 # Needs: gcc
 cat > main.c <<'E'
 #include <stdio.h>

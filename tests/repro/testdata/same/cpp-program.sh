@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A program of C++, stripped.
+# A stripped C++ program.
 # Needs: g++
 cat > main.cc <<'E'
 template <class T> T twice(T x) { return x + x; }

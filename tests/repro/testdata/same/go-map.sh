@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# The keys of a map, sorted.
+# The sorted keys of a map.
 # Needs: go
 ./programs/mapsorted > out

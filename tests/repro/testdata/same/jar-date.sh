@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# An archive of Java whose members have a fixed time.
+# A Java archive with fixed times.
 # Needs: jar
 echo member > member.txt
 jar -c -f out.jar --date=2001-09-09T01:46:40Z member.txt

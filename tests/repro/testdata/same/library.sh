@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# An archive in deterministic mode.
+# An ar archive in deterministic mode.
 # Needs: ar
 echo 'int f(void) { return 1; }' > f.c
 gcc -c f.c

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# A directory, listed in order.
+# A sorted directory listing.
 # Needs: ls
 LC_ALL=C ls names > out

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Objects that make builds at once, linked in order.
+# Objects built in parallel and linked in order.
 # Needs: make
 for n in a b c d; do echo "int $n(void) { return 0; }" > $n.c; done
 cat > Makefile <<'E'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Results of several processes, in the order of their numbers.
+# Results of several processes in numerical order.
 # Needs: python3
 cat > main.py <<'E'
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# An archive whose members have a fixed time and mode.
+# A zip archive with fixed times and modes.
 # Needs: zip
 echo member > member.txt
 chmod 644 member.txt
