@@ -64,16 +64,16 @@ func (c *check) bisect(ctx context.Context) error {
 	x := &c.Executors[i]
 	for _, f := range factors {
 		if f.hold != nil && c.planner.lacks(f.holdNeeds) {
-			b.Unheld = append(b.Unheld, f.Name)
+			b.Unheld = append(b.Unheld, f.name)
 		} else {
-			b.Held = append(b.Held, f.Name)
+			b.Held = append(b.Held, f.name)
 		}
 	}
 	if err := c.controls(ctx, b, x); err != nil {
 		return err
 	}
 	for _, f := range c.factors {
-		if f.vary == nil && f.copies == 0 && slices.Contains(b.Unheld, f.Name) {
+		if f.vary == nil && f.copies == 0 && slices.Contains(b.Unheld, f.name) {
 			continue // it varies in the controls, too
 		}
 		if err := c.step(ctx, b, x, &f); err != nil {
@@ -187,19 +187,19 @@ func isOrder(c compare.Cause) bool {
 
 // varies reports whether the check varies a factor of that name.
 func (c *check) varies(name string) bool {
-	return slices.ContainsFunc(c.factors, func(f Factor) bool { return f.Name == name })
+	return slices.ContainsFunc(c.factors, func(f factor) bool { return f.name == name })
 }
 
 // step varies a factor alone, as often as the check varied it, until a run differs from the control in more than noise
 // and a second run confirms it.
-func (c *check) step(ctx context.Context, b *Bisection, x *Executor, f *Factor) error {
-	s := Step{Factor: f.Name, Changed: []string{}}
+func (c *check) step(ctx context.Context, b *Bisection, x *Executor, f *factor) error {
+	s := Step{Factor: f.name, Changed: []string{}}
 	for n := 1; n < c.Runs && s.run == nil; n++ {
 		var changed []string
 		var last *Run
 		for range 2 {
 			v, copies := c.planner.held(f, n)
-			r, err := c.execute(ctx, x, v, copies, "varied alone: "+f.Name)
+			r, err := c.execute(ctx, x, v, copies, "varied alone: "+f.name)
 			if err != nil {
 				return err
 			}
@@ -225,7 +225,7 @@ func (c *check) step(ctx context.Context, b *Bisection, x *Executor, f *Factor) 
 		}
 		if len(changed) > 0 {
 			s.run, s.Changed = last, displayNames(changed)
-			b.found(&c.verdict, f.Name, s.Changed)
+			b.found(&c.verdict, f.name, s.Changed)
 		}
 	}
 	b.Steps = append(b.Steps, s)
@@ -234,7 +234,7 @@ func (c *check) step(ctx context.Context, b *Bisection, x *Executor, f *Factor) 
 
 // beyond returns the items in which a run that varies f differs from the control in more than noise. It adds times to
 // the noise: two controls may agree in a duration by chance, or read a held clock equally often.
-func (c *check) beyond(ctx context.Context, b *Bisection, f *Factor, r *Run) []string {
+func (c *check) beyond(ctx context.Context, b *Bisection, f *factor, r *Run) []string {
 	return slices.DeleteFunc(b.noise.beyond(ctx, &b.control, r), func(name string) bool {
 		more := false
 		for _, l := range b.noise.unknown(ctx, name, &b.control, r) {
@@ -251,12 +251,12 @@ func (c *check) beyond(ctx context.Context, b *Bisection, f *Factor, r *Run) []s
 
 // chance reports whether a location differs independently of f, by the cause that it shows: a time in a text,
 // which only the time, its zone and its language change, or a cause that is noise elsewhere in the item.
-func (b *Bisection) chance(name string, l *location, f *Factor) bool {
+func (b *Bisection) chance(name string, l *location, f *factor) bool {
 	if l.cause == compare.Unknown || f.explains(l.cause) {
 		return false
 	}
 	isText := l.format == "text" || l.format == "json" // numbers in other formats may be digests
-	byTime := isText && l.cause == compare.Timestamp && f.Cause != compare.Zone && f.Cause != compare.Locale
+	byTime := isText && l.cause == compare.Timestamp && f.cause != compare.Zone && f.cause != compare.Locale
 	return byTime || b.noise.has(name, l.cause)
 }
 

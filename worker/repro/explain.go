@@ -121,11 +121,11 @@ func (c *check) causeBy(o *Output, by []string) compare.Cause {
 	case isSeed(by):
 		return compare.Random
 	case len(by) > 0:
-		return factorOf(by[0]).Cause
+		return factorOf(by[0]).cause
 	case b != nil && slices.Contains(b.Nondeterministic, o.Path) && len(b.Unheld) == 0:
 		return compare.Parallel
 	case b == nil && len(c.verdict.Factors) == 1:
-		return factorOf(c.verdict.Factors[0]).Cause // nothing else varied
+		return factorOf(c.verdict.Factors[0]).cause // nothing else varied
 	}
 	return compare.Unknown
 }

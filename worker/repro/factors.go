@@ -14,16 +14,14 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// A Factor is a condition that a run can observe although it is not an input. A varied Factor has a different value in
-// every run, a held one the same value. A Factor without vary changes on its own unless it is held; one without hold
+// A factor is a condition that a run can observe although it is not an input. A varied factor has a different value in
+// every run, a held one the same value. A factor without vary changes on its own unless it is held; one without hold
 // stays the same unless it is varied.
-type Factor struct {
-	// Name is how users select it.
-	Name string
-	// Changes describes what varies, in a few words.
-	Changes string
-	// Cause is the cause of differences that only this factor makes, if the outputs themselves do not show it.
-	Cause compare.Cause
+type factor struct {
+	// name is how users select it.
+	name string
+	// cause is the cause of differences that only this factor makes, if the outputs themselves do not show it.
+	cause compare.Cause
 
 	causes []compare.Cause // further causes that its differences may show
 
@@ -39,18 +37,18 @@ type Factor struct {
 }
 
 // explains reports whether differences by the factor may show a cause.
-func (f *Factor) explains(c compare.Cause) bool {
-	return c == f.Cause || slices.Contains(f.causes, c)
+func (f *factor) explains(c compare.Cause) bool {
+	return c == f.cause || slices.Contains(f.causes, c)
 }
 
 // shows is explains, but local times of other zones also show Timestamp.
-func (f *Factor) shows(c compare.Cause) bool {
-	return f.explains(c) || f.Cause == compare.Zone && c == compare.Timestamp
+func (f *factor) shows(c compare.Cause) bool {
+	return f.explains(c) || f.cause == compare.Zone && c == compare.Timestamp
 }
 
 // factorOf returns the factor of a name, which must be one of Names.
-func factorOf(name string) *Factor {
-	i := slices.IndexFunc(factors, func(f Factor) bool { return f.Name == name })
+func factorOf(name string) *factor {
+	i := slices.IndexFunc(factors, func(f factor) bool { return f.name == name })
 	return &factors[i]
 }
 
@@ -79,16 +77,18 @@ var zones = []string{"Etc/GMT-14", "Etc/GMT+12", "Etc/GMT-13"}
 var posixZones = []string{"CLA-14", "CLB+12", "CLC-13"}
 
 // factors are all factors in the order of messages. The first one that explains a difference wins.
-var factors = []Factor{
+var factors = []factor{
 	{
-		Name: "time", Changes: "time, by more than a year", Cause: compare.Timestamp,
+		name:      "time", // time, by more than a year
+		cause:     compare.Timestamp,
 		causes:    []compare.Cause{compare.BuildDate},
 		varyNeeds: sandbox.ConditionClockOffset, holdNeeds: sandbox.ConditionFrozenClock,
 		vary: func(v *worker.Variation, i int, _ *planner) { v.Conditions.ClockOffset = clockOffset(i) },
 		hold: func(v *worker.Variation) { v.Conditions.FrozenClock = heldTime },
 	},
 	{
-		Name: "zone", Changes: "time zone (TZ)", Cause: compare.Zone,
+		name:   "zone", // time zone (TZ)
+		cause:  compare.Zone,
 		causes: []compare.Cause{compare.BuildDate},
 		unfit:  declares("TZ"),
 		vary: func(v *worker.Variation, i int, p *planner) {
@@ -100,7 +100,8 @@ var factors = []Factor{
 		},
 	},
 	{
-		Name: "user", Changes: "name and ID of the user", Cause: compare.Owner,
+		name:      "user", // name and ID of the user
+		cause:     compare.Owner,
 		causes:    []compare.Cause{compare.Path}, // of a home directory
 		varyNeeds: sandbox.ConditionUser,
 		vary: func(v *worker.Variation, i int, _ *planner) {
@@ -108,12 +109,14 @@ var factors = []Factor{
 		},
 	},
 	{
-		Name: "hostname", Changes: "host name", Cause: compare.Hostname,
+		name:      "hostname", // host name
+		cause:     compare.Hostname,
 		varyNeeds: sandbox.ConditionHostname,
 		vary:      func(v *worker.Variation, i int, _ *planner) { v.Conditions.Hostname = fmt.Sprintf("elsewhere%d", i) },
 	},
 	{
-		Name: "locale", Changes: "language and sorting (LC_ALL, LANG)", Cause: compare.Locale,
+		name:  "locale", // language and sorting (LC_ALL, LANG)
+		cause: compare.Locale,
 		// Only installed locales: shells and Perl complain about others on stderr.
 		unfit: declares("LANG", "LANGUAGE", "LC_*"),
 		vary: func(v *worker.Variation, i int, p *planner) {
@@ -126,14 +129,16 @@ var factors = []Factor{
 		},
 	},
 	{
-		Name: "umask", Changes: "umask", Cause: compare.Mode,
+		name:      "umask", // umask
+		cause:     compare.Mode,
 		varyNeeds: sandbox.ConditionUmask,
 		vary: func(v *worker.Variation, i int, _ *planner) {
 			v.Conditions.Umask = cycle([]uint32{0o077, 0o002, 0o027, 0o007}, i)
 		},
 	},
 	{
-		Name: "cpus", Changes: "number of processors", Cause: compare.Processors,
+		name:      "cpus", // number of processors
+		cause:     compare.Processors,
 		causes:    []compare.Cause{compare.Parallel},
 		varyNeeds: sandbox.ConditionCPUs,
 		unfit: func(p *planner) string {
@@ -147,24 +152,28 @@ var factors = []Factor{
 		},
 	},
 	{
-		Name: "readdir", Changes: "order of entries in input directories", Cause: compare.MemberOrder,
-		vary: func(v *worker.Variation, i int, _ *planner) { v.Order = heldOrder + uint64(i) },
-		hold: func(v *worker.Variation) { v.Order = heldOrder },
+		name:  "readdir", // order of entries in input directories
+		cause: compare.MemberOrder,
+		vary:  func(v *worker.Variation, i int, _ *planner) { v.Order = heldOrder + uint64(i) },
+		hold:  func(v *worker.Variation) { v.Order = heldOrder },
 	},
 	{
-		Name: "path", Changes: "path of the working directory", Cause: compare.Path,
+		name:  "path", // path of the working directory
+		cause: compare.Path,
 		vary: func(v *worker.Variation, i int, _ *planner) {
 			v.Root = "/b/" + strings.Repeat("x", (i-1)%40+1) + "/build"
 		},
 	},
 	{
-		Name: "aslr", Changes: "memory layout", Cause: compare.Address,
+		name:      "aslr", // memory layout
+		cause:     compare.Address,
 		causes:    []compare.Cause{compare.HashSeed}, // hash tables with pointers as keys
 		holdNeeds: sandbox.ConditionFixedLayout,
 		hold:      func(v *worker.Variation) { v.Conditions.FixedLayout = true },
 	},
 	{
-		Name: "random", Changes: "random numbers of the kernel", Cause: compare.Random,
+		name:      "random", // random numbers of the kernel
+		cause:     compare.Random,
 		causes:    []compare.Cause{compare.HashSeed, compare.BuildID, compare.Path}, // of a temporary file
 		holdNeeds: sandbox.ConditionRandomSeed,
 		unfit: func(p *planner) string {
@@ -176,27 +185,31 @@ var factors = []Factor{
 		hold: func(v *worker.Variation) { v.Conditions.RandomSeed = 1 },
 	},
 	{
-		Name: "pids", Changes: "process IDs", Cause: compare.ProcessID,
+		name:      "pids", // process IDs
+		cause:     compare.ProcessID,
 		causes:    []compare.Cause{compare.Random, compare.Path}, // of a temporary file
 		varyNeeds: sandbox.ConditionSkippedPIDs,
 		vary:      func(v *worker.Variation, i int, _ *planner) { v.Conditions.SkippedPIDs = (i*117-1)%1000 + 1 },
 	},
 	{
-		Name: "uptime", Changes: "time since boot", Cause: compare.Uptime,
+		name:      "uptime", // time since boot
+		cause:     compare.Uptime,
 		varyNeeds: sandbox.ConditionUptime,
 		vary: func(v *worker.Variation, i int, _ *planner) {
 			v.Conditions.Uptime = time.Duration(i) * 2191 * time.Hour
 		},
 	},
 	{
-		Name: "environment", Changes: "a variable that the command does not set", Cause: compare.Environment,
+		name:  "environment", // a variable that the command does not set
+		cause: compare.Environment,
 		unfit: declares(padding),
 		vary: func(v *worker.Variation, i int, _ *planner) {
 			v.Env = append(v.Env, padding+"="+strings.Repeat("x", 100+(i*37)%1000))
 		},
 	},
 	{
-		Name: "parallel", Changes: "another run of the action at the same time", Cause: compare.Parallel,
+		name:   "parallel", // another run of the action at the same time
+		cause:  compare.Parallel,
 		copies: 1,
 	},
 }
@@ -214,7 +227,7 @@ func clockOffset(i int) time.Duration {
 
 func cycle[T any](of []T, i int) T { return of[(i-1)%len(of)] }
 
-// declares returns a Factor.unfit for variables that the command sets, because these are inputs. A name that ends in
+// declares returns a factor.unfit for variables that the command sets, because these are inputs. A name that ends in
 // "*" is a prefix.
 func declares(names ...string) func(*planner) string {
 	return func(p *planner) string {
@@ -229,9 +242,6 @@ func declares(names ...string) func(*planner) string {
 		return ""
 	}
 }
-
-// Factors returns all factors.
-func Factors() []Factor { return slices.Clone(factors) }
 
 // Choose parses a comma-separated list of factors, "all" or "none". "uid" and "tz" are aliases. An empty list is an
 // error, because it may be an unset shell variable, and every action would seem reproducible.
@@ -266,7 +276,7 @@ func Choose(list string) ([]string, error) {
 func Names() []string {
 	var names []string
 	for _, f := range factors {
-		names = append(names, f.Name)
+		names = append(names, f.name)
 	}
 	return names
 }
@@ -279,9 +289,9 @@ type Skipped struct {
 
 // fit returns those of the named factors, nil being all, that can be varied in a scene, and those that cannot. What can
 // neither be varied nor held is left out as well: nothing about it can be found out.
-func (p *planner) fit(names []string) (fit []Factor, skipped []Skipped) {
+func (p *planner) fit(names []string) (fit []factor, skipped []Skipped) {
 	for _, f := range factors {
-		if names != nil && !slices.Contains(names, f.Name) {
+		if names != nil && !slices.Contains(names, f.name) {
 			continue
 		}
 		why := ""
@@ -292,7 +302,7 @@ func (p *planner) fit(names []string) (fit []Factor, skipped []Skipped) {
 			why = f.unfit(p)
 		}
 		if why != "" {
-			skipped = append(skipped, Skipped{f.Name, why})
+			skipped = append(skipped, Skipped{f.name, why})
 			continue
 		}
 		fit = append(fit, f)
@@ -315,7 +325,7 @@ func (p *planner) baseline() *worker.Variation {
 }
 
 // varied returns the variation of run i, counted from 1, and the number of copies beside it.
-func (p *planner) varied(fs []Factor, i int) (v *worker.Variation, copies int) {
+func (p *planner) varied(fs []factor, i int) (v *worker.Variation, copies int) {
 	v = p.baseline()
 	for _, f := range fs {
 		if f.vary != nil {
@@ -328,16 +338,16 @@ func (p *planner) varied(fs []Factor, i int) (v *worker.Variation, copies int) {
 
 // held returns the variation of run i that holds all factors except vary, which may be nil. Factors without vary, such
 // as random numbers, vary if they are not held.
-func (p *planner) held(vary *Factor, i int) (v *worker.Variation, copies int) {
+func (p *planner) held(vary *factor, i int) (v *worker.Variation, copies int) {
 	v = p.baseline()
 	for _, f := range factors {
 		switch {
-		case vary != nil && f.Name == vary.Name:
+		case vary != nil && f.name == vary.name:
 			if f.vary != nil {
 				f.vary(v, i, p)
 			}
 			copies += f.copies
-		case f.hold != nil && (p.seed == nil || f.Name != "random") && !p.lacks(f.holdNeeds):
+		case f.hold != nil && (p.seed == nil || f.name != "random") && !p.lacks(f.holdNeeds):
 			f.hold(v)
 		}
 	}

@@ -206,7 +206,7 @@ type check struct {
 	Options
 	task    worker.Task
 	planner planner // for the first Executor that can vary conditions
-	factors []Factor
+	factors []factor
 	verdict Verdict
 }
 
@@ -245,7 +245,7 @@ func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {
 	}
 	c.factors, v.Skipped = c.planner.fit(o.Factors)
 	for _, f := range c.factors {
-		v.Factors = append(v.Factors, f.Name)
+		v.Factors = append(v.Factors, f.name)
 	}
 	return c, nil
 }

@@ -73,13 +73,13 @@ func observed(factor string, n int, v *worker.Variation) string {
 }
 
 func TestBisectFindsEveryFactor(t *testing.T) {
-	for _, f := range repro.Factors() {
-		if f.Name == "parallel" {
+	for _, factor := range repro.Names() {
+		if factor == "parallel" {
 			continue // TestParallelRunsOverlap
 		}
-		t.Run(f.Name, func(t *testing.T) {
+		t.Run(factor, func(t *testing.T) {
 			s := newScript(t, func(n int, v *worker.Variation) made {
-				return made{files: map[string]string{"out": "x" + observed(f.Name, n, v), "steady": "y"}}
+				return made{files: map[string]string{"out": "x" + observed(factor, n, v), "steady": "y"}}
 			})
 			o := s.options()
 			o.Bisect = true
@@ -87,14 +87,14 @@ func TestBisectFindsEveryFactor(t *testing.T) {
 			if v.Result != repro.Differs || len(v.Outputs) != 2 || !v.Outputs[0].Differ || v.Outputs[1].Differ {
 				t.Fatalf("got %s, %+v; want one of two outputs that differs", v.Result, v.Outputs)
 			}
-			if !slices.Equal(v.Bisection.Factors, []string{f.Name}) || !slices.Equal(v.Outputs[0].Factors, []string{f.Name}) {
+			if !slices.Equal(v.Bisection.Factors, []string{factor}) || !slices.Equal(v.Outputs[0].Factors, []string{factor}) {
 				t.Errorf("got bisection %+v and output %+v", v.Bisection, v.Outputs[0])
 			}
 			if len(v.Differences) == 0 {
 				t.Fatal("got no difference")
 			}
-			if d := v.Differences[0]; !slices.Equal(d.Factors, []string{f.Name}) || d.Cause == compare.Unknown || d.Output != "out" {
-				t.Errorf("got %+v, want factor %s", d, f.Name)
+			if d := v.Differences[0]; !slices.Equal(d.Factors, []string{factor}) || d.Cause == compare.Unknown || d.Output != "out" {
+				t.Errorf("got %+v, want factor %s", d, factor)
 			}
 		})
 	}
@@ -117,7 +117,7 @@ func TestReproducibleActionIsTheSame(t *testing.T) {
 		return made{files: map[string]string{"out": "x"}, stdout: "said", exit: 3, directory: map[string]string{"a": "1"}}
 	})
 	v := check(t, s, s.action(), s.options())
-	if v.Result != repro.Same || len(v.Differences) > 0 || len(v.Skipped) > 0 || len(v.Factors) != len(repro.Factors()) {
+	if v.Result != repro.Same || len(v.Differences) > 0 || len(v.Skipped) > 0 || len(v.Factors) != len(repro.Names()) {
 		t.Errorf("got %+v", v)
 	}
 	if len(v.Runs) != repro.DefaultRuns || len(v.Runs[0].Varied) > 0 || len(v.Runs[1].Varied) < 12 || slices.Equal(v.Runs[1].Varied, v.Runs[2].Varied) {
@@ -131,14 +131,14 @@ func TestReproducibleActionIsTheSame(t *testing.T) {
 }
 
 func TestVariedRunsHaveDifferentConditions(t *testing.T) {
-	for _, f := range repro.Factors() {
-		if slices.Contains([]string{"aslr", "random", "parallel", "cpus", "umask", "zone", "locale"}, f.Name) {
+	for _, factor := range repro.Names() {
+		if slices.Contains([]string{"aslr", "random", "parallel", "cpus", "umask", "zone", "locale"}, factor) {
 			continue // vary on their own or repeat
 		}
-		t.Run(f.Name, func(t *testing.T) {
+		t.Run(factor, func(t *testing.T) {
 			s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 			o := s.options()
-			o.Runs, o.Factors = 30, []string{f.Name}
+			o.Runs, o.Factors = 30, []string{factor}
 			seen := map[string]int{}
 			for i, r := range check(t, s, s.action(), o).Runs {
 				what := strings.Join(r.Varied, ", ")
@@ -704,7 +704,7 @@ func TestChoose(t *testing.T) {
 			t.Errorf("Choose(%q) = %q, %v", list, got, err)
 		}
 	}
-	if got, err := repro.Choose("all"); err != nil || len(got) != len(repro.Factors()) {
+	if got, err := repro.Choose("all"); err != nil || len(got) != len(repro.Names()) {
 		t.Errorf("Choose(all) = %q, %v", got, err)
 	}
 	for _, empty := range []string{"", " ", ",", " , "} { // an unset shell variable

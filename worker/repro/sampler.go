@@ -124,7 +124,7 @@ func NewSampler(c SamplerConfig) *Sampler {
 	}
 	for _, f := range factors {
 		if f.copies == 0 {
-			s.factors = append(s.factors, f.Name)
+			s.factors = append(s.factors, f.name)
 		}
 	}
 	return s

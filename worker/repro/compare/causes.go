@@ -2,11 +2,6 @@
 
 package compare
 
-import (
-	"fmt"
-	"strings"
-)
-
 // A CauseRow explains a Cause. docs/causes.md contains the table.
 type CauseRow struct {
 	Cause Cause
@@ -115,22 +110,4 @@ func FixFor(cause Cause, format string) string {
 		return row.Fixes[0].Text
 	}
 	return ""
-}
-
-// CausesTable returns Causes as a Markdown table.
-func CausesTable() string {
-	var b strings.Builder
-	b.WriteString("| Cause | Meaning | Format | Fix |\n|---|---|---|---|\n")
-	for _, row := range Causes {
-		cause, meaning := "`"+string(row.Cause)+"`", row.Meaning
-		for _, f := range row.Fixes {
-			format := f.Format
-			if format == "" {
-				format = "all"
-			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", cause, meaning, format, strings.ReplaceAll(f.Text, "|", `\|`))
-			cause, meaning = "", ""
-		}
-	}
-	return b.String()
 }
