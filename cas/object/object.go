@@ -198,6 +198,7 @@ var (
 	prefixes    = regexp.MustCompile(`^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*/?$`)
 )
 
+// parse parses the URL of a bucket.
 func parse(text string) (*address, error) {
 	reject := func(format string, args ...any) (*address, error) {
 		return nil, fmt.Errorf("%+.256q: %s: %w", redact(text), fmt.Sprintf(format, args...), ErrURL)
