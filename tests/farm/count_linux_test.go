@@ -16,7 +16,7 @@ import (
 // TestEachActionIsAnsweredOnce checks that each of many small actions is executed once, and that its client gets one
 // response with its own output.
 func TestEachActionIsAnsweredOnce(t *testing.T) {
-	const actions, clients = 2000, 50
+	const actions, clients = 1000, 50
 	f := newFarm(t)
 	c := dial(t, f.head.Addr)
 	for _, name := range []string{"a", "b", "c"} {
