@@ -11,8 +11,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// TestOnlyApprovedResultsAreRecorded, and what would not be recorded is not asked about.
-func TestOnlyApprovedResultsAreRecorded(t *testing.T) {
+// Approve is called only for cacheable results.
+func TestOnlyApprovedResultsAreCached(t *testing.T) {
 	exit := 0
 	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
 		return &sandbox.Result{ExitCode: exit}
@@ -22,13 +22,13 @@ func TestOnlyApprovedResultsAreRecorded(t *testing.T) {
 	approve := func(yes bool) func(context.Context, *Outcome) bool {
 		return func(_ context.Context, out *Outcome) bool {
 			if asked++; out.Result == nil || b.recorded(action) {
-				t.Error("it is asked without a result, or after it was recorded")
+				t.Error("Approve was called without a result, or after it was cached")
 			}
 			return yes
 		}
 	}
 	if b.do(&Task{Action: action, Approve: approve(false)}); asked != 1 || b.recorded(action) {
-		t.Errorf("asked %d times, and recorded what was not approved: %v", asked, b.recorded(action))
+		t.Errorf("got %d calls, cached %v, want 1 call and no cached result", asked, b.recorded(action))
 	}
 	exit = 1
 	b.do(&Task{Action: action, Approve: approve(true)})
@@ -37,9 +37,9 @@ func TestOnlyApprovedResultsAreRecorded(t *testing.T) {
 	alone := b.action(func(a *repb.Action, _ *repb.Command) { a.DoNotCache = true })
 	b.do(&Task{Action: alone, Approve: approve(true)})
 	if asked != 1 || b.recorded(action) || b.recorded(alone) {
-		t.Errorf("asked %d times about what is not recorded anyway", asked-1)
+		t.Errorf("got %d calls for uncacheable results", asked-1)
 	}
 	if b.do(&Task{Action: action, Approve: approve(true)}); asked != 2 || !b.recorded(action) {
-		t.Error("what was approved is not recorded")
+		t.Error("the approved result is not cached")
 	}
 }

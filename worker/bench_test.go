@@ -16,8 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A quick is a backend whose workspaces are directories of one place, so that a benchmark measures what is
-// around a run. Its runs are calls, as those of function are.
+// A quick is a backend that calls a function instead of running a command, with cheap workspaces for benchmarks.
 type quick struct {
 	sandbox.Backend
 	dir  string
@@ -58,7 +57,7 @@ func (q *quick) Run(context.Context, *sandbox.Spec, sandbox.Stdio) (*sandbox.Res
 	return &sandbox.Result{}, nil
 }
 
-// A scratch is a space that goes with all that is in it.
+// A scratch is a workspace that is removed by Close.
 type scratch struct{ space }
 
 func (s scratch) Close() error {
@@ -66,7 +65,7 @@ func (s scratch) Close() error {
 	return os.RemoveAll(s.Name())
 }
 
-// put stores m, or ends b.
+// put stores m.
 func put(b *testing.B, s cas.Store, m proto.Message) *repb.Digest {
 	b.Helper()
 	d, err := cas.PutProto(b.Context(), s, cas.SHA256, m)
@@ -76,7 +75,7 @@ func put(b *testing.B, s cas.Store, m proto.Message) *repb.Digest {
 	return d.Proto()
 }
 
-// A forest makes input roots of 2,000 files in 100 directories, of which each has 10 files that no other has.
+// A forest creates input roots of 2,000 files in 100 directories. Each root has 10 unique files.
 type forest struct {
 	b     *testing.B
 	store cas.Store
@@ -103,7 +102,7 @@ func (f *forest) file(i, j, version int) *repb.Digest {
 	return d.Proto()
 }
 
-// next returns a root that no other call returns.
+// next returns a new root.
 func (f *forest) next() *repb.Digest {
 	f.made++
 	for i := range 10 {
@@ -116,7 +115,7 @@ func (f *forest) next() *repb.Digest {
 	return put(f.b, f.store, root)
 }
 
-// action stores an action that differs from all others in its arguments.
+// action stores an action with unique arguments.
 func action(b *testing.B, s cas.Store, n int, root *repb.Digest, outputs ...string) *Task {
 	b.Helper()
 	command := put(b, s, &repb.Command{Arguments: []string{"cc", fmt.Sprint(n)}, OutputPaths: outputs})
@@ -138,7 +137,7 @@ func benchWorker(m *castest.Memory, backend sandbox.Backend) *Local {
 	})
 }
 
-// BenchmarkRequest is what is done of an action before its inputs are laid out: in the queue and in the slot.
+// BenchmarkRequest measures an action before staging: Admit and fetch.
 func BenchmarkRequest(b *testing.B) {
 	for name, trees := range map[string]bool{"noop": false, "tree": true} {
 		b.Run(name, func(b *testing.B) {
@@ -173,8 +172,8 @@ func BenchmarkRequest(b *testing.B) {
 	}
 }
 
-// BenchmarkExecute is an action from Admit to its result, but for the sandbox: one that does nothing, and one
-// that makes 100 files and a directory of 20.
+// BenchmarkExecute measures an action from Admit to its result, without a sandbox: one without outputs, and one with 100 files
+// and a directory of 20.
 func BenchmarkExecute(b *testing.B) {
 	for name, many := range map[string]bool{"noop": false, "outputs": true} {
 		b.Run(name, func(b *testing.B) {

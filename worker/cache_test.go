@@ -22,13 +22,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A tally is a store that counts calls.
+// A tally counts calls of a store.
 type tally struct {
 	*castest.Memory
 	mu     sync.Mutex
 	opened map[cas.Digest]int // guarded by mu
 	puts   int                // guarded by mu
-	packs  []int              // guarded by mu; the blobs of each PutAll
+	packs  []int              // guarded by mu; number of blobs in each PutAll
 	asked  int                // guarded by mu; calls of Missing
 }
 
@@ -60,14 +60,14 @@ func (s *tally) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 	return s.Memory.Missing(ctx, ds)
 }
 
-func newTallyBench(t *testing.T, run func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result) (*bench, *tally) {
+func newTallyBench(t *testing.T, run runFunc) (*bench, *tally) {
 	b := newBench(t, run)
 	s := &tally{Memory: b.store, opened: map[cas.Digest]int{}}
 	b.Instances = func(string) (*cas.Instance, error) { return &cas.Instance{Store: s, Actions: s}, nil }
 	return b, s
 }
 
-// TestEachMessageIsReadOnce, for the queue and for the slot, and its files are asked for once.
+// Admission and execution read each message, and look for missing files, only once.
 func TestEachMessageIsReadOnce(t *testing.T) {
 	b, s := newTallyBench(t, ended(0))
 	action := b.action(nil)
@@ -76,7 +76,7 @@ func TestEachMessageIsReadOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Action(t.Context(), in, action); err != nil { // who asks whether the action cache may answer
+	if _, err := b.Action(t.Context(), in, action); err != nil { // like the lookup in the action cache
 		t.Fatal(err)
 	}
 	if _, err := b.Admit(t.Context(), &Task{Action: action}); err != nil {
@@ -88,17 +88,17 @@ func TestEachMessageIsReadOnce(t *testing.T) {
 		want[d] = 1
 	}
 	got := maps.Clone(s.opened)
-	delete(got, cas.SHA256.Sum([]byte("12345"))) // which stage reads
+	delete(got, cas.SHA256.Sum([]byte("12345"))) // read by stage
 	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b cas.Digest) bool { return a == b })); len(want) != 4 || d != "" {
 		t.Errorf("messages read (-want +got):\n%s", d)
 	}
 	if s.asked != 1 {
-		t.Errorf("the store was asked %d times what is missing, want once: there are no outputs", s.asked)
+		t.Errorf("got %d calls of Missing, want 1: there are no outputs", s.asked)
 	}
 }
 
-// TestKnownActionIsNotRead, and what is not the action is refused, not executed in its place.
-func TestKnownActionIsNotRead(t *testing.T) {
+// A Task.ActionBlob is not read again, and is refused if it is not the action.
+func TestActionBlobIsNotRead(t *testing.T) {
 	b, s := newTallyBench(t, ended(0))
 	action := b.action(nil)
 	known, err := cas.ReadAll(t.Context(), b.store, action, cas.MaxMessage)
@@ -107,17 +107,17 @@ func TestKnownActionIsNotRead(t *testing.T) {
 	}
 	b.do(&Task{Action: action, ActionBlob: known})
 	if n := s.opened[action]; n != 0 {
-		t.Errorf("the action was read %d times", n)
+		t.Errorf("got %d reads of the action, want none", n)
 	}
 	another := b.action(command(func(c *repb.Command) { c.Arguments = append(c.Arguments, "another") }))
 	_, err = b.Execute(t.Context(), &Task{Action: another, ActionBlob: known}, func(Stage) {})
 	if f, ok := errors.AsType[*Fault](err); !ok || f.Kind != Invalid || !strings.Contains(f.Error(), another.String()) {
-		t.Errorf("the blob of another action: got %v", err)
+		t.Errorf("blob of another action: got %v, want a fault of kind Invalid", err)
 	}
 }
 
-// TestOutputsArePutTogether: what is small costs one call, and nothing none.
-func TestOutputsArePutTogether(t *testing.T) {
+// Small blobs are stored with one call.
+func TestOutputsAreBatched(t *testing.T) {
 	b, s := newTallyBench(t, func(_ context.Context, _ *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {
 		std.Stdout.Write([]byte("said"))
 		for name, content := range map[string]string{"o/x": "output", "o/empty": "", "t/a": "a", "t/b/c": "c", "big": strings.Repeat("big", 100_000)} {
@@ -134,21 +134,21 @@ func TestOutputsArePutTogether(t *testing.T) {
 	})
 	action := b.action(func(_ *repb.Action, c *repb.Command) { c.OutputPaths = []string{"o/x", "o/empty", "t", "big"} })
 	out := b.do(&Task{Action: action})
-	// stdout, o/x, t/a, t/b/c, the Tree and the manifest; big by itself.
+	// stdout, o/x, t/a, t/b/c, the Tree and the manifest; big on its own.
 	if !slices.Equal(s.packs, []int{6}) || s.puts != 1 {
-		t.Errorf("blobs came in batches of %v, and %d alone; want one of 6, and 1", s.packs, s.puts)
+		t.Errorf("got batches of %v and %d single blobs, want one batch of 6 and 1", s.packs, s.puts)
 	}
 	ds, err := cas.Closure(t.Context(), s, cas.SHA256, out.Result)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if missing, err := s.Memory.Missing(t.Context(), ds); err != nil || len(missing) > 0 || len(ds) != 7 {
-		t.Errorf("of %d blobs %d are not stored, %v", len(ds), len(missing), err)
+		t.Errorf("got %d blobs, %d missing, %v, want 7 blobs", len(ds), len(missing), err)
 	}
 }
 
-// TestLostSinceItWasSeen: who stages notices, and from then on all that is lost is listed until it is there again.
-func TestLostSinceItWasSeen(t *testing.T) {
+// Staging notices lost inputs. From then on, all lost inputs are reported until they are back.
+func TestInputsLostAfterAdmission(t *testing.T) {
 	b := newBench(t, ended(0))
 	first := cas.SHA256.Sum([]byte("12345"))
 	second, err := cas.PutBytes(t.Context(), b.store, cas.SHA256, []byte("second"))
@@ -171,10 +171,10 @@ func TestLostSinceItWasSeen(t *testing.T) {
 	var f *Fault
 	_, err = b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
 	if !errors.As(err, &f) || f.Kind != Missing || len(f.Blobs) == 0 || !slices.Contains(lost, f.Blobs[0]) {
-		t.Errorf("got %v, want a fault of kind Missing", err)
+		t.Errorf("got %v, want a fault of kind Missing with an input", err)
 	}
 	if err := admit(); !errors.As(err, &f) || f.Kind != Missing || !slices.Equal(f.Blobs, lost) {
-		t.Errorf("got %v, want that %v are missing", err, lost)
+		t.Errorf("got %v, want %v missing", err, lost)
 	}
 	for _, content := range []string{"12345", "second"} {
 		if _, err := cas.PutBytes(t.Context(), b.store, cas.SHA256, []byte(content)); err != nil {
@@ -189,8 +189,7 @@ func TestLostSinceItWasSeen(t *testing.T) {
 	}
 }
 
-// TestInstancesAreApart: what was resolved in one is not known in another.
-func TestInstancesAreApart(t *testing.T) {
+func TestInstancesAreSeparate(t *testing.T) {
 	b := newBench(t, ended(0))
 	action := b.action(nil)
 	b.Instances = func(name string) (*cas.Instance, error) {
@@ -206,14 +205,14 @@ func TestInstancesAreApart(t *testing.T) {
 	var f *Fault
 	_, err := b.Admit(t.Context(), &Task{Action: action, Instance: "other"})
 	if !errors.As(err, &f) || f.Kind != Missing || !slices.Equal(f.Blobs, []cas.Digest{action}) {
-		t.Errorf("got %v, want that the action is missing", err)
+		t.Errorf("got %v, want a missing action", err)
 	}
 }
 
-// TestRule024_RenewInputsMarksAllThatAnActionNeeds: what is absent or damaged costs no other blob its mark.
-func TestRule024_RenewInputsMarksAllThatAnActionNeeds(t *testing.T) {
+// Missing or damaged blobs do not prevent the others from being marked.
+func TestRule024_RenewInputsMarksAllInputs(t *testing.T) {
 	b, m, log := newMarkingBench(t, ended(0))
-	b.Local.inputs = New(Config{RenewInterval: time.Nanosecond}).inputs // where nothing is known for long
+	b.Local.inputs = New(Config{RenewInterval: time.Nanosecond}).inputs // a cache that expires at once
 	text := func(content string) *repb.Digest {
 		d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(content))
 		if err != nil {
@@ -239,7 +238,7 @@ func TestRule024_RenewInputsMarksAllThatAnActionNeeds(t *testing.T) {
 		}
 		return d
 	}
-	renewed := func(said string, want ...*repb.Digest) {
+	renewed := func(logged string, want ...*repb.Digest) {
 		t.Helper()
 		log.Reset()
 		m.taken()
@@ -250,16 +249,16 @@ func TestRule024_RenewInputsMarksAllThatAnActionNeeds(t *testing.T) {
 				t.Errorf("%s was not marked", p.Hash)
 			}
 		}
-		if !strings.Contains(log.String(), said) || said == "" && log.Len() > 0 {
-			t.Errorf("the log says %q, want %q", log, said)
+		if !strings.Contains(log.String(), logged) || logged == "" && log.Len() > 0 {
+			t.Errorf("got log %q, want %q", log, logged)
 		}
 	}
-	renewed("", c, d, e) // by reading it, where it is no file
-	renewed("", c, d, e) // or once it is known
+	renewed("", c, d, e) // reads what is not a file
+	renewed("", c, d, e) // from the cache
 	m.Delete(digest(command))
 	m.Delete(digest(d))
 	renewed("blobs=2 first="+digest(command).String(), root, left, right, c, d, e)
-	b.Local.inputs = New(Config{CacheBytes: 1}).inputs // where nothing is kept
+	b.Local.inputs = New(Config{CacheBytes: 1}).inputs // a cache that keeps nothing
 	m.Delete(digest(left))
 	renewed("blobs=3", e)
 	b.put(&repb.Command{Arguments: []string{"cc", "-c"}, OutputPaths: []string{"o/x"}})
@@ -269,6 +268,6 @@ func TestRule024_RenewInputsMarksAllThatAnActionNeeds(t *testing.T) {
 	log.Reset()
 	b.RenewInputs(t.Context(), &Task{Action: action})
 	if !strings.Contains(log.String(), fmt.Sprint("first=", action)) {
-		t.Errorf("the log says %q", log)
+		t.Errorf("got log %q", log)
 	}
 }

@@ -20,7 +20,7 @@ type collected struct {
 	unread []string
 	// log is the blob of the audit log, or the zero Digest.
 	log cas.Digest
-	// batch holds the blobs that are not yet in the store, and blobs all that the result may name.
+	// batch holds the blobs that are not yet in the store, and blobs every blob that the result may name.
 	batch *cas.Batch
 	blobs []cas.Digest
 	// omitted describes special files that were left out of output directories, "" for none.

@@ -11,7 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// commandError checks that a command is refused, in ASCII, with a text that names each of what.
+// commandError checks that a command is refused, with a printable error that contains each of what.
 func commandError(t *testing.T, c *repb.Command, what ...string) {
 	t.Helper()
 	c.Arguments = []string{"true"}
@@ -50,6 +50,8 @@ func TestRule077_OutputPaths(t *testing.T) {
 		commandError(t, &repb.Command{OutputFiles: []string{p}}, "output_files")
 		commandError(t, &repb.Command{OutputDirectories: []string{p}}, "output_directories")
 	}
+	commandError(t, &repb.Command{WorkingDirectory: "w", OutputPaths: []string{"../../b"}}, "output_paths")
+	commandError(t, &repb.Command{OutputPaths: []string{"a", "b/../a"}}, "same path")
 	for _, c := range []*repb.Command{
 		{OutputPaths: []string{""}}, {OutputDirectories: []string{""}}, {WorkingDirectory: "w", OutputPaths: []string{"../x", "a"}},
 		{WorkingDirectory: "w", OutputDirectories: []string{""}, OutputFiles: []string{"f"}}, {OutputPaths: []string{"b", "a"}},
@@ -67,7 +69,7 @@ func TestRule078_OldFieldsAreIgnoredBesideOutputPaths(t *testing.T) {
 	}
 	outputs, dirs, err := checkCommand(c)
 	if err != nil || len(outputs) != 1 || outputs[0] != "p" || len(dirs) != 0 {
-		t.Errorf("got %q, %q, %v; want output_paths alone", outputs, dirs, err)
+		t.Errorf("got %q, %q, %v; want only output_paths", outputs, dirs, err)
 	}
 }
 
@@ -88,7 +90,7 @@ func TestRule079_OldFieldsMustNotOverlap(t *testing.T) {
 		commandError(t, c)
 	}
 	for _, c := range []*repb.Command{
-		{OutputDirectories: []string{"a", "a/b"}}, // one may hold another
+		{OutputDirectories: []string{"a", "a/b"}}, // one may contain another
 		{OutputDirectories: []string{"a"}, OutputFiles: []string{"a/f"}},
 		{WorkingDirectory: "w", OutputFiles: []string{"../ww", "f"}},
 	} {

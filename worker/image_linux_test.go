@@ -4,6 +4,7 @@ package worker
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -24,16 +25,16 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A confining is a worker whose runs are confined, over a store on the disk.
+// A confining is a worker with a real sandbox and a disk store.
 type confining struct {
 	*Local
 	t   *testing.T
 	in  *cas.Instance
 	dir string // of the store
-	why error  // NewStager's
+	why error  // from NewStager
 }
 
-// newConfining returns one whose images lie in dir.
+// newConfining returns a worker with its images in dir.
 func newConfining(t *testing.T, dir string, budget int64) *confining {
 	t.Helper()
 	backend := namespace.New(namespace.Config{})
@@ -67,7 +68,7 @@ func newConfining(t *testing.T, dir string, budget int64) *confining {
 	}), t, in, at, why}
 }
 
-// onDisk returns a directory that is on no file system in memory.
+// onDisk returns a directory that is not on a file system in memory.
 func onDisk(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -109,19 +110,24 @@ func (c *confining) message(m proto.Message) *repb.Digest {
 	return d.Proto()
 }
 
-// shell runs a script in root, and returns what it wrote and how its inputs were laid out.
-func (c *confining) shell(script string, root *repb.Directory) (string, *cloisterpb.Sandbox) {
+// action stores an action that is not cached.
+func (c *confining) action(root *repb.Directory, args ...string) cas.Digest {
 	c.t.Helper()
-	action := c.message(&repb.Action{
-		CommandDigest:   c.message(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}}),
-		InputRootDigest: c.message(root), DoNotCache: true,
-	})
-	d, err := cas.FromProto(cas.SHA256, action)
+	d, err := cas.FromProto(cas.SHA256, c.message(&repb.Action{
+		CommandDigest: c.message(&repb.Command{Arguments: args}), InputRootDigest: c.message(root), DoNotCache: true,
+	}))
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	return d
+}
+
+// shell runs a script in root, and returns its output and how its inputs were staged.
+func (c *confining) shell(script string, root *repb.Directory) (string, *cloisterpb.Sandbox) {
+	c.t.Helper()
+	action := c.action(root, "/bin/sh", "-c", script)
 	var text bytes.Buffer
-	out, err := c.Execute(c.t.Context(), &Task{Action: d, Stdout: &text, Stderr: &text}, func(Stage) {})
+	out, err := c.Execute(c.t.Context(), &Task{Action: action, Stdout: &text, Stderr: &text}, func(Stage) {})
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -135,7 +141,7 @@ func (c *confining) shell(script string, root *repb.Directory) (string, *cloiste
 	return text.String(), m.Sandbox
 }
 
-// varied returns a root with all that inputs can be.
+// varied returns a root with inputs of every kind.
 func (c *confining) varied() *repb.Directory {
 	long := strings.Repeat("n", 255)
 	deep := &repb.Directory{Files: []*repb.FileNode{{Name: "bottom", Digest: c.blob([]byte("bottom"))}}}
@@ -170,15 +176,15 @@ func (c *confining) varied() *repb.Directory {
 	}
 }
 
-// look prints what a program can learn of inputs that must not depend on how they were laid out. The size of a
-// directory is its file system's affair, and the time of a symlink cannot be set in a copy.
+// look prints what a program can observe of inputs and must not depend on how they are staged. The size of a directory depends
+// on the file system, and the time of a symlink cannot be set in a copy.
 const look = `find . -type l -printf '%P %y %m %n %U:%G %s %l\0' -o -type d -printf '%P %y %m %n %U:%G %T@\0' \
 	-o -printf '%P %y %m %n %U:%G %s %T@\0' | sort -z | tr '\0\n' '\n?'
 find . -type f -print0 | sort -z | xargs -0 sha256sum -z | tr '\0\n' '\n?'
 cat odd/~link && test -z "$(cat odd/empty)" && ./odd/n*
 find . -type f -exec sh -c 'for f; do (echo x >>"$f") 2>/dev/null && echo "WRITTEN $f"; done; true' sh {} +`
 
-// TestInputsLookTheSame: from an image that is the run's own, from one that stays, and copied.
+// Inputs look the same from a new image, from a reused image and as copies.
 func TestInputsLookTheSame(t *testing.T) {
 	if os.Geteuid() != 0 {
 		sandboxtest.Unavailable(t, "root", "an ordinary user cannot mount an EROFS image")
@@ -192,15 +198,15 @@ func TestInputsLookTheSame(t *testing.T) {
 	c.shell(look, root)
 	kept, k := c.shell(look, root)
 	if o.Inputs != "image" || k.Inputs != "image" {
-		t.Fatalf("inputs by %v and %v, want images", o, k)
+		t.Fatalf("staged inputs: got %v and %v, want images", o, k)
 	}
 	c.Local.Stager = New(Config{}).Stager
 	copied, s := c.shell(look, root)
 	if s.Inputs != "copy" {
-		t.Fatalf("inputs by %v, want copies", s)
+		t.Fatalf("staged inputs: got %v, want copies", s)
 	}
 	if strings.Contains(copied, "WRITTEN") || !strings.Contains(copied, "executed") || strings.Count(copied, "\n") < 600 {
-		t.Errorf("copies look strange:\n%s", copied)
+		t.Errorf("unexpected copies:\n%s", copied)
 	}
 	for name, got := range map[string]string{"own": own, "kept": kept} {
 		if got != copied {
@@ -213,25 +219,24 @@ func firstDifference(got, want string) string {
 	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
 	for i := range min(len(g), len(w)) {
 		if g[i] != w[i] {
-			return fmt.Sprintf("line %d is %.300q, want %.300q", i, g[i], w[i])
+			return fmt.Sprintf("line %d: got %.300q, want %.300q", i, g[i], w[i])
 		}
 	}
-	return fmt.Sprintf("%d lines, want %d", len(g), len(w))
+	return fmt.Sprintf("got %d lines, want %d", len(g), len(w))
 }
 
-// unprivilegedUser is one that owns nothing.
+// unprivilegedUser is a user ID that owns nothing.
 const unprivilegedUser = 63210
 
-// TestMetadataSaysHowInputsWereLaidOut: one case for each rung, and the reason for the lower ones.
-func TestMetadataSaysHowInputsWereLaidOut(t *testing.T) {
+func TestMetadataExplainsStaging(t *testing.T) {
 	check := func(t *testing.T, c *confining, inputs, reason string) {
 		t.Helper()
 		_, s := c.shell("cat wide/* top odd/large >/dev/null", c.varied())
 		if s.Inputs != inputs || !strings.Contains(s.InputsReason, reason) || (s.InputsReason == "") != (inputs == "image") {
-			t.Errorf("inputs %q because %q, want %s because of %q", s.Inputs, s.InputsReason, inputs, reason)
+			t.Errorf("got inputs %q, reason %q, want %s, %q", s.Inputs, s.InputsReason, inputs, reason)
 		}
 		if (c.why == nil) != (inputs == "image") || c.why != nil && c.why.Error() != s.InputsReason {
-			t.Errorf("NewStager said %v, and the metadata %q", c.why, s.InputsReason)
+			t.Errorf("got %v from NewStager, %q in the metadata", c.why, s.InputsReason)
 		}
 	}
 	if os.Geteuid() != 0 {
@@ -248,7 +253,7 @@ func TestMetadataSaysHowInputsWereLaidOut(t *testing.T) {
 	t.Run("directory in memory", func(t *testing.T) {
 		dir, err := os.MkdirTemp("/dev/shm", "cloister-worker-")
 		if err != nil || !inMemory(t, dir) {
-			sandboxtest.Unavailable(t, "tmpfs", "there is none at /dev/shm")
+			sandboxtest.Unavailable(t, "tmpfs", "/dev/shm is not a tmpfs")
 		}
 		defer os.RemoveAll(dir)
 		check(t, newConfining(t, dir, 0), "copy", "erofs")
@@ -267,15 +272,15 @@ func TestMetadataSaysHowInputsWereLaidOut(t *testing.T) {
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, "worker.test"), program, 0o755)
 		}
-		if err == nil {
-			err = os.Chown(dir, unprivilegedUser, unprivilegedUser)
-		}
 		if err != nil {
 			t.Fatal(err)
 		}
+		if err := os.Chown(dir, unprivilegedUser, unprivilegedUser); err != nil {
+			sandboxtest.Unavailable(t, "unprivileged", err)
+		}
 		cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "worker.test"), "-test.run=^"+strings.Split(t.Name(), "/")[0]+"$", "-test.v")
 		cmd.Dir = dir
-		// What that user lacks is no fault of the worker.
+		// An ordinary user has no control groups.
 		require := strings.NewReplacer("unprivileged", "namespaces", "limits", "").Replace(os.Getenv("CLOISTER_REQUIRE"))
 		cmd.Env = []string{"TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin", "CLOISTER_REQUIRE=" + require}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: unprivilegedUser, Gid: unprivilegedUser}}
@@ -289,8 +294,7 @@ func TestMetadataSaysHowInputsWereLaidOut(t *testing.T) {
 	})
 }
 
-// TestLocksOnInputsAreNotShared: of two actions at once with the same directory, which stays mounted since others had it,
-// neither is held up by a lock of the other.
+// Concurrent actions with the same mounted directory do not share locks.
 func TestLocksOnInputsAreNotShared(t *testing.T) {
 	sandboxtest.Tool(t, "python3")
 	c := newConfining(t, onDisk(t), 64<<20)
@@ -299,48 +303,56 @@ func TestLocksOnInputsAreNotShared(t *testing.T) {
 	}
 	dir := &repb.Directory{}
 	for i := range 30 {
-		dir.Files = append(dir.Files, &repb.FileNode{Name: fmt.Sprintf("f%02d", i), Digest: c.blob(fmt.Appendf(nil, "%d", i))})
+		content := c.blob(fmt.Appendf(nil, "%d", i))
+		dir.Files = append(dir.Files, &repb.FileNode{Name: fmt.Sprintf("f%02d", i), Digest: content})
 	}
 	root := &repb.Directory{Directories: []*repb.DirectoryNode{{Name: "d", Digest: c.message(dir)}}}
-	for i := range 3 { // from the second on it stays mounted
+	for i := range 3 { // from the second run on, the directory stays mounted
 		c.shell(fmt.Sprintf("true %d", i), root)
 	}
-	lock := `
+	const lock = `
 import fcntl, time
 f = open("d/f01")
 try:
     fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    got = "locked"
+    print("locked", flush=True)
 except OSError:
-    got = "taken"
+    print("taken", flush=True)
+time.sleep(60)
 `
-	var both sync.WaitGroup
-	said := make([]string, 2)
-	for i := range said {
-		both.Go(func() {
-			// Each waits as long as the other needs to come.
-			said[i], _ = c.shell(fmt.Sprintf("python3 -c '%s\ntime.sleep(3)\nprint(got, %d)'", lock, i), root)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var runs sync.WaitGroup
+	results := make(chan string, 2)
+	for range 2 {
+		action := c.action(root, "/usr/bin/env", "python3", "-c", lock)
+		runs.Go(func() {
+			report := lineWriter(func(line string) { results <- line })
+			_, err := c.Execute(ctx, &Task{Action: action, Stdout: report}, func(Stage) {})
+			if ctx.Err() == nil {
+				results <- fmt.Sprint("ended: ", err)
+			}
 		})
 	}
-	both.Wait()
-	for i, got := range said {
-		if want := fmt.Sprintf("locked %d\n", i); got != want {
-			t.Errorf("of two at once one says %q, want %q", got, want)
+	for range 2 { // both keep running
+		if got := <-results; got != "locked\n" {
+			t.Errorf("got %q, want locked", got)
 		}
 	}
+	cancel()
+	runs.Wait()
 }
 
-// A hook is a writer that calls itself.
-type hook func()
+// A lineWriter calls a function with everything written.
+type lineWriter func(text string)
 
-func (h hook) Write(p []byte) (int, error) {
-	h()
+func (w lineWriter) Write(p []byte) (int, error) {
+	w(string(p))
 	return len(p), nil
 }
 
-// TestResultOfChangedInputsIsNotRecorded: somebody else writes to a segment while an action may read it. The client is told
-// to try again, and then the action runs.
-func TestResultOfChangedInputsIsNotRecorded(t *testing.T) {
+// If another process writes to a segment during a run, the result is discarded and the client is asked to retry.
+func TestResultOfChangedInputsIsDiscarded(t *testing.T) {
 	c := newConfining(t, onDisk(t), 0)
 	if c.why != nil {
 		sandboxtest.Unavailable(t, "namespaces", c.why)
@@ -356,13 +368,13 @@ func TestResultOfChangedInputsIsNotRecorded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	meddle := sync.OnceFunc(func() {
+	overwrite := sync.OnceFunc(func() {
 		segments, err := filepath.Glob(filepath.Join(c.dir, "segments", "*.data"))
 		if err != nil || len(segments) == 0 {
 			t.Errorf("segments %v, %v", segments, err)
 		}
 		for _, name := range segments {
-			// The same bytes: that somebody wrote at all is what counts.
+			// Write the same byte: the write itself counts.
 			f, err := os.OpenFile(name, os.O_RDWR, 0)
 			if err != nil {
 				t.Error(err)
@@ -377,16 +389,16 @@ func TestResultOfChangedInputsIsNotRecorded(t *testing.T) {
 			}
 		}
 	})
-	_, err = c.Execute(t.Context(), &Task{Action: action, Stdout: hook(meddle)}, func(Stage) {})
+	_, err = c.Execute(t.Context(), &Task{Action: action, Stdout: lineWriter(func(string) { overwrite() })}, func(Stage) {})
 	var f *Fault
 	if !errors.As(err, &f) || f.Kind != Unavailable || !strings.Contains(err.Error(), "run it again") {
-		t.Errorf("got error %v, want that it is to be run again", err)
+		t.Errorf("got %v, want an advice to run the action again", err)
 	}
 	if _, err := c.in.Actions.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
-		t.Errorf("looking for its result: %v, want that there is none", err)
+		t.Errorf("got %v, want no cached result", err)
 	}
 	out, err := c.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
 	if err != nil || out.Cached || out.Result.ExitCode != 0 {
-		t.Errorf("run again: %v, %v", out, err)
+		t.Errorf("second run: got %v, %v", out, err)
 	}
 }

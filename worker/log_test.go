@@ -16,7 +16,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// readAll reads l from its beginning to its end, as it comes.
+// readAll reads l while it grows.
 func readAll(ctx context.Context, l *Log) (string, error) {
 	var b strings.Builder
 	for p := make([]byte, 3); ; {
@@ -57,32 +57,32 @@ func TestLogIsReadWhileItGrows(t *testing.T) {
 		select {
 		case c := <-at:
 			if c != 'e' {
-				t.Errorf("at 4 stands %q", c)
+				t.Errorf("got %q at 4, want e", c)
 			}
 		default:
-			t.Error("who waited for what is there now was not woken")
+			t.Error("a waiting reader was not woken")
 		}
 		l.Close(nil)
 		l.Close(errors.New("too late"))
 		synctest.Wait()
 		for _, text := range got {
 			if text != "abcdefgh" {
-				t.Errorf("a reader saw %q", text)
+				t.Errorf("got %q, want abcdefgh", text)
 			}
 		}
 		if err := <-beyond; !errors.Is(err, cas.ErrRange) {
-			t.Errorf("beyond the end: %v", err)
+			t.Errorf("beyond the end: got %v, want ErrRange", err)
 		}
 		if n, err := l.ReadAt(t.Context(), p, 8); n != 0 || err != io.EOF {
-			t.Errorf("at the end: %d, %v", n, err)
+			t.Errorf("at the end: got %d, %v, want EOF", n, err)
 		}
 		if _, err := l.Write([]byte("x")); err != io.ErrClosedPipe {
-			t.Errorf("Write after Close: %v", err)
+			t.Errorf("Write after Close: got %v, want ErrClosedPipe", err)
 		}
 	})
 }
 
-func TestLogThatBreaksOffSaysWhy(t *testing.T) {
+func TestIncompleteLogReturnsReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Log
 		why := errors.New("it broke off")
@@ -92,7 +92,7 @@ func TestLogThatBreaksOffSaysWhy(t *testing.T) {
 		synctest.Wait()
 		cancel()
 		if err := <-ends; err != context.Canceled {
-			t.Errorf("a reader that went: %v", err)
+			t.Errorf("cancelled reader: got %v", err)
 		}
 		go func() { _, err := readAll(t.Context(), &l); ends <- err }()
 		synctest.Wait()
@@ -103,8 +103,8 @@ func TestLogThatBreaksOffSaysWhy(t *testing.T) {
 	})
 }
 
-// TestRule127_WhatIsFollowedIsTheBlob: of a run's output, also where it is cut off, before there is a result.
-func TestRule127_WhatIsFollowedIsTheBlob(t *testing.T) {
+// The log of a running action equals the blob of its result, even if it is truncated.
+func TestRule127_FollowedLogEqualsBlob(t *testing.T) {
 	logs := &Logs{}
 	followed := make(chan string)
 	b := newBench(t, func(_ context.Context, _ *sandbox.Spec, std sandbox.Stdio, _ *os.Root) *sandbox.Result {
@@ -136,16 +136,15 @@ func TestRule127_WhatIsFollowedIsTheBlob(t *testing.T) {
 		digest *repb.Digest
 	}{{text, out.Result.StdoutDigest}, {string(logs.Stderr.Bytes()), out.Result.StderrDigest}} {
 		if got := cas.SHA256.Sum([]byte(c.text)); got.Hash() != c.digest.Hash {
-			t.Errorf("%q has the digest %s, and the result says %s", c.text, got, c.digest.Hash)
+			t.Errorf("log %q: got digest %s in the result, want %s", c.text, c.digest.Hash, got)
 		}
 	}
 	if want := "0123456789012345678901234" + TruncationNotice; text != want {
-		t.Errorf("followed %q, want %q", text, want)
+		t.Errorf("got log %q, want %q", text, want)
 	}
 }
 
-// TestLogsOfARunThatIsCancelledAreNotWhole: nobody takes what there is for all of it.
-func TestLogsOfARunThatIsCancelledAreNotWhole(t *testing.T) {
+func TestLogOfCancelledRunStaysOpen(t *testing.T) {
 	logs := &Logs{}
 	ctx, cancel := context.WithCancel(t.Context())
 	b := newBench(t, func(_ context.Context, _ *sandbox.Spec, std sandbox.Stdio, _ *os.Root) *sandbox.Result {
@@ -154,9 +153,9 @@ func TestLogsOfARunThatIsCancelledAreNotWhole(t *testing.T) {
 		return &sandbox.Result{}
 	})
 	if out, err := b.Execute(ctx, &Task{Action: b.action(nil), Logs: logs}, func(Stage) {}); err == nil {
-		t.Fatalf("the run ended with %v", out)
+		t.Fatalf("got %v, want an error", out)
 	}
-	why := errors.New("nobody closed it before")
+	why := errors.New("cancelled")
 	logs.Stdout.Close(why)
 	if text, err := readAll(t.Context(), &logs.Stdout); text != "half" || err != why {
 		t.Errorf("got %q, %v", text, err)

@@ -13,23 +13,22 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 )
 
-// A distant store counts what it is to fetch.
-type distant struct {
+// A fetcher records the blobs that it fetches.
+type fetcher struct {
 	*castest.Memory
 	fetched []cas.Digest
 	fetch   func() error
 }
 
-func (d *distant) Fetch(_ context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+func (d *fetcher) Fetch(_ context.Context, ds []cas.Digest) ([]cas.Digest, error) {
 	d.fetched = append(d.fetched, ds...)
 	return nil, d.fetch()
 }
 
-// TestFetchInputs: all files of an action in one call, each once, if there is room for them.
-func TestFetchInputs(t *testing.T) {
+func TestPrefetchInputs(t *testing.T) {
 	b := newBench(t, nil)
-	far := &distant{Memory: b.store, fetch: func() error { return nil }}
-	var store cas.Store = far
+	upstream := &fetcher{Memory: b.store, fetch: func() error { return nil }}
+	var store cas.Store = upstream
 	b.Instances = func(string) (*cas.Instance, error) { return &cas.Instance{Store: store, Actions: b.store}, nil }
 	var log strings.Builder
 	b.Log = slog.New(slog.NewTextHandler(&log, nil))
@@ -37,40 +36,40 @@ func TestFetchInputs(t *testing.T) {
 	file := cas.SHA256.Sum([]byte("12345"))
 
 	fetch := func(fits bool) (asked int64, files int) {
-		far.fetched, asked = nil, -1
+		upstream.fetched, asked = nil, -1
 		b.PrefetchInputs(t.Context(), task, func(bytes int64) bool { asked = bytes; return fits })
-		for _, d := range far.fetched {
+		for _, d := range upstream.fetched {
 			if d == file {
 				files++
 			}
 		}
 		return asked, files
 	}
-	fetch(false) // so that it knows the tree
-	if asked, files := fetch(false); asked != 10 || len(far.fetched) > 0 {
-		t.Errorf("without room: it asked for %d bytes and fetched %d files", asked, files)
+	fetch(false) // caches the tree
+	if asked, files := fetch(false); asked != 10 || len(upstream.fetched) > 0 {
+		t.Errorf("refused: got %d bytes reserved, %d files fetched", asked, files)
 	}
-	if asked, files := fetch(true); asked != 10 || files != 1 || !slices.Equal(far.fetched, []cas.Digest{file}) {
-		t.Errorf("it asked for %d bytes and fetched %v", asked, far.fetched)
+	if asked, files := fetch(true); asked != 10 || files != 1 || !slices.Equal(upstream.fetched, []cas.Digest{file}) {
+		t.Errorf("got %d bytes reserved, fetched %v", asked, upstream.fetched)
 	}
-	far.fetch = func() error { return cas.ErrUnavailable }
+	upstream.fetch = func() error { return cas.ErrUnavailable }
 	fetch(true)
 	if log.Len() > 0 {
-		t.Errorf("what stage will come upon was told: %s", &log)
+		t.Errorf("got log %s, want none: stage reports the error", &log)
 	}
-	far.fetch = func() error { panic("broken") }
+	upstream.fetch = func() error { panic("broken") }
 	fetch(true)
 	if !strings.Contains(log.String(), "broken") {
-		t.Errorf("the log is %q", &log)
+		t.Errorf("got log %q, want the panic", &log)
 	}
 	store = b.store
 	if asked, _ := fetch(true); asked != -1 {
-		t.Error("of a store that is near, something is to be fetched")
+		t.Error("got a reservation for a local store")
 	}
 	b.store.Delete(task.Action)
-	store = far
+	store = upstream
 	b.inputs.Invalidate("")
 	if asked, _ := fetch(true); asked != -1 {
-		t.Error("what is absent was to be fetched")
+		t.Error("got a reservation for a missing action")
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// manifest returns the record of a run.
+// manifest returns the manifest of a run.
 func (b *bench) manifest(out *Outcome) *manifest.Manifest {
 	b.t.Helper()
 	text, err := cas.ReadAll(b.t.Context(), b.store, out.Manifest, manifest.MaxBytes)
@@ -30,12 +30,12 @@ func (b *bench) manifest(out *Outcome) *manifest.Manifest {
 		b.t.Fatalf("%v:\n%s", err, text)
 	}
 	if m.StableHash() != out.StableHash {
-		b.t.Errorf("the outcome has the stable hash %s, the text %s", out.StableHash, m.StableHash())
+		b.t.Errorf("got stable hash %s in the outcome, %s in the text", out.StableHash, m.StableHash())
 	}
 	return m
 }
 
-// tooled has the toolchain "/usr" in a directory of the test, with one program.
+// tooled gives the worker a toolchain at /usr with one program, whose path it returns.
 func (b *bench) tooled() (cc string) {
 	b.t.Helper()
 	dir := b.t.TempDir()
@@ -51,13 +51,13 @@ func (b *bench) tooled() (cc string) {
 	return cc
 }
 
-// compiles is a run that makes o/x.
+// compiles is a run that creates o/x.
 func compiles(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {
 	return executing("/usr/bin/cc")(ctx, spec, std, out)
 }
 
-// executing returns a run that makes o/x by programs of the host.
-func executing(programs ...string) func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+// executing returns a run that creates o/x with programs of the toolchain.
+func executing(programs ...string) runFunc {
 	return func(_ context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {
 		std.Stdout.Write([]byte("said"))
 		if out.MkdirAll("o", 0o755) != nil || out.WriteFile("o/x", []byte("made"), 0o755) != nil {
@@ -68,7 +68,7 @@ func executing(programs ...string) func(context.Context, *sandbox.Spec, sandbox.
 	}
 }
 
-func TestManifestSaysWhatDecidesOnTheRun(t *testing.T) {
+func TestManifestRecordsRun(t *testing.T) {
 	b := newBench(t, compiles)
 	b.tooled()
 	action := b.action(nil)
@@ -95,24 +95,24 @@ func TestManifestSaysWhatDecidesOnTheRun(t *testing.T) {
 			t.Errorf("the spec lacks %s:\n%s", line, m.Spec)
 		}
 	}
-	// That of "program"; what lies in the input root is in its digest.
+	// Programs in the input root are not listed.
 	sum := cas.SHA256.Sum([]byte("program")).Hash()
 	if p := m.Toolchain.Programs; len(p) != 1 || p[0] != (manifest.Program{Path: "/usr/bin/cc", Sum: sum}) || !m.Toolchain.Complete || m.Toolchain.Host != b.Host {
-		t.Errorf("got the toolchain %+v", m.Toolchain)
+		t.Errorf("got toolchain %+v", m.Toolchain)
 	}
 	if v := m.Volatile; v.Worker != "w" || v.Tier != "full" || !v.Queued.Equal(time.Unix(1, 0)) || v.Started.IsZero() || v.Policy != b.Policy.Hash() {
 		t.Errorf("got %+v", v)
 	}
-	// A result that is found says the same.
+	// A cached result has the same manifest.
 	found := b.do(&Task{Action: action})
 	if d, hash := RecordedManifest(found.Result); !found.Cached || d != out.Manifest || hash != out.StableHash || found.Manifest != d || found.StableHash != hash {
-		t.Errorf("the cached result says %v, %q; want %v, %q", d, hash, out.Manifest, out.StableHash)
+		t.Errorf("cached result: got %v, %q, want %v, %q", d, hash, out.Manifest, out.StableHash)
 	}
 }
 
-// TestStableHashIsEqualOnEveryWorker: neither who runs an action, nor where, nor how well it is confined and watched
-// there, nor who asks for it, decides on the result.
-func TestStableHashIsEqualOnEveryWorker(t *testing.T) {
+// The stable hash depends on what can influence the result, and not on who runs or requests the action, or how well it is
+// confined and audited.
+func TestStableHashDependsOnInfluences(t *testing.T) {
 	hash := func(change func(b *bench, task *Task)) string {
 		b := newBench(t, compiles)
 		b.tooled()
@@ -144,7 +144,7 @@ func TestStableHashIsEqualOnEveryWorker(t *testing.T) {
 		"cache bytes": func(b *bench, _ *Task) { b.CacheBytes, b.RenewInterval = 1, time.Minute },
 	} {
 		if got := hash(change); got != usual {
-			t.Errorf("another %s gives another stable hash", name)
+			t.Errorf("%s changes the stable hash", name)
 		}
 	}
 	seed := uint64(1)
@@ -171,12 +171,12 @@ func TestStableHashIsEqualOnEveryWorker(t *testing.T) {
 		"exit code": func(b *bench, _ *Task) { b.backend.run = ended(1) },
 	} {
 		if got := hash(change); got == usual {
-			t.Errorf("another %s gives the same stable hash", name)
+			t.Errorf("%s does not change the stable hash", name)
 		}
 	}
 }
 
-// ruled gives the worker another policy.
+// ruled sets the worker's policy.
 func (b *bench) ruled(text string) {
 	b.t.Helper()
 	p, err := policy.Parse("policy.yaml", []byte("version: 1\n"+text+"\n"))
@@ -186,7 +186,7 @@ func (b *bench) ruled(text string) {
 	b.Policy = p
 }
 
-func using(run func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result, u sandbox.Usage) func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+func using(run runFunc, u sandbox.Usage) runFunc {
 	return func(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {
 		r := run(ctx, spec, std, out)
 		r.Usage = u
@@ -194,21 +194,18 @@ func using(run func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sa
 	}
 }
 
-// TestEvictedManifestIsNoReasonToRunAgain: it is no part of the result.
-func TestEvictedManifestIsNoReasonToRunAgain(t *testing.T) {
+func TestEvictedManifestKeepsCachedResult(t *testing.T) {
 	b := newBench(t, compiles)
 	action := b.action(nil)
 	out := b.do(&Task{Action: action})
 	b.store.Delete(out.Manifest)
 	if again := b.do(&Task{Action: action}); !again.Cached {
-		t.Error("the action was run again")
+		t.Error("got a new run, want the cached result")
 	}
 }
 
-func TestUnwatchedRunNamesItsOwnProgram(t *testing.T) {
-	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
-		return &sandbox.Result{}
-	})
+func TestRunWithoutAuditNamesItsProgram(t *testing.T) {
+	b := newBench(t, ended(0))
 	cc := b.tooled()
 	b.Features.Audits = []sandbox.Audit{sandbox.AuditOff}
 	if err := os.Rename(cc, cc+"-1"); err != nil {
@@ -225,13 +222,13 @@ func TestUnwatchedRunNamesItsOwnProgram(t *testing.T) {
 			got = p[0].Path
 		}
 		if got != want || m.Toolchain.Complete {
-			t.Errorf("%s: got %+v, want %q and no claim to be complete", command, m.Toolchain, want)
+			t.Errorf("%s: got %+v, want %q, incomplete", command, m.Toolchain, want)
 		}
 	}
 }
 
-// TestWatchdogsProgramsAreVolatile: but not of a command that is one of them.
-func TestWatchdogsProgramsAreVolatile(t *testing.T) {
+// Programs of watchdogs are volatile, unless the command is one of them.
+func TestWatchdogProgramsAreVolatile(t *testing.T) {
 	b := newBench(t, executing("/usr/bin/cc", "/usr/bin/pgrep", "/usr/bin/ps", "/usr/bin/sleep"))
 	cc := b.tooled()
 	if err := os.Link(cc, filepath.Join(filepath.Dir(cc), "sleep")); err != nil {
@@ -256,8 +253,8 @@ func paths(programs []manifest.Program) string {
 	return strings.Join(all, " ")
 }
 
-// TestProgramsAreReadOnceWhileTheyDoNotChange: and again once they do, even if size and time are set back.
-func TestProgramsAreReadOnceWhileTheyDoNotChange(t *testing.T) {
+// Programs are read once, and again after a change that preserves size and mtime.
+func TestSumsAreCached(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "program")
 	stamp := time.Unix(1_000_000_000, 0)
 	write := func(text string) {
@@ -272,17 +269,17 @@ func TestProgramsAreReadOnceWhileTheyDoNotChange(t *testing.T) {
 	write("one")
 	first := s.of(name)
 	if first != cas.SHA256.Sum([]byte("one")).Hash() || s.of(name) != first || len(s.known) > 1 {
-		t.Errorf("got %s, and knows %v", first, s.known)
+		t.Errorf("got %s, cache %v", first, s.known)
 	}
-	for id := range s.known { // it is not read again
+	for id := range s.known {
 		s.known[id] = "remembered"
 		if got := s.of(name); got != "remembered" {
-			t.Errorf("got %s: the file was read again", got)
+			t.Errorf("got %s, want the cached sum", got)
 		}
 	}
 	write("two")
 	if got := s.of(name); got != cas.SHA256.Sum([]byte("two")).Hash() {
-		t.Errorf("got %s of what has changed", got)
+		t.Errorf("after a change: got %s", got)
 	}
 	for _, p := range []string{name + "-absent", filepath.Dir(name)} {
 		if got := s.of(p); got != manifest.Unreadable {

@@ -50,8 +50,8 @@ func (m *marking) taken() map[cas.Digest]int {
 	return taken
 }
 
-// newMarkingBench returns a bench whose worker sees its store through what counts marks.
-func newMarkingBench(t *testing.T, run func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result) (*bench, *marking, *strings.Builder) {
+// newMarkingBench returns a bench with a marking store.
+func newMarkingBench(t *testing.T, run runFunc) (*bench, *marking, *strings.Builder) {
 	b := newBench(t, run)
 	m := &marking{Memory: b.store, marks: map[cas.Digest]int{}}
 	b.Instances = func(string) (*cas.Instance, error) { return &cas.Instance{Store: m, Actions: m}, nil }
@@ -60,7 +60,6 @@ func newMarkingBench(t *testing.T, run func(context.Context, *sandbox.Spec, sand
 	return b, m, &log
 }
 
-// TestRule024_InputsOfARunningActionAreRenewed: they are marked as used for as long as it runs, and not after.
 func TestRule024_InputsOfARunningActionAreRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m *marking
@@ -73,7 +72,7 @@ func TestRule024_InputsOfARunningActionAreRenewed(t *testing.T) {
 				got := m.taken()
 				for _, d := range inputs {
 					if got[d] != 1 {
-						t.Errorf("in hour %d, %s was marked %d times", hour, d, got[d])
+						t.Errorf("hour %d: %s was marked %d times, want once", hour, d, got[d])
 					}
 				}
 			}
@@ -82,20 +81,20 @@ func TestRule024_InputsOfARunningActionAreRenewed(t *testing.T) {
 		action := b.action(nil)
 		inputs = b.store.Digests() // an action, a command, two Directories, a file
 		if len(inputs) != 5 {
-			t.Fatalf("the action has %d blobs", len(inputs))
+			t.Fatalf("got %d blobs, want 5", len(inputs))
 		}
 		b.do(&Task{Action: action})
 		m.taken()
 		time.Sleep(10 * time.Hour)
 		synctest.Wait()
 		if got := m.taken(); len(got) > 0 || log.Len() > 0 {
-			t.Errorf("after the action %d blobs were marked, and the log says %s", len(got), log)
+			t.Errorf("after the action: got %d marks, log %s, want none", len(got), log)
 		}
 	})
 }
 
-// TestInputLostWhileItRuns: the run does not fail of that alone, and the log says it.
-func TestInputLostWhileItRuns(t *testing.T) {
+// A run does not fail because an input is lost, but the loss is logged.
+func TestInputLostDuringRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lost := cas.SHA256.Sum([]byte("12345"))
 		var b *bench
@@ -109,15 +108,14 @@ func TestInputLostWhileItRuns(t *testing.T) {
 			t.Errorf("got %v", out)
 		}
 		if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, lost.String()) || !strings.Contains(text, action.String()) {
-			t.Errorf("the log says %q, want a line with %s and %s", text, lost, action)
+			t.Errorf("got log %q, want a line with %s and %s", text, lost, action)
 		}
 		if m.taken()[lost] == 0 {
-			t.Error("the lost blob was not looked for")
+			t.Error("the lost blob was not marked")
 		}
 	})
 }
 
-// TestRule072_AllLostInputsAreListed: a store that broke its promise while the action waited is told of in one go.
 func TestRule072_AllLostInputsAreListed(t *testing.T) {
 	b := newBench(t, ended(0))
 	command := b.put(&repb.Command{Arguments: []string{"cc", "-c"}, OutputPaths: []string{"o/x"}})
@@ -137,9 +135,8 @@ func TestRule072_AllLostInputsAreListed(t *testing.T) {
 	}
 }
 
-// TestRenewInputsTakesTurnsAndSurvives: one list of blobs at a time, no wait for one whose action is over, and
-// a defect of a store ends nothing but the call.
-func TestRenewInputsTakesTurnsAndSurvives(t *testing.T) {
+// RenewInputs works on one action at a time, does not wait if its action is over, and survives a panic of the store.
+func TestRenewInputsIsSequential(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, m, log := newMarkingBench(t, ended(0))
 		task := &Task{Action: b.action(nil)}
@@ -160,25 +157,25 @@ func TestRenewInputsTakesTurnsAndSurvives(t *testing.T) {
 		cancel()
 		b.RenewInputs(over, task)
 		if d := time.Since(began); d != 0 {
-			t.Errorf("waited %v for its turn though its action was over", d)
+			t.Errorf("got a wait of %v for an action that is over", d)
 		}
 		wg.Wait()
 		if most != 1 || log.Len() > 0 {
-			t.Errorf("%d at once, log %q", most, log)
+			t.Errorf("got %d concurrent calls, log %q", most, log)
 		}
 
 		m.hook = func() { panic("a defect") }
 		b.RenewInputs(t.Context(), task)
 		m.hook = nil
-		b.RenewInputs(t.Context(), task) // it is nobody's turn any more
+		b.RenewInputs(t.Context(), task) // is not blocked
 		if text := log.String(); strings.Count(text, "a defect") == 0 || !strings.Contains(text, "RenewInputs") {
-			t.Errorf("the log says %q, want the panic and its stack", text)
+			t.Errorf("got log %q, want the panic and its stack", text)
 		}
 	})
 }
 
-// TestRule063_ResultOfARunIsMarkedWhole: so is one that is not recorded, and the audit log beside it.
-func TestRule063_ResultOfARunIsMarkedWhole(t *testing.T) {
+// All blobs of a result and its audit log are marked as used, even if the result is not cached.
+func TestRule063_ResultBlobsAreMarked(t *testing.T) {
 	for name, exit := range map[string]int{"recorded": 0, "failed": 1} {
 		t.Run(name, func(t *testing.T) {
 			b, m, _ := newMarkingBench(t, nil)
@@ -199,7 +196,7 @@ func TestRule063_ResultOfARunIsMarkedWhole(t *testing.T) {
 			action := b.action(func(_ *repb.Action, c *repb.Command) { c.OutputPaths = append(c.OutputPaths, "o/t") })
 			out := b.do(&Task{Action: action})
 			if b.recorded(action) != (exit == 0) {
-				t.Errorf("recorded: %v", b.recorded(action))
+				t.Errorf("got cached %v", b.recorded(action))
 			}
 			got := m.taken()
 			want := []cas.Digest{out.AuditLog}

@@ -4,7 +4,6 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -20,57 +19,19 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// raw stores bytes that are a message of no kind.
-func (b *bench) raw(text string) *repb.Digest {
-	b.t.Helper()
-	d, err := cas.PutBytes(b.t.Context(), b.store, cas.SHA256, []byte(text))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return d.Proto()
-}
-
-// garbage decodes as no message.
-const garbage = "\xff\xff\xff"
-
-// want checks that the action is refused before it takes a slot, and that the reason has these words.
-func (b *bench) want(what string, action cas.Digest, kind Kind, words ...string) *Fault {
-	b.t.Helper()
-	_, err := b.Admit(b.t.Context(), &Task{Action: action})
-	var f *Fault
-	if !errors.As(err, &f) || f.Kind != kind {
-		b.t.Errorf("%s: got %v, want a fault of kind %d", what, err, kind)
-		return &Fault{}
-	}
-	for _, w := range words {
-		if !strings.Contains(f.Error(), w) {
-			b.t.Errorf("%s: %q does not say %q", what, f.Error(), w)
-		}
-	}
-	return f
-}
-
-// command changes the command of bench.action.
-func command(change func(*repb.Command)) func(*repb.Action, *repb.Command) {
-	return func(_ *repb.Action, c *repb.Command) { change(c) }
-}
-
-func TestRule070_ActionMustBeThereAndAnAction(t *testing.T) {
+func TestRule070_MissingOrMalformedAction(t *testing.T) {
 	b := newBench(t, nil)
 	absent := cas.SHA256.Sum([]byte("absent"))
 	if f := b.want("absent", absent, Missing, absent.String()); !slices.Equal(f.Blobs, []cas.Digest{absent}) {
-		t.Errorf("absent are %v, want the action", f.Blobs)
+		t.Errorf("got missing %v, want the action", f.Blobs)
 	}
 	odd, err := cas.FromProto(cas.SHA256, b.raw(garbage))
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.want("garbage", odd, Invalid, odd.Hash())
-	for what, change := range map[string]func(*repb.Action){
-		"input_root_digest": func(a *repb.Action) { a.InputRootDigest = nil },
-	} {
-		b.want(what, b.action(func(a *repb.Action, _ *repb.Command) { change(a) }), Invalid, what)
-	}
+	rootless := b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = nil })
+	b.want("no input root", rootless, Invalid, "input_root_digest")
 	without, err := cas.FromProto(cas.SHA256, b.put(&repb.Action{}))
 	if err != nil {
 		t.Fatal(err)
@@ -78,8 +39,8 @@ func TestRule070_ActionMustBeThereAndAnAction(t *testing.T) {
 	b.want("no digests", without, Invalid, "command_digest")
 }
 
-// TestRule071_CommandMustBeACommand, and one that is absent is told of with all else that is.
-func TestRule071_CommandMustBeACommand(t *testing.T) {
+// A missing command is reported together with the other missing blobs.
+func TestRule071_MissingOrMalformedCommand(t *testing.T) {
 	b := newBench(t, nil)
 	root := b.put(&repb.Directory{})
 	odd, err := cas.FromProto(cas.SHA256, b.put(&repb.Action{CommandDigest: b.raw(garbage), InputRootDigest: root}))
@@ -95,17 +56,18 @@ func TestRule071_CommandMustBeACommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f := b.want("absent", action, Missing); !slices.Equal(f.Blobs, []cas.Digest{absent, file}) {
-		t.Errorf("absent are %v, want %v", f.Blobs, []cas.Digest{absent, file})
+		t.Errorf("got missing %v, want %v", f.Blobs, []cas.Digest{absent, file})
 	}
 	b.want("arguments", b.action(command(func(c *repb.Command) { c.Arguments = nil })), Invalid, "arguments")
 	b.want("program", b.action(command(func(c *repb.Command) { c.Arguments = []string{""} })), Invalid, "arguments")
+	b.want("NUL", b.action(command(func(c *repb.Command) { c.Arguments = []string{"a\x00b"} })), Invalid, "NUL")
 }
 
-func TestRule073_SymlinksAreKeptAsTheyAre(t *testing.T) {
+func TestRule073_SymlinksAreStagedUnchanged(t *testing.T) {
 	b := newBench(t, func(_ context.Context, _ *sandbox.Spec, _ sandbox.Stdio, out *os.Root) *sandbox.Result {
 		for name, want := range map[string]string{"absolute": "/usr/lib", "above": "../../x", "dangling": "none"} {
 			if got, err := out.Readlink(name); got != want {
-				t.Errorf("%s leads to %q (%v), want %q", name, got, err, want)
+				t.Errorf("%s: got target %q, %v, want %q", name, got, err, want)
 			}
 		}
 		return &sandbox.Result{}
@@ -145,7 +107,7 @@ func TestRule074_DirectoryMustBeCanonical(t *testing.T) {
 	}
 }
 
-func TestRule075_TreeMustBeOneThatCanBe(t *testing.T) {
+func TestRule075_MalformedTree(t *testing.T) {
 	b := newBench(t, nil)
 	for what, root := range map[string]*repb.Digest{
 		"garbage at the root": b.raw(garbage),
@@ -164,7 +126,7 @@ func TestRule075_TreeMustBeOneThatCanBe(t *testing.T) {
 		what, words string
 		root        *repb.Digest
 	}{
-		{"far too deep", "deeper than 1000", nested(5000, "d")},
+		{"much too deep", "deeper than 1000", nested(5000, "d")},
 		{"too deep", "deeper than 1000", nested(1001, "d")},
 		{"path too long", "longer than 4000", nested(40, strings.Repeat("d", 100))},
 	} {
@@ -172,7 +134,7 @@ func TestRule075_TreeMustBeOneThatCanBe(t *testing.T) {
 	}
 	deepest := nested(1000, "d")
 	if _, err := b.Admit(t.Context(), &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = deepest })}); err != nil {
-		t.Errorf("as deep as may be: %v", err)
+		t.Errorf("maximum depth: %v", err)
 	}
 }
 
@@ -194,11 +156,11 @@ func TestRule076_Environment(t *testing.T) {
 		t.Errorf("unsorted: %v", err)
 	}
 	if got := environment(&repb.Command{EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "B", Value: "1"}, {Name: "A", Value: "="}}}); !slices.IsSorted(got) || !slices.Contains(got, "A==") {
-		t.Errorf("environment is %q, want it sorted", got)
+		t.Errorf("got environment %q, want it sorted", got)
 	}
 }
 
-// TestRule078_OutputPathsReplaceTheOldFields, which are used without.
+// Without output_paths, the fields of API 2.0 apply.
 func TestRule078_OutputPathsReplaceTheOldFields(t *testing.T) {
 	b := newBench(t, func(_ context.Context, _ *sandbox.Spec, _ sandbox.Stdio, out *os.Root) *sandbox.Result {
 		for _, name := range []string{"new", "old"} {
@@ -214,7 +176,7 @@ func TestRule078_OutputPathsReplaceTheOldFields(t *testing.T) {
 	}{{[]string{"new"}, "new"}, {nil, "old"}} {
 		out := b.do(&Task{Action: b.action(command(func(m *repb.Command) { m.OutputPaths, m.OutputFiles = c.paths, []string{"old"} }))})
 		if got := out.Result.OutputFiles; len(got) != 1 || got[0].Path != c.want {
-			t.Errorf("with output_paths %q the outputs are %v, want %s", c.paths, got, c.want)
+			t.Errorf("output_paths %q: got %v, want %s", c.paths, got, c.want)
 		}
 	}
 }
@@ -249,12 +211,12 @@ func TestRule081_Timeout(t *testing.T) {
 		want  time.Duration
 	}{{nil, time.Hour}, {durationpb.New(0), time.Hour}, {durationpb.New(time.Hour), time.Hour}, {durationpb.New(1), 1}} {
 		if req, err := b.Resolve(t.Context(), in, with(c.asked)); err != nil || req.Timeout != c.want {
-			t.Errorf("asked for %v: got %v, %v, want %v", c.asked, req.Timeout, err, c.want)
+			t.Errorf("timeout %v: got %v, %v, want %v", c.asked, req.Timeout, err, c.want)
 		}
 	}
 }
 
-// TestRule083_PlatformOfTheActionWins, even an empty one.
+// Even an empty platform of the action wins.
 func TestRule083_PlatformOfTheActionWins(t *testing.T) {
 	named := platform("name", "action")
 	of := func(a, c *repb.Platform) []*repb.Platform_Property {
@@ -273,17 +235,15 @@ func TestRule083_PlatformOfTheActionWins(t *testing.T) {
 	}
 }
 
-// TestRule085_WhatCannotBeGrantedIsRefusedAtOnce, without a blob to upload and with the property.
-func TestRule085_WhatCannotBeGrantedIsRefusedAtOnce(t *testing.T) {
+func TestRule085_PolicyRefusesBeforeQueueing(t *testing.T) {
 	b := newBench(t, nil)
 	action := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1TiB") })
 	if f := b.want("memory", action, Unmet, "cloister-memory", "1TiB"); len(f.Blobs) > 0 {
-		t.Errorf("blobs are %v", f.Blobs)
+		t.Errorf("got missing blobs %v, want none", f.Blobs)
 	}
 }
 
-// TestRule068_FailureThatSomebodyRecordedIsNotServed, also in a slot.
-func TestRule068_FailureThatSomebodyRecordedIsNotServed(t *testing.T) {
+func TestRule068_CachedFailureIsIgnored(t *testing.T) {
 	b := newBench(t, ended(0))
 	action := b.action(nil)
 	if err := b.store.Record(t.Context(), action, &repb.ActionResult{ExitCode: 1}); err != nil {
@@ -294,7 +254,7 @@ func TestRule068_FailureThatSomebodyRecordedIsNotServed(t *testing.T) {
 	}
 }
 
-// TestRule094_SkippedLookupReplacesTheEntry, and rule 96: do_not_cache neither reads nor writes one.
+// TestRule094_SkippedLookupReplacesTheEntry also checks rule 96: do_not_cache neither reads nor writes the cache.
 func TestRule094_SkippedLookupReplacesTheEntry(t *testing.T) {
 	runs := 0
 	b := newBench(t, func(_ context.Context, _ *sandbox.Spec, std sandbox.Stdio, _ *os.Root) *sandbox.Result {
@@ -324,30 +284,29 @@ func TestRule094_SkippedLookupReplacesTheEntry(t *testing.T) {
 		t.Errorf("got %+v, want a second run", again)
 	}
 	if r, err := b.store.Lookup(t.Context(), action); err != nil || stdout(r) != "2" {
-		t.Errorf("recorded is %v (%v), want the result of the second run", r, err)
+		t.Errorf("cached: got %v, %v, want the result of the second run", r, err)
 	}
 
 	private := b.action(func(a *repb.Action, _ *repb.Command) { a.DoNotCache = true })
 	b.do(&Task{Action: private})
 	if b.recorded(private) {
-		t.Error("TestRule096: the result of an action that says do_not_cache is recorded")
+		t.Error("rule 96: a result with do_not_cache was cached")
 	}
 	if err := b.store.Record(t.Context(), private, hit.Result); err != nil {
 		t.Fatal(err)
 	}
 	if out := b.do(&Task{Action: private}); out.Cached {
-		t.Error("TestRule096: an action that says do_not_cache is served from the cache")
+		t.Error("rule 96: got a cached result for do_not_cache")
 	}
 	if a, err := b.Admit(t.Context(), &Task{Action: private}); err != nil || !a.DoNotMerge {
-		t.Errorf("TestRule096: admitted as %+v (%v), want it alone", a, err)
+		t.Errorf("rule 96: got %+v, %v, want DoNotMerge", a, err)
 	}
 }
 
-// TestRule108_TimeoutComesWithItsResult, and is not recorded.
-func TestRule108_TimeoutComesWithItsResult(t *testing.T) {
+func TestRule108_TimeoutHasResult(t *testing.T) {
 	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result {
 		if spec.Timeout != time.Second && spec.Timeout != time.Hour {
-			t.Errorf("the timeout is %v", spec.Timeout)
+			t.Errorf("got timeout %v", spec.Timeout)
 		}
 		std.Stdout.Write([]byte("partial"))
 		if err := out.WriteFile("o/x", []byte("half"), 0o644); err != nil {
@@ -370,18 +329,16 @@ func TestRule108_TimeoutComesWithItsResult(t *testing.T) {
 			t.Errorf("result (-want +got):\n%s", diff)
 		}
 		if out.Status != TimedOut || !strings.Contains(out.Message, c.says) || out.Result.ExecutionMetadata == nil {
-			t.Errorf("got code %v, message %q, metadata %v", out.Status, out.Message, out.Result.ExecutionMetadata)
+			t.Errorf("got status %v, message %q, metadata %v", out.Status, out.Message, out.Result.ExecutionMetadata)
 		}
 		if b.recorded(action) {
-			t.Error("the result of an action that was stopped is recorded")
+			t.Error("the result of a timeout was cached")
 		}
 	}
 }
 
-func TestRule109_SignalIsSaid(t *testing.T) {
-	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
-		return &sandbox.Result{ExitCode: 139, Signal: 11}
-	})
+func TestRule109_MessageNamesSignal(t *testing.T) {
+	b := newBench(t, returns(sandbox.Result{ExitCode: 139, Signal: 11}))
 	action := b.action(nil)
 	out := b.do(&Task{Action: action})
 	if out.Status != OK || out.Result.ExitCode != 139 || !strings.Contains(out.Message, "killed by signal 11") || b.recorded(action) {
@@ -389,7 +346,6 @@ func TestRule109_SignalIsSaid(t *testing.T) {
 	}
 }
 
-// TestRule120_OnlySuccessIsRecorded, and by then the answer is whole.
 func TestRule120_OnlySuccessIsRecorded(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -399,30 +355,26 @@ func TestRule120_OnlySuccessIsRecorded(t *testing.T) {
 		{"success", sandbox.Result{}, true},
 		{"exit code", sandbox.Result{ExitCode: 1}, false},
 		{"timeout", sandbox.Result{ExitCode: 143, Stopped: true}, false},
-		{"stopped, yet exit code 0", sandbox.Result{Stopped: true}, false},
+		{"timeout with exit code 0", sandbox.Result{Stopped: true}, false},
 		{"limit", sandbox.Result{Exceeded: &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitMemory)}}, false},
 	} {
-		b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
-			r := c.result
-			return &r
-		})
+		b := newBench(t, returns(c.result))
 		action := b.action(nil)
 		b.do(&Task{Action: action})
 		if got := b.recorded(action); got != c.want {
-			t.Errorf("%s: recorded is %v, want %v", c.name, got, c.want)
+			t.Errorf("%s: got cached %v, want %v", c.name, got, c.want)
 		}
 	}
 }
 
-// TestRule121_MetadataIsWhole: every moment is there, in order.
-func TestRule121_MetadataIsWhole(t *testing.T) {
+func TestRule121_MetadataIsComplete(t *testing.T) {
 	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
 		now := time.Now()
 		return &sandbox.Result{Start: now, End: now.Add(time.Millisecond)}
 	})
 	m := b.do(&Task{Action: b.action(nil), Queued: time.Now()}).Result.ExecutionMetadata
 	if m.Worker != "w" {
-		t.Errorf("worker is %q", m.Worker)
+		t.Errorf("got worker %q, want w", m.Worker)
 	}
 	moments := []*timestamppb.Timestamp{
 		m.QueuedTimestamp, m.WorkerStartTimestamp, m.InputFetchStartTimestamp, m.InputFetchCompletedTimestamp,
@@ -431,11 +383,11 @@ func TestRule121_MetadataIsWhole(t *testing.T) {
 	}
 	for i, s := range moments {
 		if s == nil || i > 0 && s.AsTime().Before(moments[i-1].AsTime()) {
-			t.Errorf("moment %d is %v after %v", i, s, moments[max(0, i-1)])
+			t.Errorf("timestamp %d: got %v after %v", i, s, moments[max(0, i-1)])
 		}
 	}
 	if d := m.VirtualExecutionDuration.AsDuration(); d <= 0 || d > m.ExecutionCompletedTimestamp.AsTime().Sub(m.ExecutionStartTimestamp.AsTime()) {
-		t.Errorf("virtual_execution_duration is %v", d)
+		t.Errorf("got virtual_execution_duration %v", d)
 	}
 	for _, aux := range m.AuxiliaryMetadata {
 		if _, err := aux.UnmarshalNew(); err != nil {
@@ -444,8 +396,8 @@ func TestRule121_MetadataIsWhole(t *testing.T) {
 	}
 }
 
-// TestRule123_SuccessWithoutOutputsIsWarnedOf: it is one, and recorded, but Siso takes it for a failure.
-func TestRule123_SuccessWithoutOutputsIsWarnedOf(t *testing.T) {
+// It is a success and cached, but Siso takes it for a failure.
+func TestRule123_WarnsAboutSuccessWithoutOutputs(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		make   string
@@ -473,10 +425,10 @@ func TestRule123_SuccessWithoutOutputsIsWarnedOf(t *testing.T) {
 		})
 		out := b.do(&Task{Action: action})
 		if got := strings.Contains(out.Message, `produced none of its declared outputs`) && strings.Contains(out.Message, `"o/x"`); got != c.warns {
-			t.Errorf("%s: message is %q, warning wanted: %v", c.name, out.Message, c.warns)
+			t.Errorf("%s: got message %q, want a warning: %v", c.name, out.Message, c.warns)
 		}
 		if out.Status != OK || out.Reproduce != "" || !b.recorded(action) || out.Result.ExecutionMetadata.GetWorker() == "" {
-			t.Errorf("%s: got %+v, want a success that is recorded", c.name, out)
+			t.Errorf("%s: got %+v, want a cached success", c.name, out)
 		}
 	}
 }

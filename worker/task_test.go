@@ -17,19 +17,18 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// TestAuxiliaryIsCopiedIntoTheResult: after what the worker says itself, as it came, into the result that is recorded,
-// too.
-func TestAuxiliaryIsCopiedIntoTheResult(t *testing.T) {
+// Task.Auxiliary follows the worker's own metadata, also in the cached result.
+func TestAuxiliaryIsCopiedIntoResult(t *testing.T) {
 	b := newBench(t, compiles)
 	theirs, err := anypb.New(&repb.RequestMetadata{TargetId: "//a"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	unknown := &anypb.Any{TypeUrl: "type.googleapis.com/nobody.Knows", Value: []byte("\xff\x00")}
+	unknown := &anypb.Any{TypeUrl: "type.googleapis.com/unknown.Message", Value: []byte("\xff\x00")}
 	action := b.action(nil)
 	out := b.do(&Task{Action: action, Auxiliary: []*anypb.Any{theirs, unknown}})
 	if b.execution(out).Manifest == "" {
-		t.Error("what the worker says itself is not first")
+		t.Error("the worker's own metadata is not first")
 	}
 	recorded, err := b.store.Lookup(t.Context(), action)
 	if err != nil {
@@ -43,8 +42,7 @@ func TestAuxiliaryIsCopiedIntoTheResult(t *testing.T) {
 	}
 }
 
-// TestAuxiliaryCountsTowardsAMessage: a result that it makes too large is not sent.
-func TestAuxiliaryCountsTowardsAMessage(t *testing.T) {
+func TestAuxiliaryCountsTowardsResultSize(t *testing.T) {
 	b := newBench(t, compiles)
 	out := b.do(&Task{Action: b.action(nil), Auxiliary: []*anypb.Any{{TypeUrl: "x", Value: make([]byte, MaxResult)}}})
 	if len(out.Result.OutputFiles) != 0 || !strings.Contains(out.Message, "more than the") {
@@ -52,8 +50,7 @@ func TestAuxiliaryCountsTowardsAMessage(t *testing.T) {
 	}
 }
 
-// TestTimeoutOfATask: the least of its own, the action's and the worker's holds.
-func TestTimeoutOfATask(t *testing.T) {
+func TestSmallestTimeoutApplies(t *testing.T) {
 	var got time.Duration
 	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, _ sandbox.Stdio, _ *os.Root) *sandbox.Result {
 		got = spec.Timeout
@@ -72,7 +69,7 @@ func TestTimeoutOfATask(t *testing.T) {
 			}
 		})})
 		if got != c.want {
-			t.Errorf("action %v, task %v: the run had %v, want %v", c.action, c.task, got, c.want)
+			t.Errorf("action %v, task %v: got %v, want %v", c.action, c.task, got, c.want)
 		}
 	}
 }
@@ -84,23 +81,23 @@ func TestParseTrace(t *testing.T) {
 		parent, state string
 		want          map[string]string
 	}{
-		"nothing":                 {"", "", nil},
-		"parent":                  {good, "", map[string]string{"traceparent": good}},
-		"state":                   {good, " a=b,c=d ", map[string]string{"traceparent": good, "tracestate": "a=b,c=d"}},
-		"state alone":             {"", "a=b", nil},
-		"a later version":         {"01-" + id + "-" + span + "-01-more", "", map[string]string{"traceparent": good}},
-		"more in version 00":      {good + "-more", "", nil},
-		"version ff":              {"ff-" + id + "-" + span + "-01", "", nil},
-		"upper case":              {strings.ToUpper(good), "", nil},
-		"no trace":                {"00-" + strings.Repeat("0", 32) + "-" + span + "-01", "", nil},
-		"no span":                 {"00-" + id + "-" + strings.Repeat("0", 16) + "-01", "", nil},
-		"a line more":             {good + "\nx", "", nil},
-		"far too long":            {"01-" + id + "-" + span + "-01-" + strings.Repeat("x", 1000), "", nil},
-		"two":                     {good + "," + good, "", nil},
-		"state of two lines":      {good, "a=b\nc=d", map[string]string{"traceparent": good}},
-		"state that is long":      {good, "a=" + strings.Repeat("b", 511), map[string]string{"traceparent": good}},
-		"state of 512 bytes":      {good, "a=" + strings.Repeat("b", 510), map[string]string{"traceparent": good, "tracestate": "a=" + strings.Repeat("b", 510)}},
-		"state that is not ASCII": {good, "a=\u00e9", map[string]string{"traceparent": good}},
+		"no headers":           {"", "", nil},
+		"parent":               {good, "", map[string]string{"traceparent": good}},
+		"state":                {good, " a=b,c=d ", map[string]string{"traceparent": good, "tracestate": "a=b,c=d"}},
+		"only a state":         {"", "a=b", nil},
+		"a later version":      {"01-" + id + "-" + span + "-01-more", "", map[string]string{"traceparent": good}},
+		"more in version 00":   {good + "-more", "", nil},
+		"version ff":           {"ff-" + id + "-" + span + "-01", "", nil},
+		"upper case":           {strings.ToUpper(good), "", nil},
+		"no trace":             {"00-" + strings.Repeat("0", 32) + "-" + span + "-01", "", nil},
+		"no span":              {"00-" + id + "-" + strings.Repeat("0", 16) + "-01", "", nil},
+		"a second line":        {good + "\nx", "", nil},
+		"too long":             {"01-" + id + "-" + span + "-01-" + strings.Repeat("x", 1000), "", nil},
+		"two parents":          {good + "," + good, "", nil},
+		"state of two lines":   {good, "a=b\nc=d", map[string]string{"traceparent": good}},
+		"state of 513 bytes":   {good, "a=" + strings.Repeat("b", 511), map[string]string{"traceparent": good}},
+		"state of 512 bytes":   {good, "a=" + strings.Repeat("b", 510), map[string]string{"traceparent": good, "tracestate": "a=" + strings.Repeat("b", 510)}},
+		"state with non-ASCII": {good, "a=\u00e9", map[string]string{"traceparent": good}},
 	} {
 		got := ParseTrace(map[string]string{"traceparent": c.parent, "tracestate": c.state, "other": "x"})
 		if !maps.Equal(got, c.want) {
@@ -111,7 +108,7 @@ func TestParseTrace(t *testing.T) {
 			wantID = id
 		}
 		if TraceID(got) != wantID {
-			t.Errorf("%s: the id is %q, want %q", name, TraceID(got), wantID)
+			t.Errorf("%s: got ID %q, want %q", name, TraceID(got), wantID)
 		}
 	}
 }

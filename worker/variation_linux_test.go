@@ -15,9 +15,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// TestVariedRunsInTheSandbox: an action that shows all that it can notice notices what its variation says, can read its
-// inputs and write its outputs, and is as usual the next time.
-func TestVariedRunsInTheSandbox(t *testing.T) {
+// A varied run sees its variation, can read its inputs and write its outputs, and does not affect the next run.
+func TestVariedRunsInSandbox(t *testing.T) {
 	c := newConfining(t, onDisk(t), 1<<20)
 	given := sandbox.Conditions{Hostname: "elsewhere", User: "mallory", UID: 4711, Umask: 0o077, CPUs: 1, FixedLayout: true, SkippedPIDs: 9}
 	if err := c.Features.Covers(&sandbox.Spec{Conditions: given, Limits: sandboxtest.Limits(), Network: sandbox.Network{Listen: true}}); err != nil {
@@ -58,27 +57,27 @@ func TestVariedRunsInTheSandbox(t *testing.T) {
 	last, _ := run(nil)
 
 	if want := []string{"/home/mallory/src", "mallory", "elsewhere", "0077", "1", "11", "more"}; strings.Join(one[:7], " ") != strings.Join(want, " ") {
-		t.Errorf("a varied run says %q, want %q", one[:7], want)
+		t.Errorf("varied run: got %q, want %q", one[:7], want)
 	}
 	if strings.Join(usual[:7], " ") == strings.Join(one[:7], " ") || usual[0] != ExecRoot || usual[1] != "build" || usual[2] != "cloister" {
-		t.Errorf("a usual run says %q", usual)
+		t.Errorf("normal run: got %q", usual)
 	}
 	for i, where := range map[int]string{7: "the root", 8: "a directory in it"} {
 		if one[i] == two[i] || one[i] == usual[i] {
-			t.Errorf("%s lists %q, %q and usually %q", where, one[i], two[i], usual[i])
+			t.Errorf("order of %s: got %q, %q, normally %q, want three different ones", where, one[i], two[i], usual[i])
 		}
 	}
 	if one[9] != "f00f01" || one[10] != "-rw-------" {
-		t.Errorf("it read %q and made a file of mode %q", one[9], one[10])
+		t.Errorf("got content %q, mode %q", one[9], one[10])
 	}
 	if strings.Join(last[:7], " ") != strings.Join(usual[:7], " ") {
-		t.Errorf("after varied runs a usual one says %q, before them %q", last, usual)
+		t.Errorf("normal run after varied ones: got %q, want %q", last, usual)
 	}
 	if first.OutputFiles[0].Digest.Hash != varied.OutputFiles[0].Digest.Hash {
-		t.Error("the output was made otherwise")
+		t.Error("the varied run has another output")
 	}
 	if bare[0] != ExecRoot || bare[1] != "mallory" {
-		t.Errorf("a run under conditions alone says %q", bare)
+		t.Errorf("run with conditions only: got %q", bare)
 	}
 	usually := "copy"
 	if c.why == nil {
@@ -87,7 +86,7 @@ func TestVariedRunsInTheSandbox(t *testing.T) {
 	for result, want := range map[*repb.ActionResult]string{varied: "copy", whole: usually, first: usually} {
 		var m cloisterpb.Execution
 		if err := result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m); err != nil || m.Sandbox.Inputs != want {
-			t.Errorf("inputs were laid out as %v, %v; want %s", m.Sandbox, err, want)
+			t.Errorf("staged inputs: got %v, %v, want %s", m.Sandbox, err, want)
 		}
 	}
 }

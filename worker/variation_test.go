@@ -13,9 +13,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// TestVariedRunsAreNeitherRecordedNorLookedUp: a run that was given something else on purpose is nobody's result, and no
-// result takes its place, even where the variation changes nothing.
-func TestVariedRunsAreNeitherRecordedNorLookedUp(t *testing.T) {
+// A varied run neither reads nor writes the action cache, even if the variation changes nothing.
+func TestVariedRunsAreNotCached(t *testing.T) {
 	runs := 0
 	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
 		runs++
@@ -24,21 +23,21 @@ func TestVariedRunsAreNeitherRecordedNorLookedUp(t *testing.T) {
 	action := b.action(nil)
 	task := &Task{Action: action, Variation: &Variation{}}
 	if out := b.do(task); !out.Uncacheable || out.Cached || b.recorded(action) {
-		t.Errorf("got %+v, recorded %v; want a run that is not recorded", out, b.recorded(action))
+		t.Errorf("got %+v, cached %v, want an uncached run", out, b.recorded(action))
 	}
 	if err := b.store.Record(t.Context(), action, &repb.ActionResult{}); err != nil {
 		t.Fatal(err)
 	}
 	if out := b.do(task); out.Cached || runs != 2 {
-		t.Error("a varied run was answered from the cache")
+		t.Error("got a cached result for a varied run")
 	}
 	admission, err := b.Admit(t.Context(), task)
 	if err != nil || !admission.DoNotMerge {
-		t.Errorf("Admit = %+v, %v; others could share a varied run", admission, err)
+		t.Errorf("got %+v, %v, want DoNotMerge", admission, err)
 	}
 }
 
-func TestVariationIsWhatTheRunIsGiven(t *testing.T) {
+func TestVariationChangesSpec(t *testing.T) {
 	var got *sandbox.Spec
 	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, _ sandbox.Stdio, _ *os.Root) *sandbox.Result {
 		got = spec
@@ -54,10 +53,10 @@ func TestVariationIsWhatTheRunIsGiven(t *testing.T) {
 
 	usual := hash(nil)
 	if hash(&Variation{}) != usual {
-		t.Error("the zero variation changes what a run is given")
+		t.Error("the zero variation changes the spec")
 	}
 	if hash(&Variation{Order: 7}) != usual {
-		t.Error("an order, of which the spec says nothing, changes its hash")
+		t.Error("an order changes the spec hash")
 	}
 	v := &Variation{
 		Conditions: sandbox.Conditions{Hostname: "elsewhere"}, Root: "/home/x/src",
@@ -65,20 +64,20 @@ func TestVariationIsWhatTheRunIsGiven(t *testing.T) {
 	}
 	out := b.do(&Task{Action: action, Variation: v})
 	if m := b.execution(out); m.SpecHash == usual || m.UnreadInputs == nil || *m.UnreadInputs != 1 {
-		t.Errorf("got %v, want another hash than %s, and one input that was not read", m, usual)
+		t.Errorf("got %v, want a hash other than %s and one unread input", m, usual)
 	}
 	env := []string{"A=3", "C=4", "PATH=" + defaults["PATH"], "TMPDIR=/tmp"}
 	if got.Dir != "/home/x/src/d" || got.Outputs[0].Target != "/home/x/src" || !slices.Equal(got.Env, env) || got.Conditions != v.Conditions {
-		t.Errorf("the run is given %+v", got)
+		t.Errorf("got spec %+v", got)
 	}
 	for _, in := range got.Inputs {
 		if in.Target == ExecRoot || in.Target == ExecRoot+"/a" {
-			t.Errorf("an input lies at %s", in.Target)
+			t.Errorf("got an input at %s", in.Target)
 		}
 	}
 }
 
-func TestVariationsThatCannotBeGivenAreRefused(t *testing.T) {
+func TestInvalidVariationsAreRefused(t *testing.T) {
 	b := newBench(t, ended(0))
 	b.Toolchain = []sandbox.Input{{Target: "/usr", Content: "host", Source: "/usr"}}
 	b.Features.Conditions = []sandbox.Condition{sandbox.ConditionUmask}
@@ -86,18 +85,18 @@ func TestVariationsThatCannotBeGivenAreRefused(t *testing.T) {
 		v    Variation
 		want Kind
 	}{
-		"a condition that the backend does not give": {Variation{Conditions: sandbox.Conditions{Hostname: "a"}}, Unmet},
-		"a condition that cannot be":                 {Variation{Conditions: sandbox.Conditions{Umask: 0o1000}}, Invalid},
-		"a variable without a name":                  {Variation{Env: []string{"=x"}}, Invalid},
-		"a relative root":                            {Variation{Root: "build"}, Invalid},
-		"an unclean root":                            {Variation{Root: "/a/../b"}, Invalid},
-		"the root of all":                            {Variation{Root: "/"}, Invalid},
-		"a root in the toolchain":                    {Variation{Root: "/usr/src"}, Invalid},
-		"a root in /proc":                            {Variation{Root: "/proc/x"}, Invalid},
-		"a root in /sys":                             {Variation{Root: "/sys/x"}, Invalid},
-		"a root in /tmp":                             {Variation{Root: "/tmp/x"}, Invalid},
-		"a root in /etc":                             {Variation{Root: "/etc/x"}, Invalid},
-		"a root in /dev":                             {Variation{Root: "/dev"}, Invalid},
+		"unsupported condition":   {Variation{Conditions: sandbox.Conditions{Hostname: "a"}}, Unmet},
+		"invalid condition":       {Variation{Conditions: sandbox.Conditions{Umask: 0o1000}}, Invalid},
+		"variable without a name": {Variation{Env: []string{"=x"}}, Invalid},
+		"a relative root":         {Variation{Root: "build"}, Invalid},
+		"an unclean root":         {Variation{Root: "/a/../b"}, Invalid},
+		"the root directory":      {Variation{Root: "/"}, Invalid},
+		"a root in the toolchain": {Variation{Root: "/usr/src"}, Invalid},
+		"a root in /proc":         {Variation{Root: "/proc/x"}, Invalid},
+		"a root in /sys":          {Variation{Root: "/sys/x"}, Invalid},
+		"a root in /tmp":          {Variation{Root: "/tmp/x"}, Invalid},
+		"a root in /etc":          {Variation{Root: "/etc/x"}, Invalid},
+		"a root in /dev":          {Variation{Root: "/dev"}, Invalid},
 	} {
 		var f *Fault
 		if _, err := b.Execute(t.Context(), &Task{Action: b.action(nil), Variation: &c.v}, func(Stage) {}); !errors.As(err, &f) || f.Kind != c.want {

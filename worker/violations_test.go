@@ -16,178 +16,26 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/cas/castest"
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// able are the features of a backend that enforces everything.
-var able = sandbox.Features{
-	Backend: "function", Tier: "full", Limits: sandbox.AllLimits, Endpoints: true, ListenControl: true,
-	Audits: []sandbox.Audit{sandbox.AuditViolations, sandbox.AuditFull, sandbox.AuditOff},
-}
-
-// A function is a backend whose runs are calls: it confines nothing, and says what it is told to.
-type function struct {
-	sandbox.Backend
-	t *testing.T
-	// run performs a spec in the directory that becomes ExecRoot.
-	run func(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result
-
-	bytes, files int64 // of the last workspace
-	root         *os.Root
-}
-
-func (f *function) Workspace(_ context.Context, bytes, files int64) (sandbox.Workspace, error) {
-	f.bytes, f.files = bytes, files
-	var err error
-	f.root, err = os.OpenRoot(f.t.TempDir())
-	return space{f.root}, err
-}
-
-func (f *function) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio) (*sandbox.Result, error) {
-	out, err := f.root.OpenRoot("out")
-	if err != nil {
-		return nil, err
-	}
-	defer out.Close()
-	return f.run(ctx, spec, std, out), nil
-}
-
-type space struct{ root *os.Root }
-
-func (s space) Root() *os.Root { return s.root }
-func (s space) Name() string   { return s.root.Name() }
-func (s space) Close() error   { return s.root.Close() }
-
-// A bench is a worker over a store in memory.
-type bench struct {
-	*Local
-	t       *testing.T
-	store   *castest.Memory
-	backend *function
-	audited []*Violations
-}
-
-// rerun is a Config.Reproduce.
-func rerun(t *Task) string { return "rerun " + t.Action.String() }
-
-func newBench(t *testing.T, run func(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio, out *os.Root) *sandbox.Result) *bench {
-	b := &bench{t: t, store: castest.NewMemory(), backend: &function{t: t, run: run}}
-	in := &cas.Instance{Store: b.store, Actions: b.store}
-	b.Local = New(Config{
-		Reproduce: rerun,
-		Name:      "w", Instances: func(string) (*cas.Instance, error) { return in, nil },
-		Backend: b.backend, Features: able, MaxTimeout: time.Hour,
-		Audit: func(_ *Task, a *Violations) { b.audited = append(b.audited, a) },
-	})
-	return b
-}
-
-// put stores m.
-func (b *bench) put(m proto.Message) *repb.Digest {
-	b.t.Helper()
-	d, err := cas.PutProto(b.t.Context(), b.store, cas.SHA256, m)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return d.Proto()
-}
-
-// action stores an action with the inputs a and d/b and the output o/x; change may be nil.
-func (b *bench) action(change func(*repb.Action, *repb.Command)) cas.Digest {
-	b.t.Helper()
-	blob, err := cas.PutBytes(b.t.Context(), b.store, cas.SHA256, []byte("12345"))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	sub := b.put(&repb.Directory{Files: []*repb.FileNode{{Name: "b", Digest: blob.Proto()}}})
-	action := &repb.Action{InputRootDigest: b.put(&repb.Directory{
-		Files:       []*repb.FileNode{{Name: "a", Digest: blob.Proto()}},
-		Directories: []*repb.DirectoryNode{{Name: "d", Digest: sub}},
-	})}
-	command := &repb.Command{Arguments: []string{"cc", "-c"}, OutputPaths: []string{"o/x"}}
-	if change != nil {
-		change(action, command)
-	}
-	action.CommandDigest = b.put(command)
-	d, err := cas.FromProto(cas.SHA256, b.put(action))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return d
-}
-
-// do executes a task.
-func (b *bench) do(task *Task) *Outcome {
-	b.t.Helper()
-	out, err := b.Execute(b.t.Context(), task, func(Stage) {})
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return out
-}
-
-// recorded reports whether the action has a result.
-func (b *bench) recorded(action cas.Digest) bool {
-	_, err := b.store.Lookup(b.t.Context(), action)
-	return err == nil
-}
-
-// execution returns our message among the metadata.
-func (b *bench) execution(out *Outcome) *cloisterpb.Execution {
-	b.t.Helper()
-	var m cloisterpb.Execution
-	if err := out.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m); err != nil {
-		b.t.Fatal(err)
-	}
-	return &m
-}
-
-// text returns the audit log.
-func (b *bench) text(out *Outcome) string {
-	b.t.Helper()
-	text, err := cas.ReadAll(b.t.Context(), b.store, out.AuditLog, 1<<20)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return string(text)
-}
-
-func platform(pairs ...string) *repb.Platform {
-	p := &repb.Platform{}
-	for i := 0; i < len(pairs); i += 2 {
-		p.Properties = append(p.Properties, &repb.Platform_Property{Name: pairs[i], Value: pairs[i+1]})
-	}
-	return p
-}
-
-var connect = sandbox.Event{Kind: sandbox.EventConnect, Subject: "tcp 10.0.0.1:443", Syscall: "connect", Process: "curl", Count: 3}
-
-// ended returns a run that ended so, with these events.
-func ended(exit int, events ...sandbox.Event) func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
-	return func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
-		return &sandbox.Result{ExitCode: exit, Events: events}
-	}
-}
-
-func TestAttemptsAreTold(t *testing.T) {
+func TestViolationsAreReported(t *testing.T) {
 	b := newBench(t, ended(1, connect))
 	action := b.action(nil)
 	out := b.do(&Task{Action: action, Target: "//a:b", Mnemonic: "Genrule", Invocation: "i-1"})
 	lines := strings.Split(out.Message, "\n")
 	if len(lines) != 2 || !strings.HasPrefix(lines[0], "cloister: exit code 1 after ") ||
 		lines[1] != "cloister: tried to connect to tcp 10.0.0.1:443: there is no network (curl, connect, 3 times)" {
-		t.Errorf("message is %q", out.Message)
+		t.Errorf("got message %q", out.Message)
 	}
 	if want := "rerun " + action.String(); out.Reproduce != want {
-		t.Errorf("reproduce is %q, want %q", out.Reproduce, want)
+		t.Errorf("reproduce: got %q, want %q", out.Reproduce, want)
 	}
 	text := b.text(out)
 	for _, part := range []string{action.String(), "target //a:b", "mnemonic Genrule", "invocation i-1", `profile "build"`, "exit code 1", connect.String()} {
@@ -196,7 +44,7 @@ func TestAttemptsAreTold(t *testing.T) {
 		}
 	}
 	if want := []*Violations{{ExitCode: 1, Events: []sandbox.Event{connect}}}; cmp.Diff(want, b.audited) != "" {
-		t.Errorf("the hook was told %+v", b.audited)
+		t.Errorf("got audit %+v", b.audited)
 	}
 	want := []*cloisterpb.Event{{Kind: "connect", Subject: "tcp 10.0.0.1:443", Syscall: "connect", Process: "curl", Count: 3}}
 	if d := cmp.Diff(want, b.execution(out).Events, protocmp.Transform()); d != "" {
@@ -204,55 +52,52 @@ func TestAttemptsAreTold(t *testing.T) {
 	}
 }
 
-func TestNothingTriedIsNothingSaid(t *testing.T) {
+func TestRunWithoutViolations(t *testing.T) {
 	b := newBench(t, ended(0))
 	action := b.action(func(_ *repb.Action, c *repb.Command) { c.OutputPaths = nil })
 	out := b.do(&Task{Action: action})
 	if out.Message != "" || out.Reproduce != "" || !out.AuditLog.IsZero() || len(b.audited) != 0 {
-		t.Errorf("got message %q, reproduce %q, audit log %v, hook %v", out.Message, out.Reproduce, out.AuditLog, b.audited)
+		t.Errorf("got message %q, reproduce %q, audit log %v, audit %v, want none", out.Message, out.Reproduce, out.AuditLog, b.audited)
 	}
 	if !b.recorded(action) {
-		t.Error("the result is not recorded")
+		t.Error("the result is not cached")
 	}
 }
 
-// TestAttemptsDoNotMakeAResultUntrue is decision 0017: what is refused is refused on every worker.
-func TestAttemptsDoNotMakeAResultUntrue(t *testing.T) {
+// Violations do not prevent caching, because every worker denies the same operations (ADR 0017).
+func TestResultWithViolationsIsCached(t *testing.T) {
 	b := newBench(t, ended(0, connect))
 	action := b.action(func(_ *repb.Action, c *repb.Command) { c.OutputPaths = nil })
 	out := b.do(&Task{Action: action})
 	if !b.recorded(action) || out.Uncacheable {
-		t.Error("the result of an action that tried something is not recorded")
+		t.Error("the result is not cached")
 	}
 	if out.Message != "cloister: "+connect.String() || out.AuditLog.IsZero() {
-		t.Errorf("message is %q, audit log %v", out.Message, out.AuditLog)
+		t.Errorf("got message %q, audit log %v", out.Message, out.AuditLog)
 	}
 	if again := b.do(&Task{Action: action}); !again.Cached || again.Message != "" || !again.AuditLog.IsZero() {
-		t.Errorf("from the cache: %+v", again)
+		t.Errorf("cached result: got %+v", again)
 	}
 }
 
-func TestOneOffResultsAreNotRecorded(t *testing.T) {
+func TestResultAtALimitIsNotCached(t *testing.T) {
 	limit := sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitProcesses), Actual: "128", Limit: "128", Count: 1}
 	for name, b := range map[string]*bench{
-		"a limit that it noticed": newBench(t, ended(0, limit)),
-		"a limit that it survived": newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
-			return &sandbox.Result{Exceeded: &limit}
-		}),
+		"the action noticed the limit":  newBench(t, ended(0, limit)),
+		"the action survived the limit": newBench(t, returns(sandbox.Result{Exceeded: &limit})),
 	} {
 		action := b.action(nil)
 		if out := b.do(&Task{Action: action}); b.recorded(action) || !out.Uncacheable || out.Status != OK {
-			t.Errorf("%s: recorded %v, outcome %+v", name, b.recorded(action), out)
+			t.Errorf("%s: got cached %v, outcome %+v", name, b.recorded(action), out)
 		}
 		if len(b.audited) != 1 || len(b.audited[0].Events) != 1 {
-			t.Errorf("%s: the hook was told %+v, want the limit once", name, b.audited)
+			t.Errorf("%s: got audit %+v, want the limit once", name, b.audited)
 		}
 	}
 }
 
-// TestByHand: a person's shell has the action's sandbox, its own program, and no trace in the cache.
-func TestByHand(t *testing.T) {
-	terminal := os.Stdin // any file: it is only handed on
+func TestInteractiveRunIsNotCached(t *testing.T) {
+	terminal := os.Stdin // any file
 	var got *sandbox.Spec
 	var std sandbox.Stdio
 	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, s sandbox.Stdio, _ *os.Root) *sandbox.Result {
@@ -263,39 +108,36 @@ func TestByHand(t *testing.T) {
 	for _, task := range []*Task{{Action: action, Args: []string{"/bin/sh", "-i"}}, {Action: action, Terminal: terminal}} {
 		out := b.do(task)
 		if b.recorded(action) || !out.Uncacheable {
-			t.Errorf("%+v is recorded", task)
+			t.Errorf("%+v is cached", task)
 		}
 		if want := task.Args; want != nil && !slices.Equal(got.Args, want) {
-			t.Errorf("runs %q, want %q", got.Args, want)
+			t.Errorf("got arguments %q, want %q", got.Args, want)
 		}
 		if std.Terminal != task.Terminal {
-			t.Errorf("the terminal is %v, want %v", std.Terminal, task.Terminal)
+			t.Errorf("got terminal %v, want %v", std.Terminal, task.Terminal)
 		}
 		if got.Timeout != time.Hour {
-			t.Errorf("a person has %v, want the worker's hour", got.Timeout)
+			t.Errorf("got timeout %v, want the maximum of an hour", got.Timeout)
 		}
 	}
 	if err := b.store.Record(t.Context(), action, &repb.ActionResult{}); err != nil {
 		t.Fatal(err)
 	}
 	if out := b.do(&Task{Action: action, Args: []string{"sh"}}); out.Cached {
-		t.Error("a shell was answered from the cache")
+		t.Error("got a cached result for a shell")
 	}
 }
 
-// TestAttemptsOfACancelledRunAreAudited: going away is no way to try something without a trace.
-func TestAttemptsOfACancelledRunAreAudited(t *testing.T) {
+func TestViolationsOfCancelledRunAreAudited(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
 		cancel()
 		return &sandbox.Result{ExitCode: 137, Events: []sandbox.Event{connect}}
 	})
-	var f *Fault
-	if _, err := b.Execute(ctx, &Task{Action: b.action(nil)}, func(Stage) {}); !errors.As(err, &f) || f.Kind != Cancelled {
-		t.Errorf("got %v, want a fault of kind Cancelled", err)
-	}
+	_, err := b.Execute(ctx, &Task{Action: b.action(nil)}, func(Stage) {})
+	wantFault(t, "cancelled run", err, Cancelled)
 	if len(b.audited) != 1 || b.audited[0].Events[0].Kind != sandbox.EventConnect {
-		t.Errorf("the hook was told %+v", b.audited)
+		t.Errorf("got audit %+v", b.audited)
 	}
 }
 
@@ -316,72 +158,68 @@ func TestUndeclaredFilesAreEvents(t *testing.T) {
 		"cloister: left o/x.d: not a declared output",
 	}
 	if !slices.Equal(lines[1:], want) {
-		t.Errorf("message is %q, want the lines %q", out.Message, want)
+		t.Errorf("got message %q, want the lines %q", out.Message, want)
 	}
 	if text := b.text(out); strings.Count(text, "\n") != 5 {
-		t.Errorf("a name forged a line of the audit log:\n%s", text)
+		t.Errorf("a file name forged a line of the audit log:\n%s", text)
 	}
 
 	b = newBench(t, leave)
-	c := over(&sandbox.Result{})
+	c := finished(&sandbox.Result{})
 	c.box.spec.Audit = sandbox.AuditOff
 	if err := b.addViolations(c.task, c.req, c.box, c.staged, c.ran, c.collected); err != nil || len(c.collected.Events) != 0 {
-		t.Errorf("where nobody watches, got %v, %v", c.collected.Events, err)
+		t.Errorf("without an audit: got %v, %v, want no events", c.collected.Events, err)
 	}
 }
 
-func TestManyEventsAreCountedNotPrinted(t *testing.T) {
+func TestMessageBoundsEvents(t *testing.T) {
 	var events []sandbox.Event
 	for i := range 150 {
 		events = append(events, sandbox.Event{Kind: sandbox.EventExec, Subject: fmt.Sprintf("/bin/%03d", i), Count: 1})
 	}
-	events = append(events, sandbox.Event{Kind: sandbox.EventWrite, Subject: "/etc/passwd", Count: 1}) // which sorts last
-	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
-		return &sandbox.Result{ExitCode: 1, Events: events, Unrecorded: 7}
-	})
+	events = append(events, sandbox.Event{Kind: sandbox.EventWrite, Subject: "/etc/passwd", Count: 1}) // sorts last
+	b := newBench(t, returns(sandbox.Result{ExitCode: 1, Events: events, Unrecorded: 7}))
 	out := b.do(&Task{Action: b.action(nil)})
 	lines := strings.Split(out.Message, "\n")
 	if len(lines) != 7 || !strings.Contains(lines[1], "/etc/passwd") || lines[6] != `cloister: and 146 more (server log "audit"), and 7 that were not recorded` {
-		t.Errorf("message is\n%s", out.Message)
+		t.Errorf("got message\n%s", out.Message)
 	}
 	m := b.execution(out)
 	if len(m.Events) != 100 || m.Events[0].Kind != "write" || m.EventsOmitted != 151-100+7 {
-		t.Errorf("metadata has %d events, the first %v, and says that %d are omitted", len(m.Events), m.Events[0], m.EventsOmitted)
+		t.Errorf("metadata: got %d events, first %v, %d omitted", len(m.Events), m.Events[0], m.EventsOmitted)
 	}
 	if text := b.text(out); !strings.Contains(text, "/bin/149") || !strings.Contains(text, "and 7 more") {
-		t.Errorf("the audit log is not whole:\n%s", text)
+		t.Errorf("the audit log is incomplete:\n%s", text)
 	}
 }
 
-func TestUnreadInputsAreNamedInAFullAudit(t *testing.T) {
-	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
-		return &sandbox.Result{Opened: []string{"/build/a", "/usr/lib/x"}}
-	})
+func TestFullAuditListsUnreadInputs(t *testing.T) {
+	b := newBench(t, returns(sandbox.Result{Opened: []string{"/build/a", "/usr/lib/x"}}))
 	full := func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-audit", "full") }
 	out := b.do(&Task{Action: b.action(full)})
 	if text := b.text(out); !strings.Contains(text, "1 of 2 inputs were never read\nunread   d/b\n") {
-		t.Errorf("audit log:\n%s", text)
+		t.Errorf("got audit log\n%s", text)
 	}
 	if m := b.execution(out); m.UnreadInputs == nil || *m.UnreadInputs != 1 {
-		t.Errorf("metadata says %v, want 1", m.UnreadInputs)
+		t.Errorf("got %v unread inputs, want 1", m.UnreadInputs)
 	}
 	var used resourceusagepb.InputRootResourceUsage
 	if all := out.Result.ExecutionMetadata.AuxiliaryMetadata; len(all) != 3 || all[2].UnmarshalTo(&used) != nil || used.FilesRead != 1 {
-		t.Errorf("metadata is %v, want that 1 file was read", all)
+		t.Errorf("got metadata %v, want 1 file read", all)
 	}
 	if len(b.audited) != 0 {
-		t.Errorf("the hook was told %+v, though nothing was tried", b.audited)
+		t.Errorf("got audit %+v, want none", b.audited)
 	}
 	if out := b.do(&Task{Action: b.action(nil)}); !out.AuditLog.IsZero() || b.execution(out).UnreadInputs != nil {
-		t.Error("inputs count as unread though nobody watched")
+		t.Error("got unread inputs without a full audit")
 	}
 }
 
-func TestMetadataSaysWhatWasUsedAndGranted(t *testing.T) {
+func TestMetadataHasUsageAndGrant(t *testing.T) {
 	var hash string
 	var root *repb.Digest
 	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, _ sandbox.Stdio, _ *os.Root) *sandbox.Result {
-		// It is the same however the input root was laid out.
+		// The hash does not depend on how the input root is staged.
 		whole := *spec
 		whole.Inputs = []sandbox.Input{{Target: ExecRoot, Content: fmt.Sprintf("%s/%d", root.Hash, root.SizeBytes)}}
 		hash = whole.Hash()
@@ -405,12 +243,12 @@ func TestMetadataSaysWhatWasUsedAndGranted(t *testing.T) {
 	}
 	all := out.Result.ExecutionMetadata.AuxiliaryMetadata
 	if len(all) != 2 || all[1].TypeUrl != "type.googleapis.com/buildbarn.resourceusage.POSIXResourceUsage" {
-		t.Fatalf("metadata is %v", all)
+		t.Fatalf("got metadata %v", all)
 	}
-	// The bytes that Buildbarn's own message has: field 1 and 2 durations, 3, 10, 11, 15, 16, 17.
+	// The encoding of Buildbarn's own message: fields 1 and 2 (durations), 3, 10, 11, 15, 16, 17.
 	const wire = "\x0a\x02\x08\x01\x12\x02\x08\x02\x18\x03\x50\x06\x58\x07\x78\x08\x80\x01\x09\x8a\x01\x04SEGV"
 	if got := string(all[1].Value); got != wire {
-		t.Errorf("on the wire POSIXResourceUsage is %x, want %x", got, wire)
+		t.Errorf("POSIXResourceUsage: got %x, want %x", got, wire)
 	}
 }
 
@@ -422,7 +260,7 @@ func TestGrantBecomesSpec(t *testing.T) {
 	})
 	properties := func(a *repb.Action, c *repb.Command) {
 		a.Platform = platform("cloister-audit", "full", "OSFamily", "linux")
-		c.Platform = platform("cloister-audit", "off") // which the action's replaces
+		c.Platform = platform("cloister-audit", "off") // replaced by the action's
 	}
 	grant, err := policy.Default().Compile(policy.Request{
 		Properties: []policy.Property{{Name: "cloister-audit", Value: "full"}},
@@ -440,14 +278,14 @@ func TestGrantBecomesSpec(t *testing.T) {
 	// Two files in whole pages; the workspace, in, a file, a directory and its file, out, two placeholders, o.
 	page := int64(os.Getpagesize())
 	if want := grant.Limits.OutputBytes + 2*page; b.backend.bytes != want {
-		t.Errorf("the workspace has %d bytes, want %d", b.backend.bytes, want)
+		t.Errorf("workspace: got %d bytes, want %d", b.backend.bytes, want)
 	}
 	if want := grant.Limits.OutputFiles + 9; b.backend.files != want {
-		t.Errorf("the workspace has %d files, want %d", b.backend.files, want)
+		t.Errorf("workspace: got %d files, want %d", b.backend.files, want)
 	}
 }
 
-func TestRoomBesideInputs(t *testing.T) {
+func TestSum(t *testing.T) {
 	for _, c := range []struct{ inputs, outputs, want int64 }{
 		{5, 7, 12}, {5, sandbox.Unlimited, sandbox.Unlimited}, {math.MaxInt64, 7, math.MaxInt64}, {5, math.MaxInt64, math.MaxInt64},
 	} {
@@ -457,24 +295,20 @@ func TestRoomBesideInputs(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotGrantedIsUnmet(t *testing.T) {
+func TestRefusedPropertyIsUnmet(t *testing.T) {
 	b := newBench(t, ended(0))
 	refused := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-network", "example.org:443") })
 	full := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-audit", "full") })
 	b.Features.Audits = []sandbox.Audit{sandbox.AuditViolations}
 	for action, words := range map[cas.Digest][]string{
 		refused: {"cloister-network"},
-		full:    {"cloister-audit=full", `rule "default"`, "as closely"},
+		full:    {"cloister-audit=full", `rule "default"`, "audit level full"},
 	} {
 		_, err := b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
-		var f *Fault
-		if !errors.As(err, &f) || f.Kind != Unmet {
-			t.Errorf("got %v, want a fault of kind Unmet", err)
-			continue
-		}
+		f := wantFault(t, words[0], err, Unmet)
 		for _, w := range words {
-			if !strings.Contains(err.Error(), w) {
-				t.Errorf("%q does not say %q", err, w)
+			if !strings.Contains(f.Error(), w) {
+				t.Errorf("got %q, want %q in it", f, w)
 			}
 		}
 	}
@@ -491,25 +325,23 @@ func TestTimeoutOfTheGrant(t *testing.T) {
 		if c.asked > 0 {
 			req.Action.Timeout = durationpb.New(c.asked)
 		} else {
-			req.Timeout = l.MaxTimeout // as Resolve has it
+			req.Timeout = l.MaxTimeout // like Resolve
 		}
 		got, err := l.timeout(&Task{}, req, g)
 		var f *Fault
 		if got != c.want || (err == nil) != c.ok || !c.ok && (!errors.As(err, &f) || f.Kind != Invalid || !strings.Contains(err.Error(), `maximum of 1m0s of profile "p"`)) {
-			t.Errorf("asked for %v: got %v, %v", c.asked, got, err)
+			t.Errorf("timeout %v: got %v, %v, want %v", c.asked, got, err, c.want)
 		}
 	}
 	if got, err := l.timeout(&Task{}, &Request{Timeout: time.Hour}, &policy.Grant{}); got != time.Hour || err != nil {
-		t.Errorf("without a bound of the grant: got %v, %v", got, err)
+		t.Errorf("unlimited grant: got %v, %v", got, err)
 	}
 }
 
-// TestExceptionOfTheNetwork: what depends on another host is said to, and not recorded unless the policy
-// wants it.
-func TestExceptionOfTheNetwork(t *testing.T) {
+func TestResultWithNetworkAccess(t *testing.T) {
 	allowed := sandbox.Event{Kind: sandbox.EventAllowed, Subject: "example.org:443", Count: 1}
 	for _, cache := range []bool{false, true} {
-		c := over(&sandbox.Result{Events: []sandbox.Event{allowed}})
+		c := finished(&sandbox.Result{Events: []sandbox.Event{allowed}})
 		c.box.grant = &policy.Grant{Profile: "fetch", Rule: "downloads", Cache: cache, Network: sandbox.Network{
 			Loopback: true, Allow: []sandbox.Endpoint{{Host: "example.org", Port: 443}},
 		}}
@@ -522,16 +354,16 @@ func TestExceptionOfTheNetwork(t *testing.T) {
 			want = strings.Replace(want, "is not cached", "is cached anyway", 1)
 		}
 		if out.Message != want || out.Uncacheable == cache {
-			t.Errorf("cache %v: one-off %v, message %q", cache, out.Uncacheable, out.Message)
+			t.Errorf("cache %v: got uncacheable %v, message %q", cache, out.Uncacheable, out.Message)
 		}
 		if m := (&bench{t: t}).execution(out); m.Hermetic || len(m.Events) != 1 {
-			t.Errorf("metadata says %v", m)
+			t.Errorf("got metadata %v", m)
 		}
 	}
 }
 
-// TestRulesSeeWhatTheClientSays: instance, target, mnemonic and properties choose the grant.
-func TestRulesSeeWhatTheClientSays(t *testing.T) {
+// Instance, target, mnemonic and properties select the policy rule.
+func TestMetadataSelectsPolicyRule(t *testing.T) {
 	p, err := policy.Parse("policy.yaml", []byte(`version: 1
 profiles:
   fetch: {inherits: build, network: {allow: ["example.org:443"]}}
@@ -548,7 +380,7 @@ rules:
 	action := b.action(func(_ *repb.Action, c *repb.Command) { c.Platform = platform("cloister-network", "example.org:443") })
 	out := b.do(&Task{Action: action, Instance: "main", Target: "//third_party/x:y", Mnemonic: "Fetch"})
 	if m := b.execution(out); m.Rule != "downloads" || m.Hermetic || b.recorded(action) {
-		t.Errorf("metadata is %v, recorded %v", m, b.recorded(action))
+		t.Errorf("got metadata %v, cached %v", m, b.recorded(action))
 	}
 	for _, other := range []*Task{
 		{Action: action, Instance: "other", Target: "//third_party/x:y", Mnemonic: "Fetch"},
@@ -561,16 +393,10 @@ rules:
 	}
 }
 
-// TestAdmit: what the policy refuses takes no slot, and who is given something else shares no run.
 func TestAdmit(t *testing.T) {
 	b := newBench(t, nil)
 	admit := func(mnemonic string, properties ...string) (Admission, error) {
-		action := b.action(func(a *repb.Action, _ *repb.Command) {
-			a.Platform = &repb.Platform{}
-			for i := 0; i < len(properties); i += 2 {
-				a.Platform.Properties = append(a.Platform.Properties, &repb.Platform_Property{Name: properties[i], Value: properties[i+1]})
-			}
-		})
+		action := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform(properties...) })
 		return b.Admit(t.Context(), &Task{Action: action, Mnemonic: mnemonic})
 	}
 	build, err := admit("CppCompile")
@@ -578,25 +404,24 @@ func TestAdmit(t *testing.T) {
 		t.Fatalf("got %+v, %v", build, err)
 	}
 	if again, err := admit("Genrule"); err != nil || !reflect.DeepEqual(again, build) {
-		t.Errorf("the same grant: got %+v, %v, want %+v", again, err, build)
+		t.Errorf("same grant: got %+v, %v, want %+v", again, err, build)
 	}
 	if test, err := admit("TestRunner"); err != nil || test.MergeKey == build.MergeKey {
-		t.Errorf("another profile has the terms %q (%v)", test.MergeKey, err)
+		t.Errorf("another profile: got the same key %q, %v", test.MergeKey, err)
 	}
 	demanding, err := admit("CppCompile", "pool", "b", "OSFamily", "linux", "cloister-memory", "1GiB", "pool", "a", "pool", "b")
 	want := []Property{{"OSFamily", "linux"}, {"pool", "a"}, {"pool", "b"}}
 	if err != nil || !slices.Equal(demanding.Demands, want) || demanding.MergeKey != build.MergeKey {
-		t.Errorf("got %+v, %v, want the terms %q and the demands %v", demanding, err, build.MergeKey, want)
+		t.Errorf("got %+v, %v, want key %q and demands %v", demanding, err, build.MergeKey, want)
 	}
 	if len(b.audited) != 0 {
-		t.Errorf("the operator's log was told %+v of what was granted", b.audited)
+		t.Errorf("got audit %+v, want none", b.audited)
 	}
 	if _, err := admit("CppCompile", "cloister-memory", "1TiB"); !errors.Is(err, policy.ErrRefused) {
 		t.Errorf("got %v, want ErrRefused", err)
 	}
 }
 
-// TestRefusalsAreAudited: who asks for more than he may have leaves a trace, wherever he is refused.
 func TestRefusalsAreAudited(t *testing.T) {
 	b := newBench(t, nil)
 	task := &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1TiB") }), Mnemonic: "CppCompile"}
@@ -606,7 +431,7 @@ func TestRefusalsAreAudited(t *testing.T) {
 		t.Fatalf("got %v and %v, want ErrRefused", admitErr, executeErr)
 	}
 	if len(b.audited) != 2 {
-		t.Fatalf("the operator's log was told %d times, want once for each refusal", len(b.audited))
+		t.Fatalf("got %d audits, want one per refusal", len(b.audited))
 	}
 	const want = `refused  asked for cloister-memory=1TiB: not run, rule "default" `
 	for _, a := range b.audited {
@@ -614,7 +439,7 @@ func TestRefusalsAreAudited(t *testing.T) {
 			t.Errorf("got exit code %d and %q, want %d and %q", a.ExitCode, lines, sandbox.NeverRan, want)
 		}
 	}
-	// A name that a client chose forges no line.
+	// A client cannot forge a line.
 	task.Action = b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1\x1b[2J\n2") })
 	if _, err := b.Admit(t.Context(), task); !errors.Is(err, policy.ErrRefused) {
 		t.Fatalf("got %v, want ErrRefused", err)
@@ -626,29 +451,29 @@ func TestRefusalsAreAudited(t *testing.T) {
 	}
 }
 
-// TestAdmitForOthers: a worker of several tells actions apart by all that the policy of another may go by, and one that
-// executes nothing refuses only what is wrong with the action itself.
-func TestAdmitForOthers(t *testing.T) {
+// In a fleet, the merge key covers everything on which another policy may depend. A worker without a backend refuses only
+// malformed actions.
+func TestAdmitInFleet(t *testing.T) {
 	b := newBench(t, nil)
 	b.Fleet = true
 	action := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1TiB") })
 	if _, err := b.Admit(t.Context(), &Task{Action: action}); !errors.Is(err, policy.ErrRefused) {
-		t.Errorf("with slots of its own: got %v, want ErrRefused", err)
+		t.Errorf("with a backend: got %v, want ErrRefused", err)
 	}
 	b.Backend = nil
-	terms := map[string]bool{}
+	keys := map[string]bool{}
 	for _, task := range []*Task{{}, {Target: "//a"}, {Target: "//b"}, {Target: "//a", Mnemonic: "M"}} {
 		task.Action = action
 		a, err := b.Admit(t.Context(), task)
-		if err != nil || terms[a.MergeKey] || a.DoNotMerge {
+		if err != nil || keys[a.MergeKey] || a.DoNotMerge {
 			t.Errorf("%q %q: got %+v, %v", task.Target, task.Mnemonic, a, err)
 		}
-		terms[a.MergeKey] = true
+		keys[a.MergeKey] = true
 	}
 	if a, err := b.Admit(t.Context(), &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.DoNotCache = true })}); err != nil || !a.DoNotMerge {
-		t.Errorf("what is not to be cached: got %+v, %v", a, err)
+		t.Errorf("do_not_cache: got %+v, %v", a, err)
 	}
 	if _, err := b.Admit(t.Context(), &Task{Action: cas.SHA256.Sum([]byte("absent"))}); err == nil {
-		t.Error("an action that is not there is admitted")
+		t.Error("Admit accepted a missing action")
 	}
 }

@@ -49,40 +49,7 @@ func TestRule077_CheckCommandReturnsCleanOutputs(t *testing.T) {
 	}
 }
 
-func TestCheckCommandRefuses(t *testing.T) {
-	with := func(change func(*repb.Command)) *repb.Command {
-		c := &repb.Command{Arguments: []string{"true"}}
-		change(c)
-		return c
-	}
-	variable := func(name, value string) *repb.Command_EnvironmentVariable {
-		return &repb.Command_EnvironmentVariable{Name: name, Value: value}
-	}
-	for what, cmd := range map[string]*repb.Command{
-		"no arguments":      {},
-		"empty program":     {Arguments: []string{""}},
-		"NUL in argument":   {Arguments: []string{"a\x00b"}},
-		"unnamed variable":  with(func(c *repb.Command) { c.EnvironmentVariables = append(c.EnvironmentVariables, variable("", "x")) }),
-		"NUL in a variable": with(func(c *repb.Command) { c.EnvironmentVariables = append(c.EnvironmentVariables, variable("A", "\x00")) }),
-		"absolute output":   with(func(c *repb.Command) { c.OutputPaths = []string{"/a"} }),
-		"escaping output":   with(func(c *repb.Command) { c.OutputPaths = []string{"a/../../b"} }),
-		"escaping by dir":   with(func(c *repb.Command) { c.WorkingDirectory = "w"; c.OutputPaths = []string{"../../b"} }),
-		"two spellings":     with(func(c *repb.Command) { c.OutputPaths = []string{"a", "b/../a"} }),
-		"NUL in an output":  with(func(c *repb.Command) { c.OutputPaths = []string{"a\x00"} }),
-		"file above a file": with(func(c *repb.Command) { c.OutputFiles = []string{"x", "x-y", "x/z"} }),
-		"file above a dir":  with(func(c *repb.Command) { c.OutputFiles = []string{"x"}; c.OutputDirectories = []string{"x/y/z"} }),
-		"unclean directory": with(func(c *repb.Command) { c.WorkingDirectory = "a/../b" }),
-		"escaping directory": with(func(c *repb.Command) {
-			c.WorkingDirectory = "../a"
-		}),
-	} {
-		if _, _, err := checkCommand(cmd); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("%s: got %v, want ErrInvalid", what, err)
-		}
-	}
-}
-
-func TestCappedTellsOnceAndNeverBlocks(t *testing.T) {
+func TestCappedTruncatesOnce(t *testing.T) {
 	var b strings.Builder
 	w := &capped{log: &Log{}, left: 5, live: &b}
 	for _, text := range []string{"abc", "defg", "hij"} {
@@ -91,7 +58,7 @@ func TestCappedTellsOnceAndNeverBlocks(t *testing.T) {
 		}
 	}
 	if b.String() != "abcdefghij" {
-		t.Errorf("who looks on sees %q", b.String())
+		t.Errorf("live output: got %q", b.String())
 	}
 	if got := string(w.log.Bytes()); !strings.HasPrefix(got, "abcde\n") || strings.Count(got, "truncated") != 1 || strings.Contains(got, "f\n") {
 		t.Errorf("got %q", got)
@@ -126,7 +93,6 @@ func (unable) Workspace(context.Context, int64, int64) (sandbox.Workspace, error
 	return nil, sandbox.ErrUnsupported
 }
 
-// TestExecuteWithoutSandboxIsRefused: there is no way past the backend.
 func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
 	m := castest.NewMemory()
 	root, err := cas.PutProto(t.Context(), m, cas.SHA256, &repb.Directory{})
@@ -150,47 +116,42 @@ func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
 	var stages []Stage
 	action := put(&repb.Action{})
 	_, err = l.Execute(t.Context(), &Task{Action: action}, func(s Stage) { stages = append(stages, s) })
-	var f *Fault
-	if !errors.As(err, &f) || f.Kind != Unmet {
-		t.Errorf("got %v, want a fault of kind Unmet", err)
-	}
+	wantFault(t, "no sandbox", err, Unmet)
 	if d := cmp.Diff([]Stage{Fetch, Confine, StageInputs}, stages); d != "" {
 		t.Errorf("stages (-want +got):\n%s", d)
 	}
 
-	// A recorded result needs no sandbox, unless it must not be used.
-	want := &repb.ActionResult{StdoutRaw: []byte("recorded")}
+	// A cached result needs no sandbox.
+	want := &repb.ActionResult{StdoutRaw: []byte("cached")}
 	if err := m.Record(t.Context(), action, want); err != nil {
 		t.Fatal(err)
 	}
 	out, err := l.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
-	if err != nil || !out.Cached || string(out.Result.StdoutRaw) != "recorded" {
-		t.Errorf("got %v, %v, want the recorded result", out, err)
+	if err != nil || !out.Cached || string(out.Result.StdoutRaw) != "cached" {
+		t.Errorf("got %v, %v, want the cached result", out, err)
 	}
 	if _, err := l.Execute(t.Context(), &Task{Action: action, SkipCacheLookup: true}, func(Stage) {}); err == nil {
-		t.Error("skip_cache_lookup was answered from the cache")
+		t.Error("got a cached result despite skip_cache_lookup")
 	}
 
-	// Limits of the worker hold before anything is laid out.
+	// The maximum timeout is checked before staging.
 	_, err = l.Execute(t.Context(), &Task{Action: put(&repb.Action{Timeout: durationpb.New(2 * time.Hour)})}, func(Stage) {})
-	if !errors.As(err, &f) || f.Kind != Invalid {
-		t.Errorf("a timeout above the maximum: got %v, want Invalid", err)
-	}
+	wantFault(t, "timeout above the maximum", err, Invalid)
 }
 
-func TestRule121_MetadataIsInOrderThoughTheClockIsSetBack(t *testing.T) {
+func TestRule121_TimestampsNeverDecrease(t *testing.T) {
 	now := time.Now()
-	c := over(&sandbox.Result{Start: now, End: now.Add(-time.Minute)})
+	c := finished(&sandbox.Result{Start: now, End: now.Add(-time.Minute)})
 	c.task.Queued, c.began, c.staged = now, now.Add(-time.Hour), &staged{began: now, ended: now}
 	m := New(Config{Name: "w"}).metadata(c)
 	if m.WorkerStartTimestamp.AsTime().Before(m.QueuedTimestamp.AsTime()) ||
 		m.ExecutionCompletedTimestamp.AsTime().Before(m.ExecutionStartTimestamp.AsTime()) || m.VirtualExecutionDuration.AsDuration() < 0 {
-		t.Errorf("out of order: %v", m)
+		t.Errorf("got decreasing timestamps: %v", m)
 	}
 }
 
-// over returns the course of an action that ended as r says, under the default policy.
-func over(r *sandbox.Result) *execution {
+// finished returns the execution of an action with this result, under the default policy.
+func finished(r *sandbox.Result) *execution {
 	a := NewViolations(r)
 	m := castest.NewMemory()
 	empty := cas.SHA256.Sum(nil)
@@ -209,7 +170,7 @@ func over(r *sandbox.Result) *execution {
 	}
 }
 
-func TestSealSaysWhyItFailed(t *testing.T) {
+func TestSealExplainsFailure(t *testing.T) {
 	memory := &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitMemory), Actual: "4.0 GiB", Limit: "4.0 GiB", Count: 1}
 	files := &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitOutputFiles), Actual: "10", Limit: "10", Count: 1}
 	forks := sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitProcesses), Actual: "128", Limit: "128", Count: 1}
@@ -233,33 +194,32 @@ func TestSealSaysWhyItFailed(t *testing.T) {
 			OK, true, "cloister: killed: memory 4.0 GiB of 4.0 GiB"},
 		{"output files", &sandbox.Result{ExitCode: 1, Exceeded: files}, nil,
 			OK, true, "cloister: exit code 1 after a limit was exceeded: output files 10 of 10"},
-		{"a limit that it survived", &sandbox.Result{Exceeded: memory}, nil,
+		{"survived limit", &sandbox.Result{Exceeded: memory}, nil,
 			OK, true, "cloister: succeeded but hit a limit, so its result is not cached: memory 4.0 GiB of 4.0 GiB"},
-		{"a limit that it noticed", &sandbox.Result{Events: []sandbox.Event{forks}}, nil,
+		{"noticed limit", &sandbox.Result{Events: []sandbox.Event{forks}}, nil,
 			OK, true, "cloister: succeeded but hit a limit, so its result is not cached: processes 128 of 128"},
-		{"a limit and a timeout", &sandbox.Result{ExitCode: 137, Stopped: true, Exceeded: memory}, nil,
+		{"limit and timeout", &sandbox.Result{ExitCode: 137, Stopped: true, Exceeded: memory}, nil,
 			TimedOut, true, "cloister: killed after its timeout of 3s\ncloister: memory 4.0 GiB of 4.0 GiB"},
 	} {
-		course := over(c.ran)
-		course.collected.bad = c.bad
-		out, err := New(Config{Name: "w", Reproduce: rerun}).seal(t.Context(), course)
+		e := finished(c.ran)
+		e.collected.bad = c.bad
+		out, err := New(Config{Name: "w", Reproduce: rerun}).seal(t.Context(), e)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if out.Status != c.code || out.Uncacheable != c.oneOff || !strings.Contains(out.Message, c.says) || (c.says == "") != (out.Message == "") {
-			t.Errorf("%s: got code %v, one-off %v, message %q", c.name, out.Status, out.Uncacheable, out.Message)
+			t.Errorf("%s: got status %v, uncacheable %v, message %q", c.name, out.Status, out.Uncacheable, out.Message)
 		}
 		if strings.Contains(c.says, "cloister:") && out.Message != c.says {
 			t.Errorf("%s: got message %q, want %q", c.name, out.Message, c.says)
 		}
 		if failed := c.code != OK || c.ran.ExitCode != 0; failed != (out.Reproduce != "") {
-			t.Errorf("%s: to reproduce it, %q", c.name, out.Reproduce)
+			t.Errorf("%s: got command %q, want one: %v", c.name, out.Reproduce, failed)
 		}
 	}
 }
 
-// TestRule119_PublishRefusesHoles is rule 119: a result is not given out while a blob of it is absent.
-func TestRule119_PublishRefusesHoles(t *testing.T) {
+func TestRule119_PublishRefusesMissingBlobs(t *testing.T) {
 	m := castest.NewMemory()
 	d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("an output"))
 	if err != nil {
@@ -274,21 +234,18 @@ func TestRule119_PublishRefusesHoles(t *testing.T) {
 	}
 	m.Delete(d)
 	other := &Task{Action: cas.SHA256.Sum([]byte("another action"))}
-	var f *Fault
-	if err := l.publish(t.Context(), other, req, out, []cas.Digest{d}); !errors.As(err, &f) || f.Kind != Exhausted {
-		t.Errorf("got %v, want a fault of kind Exhausted", err)
-	}
+	wantFault(t, "missing output", l.publish(t.Context(), other, req, out, []cas.Digest{d}), Exhausted)
 	if _, err := m.Lookup(t.Context(), other.Action); !errors.Is(err, cas.ErrNotFound) {
-		t.Errorf("a result with a hole was recorded: %v", err)
+		t.Errorf("got %v, want no cached result", err)
 	}
 }
 
-func TestSealRefusesWhatCannotBeSent(t *testing.T) {
+func TestSealRefusesTooLargeResult(t *testing.T) {
 	got := &collected{result: &repb.ActionResult{}}
 	for i := range 60000 {
 		got.result.OutputFiles = append(got.result.OutputFiles, &repb.OutputFile{Path: fmt.Sprint("a/file/", i), Digest: cas.SHA256.Sum(nil).Proto()})
 	}
-	c := over(&sandbox.Result{})
+	c := finished(&sandbox.Result{})
 	got.Violations, got.batch = c.collected.Violations, c.collected.batch
 	c.collected = got
 	out, err := New(Config{Name: "w"}).seal(t.Context(), c)
@@ -296,11 +253,11 @@ func TestSealRefusesWhatCannotBeSent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out.Status != BadOutput || !strings.Contains(out.Message, "60000 output files") {
-		t.Errorf("got code %v, message %q", out.Status, out.Message)
+		t.Errorf("got status %v, message %q", out.Status, out.Message)
 	}
 }
 
-func TestRule084_EachPropertyIsWarnedOfOnce(t *testing.T) {
+func TestRule084_UnknownPropertiesWarnOnce(t *testing.T) {
 	var log strings.Builder
 	l := New(Config{Name: "w", Log: slog.New(slog.NewTextHandler(&log, nil))})
 	property := func(name string) *repb.Platform {
