@@ -272,9 +272,8 @@ func TestResultsNamesEachChange(t *testing.T) {
 	}
 }
 
-// TestBuilds: a source was changed, and what was made of it is other only because of that; one action has another
-// result though it is the same.
-func TestBuilds(t *testing.T) {
+// A changed source changes the actions that depend on it, and one action has two results.
+func TestBuildsNamesCausesBeforeConsequences(t *testing.T) {
 	s := newFixture(t)
 	file := func(path, text string) *repb.ActionResult {
 		return &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: path, Digest: s.blob(text)}}}
@@ -369,8 +368,7 @@ func TestBuilds(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 
-	// A link that has another library besides, or an object that the other compilation has not made, is changed by
-	// itself.
+	// A link with a change of its own, or with an object from elsewhere, does not follow from others.
 	for _, own := range []cas.Digest{link("o2", "other", "p2"), link("o3", "y", "p3")} {
 		b[1].Action = own
 		if pairs, err = Builds(t.Context(), s.reader(), s.Memory, a, b); err != nil {

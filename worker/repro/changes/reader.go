@@ -67,8 +67,8 @@ func (r *Reader) File(name string, d cas.Digest, executable bool) *Entry {
 type stored struct {
 	r        *Reader
 	digest   cas.Digest
-	message  *repb.Directory                // nil: it is read
-	children map[cas.Digest]*repb.Directory // those of its Tree, nil if it is in none
+	message  *repb.Directory                // read from the store if nil
+	children map[cas.Digest]*repb.Directory // of its Tree, if any
 }
 
 // Entries implements Directory.

@@ -71,7 +71,7 @@ func TestELFNamesThePlaceAndTheCause(t *testing.T) {
 	for _, row := range []struct {
 		name       string
 		build      build
-		dirA, dirB string // beside the one that the test chooses
+		dirA, dirB string // in addition to the temporary one
 		envA, envB string
 		// the first difference
 		where, what string

@@ -111,7 +111,7 @@ func (c *comparison) marshalled(a, b []byte) {
 // Source: Python/marshal.c; types z and Z have a length of one byte, the others one of four.
 func marshalTexts(p []byte) []string {
 	var texts []string
-	last := -1 // a byte found that is none of a text: what claims to go beyond is not looked at again
+	last := -1 // last byte that is not text; texts that would contain it are skipped
 	for i := 0; i < len(p) && len(texts) < maxStrings; i++ {
 		from, n := 0, 0
 		switch p[i] &^ 0x80 {

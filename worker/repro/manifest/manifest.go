@@ -44,7 +44,7 @@ type Manifest struct {
 type Configuration struct {
 	// Profile is the name of the grant in the policy.
 	Profile string
-	// Hermetic means that no network access was allowed.
+	// Hermetic means that the policy grants no network exception.
 	Hermetic bool
 	// LogBytes limits the size of stdout and of stderr.
 	LogBytes int64
