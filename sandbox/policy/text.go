@@ -15,82 +15,17 @@ import (
 // Text returns the policy in canonical form, from which Parse returns the same policy. Profiles are sorted and complete,
 // with built-in values as comments.
 func (p *Policy) Text() string {
-	var b strings.Builder
-	line := func(depth int, format string, args ...any) {
-		fmt.Fprintf(&b, strings.Repeat("  ", depth)+format+"\n", args...)
-	}
-	field := func(depth int, at, key, value string) {
-		if at == "" {
-			key = "# " + key
-		}
-		line(depth, "%s: %s", key, value)
-	}
-	line(0, "version: 1")
-	line(0, "profiles:")
+	w := &textWriter{}
+	w.line(0, "version: 1")
+	w.line(0, "profiles:")
 	for _, name := range slices.Sorted(maps.Keys(p.profiles)) {
-		o := p.profiles[name]
-		if name != o.base {
-			line(1, "%s:", plain(name))
-			line(2, "inherits: %s", o.base)
-		} else if o.isDefault() {
-			line(1, "%s: {}", name)
-		} else {
-			line(1, "%s:", name)
-		}
-		for i, q := range quantities {
-			field(2, o.amounts[i].at, q.key, q.format(o.amounts[i].v))
-		}
-		if o.maxTimeout.at != "" {
-			field(2, o.maxTimeout.at, "max_timeout", formatDuration(o.maxTimeout.v))
-		}
-		field(2, o.loopback.at, "loopback", fmt.Sprint(o.loopback.v))
-		field(2, o.listen.at, "listen", fmt.Sprint(o.listen.v))
-		field(2, o.audit.at, "audit", formatAudit(o.audit.v))
-		allow := fmt.Sprintf("[%s]", strings.Join(quoted(o.allow.v), ", "))
-		switch {
-		case o.allow.at != "" && o.cache.at != "":
-			line(2, "network: {allow: %s, cache: %t}", allow, o.cache.v)
-		case o.allow.at != "":
-			line(2, "network: {allow: %s}", allow)
-		case o.cache.at != "":
-			line(2, "network: {cache: %t}", o.cache.v)
-		}
+		w.profile(name, p.profiles[name])
 	}
 	if len(p.rules) > 0 {
-		line(0, "rules:")
+		w.line(0, "rules:")
 	}
 	for _, u := range p.rules {
-		line(1, "- name: %s", plain(u.name))
-		if !u.when.always() {
-			line(2, "when:")
-		}
-		if u.when.target != nil {
-			line(3, "target: %q", u.when.target)
-		}
-		if u.when.mnemonic != nil {
-			line(3, "mnemonic: %q", *u.when.mnemonic)
-		}
-		if u.when.instance != nil {
-			line(3, "instance: %q", *u.when.instance)
-		}
-		if len(u.when.properties) > 0 {
-			line(3, "property:")
-		}
-		for _, p := range u.when.properties {
-			line(4, "%q: %q", p.Name, p.Value)
-		}
-		if u.profile != "" {
-			line(2, "profile: %s", plain(u.profile))
-		}
-		var max []string
-		for i, q := range quantities {
-			if m := u.max[i]; m.at != "" {
-				max = append(max, q.key+": "+q.format(m.v))
-			}
-		}
-		if len(max) > 0 {
-			line(2, "max: {%s}", strings.Join(max, ", "))
-		}
+		w.rule(u)
 	}
 	var unenforced []string
 	for _, q := range quantities {
@@ -99,9 +34,87 @@ func (p *Policy) Text() string {
 		}
 	}
 	if len(unenforced) > 0 {
-		line(0, "allow_unenforced: [%s]", strings.Join(unenforced, ", "))
+		w.line(0, "allow_unenforced: [%s]", strings.Join(unenforced, ", "))
 	}
-	return b.String()
+	return w.String()
+}
+
+// A textWriter writes the canonical text.
+type textWriter struct{ strings.Builder }
+
+func (w *textWriter) line(depth int, format string, args ...any) {
+	fmt.Fprintf(w, strings.Repeat("  ", depth)+format+"\n", args...)
+}
+
+// field writes a setting of a profile, as a comment if it is built in.
+func (w *textWriter) field(at, key, value string) {
+	if at == "" {
+		key = "# " + key
+	}
+	w.line(2, "%s: %s", key, value)
+}
+
+func (w *textWriter) profile(name string, o *profile) {
+	if name != o.base {
+		w.line(1, "%s:", plain(name))
+		w.line(2, "inherits: %s", o.base)
+	} else if o.isDefault() {
+		w.line(1, "%s: {}", name)
+	} else {
+		w.line(1, "%s:", name)
+	}
+	for i, q := range quantities {
+		w.field(o.amounts[i].at, q.key, q.format(o.amounts[i].v))
+	}
+	if o.maxTimeout.at != "" {
+		w.field(o.maxTimeout.at, "max_timeout", formatDuration(o.maxTimeout.v))
+	}
+	w.field(o.loopback.at, "loopback", fmt.Sprint(o.loopback.v))
+	w.field(o.listen.at, "listen", fmt.Sprint(o.listen.v))
+	w.field(o.audit.at, "audit", formatAudit(o.audit.v))
+	allow := fmt.Sprintf("[%s]", strings.Join(quoted(o.allow.v), ", "))
+	switch {
+	case o.allow.at != "" && o.cache.at != "":
+		w.line(2, "network: {allow: %s, cache: %t}", allow, o.cache.v)
+	case o.allow.at != "":
+		w.line(2, "network: {allow: %s}", allow)
+	case o.cache.at != "":
+		w.line(2, "network: {cache: %t}", o.cache.v)
+	}
+}
+
+func (w *textWriter) rule(u *rule) {
+	w.line(1, "- name: %s", plain(u.name))
+	if !u.when.always() {
+		w.line(2, "when:")
+	}
+	if u.when.target != nil {
+		w.line(3, "target: %q", u.when.target)
+	}
+	if u.when.mnemonic != nil {
+		w.line(3, "mnemonic: %q", *u.when.mnemonic)
+	}
+	if u.when.instance != nil {
+		w.line(3, "instance: %q", *u.when.instance)
+	}
+	if len(u.when.properties) > 0 {
+		w.line(3, "property:")
+	}
+	for _, p := range u.when.properties {
+		w.line(4, "%q: %q", p.Name, p.Value)
+	}
+	if u.profile != "" {
+		w.line(2, "profile: %s", plain(u.profile))
+	}
+	var bounds []string
+	for i, q := range quantities {
+		if m := u.max[i]; m.at != "" {
+			bounds = append(bounds, q.key+": "+q.format(m.v))
+		}
+	}
+	if len(bounds) > 0 {
+		w.line(2, "max: {%s}", strings.Join(bounds, ", "))
+	}
 }
 
 // isDefault reports whether the file sets nothing in the profile.

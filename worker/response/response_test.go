@@ -22,7 +22,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// sent returns r as it is once it has been sent.
+// sent encodes and decodes r.
 func sent(t *testing.T, r *repb.ExecuteResponse) *repb.ExecuteResponse {
 	t.Helper()
 	data, err := proto.Marshal(r)
@@ -36,7 +36,7 @@ func sent(t *testing.T, r *repb.ExecuteResponse) *repb.ExecuteResponse {
 	return again
 }
 
-// ran is the result of a command that exited with code.
+// ran returns the result of a command with this exit code.
 func ran(code int32) *repb.ActionResult {
 	return &repb.ActionResult{
 		ExitCode:    code,
@@ -49,8 +49,7 @@ func ran(code int32) *repb.ActionResult {
 	}
 }
 
-// TestOutcomesComeBack: what a response says of an outcome, Parse reads again.
-func TestOutcomesComeBack(t *testing.T) {
+func TestParseIsInverseOfOf(t *testing.T) {
 	from, to := time.Unix(5, 0).UTC(), time.Unix(7, 0).UTC()
 	log := cas.BLAKE3.Sum([]byte("log"))
 	for name, out := range map[string]*worker.Outcome{
@@ -72,8 +71,8 @@ func TestOutcomesComeBack(t *testing.T) {
 	}
 }
 
-// TestRemarksStayInTheMessage: with the way to run the action again, through as many workers as there are.
-func TestRemarksStayInTheMessage(t *testing.T) {
+// A remark and the command that reruns the action survive being passed on.
+func TestRemarkIsPassedOn(t *testing.T) {
 	out := &worker.Outcome{Result: ran(1), Message: strings.Repeat("cloister: line\n", worker.MaxMessageLines), Reproduce: "cloister run"}
 	first := response.Of(out, "see\nthere")
 	if !strings.HasSuffix(first.Message, "\ncloister: reproduce: cloister run\ncloister: see there") {
@@ -87,12 +86,12 @@ func TestRemarksStayInTheMessage(t *testing.T) {
 		t.Errorf("got %q and %q", read.Message, read.Reproduce)
 	}
 	if again := response.Of(read, "").Message; strings.Count(again, "\n") != strings.Count(first.Message, "\n") {
-		t.Errorf("%q became %q", first.Message, again)
+		t.Errorf("passed on: got %q, want the lines of %q", again, first.Message)
 	}
 }
 
-// TestFaultsComeBack: each kind of fault is the same kind again, with its text and its blobs.
-func TestFaultsComeBack(t *testing.T) {
+// Parse restores the kind, the text and the blobs of a fault.
+func TestParseIsInverseOfOfFault(t *testing.T) {
 	blobs := []cas.Digest{cas.SHA256.Sum([]byte("a")), cas.BLAKE3.Sum([]byte("b"))}
 	for kind := worker.Invalid; kind <= worker.Cancelled; kind++ {
 		f := &worker.Fault{Kind: kind, Err: errors.New("fetch: so it is")}
@@ -110,8 +109,8 @@ func TestFaultsComeBack(t *testing.T) {
 	}
 }
 
-// TestFailuresOfOtherWorkersAreFaults: Buildbarn's send a result without anything in it beside each of theirs.
-func TestFailuresOfOtherWorkersAreFaults(t *testing.T) {
+// Buildbarn's workers send an empty result with each failure.
+func TestParseFailuresOfOtherWorkers(t *testing.T) {
 	empty := &repb.ActionResult{ExecutionMetadata: &repb.ExecutedActionMetadata{}}
 	failed := func(c codes.Code, text string, details ...*errdetails.PreconditionFailure) *statuspb.Status {
 		st := status.New(c, text)
@@ -138,16 +137,16 @@ func TestFailuresOfOtherWorkersAreFaults(t *testing.T) {
 		blobs int
 		text  string
 	}{
-		"nothing":            {nil, worker.Internal, 0, "no result"},
-		"no result":          {&repb.ExecuteResponse{}, worker.Internal, 0, "no result"},
-		"unavailable":        {&repb.ExecuteResponse{Result: empty, Status: failed(codes.Unavailable, "down")}, worker.Unavailable, 0, "down"},
-		"late before a run":  {&repb.ExecuteResponse{Result: empty, Status: failed(codes.DeadlineExceeded, "late")}, worker.Unavailable, 0, "late"},
-		"refused":            {&repb.ExecuteResponse{Result: empty, Status: failed(codes.FailedPrecondition, "not here")}, worker.Unmet, 0, "not here"},
-		"missing":            {&repb.ExecuteResponse{Result: empty, Status: failed(codes.FailedPrecondition, "gone", missing("blobs/"+hash+"/5"))}, worker.Missing, 1, "gone"},
-		"missing after all":  {&repb.ExecuteResponse{Result: ran(0), Status: failed(codes.FailedPrecondition, "gone", missing("blobs/"+hash+"/5"))}, worker.Missing, 1, "gone"},
-		"unreadable missing": {&repb.ExecuteResponse{Status: failed(codes.FailedPrecondition, "gone", missing("blobs/x/5", "x", "blobs/"+hash+"/-1", "blobs/md4/"+hash+"/1"))}, worker.Unmet, 0, "gone"},
-		"a code of nobody":   {&repb.ExecuteResponse{Result: ran(0), Status: &statuspb.Status{Code: 99}}, worker.Internal, 0, "without a message"},
-		"lines":              {&repb.ExecuteResponse{Status: failed(codes.Internal, "a\x1b[0m\nb")}, worker.Internal, 0, `a\x1b[0m b`},
+		"nothing":             {nil, worker.Internal, 0, "no result"},
+		"no result":           {&repb.ExecuteResponse{}, worker.Internal, 0, "no result"},
+		"unavailable":         {&repb.ExecuteResponse{Result: empty, Status: failed(codes.Unavailable, "down")}, worker.Unavailable, 0, "down"},
+		"late before a run":   {&repb.ExecuteResponse{Result: empty, Status: failed(codes.DeadlineExceeded, "late")}, worker.Unavailable, 0, "late"},
+		"refused":             {&repb.ExecuteResponse{Result: empty, Status: failed(codes.FailedPrecondition, "not here")}, worker.Unmet, 0, "not here"},
+		"missing":             {&repb.ExecuteResponse{Result: empty, Status: failed(codes.FailedPrecondition, "gone", missing("blobs/"+hash+"/5"))}, worker.Missing, 1, "gone"},
+		"missing after a run": {&repb.ExecuteResponse{Result: ran(0), Status: failed(codes.FailedPrecondition, "gone", missing("blobs/"+hash+"/5"))}, worker.Missing, 1, "gone"},
+		"unreadable missing":  {&repb.ExecuteResponse{Status: failed(codes.FailedPrecondition, "gone", missing("blobs/x/5", "x", "blobs/"+hash+"/-1", "blobs/md4/"+hash+"/1"))}, worker.Unmet, 0, "gone"},
+		"unknown code":        {&repb.ExecuteResponse{Result: ran(0), Status: &statuspb.Status{Code: 99}}, worker.Internal, 0, "without a message"},
+		"lines":               {&repb.ExecuteResponse{Status: failed(codes.Internal, "a\x1b[0m\nb")}, worker.Internal, 0, `a\x1b[0m b`},
 	} {
 		out, f := response.Parse(c.r, cas.SHA256)
 		if out != nil || f == nil || f.Kind != c.kind || len(f.Blobs) != c.blobs || !strings.Contains(f.Error(), c.text) {

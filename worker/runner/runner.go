@@ -6,7 +6,7 @@
 //
 // A command has no access to that directory. It runs in ExecRoot, where
 //   - each file of the input root is the client's own file on a read-only mount. It cannot be written, removed or
-//     replaced, whoever owns it and however many hard links it has in the client's cache;
+//     replaced, regardless of its owner and of its hard links in the client's cache;
 //   - directories and symbolic links are copies in a workspace, which also holds everything the command creates;
 //   - after the last process of the run has ended, everything it created is copied to the client's directory, and
 //     everything it removed is removed there. Nothing is copied if the run was cancelled.

@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-// ends is an Executor whose actions end as it says.
+// ends is an Executor with a fixed outcome.
 type ends struct {
 	out *worker.Outcome
 	err error
@@ -47,7 +47,7 @@ func TestActionsAreCountedByResult(t *testing.T) {
 		var stages []worker.Stage
 		out, err := m.Executor(e).Execute(t.Context(), &worker.Task{}, func(s worker.Stage) { stages = append(stages, s) })
 		if out != e.out || err != e.err || len(stages) != 2 {
-			t.Errorf("%s: the decorator changed what came of it: %v, %v, stages %v", want, out, err, stages)
+			t.Errorf("%s: got %v, %v, stages %v, want those of the executor", want, out, err, stages)
 		}
 		text := `
 # HELP cloister_actions_total Completed actions by result.
@@ -58,12 +58,12 @@ cloister_actions_total{result="` + want + `"} 1
 			t.Error(err)
 		}
 		if n, err := testutil.GatherAndCount(r, "cloister_action_stage_duration_seconds"); n != 2 || err != nil {
-			t.Errorf("%s: %d stages were timed (%v), want 2", want, n, err)
+			t.Errorf("%s: got %d timed stages, %v, want 2", want, n, err)
 		}
 	}
 }
 
-func TestAttemptsAreCountedByKind(t *testing.T) {
+func TestViolationsAreCountedByKind(t *testing.T) {
 	r := prometheus.NewRegistry()
 	telemetry.New(r).Violations(&worker.Violations{
 		Events: []sandbox.Event{
