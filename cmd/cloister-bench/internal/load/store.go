@@ -114,7 +114,7 @@ func (c *StoreConfig) fill(ctx context.Context, in *cas.Instance) (rate float64,
 			batch = append(batch, c.blob(i))
 		}
 		start := time.Now()
-		errs := in.Store.(cas.Batcher).PutAll(ctx, batch)
+		errs := cas.PutAll(ctx, in.Store, batch)
 		spent += time.Since(start)
 		if err := errors.Join(errs...); err != nil {
 			return 0, err
