@@ -22,18 +22,17 @@ import (
 func rootCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cloister-bench",
-		Short: "Measures servers, a store on this machine, and the machine itself",
-		Long: `Bench puts servers of the Remote Execution API under load, checks every answer, and compares them with each
-other and with what the machine does without a server. Only what was measured in one run is to be
-compared: everything takes turns in it.`,
-		Example: `  cloister-bench table                         # of a server of its own
+		Short: "Measure servers, a local store and the machine itself",
+		Long: `Cloister-bench loads Remote Execution API servers, checks every answer, and compares the servers with each other and with
+the machine itself. Within a run they alternate; compare only measurements of the same run.`,
+		Example: `  cloister-bench table                         # with its own server
   cloister-bench noop --executor 127.0.0.1:8980 -c 8
   cloister-bench blobs --executor 127.0.0.1:8980
   cloister-bench store --dir /var/tmp/store -n 1000000`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	// An interrupted command leaves no files and no server behind; a second signal does not wait for that.
+	// An interrupted command removes its files and its server; a second signal does not wait for that.
 	cmd.PersistentPreRun = func(cmd *cobra.Command, _ []string) {
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 		context.AfterFunc(ctx, stop)
@@ -47,7 +46,7 @@ compared: everything takes turns in it.`,
 	return cmd
 }
 
-// benchBlobs is what the flags of bench blobs say.
+// benchBlobs is the flags of blobs.
 type benchBlobs struct {
 	load  load.Config
 	peers peers
@@ -58,7 +57,7 @@ func benchBlobsCommand() *cobra.Command {
 	c := benchBlobs{load: load.Config{Size: 1 << 10, Large: 256 << 20, Chunk: 1 << 20}}
 	cmd := &cobra.Command{
 		Use:   "blobs --executor [NAME=]ADDRESS [--against NAME=ADDRESS]...",
-		Short: "Writes and reads blobs at one or several servers, and compares how fast they are",
+		Short: "Measure reading and writing blobs at servers",
 		Long: `Blobs puts the content-addressable storage of any server of the Remote Execution API under load: small
 blobs in batches and by one stream each, questions for missing blobs (every second of them is), and one
 large blob by a stream. The blobs are half compressible. They stay at the server.
@@ -92,7 +91,7 @@ each step, and its memory. It exits with 1 if a call fails or an answer is wrong
 	return cmd
 }
 
-// check finds mistakes in the flags.
+// check validates the flags.
 func (c *benchBlobs) check() error {
 	switch l := &c.load; {
 	case l.Blobs < 0 || l.Lookups < 1 || l.Parallel < 1 || l.Rounds < 1:
@@ -105,7 +104,7 @@ func (c *benchBlobs) check() error {
 	return nil
 }
 
-// run measures, and prints what was measured to out, and how far it is to info.
+// run measures, prints the report to out, and its progress to info.
 func (c *benchBlobs) run(ctx context.Context, out, info io.Writer) error {
 	if c.load.Salt == "" {
 		c.load.Salt = rand.Text()
@@ -150,7 +149,7 @@ func benchStoreCommand() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "store --dir DIR [-n N]",
-		Short: "Fills a store with small blobs, and says how fast it is and what it takes",
+		Short: "Fill a local store and measure it",
 		Long: `Store makes a store in a directory of its own, puts small blobs into it, closes it, and opens it again. It
 prints how long that takes, how much memory the store needs for each blob, and how many blobs can be
 asked for and read. The store stays: a second run finds it, and opens it only.
@@ -182,7 +181,7 @@ as it is after a restart of the server, not of the machine.`,
 	return cmd
 }
 
-// benchStore prints what was measured of a store.
+// benchStore measures a store and prints the report.
 func benchStore(ctx context.Context, c load.StoreConfig, file string, out io.Writer) error {
 	r, err := load.RunStore(ctx, c)
 	if err != nil {

@@ -19,28 +19,28 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// benchExec is what the flags of a benchmark of actions say.
+// benchExec is the flags of a benchmark of actions.
 type benchExec struct {
 	load     load.ExecConfig
 	work     load.Work
 	peers    peers
 	platform []string
 	json     string
-	cloister string // of bench table
+	cloister string // program for the table
 }
 
-// execTexts are what help says of each kind.
+// execTexts are the help texts of each kind.
 var execTexts = map[load.Kind]struct{ short, long string }{
-	load.Noop: {"Executes actions that do nothing",
+	load.Noop: {"Execute actions that do nothing",
 		`Noop has servers execute actions without inputs and outputs whose command does nothing.`},
-	load.Trees: {"Executes actions with many input files",
+	load.Trees: {"Execute actions with many input files",
 		`Tree has servers execute actions with an input tree, of which each changes a few files. The command does
 nothing, or with --read prints a checksum of all files. Before the clock starts two actions are executed
 alone: the first has a tree that the server has not seen; "next" differs from it as all others do.`},
-	load.Outputs: {"Executes actions with many output files",
+	load.Outputs: {"Execute actions with many output files",
 		`Outputs has servers execute actions that write files of 1 KiB, others in each action, and a directory of
 such files.`},
-	load.Mixed: {"Executes actions of all kinds",
+	load.Mixed: {"Execute actions of all kinds",
 		`Mixed has servers execute actions of which three in five do nothing, one reads an input tree, and one
 writes files.`},
 }
@@ -61,7 +61,7 @@ Servers and the machine itself take turns, round by round. The column "bare" is 
 commands, started one by one without a server and without a sandbox, as many at a time as are in flight,
 but not more than there are processors. "fork+exec" is what it takes to start --program and to wait for
 it. Phases are medians of what the servers say. With --watch the table shows the CPU time for an action:
-of the server's processes, and together with all that they have started and that has ended. "Others
+of the server's processes alone, and with their ended descendants. "Others
 busy" is how many processors were busy meanwhile with neither this program nor a watched server.`,
 		Example: "  cloister-bench " + name + " --executor 127.0.0.1:8980 -c 8\n" +
 			"  cloister-bench " + name + " --executor cloister=127.0.0.1:8980 --against other=127.0.0.1:9092/main --watch other=other.pid",
@@ -80,17 +80,17 @@ busy" is how many processors were busy meanwhile with neither this program nor a
 		},
 	}
 	f := cmd.Flags()
-	f.IntVarP(&c.work.Actions, "actions", "n", c.work.Actions, "actions of a round")
+	f.IntVarP(&c.work.Actions, "actions", "n", c.work.Actions, "actions per round")
 	f.IntVarP(&c.work.Parallel, "concurrency", "c", c.work.Parallel, "actions in flight")
 	c.peers.register(f, defaultAddress)
 	c.register(f, 3)
 	w := &c.work
 	if kind != load.Outputs {
-		f.StringVar(&w.Program, "program", w.Program, "what does nothing, here and at the server")
+		f.StringVar(&w.Program, "program", w.Program, "program that does nothing, here and on the server")
 	}
 	if kind == load.Trees || kind == load.Mixed {
 		f.IntVar(&w.Tree.Dirs, "dirs", w.Tree.Dirs, "directories of the input tree")
-		f.IntVar(&w.Tree.Changed, "changed", w.Tree.Changed, "files of the input tree that each action has of its own")
+		f.IntVar(&w.Tree.Changed, "changed", w.Tree.Changed, "files of the input tree that differ in each action")
 		f.Var(&sizes{&w.Tree}, "size", "size of an input file, 4KiB, or from and to, 1KiB..8KiB")
 	}
 	switch kind {
@@ -106,23 +106,23 @@ busy" is how many processors were busy meanwhile with neither this program nor a
 	return cmd
 }
 
-// register adds the flags that all have but those of servers; rounds is the default of one.
+// register adds the flags that all kinds share, except those of servers; rounds is the default of one.
 func (c *benchExec) register(f *pflag.FlagSet, rounds int) {
 	c.peers.registerStores(f)
 	f.StringArrayVar(&c.platform, "platform", nil, "platform property of every action, KEY=VALUE; repeatable")
-	f.IntVar(&c.load.Rounds, "rounds", rounds, "how often everything is done, with other actions each time")
-	registerHere(f, &c.load, &c.json)
+	f.IntVar(&c.load.Rounds, "rounds", rounds, "number of rounds, each with different actions")
+	registerLocal(f, &c.load, &c.json)
 }
 
-// registerHere adds the flags that have nothing to do with servers.
-func registerHere(f *pflag.FlagSet, c *load.ExecConfig, json *string) {
-	f.DurationVar(&c.LocalTime, "local-time", 600*time.Millisecond, "how long the machine itself is measured at once")
-	f.StringVar(&c.Salt, "salt", "", "what actions and inputs depend on (default: a random one)")
-	f.StringVar(&c.Dir, "dir", "", "where the machine itself works; nothing stays there (default: where temporary files are)")
-	f.StringVar(json, "json", "", "write everything that was measured to this file")
+// registerLocal adds the flags that do not concern servers.
+func registerLocal(f *pflag.FlagSet, c *load.ExecConfig, json *string) {
+	f.DurationVar(&c.LocalTime, "local-time", 600*time.Millisecond, "time for each measurement of the machine itself")
+	f.StringVar(&c.Salt, "salt", "", "seed of actions and inputs (default: random)")
+	f.StringVar(&c.Dir, "dir", "", "working directory for the machine itself (default: that of temporary files)")
+	f.StringVar(json, "json", "", "JSON file for all measurements")
 }
 
-// defaultWork returns what is measured where flags do not say it.
+// defaultWork returns the default work of a kind.
 func defaultWork(kind load.Kind) load.Work {
 	w := load.Work{Kind: kind, Program: "/bin/true", Actions: 100, Parallel: 2}
 	tree := load.Tree{Files: 2000, Dirs: 100, Changed: 10, Smallest: 1 << 10, Largest: 8 << 10}
@@ -140,7 +140,7 @@ func defaultWork(kind load.Kind) load.Work {
 	return w
 }
 
-// sizes is a flag of the sizes of input files.
+// sizes is a flag with a range of input file sizes.
 type sizes struct{ tree *load.Tree }
 
 func (s *sizes) Set(text string) error {
@@ -166,7 +166,7 @@ func (s *sizes) String() string {
 
 func (*sizes) Type() string { return "size" }
 
-// check finds mistakes in the flags, and takes over those that are not the load's.
+// check validates the flags and completes the configuration of the load.
 func (c *benchExec) check() error {
 	if c.load.Rounds < 1 || c.load.LocalTime <= 0 {
 		return errors.New("--rounds takes a number from 1, and --local-time a positive time")
@@ -189,7 +189,7 @@ func (c *benchExec) check() error {
 	return nil
 }
 
-// measure does it, and says to info how far it is.
+// measure measures, and prints its progress to info.
 func (c *benchExec) measure(ctx context.Context, info io.Writer) (*load.ExecReport, error) {
 	servers, err := c.peers.dial(ctx)
 	for _, s := range servers {
@@ -215,7 +215,7 @@ func benchLocalCommand() *cobra.Command {
 	tree.Tree.Read = true
 	cmd := &cobra.Command{
 		Use:   "local",
-		Short: "Says what this machine itself can do, without a server",
+		Short: "Measure this machine without a server",
 		Long: `Local starts processes, one at a time and as many as there are processors, reads an input tree and writes
 outputs with the commands of bench tree --read and bench outputs, and lays the tree out by hard links
 and by copies. Files are those of the file system of --dir: a server that lets actions write to memory can
@@ -245,11 +245,11 @@ be faster.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&tree.Program, "program", tree.Program, "what does nothing")
+	f.StringVar(&tree.Program, "program", tree.Program, "program that does nothing")
 	f.IntVar(&tree.Tree.Files, "files", tree.Tree.Files, "files of the tree")
 	f.IntVar(&tree.Tree.Dirs, "dirs", tree.Tree.Dirs, "directories of the tree")
 	f.Var(&sizes{&tree.Tree}, "size", "size of a file, 4KiB, or from and to, 1KiB..8KiB")
-	f.IntVar(&c.Rounds, "rounds", 3, "how often everything is done")
-	registerHere(f, &c, &file)
+	f.IntVar(&c.Rounds, "rounds", 3, "number of rounds")
+	registerLocal(f, &c, &file)
 	return cmd
 }

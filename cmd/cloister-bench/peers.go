@@ -22,7 +22,7 @@ import (
 // defaultAddress is where cloister serve listens by default.
 const defaultAddress = "127.0.0.1:8980"
 
-// peers is the flags that name the servers that are measured.
+// peers is the flags that name the measured servers.
 type peers struct {
 	executor       string
 	against, watch []string
@@ -56,7 +56,7 @@ func named(flag, text string) (name, value string, err error) {
 	return name, value, nil
 }
 
-// address adds the instance to an address that has none.
+// address adds --instance to an address without an instance.
 func (p *peers) address(text string) string {
 	_, rest, found := strings.Cut(text, "://")
 	if !found {
@@ -68,7 +68,7 @@ func (p *peers) address(text string) string {
 	return text + "/" + p.instance
 }
 
-// withScheme returns an address with the scheme that it has if it states none.
+// withScheme adds the default scheme to an address.
 func withScheme(address string) string {
 	if strings.Contains(address, "://") {
 		return address
@@ -76,7 +76,7 @@ func withScheme(address string) string {
 	return "grpc://" + address
 }
 
-// atStore is who calls the store of the first server, which is at address.
+// atStore returns the credentials for the store of the first server, at address.
 func (p *peers) atStore(server, address string) *identity.Flags {
 	if p.whoAtStore.Set() || !identity.SameServer(withScheme(server), withScheme(address)) {
 		return &p.whoAtStore
@@ -84,7 +84,7 @@ func (p *peers) atStore(server, address string) *identity.Flags {
 	return &p.who
 }
 
-// dial connects to the servers, which the caller closes, also after an error.
+// dial connects to the servers. The caller closes them, also after an error.
 func (p *peers) dial(ctx context.Context) ([]*load.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -94,7 +94,7 @@ func (p *peers) dial(ctx context.Context) ([]*load.Server, error) {
 	}
 	names, addresses := []string{name}, []string{address}
 	if w := &p.whoAtStore; w.CA+w.Cert+w.Key+w.Token != "" && len(p.cas) == 0 {
-		return nil, exit.New(exit.Usage, fmt.Errorf("--%s go with --cas, which is not given", strings.Join(w.Names(), ", --")))
+		return nil, exit.New(exit.Usage, fmt.Errorf("--%s need --cas", strings.Join(w.Names(), ", --")))
 	}
 	for _, text := range p.against {
 		name, address, err := named("against", text)
@@ -157,7 +157,7 @@ func (p *peers) dial(ctx context.Context) ([]*load.Server, error) {
 	return servers, nil
 }
 
-// readPID returns the number of a process that file holds.
+// readPID reads a process ID from a file.
 func readPID(file string) (int, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -165,7 +165,7 @@ func readPID(file string) (int, error) {
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
 	if err != nil || pid < 1 {
-		return 0, fmt.Errorf("%s does not hold the number of a process", file)
+		return 0, fmt.Errorf("%s does not hold a process ID", file)
 	}
 	return pid, nil
 }

@@ -28,10 +28,10 @@ func benchTableCommand() *cobra.Command {
 	var brief bool
 	cmd := &cobra.Command{
 		Use:   "table [--executor [NAME=]ADDRESS] [--against NAME=ADDRESS]...",
-		Short: "Executes actions of all kinds, and compares with what they should take",
-		Long: `Table does what bench noop, tree and outputs do, one after the other, and prints what they print. At the end
-it puts what was measured beside the project's own bars, which are ratios to what the machine itself
-does in the same run. A bar that is missed is no error; a wrong result is, and exits with 1.
+		Short: "Execute actions of all kinds and compare with targets",
+		Long: `Table runs noop, tree and outputs in order and prints their reports. At the end it compares the measurements with the
+project's bars, which are ratios to the machine itself in the same run. A missed bar is not an error. The exit code is
+1 if a result is wrong.
 
 Without --executor it starts cloister serve on a new store and a free port, and ends it afterwards.`,
 		Example: `  cloister-bench table
@@ -61,7 +61,7 @@ Without --executor it starts cloister serve on a new store and a free port, and 
 	c.peers.register(f, "")
 	c.register(f, 5)
 	f.StringVar(&c.cloister, "cloister", "", "program to start as server without --executor (default: beside cloister-bench, else in PATH)")
-	f.BoolVar(&brief, "brief", false, "print the table at the end only")
+	f.BoolVar(&brief, "brief", false, "print only the final table")
 	return cmd
 }
 
@@ -86,7 +86,7 @@ func (c *benchExec) measureTable(ctx context.Context, info io.Writer) (report *l
 	return report, err
 }
 
-// table is what is measured, and the bars.
+// table is the measured works and their bars.
 var table = []struct {
 	kind              load.Kind
 	actions, parallel int
@@ -110,14 +110,14 @@ func tableWorks() []load.Work {
 	return works
 }
 
-// A bar is what a server should do.
+// A bar is a target for servers.
 type bar struct {
 	text  string
 	judge func(m *load.WorkReport, s *load.ExecResult) verdict
 }
 
-// A verdict is a row of the table: what was measured of a server and of the machine itself, how they compare, and
-// whether that is as it should be.
+// A verdict is a row of the table: the measurements of a server and of the machine, their ratio, and whether it meets
+// the bar.
 type verdict struct{ measured, local, ratio, met string }
 
 func met(ok bool) string {
@@ -127,7 +127,7 @@ func met(ok bool) string {
 	return "NO"
 }
 
-// ofSpawn wants a rate that is such a part of the rate at which processes are started.
+// ofSpawn requires a minimum fraction of the rate at which processes start.
 func ofSpawn(least float64) bar {
 	return bar{fmt.Sprintf("rate >= %.3f of fork+exec", least), func(m *load.WorkReport, s *load.ExecResult) verdict {
 		return verdict{
@@ -137,7 +137,7 @@ func ofSpawn(least float64) bar {
 	}}
 }
 
-// timesBare wants an action to take no longer than so many times the bare command.
+// timesBare limits the time of an action to a multiple of that of the bare command.
 func timesBare(most float64) bar {
 	return bar{fmt.Sprintf("p50 <= %.2f of bare command", most), func(m *load.WorkReport, s *load.ExecResult) verdict {
 		return verdict{
@@ -147,7 +147,7 @@ func timesBare(most float64) bar {
 	}}
 }
 
-// firstMore wants the first action on a tree to take at most so many milliseconds longer than the next.
+// firstMore limits, in milliseconds, the extra time of the first action on a tree.
 func firstMore(most float64) bar {
 	return bar{fmt.Sprintf("first <= next + %.0f ms", most), func(_ *load.WorkReport, s *load.ExecResult) verdict {
 		return verdict{
@@ -157,7 +157,7 @@ func firstMore(most float64) bar {
 	}}
 }
 
-// addedCPU wants at most so many milliseconds of CPU time for an action beyond those of the bare command.
+// addedCPU limits, in milliseconds, the CPU time of an action beyond that of the bare command.
 func addedCPU(most float64) bar {
 	return bar{fmt.Sprintf("CPU <= bare command + %.0f ms", most), func(m *load.WorkReport, s *load.ExecResult) verdict {
 		if !s.Watched {
@@ -171,10 +171,10 @@ func addedCPU(most float64) bar {
 	}}
 }
 
-// mostMemory is the bar of a server's memory, in bytes: 150 MiB, and the cache of which serve says at its start that it has it.
+// mostMemory is the memory bar of a server, in bytes: 150 MiB, and its announced cache.
 const mostMemory = 150<<20 + worker.DefaultCacheBytes
 
-// printTable prints for each server what was measured beside the bars.
+// printTable prints the measurements of each server beside the bars.
 func printTable(out io.Writer, r *load.ExecReport) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for i, server := range r.Works[0].Servers {
@@ -227,8 +227,8 @@ func (c *benchExec) findProgram() (string, error) {
 	return program, nil
 }
 
-// startServer starts cloister serve with a new store in dir, and makes it the server that c measures. The caller calls
-// stop, which returns when it has ended.
+// startServer starts cloister serve with a new store in dir, and makes it the measured server. The caller calls stop,
+// which returns when it has ended.
 func (c *benchExec) startServer(ctx context.Context, dir string, info io.Writer) (stop func() error, err error) {
 	program, err := c.findProgram()
 	if err != nil {
@@ -249,7 +249,7 @@ func (c *benchExec) startServer(ctx context.Context, dir string, info io.Writer)
 		_, err := io.Copy(io.Discard, printed)
 		return errors.Join(err, cmd.Wait())
 	}
-	// It prints its address when it is about to serve, and then more from time to time.
+	// It prints its address when it is ready, and continues to print a status.
 	lines := bufio.NewScanner(printed)
 	for lines.Scan() {
 		_, rest, ok := strings.Cut(lines.Text(), "--remote_executor=grpc://")

@@ -57,8 +57,8 @@ func program(t *testing.T) string {
 	return filepath.Join(programDir, "cloister")
 }
 
-// TestMeasureAServerOfItsOwn has the server that table starts execute a few actions in the sandbox.
-func TestMeasureAServerOfItsOwn(t *testing.T) {
+// TestTableStartsServer has the server that table starts execute a few actions in the sandbox.
+func TestTableStartsServer(t *testing.T) {
 	c := benchExec{cloister: program(t), json: filepath.Join(t.TempDir(), "report.json")}
 	c.load = load.ExecConfig{Rounds: 1, LocalTime: time.Millisecond, Dir: t.TempDir()}
 	for _, w := range tableWorks() {
@@ -90,7 +90,7 @@ func TestMeasureAServerOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestOwnServerEnds in any case.
+// TestOwnServerEnds, however the measurement ends.
 func TestOwnServerEnds(t *testing.T) {
 	program := program(t)
 	for name, end := range map[string]func(stop func() error, cancel func()) error{

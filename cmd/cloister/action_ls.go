@@ -36,7 +36,7 @@ The exit code is 1 if the server lists no executions, and 5 if it cannot be reac
 				return fmt.Errorf("-n %d: write a positive number", c.Limit)
 			}
 			if _, known := repb.ExecutionStage_Value_value[c.Stage]; c.Stage != "" && !known {
-				return fmt.Errorf("--stage %q: there are QUEUED, EXECUTING, COMPLETED and CACHE_CHECK", c.Stage)
+				return fmt.Errorf("--stage %q: write QUEUED, EXECUTING, COMPLETED or CACHE_CHECK", c.Stage)
 			}
 			ctx, end := interrupt.Context(cmd.Context())
 			defer end()

@@ -29,7 +29,7 @@ The exit code is 4 if the action or its result is absent, and 5 if the server ca
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if to.Path == "" {
-				return errors.New("say where the statement goes by --attest FILE")
+				return errors.New("--attest FILE is missing")
 			}
 			what, err := from.Action(cmd.Context(), args[0])
 			if err != nil {

@@ -64,7 +64,7 @@ func keyFiles(t *testing.T, dir, name string) (private, public string) {
 	return private, public
 }
 
-// Each demand of attest verify is met by the statement that meets it, and by no other.
+// Each requirement of attest verify accepts the statement that meets it, and no other.
 func TestAttestVerify(t *testing.T) {
 	dir := t.TempDir()
 	private, public := keyFiles(t, dir, "key")
@@ -146,7 +146,7 @@ func TestAttestVerify(t *testing.T) {
 	}
 }
 
-// A key that others may read signs nothing, and what cannot be written leaves what was there.
+// A key that others can read is rejected, and a failed write leaves the old file.
 func TestAttestKeyMustBePrivate(t *testing.T) {
 	dir := t.TempDir()
 	private, public := keyFiles(t, dir, "key")
@@ -172,7 +172,8 @@ func TestAttestKeyMustBePrivate(t *testing.T) {
 	}
 }
 
-// A key with a passphrase signs if a file has it, and ssh-agent signs where the key is a public one; what is amiss is said.
+// A key with a passphrase signs with the passphrase file, and ssh-agent signs for a public key; errors name the
+// problem.
 func TestAttestKeyIsUnlocked(t *testing.T) {
 	dir := t.TempDir()
 	plain, public := keyFiles(t, dir, "plain")

@@ -56,7 +56,7 @@ file or key cannot be read.`,
 	return cmd
 }
 
-// printStatement says what a statement states.
+// printStatement prints what a statement says.
 func printStatement(w io.Writer, s *attest.Statement, by []string) error {
 	p := &render.Page{W: w}
 	for _, id := range by {
@@ -70,7 +70,7 @@ func printStatement(w io.Writer, s *attest.Statement, by []string) error {
 		p.Line("verdict", fmt.Sprintf("%s in %d runs", r.Verdict, len(r.Runs)))
 		for i := range r.Runs {
 			run := &r.Runs[i]
-			varied := "as usual"
+			varied := "nothing"
 			if len(run.Varied) > 0 {
 				varied = strings.Join(run.Varied, ", ")
 			}

@@ -20,7 +20,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// auditConfig is what the flags of audit and of the commands below it say.
+// auditConfig is the flags of audit and of its subcommands.
 type auditConfig struct {
 	dir          string // of the store
 	action, kind string
@@ -64,10 +64,10 @@ With --json it prints the whole stored entries that have such events, one per li
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if c.last < 0 || c.since < 0 {
-				return errors.New("-n and --since take numbers that are not negative")
+				return errors.New("-n and --since: write a number from 0")
 			}
 			if c.kind != "" && !slices.Contains(auditKinds, c.kind) {
-				return fmt.Errorf("--kind %q: there are %s", c.kind, strings.Join(auditKinds, ", "))
+				return fmt.Errorf("--kind %q: write one of %s", c.kind, strings.Join(auditKinds, ", "))
 			}
 			return auditLs(c, time.Now(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -92,7 +92,7 @@ this prefix. The exit code is 1 if there is none.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if args[0] == "" {
-				return errors.New("state the number of an entry, or the beginning of an action's digest")
+				return errors.New("empty argument: write the number of an entry, or a prefix of an action's digest")
 			}
 			return auditShow(c, args[0], cmd.OutOrStdout())
 		},
@@ -122,16 +122,16 @@ Only a head kept elsewhere reveals that the end was cut off or that the whole lo
 	return cmd
 }
 
-// auditKinds are the kinds of events that a log has, and what it says of itself.
+// auditKinds are the kinds of lines in an audit log.
 var auditKinds = []string{
 	string(sandbox.EventRefused), string(sandbox.EventConnect), string(sandbox.EventAllowed), string(sandbox.EventWrite), string(sandbox.EventExec), string(sandbox.EventSyscall),
 	string(sandbox.EventRead), string(sandbox.EventOutput), string(sandbox.EventLimit), "more", "note",
 }
 
-// headText is what a head looks like.
+// headText matches a head.
 var headText = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// log returns the directory of the log.
+// log returns the directory of the audit log.
 func (c *auditConfig) log() (string, error) {
 	dir, err := storedir.Path(c.dir)
 	return storedir.Audit(dir), err
@@ -145,18 +145,18 @@ func auditError(dir string, err error) error {
 	case errors.Is(err, audit.ErrTampered):
 		return exit.New(exit.No, err)
 	case errors.Is(err, os.ErrNotExist):
-		return exit.New(exit.Environment, fmt.Errorf("there is no audit log in %s: state with --dir the directory of the store that serve was given", dir))
+		return exit.New(exit.Environment, fmt.Errorf("no audit log in %s: pass the directory of serve with --dir", dir))
 	}
 	return exit.New(exit.Environment, err)
 }
 
-// auditLs prints the lines that c asks for, and then the head of the log to info.
+// auditLs prints the lines that c selects, and then the head of the log to info.
 func auditLs(c *auditConfig, now time.Time, out, info io.Writer) error {
 	dir, err := c.log()
 	if err != nil {
 		return err
 	}
-	var kept []string // the last ones, if so many are asked for
+	var kept []string // the last lines, with -n
 	var entries, shown int
 	head := ""
 	err = audit.Read(dir, func(r audit.Record) error {
@@ -197,7 +197,7 @@ func printLines(out io.Writer, lines []string) error {
 	return nil
 }
 
-// auditShow prints the entry whose number is name, or else the entries of actions that begin with name.
+// auditShow prints the entry with the number name, or else the entries of actions with the prefix name.
 func auditShow(c *auditConfig, name string, out io.Writer) error {
 	dir, err := c.log()
 	if err != nil {
@@ -220,13 +220,13 @@ func auditShow(c *auditConfig, name string, out io.Writer) error {
 		named = []string{numbered}
 	}
 	if len(named) == 0 {
-		return exit.New(exit.No, fmt.Errorf("the audit log in %s has no entry of the number or action %q: cloister audit ls lists what there is", dir, name))
+		return exit.New(exit.No, fmt.Errorf("the audit log in %s has no entry with number or action prefix %q; see cloister audit ls", dir, name))
 	}
 	_, err = fmt.Fprint(out, strings.Join(named, "\n"))
 	return err
 }
 
-// auditVerify prints what a whole log holds.
+// auditVerify prints what a verified log holds.
 func auditVerify(c *auditConfig, out io.Writer) error {
 	dir, err := c.log()
 	if err != nil {
@@ -241,24 +241,24 @@ func auditVerify(c *auditConfig, out io.Writer) error {
 		fmt.Fprintf(out, "begins at entry %d, of %s: %s\n", report.First, report.Begins.Format(time.RFC3339), whyItBegins(report))
 	}
 	if report.Unfinished > 0 {
-		fmt.Fprintf(out, "ends in %d bytes of an unfinished line: one that is being written, or that a writer left that was killed\n", report.Unfinished)
+		fmt.Fprintf(out, "ends in %d bytes of an incomplete line, which is being written or belongs to a killed writer\n", report.Unfinished)
 	}
 	return nil
 }
 
-// whyItBegins says where the entries are that are older than the first.
+// whyItBegins explains why the log begins after entry 1.
 func whyItBegins(r *audit.Report) string {
 	if r.Dropped == nil {
-		return "older ones were deleted, and no entry says that the log did that itself"
+		return "older entries were deleted, and not by the log itself, which has no entry about it"
 	}
 	d := r.Dropped.Dropped
-	said := fmt.Sprintf("entry %d of %s says", r.Dropped.Seq, r.Dropped.Time.Format(time.RFC3339))
+	source := fmt.Sprintf("entry %d of %s says", r.Dropped.Seq, r.Dropped.Time.Format(time.RFC3339))
 	if !r.Announced() {
-		return fmt.Sprintf("older ones were deleted, and not by the log itself, which deleted those up to %d, as %s", d.Last, said)
+		return fmt.Sprintf("older entries were deleted, and not by the log itself, which deleted those up to %d, as %s", d.Last, source)
 	}
 	last := fmt.Sprintf("%d to %d", d.First, d.Last)
 	if !d.Since.IsZero() {
 		last += ", since " + d.Since.Format(time.RFC3339)
 	}
-	return fmt.Sprintf("older ones were deleted for --audit-size, the last of them (%s) as %s", last, said)
+	return fmt.Sprintf("older entries were deleted for --audit-size, the last of them (%s) as %s", last, source)
 }

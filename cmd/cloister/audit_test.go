@@ -18,8 +18,9 @@ import (
 	"github.com/cloister-build/cloister/worker/audit"
 )
 
-// TestVerifySaysWhatWasDeleted: since when the log begins, and whether it was the log that deleted what is older.
-func TestVerifySaysWhatWasDeleted(t *testing.T) {
+// TestVerifyReportsDeletedEntries: it reports where the log begins, and whether the log itself deleted the older
+// entries.
+func TestVerifyReportsDeletedEntries(t *testing.T) {
 	store := t.TempDir()
 	l, err := audit.Open(audit.Config{Dir: storedir.Audit(store), MaxBytes: 24_000})
 	if err != nil {
@@ -39,7 +40,7 @@ func TestVerifySaysWhatWasDeleted(t *testing.T) {
 		var out strings.Builder
 		err := auditVerify(&auditConfig{dir: store}, &out)
 		_, text, _ := strings.Cut(out.String(), "\n")
-		if err != nil || !regexp.MustCompile(`^begins at entry \d+, of `+when+`: older ones were deleted`+want+` as entry \d+ of `+when+` says\n$`).MatchString(text) {
+		if err != nil || !regexp.MustCompile(`^begins at entry \d+, of `+when+`: older entries were deleted`+want+` as entry \d+ of `+when+` says\n$`).MatchString(text) {
 			t.Errorf("got %q, %v, want %q", text, err, want)
 		}
 	}
@@ -54,8 +55,8 @@ func TestVerifySaysWhatWasDeleted(t *testing.T) {
 	check(`, and not by the log itself, which deleted those up to \d+,`)
 }
 
-// Each kind that a line can have is one that is asked for.
-func TestAuditLsKnowsTheKindsOfLines(t *testing.T) {
+// The --kind flag knows the kind of every line.
+func TestAuditKindsAreComplete(t *testing.T) {
 	r := audit.Record{Entry: audit.Entry{Action: "9f2c", Unrecorded: 2, Events: []sandbox.Event{{Kind: sandbox.EventConnect}}}, Note: "a note"}
 	for _, line := range append(r.Lines(""), r.Lines("note")...) {
 		if kind := strings.Fields(line)[2]; !slices.Contains(auditKinds, kind) {
@@ -64,7 +65,7 @@ func TestAuditLsKnowsTheKindsOfLines(t *testing.T) {
 	}
 }
 
-func TestAuditSizeIsABoundOrNone(t *testing.T) {
+func TestAuditSizeFlag(t *testing.T) {
 	for text, want := range map[string]flags.Limit{"unlimited": 0, "1GiB": 1 << 30, "20MiB": 20 << 20} {
 		var b flags.Limit
 		if err := b.Set(text); err != nil || b != want {

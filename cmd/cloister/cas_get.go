@@ -44,7 +44,7 @@ The exit code is 4 if something is absent, and 5 if the server cannot be reached
 	return cmd
 }
 
-// registerForms adds the flags that say what message a digest names.
+// registerForms adds the flags for the message that a digest names.
 func registerForms(cmd *cobra.Command, directory, message *bool) {
 	if directory != nil {
 		cmd.Flags().BoolVar(directory, "directory", false, "DIGEST names a Directory message")

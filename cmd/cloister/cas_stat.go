@@ -32,7 +32,7 @@ type present struct {
 	State  string `json:"state"` // present, absent, sound, damaged
 }
 
-// casPresent asks a server for blobs, and, if it is to read them, whether they are what their digests say.
+// casPresent asks a server whether it has blobs, and with read also verifies them.
 func casPresent(ctx context.Context, from *client.Server, args []string, read, asJSON bool, out io.Writer) error {
 	ds, err := client.ParseDigests(args)
 	if err != nil {
@@ -54,7 +54,7 @@ func casPresent(ctx context.Context, from *client.Server, args []string, read, a
 				switch err := blobs.Verify(ctx, s, d); {
 				case errors.Is(err, cas.ErrCorrupt):
 					state, code = "damaged", max(code, exit.No)
-				case errors.Is(err, cas.ErrNotFound): // as a server calls it whose store has dropped what it found damaged
+				case errors.Is(err, cas.ErrNotFound): // the server dropped it as damaged
 					state, code = "damaged or gone", max(code, exit.Absent)
 				case err != nil:
 					return err
@@ -165,14 +165,14 @@ func statText(out io.Writer, store *localstore.Store, s *disk.Stats, r *disk.Col
 		files += fmt.Sprintf(" of %d", budget)
 	}
 	p.Line("size", size)
-	p.Line("files", files+fmt.Sprintf(", among them those of %d segments", s.Segments))
+	p.Line("files", files+fmt.Sprintf(", including those of %d segments", s.Segments))
 	p.Line("blobs", fmt.Sprintf("%d, and %d action results", s.Blobs, s.Results))
 	localstore.PrintLeases(p, r, s.Lease, time.Now())
 	if store.Holder() > 0 {
-		p.Line("evicted", fmt.Sprintf("%d blobs, %s, since that process began", s.EvictedBlobs, sandbox.Bytes(s.EvictedBytes)))
+		p.Line("evicted", fmt.Sprintf("%d blobs, %s, since that process started", s.EvictedBlobs, sandbox.Bytes(s.EvictedBytes)))
 		p.Line("damaged", fmt.Sprintf("%d blobs since then", s.Corrupt))
 		if s.HeldBytes > 0 {
-			p.Line("held", sandbox.Bytes(s.HeldBytes)+" besides, removed but still read through images of inputs")
+			p.Line("held", sandbox.Bytes(s.HeldBytes)+" in addition, removed but still mounted as inputs")
 		}
 	}
 	p.Line("quarantine", fmt.Sprintf("%d blobs in %s", quarantined, filepath.Join(store.Dir, "quarantine")))

@@ -11,8 +11,9 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
 )
 
-// TestVerifyNamesWhatItCan: of a blob whose digest the store cannot tell neither "no digest" nor that nothing was kept.
-func TestVerifyNamesWhatItCan(t *testing.T) {
+// TestVerifyReportsUnnamedBlobs: for a blob whose digest the store cannot reconstruct, verify claims neither "no
+// digest" nor that nothing was kept.
+func TestVerifyReportsUnnamedBlobs(t *testing.T) {
 	store := &localstore.Store{Dir: t.TempDir(), Client: &diskctl.Client{}}
 	r := &disk.VerifyReport{Damaged: []disk.Damage{{Instance: "main", Where: "segments/1.data at 0"}}}
 	var text, json strings.Builder

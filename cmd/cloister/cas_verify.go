@@ -58,7 +58,7 @@ blob is absent.`,
 	return cmd
 }
 
-// casVerify prints what is damaged to out, and how far it has come to info, if that is a terminal.
+// casVerify prints damaged blobs to out, and its progress to info if that is a terminal.
 func casVerify(ctx context.Context, store *localstore.Store, o disk.VerifyOptions, out, info io.Writer) error {
 	ctx, end := interrupt.Context(ctx)
 	defer end()
@@ -85,8 +85,8 @@ func casVerify(ctx context.Context, store *localstore.Store, o disk.VerifyOption
 	}
 	switch {
 	case verr != nil:
-		// What was found before it ended stands above.
-		return interrupt.Explain(ctx, verr, fmt.Sprintf("stopped after %s of about %s; the next cloister cas verify goes on there",
+		// The findings so far are printed above.
+		return interrupt.Explain(ctx, verr, fmt.Sprintf("stopped after %s of about %s; the next cloister cas verify resumes there",
 			sandbox.Bytes(r.Bytes), sandbox.Bytes(r.TotalBytes)))
 	case err != nil:
 		return exit.New(exit.Environment, err)
@@ -96,19 +96,19 @@ func casVerify(ctx context.Context, store *localstore.Store, o disk.VerifyOption
 	return nil
 }
 
-// unnamed stands for a digest that the store cannot tell (disk.Config.Corrupt).
-const unnamed = "a blob or result named by SHA384 or SHA512, of which the store keeps no more than it needs to know them again"
+// unnamed describes a blob whose digest the store cannot reconstruct (disk.Config.Corrupt).
+const unnamed = "a blob or result with a SHA384 or SHA512 digest, of which the store keeps only a hash"
 
 func verifyText(out io.Writer, store *localstore.Store, r *disk.VerifyReport, whole bool, took time.Duration) error {
 	p := &render.Page{W: out}
 	p.Line("store", store.Description())
 	if r.Resumed {
-		p.Line("begins", "where an earlier one was stopped")
+		p.Line("begins", "where an earlier run stopped")
 	}
 	for _, d := range r.Damaged {
 		name, kept := d.Digest.String(), diskctl.Quarantine(store.Dir, d.Digest)
 		if kept == "" {
-			kept = "nowhere: quarantine is full, or the blob was too large for it or gone"
+			kept = "nowhere: the quarantine is full, or the blob was too large or gone"
 		}
 		if d.Digest.IsZero() {
 			name, kept = unnamed, "in "+filepath.Join(store.Dir, "quarantine")+", if there was room"
@@ -123,7 +123,7 @@ func verifyText(out io.Writer, store *localstore.Store, r *disk.VerifyReport, wh
 	}
 	word := "sound"
 	if n := len(r.Damaged); n > 0 {
-		word = fmt.Sprintf("%d damaged, and absent now, so that clients upload them again", n)
+		word = fmt.Sprintf("%d damaged; they are absent until uploaded again", n)
 	}
 	p.Line("verified", fmt.Sprintf("%d blobs and results, %s in %s: %s", r.Blobs, sandbox.Bytes(r.Bytes), took.Round(time.Millisecond), word))
 	return p.Err

@@ -92,7 +92,7 @@ func check(ctx context.Context, backend sandbox.Backend, out io.Writer) error {
 	return nil
 }
 
-// conditionsLine says which conditions a run can be given otherwise than usual.
+// conditionsLine describes which conditions of a run can be varied.
 func conditionsLine(given []sandbox.Condition) string {
 	mark, can, cannot := "ok  ", "", ""
 	for _, c := range sandbox.AllConditions {
@@ -102,12 +102,12 @@ func conditionsLine(given []sandbox.Condition) string {
 			cannot += ", " + string(c)
 		}
 	}
-	detail := "a run can be given another" + strings.TrimPrefix(can, ",")
+	detail := "runs can vary" + strings.TrimPrefix(can, ",")
 	if cannot != "" {
-		mark, detail = "off ", detail+"; not another"+strings.TrimPrefix(cannot, ",")
+		mark, detail = "off ", detail+"; but not"+strings.TrimPrefix(cannot, ",")
 	}
 	if can == "" {
-		detail = "a run cannot be given others than usual"
+		detail = "runs cannot vary any"
 	}
 	return fmt.Sprintf("%s  %-24s %s", mark, "conditions", detail)
 }

@@ -9,15 +9,15 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-func TestCheckSaysWhichConditionsCanBeGiven(t *testing.T) {
+func TestCheckListsConditions(t *testing.T) {
 	for _, c := range []struct {
 		given []sandbox.Condition
 		mark  string
 		says  string
 	}{
-		{sandbox.AllConditions, "ok", "another hostname, user, umask, cpus, fixed layout, skipped pids, uptime, clock shift, clock held, random"},
-		{[]sandbox.Condition{sandbox.ConditionUser, sandbox.ConditionUmask}, "off", "another user, umask; not another hostname, cpus, "},
-		{nil, "off", "a run cannot be given others than usual"},
+		{sandbox.AllConditions, "ok", "runs can vary hostname, user, umask, cpus, fixed layout, skipped pids, uptime, clock shift, clock held, random"},
+		{[]sandbox.Condition{sandbox.ConditionUser, sandbox.ConditionUmask}, "off", "runs can vary user, umask; but not hostname, cpus, "},
+		{nil, "off", "runs cannot vary any"},
 	} {
 		line := conditionsLine(c.given)
 		if !strings.HasPrefix(line, c.mark+" ") || !strings.Contains(line, c.says) || strings.Contains(line, "\n") {

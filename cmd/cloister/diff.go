@@ -38,7 +38,7 @@ The exit code is 0 without differences, 1 with differences, and 2 on failure.`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if c.As != "" && !slices.Contains(comparison.Kinds, c.As) {
-				return fmt.Errorf("--as %q: there are %s", c.As, strings.Join(comparison.Kinds, ", "))
+				return fmt.Errorf("--as %q: write one of %s", c.As, strings.Join(comparison.Kinds, ", "))
 			}
 			if err := comparison.CheckDiffoscope(c.Diffoscope); err != nil {
 				return err

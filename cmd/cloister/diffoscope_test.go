@@ -11,9 +11,9 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 )
 
-// What diffoscope says is told after the differences, where it is asked; where it is not installed that is said before
-// anything is compared.
-func TestDiffoscopeIsAsked(t *testing.T) {
+// Diffoscope's output follows the differences if it is requested. If it is not installed, diff fails before it compares
+// anything.
+func TestDiffoscopeFlag(t *testing.T) {
 	dir := t.TempDir()
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	for path, text := range map[string]string{a: "one", b: "two"} {

@@ -31,9 +31,9 @@ worker stays drained then.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case c.Timeout < 0:
-				return fmt.Errorf("--timeout %s: write 90s or 30m, or 0 for as long as it takes", c.Timeout)
+				return fmt.Errorf("--timeout %s: write 90s or 30m, or 0 for no limit", c.Timeout)
 			case c.Timeout > 0 && !c.Wait:
-				return errors.New("--timeout is for how long to --wait: state that, too")
+				return errors.New("--timeout needs --wait")
 			}
 			return c.Named(args, func() error { return c.Run(cmd.Context(), cmd.OutOrStdout()) })
 		},

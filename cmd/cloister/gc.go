@@ -22,13 +22,13 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// gcConfig is what the flags of gc say.
+// gcConfig is the flags of gc.
 type gcConfig struct {
 	store     localstore.Store
 	maxSize   flags.Size
 	olderThan flags.Duration
 	dryRun    bool
-	atMost    bool // neither a size nor an age is stated: what could go at all
+	atMost    bool // without a size and an age: report the maximum
 }
 
 func gcCommand() *cobra.Command {
@@ -53,7 +53,7 @@ size of --max-size cannot be reached.`,
 			case set("older-than") && c.olderThan < flags.Duration(time.Second):
 				return fmt.Errorf("--older-than %s: write at least 1s", &c.olderThan)
 			case !set("max-size") && !set("older-than") && !c.dryRun:
-				return errors.New("state what is to go, with --max-size or --older-than; --dry-run alone says what could")
+				return errors.New("select blobs with --max-size or --older-than, or only report with --dry-run")
 			case !set("max-size") && !set("older-than"):
 				c.olderThan, c.atMost = flags.Duration(time.Second), true
 			}
@@ -69,7 +69,7 @@ size of --max-size cannot be reached.`,
 	return cmd
 }
 
-// gc does what the flags say and prints what became of it.
+// gc collects garbage and prints a report.
 func gc(ctx context.Context, c *gcConfig, out io.Writer) error {
 	ctx, end := interrupt.Context(ctx)
 	defer end()
@@ -78,7 +78,7 @@ func gc(ctx context.Context, c *gcConfig, out io.Writer) error {
 	}
 	defer c.store.Close()
 	if c.store.Holder() == 0 && !c.dryRun {
-		if err := c.unsent(); err != nil {
+		if err := c.checkPending(); err != nil {
 			return exit.New(exit.Environment, err)
 		}
 	}
@@ -92,7 +92,7 @@ func gc(ctx context.Context, c *gcConfig, out io.Writer) error {
 		r, err = c.store.Collect(ctx, disk.CollectOptions{MaxBytes: size, OlderThan: time.Duration(c.olderThan), DryRun: c.dryRun})
 	}
 	if err != nil {
-		return interrupt.Explain(ctx, err, "stopped; what was removed until now is gone, and all else is as it was")
+		return interrupt.Explain(ctx, err, "stopped; blobs removed so far are gone")
 	}
 	if c.store.JSON {
 		err = c.json(out, &r, stats.Lease)
@@ -103,22 +103,23 @@ func gc(ctx context.Context, c *gcConfig, out io.Writer) error {
 		return exit.New(exit.Environment, err)
 	}
 	if size > 0 && r.Bytes > size {
-		return exit.New(exit.No, fmt.Errorf("%s remain, which is more than --max-size %s: what is leased, pinned or too young stays", sandbox.Bytes(r.Bytes), &c.maxSize))
+		return exit.New(exit.No, fmt.Errorf("%s remain, more than --max-size %s: leased, pinned and younger blobs stay", sandbox.Bytes(r.Bytes), &c.maxSize))
 	}
 	return nil
 }
 
-// unsent returns an error if something is yet to be sent upstream: only a serve that sends it keeps its lease.
-func (c *gcConfig) unsent() error {
+// checkPending returns an error if blobs wait to be sent upstream, because only a serve that sends them keeps their
+// leases.
+func (c *gcConfig) checkPending() error {
 	n, err := storedir.Pending(c.store.Dir)
 	if err == nil && n > 0 {
-		err = fmt.Errorf("%d blobs and results are yet to be sent upstream, and could go: run cloister serve with --cas-write back and this beside it, or remove %s to give them up",
+		err = fmt.Errorf("%d blobs and results wait to be sent upstream and could be lost: run gc while cloister serve --cas-write back runs, or remove %s to discard them",
 			n, storedir.Journal(c.store.Dir))
 	}
 	return err
 }
 
-// text prints an account for a person.
+// text prints a report for a person.
 func (c *gcConfig) text(out io.Writer, r *disk.CollectReport, lease time.Duration) error {
 	p := &render.Page{W: out}
 	p.Line("store", c.store.Description())
@@ -141,7 +142,7 @@ func (c *gcConfig) text(out io.Writer, r *disk.CollectReport, lease time.Duratio
 		p.Line("", fmt.Sprintf("%d large blobs", r.Files))
 	}
 	if r.Copies > 0 {
-		p.Line("", fmt.Sprintf("%d copies of blobs that were executed", r.Copies))
+		p.Line("", fmt.Sprintf("%d executable copies of blobs", r.Copies))
 	}
 	switch {
 	case r.Segments > 0 && c.dryRun:
@@ -150,7 +151,7 @@ func (c *gcConfig) text(out io.Writer, r *disk.CollectReport, lease time.Duratio
 		p.Line("", fmt.Sprintf("%d small blobs and results, with %d segments", r.Blobs, r.Segments))
 	}
 	if r.Moved > 0 {
-		p.Line("moved", fmt.Sprintf("%s of small blobs that stay, and shared a segment with what goes", sandbox.Bytes(r.Moved)))
+		p.Line("moved", fmt.Sprintf("%s of small blobs that share a segment with removed ones", sandbox.Bytes(r.Moved)))
 	}
 	stays := sandbox.Bytes(r.Bytes)
 	if r.MaxBytes < math.MaxInt64 {

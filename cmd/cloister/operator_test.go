@@ -34,9 +34,9 @@ func fleetServer(t *testing.T, work *queue.Queue) string {
 	})
 }
 
-// TestOperatorsDrain: a drained worker is given nothing more and goes on with what it has, --wait waits for that, and no
-// name is every worker, after which the server is not ready.
-func TestOperatorsDrain(t *testing.T) {
+// TestDrain: a drained worker takes no more actions and finishes those it has, --wait waits for that, and without a
+// name every worker is drained and the server is not ready.
+func TestDrain(t *testing.T) {
 	work := queue.New(queue.Config{Head: true})
 	defer work.Close()
 	at := "grpc://" + fleetServer(t, work)

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// exitRefused is the code of explain for an action that the policy refuses.
+// exitRefused is the exit code of explain for an action that the policy refuses.
 const exitRefused = 1
 
 func policyCommand() *cobra.Command {

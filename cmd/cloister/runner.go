@@ -34,7 +34,7 @@ SIGTERM drains: running commands finish. A second SIGTERM, or the end of --drain
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if c.Jobs < 1 {
-				return fmt.Errorf("--jobs %d: at least one command must be able to run", c.Jobs)
+				return fmt.Errorf("--jobs %d: write 1 or more", c.Jobs)
 			}
 			return runnerserver.Run(cmd.Context(), &c, cmd.OutOrStdout())
 		},

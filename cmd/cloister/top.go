@@ -27,7 +27,7 @@ The exit code is 5 if the server cannot be reached at first.`,
 				return fmt.Errorf("--interval %s: write at least 100ms", c.Interval)
 			}
 			if c.Rounds < 0 {
-				return fmt.Errorf("-n %d: write a positive number, or 0 for no end", c.Rounds)
+				return fmt.Errorf("-n %d: write a positive number, or 0 for no limit", c.Rounds)
 			}
 			return c.Watch(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
 		},

@@ -395,7 +395,7 @@ func TestVerifyResumesAfterCtrlC(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = cmd.Wait() // the exit code is checked below
-		if code := cmd.ProcessState.ExitCode(); code != 130 || !strings.Contains(stderr.String(), "the next cloister cas verify goes on there") {
+		if code := cmd.ProcessState.ExitCode(); code != 130 || !strings.Contains(stderr.String(), "the next cloister cas verify resumes there") {
 			t.Errorf("held %v: exit code %d\n%s%s", held, code, &out, &stderr)
 		}
 		// The other damaged blob is after the stopping point.

@@ -12,7 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 )
 
-// TestTokensAreNotSentInClearText: not to another host, wherever the token comes from, and no message repeats one.
+// TestTokensAreNotSentInClearText to other hosts, and no message repeats one.
 func TestTokensAreNotSentInClearText(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte("secret-token\n"), 0o600); err != nil {
@@ -40,8 +40,8 @@ func TestTokensAreNotSentInClearText(t *testing.T) {
 	}
 }
 
-// TestTokenFileIsReadAgain: tokens are renewed while a command runs.
-func TestTokenFileIsReadAgain(t *testing.T) {
+// TestTokenFileIsReread: tokens are renewed while a command runs.
+func TestTokenFileIsReread(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	b := &bearer{file: file}
 	for _, token := range []string{"one", "another"} {
@@ -63,7 +63,7 @@ func TestTokenFileIsReadAgain(t *testing.T) {
 	}
 }
 
-// TestIdentityMistakes: flags that would not be used are refused, not ignored.
+// TestIdentityMistakes: flags that would have no effect are rejected.
 func TestIdentityMistakes(t *testing.T) {
 	t.Setenv("CLOISTER_TOKEN", "")
 	for name, c := range map[string]struct {

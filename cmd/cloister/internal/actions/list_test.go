@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// One failed action among 100,000 that wait must not take as many calls to find.
-func TestActionLsAsksForLargePagesOfWhatFailed(t *testing.T) {
+// Finding one failed action among 100,000 queued ones must not take as many calls.
+func TestFailedUsesLargePages(t *testing.T) {
 	for name, test := range map[string]struct {
 		c      List
 		filter string

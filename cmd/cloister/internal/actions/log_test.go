@@ -30,7 +30,7 @@ type farm struct {
 	repb.UnimplementedActionCacheServer
 	longrunningpb.UnimplementedOperationsServer
 	bspb.UnimplementedByteStreamServer
-	states  map[string][]*longrunningpb.Operation // of operations, one after the other
+	states  map[string][]*longrunningpb.Operation // of operations, in order
 	lists   map[string]string                     // filter and instance to the name of an operation
 	results map[string]*repb.ActionResult
 	texts   map[string]string
@@ -107,7 +107,7 @@ func packed(t *testing.T, m proto.Message) *anypb.Any {
 	return a
 }
 
-func TestActionLogFindsTheOutput(t *testing.T) {
+func TestLogFindsOutput(t *testing.T) {
 	text := func(s string) *repb.Digest { return cas.SHA256.Sum([]byte(s)).Proto() }
 	names := func(s string) string { return cas.SHA256.Sum([]byte(s)).Resource() }
 	at := func(name string, stage repb.ExecutionStage_Value, stdout string) *longrunningpb.Operation {

@@ -31,9 +31,9 @@ func (f *failing) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClo
 	return f.Store.Open(ctx, d, off)
 }
 
-// TestTreeTellsAbsentFromUnreachable: a directory that is absent is named and passed over; a server that does not answer,
-// and a person who has stopped the command, say nothing about what is there.
-func TestTreeTellsAbsentFromUnreachable(t *testing.T) {
+// TestTreeDistinguishesAbsentFromUnreachable: an absent directory is marked and skipped; an unreachable server or an
+// interrupt ends the listing.
+func TestTreeDistinguishesAbsentFromUnreachable(t *testing.T) {
 	in, err := castest.Instances()("")
 	if err != nil {
 		t.Fatal(err)

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestPutRefusesAPipe: at once, and does not wait for whoever is to write into it.
-func TestPutRefusesAPipe(t *testing.T) {
+// TestUploadRejectsPipe: it returns at once instead of waiting for a writer.
+func TestUploadRejectsPipe(t *testing.T) {
 	in, err := castest.Instances()("")
 	if err != nil {
 		t.Fatal(err)

@@ -24,8 +24,8 @@ func server(t *testing.T, register func(*grpc.Server), options ...grpc.ServerOpt
 	return &Server{Address: "grpc://" + grpctest.Serve(t, register, options...)}
 }
 
-// TestActionsByTheirBeginning: what is meant is said, or why it cannot be known.
-func TestActionsByTheirBeginning(t *testing.T) {
+// TestActionByPrefix: a name selects its action, or the error says why not.
+func TestActionByPrefix(t *testing.T) {
 	l, err := history.Open(history.Config{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func TestActionsByTheirBeginning(t *testing.T) {
 	}
 }
 
-// A boundless is a server's history that does not end, or ends with what commands a terminal.
+// A boundless is a history that never ends, or ends with a hostile message.
 type boundless struct {
 	cloisterpb.UnimplementedHistoryServer
 	err error
@@ -104,7 +104,7 @@ func (b *boundless) List(_ *cloisterpb.ListHistoryRequest, to grpc.ServerStreami
 	return b.err
 }
 
-// TestHostileHistories: no more is taken than was asked for, and nothing of what is said reaches a terminal as it is.
+// TestHostileHistories: the client stops at its limit and escapes what the server sends.
 func TestHostileHistories(t *testing.T) {
 	from := server(t, func(g *grpc.Server) { cloisterpb.RegisterHistoryServer(g, &boundless{}) })
 	if all, err := from.Actions(t.Context(), Filter{All: true}, 3); err != nil || len(all) != 3 {

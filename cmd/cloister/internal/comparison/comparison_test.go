@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// How stdout differs is told of stdout, which has no other name.
-func TestLogsAreExplainedByName(t *testing.T) {
+// Differences of stdout carry its name.
+func TestLogDifferencesAreNamed(t *testing.T) {
 	store := castest.NewMemory()
 	r := &changes.Reader{Store: store}
 	var entries [2]*changes.Entry

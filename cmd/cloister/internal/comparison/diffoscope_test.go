@@ -16,9 +16,9 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/changes"
 )
 
-// Of directories of a server diffoscope is shown the files that differ, under their names; those that cannot be written, or are
-// absent, are counted, and nothing is written beside them.
-func TestDiffoscopeIsShownWhatDiffers(t *testing.T) {
+// Diffoscope sees the differing files of server directories under their names. Files that cannot be written or are
+// absent are counted, and nothing is written outside.
+func TestDiffoscopeSeesDifferingFiles(t *testing.T) {
 	store := castest.NewMemory()
 	put := func(nodes map[string]string, links ...string) cas.Digest {
 		dir := &repb.Directory{}

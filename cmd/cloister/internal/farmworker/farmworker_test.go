@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestATokenIsForTheServerThatItWasNamedFor: of a worker's two servers each is shown its own, and none if there is none.
-func TestATokenIsForTheServerThatItWasNamedFor(t *testing.T) {
+// TestTokensGoToTheirServers: scheduler and store receive only their own tokens.
+func TestTokensGoToTheirServers(t *testing.T) {
 	scheduler, atScheduler := grpctest.Authorization(t)
 	storage, atStorage := grpctest.Authorization(t)
 	file := filepath.Join(t.TempDir(), "token")
@@ -59,7 +59,7 @@ func TestATokenIsForTheServerThatItWasNamedFor(t *testing.T) {
 	}
 }
 
-// TestStoreID: a directory keeps its name, no other has it, and one that cannot be read is made anew.
+// TestStoreID: a directory keeps its ID, others have different ones, and a damaged one is replaced.
 func TestStoreID(t *testing.T) {
 	id := func(dir string) string {
 		t.Helper()

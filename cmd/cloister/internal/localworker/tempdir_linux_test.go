@@ -11,8 +11,8 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
 )
 
-// TestWorkbenchOfTheDeadIsRemoved: the directory of a process that was killed, and no other.
-func TestWorkbenchOfTheDeadIsRemoved(t *testing.T) {
+// TestAbandonedDirectoriesAreRemoved: those of killed processes, and no others.
+func TestAbandonedDirectoriesAreRemoved(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
 	living, err := Open(&confinement.Flags{Tier: "full"})

@@ -17,8 +17,8 @@ import (
 	"github.com/cloister-build/cloister/cas/overlay"
 )
 
-// TestEveryWriteWithoutRoomIsNoted, whichever way it comes, and for a minute.
-func TestEveryWriteWithoutRoomIsNoted(t *testing.T) {
+// TestFailedWritesMarkTheStoreAsFull: every kind of write does, for a minute.
+func TestFailedWritesMarkTheStoreAsFull(t *testing.T) {
 	c, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 10})
 	if err != nil {
 		t.Fatal(err)
@@ -84,8 +84,8 @@ func TestEveryWriteWithoutRoomIsNoted(t *testing.T) {
 	}
 }
 
-// TestReadingIsNoWrite: that what comes from an upstream finds no room does not make a server one that is full.
-func TestReadingIsNoWrite(t *testing.T) {
+// TestReadsDoNotMarkTheStoreAsFull: fetching from an upstream may fail without the server being full.
+func TestReadsDoNotMarkTheStoreAsFull(t *testing.T) {
 	near, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 10})
 	if err != nil {
 		t.Fatal(err)
@@ -139,8 +139,8 @@ func TestReadingIsNoWrite(t *testing.T) {
 	}
 }
 
-// TestDownAtStartIsLogged, once.
-func TestDownAtStartIsLogged(t *testing.T) {
+// TestDownAtStartIsLoggedOnce checks the log of an upstream that is down from the start.
+func TestDownAtStartIsLoggedOnce(t *testing.T) {
 	var text bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&text, nil))
 	u := upstream{address: "grpc://far", reason: errNotProbed}

@@ -133,7 +133,7 @@ func (c *Drain) waitIdle(ctx context.Context, client cloisterpb.FleetClient, wor
 // reconnecting: they call every ten seconds.
 const reconnectTime = time.Minute
 
-// away returns the number of slots, of a worker that had so many before, that a restarted server has not heard from
+// away returns the number of slots, of a worker that had that many before, that a restarted server has not heard from
 // yet. A worker that left has none.
 func away(all []workerState, name string, had int) int {
 	known := slices.ContainsFunc(all, func(w workerState) bool { return w.Name == name })

@@ -40,8 +40,8 @@ func aFleet() *cloisterpb.StatusResponse {
 	}
 }
 
-// What status prints stands for the whole, and nothing that others have chosen commands the terminal.
-func TestStatusForAPerson(t *testing.T) {
+// The whole output of status, without control characters from others.
+func TestStatusText(t *testing.T) {
 	got := strings.Join(stateOf(aFleet()).Lines(), "\n") + "\n"
 	const want = `head  cloister 0.1.0  up 1d2h  NOT READY
          full since 2026-11-22T04:00:00Z: caf\u00e9\x1b[2J
@@ -66,8 +66,8 @@ d       gone           0/0         0     2  since 3m00s
 	}
 }
 
-// Of instances that the caller may not execute in there are numbers, which are a part of the whole.
-func TestStatusOfOthers(t *testing.T) {
+// Instances that the caller cannot see appear as totals.
+func TestStatusOfOtherInstances(t *testing.T) {
 	m := &cloisterpb.StatusResponse{
 		Name: "head", Version: "0.1.0", Time: timestamppb.Now(), Started: timestamppb.Now(), Queued: 3, Running: 2,
 		Elsewhere: &cloisterpb.Elsewhere{Queued: 3, Workers: 2, Slots: 8, Busy: 2},
@@ -92,8 +92,8 @@ func TestStatusOfOthers(t *testing.T) {
 	}
 }
 
-// For a script everything is there, by names that stay and in plain numbers.
-func TestStatusForAScript(t *testing.T) {
+// The JSON has stable names and plain numbers.
+func TestStatusJSON(t *testing.T) {
 	b, err := json.Marshal(stateOf(aFleet()))
 	if err != nil {
 		t.Fatal(err)
@@ -129,8 +129,8 @@ func TestStatusForAScript(t *testing.T) {
 	}
 }
 
-// Where its output is no terminal, top says all that matters in a line.
-func TestTopInOneLine(t *testing.T) {
+// Without a terminal, top prints one line.
+func TestTopLine(t *testing.T) {
 	f := frame{State: stateOf(aFleet()), rate: 2.5, rated: true}
 	const want = `NOT READY (full since 2026-11-22T04:00:00Z: caf\u00e9\x1b[2J); ` +
 		"12 waiting (the oldest for 34s), 2 running on 4 slots, 120 done, 90 hits, 3 errors, 1 run again; workers: 1 working, 1 draining, 1 drained, 1 gone; 2.5/s"

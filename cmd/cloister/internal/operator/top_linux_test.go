@@ -27,8 +27,8 @@ func pipe(t *testing.T) (r, w *os.File) {
 	return r, w
 }
 
-// TestTopOnATerminal: it redraws in place, within what the terminal shows, until q is typed, and gives the terminal back.
-func TestTopOnATerminal(t *testing.T) {
+// TestTopOnTerminal: it redraws in place and within the screen until q, and restores the terminal.
+func TestTopOnTerminal(t *testing.T) {
 	work := queue.New(queue.Config{Head: true})
 	t.Cleanup(work.Close)
 	address := grpctest.Serve(t, func(s *grpc.Server) {

@@ -25,7 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// A liar is a server that answers each Execute with what it likes, and remembers who asked.
+// A liar is a server with a fixed answer to Execute, which records its callers.
 type liar struct {
 	repb.UnimplementedExecutionServer
 	answer *repb.ExecuteResponse
@@ -101,8 +101,8 @@ func elsewhere(t *testing.T, c *Config, on string) (*repro.Verdict, []repro.Exec
 	return v, executors, err
 }
 
-// TestTokensAreForOneServer: that of --cas. Whoever else is named by --on learns none.
-func TestTokensAreForOneServer(t *testing.T) {
+// TestTokenGoesToOneServer: only the server of --cas receives the token.
+func TestTokenGoesToOneServer(t *testing.T) {
 	token := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(token, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func TestTokensAreForOneServer(t *testing.T) {
 	}
 }
 
-// TestServersRecordNothing: each run there is of an action that is not to be cached, and not looked for in the cache.
+// TestServersRecordNothing: every remote run is of an uncacheable action and skips the cache.
 func TestServersRecordNothing(t *testing.T) {
 	l, at := lying(t, &repb.ExecuteResponse{Result: &repb.ActionResult{}})
 	v, _, err := elsewhere(t, &Config{}, at)
@@ -144,7 +144,7 @@ func TestServersRecordNothing(t *testing.T) {
 	}
 }
 
-// TestHostileServers: what a server says of outputs leads nowhere but to --keep, and takes no memory that is not there.
+// TestHostileServers: outputs of a server are written only below --keep, and cannot exhaust memory.
 func TestHostileServers(t *testing.T) {
 	huge := cas.SHA256.Sum([]byte("10 GB")).Proto()
 	huge.SizeBytes = 10 << 30

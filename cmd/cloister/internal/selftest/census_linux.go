@@ -88,7 +88,7 @@ func (c *census) compare() []line {
 	return lines
 }
 
-// without returns the elements of all that are not in known.
+// without returns the elements of everything that are not in known.
 func without(all, known []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(s string) bool { return slices.Contains(known, s) })
 }

@@ -233,7 +233,7 @@ type attempted struct {
 // Attempts makes the attempts inside a run, and prints and stores their results.
 func Attempts(ctx context.Context, address string, out io.Writer) error {
 	all := append(connects(ctx, address, nowhere), writes("input")...)
-	// Cut off port numbers and the like, so that both runs print the same.
+	// Cut off port numbers and so on, so that both runs print the same.
 	for i := range all {
 		if at := strings.LastIndex(all[i].Error, ": "); at >= 0 {
 			all[i].Error = all[i].Error[at+2:]

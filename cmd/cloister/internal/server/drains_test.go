@@ -14,8 +14,8 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// TestDrainsAreRead as they were kept; what is not understood is not taken for nothing.
-func TestDrainsAreRead(t *testing.T) {
+// TestDrainsSurviveRestart: they are read as they were kept, and an unreadable file is an error.
+func TestDrainsSurviveRestart(t *testing.T) {
 	dir := t.TempDir()
 	if s, err := readDrains(dir); err != nil || !reflect.DeepEqual(s, queue.DrainState{}) {
 		t.Errorf("without a file: %+v, %v", s, err)

@@ -12,8 +12,8 @@ import (
 	"github.com/cloister-build/cloister/cas/overlay"
 )
 
-// TestUnsentIsWhatTheJournalHas, as an overlay writes it.
-func TestUnsentIsWhatTheJournalHas(t *testing.T) {
+// TestPendingReadsTheJournal that an overlay writes.
+func TestPendingReadsTheJournal(t *testing.T) {
 	dir := t.TempDir()
 	if n, err := Pending(dir); n != 0 || err != nil {
 		t.Errorf("without a journal: %d, %v", n, err)
