@@ -136,7 +136,7 @@ func TestDiffOfAServer(t *testing.T) {
 		t.Errorf("left are %v, %v", left, err)
 	}
 
-	wantSaid(t, 2, at("diff", compile1, root), "not of one kind")
+	wantSaid(t, 2, at("diff", compile1, root), "of different kinds")
 	wantSaid(t, 2, at("diff", compile1, strings.Repeat("0", 64)+"/7"))
 	wantSaid(t, 2, []string{"diff", compile1, compile2, "--cas", "grpc://" + unused(t)})
 }

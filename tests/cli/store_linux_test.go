@@ -361,7 +361,7 @@ func TestVerifyFindsAFlippedByte(t *testing.T) {
 	f.flip(t, text, large)
 	s := cloister(t, "", "cas", "verify", "--dir", f.dir)
 	if s.code != 1 || s.err != "" || !strings.Contains(s.out, "held by no process\n") || strings.Count(s.out, "\n  kept as    "+f.dir) != 2 ||
-		!strings.Contains(s.out, "damaged      "+small.String()+"\n  instance   main\n  was in     ") || !strings.Contains(s.out, ": 2 damaged, and absent now") {
+		!strings.Contains(s.out, "damaged      "+small.String()+"\n  instance   main\n  was in     ") || !strings.Contains(s.out, ": 2 damaged; they are absent until uploaded again") {
 		t.Errorf("without a server: %+v", s)
 	}
 	if s := cloister(t, "", "cas", "verify", "--dir", f.dir); s.code != 0 {
