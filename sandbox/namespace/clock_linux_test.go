@@ -159,10 +159,12 @@ func conditioned(t *testing.T, want ...sandbox.Condition) *namespace.Backend {
 
 // TestOtherClocks: whatever a program is made of, it has the other time.
 func TestOtherClocks(t *testing.T) {
+	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionFrozenClock)
 	dir, all := clocks(t)
 	for _, c := range all {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			for _, shift := range []time.Duration{400 * 24 * time.Hour, 0} { // the next run has the true one
 				c.isShifted(t, b, dir, shift)
 			}
@@ -287,6 +289,7 @@ nowhere: 14
 
 // TestTimedWaitsEnd: who waits until a time of day waits for it by the clock of the run.
 func TestTimedWaitsEnd(t *testing.T) {
+	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionFrozenClock)
 	dir := t.TempDir()
 	if !build(t, dir, "wait.c", waitC, "gcc", "-D_GNU_SOURCE", "-o", "wait", "wait.c", "-lpthread") {
@@ -331,6 +334,7 @@ int main() {
 
 // TestOtherClocksFailAsUsual: what the kernel cannot do by a clock, a run with a clock of its own cannot either, and goes on.
 func TestOtherClocksFailAsUsual(t *testing.T) {
+	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionFrozenClock)
 	dir := t.TempDir()
 	if !build(t, dir, "other.c", otherC, "gcc", "-D_GNU_SOURCE", "-o", "other", "other.c") {

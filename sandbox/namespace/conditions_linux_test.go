@@ -17,6 +17,7 @@ import (
 
 // TestConditionsEndInTheirSlot: one slot gives one run what it gives no other, whatever it keeps between them.
 func TestConditionsEndInTheirSlot(t *testing.T) {
+	t.Parallel()
 	b, f := backend(t, namespace.Config{})
 	for _, c := range sandbox.AllConditions[:7] {
 		if err := f.Covers(under(c)); err != nil {
@@ -87,6 +88,7 @@ func under(name sandbox.Condition) *sandbox.Spec {
 // TestUsersComeLast: the descriptor of a run's own users is found behind all others, however the plan travels and sources
 // are attached.
 func TestUsersComeLast(t *testing.T) {
+	t.Parallel()
 	b := namespace.NewAttached(namespace.Config{})
 	t.Cleanup(func() { b.Close() })
 	f, err := b.Probe(t.Context())
@@ -112,6 +114,7 @@ func TestUsersComeLast(t *testing.T) {
 
 // TestConditionsThatNobodyCanGive: what a run is not given it is refused, and never run without.
 func TestConditionsThatNobodyCanGive(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	unprobed := namespace.New(namespace.Config{})
 	defer unprobed.Close()
@@ -142,6 +145,7 @@ func TestConditionsThatNobodyCanGive(t *testing.T) {
 
 // TestConditionsThatTheHostDenies: what one of them needs is missing, and the others can be given all the same.
 func TestConditionsThatTheHostDenies(t *testing.T) {
+	t.Parallel()
 	_, f := backend(t, namespace.Config{})
 	if err := f.Covers(under(sandbox.ConditionFixedLayout)); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)

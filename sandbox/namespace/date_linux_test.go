@@ -51,6 +51,7 @@ print("input", int(os.stat("/usr/bin/env").st_mtime) // (now + 10**9))
 // TestFilesHaveTheTimeOfTheRun: in whatever way a program asks for the time of a file that it has made, it is one by the
 // run's own clock; and a time that it has set itself stays.
 func TestFilesHaveTheTimeOfTheRun(t *testing.T) {
+	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionFrozenClock)
 	if _, err := exec.LookPath("/usr/bin/python3"); err != nil {
 		sandboxtest.Unavailable(t, "tools", "there is no /usr/bin/python3")
@@ -80,6 +81,7 @@ func TestFilesHaveTheTimeOfTheRun(t *testing.T) {
 // TestHeldFilesAreOfOneSecond: what a program makes has the same times in every run whose clock is held, to the second,
 // and tools that compare times see no future.
 func TestHeldFilesAreOfOneSecond(t *testing.T) {
+	t.Parallel()
 	b := conditioned(t, sandbox.ConditionFrozenClock)
 	script := `cd /tmp && echo x > first && stat -c %.9Y first && date +%s.%N && echo x > member && tar --format=ustar -cf - member | od -An -tx1 && printf 'out: member\n\tcp member out\n' > Makefile && make -s 2>&1 && make -q && touch -d '2 seconds ago' old && for i in 1 2 3 4 5 6 7 8 9 10 11 12 13; do sleep 0.09; done && echo x > later && ls -l --full-time old member later | cut -d. -f1`
 	if _, err := exec.LookPath("make"); err != nil {

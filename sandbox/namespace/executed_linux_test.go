@@ -14,6 +14,7 @@ import (
 // TestExecutedProgramsOfTheHost: what a run executes is known, its first program and those of its children, unless nobody
 // watches.
 func TestExecutedProgramsOfTheHost(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	for _, audit := range []sandbox.Audit{sandbox.AuditViolations, sandbox.AuditFull, sandbox.AuditOff} {
 		r := sandboxtest.Run{Spec: func(s *sandbox.Spec) {

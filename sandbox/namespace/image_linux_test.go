@@ -86,6 +86,7 @@ func rootOnly(t *testing.T) {
 
 // TestImages: what is in an image can be read and executed, not changed, and tells nothing of the host.
 func TestImages(t *testing.T) {
+	t.Parallel()
 	rootOnly(t)
 	b, _ := backend(t, namespace.Config{})
 	one, two := mountImage(t, b, "#!/bin/sh\necho one\n"), mountImage(t, b, "#!/bin/sh\necho two\n")
@@ -124,6 +125,7 @@ touch /one/new && echo CHANGED; mount -o remount,rw /one && echo CHANGED
 
 // TestManyImages: as many as travel in one packet, and no more.
 func TestManyImages(t *testing.T) {
+	t.Parallel()
 	rootOnly(t)
 	b, _ := backend(t, namespace.Config{})
 	var names []string
@@ -155,6 +157,7 @@ func TestManyImages(t *testing.T) {
 
 // TestBackendAttached is the contract on a kernel before Linux 6.15, as far as a later one shows it.
 func TestBackendAttached(t *testing.T) {
+	t.Parallel()
 	sandboxtest.TestBackend(t, func() sandbox.Backend {
 		return namespace.NewAttached(namespace.Config{Source: map[string]string{os.TempDir(): os.TempDir()}})
 	})
@@ -162,6 +165,7 @@ func TestBackendAttached(t *testing.T) {
 
 // TestImagesAttached: an image that could be in one run only is refused from the start.
 func TestImagesAttached(t *testing.T) {
+	t.Parallel()
 	rootOnly(t)
 	b := namespace.NewAttached(namespace.Config{})
 	defer b.Close()
@@ -224,6 +228,7 @@ func beShared(t testing.TB, dir string) {
 // TestHostsMountsDoNotArrive: what the host mounts while a run goes on does not come into its inputs, where it could
 // be written to.
 func TestHostsMountsDoNotArrive(t *testing.T) {
+	t.Parallel()
 	if dir := os.Getenv(sharedVariable); dir != "" {
 		beShared(t, dir)
 		return

@@ -62,6 +62,7 @@ func deny(numbers []uint32) error {
 // TestKeysThatCannotBeHidden: where a filter denies keys to everybody, runs included, there are none to hide.
 // Where it only keeps us from hiding them, the backend refuses.
 func TestKeysThatCannotBeHidden(t *testing.T) {
+	t.Parallel()
 	b := namespace.New(namespace.Config{})
 	defer b.Close()
 	if _, err := b.Probe(t.Context()); err != nil {

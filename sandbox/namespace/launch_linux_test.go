@@ -4,6 +4,7 @@ package namespace_test
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -76,6 +77,7 @@ func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 // TestTemplateKeepsNothing: what a run does to the root that it has from a template is not seen by the next run of the
 // slot, also if it was killed.
 func TestTemplateKeepsNothing(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	look := func() string {
 		r := sandboxtest.Run{Script: `ls -AlRn --time-style=+%s.%N / --ignore=proc --ignore=usr --ignore=lib --ignore=lib64 --ignore=bin --ignore=alternatives 2>&1 | sed 's/[0-9]*\.[0-9]* / /; s/^total.*//'
@@ -119,6 +121,7 @@ rm -rf /tmp /dev/shm /etc; mount -t tmpfs left /tmp; umount -l /dev/shm; cd /tmp
 
 // TestBasesDoNotMix: runs that differ in what a slot makes ahead have each its own, in one slot by turns.
 func TestBasesDoNotMix(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "mark"), nil, 0o644); err != nil {
@@ -163,12 +166,20 @@ func TestBasesDoNotMix(t *testing.T) {
 			t.Errorf("change %d makes no difference:\n%s", i, alone[i])
 		}
 	}
+	// A sequence in which every ordered pair of changes occurs once (de Bruijn, order 2).
+	var sequence []int
 	for i := range changes {
-		for j := range changes {
-			if got := []string{run(i), run(j)}; got[0] != alone[i] || got[1] != alone[j] {
-				t.Fatalf("change %d then %d: got\n%s\nwant\n%s\n%s", i, j, got, alone[i], alone[j])
-			}
+		sequence = append(sequence, i)
+		for j := i + 1; j < len(changes); j++ {
+			sequence = append(sequence, i, j)
 		}
+	}
+	previous := -1
+	for _, i := range append(sequence, 0) {
+		if got := run(i); got != alone[i] {
+			t.Fatalf("change %d after %d: got\n%s\nwant\n%s", i, previous, got, alone[i])
+		}
+		previous = i
 	}
 	if n := b.Slots(); n != 1 {
 		t.Errorf("the runs had %d slots", n)
@@ -177,6 +188,7 @@ func TestBasesDoNotMix(t *testing.T) {
 
 // TestFailedTemplateIsForgotten: once what was missing is there, so is the run.
 func TestFailedTemplateIsForgotten(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	dir := filepath.Join(t.TempDir(), "late")
 	r := sandboxtest.Run{Script: "ls /late", Spec: func(s *sandbox.Spec) {
@@ -195,6 +207,7 @@ func TestFailedTemplateIsForgotten(t *testing.T) {
 
 // TestTemplateFollowsTheHost: an input that was replaced on the host is the new one for the next run.
 func TestTemplateFollowsTheHost(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	dir := t.TempDir()
 	put := func(name, text string) {
@@ -226,6 +239,7 @@ func TestTemplateFollowsTheHost(t *testing.T) {
 
 // TestKilledSlotLosesItsRunAlone: and the next runs find new ones.
 func TestKilledSlotLosesItsRunAlone(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	mark := fmt.Sprintf("6%d.5", os.Getpid())
 	type end struct {
@@ -237,10 +251,12 @@ func TestKilledSlotLosesItsRunAlone(t *testing.T) {
 	if len(first) != 1 {
 		t.Fatalf("got slots %v after one run", first)
 	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	for range 2 {
 		go func() {
-			r := &sandboxtest.Run{Script: "echo ready; exec sleep " + mark, Spec: func(s *sandbox.Spec) { s.Timeout = 3 * time.Second }}
-			err := r.Try(t.Context(), t, b)
+			r := &sandboxtest.Run{Script: "echo ready; exec sleep " + mark}
+			err := r.Try(ctx, t, b)
 			ended <- end{r, err}
 		}()
 	}
@@ -261,6 +277,7 @@ func TestKilledSlotLosesItsRunAlone(t *testing.T) {
 	if n := running(); n != 1 {
 		t.Errorf("%d runs are alive, want the other one", n)
 	}
+	cancel()
 	if other := <-ended; other.err != nil || !other.r.Result.Stopped {
 		t.Errorf("the other run: got %+v, %v", other.r.Result, other.err)
 	}
@@ -284,6 +301,7 @@ func TestKilledSlotLosesItsRunAlone(t *testing.T) {
 
 // TestIdleProcessesDie: slots that wait, and what they have ready, end with the zygote and with the backend.
 func TestIdleProcessesDie(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*namespace.Backend) error{
 		"zygote": (*namespace.Backend).KillZygote, "backend": (*namespace.Backend).Close,
 	} {
@@ -312,6 +330,7 @@ func TestIdleProcessesDie(t *testing.T) {
 // TestLongCommandLines: what the kernel takes runs, and what it does not is the program's failure, however the plan
 // travels.
 func TestLongCommandLines(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	many := func(n, size int) []string {
 		list := make([]string, n)
@@ -363,6 +382,7 @@ func TestLongCommandLines(t *testing.T) {
 
 // TestPlansAroundAPacket: wherever a plan stops to fit into a packet, all of it arrives.
 func TestPlansAroundAPacket(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	for n := 62 << 10; n < 66<<10; n += 64 {
 		r := sandboxtest.Run{Spec: func(s *sandbox.Spec) {
@@ -378,6 +398,7 @@ func TestPlansAroundAPacket(t *testing.T) {
 // TestSlotStaysSmall: a slot has open what it had before, hundreds of runs later, and not much more memory, long command
 // lines or not.
 func TestSlotStaysSmall(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	runs := func(n int) {
 		t.Helper()
@@ -470,6 +491,7 @@ func churn(mark string) {
 // TestEverythingDiesWithTheWorker: at whatever moment of a run the worker is killed, also if it has not answered for a
 // while before, so that a command waits to be executed, all processes that it had end.
 func TestEverythingDiesWithTheWorker(t *testing.T) {
+	t.Parallel()
 	backend(t, namespace.Config{})
 	mark := fmt.Sprintf("7%d", os.Getpid())
 	for i := range 24 {

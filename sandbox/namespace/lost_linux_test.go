@@ -63,6 +63,7 @@ func kill(t *testing.T, pid int, signal syscall.Signal) {
 
 // TestSlotKilledBetweenRuns: wherever it is in preparing itself, the next run has another, watched or not.
 func TestSlotKilledBetweenRuns(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	for i := range 60 {
 		r := sandboxtest.Run{Script: "exit 3", Spec: func(s *sandbox.Spec) {
@@ -83,6 +84,7 @@ func TestSlotKilledBetweenRuns(t *testing.T) {
 
 // TestSlotKilledWithARunUnread: what it was handed and did not begin, the next does.
 func TestSlotKilledWithARunUnread(t *testing.T) {
+	t.Parallel()
 	s := script(t, "echo begun; exit 3")
 	b, _, _ := oneSlot(t, s)
 	for range 100 {
@@ -111,6 +113,7 @@ func TestSlotKilledWithARunUnread(t *testing.T) {
 
 // TestBegunRunIsNotMadeAgain: a command that its slot did not see begin, watched or not, is not executed a second time.
 func TestBegunRunIsNotMadeAgain(t *testing.T) {
+	t.Parallel()
 	for _, audit := range []sandbox.Audit{sandbox.AuditViolations, sandbox.AuditOff} {
 		s := script(t, "echo begun; exec sleep 60")
 		s.Audit, s.Timeout = audit, 20*time.Second
@@ -169,6 +172,7 @@ func waitsIn(pid int, function string) bool {
 
 // TestPidOneKilledBeforeItsRun: nothing has happened then, and the slot makes another.
 func TestPidOneKilledBeforeItsRun(t *testing.T) {
+	t.Parallel()
 	s := script(t, "exit 3")
 	b, slot, one := oneSlot(t, s)
 	kill(t, one, syscall.SIGKILL)
@@ -189,6 +193,7 @@ func TestPidOneKilledBeforeItsRun(t *testing.T) {
 
 // TestPidOneKilledDuringItsRun: the command dies with it, by no fault of its own.
 func TestPidOneKilledDuringItsRun(t *testing.T) {
+	t.Parallel()
 	s := script(t, "true")
 	b, _, one := oneSlot(t, s)
 	s.Args, s.Timeout = []string{"/bin/sleep", "60"}, 30*time.Second
@@ -211,6 +216,7 @@ func TestPidOneKilledDuringItsRun(t *testing.T) {
 
 // TestSlotSaysWhyItLostARun: and is none the worse for it.
 func TestSlotSaysWhyItLostARun(t *testing.T) {
+	t.Parallel()
 	s := script(t, "exit 3")
 	b, slot, _ := oneSlot(t, s)
 	var before unix.Rlimit
@@ -238,6 +244,7 @@ func TestSlotSaysWhyItLostARun(t *testing.T) {
 
 // TestEndedRunOutlivesItsSlot: what is still to be asked of a slot at the end of a run fails the run only if the slot lives.
 func TestEndedRunOutlivesItsSlot(t *testing.T) {
+	t.Parallel()
 	pair := func() (ours, theirs int) {
 		sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 		if err != nil {

@@ -62,6 +62,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestBackend(t *testing.T) {
+	t.Parallel()
 	sandboxtest.TestBackend(t, func() sandbox.Backend {
 		return namespace.New(namespace.Config{Source: map[string]string{os.TempDir(): os.TempDir()}})
 	})
@@ -72,6 +73,7 @@ const unprivilegedUser = 63210
 
 // TestBackendUnprivileged runs the same contract as an ordinary user, in a process of this binary.
 func TestBackendUnprivileged(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("TestBackend runs as an ordinary user already")
 	}
@@ -188,6 +190,7 @@ func starve() {
 
 // TestRunsEndWithoutDescriptors: a worker that may not open another file loses runs, and waits for none for ever.
 func TestRunsEndWithoutDescriptors(t *testing.T) {
+	t.Parallel()
 	if _, err := namespace.New(namespace.Config{}).Probe(t.Context()); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
@@ -202,6 +205,7 @@ func TestRunsEndWithoutDescriptors(t *testing.T) {
 }
 
 func TestRunDiesWithItsWorker(t *testing.T) {
+	t.Parallel()
 	if _, err := namespace.New(namespace.Config{}).Probe(t.Context()); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
@@ -242,6 +246,7 @@ func TestRunDiesWithItsWorker(t *testing.T) {
 }
 
 func TestBackendSurvivesItsZygote(t *testing.T) {
+	t.Parallel()
 	b := namespace.New(namespace.Config{})
 	defer b.Close()
 	if _, err := b.Probe(t.Context()); err != nil {

@@ -14,6 +14,7 @@ import (
 // TestNetworkIsKeptOnlyUnused: of two runs in one slot the second has the first one's network if that made no socket in
 // it, and in any case one in which nothing has happened.
 func TestNetworkIsKeptOnlyUnused(t *testing.T) {
+	t.Parallel()
 	off := func(s *sandbox.Spec) { s.Audit = sandbox.AuditOff }
 	for _, c := range []struct {
 		name    string
@@ -32,6 +33,7 @@ func TestNetworkIsKeptOnlyUnused(t *testing.T) {
 		{"nothing, without a filter", []namespace.Layer{namespace.Seccomp}, off, "", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			b, _ := backend(t, namespace.Config{Without: c.without})
 			run := func(words ...string) (id, text string) {
 				r := program(t, append([]string{"link=/proc/self/ns/net"}, words...)...)
@@ -66,6 +68,7 @@ func TestNetworkIsKeptOnlyUnused(t *testing.T) {
 
 // TestKilledRunTakesItsNetworkAlong: so does one that was stopped while it had a connection.
 func TestKilledRunTakesItsNetworkAlong(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	fresh := act(t, b, "state")
 	r := program(t, "tcp", "wait")
@@ -82,6 +85,7 @@ func TestKilledRunTakesItsNetworkAlong(t *testing.T) {
 
 // TestPacketsAreOfTheirRun: each is counted in the run that sent it and in no other.
 func TestPacketsAreOfTheirRun(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	for i, c := range []struct {
 		does    string
@@ -98,6 +102,7 @@ func TestPacketsAreOfTheirRun(t *testing.T) {
 // TestSocketsInFlightAreGone: unix sockets that nobody can reach any more, but of which the kernel does not know it yet,
 // show in no later run, and hold no lock there.
 func TestSocketsInFlightAreGone(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	for range 10 {
 		if got := act(t, b, "cycle=100"); got != "" {
@@ -111,6 +116,7 @@ func TestSocketsInFlightAreGone(t *testing.T) {
 
 // TestGoneSaysThatNothingIsLeft: of runs that leave sockets in flight some are found out, and of others none is suspected.
 func TestGoneSaysThatNothingIsLeft(t *testing.T) {
+	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	found := 0
 	for range 20 {

@@ -67,6 +67,7 @@ mktemp -u; mktemp -u; shuf -i 1-1000 -n 5 | tr '\n' ' '; ! cat /proc/sys/kernel/
 // TestRandomIsSeeded: with one seed a program gets the same random numbers each time, with another others, and without
 // one those of the kernel.
 func TestRandomIsSeeded(t *testing.T) {
+	t.Parallel()
 	b := conditioned(t, sandbox.ConditionRandomSeed)
 	dir := t.TempDir()
 	for _, c := range []struct {
@@ -82,6 +83,7 @@ func TestRandomIsSeeded(t *testing.T) {
 		{clocked{"Java", []string{"java", "-cp", "/clocks", "Chance"}}, "Chance.java", randomJava, []string{"javac", "Chance.java"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			if c.build != nil && !build(t, dir, c.file, c.text, c.build...) {
 				lacks(t, c.build[0])
 			}
@@ -122,6 +124,7 @@ func TestRandomIsSeeded(t *testing.T) {
 
 // TestSeedsGiveNothingTwice: programs of one run get different numbers, however they ask, and can change none.
 func TestSeedsGiveNothingTwice(t *testing.T) {
+	t.Parallel()
 	b := conditioned(t, sandbox.ConditionRandomSeed)
 	r := sandboxtest.Run{
 		Script: `for i in 1 2 3; do head -c 16 /dev/urandom | od -An -tx1; head -c 16 /dev/random | od -An -tx1; mktemp -u; done
@@ -144,6 +147,7 @@ exec 9</dev/urandom; echo x >&9 && echo written; (echo x >/proc/self/fd/9) && ec
 // TestOtherConditionsRecordNothing: a run that is not watched stays unrecorded though the syscall monitor answers it, and a watched
 // one is watched as ever.
 func TestOtherConditionsRecordNothing(t *testing.T) {
+	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionRandomSeed)
 	for _, audit := range []sandbox.Audit{sandbox.AuditOff, sandbox.AuditViolations} {
 		var events []string
@@ -176,6 +180,7 @@ int main() {
 // TestConditionsHoldOrTheRunFails: where an ordinary user's worker cannot tell a program the time, the run ends with an
 // error.
 func TestConditionsHoldOrTheRunFails(t *testing.T) {
+	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset)
 	dir := t.TempDir()
 	if !build(t, dir, "hidden.c", hiddenC, "gcc", "-o", "hidden", "hidden.c") {
@@ -204,6 +209,7 @@ func TestConditionsHoldOrTheRunFails(t *testing.T) {
 
 // TestConditionsNeedTheWitness: a backend that cannot answer does not pretend to.
 func TestConditionsNeedTheWitness(t *testing.T) {
+	t.Parallel()
 	b, f := backend(t, namespace.Config{Without: []namespace.Layer{namespace.Monitor}})
 	for _, own := range []sandbox.Conditions{{ClockOffset: time.Hour}, {FrozenClock: 1}, {RandomSeed: 1}} {
 		r := sandboxtest.Run{Script: "true", Spec: func(s *sandbox.Spec) { s.Conditions, s.Audit = own, sandbox.AuditOff }}
@@ -233,6 +239,7 @@ int main() {
 
 // TestForeignProgramsEndTheRun: however closely a run is watched, it does not go on under other conditions than its own.
 func TestForeignProgramsEndTheRun(t *testing.T) {
+	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionRandomSeed)
 	dir := t.TempDir()
 	if !build(t, dir, "foreign.c", foreignC, "gcc", "-o", "foreign", "foreign.c") {

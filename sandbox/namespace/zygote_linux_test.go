@@ -100,6 +100,7 @@ func TestRunsDieWithTheirZygote(t *testing.T) {
 
 // TestFortyRunsAtOnce: as many slots as there are runs at a time, and no more for those that come after.
 func TestFortyRunsAtOnce(t *testing.T) {
+	t.Parallel()
 	const n = 40
 	b, _ := backend(t, namespace.Config{})
 	for range 2 {
@@ -196,6 +197,7 @@ func TestNothingAccumulates(t *testing.T) {
 }
 
 func TestLimitsThatNobodyCanKeep(t *testing.T) {
+	t.Parallel()
 	set := func(l sandbox.Limit) *sandboxtest.Run {
 		return &sandboxtest.Run{Script: "true", Spec: func(s *sandbox.Spec) {
 			s.Limits.OpenFiles, s.Limits.Processes = sandbox.Unlimited, sandbox.Unlimited
@@ -269,6 +271,7 @@ func TestNoSlotIsWithoutItsGroup(t *testing.T) {
 // TestHiddenDirectory: a run reads blobs of a directory whose path it does not learn, and goes on reading them when
 // they are replaced or removed.
 func TestHiddenDirectory(t *testing.T) {
+	t.Parallel()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -280,7 +280,10 @@ func exitCodes(t *testing.T, b sandbox.Backend) {
 }
 
 func environment(t *testing.T, b sandbox.Backend) {
-	t.Setenv("CLOISTER_LEAK", "yes")
+	// Not t.Setenv: the contract may run in parallel with other tests, which the variable does not affect.
+	if err := os.Setenv("CLOISTER_LEAK", "yes"); err != nil {
+		t.Fatal(err)
+	}
 	r := Run{Spec: func(s *sandbox.Spec) {
 		s.Args = []string{"env"}
 		s.Env = []string{"A=1", "B=x y\nz", "PATH=/usr/bin:/bin"}
@@ -494,7 +497,7 @@ func hostNetwork(t *testing.T, b sandbox.Backend) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	abstract := fmt.Sprintf("@cloister-test-%d", os.Getpid())
+	abstract := fmt.Sprintf("@cloister-test-%d-%d", os.Getpid(), time.Now().UnixNano())
 	u, err := net.Listen("unix", abstract)
 	if err != nil {
 		t.Fatal(err)
