@@ -19,7 +19,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// A clocked is a program that prints the time of day in nanoseconds twice.
+// A clocked is a program that prints the time of day.
 type clocked struct {
 	name string
 	args []string
@@ -45,7 +45,7 @@ const clockJava = `class Clock { public static void main(String[] a) {
 	for (int i = 0; i < 2; i++) { var t = java.time.Instant.now(); System.out.printf("%d.%09d ", t.getEpochSecond(), t.getNano()); }
 } }`
 
-// build compiles a program into dir and returns whether the host can.
+// build compiles a program into dir and reports whether the host can.
 func build(t *testing.T, dir, name, text string, command ...string) bool {
 	t.Helper()
 	if _, err := exec.LookPath(command[0]); err != nil {
@@ -64,14 +64,14 @@ func build(t *testing.T, dir, name, text string, command ...string) bool {
 	return true
 }
 
-// lacks skips the test because a program is not here, or builds nothing.
+// lacks skips the test because a program is missing or unusable.
 func lacks(t *testing.T, program string) {
 	t.Helper()
 	sandboxtest.Tool(t, program)
 	sandboxtest.Unavailable(t, "tools", program+" builds nothing")
 }
 
-// clocks returns programs that ask for the time, and where they are.
+// clocks returns programs that read the time, and their directory.
 func clocks(t *testing.T) (dir string, all []clocked) {
 	dir = t.TempDir()
 	for _, c := range []struct {
@@ -100,7 +100,7 @@ func clocks(t *testing.T) (dir string, all []clocked) {
 	return dir, all
 }
 
-// prints runs the program under conditions and returns what it printed.
+// prints runs the program under conditions and returns its output.
 func (c *clocked) prints(t *testing.T, b *namespace.Backend, dir string, own sandbox.Conditions) string {
 	t.Helper()
 	r := sandboxtest.Run{Spec: func(s *sandbox.Spec) {
@@ -116,7 +116,7 @@ func (c *clocked) prints(t *testing.T, b *namespace.Backend, dir string, own san
 	return r.Stdout
 }
 
-// run is prints for a program that prints times.
+// run is prints for programs that print times.
 func (c *clocked) run(t *testing.T, b *namespace.Backend, dir string, own sandbox.Conditions) []time.Time {
 	t.Helper()
 	var times []time.Time
@@ -135,7 +135,7 @@ func (c *clocked) run(t *testing.T, b *namespace.Backend, dir string, own sandbo
 	return times
 }
 
-// javaFiles are what a JDK of the host has outside /usr.
+// javaFiles are the files of a JDK outside /usr.
 func javaFiles() []sandbox.Input {
 	var ins []sandbox.Input
 	found, _ := filepath.Glob("/etc/java-*")
@@ -145,19 +145,19 @@ func javaFiles() []sandbox.Input {
 	return ins
 }
 
-// conditioned returns a backend that can have runs under these conditions.
+// conditioned returns a backend that supports these conditions.
 func conditioned(t *testing.T, want ...sandbox.Condition) *namespace.Backend {
 	t.Helper()
 	b, f := backend(t, namespace.Config{})
 	for _, c := range want {
 		if !slices.Contains(f.Conditions, c) {
-			sandboxtest.Unavailable(t, "conditions", "this host cannot give a run another "+string(c))
+			sandboxtest.Unavailable(t, "conditions", "this host cannot change "+string(c))
 		}
 	}
 	return b
 }
 
-// TestOtherClocks: whatever a program is made of, it has the other time.
+// TestOtherClocks: programs of every kind see the run's clock.
 func TestOtherClocks(t *testing.T) {
 	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionFrozenClock)
@@ -183,7 +183,7 @@ func (c *clocked) isShifted(t *testing.T, b *namespace.Backend, dir string, shif
 	}
 }
 
-// isHeld: two runs have the same time to the nanosecond, some milliseconds after the start.
+// isHeld checks that two runs read the same times, some milliseconds after the start.
 func (c *clocked) isHeld(t *testing.T, b *namespace.Backend, dir string) {
 	t.Helper()
 	const start = 1_000_000_000
@@ -205,7 +205,7 @@ func (c *clocked) isHeld(t *testing.T, b *namespace.Backend, dir string) {
 	}
 }
 
-// waitC waits in each way until a time of day, and prints how that ended.
+// waitC waits for a time of day in every way and prints the results.
 const waitC = `#include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -256,7 +256,7 @@ int main() {
 	say("mutex", (int)(long)r, none, none, 0);
 	real = now(CLOCK_MONOTONIC); t = in(100); err = clock_nanosleep(CLOCK_REALTIME, TIMER_ABSTIME, &t, 0);
 	say("sleep", err, t, real, 90);
-	printf("sleep: %s\n", since(t, CLOCK_REALTIME) < 0 ? "early by its clock" : "its clock went on");
+	printf("sleep: %s\n", since(t, CLOCK_REALTIME) < 0 ? "early by its clock" : "its clock advanced");
 	t = in(-1000); err = clock_nanosleep(CLOCK_REALTIME, TIMER_ABSTIME, &t, 0);
 	say("sleep, past", err, t, real, 0);
 	t.tv_nsec = -1; err = clock_nanosleep(CLOCK_REALTIME, TIMER_ABSTIME, &t, 0);
@@ -268,7 +268,7 @@ int main() {
 	t = in(1000000); err = clock_nanosleep(CLOCK_REALTIME, TIMER_ABSTIME, &t, 0);
 	say("sleep, interrupted", err, t, real, 0);
 	t = now(CLOCK_REALTIME); struct timespec d = {0, 200000000}; nanosleep(&d, 0);
-	printf("sleep for: %s\n", since(t, CLOCK_REALTIME) < 200 ? "its clock stood" : "its clock went on");
+	printf("sleep for: %s\n", since(t, CLOCK_REALTIME) < 200 ? "its clock stood" : "its clock advanced");
 	printf("nowhere: %d\n", syscall(SYS_clock_gettime, CLOCK_REALTIME, (void *)8) ? errno : 0);
 }`
 
@@ -278,16 +278,16 @@ semaphore: ETIMEDOUT
 semaphore, there: 0
 mutex: ETIMEDOUT
 sleep: 0
-sleep: its clock went on
+sleep: its clock advanced
 sleep, past: 0
 sleep, wrong: EINVAL
 sleep, nowhere: EFAULT
 sleep, interrupted: EINTR
-sleep for: its clock went on
+sleep for: its clock advanced
 nowhere: 14
 `
 
-// TestTimedWaitsEnd: who waits until a time of day waits for it by the clock of the run.
+// TestTimedWaitsEnd: waits for a time of day end by the run's clock.
 func TestTimedWaitsEnd(t *testing.T) {
 	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionFrozenClock)
@@ -315,7 +315,7 @@ func TestTimedWaitsEnd(t *testing.T) {
 	}
 }
 
-// otherC asks for, and sleeps by, clocks of the time of day that few ask for, and prints what came of it.
+// otherC reads, and sleeps by, rarely used time-of-day clocks and prints the results.
 const otherC = `#include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -332,7 +332,7 @@ int main() {
 	}
 }`
 
-// TestOtherClocksFailAsUsual: what the kernel cannot do by a clock, a run with a clock of its own cannot either, and goes on.
+// TestOtherClocksFailAsUsual: clocks that the kernel lacks fail in the same way in a run with its own clock.
 func TestOtherClocksFailAsUsual(t *testing.T) {
 	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionFrozenClock)

@@ -15,7 +15,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// TestConditionsEndInTheirSlot: one slot gives one run what it gives no other, whatever it keeps between them.
+// TestConditionsEndInTheirSlot: a slot applies conditions to one run and to no other.
 func TestConditionsEndInTheirSlot(t *testing.T) {
 	t.Parallel()
 	b, f := backend(t, namespace.Config{})
@@ -50,7 +50,7 @@ func TestConditionsEndInTheirSlot(t *testing.T) {
 	}
 }
 
-// requirement is the word of CLOISTER_REQUIRE for what a condition needs.
+// requirement is the word of CLOISTER_REQUIRE for a condition.
 func requirement(c sandbox.Condition) string {
 	if c == sandbox.ConditionUptime {
 		return "timens" // which not every kernel has that has the others
@@ -58,12 +58,12 @@ func requirement(c sandbox.Condition) string {
 	return "namespaces"
 }
 
-// all are conditions of every kind that a slot gives.
+// all changes every condition that a slot implements.
 var all = sandbox.Conditions{
 	Hostname: "elsewhere", User: "mallory", UID: 4711, Umask: 0o027, CPUs: 1, FixedLayout: true, SkippedPIDs: 7, Uptime: 100 * time.Hour,
 }
 
-// under returns a spec of a run that is unusual in one way.
+// under returns a spec with one changed condition.
 func under(name sandbox.Condition) *sandbox.Spec {
 	s := &sandbox.Spec{Limits: sandboxtest.Limits()}
 	switch name {
@@ -85,8 +85,8 @@ func under(name sandbox.Condition) *sandbox.Spec {
 	return s
 }
 
-// TestUsersComeLast: the descriptor of a run's own users is found behind all others, however the plan travels and sources
-// are attached.
+// TestUsersComeLast: the descriptor of a run's user namespace is the last, however the plan travels and sources are
+// attached.
 func TestUsersComeLast(t *testing.T) {
 	t.Parallel()
 	b := namespace.NewAttached(namespace.Config{})
@@ -112,7 +112,7 @@ func TestUsersComeLast(t *testing.T) {
 	}
 }
 
-// TestConditionsThatNobodyCanGive: what a run is not given it is refused, and never run without.
+// TestConditionsThatNobodyCanGive: unsupported conditions are refused.
 func TestConditionsThatNobodyCanGive(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
@@ -143,7 +143,7 @@ func TestConditionsThatNobodyCanGive(t *testing.T) {
 	}
 }
 
-// TestConditionsThatTheHostDenies: what one of them needs is missing, and the others can be given all the same.
+// TestConditionsThatTheHostDenies: if the host denies one condition, the others still work.
 func TestConditionsThatTheHostDenies(t *testing.T) {
 	t.Parallel()
 	_, f := backend(t, namespace.Config{})

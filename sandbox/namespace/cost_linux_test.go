@@ -13,8 +13,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// BenchmarkCost compares what the layers cost: each workload without a sandbox, in the bare namespaces, and with
-// more and more of the rest.
+// BenchmarkCost measures each layer: every workload without a sandbox, in bare namespaces, and with more and more
+// layers.
 func BenchmarkCost(b *testing.B) {
 	bare := slices.Concat(namespace.NamespacesOnly, []namespace.Layer{namespace.Cgroups, namespace.Rlimits, namespace.Capabilities})
 	for _, w := range []struct{ name, script string }{

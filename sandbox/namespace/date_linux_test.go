@@ -13,8 +13,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// datesPython makes things in /tmp and prints what each way to ask says of their times: a name, and seconds less those of
-// the clock; at the end how many seconds the input and the file with a time of its own are from what they should be.
+// datesPython creates files in /tmp and prints for each way of querying them a name and the difference of their time to
+// the clock, in seconds.
 const datesPython = `
 import os, time
 os.chdir("/tmp")
@@ -48,8 +48,8 @@ print("order", int(os.stat("younger").st_mtime_ns >= os.fstat(fd).st_mtime_ns) -
 print("input", int(os.stat("/usr/bin/env").st_mtime) // (now + 10**9))
 `
 
-// TestFilesHaveTheTimeOfTheRun: in whatever way a program asks for the time of a file that it has made, it is one by the
-// run's own clock; and a time that it has set itself stays.
+// TestFilesHaveTheTimeOfTheRun: every query of a file that the program made returns a time by the run's clock; times
+// that the program set stay.
 func TestFilesHaveTheTimeOfTheRun(t *testing.T) {
 	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionFrozenClock)
@@ -67,7 +67,7 @@ func TestFilesHaveTheTimeOfTheRun(t *testing.T) {
 			if _, err := fmt.Sscan(line, &what, &off); err != nil {
 				t.Fatalf("%s: %q: %v", name, line, err)
 			}
-			// The second before, where the clock went on meanwhile; a held clock's files are a second old.
+			// One less if the clock advanced meanwhile; a frozen clock's files are a second old.
 			if said++; off < -1 || off > 0 {
 				t.Errorf("%s: %s is %d seconds from the clock", name, what, off)
 			}
@@ -78,8 +78,8 @@ func TestFilesHaveTheTimeOfTheRun(t *testing.T) {
 	}
 }
 
-// TestHeldFilesAreOfOneSecond: what a program makes has the same times in every run whose clock is held, to the second,
-// and tools that compare times see no future.
+// TestHeldFilesAreOfOneSecond: files have the same times, to the second, in every run with a frozen clock, and tools
+// that compare times see no future.
 func TestHeldFilesAreOfOneSecond(t *testing.T) {
 	t.Parallel()
 	b := conditioned(t, sandbox.ConditionFrozenClock)

@@ -11,8 +11,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// TestExecutedProgramsOfTheHost: what a run executes is known, its first program and those of its children, unless nobody
-// watches.
+// TestExecutedProgramsOfTheHost: the Result lists every executed program, unless the run is not monitored.
 func TestExecutedProgramsOfTheHost(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// KillZygote kills the zygote behind the backend's back, and waits for its end: a run that gets a slot before that
-// is lost with it.
+// KillZygote kills the zygote without the backend noticing, and waits for its end: a run that got a slot before would
+// be lost with it.
 func (b *Backend) KillZygote() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -23,31 +23,31 @@ func (b *Backend) KillZygote() error {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	return errors.New("the zygote does not end")
+	return errors.New("the zygote did not exit")
 }
 
-// Zygote is its process.
+// Zygote returns its process ID.
 func (b *Backend) Zygote() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.proc.Pid
 }
 
-// Slots counts those that were made.
+// Slots returns the number of slots created.
 func (b *Backend) Slots() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.slots
 }
 
-// NewAttached is New of a backend that does as on a kernel that copies only mounts that are attached.
+// NewAttached returns a backend that behaves as on kernels that copy attached mounts only.
 func NewAttached(c Config) *Backend {
 	c.attached = true
 	return New(c)
 }
 
-// Lost counts the runs that a slot has lost before they began.
+// Lost returns how many runs were lost by a slot before they began.
 func (b *Backend) Lost() int64 { return b.lost.Load() }
 
-// LeaveNetwork is what ends a run, in a slot whose process is at the other end of a socket.
+// LeaveNetwork ends a run in a slot whose process is at the other end of a socket.
 func LeaveNetwork(sock int) (noRoute int64, err error) { return (&slot{sock: sock}).replaceNetwork() }

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// erofs returns an image with a directory "sub" that holds one executable file "file": a superblock, three inodes, two
-// blocks of names and one of the file's bytes.
+// erofs returns an image with a directory "sub" that contains an executable "file": a superblock, three inodes, two
+// blocks of names and one of data.
 func erofs(text string) []byte {
 	const block, inodes = 4096, 2048
 	image := make([]byte, 4*block)
@@ -59,7 +59,7 @@ func erofs(text string) []byte {
 	return image
 }
 
-// mountImage mounts one that holds text.
+// mountImage mounts an image that contains text.
 func mountImage(t *testing.T, b *namespace.Backend, text string) sandbox.Mount {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "secret-name.erofs"))
@@ -84,7 +84,7 @@ func rootOnly(t *testing.T) {
 	}
 }
 
-// TestImages: what is in an image can be read and executed, not changed, and tells nothing of the host.
+// TestImages: files in an image are readable and executable, immutable, and reveal nothing about the host.
 func TestImages(t *testing.T) {
 	t.Parallel()
 	rootOnly(t)
@@ -123,7 +123,7 @@ touch /one/new && echo CHANGED; mount -o remount,rw /one && echo CHANGED
 	}
 }
 
-// TestManyImages: as many as travel in one packet, and no more.
+// TestManyImages: as many as fit into one packet, and no more.
 func TestManyImages(t *testing.T) {
 	t.Parallel()
 	rootOnly(t)
@@ -155,7 +155,7 @@ func TestManyImages(t *testing.T) {
 	}
 }
 
-// TestBackendAttached is the contract on a kernel before Linux 6.15, as far as a later one shows it.
+// TestBackendAttached is the contract on kernels before Linux 6.15, as far as later ones can imitate them.
 func TestBackendAttached(t *testing.T) {
 	t.Parallel()
 	sandboxtest.TestBackend(t, func() sandbox.Backend {
@@ -163,7 +163,7 @@ func TestBackendAttached(t *testing.T) {
 	})
 }
 
-// TestImagesAttached: an image that could be in one run only is refused from the start.
+// TestImagesAttached: images that only one run could use are refused.
 func TestImagesAttached(t *testing.T) {
 	t.Parallel()
 	rootOnly(t)
@@ -182,11 +182,11 @@ func TestImagesAttached(t *testing.T) {
 	}
 }
 
-// sharedVariable makes the test binary a worker on a host whose mounts are shared, as systemd makes them.
+// sharedVariable makes the test binary a worker on a host with shared mounts, as systemd sets them up.
 const sharedVariable = "CLOISTER_TEST_SHARED"
 
-// beShared is that worker: it lays an input over a part of an output, and the host mounts something in the input
-// meanwhile. It runs in a mount namespace of its own.
+// beShared is that worker, in its own mount namespace: it mounts an input inside an output while the host mounts
+// something in the input.
 func beShared(t testing.TB, dir string) {
 	for _, flags := range []uintptr{unix.MS_PRIVATE, unix.MS_SHARED} {
 		if err := unix.Mount("", "/", "", unix.MS_REC|flags, ""); err != nil {
@@ -225,8 +225,8 @@ func beShared(t testing.TB, dir string) {
 	}
 }
 
-// TestHostsMountsDoNotArrive: what the host mounts while a run goes on does not come into its inputs, where it could
-// be written to.
+// TestHostsMountsDoNotArrive: mounts that the host makes during a run do not appear in its inputs, where they would be
+// writable.
 func TestHostsMountsDoNotArrive(t *testing.T) {
 	t.Parallel()
 	if dir := os.Getenv(sharedVariable); dir != "" {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// insideVariable makes the test binary a program that does inside a sandbox what the words in it say.
+// insideVariable makes the test binary a program that performs the listed actions inside a sandbox.
 const insideVariable = "CLOISTER_TEST_INSIDE"
 
 // inside is that program.
@@ -24,7 +24,7 @@ func inside(words string) {
 		what, rest, _ := strings.Cut(word, "=")
 		act, ok := acts[what]
 		if !ok {
-			panic("there is no act " + word)
+			panic("unknown action " + word)
 		}
 		if err := act(rest); err != nil {
 			fmt.Printf("%s: %v\n", word, err)
@@ -32,7 +32,7 @@ func inside(words string) {
 	}
 }
 
-// acts are what it can do.
+// acts are its actions.
 var acts = map[string]func(string) error{
 	"cat":     printFile,
 	"link":    printLink,
@@ -47,7 +47,7 @@ var acts = map[string]func(string) error{
 	"state":   func(string) error { return printState() },
 }
 
-// program is a run of acts.
+// program is a run of actions.
 func program(t testing.TB, words ...string) *sandboxtest.Run {
 	t.Helper()
 	self, err := os.Executable()
@@ -63,7 +63,7 @@ func program(t testing.TB, words ...string) *sandboxtest.Run {
 	}}
 }
 
-// act has a run do these and returns what it printed.
+// act runs actions and returns their output.
 func act(t testing.TB, b *namespace.Backend, words ...string) string {
 	t.Helper()
 	r := program(t, words...)
@@ -139,8 +139,7 @@ func sendUDP(to [4]byte) error {
 	return unix.Sendto(fd, []byte("x"), 0, &unix.SockaddrInet4{Port: 9, Addr: to})
 }
 
-// leaveCycles makes unix sockets of which each is only on its way to itself, so that the kernel must find out that
-// nobody can have them any more. They have names.
+// leaveCycles leaves named unix sockets in flight inside themselves, which the kernel must find to be unreachable.
 func leaveCycles(count string) error {
 	var n int
 	if _, err := fmt.Sscan(count, &n); err != nil {
@@ -183,7 +182,7 @@ func lockFile(name string, how int) error {
 	return unix.Flock(fd, how) // as long as the process lives
 }
 
-// printState prints what the network remembers.
+// printState prints the state of the network.
 func printState() error {
 	for _, f := range []string{"snmp", "snmp6", "netstat", "dev", "tcp", "tcp6", "udp", "udp6", "unix"} {
 		if err := printFile("/proc/self/net/" + f); err != nil && !os.IsNotExist(err) {

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deniedVariable makes the test binary deny itself the system calls that it lists, start again, and probe.
+// deniedVariable makes the test binary deny itself the listed system calls, restart, and probe.
 const deniedVariable = "CLOISTER_TEST_DENIED"
 
 // probeDenied is that process.
@@ -42,8 +42,8 @@ func probeDenied(denied string) {
 	fmt.Printf("tier %s: %v\nconditions: %q\n", f.Tier, err, f.Conditions)
 }
 
-// deny has the kernel answer EPERM to system calls of the calling thread and what it executes, as the filter
-// of a container does (seccomp(2)).
+// deny makes the kernel answer EPERM to system calls of this thread and its programs, as a container's filter does
+// (seccomp(2)).
 func deny(numbers []uint32) error {
 	filter := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}}
 	for _, n := range numbers {
@@ -59,8 +59,8 @@ func deny(numbers []uint32) error {
 	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&prog)), 0, 0)
 }
 
-// TestKeysThatCannotBeHidden: where a filter denies keys to everybody, runs included, there are none to hide.
-// Where it only keeps us from hiding them, the backend refuses.
+// TestKeysThatCannotBeHidden: if a filter denies keys to everybody, nothing is left to hide. If it only prevents hiding
+// them, the backend refuses.
 func TestKeysThatCannotBeHidden(t *testing.T) {
 	t.Parallel()
 	b := namespace.New(namespace.Config{})

@@ -24,19 +24,19 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// A process is what /proc says of one.
+// A process is an entry of /proc.
 type process struct {
 	pid   int
 	state string
 	name  string
 }
 
-// children returns the processes that a process has started and not waited for.
+// children returns the unreaped children of a process.
 func children(t *testing.T, parent int) []process {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil || len(stats) == 0 {
-		t.Fatalf("the host's processes cannot be listed: %v", err)
+		t.Fatalf("cannot list the host's processes: %v", err)
 	}
 	var found []process
 	for _, p := range stats {
@@ -58,12 +58,12 @@ func children(t *testing.T, parent int) []process {
 	return found
 }
 
-// slotProcesses are the slots of a backend that live.
+// slotProcesses returns the living slots of a backend.
 func slotProcesses(t *testing.T, b *namespace.Backend) []int {
 	t.Helper()
 	var pids []int
 	for _, p := range children(t, b.Zygote()) {
-		// Of a process that ends the first thread may be gone before the others.
+		// The first thread of an exiting process may be gone before the others.
 		threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", p.pid))
 		if p.state != "Z" || len(threads) > 1 {
 			pids = append(pids, p.pid)
@@ -74,8 +74,8 @@ func slotProcesses(t *testing.T, b *namespace.Backend) []int {
 
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
-// TestTemplateKeepsNothing: what a run does to the root that it has from a template is not seen by the next run of the
-// slot, also if it was killed.
+// TestTemplateKeepsNothing: changes of a run to its root are invisible to the slot's next run, even if the run was
+// killed.
 func TestTemplateKeepsNothing(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
@@ -119,7 +119,7 @@ rm -rf /tmp /dev/shm /etc; mount -t tmpfs left /tmp; umount -l /dev/shm; cd /tmp
 	}
 }
 
-// TestBasesDoNotMix: runs that differ in what a slot makes ahead have each its own, in one slot by turns.
+// TestBasesDoNotMix: runs with different bases alternate in one slot and each gets its own.
 func TestBasesDoNotMix(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
@@ -186,7 +186,7 @@ func TestBasesDoNotMix(t *testing.T) {
 	}
 }
 
-// TestFailedTemplateIsForgotten: once what was missing is there, so is the run.
+// TestFailedTemplateIsForgotten: a run succeeds once its missing input exists.
 func TestFailedTemplateIsForgotten(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
@@ -205,7 +205,7 @@ func TestFailedTemplateIsForgotten(t *testing.T) {
 	r.Do(t, b)
 }
 
-// TestTemplateFollowsTheHost: an input that was replaced on the host is the new one for the next run.
+// TestTemplateFollowsTheHost: the next run sees an input that was replaced on the host.
 func TestTemplateFollowsTheHost(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
@@ -237,7 +237,7 @@ func TestTemplateFollowsTheHost(t *testing.T) {
 	}
 }
 
-// TestKilledSlotLosesItsRunAlone: and the next runs find new ones.
+// TestKilledSlotLosesItsRunAlone: other runs continue, and the next runs get new slots.
 func TestKilledSlotLosesItsRunAlone(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
@@ -299,7 +299,7 @@ func TestKilledSlotLosesItsRunAlone(t *testing.T) {
 	}
 }
 
-// TestIdleProcessesDie: slots that wait, and what they have ready, end with the zygote and with the backend.
+// TestIdleProcessesDie: idle slots and their prepared pid 1 end with the zygote and with the backend.
 func TestIdleProcessesDie(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*namespace.Backend) error{
@@ -327,8 +327,8 @@ func TestIdleProcessesDie(t *testing.T) {
 	}
 }
 
-// TestLongCommandLines: what the kernel takes runs, and what it does not is the program's failure, however the plan
-// travels.
+// TestLongCommandLines: command lines that the kernel accepts run, and longer ones fail as the program's error, however
+// the plan travels.
 func TestLongCommandLines(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
@@ -380,7 +380,7 @@ func TestLongCommandLines(t *testing.T) {
 	}
 }
 
-// TestPlansAroundAPacket: wherever a plan stops to fit into a packet, all of it arrives.
+// TestPlansAroundAPacket: plans around the size of a packet arrive complete.
 func TestPlansAroundAPacket(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
@@ -395,8 +395,8 @@ func TestPlansAroundAPacket(t *testing.T) {
 	}
 }
 
-// TestSlotStaysSmall: a slot has open what it had before, hundreds of runs later, and not much more memory, long command
-// lines or not.
+// TestSlotStaysSmall: hundreds of runs, some with long command lines, leave no descriptor behind in a slot and little
+// memory.
 func TestSlotStaysSmall(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
@@ -438,7 +438,7 @@ func TestSlotStaysSmall(t *testing.T) {
 		return len(entries), len(children(t, slots[0])), resident << 10
 	}
 	runs(80)
-	// The pid 1 of the next run comes a moment after the last one's end, and then what is open for it.
+	// The slot prepares the next pid 1 a moment after the last run.
 	ready := func() bool { _, processes, _ := state(); return processes == 1 }
 	if !eventually(ready) {
 		t.Fatal("no pid 1 waits for the next run")
@@ -460,13 +460,13 @@ func TestSlotStaysSmall(t *testing.T) {
 	}
 }
 
-// racing reports whether the race detector is built in, which takes memory of its own.
+// racing reports whether the race detector is built in, which needs memory of its own.
 func racing() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// churnVariable makes the test binary a worker that does runs without an end, each a program of the name that it has.
+// churnVariable makes the test binary a worker that executes runs endlessly, each a program with this mark.
 const churnVariable = "CLOISTER_TEST_CHURN"
 
 func churn(mark string) {
@@ -488,8 +488,8 @@ func churn(mark string) {
 	}
 }
 
-// TestEverythingDiesWithTheWorker: at whatever moment of a run the worker is killed, also if it has not answered for a
-// while before, so that a command waits to be executed, all processes that it had end.
+// TestEverythingDiesWithTheWorker: all processes of a worker end with it, at whatever moment it is killed, even after
+// it was unresponsive so that a command waits for it.
 func TestEverythingDiesWithTheWorker(t *testing.T) {
 	t.Parallel()
 	backend(t, namespace.Config{})
@@ -527,13 +527,13 @@ func TestEverythingDiesWithTheWorker(t *testing.T) {
 	}
 }
 
-// session returns the living processes of a session (proc_pid_stat(5)), which are the zygote that leads it, its slots, and
-// each pid 1.
+// session returns the living processes of a session (proc_pid_stat(5)): the zygote that leads it, its slots and each
+// pid 1.
 func session(t *testing.T, leader string) []string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil || len(stats) == 0 {
-		t.Fatalf("the host's processes cannot be listed: %v", err)
+		t.Fatalf("cannot list the host's processes: %v", err)
 	}
 	var found []string
 	for _, p := range stats {

@@ -21,7 +21,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// oneSlot returns a backend whose one slot has a pid 1 that waits for a run like first, and both processes.
+// oneSlot returns a backend with one slot whose prepared pid 1 waits for a run like first, and both processes.
 func oneSlot(t *testing.T, first *sandbox.Spec) (b *namespace.Backend, slot, one int) {
 	t.Helper()
 	b, _ = backend(t, namespace.Config{})
@@ -34,7 +34,7 @@ func oneSlot(t *testing.T, first *sandbox.Spec) (b *namespace.Backend, slot, one
 	return b, slot, one
 }
 
-// waiting returns the process of the one slot of a backend, and that of the pid 1 that it has ready, 0 if there is none.
+// waiting returns the process of a backend's only slot and its prepared pid 1, 0 if it has none.
 func waiting(t *testing.T, b *namespace.Backend) (slot, one int) {
 	t.Helper()
 	slots := slotProcesses(t, b)
@@ -61,7 +61,7 @@ func kill(t *testing.T, pid int, signal syscall.Signal) {
 	}
 }
 
-// TestSlotKilledBetweenRuns: wherever it is in preparing itself, the next run has another, watched or not.
+// TestSlotKilledBetweenRuns: whatever the killed slot was doing, the next run gets another, monitored or not.
 func TestSlotKilledBetweenRuns(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
@@ -82,7 +82,7 @@ func TestSlotKilledBetweenRuns(t *testing.T) {
 	}
 }
 
-// TestSlotKilledWithARunUnread: what it was handed and did not begin, the next does.
+// TestSlotKilledWithARunUnread: another slot executes a run that the killed one had not begun.
 func TestSlotKilledWithARunUnread(t *testing.T) {
 	t.Parallel()
 	s := script(t, "echo begun; exit 3")
@@ -111,7 +111,7 @@ func TestSlotKilledWithARunUnread(t *testing.T) {
 	t.Error("no slot was killed with a run")
 }
 
-// TestBegunRunIsNotMadeAgain: a command that its slot did not see begin, watched or not, is not executed a second time.
+// TestBegunRunIsNotMadeAgain: a command whose start its slot missed is not executed a second time, monitored or not.
 func TestBegunRunIsNotMadeAgain(t *testing.T) {
 	t.Parallel()
 	for _, audit := range []sandbox.Audit{sandbox.AuditViolations, sandbox.AuditOff} {
@@ -161,7 +161,7 @@ func TestBegunRunIsNotMadeAgain(t *testing.T) {
 	}
 }
 
-// waitsIn reports whether a thread of a process waits in a function of the kernel (proc_pid_wchan(5)).
+// waitsIn reports whether a thread of a process waits in a kernel function (proc_pid_wchan(5)).
 func waitsIn(pid int, function string) bool {
 	names, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/wchan", pid))
 	return slices.ContainsFunc(names, func(name string) bool {
@@ -170,7 +170,7 @@ func waitsIn(pid int, function string) bool {
 	})
 }
 
-// TestPidOneKilledBeforeItsRun: nothing has happened then, and the slot makes another.
+// TestPidOneKilledBeforeItsRun: the run has not begun, and the slot prepares another pid 1.
 func TestPidOneKilledBeforeItsRun(t *testing.T) {
 	t.Parallel()
 	s := script(t, "exit 3")
@@ -191,7 +191,7 @@ func TestPidOneKilledBeforeItsRun(t *testing.T) {
 	}
 }
 
-// TestPidOneKilledDuringItsRun: the command dies with it, by no fault of its own.
+// TestPidOneKilledDuringItsRun: the command dies through no fault of its own, so Run returns an error.
 func TestPidOneKilledDuringItsRun(t *testing.T) {
 	t.Parallel()
 	s := script(t, "true")
@@ -214,7 +214,7 @@ func TestPidOneKilledDuringItsRun(t *testing.T) {
 	}
 }
 
-// TestSlotSaysWhyItLostARun: and is none the worse for it.
+// TestSlotSaysWhyItLostARun: a slot out of descriptors reports that and stays usable.
 func TestSlotSaysWhyItLostARun(t *testing.T) {
 	t.Parallel()
 	s := script(t, "exit 3")
@@ -242,7 +242,8 @@ func TestSlotSaysWhyItLostARun(t *testing.T) {
 	}
 }
 
-// TestEndedRunOutlivesItsSlot: what is still to be asked of a slot at the end of a run fails the run only if the slot lives.
+// TestEndedRunOutlivesItsSlot: a slot that dies after the end of a run does not fail the run; one that reports an error
+// does.
 func TestEndedRunOutlivesItsSlot(t *testing.T) {
 	t.Parallel()
 	pair := func() (ours, theirs int) {

@@ -7,12 +7,15 @@ package namespace_test
 import (
 	"bufio"
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -55,8 +58,13 @@ func TestMain(m *testing.M) {
 	}
 	signal.Ignore(syscall.SIGINT, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGTSTP, syscall.SIGTTOU)
 	if _, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0); err == nil {
-		// A session with a key in it, as a login has.
+		// A login session has a key.
 		_, _ = unix.AddKey("user", "cloister-test", []byte("secret"), unix.KEY_SPEC_SESSION_KEYRING)
+	}
+	// The tests wait more than they compute.
+	flag.Parse()
+	if err := flag.Set("test.parallel", strconv.Itoa(max(4, runtime.NumCPU()))); err != nil {
+		panic(err)
 	}
 	os.Exit(m.Run())
 }
@@ -68,14 +76,14 @@ func TestBackend(t *testing.T) {
 	})
 }
 
-// unprivilegedUser is one that owns nothing.
+// unprivilegedUser owns nothing.
 const unprivilegedUser = 63210
 
-// TestBackendUnprivileged runs the same contract as an ordinary user, in a process of this binary.
+// TestBackendUnprivileged runs the contract as an ordinary user, in another process.
 func TestBackendUnprivileged(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
-		t.Skip("TestBackend runs as an ordinary user already")
+		t.Skip("TestBackend already runs as an ordinary user")
 	}
 	dir, err := os.MkdirTemp("", "cloister-unprivileged-")
 	if err != nil {
@@ -90,7 +98,7 @@ func TestBackendUnprivileged(t *testing.T) {
 	args := []string{"-test.run=^Test(Backend|RunsDieWithTheirZygote|FortyRunsAtOnce|NothingAccumulates|LimitsThatNobodyCanKeep|HiddenDirectory|NetworkIsKeptOnlyUnused|SocketsInFlightAreGone|TemplateKeepsNothing|BasesDoNotMix|KilledSlotLosesItsRunAlone|IdleProcessesDie|LongCommandLines|TimedWaitsEnd|FilesHaveTheTimeOfTheRun|HeldFilesAreOfOneSecond|SeedsGiveNothingTwice|ConditionsHoldOrTheRunFails|ConditionsEndInTheirSlot)$", "-test.timeout=3m", "-test.v"}
 	cmd := exec.CommandContext(t.Context(), self, args...)
 	cmd.Dir = dir
-	// What that user lacks is no fault of the contract.
+	// That user lacks control groups.
 	require := strings.NewReplacer("unprivileged", "namespaces", "limits", "").Replace(os.Getenv("CLOISTER_REQUIRE"))
 	cmd.Env = []string{"TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin", "CLOISTER_REQUIRE=" + require}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: unprivilegedUser, Gid: unprivilegedUser}}
@@ -100,10 +108,10 @@ func TestBackendUnprivileged(t *testing.T) {
 		t.Fatalf("as user %d: %v", unprivilegedUser, err)
 	}
 	if strings.Contains(string(out), "--- SKIP: TestBackend ") {
-		sandboxtest.Unavailable(t, "unprivileged", "an ordinary user has no sandbox here")
+		sandboxtest.Unavailable(t, "unprivileged", "ordinary users have no sandbox here")
 	}
 	if strings.Contains(string(out), "no tests to run") || !strings.Contains(string(out), "PASS") {
-		t.Fatal("the contract was not run")
+		t.Fatal("the contract did not run")
 	}
 }
 
@@ -153,7 +161,7 @@ func (timeless) Done() <-chan struct{}       { return nil }
 func (timeless) Err() error                  { return nil }
 func (timeless) Value(any) any               { return nil }
 
-// starveVariable makes the test binary a worker that has not descriptors enough for what it does.
+// starveVariable makes the test binary a worker with too few descriptors.
 const starveVariable = "CLOISTER_TEST_STARVE"
 
 func starve() {
@@ -188,7 +196,7 @@ func starve() {
 	fmt.Println("all ended,", failed.Load(), "failed")
 }
 
-// TestRunsEndWithoutDescriptors: a worker that may not open another file loses runs, and waits for none for ever.
+// TestRunsEndWithoutDescriptors: a worker without free descriptors loses runs but never waits forever.
 func TestRunsEndWithoutDescriptors(t *testing.T) {
 	t.Parallel()
 	if _, err := namespace.New(namespace.Config{}).Probe(t.Context()); err != nil {
@@ -230,19 +238,19 @@ func TestRunDiesWithItsWorker(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	if len(alive()) != 2 {
-		t.Fatal("the run is not there to be killed")
+		t.Fatal("the run did not start its processes")
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait() // killed, as asked
+	_ = cmd.Wait() // reports the kill
 	for range 500 {
 		if len(alive()) == 0 {
 			return
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	t.Errorf("10 s after its worker the run is alive: %v", alive())
+	t.Errorf("the run outlived its worker: %v", alive())
 }
 
 func TestBackendSurvivesItsZygote(t *testing.T) {
@@ -270,11 +278,11 @@ func TestClosedBackendRefuses(t *testing.T) {
 	}
 	r := sandboxtest.Run{Script: "true"}
 	if err := r.Try(t.Context(), t, b); err == nil {
-		t.Error("a closed backend performed a run")
+		t.Error("a closed backend executed a run")
 	}
 }
 
-// BenchmarkRun is a run of /bin/true in a sandbox with the host's programs.
+// BenchmarkRun runs /bin/true in a sandbox with the host's programs.
 func BenchmarkRun(b *testing.B) {
 	be := namespace.New(namespace.Config{})
 	defer be.Close()
@@ -299,7 +307,7 @@ func BenchmarkFirstRun(b *testing.B) {
 	}
 }
 
-// BenchmarkForkExec is the same program without a sandbox, to compare.
+// BenchmarkForkExec runs the same program without a sandbox, for comparison.
 func BenchmarkForkExec(b *testing.B) {
 	for b.Loop() {
 		if err := exec.Command("/bin/true").Run(); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox/namespace"
 )
 
-// TestNetworkIsKeptOnlyUnused: of two runs in one slot the second has the first one's network if that made no socket in
-// it, and in any case one in which nothing has happened.
+// TestNetworkIsKeptOnlyUnused: the second run in a slot gets the network of the first only if that made no socket in
+// it, and always an unused one.
 func TestNetworkIsKeptOnlyUnused(t *testing.T) {
 	t.Parallel()
 	off := func(s *sandbox.Spec) { s.Audit = sandbox.AuditOff }
@@ -66,7 +66,8 @@ func TestNetworkIsKeptOnlyUnused(t *testing.T) {
 	}
 }
 
-// TestKilledRunTakesItsNetworkAlong: so does one that was stopped while it had a connection.
+// TestKilledRunTakesItsNetworkAlong: a run that was stopped with an open connection leaves no trace in the next
+// network.
 func TestKilledRunTakesItsNetworkAlong(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
@@ -83,7 +84,7 @@ func TestKilledRunTakesItsNetworkAlong(t *testing.T) {
 	}
 }
 
-// TestPacketsAreOfTheirRun: each is counted in the run that sent it and in no other.
+// TestPacketsAreOfTheirRun: packets count for the run that sent them only.
 func TestPacketsAreOfTheirRun(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
@@ -99,8 +100,8 @@ func TestPacketsAreOfTheirRun(t *testing.T) {
 	}
 }
 
-// TestSocketsInFlightAreGone: unix sockets that nobody can reach any more, but of which the kernel does not know it yet,
-// show in no later run, and hold no lock there.
+// TestSocketsInFlightAreGone: unreachable unix sockets that the kernel has not collected yet are invisible to later
+// runs and hold no lock there.
 func TestSocketsInFlightAreGone(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
@@ -114,8 +115,8 @@ func TestSocketsInFlightAreGone(t *testing.T) {
 	}
 }
 
-// TestGoneSaysThatNothingIsLeft: of runs that leave sockets in flight some are found out, and of others none is suspected.
-func TestGoneSaysThatNothingIsLeft(t *testing.T) {
+// TestReleasedMeansNothingIsLeft: runs that leave sockets in flight are not always Released, all others are.
+func TestReleasedMeansNothingIsLeft(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	found := 0
@@ -128,10 +129,10 @@ func TestGoneSaysThatNothingIsLeft(t *testing.T) {
 		r = program(t, "cat=/proc/self/net/unix")
 		r.Do(t, b)
 		if !r.Result.Released {
-			t.Errorf("a run that left nothing is not gone: %s", r.Stdout)
+			t.Errorf("a run that left nothing is not Released: %s", r.Stdout)
 		}
 	}
 	if found == 0 {
-		t.Error("20 runs left sockets in flight, and all are said to be gone")
+		t.Error("20 runs left sockets in flight, and all are Released")
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestPlan compares what init would do with testdata/plan.txt.
+// TestPlan compares a plan with testdata/plan.txt.
 func TestPlan(t *testing.T) {
 	spec := &sandbox.Spec{
 		Args: []string{"cc", "-c", "a.c"}, Dir: "/build", Env: []string{"PATH=/usr/bin"},

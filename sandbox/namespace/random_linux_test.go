@@ -64,8 +64,8 @@ head -c 1000000 /dev/urandom | cksum; dd if=/dev/urandom bs=1M count=2 2>/dev/nu
 t=$(mktemp); dd if=/dev/urandom of=$t bs=8 count=1 2>/dev/null; od -An -tx1 $t
 mktemp -u; mktemp -u; shuf -i 1-1000 -n 5 | tr '\n' ' '; ! cat /proc/sys/kernel/random/uuid 2>/dev/null`
 
-// TestRandomIsSeeded: with one seed a program gets the same random numbers each time, with another others, and without
-// one those of the kernel.
+// TestRandomIsSeeded: one seed gives a program the same random numbers each time, another seed gives others, and no
+// seed the kernel's.
 func TestRandomIsSeeded(t *testing.T) {
 	t.Parallel()
 	b := conditioned(t, sandbox.ConditionRandomSeed)
@@ -122,7 +122,7 @@ func TestRandomIsSeeded(t *testing.T) {
 	}
 }
 
-// TestSeedsGiveNothingTwice: programs of one run get different numbers, however they ask, and can change none.
+// TestSeedsGiveNothingTwice: programs of one run get different numbers, however they read them, and cannot change them.
 func TestSeedsGiveNothingTwice(t *testing.T) {
 	t.Parallel()
 	b := conditioned(t, sandbox.ConditionRandomSeed)
@@ -144,8 +144,7 @@ exec 9</dev/urandom; echo x >&9 && echo written; (echo x >/proc/self/fd/9) && ec
 	}
 }
 
-// TestOtherConditionsRecordNothing: a run that is not watched stays unrecorded though the syscall monitor answers it, and a watched
-// one is watched as ever.
+// TestOtherConditionsRecordNothing: the monitor of clock and random numbers adds no events to a run, monitored or not.
 func TestOtherConditionsRecordNothing(t *testing.T) {
 	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionRandomSeed)
@@ -169,7 +168,7 @@ func TestOtherConditionsRecordNothing(t *testing.T) {
 	}
 }
 
-// hiddenC hides its memory from whoever has no more rights than it has (PR_SET_DUMPABLE) and asks for the time.
+// hiddenC protects its memory from its equals (PR_SET_DUMPABLE) and reads the time.
 const hiddenC = `#include <sys/prctl.h>
 #include <time.h>
 int main() {
@@ -177,7 +176,7 @@ int main() {
 	return prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) || clock_gettime(CLOCK_REALTIME, &t);
 }`
 
-// TestConditionsHoldOrTheRunFails: where an ordinary user's worker cannot tell a program the time, the run ends with an
+// TestConditionsHoldOrTheRunFails: if an ordinary user's worker cannot replace a program's clock, the run returns an
 // error.
 func TestConditionsHoldOrTheRunFails(t *testing.T) {
 	t.Parallel()
@@ -207,8 +206,8 @@ func TestConditionsHoldOrTheRunFails(t *testing.T) {
 	}
 }
 
-// TestConditionsNeedTheWitness: a backend that cannot answer does not pretend to.
-func TestConditionsNeedTheWitness(t *testing.T) {
+// TestConditionsNeedTheMonitor: a backend without the monitor does not offer these conditions.
+func TestConditionsNeedTheMonitor(t *testing.T) {
 	t.Parallel()
 	b, f := backend(t, namespace.Config{Without: []namespace.Layer{namespace.Monitor}})
 	for _, own := range []sandbox.Conditions{{ClockOffset: time.Hour}, {FrozenClock: 1}, {RandomSeed: 1}} {
@@ -224,7 +223,7 @@ func TestConditionsNeedTheWitness(t *testing.T) {
 	}
 }
 
-// foreignC is a program that has no vDSO when it says that it begins.
+// foreignC is a program without a vDSO.
 const foreignC = `#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -237,7 +236,7 @@ int main() {
 	return syscall(SYS_arch_prctl, 0x1002, fs) ? 1 : 0;
 }`
 
-// TestForeignProgramsEndTheRun: however closely a run is watched, it does not go on under other conditions than its own.
+// TestForeignProgramsEndTheRun: a run never continues under other conditions than its own, monitored or not.
 func TestForeignProgramsEndTheRun(t *testing.T) {
 	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionRandomSeed)

@@ -21,7 +21,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// backend returns one that works, and what it can do.
+// backend returns a backend and its features, or skips the test.
 func backend(t *testing.T, c namespace.Config) (*namespace.Backend, sandbox.Features) {
 	t.Helper()
 	b := namespace.New(c)
@@ -33,7 +33,7 @@ func backend(t *testing.T, c namespace.Config) (*namespace.Backend, sandbox.Feat
 	return b, f
 }
 
-// eventually waits until f holds, for ten seconds at most.
+// eventually waits until f holds, for at most ten seconds, and reports whether it does.
 func eventually(f func() bool) bool {
 	for range 500 {
 		if f() {
@@ -52,7 +52,7 @@ func groups(t *testing.T) []string {
 		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), fmt.Sprintf("cloister.%d.", os.Getpid())) {
 			found = append(found, p)
 		}
-		return nil // others come and go meanwhile
+		return nil // other groups come and go
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -67,23 +67,23 @@ func TestRunsDieWithTheirZygote(t *testing.T) {
 	var ended sync.WaitGroup
 	for range 3 {
 		ended.Go(func() {
-			// Nothing holds the run's output, which would be waited for, and it takes a moment to end so many.
+			// No process holds the run's output, and killing this many takes a moment.
 			r := sandboxtest.Run{Script: "exec >/dev/null 2>&1; for i in $(seq 60); do setsid sleep " + mark + " & done; exec sleep " + mark}
 			if err := r.Try(t.Context(), t, b); err == nil {
-				t.Errorf("a run without its zygote ended with %+v", r.Result)
+				t.Errorf("a run without its zygote returned %+v", r.Result)
 			}
 		})
 	}
 	alive := func() []string { return sandboxtest.Running(t, "sleep\x00"+mark) }
 	if !eventually(func() bool { return len(alive()) == 3*61 }) {
-		t.Fatal("the runs are not there")
+		t.Fatal("the runs did not start")
 	}
 	if err := b.KillZygote(); err != nil {
 		t.Fatal(err)
 	}
 	ended.Wait()
 	if left := alive(); len(left) > 0 {
-		t.Errorf("alive when Run has returned: %v", left)
+		t.Errorf("alive after Run returned: %v", left)
 	}
 	r := sandboxtest.Run{Script: "exit 3"}
 	r.Do(t, b)
@@ -94,11 +94,11 @@ func TestRunsDieWithTheirZygote(t *testing.T) {
 		t.Error(err)
 	}
 	if left := groups(t); !slices.Equal(left, before) {
-		t.Errorf("control groups are left: %v", left)
+		t.Errorf("control groups were left behind: %v", left)
 	}
 }
 
-// TestFortyRunsAtOnce: as many slots as there are runs at a time, and no more for those that come after.
+// TestFortyRunsAtOnce: concurrent runs get a slot each, and later runs reuse the slots.
 func TestFortyRunsAtOnce(t *testing.T) {
 	t.Parallel()
 	const n = 40
@@ -110,10 +110,10 @@ func TestFortyRunsAtOnce(t *testing.T) {
 		for range n {
 			said := sync.OnceFunc(started.Done)
 			ended.Go(func() {
-				defer said() // also if it could not start
+				defer said() // also on failure
 				res, err := b.Run(ctx, script(t, "echo started; exec sleep 600"), sandbox.Stdio{Stdout: writer(said)})
 				if err != nil || !res.Stopped {
-					t.Errorf("got %+v, %v; want a run that was stopped", res, err)
+					t.Errorf("got %+v, %v; want a stopped run", res, err)
 				}
 			})
 		}
@@ -126,7 +126,7 @@ func TestFortyRunsAtOnce(t *testing.T) {
 	}
 }
 
-// script is a spec that runs one, with the host's programs and nothing to write to but /tmp.
+// script returns a spec that runs a shell script with the host's programs and only /tmp writable.
 func script(t *testing.T, text string) *sandbox.Spec {
 	t.Helper()
 	s := &sandbox.Spec{
@@ -141,7 +141,7 @@ func script(t *testing.T, text string) *sandbox.Spec {
 	return s
 }
 
-// A writer calls a function when something is written.
+// A writer calls a function on every write.
 type writer func()
 
 func (w writer) Write(p []byte) (int, error) {
@@ -149,7 +149,7 @@ func (w writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestNothingAccumulates: after hundreds of runs of every kind, worker and zygote have open what they had before.
+// TestNothingAccumulates: hundreds of runs of every kind leave no descriptor or thread behind in worker and zygote.
 func TestNothingAccumulates(t *testing.T) {
 	b, _ := backend(t, namespace.Config{})
 	runs := func(n int) {
@@ -187,9 +187,9 @@ func TestNothingAccumulates(t *testing.T) {
 	for i, p := range places {
 		slack := 0
 		if strings.HasSuffix(p, "task") {
-			slack = 8 // of which Go starts some as it sees fit
+			slack = 8 // Go starts threads when it likes
 		}
-		// What a run has open in the zygote is closed a moment after its end.
+		// The zygote closes a run's descriptors a moment after its end.
 		if !eventually(func() bool { return count(p) <= before[i]+slack }) {
 			t.Errorf("%s: %d before 300 runs, %d after", p, before[i], count(p))
 		}
@@ -222,7 +222,7 @@ func TestLimitsThatNobodyCanKeep(t *testing.T) {
 			}
 		}
 	}
-	// Resource limits do for processes what control groups would.
+	// Resource limits replace control groups for processes.
 	b, _ := backend(t, namespace.Config{Without: []namespace.Layer{namespace.Cgroups}})
 	r := sandboxtest.Run{
 		Script: `i=0; while [ $i -lt 60 ]; do sleep 60 & i=$((i+1)); done`,
@@ -230,11 +230,11 @@ func TestLimitsThatNobodyCanKeep(t *testing.T) {
 	}
 	r.Do(t, b)
 	if r.Result.ExitCode == 0 {
-		t.Error("60 processes were started within a limit of 20")
+		t.Error("60 processes started despite a limit of 20")
 	}
 }
 
-// TestNoSlotIsWithoutItsGroup: where a control group cannot be made there is no run, now and later.
+// TestNoSlotIsWithoutItsGroup: without its control group a slot runs nothing, now and later.
 func TestNoSlotIsWithoutItsGroup(t *testing.T) {
 	b, f := backend(t, namespace.Config{})
 	if !slices.Contains(f.Limits, sandbox.LimitMemory) {
@@ -253,7 +253,7 @@ func TestNoSlotIsWithoutItsGroup(t *testing.T) {
 	first.Check = func(testing.TB, *os.Root, string) {
 		second := sandboxtest.Run{Script: "exec dd if=/dev/zero of=/dev/shm/x bs=1M count=100", Spec: limit}
 		if err := second.Try(t.Context(), t, b); err == nil {
-			t.Error("a run was performed without a control group")
+			t.Error("a run was executed without a control group")
 		}
 		for _, g := range inTheWay {
 			if err := os.Remove(g); err != nil {
@@ -262,14 +262,14 @@ func TestNoSlotIsWithoutItsGroup(t *testing.T) {
 		}
 		second.Do(t, b)
 		if second.Result.Exceeded == nil {
-			t.Errorf("the limit does not hold any more: got %+v", second.Result)
+			t.Errorf("the limit no longer holds: got %+v", second.Result)
 		}
 	}
 	first.Do(t, b)
 }
 
-// TestHiddenDirectory: a run reads blobs of a directory whose path it does not learn, and goes on reading them when
-// they are replaced or removed.
+// TestHiddenDirectory: a run reads blobs of a directory without learning its path, and keeps reading them after they
+// are replaced or removed.
 func TestHiddenDirectory(t *testing.T) {
 	t.Parallel()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -289,7 +289,7 @@ func TestHiddenDirectory(t *testing.T) {
 	}
 	b, f := backend(t, namespace.Config{Hidden: []string{dir}})
 	if i := slices.IndexFunc(f.Checks, func(c sandbox.Check) bool { return c.Name == string(namespace.HiddenPaths) }); i < 0 || !f.Checks[i].OK {
-		sandboxtest.Unavailable(t, "namespaces", "paths cannot be hidden here")
+		sandboxtest.Unavailable(t, "namespaces", "this host cannot hide paths")
 	}
 	w, err := b.Workspace(t.Context(), sandbox.Unlimited, sandbox.Unlimited)
 	if err != nil {
@@ -336,9 +336,9 @@ cat /in/removed /in/replaced /proc/self/mountinfo`)
 		t.Fatalf("got %+v, %v", res, err)
 	}
 	if !strings.Contains(said.String(), "ready\nonetwo") {
-		t.Errorf("the blobs did not stay what they were:\n%s", &said)
+		t.Errorf("the blobs changed:\n%s", &said)
 	}
 	if !strings.Contains(said.String(), " /in/removed ") || strings.Contains(said.String(), "the-store") {
-		t.Errorf("the mount table shows the store, or not the inputs:\n%s", &said)
+		t.Errorf("the mount table shows the store or lacks the inputs:\n%s", &said)
 	}
 }

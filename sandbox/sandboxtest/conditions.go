@@ -15,15 +15,15 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// A surrounding is a condition that a shell can see.
+// A surrounding is a condition that a shell can observe.
 type surrounding struct {
 	name   sandbox.Condition
 	given  sandbox.Conditions
 	script string
-	// want is what the script says under it; "" if check tells.
+	// want is the script's output under it; "" if check decides.
 	want string
-	// check says whether what the script said in a usual run and under the condition, twice, is as it ought to be; nil
-	// if that is want.
+	// check evaluates the outputs of a default run and of two runs under the condition; nil
+	// if want decides.
 	check func(usual, one, two string) bool
 }
 
@@ -73,7 +73,7 @@ func ticks(text string) int {
 	return n
 }
 
-// conditions: each that the backend can give shows in a run, and in no other that has the same slot before or after.
+// conditions: each supported condition takes effect in a run and in no other of the same slot.
 func conditions(t *testing.T, b sandbox.Backend) {
 	f, err := b.Probe(t.Context())
 	if err != nil {
@@ -97,9 +97,9 @@ func conditions(t *testing.T, b sandbox.Backend) {
 				}
 				need := "namespaces"
 				if c.name == sandbox.ConditionUptime {
-					need = "timens" // which not every kernel has that has the others
+					need = "timens" // missing on some kernels
 				}
-				Unavailable(t, need, fmt.Sprintf("a run cannot be given another %s", c.name))
+				Unavailable(t, need, fmt.Sprintf("this host cannot change the %s", c.name))
 			}
 			usual := say(t, c.script, sandbox.Conditions{})
 			one, two := say(t, c.script, c.given), say(t, c.script, c.given)
@@ -109,7 +109,7 @@ func conditions(t *testing.T, b sandbox.Backend) {
 			case c.check == nil && (one != c.want || two != c.want || usual == c.want):
 				t.Errorf("usually it says %q, under the condition %q and %q; want %q", usual, one, two, c.want)
 			}
-			// What is random or goes on is not the same again.
+			// Random or increasing values differ again.
 			again := say(t, c.script, sandbox.Conditions{})
 			switch c.name {
 			case sandbox.ConditionFixedLayout:
@@ -129,14 +129,14 @@ func conditions(t *testing.T, b sandbox.Backend) {
 	}
 }
 
-// conditionsTogether: all of them at once, and one run of each kind after the other.
+// conditionsTogether: all conditions at once, alternating with default runs.
 func conditionsTogether(t *testing.T, b sandbox.Backend) {
 	f, err := b.Probe(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(f.Conditions) == 0 {
-		Unavailable(t, "namespaces", "no conditions can be given")
+		Unavailable(t, "namespaces", "this host cannot change any condition")
 	}
 	var given sandbox.Conditions
 	for _, c := range surroundings {
@@ -162,7 +162,7 @@ func conditionsTogether(t *testing.T, b sandbox.Backend) {
 	}
 }
 
-// join returns the conditions of both, of which each is set in one at most.
+// join returns the conditions of both, at most one of which sets each.
 func join(a, b sandbox.Conditions) sandbox.Conditions {
 	return sandbox.Conditions{
 		Hostname: a.Hostname + b.Hostname, User: a.User + b.User, UID: a.UID + b.UID, Umask: a.Umask + b.Umask, CPUs: a.CPUs + b.CPUs,

@@ -18,7 +18,7 @@ const (
 	halfSecond = 500 * time.Millisecond
 )
 
-// features returns what b says of itself.
+// features returns the features of b.
 func features(t *testing.T, b sandbox.Backend) *sandbox.Features {
 	t.Helper()
 	f, err := b.Probe(t.Context())
@@ -35,11 +35,12 @@ func limited(l sandbox.Limit, v int64) func(*sandbox.Spec) {
 
 // fill is a command that writes so many mebibytes into memory as a file; hoard keeps them as a process.
 const (
+	// fill is a command that writes this many mebibytes to a file in memory; hoard keeps memory in a process.
 	fill  = "exec dd if=/dev/zero of=/dev/shm/x bs=1M count="
 	hoard = "head -c 300000000 /dev/zero | tail -n 1" // one line, which tail keeps until its end
 )
 
-// spend is a loop of processes of which none uses much processor time.
+// spend is a loop of processes each of which uses little processor time.
 const spend = `while :; do sh -c 'i=0; while [ $i -lt 9000 ]; do i=$((i+1)); done'; done`
 
 func limitsEnforced(t *testing.T, b sandbox.Backend) {
@@ -73,7 +74,7 @@ func limitsEnforced(t *testing.T, b sandbox.Backend) {
 				t.Errorf("got exit code %d, stopped %v, want %d\n%s", res.ExitCode, res.Stopped, c.code, c.run.Stderr)
 			}
 			if c.limit == sandbox.LimitProcesses && !slices.Contains(f.Limits, sandbox.LimitMemory) {
-				return // without control groups the kernel tells nobody but the one who was refused
+				return // without control groups only the process itself learns of it
 			}
 			e := res.Exceeded
 			if e == nil || e.Kind != sandbox.EventLimit || e.Subject != string(c.limit) || e.Limit != c.limit.Format(c.value) || e.Count < 1 {
@@ -83,7 +84,7 @@ func limitsEnforced(t *testing.T, b sandbox.Backend) {
 				t.Errorf("got %q of %q, want %q", e.Actual, e.Limit, c.actual)
 			}
 			if !slices.Contains(res.Events, *e) {
-				t.Errorf("events %v have not %v", res.Events, e)
+				t.Errorf("events %v lack %v", res.Events, e)
 			}
 		})
 	}
@@ -120,7 +121,7 @@ func limitsEnforced(t *testing.T, b sandbox.Backend) {
 	})
 }
 
-// unsupported reports that a backend does not enforce a limit, after a look at whether it says so.
+// unsupported reports whether the backend does not enforce a limit, after checking that it refuses the run.
 func unsupported(t *testing.T, b sandbox.Backend, f *sandbox.Features, l sandbox.Limit, r *Run) bool {
 	t.Helper()
 	if slices.Contains(f.Limits, l) {
@@ -136,7 +137,7 @@ func unsupported(t *testing.T, b sandbox.Backend, f *sandbox.Features, l sandbox
 	return true
 }
 
-// limitsReset: nothing of one run counts in the next, not even what its workspace still holds.
+// limitsReset: nothing of one run counts for the next, not even what its workspace still holds.
 func limitsReset(t *testing.T, b sandbox.Backend) {
 	f := features(t, b)
 	first := Run{Script: fill + "300", Spec: limited(sandbox.LimitMemory, 64*mebibyte)}
@@ -156,7 +157,7 @@ func limitsReset(t *testing.T, b sandbox.Backend) {
 	next("nothing")
 	first.Do(t, b)
 	if first.Result.Exceeded == nil {
-		t.Fatal("the first run was not ended")
+		t.Fatal("the first run was not killed")
 	}
 	next("a run that was ended")
 	busy := Run{Script: spend, Spec: limited(sandbox.LimitCPU, int64(halfSecond))}
@@ -185,9 +186,9 @@ func limitsReset(t *testing.T, b sandbox.Backend) {
 func usage(t *testing.T, b sandbox.Backend) {
 	f := features(t, b)
 	if !slices.Contains(f.Limits, sandbox.LimitMemory) || !slices.Contains(f.Limits, sandbox.LimitCPU) {
-		Unavailable(t, "limits", "this host cannot count what a whole run uses")
+		Unavailable(t, "limits", "this host cannot measure a whole run")
 	}
-	// Nobody waits for the one that is busy.
+	// The busy process is not waited for.
 	r := Run{Script: `
 mkfifo wait
 (i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo > wait; exec sleep 60) &

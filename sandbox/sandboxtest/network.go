@@ -15,10 +15,10 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// endpoints: what is permitted is reached, told of, and opens nothing else.
+// endpoints: allowed endpoints are reached and recorded, and nothing else is.
 func endpoints(t *testing.T, b sandbox.Backend) {
 	if !features(t, b).Endpoints {
-		Unavailable(t, "namespaces", "this host cannot make exceptions of the network")
+		Unavailable(t, "namespaces", "this host cannot allow network endpoints")
 	}
 	open, shut := greeter(t), greeter(t)
 	to := func(e sandbox.Endpoint, allow ...sandbox.Endpoint) Run {
@@ -34,11 +34,11 @@ func endpoints(t *testing.T, b sandbox.Backend) {
 	}
 	r := to(open, open)
 	if r.Stdout != "hello ping\n" {
-		t.Errorf("an endpoint that is permitted: got %q, %s", r.Stdout, r.Stderr)
+		t.Errorf("allowed endpoint: got %q, %s", r.Stdout, r.Stderr)
 	}
 	if got := events(r, sandbox.EventAllowed); len(got) != 1 || len(r.Result.Events) != 1 || got[0].Subject != open.String() ||
 		got[0].Count != 1 || !strings.Contains(got[0].Detail, "5 bytes sent, 11 received") {
-		t.Errorf("an endpoint that is permitted: got events %v", r.Result.Events)
+		t.Errorf("allowed endpoint: got events %v", r.Result.Events)
 	}
 	for _, c := range []struct {
 		name string
@@ -53,12 +53,12 @@ func endpoints(t *testing.T, b sandbox.Backend) {
 			t.Errorf("%s: got %q, %s", c.name, c.run.Stdout, c.run.Stderr)
 		}
 		if got := events(c.run, sandbox.EventConnect); len(got) != 1 || len(c.run.Result.Events) != 1 {
-			t.Errorf("%s: got events %v, want the attempt", c.name, c.run.Result.Events)
+			t.Errorf("%s: got events %v, want the violation", c.name, c.run.Result.Events)
 		}
 	}
 }
 
-// greeter serves "hello" and the line that was sent, once for each connection, on an address of this host.
+// greeter serves "hello" and the line it received, once for each connection, on an address of this host.
 func greeter(t *testing.T) sandbox.Endpoint {
 	t.Helper()
 	addresses, err := net.InterfaceAddrs()
@@ -89,13 +89,13 @@ func greeter(t *testing.T) sandbox.Endpoint {
 		at := netip.MustParseAddrPort(l.Addr().String())
 		return sandbox.Endpoint{Host: at.Addr().String(), Port: at.Port()}
 	}
-	Unavailable(t, "address", "this host has no IPv4 address but that of loopback")
+	Unavailable(t, "address", "this host has only loopback IPv4 addresses")
 	return sandbox.Endpoint{}
 }
 
 func listen(t *testing.T, b sandbox.Backend) {
 	if _, err := os.Stat("/usr/bin/perl"); err != nil {
-		Unavailable(t, "namespaces", "the test listens by perl")
+		Unavailable(t, "namespaces", "the test listens with perl")
 	}
 	for _, permitted := range []bool{false, true} {
 		r := Run{Spec: func(s *sandbox.Spec) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sandboxtest is the contract of sandbox.Backend as tests: what every backend must do, and
-// what a program in its sandbox must not be able to do. Only test files import it.
+// Package sandboxtest is the contract of sandbox.Backend as tests: what every backend must do, and what a program in
+// its sandbox must not be able to do. Only test files import it.
 package sandboxtest
 
 import (
@@ -24,8 +24,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// TestBackend runs the contract against backends that new makes; each is closed by the test. The host
-// must have a POSIX shell and the usual tools in /usr and /bin.
+// TestBackend runs the contract against backends that new creates and the test closes. The host must have a POSIX shell
+// and the usual tools in /usr and /bin.
 func TestBackend(t *testing.T, new func() sandbox.Backend) {
 	b := new()
 	t.Cleanup(func() { b.Close() })
@@ -63,18 +63,18 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 		{"ManyRunsAtOnce", many},
 		{"LimitsAreEnforced", limitsEnforced},
 		{"LimitsOfOneRunDoNotOutliveIt", func(t *testing.T, _ sandbox.Backend) {
-			// One that is new gives each run what the run before it had.
+			// A new backend has one slot, which every run reuses.
 			b := new()
 			defer b.Close()
 			limitsReset(t, b)
 		}},
 		{"UsageIsOfTheWholeRun", usage},
-		{"AttemptsAreNamed", attempts},
-		{"ManyAttemptsHideNoOther", flood},
+		{"ViolationsAreRecorded", violations},
+		{"ManyViolationsHideNoOther", flood},
 		{"SharedCountersAreBounded", shared},
 		{"FullTemporaryDirectoryIsTold", fullTemp},
 		{"HostCannotBeAskedForItsFiles", oracle},
-		{"OrdinaryActionsAreNoAttempts", ordinary},
+		{"OrdinaryActionsAreNoViolations", ordinary},
 		{"AuditFullNamesWhatIsMissing", auditFull},
 		{"AuditOffRecordsNothing", auditOff},
 		{"EndpointsAreReachedAndNothingElse", endpoints},
@@ -94,8 +94,8 @@ var Requirements = []string{
 	"disk", "ia32", "address", "diffoscope",
 }
 
-// Unavailable skips the test because the host lacks a requirement, or fails it if the comma-separated list CLOISTER_REQUIRE
-// contains the requirement, so that a skipped guarantee does not look like a kept one.
+// Unavailable skips the test because the host lacks what, or fails it if CLOISTER_REQUIRE names what: a skipped
+// guarantee must not look like a kept one.
 func Unavailable(t testing.TB, requirement string, reason any) {
 	t.Helper()
 	required := strings.Split(os.Getenv("CLOISTER_REQUIRE"), ",")
@@ -110,8 +110,8 @@ func Unavailable(t testing.TB, requirement string, reason any) {
 	t.Skipf("needs %s: %v", requirement, reason)
 }
 
-// Tool is Unavailable for a program, if it is missing. The requirement is git, node or python (for python3), and tools for
-// every other program.
+// Tool skips the test, as Unavailable does, if a program is missing. CLOISTER_REQUIRE calls python3 python, git and
+// node by their names, and all others tools.
 func Tool(t testing.TB, program string) {
 	t.Helper()
 	_, err := exec.LookPath(program)
@@ -128,19 +128,18 @@ func Tool(t testing.TB, program string) {
 	}
 }
 
-// Limits are those that every backend enforces: the default ones, without those that a host may be unable
-// to hold.
+// Limits returns limits that every backend enforces: the defaults without those that need control groups.
 func Limits() sandbox.Limits {
 	l := sandbox.DefaultLimits()
 	l.Memory, l.CPU = sandbox.Unlimited, sandbox.Unlimited
 	return l
 }
 
-// A Run is one run of a shell script, and what came of it.
+// A Run is one run of a shell script and its results.
 type Run struct {
 	Script string
 	Spec   func(*sandbox.Spec)                // changes the spec, if not nil
-	Bytes  int64                              // the room of the workspace; 0 is without end
+	Bytes  int64                              // limit of the workspace; 0 is unlimited
 	Files  int64                              // likewise
 	Setup  func(testing.TB, *os.Root)         // fills the workspace, if not nil
 	Result *sandbox.Result                    // how it ended
@@ -149,7 +148,7 @@ type Run struct {
 	Check  func(testing.TB, *os.Root, string) // sees the output directory before it vanishes, if not nil
 }
 
-// Do performs the run in a sandbox with the host's programs, a writable directory /build and /tmp.
+// Do executes the run in a sandbox with the host's programs, a writable directory /build and /tmp.
 func (r *Run) Do(t testing.TB, b sandbox.Backend) {
 	t.Helper()
 	if err := r.Try(t.Context(), t, b); err != nil {
@@ -202,7 +201,7 @@ func (r *Run) Try(ctx context.Context, t testing.TB, b sandbox.Backend) error {
 	return err
 }
 
-// host returns the directories that a shell and its tools live in.
+// host returns the directories of a shell and its tools.
 func host(t testing.TB) []sandbox.Input {
 	var ins []sandbox.Input
 	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64", "/etc/alternatives"} {
@@ -216,7 +215,7 @@ func host(t testing.TB) []sandbox.Input {
 	return ins
 }
 
-// shell runs a script and returns its output; it must exit with 0.
+// shell runs a script, which must succeed, and returns its output.
 func shell(t *testing.T, b sandbox.Backend, script string) string {
 	t.Helper()
 	r := Run{Script: script}
@@ -355,7 +354,7 @@ func inputs(t *testing.T, b sandbox.Backend) {
 	if err := os.WriteFile(file, []byte("original"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	// A mode that lets everybody write: only the mount protects it.
+	// Everybody may write to it: only the mount protects it.
 	if err := os.Chmod(file, 0o666); err != nil {
 		t.Fatal(err)
 	}
@@ -387,8 +386,8 @@ func inputs(t *testing.T, b sandbox.Backend) {
 	}
 }
 
-// attack is a script that tries every way to change a file that holds "original", and then says "held"
-// or "CHANGED".
+// attack returns a script that tries every way to change a file that contains "original", and prints "held" or
+// "CHANGED".
 func attack(file string) string {
 	return fmt.Sprintf(`
 f=%s
@@ -528,7 +527,7 @@ func hostNetwork(t *testing.T, b sandbox.Backend) {
 func loopback(t *testing.T, b sandbox.Backend) {
 	for _, up := range []bool{true, false, true} {
 		r := Run{
-			// Nobody listens: over an interface that is up that is "refused", else "unreachable".
+			// Nobody listens: "refused" if the interface is up, otherwise "unreachable".
 			Spec: func(s *sandbox.Spec) {
 				s.Args = []string{"/bin/bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9"}
 				s.Network = sandbox.Network{Loopback: up}
@@ -555,7 +554,7 @@ sleep 0.1
 		t.Fatalf("exit code %d: %s", r.Result.ExitCode, r.Stderr)
 	}
 	if d := time.Since(began); d > time.Minute {
-		t.Errorf("the run was waited for %v, though only its background processes were left", d)
+		t.Errorf("Run waited %v for background processes", d)
 	}
 	if alive := Running(t, mark); len(alive) > 0 {
 		t.Errorf("still alive: %v", alive)
@@ -567,7 +566,7 @@ func Running(t testing.TB, mark string) []string {
 	t.Helper()
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil || len(lines) == 0 {
-		t.Fatalf("the host's processes cannot be listed: %v", err)
+		t.Fatalf("cannot list the host's processes: %v", err)
 	}
 	var found []string
 	for _, p := range lines {
@@ -578,9 +577,9 @@ func Running(t testing.TB, mark string) []string {
 	return found
 }
 
-// Signal sends sig to the processes of this host whose command line contains mark and that have a handler for it, and
-// returns how many these are. What a shell has forked, and is yet to become another program, has its command line and no
-// handler: it would die.
+// Signal sends sig to the processes of this host whose command line contains mark and that handle it, and returns their
+// number. A shell's child that has not yet executed its program has the shell's command line and no handler; it would
+// die.
 func Signal(t testing.TB, mark string, sig syscall.Signal) int {
 	t.Helper()
 	sent := 0
@@ -597,7 +596,7 @@ func Signal(t testing.TB, mark string, sig syscall.Signal) int {
 		caught, _, _ = strings.Cut(caught, "\n")
 		mask, err := strconv.ParseUint(strings.TrimSpace(caught), 16, 64)
 		if err != nil {
-			t.Fatalf("%s: the signals that it catches: %v", p, err)
+			t.Fatalf("%s: caught signals: %v", p, err)
 		}
 		if mask&(1<<(sig-1)) == 0 {
 			continue
@@ -643,14 +642,14 @@ func stop(t *testing.T, b sandbox.Backend) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			r := Run{Script: c.script, Spec: func(s *sandbox.Spec) { s.Grace = c.grace }}
-			// The script says when its trap stands.
+			// The script prints when its trap is set.
 			stdout := &signalled{want: "ready\n", then: cancel}
 			res, err := r.with(ctx, t, b, stdout)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if !res.Stopped {
-				t.Error("the result does not say that the run was stopped")
+				t.Error("the result is not Stopped")
 			}
 			if got := stdout.text.String(); got != c.stdout {
 				t.Errorf("got output %q, want %q", got, c.stdout)
@@ -659,13 +658,13 @@ func stop(t *testing.T, b sandbox.Backend) {
 	}
 }
 
-// stopAnytime: a run that is told to end before, while or after its command starts ends by that word, and does
-// not first live through its grace.
+// stopAnytime: a run that is stopped before, while or after its command starts ends at once and does not wait for its
+// grace period.
 func stopAnytime(t *testing.T, b sandbox.Backend) {
 	for i := range 40 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*500*time.Microsecond)
 		r := Run{Script: "exec sleep 300", Spec: func(s *sandbox.Spec) { s.Grace = time.Hour }}
-		// One that ends before it has begun is an error, which says no more.
+		// A run that ends before it begins returns an error.
 		if err := r.Try(ctx, t, b); err == nil && !r.Result.Stopped {
 			t.Errorf("stopped after %d half milliseconds: got %+v", i, r.Result)
 		}
@@ -673,7 +672,7 @@ func stopAnytime(t *testing.T, b sandbox.Backend) {
 	}
 }
 
-// with is Try with a writer of one's own for stdout.
+// with is Try with another writer for stdout.
 func (r *Run) with(ctx context.Context, t *testing.T, b sandbox.Backend, stdout *signalled) (*sandbox.Result, error) {
 	w, err := b.Workspace(ctx, sandbox.Unlimited, sandbox.Unlimited)
 	if err != nil {
@@ -688,7 +687,7 @@ func (r *Run) with(ctx context.Context, t *testing.T, b sandbox.Backend, stdout 
 	return b.Run(ctx, spec, sandbox.Stdio{Stdout: stdout})
 }
 
-// signalled is a buffer that calls then once it holds want.
+// A signalled is a buffer that calls then once it contains want.
 type signalled struct {
 	text strings.Builder
 	want string
@@ -732,7 +731,7 @@ func reopen(t *testing.T, b sandbox.Backend) {
 	}
 }
 
-// freshNetwork: what one run did on its loopback is not seen by the next, not even by its counters.
+// freshNetwork: traffic of one run is invisible to the next, even in counters.
 func freshNetwork(t *testing.T, b sandbox.Backend) {
 	for range 3 {
 		r := Run{Spec: func(s *sandbox.Spec) {
@@ -740,16 +739,16 @@ func freshNetwork(t *testing.T, b sandbox.Backend) {
 		}}
 		r.Do(t, b)
 		if f := strings.Fields(r.Stdout); len(f) < 3 || f[1] != "0" {
-			t.Errorf("loopback has been used before: %q", r.Stdout)
+			t.Errorf("loopback was used before: %q", r.Stdout)
 		}
 	}
 }
 
 func keys(t *testing.T, b sandbox.Backend) {
 	if _, err := os.Stat("/usr/bin/python3"); err != nil {
-		Unavailable(t, "namespaces", "the test makes system calls by python3")
+		Unavailable(t, "namespaces", "the test makes system calls with python3")
 	}
-	// add_key into the session keyring, then search for it: found by the run that added it alone.
+	// Add a key to the session keyring, then search for it: only the run that added it finds it.
 	script := `
 import ctypes, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -762,7 +761,7 @@ libc.syscall(ADD_KEY, b"user", b"cloister-test", b"secret", 6, SESSION)
 		r := Run{Spec: func(s *sandbox.Spec) { s.Args = []string{"/usr/bin/python3", "-c", script} }}
 		r.Do(t, b)
 		if r.Stdout != "none\n" {
-			t.Errorf("a key of another: %q %s", r.Stdout, r.Stderr)
+			t.Errorf("a run found another run's key: %q %s", r.Stdout, r.Stderr)
 		}
 	}
 }
@@ -781,7 +780,7 @@ func linkedTarget(t *testing.T, b sandbox.Backend) {
 		},
 	}
 	if err := r.Try(t.Context(), t, b); err == nil {
-		t.Error("an input was mounted through a link of the tree")
+		t.Error("an input was mounted through a link in the tree")
 	}
 }
 
@@ -797,13 +796,13 @@ func invalid(t *testing.T, b sandbox.Backend) {
 	} {
 		r := Run{Script: "echo ran", Spec: change}
 		if err := r.Try(t.Context(), t, b); err == nil {
-			t.Errorf("%s: the run was performed", name)
+			t.Errorf("%s: the run was executed", name)
 		}
 		if r.Stdout != "" {
 			t.Errorf("%s: the command was started", name)
 		}
 	}
-	// And the backend still works.
+	// The backend still works.
 	shell(t, b, "true")
 }
 
@@ -826,7 +825,7 @@ func many(t *testing.T, b sandbox.Backend) {
 	all.Wait()
 }
 
-// public returns a temporary directory that an unprivileged user could reach if it were in sight.
+// public returns a temporary directory that an unprivileged user could reach if it were visible.
 func public(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -836,7 +835,7 @@ func public(t *testing.T) string {
 	return dir
 }
 
-// write writes a file of exactly this mode.
+// write writes a file with exactly this mode.
 func write(t testing.TB, root *os.Root, name, text string, mode os.FileMode) {
 	t.Helper()
 	if err := root.WriteFile(name, []byte(text), 0o600); err != nil {

@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal: a person's shell has a terminal of its own, with all that belongs to one.
+// terminal: a person's shell has a terminal of its own with job control.
 func terminal(t *testing.T, b sandbox.Backend) {
 	for _, c := range []struct {
 		name, script string
-		answer       [2]string // what is typed once it has said so
+		answer       [2]string // typed after the first is printed
 		code         int
 		want         string
 	}{
@@ -60,7 +60,7 @@ func terminal(t *testing.T, b sandbox.Backend) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// It ends only if no copy of the run's end is left anywhere.
+			// It ends only if no copy of the run's end is left.
 			text := <-heard
 			if res.ExitCode != c.code || !strings.Contains(text, c.want) {
 				t.Errorf("got exit code %d, %q; want %d, %q", res.ExitCode, text, c.code, c.want)

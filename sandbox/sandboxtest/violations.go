@@ -12,8 +12,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// misdeeds is a script for bash that tries what a run must not.
-const misdeeds = `
+// violationScript tries what a run must not do.
+const violationScript = `
 exec 3<>/dev/tcp/192.0.2.1/443
 exec 3<>/dev/tcp/192.0.2.1/443
 echo x > /usr/x
@@ -23,20 +23,20 @@ rm -f /in/file
 unshare -U true
 true`
 
-// misdeed is a run of them with an input.
-func misdeed(a sandbox.Audit) Run {
+// violating is a run of violationScript with an input.
+func violating(a sandbox.Audit) Run {
 	return Run{
 		Setup: func(t testing.TB, ws *os.Root) { write(t, ws, "in-file", "original", 0o666) },
 		Spec: func(s *sandbox.Spec) {
-			s.Args = []string{"/bin/bash", "-c", misdeeds}
+			s.Args = []string{"/bin/bash", "-c", violationScript}
 			s.Inputs = append(s.Inputs, sandbox.Input{Target: "/in/file", Content: "x", Source: "in-file"})
 			s.Audit = a
 		},
 	}
 }
 
-func attempts(t *testing.T, b sandbox.Backend) {
-	r := misdeed(sandbox.AuditViolations)
+func violations(t *testing.T, b sandbox.Backend) {
+	r := violating(sandbox.AuditViolations)
 	r.Do(t, b)
 	if r.Result.ExitCode != 0 {
 		t.Fatalf("exit code %d: %s", r.Result.ExitCode, r.Stderr)
@@ -54,7 +54,7 @@ func attempts(t *testing.T, b sandbox.Backend) {
 	}
 }
 
-// flood: however much is tried of one kind, the first of another is recorded.
+// flood: many violations of one kind do not hide the first of another.
 func flood(t *testing.T, b sandbox.Backend) {
 	r := Run{Spec: func(s *sandbox.Spec) {
 		s.Args = []string{"/bin/bash", "-c", "for i in {1..1500}; do : > /usr/x$i; done 2>/dev/null; : < /dev/tcp/192.0.2.1/443; unshare -U true; true"}
@@ -70,8 +70,7 @@ func flood(t *testing.T, b sandbox.Backend) {
 	}
 }
 
-// shared: what the kernel counts for a run it counts for the user who made the sandbox, too; a run can have only
-// some of it.
+// shared: resources that the kernel also counts for the sandbox's owner are limited.
 func shared(t *testing.T, b sandbox.Backend) {
 	r := Run{Spec: func(s *sandbox.Spec) {
 		s.Args = []string{"/bin/bash", "-c", "ulimit -i; ulimit -q; ulimit -e; ulimit -r"}
@@ -104,11 +103,11 @@ func fullTemp(t *testing.T, b sandbox.Backend) {
 	r = Run{Script: "head -c 16777216 /dev/zero > /tmp/big"}
 	r.Do(t, b)
 	if r.Result.ExitCode != 0 || r.Result.Exceeded != nil || len(r.Result.Events) > 0 {
-		t.Errorf("as much as there is room for: exit code %d, events %v", r.Result.ExitCode, r.Result.Events)
+		t.Errorf("exactly the size: exit code %d, events %v", r.Result.ExitCode, r.Result.Events)
 	}
 }
 
-// oracle: a link of the input tree does not reach the host while the program is looked for.
+// oracle: links in the input tree do not reach the host while the program is looked up.
 func oracle(t *testing.T, b sandbox.Backend) {
 	secret := filepath.Join(public(t), "secret")
 	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
@@ -131,25 +130,25 @@ func oracle(t *testing.T, b sandbox.Backend) {
 }
 
 func auditOff(t *testing.T, b sandbox.Backend) {
-	r := misdeed(sandbox.AuditOff)
+	r := violating(sandbox.AuditOff)
 	r.Do(t, b)
 	if len(r.Result.Events) > 0 || len(r.Result.Opened) > 0 {
 		t.Errorf("got events %v, opened %v", r.Result.Events, r.Result.Opened)
 	}
 	if !strings.Contains(r.Stderr, "/usr/x") || strings.Count(r.Stderr, "192.0.2.1") < 2 {
-		t.Errorf("what is not watched was permitted: %s", r.Stderr)
+		t.Errorf("the unmonitored run did not fail as expected: %s", r.Stderr)
 	}
 }
 
 func auditFull(t *testing.T, b sandbox.Backend) {
 	if !slices.Contains(features(t, b).Audits, sandbox.AuditFull) {
-		Unavailable(t, "namespaces", "this host cannot watch what a run opens")
+		Unavailable(t, "namespaces", "this host cannot monitor what a run opens")
 	}
 	secret := filepath.Join(public(t), "secret")
 	if err := os.WriteFile(secret, []byte("secret"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	r := misdeed(sandbox.AuditFull)
+	r := violating(sandbox.AuditFull)
 	change := r.Spec
 	r.Spec = func(s *sandbox.Spec) {
 		change(s)
@@ -162,14 +161,14 @@ func auditFull(t *testing.T, b sandbox.Backend) {
 		})
 	}
 	if !missed(secret) || missed(secret+".absent") {
-		t.Errorf("got events %v, want %s, which the host has, and not its neighbour", r.Result.Events, secret)
+		t.Errorf("got events %v, want %s, which the host has, but not its missing neighbour", r.Result.Events, secret)
 	}
 	if !slices.Contains(r.Result.Opened, "/in/file") || slices.Contains(r.Result.Opened, "/build/mine") || !slices.IsSorted(r.Result.Opened) {
 		t.Errorf("opened: got %v", r.Result.Opened)
 	}
 }
 
-// ordinary: a record is read only if nothing is in it that everybody does.
+// ordinary: common tools cause no events, or nobody would read them.
 func ordinary(t *testing.T, b sandbox.Backend) {
 	for _, c := range []struct{ tool, script string }{
 		{"sh", `echo x > /tmp/y; cat /tmp/y; mkdir -p a/b; ln -s b a/c; mv a/b a/d; rm -r a; test -w /usr; command -v no-such-program; true`},
