@@ -81,7 +81,6 @@ const unprivilegedUser = 63210
 
 // TestBackendUnprivileged runs the contract as an ordinary user, in another process.
 func TestBackendUnprivileged(t *testing.T) {
-	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("TestBackend already runs as an ordinary user")
 	}
@@ -95,6 +94,7 @@ func TestBackendUnprivileged(t *testing.T) {
 	}
 	self := filepath.Join(dir, "namespace.test")
 	copyExecutable(t, self)
+	t.Parallel() // not before: a child forked meanwhile would keep the copy open for writing
 	args := []string{"-test.run=^Test(Backend|RunsDieWithTheirZygote|FortyRunsAtOnce|NothingAccumulates|LimitsThatNobodyCanKeep|HiddenDirectory|NetworkIsKeptOnlyUnused|SocketsInFlightAreGone|TemplateKeepsNothing|BasesDoNotMix|KilledSlotLosesItsRunAlone|IdleProcessesDie|LongCommandLines|TimedWaitsEnd|FilesHaveTheTimeOfTheRun|HeldFilesAreOfOneSecond|SeedsGiveNothingTwice|ConditionsHoldOrTheRunFails|ConditionsEndInTheirSlot)$", "-test.timeout=3m", "-test.v"}
 	cmd := exec.CommandContext(t.Context(), self, args...)
 	cmd.Dir = dir

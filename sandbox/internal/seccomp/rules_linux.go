@@ -203,7 +203,7 @@ var rules = []rule{
 		cases: []all{{{2, unix.S_IFMT, []uint32{0, unix.S_IFREG, unix.S_IFIFO, unix.S_IFSOCK}}}},
 		then:  allow, otherwise: refuse,
 	},
-	// New namespaces: the way to capabilities, and to most of the kernel's errors that need one.
+	// New namespaces: the way to capabilities, and to most kernel bugs that need one.
 	{
 		calls: `clone`,
 		cases: []all{{{0, newNamespace, []uint32{0}}}},
@@ -214,13 +214,12 @@ var rules = []rule{
 		cases: []all{{{0, all64 &^ unshareable, []uint32{0}}}},
 		then:  allow, otherwise: refuse,
 	},
-	// Sockets by family, type and protocol. AF_VSOCK leads to the virtual machine's host whatever the
-	// network namespace is; protocols beyond these load modules into the kernel. SOCK_PACKET (10) turns
-	// AF_INET into AF_PACKET, and so the types are listed, too.
+	// Sockets by family, type and protocol. AF_VSOCK reaches the virtual machine's host from any network namespace;
+	// protocols beyond these load kernel modules. SOCK_PACKET (10) turns AF_INET into AF_PACKET, so the types are
+	// listed as well.
 	{
 		calls: `socket`,
-		// These belong to no network. Of all others a watch is told, since what they leave there must not meet the
-		// next run.
+		// These belong to no network. All others are reported, since what they leave behind must not meet the next run.
 		allowed: []all{{{0, low32, []uint32{unix.AF_UNIX}}}},
 		cases: []all{
 			{
@@ -242,13 +241,13 @@ var rules = []rule{
 		cases: []all{{{0, low32, []uint32{unix.AF_UNIX}}}},
 		then:  allow, otherwise: refuse, errno: unix.EAFNOSUPPORT,
 	},
-	// Putting input into a terminal that somebody else reads, and its line disciplines, which are modules.
+	// Injecting input into a terminal that somebody else reads, and line disciplines, which are modules.
 	{
 		calls: `ioctl`,
 		cases: []all{{{1, low32, []uint32{ttyInject, ttySelection, ttyDiscipline}}}},
 		then:  refuse, otherwise: allow,
 	},
-	// Leases hold up whoever opens an input that is shared with other runs; notices tell of their accesses.
+	// Leases delay anyone who opens an input shared with other runs; notifications reveal their accesses.
 	{
 		calls: `fcntl`,
 		cases: []all{{{1, low32, []uint32{unix.F_SETLEASE, unix.F_NOTIFY, setDelegation}}}},
