@@ -162,11 +162,18 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	}
 	n.Ready.Draining.Store(true)
 	n.Service.Stopping()
+	drain(out, c.DrainTimeout, signals, client, ended, cancel)
+	return nil
+}
+
+// drain waits for running actions until limit or the next signal, and then cancels them. ended is closed when the client
+// has stopped.
+func drain(out io.Writer, limit time.Duration, signals <-chan os.Signal, client *buildbarn.Client, ended <-chan struct{}, cancel func()) {
 	client.Drain()
 	if busy := client.Busy(); busy > 0 {
 		fmt.Fprintf(out, "draining %d running; Ctrl-C again gives them back\n", busy)
 	}
-	patient, stop := node.DrainContext(c.DrainTimeout, signals)
+	patient, stop := node.DrainContext(limit, signals)
 	defer stop()
 	select {
 	case <-ended:
@@ -182,7 +189,6 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 			fmt.Fprintf(out, "stopped  running actions were cancelled; %s\n", down)
 		}
 	}
-	return nil
 }
 
 // storeID returns the random name of a store directory, which one process at a time can lock. It stays the same when a
