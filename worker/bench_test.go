@@ -172,8 +172,8 @@ func BenchmarkRequest(b *testing.B) {
 	}
 }
 
-// BenchmarkExecute measures an action from Admit to its result, without a sandbox: one without outputs, and one with 100 files
-// and a directory of 20.
+// BenchmarkExecute measures an action from Admit to its result, without a sandbox: one without outputs, and one with
+// 100 files and a directory of 20.
 func BenchmarkExecute(b *testing.B) {
 	for name, many := range map[string]bool{"noop": false, "outputs": true} {
 		b.Run(name, func(b *testing.B) {

@@ -32,8 +32,8 @@ type collected struct {
 	began, ended time.Time
 }
 
-// collect puts outputs, stdout, stderr and the audit log into the store, or into a batch for it. No process of the action
-// is left.
+// collect puts outputs, stdout, stderr and the audit log into the store, or into a batch for it. No process of the
+// action is left.
 func (l *Local) collect(
 	ctx context.Context, t *Task, req *Request, box *confined, s *staged, r *ran,
 ) (*collected, error) {

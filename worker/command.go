@@ -29,9 +29,9 @@ func timeout(a *repb.Action) (time.Duration, error) {
 	return d, nil
 }
 
-// checkCommand returns the paths of a command's outputs relative to the input root, clean, sorted and without duplicates,
-// and those that API 2.0 declares as directories. It returns cas.ErrInvalid for a command that cannot run as specified
-// (rules 71, 76 to 82).
+// checkCommand returns the paths of a command's outputs relative to the input root, clean, sorted and without
+// duplicates, and those that API 2.0 declares as directories. It returns cas.ErrInvalid for a command that cannot run
+// as specified (rules 71, 76 to 82).
 func checkCommand(c *repb.Command) (outputs, dirs []string, err error) {
 	if err := checkArguments(c); err != nil {
 		return nil, nil, err

@@ -26,8 +26,8 @@ var defaults = map[string]string{
 	"TMPDIR": "/tmp",
 }
 
-// Admit checks everything that needs no slot: t, everything it refers to, the policy and the sandbox's features. A worker
-// without a backend leaves the last two to the workers that execute. The error is a *Fault.
+// Admit checks everything that needs no slot: t, everything it refers to, the policy and the sandbox's features. A
+// worker without a backend leaves the last two to the workers that execute. The error is a *Fault.
 func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	in, err := l.Instances(t.Instance)
 	if err != nil {
@@ -130,12 +130,13 @@ func (l *Local) timeout(t *Task, req *Request, g *policy.Grant) (time.Duration, 
 	case req.Action.Timeout.AsDuration() == 0:
 		return g.MaxTimeout, nil
 	}
-	return 0, faultf(Invalid, "confine: action %s sets a timeout of %v, more than the maximum of %v of profile %q, chosen by rule %q",
+	return 0, faultf(Invalid,
+		"confine: action %s sets a timeout of %v, more than the maximum of %v of profile %q, chosen by rule %q",
 		req.Digest, req.Timeout, g.MaxTimeout, g.Profile, g.Rule)
 }
 
-// checkRoot checks that a varied run can have its input root at root, without hiding the toolchain or a directory of the
-// sandbox.
+// checkRoot checks that a varied run can have its input root at root, without hiding the toolchain or a directory of
+// the sandbox.
 func (l *Local) checkRoot(root string) error {
 	if root == "" {
 		return nil

@@ -66,15 +66,16 @@ func (l *Local) Action(ctx context.Context, in *cas.Instance, action cas.Digest)
 	return tree.Read(ctx, l.inputs, in, action, new(repb.Action))
 }
 
-// Resolve reads and checks an action, its command and its input root. One Fault of kind Missing lists all missing blobs,
-// so that a client can upload them together. A malformed action is a Fault of kind Invalid.
+// Resolve reads and checks an action, its command and its input root. One Fault of kind Missing lists all missing
+// blobs, so that a client can upload them together. A malformed action is a Fault of kind Invalid.
 func (l *Local) Resolve(ctx context.Context, in *cas.Instance, action cas.Digest) (*Request, error) {
 	req, err := l.resolve(ctx, in, action)
 	if err != nil {
 		return nil, fault(Fetch, err)
 	}
 	if d := req.Timeout; d > l.MaxTimeout {
-		return nil, faultf(Invalid, "fetch: action %s sets a timeout of %v, more than the maximum of %v", action, d, l.MaxTimeout)
+		return nil, faultf(Invalid, "fetch: action %s sets a timeout of %v, more than the maximum of %v",
+			action, d, l.MaxTimeout)
 	}
 	if req.Timeout == 0 {
 		req.Timeout = l.MaxTimeout

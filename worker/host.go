@@ -54,8 +54,8 @@ func osRelease(text string) (id, version string) {
 	return id, version
 }
 
-// toolchainPaths are the parts of a host that compilers, interpreters and shells consist of, and nothing that belongs to
-// an administrator, a user or a service.
+// toolchainPaths are the parts of a host that compilers, interpreters and shells consist of, and nothing that belongs
+// to an administrator, a user or a service.
 var toolchainPaths = []string{
 	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
 	"/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
@@ -63,8 +63,8 @@ var toolchainPaths = []string{
 	"/etc/mime.types", "/etc/protocols", "/etc/services",
 }
 
-// HostToolchain returns the parts of this host that every action may read: the directories of programs and libraries, and
-// the few files in /etc that these need.
+// HostToolchain returns the parts of this host that every action may read: the directories of programs and libraries,
+// and the few files in /etc that these need.
 func HostToolchain() ([]sandbox.Input, error) {
 	var inputs []sandbox.Input
 	for _, pattern := range toolchainPaths {

@@ -31,7 +31,8 @@ func (e *execution) status() (status Status, line string, limit *sandbox.Event) 
 	r := e.ran
 	switch {
 	case r.timedOut && e.req.Action.GetTimeout().AsDuration() == 0:
-		return TimedOut, fmt.Sprintf("killed after %v, the default timeout, because the action sets none", e.box.spec.Timeout), nil
+		line = fmt.Sprintf("killed after %v, the default timeout, because the action sets none", e.box.spec.Timeout)
+		return TimedOut, line, nil
 	case r.timedOut:
 		return TimedOut, fmt.Sprintf("killed after its timeout of %v", e.box.spec.Timeout), nil
 	case r.Exceeded != nil && r.ExitCode != 0:
@@ -45,7 +46,8 @@ func (e *execution) status() (status Status, line string, limit *sandbox.Event) 
 		return OK, fmt.Sprintf("exit code %d after %v, action %s", r.ExitCode, took, e.req.Digest), nil
 	}
 	if limit = e.limit(); limit != nil {
-		return OK, fmt.Sprintf("succeeded but hit a limit, so its result is not cached: %s%s", limit, e.peakMemory()), limit
+		line = fmt.Sprintf("succeeded but hit a limit, so its result is not cached: %s%s", limit, e.peakMemory())
+		return OK, line, limit
 	}
 	return OK, e.noOutputs(), nil
 }

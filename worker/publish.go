@@ -8,11 +8,12 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// publish ensures that the store has every blob of the result (rule 119). Then it writes the result to the action cache,
-// if the action succeeded and may be cached.
+// publish ensures that the store has every blob of the result (rule 119). Then it writes the result to the action
+// cache, if the action succeeded and may be cached.
 func (l *Local) publish(ctx context.Context, t *Task, req *Request, out *Outcome, blobs []cas.Digest) error {
 	store := req.Instance.Store
-	// A store that is too small for the outputs of one action, and grants no lease, evicts the first blobs for the last.
+	// A store that is too small for the outputs of one action, and grants no lease, evicts the first blobs for the
+	// last.
 	if len(blobs) > 0 {
 		missing, err := store.Missing(ctx, blobs)
 		if err != nil {
@@ -20,7 +21,8 @@ func (l *Local) publish(ctx context.Context, t *Task, req *Request, out *Outcome
 		}
 		if len(missing) > 0 {
 			return faultf(Exhausted, "publish: the store evicted %d of the %d blobs of action %s, including %s, "+
-				"before the result was complete: increase the size of the store", len(missing), len(blobs), t.Action, missing[0])
+				"before the result was complete: increase the size of the store",
+				len(missing), len(blobs), t.Action, missing[0])
 		}
 	}
 	if !out.AuditLog.IsZero() {

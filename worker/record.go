@@ -133,7 +133,8 @@ func (d *digests) outputs(r *repb.ActionResult) []manifest.Output {
 	return all
 }
 
-// RecordedManifest returns the digest and the stable hash of the manifest that a result's metadata names, or zero values.
+// RecordedManifest returns the digest and the stable hash of the manifest that a result's metadata names, or zero
+// values.
 func RecordedManifest(r *repb.ActionResult) (text cas.Digest, stableHash string) {
 	for _, aux := range r.GetExecutionMetadata().GetAuxiliaryMetadata() {
 		var e cloisterpb.Execution

@@ -110,8 +110,8 @@ func TestManifestRecordsRun(t *testing.T) {
 	}
 }
 
-// The stable hash depends on what can influence the result, and not on who runs or requests the action, or how well it is
-// confined and audited.
+// The stable hash depends on what can influence the result, and not on who runs or requests the action, or how well it
+// is confined and audited.
 func TestStableHashDependsOnInfluences(t *testing.T) {
 	hash := func(change func(b *bench, task *Task)) string {
 		b := newBench(t, compiles)

@@ -13,8 +13,8 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 )
 
-// keepInputs calls RenewInputs every l.RenewInterval until stop is called, which waits for a call in progress. The first
-// call comes after one interval, because fetch has marked the inputs or knows that they were marked recently.
+// keepInputs calls RenewInputs every l.RenewInterval until stop is called, which waits for a call in progress. The
+// first call comes after one interval, because fetch has marked the inputs or knows that they were marked recently.
 func (l *Local) keepInputs(ctx context.Context, t *Task) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var mu sync.Mutex
@@ -37,9 +37,9 @@ func (l *Local) keepInputs(ctx context.Context, t *Task) (stop func()) {
 	}
 }
 
-// RenewInputs marks the inputs of t's action as used, except those marked recently, so that the store keeps them. It only
-// logs failures: the run may not need the inputs any more, and reports the problem itself if it does. Only one call at a
-// time works, because each holds a list of blobs.
+// RenewInputs marks the inputs of t's action as used, except those marked recently, so that the store keeps them. It
+// only logs failures: the run may not need the inputs any more, and reports the problem itself if it does. Only one
+// call at a time works, because each holds a list of blobs.
 func (l *Local) RenewInputs(ctx context.Context, t *Task) {
 	select {
 	case l.renewing <- struct{}{}:

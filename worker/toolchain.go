@@ -19,8 +19,8 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// toolchain returns the fingerprint of this host's programs that a run executed. Programs that only watchdogs execute are
-// accidental. If nothing watched the run, only the command's own program is known.
+// toolchain returns the fingerprint of this host's programs that a run executed. Programs that only watchdogs execute
+// are accidental. If nothing watched the run, only the command's own program is known.
 func (l *Local) toolchain(
 	spec *sandbox.Spec, r *sandbox.Result,
 ) (t manifest.Toolchain, accidental []manifest.Program) {
@@ -44,9 +44,9 @@ func (l *Local) toolchain(
 	return t, accidental
 }
 
-// isWatchdogProgram reports whether p is a system program that only waits or lists processes. A watchdog beside a command,
-// such as that of Bazel's test-setup.sh, may or may not execute them, depending on the scheduler, and no output depends on
-// it.
+// isWatchdogProgram reports whether p is a system program that only waits or lists processes. A watchdog beside a
+// command, such as that of Bazel's test-setup.sh, may or may not execute them, depending on the scheduler, and no
+// output depends on it.
 func isWatchdogProgram(p string) bool {
 	switch dir, name := path.Split(p); dir {
 	case "/bin/", "/usr/bin/":
@@ -67,8 +67,8 @@ func (l *Local) onHost(p string) (source string, ok bool) {
 	return source, longest >= 0
 }
 
-// commandProgram returns the path, without symlinks, of the program that the command names, or nothing if it is not part
-// of the toolchain.
+// commandProgram returns the path, without symlinks, of the program that the command names, or nothing if it is not
+// part of the toolchain.
 func (l *Local) commandProgram(spec *sandbox.Spec) []string {
 	candidates := []string{spec.Args[0]}
 	if !strings.Contains(spec.Args[0], "/") {

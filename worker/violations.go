@@ -110,9 +110,11 @@ func (l *Local) audit(t *Task, v *Violations) {
 // auditRefusal passes to the audit log the property for which the policy refused t, if err says so.
 func (l *Local) auditRefusal(t *Task, err error) {
 	if r, ok := errors.AsType[*policy.RefusedError](err); ok {
-		l.audit(t, newViolations(&sandbox.Result{ExitCode: sandbox.NeverRan, Events: []sandbox.Event{{
-			Kind: sandbox.EventRefused, Subject: r.Property.String(), Count: 1, Detail: fmt.Sprintf("rule %q %s", r.Rule, r.Reason),
-		}}}, nil, 0))
+		event := sandbox.Event{
+			Kind: sandbox.EventRefused, Subject: r.Property.String(), Count: 1,
+			Detail: fmt.Sprintf("rule %q %s", r.Rule, r.Reason),
+		}
+		l.audit(t, NewViolations(&sandbox.Result{ExitCode: sandbox.NeverRan, Events: []sandbox.Event{event}}))
 	}
 }
 

@@ -451,8 +451,8 @@ func TestRefusalsAreAudited(t *testing.T) {
 	}
 }
 
-// In a fleet, the merge key covers everything on which another policy may depend. A worker without a backend refuses only
-// malformed actions.
+// In a fleet, the merge key covers everything on which another policy may depend. A worker without a backend refuses
+// only malformed actions.
 func TestAdmitInFleet(t *testing.T) {
 	b := newBench(t, nil)
 	b.Fleet = true

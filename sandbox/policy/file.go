@@ -222,7 +222,8 @@ func (r *reader) readRule(n ast.Node) error {
 	}
 	if len(r.policy.rules) > 0 {
 		if last := r.policy.rules[len(r.policy.rules)-1]; last.when.always() {
-			return r.Errorf(n, "rule %q is never reached: rule %q before it (%s) matches everything", u.name, last.name, last.at)
+			return r.Errorf(n, "rule %q is never reached: rule %q before it (%s) matches everything",
+				u.name, last.name, last.at)
 		}
 	}
 	profiles := []string{u.profile}

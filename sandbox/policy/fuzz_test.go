@@ -11,8 +11,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
-// FuzzParse checks that Parse returns an error with a position, or a policy that answers requests and whose canonical text
-// is the same policy.
+// FuzzParse checks that Parse returns an error with a position, or a policy that answers requests and whose canonical
+// text is the same policy.
 func FuzzParse(f *testing.F) {
 	example, err := os.ReadFile("../../examples/policy.yaml")
 	if err != nil {

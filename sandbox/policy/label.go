@@ -34,7 +34,8 @@ func splitTarget(s string) (pkg, name string) {
 }
 
 func parsePattern(s string) (*pattern, error) {
-	bad := fmt.Errorf("invalid target pattern %q: write //pkg:name, //pkg:all or //pkg/..., preceded by @@repo for another repository", s)
+	bad := fmt.Errorf("invalid target pattern %q: write //pkg:name, //pkg:all or //pkg/..., "+
+		"preceded by @@repo for another repository", s)
 	repo, rest, ok := splitLabel(s)
 	if !ok {
 		return nil, bad

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policy decides what an action may use. A Policy is parsed from an operator's file or built in. Compile turns the
-// platform properties of an action into a Grant, or refuses them. The package does not depend on the remote execution API
-// and reads no file, clock or environment: the same policy and request always give the same answer.
+// Package policy decides what an action may use. A Policy is parsed from an operator's file or built in. Compile turns
+// the platform properties of an action into a Grant, or refuses them. The package does not depend on the remote
+// execution API and reads no file, clock or environment: the same policy and request always give the same answer.
 package policy
 
 import (
@@ -177,8 +177,8 @@ var propertyNames = func() []string {
 }()
 
 // Compile decides what an action may use on a worker that can enforce the given limits. It returns a RefusedError for a
-// property that does not exist or asks for more than the policy grants. It returns sandbox.ErrUnsupported for a limit that
-// the file or the action sets and the worker cannot enforce. A built-in limit becomes Unlimited there.
+// property that does not exist or asks for more than the policy grants. It returns sandbox.ErrUnsupported for a limit
+// that the file or the action sets and the worker cannot enforce. A built-in limit becomes Unlimited there.
 func (p *Policy) Compile(r Request, enforceable []sandbox.Limit) (*Grant, error) {
 	c := &compilation{policy: p, rule: defaultRule, enforceable: enforceable, asked: map[string]string{}, grant: &Grant{}}
 	if i := slices.IndexFunc(p.rules, func(u *rule) bool { return u.when.holds(r) }); i >= 0 {

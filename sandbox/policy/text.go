@@ -12,8 +12,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// Text returns the policy in canonical form, from which Parse returns the same policy. Profiles are sorted and complete,
-// with built-in values as comments.
+// Text returns the policy in canonical form, from which Parse returns the same policy. Profiles are sorted and
+// complete, with built-in values as comments.
 func (p *Policy) Text() string {
 	w := &textWriter{}
 	w.line(0, "version: 1")

@@ -13,8 +13,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// A kind is a notation for amounts. Its maximum is far above every sensible value, so that none overflows on its way to the
-// kernel.
+// A kind is a notation for amounts. Its maximum is far above every sensible value, so that none overflows on its way to
+// the kernel.
 type kind struct {
 	parse  func(string) (int64, error)
 	format func(int64) string

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package escape_test attacks the sandbox: one attack per guarantee, against a worker of root and one of an ordinary user.
-// Each attack is repeated without the layers that ensure the guarantee and must then succeed, since a test that cannot fail
-// proves nothing.
+// Package escape_test attacks the sandbox: one attack per guarantee, against a worker of root and one of an ordinary
+// user. Each attack is repeated without the layers that ensure the guarantee and must then succeed, since a test that
+// cannot fail proves nothing.
 package escape_test
 
 import (
@@ -298,8 +298,8 @@ func (w *fixture) run(ctx context.Context, b sandbox.Backend, spec *sandbox.Spec
 	return res, stdout.text.String() + stderr.String(), nil
 }
 
-// attempt runs the attack of a guarantee. It returns what escaped, or "" and the verdict. An error means that the attack
-// could not run.
+// attempt runs the attack of a guarantee. It returns what escaped, or "" and the verdict. An error means that the
+// attack could not run.
 func (w *fixture) attempt(t *testing.T, g *guarantee, without []namespace.Layer) (escaped, held string, err error) {
 	b := w.backend(t, without)
 	if err := w.resetStore(); err != nil {

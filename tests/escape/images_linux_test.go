@@ -21,8 +21,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// TestEscapesFromImages attacks a worker whose inputs are in mounted images, twice so that the second run reuses the image,
-// and then verifies the store.
+// TestEscapesFromImages attacks a worker whose inputs are in mounted images, twice so that the second run reuses the
+// image, and then verifies the store.
 func TestEscapesFromImages(t *testing.T) {
 	program, err := build()
 	if err != nil {

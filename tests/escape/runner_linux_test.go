@@ -138,7 +138,8 @@ func (m *runnerProcess) action(w *fixture, attack []string) (*trial, error) {
 	}}, err
 }
 
-// translate converts the paths of an attack: inputs are in the input root, and a read-only directory is one of the toolchain.
+// translate converts the paths of an attack: inputs are in the input root, and a read-only directory is one of the
+// toolchain.
 func (*runnerProcess) translate(attack []string) []string {
 	var to []string
 	for _, a := range attack {
@@ -302,8 +303,8 @@ func newRunnerFixture(t *testing.T) (*fixture, sandbox.Features) {
 	return w, f
 }
 
-// TestEscapesThroughRunner runs the attacks as commands of a bb_worker. Those that only the system call filter prevents must
-// succeed through a runner without it.
+// TestEscapesThroughRunner runs the attacks as commands of a bb_worker. Those that only the system call filter prevents
+// must succeed through a runner without it.
 func TestEscapesThroughRunner(t *testing.T) {
 	w, features := newRunnerFixture(t)
 	wide, narrow := startRunner(t, w, roomy), startRunner(t, w, tight)

@@ -8,10 +8,10 @@
 //	00000000000000000001.v1.jsonl a segment, named by the number of its first entry
 //	00000000000000018220.v1.jsonl the next segment
 //
-// An entry is one line of JSON in printable ASCII. It begins with its number and the hash of the previous line, and ends
-// with its own hash: the SHA-256 of the line up to the comma before "hash". So anyone who changes, inserts, removes or
-// moves a line must rewrite every later one. That, and truncating the end, is detected only with a hash that was kept
-// elsewhere, which Verify looks for.
+// An entry is one line of JSON in printable ASCII. It begins with its number and the hash of the previous line, and
+// ends with its own hash: the SHA-256 of the line up to the comma before "hash". So anyone who changes, inserts,
+// removes or moves a line must rewrite every later one. That, and truncating the end, is detected only with a hash that
+// was kept elsewhere, which Verify looks for.
 //
 // A log with a size limit deletes its oldest segments after an entry has announced it. If segments are missing without
 // such an entry, somebody else deleted them.

@@ -13,8 +13,8 @@ import (
 	"github.com/cloister-build/cloister/worker/audit"
 )
 
-// FuzzRead reads a segment of arbitrary bytes. With fix, each line gets its correct hash, so that the code after the check
-// of hashes is reached.
+// FuzzRead reads a segment of arbitrary bytes. With fix, each line gets its correct hash, so that the code after the
+// check of hashes is reached.
 func FuzzRead(f *testing.F) {
 	dir, _ := filled(f)
 	for _, path := range segments(f, dir) {

@@ -63,8 +63,8 @@ type dropped struct {
 	Until time.Time `json:"until,omitzero"`
 }
 
-// encode returns the line of an entry, without its end, and its hash. It omits what exceeds maxLine and reports that in the
-// note. The log's own remarks are note and drop.
+// encode returns the line of an entry, without its end, and its hash. It omits what exceeds maxLine and reports that in
+// the note. The log's own remarks are note and drop.
 func encode(seq uint64, prev, note string, drop *Drop, e *Entry) (line []byte, hash string, err error) {
 	cut := false
 	text := func(s string) string {
@@ -136,8 +136,8 @@ func bounded(s string) (text string, whole bool) {
 	return b.String(), whole
 }
 
-// printableJSON returns v as JSON in printable ASCII. Everything else is escaped, so that no text can end the line or control
-// a terminal.
+// printableJSON returns v as JSON in printable ASCII. Everything else is escaped, so that no text can end the line or
+// control a terminal.
 func printableJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

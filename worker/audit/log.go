@@ -95,7 +95,8 @@ func (l *Log) open() error {
 	}
 	path := l.segments.Path(firsts[len(firsts)-1])
 	if l.head == "" {
-		return fmt.Errorf("%w: %s has no entry, and the one before it was deleted: delete the file, too", ErrTampered, path)
+		return fmt.Errorf("%w: %s has no entry, and the one before it was deleted: delete the file, too",
+			ErrTampered, path)
 	}
 	if l.file, err = durable.Open(durable.Config{Path: path, Sync: l.Sync}); err != nil {
 		return fmt.Errorf("open audit log: %w", err)
@@ -142,8 +143,8 @@ func (l *Log) holder() string {
 	return "another process"
 }
 
-// Append appends an entry with one write. When it returns nil, the entry survives the end of this process. When it fails,
-// the log is unchanged and a later Append may succeed; that entry's note counts those that were lost.
+// Append appends an entry with one write. When it returns nil, the entry survives the end of this process. When it
+// fails, the log is unchanged and a later Append may succeed; that entry's note counts those that were lost.
 //
 // A text is truncated to 4 KiB, and events are omitted if the line would exceed 1 MiB. The note reports this, and
 // Unrecorded counts the omitted events.
@@ -221,8 +222,8 @@ func (l *Log) rotate() error {
 	return err
 }
 
-// dropExcess deletes the oldest segments if the log, with a full newest segment, exceeds its limit. If that fails, the log
-// keeps growing until it tries again with the next segment, because new entries matter more than the limit.
+// dropExcess deletes the oldest segments if the log, with a full newest segment, exceeds its limit. If that fails, the
+// log keeps growing until it tries again with the next segment, because new entries matter more than the limit.
 func (l *Log) dropExcess() {
 	if l.MaxBytes <= 0 {
 		return

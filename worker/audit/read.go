@@ -46,9 +46,9 @@ func firstTime(path string) time.Time {
 	return r.Time
 }
 
-// follow reads consecutive segments and calls visit for each entry. It ends with ErrTampered at the first line that does
-// not belong to the chain, and at the first error of visit. It ignores an unfinished line at the end, which a writer is
-// about to complete or left behind when it was killed.
+// follow reads consecutive segments and calls visit for each entry. It ends with ErrTampered at the first line that
+// does not belong to the chain, and at the first error of visit. It ignores an unfinished line at the end, which a
+// writer is about to complete or left behind when it was killed.
 func follow(s durable.Segments, firsts []uint64, visit func(Record) error) (chain, error) {
 	c := chain{next: 1, head: genesis}
 	if len(firsts) > 0 && firsts[0] != 1 {
@@ -127,8 +127,8 @@ func readSegments(dir string, read func(s durable.Segments, firsts []uint64) err
 }
 
 // Read calls visit for each entry of the log in dir, in order, even while a writer appends to it. It returns the first
-// error of visit. At a line that does not belong to the chain it ends with ErrTampered, so that nothing after it is taken
-// for evidence. Without a log the error is fs.ErrNotExist.
+// error of visit. At a line that does not belong to the chain it ends with ErrTampered, so that nothing after it is
+// taken for evidence. Without a log the error is fs.ErrNotExist.
 func Read(dir string, visit func(Record) error) error {
 	return readSegments(dir, func(s durable.Segments, firsts []uint64) error {
 		_, err := follow(s, firsts, visit)
@@ -159,9 +159,9 @@ func (r *Report) Announced() bool {
 	return r.First <= 1 || r.Dropped != nil && r.Dropped.Dropped.Last >= r.First-1
 }
 
-// Verify reads the whole log in dir, even while a writer appends to it. It fails with ErrTampered at the first line that
-// does not belong to the chain, and also if head is not "" and is neither the hash of an entry nor that of the line before
-// the first one. Without a log the error is fs.ErrNotExist.
+// Verify reads the whole log in dir, even while a writer appends to it. It fails with ErrTampered at the first line
+// that does not belong to the chain, and also if head is not "" and is neither the hash of an entry nor that of the
+// line before the first one. Without a log the error is fs.ErrNotExist.
 func Verify(dir, head string) (*Report, error) {
 	var report *Report
 	err := readSegments(dir, func(s durable.Segments, firsts []uint64) (err error) {

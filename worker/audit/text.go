@@ -15,8 +15,8 @@ import (
 // shownDigits is the number of digits that Lines shows of an action's digest.
 const shownDigits = 12
 
-// Lines returns one line per event of this kind, or of every kind if kind is "": time, action, kind and text. Notes have
-// the kind "note", and the number of unrecorded events the kind "more". Lines are printable and have no line end.
+// Lines returns one line per event of this kind, or of every kind if kind is "": time, action, kind and text. Notes
+// have the kind "note", and the number of unrecorded events the kind "more". Lines are printable and have no line end.
 func (r *Record) Lines(kind sandbox.EventKind) []string {
 	var lines []string
 	add := func(k sandbox.EventKind, text string) {

@@ -177,8 +177,8 @@ func parseSubject(name string, fn cas.Function) (cas.Digest, bool) {
 // stopped and domain identify the ErrorInfo of a response from a worker that shuts down.
 const stopped, domain = "WORKER_STOPPED", "cloister"
 
-// Stopped returns the response of a worker that shuts down before the action has ended. Its code is UNAVAILABLE, so that
-// a client retries, and it tells a scheduler of this project to run the action elsewhere.
+// Stopped returns the response of a worker that shuts down before the action has ended. Its code is UNAVAILABLE, so
+// that a client retries, and it tells a scheduler of this project to run the action elsewhere.
 func Stopped(where string) *repb.ExecuteResponse {
 	const text = "the worker is shutting down: run the action again"
 	st := detailed(codes.Unavailable, text, &errdetails.ErrorInfo{Reason: stopped, Domain: domain})

@@ -86,8 +86,8 @@ func Status(c codes.Code) (worker.Status, bool) {
 	return 0, false
 }
 
-// missing returns the detail of a status about missing blobs, with as many of them as fit into a message. It must be the
-// only detail, because otherwise Bazel does not upload them (rule 72).
+// missing returns the detail of a status about missing blobs, with as many of them as fit into a message. It must be
+// the only detail, because otherwise Bazel does not upload them (rule 72).
 func missing(blobs []cas.Digest) *errdetails.PreconditionFailure {
 	p := &errdetails.PreconditionFailure{}
 	left := MaxBytes - 4*maxText // for the other texts

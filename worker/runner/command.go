@@ -129,7 +129,8 @@ func (c *command) checkNoSymlinks(field, p string) error {
 			return pathError(field, err)
 		}
 		if !st.IsDir() {
-			return status.Errorf(codes.InvalidArgument, "%s: %q is not a directory; symbolic links are not followed", field, p[:i])
+			return status.Errorf(codes.InvalidArgument,
+				"%s: %q is not a directory; symbolic links are not followed", field, p[:i])
 		}
 	}
 	return nil

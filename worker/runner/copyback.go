@@ -85,7 +85,8 @@ func (c *copier) remove(in *os.Root, name, p string) error {
 // copyDir copies the entries of one directory.
 func (c *copier) copyDir(ctx context.Context, out, in *os.Root, prefix string, depth int) error {
 	if depth > maxDepth {
-		return status.Errorf(codes.FailedPrecondition, "output %+.64q... is nested deeper than %d directories", prefix, maxDepth)
+		return status.Errorf(codes.FailedPrecondition,
+			"output %+.64q... is nested deeper than %d directories", prefix, maxDepth)
 	}
 	entries, err := readDir(ctx, out)
 	if err != nil {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package runner runs the commands of Buildbarn's workers in the sandbox. It implements the service
-// buildbarn.runner.Runner and replaces bb_runner. Its client fetches the inputs, places them in a directory of this host,
-// and collects the outputs there.
+// buildbarn.runner.Runner and replaces bb_runner. Its client fetches the inputs, places them in a directory of this
+// host, and collects the outputs there.
 //
 // A command has no access to that directory. It runs in ExecRoot, where
 //   - each file of the input root is the client's own file on a read-only mount. It cannot be written, removed or
@@ -97,7 +97,8 @@ func (r *Runner) spec() *sandbox.Spec {
 	}
 }
 
-// CheckReadiness fails with UNAVAILABLE if commands cannot be sandboxed now, or if the path of the request does not exist.
+// CheckReadiness fails with UNAVAILABLE if commands cannot be sandboxed now, or if the path of the request does not
+// exist.
 func (r *Runner) CheckReadiness(ctx context.Context, req *runnerpb.CheckReadinessRequest) (*emptypb.Empty, error) {
 	p, err := cleanPath("path", cmp.Or(req.Path, "."))
 	if err != nil {

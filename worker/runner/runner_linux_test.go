@@ -66,8 +66,8 @@ func newFixture(t testing.TB, rules string) *fixture {
 	return &fixture{dir: dir, backend: backend, runner: r}
 }
 
-// action creates the directory of an action as bb_worker does, and returns it with the request to run a script. A file name
-// that ends in "/" is a directory, and content that begins with "->" a symlink.
+// action creates the directory of an action as bb_worker does, and returns it with the request to run a script. A file
+// name that ends in "/" is a directory, and content that begins with "->" a symlink.
 func (f *fixture) action(t testing.TB, files map[string]string, script string) (string, *runnerpb.RunRequest) {
 	t.Helper()
 	f.n++

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package strict decodes configuration files written in a subset of YAML: mappings, lists and scalars. An unknown key is
-// an error, and every error gives its position in the file.
+// Package strict decodes configuration files written in a subset of YAML: mappings, lists and scalars. An unknown key
+// is an error, and every error gives its position in the file.
 package strict
 
 import (
@@ -49,12 +49,12 @@ func (e *SyntaxError) Error() string {
 	return b.String()
 }
 
-// maxBytes is far more than a person writes. The parser's time grows with the square of the nesting depth, and its stack
-// with the depth.
+// maxBytes is far more than a person writes. The parser's time grows with the square of the nesting depth, and its
+// stack with the depth.
 const maxBytes = 64 << 10
 
-// A Decoder decodes one file. It accepts mappings, sequences and scalars, but no anchors, aliases, merges or tags. It is
-// not safe for concurrent use.
+// A Decoder decodes one file. It accepts mappings, sequences and scalars, but no anchors, aliases, merges or tags. It
+// is not safe for concurrent use.
 type Decoder struct {
 	file, what string
 	lines      []string // printable, one column per character
@@ -84,7 +84,8 @@ func (d *Decoder) errorAt(line, column int, hint, format string, args ...any) er
 	line = min(max(line, 1), len(d.lines))
 	column = min(max(column, 1), utf8.RuneCountInString(d.lines[line-1])+1)
 	return &SyntaxError{
-		File: d.file, Line: line, Column: column, Message: fmt.Sprintf(format, args...), Hint: hint, source: d.lines[:line],
+		File: d.file, Line: line, Column: column, Message: fmt.Sprintf(format, args...), Hint: hint,
+		source: d.lines[:line],
 	}
 }
 

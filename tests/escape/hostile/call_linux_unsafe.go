@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// call makes a raw system call. An argument is an int, a string, which is passed with a NUL at its end, or a []byte, which is
-// passed as a pointer and may be nil.
+// call makes a raw system call. An argument is an int, a string, which is passed with a NUL at its end, or a []byte,
+// which is passed as a pointer and may be nil.
 func call(number int, args ...any) (int, error) {
 	var raw [6]uintptr
 	var pin runtime.Pinner
@@ -47,8 +47,8 @@ func call(number int, args ...any) (int, error) {
 // address returns the address of b.
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(&b[0])) }
 
-// fork creates a child that only waits, and returns its process ID. The child is a copy of one thread, in which the Go runtime
-// does not work, so it makes nothing but system calls.
+// fork creates a child that only waits, and returns its process ID. The child is a copy of one thread, in which the Go
+// runtime does not work, so it makes nothing but system calls.
 //
 //go:norace
 func fork() (int, error) {

@@ -260,7 +260,8 @@ func files(r *report, args []string) {
 	r.escape("%d files were made", want)
 }
 
-// names creates outputs with every unusual byte in their names, with the longest names, and deeper than the longest path.
+// names creates outputs with every unusual byte in their names, with the longest names, and deeper than the longest
+// path.
 func names(r *report, _ []string) {
 	for b := 1; b < 256; b++ {
 		if b == '/' {

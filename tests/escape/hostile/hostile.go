@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command hostile attacks a sandbox from inside, with one subcommand per attack. Only the escape tests run it, in a sandbox,
-// and it attacks nothing but its arguments.
+// Command hostile attacks a sandbox from inside, with one subcommand per attack. Only the escape tests run it, in a
+// sandbox, and it attacks nothing but its arguments.
 //
 //	hostile ATTACK [ARGUMENT...]
 //
-// An attack prints one line and exits: "held: ..." with 0 if everything was refused, and "ESCAPED: ..." with 1 otherwise. Any
-// other exit means that the attack could not run, which proves nothing. Every attack ends by itself and takes at most a few
-// seconds, a few hundred MiB and a few hundred processes, so that it may safely succeed.
+// An attack prints one line and exits: "held: ..." with 0 if everything was refused, and "ESCAPED: ..." with 1
+// otherwise. Any other exit means that the attack could not run, which proves nothing. Every attack ends by itself and
+// takes at most a few seconds, a few hundred MiB and a few hundred processes, so that it may safely succeed.
 package main
 
 import (

@@ -54,8 +54,8 @@ func mounts(r *report, args []string) {
 	}
 }
 
-// filtered records a system call that the filter must stop. An error other than the filter's means that the call reached the
-// kernel.
+// filtered records a system call that the filter must stop. An error other than the filter's means that the call
+// reached the kernel.
 func (r *report) filtered(what string, err error) {
 	switch err {
 	case nil:

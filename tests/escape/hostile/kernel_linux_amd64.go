@@ -21,8 +21,8 @@ var machineCalls = map[string][4]int{
 // int80 makes a system call without arguments like a program for i386.
 func int80(number uintptr) uintptr
 
-// foreign makes calls by the numbers of other architectures, which a filter may have overlooked: getpid of x32 and of i386. Each
-// is made by a child, because a filter may answer with a signal.
+// foreign makes calls by the numbers of other architectures, which a filter may have overlooked: getpid of x32 and of
+// i386. Each is made by a child, because a filter may answer with a signal.
 func foreign(r *report, _ []string) {
 	for _, kind := range []string{"x32", "i386"} {
 		pid, err := syscall.ForkExec(self, []string{"hostile", "child-" + kind}, &syscall.ProcAttr{Files: []uintptr{0}})

@@ -80,7 +80,8 @@ func main() {
 	r.exit()
 }
 
-// refusals are the errors with which a sandbox refuses. Any other error may be a bug in this program and proves nothing.
+// refusals are the errors with which a sandbox refuses. Any other error may be a bug in this program and proves
+// nothing.
 var refusals = []error{unix.EPERM, unix.EACCES, unix.EROFS, unix.ENOSYS}
 
 // refused records an attempt that must fail with one of refusals or of also.

@@ -234,8 +234,8 @@ func find(r *report, args []string) {
 	r.hold("found nothing")
 }
 
-// victim creates everything that another run could reach, prints "ready", and waits for at most a minute. The first argument is
-// a file to lock, the others are directories for files.
+// victim creates everything that another run could reach, prints "ready", and waits for at most a minute. The first
+// argument is a file to lock, the others are directories for files.
 func victim(r *report, args []string) {
 	leave(r, args[1:])
 	_, err := listen(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), meetingPort))

@@ -239,7 +239,8 @@ func killAll(r *report, _ []string) {
 	r.hold("only the run's own processes were killed")
 }
 
-// daemon leaves processes behind that detach from their parent and ignore signals. Their command lines contain the mark.
+// daemon leaves processes behind that detach from their parent and ignore signals. Their command lines contain the
+// mark.
 func daemon(r *report, args []string) {
 	ready, theirs, err := os.Pipe()
 	if !r.must("pipe", err) {
