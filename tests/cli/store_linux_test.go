@@ -738,7 +738,7 @@ func TestUpstreamIsDownForLong(t *testing.T) {
 
 	journal := filepath.Join(near.dir, "upstream.journal")
 	old := []string{"gc", "--older-than", "1s", "--lease", "1s", "--dir", near.dir}
-	if s := cloister(t, "", old...); s.code != 3 || !strings.Contains(s.err, "2 blobs and results are yet to be sent") || !strings.Contains(s.err, journal) {
+	if s := cloister(t, "", old...); s.code != 3 || !strings.Contains(s.err, "2 blobs and results wait to be sent") || !strings.Contains(s.err, journal) {
 		t.Errorf("gc: %+v", s)
 	}
 	if s := cloister(t, "", append(old, "--dry-run")...); s.code != 0 {
