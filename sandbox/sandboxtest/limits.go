@@ -33,7 +33,6 @@ func limited(l sandbox.Limit, v int64) func(*sandbox.Spec) {
 	return func(s *sandbox.Spec) { s.Limits.Set(l, v) }
 }
 
-// fill is a command that writes a number of mebibytes to a file in memory; hoard keeps memory in a process.
 const (
 	// fill is a command that writes this many mebibytes to a file in memory; hoard keeps memory in a process.
 	fill  = "exec dd if=/dev/zero of=/dev/shm/x bs=1M count="

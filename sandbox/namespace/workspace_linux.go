@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/zygote"
+	"golang.org/x/sys/unix"
+)
+
+// Workspace returns a new detached tmpfs.
+func (b *Backend) Workspace(_ context.Context, bytes, files int64) (sandbox.Workspace, error) {
+	room := zygote.WorkspaceSize{Bytes: bytes, Files: files}
+	fd, err := b.newWorkspace(room)
+	if err != nil {
+		return nil, fmt.Errorf("workspace: %w", err)
+	}
+	w := &workspace{b: b, mount: os.NewFile(uintptr(fd), "workspace"), name: fmt.Sprintf("/proc/self/fd/%d", fd)}
+	if w.root, err = os.OpenRoot(w.name); err != nil {
+		w.mount.Close()
+		return nil, fmt.Errorf("workspace: %w", err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.open[w.name] = w
+	return w, nil
+}
+
+// newWorkspace returns the descriptor of a workspace, through the zygote if this process may not mount.
+func (b *Backend) newWorkspace(room zygote.WorkspaceSize) (int, error) {
+	if !b.rootless {
+		return zygote.NewWorkspace(room)
+	}
+	text, err := json.Marshal(room)
+	if err != nil {
+		return -1, err
+	}
+	return b.request(append([]byte{zygote.ReqWorkspace}, text...), true)
+}
+
+// copiesDetached caches what the kernel can do.
+var copiesDetached = sync.OnceValue(zygote.CopiesDetached)
+
+// Mount mounts an image, detached.
+func (b *Backend) Mount(_ context.Context, file *os.File, devices []*os.File) (sandbox.Mount, error) {
+	if b.rootless {
+		return nil, fmt.Errorf("%w: an ordinary user cannot mount an EROFS image", sandbox.ErrUnsupported)
+	}
+	if b.config.attached || !copiesDetached() {
+		// It could be attached in one run only.
+		return nil, fmt.Errorf("%w: this kernel cannot copy detached mounts (needs Linux 6.15)", sandbox.ErrUnsupported)
+	}
+	fd, err := zygote.NewImage(file, devices)
+	if err != nil {
+		return nil, fmt.Errorf("image: %w", err)
+	}
+	m := &image{b: b, fd: fd, name: fmt.Sprintf("image/%d", b.mounted.Add(1))}
+	b.images.Store(m.name, m)
+	return m, nil
+}
+
+// An image is a detached mount.
+type image struct {
+	b    *Backend
+	fd   int
+	name string
+}
+
+func (m *image) Name() string { return m.name }
+
+func (m *image) Close() error {
+	m.b.images.Delete(m.name)
+	return unix.Close(m.fd)
+}
+
+// A workspace is a detached mount, reachable through its descriptors only.
+type workspace struct {
+	b     *Backend
+	mount *os.File
+	root  *os.Root
+	name  string
+}
+
+func (w *workspace) Root() *os.Root { return w.root }
+func (w *workspace) Name() string   { return w.name }
+
+func (w *workspace) Close() error {
+	// Freeing much memory takes time.
+	err := errors.Join(w.root.Close(), w.mount.Close())
+	w.b.mu.Lock()
+	defer w.b.mu.Unlock()
+	if w.b.open[w.name] == w { // not a newer one with the same descriptor
+		delete(w.b.open, w.name)
+	}
+	return err
+}
