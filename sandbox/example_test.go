@@ -40,8 +40,10 @@ func ExampleBackend() {
 		Env:    []string{"PATH=/usr/bin"},
 		Limits: sandbox.DefaultLimits(),
 		Inputs: []sandbox.Input{
-			{Target: "/bin", Source: "/usr/bin"}, {Target: "/usr", Source: "/usr"},
-			{Target: "/lib", Source: "/usr/lib"}, {Target: "/lib64", Source: "/usr/lib64"},
+			{Target: "/bin", Source: "/usr/bin"},
+			{Target: "/usr", Source: "/usr"},
+			{Target: "/lib", Source: "/usr/lib"},
+			{Target: "/lib64", Source: "/usr/lib64"},
 		},
 	}
 	// These two need control groups, which not every host offers.

@@ -53,8 +53,11 @@ func TestRule077_OutputPaths(t *testing.T) {
 	commandError(t, &repb.Command{WorkingDirectory: "w", OutputPaths: []string{"../../b"}}, "output_paths")
 	commandError(t, &repb.Command{OutputPaths: []string{"a", "b/../a"}}, "same path")
 	for _, c := range []*repb.Command{
-		{OutputPaths: []string{""}}, {OutputDirectories: []string{""}}, {WorkingDirectory: "w", OutputPaths: []string{"../x", "a"}},
-		{WorkingDirectory: "w", OutputDirectories: []string{""}, OutputFiles: []string{"f"}}, {OutputPaths: []string{"b", "a"}},
+		{OutputPaths: []string{""}},
+		{OutputDirectories: []string{""}},
+		{WorkingDirectory: "w", OutputPaths: []string{"../x", "a"}},
+		{WorkingDirectory: "w", OutputDirectories: []string{""}, OutputFiles: []string{"f"}},
+		{OutputPaths: []string{"b", "a"}},
 	} {
 		c.Arguments = []string{"true"}
 		if _, _, err := checkCommand(c); err != nil {

@@ -71,10 +71,18 @@ func TestRule110_FaultKeepsItsKind(t *testing.T) {
 		want Kind
 	}{
 		{&tree.MissingError{Blobs: []cas.Digest{cas.SHA256.Sum(nil)}}, Missing},
-		{cas.ErrInvalid, Invalid}, {cas.ErrFull, Exhausted}, {fmt.Errorf("write: %w", syscall.ENOSPC), Exhausted}, {cas.ErrCorrupt, Unavailable}, {cas.ErrNotFound, Unavailable},
+		{cas.ErrInvalid, Invalid},
+		{cas.ErrFull, Exhausted},
+		{fmt.Errorf("write: %w", syscall.ENOSPC), Exhausted},
+		{cas.ErrCorrupt, Unavailable},
+		{cas.ErrNotFound, Unavailable},
 		{cas.ErrUnavailable, Unavailable},
-		{sandbox.ErrUnsupported, Unmet}, {policy.ErrRefused, Unmet}, {context.Canceled, Cancelled},
-		{context.DeadlineExceeded, Unavailable}, {errors.New("x"), Internal}, {faultf(Unmet, "x"), Unmet},
+		{sandbox.ErrUnsupported, Unmet},
+		{policy.ErrRefused, Unmet},
+		{context.Canceled, Cancelled},
+		{context.DeadlineExceeded, Unavailable},
+		{errors.New("x"), Internal},
+		{faultf(Unmet, "x"), Unmet},
 	} {
 		var f *Fault
 		if err := fault(Run, c.err); !errors.As(err, &f) || f.Kind != c.want || !errors.Is(err, c.err) {
@@ -188,18 +196,30 @@ func TestSealExplainsFailure(t *testing.T) {
 		{"timeout", &sandbox.Result{ExitCode: 143, Stopped: true}, nil, TimedOut, false, "timeout of 3s"},
 		{"output", &sandbox.Result{}, tree.ErrOutput, BadOutput, false, "output"},
 		{"output of a failure", &sandbox.Result{ExitCode: 4}, tree.ErrOutput, OK, false, "exit code 4"},
-		{"memory", &sandbox.Result{ExitCode: 137, Signal: 9, Exceeded: memory, Usage: sandbox.Usage{PeakMemory: 4 << 30}}, nil,
-			OK, true, "cloister: killed: memory 4.0 GiB of 4.0 GiB, peak 4.0 GiB"},
-		{"memory of a child", &sandbox.Result{ExitCode: 1, Exceeded: memory, Events: []sandbox.Event{*memory}}, nil,
-			OK, true, "cloister: killed: memory 4.0 GiB of 4.0 GiB"},
-		{"output files", &sandbox.Result{ExitCode: 1, Exceeded: files}, nil,
-			OK, true, "cloister: exit code 1 after a limit was exceeded: output files 10 of 10"},
-		{"survived limit", &sandbox.Result{Exceeded: memory}, nil,
-			OK, true, "cloister: succeeded but hit a limit, so its result is not cached: memory 4.0 GiB of 4.0 GiB"},
-		{"noticed limit", &sandbox.Result{Events: []sandbox.Event{forks}}, nil,
-			OK, true, "cloister: succeeded but hit a limit, so its result is not cached: processes 128 of 128"},
-		{"limit and timeout", &sandbox.Result{ExitCode: 137, Stopped: true, Exceeded: memory}, nil,
-			TimedOut, true, "cloister: killed after its timeout of 3s\ncloister: memory 4.0 GiB of 4.0 GiB"},
+		{
+			"memory", &sandbox.Result{ExitCode: 137, Signal: 9, Exceeded: memory, Usage: sandbox.Usage{PeakMemory: 4 << 30}}, nil,
+			OK, true, "cloister: killed: memory 4.0 GiB of 4.0 GiB, peak 4.0 GiB",
+		},
+		{
+			"memory of a child", &sandbox.Result{ExitCode: 1, Exceeded: memory, Events: []sandbox.Event{*memory}}, nil,
+			OK, true, "cloister: killed: memory 4.0 GiB of 4.0 GiB",
+		},
+		{
+			"output files", &sandbox.Result{ExitCode: 1, Exceeded: files}, nil,
+			OK, true, "cloister: exit code 1 after a limit was exceeded: output files 10 of 10",
+		},
+		{
+			"survived limit", &sandbox.Result{Exceeded: memory}, nil,
+			OK, true, "cloister: succeeded but hit a limit, so its result is not cached: memory 4.0 GiB of 4.0 GiB",
+		},
+		{
+			"noticed limit", &sandbox.Result{Events: []sandbox.Event{forks}}, nil,
+			OK, true, "cloister: succeeded but hit a limit, so its result is not cached: processes 128 of 128",
+		},
+		{
+			"limit and timeout", &sandbox.Result{ExitCode: 137, Stopped: true, Exceeded: memory}, nil,
+			TimedOut, true, "cloister: killed after its timeout of 3s\ncloister: memory 4.0 GiB of 4.0 GiB",
+		},
 	} {
 		e := finished(c.ran)
 		e.collected.bad = c.bad

@@ -57,7 +57,8 @@ func (s *actionCache) entry(req interface {
 	GetInstanceName() string
 	GetDigestFunction() repb.DigestFunction_Value
 	GetActionDigest() *repb.Digest
-}) (*cas.Instance, cas.Digest, error) {
+},
+) (*cas.Instance, cas.Digest, error) {
 	in, err := s.Instances(req.GetInstanceName())
 	if err != nil {
 		return nil, cas.Digest{}, err

@@ -175,7 +175,8 @@ func TestRule010_LargerBlobIsAlwaysInvalid(t *testing.T) {
 		}
 		wantCode(t, err, want, says...)
 		for _, r := range []*repb.ActionResult{
-			{StdoutRaw: []byte(data)}, {StderrRaw: []byte(data)},
+			{StdoutRaw: []byte(data)},
+			{StderrRaw: []byte(data)},
 			{OutputFiles: []*repb.OutputFile{{Path: "f", Contents: []byte(data)}}},
 		} {
 			wantCode(t, c.record(t, r), want, says...)

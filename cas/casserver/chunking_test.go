@@ -445,10 +445,14 @@ func TestRule060_StatedFunctionIsRecordedIfCorrect(t *testing.T) {
 		stated repb.ChunkingFunction_Value
 		want   repb.ChunkingFunction_Value
 	}{
-		{"FastCDC", fast, fastCDC, fastCDC}, {"RepMaxCDC", max, repMax, repMax},
-		{"NotFastCDC", max, fastCDC, unknown}, {"NotRepMaxCDC", fast, repMax, unknown},
-		{"OtherParameters", chunk.FastCDC{Average: 256 << 10}, fastCDC, unknown}, {"OtherSeed", chunk.FastCDC{Average: 512 << 10, Seed: 666}, fastCDC, unknown},
-		{"Unknown", fast, unknown, unknown}, {"NotServed", fast, 77, unknown},
+		{"FastCDC", fast, fastCDC, fastCDC},
+		{"RepMaxCDC", max, repMax, repMax},
+		{"NotFastCDC", max, fastCDC, unknown},
+		{"NotRepMaxCDC", fast, repMax, unknown},
+		{"OtherParameters", chunk.FastCDC{Average: 256 << 10}, fastCDC, unknown},
+		{"OtherSeed", chunk.FastCDC{Average: 512 << 10, Seed: 666}, fastCDC, unknown},
+		{"Unknown", fast, unknown, unknown},
+		{"NotServed", fast, 77, unknown},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			c := serve(t, casserver.Config{})

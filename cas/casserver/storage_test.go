@@ -343,8 +343,12 @@ func TestRule031_BatchReadHasStatusPerBlob(t *testing.T) {
 		code codes.Code
 		data string
 	}{
-		{codes.OK, "a"}, {codes.NotFound, ""}, {codes.OK, "a"}, {codes.NotFound, ""},
-		{codes.InvalidArgument, ""}, {codes.InvalidArgument, ""},
+		{codes.OK, "a"},
+		{codes.NotFound, ""},
+		{codes.OK, "a"},
+		{codes.NotFound, ""},
+		{codes.InvalidArgument, ""},
+		{codes.InvalidArgument, ""},
 	} {
 		got := r.Responses[i]
 		if codes.Code(got.Status.GetCode()) != want.code || string(got.Data) != want.data || !proto.Equal(got.Digest, req.Digests[i]) {

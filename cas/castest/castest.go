@@ -455,8 +455,13 @@ func testPutAllWrong(t *testing.T, s cas.Store) {
 	flipped := bytes.Clone(b)
 	flipped[0] ^= 1
 	errs := all.PutAll(t.Context(), []cas.Blob{
-		{Digest: present, Data: flipped}, {Digest: present, Data: b[1:]},
-		{Digest: present, Data: append(bytes.Clone(b), 0)}, {Digest: present}, {Digest: other, Data: b}, {Digest: other, Data: c}, {Digest: other, Data: c[1:]},
+		{Digest: present, Data: flipped},
+		{Digest: present, Data: b[1:]},
+		{Digest: present, Data: append(bytes.Clone(b), 0)},
+		{Digest: present},
+		{Digest: other, Data: b},
+		{Digest: other, Data: c},
+		{Digest: other, Data: c[1:]},
 		{Digest: cas.SHA256.Sum(nil), Data: b},
 	})
 	for i, err := range errs {
@@ -614,8 +619,12 @@ func testFile(t *testing.T, s cas.Store) {
 		executable bool
 		mode       os.FileMode
 	}{
-		{b, false, 0o444}, {b, true, 0o555}, {b, true, 0o555}, {b, false, 0o444},
-		{nil, false, 0o444}, {nil, true, 0o555},
+		{b, false, 0o444},
+		{b, true, 0o555},
+		{b, true, 0o555},
+		{b, false, 0o444},
+		{nil, false, 0o444},
+		{nil, true, 0o555},
 	} {
 		name := fmt.Sprintf("File of %d bytes, executable %v", len(c.data), c.executable)
 		path, release, err := f.File(t.Context(), cas.SHA256.Sum(c.data), c.executable)

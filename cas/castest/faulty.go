@@ -53,8 +53,10 @@ type failure struct {
 
 // NewFaulty returns a Faulty without faults. Actions may be nil if they are not used.
 func NewFaulty(store cas.Store, actions cas.ActionCache) *Faulty {
-	return &Faulty{store: store, actions: actions,
-		calls: map[Op]int{}, fails: map[Op]failure{}, gates: map[Op]*Gate{}, blobs: map[cas.Digest]bool{}}
+	return &Faulty{
+		store: store, actions: actions,
+		calls: map[Op]int{}, fails: map[Op]failure{}, gates: map[Op]*Gate{}, blobs: map[cas.Digest]bool{},
+	}
 }
 
 // Calls returns the number of calls of op so far.

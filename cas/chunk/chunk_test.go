@@ -257,8 +257,19 @@ func TestFastCDCMatchesItsDefinition(t *testing.T) {
 func TestRule061_RepMaxCDCMatchesItsDefinition(t *testing.T) {
 	for name, b := range inputs(30_000) {
 		for _, p := range []RepMaxCDC{
-			{64, 0}, {64, 1}, {64, 63}, {64, 64}, {64, 100}, {64, 130}, {64, 200}, {64, 300}, {64, 512},
-			{100, 77}, {256, 2048}, {1000, 3000}, {2000, 100_000},
+			{64, 0},
+			{64, 1},
+			{64, 63},
+			{64, 64},
+			{64, 100},
+			{64, 130},
+			{64, 200},
+			{64, 300},
+			{64, 512},
+			{100, 77},
+			{256, 2048},
+			{1000, 3000},
+			{2000, 100_000},
 		} {
 			if name == "zeros" && p.Horizon > 3000 {
 				continue // the definition takes quadratic time
@@ -297,9 +308,16 @@ func TestInsertionChangesFewChunks(t *testing.T) {
 
 func TestNewReaderRejectsParamsOutOfRange(t *testing.T) {
 	for _, p := range []Params{
-		FastCDC{}, FastCDC{Average: 512}, FastCDC{Average: 1000}, FastCDC{Average: 1025},
-		FastCDC{Average: 16 << 20}, FastCDC{Average: -1024},
-		RepMaxCDC{}, RepMaxCDC{Min: 63}, RepMaxCDC{Min: 64, Horizon: -1}, RepMaxCDC{Min: 64, Horizon: MaxHorizon + 1},
+		FastCDC{},
+		FastCDC{Average: 512},
+		FastCDC{Average: 1000},
+		FastCDC{Average: 1025},
+		FastCDC{Average: 16 << 20},
+		FastCDC{Average: -1024},
+		RepMaxCDC{},
+		RepMaxCDC{Min: 63},
+		RepMaxCDC{Min: 64, Horizon: -1},
+		RepMaxCDC{Min: 64, Horizon: MaxHorizon + 1},
 		RepMaxCDC{Min: MaxAverage + 1},
 	} {
 		if _, err := NewReader(bytes.NewReader(nil), p); err == nil {

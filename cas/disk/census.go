@@ -110,7 +110,9 @@ func (n *census) rows() []AgeBucket {
 		label    string
 		from, to uint32
 	}{
-		{"used within a day", 0, day}, {"1 to 7 days", day, 7 * day}, {"7 to 30 days", 7 * day, 30 * day},
+		{"used within a day", 0, day},
+		{"1 to 7 days", day, 7 * day},
+		{"7 to 30 days", 7 * day, 30 * day},
 		{"older", 30 * day, math.MaxUint32},
 	} {
 		row := AgeBucket{Label: span.label}

@@ -446,8 +446,10 @@ func TestLittleEvacuationForLittleGain(t *testing.T) {
 // TestBudgetsHoldUnderLoad runs random load with Collect and Verify on a store with few bytes or files.
 func TestBudgetsHoldUnderLoad(t *testing.T) {
 	for _, config := range []disk.Config{
-		{MaxBytes: 1 << 20, Lease: none}, {MaxBytes: 1 << 20, Lease: none, Pack: everyFile},
-		{MaxBytes: 64 << 20, MaxFiles: 60, Lease: none, Pack: 2000}, {MaxBytes: 1 << 20, MaxFiles: 50, Pack: 5000, Lease: none, Sync: true},
+		{MaxBytes: 1 << 20, Lease: none},
+		{MaxBytes: 1 << 20, Lease: none, Pack: everyFile},
+		{MaxBytes: 64 << 20, MaxFiles: 60, Lease: none, Pack: 2000},
+		{MaxBytes: 1 << 20, MaxFiles: 50, Pack: 5000, Lease: none, Sync: true},
 	} {
 		t.Run(fmt.Sprintf("bytes=%d,files=%d,pack=%d", config.MaxBytes, config.MaxFiles, config.Pack), func(t *testing.T) {
 			const workers, rounds = 6, 150

@@ -722,18 +722,27 @@ func TestOpenRefuses(t *testing.T) {
 		config  disk.Config
 		want    []string
 	}{
-		{"foreign directory", func(t *testing.T, dir string) { write(t, filepath.Join(dir, "letter.txt"), "dear") }, disk.Config{MaxBytes: 1},
-			[]string{"not a store", "letter.txt", "choose an empty directory"}},
+		{
+			"foreign directory", func(t *testing.T, dir string) { write(t, filepath.Join(dir, "letter.txt"), "dear") },
+			disk.Config{MaxBytes: 1},
+			[]string{"not a store", "letter.txt", "choose an empty directory"},
+		},
 		{"foreign directory named like ours", func(t *testing.T, dir string) {
 			if err := os.Mkdir(filepath.Join(dir, "tmp"), 0o700); err != nil {
 				t.Fatal(err)
 			}
 			write(t, filepath.Join(dir, "tmp", "thesis"), "chapter one")
 		}, disk.Config{MaxBytes: 1}, []string{"not a store", "tmp", "choose an empty directory"}},
-		{"earlier version", func(t *testing.T, dir string) { write(t, filepath.Join(dir, "version"), "cloister-store v1\n") }, disk.Config{MaxBytes: 1},
-			[]string{`"cloister-store v1"`, `"cloister-store v2"`, "choose another"}},
-		{"no version", func(t *testing.T, dir string) { write(t, filepath.Join(dir, "version"), "") }, disk.Config{MaxBytes: 1},
-			[]string{`""`, `"cloister-store v2"`}},
+		{
+			"earlier version", func(t *testing.T, dir string) { write(t, filepath.Join(dir, "version"), "cloister-store v1\n") },
+			disk.Config{MaxBytes: 1},
+			[]string{`"cloister-store v1"`, `"cloister-store v2"`, "choose another"},
+		},
+		{
+			"no version", func(t *testing.T, dir string) { write(t, filepath.Join(dir, "version"), "") },
+			disk.Config{MaxBytes: 1},
+			[]string{`""`, `"cloister-store v2"`},
+		},
 		{"no budget", func(*testing.T, string) {}, disk.Config{}, []string{"budget of 0 bytes", "positive"}},
 		{"negative files", func(*testing.T, string) {}, disk.Config{MaxBytes: 1, MaxFiles: -1}, []string{"budget of -1 files", "positive"}},
 	} {

@@ -17,8 +17,16 @@ var safe = regexp.MustCompile(`^@@?[a-z0-9_%-]*$`)
 func FuzzEscape(f *testing.F) {
 	long := strings.Repeat("ab/", 80)
 	for _, pair := range [][2]string{
-		{"", "@"}, {"a", "A"}, {"a/b", "a%2fb"}, {"..", "."}, {"con", "CON"}, {"a.", "a"}, {"ä", "a\u0308"},
-		{long + "a", long + "b"}, {"\x00", "%00"}, {escape(long), long},
+		{"", "@"},
+		{"a", "A"},
+		{"a/b", "a%2fb"},
+		{"..", "."},
+		{"con", "CON"},
+		{"a.", "a"},
+		{"ä", "a\u0308"},
+		{long + "a", long + "b"},
+		{"\x00", "%00"},
+		{escape(long), long},
 	} {
 		f.Add(pair[0], pair[1])
 	}

@@ -208,7 +208,6 @@ func (c *Cache) sweep() error {
 	}
 	for _, f := range files {
 		if f.Type().IsRegular() {
-
 			if err := os.Remove(filepath.Join(tmp, f.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err
 			}

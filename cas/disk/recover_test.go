@@ -134,12 +134,21 @@ func TestRecoveryDoesNotDependOnOrder(t *testing.T) {
 	}{
 		{"damaged and put again", blob, [][]event{{drop(blob, 1, 0)}, {put(blob, 2, 5, 0, false)}}, 2, 5},
 		{"evicted file, then packed", blob, [][]event{{put(blob, 1, 5, 0, true)}, {put(blob, 2, 9, 0, false)}}, 2, 9},
-		{"blob moved and used before and after", blob,
-			[][]event{{put(blob, 1, 5, 0, false), touch(blob, 1, 7)}, {put(blob, 1, 6, 0, false), touch(blob, 1, 9)}}, 1, 9},
-		{"result moved, used before", result,
-			[][]event{{put(result, 1, 5, 1, false), touch(result, 1, 9)}, {put(result, 1, 6, 1, false)}}, 1, 9},
-		{"result moved, used after", result,
-			[][]event{{put(result, 1, 5, 1, false)}, {put(result, 1, 6, 1, false), touch(result, 1, 9)}}, 1, 9},
+		{
+			"blob moved and used before and after", blob,
+			[][]event{{put(blob, 1, 5, 0, false), touch(blob, 1, 7)}, {put(blob, 1, 6, 0, false), touch(blob, 1, 9)}},
+			1, 9,
+		},
+		{
+			"result moved, used before", result,
+			[][]event{{put(result, 1, 5, 1, false), touch(result, 1, 9)}, {put(result, 1, 6, 1, false)}},
+			1, 9,
+		},
+		{
+			"result moved, used after", result,
+			[][]event{{put(result, 1, 5, 1, false)}, {put(result, 1, 6, 1, false), touch(result, 1, 9)}},
+			1, 9,
+		},
 		{"later result wins", result, [][]event{{put(result, 1, 5, 1, false)}, {put(result, 2, 5, 2, false)}, {put(result, 3, 5, 0, false)}}, 2, 5},
 		{"earlier result does not come back", result, [][]event{{put(result, 1, 5, 1, false)}, {drop(result, 2, 2)}}, 0, 0},
 		{"blob being moved", blob, [][]event{{put(blob, 1, 5, 0, false), touch(blob, 1, 9)}, {doubtful(blob, 2, 6, 0)}}, 1, 9},
@@ -148,8 +157,11 @@ func TestRecoveryDoesNotDependOnOrder(t *testing.T) {
 		{"result being moved", result, [][]event{{put(result, 1, 5, 1, false)}, {doubtful(result, 2, 6, 1)}}, 1, 5},
 		{"result moved, and its source noted as replaced", result, [][]event{{drop(result, 1, 1)}, {put(result, 2, 6, 1, false)}}, 2, 6},
 		{"result being moved from what was lost", result, [][]event{{drop(result, 1, 1)}, {doubtful(result, 2, 6, 1)}}, 2, 6},
-		{"earlier result, and copies of a later one", result,
-			[][]event{{put(result, 1, 5, 1, false)}, {drop(result, 2, 2)}, {put(result, 3, 5, 2, false)}}, 3, 5},
+		{
+			"earlier result, and copies of a later one", result,
+			[][]event{{put(result, 1, 5, 1, false)}, {drop(result, 2, 2)}, {put(result, 3, 5, 2, false)}},
+			3, 5,
+		},
 		{"later result may be lost", result, [][]event{{put(result, 1, 5, 1, false)}, {doubtful(result, 2, 6, 2)}}, 2, 6},
 	} {
 		orders(c.logs, func(events []event) {

@@ -89,8 +89,10 @@ func TestFailedPutLeavesNothing(t *testing.T) {
 				"one byte less":     {bytes.NewReader(b[:size-1]), cas.ErrMismatch},
 				"one byte more":     {io.MultiReader(bytes.NewReader(b), strings.NewReader("x")), cas.ErrMismatch},
 				"broken at the end": {io.MultiReader(bytes.NewReader(b), iotest.ErrReader(errBroken)), errBroken},
-				"broken in the middle": {io.MultiReader(bytes.NewReader(b[:size/2]), iotest.ErrReader(errBroken)),
-					errBroken},
+				"broken in the middle": {
+					io.MultiReader(bytes.NewReader(b[:size/2]), iotest.ErrReader(errBroken)),
+					errBroken,
+				},
 			} {
 				s.spoil(faults{})
 				if err := store.Put(t.Context(), d, c.r); !errors.Is(err, c.want) {
@@ -263,8 +265,10 @@ func TestDamagedResult(t *testing.T) {
 		store := s.instance(t)
 		_, action := castest.Blob(1, 100)
 		record := func() {
-			if err := store.Record(t.Context(), action, &repb.ActionResult{StdoutRaw: []byte("hello"),
-				ExitCode: 3}); err != nil {
+			if err := store.Record(t.Context(), action, &repb.ActionResult{
+				StdoutRaw: []byte("hello"),
+				ExitCode:  3,
+			}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -409,7 +413,8 @@ func TestUnreachableServerIsUnavailable(t *testing.T) {
 		store := s.instance(t)
 		present := put(t, store, []byte("present"))
 		s.spoil(faults{before: func(http.ResponseWriter, *http.Request, string,
-			int) bool {
+			int,
+		) bool {
 			panic(http.ErrAbortHandler)
 		}})
 		for call, f := range calls(store, present) {
@@ -557,7 +562,9 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 				store  *object.Store
 				copied int
 			}{
-				{5*day - time.Hour, store, 0}, {5*day + time.Hour, store, 1}, {50 * day, forever, 0},
+				{5*day - time.Hour, store, 0},
+				{5*day + time.Hour, store, 1},
+				{50 * day, forever, 0},
 				{9 * day, store, 1},
 			} {
 				s.replace(t, key, content, time.Now().Add(-c.age))

@@ -28,8 +28,10 @@ import (
 func TestMain(m *testing.M) {
 	// Retry without waiting.
 	minio.DefaultRetryUnit, minio.DefaultRetryCap = time.Millisecond, time.Millisecond
-	for _, name := range []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_SESSION_TOKEN",
-		"GOOGLE_APPLICATION_CREDENTIALS"} {
+	for _, name := range []string{
+		"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_SESSION_TOKEN",
+		"GOOGLE_APPLICATION_CREDENTIALS",
+	} {
 		os.Unsetenv(name)
 	}
 	os.Setenv("AWS_ACCESS_KEY_ID", accessKey)

@@ -33,8 +33,10 @@ func TestFullJournal(t *testing.T) {
 	defer syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old)
 	b, refused := castest.Blob(2, 100)
 	err = p.store.Put(t.Context(), refused, bytes.NewReader(b))
-	errs := p.store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{{Digest: refused, Data: b},
-		{Digest: refused, Data: b[1:]}})
+	errs := p.store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{
+		{Digest: refused, Data: b},
+		{Digest: refused, Data: b[1:]},
+	})
 	for _, err := range []error{err, errs[0]} {
 		if err == nil || !strings.Contains(err.Error(), "journal") {
 			t.Errorf("write to a full journal: got %v", err)

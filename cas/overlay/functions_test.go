@@ -33,16 +33,20 @@ func TestWritesOfUnservedFunctionsAreRefused(t *testing.T) {
 		local, upstream := castest.NewMemory(), castest.NewMemory()
 		var known atomic.Bool
 		known.Store(true)
-		o := open(t, overlay.Config{Local: one(local, local), Upstream: serving(upstream, &known), Policy: policy,
-			Journal: filepath.Join(t.TempDir(), "journal")})
+		o := open(t, overlay.Config{
+			Local: one(local, local), Upstream: serving(upstream, &known), Policy: policy,
+			Journal: filepath.Join(t.TempDir(), "journal"),
+		})
 		in := instance(t, o)
 		b := []byte("of two functions")
 		mine, other := cas.SHA256.Sum(b), cas.SHA1.Sum(b)
 		if err := in.Store.Put(t.Context(), other, bytes.NewReader(b)); !errors.Is(err, cas.ErrInvalid) {
 			t.Errorf("%v: Put: got %v, want ErrInvalid", policy, err)
 		}
-		errs := in.Store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{{Digest: other, Data: b},
-			{Digest: mine, Data: b}})
+		errs := in.Store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{
+			{Digest: other, Data: b},
+			{Digest: mine, Data: b},
+		})
 		if !errors.Is(errs[0], cas.ErrInvalid) || errs[1] != nil {
 			t.Errorf("%v: PutAll: got %v, want ErrInvalid and nil", policy, errs)
 		}

@@ -14,7 +14,8 @@ import (
 
 // newLocator returns an overlay of a disk and a faulty store in memory, with a few blobs in the upstream.
 func newLocator(t *testing.T) (s cas.Store, local *castest.Faulty, mem *castest.Memory, upstream *castest.Faulty,
-	ds []cas.Digest) {
+	ds []cas.Digest,
+) {
 	t.Helper()
 	mem = castest.NewMemory()
 	upstream = castest.NewFaulty(mem, mem)

@@ -50,11 +50,15 @@ type pair struct {
 // newPair returns an overlay that is closed with the test.
 func newPair(t *testing.T, policy overlay.Policy) *pair {
 	t.Helper()
-	p := &pair{local: castest.NewMemory(), upstream: castest.NewMemory(),
-		journal: filepath.Join(t.TempDir(), "journal")}
+	p := &pair{
+		local: castest.NewMemory(), upstream: castest.NewMemory(),
+		journal: filepath.Join(t.TempDir(), "journal"),
+	}
 	p.faultyLocal, p.faultyUpstream = castest.NewFaulty(p.local, p.local), castest.NewFaulty(p.upstream, p.upstream)
-	p.Overlay = open(t, overlay.Config{Local: one(p.faultyLocal, p.faultyLocal),
-		Upstream: one(p.faultyUpstream, p.faultyUpstream), Policy: policy, Journal: p.journal})
+	p.Overlay = open(t, overlay.Config{
+		Local:    one(p.faultyLocal, p.faultyLocal),
+		Upstream: one(p.faultyUpstream, p.faultyUpstream), Policy: policy, Journal: p.journal,
+	})
 	in := instance(t, p.Overlay)
 	p.store, p.actions = in.Store, in.Actions
 	return p

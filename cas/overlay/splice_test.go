@@ -20,8 +20,10 @@ func newSplicer(t *testing.T, policy overlay.Policy) (p *pair, m cas.Splicer) {
 	t.Helper()
 	p = &pair{local: castest.NewMemory(), upstream: castest.NewMemory(), journal: filepath.Join(t.TempDir(), "journal")}
 	p.faultyUpstream = castest.NewFaulty(p.upstream, p.upstream)
-	p.Overlay = open(t, overlay.Config{Local: one(p.local, p.local), Upstream: one(p.faultyUpstream, p.faultyUpstream),
-		Policy: policy, Journal: p.journal})
+	p.Overlay = open(t, overlay.Config{
+		Local: one(p.local, p.local), Upstream: one(p.faultyUpstream, p.faultyUpstream),
+		Policy: policy, Journal: p.journal,
+	})
 	in := instance(t, p.Overlay)
 	p.store, p.actions = in.Store, in.Actions
 	m, ok := cas.As[cas.Splicer](p.store)

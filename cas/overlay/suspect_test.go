@@ -84,13 +84,15 @@ func TestUnknownInstanceLosesNothing(t *testing.T) {
 		journal := filepath.Join(t.TempDir(), "journal")
 		must(t, os.WriteFile(journal, fmt.Appendf(nil, "add blob \"\" %s\n", d), 0o600))
 		refused := time.Now().Add(time.Minute)
-		o := open(t, overlay.Config{Local: one(local, local), Policy: overlay.WriteBack, Journal: journal,
+		o := open(t, overlay.Config{
+			Local: one(local, local), Policy: overlay.WriteBack, Journal: journal,
 			Upstream: func(name string) (*cas.Instance, error) {
 				if time.Now().Before(refused) {
 					return nil, cas.ErrInvalid
 				}
 				return &cas.Instance{Store: upstream, Actions: upstream}, nil
-			}})
+			},
+		})
 		if err := o.Close(t.Context()); err != nil || o.Stats().Lost != 0 || !has(t, upstream, d) {
 			t.Errorf("got %v, %d lost", err, o.Stats().Lost)
 		}
@@ -288,8 +290,10 @@ func TestLocalDamageIsRepaired(t *testing.T) {
 	if got, err := cas.ReadAll(t.Context(), p.store, d, 100); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("Open: got %d bytes, %v", len(got), err)
 	}
-	in := instance(t, open(t, overlay.Config{Local: one(&wornStore{Store: p.local, memory: p.local}, nil),
-		Upstream: one(p.upstream, nil)}))
+	in := instance(t, open(t, overlay.Config{
+		Local:    one(&wornStore{Store: p.local, memory: p.local}, nil),
+		Upstream: one(p.upstream, nil),
+	}))
 	filer, _ := cas.As[cas.Filer](in.Store)
 	if _, _, err := filer.File(t.Context(), d, true); err != nil {
 		t.Errorf("File: %v", err)

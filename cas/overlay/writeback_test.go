@@ -151,8 +151,10 @@ func TestCloseEndsWithContext(t *testing.T) {
 			t.Errorf("got %v, want the number of entries and the journal", err)
 		}
 		gate.Open()
-		o, err := overlay.New(overlay.Config{Local: one(p.local, p.local),
-			Upstream: one(p.faultyUpstream, p.faultyUpstream), Policy: overlay.WriteBack, Journal: p.journal})
+		o, err := overlay.New(overlay.Config{
+			Local:    one(p.local, p.local),
+			Upstream: one(p.faultyUpstream, p.faultyUpstream), Policy: overlay.WriteBack, Journal: p.journal,
+		})
 		must(t, err)
 		if err := o.Close(t.Context()); err != nil || !has(t, p.upstream, d) {
 			t.Errorf("the next overlay: %v", err)
@@ -182,8 +184,10 @@ func TestCloseEndsFetches(t *testing.T) {
 
 // TestJournalReplay checks that intact lines are sent and damaged ones are counted and kept.
 func TestJournalReplay(t *testing.T) {
-	if _, err := overlay.New(overlay.Config{Policy: overlay.WriteBack,
-		Journal: filepath.Join(t.TempDir(), "no/journal")}); err == nil {
+	if _, err := overlay.New(overlay.Config{
+		Policy:  overlay.WriteBack,
+		Journal: filepath.Join(t.TempDir(), "no/journal"),
+	}); err == nil {
 		t.Error("a journal in an absent directory: got no error")
 	}
 	local, upstream := castest.NewMemory(), castest.NewMemory()
@@ -193,12 +197,16 @@ func TestJournalReplay(t *testing.T) {
 	journal := filepath.Join(t.TempDir(), "journal")
 	start := func(text string) (*overlay.Overlay, error) {
 		must(t, os.WriteFile(journal, []byte(text), 0o600))
-		return overlay.New(overlay.Config{Local: one(local, local), Upstream: one(upstream, upstream),
-			Policy: overlay.WriteBack, Journal: journal})
+		return overlay.New(overlay.Config{
+			Local: one(local, local), Upstream: one(upstream, upstream),
+			Policy: overlay.WriteBack, Journal: journal,
+		})
 	}
 	// After a power failure.
-	for i, line := range []string{"x", "add blob x " + a.String(), `sub blob "" ` + a.String(),
-		`add blub "" ` + a.String(), `add blob "" 1/2`, "\x00\x00", ""} {
+	for i, line := range []string{
+		"x", "add blob x " + a.String(), `sub blob "" ` + a.String(),
+		`add blub "" ` + a.String(), `add blob "" 1/2`, "\x00\x00", "",
+	} {
 		_, sound := put(t, local, byte(100+i), 100)
 		text := fmt.Sprintf("%s\n\x00\x00\x00add blob \"\" %s\n", line, sound)
 		o, err := start(text)

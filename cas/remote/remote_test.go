@@ -193,7 +193,8 @@ func listen(t *testing.T, s *server, register func(*grpc.Server), options ...grp
 func (s *server) dial(t *testing.T, name string) *remote.Store {
 	t.Helper()
 	c, err := remote.Dial(t.Context(), s.address, grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc,
-		cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption,
+	) (grpc.ClientStream, error) {
 		stream, err := streamer(ctx, desc, cc, method, opts...)
 		return &changed{stream, s.after}, err
 	}))
@@ -270,7 +271,8 @@ type capable struct {
 
 func (c *capable) GetCapabilities(context.Context, *repb.GetCapabilitiesRequest) (*repb.ServerCapabilities, error) {
 	return &repb.ServerCapabilities{CacheCapabilities: &repb.CacheCapabilities{
-		DigestFunctions: c.functions, ActionCacheUpdateCapabilities: &repb.ActionCacheUpdateCapabilities{UpdateEnabled: true}}}, nil
+		DigestFunctions: c.functions, ActionCacheUpdateCapabilities: &repb.ActionCacheUpdateCapabilities{UpdateEnabled: true},
+	}}, nil
 }
 
 func TestActionCache(t *testing.T) {

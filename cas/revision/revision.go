@@ -103,8 +103,10 @@ func Read(ctx context.Context, c Config, repository, rev string) (*Revision, err
 	var rv *Revision
 	o, err := open(ctx, dir)
 	if err == nil {
-		r := &reader{Config: c, objects: o, batch: cas.NewBatch(c.Store), trees: map[string]*gitTree{},
-			blobs: map[string]*gitBlob{}}
+		r := &reader{
+			Config: c, objects: o, batch: cas.NewBatch(c.Store), trees: map[string]*gitTree{},
+			blobs: map[string]*gitBlob{},
+		}
 		rv, err = r.read(ctx, rev)
 		err = o.close(err)
 	}

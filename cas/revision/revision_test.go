@@ -185,8 +185,14 @@ func TestReadGivesTheFilesOfTheCommit(t *testing.T) {
 			r.git("", "clone", "-q", "--bare", ".", "../bare-"+format)
 			bare := filepath.Join(filepath.Dir(r.dir), "bare-"+format)
 			t.Cleanup(func() { os.RemoveAll(bare) })
-			for _, c := range [][2]string{{r.dir, commit}, {r.dir, commit[:10]}, {r.dir, "main~1"}, {r.dir, "HEAD@{1}"},
-				{filepath.Join(r.dir, "lib"), "v1^0"}, {bare, "v1"}} {
+			for _, c := range [][2]string{
+				{r.dir, commit},
+				{r.dir, commit[:10]},
+				{r.dir, "main~1"},
+				{r.dir, "HEAD@{1}"},
+				{filepath.Join(r.dir, "lib"), "v1^0"},
+				{bare, "v1"},
+			} {
 				again, _, err := read(t, c[0], c[1], nil)
 				if err != nil || again.Root != rv.Root || again.Commit != commit {
 					t.Errorf("%v: %+v, %v", c, again, err)
@@ -218,19 +224,27 @@ func TestReadRejects(t *testing.T) {
 		{"no revision", r.dir, "", "not a revision", false},
 		{"no repository", os.TempDir(), "HEAD", "not a Git repository", true},
 		{"a name that is not UTF-8", r.dir, notUTF8, `"caf\xe9" cannot be an input: its name is not UTF-8`, false},
-		{"a submodule", r.dir, r.odd("160000", "commit", absent, "sub"),
-			`"sub" is a submodule, whose files are in another repository (commit ` + absent, false},
+		{
+			"a submodule", r.dir, r.odd("160000", "commit", absent, "sub"),
+			`"sub" is a submodule, whose files are in another repository (commit ` + absent, false,
+		},
 		{"a symlink to nothing", r.dir, r.odd("120000", "blob", nothing, "l"), `"l": a symlink to ""`, false},
 		{"a symlink with NUL", r.dir, r.odd("120000", "blob", nul, "l"), `a symlink to "a\x00b"`, false},
 		{"a symlink too long", r.dir, r.odd("120000", "blob", long, "l"), "a symlink of 5000 bytes", false},
 		{"an absent blob", r.dir, r.odd("100644", "blob", absent, "gone"), absent + `" is missing`, true},
-		{"a name that leaves the tree", r.dir, r.raw([3]string{"100644", "..", blob}),
-			`".": ".." cannot be an input: its name is not a file name`, false},
-		{"two files of one name", r.dir, r.raw([3]string{"100644", "a", blob}, [3]string{"100644", "a", nul}),
-			`"a" is a duplicate`, false},
-		{"a file and a directory of one name", r.dir, r.raw([3]string{"100644", "a", blob},
-			[3]string{"100644", "a.b", blob}, [3]string{"40000", "a", r.git("", "rev-parse", "HEAD^{tree}")}),
-			`"a" is a duplicate`, false},
+		{
+			"a name that leaves the tree", r.dir, r.raw([3]string{"100644", "..", blob}),
+			`".": ".." cannot be an input: its name is not a file name`, false,
+		},
+		{
+			"two files of one name", r.dir, r.raw([3]string{"100644", "a", blob}, [3]string{"100644", "a", nul}),
+			`"a" is a duplicate`, false,
+		},
+		{
+			"a file and a directory of one name", r.dir, r.raw([3]string{"100644", "a", blob},
+				[3]string{"100644", "a.b", blob}, [3]string{"40000", "a", r.git("", "rev-parse", "HEAD^{tree}")}),
+			`"a" is a duplicate`, false,
+		},
 		{"an absent tree", r.dir, r.odd("040000", "tree", absent, "gone"), absent + `" is missing`, true},
 	} {
 		_, _, err := read(t, c.dir, c.rev, nil)
@@ -342,16 +356,29 @@ func TestReadRunsNothingAndWritesNothing(t *testing.T) {
 	commit := r.commit()
 	lacking := r.odd("100644", "blob", strings.Repeat("1", 40), "gone")
 	for _, kv := range [][2]string{
-		{"core.fsmonitor", script}, {"core.pager", script}, {"pager.cat-file", "true"},
-		{"core.hooksPath", filepath.Dir(script)}, {"core.editor", script},
-		{"filter.x.smudge", script}, {"filter.x.clean", script}, {"filter.x.process", script},
-		{"filter.x.required", "true"}, {"diff.x.textconv", script}, {"diff.external", script},
-		{"core.sshCommand", script}, {"core.gitProxy", script}, {"core.askPass", script}, {"credential.helper", script},
-		{"alias.cat-file", "!" + script}, {"gpg.program", script},
+		{"core.fsmonitor", script},
+		{"core.pager", script},
+		{"pager.cat-file", "true"},
+		{"core.hooksPath", filepath.Dir(script)},
+		{"core.editor", script},
+		{"filter.x.smudge", script},
+		{"filter.x.clean", script},
+		{"filter.x.process", script},
+		{"filter.x.required", "true"},
+		{"diff.x.textconv", script},
+		{"diff.external", script},
+		{"core.sshCommand", script},
+		{"core.gitProxy", script},
+		{"core.askPass", script},
+		{"credential.helper", script},
+		{"alias.cat-file", "!" + script},
+		{"gpg.program", script},
 		// A partial clone, which would fetch absent objects.
-		{"core.repositoryFormatVersion", "1"}, {"extensions.partialClone", "origin"},
+		{"core.repositoryFormatVersion", "1"},
+		{"extensions.partialClone", "origin"},
 		{"remote.origin.promisor", "true"},
-		{"protocol.allow", "always"}, {"protocol.ext.allow", "always"},
+		{"protocol.allow", "always"},
+		{"protocol.ext.allow", "always"},
 	} {
 		r.git("", "config", kv[0], kv[1])
 	}

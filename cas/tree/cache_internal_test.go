@@ -32,8 +32,10 @@ func TestCacheHoldsEachDirectoryOnce(t *testing.T) {
 	put := func(dirs ...cas.Digest) cas.Digest {
 		dir := &repb.Directory{}
 		for i, d := range dirs {
-			dir.Directories = append(dir.Directories, &repb.DirectoryNode{Name: string(rune('a' + i)),
-				Digest: d.Proto()})
+			dir.Directories = append(dir.Directories, &repb.DirectoryNode{
+				Name:   string(rune('a' + i)),
+				Digest: d.Proto(),
+			})
 		}
 		d, err := cas.PutProto(t.Context(), m, cas.SHA256, dir)
 		must(t, err)

@@ -166,8 +166,10 @@ func TestCacheEstimatesMemory(t *testing.T) {
 			d := cas.SHA256.Sum(fmt.Append(nil, i, " ", j))
 			m.Files = append(m.Files, &repb.FileNode{Name: fmt.Sprintf("source file %04d.cc", j), Digest: d.Proto()})
 		}
-		root.Directories = append(root.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("%03d", i),
-			Digest: putProto(t, s, m).Proto()})
+		root.Directories = append(root.Directories, &repb.DirectoryNode{
+			Name:   fmt.Sprintf("%03d", i),
+			Digest: putProto(t, s, m).Proto(),
+		})
 	}
 	in := instance("", completeStore{s})
 	d := putProto(t, s, root)
@@ -389,8 +391,10 @@ func TestLimitsApplyToCachedTrees(t *testing.T) {
 		want          string
 	}{
 		{"depth", deep, above(deep, 400, "d"), above(deep, 401, "d"), "deeper than 1000"},
-		{"path", long, above(long, 19, strings.Repeat("n", 99)), above(long, 21, strings.Repeat("n", 99)),
-			"longer than 4000"},
+		{
+			"path", long, above(long, 19, strings.Repeat("n", 99)), above(long, 21, strings.Repeat("n", 99)),
+			"longer than 4000",
+		},
 		{"entries", many, ten(many, 4), ten(many, 10), "more than 1000000 entries"},
 	} {
 		cache := tree.NewCache(budget, time.Hour)

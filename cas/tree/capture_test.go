@@ -86,7 +86,8 @@ func TestCapture(t *testing.T) {
 			[]string{"a/present = 12", "a/file = 1"},
 			tree.OutputSpec{Paths: []string{"a/missing", "a/present", "no/where/at/all", "a/file/below"}},
 			[]string{`file "a/present" size 2 exec false`},
-		}, {
+		},
+		{
 			"Rule111KindIsDiscovered",
 			[]string{"f = 12", "d/x = 1", "l -> d"},
 			tree.OutputSpec{Paths: []string{"d", "f", "l"}},
@@ -95,7 +96,8 @@ func TestCapture(t *testing.T) {
 				`dir "d" tree true root false sorted true`,
 				`link "l" -> "d"`,
 			},
-		}, {
+		},
+		{
 			"Rule113PathAsRequestedAndSorted",
 			[]string{"w/z = 1", "w/a *= ", "up = 12"},
 			tree.OutputSpec{Dir: "w", Paths: []string{"z", "../up", "a", "./a", "a"}},
@@ -105,12 +107,14 @@ func TestCapture(t *testing.T) {
 				`file "a" size 0 exec true`,
 				`file "z" size 1 exec false`,
 			},
-		}, {
+		},
+		{
 			"Rule113EmptyPathIsWorkingDirectory",
 			[]string{"w/z = 1"},
 			tree.OutputSpec{Dir: "w", Directories: []string{""}},
 			[]string{`dir "" tree true root false sorted true`},
-		}, {
+		},
+		{
 			"Rule114LinksAreVerbatim",
 			[]string{"abs -> /etc/passwd", "dangling -> ../../../x//y/", "w/f = 1", "tofile -> w/f"},
 			tree.OutputSpec{Paths: []string{"abs", "dangling", "tofile"}},
@@ -119,7 +123,8 @@ func TestCapture(t *testing.T) {
 				`link "dangling" -> "../../../x//y/"`,
 				`link "tofile" -> "w/f"`,
 			},
-		}, {
+		},
+		{
 			"Rule114LinksOfOldFields",
 			[]string{"df -> x", "a -> dangling", "f = 1", "d/"},
 			tree.OutputSpec{Files: []string{"df", "f"}, Directories: []string{"a", "d", "nothing"}},
@@ -131,7 +136,8 @@ func TestCapture(t *testing.T) {
 				`filelink "df" -> "x"`,
 				`dirlink "a" -> "dangling"`,
 			},
-		}, {
+		},
+		{
 			"Rule112UnresolvableLinks",
 			[]string{"loop -> loop", "out -> ../../x", "abs -> /etc", "bound -> d/in/it", "d/", "any -> d", "f = 1"},
 			tree.OutputSpec{Files: []string{"loop", "out", "abs"}, Directories: []string{"bound"}},
@@ -140,42 +146,56 @@ func TestCapture(t *testing.T) {
 				`filelink "abs" -> "/etc"`, `filelink "loop" -> "loop"`, `filelink "out" -> "../../x"`,
 				`dirlink "bound" -> "d/in/it"`,
 			},
-		}, {
+		},
+		{
 			"Rule112LinksOfTheKindDeclared",
-			[]string{"d/x = 1", "ld -> d", "lf -> d/x"}, tree.OutputSpec{Files: []string{"lf"},
-				Directories: []string{"ld"}},
+			[]string{"d/x = 1", "ld -> d", "lf -> d/x"},
+			tree.OutputSpec{
+				Files:       []string{"lf"},
+				Directories: []string{"ld"},
+			},
 			[]string{`link "ld" -> "d"`, `link "lf" -> "d/x"`, `filelink "lf" -> "d/x"`, `dirlink "ld" -> "d"`},
-		}, {
+		},
+		{
 			"Rule112OutputPathsTakeAnyLink",
-			[]string{"d/x = 1", "ld -> d", "lf -> d/x"}, tree.OutputSpec{Paths: []string{"ld", "lf"}},
+			[]string{"d/x = 1", "ld -> d", "lf -> d/x"},
+			tree.OutputSpec{Paths: []string{"ld", "lf"}},
 			[]string{`link "ld" -> "d"`, `link "lf" -> "d/x"`},
-		}, {
+		},
+		{
 			"Rule111EmptyPathIsWorkingDirectory",
-			[]string{"w/z = 1"}, tree.OutputSpec{Dir: "w", Paths: []string{""}},
+			[]string{"w/z = 1"},
+			tree.OutputSpec{Dir: "w", Paths: []string{""}},
 			[]string{`dir "" tree true root false sorted true`},
-		}, {
+		},
+		{
 			"Rule78PathsOverrideOldFields",
 			[]string{"f = 1", "d/x = 1"},
 			tree.OutputSpec{Paths: []string{"f"}, Files: []string{"d"}, Directories: []string{"f"}},
 			[]string{`file "f" size 1 exec false`},
-		}, {
+		},
+		{
 			"Rule115DirectoryOnly",
 			[]string{"d/x = 1"},
 			tree.OutputSpec{Paths: []string{"d"}, Format: repb.Command_DIRECTORY_ONLY},
 			[]string{`dir "d" tree false root true sorted false`},
-		}, {
+		},
+		{
 			"Rule115Both",
 			[]string{"d/x = 1"},
 			tree.OutputSpec{Paths: []string{"d"}, Format: repb.Command_TREE_AND_DIRECTORY},
 			[]string{`dir "d" tree true root true sorted true`},
-		}, {
+		},
+		{
 			"Rule82UnknownFormatIsTree",
 			[]string{"d/x = 1"},
 			tree.OutputSpec{Paths: []string{"d"}, Format: 99},
 			[]string{`dir "d" tree true root false sorted true`},
 		},
 		{
-			"MaxBytesExactly", []string{"a = 12", "d/b = 345"}, tree.OutputSpec{Paths: []string{"a"}, MaxBytes: 2},
+			"MaxBytesExactly",
+			[]string{"a = 12", "d/b = 345"},
+			tree.OutputSpec{Paths: []string{"a"}, MaxBytes: 2},
 			[]string{`file "a" size 2 exec false`},
 		},
 	} {
@@ -197,42 +217,60 @@ func TestCaptureRefuses(t *testing.T) {
 		text string
 	}{
 		{
-			"Rule112DirectoryAsFile", []string{"ok = 1", "x/"}, tree.OutputSpec{Files: []string{"ok", "x"}},
+			"Rule112DirectoryAsFile",
+			[]string{"ok = 1", "x/"},
+			tree.OutputSpec{Files: []string{"ok", "x"}},
 			tree.ErrOutput, `"x" is a directory, declared as a file`,
 		},
 		{
-			"Rule112FileAsDirectory", []string{"ok/", "x = 1"}, tree.OutputSpec{Directories: []string{"ok", "x"}},
+			"Rule112FileAsDirectory",
+			[]string{"ok/", "x = 1"},
+			tree.OutputSpec{Directories: []string{"ok", "x"}},
 			tree.ErrOutput, `"x" is a file, declared as a directory`,
 		},
 		{
-			"Rule112LinkToDirectoryAsFile", []string{"ok = 1", "d/x = 1", "l -> d"},
+			"Rule112LinkToDirectoryAsFile",
+			[]string{"ok = 1", "d/x = 1", "l -> d"},
 			tree.OutputSpec{Files: []string{"ok", "l"}},
 			tree.ErrOutput, `"l" is a symlink to a directory, declared as a file`,
 		},
 		{
-			"Rule112LinkToFileAsDirectory", []string{"ok/", "d/x = 1", "a/l -> ../d/x"},
+			"Rule112LinkToFileAsDirectory",
+			[]string{"ok/", "d/x = 1", "a/l -> ../d/x"},
 			tree.OutputSpec{Directories: []string{"ok", "a/l"}},
 			tree.ErrOutput, `"a/l" is a symlink to a file of another kind`,
 		},
 		{
-			"SymlinkForParent", []string{"ok = 1", "in/secret = 1", "a/b -> ../in"},
-			tree.OutputSpec{Paths: []string{"ok", "a/b/secret"}}, tree.ErrOutput,
+			"SymlinkForParent",
+			[]string{"ok = 1", "in/secret = 1", "a/b -> ../in"},
+			tree.OutputSpec{Paths: []string{"ok", "a/b/secret"}},
+			tree.ErrOutput,
 			`"a/b/secret" lies behind the symlink "a/b"`,
 		},
 		{
-			"SymlinkForWorkingDirectory", []string{"ok = 1", "in/secret = 1", "w -> in"},
-			tree.OutputSpec{Dir: "w", Paths: []string{"../ok", "secret"}}, tree.ErrOutput, `symlink "w"`,
+			"SymlinkForWorkingDirectory",
+			[]string{"ok = 1", "in/secret = 1", "w -> in"},
+			tree.OutputSpec{Dir: "w", Paths: []string{"../ok", "secret"}},
+			tree.ErrOutput, `symlink "w"`,
 		},
 		{
-			"MaxBytes", []string{"ok = 1", "d/a = 12", "d/b = 345"},
-			tree.OutputSpec{Paths: []string{"d", "ok"}, MaxBytes: 5}, tree.ErrOutput, "5 bytes",
+			"MaxBytes",
+			[]string{"ok = 1", "d/a = 12", "d/b = 345"},
+			tree.OutputSpec{Paths: []string{"d", "ok"}, MaxBytes: 5},
+			tree.ErrOutput, "5 bytes",
 		},
 		{
-			"Escape", []string{"ok = 1"}, tree.OutputSpec{Paths: []string{"ok", "x/../../etc"}}, cas.ErrInvalid,
+			"Escape",
+			[]string{"ok = 1"},
+			tree.OutputSpec{Paths: []string{"ok", "x/../../etc"}},
+			cas.ErrInvalid,
 			"leaves",
 		},
 		{
-			"Absolute", []string{"ok = 1"}, tree.OutputSpec{Paths: []string{"ok", "/etc/passwd"}}, cas.ErrInvalid,
+			"Absolute",
+			[]string{"ok = 1"},
+			tree.OutputSpec{Paths: []string{"ok", "/etc/passwd"}},
+			cas.ErrInvalid,
 			"absolute",
 		},
 	} {

@@ -103,9 +103,11 @@ func badDirectories() []proto.Message {
 		&repb.Directory{Symlinks: []*repb.SymlinkNode{link("a", "")}},
 		&repb.Directory{Symlinks: []*repb.SymlinkNode{link("a", "../../../etc/passwd"), link("b", "/etc/passwd")}},
 		&repb.Directory{NodeProperties: &repb.NodeProperties{
-			Mtime: &timestamppb.Timestamp{Seconds: 1 << 40, Nanos: -1}, UnixMode: wrapperspb.UInt32(1 << 31)}},
+			Mtime: &timestamppb.Timestamp{Seconds: 1 << 40, Nanos: -1}, UnixMode: wrapperspb.UInt32(1 << 31),
+		}},
 		&repb.Directory{NodeProperties: &repb.NodeProperties{
-			Mtime: &timestamppb.Timestamp{Seconds: 1}, UnixMode: wrapperspb.UInt32(0o4755)}},
+			Mtime: &timestamppb.Timestamp{Seconds: 1}, UnixMode: wrapperspb.UInt32(0o4755),
+		}},
 	)
 }
 
@@ -216,9 +218,11 @@ func FuzzTree(f *testing.F) {
 	must(f, err)
 	x, y := &repb.DirectoryNode{Name: "x", Digest: d.Proto()}, &repb.DirectoryNode{Name: "y", Digest: d.Proto()}
 	root := &repb.Directory{Directories: []*repb.DirectoryNode{x, y}}
-	trees := []proto.Message{&repb.Tree{}, &repb.Tree{Root: child}, &repb.Tree{Root: root},
+	trees := []proto.Message{
+		&repb.Tree{}, &repb.Tree{Root: child}, &repb.Tree{Root: root},
 		&repb.Tree{Root: root, Children: []*repb.Directory{child}},
-		&repb.Tree{Root: root, Children: []*repb.Directory{child, child, {}}}}
+		&repb.Tree{Root: root, Children: []*repb.Directory{child, child, {}}},
+	}
 	for _, m := range badDirectories() {
 		trees = append(trees, &repb.Tree{Root: m.(*repb.Directory), Children: []*repb.Directory{{}}})
 	}

@@ -59,8 +59,11 @@ func propertied(t testing.TB) (n *node, outputs []string, want map[string]string
 		"d/closed/large": withMode(0), "e": withBoth(0o711, 13, 0),
 		"out": withBoth(0o500, 14, 0), "out/f": withBoth(0o400, 15, 0), "out/d": withTime(16, 0),
 		"out/d/large": withMode(0o604), "w": withBoth(0o700, 17, 0),
-		"ignored": {Properties: []*repb.NodeProperty{{Name: "bazel_tool_input"}, {Name: "mtime", Value: "x"},
-			{Name: "unix_mode"}}},
+		"ignored": {Properties: []*repb.NodeProperty{
+			{Name: "bazel_tool_input"},
+			{Name: "mtime", Value: "x"},
+			{Name: "unix_mode"},
+		}},
 	} {
 		n.at(p).own = own
 	}
@@ -155,9 +158,13 @@ func TestRule098_BadNodePropertiesAreRefused(t *testing.T) {
 		own  *repb.NodeProperties
 		want string
 	}{
-		{withTime(-1<<31-1, 0), "mtime"}, {withTime(1<<33, 0), "mtime"}, {withTime(math.MaxInt64, 0), "mtime"},
-		{withTime(0, -1), "mtime"}, {withTime(0, 1e9), "mtime"},
-		{withMode(0o200000), "unix_mode"}, {withMode(math.MaxUint32), "unix_mode"},
+		{withTime(-1<<31-1, 0), "mtime"},
+		{withTime(1<<33, 0), "mtime"},
+		{withTime(math.MaxInt64, 0), "mtime"},
+		{withTime(0, -1), "mtime"},
+		{withTime(0, 1e9), "mtime"},
+		{withMode(0o200000), "unix_mode"},
+		{withMode(math.MaxUint32), "unix_mode"},
 	} {
 		d := &repb.NodeProperties{}
 		proto.Merge(d, c.own)
@@ -191,8 +198,14 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 		for _, m := range []struct {
 			path string
 			mode fs.FileMode
-		}{{"d/closed/f", 0}, {"d/closed", 0}, {"d/x", 0o711}, {"f", 0o640 | fs.ModeSetuid}, {"late", 0o600},
-			{"early", 0o600}} {
+		}{
+			{"d/closed/f", 0},
+			{"d/closed", 0},
+			{"d/x", 0o711},
+			{"f", 0o640 | fs.ModeSetuid},
+			{"late", 0o600},
+			{"early", 0o600},
+		} {
 			must(t, out.Chmod(m.path, m.mode))
 		}
 		return out

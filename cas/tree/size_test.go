@@ -42,8 +42,10 @@ func TestSizeEstimateIsWhatStageTakes(t *testing.T) {
 			"out/old = "+large, "s = 1"), []string{"old", "out"}},
 		{"one directory many times", parse(t, "a/x/f = 1", "a/y/f = 1", "b/f = 1", "out/x/f = 1"), []string{"out"}},
 		{"one directory bound and copied", parse(t, "a/e/f = "+large, "out/e/f = "+large), []string{"out"}},
-		{"links", parse(t, "l -> f", "d/l -> "+strings.Repeat("x", 127), "d/m -> "+strings.Repeat("x", 128), "f = 1"),
-			nil},
+		{
+			"links", parse(t, "l -> f", "d/l -> "+strings.Repeat("x", 127), "d/m -> "+strings.Repeat("x", 128), "f = 1"),
+			nil,
+		},
 	}
 	for _, s := range shapes(t) {
 		if !strings.HasPrefix(s.name, "error_") {

@@ -280,8 +280,10 @@ const plenty = 1 << 30
 func newRig(t testing.TB, budget int64) *rig {
 	t.Helper()
 	m := newMounter(t)
-	r := &rig{t: t, store: newSegmented(t), mounter: m,
-		Stager: tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: budget})}
+	r := &rig{
+		t: t, store: newSegmented(t), mounter: m,
+		Stager: tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: budget}),
+	}
 	t.Cleanup(func() { must(t, r.Stager.Close()) })
 	return r
 }
@@ -442,9 +444,11 @@ func TestImageShowsInputRootAndParentsOfOutputs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, plenty)
 	large := strings.Repeat("L", tree.LargeFile)
-	all := append(shapes(t), shape{name: "large", outputs: []string{"old", "out/x"},
+	all := append(shapes(t), shape{
+		name: "large", outputs: []string{"old", "out/x"},
 		input: parse(t, "d/large = "+large, "d/e/tool *= "+large, "top = "+large, "old = "+large+"old", "out/in = 1",
-			"empty = ", "d/empty *= ", "x *= 1", "l -> x", "d/l -> ../x", "none/", "d/none/")})
+			"empty = ", "d/empty *= ", "x *= 1", "l -> x", "d/l -> ../x", "none/", "d/none/"),
+	})
 	many := leaves(3, 12, nil)
 	many.set("a/0/0/large", &node{content: large})
 	many.set("a/large", &node{content: large, exec: true})
@@ -827,8 +831,10 @@ func TestFallsBackToCopies(t *testing.T) {
 	}{
 		{"no mounter", "mounts no images", nil, func(c *tree.StagerConfig) { c.Mounter = nil }},
 		{"no segments", "no segments", func(s *segmented) cas.Store { return s.filer }, nil},
-		{"mount fails", "not today", nil,
-			func(c *tree.StagerConfig) { c.Mounter = &mounter{err: errors.New("not today")} }},
+		{
+			"mount fails", "not today", nil,
+			func(c *tree.StagerConfig) { c.Mounter = &mounter{err: errors.New("not today")} },
+		},
 		{"no directory", "no such file", nil, func(c *tree.StagerConfig) { c.Dir += "/absent" }},
 		{"no room for files", "store is full", func(s *segmented) cas.Store { return fullSegmented{s} }, nil},
 		{"short segments", "shorter", func(s *segmented) cas.Store { return truncated{s} }, nil},

@@ -97,8 +97,10 @@ func TestRule115_TreesAreTopologicallySorted(t *testing.T) {
 		n.set("d/0", n.at("d").copy())
 		out := newRoot(t)
 		n.make(t, out)
-		o := capture(t, store, out, tree.OutputSpec{Paths: []string{"d"},
-			Format: repb.Command_TREE_AND_DIRECTORY}).OutputDirectories[0]
+		o := capture(t, store, out, tree.OutputSpec{
+			Paths:  []string{"d"},
+			Format: repb.Command_TREE_AND_DIRECTORY,
+		}).OutputDirectories[0]
 		td, err := cas.FromProto(cas.SHA256, o.TreeDigest)
 		must(t, err)
 		b, err := cas.ReadAll(t.Context(), store, td, 1<<20)

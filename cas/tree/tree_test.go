@@ -74,8 +74,10 @@ func TestRule074_DirectoryThatIsNotCanonicalIsRefused(t *testing.T) {
 		},
 		{
 			"DirectoryAndSymlink",
-			&repb.Directory{Directories: []*repb.DirectoryNode{sub("a")},
-				Symlinks: []*repb.SymlinkNode{link("a", "x")}},
+			&repb.Directory{
+				Directories: []*repb.DirectoryNode{sub("a")},
+				Symlinks:    []*repb.SymlinkNode{link("a", "x")},
+			},
 			`"a" is both`,
 		},
 		{"EmptyName", files(""), `name "" of a file is empty`},

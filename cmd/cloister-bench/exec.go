@@ -31,18 +31,26 @@ type benchExec struct {
 
 // execTexts are the help texts of each kind.
 var execTexts = map[load.Kind]struct{ short, long string }{
-	load.Noop: {"Execute actions that do nothing",
-		`Noop has servers execute actions without inputs and outputs whose command does nothing.`},
-	load.Trees: {"Execute actions with many input files",
+	load.Noop: {
+		"Execute actions that do nothing",
+		`Noop has servers execute actions without inputs and outputs whose command does nothing.`,
+	},
+	load.Trees: {
+		"Execute actions with many input files",
 		`Tree has servers execute actions with an input tree, of which each changes a few files. The command does
 nothing, or with --read prints a checksum of all files. Before the clock starts two actions are executed
-alone: the first has a tree that the server has not seen; "next" differs from it as all others do.`},
-	load.Outputs: {"Execute actions with many output files",
+alone: the first has a tree that the server has not seen; "next" differs from it as all others do.`,
+	},
+	load.Outputs: {
+		"Execute actions with many output files",
 		`Outputs has servers execute actions that write files of 1 KiB, others in each action, and a directory of
-such files.`},
-	load.Mixed: {"Execute actions of all kinds",
+such files.`,
+	},
+	load.Mixed: {
+		"Execute actions of all kinds",
 		`Mixed has servers execute actions of which three in five do nothing, one reads an input tree, and one
-writes files.`},
+writes files.`,
+	},
 }
 
 func benchExecCommand(kind load.Kind) *cobra.Command {

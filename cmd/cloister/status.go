@@ -9,7 +9,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/operator"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
-	"github.com/cloister-build/cloister/proto/cloister/v1"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/spf13/cobra"
 )
 

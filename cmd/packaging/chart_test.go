@@ -306,12 +306,16 @@ var wanted = map[string][]string{
 	"serve.yaml":         {`"--jobs=4"`, `"image":"registry.example.com/team/toolchain:0.1.0"`, `"hostUsers":false`},
 	"serve-guarded.yaml": {`"--jobs=16"`, `toolchain@sha256:0123`, `"--tls-client-ca=/etc/cloister/tls/ca.crt"`, `"--auth=/etc/cloister/auth/auth.yaml"`, `"--cas=grpcs://cache.example.com:443"`, `"name":"CLOISTER_CAS_TOKEN","valueFrom":{"secretKeyRef":{"key":"token","name":"cache"}}`, `"--max-size=900GiB"`, `"--lease=12h"`, `"localhostProfile":"cloister"`, `"10.0.0.0/8"`},
 	"farm.yaml":          {`"--jobs=0"`, `"--worker-listen=0.0.0.0:8983"`, `"grpc://ci-cloister-head-workers:8983"`, `"--property=OSFamily=linux","--property=Pool=default"`, `"replicas":5`, `"image":"registry.example.com/team/cloister:0.1.0"`},
-	"farm-keda.yaml": {`"query":"sum(cloister_actions_queued{namespace=\"builds\",pod=~\"ci-cloister-head-.*\"}) + sum(cloister_actions_running{namespace=\"builds\",pod=~\"ci-cloister-head-.*\"})"`,
-		`"threshold":"8"`, `"activationThreshold":"0"`, `"minReplicaCount":0`, `"terminationGracePeriodSeconds":3660`, `"podAntiAffinity"`},
+	"farm-keda.yaml": {
+		`"query":"sum(cloister_actions_queued{namespace=\"builds\",pod=~\"ci-cloister-head-.*\"}) + sum(cloister_actions_running{namespace=\"builds\",pod=~\"ci-cloister-head-.*\"})"`,
+		`"threshold":"8"`, `"activationThreshold":"0"`, `"minReplicaCount":0`, `"terminationGracePeriodSeconds":3660`, `"podAntiAffinity"`,
+	},
 	"farm-hpa.yaml":     {`"averageValue":"6"`, `"minReplicas":2`},
 	"farm-guarded.yaml": {`"join","grpcs://ci-cloister-head-workers:8983"`, `"name":"CLOISTER_TOKEN","valueFrom":{"secretKeyRef":{"key":"token","name":"worker"}}`, `"--auth=/etc/cloister/auth/auth.yaml"`},
-	"join-keda.yaml": {`"join","grpc://scheduler.buildbarn:8983","--cas=grpc://storage.buildbarn:8980","--instance=fuse","--size-class=4"`, `"--sandbox=full"`, `SSL_CERT_FILE`,
-		`"query":"sum(buildbarn_builder_in_memory_build_queue_tasks_scheduled_total{instance_name_prefix=\"fuse\"}) - (sum(buildbarn_builder_in_memory_build_queue_tasks_executing_duration_seconds_count{instance_name_prefix=\"fuse\"}) or vector(0))"`},
+	"join-keda.yaml": {
+		`"join","grpc://scheduler.buildbarn:8983","--cas=grpc://storage.buildbarn:8980","--instance=fuse","--size-class=4"`, `"--sandbox=full"`, `SSL_CERT_FILE`,
+		`"query":"sum(buildbarn_builder_in_memory_build_queue_tasks_scheduled_total{instance_name_prefix=\"fuse\"}) - (sum(buildbarn_builder_in_memory_build_queue_tasks_executing_duration_seconds_count{instance_name_prefix=\"fuse\"}) or vector(0))"`,
+	},
 }
 
 // holds returns faults of the objects as a whole, which no schema detects.

@@ -47,8 +47,10 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	if err != nil && len(b.config.Hidden) > 0 && !b.exposed.Swap(true) {
 		exposed := err
 		if facts, err = b.probeRun(ctx, sandbox.Conditions{}); err == nil {
-			f.Checks = append(f.Checks, sandbox.Check{Name: string(HiddenPaths),
-				Detail: "mount tables of runs show paths of the store: " + exposed.Error()})
+			f.Checks = append(f.Checks, sandbox.Check{
+				Name:   string(HiddenPaths),
+				Detail: "mount tables of runs show paths of the store: " + exposed.Error(),
+			})
 		}
 	}
 	if err != nil {

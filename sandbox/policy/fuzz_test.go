@@ -42,8 +42,10 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			t.Fatalf("an empty request is refused: %v\n%s", err, p.Text())
 		}
-		s := sandbox.Spec{Args: []string{"x"}, Dir: "/", Network: g.Network, Limits: g.Limits, Audit: g.Audit,
-			Temp: []sandbox.Temp{{Target: "/tmp", Bytes: g.TempBytes}}}
+		s := sandbox.Spec{
+			Args: []string{"x"}, Dir: "/", Network: g.Network, Limits: g.Limits, Audit: g.Audit,
+			Temp: []sandbox.Temp{{Target: "/tmp", Bytes: g.TempBytes}},
+		}
 		if err := s.Validate(); err != nil {
 			t.Fatal(err)
 		}

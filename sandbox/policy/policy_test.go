@@ -76,7 +76,8 @@ func TestCompileGrants(t *testing.T) {
 		want           any
 	}{
 		{"wide", "", func(g *policy.Grant) any { return g.Limits }, sandbox.Limits{
-			Memory: 5 << 30, CPU: 2 * time.Hour, Processes: 200, OpenFiles: 5000, OutputBytes: 17 << 30, OutputFiles: 2000000}},
+			Memory: 5 << 30, CPU: 2 * time.Hour, Processes: 200, OpenFiles: 5000, OutputBytes: 17 << 30, OutputFiles: 2000000,
+		}},
 		{"wide", "", func(g *policy.Grant) any { return g.TempBytes }, int64(6 << 30)},
 		{"wide", "", func(g *policy.Grant) any { return g.MaxTimeout }, 3 * time.Hour},
 		{"wide", "", func(g *policy.Grant) any { return fmt.Sprint(g.Network) }, "{true false []}"},
@@ -106,8 +107,10 @@ func TestCompileGrants(t *testing.T) {
 		{"wide", "cloister-tmp=60GiB", func(g *policy.Grant) any { return g.TempBytes }, int64(60 << 30)},
 		{"child", "cloister-memory=6GiB", func(g *policy.Grant) any { return g.Limits.Memory }, int64(6 << 30)},
 		// Endpoints, in the order of a Spec and without duplicates.
-		{"wide", "cloister-network=b.example.org:443, A.example.org:443 cloister-network=b.example.org:443",
-			func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow) }, "[a.example.org:443 b.example.org:443]"},
+		{
+			"wide", "cloister-network=b.example.org:443, A.example.org:443 cloister-network=b.example.org:443",
+			func(g *policy.Grant) any { return fmt.Sprint(g.Network.Allow) }, "[a.example.org:443 b.example.org:443]",
+		},
 		{"wide", "cloister-network=a.example.org:443", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "false true"},
 		{"once", "cloister-network=10.0.0.1:80", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "false false"},
 		{"once", "", func(g *policy.Grant) any { return fmt.Sprint(g.Hermetic, g.Cache) }, "true true"},
@@ -203,11 +206,19 @@ func TestFirstMatchingRuleApplies(t *testing.T) {
 		match bool
 	}{
 		{`{}`, true},
-		{`{mnemonic: Fetch}`, true}, {`{mnemonic: fetch}`, false},
-		{`{instance: main}`, true}, {`{instance: other}`, false}, {`{instance: ""}`, false},
-		{`{property: {pool: net}}`, true}, {`{property: {pool: big}}`, true}, {`{property: {pool: small}}`, false},
-		{`{property: {pool: net, y: 1}}`, false}, {`{property: {x: ""}}`, true}, {`{property: {y: ""}}`, false},
-		{`{target: "//a/..."}`, true}, {`{target: "//b/..."}`, false},
+		{`{mnemonic: Fetch}`, true},
+		{`{mnemonic: fetch}`, false},
+		{`{instance: main}`, true},
+		{`{instance: other}`, false},
+		{`{instance: ""}`, false},
+		{`{property: {pool: net}}`, true},
+		{`{property: {pool: big}}`, true},
+		{`{property: {pool: small}}`, false},
+		{`{property: {pool: net, y: 1}}`, false},
+		{`{property: {x: ""}}`, true},
+		{`{property: {y: ""}}`, false},
+		{`{target: "//a/..."}`, true},
+		{`{target: "//b/..."}`, false},
 		{`{target: "//a/...", mnemonic: Fetch, instance: main, property: {pool: net}}`, true},
 		{`{target: "//x/...", mnemonic: Fetch, instance: main, property: {pool: net}}`, false},
 		{`{target: "//a/...", mnemonic: X, instance: main, property: {pool: net}}`, false},

@@ -63,21 +63,35 @@ func TestLeaksAreNamed(t *testing.T) {
 		target, line, kind, event string // regular expressions for the whole line and event
 		limit                     sandbox.Limit
 	}{
-		{target: "connects_outside", kind: "connect",
-			event: `tried to connect to tcp 192\.0\.2\.1:443: there is no network \(bash, connect\)`},
-		{target: "writes_input", kind: "write",
-			event: `tried to write /build/examples/hostile/victim\.txt: not an output \(bash, openat\)`},
-		{target: "includes_undeclared", kind: "read",
-			event: `tried to read /build/examples/hostile/undeclared\.h: not an input, in the source tree: add it to the inputs \(cc1plus, openat\)`},
-		{target: "leaves_undeclared", kind: "output",
-			event: `left bazel-out/\S+/bin/examples/hostile/beside\.txt: not a declared output`},
-		{target: "eats_memory", kind: "limit", limit: sandbox.LimitMemory,
-			line: `killed: memory [\d.]+ MiB of 64\.0 MiB, peak [\d.]+ MiB`, event: `memory [\d.]+ MiB of 64\.0 MiB`},
-		{target: "eats_time", kind: "limit", limit: sandbox.LimitCPU,
-			line: `killed: CPU time [\d.]+s of 1s`, event: `CPU time [\d.]+s of 1s`},
+		{
+			target: "connects_outside", kind: "connect",
+			event: `tried to connect to tcp 192\.0\.2\.1:443: there is no network \(bash, connect\)`,
+		},
+		{
+			target: "writes_input", kind: "write",
+			event: `tried to write /build/examples/hostile/victim\.txt: not an output \(bash, openat\)`,
+		},
+		{
+			target: "includes_undeclared", kind: "read",
+			event: `tried to read /build/examples/hostile/undeclared\.h: not an input, in the source tree: add it to the inputs \(cc1plus, openat\)`,
+		},
+		{
+			target: "leaves_undeclared", kind: "output",
+			event: `left bazel-out/\S+/bin/examples/hostile/beside\.txt: not a declared output`,
+		},
+		{
+			target: "eats_memory", kind: "limit", limit: sandbox.LimitMemory,
+			line: `killed: memory [\d.]+ MiB of 64\.0 MiB, peak [\d.]+ MiB`, event: `memory [\d.]+ MiB of 64\.0 MiB`,
+		},
+		{
+			target: "eats_time", kind: "limit", limit: sandbox.LimitCPU,
+			line: `killed: CPU time [\d.]+s of 1s`, event: `CPU time [\d.]+s of 1s`,
+		},
 		// Without control groups, the limit of processes is enforced but not reported, and memory is not limited.
-		{target: "eats_processes", kind: "limit", limit: sandbox.LimitMemory,
-			line: `exit code [12] after a limit was exceeded: processes 16 of 16 \(\d+ times\)`, event: `processes 16 of 16 \(\d+ times\)`},
+		{
+			target: "eats_processes", kind: "limit", limit: sandbox.LimitMemory,
+			line: `exit code [12] after a limit was exceeded: processes 16 of 16 \(\d+ times\)`, event: `processes 16 of 16 \(\d+ times\)`,
+		},
 	} {
 		t.Run(c.target, func(t *testing.T) {
 			if c.limit != "" && !slices.Contains(enforced, c.limit) {
@@ -156,8 +170,10 @@ rules:
 	r.config.Args = append(r.config.Args, "--policy", file)
 	r.serve(t)
 
-	flags := []string{"//examples/hostile:fetches", "--remote_default_exec_properties=cloister-network=" + endpoint,
-		"--define=HOSTILE_HOST=" + listener.Addr().(*net.TCPAddr).IP.String(), "--define=HOSTILE_PORT=" + port(listener)}
+	flags := []string{
+		"//examples/hostile:fetches", "--remote_default_exec_properties=cloister-network=" + endpoint,
+		"--define=HOSTILE_HOST=" + listener.Addr().(*net.TCPAddr).IP.String(), "--define=HOSTILE_PORT=" + port(listener),
+	}
 	for range 2 {
 		wantAll(t, r.bazel(t, "build", flags...), "remote")
 		ctx, cancel := context.WithTimeout(t.Context(), bazelTime)

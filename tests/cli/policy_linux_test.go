@@ -52,10 +52,16 @@ rules:
 		{[]string{"check"}, 2, ``, `cloister: .*\n`},
 		{[]string{"explain"}, 0, `(?s)granted by rule default: profile build, hermetic true, results recorded true\n.*`, ``},
 		{[]string{"explain", "--mnemonic", "TestRunner"}, 0, `(?s)granted by rule default: profile test, .*\n  processes 1024: profile test .*`, ``},
-		{[]string{"explain", good, "--mnemonic", "Fetch", "--property", "cloister-network=example.org:443", "--property", "cloister-memory=8GiB"}, 0,
-			`(?s)granted by rule downloads: profile fetch, hermetic false, results recorded false\n.*\n  memory 8GiB: property cloister-memory, of at most 8GiB \(.*good\.yaml:5\)\n.*`, ``},
-		{[]string{"explain", good, "--mnemonic", "Fetch", "--property", "cloister-memory=9GiB"}, 1, ``,
-			`cloister: property cloister-memory=9GiB: rule "downloads" grants at most 8GiB \(.*good\.yaml:5\); .*\n`},
+		{
+			[]string{"explain", good, "--mnemonic", "Fetch", "--property", "cloister-network=example.org:443", "--property", "cloister-memory=8GiB"},
+			0,
+			`(?s)granted by rule downloads: profile fetch, hermetic false, results recorded false\n.*\n  memory 8GiB: property cloister-memory, of at most 8GiB \(.*good\.yaml:5\)\n.*`, ``,
+		},
+		{
+			[]string{"explain", good, "--mnemonic", "Fetch", "--property", "cloister-memory=9GiB"},
+			1, ``,
+			`cloister: property cloister-memory=9GiB: rule "downloads" grants at most 8GiB \(.*good\.yaml:5\); .*\n`,
+		},
 		{[]string{"explain", "--property", "cloister-memori=9GiB"}, 1, ``, `cloister: .*did you mean cloister-memory\?\n`},
 		{[]string{"explain", "--property", "memory"}, 2, ``, `cloister: --property "memory": write NAME=VALUE\n`},
 		{[]string{"explain", bad}, 2, ``, `cloister: ` + regexp.QuoteMeta(bad+caret)},
@@ -121,14 +127,20 @@ func TestRunReportsViolations(t *testing.T) {
 		args []string
 		want said
 	}{
-		{[]string{"--in", "src", "--", "/bin/sh", "-c", "exec 2> /dev/null; echo x >> input; echo x > beside; exit 3"}, said{"",
-			"cloister: tried to write /build/input: not an output (sh, openat)\ncloister: left beside: not a declared output\n", 3}},
-		{[]string{"--", "/bin/bash", "-c", "exec 2> /dev/null; echo > /dev/tcp/192.0.2.1/443; exit 3"}, said{"",
-			"cloister: tried to connect to tcp 192.0.2.1:443: there is no network (bash, connect)\n", 3}},
+		{[]string{"--in", "src", "--", "/bin/sh", "-c", "exec 2> /dev/null; echo x >> input; echo x > beside; exit 3"}, said{
+			"",
+			"cloister: tried to write /build/input: not an output (sh, openat)\ncloister: left beside: not a declared output\n", 3,
+		}},
+		{[]string{"--", "/bin/bash", "-c", "exec 2> /dev/null; echo > /dev/tcp/192.0.2.1/443; exit 3"}, said{
+			"",
+			"cloister: tried to connect to tcp 192.0.2.1:443: there is no network (bash, connect)\n", 3,
+		}},
 		{[]string{"--sandbox=namespaces", "--", "/bin/bash", "-c", "exec 2> /dev/null; echo > /dev/tcp/192.0.2.1/443 || echo refused"}, said{"refused\n", "", 0}},
 		{[]string{"--policy=few.yaml", "--", "/bin/sh", "-c", "ulimit -n"}, said{"16\n", "", 0}},
-		{[]string{"--policy=full.yaml", "--source-tree=.", "--in", "src", "--", "/bin/sh", "-c", "cat header.h 2> /dev/null"}, said{"",
-			"cloister: tried to read /build/header.h: not an input, in the source tree: add it to the inputs (cat, openat)\n", 1}},
+		{[]string{"--policy=full.yaml", "--source-tree=.", "--in", "src", "--", "/bin/sh", "-c", "cat header.h 2> /dev/null"}, said{
+			"",
+			"cloister: tried to read /build/header.h: not an input, in the source tree: add it to the inputs (cat, openat)\n", 1,
+		}},
 	} {
 		if got := cloister(t, dir, append([]string{"run"}, c.args...)...); got != c.want {
 			t.Errorf("run %v: got %+v, want %+v", c.args, got, c.want)

@@ -55,8 +55,14 @@ func TestRepro(t *testing.T) {
 		t.Errorf("got %s, %v", text, err)
 	}
 	for _, args := range [][]string{
-		{}, {"-n", "1", "--", "true"}, {"--vary", "moon", "--", "true"}, {"--report", "x.pdf", "--", "true"}, {"--in", ".", "abc"},
-		{"--on", "elsewhere", "--", "true"}, {"--failed", "--", "true"}, {"--env", "A", "--", "true"},
+		{},
+		{"-n", "1", "--", "true"},
+		{"--vary", "moon", "--", "true"},
+		{"--report", "x.pdf", "--", "true"},
+		{"--in", ".", "abc"},
+		{"--on", "elsewhere", "--", "true"},
+		{"--failed", "--", "true"},
+		{"--env", "A", "--", "true"},
 	} {
 		wantSaid(t, 2, append([]string{"repro"}, args...))
 	}

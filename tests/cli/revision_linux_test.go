@@ -92,8 +92,10 @@ func TestRunOfARevision(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"\nrevision \"" + name + "\"\n", "\nseed 4294967303\n", "\nspec env \"CLOISTER_SEED=4294967303\"\n",
-		"\nspec env \"PYTHONHASHSEED=7\"\n", "\nspec env \"SOURCE_DATE_EPOCH=1700000001\"\n"} {
+	for _, want := range []string{
+		"\nrevision \"" + name + "\"\n", "\nseed 4294967303\n", "\nspec env \"CLOISTER_SEED=4294967303\"\n",
+		"\nspec env \"PYTHONHASHSEED=7\"\n", "\nspec env \"SOURCE_DATE_EPOCH=1700000001\"\n",
+	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the manifest lacks %q:\n%s", want, text)
 		}

@@ -183,8 +183,10 @@ func TestGC(t *testing.T) {
 			t.Errorf("held %v: a dry run says %d, %s%s", held, s.code, s.out, s.err)
 		}
 		s := cloister(t, "", "gc", none, "--older-than", "1s", "--dir", f.dir)
-		for _, want := range []string{`^store +` + f.dir + `, held by `, `\nremoved +\d+.* KiB: not used for 1s\n +\d+ large blobs\n +\d+ small blobs and results, with \d+ segments\n`,
-			`\nstays +`, `\nleased +nothing`, `\nused within a day +\d+ `} {
+		for _, want := range []string{
+			`^store +` + f.dir + `, held by `, `\nremoved +\d+.* KiB: not used for 1s\n +\d+ large blobs\n +\d+ small blobs and results, with \d+ segments\n`,
+			`\nstays +`, `\nleased +nothing`, `\nused within a day +\d+ `,
+		} {
 			if s.code != 0 || !regexp.MustCompile(want).MatchString(s.out) {
 				t.Errorf("held %v: exit code %d, nothing matches %q in\n%s%s", held, s.code, want, s.out, s.err)
 			}
@@ -343,8 +345,10 @@ func TestVerifyFindsAFlippedByte(t *testing.T) {
 	if n := missing(t, f.client, small, large); n != 2 {
 		t.Errorf("%d damaged blobs are missing, want 2", n)
 	}
-	for _, want := range []string{"\ncloister_cas_corrupt_total 2\n", "\ncloister_cas_lease_seconds 10800\n", "\ncloister_cas_evicted_bytes_total 0\n",
-		"\ncloister_cas_evicted_blobs_total 0\n", "\ncloister_cas_segments 1\n", "\ncloister_cas_limit_files ", "\ncloister_cas_files ", "\ncloister_ready 1\n"} {
+	for _, want := range []string{
+		"\ncloister_cas_corrupt_total 2\n", "\ncloister_cas_lease_seconds 10800\n", "\ncloister_cas_evicted_bytes_total 0\n",
+		"\ncloister_cas_evicted_blobs_total 0\n", "\ncloister_cas_segments 1\n", "\ncloister_cas_limit_files ", "\ncloister_cas_files ", "\ncloister_ready 1\n",
+	} {
 		if _, text := get(t, metrics, "/metrics"); !strings.Contains(text, want) {
 			t.Errorf("no %q in the metrics", want)
 		}

@@ -73,126 +73,218 @@ func guarantees(w *fixture) []guarantee {
 	const several = "no single layer: "
 	return []guarantee{
 		// Files.
-		{name: "input-write", promise: "The content of an input cannot be changed, whatever its mode and however it is opened.",
+		{
+			name: "input-write", promise: "The content of an input cannot be changed, whatever its mode and however it is opened.",
 			attack: append([]string{"input-write"}, files...), without: writable,
-			events: []sandbox.Event{event(sandbox.EventWrite, "/in/file"), event(sandbox.EventWrite, "/build/file")}},
-		{name: "input-metadata", promise: "Mode, owner, times and attributes of an input cannot be changed.",
+			events: []sandbox.Event{event(sandbox.EventWrite, "/in/file"), event(sandbox.EventWrite, "/build/file")},
+		},
+		{
+			name: "input-metadata", promise: "Mode, owner, times and attributes of an input cannot be changed.",
 			attack: append([]string{"input-metadata"}, files...), without: writable,
-			events: []sandbox.Event{event(sandbox.EventWrite, "/in/file")}},
-		{name: "input-name", promise: "Inputs cannot be removed, replaced or linked, and none can be added.",
+			events: []sandbox.Event{event(sandbox.EventWrite, "/in/file")},
+		},
+		{
+			name: "input-name", promise: "Inputs cannot be removed, replaced or linked, and none can be added.",
 			attack: []string{"input-name", "/in/file", "/in/dir"}, without: writable,
-			events: []sandbox.Event{event(sandbox.EventWrite, "/in/dir/new")}},
-		{name: "input-name-host", promise: "The same if the input is a directory of the host.",
-			attack: []string{"input-name", "/in/host", "/in/open"}, without: append(writable, namespace.HiddenPaths)},
-		{name: "input-lease", promise: "A run cannot block or observe the host's use of an input with a lease.",
-			attack: []string{"input-lease", "/in/host", "/in/open"}, without: []namespace.Layer{namespace.Seccomp}},
-		{name: "outside", promise: "Nothing can be created outside the writable directories.",
+			events: []sandbox.Event{event(sandbox.EventWrite, "/in/dir/new")},
+		},
+		{
+			name: "input-name-host", promise: "The same if the input is a directory of the host.",
+			attack: []string{"input-name", "/in/host", "/in/open"}, without: append(writable, namespace.HiddenPaths),
+		},
+		{
+			name: "input-lease", promise: "A run cannot block or observe the host's use of an input with a lease.",
+			attack: []string{"input-lease", "/in/host", "/in/open"}, without: []namespace.Layer{namespace.Seccomp},
+		},
+		{
+			name: "outside", promise: "Nothing can be created outside the writable directories.",
 			attack:  []string{"outside", "/", "/etc", "/dev", "/proc", "/in", "/in/dir", "/in/open"},
-			without: writable, events: []sandbox.Event{event(sandbox.EventWrite, "/etc/new"), event(sandbox.EventWrite, "/in/open/new")}},
-		{name: "device", promise: "No device node can be created.", attack: []string{"device", "/build", "/tmp", "/dev/shm"},
-			reason: several + "the kernel requires a capability in the initial user namespace", events: syscalls("mknod")},
-		{name: "setuid", promise: "Set-user-ID bits have no effect on any mount.", attack: []string{"setuid"},
-			without: []namespace.Layer{namespace.NoSetuid}},
-		{name: "links", promise: "Links and special files among outputs do not lead the worker out of them.",
-			attack: []string{"links", w.secret}, outputs: linksLeadNowhere, reason: "this tests the worker, not a layer"},
-		{name: "names", promise: "Odd, long and deeply nested output names are read and removed like others.",
-			attack: []string{"names"}, outputs: namesAreRead, reason: "this tests the worker, not a layer"},
+			without: writable, events: []sandbox.Event{event(sandbox.EventWrite, "/etc/new"), event(sandbox.EventWrite, "/in/open/new")},
+		},
+		{
+			name: "device", promise: "No device node can be created.", attack: []string{"device", "/build", "/tmp", "/dev/shm"},
+			reason: several + "the kernel requires a capability in the initial user namespace", events: syscalls("mknod"),
+		},
+		{
+			name: "setuid", promise: "Set-user-ID bits have no effect on any mount.", attack: []string{"setuid"},
+			without: []namespace.Layer{namespace.NoSetuid},
+		},
+		{
+			name: "links", promise: "Links and special files among outputs do not lead the worker out of them.",
+			attack: []string{"links", w.secret}, outputs: linksLeadNowhere, reason: "this tests the worker, not a layer",
+		},
+		{
+			name: "names", promise: "Odd, long and deeply nested output names are read and removed like others.",
+			attack: []string{"names"}, outputs: namesAreRead, reason: "this tests the worker, not a layer",
+		},
 
 		// Namespaces and processes.
-		{name: "userns", promise: "No user namespace, in which a run would be root, can be created.", attack: []string{"userns"},
-			without: []namespace.Layer{namespace.Seccomp, namespace.NoNesting}, events: syscalls("clone", "unshare")},
-		{name: "mount", promise: "Nothing can be mounted, unmounted, moved or remounted, and the root cannot be changed.",
+		{
+			name: "userns", promise: "No user namespace, in which a run would be root, can be created.", attack: []string{"userns"},
+			without: []namespace.Layer{namespace.Seccomp, namespace.NoNesting}, events: syscalls("clone", "unshare"),
+		},
+		{
+			name: "mount", promise: "Nothing can be mounted, unmounted, moved or remounted, and the root cannot be changed.",
 			attack: append([]string{"mount"}, files[:3]...), without: []namespace.Layer{namespace.Seccomp, namespace.NoNesting, namespace.Landlock},
-			events: syscalls("mount", "pivot_root", "fsopen", "open_tree", "move_mount", "mount_setattr", "umount2", "chroot")},
-		{name: "setns", promise: "No other namespace can be entered.", attack: []string{"setns"},
-			reason: several + "none is visible, and another user namespace owns them"},
-		{name: "ptrace", promise: "No process can be traced or read, not even a child.", attack: []string{"ptrace"},
-			without: []namespace.Layer{namespace.Seccomp}, events: syscalls("ptrace", "process_vm_readv", "pidfd_getfd")},
-		{name: "init", promise: "Pid 1 of a run cannot be inspected and ignores signals.", attack: []string{"init"},
-			reason: several + "pid 1 is not dumpable, is in another user namespace, and the kernel protects it from signals"},
-		{name: "others", promise: "Processes of the host and of other runs are neither visible nor reachable.",
+			events: syscalls("mount", "pivot_root", "fsopen", "open_tree", "move_mount", "mount_setattr", "umount2", "chroot"),
+		},
+		{
+			name: "setns", promise: "No other namespace can be entered.", attack: []string{"setns"},
+			reason: several + "none is visible, and another user namespace owns them",
+		},
+		{
+			name: "ptrace", promise: "No process can be traced or read, not even a child.", attack: []string{"ptrace"},
+			without: []namespace.Layer{namespace.Seccomp}, events: syscalls("ptrace", "process_vm_readv", "pidfd_getfd"),
+		},
+		{
+			name: "init", promise: "Pid 1 of a run cannot be inspected and ignores signals.", attack: []string{"init"},
+			reason: several + "pid 1 is not dumpable, is in another user namespace, and the kernel protects it from signals",
+		},
+		{
+			name: "others", promise: "Processes of the host and of other runs are neither visible nor reachable.",
 			attack: append([]string{"others"}, w.hostProcesses()...), concurrent: []string{"stubborn", w.mark},
-			reason: "a run without a pid namespace could signal every process of the machine, so the layer cannot be omitted"},
-		{name: "kill-all", promise: "A signal to all processes reaches only those of the run.", attack: []string{"kill-all"}, concurrent: []string{"stubborn", w.mark},
-			reason: "too dangerous without a pid namespace; 'others' shows its effect"},
-		{name: "daemon", promise: "No process outlives its run.", attack: []string{"daemon", w.mark}, check: noSurvivors,
-			reason: several + "pid namespace and process groups; 'others' shows the first"},
-		{name: "stubborn", promise: "A run that ignores signals is killed at its timeout.", attack: []string{"stubborn"}, kills: true,
+			reason: "a run without a pid namespace could signal every process of the machine, so the layer cannot be omitted",
+		},
+		{
+			name: "kill-all", promise: "A signal to all processes reaches only those of the run.", attack: []string{"kill-all"}, concurrent: []string{"stubborn", w.mark},
+			reason: "too dangerous without a pid namespace; 'others' shows its effect",
+		},
+		{
+			name: "daemon", promise: "No process outlives its run.", attack: []string{"daemon", w.mark}, check: noSurvivors,
+			reason: several + "pid namespace and process groups; 'others' shows the first",
+		},
+		{
+			name: "stubborn", promise: "A run that ignores signals is killed at its timeout.", attack: []string{"stubborn"}, kills: true,
 			spec: func(s *sandbox.Spec) { s.Timeout, s.Grace = 500*time.Millisecond, 100*time.Millisecond },
 			check: func(w *fixture) error {
 				if w.result == nil || !w.result.Stopped {
 					return fmt.Errorf("the run was not stopped: %+v", w.result)
 				}
 				return nil
-			}, reason: "SIGKILL is part of the kernel"},
+			}, reason: "SIGKILL is part of the kernel",
+		},
 		{name: "core", promise: "A crash leaves no core file.", attack: []string{"core"}, without: []namespace.Layer{namespace.Rlimits}},
 
 		// Network.
-		{name: "connect", promise: "A listener on the host's loopback cannot be reached.", attack: append([]string{"connect"}, w.listeners...),
-			without: []namespace.Layer{namespace.NetNamespace, namespace.Landlock}},
-		{name: "public", promise: "No address can be reached, by TCP, UDP or IPv6, including cloud metadata.", attack: []string{"public"},
+		{
+			name: "connect", promise: "A listener on the host's loopback cannot be reached.", attack: append([]string{"connect"}, w.listeners...),
+			without: []namespace.Layer{namespace.NetNamespace, namespace.Landlock},
+		},
+		{
+			name: "public", promise: "No address can be reached, by TCP, UDP or IPv6, including cloud metadata.", attack: []string{"public"},
 			reason: "too dangerous with a network; 'connect' shows the same layer",
-			events: []sandbox.Event{event(sandbox.EventConnect, "tcp 192.0.2.1:80"), event(sandbox.EventConnect, "udp 192.0.2.1:53"),
-				event(sandbox.EventConnect, "tcp 169.254.169.254:80"), event(sandbox.EventConnect, "tcp [2001:db8::1]:80")}},
-		{name: "abstract", promise: "Abstract unix sockets of the host cannot be reached.", attack: []string{"abstract", w.abstract},
-			without: []namespace.Layer{namespace.NetNamespace, namespace.Landlock}},
-		{name: "inbound", promise: "A port on which a run listens cannot be reached from outside.", attack: []string{"inbound"}, onLine: connectBack,
-			without: []namespace.Layer{namespace.NetNamespace}},
-		{name: "families", promise: "Only unix, internet and netlink sockets can be created, and no raw ones.", attack: []string{"families"},
-			without: []namespace.Layer{namespace.Seccomp}, events: syscalls("socket(AF_VSOCK)", "socket(AF_PACKET)")},
-		{name: "route", promise: "Interfaces, addresses and routes cannot be changed.", attack: []string{"route"},
-			reason: several + "the network namespace belongs to another user namespace"},
+			events: []sandbox.Event{
+				event(sandbox.EventConnect, "tcp 192.0.2.1:80"), event(sandbox.EventConnect, "udp 192.0.2.1:53"),
+				event(sandbox.EventConnect, "tcp 169.254.169.254:80"), event(sandbox.EventConnect, "tcp [2001:db8::1]:80"),
+			},
+		},
+		{
+			name: "abstract", promise: "Abstract unix sockets of the host cannot be reached.", attack: []string{"abstract", w.abstract},
+			without: []namespace.Layer{namespace.NetNamespace, namespace.Landlock},
+		},
+		{
+			name: "inbound", promise: "A port on which a run listens cannot be reached from outside.", attack: []string{"inbound"}, onLine: connectBack,
+			without: []namespace.Layer{namespace.NetNamespace},
+		},
+		{
+			name: "families", promise: "Only unix, internet and netlink sockets can be created, and no raw ones.", attack: []string{"families"},
+			without: []namespace.Layer{namespace.Seccomp}, events: syscalls("socket(AF_VSOCK)", "socket(AF_PACKET)"),
+		},
+		{
+			name: "route", promise: "Interfaces, addresses and routes cannot be changed.", attack: []string{"route"},
+			reason: several + "the network namespace belongs to another user namespace",
+		},
 
 		// From one run to another.
-		{name: "left", promise: "A run leaves nothing for the next one: no file, shared memory, queue or semaphore.",
+		{
+			name: "left", promise: "A run leaves nothing for the next one: no file, shared memory, queue or semaphore.",
 			before: []string{"leave", "/tmp", "/dev/shm", "/build"}, attack: []string{"find", "/tmp", "/dev/shm", "/build"},
-			without: []namespace.Layer{namespace.IPCNamespace}},
-		{name: "pair", promise: "Concurrent runs cannot reach each other by files, IPC, loopback or unix sockets.",
+			without: []namespace.Layer{namespace.IPCNamespace},
+		},
+		{
+			name: "pair", promise: "Concurrent runs cannot reach each other by files, IPC, loopback or unix sockets.",
 			concurrent: []string{"victim", "/in/host", "/tmp", "/dev/shm", "/build"}, attack: []string{"find", "/tmp", "/dev/shm", "/build"},
-			without: []namespace.Layer{namespace.NetNamespace, namespace.Landlock}},
-		{name: "lock", promise: "Runs do not see each other's locks on a shared input.",
-			concurrent: []string{"victim", "/in/host"}, attack: []string{"lock", "/in/host"}, without: []namespace.Layer{namespace.HiddenPaths}},
-		{name: "keys", promise: "Kernel keyrings can be neither read nor written.", attack: []string{"keys"},
-			without: []namespace.Layer{namespace.Seccomp}, events: syscalls("add_key", "keyctl", "request_key")},
+			without: []namespace.Layer{namespace.NetNamespace, namespace.Landlock},
+		},
+		{
+			name: "lock", promise: "Runs do not see each other's locks on a shared input.",
+			concurrent: []string{"victim", "/in/host"}, attack: []string{"lock", "/in/host"}, without: []namespace.Layer{namespace.HiddenPaths},
+		},
+		{
+			name: "keys", promise: "Kernel keyrings can be neither read nor written.", attack: []string{"keys"},
+			without: []namespace.Layer{namespace.Seccomp}, events: syscalls("add_key", "keyctl", "request_key"),
+		},
 
 		// Limits.
-		{name: "forks", promise: "The number of processes and threads is limited.", attack: []string{"forks", "256"},
+		{
+			name: "forks", promise: "The number of processes and threads is limited.", attack: []string{"forks", "256"},
 			spec: limits(sandbox.LimitProcesses, 64), limit: sandbox.LimitProcesses,
-			without: []namespace.Layer{namespace.Cgroups, namespace.Rlimits}},
-		{name: "memory-anonymous", promise: "The memory of a run is limited.", attack: []string{"memory", "anonymous", "256"},
-			spec: memory, limit: sandbox.LimitMemory, kills: true, without: []namespace.Layer{namespace.Cgroups, namespace.Rlimits}},
-		{name: "memory-tmp", promise: "/tmp counts as memory.", attack: []string{"memory", "/tmp", "256"},
-			spec: memory, limit: sandbox.LimitMemory, kills: true, without: []namespace.Layer{namespace.Cgroups, namespace.Rlimits}},
-		{name: "memory-shm", promise: "/dev/shm counts as memory.", attack: []string{"memory", "/dev/shm", "256"},
-			spec: memory, limit: sandbox.LimitMemory, kills: true, without: []namespace.Layer{namespace.Cgroups, namespace.Rlimits}},
-		{name: "memory-memfd", promise: "Anonymous files count as memory.", attack: []string{"memory", "memfd", "256"},
-			spec: memory, limit: sandbox.LimitMemory, kills: true, without: []namespace.Layer{namespace.Cgroups, namespace.Rlimits}},
-		{name: "cpu", promise: "The CPU time of all processes together is limited.", attack: []string{"cpu"},
+			without: []namespace.Layer{namespace.Cgroups, namespace.Rlimits},
+		},
+		{
+			name: "memory-anonymous", promise: "The memory of a run is limited.", attack: []string{"memory", "anonymous", "256"},
+			spec: memory, limit: sandbox.LimitMemory, kills: true, without: []namespace.Layer{namespace.Cgroups, namespace.Rlimits},
+		},
+		{
+			name: "memory-tmp", promise: "/tmp counts as memory.", attack: []string{"memory", "/tmp", "256"},
+			spec: memory, limit: sandbox.LimitMemory, kills: true, without: []namespace.Layer{namespace.Cgroups, namespace.Rlimits},
+		},
+		{
+			name: "memory-shm", promise: "/dev/shm counts as memory.", attack: []string{"memory", "/dev/shm", "256"},
+			spec: memory, limit: sandbox.LimitMemory, kills: true, without: []namespace.Layer{namespace.Cgroups, namespace.Rlimits},
+		},
+		{
+			name: "memory-memfd", promise: "Anonymous files count as memory.", attack: []string{"memory", "memfd", "256"},
+			spec: memory, limit: sandbox.LimitMemory, kills: true, without: []namespace.Layer{namespace.Cgroups, namespace.Rlimits},
+		},
+		{
+			name: "cpu", promise: "The CPU time of all processes together is limited.", attack: []string{"cpu"},
 			spec: limits(sandbox.LimitCPU, int64(time.Second)), limit: sandbox.LimitCPU, kills: true,
-			without: []namespace.Layer{namespace.Cgroups, namespace.Rlimits}},
-		{name: "fds", promise: "The number of open files per process is limited.", attack: []string{"fds", "2000"},
-			spec: func(s *sandbox.Spec) { s.Limits.OpenFiles = 64 }, without: []namespace.Layer{namespace.Rlimits}},
-		{name: "tmp-bytes", promise: "The size of /tmp is limited.", attack: []string{"fill", "/tmp/big", "64"},
-			reason: "the size of a tmpfs is not a layer"},
-		{name: "output-bytes", promise: "The size of the outputs is limited.", attack: []string{"fill", "/build/big", "64"},
-			spec: limits(sandbox.LimitOutputBytes, 16<<20), limit: sandbox.LimitOutputBytes, reason: "the size of a tmpfs is not a layer"},
-		{name: "output-files", promise: "The number of outputs is limited.", attack: []string{"files", "/build", "2000"},
-			spec: limits(sandbox.LimitOutputFiles, 1000), limit: sandbox.LimitOutputFiles, reason: "the size of a tmpfs is not a layer"},
+			without: []namespace.Layer{namespace.Cgroups, namespace.Rlimits},
+		},
+		{
+			name: "fds", promise: "The number of open files per process is limited.", attack: []string{"fds", "2000"},
+			spec: func(s *sandbox.Spec) { s.Limits.OpenFiles = 64 }, without: []namespace.Layer{namespace.Rlimits},
+		},
+		{
+			name: "tmp-bytes", promise: "The size of /tmp is limited.", attack: []string{"fill", "/tmp/big", "64"},
+			reason: "the size of a tmpfs is not a layer",
+		},
+		{
+			name: "output-bytes", promise: "The size of the outputs is limited.", attack: []string{"fill", "/build/big", "64"},
+			spec: limits(sandbox.LimitOutputBytes, 16<<20), limit: sandbox.LimitOutputBytes, reason: "the size of a tmpfs is not a layer",
+		},
+		{
+			name: "output-files", promise: "The number of outputs is limited.", attack: []string{"files", "/build", "2000"},
+			spec: limits(sandbox.LimitOutputFiles, 1000), limit: sandbox.LimitOutputFiles, reason: "the size of a tmpfs is not a layer",
+		},
 
 		// The kernel and the machine.
-		{name: "absent", promise: "Nothing reveals the machine or leads to its devices.", attack: []string{"absent", w.secret, w.store},
-			without: []namespace.Layer{namespace.ProcSubset}},
-		{name: "syscalls", promise: "System calls that no action needs do not reach the kernel.", attack: []string{"syscalls"},
+		{
+			name: "absent", promise: "Nothing reveals the machine or leads to its devices.", attack: []string{"absent", w.secret, w.store},
+			without: []namespace.Layer{namespace.ProcSubset},
+		},
+		{
+			name: "syscalls", promise: "System calls that no action needs do not reach the kernel.", attack: []string{"syscalls"},
 			without: []namespace.Layer{namespace.Seccomp},
-			events:  syscalls("bpf", "userfaultfd", "perf_event_open", "init_module", "kexec_load", "ioctl")},
-		{name: "foreign", promise: "System calls of another architecture do not reach the kernel either.", attack: []string{"foreign"},
-			without: []namespace.Layer{namespace.Seccomp}},
-		{name: "mounts", promise: "Mount tables and control groups reveal no path of the store.", attack: []string{"mounts", w.store},
-			without: []namespace.Layer{namespace.HiddenPaths}},
-		{name: "identity", promise: "User, groups, host name, environment, descriptors and session are the same everywhere.", attack: []string{"identity"},
-			reason: several + "each is set separately"},
-		{name: "capabilities", promise: "All five capability sets are empty, and no capability can be gained.", attack: []string{"capabilities"},
-			without: []namespace.Layer{namespace.Capabilities}},
+			events:  syscalls("bpf", "userfaultfd", "perf_event_open", "init_module", "kexec_load", "ioctl"),
+		},
+		{
+			name: "foreign", promise: "System calls of another architecture do not reach the kernel either.", attack: []string{"foreign"},
+			without: []namespace.Layer{namespace.Seccomp},
+		},
+		{
+			name: "mounts", promise: "Mount tables and control groups reveal no path of the store.", attack: []string{"mounts", w.store},
+			without: []namespace.Layer{namespace.HiddenPaths},
+		},
+		{
+			name: "identity", promise: "User, groups, host name, environment, descriptors and session are the same everywhere.", attack: []string{"identity"},
+			reason: several + "each is set separately",
+		},
+		{
+			name: "capabilities", promise: "All five capability sets are empty, and no capability can be gained.", attack: []string{"capabilities"},
+			without: []namespace.Layer{namespace.Capabilities},
+		},
 	}
 }
 

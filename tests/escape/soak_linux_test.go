@@ -30,10 +30,24 @@ const soakSlots = 8
 
 // soakAttacks are the attacks of the runs, in turn. Some are harmless, some leave things behind, some fail.
 var soakAttacks = [][]string{
-	{"daemon"}, {"input-write", "/in/file", "/in/host"}, {"input-write", "/blobs/0", "/blobs/1"}, {"input-name", "/blobs/2", "/blobs"}, {"leave", "/tmp", "/dev/shm", "/build"}, {"fill", "/tmp/big", "64"},
-	{"outside", "/", "/in/open"}, {"forks", "32"}, {"links", "/etc/shadow"}, {"syscalls"},
-	{"userns"}, {"kill-all"}, {"fds", "500"}, {"names"},
-	{"identity"}, {"memory", "memfd", "4"}, {"stubborn"}, {"no such attack"},
+	{"daemon"},
+	{"input-write", "/in/file", "/in/host"},
+	{"input-write", "/blobs/0", "/blobs/1"},
+	{"input-name", "/blobs/2", "/blobs"},
+	{"leave", "/tmp", "/dev/shm", "/build"},
+	{"fill", "/tmp/big", "64"},
+	{"outside", "/", "/in/open"},
+	{"forks", "32"},
+	{"links", "/etc/shadow"},
+	{"syscalls"},
+	{"userns"},
+	{"kill-all"},
+	{"fds", "500"},
+	{"names"},
+	{"identity"},
+	{"memory", "memfd", "4"},
+	{"stubborn"},
+	{"no such attack"},
 }
 
 // blobs are blobs of a disk store that are inputs of every run.

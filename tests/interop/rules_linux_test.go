@@ -27,10 +27,12 @@ func TestCheckerRatesPeers(t *testing.T) {
 		// Known rules of this version, enough to notice a change of the checker.
 		pass, fail, absent []string
 	}{
-		{peers.BazelRemote,
+		{
+			peers.BazelRemote,
 			[]string{"1", "8", "9", "10", "18", "30", "36", "40", "41", "46", "50", "65", "68"},
 			[]string{"2", "3", "16", "25", "34", "48", "49", "62", "69"},
-			[]string{"4", "20", "56", "57", "61"}},
+			[]string{"4", "20", "56", "57", "61"},
+		},
 	} {
 		t.Run(row.kind.Name, func(t *testing.T) {
 			peer := startAs(t, row.kind, false)

@@ -285,7 +285,8 @@ func (c *client) execute(d *repb.Digest, skip bool) *repb.ExecuteResponse {
 // last returns the last operation of a stream.
 func last(s interface {
 	Recv() (*longrunningpb.Operation, error)
-}) (*longrunningpb.Operation, error) {
+},
+) (*longrunningpb.Operation, error) {
 	var op *longrunningpb.Operation
 	for {
 		next, err := s.Recv()

@@ -163,11 +163,15 @@ func dropLast[T any](s []T) []T { return s[:max(len(s)-1, 0)] }
 // faults returns possible faults of servers.
 func faults() []fault {
 	return []fault{
-		{name: "committed_size is too small by one", rules: []int{9, 36, 40, 43},
-			reply: replies(func(r *bspb.WriteResponse) { r.CommittedSize-- })},
+		{
+			name: "committed_size is too small by one", rules: []int{9, 36, 40, 43},
+			reply: replies(func(r *bspb.WriteResponse) { r.CommittedSize-- }),
+		},
 		{name: "missing outputs are not noticed", rules: []int{62, 67}, reply: uncheckedCache()},
-		{name: "every blob is reported present", rules: []int{17, 22, 23, 26, 39, 42},
-			reply: replies(func(r *repb.FindMissingBlobsResponse) { r.MissingBlobDigests = nil })},
+		{
+			name: "every blob is reported present", rules: []int{17, 22, 23, 26, 39, 42},
+			reply: replies(func(r *repb.FindMissingBlobsResponse) { r.MissingBlobDigests = nil }),
+		},
 		{name: "one missing blob is not reported", rules: []int{23}, reply: replies(func(r *repb.FindMissingBlobsResponse) {
 			if len(r.MissingBlobDigests) > 1 {
 				r.MissingBlobDigests = r.MissingBlobDigests[1:]
@@ -188,12 +192,18 @@ func faults() []fault {
 		{name: "a batch is never too large", rules: []int{8, 27}, reply: unlimitedBatches},
 		{name: "compressed replies are labelled IDENTITY", rules: []int{33}, reply: packBatchReads(repb.Compressor_IDENTITY)},
 		{name: "compressed replies are sent to every client", rules: []int{33}, reply: packBatchReads(repb.Compressor_ZSTD)},
-		{name: "a Read loses the last byte of each message", rules: []int{36, 43, 48, 49, 50, 51, 52},
-			reply: replies(func(r *bspb.ReadResponse) { r.Data = dropLast(r.Data) })},
-		{name: "read_limit is ignored", rules: []int{49, 51},
-			request: requests(func(r *bspb.ReadRequest) { r.ReadLimit = min(r.ReadLimit, 0) })},
-		{name: "read_offset is ignored", rules: []int{48, 49, 51},
-			request: requests(func(r *bspb.ReadRequest) { r.ReadOffset = 0 })},
+		{
+			name: "a Read loses the last byte of each message", rules: []int{36, 43, 48, 49, 50, 51, 52},
+			reply: replies(func(r *bspb.ReadResponse) { r.Data = dropLast(r.Data) }),
+		},
+		{
+			name: "read_limit is ignored", rules: []int{49, 51},
+			request: requests(func(r *bspb.ReadRequest) { r.ReadLimit = min(r.ReadLimit, 0) }),
+		},
+		{
+			name: "read_offset is ignored", rules: []int{48, 49, 51},
+			request: requests(func(r *bspb.ReadRequest) { r.ReadOffset = 0 }),
+		},
 		{name: "an absent blob reads as an empty one", rules: []int{17, 20, 22, 48}, reply: func(_, m proto.Message, err error) error {
 			if _, ok := m.(*bspb.ReadResponse); ok && status.Code(err) == codes.NotFound {
 				return io.EOF
@@ -255,8 +265,10 @@ func faults() []fault {
 		{name: "digest_function is ignored", rules: []int{3, 19, 20}, request: clearField("digest_function")},
 		{name: "page_size is ignored", rules: []int{34}, request: requests(func(r *repb.GetTreeRequest) { r.PageSize = 0 })},
 		{name: "page_token is ignored", rules: []int{34}, request: requests(func(r *repb.GetTreeRequest) { r.PageToken = "" })},
-		{name: "a tree lacks its last Directory", rules: []int{34, 35},
-			reply: replies(func(r *repb.GetTreeResponse) { r.Directories = dropLast(r.Directories) })},
+		{
+			name: "a tree lacks its last Directory", rules: []int{34, 35},
+			reply: replies(func(r *repb.GetTreeResponse) { r.Directories = dropLast(r.Directories) }),
+		},
 		{name: "inlined contents have no digest", rules: []int{64}, reply: replies(func(r *repb.ActionResult) {
 			if len(r.StdoutRaw) > 0 {
 				r.StdoutDigest = nil
@@ -279,19 +291,29 @@ func faults() []fault {
 			}
 			return err
 		}},
-		{name: "the lowest version is 2.3", rules: []int{2},
-			reply: replies(func(r *repb.ServerCapabilities) { r.GetLowApiVersion().Minor = 3 })},
-		{name: "cache_capabilities are missing", rules: []int{1, 3},
-			reply: replies(func(r *repb.ServerCapabilities) { r.CacheCapabilities = nil })},
+		{
+			name: "the lowest version is 2.3", rules: []int{2},
+			reply: replies(func(r *repb.ServerCapabilities) { r.GetLowApiVersion().Minor = 3 }),
+		},
+		{
+			name: "cache_capabilities are missing", rules: []int{1, 3},
+			reply: replies(func(r *repb.ServerCapabilities) { r.CacheCapabilities = nil }),
+		},
 		{name: "only SHA256 is listed", rules: []int{3}, reply: cacheReplies(func(c *repb.CacheCapabilities) {
 			c.DigestFunctions = []repb.DigestFunction_Value{repb.DigestFunction_SHA256}
 		})},
-		{name: "update_enabled is false", rules: []int{6, 65},
-			reply: cacheReplies(func(c *repb.CacheCapabilities) { c.ActionCacheUpdateCapabilities = nil })},
-		{name: "priorities are missing", rules: []int{7},
-			reply: cacheReplies(func(c *repb.CacheCapabilities) { c.CachePriorityCapabilities = nil })},
-		{name: "the advertised batch limit is 100 bytes too large", rules: []int{8},
-			reply: cacheReplies(func(c *repb.CacheCapabilities) { c.MaxBatchTotalSizeBytes += 100 })},
+		{
+			name: "update_enabled is false", rules: []int{6, 65},
+			reply: cacheReplies(func(c *repb.CacheCapabilities) { c.ActionCacheUpdateCapabilities = nil }),
+		},
+		{
+			name: "priorities are missing", rules: []int{7},
+			reply: cacheReplies(func(c *repb.CacheCapabilities) { c.CachePriorityCapabilities = nil }),
+		},
+		{
+			name: "the advertised batch limit is 100 bytes too large", rules: []int{8},
+			reply: cacheReplies(func(c *repb.CacheCapabilities) { c.MaxBatchTotalSizeBytes += 100 }),
+		},
 		{name: "the advertised blob limit is a byte too small", rules: []int{10}, reply: cacheReplies(func(c *repb.CacheCapabilities) {
 			c.MaxCasBlobSizeBytes = max(c.MaxCasBlobSizeBytes-1, 1)
 		})},

@@ -253,7 +253,8 @@ func inlining(c *client) {
 		d    *repb.Digest
 		want []byte
 	}{
-		{"stdout", r.StdoutRaw, r.StdoutDigest, out}, {"stderr", r.StderrRaw, r.StderrDigest, errors},
+		{"stdout", r.StdoutRaw, r.StdoutDigest, out},
+		{"stderr", r.StderrRaw, r.StderrDigest, errors},
 		{"output file a", r.OutputFiles[0].GetContents(), r.OutputFiles[0].GetDigest(), a},
 	} {
 		if string(x.raw) != string(x.want) && (len(x.raw) > 0 || c.ours) {
@@ -405,8 +406,10 @@ func resultsApart(c *client) {
 	}
 	out := c.put(fresh(10))
 	action := salted("a")
-	_, err := c.ac.UpdateActionResult(c.Context(), &repb.UpdateActionResultRequest{InstanceName: c.instance, ActionDigest: action,
-		ActionResult: &repb.ActionResult{StdoutDigest: out}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: 0}})
+	_, err := c.ac.UpdateActionResult(c.Context(), &repb.UpdateActionResultRequest{
+		InstanceName: c.instance, ActionDigest: action,
+		ActionResult: &repb.ActionResult{StdoutDigest: out}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: 0},
+	})
 	c.wantCode("UpdateActionResult", err, codes.OK)
 	got, err := c.lookup(action)
 	if err != nil || got.GetStdoutDigest().GetHash() != out.Hash {

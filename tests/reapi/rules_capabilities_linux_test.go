@@ -100,8 +100,10 @@ func listsFunctions(c *client) {
 			c.Errorf("digest_functions %v lacks %v", listed, f.Proto())
 		}
 		b := fresh(2000)
-		req := &repb.BatchUpdateBlobsRequest{InstanceName: c.instance, DigestFunction: f.Proto(),
-			Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: f.Sum(b).Proto(), Data: b}}}
+		req := &repb.BatchUpdateBlobsRequest{
+			InstanceName: c.instance, DigestFunction: f.Proto(),
+			Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: f.Sum(b).Proto(), Data: b}},
+		}
 		if slices.Contains(listed, f.Proto()) {
 			errs, err := c.updateAs(req)
 			c.wantCode(fmt.Sprintf("BatchUpdateBlobs of a blob with %v, which is listed", f.Proto()), first(errs, err), codes.OK)
@@ -238,8 +240,10 @@ func prioritiesAreAccepted(c *client) {
 		if !updates.met(c) {
 			break
 		}
-		_, err := c.ac.UpdateActionResult(c.Context(), &repb.UpdateActionResultRequest{InstanceName: c.instance, ActionDigest: c.anAction(),
-			ActionResult: &repb.ActionResult{StdoutDigest: c.put(fresh(10))}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: p}})
+		_, err := c.ac.UpdateActionResult(c.Context(), &repb.UpdateActionResultRequest{
+			InstanceName: c.instance, ActionDigest: c.anAction(),
+			ActionResult: &repb.ActionResult{StdoutDigest: c.put(fresh(10))}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: p},
+		})
 		c.wantCode(fmt.Sprintf("UpdateActionResult with the priority %d", p), err, codes.OK)
 	}
 	if !execution.met(c) {
@@ -247,8 +251,10 @@ func prioritiesAreAccepted(c *client) {
 	}
 	inside := check("execution_priority_capabilities", c.caps.GetExecutionCapabilities().GetExecutionPriorityCapabilities())
 	execute := func(p int32) error {
-		_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: absentDigest(100),
-			ExecutionPolicy: &repb.ExecutionPolicy{Priority: p}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: p}})
+		_, err := c.executed(&repb.ExecuteRequest{
+			InstanceName: c.instance, ActionDigest: absentDigest(100),
+			ExecutionPolicy: &repb.ExecutionPolicy{Priority: p}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: p},
+		})
 		return err
 	}
 	for _, p := range inside {
@@ -343,8 +349,10 @@ func absoluteSymlinks(c *client) {
 	}
 	root := c.putProto(&repb.Directory{Symlinks: []*repb.SymlinkNode{{Name: "link", Target: "/absolute/" + uuid()}}})
 	cmd := c.putProto(&repb.Command{Arguments: []string{"/bin/sh", "-c", "readlink link"}})
-	r, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, SkipCacheLookup: true,
-		ActionDigest: c.putProto(&repb.Action{CommandDigest: cmd, InputRootDigest: root, DoNotCache: true})})
+	r, err := c.executed(&repb.ExecuteRequest{
+		InstanceName: c.instance, SkipCacheLookup: true,
+		ActionDigest: c.putProto(&repb.Action{CommandDigest: cmd, InputRootDigest: root, DoNotCache: true}),
+	})
 	switch refused := status.Code(err) == codes.InvalidArgument && strings.Contains(status.Convert(err).Message(), "link"); {
 	case strategy == repb.SymlinkAbsolutePathStrategy_DISALLOWED:
 		c.wantCode("Execute with an absolute symlink, which is DISALLOWED", err, codes.InvalidArgument)

@@ -116,7 +116,8 @@ func emptyBlob(c *client) {
 			}
 			d := f.Sum(nil)
 			resp, err := c.cas.FindMissingBlobs(c.Context(), &repb.FindMissingBlobsRequest{
-				InstanceName: c.instance, DigestFunction: v, BlobDigests: []*repb.Digest{d.Proto()}})
+				InstanceName: c.instance, DigestFunction: v, BlobDigests: []*repb.Digest{d.Proto()},
+			})
 			if err != nil || len(resp.MissingBlobDigests) > 0 {
 				c.Errorf("%v: FindMissingBlobs of the empty blob: got %v, %v, want none", v, resp.GetMissingBlobDigests(), err)
 			}
@@ -150,17 +151,22 @@ func inferredFunction(c *client) {
 			errs, err := c.update(&repb.BatchUpdateBlobsRequest_Request{Digest: d, Data: b})
 			c.wantCode(fmt.Sprintf("BatchUpdateBlobs with a hash of %v and no digest_function", v), first(errs, err), codes.OK)
 		default:
-			errs, err := c.updateAs(&repb.BatchUpdateBlobsRequest{InstanceName: c.instance, DigestFunction: v,
-				Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: d, Data: b}}})
+			errs, err := c.updateAs(&repb.BatchUpdateBlobsRequest{
+				InstanceName: c.instance, DigestFunction: v,
+				Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: d, Data: b}},
+			})
 			c.wantCode(fmt.Sprintf("BatchUpdateBlobs with digest_function %v", v), first(errs, err), codes.OK)
 			// The stated function wins although another one has hashes of this length.
 			b := fresh(3000)
-			errs, err = c.updateAs(&repb.BatchUpdateBlobsRequest{InstanceName: c.instance, DigestFunction: v,
-				Requests: []*repb.BatchUpdateBlobsRequest_Request{blob(b)}})
+			errs, err = c.updateAs(&repb.BatchUpdateBlobsRequest{
+				InstanceName: c.instance, DigestFunction: v,
+				Requests: []*repb.BatchUpdateBlobsRequest_Request{blob(b)},
+			})
 			c.wantCode(fmt.Sprintf("BatchUpdateBlobs with digest_function %v and the hash of SHA256", v), first(errs, err), codes.InvalidArgument)
 		}
 		resp, err := c.cas.FindMissingBlobs(c.Context(), &repb.FindMissingBlobsRequest{
-			InstanceName: c.instance, DigestFunction: v, BlobDigests: []*repb.Digest{d}})
+			InstanceName: c.instance, DigestFunction: v, BlobDigests: []*repb.Digest{d},
+		})
 		if err != nil || len(resp.MissingBlobDigests) > 0 {
 			c.Errorf("FindMissingBlobs with digest_function %v after that: got %v, %v, want none", v, resp.GetMissingBlobDigests(), err)
 		}
@@ -195,7 +201,8 @@ func functionsDoNotAlias(c *client) {
 		b := fresh(3000)
 		d := c.put(b) // by SHA256
 		resp, err := c.cas.FindMissingBlobs(c.Context(), &repb.FindMissingBlobsRequest{
-			InstanceName: c.instance, DigestFunction: v, BlobDigests: []*repb.Digest{d}})
+			InstanceName: c.instance, DigestFunction: v, BlobDigests: []*repb.Digest{d},
+		})
 		if err != nil || len(resp.MissingBlobDigests) != 1 {
 			c.Errorf("FindMissingBlobs of the SHA256 of a blob as %v: got %v, %v, want it missing", v, resp.GetMissingBlobDigests(), err)
 		}

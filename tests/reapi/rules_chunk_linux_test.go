@@ -42,8 +42,10 @@ func (c *client) unaryMappings() bool { return c.caps.GetLowApiVersion().GetMino
 // agree.
 func (c *client) chunksOf(d *repb.Digest, f repb.ChunkingFunction_Value) (chunks []*repb.Digest, by repb.ChunkingFunction_Value, err error) {
 	if c.streamsMappings() {
-		ms, err := c.mapping(&repb.GetChunkMappingRequest{InstanceName: c.instance, BlobDigest: d,
-			DigestFunction: repb.DigestFunction_SHA256, ChunkingFunction: f})
+		ms, err := c.mapping(&repb.GetChunkMappingRequest{
+			InstanceName: c.instance, BlobDigest: d,
+			DigestFunction: repb.DigestFunction_SHA256, ChunkingFunction: f,
+		})
 		if err != nil {
 			return nil, 0, err
 		}
@@ -55,8 +57,10 @@ func (c *client) chunksOf(d *repb.Digest, f repb.ChunkingFunction_Value) (chunks
 		}
 	}
 	if c.unaryMappings() {
-		r, err := c.cas.SplitBlob(c.Context(), &repb.SplitBlobRequest{InstanceName: c.instance, BlobDigest: d,
-			DigestFunction: repb.DigestFunction_SHA256, ChunkingFunction: f})
+		r, err := c.cas.SplitBlob(c.Context(), &repb.SplitBlobRequest{
+			InstanceName: c.instance, BlobDigest: d,
+			DigestFunction: repb.DigestFunction_SHA256, ChunkingFunction: f,
+		})
 		if err != nil {
 			return nil, 0, err
 		}
@@ -73,12 +77,16 @@ func (c *client) chunksOf(d *repb.Digest, f repb.ChunkingFunction_Value) (chunks
 // splices registers chunks by one of the two methods.
 func (c *client) splices(unary bool, d *repb.Digest, f repb.ChunkingFunction_Value, chunks ...*repb.Digest) error {
 	if unary {
-		_, err := c.cas.SpliceBlob(c.Context(), &repb.SpliceBlobRequest{InstanceName: c.instance, BlobDigest: d,
-			DigestFunction: repb.DigestFunction_SHA256, ChunkDigests: chunks, ChunkingFunction: f})
+		_, err := c.cas.SpliceBlob(c.Context(), &repb.SpliceBlobRequest{
+			InstanceName: c.instance, BlobDigest: d,
+			DigestFunction: repb.DigestFunction_SHA256, ChunkDigests: chunks, ChunkingFunction: f,
+		})
 		return err
 	}
-	return c.register(&repb.RegisterChunkMappingRequest{InstanceName: c.instance, BlobDigest: d,
-		DigestFunction: repb.DigestFunction_SHA256, ChunkDigests: chunks, ChunkingFunction: f})
+	return c.register(&repb.RegisterChunkMappingRequest{
+		InstanceName: c.instance, BlobDigest: d,
+		DigestFunction: repb.DigestFunction_SHA256, ChunkDigests: chunks, ChunkingFunction: f,
+	})
 }
 
 // wantChunks checks that the chunks are present and make up b.
@@ -202,15 +210,19 @@ func firstMessage(c *client) {
 	err := c.register(
 		&repb.RegisterChunkMappingRequest{InstanceName: c.instance, BlobDigest: d, DigestFunction: repb.DigestFunction_SHA256},
 		&repb.RegisterChunkMappingRequest{ChunkDigests: chunks[:1]},
-		&repb.RegisterChunkMappingRequest{InstanceName: "another/" + uuid(), BlobDigest: absentDigest(7), DigestFunction: repb.DigestFunction_MD5,
-			ChunkingFunction: repb.ChunkingFunction_REP_MAX_CDC, ChunkDigests: chunks[1:]},
+		&repb.RegisterChunkMappingRequest{
+			InstanceName: "another/" + uuid(), BlobDigest: absentDigest(7), DigestFunction: repb.DigestFunction_MD5,
+			ChunkingFunction: repb.ChunkingFunction_REP_MAX_CDC, ChunkDigests: chunks[1:],
+		},
 	)
 	c.wantCode("RegisterChunkMapping with another instance, digest and functions in the last message", err, codes.OK)
 	c.wantBlob("after the write", c.readName(d), b)
 	c.wantCode("RegisterChunkMapping without a message", c.register(), codes.InvalidArgument, codes.Unknown)
 	_, d, chunks = c.halves(5000)
-	c.wantCode("RegisterChunkMapping without a blob_digest", c.register(&repb.RegisterChunkMappingRequest{InstanceName: c.instance,
-		DigestFunction: repb.DigestFunction_SHA256, ChunkDigests: chunks}), codes.InvalidArgument)
+	c.wantCode("RegisterChunkMapping without a blob_digest", c.register(&repb.RegisterChunkMappingRequest{
+		InstanceName:   c.instance,
+		DigestFunction: repb.DigestFunction_SHA256, ChunkDigests: chunks,
+	}), codes.InvalidArgument)
 	c.wantCode("RegisterChunkMapping with the blob_digest in its second message", c.register(
 		&repb.RegisterChunkMappingRequest{InstanceName: c.instance, DigestFunction: repb.DigestFunction_SHA256},
 		&repb.RegisterChunkMappingRequest{BlobDigest: d, ChunkDigests: chunks}), codes.InvalidArgument)

@@ -187,6 +187,7 @@ type connections struct{ ended atomic.Int64 }
 func (*connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
 func (*connections) HandleRPC(context.Context, stats.RPCStats)                         {}
 func (*connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
 func (n *connections) HandleConn(_ context.Context, s stats.ConnStats) {
 	if _, ok := s.(*stats.ConnEnd); ok {
 		n.ended.Add(1)

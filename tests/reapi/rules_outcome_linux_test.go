@@ -133,10 +133,14 @@ func executionMetadata(c *client) {
 		name string
 		at   *timestamppb.Timestamp
 	}{
-		{"queued", m.GetQueuedTimestamp()}, {"worker_start", m.GetWorkerStartTimestamp()},
-		{"input_fetch_start", m.GetInputFetchStartTimestamp()}, {"input_fetch_completed", m.GetInputFetchCompletedTimestamp()},
-		{"execution_start", m.GetExecutionStartTimestamp()}, {"execution_completed", m.GetExecutionCompletedTimestamp()},
-		{"output_upload_start", m.GetOutputUploadStartTimestamp()}, {"output_upload_completed", m.GetOutputUploadCompletedTimestamp()},
+		{"queued", m.GetQueuedTimestamp()},
+		{"worker_start", m.GetWorkerStartTimestamp()},
+		{"input_fetch_start", m.GetInputFetchStartTimestamp()},
+		{"input_fetch_completed", m.GetInputFetchCompletedTimestamp()},
+		{"execution_start", m.GetExecutionStartTimestamp()},
+		{"execution_completed", m.GetExecutionCompletedTimestamp()},
+		{"output_upload_start", m.GetOutputUploadStartTimestamp()},
+		{"output_upload_completed", m.GetOutputUploadCompletedTimestamp()},
 		{"worker_completed", m.GetWorkerCompletedTimestamp()},
 	}
 	for i, t := range times {

@@ -31,7 +31,12 @@ func TestSelection(t *testing.T) {
 		{rules: "62,36-38", want: []int{36, 37, 38, 62}},
 		{parts: "ac", rules: "1-63", want: []int{62, 63}},
 		{parts: "chunk", want: []int{57, 58, 59, 60, 61}},
-		{parts: "none"}, {rules: "x"}, {rules: "5-3"}, {rules: "0"}, {rules: "900"}, {rules: "1-1000000000000"},
+		{parts: "none"},
+		{rules: "x"},
+		{rules: "5-3"},
+		{rules: "0"},
+		{rules: "900"},
+		{rules: "1-1000000000000"},
 	} {
 		got, err := selected(test.parts, test.rules)
 		if (err == nil) != (test.want != nil) || len(got) != len(test.want) {

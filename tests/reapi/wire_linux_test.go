@@ -145,8 +145,10 @@ func (c *client) fetch(req *repb.BatchReadBlobsRequest) ([]*repb.BatchReadBlobsR
 	for _, d := range req.Digests {
 		r := byName[name(d)]
 		if r == nil {
-			r = &repb.BatchReadBlobsResponse_Response{Digest: d,
-				Status: status.Newf(codes.Unknown, "reply without an entry for %s", name(d)).Proto()}
+			r = &repb.BatchReadBlobsResponse_Response{
+				Digest: d,
+				Status: status.Newf(codes.Unknown, "reply without an entry for %s", name(d)).Proto(),
+			}
 		}
 		rs = append(rs, r)
 	}
@@ -206,8 +208,10 @@ func (c *client) methods() []method {
 			return err
 		}},
 		{name: "BatchUpdateBlobs", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			r, err := c.cas.BatchUpdateBlobs(ctx, &repb.BatchUpdateBlobsRequest{InstanceName: instance, DigestFunction: f,
-				Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: d, Data: []byte("x")}}})
+			r, err := c.cas.BatchUpdateBlobs(ctx, &repb.BatchUpdateBlobsRequest{
+				InstanceName: instance, DigestFunction: f,
+				Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: d, Data: []byte("x")}},
+			})
 			return only(r.GetResponses(), err)
 		}},
 		{name: "BatchReadBlobs", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
@@ -223,13 +227,16 @@ func (c *client) methods() []method {
 			return err
 		}},
 		{name: "Write", names: true, call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			_, err := c.write(&bspb.WriteRequest{Data: []byte("x"), FinishWrite: true,
-				ResourceName: fmt.Sprintf("%suploads/%s/blobs/%s%s/%d", prefix(instance), uuid(), segment(f), d.GetHash(), d.GetSizeBytes())})
+			_, err := c.write(&bspb.WriteRequest{
+				Data: []byte("x"), FinishWrite: true,
+				ResourceName: fmt.Sprintf("%suploads/%s/blobs/%s%s/%d", prefix(instance), uuid(), segment(f), d.GetHash(), d.GetSizeBytes()),
+			})
 			return err
 		}},
 		{name: "QueryWriteStatus", names: true, call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
 			_, err := c.bs.QueryWriteStatus(ctx, &bspb.QueryWriteStatusRequest{
-				ResourceName: fmt.Sprintf("%suploads/%s/blobs/%s%s/%d", prefix(instance), uuid(), segment(f), d.GetHash(), d.GetSizeBytes())})
+				ResourceName: fmt.Sprintf("%suploads/%s/blobs/%s%s/%d", prefix(instance), uuid(), segment(f), d.GetHash(), d.GetSizeBytes()),
+			})
 			return err
 		}},
 		{name: "GetActionResult", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
@@ -240,8 +247,10 @@ func (c *client) methods() []method {
 	caps := c.caps.GetCacheCapabilities()
 	if caps.GetActionCacheUpdateCapabilities().GetUpdateEnabled() {
 		ms = append(ms, method{name: "UpdateActionResult", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			_, err := c.ac.UpdateActionResult(ctx, &repb.UpdateActionResultRequest{InstanceName: instance, DigestFunction: f, ActionDigest: d,
-				ActionResult: &repb.ActionResult{StdoutRaw: []byte("x")}})
+			_, err := c.ac.UpdateActionResult(ctx, &repb.UpdateActionResultRequest{
+				InstanceName: instance, DigestFunction: f, ActionDigest: d,
+				ActionResult: &repb.ActionResult{StdoutRaw: []byte("x")},
+			})
 			return err
 		}})
 	}

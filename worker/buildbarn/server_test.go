@@ -1107,8 +1107,10 @@ func TestResultsAreChecked(t *testing.T) {
 		"success":   {answer: func(t *testing.T, h *head) *repb.ExecuteResponse { return output(h.put(t, cas.SHA256, "here")) }},
 		"exit code": {answer: func(*testing.T, *head) *repb.ExecuteResponse { return exited(1) }},
 		"nothing":   {func(*testing.T, *head) *repb.ExecuteResponse { return &repb.ExecuteResponse{} }, worker.Internal, "no result"},
-		"absent output": {func(*testing.T, *head) *repb.ExecuteResponse { return output(absent.Proto()) },
-			worker.Unavailable, `result of worker {"slot":"0","worker":"anvil"} rejected: 1 of its 1 blobs are absent`},
+		"absent output": {
+			func(*testing.T, *head) *repb.ExecuteResponse { return output(absent.Proto()) },
+			worker.Unavailable, `result of worker {"slot":"0","worker":"anvil"} rejected: 1 of its 1 blobs are absent`,
+		},
 		"no digest": {func(*testing.T, *head) *repb.ExecuteResponse { return output(nil) }, worker.Internal, "rejected"},
 		"no hash":   {func(*testing.T, *head) *repb.ExecuteResponse { return output(&repb.Digest{Hash: "garbage"}) }, worker.Internal, "rejected"},
 		"outputs of all kinds": {answer: with(func(r *repb.ExecuteResponse, here *repb.Digest) {

@@ -312,9 +312,20 @@ func TestListOperationsFiltersAndPages(t *testing.T) {
 func TestInvalidListRequestsAreRefused(t *testing.T) {
 	s := serve(t, succeed, nil)
 	for i, req := range []*longrunningpb.ListOperationsRequest{
-		{Name: "a/blobs"}, {Name: "a//b"}, {Name: "/"}, {Name: "/operations"}, {PageSize: -1},
-		{PageToken: "x"}, {PageToken: "b3Ax"}, {PageToken: strings.Repeat("\u00e9", 5000)},
-		{Filter: "color=red"}, {Filter: "target"}, {Filter: "AND"}, {Filter: `target="//a`}, {Filter: "stage=DONE"}, {Filter: "target=a OR target=b"},
+		{Name: "a/blobs"},
+		{Name: "a//b"},
+		{Name: "/"},
+		{Name: "/operations"},
+		{PageSize: -1},
+		{PageToken: "x"},
+		{PageToken: "b3Ax"},
+		{PageToken: strings.Repeat("\u00e9", 5000)},
+		{Filter: "color=red"},
+		{Filter: "target"},
+		{Filter: "AND"},
+		{Filter: `target="//a`},
+		{Filter: "stage=DONE"},
+		{Filter: "target=a OR target=b"},
 	} {
 		_, err := s.ops.ListOperations(t.Context(), req)
 		if status.Code(err) != codes.InvalidArgument {

@@ -55,7 +55,8 @@ func TestStatusReportsTheQueue(t *testing.T) {
 		t.Helper()
 		action := cas.SHA256.Sum([]byte(text))
 		_, err := work.Submit(queue.Request{Demands: demands, Task: worker.Task{
-			Instance: "main/team", Action: action, Target: "//a", Mnemonic: "CppCompile", Invocation: "build-1"}})
+			Instance: "main/team", Action: action, Target: "//a", Mnemonic: "CppCompile", Invocation: "build-1",
+		}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,8 +99,10 @@ func TestStatusReportsTheQueue(t *testing.T) {
 	if w.Name != "anvil" || w.InstanceNamePrefix != "main" || !slices.Equal(w.Properties, []string{"OSFamily=linux"}) || w.Seen == nil || w.Drained != nil || w.Gone != nil {
 		t.Errorf("worker is reported as %v", w)
 	}
-	want := &cloisterpb.Slot{Name: "1", Action: action.String(), InstanceName: "main/team", TargetId: "//a", ActionMnemonic: "CppCompile",
-		InvocationId: "build-1", Began: w.Slots[0].Began, Stage: w.Slots[0].Stage}
+	want := &cloisterpb.Slot{
+		Name: "1", Action: action.String(), InstanceName: "main/team", TargetId: "//a", ActionMnemonic: "CppCompile",
+		InvocationId: "build-1", Began: w.Slots[0].Began, Stage: w.Slots[0].Stage,
+	}
 	if !proto.Equal(w.Slots[0], want) || want.Began == nil {
 		t.Errorf("slot is reported as %v, want %v", w.Slots[0], want)
 	}
@@ -159,7 +162,8 @@ func TestTenantsSeeOnlyTheirInstances(t *testing.T) {
 		{"crimson", "crimson-gpu"}, {"crimson/team", "both"}, {"blue", "both"}, {"blue", "both"}, {"blue", "blue-gpu"},
 	} {
 		_, err := work.Submit(queue.Request{Demands: []worker.Property{{Name: "gpu", Value: r.gpu}}, Task: worker.Task{
-			Instance: r.instance, Action: cas.SHA256.Sum([]byte{byte(i)})}})
+			Instance: r.instance, Action: cas.SHA256.Sum([]byte{byte(i)}),
+		}})
 		if err != nil {
 			t.Fatal(err)
 		}

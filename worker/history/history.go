@@ -84,8 +84,10 @@ const MaxText = 512
 
 // bound makes the texts of e printable and short.
 func (e *Entry) bound() {
-	for _, s := range []*string{&e.Action, &e.Invocation, &e.Correlated, &e.Target, &e.Mnemonic, &e.Result,
-		&e.Manifest, &e.StableHash, &e.Worker, &e.Verdict} {
+	for _, s := range []*string{
+		&e.Action, &e.Invocation, &e.Correlated, &e.Target, &e.Mnemonic, &e.Result,
+		&e.Manifest, &e.StableHash, &e.Worker, &e.Verdict,
+	} {
 		*s = printable.Head(*s, MaxText)
 	}
 	e.How = How(printable.Head(string(e.How), MaxText))

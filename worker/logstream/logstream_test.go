@@ -313,8 +313,11 @@ func TestReadOffsetsAndLimits(t *testing.T) {
 			text       string
 			code       codes.Code
 		}{
-			{0, 10, "0123456789", codes.OK}, {3, 4, "3456", codes.OK}, {9, 1, "9", codes.OK},
-			{-1, 0, "", codes.OutOfRange}, {0, -1, "", codes.InvalidArgument},
+			{0, 10, "0123456789", codes.OK},
+			{3, 4, "3456", codes.OK},
+			{9, 1, "9", codes.OK},
+			{-1, 0, "", codes.OutOfRange},
+			{0, -1, "", codes.InvalidArgument},
 		} {
 			text, code := s.read(t, &bspb.ReadRequest{ResourceName: logs.Stdout.Name, ReadOffset: c.off, ReadLimit: c.limit})
 			want(t, fmt.Sprintf("%s, offset %d, limit %d", when, c.off, c.limit), text, code, c.text, c.code)

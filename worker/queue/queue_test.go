@@ -260,8 +260,13 @@ func TestRule087_LowerPriorityValueRunsSooner(t *testing.T) {
 			name     string
 			priority int32
 		}{
-			{"default, first", 0}, {"least", 1 << 30}, {"urgent, first", -7}, {"default, second", 0},
-			{"most", -1 << 31}, {"urgent, second", -7}, {"default, third", 0},
+			{"default, first", 0},
+			{"least", 1 << 30},
+			{"urgent, first", -7},
+			{"default, second", 0},
+			{"most", -1 << 31},
+			{"urgent, second", -7},
+			{"default, third", 0},
 		} {
 			submit(t, q, a.name, priority(a.priority))
 		}

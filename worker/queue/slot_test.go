@@ -207,35 +207,41 @@ func TestUnmatchedFaultNamesTheNearestOffer(t *testing.T) {
 	}{
 		{
 			"another image",
-			[]queue.Offer{{Worker: "a"}, {Worker: "b", Properties: properties("container-image=docker://y")}}, "container-image=docker://x",
+			[]queue.Offer{{Worker: "a"}, {Worker: "b", Properties: properties("container-image=docker://y")}},
+			"container-image=docker://x",
 			"no worker offers container-image=docker://x; the nearest is worker b with container-image=docker://y; " +
 				"offered values of container-image: docker://y; missing [container-image=docker://x]",
 		},
 		{
 			"one of two",
-			[]queue.Offer{{Worker: "a", Properties: properties("os=mac")}, {Worker: "b", Properties: properties("os=linux gpu=small gpu=none")}}, "gpu=large os=linux",
+			[]queue.Offer{{Worker: "a", Properties: properties("os=mac")}, {Worker: "b", Properties: properties("os=linux gpu=small gpu=none")}},
+			"gpu=large os=linux",
 			"no worker offers gpu=large; the nearest is worker b with gpu=none, gpu=small; " +
 				"offered values of gpu: none, small; missing [gpu=large]",
 		},
 		{
 			"each, but not together",
-			[]queue.Offer{{Worker: "a", Properties: properties("x=1 y=2")}, {Worker: "b", Properties: properties("x=2 y=1")}}, "x=1 y=1",
+			[]queue.Offer{{Worker: "a", Properties: properties("x=1 y=2")}, {Worker: "b", Properties: properties("x=2 y=1")}},
+			"x=1 y=1",
 			"no worker offers y=1; the nearest is worker a with y=2; offered values of y: 1, 2; missing [y=1]",
 		},
 		{
 			"unknown names",
-			[]queue.Offer{{Worker: "a b"}}, "x=1 y=\u00e9",
+			[]queue.Offer{{Worker: "a b"}},
+			"x=1 y=\u00e9",
 			`no worker offers x=1, "y=\u00e9"; the nearest is worker "a b" with no x, no y; ` +
 				`no worker offers any x; missing [x=1 "y=\u00e9"]`,
 		},
 		{
 			"other instances",
-			[]queue.Offer{{Worker: "a", Prefix: "team/b"}, {Worker: "b", Prefix: "team/a", Any: true}}, "x=1",
+			[]queue.Offer{{Worker: "a", Prefix: "team/b"}, {Worker: "b", Prefix: "team/a", Any: true}},
+			"x=1",
 			`no worker serves instance "main"`,
 		},
 		{
 			"values of other instances",
-			[]queue.Offer{{Worker: "a", Properties: properties("pool=all")}, {Worker: "b", Prefix: "team/a", Properties: properties("pool=secret")}}, "pool=x",
+			[]queue.Offer{{Worker: "a", Properties: properties("pool=all")}, {Worker: "b", Prefix: "team/a", Properties: properties("pool=secret")}},
+			"pool=x",
 			"no worker offers pool=x; the nearest is worker a with pool=all; offered values of pool: all; missing [pool=x]",
 		},
 	} {

@@ -48,8 +48,16 @@ var limits = []pageLimits{
 		200,
 		60,
 		MaxRuns,
-	}, {200, 60, 20, MaxRuns}, {100, 20, 8, MaxRuns}, {40, 10, 3, MaxRuns}, {10, 5, 2, MaxRuns}, {3, 3, 1, MaxRuns},
-	{200, 20, 8, 10}, {40, 10, 3, 5}, {10, 5, 2, 3}, {1, 3, 1, 3},
+	},
+	{200, 60, 20, MaxRuns},
+	{100, 20, 8, MaxRuns},
+	{40, 10, 3, MaxRuns},
+	{10, 5, 2, MaxRuns},
+	{3, 3, 1, MaxRuns},
+	{200, 20, 8, 10},
+	{40, 10, 3, 5},
+	{10, 5, 2, 3},
+	{1, 3, 1, 3},
 }
 
 // A section is a verdict on a page.

@@ -589,7 +589,7 @@ func TestBisectReportsRareDifferences(t *testing.T) {
 
 func TestParallelRunsOverlap(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file("x") })
-	var both = make(chan struct{})
+	both := make(chan struct{})
 	s.wait = func(n int) <-chan struct{} {
 		if n == 3 {
 			close(both)

@@ -78,12 +78,18 @@ func TestGateRecordsOnlyReproducibleResults(t *testing.T) {
 		line     string
 	}{
 		{"same", func(int, *worker.Variation) made { return file("x") }, nil, 1, "same", ""},
-		{"differs", func(_ int, v *worker.Variation) made { return file(v.Conditions.Hostname) }, nil, 0, "differs",
-			"not cached: not reproducible: out differs"},
-		{"flaky", func(n int, _ *worker.Variation) made { return made{exit: int32(n - 1)} }, nil, 0, "flaky_exit",
-			"exit codes differ: exit 0, exit 1"},
-		{"cannot be run again", func(int, *worker.Variation) made { return file("x") }, &worker.Fault{Kind: worker.Exhausted, Err: errors.New("no\x1broom")}, 0, "skipped",
-			`not cached: the action could not be run again: no\x1broom`},
+		{
+			"differs", func(_ int, v *worker.Variation) made { return file(v.Conditions.Hostname) }, nil, 0, "differs",
+			"not cached: not reproducible: out differs",
+		},
+		{
+			"flaky", func(n int, _ *worker.Variation) made { return made{exit: int32(n - 1)} }, nil, 0, "flaky_exit",
+			"exit codes differ: exit 0, exit 1",
+		},
+		{
+			"cannot be run again", func(int, *worker.Variation) made { return file("x") }, &worker.Fault{Kind: worker.Exhausted, Err: errors.New("no\x1broom")}, 0, "skipped",
+			`not cached: the action could not be run again: no\x1broom`,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, b := newScript(t, c.act), &book{}

@@ -164,33 +164,55 @@ func TestRun(t *testing.T) {
 			r.Arguments = []string{"/usr/bin/env", "-0"}
 			r.EnvironmentVariables = map[string]string{"B": "2", "A": "1 = 1"}
 		}, stdout: "A=1 = 1\x00B=2\x00", want: map[string]string{"d/": ""}},
-		{name: "working directory", files: map[string]string{"d/e/in": "x"}, script: "pwd; cat in; echo y >../out",
+		{
+			name: "working directory", files: map[string]string{"d/e/in": "x"}, script: "pwd; cat in; echo y >../out",
 			change: func(r *runnerpb.RunRequest) { r.WorkingDirectory = "d/e" }, stdout: "/build/d/e\nx",
-			want: map[string]string{"d/": "", "d/e/": "", "d/e/in": "x", "d/out": "y\n"}},
-		{name: "outputs", files: map[string]string{"in": "x", "out/": ""},
+			want: map[string]string{"d/": "", "d/e/": "", "d/e/in": "x", "d/out": "y\n"},
+		},
+		{
+			name: "outputs", files: map[string]string{"in": "x", "out/": ""},
 			script: "mkdir out/d && echo y >out/d/f && chmod +x out/d/f && ln -s ../in out/l && ln out/d/f out/g && mkdir empty && printf '' >none",
-			want:   map[string]string{"in": "x", "out/": "", "out/d/": "", "out/d/f": "*y\n", "out/l": "->../in", "out/g": "*y\n", "empty/": "", "none": ""}},
-		{name: "unreadable outputs", script: "umask 777; mkdir d; echo y >f",
-			want: map[string]string{"d/": "", "f": "y\n"}},
-		{name: "removed entries", files: map[string]string{"d/e/": "", "l": "->d", "keep": "->d"}, script: "rm l && rmdir d/e && rmdir d",
-			want: map[string]string{"keep": "->d"}},
-		{name: "replaced entries", files: map[string]string{"d/e/": "", "l": "->d", "m": "->d", "n": "->d"},
+			want:   map[string]string{"in": "x", "out/": "", "out/d/": "", "out/d/f": "*y\n", "out/l": "->../in", "out/g": "*y\n", "empty/": "", "none": ""},
+		},
+		{
+			name: "unreadable outputs", script: "umask 777; mkdir d; echo y >f",
+			want: map[string]string{"d/": "", "f": "y\n"},
+		},
+		{
+			name: "removed entries", files: map[string]string{"d/e/": "", "l": "->d", "keep": "->d"}, script: "rm l && rmdir d/e && rmdir d",
+			want: map[string]string{"keep": "->d"},
+		},
+		{
+			name: "replaced entries", files: map[string]string{"d/e/": "", "l": "->d", "m": "->d", "n": "->d"},
 			script: "rm l m n && mkdir l && echo x >l/f && ln -s e m && echo y >n && rmdir d/e && echo z >d/e",
-			want:   map[string]string{"d/": "", "d/e": "z\n", "l/": "", "l/f": "x\n", "m": "->e", "n": "y\n"}},
-		{name: "directory replaced by a link to another", files: map[string]string{"d/e/": "", "d/l": "->e", "k/e": "in", "k/l": "->e"},
+			want:   map[string]string{"d/": "", "d/e": "z\n", "l/": "", "l/f": "x\n", "m": "->e", "n": "y\n"},
+		},
+		{
+			name: "directory replaced by a link to another", files: map[string]string{"d/e/": "", "d/l": "->e", "k/e": "in", "k/l": "->e"},
 			script: "rm d/l && rmdir d/e d && ln -s k d",
-			want:   map[string]string{"d": "->k", "k/": "", "k/e": "in", "k/l": "->e"}},
-		{name: "directory replaced by a link out of the root", files: map[string]string{"d/e/": ""},
-			script: "rmdir d/e d && ln -s /tmp d", want: map[string]string{"d": "->/tmp"}},
-		{name: "directory replaced by a file", files: map[string]string{"d/e/": ""},
-			script: "rmdir d/e d && echo x >d", want: map[string]string{"d": "x\n"}},
-		{name: "inputs cannot be modified", files: map[string]string{"in": "x", "d/in": "y"},
+			want:   map[string]string{"d": "->k", "k/": "", "k/e": "in", "k/l": "->e"},
+		},
+		{
+			name: "directory replaced by a link out of the root", files: map[string]string{"d/e/": ""},
+			script: "rmdir d/e d && ln -s /tmp d", want: map[string]string{"d": "->/tmp"},
+		},
+		{
+			name: "directory replaced by a file", files: map[string]string{"d/e/": ""},
+			script: "rmdir d/e d && echo x >d", want: map[string]string{"d": "x\n"},
+		},
+		{
+			name: "inputs cannot be modified", files: map[string]string{"in": "x", "d/in": "y"},
 			script: "echo z >in; echo z >>d/in; rm -f in; mv d/in e; chmod +x in; rm -rf d; cat in d/in",
-			stdout: "xy", want: map[string]string{"in": "x", "d/": "", "d/in": "y"}, stderr: "/bin/sh"},
-		{name: "links out of the root", files: map[string]string{"l": "->/etc/shadow", "m": "->../../../../../../../../../etc"},
-			script: "cat l m/shadow; ls m | grep -c shadow", code: 1, stdout: "0\n", want: map[string]string{"l": "->/etc/shadow", "m": "->../../../../../../../../../etc"}},
-		{name: "writing through a link out of the root", files: map[string]string{"l": "->/tmp"},
-			script: "echo x >l/f && cat /tmp/f", stdout: "x\n", want: map[string]string{"l": "->/tmp"}},
+			stdout: "xy", want: map[string]string{"in": "x", "d/": "", "d/in": "y"}, stderr: "/bin/sh",
+		},
+		{
+			name: "links out of the root", files: map[string]string{"l": "->/etc/shadow", "m": "->../../../../../../../../../etc"},
+			script: "cat l m/shadow; ls m | grep -c shadow", code: 1, stdout: "0\n", want: map[string]string{"l": "->/etc/shadow", "m": "->../../../../../../../../../etc"},
+		},
+		{
+			name: "writing through a link out of the root", files: map[string]string{"l": "->/tmp"},
+			script: "echo x >l/f && cat /tmp/f", stdout: "x\n", want: map[string]string{"l": "->/tmp"},
+		},
 		{name: "special files are not copied", script: "mkfifo p && echo x >f", want: map[string]string{"f": "x\n"}},
 		{name: "temporary directory", script: "echo x >/tmp/f && mv /tmp/f out", want: map[string]string{"out": "x\n"}},
 	} {

@@ -67,7 +67,8 @@ func TestViolationsAreCountedByKind(t *testing.T) {
 	r := prometheus.NewRegistry()
 	telemetry.New(r).Violations(&worker.Violations{
 		Events: []sandbox.Event{
-			{Kind: sandbox.EventConnect, Subject: "tcp 10.0.0.1:1", Count: 3}, {Kind: sandbox.EventConnect, Subject: "tcp 10.0.0.2:1", Count: 1},
+			{Kind: sandbox.EventConnect, Subject: "tcp 10.0.0.1:1", Count: 3},
+			{Kind: sandbox.EventConnect, Subject: "tcp 10.0.0.2:1", Count: 1},
 			{Kind: sandbox.EventWrite, Subject: "/x", Count: 1},
 		},
 		Unrecorded: 7,

@@ -405,13 +405,17 @@ func layout(t testing.TB, dir, base string) Config {
 	for _, d := range []string{"in/rmdir", "in/unnamed", "out/in", "bin", "usr"} {
 		must(os.MkdirAll(filepath.Join(dir, d), 0o755))
 	}
-	for _, f := range []string{"in/keep", "in/truncate", "in/chmod", "in/chown", "in/utime", "in/unlink", "in/rename",
-		"in/truncating", "in/pipe2", "out/in/file", "bin/tool"} {
+	for _, f := range []string{
+		"in/keep", "in/truncate", "in/chmod", "in/chown", "in/utime", "in/unlink", "in/rename",
+		"in/truncating", "in/pipe2", "out/in/file", "bin/tool",
+	} {
 		must(os.WriteFile(filepath.Join(dir, f), nil, 0o644))
 	}
 	must(unix.Mkfifo(filepath.Join(dir, "in/pipe"), 0o644))
-	for link, to := range map[string]string{"relative-link": "../in", "absolute-link": base + "/in", "dangling": "../in/dangling",
-		"keep": "../in/keep", "own-link": "/proc/self/cwd", "loop": "loop"} {
+	for link, to := range map[string]string{
+		"relative-link": "../in", "absolute-link": base + "/in", "dangling": "../in/dangling",
+		"keep": "../in/keep", "own-link": "/proc/self/cwd", "loop": "loop",
+	} {
 		must(os.Symlink(to, filepath.Join(dir, "out", link)))
 	}
 	inside := func(paths ...string) []string {

@@ -23,8 +23,11 @@ func inputWrite(r *report, args []string) {
 			name  string
 			flags int
 		}{
-			{"O_WRONLY", unix.O_WRONLY}, {"O_RDWR", unix.O_RDWR}, {"O_APPEND", unix.O_WRONLY | unix.O_APPEND},
-			{"O_WRONLY|O_TRUNC", unix.O_WRONLY | unix.O_TRUNC}, {"O_RDONLY|O_TRUNC", unix.O_RDONLY | unix.O_TRUNC},
+			{"O_WRONLY", unix.O_WRONLY},
+			{"O_RDWR", unix.O_RDWR},
+			{"O_APPEND", unix.O_WRONLY | unix.O_APPEND},
+			{"O_WRONLY|O_TRUNC", unix.O_WRONLY | unix.O_TRUNC},
+			{"O_RDONLY|O_TRUNC", unix.O_RDONLY | unix.O_TRUNC},
 			{"O_CREAT", unix.O_WRONLY | unix.O_CREAT},
 		} {
 			fd, err := unix.Open(file, mode.flags|unix.O_CLOEXEC, 0o666)
@@ -179,8 +182,10 @@ func device(r *report, args []string) {
 			kind uint32
 			dev  uint64
 		}{
-			{"memory", unix.S_IFCHR, unix.Mkdev(1, 1)}, {"null", unix.S_IFCHR, unix.Mkdev(1, 3)},
-			{"disk", unix.S_IFBLK, unix.Mkdev(8, 0)}, {"fuse", unix.S_IFCHR, unix.Mkdev(10, 229)},
+			{"memory", unix.S_IFCHR, unix.Mkdev(1, 1)},
+			{"null", unix.S_IFCHR, unix.Mkdev(1, 3)},
+			{"disk", unix.S_IFBLK, unix.Mkdev(8, 0)},
+			{"fuse", unix.S_IFCHR, unix.Mkdev(10, 229)},
 		} {
 			r.refused("mknod "+dir+"/"+d.name, unix.Mknod(dir+"/"+d.name, d.kind|0o666, int(d.dev)))
 		}

@@ -107,12 +107,18 @@ func families(r *report, _ []string) {
 		name                   string
 		family, kind, protocol int
 	}{
-		{"AF_VSOCK", unix.AF_VSOCK, unix.SOCK_STREAM, 0}, {"AF_PACKET", unix.AF_PACKET, unix.SOCK_RAW, 0},
-		{"AF_ALG", unix.AF_ALG, unix.SOCK_SEQPACKET, 0}, {"AF_XDP", unix.AF_XDP, unix.SOCK_RAW, 0},
-		{"AF_KEY", unix.AF_KEY, unix.SOCK_RAW, 2}, {"AF_BLUETOOTH", unix.AF_BLUETOOTH, unix.SOCK_RAW, 1},
-		{"AF_CAN", unix.AF_CAN, unix.SOCK_RAW, 1}, {"AF_TIPC", unix.AF_TIPC, unix.SOCK_STREAM, 0},
-		{"AF_RDS", unix.AF_RDS, unix.SOCK_SEQPACKET, 0}, {"AF_SMC", unix.AF_SMC, unix.SOCK_STREAM, 0},
-		{"raw AF_INET", unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP}, {"raw AF_INET6", unix.AF_INET6, unix.SOCK_RAW, unix.IPPROTO_ICMPV6},
+		{"AF_VSOCK", unix.AF_VSOCK, unix.SOCK_STREAM, 0},
+		{"AF_PACKET", unix.AF_PACKET, unix.SOCK_RAW, 0},
+		{"AF_ALG", unix.AF_ALG, unix.SOCK_SEQPACKET, 0},
+		{"AF_XDP", unix.AF_XDP, unix.SOCK_RAW, 0},
+		{"AF_KEY", unix.AF_KEY, unix.SOCK_RAW, 2},
+		{"AF_BLUETOOTH", unix.AF_BLUETOOTH, unix.SOCK_RAW, 1},
+		{"AF_CAN", unix.AF_CAN, unix.SOCK_RAW, 1},
+		{"AF_TIPC", unix.AF_TIPC, unix.SOCK_STREAM, 0},
+		{"AF_RDS", unix.AF_RDS, unix.SOCK_SEQPACKET, 0},
+		{"AF_SMC", unix.AF_SMC, unix.SOCK_STREAM, 0},
+		{"raw AF_INET", unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP},
+		{"raw AF_INET6", unix.AF_INET6, unix.SOCK_RAW, unix.IPPROTO_ICMPV6},
 	} {
 		fd, err := unix.Socket(s.family, s.kind|unix.SOCK_CLOEXEC, s.protocol)
 		if err == nil {

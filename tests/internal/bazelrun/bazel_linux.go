@@ -42,8 +42,10 @@ type Bazel struct {
 // Run runs bazel with a verb, flags and targets, and executes all actions remotely. A failed build is a Build; an error means
 // that Bazel did not run to its end. When ctx ends, Bazel is interrupted and the error contains the cause.
 func (b *Bazel) Run(ctx context.Context, verb string, args ...string) (*Build, error) {
-	flags := []string{verb, "--config=cloister", "--remote_executor=grpc://" + b.Endpoint,
-		"--symlink_prefix=/", "--color=no", "--curses=no", "--show_progress_rate_limit=5"}
+	flags := []string{
+		verb, "--config=cloister", "--remote_executor=grpc://" + b.Endpoint,
+		"--symlink_prefix=/", "--color=no", "--curses=no", "--show_progress_rate_limit=5",
+	}
 	return b.call(ctx, append(flags, args...))
 }
 
@@ -110,8 +112,10 @@ func (b *Bazel) call(ctx context.Context, args []string) (*Build, error) {
 		}
 	}
 	// If this process is killed, the server stops by itself.
-	startup := []string{"--nohome_rc", "--max_idle_secs=60",
-		"--output_user_root=" + filepath.Join(b.Root, "user"), "--output_base=" + filepath.Join(b.Root, "base")}
+	startup := []string{
+		"--nohome_rc", "--max_idle_secs=60",
+		"--output_user_root=" + filepath.Join(b.Root, "user"), "--output_base=" + filepath.Join(b.Root, "base"),
+	}
 	var output bytes.Buffer
 	cmd := exec.CommandContext(ctx, "bazel", append(startup, args...)...)
 	cmd.Dir = b.Workspace

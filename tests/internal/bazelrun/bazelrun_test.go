@@ -13,8 +13,10 @@ func TestProcessesAreCountedByKind(t *testing.T) {
 		name, output string
 		want         map[string]int
 	}{
-		{"hits", "a\nINFO: 7 processes: 4 remote cache hit, 3 internal.\nb",
-			map[string]int{"remote cache hit": 4, "internal": 3}},
+		{
+			"hits", "a\nINFO: 7 processes: 4 remote cache hit, 3 internal.\nb",
+			map[string]int{"remote cache hit": 4, "internal": 3},
+		},
 		{"one", "INFO: 1 process: 1 internal.", map[string]int{"internal": 1}},
 		{"none", "INFO: 0 processes.", map[string]int{}},
 		{"no summary", "ERROR: no such target", map[string]int{}},

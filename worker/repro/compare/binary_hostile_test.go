@@ -41,8 +41,10 @@ func elfOf(change func(h *elf.Header64, sections []elf.Section64), parts ...elfP
 		body.WriteString(p.data)
 		sections = append(sections, s)
 	}
-	h := elf.Header64{Type: uint16(elf.ET_REL), Machine: uint16(elf.EM_X86_64), Version: 1, Shoff: uint64(64 + body.Len()), Ehsize: 64, Shentsize: 64,
-		Shnum: uint16(len(sections)), Shstrndx: uint16(len(sections) - 1)}
+	h := elf.Header64{
+		Type: uint16(elf.ET_REL), Machine: uint16(elf.EM_X86_64), Version: 1, Shoff: uint64(64 + body.Len()), Ehsize: 64, Shentsize: 64,
+		Shnum: uint16(len(sections)), Shstrndx: uint16(len(sections) - 1),
+	}
 	copy(h.Ident[:], elf.ELFMAG+"\x02\x01\x01")
 	if change != nil {
 		change(&h, sections)

@@ -90,19 +90,29 @@ func TestPNGNamesTheChunk(t *testing.T) {
 		name, a, b string
 		want       summary
 	}{
-		{"time", gray(tIME(22)), gray(tIME(23)),
-			summary{"tIME", "time", "2026-11-22 01:02:03 UTC", "2026-11-23 01:02:03 UTC", Timestamp}},
-		{"date in a text", gray(pngChunk("tEXt", "date:create\x002026-11-22T01:02:03+00:00")), gray(pngChunk("tEXt", "date:create\x002026-11-23T01:02:03+00:00")),
-			summary{"tEXt date:create", "text", "2026-11-22T01:02:03+00:00", "2026-11-23T01:02:03+00:00", Timestamp}},
-		{"packed text", gray(pngChunk("zTXt", "Comment\x00\x00"+deflated("in /tmp/build-1/x"))), gray(pngChunk("zTXt", "Comment\x00\x00"+deflated("in /tmp/build-2/x"))),
-			summary{"zTXt Comment", "text", "in /tmp/build-1/x", "in /tmp/build-2/x", Path}},
-		{"international text", gray(pngChunk("iTXt", "Comment\x00\x01\x00de\x00Wort\x00"+deflated("eins"))), gray(pngChunk("iTXt", "Comment\x00\x01\x00de\x00Wort\x00"+deflated("zwei"))),
-			summary{"iTXt Comment", "text", "eins", "zwei", Unknown}},
+		{
+			"time", gray(tIME(22)), gray(tIME(23)),
+			summary{"tIME", "time", "2026-11-22 01:02:03 UTC", "2026-11-23 01:02:03 UTC", Timestamp},
+		},
+		{
+			"date in a text", gray(pngChunk("tEXt", "date:create\x002026-11-22T01:02:03+00:00")), gray(pngChunk("tEXt", "date:create\x002026-11-23T01:02:03+00:00")),
+			summary{"tEXt date:create", "text", "2026-11-22T01:02:03+00:00", "2026-11-23T01:02:03+00:00", Timestamp},
+		},
+		{
+			"packed text", gray(pngChunk("zTXt", "Comment\x00\x00"+deflated("in /tmp/build-1/x"))), gray(pngChunk("zTXt", "Comment\x00\x00"+deflated("in /tmp/build-2/x"))),
+			summary{"zTXt Comment", "text", "in /tmp/build-1/x", "in /tmp/build-2/x", Path},
+		},
+		{
+			"international text", gray(pngChunk("iTXt", "Comment\x00\x01\x00de\x00Wort\x00"+deflated("eins"))), gray(pngChunk("iTXt", "Comment\x00\x01\x00de\x00Wort\x00"+deflated("zwei"))),
+			summary{"iTXt Comment", "text", "eins", "zwei", Unknown},
+		},
 		{"order", gray(text, tIME(1)), gray(tIME(1), text), summary{"", "order of chunks", "tEXt Title", "tIME", MemberOrder}},
 		{"additional chunk", gray(text), gray(), summary{"", "chunk", "tEXt Title", "", Unknown}},
 		{"the same image in two chunks", gray(text), cutImage(gray(text)), summary{"IDAT", "compression of the image", "", "", Unknown}},
-		{"the same image, compressed differently", gray(text), pngOf(t, color.Gray{7}, png.BestSpeed, text),
-			summary{"IDAT", "compression of the image", "", "", Unknown}},
+		{
+			"the same image, compressed differently", gray(text), pngOf(t, color.Gray{7}, png.BestSpeed, text),
+			summary{"IDAT", "compression of the image", "", "", Unknown},
+		},
 	} {
 		t.Run(row.name, func(t *testing.T) { expect(t, "x.png", row.a, row.b, Known{}, row.want) })
 	}
@@ -117,8 +127,10 @@ func pdfOf(info, id, content, filter string) string {
 	var b strings.Builder
 	b.WriteString("%PDF-1.4\n%\xe2\xe3\xcf\xd3\n")
 	var places []int
-	for i, object := range []string{"<</Type/Catalog/Pages 2 0 R>>", "<</Type/Pages/Kids[3 0 R]/Count 1>>", "<</Type/Page/Parent 2 0 R/Contents 4 0 R>>",
-		fmt.Sprintf("<</Length %d%s>>\nstream\n%s\nendstream", len(content), filter, content), "<<" + info + ">>"} {
+	for i, object := range []string{
+		"<</Type/Catalog/Pages 2 0 R>>", "<</Type/Pages/Kids[3 0 R]/Count 1>>", "<</Type/Page/Parent 2 0 R/Contents 4 0 R>>",
+		fmt.Sprintf("<</Length %d%s>>\nstream\n%s\nendstream", len(content), filter, content), "<<" + info + ">>",
+	} {
 		places = append(places, b.Len())
 		fmt.Fprintf(&b, "%d 0 obj\n%s\nendobj\n", i+1, object)
 	}
@@ -138,18 +150,28 @@ func TestPDFNamesTheEntry(t *testing.T) {
 		name, a, b string
 		want       summary
 	}{
-		{"date", a, pdfOf("/Producer(x 1.0)/CreationDate(D:20261123040506Z)", "11ee", page, ""),
-			summary{"object 5 0", "/CreationDate", "(D:20261122010203Z)", "(D:20261123040506Z)", Timestamp}},
-		{"version of the tool", a, pdfOf("/Producer(x 1.10)/CreationDate(D:20261122010203Z)", "11ee", page, ""),
-			summary{"object 5 0", "/Producer", "(x 1.0)", "(x 1.10)", Unknown}},
-		{"a name", a, pdfOf(info+"/Trapped/True", "00ff", page, ""),
-			summary{"object 5 0", "text", "<</Producer(x 1.0)/CreationDate(D:20261122010203Z)>>", "<</Producer(x 1.0)/CreationDate(D:20261122010203Z)/Trapped/True>>", Unknown}},
+		{
+			"date", a, pdfOf("/Producer(x 1.0)/CreationDate(D:20261123040506Z)", "11ee", page, ""),
+			summary{"object 5 0", "/CreationDate", "(D:20261122010203Z)", "(D:20261123040506Z)", Timestamp},
+		},
+		{
+			"version of the tool", a, pdfOf("/Producer(x 1.10)/CreationDate(D:20261122010203Z)", "11ee", page, ""),
+			summary{"object 5 0", "/Producer", "(x 1.0)", "(x 1.10)", Unknown},
+		},
+		{
+			"a name", a, pdfOf(info+"/Trapped/True", "00ff", page, ""),
+			summary{"object 5 0", "text", "<</Producer(x 1.0)/CreationDate(D:20261122010203Z)>>", "<</Producer(x 1.0)/CreationDate(D:20261122010203Z)/Trapped/True>>", Unknown},
+		},
 		{"identity", a, pdfOf(info, "11ee", page, ""), summary{"trailer", "/ID", "[<00ff><00ff>]", "[<11ee><11ee>]", BuildID}},
-		{"words, packed", pdfOf(info, "00ff", deflated("BT (made in /tmp/a-1/x) Tj ET"), packed), pdfOf(info, "00ff", deflated("BT (made in /tmp/a-22/x) Tj ET"), packed),
-			summary{"object 4 0/stream", "line 1", "BT (made in /tmp/a-1/x) Tj ET", "BT (made in /tmp/a-22/x) Tj ET", Path}},
-		{"metadata", pdfOf(info, "0", "<x><xmp:CreateDate>2026-11-22T01:02:03Z</xmp:CreateDate></x>", ""),
+		{
+			"words, packed", pdfOf(info, "00ff", deflated("BT (made in /tmp/a-1/x) Tj ET"), packed), pdfOf(info, "00ff", deflated("BT (made in /tmp/a-22/x) Tj ET"), packed),
+			summary{"object 4 0/stream", "line 1", "BT (made in /tmp/a-1/x) Tj ET", "BT (made in /tmp/a-22/x) Tj ET", Path},
+		},
+		{
+			"metadata", pdfOf(info, "0", "<x><xmp:CreateDate>2026-11-22T01:02:03Z</xmp:CreateDate></x>", ""),
 			pdfOf(info, "0", "<x><xmp:CreateDate>2026-11-23T01:02:04Z</xmp:CreateDate></x>", ""),
-			summary{"object 4 0", "xmp:CreateDate", "2026-11-22T01:02:03Z", "2026-11-23T01:02:04Z", Timestamp}},
+			summary{"object 4 0", "xmp:CreateDate", "2026-11-22T01:02:03Z", "2026-11-23T01:02:04Z", Timestamp},
+		},
 	} {
 		t.Run(row.name, func(t *testing.T) { expect(t, "x.pdf", row.a, row.b, Known{}, row.want) })
 	}
@@ -193,9 +215,11 @@ func TestGoObjectNamesTheText(t *testing.T) {
 
 func TestPENamesTheTimeAndTheSection(t *testing.T) {
 	t.Parallel()
-	b := build{"objcopy", "gcc -c -fno-asynchronous-unwind-tables -o a.o a.c; objcopy -O pe-x86-64 a.o a.obj; " +
-		"ld -m i386pep --insert-timestamp -e start -o out a.obj 2>/dev/null",
-		map[string]string{"a.c": "int start(void) { return 1; }\nconst char words[] = \"words in data, of no time\";\n"}}
+	b := build{
+		"objcopy", "gcc -c -fno-asynchronous-unwind-tables -o a.o a.c; objcopy -O pe-x86-64 a.o a.obj; " +
+			"ld -m i386pep --insert-timestamp -e start -o out a.obj 2>/dev/null",
+		map[string]string{"a.c": "int start(void) { return 1; }\nconst char words[] = \"words in data, of no time\";\n"},
+	}
 	x, _ := b.run(t, "x")
 	at := int(binary.LittleEndian.Uint32([]byte(x[60:]))) + peStamp
 	stamped := func(v uint32) string {

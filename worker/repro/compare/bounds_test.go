@@ -272,10 +272,15 @@ func TestFailedFormatsAddNothing(t *testing.T) {
 
 func FuzzBlobs(f *testing.F) {
 	for _, pair := range [][2]string{
-		{"", "x"}, {"one\ntwo\n", "two\none\n"}, {`{"a":[1,2]}`, `{"a":[2,1]}`}, {arred("a", "b"), arred("b", "a")},
-		{tarred(f, "a", "b"), tarred(f, "b", "a")}, {zipped(f, "a", "b"), zipped(f, "b", "a")},
+		{"", "x"},
+		{"one\ntwo\n", "two\none\n"},
+		{`{"a":[1,2]}`, `{"a":[2,1]}`},
+		{arred("a", "b"), arred("b", "a")},
+		{tarred(f, "a", "b"), tarred(f, "b", "a")},
+		{zipped(f, "a", "b"), zipped(f, "b", "a")},
 		{gzipped(f, []byte("Nov 22 2026 12:34:56")), gzipped(f, []byte("Nov 23 2026 12:34:56"))},
-		{"pid 12 at 0x7f3a5c001230 /tmp/x.1", "pid 13 at 0x7f3a5c001240 /tmp/x.2"}, {"\x28\xb5\x2f\xfd\x04\x00\x09\x00\x00abc", "\x28\xb5\x2f\xfd\x04\x00\x09\x00\x00abd"},
+		{"pid 12 at 0x7f3a5c001230 /tmp/x.1", "pid 13 at 0x7f3a5c001240 /tmp/x.2"},
+		{"\x28\xb5\x2f\xfd\x04\x00\x09\x00\x00abc", "\x28\xb5\x2f\xfd\x04\x00\x09\x00\x00abd"},
 	} {
 		f.Add("x", []byte(pair[0]), []byte(pair[1]))
 	}

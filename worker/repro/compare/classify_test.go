@@ -12,10 +12,14 @@ import (
 func knownRuns() Known {
 	start := time.Date(2026, 11, 22, 0, 44, 31, 0, time.UTC)
 	return Known{
-		A: &Facts{Start: start, End: start.Add(3 * time.Second), Zone: "UTC", Locale: "C", Hostname: "cloister", User: "builder", UID: 1000,
-			Umask: 0o022, Root: "/b/build", CPUs: 4, Env: []string{"PATH=/usr/bin", "PAD=x"}},
-		B: &Facts{Start: start.Add(400 * 24 * time.Hour), End: start.Add(400*24*time.Hour + 2*time.Second), Zone: "XYZ-14", Locale: "de_DE.UTF-8",
-			Hostname: "host-b7", User: "alice", UID: 2345, Umask: 0o077, Root: "/b/somewhere/else", CPUs: 1, Env: []string{"PATH=/usr/bin", "PAD=xxxxxxxxxx", "MORE=1"}},
+		A: &Facts{
+			Start: start, End: start.Add(3 * time.Second), Zone: "UTC", Locale: "C", Hostname: "cloister", User: "builder", UID: 1000,
+			Umask: 0o022, Root: "/b/build", CPUs: 4, Env: []string{"PATH=/usr/bin", "PAD=x"},
+		},
+		B: &Facts{
+			Start: start.Add(400 * 24 * time.Hour), End: start.Add(400*24*time.Hour + 2*time.Second), Zone: "XYZ-14", Locale: "de_DE.UTF-8",
+			Hostname: "host-b7", User: "alice", UID: 2345, Umask: 0o077, Root: "/b/somewhere/else", CPUs: 1, Env: []string{"PATH=/usr/bin", "PAD=xxxxxxxxxx", "MORE=1"},
+		},
 	}
 }
 
@@ -61,8 +65,10 @@ func TestClassifyNamesTheCause(t *testing.T) {
 		{"temporary", "/tmp/tmp.aX3/out", "/tmp/tmp.bY4/out", Known{}, Path},
 		{"temporary, without a directory", "tmp.hjbCeQJgHd", "tmp.sWmINpQwxy", Known{}, Path},
 		{"temporary, of gcc", "FILE ccAbcdEf.o", "FILE ccxyZqrs.o", Known{}, Path},
-		{"root that is like the user", "cache=/home/build/.cache", "cache=/home/alice/.cache",
-			with(func(k *Known) { k.A.User, k.A.Root = "build", "/build" }), Owner},
+		{
+			"root that is like the user", "cache=/home/build/.cache", "cache=/home/alice/.cache",
+			with(func(k *Known) { k.A.User, k.A.Root = "build", "/build" }), Owner,
+		},
 		{"hostname", "root@cloister:", "root@host-b7:", all, Hostname},
 		{"hostname is a word", "the cloisters", "the host-b7s", all, Unknown},
 		{"user", "by builder.", "by alice.", all, Owner},
@@ -98,15 +104,19 @@ func TestClassifyNamesTheCause(t *testing.T) {
 		{"duration", "run took 0.25s", "run took 0.31s", all, Timestamp},
 		{"duration in ms", "(12ms)", "(15ms)", all, Timestamp},
 		{"fraction", "0.8444218515250481", "0.7579544029403025", Known{}, Random},
-		{"held random", "9f86d081884c7d659a2feaa0c55ad015", "2c26b46b68ffc68ff99b453c1d304134",
-			with(func(k *Known) { k.A.HeldRandom, k.B.HeldRandom = true, true }), Unknown},
+		{
+			"held random", "9f86d081884c7d659a2feaa0c55ad015", "2c26b46b68ffc68ff99b453c1d304134",
+			with(func(k *Known) { k.A.HeldRandom, k.B.HeldRandom = true, true }), Unknown,
+		},
 		{"a digest follows", "sha256: 9f86d081884c7d659a2feaa0c55ad015", "sha256: 2c26b46b68ffc68ff99b453c1d304134", Known{}, Unknown},
 		{"build id", "BuildID: 9f86d081884c7d659a2feaa0c55ad015", "BuildID: 2c26b46b68ffc68ff99b453c1d304134", Known{}, BuildID},
 		{"hash", "hash(x) = -1234567890123456789", "hash(x) = 987654321098765432", Known{}, HashSeed},
 		{"uptime", "up 1234.56", "up 9876.54", Known{}, Uptime},
 		{"set", "{'b', 'a', 'c'}", "{'a', 'c', 'b'}", Known{}, HashSeed},
-		{"set, of a seed that is not of the kernel", "{'b', 'a', 'c'}", "{'a', 'c', 'b'}",
-			with(func(k *Known) { k.A.HeldRandom, k.B.HeldRandom = true, true }), HashSeed},
+		{
+			"set, of a seed that is not of the kernel", "{'b', 'a', 'c'}", "{'a', 'c', 'b'}",
+			with(func(k *Known) { k.A.HeldRandom, k.B.HeldRandom = true, true }), HashSeed,
+		},
 		{"list of files", "['b.txt', 'a.txt']", "['a.txt', 'b.txt']", Known{}, MemberOrder},
 		{"plain words", "this", "that", all, Unknown},
 	} {
@@ -128,7 +138,9 @@ func TestClassifyNamesTheCause(t *testing.T) {
 
 func TestClassifyNamesPreprocessorDatesInPrograms(t *testing.T) {
 	for _, row := range []struct{ a, b, format string }{
-		{"Nov 22 2026", "Nov 23 2026", "elf"}, {"built Nov  2 2026 00:00:01", "built Nov  2 2026 00:00:02", "elf"}, {"12:34:56", "12:34:57", "pe"},
+		{"Nov 22 2026", "Nov 23 2026", "elf"},
+		{"built Nov  2 2026 00:00:01", "built Nov  2 2026 00:00:02", "elf"},
+		{"12:34:56", "12:34:57", "pe"},
 		{"Sun Nov  2 00:44:31 2026", "Mon Dec 27 14:44:31 2027", "elf"}, // __TIMESTAMP__
 	} {
 		if got := newClassifier(Known{}).classify(row.a, row.b, row.format); got != BuildDate && row.a[0] != 'b' {

@@ -36,8 +36,11 @@ var (
 	newcHeader = cpioHeader{16, 4, slices.Repeat([]int{8}, 13), []string{
 		"inode", "mode", "uid", "gid", "links", "mtime", "size", "major", "minor", "rmajor", "rminor", "name", "checksum",
 	}}
-	odcHeader = cpioHeader{8, 1, []int{6, 6, 6, 6, 6, 6, 6, 11, 6, 11},
-		[]string{"device", "inode", "mode", "uid", "gid", "links", "rdevice", "mtime", "name", "size"}}
+	odcHeader = cpioHeader{
+		8, 1,
+		[]int{6, 6, 6, 6, 6, 6, 6, 11, 6, 11},
+		[]string{"device", "inode", "mode", "uid", "gid", "links", "rdevice", "mtime", "name", "size"},
+	}
 )
 
 // cpioMembers returns the members of a cpio archive. Data after the trailer is a further member (cpio(5); the kernel's

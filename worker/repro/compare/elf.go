@@ -93,8 +93,10 @@ func (f *elfFile) header() (h elf.Header64, err error) {
 	}
 	var n elf.Header32
 	err = f.decode(&n, 0)
-	h = elf.Header64{Type: n.Type, Machine: n.Machine, Flags: n.Flags, Shoff: uint64(n.Shoff),
-		Shentsize: n.Shentsize, Shnum: n.Shnum, Shstrndx: n.Shstrndx}
+	h = elf.Header64{
+		Type: n.Type, Machine: n.Machine, Flags: n.Flags, Shoff: uint64(n.Shoff),
+		Shentsize: n.Shentsize, Shnum: n.Shnum, Shstrndx: n.Shstrndx,
+	}
 	return h, err
 }
 

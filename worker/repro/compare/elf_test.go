@@ -77,38 +77,66 @@ func TestELFNamesThePlaceAndTheCause(t *testing.T) {
 		where, what string
 		cause       Cause
 	}{
-		{"date", c("gcc -O1 -o out a.c", dateC), "x", "x", "SOURCE_DATE_EPOCH=1000000000", "SOURCE_DATE_EPOCH=1100000000",
-			".rodata", "text", BuildDate},
-		{"date in an object", c("gcc -O1 -c -o out a.c", dateC), "x", "x", "SOURCE_DATE_EPOCH=1000000000", "SOURCE_DATE_EPOCH=1100000000",
-			".rodata.str1.1", "text", BuildDate},
+		{
+			"date", c("gcc -O1 -o out a.c", dateC), "x", "x", "SOURCE_DATE_EPOCH=1000000000", "SOURCE_DATE_EPOCH=1100000000",
+			".rodata", "text", BuildDate,
+		},
+		{
+			"date in an object", c("gcc -O1 -c -o out a.c", dateC), "x", "x", "SOURCE_DATE_EPOCH=1000000000", "SOURCE_DATE_EPOCH=1100000000",
+			".rodata.str1.1", "text", BuildDate,
+		},
 		{"directory in an object", c("gcc -g -O1 -c -o out a.c", plain), "one", "other", "", "", ".debug_info/a.c", "DW_AT_comp_dir", Path},
 		{"directory in a program", c("gcc -g -O1 -o out a.c", plain), "one", "other", "", "", ".debug_info/a.c", "DW_AT_comp_dir", Path},
 		{"directory, packed", c("gcc -g -gz=zlib -O1 -o out a.c", plain), "one", "other", "", "", ".debug_info/a.c", "DW_AT_comp_dir", Path},
 		{"directory, DWARF 4", c("gcc -g -gdwarf-4 -O1 -o out a.c", plain), "one", "other", "", "", ".debug_info/a.c", "DW_AT_comp_dir", Path},
-		{"directory, split", c("gcc -g -gsplit-dwarf -O1 -c -o a.o a.c; mv a.dwo out", plain), "one", "other", "", "",
-			".debug_info/a.c", "DW_AT_comp_dir", Path},
-		{"directory, split, DWARF 4", c("gcc -g -gdwarf-4 -gsplit-dwarf -O1 -c -o a.o a.c; mv a.dwo out", plain), "one", "other", "", "",
-			".debug_info/a.c", "DW_AT_comp_dir", Path},
-		{"directory, packed by zstd", c("gcc -g -c -o out a.c; objcopy --compress-debug-sections=zstd out", plain), "one", "other", "", "",
-			".debug_info/a.c", "DW_AT_comp_dir", Path},
-		{"directory, 32 bits", c("gcc -m32 -g -O1 -c -o out a.c", "int f(int x) { return x + 1; }\n"), "one", "other", "", "",
-			".debug_info/a.c", "DW_AT_comp_dir", Path},
+		{
+			"directory, split", c("gcc -g -gsplit-dwarf -O1 -c -o a.o a.c; mv a.dwo out", plain), "one", "other", "", "",
+			".debug_info/a.c", "DW_AT_comp_dir", Path,
+		},
+		{
+			"directory, split, DWARF 4", c("gcc -g -gdwarf-4 -gsplit-dwarf -O1 -c -o a.o a.c; mv a.dwo out", plain), "one", "other", "", "",
+			".debug_info/a.c", "DW_AT_comp_dir", Path,
+		},
+		{
+			"directory, packed by zstd", c("gcc -g -c -o out a.c; objcopy --compress-debug-sections=zstd out", plain), "one", "other", "", "",
+			".debug_info/a.c", "DW_AT_comp_dir", Path,
+		},
+		{
+			"directory, 32 bits", c("gcc -m32 -g -O1 -c -o out a.c", "int f(int x) { return x + 1; }\n"), "one", "other", "", "",
+			".debug_info/a.c", "DW_AT_comp_dir", Path,
+		},
 		{"path", c("gcc -O1 -o out $PWD/a.c", fileC), "one", "other", "", "", ".rodata", "text", Path},
 		{"build id", c("gcc -O1 -Wl,--build-id=uuid -o out a.c", plain), "one", "one", "", "", ".note.gnu.build-id", "build id", BuildID},
-		{"order of objects", build{"gcc", "gcc -O1 -c a.c b.c c.c; gcc -o out $ORDER", parts}, "x", "x", "ORDER=a.o b.o c.o", "ORDER=a.o c.o b.o",
-			".symtab", "order of symbols", MemberOrder},
+		{
+			"order of objects",
+			build{"gcc", "gcc -O1 -c a.c b.c c.c; gcc -o out $ORDER", parts},
+			"x", "x", "ORDER=a.o b.o c.o", "ORDER=a.o c.o b.o",
+			".symtab", "order of symbols", MemberOrder,
+		},
 		{"stripped", c("gcc -O1 a.c -o out; $STRIP", plain), "x", "x", "STRIP=strip out", "STRIP=true", "", "section", Unknown},
 		{"debug link", c("gcc -g a.c -o a; objcopy --only-keep-debug a a.debug; strip a; objcopy --remove-section=.note.gnu.build-id "+
 			"--add-gnu-debuglink=a.debug a out", plain), "one", "other", "", "", ".gnu_debuglink", "build id", BuildID},
 		{"link-time optimization", c("gcc -flto -O1 -c a.c -o out", plain), "x", "x", "", "", "", "names of sections for the linker", Random},
-		{"a constant in code", c("gcc -O1 a.c -DX=$X -o out", "#include <stdio.h>\nint main(void) { return printf(\"%d\", X); }\n"), "x", "x",
-			"X=77777", "X=88888", ".text", "bytes", Unknown},
-		{"shared library", build{"g++", "g++ -g -shared -fPIC -O1 a.cc -o out",
-			map[string]string{"a.cc": "namespace { int n; }\nint g() { return ++n; }\n"}}, "one", "other", "", "",
-			".debug_info/a.cc", "DW_AT_comp_dir", Path},
+		{
+			"a constant in code", c("gcc -O1 a.c -DX=$X -o out", "#include <stdio.h>\nint main(void) { return printf(\"%d\", X); }\n"), "x", "x",
+			"X=77777", "X=88888", ".text", "bytes", Unknown,
+		},
+		{
+			"shared library",
+			build{
+				"g++", "g++ -g -shared -fPIC -O1 a.cc -o out",
+				map[string]string{"a.cc": "namespace { int n; }\nint g() { return ++n; }\n"},
+			},
+			"one", "other", "", "",
+			".debug_info/a.cc", "DW_AT_comp_dir", Path,
+		},
 		{"go program", build{"go", "go build -o out .", program}, "one", "other", "", "", ".gopclntab", "text", Path},
-		{"go program with a time", build{"go", "go build -ldflags=-X=main.built=$BUILT -o out .", program}, "x", "x", "BUILT=2026-11-22T01:02:03Z", "BUILT=2026-11-23T01:02:03Z",
-			".go.buildinfo/-ldflags", "build setting", Timestamp},
+		{
+			"go program with a time",
+			build{"go", "go build -ldflags=-X=main.built=$BUILT -o out .", program},
+			"x", "x", "BUILT=2026-11-22T01:02:03Z", "BUILT=2026-11-23T01:02:03Z",
+			".go.buildinfo/-ldflags", "build setting", Timestamp,
+		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()

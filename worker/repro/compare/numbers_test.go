@@ -152,8 +152,10 @@ func TestUnknownFormatsHaveSeveralCauses(t *testing.T) {
 	}{
 		{"path of another length", of(k.A, "in /b/build/x"), of(k.B, "in /b/somewhere/else/x"), k, []Cause{Timestamp, Path}},
 		{"of one length", of(k.A, "user 1000"), of(k.B, "user 2345"), k, []Cause{Timestamp, Owner}},
-		{"variables", "\x00HOSTNAME=cloister\x00PAD=x\x00LANG=C\x00", "\x00HOSTNAME=host-b7\x00PAD=xxxxxxxxxx\x00LANG=de_DE.UTF-8\x00", k,
-			[]Cause{Hostname, Environment, Locale}},
+		{
+			"variables", "\x00HOSTNAME=cloister\x00PAD=x\x00LANG=C\x00", "\x00HOSTNAME=host-b7\x00PAD=xxxxxxxxxx\x00LANG=de_DE.UTF-8\x00", k,
+			[]Cause{Hostname, Environment, Locale},
+		},
 		{"one cause", of(k.A, "x"+seconds(k.A)), of(k.B, "x"+seconds(k.B)), k, []Cause{Timestamp}},
 		{"a set, packed", "\x80\x05alpha\x94\x8c\x04beta\x94\x8c\x05gamma\x94.", "\x80\x04beta\x94\x8c\x05gamma\x94\x8c\x05alpha\x94.", Known{}, []Cause{HashSeed}},
 		{"nothing known", "\x00one" + filler + "two\x00", "\x00six" + filler + "ten\x00", k, []Cause{Unknown}},

@@ -18,15 +18,21 @@ func TestTextNamesLinesAndCauses(t *testing.T) {
 		{"removed line", "one\ntwo\nthree\n", "one\nthree\n", []string{"line 2 of the first only: "}},
 		{"two causes in a line", "x\npid 12 on 2026-01-01\n", "x\npid 13 on 2026-01-02\n", []string{"line 2: process id", "line 2: timestamp"}},
 		{"lines moved", "job 1 done\njob 2 done\njob 3 done\n", "job 2 done\njob 1 done\njob 3 done\n", []string{"order of lines, from line 1: parallel"}},
-		{"lines moved, with times", "start 12:00:01\nB.c done 12:00:02\nA.c done 12:00:02\n", "start 13:00:01\nA.c done 13:00:02\nB.c done 13:00:03\n",
-			[]string{"order of lines, from line 2: parallel", "line 1: timestamp", "line 3: timestamp"}},
+		{
+			"lines moved, with times", "start 12:00:01\nB.c done 12:00:02\nA.c done 12:00:02\n", "start 13:00:01\nA.c done 13:00:02\nB.c done 13:00:03\n",
+			[]string{"order of lines, from line 2: parallel", "line 1: timestamp", "line 3: timestamp"},
+		},
 		{"sorted differently", "Beta\nalpha\ngamma\n", "alpha\nBeta\ngamma\n", []string{"order of lines, from line 1: locale"}},
 		{"files", "b.c\na.c\n", "a.c\nb.c\n", []string{"order of lines, from line 1: member order"}},
-		{"a list whose last item has no comma", "[\n'b' => 1,\n'a' => 2,\n'c' => 3\n]\n", "[\n'c' => 3,\n'b' => 1,\n'a' => 2\n]\n",
-			[]string{"order of lines, from line 2: hash seed"}},
+		{
+			"a list whose last item has no comma", "[\n'b' => 1,\n'a' => 2,\n'c' => 3\n]\n", "[\n'c' => 3,\n'b' => 1,\n'a' => 2\n]\n",
+			[]string{"order of lines, from line 2: hash seed"},
+		},
 		{"no newline at the end", "a\nb", "a\nb\n", []string{"line 2: "}},
-		{"many of one cause", strings.Repeat("at 12:00:00\n", 10), strings.Repeat("at 13:00:00\n", 10),
-			[]string{"line 1: timestamp", "line 2: timestamp", "line 3: timestamp", "7 more lines: timestamp"}},
+		{
+			"many of one cause", strings.Repeat("at 12:00:00\n", 10), strings.Repeat("at 13:00:00\n", 10),
+			[]string{"line 1: timestamp", "line 2: timestamp", "line 3: timestamp", "7 more lines: timestamp"},
+		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			var got []string

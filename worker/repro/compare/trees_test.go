@@ -114,8 +114,10 @@ func TestJSONNamesPaths(t *testing.T) {
 		name, a, b string
 		want       []string
 	}{
-		{"value", `{"a": {"time": "2026-11-22T00:44:31Z", "n": [1, 2]}}`, `{"a": {"time": "2026-11-22T00:44:32Z", "n": [1, 3]}}`,
-			[]string{"x/$.a.time: value: timestamp", "x/$.a.n[1]: value: "}},
+		{
+			"value", `{"a": {"time": "2026-11-22T00:44:31Z", "n": [1, 2]}}`, `{"a": {"time": "2026-11-22T00:44:32Z", "n": [1, 3]}}`,
+			[]string{"x/$.a.time: value: timestamp", "x/$.a.n[1]: value: "},
+		},
 		{"order of keys", `{"b": 1, "a": 2}`, `{"a": 2, "b": 1}`, []string{"x/$: order of keys: hash seed"}},
 		{"order of items", `["b.c", "a.c"]`, `["a.c", "b.c"]`, []string{"x/$: order of items, from item 0: member order"}},
 		{"key", `{"a": 1}`, `{"a": 1, "b": {}}`, []string{"x/$.b: key: "}},

@@ -109,11 +109,16 @@ func TestEncodeRejectsInvalidTrees(t *testing.T) {
 		"entries absent":       {Dirs: []erofs.Dir{{Count: 1}}},
 		"directory unnamed":    {Dirs: []erofs.Dir{{}, {}}},
 		"directory twice": {Dirs: []erofs.Dir{{Count: 2}, {}}, Entries: []erofs.Entry{
-			{Name: "a", Kind: erofs.Directory, Dir: 1}, {Name: "b", Kind: erofs.Directory, Dir: 1}}},
-		"names descend": {Dirs: []erofs.Dir{{Count: 2}}, Entries: []erofs.Entry{{Name: "b", Kind: erofs.File},
-			{Name: "a", Kind: erofs.File}}},
-		"names the same": {Dirs: []erofs.Dir{{Count: 2}}, Entries: []erofs.Entry{{Name: "a", Kind: erofs.File},
-			{Name: "a", Kind: erofs.File}}},
+			{Name: "a", Kind: erofs.Directory, Dir: 1}, {Name: "b", Kind: erofs.Directory, Dir: 1},
+		}},
+		"names descend": {Dirs: []erofs.Dir{{Count: 2}}, Entries: []erofs.Entry{
+			{Name: "b", Kind: erofs.File},
+			{Name: "a", Kind: erofs.File},
+		}},
+		"names the same": {Dirs: []erofs.Dir{{Count: 2}}, Entries: []erofs.Entry{
+			{Name: "a", Kind: erofs.File},
+			{Name: "a", Kind: erofs.File},
+		}},
 	} {
 		if _, err := erofs.Encode(nil, tree); !errors.Is(err, erofs.ErrTree) {
 			t.Errorf("%s: got error %v, want ErrTree", name, err)

@@ -224,8 +224,10 @@ func TestKernelReadsLargeTrees(t *testing.T) {
 	for i := range 2000 {
 		d := &node{mode: 0o555, kids: map[string]*node{}}
 		for j := range 100 {
-			d.kids[fmt.Sprintf("f%d", j)] = &node{mode: 0o444, size: int64(1 + j),
-				offset: int64((i*100 + j) % 2000 * 512)}
+			d.kids[fmt.Sprintf("f%d", j)] = &node{
+				mode: 0o444, size: int64(1 + j),
+				offset: int64((i*100 + j) % 2000 * 512),
+			}
 		}
 		n.kids[fmt.Sprintf("d%d", i)] = d
 	}

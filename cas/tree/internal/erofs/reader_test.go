@@ -41,8 +41,10 @@ func (n *node) flat(devices []int64, depthFirst bool) *erofs.Tree {
 		t.Dirs[i].First, t.Dirs[i].Count = int32(len(t.Entries)), int32(len(d.kids))
 		for _, name := range slices.Sorted(maps.Keys(d.kids)) {
 			k := d.kids[name]
-			e := erofs.Entry{Name: name, Kind: erofs.File, Mode: k.mode, Size: k.size, Device: int32(k.device),
-				Offset: k.offset, After: k.after}
+			e := erofs.Entry{
+				Name: name, Kind: erofs.File, Mode: k.mode, Size: k.size, Device: int32(k.device),
+				Offset: k.offset, After: k.after,
+			}
 			switch {
 			case k.kids != nil:
 				e = erofs.Entry{Name: name, Kind: erofs.Directory, Dir: int32(len(t.Dirs))}
@@ -147,8 +149,10 @@ func (r *reader) inode(nid, parent uint64, kind byte) *node {
 			panic(fmt.Sprintf("a chunk of format %x for %d bytes", chunk, size))
 		}
 		index := b[next:]
-		return &node{mode: mode & 0o7777, size: int64(size), device: int(le.Uint16(index[2:])) - 1,
-			offset: int64(le.Uint32(index[4:])) * 512, after: after}
+		return &node{
+			mode: mode & 0o7777, size: int64(size), device: int(le.Uint16(index[2:])) - 1,
+			offset: int64(le.Uint32(index[4:])) * 512, after: after,
+		}
 	}
 	switch kind {
 	case 1:

@@ -44,8 +44,15 @@ func TestPercentile(t *testing.T) {
 		p      int
 		want   time.Duration
 	}{
-		{hundred, 50, 50}, {hundred, 95, 95}, {hundred, 99, 99}, {hundred, 100, 100}, {hundred, 0, 1},
-		{hundred[:1], 99, 1}, {hundred[:3], 50, 2}, {hundred[:4], 50, 2}, {hundred[:10], 95, 10},
+		{hundred, 50, 50},
+		{hundred, 95, 95},
+		{hundred, 99, 99},
+		{hundred, 100, 100},
+		{hundred, 0, 1},
+		{hundred[:1], 99, 1},
+		{hundred[:3], 50, 2},
+		{hundred[:4], 50, 2},
+		{hundred[:10], 95, 10},
 	} {
 		if got := percentile(c.sorted, c.p); got != c.want {
 			t.Errorf("percentile %d of %d values is %d, want %d", c.p, len(c.sorted), got, c.want)

@@ -451,8 +451,10 @@ func TestSeesBelow(t *testing.T) {
 // and that no message repeats a credential.
 func TestRule131_NoCredential(t *testing.T) {
 	s := serve(t, parse(t, "version: 1\ncallers: [{name: ci, token_sha256: "+sum("secret-token")+", rights: [read, write, cache, execute]}]"), nil)
-	for _, header := range []string{"", "Bearer wrong-token", "Bearer ", "Bearer", "Basic secret-token", "secret-token", "Bearer secret-toke",
-		"Bearer " + sum("secret-token"), "Bearer a.b.c", "Bearer " + strings.Repeat("x", 20_000)} {
+	for _, header := range []string{
+		"", "Bearer wrong-token", "Bearer ", "Bearer", "Basic secret-token", "secret-token", "Bearer secret-toke",
+		"Bearer " + sum("secret-token"), "Bearer a.b.c", "Bearer " + strings.Repeat("x", 20_000),
+	} {
 		conn := s.dial(nil, header)
 		for name, call := range calls {
 			err := call(t.Context(), conn, "")

@@ -81,8 +81,10 @@ func TestCallersAreReadAgain(t *testing.T) {
 	if text := log.String(); strings.Count(text, "has changed") != 2 || strings.Contains(text, "cannot") {
 		t.Errorf("two changes, and the log says\n%s", text)
 	}
-	for _, mistake := range []string{"", "version: 1\ncallers: []\n", ofToken("old", "raed"),
-		"version: 1\ncallers: [{name: c, certificate: {subject: c}, rights: [read]}]\n"} {
+	for _, mistake := range []string{
+		"", "version: 1\ncallers: []\n", ofToken("old", "raed"),
+		"version: 1\ncallers: [{name: c, certificate: {subject: c}, rights: [read]}]\n",
+	} {
 		file.write(mistake)
 		check("with a mistake", codes.Unauthenticated, codes.OK)
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
-	"github.com/cloister-build/cloister/proto/cloister/v1"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker/repro/changes"
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )

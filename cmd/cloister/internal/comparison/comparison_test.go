@@ -42,8 +42,10 @@ func TestMessagesAreRecognised(t *testing.T) {
 	}
 	for want, all := range map[string][]proto.Message{
 		"action": {&repb.Action{CommandDigest: d, InputRootDigest: d}, &repb.Action{CommandDigest: d, InputRootDigest: cas.SHA256.Sum(nil).Proto(), DoNotCache: true}},
-		"command": {&repb.Command{Arguments: []string{"/bin/sh", "-c", "x"}, OutputPaths: []string{"o"}},
-			&repb.Command{Arguments: []string{"a"}, EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "A", Value: "b"}}}},
+		"command": {
+			&repb.Command{Arguments: []string{"/bin/sh", "-c", "x"}, OutputPaths: []string{"o"}},
+			&repb.Command{Arguments: []string{"a"}, EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "A", Value: "b"}}},
+		},
 		"directory": {dir, &repb.Directory{}, &repb.Directory{Files: dir.Files}, &repb.Directory{Symlinks: dir.Symlinks}},
 		"tree":      {&repb.Tree{Root: dir}, &repb.Tree{Root: &repb.Directory{}, Children: []*repb.Directory{dir}}, &repb.Tree{Root: &repb.Directory{Files: dir.Files}}},
 	} {

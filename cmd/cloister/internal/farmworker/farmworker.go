@@ -27,7 +27,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/cmd/internal/identity"
-	"github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
 	"github.com/spf13/cobra"

@@ -155,8 +155,13 @@ func TestHostileTreesAreNotFetched(t *testing.T) {
 		{"files together", action(files(most/2, most/2)), stated(2, most/2), []string{"(104869888 bytes) or more, and 100.0 MiB (104857600 bytes) are permitted"}},
 		{"files beyond all numbers", action(files(math.MaxInt64, math.MaxInt64, 1)), stated(2, math.MaxInt64), []string{"(9223372036854775807 bytes) or more"}},
 		{"directories together", action(b.put(t, &repb.Directory{Directories: []*repb.DirectoryNode{
-			{Name: "a", Digest: stated(2, 15<<20)}, {Name: "b", Digest: stated(3, 15<<20)}, {Name: "c", Digest: stated(4, 15<<20)},
-			{Name: "d", Digest: stated(5, 15<<20)}, {Name: "e", Digest: stated(6, 15<<20)}, {Name: "f", Digest: stated(7, 15<<20)}, {Name: "g", Digest: stated(8, 15<<20)},
+			{Name: "a", Digest: stated(2, 15<<20)},
+			{Name: "b", Digest: stated(3, 15<<20)},
+			{Name: "c", Digest: stated(4, 15<<20)},
+			{Name: "d", Digest: stated(5, 15<<20)},
+			{Name: "e", Digest: stated(6, 15<<20)},
+			{Name: "f", Digest: stated(7, 15<<20)},
+			{Name: "g", Digest: stated(8, 15<<20)},
 		}})), stated(2, 15<<20), []string{"104857600 bytes) are permitted"}},
 		{"many directories", action(many(2, func(dir *repb.Directory, node int) {
 			dir.Directories = append(dir.Directories, &repb.DirectoryNode{Digest: stated(node, 100)})

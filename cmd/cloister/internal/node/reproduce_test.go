@@ -21,8 +21,12 @@ func TestReproduceCanBePasted(t *testing.T) {
 		{"plain", worker.Task{}, nil, run},
 		{"instance", worker.Task{Instance: "main/a-b"}, nil, run + " --instance main/a-b"},
 		{"quotes", worker.Task{Instance: "it's; rm"}, nil, run + ` --instance 'it'\''s; rm'`},
-		{"flags", worker.Task{Target: "//a:b c", Mnemonic: "TestRunner"}, []string{"--cas", "grpc://[::1]:9"},
-			run + " --cas 'grpc://[::1]:9' --target '//a:b c' --mnemonic TestRunner"},
+		{
+			"flags",
+			worker.Task{Target: "//a:b c", Mnemonic: "TestRunner"},
+			[]string{"--cas", "grpc://[::1]:9"},
+			run + " --cas 'grpc://[::1]:9' --target '//a:b c' --mnemonic TestRunner",
+		},
 		{"line end", worker.Task{Instance: "a\nb"}, nil, ""},
 	} {
 		c.task.Action = d

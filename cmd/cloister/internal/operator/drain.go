@@ -14,7 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
-	"github.com/cloister-build/cloister/proto/cloister/v1"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc"
 )
 

@@ -12,7 +12,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
-	"github.com/cloister-build/cloister/proto/cloister/v1"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
