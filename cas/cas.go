@@ -2,6 +2,12 @@
 
 // Package cas defines the content-addressable store and the action cache: digests, the Store and ActionCache
 // interfaces, their errors, and helpers for any implementation. Implementations are its subdirectories.
+//
+// Eight digest functions exist side by side in each instance, because clients differ and do not always state theirs.
+// The function is part of every Digest, so equal hashes of two functions are different blobs. If a client states no
+// function, the hash length decides, and among functions of equal length the order of the instance. VSO and MURMUR3 are
+// not supported: VSO has no clients, and MURMUR3 is not cryptographic, so anyone who may write could replace what
+// others read.
 package cas
 
 import (

@@ -9,6 +9,10 @@
 // function. An upload streams from the client into Store.Put. When its stream breaks, that Put waits up to ten minutes
 // for another stream to resume it; these uploads are the only state of the package. Compressed uploads cannot be
 // resumed: they restart at offset 0.
+//
+// Keeping the Put open needs no second copy of the bytes, no format for partial blobs and no second way into a store.
+// Resuming a compressed upload would require the state of its decompressor. A second stream of an upload supersedes the
+// first, whose connection is usually lost without the server knowing yet.
 package casserver
 
 import (

@@ -6,6 +6,8 @@
 //
 // RepMaxCDC is github.com/buildbarn/go-cdc. FastCDC is our own, because that module supports neither seeds nor averages
 // above 64 KiB and cuts one byte after the test vectors of the API.
+//
+// Where the text of the API and its test vectors disagree about FastCDC, the vectors decide.
 package chunk
 
 import (

@@ -6,6 +6,9 @@
 // the memory of a stream is its window: at most MaxWindow for Zstandard and 16 MiB for Brotli. Admit returns that
 // amount in advance, so that a caller can limit the total. The package starts no goroutines and pools tables and
 // windows, which take megabytes each.
+//
+// All compressors of the API are implemented, because clients differ in which ones they support. Encoders run at fast
+// levels: compression saves network traffic only, since stores keep uncompressed bytes.
 package compress
 
 import (

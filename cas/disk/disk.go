@@ -44,6 +44,13 @@
 //   - Extents from Locate stay valid until they are released, even if the blob is evicted or the store closed: data is
 //     never overwritten, and removed files stay open.
 //
+// # Chunk lists
+//
+// A chunk list makes a blob out of other blobs of the store. It is part of the store rather than a decorator, because
+// leases, damage and placement are decided here. Using the blob uses its list and its chunks; the blob is absent while
+// a chunk is. Lists are flat: a chunk that is itself a list is replaced by its chunks. A store in front of an upstream
+// keeps lists locally and whole blobs upstream, whose other users need not know about lists.
+//
 // # Locks
 //
 // In this order: copies.making, Cache.room, Cache.reading, Cache.files, location.mu, the locks of internal/segment, an

@@ -3,6 +3,11 @@
 // Package diskctl lets an operator inspect, verify and clean up a disk store, whether or not a process has it open.
 // That process serves a socket in the directory of the store. A client connects to the socket, or opens the store
 // itself if no process does. Package disk does the work. Nothing here is reachable from a network.
+//
+// A Unix socket admits only those who can enter the directory: its owner and root. A service on the public port would
+// need authentication first, and a port on loopback is open to every user of the machine. The client checks with
+// SO_PEERCRED that a process of the directory's owner answers, and prints its answers without control characters. No
+// answer within ten seconds is an error that names the holder of the store, which is never opened twice.
 package diskctl
 
 import (

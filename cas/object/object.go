@@ -23,6 +23,10 @@
 //
 // The rule should depend only on the age of the object, and abort multipart uploads after a day. A bucket with
 // versioning or soft delete also keeps the previous version of each copy.
+//
+// One client, minio-go, serves both kinds of bucket: Google's XML API understands the S3 protocol, with renamed headers
+// and a token instead of a signature. The JSON API would need a second client, and answers 404 both for an absent
+// bucket and for an absent object. Without TLS no token is sent.
 package object
 
 import (

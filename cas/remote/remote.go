@@ -11,6 +11,12 @@
 //     does not count.
 //
 // Blobs are compressed in transit if the server supports zstd.
+//
+// The package implements cas.Store over the generated stubs. The client library of the API's authors brings nine
+// modules, its own retry policies and an interface that is not cas.Store. gRPC repeats calls that fail with UNAVAILABLE
+// before they are answered. The package adds only what gRPC cannot know: a broken download resumes at its offset, and
+// an upload restarts if its reader can seek. It never combines reads of different callers into one call; callers that
+// need many blobs use Fetch.
 package remote
 
 import (

@@ -23,6 +23,10 @@
 //   - the cache of mounted images: mountcache.go, mountcache_bind.go
 //   - capturing: capture.go, capture_scan.go, capture_put.go, capture_undeclared.go
 //   - users' directories: ingest.go, extract.go
+//
+// An action is resolved before it is queued and again in its slot, both times through the Cache: the second time costs
+// microseconds, while keeping the trees of 100,000 queued actions would cost gigabytes. Large inputs are fetched in one
+// stream, since several ranges at once were not faster (0.92 to 1.22 times the time).
 package tree
 
 import (

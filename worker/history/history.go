@@ -10,6 +10,10 @@
 //	           `--- full: lost, and counted in the next entry
 //
 // Readers read segments backwards, block by block, and decode only the lines that contain the filter's texts.
+//
+// A database such as bbolt would cost a write per index and a sync per entry, and its file never shrinks. Without an
+// index a search reads everything, but a million entries, 400 MB, take 0.45 s, and most searches end in the newest
+// block. Entries are not synced.
 package history
 
 import (

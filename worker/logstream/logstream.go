@@ -9,6 +9,12 @@
 //	Begin -------------> written by a worker --> in the store, or lost --> dropped
 //
 // One mutex guards everything but the logs, which have their own.
+//
+// Readers share the one buffer that becomes the blob of the result, so they read exactly its bytes and cost no copies;
+// the writer never waits for them. A stream ends with ABORTED if its run has no result. Names have 128 random bits and
+// are the right to read; writing also requires a token. Streams belong to runs, so operations that share a run name the
+// same streams. Clients' streams stay in memory, within limits: a client that writes a log need not have the right to
+// write blobs.
 package logstream
 
 import (
