@@ -19,63 +19,51 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// benchExec is the flags of a benchmark of actions.
-type benchExec struct {
+// execBench is the configuration of a benchmark of actions.
+type execBench struct {
 	load     load.ExecConfig
-	work     load.Work
-	peers    peers
+	workload load.Workload
+	servers  serverFlags
 	platform []string
 	json     string
-	cloister string // program for the table
+	cloister string // program, for table
 }
 
-// execTexts are the help texts of each kind.
-var execTexts = map[load.Kind]struct{ short, long string }{
-	load.Noop: {
-		"Execute actions that do nothing",
-		`Noop has servers execute actions without inputs and outputs whose command does nothing.`,
-	},
-	load.Trees: {
-		"Execute actions with many input files",
-		`Tree has servers execute actions with an input tree, of which each changes a few files. The command does
-nothing, or with --read prints a checksum of all files. Before the clock starts two actions are executed
-alone: the first has a tree that the server has not seen; "next" differs from it as all others do.`,
-	},
-	load.Outputs: {
-		"Execute actions with many output files",
-		`Outputs has servers execute actions that write files of 1 KiB, others in each action, and a directory of
-such files.`,
-	},
-	load.Mixed: {
-		"Execute actions of all kinds",
-		`Mixed has servers execute actions of which three in five do nothing, one reads an input tree, and one
-writes files.`,
-	},
+// execHelp describes the kinds of actions.
+var execHelp = map[load.Kind]struct{ short, long string }{
+	load.Noop: {"Execute actions that do nothing",
+		`Execute actions without inputs and outputs whose command does nothing.`},
+	load.Trees: {"Execute actions with many input files",
+		`Execute actions whose input trees differ in a few files. The command does nothing, or with --read prints a
+checksum of all files. Two actions run alone before the clock starts: "first" has a tree new to the
+server, and "next" differs from it as all others do.`},
+	load.Outputs: {"Execute actions with many output files",
+		`Execute actions that write unique files of 1 KiB, and a directory of such files.`},
+	load.Mixed: {"Execute a mix of actions",
+		`Execute actions of which three in five do nothing, one reads an input tree, and one writes files.`},
 }
 
-func benchExecCommand(kind load.Kind) *cobra.Command {
-	c := benchExec{work: defaultWork(kind)}
-	name := string(kind)
+func execCommand(kind load.Kind) *cobra.Command {
+	c := execBench{workload: defaultWorkload(kind)}
+	name, w := string(kind), &c.workload
 	cmd := &cobra.Command{
 		Use:   name + " --executor [NAME=]ADDRESS [--against NAME=ADDRESS]...",
-		Short: execTexts[kind].short,
-		Long: execTexts[kind].long + `
+		Short: execHelp[kind].short,
+		Long: execHelp[kind].long + `
 
-No two actions are equal, and none is looked up in the action cache. Everything they need is uploaded
-before the clock starts. Exit codes, what was printed, and the digests of all outputs are compared with
-what they must be, and outputs must be in the store: it exits with 1 if one is wrong.
+All actions differ, none is looked up in the action cache, and their inputs are uploaded before the clock
+starts. A wrong exit code, output or digest, or an output missing from the store, exits with 1.
 
-Servers and the machine itself take turns, round by round. The column "bare" is the machine: the same
-commands, started one by one without a server and without a sandbox, as many at a time as are in flight,
-but not more than there are processors. "fork+exec" is what it takes to start --program and to wait for
-it. Phases are medians of what the servers say. With --watch the table shows the CPU time for an action:
-of the server's processes alone, and with their ended descendants. "Others
-busy" is how many processors were busy meanwhile with neither this program nor a watched server.`,
+The servers and the bare machine alternate round by round. Column "bare" runs the same commands without
+server and sandbox, at most one per processor; "fork+exec" only starts --program. Phases are the medians
+that servers report. With --watch the table shows CPU time per action. "Others busy" is the number of
+processors used by other processes.`,
 		Example: "  cloister-bench " + name + " --executor 127.0.0.1:8980 -c 8\n" +
-			"  cloister-bench " + name + " --executor cloister=127.0.0.1:8980 --against other=127.0.0.1:9092/main --watch other=other.pid",
+			"  cloister-bench " + name + " --executor cloister=127.0.0.1:8980 --against other=127.0.0.1:9092/main " +
+			"--watch other=other.pid",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c.load.Works = []load.Work{c.work}
+			c.load.Workloads = []load.Workload{c.workload}
 			if err := c.check(); err != nil {
 				return err
 			}
@@ -88,51 +76,52 @@ busy" is how many processors were busy meanwhile with neither this program nor a
 		},
 	}
 	f := cmd.Flags()
-	f.IntVarP(&c.work.Actions, "actions", "n", c.work.Actions, "actions per round")
-	f.IntVarP(&c.work.Parallel, "concurrency", "c", c.work.Parallel, "actions in flight")
-	c.peers.register(f, defaultAddress)
+	f.IntVarP(&w.Actions, "actions", "n", w.Actions, "number of actions per round")
+	f.IntVarP(&w.Parallel, "concurrency", "c", w.Parallel, "number of actions in flight")
+	c.servers.register(f, defaultAddress)
 	c.register(f, 3)
-	w := &c.work
-	if kind != load.Outputs {
+	if kind == load.Outputs {
+		f.IntVar(&w.Files, "files", w.Files, "number of output files")
+		f.IntVar(&w.InDirectory, "in-directory", w.InDirectory, "number of files in the output directory; 0 omits it")
+	} else {
 		f.StringVar(&w.Program, "program", w.Program, "program that does nothing, here and on the server")
 	}
 	if kind == load.Trees || kind == load.Mixed {
-		f.IntVar(&w.Tree.Dirs, "dirs", w.Tree.Dirs, "directories of the input tree")
-		f.IntVar(&w.Tree.Changed, "changed", w.Tree.Changed, "files of the input tree that differ in each action")
-		f.Var(&sizes{&w.Tree}, "size", "size of an input file, 4KiB, or from and to, 1KiB..8KiB")
+		registerTree(f, &w.Tree)
+		f.IntVar(&w.Tree.Changed, "changed", w.Tree.Changed, "number of input files changed per action")
 	}
-	switch kind {
-	case load.Trees:
-		f.IntVar(&w.Tree.Files, "files", w.Tree.Files, "files of the input tree")
-		f.BoolVar(&w.Tree.Read, "read", w.Tree.Read, "read all files of the tree")
-	case load.Mixed:
-		f.IntVar(&w.Tree.Files, "files", w.Tree.Files, "files of the input tree")
-	case load.Outputs:
-		f.IntVar(&w.Files, "files", w.Files, "output files")
-		f.IntVar(&w.Inner, "in-directory", w.Inner, "files of the output directory; 0: there is none")
+	if kind == load.Trees {
+		f.BoolVar(&w.Tree.Read, "read", w.Tree.Read, "read all input files")
 	}
 	return cmd
 }
 
-// register adds the flags that all kinds share, except those of servers; rounds is the default of one.
-func (c *benchExec) register(f *pflag.FlagSet, rounds int) {
-	c.peers.registerStores(f)
+// register adds the flags common to noop, tree, outputs, mixed and table, apart from serverFlags.register.
+func (c *execBench) register(f *pflag.FlagSet, rounds int) {
+	c.servers.registerStores(f)
 	f.StringArrayVar(&c.platform, "platform", nil, "platform property of every action, KEY=VALUE; repeatable")
-	f.IntVar(&c.load.Rounds, "rounds", rounds, "number of rounds, each with different actions")
-	registerLocal(f, &c.load, &c.json)
+	registerLocal(f, &c.load, rounds, &c.json)
 }
 
-// registerLocal adds the flags that do not concern servers.
-func registerLocal(f *pflag.FlagSet, c *load.ExecConfig, json *string) {
-	f.DurationVar(&c.LocalTime, "local-time", 600*time.Millisecond, "time for each measurement of the machine itself")
+// registerLocal adds the flags that need no server.
+func registerLocal(f *pflag.FlagSet, c *load.ExecConfig, rounds int, json *string) {
+	f.IntVar(&c.Rounds, "rounds", rounds, "number of rounds, each with new actions")
+	f.DurationVar(&c.LocalTime, "local-time", 600*time.Millisecond, "time per measurement of the bare machine")
 	f.StringVar(&c.Salt, "salt", "", "seed of actions and inputs (default: random)")
-	f.StringVar(&c.Dir, "dir", "", "working directory for the machine itself (default: that of temporary files)")
-	f.StringVar(json, "json", "", "JSON file for all measurements")
+	f.StringVar(&c.Dir, "dir", "", "scratch directory of the bare machine (default: the temporary directory)")
+	f.StringVar(json, "json", "", "file for all measurements")
 }
 
-// defaultWork returns the default work of a kind.
-func defaultWork(kind load.Kind) load.Work {
-	w := load.Work{Kind: kind, Program: "/bin/true", Actions: 100, Parallel: 2}
+// registerTree adds the flags of the input tree's shape.
+func registerTree(f *pflag.FlagSet, t *load.Tree) {
+	f.IntVar(&t.Files, "files", t.Files, "number of files in the input tree")
+	f.IntVar(&t.Dirs, "dirs", t.Dirs, "number of directories in the input tree")
+	f.Var(&sizeRange{t}, "size", "size of an input file, such as 4KiB or 1KiB..8KiB")
+}
+
+// defaultWorkload returns the workload of a kind unless flags change it.
+func defaultWorkload(kind load.Kind) load.Workload {
+	w := load.Workload{Kind: kind, Program: "/bin/true", Actions: 100, Parallel: 2}
 	tree := load.Tree{Files: 2000, Dirs: 100, Changed: 10, Smallest: 1 << 10, Largest: 8 << 10}
 	switch kind {
 	case load.Noop:
@@ -140,73 +129,75 @@ func defaultWork(kind load.Kind) load.Work {
 	case load.Trees:
 		w.Tree = tree
 	case load.Outputs:
-		w.Files, w.Inner = 100, 20
+		w.Files, w.InDirectory = 100, 20
 	case load.Mixed:
-		w.Tree, w.Files, w.Inner = tree, 100, 20
+		w.Tree, w.Files, w.InDirectory = tree, 100, 20
 		w.Tree.Files, w.Tree.Dirs, w.Tree.Read = 200, 10, true
 	}
 	return w
 }
 
-// sizes is a flag with a range of input file sizes.
-type sizes struct{ tree *load.Tree }
+// sizeRange is a flag of the smallest and largest size of input files.
+type sizeRange struct{ tree *load.Tree }
 
-func (s *sizes) Set(text string) error {
+func (s *sizeRange) Set(text string) error {
 	from, to, ok := strings.Cut(text, "..")
 	if !ok {
 		to = from
 	}
-	if err := (*flags.Bytes)(&s.tree.Smallest).Set(from); err != nil {
-		return errors.New("write 4KiB or 1KiB..8KiB")
-	}
-	if err := (*flags.Bytes)(&s.tree.Largest).Set(to); err != nil {
+	if (*flags.Bytes)(&s.tree.Smallest).Set(from) != nil || (*flags.Bytes)(&s.tree.Largest).Set(to) != nil {
 		return errors.New("write 4KiB or 1KiB..8KiB")
 	}
 	return nil
 }
 
-func (s *sizes) String() string {
+func (s *sizeRange) String() string {
 	if s.tree == nil {
 		return ""
 	}
 	return (*flags.Bytes)(&s.tree.Smallest).String() + ".." + (*flags.Bytes)(&s.tree.Largest).String()
 }
 
-func (*sizes) Type() string { return "size" }
+func (*sizeRange) Type() string { return "size" }
 
-// check validates the flags and completes the configuration of the load.
-func (c *benchExec) check() error {
-	if c.load.Rounds < 1 || c.load.LocalTime <= 0 {
-		return errors.New("--rounds takes a number from 1, and --local-time a positive time")
-	}
-	for i := range c.load.Works {
-		if err := c.load.Works[i].Check(); err != nil {
-			return err
-		}
-	}
+// check checks the flags and completes the load.
+func (c *execBench) check() error {
 	for _, text := range c.platform {
-		name, value, err := named("platform", text)
+		name, value, err := cutName("platform", text)
 		if err != nil {
 			return err
 		}
 		c.load.Platform = append(c.load.Platform, &repb.Platform_Property{Name: name, Value: value})
 	}
-	if c.load.Salt == "" {
-		c.load.Salt = rand.Text()
+	return checkLoad(&c.load, c.load.Workloads)
+}
+
+// checkLoad checks flags and workloads, and sets a random salt unless there is one.
+func checkLoad(c *load.ExecConfig, workloads []load.Workload) error {
+	if c.Rounds < 1 || c.LocalTime <= 0 {
+		return errors.New("--rounds must be at least 1, and --local-time positive")
+	}
+	for _, w := range workloads {
+		if err := w.Check(); err != nil {
+			return err
+		}
+	}
+	if c.Salt == "" {
+		c.Salt = rand.Text()
 	}
 	return nil
 }
 
-// measure measures, and prints its progress to info.
-func (c *benchExec) measure(ctx context.Context, info io.Writer) (*load.ExecReport, error) {
-	servers, err := c.peers.dial(ctx)
+// measure executes the actions, and prints its progress to info.
+func (c *execBench) measure(ctx context.Context, info io.Writer) (*load.ExecReport, error) {
+	servers, err := c.servers.dial(ctx)
 	for _, s := range servers {
 		defer s.Close()
 	}
 	if err != nil {
 		return nil, err
 	}
-	c.load.Progress = func(round int, w *load.Work) {
+	c.load.Progress = func(round int, w *load.Workload) {
 		fmt.Fprintf(info, "round %d of %d, %s\n", round, c.load.Rounds, w)
 	}
 	report, err := load.Execute(ctx, c.load, servers)
@@ -216,32 +207,25 @@ func (c *benchExec) measure(ctx context.Context, info io.Writer) (*load.ExecRepo
 	return report, writeReport(c.json, report)
 }
 
-func benchLocalCommand() *cobra.Command {
+func localCommand() *cobra.Command {
 	var c load.ExecConfig
 	var file string
-	tree, outputs := defaultWork(load.Trees), defaultWork(load.Outputs)
+	tree, outputs := defaultWorkload(load.Trees), defaultWorkload(load.Outputs)
 	tree.Tree.Read = true
 	cmd := &cobra.Command{
 		Use:   "local",
 		Short: "Measure this machine without a server",
-		Long: `Local starts processes, one at a time and as many as there are processors, reads an input tree and writes
-outputs with the commands of bench tree --read and bench outputs, and lays the tree out by hard links
-and by copies. Files are those of the file system of --dir: a server that lets actions write to memory can
-be faster.`,
+		Long: `Start processes, one at a time and one per processor, read an input tree and write outputs with the commands
+of tree --read and outputs, and materialize the tree by hard links and by copies. Files are in the file
+system of --dir: a server whose actions write to memory can be faster.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if c.Rounds < 1 || c.LocalTime <= 0 {
-				return errors.New("--rounds takes a number from 1, and --local-time a positive time")
+			if err := checkLoad(&c, []load.Workload{tree, outputs}); err != nil {
+				return err
 			}
-			for _, w := range []*load.Work{&tree, &outputs} {
-				if err := w.Check(); err != nil {
-					return err
-				}
+			c.Progress = func(round int, _ *load.Workload) {
+				fmt.Fprintf(cmd.ErrOrStderr(), "round %d of %d\n", round, c.Rounds)
 			}
-			if c.Salt == "" {
-				c.Salt = rand.Text()
-			}
-			c.Progress = func(round int, _ *load.Work) { fmt.Fprintf(cmd.ErrOrStderr(), "round %d of %d\n", round, c.Rounds) }
 			report, err := load.RunLocal(cmd.Context(), c, &tree, &outputs)
 			if err != nil {
 				return exit.New(exit.Environment, err)
@@ -254,10 +238,7 @@ be faster.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&tree.Program, "program", tree.Program, "program that does nothing")
-	f.IntVar(&tree.Tree.Files, "files", tree.Tree.Files, "files of the tree")
-	f.IntVar(&tree.Tree.Dirs, "dirs", tree.Tree.Dirs, "directories of the tree")
-	f.Var(&sizes{&tree.Tree}, "size", "size of a file, 4KiB, or from and to, 1KiB..8KiB")
-	f.IntVar(&c.Rounds, "rounds", 3, "number of rounds")
-	registerLocal(f, &c, &file)
+	registerTree(f, &tree.Tree)
+	registerLocal(f, &c, 3, &file)
 	return cmd
 }

@@ -6,12 +6,17 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
+	"syscall"
 
+	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/spf13/cobra"
 )
 
 func main() {
@@ -29,4 +34,47 @@ func main() {
 		fmt.Fprintf(os.Stderr, "cloister-bench: %v\n", e.Err)
 	}
 	os.Exit(e.Code)
+}
+
+func rootCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "cloister-bench",
+		Short: "Measure servers, a local store and this machine",
+		Long: `Put Remote Execution API servers under load, check every answer, and compare the servers with each other and
+with the bare machine. Only figures of one run are comparable: within it, everything is measured
+alternately.`,
+		Example: `  cloister-bench table                         # starts its own server
+  cloister-bench noop --executor 127.0.0.1:8980 -c 8
+  cloister-bench blobs --executor 127.0.0.1:8980
+  cloister-bench store --dir /var/tmp/store -n 1000000`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	// The first signal removes files and stops servers. A second one ends the program at once.
+	cmd.PersistentPreRun = func(cmd *cobra.Command, _ []string) {
+		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+		context.AfterFunc(ctx, stop)
+		cmd.SetContext(ctx)
+	}
+	cmd.AddCommand(tableCommand())
+	for _, kind := range []load.Kind{load.Noop, load.Trees, load.Outputs, load.Mixed} {
+		cmd.AddCommand(execCommand(kind))
+	}
+	cmd.AddCommand(localCommand(), blobsCommand(), storeCommand())
+	return cmd
+}
+
+// writeReport writes a report as JSON. An empty file writes nothing.
+func writeReport(file string, report any) error {
+	if file == "" {
+		return nil
+	}
+	b, err := json.MarshalIndent(report, "", "  ")
+	if err == nil {
+		err = os.WriteFile(file, append(b, '\n'), 0o644)
+	}
+	if err != nil {
+		return exit.New(exit.Environment, fmt.Errorf("--json: %w", err))
+	}
+	return nil
 }

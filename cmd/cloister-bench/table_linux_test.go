@@ -20,7 +20,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// programDir holds cloister while the tests run.
+// programDir contains the compiled cloister.
 var programDir string
 
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
@@ -31,7 +31,7 @@ func runTests(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(programDir) // the program and nothing else
+	defer os.RemoveAll(programDir) // contains only the program
 	return m.Run()
 }
 
@@ -43,7 +43,7 @@ var build = sync.OnceValue(func() error {
 	return nil
 })
 
-// program returns the path of cloister. It skips the test where cloister cannot confine actions.
+// program returns the path of cloister. It skips the test if this machine does not support the sandbox.
 func program(t *testing.T) string {
 	t.Helper()
 	b := namespace.New(namespace.Config{})
@@ -57,14 +57,14 @@ func program(t *testing.T) string {
 	return filepath.Join(programDir, "cloister")
 }
 
-// TestTableStartsServer has the server that table starts execute a few actions in the sandbox.
-func TestTableStartsServer(t *testing.T) {
-	c := benchExec{cloister: program(t), json: filepath.Join(t.TempDir(), "report.json")}
+// TestTableMeasuresOwnServer executes a few actions in the sandbox.
+func TestTableMeasuresOwnServer(t *testing.T) {
+	c := execBench{cloister: program(t), json: filepath.Join(t.TempDir(), "report.json")}
 	c.load = load.ExecConfig{Rounds: 1, LocalTime: time.Millisecond, Dir: t.TempDir()}
-	for _, w := range tableWorks() {
+	for _, w := range tableWorkloads() {
 		w.Actions = 2
 		w.Tree.Files, w.Tree.Dirs = w.Tree.Files/50, w.Tree.Dirs/50
-		c.load.Works = append(c.load.Works, w)
+		c.load.Workloads = append(c.load.Workloads, w)
 	}
 	if err := c.check(); err != nil {
 		t.Fatal(err)
@@ -77,20 +77,18 @@ func TestTableStartsServer(t *testing.T) {
 	if err := printTable(&out, report); err != nil {
 		t.Fatal(err)
 	}
-	// A headline, all bars, the memory, and what disturbed it.
 	if lines := strings.Count(out.String(), "\n"); lines != 10 || strings.Contains(out.String(), "not watched") {
-		t.Errorf("%d lines\n%s", lines, out.String())
+		t.Errorf("got %d lines, want 10 with the server watched:\n%s", lines, out.String())
 	}
-	// On a busy machine a short command has ended when the worker sees that it has begun: Phases.Run is 0 then.
-	if s := report.Works[1].Servers[0]; s.PeakRSS == 0 || s.Phases.Queue <= 0 || s.Phases.Run < 0 || s.Phases.Rest <= 0 {
-		t.Errorf("measured %+v", s)
+	// On a busy machine a short command may end before the worker sees its start: Phases.Run is 0 then.
+	if s := report.Workloads[1].Servers[0]; s.PeakRSS == 0 || s.Phases.Queue <= 0 || s.Phases.Run < 0 || s.Phases.Rest <= 0 {
+		t.Errorf("got %+v, want positive measurements", s)
 	}
 	if left, err := os.ReadDir(c.load.Dir); err != nil || len(left) > 0 {
-		t.Errorf("%d files stay, %v", len(left), err)
+		t.Errorf("got %d files left behind, %v, want none", len(left), err)
 	}
 }
 
-// TestOwnServerEnds, however the measurement ends.
 func TestOwnServerEnds(t *testing.T) {
 	program := program(t)
 	for name, end := range map[string]func(stop func() error, cancel func()) error{
@@ -98,7 +96,7 @@ func TestOwnServerEnds(t *testing.T) {
 		"cancelled": func(stop func() error, cancel func()) error { cancel(); _ = stop(); return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := benchExec{cloister: program}
+			c := execBench{cloister: program}
 			dir := t.TempDir()
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -106,10 +104,11 @@ func TestOwnServerEnds(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			out, code := command(t, "noop", "--executor", c.peers.executor, "--watch", c.peers.watch[0], "-n", "3", "-c", "2",
-				"--rounds", "2", "--local-time", "1ms", "--salt", "s")
-			if code != 0 || !strings.Contains(out, "medians of 2 rounds, salt s\nnoop: /bin/true; 3 actions, 2 in flight\n") || !strings.Contains(out, " cloister ") {
-				t.Errorf("exit code %d\n%s", code, out)
+			out, code := command(t, "noop", "--executor", c.servers.executor, "--watch", c.servers.watch[0],
+				"-n", "3", "-c", "2", "--rounds", "2", "--local-time", "1ms", "--salt", "s")
+			const want = "medians of 2 rounds, salt s\nnoop: /bin/true; 3 actions, 2 in flight\n"
+			if code != 0 || !strings.Contains(out, want) || !strings.Contains(out, " cloister ") {
+				t.Errorf("got exit code %d and\n%s\nwant 0 and %q", code, out, want)
 			}
 			pid, err := readPID(filepath.Join(dir, "pid"))
 			if err != nil {
@@ -119,45 +118,44 @@ func TestOwnServerEnds(t *testing.T) {
 				t.Error(err)
 			}
 			if err := syscall.Kill(pid, 0); err == nil {
-				t.Errorf("the server, process %d, is alive", pid)
+				t.Errorf("the server (process %d) is still running", pid)
 			}
 		})
 	}
 }
 
-// TestServerThatDoesNotStart says so, and is not waited for.
 func TestServerThatDoesNotStart(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "store"), nil, 0o600); err != nil { // where a directory should be
+	if err := os.WriteFile(filepath.Join(dir, "store"), nil, 0o600); err != nil { // not a directory
 		t.Fatal(err)
 	}
-	c := benchExec{cloister: program(t)}
-	if _, err := c.startServer(t.Context(), dir, io.Discard); err == nil || !strings.Contains(err.Error(), "has ended") {
-		t.Errorf("got %v", err)
+	c := execBench{cloister: program(t)}
+	if _, err := c.startServer(t.Context(), dir, io.Discard); err == nil || !strings.Contains(err.Error(), "cloister serve ended") {
+		t.Errorf("got %v, want cloister serve ended", err)
 	}
 }
 
-// TestVerdicts: a bar is met at its value, and missed beyond it.
-func TestVerdicts(t *testing.T) {
-	m := &load.WorkReport{}
+// TestTargets checks that a target is met at its value and missed beyond it.
+func TestTargets(t *testing.T) {
+	m := &load.WorkloadReport{}
 	m.Local.CPU = 1
 	for _, c := range []struct {
-		bar  bar
-		s    load.ExecResult
-		want string
+		target target
+		s      load.ExecResult
+		want   string
 	}{
-		{ofSpawn(0.4), load.ExecResult{OfSpawn: 0.4}, "yes"},
-		{ofSpawn(0.4), load.ExecResult{OfSpawn: 0.39}, "NO"},
-		{timesBare(1.15), load.ExecResult{Times: 1.15}, "yes"},
-		{timesBare(1.15), load.ExecResult{Times: 1.16}, "NO"},
-		{firstMore(30), load.ExecResult{More: 30}, "yes"},
-		{firstMore(30), load.ExecResult{More: 30.5}, "NO"},
-		{addedCPU(2), load.ExecResult{Watched: true, AllCPU: 3}, "yes"},
-		{addedCPU(2), load.ExecResult{Watched: true, AllCPU: 3.1}, "NO"},
-		{addedCPU(2), load.ExecResult{}, "-"},
+		{minSpawnRatio(0.4), load.ExecResult{SpawnRatio: 0.4}, "yes"},
+		{minSpawnRatio(0.4), load.ExecResult{SpawnRatio: 0.39}, "NO"},
+		{maxLocalRatio(1.15), load.ExecResult{P50Ratio: 1.15}, "yes"},
+		{maxLocalRatio(1.15), load.ExecResult{P50Ratio: 1.16}, "NO"},
+		{maxFirstExtra(30), load.ExecResult{FirstExtra: 30}, "yes"},
+		{maxFirstExtra(30), load.ExecResult{FirstExtra: 30.5}, "NO"},
+		{maxExtraCPU(2), load.ExecResult{Watched: true, AllCPU: 3}, "yes"},
+		{maxExtraCPU(2), load.ExecResult{Watched: true, AllCPU: 3.1}, "NO"},
+		{maxExtraCPU(2), load.ExecResult{}, "-"},
 	} {
-		if v := c.bar.judge(m, &c.s); v.met != c.want {
-			t.Errorf("%s: %+v, want %s", c.bar.text, v, c.want)
+		if v := c.target.check(m, &c.s); v.met != c.want {
+			t.Errorf("%s: got %+v, want %s", c.target.text, v, c.want)
 		}
 	}
 }

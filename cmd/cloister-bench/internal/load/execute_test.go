@@ -31,19 +31,19 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// A bareWorker executes actions for real, one directory each, and confines nothing.
+// A bareWorker executes actions in temporary directories without a sandbox.
 type bareWorker struct {
 	repb.UnimplementedExecutionServer
 	t     *testing.T
 	in    *cas.Instance
-	spoil func(*repb.ExecuteResponse) // what it says in the end; nil changes nothing
+	spoil func(*repb.ExecuteResponse) // changes responses, unless nil
 
 	mu       sync.Mutex
 	executed []*repb.ExecuteRequest
 }
 
-// work serves a worker and its store and returns their address.
-func work(t *testing.T, spoil func(*repb.ExecuteResponse), options ...grpc.ServerOption) (address string, w *bareWorker) {
+// serveWorker serves a worker and its store at one address.
+func serveWorker(t *testing.T, spoil func(*repb.ExecuteResponse), options ...grpc.ServerOption) (address string, w *bareWorker) {
 	t.Helper()
 	instances := castest.Instances()
 	in, err := instances("main")
@@ -93,7 +93,7 @@ func (w *bareWorker) Execute(req *repb.ExecuteRequest, to grpc.ServerStreamingSe
 	return to.Send(&longrunningpb.Operation{Name: "done", Done: true, Result: &longrunningpb.Operation_Response{Response: packed}})
 }
 
-// read reads the message of a digest.
+// read reads a message from the store.
 func (w *bareWorker) read(d *repb.Digest, m proto.Message) error {
 	digest, err := cas.FromProto(cas.SHA256, d)
 	if err != nil {
@@ -183,7 +183,7 @@ func (w *bareWorker) layOut(root *repb.Digest, dir string) error {
 	return nil
 }
 
-// capture stores a directory of files and returns the digest of its Tree.
+// capture stores a directory of files, and returns the digest of its Tree.
 func (w *bareWorker) capture(dir string) (*repb.Digest, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -208,14 +208,14 @@ func (w *bareWorker) capture(dir string) (*repb.Digest, error) {
 	return w.put(data)
 }
 
-// tiny returns a work of each kind that takes a moment.
-func tiny(kind load.Kind) load.Work {
-	w := load.Work{Kind: kind, Program: "/bin/true", Actions: 5, Parallel: 2}
+// tiny returns a short workload of a kind.
+func tiny(kind load.Kind) load.Workload {
+	w := load.Workload{Kind: kind, Program: "/bin/true", Actions: 5, Parallel: 2}
 	if kind == load.Trees || kind == load.Mixed {
 		w.Tree = load.Tree{Files: 12, Dirs: 5, Changed: 3, Smallest: 10, Largest: 2000, Read: true}
 	}
 	if kind == load.Outputs || kind == load.Mixed {
-		w.Files, w.Inner = 3, 2
+		w.Files, w.InDirectory = 3, 2
 	}
 	return w
 }
@@ -228,20 +228,20 @@ func execute(t *testing.T, c load.ExecConfig, address string) (*load.ExecReport,
 	}
 	report, err := load.Execute(t.Context(), c, []*load.Server{dial(t, "one", address)})
 	if left, readErr := os.ReadDir(c.Dir); readErr != nil || len(left) > 0 {
-		t.Errorf("%d files stay where the machine itself works, %v", len(left), readErr)
+		t.Errorf("got %d files left in the scratch directory, %v, want none", len(left), readErr)
 	}
 	return report, err
 }
 
-// TestExecuteDoesEveryWork: each action once, all of them different, and none from a cache.
-func TestExecuteDoesEveryWork(t *testing.T) {
-	address, w := work(t, nil)
+// TestExecuteRunsEveryWorkload checks that each action runs once, all of them differ, and none is from a cache.
+func TestExecuteRunsEveryWorkload(t *testing.T) {
+	address, w := serveWorker(t, nil)
 	unread := tiny(load.Trees)
 	unread.Tree.Read = false
 	c := load.ExecConfig{
-		Works:    []load.Work{tiny(load.Noop), tiny(load.Trees), unread, tiny(load.Outputs), tiny(load.Mixed)},
-		Rounds:   2,
-		Platform: []*repb.Platform_Property{{Name: "pool", Value: "b"}, {Name: "OSFamily", Value: "linux"}},
+		Workloads: []load.Workload{tiny(load.Noop), tiny(load.Trees), unread, tiny(load.Outputs), tiny(load.Mixed)},
+		Rounds:    2,
+		Platform:  []*repb.Platform_Property{{Name: "pool", Value: "b"}, {Name: "OSFamily", Value: "linux"}},
 	}
 	report, err := execute(t, c, address)
 	if err != nil {
@@ -254,32 +254,38 @@ func TestExecuteDoesEveryWork(t *testing.T) {
 		if err := w.read(req.ActionDigest, &a); err != nil {
 			t.Fatal(err)
 		}
-		if !req.SkipCacheLookup || req.InstanceName != "main" || len(a.Platform.GetProperties()) != 2 || a.Platform.Properties[0].Name != "OSFamily" {
-			t.Errorf("the request is %v, of the action %v", req, &a)
+		p := a.Platform.GetProperties()
+		if !req.SkipCacheLookup || req.InstanceName != "main" || len(p) != 2 || p[0].Name != "OSFamily" {
+			t.Errorf("got request %v for action %v, want skip_cache_lookup, instance main and two sorted properties", req, &a)
 		}
 	}
-	// Two more than are counted.
-	if want := c.Rounds * len(c.Works) * (5 + 2); len(w.executed) != want || len(digests) != want {
-		t.Errorf("%d actions were executed, %d different ones, want %d", len(w.executed), len(digests), want)
+	// Two actions run before the clock starts.
+	if want := c.Rounds * len(c.Workloads) * (5 + 2); len(w.executed) != want || len(digests) != want {
+		t.Errorf("got %d executions of %d different actions, want %d", len(w.executed), len(digests), want)
 	}
-	for _, m := range report.Works {
+	for _, m := range report.Workloads {
 		s := &m.Servers[0]
-		if len(s.Rates) != 2 || len(m.Local.Rates) != 2 || len(m.Local.Spawns) != 2 || s.Rate <= 0 || m.Local.Rate <= 0 || s.OfSpawn <= 0 ||
-			s.P50 <= 0 || s.P99 < s.P95 || s.P95 < s.P50 || s.First <= 0 || s.Next <= 0 {
-			t.Errorf("%s: measured %+v and %+v", m.Kind, m.Local, s)
+		if len(s.Rates) != 2 || len(m.Local.Rates) != 2 || len(m.Local.Spawns) != 2 {
+			t.Errorf("%s: got %+v and %+v, want two rounds", m.Kind, m.Local, s)
+		}
+		if min(s.Rate, m.Local.Rate, s.SpawnRatio, s.P50, s.First, s.Next) <= 0 || s.P99 < s.P95 || s.P95 < s.P50 {
+			t.Errorf("%s: got %+v and %+v, want positive rates and ordered percentiles", m.Kind, m.Local, s)
 		}
 	}
 	if _, err := json.Marshal(report); err != nil {
 		t.Error(err)
 	}
 	var text strings.Builder
-	if err := report.Text(&text); err != nil || strings.Count(text.String(), "fork+exec") < 2*len(c.Works) || !strings.Contains(text.String(), "first on the tree") {
-		t.Errorf("%v\n%s", err, text.String())
+	if err := report.Text(&text); err != nil {
+		t.Fatal(err)
+	}
+	if got := text.String(); strings.Count(got, "fork+exec") < 2*len(c.Workloads) || !strings.Contains(got, "first on the tree") {
+		t.Errorf("got\n%s\nwant fork+exec twice per workload and \"first on the tree\"", got)
 	}
 }
 
-// TestActionsTakeTurns: server by server, and each is the first in turn, as is the machine itself.
-func TestActionsTakeTurns(t *testing.T) {
+// TestExecuteAlternates checks that each round begins with another server, or with the bare machine.
+func TestExecuteAlternates(t *testing.T) {
 	var mu sync.Mutex
 	var order []string
 	note := func(name string) func(*repb.ExecuteResponse) {
@@ -291,11 +297,11 @@ func TestActionsTakeTurns(t *testing.T) {
 			}
 		}
 	}
-	one, _ := work(t, note("one"))
-	two, _ := work(t, note("two"))
+	one, _ := serveWorker(t, note("one"))
+	two, _ := serveWorker(t, note("two"))
 	c := load.ExecConfig{
-		Salt: "salt", Works: []load.Work{tiny(load.Noop)}, Rounds: 3, Dir: t.TempDir(), LocalTime: time.Millisecond,
-		Progress: func(int, *load.Work) { order = append(order, "round") },
+		Salt: "salt", Workloads: []load.Workload{tiny(load.Noop)}, Rounds: 3, Dir: t.TempDir(), LocalTime: time.Millisecond,
+		Progress: func(int, *load.Workload) { order = append(order, "round") },
 	}
 	if _, err := load.Execute(t.Context(), c, []*load.Server{dial(t, "one", one), dial(t, "two", two)}); err != nil {
 		t.Fatal(err)
@@ -305,16 +311,15 @@ func TestActionsTakeTurns(t *testing.T) {
 	}
 }
 
-// TestChangedFilesAreSpread: two actions differ in the files that each has of its own, and share the directories in
-// which there are none.
+// TestChangedFilesAreSpread checks that two actions differ in their changed files only, and share the other directories.
 func TestChangedFilesAreSpread(t *testing.T) {
-	address, w := work(t, nil)
+	address, w := serveWorker(t, nil)
 	one := tiny(load.Trees)
 	one.Tree.Changed = 2
-	if _, err := execute(t, load.ExecConfig{Works: []load.Work{one}}, address); err != nil {
+	if _, err := execute(t, load.ExecConfig{Workloads: []load.Workload{one}}, address); err != nil {
 		t.Fatal(err)
 	}
-	var dirs [2]map[string]string // their digests by name
+	var dirs [2]map[string]string // digests by name
 	var files [2]map[string]string
 	for i := range dirs {
 		dirs[i], files[i] = map[string]string{}, map[string]string{}
@@ -346,11 +351,12 @@ func TestChangedFilesAreSpread(t *testing.T) {
 		return n
 	}
 	if len(dirs[0]) != 5 || len(files[0]) != 12 || differ(dirs) != 4 || differ(files) != 4 {
-		t.Errorf("of %d directories %d differ, of %d files %d, want 4 of 5 and 4 of 12", len(dirs[0]), differ(dirs), len(files[0]), differ(files))
+		t.Errorf("%d of %d directories and %d of %d files differ, want 4 of 5 and 4 of 12",
+			differ(dirs), len(dirs[0]), differ(files), len(files[0]))
 	}
 }
 
-// TestWrongResultsAreFound spoils one answer of many.
+// TestWrongResultsAreFound spoils one of several answers.
 func TestWrongResultsAreFound(t *testing.T) {
 	other := &repb.Digest{Hash: strings.Repeat("0", 64), SizeBytes: 1024}
 	for _, c := range []struct {
@@ -359,44 +365,52 @@ func TestWrongResultsAreFound(t *testing.T) {
 		spoil func(*repb.ExecuteResponse)
 		want  string
 	}{
-		{"ExitCode", load.Noop, func(r *repb.ExecuteResponse) { r.Result.ExitCode, r.Result.StderrRaw = 7, []byte("oh") }, `exit code 7, stderr "oh"`},
+		{"ExitCode", load.Noop, func(r *repb.ExecuteResponse) {
+			r.Result.ExitCode, r.Result.StderrRaw = 7, []byte("oh")
+		}, `exit code 7, stderr "oh"`},
 		{"Status", load.Noop, func(r *repb.ExecuteResponse) {
 			r.Status = &rpcpb.Status{Code: int32(codes.DeadlineExceeded), Message: "late"}
 		}, "late"},
-		{"Cached", load.Noop, func(r *repb.ExecuteResponse) { r.CachedResult = true }, "from the cache"},
+		{"Cached", load.Noop, func(r *repb.ExecuteResponse) { r.CachedResult = true }, "result is cached"},
 		{"NoResult", load.Noop, func(r *repb.ExecuteResponse) { r.Result = nil }, "no result"},
-		{"StdoutOfNothing", load.Noop, func(r *repb.ExecuteResponse) { r.Result.StdoutRaw = []byte("x") }, `stdout is "x"`},
+		{"UnexpectedStdout", load.Noop, func(r *repb.ExecuteResponse) { r.Result.StdoutRaw = []byte("x") }, `stdout is "x"`},
 		{"Stdout", load.Trees, func(r *repb.ExecuteResponse) { r.Result.StdoutRaw[0] ^= 1 }, "stdout is .* want"},
-		{"StdoutDigest", load.Trees, func(r *repb.ExecuteResponse) { r.Result.StdoutRaw, r.Result.StdoutDigest = nil, other }, "stdout has digest 0000"},
+		{"StdoutDigest", load.Trees, func(r *repb.ExecuteResponse) {
+			r.Result.StdoutRaw, r.Result.StdoutDigest = nil, other
+		}, "stdout has digest 0000"},
 		{"NoStdout", load.Trees, func(r *repb.ExecuteResponse) { r.Result.StdoutRaw = nil }, "stdout has digest"},
 		{"OutputDigest", load.Outputs, func(r *repb.ExecuteResponse) { r.Result.OutputFiles[1].Digest = other }, "output f1 has digest 0000"},
-		{"OutputAbsent", load.Outputs, func(r *repb.ExecuteResponse) { r.Result.OutputFiles = r.Result.OutputFiles[1:] }, "output f0 is absent"},
-		{"OutputMore", load.Outputs, func(r *repb.ExecuteResponse) {
+		{"OutputAbsent", load.Outputs, func(r *repb.ExecuteResponse) {
+			r.Result.OutputFiles = r.Result.OutputFiles[1:]
+		}, "output f0 is absent"},
+		{"UnexpectedOutput", load.Outputs, func(r *repb.ExecuteResponse) {
 			r.Result.OutputFiles = append(r.Result.OutputFiles, &repb.OutputFile{Path: "core", Digest: other})
-		}, `output "core" is there`},
-		{"OutputIsALink", load.Outputs, func(r *repb.ExecuteResponse) {
+		}, `unexpected output "core"`},
+		{"OutputIsSymlink", load.Outputs, func(r *repb.ExecuteResponse) {
 			r.Result.OutputSymlinks = []*repb.OutputSymlink{{Path: "l", Target: "t"}}
-		}, "1 symbolic links"},
-		{"NoDirectory", load.Outputs, func(r *repb.ExecuteResponse) { r.Result.OutputDirectories = nil }, "output directories are"},
-		{"DirectoryOfNothing", load.Noop, func(r *repb.ExecuteResponse) {
+		}, "got 1 output symlinks"},
+		{"NoDirectory", load.Outputs, func(r *repb.ExecuteResponse) { r.Result.OutputDirectories = nil }, "got output directories .*want only d"},
+		{"UnexpectedDirectory", load.Noop, func(r *repb.ExecuteResponse) {
 			r.Result.OutputDirectories = []*repb.OutputDirectory{{Path: "d", TreeDigest: other}}
-		}, "output directories are"},
-		{"TreeAbsent", load.Outputs, func(r *repb.ExecuteResponse) { r.Result.OutputDirectories[0].TreeDigest = other }, "output directory d, tree 0000"},
-		{"TreeOfAnother", load.Outputs, func(r *repb.ExecuteResponse) {
+		}, "got output directories .*want none"},
+		{"TreeAbsent", load.Outputs, func(r *repb.ExecuteResponse) {
+			r.Result.OutputDirectories[0].TreeDigest = other
+		}, "output directory d, tree 0000"},
+		{"OtherTree", load.Outputs, func(r *repb.ExecuteResponse) {
 			r.Result.OutputDirectories[0].TreeDigest = cas.SHA256.Sum(nil).Proto()
 		}, "output d/f0 is absent"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var mu sync.Mutex
 			n := 0
-			address, _ := work(t, func(r *repb.ExecuteResponse) {
+			address, _ := serveWorker(t, func(r *repb.ExecuteResponse) {
 				mu.Lock()
 				defer mu.Unlock()
 				if n++; n == 4 {
 					c.spoil(r)
 				}
 			})
-			_, err := execute(t, load.ExecConfig{Works: []load.Work{tiny(c.kind)}}, address)
+			_, err := execute(t, load.ExecConfig{Workloads: []load.Workload{tiny(c.kind)}}, address)
 			pattern := "^one: " + string(c.kind) + ": action [0-9a-f]{64}/[0-9]+: .*" + c.want
 			if err == nil || !regexp.MustCompile(pattern).MatchString(err.Error()) {
 				t.Errorf("got %v, want %s", err, pattern)
@@ -405,28 +419,28 @@ func TestWrongResultsAreFound(t *testing.T) {
 	}
 }
 
-// TestOutputsMustBeStored: a result that is right is wrong if its blobs are not there.
+// TestOutputsMustBeStored deletes an output of a correct result.
 func TestOutputsMustBeStored(t *testing.T) {
 	var w *bareWorker
-	address, w := work(t, func(r *repb.ExecuteResponse) {
+	address, w := serveWorker(t, func(r *repb.ExecuteResponse) {
 		d, err := cas.FromProto(cas.SHA256, r.Result.OutputFiles[0].Digest)
 		if err != nil {
 			t.Error(err)
 		}
 		w.in.Store.(*castest.Memory).Delete(d)
 	})
-	_, err := execute(t, load.ExecConfig{Works: []load.Work{tiny(load.Outputs)}}, address)
+	_, err := execute(t, load.ExecConfig{Workloads: []load.Workload{tiny(load.Outputs)}}, address)
 	if err == nil || !strings.Contains(err.Error(), "is absent from the store") {
-		t.Errorf("got %v of a server that does not keep outputs", err)
+		t.Errorf("got %v, want an output blob absent from the store", err)
 	}
 }
 
-// TestUploadKeepsToBatches of the size that the server takes, and sends the rest by streams.
-func TestUploadKeepsToBatches(t *testing.T) {
+// TestUploadRespectsBatchLimit checks that batches respect the limit of the server, and that streams send larger blobs.
+func TestUploadRespectsBatchLimit(t *testing.T) {
 	const most = 1500
 	var mu sync.Mutex
 	batches := 0
-	address, w := work(t, nil, grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	intercept := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		answer, err := next(ctx, req)
 		switch m := req.(type) {
 		case *repb.GetCapabilitiesRequest:
@@ -435,14 +449,15 @@ func TestUploadKeepsToBatches(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			if batches++; proto.Size(m) > most {
-				t.Errorf("a batch has %d bytes, of at most %d", proto.Size(m), most)
+				t.Errorf("got a batch of %d bytes, want at most %d", proto.Size(m), most)
 			}
 		}
 		return answer, err
-	}))
+	}
+	address, w := serveWorker(t, nil, grpc.UnaryInterceptor(intercept))
 	one := tiny(load.Trees)
 	one.Tree.Smallest, one.Tree.Largest = 100, 3000
-	if _, err := execute(t, load.ExecConfig{Works: []load.Work{one}}, address); err != nil {
+	if _, err := execute(t, load.ExecConfig{Workloads: []load.Workload{one}}, address); err != nil {
 		t.Fatal(err)
 	}
 	large := 0
@@ -452,51 +467,51 @@ func TestUploadKeepsToBatches(t *testing.T) {
 		}
 	}
 	if batches < 2 || large == 0 {
-		t.Errorf("%d batches, %d large blobs", batches, large)
+		t.Errorf("got %d batches and %d large blobs, want at least 2 and 1", batches, large)
 	}
 }
 
-func TestStoreApartFromTheExecutor(t *testing.T) {
-	address, w := work(t, nil)
-	nothing, _ := work(t, nil)
+func TestSeparateStore(t *testing.T) {
+	address, w := serveWorker(t, nil)
+	other, _ := serveWorker(t, nil)
 	server := dial(t, "one", address)
-	c := load.ExecConfig{Salt: "salt", Works: []load.Work{tiny(load.Noop)}, Rounds: 1, Dir: t.TempDir(), LocalTime: time.Millisecond}
-	if err := server.DialStore(t.Context(), nothing); err != nil {
+	c := load.ExecConfig{Salt: "salt", Workloads: []load.Workload{tiny(load.Noop)}, Rounds: 1, Dir: t.TempDir(), LocalTime: time.Millisecond}
+	if err := server.DialStore(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := load.Execute(t.Context(), c, []*load.Server{server}); err == nil || len(w.executed) != 1 {
-		t.Errorf("got %v after %d requests, where blobs are at a store that the executor does not read", err, len(w.executed))
+		t.Errorf("got %v after %d requests, want the first to miss its blobs", err, len(w.executed))
 	}
 	if err := dial(t, "two", address).DialStore(t.Context(), "http://x"); err == nil {
-		t.Error("a malformed address is taken for a store")
+		t.Error("DialStore of a malformed address: got no error")
 	}
 }
 
-func TestCheckOfWorks(t *testing.T) {
-	for name, change := range map[string]func(*load.Work){
-		"no actions":     func(w *load.Work) { w.Actions = 0 },
-		"none in flight": func(w *load.Work) { w.Parallel = 0 },
-		"program":        func(w *load.Work) { w.Program = "true" },
-		"no directory":   func(w *load.Work) { w.Tree.Dirs = 0 },
-		"few files":      func(w *load.Work) { w.Tree.Files = 4 },
-		"none changed":   func(w *load.Work) { w.Tree.Changed = 0 },
-		"all changed":    func(w *load.Work) { w.Tree.Changed = 13 },
-		"empty files":    func(w *load.Work) { w.Tree.Smallest = 0 },
-		"sizes":          func(w *load.Work) { w.Tree.Largest = 9 },
-		"large files":    func(w *load.Work) { w.Tree.Largest = 2 << 20 },
-		"many read":      func(w *load.Work) { w.Tree.Files = 60_000 },
+func TestWorkloadCheck(t *testing.T) {
+	for name, change := range map[string]func(*load.Workload){
+		"no actions":     func(w *load.Workload) { w.Actions = 0 },
+		"none in flight": func(w *load.Workload) { w.Parallel = 0 },
+		"program":        func(w *load.Workload) { w.Program = "true" },
+		"no directory":   func(w *load.Workload) { w.Tree.Dirs = 0 },
+		"few files":      func(w *load.Workload) { w.Tree.Files = 4 },
+		"none changed":   func(w *load.Workload) { w.Tree.Changed = 0 },
+		"all changed":    func(w *load.Workload) { w.Tree.Changed = 13 },
+		"empty files":    func(w *load.Workload) { w.Tree.Smallest = 0 },
+		"sizes":          func(w *load.Workload) { w.Tree.Largest = 9 },
+		"large files":    func(w *load.Workload) { w.Tree.Largest = 2 << 20 },
+		"many read":      func(w *load.Workload) { w.Tree.Files = 60_000 },
 	} {
 		w := tiny(load.Trees)
 		if err := w.Check(); err != nil {
 			t.Fatal(err)
 		}
 		if change(&w); w.Check() == nil {
-			t.Errorf("%s: %+v is taken", name, w)
+			t.Errorf("%s: got no error for %+v", name, w)
 		}
 	}
 	w := tiny(load.Outputs)
-	if w.Files, w.Inner = 0, 0; w.Check() == nil {
-		t.Error("outputs without a file are taken")
+	if w.Files, w.InDirectory = 0, 0; w.Check() == nil {
+		t.Error("no output files: got no error")
 	}
 }
 
@@ -511,20 +526,23 @@ func TestRunLocal(t *testing.T) {
 	for _, m := range r.Measures {
 		names = append(names, m.Name)
 		if m.Rate <= 0 || m.P50 <= 0 || len(m.Rates) == 0 {
-			t.Errorf("measured %+v", m)
+			t.Errorf("got %+v, want positive rates", m)
 		}
 	}
-	for _, want := range []string{"start /bin/true, 1 at a time", "read 12 files, 1 at a time", "write 5 files, 1 at a time", "link 12 files", "remove 12 files of a copy"} {
+	for _, want := range []string{
+		"start /bin/true, 1 at a time", "read 12 files, 1 at a time", "write 5 files, 1 at a time",
+		"link 12 files", "remove 12 files of a copy",
+	} {
 		if !slices.Contains(names, want) {
-			t.Errorf("no %q in %q", want, names)
+			t.Errorf("got %q, want %q among them", names, want)
 		}
 	}
 	if left, err := os.ReadDir(c.Dir); err != nil || len(left) > 0 {
-		t.Errorf("%d files stay, %v", len(left), err)
+		t.Errorf("got %d files left behind, %v, want none", len(left), err)
 	}
-	// What the machine itself does is checked like what a server does.
+	// Bare commands are checked, too.
 	tree.Program = "/bin/false"
 	if _, err := load.RunLocal(t.Context(), c, &tree, &outputs); err == nil || !strings.Contains(err.Error(), "exit status 1") {
-		t.Errorf("got %v of a program that fails", err)
+		t.Errorf("got %v of a failing program, want its exit status", err)
 	}
 }

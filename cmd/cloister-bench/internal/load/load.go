@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package load puts servers of the Remote Execution API under load and measures them. Run is for their blob
-// storage: small blobs in batches and one by one, a large blob, and questions for missing blobs. Execute is for
-// actions: such as do nothing, have many inputs, or many outputs. Several servers take turns, step by step, so
-// that what disturbs the machine disturbs each of them; with Execute the bare machine takes its turn, too. It knows
-// the API and no server, and starts none. RunStore and RunLocal do without a server: one fills a store of package disk,
-// the other says what the machine itself can do.
+// Package load puts Remote Execution API servers under load and measures them. Run measures blob storage: small blobs
+// in batches and streams, a large blob, and lookups. Execute measures actions that do nothing, or have many inputs or
+// outputs. Servers alternate step by step, so that disturbances of the machine affect all of them; in Execute the bare
+// machine takes part. The package uses only the API and starts no server. RunStore measures a local store of package
+// disk, and RunLocal the bare machine.
 //
-// The client is cheap, since it usually shares a machine with what it measures: content, digests and
-// requests are made before the clock starts, and answers are checked when it has stopped.
+// The client usually shares a machine with the server, so it is cheap: contents, digests and requests are prepared
+// before the clock starts, and answers are checked after it has stopped.
 package load
 
 import (
@@ -28,51 +27,49 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// ErrAddress says that the address of a server is malformed.
-var ErrAddress = errors.New("address of a server is HOST:PORT, grpc://HOST:PORT[/INSTANCE] or grpcs://HOST:PORT[/INSTANCE]")
+// ErrAddress reports a malformed server address.
+var ErrAddress = errors.New("write HOST:PORT, grpc://HOST:PORT[/INSTANCE] or grpcs://HOST:PORT[/INSTANCE]")
 
 const (
-	// maxMessage is the largest message, in bytes, that every server and client accepts, and
-	// entryBytes more than what one blob of a batch takes there besides its data.
-	maxMessage = 4 << 20
-	entryBytes = 160
-	// window is how many bytes a server may send ahead.
-	window = 16 << 20
+	maxMessage   = 4 << 20  // bytes of a message that every server and client accepts
+	entryBytes   = 160      // upper bound of a blob's overhead in a batch
+	windowBytes  = 16 << 20 // flow-control window
+	lookupsBatch = 10_000   // digests per FindMissingBlobs
 )
 
-// Config says how much load there is.
+// Config configures Run.
 type Config struct {
-	Salt     string // of the contents: a server must not have seen it before
-	Blobs    int    // small blobs of a step; 0: none
+	Salt     string // of the contents; unknown to the servers
+	Blobs    int    // small blobs per step; 0 skips these steps
 	Size     int64  // bytes of a small blob
-	Large    int64  // bytes of a large blob; 0: none
-	Chunk    int64  // bytes of one message of a ByteStream.Write, at most 3 MiB
-	Lookups  int    // digests asked for in a step, about
+	Large    int64  // bytes of a large blob; 0 skips its steps
+	Chunk    int64  // bytes per ByteStream.Write message, at most 3 MiB
+	Lookups  int    // approximate number of digests to look up per step
 	Parallel int    // calls in flight, on one connection
-	Rounds   int    // how often each step is done, with other blobs each time
-	Zstd     bool   // measure compressed blobs, too, where the server has them
-	Verify   bool   // at the end read everything once more, and compare
-	// Progress is told before each round, the first of which is 1, and may be nil.
+	Rounds   int    // repetitions of each step, each with new blobs
+	Zstd     bool   // also measure compressed blobs, on servers that support them
+	Verify   bool   // read and compare everything again at the end
+	// Progress, unless nil, is called before each round, counted from 1.
 	Progress func(round int)
 }
 
-// A Server is a connection to what is measured. Its calls are made by one Run at a time.
+// A Server is a connection to a server. Only one Run or Execute uses it at a time.
 type Server struct {
 	Name     string
 	Address  string
 	instance string           // of the store
-	conn     *grpc.ClientConn // of the store
-	batch    int64            // bytes of the blobs of a batch
-	zstd     bool             // it serves compressed blobs
-	pids     []int            // none: not watched
+	conn     *grpc.ClientConn // to the store
+	batch    int64            // bytes of blobs per batch
+	zstd     bool             // supports compressed blobs
+	pids     []int            // watched processes
 
-	// Where actions are executed: the same, unless DialStore has said otherwise.
+	// Where actions are executed. DialStore changes only the store.
 	execInstance string
 	exec         *grpc.ClientConn
 }
 
-// Dial connects to a server and asks it what it can do. The caller closes the Server. A malformed
-// address is ErrAddress. Options come after our own and override them.
+// Dial connects to a server and asks for its capabilities. The caller closes the Server. A malformed address is
+// ErrAddress. The options override the defaults.
 func Dial(ctx context.Context, name, address string, options ...grpc.DialOption) (*Server, error) {
 	creds := insecure.NewCredentials()
 	rest, secure := strings.CutPrefix(address, "grpcs://")
@@ -83,11 +80,11 @@ func Dial(ctx context.Context, name, address string, options ...grpc.DialOption)
 	}
 	target, instance, _ := strings.Cut(rest, "/")
 	if host, port, err := net.SplitHostPort(target); err != nil || host == "" || port == "" {
-		return nil, fmt.Errorf("%+.256q: %w", address, ErrAddress)
+		return nil, fmt.Errorf("malformed server address %+.256q: %w", address, ErrAddress)
 	}
 	conn, err := grpc.NewClient(target, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
-		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
+		grpc.WithInitialWindowSize(windowBytes), grpc.WithInitialConnWindowSize(windowBytes),
 		grpc.WithReadBufferSize(1 << 17), grpc.WithWriteBufferSize(1 << 17),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(2 * maxMessage)),
 	}, options...)...)
@@ -106,8 +103,7 @@ func Dial(ctx context.Context, name, address string, options ...grpc.DialOption)
 	}, nil
 }
 
-// DialStore has s keep blobs at another address than it executes actions at. A malformed address is ErrAddress. Options
-// are as in Dial.
+// DialStore moves the store of s to another address, as Dial.
 func (s *Server) DialStore(ctx context.Context, address string, options ...grpc.DialOption) error {
 	store, err := Dial(ctx, s.Name, address, options...)
 	if err != nil {
@@ -117,15 +113,15 @@ func (s *Server) DialStore(ctx context.Context, address string, options ...grpc.
 	return nil
 }
 
-// Watch measures also what the process pid uses, which should be the server, or one of several that are it. It fails
-// if there is no such process, and where the operating system does not say what it uses.
+// Watch measures the resource usage of a process, which is the server or a part of it. It fails if there is no such
+// process, and where the operating system does not report its usage.
 func (s *Server) Watch(pid int) error {
 	_, err := usageOf(pid)
 	s.pids = append(s.pids, pid)
 	return err
 }
 
-// Close ends the connections.
+// Close closes the connections.
 func (s *Server) Close() error {
 	if s.exec == s.conn {
 		return s.conn.Close()
@@ -133,20 +129,20 @@ func (s *Server) Close() error {
 	return errors.Join(s.exec.Close(), s.conn.Close())
 }
 
-// usage is what a process has used.
+// usage is the resource usage of processes.
 type usage struct {
 	cpu       time.Duration
-	peak      int64 // bytes of resident memory at most
-	anonymous int64 // bytes of it now that belong to no file
+	peak      int64 // maximum resident bytes
+	anonymous int64 // resident bytes that belong to no file, now
 }
 
-// usage returns what the server's processes have used, or nothing if they are not watched.
+// usage returns the usage of the watched processes.
 func (s *Server) usage() (usage, error) {
 	var total usage
 	for _, pid := range s.pids {
 		u, err := usageOf(pid)
 		if err != nil {
-			return u, fmt.Errorf("watch the process %d of %s: %w", pid, s.Name, err)
+			return u, fmt.Errorf("watch process %d of %s: %w", pid, s.Name, err)
 		}
 		total.cpu += u.cpu
 		total.peak += u.peak
@@ -155,8 +151,7 @@ func (s *Server) usage() (usage, error) {
 	return total, nil
 }
 
-// Run measures servers, each with the same load. It ends with the first call that fails or answer that is
-// wrong.
+// Run measures servers under the same load. The first failed call or wrong answer ends it.
 func Run(ctx context.Context, c Config, servers []*Server) (*Report, error) {
 	report := newReport(&c, servers)
 	for round := range c.Rounds {
@@ -174,29 +169,37 @@ func Run(ctx context.Context, c Config, servers []*Server) (*Report, error) {
 			}
 		}
 		for n := range steps[0] {
-			// No server is always the first.
 			for turn := range servers {
-				i := (turn + round) % len(servers)
+				i := (turn + round) % len(servers) // each round begins with another server
 				if err := servers[i].measure(ctx, steps[i][n], &report.Servers[i]); err != nil {
 					return nil, err
 				}
 			}
 		}
 	}
-	if c.Verify {
-		if err := verify(ctx, &c, servers); err != nil {
+	if !c.Verify {
+		return report, nil
+	}
+	for round := range c.Rounds {
+		content, err := newContent(&c, round, servers)
+		if err != nil {
 			return nil, err
+		}
+		for _, s := range servers {
+			if err := s.verify(ctx, &c, content); err != nil {
+				return nil, fmt.Errorf("%s: verify: %w", s.Name, err)
+			}
 		}
 	}
 	return report, nil
 }
 
-// measure does one step and adds it to the result. A step that the server does not have is none.
+// measure runs one step, unless the server does not support it, and adds it to r.
 func (s *Server) measure(ctx context.Context, st step, r *Result) error {
 	if st.load == nil {
 		return nil
 	}
-	runtime.GC() // of what was before, and not within the step
+	runtime.GC() // now, not during the step
 	before, err := s.usage()
 	if err != nil {
 		return err
@@ -215,21 +218,5 @@ func (s *Server) measure(ctx context.Context, st step, r *Result) error {
 		return err
 	}
 	r.add(st, elapsed, before, after)
-	return nil
-}
-
-// verify reads what all rounds have written, and compares it.
-func verify(ctx context.Context, c *Config, servers []*Server) error {
-	for round := range c.Rounds {
-		content, err := newContent(c, round, servers)
-		if err != nil {
-			return err
-		}
-		for _, s := range servers {
-			if err := s.verify(ctx, c, content); err != nil {
-				return fmt.Errorf("%s: verify: %w", s.Name, err)
-			}
-		}
-	}
 	return nil
 }

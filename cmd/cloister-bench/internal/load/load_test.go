@@ -27,10 +27,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A spoiler changes answers before a server sends them.
+// A spoiler changes answers before the server sends them.
 type spoiler func(answer proto.Message)
 
-// on returns the spoiler of the answers that are an M.
+// on returns a spoiler of the answers of type M.
 func on[M proto.Message](spoil func(M)) spoiler {
 	return func(answer proto.Message) {
 		if m, ok := answer.(M); ok {
@@ -39,8 +39,8 @@ func on[M proto.Message](spoil func(M)) spoiler {
 	}
 }
 
-// serve serves a store in memory and returns its address; answers go through spoil, if not nil. The store is
-// that of the instance "main".
+// serve serves a store in memory, and returns its address and the store of instance "main". A non-nil spoil changes the
+// answers.
 func serve(t *testing.T, spoil spoiler) (address string, store *castest.Memory) {
 	t.Helper()
 	instances := castest.Instances()
@@ -85,14 +85,16 @@ type spoiled struct {
 }
 
 func (s *spoiled) SendMsg(m any) error {
-	// What a server sends may be more than the message.
+	// The server may send a wrapper of the message.
 	s.spoil(m.(proto.Message).ProtoReflect().Interface())
 	return s.ServerStream.SendMsg(m)
 }
 
-// small is a load of every kind that takes a moment.
+// small returns a short load with all steps.
 func small() load.Config {
-	return load.Config{Salt: "salt", Blobs: 100, Size: 1500, Large: 300_000, Chunk: 64 << 10, Lookups: 1000, Parallel: 3, Rounds: 2}
+	return load.Config{
+		Salt: "salt", Blobs: 100, Size: 1500, Large: 300_000, Chunk: 64 << 10, Lookups: 1000, Parallel: 3, Rounds: 2,
+	}
 }
 
 func dial(t *testing.T, name, address string) *load.Server {
@@ -105,13 +107,13 @@ func dial(t *testing.T, name, address string) *load.Server {
 	return s
 }
 
-// steps are what every server is asked to do.
+// steps are the steps for every server.
 var steps = []string{
 	"small batch write", "small batch read", "small stream write", "small stream read", "find missing",
 	"large stream write", "large stream read",
 }
 
-func TestRunDoesEveryStepAtEveryServer(t *testing.T) {
+func TestRunDoesEveryStepOnEveryServer(t *testing.T) {
 	one, first := serve(t, nil)
 	two, second := serve(t, nil)
 	servers := []*load.Server{dial(t, "one", one), dial(t, "two", two)}
@@ -120,30 +122,30 @@ func TestRunDoesEveryStepAtEveryServer(t *testing.T) {
 	rounds := 0
 	c.Progress = func(round int) {
 		if rounds++; round != rounds {
-			t.Errorf("told of round %d as the call %d", round, rounds)
+			t.Errorf("Progress: got round %d, want %d", round, rounds)
 		}
 	}
 	report, err := load.Run(t.Context(), c, servers)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Batched, streamed, and a large one; no round writes what another has written.
+	// Batched, streamed, and a large one; the blobs of all rounds differ.
 	if want := c.Rounds * (2*c.Blobs + 1); first.Len() != want || !slices.Equal(first.Digests(), second.Digests()) {
-		t.Errorf("the servers have %d and %d blobs, want the same %d", first.Len(), second.Len(), want)
+		t.Errorf("the servers store %d and %d blobs, want the same %d", first.Len(), second.Len(), want)
 	}
 	if rounds != c.Rounds {
-		t.Errorf("told of %d rounds", rounds)
+		t.Errorf("Progress was called %d times, want %d", rounds, c.Rounds)
 	}
 	for i, r := range report.Servers {
 		var names []string
 		for _, m := range r.Steps {
 			names = append(names, m.Step)
 			if len(m.Rates) != c.Rounds || m.Rate <= 0 {
-				t.Errorf("%s: rates of %s: %v, median %v", r.Name, m.Step, m.Rates, m.Rate)
+				t.Errorf("%s: %s: got rates %v, median %v, want %d positive ones", r.Name, m.Step, m.Rates, m.Rate, c.Rounds)
 			}
 		}
 		if r.Name != servers[i].Name || !slices.Equal(names, steps) {
-			t.Errorf("%s: did %q, want %q", r.Name, names, steps)
+			t.Errorf("%s: got steps %q, want %q", r.Name, names, steps)
 		}
 	}
 	if _, err := json.Marshal(report); err != nil {
@@ -151,8 +153,8 @@ func TestRunDoesEveryStepAtEveryServer(t *testing.T) {
 	}
 }
 
-// TestServersTakeTurns: step by step, and each is the first in turn.
-func TestServersTakeTurns(t *testing.T) {
+// TestServersAlternate checks that servers alternate step by step, and that each round begins with another one.
+func TestServersAlternate(t *testing.T) {
 	var mu sync.Mutex
 	var order []string
 	note := func(name string) spoiler {
@@ -172,7 +174,9 @@ func TestServersTakeTurns(t *testing.T) {
 	if _, err := load.Run(t.Context(), small(), []*load.Server{dial(t, "one", one), dial(t, "two", two)}); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"one writes", "two writes", "one reads", "two reads", "two writes", "one writes", "two reads", "one reads"}
+	want := []string{
+		"one writes", "two writes", "one reads", "two reads", "two writes", "one writes", "two reads", "one reads",
+	}
 	if !slices.Equal(order, want) {
 		t.Errorf("got %q, want %q", order, want)
 	}
@@ -203,14 +207,14 @@ func TestBlobsAreHalfCompressible(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := len(e.EncodeAll(b, nil)); n < len(b)*4/10 || n > len(b)*6/10 {
-			t.Errorf("%d bytes are %d when compressed", len(b), n)
+			t.Errorf("%d bytes compress to %d, want 40 to 60 %%", len(b), n)
 		}
 		return
 	}
-	t.Errorf("the server has no blob of %d bytes", c.Large)
+	t.Errorf("the server stores no blob of %d bytes", c.Large)
 }
 
-func TestPartsCanBeLeftOut(t *testing.T) {
+func TestStepsCanBeSkipped(t *testing.T) {
 	for name, change := range map[string]func(*load.Config){
 		"small": func(c *load.Config) { c.Blobs = 0 },
 		"large": func(c *load.Config) { c.Large = 0 },
@@ -224,18 +228,18 @@ func TestPartsCanBeLeftOut(t *testing.T) {
 				t.Fatal(err)
 			}
 			if n := len(report.Servers[0].Steps); n == 0 || n == len(steps) {
-				t.Errorf("%d of %d steps were done", n, len(steps))
+				t.Errorf("got %d of %d steps, want some but not all", n, len(steps))
 			}
 			for _, m := range report.Servers[0].Steps {
 				if strings.HasPrefix(m.Step, name) {
-					t.Errorf("%s was done", m.Step)
+					t.Errorf("%s was not skipped", m.Step)
 				}
 			}
 		})
 	}
 }
 
-// TestWrongAnswersAreFound spoils the answers of one method at a time.
+// TestWrongAnswersAreFound spoils the answers of one method.
 func TestWrongAnswersAreFound(t *testing.T) {
 	failed := &rpcpb.Status{Code: int32(codes.ResourceExhausted), Message: "no room"}
 	for _, c := range []struct {
@@ -250,12 +254,12 @@ func TestWrongAnswersAreFound(t *testing.T) {
 		{"BatchReadOtherBytes", on(func(m *repb.BatchReadBlobsResponse) { m.Responses[3].Data = make([]byte, 1500) }), "small batch read: .*other bytes"},
 		{"WriteCommitsLess", on(func(m *bspb.WriteResponse) { m.CommittedSize-- }), "small stream write: .*committed 1499"},
 		{"ReadOtherBytes", on(func(m *bspb.ReadResponse) { m.Data = make([]byte, len(m.Data)) }), "small stream read: .*other bytes"},
-		{"ReadLess", on(func(m *bspb.ReadResponse) { m.Data = m.Data[:len(m.Data)-1] }), "small stream read: .*1 bytes are absent"},
+		{"ReadLess", on(func(m *bspb.ReadResponse) { m.Data = m.Data[:len(m.Data)-1] }), "small stream read: .*last 1 bytes are missing"},
 		{"ReadLargeLess", on(func(m *bspb.ReadResponse) {
 			if len(m.Data) > 1500 {
 				m.Data = m.Data[1:]
 			}
-		}), "large stream read: .*sends"},
+		}), "large stream read: .*sent"},
 		{"ReadLargeOtherBytes", on(func(m *bspb.ReadResponse) {
 			if len(m.Data) > 1500 {
 				m.Data = make([]byte, len(m.Data))
@@ -263,8 +267,8 @@ func TestWrongAnswersAreFound(t *testing.T) {
 		}), "verify: .*other bytes"},
 		{"FindMissingTooMany", on(func(m *repb.FindMissingBlobsResponse) {
 			m.MissingBlobDigests[0] = &repb.Digest{Hash: strings.Repeat("0", 64), SizeBytes: 1500}
-		}), "find missing: .*called missing"},
-		{"FindMissingTooFew", on(func(m *repb.FindMissingBlobsResponse) { m.MissingBlobDigests = m.MissingBlobDigests[1:] }), "find missing: 99 blobs .* 100"},
+		}), "find missing: .*was written"},
+		{"FindMissingTooFew", on(func(m *repb.FindMissingBlobsResponse) { m.MissingBlobDigests = m.MissingBlobDigests[1:] }), "find missing: 99 blobs .* want 100"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			address, _ := serve(t, c.spoil)
@@ -290,7 +294,7 @@ func TestFailedCallsAreFound(t *testing.T) {
 	stores <- store
 	_, err := load.Run(t.Context(), small(), []*load.Server{dial(t, "one", address)})
 	if status.Code(err) != codes.NotFound || !strings.HasPrefix(err.Error(), "one: small stream read: ") {
-		t.Errorf("got %v of a server that lost the blobs", err)
+		t.Errorf("got %v, want NotFound in small stream read", err)
 	}
 }
 
@@ -304,7 +308,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 		}
 	}
 	if _, err := load.Run(ctx, c, []*load.Server{dial(t, "one", address)}); err == nil || ctx.Err() == nil {
-		t.Errorf("got %v after the context was cancelled", err)
+		t.Errorf("got %v after the second round was cancelled, want an error", err)
 	}
 }
 
@@ -320,15 +324,14 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-func TestWatchOfNoProcess(t *testing.T) {
+func TestWatchNeedsAProcess(t *testing.T) {
 	address, _ := serve(t, nil)
 	if err := dial(t, "one", address).Watch(1 << 30); err == nil {
-		t.Error("a process that does not exist can be watched")
+		t.Error("Watch of a process that does not exist: got no error")
 	}
 }
 
-// TestText compares what is printed.
-func TestText(t *testing.T) {
+func TestReportText(t *testing.T) {
 	measure := func(step, unit string, rate, cpu float64) load.Measure {
 		return load.Measure{Step: step, Unit: unit, Rate: rate, CPU: cpu}
 	}
@@ -353,14 +356,14 @@ func TestText(t *testing.T) {
 		"one two",
 		"small batch write 20000 /s 5000 /s 4.00x",
 		"large stream read 512 MiB/s 1024 MiB/s 0.50x",
-		"small zstd read not served 7 /s",
+		"small zstd read unsupported 7 /s",
 		"CPU of small batch write 0.50 s -",
 		"CPU of large stream read 0.25 s -",
 		"CPU of small zstd read - -",
 		"peak memory 100 MiB -",
-		"of no file, at most 90 MiB -",
+		"peak anonymous memory 90 MiB -",
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("got\n%s", out.String())
+		t.Errorf("got\n%s\nwant\n%s", out.String(), strings.Join(want, "\n"))
 	}
 }

@@ -17,16 +17,15 @@ import (
 	"time"
 )
 
-// localWrites is how many commands write files at most, however much time there is: all that they write must be
-// removed again.
+// localWrites limits the number of commands that write files, which must all be removed at the end.
 const localWrites = 30
 
-// measure has this machine do what the actions of a job do, without a server and without a sandbox, and adds what
-// it took: as many at once as are in flight, but not more than there are processors.
-func (l *Bare) measure(ctx context.Context, w *Work, j *job, c *ExecConfig) error {
+// measure runs the commands of a job without server and sandbox, and adds the measurements to l. It runs as many
+// commands at a time as actions are in flight, but at most one per processor.
+func (l *LocalResult) measure(ctx context.Context, w *Workload, j *job, c *ExecConfig) error {
 	scratch, err := newScratch(j, c)
 	if scratch != nil {
-		defer os.RemoveAll(scratch.dir) // plain files of ours
+		defer os.RemoveAll(scratch.dir) // contains only plain files
 	}
 	if err != nil {
 		return err
@@ -52,25 +51,26 @@ func (l *Bare) measure(ctx context.Context, w *Work, j *job, c *ExecConfig) erro
 	return nil
 }
 
-// A scratch is where the commands of a job run bare.
+// A scratch is the directory in which the commands of a job run.
 type scratch struct {
 	dir  string
 	job  *job
-	time time.Duration // for which one thing is measured
+	time time.Duration // per measurement
 }
 
-// newScratch makes one, with the unchanged tree in it. The caller removes its directory.
+// newScratch creates a scratch directory with the unchanged tree. The caller removes it, also after an error.
 func newScratch(j *job, c *ExecConfig) (*scratch, error) {
 	dir, err := os.MkdirTemp(c.Dir, "cloister-bench-")
 	if err != nil {
 		return nil, err
 	}
 	s := &scratch{dir, j, c.LocalTime}
-	return s, s.layOut("tree", func(data []byte, path, to string) error { return os.WriteFile(to, data, 0o444) })
+	return s, s.materialize("tree", func(data []byte, path, to string) error { return os.WriteFile(to, data, 0o444) })
 }
 
-// layOut makes a tree of the name in which every file is made by write; path is that of the file below the tree.
-func (s *scratch) layOut(name string, write func(data []byte, path, to string) error) error {
+// materialize creates the directories of the tree and calls write for each file with its data, its path in the tree,
+// and its absolute path.
+func (s *scratch) materialize(name string, write func(data []byte, path, to string) error) error {
 	root := filepath.Join(s.dir, name)
 	if err := os.Mkdir(root, 0o755); err != nil {
 		return err
@@ -89,8 +89,8 @@ func (s *scratch) layOut(name string, write func(data []byte, path, to string) e
 	return nil
 }
 
-// spawns starts the program that does nothing, and waits for it, over and over.
-func (s *scratch) spawns(ctx context.Context, w *Work, parallel int) (*series, error) {
+// spawns repeatedly starts the program that does nothing and waits for it.
+func (s *scratch) spawns(ctx context.Context, w *Workload, parallel int) (*series, error) {
 	env := s.job.actions[0].env
 	return s.repeat(ctx, parallel, math.MaxInt, func(int) error {
 		_, err := spawn([]string{w.Program}, env, "", false)
@@ -98,14 +98,14 @@ func (s *scratch) spawns(ctx context.Context, w *Work, parallel int) (*series, e
 	})
 }
 
-// commands runs those of the actions, over and over, and checks what they print and write.
-func (s *scratch) commands(ctx context.Context, w *Work, parallel int) (*series, error) {
+// commands repeatedly runs the actions' commands, and checks their outputs.
+func (s *scratch) commands(ctx context.Context, w *Workload, parallel int) (*series, error) {
 	most := math.MaxInt
 	switch w.Kind {
 	case Outputs:
 		most = localWrites
 	case Mixed:
-		most = 5 * localWrites // of which one in five writes
+		most = 5 * localWrites // one in five writes
 	}
 	outs, err := os.MkdirTemp(s.dir, "out-")
 	if err != nil {
@@ -154,7 +154,7 @@ func (s *scratch) action(i int) *action { return &s.job.actions[i%len(s.job.acti
 // writes reports whether c writes files.
 func (c *command) writes() bool { return len(c.files)+len(c.dir) > 0 }
 
-// checkFiles compares what c has written into dir.
+// checkFiles checks the outputs of c in dir.
 func (c *command) checkFiles(dir string) error {
 	for _, want := range []map[string]string{c.files, c.dir} {
 		for path, digest := range want {
@@ -170,19 +170,19 @@ func (c *command) checkFiles(dir string) error {
 	return nil
 }
 
-// spawn runs a program to its end, and returns what it printed, if that is wanted. This is cheaper than package
-// os/exec, and no cheaper way was found: neither syscall.ForkExec, nor a shell, nor several processes that do it.
-func spawn(args, env []string, dir string, wanted bool) (stdout string, err error) {
+// spawn runs a program to its end, and returns its output if capture is set. It is cheaper than os/exec. Neither
+// syscall.ForkExec, a shell nor several parent processes are cheaper.
+func spawn(args, env []string, dir string, capture bool) (stdout string, err error) {
 	files := []*os.File{nil, nil, os.Stderr}
 	var r *os.File
-	if wanted {
+	if capture {
 		if r, files[1], err = os.Pipe(); err != nil {
 			return "", err
 		}
 		defer r.Close()
 	}
 	p, err := os.StartProcess(args[0], args, &os.ProcAttr{Dir: dir, Env: env, Files: files})
-	if wanted {
+	if capture {
 		files[1].Close()
 	}
 	if err != nil {
@@ -190,7 +190,7 @@ func spawn(args, env []string, dir string, wanted bool) (stdout string, err erro
 	}
 	var printed []byte
 	var readErr error
-	if wanted {
+	if capture {
 		printed, readErr = io.ReadAll(r)
 	}
 	state, err := p.Wait()
@@ -200,22 +200,21 @@ func spawn(args, env []string, dir string, wanted bool) (stdout string, err erro
 	return string(printed), errors.Join(err, readErr)
 }
 
-// A series is how long something took each time, and all together.
+// A series contains the durations of repetitions, and of all together.
 type series struct {
 	took    []time.Duration
 	elapsed time.Duration
 }
 
-// rate returns how often a second.
+// rate returns the number of repetitions per second.
 func (s *series) rate() float64 { return float64(len(s.took)) / s.elapsed.Seconds() }
 
-// p50 returns the median, in milliseconds.
+// p50 returns the median in milliseconds.
 func (s *series) p50() float64 {
 	return milliseconds(percentile(slices.Sorted(slices.Values(s.took)), 50))
 }
 
-// repeat calls f with 0, 1, ..., parallel of them at once, until the time is over, but at least once and no more
-// than most times.
+// repeat calls f with 0, 1, ... for s.time, parallel calls at a time, but at least once and at most most times.
 func (s *scratch) repeat(ctx context.Context, parallel, most int, f func(i int) error) (*series, error) {
 	var mu sync.Mutex
 	all := &series{}
@@ -223,7 +222,7 @@ func (s *scratch) repeat(ctx context.Context, parallel, most int, f func(i int) 
 	err := each(ctx, parallel, most, func(_ context.Context, i int) error {
 		began := time.Now()
 		if i > 0 && began.Sub(start) > s.time {
-			return errEnough
+			return errTimeUp
 		}
 		if err := f(i); err != nil {
 			return err
@@ -234,87 +233,11 @@ func (s *scratch) repeat(ctx context.Context, parallel, most int, f func(i int) 
 		return nil
 	})
 	all.elapsed = time.Since(start)
-	if err == errEnough {
+	if errors.Is(err, errTimeUp) {
 		err = nil
 	}
 	return all, err
 }
 
-// errEnough ends repeat.
-var errEnough = errors.New("time is over")
-
-// RunLocal measures what this machine itself can do, without a server: it starts processes, runs the commands of trees
-// that are read and of outputs, and lays out the tree by links and by copies. Of the works it takes what they consist of.
-func RunLocal(ctx context.Context, c ExecConfig, tree, outputs *Work) (*LocalReport, error) {
-	report := &LocalReport{Salt: c.Salt, Rounds: c.Rounds, Processors: runtime.NumCPU()}
-	for round := range c.Rounds {
-		if c.Progress != nil {
-			c.Progress(round+1, tree)
-		}
-		for _, w := range []*Work{tree, outputs} {
-			j, err := newJob(w, nil, fmt.Sprintf("%s/%d", c.Salt, round))
-			if err != nil {
-				return nil, err
-			}
-			if err := report.measure(ctx, w, j, &c); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return report, nil
-}
-
-// measure does for one work what RunLocal does.
-func (r *LocalReport) measure(ctx context.Context, w *Work, j *job, c *ExecConfig) error {
-	s, err := newScratch(j, c)
-	if s != nil {
-		defer os.RemoveAll(s.dir) // plain files of ours
-	}
-	if err != nil {
-		return err
-	}
-	for _, parallel := range []int{1, runtime.NumCPU()} {
-		at := fmt.Sprintf(", %d at a time", parallel)
-		if w.Kind == Trees {
-			spawns, err := s.spawns(ctx, w, parallel)
-			if err != nil {
-				return err
-			}
-			r.add("start "+w.Program+at, spawns)
-		}
-		commands, err := s.commands(ctx, w, parallel)
-		if err != nil {
-			return err
-		}
-		if w.Kind == Trees {
-			r.add(fmt.Sprintf("read %d files%s", w.Tree.Files, at), commands)
-		} else {
-			r.add(fmt.Sprintf("write %d files%s", w.Files+w.Inner, at), commands)
-		}
-	}
-	if w.Kind != Trees {
-		return nil
-	}
-	for _, way := range []struct {
-		name  string
-		write func(data []byte, path, to string) error
-	}{
-		{"link", func(_ []byte, path, to string) error { return os.Link(filepath.Join(s.dir, "tree", path), to) }},
-		{"copy", func(data []byte, _, to string) error { return os.WriteFile(to, data, 0o444) }},
-	} {
-		start := time.Now()
-		if err := s.layOut(way.name, way.write); err != nil {
-			return err
-		}
-		made := time.Now()
-		if err := os.RemoveAll(filepath.Join(s.dir, way.name)); err != nil {
-			return err
-		}
-		r.add(fmt.Sprintf("%s %d files", way.name, w.Tree.Files), once(made.Sub(start)))
-		r.add(fmt.Sprintf("remove %d files of a %s", w.Tree.Files, way.name), once(time.Since(made)))
-	}
-	return nil
-}
-
-// once is the series of what was done once.
-func once(took time.Duration) *series { return &series{[]time.Duration{took}, took} }
+// errTimeUp ends repeat.
+var errTimeUp = errors.New("time is up")

@@ -10,13 +10,15 @@ import (
 	"time"
 )
 
-// TestLocalResultsAreChecked: a machine that does something else is no measure.
 func TestLocalResultsAreChecked(t *testing.T) {
-	tree := Work{Kind: Trees, Program: "/bin/true", Actions: 1, Parallel: 1, Tree: Tree{Files: 2, Dirs: 1, Changed: 1, Smallest: 1, Largest: 1, Read: true}}
-	outputs := Work{Kind: Outputs, Program: "/bin/true", Actions: 1, Parallel: 1, Files: 1, Inner: 1}
+	tree := Workload{
+		Kind: Trees, Program: "/bin/true", Actions: 1, Parallel: 1,
+		Tree: Tree{Files: 2, Dirs: 1, Changed: 1, Smallest: 1, Largest: 1, Read: true},
+	}
+	outputs := Workload{Kind: Outputs, Program: "/bin/true", Actions: 1, Parallel: 1, Files: 1, InDirectory: 1}
 	for _, c := range []struct {
 		name  string
-		work  Work
+		work  Workload
 		spoil func(*command)
 		want  string
 	}{
@@ -45,29 +47,30 @@ func TestLocalResultsAreChecked(t *testing.T) {
 	}
 }
 
-// TestRepeat: at least once, until the time is over, and no more than is wanted.
+// TestRepeat checks that repeat runs at least once, and stops at the time limit and at the maximum.
 func TestRepeat(t *testing.T) {
 	s := scratch{time: time.Nanosecond}
 	all, err := s.repeat(t.Context(), 2, 1000, func(int) error { time.Sleep(time.Microsecond); return nil })
 	if err != nil || len(all.took) == 0 || len(all.took) > 2 {
-		t.Errorf("%d times in no time, %v", len(all.took), err)
+		t.Errorf("time limit: got %d runs, %v, want 1 or 2", len(all.took), err)
 	}
 	s.time = time.Hour
-	if all, err = s.repeat(t.Context(), 2, 5, func(int) error { return nil }); err != nil || len(all.took) != 5 || all.rate() <= 0 || all.p50() <= 0 {
-		t.Errorf("%d times, want 5, %v", len(all.took), err)
+	all, err = s.repeat(t.Context(), 2, 5, func(int) error { return nil })
+	if err != nil || len(all.took) != 5 || all.rate() <= 0 || all.p50() <= 0 {
+		t.Errorf("maximum: got %+v, %v, want 5 runs", all, err)
 	}
 	if _, err := s.repeat(t.Context(), 2, 5, func(int) error { return os.ErrClosed }); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("got %v of what fails", err)
+		t.Errorf("error: got %v, want %v", err, os.ErrClosed)
 	}
 }
 
-// TestChecksum compares with what cksum prints, which POSIX says.
+// TestChecksum compares with the output of cksum.
 func TestChecksum(t *testing.T) {
 	for data, want := range map[string]string{"": "4294967295 0\n", "a": "1220704766 1\n", "123456789": "930766865 9\n"} {
 		half := len(data) / 2
 		got := checksum([]*file{{blob: blob{data: []byte(data[:half])}}, {blob: blob{data: []byte(data[half:])}}})
 		if got != want {
-			t.Errorf("the checksum of %q is %q, want %q", data, got, want)
+			t.Errorf("checksum of %q: got %q, want %q", data, got, want)
 		}
 	}
 }

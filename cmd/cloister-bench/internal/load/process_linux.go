@@ -15,18 +15,17 @@ import (
 	"time"
 )
 
-// tick is the unit in which Linux tells a process' CPU time.
+// tick is the unit of CPU time in /proc.
 const tick = time.Second / 100
 
-// usageOf returns what a process has used. Its children are not part of it.
+// usageOf returns the usage of a process without its children.
 func usageOf(pid int) (usage, error) {
-	dir := "/proc/" + strconv.Itoa(pid)
 	p, err := processOf(pid)
 	if err != nil {
 		return usage{}, err
 	}
 	u := usage{cpu: p.cpu}
-	status, err := os.ReadFile(dir + "/status")
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return usage{}, err
 	}
@@ -43,20 +42,20 @@ func usageOf(pid int) (usage, error) {
 	return u, nil
 }
 
-// A process is what the kernel says of one.
+// A process is the part of /proc/PID/stat in use here.
 type process struct {
 	parent int
-	cpu    time.Duration // its own
-	ended  time.Duration // of descendants that have ended and were waited for
+	cpu    time.Duration
+	exited time.Duration // CPU time of descendants that exited and were waited for
 }
 
 func processOf(pid int) (process, error) {
-	file := "/proc/" + strconv.Itoa(pid) + "/stat"
+	file := fmt.Sprintf("/proc/%d/stat", pid)
 	stat, err := os.ReadFile(file)
 	if err != nil {
 		return process{}, err
 	}
-	// The name of the program, in parentheses, may have any character; fields count from behind it.
+	// The program's name, in parentheses, may contain any character, so the fields count from its end.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	numbers := make([]int64, 15)
 	for _, i := range []int{1, 11, 12, 13, 14} { // ppid, utime, stime, cutime, cstime
@@ -70,13 +69,13 @@ func processOf(pid int) (process, error) {
 	return process{
 		parent: int(numbers[1]),
 		cpu:    time.Duration(numbers[11]+numbers[12]) * tick,
-		ended:  time.Duration(numbers[13]+numbers[14]) * tick,
+		exited: time.Duration(numbers[13]+numbers[14]) * tick,
 	}, nil
 }
 
-// families returns the CPU time of processes and of all their descendants that live now, and that of those
-// that have ended and were waited for.
-func families(pids []int) (living, ended time.Duration, err error) {
+// treeCPU returns the CPU time of processes and their live descendants, and that of descendants that exited and were
+// waited for.
+func treeCPU(pids []int) (live, exited time.Duration, err error) {
 	if len(pids) == 0 {
 		return 0, 0, nil
 	}
@@ -92,7 +91,7 @@ func families(pids []int) (living, ended time.Duration, err error) {
 		}
 		p, err := processOf(pid)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-			continue // it has ended meanwhile
+			continue // it exited meanwhile
 		} else if err != nil {
 			return 0, 0, err
 		}
@@ -101,16 +100,15 @@ func families(pids []int) (living, ended time.Duration, err error) {
 	for pid, p := range all {
 		for at := pid; at != 0; at = all[at].parent {
 			if slices.Contains(pids, at) {
-				living, ended = living+p.cpu, ended+p.ended
+				live, exited = live+p.cpu, exited+p.exited
 				break
 			}
 		}
 	}
-	return living, ended, nil
+	return live, exited, nil
 }
 
-// machineCPU returns how long the processors of the machine have been busy, all together, with whatever it is; also
-// with what is not of this machine, if it is a virtual one.
+// machineCPU returns the busy time of all processors, including time stolen from a virtual machine.
 func machineCPU() (time.Duration, error) {
 	stat, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -134,11 +132,11 @@ func machineCPU() (time.Duration, error) {
 	return busy, nil
 }
 
-// ownCPU returns the CPU time of this process, and that of its children that have ended.
-func ownCPU() (self, ended time.Duration) {
+// ownCPU returns the CPU time of this process, and of its exited children.
+func ownCPU() (self, children time.Duration) {
 	p, err := processOf(os.Getpid())
 	if err != nil {
 		return 0, 0
 	}
-	return p.cpu, p.ended
+	return p.cpu, p.exited
 }

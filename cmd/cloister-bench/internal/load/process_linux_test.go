@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// TestUsage compares what /proc says of this process with what the kernel tells it.
+// TestUsage compares /proc with getrusage.
 func TestUsage(t *testing.T) {
 	var sum [32]byte
 	for range 1_000_000 { // more than a tick
@@ -29,21 +29,21 @@ func TestUsage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// User and system time are rounded each.
+	// User and system time are rounded separately.
 	if after := self(); u.cpu < before-2*tick || u.cpu > after+2*tick {
-		t.Errorf("CPU time is %v, want %v to %v", u.cpu, before, after)
+		t.Errorf("got CPU time %v, want %v to %v", u.cpu, before, after)
 	}
 	if before < 3*tick {
-		t.Errorf("this process has used %v only, which shows nothing", before)
+		t.Errorf("this process used only %v, want at least %v for a meaningful comparison", before, 3*tick)
 	}
 	if u.anonymous < 1<<20 || u.peak < u.anonymous {
-		t.Errorf("%d bytes are resident at most, %d of no file now", u.peak, u.anonymous)
+		t.Errorf("got peak %d and anonymous %d bytes, want at least 1 MiB and peak >= anonymous", u.peak, u.anonymous)
 	}
 }
 
-// TestFamilies has a child and a grandchild of this process work, while they live and when they have ended.
-func TestFamilies(t *testing.T) {
-	// The shell says when its child has ended, works itself, and waits.
+// TestTreeCPU lets a child and a grandchild of this process work, and reads their CPU time before and after their exit.
+func TestTreeCPU(t *testing.T) {
+	// The shell works after its child has exited, reports that, and waits.
 	c := exec.Command("/bin/sh", "-c", `busy='i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'
 		/bin/sh -c "$busy"; eval "$busy"; echo ready; read line`)
 	in, err := c.StdinPipe()
@@ -55,7 +55,7 @@ func TestFamilies(t *testing.T) {
 		t.Fatal(err)
 	}
 	pids := []int{os.Getpid()}
-	livingBefore, endedBefore, err := families(pids)
+	liveBefore, exitedBefore, err := treeCPU(pids)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,34 +65,35 @@ func TestFamilies(t *testing.T) {
 	if _, err := out.Read(make([]byte, 10)); err != nil {
 		t.Fatal(err)
 	}
-	living, ended, err := families(pids)
+	live, exited, err := treeCPU(pids)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, ofChild, err := families([]int{c.Process.Pid})
+	_, ofChild, err := treeCPU([]int{c.Process.Pid})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if living-livingBefore < tick || ofChild < tick || ended-endedBefore < ofChild {
-		t.Errorf("living %v, ended %v, of the child's %v", living-livingBefore, ended-endedBefore, ofChild)
+	if live-liveBefore < tick || ofChild < tick || exited-exitedBefore < ofChild {
+		t.Errorf("got live %v, exited %v, exited below the child %v, want at least a tick each",
+			live-liveBefore, exited-exitedBefore, ofChild)
 	}
 	in.Close()
 	if err := c.Wait(); err == nil {
-		t.Fatal("the shell has read a line")
+		t.Fatal("the shell read a line from a closed pipe")
 	}
-	_, endedAfter, err := families(pids)
+	_, exitedAfter, err := treeCPU(pids)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if endedAfter-ended < tick {
-		t.Errorf("a child has ended, and %v are added", endedAfter-ended)
+	if exitedAfter-exited < tick {
+		t.Errorf("the exit of the child added %v, want at least a tick", exitedAfter-exited)
 	}
-	if l, e, err := families(nil); l != 0 || e != 0 || err != nil {
-		t.Errorf("nobody has used %v and %v, %v", l, e, err)
+	if l, e, err := treeCPU(nil); l != 0 || e != 0 || err != nil {
+		t.Errorf("no processes: got %v, %v, %v, want nothing", l, e, err)
 	}
 }
 
-func TestMachineIsBusyWithThisProcess(t *testing.T) {
+func TestMachineCPUIncludesThisProcess(t *testing.T) {
 	before, err := machineCPU()
 	if err != nil {
 		t.Fatal(err)
@@ -108,6 +109,7 @@ func TestMachineIsBusyWithThisProcess(t *testing.T) {
 	}
 	now, _ := ownCPU()
 	if now-self < 3*tick || after-before < now-self-3*tick {
-		t.Errorf("this process was busy for %v, the machine for %v", now-self, after-before)
+		t.Errorf("got %v for this process and %v for the machine, want at least %v and no less for the machine",
+			now-self, after-before, 3*tick)
 	}
 }

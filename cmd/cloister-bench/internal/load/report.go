@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A Report is what Run has measured. It marshals as JSON.
+// A Report is the result of Run. It marshals as JSON.
 type Report struct {
 	Salt     string   `json:"salt"`
 	Blobs    int      `json:"blobs"`
@@ -22,44 +22,43 @@ type Report struct {
 	Servers  []Result `json:"servers"`
 }
 
-// A Result is what was measured of one server.
+// A Result contains the measurements of one server.
 type Result struct {
-	Name    string    `json:"name"`
-	Address string    `json:"address"`
-	Watched bool      `json:"watched"` // whether CPU time and memory are known
-	Steps   []Measure `json:"steps"`
-	// PeakRSS is the most bytes of memory that were resident at once since the process began, and
-	// Anonymous the most at the end of a step that belonged to no file.
-	PeakRSS   int64 `json:"peak_rss_bytes,omitempty"`
-	Anonymous int64 `json:"anonymous_bytes,omitempty"`
+	Name      string    `json:"name"`
+	Address   string    `json:"address"`
+	Watched   bool      `json:"watched"` // CPU time and memory are known
+	Steps     []Measure `json:"steps"`
+	PeakRSS   int64     `json:"peak_rss_bytes,omitempty"`  // since the process began
+	Anonymous int64     `json:"anonymous_bytes,omitempty"` // belong to no file; maximum over the ends of steps
 }
 
-// A Measure is what was measured of one step: a value for each round, and the median of them.
+// A Measure contains the measurements of one step: a value per round, and their median.
 type Measure struct {
 	Step  string    `json:"step"`
 	Unit  string    `json:"unit"` // blobs, digests or bytes
 	Rates []float64 `json:"rates"`
-	Rate  float64   `json:"rate"`           // units a second
+	Rate  float64   `json:"rate"`           // units per second
 	CPUs  []float64 `json:"cpus,omitempty"` // of the server
 	CPU   float64   `json:"cpu_seconds,omitempty"`
 }
 
 func newReport(c *Config, servers []*Server) *Report {
-	r := &Report{Salt: c.Salt, Blobs: c.Blobs, Size: c.Size, Large: c.Large, Chunk: c.Chunk, Parallel: c.Parallel, Rounds: c.Rounds}
+	r := &Report{
+		Salt: c.Salt, Blobs: c.Blobs, Size: c.Size, Large: c.Large, Chunk: c.Chunk, Parallel: c.Parallel, Rounds: c.Rounds,
+	}
 	for _, s := range servers {
 		r.Servers = append(r.Servers, Result{Name: s.Name, Address: s.Address, Watched: len(s.pids) > 0})
 	}
 	return r
 }
 
-// add adds what one step took.
+// add adds one run of a step.
 func (r *Result) add(st step, elapsed time.Duration, before, after usage) {
-	i := slices.IndexFunc(r.Steps, func(m Measure) bool { return m.Step == st.name })
-	if i < 0 {
-		i = len(r.Steps)
+	m := r.step(st.name)
+	if m == nil {
 		r.Steps = append(r.Steps, Measure{Step: st.name, Unit: st.unit})
+		m = &r.Steps[len(r.Steps)-1]
 	}
-	m := &r.Steps[i]
 	m.Rates = append(m.Rates, float64(st.count)/max(elapsed, 1).Seconds())
 	m.Rate = median(m.Rates)
 	if r.Watched {
@@ -76,29 +75,43 @@ func median(values []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// rate returns a rate as text.
+// rate formats the rate.
 func (m *Measure) rate() string {
 	if m.Unit == "bytes" {
 		return fmt.Sprintf("%.0f MiB/s", m.Rate/(1<<20))
 	}
-	return fmt.Sprintf("%.0f /s", m.Rate)
+	return perSecond(m.Rate)
 }
 
-// step returns what was measured of a step, or nil.
+// step returns the measurements of a step, or nil.
 func (r *Result) step(name string) *Measure {
-	for i := range r.Steps {
-		if r.Steps[i].Step == name {
-			return &r.Steps[i]
-		}
+	i := slices.IndexFunc(r.Steps, func(m Measure) bool { return m.Step == name })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return &r.Steps[i]
 }
 
-// nameWidth is that of the first column: of the longest name of a row.
-const nameWidth = len("CPU of large stream write")
+// A grid prints a table of right-aligned columns after a column of names.
+type grid struct {
+	*tabwriter.Writer
+	width int // of the names
+}
 
-// Text writes the medians as a table, a column for each server. Behind those of the second and later ones
-// stands how many times as fast the first one is.
+func newGrid(out io.Writer, width int) grid {
+	return grid{tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight), width}
+}
+
+func (g grid) row(name string, cells ...string) {
+	fmt.Fprintf(g, "%-*s\t", g.width, name)
+	for _, cell := range cells {
+		fmt.Fprintf(g, "%s\t", cell)
+	}
+	fmt.Fprintln(g)
+}
+
+// Text writes the medians as a table with a column for each server. The second and later columns also show the ratio of
+// the first server's rate to this one.
 func (r *Report) Text(out io.Writer) error {
 	var names []string
 	watched := false
@@ -110,21 +123,22 @@ func (r *Report) Text(out io.Writer) error {
 			}
 		}
 	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	g := newGrid(out, len("CPU of large stream write"))
 	row := func(name string, cell func(s *Result) string) {
-		fmt.Fprintf(w, "%-*s", nameWidth, name)
+		cells := make([]string, len(r.Servers))
 		for i := range r.Servers {
-			fmt.Fprintf(w, "\t%s", cell(&r.Servers[i]))
+			cells[i] = cell(&r.Servers[i])
 		}
-		fmt.Fprint(w, "\t\n")
+		g.row(name, cells...)
 	}
 	row("", func(s *Result) string { return s.Name })
 	for _, name := range names {
+		first := r.Servers[0].step(name)
 		row(name, func(s *Result) string {
-			m, first := s.step(name), r.Servers[0].step(name)
+			m := s.step(name)
 			switch {
 			case m == nil:
-				return "not served"
+				return "unsupported"
 			case m == first || first == nil:
 				return m.rate()
 			}
@@ -132,7 +146,7 @@ func (r *Report) Text(out io.Writer) error {
 		})
 	}
 	if !watched {
-		return w.Flush()
+		return g.Flush()
 	}
 	for _, name := range names {
 		row("CPU of "+name, func(s *Result) string {
@@ -150,6 +164,6 @@ func (r *Report) Text(out io.Writer) error {
 		return fmt.Sprintf("%d MiB", bytes>>20)
 	}
 	row("peak memory", func(s *Result) string { return memory(s.PeakRSS) })
-	row("of no file, at most", func(s *Result) string { return memory(s.Anonymous) })
-	return w.Flush()
+	row("peak anonymous memory", func(s *Result) string { return memory(s.Anonymous) })
+	return g.Flush()
 }

@@ -18,36 +18,36 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 )
 
-// StoreConfig says what RunStore does.
+// StoreConfig configures RunStore.
 type StoreConfig struct {
-	Dir   string // of the store, which holds nothing else
+	Dir   string // of the store; new, or that of an earlier run
 	Salt  string // of the contents
 	Blobs int    // at least 1
 	Size  int64  // bytes of a blob, at least 8
-	Reads int    // blobs that are read, at random
-	Sync  bool   // what is put is on the disk before the next is
+	Reads int    // random reads
+	Sync  bool   // sync each batch to disk before the next one
 }
 
-// A StoreReport is what RunStore has measured. Times are in seconds, and rates in blobs a second.
+// A StoreReport is the result of RunStore. Times are in seconds, rates in blobs per second.
 type StoreReport struct {
 	Blobs    int     `json:"blobs"`
 	Size     int64   `json:"blob_bytes"`
-	Filled   bool    `json:"filled"` // whether there was anything to put
+	Filled   bool    `json:"filled"` // by this run
 	Put      float64 `json:"put_rate"`
 	Close    float64 `json:"close_seconds"`
 	Open     float64 `json:"open_seconds"`
-	OpenCPU  float64 `json:"open_cpu_seconds"` // of all threads; 0 where the operating system does not say
+	OpenCPU  float64 `json:"open_cpu_seconds"` // of all threads; 0 if unknown
 	Heap     float64 `json:"heap_bytes_per_blob"`
-	Resident float64 `json:"resident_bytes_per_blob"` // 0 where the operating system does not say
-	Missing  float64 `json:"missing_rate"`            // digests asked for, all of which are present
+	Resident float64 `json:"resident_bytes_per_blob"` // 0 if unknown
+	Missing  float64 `json:"missing_rate"`            // lookups of blobs that are present
 	Read     float64 `json:"read_rate"`
 }
 
-// puts is how many blobs are put at once: as many as fill a batch of 1 KiB each.
-const puts = 4000
+// putsBatch is the number of blobs per PutAll, as many as fill a batch of 1 KiB blobs.
+const putsBatch = 4000
 
-// RunStore fills a store with small blobs, unless it has as many already, closes it, opens it again, and reads
-// some. The store stays.
+// RunStore fills a store with small blobs, unless it already contains as many, closes it, opens it again, and reads
+// some blobs. The store remains.
 func RunStore(ctx context.Context, c StoreConfig) (*StoreReport, error) {
 	r := &StoreReport{Blobs: c.Blobs, Size: c.Size}
 	store, in, err := c.open()
@@ -63,7 +63,7 @@ func RunStore(ctx context.Context, c StoreConfig) (*StoreReport, error) {
 		return nil, err
 	}
 	r.Close = time.Since(start).Seconds()
-	store, in = nil, nil
+	store, in = nil, nil // so that memory excludes them
 
 	heap, resident := memory()
 	before := ownUsage()
@@ -74,17 +74,17 @@ func RunStore(ctx context.Context, c StoreConfig) (*StoreReport, error) {
 	defer store.Close()
 	r.Open = time.Since(start).Seconds()
 	r.OpenCPU = (ownUsage().cpu - before.cpu).Seconds()
-	heapNow, residentNow := memory()
-	r.Heap = float64(heapNow-heap) / float64(c.Blobs)
-	r.Resident = float64(residentNow-resident) / float64(c.Blobs)
-	if r.Missing, err = c.ask(ctx, in); err != nil {
+	heapAfter, residentAfter := memory()
+	r.Heap = float64(heapAfter-heap) / float64(c.Blobs)
+	r.Resident = float64(residentAfter-resident) / float64(c.Blobs)
+	if r.Missing, err = c.lookUp(ctx, in); err != nil {
 		return nil, err
 	}
 	r.Read, err = c.read(ctx, in)
 	return r, err
 }
 
-// open opens the store, with room for all blobs and as much again.
+// open opens the store with space for all blobs twice.
 func (c *StoreConfig) open() (*disk.Cache, *cas.Instance, error) {
 	store, err := disk.Open(disk.Config{Dir: c.Dir, MaxBytes: 1<<30 + 2*int64(c.Blobs)*(c.Size+1024), Sync: c.Sync})
 	if err != nil {
@@ -97,7 +97,7 @@ func (c *StoreConfig) open() (*disk.Cache, *cas.Instance, error) {
 	return store, in, nil
 }
 
-// blob returns the blob i.
+// blob generates blob i.
 func (c *StoreConfig) blob(i int) cas.Blob {
 	data := make([]byte, c.Size)
 	copy(data[8:], c.Salt)
@@ -105,46 +105,52 @@ func (c *StoreConfig) blob(i int) cas.Blob {
 	return cas.Blob{Digest: cas.SHA256.Sum(data), Data: data}
 }
 
-// fill puts all blobs and returns how many it put a second. What a batch is made of is not counted.
-func (c *StoreConfig) fill(ctx context.Context, in *cas.Instance) (rate float64, err error) {
+// timed calls f and adds its duration to spent.
+func timed(spent *time.Duration, f func()) {
+	start := time.Now()
+	f()
+	*spent += time.Since(start)
+}
+
+// batches calls f with all blobs in batches of n, and returns the rate. Generating the blobs does not count.
+func (c *StoreConfig) batches(n int, f func([]cas.Blob) error) (rate float64, err error) {
 	var spent time.Duration
-	batch := make([]cas.Blob, 0, puts)
+	batch := make([]cas.Blob, 0, n)
 	for i := 0; i < c.Blobs; {
-		for batch = batch[:0]; i < c.Blobs && len(batch) < puts; i++ {
+		for batch = batch[:0]; i < c.Blobs && len(batch) < n; i++ {
 			batch = append(batch, c.blob(i))
 		}
-		start := time.Now()
-		errs := cas.PutAll(ctx, in.Store, batch)
-		spent += time.Since(start)
-		if err := errors.Join(errs...); err != nil {
+		if timed(&spent, func() { err = f(batch) }); err != nil {
 			return 0, err
 		}
 	}
 	return float64(c.Blobs) / spent.Seconds(), nil
 }
 
-// ask asks for all blobs, all of which must be present, and returns for how many a second.
-func (c *StoreConfig) ask(ctx context.Context, in *cas.Instance) (rate float64, err error) {
-	var spent time.Duration
-	for i := 0; i < c.Blobs; {
-		var ds []cas.Digest
-		for ; i < c.Blobs && len(ds) < asked; i++ {
-			ds = append(ds, c.blob(i).Digest)
+// fill puts all blobs.
+func (c *StoreConfig) fill(ctx context.Context, in *cas.Instance) (rate float64, err error) {
+	return c.batches(putsBatch, func(batch []cas.Blob) error {
+		return errors.Join(cas.PutAll(ctx, in.Store, batch)...)
+	})
+}
+
+// lookUp looks up all blobs, which must be present.
+func (c *StoreConfig) lookUp(ctx context.Context, in *cas.Instance) (rate float64, err error) {
+	ds := make([]cas.Digest, 0, lookupsBatch)
+	return c.batches(lookupsBatch, func(batch []cas.Blob) error {
+		ds = ds[:0]
+		for _, b := range batch {
+			ds = append(ds, b.Digest)
 		}
-		start := time.Now()
 		missing, err := in.Store.Missing(ctx, ds)
-		spent += time.Since(start)
-		if err != nil {
-			return 0, err
+		if err == nil && len(missing) > 0 {
+			err = fmt.Errorf("%d of %d blobs are missing, for example %s", len(missing), len(ds), missing[0])
 		}
-		if len(missing) > 0 {
-			return 0, fmt.Errorf("%d of %d blobs are absent, for example %s", len(missing), len(ds), missing[0])
-		}
-	}
-	return float64(c.Blobs) / spent.Seconds(), nil
+		return err
+	})
 }
 
-// read reads blobs at random, and returns how many a second.
+// read reads random blobs.
 func (c *StoreConfig) read(ctx context.Context, in *cas.Instance) (rate float64, err error) {
 	if c.Reads == 0 {
 		return 0, nil
@@ -153,20 +159,18 @@ func (c *StoreConfig) read(ctx context.Context, in *cas.Instance) (rate float64,
 	random := rand.New(rand.NewPCG(1, 2))
 	for range c.Reads {
 		want := c.blob(random.IntN(c.Blobs))
-		start := time.Now()
-		got, err := cas.ReadAll(ctx, in.Store, want.Digest, c.Size)
-		spent += time.Since(start)
-		if err != nil {
+		var got []byte
+		if timed(&spent, func() { got, err = cas.ReadAll(ctx, in.Store, want.Digest, c.Size) }); err != nil {
 			return 0, err
 		}
 		if !bytes.Equal(got, want.Data) {
-			return 0, fmt.Errorf("blob %s is not what was put", want.Digest)
+			return 0, fmt.Errorf("blob %s: read other bytes than were put", want.Digest)
 		}
 	}
 	return float64(c.Reads) / spent.Seconds(), nil
 }
 
-// ownUsage returns what this process has used, or nothing where the operating system does not say.
+// ownUsage returns the usage of this process, or nothing if it is unknown.
 func ownUsage() usage {
 	u, err := usageOf(os.Getpid())
 	if err != nil {
@@ -175,7 +179,7 @@ func ownUsage() usage {
 	return u
 }
 
-// memory returns how many bytes of memory are in use, and how many are resident that belong to no file.
+// memory returns the bytes in use on the heap, and the resident bytes that belong to no file.
 func memory() (heap, resident int64) {
 	debug.FreeOSMemory()
 	var m runtime.MemStats

@@ -17,24 +17,24 @@ func TestRunStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !r.Filled || r.Put <= 0 || r.Open <= 0 || r.Missing <= 0 || r.Read <= 0 {
-		t.Errorf("measured %+v", r)
+		t.Errorf("first run: got %+v, want positive rates of a new store", r)
 	}
 	store, err := disk.Open(disk.Config{Dir: c.Dir, MaxBytes: 1 << 30})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if n := store.Stats().Blobs; n != c.Blobs {
-		t.Errorf("the store has %d blobs", n)
+		t.Errorf("the store contains %d blobs, want %d", n, c.Blobs)
 	}
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if r, err = load.RunStore(t.Context(), c); err != nil || r.Filled {
-		t.Errorf("the second run: %+v, %v; want that nothing is put", r, err)
+		t.Errorf("second run: got %+v, %v, want a store that is not filled again", r, err)
 	}
-	// As many blobs, but others.
+	// The same number of other blobs.
 	c.Salt = "other"
-	if _, err := load.RunStore(t.Context(), c); err == nil || !strings.Contains(err.Error(), "absent") {
-		t.Errorf("got %v of a store that lacks the blobs", err)
+	if _, err := load.RunStore(t.Context(), c); err == nil || !strings.Contains(err.Error(), "missing") {
+		t.Errorf("other blobs: got %v, want missing blobs", err)
 	}
 }

@@ -14,10 +14,10 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// A message is an encoded request, in parts that are sent one after the other without being copied first.
+// A message is an encoded request in parts, which are sent in order without being copied first.
 type message [][]byte
 
-// A reply is an encoded response as it was received, kept until free is called.
+// A reply is an encoded response as received. It holds memory until free is called.
 type reply struct {
 	parts mem.BufferSlice
 }
@@ -30,10 +30,10 @@ func (r *reply) free() {
 	r.parts = nil
 }
 
-// raw has a call take a message and return a reply.
+// raw makes a call accept a message and return a reply.
 var raw = grpc.ForceCodecV2(codec{})
 
-// codec hands messages and replies to gRPC as they are.
+// codec passes messages and replies to gRPC unchanged.
 type codec struct{}
 
 func (codec) Marshal(v any) (mem.BufferSlice, error) {
@@ -51,13 +51,13 @@ func (codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return nil
 }
 
-// Name is that of the usual encoding, which it is.
+// Name returns the name of protobuf, the encoding of all messages.
 func (codec) Name() string { return "proto" }
 
-// dataField is the number of the field data, of a WriteRequest and of a ReadResponse.
+// dataField is the number of the field data in WriteRequest and ReadResponse.
 const dataField = 10
 
-// writeRequest returns the message of a ByteStream.Write that has data at offset off.
+// writeRequest encodes a ByteStream.WriteRequest for data at offset off.
 func writeRequest(resource string, off int64, data []byte, last bool) message {
 	var head []byte
 	if off == 0 {
@@ -73,13 +73,18 @@ func writeRequest(resource string, off int64, data []byte, last bool) message {
 	return message{head, data}
 }
 
-// dataSize returns how many bytes of data a ReadResponse ends with.
+// readRequest encodes a ByteStream.ReadRequest for a whole resource.
+func readRequest(resource string) message {
+	return message{protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), resource)}
+}
+
+// dataSize returns the length of the data at the end of a ReadResponse.
 func (r *reply) dataSize() (int, error) {
 	total := r.parts.Len()
 	if total == 0 {
 		return 0, nil
 	}
-	var buf [1 + 10]byte // a tag of one byte, and a number
+	var buf [1 + 10]byte // a tag of one byte, and a varint
 	head := buf[:r.parts.CopyTo(buf[:])]
 	field, kind, tag := protowire.ConsumeTag(head)
 	if tag > 0 && field == dataField && kind == protowire.BytesType {
@@ -87,16 +92,16 @@ func (r *reply) dataSize() (int, error) {
 			return int(size), nil
 		}
 	}
-	return 0, errors.New("a ReadResponse is malformed")
+	return 0, errors.New("malformed ReadResponse")
 }
 
-// pieces reads the data of ReadResponses and frees them.
-type pieces struct {
+// A replyReader reads the data of ReadResponses and frees them.
+type replyReader struct {
 	replies []reply
 	rest    []byte
 }
 
-func (p *pieces) Read(b []byte) (int, error) {
+func (p *replyReader) Read(b []byte) (int, error) {
 	for len(p.rest) == 0 {
 		if len(p.replies) == 0 {
 			return 0, io.EOF
@@ -116,9 +121,9 @@ func (p *pieces) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// compare frees replies and returns nil if their data are the blob.
+// compare checks that the data of replies is the blob, and frees the replies.
 func (b *blob) compare(replies []reply) error {
-	var r io.Reader = &pieces{replies: replies}
+	var r io.Reader = &replyReader{replies: replies}
 	if b.zip != nil {
 		d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1))
 		if err != nil {
@@ -127,18 +132,18 @@ func (b *blob) compare(replies []reply) error {
 		defer d.Close()
 		r = d
 	}
-	want, piece := b.data, make([]byte, 64<<10)
+	want, got := b.data, make([]byte, 64<<10)
 	for {
-		n, err := r.Read(piece)
-		if !bytes.HasPrefix(want, piece[:n]) {
-			return fmt.Errorf("blob %s: the server sends other bytes than were written, from byte %d on or somewhat later",
-				b.resource(), len(b.data)-len(want))
+		n, err := r.Read(got)
+		if !bytes.HasPrefix(want, got[:n]) {
+			return fmt.Errorf("blob %s: the server sent other bytes than were written, within %d bytes from offset %d",
+				b.resource(), n, len(b.data)-len(want))
 		}
 		want = want[n:]
 		if err == io.EOF && len(want) == 0 {
 			return nil
 		} else if err == io.EOF {
-			err = fmt.Errorf("%d bytes are absent at the end", len(want))
+			err = fmt.Errorf("the last %d bytes are missing", len(want))
 		}
 		if err != nil {
 			return fmt.Errorf("blob %s: %w", b.resource(), err)
