@@ -13,7 +13,7 @@ type Unwrapper interface {
 // Batcher or Filer.
 //
 // A capability found below a decorator bypasses it. Therefore a decorator that changes Put implements Batcher and
-// Mapper too, one that changes Open implements Filer and Placer, and one that cannot does not implement Unwrapper.
+// Splicer too, one that changes Open implements Filer and Locator, and one that cannot does not implement Unwrapper.
 func As[T any](s Store) (T, bool) {
 	for {
 		if t, ok := s.(T); ok {
