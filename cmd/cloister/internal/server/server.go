@@ -194,6 +194,9 @@ func (s *server) serve(ctx context.Context, out io.Writer, signals <-chan os.Sig
 	return nil
 }
 
+// fullHint says what the operator can do when the store is full.
+const fullHint = "free disk space, raise --max-size or lower --lease"
+
 // registerServices adds the services of clients and operators to the gRPC server.
 func (s *server) registerServices() error {
 	n := s.node
@@ -203,7 +206,7 @@ func (s *server) registerServices() error {
 		Execution:    execserver.Capabilities(),
 		MaxBlobBytes: s.MaxBlob.Bytes,
 		Logs:         s.logs,
-		FullHint:     "free disk space, raise --max-size or lower --lease",
+		FullHint:     fullHint,
 	}
 	execution := execserver.Config{
 		Queue: s.queue, Instances: n.Instances, Admit: n.Local.Admit, Action: n.Local.Action, Worker: n.Name, Log: s.log,

@@ -107,7 +107,9 @@ func (c *Config) openWorkers(n *node.Node, work *queue.Queue) (*workersPort, err
 	pings := grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 10 * time.Second})
 	server := grpc.NewServer(append(append(casserver.ServerOptions(n.Log), pings), c.Auth.workers()...)...)
 	p := &workersPort{listener: listener, server: server}
-	p.endUploads = casserver.Register(server, casserver.Config{Rights: c.Auth.workerRights(), Instances: n.Instances, MaxBlobBytes: c.MaxBlob.Bytes})
+	p.endUploads = casserver.Register(server, casserver.Config{
+		Rights: c.Auth.workerRights(), Instances: n.Instances, MaxBlobBytes: c.MaxBlob.Bytes, FullHint: fullHint,
+	})
 	p.queue = buildbarn.Register(server, buildbarn.ServerConfig{
 		Queue: work, Instances: n.Instances, Action: n.Local.Action, Silence: c.Workers.timeout,
 		Caller: c.Auth.caller(), Ready: n.CheckUpstream, Log: n.Log,
