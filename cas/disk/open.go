@@ -139,14 +139,14 @@ func (c *Cache) claim(isNew bool) error {
 
 // replaceFile atomically replaces the file at path. A crash leaves at most one temporary file, path+".new".
 func replaceFile(path, content string) error {
-	f, err := durable.Replace(path, func(f *os.File) error {
+	err := durable.Replace(path, func(f *os.File) error {
 		_, err := f.WriteString(content)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Close(), durable.SyncDir(filepath.Dir(path)))
+	return durable.SyncDir(filepath.Dir(path))
 }
 
 // load fills the index and removes unfinished files.

@@ -30,33 +30,30 @@ func WriteFunc(path string, perm os.FileMode, write func(*os.File) error) error 
 	err = commit(f, path, func(f *os.File) error {
 		return errors.Join(write(f), f.Chmod(perm))
 	})
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err != nil {
 		return err
 	}
 	return SyncDir(filepath.Dir(path))
 }
 
-// Replace is WriteFunc for a file that stays open, for one writer of mode 0600. A crash may leave path+".new" behind,
-// which the next call overwrites. A power failure may bring the old file back until the caller has called SyncDir.
-func Replace(path string, write func(*os.File) error) (*os.File, error) {
+// Replace is WriteFunc for one writer and mode 0600. A crash may leave path+".new" behind, which the next call
+// overwrites. A power failure may bring the old file back until the caller has called SyncDir.
+func Replace(path string, write func(*os.File) error) error {
 	f, err := os.OpenFile(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := commit(f, path, write); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
+	return commit(f, path, write)
 }
 
-// commit writes f and renames it to path, or removes it. Without the sync, a power failure could leave an empty file
-// under the new name.
+// commit writes and closes f and renames it to path, or removes it. Without the sync, a power failure could leave an
+// empty file under the new name. Windows does not rename open files.
 func commit(f *os.File, path string, write func(*os.File) error) error {
 	err := write(f)
 	if err == nil {
 		err = f.Sync()
 	}
-	if err == nil {
+	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(f.Name(), path) // commit point
 	}
 	if err != nil {

@@ -268,3 +268,30 @@ func TestSegmentsExcess(t *testing.T) {
 		}
 	}
 }
+
+// TestLogFlushRepairs flushes logs that another process has written. Rotations rely on it: nothing but records may be
+// left in a file that is followed by another one.
+func TestLogFlushRepairs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	for _, test := range []struct{ name, text, want string }{
+		{"intact", "one\ntwo\n", "one\ntwo\n"},
+		{"unfinished", "one\ntwo\nthr", "one\ntwo\n"},
+		{"damaged", "one\nbad\ntwo\n", "one\ntwo\n"},
+	} {
+		if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l, _ := open(t, Config{Path: path})
+		if err := l.Flush(); err != nil {
+			t.Errorf("%s: %v", test.name, err)
+		}
+		wantFile(t, path, test.want)
+	}
+	l, _ := open(t, Config{Path: path + "-absent"})
+	if err := l.Flush(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(path + "-absent"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("flush of an empty log created the file: %v", err)
+	}
+}

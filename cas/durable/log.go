@@ -48,19 +48,19 @@ type Config struct {
 // A Log is not safe for concurrent use.
 type Log struct {
 	Config
-	file    *os.File // nil until the first write
-	isNew   bool     // the name of the file may not survive a power failure
-	size    int64    // of the whole lines
-	torn    int64    // bytes that Open found after them
-	dirty   bool     // something other than records may follow them
-	damaged int      // lines that Open dropped
-	repair  []byte   // if not nil: the content of a file without its damaged lines, to be written first
-	closed  bool
+	file     *os.File // nil until the first write and after a replacement
+	unsynced bool     // the name of the file may not survive a power failure
+	size     int64    // of the whole lines
+	torn     int64    // bytes that Open found after them
+	dirty    bool     // something other than records may follow them
+	damaged  int      // lines that Open dropped
+	repair   []byte   // if not nil: the content of a file without its damaged lines, to be written first
+	closed   bool
 }
 
 // Open opens the log at c.Path and replays its records. The caller closes the Log.
 func Open(c Config) (*Log, error) {
-	l := &Log{Config: c}
+	l := &Log{Config: c, unsynced: true} // the process that created the file may have been killed before it synced
 	if err := l.open(); err != nil {
 		return nil, fmt.Errorf("open log %s: %w", c.Path, err)
 	}
@@ -70,7 +70,6 @@ func Open(c Config) (*Log, error) {
 func (l *Log) open() error {
 	f, err := os.Open(l.Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		l.isNew = true
 		return nil
 	}
 	if err != nil {
@@ -174,7 +173,9 @@ func (l *Log) prepare() error {
 		return os.ErrClosed
 	}
 	if l.repair != nil {
-		return l.replace(l.repair)
+		if err := l.replace(l.repair); err != nil {
+			return err
+		}
 	}
 	if l.file == nil {
 		f, err := os.OpenFile(l.Path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -186,14 +187,14 @@ func (l *Log) prepare() error {
 	return errors.Join(l.syncName(), l.cut())
 }
 
-// syncName makes the name of a new file survive a power failure.
+// syncName makes the name of the file survive a power failure.
 func (l *Log) syncName() error {
-	if l.isNew && l.Sync {
+	if l.unsynced && l.Sync {
 		if err := SyncDir(filepath.Dir(l.Path)); err != nil {
 			return err
 		}
 	}
-	l.isNew = false
+	l.unsynced = false
 	return nil
 }
 
@@ -234,26 +235,34 @@ func (l *Log) replace(lines []byte) error {
 			return fmt.Errorf("keep a copy of the damaged file: %w", err)
 		}
 	}
-	f, err := Replace(l.Path, func(f *os.File) error {
+	if l.file != nil {
+		_ = l.file.Close() // Windows does not replace open files
+		l.file = nil
+	}
+	err := Replace(l.Path, func(f *os.File) error {
 		_, err := f.Write(lines)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	if l.file != nil {
-		_ = l.file.Close() // its content is obsolete
-	}
-	l.file, l.size, l.dirty, l.repair, l.isNew = f, int64(len(lines)), false, nil, true
+	l.size, l.dirty, l.repair, l.unsynced = int64(len(lines)), false, nil, true
 	return l.syncName()
 }
 
-// Flush writes the records to the disk, so that they survive a power failure.
+// Flush makes the file consist of the records, also those of earlier processes, and makes them survive a power failure.
 func (l *Log) Flush() error {
-	if l.file == nil {
+	if l.file == nil && l.size == 0 && !l.dirty && l.repair == nil {
 		return nil
 	}
-	return l.file.Sync()
+	err := l.prepare()
+	if err == nil {
+		err = l.file.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("flush %s: %w", l.Path, err)
+	}
+	return nil
 }
 
 // Close closes the file. It may be called again.

@@ -45,15 +45,15 @@ func (s Segments) List() ([]uint64, error) {
 }
 
 // Create creates an empty segment, or fails with fs.ErrExist. With sync the segment and its records survive a power
-// failure. The caller closes the Log.
+// failure. If it fails it can be repeated. The caller closes the Log.
 func (s Segments) Create(first uint64, sync bool) (*Log, error) {
 	f, err := os.OpenFile(s.Path(first), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	l := &Log{Config: Config{Path: s.Path(first), Sync: sync}, file: f, isNew: true}
+	l := &Log{Config: Config{Path: s.Path(first), Sync: sync}, file: f, unsynced: true}
 	if err := l.syncName(); err != nil {
-		return nil, errors.Join(err, l.Close())
+		return nil, errors.Join(err, l.Close(), os.Remove(l.Path))
 	}
 	return l, nil
 }

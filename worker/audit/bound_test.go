@@ -236,3 +236,32 @@ func TestDropFormat(t *testing.T) {
 	}
 	t.Error("nothing was deleted")
 }
+
+// TestUnfinishedLineBeforeRotation opens a log that ends in an unfinished line with a limit that begins a new segment.
+// The old segment must not keep the line: Verify would call it tampered with.
+func TestUnfinishedLineBeforeRotation(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "audit")
+	l := open(t, dir)
+	for i := range 200 {
+		appendAll(t, l, entry(i))
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path := segments(t, dir)[0]
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, whole[:len(whole)-10], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l = openConfig(t, audit.Config{Dir: dir, MaxBytes: int64(len(whole)) + bound})
+	appendAll(t, l, entry(200))
+	if n := len(segments(t, dir)); n < 2 {
+		t.Fatalf("got %d segments, want a new one", n)
+	}
+	if r := verify(t, dir, ""); r.Entries != 201 || r.Unfinished != 0 {
+		t.Errorf("got %+v, want 201 entries: 199, the note and the new one", *r)
+	}
+}

@@ -213,8 +213,9 @@ func (l *Log) rotate() error {
 	l.file, l.size = f, 0
 	if old != nil {
 		err = old.Close()
-	} else if l.Sync {
-		err = durable.SyncDir(filepath.Dir(l.Dir))
+	}
+	if l.Sync {
+		err = errors.Join(err, durable.SyncDir(filepath.Dir(l.Dir)))
 	}
 	if err == nil {
 		l.dropExcess()

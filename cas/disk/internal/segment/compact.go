@@ -82,18 +82,25 @@ func (g *Segment) Compact(now uint32, live func(*Record) bool, moved func(from i
 	return nil
 }
 
-// replace atomically replaces the file at path.
-func replace(path string, content []byte) (*os.File, error) {
-	f, err := durable.Replace(path, func(f *os.File) error {
+// replace atomically replaces the file at path and returns it. It opens the file before it is renamed: afterwards, a
+// failure would leave g with the old log. (On Windows, which does not rename open files, it fails.)
+func replace(path string, content []byte) (log *os.File, err error) {
+	err = durable.Replace(path, func(f *os.File) error {
 		_, err := f.Write(content)
+		if err == nil {
+			log, err = os.OpenFile(f.Name(), os.O_RDWR, 0)
+		}
 		commit.Point("log rewritten")
 		return err
 	})
 	if err != nil {
+		if log != nil {
+			_ = log.Close()
+		}
 		return nil, err
 	}
 	commit.Point("log renamed")
 	// If a power failure undoes the rename, the old log is valid, too.
 	_ = durable.SyncDir(filepath.Dir(path))
-	return f, nil
+	return log, nil
 }
