@@ -70,7 +70,7 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 		{"ViolationsAreRecorded", violations},
 		{"ManyViolationsHideNoOther", flood},
 		{"SharedCountersAreBounded", shared},
-		{"FullTemporaryDirectoryIsTold", fullTemp},
+		{"FullTemporaryDirectoryIsReported", fullTemp},
 		{"HostCannotBeAskedForItsFiles", oracle},
 		{"OrdinaryActionsAreNoViolations", ordinary},
 		{"AuditFullNamesWhatIsMissing", auditFull},
