@@ -2,15 +2,15 @@
 
 package cas
 
-// An Unwrapper is a decorator: a Store that changes some methods of another one and leaves the rest to it.
+// An Unwrapper is a Store that decorates another one: it changes some methods and delegates the rest.
 type Unwrapper interface {
 	Store
 	// Unwrap returns the decorated store.
 	Unwrap() Store
 }
 
-// As returns the first of s, the store that s decorates, and so on, that is a T. T is an optional interface, such as
-// Batcher or Filer.
+// As returns the first store that implements T: s, the store that s decorates, and so on. T is an optional interface,
+// such as Batcher or Filer.
 //
 // A capability found below a decorator bypasses it. Therefore a decorator that changes Put implements Batcher and
 // Splicer too, one that changes Open implements Filer and Locator, and one that cannot does not implement Unwrapper.

@@ -17,7 +17,7 @@ const (
 )
 
 // A Batch collects small blobs and puts them into a store in groups. It holds at most 1 MiB, and 1 MiB more for each
-// goroutine that uses it. Its methods are safe for concurrent use. NewBatch makes one.
+// goroutine that uses it. Its methods are safe for concurrent use. Create one with NewBatch.
 type Batch struct {
 	store Store
 

@@ -15,17 +15,17 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// The largest messages of the API that are read, in bytes. Once decoded, a message may take maxExpansion times as much
-// memory. That suffices for any list of files with ordinary names, but not for a list of empty entries, which grow from
-// two bytes each to a hundred.
+// Size limits of the API messages that ReadProto decodes, in bytes. Once decoded, a message may take maxExpansion times
+// as much memory. This suffices for any list of files with ordinary names, but not for a list of empty entries, which
+// grow from two bytes each to a hundred.
 const (
 	MaxMessage   = 16 << 20 // an Action, a Command, a Directory
 	MaxTree      = 64 << 20 // a Tree
 	maxExpansion = 4
 )
 
-// The estimated cost of a list entry in memory besides its text, in bytes. With google.golang.org/protobuf v1.36.12
-// on a 64-bit machine, an empty message takes 64 to 135 bytes including its pointer, and an empty string 16; a
+// The estimated cost of a list entry in memory, in bytes, not counting its text. With google.golang.org/protobuf
+// v1.36.12 on a 64-bit machine, an empty message takes 64 to 135 bytes including its pointer, and an empty string 16; a
 // growing list adds about 40 to each.
 const (
 	messageCost = 128
@@ -46,7 +46,7 @@ func ReadAll(ctx context.Context, s Store, d Digest, limit int64) ([]byte, error
 	if _, err := io.ReadFull(r, b); err != nil {
 		return nil, fmt.Errorf("read blob %s: %w", d, err)
 	}
-	// The store reports corruption in place of the end of the file.
+	// The store reports corruption instead of io.EOF.
 	if _, err := r.Read(make([]byte, 1)); err != io.EOF {
 		if err == nil {
 			err = ErrCorrupt
@@ -168,8 +168,8 @@ func PutSeeker(ctx context.Context, s Store, f Function, r io.ReadSeeker) (Diges
 	return d, s.Put(ctx, d, r)
 }
 
-// Verify returns a reader of r that fails with ErrCorrupt at the end if the content does not match d, and earlier if
-// there is too much of it.
+// Verify returns a reader of r that fails with ErrCorrupt at the end if the content does not match d, or earlier if the
+// content is too long.
 func Verify(d Digest, r io.Reader) io.Reader {
 	return &verifier{d: d, r: r, h: d.fn.New(d.size)}
 }

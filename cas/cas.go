@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cas defines the content-addressable store and the action cache: digests, the Store and ActionCache
-// interfaces, their errors, and helpers for any implementation. Implementations are its subdirectories.
+// interfaces, their errors, and helpers for any implementation. Its subdirectories hold the implementations.
 //
 // Eight digest functions exist side by side in each instance, because clients differ and do not always state theirs.
 // The function is part of every Digest, so equal hashes of two functions are different blobs. If a client states no
@@ -70,25 +70,25 @@ type Filer interface {
 	File(ctx context.Context, d Digest, executable bool) (path string, release func(), err error)
 }
 
-// A Locator is a Store that packs small blobs into large local files and can tell where each is. The disk image of an
+// A Locator is a Store that packs small blobs into large local files and reports their positions. The disk image of an
 // input tree can then refer to them instead of holding copies.
 type Locator interface {
-	// Locate returns where the blobs in ds are, and marks them as used. Until Release, the content at these positions
-	// stays in place and matches the digests, which were verified since the store was opened. Blobs that are absent
-	// or not packed are not an error.
+	// Locate returns the positions of the blobs in ds, and marks them as used. Until Release, the content at these
+	// positions stays in place and matches the digests, which were verified since the store was opened. Blobs that are
+	// absent or not packed are not an error.
 	Locate(ctx context.Context, ds []Digest) (Location, error)
 }
 
-// A Location tells where packed blobs are. Its methods are safe for concurrent use.
+// A Location holds the positions of packed blobs. Its methods are safe for concurrent use.
 type Location interface {
 	// Extents returns an extent for each digest passed to Locate, in the same order.
 	Extents() []Extent
 	// Files returns the files that extents refer to, open for reading. Release closes them.
 	Files() []*os.File
-	// Valid reports whether the extents still hold. They do not if another process wrote to one of the files or
+	// Valid reports whether the extents are still correct. They are not if another process wrote to one of the files or
 	// damage was found in one; the caller then calls Locate again.
 	Valid() bool
-	// Release releases the files. It may be called again.
+	// Release releases the files. It may be called repeatedly.
 	Release()
 }
 

@@ -18,7 +18,7 @@ const MaxChunks = 1_000_000
 type ChunkList struct {
 	// Function is the algorithm that cut the blob, or UNKNOWN.
 	Function repb.ChunkingFunction_Value
-	// Chunks concatenated are the blob. None is empty, and all have the blob's digest function.
+	// Chunks, concatenated, form the blob. None is empty, and all have the blob's digest function.
 	Chunks []Digest
 }
 

@@ -7,7 +7,7 @@ import (
 	"fmt"
 )
 
-// Errors of malformed requests.
+// Errors for malformed requests.
 var (
 	// ErrInvalid reports a malformed digest, instance name, resource name or message.
 	ErrInvalid = errors.New("invalid")
@@ -15,7 +15,7 @@ var (
 	ErrRange = errors.New("offset outside the blob")
 )
 
-// Errors of reading.
+// Errors from reading.
 var (
 	// ErrNotFound reports that a blob or an action result is absent.
 	ErrNotFound = errors.New("not found")
@@ -26,7 +26,7 @@ var (
 // ErrUnavailable reports that a remote store cannot be reached or does not answer. A retry may succeed.
 var ErrUnavailable = errors.New("unavailable")
 
-// Errors of writing.
+// Errors from writing.
 var (
 	// ErrMismatch reports that the content of a Put does not match the digest.
 	ErrMismatch = errors.New("data does not match the digest")
@@ -40,7 +40,7 @@ func invalidf(format string, args ...any) error {
 }
 
 // Mismatch returns the ErrMismatch for content offered as want whose digest is got. A zero got means that reading
-// stopped because there was too much content.
+// stopped because the content was too long.
 func Mismatch(want, got Digest) error {
 	if got.IsZero() {
 		return &labelled{ErrMismatch, fmt.Sprintf("data is longer than the %d bytes that digest %s states", want.size, want)}

@@ -49,7 +49,7 @@ func checkOutput(path string) error {
 	return nil
 }
 
-// CheckInlined returns ErrMismatch for a result with inlined contents that do not match the digest beside them, and
+// CheckInlined returns ErrMismatch for a result with inlined contents that do not match the digest next to them, and
 // ErrInvalid for output files with contents but no digest.
 func CheckInlined(f Function, r *repb.ActionResult) error {
 	check := func(data []byte, p *repb.Digest) error {

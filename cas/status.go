@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Status converts err to a gRPC status error with the code that Code returns. A status error stays as it is, and nil
-// stays nil.
+// Status converts err to a gRPC status error with the code that Code returns. Status errors and nil are returned
+// unchanged.
 func Status(err error) error {
 	if err == nil {
 		return nil

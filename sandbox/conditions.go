@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Conditions are surroundings of a run that are neither inputs nor permissions. The zero value is what every run gets.
-// Other values serve to repeat a run and see whether its result depends on them, or to give two runs the same
-// surroundings.
+// Conditions are properties that a run can observe but that are neither inputs nor permissions, such as its host name.
+// The zero value is what every run gets by default. Other values serve to repeat a run and see whether its result
+// depends on them, or to give two runs the same conditions.
 type Conditions struct {
 	// Hostname is the host name; "" is the default.
 	Hostname string

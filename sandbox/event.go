@@ -18,7 +18,7 @@ const (
 	// AuditFull also records lookups of missing paths and which inputs were opened. It costs some microseconds for each
 	// file that is opened.
 	AuditFull Audit = "full"
-	// AuditOff records met limits only.
+	// AuditOff records only limits that were hit.
 	AuditOff Audit = "off"
 )
 
@@ -47,7 +47,7 @@ const (
 	EventRead EventKind = "read"
 	// EventOutput is a file left behind that is neither input nor declared output. Subject is the path.
 	EventOutput EventKind = "output"
-	// EventLimit is a limit that was met. Subject is the Limit.
+	// EventLimit is a limit that was hit. Subject is the Limit.
 	EventLimit EventKind = "limit"
 	// EventRefused is a requested property that was not granted, so that the action did not run. Subject is the
 	// property.
@@ -57,7 +57,7 @@ const (
 // NeverRan stands for the exit code of an action that was refused before it ran.
 const NeverRan = -1
 
-// An Event is something that a run attempted, or a limit that it met.
+// An Event is something that a run attempted, or a limit that it hit.
 type Event struct {
 	Kind    EventKind
 	Subject string
@@ -67,7 +67,7 @@ type Event struct {
 	Process string
 	// Count is at least 1.
 	Count int
-	// Actual and Limit are the use and the limit: "4.0 GiB", "4.0 GiB".
+	// Actual and Limit are the usage and the limit: "4.0 GiB", "4.0 GiB".
 	Actual, Limit string
 	// Detail is additional information: where a connection led, its bytes, why something was refused, what to do.
 	Detail string

@@ -16,9 +16,9 @@ import (
 	"time"
 )
 
-// Errors of a run.
+// Errors returned by a Backend.
 var (
-	// ErrUnsupported means that this host cannot do what was asked; its text says what is missing.
+	// ErrUnsupported means that this host cannot do what was requested; its text names what is missing.
 	ErrUnsupported = errors.New("not supported on this host")
 	// ErrSpec means that a Spec is contradictory; its text says where.
 	ErrSpec = errors.New("invalid sandbox spec")
@@ -86,7 +86,7 @@ type Result struct {
 	Signal syscall.Signal
 	// Stopped means that the timeout or the context ended the run before its command had exited.
 	Stopped bool
-	// Exceeded is the limit that ended the run or made it fail, or nil. A run that met a limit and continued, as after
+	// Exceeded is the limit that ended the run or made it fail, or nil. A run that hit a limit and continued, as after
 	// a failed fork, has an event only.
 	Exceeded *Event
 	// Released means that the kernel has released every file of the run. Otherwise files are still open, with their
@@ -141,7 +141,7 @@ type Features struct {
 	Endpoints, ListenControl bool
 	// Conditions are those that can differ from the default.
 	Conditions []Condition
-	// Checks are what was tried, in order.
+	// Checks are the results of the probes, in order.
 	Checks []Check
 }
 
@@ -170,11 +170,11 @@ func (f *Features) Covers(s *Spec) error {
 	return nil
 }
 
-// A Check is one thing that was tried on this host.
+// A Check is the result of one probe of this host.
 type Check struct {
 	Name string // for example "user namespace"
 	OK   bool
-	// Detail is what was found; if OK is false, what is lost.
+	// Detail describes the result or, if OK is false, the consequence.
 	Detail string
 	// Fix is a command or setting that enables it, or "".
 	Fix string

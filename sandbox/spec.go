@@ -33,7 +33,7 @@ type Spec struct {
 	Limits Limits
 	// Audit is how closely the run is monitored. The zero value records violations.
 	Audit Audit
-	// Conditions change the run's surroundings. The zero value changes nothing.
+	// Conditions change what the run can observe. The zero value changes nothing.
 	Conditions Conditions
 
 	// Workspace names the workspace that relative Sources refer to, or "".

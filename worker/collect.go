@@ -12,7 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 )
 
-// collected is what the action left behind.
+// collected holds the outputs of an action and what was observed of its run.
 type collected struct {
 	result *repb.ActionResult
 	*Violations

@@ -62,7 +62,7 @@ type confined struct {
 }
 
 // confine decides what the action may see and use, before its inputs are staged. If the policy refuses, or the backend
-// cannot enforce what was asked for, the error is a Fault of kind Unmet.
+// cannot enforce what was requested, the error is a Fault of kind Unmet.
 func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	ask := policy.Request{Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic}
 	var settings string // for messages

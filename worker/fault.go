@@ -14,7 +14,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
-// A Kind says who is at fault for an error, and so what the caller can do about it. The list is closed.
+// A Kind classifies an error by who is at fault, and so by what the caller can do about it. The list is closed.
 type Kind uint8
 
 // The kinds. The client causes the first three, and this side the others.
@@ -59,7 +59,7 @@ var kinds = []struct {
 	{cas.ErrFull, Exhausted},
 	{syscall.ENOSPC, Exhausted},    // on this host: an action that fills its own workspace is an Outcome
 	{cas.ErrCorrupt, Unavailable},  // the store has dropped the blob, so the next attempt reports it missing
-	{cas.ErrNotFound, Unavailable}, // evicted after the check for missing blobs: likewise
+	{cas.ErrNotFound, Unavailable}, // evicted after the check for missing blobs; the next attempt reports it missing
 	{cas.ErrUnavailable, Unavailable},
 	{sandbox.ErrUnsupported, Unmet},
 	{policy.ErrRefused, Unmet},

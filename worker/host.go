@@ -16,7 +16,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// ReadHost returns what every run sees of this machine. Unknown values are "".
+// ReadHost returns the properties of this machine that every run can observe. Unknown values are "".
 func ReadHost() manifest.Host {
 	h := manifest.Host{Architecture: runtime.GOARCH}
 	release, err := os.ReadFile("/etc/os-release")

@@ -23,14 +23,14 @@ type Config struct {
 	Instances cas.Instances
 	// Backend runs the commands. It is nil for a worker that only admits actions for others.
 	Backend sandbox.Backend
-	// Fleet is set if several workers, each with a policy of its own, share actions by their platform properties. No
+	// Fleet is set if several workers, each with its own policy, share actions by their platform properties. No
 	// property is ignored then, and an Admission's MergeKey covers everything that another policy might use.
 	Fleet bool
 	// Features is the result of Backend.Probe. It becomes part of every result's metadata.
 	Features sandbox.Features
 	// Stager stages input trees; nil copies them.
 	Stager *tree.Stager
-	// Toolchain is what every action may read besides its inputs; see HostToolchain.
+	// Toolchain lists what every action may read in addition to its inputs; see HostToolchain.
 	Toolchain []sandbox.Input
 	// Host describes this machine; the zero value is ReadHost().
 	Host manifest.Host

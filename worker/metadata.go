@@ -110,7 +110,7 @@ func usageMetadata(e *execution) []proto.Message {
 	return messages
 }
 
-// POSIXUsage returns what a run consumed, and the signal that ended it, as a message of Buildbarn.
+// POSIXUsage returns the resource usage of a run, and the signal that ended it, as a Buildbarn message.
 func POSIXUsage(r *sandbox.Result) *resourceusagepb.POSIXResourceUsage {
 	return &resourceusagepb.POSIXResourceUsage{
 		UserTime:                   durationpb.New(r.Usage.User),

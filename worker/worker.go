@@ -131,7 +131,7 @@ func (t *Task) root() string {
 	return ExecRoot
 }
 
-// A Status says whether an action ran to its end and produced valid outputs. The exit code is separate.
+// A Status reports whether an action ran to its end and produced valid outputs. The exit code is separate.
 type Status uint8
 
 // The statuses.

@@ -41,7 +41,7 @@ func (s *actionCache) GetActionResult(
 	}
 	switch {
 	case errors.Is(err, cas.ErrNotFound), errors.Is(err, cas.ErrCorrupt):
-		// Whatever is absent or damaged, all the client can do is execute the action.
+		// If anything is absent or damaged, the client can only execute the action.
 		return nil, status.Error(codes.NotFound, actionError(action, err).Error())
 	case err != nil:
 		return nil, cas.Status(actionError(action, err))
@@ -142,8 +142,8 @@ func checkResult(r *repb.ActionResult) error {
 	return cas.CheckOutputs(r)
 }
 
-// storeInlined moves the inlined contents of r into s and leaves their digests. Contents that do not match a digest
-// beside them are cas.ErrMismatch, too large ones cas.ErrInvalid.
+// storeInlined moves the inlined contents of r into s and leaves their digests. Contents that do not match the digest
+// next to them are cas.ErrMismatch, too large ones cas.ErrInvalid.
 func (c *Config) storeInlined(ctx context.Context, s cas.Store, f cas.Function, r *repb.ActionResult) error {
 	move := func(data *[]byte, p **repb.Digest) error {
 		if len(*data) == 0 {

@@ -88,7 +88,7 @@ type session struct {
 type stream struct {
 	upload     *upload
 	detached   chan struct{} // closed when the session stops using the stream and waits for another
-	superseded chan struct{} // closed when the stream must make way for another
+	superseded chan struct{} // closed when another stream replaces this one
 	displaced  bool          // guarded by uploads.mu; superseded is closed
 	ended      bool          // guarded by uploads.mu; the Write call has returned
 }

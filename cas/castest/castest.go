@@ -216,7 +216,7 @@ func testMismatch(t *testing.T, s cas.Store) {
 	}
 }
 
-// Rule 42: too much content is rejected early.
+// Rule 42: content that is too long is rejected early.
 func testTooMany(t *testing.T, s cas.Store) {
 	const size, slack = 1000, 1 << 20
 	_, d := Blob(1, size)

@@ -32,7 +32,7 @@ const (
 
 // A Faulty decorates a store and an action cache with faults that a test chooses: calls that fail or block, lost blobs,
 // readers that end early or return wrong data. Without faults it keeps the contracts of cas.Store, cas.Batcher and
-// cas.ActionCache. It is safe for concurrent use. NewFaulty makes one.
+// cas.ActionCache. It is safe for concurrent use. Create one with NewFaulty.
 type Faulty struct {
 	store   cas.Store
 	actions cas.ActionCache
@@ -109,7 +109,7 @@ func (f *Faulty) Hold(op Op) *Gate {
 // Arrived waits until another call blocks at the gate, up to 1000 in total.
 func (g *Gate) Arrived() { <-g.arrived }
 
-// Open unblocks the waiting and all later calls. It may be called again.
+// Open unblocks the waiting and all later calls. It may be called repeatedly.
 func (g *Gate) Open() { g.once.Do(func() { close(g.open) }) }
 
 // Lose makes a fraction, from 0 to 1, of the blobs put through f absent until they are put again, and returns them. The

@@ -17,7 +17,7 @@ import (
 )
 
 // Memory is an unlimited cas.Store, cas.Batcher, cas.Splicer and cas.ActionCache in memory. It keeps the whole
-// contract, and lets tests delete and corrupt blobs. It is safe for concurrent use. NewMemory makes one.
+// contract, and lets tests delete and corrupt blobs. It is safe for concurrent use. Create one with NewMemory.
 type Memory struct {
 	mu      sync.Mutex
 	blobs   map[cas.Digest][]byte             // guarded by mu; slices are immutable
@@ -84,7 +84,7 @@ func (m *Memory) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClos
 // Put implements cas.Store.
 func (m *Memory) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	var b bytes.Buffer
-	// One extra byte reveals that there is too much.
+	// One extra byte reveals that the content is too long.
 	n, err := io.Copy(&b, io.LimitReader(contextReader{ctx, r}, d.Size()+1))
 	if err != nil {
 		return err

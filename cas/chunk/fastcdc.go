@@ -42,7 +42,7 @@ func (p FastCDC) chunker() (chunker, error) {
 }
 
 // gear maps each byte to a pseudorandom number: the first eight bytes of the MD5 of 64 repetitions of the byte. The
-// text of the API asks for the MD5 of the byte itself, but its test vectors and all implementations it names use this.
+// text of the API specifies the MD5 of the byte itself, but its test vectors and all implementations it names use this.
 var gear = func() (table [256]uint64) {
 	var b [64]byte
 	for i := range table {

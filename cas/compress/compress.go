@@ -24,7 +24,8 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// MinSize is the size of the smallest blob worth compressing, in bytes: below, the frame costs what compression saves.
+// MinSize is the size of the smallest blob worth compressing, in bytes: for smaller blobs, the frame costs more than
+// compression saves.
 const MinSize = 512
 
 // An encoder compresses the bytes written to it. Reset makes it reusable.
@@ -104,7 +105,7 @@ func formatOf(c repb.Compressor_Value) *format {
 // WriterMemory is the approximate memory of a Writer in bytes.
 const WriterMemory = 2 << 20
 
-// A Writer compresses what is written to it. It is not safe for concurrent use.
+// A Writer compresses the data written to it. It is not safe for concurrent use.
 type Writer struct {
 	format  *format
 	encoder encoder // nil after Release
@@ -143,7 +144,7 @@ type Reader struct {
 }
 
 // NewReader returns a Reader of r for the supported compressor c. The caller calls Release and limits how much it
-// reads: a few bytes may decompress to very many.
+// reads: a few bytes may decompress to a huge number of bytes.
 func NewReader(c repb.Compressor_Value, r io.Reader) *Reader {
 	f := formatOf(c)
 	return newReader(f, f.decoders, r)

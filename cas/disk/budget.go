@@ -87,7 +87,7 @@ func (c *Cache) used() (bytes, files int64) {
 // spareFiles are the files of two segments, one for puts and one for moves.
 const spareFiles = 4
 
-// tryReserve reserves n bytes and files if they are free, besides spareFiles.
+// tryReserve reserves n bytes and files if they are free in addition to spareFiles.
 func (c *Cache) tryReserve(n, files int64) bool {
 	b := &c.budget
 	b.mu.Lock()

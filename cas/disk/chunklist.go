@@ -16,9 +16,9 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
 
-// A spliced blob is stored as chunks, which are blobs of their own, and a list of them. It is present while the list
-// and all chunks are. Using it renews all their leases; eviction treats them independently. A list that has lost a
-// chunk stays until it has not been used for long: the blob reappears if the chunk is put again.
+// A spliced blob is stored as chunks, which are ordinary blobs, and a list of them. It is present while the list and
+// all chunks are. Using it renews all their leases; eviction treats them independently. A list that has lost a chunk
+// stays until it has not been used for long: the blob reappears if the chunk is put again.
 
 // Splice implements cas.Splicer.
 func (s *Store) Splice(ctx context.Context, d cas.Digest, m cas.ChunkList) error {
@@ -124,7 +124,7 @@ func (s *Store) openSpliced(ctx context.Context, d cas.Digest, off int64) (io.Re
 	return &splicedReader{r, cas.Verify(d, r), s.cache, e}, nil
 }
 
-// openChunk is Open for a chunk, which has an entry of its own.
+// openChunk is Open for a chunk, which has its own entry.
 func (s *Store) openChunk(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {

@@ -53,7 +53,7 @@ type copyKey struct {
 	executable bool
 }
 
-// copies are the files that File makes of blobs that are packed, spliced or executable. They can be made again at any
+// copies are the files that File makes of blobs that are packed, spliced or executable. They can be recreated at any
 // time.
 type copies struct {
 	making [256]sync.Mutex // by the first byte of a hash: held while a copy is made

@@ -16,9 +16,9 @@
 //	DIR/verify                               position of an interrupted Verify
 //	DIR/tmp/                                 files being written; cleared by Open
 //
-// INSTANCE is "@" and the name of the instance, in which all bytes but a-z, 0-9, "-" and "_" are written as "%xx";
-// see escape for long names. The two digits are the first of HASH. File names consist of validated digests and
-// escaped names, so clients cannot choose them.
+// INSTANCE is "@" and the name of the instance, with all bytes except a-z, 0-9, "-" and "_" are written as "%xx"; see
+// escape for long names. The two digits are the first of HASH. File names consist of validated digests and escaped
+// names, so clients cannot choose them.
 //
 // An action result in a segment is the SHA-256 of the rest and the deterministic message. A chunk list is the SHA-256
 // of the rest, the number of the chunking function, and hash and size of each chunk; numbers are unsigned varints.
@@ -28,9 +28,9 @@
 //   - Lease: an entry is not evicted within Config.Lease after it was put, opened, looked up or listed in a call of
 //     Missing. If everything is leased, Put returns cas.ErrFull. Leases survive the end of the process.
 //   - Durability: a blob exists once it was verified and its record is in the log of a segment. Put returns after
-//     that, so a crash of the process loses nothing that was acknowledged. With Config.Sync neither does a power
-//     failure. Without it, a power failure may lose the puts of the last half minute; Open reads these and drops what
-//     is damaged. The store never reports an absent blob as present.
+//     that, so a crash of the process loses nothing that was acknowledged, nor does a power failure with Config.Sync.
+//     Without it, a power failure may lose the puts of the last half minute; Open reads these and drops damaged ones.
+//     The store never reports an absent blob as present.
 //   - Budget: segments, files, copies and writes in progress together never exceed Config.MaxBytes or
 //     Config.MaxFiles. A Put reserves room before it writes, and evicts if necessary. The size of a file is rounded
 //     up to 4 KiB, as in most file systems. Directories do not count, and neither do removed segments that a
@@ -78,7 +78,7 @@ var ErrLocked = errors.New("store is in use")
 // version is the content of DIR/version. A change of the layout changes it.
 const version = "cloister-store v2\n"
 
-// DefaultLease is the default of Config.Lease. Bazel and Buck2 rely on about as much.
+// DefaultLease is the default of Config.Lease. Bazel and Buck2 rely on leases of about this length.
 const DefaultLease = 3 * time.Hour
 
 // DefaultPack is the default of Config.Pack, in bytes.
@@ -98,7 +98,7 @@ type Config struct {
 	// be evicted at any time.
 	Lease time.Duration
 	// Pack is the size in bytes below which blobs are packed into segments. 0 means DefaultPack. If negative, every
-	// blob is a file of its own.
+	// blob is a separate file.
 	Pack int64
 	// Sync makes Put return only when the data survives a power failure.
 	Sync bool

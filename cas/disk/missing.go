@@ -30,8 +30,8 @@ func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 	return kept, nil
 }
 
-// absent returns the digests without an entry of their own, in order and without duplicates, and renews the leases of
-// the others.
+// absent returns the digests without their own entry, in order and without duplicates, and renews the leases of the
+// others.
 func (s *Store) absent(ds []cas.Digest) []cas.Digest {
 	var missing []cas.Digest
 	var stale []index.Key

@@ -12,7 +12,7 @@ import (
 // errHeld is the error of tryLock if the file is locked.
 var errHeld error = windows.ERROR_LOCK_VIOLATION
 
-// tryLock locks f while it is open, or fails at once. The lock ends with the process. It covers a byte far behind the
+// tryLock locks f while it is open, or fails at once. The lock ends with the process. It covers a byte far beyond the
 // text of f, which other processes read.
 func tryLock(f *os.File) error {
 	const flags = windows.LOCKFILE_EXCLUSIVE_LOCK | windows.LOCKFILE_FAIL_IMMEDIATELY

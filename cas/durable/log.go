@@ -16,7 +16,7 @@ import (
 	"strconv"
 )
 
-// ErrDamaged is what Config.Replay returns for a line that is not a record.
+// ErrDamaged is returned by Config.Replay for a line that is not a record.
 var ErrDamaged = errors.New("damaged record")
 
 // DamagedSuffix ends the name of the copy that a Log keeps of a damaged file.
@@ -167,7 +167,7 @@ func (l *Log) append(lines []byte) error {
 	return nil
 }
 
-// prepare makes the file one that ends with a whole record.
+// prepare makes the file end with a whole record.
 func (l *Log) prepare() error {
 	if l.closed {
 		return os.ErrClosed
@@ -265,7 +265,7 @@ func (l *Log) Flush() error {
 	return nil
 }
 
-// Close closes the file. It may be called again.
+// Close closes the file. It may be called repeatedly.
 func (l *Log) Close() error {
 	l.closed = true
 	if l.file == nil {

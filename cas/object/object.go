@@ -74,7 +74,7 @@ type Config struct {
 	Corrupt func(instance string, d cas.Digest, where string)
 }
 
-// A Client is access to one bucket. It is safe for concurrent use; Open makes it.
+// A Client gives access to one bucket. It is safe for concurrent use. Create one with Open.
 type Client struct {
 	core      *minio.Core
 	transport *http.Transport

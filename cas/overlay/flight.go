@@ -31,7 +31,7 @@ type flight struct {
 }
 
 // fetch copies blobs to the local store. It returns the error of the flights it started, and that of the flights of
-// other calls it joined. Blobs that are absent from the upstream are no error: it adds them to nowhere.
+// other calls it joined. A blob that is absent from the upstream is not an error: fetch adds it to nowhere.
 func (s *store) fetch(ctx context.Context, ds []cas.Digest, nowhere map[cas.Digest]bool) (own, others error) {
 	own, others = s.tryFetch(ctx, ds, nowhere)
 	if own != nil || others == nil || ctx.Err() != nil {
@@ -171,7 +171,7 @@ func (s *store) start(blobs []cas.Digest, slots chan struct{}) *flight {
 	return f
 }
 
-// adopt ends f being an orphan. The caller holds o.mu.
+// adopt clears the orphan state of f. The caller holds o.mu.
 func (o *Overlay) adopt(f *flight) {
 	if f.orphan {
 		f.orphan = false

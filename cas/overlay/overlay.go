@@ -5,8 +5,8 @@
 // evicts nothing: each store keeps its own leases.
 //
 // If the upstream is unreachable, no answer is wrong. Local blobs are served. Reads and writes of others are
-// cas.ErrUnavailable, and a result that is not local is a miss, which costs a run of its action. Likewise, results that
-// the upstream refuses to look up or to record are only local.
+// cas.ErrUnavailable, and a result that is not local is a miss, which costs a run of its action. Results that the
+// upstream refuses to look up or to record stay local.
 //
 // A blob that a store claims to have but cannot read is reported as missing until it is put again.
 package overlay
@@ -62,12 +62,12 @@ type Stats struct {
 	Fetched    int64 // blobs copied from the upstream
 	Sent       int64 // blobs and results sent later
 	Pending    int   // blobs and results to be sent
-	Lost       int64 // pending ones that can never be sent: the local store has lost them, or the journal was damaged
+	Lost       int64 // pending writes that can never be sent: the local store has lost them, or the journal was damaged
 	Unanswered int64 // queries answered without the upstream, which was unreachable or failed
 	Refused    int64 // results that the upstream refused
 }
 
-// An Overlay is safe for concurrent use. New makes it, and the caller closes it.
+// An Overlay is safe for concurrent use. Create one with New. The caller closes it.
 type Overlay struct {
 	config  Config
 	ctx     context.Context // of background work

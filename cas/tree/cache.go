@@ -15,10 +15,10 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// A Cache holds decoded Directories and other messages of the API, so that what many input roots share is read,
-// decoded and queried once. It holds only messages that were read from a store and verified against their digest. Each
-// instance has its own entries, by its name: an instance must not learn which blobs another one has. Its methods are
-// safe for concurrent use; make it with NewCache.
+// A Cache holds decoded Directories and other messages of the API, so that what many input roots share is read, decoded
+// and queried once. It holds only messages that were read from a store and verified against their digest. Each instance
+// has its own entries, by its name: an instance must not learn which blobs another one has. Its methods are safe for
+// concurrent use; create one with NewCache.
 //
 // Reading a blob renews its lease in the store. The Cache renews it again when it is used and the last renewal is older
 // than a limit. In between, the Cache does not notice that a store has lost a blob. A caller that does, when it stages
@@ -51,7 +51,7 @@ type item struct {
 	bytes   int64
 	renewed time.Time // when its lease and those of everything below it were renewed
 	refs    int
-	place   *linked.Element // in idle, while refs is 0
+	element *linked.Element // in idle, while refs is 0
 }
 
 // Estimates of the memory of an item in bytes, without its names and targets, on a 64-bit machine.
@@ -61,8 +61,8 @@ const (
 	propertiesBytes = 48
 )
 
-// NewCache returns an empty Cache that takes about bytes of memory, besides what its users reference. It renews a
-// lease in the store that is older than maxAge, which must be well below the store's lease time.
+// NewCache returns an empty Cache that uses about bytes of memory, not counting items in use. It renews a lease in the
+// store that is older than maxAge, which must be well below the store's lease time.
 func NewCache(bytes int64, maxAge time.Duration) *Cache {
 	return &Cache{max: bytes, maxAge: maxAge, items: map[key]*item{}, invalidated: map[string]time.Time{}}
 }
@@ -88,7 +88,7 @@ func Read[M proto.Message](ctx context.Context, c *Cache, in *cas.Instance, d ca
 	k := key{in.Name, d, m.ProtoReflect().Descriptor().FullName()}
 	c.mu.Lock()
 	if it := c.items[k]; it != nil && c.isFresh(it) {
-		c.idle.MoveToFront(it.place) // messages have no references, so it is idle
+		c.idle.MoveToFront(it.element) // messages have no references, so it is idle
 		c.mu.Unlock()
 		return it.message.(M), nil
 	}
@@ -101,11 +101,11 @@ func Read[M proto.Message](ctx context.Context, c *Cache, in *cas.Instance, d ca
 	return insert(c, k, m, cost, began), nil
 }
 
-// Add decodes the blob b, whose digest is d, into m and caches it for Read. The caller must have it from a process
-// that has just read it from the store of in. It fails as Read does.
+// Add decodes the blob b, whose digest is d, into m and caches it for Read. A process must just have read b from the
+// store of in, which renewed its lease. It fails as Read does.
 func Add[M proto.Message](c *Cache, in *cas.Instance, d cas.Digest, b []byte, m M) error {
 	if d.Function().Sum(b) != d {
-		return fmt.Errorf("%w: these %d bytes are not blob %s", cas.ErrInvalid, len(b), d)
+		return fmt.Errorf("%w: %d bytes do not match blob %s", cas.ErrInvalid, len(b), d)
 	}
 	cost, err := cas.DecodeSized(b, d, m)
 	if err != nil {
@@ -137,7 +137,7 @@ func (c *Cache) isFresh(it *item) bool {
 // add adds an item without references. The caller holds mu.
 func (c *Cache) add(k key, bytes int64) *item {
 	it := &item{key: k, bytes: bytes}
-	it.place = c.idle.PushFront(it)
+	it.element = c.idle.PushFront(it)
 	c.items[k] = it
 	c.bytes += bytes
 	return it
@@ -145,16 +145,16 @@ func (c *Cache) add(k key, bytes int64) *item {
 
 // retain adds a reference to it, which prevents its eviction. The caller holds mu.
 func (c *Cache) retain(it *item) {
-	if it.refs++; it.place != nil {
-		c.idle.Remove(it.place)
-		it.place = nil
+	if it.refs++; it.element != nil {
+		c.idle.Remove(it.element)
+		it.element = nil
 	}
 }
 
 // release removes a reference. The caller holds mu.
 func (c *Cache) release(it *item) {
 	if it.refs--; it.refs == 0 {
-		it.place = c.idle.PushFront(it)
+		it.element = c.idle.PushFront(it)
 	}
 }
 
@@ -172,8 +172,8 @@ func (c *Cache) evict() {
 				continue
 			}
 			below := c.items[key{it.key.instance, e.digest, ""}]
-			if c.release(below); below.place != nil {
-				c.idle.MoveToBack(below.place) // it was only used through the evicted item
+			if c.release(below); below.element != nil {
+				c.idle.MoveToBack(below.element) // it was only used through the evicted item
 			}
 		}
 	}

@@ -73,7 +73,7 @@ func TestCacheHoldsEachDirectoryOnce(t *testing.T) {
 		}
 	}
 	for k, it := range c.items {
-		if it.refs != refs[it] || (it.place == nil) != (it.refs > 0) {
+		if it.refs != refs[it] || (it.element == nil) != (it.refs > 0) {
 			t.Errorf("%s has %d references, want %d", k.digest, it.refs, refs[it])
 		}
 	}

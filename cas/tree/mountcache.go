@@ -60,7 +60,7 @@ type cachedImage struct {
 	idle          []Mount         // guarded by mountCache.mu; each but the first counts as much as the image
 	users         int             // guarded by mountCache.mu
 	keys          []subtreeKey    // of its subtrees
-	place         *linked.Element // guarded by mountCache.mu; nil once it is to be unmounted
+	element       *linked.Element // guarded by mountCache.mu; nil once it is to be unmounted
 }
 
 // A cachedSubtree is a subtree in a cachedImage.
@@ -113,7 +113,7 @@ func (c *mountCache) lookup(k subtreeKey, d *directory, stage uint64, free int64
 	if p := c.subtrees[k]; p != nil {
 		if !slices.Contains(uses, p.image) {
 			p.image.users++
-			c.images.MoveToFront(p.image.place)
+			c.images.MoveToFront(p.image.element)
 		}
 		return p, dontCache
 	}
@@ -168,7 +168,7 @@ func (c *mountCache) add(g *cachedImage, subtrees map[subtreeKey]*cachedSubtree)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	g.users = 1
-	g.place = c.images.PushFront(g)
+	g.element = c.images.PushFront(g)
 	c.bytes += g.bytes
 	for k, p := range subtrees {
 		if c.subtrees[k] == nil {
@@ -186,11 +186,11 @@ func (c *mountCache) add(g *cachedImage, subtrees map[subtreeKey]*cachedSubtree)
 
 // remove unindexes g, and reports whether it has no users, so that it can be unmounted. The caller holds mu.
 func (c *mountCache) remove(g *cachedImage) (unused bool) {
-	if g.place == nil {
+	if g.element == nil {
 		return false
 	}
-	c.images.Remove(g.place)
-	g.place = nil
+	c.images.Remove(g.element)
+	g.element = nil
 	c.bytes -= g.bytes * int64(max(1, len(g.idle)))
 	for _, k := range g.keys {
 		delete(c.subtrees, k)
@@ -215,7 +215,7 @@ func (c *mountCache) takeIdle(g *cachedImage) Mount {
 	}
 	m := g.idle[n-1]
 	g.idle = g.idle[:n-1]
-	if g.place != nil && n > 1 {
+	if g.element != nil && n > 1 {
 		c.bytes -= g.bytes
 	}
 	return m
@@ -228,11 +228,11 @@ func (c *mountCache) release(g *cachedImage, m Mount) (kept, unmount bool) {
 	defer c.mu.Unlock()
 	g.users--
 	more := g.bytes * int64(min(1, len(g.idle)))
-	if kept = m != nil && g.place != nil && c.bytes+more <= c.budget; kept {
+	if kept = m != nil && g.element != nil && c.bytes+more <= c.budget; kept {
 		g.idle = append(g.idle, m)
 		c.bytes += more
 	}
-	return kept, g.users == 0 && g.place == nil
+	return kept, g.users == 0 && g.element == nil
 }
 
 // clear removes all images and returns the unused ones, which the caller unmounts.

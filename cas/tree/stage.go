@@ -25,7 +25,7 @@ type Bind struct {
 	Content cas.Digest // of the file or the Directory
 }
 
-// A Staged is an exec root that is ready but for its Binds.
+// A Staged is an exec root that is ready except for its Binds.
 type Staged struct {
 	// Binds are in mount order: a bind inside another one follows it.
 	Binds      []Bind
@@ -37,8 +37,8 @@ type Staged struct {
 	reusable  bool
 }
 
-// AllowReuse states that nothing is left of the run that had the Binds mounted, neither a process nor an open file.
-// Other runs may then use its mounts of cached images. Call it before Release.
+// AllowReuse declares that the run that mounted the Binds left neither a process nor an open file. Other runs may then
+// use its mounts of cached images. Call it before Release.
 func (s *Staged) AllowReuse() { s.reusable = true }
 
 // Valid reports whether the file positions in the images are still correct. They are not if somebody has written to the

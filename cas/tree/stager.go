@@ -42,8 +42,8 @@ type StagerConfig struct {
 	Mounter Mounter // nil copies everything
 	// Dir is the directory for the unnamed files that hold images. It must not be on a memory-backed file system.
 	Dir string
-	// Budget limits the bytes of cached mounts: their images and the files in them, since the kernel caches once more
-	// what is read through a mount. 0 caches none.
+	// Budget limits the bytes of cached mounts: their images and the files in them, since the kernel caches data read
+	// through a mount a second time. 0 caches none.
 	Budget int64
 	// CopyUpTo is the largest number of inputs, including directories, that are copied although images are available:
 	// mounting an image costs as much as about twenty copies.
@@ -53,7 +53,7 @@ type StagerConfig struct {
 
 // A Stager lays out input trees without copying them if the store is a cas.Locator: it writes an image whose files
 // point at the bytes in the store, and has it mounted. Images of subtrees that many runs share stay mounted, separately
-// for each instance. One Stager belongs to one cas.Instances. Its methods are safe for concurrent use; make it with
+// for each instance. One Stager belongs to one cas.Instances. Its methods are safe for concurrent use; create one with
 // NewStager.
 type Stager struct {
 	config     StagerConfig
@@ -135,7 +135,7 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance, workspa
 	locator, _ := cas.As[cas.Locator](in.Store)
 	switch {
 	case l.order != 0:
-		return l.copied(ctx, in.Store, workspace, "its directories have an order of their own")
+		return l.copied(ctx, in.Store, workspace, "its directories have a custom order")
 	case s.copyReason != "":
 		return l.copied(ctx, in.Store, workspace, s.copyReason)
 	case locator == nil:

@@ -51,13 +51,13 @@ failed; and with --action 4 if blobs are absent from the server, and 5 if the se
 			}
 			code, err := localrun.Run(ctx, &c)
 			var by *interrupt.Error
-			var told *exit.Error
+			var exitErr *exit.Error
 			switch {
 			case err == nil:
 			case errors.As(context.Cause(ctx), &by):
 				code = by.ExitCode()
-			case errors.As(err, &told):
-				return told
+			case errors.As(err, &exitErr):
+				return exitErr
 			default:
 				return exit.New(exit.Internal, err)
 			}

@@ -33,7 +33,7 @@ func TestMistakesNameTheCorrection(t *testing.T) {
 		{"serve --=x", "cloister serve has no flag --=x: see cloister serve --help"},
 		{"serve --listen", "--listen needs a value: address and port of the gRPC services"},
 		{"top -n", "-n needs a value: number of updates"},
-		{"serve --cas a --store b", "--cas and --store exclude each other: give one of them"},
+		{"serve --cas a --store b", "--cas and --store are mutually exclusive: pass one of them"},
 		{"runner --socket s", "--build-dir is missing: bb_worker's build directory"},
 		{"audit ls --since yesterday", `--since "yesterday": write 90s, 5m or 2h`},
 		{"gc --dry-run=maybe", `--dry-run "maybe": write true or false, or the flag alone`},

@@ -98,7 +98,7 @@ func (b *build) identify(ctx context.Context) error {
 	if epoch == "" {
 		out, err := exec.CommandContext(ctx, "git", "-C", b.root, "log", "-1", "--format=%ct").Output()
 		if err != nil {
-			return fmt.Errorf("when was the commit made: %w; outside of a checkout set SOURCE_DATE_EPOCH", err)
+			return fmt.Errorf("read the commit time: %w; outside of a checkout, set SOURCE_DATE_EPOCH", err)
 		}
 		epoch = strings.TrimSpace(string(out))
 	}

@@ -5,7 +5,7 @@ package main
 import (
 	"github.com/goreleaser/nfpm/v2"
 	_ "github.com/goreleaser/nfpm/v2/deb" // registers the format
-	_ "github.com/goreleaser/nfpm/v2/rpm" // likewise
+	_ "github.com/goreleaser/nfpm/v2/rpm" // registers the format
 )
 
 // pack builds a package from nfpm.yaml.

@@ -206,7 +206,7 @@ func TestPidOneKilledDuringItsRun(t *testing.T) {
 		t.Fatal("the command is not there")
 	}
 	kill(t, one, syscall.SIGKILL)
-	if e := <-ended; e.err == nil || !strings.Contains(e.err.Error(), "pid 1 of the run was killed by somebody else (SIGKILL)") {
+	if e := <-ended; e.err == nil || !strings.Contains(e.err.Error(), "pid 1 of the run was killed by another process (SIGKILL)") {
 		t.Errorf("got %+v, %v", e.res, e.err)
 	}
 	if b.Lost() != 0 {

@@ -41,7 +41,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 		return fail("zygote", err)
 	}
 	if b.rootless {
-		check(true, "user namespace", fmt.Sprintf("user %d is root of a user namespace of its own", os.Geteuid()), "")
+		check(true, "user namespace", fmt.Sprintf("user %d is root of its own user namespace", os.Geteuid()), "")
 	}
 	facts, err := b.probeRun(ctx, sandbox.Conditions{})
 	if err != nil && len(b.config.Hidden) > 0 && !b.exposed.Swap(true) {

@@ -33,7 +33,7 @@ func (b *Backend) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 		b.lost.Add(1)
 		lost = err
 	}
-	return nil, fmt.Errorf("%w; %d slots in a row failed", lost, tries)
+	return nil, fmt.Errorf("%w; %d consecutive slots failed", lost, tries)
 }
 
 // tries is how many slots a run may lose before its command executes: the zygote or a slot may have died since it was
@@ -270,7 +270,7 @@ func (r *run) wait(ctx context.Context) (*sandbox.Result, error) {
 		return res, err
 	}
 	if r.killed != 0 && !res.Stopped && res.Exceeded == nil {
-		return nil, fmt.Errorf("pid 1 of the run was killed by somebody else (%s)", unix.SignalName(r.killed))
+		return nil, fmt.Errorf("pid 1 of the run was killed by another process (%s)", unix.SignalName(r.killed))
 	}
 	return res, nil
 }

@@ -250,8 +250,8 @@ func (c *compilation) read(properties []Property) error {
 		}
 		if !slices.Contains(propertyNames, name) {
 			reason := "refuses it: unknown property"
-			if near := strict.Nearest(name, propertyNames); near != "" {
-				reason += fmt.Sprintf("; did you mean %s%s?", prefix, near)
+			if nearest := strict.Nearest(name, propertyNames); nearest != "" {
+				reason += fmt.Sprintf("; did you mean %s%s?", prefix, nearest)
 			}
 			return c.refuse(name, "%s", reason)
 		}

@@ -16,7 +16,7 @@ import (
 const ellipsis = "..."
 
 // Text returns s on one line of printable ASCII. Other characters and invalid UTF-8 become Go escapes such as \n,
-// \u00e9 and \xff. Backslashes stay as they are, so Text(Text(s)) is Text(s).
+// \u00e9 and \xff. Backslashes are kept, so Text(Text(s)) is Text(s).
 func Text(s string) string { return Head(s, math.MaxInt) }
 
 // Head returns the beginning of Text(s), in at most limit bytes. If it drops anything it ends in an ellipsis. It never

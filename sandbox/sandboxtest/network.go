@@ -106,7 +106,7 @@ func listen(t *testing.T, b sandbox.Backend) {
 		if (r.Result.ExitCode == 0) != permitted || strings.Contains(r.Stderr, "not permitted") == permitted {
 			t.Errorf("listen %v: exit code %d, %s", permitted, r.Result.ExitCode, r.Stderr)
 		}
-		if told := len(r.Result.Events) == 1 && r.Result.Events[0].Subject == "listen"; told == permitted {
+		if denied := len(r.Result.Events) == 1 && r.Result.Events[0].Subject == "listen"; denied == permitted {
 			t.Errorf("listen %v: got events %v", permitted, r.Result.Events)
 		}
 	}

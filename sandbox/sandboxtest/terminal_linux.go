@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal: a person's shell has a terminal of its own with job control.
+// terminal: a person's shell has its own terminal with job control.
 func terminal(t *testing.T, b sandbox.Backend) {
 	for _, c := range []struct {
 		name, script string

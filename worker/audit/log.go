@@ -95,7 +95,7 @@ func (l *Log) open() error {
 	}
 	path := l.segments.Path(firsts[len(firsts)-1])
 	if l.head == "" {
-		return fmt.Errorf("%w: %s has no entry, and the one before it was deleted: delete the file, too",
+		return fmt.Errorf("%w: %s has no entry, and the one before it was deleted: delete this file as well",
 			ErrTampered, path)
 	}
 	if l.file, err = durable.Open(durable.Config{Path: path, Sync: l.Sync}); err != nil {

@@ -173,7 +173,7 @@ func (s *Server) complete(ctx context.Context, w *session, a *assignment, r *rep
 		a.run.End(out, nil)
 	case response.IsStopped(r), f.Kind == worker.Cancelled:
 		// The server did not cancel it, so the worker is shutting down.
-		a.run.GiveBack("the worker gave the action up: " + f.Error())
+		a.run.GiveBack("the worker gave up the action: " + f.Error())
 	default:
 		a.run.End(nil, f)
 	}

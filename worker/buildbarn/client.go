@@ -46,7 +46,7 @@ type ClientConfig struct {
 	Log *slog.Logger
 }
 
-// A Client takes actions from a scheduler, each of its slots one at a time, as a worker of its own.
+// A Client takes actions from a scheduler, each of its slots one at a time, as a separate worker.
 type Client struct {
 	ClientConfig
 	platform  *repb.Platform

@@ -528,7 +528,7 @@ func TestActionSurvivesASchedulerOutage(t *testing.T) {
 		if j.Down() != "" {
 			t.Errorf("Down is %q, want none", j.Down())
 		}
-		if text := j.log.String(); strings.Count(text, "scheduler gives no actions") != 1 || strings.Count(text, "scheduler answers again") != 1 {
+		if text := j.log.String(); strings.Count(text, "scheduler assigns no actions") != 1 || strings.Count(text, "scheduler answers again") != 1 {
 			t.Errorf("log is\n%s, want one line of each change", text)
 		}
 	})

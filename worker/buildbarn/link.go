@@ -42,7 +42,7 @@ func (l *link) failed(err error) {
 	}
 	if text != l.text {
 		l.text = text
-		l.log.Warn("scheduler gives no actions; retrying", "err", text, "hint", hint(st.Code()))
+		l.log.Warn("scheduler assigns no actions; retrying", "err", text, "hint", hint(st.Code()))
 	}
 }
 

@@ -94,7 +94,7 @@ func workerName(id map[string]string) (string, error) {
 		}
 	}
 	if size == 0 {
-		return "", status.Error(codes.InvalidArgument, "worker_id is empty: give each slot of each machine an ID of its own")
+		return "", status.Error(codes.InvalidArgument, "worker_id is empty: give each slot of each machine its own ID")
 	}
 	name, err := json.Marshal(id)
 	return string(name), err

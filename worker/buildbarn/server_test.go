@@ -815,7 +815,7 @@ func TestSecondProcessOfOneNameIsRefused(t *testing.T) {
 			if status.Code(err) != codes.FailedPrecondition {
 				t.Fatalf("%s: got %v, want FAILED_PRECONDITION", when, err)
 			}
-			for _, text := range append(want, "anvil", "a name of its own") {
+			for _, text := range append(want, "anvil", "its own name") {
 				if !strings.Contains(err.Error(), text) {
 					t.Errorf("%s: got %v, want it to contain %q", when, err, text)
 				}

@@ -68,21 +68,21 @@ func (s *Server) beginCall(ctx context.Context, who identity, o queue.Offer) (*s
 		return nil, status.FromContextError(ctx.Err()).Err()
 	case w != nil && w.owner != owner:
 		return nil, status.Errorf(codes.PermissionDenied,
-			"worker ID %s belongs to a caller other than %s until it has been silent for %v; give each slot of each machine an ID of its own",
+			"worker ID %s belongs to a caller other than %s until it has been silent for %v; give each slot of each machine its own ID",
 			who.name, owner, s.Silence)
 	case w != nil && w.store != who.store:
 		// Of two processes that run, the first stays. One without an action that has missed a call may have ended, and
 		// has nothing to lose: if it returns, it is refused.
 		if why := w.alive(min(maxCallGap, s.Silence)); why != "" {
 			return nil, status.Errorf(codes.FailedPrecondition,
-				"another process, with another store, is worker %s: %s; give each worker a name of its own. "+
+				"another process, with another store, is worker %s: %s; give each worker its own name. "+
 					"If that process has ended, its name is free after %v of silence", who.name, why, s.Silence)
 		}
 		s.lose(w, "another process has joined under its name")
 		w = nil
 	case w != nil && w.call != nil:
 		return nil, status.Errorf(codes.ResourceExhausted, "A worker with the same worker ID is already synchronizing: %s; "+
-			"give each slot of each machine an ID of its own", who.name)
+			"give each slot of each machine its own ID", who.name)
 	case w != nil && !sameOffer(w.offer, o):
 		s.lose(w, "it has joined again with other properties")
 		w = nil

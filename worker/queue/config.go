@@ -16,11 +16,11 @@ type Config struct {
 	Executor worker.Executor
 	// Slots is the number of actions the Executor runs at once; the default is the number of CPUs.
 	Slots int
-	// Head makes a queue without slots of its own: only workers that join execute. Logs, Fetch and Idle concern own
-	// slots and are unused.
+	// Head makes a queue without local slots: only workers that join execute. Logs, Fetch and Idle concern local slots
+	// and are unused.
 	Head bool
-	// Offer, if not nil, is the offer of the queue's own slots; its Slot is ignored. By default they take every action,
-	// as worker "local".
+	// Offer, if not nil, is the offer of the local slots; its Slot is ignored. By default they take every action, as
+	// worker "local".
 	Offer *Offer
 	// Attempts limits the runs of an action whose workers are lost; the default is 3.
 	Attempts int
@@ -50,7 +50,7 @@ type Config struct {
 	// Fetch, if not nil, prefetches the inputs of a queued action from a remote store. It is called once for each of
 	// the next 2*Slots actions, four at a time, while no slot is free. It passes the number of bytes to reserve, which
 	// may block, and fetches nothing if that returns false. Its context ends when the action no longer needs the
-	// inputs, but not when an own slot takes the action.
+	// inputs, but not when a local slot takes the action.
 	Fetch func(ctx context.Context, t *worker.Task, reserve func(bytes int64) bool)
 	// FetchBytes limits the input bytes of all prefetched actions, including those already present; an action that
 	// needs more is not prefetched. The default is 1 GiB.
@@ -60,8 +60,8 @@ type Config struct {
 	// the outcome, nil if there is none, before clients see that.
 	Logs func(t *worker.Task) (logs *worker.Logs, end func(*worker.Outcome))
 	// Ended, if not nil, is called once for each outcome or fault, and returns a function that is called for each
-	// operation that ends so, with its last state, before clients see that. After an execution the first call may take
-	// a while. The function must neither block nor call the queue.
+	// operation that ends this way, with its last state, before clients see that. After an execution the first call may
+	// take a while. The function must neither block nor call the queue.
 	Ended func(*worker.Outcome, *worker.Fault) func(Info, State)
 	// Idle, if not nil, does background work while a slot is free. One goroutine calls it repeatedly; it returns when
 	// its context ends, which happens as soon as an action takes the slot. The action does not wait for the return.

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A drain records since when and why a worker gets no actions.
+// A drain records when and why a worker was drained.
 type drain struct {
 	since time.Time
 	why   string
@@ -84,7 +84,7 @@ type DrainState struct {
 	Admitted []string `json:"admitted,omitempty"`
 }
 
-// A Drain records since when and why a worker is drained.
+// A Drain records when and why a worker was drained.
 type Drain struct {
 	Since time.Time `json:"since"`
 	Why   string    `json:"why,omitempty"`
@@ -123,8 +123,8 @@ func (q *Queue) restoreDrains(s DrainState) {
 	}
 }
 
-// Drained returns since when and why no worker gets actions: every present worker is drained, or none is present and
-// those that join will be. It returns the zero time if a worker gets actions, or would on joining.
+// Drained returns when and why the last drain was set, if no worker gets actions: every present worker is drained, or
+// none is present and those that join will be. Otherwise it returns the zero time.
 func (q *Queue) Drained() (since time.Time, why string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -4,7 +4,7 @@ package queue
 
 import "context"
 
-// runIdle calls Config.Idle whenever an own slot is free, until the queue is closed.
+// runIdle calls Config.Idle whenever a local slot is free, until the queue is closed.
 func (q *Queue) runIdle() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -23,7 +23,7 @@ func (q *Queue) runIdle() {
 	}
 }
 
-// hasFreeSlot reports whether an own slot waits for a job.
+// hasFreeSlot reports whether a local slot waits for a job.
 func (q *Queue) hasFreeSlot() bool {
 	return !q.draining && q.own != nil && q.own.drained == nil && len(q.own.idle) > 0
 }

@@ -107,7 +107,7 @@ func (q *Queue) enter(j *job) {
 	q.await(j)
 }
 
-// await queues j, which gets a slot at once if one is free, and a fault if none is to be expected.
+// await queues j, which gets a slot at once if one is free, or a fault if no worker is expected for it.
 func (q *Queue) await(j *job) {
 	entries := make([]*fairqueue.Entry[*job], 0, len(j.ops))
 	for o := range j.ops {
@@ -123,7 +123,7 @@ func (q *Queue) await(j *job) {
 	case !j.item.Waiting():
 		return
 	case q.own != nil && q.own.busy+j.item.Bucket().Len() <= q.cfg.Slots && q.mayTake(q.own, j):
-		// An own slot is about to take it: clients that ask see QUEUED, but it is not worth waking those that wait.
+		// A local slot is about to take it: clients that ask see QUEUED, but it is not worth waking those that wait.
 		for o := range j.ops {
 			o.state = State{Stage: repb.ExecutionStage_QUEUED}
 		}

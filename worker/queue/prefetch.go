@@ -41,7 +41,7 @@ func (q *Queue) prefetchJobs() {
 	}
 }
 
-// upcoming returns the next 2*Slots jobs for the queue's own slots.
+// upcoming returns the next 2*Slots jobs for the local slots.
 func (q *Queue) upcoming() []*job {
 	return q.ready.Ahead(2*q.cfg.Slots, func(j *job) bool { return q.mayTake(q.own, j) })
 }

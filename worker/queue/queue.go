@@ -56,7 +56,7 @@ type Stats struct {
 	Queued, Running int
 	// Oldest is the arrival time of the oldest waiting request; zero if none waits.
 	Oldest time.Time
-	// Slots counts own slots and those that have joined.
+	// Slots counts local slots and those that have joined.
 	Slots int
 	// Done counts completed operations; Cached and Failed those answered from the action cache and ended by a Fault.
 	Done, Cached, Failed int64
@@ -64,7 +64,7 @@ type Stats struct {
 	Lost, Again int64
 }
 
-// A Queue assigns actions to slots, its own and those that join. Its methods are safe for concurrent use.
+// A Queue assigns actions to slots: local ones and those that join. Its methods are safe for concurrent use.
 type Queue struct {
 	cfg     Config
 	ctx     context.Context // ended by Close, under mu
@@ -72,7 +72,7 @@ type Queue struct {
 	wg      sync.WaitGroup // all goroutines of the queue
 	empty   chan struct{}  // closed when the queue is draining and has no job
 	started time.Time
-	own     *workerGroup // the queue's own slots; nil if it has none
+	own     *workerGroup // the local slots; nil if there are none
 
 	mu             sync.Mutex // guards the fields below and those of each job and Operation
 	arrived, ready fairqueue.Queue[*job]
@@ -201,7 +201,7 @@ func (q *Queue) Stats() Stats {
 
 // Drain refuses new requests and returns when nothing is queued or running; it prepares the queue for Close, unlike
 // DrainWorker. When ctx ends first, Drain completes the remaining operations with a Fault of kind Unavailable, cancels
-// their actions, waits for those in own slots, not for other workers, and returns the error of ctx. Completed
+// their actions, waits for those in local slots, not for other workers, and returns the error of ctx. Completed
 // operations can be queried until Close and after it.
 func (q *Queue) Drain(ctx context.Context) error {
 	q.mu.Lock()

@@ -17,14 +17,14 @@ type WorkerState struct {
 	Name, Prefix string
 	Properties   []worker.Property
 	Any          bool
-	// Local marks the queue's own slots.
+	// Local marks the local slots.
 	Local bool
 	// Slots are the slots that have joined, by name.
 	Slots []SlotState
-	// Drained is since when the worker gets no actions, for the reason Why; zero if it gets some.
+	// Drained is when the worker was drained, for the reason Why; zero if it is not drained.
 	Drained time.Time
 	Why     string
-	// Seen is the worker's last sign of life.
+	// Seen is when the worker was last heard from.
 	Seen time.Time
 	// Left is when its last slot left; zero while one is present.
 	Left time.Time
@@ -41,7 +41,8 @@ type SlotState struct {
 	Began                        time.Time
 	// Stage is the last one reported, or 0.
 	Stage worker.Stage
-	// Ending is since when the worker is known to be stopping an action the slot does not have; see Slot.SetEnding.
+	// Ending is when the worker was first known to be stopping an action that the slot does not have; see
+	// Slot.SetEnding.
 	Ending time.Time
 }
 

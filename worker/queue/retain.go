@@ -15,8 +15,8 @@ import (
 // client uploads the reported blobs and learns of the others when it retries.
 const MaxBlobs = 40_000
 
-// The memory of completed operations is estimated from what is cheap to know. A decoded result takes 1.7 to 3.1 times
-// its encoded size from ten files up, measured with Go 1.26 on linux/amd64.
+// The memory of completed operations is estimated from values that are cheap to obtain. A decoded result takes 1.7 to
+// 3.1 times its encoded size from ten files up, measured with Go 1.26 on linux/amd64.
 const (
 	operationBytes = 1 << 10 // one operation with its name, list entries and a small result
 	blobBytes      = 100     // a digest with its hash

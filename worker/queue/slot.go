@@ -29,9 +29,9 @@ type Offer struct {
 	Any bool
 }
 
-// Errors of Take and Join.
+// Errors returned by Take and Join.
 var (
-	// ErrClosed reports that the queue has no action and will have none.
+	// ErrClosed reports that the queue is closed and has no more actions.
 	ErrClosed = errors.New("the queue is closed")
 	// ErrLeft reports that the slot has left.
 	ErrLeft = errors.New("the slot has left the queue")
@@ -82,7 +82,7 @@ func (q *Queue) Join(o Offer) (*Slot, error) {
 	return q.join(o, false), nil
 }
 
-// joinOwn starts the queue's own slots.
+// joinOwn starts the local slots.
 func (q *Queue) joinOwn() {
 	o := Offer{Worker: "local", Any: true}
 	if q.cfg.Offer != nil {
@@ -110,7 +110,7 @@ func (q *Queue) join(o Offer, own bool) *Slot {
 	return s
 }
 
-// runSlot executes actions in an own slot until there are no more.
+// runSlot executes actions in a local slot until there are no more.
 func (q *Queue) runSlot(s *Slot) {
 	for {
 		r, err := s.Take(q.ctx)
@@ -123,7 +123,7 @@ func (q *Queue) runSlot(s *Slot) {
 	}
 }
 
-// Take waits for an action for the slot. While its worker is drained there is none. Take fails with the error of ctx,
+// Take waits for an action for the slot. The slots of a drained worker get none. Take fails with the error of ctx,
 // ErrClosed, ErrLeft or ErrBusy, and may succeed although ctx ends. The caller ends the Run.
 func (s *Slot) Take(ctx context.Context) (*Run, error) {
 	q := s.q

@@ -57,7 +57,7 @@ func (q *Queue) matched(j *job) bool {
 	return slices.ContainsFunc(q.workers, func(w *workerGroup) bool { return w.matches(j) })
 }
 
-// unmatchable returns the fault of a waiting job for which no worker is to be expected, or nil.
+// unmatchable returns the fault of a waiting job for which no worker is expected, or nil.
 func (q *Queue) unmatchable(j *job, now time.Time) *worker.Fault {
 	switch {
 	case q.matched(j):
@@ -83,7 +83,7 @@ func (q *Queue) unmatchedFault(k worker.Kind, text string, u Unmatched) *worker.
 	return fault(k, "%s", text)
 }
 
-// refuseUnmatched ends the waiting jobs for which no worker is to be expected.
+// refuseUnmatched ends the waiting jobs for which no worker is expected.
 func (q *Queue) refuseUnmatched(now time.Time) {
 	for _, b := range slices.Clone(q.ready.Buckets()) {
 		if q.matched(b.Peek()) {
@@ -97,8 +97,8 @@ func (q *Queue) refuseUnmatched(now time.Time) {
 	}
 }
 
-// Refuse ends with UNAVAILABLE the actions that have waited at least that long for a slot and that no own slot may
-// take, because other workers get nothing, for the reason why.
+// Refuse ends with UNAVAILABLE the actions that have waited at least that long for a slot and that no local slot may
+// take. The reason why explains why other workers get nothing.
 func (q *Queue) Refuse(waited time.Duration, why string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -21,12 +21,12 @@ type workerGroup struct {
 	idle       []*Slot          // those that wait for a job
 	busy       int              // slots with a run
 	drained    *drain           // nil if it may take actions
-	seen       time.Time        // last sign of life
+	seen       time.Time        // when the worker was last heard from
 	left       time.Time        // when the last slot left; zero if one is present
 	done, lost int64            // runs
 }
 
-// group returns the workerGroup of an offer. Own slots have a group apart, even from a worker of the same name.
+// group returns the workerGroup of an offer. Local slots have a separate group, even from a worker of the same name.
 func (q *Queue) group(o Offer, own bool) *workerGroup {
 	properties := slices.Compact(slices.SortedFunc(slices.Values(o.Properties), worker.Property.Compare))
 	known := false

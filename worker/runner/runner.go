@@ -43,7 +43,7 @@ type Config struct {
 	BuildDir string
 	Backend  sandbox.Backend
 	Features sandbox.Features // result of Backend.Probe
-	// Toolchain is what every command may read besides its input root; see worker.HostToolchain.
+	// Toolchain lists what every command may read in addition to its input root; see worker.HostToolchain.
 	Toolchain []sandbox.Input
 	// Policy decides what commands may use; nil is policy.Default(). Requests of this protocol do not describe the
 	// action, so the same rule applies to all commands.

@@ -56,8 +56,8 @@ func explainArgs(cmd *cobra.Command, args []string) error {
 func explainFlag(cmd *cobra.Command, err error) error {
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		name := dashed(unknown.GetSpecifiedName(), unknown.GetSpecifiedShortnames())
-		if near := nearestFlag(cmd.Flags(), unknown.GetSpecifiedName()); near != "" {
-			return fmt.Errorf("%s has no flag %s: did you mean --%s?", cmd.CommandPath(), name, near)
+		if nearest := nearestFlag(cmd.Flags(), unknown.GetSpecifiedName()); nearest != "" {
+			return fmt.Errorf("%s has no flag %s: did you mean --%s?", cmd.CommandPath(), name, nearest)
 		}
 		return fmt.Errorf("%s has no flag %s: see %[1]s --help", cmd.CommandPath(), name)
 	}
@@ -150,7 +150,7 @@ func explainGroups(cmd *cobra.Command) error {
 				}
 			}
 			if len(given) > 1 {
-				err = fmt.Errorf("%s exclude each other: give one of them", strings.Join(given, " and "))
+				err = fmt.Errorf("%s are mutually exclusive: pass one of them", strings.Join(given, " and "))
 			}
 		}
 	})

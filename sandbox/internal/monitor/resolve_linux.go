@@ -109,7 +109,7 @@ type location struct {
 // maxSteps is how many links and missing directories are followed on a path. The kernel gives up after as many links.
 const maxSteps = 40
 
-// resolve resolves an absolute path as a process would. If that fails the location has the path as it is.
+// resolve resolves an absolute path as a process would. If that fails, the location has the unresolved path.
 func (w *session) resolve(pid uint32, p string, follow bool) location {
 	steps := maxSteps
 	return w.walk(pid, p, follow, &steps)

@@ -98,7 +98,7 @@ func newSlot() (*slot, error) {
 		}
 		unix.Close(fd)
 	}
-	// Have a root and working directory of its own.
+	// Do not share the root and working directory.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return nil, fmt.Errorf("unshare the working directory: %w", err)
 	}

@@ -118,7 +118,7 @@ type Traffic struct {
 	NoRoute int64
 }
 
-// A WorkspaceSize limits a workspace; -1 is no limit of its own.
+// A WorkspaceSize limits a workspace; -1 means no limit.
 type WorkspaceSize struct{ Bytes, Files int64 }
 
 // A Base is the part of a plan that many runs share, so that a slot sets it up once.

@@ -189,8 +189,8 @@ func (d *Decoder) Mapping(n ast.Node, known Keys) error {
 
 // Unknown returns the error for a name that is not among those known.
 func (d *Decoder) Unknown(n ast.Node, what, name string, known []string) error {
-	if near := Nearest(name, known); near != "" {
-		return d.suggest(n, near, "unknown %s %q", what, name)
+	if nearest := Nearest(name, known); nearest != "" {
+		return d.suggest(n, nearest, "unknown %s %q", what, name)
 	}
 	return d.Errorf(n, "unknown %s %q: write one of %s", what, name, strings.Join(known, ", "))
 }

@@ -7,7 +7,7 @@ type CauseRow struct {
 	Cause Cause
 	// Meaning is one line.
 	Meaning string
-	// Fixes tell how to remove it. The first one, of format "", is for all formats without a fix of their own.
+	// Fixes tell how to remove it. The first one, of format "", is for all formats without their own fix.
 	Fixes []Fix
 }
 

@@ -119,7 +119,7 @@ func readText(s *io.SectionReader, from int64) (text, error) {
 	return t, nil
 }
 
-// normalize sets the normalized lines. Lines that the other side has too stay as they are.
+// normalize sets the normalized lines. Lines that the other side has too stay unchanged.
 func (t *text) normalize(by *classifier, l *lexer, other []string) {
 	has := make(map[string]bool, len(other))
 	for _, line := range other {

@@ -37,7 +37,7 @@ type Entry struct {
 	Offset   uint32 // in the data of the segment, in blocks; unused if File
 	Length   uint32 // bytes in the data of the segment; unused if File
 	Stamp    uint32 // last use in seconds since 1970, with the precision of the log
-	File     bool   // the content is a file of its own
+	File     bool   // the content is a separate file
 	Verified bool   // this process wrote the content, or read it and found that it matches the key
 }
 
@@ -85,7 +85,7 @@ const (
 	chunkSize = 256 // slots allocated together
 )
 
-// An Index maps keys to entries. It is safe for concurrent use. New makes one.
+// An Index maps keys to entries. It is safe for concurrent use. Create one with New.
 type Index struct {
 	seed   maphash.Seed
 	shards [shards]shard

@@ -26,7 +26,7 @@ const (
 const (
 	typeFree   = iota // a hole in a file
 	typePacked        // put: the content is in the data of the segment
-	typeFile          // put: the content is a file of its own
+	typeFile          // put: the content is a separate file
 	typeTouch
 	typeDrop
 	typeDurable

@@ -100,9 +100,9 @@ func (p pattern) meets(prefix string) bool {
 
 // Rules are the callers of a file. They are immutable and safe for concurrent use; ReadFile makes them.
 type Rules struct {
-	callers  []*caller
-	read     map[string]filestate.State // states of the files they were read from
-	patience time.Duration              // time limit for strangers, 0 means strangerPatience
+	callers []*caller
+	read    map[string]filestate.State // states of the files they were read from
+	timeout time.Duration              // for the first message of an unauthenticated call; 0 means unauthenticatedTimeout
 
 	mu       sync.Mutex
 	verified map[[32]byte]verified // guarded by mu; signed tokens by SHA-256

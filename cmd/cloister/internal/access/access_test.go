@@ -742,7 +742,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 // calls an interceptor. Calls with a credential, and health watches after their first message, have no limit.
 func TestStrangersMustHurry(t *testing.T) {
 	rules := parse(t, "version: 1\ncallers: [{name: ci, token_sha256: "+sum("secret")+", rights: [read]}]")
-	rules.SetPatience(100 * time.Millisecond)
+	rules.SetUnauthenticatedTimeout(100 * time.Millisecond)
 	s := serve(t, rules, nil)
 	begin := func(conn *grpc.ClientConn, method string) grpc.ClientStream {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -770,7 +770,7 @@ func TestStrangersMustHurry(t *testing.T) {
 	} {
 		// The message never arrives completely.
 		if err := begin(conn, method).RecvMsg(&healthpb.HealthCheckResponse{}); status.Code(err) == codes.DeadlineExceeded || err == nil {
-			t.Errorf("%s: the server waits for a stranger: %v", method, err)
+			t.Errorf("%s: the server waits for an unauthenticated caller: %v", method, err)
 		}
 	}
 	// The time limit has passed several times.

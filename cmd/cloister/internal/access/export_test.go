@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// SetPatience sets the time limit for a stranger's first message.
-func (r *Rules) SetPatience(d time.Duration) { r.patience = d }
+// SetUnauthenticatedTimeout sets the time limit for the first message of an unauthenticated call.
+func (r *Rules) SetUnauthenticatedTimeout(d time.Duration) { r.timeout = d }
 
 // LookAlways makes every call check the file.
 func (l *Live) LookAlways() { l.every = 0 }

@@ -35,39 +35,39 @@ type guard struct {
 
 func (g guard) options() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.InTapHandle(g.limitStrangers), grpc.ChainUnaryInterceptor(g.unary), grpc.ChainStreamInterceptor(g.stream),
+		grpc.InTapHandle(g.limitUnauthenticated), grpc.ChainUnaryInterceptor(g.unary), grpc.ChainStreamInterceptor(g.stream),
 	}
 }
 
-// strangerPatience is the time limit for the first message of a call without a valid credential. gRPC reads that message, up
-// to 16 MiB and 1000 per connection, before it calls an interceptor, so the limit bounds what strangers can make the server
+// unauthenticatedTimeout is the time limit for the first message of a call without a valid credential. gRPC reads that message, up
+// to 16 MiB and 1000 per connection, before it calls an interceptor, so the limit bounds what such callers can make the server
 // hold.
-const strangerPatience = 2 * time.Second
+const unauthenticatedTimeout = 2 * time.Second
 
-// A stranger is in the context of a call without a valid credential.
-type stranger struct {
+// An unauthenticatedCall is in the context of a call without a valid credential.
+type unauthenticatedCall struct {
 	end *time.Timer // cancels the call
 	why error       // why the credential is invalid; nil if none is needed
 }
 
-// strangerKey is the context key of a *stranger.
-type strangerKey struct{}
+// unauthenticatedKey is the context key of a *unauthenticatedCall.
+type unauthenticatedKey struct{}
 
-// limitStrangers implements tap.ServerInHandle, which sees the headers of a call. It does not refuse calls, since gRPC would
+// limitUnauthenticated implements tap.ServerInHandle, which sees the headers of a call. It does not refuse calls, since gRPC would
 // keep the headers of a refused call until its deadline.
-func (g guard) limitStrangers(ctx context.Context, call *tap.Info) (context.Context, error) {
+func (g guard) limitUnauthenticated(ctx context.Context, call *tap.Info) (context.Context, error) {
 	c, err := g.admit(ctx, call.FullMethodName)
 	if err == nil && c.name != "" {
 		return ctx, nil
 	}
 	ctx, cancel := context.WithCancel(ctx) // gRPC cancels the parent when the call ends
-	end := time.AfterFunc(cmp.Or(g.rules().patience, strangerPatience), cancel)
-	return context.WithValue(ctx, strangerKey{}, &stranger{end, err}), nil
+	end := time.AfterFunc(cmp.Or(g.rules().timeout, unauthenticatedTimeout), cancel)
+	return context.WithValue(ctx, unauthenticatedKey{}, &unauthenticatedCall{end, err}), nil
 }
 
-// arrived stops the time limit of a stranger's call after its first message.
+// arrived stops the time limit of an unauthenticated call after its first message.
 func arrived(ctx context.Context) {
-	if s, ok := ctx.Value(strangerKey{}).(*stranger); ok {
+	if s, ok := ctx.Value(unauthenticatedKey{}).(*unauthenticatedCall); ok {
 		s.end.Stop()
 	}
 }
@@ -101,7 +101,7 @@ func (g guard) admit(ctx context.Context, method string) (*caller, error) {
 	if d, ok := g.table[method]; ok && d.rights == 0 {
 		return &caller{}, nil
 	}
-	if s, ok := ctx.Value(strangerKey{}).(*stranger); ok && s.why != nil {
+	if s, ok := ctx.Value(unauthenticatedKey{}).(*unauthenticatedCall); ok && s.why != nil {
 		return nil, s.why // without verifying a signature twice
 	}
 	return g.rules().caller(ctx)

@@ -72,7 +72,7 @@ func (l *Listing) directory(ctx context.Context, d cas.Digest) (*repb.Directory,
 	return dir, nil
 }
 
-// PrintPath prints what is at a path below the directory d.
+// PrintPath prints the entry at a path below the directory d.
 func (l *Listing) PrintPath(ctx context.Context, d cas.Digest, below string, deep bool) error {
 	prefix := ""
 	if below != "." {

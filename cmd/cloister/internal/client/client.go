@@ -96,7 +96,7 @@ func (s *Server) Dial() (*grpc.ClientConn, string, error) {
 	return conn, strings.Trim(u.Path+"/"+s.Instance, "/"), nil
 }
 
-// Explain gives an error from reading the server's store its exit code, by default code.
+// Explain adds the exit code to an error from reading the server's store. The default is code.
 func (s *Server) Explain(err error, code int) error {
 	if _, ok := errors.AsType[*exit.Error](err); err == nil || ok {
 		return err

@@ -67,7 +67,7 @@ func (c *Config) Run(ctx context.Context, a, b string, out io.Writer) (same bool
 		return false, err
 	}
 	r.Same = len(r.Changes)+len(r.Differences) == 0
-	if err := c.lookDeeper(ctx, r, things[0], things[1]); err != nil {
+	if err := c.runDiffoscope(ctx, r, things[0], things[1]); err != nil {
 		return false, err
 	}
 	if c.JSON {

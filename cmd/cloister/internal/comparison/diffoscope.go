@@ -34,9 +34,9 @@ func CheckDiffoscope(wanted bool) error {
 	return nil
 }
 
-// lookDeeper runs diffoscope on two files or directories of this host, on copies of two blobs, or on copies of all
+// runDiffoscope runs diffoscope on two files or directories of this host, on copies of two blobs, or on copies of all
 // differing files.
-func (c *Config) lookDeeper(ctx context.Context, r *diffReport, a, b operand) error {
+func (c *Config) runDiffoscope(ctx context.Context, r *diffReport, a, b operand) error {
 	if !c.Diffoscope || len(r.Changes)+len(r.Differences) == 0 {
 		return nil
 	}

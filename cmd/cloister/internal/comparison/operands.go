@@ -113,7 +113,7 @@ func message(b []byte, f cas.Function) string {
 	return ""
 }
 
-// result returns the cached result of an action, and sets what is known of the run.
+// result returns the cached result of an action, and records what is known about the run.
 func (c *Config) result(ctx context.Context, t operand, known **compare.Facts) (*repb.ActionResult, error) {
 	if t.digest.IsZero() {
 		return nil, fmt.Errorf("--results needs the digests of actions, and %s is a file", render.Quote(t.name))

@@ -85,7 +85,7 @@ func timed(f func() error) (time.Duration, error) {
 	return time.Since(began), err
 }
 
-// describe records what is run.
+// describe records the command or the action of the runs.
 func (m *metrics) describe(ctx context.Context, store cas.Store, t *worker.Task) error {
 	var action repb.Action
 	if err := cas.ReadProto(ctx, store, t.Action, &action); err != nil {
@@ -165,7 +165,7 @@ func rank(sorted []time.Duration, p int) time.Duration {
 // writeManifest writes the text of a run's manifest to a file.
 func writeManifest(ctx context.Context, store cas.Store, out *worker.Outcome, name string) error {
 	if out.Manifest.IsZero() {
-		return errors.New("the run has none, because it would be too large")
+		return errors.New("the manifest is too large and was not stored")
 	}
 	text, err := cas.ReadAll(ctx, store, out.Manifest, manifest.MaxBytes)
 	if err != nil {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package localstore reaches the store of this machine, whether or not a serve holds it, and reports on its contents.
+// Package localstore opens the store of this machine, directly or through the process that holds it, and reports on its
+// contents.
 package localstore
 
 import (
@@ -34,7 +35,7 @@ func (s *Store) Register(cmd *cobra.Command) {
 	f.BoolVar(&s.JSON, "json", false, "print JSON")
 }
 
-// Open reaches the store. The caller closes it.
+// Open opens the store, or connects to the process that holds it. The caller closes the Store.
 func (s *Store) Open(ctx context.Context) error {
 	var err error
 	if s.Dir, err = storedir.Path(s.Dir); err != nil {

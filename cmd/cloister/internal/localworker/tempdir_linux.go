@@ -35,7 +35,7 @@ func newDir() (string, *os.File, error) {
 			return "", nil, errors.Join(err, os.RemoveAll(dir))
 		}
 	}
-	return "", nil, errors.New("temporary directories vanish as soon as they are made")
+	return "", nil, errors.New("temporary directories are removed as soon as they are created")
 }
 
 // errNotOurs means that a directory belongs to another process or user.

@@ -70,7 +70,7 @@ func (c *Config) Check(cmd *cobra.Command) (err error) {
 	case c.maxFiles < 0:
 		return fmt.Errorf("--max-files %d: write a positive number, or 0 for a tenth of the disk's", c.maxFiles)
 	case c.lease > 0 && c.lease < flags.Duration(time.Second):
-		return fmt.Errorf("--lease %s: write at least 1s, or 0 to promise nothing", &c.lease)
+		return fmt.Errorf("--lease %s: write at least 1s, or 0 for no lease", &c.lease)
 	case c.Audit > 0 && c.Audit < audit.MinBytes:
 		return fmt.Errorf("--audit-size %s: write at least %s, or %s", &c.Audit, sandbox.Bytes(audit.MinBytes), flags.Unlimited)
 	}

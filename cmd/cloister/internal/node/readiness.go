@@ -27,7 +27,7 @@ func (n *Node) CheckReady() error {
 	return nil
 }
 
-// readiness is whether a server should be given work. A server that is not ready still serves what it can.
+// readiness tracks whether a server should get work. A server that is not ready still serves what it can.
 type readiness struct {
 	Draining atomic.Bool
 	store    fullStore
@@ -154,7 +154,7 @@ func (f *fullStore) instances(next cas.Instances, most int64) cas.Instances {
 	}
 }
 
-// fullNotingStore is a store whose writes are noted.
+// A fullNotingStore reports the results of its writes to a fullStore.
 type fullNotingStore struct {
 	cas.Store
 	cas.ActionCache
@@ -198,7 +198,7 @@ func (s fullNotingStore) Record(ctx context.Context, action cas.Digest, r *repb.
 	return s.full.note(s.ActionCache.Record(ctx, action, r))
 }
 
-// CheckUpstream says why nothing that is behind the store answers: inputs would be absent, and outputs not kept.
+// CheckUpstream returns why the upstream does not answer: inputs would be absent, and outputs lost.
 func (n *Node) CheckUpstream() error {
 	if n.Ready.upstream != nil {
 		if text := n.Ready.upstream.Down(); text != "" {

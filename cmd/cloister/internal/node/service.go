@@ -9,10 +9,10 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 )
 
-// NotifyReady tells the service manager, if there is one, that this node is ready, and then that it is alive until
-// Close. status takes the locks that a request takes, so that a deadlock ends the signs of life. A node that is full or
-// whose upstream is down is alive, since a restart would not help. The caller calls n.Service.Stopping before it
-// drains.
+// NotifyReady reports to the service manager, if there is one, that this node is ready, and then that it is alive until
+// Close. status takes the locks that a request takes, so that a deadlock ends the watchdog messages. A node that is
+// full or whose upstream is down is alive, since a restart would not help. The caller calls n.Service.Stopping before
+// it drains.
 func (n *Node) NotifyReady(status func() string) (err error) {
 	n.Service, err = notify.Ready(notify.Config{Log: n.Log, Check: func() (string, error) {
 		return fmt.Sprintf("%s, %d bytes stored", status(), n.Store.Stats().Bytes), nil

@@ -24,7 +24,7 @@ const (
 // errNotProbed is the reason before the first probe.
 var errNotProbed = errors.New("not probed yet")
 
-// An upstream is the store behind the disk, and whether it answers.
+// An upstream is the store behind the local one, and whether it answers.
 type upstream struct {
 	address   string
 	instances cas.Instances

@@ -20,7 +20,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// UpstreamFlags select what is behind the disk.
+// UpstreamFlags select the upstream of the local store.
 type UpstreamFlags struct {
 	Server, Bucket, WriteMode string
 	Identity                  identity.Flags // at Server

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package notify tells a service manager, by the protocol of sd_notify(3), when a server is ready, what it is doing, that
-// it is about to stop, and periodically that it is alive.
+// Package notify reports to a service manager, by the protocol of sd_notify(3), when a server is ready, what it is
+// doing, that it is about to stop, and periodically that it is alive.
 //
 //	service, err := notify.Ready(notify.Config{Check: check, Log: log}) // once everything answers
 //	defer service.Close()
@@ -21,25 +21,25 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// DefaultInterval is the interval of status messages if the manager does not ask for signs of life more often.
+// DefaultInterval is the interval of status messages if the manager does not expect watchdog messages more often.
 const DefaultInterval = 10 * time.Second
 
-// Config says what to tell a manager.
+// Config configures a Service.
 type Config struct {
-	// Check returns a line about what the server is doing, or an error if it can serve nobody. It must go through what a
-	// request goes through: while it blocks or fails, no sign of life is sent, and the manager ends the process. A server
-	// that only takes no more work is alive.
+	// Check returns a line about what the server is doing, or an error if it cannot serve requests. It must take the
+	// same path as a request: while it blocks or fails, no watchdog message is sent, and the manager ends the process.
+	// A server that only takes no more work is alive.
 	Check func() (status string, err error)
 	// Log receives failed checks and messages that could not be sent.
 	Log *slog.Logger
 }
 
-// A Service is a server that has told its manager that it is ready. Its methods are safe for concurrent use, and do
-// nothing on a nil Service, which has no manager.
+// A Service reports the state of a server that is ready. Its methods are safe for concurrent use, and do nothing on a
+// nil Service, which has no manager.
 type Service struct {
 	config   Config
 	interval time.Duration
-	watchdog bool // the manager asks for signs of life
+	watchdog bool // the manager expects watchdog messages
 	stop     chan struct{}
 	ended    chan struct{}
 
@@ -47,8 +47,9 @@ type Service struct {
 	stopping bool // guarded by mu
 }
 
-// Ready tells the manager that the server is ready, and from then on what its check returns. It returns nil without a
-// manager, and an error if the manager's settings are invalid or it cannot be reached. The caller closes the Service.
+// Ready reports to the manager that the server is ready, and from then on what its check returns. It returns nil
+// without a manager, and an error if the manager's settings are invalid or it cannot be reached. The caller closes the
+// Service.
 func Ready(c Config) (*Service, error) {
 	watchdog, err := daemon.SdWatchdogEnabled(false)
 	if err == nil && watchdog < 0 {
@@ -72,7 +73,7 @@ func Ready(c Config) (*Service, error) {
 	return s, nil
 }
 
-// watch sends signs of life until the Service is closed.
+// watch sends messages until the Service is closed.
 func (s *Service) watch() {
 	defer close(s.ended)
 	tick := time.NewTicker(s.interval)
@@ -87,13 +88,13 @@ func (s *Service) watch() {
 	}
 }
 
-// beat sends the status, with a sign of life if the check succeeds.
+// beat sends the status, with a watchdog message if the check succeeds.
 func (s *Service) beat() {
 	status, err := s.config.Check()
 	var lines []string
 	if err != nil {
-		s.config.Log.Error("the server can serve nobody", "err", err)
-		status = "cannot serve anybody: " + err.Error()
+		s.config.Log.Error("the server cannot serve requests", "err", err)
+		status = "cannot serve requests: " + err.Error()
 	} else if s.watchdog {
 		lines = append(lines, daemon.SdNotifyWatchdog)
 	}
@@ -106,7 +107,8 @@ func (s *Service) beat() {
 	s.send(append(lines, "STATUS="+strings.Join(strings.Fields(status), " "))...)
 }
 
-// Stopping tells the manager that the server takes no more work and will end. Signs of life continue until Close.
+// Stopping reports to the manager that the server takes no more work and will end. Watchdog messages continue until
+// Close.
 func (s *Service) Stopping() {
 	if s == nil {
 		return
@@ -117,7 +119,7 @@ func (s *Service) Stopping() {
 	s.send(daemon.SdNotifyStopping, "STATUS=draining")
 }
 
-// Close ends the signs of life. It waits for a running check.
+// Close ends the messages. It waits for a running check.
 func (s *Service) Close() {
 	if s == nil {
 		return

@@ -101,7 +101,7 @@ func TestWatchdogNeedsSuccessfulCheck(t *testing.T) {
 		return "well", nil
 	})
 	m.expect("READY=1")
-	m.expect("STATUS=cannot serve anybody: the store is gone")
+	m.expect("STATUS=cannot serve requests: the store is gone")
 	// Many intervals pass while the check is stuck.
 	time.Sleep(50 * time.Millisecond)
 	if err := m.conn.SetReadDeadline(time.Now()); err != nil {

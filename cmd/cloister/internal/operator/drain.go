@@ -97,7 +97,7 @@ func (c *Drain) waitIdle(ctx context.Context, client cloisterpb.FleetClient, wor
 			// The workers were connected when they were drained, so the server may have restarted since. It does not
 			// know what ran before until every slot of theirs has called.
 			for _, name := range workers {
-				if n := away(s.Workers, name, had[name]); n > 0 {
+				if n := missingSlots(s.Workers, name, had[name]); n > 0 {
 					running += n
 					busy = append(busy, name)
 				}
@@ -133,9 +133,9 @@ func (c *Drain) waitIdle(ctx context.Context, client cloisterpb.FleetClient, wor
 // reconnecting: they call every ten seconds.
 const reconnectTime = time.Minute
 
-// away returns the number of slots, of a worker that had that many before, that a restarted server has not heard from
-// yet. A worker that left has none.
-func away(all []workerState, name string, had int) int {
+// missingSlots returns how many of the had slots of a worker have not called a restarted server yet. A worker that left
+// has none.
+func missingSlots(all []workerState, name string, had int) int {
 	known := slices.ContainsFunc(all, func(w workerState) bool { return w.Name == name })
 	there := slices.ContainsFunc(all, func(w workerState) bool { return w.Name == name && w.State != workerGone })
 	switch {

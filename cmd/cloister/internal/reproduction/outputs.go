@@ -16,8 +16,8 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// lookDeeper runs diffoscope on the outputs of the first run and of the first that differs.
-func (c *Config) lookDeeper(ctx context.Context, bench *localworker.Worker, v *repro.Verdict, executors []repro.Executor) error {
+// runDiffoscope runs diffoscope on the outputs of the first run and of the first that differs.
+func (c *Config) runDiffoscope(ctx context.Context, bench *localworker.Worker, v *repro.Verdict, executors []repro.Executor) error {
 	if !c.Diffoscope || len(v.Differences) == 0 {
 		return nil
 	}

@@ -215,7 +215,7 @@ func (c *Config) check(ctx context.Context, bench *localworker.Worker, servers s
 	if err != nil {
 		return nil, err
 	}
-	return v, errors.Join(c.keepRuns(ctx, v, o.Executors), c.lookDeeper(ctx, bench, v, o.Executors))
+	return v, errors.Join(c.keepRuns(ctx, v, o.Executors), c.runDiffoscope(ctx, bench, v, o.Executors))
 }
 
 // local reports whether runs take place here.

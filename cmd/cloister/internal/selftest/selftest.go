@@ -27,8 +27,8 @@ import (
 	"github.com/cloister-build/cloister/worker"
 )
 
-// A selftest runs a program that tries what it must not, twice, and checks that the sandbox keeps its guarantees. The
-// program is this one, as an input (Command).
+// A selftest runs a program that attempts what the sandbox must deny, twice, and checks that the sandbox keeps its
+// guarantees. The program is this one, as an input (Command).
 type selftest struct {
 	out    io.Writer
 	failed bool
@@ -51,8 +51,8 @@ func (s *selftest) report(ok bool, what, format string, args ...any) {
 // cannot be made. change, if not nil, modifies the worker before it starts.
 func Run(ctx context.Context, box *confinement.Flags, out io.Writer, change func(*localworker.Worker)) (err error) {
 	defer func() {
-		var told *exit.Error
-		if err != nil && !errors.As(err, &told) {
+		var exitErr *exit.Error
+		if err != nil && !errors.As(err, &exitErr) {
 			err = exit.New(exit.Environment, fmt.Errorf("cannot run the self-test: %w", err))
 		}
 	}()
@@ -157,7 +157,7 @@ func (s *selftest) put(ctx context.Context, store cas.Store, address string) (ca
 
 // check reports what the two runs showed.
 func (s *selftest) check(ctx context.Context, store cas.Store, outcomes [2]*worker.Outcome) error {
-	var said []attempted
+	var attempts []attempted
 	for _, o := range outcomes {
 		text := o.Result.StdoutRaw
 		if d, err := cas.FromProto(cas.SHA256, o.Result.StdoutDigest); err == nil && len(text) == 0 {
@@ -169,12 +169,12 @@ func (s *selftest) check(ctx context.Context, store cas.Store, outcomes [2]*work
 		if err := json.Unmarshal(text, &of); err != nil || o.Result.ExitCode != 0 {
 			return fmt.Errorf("the program ended with exit code %d: %s", o.Result.ExitCode, o.Message)
 		}
-		said = append(said, of...)
+		attempts = append(attempts, of...)
 	}
 	// held reports whether all attempts of a kind were refused at once.
 	held := func(kind string) (ok bool, detail string) {
 		n := 0
-		for _, a := range said {
+		for _, a := range attempts {
 			if a.Kind != kind {
 				continue
 			}
@@ -220,7 +220,7 @@ type line struct {
 // Command names the hidden command that makes the attempts inside a run.
 const Command = "selftest-attempts"
 
-// nowhere is an address for documentation, which nobody has (RFC 5737).
+// nowhere is a documentation address, which no host has (RFC 5737).
 const nowhere = "192.0.2.1:80"
 
 // An attempted is the result of an attempt.

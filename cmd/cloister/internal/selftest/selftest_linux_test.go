@@ -114,9 +114,9 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 				}
 			})
 			code := 0
-			var told *exit.Error
-			if errors.As(err, &told) {
-				code = told.Code
+			var exitErr *exit.Error
+			if errors.As(err, &exitErr) {
+				code = exitErr.Code
 			}
 			var broken []string
 			for line := range strings.Lines(out.String()) {

@@ -126,7 +126,7 @@ func (a *ServerAuth) scheme() string {
 	return "grpc"
 }
 
-// summary describes for a person who has access, "" if everyone has.
+// summary describes who has access, or returns "" if everyone has.
 func (a *ServerAuth) summary() string {
 	var parts []string
 	if a.cert != "" {
