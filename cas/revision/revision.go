@@ -8,11 +8,11 @@
 // its hash. Files are as in the commit: attributes such as export-ignore, eol and filter have no effect, and Git LFS
 // pointers stay pointers. Replacements and grafts are ignored (git-replace(1)).
 //
-// Git reads its own formats (packs, alternates, worktrees, SHA-256 repositories), so no Git library is needed, which
-// would be a second opinion on what a repository is. Git archive applies attributes, and git worktree writes to the
-// repository. Git does not verify the hash of a loose blob; this package does, so the revision in a manifest is a
-// statement about bytes. A submodule is an error or an empty directory: only a file that anyone may have written says
-// where its commit is. URLs are refused: a run does not decide what to fetch with which credentials.
+// Git reads its own formats (packs, alternates, worktrees, SHA-256 repositories). A Git library in Go would be a large
+// module that may read them differently. Git archive applies attributes, and git worktree writes to the repository. Git
+// does not verify the hash of a loose blob; this package does, so the revision in a manifest is a statement about
+// bytes. A submodule is an error or an empty directory: only a file that anyone may have written says where its commit
+// is. URLs are refused: a run does not decide what to fetch with which credentials.
 package revision
 
 import (

@@ -3,8 +3,8 @@
 // Package telemetry counts what workers do, for Prometheus. No label is text from a client.
 //
 // Metric names follow the conventions of Prometheus and are an interface: users depend on them. Metrics are off by
-// default, since serving them has no authentication. The format, histograms and registry are those of Prometheus' own
-// client, which are harder to write correctly than counters.
+// default, since serving them has no authentication. Text format, histograms and registry come from Prometheus' own
+// client.
 package telemetry
 
 import (
