@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 
-# The program prints each value, and says what is wrong with what has none.
+# The program prints the value of each valid expression, and an error for each invalid one.
 set -euo pipefail
 
 calc=examples/calc/calc

@@ -9,8 +9,7 @@
 
 namespace calc {
 
-// Evaluates s, in which the variable is x, to *result. If s is no expression, returns false and says in
-// *error what is wrong.
+// Evaluates s with the variable x to *result. If s is not an expression, returns false and sets *error.
 bool Evaluate(std::string_view s, double x, double* result, std::string* error);
 
 }  // namespace calc

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Computes what does not depend on x.
+// Constant folding.
 #ifndef EXAMPLES_CALC_FOLD_H_
 #define EXAMPLES_CALC_FOLD_H_
 
@@ -8,7 +8,7 @@
 
 namespace calc {
 
-// Returns tree with each part that has no x replaced by its value.
+// Returns tree with each part without x replaced by its value.
 Tree Fold(Tree tree);
 
 }  // namespace calc

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What a name in an expression can call.
+// The functions of expressions.
 #ifndef EXAMPLES_CALC_FUNCTIONS_H_
 #define EXAMPLES_CALC_FUNCTIONS_H_
 
@@ -18,10 +18,10 @@ struct Function {
 // Returns the number of the function called name, or -1.
 int FindFunction(std::string_view name);
 
-// Returns the function of a number that FindFunction gave.
+// Returns the function with a number from FindFunction.
 const Function& FunctionOf(int number);
 
-// Returns the known name that is most like name.
+// Returns the known name most similar to name.
 std::string_view Suggest(std::string_view name);
 
 }  // namespace calc

@@ -8,7 +8,7 @@
 namespace calc {
 namespace {
 
-// Returns the number of characters at the start of s for which is holds.
+// Returns the number of leading characters of s for which `is` holds.
 template <typename Is>
 size_t Span(std::string_view s, Is is) {
   size_t n = 0;

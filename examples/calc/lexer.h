@@ -10,7 +10,7 @@
 
 namespace calc {
 
-// Returns the first token of *s and takes it off; the end again and again at the end.
+// Removes the first token of *s and returns it; at the end, returns the end token each time.
 Token TakeToken(std::string_view* s);
 
 }  // namespace calc

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Prints the values of expressions, one an argument; x is 0.
+// Prints the value of each argument, an expression; x is 0.
 #include <cstdio>
 #include <string>
 

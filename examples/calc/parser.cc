@@ -8,7 +8,7 @@
 namespace calc {
 namespace {
 
-// Nesting is limited because each level is a few frames of the stack.
+// Nesting is limited because each level takes a few stack frames.
 constexpr int kMaxDepth = 1000;
 
 class Parser {
@@ -96,7 +96,7 @@ class Parser {
     }
   }
 
-  // Takes what comes before an operand of node, and the operand; a negation has nothing before it.
+  // Takes the token before an operand of node and then the operand; 0 means no token (negation).
   bool Operand(Node* node, char before) {
     if (before != 0 && !Take(before)) return false;
     Tree operand = before == 0 ? Unary() : Sum();

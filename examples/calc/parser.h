@@ -11,7 +11,7 @@
 
 namespace calc {
 
-// Returns the tree of s. If s is no expression, returns nullptr and says in *error what is wrong.
+// Returns the tree of s. If s is not an expression, returns nullptr and sets *error.
 Tree Parse(std::string_view s, std::string* error);
 
 }  // namespace calc

@@ -8,7 +8,7 @@
 
 namespace calc {
 
-// Returns what code, which Compile made, leaves on the stack.
+// Runs code from Compile and returns the value that it leaves on the stack.
 double Run(const Code& code, double x);
 
 }  // namespace calc

@@ -8,10 +8,10 @@
 
 namespace check {
 
-// Records that `what`, written in `file` at `line`, does not hold, because of `why`.
+// Records that `what`, at `line` of `file`, does not hold, and `why`.
 void Fail(const char* file, int line, const char* what, const std::string& why);
 
-// The number of failures so far, made to fit an exit code.
+// The number of failures so far, limited to the range of an exit code.
 int Failures();
 
 inline std::string Show(bool v) { return v ? "true" : "false"; }

@@ -15,7 +15,7 @@ struct Box {
   bool Meets(const Box& o) const;
 };
 
-// Returns the smallest box that holds a and b.
+// Returns the smallest box that contains a and b.
 Box Around(Point a, Point b);
 
 }  // namespace geometry

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The rubber band around points.
+// Convex hulls.
 #ifndef EXAMPLES_GEOMETRY_HULL_H_
 #define EXAMPLES_GEOMETRY_HULL_H_
 
@@ -10,8 +10,8 @@
 
 namespace geometry {
 
-// Returns the corners of the smallest convex polygon that holds all points, counter-clockwise from the
-// lowest in order; no three of them are in line.
+// Returns the corners of the smallest convex polygon that contains all points, counter-clockwise from the
+// lowest point; no three of them are collinear.
 std::vector<Point> Hull(std::vector<Point> points);
 
 }  // namespace geometry

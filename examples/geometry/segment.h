@@ -8,7 +8,7 @@
 
 namespace geometry {
 
-// A Segment holds its ends.
+// A Segment has two ends.
 struct Segment {
   Point a, b;
   bool Contains(Point p) const;

@@ -9,7 +9,7 @@
 
 namespace hash {
 
-// Returns the CRC-32 of s, or of what came before, whose CRC-32 is crc, followed by s.
+// Returns the CRC-32 of s, or of earlier data with the CRC-32 crc followed by s.
 uint32_t Crc32(std::string_view s, uint32_t crc = 0);
 
 }  // namespace hash

@@ -12,7 +12,7 @@ namespace hash {
 // Returns two lower-case digits for each byte of s.
 std::string ToHex(std::string_view s);
 
-// Decodes s into *out; returns false, and leaves *out alone, if s is not pairs of digits.
+// Decodes s into *out. Returns false and leaves *out unchanged if s does not consist of pairs of digits.
 bool FromHex(std::string_view s, std::string* out);
 
 }  // namespace hash

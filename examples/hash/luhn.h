@@ -8,7 +8,7 @@
 
 namespace hash {
 
-// Reports whether s is at least two digits, of which the last is right.
+// Reports whether s has at least two digits and the last is the correct check digit.
 bool ValidLuhn(std::string_view s);
 
 }  // namespace hash

@@ -12,7 +12,7 @@ namespace num {
 
 using Matrix = std::vector<std::vector<Rational>>;
 
-// Returns a * b, which are both n by n.
+// Returns a * b; both are n by n.
 Matrix Multiply(const Matrix& a, const Matrix& b);
 
 // Returns the determinant of m, which is n by n.

@@ -11,7 +11,7 @@ Rational Evaluate(const Poly& p, Rational x) {
 }
 
 Poly Interpolate(const std::vector<Rational>& values) {
-  // Newton's form: each step adds the term that corrects the next value and spares those before it.
+  // Newton's form: each step adds a term that corrects the next value and keeps the earlier ones.
   Poly sum(values.size()), vanishing = {1};
   for (size_t i = 0; i < values.size(); i++) {
     const Rational x = static_cast<int64_t>(i);

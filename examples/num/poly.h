@@ -11,13 +11,13 @@
 
 namespace num {
 
-// The coefficients of a polynomial, that of the constant first.
+// The coefficients of a polynomial, the constant first.
 using Poly = std::vector<Rational>;
 
 // Returns the value of p at x.
 Rational Evaluate(const Poly& p, Rational x);
 
-// Returns the polynomial of least degree that has value values[i] at x = i.
+// Returns the polynomial of least degree with the value values[i] at x = i.
 Poly Interpolate(const std::vector<Rational>& values);
 
 }  // namespace num

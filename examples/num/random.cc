@@ -28,7 +28,7 @@ uint64_t Random::Next() {
 }
 
 uint64_t Random::Below(uint64_t n) {
-  // The numbers below 2^64 mod n would make the small remainders more frequent.
+  // Reject numbers below 2^64 mod n, which would make small remainders more frequent.
   const uint64_t skip = -n % n;
   for (;;) {
     if (const uint64_t x = Next(); x >= skip) return x % n;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Numbers that look random and are the same everywhere.
+// Pseudorandom numbers that are the same on every machine.
 #ifndef EXAMPLES_NUM_RANDOM_H_
 #define EXAMPLES_NUM_RANDOM_H_
 
@@ -13,7 +13,7 @@ class Random {
  public:
   explicit Random(uint64_t seed);
   uint64_t Next();
-  // Returns a number below n, which is not 0, each equally often.
+  // Returns a uniformly distributed number below n; n must not be 0.
   uint64_t Below(uint64_t n);
 
  private:

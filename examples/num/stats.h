@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What a list of numbers says.
+// Statistics of a list of numbers.
 #ifndef EXAMPLES_NUM_STATS_H_
 #define EXAMPLES_NUM_STATS_H_
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 
-# The directory holds one page a heading, and the list of contents names each.
+# The directory has one page per heading, and the table of contents names each.
 set -euo pipefail
 
 cd examples/pages

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Rules whose outputs are directories of files that nobody names beforehand."""
+"""Rules whose outputs are directories of files with names that are not known in advance."""
 
-# An executor makes the parents of an output, and need not make an output that is a directory.
+# An executor creates the parents of an output, but not necessarily an output directory itself.
 
 _SPLIT = """
 set -e

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tries to fetch a page, as a test does that nobody has told that there is no network."""
+"""Tries to fetch a page, like a test that expects a network."""
 
 import sys
 import urllib.error
 import urllib.request
 
-URL = "http://192.0.2.1/"  # an address of documentation (RFC 5737), so that no name is asked for
+URL = "http://192.0.2.1/"  # an address for documentation (RFC 5737), so no name is resolved
 
 try:
     urllib.request.urlopen(URL, timeout=10)

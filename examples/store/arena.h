@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Memory that is given back all at once.
+// Memory that is released all at once.
 #ifndef EXAMPLES_STORE_ARENA_H_
 #define EXAMPLES_STORE_ARENA_H_
 

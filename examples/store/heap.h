@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A queue that gives the smallest first.
+// A priority queue, smallest first.
 #ifndef EXAMPLES_STORE_HEAP_H_
 #define EXAMPLES_STORE_HEAP_H_
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A cache that forgets what was used longest ago.
+// A cache that evicts the least recently used entry.
 #ifndef EXAMPLES_STORE_LRU_H_
 #define EXAMPLES_STORE_LRU_H_
 

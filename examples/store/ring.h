@@ -13,7 +13,7 @@ class Ring {
  public:
   void Push(const T& item) { items_[pushed_++ % N] = item; }
   size_t Size() const { return pushed_ < N ? pushed_ : N; }
-  // Returns the item that was pushed i pushes before the last; i is below Size().
+  // Returns the item pushed i pushes before the last one; i is below Size().
   const T& Back(size_t i) const { return items_[(pushed_ - 1 - i) % N]; }
 
  private:

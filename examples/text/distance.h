@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// How far apart two words are.
+// Edit distance.
 #ifndef EXAMPLES_TEXT_DISTANCE_H_
 #define EXAMPLES_TEXT_DISTANCE_H_
 

@@ -23,7 +23,7 @@ bool ParseInt(std::string_view s, int64_t* n) {
   if (s.empty()) return false;
   int64_t v = 0;
   for (char c : s) {
-    // Negative numbers reach one further, so the sum is built below zero.
+    // The range has one more negative number, so sum up negatively.
     if (!IsDigit(c)) return false;
     if (__builtin_mul_overflow(v, 10, &v) || __builtin_sub_overflow(v, c - '0', &v)) return false;
   }

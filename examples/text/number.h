@@ -10,7 +10,7 @@
 
 namespace text {
 
-// Parses all of s as a decimal number with an optional sign. Returns false, and leaves *n alone, if s
+// Parses all of s as a decimal number with an optional sign. Returns false and leaves *n unchanged if s
 // is anything else or does not fit.
 bool ParseInt(std::string_view s, int64_t* n);
 

@@ -8,7 +8,7 @@
 
 namespace text {
 
-// Returns s without the white space at its ends; it points into s.
+// Returns s without leading and trailing white space, as a view of s.
 std::string_view Trim(std::string_view s);
 
 }  // namespace text

@@ -9,7 +9,7 @@
 
 namespace text {
 
-// Returns the first code point of s and takes it off, or returns -1 and takes one byte off.
+// Removes the first code point of s and returns it, or removes one byte and returns -1.
 int32_t TakeRune(std::string_view* s);
 
 // Reports whether s is valid.

@@ -10,10 +10,10 @@
 
 namespace units {
 
-// Finds the unit that is written as name. Returns false, and leaves *unit alone, if there is none.
+// Finds the unit called name. Returns false and leaves *unit unchanged if there is none.
 bool Find(std::string_view name, Unit* unit);
 
-// Converts x. Returns false, and leaves *result alone, if the units measure different things.
+// Converts x. Returns false and leaves *result unchanged if the units measure different things.
 bool Convert(double x, Unit from, Unit to, double* result);
 
 }  // namespace units

@@ -5,6 +5,6 @@ from collections import Counter
 
 
 def words(text):
-    """Returns how often each word of text is in it, the most frequent first and equal ones in order of the alphabet."""
+    """Returns the words of text with their counts, most frequent first, equal counts in alphabetical order."""
     count = Counter(word.lower() for word in text.split() if word.isalpha())
     return sorted(count.items(), key=lambda item: (-item[1], item[0]))

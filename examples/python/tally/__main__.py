@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints a report of files as JSON, with a sample of their words that the seed of the run chooses."""
+"""Prints a report about files as JSON, with a sample of their words chosen by the run's seed."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def main():
         "files": [file.name for file in files],
         "frequent": count[:5],
         "sample": sorted(chooser.sample([word for word, _ in count], 3)),
-        # The date of the sources, and not of the run (reproducible-builds.org/specs/source-date-epoch).
+        # The date of the sources, not of the run (reproducible-builds.org/specs/source-date-epoch).
         "dated": int(os.environ.get("SOURCE_DATE_EPOCH", "0")),
     }
     json.dump(report, sys.stdout, indent=2, sort_keys=True)
