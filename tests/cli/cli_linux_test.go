@@ -79,37 +79,6 @@ func TestHelpHasExamples(t *testing.T) {
 			t.Errorf("completion %s: %+v", shell, s)
 		}
 	}
-	if s := cloister(t, "", "version"); !strings.HasPrefix(s.out, "cloister 0.") || strings.Count(s.out, "\n") != 1 {
-		t.Errorf("version: %+v", s)
-	}
-}
-
-func TestMistakesAreUsage(t *testing.T) {
-	for _, args := range [][]string{
-		{"bogus"},
-		{"serve", "--bogus"},
-		{"serve", "--max-size", "12x"},
-		{"serve", "--max-size", "0%"},
-		{"serve", "--max-size", "-1GiB"},
-		{"serve", "--jobs", "0"},
-		{"serve", "extra"},
-		{"serve", "--repro-sample", "1"},
-		{"serve", "--repro-sample", "-1"},
-		{"serve", "--repro-gate", "--repro-sample", "0%"},
-		{"serve", "--jobs", "0", "--worker-listen", "127.0.0.1:0", "--repro-sample", "1%"},
-		{"serve", "--worker-listen", "127.0.0.1:0", "--repro-gate"},
-		{"run"},
-		{"runner"},
-		{"runner", "--socket", "s"},
-		{"runner", "--socket", "s", "--build-dir", ".", "--jobs", "0"},
-		{"runner", "--socket", "s", "--build-dir", ".", "--socket-mode", "0999"},
-		{"runner", "--socket", "s", "--build-dir", ".", "--sandbox", "none"},
-		{"check", "extra"},
-	} {
-		if s := cloister(t, "", args...); s.code != 2 || !strings.HasPrefix(s.err, "cloister: ") || strings.Count(s.err, "\n") > 3 {
-			t.Errorf("cloister %v: got exit code %d and %q, want 2 and a line", args, s.code, s.err)
-		}
-	}
 }
 
 func TestCheckSaysFull(t *testing.T) {

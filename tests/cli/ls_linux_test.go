@@ -60,5 +60,4 @@ func TestActionLs(t *testing.T) {
 	wantSaid(t, 0, []string{"action", "ls", "--cas", r.cas, "--instance", "other"})
 	wantSaid(t, 2, at("action", "ls", "--stage", "DONE"), "DONE")
 	wantSaid(t, 2, at("action", "ls", "-n", "0"))
-	wantSaid(t, 5, []string{"action", "ls", "--cas", "grpc://" + unused(t)})
 }

@@ -186,19 +186,8 @@ func TestRunOfARevisionPassesNothingElse(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"--git", "https://example.com/x"}, 2, "git clone"},
-		{[]string{"--git", "nosuch@v1"}, 2, "REPOSITORY@REVISION"},
 		{[]string{"--git", repo + "@nosuch"}, 125, `"nosuch" is not a commit of the repository`},
 		{[]string{"--git", t.TempDir()}, 125, "not a Git repository"},
-		{[]string{"--git", repo, "--in", "."}, 2, "pass one of them"},
-		{[]string{"--git", repo, "--submodules", "some"}, 2, "write empty"},
-		{[]string{"--submodules", "empty"}, 2, "needs --git"},
-		{[]string{"--seed", "-1"}, 2, "whole number"},
-		{[]string{"--seed", "18446744073709551615"}, 2, "to 18446744073709551614"},
-		{[]string{"-n", "0"}, 2, "from 1 to"},
-		{[]string{"--pass-env", "NOT_SET"}, 2, "NOT_SET: not set in this environment"},
-		{[]string{"--pass-env", "PASSED=x"}, 2, "name of a variable"},
-		{[]string{"--pass-env", "PASSED", "--env", "PASSED=x"}, 2, "given twice"},
 		{[]string{"--manifest", "/nowhere/m", "--out-dir", t.TempDir()}, 125, "/nowhere/m"},
 	} {
 		if s := cloister(t, "", append(append([]string{"run"}, c.args...), "--", "true")...); s.code != c.code || !strings.Contains(s.err, c.want) {

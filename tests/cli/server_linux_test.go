@@ -5,7 +5,6 @@ package cli_test
 import (
 	"bytes"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -163,28 +162,13 @@ func TestRunOfAStoredAction(t *testing.T) {
 	}
 }
 
-// TestAbsentActionsAndServers checks the messages for an absent action and an unreachable server.
-func TestAbsentActionsAndServers(t *testing.T) {
+func TestAbsentAction(t *testing.T) {
 	r := serving(t, "")
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
 	absent := strings.Repeat("0", 63) + "1/5"
 	for _, command := range [][]string{{"run", "--action"}, {"action", "show"}} {
-		for _, c := range []struct {
-			cas, want string
-			code      int
-		}{
-			{r.cas, absent, 4},
-			{"grpc://" + l.Addr().String(), "--cas", 5},
-			{"http://" + l.Addr().String(), "--cas", 2},
-		} {
-			args := append(command[:2:2], absent, "--cas", c.cas)
-			if s := cloister(t, "", args...); s.code != c.code || s.out != "" || !whole(`cloister: .*`+c.want+`.*\n`, s.err) {
-				t.Errorf("%v: got %+v, want exit code %d and a line with %q", args, s, c.code, c.want)
-			}
+		args := append(command, absent, "--cas", r.cas)
+		if s := cloister(t, "", args...); s.code != 4 || s.out != "" || !whole(`cloister: .*`+absent+`.*\n`, s.err) {
+			t.Errorf("%v: got %+v, want exit code 4 and a line with %q", args, s, absent)
 		}
 	}
 }
@@ -277,15 +261,11 @@ func TestAuditLog(t *testing.T) {
 		{[]string{"show", "3"}, 1, ``, `cloister: .*\n`},
 		{[]string{"verify", "--head", head}, 0, `2 entries, head ` + head + `\n`, ``},
 		{[]string{"verify", "--head", strings.Repeat("0", 63) + "1"}, 1, ``, `cloister: .*\n`},
-		{[]string{"verify", "--head", "1"}, 2, ``, `cloister: .*\n`},
 	} {
 		s := cloister(t, "", append([]string{"audit", dir}, c.args...)...)
 		if s.code != c.code || !whole(c.out, s.out) || !whole(c.err, s.err) {
 			t.Errorf("audit %v: exit code %d, want %d\nstdout %q\n  want %q\nstderr %q\n  want %q", c.args, s.code, c.code, s.out, c.out, s.err, c.err)
 		}
-	}
-	if s := cloister(t, "", "audit", "ls", "--dir", t.TempDir()); s.code != 3 || !strings.Contains(s.err, "--dir") {
-		t.Errorf("ls where there is no log: %+v", s)
 	}
 
 	// A copy with one word changed.

@@ -31,36 +31,6 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-func TestMistakesOfTheStoreAreUsage(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "store")
-	for _, command := range []string{
-		"gc", "gc --older-than 0", "gc --older-than 14", "gc --older-than -1d", "gc --max-size 0", "gc --dry-run extra",
-		"cas bogus", "cas verify --rate fast", "cas verify --rate 5%", "cas stat extra",
-		"serve --lease -1h", "serve --lease 1ms", "serve --max-files -1", "serve --max-blob 5%", "serve --max-blob 2GiB --max-size 3GiB", "serve --scrub -1",
-		"serve --cas-write back", "serve --cas grpc://127.0.0.1:1 --cas-write never", "serve --cas http://127.0.0.1:1",
-		"serve --cas grpc://127.0.0.1:1 --cas-write back --lease 0",
-		"serve --store ftp://bucket", "serve --store s3://bucket?bogus=1", "serve --cas grpc://127.0.0.1:1 --store s3://bucket",
-	} {
-		args := append(strings.Fields(command), "--dir", dir)
-		if command == "cas bogus" {
-			args = args[:2]
-		}
-		if s := cloister(t, "", args...); s.code != 2 || !strings.HasPrefix(s.err, "cloister: ") || strings.Count(s.err, "\n") > 3 {
-			t.Errorf("cloister %s: got exit code %d and %q, want 2 and a line", command, s.code, s.err)
-		}
-	}
-	// A directory that is not a store does not become one.
-	for _, command := range []string{"gc --dry-run", "cas stat", "cas verify"} {
-		s := cloister(t, "", append(strings.Fields(command), "--dir", dir+"/absent")...)
-		if s.code != 3 || !strings.Contains(s.err, dir+"/absent") || !strings.Contains(s.err, "--dir") {
-			t.Errorf("%s where there is no store: %+v", command, s)
-		}
-	}
-	if _, err := os.Stat(dir + "/absent"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("something was made where there was no store: %v", err)
-	}
-}
-
 // A diskStore is a store on disk, with or without a server that holds it.
 type farm struct {
 	server *bazelrun.Server
