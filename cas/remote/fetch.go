@@ -111,7 +111,7 @@ func byFunction(ds []cas.Digest, size int) [][]cas.Digest {
 }
 
 // batches splits all into batches that fit into one call, by the sizes of the blobs. All blobs of a batch have the same
-// digest function, and a large blob is a batch of its own.
+// digest function, and a large blob has its own batch.
 func batches[T any](t *capabilities, all []T, digest func(T) cas.Digest) [][]T {
 	var batches [][]T
 	var batch []T

@@ -34,8 +34,8 @@ type capabilities struct {
 	functions     []cas.Function // those that we support, too
 }
 
-// health tracks whether the server answers. While it does not, one goroutine probes it, so that neither do calls have
-// to wait nor does recovery depend on calls.
+// health tracks whether the server answers. While it does not, one goroutine probes it, so that calls need not wait and
+// recovery does not depend on calls.
 type health struct {
 	ctx        context.Context // ends with the Client
 	cancel     context.CancelFunc

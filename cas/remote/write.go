@@ -99,7 +99,7 @@ func fill(errs []error, err error) []error {
 	return errs
 }
 
-// putFailed is failed for a Put.
+// putFailed is like failed, for a Put.
 func (s *Store) putFailed(ctx context.Context, d cas.Digest, err error) error {
 	what := fmt.Sprintf("store blob %s", d)
 	if ctx.Err() == nil && status.Code(err) == codes.ResourceExhausted {

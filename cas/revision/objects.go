@@ -30,7 +30,7 @@ type objects struct {
 }
 
 // inherited are the environment variables that git needs: to find its programs, and the user's and the system's
-// configuration, the only places in which it accepts "safe.directory".
+// configuration, the only sources from which it accepts "safe.directory".
 var inherited = []string{"PATH", "HOME", "XDG_CONFIG_HOME", "SUDO_UID", "SystemRoot"}
 
 // open starts git in the directory dir. The first response reports errors of the repository.

@@ -10,7 +10,7 @@ import (
 func attemptsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: selftest.Command + " ADDRESS", Hidden: true, Args: cobra.ExactArgs(1),
-		Short:   "Tries, in the sandbox of check --selftest, what must not succeed there",
+		Short:   "Attempt forbidden operations for check --selftest",
 		Example: "  cloister check --selftest",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return selftest.Attempts(cmd.Context(), args[0], cmd.OutOrStdout())

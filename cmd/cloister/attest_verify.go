@@ -56,7 +56,7 @@ file or key cannot be read.`,
 	return cmd
 }
 
-// printStatement prints what a statement says.
+// printStatement prints a statement.
 func printStatement(w io.Writer, s *attest.Statement, by []string) error {
 	p := &render.Page{W: w}
 	for _, id := range by {

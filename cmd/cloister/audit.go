@@ -137,7 +137,7 @@ func (c *auditConfig) log() (string, error) {
 	return storedir.Audit(dir), err
 }
 
-// auditError gives an error of package audit its exit code.
+// auditError adds the exit code to an error of package audit.
 func auditError(dir string, err error) error {
 	switch {
 	case err == nil:

@@ -32,7 +32,7 @@ type present struct {
 	State  string `json:"state"` // present, absent, sound, damaged
 }
 
-// casPresent asks a server whether it has blobs, and with read also verifies them.
+// casPresent queries a server for blobs, and with read also verifies them.
 func casPresent(ctx context.Context, from *client.Server, args []string, read, asJSON bool, out io.Writer) error {
 	ds, err := client.ParseDigests(args)
 	if err != nil {

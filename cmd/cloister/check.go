@@ -26,8 +26,8 @@ func checkCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Check which protections this machine supports",
-		Long: `Check runs a probe in the sandbox and reports each protection: "ok" if it is enforced, "off" if it is not and what that
-costs, and "FAIL" if it is required but missing, with a fix. The exit code is 3 if actions cannot run here.
+		Long: `Check runs a probe in the sandbox and reports each protection: "ok" if it is enforced, "off" with the consequence if it
+is not, and "FAIL" with a fix if it is required but missing. The exit code is 3 if actions cannot run here.
 
 With --selftest it also runs a program twice that attacks the sandbox, and reports for each guarantee whether it held:
 no network, audited attempts, read-only inputs, an equal stable hash, and nothing left behind. The exit code is 1 if one

@@ -24,7 +24,7 @@ func diffCommand() *cobra.Command {
 by the server's history a prefix of at least 8 digits of an action's digest, or ^1 for the latest action, ^2 for the one
 before. Diff detects what a digest names; --as overrides it.
 
-For two actions it explains why one is no cache hit for the other: arguments, variables, platform, timeout or inputs.
+For two actions it explains why their cache keys differ: arguments, variables, platform, timeout or inputs.
 --results compares their cached results instead. Differing files are compared by format unless --names is given.
 --invocation compares two builds in the server's history: actions of one only, changed actions and the cause, and
 actions that are not reproducible.

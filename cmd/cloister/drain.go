@@ -51,7 +51,7 @@ func undrainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "undrain [WORKER] [--cas URL]",
 		Short: "Resume giving actions to a worker",
-		Long: `Undrain ends what cloister drain began, for one worker or without WORKER for all.
+		Long: `Undrain reverts cloister drain for one worker, or without WORKER for all workers.
 
 The exit code is 4 if no worker has this name, and 5 if the server cannot be reached.`,
 		Example: `  cloister undrain build-7

@@ -38,7 +38,7 @@ func gcCommand() *cobra.Command {
 		Short: "Free space in the local store",
 		Long: `Gc removes blobs that were not used for some time, oldest first: down to a size with --max-size, older ones with
 --older-than, or with both older ones down to the size. It never removes leased blobs, which clients rely on, or
-inputs mounted by running actions. A store that serve holds also evicts by itself when it is full.
+inputs mounted by running actions. A running serve also evicts blobs when its store is full.
 
 Gc asks the process that holds the store, or opens the store if no process does and nothing waits to be sent upstream.
 --dry-run changes nothing, and without a size or age reports what could be removed at most. The exit code is 1 if the

@@ -222,7 +222,7 @@ func (r *run) account(res *sandbox.Result) error {
 			// The peak is known only if it exceeds that of earlier runs.
 			e := exceeded(sandbox.LimitProcesses, r.spec.Limits.Processes, r.spec.Limits.Processes)
 			e.Count = int(used.ForksRefused)
-			r.limitMet(res, e)
+			r.limitHit(res, e)
 		}
 	}
 	r.recordFull(res)
@@ -255,8 +255,8 @@ func (r *run) account(res *sandbox.Result) error {
 	return nil
 }
 
-// limitMet records a limit that the run met. If its command failed, this is the cause.
-func (r *run) limitMet(res *sandbox.Result, e *sandbox.Event) {
+// limitHit records a limit that the run hit. If its command failed, this is the cause.
+func (r *run) limitHit(res *sandbox.Result, e *sandbox.Event) {
 	res.Events = append(res.Events, *e)
 	if res.Exceeded == nil && res.ExitCode != 0 {
 		res.Exceeded = e
@@ -276,21 +276,21 @@ func (r *run) checkSpace() {
 	r.noFiles = r.noFiles || st.Ffree == 0 && st.Files > 0
 }
 
-// recordFull records the space limits that the run met.
+// recordFull records the space limits that the run hit.
 func (r *run) recordFull(res *sandbox.Result) {
 	r.checkSpace()
 	l := &r.spec.Limits
 	if r.noBytes && l.OutputBytes != sandbox.Unlimited {
-		r.limitMet(res, exceeded(sandbox.LimitOutputBytes, l.OutputBytes, l.OutputBytes))
+		r.limitHit(res, exceeded(sandbox.LimitOutputBytes, l.OutputBytes, l.OutputBytes))
 	}
 	if r.noFiles && l.OutputFiles != sandbox.Unlimited {
-		r.limitMet(res, exceeded(sandbox.LimitOutputFiles, l.OutputFiles, l.OutputFiles))
+		r.limitHit(res, exceeded(sandbox.LimitOutputFiles, l.OutputFiles, l.OutputFiles))
 	}
 	for _, target := range r.fullTemps {
 		for _, t := range r.spec.Temp {
 			if t.Target == target {
 				size := sandbox.Bytes(t.Bytes)
-				r.limitMet(res, &sandbox.Event{Kind: sandbox.EventLimit, Subject: "room in " + target, Count: 1, Actual: size, Limit: size})
+				r.limitHit(res, &sandbox.Event{Kind: sandbox.EventLimit, Subject: "room in " + target, Count: 1, Actual: size, Limit: size})
 			}
 		}
 	}

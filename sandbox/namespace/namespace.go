@@ -4,7 +4,7 @@
 // networks to join and nothing to configure.
 //
 // Guarantees for a run, as root and as an ordinary user:
-//   - a root made from nothing: what is not in the Spec does not exist;
+//   - an initially empty root: anything not in the Spec does not exist;
 //   - inputs on read-only mounts, which a process without capabilities cannot change, even if it owns the files;
 //   - its own processes, network (loopback at most), IPC objects, host name and cgroup view;
 //   - one user, 1000, in its own user namespace, without capabilities or new privileges;

@@ -54,7 +54,7 @@ func startProxy(fds []int, endpoints []sandbox.Endpoint) *egressProxy {
 	return p
 }
 
-// close ends every connection and returns one event for each. It may be called again.
+// close ends every connection and returns one event for each. It may be called repeatedly.
 func (p *egressProxy) close() []sandbox.Event {
 	p.cancel()
 	for _, l := range p.listeners {

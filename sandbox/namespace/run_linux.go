@@ -115,7 +115,7 @@ type run struct {
 	noBytes  bool           // the workspace was full at some time
 	noFiles  bool
 
-	killed    syscall.Signal // with which somebody killed pid 1
+	killed    syscall.Signal // with which another process killed pid 1
 	fullTemps []string       // temporary directories that were full at the end
 }
 

@@ -26,7 +26,7 @@ type Request struct {
 	// Properties are the platform properties, in order; a name may occur several times.
 	Properties []Property
 	// Target and Mnemonic are the client's description of the action, or "". Nobody verifies them, so a rule that
-	// matches on them is no access control.
+	// matches on them is not access control.
 	Target, Mnemonic string
 }
 
@@ -62,7 +62,7 @@ type Grant struct {
 	Why []string
 }
 
-// ErrRefused is the error for an action that asks for more than the policy grants.
+// ErrRefused is the error for an action that requests more than the policy grants.
 var ErrRefused = errors.New("refused by the policy")
 
 // A RefusedError is the refusal of one property. It wraps ErrRefused.
@@ -106,7 +106,7 @@ type profile struct {
 	amounts          [len(quantities)]setting[int64]
 	maxTimeout       setting[time.Duration]
 	loopback, listen setting[bool]
-	allow            setting[[]sandbox.Endpoint] // that actions may ask for; sorted, without duplicates
+	allow            setting[[]sandbox.Endpoint] // that actions may request; sorted, without duplicates
 	cache            setting[bool]               // cache results despite network access
 	audit            setting[sandbox.Audit]
 }
@@ -116,7 +116,7 @@ type rule struct {
 	name, at string
 	when     condition
 	profile  string // "": build or test, by mnemonic
-	// max bounds what properties may ask for. Without a value, the profile does.
+	// max bounds what properties may request. Without a value, the profile does.
 	max [len(quantities)]setting[int64]
 }
 
@@ -177,7 +177,7 @@ var propertyNames = func() []string {
 }()
 
 // Compile decides what an action may use on a worker that can enforce the given limits. It returns a RefusedError for a
-// property that does not exist or asks for more than the policy grants. It returns sandbox.ErrUnsupported for a limit
+// property that does not exist or requests more than the policy grants. It returns sandbox.ErrUnsupported for a limit
 // that the file or the action sets and the worker cannot enforce. A built-in limit becomes Unlimited there.
 func (p *Policy) Compile(r Request, enforceable []sandbox.Limit) (*Grant, error) {
 	c := &compilation{policy: p, rule: defaultRule, enforceable: enforceable, asked: map[string]string{}, grant: &Grant{}}
@@ -378,7 +378,7 @@ func (c *compilation) network() error {
 	return nil
 }
 
-// flag decides about something that the profile permits and an action may renounce.
+// flag decides about a permission of the profile, which an action may decline.
 func (c *compilation) flag(name string, given setting[bool]) (bool, error) {
 	text, asked := c.asked[name]
 	if !asked {

@@ -46,7 +46,7 @@ var quantities = [...]quantity{
 	{"tmp", "", sizes, 1 << 20},
 }
 
-// maxTimeout is the notation of max_timeout. It is not in quantities, because actions cannot ask for it.
+// maxTimeout is the notation of max_timeout. It is not in quantities, because actions cannot request it.
 var maxTimeout = quantity{key: "max_timeout", kind: durations, min: 1}
 
 // read parses an amount and checks its range.

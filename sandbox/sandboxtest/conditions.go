@@ -105,24 +105,24 @@ func conditions(t *testing.T, b sandbox.Backend) {
 			one, two := say(t, c.script, c.given), say(t, c.script, c.given)
 			switch {
 			case c.check != nil && !c.check(usual, one, two):
-				t.Errorf("usually it says %q, under the condition %q and %q", usual, one, two)
+				t.Errorf("default run: got %q, under the condition %q and %q", usual, one, two)
 			case c.check == nil && (one != c.want || two != c.want || usual == c.want):
-				t.Errorf("usually it says %q, under the condition %q and %q; want %q", usual, one, two, c.want)
+				t.Errorf("default run: got %q, under the condition %q and %q; want %q", usual, one, two, c.want)
 			}
 			// Random or increasing values differ again.
 			again := say(t, c.script, sandbox.Conditions{})
 			switch c.name {
 			case sandbox.ConditionFixedLayout:
 				if again == one {
-					t.Errorf("the next usual run has the fixed layout %q", again)
+					t.Errorf("the next default run has the fixed layout %q", again)
 				}
 			case sandbox.ConditionUptime:
 				if ticks(again) >= ticks(one) {
-					t.Errorf("the next usual run began at %q, the one under the condition at %q", again, one)
+					t.Errorf("the next default run began at %q, the one under the condition at %q", again, one)
 				}
 			default:
 				if again != usual {
-					t.Errorf("the next usual run says %q, the one before it %q", again, usual)
+					t.Errorf("the next default run: got %q, the one before it %q", again, usual)
 				}
 			}
 		})
@@ -154,10 +154,10 @@ func conditionsTogether(t *testing.T, b sandbox.Backend) {
 			first = r.Stdout
 		}
 		if r.Result.ExitCode != 0 || r.Stdout != first || r.Stdout == usual {
-			t.Errorf("got exit code %d, %q, first %q, usually %q", r.Result.ExitCode, r.Stdout, first, usual)
+			t.Errorf("got exit code %d, %q, first %q, by default %q", r.Result.ExitCode, r.Stdout, first, usual)
 		}
 		if got := shell(t, b, script); got != usual {
-			t.Errorf("after it a usual run says %q, want %q", got, usual)
+			t.Errorf("after it, default run: got %q, want %q", got, usual)
 		}
 	}
 }

@@ -73,7 +73,7 @@ func limitsEnforced(t *testing.T, b sandbox.Backend) {
 				t.Errorf("got exit code %d, stopped %v, want %d\n%s", res.ExitCode, res.Stopped, c.code, c.run.Stderr)
 			}
 			if c.limit == sandbox.LimitProcesses && !slices.Contains(f.Limits, sandbox.LimitMemory) {
-				return // without control groups only the process itself learns of it
+				return // without control groups only the process itself sees it
 			}
 			e := res.Exceeded
 			if e == nil || e.Kind != sandbox.EventLimit || e.Subject != string(c.limit) || e.Limit != c.limit.Format(c.value) || e.Count < 1 {

@@ -14,7 +14,7 @@
 // was kept elsewhere, which Verify looks for.
 //
 // A log with a size limit deletes its oldest segments after an entry has announced it. If segments are missing without
-// such an entry, somebody else deleted them.
+// such an entry, the writer did not delete them.
 //
 // The format is docs/audit.md.
 package audit
@@ -27,8 +27,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// ErrTampered is the error for a log that was modified. Its text names the file and line, what is there and what is
-// expected.
+// ErrTampered is the error for a log that was modified. Its text names the file and line, and the found and the
+// expected value.
 var ErrTampered = errors.New("the audit log was changed")
 
 // genesis is the hash before the first line.

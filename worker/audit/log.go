@@ -266,7 +266,7 @@ func (l *Log) drop(firsts []uint64, kept uint64) error {
 	return nil
 }
 
-// Close closes the log and unlocks its directory. It may be called again.
+// Close closes the log and unlocks its directory. It may be called repeatedly.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

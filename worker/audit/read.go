@@ -153,8 +153,8 @@ type Report struct {
 	Unfinished int64
 }
 
-// Announced reports whether the log announced the deletion of all entries before First. If not, somebody else deleted
-// them.
+// Announced reports whether the log announced the deletion of all entries before First. If not, the writer did not
+// delete them.
 func (r *Report) Announced() bool {
 	return r.First <= 1 || r.Dropped != nil && r.Dropped.Dropped.Last >= r.First-1
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// A Bisection tells which factors cause the differences. Control runs hold all factors as far as possible and show what
-// differs anyway. Then each factor is varied alone, and a run that differs from the controls in more than that names
-// it.
+// A Bisection names the factors that cause the differences. Control runs hold all factors as far as possible and show
+// what differs anyway. Then each factor is varied alone, and a run that differs from the controls in more than that
+// names it.
 type Bisection struct {
 	// Runs is the number of runs, without those of the check.
 	Runs int `json:"runs"`
@@ -28,7 +28,7 @@ type Bisection struct {
 	Nondeterministic []string `json:"unsteady,omitempty"`
 	// TimeDependent are the outputs in which times differ although all factors are held.
 	TimeDependent []string `json:"drifting,omitempty"`
-	// Steps tell what varying each factor alone changed.
+	// Steps list what varying each factor alone changed.
 	Steps []Step `json:"steps"`
 	// Factors are those whose steps changed anything.
 	Factors []string `json:"factors"`

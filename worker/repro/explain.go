@@ -67,7 +67,7 @@ func (c *check) attribute(o *Output, d *Difference, name string, rest []string, 
 		d.Factors = rest
 	}
 	d.Factors = withoutOthers(d.Factors, &d.Difference, all)
-	// A single factor is as good as proved, except for an order, where the first one is chance.
+	// A single factor is practically proven, except for an order, where the first one is chance.
 	proved = proved || len(d.Factors) == 1 && !isOrder(d.Cause) && !isNoise
 	if d.Cause == compare.Unknown || proved && !canShow(d.Factors, d.Cause) || c.refuted(o, d, name) {
 		shown := d.Cause
@@ -85,8 +85,8 @@ func (c *check) isNoise(name string, d *compare.Difference) bool {
 	return b != nil && b.noise.knows(name, locationKey(d))
 }
 
-// canShow reports whether differences by one of these factors may show a cause. What a bisection proves outweighs what
-// a difference shows.
+// canShow reports whether differences by one of these factors may show a cause. The result of a bisection outweighs
+// what a difference shows.
 func canShow(factors []string, cause compare.Cause) bool {
 	return slices.ContainsFunc(factors, func(name string) bool { return factorOf(name).explains(cause) })
 }

@@ -32,7 +32,7 @@ type factor struct {
 	// vary sets the value of run i, counted from 1.
 	vary func(v *worker.Variation, i int, p *planner)
 	hold func(v *worker.Variation)
-	// copies is the number of further runs beside a varied one.
+	// copies is the number of further runs in parallel with a varied one.
 	copies int
 }
 
@@ -287,8 +287,8 @@ type Skipped struct {
 	Why    string `json:"why"`
 }
 
-// fit returns those of the named factors, nil being all, that can be varied in a scene, and those that cannot. What can
-// neither be varied nor held is left out as well: nothing about it can be found out.
+// fit returns those of the named factors, nil being all, that can be varied here, and those that cannot. Factors that
+// can neither be varied nor held are omitted as well: nothing can be learned about them.
 func (p *planner) fit(names []string) (fit []factor, skipped []Skipped) {
 	for _, f := range factors {
 		if names != nil && !slices.Contains(names, f.name) {
@@ -324,7 +324,7 @@ func (p *planner) baseline() *worker.Variation {
 	return v
 }
 
-// varied returns the variation of run i, counted from 1, and the number of copies beside it.
+// varied returns the variation of run i, counted from 1, and the number of copies in parallel with it.
 func (p *planner) varied(fs []factor, i int) (v *worker.Variation, copies int) {
 	v = p.baseline()
 	for _, f := range fs {

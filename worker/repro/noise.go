@@ -104,7 +104,7 @@ func locationsOf(ctx context.Context, name string, a, b *Run) []location {
 	return []location{whole}
 }
 
-// locationKey identifies the place of a difference regardless of its content.
+// locationKey identifies the location of a difference regardless of its content.
 func locationKey(d *compare.Difference) string {
 	what, _, _ := strings.Cut(d.What, ", ") // "content, of 5 and 6 bytes"
 	return strings.Join(d.Where, "\x00") + "\x00" + what

@@ -76,7 +76,7 @@ type Executor struct {
 	Store cas.Store
 	// Action replaces the action of the Task, unless it is zero.
 	Action cas.Digest
-	// Features tell what it can vary; nil means nothing.
+	// Features describe what it can vary; nil means nothing.
 	Features *sandbox.Features
 }
 

@@ -56,7 +56,7 @@ type Summary struct {
 	Action                       cas.Digest
 	Target, Mnemonic, Invocation string
 	Result                       Result
-	// Line tells what differs and which command shows more; "" if nothing differs.
+	// Line states what differs and which command shows more; "" if nothing differs.
 	Line string
 }
 
@@ -148,7 +148,7 @@ func (s *Sampler) Execute(ctx context.Context, t *worker.Task, report func(worke
 }
 
 // chosen reports whether an action is in the sample. With Gate, actions that are not known to be reproducible always
-// are: else another day would let them through.
+// are: otherwise their results would be recorded on a day on which they are not chosen.
 func (s *Sampler) chosen(t *worker.Task) bool {
 	if s.Gate && s.Remark(t.Instance, t.Action) != "" {
 		return true
@@ -246,7 +246,7 @@ func (s *Sampler) Idle(ctx context.Context) {
 		case err == nil:
 			s.learn(&p.task, v)
 		case ctx.Err() != nil:
-			s.again(p)
+			s.requeue(p)
 		default:
 			s.skip(&p.task, "") // its inputs may be gone by now
 		}
@@ -261,15 +261,15 @@ func (s *Sampler) next() *pending {
 		return nil
 	}
 	p := s.backlog[0]
-	s.backlog[0] = nil // lets the collector free it
+	s.backlog[0] = nil // release it to the garbage collector
 	s.backlog = s.backlog[1:]
 	s.bytes -= p.bytes
 	delete(s.queued, actionKey{p.task.Instance, p.task.Action})
 	return p
 }
 
-// again puts an interrupted check at the end of the backlog, so that a long one does not block short ones.
-func (s *Sampler) again(p *pending) {
+// requeue puts an interrupted check at the end of the backlog, so that a long one does not block short ones.
+func (s *Sampler) requeue(p *pending) {
 	if p.tries++; p.tries >= maxTries {
 		s.skip(&p.task, "")
 		return
@@ -314,7 +314,7 @@ func (s *Sampler) learn(t *worker.Task, v *Verdict) {
 	}
 }
 
-// message words why an action is not reproducible, what that does to its result, and which command shows more.
+// message explains why an action is not reproducible, what happens to its result, and which command shows more.
 func (s *Sampler) message(k actionKey, why string) string {
 	if s.Command != nil {
 		if command := s.Command(k.instance, k.action); command != "" {

@@ -2,7 +2,7 @@
 
 // Package cgroup limits and measures the processes of one run with Linux control groups. It creates, limits and deletes
 // groups through github.com/containerd/cgroups/v3, on version 2 where memory or pids is delegated to the worker and on
-// version 1 otherwise. It knows groups and files; the caller decides what meeting a limit means.
+// version 1 otherwise. It knows groups and files; the caller decides what reaching a limit means.
 //
 // Moving a running process into a group takes milliseconds at times, so a group lives long and serves one run after
 // another: Reset before a run, Sample after it. On version 2 a process is born in its group (CLONE_INTO_CGROUP); on

@@ -97,7 +97,7 @@ func protocol(n *notification) string {
 	return "ip"
 }
 
-// families are the names of protocol families that programs ask for.
+// families are the names of protocol families that programs request.
 var families = map[uint32]string{
 	unix.AF_UNIX: "AF_UNIX", unix.AF_INET: "AF_INET", unix.AF_INET6: "AF_INET6", unix.AF_NETLINK: "AF_NETLINK",
 	unix.AF_PACKET: "AF_PACKET", unix.AF_VSOCK: "AF_VSOCK", unix.AF_ALG: "AF_ALG", unix.AF_XDP: "AF_XDP",

@@ -201,7 +201,7 @@ func (s *slot) takeTrees(plan *Plan, trees []tree, sources []int) error {
 		err = s.takeStaged(plan, trees, sources)
 	}
 	if unix.Setns(here, unix.CLONE_NEWNS) != nil {
-		os.Exit(1) // the slot is useless; its exit tells the worker
+		os.Exit(1) // the slot is useless; its exit notifies the worker
 	}
 	return err
 }

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// These functions wait without telling the Go scheduler, which would hand this thread's processor to another thread and
-// back. Unaware, it finds that the thread runs for too long and asks it to yield. The hooks of a fork clear that
+// These functions wait without notifying the Go scheduler, which would hand this thread's processor to another thread
+// and back. Unaware, it finds that the thread runs for too long and asks it to yield. The hooks of a fork clear that
 // request and block signals.
 
 // read is read(2).

@@ -279,7 +279,7 @@ type Reaped struct {
 	PeakRSS                int64 // bytes, of the largest process
 	ReadBlocks, Written    int64 // blocks of 512 bytes from and to disk
 	Voluntary, Involuntary int64 // switches away from a processor
-	// Killed is the signal with which somebody killed pid 1, or 0.
+	// Killed is the signal with which another process killed pid 1, or 0.
 	Killed int64
 	// Released is 1 if the kernel has released every file of the run: no socket is in flight inside another.
 	Released int64

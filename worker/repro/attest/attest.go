@@ -27,7 +27,7 @@ const (
 	BuildType = "https://github.com/cloister-build/cloister/blob/main/docs/attest.md#action-v1"
 )
 
-// Errors of statements.
+// Errors of this package.
 var (
 	// ErrStatement means that a text is not a statement or contradicts itself.
 	ErrStatement = errors.New("not a valid statement")

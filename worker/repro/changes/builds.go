@@ -25,7 +25,7 @@ type Step struct {
 	Manifest cas.Digest
 }
 
-// A Relation tells how a step of one build relates to its counterpart in another.
+// A Relation is how a step of one build relates to its counterpart in another.
 type Relation string
 
 // The relations.
@@ -41,11 +41,12 @@ const (
 type Pair struct {
 	A, B     *Step // nil if the build has none
 	Relation Relation
-	// Changes tell how the actions differ if the step is Changed, and how the results differ if it is Nondeterministic.
+	// Changes describe how the actions differ if the step is Changed, and how the results differ if it is
+	// Nondeterministic.
 	Changes []Change
 	// Follows are the pairs that caused this one: all its changes are outputs of theirs.
 	Follows []*Pair
-	// Err tells why Changes are unknown.
+	// Err is the reason why Changes are unknown.
 	Err error
 
 	outputsA, outputsB []cas.Digest // digests of output files

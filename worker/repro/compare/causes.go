@@ -7,11 +7,11 @@ type CauseRow struct {
 	Cause Cause
 	// Meaning is one line.
 	Meaning string
-	// Fixes tell how to remove it. The first one, of format "", is for all formats without their own fix.
+	// Fixes explain how to remove it. The first one, of format "", is for all formats without their own fix.
 	Fixes []Fix
 }
 
-// A Fix tells in one line how to remove a cause from files of a format, such as "tar".
+// A Fix explains in one line how to remove a cause from files of a format, such as "tar".
 type Fix struct{ Format, Text string }
 
 // Causes explains all causes, in the order of docs/causes.md. Callers must not change it.

@@ -118,7 +118,7 @@ func (t *classifier) plausible(c Cause) Cause {
 	return c
 }
 
-// cause returns why words at the same place differ.
+// cause returns why words at the same position differ.
 func (t *classifier) cause(a, b []word, format string) Cause {
 	ta, tb := strings.Join(wordTexts(a), ""), strings.Join(wordTexts(b), "")
 	locales := t.known.A.Locale != t.known.B.Locale

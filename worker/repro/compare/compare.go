@@ -4,29 +4,29 @@
 // member of an archive, the section of a program.
 //
 // A cause comes from one of three sources: a field with a known meaning such as mtime, a word or number that is one of
-// the Facts of a run, or the look of what differs. Formats lie in a file each, named after the format; formats.go lists
-// them. Files of other formats are compared as bytes, and Diffoscope can tell more about them.
+// the Facts of a run, or the appearance of the differing bytes. Formats lie in a file each, named after the format;
+// formats.go lists them. Files of other formats are compared as bytes, and Diffoscope can tell more about them.
 package compare
 
 import "time"
 
-// A Difference is one place in which two things differ.
+// A Difference is one location at which two blobs or directories differ.
 type Difference struct {
-	// Where is the path to the place from the outermost name in: an output, a member of an archive, a section. It has
-	// at least one name.
+	// Where is the path to the location, outermost name first: an output, a member of an archive, a section. It has at
+	// least one name.
 	Where []string `json:"where"`
 	// What names the difference: "mtime", "order of members", "content".
 	What string `json:"what"`
 	// A and B are the values of each side as printable text of at most MaxText bytes; "" means none.
 	A string `json:"a"`
 	B string `json:"b"`
-	// Offset is the offset of the first different byte in the innermost thing of Where, or -1.
+	// Offset is the offset of the first different byte in the innermost element of Where, or -1.
 	Offset int64 `json:"offset"`
 	// Cause is the likely cause, or Unknown.
 	Cause Cause `json:"cause"`
 	// Format is the name of the format, for FixFor; "" if there is none.
 	Format string `json:"-"`
-	// Fix is one line that tells how to remove the difference, or "".
+	// Fix explains in one line how to remove the difference, or is "".
 	Fix string `json:"fix,omitempty"`
 }
 

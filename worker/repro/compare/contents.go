@@ -17,7 +17,7 @@ const (
 	maxStrings = 1 << 18
 )
 
-// contents adds the differences of two parts of binary files: each pair of texts once, and one place of other bytes.
+// contents adds the differences of two parts of binary files: each pair of texts once, and one location of other bytes.
 func (c *comparison) contents(a, b []byte, below ...string) {
 	if len(a) != len(b) {
 		if !c.texts(a, b, below...) {

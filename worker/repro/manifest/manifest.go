@@ -112,7 +112,7 @@ type Volatile struct {
 	// Unenforced are the limits of the Spec that the worker cannot enforce.
 	Unenforced []sandbox.Limit
 	// Programs are executed programs of the host that only wait or inspect processes, such as sleep and ps. How many of
-	// them a watchdog starts is a matter of timing.
+	// them a watchdog starts depends on timing.
 	Programs []Program
 	// Policy is the hash of the policy's text. Rule names the rule that chose the profile.
 	Policy, Rule string

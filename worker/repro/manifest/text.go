@@ -66,7 +66,7 @@ func (m *Manifest) request() []field {
 	return []field{line("action", &m.Action), line("command", &m.Command), line("input-root", &m.InputRoot)}
 }
 
-// options are the fields that stand only where they are set.
+// options are the fields that are present only if they are set.
 func (m *Manifest) options() []field {
 	var fields []field
 	if m.Revision != "" {

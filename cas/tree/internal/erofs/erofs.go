@@ -53,11 +53,11 @@ type Dir struct {
 	Count int32         // ascending by name, compared as bytes
 	After time.Duration // modification time relative to Time; may be negative
 
-	place
+	placement
 }
 
-// A place is the position of the inode of a directory, set by Encode.
-type place struct {
+// A placement is the position of the inode of a directory, set by Encode.
+type placement struct {
 	inode  int64 // its offset, or 0
 	names  int64 // offset of its names, unless they have separate blocks
 	parent int64 // offset of the parent's inode
@@ -121,7 +121,7 @@ func Encode(buf []byte, t *Tree) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %d devices are more than %d", ErrTree, len(t.Devices), MaxDevices)
 	}
 	for i := range t.Dirs {
-		t.Dirs[i].place = place{}
+		t.Dirs[i].placement = placement{}
 	}
 	w := &writer{t: t, b: buf[:0]}
 	w.extend(superblock + superblockSize + slotSize*len(t.Devices))

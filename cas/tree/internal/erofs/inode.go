@@ -87,7 +87,7 @@ func (w *writer) directory(i int) error {
 
 func (t *Tree) entries(d *Dir) []Entry { return t.Entries[d.First : d.First+d.Count] }
 
-// directoryInode writes the inode of directory i without the address of its data, and sets its place.
+// directoryInode writes the inode of directory i without the address of its data, and sets its placement.
 func (w *writer) directoryInode(i int, parent int64) error {
 	d := &w.t.Dirs[i]
 	if d.First < 0 || d.Count < 0 || int64(d.First)+int64(d.Count) > int64(len(w.t.Entries)) {

@@ -52,7 +52,7 @@ func (c *Config) Register(cmd *cobra.Command) {
 	f.IntVar(&c.Jobs, "jobs", runtime.GOMAXPROCS(0), "number of concurrent actions")
 	f.Var(&c.maxSize, "max-size", "size limit of the store, such as 50GiB or a percentage of the disk")
 	f.Int64Var(&c.maxFiles, "max-files", 0, "limit for the number of files in the store (default: a tenth of the disk's)")
-	f.Var(&c.lease, "lease", "minimum time that a used blob is kept; 0 promises nothing")
+	f.Var(&c.lease, "lease", "minimum time that a used blob is kept; 0 means no lease")
 	f.BoolVar(&c.Sync, "sync", false, "sync writes to the disk before acknowledging them, so that a power loss loses nothing")
 	f.Var(&c.scrub, "scrub", "rate at which stored blobs are continuously re-read and verified; 0 disables it")
 	f.Var(&c.trees, "mounted-trees", "size limit of the input trees that stay mounted for later actions; 0 mounts each tree anew")

@@ -53,7 +53,7 @@ func (n *Node) storeMetrics() []Metric {
 		{"cloister_cas_files", "Files of the store.", stored(func(s disk.Stats) int64 { return s.Files })},
 		{"cloister_cas_limit_files", "Number of files at which the store evicts; 0 means no limit.", stored(func(s disk.Stats) int64 { return s.MaxFiles })},
 		{"cloister_cas_segments", "Segments of small blobs.", stored(func(s disk.Stats) int64 { return int64(s.Segments) })},
-		{"cloister_cas_lease_seconds", "Minimum time that a used blob is kept; 0 promises nothing.", func() float64 { return max(n.Store.Stats().Lease, 0).Seconds() }},
+		{"cloister_cas_lease_seconds", "Minimum time that a used blob is kept; 0 means no lease.", func() float64 { return max(n.Store.Stats().Lease, 0).Seconds() }},
 		{"cloister_cas_evicted_blobs_total", "Evicted blobs and results.", stored(func(s disk.Stats) int64 { return s.EvictedBlobs })},
 		{"cloister_cas_evicted_bytes_total", "Evicted bytes.", stored(func(s disk.Stats) int64 { return s.EvictedBytes })},
 		{"cloister_cas_held_bytes", "Bytes of removed segments that mounted inputs keep on the disk.", stored(func(s disk.Stats) int64 { return s.HeldBytes })},
