@@ -136,6 +136,15 @@ func TestVectorHashesFitTheMasks(t *testing.T) {
 	}
 }
 
+// TestMasksHaveTheirNumberOfBits covers the masks of averages above 64 KiB too, which go-cdc does not have.
+func TestMasksHaveTheirNumberOfBits(t *testing.T) {
+	for i, m := range masks {
+		if n := bits.OnesCount64(m); m != 0 && n != i {
+			t.Errorf("mask %d: got %d bits", i, n)
+		}
+	}
+}
+
 // TestRule061_FastCDCUsesTheHashOfGoCDC compares table and masks with go-cdc up to its largest average, 64 KiB. That
 // module cuts after the byte whose hash fits, one byte later than the paper and the API's vectors, so each chunk is
 // compared on its own.
