@@ -295,6 +295,21 @@ func TestGroupsOfDeadWorkersAreRemoved(t *testing.T) {
 	}
 }
 
+// A worker may have been in another group of one hierarchy and in the same group of the next.
+func TestGroupsInOneHierarchyAreRemoved(t *testing.T) {
+	h := openHost(t)
+	for controller, dir := range h.dirs {
+		left := filepath.Join(filepath.Dir(dir), fmt.Sprintf("%s%d.left-%s", prefix, os.Getpid(), controller))
+		if err := os.MkdirAll(filepath.Join(left, "slot"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		openHost(t)
+		if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: got %v, want it removed", left, err)
+		}
+	}
+}
+
 func TestCloseRemovesEveryGroup(t *testing.T) {
 	h := openHost(t)
 	g := newGroup(t, h, "g")

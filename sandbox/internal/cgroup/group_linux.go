@@ -64,6 +64,10 @@ func (g *Group) joined() int64 { return int64(min(len(g.tasks), 1)) }
 // Reset prepares the group for a run: it sets the limits and restarts the counters. It returns errors.ErrUnsupported for
 // a limit that this host cannot enforce.
 func (g *Group) Reset(l Limits) error {
+	// The module ignores a limit of zero, and takes a negative one for unlimited.
+	if l.Memory <= 0 && l.Memory != Unlimited || l.Processes <= 0 && l.Processes != Unlimited {
+		return fmt.Errorf("limit the group %s to %+v: limits must be positive", g.name, l)
+	}
 	if l.Memory != Unlimited && g.dirs["memory"] == "" || l.Processes != Unlimited && g.dirs["pids"] == "" {
 		return fmt.Errorf("limit the group %s: %w", g.name, errors.ErrUnsupported)
 	}

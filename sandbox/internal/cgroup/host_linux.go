@@ -56,6 +56,9 @@ func Open() (*Host, error) {
 		return &Host{mode: None, reason: "no control groups are mounted at " + unifiedMount}, nil
 	}
 	groups, unified, err := cgroups.ParseCgroupFileUnified("/proc/self/cgroup")
+	if errors.Is(err, os.ErrNotExist) {
+		return &Host{mode: None, reason: "this kernel has no control groups"}, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("find the control groups of this process: %w", err)
 	}
@@ -81,7 +84,7 @@ func Open() (*Host, error) {
 // be enabled then, own holds processes of others as well: it is not the worker's, and the process moves back.
 func (h *Host) createV2(own v2) error {
 	create := func() error {
-		return h.create(own.dir, own.create, func(name string) map[string]string {
+		return h.create([]place{{own.dir, own.create}}, own.create, func(name string) map[string]string {
 			dir := filepath.Join(own.dir, name)
 			dirs := map[string]string{"cpuacct": dir} // version 2 counts processor time without a controller
 			for _, c := range own.controllers {
@@ -137,8 +140,13 @@ func (h *Host) createV1(groups map[string]string) (missing []error, err error) {
 	if len(usable) == 0 {
 		return missing, errors.Join(missing...)
 	}
+	var places []place
+	for i, s := range usable {
+		load := func(name string) (control, error) { return newV1(name, own, usable[i:i+1]) }
+		places = append(places, place{directory(s, own[s.Name()]), load})
+	}
 	create := func(name string) (control, error) { return newV1(name, own, usable) }
-	return missing, h.create(directory(usable[0], own[usable[0].Name()]), create, func(name string) map[string]string {
+	return missing, h.create(places, create, func(name string) map[string]string {
 		dirs := map[string]string{}
 		for _, s := range usable {
 			dirs[string(s.Name())] = directory(s, filepath.Join(own[s.Name()], name))
@@ -147,59 +155,88 @@ func (h *Host) createV1(groups map[string]string) (missing []error, err error) {
 	})
 }
 
-// create creates and locks the worker's group, in dir and on version 1 in other hierarchies; dirs names its directories.
-// First it deletes what dead workers left. The lock tells whether a worker is dead; the pid in the name may be reused and
-// differs between namespaces. A group that still holds a process stays for the next worker to delete.
-func (h *Host) create(dir string, create func(string) (control, error), dirs func(string) map[string]string) error {
-	left, _ := filepath.Glob(filepath.Join(dir, prefix+"*"))
-	for _, w := range left {
-		if f, err := lock(w); err == nil {
-			if c, err := create(filepath.Base(w)); err == nil { // as it exists, this only loads it
-				_ = c.Delete()
-			}
-			f.Close()
+// A place is a directory that holds the groups of workers, one in each hierarchy.
+type place struct {
+	dir  string
+	load func(name string) (control, error) // loads a group in this hierarchy alone, or creates it
+}
+
+// create creates and locks the worker's group in all places; dirs names its directories. First it deletes what dead
+// workers left in each: a worker may have been in other groups of one hierarchy and in the same of another.
+func (h *Host) create(places []place, create func(string) (control, error), dirs func(string) map[string]string) error {
+	left := map[string]bool{}
+	for _, p := range places {
+		for _, name := range p.sweep() {
+			left[name] = true
 		}
 	}
 	for n := range 1000 {
 		name := fmt.Sprintf("%s%d.%d", prefix, os.Getpid(), n)
-		if slices.Contains(left, filepath.Join(dir, name)) {
+		if left[name] {
 			continue // it belongs to a worker with this pid in another pid namespace
 		}
 		parent, err := create(name)
 		if err != nil {
 			return err
 		}
-		h.parent, h.dirs = parent, dirs(name)
 		// Until the group is locked another worker may take it for that of a dead worker and delete it.
-		if h.lock() == nil {
+		if locks, err := lockAll(dirs(name)); err == nil {
+			h.parent, h.dirs, h.locks = parent, dirs(name), locks
 			return nil
 		}
 	}
-	h.parent = nil
-	return fmt.Errorf("%s holds too many groups of dead workers", dir)
+	return fmt.Errorf("%s holds too many groups of dead workers", places[0].dir)
 }
 
-// lock locks every directory of the worker's group.
-func (h *Host) lock() error {
+// sweep deletes the groups of dead workers and returns the names of all that it found. The lock tells whether a worker
+// is dead; the pid in the name may be reused and differs between namespaces. A group that still holds a process stays
+// for the next worker to delete.
+func (p place) sweep() (names []string) {
+	left, _ := filepath.Glob(filepath.Join(p.dir, prefix+"*"))
+	for _, w := range left {
+		names = append(names, filepath.Base(w))
+		if f, err := lock(w); err == nil {
+			if c, err := p.load(filepath.Base(w)); err == nil {
+				_ = c.Delete()
+			}
+			f.Close()
+		}
+	}
+	return names
+}
+
+// lockAll locks every directory of a worker's group.
+func lockAll(dirs map[string]string) (locks []*os.File, err error) {
+	defer func() {
+		if err != nil {
+			closeAll(locks)
+		}
+	}()
 	var locked []os.FileInfo
-	for _, dir := range h.dirs {
+	for _, dir := range dirs {
 		st, err := os.Stat(dir)
 		if err != nil {
-			return err
+			return locks, err
 		}
 		if slices.ContainsFunc(locked, func(l os.FileInfo) bool { return os.SameFile(l, st) }) {
 			continue // two controllers in one hierarchy
 		}
 		f, err := lock(dir)
 		if err != nil {
-			return err
+			return locks, err
 		}
-		h.locks, locked = append(h.locks, f), append(locked, st)
+		locks, locked = append(locks, f), append(locked, st)
 		if now, err := os.Stat(dir); err != nil || !os.SameFile(now, st) {
-			return fmt.Errorf("%s was deleted", dir)
+			return locks, fmt.Errorf("%s was deleted", dir)
 		}
 	}
-	return nil
+	return locks, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close() // nothing is buffered
+	}
 }
 
 // lock locks the group of a worker until the file is closed. It fails while a living worker holds the lock.
@@ -282,9 +319,7 @@ func (h *Host) Close() error {
 		errs = append(errs, remove(h.parent))
 		h.parent = nil
 	}
-	for _, f := range h.locks {
-		errs = append(errs, f.Close())
-	}
+	closeAll(h.locks)
 	h.locks = nil
 	return errors.Join(errs...)
 }

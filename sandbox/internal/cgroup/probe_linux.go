@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -24,8 +25,11 @@ func (h *Host) tryOut(failed error, missing []error, fix string) (*Host, error) 
 	if err != nil {
 		return h.none(err, fix)
 	}
-	if err := g.Reset(Limits{Memory: 64 << 20, Processes: Unlimited}); err != nil {
+	const some = 64 << 20
+	if err := g.Reset(Limits{Memory: some, Processes: Unlimited}); err != nil {
 		missing = append(missing, err)
+	} else if got := g.memoryLimit(); got != strconv.Itoa(some) {
+		missing = append(missing, fmt.Errorf("the memory limit is %q after setting it to %d", got, some))
 	} else {
 		h.can.LimitMemory = true
 	}
@@ -47,6 +51,19 @@ func (h *Host) tryOut(failed error, missing []error, fix string) (*Host, error) 
 		h.explain(errors.Join(missing...), fix)
 	}
 	return h, nil
+}
+
+// memoryLimit returns the limit as the kernel reports it.
+func (g *Group) memoryLimit() string {
+	name := "memory.max"
+	if g.mode == V1 {
+		name = "memory.limit_in_bytes"
+	}
+	b, err := os.ReadFile(filepath.Join(g.dirs["memory"], name))
+	if err != nil {
+		return err.Error()
+	}
+	return strings.TrimSpace(string(b))
 }
 
 // tryProcesses starts processes in g. Unlimited is why their number cannot be limited.

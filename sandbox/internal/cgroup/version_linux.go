@@ -136,7 +136,11 @@ func (c v2) limit(l Limits) error {
 
 // kill kills the processes in the group.
 func (c v2) kill() error {
-	if procs, err := c.Procs(true); err != nil || len(procs) == 0 {
+	procs, err := c.Procs(true)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // somebody else deleted the group
+	}
+	if err != nil || len(procs) == 0 {
 		return err
 	}
 	return c.Kill()
@@ -180,12 +184,13 @@ func locate(mount, group string) (string, error) {
 // remove deletes a group and waits up to two seconds for killed processes to leave it: they stay for a moment after they
 // were waited for, and version 1 does not report when they leave.
 func remove(c control) error {
-	var err error
-	for range 400 {
-		if err = c.Delete(); err == nil || errors.Is(err, cgroup1.ErrCgroupDeleted) || errors.Is(err, os.ErrNotExist) {
+	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		err := c.Delete()
+		if err == nil || errors.Is(err, cgroup1.ErrCgroupDeleted) || errors.Is(err, os.ErrNotExist) {
 			return nil
 		}
-		time.Sleep(5 * time.Millisecond)
+		if time.Now().After(deadline) {
+			return err
+		}
 	}
-	return err
 }

@@ -172,6 +172,16 @@ func TestLimitWithoutControllerIsUnsupported(t *testing.T) {
 	}
 }
 
+func TestResetRefusesLimitsThatAreNotPositive(t *testing.T) {
+	g, dir := plainV2(t)
+	for _, l := range []Limits{{0, Unlimited}, {Unlimited, 0}, {-2, Unlimited}, {Unlimited, -2}} {
+		if err := g.Reset(l); err == nil {
+			t.Errorf("%+v: got no error", l)
+		}
+	}
+	wantFiles(t, dir, map[string]string{"memory.max": "", "pids.max": ""})
+}
+
 func TestNewRefusesAnExistingDirectory(t *testing.T) {
 	dir := t.TempDir()
 	files(t, filepath.Join(dir, "g"), nil)
@@ -198,7 +208,7 @@ func coreV2(t *testing.T) (*Host, string) {
 	}
 	own.controllers = nil
 	h := &Host{mode: V2}
-	err = h.create(own.dir, own.create, func(name string) map[string]string {
+	err = h.create([]place{{own.dir, own.create}}, own.create, func(name string) map[string]string {
 		return map[string]string{"cpuacct": filepath.Join(own.dir, name)}
 	})
 	if err != nil {
