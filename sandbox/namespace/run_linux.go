@@ -392,7 +392,7 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 				res.Signal, res.ExitCode = syscall.Signal(s), 128+s
 			}
 			if res.End.Before(res.Start) {
-				res.Start = res.End // id saw it start looked at the clock too late
+				res.Start = res.End // its start was read from the clock too late
 			}
 			close(p.exited)
 		case rep.Reaped != nil:

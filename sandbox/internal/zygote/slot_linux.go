@@ -199,7 +199,7 @@ func (s *slot) run(text []byte, fds []int) {
 	case errors.Is(err, errInitDied):
 		report(control, Report{Lost: err.Error()})
 	case err != nil:
-		report(control, Report{Failed: fmt.Sprintf("%.2000s", err)}) // a packet has size for that
+		report(control, Report{Failed: fmt.Sprintf("%.2000s", err)}) // a packet has room for that
 	default:
 		if report(control, Report{Started: now}, c.init) != nil {
 			report(control, Report{Started: now}) // the report matters more than the descriptor
