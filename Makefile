@@ -94,6 +94,7 @@ bench: build ## measure a server of its own, and print how it compares with this
 
 golden: ## rewrite the expected outputs in testdata; review the diff before you commit it
 	$(GO) test -run '^TestPlan$$' ./cas/tree ./sandbox/namespace -update
+	$(GO) test ./sandbox/policy ./sandbox/internal/seccomp ./worker/repro/manifest ./cmd/cloister/internal/access -update
 
 reference: ## rewrite the command reference and man pages in docs/reference
 	$(GO) test ./cmd/cloister -run '^TestReferenceIsCurrent$$' -update
