@@ -207,16 +207,16 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 	}{"ci": {ci, true, false}, "uploader": {uploader, false, false}, "recorder": {recorder, false, true}, "reader": {reader, false, false}} {
 		caps, err := repb.NewCapabilitiesClient(c).GetCapabilities(c.ctx, &repb.GetCapabilitiesRequest{InstanceName: "main"})
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: capabilities: got %v, want none", name, err)
 		}
 		if got := caps.ExecutionCapabilities.GetExecEnabled(); got != c.execute {
-			t.Errorf("%s: exec_enabled is %t", name, got)
+			t.Errorf("%s: got exec_enabled %t, want %t", name, got, !got)
 		}
 		if got := caps.CacheCapabilities.ActionCacheUpdateCapabilities.GetUpdateEnabled(); got != c.record {
-			t.Errorf("%s: update_enabled is %t", name, got)
+			t.Errorf("%s: got update_enabled %t, want %t", name, got, !got)
 		}
 		if err := c.guest.record("main", other); status.Code(err) != map[bool]codes.Code{true: codes.OK, false: codes.PermissionDenied}[c.record] {
-			t.Errorf("%s writes a result: %v", name, err)
+			t.Errorf("%s: write a result: got %v", name, err)
 		}
 		_, _, err = c.guest.execute("main", action)
 		if status.Code(err) != map[bool]codes.Code{true: codes.OK, false: codes.PermissionDenied}[c.execute] {
@@ -227,10 +227,10 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 	// Execution records its result although the client may not.
 	name, response, err := ci.execute("main", action)
 	if err != nil || response.Result.GetExitCode() != 0 || response.Status.GetCode() != 0 {
-		t.Fatalf("got %v, %v", response, err)
+		t.Fatalf("got response %v, %v, want exit code 0", response, err)
 	}
 	if err := reader.recall("main", action); err != nil {
-		t.Errorf("the result of the execution: %v", err)
+		t.Errorf("read the result of the execution: got %v, want no error", err)
 	}
 	for caller, want := range map[*guest]codes.Code{ci: codes.OK, uploader: codes.PermissionDenied} {
 		w, err := repb.NewExecutionClient(caller).WaitExecution(caller.ctx, &repb.WaitExecutionRequest{Name: name})
@@ -238,7 +238,7 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 			_, err = w.Recv()
 		}
 		if status.Code(err) != want {
-			t.Errorf("wait: %v, want %v", err, want)
+			t.Errorf("WaitExecution: got %v, want %v", err, want)
 		}
 	}
 	for what, err := range map[string]error{
@@ -265,13 +265,13 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 			t.Errorf("%s executes: %v", what, err)
 		}
 		if _, err := healthpb.NewHealthClient(g).Check(g.ctx, &healthpb.HealthCheckRequest{}); err != nil {
-			t.Errorf("health with %s: %v", what, err)
+			t.Errorf("health with %s: got %v, want no error", what, err)
 		}
 	}
 	plain := must(grpc.NewClient("passthrough:///"+s.Addr, grpc.WithTransportCredentials(insecure.NewCredentials())))
 	defer plain.Close()
 	if _, err := healthpb.NewHealthClient(plain).Check(ci.ctx, &healthpb.HealthCheckRequest{}); status.Code(err) != codes.Unavailable {
-		t.Errorf("without TLS: %v", err)
+		t.Errorf("without TLS: got %v, want an error", err)
 	}
 
 	// Cloister's own commands.
@@ -292,7 +292,7 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 		"a token to read":  {[]string{"cas", "stat", strings.Repeat("a", 64) + "/1", "--instance", "main", "--cas", "grpcs://" + s.Addr, "--tls-ca", a.file("ca.pem"), "--token-file", token}, 4, "absent"},
 	} {
 		if got := cloister(t, "", c.args...); got.code != c.code || !strings.Contains(got.out+got.err, c.says) {
-			t.Errorf("%s: %+v", what, got)
+			t.Errorf("%s: got %+v", what, got)
 		}
 	}
 
@@ -305,7 +305,7 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 	missing, err := repb.NewContentAddressableStorageClient(reader).FindMissingBlobs(reader.ctx,
 		&repb.FindMissingBlobsRequest{InstanceName: "main", BlobDigests: []*repb.Digest{d.ToProto()}})
 	if err != nil || len(missing.MissingBlobDigests) != 0 {
-		t.Errorf("what was written to the server in front is not behind it: %v, %v", missing, err)
+		t.Errorf("blob written through the front server: got missing %v, %v, want none", missing, err)
 	}
 
 	// The next connection uses a renewed certificate.
@@ -325,22 +325,22 @@ func TestRule001_005_006_065_131_Rights(t *testing.T) {
 		}
 	}
 	if after := serial(); after == before {
-		t.Error("the certificate was not read again")
+		t.Error("got the old certificate, want the renewed one")
 	}
 	if err := reader.recall("main", action); err != nil {
-		t.Errorf("a connection from before: %v", err)
+		t.Errorf("connection from before the renewal: got %v, want no error", err)
 	}
 
 	stop()
 	text := log.String()
 	for _, want := range []string{"access   TLS, 4 callers of " + a.file("auth.yaml"), "--remote_executor=grpcs://" + s.Addr} {
 		if !strings.Contains(text, want) {
-			t.Errorf("it does not say %q:\n%s", want, text)
+			t.Errorf("got log\n%s\nwant %q in it", text, want)
 		}
 	}
 	for _, secret := range []string{"-token\"", "ci-token", "ci-tokem", "uploader-token", "recorder-token"} {
 		if strings.Contains(text, secret) {
-			t.Errorf("the log has a token:\n%s", text)
+			t.Errorf("got a token in the log\n%s", text)
 		}
 	}
 }
@@ -355,10 +355,10 @@ func TestRule131_CertificatesAlone(t *testing.T) {
 	defer s.Stop()
 	caps, err := repb.NewCapabilitiesClient(a.guest(t, s.Addr, "anybody", "")).GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{})
 	if err != nil || !caps.ExecutionCapabilities.ExecEnabled || !caps.CacheCapabilities.ActionCacheUpdateCapabilities.UpdateEnabled {
-		t.Errorf("got %v, %v", caps, err)
+		t.Errorf("got capabilities %v, %v, want execution enabled", caps, err)
 	}
 	if _, err := healthpb.NewHealthClient(a.guest(t, s.Addr, "", "")).Check(t.Context(), &healthpb.HealthCheckRequest{}); status.Code(err) != codes.Unavailable {
-		t.Errorf("without a certificate: %v", err)
+		t.Errorf("without a certificate: got %v, want an error", err)
 	}
 }
 
@@ -378,7 +378,7 @@ func TestTokenIsReplacedWithoutARestart(t *testing.T) {
 		return status.Code(err)
 	}
 	if got := [2]codes.Code{ask(before), ask(after)}; got != [2]codes.Code{codes.OK, codes.Unauthenticated} {
-		t.Fatalf("at first: %v", got)
+		t.Fatalf("with the first callers file: got %v", got)
 	}
 	if err := os.Rename(a.text(t, "auth.yaml.new", of("new")), file); err != nil {
 		t.Fatal(err)
@@ -387,7 +387,7 @@ func TestTokenIsReplacedWithoutARestart(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	if got := [2]codes.Code{ask(before), ask(after)}; got != [2]codes.Code{codes.Unauthenticated, codes.OK} {
-		t.Errorf("with the other file: %v\n%s", got, log)
+		t.Errorf("with the new callers file: got %v, log\n%s", got, log)
 	}
 }
 
@@ -413,7 +413,7 @@ func TestServeDoesNotStartUnguarded(t *testing.T) {
 	} {
 		got := cloister(t, "", append([]string{"serve", "--listen", "127.0.0.1:0", "--dir", t.TempDir()}, c.args...)...)
 		if got.code != 2 || !strings.Contains(got.err, c.says) || strings.Contains(got.out, "--remote_executor") {
-			t.Errorf("%s: %+v", c.name, got)
+			t.Errorf("%s: got %+v, want exit code 2 and %q", c.name, got, c.says)
 		}
 	}
 }

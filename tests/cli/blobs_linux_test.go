@@ -12,8 +12,8 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// wantSaid runs the program and checks its exit code and for texts on standard output, or on either output if the code is not 0.
-func wantSaid(t *testing.T, code int, args []string, texts ...string) said {
+// wantOutput runs the program and checks its exit code and for texts on standard output, or on either output if the code is not 0.
+func wantOutput(t *testing.T, code int, args []string, texts ...string) output {
 	t.Helper()
 	s := cloister(t, "", args...)
 	all := s.out
@@ -21,17 +21,17 @@ func wantSaid(t *testing.T, code int, args []string, texts ...string) said {
 		all += s.err
 	}
 	if s.code != code {
-		t.Fatalf("cloister %v: exit code %d, want %d\n%s%s", args, s.code, code, s.out, s.err)
+		t.Fatalf("cloister %v: got exit code %d, want %d\n%s%s", args, s.code, code, s.out, s.err)
 	}
 	for _, text := range texts {
 		if !strings.Contains(all, text) {
-			t.Errorf("cloister %v does not say %q:\n%s%s", args, text, s.out, s.err)
+			t.Errorf("cloister %v: got\n%s%s\nwant %q in it", args, s.out, s.err, text)
 		}
 	}
 	return s
 }
 
-// It checks that blobs of every digest function are returned unchanged, and that absent ones are errors.
+// TestBlobsOfAServer checks that blobs of every digest function are returned unchanged, and that absent ones are errors.
 func TestBlobsOfAServer(t *testing.T) {
 	f := farming(t)
 	at := func(args ...string) []string {
@@ -56,73 +56,73 @@ func TestBlobsOfAServer(t *testing.T) {
 	}
 	for _, fn := range cas.Functions() {
 		want := fn.Sum([]byte("alpha")).String()
-		s := wantSaid(t, 0, at("cas", "put", filepath.Join(src, "a.txt"), src, "--digest-function", fn.String()), want)
+		s := wantOutput(t, 0, at("cas", "put", filepath.Join(src, "a.txt"), src, "--digest-function", fn.String()), want)
 		lines := strings.Split(strings.TrimSpace(s.out), "\n")
 		if len(lines) != 2 {
-			t.Fatalf("%v: put printed %q", fn, s.out)
+			t.Fatalf("%v: put: got %q, want two lines", fn, s.out)
 		}
 		root, _, _ := strings.Cut(lines[1], " ")
 
-		if s := wantSaid(t, 0, at("cas", "cat", want, want)); s.out != "alphaalpha" {
-			t.Errorf("%v: cat printed %q", fn, s.out)
+		if s := wantOutput(t, 0, at("cas", "cat", want, want)); s.out != "alphaalpha" {
+			t.Errorf("%v: cat: got %q, want %q", fn, s.out, "alphaalpha")
 		}
-		wantSaid(t, 0, at("cas", "ls", root), "a.txt", "d            -  sub/")
-		wantSaid(t, 0, at("cas", "ls", root, "sub"), "x            4  sub/b.txt", "sub/link -> ../a.txt", "sub/deep/")
-		wantSaid(t, 0, at("cas", "ls", root, "sub/b.txt"), fn.Sum([]byte("beta")).String())
-		wantSaid(t, 4, at("cas", "ls", root, "sub/none"), "sub/none")
-		s = wantSaid(t, 0, at("cas", "tree", root), "sub/deep/c")
+		wantOutput(t, 0, at("cas", "ls", root), "a.txt", "d            -  sub/")
+		wantOutput(t, 0, at("cas", "ls", root, "sub"), "x            4  sub/b.txt", "sub/link -> ../a.txt", "sub/deep/")
+		wantOutput(t, 0, at("cas", "ls", root, "sub/b.txt"), fn.Sum([]byte("beta")).String())
+		wantOutput(t, 4, at("cas", "ls", root, "sub/none"), "sub/none")
+		s = wantOutput(t, 0, at("cas", "tree", root), "sub/deep/c")
 		if n := strings.Count(s.out, "\n"); n != 6 {
-			t.Errorf("%v: tree printed %d lines:\n%s", fn, n, s.out)
+			t.Errorf("%v: tree: got %d lines, want 6:\n%s", fn, n, s.out)
 		}
 
 		back := filepath.Join(dir, fn.String())
-		wantSaid(t, 0, at("cas", "get", want, back+".txt"))
-		wantSaid(t, 0, at("cas", "get", root, back, "--directory"))
+		wantOutput(t, 0, at("cas", "get", want, back+".txt"))
+		wantOutput(t, 0, at("cas", "get", root, back, "--directory"))
 		for path, want := range map[string]string{back + ".txt": "alpha", back + "/sub/b.txt": "beta", back + "/sub/link": "alpha"} {
 			if b, err := os.ReadFile(path); err != nil || string(b) != want {
-				t.Errorf("%v: %s holds %q, %v, want %q", fn, path, b, err, want)
+				t.Errorf("%v: %s: got %q, %v, want %q", fn, path, b, err, want)
 			}
 		}
 		if fi, err := os.Stat(back + "/sub/b.txt"); err != nil || fi.Mode()&0o111 == 0 {
-			t.Errorf("%v: the executable came back as %v, %v", fn, fi, err)
+			t.Errorf("%v: executable: got %v, %v, want it executable", fn, fi, err)
 		}
 
 		absent := fn.Sum([]byte("nobody has put this")).String()
-		wantSaid(t, 0, at("cas", "stat", want, root), "present")
-		wantSaid(t, 4, at("cas", "stat", want, absent), "present", "absent")
-		wantSaid(t, 0, at("cas", "verify", want), "sound")
-		wantSaid(t, 4, at("cas", "cat", absent), absent)
-		wantSaid(t, 4, at("cas", "get", absent, back+".none"), absent)
+		wantOutput(t, 0, at("cas", "stat", want, root), "present")
+		wantOutput(t, 4, at("cas", "stat", want, absent), "present", "absent")
+		wantOutput(t, 0, at("cas", "verify", want), "sound")
+		wantOutput(t, 4, at("cas", "cat", absent), absent)
+		wantOutput(t, 4, at("cas", "get", absent, back+".none"), absent)
 		if left, err := filepath.Glob(filepath.Join(dir, ".*")); err != nil || len(left) > 0 {
-			t.Errorf("%v: get left %v, %v", fn, left, err)
+			t.Errorf("%v: get: left behind %v, %v, want nothing", fn, left, err)
 		}
 	}
 	var rows []struct{ Path, Kind, Digest string }
-	put := wantSaid(t, 0, at("cas", "put", src, "--json"))
+	put := wantOutput(t, 0, at("cas", "put", src, "--json"))
 	var put1 []struct{ Digest string }
 	if err := json.Unmarshal([]byte(put.out), &put1); err != nil || len(put1) != 1 {
-		t.Fatalf("put --json printed %q: %v", put.out, err)
+		t.Fatalf("put --json: got %q, %v, want one blob", put.out, err)
 	}
-	tree := wantSaid(t, 0, at("cas", "tree", put1[0].Digest, "--json"))
+	tree := wantOutput(t, 0, at("cas", "tree", put1[0].Digest, "--json"))
 	if err := json.Unmarshal([]byte(tree.out), &rows); err != nil || len(rows) != 6 {
-		t.Errorf("tree --json has %d rows, %v:\n%s", len(rows), err, tree.out)
+		t.Errorf("tree --json: got %d rows, %v, want 6:\n%s", len(rows), err, tree.out)
 	}
 }
 
-// It checks that a removed result stays absent after a restart and that its action runs again.
+// TestCacheShowAndRm checks that a removed result stays absent after a restart and that its action runs again.
 func TestCacheShowAndRm(t *testing.T) {
 	r := serving(t, "main")
 	action, resp := r.execute(t, "echo made > out")
 	at := []string{"--cas", r.cas, "--instance", "main"}
 	rm := []string{"--dir", r.dir, "--instance", "main"}
-	wantSaid(t, 0, append([]string{"cache", "show", action}, at...), "exit code 0", "out ", "0 of them absent", resp.Result.ExecutionMetadata.Worker)
-	wantSaid(t, 0, append([]string{"cache", "show", action, "--json"}, at...), `"absent": []`)
-	wantSaid(t, 4, []string{"cache", "rm", action, "--dir", r.dir, "--instance", "other"}, "absent")
-	wantSaid(t, 0, append([]string{"cache", "rm", action}, rm...), "removed")
-	wantSaid(t, 4, append([]string{"cache", "show", action}, at...))
-	wantSaid(t, 4, append([]string{"cache", "rm", action}, rm...), "absent")
+	wantOutput(t, 0, append([]string{"cache", "show", action}, at...), "exit code 0", "out ", "0 of them absent", resp.Result.ExecutionMetadata.Worker)
+	wantOutput(t, 0, append([]string{"cache", "show", action, "--json"}, at...), `"absent": []`)
+	wantOutput(t, 4, []string{"cache", "rm", action, "--dir", r.dir, "--instance", "other"}, "absent")
+	wantOutput(t, 0, append([]string{"cache", "rm", action}, rm...), "removed")
+	wantOutput(t, 4, append([]string{"cache", "show", action}, at...))
+	wantOutput(t, 4, append([]string{"cache", "rm", action}, rm...), "absent")
 	if _, again := r.execute(t, "echo made > out"); again.CachedResult {
-		t.Error("the removed result was served")
+		t.Error("got the removed result, want a new execution")
 	}
-	wantSaid(t, 0, append([]string{"cache", "show", action}, at...), "exit code 0")
+	wantOutput(t, 0, append([]string{"cache", "show", action}, at...), "exit code 0")
 }

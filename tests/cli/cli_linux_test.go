@@ -26,14 +26,14 @@ var built program.Program
 
 func TestMain(m *testing.M) { os.Exit(built.Main(m)) }
 
-// said is the result of a call of the program.
-type said struct {
+// output is the result of a call of the program.
+type output struct {
 	out, err string
 	code     int
 }
 
 // cloister runs the program in dir and returns its result.
-func cloister(t *testing.T, dir string, args ...string) said {
+func cloister(t *testing.T, dir string, args ...string) output {
 	t.Helper()
 	ctx, path := built.Within(t, time.Minute)
 	cmd := exec.CommandContext(ctx, path, args...)
@@ -45,13 +45,13 @@ func cloister(t *testing.T, dir string, args ...string) said {
 	cmd.WaitDelay = 10 * time.Second
 	err := cmd.Run()
 	if ctx.Err() != nil {
-		t.Fatalf("cloister %v does not end (%v):\n%s%s", args, err, out.String(), stderr.String())
+		t.Fatalf("cloister %v did not end within a minute (%v):\n%s%s", args, err, out.String(), stderr.String())
 	}
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
 	}
-	return said{out.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+	return output{out.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
 // confined skips the test if the machine does not support the sandbox.
@@ -71,12 +71,12 @@ func TestHelpHasExamples(t *testing.T) {
 	} {
 		args := append(strings.Fields(command), "--help")
 		if s := cloister(t, "", args...); s.code != 0 || !strings.Contains(s.out, "Examples:\n  cloister") {
-			t.Errorf("cloister %s: exit code %d, no example in:\n%s", strings.Join(args, " "), s.code, s.out)
+			t.Errorf("cloister %s: got exit code %d, want 0 and an example in\n%s", strings.Join(args, " "), s.code, s.out)
 		}
 	}
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		if s := cloister(t, "", "completion", shell); s.code != 0 || !strings.Contains(s.out, "cloister") {
-			t.Errorf("completion %s: %+v", shell, s)
+			t.Errorf("completion %s: got %+v, want a script", shell, s)
 		}
 	}
 }
@@ -85,7 +85,7 @@ func TestCheckSaysFull(t *testing.T) {
 	confined(t)
 	s := cloister(t, "", "check")
 	if s.code != 0 || !strings.HasSuffix(s.out, "tier  full\n") || strings.Contains(s.out, "FAIL") || !strings.Contains(s.out, "ok    seccomp ") {
-		t.Errorf("exit code %d:\n%s%s", s.code, s.out, s.err)
+		t.Errorf("got exit code %d, want 0 and tier full:\n%s%s", s.code, s.out, s.err)
 	}
 }
 
@@ -94,25 +94,25 @@ func TestRun(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		args []string
-		want said
+		want output
 	}{
-		{"output and exit code", []string{"--", "/bin/sh", "-c", "echo out; echo err >&2; exit 3"}, said{"out\n", "err\n", 3}},
-		{"signal", []string{"--", "/bin/sh", "-c", "kill -TERM $$"}, said{"", "cloister: killed by signal 15 (terminated), exit code 143\n", 143}},
-		{"not found", []string{"--", "no-such-program"}, said{"", "cloister: no-such-program: not found in the sandbox\n", 127}},
-		{"environment", []string{"--env", "A=b c", "--", "env"}, said{"A=b c\nHOME=/tmp\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\nTMPDIR=/tmp\n", "", 0}},
-		{"bad environment", []string{"--env", "A", "--", "env"}, said{"", "cloister: --env \"A\": write KEY=VALUE\n", 2}},
-		{"bad output", []string{"--out", "../x", "--", "env"}, said{"", "cloister: --out \"../x\": write a path below the working directory\n", 2}},
-		{"hidden", []string{"--", "cat", "/etc/shadow"}, said{"", "cat: /etc/shadow: No such file or directory\n", 1}},
+		{"output and exit code", []string{"--", "/bin/sh", "-c", "echo out; echo err >&2; exit 3"}, output{"out\n", "err\n", 3}},
+		{"signal", []string{"--", "/bin/sh", "-c", "kill -TERM $$"}, output{"", "cloister: killed by signal 15 (terminated), exit code 143\n", 143}},
+		{"not found", []string{"--", "no-such-program"}, output{"", "cloister: no-such-program: not found in the sandbox\n", 127}},
+		{"environment", []string{"--env", "A=b c", "--", "env"}, output{"A=b c\nHOME=/tmp\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\nTMPDIR=/tmp\n", "", 0}},
+		{"bad environment", []string{"--env", "A", "--", "env"}, output{"", "cloister: --env \"A\": write KEY=VALUE\n", 2}},
+		{"bad output", []string{"--out", "../x", "--", "env"}, output{"", "cloister: --out \"../x\": write a path below the working directory\n", 2}},
+		{"hidden", []string{"--", "cat", "/etc/shadow"}, output{"", "cat: /etc/shadow: No such file or directory\n", 1}},
 	} {
 		if got := cloister(t, "", append([]string{"run"}, c.args...)...); got != c.want {
 			t.Errorf("%s: got %+v, want %+v", c.name, got, c.want)
 		}
 	}
 	if s := cloister(t, "", "run", "--timeout", "200ms", "--", "sleep", "60"); s.code == 0 || !strings.Contains(s.err, "timeout of 200ms") {
-		t.Errorf("timeout: %+v", s)
+		t.Errorf("timeout: got %+v, want an error about the timeout", s)
 	}
 	if s := cloister(t, "", "run", "--in", "no/such/directory", "--", "true"); s.code != 2 || !strings.Contains(s.err, "no/such/directory") {
-		t.Errorf("absent inputs: %+v", s)
+		t.Errorf("absent inputs: got %+v, want exit code 2 and the path", s)
 	}
 }
 
@@ -128,18 +128,18 @@ func TestRunCopiesInputsInAndOutputsOut(t *testing.T) {
 	s := cloister(t, dir, "run", "--in", "src", "--out", "result", "--out", "tree", "--", "/bin/sh", "-c",
 		"cat sub/in > result; chmod +x result; mkdir -p tree/a; cp sub/in tree/a/b; echo x > undeclared; echo x >> sub/in || echo refused")
 	if s.code != 0 || s.out != "refused\n" {
-		t.Fatalf("%+v", s)
+		t.Fatalf("got %+v, want exit code 0 and the write refused", s)
 	}
 	for name, want := range map[string]string{"result": "input\n", "tree/a/b": "input\n", "src/sub/in": "input\n"} {
 		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != want {
-			t.Errorf("%s: got %q, %v", name, got, err)
+			t.Errorf("%s: got %q, %v, want %q", name, got, err, want)
 		}
 	}
 	if st, err := os.Stat(filepath.Join(dir, "result")); err != nil || st.Mode()&0o111 == 0 {
-		t.Errorf("result is not executable: %v, %v", st, err)
+		t.Errorf("result: got %v, %v, want it executable", st, err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "undeclared")); err == nil {
-		t.Error("a file that was not declared came out")
+		t.Error("got an undeclared output, want only declared ones")
 	}
 }
 
@@ -165,11 +165,11 @@ func TestServeSaysWhatItDoesAndEndsCalmly(t *testing.T) {
 	}
 	lines := strings.Split(strings.TrimSpace(log.String()), "\n")
 	if len(lines) > 5 {
-		t.Errorf("it prints more than five lines:\n%s", log)
+		t.Errorf("got more than five lines:\n%s", log)
 	}
 	for _, want := range []string{"cloister 0.", "slots", dir, "sandbox  user+mount+pid+network+ipc+uts+cgroup namespaces", "seccomp", "(full)", "bazel    build --remote_executor=grpc://" + s.Addr} {
 		if !strings.Contains(log.String(), want) {
-			t.Errorf("it does not say %q:\n%s", want, log)
+			t.Errorf("got\n%s\nwant %q in it", log, want)
 		}
 	}
 }
@@ -179,15 +179,15 @@ func TestSecondServeNamesTheFirst(t *testing.T) {
 	defer s.Stop()
 	got := cloister(t, "", "serve", "--dir", dir, "--listen", "127.0.0.1:0", "--max-size", "1GiB")
 	if got.code != 3 || !strings.Contains(got.err, fmt.Sprintf("process %d", s.PID)) || !strings.Contains(got.err, dir) {
-		t.Errorf("same directory: %+v", got)
+		t.Errorf("same directory: got %+v, want exit code 3 and the process", got)
 	}
 	got = cloister(t, "", "serve", "--dir", t.TempDir(), "--listen", s.Addr, "--max-size", "1GiB")
 	if got.code != 3 || !strings.Contains(got.err, s.Addr+" is in use") || !strings.Contains(got.err, "--listen") {
-		t.Errorf("same port: %+v", got)
+		t.Errorf("same port: got %+v, want exit code 3 and the address", got)
 	}
 	c, err := net.Dial("tcp", s.Addr)
 	if err != nil {
-		t.Fatalf("the first is gone: %v", err)
+		t.Fatalf("connect to the first server: %v", err)
 	}
 	c.Close()
 }
@@ -200,11 +200,11 @@ func TestServeRefusesDirectoriesThatAreNoStore(t *testing.T) {
 	}
 	for _, dir := range []string{foreign, "/proc/nowhere", "/dev/null/store"} {
 		if got := cloister(t, "", "serve", "--dir", dir, "--listen", "127.0.0.1:0"); got.code != 3 || !strings.Contains(got.err, dir) {
-			t.Errorf("--dir %s: %+v", dir, got)
+			t.Errorf("--dir %s: got %+v, want exit code 3 and the directory", dir, got)
 		}
 	}
 	if entries, err := os.ReadDir(foreign); err != nil || len(entries) != 1 {
-		t.Errorf("something was left in a directory that was refused: %v, %v", entries, err)
+		t.Errorf("refused directory: got %v, %v, want it unchanged", entries, err)
 	}
 }
 
@@ -238,10 +238,10 @@ func TestRunLeavesNothingBehind(t *testing.T) {
 		cmd.Env = append(os.Environ(), "TMPDIR="+link)
 		out, err := cmd.CombinedOutput()
 		if err != nil {
-			t.Errorf("%s: %v\n%s", name, err, out)
+			t.Errorf("%s: got %v, want no error\n%s", name, err, out)
 		}
 		if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
-			t.Errorf("%s: left behind: %v, %v", name, left, err)
+			t.Errorf("%s: left behind %v, %v, want nothing", name, left, err)
 		}
 	}
 }
@@ -264,10 +264,10 @@ func TestRefusesWhereItCannotConfine(t *testing.T) {
 			}
 			out, err := cmd.CombinedOutput()
 			if got := cmd.ProcessState.ExitCode(); got != code {
-				t.Errorf("%s without %s namespaces: exit code %d (%v), want %d", command, kind, got, err, code)
+				t.Errorf("%s without %s namespaces: got exit code %d (%v), want %d", command, kind, got, err, code)
 			}
 			if want := "fix: sudo sysctl -w user.max_" + kind + "_namespaces="; !strings.Contains(string(out), want) || strings.Contains(string(out), "it ran") {
-				t.Errorf("%s without %s namespaces does not say %q:\n%s", command, kind, want, out)
+				t.Errorf("%s without %s namespaces: got\n%s\nwant %q and no run", command, kind, out, want)
 			}
 		}
 	}
@@ -288,6 +288,6 @@ func TestRunAsRootOfAContainer(t *testing.T) {
 		GidMappings: []syscall.SysProcIDMap{{HostID: host, Size: 1}},
 	}
 	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "1000\n" {
-		t.Errorf("got %q, %v", out, err)
+		t.Errorf("got %q, %v, want the user ID 1000", out, err)
 	}
 }

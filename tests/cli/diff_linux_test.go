@@ -49,12 +49,12 @@ func (r *remote) perform(t *testing.T, s step) (string, string) {
 	}
 	var response repb.ExecuteResponse
 	if err := op.GetResponse().UnmarshalTo(&response); err != nil || len(response.GetResult().GetOutputFiles()) != 1 {
-		t.Fatalf("%v: %v", &response, err)
+		t.Fatalf("got response %v, %v, want one output file", &response, err)
 	}
 	return digest.NewFromProtoUnvalidated(action).String(), r.read(t, response.Result.OutputFiles[0].Digest)
 }
 
-// It checks the reported differences between actions, builds and results, and their origins.
+// TestDiffOfAServer checks the reported differences between actions, builds and results, and their origins.
 func TestDiffOfAServer(t *testing.T) {
 	r := serving(t, "main")
 	at := func(args ...string) []string { return append(args, "--cas", r.cas, "--instance", "main") }
@@ -69,19 +69,19 @@ func TestDiffOfAServer(t *testing.T) {
 	compile2, _ := build("two", "int x = 2;\n")
 
 	// Why was this a cache miss?
-	wantSaid(t, 1, at("diff", compile1, compile2), "action\n", "\ninput input\n  - ", "int x = 1;", "int x = 2;")
-	wantSaid(t, 1, at("diff", compile1[:12], compile2[:12], "--names"), "\ninput input\n")
-	wantSaid(t, 1, at("diff", "^4", link1), "\nargument 3\n", "\ninput input\n")
-	wantSaid(t, 0, at("diff", compile1, compile1))
-	wantSaid(t, 1, at("diff", compile1, compile2, "--results"), "result\n", "\noutput out\n", "int x = 1;")
-	wantSaid(t, 0, at("diff", "^1", "^1", "--results"))
-	wantSaid(t, 1, at("diff", compile1, compile2, "--as", "blob"), "blob\n")
+	wantOutput(t, 1, at("diff", compile1, compile2), "action\n", "\ninput input\n  - ", "int x = 1;", "int x = 2;")
+	wantOutput(t, 1, at("diff", compile1[:12], compile2[:12], "--names"), "\ninput input\n")
+	wantOutput(t, 1, at("diff", "^4", link1), "\nargument 3\n", "\ninput input\n")
+	wantOutput(t, 0, at("diff", compile1, compile1))
+	wantOutput(t, 1, at("diff", compile1, compile2, "--results"), "result\n", "\noutput out\n", "int x = 1;")
+	wantOutput(t, 0, at("diff", "^1", "^1", "--results"))
+	wantOutput(t, 1, at("diff", compile1, compile2, "--as", "blob"), "blob\n")
 
-	s := wantSaid(t, 1, at("diff", "--invocation", "one", "two"), "actions: 1 same, 1 not reproducible, 1 changed, 1 follows\n",
+	s := wantOutput(t, 1, at("diff", "--invocation", "one", "two"), "actions: 1 same, 1 not reproducible, 1 changed, 1 follows\n",
 		"\nnot reproducible: 'Stamp //:x'\n", "\nchanged: 'Compile //:x'\n  - "+compile1+"\n  + "+compile2+"\n    input input\n",
 		"\nfollows: 'Link //:x'\n  - "+link1, "\n  from "+compile1+"\n")
 	if strings.Index(s.out, "changed:") > strings.Index(s.out, "follows:") {
-		t.Errorf("what follows comes before its cause:\n%s", s.out)
+		t.Errorf("got a consequence before its cause:\n%s", s.out)
 	}
 	var report struct {
 		Same  bool
@@ -91,22 +91,22 @@ func TestDiffOfAServer(t *testing.T) {
 			Follows  []string
 		}
 	}
-	s = wantSaid(t, 1, at("diff", "--invocation", "one", "two", "--json"))
+	s = wantOutput(t, 1, at("diff", "--invocation", "one", "two", "--json"))
 	if err := json.Unmarshal([]byte(s.out), &report); err != nil || report.Same || report.Count["same"] != 1 || len(report.Pairs) != 3 || len(report.Pairs[2].Follows) != 1 {
-		t.Errorf("--json printed %s: %v", s.out, err)
+		t.Errorf("--json: got %s, %v, want one same, one following and three pairs", s.out, err)
 	}
-	wantSaid(t, 0, at("diff", "--invocation", "one", "one"))
-	wantSaid(t, 2, at("diff", "--invocation", "one", "three"), "three")
-	wantSaid(t, 0, at("action", "ls", "--invocation", "one", "--mnemonic", "Stamp"), "Stamp //:x")
+	wantOutput(t, 0, at("diff", "--invocation", "one", "one"))
+	wantOutput(t, 2, at("diff", "--invocation", "one", "three"), "three")
+	wantOutput(t, 0, at("action", "ls", "--invocation", "one", "--mnemonic", "Stamp"), "Stamp //:x")
 
 	// Manifests named by the history.
 	var rows []struct{ Manifest string }
-	s = wantSaid(t, 0, at("action", "ls", "--all", "--mnemonic", "Stamp", "--json"))
+	s = wantOutput(t, 0, at("action", "ls", "--all", "--mnemonic", "Stamp", "--json"))
 	if err := json.Unmarshal([]byte(s.out), &rows); err != nil || len(rows) != 2 {
-		t.Fatalf("action ls --json printed %s: %v", s.out, err)
+		t.Fatalf("action ls --json: got %s, %v, want two rows", s.out, err)
 	}
-	if s := wantSaid(t, 1, at("diff", rows[1].Manifest, rows[0].Manifest), "manifest\n", "\nline\n  - "); !strings.Contains(s.out, "out") || strings.Contains(s.out, "command") {
-		t.Errorf("of two manifests:\n%s", s.out)
+	if s := wantOutput(t, 1, at("diff", rows[1].Manifest, rows[0].Manifest), "manifest\n", "\nline\n  - "); !strings.Contains(s.out, "out") || strings.Contains(s.out, "command") {
+		t.Errorf("two manifests: got\n%s\nwant only the output to differ", s.out)
 	}
 
 	// Directories and files, on the server and local.
@@ -114,12 +114,12 @@ func TestDiffOfAServer(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "input"), []byte("int x = 1;\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	root, _, _ := strings.Cut(wantSaid(t, 0, at("cas", "put", dir)).out, " ")
-	wantSaid(t, 0, at("diff", root, dir))
+	root, _, _ := strings.Cut(wantOutput(t, 0, at("cas", "put", dir)).out, " ")
+	wantOutput(t, 0, at("diff", root, dir))
 	if err := os.WriteFile(filepath.Join(dir, "input"), []byte("int x = 3;\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	wantSaid(t, 1, at("diff", root, dir), "directory\n", "\nfile input\n", "int x = 3;")
+	wantOutput(t, 1, at("diff", root, dir), "directory\n", "\nfile input\n", "int x = 3;")
 
 	// diffoscope sees only the files that differ.
 	script := "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\ncd \"$2/..\" && find a b -type f | sort | xargs head -n 1\nexit 1\n"
@@ -128,15 +128,15 @@ func TestDiffOfAServer(t *testing.T) {
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	t.Setenv("TMPDIR", t.TempDir())
-	wantSaid(t, 1, at("diff", compile1, compile2, "--diffoscope"), "\n==> a/input/input <==\nint x = 1;\n\n==> b/input/input <==\nint x = 2;\n")
-	wantSaid(t, 1, at("diff", compile1, compile2, "--results", "--diffoscope"), "\n==> b/output/out <==\nint x = 2;\n")
-	wantSaid(t, 1, at("diff", root, dir, "--diffoscope"), "\n==> a/input <==\nint x = 1;\n", "\n==> b/diffoscope <==\n", "\n==> b/input <==\nint x = 3;\n")
-	wantSaid(t, 0, at("diff", compile1, compile1, "--diffoscope"))
+	wantOutput(t, 1, at("diff", compile1, compile2, "--diffoscope"), "\n==> a/input/input <==\nint x = 1;\n\n==> b/input/input <==\nint x = 2;\n")
+	wantOutput(t, 1, at("diff", compile1, compile2, "--results", "--diffoscope"), "\n==> b/output/out <==\nint x = 2;\n")
+	wantOutput(t, 1, at("diff", root, dir, "--diffoscope"), "\n==> a/input <==\nint x = 1;\n", "\n==> b/diffoscope <==\n", "\n==> b/input <==\nint x = 3;\n")
+	wantOutput(t, 0, at("diff", compile1, compile1, "--diffoscope"))
 	if left, err := os.ReadDir(os.Getenv("TMPDIR")); err != nil || len(left) > 0 {
-		t.Errorf("left are %v, %v", left, err)
+		t.Errorf("left behind %v, %v, want nothing", left, err)
 	}
 
-	wantSaid(t, 2, at("diff", compile1, root), "of different kinds")
-	wantSaid(t, 2, at("diff", compile1, strings.Repeat("0", 64)+"/7"))
-	wantSaid(t, 2, []string{"diff", compile1, compile2, "--cas", "grpc://" + unused(t)})
+	wantOutput(t, 2, at("diff", compile1, root), "of different kinds")
+	wantOutput(t, 2, at("diff", compile1, strings.Repeat("0", 64)+"/7"))
+	wantOutput(t, 2, []string{"diff", compile1, compile2, "--cas", "grpc://" + unused(t)})
 }

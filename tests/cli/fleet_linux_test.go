@@ -96,7 +96,7 @@ func TestSignalDrains(t *testing.T) {
 		return err
 	}
 	if err := refused(); err != nil {
-		t.Fatalf("before it drains: %v", err)
+		t.Fatalf("before the drain: got %v, want ready", err)
 	}
 	if err := syscall.Kill(f.server.PID, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -104,14 +104,14 @@ func TestSignalDrains(t *testing.T) {
 	// It reports not ready before it refuses work.
 	until(t, "it takes nothing new", func() bool { return refused() != nil })
 	if err := refused(); status.Code(err) != codes.Unavailable {
-		t.Errorf("what is asked of a server that drains: %v", err)
+		t.Errorf("request to a draining server: got %v, want UNAVAILABLE", err)
 	}
 	if code, text := get(t, metrics, "/ready"); code != 503 || !strings.HasPrefix(text, "draining") {
-		t.Errorf("/ready: %d, %q", code, text)
+		t.Errorf("/ready: got %d, %q", code, text)
 	}
 	for _, service := range []string{"", casService} {
 		if got := health(t, f.client, service); got != healthpb.HealthCheckResponse_NOT_SERVING {
-			t.Errorf("the health of %q is %v", service, got)
+			t.Errorf("health of %q: got %v", service, got)
 		}
 	}
 	for _, h := range []*held{running, waiting} {
@@ -121,7 +121,7 @@ func TestSignalDrains(t *testing.T) {
 	}
 	f.stop()
 	if strings.Contains(f.log.String(), "stopped  running actions") {
-		t.Errorf("it says that it cancelled something:\n%s", f.log)
+		t.Errorf("got a cancelled action in the log:\n%s", f.log)
 	}
 }
 
@@ -136,11 +136,11 @@ func TestSignalDrainsInTime(t *testing.T) {
 	}
 	response := h.end()
 	if code := codes.Code(response.GetStatus().GetCode()); code != codes.Unavailable || response.Result != nil || !strings.Contains(response.Message, "the server is shutting down; retry") {
-		t.Errorf("%v", response)
+		t.Errorf("got response %v, want UNAVAILABLE", response)
 	}
 	f.stop()
 	if left := sandboxtest.Running(t, "# "+h.mark); len(left) > 0 {
-		t.Errorf("left: %v", left)
+		t.Errorf("left behind %v, want nothing", left)
 	}
 }
 
@@ -160,10 +160,10 @@ func fleet(t *testing.T, args ...string) (s fleetStatus) {
 	t.Helper()
 	said := cloister(t, "", append([]string{"status", "--json"}, args...)...)
 	if err := json.Unmarshal([]byte(said.out), &s); err != nil {
-		t.Fatalf("status printed %+v: %v", said, err)
+		t.Fatalf("status: got %+v, %v", said, err)
 	}
 	if want := map[bool]int{true: 0, false: 1}[s.Ready]; said.code != want {
-		t.Errorf("ready %t, and exit code %d", s.Ready, said.code)
+		t.Errorf("got ready %t and exit code %d, want them to agree", s.Ready, said.code)
 	}
 	return s
 }
@@ -181,35 +181,35 @@ func TestDrainOfAServer(t *testing.T) {
 	until(t, "it runs", func() bool { return len(first.running(t)) > 0 })
 	s := fleet(t, at...)
 	if !s.Ready || s.Running != 1 || len(s.Workers) != 1 || s.Workers[0].Name != name || s.Workers[0].State != "working" || s.Workers[0].Busy != 1 || len(s.Workers[0].Running) != 1 {
-		t.Fatalf("with one that runs: %+v", s)
+		t.Fatalf("while an action runs: got %+v", s)
 	}
-	wantSaid(t, 0, append([]string{"status"}, at...), "  ready\n", "1 running on 1 slots", name+"  ", s.Workers[0].Running[0].Action, " run ")
-	wantSaid(t, 0, append([]string{"top", "-n", "2", "--interval", "100ms"}, at...), "Z  ready; 0 waiting, 1 running on 1 slots", "workers: 1 working; 0.0/s\n")
+	wantOutput(t, 0, append([]string{"status"}, at...), "  ready\n", "1 running on 1 slots", name+"  ", s.Workers[0].Running[0].Action, " run ")
+	wantOutput(t, 0, append([]string{"top", "-n", "2", "--interval", "100ms"}, at...), "Z  ready; 0 waiting, 1 running on 1 slots", "workers: 1 working; 0.0/s\n")
 
-	wantSaid(t, 4, append([]string{"drain", "nobody"}, at...), name)
-	wantSaid(t, 6, append([]string{"drain", name, "--reason", "new kernel", "--wait", "--timeout", "200ms"}, at...), "1 actions still run on "+name)
+	wantOutput(t, 4, append([]string{"drain", "nobody"}, at...), name)
+	wantOutput(t, 6, append([]string{"drain", name, "--reason", "new kernel", "--wait", "--timeout", "200ms"}, at...), "1 actions still run on "+name)
 	second := r.hold(t, "second")
 	if s := fleet(t, at...); s.Ready || s.Workers[0].State != "draining" || s.Workers[0].Reason != "new kernel" {
-		t.Errorf("drained: %+v", s)
+		t.Errorf("drained: got %+v", s)
 	}
 	if code, text := get(t, metrics, "/ready"); code != 503 || !whole(`every worker is drained since \S+Z: new kernel; end it with cloister undrain\n`, text) {
-		t.Errorf("/ready: %d, %q", code, text)
+		t.Errorf("/ready: got %d, %q", code, text)
 	}
 	until(t, "the health says so", func() bool { return health(t, r.Client, "") == healthpb.HealthCheckResponse_NOT_SERVING })
 	if response := first.release(t); response.GetResult().GetExitCode() != 0 {
-		t.Errorf("what ran: %v", response)
+		t.Errorf("running action: got %v, want success", response)
 	}
-	wantSaid(t, 0, append([]string{"drain", "--wait"}, at...), "drained "+name+"; 0 actions run there\nidle    "+name+"\n")
+	wantOutput(t, 0, append([]string{"drain", "--wait"}, at...), "drained "+name+"; 0 actions run there\nidle    "+name+"\n")
 	if s := fleet(t, at...); s.Queued != 1 || s.Running != 0 || s.Workers[0].State != "drained" {
-		t.Errorf("idle: %+v", s)
+		t.Errorf("idle: got %+v", s)
 	}
-	wantSaid(t, 1, append([]string{"status"}, at...), "NOT READY\n", "1 for any worker: worker "+name+" is drained")
-	wantSaid(t, 0, append([]string{"undrain"}, at...), "undrained "+name+"\n")
+	wantOutput(t, 1, append([]string{"status"}, at...), "NOT READY\n", "1 for any worker: worker "+name+" is drained")
+	wantOutput(t, 0, append([]string{"undrain"}, at...), "undrained "+name+"\n")
 	if response := second.release(t); response.GetResult().GetExitCode() != 0 {
-		t.Errorf("what waited: %v", response)
+		t.Errorf("waiting action: got %v, want success", response)
 	}
 	if s := fleet(t, at...); !s.Ready || s.Workers[0].State != "working" {
-		t.Errorf("undrained: %+v", s)
+		t.Errorf("undrained: got %+v", s)
 	}
 }
 
@@ -228,27 +228,27 @@ func TestDrainOfAWorker(t *testing.T) {
 	_, text := get(t, metrics, "/metrics")
 	for _, want := range []string{"cloister_actions_running 1", "cloister_actions_queued 0", `cloister_workers{state="working"} 2`, "cloister_slots 4"} {
 		if !strings.Contains(text, "\n"+want+"\n") {
-			t.Errorf("no %s in\n%s", want, text)
+			t.Errorf("got\n%s\nwant %s in it", text, want)
 		}
 	}
-	wantSaid(t, 0, append([]string{"drain", "first", "--reason", "new kernel"}, at...), "drained first; 1 actions run there\n")
+	wantOutput(t, 0, append([]string{"drain", "first", "--reason", "new kernel"}, at...), "drained first; 1 actions run there\n")
 	for i := range 4 {
 		_, response := r.execute(t, fmt.Sprintf("echo %d >out", i))
 		if got := response.GetResult().GetExecutionMetadata().GetWorker(); got != "second" {
-			t.Errorf("action %d ran on %q: %v", i, got, response)
+			t.Errorf("action %d: got worker %q, %v", i, got, response)
 		}
 	}
 	s := fleet(t, at...)
 	if !s.Ready || s.Workers[0].Name != "first" || s.Workers[0].State != "draining" || s.Workers[0].Busy != 1 || s.Workers[1].State != "working" {
-		t.Errorf("%+v", s)
+		t.Errorf("got status %+v", s)
 	}
 	if response := running.release(t); response.GetResult().GetExecutionMetadata().GetWorker() != "first" {
-		t.Errorf("what ran: %v", response)
+		t.Errorf("running action: got %v, want success", response)
 	}
-	wantSaid(t, 0, append([]string{"drain", "first", "--wait"}, at...), "idle    first\n")
-	wantSaid(t, 0, append([]string{"undrain", "first"}, at...), "undrained first\n")
+	wantOutput(t, 0, append([]string{"drain", "first", "--wait"}, at...), "idle    first\n")
+	wantOutput(t, 0, append([]string{"undrain", "first"}, at...), "undrained first\n")
 	if s := fleet(t, at...); s.Workers[0].State != "working" {
-		t.Errorf("%+v", s)
+		t.Errorf("got status %+v", s)
 	}
 }
 
@@ -270,13 +270,13 @@ func TestDrainOutlastsTheHead(t *testing.T) {
 		}
 		f := fleet(t, at...)
 		if len(f.Workers) != 1 || f.Workers[0].State != step.state || (step.state == "drained") != (f.Workers[0].Reason == "new kernel") {
-			t.Errorf("the workers are %+v, want anvil %s", f.Workers, step.state)
+			t.Errorf("got workers %+v, want anvil %s", f.Workers, step.state)
 		}
 		switch step.then {
 		case "drain":
-			wantSaid(t, 0, append([]string{"drain", "anvil", "--reason", "new kernel"}, at...), "drained anvil")
+			wantOutput(t, 0, append([]string{"drain", "anvil", "--reason", "new kernel"}, at...), "drained anvil")
 		case "undrain":
-			wantSaid(t, 0, append([]string{"undrain", "anvil"}, at...), "undrained anvil")
+			wantOutput(t, 0, append([]string{"undrain", "anvil"}, at...), "undrained anvil")
 		}
 		if err := s.Stop(); err != nil {
 			t.Error(err)
@@ -312,9 +312,9 @@ func TestOperatorsOfAServerWithCallers(t *testing.T) {
 	g := plain(t, s.Addr)
 	g.ctx = metadata.AppendToOutgoingContext(g.ctx, "authorization", "Bearer builder-token")
 	// It waits until a worker joins, and then runs as long as the test.
-	wantSaid(t, 0, by("operator", "drain", "--reason", "try me"), "drained ")
-	wantSaid(t, 1, by("builder", "status"), "try me (by operator)")
-	wantSaid(t, 0, by("operator", "undrain"), "undrained ")
+	wantOutput(t, 0, by("operator", "drain", "--reason", "try me"), "drained ")
+	wantOutput(t, 1, by("builder", "status"), "try me (by operator)")
+	wantOutput(t, 0, by("operator", "undrain"), "undrained ")
 	mark := fmt.Sprint("87", os.Getpid())
 	command := must(g.put("main", &repb.Command{Arguments: []string{"/bin/sleep", mark}}))
 	action := must(g.put("main", &repb.Action{CommandDigest: command, InputRootDigest: must(g.put("main", &repb.Directory{}))}))
@@ -322,14 +322,14 @@ func TestOperatorsOfAServerWithCallers(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "it runs", func() bool { return len(sandboxtest.Running(t, mark)) > 0 })
-	wantSaid(t, 0, by("builder", "status"), action.Hash)
-	wantSaid(t, 0, by("operator", "status"), action.Hash)
-	if said := wantSaid(t, 0, by("other", "status"), "1 running"); strings.Contains(said.out, action.Hash) || strings.Contains(said.out, "main") {
-		t.Errorf("who may execute elsewhere sees\n%s", said.out)
+	wantOutput(t, 0, by("builder", "status"), action.Hash)
+	wantOutput(t, 0, by("operator", "status"), action.Hash)
+	if said := wantOutput(t, 0, by("other", "status"), "1 running"); strings.Contains(said.out, action.Hash) || strings.Contains(said.out, "main") {
+		t.Errorf("caller of another instance: got\n%s\nwant no names", said.out)
 	}
 	for _, name := range []string{"builder", "other", "reader"} {
-		wantSaid(t, 1, by(name, "drain"), "operate")
-		wantSaid(t, 1, by(name, "undrain"), "operate")
+		wantOutput(t, 1, by(name, "drain"), "operate")
+		wantOutput(t, 1, by(name, "undrain"), "operate")
 	}
-	wantSaid(t, 1, by("reader", "status"), "execute or operate")
+	wantOutput(t, 1, by("reader", "status"), "execute or operate")
 }

@@ -137,7 +137,7 @@ func (w *hand) end(t *testing.T, action *repb.Digest) {
 		t.Fatal(err)
 	}
 	if s, err := w.synchronize(action, &repb.ExecuteResponse{Result: r, Status: &statuspb.Status{}}, true); err != nil || s.GetIdle() == nil {
-		t.Errorf("the end of the action is answered with %v, %v", s, err)
+		t.Errorf("report of the end: got %v, %v", s, err)
 	}
 }
 
@@ -171,10 +171,10 @@ func TestHead(t *testing.T) {
 	}
 	anvil.end(t, first)
 	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "anvil" || got.response.CachedResult {
-		t.Errorf("got %v, %v", got.response, got.err)
+		t.Errorf("got response %v, %v, want success", got.response, got.err)
 	}
 	if got := <-client.begin(first); got.err != nil || !got.response.GetCachedResult() {
-		t.Errorf("once more: %v, %v", got.response, got.err)
+		t.Errorf("second execution: got %v, %v", got.response, got.err)
 	}
 
 	second := client.putAction(t, "second")
@@ -183,7 +183,7 @@ func TestHead(t *testing.T) {
 	bellows.take(t)
 	bellows.end(t, second)
 	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "bellows" {
-		t.Errorf("after a worker was lost: %v, %v", got.response, got.err)
+		t.Errorf("after the loss of a worker: got %v, %v", got.response, got.err)
 	}
 
 	third := client.putAction(t, "third")
@@ -195,25 +195,25 @@ func TestHead(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		select {
 		case err := <-stopped:
-			t.Fatalf("it ended before its action: %v\n%s", err, log)
+			t.Fatalf("the server ended before its action: %v\n%s", err, log)
 		default:
 		}
 	}
 	bellows.end(t, third)
 	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "bellows" {
-		t.Errorf("while the server drains: %v, %v", got.response, got.err)
+		t.Errorf("while the server drains: got %v, %v, want success", got.response, got.err)
 	}
 	if err := <-stopped; err != nil {
 		t.Error(err)
 	}
 	for _, want := range []string{"0 slots", "worker has joined", "worker=anvil", "worker has left", "silent for 3s"} {
 		if !strings.Contains(log.String(), want) {
-			t.Errorf("it does not say %q:\n%s", want, log)
+			t.Errorf("got log\n%s\nwant %q in it", log, want)
 		}
 	}
 	for _, never := range []string{"sandbox  ", "inputs   ", "property is ignored"} {
 		if strings.Contains(log.String(), never) {
-			t.Errorf("got output with %q:\n%s", never, log)
+			t.Errorf("got log\n%s\nwant no %q in it", log, never)
 		}
 	}
 }
@@ -237,10 +237,10 @@ func TestHeadNeedsNoSandbox(t *testing.T) {
 		if code == 1 || code == 99 {
 			sandboxtest.Unavailable(t, "unprivileged", out)
 		}
-		t.Fatalf("with slots: got exit code %d:\n%s", code, out)
+		t.Fatalf("with slots: got exit code %d, want 3:\n%s", code, out)
 	}
 	if out, code := run("--jobs 0 --worker-listen 127.0.0.1:0"); code != 124 || !strings.Contains(out, "workers  cloister join") {
-		t.Errorf("without slots it ends with %d, want that it serves until it is stopped:\n%s", code, out)
+		t.Errorf("without slots: got exit code %d, want 124 of timeout:\n%s", code, out)
 	}
 }
 
@@ -258,21 +258,21 @@ func TestWorkersAreCallers(t *testing.T) {
 	action := client.putAction(t, "a")
 	for token, want := range map[string]codes.Code{"": codes.Unauthenticated, "client-token": codes.PermissionDenied, "worker": codes.Unauthenticated} {
 		if _, err := (&hand{a.guest(t, at, "", token), "x"}).synchronize(nil, nil, true); status.Code(err) != want {
-			t.Errorf("work for %q: %v, want %v", token, err, want)
+			t.Errorf("work for %q: got %v, want %v", token, err, want)
 		}
 	}
 	if _, _, err := a.guest(t, s.Addr, "", "worker-token").execute("", action); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("a worker executes: %v", err)
+		t.Errorf("Execute of a worker: got %v, want PERMISSION_DENIED", err)
 	}
 	worker := &hand{a.guest(t, at, "", "worker-token"), "anvil"}
 	result := client.begin(action)
 	worker.take(t)
 	if _, err := (&hand{a.guest(t, at, "", "other-token"), "anvil"}).synchronize(nil, nil, true); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("one worker speaks for another: %v", err)
+		t.Errorf("Synchronize for another worker: got %v, want PERMISSION_DENIED", err)
 	}
 	worker.end(t, action)
 	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "anvil" {
-		t.Errorf("got %v, %v", got.response, got.err)
+		t.Errorf("got response %v, %v, want success", got.response, got.err)
 	}
 }
 
@@ -332,7 +332,7 @@ func TestHeadWithoutItsUpstream(t *testing.T) {
 	}
 	w.end(t, action)
 	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "anvil" {
-		t.Errorf("got %v, %v", got.response, got.err)
+		t.Errorf("got response %v, %v, want success", got.response, got.err)
 	}
 }
 
@@ -352,7 +352,7 @@ func TestServeWithWorkersAndSlots(t *testing.T) {
 	client, worker := plain(t, s.Addr), &hand{plain(t, workersAt.FindStringSubmatch(log.String())[1]), "anvil"}
 	here := client.putAction(t, "here", &repb.Platform_Property{Name: "ISA", Value: "amd64"})
 	if got := <-client.begin(here); got.err != nil || got.response.Result == nil || got.response.Result.ExecutionMetadata.Worker == "anvil" {
-		t.Errorf("what the server offers: %v, %v", got.response, got.err)
+		t.Errorf("action for the server: got %v, %v", got.response, got.err)
 	}
 	there := client.putAction(t, "there", &repb.Platform_Property{Name: "OSFamily", Value: "linux"})
 	result := client.begin(there)
@@ -361,6 +361,6 @@ func TestServeWithWorkersAndSlots(t *testing.T) {
 	}
 	worker.end(t, there)
 	if got := <-result; got.err != nil || got.response.Result.GetExecutionMetadata().GetWorker() != "anvil" {
-		t.Errorf("what the worker offers: %v, %v", got.response, got.err)
+		t.Errorf("action for the worker: got %v, %v", got.response, got.err)
 	}
 }

@@ -61,11 +61,11 @@ func joining(t *testing.T, head, name string, flags ...string) *joinedWorker {
 		select {
 		case err := <-w.done:
 			if err != nil {
-				t.Errorf("%s ended with %v:\n%s", name, err, w.text())
+				t.Errorf("%s: got %v, want no error:\n%s", name, err, w.text())
 			}
 		case <-time.After(30 * time.Second):
 			w.cmd.Process.Kill()
-			t.Errorf("%s does not end:\n%s", name, w.text())
+			t.Errorf("%s did not end:\n%s", name, w.text())
 		}
 		w.done <- nil
 	})
@@ -82,24 +82,24 @@ func TestJoinedWorkersExecute(t *testing.T) {
 	first := joining(t, port, "first", "--metrics", metrics)
 	_, response := r.execute(t, "cat input >out; echo said")
 	if response.Result.GetExitCode() != 0 || response.Status.GetCode() != 0 || response.Result.ExecutionMetadata.Worker != "first" {
-		t.Fatalf("got %v", response)
+		t.Fatalf("got response %v", response)
 	}
 	if text := r.read(t, response.Result.OutputFiles[0].Digest); text != "an input\n" {
-		t.Errorf("the output is %q", text)
+		t.Errorf("got output %q", text)
 	}
 	if _, again := r.execute(t, "cat input >out; echo said"); !again.CachedResult {
-		t.Error("the worker has not recorded the result")
+		t.Error("got no recorded result, want that of the worker")
 	}
 	if code, text := get(t, metrics, "/ready"); code != 200 {
-		t.Errorf("ready: %d %s", code, text)
+		t.Errorf("/ready: got %d %s", code, text)
 	}
 	if _, text := get(t, metrics, "/metrics"); !strings.Contains(text, "cloister_scheduler_up 1") || !strings.Contains(text, "cloister_slots 2") {
-		t.Errorf("metrics:\n%s", text)
+		t.Errorf("got metrics\n%s", text)
 	}
 	// A failure names the worker and the command that runs it again.
 	_, response = r.execute(t, "exit 5")
 	if response.Result.GetExitCode() != 5 || !strings.Contains(response.Message, "reproduce: cloister run --action") || !strings.Contains(response.Message, "--cas grpc://"+port) {
-		t.Errorf("got %v", response)
+		t.Errorf("got response %v", response)
 	}
 
 	// While it drains, it finishes its action and takes no other.
@@ -116,18 +116,18 @@ func TestJoinedWorkersExecute(t *testing.T) {
 	first.signal(t, syscall.SIGTERM)
 	second := joining(t, port, "second")
 	if got := <-ended; got != "first" {
-		t.Errorf("the action ended on %q", got)
+		t.Errorf("got worker %q", got)
 	}
 	if err := <-first.done; err != nil {
-		t.Errorf("it ended with %v:\n%s", err, first.text())
+		t.Errorf("worker: got %v at its end:\n%s", err, first.text())
 	}
 	first.done <- nil
 	_, response = r.execute(t, "echo elsewhere >out")
 	if response.Result.GetExecutionMetadata().GetWorker() != "second" {
-		t.Errorf("got %v", response)
+		t.Errorf("got response %v", response)
 	}
 	if text := second.text(); strings.Contains(text, "level=WARN") {
-		t.Errorf("the log says:\n%s", text)
+		t.Errorf("got log\n%s", text)
 	}
 }
 
@@ -152,11 +152,11 @@ func TestJoinedWorkerGivesItsActionBack(t *testing.T) {
 	until(t, "it drains", func() bool { return strings.Contains(first.text(), "draining 1 running") })
 	first.signal(t, syscall.SIGTERM)
 	if err := <-first.done; err != nil {
-		t.Errorf("it ended with %v:\n%s", err, first.text())
+		t.Errorf("worker: got %v at its end:\n%s", err, first.text())
 	}
 	first.done <- nil
 	if got := <-ended; got != "second" {
-		t.Errorf("the action ended on %q", got)
+		t.Errorf("got worker %q", got)
 	}
 }
 
@@ -176,13 +176,13 @@ func TestJoinedTwiceByOneName(t *testing.T) {
 		return strings.Contains(second.text(), "another process, with another store, is worker") && strings.Contains(second.text(), "another name")
 	})
 	if s := fleet(t, "--cas", r.cas); s.Running != 1 || len(s.Workers) != 1 || s.Workers[0].Name != "twin" || s.Workers[0].Slots != 2 {
-		t.Errorf("the head sees %+v", s)
+		t.Errorf("got status %+v of the head", s)
 	}
 	if response := h.release(t); response.GetResult().GetExitCode() != 0 || response.GetStatus().GetCode() != 0 {
-		t.Errorf("what the first had: %v", response)
+		t.Errorf("action of the first worker: got %v", response)
 	}
 	if _, response := r.execute(t, "echo more >out"); response.GetResult().GetExecutionMetadata().GetWorker() != "twin" {
-		t.Errorf("what came after that: %v", response)
+		t.Errorf("next action: got %v", response)
 	}
 }
 
@@ -193,6 +193,6 @@ func TestJoinWithoutASchedulerWaits(t *testing.T) {
 	w := joining(t, unused(t), "lonely", "--metrics", metrics)
 	until(t, "it says what is missing", func() bool { return strings.Contains(w.text(), "not ready for actions") })
 	if code, text := get(t, metrics, "/ready"); code != 503 || !strings.Contains(text, "upstream grpc://") {
-		t.Errorf("ready: %d %s", code, text)
+		t.Errorf("/ready: got %d %s", code, text)
 	}
 }

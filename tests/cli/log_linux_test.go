@@ -57,7 +57,7 @@ func TestActionLogFollows(t *testing.T) {
 		mark := fmt.Sprintf("followed in %q %d", instance, os.Getpid())
 		_, operation, end := r.begin(t, "trap 'go=1' USR1; echo first; echo oh >&2; while [ -z \"$go\" ]; do sleep 0.05; done; echo second; exit 3 # "+mark)
 		at := []string{"--cas", r.cas, "--instance", instance}
-		log := func(args ...string) said {
+		log := func(args ...string) output {
 			return cloister(t, "", append(append([]string{"action", "log"}, args...), at...)...)
 		}
 
@@ -72,29 +72,29 @@ func TestActionLogFollows(t *testing.T) {
 		}
 		text := bufio.NewReader(out)
 		if line, err := text.ReadString('\n'); err != nil || line != "first\n" {
-			t.Fatalf("%q, %v", line, err)
+			t.Fatalf("got %q, %v, want the first line", line, err)
 		}
 		if s := log(operation); s.code != 1 || s.out != "" || !whole(`cloister: .*EXECUTING.* -f\n`, s.err) {
-			t.Errorf("of a running one without -f: %+v", s)
+			t.Errorf("running action without -f: got %+v, want exit code 1 and a hint", s)
 		}
 		if sandboxtest.Signal(t, "# "+mark, syscall.SIGUSR1) == 0 {
-			t.Fatal("the action does not run")
+			t.Fatal("found no process of the action")
 		}
 		if rest, err := io.ReadAll(text); err != nil || string(rest) != "second\n" {
-			t.Errorf("then %q, %v", rest, err)
+			t.Errorf("got %q, %v, want the second line", rest, err)
 		}
 		if err := cmd.Wait(); err != nil {
 			t.Error(err)
 		}
 		if response := end(); response.Result.GetExitCode() != 3 {
-			t.Errorf("the action ended with %v", response)
+			t.Errorf("got %v, want exit code 3", response)
 		}
 		for _, args := range [][]string{{operation}, {"-f", operation}} {
-			if s := log(args...); s != (said{out: "first\nsecond\n"}) {
-				t.Errorf("%v: %+v", args, s)
+			if s := log(args...); s != (output{out: "first\nsecond\n"}) {
+				t.Errorf("%v: got %+v, want both lines", args, s)
 			}
-			if s := log(append(args, "--stderr")...); s != (said{out: "oh\n"}) {
-				t.Errorf("%v --stderr: %+v", args, s)
+			if s := log(append(args, "--stderr")...); s != (output{out: "oh\n"}) {
+				t.Errorf("%v --stderr: got %+v, want oh", args, s)
 			}
 		}
 	}
@@ -110,13 +110,13 @@ func TestActionLogOfAResult(t *testing.T) {
 		{[]string{action}, "an input\n"}, {[]string{action, "-f"}, "an input\n"}, {[]string{action, "--stderr"}, "oh\n"},
 	} {
 		args := append([]string{"action", "log", "--cas", r.cas, "--instance", "main"}, c.args...)
-		if s := cloister(t, "", args...); s != (said{out: c.out}) {
-			t.Errorf("%v: %+v, want %q", c.args, s, c.out)
+		if s := cloister(t, "", args...); s != (output{out: c.out}) {
+			t.Errorf("%v: got %+v, want %q", c.args, s, c.out)
 		}
 	}
 	quiet, _ := r.execute(t, "echo x > out")
-	if s := cloister(t, "", "action", "log", quiet, "--cas", r.cas, "--instance", "main"); s != (said{}) {
-		t.Errorf("of one that said nothing: %+v", s)
+	if s := cloister(t, "", "action", "log", quiet, "--cas", r.cas, "--instance", "main"); s != (output{}) {
+		t.Errorf("action without output: got %+v, want nothing", s)
 	}
 
 	for name, want := range map[string]string{

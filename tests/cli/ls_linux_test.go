@@ -8,56 +8,56 @@ import (
 	"testing"
 )
 
-// It checks that executions are listed, newest first, with their results.
+// TestActionLs checks that executions are listed, newest first, with their results.
 func TestActionLs(t *testing.T) {
 	r := serving(t, "main")
 	at := func(args ...string) []string { return append(args, "--cas", r.cas, "--instance", "main") }
-	if s := wantSaid(t, 0, at("action", "ls")); s.out != "" {
-		t.Errorf("before anything was executed: %q", s.out)
+	if s := wantOutput(t, 0, at("action", "ls")); s.out != "" {
+		t.Errorf("before any execution: got %q, want nothing", s.out)
 	}
 	good, _ := r.execute(t, "echo good > out")
 	bad, _ := r.execute(t, "exit 3")
 	r.execute(t, "echo good > out")
 
-	s := wantSaid(t, 0, at("action", "ls"))
+	s := wantOutput(t, 0, at("action", "ls"))
 	lines := strings.Split(strings.TrimSpace(s.out), "\n")
 	if len(lines) != 3 {
-		t.Fatalf("action ls printed\n%s", s.out)
+		t.Fatalf("action ls: got\n%s\nwant three lines", s.out)
 	}
 	for i, want := range [][]string{{"exit 0", "cached", good}, {"exit 3", bad}, {"exit 0", good}} {
 		for _, text := range want {
 			if !strings.Contains(lines[i], text) {
-				t.Errorf("line %d is %q, without %q", i+1, lines[i], text)
+				t.Errorf("line %d: got %q, want %q in it", i+1, lines[i], text)
 			}
 		}
 	}
-	wantSaid(t, 0, at("action", "ls", "-n", "1"), good)
-	if s := wantSaid(t, 0, at("action", "ls", "--failed"), bad); strings.Contains(s.out, good) {
-		t.Errorf("--failed printed\n%s", s.out)
+	wantOutput(t, 0, at("action", "ls", "-n", "1"), good)
+	if s := wantOutput(t, 0, at("action", "ls", "--failed"), bad); strings.Contains(s.out, good) {
+		t.Errorf("--failed: got\n%s\nwant only the failed action", s.out)
 	}
-	if s := wantSaid(t, 0, at("action", "ls", "--stage", "EXECUTING")); s.out != "" {
-		t.Errorf("nothing runs, and --stage EXECUTING printed\n%s", s.out)
+	if s := wantOutput(t, 0, at("action", "ls", "--stage", "EXECUTING")); s.out != "" {
+		t.Errorf("--stage EXECUTING: got\n%s\nwant nothing", s.out)
 	}
-	if s := wantSaid(t, 0, at("action", "ls", "--target", "//none/*")); s.out != "" {
-		t.Errorf("--target of nothing printed\n%s", s.out)
+	if s := wantOutput(t, 0, at("action", "ls", "--target", "//none/*")); s.out != "" {
+		t.Errorf("--target of no action: got\n%s\nwant nothing", s.out)
 	}
 	var rows []struct {
 		Operation, Action, Stage, Status, Worker, Queued string
 		ExitCode                                         *int `json:"exit_code"`
 		Cached                                           bool
 	}
-	s = wantSaid(t, 0, at("action", "ls", "--json"))
+	s = wantOutput(t, 0, at("action", "ls", "--json"))
 	if err := json.Unmarshal([]byte(s.out), &rows); err != nil || len(rows) != 3 {
-		t.Fatalf("--json printed %s: %v", s.out, err)
+		t.Fatalf("--json: got %s, %v, want three rows", s.out, err)
 	}
 	if e := rows[1]; e.Action != bad || e.Stage != "COMPLETED" || e.Status != "OK" || e.ExitCode == nil || *e.ExitCode != 3 || e.Worker == "" || e.Queued == "" {
-		t.Errorf("the failed one is %+v", e)
+		t.Errorf("failed action: got %+v", e)
 	}
 	// Other commands find the listed actions.
-	wantSaid(t, 0, at("action", "show", rows[1].Action), "exit 3")
-	wantSaid(t, 0, at("action", "log", rows[0].Operation))
+	wantOutput(t, 0, at("action", "show", rows[1].Action), "exit 3")
+	wantOutput(t, 0, at("action", "log", rows[0].Operation))
 
-	wantSaid(t, 0, []string{"action", "ls", "--cas", r.cas, "--instance", "other"})
-	wantSaid(t, 2, at("action", "ls", "--stage", "DONE"), "DONE")
-	wantSaid(t, 2, at("action", "ls", "-n", "0"))
+	wantOutput(t, 0, []string{"action", "ls", "--cas", r.cas, "--instance", "other"})
+	wantOutput(t, 2, at("action", "ls", "--stage", "DONE"), "DONE")
+	wantOutput(t, 2, at("action", "ls", "-n", "0"))
 }

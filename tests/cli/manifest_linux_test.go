@@ -79,10 +79,10 @@ func TestStableHashIsEqualOnTwoServers(t *testing.T) {
 	for _, script := range []string{compiles, "exit 7", "cat input >&2; echo x > undeclared"} {
 		a, b := recorded(t, one, script), recorded(t, two, script)
 		if a.StableHash() != b.StableHash() {
-			t.Errorf("%s: the stable parts differ: %+v", script, manifest.Diff(a, b))
+			t.Errorf("%s: got different stable parts: %+v", script, manifest.Diff(a, b))
 		}
 		if a.Text() == b.Text() {
-			t.Errorf("%s: two runs are equal even in what is volatile", script)
+			t.Errorf("%s: got equal manifests, want different volatile parts", script)
 		}
 	}
 }
@@ -95,13 +95,13 @@ func recorded(t *testing.T, r *remote, script string) *manifest.Manifest {
 	if err := response.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&e); err != nil {
 		t.Fatal(err)
 	}
-	text := wantSaid(t, 0, []string{"cas", "cat", e.Manifest, "--cas", r.cas, "--instance", r.InstanceName}).out
+	text := wantOutput(t, 0, []string{"cas", "cat", e.Manifest, "--cas", r.cas, "--instance", r.InstanceName}).out
 	m, err := manifest.Parse([]byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if m.StableHash() != e.StableHash || !m.Toolchain.Complete {
-		t.Errorf("the metadata says %v of\n%s", &e, text)
+		t.Errorf("got metadata %v for\n%s", &e, text)
 	}
 	return m
 }
@@ -111,8 +111,8 @@ func TestActionShowsItsManifest(t *testing.T) {
 	r := serving(t, "main")
 	at := func(args ...string) []string { return append(args, "--cas", r.cas, "--instance", "main") }
 	action, response := r.execute(t, compiles)
-	show := wantSaid(t, 0, at("action", "show", action)).out
-	text := wantSaid(t, 0, at("action", "show", action, "--manifest"),
+	show := wantOutput(t, 0, at("action", "show", action)).out
+	text := wantOutput(t, 0, at("action", "show", action, "--manifest"),
 		"cloister-manifest v1\n", "action sha256:"+action, "\noutput \"out\" tree sha256:", "toolchain program \"/usr/bin/sort\"", "toolchain program \"/usr/bin/env\"",
 		"toolchain programs complete\n", "\nexit 0\n", "\nvolatile\n").out
 	stable, _, _ := strings.Cut(text, "volatile\n")
@@ -120,13 +120,13 @@ func TestActionShowsItsManifest(t *testing.T) {
 	digest := cas.SHA256.Sum([]byte(text)).String()
 	for _, line := range []string{"stable hash  " + hash, "manifest     " + digest} {
 		if !strings.Contains(show, line+"\n") {
-			t.Errorf("it does not say %q:\n%s", line, show)
+			t.Errorf("got\n%s\nwant %q in it", show, line)
 		}
 	}
 	// Without a result there is no manifest.
 	failed, _ := r.execute(t, "exit 3")
-	wantSaid(t, 4, at("action", "show", failed, "--manifest"), "no result")
-	wantSaid(t, 2, at("action", "show", action, "--manifest", "--json"))
+	wantOutput(t, 4, at("action", "show", failed, "--manifest"), "no result")
+	wantOutput(t, 2, at("action", "show", action, "--manifest", "--json"))
 
 	// Results of foreign workers name no manifest; a manifest of another action is refused.
 	record := func(change func(*repb.ActionResult)) {
@@ -152,7 +152,7 @@ func TestActionShowsItsManifest(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	wantSaid(t, 1, at("action", "show", action, "--manifest"), "stable hash")
+	wantOutput(t, 1, at("action", "show", action, "--manifest"), "stable hash")
 	record(func(r *repb.ActionResult) { r.ExecutionMetadata.AuxiliaryMetadata = nil })
-	wantSaid(t, 4, at("action", "show", action, "--manifest"), "names no manifest")
+	wantOutput(t, 4, at("action", "show", action, "--manifest"), "names no manifest")
 }

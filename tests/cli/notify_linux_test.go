@@ -28,7 +28,7 @@ func TestServeNotifiesItsServiceManager(t *testing.T) {
 		for b := make([]byte, 4096); ; {
 			n, err := manager.Read(b)
 			if err != nil {
-				t.Fatalf("%q was not said: %v", want, err)
+				t.Fatalf("got no %q: %v", want, err)
 			}
 			if strings.HasPrefix(string(b[:n]), want) {
 				return

@@ -39,19 +39,19 @@ func TestRunReportsViolations(t *testing.T) {
 	write(t, dir, "full.yaml", "version: 1\nprofiles:\n  build: {audit: full}\n")
 	for _, c := range []struct {
 		args []string
-		want said
+		want output
 	}{
-		{[]string{"--in", "src", "--", "/bin/sh", "-c", "exec 2> /dev/null; echo x >> input; echo x > beside; exit 3"}, said{
+		{[]string{"--in", "src", "--", "/bin/sh", "-c", "exec 2> /dev/null; echo x >> input; echo x > beside; exit 3"}, output{
 			"",
 			"cloister: tried to write /build/input: not an output (sh, openat)\ncloister: left beside: not a declared output\n", 3,
 		}},
-		{[]string{"--", "/bin/bash", "-c", "exec 2> /dev/null; echo > /dev/tcp/192.0.2.1/443; exit 3"}, said{
+		{[]string{"--", "/bin/bash", "-c", "exec 2> /dev/null; echo > /dev/tcp/192.0.2.1/443; exit 3"}, output{
 			"",
 			"cloister: tried to connect to tcp 192.0.2.1:443: there is no network (bash, connect)\n", 3,
 		}},
-		{[]string{"--sandbox=namespaces", "--", "/bin/bash", "-c", "exec 2> /dev/null; echo > /dev/tcp/192.0.2.1/443 || echo refused"}, said{"refused\n", "", 0}},
-		{[]string{"--policy=few.yaml", "--", "/bin/sh", "-c", "ulimit -n"}, said{"16\n", "", 0}},
-		{[]string{"--policy=full.yaml", "--source-tree=.", "--in", "src", "--", "/bin/sh", "-c", "cat header.h 2> /dev/null"}, said{
+		{[]string{"--sandbox=namespaces", "--", "/bin/bash", "-c", "exec 2> /dev/null; echo > /dev/tcp/192.0.2.1/443 || echo refused"}, output{"refused\n", "", 0}},
+		{[]string{"--policy=few.yaml", "--", "/bin/sh", "-c", "ulimit -n"}, output{"16\n", "", 0}},
+		{[]string{"--policy=full.yaml", "--source-tree=.", "--in", "src", "--", "/bin/sh", "-c", "cat header.h 2> /dev/null"}, output{
 			"",
 			"cloister: tried to read /build/header.h: not an input, in the source tree: add it to the inputs (cat, openat)\n", 1,
 		}},
@@ -61,6 +61,6 @@ func TestRunReportsViolations(t *testing.T) {
 		}
 	}
 	if got := cloister(t, dir, "run", "--source-tree=header.h", "--", "/bin/echo", "it ran"); got.code != 2 || got.out != "" || !strings.Contains(got.err, "--source-tree") {
-		t.Errorf("a source tree that is a file: %+v", got)
+		t.Errorf("source tree that is a file: got %+v, want exit code 2 and --source-tree", got)
 	}
 }

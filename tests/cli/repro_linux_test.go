@@ -21,17 +21,17 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// It checks that the factors of a command's outputs are found and reported, and no others.
+// TestRepro checks that the factors of a command's outputs are found and reported, and no others.
 func TestRepro(t *testing.T) {
 	confined(t)
 	dir := t.TempDir()
 	page, data, kept := filepath.Join(dir, "r.html"), filepath.Join(dir, "r.json"), filepath.Join(dir, "kept")
 	script := []string{"--", "/bin/sh", "-c", "pwd > x; echo same > y"}
 	args := append([]string{"repro", "--out", "x", "--out", "y", "--bisect", "--vary", "path,environment", "-n", "2", "--keep", kept}, script...)
-	s := wantSaid(t, 1, append([]string{args[0], "--report", page}, args[1:]...), "x  DIFFERS  2 digests in 2 runs  (1 of 2 outputs)",
+	s := wantOutput(t, 1, append([]string{args[0], "--report", page}, args[1:]...), "x  DIFFERS  2 digests in 2 runs  (1 of 2 outputs)",
 		"depends on path", "cause: path", "found by varying: path", "/build", "not reproducible: path")
 	if strings.Contains(s.out, "  y  DIFFERS") {
-		t.Errorf("what is the same is said to differ:\n%s", s.out)
+		t.Errorf("got equal outputs reported as different:\n%s", s.out)
 	}
 	for name, want := range map[string]string{"run1/x": "/build\n", "run2/x": "/b/x/build\n", "run2/y": "same\n"} {
 		if got, err := os.ReadFile(filepath.Join(kept, name)); string(got) != want || err != nil {
@@ -39,16 +39,16 @@ func TestRepro(t *testing.T) {
 		}
 	}
 	if html, err := os.ReadFile(page); err != nil || !strings.Contains(string(html), "/b/x/build") {
-		t.Errorf("the page is of %d bytes, %v", len(html), err)
+		t.Errorf("got a page of %d bytes, %v", len(html), err)
 	}
 
 	statement := filepath.Join(dir, "s.json")
 	same := append([]string{"repro", "--out", "x", "--json", "--report", data, "--attest", statement, "-n", "2", "--", "/bin/sh", "-c"}, "cat /etc/services > x; exit 3")
-	s = wantSaid(t, 0, same)
-	wantSaid(t, 0, []string{"attest", "verify", statement, "--unsigned", "--reproducible"}, "same")
+	s = wantOutput(t, 0, same)
+	wantOutput(t, 0, []string{"attest", "verify", statement, "--unsigned", "--reproducible"}, "same")
 	text, err := os.ReadFile(data)
 	if err != nil || string(text) != s.out {
-		t.Errorf("the report is another text than --json prints: %v", err)
+		t.Errorf("the report differs from the output of --json: %v", err)
 	}
 	var r repro.Report
 	if err := json.Unmarshal(text, &r); err != nil || len(r) != 1 || r[0].Result != repro.Same || r[0].Runs[1].ExitCode != 3 || len(r[0].Factors) < 8 {
@@ -64,11 +64,11 @@ func TestRepro(t *testing.T) {
 		{"--failed", "--", "true"},
 		{"--env", "A", "--", "true"},
 	} {
-		wantSaid(t, 2, append([]string{"repro"}, args...))
+		wantOutput(t, 2, append([]string{"repro"}, args...))
 	}
 }
 
-// It checks actions of a server locally and remotely, by digest, by ^1 and by --failed.
+// TestReproOfAServer checks actions of a server locally and remotely, by digest, by ^1 and by --failed.
 func TestReproOfAServer(t *testing.T) {
 	r := serving(t, "main")
 	at := func(args ...string) []string {
@@ -76,29 +76,29 @@ func TestReproOfAServer(t *testing.T) {
 	}
 	digest, _ := r.execute(t, "hostname > out; exit 1")
 	r.execute(t, "exit 3")
-	s := wantSaid(t, 0, at("^1"), "SAME  2 runs: local")
+	s := wantOutput(t, 0, at("^1"), "SAME  2 runs: local")
 	if !strings.Contains(s.out, "exit 3") {
-		t.Errorf("it is not said how the runs ended:\n%s", s.out)
+		t.Errorf("got no exit codes of the runs:\n%s", s.out)
 	}
-	wantSaid(t, 0, at("--failed", "--vary", "environment"), "2 actions: 2 same, 0 differ")
-	wantSaid(t, 0, at(digest[:8], "--on", "local,remote", "--vary", "none"), "SAME  2 runs: local, remote", "as action ")
-	wantSaid(t, 2, at("^9"))
-	wantSaid(t, 2, at(digest, "--on", "grpc://127.0.0.1:1"), "--on grpc://127.0.0.1:1: ")
+	wantOutput(t, 0, at("--failed", "--vary", "environment"), "2 actions: 2 same, 0 differ")
+	wantOutput(t, 0, at(digest[:8], "--on", "local,remote", "--vary", "none"), "SAME  2 runs: local, remote", "as action ")
+	wantOutput(t, 2, at("^9"))
+	wantOutput(t, 2, at(digest, "--on", "grpc://127.0.0.1:1"), "--on grpc://127.0.0.1:1: ")
 }
 
-// It checks that the gate records only reproducible results and that samples are reported later.
+// TestServeRunsActionsAgain checks that the gate records only reproducible results and that samples are reported later.
 func TestServeRunsActionsAgain(t *testing.T) {
 	r := serving(t, "main", "--repro-gate")
 	odd, said := r.execute(t, "pwd > out")
 	if !strings.Contains(said.Message, "not cached: not reproducible: out differs (path); see: cloister repro "+odd) {
-		t.Errorf("message %q", said.Message)
+		t.Errorf("got message %q", said.Message)
 	}
 	if _, again := r.execute(t, "pwd > out"); again.CachedResult {
-		t.Error("what differs was cached")
+		t.Error("got a cached result of an irreproducible action")
 	}
 	r.execute(t, "echo same > out")
 	if _, again := r.execute(t, "echo same > out"); !again.CachedResult || again.Message != "" {
-		t.Errorf("what is the same was not cached, or %q is said of it", again.Message)
+		t.Errorf("reproducible action: got message %q, want a cached result without one", again.Message)
 	}
 
 	r = serving(t, "main", "--repro-sample", "100%")
@@ -109,8 +109,8 @@ func TestServeRunsActionsAgain(t *testing.T) {
 	})
 }
 
-// It checks that samples cover every completed action, the gate only cacheable ones, and that each check is counted once.
-func TestWhatIsCheckedIsCounted(t *testing.T) {
+// TestChecksAreCounted checks that samples cover every completed action, the gate only cacheable ones, and that each check is counted once.
+func TestChecksAreCounted(t *testing.T) {
 	// counts returns the metric of checks by result.
 	counts := func(t *testing.T, metrics string) string {
 		t.Helper()
@@ -132,7 +132,7 @@ func TestWhatIsCheckedIsCounted(t *testing.T) {
 			metrics := unused(t)
 			r := serving(t, "main", append(c.flags, "--metrics", metrics)...)
 			if _, said := r.submit(t, "sleep 60", &repb.Action{Timeout: durationpb.New(200 * time.Millisecond)}); said.Status.GetCode() != int32(codes.DeadlineExceeded) {
-				t.Errorf("what is to time out says %v", said)
+				t.Errorf("action with a timeout: got %v", said)
 			}
 			r.execute(t, "exit 3")
 			r.submit(t, "pwd > out", &repb.Action{DoNotCache: true})
@@ -142,17 +142,17 @@ func TestWhatIsCheckedIsCounted(t *testing.T) {
 			until(t, "all are checked", func() bool { return counts(t, metrics) == c.want })
 			want := strings.Count(c.want, ":") + strings.Count(c.want, ":2")
 			until(t, fmt.Sprintf("the history has %d checks", want), func() bool { // written after the metrics change
-				s := wantSaid(t, 0, []string{"action", "ls", "--all", "--json", "--cas", r.cas, "--instance", "main"})
+				s := wantOutput(t, 0, []string{"action", "ls", "--all", "--json", "--cas", r.cas, "--instance", "main"})
 				return strings.Count(s.out, `"how": "checked"`) == want
 			})
 			if _, said := r.execute(t, "head -c 50000000 /dev/urandom > out"); !strings.Contains(said.Message, "not reproducible: out differs") || !strings.Contains(said.Message, large) {
-				t.Errorf("of a large output it is said %q", said.Message)
+				t.Errorf("action with a large output: got message %q", said.Message)
 			}
 		})
 	}
 }
 
-// It checks that a verdict survives kill -9 of the server, and that a gate withholds results recorded by a server without one.
+// TestVerdictsOutliveAServer checks that a verdict survives kill -9 of the server, and that a gate withholds results recorded by a server without one.
 func TestVerdictsOutliveAServer(t *testing.T) {
 	confined(t)
 	home := t.TempDir()
@@ -189,23 +189,23 @@ func TestVerdictsOutliveAServer(t *testing.T) {
 	r, kill = begin("--repro-sample", "1%")
 	action, told := r.execute(t, odd)
 	if want := "cloister: " + differs + action + " --cas " + r.cas + again; !told.CachedResult || told.Message != want {
-		t.Errorf("the next server says %q, cached %v; want %q", told.Message, told.CachedResult, want)
+		t.Errorf("next server: got message %q, cached %v, want %q", told.Message, told.CachedResult, want)
 	}
 	kill()
 
 	// A gate whose sample does not select the action.
 	r, kill = begin("--repro-gate", "--repro-sample", "0.000001%")
 	if _, told := r.execute(t, odd); told.CachedResult || !strings.Contains(told.Message, "cloister: not cached: "+differs+action) {
-		t.Errorf("the gate serves what is known to differ, cached %v: %q", told.CachedResult, told.Message)
+		t.Errorf("gate with a known verdict: got cached %v, message %q", told.CachedResult, told.Message)
 	}
-	wantSaid(t, 4, []string{"cache", "show", action, "--cas", r.cas, "--instance", "main"}, "not found")
+	wantOutput(t, 4, []string{"cache", "show", action, "--cas", r.cas, "--instance", "main"}, "not found")
 	kill()
 	r, kill = begin("--repro-gate")
 	r.execute(t, later)
 	kill() // at once
 	r, kill = begin("--repro-gate", "--repro-sample", "0.000001%")
 	if _, told := r.execute(t, later); told.CachedResult || !strings.Contains(told.Message, "cloister: not cached: "+differs) {
-		t.Errorf("the next gate lets through what the last one held, cached %v: %q", told.CachedResult, told.Message)
+		t.Errorf("next gate: got cached %v, message %q", told.CachedResult, told.Message)
 	}
 	kill()
 
@@ -220,10 +220,10 @@ func TestVerdictsOutliveAServer(t *testing.T) {
 	}
 	r, kill = begin("--repro-sample", "1%")
 	if _, told := r.execute(t, odd); !strings.Contains(told.Message, differs) {
-		t.Errorf("of what was not hit it is said %q", told.Message)
+		t.Errorf("got message %q", told.Message)
 	}
 	if n := strings.Count(r.log.String(), "damaged verdicts"); n != 1 {
-		t.Errorf("the server says\n%s", r.log)
+		t.Errorf("got log\n%s", r.log)
 	}
 	kill()
 }

@@ -86,7 +86,7 @@ func TestRunOfARevision(t *testing.T) {
 		t.Errorf("got %+v, want %q", s, want)
 	}
 	if got, err := os.ReadFile(filepath.Join(dir, "out")); err != nil || string(got) != "made\n" {
-		t.Errorf("output %q, %v", got, err)
+		t.Errorf("got output %q, %v", got, err)
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "m.txt"))
 	if err != nil {
@@ -97,39 +97,39 @@ func TestRunOfARevision(t *testing.T) {
 		"\nspec env \"PYTHONHASHSEED=7\"\n", "\nspec env \"SOURCE_DATE_EPOCH=1700000001\"\n",
 	} {
 		if !strings.Contains(string(text), want) {
-			t.Errorf("the manifest lacks %q:\n%s", want, text)
+			t.Errorf("got manifest\n%s\nwant %q in it", text, want)
 		}
 	}
 	m := readMetrics(t, filepath.Join(dir, "m.json"))
 	if m.Format != "cloister-run-metrics v1" || m.Revision != name || !m.Equal || m.StableHashes != 1 || len(m.Runs) != 3 || m.InputFiles != 2 {
-		t.Errorf("%+v", m)
+		t.Errorf("got manifest %+v", m)
 	}
 	stable, _, _ := bytes.Cut(text, []byte("\nvolatile\n"))
 	hash := fmt.Sprintf("%x", sha256.Sum256(append(stable, '\n')))
 	for _, r := range m.Runs {
 		if r["stable_hash"] != hash || r["set_up_ns"].(float64) <= 0 || r["run_ns"].(float64) <= 0 || r["clean_up_ns"].(float64) <= 0 || r["output_bytes"] != 5.0 {
-			t.Errorf("%+v, want the stable hash %s", r, hash)
+			t.Errorf("got %+v, want the stable hash %s", r, hash)
 		}
 	}
 
 	hashOf := func(args ...string) string {
 		t.Helper()
 		if s := cloister(t, dir, append([]string{"run", "--metrics", "m.json"}, args...)...); s.code != 0 {
-			t.Fatalf("%v: %+v", args, s)
+			t.Fatalf("%v: got %+v", args, s)
 		}
 		return readMetrics(t, filepath.Join(dir, "m.json")).Runs[0]["stable_hash"].(string)
 	}
 	seed := func(n string) string { return hashOf("--git", repo, "--seed", n, "--", "true") }
 	if a, b, c := seed("1"), seed("1"), seed("2"); a != b || a == c {
-		t.Errorf("seeds 1, 1 and 2 have the stable hashes %s, %s and %s", a, b, c)
+		t.Errorf("got stable hashes %s, %s and %s for seeds 1, 1 and 2, want only the last to differ", a, b, c)
 	}
 	if a, b := hashOf("--seed", "1", "--", "true"), hashOf("--seed", "1", "--", "true"); a != b {
-		t.Errorf("without --git: %s and %s", a, b)
+		t.Errorf("without --git: got stable hashes %s and %s", a, b)
 	}
 	// The seed also determines the kernel's random numbers where the host supports that.
 	random := cloister(t, dir, "run", "--seed", "0", "-n", "2", "--", "/bin/sh", "-c", "head -c 8 /dev/urandom | od -x; mktemp -u")
 	if held := !strings.Contains(random.err, "cannot be seeded here"); random.code != 0 || held == strings.Contains(random.err, "not equal") {
-		t.Errorf("two runs with one seed: %+v", random)
+		t.Errorf("two runs with one seed: got %+v", random)
 	}
 	// And memory addresses.
 	b := namespace.New(namespace.Config{})
@@ -139,10 +139,10 @@ func TestRunOfARevision(t *testing.T) {
 	}
 	s = cloister(t, dir, "run", "--seed", "0", "-n", "2", "--", "/bin/sh", "-c", "head -1 /proc/self/maps")
 	if fixed := slices.Contains(features.Conditions, sandbox.ConditionFixedLayout); s.code != 0 || s.out == "" || fixed == strings.Contains(s.err, "not equal") {
-		t.Errorf("the layout of two runs with one seed: %+v", s)
+		t.Errorf("layout of two runs with one seed: got %+v", s)
 	}
 	if s := cloister(t, dir, "run", "-n", "2", "--", "/bin/sh", "-c", "date +%N; exit 3"); s.code != 3 || !strings.Contains(s.err, "the 2 runs differ: they have 2 stable hashes") {
-		t.Errorf("two runs that differ: %+v", s)
+		t.Errorf("two different runs: got %+v", s)
 	}
 }
 
@@ -178,7 +178,7 @@ func TestRunOfARevisionPassesNothingElse(t *testing.T) {
 		s := cloister(t, "", append(append([]string{"run", "--git", repo}, c.args...), "--", "/usr/bin/env")...)
 		got := strings.Split(strings.TrimSuffix(s.out, "\n"), "\n")
 		if diff := cmp.Diff(strings.Split(strings.TrimSuffix(c.want, "\n"), "\n"), got); diff != "" {
-			t.Errorf("%v: %+v\n%s", c.args, s, diff)
+			t.Errorf("%v: got %+v\nwant (-) got (+)\n%s", c.args, s, diff)
 		}
 	}
 	for _, c := range []struct {
@@ -274,7 +274,7 @@ func TestRunOfARevisionLeavesNothing(t *testing.T) {
 			cmd.Stdout, cmd.Stderr = out, &stderr
 			err := cmd.Run()
 			if got := cmd.ProcessState.ExitCode(); got != c.code {
-				t.Errorf("exit code %d (%v), want %d; %s", got, err, c.code, &stderr)
+				t.Errorf("got exit code %d (%v), want %d; %s", got, err, c.code, &stderr)
 			}
 			if c.signal == syscall.SIGKILL {
 				next := exec.CommandContext(t.Context(), built.Path(t), "run", "--", "/bin/true")
@@ -337,9 +337,9 @@ func TestPythonExample(t *testing.T) {
 		t.Errorf("%s: %v", b, err)
 	}
 	if m := readMetrics(t, filepath.Join(dir, "m.json")); !m.Equal {
-		t.Errorf("two runs with one seed are not equal: %+v", m.Runs)
+		t.Errorf("two runs with one seed: got %+v, want equal ones", m.Runs)
 	}
-	want := said{"", "cannot fetch http://192.0.2.1/: [Errno 101] Network is unreachable\n" +
+	want := output{"", "cannot fetch http://192.0.2.1/: [Errno 101] Network is unreachable\n" +
 		"cloister: tried to connect to tcp 192.0.2.1:80: there is no network (python3, connect)\n", 1}
 	if got := cloister(t, dir, "run", "--git", repo, "--", "/usr/bin/python3", "examples/python/connect.py"); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
@@ -353,16 +353,16 @@ func TestCheckSelfTest(t *testing.T) {
 	s := cloister(t, "", "check", "--selftest")
 	for _, want := range []string{"network off", "attempts audited", "inputs unwritable", "stable hash", "no process left", "no mount left", "no namespace left", "no control group left", "no file left"} {
 		if !strings.Contains(s.out, "\nok    "+want+" ") {
-			t.Errorf("it does not say %q", want)
+			t.Errorf("got\n%s\nwant %q in it", s.out, want)
 		}
 	}
 	if s.code != 0 || t.Failed() {
-		t.Errorf("%+v", s)
+		t.Errorf("got %+v, want exit code 0", s)
 	}
 	if s := cloister(t, "", "check", "--selftest", "--sandbox", "namespaces"); s.code != 1 || !strings.Contains(s.out, "\nFAIL  attempts audited ") || strings.Count(s.out, "FAIL") != 1 {
-		t.Errorf("without the syscall monitor: %+v", s)
+		t.Errorf("without the syscall monitor: got %+v, want exactly one FAIL", s)
 	}
 	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+		t.Errorf("left behind %v, %v, want nothing", left, err)
 	}
 }

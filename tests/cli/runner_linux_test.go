@@ -59,7 +59,7 @@ func startRunner(t *testing.T, dir string) *runnerProcess {
 	for lines := bufio.NewReader(stdout); !strings.Contains(r.banner, "\nrunner "); {
 		line, err := lines.ReadString('\n')
 		if r.banner += line; err != nil {
-			t.Fatalf("the runner does not start: %s%s", r.banner, r.stderr)
+			t.Fatalf("the runner did not start: %s%s", r.banner, r.stderr)
 		}
 	}
 	conn, err := grpc.NewClient("unix://"+r.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -94,7 +94,7 @@ func (r *runnerProcess) begin(t *testing.T, name, script string) <-chan error {
 		}
 		select {
 		case err := <-done:
-			t.Fatalf("it ended: %v", err)
+			t.Fatalf("the command ended early: %v", err)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
@@ -117,10 +117,10 @@ func TestRunnerDrains(t *testing.T) {
 	dir := shortDir(t)
 	r := startRunner(t, dir)
 	if st, err := os.Stat(r.socket); err != nil || st.Mode().Perm() != 0o660 {
-		t.Errorf("the socket is %v, %v", st.Mode(), err)
+		t.Errorf("socket: got %v, %v, want mode 0660", st.Mode(), err)
 	}
 	if !strings.Contains(r.banner, "sandbox  ") || !strings.Contains(r.banner, "build directory "+r.build) {
-		t.Errorf("the banner says %q", r.banner)
+		t.Errorf("got banner %q", r.banner)
 	}
 	done := r.begin(t, "first", "sleep 1; echo x >out")
 	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -133,16 +133,16 @@ func TestRunnerDrains(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	if _, err := net.Dial("unix", r.socket); err == nil {
-		t.Error("a runner that drains is found")
+		t.Error("connected to a draining runner, want its socket gone")
 	}
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
 	if b, err := os.ReadFile(filepath.Join(r.build, "first/root/out")); string(b) != "x\n" {
-		t.Errorf("the output holds %q, %v", b, err)
+		t.Errorf("output: got %q, %v", b, err)
 	}
 	if err := r.cmd.Wait(); err != nil {
-		t.Errorf("%v: %s", err, r.stderr)
+		t.Errorf("runner: got %v at its end: %s", err, r.stderr)
 	}
 
 	r = startRunner(t, dir)
@@ -159,13 +159,13 @@ func TestRunnerDrains(t *testing.T) {
 		}
 	}
 	if err := <-done; status.Code(err) != codes.Unavailable && status.Code(err) != codes.Canceled {
-		t.Errorf("a command that was stopped: %v", err)
+		t.Errorf("stopped command: got %v, want Unavailable or Canceled", err)
 	}
 	if err := r.cmd.Wait(); err != nil {
-		t.Errorf("%v: %s", err, r.stderr)
+		t.Errorf("runner: got %v at its end: %s", err, r.stderr)
 	}
 	if left, err := os.ReadDir(filepath.Join(r.build, "second/root")); err != nil || len(left) > 0 {
-		t.Errorf("of a command that was stopped there is %v, %v", left, err)
+		t.Errorf("stopped command: left behind %v, %v, want nothing", left, err)
 	}
 }
 
@@ -183,26 +183,26 @@ func TestRunnerSocket(t *testing.T) {
 		t.Error(err)
 	}
 	if s := cloister(t, "", "runner", "--socket", r.socket, "--build-dir", r.build); s.code != 3 || !strings.Contains(s.err, "another process listens") {
-		t.Errorf("a second runner: %+v", s)
+		t.Errorf("second runner: got %+v, want exit code 3", s)
 	}
 	if _, err := r.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
-		t.Errorf("after the second: %v", err)
+		t.Errorf("first runner after the second: got %v, want no error", err)
 	}
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, []byte("kept"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if s := cloister(t, "", "runner", "--socket", file, "--build-dir", r.build); s.code != 3 || !strings.Contains(s.err, "not a socket") {
-		t.Errorf("a file in the socket's place: %+v", s)
+		t.Errorf("file at the socket's path: got %+v, want exit code 3", s)
 	}
 	if b, err := os.ReadFile(file); string(b) != "kept" {
-		t.Errorf("the file holds %q, %v", b, err)
+		t.Errorf("file: got %q, %v, want it unchanged", b, err)
 	}
 	if s := cloister(t, "", "runner", "--socket", file+"2", "--build-dir", dir+"/none"); s.code != 3 || !strings.Contains(s.err, "buildDirectoryPath") {
-		t.Errorf("a build directory that is absent: %+v", s)
+		t.Errorf("absent build directory: got %+v, want exit code 3", s)
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) != 3 { // build, file, sock
-		t.Errorf("beside the socket there is %v, %v", entries, err)
+		t.Errorf("got files %v, %v, want build, file and sock", entries, err)
 	}
 }

@@ -108,7 +108,7 @@ func TestReproduceLineDoesWhatTheActionDid(t *testing.T) {
 		action, response := r.execute(t, hostile)
 		_, line, ok := strings.Cut(response.Message, "\ncloister: reproduce: ")
 		if line, _, _ = strings.Cut(line, "\n"); !ok || !strings.HasPrefix(line, "cloister run --action "+action) {
-			t.Fatalf("the message does not say how to reproduce action %s:\n%s", action, response.Message)
+			t.Fatalf("got no reproduce line for action %s in message\n%s", action, response.Message)
 		}
 		ctx, path := built.Within(t, time.Minute)
 		cmd := exec.CommandContext(ctx, "/bin/sh", "-c", line)
@@ -117,17 +117,17 @@ func TestReproduceLineDoesWhatTheActionDid(t *testing.T) {
 		cmd.Stdout, cmd.Stderr = &out, &stderr
 		_ = cmd.Run() // the exit code is checked below
 		if got, want := cmd.ProcessState.ExitCode(), int(response.Result.ExitCode); got != want || got != 3 {
-			t.Errorf("%s: exit code %d, want %d as at the server", line, got, want)
+			t.Errorf("%s: got exit code %d, want %d as on the server", line, got, want)
 		}
 		if got, want := out.String(), r.read(t, response.Result.StdoutDigest); got != want || want != "an input\n" {
-			t.Errorf("%s: stdout %q, want %q as at the server", line, got, want)
+			t.Errorf("%s: got stdout %q, want %q as on the server", line, got, want)
 		}
 		const tried = "cloister: tried to write /build/input: not an output (sh, openat)\n"
 		if got, want := stderr.String(), r.read(t, response.Result.StderrDigest)+tried; got != want {
-			t.Errorf("%s: stderr %q, want %q as at the server", line, got, want)
+			t.Errorf("%s: got stderr %q, want %q as on the server", line, got, want)
 		}
 		if !strings.Contains(response.Message, tried) {
-			t.Errorf("the server's message does not say %q:\n%s", tried, response.Message)
+			t.Errorf("got message\n%s\nwant %q in it", response.Message, tried)
 		}
 	}
 }
@@ -137,14 +137,14 @@ func TestRunOfAStoredAction(t *testing.T) {
 	action, _ := r.execute(t, "cat input > out")
 	dir := t.TempDir()
 	s := cloister(t, dir, "run", "--action", action, "--cas", r.cas)
-	if want := (said{"", "cloister: outputs are dropped (1); --out-dir DIR keeps them\n", 0}); s != want {
+	if want := (output{"", "cloister: outputs are dropped (1); --out-dir DIR keeps them\n", 0}); s != want {
 		t.Errorf("got %+v, want %+v", s, want)
 	}
-	if s := cloister(t, dir, "run", "--action", action, "--cas", r.cas, "--out-dir", "kept"); s != (said{}) {
-		t.Errorf("--out-dir: %+v", s)
+	if s := cloister(t, dir, "run", "--action", action, "--cas", r.cas, "--out-dir", "kept"); s != (output{}) {
+		t.Errorf("--out-dir: got %+v", s)
 	}
 	if got, err := os.ReadFile(filepath.Join(dir, "kept/out")); err != nil || string(got) != "an input\n" {
-		t.Errorf("kept/out is %q, %v", got, err)
+		t.Errorf("kept/out: got %q, %v", got, err)
 	}
 
 	ctx, path := built.Within(t, time.Minute)
@@ -152,12 +152,12 @@ func TestRunOfAStoredAction(t *testing.T) {
 	cmd.Stdin = strings.NewReader("pwd; ls; exit 4\n")
 	out, err := cmd.CombinedOutput()
 	if code := cmd.ProcessState.ExitCode(); code != 4 {
-		t.Errorf("--shell: exit code %d (%v), want 4", code, err)
+		t.Errorf("--shell: got exit code %d (%v), want 4", code, err)
 	}
 	text := strings.ReplaceAll(string(out), "\r\n", "\n")
 	for _, want := range []string{"/bin/sh -c 'cat input > out'\n", "/build\n", "input\n"} {
 		if !strings.Contains(text, want) {
-			t.Errorf("--shell does not print %q:\n%s", want, text)
+			t.Errorf("--shell: got\n%s\nwant %q in it", text, want)
 		}
 	}
 }
@@ -181,7 +181,7 @@ func TestTierIsReported(t *testing.T) {
 	} {
 		r := serving(t, "", "--sandbox="+tier)
 		if text := r.log.String(); !regexp.MustCompile(line).MatchString(text) {
-			t.Errorf("--sandbox=%s: no line that matches %q in what the server says\n%s", tier, line, text)
+			t.Errorf("--sandbox=%s: got\n%s\nwant a line that matches %q", tier, text, line)
 		}
 		action, _ := r.execute(t, "cat input > out")
 		s := cloister(t, "", "action", "show", action, "--cas", r.cas)
@@ -190,7 +190,7 @@ func TestTierIsReported(t *testing.T) {
 			" sandbox.tier " + tier + "\n", " profile build\n",
 		} {
 			if s.code != 0 || !strings.Contains(s.out, want) {
-				t.Errorf("--sandbox=%s: action show: exit code %d, no %q in\n%s%s", tier, s.code, want, s.out, s.err)
+				t.Errorf("--sandbox=%s: action show: got exit code %d and\n%s%s\nwant 0 and %q", tier, s.code, s.out, s.err, want)
 			}
 		}
 	}
@@ -229,8 +229,8 @@ func TestRefusedPropertyIsInTheAuditLog(t *testing.T) {
 func TestAuditLog(t *testing.T) {
 	r := serving(t, "main")
 	dir := "--dir=" + r.dir
-	if s := cloister(t, "", "audit", "ls", dir); s != (said{"", "the log has no entries\n", 0}) {
-		t.Errorf("ls of nothing: %+v", s)
+	if s := cloister(t, "", "audit", "ls", dir); s != (output{"", "the log has no entries\n", 0}) {
+		t.Errorf("ls of an empty log: got %+v", s)
 	}
 	r.execute(t, "cat input > out")
 	action, _ := r.execute(t, hostile)
@@ -242,7 +242,7 @@ func TestAuditLog(t *testing.T) {
 	}
 	verified := cloister(t, "", "audit", "verify", dir)
 	if !whole(`2 entries, head [0-9a-f]{64}\n`, verified.out) || verified.code != 0 {
-		t.Fatalf("verify: %+v", verified)
+		t.Fatalf("verify: got %+v", verified)
 	}
 	head := verified.out[len("2 entries, head ") : len(verified.out)-1]
 	for _, c := range []struct {
@@ -264,7 +264,7 @@ func TestAuditLog(t *testing.T) {
 	} {
 		s := cloister(t, "", append([]string{"audit", dir}, c.args...)...)
 		if s.code != c.code || !whole(c.out, s.out) || !whole(c.err, s.err) {
-			t.Errorf("audit %v: exit code %d, want %d\nstdout %q\n  want %q\nstderr %q\n  want %q", c.args, s.code, c.code, s.out, c.out, s.err, c.err)
+			t.Errorf("audit %v: got exit code %d, want %d\nstdout %q\n  want %q\nstderr %q\n  want %q", c.args, s.code, c.code, s.out, c.out, s.err, c.err)
 		}
 	}
 
@@ -275,11 +275,11 @@ func TestAuditLog(t *testing.T) {
 	}
 	segments, err := filepath.Glob(filepath.Join(tampered, "audit", "*.jsonl"))
 	if err != nil || len(segments) != 1 {
-		t.Fatalf("the log has the segments %q, %v, want one", segments, err)
+		t.Fatalf("got segments %q, %v, want one", segments, err)
 	}
 	text, err := os.ReadFile(segments[0])
 	if err != nil || !bytes.Contains(text, []byte("/build/input")) {
-		t.Fatalf("the segment is %q, %v", text, err)
+		t.Fatalf("got segment %q, %v, want /build/input in it", text, err)
 	}
 	if err := os.Chmod(segments[0], 0o600); err != nil {
 		t.Fatal(err)
@@ -291,7 +291,7 @@ func TestAuditLog(t *testing.T) {
 	for _, command := range []string{"verify", "ls"} {
 		s := cloister(t, "", "audit", command, "--dir", tampered)
 		if s.code != 1 || s.out != "" || !whole(`cloister: .*`+regexp.QuoteMeta(filepath.Base(segments[0]))+`.*1.*\n`, s.err) {
-			t.Errorf("%s of a log that somebody changed: %+v", command, s)
+			t.Errorf("%s of a modified log: got %+v, want exit code 1 and the place", command, s)
 		}
 	}
 }

@@ -47,7 +47,7 @@ func farming(t *testing.T, flags ...string) *farm {
 	t.Cleanup(f.stop)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("serve said:\n%s", log)
+			t.Logf("log of serve:\n%s", log)
 		}
 	})
 	f.client = dialed(t, s.Addr)
@@ -111,7 +111,7 @@ func (f *farm) counted(t *testing.T, code int, args ...string) (c counts) {
 	t.Helper()
 	s := cloister(t, "", append(args, "--json", "--dir", f.dir)...)
 	if err := json.Unmarshal([]byte(s.out), &c); err != nil || s.code != code {
-		t.Fatalf("cloister %v: %v, exit code %d\n%s%s", args, err, s.code, s.out, s.err)
+		t.Fatalf("cloister %v: got %v, exit code %d, want %d\n%s%s", args, err, s.code, code, s.out, s.err)
 	}
 	return c
 }
@@ -121,7 +121,7 @@ func until(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within a minute: %s", what)
+			t.Fatalf("timed out after a minute: %s", what)
 		}
 	}
 }
@@ -139,7 +139,7 @@ func TestGC(t *testing.T) {
 		}
 		before := f.counted(t, 0, "cas", "stat", none)
 		if before.Blobs < 2 || (before.Holder == pid) != held {
-			t.Fatalf("held %v: stat says %+v", held, before)
+			t.Fatalf("held %v: stat: got %+v", held, before)
 		}
 		var would counts
 		until(t, "a blob is a second old", func() bool {
@@ -147,10 +147,10 @@ func TestGC(t *testing.T) {
 			return would.Files >= 1 && would.Segments >= 1 && would.Freed > 200_000
 		})
 		if after := f.counted(t, 0, "cas", "stat", none); after.Blobs != before.Blobs || after.Bytes != before.Bytes {
-			t.Errorf("held %v: a dry run leaves %+v of %+v", held, after, before)
+			t.Errorf("held %v: after a dry run: got %+v, want %+v", held, after, before)
 		}
 		if s := cloister(t, "", "gc", none, "--dry-run", "--dir", f.dir); s.code != 0 || !regexp.MustCompile(`\nwould go +\d+.* KiB: at most, `).MatchString(s.out) {
-			t.Errorf("held %v: a dry run says %d, %s%s", held, s.code, s.out, s.err)
+			t.Errorf("held %v: dry run: got exit code %d and\n%s%s", held, s.code, s.out, s.err)
 		}
 		s := cloister(t, "", "gc", none, "--older-than", "1s", "--dir", f.dir)
 		for _, want := range []string{
@@ -158,14 +158,14 @@ func TestGC(t *testing.T) {
 			`\nstays +`, `\nleased +nothing`, `\nused within a day +\d+ `,
 		} {
 			if s.code != 0 || !regexp.MustCompile(want).MatchString(s.out) {
-				t.Errorf("held %v: exit code %d, nothing matches %q in\n%s%s", held, s.code, want, s.out, s.err)
+				t.Errorf("held %v: got exit code %d and\n%s%s\nwant 0 and a match of %q", held, s.code, s.out, s.err, want)
 			}
 		}
 		if after := f.counted(t, 0, "cas", "stat", none); after.Blobs != 0 {
-			t.Errorf("held %v: gc leaves %+v", held, after)
+			t.Errorf("held %v: after gc: got %+v, want no blobs", held, after)
 		}
 		if held && missing(t, f.client, small, large) != 2 {
-			t.Error("what is gone is not missing")
+			t.Error("got removed blobs reported present")
 		}
 	}
 }
@@ -180,16 +180,16 @@ func TestGCLeavesWhatIsLeased(t *testing.T) {
 		s := cloister(t, "", "gc", "--max-size", "4KiB", "--dir", f.dir)
 		if s.code != 1 || !regexp.MustCompile(`\nleased +19\d\.\d KiB: used in the last 3h; unless used again it can be removed by \w+ \d+ \d\d:\d\d\n`).MatchString(s.out) ||
 			!strings.Contains(s.err, "--max-size 4.0 KiB") {
-			t.Errorf("held %v: a size that cannot be reached: %+v", held, s)
+			t.Errorf("held %v: unreachable size: got %+v, want exit code 1", held, s)
 		}
 		if s := cloister(t, "", "gc", "--older-than", "1s", "--dir", f.dir); s.code != 0 {
-			t.Errorf("held %v: %+v", held, s)
+			t.Errorf("held %v: got %+v, want exit code 0", held, s)
 		}
 		if c := f.counted(t, 0, "cas", "stat"); c.Blobs < 2 || c.Leased < 200_000-1000 {
-			t.Errorf("held %v: gc leaves %+v", held, c)
+			t.Errorf("held %v: after gc: got %+v, want the leased blobs", held, c)
 		}
 		if held && missing(t, f.client, small, large) > 0 {
-			t.Error("gc removed what is leased")
+			t.Error("gc removed leased blobs")
 		}
 	}
 }
@@ -234,10 +234,10 @@ func TestInputsOutliveTheirLease(t *testing.T) {
 		return f.counted(t, 0, "cas", "stat").EvictedBytes > 10<<20
 	})
 	if n := missing(t, f.client, other); n != 1 {
-		t.Error("a blob that nobody used is still there")
+		t.Error("got an unused blob, want it evicted")
 	}
 	if n := missing(t, f.client, needed...); n > 0 {
-		t.Errorf("%d of %d blobs of actions that run and wait are gone", n, len(needed))
+		t.Errorf("%d of %d blobs of running and waiting actions are missing, want none", n, len(needed))
 	}
 	f.server.Kill()
 	f.server = nil
@@ -279,11 +279,11 @@ func (f *farm) flip(t *testing.T, text string, large digest.Digest) {
 	}
 	files, err := filepath.Glob(filepath.Join(f.dir, "files", "*", "sha256", "*", fmt.Sprintf("%s-%d", large.Hash, large.Size)))
 	if err != nil || len(files) != 1 {
-		t.Fatalf("files of %s: %q, %v", large, files, err)
+		t.Fatalf("files of %s: got %q, %v, want one", large, files, err)
 	}
 	change(files[0], 77)
 	if flipped != 2 {
-		t.Fatalf("%d bytes are flipped", flipped)
+		t.Fatalf("flipped %d bytes, want 2", flipped)
 	}
 }
 
@@ -295,40 +295,40 @@ func TestVerifyFindsAFlippedByte(t *testing.T) {
 	const text = "a blob that is small"
 	small, large := f.put(t, text)
 	if s := cloister(t, "", "cas", "verify", "--dir", f.dir); s.code != 0 || !whole(`(?s)store .*, held by process \d+, which answers\nverified +\d+ blobs.*: sound\n`, s.out) {
-		t.Errorf("a sound store: %+v", s)
+		t.Errorf("sound store: got %+v", s)
 	}
 	f.flip(t, text, large)
 	found := f.counted(t, 1, "cas", "verify")
 	if len(found.Damaged) != 2 || !found.Complete || found.Holder != pid {
-		t.Fatalf("two flipped bytes: %+v", found)
+		t.Fatalf("two flipped bytes: got %+v", found)
 	}
 	for _, d := range found.Damaged {
 		b, err := os.ReadFile(d.Kept)
 		if err != nil || !bytes.Contains(b, []byte("X")) || d.Instance != "main" || !whole(`segments/\d+\.data at \d+|files/@main/.*`, d.Where) ||
 			d.Digest != small.String() && d.Digest != large.String() {
-			t.Errorf("%+v: it is kept as %.40q, %v", d, b, err)
+			t.Errorf("%+v: got quarantined blob %.40q, %v", d, b, err)
 		}
 		if !regexp.MustCompile(`level=WARN msg="damaged blob.* digest=` + d.Digest + ` instance=main where=\S+.* kept=` + d.Kept).Match(f.log.Bytes()) {
-			t.Errorf("the log of serve does not name %s:\n%s", d.Digest, f.log)
+			t.Errorf("got log\n%s\nwant a warning about %s", f.log, d.Digest)
 		}
 	}
 	if n := missing(t, f.client, small, large); n != 2 {
-		t.Errorf("%d damaged blobs are missing, want 2", n)
+		t.Errorf("got %d damaged blobs missing, want 2", n)
 	}
 	for _, want := range []string{
 		"\ncloister_cas_corrupt_total 2\n", "\ncloister_cas_lease_seconds 10800\n", "\ncloister_cas_evicted_bytes_total 0\n",
 		"\ncloister_cas_evicted_blobs_total 0\n", "\ncloister_cas_segments 1\n", "\ncloister_cas_limit_files ", "\ncloister_cas_files ", "\ncloister_ready 1\n",
 	} {
 		if _, text := get(t, metrics, "/metrics"); !strings.Contains(text, want) {
-			t.Errorf("no %q in the metrics", want)
+			t.Errorf("got metrics without %q", want)
 		}
 	}
 	if s := cloister(t, "", "cas", "stat", "--dir", f.dir); s.code != 0 || !strings.Contains(s.out, "\ndamaged      2 blobs since then\nquarantine   2 blobs in "+f.dir) {
-		t.Errorf("stat: %+v", s)
+		t.Errorf("stat: got %+v", s)
 	}
 	// A blob that is uploaded again is sound until it is damaged again.
 	if f.put(t, text); missing(t, f.client, small, large) > 0 {
-		t.Error("what was put again is missing")
+		t.Error("got blobs missing after they were put again")
 	}
 	f.counted(t, 0, "cas", "verify")
 	f.stop()
@@ -336,10 +336,10 @@ func TestVerifyFindsAFlippedByte(t *testing.T) {
 	s := cloister(t, "", "cas", "verify", "--dir", f.dir)
 	if s.code != 1 || s.err != "" || !strings.Contains(s.out, "held by no process\n") || strings.Count(s.out, "\n  kept as    "+f.dir) != 2 ||
 		!strings.Contains(s.out, "damaged      "+small.String()+"\n  instance   main\n  was in     ") || !strings.Contains(s.out, ": 2 damaged; they are absent until uploaded again") {
-		t.Errorf("without a server: %+v", s)
+		t.Errorf("without a server: got %+v", s)
 	}
 	if s := cloister(t, "", "cas", "verify", "--dir", f.dir); s.code != 0 {
-		t.Errorf("after that: %+v", s)
+		t.Errorf("second verification: got %+v, want exit code 0", s)
 	}
 }
 
@@ -370,15 +370,15 @@ func TestVerifyResumesAfterCtrlC(t *testing.T) {
 		}
 		_ = cmd.Wait() // the exit code is checked below
 		if code := cmd.ProcessState.ExitCode(); code != 130 || !strings.Contains(stderr.String(), "the next cloister cas verify resumes there") {
-			t.Errorf("held %v: exit code %d\n%s%s", held, code, &out, &stderr)
+			t.Errorf("held %v: got exit code %d, want 130 and a hint\n%s%s", held, code, &out, &stderr)
 		}
 		// The other damaged blob is after the stopping point.
 		next := f.counted(t, 1, "cas", "verify")
 		if !next.Resumed || !next.Complete || len(next.Damaged) != 1 || next.Damaged[0].Digest != large.String() {
-			t.Errorf("held %v: the next one: %+v", held, next)
+			t.Errorf("held %v: resumed verification: got %+v", held, next)
 		}
 		if again := f.counted(t, 0, "cas", "verify"); again.Resumed {
-			t.Errorf("held %v: the one after it: %+v", held, again)
+			t.Errorf("held %v: verification after that: got %+v", held, again)
 		}
 		if err := os.Remove(kept); err != nil {
 			t.Fatal(err)
@@ -402,24 +402,24 @@ func TestScrub(t *testing.T) {
 	f.server = s
 	until(t, "the scrub finds both", func() bool { return f.counted(t, 0, "cas", "stat").Corrupt == 2 })
 	if n := missing(t, dialed(t, s.Addr), small, large); n != 2 {
-		t.Errorf("%d damaged blobs are missing, want 2", n)
+		t.Errorf("got %d damaged blobs missing, want 2", n)
 	}
 }
 
 func TestServeTakesItsLimits(t *testing.T) {
 	f := farming(t, "--lease", "12h", "--max-blob", "1MiB", "--max-files", "1000", "--sync")
 	if want := "store    used blobs are kept for 12h, synced\n"; !strings.Contains(f.log.String(), want) {
-		t.Errorf("it does not say %q:\n%s", want, f.log)
+		t.Errorf("got\n%s\nwant %q in it", f.log, want)
 	}
 	s := cloister(t, "", "cas", "stat", "--dir", f.dir)
 	if !strings.Contains(s.out, " of 1000, ") || !strings.Contains(s.out, "used in the last 12h\n") {
-		t.Errorf("stat: %+v", s)
+		t.Errorf("stat: got %+v", s)
 	}
 	if _, err := f.client.WriteBlob(t.Context(), make([]byte, 1<<20)); err != nil {
-		t.Errorf("the largest blob: %v", err)
+		t.Errorf("largest permitted blob: got %v, want no error", err)
 	}
 	if _, err := f.client.WriteBlob(t.Context(), make([]byte, 1<<20+1)); err == nil || !strings.Contains(err.Error(), "max_cas_blob_size_bytes, 1048576 bytes") {
-		t.Errorf("a larger blob: %v", err)
+		t.Errorf("larger blob: got %v, want max_cas_blob_size_bytes", err)
 	}
 }
 
@@ -430,10 +430,10 @@ func TestCommandsAfterAKill(t *testing.T) {
 	f.server.Kill()
 	f.server = nil
 	if fi, err := os.Lstat(filepath.Join(f.dir, "control")); err != nil || fi.Mode().Type() != os.ModeSocket {
-		t.Fatalf("the socket is %v, %v", fi, err)
+		t.Fatalf("socket: got %v, %v", fi, err)
 	}
 	if c := f.counted(t, 0, "cas", "stat"); c.Holder != 0 || c.Blobs < 2 {
-		t.Errorf("stat: %+v", c)
+		t.Errorf("stat: got %+v", c)
 	}
 	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{Binary: built.Path(t), Dir: f.dir, Home: t.TempDir(), Listen: "127.0.0.1:0"})
 	if err != nil {
@@ -441,7 +441,7 @@ func TestCommandsAfterAKill(t *testing.T) {
 	}
 	f.server = s
 	if c := f.counted(t, 0, "cas", "stat"); c.Holder != s.PID || c.Blobs < 2 {
-		t.Errorf("stat of the next one: %+v", c)
+		t.Errorf("stat of the next server: got %+v", c)
 	}
 }
 
@@ -457,7 +457,7 @@ func TestAnotherUserIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := cloister(t, "", "cas", "stat", "--dir", f.dir); s.code != 3 || !strings.Contains(s.err, "belongs to user 63210") {
-		t.Errorf("%+v", s)
+		t.Errorf("got %+v", s)
 	}
 }
 
@@ -518,7 +518,7 @@ func TestReadinessGivesReasons(t *testing.T) {
 					return
 				}
 			}
-			t.Error("a store of 8 MiB took 40")
+			t.Error("a store of 8 MiB accepted 40 MB, want ResourceExhausted")
 		}, `full since \S+Z: .*are in use or were used within the lease.*\n`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -532,13 +532,13 @@ func TestReadinessGivesReasons(t *testing.T) {
 				return code != 200 && health(t, f.client, "") == healthpb.HealthCheckResponse_NOT_SERVING
 			})
 			if code != 503 || !whole(c.reason, text) {
-				t.Errorf("/ready: %d, %q", code, text)
+				t.Errorf("/ready: got %d, %q", code, text)
 			}
 			if code, _ := get(t, metrics, "/live"); code != 200 {
-				t.Errorf("/live: %d", code)
+				t.Errorf("/live: got %d, want 200", code)
 			}
 			if got := health(t, f.client, casService); got != healthpb.HealthCheckResponse_SERVING {
-				t.Errorf("the CAS is %v, and serves what it can", got)
+				t.Errorf("health of the CAS: got %v, want SERVING", got)
 			}
 		})
 	}
@@ -548,10 +548,10 @@ func TestReadyAndDraining(t *testing.T) {
 	metrics := unused(t)
 	f := farming(t, "--metrics", metrics)
 	if code, text := get(t, metrics, "/ready"); code != 200 || text != "ready\n" {
-		t.Errorf("/ready: %d, %q", code, text)
+		t.Errorf("/ready: got %d, %q", code, text)
 	}
 	if got := health(t, f.client, ""); got != healthpb.HealthCheckResponse_SERVING {
-		t.Errorf("the server is %v", got)
+		t.Errorf("health: got %v, want SERVING", got)
 	}
 	// An action that runs until the server drains.
 	hold := make(chan struct{})
@@ -578,50 +578,50 @@ func TestReadyAndDraining(t *testing.T) {
 func TestUpstream(t *testing.T) {
 	for _, write := range []string{"through", "back"} {
 		t.Run(write, func(t *testing.T) {
-			far := farming(t)
+			upstream := farming(t)
 			metrics := unused(t)
-			near := farming(t, "--cas", "grpc://"+far.server.Addr, "--cas-write", write, "--metrics", metrics)
-			if want := "upstream grpc://" + far.server.Addr + "   (write " + write + ")\n"; !strings.Contains(near.log.String(), want) {
-				t.Errorf("it does not say %q:\n%s", want, near.log)
+			local := farming(t, "--cas", "grpc://"+upstream.server.Addr, "--cas-write", write, "--metrics", metrics)
+			if want := "upstream grpc://" + upstream.server.Addr + "   (write " + write + ")\n"; !strings.Contains(local.log.String(), want) {
+				t.Errorf("got\n%s\nwant %q in it", local.log, want)
 			}
 			until(t, "it is ready", func() bool {
 				code, _ := get(t, metrics, "/ready")
 				return code == 200
 			})
-			a, b := far.put(t, "from far")
-			if missing(t, near.client, a, b) > 0 {
-				t.Error("what is far is missing near")
+			a, b := upstream.put(t, "from upstream")
+			if missing(t, local.client, a, b) > 0 {
+				t.Error("got blobs of the upstream missing on the server")
 			}
-			if text, _, err := near.client.ReadBlob(t.Context(), a); err != nil || string(text) != "from far" {
-				t.Errorf("read through: %q, %v", text, err)
+			if text, _, err := local.client.ReadBlob(t.Context(), a); err != nil || string(text) != "from upstream" {
+				t.Errorf("read through: got %q, %v", text, err)
 			}
-			c, d := near.put(t, "from near")
-			r := &remote{Client: near.client, dir: near.dir}
+			c, d := local.put(t, "from local")
+			r := &remote{Client: local.client, dir: local.dir}
 			action, response := r.execute(t, "cat input > out")
 			if write == "back" {
-				near.stop() // sends what is left
+				local.stop() // sends what is left
 			}
-			if n := missing(t, far.client, c, d); n > 0 {
-				t.Errorf("%d blobs that were written near are not far", n)
+			if n := missing(t, upstream.client, c, d); n > 0 {
+				t.Errorf("upstream: got %d blobs missing, want none", n)
 			}
-			s := cloister(t, "", "action", "show", action, "--cas", "grpc://"+far.server.Addr, "--instance", "main")
+			s := cloister(t, "", "action", "show", action, "--cas", "grpc://"+upstream.server.Addr, "--instance", "main")
 			if s.code != 0 || !strings.Contains(s.out, "\nresult       exit code 0\n") || response.Result.ExitCode != 0 {
-				t.Errorf("the result of an action is not far: %+v", s)
+				t.Errorf("result on the upstream: got %+v", s)
 			}
-			if near.server == nil {
+			if local.server == nil {
 				return
 			}
 			// Without its upstream, the server keeps serving local blobs and reports that it is down.
-			far.stop()
+			upstream.stop()
 			until(t, "it is not ready", func() bool {
 				code, text := get(t, metrics, "/ready")
 				return code == 503 && strings.HasPrefix(text, "upstream ")
 			})
 			if _, text := get(t, metrics, "/metrics"); !strings.Contains(text, "\ncloister_cas_upstream_up 0\n") {
-				t.Errorf("the metrics do not say that the upstream is down:\n%s", text)
+				t.Errorf("got metrics\n%s\nwant the upstream down", text)
 			}
-			if text, _, err := near.client.ReadBlob(t.Context(), c); err != nil || string(text) != "from near" {
-				t.Errorf("what is near, when far has gone: %q, %v", text, err)
+			if text, _, err := local.client.ReadBlob(t.Context(), c); err != nil || string(text) != "from local" {
+				t.Errorf("local blob without the upstream: got %q, %v", text, err)
 			}
 		})
 	}
@@ -630,40 +630,40 @@ func TestUpstream(t *testing.T) {
 // TestUnsentBlobsAreSentBeforeTheEnd checks that a stopping server sends what its upstream missed while it was down.
 func TestUnsentBlobsAreSentBeforeTheEnd(t *testing.T) {
 	addr := unused(t)
-	near := farming(t, "--cas", "grpc://"+addr, "--cas-write", "back")
-	a, b := near.put(t, "from near")
-	far := farming(t, "--listen", addr)
-	if err := near.server.Stop(); err != nil {
+	local := farming(t, "--cas", "grpc://"+addr, "--cas-write", "back")
+	a, b := local.put(t, "from local")
+	upstream := farming(t, "--listen", addr)
+	if err := local.server.Stop(); err != nil {
 		t.Error(err)
 	}
-	near.server = nil
-	if n := missing(t, far.client, a, b); n > 0 || !strings.Contains(near.log.String(), "\nsending  ") {
-		t.Errorf("%d blobs are not far; serve said:\n%s", n, near.log)
+	local.server = nil
+	if n := missing(t, upstream.client, a, b); n > 0 || !strings.Contains(local.log.String(), "\nsending  ") {
+		t.Errorf("upstream: got %d blobs missing, want none; log of serve:\n%s", n, local.log)
 	}
 }
 
 // TestReadsSucceedInAFullStore checks that blobs that do not fit locally are still served, and that the server stays ready.
 func TestReadsSucceedInAFullStore(t *testing.T) {
-	far := farming(t)
+	upstream := farming(t)
 	metrics := unused(t)
-	near := farming(t, "--cas", "grpc://"+far.server.Addr, "--max-size", "8MiB", "--metrics", metrics)
+	local := farming(t, "--cas", "grpc://"+upstream.server.Addr, "--max-size", "8MiB", "--metrics", metrics)
 	for i := range 30 {
 		blob := bytes.Repeat(fmt.Appendf(nil, "%08d", i), 50_000)
-		d, err := far.client.WriteBlob(t.Context(), blob)
+		d, err := upstream.client.WriteBlob(t.Context(), blob)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, _, err := near.client.ReadBlob(t.Context(), d); err != nil || !bytes.Equal(got, blob) {
+		if got, _, err := local.client.ReadBlob(t.Context(), d); err != nil || !bytes.Equal(got, blob) {
 			t.Fatalf("blob %d: %d bytes, %v", i, len(got), err)
 		}
 	}
-	if c := near.counted(t, 0, "cas", "stat"); c.Blobs >= 30 {
-		t.Fatalf("all had room: %+v", c)
+	if c := local.counted(t, 0, "cas", "stat"); c.Blobs >= 30 {
+		t.Fatalf("got %+v, want blobs that did not fit", c)
 	}
 	until(t, "it is ready", func() bool {
 		code, text := get(t, metrics, "/ready")
 		if strings.Contains(text, "full") {
-			t.Fatalf("/ready: %d, %q", code, text)
+			t.Fatalf("/ready: got %d, %q", code, text)
 		}
 		return code == 200
 	})
@@ -674,10 +674,10 @@ func TestReadsSucceedInAFullStore(t *testing.T) {
 func TestUpstreamIsDownForLong(t *testing.T) {
 	metrics := unused(t)
 	flags := []string{"--cas", "grpc://" + unused(t), "--metrics", metrics, "--lease", "1s", "--cas-write"}
-	near := farming(t, append(flags, "back")...)
-	a, b := near.put(t, "yet to be sent")
+	local := farming(t, append(flags, "back")...)
+	a, b := local.put(t, "yet to be sent")
 	if code, text := get(t, metrics, "/ready"); code != 200 {
-		t.Errorf("/ready, though all succeeds: %d, %q", code, text)
+		t.Errorf("/ready: got %d, %q, want 200", code, text)
 	}
 	pending := func() bool {
 		_, text := get(t, metrics, "/metrics")
@@ -685,13 +685,13 @@ func TestUpstreamIsDownForLong(t *testing.T) {
 			strings.Contains(text, "\ncloister_cas_upstream_sent_total 0\n") && strings.Contains(text, "\ncloister_cas_upstream_unasked_total ")
 	}
 	if !pending() {
-		t.Error("the metrics do not say that the upstream is down and two blobs are to be sent")
+		t.Error("got metrics without a down upstream and two pending blobs")
 	}
-	if err := syscall.Kill(near.server.PID, syscall.SIGTERM); err != nil {
+	if err := syscall.Kill(local.server.PID, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "it serves no more", func() bool {
-		c, err := net.Dial("tcp", near.server.Addr)
+		c, err := net.Dial("tcp", local.server.Addr)
 		if err == nil {
 			c.Close()
 		}
@@ -700,37 +700,37 @@ func TestUpstreamIsDownForLong(t *testing.T) {
 	// It continues until the second signal.
 	for range 20 {
 		if code, _ := get(t, metrics, "/live"); code != 200 || !pending() {
-			t.Fatalf("while it sends: /live is %d", code)
+			t.Fatalf("while it sends: /live: got %d, want 200 and two pending blobs", code)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	err := near.server.Stop()
-	near.server = nil
-	if err != nil || !whole(`(?s).*\nsending  2 blobs and results to grpc://\S+, for up to 10m0s; .*\n +upstream .* is down since .*`, near.log.String()) {
-		t.Errorf("%v; serve said:\n%s", err, near.log)
+	err := local.server.Stop()
+	local.server = nil
+	if err != nil || !whole(`(?s).*\nsending  2 blobs and results to grpc://\S+, for up to 10m0s; .*\n +upstream .* is down since .*`, local.log.String()) {
+		t.Errorf("got %v and log\n%s", err, local.log)
 	}
 
-	journal := filepath.Join(near.dir, "upstream.journal")
-	old := []string{"gc", "--older-than", "1s", "--lease", "1s", "--dir", near.dir}
+	journal := filepath.Join(local.dir, "upstream.journal")
+	old := []string{"gc", "--older-than", "1s", "--lease", "1s", "--dir", local.dir}
 	if s := cloister(t, "", old...); s.code != 3 || !strings.Contains(s.err, "2 blobs and results wait to be sent") || !strings.Contains(s.err, journal) {
-		t.Errorf("gc: %+v", s)
+		t.Errorf("gc: got %+v", s)
 	}
 	if s := cloister(t, "", append(old, "--dry-run")...); s.code != 0 {
-		t.Errorf("gc --dry-run: %+v", s)
+		t.Errorf("gc --dry-run: got %+v", s)
 	}
 	var log bytes.Buffer
 	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
-		Binary: built.Path(t), Dir: near.dir, Home: t.TempDir(), Listen: "127.0.0.1:0", Args: append(flags, "through"), Log: &log,
+		Binary: built.Path(t), Dir: local.dir, Home: t.TempDir(), Listen: "127.0.0.1:0", Args: append(flags, "through"), Log: &log,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	err = s.Stop()
 	if want := `level=WARN msg="writes wait for an upstream.*--cas-write back.* "blobs and results"=2 journal=` + journal; err != nil || !regexp.MustCompile(want).Match(log.Bytes()) {
-		t.Errorf("%v; a start that does not send does not say %q:\n%s", err, want, &log)
+		t.Errorf("got %v and log\n%s\nwant a match of %q", err, &log, want)
 	}
-	if c := near.counted(t, 0, "cas", "stat"); c.Blobs < 2 {
-		t.Errorf("%s and %s are gone: %+v", a, b, c)
+	if c := local.counted(t, 0, "cas", "stat"); c.Blobs < 2 {
+		t.Errorf("blobs %s and %s: got %+v, want them kept", a, b, c)
 	}
 }
 
@@ -766,7 +766,7 @@ func TestBucket(t *testing.T) {
 				t.Error(err)
 			}
 		} else if text, _, err := c.ReadBlob(t.Context(), d); err != nil || string(text) != "for all" {
-			t.Errorf("from the bucket: %q, %v", text, err)
+			t.Errorf("blob from the bucket: got %q, %v", text, err)
 		}
 		if err := s.Stop(); err != nil {
 			t.Error(err)
@@ -775,7 +775,7 @@ func TestBucket(t *testing.T) {
 	bucket.Close()
 	if s, err := serve(); err == nil {
 		s.Kill()
-		t.Error("it starts without its bucket")
+		t.Error("serve started without its bucket")
 	} else if !strings.Contains(err.Error(), "exit status 5") || !strings.Contains(err.Error(), "--store: ") {
 		t.Error(err)
 	}
