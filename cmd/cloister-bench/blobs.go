@@ -27,9 +27,9 @@ func blobsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "blobs --executor [NAME=]ADDRESS [--against NAME=ADDRESS]...",
 		Short: "Measure how fast servers write and read blobs",
-		Long: `Put the content-addressable storage of Remote Execution API servers under load: small blobs in batches and
-in one stream each, lookups of which every second is missing, and one large blob in a stream. The blobs
-are half compressible and remain on the server.
+		Long: `Put the content-addressable storage of Remote Execution API servers under load: small blobs in
+batches and in one stream each, lookups of which every second is missing, and one large blob in a
+stream. The blobs are half compressible and remain on the server.
 
 Servers alternate step by step. The table shows medians over all rounds, and the ratio of the first
 server's rate to that of each other server. With --watch it also shows CPU time per step and memory. A
@@ -94,6 +94,7 @@ func (c *blobBench) run(ctx context.Context, out, info io.Writer) error {
 		return err
 	}
 	fmt.Fprintf(out, "%d blobs of %s, large %s in chunks of %s, %d calls in flight, medians of %d rounds, salt %s\n",
-		l.Blobs, (*flags.Bytes)(&l.Size), (*flags.Bytes)(&l.Large), (*flags.Bytes)(&l.Chunk), l.Parallel, l.Rounds, l.Salt)
+		l.Blobs, (*flags.Bytes)(&l.Size), (*flags.Bytes)(&l.Large), (*flags.Bytes)(&l.Chunk),
+		l.Parallel, l.Rounds, l.Salt)
 	return report.Text(out)
 }

@@ -215,9 +215,9 @@ func localCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "local",
 		Short: "Measure this machine without a server",
-		Long: `Start processes, one at a time and one per processor, read an input tree and write outputs with the commands
-of tree --read and outputs, and materialize the tree by hard links and by copies. Files are in the file
-system of --dir: a server whose actions write to memory can be faster.`,
+		Long: `Start processes, one at a time and one per processor, read an input tree and write outputs with the
+commands of tree --read and outputs, and materialize the tree by hard links and by copies. Files are in
+the file system of --dir: a server whose actions write to memory can be faster.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkLoad(&c, []load.Workload{tree, outputs}); err != nil {

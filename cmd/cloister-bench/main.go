@@ -40,9 +40,9 @@ func rootCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cloister-bench",
 		Short: "Measure servers, a local store and this machine",
-		Long: `Put Remote Execution API servers under load, check every answer, and compare the servers with each other and
-with the bare machine. Only figures of one run are comparable: within it, everything is measured
-alternately.`,
+		Long: `Put Remote Execution API servers under load, check every answer, and compare the servers with each
+other and with the bare machine. Only figures of one run are comparable: within it, the servers and the
+machine alternate.`,
 		Example: `  cloister-bench table                         # starts its own server
   cloister-bench noop --executor 127.0.0.1:8980 -c 8
   cloister-bench blobs --executor 127.0.0.1:8980

@@ -35,10 +35,10 @@ type serverFlags struct {
 // register adds the flags of all servers. executor is the default address.
 func (f *serverFlags) register(set *pflag.FlagSet, executor string) {
 	set.StringVar(&f.executor, "executor", executor,
-		"[NAME=]ADDRESS of the server: HOST:PORT, or grpc[s]://HOST:PORT[/INSTANCE]; --tls-* and --token-file apply to it only")
+		"server, [NAME=]HOST:PORT or [NAME=]grpc[s]://HOST:PORT[/INSTANCE]; --tls-* and --token-file apply to it")
 	set.StringArrayVar(&f.against, "against", nil, "another server, NAME=ADDRESS; repeatable")
 	f.credentials.Register(set, "")
-	set.StringArrayVar(&f.watch, "watch", nil, "server process to measure, NAME=PIDFILE; repeatable, also for one server")
+	set.StringArrayVar(&f.watch, "watch", nil, "server process to measure, NAME=PIDFILE; repeatable, even per server")
 }
 
 // registerStores adds the flags of servers that execute actions.

@@ -22,9 +22,9 @@ func tableCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "table [--executor [NAME=]ADDRESS] [--against NAME=ADDRESS]...",
 		Short: "Execute all kinds of actions and compare with the targets",
-		Long: `Run noop, tree and outputs in sequence and print their tables. The last table compares the measurements with
-the project's targets, which are ratios to the bare machine in the same run. A missed target is no
-error; a wrong result exits with 1.
+		Long: `Run noop, tree and outputs in sequence and print their tables. The last table compares the
+measurements with the project's targets, which are ratios to the bare machine in the same run. A missed
+target is no error; a wrong result exits with 1.
 
 Without --executor it starts cloister serve with a new store on a free port, and stops it at the end.`,
 		Example: `  cloister-bench table
@@ -46,7 +46,7 @@ Without --executor it starts cloister serve with a new store on a free port, and
 				}
 				fmt.Fprintln(out)
 			}
-			fmt.Fprintf(out, "medians of %d rounds, %d processors, salt %s\n", c.load.Rounds, report.Processors, c.load.Salt)
+			fmt.Fprintf(out, "medians of %d rounds, %d processors, salt %s\n", report.Rounds, report.Processors, report.Salt)
 			return printTable(out, report)
 		},
 	}
@@ -190,7 +190,8 @@ func printTable(out io.Writer, r *load.ExecReport) error {
 			}
 			for _, t := range table[n].targets {
 				v := t.check(m, s)
-				row(fmt.Sprintf("%s%s, %d in flight", m.Kind, read, m.Parallel), t.text, v.measured, v.local, v.ratio, v.met)
+				workload := fmt.Sprintf("%s%s, %d in flight", m.Kind, read, m.Parallel)
+				row(workload, t.text, v.measured, v.local, v.ratio, v.met)
 			}
 		}
 		if server.Watched {
@@ -198,7 +199,8 @@ func printTable(out io.Writer, r *load.ExecReport) error {
 				fmt.Sprintf("%.2f", float64(peak)/maxMemory), met(peak <= maxMemory))
 		}
 		if len(others) > 0 {
-			row("all", "others busy", fmt.Sprintf("%.1f to %.1f processors", slices.Min(others), slices.Max(others)), "", "", "")
+			busy := fmt.Sprintf("%.1f to %.1f processors", slices.Min(others), slices.Max(others))
+			row("all", "others busy", busy, "", "", "")
 		}
 	}
 	return w.Flush()

@@ -42,7 +42,7 @@ func (s *Server) checkAll(ctx context.Context, j *job, answers []answer) ([]*rep
 	missing, err := s.missing(ctx, maps.Keys(outputs), func(h string) int64 { return outputs[h].size })
 	if err == nil && len(missing) > 0 {
 		b := outputs[missing[0]]
-		err = fmt.Errorf("action %s: output blob %s/%d is absent from the store, as are %d of the %d blobs of all actions",
+		err = fmt.Errorf("action %s: output blob %s/%d is absent from the store (in total %d of %d blobs)",
 			b.of.name(), missing[0], b.size, len(missing), len(outputs))
 	}
 	return metadata, err

@@ -128,7 +128,8 @@ func (j *job) action(c *command, platform *repb.Platform, root blob) (blob, erro
 	m := &repb.Command{Arguments: c.args, Platform: platform}
 	for _, v := range c.env { // sorted, as the API requires
 		name, value, _ := strings.Cut(v, "=")
-		m.EnvironmentVariables = append(m.EnvironmentVariables, &repb.Command_EnvironmentVariable{Name: name, Value: value})
+		m.EnvironmentVariables = append(m.EnvironmentVariables,
+			&repb.Command_EnvironmentVariable{Name: name, Value: value})
 	}
 	m.OutputPaths = slices.Sorted(maps.Keys(c.files))
 	if c.dir != nil {

@@ -91,7 +91,8 @@ func Dial(ctx context.Context, name, address string, options ...grpc.DialOption)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", address, err)
 	}
-	caps, err := repb.NewCapabilitiesClient(conn).GetCapabilities(ctx, &repb.GetCapabilitiesRequest{InstanceName: instance})
+	query := &repb.GetCapabilitiesRequest{InstanceName: instance}
+	caps, err := repb.NewCapabilitiesClient(conn).GetCapabilities(ctx, query)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("reach %s: %w", address, err), conn.Close())
 	}

@@ -44,7 +44,8 @@ type Measure struct {
 
 func newReport(c *Config, servers []*Server) *Report {
 	r := &Report{
-		Salt: c.Salt, Blobs: c.Blobs, Size: c.Size, Large: c.Large, Chunk: c.Chunk, Parallel: c.Parallel, Rounds: c.Rounds,
+		Salt: c.Salt, Blobs: c.Blobs, Size: c.Size, Large: c.Large, Chunk: c.Chunk,
+		Parallel: c.Parallel, Rounds: c.Rounds,
 	}
 	for _, s := range servers {
 		r.Servers = append(r.Servers, Result{Name: s.Name, Address: s.Address, Watched: len(s.pids) > 0})

@@ -26,7 +26,8 @@ func (s *Server) writes(c *Config, bs []blob) load {
 	streams := make([][]message, len(bs))
 	for i, b := range bs {
 		h := b.hash // as a UUID that no other upload has
-		name := s.resource(fmt.Sprintf("uploads/%s-%s-%s-%s-%s/%s", h[:8], h[8:12], h[12:16], h[16:20], h[20:32], b.resource()))
+		name := s.resource(fmt.Sprintf("uploads/%s-%s-%s-%s-%s/%s",
+			h[:8], h[8:12], h[12:16], h[16:20], h[20:32], b.resource()))
 		off := int64(0)
 		for chunk := range slices.Chunk(b.wire(), int(c.Chunk)) {
 			end := off + int64(len(chunk))
@@ -61,7 +62,8 @@ func (s *Server) writes(c *Config, bs []blob) load {
 func (s *Server) write(ctx context.Context, messages []message, answer *reply) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := s.conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, "/google.bytestream.ByteStream/Write", raw)
+	const method = "/google.bytestream.ByteStream/Write"
+	stream, err := s.conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, method, raw)
 	if err != nil {
 		return err
 	}

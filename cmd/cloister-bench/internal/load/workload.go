@@ -55,7 +55,7 @@ func (w *Workload) Check() error {
 	case t.Smallest < 1 || t.Largest < t.Smallest || t.Largest > 1<<20:
 		return fmt.Errorf("%s: need file sizes of 1B to 1MiB", w.Kind)
 	case t.Read && t.Files > maxRead:
-		return fmt.Errorf("%s: can read at most %d files, since their names are arguments of one command", w.Kind, maxRead)
+		return fmt.Errorf("%s: can read at most %d files, since one command gets all names", w.Kind, maxRead)
 	}
 	return nil
 }
@@ -89,7 +89,7 @@ func (t *Tree) String() string {
 	if t.Largest > t.Smallest {
 		size += " to " + bytesText(t.Largest)
 	}
-	return fmt.Sprintf("%d files of %s in %d directories, %d of them changed by each action", t.Files, size, t.Dirs, t.Changed)
+	return fmt.Sprintf("%d files of %s in %d directories, %d files changed per action", t.Files, size, t.Dirs, t.Changed)
 }
 
 func bytesText(n int64) string {
