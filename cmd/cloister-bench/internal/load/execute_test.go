@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
+	"github.com/cloister-build/cloister/cmd/internal/grpctest"
 	rpcpb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -51,22 +51,11 @@ func serveWorker(t *testing.T, spoil func(*repb.ExecuteResponse), options ...grp
 		t.Fatal(err)
 	}
 	w = &bareWorker{t: t, in: in, spoil: spoil}
-	server := grpc.NewServer(options...)
-	casserver.Register(server, casserver.Config{Instances: instances})
-	repb.RegisterExecutionServer(server, w)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	return "grpc://" + l.Addr().String() + "/main", w
+	address = grpctest.Serve(t, func(s *grpc.Server) {
+		casserver.Register(s, casserver.Config{Instances: instances})
+		repb.RegisterExecutionServer(s, w)
+	}, options...)
+	return "grpc://" + address + "/main", w
 }
 
 func (w *bareWorker) Execute(req *repb.ExecuteRequest, to grpc.ServerStreamingServer[longrunningpb.Operation]) error {

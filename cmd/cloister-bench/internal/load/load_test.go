@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"net"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
+	"github.com/cloister-build/cloister/cmd/internal/grpctest"
 	"github.com/klauspost/compress/zstd"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	rpcpb "google.golang.org/genproto/googleapis/rpc/status"
@@ -62,21 +62,10 @@ func serve(t *testing.T, spoil spoiler) (address string, store *castest.Memory) 
 				return next(srv, &spoiled{s, spoil})
 			}))
 	}
-	server := grpc.NewServer(options...)
-	casserver.Register(server, casserver.Config{Instances: instances})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	return "grpc://" + l.Addr().String() + "/main", in.Store.(*castest.Memory)
+	address = grpctest.Serve(t, func(s *grpc.Server) {
+		casserver.Register(s, casserver.Config{Instances: instances})
+	}, options...)
+	return "grpc://" + address + "/main", in.Store.(*castest.Memory)
 }
 
 type spoiled struct {
