@@ -188,7 +188,7 @@ func (h *Host) create(places []place, create func(string) (control, error), dirs
 	return fmt.Errorf("%s holds too many groups of dead workers", places[0].dir)
 }
 
-// sweep deletes the groups of dead workers and returns the names of all that it found. The lock tells whether a worker
+// sweep deletes the groups of dead workers and returns the names of everything it found. The lock tells whether a worker
 // is dead; the pid in the name may be reused and differs between namespaces. A group that still holds a process stays
 // for the next worker to delete.
 func (p place) sweep() (names []string) {
