@@ -33,6 +33,6 @@ func TestAsFollowsDecorators(t *testing.T) {
 		}
 	}
 	if _, ok := cas.As[cas.Locator](decorator{memory}); ok {
-		t.Error("As found a Placer in a store without one")
+		t.Error("As found a Locator in a store without one")
 	}
 }
