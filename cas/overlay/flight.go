@@ -31,9 +31,9 @@ type flight struct {
 }
 
 // fetch copies blobs to the local store. It returns the error of the flights it started, and that of the flights of
-// other calls it joined. A blob that is absent from the upstream is not an error: fetch adds it to nowhere.
-func (s *store) fetch(ctx context.Context, ds []cas.Digest, nowhere map[cas.Digest]bool) (own, others error) {
-	own, others = s.tryFetch(ctx, ds, nowhere)
+// other calls it joined. A blob that is absent from the upstream is not an error: fetch adds it to upstreamLacks.
+func (s *store) fetch(ctx context.Context, ds []cas.Digest, upstreamLacks map[cas.Digest]bool) (own, others error) {
+	own, others = s.tryFetch(ctx, ds, upstreamLacks)
 	if own != nil || others == nil || ctx.Err() != nil {
 		return own, others
 	}
@@ -42,11 +42,11 @@ func (s *store) fetch(ctx context.Context, ds []cas.Digest, nowhere map[cas.Dige
 	if err != nil {
 		return err, nil
 	}
-	return s.tryFetch(ctx, rest, nowhere)
+	return s.tryFetch(ctx, rest, upstreamLacks)
 }
 
 // tryFetch is fetch without a second attempt.
-func (s *store) tryFetch(ctx context.Context, ds []cas.Digest, nowhere map[cas.Digest]bool) (own, others error) {
+func (s *store) tryFetch(ctx context.Context, ds []cas.Digest, upstreamLacks map[cas.Digest]bool) (own, others error) {
 	started, joined := s.join(ds)
 	for _, f := range started {
 		err := s.wait(ctx, f)
@@ -56,7 +56,7 @@ func (s *store) tryFetch(ctx context.Context, ds []cas.Digest, nowhere map[cas.D
 		}
 		// A joined flight may have missed a blob that was put since.
 		for _, d := range f.absent {
-			nowhere[d] = true
+			upstreamLacks[d] = true
 		}
 	}
 	for _, f := range joined {

@@ -99,13 +99,13 @@ func (s *store) Fetch(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error
 		return nil, err
 	}
 	// If another call's flight fails, Open fetches its blobs.
-	nowhere := map[cas.Digest]bool{}
-	err, _ = s.fetch(ctx, absent, nowhere)
+	upstreamLacks := map[cas.Digest]bool{}
+	err, _ = s.fetch(ctx, absent, upstreamLacks)
 	if errors.Is(err, cas.ErrFull) || absentOrCorrupt(err) {
 		err = nil
 	}
 	if err = cmp.Or(ctx.Err(), err); err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(absent, func(d cas.Digest) bool { return !nowhere[d] }), nil
+	return slices.DeleteFunc(absent, func(d cas.Digest) bool { return !upstreamLacks[d] }), nil
 }

@@ -168,7 +168,7 @@ func (s *Server) checkReady(since time.Time) time.Time {
 func (s *Server) Synchronize(
 	ctx context.Context, req *remoteworkerpb.SynchronizeRequest,
 ) (*remoteworkerpb.SynchronizeResponse, error) {
-	offer, who, err := parseOffer(req)
+	offer, id, err := parseOffer(req)
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func (s *Server) Synchronize(
 		return nil, err
 	}
 	offer.Ending = executing != nil && executing.GetCompleted() == nil // unless it was assigned here
-	w, err := s.beginCall(ctx, who, offer)
+	w, err := s.beginCall(ctx, id, offer)
 	if err != nil {
 		return nil, err
 	}

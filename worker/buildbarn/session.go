@@ -52,10 +52,10 @@ type call struct {
 var errClosed = status.Error(codes.Unavailable, "the server is shutting down; call again, it or its successor has actions")
 
 // beginCall returns the session of a worker for a call, and creates it if necessary.
-func (s *Server) beginCall(ctx context.Context, who identity, o queue.Offer) (*session, error) {
+func (s *Server) beginCall(ctx context.Context, id identity, o queue.Offer) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w := s.awaitAbandoned(ctx, who)
+	w := s.awaitAbandoned(ctx, id)
 	owner := ""
 	if s.Caller != nil {
 		owner = s.Caller(ctx)
@@ -69,27 +69,27 @@ func (s *Server) beginCall(ctx context.Context, who identity, o queue.Offer) (*s
 	case w != nil && w.owner != owner:
 		return nil, status.Errorf(codes.PermissionDenied,
 			"worker ID %s belongs to a caller other than %s until it has been silent for %v; give each slot of each machine its own ID",
-			who.name, owner, s.Silence)
-	case w != nil && w.store != who.store:
+			id.name, owner, s.Silence)
+	case w != nil && w.store != id.store:
 		// Of two processes that run, the first stays. One without an action that has missed a call may have ended, and
 		// has nothing to lose: if it returns, it is refused.
 		if why := w.alive(min(maxCallGap, s.Silence)); why != "" {
 			return nil, status.Errorf(codes.FailedPrecondition,
 				"another process, with another store, is worker %s: %s; give each worker its own name. "+
-					"If that process has ended, its name is free after %v of silence", who.name, why, s.Silence)
+					"If that process has ended, its name is free after %v of silence", id.name, why, s.Silence)
 		}
 		s.lose(w, "another process has joined under its name")
 		w = nil
 	case w != nil && w.call != nil:
 		return nil, status.Errorf(codes.ResourceExhausted, "A worker with the same worker ID is already synchronizing: %s; "+
-			"give each slot of each machine its own ID", who.name)
+			"give each slot of each machine its own ID", id.name)
 	case w != nil && !sameOffer(w.offer, o):
 		s.lose(w, "it has joined again with other properties")
 		w = nil
 	}
 	if w == nil {
 		var err error
-		if w, err = s.join(who, owner, o); err != nil {
+		if w, err = s.join(id, owner, o); err != nil {
 			return nil, err
 		}
 	}
@@ -104,8 +104,8 @@ func (s *Server) beginCall(ctx context.Context, who identity, o queue.Offer) (*s
 
 // awaitAbandoned waits for the end of a call that the worker has abandoned, and returns its session, or nil if there is
 // none. s.mu is held, except while it waits.
-func (s *Server) awaitAbandoned(ctx context.Context, who identity) *session {
-	w := s.sessions[who.name]
+func (s *Server) awaitAbandoned(ctx context.Context, id identity) *session {
+	w := s.sessions[id.name]
 	for w != nil && w.call != nil && w.call.ctx.Err() != nil && ctx.Err() == nil {
 		over := w.call.over
 		s.mu.Unlock()
@@ -114,13 +114,13 @@ func (s *Server) awaitAbandoned(ctx context.Context, who identity) *session {
 		case <-ctx.Done():
 		}
 		s.mu.Lock()
-		w = s.sessions[who.name]
+		w = s.sessions[id.name]
 	}
 	return w
 }
 
 // join creates a session, with s.mu held.
-func (s *Server) join(who identity, owner string, o queue.Offer) (*session, error) {
+func (s *Server) join(id identity, owner string, o queue.Offer) (*session, error) {
 	if len(s.sessions) >= maxWorkers {
 		return nil, status.Errorf(codes.ResourceExhausted, "too many workers: %d have joined", len(s.sessions))
 	}
@@ -129,9 +129,9 @@ func (s *Server) join(who identity, owner string, o queue.Offer) (*session, erro
 	case errors.Is(err, queue.ErrClosed):
 		return nil, errClosed
 	case err != nil:
-		return nil, status.Errorf(codes.FailedPrecondition, "worker %s cannot join: %v", who.name, err)
+		return nil, status.Errorf(codes.FailedPrecondition, "worker %s cannot join: %v", id.name, err)
 	}
-	w := &session{identity: who, owner: owner, offer: o, slot: slot}
+	w := &session{identity: id, owner: owner, offer: o, slot: slot}
 	s.sessions[w.name] = w
 	s.Log.Info("worker has joined", "worker", o.Worker, "slot", o.Slot, "instances", o.Prefix+"*",
 		"properties", fmt.Sprint(o.Properties))

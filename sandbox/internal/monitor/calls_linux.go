@@ -95,8 +95,8 @@ var operands = map[string][]operand{
 // silent are the records that are not events.
 var silent = []sandbox.EventKind{inputOpened, inputExecuted, programFound}
 
-// look returns the records for a reported call.
-func (w *session) look(n *notification, name string) []sandbox.Event {
+// examine returns the records for a reported call.
+func (w *session) examine(n *notification, name string) []sandbox.Event {
 	var seen []sandbox.Event
 	switch name {
 	case "connect":

@@ -135,7 +135,7 @@ func (w *session) answer(n *notification) {
 	}
 	if seccomp.Permitted(nr, n.Args) {
 		w.networked = w.networked || name == "socket"
-		seen = w.look(n, name)
+		seen = w.examine(n, name)
 		// Before the answer: the run's mounts end with its last program.
 		for _, e := range seen {
 			if e.Kind == inputExecuted && !w.executed[e.Subject] {

@@ -71,7 +71,7 @@ func Builds(ctx context.Context, r *Reader, results cas.ActionCache, a, b []Step
 		}
 	}
 	unequal = unequal[:min(len(unequal), maxRead)]
-	c.each(unequal, c.look)
+	c.each(unequal, c.compare)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -241,8 +241,8 @@ func resultOf(m *manifest.Manifest) *repb.ActionResult {
 	return r
 }
 
-// look reads the outputs of the two steps and how they differ.
-func (c *builds) look(p *Pair) {
+// compare reads the outputs of the two steps and how they differ.
+func (c *builds) compare(p *Pair) {
 	a, b := c.outputs(p.A), c.outputs(p.B)
 	f := p.A.Action.Function()
 	p.outputsA, p.outputsB = c.files(f, a), c.files(p.B.Action.Function(), b)

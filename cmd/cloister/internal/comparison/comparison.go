@@ -56,18 +56,18 @@ func (c *Config) Run(ctx context.Context, a, b string, out io.Writer) (same bool
 	if c.Invocation {
 		return c.builds(ctx, a, b, out)
 	}
-	var things [2]operand
+	var operands [2]operand
 	for i, name := range []string{a, b} {
-		if things[i], err = c.thing(ctx, name); err != nil {
+		if operands[i], err = c.operand(ctx, name); err != nil {
 			return false, err
 		}
 	}
 	r := &diffReport{A: a, B: b}
-	if err := c.compare(ctx, r, things[0], things[1]); err != nil {
+	if err := c.compare(ctx, r, operands[0], operands[1]); err != nil {
 		return false, err
 	}
 	r.Same = len(r.Changes)+len(r.Differences) == 0
-	if err := c.runDiffoscope(ctx, r, things[0], things[1]); err != nil {
+	if err := c.runDiffoscope(ctx, r, operands[0], operands[1]); err != nil {
 		return false, err
 	}
 	if c.JSON {
@@ -77,7 +77,7 @@ func (c *Config) Run(ctx context.Context, a, b string, out io.Writer) (same bool
 }
 
 // operand resolves a name of the command line.
-func (c *Config) thing(ctx context.Context, name string) (operand, error) {
+func (c *Config) operand(ctx context.Context, name string) (operand, error) {
 	if d, err := cas.ParseDigest(name); err == nil {
 		return operand{name: name, digest: d}, nil
 	}

@@ -92,13 +92,13 @@ const maxTimes = 10_000
 // Run carries the command through the same seven verbs as the action of a client, with a temporary store. It returns
 // the exit code of the command, or of the first of several runs that fails.
 func Run(ctx context.Context, c *Config) (int, error) {
-	bench, err := localworker.Open(&c.Sandbox)
+	w, err := localworker.Open(&c.Sandbox)
 	if err != nil {
 		return 0, err
 	}
 	m := &metrics{}
-	code, err := c.runOn(ctx, bench, m)
-	m.Close, err = timed(func() error { return errors.Join(err, bench.Close()) })
+	code, err := c.runOn(ctx, w, m)
+	m.Close, err = timed(func() error { return errors.Join(err, w.Close()) })
 	if err == nil && c.Metrics != "" {
 		err = m.write(c.Metrics)
 	}
@@ -106,14 +106,14 @@ func Run(ctx context.Context, c *Config) (int, error) {
 }
 
 // runOn runs the action as often as requested.
-func (c *Config) runOn(ctx context.Context, bench *localworker.Worker, m *metrics) (code int, err error) {
+func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (code int, err error) {
 	var task *worker.Task
-	if m.Inputs, err = timed(func() (err error) { task, err = c.prepare(ctx, bench); return err }); err != nil {
+	if m.Inputs, err = timed(func() (err error) { task, err = c.prepare(ctx, w); return err }); err != nil {
 		return 0, err
 	}
 	task.Target, task.Mnemonic, task.Stdout, task.Stderr = c.Target, c.Mnemonic, os.Stdout, os.Stderr
 	task.SkipCacheLookup = true // every run counts
-	in, err := bench.Store.Instance(task.Instance)
+	in, err := w.Store.Instance(task.Instance)
 	if err != nil {
 		return 0, err
 	}
@@ -121,10 +121,10 @@ func (c *Config) runOn(ctx context.Context, bench *localworker.Worker, m *metric
 	if c.ActionName == "" {
 		config.Grace, config.MaxTimeout = time.Second, max(c.Timeout, 24*time.Hour)
 	}
-	if m.Sandbox, err = timed(func() error { return bench.Start(ctx, config) }); err != nil {
+	if m.Sandbox, err = timed(func() error { return w.Start(ctx, config) }); err != nil {
 		return 0, err
 	}
-	c.seedRandom(bench, task)
+	c.seedRandom(w, task)
 	if c.Metrics != "" {
 		if err := m.describe(ctx, in.Store, task); err != nil {
 			return 0, err
@@ -133,7 +133,7 @@ func (c *Config) runOn(ctx context.Context, bench *localworker.Worker, m *metric
 	for i := range c.Times {
 		t := *task
 		t.Queued = time.Now()
-		out, err := execute(ctx, bench.Local, &t, in.Store, c.Shell)
+		out, err := execute(ctx, w.Local, &t, in.Store, c.Shell)
 		if err != nil {
 			return 0, err
 		}
@@ -159,21 +159,21 @@ func (c *Config) runOn(ctx context.Context, bench *localworker.Worker, m *metric
 }
 
 // prepare puts the action into the store and returns its task.
-func (c *Config) prepare(ctx context.Context, bench *localworker.Worker) (*worker.Task, error) {
+func (c *Config) prepare(ctx context.Context, w *localworker.Worker) (*worker.Task, error) {
 	if c.ActionName == "" {
-		return c.Put(ctx, bench)
+		return c.Put(ctx, w)
 	}
-	task, err := bench.Fetch(ctx, &c.From, c.digest)
+	task, err := w.Fetch(ctx, &c.From, c.digest)
 	return task, c.From.Explain(err, exit.Internal)
 }
 
 // seedRandom derives the kernel's randomness from the seed and fixes the address layout, or reports that this host
 // cannot.
-func (c *Config) seedRandom(bench *localworker.Worker, task *worker.Task) {
+func (c *Config) seedRandom(w *localworker.Worker, task *worker.Task) {
 	if task.Seed == nil {
 		return
 	}
-	can := func(name sandbox.Condition) bool { return slices.Contains(bench.Local.Features.Conditions, name) }
+	can := func(name sandbox.Condition) bool { return slices.Contains(w.Local.Features.Conditions, name) }
 	held := sandbox.Conditions{FixedLayout: can(sandbox.ConditionFixedLayout)}
 	if can(sandbox.ConditionRandomSeed) {
 		held.RandomSeed = *task.Seed + 1 // 0 means unseeded, but is a valid seed

@@ -17,11 +17,11 @@ import (
 )
 
 // runDiffoscope runs diffoscope on the outputs of the first run and of the first that differs.
-func (c *Config) runDiffoscope(ctx context.Context, bench *localworker.Worker, v *repro.Verdict, executors []repro.Executor) error {
+func (c *Config) runDiffoscope(ctx context.Context, w *localworker.Worker, v *repro.Verdict, executors []repro.Executor) error {
 	if !c.Diffoscope || len(v.Differences) == 0 {
 		return nil
 	}
-	dir, err := os.MkdirTemp(bench.Dir, "diffoscope-")
+	dir, err := os.MkdirTemp(w.Dir, "diffoscope-")
 	if err != nil {
 		return err
 	}

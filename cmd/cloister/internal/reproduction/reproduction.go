@@ -127,14 +127,14 @@ func (c *Config) Run(ctx context.Context, out, info io.Writer) (repro.Report, er
 	if err != nil {
 		return nil, err
 	}
-	bench, err := localworker.Open(&c.Sandbox)
+	w, err := localworker.Open(&c.Sandbox)
 	if err != nil {
 		return nil, err
 	}
-	defer bench.Close()
+	defer w.Close()
 	if c.local() {
 		config := worker.Config{Name: "repro", Grace: time.Second, MaxTimeout: max(c.Timeout, 24*time.Hour)}
-		if err := bench.Start(ctx, config); err != nil {
+		if err := w.Start(ctx, config); err != nil {
 			return nil, err
 		}
 	}
@@ -146,7 +146,7 @@ func (c *Config) Run(ctx context.Context, out, info io.Writer) (repro.Report, er
 	var report repro.Report
 	var failed error
 	for i, s := range subjects {
-		v, err := c.check(ctx, bench, servers, s, fmt.Sprintf("%d of %d, ", i+1, len(subjects)), info)
+		v, err := c.check(ctx, w, servers, s, fmt.Sprintf("%d of %d, ", i+1, len(subjects)), info)
 		if err != nil && (len(subjects) == 1 || ctx.Err() != nil) {
 			return nil, err
 		}
@@ -177,18 +177,18 @@ func (c *Config) print(report repro.Report, of int, out io.Writer) error {
 }
 
 // check checks one action.
-func (c *Config) check(ctx context.Context, bench *localworker.Worker, servers servers, s client.Action, which string, info io.Writer) (*repro.Verdict, error) {
+func (c *Config) check(ctx context.Context, w *localworker.Worker, servers servers, s client.Action, which string, info io.Writer) (*repro.Verdict, error) {
 	var task *worker.Task
 	var err error
 	if len(c.Args) > 0 {
-		task, err = c.Put(ctx, bench)
+		task, err = c.Put(ctx, w)
 	} else {
-		task, err = c.fetch(ctx, bench, s)
+		task, err = c.fetch(ctx, w, s)
 	}
 	if err != nil {
 		return nil, err
 	}
-	in, err := bench.Store.Instance(task.Instance)
+	in, err := w.Store.Instance(task.Instance)
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +198,7 @@ func (c *Config) check(ctx context.Context, bench *localworker.Worker, servers s
 	}
 	for _, on := range c.On {
 		if on == "local" {
-			o.Executors = append(o.Executors, repro.Executor{Name: on, Executor: bench.Local, Store: in.Store, Features: &bench.Local.Features})
+			o.Executors = append(o.Executors, repro.Executor{Name: on, Executor: w.Local, Store: in.Store, Features: &w.Local.Features})
 			continue
 		}
 		p, err := servers[on].executor(ctx, on, in.Store, task.Action)
@@ -215,7 +215,7 @@ func (c *Config) check(ctx context.Context, bench *localworker.Worker, servers s
 	if err != nil {
 		return nil, err
 	}
-	return v, errors.Join(c.keepRuns(ctx, v, o.Executors), c.runDiffoscope(ctx, bench, v, o.Executors))
+	return v, errors.Join(c.keepRuns(ctx, v, o.Executors), c.runDiffoscope(ctx, w, v, o.Executors))
 }
 
 // local reports whether runs take place here.
@@ -229,8 +229,8 @@ func (c *Config) local() bool {
 }
 
 // fetch copies an action with its inputs from the server, and returns its task.
-func (c *Config) fetch(ctx context.Context, bench *localworker.Worker, s client.Action) (*worker.Task, error) {
-	task, err := bench.Fetch(ctx, &c.From, s.Digest)
+func (c *Config) fetch(ctx context.Context, w *localworker.Worker, s client.Action) (*worker.Task, error) {
+	task, err := w.Fetch(ctx, &c.From, s.Digest)
 	if task != nil {
 		task.Target, task.Mnemonic = s.Target, s.Mnemonic
 	}

@@ -77,11 +77,11 @@ func Run(ctx context.Context, box *confinement.Flags, out io.Writer, change func
 
 // runs makes two runs with a Worker, and closes it.
 func (s *selftest) runs(ctx context.Context, box *confinement.Flags, change func(*localworker.Worker)) (err error) {
-	bench, err := localworker.Open(box)
+	w, err := localworker.Open(box)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, bench.Close()) }()
+	defer func() { err = errors.Join(err, w.Close()) }()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -97,7 +97,7 @@ func (s *selftest) runs(ctx context.Context, box *confinement.Flags, change func
 	end := func() { listener.Close(); <-accepting }
 	defer end()
 
-	in, err := bench.Store.Instance("")
+	in, err := w.Store.Instance("")
 	if err != nil {
 		return err
 	}
@@ -106,9 +106,9 @@ func (s *selftest) runs(ctx context.Context, box *confinement.Flags, change func
 		return err
 	}
 	if change != nil {
-		change(bench)
+		change(w)
 	}
-	if err := bench.Start(ctx, worker.Config{Name: "selftest", Grace: time.Second, Audit: func(_ *worker.Task, a *worker.Violations) {
+	if err := w.Start(ctx, worker.Config{Name: "selftest", Grace: time.Second, Audit: func(_ *worker.Task, a *worker.Violations) {
 		s.attempts = append(s.attempts, a.Events...)
 	}}); err != nil {
 		return err
@@ -116,7 +116,7 @@ func (s *selftest) runs(ctx context.Context, box *confinement.Flags, change func
 	var outcomes [2]*worker.Outcome
 	for i := range outcomes {
 		t := &worker.Task{Action: action, SkipCacheLookup: true, Queued: time.Now()}
-		if outcomes[i], err = bench.Local.Execute(ctx, t, func(worker.Stage) {}); err != nil {
+		if outcomes[i], err = w.Local.Execute(ctx, t, func(worker.Stage) {}); err != nil {
 			return err
 		}
 	}
