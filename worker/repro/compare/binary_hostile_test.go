@@ -177,7 +177,10 @@ func samples(t testing.TB) map[string]string {
 		"a.pdf":  pdfOf("/CreationDate(D:20261122010203Z)", "00ff", deflated("text"), "/Filter/FlateDecode"),
 		"a.pyc":  "\xa7\r\r\n\x00\x00\x00\x00timesize\xe3\x00\x00\x00\x00z\x05alphaz\x04beta",
 		"_go_.o": "go object linux amd64 go1.26 X:none\nbuild id \"a/b\"\n\n!\n\x00\x00go120ldtexts of it",
-		"a.exe":  "MZ" + strings.Repeat("\x00", 58) + "\x40\x00\x00\x00PE\x00\x00\x64\x86\x01\x00time" + strings.Repeat("\x00", 8) + "\x48\x00\x00\x00" + strings.Repeat("\x00", 72) + ".text\x00\x00\x00\x00\x10\x00\x00\x00\x10\x00\x00\x10\x00\x00\x00\x40\x00\x00\x00" + strings.Repeat("\x00", 60),
+		"A.class": "\xca\xfe\xba\xbe\x00\x00\x00\x41\x00\x05\x01\x00\x04text" +
+			"\x05\x00\x00\x00\x00\x00\x00\x00\x07\x07\x00\x01rest",
+		"a":     machoOf("0123456789abcdef", "in /tmp/one/a\x00"),
+		"a.exe": "MZ" + strings.Repeat("\x00", 58) + "\x40\x00\x00\x00PE\x00\x00\x64\x86\x01\x00time" + strings.Repeat("\x00", 8) + "\x48\x00\x00\x00" + strings.Repeat("\x00", 72) + ".text\x00\x00\x00\x00\x10\x00\x00\x00\x10\x00\x00\x10\x00\x00\x00\x40\x00\x00\x00" + strings.Repeat("\x00", 60),
 	}
 }
 

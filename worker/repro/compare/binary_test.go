@@ -201,6 +201,28 @@ func TestPycNamesTheHeaderAndTheTexts(t *testing.T) {
 		summary{"code", "marks of objects that are referred to", "5a05616c 706861  Z.alpha", "da05616c 706861  ..alpha", Unknown})
 }
 
+func TestClassNamesTheConstant(t *testing.T) {
+	t.Parallel()
+	b := build{"javac", `sed "s/WHEN/$WHEN/" A.txt > A.java; ` +
+		`javac -J-Xshare:auto -J-XX:TieredStopAtLevel=1 A.java; mv A.class out`,
+		map[string]string{"A.txt": "class A { String s = \"built WHEN\"; long n = 12345678901L; }\n"}}
+	x, _ := b.run(t, "x", "WHEN=2026-11-22 01:02:03")
+	y, _ := b.run(t, "x", "WHEN=2026-11-23 04:05:06")
+	expect(t, "A.class", x, y, Known{},
+		summary{"constants", "constant", "built 2026-11-22 01:02:03", "built 2026-11-23 04:05:06", Timestamp})
+	expect(t, "A.class", x, x[:7]+"\x37"+x[8:], Known{},
+		summary{"", "version of the format", fmt.Sprint(x[7], ".0"), "55.0", Unknown})
+	at := len(x) - 1
+	ds := blobs(t, "A.class", x, x[:at]+"\x7f", Known{})
+	if len(ds) != 1 || where(&ds[0]) != "fields, methods and attributes" {
+		t.Errorf("got %+v", ds)
+	}
+	reordered := strings.Replace(strings.Replace(x, "\x01\x00\x04Code", "\x01\x00\x04LINE", 1), "LINE", "edoC", 1)
+	if ds := blobs(t, "A.class", x, reordered, Known{}); len(ds) == 0 || ds[0].A != "Code" || ds[0].B != "edoC" {
+		t.Errorf("got %+v", ds)
+	}
+}
+
 func TestGoObjectNamesTheText(t *testing.T) {
 	t.Parallel()
 	b := build{"go", "go tool compile -p main -o a.a $PWD/a.go; ar p a.a _go_.o > out", map[string]string{"a.go": "package main\n\nfunc main() { panic(1) }\n"}}
@@ -231,4 +253,25 @@ func TestPENamesTheTimeAndTheSection(t *testing.T) {
 		summary{"header", "TimeDateStamp, a hash", "78563412", "785634f2", BuildID})
 	expect(t, "a.exe", x, strings.Replace(x, "of no time", "of no date", 1), Known{},
 		summary{".rodata", "text", "words in data, of no time", "words in data, of no date", Unknown})
+}
+
+// machoOf returns a Mach-O file with a UUID and a section of texts.
+func machoOf(uuid, text string) string {
+	le := binary.LittleEndian
+	segment := append(le.AppendUint32(le.AppendUint32(nil, 0x19), 72+80), make([]byte, 64)...)
+	sect := append([]byte("__cstring\x00\x00\x00\x00\x00\x00\x00__TEXT\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), make([]byte, 8)...)
+	sect = le.AppendUint32(le.AppendUint64(sect, uint64(len(text))), 32+72+80+24)
+	segment = append(append(segment, sect...), make([]byte, 80-len(sect))...)
+	id := append(le.AppendUint32(le.AppendUint32(nil, machoUUID), 24), uuid...)
+	head := append(le.AppendUint32(nil, 0xfeedfacf), make([]byte, 12)...)
+	head = append(le.AppendUint32(le.AppendUint32(head, 2), uint32(len(segment)+len(id))), make([]byte, 8)...)
+	return string(head) + string(segment) + string(id) + text
+}
+
+func TestMachONamesTheSection(t *testing.T) {
+	const u, v = "0123456789abcdef", "fedcba9876543210"
+	expect(t, "a", machoOf(u, "in /tmp/one/a\x00"), machoOf(v, "in /tmp/two/a\x00"), Known{},
+		summary{"__TEXT,__cstring", "text", "in /tmp/one/a", "in /tmp/two/a", Path})
+	expect(t, "a", machoOf(u, "same\x00"), machoOf(v, "same\x00"), Known{},
+		summary{"", "LC_UUID", fmt.Sprintf("%x", u), fmt.Sprintf("%x", v), BuildID})
 }

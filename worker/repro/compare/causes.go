@@ -40,6 +40,7 @@ var Causes = []CauseRow{
 		{"", "-Wl,--build-id=sha1 instead of uuid, or -Wl,--build-id=none; go build -ldflags=-buildid="},
 		{"go", "go build -trimpath -ldflags=-buildid="},
 		{"pe", "link with /Brepro"},
+		{"macho", "ld -no_uuid (clang: -Wl,-no_uuid)"},
 		{"pdf", `set SOURCE_DATE_EPOCH; qpdf --deterministic-id; in TeX \pdftrailerid{}`},
 	}},
 	{Path, "the path of the working directory or of a temporary file", []Fix{
