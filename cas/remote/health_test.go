@@ -149,7 +149,7 @@ func TestFirstCallWaits(t *testing.T) {
 	})
 	// The caller's context ends the wait.
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
-		b.before = never
+		b.intercept(never)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := b.store.Missing(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
@@ -160,7 +160,7 @@ func TestFirstCallWaits(t *testing.T) {
 
 func TestUnansweredProbeFails(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
-		b.before = never
+		b.intercept(never)
 		if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) {
 			t.Errorf("got %v, want ErrUnavailable", err)
 		}
@@ -171,12 +171,12 @@ func TestServerIsDownAfterConsecutiveFailures(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		b.wantBack(t)
 		var sick atomic.Bool
-		b.before = func(context.Context, string, int) error {
+		b.intercept(func(context.Context, string, int) error {
 			if sick.Load() {
 				return status.Error(codes.Unavailable, "out of order")
 			}
 			return nil
-		}
+		})
 		sick.Store(true)
 		for i := range 4 {
 			if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) {
@@ -209,7 +209,7 @@ func TestProbeIgnoresCallLimit(t *testing.T) {
 		_, d := b.put(t, 1, 100)
 		var sick atomic.Bool
 		sick.Store(true)
-		b.before = func(ctx context.Context, method string, n int) error {
+		b.intercept(func(ctx context.Context, method string, n int) error {
 			switch {
 			case method == "FindMissingBlobs":
 				return never(ctx, method, n)
@@ -217,7 +217,7 @@ func TestProbeIgnoresCallLimit(t *testing.T) {
 				return status.Error(codes.Unavailable, "out of order")
 			}
 			return nil
-		}
+		})
 		ctx, cancel := context.WithCancel(t.Context())
 		var group sync.WaitGroup
 		for range 100 {
@@ -247,7 +247,7 @@ func TestUploadIsNotRepeatedToDownServer(t *testing.T) {
 		if err := b.ask(t); err != nil {
 			t.Fatal(err)
 		}
-		b.before = func(context.Context, string, int) error { return status.Error(codes.Unavailable, "out of order") }
+		b.intercept(func(context.Context, string, int) error { return status.Error(codes.Unavailable, "out of order") })
 		for range 3 {
 			b.ask(t)
 		}
@@ -281,12 +281,12 @@ func testCancelledCalls(t *testing.T, delay time.Duration) {
 			t.Fatal(err)
 		}
 		var sick atomic.Bool
-		b.before = func(ctx context.Context, method string, n int) error {
+		b.intercept(func(ctx context.Context, method string, n int) error {
 			if sick.Load() {
 				return status.Error(codes.Unavailable, "out of order")
 			}
 			return never(ctx, method, n)
-		}
+		})
 		giveUp := func() {
 			t.Helper()
 			sick.Store(false)
@@ -333,12 +333,12 @@ func TestUnansweredCallsCount(t *testing.T) {
 				}
 				var hung atomic.Bool
 				hung.Store(true)
-				b.before = func(ctx context.Context, method string, n int) error {
+				b.intercept(func(ctx context.Context, method string, n int) error {
 					if hung.Load() {
 						return never(ctx, method, n)
 					}
 					return nil
-				}
+				})
 				for i := range 5 {
 					if err := b.client.Err(); err != nil {
 						t.Errorf("too early: %v", err)
@@ -367,7 +367,7 @@ func TestDeadlineOfServerCounts(t *testing.T) {
 		if err := b.ask(t); err != nil {
 			t.Fatal(err)
 		}
-		b.before = func(context.Context, string, int) error { return status.Error(codes.DeadlineExceeded, "of a proxy") }
+		b.intercept(func(context.Context, string, int) error { return status.Error(codes.DeadlineExceeded, "of a proxy") })
 		for range 5 {
 			if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) {
 				t.Errorf("got %v, want ErrUnavailable", err)
@@ -382,7 +382,7 @@ func TestCallsTimeOut(t *testing.T) {
 		if err := b.ask(t); err != nil {
 			t.Fatal(err)
 		}
-		b.before = never
+		b.intercept(never)
 		start := time.Now()
 		for method, err := range everyCall(t, &b.server, b.store) {
 			if !errors.Is(err, cas.ErrUnavailable) {
@@ -437,14 +437,14 @@ func TestConcurrentCallsAreLimited(t *testing.T) {
 		} {
 			var now, most atomic.Int64
 			release := make(chan struct{})
-			b.before = func(context.Context, string, int) error {
+			b.intercept(func(context.Context, string, int) error {
 				n := now.Add(1)
 				defer now.Add(-1)
 				for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 				}
 				<-release
 				return nil
-			}
+			})
 			var group sync.WaitGroup
 			for range 200 {
 				group.Go(func() {
@@ -509,7 +509,7 @@ func TestClosedReadersReleaseLimit(t *testing.T) {
 
 func TestCloseEndsWaitingCalls(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
-		b.before = never
+		b.intercept(never)
 		done := make(chan error, 1)
 		go func() { done <- b.ask(t) }()
 		synctest.Wait()
@@ -540,7 +540,7 @@ func TestStalledUploadsCount(t *testing.T) {
 						t.Error("got no error")
 					}
 				}
-				b.before = never
+				b.intercept(never)
 				for range 10 {
 					put(time.Second)
 				}

@@ -39,11 +39,10 @@ type server struct {
 	address   string
 	instances cas.Instances
 
-	mu    sync.Mutex
-	calls map[string]int // by method name
+	mu     sync.Mutex
+	calls  map[string]int                                        // by method name
+	before func(ctx context.Context, method string, n int) error // set by intercept
 
-	// before, if not nil, may fail the nth call of a method, counted from 1.
-	before func(ctx context.Context, method string, n int) error
 	// after, if not nil, may change an answer.
 	after func(answer any)
 	// breakAt is the message, counted from 1, at which the first breaks streams break.
@@ -59,6 +58,24 @@ func (s *server) count(method string) (string, int) {
 	method = method[strings.LastIndexByte(method, '/')+1:]
 	s.calls[method]++
 	return method, s.calls[method]
+}
+
+// intercept makes f decide about each call: it may fail the nth call of a method, counted from 1.
+func (s *server) intercept(f func(ctx context.Context, method string, n int) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.before = f
+}
+
+// admit returns the error of the function given to intercept.
+func (s *server) admit(ctx context.Context, method string, n int) error {
+	s.mu.Lock()
+	f := s.before
+	s.mu.Unlock()
+	if f == nil {
+		return nil
+	}
+	return f(ctx, method, n)
 }
 
 func (s *server) called(method string) int {
@@ -87,10 +104,8 @@ func (s *server) broken(n int) int {
 
 func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	method, n := s.count(info.FullMethod)
-	if s.before != nil {
-		if err := s.before(ctx, method, n); err != nil {
-			return nil, err
-		}
+	if err := s.admit(ctx, method, n); err != nil {
+		return nil, err
 	}
 	answer, err := next(ctx, req)
 	if s.after != nil && err == nil {
@@ -101,10 +116,8 @@ func (s *server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 
 func (s *server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	method, n := s.count(info.FullMethod)
-	if s.before != nil {
-		if err := s.before(stream.Context(), method, n); err != nil {
-			return err
-		}
+	if err := s.admit(stream.Context(), method, n); err != nil {
+		return err
 	}
 	sp := &breakingStream{ServerStream: stream, upload: method == "Write", breakAt: s.broken(n)}
 	if n == 1 {
@@ -434,7 +447,7 @@ func TestDataLossIsCorrupt(t *testing.T) {
 		s := serve(t, casserver.Config{})
 		_, d := s.put(t, 1, size)
 		store := s.dial(t, "")
-		s.before = func(context.Context, string, int) error { return status.Error(codes.DataLoss, "damaged") }
+		s.intercept(func(context.Context, string, int) error { return status.Error(codes.DataLoss, "damaged") })
 		if _, err := cas.ReadAll(t.Context(), store, d, int64(size)); !errors.Is(err, cas.ErrCorrupt) {
 			t.Errorf("%d bytes: got %v, want ErrCorrupt", size, err)
 		}
@@ -479,12 +492,12 @@ func everyCall(t *testing.T, s *server, store *remote.Store) map[string]error {
 func TestBusyServerIsRetried(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	store := s.dial(t, "")
-	s.before = func(_ context.Context, _ string, n int) error {
+	s.intercept(func(_ context.Context, _ string, n int) error {
 		if n <= 2 {
 			return status.Error(codes.Unavailable, "busy")
 		}
 		return nil
-	}
+	})
 	for method, err := range everyCall(t, s, store) {
 		if n := s.called(method); err != nil || n != 3 {
 			t.Errorf("%s: %v after %d calls, want success of the third", method, err, n)
@@ -495,7 +508,7 @@ func TestBusyServerIsRetried(t *testing.T) {
 func TestDeadServerIsUnavailable(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	store := s.dial(t, "")
-	s.before = func(context.Context, string, int) error { return status.Error(codes.Unavailable, "dead") }
+	s.intercept(func(context.Context, string, int) error { return status.Error(codes.Unavailable, "dead") })
 	for method, err := range everyCall(t, s, store) {
 		// Besides gRPC's retries, uploads restart.
 		if n := s.called(method); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), s.address) || n < 2 || n > 25 {
@@ -507,7 +520,7 @@ func TestDeadServerIsUnavailable(t *testing.T) {
 func TestPermanentFailuresAreNotRetried(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	store := s.dial(t, "")
-	s.before = func(context.Context, string, int) error { return status.Error(codes.PermissionDenied, "not you") }
+	s.intercept(func(context.Context, string, int) error { return status.Error(codes.PermissionDenied, "not you") })
 	for method, err := range everyCall(t, s, store) {
 		if n := s.called(method); !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "not you") || n != 1 {
 			t.Errorf("%s: %v after %d calls, want ErrPermission after one", method, err, n)
@@ -526,9 +539,9 @@ func TestErrorsAboutUsAreNotPassedOn(t *testing.T) {
 		codes.Unimplemented:    {errors.ErrUnsupported, codes.Internal},
 		codes.DeadlineExceeded: {cas.ErrUnavailable, codes.Unavailable}, // from a proxy
 	} {
-		s.before = nil
+		s.intercept(nil)
 		store := s.dial(t, "")
-		s.before = func(context.Context, string, int) error { return status.Error(code, "the reason") }
+		s.intercept(func(context.Context, string, int) error { return status.Error(code, "the reason") })
 		for method, err := range everyCall(t, s, store) {
 			if !errors.Is(err, want.kind) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "the reason") {
 				t.Errorf("%v of %s: got %v, want %v", code, method, err, want.kind)
@@ -601,7 +614,7 @@ func TestServerMessagesArePrintable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.before = func(context.Context, string, int) error { return details.Err() }
+	s.intercept(func(context.Context, string, int) error { return details.Err() })
 	for method, err := range everyCall(t, s, store) {
 		check(method, err)
 		if st := status.Convert(err); st.Code() != codes.Aborted || len(st.Details()) != 1 {
@@ -610,10 +623,10 @@ func TestServerMessagesArePrintable(t *testing.T) {
 	}
 	_, err = remote.Dial(t.Context(), s.address)
 	check("Dial", err)
-	s.before = func(context.Context, string, int) error { return status.Error(codes.ResourceExhausted, long) }
+	s.intercept(func(context.Context, string, int) error { return status.Error(codes.ResourceExhausted, long) })
 	small, d := castest.Blob(1, 200)
 	check("a full server", store.Put(t.Context(), d, bytes.NewReader(small)))
-	s.before = nil
+	s.intercept(nil)
 	s.after = func(answer any) {
 		switch m := answer.(type) {
 		case *repb.BatchUpdateBlobsResponse:
@@ -716,7 +729,7 @@ func TestEmptyMessagesAreNotProgress(t *testing.T) {
 func TestDeadlineEndsEveryCall(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	store := s.dial(t, "")
-	s.before = func(ctx context.Context, _ string, _ int) error { <-ctx.Done(); return ctx.Err() }
+	s.intercept(func(ctx context.Context, _ string, _ int) error { <-ctx.Done(); return ctx.Err() })
 	_, small := s.put(t, 1, 100)
 	large, largeDigest := castest.Blob(2, 20<<20)
 	for name, call := range map[string]func(ctx context.Context) error{
