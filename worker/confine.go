@@ -65,11 +65,11 @@ type confined struct {
 // cannot enforce what was requested, the error is a Fault of kind Unmet.
 func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	ask := policy.Request{Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic}
-	var settings string // for messages
+	var settings strings.Builder // for messages
 	for _, p := range req.properties() {
 		ask.Properties = append(ask.Properties, policy.Property{Name: p.Name, Value: p.Value})
 		if isSetting(p.Name) {
-			settings += fmt.Sprintf(", property %s=%s", p.Name, p.Value)
+			fmt.Fprintf(&settings, ", property %s=%s", p.Name, p.Value)
 		}
 	}
 	grant, err := l.Policy.Compile(ask, l.Features.Limits)
@@ -112,7 +112,7 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 		spec.Audit = sandbox.AuditOff
 	}
 	if err := l.Features.Covers(spec); err != nil {
-		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, settings, err)
+		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, settings.String(), err)
 	}
 	return &confined{spec, grant, t.root(), stated}, nil
 }

@@ -292,9 +292,9 @@ func testMissing(t *testing.T, s cas.Store) {
 	slices.Reverse(asked)
 	asked = append(asked, ds...)
 	var want []cas.Digest
-	for i := len(ds) - 1; i >= 0; i-- {
+	for i, d := range slices.Backward(ds) {
 		if i%3 != 0 {
-			want = append(want, ds[i])
+			want = append(want, d)
 		}
 	}
 	got, err := s.Missing(t.Context(), asked)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -230,9 +231,7 @@ func TestTornWrites(t *testing.T) {
 	try := func(what, name string, content []byte, all bool) {
 		t.Helper()
 		files := map[string][]byte{}
-		for k, v := range after {
-			files[k] = v
-		}
+		maps.Copy(files, after)
 		files[name] = content
 		config := disk.Config{Dir: restore(t, files), MaxBytes: 1 << 20}
 		for range 2 {

@@ -5,6 +5,7 @@ package main
 import (
 	"net"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -67,7 +68,7 @@ func TestEveryCommandExplainsMistakes(t *testing.T) {
 			}
 		}
 		for _, sub := range c.Commands() {
-			each(sub, append(path[:len(path):len(path)], sub.Name()))
+			each(sub, append(slices.Clip(path), sub.Name()))
 		}
 	}
 	each(rootCommand(), nil)

@@ -103,8 +103,7 @@ func TestParseExplainsMistakes(t *testing.T) {
 	var b strings.Builder
 	for _, c := range mistakes {
 		p, err := policy.Parse("policy.yaml", []byte(c.text))
-		var at *policy.SyntaxError
-		if !errors.As(err, &at) {
+		if _, ok := errors.AsType[*policy.SyntaxError](err); !ok {
 			t.Errorf("%s: got %v, %v; want a SyntaxError", c.name, p, err)
 			continue
 		}

@@ -260,10 +260,7 @@ func (m *runnerProcess) attempt(t *testing.T, w *fixture, g *guarantee) (escaped
 		checked = errors.Join(checked, g.check(w))
 	}
 	checked = errors.Join(checked, w.checkInputs(), a.checkInputs())
-	verdict := text
-	if i := strings.Index(text, "\ncloister: "); i >= 0 {
-		verdict = text[:i] // the rest is from the runner
-	}
+	verdict, _, _ := strings.Cut(text, "\ncloister: ") // the rest is from the runner
 	verdict = lastLine(verdict)
 	switch {
 	case strings.HasPrefix(verdict, "ESCAPED:"):

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf16"
@@ -176,7 +177,7 @@ func decode(line []byte) (Record, error) {
 		return Record{}, fmt.Errorf("the line was changed: its hash is %s, but it says %.*q", has, hashDigits, says)
 	}
 	var b body
-	if err := json.Unmarshal(append(head[:len(head):len(head)], '}'), &b); err != nil {
+	if err := json.Unmarshal(append(slices.Clip(head), '}'), &b); err != nil {
 		return Record{}, fmt.Errorf("the line is not an entry: %w", err)
 	}
 	r := Record{

@@ -287,7 +287,7 @@ func full(dir string) error {
 	if err != nil {
 		return err
 	}
-	for n := 0; n < 20; n++ { // more than a segment takes
+	for n := range 20 { // more than a segment takes
 		free, err := fillDisk(0)
 		if err != nil {
 			return err

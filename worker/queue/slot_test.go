@@ -38,7 +38,7 @@ func hint(u queue.Unmatched) string {
 // properties parses NAME=VALUE pairs, separated by spaces.
 func properties(s string) []worker.Property {
 	var all []worker.Property
-	for _, p := range strings.Fields(s) {
+	for p := range strings.FieldsSeq(s) {
 		name, value, _ := strings.Cut(p, "=")
 		all = append(all, worker.Property{Name: name, Value: value})
 	}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -84,16 +85,16 @@ func TestVerdictsAreWrittenAtOnce(t *testing.T) {
 func TestDamagedVerdictsAreDroppedWithOneWarning(t *testing.T) {
 	intact := fileLine(encode(nth(1), "one differs")) + fileLine(encode(nth(2), "two differs")) +
 		fileLine(encode(nth(3), "three differs"))
-	second := strings.Index(intact, "two")
+	before, after, _ := strings.Cut(intact, "two")
 	for name, c := range map[string]struct {
 		text  string
 		known []int
 	}{
 		"torn line":        {intact[:len(intact)-9], []int{1, 2}},
 		"no newline":       {intact[:len(intact)-1], []int{1, 2}},
-		"flipped bit":      {intact[:second] + "uwo" + intact[second+3:], []int{1, 3}},
+		"flipped bit":      {before + "uwo" + after, []int{1, 3}},
 		"zeros at the end": {intact + strings.Repeat("\x00", 5000), []int{1, 2, 3}},
-		"zeros between":    {intact[:second] + strings.Repeat("\x00", 5000) + intact[second+3:], []int{1, 3}},
+		"zeros between":    {before + strings.Repeat("\x00", 5000) + after, []int{1, 3}},
 		"garbage":          {"\n\n{}\n" + intact + strings.Repeat("x", 1<<20) + "\n", []int{1, 2, 3}},
 		"invalid digest":   {intact + fileLine([]byte(`{"action":"x"}`)), []int{1, 2, 3}},
 	} {
@@ -114,7 +115,7 @@ func TestDamagedVerdictsAreDroppedWithOneWarning(t *testing.T) {
 						known = append(known, i)
 					}
 				}
-				if want := append(c.known[:len(c.known):len(c.known)], 9); fmt.Sprint(known) != fmt.Sprint(want) {
+				if want := append(slices.Clip(c.known), 9); fmt.Sprint(known) != fmt.Sprint(want) {
 					t.Errorf("got verdicts %d, want %d", known, want)
 				}
 				if v, logged = opened(t, path); logged.Len() > 0 {

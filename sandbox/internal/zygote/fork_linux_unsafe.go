@@ -522,7 +522,7 @@ func (l *launch) dropPrivileges() {
 		l.do(stepReaperFilter, unix.SYS_SECCOMP, seccompFilter, 0, uintptr(unsafe.Pointer(&l.rprog)), 0, 0)
 	}
 	unix.RawSyscall(unix.SYS_CLOSE, uintptr(l.start), 0, 0)
-	for fd := uintptr(0); fd < 3; fd++ {
+	for fd := range uintptr(3) {
 		unix.RawSyscall(unix.SYS_CLOSE, fd, 0, 0)
 		unix.RawSyscall(unix.SYS_CLOSE, uintptr(l.stdio[fd]), 0, 0)
 	}

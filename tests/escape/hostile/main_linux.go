@@ -106,8 +106,7 @@ func (r *report) must(what string, err error) bool {
 }
 
 func errorName(err error) string {
-	var no unix.Errno
-	if errors.As(err, &no) {
+	if no, ok := errors.AsType[unix.Errno](err); ok {
 		return unix.ErrnoName(no)
 	}
 	return err.Error()

@@ -35,7 +35,7 @@ func (b *Build) Processes() map[string]int {
 	if match == nil {
 		return counts
 	}
-	for _, part := range strings.Split(match[1], ", ") {
+	for part := range strings.SplitSeq(match[1], ", ") {
 		number, kind, _ := strings.Cut(part, " ")
 		if n, err := strconv.Atoi(number); err == nil {
 			counts[kind] = n

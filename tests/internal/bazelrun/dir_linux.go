@@ -52,7 +52,7 @@ func Remove(dir string) error {
 // mountIn returns a mount point at or below dir, or "". mounts is in the format of proc_pid_mountinfo(5), whose fifth field
 // is the mount point.
 func mountIn(dir, mounts string) string {
-	for _, line := range strings.Split(mounts, "\n") {
+	for line := range strings.SplitSeq(mounts, "\n") {
 		if f := strings.Fields(line); len(f) > 4 && (f[4] == dir || strings.HasPrefix(f[4], dir+"/")) {
 			return f[4]
 		}

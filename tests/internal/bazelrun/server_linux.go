@@ -43,7 +43,7 @@ func BuildCommand(name, command string) error {
 	if err != nil {
 		return fmt.Errorf("list the sources of %s: %w", command, err)
 	}
-	for _, name := range strings.Fields(string(sources)) {
+	for name := range strings.FieldsSeq(string(sources)) {
 		if _, err := os.Stat(name); err != nil {
 			return err
 		}

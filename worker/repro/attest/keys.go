@@ -47,8 +47,7 @@ func (k *Key) ID() string { return k.id }
 // unknown. It fails with ErrKey, and also with ErrPassphrase if the passphrase is missing or wrong.
 func ParsePrivateKey(text, passphrase []byte) (*Key, error) {
 	raw, err := ssh.ParseRawPrivateKey(text)
-	var locked *ssh.PassphraseMissingError
-	if errors.As(err, &locked) {
+	if _, ok := errors.AsType[*ssh.PassphraseMissingError](err); ok {
 		if passphrase == nil {
 			return nil, fmt.Errorf("%w: %w: none was given", ErrKey, ErrPassphrase)
 		}

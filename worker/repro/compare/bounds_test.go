@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -87,7 +88,7 @@ func TestBombsAreNotUnpacked(t *testing.T) {
 	bomb := func(pack func(io.Writer) io.WriteCloser, last byte) string {
 		var out bytes.Buffer
 		w := pack(&out)
-		if _, err := w.Write(append(zeros[:len(zeros):len(zeros)], last, last)); err != nil {
+		if _, err := w.Write(append(slices.Clip(zeros), last, last)); err != nil {
 			t.Fatal(err)
 		}
 		if err := w.Close(); err != nil {

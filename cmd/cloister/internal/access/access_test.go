@@ -435,7 +435,7 @@ func TestSeesBelow(t *testing.T) {
 		rules := parse(t, "version: 1\ncallers: [{name: c, anonymous: true, rights: ["+c.rights+"]}]\n")
 		ctx := access.First(t.Context(), rules)
 		for want, list := range map[bool]string{true: c.sees, false: c.not} {
-			for _, prefix := range strings.Split(list, " ") {
+			for prefix := range strings.SplitSeq(list, " ") {
 				if list != "" && rules.SeesBelow(ctx, prefix) != want {
 					t.Errorf("with %s, SeesBelow(%q) is %v", c.rights, prefix, !want)
 				}

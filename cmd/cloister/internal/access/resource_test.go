@@ -4,6 +4,7 @@ package access_test
 
 import (
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -59,12 +60,12 @@ func TestNoNameReachesAnotherInstance(t *testing.T) {
 	}
 	var all func(prefix []string)
 	all = func(prefix []string) {
-		try(strings.Join(append(prefix[:len(prefix):len(prefix)], blob.Hash, "0"), "/"))
+		try(strings.Join(append(slices.Clip(prefix), blob.Hash, "0"), "/"))
 		if len(prefix) == depth {
 			return
 		}
 		for _, s := range []string{"", "a", "b", "blobs", "uploads", "compressed-blobs", "logstreams", "sha256"} {
-			all(append(prefix[:len(prefix):len(prefix)], s))
+			all(append(slices.Clip(prefix), s))
 		}
 	}
 	all(nil)

@@ -177,9 +177,8 @@ func TestLogFindsOutput(t *testing.T) {
 		l := Log{From: client.Server{Address: address, Instance: c.instance}, Follow: c.follow, Stderr: c.stderr}
 		var out strings.Builder
 		err := l.Print(t.Context(), c.name, &out)
-		var e *exit.Error
 		code := 0
-		if errors.As(err, &e) {
+		if e, ok := errors.AsType[*exit.Error](err); ok {
 			code = e.Code
 		}
 		if out.String() != c.want || code != c.code || (err == nil) != (c.code == 0) {

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -220,12 +221,7 @@ func (c *Config) check(ctx context.Context, w *localworker.Worker, servers serve
 
 // local reports whether runs take place here.
 func (c *Config) local() bool {
-	for _, on := range c.On {
-		if on == "local" {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(c.On, "local")
 }
 
 // fetch copies an action with its inputs from the server, and returns its task.

@@ -114,9 +114,8 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 				}
 			})
 			code := 0
-			var exitErr *exit.Error
-			if errors.As(err, &exitErr) {
-				code = exitErr.Code
+			if e, ok := errors.AsType[*exit.Error](err); ok {
+				code = e.Code
 			}
 			var broken []string
 			for line := range strings.Lines(out.String()) {
