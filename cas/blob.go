@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"hash"
 	"io"
 	"sync"
 
@@ -177,10 +178,7 @@ func Verify(d Digest, r io.Reader) io.Reader {
 type verifier struct {
 	d Digest
 	r io.Reader
-	h interface {
-		io.Writer
-		Sum([]byte) []byte
-	}
+	h hash.Hash
 	n int64
 }
 

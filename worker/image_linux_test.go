@@ -381,7 +381,7 @@ func TestResultOfChangedInputsIsDiscarded(t *testing.T) {
 				return
 			}
 			b := make([]byte, 1)
-			if _, err := f.ReadAt(b, 0); err == nil {
+			if _, err = f.ReadAt(b, 0); err == nil {
 				_, err = f.WriteAt(b, 0)
 			}
 			if err := errors.Join(err, f.Close()); err != nil {

@@ -58,10 +58,10 @@ const TruncationNotice = "\ncloister: output truncated here: it reached its limi
 func (c *capped) Write(p []byte) (int, error) {
 	keep := p[:min(int64(len(p)), c.left)]
 	c.left -= int64(len(keep))
-	c.log.Write(keep)
+	_, _ = c.log.Write(keep) // fails only after Close
 	if len(keep) < len(p) && !c.noticed {
 		c.noticed = true
-		c.log.Write([]byte(TruncationNotice))
+		_, _ = c.log.Write([]byte(TruncationNotice))
 	}
 	if c.live != nil {
 		return c.live.Write(p)

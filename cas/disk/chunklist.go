@@ -148,7 +148,7 @@ type splicedReader struct {
 
 func (r *splicedReader) Read(p []byte) (int, error) {
 	n, err := r.r.Read(p)
-	if err == cas.ErrCorrupt { // unwrapped; a damaged chunk returns a wrapped error and was dropped
+	if err == cas.ErrCorrupt { //nolint:errorlint // unwrapped; a damaged chunk returns a wrapped error and was dropped
 		if end, closed := r.cache.begin(); closed == nil {
 			_ = r.cache.damaged(r.entry, nil)
 			end()

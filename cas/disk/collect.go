@@ -167,7 +167,7 @@ func (c *Cache) evictFile(p *plan, k index.Key) (removed bool, err error) {
 		return true, nil
 	}
 	permit := func(e *index.Entry) bool { return c.evictable(p, e) && !c.pins.has(k) }
-	_, removed, err = c.removeFile(k, noop, permit, os.Remove)
+	removed, err = c.removeFile(k, noop, permit, os.Remove)
 	if removed {
 		c.evictedBlobs.Add(1)
 		c.evictedBytes.Add(charge(k.Size))

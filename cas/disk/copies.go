@@ -162,7 +162,7 @@ func (s *Store) pinFile(ctx context.Context, e index.Entry, d cas.Digest) (path 
 	case vanished(err):
 		c.dropMissing(e)
 	case err == nil:
-		err = c.verifyFile(ctx, e, d, path)
+		err = c.verifyFile(ctx, e, path)
 	}
 	switch {
 	case vanished(err), errors.Is(err, cas.ErrCorrupt):

@@ -264,7 +264,7 @@ func (r *reader) start(ctx context.Context, path string, off int64) error {
 		r.src, r.whole = cas.Verify(r.digest, r.file), true
 		return nil
 	}
-	if err := r.cache.verifyFile(ctx, r.entry, r.digest, path); vanished(err) {
+	if err := r.cache.verifyFile(ctx, r.entry, path); vanished(err) {
 		return notFound(r.digest) // evicted since the file was opened
 	} else if err != nil {
 		return fmt.Errorf("open blob %s: %w", r.digest, err)
@@ -298,7 +298,7 @@ func (r *reader) Close() error { return r.file.Close() }
 
 // verifyFile reads and verifies the file of e unless that was done before. It drops a damaged file and returns
 // cas.ErrCorrupt. Concurrent callers wait for one of them to read.
-func (c *Cache) verifyFile(ctx context.Context, e index.Entry, d cas.Digest, path string) error {
+func (c *Cache) verifyFile(ctx context.Context, e index.Entry, path string) error {
 	mu := &c.reading[e.Hash[0]]
 	mu.Lock()
 	defer mu.Unlock()
@@ -365,23 +365,23 @@ func unreadable(err error) bool { return errors.Is(err, syscall.EIO) }
 func noop(string) error { return nil }
 
 // removeFile removes the entry of the file k, and calls remove with the path of the file, unless precheck fails for the
-// path or permit returns false for the entry. It returns the entry.
+// path or permit returns false for the entry.
 func (c *Cache) removeFile(
 	k index.Key, precheck func(path string) error, permit func(*index.Entry) bool, remove func(path string) error,
-) (e index.Entry, removed bool, err error) {
+) (removed bool, err error) {
 	path, err := c.pathBelow("files", k)
 	if err != nil {
-		return e, false, err
+		return false, err
 	}
 	mu := &c.files[k.Hash[0]]
 	mu.Lock()
 	defer mu.Unlock()
 	if err := precheck(path); err != nil {
-		return e, false, err
+		return false, err
 	}
-	e, removed = c.index.Remove(k, func(e *index.Entry) bool { return e.File && permit(e) })
+	e, removed := c.index.Remove(k, func(e *index.Entry) bool { return e.File && permit(e) })
 	if !removed {
-		return e, false, nil
+		return false, nil
 	}
 	if err := remove(path); err != nil && !vanished(err) {
 		// Compaction may have removed the record meanwhile.
@@ -390,11 +390,11 @@ func (c *Cache) removeFile(
 		if again != nil {
 			c.budget.count(-charge(k.Size), -1) // the next Open removes the file
 		}
-		return e, false, errors.Join(err, again)
+		return false, errors.Join(err, again)
 	}
 	// Open ignores a record without its file.
 	commit.Point("file removed")
 	c.uncount(&e)
 	c.budget.count(-charge(k.Size), -1)
-	return e, true, nil
+	return true, nil
 }

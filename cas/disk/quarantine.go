@@ -29,7 +29,7 @@ func (c *Cache) damaged(e index.Entry, b []byte) error {
 	var removed bool
 	where := c.where(e)
 	if e.File {
-		_, removed, _ = c.removeFile(e.Key, func(path string) error {
+		removed, _ = c.removeFile(e.Key, func(path string) error {
 			if readWhole(context.Background(), path, e.Key) == nil {
 				return errSound
 			}
@@ -89,7 +89,7 @@ func (c *Cache) where(e index.Entry) string {
 
 // dropMissing drops e, whose file does not exist.
 func (c *Cache) dropMissing(e index.Entry) {
-	_, removed, _ := c.removeFile(e.Key, func(path string) error {
+	removed, _ := c.removeFile(e.Key, func(path string) error {
 		if _, err := os.Lstat(path); !vanished(err) {
 			return errSound // put again
 		}

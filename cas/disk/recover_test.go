@@ -449,7 +449,7 @@ func useBetweenReadAndMove(t *testing.T) {
 	if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
 		t.Fatal(err)
 	}
-	c, s = openStore(t, config)
+	c, _ = openStore(t, config)
 	for _, k := range keys {
 		if e, ok := c.index.Get(k); !ok || e.Stamp < used {
 			t.Errorf("got present %v, stamp %d, want %d", ok, e.Stamp, used)

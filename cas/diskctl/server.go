@@ -54,7 +54,7 @@ func Serve(dir string, c *disk.Cache, options ...grpc.ServerOption) (*Server, er
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
 	cloisterpb.RegisterStoreServer(s.grpc, &service{server: s})
-	go s.grpc.Serve(listener) // ends with Close
+	go func() { _ = s.grpc.Serve(listener) }() // ends with Close
 	return s, nil
 }
 

@@ -63,7 +63,7 @@ func (w *watchdog) guard(f func() error) error {
 	defer timer.Stop()
 	err := f()
 	switch {
-	case err != nil && context.Cause(w.ctx) == errTimeout:
+	case err != nil && errors.Is(context.Cause(w.ctx), errTimeout):
 		err = status.Errorf(codes.Unavailable, "no answer for %v", callTimeout)
 	case status.Code(err) == codes.DeadlineExceeded:
 		// The server knows the caller's deadline and may report it before our timer fires. Wait for the context, so

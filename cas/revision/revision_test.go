@@ -386,10 +386,13 @@ func TestReadRunsNothingAndWritesNothing(t *testing.T) {
 	if _, _, err := read(t, r.dir, commit, nil); err != nil {
 		t.Error(err)
 	}
+	if diff := cmp.Diff(before, state(t, r.dir)); diff != "" {
+		t.Errorf("the repository changed: %s", diff)
+	}
 	for _, url := range []string{"ext::" + script, "ssh://localhost/x", "file://" + r.dir, "git://127.0.0.1:1/x"} {
 		r.git("", "config", "remote.origin.url", url)
 		r.git("", "config", "remote.origin.uploadpack", script)
-		before = state(t, r.dir)
+		before := state(t, r.dir)
 		if _, _, err := read(t, r.dir, lacking, nil); err == nil {
 			t.Errorf("%s: an absent blob was read", url)
 		}

@@ -31,16 +31,24 @@ type execBench struct {
 
 // execHelp describes the kinds of actions.
 var execHelp = map[load.Kind]struct{ short, long string }{
-	load.Noop: {"Execute actions that do nothing",
-		`Execute actions without inputs and outputs whose command does nothing.`},
-	load.Trees: {"Execute actions with many input files",
+	load.Noop: {
+		"Execute actions that do nothing",
+		`Execute actions without inputs and outputs whose command does nothing.`,
+	},
+	load.Trees: {
+		"Execute actions with many input files",
 		`Execute actions whose input trees differ in a few files. The command does nothing, or with --read prints a
 checksum of all files. Two actions run alone before the clock starts: "first" has a tree new to the
-server, and "next" differs from it as all others do.`},
-	load.Outputs: {"Execute actions with many output files",
-		`Execute actions that write unique files of 1 KiB, and a directory of such files.`},
-	load.Mixed: {"Execute a mix of actions",
-		`Execute actions of which three in five do nothing, one reads an input tree, and one writes files.`},
+server, and "next" differs from it as all others do.`,
+	},
+	load.Outputs: {
+		"Execute actions with many output files",
+		`Execute actions that write unique files of 1 KiB, and a directory of such files.`,
+	},
+	load.Mixed: {
+		"Execute a mix of actions",
+		`Execute actions of which three in five do nothing, one reads an input tree, and one writes files.`,
+	},
 }
 
 func execCommand(kind load.Kind) *cobra.Command {

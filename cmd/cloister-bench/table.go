@@ -122,40 +122,47 @@ func met(ok bool) string {
 
 // minSpawnRatio sets a minimum rate relative to starting processes.
 func minSpawnRatio(least float64) target {
-	return target{fmt.Sprintf("rate >= %.3f of fork+exec", least),
+	return target{
+		fmt.Sprintf("rate >= %.3f of fork+exec", least),
 		func(m *load.WorkloadReport, s *load.ExecResult) verdict {
 			return verdict{
 				fmt.Sprintf("%.0f /s", s.Rate), fmt.Sprintf("%.0f /s, %d at a time", m.Local.Spawn, m.Local.Parallel),
 				fmt.Sprintf("%.3f", s.SpawnRatio), met(s.SpawnRatio >= least),
 			}
-		}}
+		},
+	}
 }
 
 // maxLocalRatio sets a maximum median time relative to the bare command.
 func maxLocalRatio(most float64) target {
-	return target{fmt.Sprintf("p50 <= %.2f of bare command", most),
+	return target{
+		fmt.Sprintf("p50 <= %.2f of bare command", most),
 		func(m *load.WorkloadReport, s *load.ExecResult) verdict {
 			return verdict{
 				fmt.Sprintf("%.2f ms", s.P50), fmt.Sprintf("%.2f ms, %d at a time", m.Local.P50, m.Local.Parallel),
 				fmt.Sprintf("%.2f", s.P50Ratio), met(s.P50Ratio <= most),
 			}
-		}}
+		},
+	}
 }
 
 // maxFirstExtra sets how many milliseconds longer the first action on a tree may take than the next one.
 func maxFirstExtra(most float64) target {
-	return target{fmt.Sprintf("first <= next + %.0f ms", most),
+	return target{
+		fmt.Sprintf("first <= next + %.0f ms", most),
 		func(_ *load.WorkloadReport, s *load.ExecResult) verdict {
 			return verdict{
 				fmt.Sprintf("%.2f ms", s.First), fmt.Sprintf("next %.2f ms", s.Next),
 				fmt.Sprintf("%+.2f ms", s.FirstExtra), met(s.FirstExtra <= most),
 			}
-		}}
+		},
+	}
 }
 
 // maxExtraCPU sets how many milliseconds of CPU time an action may take beyond the bare command.
-func maxExtraCPU(most float64) target {
-	return target{fmt.Sprintf("CPU <= bare command + %.0f ms", most),
+func maxExtraCPU(most float64) target { //nolint:unparam // a parameter like those of other targets
+	return target{
+		fmt.Sprintf("CPU <= bare command + %.0f ms", most),
 		func(m *load.WorkloadReport, s *load.ExecResult) verdict {
 			if !s.Watched {
 				return verdict{"not watched", "", "", "-"}
@@ -165,7 +172,8 @@ func maxExtraCPU(most float64) target {
 				fmt.Sprintf("%.2f ms", s.AllCPU), fmt.Sprintf("%.2f ms", m.Local.CPU),
 				fmt.Sprintf("%+.2f ms", extra), met(extra <= most),
 			}
-		}}
+		},
+	}
 }
 
 // maxMemory is the target for a server's memory in bytes: 150 MiB and the input cache, which serve reports at startup.

@@ -3,14 +3,12 @@
 package main
 
 import (
-	"bytes"
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/pem"
 	"errors"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -23,24 +21,6 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
 )
-
-// Said runs a command line and returns what it printed and its exit code.
-func said(args ...string) (string, int) {
-	root := rootCommand()
-	var out bytes.Buffer
-	root.SetOut(&out)
-	root.SetErr(io.Discard)
-	root.SetArgs(args)
-	err := root.Execute()
-	var e *exit.Error
-	switch {
-	case err == nil:
-		return out.String(), 0
-	case errors.As(err, &e):
-		return err.Error(), e.Code
-	}
-	return err.Error(), exit.Usage
-}
 
 // keyFiles writes a new pair of keys.
 func keyFiles(t *testing.T, dir, name string) (private, public string) {

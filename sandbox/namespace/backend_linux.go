@@ -90,7 +90,7 @@ func (b *Backend) drop(why string) {
 		return
 	}
 	unix.Close(b.sock)
-	b.proc.Kill()
+	_ = b.proc.Kill() // it may have ended
 	b.ended = why
 	if state, err := b.proc.Wait(); err == nil {
 		b.ended += " (" + state.String() + ")"

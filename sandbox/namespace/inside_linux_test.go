@@ -3,7 +3,9 @@
 package namespace_test
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"testing"
@@ -185,7 +187,7 @@ func lockFile(name string, how int) error {
 // printState prints the state of the network.
 func printState() error {
 	for _, f := range []string{"snmp", "snmp6", "netstat", "dev", "tcp", "tcp6", "udp", "udp6", "unix"} {
-		if err := printFile("/proc/self/net/" + f); err != nil && !os.IsNotExist(err) {
+		if err := printFile("/proc/self/net/" + f); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

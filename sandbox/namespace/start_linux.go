@@ -57,7 +57,7 @@ func startZygote(rootless bool) (*os.Process, int, error) {
 	}
 	theirs := os.NewFile(uintptr(sv[1]), "zygote socket")
 	defer theirs.Close()
-	cmd := exec.Command("/proc/self/exe")
+	cmd := exec.Command("/proc/self/exe") //nolint:noctx // no run's context ends the zygote
 	cmd.Args = []string{zygote.Name, zygote.Root}
 	cmd.Env = []string{}
 	cmd.Dir = "/"
@@ -83,8 +83,8 @@ func startZygote(rootless bool) (*os.Process, int, error) {
 	}
 	if err != nil {
 		unix.Close(sv[0])
-		cmd.Process.Kill()
-		cmd.Wait()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
 		return nil, -1, fmt.Errorf("start the zygote: %w", err)
 	}
 	return cmd.Process, sv[0], nil

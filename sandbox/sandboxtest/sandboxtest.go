@@ -277,8 +277,7 @@ func exitCodes(t *testing.T, b sandbox.Backend) {
 }
 
 func environment(t *testing.T, b sandbox.Backend) {
-	// Not t.Setenv: the contract may run in parallel with other tests, which the variable does not affect.
-	if err := os.Setenv("CLOISTER_LEAK", "yes"); err != nil {
+	if err := os.Setenv("CLOISTER_LEAK", "yes"); err != nil { //nolint:usetesting // t.Setenv forbids parallel tests
 		t.Fatal(err)
 	}
 	r := Run{Spec: func(s *sandbox.Spec) {

@@ -184,14 +184,14 @@ func (s *slot) execute(
 	}
 	out, err := s.guard(ctx, t, report)
 	if err != nil {
-		if context.Cause(ctx) == errStopped {
+		if errors.Is(context.Cause(ctx), errStopped) {
 			return response.Stopped(s.describe(e.ActionDigest))
 		}
 		f, ok := errors.AsType[*worker.Fault](err)
 		if !ok {
 			f = &worker.Fault{Kind: worker.Internal, Err: err}
 		}
-		if context.Cause(ctx) != errUnwanted {
+		if !errors.Is(context.Cause(ctx), errUnwanted) {
 			s.Log.Warn("action not executed", "worker", s.Worker, "slot", s.name, "action", t.Action.String(),
 				"instance", t.Instance, "err", err, "trace", worker.TraceID(t.Trace))
 		}

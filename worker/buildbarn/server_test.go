@@ -299,7 +299,7 @@ func TestIdleWorkerWaitsForAnAction(t *testing.T) {
 			t.Errorf("the call took %v, want 30s", waited)
 		}
 		got := wantTask(t, answer, o)
-		if next := answer.NextSynchronizationAt.AsTime().Sub(time.Now()); next != 10*time.Second {
+		if next := time.Until(answer.NextSynchronizationAt.AsTime()); next != 10*time.Second {
 			t.Errorf("next call is in %v, want 10s", next)
 		}
 		md, err := anypb.New(&repb.RequestMetadata{

@@ -133,10 +133,10 @@ func (q *Queue) await(j *job) {
 	q.toFetch.Signal()
 }
 
-// admits reports whether the operations of j may have the result of f. A client that does not want a cached result
+// admits reports whether the operations of k may have the result of j. A client that does not want a cached result
 // must not get one that was visible before its request.
-func (f *job) admits(j *job) bool {
-	return f.item.Waiting() || f.ran || f.req.Task.SkipCacheLookup || !j.req.Task.SkipCacheLookup
+func (j *job) admits(k *job) bool {
+	return j.item.Waiting() || j.ran || j.req.Task.SkipCacheLookup || !k.req.Task.SkipCacheLookup
 }
 
 // merge moves the operations of j to f, which adopts the stricter conditions of j if it still waits.

@@ -4,6 +4,7 @@ package repro
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"log/slog"
@@ -50,7 +51,7 @@ func lines(t *testing.T, path string) int {
 func TestVerdictsAreWrittenAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), VerdictsFile)
 	v, _ := opened(t, path)
-	if _, err := os.Stat(path); !os.IsNotExist(err) {
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the file exists before the first verdict: %v", err)
 	}
 	v.keep(nth(1), "a differs")

@@ -50,7 +50,7 @@ func slotMain() {
 		runtime.LockOSThread()
 		s, err := newSlot()
 		if err != nil {
-			reply(socketFD, err.Error(), -1)
+			reply(err.Error(), -1)
 			os.Exit(1)
 		}
 		for s.serve() {
@@ -140,11 +140,11 @@ func (s *slot) serve() bool {
 	}
 	// If it fails, so does the next run, which reports why. It also removes what is left of the last run.
 	_ = s.prepare()
-	reply(socketFD, "", -1)
+	reply("", -1)
 	req, fds, err := receive(socketFD)
 	defer closeAll(fds)
-	if err == ErrTruncated {
-		reply(socketFD, "receive a run: "+err.Error(), -1) // its control is closed with the rest
+	if errors.Is(err, ErrTruncated) {
+		reply("receive a run: "+err.Error(), -1) // its control is closed with the rest
 		return true
 	}
 	if err != nil || len(req) == 0 {
@@ -153,13 +153,13 @@ func (s *slot) serve() bool {
 	switch req[0] {
 	case ReqRun:
 		if len(fds) < fdMore {
-			reply(socketFD, fmt.Sprintf("a run came with %d descriptors", len(fds)), -1)
+			reply(fmt.Sprintf("a run came with %d descriptors", len(fds)), -1)
 			return true
 		}
 		s.run(req[1:], fds)
 	case ReqFile:
 		if len(fds) <= fdMore {
-			reply(socketFD, fmt.Sprintf("a run in a file came with %d descriptors", len(fds)), -1)
+			reply(fmt.Sprintf("a run in a file came with %d descriptors", len(fds)), -1)
 			return true
 		}
 		// An unreadable plan fails to decode.
@@ -174,7 +174,7 @@ func (s *slot) serve() bool {
 		if err == nil {
 			err = Send(socketFD, b)
 		} else {
-			reply(socketFD, err.Error(), -1)
+			reply(err.Error(), -1)
 		}
 		return err == nil // without a network the slot is useless
 	}

@@ -161,12 +161,12 @@ func (s *slot) start(text []byte, fds []int) (*child, error) {
 		closeAll([]int{c.handoff})
 		c.handoff = -1
 		var said error
-		if err == errInitDied {
+		if errors.Is(err, errInitDied) {
 			said = c.waitStarted()
 		}
 		ended, _ := c.reap()
 		s.finish(c)
-		if err != errInitDied {
+		if !errors.Is(err, errInitDied) {
 			return nil, err
 		}
 		if said != nil {

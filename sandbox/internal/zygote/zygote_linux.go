@@ -27,14 +27,14 @@ type zygote struct {
 func zygoteMain() {
 	z, err := newZygote()
 	if err != nil {
-		reply(socketFD, err.Error(), -1)
+		reply(err.Error(), -1)
 		return
 	}
-	reply(socketFD, "", -1)
+	reply("", -1)
 	for {
 		req, fds, err := Receive(socketFD)
 		if errors.Is(err, ErrTruncated) {
-			reply(socketFD, err.Error(), -1) // to a request that lost its descriptors
+			reply(err.Error(), -1) // to a request that lost its descriptors
 			continue
 		}
 		if err != nil || len(req) == 0 {
@@ -43,10 +43,10 @@ func zygoteMain() {
 		fd, err := z.serve(req[0], req[1:], fds)
 		closeAll(fds)
 		if err != nil {
-			reply(socketFD, err.Error(), -1)
+			reply(err.Error(), -1)
 			continue
 		}
-		reply(socketFD, "", fd)
+		reply("", fd)
 		unix.Close(fd)
 	}
 }
@@ -228,16 +228,16 @@ func keysAreFiltered() bool {
 }
 
 // reply sends a text, empty for success, and a descriptor if fd is not negative.
-func reply(sock int, text string, fd int) {
+func reply(text string, fd int) {
 	var fds []int
 	if fd >= 0 {
 		fds = []int{fd}
 	}
-	err := Send(sock, append([]byte{'.'}, text...), fds...)
+	err := Send(socketFD, append([]byte{'.'}, text...), fds...)
 	if err != nil && fd >= 0 {
 		// Too many descriptors of this user may be in flight (ETOOMANYREFS): the worker must not wait forever. If it is
 		// gone, nobody needs to know.
-		_ = Send(sock, []byte(".send the descriptor: "+err.Error()))
+		_ = Send(socketFD, []byte(".send the descriptor: "+err.Error()))
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -310,9 +311,6 @@ func self(word string, o []string) *exec.Cmd {
 	return cmd
 }
 
-// kept keeps memory allocated until the probe ends.
-var kept []byte
-
 func allocate(o []string) error {
 	n, err := strconv.ParseInt(o[0], 10, 64)
 	if err != nil {
@@ -327,8 +325,8 @@ func allocate(o []string) error {
 		}
 		all = append(all, p)
 	}
-	kept = all[0]
 	fmt.Println(len(all))
+	runtime.KeepAlive(all)
 	return nil
 }
 

@@ -401,7 +401,7 @@ func TestParsePrivateKeyNeedsThePassphrase(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	//nolint:staticcheck // what ssh-keygen made until 2018, and -m PEM makes today
+	// What ssh-keygen made until 2018, and -m PEM makes today
 	older, err := x509.EncryptPEMBlock(rand.Reader, "RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(rsaKey(t)),
 		[]byte("secret"), x509.PEMCipherAES128)
 	if err != nil {
@@ -415,7 +415,6 @@ func TestParsePrivateKeyNeedsThePassphrase(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	//nolint:staticcheck // as above
 	olderCurve, err := x509.EncryptPEMBlock(rand.Reader, "EC PRIVATE KEY", der, []byte("secret"), x509.PEMCipherAES128)
 	if err != nil {
 		t.Fatal(err)

@@ -282,11 +282,11 @@ func Results(ctx context.Context, r *Reader, f cas.Function, a, b *repb.ActionRe
 	if a.ExitCode != b.ExitCode {
 		all = append(all, Change{What: "exit code", A: fmt.Sprint(a.ExitCode), B: fmt.Sprint(b.ExitCode)})
 	}
-	x, err := r.outputs(ctx, f, a)
+	x, err := r.outputs(f, a)
 	if err != nil {
 		return nil, err
 	}
-	y, err := r.outputs(ctx, f, b)
+	y, err := r.outputs(f, b)
 	if err != nil {
 		return nil, err
 	}
@@ -333,7 +333,7 @@ type pathList []Entry
 func (l pathList) Entries(context.Context) ([]Entry, error) { return l, nil }
 
 // outputs returns the outputs of a result as a directory.
-func (r *Reader) outputs(ctx context.Context, f cas.Function, result *repb.ActionResult) (Directory, error) {
+func (r *Reader) outputs(f cas.Function, result *repb.ActionResult) (Directory, error) {
 	var all pathList
 	for _, o := range result.OutputFiles {
 		d, err := cas.FromProto(f, o.Digest)

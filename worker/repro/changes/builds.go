@@ -250,8 +250,8 @@ func (c *builds) compare(p *Pair) {
 	case p.Relation == Changed:
 		p.Changes, p.Err = Actions(c.ctx, c.r, p.A.Action, p.B.Action)
 	case a != nil && b != nil:
-		x, errX := c.r.outputs(c.ctx, f, a)
-		y, errY := c.r.outputs(c.ctx, f, b)
+		x, errX := c.r.outputs(f, a)
+		y, errY := c.r.outputs(f, b)
 		if p.Err = errors.Join(errX, errY); p.Err == nil {
 			p.Changes, p.Err = Directories(c.ctx, "output", x, y)
 		}

@@ -150,8 +150,8 @@ func (c *comparison) differ(what, a, b string, offset int64, cause Cause, below 
 }
 
 // follows adds a difference that is a consequence of others, such as a checksum. It is reported after them.
-func (c *comparison) follows(what, a, b string, offset int64, cause Cause, below ...string) {
-	c.found.addAfter(c.difference(what, a, b, offset, cause, below))
+func (c *comparison) follows(what, a, b string, cause Cause, below ...string) {
+	c.found.addAfter(c.difference(what, a, b, -1, cause, below))
 }
 
 func (c *comparison) difference(what, a, b string, offset int64, cause Cause, below []string) Difference {

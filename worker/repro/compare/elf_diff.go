@@ -259,7 +259,7 @@ func (e *elfComparison) consequences(ids []elfPair) error {
 		if n := len(e.later) - len(names); n > 0 {
 			names = append(names, fmt.Sprintf("%d more", n))
 		}
-		e.follows("content of sections that follows from the rest: "+strings.Join(names, ", "), "", "", -1,
+		e.follows("content of sections that follows from the rest: "+strings.Join(names, ", "), "", "",
 			e.firstCause())
 	}
 	for _, p := range ids {
@@ -268,7 +268,7 @@ func (e *elfComparison) consequences(ids []elfPair) error {
 			return err
 		}
 		if strings.HasPrefix(p.a.name, ".note") || p.a.name == ".gnu_debuglink" {
-			e.identity("build id", x, y, -1, p.a.name)
+			e.identity("build id", x, y, p.a.name)
 		}
 	}
 	return nil

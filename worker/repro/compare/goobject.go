@@ -38,7 +38,7 @@ func compareGoObject(c *comparison, a, b *io.SectionReader) error {
 			c.firstByte(restA, restB)
 		}
 		if ids[0] != ids[1] {
-			c.identity("build id", ids[0], ids[1], -1, "head")
+			c.identity("build id", ids[0], ids[1], "head")
 		}
 		return nil
 	})

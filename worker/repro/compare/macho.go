@@ -42,7 +42,7 @@ func compareMachO(c *comparison, a, b *io.SectionReader) error {
 		return err
 	}
 	if uuidA != uuidB {
-		c.identity("LC_UUID", uuidA, uuidB, -1)
+		c.identity("LC_UUID", uuidA, uuidB)
 	}
 	return nil
 }

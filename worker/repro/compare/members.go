@@ -142,7 +142,7 @@ func (c *comparison) compareRenamed(
 
 func (c *comparison) oneSided(m *member, name, a, b string) {
 	if m.derived {
-		c.follows("member", a, b, -1, Unknown, name)
+		c.follows("member", a, b, Unknown, name)
 		return
 	}
 	c.differ("member", a, b, -1, Unknown, name)
@@ -235,6 +235,6 @@ func (c *comparison) skipTooMuch(name string, err error) error {
 	if !errors.Is(err, errTooMuch) {
 		return err
 	}
-	c.follows("content, not compared: "+errTooMuch.Error(), "", "", -1, Unknown, name)
+	c.follows("content, not compared: "+errTooMuch.Error(), "", "", Unknown, name)
 	return nil
 }

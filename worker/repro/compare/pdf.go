@@ -53,7 +53,7 @@ func comparePDF(c *comparison, a, b *io.SectionReader) error {
 			return err
 		}
 		if len(ids) > 0 {
-			c.identity("/ID", ids[0][0], ids[0][1], -1, "trailer")
+			c.identity("/ID", ids[0][0], ids[0][1], "trailer")
 		}
 		return nil
 	})

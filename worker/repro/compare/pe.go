@@ -48,10 +48,10 @@ func comparePE(c *comparison, a, b *io.SectionReader) error {
 	}
 	if hashed { // by a linker with /Brepro
 		c.identity("TimeDateStamp, a hash", fmt.Sprintf("%x", headA[peStamp:peStamp+4]),
-			fmt.Sprintf("%x", headB[peStamp:peStamp+4]), -1, "header")
+			fmt.Sprintf("%x", headB[peStamp:peStamp+4]), "header")
 	}
 	if x, y := headA[peChecksum:], headB[peChecksum:]; !bytes.Equal(x, y) {
-		c.identity("checksum", fmt.Sprintf("%x", x), fmt.Sprintf("%x", y), -1, "header")
+		c.identity("checksum", fmt.Sprintf("%x", x), fmt.Sprintf("%x", y), "header")
 	}
 	return nil
 }

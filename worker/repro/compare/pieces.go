@@ -123,10 +123,10 @@ func (c *comparison) firstCause() Cause {
 
 // identity adds a difference of an ID that a tool computes from the rest or draws at random. If there are other
 // differences it is their consequence.
-func (c *comparison) identity(what, a, b string, offset int64, below ...string) {
+func (c *comparison) identity(what, a, b string, below ...string) {
 	if c.found.none() {
-		c.differ(what, a, b, offset, BuildID, below...)
+		c.differ(what, a, b, -1, BuildID, below...)
 		return
 	}
-	c.follows(what+", which follows from the rest", a, b, offset, c.firstCause(), below...)
+	c.follows(what+", which follows from the rest", a, b, c.firstCause(), below...)
 }

@@ -121,7 +121,7 @@ func (c *comparison) zipContent(s *io.SectionReader, f *zip.File) func() (*io.Se
 
 // zipFields returns the fields of f in the directory and in its local header.
 func zipFields(s *io.SectionReader, f *zip.File) []field {
-	day, clock := f.ModifiedDate, f.ModifiedTime //nolint:staticcheck // local time, as stored
+	day, clock := f.ModifiedDate, f.ModifiedTime // local time, as stored
 	fs := []field{
 		{
 			"modified",

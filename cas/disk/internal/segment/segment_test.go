@@ -523,8 +523,8 @@ func FuzzReplay(f *testing.F) {
 		dir := t.TempDir()
 		// Fix the checksums, which the fuzzer would not find.
 		log = bytes.Clone(log)
-		for at, n := 0, unit; at+unit <= len(log); at += n {
-			n = unit
+		for at := 0; at+unit <= len(log); {
+			n := unit
 			if kind := log[at+4] &^ syncedBit; kind == typePacked || kind == typeFile {
 				n = putBytes
 			}
@@ -532,6 +532,7 @@ func FuzzReplay(f *testing.F) {
 				sum := appendSummed(nil, log[at:at+n])
 				binary.LittleEndian.PutUint32(log[at:], binary.LittleEndian.Uint32(sum))
 			}
+			at += n
 		}
 		err := errors.Join(os.WriteFile(filepath.Join(dir, "00000001.log"), log, 0o600),
 			os.WriteFile(filepath.Join(dir, "00000001.data"), bytes.Repeat([]byte{1}, int(data)), 0o600))

@@ -91,10 +91,20 @@ func TestSummarize(t *testing.T) {
 		name      string
 		got, want float64
 	}{
-		{"local spawn rate", r.Workloads[0].Local.Spawn, 500}, {"local CPU time", r.Workloads[0].Local.CPU, 2},
-		{"rate", s.Rate, 50}, {"spawn ratio", s.SpawnRatio, 0.2}, {"local ratio", s.LocalRatio, 0.5}, {"p50 ratio", s.P50Ratio, 2},
-		{"p50", s.P50, 20}, {"p99", s.P99, 40}, {"first", s.First, 180}, {"next", s.Next, 20}, {"first extra", s.FirstExtra, 160},
-		{"CPU time", s.CPU, 10}, {"CPU time with commands", s.AllCPU, 30}, {"others busy", s.Other, 1},
+		{"local spawn rate", r.Workloads[0].Local.Spawn, 500},
+		{"local CPU time", r.Workloads[0].Local.CPU, 2},
+		{"rate", s.Rate, 50},
+		{"spawn ratio", s.SpawnRatio, 0.2},
+		{"local ratio", s.LocalRatio, 0.5},
+		{"p50 ratio", s.P50Ratio, 2},
+		{"p50", s.P50, 20},
+		{"p99", s.P99, 40},
+		{"first", s.First, 180},
+		{"next", s.Next, 20},
+		{"first extra", s.FirstExtra, 160},
+		{"CPU time", s.CPU, 10},
+		{"CPU time with commands", s.AllCPU, 30},
+		{"others busy", s.Other, 1},
 		{"peak memory", float64(s.PeakRSS), 40e6},
 	} {
 		if c.got != c.want {

@@ -63,7 +63,6 @@ func RunStore(ctx context.Context, c StoreConfig) (*StoreReport, error) {
 		return nil, err
 	}
 	r.Close = time.Since(start).Seconds()
-	store, in = nil, nil // so that memory excludes them
 
 	heap, resident := memory()
 	before := ownUsage()

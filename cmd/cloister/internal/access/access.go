@@ -24,6 +24,7 @@ import (
 // A Right is a set of permissions, one bit each.
 type Right uint8
 
+// Rights of callers.
 const (
 	Read    Right = 1 << iota // read blobs and results
 	Write                     // write blobs

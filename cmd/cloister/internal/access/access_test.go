@@ -716,8 +716,10 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	}
 	write(t, key, []byte("half of a key"))
 	touch()
-	if shown() != fresh || shown() != fresh {
-		t.Error("a key that is none changed the certificate")
+	for range 2 {
+		if shown() != fresh {
+			t.Error("an invalid key changed the certificate")
+		}
 	}
 	if n := strings.Count(log.String(), "level=WARN"); n != 1 {
 		t.Errorf("the log says %d times what is wrong with a key:\n%s", n, &log)

@@ -29,7 +29,7 @@ func (n *Node) ServeMetrics(more ...Metric) error {
 	mux.Handle("GET /ready", n.Ready)
 	mux.HandleFunc("GET /live", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "alive\n") })
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	go server.Serve(listener) // ends with Close
+	go func() { _ = server.Serve(listener) }() // ends with Close
 	n.stopMetrics = func() { server.Close() }
 	return nil
 }

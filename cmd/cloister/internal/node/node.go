@@ -90,7 +90,7 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 		return nil, err
 	}
 	if n.Upstream != nil {
-		n.onClose(func() { n.Upstream.close() })
+		n.onClose(func() { _ = n.Upstream.close() })
 	}
 	if n.Store, err = openStore(c, log); err != nil {
 		return nil, err

@@ -84,7 +84,7 @@ func (u *upstream) note(err error, log *slog.Logger) {
 		u.since = time.Now()
 	}
 	switch {
-	case err != nil && (was == nil || was == errNotProbed):
+	case err != nil && (was == nil || errors.Is(was, errNotProbed)):
 		log.Warn("upstream is down", "address", u.address, "err", err)
 	case err == nil && was != nil:
 		log.Info("upstream answers", "address", u.address)

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
+// Result prints a result.
 func (p *Page) Result(r *repb.ActionResult) {
 	p.Line("result", fmt.Sprintf("exit code %d", r.ExitCode))
 	name := func(d *repb.Digest) string { return fmt.Sprintf("%s/%d", d.GetHash(), d.GetSizeBytes()) }

@@ -86,7 +86,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 		return exit.New(exit.Environment, err)
 	}
 
-	listener, err := listenUnix(c.Socket, fs.FileMode(c.Mode))
+	listener, err := listenUnix(ctx, c.Socket, fs.FileMode(c.Mode))
 	if err != nil {
 		return exit.New(exit.Environment, fmt.Errorf("--socket %s: %w", c.Socket, err))
 	}
@@ -111,7 +111,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	err = os.Remove(c.Socket)
 	alive.Shutdown()
 	drainServer(out, server, c.DrainTimeout, signals)
-	<-failed
+	<-failed //nolint:errcheck // it was stopped
 	return err
 }
 
@@ -136,7 +136,7 @@ func drainServer(out io.Writer, server *grpc.Server, limit time.Duration, signal
 
 // listenUnix listens on a socket that has its permissions from the start, and replaces one that nobody serves. The
 // caller removes it.
-func listenUnix(name string, mode fs.FileMode) (net.Listener, error) {
+func listenUnix(ctx context.Context, name string, mode fs.FileMode) (net.Listener, error) {
 	switch st, err := os.Lstat(name); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
@@ -144,7 +144,7 @@ func listenUnix(name string, mode fs.FileMode) (net.Listener, error) {
 	case st.Mode().Type() != fs.ModeSocket:
 		return nil, errors.New("not a socket; remove it, or choose another path")
 	default:
-		if conn, err := net.Dial("unix", name); err == nil {
+		if conn, err := new(net.Dialer).DialContext(ctx, "unix", name); err == nil {
 			conn.Close()
 			return nil, errors.New("another process listens there; stop it, or choose another path")
 		}

@@ -30,7 +30,7 @@ type Config struct {
 	MaxBlob         flags.Size // 0: half of the store
 	DigestFunctions flags.DigestFunctions
 	History         flags.Bytes
-	Auth            ServerAuth
+	Auth            Auth
 	Sampling        sampling
 	Workers         workersConfig
 }

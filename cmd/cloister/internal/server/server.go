@@ -189,7 +189,7 @@ func (s *server) serve(ctx context.Context, out io.Writer, signals <-chan os.Sig
 	}
 	s.logs.Close() // readers of a log would keep the server from stopping
 	node.StopServer(s.grpc)
-	<-failed
+	<-failed //nolint:errcheck // it was stopped
 	s.node.SendPending(out, signals)
 	return nil
 }

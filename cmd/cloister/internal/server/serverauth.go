@@ -19,8 +19,8 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// ServerAuth is the flags that control who can reach a server, and what they can do there.
-type ServerAuth struct {
+// Auth is the flags that control who can reach a server, and what they can do there.
+type Auth struct {
 	cert, key, clientCA, auth string
 
 	// Set by open: the rules, nil if everyone has all rights, and the TLS options.
@@ -29,7 +29,7 @@ type ServerAuth struct {
 }
 
 // Register adds the flags.
-func (a *ServerAuth) Register(f *pflag.FlagSet) {
+func (a *Auth) Register(f *pflag.FlagSet) {
 	f.StringVar(&a.cert, "tls-cert", "", "PEM file of the server certificate, reloaded when it changes; clients connect with grpcs://")
 	f.StringVar(&a.key, "tls-key", "", "PEM file of the key of --tls-cert")
 	f.StringVar(&a.clientCA, "tls-client-ca", "", "PEM file of the authorities of client certificates; without --auth every client needs one")
@@ -37,7 +37,7 @@ func (a *ServerAuth) Register(f *pflag.FlagSet) {
 }
 
 // check validates the flags.
-func (a *ServerAuth) check() error {
+func (a *Auth) check() error {
 	switch {
 	case (a.cert == "") != (a.key == ""):
 		return errors.New("--tls-cert and --tls-key go together")
@@ -48,7 +48,7 @@ func (a *ServerAuth) check() error {
 }
 
 // open reads the files. Any mistake in them is an error, so that no unprotected server starts.
-func (a *ServerAuth) open(log *slog.Logger) error {
+func (a *Auth) open(log *slog.Logger) error {
 	if a.cert != "" {
 		pair, err := certificate.NewPair(a.cert, a.key, log)
 		if err != nil {
@@ -80,7 +80,7 @@ func (a *ServerAuth) open(log *slog.Logger) error {
 }
 
 // clients returns the options of the server for clients, which check every call.
-func (a *ServerAuth) clients() []grpc.ServerOption {
+func (a *Auth) clients() []grpc.ServerOption {
 	if a.rules == nil {
 		return a.tls
 	}
@@ -88,7 +88,7 @@ func (a *ServerAuth) clients() []grpc.ServerOption {
 }
 
 // workers returns the options of the server for workers, which check every call.
-func (a *ServerAuth) workers() []grpc.ServerOption {
+func (a *Auth) workers() []grpc.ServerOption {
 	if a.rules == nil {
 		return a.tls
 	}
@@ -96,14 +96,14 @@ func (a *ServerAuth) workers() []grpc.ServerOption {
 }
 
 // rights and workerRights return casserver.Config.Rights for the two servers.
-func (a *ServerAuth) rights() func(ctx context.Context, instance string) (execute, update bool) {
+func (a *Auth) rights() func(ctx context.Context, instance string) (execute, update bool) {
 	if a.rules == nil {
 		return nil
 	}
 	return a.rules.Rules().Rights // it looks up the admitted caller
 }
 
-func (a *ServerAuth) workerRights() func(ctx context.Context, instance string) (execute, update bool) {
+func (a *Auth) workerRights() func(ctx context.Context, instance string) (execute, update bool) {
 	if a.rules == nil {
 		return nil
 	}
@@ -111,7 +111,7 @@ func (a *ServerAuth) workerRights() func(ctx context.Context, instance string) (
 }
 
 // caller returns a function that names the caller, nil without --auth.
-func (a *ServerAuth) caller() func(context.Context) string {
+func (a *Auth) caller() func(context.Context) string {
 	if a.rules == nil {
 		return nil
 	}
@@ -119,7 +119,7 @@ func (a *ServerAuth) caller() func(context.Context) string {
 }
 
 // scheme returns the URL scheme of the server.
-func (a *ServerAuth) scheme() string {
+func (a *Auth) scheme() string {
 	if a.cert != "" {
 		return "grpcs"
 	}
@@ -127,7 +127,7 @@ func (a *ServerAuth) scheme() string {
 }
 
 // summary describes who has access, or returns "" if everyone has.
-func (a *ServerAuth) summary() string {
+func (a *Auth) summary() string {
 	var parts []string
 	if a.cert != "" {
 		parts = append(parts, "TLS")
@@ -144,7 +144,7 @@ func (a *ServerAuth) summary() string {
 }
 
 // public reports whether everyone on a network has all rights.
-func (a *ServerAuth) public(at net.Addr) bool {
+func (a *Auth) public(at net.Addr) bool {
 	tcp, ok := at.(*net.TCPAddr)
 	return a.rules == nil && a.clientCA == "" && !(ok && tcp.IP.IsLoopback())
 }

@@ -46,8 +46,8 @@ func Open(in, out *os.File) (_ *PTY, err error) {
 		return nil, fmt.Errorf("pseudo-terminal: %w", err)
 	}
 	go func() {
-		io.Copy(out, t.PTMX)
-		t.PTMX.Close() // hangs up on the run if out cannot be written
+		_, _ = io.Copy(out, t.PTMX) // it fails when the run ends
+		t.PTMX.Close()              // hangs up on the run if out cannot be written
 		close(t.drained)
 	}()
 	go t.typeInput()
@@ -110,13 +110,13 @@ func (t *PTY) resize() {
 		size, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
 		return err
 	}) == nil {
-		Control(t.PTMX, func(fd int) error { return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, size) })
+		_ = Control(t.PTMX, func(fd int) error { return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, size) })
 	}
 }
 
 // typeInput types the input, and then Ctrl-D until the run ends: each reader, a program or the shell, takes one.
 func (t *PTY) typeInput() {
-	io.Copy(t.PTMX, t.in)
+	_, _ = io.Copy(t.PTMX, t.in)
 	const pause = 100 * time.Millisecond
 	for end := []byte{4}; ; time.Sleep(pause) {
 		if _, err := t.PTMX.Write(end); err != nil {
@@ -131,12 +131,12 @@ func (t *PTY) Close() {
 	t.once.Do(func() {
 		t.TTY.Close()
 		// Reading ends when nobody has the other end open. The deadline is for a process that still has.
-		t.PTMX.SetReadDeadline(time.Now().Add(time.Second))
+		_ = t.PTMX.SetReadDeadline(time.Now().Add(time.Second))
 		<-t.drained
 		if t.before != nil {
 			signal.Stop(t.resized)
 			close(t.resized)
-			Control(t.in, func(fd int) error { return term.Restore(fd, t.before) })
+			_ = Control(t.in, func(fd int) error { return term.Restore(fd, t.before) })
 		}
 	})
 }
@@ -166,7 +166,7 @@ func setTerminal(in *os.File, change func(*unix.Termios)) (restore func(), err e
 		return unix.IoctlSetTermios(fd, unix.TCSETS, &s)
 	})
 	return func() {
-		Control(in, func(fd int) error { return unix.IoctlSetTermios(fd, unix.TCSETS, before) })
+		_ = Control(in, func(fd int) error { return unix.IoctlSetTermios(fd, unix.TCSETS, before) })
 	}, err
 }
 
@@ -188,7 +188,7 @@ const maxSecret = 1 << 10
 func readSecret(ctx context.Context, tty *os.File, prompt string) ([]byte, error) {
 	ctx, stop := interrupt.Context(ctx)
 	defer stop()
-	defer context.AfterFunc(ctx, func() { tty.SetReadDeadline(time.Now()) })()
+	defer context.AfterFunc(ctx, func() { _ = tty.SetReadDeadline(time.Now()) })()
 	restore, err := setTerminal(tty, func(s *unix.Termios) {
 		s.Lflag &^= unix.ECHO
 		s.Lflag |= unix.ICANON | unix.ISIG
@@ -203,7 +203,9 @@ func readSecret(ctx context.Context, tty *os.File, prompt string) ([]byte, error
 	}
 	defer io.WriteString(tty, "\n")
 	// The rest of an abandoned line must not become a command of the person's shell.
-	defer Control(tty, func(fd int) error { return unix.IoctlSetInt(fd, unix.TCFLSH, unix.TCIFLUSH) })
+	defer func() {
+		_ = Control(tty, func(fd int) error { return unix.IoctlSetInt(fd, unix.TCFLSH, unix.TCIFLUSH) })
+	}()
 	line, err := bufio.NewReaderSize(io.LimitReader(tty, maxSecret), maxSecret).ReadSlice('\n')
 	switch {
 	case ctx.Err() != nil:
