@@ -114,10 +114,11 @@ func TestRule115_TreesAreTopologicallySorted(t *testing.T) {
 			t.Errorf("seed %d: root_directory_digest differs from Tree.root", seed)
 		}
 		for _, wrong := range [][][]byte{
-			append(slices.Clone(dirs), dirs[len(dirs)-1]),    // twice
-			dirs[:len(dirs)-1],                               // a child is missing
-			append(slices.Clone(dirs), []byte{}),             // unreferenced
-			append([][]byte{dirs[0]}, reversed(dirs[1:])...), // another order
+			// A record twice, one missing, and an unreferenced one; then other orders.
+			append(slices.Clone(dirs), dirs[len(dirs)-1]),
+			dirs[:len(dirs)-1],
+			append(slices.Clone(dirs), []byte{}),
+			append([][]byte{dirs[0]}, reversed(dirs[1:])...),
 			reversed(dirs),
 		} {
 			if b := join(wrong...); !slices.EqualFunc(wrong, dirs,

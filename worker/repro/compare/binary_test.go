@@ -203,9 +203,11 @@ func TestPycNamesTheHeaderAndTheTexts(t *testing.T) {
 
 func TestClassNamesTheConstant(t *testing.T) {
 	t.Parallel()
-	b := build{"javac", `sed "s/WHEN/$WHEN/" A.txt > A.java; ` +
-		`javac -J-Xshare:auto -J-XX:TieredStopAtLevel=1 A.java; mv A.class out`,
-		map[string]string{"A.txt": "class A { String s = \"built WHEN\"; long n = 12345678901L; }\n"}}
+	b := build{
+		"javac", `sed "s/WHEN/$WHEN/" A.txt > A.java; ` +
+			`javac -J-Xshare:auto -J-XX:TieredStopAtLevel=1 A.java; mv A.class out`,
+		map[string]string{"A.txt": "class A { String s = \"built WHEN\"; long n = 12345678901L; }\n"},
+	}
 	x, _ := b.run(t, "x", "WHEN=2026-11-22 01:02:03")
 	y, _ := b.run(t, "x", "WHEN=2026-11-23 04:05:06")
 	expect(t, "A.class", x, y, Known{},
