@@ -93,7 +93,8 @@ func TestActionLogFollows(t *testing.T) {
 			if s := log(args...); s != (output{out: "first\nsecond\n"}) {
 				t.Errorf("%v: got %+v, want both lines", args, s)
 			}
-			if s := log(append(args, "--stderr")...); s != (output{out: "oh\n"}) {
+			// The shell may report a child that the signal met before it executed sleep.
+			if s := log(append(args, "--stderr")...); s.code != 0 || !strings.HasPrefix(s.out, "oh\n") {
 				t.Errorf("%v --stderr: got %+v, want oh", args, s)
 			}
 		}
