@@ -3,8 +3,10 @@
 # make only shortens commands: go build ./... and go test ./... work with Go alone.
 
 GO ?= go
-# The same flags for every program, so that they share the build cache.
-BUILD = CGO_ENABLED=0 $(GO) build -trimpath
+# The flags of released binaries for every program and test, so that they share the build cache.
+export CGO_ENABLED := 0
+export GOFLAGS := $(GOFLAGS) -trimpath
+BUILD = $(GO) build
 # Development tools, pinned in a module of their own.
 TOOL = $(GO) tool -modfile=.ci/go.mod
 
@@ -15,7 +17,7 @@ export GOFLAGS := $(GOFLAGS) -modcacherw
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo recording repro test test-sandbox escape interop peers farm rules fuzz lint race cross bench golden \
+.PHONY: help build demo recording repro test test-sandbox escape interop peers farm rules fuzz lint race cross library api bench soak golden \
 	serve package packaging reference clean tools
 
 help: ## list the targets
@@ -36,18 +38,23 @@ repro: build tools ## build the example remotely and check that each action is r
 	$(BUILD) -o bin/demo ./tests/demo
 	@bin/demo -cloister bin/cloister -repro bin/repro.md
 
-PACKAGES ?= ./...
+# The slowest begin first. Most packages wait for other processes, so there are two at a time for each processor.
+PACKAGES ?= ./tests/bazel ./tests/reapi ./tests/cli ./...
+AT_ONCE ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 
 test: tools ## run all tests and list the skipped ones with their reasons
 	$(GO) vet ./...
-	$(TOOL) gotestsum --format pkgname --format-hide-empty-pkg -- -vet=off -timeout 20m $(PACKAGES)
+	$(TOOL) gotestsum --format pkgname --format-hide-empty-pkg -- -vet=off -p $(AT_ONCE) -timeout 20m $(PACKAGES)
 
 # These tests measure allocations, which the race detector increases.
 NORACE = ^(TestHostileProgramsTakeLimitedMemory)$$
 
-race: ## run the unit tests with the race detector (needs a C compiler)
-	CGO_ENABLED=1 $(GO) test -race -short -vet=off -timeout 20m -skip '$(NORACE)' \
-		$$($(GO) list ./cas/... ./sandbox/... ./worker/... ./cmd/...)
+# In other packages nothing runs concurrently, neither in the code nor in its tests.
+CONCURRENT = grep -rlE --include='*.go' --exclude-dir=testdata --exclude-dir=packaging \
+	'^[^/]*\bgo (func|[A-Za-z.]+)\(|\.Go\(|"sync(/atomic)?"|t\.Parallel\(\)' cas sandbox worker cmd | xargs -n 1 dirname | sort -u
+
+race: ## run the unit tests of packages with goroutines or locks with the race detector (needs a C compiler)
+	CGO_ENABLED=1 $(GO) test -race -short -vet=off -p $(AT_ONCE) -timeout 40m -skip '$(NORACE)' $$($(CONCURRENT) | sed 's|^|./|')
 
 test-sandbox: ## run the sandbox tests; fail where this machine cannot confine
 	CLOISTER_REQUIRE=namespaces $(GO) test -count=1 ./sandbox/...
@@ -60,8 +67,8 @@ escape: ## run hostile programs and print the guarantees (SOAK=10000: among as m
 	@$(GO) test -count=1 -timeout 30m -v -run '$(ATTACKS)' ./tests/escape -args -soak=$(SOAK) > bin/escape.log; code=$$?; \
 	if [ $$code = 0 ]; then grep -E '^ +(held|skipped|FAILED) |guarantees of|after as before|runs,' bin/escape.log; else cat bin/escape.log; fi; exit $$code
 
-interop: ## test against the real bazel-remote and Buildbarn (builds them once: 5 minutes)
-	cd tests/interop && $(GO) test -count=1 -timeout 60m ./...
+interop: ## test against real bazel-remote, Buildbarn and S3 servers (builds them once: 7 minutes)
+	cd tests/interop && $(GO) test -count=1 -parallel 6 -timeout 60m ./...
 
 peers: ## build the programs that make interop uses
 	cd tests/interop && $(GO) test -vet=off -count=1 -timeout 60m -run '^TestProgramsCompile$$' .
@@ -79,11 +86,13 @@ rules: ## check the 132 rules of the API and print the results (ENDPOINT=HOST:PO
 	cat bin/rules.txt || cat bin/rules.log; exit $$code
 
 FUZZ ?= 60s
+FUZZ_REST ?= 6s
 
-fuzz: ## run the fuzz targets (8 minutes; FUZZ=10m: that long each)
-	@.ci/fuzz $(FUZZ)
+fuzz: ## run the fuzz targets, those of messages for FUZZ=60s, others for FUZZ_REST=6s
+	@.ci/fuzz $(FUZZ) $(FUZZ_REST)
 
-lint: ## run golangci-lint (staticcheck included) and govulncheck, and vet for every operating system
+lint: ## run golangci-lint (staticcheck included) and govulncheck, check the public API, and vet for every operating system
+	$(GO) run ./tests/internal/publicapi
 	$(TOOL) golangci-lint run
 	@if [ -n "$${GOVULNDB-}" ]; then $(TOOL) govulncheck -db "$$GOVULNDB" ./...; \
 	else echo "govulncheck: skipped, set GOVULNDB to the URL of a vulnerability database (file:// works)"; fi
@@ -92,19 +101,32 @@ lint: ## run golangci-lint (staticcheck included) and govulncheck, and vet for e
 cross: ## vet for Linux, macOS and Windows
 	for os in linux darwin windows; do echo "$$os"; GOOS=$$os $(GO) vet ./... || exit 1; done
 
+library: ## build and run the programs of examples/library, with the race detector (needs a C compiler)
+	for os in darwin windows; do (cd examples/library && GOOS=$$os $(GO) vet ./...) || exit 1; done
+	cd examples/library && CGO_ENABLED=1 $(GO) test -count=1 -race ./...
+
+api: ## record the public API in .ci/api.txt; review the diff before you commit it
+	$(GO) run ./tests/internal/publicapi -update
+
 bench: build ## measure a server of its own, and print how it compares with this machine (2 minutes)
 	$(BUILD) -o bin/cloister-bench ./cmd/cloister-bench
 	bin/cloister-bench table
 
+MINUTES ?= 60
+
+soak: build ## load a server for MINUTES=60 with constant eviction, and fail if anything grows
+	$(BUILD) -o bin/cloister-bench ./cmd/cloister-bench
+	bin/cloister-bench soak --duration $(MINUTES)m
+
 golden: ## rewrite the expected outputs in testdata; review the diff before you commit it
 	$(GO) test -run '^TestPlan$$' ./cas/tree ./sandbox/namespace -update
-	$(GO) test ./sandbox/policy ./sandbox/internal/seccomp ./worker/repro/manifest ./cmd/cloister/internal/access -update
+	$(GO) test ./sandbox/policy ./sandbox/internal/seccomp ./worker/repro/manifest ./worker/access -update
 
 reference: ## rewrite the command reference and man pages in docs/reference
 	$(GO) test ./cmd/cloister -run '^TestReferenceIsCurrent$$' -update
 
 package: ## make deb, rpm, container image and Helm chart in bin/dist (ARCH=amd64,arm64: for both)
-	cd cmd/packaging && CGO_ENABLED=0 $(GO) run . $(if $(ARCH),-arch $(ARCH))
+	cd cmd/packaging && $(GO) run . $(if $(ARCH),-arch $(ARCH))
 
 packaging: ## install the deb in a clean Debian and validate the chart (5 minutes, then 1)
 	@.ci/tools packaging

@@ -14,6 +14,7 @@ type Unwrapper interface {
 //
 // A capability found below a decorator bypasses it. Therefore a decorator that changes Put implements Batcher and
 // Splicer too, one that changes Open implements Filer and Locator, and one that cannot does not implement Unwrapper.
+// Hidden lists the lost interfaces.
 func As[T any](s Store) (T, bool) {
 	for {
 		if t, ok := s.(T); ok {

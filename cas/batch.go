@@ -4,7 +4,9 @@ package cas
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -28,12 +30,23 @@ type Batch struct {
 	known   map[Digest]bool // guarded by mu; set of blobs
 }
 
-// NewBatch returns an empty Batch for s.
+// NewBatch returns an empty Batch for s. If s is nil, all additions fail.
 func NewBatch(s Store) *Batch { return &Batch{store: s, known: map[Digest]bool{}} }
+
+// check returns an error for a Batch that NewBatch did not make, or without a store.
+func (b *Batch) check() error {
+	if b.known == nil || b.store == nil {
+		return errors.New("cas: Batch without a store")
+	}
+	return nil
+}
 
 // Add puts blob now or at the latest in Flush; until then the caller must not modify the data. It may return errors of
 // blobs added earlier.
 func (b *Batch) Add(ctx context.Context, blob Blob) error {
+	if err := cmp.Or(b.check(), CheckDigests(blob.Digest)); err != nil {
+		return err
+	}
 	if len(blob.Data) == 0 || !b.remember(blob.Digest) {
 		return nil // the empty blob is always present
 	}
@@ -59,6 +72,9 @@ func (b *Batch) AddBytes(ctx context.Context, f Function, data []byte) (Digest, 
 
 // AddSeeker puts the content of r from start to end without delay, and returns its digest.
 func (b *Batch) AddSeeker(ctx context.Context, f Function, r io.ReadSeeker) (Digest, error) {
+	if err := b.check(); err != nil {
+		return Digest{}, err
+	}
 	d, err := PutSeeker(ctx, b.store, f, r)
 	if err == nil {
 		b.remember(d)

@@ -35,6 +35,9 @@ const (
 
 // ReadAll returns the content of d. A blob larger than limit bytes is ErrInvalid; other errors are those of Store.Open.
 func ReadAll(ctx context.Context, s Store, d Digest, limit int64) ([]byte, error) {
+	if err := CheckDigests(d); err != nil {
+		return nil, err
+	}
 	if d.size > limit {
 		return nil, invalidf("blob %s is larger than the limit of %d bytes", d, limit)
 	}
@@ -148,6 +151,9 @@ func charge(left int64, b []byte, desc protoreflect.MessageDescriptor) int64 {
 // PutBytes stores b and returns its digest.
 func PutBytes(ctx context.Context, s Store, f Function, b []byte) (Digest, error) {
 	d := f.Sum(b)
+	if err := CheckDigests(d); err != nil {
+		return d, err
+	}
 	return d, s.Put(ctx, d, bytes.NewReader(b))
 }
 
@@ -170,10 +176,17 @@ func PutSeeker(ctx context.Context, s Store, f Function, r io.ReadSeeker) (Diges
 }
 
 // Verify returns a reader of r that fails with ErrCorrupt at the end if the content does not match d, or earlier if the
-// content is too long.
+// content is too long. For the zero Digest it fails with ErrInvalid.
 func Verify(d Digest, r io.Reader) io.Reader {
+	if err := CheckDigests(d); err != nil {
+		return failingReader{err}
+	}
 	return &verifier{d: d, r: r, h: d.fn.New(d.size)}
 }
+
+type failingReader struct{ err error }
+
+func (r failingReader) Read([]byte) (int, error) { return 0, r.err }
 
 type verifier struct {
 	d Digest
@@ -205,13 +218,11 @@ func PutAll(ctx context.Context, s Store, blobs []Blob) []error {
 	}
 	errs := make([]error, len(blobs))
 	parallel(len(blobs), func(i int) {
-		d, data := blobs[i].Digest, blobs[i].Data
 		// Put need not verify content for a blob that is present.
-		if got := d.fn.Sum(data); got != d {
-			errs[i] = Mismatch(d, got)
+		if errs[i] = blobs[i].Check(); errs[i] != nil {
 			return
 		}
-		errs[i] = s.Put(ctx, d, bytes.NewReader(data))
+		errs[i] = s.Put(ctx, blobs[i].Digest, bytes.NewReader(blobs[i].Data))
 	})
 	return errs
 }

@@ -14,12 +14,13 @@ import (
 	"context"
 	"io"
 	"os"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
-// A Store holds blobs. Its methods are safe for concurrent use. The empty blob is always present,
-// without having been put (REAPI, ContentAddressableStorage).
+// A Store holds blobs. Its methods are safe for concurrent use. The empty blob is always present, without having been
+// put (REAPI, ContentAddressableStorage). The zero Digest is ErrInvalid.
 type Store interface {
 	// Open returns the content of the blob from byte off to its end; the caller closes it. A read from 0 to the end
 	// that does not match d fails with ErrCorrupt instead of io.EOF, or earlier. Open returns ErrNotFound for an
@@ -38,6 +39,17 @@ type Store interface {
 type Blob struct {
 	Digest Digest
 	Data   []byte
+}
+
+// Check returns ErrMismatch unless the data matches the digest, and ErrInvalid for the zero Digest.
+func (b Blob) Check() error {
+	if err := CheckDigests(b.Digest); err != nil {
+		return err
+	}
+	if got := b.Digest.fn.Sum(b.Data); got != b.Digest {
+		return Mismatch(b.Digest, got)
+	}
+	return nil
 }
 
 // A Batcher is a Store that can store many small blobs at once.
@@ -61,6 +73,32 @@ func Fetch(ctx context.Context, s Store, ds []Digest) error {
 		return err
 	}
 	return nil
+}
+
+// A PutChecker is a Store in front of a remote one.
+type PutChecker interface {
+	// MissingForPut is Missing for blobs that are about to be put. It does not query the remote store, because a Put
+	// costs no more than the query, so it may list blobs that Missing does not.
+	MissingForPut(ctx context.Context, ds []Digest) ([]Digest, error)
+}
+
+// MissingForPut calls s.MissingForPut if s is a PutChecker, otherwise s.Missing.
+func MissingForPut(ctx context.Context, s Store, ds []Digest) ([]Digest, error) {
+	if c, ok := As[PutChecker](s); ok {
+		return c.MissingForPut(ctx, ds)
+	}
+	return s.Missing(ctx, ds)
+}
+
+// A Renewer is a Store that deletes blobs at an age, whether they are used or not, such as a bucket with a lifecycle
+// rule.
+type Renewer interface {
+	// Lifetime returns the age at which a blob is deleted unless it is renewed; 0 means that no blob is deleted for its
+	// age.
+	Lifetime() time.Duration
+	// Renew resets the age of those blobs in ds that are older than half of the lifetime. It returns the digests that
+	// are absent or cannot be renewed, in order and without duplicates: they must be put again.
+	Renew(ctx context.Context, ds []Digest) (absent []Digest, err error)
 }
 
 // A Filer is a Store that can expose a blob as a file on this host, so that a large input need not be copied.
@@ -88,6 +126,8 @@ type Location interface {
 	// Valid reports whether the extents are still correct. They are not if another process wrote to one of the files or
 	// damage was found in one; the caller then calls Locate again.
 	Valid() bool
+	// Removed reports whether the store has removed one of the files, which then occupies space until Release.
+	Removed() bool
 	// Release releases the files. It may be called repeatedly.
 	Release()
 }
@@ -121,8 +161,8 @@ type ActionCache interface {
 // instance_name).
 type Instance struct {
 	Name    string
-	Store   Store
-	Actions ActionCache
+	Store   Store       // required
+	Actions ActionCache // nil if nothing looks up or records results
 	// Functions are the digest functions that the instance serves; nil means all. If a request states none, the first
 	// function whose hashes are as long as the request's applies.
 	Functions []Function

@@ -80,13 +80,13 @@ func (m ChunkList) Flat(chunks func(Digest) ([]Digest, error)) (ChunkList, error
 	return flat, nil
 }
 
-// OpenFunc is the signature of Store.Open.
-type OpenFunc func(ctx context.Context, d Digest, off int64) (io.ReadCloser, error)
+// openFunc is the signature of Store.Open.
+type openFunc = func(ctx context.Context, d Digest, off int64) (io.ReadCloser, error)
 
 // Join returns a reader of the concatenated chunks, from byte off. It calls open with ctx for each chunk in turn, so
 // ctx must outlive the reader. Reading fails with ErrNotFound, naming the chunk, if one is absent. The caller closes
 // the reader.
-func Join(ctx context.Context, open OpenFunc, chunks []Digest, off int64) io.ReadCloser {
+func Join(ctx context.Context, open openFunc, chunks []Digest, off int64) io.ReadCloser {
 	for len(chunks) > 0 && off >= chunks[0].size {
 		off -= chunks[0].size
 		chunks = chunks[1:]
@@ -96,7 +96,7 @@ func Join(ctx context.Context, open OpenFunc, chunks []Digest, off int64) io.Rea
 
 type joined struct {
 	ctx    context.Context
-	open   OpenFunc
+	open   openFunc
 	chunks []Digest      // not yet read to the end
 	off    int64         // where to start in the first of them
 	r      io.ReadCloser // the first of them, or nil

@@ -50,7 +50,22 @@ func Closure(ctx context.Context, s Store, f Function, r *repb.ActionResult) ([]
 	return c.blobs, nil
 }
 
-// A closure is the state of a call of Closure.
+// DirectoryClosure returns the digests of the Directory root, such as an input root, and of all Directories and files
+// below it, each once, root first. It reads blobs in the same way as Closure and returns the same errors.
+func DirectoryClosure(ctx context.Context, s Store, root Digest) ([]Digest, error) {
+	if err := CheckDigests(root); err != nil {
+		return nil, err
+	}
+	c := newClosure(s, root.fn)
+	c.listed[root], c.dirs[root] = true, true
+	c.blobs = []Digest{root}
+	if err := c.readDirectories(ctx, []Digest{root}); err != nil {
+		return nil, err
+	}
+	return c.blobs, nil
+}
+
+// A closure is the state of a call of Closure or DirectoryClosure.
 type closure struct {
 	store  Store
 	f      Function
@@ -163,6 +178,9 @@ func (c *closure) readDirectories(ctx context.Context, level []Digest) error {
 // used. Otherwise it returns ErrNotFound with the reason: there is no result, or it is malformed, or some of its blobs
 // are absent or unavailable. The caller runs the action again.
 func LookupComplete(ctx context.Context, in *Instance, action Digest) (*repb.ActionResult, error) {
+	if in.Store == nil || in.Actions == nil {
+		return nil, fmt.Errorf("cas: instance %q lacks Store or Actions", in.Name)
+	}
 	r, err := in.Actions.Lookup(ctx, action)
 	if err != nil {
 		return nil, err

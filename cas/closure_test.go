@@ -294,3 +294,29 @@ func TestRule062And063_HitMarksItsWholeClosureOrIsNone(t *testing.T) {
 		s.text(t, string(content))
 	}
 }
+
+// A Directory needs no result around it: the closure has the root first, and equal subtrees once.
+func TestDirectoryClosure(t *testing.T) {
+	o := newOpenings()
+	file := func(text string) *repb.FileNode {
+		return &repb.FileNode{Name: text, Digest: cas.SHA256.Sum([]byte(text)).Proto()}
+	}
+	leaf := o.put(t, &repb.Directory{Files: []*repb.FileNode{file("a"), file("b")}})
+	root := o.put(t, &repb.Directory{
+		Files: []*repb.FileNode{file("a")},
+		Directories: []*repb.DirectoryNode{
+			{Name: "x", Digest: leaf.Proto()}, {Name: "y", Digest: leaf.Proto()},
+		},
+	})
+	want := []cas.Digest{root, cas.SHA256.Sum([]byte("a")), leaf, cas.SHA256.Sum([]byte("b"))}
+	got, err := cas.DirectoryClosure(t.Context(), o, root)
+	if diff := cmp.Diff(fmt.Sprint(want), fmt.Sprint(got)); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	if o.n[leaf] != 1 || o.n[root] != 1 {
+		t.Errorf("openings: got %v, want one of each Directory", o.n)
+	}
+	if _, err := cas.DirectoryClosure(t.Context(), o, cas.SHA256.Sum([]byte("absent"))); !errors.Is(err, cas.ErrNotFound) {
+		t.Errorf("absent: got %v, want ErrNotFound", err)
+	}
+}

@@ -20,7 +20,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A Function is a digest function that Cloister serves. The zero value is invalid.
+// A Function is a digest function that Cloister serves. The zero value is invalid: Sum and Digest return the zero
+// Digest for it, and functions that store or read a blob return ErrInvalid.
 type Function uint8
 
 // The digest functions. Equal hashes of different functions name different blobs. Stores persist these numbers, so a
@@ -98,6 +99,9 @@ func (f Function) hexLen() int { return 2 * functions[f].bytes }
 
 // Sum returns the digest of data.
 func (f Function) Sum(data []byte) Digest {
+	if f == 0 {
+		return Digest{}
+	}
 	h := f.New(int64(len(data)))
 	h.Write(data)
 	return f.Digest(h, int64(len(data)))
@@ -105,6 +109,9 @@ func (f Function) Sum(data []byte) Digest {
 
 // SumSeeker returns the digest of the content of r from start to end, and rewinds r.
 func (f Function) SumSeeker(r io.ReadSeeker) (Digest, error) {
+	if f == 0 {
+		return Digest{}, errNoFunction
+	}
 	size, err := r.Seek(0, io.SeekEnd)
 	if err != nil {
 		return Digest{}, err
@@ -155,7 +162,9 @@ func (h *gitSHA1) Reset() {
 	h.Write(h.header)
 }
 
-// A Digest names a blob by function, hash and size. It is comparable and valid except for its zero value.
+// A Digest names a blob by function, hash and size. It is comparable and valid except for its zero value, which names
+// nothing: functions that store or read a blob return ErrInvalid for it. In text and JSON it has the form of String,
+// and the zero Digest is the empty text.
 type Digest struct {
 	fn   Function
 	hash string // lower-case hexadecimal of the function's length
@@ -174,7 +183,7 @@ var hexDigit = func() (is [256]bool) {
 // NewDigest returns the digest with this lower-case hexadecimal hash and size in bytes, or ErrInvalid.
 func NewDigest(f Function, hash string, size int64) (Digest, error) {
 	if f.hexLen() == 0 {
-		return Digest{}, invalidf("digest without a digest function")
+		return Digest{}, errNoFunction
 	}
 	if len(hash) != f.hexLen() {
 		return Digest{}, invalidf("digest hash %+.80q has %d characters; %s needs %d", hash, len(hash), f, f.hexLen())
@@ -189,6 +198,9 @@ func NewDigest(f Function, hash string, size int64) (Digest, error) {
 	}
 	return Digest{fn: f, hash: hash, size: size}, nil
 }
+
+// errNoFunction is ErrInvalid for the zero Function.
+var errNoFunction = invalidf("digest without a digest function")
 
 // FromProto returns d as a Digest of f, or ErrInvalid, also if d is nil.
 func FromProto(f Function, d *repb.Digest) (Digest, error) {
@@ -260,6 +272,37 @@ func (d Digest) String() string {
 	return s
 }
 
+// MarshalText implements encoding.TextMarshaler.
+func (d Digest) MarshalText() ([]byte, error) {
+	if d.IsZero() {
+		return nil, nil
+	}
+	return []byte(d.String()), nil
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler. It accepts what ParseDigest accepts, and the empty text.
+func (d *Digest) UnmarshalText(text []byte) error {
+	if len(text) == 0 {
+		*d = Digest{}
+		return nil
+	}
+	parsed, err := ParseDigest(string(text))
+	if err == nil {
+		*d = parsed
+	}
+	return err
+}
+
+// CheckDigests returns ErrInvalid if one of ds is the zero Digest. Stores call it first.
+func CheckDigests(ds ...Digest) error {
+	for _, d := range ds {
+		if d.IsZero() {
+			return invalidf("digest is not set")
+		}
+	}
+	return nil
+}
+
 // Resource returns blobs/[FUNCTION/]HASH/SIZE, the name of the blob in precondition failures and at the end of resource
 // names.
 func (d Digest) Resource() string {
@@ -272,6 +315,9 @@ func (d Digest) Resource() string {
 
 // MarshalProto returns the deterministic encoding of m and its digest.
 func MarshalProto(f Function, m proto.Message) ([]byte, Digest, error) {
+	if f == 0 {
+		return nil, Digest{}, errNoFunction
+	}
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
 		return nil, Digest{}, err

@@ -3,17 +3,17 @@
 package cas_test
 
 import (
-	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"strings"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
-	"google.golang.org/grpc/codes"
 )
 
 func ExampleFunction_Sum() {
@@ -160,18 +160,6 @@ func TestVerifyFindsEveryDifference(t *testing.T) {
 	}
 }
 
-func TestCodes(t *testing.T) {
-	for err, want := range map[error]codes.Code{
-		nil: codes.OK, cas.ErrInvalid: codes.InvalidArgument, cas.ErrMismatch: codes.InvalidArgument, cas.ErrRange: codes.OutOfRange,
-		cas.ErrNotFound: codes.NotFound, cas.ErrFull: codes.ResourceExhausted, cas.ErrCorrupt: codes.NotFound,
-		context.Canceled: codes.Canceled, errors.New("x"): codes.Internal,
-	} {
-		if got := cas.Code(err); got != want {
-			t.Errorf("Code(%v): got %v, want %v", err, got, want)
-		}
-	}
-}
-
 // TestLookupCompleteNeedsTheWholeClosure is rule 62: a hit with an absent blob is a miss.
 func TestLookupCompleteNeedsTheWholeClosure(t *testing.T) {
 	m := castest.NewMemory()
@@ -229,5 +217,61 @@ func TestLookupCompleteNeedsTheWholeClosure(t *testing.T) {
 		if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, b); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// The zero Digest and the zero Function are errors, and no panics.
+func TestZeroDigestIsInvalid(t *testing.T) {
+	ctx, m, none := t.Context(), castest.NewMemory(), cas.Function(0)
+	if d := none.Sum([]byte("x")); !d.IsZero() {
+		t.Errorf("Sum: got %v, want the zero Digest", d)
+	}
+	for name, call := range map[string]func() error{
+		"ReadAll":   func() error { _, err := cas.ReadAll(ctx, m, cas.Digest{}, 10); return err },
+		"ReadProto": func() error { return cas.ReadProto(ctx, m, cas.Digest{}, &repb.Action{}) },
+		"PutBytes":  func() error { _, err := cas.PutBytes(ctx, m, none, []byte("x")); return err },
+		"PutProto":  func() error { _, err := cas.PutProto(ctx, m, none, &repb.Action{}); return err },
+		"PutSeeker": func() error { _, err := cas.PutSeeker(ctx, m, none, strings.NewReader("x")); return err },
+		"PutAll":    func() error { return cas.PutAll(ctx, plain{m}, []cas.Blob{{Data: []byte("x")}})[0] },
+		"Verify":    func() error { _, err := io.ReadAll(cas.Verify(cas.Digest{}, strings.NewReader("x"))); return err },
+		"Batch.Add": func() error { return cas.NewBatch(m).Add(ctx, cas.Blob{}) },
+		"Closure":   func() error { _, err := cas.DirectoryClosure(ctx, m, cas.Digest{}); return err },
+	} {
+		if err := call(); !errors.Is(err, cas.ErrInvalid) {
+			t.Errorf("%s: got %v, want ErrInvalid", name, err)
+		}
+	}
+}
+
+type plain struct{ cas.Store }
+
+func TestDigestAsTextAndJSON(t *testing.T) {
+	type record struct {
+		D cas.Digest            `json:"d"`
+		M map[cas.Digest]string `json:"m,omitempty"`
+	}
+	for _, f := range cas.Functions() {
+		want := record{D: f.Sum([]byte("a")), M: map[cas.Digest]string{f.Sum(nil): "empty"}}
+		text, err := json.Marshal(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), `"d":"`+want.D.String()+`"`) {
+			t.Errorf("%v: got %s, want the text of String", f, text)
+		}
+		var got record
+		if err := json.Unmarshal(text, &got); err != nil || got.D != want.D || !maps.Equal(got.M, want.M) {
+			t.Errorf("%v: got %v, %v, want %v", f, got, err, want)
+		}
+	}
+	if text, err := json.Marshal(record{}); err != nil || string(text) != `{"d":""}` {
+		t.Errorf(`the zero Digest: got %s, %v, want {"d":""}`, text, err)
+	}
+	kept := record{D: cas.SHA256.Sum(nil)}
+	if err := json.Unmarshal([]byte(`{"d":""}`), &kept); err != nil || !kept.D.IsZero() {
+		t.Errorf("empty text: got %v, %v, want the zero Digest", kept.D, err)
+	}
+	if err := json.Unmarshal([]byte(`{"d":"xyz/1"}`), &kept); !errors.Is(err, cas.ErrInvalid) {
+		t.Errorf("malformed text: got %v, want ErrInvalid", err)
 	}
 }

@@ -9,9 +9,11 @@ import (
 )
 
 // Reserved lists the words that an instance name must not contain as a segment: they separate the parts of a resource
-// name (REAPI, GetCapabilitiesRequest.instance_name).
+// name (REAPI, GetCapabilitiesRequest.instance_name, and logstreams of the Log Stream API).
 func Reserved() []string {
-	return []string{"blobs", "uploads", "actions", "actionResults", "operations", "capabilities", "compressed-blobs"}
+	return []string{
+		"blobs", "uploads", "actions", "actionResults", "operations", "capabilities", "compressed-blobs", "logstreams",
+	}
 }
 
 // CheckInstanceName returns ErrInvalid for a name with a reserved or empty segment, that is not UTF-8, or that is

@@ -8,19 +8,27 @@ import (
 	"strings"
 )
 
-// An Audit is how closely a run is monitored.
+// An Audit is the level of detail at which a run is monitored.
 type Audit string
 
 // The audit levels.
 const (
 	// AuditViolations records what was denied: connections, writes, executions, system calls.
 	AuditViolations Audit = ""
-	// AuditFull also records lookups of missing paths and which inputs were opened. It costs some microseconds for each
-	// file that is opened.
+	// AuditFull also records which inputs were opened and, if the backend knows a source tree, lookups of paths that
+	// only the source tree has. It costs some microseconds for each file that is opened.
 	AuditFull Audit = "full"
 	// AuditOff records only limits that were hit.
 	AuditOff Audit = "off"
 )
+
+// String returns "attempts", "full" or "off", as in a policy.
+func (a Audit) String() string {
+	if a == AuditViolations {
+		return "attempts"
+	}
+	return string(a)
+}
 
 func (a Audit) known() bool { return a == AuditViolations || a == AuditFull || a == AuditOff }
 
@@ -37,13 +45,16 @@ const (
 	EventConnect EventKind = "connect"
 	// EventAllowed is a connection to an allowed endpoint. Subject is the endpoint.
 	EventAllowed EventKind = "allowed"
-	// EventWrite is an attempt to change something outside the writable directories. Subject is the path.
+	// EventWrite is an attempt to change a file outside the writable directories, or to create one in an output
+	// directory that the run's user may not write to. Subject is the path.
 	EventWrite EventKind = "write"
-	// EventExec is an attempt to execute a missing program. Subject is the path.
+	// EventExec is an attempt to execute a missing program. Subject is the path, or Args[0] of a Spec whose inputs lack the
+	// toolchain.
 	EventExec EventKind = "exec"
 	// EventSyscall is a denied system call. Subject is its name.
 	EventSyscall EventKind = "syscall"
-	// EventRead is a lookup of a path that the sandbox lacks. Subject is the path.
+	// EventRead is a lookup of a path that the sandbox lacks and the backend's source tree has, with AuditFull. Subject
+	// is the path. Other missing paths are not recorded: every program looks for files that exist nowhere.
 	EventRead EventKind = "read"
 	// EventOutput is a file left behind that is neither input nor declared output. Subject is the path.
 	EventOutput EventKind = "output"
@@ -57,7 +68,8 @@ const (
 // NeverRan stands for the exit code of an action that was refused before it ran.
 const NeverRan = -1
 
-// An Event is something that a run attempted, or a limit that it hit.
+// An Event is an attempt of a run, or a limit that it hit. Records of events, such as the audit log, contain only the
+// texts, not ActualValue, LimitValue, Unit and Endpoint.
 type Event struct {
 	Kind    EventKind
 	Subject string
@@ -67,10 +79,17 @@ type Event struct {
 	Process string
 	// Count is at least 1.
 	Count int
-	// Actual and Limit are the usage and the limit: "4.0 GiB", "4.0 GiB".
+	// Actual and Limit are the usage and the limit of an EventLimit: "4.0 GiB", "4.0 GiB".
 	Actual, Limit string
 	// Detail is additional information: where a connection led, its bytes, why something was refused, what to do.
 	Detail string
+
+	// ActualValue and LimitValue are Actual and Limit as numbers of Unit: "bytes", "ns", or "" for a count.
+	ActualValue, LimitValue int64
+	Unit                    string
+	// Endpoint is the peer of an EventConnect over IP, whose Host may also be an IPv6 address, and that of an EventAllowed.
+	// Otherwise it is zero.
+	Endpoint Endpoint
 }
 
 // Compare orders events by kind, subject, system call and process.
@@ -89,7 +108,11 @@ func (e Event) String() string {
 	case EventAllowed:
 		fmt.Fprintf(&b, "connected to %s, as permitted", e.Subject)
 	case EventWrite:
-		fmt.Fprintf(&b, "tried to write %s: not an output", e.Subject)
+		if e.Detail == "" {
+			e.Detail = "not an output"
+		}
+		fmt.Fprintf(&b, "tried to write %s: %s", e.Subject, e.Detail)
+		e.Detail = ""
 	case EventExec:
 		fmt.Fprintf(&b, "tried to execute %s: not in the sandbox", e.Subject)
 	case EventSyscall:

@@ -71,32 +71,47 @@ func (ls *Limits) at(l Limit) *int64 {
 	return nil
 }
 
-// Of returns the value of one limit: bytes, nanoseconds or a count.
+// Of returns the value of one limit, in its Unit, and 0 for an unknown one.
 func (ls *Limits) Of(l Limit) int64 {
 	if l == LimitCPU {
 		return int64(ls.CPU)
 	}
-	return *ls.at(l)
+	if v := ls.at(l); v != nil {
+		return *v
+	}
+	return 0
 }
 
-// Set changes the value of one limit.
+// Set changes the value of one limit. It ignores an unknown one.
 func (ls *Limits) Set(l Limit, v int64) {
 	if l == LimitCPU {
 		ls.CPU = time.Duration(v)
-		return
+	} else if field := ls.at(l); field != nil {
+		*field = v
 	}
-	*ls.at(l) = v
+}
+
+// Unit returns the unit of the limit's values: "bytes", "ns", or "" for a count.
+func (l Limit) Unit() string {
+	switch l {
+	case LimitMemory, LimitOutputBytes:
+		return "bytes"
+	case LimitCPU:
+		return "ns"
+	}
+	return ""
 }
 
 // Format returns a value of the limit for people: "4.0 GiB", "1h0m0s", "128".
 func (l Limit) Format(v int64) string {
-	switch {
-	case v == Unlimited:
+	if v == Unlimited {
 		return "unlimited"
-	case l == LimitCPU:
-		return time.Duration(v).String()
-	case l == LimitMemory || l == LimitOutputBytes:
+	}
+	switch l.Unit() {
+	case "bytes":
 		return Bytes(v)
+	case "ns":
+		return time.Duration(v).String()
 	}
 	return fmt.Sprint(v)
 }

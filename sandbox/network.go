@@ -28,8 +28,13 @@ type Endpoint struct {
 	Port uint16
 }
 
-// String returns the endpoint as host:port.
-func (e Endpoint) String() string { return e.Host + ":" + strconv.Itoa(int(e.Port)) }
+// String returns the endpoint as host:port, with brackets around an IPv6 address.
+func (e Endpoint) String() string {
+	if strings.Contains(e.Host, ":") {
+		return "[" + e.Host + "]:" + strconv.Itoa(int(e.Port))
+	}
+	return e.Host + ":" + strconv.Itoa(int(e.Port))
+}
 
 // hostName matches host names (RFC 1123, section 2.1).
 var hostName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sandbox defines what a confined run may see and use. It is vocabulary only: a Spec is plain data, a Backend
-// runs it, and the backends are subdirectories. It knows neither blobs nor the remote execution API.
+// Package sandbox defines what a confined run may see and use. It contains types only: a Spec is plain data, a Backend
+// runs it, and the backends are in subdirectories. ForBuild and ForTest make a Spec for common cases. The package
+// depends on neither blobs nor the Remote Execution API.
 package sandbox
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,18 +22,22 @@ var (
 	ErrUnsupported = errors.New("not supported on this host")
 	// ErrSpec means that a Spec is contradictory; its text says where.
 	ErrSpec = errors.New("invalid sandbox spec")
+	// ErrClosed means that the Backend was closed, before the call or during it.
+	ErrClosed = errors.New("the sandbox is closed")
 )
 
-// A Backend runs commands with one isolation mechanism. Its methods are safe for concurrent use.
+// A Backend runs commands with one isolation mechanism. Its methods are safe for concurrent use. After Close they return
+// ErrClosed.
 type Backend interface {
 	// Probe reports what the backend enforces on this host, by trying it. If that is too little to run anything, it
 	// returns ErrUnsupported and Features that name what is missing.
 	Probe(ctx context.Context) (Features, error)
 	// Run runs spec. If the command started, Run returns a Result whatever the command did; an error means that it
-	// never started or that its end is unknown. A program that is missing or not executable yields a Result with the
-	// exit code that a shell would give. When ctx or spec.Timeout ends, Run sends SIGTERM to the run, kills it after
-	// spec.Grace and returns a Result with Stopped set. When Run returns, no process of the run is alive and nothing
-	// more is written to std.
+	// never started or that its end is unknown. The error is ErrSpec for an invalid Spec, and fs.ErrNotExist for a
+	// missing Source. A program that is missing or not executable yields a Result with the exit code that a shell would
+	// give, and an EventExec if the inputs lack its toolchain. When ctx or spec.Timeout ends, Run sends SIGTERM to the
+	// run, kills it after spec.Grace and returns a Result with Stopped set. When Run returns, no process of the run is
+	// alive and nothing more is written to std.
 	Run(ctx context.Context, spec *Spec, std Stdio) (*Result, error)
 	// Workspace creates an empty private file system for the inputs and outputs of one run, limited to this many bytes
 	// and files (including directories and links); either may be Unlimited. The caller closes it.
@@ -45,7 +49,7 @@ type Backend interface {
 // A Workspace is a private, empty, memory-backed file system. It appears in no mount table and disappears when it is
 // closed or its holder dies.
 type Workspace interface {
-	// Root gives access to the files. It is closed with the workspace.
+	// Root gives access to the files. Close closes it.
 	Root() *os.Root
 	// Name identifies the workspace in Spec.Workspace.
 	Name() string
@@ -55,9 +59,9 @@ type Workspace interface {
 
 // An ImageMounter is a Backend that can mount inputs as images.
 type ImageMounter interface {
-	// Mount mounts an EROFS image, whose chunks are in devices, read-only and for runs alone. The caller may close the
-	// files at once, but nobody may change the parts that the image uses until the Mount is closed. Mount returns
-	// ErrUnsupported if this host cannot do it.
+	// Mount mounts an EROFS image, whose chunks are in devices, read-only and visible to runs only. The caller may
+	// close the files immediately, but the parts that the image uses must not change until the Mount is closed. Mount
+	// returns ErrUnsupported if this host cannot mount images.
 	Mount(ctx context.Context, image *os.File, devices []*os.File) (Mount, error)
 }
 
@@ -69,9 +73,13 @@ type Mount interface {
 	Close() error
 }
 
-// Stdio is where a run's output goes. Its stdin is empty. A nil writer discards.
+// Stdio is a run's standard streams. A nil writer discards. If Stdout and Stderr are equal, the run has one stream for
+// both, and at most one goroutine at a time calls Write.
 type Stdio struct {
 	Stdout, Stderr io.Writer
+	// Stdin, if not nil, is the reading end of a pipe made for this run, which becomes its owner. The caller closes it.
+	// Nil means an empty stdin.
+	Stdin *os.File
 	// Terminal, if not nil, replaces stdin, stdout and stderr and becomes the run's controlling terminal. It is the
 	// user's end of a pseudo-terminal made for this run. The caller closes it.
 	Terminal *os.File
@@ -107,29 +115,38 @@ type Result struct {
 	ExecutedAll bool
 }
 
-// Usage is what all processes of a run consumed. Counters that the host lacks are zero.
+// Usage is the resource consumption of all processes of a run. Measured distinguishes zero from unknown.
 type Usage struct {
+	// User and System are processor time in user mode and in the kernel.
 	User, System time.Duration
-	// PeakRSS is the resident memory, in bytes, of the largest single process.
+	// PeakRSS is the resident memory, in bytes, of the largest single process, including pid 1 of the run. It is always
+	// measured.
 	PeakRSS int64
-	// PeakMemory is the highest memory use of all processes and their files in memory, in bytes.
+	// PeakMemory is the highest memory use of all processes and their files in memory, in bytes. It is not measured
+	// without a control group for memory, nor if it did not exceed the memory that earlier runs had left in the group.
 	PeakMemory int64
-	// PeakProcesses is the highest number of processes and threads, including pid 1 of the run.
+	// PeakProcesses is the highest number of processes and threads, including pid 1 of the run. It is measured only if
+	// it exceeds that of every earlier run in the same control group.
 	PeakProcesses int64
-	// ReadBytes and WrittenBytes passed between disk and memory.
+	// ReadBytes and WrittenBytes passed between disk and memory. Files that were already in memory, and outputs, which
+	// are kept there, do not count, so both are usually zero.
 	ReadBytes, WrittenBytes int64
-	// VoluntarySwitches and InvoluntarySwitches count context switches.
+	// VoluntarySwitches and InvoluntarySwitches count context switches of the processes that were waited for.
 	VoluntarySwitches, InvoluntarySwitches int64
-	// PacketsRefused counts packets without a route: every attempt to leave the sandbox. It is also 0 if the slot died
-	// before it could be read.
+	// PacketsRefused counts packets without a route: every attempt to leave the sandbox. It is not measured if the slot
+	// died before it could be read.
 	PacketsRefused int64
+
+	// Measured marks the figures that were measured for the whole run. If one is not marked, a peak and PacketsRefused
+	// are zero, and processor time and disk bytes (ReadBytes and WrittenBytes) lack processes that nobody waited for.
+	Measured struct{ CPU, PeakMemory, PeakProcesses, DiskBytes, PacketsRefused bool }
 }
 
 // Features describes what a backend enforces on this host. It is data, so that it can be printed and compared.
 type Features struct {
 	Backend string
-	// Tier is how much of the confinement is in force: "full", "namespaces" (the operator chose to do without the
-	// system call filter, Landlock and the syscall monitor), "weakened" or "none".
+	// Tier is the level of confinement in force: "full", "namespaces" (the operator disabled the system call filter,
+	// Landlock and the syscall monitor), "weakened" or "none".
 	Tier string
 	// Layers are the mechanisms in force, outermost first.
 	Layers []string
@@ -146,15 +163,21 @@ type Features struct {
 }
 
 // Covers returns nil if a backend with these features can enforce all of s, and otherwise an ErrUnsupported that names
-// what it cannot enforce.
+// what it cannot enforce. Empty Features cover nothing. A nil Spec is ErrSpec.
 func (f *Features) Covers(s *Spec) error {
+	if s == nil {
+		return fmt.Errorf("%w: %w", ErrSpec, errNilSpec)
+	}
+	if len(f.Audits) == 0 { // every backend supports AuditOff
+		return fmt.Errorf("%w: the Features are empty: set them to the result of Backend.Probe", ErrUnsupported)
+	}
 	for _, l := range AllLimits {
 		if v := s.Limits.Of(l); v != Unlimited && !slices.Contains(f.Limits, l) {
 			return fmt.Errorf("%w: this worker cannot enforce the limit of %s (%s)", ErrUnsupported, l, l.Format(v))
 		}
 	}
 	if !slices.Contains(f.Audits, s.Audit) {
-		return fmt.Errorf("%w: this worker does not support the audit level %s", ErrUnsupported, cmp.Or(string(s.Audit), "attempts"))
+		return fmt.Errorf("%w: this worker does not support the audit level %s", ErrUnsupported, s.Audit)
 	}
 	if len(s.Network.Allow) > 0 && !f.Endpoints {
 		return fmt.Errorf("%w: this worker cannot allow network endpoints (%s)", ErrUnsupported, s.Network.Allow[0])

@@ -49,7 +49,9 @@ type Input struct {
 	Target string
 	// Content identifies the bytes in the Spec's text, by digest or as "host".
 	Content string
-	Source  string // a path on this host or, if relative, in the workspace
+	// Source is a path on this host or, if relative, in the workspace. A Backend refuses a path that contains a
+	// symbolic link; ForBuild and ForTest resolve it.
+	Source string
 	// Image, if not "", names the Mount that Source is relative to; "." is its root.
 	Image string
 }
@@ -57,7 +59,9 @@ type Input struct {
 // An Output is a writable directory.
 type Output struct {
 	Target string
-	Source string // a directory of the workspace, relative
+	// Source is a directory of the workspace, relative. If it does not exist, the Backend creates it, writable for the
+	// run. If it exists and is not writable, each attempt to create a file in it is an EventWrite with this reason.
+	Source string
 }
 
 // A Temp is a private, empty, memory-backed directory of at most Bytes bytes.
@@ -66,7 +70,7 @@ type Temp struct {
 	Bytes  int64
 }
 
-// Validate returns ErrSpec for a contradictory Spec: a relative, unclean or missing path, a duplicate target, an
+// Validate returns ErrSpec for a nil or contradictory Spec: a relative, unclean or missing path, a duplicate target, an
 // environment that is not sorted and unique, an output outside the workspace, an input that an output makes writable, a
 // limit that is not set, or an invalid endpoint or condition.
 func (s *Spec) Validate() error {
@@ -76,7 +80,12 @@ func (s *Spec) Validate() error {
 	return nil
 }
 
+var errNilSpec = errors.New("the Spec is nil")
+
 func (s *Spec) validate() error {
+	if s == nil {
+		return errNilSpec
+	}
 	if err := s.validateCommand(); err != nil {
 		return err
 	}
@@ -93,7 +102,7 @@ func (s *Spec) validate() error {
 		return fmt.Errorf("conditions: %w", err)
 	}
 	if !s.Audit.known() {
-		return fmt.Errorf("audit %q is none of %q, %q and %q", s.Audit, AuditViolations, AuditFull, AuditOff)
+		return fmt.Errorf("audit %q is none of %q, %q and %q", string(s.Audit), string(AuditViolations), string(AuditFull), string(AuditOff))
 	}
 	return nil
 }
@@ -140,7 +149,10 @@ func (s *Spec) validatePaths() error {
 		if err := target("output", o.Target); err != nil {
 			return err
 		}
-		if s.Workspace == "" || !local(o.Source) {
+		if s.Workspace == "" {
+			return fmt.Errorf("output %s needs a workspace: set Workspace to the name of one that Backend.Workspace returns", o.Target)
+		}
+		if !local(o.Source) {
 			return fmt.Errorf("source %q of output %s is not inside the workspace", o.Source, o.Target)
 		}
 	}

@@ -117,6 +117,12 @@ grace 0
 	}
 }
 
+func TestNilSpecIsInvalid(t *testing.T) {
+	if err := (*sandbox.Spec)(nil).Validate(); !errors.Is(err, sandbox.ErrSpec) {
+		t.Errorf("got %v, want ErrSpec", err)
+	}
+}
+
 func TestCovers(t *testing.T) {
 	s := valid()
 	full := sandbox.Features{Limits: sandbox.AllLimits, Audits: []sandbox.Audit{sandbox.AuditViolations}, Endpoints: true, ListenControl: true}
@@ -126,8 +132,10 @@ func TestCovers(t *testing.T) {
 	for name, weaken := range map[string]func(*sandbox.Features){
 		"memory":      func(f *sandbox.Features) { f.Limits = f.Limits[1:] },
 		"network":     func(f *sandbox.Features) { f.Endpoints = false },
-		"audit level": func(f *sandbox.Features) { f.Audits = nil },
-		"listening":   func(f *sandbox.Features) { f.ListenControl = false },
+		"audit level": func(f *sandbox.Features) { f.Audits = []sandbox.Audit{sandbox.AuditOff} },
+		// Zero Features do not mean that the host lacks something.
+		"Backend.Probe": func(f *sandbox.Features) { *f = sandbox.Features{} },
+		"listening":     func(f *sandbox.Features) { f.ListenControl = false },
 	} {
 		f := full
 		weaken(&f)

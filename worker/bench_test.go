@@ -128,11 +128,11 @@ func action(b *testing.B, s cas.Store, n int, root *repb.Digest, outputs ...stri
 
 func benchWorker(m *castest.Memory, backend sandbox.Backend) *Local {
 	in := &cas.Instance{Store: m, Actions: m}
-	toolchain, err := HostToolchain()
+	toolchain, err := sandbox.HostToolchain()
 	if err != nil {
 		panic(err)
 	}
-	return New(Config{
+	return newLocal(Config{
 		Name: "w", Instances: func(string) (*cas.Instance, error) { return in, nil }, Backend: backend, Features: able, Toolchain: toolchain,
 	})
 }

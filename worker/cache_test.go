@@ -63,7 +63,7 @@ func (s *tally) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, err
 func newTallyBench(t *testing.T, run runFunc) (*bench, *tally) {
 	b := newBench(t, run)
 	s := &tally{Memory: b.store, opened: map[cas.Digest]int{}}
-	b.Instances = func(string) (*cas.Instance, error) { return &cas.Instance{Store: s, Actions: s}, nil }
+	b.cfg.Instances = func(string) (*cas.Instance, error) { return &cas.Instance{Store: s, Actions: s}, nil }
 	return b, s
 }
 
@@ -72,7 +72,7 @@ func TestEachMessageIsReadOnce(t *testing.T) {
 	b, s := newTallyBench(t, ended(0))
 	action := b.action(nil)
 	messages := slices.DeleteFunc(b.store.Digests(), func(d cas.Digest) bool { return d == cas.SHA256.Sum([]byte("12345")) })
-	in, err := b.Instances("")
+	in, err := b.cfg.Instances("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestActionBlobIsNotRead(t *testing.T) {
 	}
 	another := b.action(command(func(c *repb.Command) { c.Arguments = append(c.Arguments, "another") }))
 	_, err = b.Execute(t.Context(), &Task{Action: another, ActionBlob: known}, func(Stage) {})
-	if f, ok := errors.AsType[*Fault](err); !ok || f.Kind != Invalid || !strings.Contains(f.Error(), another.String()) {
+	if f, ok := errors.AsType[*Fault](err); !ok || f.Kind != FaultInvalid || !strings.Contains(f.Error(), another.String()) {
 		t.Errorf("blob of another action: got %v, want a fault of kind Invalid", err)
 	}
 }
@@ -170,10 +170,10 @@ func TestInputsLostAfterAdmission(t *testing.T) {
 	}
 	var f *Fault
 	_, err = b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
-	if !errors.As(err, &f) || f.Kind != Missing || len(f.Blobs) == 0 || !slices.Contains(lost, f.Blobs[0]) {
+	if !errors.As(err, &f) || f.Kind != FaultMissing || len(f.Blobs) == 0 || !slices.Contains(lost, f.Blobs[0]) {
 		t.Errorf("got %v, want a fault of kind Missing with an input", err)
 	}
-	if err := admit(); !errors.As(err, &f) || f.Kind != Missing || !slices.Equal(f.Blobs, lost) {
+	if err := admit(); !errors.As(err, &f) || f.Kind != FaultMissing || !slices.Equal(f.Blobs, lost) {
 		t.Errorf("got %v, want %v missing", err, lost)
 	}
 	for _, content := range []string{"12345", "second"} {
@@ -192,7 +192,7 @@ func TestInputsLostAfterAdmission(t *testing.T) {
 func TestInstancesAreSeparate(t *testing.T) {
 	b := newBench(t, ended(0))
 	action := b.action(nil)
-	b.Instances = func(name string) (*cas.Instance, error) {
+	b.cfg.Instances = func(name string) (*cas.Instance, error) {
 		if name == "own" {
 			return &cas.Instance{Name: name, Store: b.store, Actions: b.store}, nil
 		}
@@ -204,7 +204,7 @@ func TestInstancesAreSeparate(t *testing.T) {
 	}
 	var f *Fault
 	_, err := b.Admit(t.Context(), &Task{Action: action, Instance: "other"})
-	if !errors.As(err, &f) || f.Kind != Missing || !slices.Equal(f.Blobs, []cas.Digest{action}) {
+	if !errors.As(err, &f) || f.Kind != FaultMissing || !slices.Equal(f.Blobs, []cas.Digest{action}) {
 		t.Errorf("got %v, want a missing action", err)
 	}
 }
@@ -212,7 +212,7 @@ func TestInstancesAreSeparate(t *testing.T) {
 // Missing or damaged blobs do not prevent the others from being marked.
 func TestRule024_RenewInputsMarksAllInputs(t *testing.T) {
 	b, m, log := newMarkingBench(t, ended(0))
-	b.Local.inputs = New(Config{RenewInterval: time.Nanosecond}).inputs // a cache that expires at once
+	b.Local.inputs = newLocal(Config{RenewInterval: time.Nanosecond}).inputs // a cache that expires at once
 	text := func(content string) *repb.Digest {
 		d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(content))
 		if err != nil {
@@ -258,7 +258,7 @@ func TestRule024_RenewInputsMarksAllInputs(t *testing.T) {
 	m.Delete(digest(command))
 	m.Delete(digest(d))
 	renewed("blobs=2 first="+digest(command).String(), root, left, right, c, d, e)
-	b.Local.inputs = New(Config{CacheBytes: 1}).inputs // a cache that keeps nothing
+	b.Local.inputs = newLocal(Config{CacheBytes: 1}).inputs // a cache that keeps nothing
 	m.Delete(digest(left))
 	renewed("blobs=3", e)
 	b.put(&repb.Command{Arguments: []string{"cc", "-c"}, OutputPaths: []string{"o/x"}})

@@ -5,7 +5,6 @@ package worker
 import (
 	"context"
 	"fmt"
-	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -19,34 +18,27 @@ import (
 // ExecRoot is the path of the input root in the sandbox of every worker, unless a Variation changes it.
 const ExecRoot = "/build"
 
-// defaults are the environment variables of an action whose command does not set them.
-var defaults = map[string]string{
-	"HOME":   "/tmp",
-	"PATH":   "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-	"TMPDIR": "/tmp",
-}
-
 // Admit checks everything that needs no slot: t, everything it refers to, the policy and the sandbox's features. A
 // worker without a backend leaves the last two to the workers that execute. The error is a *Fault.
 func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
-	in, err := l.Instances(t.Instance)
+	in, err := l.cfg.Instances(t.Instance)
 	if err != nil {
-		return Admission{}, fault(Fetch, err)
+		return Admission{}, fault(StageFetch, err)
 	}
 	req, err := l.Resolve(ctx, in, t.Action)
 	if err != nil {
 		return Admission{}, err
 	}
 	a := Admission{DoNotMerge: req.Action.DoNotCache || t.Variation != nil, Demands: req.demands()}
-	if l.Backend != nil {
+	if l.cfg.Backend != nil {
 		box, err := l.confine(t, req)
 		if err != nil {
-			return Admission{}, fault(Confine, err)
+			return Admission{}, fault(StageConfine, err)
 		}
 		a.DoNotMerge = a.DoNotMerge || !box.grant.Cache
 		a.MergeKey = fmt.Sprintf("%q %q", box.grant.Profile, box.grant.Rule)
 	}
-	if l.Fleet { // everything else that selects a policy rule is part of the action
+	if l.cfg.Fleet { // everything else that selects a policy rule is part of the action
 		a.MergeKey += fmt.Sprintf(" %q %q", t.Target, t.Mnemonic)
 	}
 	return a, nil
@@ -62,7 +54,7 @@ type confined struct {
 }
 
 // confine decides what the action may see and use, before its inputs are staged. If the policy refuses, or the backend
-// cannot enforce what was requested, the error is a Fault of kind Unmet.
+// cannot enforce what was requested, the error is a Fault of kind FaultUnmet.
 func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	ask := policy.Request{Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic}
 	var settings strings.Builder // for messages
@@ -72,7 +64,7 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 			fmt.Fprintf(&settings, ", property %s=%s", p.Name, p.Value)
 		}
 	}
-	grant, err := l.Policy.Compile(ask, l.Features.Limits)
+	grant, err := l.cfg.Policy.Compile(ask, l.cfg.Features.Limits)
 	if err != nil {
 		l.auditRefusal(t, err)
 		return nil, err
@@ -89,13 +81,13 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 		Args:    slices.Clip(req.Command.Arguments), // other runs may share them
 		Dir:     path.Join(t.root(), req.Command.WorkingDirectory),
 		Env:     environment(req.Command),
-		Inputs:  slices.Clone(l.Toolchain),
+		Inputs:  slices.Clone(l.cfg.Toolchain),
 		Temp:    []sandbox.Temp{{Target: "/tmp", Bytes: grant.TempBytes}},
 		Network: grant.Network,
 		Limits:  grant.Limits,
 		Audit:   grant.Audit,
 		Timeout: timeout,
-		Grace:   l.Grace,
+		Grace:   l.cfg.Grace,
 	}
 	if len(t.Args) > 0 {
 		spec.Args = t.Args
@@ -107,11 +99,11 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 		spec.Conditions, spec.Env = v.Conditions, environment(req.Command, v.Env...)
 	}
 	asked := slices.ContainsFunc(ask.Properties, func(p policy.Property) bool { return p.Name == "cloister-audit" })
-	if spec.Audit == sandbox.AuditViolations && !asked && !slices.Contains(l.Features.Audits, sandbox.AuditViolations) {
+	if spec.Audit == sandbox.AuditViolations && !asked && !slices.Contains(l.cfg.Features.Audits, sandbox.AuditViolations) {
 		// The operator chose a sandbox that cannot audit, which every result states, and nobody asked for more.
 		spec.Audit = sandbox.AuditOff
 	}
-	if err := l.Features.Covers(spec); err != nil {
+	if err := l.cfg.Features.Covers(spec); err != nil {
 		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, settings.String(), err)
 	}
 	return &confined{spec, grant, t.root(), stated}, nil
@@ -124,13 +116,13 @@ func isSetting(property string) bool { return strings.HasPrefix(property, "clois
 func (l *Local) timeout(t *Task, req *Request, g *policy.Grant) (time.Duration, error) {
 	switch {
 	case t.interactive():
-		return l.MaxTimeout, nil
+		return l.cfg.MaxTimeout, nil
 	case g.MaxTimeout == 0 || req.Timeout <= g.MaxTimeout:
 		return req.Timeout, nil
 	case req.Action.Timeout.AsDuration() == 0:
 		return g.MaxTimeout, nil
 	}
-	return 0, faultf(Invalid,
+	return 0, faultf(FaultInvalid,
 		"confine: action %s sets a timeout of %v, more than the maximum of %v of profile %q, chosen by rule %q",
 		req.Digest, req.Timeout, g.MaxTimeout, g.Profile, g.Rule)
 }
@@ -142,37 +134,26 @@ func (l *Local) checkRoot(root string) error {
 		return nil
 	}
 	if root == "/" || !path.IsAbs(root) || path.Clean(root) != root {
-		return faultf(Invalid, "confine: the varied root %+.256q is not a clean absolute path below /", root)
+		return faultf(FaultInvalid, "confine: the varied root %+.256q is not a clean absolute path below /", root)
 	}
 	taken := []string{"/dev", "/etc", "/proc", "/sys", "/tmp"}
-	for _, in := range l.Toolchain {
+	for _, in := range l.cfg.Toolchain {
 		taken = append(taken, in.Target)
 	}
 	for _, dir := range taken {
 		if strings.HasPrefix(dir+"/", root+"/") || strings.HasPrefix(root+"/", dir+"/") {
-			return faultf(Invalid, "confine: the varied root %+.256q overlaps %s, which every run has", root, dir)
+			return faultf(FaultInvalid, "confine: the varied root %+.256q overlaps %s, which every run has", root, dir)
 		}
 	}
 	return nil
 }
 
-// environment returns the defaults, overridden by the command's variables and then by overrides, sorted by name. An
-// override is "KEY=VALUE", or "KEY" to unset a variable.
+// environment returns the environment of a command, changed by overrides. An override is "KEY=VALUE", or "KEY" to unset
+// a variable.
 func environment(c *repb.Command, overrides ...string) []string {
-	vars := maps.Clone(defaults)
+	vars := make([]string, 0, len(c.EnvironmentVariables)+len(overrides))
 	for _, v := range c.EnvironmentVariables {
-		vars[v.Name] = v.Value
+		vars = append(vars, v.Name+"="+v.Value)
 	}
-	for _, kv := range overrides {
-		if k, v, set := strings.Cut(kv, "="); set {
-			vars[k] = v
-		} else {
-			delete(vars, k)
-		}
-	}
-	env := make([]string, 0, len(vars))
-	for _, k := range slices.Sorted(maps.Keys(vars)) {
-		env = append(env, k+"="+vars[k])
-	}
-	return env
+	return sandbox.Environment(append(vars, overrides...)...)
 }

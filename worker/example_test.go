@@ -14,6 +14,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/worker"
 	"google.golang.org/protobuf/proto"
@@ -21,6 +22,7 @@ import (
 
 // TestMain skips the example on hosts without namespaces.
 func TestMain(m *testing.M) {
+	namespace.Init()
 	flag.Parse()
 	b := namespace.New(namespace.Config{})
 	if _, err := b.Probe(context.Background()); err != nil {
@@ -63,17 +65,20 @@ func ExampleLocal() {
 	if err != nil {
 		panic(err)
 	}
-	toolchain, err := worker.HostToolchain()
+	toolchain, err := sandbox.HostToolchain()
 	if err != nil {
 		panic(err)
 	}
-	local := worker.New(worker.Config{
+	local, err := worker.New(worker.Config{
 		Name:      "example",
 		Instances: func(string) (*cas.Instance, error) { return instance, nil },
 		Backend:   backend,
 		Features:  features,
 		Toolchain: toolchain,
 	})
+	if err != nil {
+		panic(err)
+	}
 	for range 2 { // the second time, the action cache has the result
 		var stages []worker.Stage
 		report := func(s worker.Stage) { stages = append(stages, s) }

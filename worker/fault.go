@@ -14,25 +14,25 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
-// A Kind classifies an error by who is at fault, and so by what the caller can do about it. The list is closed.
-type Kind uint8
+// A FaultKind classifies an error by who is at fault, and so by what the caller can do about it. The list is closed.
+type FaultKind uint8
 
 // The kinds. The client causes the first three, and this side the others.
 const (
-	Invalid     Kind = iota + 1 // the request is malformed; a retry cannot help
-	Missing                     // blobs are missing; upload them and retry
-	Unmet                       // the host or the operator's policy does not permit it
-	Exhausted                   // a resource is exhausted for now
-	Unavailable                 // temporary; retry
-	Internal                    // a bug, or the host failed
-	Cancelled                   // the caller cancelled the request
+	FaultInvalid     FaultKind = iota + 1 // the request is malformed; a retry cannot help
+	FaultMissing                          // blobs are missing; upload them and retry
+	FaultUnmet                            // the host or the operator's policy does not permit it
+	FaultExhausted                        // a resource is exhausted for now
+	FaultUnavailable                      // temporary; retry
+	FaultInternal                         // a bug, or the host failed
+	FaultCancelled                        // the caller cancelled the request
 )
 
 // A Fault is an error with its kind.
 type Fault struct {
-	Kind Kind
+	Kind FaultKind
 	Err  error
-	// Blobs lists the missing blobs if Kind is Missing.
+	// Blobs lists the missing blobs if Kind is FaultMissing.
 	Blobs []cas.Digest
 }
 
@@ -43,26 +43,29 @@ func (f *Fault) Error() string { return f.Err.Error() }
 func (f *Fault) Unwrap() error { return f.Err }
 
 // faultf returns a Fault of kind k; format may wrap.
-func faultf(k Kind, format string, args ...any) *Fault {
+func faultf(k FaultKind, format string, args ...any) *Fault {
 	return &Fault{Kind: k, Err: fmt.Errorf(format, args...)}
 }
 
 // kinds are the kinds of known errors.
 var kinds = []struct {
 	err  error
-	kind Kind
+	kind FaultKind
 }{
-	{context.Canceled, Cancelled},
-	{context.DeadlineExceeded, Unavailable}, // of a call made on the way: an execution has no deadline
-	{cas.ErrInvalid, Invalid},
-	{sandbox.ErrSpec, Invalid},
-	{cas.ErrFull, Exhausted},
-	{syscall.ENOSPC, Exhausted},    // on this host: an action that fills its own workspace is an Outcome
-	{cas.ErrCorrupt, Unavailable},  // the store has dropped the blob, so the next attempt reports it missing
-	{cas.ErrNotFound, Unavailable}, // evicted after the check for missing blobs; the next attempt reports it missing
-	{cas.ErrUnavailable, Unavailable},
-	{sandbox.ErrUnsupported, Unmet},
-	{policy.ErrRefused, Unmet},
+	{context.Canceled, FaultCancelled},
+	{context.DeadlineExceeded, FaultUnavailable}, // of a call made on the way: an execution has no deadline
+	{cas.ErrInvalid, FaultInvalid},
+	{sandbox.ErrSpec, FaultInvalid},
+	{cas.ErrFull, FaultExhausted},
+	{cas.ErrUpstreamFull, FaultExhausted},
+	{syscall.ENOSPC, FaultExhausted},    // on this host: an action that fills its own workspace is an Outcome
+	{cas.ErrCorrupt, FaultUnavailable},  // the store has dropped the blob, so the next attempt reports it missing
+	{cas.ErrNotFound, FaultUnavailable}, // evicted after the check for missing blobs; the next attempt reports it missing
+	{cas.ErrUnavailable, FaultUnavailable},
+	{cas.ErrUnwritable, FaultUnavailable},
+	{sandbox.ErrUnsupported, FaultUnmet},
+	{policy.ErrRefused, FaultUnmet},
+	{cas.ErrDenied, FaultUnmet}, // an upstream refuses the operator's credentials
 }
 
 // fault returns err as a Fault that names the stage s. It returns nil for nil, and a Fault unchanged.
@@ -74,7 +77,7 @@ func fault(s Stage, err error) error {
 		return f
 	}
 	if missing, ok := errors.AsType[*tree.MissingError](err); ok {
-		f := faultf(Missing, "%s: %w", s, err)
+		f := faultf(FaultMissing, "%s: %w", s, err)
 		f.Blobs = missing.Blobs
 		return f
 	}
@@ -83,5 +86,5 @@ func fault(s Stage, err error) error {
 			return faultf(row.kind, "%s: %w", s, err)
 		}
 	}
-	return faultf(Internal, "%s: %w", s, err)
+	return faultf(FaultInternal, "%s: %w", s, err)
 }

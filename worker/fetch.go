@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -30,7 +32,7 @@ type Request struct {
 
 // fetch reads the action, and its result if the action cache has one that may be used.
 func (l *Local) fetch(ctx context.Context, t *Task) (*Request, *Outcome, error) {
-	in, err := l.Instances(t.Instance)
+	in, err := l.cfg.Instances(t.Instance)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -66,21 +68,21 @@ func (l *Local) Action(ctx context.Context, in *cas.Instance, action cas.Digest)
 	return tree.Read(ctx, l.inputs, in, action, new(repb.Action))
 }
 
-// Resolve reads and checks an action, its command and its input root. One Fault of kind Missing lists all missing
-// blobs, so that a client can upload them together. A malformed action is a Fault of kind Invalid.
+// Resolve reads and checks an action, its command and its input root. One Fault of kind FaultMissing lists all missing
+// blobs, so that a client can upload them together. A malformed action is a Fault of kind FaultInvalid.
 func (l *Local) Resolve(ctx context.Context, in *cas.Instance, action cas.Digest) (*Request, error) {
 	req, err := l.resolve(ctx, in, action)
 	if err != nil {
-		return nil, fault(Fetch, err)
+		return nil, fault(StageFetch, err)
 	}
-	if d := req.Timeout; d > l.MaxTimeout {
-		return nil, faultf(Invalid, "fetch: action %s sets a timeout of %v, more than the maximum of %v",
-			action, d, l.MaxTimeout)
+	if d := req.Timeout; d > l.cfg.MaxTimeout {
+		return nil, faultf(FaultInvalid, "fetch: action %s sets a timeout of %v, more than the maximum of %v",
+			action, d, l.cfg.MaxTimeout)
 	}
 	if req.Timeout == 0 {
-		req.Timeout = l.MaxTimeout
+		req.Timeout = l.cfg.MaxTimeout
 	}
-	if !l.Fleet {
+	if !l.cfg.Fleet {
 		l.warnOfProperties(req)
 	}
 	return req, nil
@@ -130,7 +132,7 @@ func (req *Request) demands() []Property {
 	var all []Property
 	for _, p := range req.properties() {
 		if !isSetting(p.Name) {
-			all = append(all, Property{p.Name, p.Value})
+			all = append(all, Property{Name: p.Name, Value: p.Value})
 		}
 	}
 	slices.SortFunc(all, Property.Compare)
@@ -144,7 +146,7 @@ const maxIgnored = 100
 // platform (rule 84).
 func (l *Local) warnOfProperties(req *Request) {
 	for _, property := range req.properties() {
-		if isSetting(property.Name) {
+		if isSetting(property.Name) || describesHost(property) {
 			continue
 		}
 		l.mu.Lock()
@@ -154,10 +156,23 @@ func (l *Local) warnOfProperties(req *Request) {
 		}
 		l.mu.Unlock()
 		if first {
-			l.Log.Warn("platform property is ignored: this worker takes every action",
+			l.cfg.Log.Warn("platform property is ignored: this worker takes every action",
 				"name", property.Name, "value", property.Value)
 		}
 	}
+}
+
+// describesHost reports whether a property states the operating system or the architecture of this worker, so that
+// ignoring it changes nothing.
+func describesHost(p *repb.Platform_Property) bool {
+	switch strings.ToLower(p.Name) {
+	case "osfamily", "os":
+		return strings.EqualFold(p.Value, runtime.GOOS)
+	case "isa", "arch", "cpu":
+		names := map[string][]string{"amd64": {"x86-64", "x86_64", "k8"}, "arm64": {"aarch64", "arm-v8", "armv8"}}[runtime.GOARCH]
+		return slices.Contains(append(names, runtime.GOARCH), strings.ToLower(p.Value))
+	}
+	return false
 }
 
 // parts returns the digests of the command and the input root of the action a, whose digest is d.

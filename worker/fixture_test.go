@@ -27,7 +27,7 @@ func returns(r sandbox.Result) runFunc {
 }
 
 // wantFault checks that err is a Fault of this kind and returns it.
-func wantFault(t *testing.T, what string, err error, kind Kind) *Fault {
+func wantFault(t *testing.T, what string, err error, kind FaultKind) *Fault {
 	t.Helper()
 	f, ok := errors.AsType[*Fault](err)
 	if !ok || f.Kind != kind {
@@ -90,7 +90,7 @@ func rerun(t *Task) string { return "rerun " + t.Action.String() }
 func newBench(t *testing.T, run runFunc) *bench {
 	b := &bench{t: t, store: castest.NewMemory(), backend: &function{t: t, run: run}}
 	in := &cas.Instance{Store: b.store, Actions: b.store}
-	b.Local = New(Config{
+	b.Local = newLocal(Config{
 		Name: "w", Reproduce: rerun, Instances: func(string) (*cas.Instance, error) { return in, nil },
 		Backend: b.backend, Features: able, MaxTimeout: time.Hour,
 		Audit: func(_ *Task, a *Violations) { b.audited = append(b.audited, a) },
@@ -197,7 +197,7 @@ func (b *bench) raw(text string) *repb.Digest {
 const garbage = "\xff\xff\xff"
 
 // want checks that Admit refuses the action and that the reason contains these words.
-func (b *bench) want(what string, action cas.Digest, kind Kind, words ...string) *Fault {
+func (b *bench) want(what string, action cas.Digest, kind FaultKind, words ...string) *Fault {
 	b.t.Helper()
 	_, err := b.Admit(b.t.Context(), &Task{Action: action})
 	f := wantFault(b.t, what, err, kind)

@@ -4,15 +4,11 @@ package worker
 
 import (
 	"cmp"
-	"errors"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
 
-	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
@@ -52,36 +48,4 @@ func osRelease(text string) (id, version string) {
 		}
 	}
 	return id, version
-}
-
-// toolchainPaths are the parts of a host that compilers, interpreters and shells consist of, and nothing that belongs
-// to an administrator, a user or a service.
-var toolchainPaths = []string{
-	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
-	"/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
-	"/etc/java-*", "/etc/python3*", "/etc/perl",
-	"/etc/mime.types", "/etc/protocols", "/etc/services",
-}
-
-// HostToolchain returns the parts of this host that every action may read: the directories of programs and libraries,
-// and the few files in /etc that these need.
-func HostToolchain() ([]sandbox.Input, error) {
-	var inputs []sandbox.Input
-	for _, pattern := range toolchainPaths {
-		matches, err := filepath.Glob(pattern)
-		if err != nil {
-			return nil, err
-		}
-		for _, target := range matches {
-			source, err := filepath.EvalSymlinks(target)
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
-			if err != nil {
-				return nil, err
-			}
-			inputs = append(inputs, sandbox.Input{Target: target, Content: "host", Source: source})
-		}
-	}
-	return inputs, nil
 }

@@ -18,7 +18,9 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/tree"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"golang.org/x/sys/unix"
@@ -43,7 +45,7 @@ func newConfining(t *testing.T, dir string, budget int64) *confining {
 	if err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	toolchain, err := HostToolchain()
+	toolchain, err := sandbox.HostToolchain()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,13 +59,13 @@ func newConfining(t *testing.T, dir string, budget int64) *confining {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stager, why := NewStager(t.Context(), backend, dir, budget, nil)
+	stager, why := NewStager(t.Context(), backend, tree.StagerConfig{Dir: dir, Budget: budget})
 	t.Cleanup(func() {
 		if err := stager.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return &confining{New(Config{
+	return &confining{newLocal(Config{
 		Name: "w", Instances: store.Instance, Backend: backend, Features: features, Stager: stager, Toolchain: toolchain,
 	}), t, in, at, why}
 }
@@ -200,7 +202,7 @@ func TestInputsLookTheSame(t *testing.T) {
 	if o.Inputs != "image" || k.Inputs != "image" {
 		t.Fatalf("staged inputs: got %v and %v, want images", o, k)
 	}
-	c.Local.Stager = New(Config{}).Stager
+	c.Local.cfg.Stager = newLocal(Config{}).cfg.Stager
 	copied, s := c.shell(look, root)
 	if s.Inputs != "copy" {
 		t.Fatalf("staged inputs: got %v, want copies", s)
@@ -391,7 +393,7 @@ func TestResultOfChangedInputsIsDiscarded(t *testing.T) {
 	})
 	_, err = c.Execute(t.Context(), &Task{Action: action, Stdout: lineWriter(func(string) { overwrite() })}, func(Stage) {})
 	var f *Fault
-	if !errors.As(err, &f) || f.Kind != Unavailable || !strings.Contains(err.Error(), "run it again") {
+	if !errors.As(err, &f) || f.Kind != FaultUnavailable || !strings.Contains(err.Error(), "run it again") {
 		t.Errorf("got %v, want an advice to run the action again", err)
 	}
 	if _, err := c.in.Actions.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {

@@ -16,9 +16,9 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// Config configures a Local.
+// Config configures a Local. Name and Instances are required, and to execute actions Backend, Features and Toolchain.
 type Config struct {
-	// Name identifies the worker in the metadata of every result. It must not be empty.
+	// Name identifies the worker in the metadata of every result.
 	Name      string
 	Instances cas.Instances
 	// Backend runs the commands. It is nil for a worker that only admits actions for others.
@@ -30,7 +30,8 @@ type Config struct {
 	Features sandbox.Features
 	// Stager stages input trees; nil copies them.
 	Stager *tree.Stager
-	// Toolchain lists what every action may read in addition to its inputs; see HostToolchain.
+	// Toolchain lists what every action may read in addition to its inputs; see sandbox.HostToolchain. With an empty list,
+	// which is not nil, only programs among the inputs are found.
 	Toolchain []sandbox.Input
 	// Host describes this machine; the zero value is ReadHost().
 	Host manifest.Host
@@ -60,9 +61,9 @@ type Config struct {
 // DefaultCacheBytes is the default of Config.CacheBytes: enough for the decoded trees of some 300,000 files.
 const DefaultCacheBytes = 64 << 20
 
-// A Local executes actions on this machine.
+// A Local executes actions on this machine. New makes it; the zero Local is not usable.
 type Local struct {
-	Config
+	cfg Config
 
 	inputs     *tree.Cache
 	policyHash string
@@ -74,8 +75,31 @@ type Local struct {
 
 var _ Executor = (*Local)(nil)
 
-// New returns a Local. It starts nothing.
-func New(c Config) *Local {
+// CachedBytes returns the estimated memory of the cache of decoded messages.
+func (l *Local) CachedBytes() int64 { return l.inputs.Bytes() }
+
+// New returns a Local. It starts nothing, and fails if a required field is missing.
+func New(c Config) (*Local, error) {
+	missing := ""
+	switch {
+	case c.Name == "":
+		missing = "Config.Name is missing"
+	case c.Instances == nil:
+		missing = "Config.Instances is missing"
+	case c.Backend == nil: // it only admits actions
+	case len(c.Features.Audits) == 0: // every backend supports one
+		missing = "Config.Features is missing: set it to the result of Backend.Probe"
+	case c.Toolchain == nil:
+		missing = "Config.Toolchain is missing: set it to the result of sandbox.HostToolchain, or to []sandbox.Input{} for none"
+	}
+	if missing != "" {
+		return nil, errors.New("worker: " + missing)
+	}
+	return newLocal(c), nil
+}
+
+// newLocal returns a Local with the defaults of c.
+func newLocal(c Config) *Local {
 	if c.MaxTimeout == 0 {
 		c.MaxTimeout = 24 * time.Hour
 	}
@@ -107,7 +131,7 @@ func New(c Config) *Local {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Local{
-		Config: c,
+		cfg: c,
 		// A blob is marked at most RenewInterval/4 after its last use and again after RenewInterval, so a store that
 		// keeps used blobs for three intervals does not evict it.
 		inputs:     tree.NewCache(c.CacheBytes, c.RenewInterval/4),
@@ -118,21 +142,30 @@ func New(c Config) *Local {
 	}
 }
 
-// Execute carries t through the seven stages.
+// Execute carries t through the seven stages. It calls report, if not nil, when each begins.
 func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outcome, error) {
+	switch {
+	case t.Action.IsZero():
+		return nil, faultf(FaultInvalid, "Task.Action is missing")
+	case l.cfg.Backend == nil:
+		return nil, faultf(FaultInternal, "worker.Config.Backend is missing: this worker executes nothing")
+	}
+	if report == nil {
+		report = func(Stage) {}
+	}
 	began := time.Now()
 
-	report(Fetch)
+	report(StageFetch)
 	req, cached, err := l.fetch(ctx, t)
 	if err != nil || cached != nil {
-		return cached, fault(Fetch, err)
+		return cached, fault(StageFetch, err)
 	}
 	defer l.keepInputs(ctx, t)()
 
-	report(Confine)
+	report(StageConfine)
 	box, err := l.confine(t, req)
 	if err != nil {
-		return nil, fault(Confine, err)
+		return nil, fault(StageConfine, err)
 	}
 
 	report(StageInputs)
@@ -145,33 +178,33 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	}
 	defer staged.close()
 
-	report(Run)
+	report(StageRun)
 	ran, err := l.run(ctx, t, box.spec)
 	if err != nil {
-		return nil, fault(Run, err)
+		return nil, fault(StageRun, err)
 	}
 	if ran.Released {
 		staged.tree.AllowReuse()
 	}
 	if !staged.tree.Valid() {
 		l.inputs.Invalidate(req.Instance.Name)
-		return nil, faultf(Unavailable, "run: the store's files changed, or a blob was found corrupt, "+
+		return nil, faultf(FaultUnavailable, "run: the store's files changed, or a blob was found corrupt, "+
 			"while action %s read its inputs: run it again", t.Action)
 	}
 
-	report(Collect)
+	report(StageCollect)
 	got, err := l.collect(ctx, t, req, box, staged, ran)
 	if err != nil {
-		return nil, fault(Collect, err)
+		return nil, fault(StageCollect, err)
 	}
 
-	report(Seal)
+	report(StageSeal)
 	e := &execution{began: began, task: t, req: req, box: box, staged: staged, ran: ran, collected: got}
 	out, err := l.seal(ctx, e)
 	if err != nil {
-		return nil, fault(Seal, err)
+		return nil, fault(StageSeal, err)
 	}
 
-	report(Publish)
-	return out, fault(Publish, l.publish(ctx, t, req, out, got.blobs))
+	report(StagePublish)
+	return out, fault(StagePublish, l.publish(ctx, t, req, out, got.blobs))
 }

@@ -121,10 +121,10 @@ func TestRule127_FollowedLogEqualsBlob(t *testing.T) {
 		std.Stderr.Write([]byte("x"))
 		return &sandbox.Result{}
 	})
-	b.LogBytes = 25
+	b.cfg.LogBytes = 25
 	var text string
 	out, err := b.Execute(t.Context(), &Task{Action: b.action(nil), Logs: logs}, func(s Stage) {
-		if s == Collect {
+		if s == StageCollect {
 			text = <-followed
 		}
 	})

@@ -32,24 +32,24 @@ func (e *execution) status() (status Status, line string, limit *sandbox.Event) 
 	switch {
 	case r.timedOut && e.req.Action.GetTimeout().AsDuration() == 0:
 		line = fmt.Sprintf("killed after %v, the default timeout, because the action sets none", e.box.spec.Timeout)
-		return TimedOut, line, nil
+		return StatusTimedOut, line, nil
 	case r.timedOut:
-		return TimedOut, fmt.Sprintf("killed after its timeout of %v", e.box.spec.Timeout), nil
+		return StatusTimedOut, fmt.Sprintf("killed after its timeout of %v", e.box.spec.Timeout), nil
 	case r.Exceeded != nil && r.ExitCode != 0:
-		return OK, e.exceeded(), r.Exceeded
+		return StatusOK, e.exceeded(), r.Exceeded
 	case e.collected.bad != nil && r.ExitCode == 0: // if the command failed, its own failure matters more
-		return BadOutput, e.collected.bad.Error(), nil
+		return StatusBadOutput, e.collected.bad.Error(), nil
 	case r.Signal != 0:
-		return OK, fmt.Sprintf("killed by signal %d (%v), exit code %d", int(r.Signal), r.Signal, r.ExitCode), nil
+		return StatusOK, fmt.Sprintf("killed by signal %d (%v), exit code %d", int(r.Signal), r.Signal, r.ExitCode), nil
 	case r.ExitCode != 0:
 		took := r.End.Sub(r.Start).Round(time.Millisecond)
-		return OK, fmt.Sprintf("exit code %d after %v, action %s", r.ExitCode, took, e.req.Digest), nil
+		return StatusOK, fmt.Sprintf("exit code %d after %v, action %s", r.ExitCode, took, e.req.Digest), nil
 	}
 	if limit = e.limit(); limit != nil {
 		line = fmt.Sprintf("succeeded but hit a limit, so its result is not cached: %s%s", limit, e.peakMemory())
-		return OK, line, limit
+		return StatusOK, line, limit
 	}
-	return OK, e.noOutputs(), nil
+	return StatusOK, e.noOutputs(), nil
 }
 
 // noOutputs returns a warning about an action that succeeded without producing any declared output, which some clients
@@ -81,10 +81,26 @@ func (e *execution) exceeded() string {
 	limit := e.ran.Exceeded
 	how := fmt.Sprintf("exit code %d after a limit was exceeded", e.ran.ExitCode)
 	switch sandbox.Limit(limit.Subject) {
-	case sandbox.LimitMemory, sandbox.LimitCPU:
+	case sandbox.LimitMemory:
+		return e.exceededMemory()
+	case sandbox.LimitCPU:
 		how = "killed"
 	}
 	return fmt.Sprintf("%s: %s%s", how, limit, e.peakMemory())
+}
+
+// exceededMemory describes an action that was killed for its memory, and how its BUILD file asks for more.
+func (e *execution) exceededMemory() string {
+	line := fmt.Sprintf("killed: exceeded the %s memory limit", strings.Replace(e.ran.Exceeded.Limit, ".0 ", " ", 1))
+	if profile := e.box.grant.Profile; profile != "" {
+		line += fmt.Sprintf(" (profile %s)", profile)
+	}
+	const mebibyte, gibibyte = 1 << 20, 1 << 30
+	twice := fmt.Sprintf("%dMiB", 2*e.box.spec.Limits.Memory/mebibyte)
+	if m := 2 * e.box.spec.Limits.Memory; m%gibibyte == 0 {
+		twice = fmt.Sprintf("%dGiB", m/gibibyte)
+	}
+	return line + fmt.Sprintf(`; raise it with exec_properties = {"cloister-memory": %q}`, twice)
 }
 
 // peakMemory returns the peak memory use if the action hit the memory limit, or "".

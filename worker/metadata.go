@@ -31,7 +31,7 @@ func (l *Local) metadata(e *execution, auxiliary ...proto.Message) *repb.Execute
 		last = t
 		return timestamppb.New(t)
 	}
-	m := &repb.ExecutedActionMetadata{Worker: l.Name}
+	m := &repb.ExecutedActionMetadata{Worker: l.cfg.Name}
 	m.QueuedTimestamp = stamp(e.task.Queued)
 	m.WorkerStartTimestamp = stamp(e.began)
 	m.InputFetchStartTimestamp = stamp(e.staged.began)
@@ -55,11 +55,11 @@ func (l *Local) metadata(e *execution, auxiliary ...proto.Message) *repb.Execute
 
 // executionMetadata returns how the action was confined, what the sandbox denied and what the action consumed.
 func (l *Local) executionMetadata(e *execution) *cloisterpb.Execution {
-	box := &cloisterpb.Sandbox{Backend: l.Features.Backend, Tier: l.Features.Tier, Layers: l.Features.Layers}
+	box := &cloisterpb.Sandbox{Backend: l.cfg.Features.Backend, Tier: l.cfg.Features.Tier, Layers: l.cfg.Features.Layers}
 	if s := e.staged.tree; s != nil {
 		box.Inputs, box.InputsReason = string(s.Form), s.CopyReason
 	}
-	for _, check := range l.Features.Checks {
+	for _, check := range l.cfg.Features.Checks {
 		if !check.OK {
 			box.NotEnforced = append(box.NotEnforced, check.Name)
 		}

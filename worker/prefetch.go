@@ -14,11 +14,11 @@ import (
 func (l *Local) PrefetchInputs(ctx context.Context, t *Task, reserve func(bytes int64) bool) {
 	defer func() {
 		if v := recover(); v != nil { // it runs in a goroutine whose panic would end the process
-			l.Log.Error("panic while prefetching inputs", "action", t.Action.String(), "instance", t.Instance,
+			l.cfg.Log.Error("panic while prefetching inputs", "action", t.Action.String(), "instance", t.Instance,
 				"panic", v, "stack", string(debug.Stack()))
 		}
 	}()
-	in, err := l.Instances(t.Instance)
+	in, err := l.cfg.Instances(t.Instance)
 	if err != nil {
 		return
 	}

@@ -29,9 +29,9 @@ func TestPrefetchInputs(t *testing.T) {
 	b := newBench(t, nil)
 	upstream := &fetcher{Memory: b.store, fetch: func() error { return nil }}
 	var store cas.Store = upstream
-	b.Instances = func(string) (*cas.Instance, error) { return &cas.Instance{Store: store, Actions: b.store}, nil }
+	b.cfg.Instances = func(string) (*cas.Instance, error) { return &cas.Instance{Store: store, Actions: b.store}, nil }
 	var log strings.Builder
-	b.Log = slog.New(slog.NewTextHandler(&log, nil))
+	b.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
 	task := &Task{Action: b.action(nil)}
 	file := cas.SHA256.Sum([]byte("12345"))
 

@@ -20,7 +20,7 @@ func (l *Local) publish(ctx context.Context, t *Task, req *Request, out *Outcome
 			return err
 		}
 		if len(missing) > 0 {
-			return faultf(Exhausted, "publish: the store evicted %d of the %d blobs of action %s, including %s, "+
+			return faultf(FaultExhausted, "publish: the store evicted %d of the %d blobs of action %s, including %s, "+
 				"before the result was complete: increase the size of the store",
 				len(missing), len(blobs), t.Action, missing[0])
 		}
@@ -31,7 +31,7 @@ func (l *Local) publish(ctx context.Context, t *Task, req *Request, out *Outcome
 			out.AuditLog = cas.Digest{}
 		}
 	}
-	if req.Action.DoNotCache || out.Uncacheable || out.Status != OK || out.Result.ExitCode != 0 {
+	if req.Action.DoNotCache || out.Uncacheable || out.Status != StatusOK || out.Result.ExitCode != 0 {
 		return nil
 	}
 	if t.Approve != nil && !t.Approve(ctx, out) {

@@ -45,13 +45,13 @@ func (l *Local) manifest(e *execution, out *Outcome) (*manifest.Manifest, error)
 		Revision:      t.Revision,
 		Seed:          t.Seed,
 		Spec:          e.spec,
-		Configuration: manifest.Configuration{Profile: g.Profile, Hermetic: g.Hermetic, LogBytes: l.LogBytes},
+		Configuration: manifest.Configuration{Profile: g.Profile, Hermetic: g.Hermetic, LogBytes: l.cfg.LogBytes},
 		Toolchain:     toolchain,
 		Status:        out.Status.String(),
 		ExitCode:      e.ran.ExitCode,
 		Volatile: manifest.Volatile{
-			Worker: l.Name, Backend: l.Features.Backend, Tier: l.Features.Tier,
-			Audit: cmp.Or(string(spec.Audit), "attempts"), Policy: l.policyHash, Rule: g.Rule,
+			Worker: l.cfg.Name, Backend: l.cfg.Features.Backend, Tier: l.cfg.Features.Tier,
+			Audit: spec.Audit.String(), Policy: l.policyHash, Rule: g.Rule,
 			Queued: t.Queued, Began: e.began, Staging: e.staged.began, Staged: e.staged.ended,
 			Started: e.ran.Start, Ended: e.ran.End, Programs: accidental, Usage: e.ran.Usage,
 			Events: len(e.collected.Events), Unrecorded: e.collected.Unrecorded,
@@ -81,7 +81,7 @@ func (l *Local) manifest(e *execution, out *Outcome) (*manifest.Manifest, error)
 func (l *Local) grantedSpec(e *execution) (granted, hash string) {
 	spec, root := *e.box.spec, e.req.Action.GetInputRootDigest()
 	whole := sandbox.Input{Target: e.box.root, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}
-	spec.Inputs = append(slices.Clone(l.Toolchain), whole)
+	spec.Inputs = append(slices.Clone(l.cfg.Toolchain), whole)
 	stated := spec
 	stated.Limits, stated.Audit, stated.Timeout = e.box.grant.Stated, sandbox.AuditViolations, e.box.timeout
 	granted = stated.Text()

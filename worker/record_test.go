@@ -46,8 +46,8 @@ func (b *bench) tooled() (cc string) {
 	if err := os.WriteFile(cc, []byte("program"), 0o755); err != nil {
 		b.t.Fatal(err)
 	}
-	b.Toolchain = []sandbox.Input{{Target: "/usr", Content: "host", Source: dir}}
-	b.Host = manifest.Host{OS: "debian", Version: "12", Architecture: "amd64", Kernel: "Linux", Release: "6.18.0"}
+	b.cfg.Toolchain = []sandbox.Input{{Target: "/usr", Content: "host", Source: dir}}
+	b.cfg.Host = manifest.Host{OS: "debian", Version: "12", Architecture: "amd64", Kernel: "Linux", Release: "6.18.0"}
 	return cc
 }
 
@@ -97,10 +97,10 @@ func TestManifestRecordsRun(t *testing.T) {
 	}
 	// Programs in the input root are not listed.
 	sum := cas.SHA256.Sum([]byte("program")).Hash()
-	if p := m.Toolchain.Programs; len(p) != 1 || p[0] != (manifest.Program{Path: "/usr/bin/cc", Sum: sum}) || !m.Toolchain.Complete || m.Toolchain.Host != b.Host {
+	if p := m.Toolchain.Programs; len(p) != 1 || p[0] != (manifest.Program{Path: "/usr/bin/cc", Sum: sum}) || !m.Toolchain.Complete || m.Toolchain.Host != b.cfg.Host {
 		t.Errorf("got toolchain %+v", m.Toolchain)
 	}
-	if v := m.Volatile; v.Worker != "w" || v.Tier != "full" || !v.Queued.Equal(time.Unix(1, 0)) || v.Started.IsZero() || v.Policy != b.Policy.Hash() {
+	if v := m.Volatile; v.Worker != "w" || v.Tier != "full" || !v.Queued.Equal(time.Unix(1, 0)) || v.Started.IsZero() || v.Policy != b.cfg.Policy.Hash() {
 		t.Errorf("got %+v", v)
 	}
 	// A cached result has the same manifest.
@@ -126,9 +126,9 @@ func TestStableHashDependsOnInfluences(t *testing.T) {
 	}
 	usual := hash(nil)
 	for name, change := range map[string]func(b *bench, task *Task){
-		"worker":      func(b *bench, _ *Task) { b.Name = "other" },
-		"tier":        func(b *bench, _ *Task) { b.Features.Tier, b.Features.Layers = "weakened", []string{"x"} },
-		"no limits":   func(b *bench, _ *Task) { b.Features.Limits = nil },
+		"worker":      func(b *bench, _ *Task) { b.cfg.Name = "other" },
+		"tier":        func(b *bench, _ *Task) { b.cfg.Features.Tier, b.cfg.Features.Layers = "weakened", []string{"x"} },
+		"no limits":   func(b *bench, _ *Task) { b.cfg.Features.Limits = nil },
 		"instance":    func(_ *bench, t *Task) { t.Instance = "main" },
 		"target":      func(_ *bench, t *Task) { t.Target, t.Mnemonic, t.Invocation = "//a", "M", "i" },
 		"time":        func(_ *bench, t *Task) { t.Queued = time.Unix(5, 0) },
@@ -141,7 +141,7 @@ func TestStableHashDependsOnInfluences(t *testing.T) {
 		"watch":       func(b *bench, _ *Task) { b.ruled("profiles: {build: {audit: full}}") },
 		"policy":      func(b *bench, _ *Task) { b.ruled("rules: [{name: r, when: {mnemonic: M}, profile: test}]") },
 		"watchdog":    func(b *bench, _ *Task) { b.backend.run = executing("/usr/bin/cc", "/usr/bin/ps", "/usr/bin/sleep") },
-		"cache bytes": func(b *bench, _ *Task) { b.CacheBytes, b.RenewInterval = 1, time.Minute },
+		"cache bytes": func(b *bench, _ *Task) { b.cfg.CacheBytes, b.cfg.RenewInterval = 1, time.Minute },
 	} {
 		if got := hash(change); got != usual {
 			t.Errorf("%s changes the stable hash", name)
@@ -149,25 +149,25 @@ func TestStableHashDependsOnInfluences(t *testing.T) {
 	}
 	seed := uint64(1)
 	for name, change := range map[string]func(b *bench, task *Task){
-		"kernel": func(b *bench, _ *Task) { b.Host.Release = "6.18.1" },
-		"system": func(b *bench, _ *Task) { b.Host.Version = "13" },
+		"kernel": func(b *bench, _ *Task) { b.cfg.Host.Release = "6.18.1" },
+		"system": func(b *bench, _ *Task) { b.cfg.Host.Version = "13" },
 		"program": func(b *bench, _ *Task) {
-			os.WriteFile(filepath.Join(b.Toolchain[0].Source, "bin", "cc"), []byte("new"), 0o755)
+			os.WriteFile(filepath.Join(b.cfg.Toolchain[0].Source, "bin", "cc"), []byte("new"), 0o755)
 		},
 		"program more":       func(b *bench, _ *Task) { b.backend.run = executing("/usr/bin/cc", "/usr/bin/kill") },
 		"sleep of another's": func(b *bench, _ *Task) { b.backend.run = executing("/usr/bin/cc", "/usr/local/bin/sleep") },
-		"no watch":           func(b *bench, _ *Task) { b.Features.Audits = []sandbox.Audit{sandbox.AuditOff} },
+		"no watch":           func(b *bench, _ *Task) { b.cfg.Features.Audits = []sandbox.Audit{sandbox.AuditOff} },
 		"seed":               func(_ *bench, t *Task) { t.Seed = &seed },
 		"revision":           func(_ *bench, t *Task) { t.Revision = "r" },
 		"order":              func(_ *bench, t *Task) { t.Variation = &Variation{Order: 1} },
 		"condition": func(b *bench, t *Task) {
-			b.Features.Conditions = sandbox.AllConditions
+			b.cfg.Features.Conditions = sandbox.AllConditions
 			t.Variation = &Variation{Conditions: sandbox.Conditions{Umask: 0o77}}
 		},
 		"variable":  func(_ *bench, t *Task) { t.Variation = &Variation{Env: []string{"TZ=UTC"}} },
 		"root":      func(_ *bench, t *Task) { t.Variation = &Variation{Root: "/elsewhere"} },
 		"limit":     func(b *bench, _ *Task) { b.ruled("profiles: {build: {open_files: 99}}") },
-		"log bytes": func(b *bench, _ *Task) { b.LogBytes = 1000 },
+		"log bytes": func(b *bench, _ *Task) { b.cfg.LogBytes = 1000 },
 		"exit code": func(b *bench, _ *Task) { b.backend.run = ended(1) },
 	} {
 		if got := hash(change); got == usual {
@@ -183,7 +183,7 @@ func (b *bench) ruled(text string) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.Policy = p
+	b.cfg.Policy = p
 }
 
 func using(run runFunc, u sandbox.Usage) runFunc {
@@ -207,7 +207,7 @@ func TestEvictedManifestKeepsCachedResult(t *testing.T) {
 func TestRunWithoutAuditNamesItsProgram(t *testing.T) {
 	b := newBench(t, ended(0))
 	cc := b.tooled()
-	b.Features.Audits = []sandbox.Audit{sandbox.AuditOff}
+	b.cfg.Features.Audits = []sandbox.Audit{sandbox.AuditOff}
 	if err := os.Rename(cc, cc+"-1"); err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 )
 
-// keepInputs calls RenewInputs every l.RenewInterval until stop is called, which waits for a call in progress. The
+// keepInputs calls RenewInputs every l.cfg.RenewInterval until stop is called, which waits for a call in progress. The
 // first call comes after one interval, because fetch has marked the inputs or knows that they were marked recently.
 func (l *Local) keepInputs(ctx context.Context, t *Task) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -21,12 +21,12 @@ func (l *Local) keepInputs(ctx context.Context, t *Task) (stop func()) {
 	mu.Lock() // until timer is set
 	defer mu.Unlock()
 	var timer *time.Timer
-	timer = time.AfterFunc(l.RenewInterval, func() {
+	timer = time.AfterFunc(l.cfg.RenewInterval, func() {
 		mu.Lock()
 		defer mu.Unlock()
 		if ctx.Err() == nil {
 			l.RenewInputs(ctx, t)
-			timer.Reset(l.RenewInterval)
+			timer.Reset(l.cfg.RenewInterval)
 		}
 	})
 	return func() {
@@ -47,13 +47,13 @@ func (l *Local) RenewInputs(ctx context.Context, t *Task) {
 	case <-ctx.Done():
 		return
 	}
-	log := l.Log.With("action", t.Action.String(), "instance", t.Instance)
+	log := l.cfg.Log.With("action", t.Action.String(), "instance", t.Instance)
 	defer func() {
 		if v := recover(); v != nil { // it runs in a goroutine whose panic would end the process
 			log.Error("panic while renewing inputs", "panic", v, "stack", string(debug.Stack()))
 		}
 	}()
-	in, err := l.Instances(t.Instance)
+	in, err := l.cfg.Instances(t.Instance)
 	if err == nil {
 		err = l.markInputs(ctx, in, t.Action)
 	}

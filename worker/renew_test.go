@@ -54,9 +54,9 @@ func (m *marking) taken() map[cas.Digest]int {
 func newMarkingBench(t *testing.T, run runFunc) (*bench, *marking, *strings.Builder) {
 	b := newBench(t, run)
 	m := &marking{Memory: b.store, marks: map[cas.Digest]int{}}
-	b.Instances = func(string) (*cas.Instance, error) { return &cas.Instance{Store: m, Actions: m}, nil }
+	b.cfg.Instances = func(string) (*cas.Instance, error) { return &cas.Instance{Store: m, Actions: m}, nil }
 	var log strings.Builder
-	b.Log = slog.New(slog.NewTextHandler(&log, nil))
+	b.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
 	return b, m, &log
 }
 
@@ -130,7 +130,7 @@ func TestRule072_AllLostInputsAreListed(t *testing.T) {
 	}
 	_, err = b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
 	var f *Fault
-	if !errors.As(err, &f) || f.Kind != Missing || !slices.Equal(f.Blobs, lost) {
+	if !errors.As(err, &f) || f.Kind != FaultMissing || !slices.Equal(f.Blobs, lost) {
 		t.Errorf("got %v, want a fault of kind Missing with %v", err, lost)
 	}
 }

@@ -22,21 +22,21 @@ import (
 func TestRule070_MissingOrMalformedAction(t *testing.T) {
 	b := newBench(t, nil)
 	absent := cas.SHA256.Sum([]byte("absent"))
-	if f := b.want("absent", absent, Missing, absent.String()); !slices.Equal(f.Blobs, []cas.Digest{absent}) {
+	if f := b.want("absent", absent, FaultMissing, absent.String()); !slices.Equal(f.Blobs, []cas.Digest{absent}) {
 		t.Errorf("got missing %v, want the action", f.Blobs)
 	}
 	odd, err := cas.FromProto(cas.SHA256, b.raw(garbage))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.want("garbage", odd, Invalid, odd.Hash())
+	b.want("garbage", odd, FaultInvalid, odd.Hash())
 	rootless := b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = nil })
-	b.want("no input root", rootless, Invalid, "input_root_digest")
+	b.want("no input root", rootless, FaultInvalid, "input_root_digest")
 	without, err := cas.FromProto(cas.SHA256, b.put(&repb.Action{}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.want("no digests", without, Invalid, "command_digest")
+	b.want("no digests", without, FaultInvalid, "command_digest")
 }
 
 // A missing command is reported together with the other missing blobs.
@@ -47,7 +47,7 @@ func TestRule071_MissingOrMalformedCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.want("garbage", odd, Invalid)
+	b.want("garbage", odd, FaultInvalid)
 	absent := cas.SHA256.Sum([]byte("absent command"))
 	file := cas.SHA256.Sum([]byte("absent file"))
 	root = b.put(&repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: file.Proto()}}})
@@ -55,12 +55,12 @@ func TestRule071_MissingOrMalformedCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f := b.want("absent", action, Missing); !slices.Equal(f.Blobs, []cas.Digest{absent, file}) {
+	if f := b.want("absent", action, FaultMissing); !slices.Equal(f.Blobs, []cas.Digest{absent, file}) {
 		t.Errorf("got missing %v, want %v", f.Blobs, []cas.Digest{absent, file})
 	}
-	b.want("arguments", b.action(command(func(c *repb.Command) { c.Arguments = nil })), Invalid, "arguments")
-	b.want("program", b.action(command(func(c *repb.Command) { c.Arguments = []string{""} })), Invalid, "arguments")
-	b.want("NUL", b.action(command(func(c *repb.Command) { c.Arguments = []string{"a\x00b"} })), Invalid, "NUL")
+	b.want("arguments", b.action(command(func(c *repb.Command) { c.Arguments = nil })), FaultInvalid, "arguments")
+	b.want("program", b.action(command(func(c *repb.Command) { c.Arguments = []string{""} })), FaultInvalid, "arguments")
+	b.want("NUL", b.action(command(func(c *repb.Command) { c.Arguments = []string{"a\x00b"} })), FaultInvalid, "NUL")
 }
 
 func TestRule073_SymlinksAreStagedUnchanged(t *testing.T) {
@@ -103,7 +103,7 @@ func TestRule074_DirectoryMustBeCanonical(t *testing.T) {
 		"no target":            {Symlinks: []*repb.SymlinkNode{{Name: "a"}}},
 	} {
 		root := b.put(d)
-		b.want(what, b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = root }), Invalid, root.Hash)
+		b.want(what, b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = root }), FaultInvalid, root.Hash)
 	}
 }
 
@@ -113,7 +113,7 @@ func TestRule075_MalformedTree(t *testing.T) {
 		"garbage at the root": b.raw(garbage),
 		"garbage below":       b.put(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: "d", Digest: b.raw(garbage)}}}),
 	} {
-		b.want(what, b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = root }), Invalid)
+		b.want(what, b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = root }), FaultInvalid)
 	}
 	nested := func(depth int, name string) *repb.Digest {
 		d := b.put(&repb.Directory{})
@@ -130,7 +130,7 @@ func TestRule075_MalformedTree(t *testing.T) {
 		{"too deep", "deeper than 1000", nested(1001, "d")},
 		{"path too long", "longer than 4000", nested(40, strings.Repeat("d", 100))},
 	} {
-		b.want(c.what, b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = c.root }), Invalid, c.words)
+		b.want(c.what, b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = c.root }), FaultInvalid, c.words)
 	}
 	deepest := nested(1000, "d")
 	if _, err := b.Admit(t.Context(), &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = deepest })}); err != nil {
@@ -147,11 +147,11 @@ func TestRule076_Environment(t *testing.T) {
 			}
 		}))
 	}
-	b.want("twice", vars("A", "1", "B", "2", "A", "1"), Invalid, "A is set twice")
-	b.want("no name", vars("", "1"), Invalid, "environment variable")
-	b.want("equals sign", vars("A=B", "1"), Invalid, "A=B")
-	b.want("NUL in a name", vars("A\x00", "1"), Invalid)
-	b.want("NUL in a value", vars("A", "\x00"), Invalid)
+	b.want("twice", vars("A", "1", "B", "2", "A", "1"), FaultInvalid, "A is set twice")
+	b.want("no name", vars("", "1"), FaultInvalid, "environment variable")
+	b.want("equals sign", vars("A=B", "1"), FaultInvalid, "A=B")
+	b.want("NUL in a name", vars("A\x00", "1"), FaultInvalid)
+	b.want("NUL in a value", vars("A", "\x00"), FaultInvalid)
 	if _, err := b.Admit(t.Context(), &Task{Action: vars("B", "1", "A", "2")}); err != nil {
 		t.Errorf("unsorted: %v", err)
 	}
@@ -184,7 +184,7 @@ func TestRule078_OutputPathsReplaceTheOldFields(t *testing.T) {
 func TestRule080_WorkingDirectory(t *testing.T) {
 	b := newBench(t, nil)
 	for _, dir := range []string{"/d", "../d", "..", "d/../..", "none", "d/none", "a", "\x00"} {
-		b.want(dir, b.action(command(func(c *repb.Command) { c.WorkingDirectory = dir })), Invalid, "working")
+		b.want(dir, b.action(command(func(c *repb.Command) { c.WorkingDirectory = dir })), FaultInvalid, "working")
 	}
 	for _, dir := range []string{"", "d"} {
 		if _, err := b.Admit(t.Context(), &Task{Action: b.action(command(func(c *repb.Command) { c.WorkingDirectory = dir }))}); err != nil {
@@ -198,11 +198,11 @@ func TestRule081_Timeout(t *testing.T) {
 	with := func(d *durationpb.Duration) cas.Digest {
 		return b.action(func(a *repb.Action, _ *repb.Command) { a.Timeout = d })
 	}
-	b.want("negative", with(durationpb.New(-time.Second)), Invalid, "timeout -1s is negative")
-	b.want("above the maximum", with(durationpb.New(time.Hour+1)), Invalid, "timeout of 1h0m0.000000001s", "maximum of 1h0m0s")
-	b.want("out of range", with(&durationpb.Duration{Seconds: 1 << 60}), Invalid, "timeout")
-	b.want("malformed", with(&durationpb.Duration{Seconds: 1, Nanos: -1}), Invalid, "timeout")
-	in, err := b.Instances("")
+	b.want("negative", with(durationpb.New(-time.Second)), FaultInvalid, "timeout -1s is negative")
+	b.want("above the maximum", with(durationpb.New(time.Hour+1)), FaultInvalid, "timeout of 1h0m0.000000001s", "maximum of 1h0m0s")
+	b.want("out of range", with(&durationpb.Duration{Seconds: 1 << 60}), FaultInvalid, "timeout")
+	b.want("malformed", with(&durationpb.Duration{Seconds: 1, Nanos: -1}), FaultInvalid, "timeout")
+	in, err := b.cfg.Instances("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func TestRule083_PlatformOfTheActionWins(t *testing.T) {
 func TestRule085_PolicyRefusesBeforeQueueing(t *testing.T) {
 	b := newBench(t, nil)
 	action := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1TiB") })
-	if f := b.want("memory", action, Unmet, "cloister-memory", "1TiB"); len(f.Blobs) > 0 {
+	if f := b.want("memory", action, FaultUnmet, "cloister-memory", "1TiB"); len(f.Blobs) > 0 {
 		t.Errorf("got missing blobs %v, want none", f.Blobs)
 	}
 }
@@ -328,7 +328,7 @@ func TestRule108_TimeoutHasResult(t *testing.T) {
 		if diff := cmp.Diff(want, out.Result, protocmp.Transform(), protocmp.IgnoreFields(&repb.ActionResult{}, "execution_metadata")); diff != "" {
 			t.Errorf("result (-want +got):\n%s", diff)
 		}
-		if out.Status != TimedOut || !strings.Contains(out.Message, c.says) || out.Result.ExecutionMetadata == nil {
+		if out.Status != StatusTimedOut || !strings.Contains(out.Message, c.says) || out.Result.ExecutionMetadata == nil {
 			t.Errorf("got status %v, message %q, metadata %v", out.Status, out.Message, out.Result.ExecutionMetadata)
 		}
 		if b.recorded(action) {
@@ -341,7 +341,7 @@ func TestRule109_MessageNamesSignal(t *testing.T) {
 	b := newBench(t, returns(sandbox.Result{ExitCode: 139, Signal: 11}))
 	action := b.action(nil)
 	out := b.do(&Task{Action: action})
-	if out.Status != OK || out.Result.ExitCode != 139 || !strings.Contains(out.Message, "killed by signal 11") || b.recorded(action) {
+	if out.Status != StatusOK || out.Result.ExitCode != 139 || !strings.Contains(out.Message, "killed by signal 11") || b.recorded(action) {
 		t.Errorf("got %+v", out)
 	}
 }
@@ -427,7 +427,7 @@ func TestRule123_WarnsAboutSuccessWithoutOutputs(t *testing.T) {
 		if got := strings.Contains(out.Message, `produced none of its declared outputs`) && strings.Contains(out.Message, `"o/x"`); got != c.warns {
 			t.Errorf("%s: got message %q, want a warning: %v", c.name, out.Message, c.warns)
 		}
-		if out.Status != OK || out.Reproduce != "" || !b.recorded(action) || out.Result.ExecutionMetadata.GetWorker() == "" {
+		if out.Status != StatusOK || out.Reproduce != "" || !b.recorded(action) || out.Result.ExecutionMetadata.GetWorker() == "" {
 			t.Errorf("%s: got %+v, want a cached success", c.name, out)
 		}
 	}

@@ -23,11 +23,13 @@ func (l *Local) run(ctx context.Context, t *Task, spec *sandbox.Spec) (*ran, err
 		logs = &Logs{}
 	}
 	r := &ran{
-		stdout: &capped{log: &logs.Stdout, left: l.LogBytes, live: t.Stdout},
-		stderr: &capped{log: &logs.Stderr, left: l.LogBytes, live: t.Stderr},
+		stdout: &capped{log: &logs.Stdout, left: l.cfg.LogBytes, live: t.Stdout},
+		stderr: &capped{log: &logs.Stderr, left: l.cfg.LogBytes, live: t.Stderr},
 	}
 	var err error
-	r.Result, err = l.Backend.Run(ctx, spec, sandbox.Stdio{Stdout: r.stdout, Stderr: r.stderr, Terminal: t.Terminal})
+	r.Result, err = l.cfg.Backend.Run(ctx, spec, sandbox.Stdio{
+		Stdin: t.Stdin, Stdout: r.stdout, Stderr: r.stderr, Terminal: t.Terminal,
+	})
 	if ctx.Err() != nil {
 		if r.Result != nil {
 			l.audit(t, NewViolations(r.Result)) // they happened, even though the client is gone

@@ -47,8 +47,8 @@ func (l *Local) seal(ctx context.Context, e *execution) (*Outcome, error) {
 	n := proto.Size(result) + sizeOf(append(usage, details)...) + sizeOfPacked(e.task.Auxiliary) + otherMetadata
 	if n > MaxResult {
 		// The whole result could neither be sent nor, once cached, be read again.
-		if out.Status == OK && e.ran.ExitCode == 0 {
-			out.Status = BadOutput
+		if out.Status == StatusOK && e.ran.ExitCode == 0 {
+			out.Status = StatusBadOutput
 		}
 		line = fmt.Sprintf("the result names %d output files and takes %d bytes, more than the %d of a message: "+
 			"declare a directory instead of its files", len(result.OutputFiles), n, MaxResult)
@@ -67,12 +67,12 @@ func (l *Local) seal(ctx context.Context, e *execution) (*Outcome, error) {
 	m.AuxiliaryMetadata = append(m.AuxiliaryMetadata, e.task.Auxiliary...)
 	result.ExecutionMetadata = m
 	out.Message = e.message(line, limit)
-	if out.Status != OK || e.ran.ExitCode != 0 {
+	if out.Status != StatusOK || e.ran.ExitCode != 0 {
 		t := *e.task
 		if g := e.box.grant; g.Rule == "default" && g.Profile == "build" {
 			t.Target, t.Mnemonic = "", "" // they selected nothing
 		}
-		out.Reproduce = l.Reproduce(&t)
+		out.Reproduce = l.cfg.Reproduce(&t)
 	}
 	return out, nil
 }

@@ -5,7 +5,6 @@ package worker
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"math"
 	"os"
 	"path"
@@ -23,12 +22,9 @@ const outDir = "out"
 const copyUpTo = 16
 
 // NewStager returns a Stager that stages input trees for runs in b. It mounts images if b supports that; otherwise it
-// copies, and why is the reason. dir must not be on a file system in memory; the image files in it are unlinked.
-// Subtrees that many runs share stay mounted within budget bytes. The caller closes the Stager before b.
-func NewStager(
-	ctx context.Context, b sandbox.Backend, dir string, budget int64, log *slog.Logger,
-) (s *tree.Stager, why error) {
-	c := tree.StagerConfig{Dir: dir, Budget: budget, CopyUpTo: copyUpTo, Log: log}
+// copies, and why is the reason. It sets the fields Mounter and CopyUpTo of c. The caller closes the Stager before b.
+func NewStager(ctx context.Context, b sandbox.Backend, c tree.StagerConfig) (s *tree.Stager, why error) {
+	c.CopyUpTo = copyUpTo
 	if m, ok := b.(sandbox.ImageMounter); ok {
 		c.Mounter = mounter{m}
 	}
@@ -64,7 +60,7 @@ func (l *Local) stage(ctx context.Context, t *Task, req *Request, box *confined)
 	workspace := func(bytes, files int64) (*os.Root, error) {
 		bytes, files = sum(bytes, spec.Limits.OutputBytes), sum(files, spec.Limits.OutputFiles)
 		var err error
-		if s.ws, err = l.Backend.Workspace(ctx, bytes, files); err != nil {
+		if s.ws, err = l.cfg.Backend.Workspace(ctx, bytes, files); err != nil {
 			return nil, err
 		}
 		return s.ws.Root(), nil
@@ -73,7 +69,7 @@ func (l *Local) stage(ctx context.Context, t *Task, req *Request, box *confined)
 	if v := t.Variation; v != nil && v.Order != 0 {
 		layout = layout.WithOrder(v.Order)
 	}
-	if s.tree, err = l.Stager.Stage(ctx, layout, req.Instance, workspace); err != nil {
+	if s.tree, err = l.cfg.Stager.Stage(ctx, layout, req.Instance, workspace); err != nil {
 		return nil, err
 	}
 	if s.out, err = s.ws.Root().OpenRoot(outDir); err != nil {

@@ -24,7 +24,7 @@ import (
 func (l *Local) toolchain(
 	spec *sandbox.Spec, r *sandbox.Result,
 ) (t manifest.Toolchain, accidental []manifest.Program) {
-	t = manifest.Toolchain{Host: l.Host, Complete: r.ExecutedAll}
+	t = manifest.Toolchain{Host: l.cfg.Host, Complete: r.ExecutedAll}
 	executed := r.Executed
 	if spec.Audit == sandbox.AuditOff {
 		executed = l.commandProgram(spec)
@@ -58,7 +58,7 @@ func isWatchdogProgram(p string) bool {
 // onHost returns the path on this host of the toolchain path p, or false if p is not part of the toolchain.
 func (l *Local) onHost(p string) (source string, ok bool) {
 	longest := -1
-	for _, in := range l.Toolchain {
+	for _, in := range l.cfg.Toolchain {
 		rest, below := strings.CutPrefix(p, in.Target)
 		if below && (rest == "" || rest[0] == '/') && len(in.Target) > longest {
 			source, longest = in.Source+filepath.FromSlash(rest), len(in.Target)
@@ -90,7 +90,7 @@ func (l *Local) commandProgram(spec *sandbox.Spec) []string {
 		if err != nil {
 			continue
 		}
-		for _, in := range l.Toolchain {
+		for _, in := range l.cfg.Toolchain {
 			rest, below := strings.CutPrefix(resolved, in.Source)
 			if below && (rest == "" || os.IsPathSeparator(rest[0])) {
 				return []string{in.Target + filepath.ToSlash(rest)}

@@ -19,7 +19,7 @@ import (
 func TestVariedRunsInSandbox(t *testing.T) {
 	c := newConfining(t, onDisk(t), 1<<20)
 	given := sandbox.Conditions{Hostname: "elsewhere", User: "mallory", UID: 4711, Umask: 0o077, CPUs: 1, FixedLayout: true, SkippedPIDs: 9}
-	if err := c.Features.Covers(&sandbox.Spec{Conditions: given, Limits: sandboxtest.Limits(), Network: sandbox.Network{Listen: true}}); err != nil {
+	if err := c.cfg.Features.Covers(&sandbox.Spec{Conditions: given, Limits: sandboxtest.Limits(), Network: sandbox.Network{Listen: true}}); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	root := &repb.Directory{}

@@ -43,7 +43,7 @@ func TestVariationChangesSpec(t *testing.T) {
 		got = spec
 		return &sandbox.Result{Opened: []string{ExecRoot + "/d/b", "/home/x/src/a"}}
 	})
-	b.Features.Conditions = []sandbox.Condition{sandbox.ConditionHostname}
+	b.cfg.Features.Conditions = []sandbox.Condition{sandbox.ConditionHostname}
 	action := b.action(func(a *repb.Action, c *repb.Command) {
 		c.WorkingDirectory, c.OutputPaths = "d", []string{"x"}
 		c.EnvironmentVariables = []*repb.Command_EnvironmentVariable{{Name: "A", Value: "1"}, {Name: "B", Value: "2"}}
@@ -66,7 +66,7 @@ func TestVariationChangesSpec(t *testing.T) {
 	if m := b.execution(out); m.SpecHash == usual || m.UnreadInputs == nil || *m.UnreadInputs != 1 {
 		t.Errorf("got %v, want a hash other than %s and one unread input", m, usual)
 	}
-	env := []string{"A=3", "C=4", "PATH=" + defaults["PATH"], "TMPDIR=/tmp"}
+	env := append([]string{"A=3", "C=4"}, sandbox.Environment("HOME")...)
 	if got.Dir != "/home/x/src/d" || got.Outputs[0].Target != "/home/x/src" || !slices.Equal(got.Env, env) || got.Conditions != v.Conditions {
 		t.Errorf("got spec %+v", got)
 	}
@@ -79,24 +79,24 @@ func TestVariationChangesSpec(t *testing.T) {
 
 func TestInvalidVariationsAreRefused(t *testing.T) {
 	b := newBench(t, ended(0))
-	b.Toolchain = []sandbox.Input{{Target: "/usr", Content: "host", Source: "/usr"}}
-	b.Features.Conditions = []sandbox.Condition{sandbox.ConditionUmask}
+	b.cfg.Toolchain = []sandbox.Input{{Target: "/usr", Content: "host", Source: "/usr"}}
+	b.cfg.Features.Conditions = []sandbox.Condition{sandbox.ConditionUmask}
 	for name, c := range map[string]struct {
 		v    Variation
-		want Kind
+		want FaultKind
 	}{
-		"unsupported condition":   {Variation{Conditions: sandbox.Conditions{Hostname: "a"}}, Unmet},
-		"invalid condition":       {Variation{Conditions: sandbox.Conditions{Umask: 0o1000}}, Invalid},
-		"variable without a name": {Variation{Env: []string{"=x"}}, Invalid},
-		"a relative root":         {Variation{Root: "build"}, Invalid},
-		"an unclean root":         {Variation{Root: "/a/../b"}, Invalid},
-		"the root directory":      {Variation{Root: "/"}, Invalid},
-		"a root in the toolchain": {Variation{Root: "/usr/src"}, Invalid},
-		"a root in /proc":         {Variation{Root: "/proc/x"}, Invalid},
-		"a root in /sys":          {Variation{Root: "/sys/x"}, Invalid},
-		"a root in /tmp":          {Variation{Root: "/tmp/x"}, Invalid},
-		"a root in /etc":          {Variation{Root: "/etc/x"}, Invalid},
-		"a root in /dev":          {Variation{Root: "/dev"}, Invalid},
+		"unsupported condition":   {Variation{Conditions: sandbox.Conditions{Hostname: "a"}}, FaultUnmet},
+		"invalid condition":       {Variation{Conditions: sandbox.Conditions{Umask: 0o1000}}, FaultInvalid},
+		"variable without a name": {Variation{Env: []string{"=x"}}, FaultInvalid},
+		"a relative root":         {Variation{Root: "build"}, FaultInvalid},
+		"an unclean root":         {Variation{Root: "/a/../b"}, FaultInvalid},
+		"the root directory":      {Variation{Root: "/"}, FaultInvalid},
+		"a root in the toolchain": {Variation{Root: "/usr/src"}, FaultInvalid},
+		"a root in /proc":         {Variation{Root: "/proc/x"}, FaultInvalid},
+		"a root in /sys":          {Variation{Root: "/sys/x"}, FaultInvalid},
+		"a root in /tmp":          {Variation{Root: "/tmp/x"}, FaultInvalid},
+		"a root in /etc":          {Variation{Root: "/etc/x"}, FaultInvalid},
+		"a root in /dev":          {Variation{Root: "/dev"}, FaultInvalid},
 	} {
 		var f *Fault
 		if _, err := b.Execute(t.Context(), &Task{Action: b.action(nil), Variation: &c.v}, func(Stage) {}); !errors.As(err, &f) || f.Kind != c.want {

@@ -89,10 +89,17 @@ var importance = []sandbox.EventKind{
 // byImportance returns the events, the most important first.
 func (v *Violations) byImportance() []sandbox.Event {
 	events := slices.Clone(v.Events)
-	slices.SortStableFunc(events, func(e, f sandbox.Event) int {
-		return slices.Index(importance, e.Kind) - slices.Index(importance, f.Kind)
-	})
+	slices.SortStableFunc(events, func(e, f sandbox.Event) int { return rank(e) - rank(f) })
 	return events
+}
+
+// rank orders events. Python tries to cache each module that it imports and continues when it cannot, so these events
+// follow all others that may explain a failure.
+func rank(e sandbox.Event) int {
+	if strings.Contains(e.Subject, "/__pycache__") && e.Kind != sandbox.EventAllowed {
+		return 2*slices.Index(importance, sandbox.EventOutput) + 1
+	}
+	return 2 * slices.Index(importance, e.Kind)
 }
 
 // sameLimit reports whether f is about the limit of e, which may be nil.
@@ -102,8 +109,8 @@ func sameLimit(e *sandbox.Event, f sandbox.Event) bool {
 
 // audit passes v to the operator's audit log, unless it is empty.
 func (l *Local) audit(t *Task, v *Violations) {
-	if l.Audit != nil && len(v.Events)+v.Unrecorded > 0 {
-		l.Audit(t, v)
+	if l.cfg.Audit != nil && len(v.Events)+v.Unrecorded > 0 {
+		l.cfg.Audit(t, v)
 	}
 }
 

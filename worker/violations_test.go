@@ -87,12 +87,28 @@ func TestResultAtALimitIsNotCached(t *testing.T) {
 		"the action survived the limit": newBench(t, returns(sandbox.Result{Exceeded: &limit})),
 	} {
 		action := b.action(nil)
-		if out := b.do(&Task{Action: action}); b.recorded(action) || !out.Uncacheable || out.Status != OK {
+		if out := b.do(&Task{Action: action}); b.recorded(action) || !out.Uncacheable || out.Status != StatusOK {
 			t.Errorf("%s: got cached %v, outcome %+v", name, b.recorded(action), out)
 		}
 		if len(b.audited) != 1 || len(b.audited[0].Events) != 1 {
 			t.Errorf("%s: got audit %+v, want the limit once", name, b.audited)
 		}
+	}
+}
+
+func TestRunWithStdinIsNotCached(t *testing.T) {
+	stdin := os.Stdin // any file
+	var got *os.File
+	b := newBench(t, func(_ context.Context, _ *sandbox.Spec, s sandbox.Stdio, _ *os.Root) *sandbox.Result {
+		got = s.Stdin
+		return &sandbox.Result{}
+	})
+	action := b.action(nil)
+	if out := b.do(&Task{Action: action, Stdin: stdin}); b.recorded(action) || !out.Uncacheable {
+		t.Errorf("got cached %v, uncacheable %v", b.recorded(action), out.Uncacheable)
+	}
+	if got != stdin {
+		t.Errorf("got stdin %v, want %v", got, stdin)
 	}
 }
 
@@ -135,7 +151,7 @@ func TestViolationsOfCancelledRunAreAudited(t *testing.T) {
 		return &sandbox.Result{ExitCode: 137, Events: []sandbox.Event{connect}}
 	})
 	_, err := b.Execute(ctx, &Task{Action: b.action(nil)}, func(Stage) {})
-	wantFault(t, "cancelled run", err, Cancelled)
+	wantFault(t, "cancelled run", err, FaultCancelled)
 	if len(b.audited) != 1 || b.audited[0].Events[0].Kind != sandbox.EventConnect {
 		t.Errorf("got audit %+v", b.audited)
 	}
@@ -299,13 +315,13 @@ func TestRefusedPropertyIsUnmet(t *testing.T) {
 	b := newBench(t, ended(0))
 	refused := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-network", "example.org:443") })
 	full := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-audit", "full") })
-	b.Features.Audits = []sandbox.Audit{sandbox.AuditViolations}
+	b.cfg.Features.Audits = []sandbox.Audit{sandbox.AuditViolations}
 	for action, words := range map[cas.Digest][]string{
 		refused: {"cloister-network"},
 		full:    {"cloister-audit=full", `rule "default"`, "audit level full"},
 	} {
 		_, err := b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
-		f := wantFault(t, words[0], err, Unmet)
+		f := wantFault(t, words[0], err, FaultUnmet)
 		for _, w := range words {
 			if !strings.Contains(f.Error(), w) {
 				t.Errorf("got %q, want %q in it", f, w)
@@ -315,7 +331,7 @@ func TestRefusedPropertyIsUnmet(t *testing.T) {
 }
 
 func TestTimeoutOfTheGrant(t *testing.T) {
-	l := New(Config{Name: "w"})
+	l := newLocal(Config{Name: "w"})
 	g := &policy.Grant{Profile: "p", Rule: "r", MaxTimeout: time.Minute}
 	for _, c := range []struct {
 		asked, want time.Duration
@@ -325,11 +341,11 @@ func TestTimeoutOfTheGrant(t *testing.T) {
 		if c.asked > 0 {
 			req.Action.Timeout = durationpb.New(c.asked)
 		} else {
-			req.Timeout = l.MaxTimeout // like Resolve
+			req.Timeout = l.cfg.MaxTimeout // like Resolve
 		}
 		got, err := l.timeout(&Task{}, req, g)
 		var f *Fault
-		if got != c.want || (err == nil) != c.ok || !c.ok && (!errors.As(err, &f) || f.Kind != Invalid || !strings.Contains(err.Error(), `maximum of 1m0s of profile "p"`)) {
+		if got != c.want || (err == nil) != c.ok || !c.ok && (!errors.As(err, &f) || f.Kind != FaultInvalid || !strings.Contains(err.Error(), `maximum of 1m0s of profile "p"`)) {
 			t.Errorf("timeout %v: got %v, %v, want %v", c.asked, got, err, c.want)
 		}
 	}
@@ -345,7 +361,7 @@ func TestResultWithNetworkAccess(t *testing.T) {
 		c.box.grant = &policy.Grant{Profile: "fetch", Rule: "downloads", Cache: cache, Network: sandbox.Network{
 			Loopback: true, Allow: []sandbox.Endpoint{{Host: "example.org", Port: 443}},
 		}}
-		out, err := New(Config{Name: "w"}).seal(t.Context(), c)
+		out, err := newLocal(Config{Name: "w"}).seal(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -376,7 +392,7 @@ rules:
 		t.Fatal(err)
 	}
 	b := newBench(t, ended(0))
-	b.Policy = p
+	b.cfg.Policy = p
 	action := b.action(func(_ *repb.Action, c *repb.Command) { c.Platform = platform("cloister-network", "example.org:443") })
 	out := b.do(&Task{Action: action, Instance: "main", Target: "//third_party/x:y", Mnemonic: "Fetch"})
 	if m := b.execution(out); m.Rule != "downloads" || m.Hermetic || b.recorded(action) {
@@ -410,7 +426,7 @@ func TestAdmit(t *testing.T) {
 		t.Errorf("another profile: got the same key %q, %v", test.MergeKey, err)
 	}
 	demanding, err := admit("CppCompile", "pool", "b", "OSFamily", "linux", "cloister-memory", "1GiB", "pool", "a", "pool", "b")
-	want := []Property{{"OSFamily", "linux"}, {"pool", "a"}, {"pool", "b"}}
+	want := []Property{{Name: "OSFamily", Value: "linux"}, {Name: "pool", Value: "a"}, {Name: "pool", Value: "b"}}
 	if err != nil || !slices.Equal(demanding.Demands, want) || demanding.MergeKey != build.MergeKey {
 		t.Errorf("got %+v, %v, want key %q and demands %v", demanding, err, build.MergeKey, want)
 	}
@@ -455,12 +471,12 @@ func TestRefusalsAreAudited(t *testing.T) {
 // only malformed actions.
 func TestAdmitInFleet(t *testing.T) {
 	b := newBench(t, nil)
-	b.Fleet = true
+	b.cfg.Fleet = true
 	action := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1TiB") })
 	if _, err := b.Admit(t.Context(), &Task{Action: action}); !errors.Is(err, policy.ErrRefused) {
 		t.Errorf("with a backend: got %v, want ErrRefused", err)
 	}
-	b.Backend = nil
+	b.cfg.Backend = nil
 	keys := map[string]bool{}
 	for _, task := range []*Task{{}, {Target: "//a"}, {Target: "//b"}, {Target: "//a", Mnemonic: "M"}} {
 		task.Action = action
@@ -475,5 +491,16 @@ func TestAdmitInFleet(t *testing.T) {
 	}
 	if _, err := b.Admit(t.Context(), &Task{Action: cas.SHA256.Sum([]byte("absent"))}); err == nil {
 		t.Error("Admit accepted a missing action")
+	}
+}
+
+// TestPythonCachesFollowOtherEvents: Python tries to write them for each module, whatever made the action fail.
+func TestPythonCachesFollowOtherEvents(t *testing.T) {
+	cache := sandbox.Event{Kind: sandbox.EventWrite, Subject: "/usr/lib/python3/__pycache__/json.pyc"}
+	left := sandbox.Event{Kind: sandbox.EventOutput, Subject: "tmp.txt"}
+	read := sandbox.Event{Kind: sandbox.EventRead, Subject: "/etc/passwd"}
+	v := NewViolations(&sandbox.Result{Events: []sandbox.Event{cache, left, read}})
+	if got, want := v.byImportance(), []sandbox.Event{read, left, cache}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

@@ -11,11 +11,9 @@
 package worker
 
 import (
-	"cmp"
 	"context"
 	"io"
 	"os"
-	"strings"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -29,7 +27,7 @@ import (
 type Executor interface {
 	// Execute executes t and calls report as each stage begins. A failed action is an Outcome. An error is always a
 	// *Fault: either the request or this side is at fault. If ctx ends, Execute kills the action and returns a Fault
-	// of kind Cancelled. When Execute returns, no process of the action is left.
+	// of kind FaultCancelled. When Execute returns, no process of the action is left.
 	Execute(ctx context.Context, t *Task, report func(Stage)) (*Outcome, error)
 }
 
@@ -69,6 +67,10 @@ type Task struct {
 	Args     []string
 	Terminal *os.File
 
+	// Stdin, if not nil, is the reading end of a pipe that the command reads. Such a run is never cached, because its
+	// result depends on more than the action.
+	Stdin *os.File
+
 	// Seed is the seed for the randomness given to the run, and Revision the source revision of its inputs. The
 	// manifest records both if they are set.
 	Seed     *uint64
@@ -107,21 +109,13 @@ type Admission struct {
 }
 
 // A Property is a platform property that an action demands or a worker has.
-type Property struct{ Name, Value string }
-
-// Compare orders properties by name, then by value.
-func (p Property) Compare(q Property) int {
-	return cmp.Or(strings.Compare(p.Name, q.Name), strings.Compare(p.Value, q.Value))
-}
-
-// String returns name=value as printable text of bounded length.
-func (p Property) String() string { return policy.Property(p).String() }
+type Property = policy.Property
 
 // interactive reports whether a person runs a command of their own in the action's sandbox.
 func (t *Task) interactive() bool { return len(t.Args) > 0 || t.Terminal != nil }
 
 // uncacheable reports whether the run depends on more than the action, so that the action cache is not used.
-func (t *Task) uncacheable() bool { return t.interactive() || t.Variation != nil }
+func (t *Task) uncacheable() bool { return t.interactive() || t.Stdin != nil || t.Variation != nil }
 
 // root returns the path of the input root in the sandbox.
 func (t *Task) root() string {
@@ -136,9 +130,9 @@ type Status uint8
 
 // The statuses.
 const (
-	OK        Status = iota
-	TimedOut         // the command was killed after its timeout
-	BadOutput        // an output has the wrong type, or the outputs do not fit in one result
+	StatusOK        Status = iota
+	StatusTimedOut         // the command was killed after its timeout
+	StatusBadOutput        // an output has the wrong type, or the outputs do not fit in one result
 )
 
 // String returns the name of the gRPC code that the API defines for s. Manifests and reports record it.
@@ -177,13 +171,13 @@ type Stage uint8
 
 // The stages, in order.
 const (
-	Fetch Stage = iota + 1
-	Confine
+	StageFetch Stage = iota + 1
+	StageConfine
 	StageInputs
-	Run
-	Collect
-	Seal
-	Publish
+	StageRun
+	StageCollect
+	StageSeal
+	StagePublish
 )
 
 // String returns the verb.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -68,28 +69,29 @@ func TestCappedTruncatesOnce(t *testing.T) {
 func TestRule110_FaultKeepsItsKind(t *testing.T) {
 	for _, c := range []struct {
 		err  error
-		want Kind
+		want FaultKind
 	}{
-		{&tree.MissingError{Blobs: []cas.Digest{cas.SHA256.Sum(nil)}}, Missing},
-		{cas.ErrInvalid, Invalid},
-		{cas.ErrFull, Exhausted},
-		{fmt.Errorf("write: %w", syscall.ENOSPC), Exhausted},
-		{cas.ErrCorrupt, Unavailable},
-		{cas.ErrNotFound, Unavailable},
-		{cas.ErrUnavailable, Unavailable},
-		{sandbox.ErrUnsupported, Unmet},
-		{policy.ErrRefused, Unmet},
-		{context.Canceled, Cancelled},
-		{context.DeadlineExceeded, Unavailable},
-		{errors.New("x"), Internal},
-		{faultf(Unmet, "x"), Unmet},
+		{&tree.MissingError{Blobs: []cas.Digest{cas.SHA256.Sum(nil)}}, FaultMissing},
+		{cas.ErrInvalid, FaultInvalid},
+		{cas.ErrFull, FaultExhausted},
+		{fmt.Errorf("write: %w", syscall.ENOSPC), FaultExhausted},
+		{cas.ErrCorrupt, FaultUnavailable},
+		{cas.ErrNotFound, FaultUnavailable},
+		{cas.ErrUnavailable, FaultUnavailable},
+		{sandbox.ErrUnsupported, FaultUnmet},
+		{cas.ErrDenied, FaultUnmet},
+		{policy.ErrRefused, FaultUnmet},
+		{context.Canceled, FaultCancelled},
+		{context.DeadlineExceeded, FaultUnavailable},
+		{errors.New("x"), FaultInternal},
+		{faultf(FaultUnmet, "x"), FaultUnmet},
 	} {
 		var f *Fault
-		if err := fault(Run, c.err); !errors.As(err, &f) || f.Kind != c.want || !errors.Is(err, c.err) {
+		if err := fault(StageRun, c.err); !errors.As(err, &f) || f.Kind != c.want || !errors.Is(err, c.err) {
 			t.Errorf("fault(%v) = %v of kind %v, want kind %v", c.err, err, f.Kind, c.want)
 		}
 	}
-	if err := fault(Run, nil); err != nil {
+	if err := fault(StageRun, nil); err != nil {
 		t.Errorf("fault(nil) = %v", err)
 	}
 }
@@ -99,6 +101,41 @@ type unable struct{ sandbox.Backend }
 
 func (unable) Workspace(context.Context, int64, int64) (sandbox.Workspace, error) {
 	return nil, sandbox.ErrUnsupported
+}
+
+// TestNewNamesTheMissingField: New refuses a Config without a required field, and Execute a Task without an action or a
+// worker that only admits.
+func TestNewNamesTheMissingField(t *testing.T) {
+	whole := Config{Name: "w", Instances: castest.Instances(), Backend: unable{}, Features: able, Toolchain: []sandbox.Input{}}
+	for want, change := range map[string]func(*Config){
+		"Config.Name":      func(c *Config) { c.Name = "" },
+		"Config.Instances": func(c *Config) { c.Instances = nil },
+		"Config.Features":  func(c *Config) { c.Features = sandbox.Features{} },
+		"Config.Toolchain": func(c *Config) { c.Toolchain = nil },
+	} {
+		c := whole
+		change(&c)
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want an error that names %s", err, want)
+		}
+	}
+	head := whole
+	head.Backend, head.Features, head.Toolchain = nil, sandbox.Features{}, nil
+	absent := cas.SHA256.Sum([]byte("absent"))
+	for want, c := range map[string]struct {
+		config Config
+		action cas.Digest
+	}{
+		"Task.Action": {whole, cas.Digest{}}, "Config.Backend": {head, absent}, absent.String(): {whole, absent},
+	} {
+		l, err := New(c.config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Execute(t.Context(), &Task{Action: c.action}, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want a fault that names %s", err, want)
+		}
+	}
 }
 
 func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
@@ -120,12 +157,12 @@ func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
 		return d
 	}
 	in := &cas.Instance{Store: m, Actions: m}
-	l := New(Config{Name: "w", Instances: func(string) (*cas.Instance, error) { return in, nil }, Backend: unable{}, Features: able, MaxTimeout: time.Hour})
+	l := newLocal(Config{Name: "w", Instances: func(string) (*cas.Instance, error) { return in, nil }, Backend: unable{}, Features: able, MaxTimeout: time.Hour})
 	var stages []Stage
 	action := put(&repb.Action{})
 	_, err = l.Execute(t.Context(), &Task{Action: action}, func(s Stage) { stages = append(stages, s) })
-	wantFault(t, "no sandbox", err, Unmet)
-	if d := cmp.Diff([]Stage{Fetch, Confine, StageInputs}, stages); d != "" {
+	wantFault(t, "no sandbox", err, FaultUnmet)
+	if d := cmp.Diff([]Stage{StageFetch, StageConfine, StageInputs}, stages); d != "" {
 		t.Errorf("stages (-want +got):\n%s", d)
 	}
 
@@ -144,14 +181,14 @@ func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
 
 	// The maximum timeout is checked before staging.
 	_, err = l.Execute(t.Context(), &Task{Action: put(&repb.Action{Timeout: durationpb.New(2 * time.Hour)})}, func(Stage) {})
-	wantFault(t, "timeout above the maximum", err, Invalid)
+	wantFault(t, "timeout above the maximum", err, FaultInvalid)
 }
 
 func TestRule121_TimestampsNeverDecrease(t *testing.T) {
 	now := time.Now()
 	c := finished(&sandbox.Result{Start: now, End: now.Add(-time.Minute)})
 	c.task.Queued, c.began, c.staged = now, now.Add(-time.Hour), &staged{began: now, ended: now}
-	m := New(Config{Name: "w"}).metadata(c)
+	m := newLocal(Config{Name: "w"}).metadata(c)
 	if m.WorkerStartTimestamp.AsTime().Before(m.QueuedTimestamp.AsTime()) ||
 		m.ExecutionCompletedTimestamp.AsTime().Before(m.ExecutionStartTimestamp.AsTime()) || m.VirtualExecutionDuration.AsDuration() < 0 {
 		t.Errorf("got decreasing timestamps: %v", m)
@@ -170,7 +207,7 @@ func finished(r *sandbox.Result) *execution {
 			Action: &repb.Action{Timeout: durationpb.New(3 * time.Second), CommandDigest: empty.Proto(), InputRootDigest: empty.Proto()},
 		},
 		box: &confined{
-			spec:  &sandbox.Spec{Args: []string{"true"}, Timeout: 3 * time.Second},
+			spec:  &sandbox.Spec{Args: []string{"true"}, Timeout: 3 * time.Second, Limits: sandbox.Limits{Memory: 4 << 30}},
 			grant: &policy.Grant{Profile: "build", Rule: "default", Cache: true, Hermetic: true},
 		},
 		ran:       &ran{Result: r, timedOut: r.Stopped},
@@ -190,40 +227,42 @@ func TestSealExplainsFailure(t *testing.T) {
 		oneOff bool
 		says   string
 	}{
-		{"success", &sandbox.Result{}, nil, OK, false, ""},
-		{"exit code", &sandbox.Result{ExitCode: 4}, nil, OK, false, "exit code 4"},
-		{"signal", &sandbox.Result{ExitCode: 139, Signal: 11}, nil, OK, false, "signal 11"},
-		{"timeout", &sandbox.Result{ExitCode: 143, Stopped: true}, nil, TimedOut, false, "timeout of 3s"},
-		{"output", &sandbox.Result{}, tree.ErrOutput, BadOutput, false, "output"},
-		{"output of a failure", &sandbox.Result{ExitCode: 4}, tree.ErrOutput, OK, false, "exit code 4"},
+		{"success", &sandbox.Result{}, nil, StatusOK, false, ""},
+		{"exit code", &sandbox.Result{ExitCode: 4}, nil, StatusOK, false, "exit code 4"},
+		{"signal", &sandbox.Result{ExitCode: 139, Signal: 11}, nil, StatusOK, false, "signal 11"},
+		{"timeout", &sandbox.Result{ExitCode: 143, Stopped: true}, nil, StatusTimedOut, false, "timeout of 3s"},
+		{"output", &sandbox.Result{}, tree.ErrOutput, StatusBadOutput, false, "output"},
+		{"output of a failure", &sandbox.Result{ExitCode: 4}, tree.ErrOutput, StatusOK, false, "exit code 4"},
 		{
 			"memory", &sandbox.Result{ExitCode: 137, Signal: 9, Exceeded: memory, Usage: sandbox.Usage{PeakMemory: 4 << 30}}, nil,
-			OK, true, "cloister: killed: memory 4.0 GiB of 4.0 GiB, peak 4.0 GiB",
+			StatusOK, true, `cloister: killed: exceeded the 4 GiB memory limit (profile build); ` +
+				`raise it with exec_properties = {"cloister-memory": "8GiB"}`,
 		},
 		{
 			"memory of a child", &sandbox.Result{ExitCode: 1, Exceeded: memory, Events: []sandbox.Event{*memory}}, nil,
-			OK, true, "cloister: killed: memory 4.0 GiB of 4.0 GiB",
+			StatusOK, true, `cloister: killed: exceeded the 4 GiB memory limit (profile build); ` +
+				`raise it with exec_properties = {"cloister-memory": "8GiB"}`,
 		},
 		{
 			"output files", &sandbox.Result{ExitCode: 1, Exceeded: files}, nil,
-			OK, true, "cloister: exit code 1 after a limit was exceeded: output files 10 of 10",
+			StatusOK, true, "cloister: exit code 1 after a limit was exceeded: output files 10 of 10",
 		},
 		{
 			"survived limit", &sandbox.Result{Exceeded: memory}, nil,
-			OK, true, "cloister: succeeded but hit a limit, so its result is not cached: memory 4.0 GiB of 4.0 GiB",
+			StatusOK, true, "cloister: succeeded but hit a limit, so its result is not cached: memory 4.0 GiB of 4.0 GiB",
 		},
 		{
 			"noticed limit", &sandbox.Result{Events: []sandbox.Event{forks}}, nil,
-			OK, true, "cloister: succeeded but hit a limit, so its result is not cached: processes 128 of 128",
+			StatusOK, true, "cloister: succeeded but hit a limit, so its result is not cached: processes 128 of 128",
 		},
 		{
 			"limit and timeout", &sandbox.Result{ExitCode: 137, Stopped: true, Exceeded: memory}, nil,
-			TimedOut, true, "cloister: killed after its timeout of 3s\ncloister: memory 4.0 GiB of 4.0 GiB",
+			StatusTimedOut, true, "cloister: killed after its timeout of 3s\ncloister: memory 4.0 GiB of 4.0 GiB",
 		},
 	} {
 		e := finished(c.ran)
 		e.collected.bad = c.bad
-		out, err := New(Config{Name: "w", Reproduce: rerun}).seal(t.Context(), e)
+		out, err := newLocal(Config{Name: "w", Reproduce: rerun}).seal(t.Context(), e)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -233,7 +272,7 @@ func TestSealExplainsFailure(t *testing.T) {
 		if strings.Contains(c.says, "cloister:") && out.Message != c.says {
 			t.Errorf("%s: got message %q, want %q", c.name, out.Message, c.says)
 		}
-		if failed := c.code != OK || c.ran.ExitCode != 0; failed != (out.Reproduce != "") {
+		if failed := c.code != StatusOK || c.ran.ExitCode != 0; failed != (out.Reproduce != "") {
 			t.Errorf("%s: got command %q, want one: %v", c.name, out.Reproduce, failed)
 		}
 	}
@@ -248,13 +287,13 @@ func TestRule119_PublishRefusesMissingBlobs(t *testing.T) {
 	req := &Request{Instance: &cas.Instance{Store: m, Actions: m}, Action: &repb.Action{}}
 	task := &Task{Action: cas.SHA256.Sum([]byte("action"))}
 	out := &Outcome{Result: &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: "o", Digest: d.Proto()}}}}
-	l := New(Config{Name: "w"})
+	l := newLocal(Config{Name: "w"})
 	if err := l.publish(t.Context(), task, req, out, []cas.Digest{d}); err != nil {
 		t.Fatal(err)
 	}
 	m.Delete(d)
 	other := &Task{Action: cas.SHA256.Sum([]byte("another action"))}
-	wantFault(t, "missing output", l.publish(t.Context(), other, req, out, []cas.Digest{d}), Exhausted)
+	wantFault(t, "missing output", l.publish(t.Context(), other, req, out, []cas.Digest{d}), FaultExhausted)
 	if _, err := m.Lookup(t.Context(), other.Action); !errors.Is(err, cas.ErrNotFound) {
 		t.Errorf("got %v, want no cached result", err)
 	}
@@ -268,22 +307,26 @@ func TestSealRefusesTooLargeResult(t *testing.T) {
 	c := finished(&sandbox.Result{})
 	got.Violations, got.batch = c.collected.Violations, c.collected.batch
 	c.collected = got
-	out, err := New(Config{Name: "w"}).seal(t.Context(), c)
+	out, err := newLocal(Config{Name: "w"}).seal(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out.Status != BadOutput || !strings.Contains(out.Message, "60000 output files") {
+	if out.Status != StatusBadOutput || !strings.Contains(out.Message, "60000 output files") {
 		t.Errorf("got status %v, message %q", out.Status, out.Message)
 	}
 }
 
 func TestRule084_UnknownPropertiesWarnOnce(t *testing.T) {
 	var log strings.Builder
-	l := New(Config{Name: "w", Log: slog.New(slog.NewTextHandler(&log, nil))})
+	l := newLocal(Config{Name: "w", Log: slog.New(slog.NewTextHandler(&log, nil))})
 	property := func(name string) *repb.Platform {
 		return &repb.Platform{Properties: []*repb.Platform_Property{{Name: name, Value: "x"}}}
 	}
+	host := &repb.Platform{Properties: []*repb.Platform_Property{
+		{Name: "ISA", Value: runtime.GOARCH}, {Name: "os", Value: runtime.GOOS}, // what this worker is
+	}}
 	for range 3 {
+		l.warnOfProperties(&Request{Action: &repb.Action{Platform: host}, Command: &repb.Command{}})
 		l.warnOfProperties(&Request{Action: &repb.Action{Platform: property("OSFamily")}, Command: &repb.Command{Platform: property("hidden")}})
 		l.warnOfProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("Arch")}})
 		l.warnOfProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("cloister-memory")}})

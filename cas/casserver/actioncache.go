@@ -11,6 +11,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casstatus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -30,10 +31,10 @@ func (s *actionCache) GetActionResult(
 ) (*repb.ActionResult, error) {
 	in, action, err := s.entry(req)
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	r, err := cas.LookupComplete(ctx, in, action)
-	if code := cas.Code(err); s.OnLookup != nil && (code == codes.OK || code == codes.NotFound) {
+	if code := casstatus.Code(err); s.OnLookup != nil && (code == codes.OK || code == codes.NotFound) {
 		s.OnLookup(ctx, req.InstanceName, action, r)
 	}
 	if err == nil {
@@ -44,7 +45,7 @@ func (s *actionCache) GetActionResult(
 		// If anything is absent or damaged, the client can only execute the action.
 		return nil, status.Error(codes.NotFound, actionError(action, err).Error())
 	case err != nil:
-		return nil, cas.Status(actionError(action, err))
+		return nil, casstatus.Error(actionError(action, err))
 	}
 	if n := proto.Size(r); n > maxMessage {
 		return nil, tooLarge(codes.FailedPrecondition, action, n, maxMessage)
@@ -62,6 +63,9 @@ func (s *actionCache) entry(req interface {
 	in, err := s.Instances(req.GetInstanceName())
 	if err != nil {
 		return nil, cas.Digest{}, err
+	}
+	if in.Actions == nil {
+		return nil, cas.Digest{}, fmt.Errorf("casserver: instance %q has no Actions", in.Name)
 	}
 	action, err := digest(in, req.GetDigestFunction(), req.GetActionDigest())
 	return in, action, err
@@ -89,7 +93,7 @@ func (s *actionCache) UpdateActionResult(
 ) (*repb.ActionResult, error) {
 	in, action, err := s.entry(req)
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	if s.ReadOnlyActions {
 		return nil, status.Error(codes.PermissionDenied,
@@ -97,10 +101,10 @@ func (s *actionCache) UpdateActionResult(
 	}
 	r := req.ActionResult
 	if err := checkResult(r); err != nil {
-		return nil, cas.Status(actionError(action, err))
+		return nil, casstatus.Error(actionError(action, err))
 	}
 	if err := s.storeInlined(ctx, in.Store, action.Function(), r); err != nil {
-		return nil, cas.Status(actionError(action, err))
+		return nil, casstatus.Error(actionError(action, err))
 	}
 	if n := proto.Size(r); n > maxReply {
 		return nil, tooLarge(codes.InvalidArgument, action, n, maxReply)
@@ -110,11 +114,11 @@ func (s *actionCache) UpdateActionResult(
 		return nil, status.Errorf(codes.FailedPrecondition,
 			"result of action %s: %v; upload the outputs first", action, err)
 	} else if err != nil {
-		return nil, cas.Status(actionError(action, err))
+		return nil, casstatus.Error(actionError(action, err))
 	}
 	missing, err := in.Store.Missing(ctx, ds)
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	if len(missing) > 0 {
 		return nil, status.Errorf(codes.FailedPrecondition,
@@ -122,7 +126,7 @@ func (s *actionCache) UpdateActionResult(
 			action, len(missing), missing[0])
 	}
 	if err := in.Actions.Record(ctx, action, r); err != nil {
-		return nil, cas.Status(actionError(action, err))
+		return nil, casstatus.Error(actionError(action, err))
 	}
 	if s.OnUpdate != nil {
 		s.OnUpdate(ctx, req.InstanceName, action, r)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"testing"
 
@@ -54,7 +53,7 @@ func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 // loopback serves v over TCP and returns a connection.
 func loopback(b *testing.B, v void) *grpc.ClientConn {
 	b.Helper()
-	s := grpc.NewServer(ServerOptions(slog.New(slog.DiscardHandler))...)
+	s := grpc.NewServer(append(ServerOptions(nil), Codec())...)
 	Register(s, Config{Instances: func(name string) (*cas.Instance, error) {
 		return &cas.Instance{Name: name, Store: v}, nil
 	}})

@@ -9,7 +9,8 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/cas/compress"
+	"github.com/cloister-build/cloister/cas/casstatus"
+	"github.com/cloister-build/cloister/cas/internal/compress"
 	"golang.org/x/sync/semaphore"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -58,18 +59,18 @@ func (s *byteStream) Read(req *bspb.ReadRequest, stream bspb.ByteStream_ReadServ
 	}
 	if res.compressed() {
 		if err := s.compressMemory.Acquire(ctx, compress.WriterMemory); err != nil {
-			return cas.Status(err)
+			return casstatus.Error(err)
 		}
 		defer s.compressMemory.Release(compress.WriterMemory)
 	}
 	r, err := in.Store.Open(ctx, d, req.ReadOffset)
 	if err != nil {
-		return cas.Status(s.explain("read", d, err))
+		return casstatus.Error(s.explain("read", d, err))
 	}
 	defer r.Close()
 	rest, toEnd := d.Size()-req.ReadOffset, true
 	if res.compressed() {
-		return cas.Status(s.explain("read", d, sendCompressed(stream, res.compressor, r, rest)))
+		return casstatus.Error(s.explain("read", d, sendCompressed(stream, res.compressor, r, rest)))
 	}
 	if req.ReadLimit > 0 && req.ReadLimit < rest {
 		rest, toEnd = req.ReadLimit, false
@@ -78,7 +79,7 @@ func (s *byteStream) Read(req *bspb.ReadRequest, stream bspb.ByteStream_ReadServ
 		p := newReadResponse(int(min(rest, maxData)))
 		rest -= int64(len(p.Data))
 		if err := fill(r, p.Data, toEnd && rest == 0); err != nil {
-			return cas.Status(s.explain("read", d, err))
+			return casstatus.Error(s.explain("read", d, err))
 		}
 		if err := stream.SendMsg(p); err != nil {
 			return err
@@ -194,7 +195,7 @@ func (s *byteStream) QueryWriteStatus(
 	}
 	missing, err := in.Store.Missing(ctx, []cas.Digest{d})
 	if err != nil {
-		return nil, cas.Status(s.explain("query", d, err))
+		return nil, casstatus.Error(s.explain("query", d, err))
 	}
 	if len(missing) == 0 {
 		return &bspb.QueryWriteStatusResponse{CommittedSize: d.Size(), Complete: true}, nil
@@ -233,5 +234,5 @@ func (s *byteStream) resolve(
 			err = fmt.Errorf("resource name %+.256q: %w", name, err)
 		}
 	}
-	return in, r, d, cas.Status(err)
+	return in, r, d, casstatus.Error(err)
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
-	"github.com/cloister-build/cloister/cas/compress"
+	"github.com/cloister-build/cloister/cas/internal/compress"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -231,10 +231,25 @@ func (g greedy) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 
 func TestFullStoreErrorHasAdvice(t *testing.T) {
 	leased := fmt.Errorf("all of its 9 bytes are leased for up to 2h59m: %w", cas.ErrFull)
-	instances, _ := behind(&probe{put: func(cas.Digest) error { return leased }})
-	c := serve(t, casserver.Config{Instances: instances, FullHint: "free disk space"})
-	wantCode(t, c.uploadTo(t.Context(), "", "data"), codes.ResourceExhausted,
-		sum("data").String(), leased.Error(), "upload again later; the operator can free disk space")
+	hint := func(l cas.Limit) string {
+		return map[cas.Limit]string{cas.LimitBytes: "allow more bytes", cas.LimitFiles: "allow more files"}[l]
+	}
+	for _, test := range []struct {
+		err  error
+		want string
+	}{
+		{&cas.FullError{Limit: cas.LimitBytes, Err: leased}, "; upload again later; the operator can allow more bytes"},
+		{&cas.FullError{Limit: cas.LimitFiles, Err: leased}, "; upload again later; the operator can allow more files"},
+		{leased, "store is full; upload again later"}, // of an upstream
+	} {
+		instances, _ := behind(&probe{put: func(cas.Digest) error { return test.err }})
+		c := serve(t, casserver.Config{Instances: instances, FullHint: hint})
+		err := c.uploadTo(t.Context(), "", "data")
+		wantCode(t, err, codes.ResourceExhausted, sum("data").String(), leased.Error(), test.want)
+		if !strings.HasSuffix(err.Error(), test.want) {
+			t.Errorf("got %v, want it to end with %q", err, test.want)
+		}
+	}
 }
 
 func TestRule047_ConcurrentUploadsOfOneBlobSucceed(t *testing.T) {

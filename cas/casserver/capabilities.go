@@ -9,7 +9,8 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/bazelbuild/remote-apis/build/bazel/semver"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/cas/compress"
+	"github.com/cloister-build/cloister/cas/casstatus"
+	"github.com/cloister-build/cloister/cas/internal/compress"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -27,7 +28,7 @@ func (s *capabilities) GetCapabilities(
 ) (*repb.ServerCapabilities, error) {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	execute, update := true, true
 	if s.Rights != nil {

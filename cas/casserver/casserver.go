@@ -25,7 +25,6 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"golang.org/x/sync/semaphore"
-	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 )
 
@@ -54,8 +53,9 @@ type Config struct {
 	ReadOnlyActions bool
 	// Logs, if not nil, serves the log streams of ByteStream.
 	Logs Logs
-	// FullHint, if not empty, tells clients what the operator can do when the store is full.
-	FullHint string
+	// FullHint, if not nil, returns advice for the operator about a limit that a store on this machine has reached.
+	// Error messages to clients contain it.
+	FullHint func(cas.Limit) string
 	// OnLookup, if not nil, is called with each result that GetActionResult returns, or nil if there is none. It must
 	// not block, modify the result or retain it.
 	OnLookup func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult)
@@ -68,8 +68,12 @@ type Config struct {
 
 // Register adds the four services to s. Call stop while or after s stops and before closing the stores, which remain
 // the caller's: it ends interrupted uploads and waits for them. From then on, uploads of more than one message fail
-// with UNAVAILABLE.
-func Register(s *grpc.Server, c Config) (stop func()) {
+// with UNAVAILABLE. Register returns an error if Config.Instances is nil.
+func Register(s grpc.ServiceRegistrar, c Config) (stop func(), err error) {
+	if c.Instances == nil {
+		return nil, errors.New("casserver: Config.Instances is nil")
+	}
+	c.Instances = complete(c.Instances)
 	if c.MaxBatchBytes < 1 || c.MaxBatchBytes > maxBatch {
 		c.MaxBatchBytes = maxBatch
 	}
@@ -81,11 +85,27 @@ func Register(s *grpc.Server, c Config) (stop func()) {
 	repb.RegisterContentAddressableStorageServer(s, &storage{
 		Config: c, uploads: u, chunkings: make(chan struct{}, maxChunkings),
 	})
-	bspb.RegisterByteStreamServer(s, &byteStream{
+	s.RegisterService(&byteStreamDesc, &byteStream{
 		Config: c, uploads: u, compressMemory: semaphore.NewWeighted(maxCompressMemory),
 	})
 	repb.RegisterActionCacheServer(s, &actionCache{Config: c})
-	return u.close
+	return u.close, nil
+}
+
+// complete returns the instances of next, and an error for one that lacks a field which calls use.
+func complete(next cas.Instances) cas.Instances {
+	return func(name string) (*cas.Instance, error) {
+		in, err := next(name)
+		switch {
+		case err != nil:
+			return nil, err
+		case in == nil:
+			return nil, errors.New("casserver: Config.Instances returned neither an instance nor an error")
+		case in.Store == nil:
+			return nil, fmt.Errorf("casserver: instance %q has no Store", name)
+		}
+		return in, nil
+	}
 }
 
 // digest converts p, using the digest function f of the request or, if f is UNKNOWN, the one its length implies.
@@ -116,8 +136,8 @@ func (c *Config) explain(op string, d cas.Digest, err error) error {
 		op += " " + d.String()
 	}
 	full := "upload again later"
-	if c.FullHint != "" {
-		full += "; the operator can " + c.FullHint
+	if f, ok := errors.AsType[*cas.FullError](err); ok && c.FullHint != nil {
+		full += "; the operator can " + c.FullHint(f.Limit)
 	}
 	for _, row := range []struct {
 		err    error
@@ -127,6 +147,7 @@ func (c *Config) explain(op string, d cas.Digest, err error) error {
 		{cas.ErrCorrupt, "upload it again"},
 		{cas.ErrMismatch, "upload the bytes that the digest was computed from"},
 		{cas.ErrFull, full},
+		{cas.ErrUnwritable, "upload again later"},
 	} {
 		if errors.Is(err, row.err) {
 			return fmt.Errorf("%s: %w; %s", op, err, row.advice)

@@ -32,6 +32,7 @@ type client struct {
 	bspb.ByteStreamClient
 	repb.ActionCacheClient
 
+	conn      *grpc.ClientConn
 	instances cas.Instances
 	log       *bytes.Buffer // complete once the call has returned
 	stop      func()        // ends interrupted uploads
@@ -41,7 +42,7 @@ type client struct {
 func serve(t testing.TB, c casserver.Config) *client {
 	t.Helper()
 	var log bytes.Buffer
-	cl := serveWith(t, c, casserver.ServerOptions(slog.New(slog.NewTextHandler(&log, nil)))...)
+	cl := serveWith(t, c, append(casserver.ServerOptions(slog.New(slog.NewTextHandler(&log, nil))), casserver.Codec())...)
 	cl.log = &log
 	return cl
 }
@@ -53,7 +54,11 @@ func serveWith(t testing.TB, c casserver.Config, options ...grpc.ServerOption) *
 		c.Instances = castest.Instances()
 	}
 	s := grpc.NewServer(options...)
-	cl := &client{instances: c.Instances, stop: casserver.Register(s, c)}
+	stop, err := casserver.Register(s, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl := &client{instances: c.Instances, stop: stop}
 	t.Cleanup(cl.stop)
 	cl.connect(t, s, nil)
 	return cl
@@ -78,6 +83,7 @@ func (c *client) connect(t testing.TB, s *grpc.Server, wrap func(net.Conn) net.C
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
+	c.conn = conn
 	c.CapabilitiesClient = repb.NewCapabilitiesClient(conn)
 	c.ContentAddressableStorageClient = repb.NewContentAddressableStorageClient(conn)
 	c.ByteStreamClient, c.ActionCacheClient = bspb.NewByteStreamClient(conn), repb.NewActionCacheClient(conn)

@@ -11,7 +11,8 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/cas/chunk"
+	"github.com/cloister-build/cloister/cas/casstatus"
+	"github.com/cloister-build/cloister/cas/internal/chunk"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -91,11 +92,11 @@ func (c *chunkedBlob) present(ctx context.Context) (bool, error) {
 func (s *storage) SplitBlob(ctx context.Context, req *repb.SplitBlobRequest) (*repb.SplitBlobResponse, error) {
 	c, err := s.chunkedBlob(req.InstanceName, req.DigestFunction, req.BlobDigest)
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	m, err := c.split(ctx, req.ChunkingFunction)
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	resp := &repb.SplitBlobResponse{ChunkingFunction: m.Function, ChunkDigests: protos(m.Chunks)}
 	if n := proto.Size(resp); n > maxMessage {
@@ -114,11 +115,11 @@ func (s *storage) GetChunkMapping(
 ) error {
 	c, err := s.chunkedBlob(req.InstanceName, req.DigestFunction, req.BlobDigest)
 	if err != nil {
-		return cas.Status(err)
+		return casstatus.Error(err)
 	}
 	m, err := c.split(stream.Context(), req.ChunkingFunction)
 	if err != nil {
-		return cas.Status(err)
+		return casstatus.Error(err)
 	}
 	resp := &repb.GetChunkMappingResponse{ChunkingFunction: m.Function}
 	for size, first := 0, true; first || len(m.Chunks) > 0; first = false {

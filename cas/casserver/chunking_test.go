@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -17,8 +16,9 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
-	"github.com/cloister-build/cloister/cas/chunk"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/internal/chunk"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -508,13 +508,13 @@ func TestRegisterChunkMappingIsLimited(t *testing.T) {
 func TestConcurrentSplitsAreLimited(t *testing.T) {
 	t.Parallel()
 	data := noise(3 << 20)
-	m := castest.NewFaulty(castest.NewMemory(), nil)
+	m := faulty.New(castest.NewMemory(), nil)
 	s := &mappingFaulty{m, castest.NewMemory()}
 	c := serve(t, casserver.Config{Instances: instances(s, nil)})
 	if _, err := cas.PutBytes(t.Context(), s, cas.SHA256, []byte(data)); err != nil {
 		t.Fatal(err)
 	}
-	gate := m.Hold(castest.Open)
+	gate := m.Hold(faulty.Open)
 	const atOnce, all = 16, 20
 	done := make(chan error, all)
 	for range all {
@@ -530,7 +530,7 @@ func TestConcurrentSplitsAreLimited(t *testing.T) {
 	cancel()
 	_, err := c.chunks(ctx, &repb.GetChunkMappingRequest{BlobDigest: sum(data).Proto()})
 	wantCode(t, err, codes.Canceled)
-	if n := m.Calls(castest.Open); n != atOnce {
+	if n := m.Calls(faulty.Open); n != atOnce {
 		t.Errorf("%d blobs are read at once, want %d", n, atOnce)
 	}
 	gate.Open()
@@ -543,7 +543,7 @@ func TestConcurrentSplitsAreLimited(t *testing.T) {
 
 // A mappingFaulty keeps chunk lists separately from the blobs.
 type mappingFaulty struct {
-	*castest.Faulty
+	*faulty.Store
 	lists *castest.Memory
 }
 
@@ -679,8 +679,7 @@ func FuzzRegisterChunkMapping(f *testing.F) {
 			}
 		}
 		if !stored {
-			m.Delete(d)
-			m.DeleteChunkList(d)
+			m.Store.Delete(d)
 		}
 	})
 }
@@ -688,7 +687,7 @@ func FuzzRegisterChunkMapping(f *testing.F) {
 // serveFuzz is serve for a fuzz target and one store.
 func serveFuzz(f *testing.F, m *castest.Memory) *client {
 	f.Helper()
-	return serveWith(f, casserver.Config{Instances: instances(m, m)}, casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
+	return serveWith(f, casserver.Config{Instances: instances(m, m)}, casserver.ServerOptions(nil)...)
 }
 
 // A million chunks of three bytes would need a list twelve times the size of the blob, read at each existence check.

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"testing"
 	"time"
 
@@ -40,8 +39,11 @@ func (h *holding) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 func TestStopEndsUploadThatHangsInStore(t *testing.T) {
 	m := castest.NewMemory()
 	h := &holding{m, make(chan struct{}, 1), make(chan error, 1)}
-	s := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
-	endUploads := casserver.Register(s, casserver.Config{Instances: instances(h, m)})
+	s := grpc.NewServer(casserver.ServerOptions(nil)...)
+	endUploads, err := casserver.Register(s, casserver.Config{Instances: instances(h, m)})
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := &client{}
 	c.connect(t, s, nil)
 	c.open(t.Context(), t, message(uploadName("12345678"), 0, "1234", false), message("", 4, "5678", true))

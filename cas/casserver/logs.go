@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cloister-build/cloister/cas"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/protobuf/proto"
 )
@@ -20,16 +21,17 @@ type Logs interface {
 	QueryWriteStatus(context.Context, *bspb.QueryWriteStatusRequest) (*bspb.QueryWriteStatusResponse, error)
 }
 
-// isLog reports whether a resource name is for c.Logs. An instance may be called logstreams, so a name that also has a
-// keyword of blob names is not a log stream.
+// isLog reports whether a resource name is for c.Logs: its first reserved word is logstreams.
 func (c *Config) isLog(name string) bool {
 	if c.Logs == nil || !strings.Contains(name, "logstreams/") {
 		return false // the usual case, without splitting the name
 	}
-	segs := strings.Split(name, "/")
-	return slices.Contains(segs, "logstreams") && !slices.ContainsFunc(segs, func(s string) bool {
-		return s == "blobs" || s == "compressed-blobs" || s == "uploads"
-	})
+	for seg := range strings.SplitSeq(name, "/") {
+		if slices.Contains(cas.Reserved(), seg) {
+			return seg == "logstreams"
+		}
+	}
+	return false
 }
 
 // writeLog passes a write with its first message m to s.Logs.

@@ -73,29 +73,6 @@ func TestRule127_LogStreamNamesGoToLogs(t *testing.T) {
 	}
 }
 
-func TestInstanceMayBeNamedLogstreams(t *testing.T) {
-	var l logs
-	c := serve(t, casserver.Config{Logs: &l})
-	name := "logstreams/" + uploadName("a blob")
-	w := c.open(t.Context(), t, message(name, 0, "a blob", true))
-	if _, err := w.CloseAndRecv(); err != nil {
-		t.Error(err)
-	}
-	if res, err := c.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name}); err != nil || !res.Complete {
-		t.Errorf("query: %v, %v", res, err)
-	}
-	r, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: "logstreams/" + sum("a blob").Resource()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if m, err := r.Recv(); err != nil || string(m.Data) != "a blob" {
-		t.Errorf("read: %v, %v", m, err)
-	}
-	if len(l.asked) > 0 {
-		t.Errorf("got calls %q, want none", l.asked)
-	}
-}
-
 func TestLogStreamNamesAreInvalidWithoutLogs(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	r, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: "main/logstreams/a"})

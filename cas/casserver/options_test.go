@@ -4,7 +4,6 @@ package casserver_test
 
 import (
 	"context"
-	"log/slog"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -25,7 +24,7 @@ import (
 
 func TestRule091_PingsOnIdleConnectionArePermitted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
+		s := grpc.NewServer(casserver.ServerOptions(nil)...)
 		casserver.Register(s, casserver.Config{Instances: castest.Instances()})
 		var dials atomic.Int32
 		c := &client{}
@@ -113,7 +112,7 @@ func TestCallsPerConnectionAreLimited(t *testing.T) {
 // dial serves instances on a connection that wrap may replace, and returns a client.
 func dial(t *testing.T, instances cas.Instances, wrap func(net.Conn) net.Conn) *client {
 	t.Helper()
-	s := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
+	s := grpc.NewServer(casserver.ServerOptions(nil)...)
 	casserver.Register(s, casserver.Config{Instances: instances})
 	c := &client{}
 	c.connect(t, s, wrap)
@@ -130,5 +129,38 @@ func TestHeadersAreLimited(t *testing.T) {
 			_, err = r.Recv()
 		}
 		wantCode(t, err, want) // from the client itself, since the server has announced its limit
+	}
+}
+
+func TestRegisterNamesMissingField(t *testing.T) {
+	s := grpc.NewServer()
+	if _, err := casserver.Register(s, casserver.Config{}); err == nil || !strings.Contains(err.Error(), "Config.Instances") {
+		t.Errorf("no Instances: got %v, want an error that names Config.Instances", err)
+	}
+	if got := len(s.GetServiceInfo()); got != 0 {
+		t.Errorf("after an error %d services are registered, want 0", got)
+	}
+}
+
+// An incomplete instance is an error of the call and not a panic.
+func TestIncompleteInstanceFailsTheCall(t *testing.T) {
+	m, empty := castest.NewMemory(), cas.SHA256.Sum(nil).Proto()
+	for want, in := range map[string]*cas.Instance{
+		"no Store":                {Actions: m},
+		"neither an instance nor": nil,
+	} {
+		c := dial(t, func(string) (*cas.Instance, error) { return in, nil }, nil)
+		_, err := c.FindMissingBlobs(t.Context(), &repb.FindMissingBlobsRequest{BlobDigests: []*repb.Digest{empty}})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want an error with %q", err, want)
+		}
+	}
+	c := dial(t, instances(m, nil), nil)
+	if _, err := c.FindMissingBlobs(t.Context(), &repb.FindMissingBlobsRequest{BlobDigests: []*repb.Digest{empty}}); err != nil {
+		t.Errorf("a store alone: %v", err)
+	}
+	_, err := c.GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: empty})
+	if err == nil || !strings.Contains(err.Error(), "no Actions") {
+		t.Errorf("got %v, want an error with %q", err, "no Actions")
 	}
 }

@@ -9,7 +9,8 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/cas/chunk"
+	"github.com/cloister-build/cloister/cas/casstatus"
+	"github.com/cloister-build/cloister/cas/internal/chunk"
 )
 
 // minAverage is the average chunk size in bytes from which a blob is kept as chunks; below, it is stored whole. The
@@ -20,7 +21,7 @@ const minAverage = chunk.MinAverage
 func (s *storage) SpliceBlob(ctx context.Context, req *repb.SpliceBlobRequest) (*repb.SpliceBlobResponse, error) {
 	p, err := s.splice(req.InstanceName, req.DigestFunction, req.BlobDigest)
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	present, err := p.present(ctx)
 	if err == nil && !present {
@@ -29,7 +30,7 @@ func (s *storage) SpliceBlob(ctx context.Context, req *repb.SpliceBlobRequest) (
 		}
 	}
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	return &repb.SpliceBlobResponse{BlobDigest: p.digest.Proto()}, nil
 }
@@ -41,13 +42,13 @@ func (s *storage) RegisterChunkMapping(stream repb.ContentAddressableStorage_Reg
 	ctx := stream.Context()
 	first, err := stream.Recv()
 	if err == io.EOF {
-		return cas.Status(fmt.Errorf("%w stream: it has no message and hence no blob_digest", cas.ErrInvalid))
+		return casstatus.Error(fmt.Errorf("%w stream: it has no message and hence no blob_digest", cas.ErrInvalid))
 	} else if err != nil {
 		return err
 	}
 	p, err := s.splice(first.InstanceName, first.DigestFunction, first.BlobDigest)
 	if err != nil {
-		return cas.Status(err)
+		return casstatus.Error(err)
 	}
 	present, err := p.present(ctx)
 	for req := first; err == nil && !present; {
@@ -62,7 +63,7 @@ func (s *storage) RegisterChunkMapping(stream repb.ContentAddressableStorage_Reg
 		}
 	}
 	if err != nil {
-		return cas.Status(err)
+		return casstatus.Error(err)
 	}
 	return stream.SendAndClose(&repb.RegisterChunkMappingResponse{BlobDigest: p.digest.Proto()})
 }

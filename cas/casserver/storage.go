@@ -9,7 +9,8 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/cas/compress"
+	"github.com/cloister-build/cloister/cas/casstatus"
+	"github.com/cloister-build/cloister/cas/internal/compress"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -29,17 +30,17 @@ func (s *storage) FindMissingBlobs(
 ) (*repb.FindMissingBlobsResponse, error) {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	ds := make([]cas.Digest, len(req.BlobDigests))
 	for i, p := range req.BlobDigests {
 		if ds[i], err = digest(in, req.DigestFunction, p); err != nil {
-			return nil, cas.Status(err)
+			return nil, casstatus.Error(err)
 		}
 	}
 	missing, err := in.Store.Missing(ctx, ds)
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	return &repb.FindMissingBlobsResponse{MissingBlobDigests: protos(missing)}, nil
 }
@@ -61,7 +62,7 @@ func (s *storage) BatchUpdateBlobs(
 ) (*repb.BatchUpdateBlobsResponse, error) {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	rest := s.MaxBatchBytes
 	for _, r := range req.Requests {
@@ -98,7 +99,7 @@ func (s *storage) BatchUpdateBlobs(
 			s.uploads.dropWaiting() // make room for a retry
 		}
 		if err != nil {
-			pending[i].Status = status.Convert(cas.Status(s.explain("upload", blobs[i].Digest, err))).Proto()
+			pending[i].Status = status.Convert(casstatus.Error(s.explain("upload", blobs[i].Digest, err))).Proto()
 		}
 	}
 	return &repb.BatchUpdateBlobsResponse{Responses: responses}, nil
@@ -113,7 +114,7 @@ func (s *storage) requestBlob(
 		err = s.checkSize(d)
 	}
 	if err != nil {
-		return cas.Blob{}, cas.Status(err)
+		return cas.Blob{}, casstatus.Error(err)
 	}
 	b := cas.Blob{Digest: d, Data: r.Data}
 	switch {
@@ -125,7 +126,7 @@ func (s *storage) requestBlob(
 	default:
 		b.Data, err = compress.Decode(r.Compressor, r.Data, d.Size())
 	}
-	return b, cas.Status(s.explain("upload", d, err))
+	return b, casstatus.Error(s.explain("upload", d, err))
 }
 
 // BatchReadBlobs returns blobs and a status for each, compressed if the client accepts that and it saves space. Only a
@@ -135,7 +136,7 @@ func (s *storage) BatchReadBlobs(
 ) (*repb.BatchReadBlobsResponse, error) {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	rest, room := s.MaxBatchBytes, maxMessage
 	for _, p := range req.Digests {
@@ -217,14 +218,14 @@ func (s *storage) readBlob(
 ) ([]byte, error) {
 	d, err := digest(in, f, p)
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	if absent[d] {
-		return nil, cas.Status(s.explain("read", d, cas.ErrNotFound))
+		return nil, casstatus.Error(s.explain("read", d, cas.ErrNotFound))
 	}
 	b, err := cas.ReadAll(ctx, in.Store, d, maxBatch)
 	if err != nil {
-		return nil, cas.Status(s.explain("read", d, err))
+		return nil, casstatus.Error(s.explain("read", d, err))
 	}
 	return b, nil
 }

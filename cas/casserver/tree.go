@@ -10,6 +10,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casstatus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -32,11 +33,11 @@ const (
 func (s *storage) GetTree(req *repb.GetTreeRequest, stream grpc.ServerStreamingServer[repb.GetTreeResponse]) error {
 	in, err := s.Instances(req.InstanceName)
 	if err != nil {
-		return cas.Status(err)
+		return casstatus.Error(err)
 	}
 	root, err := digest(in, req.DigestFunction, req.RootDigest)
 	if err != nil {
-		return cas.Status(err)
+		return casstatus.Error(err)
 	}
 	if req.PageSize < 0 {
 		return status.Errorf(codes.InvalidArgument, "page_size %d is negative", req.PageSize)
@@ -55,7 +56,7 @@ func (s *storage) GetTree(req *repb.GetTreeRequest, stream grpc.ServerStreamingS
 	})
 	switch {
 	case err != nil:
-		return cas.Status(err)
+		return casstatus.Error(err)
 	case skipping:
 		return status.Errorf(codes.InvalidArgument, "page_token %+.80q does not belong to tree %s", req.PageToken, root)
 	}

@@ -8,7 +8,8 @@ import (
 	"io"
 
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/cas/compress"
+	"github.com/cloister-build/cloister/cas/casstatus"
+	"github.com/cloister-build/cloister/cas/internal/compress"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -35,7 +36,7 @@ func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 		u.message.release()
 	}
 	if err != nil {
-		return cas.Status(err)
+		return casstatus.Error(err)
 	}
 	return stream.SendAndClose(&bspb.WriteResponse{CommittedSize: committed})
 }
@@ -56,7 +57,7 @@ func (s *byteStream) write(u *upload) (int64, error) {
 	if u.compressed {
 		committed = -1
 	}
-	missing, err := in.Store.Missing(ctx, []cas.Digest{d})
+	missing, err := cas.MissingForPut(ctx, in.Store, []cas.Digest{d})
 	if err != nil {
 		return 0, s.explain("upload", d, err)
 	}

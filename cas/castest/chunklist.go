@@ -4,7 +4,6 @@ package castest
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"os"
@@ -15,15 +14,6 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 )
-
-func splicer(t *testing.T, s cas.Store) cas.Splicer {
-	t.Helper()
-	m, ok := cas.As[cas.Splicer](s)
-	if !ok {
-		t.Skip("the store is not a cas.Splicer")
-	}
-	return m
-}
 
 // PutChunks puts blobs of the given sizes, and returns their concatenation, its digest and its chunk list.
 func PutChunks(t testing.TB, s cas.Store, seed byte, sizes ...int) ([]byte, cas.Digest, cas.ChunkList) {
@@ -42,7 +32,7 @@ func PutChunks(t testing.TB, s cas.Store, seed byte, sizes ...int) ([]byte, cas.
 
 // A spliced blob behaves like any other.
 func testSpliced(t *testing.T, s cas.Store) {
-	m := splicer(t, s)
+	m := capability[cas.Splicer](t, s)
 	b, d, want := PutChunks(t, s, 50, 100_000, 1, 70_000, 200_000, 300)
 	wantAbsent(t, s, d)
 	if _, err := m.Split(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
@@ -59,15 +49,10 @@ func testSpliced(t *testing.T, s cas.Store) {
 	}
 	wantPresent(t, s, d)
 	for _, off := range []int64{0, 1, 99_999, 100_000, 100_001, 370_000, int64(len(b))} {
-		if got := get(t, s, d, off); !bytes.Equal(got, b[off:]) {
-			t.Errorf("Open at %d gave %d bytes, want the last %d", off, len(got), int64(len(b))-off)
-		}
+		wantContent(t, s, d, off, b[off:])
 	}
 	for _, off := range []int64{-1, int64(len(b)) + 1} {
-		if r, err := s.Open(t.Context(), d, off); !errors.Is(err, cas.ErrRange) {
-			closeIfOpen(r)
-			t.Errorf("Open at %d: got %v, want ErrRange", off, err)
-		}
+		wantOpen(t, s, d, off, cas.ErrRange)
 	}
 	if f, ok := cas.As[cas.Filer](s); ok {
 		for _, executable := range []bool{false, true, true} {
@@ -94,13 +79,11 @@ func testSpliced(t *testing.T, s cas.Store) {
 		at.Release()
 	}
 	put(t, s, b) // present already
-	if got := get(t, s, d, 0); !bytes.Equal(got, b) {
-		t.Errorf("Open after Put: got %d other bytes", len(got))
-	}
+	wantContent(t, s, d, 0, b)
 }
 
 func testSpliceRejects(t *testing.T, s cas.Store) {
-	m := splicer(t, s)
+	m := capability[cas.Splicer](t, s)
 	_, d, good := PutChunks(t, s, 60, 1000, 2000)
 	_, absent := Blob(70, 2000)
 	_, empty := Blob(0, 0)
@@ -142,7 +125,7 @@ func testSpliceRejects(t *testing.T, s cas.Store) {
 
 // A chunk that is a chunk list is replaced by its chunks.
 func testSpliceFlattens(t *testing.T, s cas.Store) {
-	m := splicer(t, s)
+	m := capability[cas.Splicer](t, s)
 	inner, x, of := PutChunks(t, s, 80, 5000, 6000)
 	if err := m.Splice(t.Context(), x, of); err != nil {
 		t.Fatal(err)
@@ -173,10 +156,9 @@ func testSpliceFlattens(t *testing.T, s cas.Store) {
 }
 
 func testCancelledSplice(t *testing.T, s cas.Store) {
-	m := splicer(t, s)
+	m := capability[cas.Splicer](t, s)
 	_, d, of := PutChunks(t, s, 95, 5000, 6000)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
+	ctx := cancelled(t)
 	wantCancelled(t, "Splice", m.Splice(ctx, d, of))
 	_, err := m.Split(ctx, d)
 	wantCancelled(t, "Split", err)

@@ -81,7 +81,7 @@ func (c *Cache) used() (bytes, files int64) {
 	b := &c.budget
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.bytes + b.reserved + c.segments.Bytes(), b.files + b.drafts + 2*int64(c.segments.Len())
+	return b.bytes + b.reserved + c.packed(), b.files + b.drafts + 2*int64(c.segments.Len())
 }
 
 // spareFiles are the files of two segments, one for puts and one for moves.
@@ -93,8 +93,8 @@ func (c *Cache) tryReserve(n, files int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	// Subtracted, because the sum may overflow.
-	if b.bytes+b.reserved+c.segments.Bytes() > c.maxPut()-n ||
-		c.MaxFiles > 0 && b.files+b.drafts+2*int64(c.segments.Len())+files+spareFiles > c.MaxFiles {
+	if b.bytes+b.reserved+c.packed() > c.maxPut()-n ||
+		c.config.MaxFiles > 0 && b.files+b.drafts+2*int64(c.segments.Len())+files+spareFiles > c.config.MaxFiles {
 		return false
 	}
 	b.reserved += n
@@ -102,8 +102,28 @@ func (c *Cache) tryReserve(n, files int64) bool {
 	return true
 }
 
+// packed returns the bytes of segments that count against the budget: those of the store, and up to maxHeld of the
+// removed ones that cas.Locations keep on the disk. Only running actions keep more than that, and a Put cannot wait for
+// their end.
+func (c *Cache) packed() int64 { return c.segments.Bytes() + min(c.segments.Held(), c.maxHeld()) }
+
+// maxHeld is the part of the budget for removed segments that mounted inputs keep on the disk.
+func (c *Cache) maxHeld() int64 { return c.config.MaxBytes / 4 }
+
+// SetHolder makes the Cache call release when Locations keep more of removed segments on the disk than is allowed.
+// release releases some of them, and reports whether it could. It must not call
+// methods of the Cache or its Stores.
+func (c *Cache) SetHolder(release func() bool) { c.holder.Store(&release) }
+
+// shrinkHeld asks the holder to release Locations until they keep at most most bytes of removed segments.
+func (c *Cache) shrinkHeld(most int64) {
+	release := c.holder.Load()
+	for release != nil && c.segments.Held() > most && (*release)() {
+	}
+}
+
 // maxPut is the part of the budget for puts. The rest, a segment and its log, is for moves.
-func (c *Cache) maxPut() int64 { return c.MaxBytes - c.segments.Limit - c.segments.Limit/8 }
+func (c *Cache) maxPut() int64 { return c.config.MaxBytes - c.segments.Limit - c.segments.Limit/8 }
 
 // reserve reserves n bytes and files, and evicts if necessary, or fails with cas.ErrFull. The caller releases them when
 // it has written and counted the data, or failed to.
@@ -112,8 +132,9 @@ func (c *Cache) reserve(n, files int64) error {
 		return nil
 	}
 	if n > c.maxPut() {
-		return fmt.Errorf("store %s: %d bytes exceed its budget of %d bytes, of which %d are kept free: %w",
-			c.dir, n, c.MaxBytes, c.MaxBytes-c.maxPut(), cas.ErrFull)
+		return &cas.FullError{Limit: cas.LimitBytes, Err: fmt.Errorf(
+			"store %s: %d bytes exceed its budget of %d bytes, of which %d are kept free: %w",
+			c.dir, n, c.config.MaxBytes, c.config.MaxBytes-c.maxPut(), cas.ErrFull)}
 	}
 	c.room.Lock()
 	defer c.room.Unlock()
@@ -130,9 +151,12 @@ func (c *Cache) reserve(n, files int64) error {
 	if c.tryReserve(n, files) {
 		return nil
 	}
+	if c.shrinkHeld(0); c.tryReserve(n, files) {
+		return nil
+	}
 	// While everything is leased, retries should not scan all entries every time.
 	c.budget.mu.Lock()
-	c.budget.full = time.Now().Add(min(time.Second, max(c.Lease, 0)/4))
+	c.budget.full = time.Now().Add(min(time.Second, max(c.config.Lease, 0)/4))
 	c.budget.mu.Unlock()
 	return c.fullError(n, err)
 }
@@ -140,17 +164,17 @@ func (c *Cache) reserve(n, files int64) error {
 // fullError explains why there is no room for n bytes.
 func (c *Cache) fullError(n int64, cause error) error {
 	bytes, files := c.used()
-	what := fmt.Sprintf("%d of its %d bytes", bytes, c.MaxBytes)
-	if c.MaxFiles > 0 && files+spareFiles >= c.MaxFiles {
-		what = fmt.Sprintf("%d of its %d files", files, c.MaxFiles)
+	limit, what := cas.LimitBytes, fmt.Sprintf("%d of its %d bytes", bytes, c.config.MaxBytes)
+	if c.config.MaxFiles > 0 && files+spareFiles >= c.config.MaxFiles {
+		limit, what = cas.LimitFiles, fmt.Sprintf("%d of its %d files", files, c.config.MaxFiles)
 	}
 	why := "are in use"
 	if c.lease > 0 {
-		why = fmt.Sprintf("are in use or were used within the lease of %v", c.Lease)
+		why = fmt.Sprintf("are in use or were used within the lease of %v", c.config.Lease)
 	}
 	err := fmt.Errorf("store %s: no room for %d bytes: %s %s: %w", c.dir, n, what, why, cas.ErrFull)
 	if cause != nil {
 		err = errors.Join(err, cause)
 	}
-	return err
+	return &cas.FullError{Limit: limit, Err: err}
 }

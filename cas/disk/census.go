@@ -53,7 +53,7 @@ type oldFile struct {
 
 // takeCensus visits all entries, for a collection of those that were not used for the time unused.
 func (c *Cache) takeCensus(unused time.Duration) *census {
-	n := &census{now: seconds(time.Now()), packed: map[uint32]int64{}, cold: map[uint32]*[classes]int64{}}
+	n := &census{now: c.now(), packed: map[uint32]int64{}, cold: map[uint32]*[classes]int64{}}
 	n.latest = n.now - uint32(min(int64(unused/time.Second), int64(n.now)))
 	c.index.Each(func(e *index.Entry) bool {
 		size := segment.Padded(int64(e.Length))
@@ -133,6 +133,7 @@ type plan struct {
 	bytes, files int64
 	cutoff       uint32
 	minOld       int64 // percentage of a segment that must be old or dead to evict it
+	held         int64 // most bytes of removed segments that Locations may keep afterwards
 	dry          bool
 	report       CollectReport
 }
@@ -180,10 +181,10 @@ const leastOld = 1
 // addMargin increases the goal by a twentieth of the budgets.
 func (p *plan) addMargin(c *Cache) {
 	if p.bytes > 0 {
-		p.bytes += min(c.MaxBytes/20, math.MaxInt64-p.bytes)
+		p.bytes += min(c.config.MaxBytes/20, math.MaxInt64-p.bytes)
 	}
 	if p.files > 0 {
-		p.files += c.MaxFiles / 20
+		p.files += c.config.MaxFiles / 20
 	}
 	if p.choose(c, p.latest); p.minOld == leastOld {
 		p.minOld = 20

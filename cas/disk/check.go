@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
@@ -128,14 +129,17 @@ func (k *checker) logs() {
 // names looks for files without an entry.
 func (k *checker) names() {
 	c := k.cache
-	err := c.walkFiles(func(path string, key index.Key, ok bool) error {
+	err := c.walkFiles(func(path string, key index.Key, _ fs.DirEntry, ok bool) error {
 		if !ok {
 			k.report("%s: not a file of the store", path)
+		} else if c.orphans.has(key) {
+			k.bytes += charge(key.Size)
+			k.files++
 		} else if e, ok := c.index.Get(key); !ok || !e.File {
 			k.report("%s: not in the index", path)
 		}
 		return nil
-	})
+	}, func(dir string, err error) error { k.report("%w", err); return fs.SkipDir })
 	if err != nil {
 		k.report("%w", err)
 	}
@@ -144,6 +148,9 @@ func (k *checker) names() {
 		k.report("%w", err)
 	}
 	for _, f := range unfinished {
+		if strings.HasPrefix(f.Name(), probePrefix) {
+			continue // a probe may be running
+		}
 		k.report("%s: unfinished", filepath.Join(c.dir, "tmp", f.Name()))
 	}
 	for _, sub := range []string{"quarantine", "copies"} {

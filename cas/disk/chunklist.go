@@ -22,6 +22,9 @@ import (
 
 // Splice implements cas.Splicer.
 func (s *Store) Splice(ctx context.Context, d cas.Digest, m cas.ChunkList) error {
+	if err := cas.CheckDigests(d); err != nil {
+		return err
+	}
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {
 		return err
@@ -47,7 +50,7 @@ func (s *Store) Splice(ctx context.Context, d cas.Digest, m cas.ChunkList) error
 	if err != nil {
 		return err
 	}
-	it := newItem(k, encodeChunkList(flat))
+	it := s.cache.newItem(k, encodeChunkList(flat))
 	it.Next = true
 	return s.cache.append([]segment.Item{it})
 }

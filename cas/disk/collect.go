@@ -72,6 +72,10 @@ func (c *Cache) Collect(ctx context.Context, o CollectOptions) (CollectReport, e
 	c.room.Lock()
 	defer c.room.Unlock()
 	n := c.takeCensus(o.OlderThan)
+	before, _ := c.used()
+	if !o.DryRun {
+		c.shrinkHeld(0)
+	}
 	used, _ := c.used()
 	p := plan{census: n, dry: o.DryRun, cutoff: n.latest, bytes: math.MaxInt64, files: math.MaxInt64}
 	if o.MaxBytes > 0 {
@@ -82,11 +86,11 @@ func (c *Cache) Collect(ctx context.Context, o CollectOptions) (CollectReport, e
 		err = c.execute(ctx, &p)
 	}
 	r := p.report
-	r.Leased, r.Pinned, r.Ages, r.MaxBytes = n.leased, n.pinned, n.rows(), c.MaxBytes
+	r.Leased, r.Pinned, r.Ages, r.MaxBytes = n.leased, n.pinned, n.rows(), c.config.MaxBytes
 	if r.Bytes, _ = c.used(); o.DryRun {
 		r.Bytes -= r.Freed
 	} else {
-		r.Freed = used - r.Bytes
+		r.Freed = before - r.Bytes
 	}
 	return r, err
 }
@@ -94,10 +98,10 @@ func (c *Cache) Collect(ctx context.Context, o CollectOptions) (CollectReport, e
 // evict frees n bytes and files, and more so that not every Put must evict. The caller holds room.
 func (c *Cache) evict(n, files int64) error {
 	used, usedFiles := c.used()
-	p := plan{census: c.takeCensus(0)}
+	p := plan{census: c.takeCensus(0), held: c.maxHeld()}
 	p.bytes = used - (c.maxPut() - n)
-	if c.MaxFiles > 0 {
-		p.files = usedFiles + files + spareFiles - c.MaxFiles
+	if c.config.MaxFiles > 0 {
+		p.files = usedFiles + files + spareFiles - c.config.MaxFiles
 	}
 	p.choose(c, p.latest)
 	// Unless that requires moving nearly everything.
@@ -128,7 +132,7 @@ func (c *Cache) execute(ctx context.Context, p *plan) error {
 		if done() {
 			return first
 		}
-		if seconds(idle.used) <= p.cutoff && (p.dry || c.removeCopy(idle.key, idle.f)) {
+		if c.clock.stamp(idle.used) <= p.cutoff && (p.dry || c.removeCopy(idle.key, idle.f)) {
 			p.report.Copies++
 			p.report.Freed += charge(idle.key.key.Size)
 		}
@@ -177,5 +181,5 @@ func (c *Cache) evictFile(p *plan, k index.Key) (removed bool, err error) {
 
 // evictable reports whether p selects e and e is not leased.
 func (c *Cache) evictable(p *plan, e *index.Entry) bool {
-	return e.Stamp <= p.cutoff && !c.leased(e, seconds(time.Now()))
+	return e.Stamp <= p.cutoff && !c.leased(e, c.now())
 }

@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk/internal/fault"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
+	"github.com/cloister-build/cloister/cas/durable"
 )
 
 // pins counts for each blob how many callers of File use its file.
@@ -106,6 +108,9 @@ func (cs *copies) add(k copyKey, f *cachedCopy) (freed int64) {
 // the budget. Otherwise it returns the file of the blob, and reads it first to verify it if an earlier process wrote
 // it. A damaged blob is cas.ErrNotFound.
 func (s *Store) File(ctx context.Context, d cas.Digest, executable bool) (path string, release func(), err error) {
+	if err := cas.CheckDigests(d); err != nil {
+		return "", nil, err
+	}
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {
 		return "", nil, err
@@ -157,8 +162,14 @@ func (s *Store) pinFile(ctx context.Context, e index.Entry, d cas.Digest) (path 
 	}
 	fi, err := os.Lstat(path)
 	switch {
-	case err == nil && (!fi.Mode().IsRegular() || fi.Size() != d.Size()):
+	case err == nil && !fi.Mode().IsRegular():
+		err = c.unreadable(e, durable.ErrNotRegular)
+	case err == nil && fi.Mode()&0o400 == 0:
+		err = c.unreadable(e, os.ErrPermission) // this process may be root, but the action is not
+	case err == nil && fi.Size() != d.Size():
 		err = c.damaged(e, nil)
+	case fault.Unreadable(err):
+		err = c.unreadable(e, err)
 	case vanished(err):
 		c.dropMissing(e)
 	case err == nil:
@@ -179,21 +190,39 @@ func (s *Store) copyFile(ctx context.Context, f *draft, e index.Entry, d cas.Dig
 	if err != nil {
 		return err
 	}
-	src, err := openNoAtime(path)
-	if vanished(err) {
+	src, err := durable.OpenFile(path, readFlags, 0)
+	switch {
+	case vanished(err):
 		s.cache.dropMissing(e)
-	}
-	if err != nil {
+		return err
+	case fault.Unreadable(err):
+		return s.cache.unreadable(e, err)
+	case err != nil:
 		return err
 	}
 	defer src.Close()
-	err = s.cache.fill(ctx, f, d, src)
-	if errors.Is(err, cas.ErrMismatch) {
+	r := failingReader{Reader: src}
+	err = s.cache.fill(ctx, f, d, &r)
+	switch {
+	case errors.Is(err, cas.ErrMismatch):
 		return s.cache.damaged(e, nil)
-	} else if err == nil {
+	case fault.Unreadable(r.err):
+		return s.cache.unreadable(e, r.err)
+	case err == nil:
 		s.cache.setVerified(e)
 	}
 	return err
+}
+
+// A failingReader remembers its last error, to distinguish it from errors of a writer.
+type failingReader struct {
+	io.Reader
+	err error
+}
+
+func (r *failingReader) Read(p []byte) (n int, err error) {
+	n, r.err = r.Reader.Read(p)
+	return n, r.err
 }
 
 // copy returns the copy k. If there is none, it calls write to fill one.

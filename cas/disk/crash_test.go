@@ -326,7 +326,7 @@ func crashAt(t *testing.T, binary, point string, n int, sync bool) (died bool) {
 	t.Helper()
 	what := fmt.Sprintf("%s, passing %d, sync %v", point, n, sync)
 	config := crashConfig(t.TempDir(), sync)
-	cmd := exec.CommandContext(t.Context(), binary, "-test.run=^TestCrashChild$", "-test.timeout=60s")
+	cmd := exec.CommandContext(t.Context(), binary, "-test.run=^TestCrashChild$", "-test.timeout=15m")
 	env := crashVar + "=" + config.Dir
 	if sync {
 		env += "?sync"
@@ -359,6 +359,9 @@ func crashAt(t *testing.T, binary, point string, n int, sync bool) (died bool) {
 			c, err := disk.Open(config)
 			if err != nil {
 				t.Fatalf("%s: %v", what, err)
+			}
+			if s := c.Stats(); s.LogDamage+s.LogLost+s.LostSegments > 0 {
+				t.Errorf("%s: a killed process is reported as damage: %+v", what, s)
 			}
 			m.compare(t, what, store(t, c, ""))
 			// Blobs damaged by the child and not yet found.
@@ -407,7 +410,7 @@ func (m *crashModel) compare(t *testing.T, what string, s *disk.Store) {
 // leftovers finds files that do not belong to a store. Check covers files and tmp.
 func leftovers(t *testing.T, what, dir string) {
 	t.Helper()
-	known := regexp.MustCompile(`^(version|lock|boot|instances|verify|segments|files|copies|quarantine|tmp)$`)
+	known := regexp.MustCompile(`^(version|lock|boot|instances|verify|checkpoint|segments|files|copies|quarantine|tmp)$`)
 	top, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)

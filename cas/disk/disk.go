@@ -14,6 +14,7 @@
 //	DIR/copies/INSTANCE/sha256/ab/HASH-SIZE  a copy for File, with ".x" and mode 0555 if executable; removed by Open
 //	DIR/quarantine/                          damaged blobs, for inspection
 //	DIR/verify                               position of an interrupted Verify
+//	DIR/checkpoint                           clock and lengths of logs; see checkpoint.go
 //	DIR/tmp/                                 files being written; cleared by Open
 //
 // INSTANCE is "@" and the name of the instance, with all bytes except a-z, 0-9, "-" and "_" are written as "%xx"; see
@@ -33,8 +34,8 @@
 //     The store never reports an absent blob as present.
 //   - Budget: segments, files, copies and writes in progress together never exceed Config.MaxBytes or
 //     Config.MaxFiles. A Put reserves room before it writes, and evicts if necessary. The size of a file is rounded
-//     up to 4 KiB, as in most file systems. Directories do not count, and neither do removed segments that a
-//     cas.Location still uses.
+//     up to 4 KiB, as in most file systems. Directories do not count. Removed segments that cas.Locations
+//     still use count up to a quarter of Config.MaxBytes; see SetHolder.
 //   - Integrity: a file of an earlier process is handed out or read from an offset only after this process has read and
 //     verified it. A read from the start is always verified.
 //   - Damage: a damaged blob becomes absent at once, so that a client can put it again. It is kept in quarantine and
@@ -61,6 +62,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -81,8 +83,8 @@ const version = "cloister-store v2\n"
 // DefaultLease is the default of Config.Lease. Bazel and Buck2 rely on leases of about this length.
 const DefaultLease = 3 * time.Hour
 
-// DefaultPack is the default of Config.Pack, in bytes.
-const DefaultPack = 64 << 10
+// defaultPack is the default of Config.Pack, in bytes.
+const defaultPack = 64 << 10
 
 // Config configures a Cache.
 type Config struct {
@@ -97,7 +99,7 @@ type Config struct {
 	// Lease is the minimum time that a blob stays after its last use. 0 means DefaultLease. If negative, anything may
 	// be evicted at any time.
 	Lease time.Duration
-	// Pack is the size in bytes below which blobs are packed into segments. 0 means DefaultPack. If negative, every
+	// Pack is the size in bytes below which blobs are packed into segments. 0 means 64 KiB. If negative, every
 	// blob is a separate file.
 	Pack int64
 	// Sync makes Put return only when the data survives a power failure.
@@ -105,26 +107,36 @@ type Config struct {
 	// Corrupt, if not nil, is called with each damaged blob and its location. Calls may be concurrent, and must not use
 	// the Cache. The digest is zero if its hash is longer than 32 bytes: the store does not keep those.
 	Corrupt func(instance string, d cas.Digest, where string)
+	// Log receives all other problems of the directory, and when they end; nil discards it.
+	Log *slog.Logger
 }
 
 // A Cache is an open store directory. It is safe for concurrent use. The caller of Open closes it.
 type Cache struct {
-	Config
-	dir  string   // absolute
-	lock *os.File // locks the directory while open
+	config Config
+	dir    string   // absolute
+	lock   *os.File // locks the directory while open
 
 	index            *index.Index
 	segments         *segment.Set
 	fresh            *segment.Appender // for puts
 	moved            *segment.Appender // for entries moved from evicted segments
 	budget           budget
+	holder           atomic.Pointer[func() bool] // see SetHolder
 	instances        instances
 	copies           copies
 	pins             pins
 	quarantined      atomic.Int64 // files in quarantine
 	quarantinedBytes atomic.Int64 // their charges
+	orphans          orphans
+	refusal          refusal
 
 	lease, grain int64 // seconds; see lease.go
+	clock        clock
+
+	saving  sync.Mutex
+	saved   []byte // guarded by saving; lengths of logs in the checkpoint
+	savedAt int64  // guarded by saving; its time
 
 	mu     sync.Mutex     // orders begin and Close
 	closed atomic.Bool    // set under mu
@@ -132,8 +144,7 @@ type Cache struct {
 	stop   chan struct{}  // closed by Close
 	upkeep sync.WaitGroup // the goroutine of maintain
 
-	room       sync.Mutex // held during eviction and compaction
-	maintained uint32     // guarded by room; time of the last call of maintainOnce
+	room sync.Mutex // held during eviction and compaction
 
 	files     [256]sync.Mutex // by first byte of the hash; held while a file is renamed or removed
 	reading   [256]sync.Mutex // by first byte of the hash; held while a file is read for verification
@@ -142,7 +153,7 @@ type Cache struct {
 	rewinds atomic.Int64 // number of compactions
 
 	evictedBlobs, evictedBytes, corrupt atomic.Int64
-	logDamage, logLost                  atomic.Int64
+	logDamage, logLost, lostSegments    atomic.Int64
 }
 
 // Open opens the store in c.Dir and creates it if necessary. It removes unfinished files, and evicts down to the
@@ -169,15 +180,20 @@ func Open(c Config) (*Cache, error) {
 		c.Lease = DefaultLease
 	}
 	if c.Pack == 0 {
-		c.Pack = DefaultPack
+		c.Pack = defaultPack
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
 	}
 	// A packed blob must fit into a segment.
 	c.Pack = min(c.Pack, segmentLimit(c.MaxBytes)-recordBytes)
 	cache := &Cache{
-		Config: c, dir: dir, index: index.New(), stop: make(chan struct{}), verifying: make(chan struct{}, 1),
+		config: c, dir: dir, index: index.New(), stop: make(chan struct{}), verifying: make(chan struct{}, 1),
 	}
 	cache.setLease(c.Lease)
-	if err := cache.open(); err != nil {
+	cache.clock.begin()
+	rest, err := cache.open()
+	if err != nil {
 		if isFull(err) {
 			err = cache.writeError(err)
 		}
@@ -191,6 +207,9 @@ func Open(c Config) (*Cache, error) {
 		return nil, err
 	}
 	cache.upkeep.Go(cache.maintain)
+	if len(rest) > 0 {
+		cache.upkeep.Go(func() { cache.adoptRest(rest) })
+	}
 	return cache, nil
 }
 
@@ -217,7 +236,8 @@ type Stats struct {
 	Files    int64 // files that count against the budget of files
 	MaxFiles int64 // that budget; 0 means no limit
 	Segments int
-	// HeldBytes is the size of removed segments that a cas.Location still uses. It does not count against the budget.
+	// HeldBytes is the size of removed segments that a cas.Location still uses. Bytes includes it, up to a quarter of
+	// MaxBytes.
 	HeldBytes int64
 	Lease     time.Duration // negative means none
 
@@ -225,18 +245,20 @@ type Stats struct {
 	EvictedBlobs, EvictedBytes int64
 	Corrupt                    int64 // damaged blobs found
 
-	// Found by Open: unreadable bytes in logs, not counting a torn end, and records of missing data. Each costs the
-	// affected blob or result only.
+	// Found by Open: unreadable or missing bytes of logs, not counting a torn end, and records of missing data. Each
+	// loses only the affected blob or result.
 	LogDamage, LogLost int64
+	// LostSegments is the number of segments that Open could not use at all.
+	LostSegments int64
 }
 
 // Stats returns the current statistics.
 func (c *Cache) Stats() Stats {
 	s := Stats{
-		MaxBytes: c.MaxBytes, MaxFiles: c.MaxFiles, Lease: c.Lease,
+		MaxBytes: c.config.MaxBytes, MaxFiles: c.config.MaxFiles, Lease: c.config.Lease,
 		Segments: c.segments.Len(), HeldBytes: c.segments.Held(),
 		EvictedBlobs: c.evictedBlobs.Load(), EvictedBytes: c.evictedBytes.Load(), Corrupt: c.corrupt.Load(),
-		LogDamage: c.logDamage.Load(), LogLost: c.logLost.Load(),
+		LogDamage: c.logDamage.Load(), LogLost: c.logLost.Load(), LostSegments: c.lostSegments.Load(),
 	}
 	s.Bytes, s.Files = c.used()
 	s.Blobs, s.Results = c.budget.counts()
@@ -256,6 +278,7 @@ func (c *Cache) Close() error {
 	close(c.stop)
 	c.calls.Wait()
 	c.upkeep.Wait()
+	c.saveNow()
 	return errors.Join(c.segments.Close(), c.instances.close(), c.lock.Close())
 }
 
@@ -300,25 +323,40 @@ func (c *Cache) maintain() {
 
 // maintainOnce makes the store survive a power failure and compacts logs. It ignores errors: it runs again soon.
 func (c *Cache) maintainOnce() {
-	now := seconds(time.Now())
-	_ = c.segments.MarkDurable(now, c.flush)
-	if !c.room.TryLock() {
-		return // eviction may be reading a log
+	c.noteSuspension()
+	// On the wall clock, to be compared with the times of files.
+	_ = c.segments.MarkDurable(seconds(wall()), c.flush)
+	if c.room.TryLock() { // otherwise eviction may be reading a log
+		c.compact()
+		c.room.Unlock()
 	}
-	defer c.room.Unlock()
-	if now < c.maintained {
-		c.clampStamps(now)
+	if err := c.saveCheckpoint(omitNone); err != nil {
+		_ = c.noteFailure(err) // perhaps the first write for long
 	}
-	c.maintained = now
+}
+
+// compact compacts the logs that need it. The caller holds room.
+func (c *Cache) compact() {
+	long := map[*segment.Segment]bool{}
 	for _, g := range c.segments.Segments() {
 		if g.NeedsCompaction() {
-			c.seal(g)
-			if c.rewindVerify(g.N) == nil {
-				_ = g.Compact(now, c.isLive, c.recordMoved)
-			}
+			long[g] = true
+		}
+	}
+	// A log that is shorter than in the checkpoint is damaged.
+	if len(long) == 0 || c.saveCheckpoint(func(g *segment.Segment) bool { return long[g] }) != nil {
+		return
+	}
+	for g := range long {
+		c.seal(g)
+		if c.rewindVerify(g.N) == nil {
+			_ = g.Compact(c.now(), c.isLive, c.recordMoved)
 		}
 	}
 }
+
+// now returns the time as a stamp.
+func (c *Cache) now() uint32 { return c.clock.now() }
 
 // seal ends appending to g.
 func (c *Cache) seal(g *segment.Segment) {
@@ -351,8 +389,11 @@ func (c *Cache) recordMoved(from index.Position, to *segment.Record) {
 // writeError adds context to err, and makes it cas.ErrFull if the disk is full.
 func (c *Cache) writeError(err error) error {
 	if isFull(err) {
-		return fmt.Errorf("store %s: %w: %w: free space or inodes on its file system, or lower the store's budget",
-			c.dir, cas.ErrFull, err)
+		return &cas.FullError{Limit: cas.LimitDisk, Err: fmt.Errorf(
+			"store %s: %w: %w: free space or inodes on its file system, or lower the store's budget", c.dir, cas.ErrFull, err)}
+	}
+	if why := c.noteFailure(err); why != nil {
+		return c.unwritableError(why)
 	}
 	return fmt.Errorf("store %s: %w", c.dir, err)
 }

@@ -28,11 +28,20 @@ import (
 
 const (
 	block = 4096
+	large = 70_000 // the size of blobs that are files
 	// The smallest store has segments of 16 KiB, and keeps as much free for moves.
 	segmentSize = 16 << 10
 	everyFile   = -1 // Config.Pack: each blob is a file
 	none        = -1 // Config.Lease
 )
+
+// must fails the test if err is not nil.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // open opens a store that is checked and closed at the end of the test, unless closeStore was called.
 func open(t testing.TB, config disk.Config) *disk.Cache {
@@ -704,7 +713,7 @@ func TestSecondOpenIsLocked(t *testing.T) {
 	if !errors.Is(err, disk.ErrLocked) {
 		t.Fatalf("got %v, want ErrLocked", err)
 	}
-	for _, want := range []string{dir, "process " + strconv.Itoa(os.Getpid()) + ","} {
+	for _, want := range []string{dir, "(pid " + strconv.Itoa(os.Getpid()) + ")"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("got %q, want it to contain %q", err, want)
 		}

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/cloister-build/cloister/cas/disk/internal/commit"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
@@ -90,6 +89,7 @@ func (c *Cache) removeSegment(p *plan, g *segment.Segment) error {
 		return c.writeError(err)
 	}
 	p.report.Segments++
+	c.shrinkHeld(p.held)
 	return nil
 }
 
@@ -174,7 +174,7 @@ func (m *mover) flush() error {
 	}
 	commit.Point("moved")
 	if len(late) > 0 {
-		m.cache.touch(late, seconds(time.Now()))
+		m.cache.touch(late, m.cache.now())
 	}
 	m.bytes += m.size
 	m.items, m.from, m.size = m.items[:0], m.from[:0], 0

@@ -278,3 +278,24 @@ func TestFaultChild(t *testing.T) {
 		})
 	}
 }
+
+// TestVerifySkipsUnknownErrors: if reading a blob fails for an unknown reason, Verify continues with the next blob and
+// returns that error. The blob does not count as damaged.
+func TestVerifySkipsUnknownErrors(t *testing.T) {
+	config := disk.Config{Dir: t.TempDir()}
+	c, s := twoSegments(t, config)
+	behind, _ := castest.Blob(1, 500)
+	damageBlob(t, config.Dir, behind)
+	pipe := filepath.Join(t.TempDir(), "pipe") // without offsets
+	must(t, syscall.Mkfifo(pipe, 0o600))
+	restore := replaceOpen(t, segmentFiles(t, config.Dir, ".data")[0], pipe)
+	r, err := c.Verify(t.Context(), disk.VerifyOptions{})
+	if !errors.Is(err, syscall.ESPIPE) {
+		t.Errorf("got %v, want ESPIPE", err)
+	}
+	if len(r.Damaged) != 1 || r.Damaged[0].Digest != digestOfBlob(1, 500) {
+		t.Errorf("got damaged %v, want the blob behind", r.Damaged)
+	}
+	restore()
+	read(t, s, 0, block)
+}

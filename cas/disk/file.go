@@ -5,11 +5,9 @@ package disk
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
@@ -86,7 +84,7 @@ func (d *draft) Write(p []byte) (int, error) {
 // finish sets the mode and closes the file.
 func (d *draft) finish(mode os.FileMode) error {
 	err := d.file.Chmod(mode)
-	if err == nil && d.cache.Sync {
+	if err == nil && d.cache.config.Sync {
 		err = d.file.Sync()
 	}
 	err = errors.Join(err, d.file.Close())
@@ -115,7 +113,7 @@ func (d *draft) rename(path string) error {
 			err = os.Rename(d.file.Name(), path)
 		}
 	}
-	if err == nil && d.cache.Sync {
+	if err == nil && d.cache.config.Sync {
 		if err = d.cache.syncPath(filepath.Dir(path)); err != nil {
 			err = errors.Join(err, os.Remove(path))
 		}
@@ -172,7 +170,7 @@ func (s *Store) putFile(ctx context.Context, d cas.Digest, r io.Reader) error {
 		return err
 	}
 	var it segment.Item
-	it.Entry = index.Entry{Key: k, Stamp: seconds(time.Now()), File: true, Verified: true}
+	it.Entry = index.Entry{Key: k, Stamp: c.now(), File: true, Verified: true}
 	err = c.fresh.Append([]segment.Item{it}, func(it *segment.Item) {
 		c.budget.count(charge(k.Size), 1)
 		c.committed(it)
@@ -217,149 +215,6 @@ func (c *Cache) fill(ctx context.Context, f io.Writer, d cas.Digest, r io.Reader
 		}
 	}
 }
-
-// openFile opens the file of a blob.
-func (s *Store) openFile(ctx context.Context, e index.Entry, d cas.Digest, off int64) (io.ReadCloser, error) {
-	c := s.cache
-	path, err := c.pathBelow("files", e.Key)
-	if err != nil {
-		return nil, err
-	}
-	f, err := openNoAtime(path)
-	if vanished(err) {
-		c.dropMissing(e)
-		return nil, notFound(d)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open blob %s: %w", d, err)
-	}
-	r := &reader{cache: c, entry: e, digest: d, file: f, src: f, left: d.Size() - off}
-	if err := r.start(ctx, path, off); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return r, nil
-}
-
-// A reader reads a blob from its file, and drops the blob if it is damaged.
-type reader struct {
-	cache  *Cache
-	entry  index.Entry
-	digest cas.Digest
-	file   *os.File
-	src    io.Reader
-	left   int64 // bytes to read
-	whole  bool  // reads the whole blob, which verifies it
-}
-
-func (r *reader) start(ctx context.Context, path string, off int64) error {
-	fi, err := r.file.Stat()
-	if err != nil {
-		return fmt.Errorf("open blob %s: %w", r.digest, err)
-	}
-	if fi.Size() != r.digest.Size() {
-		err := r.cache.damaged(r.entry, nil)
-		return fmt.Errorf("blob %s: file has %d bytes: %w", r.digest, fi.Size(), err)
-	}
-	if off == 0 {
-		r.src, r.whole = cas.Verify(r.digest, r.file), true
-		return nil
-	}
-	if err := r.cache.verifyFile(ctx, r.entry, path); vanished(err) {
-		return notFound(r.digest) // evicted since the file was opened
-	} else if err != nil {
-		return fmt.Errorf("open blob %s: %w", r.digest, err)
-	}
-	if _, err := r.file.Seek(off, io.SeekStart); err != nil {
-		return fmt.Errorf("open blob %s: %w", r.digest, err)
-	}
-	return nil
-}
-
-func (r *reader) Read(p []byte) (int, error) {
-	n, err := r.src.Read(p)
-	r.left -= int64(n)
-	if err == io.EOF && r.left > 0 || r.left < 0 {
-		err = cas.ErrCorrupt // the file was truncated or extended meanwhile
-	}
-	switch {
-	case err == io.EOF && r.whole:
-		r.cache.setVerified(r.entry)
-	case errors.Is(err, cas.ErrCorrupt), unreadable(err):
-		// After Close the store must not change.
-		if end, closed := r.cache.begin(); closed == nil {
-			_ = r.cache.damaged(r.entry, nil)
-			end()
-		}
-	}
-	return n, err
-}
-
-func (r *reader) Close() error { return r.file.Close() }
-
-// verifyFile reads and verifies the file of e unless that was done before. It drops a damaged file and returns
-// cas.ErrCorrupt. Concurrent callers wait for one of them to read.
-func (c *Cache) verifyFile(ctx context.Context, e index.Entry, path string) error {
-	mu := &c.reading[e.Hash[0]]
-	mu.Lock()
-	defer mu.Unlock()
-	if now, ok := c.index.Get(e.Key); ok && now.Position == e.Position && now.Verified {
-		return nil
-	}
-	err := readWhole(ctx, path, e.Key)
-	if errors.Is(err, cas.ErrCorrupt) {
-		return c.damaged(e, nil)
-	} else if err != nil {
-		return err
-	}
-	c.setVerified(e)
-	return nil
-}
-
-// setVerified marks e as verified.
-func (c *Cache) setVerified(e index.Entry) {
-	c.index.Update(e.Key, func(now *index.Entry) {
-		// The record of a file may have moved.
-		if now.Position == e.Position || now.File && e.File {
-			now.Verified = true
-		}
-	})
-}
-
-// readWhole reads a file and returns cas.ErrCorrupt if its content does not match k.
-func readWhole(ctx context.Context, path string, k index.Key) error {
-	function, err := functionOf(k)
-	if err != nil {
-		return err
-	}
-	f, err := openNoAtime(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	p := buffers.Get().(*[]byte)
-	defer buffers.Put(p)
-	h := function.New(k.Size)
-	for n := int64(0); ; {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		m, err := f.Read((*p)[:cap(*p)])
-		h.Write((*p)[:m])
-		n += int64(m)
-		if n > k.Size || err == io.EOF && !is(k, function.Digest(h, n)) {
-			return cas.ErrCorrupt
-		} else if err == io.EOF {
-			return nil
-		} else if unreadable(err) {
-			return fmt.Errorf("%w: %w", cas.ErrCorrupt, err)
-		} else if err != nil {
-			return err
-		}
-	}
-}
-
-// unreadable reports whether err means that the disk lost the data.
-func unreadable(err error) bool { return errors.Is(err, syscall.EIO) }
 
 // noop does nothing with a file.
 func noop(string) error { return nil }

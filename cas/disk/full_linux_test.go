@@ -33,12 +33,20 @@ func TestFullFileSystemIsErrFull(t *testing.T) {
 // runInNamespace runs another test in a child with its own user and mount namespaces, and passes it a directory.
 func runInNamespace(t *testing.T, test, variable string) {
 	t.Helper()
+	runPrepared(t, test, variable, func(*testing.T, string) {})
+}
+
+// runPrepared is runInNamespace with a directory that prepare fills first.
+func runPrepared(t *testing.T, test, variable string, prepare func(t *testing.T, dir string)) {
+	t.Helper()
+	dir := t.TempDir()
+	prepare(t, dir)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), self, "-test.run=^"+test+"$", "-test.v", "-test.timeout=60s")
-	cmd.Env = append(os.Environ(), variable+"="+t.TempDir())
+	cmd := exec.CommandContext(t.Context(), self, "-test.run=^"+test+"$", "-test.v", "-test.timeout=15m")
+	cmd.Env = append(os.Environ(), variable+"="+dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
@@ -250,6 +258,9 @@ func whenFull(t *testing.T, dir string, inodes bool, do func(*testing.T, *fullSt
 	}
 	if fails && !errors.Is(err, cas.ErrFull) || !fails && err != nil {
 		t.Errorf("got %v, want ErrFull: %v", err, fails)
+	}
+	if fails {
+		wantLimit(t, err, cas.LimitDisk)
 	}
 	if fails &&
 		(!errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "free space")) {

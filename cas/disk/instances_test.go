@@ -34,3 +34,40 @@ func TestInstanceNumbersRunOut(t *testing.T) {
 		t.Errorf("put into the first instance: %v", err)
 	}
 }
+
+// TestInstanceWithAWordReservedSince: a store opens although a later version reserves a word in the name of an instance,
+// and numbers the others as before.
+func TestInstanceWithAWordReservedSince(t *testing.T) {
+	dir := t.TempDir()
+	c, _ := openStore(t, Config{Dir: dir})
+	for _, name := range []string{"logstreams", "main"} {
+		if _, err := c.instances.number(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	in, err := c.Instance("main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, []byte("data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Open(Config{Dir: dir, MaxBytes: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if in, err = again.Instance("main"); err != nil {
+		t.Fatal(err)
+	}
+	if missing, err := in.Store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 0 {
+		t.Errorf("Missing: got %v, %v, want nothing", missing, err)
+	}
+	if _, err := again.Instance("logstreams"); !errors.Is(err, cas.ErrInvalid) {
+		t.Errorf("got %v, want ErrInvalid", err)
+	}
+}

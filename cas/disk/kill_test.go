@@ -135,7 +135,7 @@ func runAndKill(t *testing.T, config disk.Config, enough int, got map[string][]c
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), self, "-test.run=^TestKillChild$", "-test.timeout=60s")
+	cmd := exec.CommandContext(t.Context(), self, "-test.run=^TestKillChild$", "-test.timeout=15m")
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s|%d|%v", killVar, config.Dir, config.MaxBytes, config.Lease > 0))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
@@ -150,7 +150,7 @@ func runAndKill(t *testing.T, config disk.Config, enough int, got map[string][]c
 		if n == enough {
 			// While it runs, it has the store locked and is named in errors.
 			_, err := disk.Open(config)
-			holder := fmt.Sprintf("process %d,", cmd.Process.Pid)
+			holder := fmt.Sprintf("(pid %d)", cmd.Process.Pid)
 			if !errors.Is(err, disk.ErrLocked) || !strings.Contains(err.Error(), holder) {
 				t.Errorf("Open of a locked store: got %v, want ErrLocked naming %s", err, holder)
 			}

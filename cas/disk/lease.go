@@ -27,9 +27,6 @@ func (c *Cache) setLease(lease time.Duration) {
 	c.grain = min(c.lease/8, int64(maxGrain/time.Second))
 }
 
-// seconds converts t to a stamp.
-func seconds(t time.Time) uint32 { return uint32(t.Unix()) }
-
 // leased reports whether e must not be evicted at the time now.
 func (c *Cache) leased(e *index.Entry, now uint32) bool {
 	return c.lease > 0 && int64(e.Stamp)+c.grain+c.lease >= int64(now)
@@ -38,27 +35,13 @@ func (c *Cache) leased(e *index.Entry, now uint32) bool {
 // stale reports whether the stamp of e must be updated.
 func (c *Cache) stale(e *index.Entry, now uint32) bool { return int64(e.Stamp)+c.grain < int64(now) }
 
-// clampStamps lowers stamps later than now to now. A clock that was ahead set them, and would extend leases.
-func (c *Cache) clampStamps(now uint32) {
-	var ahead []index.Key
-	c.index.Each(func(e *index.Entry) bool {
-		if e.Stamp > now {
-			ahead = append(ahead, e.Key)
-		}
-		return true
-	})
-	for _, k := range ahead {
-		c.index.Update(k, func(e *index.Entry) { e.Stamp = min(e.Stamp, now) })
-	}
-}
-
 // use returns the entry of k and renews its lease.
 func (c *Cache) use(k index.Key) (e index.Entry, ok bool) {
 	e, ok = c.index.Get(k)
 	if !ok {
 		return e, false
 	}
-	if now := seconds(time.Now()); c.stale(&e, now) {
+	if now := c.now(); c.stale(&e, now) {
 		if len(c.touch([]index.Key{k}, now)) > 0 {
 			return e, false
 		}
@@ -83,9 +66,9 @@ func (c *Cache) touch(keys []index.Key, now uint32) (absent []index.Key) {
 		keys = nil
 		for n, ks := range bySegment {
 			if g := c.segments.Segment(n); g != nil {
-				_ = g.Touch(ks, now, func(k index.Key) (uint32, bool) {
+				_ = g.Touch(ks, func(k index.Key) (record, stamp uint32, ok bool) {
 					e, ok := c.index.Get(k)
-					return e.Record, ok && e.Segment == n
+					return e.Record, now, ok && e.Segment == n
 				})
 			}
 			for _, k := range ks {

@@ -246,7 +246,7 @@ func TestOldestIsEvictedFirst(t *testing.T) {
 				s := store(t, c, "")
 				for i := range byte(40) {
 					put(t, s, i)
-					time.Sleep(5 * time.Hour)
+					time.Sleep(10 * time.Minute)
 				}
 				closeStore(t, c)
 				// Blobs 4 to 7 share a segment and are the last used.
@@ -254,7 +254,7 @@ func TestOldestIsEvictedFirst(t *testing.T) {
 				for i := byte(4); i < 8; i++ {
 					read(t, s, i, block)
 				}
-				time.Sleep(5 * time.Hour)
+				time.Sleep(10 * time.Minute)
 				for i := range 30 {
 					if err := putOther(t, s, i); err != nil {
 						t.Fatal(err)
@@ -643,3 +643,36 @@ func shorten(t *testing.T, sync bool) {
 }
 
 func digestOfBlob(seed byte, size int) cas.Digest { _, d := castest.Blob(seed, size); return d }
+
+// TestFullErrorsNameTheLimit: each limit has its own remedy.
+func TestFullErrorsNameTheLimit(t *testing.T) {
+	for _, test := range []struct {
+		config disk.Config
+		want   cas.Limit
+		text   string
+	}{
+		{disk.Config{MaxBytes: 1 << 20}, cas.LimitBytes, "bytes are in use"},
+		{disk.Config{MaxBytes: 64 << 20, MaxFiles: 20, Pack: everyFile}, cas.LimitFiles, "of its 20 files"},
+	} {
+		test.config.Dir = t.TempDir()
+		s := store(t, open(t, test.config), "")
+		var err error
+		for i := 0; err == nil && i < 1000; i++ {
+			err = putOther(t, s, i)
+		}
+		wantLimit(t, err, test.want)
+		if !strings.Contains(err.Error(), test.text) {
+			t.Errorf("got %v, want %q", err, test.text)
+		}
+	}
+	_, err := cas.PutBytes(t.Context(), store(t, open(t, disk.Config{Dir: t.TempDir()}), ""), cas.SHA256, make([]byte, 2<<20))
+	wantLimit(t, err, cas.LimitBytes)
+}
+
+func wantLimit(t *testing.T, err error, want cas.Limit) {
+	t.Helper()
+	full, ok := errors.AsType[*cas.FullError](err)
+	if !ok || full.Limit != want || !errors.Is(err, cas.ErrFull) {
+		t.Errorf("got %v, want limit %d", err, want)
+	}
+}

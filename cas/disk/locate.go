@@ -13,7 +13,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
@@ -92,6 +91,13 @@ func (l *location) Valid() bool {
 	return !l.released
 }
 
+// Removed implements cas.Location.
+func (l *location) Removed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.ContainsFunc(l.views, func(v segment.View) bool { return v.Removed() })
+}
+
 // Release implements cas.Location.
 func (l *location) Release() {
 	l.mu.Lock()
@@ -106,14 +112,14 @@ func (l *location) Release() {
 type locator struct {
 	cache *Cache
 	*location
-	file       map[uint32]int32 // index of the file of each segment
+	file       map[uint32]int32 // index of the file of each segment, or cas.Unpacked
 	unverified []index.Entry
 }
 
 // locateAll fills the location. It returns false if it found damage and must be repeated.
 func (l *locator) locateAll(ctx context.Context, instance string, ds []cas.Digest) (sound bool, err error) {
 	n, known := l.cache.instances.find(instance)
-	now := seconds(time.Now())
+	now := l.cache.now()
 	var stale []int
 	for i, d := range ds {
 		l.extents[i].File = cas.Absent
@@ -147,7 +153,9 @@ func (l *locator) locateAll(ctx context.Context, instance string, ds []cas.Diges
 // locate sets the extent of blob i. Its entry is e if ok is true.
 func (l *locator) locate(i int, e index.Entry, ok bool) error {
 	for ok && !e.File {
-		if n, open := l.file[e.Segment]; open {
+		if n, open := l.file[e.Segment]; open && n == cas.Unpacked {
+			break
+		} else if open {
 			l.extents[i] = cas.Extent{File: n, Offset: int64(e.Offset) * segment.Block}
 			if !e.Verified || l.views[n].Suspect {
 				l.unverified = append(l.unverified, e)
@@ -175,7 +183,13 @@ func (l *locator) open(n uint32) error {
 		return segment.ErrGone
 	}
 	v, err := g.View()
-	if err != nil {
+	if errors.Is(err, segment.ErrHidden) {
+		if g.Hide() {
+			l.cache.config.Log.Warn("a segment is used by copying from it; restart the process that uses the store", "err", err)
+		}
+		l.file[n] = cas.Unpacked
+		return nil
+	} else if err != nil {
 		return err
 	}
 	l.file[n] = int32(len(l.files))

@@ -5,10 +5,13 @@ package disk_test
 import (
 	"bytes"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -83,8 +86,8 @@ func TestLocateFindsPackedBlobs(t *testing.T) {
 func TestLocateVerifies(t *testing.T) {
 	const n = 400
 	config := disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Pack: 1 << 20}
-	var reported int
-	config.Corrupt = func(string, cas.Digest, string) { reported++ }
+	var reported atomic.Int32
+	config.Corrupt = func(string, cas.Digest, string) { reported.Add(1) }
 	c := open(t, config)
 	s := store(t, c, "")
 	size := func(i int) int { return []int{100, 3000, 513, 200_000, 40_000, 1, 10_000}[i%7] + i }
@@ -126,8 +129,8 @@ func TestLocateVerifies(t *testing.T) {
 			t.Errorf("blob %d has other content", i)
 		}
 	}
-	if reported != len(want) {
-		t.Errorf("Corrupt was called for %d blobs, want %d", reported, len(want))
+	if got := int(reported.Load()); got != len(want) {
+		t.Errorf("Corrupt was called for %d blobs, want %d", got, len(want))
 	}
 }
 
@@ -256,9 +259,10 @@ func TestLocateInTruncatedSegment(t *testing.T) {
 	}
 }
 
-// TestLocateInReplacedSegment replaces the file of a segment by another one.
+// TestLocateInReplacedSegment replaces the file of a segment by another one. The blob can still be used as a copy.
 func TestLocateInReplacedSegment(t *testing.T) {
-	config := disk.Config{Dir: t.TempDir()}
+	var log bytes.Buffer
+	config := disk.Config{Dir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, nil))}
 	s := store(t, open(t, config), "")
 	d := put(t, s, 1)
 	path, other := segmentFiles(t, config.Dir, ".data")[0], filepath.Join(config.Dir, "other")
@@ -270,8 +274,20 @@ func TestLocateInReplacedSegment(t *testing.T) {
 	if err := errors.Join(os.Chtimes(other, fi.ModTime(), fi.ModTime()), os.Rename(other, path)); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := s.Locate(t.Context(), []cas.Digest{d}); err == nil {
-		t.Errorf("got %v", p.Extents())
+	for range 2 {
+		at := locate(t, s, d, d)
+		if got := at.Extents(); got[0].File != cas.Unpacked || got[1].File != cas.Unpacked || len(at.Files()) > 0 {
+			t.Errorf("got %v, want no extents", got)
+		}
+	}
+	copied, release := file(t, s, d, false)
+	defer release()
+	want, _ := castest.Blob(1, block)
+	if got, err := os.ReadFile(copied); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("the copy has %d bytes of other content, %v", len(got), err)
+	}
+	if got := strings.Count(log.String(), "replaced by another file"); got != 1 {
+		t.Errorf("logged %d times, want once: %s", got, &log)
 	}
 }
 
@@ -363,6 +379,80 @@ func TestConcurrentLocate(t *testing.T) {
 	if got := c.Stats().HeldBytes; got != 0 {
 		t.Errorf("HeldBytes: got %d, want 0", got)
 	}
+}
+
+// TestHeldSegmentsCountAgainstTheBudget checks that removed segments and the store together stay within the budget
+// while a holder can release Locations, and that Put does not fail if it cannot.
+func TestHeldSegmentsCountAgainstTheBudget(t *testing.T) {
+	for _, releases := range []bool{true, false} {
+		config := disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20, Lease: -1}
+		c := open(t, config)
+		s := store(t, c, "")
+		var held []cas.Location
+		c.SetHolder(func() bool {
+			i := slices.IndexFunc(held, cas.Location.Removed)
+			if i < 0 || !releases {
+				return false
+			}
+			held[i].Release()
+			held = slices.Delete(held, i, i+1)
+			return true
+		})
+		var most int64
+		for _, b := range smallBlobs(0, 1000, 4000) {
+			if err := s.Put(t.Context(), b.Digest, bytes.NewReader(b.Data)); err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, locate(t, s, b.Digest))
+			onDisk, _ := occupied(t, config.Dir)
+			most = max(most, onDisk+c.Stats().HeldBytes)
+		}
+		if releases && most > config.MaxBytes || c.Stats().HeldBytes == 0 {
+			t.Errorf("releases %v: the disk had up to %d bytes, %d of them held, want at most %d and some held",
+				releases, most, c.Stats().HeldBytes, config.MaxBytes)
+		}
+		for _, l := range held {
+			l.Release()
+		}
+	}
+}
+
+// TestHeldSegmentsAreReleasedBeforePutFails fills the store with leased blobs.
+func TestHeldSegmentsAreReleasedBeforePutFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20, Lease: time.Hour})
+		s := store(t, c, "")
+		var held []cas.Location
+		c.SetHolder(func() bool {
+			if len(held) == 0 {
+				return false
+			}
+			held[0].Release()
+			held = held[1:]
+			return true
+		})
+		blobs := smallBlobs(0, 400, 4000)
+		for _, b := range blobs[:50] {
+			if err := s.Put(t.Context(), b.Digest, bytes.NewReader(b.Data)); err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, locate(t, s, b.Digest))
+		}
+		time.Sleep(2 * time.Hour)
+		var err error
+		for _, b := range blobs[50:] {
+			if err = s.Put(t.Context(), b.Digest, bytes.NewReader(b.Data)); err != nil {
+				break
+			}
+		}
+		if !errors.Is(err, cas.ErrFull) || c.Stats().HeldBytes != 0 {
+			t.Errorf("got %v with %d bytes held, want %v with none", err, c.Stats().HeldBytes, cas.ErrFull)
+		}
+		for _, l := range held {
+			l.Release()
+		}
+		closeStore(t, c)
+	})
 }
 
 // BenchmarkLocate locates 2,000 small blobs, verified or not, and checks whether the result is valid.

@@ -4,7 +4,6 @@ package disk
 
 import (
 	"context"
-	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
@@ -12,6 +11,9 @@ import (
 
 // Missing implements cas.Store. It only reads the disk for chunk lists.
 func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	if err := cas.CheckDigests(ds...); err != nil {
+		return nil, err
+	}
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {
 		return nil, err
@@ -36,7 +38,7 @@ func (s *Store) absent(ds []cas.Digest) []cas.Digest {
 	var missing []cas.Digest
 	var stale []index.Key
 	asked := map[index.Key]bool{} // set of stale
-	now := seconds(time.Now())
+	now := s.cache.now()
 	instance, known := s.cache.instances.find(s.name)
 	for _, d := range ds {
 		if d.IsEmpty() {

@@ -7,7 +7,6 @@ import (
 	"syscall"
 )
 
-// openNoAtime opens a file without updating its access time, as its owner may (open(2), O_NOATIME).
-func openNoAtime(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_RDONLY|syscall.O_NOATIME, 0)
-}
+// readFlags open a blob without updating its access time, as its owner may, without following a symlink in its place,
+// and without waiting for the other end of a pipe (open(2)).
+const readFlags = os.O_RDONLY | syscall.O_NOATIME | syscall.O_NOFOLLOW | syscall.O_NONBLOCK

@@ -6,5 +6,5 @@ package disk
 
 import "os"
 
-// openNoAtime opens a file. It cannot prevent an update of the access time here.
-func openNoAtime(path string) (*os.File, error) { return os.Open(path) }
+// readFlags open a blob. They cannot prevent an update of the access time here.
+const readFlags = os.O_RDONLY

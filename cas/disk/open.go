@@ -3,56 +3,67 @@
 package disk
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk/internal/commit"
+	"github.com/cloister-build/cloister/cas/disk/internal/fault"
+	"github.com/cloister-build/cloister/cas/disk/internal/index"
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 	"github.com/cloister-build/cloister/cas/durable"
 )
 
-// open locks the directory and loads the index. If it fails, the caller closes c.lock, c.instances and c.segments.
-func (c *Cache) open() error {
+// open locks the directory and loads the index. It returns the files that are to be adopted later. If it fails, the
+// caller closes c.lock, c.instances and c.segments.
+func (c *Cache) open() (rest []index.Key, err error) {
 	const advice = "make the directory writable for this user, or choose another"
 	// The store holds sources and outputs, which other users must not read.
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
-		return fmt.Errorf("create store directory %s: %w; %s", c.dir, err, advice)
+		return nil, fmt.Errorf("create store directory %s: %w; %s", c.dir, err, advice)
 	}
 	// Inspect the directory before the first write, and again while no other process can change it.
 	if _, err := c.inspect(); err != nil {
-		return err
+		return nil, err
 	}
 	if err := makePrivate(c.dir); err != nil {
-		return err
+		return nil, err
 	}
-	lock, err := os.OpenFile(filepath.Join(c.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	lock, err := durable.OpenFile(filepath.Join(c.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return fmt.Errorf("store directory %s is not writable: %w; %s", c.dir, err, advice)
+		return nil, fmt.Errorf("store directory %s is not writable: %w; %s", c.dir, err, advice)
 	}
 	c.lock = lock
 	if err := tryLock(lock); err != nil {
-		return c.lockError(err)
+		return nil, c.lockError(err)
 	}
 	isNew, err := c.inspect()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := c.claim(isNew); err != nil {
-		return fmt.Errorf("store directory %s is not writable: %w; %s", c.dir, err, advice)
+		return nil, fmt.Errorf("store directory %s is not writable: %w; %s", c.dir, err, advice)
 	}
-	if c.MaxFiles == 0 {
-		c.MaxFiles = fileSystemFiles(c.dir) / 10
+	if c.config.MaxFiles == 0 {
+		c.config.MaxFiles = fileSystemFiles(c.dir) / 10
 	}
-	if err := c.load(); err != nil {
-		return fmt.Errorf("open store %s: %w", c.dir, err)
+	if rest, err = c.load(); err != nil {
+		return nil, fmt.Errorf("open store %s: %w%s", c.dir, err, loadAdvice(err))
 	}
-	return c.shrink()
+	return rest, c.shrink()
+}
+
+// loadAdvice returns what to do if load failed with err, or "".
+func loadAdvice(err error) string {
+	if fault.Unreadable(err) {
+		return "; make it readable for this user, or delete the store, which is only a cache"
+	}
+	return ""
 }
 
 // shrink evicts down to the budget, which may have been larger before. Leased entries stay; until enough leases expire,
@@ -70,7 +81,7 @@ func (c *Cache) shrink() error {
 // inspect reports whether the directory can become a store. It fails if the directory has other content or is a store
 // of another version.
 func (c *Cache) inspect() (isNew bool, err error) {
-	b, err := os.ReadFile(filepath.Join(c.dir, "version"))
+	b, err := durable.ReadFile(filepath.Join(c.dir, "version"))
 	if err == nil {
 		if string(b) != version {
 			return false, fmt.Errorf("store %s has version %.40q, this program supports %q: choose another directory, "+
@@ -103,16 +114,21 @@ func (c *Cache) lockError(err error) error {
 	if !errors.Is(err, errHeld) {
 		return fmt.Errorf("lock store %s: %w", c.dir, err)
 	}
-	holder := "of unknown process ID"
+	holder := ""
 	b := make([]byte, 32)
 	if n, _ := c.lock.ReadAt(b, 0); n > 0 {
 		if pid, err := strconv.Atoi(strings.TrimSpace(string(b[:n]))); err == nil {
-			holder = "process " + strconv.Itoa(pid)
+			holder = fmt.Sprintf(" (pid %d)", pid)
 		}
 	}
-	return fmt.Errorf("another cloister, %s, uses %s: stop it, or choose another directory: %w",
-		holder, c.dir, ErrLocked)
+	return lockedError(fmt.Sprintf("%s is in use by cloister%s; stop it or pass another --dir", c.dir, holder))
 }
+
+// A lockedError is ErrLocked in words that name the directory and its holder.
+type lockedError string
+
+func (e lockedError) Error() string        { return string(e) }
+func (e lockedError) Is(target error) bool { return target == ErrLocked }
 
 // claim writes the process ID and, in a new store, the version.
 func (c *Cache) claim(isNew bool) error {
@@ -149,23 +165,45 @@ func replaceFile(path, content string) error {
 	return durable.SyncDir(filepath.Dir(path))
 }
 
-// load fills the index and removes unfinished files.
-func (c *Cache) load() error {
+// load fills the index and removes unfinished files. It returns the files that are to be adopted later.
+func (c *Cache) load() (rest []index.Key, err error) {
 	if err := c.sweep(); err != nil {
-		return fmt.Errorf("remove unfinished files: %w", err)
+		return nil, fmt.Errorf("remove unfinished files: %w", err)
 	}
 	if err := c.instances.open(c.dir); err != nil {
-		return err
+		return nil, err
 	}
-	var err error
 	if c.segments, err = segment.Open(segment.Config{
-		Dir: filepath.Join(c.dir, "segments"), Limit: segmentLimit(c.MaxBytes), Sync: c.Sync,
+		Dir: filepath.Join(c.dir, "segments"), Limit: segmentLimit(c.config.MaxBytes), Sync: c.config.Sync,
 	}); err != nil {
-		return err
+		return nil, err
+	}
+	for _, err := range c.segments.Unusable {
+		c.loseSegment(err)
 	}
 	c.index.Reserve(c.segments.LogBytes() / recordBytes)
-	r := recovery{cache: c, instances: len(c.instances.names), functions: cas.Functions()}
+	r := recovery{cache: c, instances: len(c.instances.names), functions: cas.Functions(), now: c.now()}
+	if err := r.recover(); err != nil {
+		return nil, err
+	}
+	rest = c.adoptAll(context.Background(), r.orphans, adoptAtOpen)
+	if c.config.Sync {
+		// Earlier puts without Sync become as durable as those of this process.
+		err := c.segments.MarkDurable(seconds(wall()), c.flush)
+		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
+			return nil, err
+		}
+	}
+	return rest, c.beginCheckpoint()
+}
+
+// recover fills the index and prepares the cache for puts.
+func (r *recovery) recover() (err error) {
+	c := r.cache
 	if err := r.detectPowerLoss(); err != nil {
+		return err
+	}
+	if r.earlier, err = c.readCheckpoint(); err != nil {
 		return err
 	}
 	if err := r.replay(); err != nil {
@@ -181,22 +219,12 @@ func (c *Cache) load() error {
 	}
 	c.fresh, c.moved = c.segments.NewAppender(last), c.segments.NewAppender(nil)
 	c.moved.Flushed = true
-	if !c.Sync {
+	if !c.config.Sync {
 		for _, g := range c.segments.Segments() {
 			c.moved.FlushToo(g)
 		}
 	}
-	if err := r.checkDoubtful(); err != nil {
-		return err
-	}
-	if c.Sync {
-		// Earlier puts without Sync become as durable as those of this process.
-		err := c.segments.MarkDurable(seconds(time.Now()), c.flush)
-		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
-			return err
-		}
-	}
-	return nil
+	return r.checkDoubtful()
 }
 
 // sweep removes the regular files in tmp, and all copies, and counts the files in quarantine.

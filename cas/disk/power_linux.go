@@ -26,6 +26,27 @@ func bootID() string {
 	return strings.TrimSpace(string(b))
 }
 
+// sinceBoot returns the time since the machine was started, including suspensions, or 0.
+func sinceBoot() time.Duration { return clockTime(unix.CLOCK_BOOTTIME) }
+
+// asleep returns the time for which the machine was suspended since it was started. Small differences are inaccuracies.
+func asleep() time.Duration {
+	return (clockTime(unix.CLOCK_BOOTTIME) - clockTime(unix.CLOCK_MONOTONIC)).Truncate(time.Second)
+}
+
+func clockTime(clock int32) time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(clock, &ts); err != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
+}
+
+// accessForWriting returns an error if the file system of path is known to be read-only.
+func accessForWriting(path string) error {
+	return os.NewSyscallError("access", unix.Access(path, unix.W_OK))
+}
+
 // fileSystemFiles returns the number of inodes of the file system of dir, or 0 if unknown.
 func fileSystemFiles(dir string) int64 {
 	var st unix.Statfs_t

@@ -9,15 +9,20 @@ import (
 	"path/filepath"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk/internal/fault"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
+	"github.com/cloister-build/cloister/cas/durable"
 )
 
 // detectPowerLoss checks whether the machine may have lost power since the last Open.
 func (r *recovery) detectPowerLoss() error {
-	before, err := os.ReadFile(r.bootPath())
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
+	before, err := durable.ReadFile(r.bootPath())
+	if err != nil && !vanished(err) {
+		if !fault.Unreadable(err) {
+			return err
+		}
+		r.cache.config.Log.Warn("the boot ID of the last start cannot be read; reading everything that was written since", "err", err)
 	}
 	now := bootID()
 	r.powerLost = now == "" || string(before) != now+"\n"
@@ -71,9 +76,9 @@ func (r *recovery) checkPuts(g *segment.Segment, from uint32) error {
 // evicted file may stand for them.
 func (r *recovery) checkNewFiles() error {
 	c := r.cache
-	var durable uint32
+	var since uint32
 	for _, g := range c.segments.Segments() {
-		durable = max(durable, g.DurableSince())
+		since = max(since, g.DurableSince())
 	}
 	var files []index.Entry
 	c.index.Each(func(e *index.Entry) bool {
@@ -89,7 +94,7 @@ func (r *recovery) checkNewFiles() error {
 		}
 		fi, err := os.Lstat(path)
 		// Timestamps may have a precision of one second.
-		if err == nil && fi.Size() == e.Size && changedAt(fi).Unix()+1 < int64(durable) {
+		if err == nil && fi.Size() == e.Size && changedAt(fi).Unix()+1 < int64(since) {
 			continue
 		}
 		if err := c.check(context.Background(), e); err != nil && !isDropped(err) {
@@ -120,9 +125,13 @@ func (c *Cache) check(ctx context.Context, e index.Entry) error {
 	switch {
 	case errors.Is(err, cas.ErrCorrupt):
 		return c.damaged(e, nil)
+	case fault.Unreadable(err):
+		return c.unreadable(e, err)
 	case vanished(err):
 		c.dropMissing(e)
 		return cas.ErrNotFound
+	case err == nil && !isReadable(path):
+		return c.unreadable(e, os.ErrPermission)
 	case err == nil:
 		c.setVerified(e)
 	}

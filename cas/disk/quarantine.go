@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk/internal/commit"
+	"github.com/cloister-build/cloister/cas/disk/internal/fault"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 )
 
@@ -23,18 +24,22 @@ const (
 )
 
 // damaged drops e, whose content does not match its key, quarantines the content for inspection, and returns
-// cas.ErrCorrupt. B is the content of a packed entry as read, or nil. A packed entry that has moved stays: it was
-// verified then. A file that is sound when read again stays, too: it was put again.
-func (c *Cache) damaged(e index.Entry, b []byte) error {
+// cas.ErrCorrupt. B is the content of a packed entry as read, or nil.
+func (c *Cache) damaged(e index.Entry, b []byte) error { return c.drop(e, b, nil) }
+
+// unreadable is damaged for an entry that cannot be read because of cause.
+func (c *Cache) unreadable(e index.Entry, cause error) error { return c.drop(e, nil, cause) }
+
+// drop implements damaged and unreadable. A packed entry that has moved stays, because moving verified it. A file that
+// is sound when read again stays, too, because it was put again.
+func (c *Cache) drop(e index.Entry, b []byte, cause error) error {
 	var removed bool
 	where := c.where(e)
+	if cause != nil {
+		where += " (" + fault.Reason(cause) + ")"
+	}
 	if e.File {
-		removed, _ = c.removeFile(e.Key, func(path string) error {
-			if readWhole(context.Background(), path, e.Key) == nil {
-				return errSound
-			}
-			return nil
-		}, func(*index.Entry) bool { return true }, func(path string) error { return c.quarantineFile(path, e.Key) })
+		removed = c.dropFile(e)
 	} else {
 		same := func(now *index.Entry) bool {
 			return !now.File && now.Segment == e.Segment && now.Offset == e.Offset
@@ -64,14 +69,42 @@ func (c *Cache) damaged(e index.Entry, b []byte) error {
 	return cas.ErrCorrupt
 }
 
+// dropFile removes the entry and the file of a damaged blob. If the file cannot be removed, the blob is absent
+// nevertheless, and putting it fails until the file can be removed.
+func (c *Cache) dropFile(e index.Entry) (removed bool) {
+	var stuck error
+	removed, _ = c.removeFile(e.Key, func(path string) error {
+		if err := readWhole(context.Background(), path, e.Key); err == nil && isReadable(path) {
+			return errSound
+		}
+		return nil
+	}, func(*index.Entry) bool { return true }, func(path string) error {
+		if stuck = c.quarantineFile(path, e.Key); vanished(stuck) {
+			stuck = nil
+		}
+		return nil
+	})
+	if stuck != nil {
+		c.forget(&e) // the next Open must not find it present
+		c.config.Log.Warn("a damaged blob cannot be removed; remove its file", "err", stuck)
+	}
+	return removed
+}
+
+// isReadable reports whether the owner of a file may read it. Root may read any.
+func isReadable(path string) bool {
+	fi, err := os.Lstat(path)
+	return err == nil && fi.Mode()&0o400 != 0
+}
+
 // errSound means that a file is not damaged.
 var errSound = errors.New("sound")
 
 // reportCorrupt calls Config.Corrupt.
 func (c *Cache) reportCorrupt(k index.Key, where string) {
 	name, ok := c.instances.name(k.Instance)
-	if c.Corrupt != nil && ok {
-		c.Corrupt(name, digestOf(k), where)
+	if c.config.Corrupt != nil && ok {
+		c.config.Corrupt(name, digestOf(k), where)
 	}
 }
 
@@ -105,8 +138,8 @@ func (c *Cache) dropMissing(e index.Entry) {
 func (c *Cache) quarantinePath(k index.Key, size int64) string {
 	f, err := functionOf(k)
 	n, bytes := c.quarantined.Load(), c.quarantinedBytes.Load()+charge(size)
-	if err != nil || n >= maxQuarantine || bytes > c.MaxBytes/quarantineFraction ||
-		c.MaxFiles > 0 && n >= c.MaxFiles/quarantineFraction {
+	if err != nil || n >= maxQuarantine || bytes > c.config.MaxBytes/quarantineFraction ||
+		c.config.MaxFiles > 0 && n >= c.config.MaxFiles/quarantineFraction {
 		return ""
 	}
 	path := filepath.Join(c.dir, "quarantine", nameOf(f, k))
@@ -116,14 +149,19 @@ func (c *Cache) quarantinePath(k index.Key, size int64) string {
 	return path
 }
 
-// quarantineFile moves the file at path into quarantine, or deletes it.
+// quarantineFile moves the file at path into quarantine, or deletes it. It also moves a non-empty directory in the
+// place of the file.
 func (c *Cache) quarantineFile(path string, k index.Key) error {
 	fi, err := os.Lstat(path)
-	if err != nil {
+	if err != nil || !fi.Mode().IsRegular() {
+		err = os.Remove(path)
+		if to := c.quarantinePath(k, 0); err != nil && fi != nil && fi.IsDir() && to != "" {
+			err = os.Rename(path, to)
+		}
 		return err
 	}
 	to := c.quarantinePath(k, fi.Size())
-	if to == "" || !fi.Mode().IsRegular() {
+	if to == "" {
 		return os.Remove(path)
 	}
 	if err := os.Rename(path, to); err != nil {

@@ -6,16 +6,15 @@ import (
 	"encoding/hex"
 	"errors"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk/internal/fault"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
@@ -25,14 +24,18 @@ type recovery struct {
 	cache     *Cache
 	instances int // number of known instances
 	functions []cas.Function
+	now       uint32
 
-	powerLost bool // there may have been a power failure since the last Open
+	earlier   checkpoint // of the earlier process
+	powerLost bool       // there may have been a power failure since the last Open
+	orphans   []index.Key
 
 	mu         sync.Mutex
 	orders     map[index.Key]uint32 // guarded by mu; of results and chunk lists
 	replaced   []index.Entry        // guarded by mu; superseded or duplicate results and chunk lists
 	unreliable map[index.Key]bool   // guarded by mu; entries with no put but doubtful ones
 	doubtful   map[uint32]uint32    // guarded by mu; first doubtful record by segment
+	unreadable []*segment.Segment   // guarded by mu; their logs cannot be read
 }
 
 // replay reads the logs of all segments in parallel.
@@ -45,8 +48,12 @@ func (r *recovery) replay() error {
 		group.Go(func() {
 			v := visitor{recovery: r, blobs: make([]index.Entry, 0, maxBlobs)}
 			for g := range segments {
-				damaged, lost, err := g.Replay(&v)
+				damaged, lost, err := g.Replay(&v, r.expected(g))
 				v.flush()
+				if errors.Is(err, segment.ErrUnreadable) {
+					r.setAside(g, err)
+					continue
+				}
 				errs[i] = errors.Join(errs[i], err)
 				r.cache.logDamage.Add(damaged)
 				r.cache.logLost.Add(int64(lost))
@@ -61,6 +68,11 @@ func (r *recovery) replay() error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
+	for _, g := range r.unreadable {
+		if err := r.cache.segments.Remove(g); err != nil {
+			r.cache.config.Log.Warn("an unreadable segment cannot be removed; remove its files", "err", err)
+		}
+	}
 	var top uint32
 	for _, o := range r.orders {
 		top = max(top, o)
@@ -70,6 +82,28 @@ func (r *recovery) replay() error {
 		r.cache.forget(&r.replaced[i])
 	}
 	return nil
+}
+
+// expected returns the length of the log of g in the last checkpoint, or of its durable part after a power failure.
+func (r *recovery) expected(g *segment.Segment) uint32 {
+	if r.powerLost {
+		return r.earlier.logs[g.N].durable
+	}
+	return r.earlier.logs[g.N].all
+}
+
+// setAside gives up a segment whose log cannot be read.
+func (r *recovery) setAside(g *segment.Segment, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.unreadable = append(r.unreadable, g)
+	r.cache.loseSegment(err)
+}
+
+// loseSegment reports that the blobs of a segment are lost because of err.
+func (c *Cache) loseSegment(err error) {
+	c.lostSegments.Add(1)
+	c.config.Log.Warn("a segment is lost; its blobs are absent until they are uploaded or produced again", "err", err)
 }
 
 // A visitor receives the logs for a recovery. It adds blobs to the index in groups.
@@ -171,7 +205,12 @@ func (r *recovery) valid(k index.Key) bool {
 // Touch implements segment.Visitor.
 func (v *visitor) Touch(p *segment.Record, stamp uint32) {
 	v.flush()
-	v.cache.index.Update(p.Key, func(e *index.Entry) { e.Stamp = max(e.Stamp, stamp) })
+	v.cache.index.Update(p.Key, func(e *index.Entry) {
+		if e.Stamp <= v.now { // otherwise restamp replaced a stamp from the future
+			stamp = max(e.Stamp, stamp)
+		}
+		e.Stamp = stamp
+	})
 }
 
 // Drop implements segment.Visitor. An earlier result must not reappear, but a moved copy of this one may follow.
@@ -188,20 +227,28 @@ func (v *visitor) Drop(p *segment.Record) {
 	v.cache.index.Remove(p.Key, func(*index.Entry) bool { return true })
 }
 
-// matchFiles drops entries whose file is missing, removes files without an entry, and counts everything.
+// matchFiles drops entries whose file is missing, finds files without an entry, and counts everything.
 func (r *recovery) matchFiles() error {
 	c := r.cache
 	found := map[index.Key]bool{}
-	err := c.walkFiles(func(path string, k index.Key, ok bool) error {
+	err := c.walkFiles(func(path string, k index.Key, entry fs.DirEntry, ok bool) error {
 		if !ok {
 			return nil // not a file of the store
 		}
-		if e, ok := c.index.Get(k); ok && e.File {
+		e, known := c.index.Get(k)
+		if known && e.File {
 			found[k] = true
 			return nil
 		}
-		// The process ended before the record was in a log.
-		return os.Remove(path)
+		if fi, err := entry.Info(); err != nil || known {
+			c.discard(path)
+		} else {
+			r.orphan(path, k, fi)
+		}
+		return nil
+	}, func(dir string, err error) error {
+		c.config.Log.Warn("a directory of the store cannot be read; its blobs are absent", "err", err)
+		return fs.SkipDir
 	})
 	if err != nil {
 		return err
@@ -211,9 +258,12 @@ func (r *recovery) matchFiles() error {
 	for _, g := range c.segments.Segments() {
 		live[g.N] = new([2]int64)
 	}
-	now, ahead := seconds(time.Now()), false
+	now, newest, ahead := c.now(), int64(0), false
 	c.index.Each(func(e *index.Entry) bool {
 		ahead = ahead || e.Stamp > now
+		if stamp := int64(e.Stamp); stamp > newest && stamp <= min(r.earlier.until, int64(now)) {
+			newest = stamp
+		}
 		switch {
 		case !e.File:
 			live[e.Segment][0] += segment.Padded(int64(e.Length))
@@ -239,16 +289,20 @@ func (r *recovery) matchFiles() error {
 	for _, k := range gone {
 		c.index.Remove(k, func(*index.Entry) bool { return true })
 	}
-	if ahead {
-		c.clampStamps(now)
-	}
+	r.restamp(newest, ahead)
 	return nil
 }
 
 // walkFiles calls visit with everything below DIR/files except directories. Ok reports whether it is a file of key k.
-func (c *Cache) walkFiles(visit func(path string, k index.Key, ok bool) error) error {
+// It calls skip with each directory that cannot be read.
+func (c *Cache) walkFiles(
+	visit func(path string, k index.Key, entry fs.DirEntry, ok bool) error, skip func(dir string, err error) error,
+) error {
 	root := filepath.Join(c.dir, "files")
 	return filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil && path != root && fault.Unreadable(err) {
+			return skip(path, err)
+		}
 		if err != nil || entry.IsDir() {
 			return err
 		}
@@ -257,7 +311,7 @@ func (c *Cache) walkFiles(visit func(path string, k index.Key, ok bool) error) e
 			return err
 		}
 		k, ok := c.parsePath(filepath.ToSlash(rel))
-		return visit(path, k, ok && entry.Type().IsRegular())
+		return visit(path, k, entry, ok && entry.Type().IsRegular())
 	})
 }
 

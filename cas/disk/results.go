@@ -64,7 +64,7 @@ func (s *Store) replace(action cas.Digest, b []byte) error {
 	if err != nil {
 		return err
 	}
-	it := newItem(k, b)
+	it := s.cache.newItem(k, b)
 	it.Next = true
 	return s.cache.append([]segment.Item{it})
 }

@@ -10,9 +10,9 @@ import (
 	"io"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk/internal/fault"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
 )
@@ -63,6 +63,9 @@ func (s *Store) use(kind index.Kind, d cas.Digest) (index.Entry, bool) {
 // Open implements cas.Store. It reads and verifies a packed blob at once. For a file it returns cas.ErrCorrupt if the
 // size is wrong, or if off is not 0 and the content, unless verified before, does not match.
 func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	if err := cas.CheckDigests(d); err != nil {
+		return nil, err
+	}
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {
 		return nil, err
@@ -75,6 +78,10 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 		return io.NopCloser(bytes.NewReader(nil)), nil
 	}
 	e, ok := s.use(blob, d)
+	if k, known := s.find(blob, d); !ok && known && s.cache.orphans.has(k) {
+		s.cache.adopt(ctx, k)
+		e, ok = s.use(blob, d)
+	}
 	if !ok {
 		return s.openSpliced(ctx, d, off)
 	}
@@ -112,8 +119,10 @@ func (c *Cache) read(e index.Entry) ([]byte, error) {
 		} else if err == nil {
 			return b[:e.Length], nil
 		}
-		if errors.Is(err, io.EOF) || unreadable(err) {
-			return nil, c.damaged(e, nil) // truncated by another process, or lost by the disk
+		if errors.Is(err, io.EOF) {
+			return nil, c.damaged(e, nil) // truncated by another process
+		} else if fault.Unreadable(err) {
+			return nil, c.unreadable(e, err)
 		}
 		now, ok := c.index.Get(e.Key)
 		if !ok || now.File {
@@ -128,6 +137,9 @@ func (c *Cache) read(e index.Entry) ([]byte, error) {
 
 // Put implements cas.Store. It does not read r if d is present.
 func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	if err := cas.CheckDigests(d); err != nil {
+		return err
+	}
 	end, err := s.cache.beginWith(ctx)
 	if err != nil {
 		return err
@@ -139,7 +151,7 @@ func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if s.present(d) {
 		return nil
 	}
-	if d.Size() >= s.cache.Pack {
+	if d.Size() >= s.cache.config.Pack {
 		return s.putFile(ctx, d, r)
 	}
 	buf := buffers.Get().(*[]byte)
@@ -152,7 +164,7 @@ func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if err != nil {
 		return err
 	}
-	return s.cache.append([]segment.Item{newItem(k, b)})
+	return s.cache.append([]segment.Item{s.cache.newItem(k, b)})
 }
 
 // buffers holds buffers for content on its way to the disk.
@@ -203,8 +215,7 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	items := make([]segment.Item, 0, len(blobs))
 	var blobOf []int // index of each item's blob
 	for i, b := range blobs {
-		if got := b.Digest.Function().Sum(b.Data); got != b.Digest {
-			errs[i] = cas.Mismatch(b.Digest, got)
+		if errs[i] = b.Check(); errs[i] != nil {
 			continue
 		}
 		if b.Digest.IsEmpty() {
@@ -217,10 +228,10 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 		switch {
 		case err != nil:
 			errs[i] = err
-		case b.Digest.Size() >= s.cache.Pack:
+		case b.Digest.Size() >= s.cache.config.Pack:
 			errs[i] = s.putFile(ctx, b.Digest, bytes.NewReader(b.Data))
 		default:
-			items = append(items, newItem(k, b.Data))
+			items = append(items, s.cache.newItem(k, b.Data))
 			blobOf = append(blobOf, i)
 		}
 		if err := ctx.Err(); err != nil {
@@ -239,9 +250,9 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 }
 
 // newItem returns the item to append for the packed blob k.
-func newItem(k index.Key, b []byte) segment.Item {
+func (c *Cache) newItem(k index.Key, b []byte) segment.Item {
 	it := segment.Item{Data: b}
-	it.Entry = index.Entry{Key: k, Length: uint32(len(b)), Stamp: seconds(time.Now()), Verified: true}
+	it.Entry = index.Entry{Key: k, Length: uint32(len(b)), Stamp: c.now(), Verified: true}
 	return it
 }
 

@@ -3,6 +3,7 @@
 package disk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,8 +12,10 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk/internal/fault"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
+	"github.com/cloister-build/cloister/cas/durable"
 )
 
 // VerifyOptions configures Verify.
@@ -47,8 +50,9 @@ const maxDamages = 1000
 type position struct{ segment, record uint32 }
 
 // Verify reads everything that exists when it starts, and drops what is damaged. It may skip a file that this process
-// wrote and whose record moves meanwhile. If ctx ends it saves its position, and the next Verify resumes there. Only
-// one runs at a time; a second one waits. Other methods may run concurrently.
+// wrote and whose record moves meanwhile. If ctx ends, or this process has no memory or descriptors left, it saves its
+// position, and the next Verify resumes there. Other errors concern one blob: Verify skips it, reads the rest, and
+// returns the first of them. Only one runs at a time; a second one waits. Other methods may run concurrently.
 func (c *Cache) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, error) {
 	end, err := c.beginWith(ctx)
 	if err != nil {
@@ -68,19 +72,16 @@ func (c *Cache) Verify(ctx context.Context, o VerifyOptions) (VerifyReport, erro
 		v.at, v.report.Resumed = readPosition(v.file)
 	}
 	v.report.TotalBytes = v.total()
-	err = v.run(ctx)
-	if err == nil {
-		err = os.Remove(v.file)
-		if vanished(err) {
-			err = nil
-		}
-	} else if ctx.Err() != nil || errors.Is(err, os.ErrClosed) {
+	if err = v.run(ctx); err != nil {
 		if v.rewinds != c.rewinds.Load() {
 			v.at.record = 0 // records have moved
 		}
-		err = errors.Join(err, v.at.write(v.file))
+		return v.report, errors.Join(err, v.at.write(v.file))
 	}
-	return v.report, err
+	if err = os.Remove(v.file); vanished(err) {
+		err = nil
+	}
+	return v.report, errors.Join(v.skipped, err)
 }
 
 type verification struct {
@@ -92,6 +93,7 @@ type verification struct {
 	at       position
 	rewinds  int64 // Cache.rewinds at the start of the segment
 	report   VerifyReport
+	skipped  error // the first error of a blob that was skipped
 }
 
 // total returns the size of everything from the position on.
@@ -168,8 +170,11 @@ func (v *verification) one(ctx context.Context, e index.Entry) error {
 			v.report.Damaged = append(v.report.Damaged, Damage{name, digestOf(e.Key), v.cache.where(e)})
 		}
 	case errors.Is(err, cas.ErrNotFound): // evicted
-	case err != nil:
+	case err != nil && (ctx.Err() != nil || errors.Is(err, os.ErrClosed) || fault.Ours(err)):
 		return err
+	case err != nil:
+		v.skipped = cmp.Or(v.skipped, err)
+		return nil
 	}
 	v.report.Blobs++
 	v.report.Bytes += int64(e.Length)
@@ -210,7 +215,7 @@ func (v *verification) wait(ctx context.Context) error {
 
 // readPosition reads the saved position. It ignores a malformed file.
 func readPosition(path string) (at position, ok bool) {
-	b, err := os.ReadFile(path)
+	b, err := durable.ReadFile(path)
 	if err != nil {
 		return at, false
 	}

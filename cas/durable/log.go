@@ -68,7 +68,7 @@ func Open(c Config) (*Log, error) {
 }
 
 func (l *Log) open() error {
-	f, err := os.Open(l.Path)
+	f, err := OpenFile(l.Path, os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -178,7 +178,7 @@ func (l *Log) prepare() error {
 		}
 	}
 	if l.file == nil {
-		f, err := os.OpenFile(l.Path, os.O_RDWR|os.O_CREATE, 0o600)
+		f, err := OpenFile(l.Path, os.O_RDWR|os.O_CREATE, 0o600)
 		if err != nil {
 			return err
 		}

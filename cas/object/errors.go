@@ -7,45 +7,140 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
+	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/minio/minio-go/v7"
 )
 
 // ErrNoBucket is returned if the bucket does not exist.
 var ErrNoBucket = errors.New("the bucket does not exist; create it, or correct its name or the endpoint")
 
+const (
+	maxReason = 500 // bytes of the text of a failure
+	maxAnswer = 300 // bytes of the server's answer
+)
+
+// unavailable is a cas.ErrUnavailable.
+type unavailable struct {
+	op, reason string
+	kind       unavailability
+}
+
+// An unavailability describes how a bucket is unavailable.
+type unavailability uint8
+
+const (
+	silent    unavailability = iota // it does not answer, or a proxy answers in its place
+	broken                          // it answers with a failure, perhaps for one object only
+	throttled                       // it asks for fewer requests
+)
+
+func (e *unavailable) Error() string {
+	return e.op + ": " + cas.ErrUnavailable.Error() + ": " + e.reason
+}
+
+func (e *unavailable) Unwrap() error {
+	if e.kind == throttled {
+		return cas.ErrThrottled
+	}
+	return cas.ErrUnavailable
+}
+
+// throttling has the codes of responses that ask for fewer requests. SlowDownRead is not one of them: with it MinIO
+// reports that too few of its disks have a readable part of the object.
+var throttling = map[string]bool{
+	"SlowDown": true, "SlowDownWrite": true, "TooManyRequests": true, "RequestLimitExceeded": true, "Throttling": true,
+	"ThrottlingException": true, "RequestThrottled": true, "BandwidthLimitExceeded": true,
+}
+
+// down returns why an error of a probe means that the bucket is down, or nil.
+func down(err error) error {
+	if e, ok := errors.AsType[*unavailable](err); ok && e.kind != throttled {
+		return errors.New(e.reason)
+	}
+	return nil
+}
+
+// unanswered returns the reason of a call without an answer, or nil if err is an answer.
+func unanswered(err error) error {
+	if e, ok := errors.AsType[*unavailable](err); ok && e.kind == silent {
+		return errors.New(e.reason)
+	}
+	return nil
+}
+
+// ofObject reports whether err may be about one object only: the server answered that it failed, or refused the call for
+// a reason that is none of the whole bucket.
+func ofObject(err error) bool {
+	if e, ok := errors.AsType[*unavailable](err); ok {
+		return e.kind == broken
+	}
+	return err != nil && !slices.ContainsFunc([]error{
+		cas.ErrNotFound, cas.ErrCorrupt, cas.ErrDenied, cas.ErrUpstreamFull, cas.ErrUnavailable, ErrNoBucket,
+		context.Canceled, context.DeadlineExceeded,
+	}, func(kind error) bool { return errors.Is(err, kind) })
+}
+
 // wrap adds the failed operation and the bucket to err, and the matching error of package cas. It quotes the response
 // of the server as one printable line. If ctx has ended, it returns that error instead.
 func (c *Client) wrap(ctx context.Context, what string, err error) error {
-	what += " in " + c.target
+	op := what + " in " + c.target
 	var answer minio.ErrorResponse
-	response := func() string { return fmt.Sprintf("%+.300q", answer.Code+": "+answer.Message) }
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s: %w", op, ctx.Err())
+	} else if errors.Is(err, cas.ErrUnavailable) {
+		return fmt.Errorf("%s: %w", what, err) // of the health check
+	} else if !errors.As(err, &answer) {
+		return &unavailable{op: op, reason: reason(err)}
+	}
+	text := "the server responded " + printable.Head(strings.Trim(answer.Code+": "+answer.Message, ": "), maxAnswer)
 	switch {
-	case ctx.Err() != nil:
-		return fmt.Errorf("%s: %w", what, ctx.Err())
-	case errors.Is(err, errNoCredentials):
-		return fmt.Errorf("%s: %w: %w", what, cas.ErrUnavailable, err)
-	case !errors.As(err, &answer):
-		return fmt.Errorf("%s: %w: %+.500q", what, cas.ErrUnavailable, err.Error())
 	case answer.Code == minio.NoSuchBucket:
-		return fmt.Errorf("%s: %w", what, ErrNoBucket)
+		return fmt.Errorf("%s: %w", op, ErrNoBucket)
 	case answer.Code == minio.NoSuchKey:
-		return fmt.Errorf("%s: %w", what, cas.ErrNotFound)
+		return fmt.Errorf("%s: %w", op, cas.ErrNotFound)
 	case answer.StatusCode == http.StatusRequestedRangeNotSatisfiable:
-		return fmt.Errorf("%s: the object is too short: %w", what, cas.ErrCorrupt)
+		return fmt.Errorf("%s: the object is too short: %w", op, cas.ErrCorrupt)
 	case answer.StatusCode == http.StatusInsufficientStorage || strings.Contains(answer.Code, "QuotaExceeded"):
-		return fmt.Errorf("%s: %w: the server responded %s", what, cas.ErrFull, response())
+		return fmt.Errorf("%s: %w; free space in the bucket or raise its quota; %s", op, cas.ErrUpstreamFull, text)
 	case answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden:
-		return fmt.Errorf("%s: %w: the server responded %s; the credentials need permission to "+
-			"read, write and list the bucket (without list, absent objects are forbidden)",
-			what, os.ErrPermission, response())
+		advice := "check the credentials and the clock"
+		if answer.Code == minio.AccessDenied {
+			advice = fmt.Sprintf("grant these credentials %s on bucket %s", c.permissions(), c.bucket)
+		}
+		return fmt.Errorf("%s: %w; %s; %s", op, cas.ErrDenied, advice, text)
+	case answer.StatusCode == http.StatusTooManyRequests || throttling[answer.Code]:
+		return &unavailable{op, text, throttled}
+	case answer.StatusCode == http.StatusBadGateway || answer.StatusCode == http.StatusGatewayTimeout:
+		return &unavailable{op, text, silent}
 	// Without a status, the response is malformed. Retrying does not help if the server does not implement the call.
 	case answer.StatusCode == 0 || answer.StatusCode >= 499 && answer.StatusCode != http.StatusNotImplemented ||
-		answer.StatusCode == http.StatusTooManyRequests || answer.StatusCode == http.StatusRequestTimeout:
-		return fmt.Errorf("%s: %w: the server responded %s", what, cas.ErrUnavailable, response())
+		answer.StatusCode == http.StatusRequestTimeout:
+		return &unavailable{op, text, broken}
 	}
-	return fmt.Errorf("%s: the server responded %s", what, response())
+	return fmt.Errorf("%s: %s", op, text)
+}
+
+// reason returns the text of an error without an answer. It names the server's host instead of the URL of the request.
+func reason(err error) string {
+	text := err.Error()
+	if failed, ok := errors.AsType[*url.Error](err); ok {
+		text = failed.Err.Error()
+		if u, err := url.Parse(failed.URL); err == nil && !strings.Contains(text, u.Host) {
+			text = u.Host + ": " + text
+		}
+	}
+	return printable.Head(text, maxReason)
+}
+
+// permissions lists the permissions that a Client needs.
+func (c *Client) permissions() string {
+	if c.google {
+		return "roles/storage.objectUser"
+	}
+	return "s3:GetObject, s3:PutObject, s3:AbortMultipartUpload and s3:ListBucket"
 }

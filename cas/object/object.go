@@ -2,27 +2,33 @@
 
 // Package object implements the store and the action cache of package cas in a bucket of Amazon S3, of an S3-compatible
 // server or of Google Cloud Storage. It caches no blobs on this host, and deletes none from the bucket.
-//
-// The bucket is not trusted with contents: downloads are verified against the digest, and an upload becomes visible
-// only after its last byte was verified. It is trusted with results, which only a checksum protects: anyone with write
-// access to the bucket determines the results of actions.
+// The package does not trust the contents of the bucket: it verifies downloads against the digest, and an upload
+// becomes visible only after its last byte was verified. It trusts results, which only a checksum protects: anyone with
+// write access to the bucket determines the results of actions.
 //
 // # Cost
 //
 // Missing takes one call for each digest, with 32 calls in parallel. At 15 ms for a call, that is 2,000 digests per
-// second, a five-hundredth of the rate of a disk. The store should therefore be the upstream of a disk. A Put holds up
-// to 32 MiB in memory, and all Puts of a Client up to 256 MiB: further ones wait.
+// second. A disk is 500 times as fast, so the store should be the upstream of a disk. A Put holds up to 32 MiB in
+// memory, and all Puts of a Client up to 256 MiB; beyond that, a Put waits.
 //
 // # Guarantees
 //
 // A bucket has no leases. Without a lifecycle rule, nothing ever leaves it. If a rule deletes objects N days after
 // their creation, the URL must have expire_days=N. Missing and Lookup then renew an object older than N/2 days by
 // copying it onto itself. What Put stored, Missing reported present or Lookup returned stays for N/2 days; Open renews
-// nothing. S3 cannot copy a blob above 5 GiB in one call, so Missing reports it as absent instead and the client puts
-// it again.
+// nothing. S3 cannot copy a blob above 5 GiB in one call, and some servers do not reset the age of an object that is
+// copied onto itself. Missing reports such a blob as absent, and the client puts it again. It also does if the bucket
+// fails for this object and answers a probe.
 //
 // The rule should depend only on the age of the object, and abort multipart uploads after a day. A bucket with
 // versioning or soft delete also keeps the previous version of each copy.
+// An attempt ends after 10 seconds without progress by the server, an upload after 30, and a copy after a minute plus a
+// second for each 4 MiB. A call that has waited for 20 seconds makes no further attempt. A bucket that does not answer
+// several calls in a row, or one probe, counts as down: until it answers a probe, every call fails immediately with
+// cas.ErrUnavailable. An attempt without an answer starts a probe, and so does an answer with an error, which may be
+// about only one object. A running upload in parts waits up to 20 seconds for the bucket to recover, and sends each
+// part at most three times.
 //
 // One client, minio-go, serves both kinds of bucket: Google's XML API understands the S3 protocol, with renamed headers
 // and a token instead of a signature. The JSON API would need a second client, and answers 404 both for an absent
@@ -34,21 +40,15 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
-	"regexp"
-	"strconv"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/internal/health"
 	"github.com/minio/minio-go/v7"
 	"golang.org/x/sync/semaphore"
 )
-
-// ErrURL is returned for a malformed URL of a bucket.
-var ErrURL = errors.New("write s3://BUCKET[/PREFIX][?region=REGION][&endpoint=http(s)://HOST[:PORT]]" +
-	"[&expire_days=N], or gs:// without region")
 
 const (
 	parallel = 32 // concurrent calls of one Missing or Fetch
@@ -59,8 +59,9 @@ const (
 type Config struct {
 	// URL is s3://BUCKET[/PREFIX] or gs://BUCKET[/PREFIX], with optional query parameters:
 	//
-	//	endpoint=https://HOST[:PORT]  another server than Amazon's or Google's; http:// without TLS
+	//	endpoint=https://HOST[:PORT] a server other than Amazon's or Google's; http:// without TLS
 	//	region=REGION                 of S3; defaults to AWS_REGION, then to a query of the bucket
+	//	ca=FILE                       PEM file of the authorities of the server's certificate; defaults to this host's
 	//	expire_days=N                 a lifecycle rule of the bucket deletes objects after N days
 	//
 	// It has no credentials. Those for S3 come from the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), from
@@ -72,6 +73,8 @@ type Config struct {
 	URL string
 	// Corrupt receives each blob that is found damaged, and its key; it may be nil. Readers call it concurrently.
 	Corrupt func(instance string, d cas.Digest, where string)
+	// Observe receives each call when it has ended; it may be nil. Callers call it concurrently.
+	Observe func(Call)
 }
 
 // A Client gives access to one bucket. It is safe for concurrent use. Create one with Open.
@@ -83,8 +86,10 @@ type Client struct {
 	prefix    string        // of every key; empty or with a trailing slash
 	target    string        // the bucket in messages
 	expire    time.Duration // age at which a lifecycle rule deletes; 0 without one
-	corrupt   func(instance string, d cas.Digest, where string)
+	config    Config
 	memory    *semaphore.Weighted // bytes of running uploads
+	health    *health.Check
+	writable  atomic.Bool // a probe has found that the credentials may write
 
 	mu      sync.Mutex
 	damaged map[string]bool // keys of damaged blobs; guarded by mu
@@ -93,52 +98,119 @@ type Client struct {
 // Open returns a Client for a bucket and checks it; the caller closes it. A malformed URL is ErrURL. Other errors are
 // those of Check.
 func Open(ctx context.Context, cfg Config) (*Client, error) {
+	c, err := connect(ctx, cfg, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Check(ctx); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// New is like Open, but checks the bucket in the background and retries until it answers. Calls wait for the first
+// attempt; then they fail with cas.ErrUnavailable until one succeeds.
+func New(ctx context.Context, cfg Config) (*Client, error) {
+	c, err := connect(ctx, cfg, nil)
+	if err != nil {
+		return nil, err
+	}
+	c.health.Start()
+	return c, nil
+}
+
+// connect returns a Client that has not checked the bucket. Tests replace its transport with next.
+func connect(ctx context.Context, cfg Config, next http.RoundTripper) (*Client, error) {
 	a, err := parse(cfg.URL)
 	if err != nil {
 		return nil, err
 	}
 	c := &Client{
 		google: a.google, bucket: a.bucket, prefix: a.prefix, target: a.String(), expire: a.expire,
-		corrupt: cfg.Corrupt, memory: semaphore.NewWeighted(maxUpload), damaged: map[string]bool{},
+		config: cfg, memory: semaphore.NewWeighted(maxUpload), damaged: map[string]bool{},
 	}
-	if c.transport, err = minio.DefaultTransport(a.endpoint.Scheme == "https"); err != nil {
+	c.health = health.New(health.Config{Name: c.target, Probe: c.probe, Down: down, Failure: unanswered})
+	if c.transport, err = minio.DefaultTransport(a.secure()); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.target, err)
 	}
+	if a.secure() {
+		if c.transport.TLSClientConfig, err = a.tls(); err != nil {
+			return nil, fmt.Errorf("%s: %w", c.target, err)
+		}
+	}
 	c.transport.MaxIdleConnsPerHost = 2 * parallel
+	c.transport.ResponseHeaderTimeout = 0 // limiter has the timeouts
+	if next == nil {
+		next = c.transport
+	}
 	options := s3Options
 	if a.google {
 		options = googleOptions
 	}
-	o, err := options(ctx, a, bodyCopier{c.transport})
+	o, err := options(ctx, a, bodyCopier{next})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.target, err)
 	}
-	o.Secure, o.MaxRetries = a.endpoint.Scheme == "https", attempts
+	o.Transport = limiter{o.Transport}
+	o.Secure, o.MaxRetries = a.secure(), attempts
 	if c.core, err = minio.NewCore(a.endpoint.Host, o); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.target, err)
-	}
-	if err := c.Check(ctx); err != nil {
-		c.Close()
-		return nil, err
 	}
 	return c, nil
 }
 
-// Check reports whether the bucket can be read, by a request for an object that does not exist. An absent bucket is
-// ErrNoBucket, one without read permission os.ErrPermission, and one that does not respond cas.ErrUnavailable.
+// Check reports whether the bucket can be read and, until that has succeeded once, written. An absent bucket is
+// ErrNoBucket, missing permission cas.ErrDenied, and a bucket that does not respond cas.ErrUnavailable.
 func (c *Client) Check(ctx context.Context) error {
-	body, _, _, err := c.core.GetObject(ctx, c.bucket, c.prefix+"absent", minio.GetObjectOptions{})
-	if err == nil {
-		return body.Close()
-	}
-	if err := c.wrap(ctx, "reach the bucket", err); !errors.Is(err, cas.ErrNotFound) {
+	if err := c.Err(); err != nil {
 		return err
 	}
-	return nil
+	return c.health.Probe(ctx)
 }
 
-// Close closes idle connections.
+// Err returns nil if the bucket answered the last call or probe. Otherwise it returns the cas.ErrUnavailable with which
+// every call fails, including the time and the reason.
+func (c *Client) Err() error { return c.health.Err() }
+
+// Probed returns a channel that is closed after the first probe of the bucket, whether it succeeded or not.
+func (c *Client) Probed() <-chan struct{} { return c.health.Probed() }
+
+// probe requests an object that does not exist. Until it has succeeded once, it also begins and aborts a multipart
+// upload, which requires the permissions to write and leaves nothing behind.
+func (c *Client) probe(ctx context.Context) error {
+	err := c.newCall(ctx, probe).do("reach the bucket", func(ctx context.Context) error {
+		body, _, _, err := c.core.GetObject(ctx, c.bucket, c.prefix+"absent", minio.GetObjectOptions{})
+		if err == nil {
+			err = body.Close()
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, cas.ErrNotFound) || c.writable.Load() {
+		return ignore(err, cas.ErrNotFound)
+	}
+	err = c.newCall(ctx, probe).do("write to the bucket", func(ctx context.Context) error {
+		upload, err := c.core.NewMultipartUpload(ctx, c.bucket, c.prefix+"absent", minio.PutObjectOptions{})
+		if err == nil {
+			err = c.core.AbortMultipartUpload(ctx, c.bucket, c.prefix+"absent", upload)
+		}
+		return err
+	})
+	err = ignore(err, cas.ErrUpstreamFull)
+	c.writable.Store(err == nil)
+	return err
+}
+
+// ignore returns err, or nil if it is kind.
+func ignore(err, kind error) error {
+	if errors.Is(err, kind) {
+		return nil
+	}
+	return err
+}
+
+// Close closes idle connections and ends background probes.
 func (c *Client) Close() error {
+	c.health.Close()
 	c.transport.CloseIdleConnections()
 	return nil
 }
@@ -158,106 +230,4 @@ func (c *Client) Instance(name string) (*cas.Instance, error) {
 		return nil, err
 	}
 	return &cas.Instance{Name: name, Store: s, Actions: s}, nil
-}
-
-// An address is the parsed URL of a bucket.
-type address struct {
-	google         bool
-	bucket, prefix string
-	endpoint       *url.URL
-	custom         bool // the URL has an endpoint
-	region         string
-	expire         time.Duration // age at which a lifecycle rule deletes; 0 without one
-}
-
-// String returns the URL without the query.
-func (a *address) String() string {
-	scheme := "s3://"
-	if a.google {
-		scheme = "gs://"
-	}
-	return scheme + a.bucket + "/" + a.prefix
-}
-
-// redact removes the parts of a possibly malformed URL that may be secret: the user, the query and the fragment.
-func redact(text string) string {
-	if at := strings.LastIndexByte(text, '@'); at >= 0 {
-		scheme, _, found := strings.Cut(text[:at], "://")
-		if !found {
-			scheme = ""
-		}
-		text = scheme + "://..." + text[at:]
-	}
-	if i := strings.IndexAny(text, "?#"); i >= 0 {
-		text = text[:i+1] + "..."
-	}
-	return text
-}
-
-// maxPrefix is the maximum length of a prefix in bytes; keys have at most 1024.
-const maxPrefix = 256
-
-var (
-	bucketNames = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$`)
-	prefixes    = regexp.MustCompile(`^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*/?$`)
-)
-
-// parse parses the URL of a bucket.
-func parse(text string) (*address, error) {
-	reject := func(format string, args ...any) (*address, error) {
-		return nil, fmt.Errorf("%+.256q: %s: %w", redact(text), fmt.Sprintf(format, args...), ErrURL)
-	}
-	u, err := url.Parse(text)
-	if err != nil || u.Scheme != "s3" && u.Scheme != "gs" {
-		return reject("the scheme must be s3 or gs")
-	}
-	if u.User != nil || u.Fragment != "" || !bucketNames.MatchString(u.Host) {
-		return reject("the bucket must be 3 to 63 of a-z, 0-9, dot, hyphen and underscore, without user or port")
-	}
-	if len(u.Path) > maxPrefix || !prefixes.MatchString(u.Path) {
-		return reject("the prefix must be up to %d of A-Z, a-z, 0-9, dot, hyphen, underscore and slash, "+
-			"without a leading dot", maxPrefix)
-	}
-	a := &address{google: u.Scheme == "gs", bucket: u.Host}
-	if path := strings.Trim(u.Path, "/"); path != "" {
-		a.prefix = path + "/"
-	}
-	query, err := url.ParseQuery(u.RawQuery)
-	if err != nil {
-		return reject("the query is malformed")
-	}
-	endpoint := "https://s3.amazonaws.com"
-	if a.google {
-		endpoint = "https://storage.googleapis.com"
-	}
-	for name, values := range query {
-		value := values[0]
-		switch {
-		case len(values) > 1:
-			return reject("duplicate parameter %+q", name)
-		case name == "endpoint":
-			endpoint, a.custom = value, true
-		case name == "region" && !a.google:
-			a.region = value
-		case name == "expire_days":
-			days, err := strconv.ParseUint(value, 10, 16)
-			if err != nil || days == 0 {
-				return reject("expire_days must be a number of days from 1 to 65535")
-			}
-			a.expire = time.Duration(days) * 24 * time.Hour
-		default:
-			return reject("unknown parameter %+q", name)
-		}
-	}
-	a.endpoint, err = url.Parse(endpoint)
-	if err != nil || !isEndpoint(a.endpoint) {
-		return reject("the endpoint must be http://HOST[:PORT] or https://HOST[:PORT]")
-	}
-	return a, nil
-}
-
-// isEndpoint reports whether u consists of only a scheme and a host.
-func isEndpoint(u *url.URL) bool {
-	return (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" &&
-		*u == url.URL{Scheme: u.Scheme, Host: u.Host}
 }

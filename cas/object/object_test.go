@@ -22,8 +22,10 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/object"
+	"google.golang.org/grpc/codes"
 )
 
 // both runs a test for S3 and for Google.
@@ -154,9 +156,9 @@ func TestPutRejectsBlobAboveObjectSize(t *testing.T) {
 	_, small := castest.Blob(1, 100)
 	d, err := cas.NewDigest(cas.SHA256, small.Hash(), 10_000*16<<20+1)
 	must(t, err)
-	if err := store.Put(t.Context(), d, iotest.ErrReader(errors.New("read"))); !errors.Is(err, cas.ErrFull) ||
+	if err := store.Put(t.Context(), d, iotest.ErrReader(errors.New("read"))); !errors.Is(err, cas.ErrUpstreamFull) ||
 		s.called("begin") != 0 {
-		t.Errorf("got %v after %d uploads, want ErrFull before any", err, s.called("begin"))
+		t.Errorf("got %v after %d uploads, want ErrUpstreamFull before any", err, s.called("begin"))
 	}
 }
 
@@ -324,37 +326,44 @@ func TestServerErrors(t *testing.T) {
 		store := s.instance(t)
 		present := put(t, store, []byte("present"))
 		must(t, store.Record(t.Context(), present, &repb.ActionResult{}))
+		grant := map[string]string{"s3": "s3:AbortMultipartUpload and s3:ListBucket on bucket " + bucketName, "gs": "objectUser"}[s.scheme]
 		for _, c := range []struct {
 			status int
 			code   string
 			want   error
+			grpc   codes.Code
 			text   string // in the error of every response with a body
 		}{
-			{500, "InternalError", cas.ErrUnavailable, "InternalError"},
-			{503, "SlowDown", cas.ErrUnavailable, "SlowDown"},
-			{502, "BadGateway", cas.ErrUnavailable, "BadGateway"},
-			{429, "TooManyRequests", cas.ErrUnavailable, "TooManyRequests"},
-			{403, "AccessDenied", os.ErrPermission, "read, write and list"},
-			{403, "SignatureDoesNotMatch", os.ErrPermission, "SignatureDoesNotMatch"},
-			{401, "AuthenticationRequired", os.ErrPermission, "read, write and list"},
-			{501, "NotImplemented", nil, "NotImplemented"},
-			{507, "XMinioStorageFull", cas.ErrFull, "XMinioStorageFull"},
-			{400, "XMinioAdminBucketQuotaExceeded", cas.ErrFull, "Quota"},
-			{404, "NoSuchBucket", object.ErrNoBucket, "correct its name"},
+			{500, "InternalError", cas.ErrUnavailable, codes.Unavailable, "InternalError"},
+			{503, "SlowDown", cas.ErrUnavailable, codes.Unavailable, "SlowDown"},
+			{502, "BadGateway", cas.ErrUnavailable, codes.Unavailable, "BadGateway"},
+			{429, "TooManyRequests", cas.ErrUnavailable, codes.Unavailable, "TooManyRequests"},
+			{403, "AccessDenied", cas.ErrDenied, codes.FailedPrecondition, grant},
+			{403, "SignatureDoesNotMatch", os.ErrPermission, codes.FailedPrecondition, "check the credentials"},
+			{401, "AuthenticationRequired", cas.ErrDenied, codes.FailedPrecondition, "check the credentials"},
+			{501, "NotImplemented", nil, codes.Internal, "NotImplemented"},
+			{507, "XMinioStorageFull", cas.ErrUpstreamFull, codes.ResourceExhausted, "raise its quota"},
+			{400, "XMinioAdminBucketQuotaExceeded", cas.ErrUpstreamFull, codes.ResourceExhausted, "Quota"},
+			{404, "NoSuchBucket", object.ErrNoBucket, codes.Internal, "correct its name"},
 		} {
-			s.spoil(faults{before: func(w http.ResponseWriter, r *http.Request, _ string, _ int) bool {
-				refuse(w, c.status, c.code, strings.ReplaceAll(hostile, "\x1b", "&#x9b;")+strings.Repeat("long ", 1000))
-				return true
-			}})
-			for call, f := range calls(store, present) {
+			for call := range calls(store, present) {
+				// A client that has found the bucket to be down would not call it.
+				s.spoil(faults{})
+				client := s.open(t, object.Config{})
+				f := calls(named(t, client, ""), present)[call]
+				s.spoil(faults{before: func(w http.ResponseWriter, r *http.Request, _ string, _ int) bool {
+					refuse(w, c.status, c.code, strings.ReplaceAll(hostile, "\x1b", "&#x9b;")+strings.Repeat("long ", 1000))
+					return true
+				}})
 				err := f(t.Context())
+				must(t, client.Close())
 				// A response to HEAD has no body.
 				head := call == "Missing" || call == "Open at the end"
-				if head && (c.code == "NoSuchBucket" || c.status == 400) {
+				if head && (c.code == "NoSuchBucket" || c.status == 400) || call == "Check" && c.want == cas.ErrUpstreamFull {
 					continue
 				}
 				if c.want == nil && errors.Is(err, cas.ErrUnavailable) || c.want != nil && !errors.Is(err, c.want) ||
-					!head && !strings.Contains(err.Error(), c.text) {
+					casstatus.Code(err) != c.grpc || errors.Is(err, cas.ErrFull) || !head && !strings.Contains(err.Error(), c.text) {
 					t.Errorf("%d %s: %s: got %v, want %v with %q", c.status, c.code, call, err, c.want, c.text)
 				}
 				if err == nil || !strings.Contains(err.Error(), s.scheme+"://"+bucketName+"/team/one/") ||
@@ -362,6 +371,37 @@ func TestServerErrors(t *testing.T) {
 					strings.ContainsFunc(err.Error(), func(r rune) bool { return !unicode.IsPrint(r) }) {
 					t.Errorf("%d %s: %s: got %q, want a printable line with the bucket", c.status, c.code, call, err)
 				}
+			}
+		}
+	})
+}
+
+// TestThrottlingIsNotDamage checks that a refused read is only blamed on the bucket's load if the bucket says so.
+func TestThrottlingIsNotDamage(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := s.instance(t)
+		present := put(t, store, []byte("present"))
+		for _, c := range []struct {
+			status    int
+			code      string
+			throttled bool
+		}{
+			{503, "SlowDown", true},
+			{429, "TooManyRequests", true},
+			{429, "", true},
+			{503, "SlowDownRead", false}, // of MinIO, for a damaged object
+			{503, "ServiceUnavailable", false},
+			{500, "InternalError", false},
+		} {
+			s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, kind string, _ int) bool {
+				if kind == "GET" {
+					refuse(w, c.status, c.code, "")
+				}
+				return kind == "GET"
+			}})
+			_, err := store.Open(t.Context(), present, 0)
+			if !errors.Is(err, cas.ErrUnavailable) || errors.Is(err, cas.ErrThrottled) != c.throttled {
+				t.Errorf("%d %s: got %v, want ErrUnavailable, and ErrThrottled: %v", c.status, c.code, err, c.throttled)
 			}
 		}
 	})
@@ -375,7 +415,13 @@ func TestTransientErrorsAreRetried(t *testing.T) {
 		must(t, store.Record(t.Context(), present, &repb.ActionResult{}))
 		var turn int
 		var mu sync.Mutex
-		s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, _ string, _ int) bool {
+		s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, kind string, n int) bool {
+			if kind == "probe" { // also in the background, after an attempt without a response
+				if n%2 == 1 {
+					refuse(w, 503, "SlowDown", "")
+				}
+				return n%2 == 1
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			turn++
@@ -625,6 +671,141 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 	})
 }
 
+// TestOneObjectDoesNotFailOthers checks that an object that the bucket cannot find, read or copy is missing, so that it
+// is put again, and that a query for others does not fail because of it.
+func TestOneObjectDoesNotFailOthers(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		store := named(t, s.open(t, object.Config{URL: s.url("&expire_days=10")}), "")
+		var ds []cas.Digest
+		key := func(d cas.Digest) string { return "team/one/!/blobs/sha256/" + d.Hash() + "-1000" }
+		old := func() {
+			for i := range ds {
+				b, _ := castest.Blob(byte(i), 1000)
+				s.replace(t, key(ds[i]), b, time.Now().Add(-6*24*time.Hour))
+			}
+		}
+		for i := range 3 {
+			b, d := castest.Blob(byte(i), 1000)
+			put(t, store, b)
+			ds = append(ds, d)
+		}
+		bad := ds[1]
+		for _, c := range []struct {
+			kinds   string
+			status  int
+			code    string
+			missing bool
+			want    error
+		}{
+			{"copy", 503, "SlowDownRead", true, nil},
+			{"copy", 501, "NotImplemented", true, nil},
+			{"copy", 400, "InvalidRequest", true, nil},
+			{"copy", 503, "SlowDown", false, cas.ErrThrottled},
+			{"copy", 403, "AccessDenied", false, cas.ErrDenied},
+			{"HEAD", 503, "SlowDownRead", false, nil},
+			{"HEAD GET", 503, "SlowDownRead", true, nil},
+			{"HEAD GET", 503, "SlowDown", false, cas.ErrThrottled},
+			{"HEAD GET copy probe", 503, "SlowDownRead", false, cas.ErrUnavailable},
+		} {
+			old()
+			s.spoil(faults{before: func(w http.ResponseWriter, r *http.Request, kind string, _ int) bool {
+				fails := slices.Contains(strings.Fields(c.kinds), kind) && (kind == "probe" || r.URL.Path == "/"+bucketName+"/"+key(bad))
+				if fails {
+					refuse(w, c.status, c.code, "")
+				}
+				return fails
+			}})
+			missing, err := store.Missing(t.Context(), ds)
+			if !errors.Is(err, c.want) || err == nil && slices.Contains(missing, bad) != c.missing || len(missing) > 1 {
+				t.Errorf("%s fails with %d %s: got %v, %v, want it missing: %t, %v", c.kinds, c.status, c.code, missing, err, c.missing, c.want)
+			}
+		}
+	})
+}
+
+// TestCheckFindsMissingPermissions checks that a bucket that may only be read is found at the start, and that the check
+// leaves nothing in the bucket.
+func TestCheckFindsMissingPermissions(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		c := s.open(t, object.Config{})
+		if keys, n := s.keys(t), s.uploads(t); len(keys) > 0 || n > 0 {
+			t.Errorf("the check left objects %q and %d uploads", keys, n)
+		}
+		s.spoil(faults{before: func(w http.ResponseWriter, r *http.Request, _ string, _ int) bool {
+			if r.Method != http.MethodGet {
+				refuse(w, 403, "AccessDenied", "")
+			}
+			return r.Method != http.MethodGet
+		}})
+		must(t, c.Check(t.Context())) // once is enough
+		_, err := object.Open(t.Context(), object.Config{URL: s.url("")})
+		if !errors.Is(err, cas.ErrDenied) || !strings.Contains(err.Error(), "write to the bucket in "+s.scheme) {
+			t.Errorf("got %v, want ErrDenied for writing", err)
+		}
+	})
+}
+
+// TestCallsAreObserved checks what a metric can count.
+func TestCallsAreObserved(t *testing.T) {
+	both(t, func(t *testing.T, s *server) {
+		var mu sync.Mutex
+		var got []object.Call
+		store := named(t, s.open(t, object.Config{Observe: func(c object.Call) {
+			mu.Lock()
+			defer mu.Unlock()
+			if c.Kind != "probe" { // in the background, after a failure
+				got = append(got, c)
+			}
+		}}), "")
+		take := func() (calls []string) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, c := range got {
+				calls = append(calls, fmt.Sprint(c.Kind, " ", c.Outcome, " ", c.Requests, " ", c.Sent, " ", c.Received))
+				if c.Time <= 0 || (c.Err == nil) != (c.Outcome == "ok") {
+					t.Errorf("got %+v, want a time, and an error unless it is ok", c)
+				}
+			}
+			got = nil
+			return calls
+		}
+		take()
+		b, d := castest.Blob(1, 1000)
+		put(t, store, b)
+		_, err := cas.ReadAll(t.Context(), store, d, 1000)
+		must(t, err)
+		if got, want := take(), []string{"put ok 1 1000 0", "get ok 1 0 1000"}; !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		_, absent := castest.Blob(2, 1000)
+		store.Missing(t.Context(), []cas.Digest{absent})
+		s.spoil(faults{breakAt: 500, breaks: 1})
+		_, err = cas.ReadAll(t.Context(), store, d, 1000)
+		must(t, err)
+		s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, kind string, n int) bool {
+			if kind == "HEAD" && n < 3 {
+				refuse(w, 429, "", "")
+				return true
+			} else if kind == "PUT" {
+				refuse(w, 507, "", "")
+			}
+			return kind == "PUT"
+		}})
+		store.Missing(t.Context(), []cas.Digest{d})
+		store.Put(t.Context(), d, bytes.NewReader(b))
+		want := []string{"head not_found 1 0 0", "get unavailable 1 0 500", "get ok 1 0 500", "head ok 3 0 0", "put full 1 1000 0"}
+		got2 := take()
+		for i, call := range got2 {
+			if strings.HasPrefix(call, "put full 1 1000 ") {
+				got2[i] = want[4] // the rest is the error message
+			}
+		}
+		if !slices.Equal(got2, want) {
+			t.Errorf("got %q, want %q", got2, want)
+		}
+	})
+}
+
 // TestFetch checks that Fetch reads only absent blobs, in at most 32 parallel calls.
 func TestFetch(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
@@ -749,7 +930,8 @@ func TestURL(t *testing.T) {
 		"s3://farm-cache?reigon=x", "s3://farm-cache?region=a&region=b", "s3://farm-cache?a;b",
 		"gs://farm-cache?region=x",
 		"s3://farm-cache?expire_days=0", "s3://farm-cache?expire_days=-1", "s3://farm-cache?expire_days=30d",
-		"s3://farm-cache?expire_days=",
+		"s3://farm-cache?expire_days=", "s3://farm-cache?ca=", "s3://farm-cache?ca=/no-such-file",
+		"s3://farm-cache?ca=object_test.go", "s3://farm-cache?endpoint=http://localhost&ca=x.pem",
 	} {
 		if _, err := object.Open(t.Context(), object.Config{URL: url}); !errors.Is(err, object.ErrURL) {
 			t.Errorf("%q: got %v, want ErrURL", url, err)

@@ -43,8 +43,8 @@ func s3Options(_ context.Context, a *address, transport http.RoundTripper) (*min
 	return o, nil
 }
 
-// A requiredChain fails without credentials. A plain chain would continue anonymously, and the bucket would seem to
-// refuse a role whose credentials were late.
+// A requiredChain fails without credentials. A plain chain would continue anonymously: if the credentials of a role
+// were late, the bucket would seem to refuse the role.
 type requiredChain struct{ *credentials.Chain }
 
 func (r requiredChain) RetrieveWithCredContext(c *credentials.CredContext) (credentials.Value, error) {
@@ -121,7 +121,8 @@ func (d *googleTransport) token(ctx context.Context) (*oauth2.Token, error) {
 }
 
 // A bodyCopier gives each attempt of a request its own body. The minio client rewinds a shared body for a retry while
-// the transport may still read it for the previous attempt, so each would send what the other skips.
+// the transport may still read it for the previous attempt, and each of them would then miss the bytes that the other
+// reads. Requests come through a limiter.
 type bodyCopier struct{ next http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -135,6 +136,6 @@ func (a bodyCopier) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	ours := r.WithContext(r.Context())
-	ours.Body = io.NopCloser(bytes.NewReader(body))
+	ours.Body = &sentBody{bytes.NewReader(body), r.Context().Value(attemptKey{}).(*attempt)}
 	return a.next.RoundTrip(ours)
 }

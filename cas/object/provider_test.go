@@ -11,6 +11,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"io"
+	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/object"
@@ -33,7 +35,7 @@ func secure(t *testing.T, scheme string) *server {
 		0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("SSL_CERT_FILE", trusted)
+	s.ca = trusted
 	return s
 }
 
@@ -121,6 +123,38 @@ func TestTLSRequiresTrustedCertificate(t *testing.T) {
 	if _, err := object.Open(t.Context(), object.Config{URL: s.url("")}); !errors.Is(err, cas.ErrUnavailable) ||
 		!strings.Contains(err.Error(), "certificate") {
 		t.Errorf("got %v, want ErrUnavailable and the certificate", err)
+	}
+}
+
+// TestAuthoritiesOfTheURL checks that ca= replaces the authorities of the host, and that none of them is skipped.
+func TestAuthoritiesOfTheURL(t *testing.T) {
+	s := secure(t, "s3")
+	good, err := os.ReadFile(s.ca)
+	must(t, err)
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	must(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	must(t, err)
+	other := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	for name, c := range map[string]struct {
+		ca   string
+		want error
+		text string
+	}{
+		"the server's":            {string(good), nil, ""},
+		"another":                 {string(other), cas.ErrUnavailable, "certificate"},
+		"both":                    {string(other) + string(good), nil, ""},
+		"the server's, and a cut": {string(good) + string(other[:len(other)/2]), object.ErrURL, "1 of 2 certificates are damaged"},
+	} {
+		must(t, os.WriteFile(s.ca, []byte(c.ca), 0o600))
+		client, err := object.Open(t.Context(), object.Config{URL: s.url("")})
+		if !errors.Is(err, c.want) || err != nil && !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: got %v, want %v with %q", name, err, c.want, c.text)
+		}
+		if err == nil {
+			must(t, client.Close())
+		}
 	}
 }
 

@@ -54,6 +54,7 @@ type server struct {
 	objects *s3mem.Backend
 	store   http.Handler
 	token   string // required of Google requests; "" for none
+	ca      string // file of the authority of its certificate; "" without TLS
 
 	mu         sync.Mutex
 	faults     faults
@@ -107,6 +108,9 @@ func newServer(t *testing.T, scheme string) *server {
 
 // url returns the URL of the bucket, with more added to its query.
 func (s *server) url(more string) string {
+	if s.ca != "" {
+		more += "&ca=" + s.ca
+	}
 	return s.scheme + "://" + bucketName + "/team/one?endpoint=" + s.address + more
 }
 
@@ -138,6 +142,8 @@ func named(t *testing.T, c *object.Client, name string) *object.Store {
 func kind(r *http.Request) string {
 	q := r.URL.Query()
 	switch {
+	case strings.HasSuffix(r.URL.Path, "/absent"):
+		return "probe"
 	case q.Has("uploads"):
 		return "begin"
 	case q.Has("partNumber"):

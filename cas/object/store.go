@@ -29,6 +29,7 @@ type Store struct {
 var (
 	_ cas.Store       = (*Store)(nil)
 	_ cas.Batcher     = (*Store)(nil)
+	_ cas.Renewer     = (*Store)(nil)
 	_ cas.ActionCache = (*Store)(nil)
 )
 
@@ -80,6 +81,9 @@ func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) 
 
 // Missing implements cas.Store with a call for each digest.
 func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	if err := cas.CheckDigests(ds...); err != nil {
+		return nil, err
+	}
 	var query []cas.Digest
 	seen := make(map[cas.Digest]bool, len(ds))
 	for _, d := range ds {
@@ -120,9 +124,22 @@ func absentOf(ctx context.Context, ds []cas.Digest, f func(context.Context, cas.
 func (s *Store) present(ctx context.Context, d cas.Digest) error {
 	key := s.key(blobs, d)
 	what := fmt.Sprintf("find blob %s", d)
-	info, err := s.core.StatObject(ctx, s.bucket, key, minio.StatObjectOptions{})
+	var info minio.ObjectInfo
+	err := s.do(ctx, "head", what, func(ctx context.Context) (err error) {
+		info, err = s.core.StatObject(ctx, s.bucket, key, minio.StatObjectOptions{})
+		return err
+	})
+	if s.failsAlone(ctx, err) {
+		// A response to HEAD has no body, which would tell damage from throttling.
+		var r *reader
+		if r, info, err = s.open(ctx, what, key, 0); err == nil {
+			err = r.Close()
+		} else if ofObject(err) {
+			err = unusable(err)
+		}
+	}
 	if err != nil {
-		return s.wrap(ctx, what, err)
+		return err
 	}
 	// A damaged blob counts as absent, so that it is put again.
 	if info.Size != d.Size() || s.isDamaged(key) {
@@ -138,24 +155,59 @@ const maxCopy = 5 << 30
 // is cas.ErrNotFound.
 func (s *Store) renew(ctx context.Context, what, key string, info minio.ObjectInfo) error {
 	switch {
-	case s.expire == 0 || time.Since(info.LastModified) < s.expire/2:
+	case !s.expires(info.LastModified):
 		return nil
 	case info.Size > maxCopy && !s.google:
 		return fmt.Errorf("%s in %s: it expires soon and is too large to be renewed: %w", what, s.target,
 			cas.ErrNotFound)
 	}
-	_, err := s.core.Client.CopyObject(ctx,
-		// S3 rejects a copy without any change
-		minio.CopyDestOptions{Bucket: s.bucket, Object: key, ReplaceMetadata: true},
-		minio.CopySrcOptions{Bucket: s.bucket, Object: key})
-	if err != nil {
-		return s.wrap(ctx, what+" and renew it", err)
+	var copied minio.UploadInfo
+	err := s.doCopy(ctx, "copy", what+" and renew it", info.Size, func(ctx context.Context) (err error) {
+		copied, err = s.core.Client.CopyObject(ctx,
+			// S3 rejects a copy without any change
+			minio.CopyDestOptions{Bucket: s.bucket, Object: key, ReplaceMetadata: true},
+			minio.CopySrcOptions{Bucket: s.bucket, Object: key})
+		return err
+	})
+	if err == nil && !copied.LastModified.IsZero() && s.expires(copied.LastModified) {
+		// Some servers only replace the metadata.
+		return fmt.Errorf("%s in %s: it expires soon and copying does not renew it: %w", what, s.target, cas.ErrNotFound)
 	}
-	return nil
+	if s.failsAlone(ctx, err) {
+		return unusable(err)
+	}
+	return err
+}
+
+// failsAlone reports whether err, of a call about one object, is about that object: the bucket answers other calls.
+func (s *Store) failsAlone(ctx context.Context, err error) bool {
+	return ofObject(err) && s.health.Probe(ctx) == nil
+}
+
+// unusable returns err, which is about one object, as cas.ErrNotFound: the object is to be put again, and must not fail
+// calls that name others, too.
+func unusable(err error) error {
+	return fmt.Errorf("%w: the bucket fails for this object: %v", cas.ErrNotFound, err)
+}
+
+// expires reports whether the lifecycle rule deletes an object of this age within half of its lifetime.
+func (s *Store) expires(modified time.Time) bool {
+	return s.expire > 0 && time.Since(modified) >= s.expire/2
+}
+
+// Lifetime implements cas.Renewer.
+func (s *Store) Lifetime() time.Duration { return s.expire }
+
+// Renew implements cas.Renewer. Missing renews, too.
+func (s *Store) Renew(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	return s.Missing(ctx, ds)
 }
 
 // Open implements cas.Store. It streams, and resumes a download that breaks off.
 func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	if err := cas.CheckDigests(d); err != nil {
+		return nil, err
+	}
 	what := fmt.Sprintf("read blob %s", d)
 	switch {
 	case ctx.Err() != nil:
@@ -208,7 +260,7 @@ func (v *verified) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// setDamaged records whether the blob d is damaged, and reports new damage to Config.Corrupt.
+// setDamaged records whether the blob d is damaged, and reports a newly damaged blob to Config.Corrupt.
 func (s *Store) setDamaged(d cas.Digest, damaged bool) {
 	key := s.key(blobs, d)
 	s.mu.Lock()
@@ -219,8 +271,8 @@ func (s *Store) setDamaged(d cas.Digest, damaged bool) {
 		delete(s.damaged, key)
 	}
 	s.mu.Unlock()
-	if damaged && !known && s.corrupt != nil {
-		s.corrupt(s.name, d, key)
+	if damaged && !known && s.config.Corrupt != nil {
+		s.config.Corrupt(s.name, d, key)
 	}
 }
 
@@ -234,12 +286,8 @@ func (s *Store) isDamaged(key string) bool {
 func (s *Store) open(ctx context.Context, what, key string, off int64) (*reader, minio.ObjectInfo, error) {
 	r := &reader{s: s, ctx: ctx, what: what, key: key, next: off}
 	info, err := r.request()
-	if err == nil && info.Size < 0 {
-		r.body.Close()
-		err = errors.New("the response has no length")
-	}
 	if err != nil {
-		return nil, info, s.wrap(ctx, what, err)
+		return nil, info, err
 	}
 	r.end = off + info.Size
 	return r, info, nil
@@ -251,30 +299,48 @@ type reader struct {
 	ctx       context.Context
 	what, key string
 	next, end int64 // offsets
+	call      *call
 	body      io.ReadCloser
 	broken    int   // number of consecutive bodies that broke off early
 	begun     int64 // offset at which the current body began
 }
 
-// request requests the object from r.next on.
-func (r *reader) request() (minio.ObjectInfo, error) {
+// request begins a call for the object from r.next on. After an error, r has no body.
+func (r *reader) request() (info minio.ObjectInfo, err error) {
+	r.body, r.begun = http.NoBody, r.next
+	r.call = r.s.newCall(r.ctx, "get")
+	if err := r.s.health.Ready(r.ctx); err != nil {
+		return info, r.call.end(fmt.Errorf("%s: %w", r.what, err))
+	}
 	var o minio.GetObjectOptions
 	if r.next > 0 {
-		if err := o.SetRange(r.next, 0); err != nil {
-			return minio.ObjectInfo{}, err
-		}
+		err = o.SetRange(r.next, 0)
 	}
-	body, info, _, err := r.s.core.GetObject(r.ctx, r.s.bucket, r.key, o)
-	r.body, r.begun = body, r.next
-	return info, err
+	var body io.ReadCloser
+	if err == nil {
+		body, info, _, err = r.s.core.GetObject(r.call.own, r.s.bucket, r.key, o)
+	}
+	if err == nil && info.Size < 0 {
+		body.Close()
+		err = errors.New("the response has no length")
+	}
+	if err = r.call.answered(r.what, err); err != nil {
+		return info, r.call.end(err)
+	}
+	r.body = body
+	return info, nil
 }
 
-// progress is the number of bytes after which a body that breaks off resets the count of attempts.
+// progress is the number of received bytes that resets the count of attempts when a body breaks off.
 const progress = 1 << 20
 
 // Read implements io.Reader.
 func (r *reader) Read(p []byte) (int, error) {
 	for r.next < r.end {
+		if err := r.ctx.Err(); err != nil {
+			return 0, r.s.wrap(r.ctx, r.what, err)
+		}
+		start := time.Now()
 		n, err := r.body.Read(p)
 		r.next += int64(n)
 		if n > 0 || err == nil {
@@ -284,23 +350,33 @@ func (r *reader) Read(p []byte) (int, error) {
 			r.broken = 0
 		}
 		r.broken++
-		if r.ctx.Err() != nil || r.broken == attempts {
-			return 0, r.s.wrap(r.ctx, r.what, err)
-		}
+		err = r.s.wrap(r.ctx, r.what, err)
+		r.s.health.Observe(r.ctx, start, err)
 		r.body.Close()
-		if _, err := r.request(); err != nil {
+		_ = r.call.end(err)
+		if r.ctx.Err() != nil || r.broken == attempts {
 			r.body = http.NoBody
-			return 0, r.s.wrap(r.ctx, r.what, err)
+			return 0, err
+		}
+		if _, err := r.request(); err != nil {
+			return 0, err
 		}
 	}
 	return 0, io.EOF
 }
 
 // Close implements io.Closer.
-func (r *reader) Close() error { return r.body.Close() }
+func (r *reader) Close() error {
+	err := r.body.Close()
+	if r.body != http.NoBody {
+		_ = r.call.end(nil)
+	}
+	r.body = http.NoBody
+	return err
+}
 
-// Fetch copies the blobs ds that are absent from another store into it, some in parallel. It returns those that are
-// absent here, too, in order and without duplicates. After an error it may have copied some.
+// Fetch copies those of ds that another store lacks to that store, some in parallel. It returns the blobs that both
+// stores lack, in order and without duplicates. After an error it may have copied some.
 func (s *Store) Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) (absent []cas.Digest, err error) {
 	missing, err := to.Missing(ctx, ds)
 	if err != nil {

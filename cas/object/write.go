@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash"
 	"io"
@@ -19,6 +20,8 @@ import (
 )
 
 const (
+	partCalls = 3                  // for a part, and for completing an upload
+	partWait  = 20 * time.Second   // for the bucket to recover before another of these calls
 	partBytes = 16 << 20           // of one request
 	maxBytes  = 10_000 * partBytes // of an object: the maximum number of parts at S3
 	abortTime = 30 * time.Second   // timeout of the call that removes parts
@@ -26,14 +29,17 @@ const (
 )
 
 // Put implements cas.Store. It always writes, so that the object is new. It uploads a blob above 16 MiB in parts,
-// sequentially. A blob above 156 GiB is cas.ErrFull.
+// sequentially. A blob above 156 GiB is cas.ErrUpstreamFull.
 func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	if err := cas.CheckDigests(d); err != nil {
+		return err
+	}
 	what := fmt.Sprintf("store blob %s", d)
 	if d.Size() > maxBytes {
-		return fmt.Errorf("%s in %s: objects have at most %d bytes: %w", what, s.target, int64(maxBytes), cas.ErrFull)
+		return fmt.Errorf("%s in %s: objects have at most %d bytes: %w", what, s.target, int64(maxBytes), cas.ErrUpstreamFull)
 	}
-	if err := ctx.Err(); err != nil {
-		return err
+	if err := s.health.Ready(ctx); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	size := min(d.Size(), partBytes)
 	if err := s.memory.Acquire(ctx, size); err != nil {
@@ -67,15 +73,17 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	return errs
 }
 
+// Calls returns how many calls of PutAll run in parallel.
+func (s *Store) Calls() int { return parallel }
+
 // putWhole uploads an object with one call.
 func (s *Store) putWhole(ctx context.Context, what, key string, data []byte) error {
 	md5Sum, sha256Sum := s.sums(data)
 	o := minio.PutObjectOptions{DisableContentSha256: true} // the signature covers the sum of the payload
-	if _, err := s.core.PutObject(ctx, s.bucket, key, bytes.NewReader(data), int64(len(data)), md5Sum, sha256Sum,
-		o); err != nil {
-		return s.wrap(ctx, what, err)
-	}
-	return nil
+	return s.do(ctx, "put", what, func(ctx context.Context) error {
+		_, err := s.core.PutObject(ctx, s.bucket, key, bytes.NewReader(data), int64(len(data)), md5Sum, sha256Sum, o)
+		return err
+	})
 }
 
 // sums returns the checksum of data that the server verifies: SHA-256 at Amazon, MD5 at Google.
@@ -90,23 +98,58 @@ func (c *Client) sums(data []byte) (md5Base64, sha256Hex string) {
 
 // putParts uploads an object in parts, which the last call combines.
 func (s *Store) putParts(ctx context.Context, what, key string, src *source) error {
-	upload, err := s.core.NewMultipartUpload(ctx, s.bucket, key, minio.PutObjectOptions{})
+	var upload string
+	err := s.do(ctx, "begin", what, func(ctx context.Context) (err error) {
+		upload, err = s.core.NewMultipartUpload(ctx, s.bucket, key, minio.PutObjectOptions{})
+		return err
+	})
 	if err != nil {
-		return s.wrap(ctx, what, err)
+		return err
 	}
 	parts, err := s.sendParts(ctx, what, key, upload, src)
 	if err == nil {
-		if _, err = s.core.CompleteMultipartUpload(ctx, s.bucket, key, upload, parts,
-			minio.PutObjectOptions{}); err == nil {
-			return nil
-		}
-		err = s.wrap(ctx, what, err)
+		err = s.insist(ctx, func(again bool) error {
+			return s.complete(ctx, what, key, upload, src.d.Size(), parts, again)
+		})
+	}
+	if err == nil {
+		return nil
 	}
 	// Parts cost money until the upload is aborted. If this call fails, the lifecycle rule aborts it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortTime)
 	defer cancel()
-	_ = s.core.AbortMultipartUpload(ctx, s.bucket, key, upload)
+	_ = s.do(ctx, "abort", what, func(ctx context.Context) error {
+		return s.core.AbortMultipartUpload(ctx, s.bucket, key, upload)
+	})
 	return err
+}
+
+// insist calls f, which makes a call of an upload in parts. If the bucket is unavailable, it waits and retries: a short
+// outage must not discard the parts that the bucket has.
+func (s *Store) insist(ctx context.Context, f func(again bool) error) error {
+	for n := 1; ; n++ {
+		err := f(n > 1)
+		if n == partCalls || !errors.Is(err, cas.ErrUnavailable) || s.health.Await(ctx, partWait) != nil {
+			return err
+		}
+	}
+}
+
+// complete combines the parts of an upload. If the response to an attempt is lost, the next one finds no upload.
+func (s *Store) complete(
+	ctx context.Context, what, key, upload string, size int64, parts []minio.CompletePart, again bool,
+) error {
+	return s.doCopy(ctx, "complete", what, size, func(ctx context.Context) error {
+		_, err := s.core.CompleteMultipartUpload(ctx, s.bucket, key, upload, parts, minio.PutObjectOptions{})
+		first := ctx.Value(callKey{}).(*call).Requests < 2 && !again
+		if minio.ToErrorResponse(err).Code != minio.NoSuchUpload || first {
+			return err
+		}
+		if info, found := s.core.StatObject(ctx, s.bucket, key, minio.StatObjectOptions{}); found == nil && info.Size == size {
+			return nil
+		}
+		return err
+	})
 }
 
 func (s *Store) sendParts(ctx context.Context, what, key, upload string, src *source) ([]minio.CompletePart, error) {
@@ -117,11 +160,17 @@ func (s *Store) sendParts(ctx context.Context, what, key, upload string, src *so
 			return nil, err
 		}
 		md5Sum, sha256Sum := s.sums(data)
-		part, err := s.core.PutObjectPart(ctx, s.bucket, key, upload, len(parts)+1, bytes.NewReader(data),
-			int64(len(data)),
-			minio.PutObjectPartOptions{Md5Base64: md5Sum, Sha256Hex: sha256Sum, DisableContentSha256: true})
+		o := minio.PutObjectPartOptions{Md5Base64: md5Sum, Sha256Hex: sha256Sum, DisableContentSha256: true}
+		var part minio.ObjectPart
+		err = s.insist(ctx, func(bool) error {
+			return s.do(ctx, "part", what, func(ctx context.Context) (err error) {
+				part, err = s.core.PutObjectPart(ctx, s.bucket, key, upload, len(parts)+1, bytes.NewReader(data),
+					int64(len(data)), o)
+				return err
+			})
+		})
 		if err != nil {
-			return nil, s.wrap(ctx, what, err)
+			return nil, err
 		}
 		parts = append(parts, minio.CompletePart{PartNumber: part.PartNumber, ETag: part.ETag})
 	}

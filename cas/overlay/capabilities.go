@@ -111,8 +111,8 @@ type splicer struct {
 	localSplicer cas.Splicer
 }
 
-// Splice implements cas.Splicer: the local store keeps the chunk list, and the upstream gets the whole blob. It fetches
-// absent chunks. If the upstream cannot be written, the local store keeps the list, and the call can be repeated.
+// Splice implements cas.Splicer: the local store keeps the chunk list, and the upstream gets the whole blob, unless it
+// has that already. It fetches absent chunks. With WriteThrough, the upstream is first.
 func (s *splicer) Splice(ctx context.Context, d cas.Digest, of cas.ChunkList) error {
 	if err := cmp.Or(s.checkFunction(d), of.Check(d)); err != nil {
 		return err
@@ -125,14 +125,32 @@ func (s *splicer) Splice(ctx context.Context, d cas.Digest, of cas.ChunkList) er
 	if err := cmp.Or(ctx.Err(), own, others); err != nil && !absentOrCorrupt(err) {
 		return err
 	}
-	if err := s.localSplicer.Splice(ctx, d, of); err != nil || d.IsEmpty() {
+	if s.o.config.Policy == WriteThrough && !d.IsEmpty() {
+		if err := s.spliceUpstream(ctx, d, of); err != nil {
+			return err
+		}
+	}
+	if err := s.localSplicer.Splice(ctx, d, of); err != nil || d.IsEmpty() || s.o.config.Policy == WriteThrough {
 		return err
 	}
-	s.recordFetch(d, nil)
-	if s.o.config.Policy == WriteBack {
-		return s.o.pending.add(entry{blob, s.name, d})
+	return s.sendLater(d)
+}
+
+// spliceUpstream puts the chunks of d, which are local, into the upstream as a whole, unless it has d.
+func (s *splicer) spliceUpstream(ctx context.Context, d cas.Digest, of cas.ChunkList) error {
+	missing, err := s.upstream.Store.Missing(ctx, []cas.Digest{d})
+	if err != nil {
+		return err
 	}
-	return s.send(ctx, []cas.Digest{d})[d]
+	if len(missing) > 0 || len(s.suspect([]cas.Digest{d}, []cas.Digest{d})) > 0 {
+		r := cas.Join(ctx, s.local.Store.Open, of.Chunks, 0)
+		defer r.Close()
+		if err := s.upstream.Store.Put(ctx, d, cas.Verify(d, r)); err != nil {
+			return err
+		}
+	}
+	s.recordSent(d)
+	return nil
 }
 
 // Split implements cas.Splicer, for the local store.

@@ -15,7 +15,7 @@ import (
 // should then find progress.
 const maxOrphans = 16
 
-// A flight copies blobs from the upstream to the local store, for all callers that want one of them meanwhile. Without
+// A flight copies blobs from the upstream to the local store, for all concurrent callers that need one of them. Without
 // waiters it continues as an orphan, or ends if there are too many orphans.
 type flight struct {
 	blobs   []cas.Digest
@@ -214,23 +214,26 @@ func (s *store) wait(ctx context.Context, f *flight) error {
 
 // run copies the blobs of f. An absent blob is cas.ErrNotFound if it is the only one, and otherwise no error.
 func (s *store) run(f *flight) error {
-	copier, ok := cas.As[Copier](s.upstream.Store)
+	blobs := f.blobs
+	copier, ok := cas.As[copier](s.upstream.Store)
 	if ok && len(f.blobs) > 1 {
 		absent, err := copier.Fetch(f.ctx, s.local.Store, f.blobs)
 		if err == nil {
-			f.absent = absent
-			s.o.count(func(st *Stats) { st.Fetched += int64(len(f.blobs) - len(absent)) })
-			for _, d := range f.blobs {
-				var err error
-				if len(absent) > 0 && d == absent[0] { // they are in order
-					err, absent = cas.ErrNotFound, absent[1:]
-				}
-				s.recordFetch(d, err)
-			}
+			s.recordCopies(f, absent)
+			return nil
 		}
-		return err
+		if errors.Is(err, cas.ErrFull) || errors.Is(err, cas.ErrThrottled) {
+			return err
+		}
+		if _, down := s.upstream.Store.Missing(f.ctx, f.blobs[:1]); down != nil {
+			return err
+		}
+		// One unreadable blob may have ended the call. Copying the rest individually finds out which.
+		if blobs, err = s.local.Store.Missing(f.ctx, f.blobs); err != nil {
+			return err
+		}
 	}
-	for _, d := range f.blobs {
+	for _, d := range blobs {
 		err := s.copyLocal(f.ctx, d)
 		if errors.Is(err, cas.ErrNotFound) {
 			f.absent = append(f.absent, d)
@@ -242,17 +245,34 @@ func (s *store) run(f *flight) error {
 	return nil
 }
 
+// recordCopies records the result of a call of copier.Fetch for f.
+func (s *store) recordCopies(f *flight, absent []cas.Digest) {
+	f.absent = absent
+	s.o.count(func(st *Stats) { st.Fetched += int64(len(f.blobs) - len(absent)) })
+	for _, d := range f.blobs {
+		var err error
+		if len(absent) > 0 && d == absent[0] { // they are in order
+			err, absent = cas.ErrNotFound, absent[1:]
+		}
+		s.recordFetch(d, err)
+	}
+}
+
 // copyLocal copies one blob from the upstream to the local store, which verifies it.
-func (s *store) copyLocal(ctx context.Context, d cas.Digest) (err error) {
-	defer func() { s.recordFetch(d, err) }()
-	r, err := s.upstream.Store.Open(ctx, d, 0)
+func (s *store) copyLocal(ctx context.Context, d cas.Digest) error {
+	r, err := s.openUpstream(ctx, d, 0)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	if err := s.local.Store.Put(ctx, d, r); err != nil {
+	// The local store may not wrap the error of the reader.
+	if err = s.local.Store.Put(ctx, d, r); r.err != nil {
+		err = r.err
+	}
+	if err != nil {
 		return fmt.Errorf("copy blob %s from the upstream: %w", d, err)
 	}
+	s.recordFetch(d, nil)
 	s.o.count(func(st *Stats) { st.Fetched++ })
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
 )
 
@@ -22,7 +22,7 @@ func TestLargeBlobsAreFetchedOnce(t *testing.T) {
 			_, d := put(t, p.upstream, 2+i, 1000)
 			small = append(small, d)
 		}
-		gate := p.faultyUpstream.Hold(castest.Open)
+		gate := p.faultyUpstream.Hold(faulty.Open)
 		var group sync.WaitGroup
 		for _, ds := range [][]cas.Digest{{small[0], large, small[1]}, {large}, {small[2], small[1], large, small[3]}} {
 			group.Go(func() {
@@ -40,7 +40,7 @@ func TestLargeBlobsAreFetchedOnce(t *testing.T) {
 		synctest.Wait()
 		gate.Open()
 		group.Wait()
-		if n := p.faultyUpstream.Calls(castest.Open); n != 5 || p.Stats().Fetched != 5 {
+		if n := p.faultyUpstream.Calls(faulty.Open); n != 5 || p.Stats().Fetched != 5 {
 			t.Errorf("got %d upstream reads and %d fetched, want 5 and 5", n, p.Stats().Fetched)
 		}
 	})
@@ -55,7 +55,7 @@ func TestLargeBlobsAreLimitedPerCall(t *testing.T) {
 			_, d := put(t, p.upstream, i, 2<<20)
 			ds = append(ds, d)
 		}
-		gate := p.faultyUpstream.Hold(castest.Open)
+		gate := p.faultyUpstream.Hold(faulty.Open)
 		var group sync.WaitGroup
 		group.Go(func() {
 			if err := cas.Fetch(t.Context(), p.store, ds); err != nil {
@@ -63,7 +63,7 @@ func TestLargeBlobsAreLimitedPerCall(t *testing.T) {
 			}
 		})
 		synctest.Wait()
-		if n := p.faultyUpstream.Calls(castest.Open); n != 4 {
+		if n := p.faultyUpstream.Calls(faulty.Open); n != 4 {
 			t.Errorf("got %d parallel reads, want 4", n)
 		}
 		gate.Open()
@@ -84,7 +84,7 @@ func TestJoinedFlightIsRetried(t *testing.T) {
 		_, a := put(t, p.upstream, 2, 1000)
 		_, b := put(t, p.upstream, 3, 1000)
 		p.upstream.Corrupt(damaged)
-		gate := p.faultyUpstream.Hold(castest.Open)
+		gate := p.faultyUpstream.Hold(faulty.Open)
 		var group sync.WaitGroup
 		for _, ds := range [][]cas.Digest{{damaged, a, b}, {a, b}} {
 			group.Go(func() {
@@ -113,7 +113,7 @@ func TestLargeBlobsDoNotWaitForOthers(t *testing.T) {
 			_, d := put(t, p.upstream, i, 2<<20)
 			ds = append(ds, d)
 		}
-		gate := p.faultyUpstream.Hold(castest.Open)
+		gate := p.faultyUpstream.Hold(faulty.Open)
 		var group sync.WaitGroup
 		for _, want := range []int{4, 8, 10} {
 			group.Go(func() {
@@ -122,13 +122,13 @@ func TestLargeBlobsDoNotWaitForOthers(t *testing.T) {
 				}
 			})
 			synctest.Wait()
-			if n := p.faultyUpstream.Calls(castest.Open); n != want {
+			if n := p.faultyUpstream.Calls(faulty.Open); n != want {
 				t.Errorf("got %d parallel reads, want %d", n, want)
 			}
 		}
 		gate.Open()
 		group.Wait()
-		if n := p.faultyUpstream.Calls(castest.Open); n != len(ds) {
+		if n := p.faultyUpstream.Calls(faulty.Open); n != len(ds) {
 			t.Errorf("got %d upstream reads for %d blobs", n, len(ds))
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
 )
 
@@ -70,8 +71,8 @@ func TestWritesOfUnservedFunctionsAreRefused(t *testing.T) {
 func TestWritesOfUnservedFunctionsAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		local, upstream := castest.NewMemory(), castest.NewMemory()
-		side := castest.NewFaulty(upstream, upstream)
-		side.Fail(cas.ErrUnavailable, castest.Missing)
+		side := faulty.New(upstream, upstream)
+		disconnect(side)
 		var known atomic.Bool
 		o := open(t, overlay.Config{
 			Local: one(local, local), Policy: overlay.WriteBack, Journal: filepath.Join(t.TempDir(), "journal"),

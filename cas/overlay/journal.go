@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -14,43 +15,67 @@ import (
 	"github.com/cloister-build/cloister/cas/durable"
 )
 
-// The kinds of entries, as words of the journal.
+// A kind is that of an entry.
+type kind uint8
+
 const (
-	blob   = "blob"
-	result = "result"
+	blob kind = iota + 1
+	result
 )
+
+// kinds has the words of the journal.
+var kinds = map[string]kind{"blob": blob, "result": result}
+
+// String returns the word of the journal.
+func (k kind) String() string {
+	if k == blob {
+		return "blob"
+	}
+	return "result"
+}
 
 // An entry is a blob or the result of an action that is to be sent.
 type entry struct {
-	kind     string
+	kind     kind
 	instance string
 	digest   cas.Digest
 }
 
 // String returns the entry as in the journal.
-func (e entry) String() string { return fmt.Sprintf("%s %q %s", e.kind, e.instance, e.digest) }
+func (e entry) String() string { return string(e.append(nil)) }
 
-// The verbs of the journal, whose records consist of a verb and an entry.
+// append appends the entry as in the journal. Batches have thousands of them.
+func (e entry) append(b []byte) []byte {
+	b = append(append(b, e.kind.String()...), ' ')
+	b = append(strconv.AppendQuote(b, e.instance), ' ')
+	return append(b, e.digest.String()...)
+}
+
+// The verbs of the journal. A record consists of a verb, an entry, and the time when the entry was added, in Unix
+// seconds. Old journals lack the time.
 const (
 	added  = "add"
 	struck = "done"
 )
 
-func (e entry) record(verb string) []byte { return fmt.Appendf(nil, "%s %s", verb, e) }
+func (e entry) record(verb string) []byte { return e.append([]byte(verb + " ")) }
 
-// parseRecord is the inverse of entry.record.
-func parseRecord(record []byte) (verb string, e entry, err error) {
-	var digest string
-	if _, err := fmt.Sscanf(string(record), "%s %s %q %s", &verb, &e.kind, &e.instance, &digest); err != nil {
-		return "", entry{}, durable.ErrDamaged
+// parseRecord parses a record. The time is zero if there is none.
+func parseRecord(record []byte) (verb string, e entry, at time.Time, err error) {
+	var kind, digest string
+	var seconds int64
+	n, _ := fmt.Sscanf(string(record), "%s %s %q %s %d", &verb, &kind, &e.instance, &digest, &seconds)
+	e.kind = kinds[kind]
+	if n < 4 || verb != added && verb != struck || e.kind == 0 {
+		return "", entry{}, at, durable.ErrDamaged
 	}
 	if e.digest, err = cas.ParseDigest(digest); err != nil {
-		return "", entry{}, durable.ErrDamaged
+		return "", entry{}, at, durable.ErrDamaged
 	}
-	if verb != added && verb != struck || e.kind != blob && e.kind != result {
-		return "", entry{}, durable.ErrDamaged
+	if n == 5 {
+		at = time.Unix(seconds, 0)
 	}
-	return verb, e, nil
+	return verb, e, at, nil
 }
 
 // pending is the set of entries to be sent, oldest first. The journal has those that were added and not struck out.
@@ -60,84 +85,142 @@ type pending struct {
 	// Everything below is guarded by mu.
 	log     *durable.Log
 	records int // in log
-	queue   []entry
-	addedAt map[entry]uint64 // of all entries: the clock when each was last added
-	clock   uint64           // counts additions
-	taken   int              // number of entries at the head of queue that are being sent,
-	takenAt uint64           // and the clock when they were taken
-	delayed []delayedEntry   // not in queue
-	delays  map[entry]time.Duration
+	items   map[entry]*item
+	bytes   int64   // of the blobs of items
+	byAge   []*item // all items, in the order of since, and removed ones
+	queue   []*item // may have removed ones, too
+	clock   uint64  // counts additions
+	taken   int     // number of items at the head of queue that are being sent,
+	takenAt uint64  // and the clock when they were taken
+	delayed []*item // not in queue
 }
 
-// A delayedEntry is not sent before a time.
-type delayedEntry struct {
+// An item is a pending entry.
+type item struct {
 	entry
-	until time.Time
+	since   time.Time     // when it was first added
+	addedAt uint64        // the clock when it was last added
+	delay   time.Duration // of the next attempt, after the upstream rejected the previous one
+	until   time.Time     // end of the delay
+	removed bool
+}
+
+// record returns a record of i. Both verbs have the time, so that the rest of their records is equal.
+func (i *item) record(verb string) []byte {
+	b := append(make([]byte, 0, 128), verb...)
+	b = append(i.append(append(b, ' ')), ' ')
+	return strconv.AppendInt(b, i.since.Unix(), 10)
 }
 
 // openPending reads and compacts the journal at path, or creates it.
 func openPending(path string) (*pending, error) {
-	p := &pending{addedAt: map[entry]uint64{}, delays: map[entry]time.Duration{}}
+	p := &pending{items: map[entry]*item{}}
 	p.changed = sync.NewCond(&p.mu)
 	var err error
 	p.log, err = durable.Open(durable.Config{Path: path, Replay: func(record []byte) error {
-		verb, e, err := parseRecord(record)
+		verb, e, at, err := parseRecord(record)
 		switch {
 		case err != nil:
 			return err
-		case verb == added:
-			p.push(e)
-		default:
-			delete(p.addedAt, e)
+		case verb == struck:
+			p.remove(e)
+			return nil
+		case at.IsZero():
+			at = time.Now()
 		}
+		p.push(&item{entry: e, since: at})
 		return nil
 	}})
 	if err != nil {
 		return nil, err
 	}
-	seen := map[entry]bool{} // an entry that was struck out and added again is in queue twice
-	p.queue = slices.DeleteFunc(p.queue, func(e entry) bool {
-		drop := p.addedAt[e] == 0 || seen[e]
-		seen[e] = true
-		return drop
-	})
+	p.queue, p.byAge = current(p.queue), current(p.byAge)
+	slices.SortStableFunc(p.byAge, func(a, b *item) int { return a.since.Compare(b.since) })
 	if err := p.compact(); err != nil {
 		return nil, errors.Join(err, p.log.Close())
 	}
 	return p, nil
 }
 
-// push adds an entry to the queue. The caller holds mu, or has exclusive access.
-func (p *pending) push(e entry) {
+// current removes the removed items.
+func current(items []*item) []*item {
+	return slices.DeleteFunc(items, func(i *item) bool { return i.removed })
+}
+
+// push adds an item to the queue, unless its entry is pending. The caller holds mu, or has exclusive access.
+func (p *pending) push(i *item) {
 	p.clock++
-	if p.addedAt[e] == 0 {
-		p.queue = append(p.queue, e)
+	if old := p.items[i.entry]; old != nil {
+		old.addedAt = p.clock
+		return
 	}
-	p.addedAt[e] = p.clock
+	p.items[i.entry] = i
+	p.queue, p.byAge = append(p.queue, i), append(p.byAge, i)
+	p.bytes += i.bytes()
+	i.addedAt = p.clock
+}
+
+// remove removes an entry, except from queue and byAge. The caller holds mu, or has exclusive access.
+func (p *pending) remove(e entry) {
+	if i := p.items[e]; i != nil {
+		i.removed = true
+		delete(p.items, e)
+		p.bytes -= e.bytes()
+	}
+}
+
+// bytes returns the size of the blob. Results count as 0.
+func (e entry) bytes() int64 {
+	if e.kind == result {
+		return 0
+	}
+	return e.digest.Size()
 }
 
 // add adds entries. If it returns nil, they survive the end of the process.
 func (p *pending) add(entries ...entry) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var records [][]byte
-	for _, e := range entries {
-		if p.addedAt[e] == 0 {
-			records = append(records, e.record(added))
+	now := time.Now()
+	items := make([]item, len(entries))
+	records := make([][]byte, 0, len(entries))
+	for n, e := range entries {
+		items[n] = item{entry: e, since: now}
+		if p.items[e] == nil {
+			records = append(records, items[n].record(added))
 		}
 	}
 	if err := p.append(records); err != nil {
 		return err
 	}
-	for _, e := range entries {
-		p.push(e)
+	for n := range items {
+		p.push(&items[n])
 	}
 	p.changed.Broadcast()
 	return nil
 }
 
+// drop strikes out blobs that the upstream has received from another sender. A record that cannot be written is no
+// error: they are sent once more.
+func (p *pending) drop(instance string, ds ...cas.Digest) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var records [][]byte
+	for _, d := range ds {
+		e := entry{blob, instance, d}
+		if i := p.items[e]; i != nil {
+			records = append(records, i.record(struck))
+			p.remove(e)
+		}
+	}
+	if len(records) > 0 {
+		_ = p.append(records)
+		p.changed.Broadcast()
+	}
+}
+
 // settle ends a round with the entries that take returned. Entries to be retried move to the end of the queue. An entry
-// that is done but was added again since is retried, too: a result may be another one by now.
+// that is done but was added again meanwhile is retried, too, because its result may have changed.
 func (p *pending) settle(r *round) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -145,29 +228,42 @@ func (p *pending) settle(r *round) error {
 	p.taken = 0
 	var records [][]byte
 	for _, e := range r.done {
-		if p.addedAt[e] > p.takenAt {
+		switch i := p.items[e]; {
+		case i == nil: // dropped
+		case i.addedAt > p.takenAt:
 			r.retry = append(r.retry, e)
+		default:
+			records = append(records, i.record(struck))
+			p.remove(e)
+		}
+	}
+	for _, e := range r.retry {
+		if i := p.items[e]; i != nil {
+			p.queue = append(p.queue, i)
+		}
+	}
+	for _, e := range r.delay {
+		i := p.items[e]
+		if i == nil {
 			continue
 		}
-		records = append(records, e.record(struck))
-		delete(p.addedAt, e)
-		delete(p.delays, e)
+		i.delay = min(max(2*i.delay, minBackoff), maxDelay)
+		i.until = time.Now().Add(i.delay)
+		p.delayed = append(p.delayed, i)
 	}
-	p.queue = append(p.queue, r.retry...)
-	for _, e := range r.delay {
-		p.delays[e] = min(max(2*p.delays[e], minBackoff), maxDelay)
-		p.delayed = append(p.delayed, delayedEntry{e, time.Now().Add(p.delays[e])})
+	if len(p.byAge) > 2*len(p.items)+1000 {
+		p.byAge = current(p.byAge)
 	}
 	p.changed.Broadcast()
-	if p.records > 4*len(p.addedAt)+10_000 {
+	if p.records > 4*len(p.items)+10_000 {
 		return p.compact()
 	}
 	return p.append(records)
 }
 
-// take waits for entries and returns up to n, oldest first, or nil when ctx ends. There is one caller at a time, which
-// ends the round with settle.
-func (p *pending) take(ctx context.Context, n int) []entry {
+// take waits for entries and returns up to size(), oldest first, and when the first was added, or nil when ctx ends.
+// There is one caller at a time, which ends the round with settle.
+func (p *pending) take(ctx context.Context, size func() int) (entries []entry, since time.Time) {
 	stop := context.AfterFunc(ctx, p.wake)
 	defer stop()
 	p.mu.Lock()
@@ -175,7 +271,10 @@ func (p *pending) take(ctx context.Context, n int) []entry {
 	for {
 		next := p.queueDelayed()
 		if ctx.Err() != nil {
-			return nil
+			return nil, since
+		}
+		for len(p.queue) > 0 && p.queue[0].removed {
+			p.queue = p.queue[1:]
 		}
 		if len(p.queue) > 0 {
 			break
@@ -184,17 +283,17 @@ func (p *pending) take(ctx context.Context, n int) []entry {
 		p.changed.Wait()
 		timer.Stop()
 	}
-	p.taken, p.takenAt = min(n, len(p.queue)), p.clock
-	return slices.Clone(p.queue[:p.taken])
+	p.taken, p.takenAt = min(size(), len(p.queue)), p.clock
+	return entriesOf(p.queue[:p.taken]), p.queue[0].since
 }
 
 // queueDelayed queues the entries whose delay is over, and returns the time until the next one. The caller holds mu.
 func (p *pending) queueDelayed() time.Duration {
 	next := maxDelay
-	p.delayed = slices.DeleteFunc(p.delayed, func(r delayedEntry) bool {
-		left := time.Until(r.until)
+	p.delayed = slices.DeleteFunc(p.delayed, func(i *item) bool {
+		left := time.Until(i.until)
 		if left <= 0 {
-			p.queue = append(p.queue, r.entry)
+			p.queue = append(p.queue, i)
 			return true
 		}
 		next = min(next, left)
@@ -214,22 +313,57 @@ func (p *pending) wake() {
 func (p *pending) all() []entry {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.entries()
+	return entriesOf(current(slices.Concat(p.queue, p.delayed)))
 }
 
-// entries is all. The caller holds mu, or has exclusive access.
-func (p *pending) entries() []entry {
-	all := slices.Clone(p.queue)
-	for _, r := range p.delayed {
-		all = append(all, r.entry)
+func entriesOf(items []*item) []entry {
+	entries := make([]entry, len(items))
+	for n, i := range items {
+		entries[n] = i.entry
 	}
-	return all
+	return entries
+}
+
+// stats returns the number of entries, the bytes of their blobs, and when the oldest was added, or the zero time.
+func (p *pending) stats() (n int, bytes int64, oldest time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.byAge) > 0 && p.byAge[0].removed {
+		p.byAge = p.byAge[1:]
+	}
+	if len(p.byAge) > 0 {
+		oldest = p.byAge[0].since
+	}
+	return len(p.items), p.bytes, oldest
+}
+
+// since returns when a pending entry was added, or the zero time.
+func (p *pending) since(e entry) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if i := p.items[e]; i != nil {
+		return i.since
+	}
+	return time.Time{}
+}
+
+// has returns the pending blobs among ds.
+func (p *pending) has(instance string, ds []cas.Digest) map[cas.Digest]bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	found := map[cas.Digest]bool{}
+	for _, d := range ds {
+		if p.items[entry{blob, instance, d}] != nil {
+			found[d] = true
+		}
+	}
+	return found
 }
 
 func (p *pending) len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.addedAt)
+	return len(p.items)
 }
 
 // append appends records to the journal, all or none. The caller holds mu.
@@ -246,10 +380,10 @@ func (p *pending) append(records [][]byte) error {
 
 // compact rewrites the journal with only the pending entries. The caller holds mu, or has exclusive access.
 func (p *pending) compact() error {
-	entries := p.entries()
+	items := current(slices.Concat(p.queue, p.delayed))
 	err := p.log.Rewrite(func(yield func([]byte) bool) {
-		for _, e := range entries {
-			if !yield(e.record(added)) {
+		for _, i := range items {
+			if !yield(i.record(added)) {
 				return
 			}
 		}
@@ -257,7 +391,7 @@ func (p *pending) compact() error {
 	if err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
-	p.records = len(entries)
+	p.records = len(items)
 	return nil
 }
 
@@ -267,7 +401,7 @@ func (p *pending) waitEmpty(ctx context.Context) {
 	defer stop()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.addedAt) > 0 && ctx.Err() == nil {
+	for len(p.items) > 0 && ctx.Err() == nil {
 		p.changed.Wait()
 	}
 }

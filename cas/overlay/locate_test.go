@@ -9,21 +9,22 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
 )
 
 // newLocator returns an overlay of a disk and a faulty store in memory, with a few blobs in the upstream.
-func newLocator(t *testing.T) (s cas.Store, local *castest.Faulty, mem *castest.Memory, upstream *castest.Faulty,
+func newLocator(t *testing.T) (s cas.Store, local *faulty.Store, mem *castest.Memory, upstream *faulty.Store,
 	ds []cas.Digest,
 ) {
 	t.Helper()
 	mem = castest.NewMemory()
-	upstream = castest.NewFaulty(mem, mem)
+	upstream = faulty.New(mem, mem)
 	in, err := onDisk(t, t.TempDir())("")
 	must(t, err)
-	local = castest.NewFaulty(in.Store, in.Actions)
+	local = faulty.New(in.Store, in.Actions)
 	disk := struct {
-		*castest.Faulty
+		*faulty.Store
 		cas.Filer
 		cas.Locator
 	}{local, in.Store.(cas.Filer), in.Store.(cas.Locator)}
@@ -77,11 +78,11 @@ func TestLocateFetches(t *testing.T) {
 				t.Errorf("the last blob has wrong bytes, %v", err)
 			}
 		}
-		if n := upstream.Calls(castest.Open); i == 1 && n != len(ds) {
+		if n := upstream.Calls(faulty.Open); i == 1 && n != len(ds) {
 			t.Errorf("got %d upstream reads, want %d", n, len(ds))
 		}
 	}
-	if n := upstream.Calls(castest.Missing); n != 0 {
+	if n := upstream.Calls(faulty.Missing); n != 0 {
 		t.Errorf("got %d upstream queries, want 0", n)
 	}
 }
@@ -101,11 +102,11 @@ func TestLocateSkipsDamagedBlobs(t *testing.T) {
 // TestLocateReportsErrors checks that a failed fetch is an error, and not an absent blob.
 func TestLocateReportsErrors(t *testing.T) {
 	s, local, _, upstream, ds := newLocator(t)
-	upstream.Fail(cas.ErrUnavailable, castest.Open)
+	disconnect(upstream)
 	_, err := locate(t, s, ds)
 	wantError(t, "upstream unavailable", err, cas.ErrUnavailable)
 	upstream.Heal()
-	local.Fail(cas.ErrFull, castest.Put, castest.PutAll)
+	local.Fail(cas.ErrFull, faulty.Put, faulty.PutAll)
 	_, err = locate(t, s, ds)
 	wantError(t, "local store full", err, cas.ErrFull)
 	local.Heal()

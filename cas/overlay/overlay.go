@@ -3,20 +3,32 @@
 // Package overlay combines a local store, such as a disk, with an upstream store, such as a remote server. Reads copy
 // blobs from the upstream to the local store once; writes go to both. The package depends on neither kind of store, and
 // evicts nothing: each store keeps its own leases.
+// While the upstream is unreachable, local blobs are served, reads and writes of other blobs return cas.ErrUnavailable,
+// and a result that is not local is a miss, so that its action runs. Results that the upstream refuses to look up or to
+// record stay local.
 //
-// If the upstream is unreachable, no answer is wrong. Local blobs are served. Reads and writes of others are
-// cas.ErrUnavailable, and a result that is not local is a miss, which costs a run of its action. Results that the
-// upstream refuses to look up or to record stay local.
-//
-// A blob that a store claims to have but cannot read is reported as missing until it is put again.
+// With WriteThrough, a blob written through the overlay is present only once the upstream has it, also after a crash. A
+// blob that the local store had before, for example because it was used without this upstream, counts as present and is
+// sent at its first use. A small blob goes to the upstream first, from memory. A large blob is recorded as unsent and
+// then goes to the local store first, because its client may be slow. The record is not synced: if a power failure
+// loses it and keeps the blob, the blob counts as present until its next use shows that the upstream lacks it. Entries
+// that an earlier WriteBack has not sent are sent in the background, and their blobs are missing until then.
+// With WriteBack, writes do not wait for the upstream, and queries wait only briefly. Written blobs are sent without
+// asking whether the upstream has them. While the overlay is in use, the sender pauses between rounds.
+// The upstream does not see local uses and may delete blobs that seem unused. Therefore the first use of a blob or
+// result in an interval renews it in the upstream. A blob that the upstream has lost is sent again.
+// A blob that a store lists but cannot read counts as missing until it is put again.
 package overlay
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
@@ -30,41 +42,55 @@ const (
 	// WriteThrough writes to the upstream before it acknowledges. A blob's write fails if the upstream is unreachable.
 	WriteThrough Policy = iota
 	// WriteBack acknowledges local writes, and sends them later. A journal keeps pending writes across restarts, but
-	// not across a power failure: the upstream may then never get a blob, which invalidates no result.
+	// not across a power failure: after one, the upstream gets a blob at its next use.
 	WriteBack
 )
 
-// Config configures an Overlay.
+// Config configures an Overlay. Local, Upstream and Journal are required.
 type Config struct {
 	// Local and Upstream are the instances; equal names belong together. The stores of the overlay have the
-	// capabilities Filer, Locator and Splicer if the local stores do. Batches use the upstream's Copier and
+	// capabilities Filer, Locator and Splicer if the local stores do. Batches use the upstream's Fetch and
 	// cas.Batcher.
 	Local, Upstream cas.Instances
 	Policy          Policy
-	// Journal is the path of a file that no other overlay uses. WriteBack requires it.
+	// Journal is the path of a file that no other overlay uses. Another file has this name with the suffix .unsent.
 	Journal string
 	// RenewInterval is the interval in which the local leases of pending writes are renewed. It must be less than the
 	// lease time of the local store; 0 means an hour.
 	RenewInterval time.Duration
+	// UpstreamInterval is the interval in which locally used blobs and results are renewed in the upstream. 0 means an
+	// eighth of the cas.Renewer's lifetime if the upstream has one, else 12 hours; a negative interval renews nothing.
+	UpstreamInterval time.Duration
 	// Log receives background errors; nil discards them.
 	Log *slog.Logger
 }
 
-// A Copier is an optional interface of an upstream store that can copy many blobs in few calls. Fetch copies the blobs
-// ds that are absent from to, and returns those that are absent here, too, in order and without duplicates. After an
-// error it may have copied some.
-type Copier interface {
+// A copier is an optional interface of an upstream store that can copy many blobs in few calls. Fetch copies to the
+// store to those of ds that it lacks. It returns the blobs that both stores lack, in order and without duplicates.
+// After an error it may have copied some.
+type copier interface {
 	Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) (absent []cas.Digest, err error)
 }
 
-// Stats are the counters of an Overlay since New.
+// An Unbatched is an optional interface of an upstream store that makes a call for each blob of a batch. Calls returns
+// how many of them run in parallel.
+type Unbatched interface{ Calls() int }
+
+// Stats are the counters of an Overlay since New, and the state of the pending writes.
 type Stats struct {
-	Fetched    int64 // blobs copied from the upstream
-	Sent       int64 // blobs and results sent later
-	Pending    int   // blobs and results to be sent
-	Lost       int64 // pending writes that can never be sent: the local store has lost them, or the journal was damaged
-	Unanswered int64 // queries answered without the upstream, which was unreachable or failed
-	Refused    int64 // results that the upstream refused
+	Fetched int64 // blobs copied from the upstream
+	Sent    int64 // blobs and results sent later
+	Pending int   // blobs and results to be sent
+	// PendingBytes is the size of the pending blobs. Oldest is the time of the oldest pending write, zero if there is
+	// none.
+	PendingBytes int64
+	Oldest       time.Time
+	Lost         int64 // pending writes that can never be sent: the local store has lost them, or the journal was damaged
+	Unanswered   int64 // queries answered without the upstream, which was unreachable or failed
+	Refused      int64 // results that the upstream refused
+	Renewed      int64 // blobs and results renewed in the upstream because they were used locally
+	Restored     int64 // of these, blobs that the upstream had lost or could not renew, sent again from the local store
+	Unreadable   int64 // blobs that the upstream listed but could not deliver
 }
 
 // An Overlay is safe for concurrent use. Create one with New. The caller closes it.
@@ -73,13 +99,23 @@ type Overlay struct {
 	ctx     context.Context // of background work
 	cancel  context.CancelCauseFunc
 	work    sync.WaitGroup
-	pending *pending // nil unless the policy is WriteBack
+	pending *pending // nil with WriteThrough, unless an earlier WriteBack has left entries
+	unsent  *unsent
+	uses    *uses
+	recent  recent
+
+	lastUse  atomic.Int64  // of a store, in Unix nanoseconds
+	pacing   chan struct{} // has a token while a pacedReader rests; capacity 1
+	draining atomic.Bool   // Close waits for pending entries
+
 	suspect suspects
 
 	mu      sync.Mutex
 	closed  bool                 // guarded by mu
 	flights map[key]*flight      // guarded by mu
+	uploads map[key]*upload      // guarded by mu
 	orphans int                  // guarded by mu; number of flights without waiters
+	late    int                  // guarded by mu; number of queries that nobody waits for any more
 	stats   Stats                // guarded by mu
 	warned  map[string]time.Time // guarded by mu; by message, when it was last logged
 }
@@ -92,7 +128,7 @@ type key struct {
 
 var errClosed = fmt.Errorf("%w: the store is being closed", cas.ErrUnavailable)
 
-// New returns an Overlay. With WriteBack, it sends the contents of the journal, and fails if that cannot be read or
+// New returns an Overlay, which sends the contents of the journal. It fails if the files of the journal cannot be read or
 // written.
 func New(c Config) (*Overlay, error) {
 	if c.Log == nil {
@@ -101,22 +137,74 @@ func New(c Config) (*Overlay, error) {
 	if c.RenewInterval <= 0 {
 		c.RenewInterval = time.Hour
 	}
-	o := &Overlay{config: c, flights: map[key]*flight{}, warned: map[string]time.Time{}, suspect: newSuspects()}
+	switch {
+	case c.Local == nil:
+		return nil, errors.New("overlay: Config.Local is missing")
+	case c.Upstream == nil:
+		return nil, errors.New("overlay: Config.Upstream is missing")
+	case c.Journal == "":
+		return nil, errors.New("overlay: Config.Journal is missing")
+	}
+	o := &Overlay{config: c, flights: map[key]*flight{}, uploads: map[key]*upload{}, warned: map[string]time.Time{}}
+	o.suspect.unread, o.pacing = map[key]bool{}, make(chan struct{}, 1)
 	o.ctx, o.cancel = context.WithCancelCause(context.Background())
-	if c.Policy == WriteBack {
-		var err error
-		if o.pending, err = openPending(c.Journal); err != nil {
-			return nil, err
-		}
-		if n := o.pending.log.Damaged(); n > 0 {
-			c.Log.Error("the journal was damaged; blobs and results in its damaged lines may never be sent",
-				"lines", n, "copy", c.Journal+durable.DamagedSuffix)
-			o.stats.Lost = int64(n)
-		}
+	if err := o.openFiles(); err != nil {
+		return nil, err
+	}
+	o.uses = newUses(c.upstreamInterval())
+	if o.uses.interval > 0 {
+		o.work.Go(o.renewUsed)
+	}
+	if o.pending != nil {
 		o.work.Go(o.sendPending)
 		o.work.Go(o.renewPending)
 	}
 	return o, nil
+}
+
+// upstreamInterval returns UpstreamInterval or its default. A blob in constant use is renewed at least once in two
+// intervals. The upstream ignores renewals in the first half of its lifetime.
+func (c *Config) upstreamInterval() time.Duration {
+	if c.UpstreamInterval != 0 {
+		return c.UpstreamInterval
+	}
+	if in, err := c.Upstream(""); err == nil {
+		if r, ok := cas.As[cas.Renewer](in.Store); ok && r.Lifetime() > 0 {
+			return r.Lifetime() / 8
+		}
+	}
+	return 12 * time.Hour
+}
+
+// openFiles opens the journal and the list of unsent blobs.
+func (o *Overlay) openFiles() (err error) {
+	if o.unsent, err = openUnsent(o.config.Journal + unsentSuffix); err != nil {
+		return err
+	}
+	if err = o.prune(); err == nil && (o.config.Policy == WriteBack || !empty(o.config.Journal)) {
+		o.pending, err = openPending(o.config.Journal)
+	}
+	if err != nil {
+		return errors.Join(err, o.unsent.log.Close())
+	}
+	logs := []*durable.Log{o.unsent.log}
+	if o.pending != nil {
+		logs = append(logs, o.pending.log)
+		o.stats.Lost = int64(o.pending.log.Damaged())
+	}
+	for _, l := range logs {
+		if n := l.Damaged(); n > 0 {
+			o.config.Log.Error("the journal was damaged; blobs and results in its damaged lines may never be sent",
+				"lines", n, "copy", l.Path+durable.DamagedSuffix)
+		}
+	}
+	return nil
+}
+
+// empty reports whether the file at path is empty or absent.
+func empty(path string) bool {
+	fi, err := os.Stat(path)
+	return errors.Is(err, fs.ErrNotExist) || err == nil && fi.Mode().IsRegular() && fi.Size() == 0
 }
 
 // Instance is a cas.Instances. Its stores are also a cas.Batcher and a cas.Fetcher.
@@ -147,7 +235,7 @@ func (o *Overlay) Stats() Stats {
 	s := o.stats
 	o.mu.Unlock()
 	if o.pending != nil {
-		s.Pending = o.pending.len()
+		s.Pending, s.PendingBytes, s.Oldest = o.pending.stats()
 	}
 	return s
 }
@@ -178,6 +266,7 @@ func (o *Overlay) warn(message string, args ...any) {
 // local and the upstream stores open.
 func (o *Overlay) Close(ctx context.Context) error {
 	if o.pending != nil {
+		o.draining.Store(true)
 		o.pending.waitEmpty(ctx)
 	}
 	o.mu.Lock()
@@ -185,10 +274,11 @@ func (o *Overlay) Close(ctx context.Context) error {
 	o.mu.Unlock()
 	o.cancel(errClosed)
 	o.work.Wait()
+	err := o.unsent.close()
 	if o.pending == nil {
-		return nil
+		return err
 	}
-	err := o.pending.log.Close()
+	err = errors.Join(err, o.pending.log.Close())
 	if n := o.pending.len(); n > 0 {
 		err = errors.Join(fmt.Errorf("%d blobs and results are not sent; the journal %s keeps them for the next start",
 			n, o.config.Journal), err)
@@ -207,5 +297,6 @@ var (
 	_ cas.Store       = (*store)(nil)
 	_ cas.Batcher     = (*store)(nil)
 	_ cas.Fetcher     = (*store)(nil)
+	_ cas.PutChecker  = (*store)(nil)
 	_ cas.ActionCache = (*store)(nil)
 )

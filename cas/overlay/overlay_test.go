@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/overlay"
 	"github.com/cloister-build/cloister/cas/remote"
@@ -41,7 +42,7 @@ func one(s cas.Store, ac cas.ActionCache) cas.Instances {
 type pair struct {
 	*overlay.Overlay
 	local, upstream             *castest.Memory
-	faultyLocal, faultyUpstream *castest.Faulty // over these
+	faultyLocal, faultyUpstream *faulty.Store // over these
 	store                       cas.Store
 	actions                     cas.ActionCache
 	journal                     string
@@ -54,7 +55,7 @@ func newPair(t *testing.T, policy overlay.Policy) *pair {
 		local: castest.NewMemory(), upstream: castest.NewMemory(),
 		journal: filepath.Join(t.TempDir(), "journal"),
 	}
-	p.faultyLocal, p.faultyUpstream = castest.NewFaulty(p.local, p.local), castest.NewFaulty(p.upstream, p.upstream)
+	p.faultyLocal, p.faultyUpstream = faulty.New(p.local, p.local), faulty.New(p.upstream, p.upstream)
 	p.Overlay = open(t, overlay.Config{
 		Local:    one(p.faultyLocal, p.faultyLocal),
 		Upstream: one(p.faultyUpstream, p.faultyUpstream), Policy: policy, Journal: p.journal,
@@ -64,8 +65,11 @@ func newPair(t *testing.T, policy overlay.Policy) *pair {
 	return p
 }
 
-func open(t *testing.T, c overlay.Config) *overlay.Overlay {
+func open(t testing.TB, c overlay.Config) *overlay.Overlay {
 	t.Helper()
+	if c.Journal == "" {
+		c.Journal = filepath.Join(t.TempDir(), "journal")
+	}
 	o, err := overlay.New(c)
 	must(t, err)
 	t.Cleanup(func() {
@@ -100,6 +104,11 @@ func put(t *testing.T, m cas.Store, seed byte, size int) ([]byte, cas.Digest) {
 	b, d := castest.Blob(seed, size)
 	must(t, m.Put(t.Context(), d, bytes.NewReader(b)))
 	return b, d
+}
+
+// disconnect makes all calls of f fail, like those of an unreachable store.
+func disconnect(f *faulty.Store) {
+	f.Fail(cas.ErrUnavailable, faulty.Open, faulty.Put, faulty.PutAll, faulty.Missing, faulty.Lookup, faulty.Record)
 }
 
 func has(t *testing.T, s cas.Store, d cas.Digest) bool {
@@ -137,7 +146,7 @@ func TestContractsOfPlainStores(t *testing.T) {
 }
 
 // serve starts a server for instances on loopback and returns its address.
-func serve(t *testing.T, instances cas.Instances) string {
+func serve(t testing.TB, instances cas.Instances) string {
 	t.Helper()
 	g := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
 	casserver.Register(g, casserver.Config{Instances: instances})
@@ -239,7 +248,7 @@ func TestConcurrentReadsFetchOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
 		want, d := put(t, p.upstream, 1, 100_000)
-		gate := p.faultyUpstream.Hold(castest.Open)
+		gate := p.faultyUpstream.Hold(faulty.Open)
 		var group sync.WaitGroup
 		for i := range 50 {
 			group.Go(func() {
@@ -257,7 +266,7 @@ func TestConcurrentReadsFetchOnce(t *testing.T) {
 		synctest.Wait() // all wait for the flight
 		gate.Open()
 		group.Wait()
-		if n := p.faultyUpstream.Calls(castest.Open); n != 1 || !has(t, p.local, d) || p.Stats().Fetched != 1 {
+		if n := p.faultyUpstream.Calls(faulty.Open); n != 1 || !has(t, p.local, d) || p.Stats().Fetched != 1 {
 			t.Errorf("got %d upstream reads and %d fetched, want 1 and 1", n, p.Stats().Fetched)
 		}
 	})
@@ -268,7 +277,7 @@ func TestCancelledReadKeepsFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
 		_, d := put(t, p.upstream, 1, 1000)
-		gate := p.faultyUpstream.Hold(castest.Open)
+		gate := p.faultyUpstream.Hold(faulty.Open)
 		read := func(ctx context.Context) chan error {
 			done := make(chan error, 1)
 			go func() {
@@ -283,14 +292,14 @@ func TestCancelledReadKeepsFlight(t *testing.T) {
 		leave()
 		wantError(t, "the cancelled read", <-a, context.Canceled)
 		gate.Open()
-		if err := <-b; err != nil || p.faultyUpstream.Calls(castest.Open) != 1 {
+		if err := <-b; err != nil || p.faultyUpstream.Calls(faulty.Open) != 1 {
 			t.Errorf("the other read: got %v after %d upstream reads, want 1", err,
-				p.faultyUpstream.Calls(castest.Open))
+				p.faultyUpstream.Calls(faulty.Open))
 		}
 
 		p.local.Delete(d)
-		p.faultyUpstream.Hold(castest.Open)
-		gate = p.faultyUpstream.Hold(castest.Open)
+		p.faultyUpstream.Hold(faulty.Open)
+		gate = p.faultyUpstream.Hold(faulty.Open)
 		for range 3 {
 			only, leave := context.WithCancel(t.Context())
 			a = read(only)
@@ -299,7 +308,7 @@ func TestCancelledReadKeepsFlight(t *testing.T) {
 		}
 		gate.Open()
 		synctest.Wait()
-		if n := p.faultyUpstream.Calls(castest.Open); n != 2 || !has(t, p.local, d) {
+		if n := p.faultyUpstream.Calls(faulty.Open); n != 2 || !has(t, p.local, d) {
 			t.Errorf("got local %v after %d upstream reads, want true after 2", has(t, p.local, d), n)
 		}
 	})
@@ -310,7 +319,7 @@ func TestOrphansAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
 		for range 2 { // finished orphans do not count
-			gate := p.faultyUpstream.Hold(castest.Open)
+			gate := p.faultyUpstream.Hold(faulty.Open)
 			for _, n := range []int{8, 8, 20} { // a flight that is orphaned twice counts once
 				ctx, leave := context.WithCancel(t.Context())
 				var group sync.WaitGroup
@@ -351,8 +360,8 @@ func (s *stuckCopier) Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) 
 func TestSingleReadDoesNotJoinBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		local, upstream := castest.NewMemory(), castest.NewMemory()
-		faulty := castest.NewFaulty(upstream, nil)
-		s := &stuckCopier{faulty, make(chan struct{})}
+		flaky := faulty.New(upstream, nil)
+		s := &stuckCopier{flaky, make(chan struct{})}
 		in := instance(t, open(t, overlay.Config{Local: one(local, local), Upstream: one(s, nil)}))
 		_, a := put(t, upstream, 1, 100)
 		_, b := put(t, upstream, 2, 100)
@@ -363,7 +372,7 @@ func TestSingleReadDoesNotJoinBatch(t *testing.T) {
 			}
 		})
 		synctest.Wait()
-		gate := faulty.Hold(castest.Open)
+		gate := flaky.Hold(faulty.Open)
 		var readers sync.WaitGroup
 		for range 5 {
 			readers.Go(func() {
@@ -375,7 +384,7 @@ func TestSingleReadDoesNotJoinBatch(t *testing.T) {
 		synctest.Wait()
 		gate.Open()
 		readers.Wait()
-		if n := faulty.Calls(castest.Open); n != 1 {
+		if n := flaky.Calls(faulty.Open); n != 1 {
 			t.Errorf("got %d upstream reads, want 1", n)
 		}
 		close(s.free)
@@ -390,7 +399,7 @@ func TestBatchFailureIsOfOneBlob(t *testing.T) {
 		_, bad := put(t, p.upstream, 1, 100)
 		want, good := put(t, p.upstream, 2, 100)
 		p.upstream.Corrupt(bad)
-		gate := p.faultyUpstream.Hold(castest.Open)
+		gate := p.faultyUpstream.Hold(faulty.Open)
 		var group sync.WaitGroup
 		group.Go(func() {
 			if err := cas.Fetch(t.Context(), p.store, []cas.Digest{bad, good}); err != nil {
@@ -438,8 +447,8 @@ func (c *copier) Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) (abse
 // TestFetchUsesCopier checks that Fetch takes one call for all absent blobs, and reports those that are nowhere.
 func TestFetchUsesCopier(t *testing.T) {
 	local, upstream := castest.NewMemory(), castest.NewMemory()
-	faulty := castest.NewFaulty(upstream, nil)
-	c := &copier{Store: faulty, from: upstream}
+	flaky := faulty.New(upstream, nil)
+	c := &copier{Store: flaky, from: upstream}
 	o := open(t, overlay.Config{Local: one(local, local), Upstream: one(c, nil)})
 	in := instance(t, o)
 	var ds []cas.Digest
@@ -458,12 +467,13 @@ func TestFetchUsesCopier(t *testing.T) {
 		}
 	}
 	if len(c.calls) != 2 || len(c.calls[0]) != 12 || o.Stats().Fetched != 10 || local.Len() != 11 ||
-		faulty.Calls(castest.Open) != 0 {
+		flaky.Calls(faulty.Open) != 0 {
 		t.Errorf("got calls %v, %d fetched, %d local, %d upstream reads", c.calls, o.Stats().Fetched, local.Len(),
-			faulty.Calls(castest.Open))
+			flaky.Calls(faulty.Open))
 	}
 	// A failure is returned, unless the local store is full: then reads use the upstream.
 	_, d := put(t, upstream, 30, 1000)
+	disconnect(flaky)
 	for _, want := range []error{cas.ErrUnavailable, cas.ErrFull} {
 		local.Delete(d)
 		c.fail = want
@@ -489,7 +499,7 @@ func TestFetchReportsAbsentBlobs(t *testing.T) {
 		}
 	}
 	// An unreachable upstream does not mean absence.
-	p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Open)
+	disconnect(p.faultyUpstream)
 	if absent, err := p.store.(cas.Fetcher).Fetch(t.Context(), []cas.Digest{nowhere, neither}); len(absent) > 0 {
 		t.Errorf("upstream unavailable: got %v, %v", absent, err)
 	}
@@ -499,7 +509,7 @@ func TestFetchReportsAbsentBlobs(t *testing.T) {
 func TestLocalStoreIsFull(t *testing.T) {
 	p := newPair(t, overlay.WriteThrough)
 	want, d := put(t, p.upstream, 1, 1000)
-	p.faultyLocal.Fail(cas.ErrFull, castest.Put, castest.PutAll)
+	p.faultyLocal.Fail(cas.ErrFull, faulty.Put, faulty.PutAll)
 	if err := cas.Fetch(t.Context(), p.store, []cas.Digest{d}); err != nil {
 		t.Errorf("Fetch: %v", err)
 	}
@@ -544,7 +554,7 @@ func TestMissing(t *testing.T) {
 				!slices.Equal(got, []cas.Digest{nowhere}) {
 				t.Errorf("got %v, %v", got, err)
 			}
-			p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Missing)
+			p.faultyUpstream.Fail(cas.ErrUnavailable, faulty.Missing)
 			if got, err := missing(here, here); err != nil || len(got) > 0 {
 				t.Errorf("upstream unavailable, all local: got %v, %v", got, err)
 			}
@@ -554,7 +564,7 @@ func TestMissing(t *testing.T) {
 			} else if err != nil || !slices.Equal(got, []cas.Digest{there, nowhere}) || p.Stats().Unanswered != 1 {
 				t.Errorf("upstream unavailable: got %v, %v, %d unanswered", got, err, p.Stats().Unanswered)
 			}
-			p.faultyUpstream.Fail(errors.New("not you"), castest.Missing)
+			p.faultyUpstream.Fail(errors.New("not you"), faulty.Missing)
 			if _, err := missing(nowhere); err == nil || !strings.Contains(err.Error(), "not you") {
 				t.Errorf("upstream refuses: got %v", err)
 			}
@@ -573,8 +583,7 @@ func TestUnavailableUpstream(t *testing.T) {
 			for m, d := range map[*castest.Memory]cas.Digest{p.upstream: action, p.local: known} {
 				must(t, m.Record(t.Context(), d, &repb.ActionResult{ExitCode: 3}))
 			}
-			p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Open, castest.Put, castest.PutAll, castest.Missing,
-				castest.Lookup, castest.Record)
+			disconnect(p.faultyUpstream)
 			if got, err := cas.ReadAll(t.Context(), p.store, here, 100); err != nil || !bytes.Equal(got, want) {
 				t.Errorf("local blob: got %d bytes, %v", len(got), err)
 			}
@@ -607,9 +616,9 @@ func TestUnavailableUpstream(t *testing.T) {
 // blobs if the upstream is unavailable.
 func TestServerReadsBatches(t *testing.T) {
 	local, upstream := castest.NewMemory(), castest.NewMemory()
-	faulty := castest.NewFaulty(upstream, upstream)
-	c := &copier{Store: faulty, from: upstream}
-	o := open(t, overlay.Config{Local: one(local, local), Upstream: one(c, faulty)})
+	flaky := faulty.New(upstream, upstream)
+	c := &copier{Store: flaky, from: upstream}
+	o := open(t, overlay.Config{Local: one(local, local), Upstream: one(c, flaky)})
 	client := blobsOf(t, o.Instance)
 	read := func(ds ...cas.Digest) (got []codes.Code) {
 		t.Helper()
@@ -630,14 +639,14 @@ func TestServerReadsBatches(t *testing.T) {
 		ds = append(ds, d)
 	}
 	if got := read(ds[:2]...); !slices.Equal(got, []codes.Code{codes.OK, codes.OK}) || len(c.calls) != 1 ||
-		faulty.Calls(castest.Open) != 0 {
-		t.Errorf("got %v with %d copies and %d reads, want 1 and 0", got, len(c.calls), faulty.Calls(castest.Open))
+		flaky.Calls(faulty.Open) != 0 {
+		t.Errorf("got %v with %d copies and %d reads, want 1 and 0", got, len(c.calls), flaky.Calls(faulty.Open))
 	}
 	for _, d := range ds[2:] {
 		upstream.Delete(d)
 	}
 	c.fail = cas.ErrUnavailable
-	faulty.Fail(cas.ErrUnavailable, castest.Open)
+	disconnect(flaky)
 	if got := read(ds...); !slices.Equal(got, []codes.Code{codes.OK, codes.OK, codes.Unavailable, codes.Unavailable}) {
 		t.Errorf("upstream unavailable: got %v", got)
 	}
@@ -649,8 +658,8 @@ func TestWriteThrough(t *testing.T) {
 	_, d := put(t, p.store, 1, 100)
 	_, large := put(t, p.store, 2, 3<<20)
 	put(t, p.store, 1, 0)
-	if !has(t, p.upstream, d) || !has(t, p.upstream, large) || p.faultyUpstream.Calls(castest.Put) != 2 {
-		t.Errorf("got %d upstream writes, want 2", p.faultyUpstream.Calls(castest.Put))
+	if !has(t, p.upstream, d) || !has(t, p.upstream, large) || p.faultyUpstream.Calls(faulty.Put) != 2 {
+		t.Errorf("got %d upstream writes, want 2", p.faultyUpstream.Calls(faulty.Put))
 	}
 	var blobs []cas.Blob
 	for i := range 20 {
@@ -663,14 +672,14 @@ func TestWriteThrough(t *testing.T) {
 			t.Errorf("blob %d: %v", i, err)
 		}
 	}
-	if n := p.faultyUpstream.Calls(castest.PutAll); n != 1 || p.upstream.Len() != 21 {
+	if n := p.faultyUpstream.Calls(faulty.PutAll); n != 1 || p.upstream.Len() != 21 {
 		t.Errorf("got %d upstream batches and %d blobs, want 1 and 21", n, p.upstream.Len())
 	}
 }
 
 // A strictCache is an action cache that fails the test for incomplete results.
 type strictCache struct {
-	*castest.Faulty
+	*faulty.Store
 	store cas.Store
 	t     *testing.T
 }
@@ -683,7 +692,7 @@ func (s *strictCache) Record(ctx context.Context, action cas.Digest, r *repb.Act
 	if missing, err := s.store.Missing(ctx, ds); err != nil || len(missing) > 0 {
 		s.t.Errorf("a result was sent before its blobs: %v, %v", missing, err)
 	}
-	return s.Faulty.Record(ctx, action, r)
+	return s.Store.Record(ctx, action, r)
 }
 
 // newStrict is newPair with a strictCache upstream.
@@ -749,7 +758,7 @@ func TestLookupRecordsLocally(t *testing.T) {
 			t.Fatalf("got %v, %v", got, err)
 		}
 	}
-	if n := p.faultyUpstream.Calls(castest.Lookup); n != 1 {
+	if n := p.faultyUpstream.Calls(faulty.Lookup); n != 1 {
 		t.Errorf("got %d upstream lookups, want 1", n)
 	}
 	// A result with lost blobs is a miss.
@@ -760,11 +769,11 @@ func TestLookupRecordsLocally(t *testing.T) {
 	_, err := cas.LookupComplete(t.Context(), in, action)
 	wantError(t, "blobs are lost", err, cas.ErrNotFound)
 	// The local store may have a damaged result, or no room.
-	p.faultyLocal.FailNth(castest.Lookup, 1, cas.ErrCorrupt)
+	p.faultyLocal.FailNth(faulty.Lookup, 1, cas.ErrCorrupt)
 	if got, err := p.actions.Lookup(t.Context(), action); err != nil || !proto.Equal(got, r) {
 		t.Errorf("damaged local result: got %v, %v", got, err)
 	}
-	p.faultyLocal.Fail(cas.ErrFull, castest.Record)
+	p.faultyLocal.Fail(cas.ErrFull, faulty.Record)
 	other := cas.SHA256.Sum([]byte("other"))
 	must(t, p.upstream.Record(t.Context(), other, r))
 	if _, err := p.actions.Lookup(t.Context(), other); err != nil {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -17,13 +18,29 @@ import (
 // Open implements cas.Store. It copies an absent blob to the local store first. If that is full, it reads from the
 // upstream.
 func (s *store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	if err := cas.CheckDigests(d); err != nil {
+		return nil, err
+	}
+	s.o.used()
+	return s.open(ctx, d, off)
+}
+
+// open is Open without a use of the overlay.
+func (s *store) open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
 	r, err := s.local.Store.Open(ctx, d, off)
 	if !absentOrCorrupt(err) {
+		s.o.uses.add(blob, s.name, d)
 		return r, err
 	}
-	if err := s.fetchOne(ctx, d); errors.Is(err, cas.ErrFull) {
-		return s.upstream.Store.Open(ctx, d, off)
-	} else if err != nil {
+	err = s.fetchOne(ctx, d)
+	if errors.Is(err, cas.ErrFull) {
+		r, err := s.openUpstream(ctx, d, off)
+		if err != nil {
+			return nil, err
+		}
+		return r, nil
+	}
+	if err != nil {
 		return nil, err
 	}
 	return s.local.Store.Open(ctx, d, off)
@@ -34,46 +51,70 @@ func absentOrCorrupt(err error) bool {
 	return errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt)
 }
 
-// Missing implements cas.Store. A blob in the upstream counts as present: a read copies it.
+// Missing implements cas.Store. A blob in the upstream counts as present: a read copies it. An unsent blob does not.
 //
-// If the upstream is unreachable, the presence of absent blobs is unknown. Reporting them as present would let a client
-// build on blobs that nobody has. Reporting them as missing costs an upload, which succeeds with WriteBack, so Missing
-// does that. With WriteThrough each upload would fail, so Missing fails and the client gets the reason.
+// If the upstream is unreachable, the presence of absent blobs is unknown. If Missing omitted them, a client could
+// depend on blobs that nobody has. With WriteBack Missing returns them, which costs only an upload. With WriteThrough
+// each upload would fail, so Missing fails and the client gets the reason.
 func (s *store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	s.o.used()
 	absent, err := s.local.Store.Missing(ctx, ds)
 	if err != nil {
 		return nil, err
 	}
-	suspect, query := s.classify(ds, absent)
-	var missing []cas.Digest
-	if len(query) > 0 {
-		missing, err = s.upstream.Store.Missing(ctx, query)
+	missing := s.suspect(ds, absent)
+	s.addUses(ds, absent, missing)
+	if absent = without(absent, missing); len(absent) > 0 {
+		found, err := query(ctx, s.o, len(absent), func(ctx context.Context) ([]cas.Digest, error) {
+			return s.upstream.Store.Missing(ctx, absent)
+		})
+		if errors.Is(err, cas.ErrUnavailable) && s.o.config.Policy == WriteBack {
+			s.o.count(func(st *Stats) { st.Unanswered++ })
+			found = absent
+		} else if err != nil {
+			return nil, err
+		}
+		maps.Copy(missing, setOf(found))
 	}
-	if errors.Is(err, cas.ErrUnavailable) && s.o.config.Policy == WriteBack {
-		s.o.count(func(st *Stats) { st.Unanswered++ })
-		return absent, nil
+	return selected(ds, missing), nil
+}
+
+// MissingForPut implements cas.PutChecker.
+func (s *store) MissingForPut(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	s.o.used()
+	absent, err := s.local.Store.Missing(ctx, ds)
+	if err != nil {
+		return nil, err
 	}
-	if err != nil || len(suspect) == 0 {
-		return missing, err
+	missing := s.suspect(ds, nil)
+	s.addUses(ds, absent, missing)
+	maps.Copy(missing, setOf(absent))
+	return selected(ds, missing), nil
+}
+
+// addUses records that the blobs ds were used, except those in absent and missing.
+func (s *store) addUses(ds, absent []cas.Digest, missing map[cas.Digest]bool) {
+	if len(absent)+len(missing) == 0 {
+		s.o.uses.add(blob, s.name, ds...)
+		return
 	}
-	for _, d := range missing {
-		suspect[d] = true
-	}
-	return slices.DeleteFunc(slices.Clone(ds), func(d cas.Digest) bool {
-		listed := suspect[d]
-		delete(suspect, d) // list it once
-		return !listed
-	}), nil
+	not := setOf(absent)
+	maps.Copy(not, missing)
+	s.o.uses.add(blob, s.name, without(ds, not)...)
 }
 
 // Lookup implements cas.ActionCache. It records a result of the upstream locally. If the upstream fails, a result that
 // is not local is a miss.
 func (s *store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
+	s.o.used()
 	r, err := s.local.Actions.Lookup(ctx, action)
 	if !absentOrCorrupt(err) {
+		s.o.uses.add(result, s.name, action)
 		return r, err
 	}
-	r, err = s.upstream.Actions.Lookup(ctx, action)
+	r, err = query(ctx, s.o, 1, func(ctx context.Context) (*repb.ActionResult, error) {
+		return s.upstream.Actions.Lookup(ctx, action)
+	})
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
@@ -91,13 +132,15 @@ func (s *store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 	return r, nil
 }
 
-// Fetch implements cas.Fetcher. A full local store is no error, since Open reads from the upstream. Neither is damage,
-// which Open reports.
+// Fetch implements cas.Fetcher. A full local store is no error, because Open then reads from the upstream. Nor is a
+// damaged blob, which Open reports.
 func (s *store) Fetch(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	s.o.used()
 	absent, err := s.local.Store.Missing(ctx, ds)
 	if err != nil {
 		return nil, err
 	}
+	s.addUses(ds, absent, nil)
 	// If another call's flight fails, Open fetches its blobs.
 	upstreamLacks := map[cas.Digest]bool{}
 	err, _ = s.fetch(ctx, absent, upstreamLacks)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
 )
 
@@ -19,7 +20,7 @@ import (
 func newSplicer(t *testing.T, policy overlay.Policy) (p *pair, m cas.Splicer) {
 	t.Helper()
 	p = &pair{local: castest.NewMemory(), upstream: castest.NewMemory(), journal: filepath.Join(t.TempDir(), "journal")}
-	p.faultyUpstream = castest.NewFaulty(p.upstream, p.upstream)
+	p.faultyUpstream = faulty.New(p.upstream, p.upstream)
 	p.Overlay = open(t, overlay.Config{
 		Local: one(p.local, p.local), Upstream: one(p.faultyUpstream, p.faultyUpstream),
 		Policy: policy, Journal: p.journal,
@@ -101,7 +102,7 @@ func TestSpliceFails(t *testing.T) {
 				if !errors.Is(err, cas.ErrNotFound) || has(t, p.local, d) {
 					t.Errorf("got %v, want ErrNotFound", err)
 				}
-				p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Put, castest.PutAll, castest.Missing)
+				p.faultyUpstream.Fail(cas.ErrUnavailable, faulty.Put, faulty.PutAll, faulty.Missing)
 				err = m.Splice(t.Context(), d, of)
 				if policy == overlay.WriteThrough && !errors.Is(err, cas.ErrUnavailable) ||
 					policy == overlay.WriteBack && err != nil {

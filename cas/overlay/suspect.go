@@ -3,111 +3,168 @@
 package overlay
 
 import (
+	"context"
 	"errors"
-	"hash/maphash"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
 	"sync"
 
 	"github.com/cloister-build/cloister/cas"
 )
 
-const (
-	maxSuspects = 1 << 16 // blobs in each map
-	filterSize  = 1 << 22 // bytes of the filter for further unsent blobs
-)
+// maxSuspects limits the blobs of suspects; a new one may replace any of them.
+const maxSuspects = 1 << 16
 
-// suspects are the blobs that Missing reports as absent whatever the stores claim, so that a client puts them again.
-// They are in memory only.
+// suspects are the blobs that the upstream claims to have but failed to deliver. Until they are put again or read
+// successfully, Missing reports them as absent unless they are local. They are in memory only: after a restart, the
+// next read finds them again.
 type suspects struct {
 	mu     sync.Mutex
-	unsent map[key]bool // local, but the write to the upstream failed; unused with WriteBack, whose journal has them
-	unread map[key]bool // the upstream failed to deliver them; a new one may replace any of them
-
-	// overflow is a filter, by hash, of unsent blobs beyond maxSuspects, or nil. Blobs share its bytes, so none is ever
-	// cleared: a set byte only means that the upstream must be queried.
-	overflow []bool
-	seed     maphash.Seed
-}
-
-func newSuspects() suspects {
-	return suspects{unsent: map[key]bool{}, unread: map[key]bool{}, seed: maphash.MakeSeed()}
-}
-
-// inOverflow returns the filter entry of k. The caller holds mu, and overflow is not nil.
-func (u *suspects) inOverflow(k key) *bool {
-	return &u.overflow[maphash.Comparable(u.seed, k)%filterSize]
-}
-
-// recordSend records the result of writing d to the upstream.
-func (s *store) recordSend(d cas.Digest, err error) {
-	if s.o.config.Policy == WriteBack {
-		return
-	}
-	u := &s.o.suspect
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	switch k := (key{s.name, d}); {
-	case err == nil:
-		delete(u.unsent, k)
-	case len(u.unsent) < maxSuspects:
-		u.unsent[k] = true
-	default:
-		if u.overflow == nil {
-			u.overflow = make([]bool, filterSize)
-		}
-		*u.inOverflow(k) = true
-	}
+	unread map[key]bool // guarded by mu
 }
 
 // recordFetch records the result of reading d from the upstream.
 func (s *store) recordFetch(d cas.Digest, err error) {
+	if err == nil {
+		s.readable(d)
+		return
+	}
+	if !absentOrCorrupt(err) {
+		return
+	}
+	k := key{s.name, d}
+	s.o.recent.forget(k)
 	u := &s.o.suspect
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	k := key{s.name, d}
-	switch {
-	case err == nil:
-		delete(u.unread, k)
-	case errors.Is(err, cas.ErrNotFound), errors.Is(err, cas.ErrCorrupt):
-		for old := range u.unread {
-			if len(u.unread) < maxSuspects {
-				break
-			}
-			delete(u.unread, old)
+	for old := range u.unread {
+		if len(u.unread) < maxSuspects {
+			break
 		}
-		u.unread[k] = true
+		delete(u.unread, old)
+	}
+	u.unread[k] = true
+}
+
+// readable records that ds were read from the upstream, or were put again.
+func (s *store) readable(ds ...cas.Digest) {
+	u := &s.o.suspect
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.unread) == 0 {
+		return
+	}
+	for _, d := range ds {
+		delete(u.unread, key{s.name, d})
 	}
 }
 
-// classify returns the suspect blobs of ds, of which absent are not local, and in order the blobs for which the
-// upstream must be queried.
-func (s *store) classify(ds, absent []cas.Digest) (suspect map[cas.Digest]bool, query []cas.Digest) {
+// suspect returns the blobs of ds that clients must put again even if a store lists them: those that WriteThrough or an
+// earlier WriteBack has not sent, and those among absent, which are not local, that the upstream failed to deliver.
+func (s *store) suspect(ds, absent []cas.Digest) map[cas.Digest]bool {
+	suspect := map[cas.Digest]bool{}
+	s.o.unsent.has(s.name, ds, suspect)
+	if s.o.leftover() {
+		maps.Copy(suspect, s.o.pending.has(s.name, ds))
+	}
 	u := &s.o.suspect
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	suspect = map[cas.Digest]bool{}
-	add := func(marked map[key]bool, ds []cas.Digest) {
-		if len(marked) == 0 {
-			return
-		}
-		for _, d := range ds {
-			if marked[key{s.name, d}] {
-				suspect[d] = true
-			}
-		}
+	if len(u.unread) == 0 {
+		return suspect
 	}
-	add(u.unsent, ds)
-	add(u.unread, absent)
-	if u.overflow == nil {
-		return suspect, absent
-	}
-	isAbsent := map[cas.Digest]bool{}
 	for _, d := range absent {
-		isAbsent[d] = true
-	}
-	for _, d := range ds {
-		if isAbsent[d] || *u.inOverflow(key{s.name, d}) {
-			query = append(query, d)
+		if u.unread[key{s.name, d}] {
+			suspect[d] = true
 		}
 	}
-	return suspect, query
+	return suspect
+}
+
+// leftover reports whether pending has entries of an earlier WriteBack.
+func (o *Overlay) leftover() bool { return o.pending != nil && o.config.Policy == WriteThrough }
+
+func setOf(ds []cas.Digest) map[cas.Digest]bool {
+	set := make(map[cas.Digest]bool, len(ds))
+	for _, d := range ds {
+		set[d] = true
+	}
+	return set
+}
+
+// selected returns the digests of ds that are in set, in order and without duplicates. It empties set.
+func selected(ds []cas.Digest, set map[cas.Digest]bool) []cas.Digest {
+	if len(set) == 0 {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(ds), func(d cas.Digest) bool {
+		listed := set[d]
+		delete(set, d)
+		return !listed
+	})
+}
+
+// without returns the digests of ds that are not in set.
+func without(ds []cas.Digest, set map[cas.Digest]bool) []cas.Digest {
+	if len(set) == 0 {
+		return ds
+	}
+	return slices.DeleteFunc(slices.Clone(ds), func(d cas.Digest) bool { return set[d] })
+}
+
+// An upstreamReader reads a blob from the upstream, and records a failure.
+type upstreamReader struct {
+	io.ReadCloser
+	ctx context.Context
+	s   *store
+	d   cas.Digest
+	err error // of a read, except io.EOF
+}
+
+// openUpstream opens a blob in the upstream.
+func (s *store) openUpstream(ctx context.Context, d cas.Digest, off int64) (*upstreamReader, error) {
+	body, err := s.upstream.Store.Open(ctx, d, off)
+	if err != nil {
+		return nil, s.readError(ctx, d, err)
+	}
+	return &upstreamReader{ReadCloser: body, ctx: ctx, s: s, d: d}, nil
+}
+
+// Read implements io.Reader.
+func (r *upstreamReader) Read(p []byte) (int, error) {
+	n, err := r.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		r.err = r.s.readError(r.ctx, r.d, err)
+		err = r.err
+	}
+	return n, err
+}
+
+// readError explains and records a failed upstream read of d. If the upstream still answers, and claims to have d, its
+// copy is unreadable. The error is then cas.ErrCorrupt, as for any blob that must be put again, instead of
+// cas.ErrUnavailable. An upstream that refuses or throttles reads says nothing about d.
+func (s *store) readError(ctx context.Context, d cas.Digest, err error) error {
+	if ctx.Err() != nil || errors.Is(err, cas.ErrRange) || errors.Is(err, os.ErrPermission) ||
+		errors.Is(err, cas.ErrThrottled) {
+		return err
+	}
+	if !absentOrCorrupt(err) {
+		missing, down := s.upstream.Store.Missing(ctx, []cas.Digest{d})
+		switch {
+		case down != nil:
+			return err
+		case len(missing) > 0:
+			err = fmt.Errorf("blob %s: %w in the upstream", d, cas.ErrNotFound)
+		default:
+			err = fmt.Errorf("blob %s: %w: the upstream lists it but cannot deliver it: %v", d, cas.ErrCorrupt, err)
+			s.o.count(func(st *Stats) { st.Unreadable++ })
+			s.o.warn("the upstream cannot deliver a blob that it lists; it is missing until it is uploaded again",
+				"digest", d.String(), "instance", s.name, "error", err)
+		}
+	}
+	s.recordFetch(d, err)
+	return err
 }

@@ -3,11 +3,11 @@
 package overlay
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"sync"
 
@@ -24,6 +24,9 @@ const (
 // checkFunction returns errUnserved if the upstream is known not to serve the digest function of d: a local blob could
 // never be sent.
 func (s *store) checkFunction(d cas.Digest) error {
+	if err := cas.CheckDigests(d); err != nil {
+		return err
+	}
 	if s.upstream.Functions == nil || slices.Contains(s.upstream.Functions, d.Function()) {
 		return nil
 	}
@@ -32,52 +35,165 @@ func (s *store) checkFunction(d cas.Digest) error {
 
 // Put implements cas.Store. A digest function that the upstream is known not to serve is cas.ErrInvalid.
 func (s *store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
-	if err := s.checkFunction(d); err != nil {
+	s.o.used()
+	switch err := s.checkFunction(d); {
+	case err != nil:
+		return err
+	case d.IsEmpty():
+		return s.local.Store.Put(ctx, d, r)
+	case s.o.config.Policy == WriteBack:
+		if err := s.local.Store.Put(ctx, d, r); err != nil {
+			return err
+		}
+		return s.sendLater(d)
+	case d.Size() > smallBlob:
+		return s.putLarge(ctx, d, r)
+	}
+	var data bytes.Buffer
+	if _, err := data.ReadFrom(io.LimitReader(r, d.Size()+1)); err != nil {
 		return err
 	}
-	if err := s.local.Store.Put(ctx, d, r); err != nil || d.IsEmpty() {
+	if int64(data.Len()) > d.Size() {
+		return cas.Mismatch(d, cas.Digest{})
+	}
+	if err := s.upstream.Store.Put(ctx, d, bytes.NewReader(data.Bytes())); err != nil {
 		return err
 	}
-	s.recordFetch(d, nil)
-	if s.o.config.Policy == WriteBack {
-		return s.o.pending.add(entry{blob, s.name, d})
+	s.recordSent(d)
+	return s.local.Store.Put(ctx, d, &data)
+}
+
+// putLarge is Put with WriteThrough for a blob that does not fit into memory. The upstream gets it from the local
+// store, since the client may be slow or pause: meanwhile, the blob is unsent, and thus missing.
+func (s *store) putLarge(ctx context.Context, d cas.Digest, r io.Reader) error {
+	k := key{s.name, d}
+	if err := s.o.unsent.begin(k); err != nil {
+		return err
 	}
-	err := s.copyUpstream(ctx, d)
-	s.recordSend(d, err)
-	return err
+	defer s.o.unsent.end(k)
+	if err := s.local.Store.Put(ctx, d, r); err != nil {
+		return err
+	}
+	s.o.unsent.stored(k)
+	u := s.upload(d)
+	select {
+	case <-u.done:
+		return u.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// An upload sends a large local blob to the upstream, for all concurrent calls that put it. It continues when they have
+// given up: over a slow connection it takes longer than clients wait, and their next attempts join it.
+type upload struct {
+	done chan struct{} // closed when err is set
+	err  error
+}
+
+// upload returns the running upload of d, or starts one.
+func (s *store) upload(d cas.Digest) *upload {
+	s.o.mu.Lock()
+	defer s.o.mu.Unlock()
+	k := key{s.name, d}
+	if u := s.o.uploads[k]; u != nil {
+		return u
+	}
+	u := &upload{done: make(chan struct{})}
+	if s.o.closed {
+		u.err = errClosed
+		close(u.done)
+		return u
+	}
+	s.o.uploads[k] = u
+	s.o.work.Go(func() {
+		if u.err = s.copyUpstream(s.o.ctx, d, unpaced); u.err == nil {
+			s.recordSent(d)
+		}
+		s.o.mu.Lock()
+		delete(s.o.uploads, k)
+		s.o.mu.Unlock()
+		close(u.done)
+	})
+	return u
+}
+
+// sendLater makes the local blobs ds pending.
+func (s *store) sendLater(ds ...cas.Digest) error {
+	entries := make([]entry, len(ds))
+	for i, d := range ds {
+		entries[i] = entry{blob, s.name, d}
+	}
+	s.readable(ds...)
+	s.o.uses.renewed(blob, s.name, ds...)
+	if err := s.o.pending.add(entries...); err != nil {
+		return err
+	}
+	s.o.unsent.sent(s.name, ds...) // an earlier WriteThrough could not send them; now the journal has them
+	return nil
+}
+
+// recordSent records that the upstream has received d.
+func (s *store) recordSent(d cas.Digest) {
+	s.o.unsent.sent(s.name, d)
+	s.o.uses.renewed(blob, s.name, d)
+	s.readable(d)
+	s.o.recent.add(key{s.name, d})
+	if s.o.leftover() {
+		s.o.pending.drop(s.name, d)
+	}
 }
 
 // PutAll implements cas.Batcher. A batch is one batch in the upstream.
 func (s *store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
+	s.o.used()
 	for _, b := range blobs {
 		if s.checkFunction(b.Digest) != nil {
 			return s.putEach(ctx, blobs) // rare: the blobs of a call usually have one function
 		}
 	}
+	if s.o.config.Policy == WriteThrough {
+		return s.putAllThrough(ctx, blobs)
+	}
 	errs := cas.PutAll(ctx, s.local.Store, blobs)
-	var stored []cas.Blob
-	var entries []entry
-	var at []int // of stored in blobs
+	var stored []cas.Digest
 	for i, b := range blobs {
 		if errs[i] == nil && !b.Digest.IsEmpty() {
-			s.recordFetch(b.Digest, nil)
-			stored = append(stored, b)
-			entries = append(entries, entry{blob, s.name, b.Digest})
-			at = append(at, i)
+			stored = append(stored, b.Digest)
 		}
 	}
-	if s.o.config.Policy == WriteBack {
-		if err := s.o.pending.add(entries...); err != nil {
-			for _, i := range at {
+	if err := s.sendLater(stored...); err != nil {
+		for i, b := range blobs {
+			if errs[i] == nil && !b.Digest.IsEmpty() {
 				errs[i] = err
 			}
 		}
-		return errs
 	}
-	for j, err := range cas.PutAll(ctx, s.upstream.Store, stored) {
-		s.recordSend(stored[j].Digest, err)
-		errs[at[j]] = err
+	return errs
+}
+
+// putAllThrough is PutAll with WriteThrough.
+func (s *store) putAllThrough(ctx context.Context, blobs []cas.Blob) []error {
+	errs := make([]error, len(blobs))
+	put := func(store cas.Store, skip func(i int) bool) {
+		var some []cas.Blob
+		var at []int // of some in blobs
+		for i, b := range blobs {
+			if !skip(i) {
+				some, at = append(some, b), append(at, i)
+			}
+		}
+		for j, err := range cas.PutAll(ctx, store, some) {
+			errs[at[j]] = err
+		}
 	}
+	put(s.upstream.Store, func(i int) bool { return blobs[i].Digest.IsEmpty() })
+	for i, b := range blobs {
+		if errs[i] == nil && !b.Digest.IsEmpty() {
+			s.recordSent(b.Digest)
+		}
+	}
+	put(s.local.Store, func(i int) bool { return errs[i] != nil })
 	return errs
 }
 
@@ -92,8 +208,8 @@ func (s *store) putEach(ctx context.Context, blobs []cas.Blob) []error {
 	return errs
 }
 
-// Record implements cas.ActionCache. The upstream gets a result only after all of its blobs. A result with blobs that
-// are nowhere is only recorded locally. So is one that the upstream does not accept, since a later cache miss is better
+// Record implements cas.ActionCache. The upstream gets a result only after all of its blobs. A result whose blobs are
+// in neither store is only recorded locally. So is one that the upstream does not accept: a later cache miss is better
 // than the failure of an action that has run.
 func (s *store) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
 	if err := s.checkFunction(action); err != nil {
@@ -103,6 +219,7 @@ func (s *store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 		return err
 	}
 	if s.o.config.Policy == WriteBack {
+		s.o.uses.renewed(result, s.name, action)
 		return s.o.pending.add(entry{result, s.name, action})
 	}
 	if err := s.recordUpstream(ctx, action, r); err != nil && ctx.Err() == nil {
@@ -115,7 +232,7 @@ func (s *store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 var (
 	errUnserved   = fmt.Errorf("%w: the upstream does not serve the digest function", cas.ErrInvalid)
 	errIncomplete = errors.New("the result is not complete")
-	errRefused    = errors.New("the upstream refused the result")
+	errRefused    = errors.New("the upstream records no results")
 	// errLost is an error of the local store. A cas.ErrNotFound of the upstream does not wrap it.
 	errLost = errors.New("it is no longer in the local store")
 )
@@ -128,15 +245,23 @@ func lostIfAbsent(err error) error {
 	return err
 }
 
+// A background store is used by the sender.
+type background struct{ *store }
+
+// Open implements cas.Store.
+func (s background) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	return s.open(ctx, d, off)
+}
+
 // recordUpstream sends the blobs of a result that are absent from the upstream, and then records it there.
 func (s *store) recordUpstream(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
-	ds, err := cas.Closure(ctx, s, action.Function(), r)
+	ds, err := cas.Closure(ctx, background{s}, action.Function(), r)
 	if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrInvalid) {
 		return fmt.Errorf("action %s: %w: %v", action, errIncomplete, err)
 	} else if err != nil {
 		return err
 	}
-	failed := s.send(ctx, ds)
+	failed := s.sendMissing(ctx, ds)
 	for _, d := range ds {
 		if err := failed[d]; errors.Is(err, errLost) {
 			return fmt.Errorf("action %s: %w: blob %s is neither in the local store nor in the upstream", action,
@@ -146,51 +271,54 @@ func (s *store) recordUpstream(ctx context.Context, action cas.Digest, r *repb.A
 		}
 	}
 	err = s.upstream.Actions.Record(ctx, action, r)
-	if errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
+	if errors.Is(err, errors.ErrUnsupported) {
 		return fmt.Errorf("%w: %w", errRefused, err)
 	}
 	return err
 }
 
-// copyUpstream copies one blob from the local store to the upstream.
-func (s *store) copyUpstream(ctx context.Context, d cas.Digest) error {
+// unpaced is a reader without rests.
+func unpaced(r io.Reader) io.Reader { return r }
+
+// copyUpstream copies one blob from the local store, read through paced, to the upstream.
+func (s *store) copyUpstream(ctx context.Context, d cas.Digest, paced func(io.Reader) io.Reader) error {
 	r, err := s.local.Store.Open(ctx, d, 0)
 	if err != nil {
 		return lostIfAbsent(err)
 	}
 	defer r.Close()
-	return s.upstream.Store.Put(ctx, d, r)
+	return s.upstream.Store.Put(ctx, d, paced(r))
 }
 
-// send copies the blobs ds that are absent from the upstream, and returns the errors. A blob that is not local either
-// is errLost.
-func (s *store) send(ctx context.Context, ds []cas.Digest) map[cas.Digest]error {
-	failed := map[cas.Digest]error{}
-	ds = slices.DeleteFunc(slices.Clone(ds), func(d cas.Digest) bool {
-		err := s.checkFunction(d)
-		if err != nil {
-			failed[d] = err
-		}
-		return err != nil
-	})
-	if len(ds) == 0 {
-		return failed
+// sendMissing is send for the blobs of ds that are absent from the upstream.
+func (s *store) sendMissing(ctx context.Context, ds []cas.Digest) map[cas.Digest]error {
+	if ds = s.o.recent.without(s.name, ds); len(ds) == 0 {
+		return nil
 	}
 	missing, err := s.upstream.Store.Missing(ctx, ds)
 	if err != nil {
+		failed := map[cas.Digest]error{}
 		for _, d := range ds {
 			failed[d] = err
 		}
 		return failed
 	}
+	return s.send(ctx, missing, unpaced)
+}
+
+// send copies the local blobs ds to the upstream, large ones read through paced, and returns the errors. It does not
+// query first which are absent. A blob that is not local is errLost.
+func (s *store) send(ctx context.Context, ds []cas.Digest, paced func(io.Reader) io.Reader) map[cas.Digest]error {
+	failed := map[cas.Digest]error{}
 	var mu sync.Mutex
 	ended := func(d cas.Digest, err error) {
-		s.recordSend(d, err)
+		if err == nil {
+			s.recordSent(d)
+			return
+		}
 		mu.Lock()
 		defer mu.Unlock()
-		if err != nil {
-			failed[d] = err
-		}
+		failed[d] = err
 	}
 	var group sync.WaitGroup
 	defer group.Wait()
@@ -203,12 +331,16 @@ func (s *store) send(ctx context.Context, ds []cas.Digest) map[cas.Digest]error 
 		}
 		batch, size = nil, 0
 	}
-	for _, d := range missing {
+	for _, d := range ds {
+		if err := s.checkFunction(d); err != nil {
+			ended(d, err)
+			continue
+		}
 		if d.Size() > smallBlob {
 			slots <- struct{}{}
 			group.Go(func() {
 				defer func() { <-slots }()
-				ended(d, s.copyUpstream(ctx, d))
+				ended(d, s.copyUpstream(ctx, d, paced))
 			})
 			continue
 		}

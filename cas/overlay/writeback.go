@@ -4,6 +4,8 @@ package overlay
 
 import (
 	"errors"
+	"io"
+	"os"
 	"slices"
 	"time"
 
@@ -11,21 +13,109 @@ import (
 )
 
 const (
-	maxSend    = 1000             // entries sent in one round
+	maxSend    = 200              // entries sent in one round, unless the upstream is Unbatched
 	minBackoff = time.Second      // after a failure of the upstream; doubled each time,
 	maxBackoff = 30 * time.Second // up to this
 	maxDelay   = 10 * time.Minute // of an entry that the upstream rejects, from minBackoff on, doubled each time
+	maxDenied  = 24 * time.Hour   // age of a result that the upstream denies us
 )
+
+// Sending costs as much as writing, or more if the upstream is on the same machine. Therefore, while the overlay is in
+// use, the sender rests between small rounds and while it reads large blobs. It stops resting when entries have waited
+// for maxPatience.
+const (
+	busyShare   = 4                      // part of an Unbatched upstream's calls that are used for a round
+	busyRest    = 30                     // maximum rest, as a multiple of the time of the round
+	restEach    = 15 * time.Millisecond  // maximum rest for each entry,
+	restPerMiB  = 60 * time.Millisecond  // and for its bytes
+	idleAfter   = 200 * time.Millisecond // time since the last use after which the overlay is not in use
+	maxPatience = 5 * time.Minute        // age of the oldest entry from which on the sender does not rest
+	maxBacklog  = 100_000                // number of entries from which on it does not rest
+)
+
+// used records that the overlay is in use.
+func (o *Overlay) used() {
+	if o.pending != nil {
+		o.lastUse.Store(time.Now().UnixNano())
+	}
+}
+
+// busy reports whether the overlay is in use, and not about to be closed.
+func (o *Overlay) busy() bool {
+	return time.Since(time.Unix(0, o.lastUse.Load())) < idleAfter && !o.draining.Load()
+}
+
+// hurried reports whether the sender does not rest because the oldest entry, written at since, has waited too long.
+func (o *Overlay) hurried(since time.Time) bool {
+	return time.Since(since) > maxPatience || o.pending.len() > maxBacklog
+}
+
+// rest pauses after a round that took a time and sent entries.
+func (o *Overlay) rest(took time.Duration, entries []entry) {
+	var limit time.Duration
+	for _, e := range entries {
+		limit += restEach
+		if e.bytes() <= smallBlob { // a pacedReader has paused for others
+			limit += time.Duration(e.bytes()) * restPerMiB >> 20
+		}
+	}
+	o.pause(min(busyRest*took, limit))
+}
+
+// pause waits while the overlay is in use, for d at most.
+func (o *Overlay) pause(d time.Duration) {
+	for ; d > 0 && o.busy(); d -= idleAfter {
+		select {
+		case <-time.After(min(d, idleAfter)):
+		case <-o.ctx.Done():
+		}
+	}
+}
+
+// A pacedReader reads a large blob for a sender that rests. The rests of all readers are sequential.
+type pacedReader struct {
+	io.Reader
+	o     *Overlay
+	since time.Time // when the oldest entry was written
+	read  int64     // bytes since the last rest
+}
+
+func (r *pacedReader) Read(p []byte) (int, error) {
+	if r.read >= smallBlob && !r.o.hurried(r.since) {
+		r.o.pacing <- struct{}{}
+		r.o.pause(time.Duration(r.read) * restPerMiB >> 20)
+		<-r.o.pacing
+		r.read = 0
+	}
+	n, err := r.Reader.Read(p[:min(len(p), smallBlob)])
+	r.read += int64(n)
+	return n, err
+}
+
+// roundSize returns the number of entries of the next round. A round cannot be interrupted when a use begins.
+func (o *Overlay) roundSize() int {
+	calls := maxSend
+	if in, err := o.config.Upstream(""); err == nil {
+		if u, ok := cas.As[Unbatched](in.Store); ok {
+			calls = u.Calls()
+			if o.busy() {
+				calls = max(calls/busyShare, 1)
+			}
+		}
+	}
+	return calls
+}
 
 // sendPending sends the pending entries, oldest first, until the Overlay is closed.
 func (o *Overlay) sendPending() {
 	backoff := minBackoff
 	for {
-		entries := o.pending.take(o.ctx, maxSend)
+		entries, since := o.pending.take(o.ctx, o.roundSize)
 		if entries == nil {
 			return
 		}
-		sent, err := o.sendAll(entries)
+		began := time.Now()
+		sent, err := o.sendAll(entries, since)
 		if o.ctx.Err() != nil {
 			return
 		}
@@ -33,6 +123,9 @@ func (o *Overlay) sendPending() {
 			backoff = minBackoff
 		}
 		if err == nil {
+			if !o.hurried(since) {
+				o.rest(time.Since(began), entries)
+			}
 			continue
 		}
 		o.warn("cannot send to the upstream yet", "pending", o.pending.len(), "error", err)
@@ -55,8 +148,8 @@ type round struct {
 	unavailable   error
 }
 
-// ended records the result of sending e. An entry that fails although the upstream is available is delayed, longer each
-// time: it may be large, and must not delay the others.
+// ended records the result of sending e. An entry that fails although the upstream is available is delayed, each time
+// for longer: it may be large and must not delay others.
 func (r *round) ended(e entry, err error) {
 	switch {
 	case err == nil:
@@ -74,21 +167,32 @@ func (r *round) ended(e entry, err error) {
 	case errors.Is(err, cas.ErrUnavailable):
 		r.unavailable = err
 		r.retry = append(r.retry, e)
+	case e.kind == result && errors.Is(err, os.ErrPermission) && r.o.outdated(e):
+		r.o.config.Log.Error("the upstream has refused a result for long; it stays local", "what", e.String(), "error", err)
+		r.refused++
+		r.done = append(r.done, e)
 	default:
 		r.o.warn("the upstream does not accept an entry yet", "what", e.String(), "error", err)
 		r.delay = append(r.delay, e)
 	}
 }
 
-// sendAll sends entries, in each instance blobs before results. It returns the number of sent entries, and the error if
-// the upstream is unavailable.
-func (o *Overlay) sendAll(entries []entry) (sent int64, err error) {
+// outdated reports whether to give up a result that the upstream denies us. The operator may correct the permissions,
+// but the journal must not grow without bound.
+func (o *Overlay) outdated(e entry) bool {
+	return time.Since(o.pending.since(e)) > maxDenied || o.pending.len() > maxBacklog
+}
+
+// sendAll sends entries, the oldest of which was written at since, in each instance blobs before results. It returns the
+// number of sent entries, and the error if the upstream is unavailable.
+func (o *Overlay) sendAll(entries []entry, since time.Time) (sent int64, err error) {
+	paced := func(r io.Reader) io.Reader { return &pacedReader{Reader: r, o: o, since: since} }
 	r := &round{o: o}
 	for instance, ds := range blobsByInstance(entries) {
 		s, err := o.store(instance)
 		var errs map[cas.Digest]error
 		if err == nil {
-			errs = s.send(o.ctx, ds)
+			errs = s.send(o.ctx, ds, paced)
 		}
 		for _, d := range ds {
 			if err == nil {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
 	"google.golang.org/protobuf/proto"
 )
@@ -28,7 +30,7 @@ import (
 func TestWriteBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newStrict(t, overlay.WriteBack)
-		p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Missing)
+		disconnect(p.faultyUpstream)
 		_, small := put(t, p.store, 1, 100)
 		_, large := put(t, p.store, 2, 3<<20)
 		b, batched := castest.Blob(3, 100)
@@ -43,7 +45,7 @@ func TestWriteBack(t *testing.T) {
 		}
 		// The upstream recovers in steps.
 		p.faultyUpstream.Heal()
-		p.faultyUpstream.Fail(cas.ErrFull, castest.Put)
+		p.faultyUpstream.Fail(cas.ErrFull, faulty.Put)
 		time.Sleep(time.Minute)
 		if !has(t, p.upstream, small) || !has(t, p.upstream, batched) || has(t, p.upstream, large) {
 			t.Error("rejected blobs delay accepted ones")
@@ -67,13 +69,14 @@ func TestWriteBack(t *testing.T) {
 func TestSmallBlobsAreBatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
-		p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Missing)
+		gate := p.faultyUpstream.Hold(faulty.PutAll)
 		for i := range 100 {
 			put(t, p.store, byte(i), 1000)
+			synctest.Wait() // the first is being sent
 		}
-		p.faultyUpstream.Heal()
+		gate.Open()
 		p.drain(t)
-		if n, m := p.faultyUpstream.Calls(castest.PutAll), p.faultyUpstream.Calls(castest.Put); n > 2 || m > 0 ||
+		if n, m := p.faultyUpstream.Calls(faulty.PutAll), p.faultyUpstream.Calls(faulty.Put); n > 2 || m > 0 ||
 			p.upstream.Len() != 100 {
 			t.Errorf("got %d batches and %d single writes for %d of 100 blobs", n, m, p.upstream.Len())
 		}
@@ -85,7 +88,7 @@ func TestNewerResultIsSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
 		action := cas.SHA256.Sum([]byte("a"))
-		gate := p.faultyUpstream.Hold(castest.Record)
+		gate := p.faultyUpstream.Hold(faulty.Record)
 		for i := range 2 {
 			must(t, p.actions.Record(t.Context(), action, &repb.ActionResult{ExitCode: int32(i)}))
 			synctest.Wait() // the first waits at the gate
@@ -102,7 +105,7 @@ func TestNewerResultIsSent(t *testing.T) {
 func TestLocallyLostBlobsAreSkipped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
-		p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Missing)
+		disconnect(p.faultyUpstream)
 		_, lost := put(t, p.store, 1, 100)
 		_, kept := put(t, p.store, 2, 100)
 		p.local.Delete(lost)
@@ -118,21 +121,21 @@ func TestLocallyLostBlobsAreSkipped(t *testing.T) {
 func TestPendingLeasesAreRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
-		p.faultyUpstream.Fail(cas.ErrUnavailable, castest.Missing)
+		disconnect(p.faultyUpstream)
 		_, d := put(t, p.store, 1, 100)
 		if err := p.actions.Record(t.Context(), cas.SHA256.Sum(nil),
 			&repb.ActionResult{StdoutDigest: d.Proto()}); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		renewals, lookups := p.faultyLocal.Calls(castest.Missing), p.faultyLocal.Calls(castest.Lookup)
-		p.faultyUpstream.Hold(castest.Missing) // sending queries the local store, too
+		renewals, lookups := p.faultyLocal.Calls(faulty.Missing), p.faultyLocal.Calls(faulty.Lookup)
+		p.faultyUpstream.Hold(faulty.PutAll) // sending queries the local store, too
 		time.Sleep(10*time.Hour + time.Minute)
 		synctest.Wait()
-		if n := p.faultyLocal.Calls(castest.Missing) - renewals; n != 10 {
+		if n := p.faultyLocal.Calls(faulty.Missing) - renewals; n != 10 {
 			t.Errorf("blobs were renewed %d times in 10 hours, want 10", n)
 		}
-		if n := p.faultyLocal.Calls(castest.Lookup) - lookups; n != 10 {
+		if n := p.faultyLocal.Calls(faulty.Lookup) - lookups; n != 10 {
 			t.Errorf("results were looked up %d times in 10 hours, want 10", n)
 		}
 	})
@@ -142,7 +145,7 @@ func TestPendingLeasesAreRenewed(t *testing.T) {
 func TestCloseEndsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
-		gate := p.faultyUpstream.Hold(castest.Missing)
+		gate := p.faultyUpstream.Hold(faulty.PutAll)
 		_, d := put(t, p.store, 1, 100)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -166,7 +169,7 @@ func TestCloseEndsFetches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
 		_, d := put(t, p.upstream, 1, 100)
-		p.faultyUpstream.Hold(castest.Open)
+		p.faultyUpstream.Hold(faulty.Open)
 		done := make(chan error, 1)
 		go func() {
 			_, err := p.store.Open(t.Context(), d, 0)
@@ -184,11 +187,20 @@ func TestCloseEndsFetches(t *testing.T) {
 
 // TestJournalReplay checks that intact lines are sent and damaged ones are counted and kept.
 func TestJournalReplay(t *testing.T) {
-	if _, err := overlay.New(overlay.Config{
-		Policy:  overlay.WriteBack,
-		Journal: filepath.Join(t.TempDir(), "no/journal"),
-	}); err == nil {
-		t.Error("a journal in an absent directory: got no error")
+	for want, change := range map[string]func(*overlay.Config){
+		"Config.Local":    func(c *overlay.Config) { c.Local = nil },
+		"Config.Upstream": func(c *overlay.Config) { c.Upstream = nil },
+		"Config.Journal":  func(c *overlay.Config) { c.Journal = "" },
+		"no/journal":      func(*overlay.Config) {}, // its directory is absent
+	} {
+		c := overlay.Config{
+			Local: castest.Instances(), Upstream: castest.Instances(), Policy: overlay.WriteBack,
+			Journal: filepath.Join(t.TempDir(), "no/journal"),
+		}
+		change(&c)
+		if _, err := overlay.New(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want an error that names %s", err, want)
+		}
 	}
 	local, upstream := castest.NewMemory(), castest.NewMemory()
 	_, a := put(t, local, 1, 100)
@@ -314,8 +326,8 @@ func TestKill(t *testing.T) {
 
 // writeUntilKilled puts blobs and prints each acknowledged digest; the upstream is unavailable.
 func writeUntilKilled(t *testing.T, dir string) {
-	down := castest.NewFaulty(castest.NewMemory(), castest.NewMemory())
-	down.Fail(cas.ErrUnavailable, castest.Missing)
+	down := faulty.New(castest.NewMemory(), castest.NewMemory())
+	disconnect(down)
 	o := open(t, overlay.Config{
 		Local: onDisk(t, filepath.Join(dir, "local")), Upstream: one(down, down), Policy: overlay.WriteBack,
 		Journal: filepath.Join(dir, "journal"),
@@ -333,4 +345,189 @@ func writeUntilKilled(t *testing.T, dir string) {
 		must(t, err)
 		fmt.Println(d)
 	}
+}
+
+// TestFrozenUpstream checks that, with WriteBack, writes never wait for an upstream that does not answer, and that
+// queries wait once and briefly.
+func TestFrozenUpstream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteBack)
+		_, there := put(t, p.upstream, 1, 100)
+		action := cas.SHA256.Sum([]byte("a"))
+		must(t, p.upstream.Record(t.Context(), action, &repb.ActionResult{}))
+		var gates []*faulty.Gate
+		for _, op := range []faulty.Op{
+			faulty.Open, faulty.Put, faulty.PutAll, faulty.Missing, faulty.Lookup, faulty.Record,
+		} {
+			gates = append(gates, p.faultyUpstream.Hold(op))
+		}
+		took := func(f func()) time.Duration {
+			start := time.Now()
+			f()
+			return time.Since(start)
+		}
+		writes := func() {
+			put(t, p.store, 2, 100)
+			put(t, p.store, 3, 3<<20)
+			b, d := castest.Blob(4, 100)
+			must(t, p.store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}})[0])
+			must(t, p.actions.Record(t.Context(), d, &repb.ActionResult{}))
+			_, err := cas.MissingForPut(t.Context(), p.store, []cas.Digest{there, d})
+			must(t, err)
+		}
+		queries := func() {
+			wantMissing(t, "upstream frozen", p.store, []cas.Digest{there}, []cas.Digest{there})
+			_, err := p.actions.Lookup(t.Context(), action)
+			wantError(t, "upstream frozen", err, cas.ErrNotFound)
+		}
+		if n := took(writes); n > 0 {
+			t.Errorf("the writes took %v", n)
+		}
+		if n := took(queries); n > 3*time.Second {
+			t.Errorf("the first queries took %v, want at most 3s", n)
+		}
+		if n := took(func() { writes(); queries(); queries() }); n > 0 {
+			t.Errorf("further calls took %v", n)
+		}
+		if n := p.Stats().Unanswered; n != 6 {
+			t.Errorf("got %d unanswered, want 6", n)
+		}
+		for _, gate := range gates {
+			gate.Open()
+		}
+		synctest.Wait()
+		wantMissing(t, "upstream answers", p.store, []cas.Digest{there}, nil)
+		if _, err := p.actions.Lookup(t.Context(), action); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestPendingIsReported checks the size and the age of pending writes, also after a restart.
+func TestPendingIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteBack)
+		disconnect(p.faultyUpstream)
+		began := time.Now().Truncate(time.Second)
+		_, first := put(t, p.store, 1, 100)
+		time.Sleep(time.Hour)
+		put(t, p.store, 2, 3<<20)
+		must(t, p.actions.Record(t.Context(), first, &repb.ActionResult{}))
+		for range 2 {
+			s := p.Stats()
+			if s.Pending != 3 || s.PendingBytes != 3<<20+100 || !s.Oldest.Truncate(time.Second).Equal(began) {
+				t.Errorf("got %+v, want 3 pending since %v", s, began)
+			}
+			p.restart(t, overlay.WriteBack)
+		}
+		p.faultyUpstream.Heal()
+		p.drain(t)
+		if s := p.Stats(); s.Pending != 0 || s.PendingBytes != 0 || !s.Oldest.IsZero() {
+			t.Errorf("after sending: got %+v", s)
+		}
+	})
+}
+
+// TestSenderRests checks that the sender uses a thirtieth of the time while the overlay is in use, all of it when the
+// overlay is idle, and all of it when entries have waited for long.
+func TestSenderRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const blobs = 10_000
+		local, upstream := castest.NewMemory(), castest.NewMemory()
+		slow := faulty.New(slowStore{upstream, 10 * time.Millisecond}, nil) // 200 blobs take 70 ms
+		s := instance(t, open(t, overlay.Config{
+			Local: one(local, local), Upstream: one(slow, nil), Policy: overlay.WriteBack,
+		})).Store
+		n := 0
+		fill := func() {
+			var all []cas.Blob
+			for range blobs {
+				b := fmt.Append(nil, n)
+				all = append(all, cas.Blob{Digest: cas.SHA256.Sum(b), Data: b})
+				n++
+			}
+			must(t, errors.Join(s.(cas.Batcher).PutAll(t.Context(), all)...))
+		}
+		sentWhile := func(use bool, d time.Duration) int {
+			before := upstream.Len()
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+				if use {
+					_, err := cas.MissingForPut(t.Context(), s, nil)
+					must(t, err)
+				}
+			}
+			return upstream.Len() - before
+		}
+		fill()
+		if got := sentWhile(true, 22*time.Second); got < 1800 || got > 2400 {
+			t.Errorf("in use: %d blobs were sent in 22 s, want about 2000", got)
+		}
+		if sentWhile(false, 7*time.Second); upstream.Len() != blobs {
+			t.Errorf("idle: %d of %d blobs were sent", upstream.Len(), blobs)
+		}
+		disconnect(slow)
+		fill()
+		sentWhile(true, 6*time.Minute)
+		slow.Heal()
+		if sentWhile(true, 40*time.Second); upstream.Len() != 2*blobs {
+			t.Errorf("after an outage: %d of %d blobs were sent", upstream.Len()-blobs, blobs)
+		}
+	})
+}
+
+// A waveStore is a bucket, which makes four calls at once, with the sizes of the batches that it got.
+type waveStore struct {
+	slowStore
+	mu    sync.Mutex
+	sizes []int // guarded by mu
+}
+
+func (w *waveStore) Calls() int { return 4 }
+
+func (w *waveStore) PutAll(ctx context.Context, blobs []cas.Blob) []error {
+	w.mu.Lock()
+	w.sizes = append(w.sizes, len(blobs))
+	w.mu.Unlock()
+	return w.slowStore.PutAll(ctx, blobs)
+}
+
+// TestSenderYields checks that a round to a bucket is small, so that it delays a use that begins meanwhile only briefly, and
+// that a large blob is sent slowly while the overlay is in use.
+func TestSenderYields(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local, upstream := castest.NewMemory(), castest.NewMemory()
+		bucket := &waveStore{slowStore: slowStore{upstream, 10 * time.Millisecond}}
+		s := instance(t, open(t, overlay.Config{
+			Local: one(local, local), Upstream: one(bucket, nil), Policy: overlay.WriteBack,
+		})).Store
+		use := func(d time.Duration) {
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+				_, err := cas.MissingForPut(t.Context(), s, nil)
+				must(t, err)
+			}
+		}
+		var all []cas.Blob
+		for i := range 20 {
+			data := fmt.Append(nil, i)
+			all = append(all, cas.Blob{Digest: cas.SHA256.Sum(data), Data: data})
+		}
+		must(t, errors.Join(s.(cas.Batcher).PutAll(t.Context(), all)...))
+		use(time.Minute)
+		must(t, errors.Join(s.(cas.Batcher).PutAll(t.Context(), all)...))
+		time.Sleep(time.Second) // the overlay is idle
+		must(t, errors.Join(s.(cas.Batcher).PutAll(t.Context(), all)...))
+		time.Sleep(time.Minute)
+		bucket.mu.Lock()
+		if most := slices.Max(bucket.sizes); slices.Max(bucket.sizes[:20]) > 1 || most > 4 {
+			t.Errorf("got batches of %v blobs, want 1 while the overlay is in use, and 4 at most", bucket.sizes)
+		}
+		bucket.mu.Unlock()
+		_, large := put(t, s, 1, 10<<20)
+		if use(400 * time.Millisecond); has(t, upstream, large) {
+			t.Error("in use: 10 MiB were sent at full speed")
+		}
+		if time.Sleep(time.Second); !has(t, upstream, large) {
+			t.Error("idle: 10 MiB were not sent in a second")
+		}
+	})
 }

@@ -19,9 +19,8 @@ const (
 	maxCalls = 64
 	// callTimeout is how long a call waits for progress by the server.
 	callTimeout = time.Minute
-	// minWait is how long a caller must have waited for a cancelled call to count as a failure of the server. Many
-	// callers wait for less than callTimeout.
-	minWait = 10 * time.Second
+	// connectTime is the timeout of an attempt to connect.
+	connectTime = 10 * time.Second
 )
 
 // limits are semaphores for the concurrent calls. Downloads and uploads are separate because an upload may read from a
@@ -67,7 +66,7 @@ func (w *watchdog) guard(f func() error) error {
 		err = status.Errorf(codes.Unavailable, "no answer for %v", callTimeout)
 	case status.Code(err) == codes.DeadlineExceeded:
 		// The server knows the caller's deadline and may report it before our timer fires. Wait for the context, so
-		// that observe sees that the caller gave up.
+		// that Observe sees that the caller gave up.
 		if d, ok := w.ctx.Deadline(); ok && !time.Now().Before(d) {
 			<-w.ctx.Done()
 		}
@@ -96,7 +95,7 @@ func (c *Client) unary(
 	defer func() { <-c.limits.calls }()
 	start := time.Now()
 	err := w.guard(call)
-	c.observe(ctx, start, err)
+	c.health.Observe(ctx, start, err)
 	return err
 }
 
@@ -120,7 +119,7 @@ func (c *Client) stream(
 		return err
 	})
 	if err != nil {
-		c.observe(ctx, start, err)
+		c.health.Observe(ctx, start, err)
 		s.cancel(nil)
 		return nil, err
 	}
@@ -144,7 +143,7 @@ func (s *guardedStream) SendMsg(m any) error {
 	if err == io.EOF {
 		s.broken = start // RecvMsg returns the reason, but not how long it took
 	} else if err != nil {
-		s.client.observe(s.caller, start, err)
+		s.client.health.Observe(s.caller, start, err)
 	}
 	return err
 }
@@ -156,7 +155,7 @@ func (s *guardedStream) RecvMsg(m any) error {
 		start = time.Now()
 	}
 	err := s.guard(func() error { return s.ClientStream.RecvMsg(m) })
-	s.client.observe(s.caller, start, err)
+	s.client.health.Observe(s.caller, start, err)
 	if err != nil || !s.serverStreams {
 		s.cancel(nil)
 	}

@@ -76,6 +76,16 @@ func plainly(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.Un
 	return resp, err
 }
 
+// butProbes answers probes, and everything else like f.
+func butProbes(f func(ctx context.Context, method string, n int) error) func(context.Context, string, int) error {
+	return func(ctx context.Context, method string, n int) error {
+		if method == "GetCapabilities" {
+			return nil
+		}
+		return f(ctx, method, n)
+	}
+}
+
 // never does not answer. It returns after an hour to reveal a client that waits that long.
 func never(ctx context.Context, _ string, _ int) error {
 	select {
@@ -170,9 +180,9 @@ func TestUnansweredProbeFails(t *testing.T) {
 func TestServerIsDownAfterConsecutiveFailures(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		b.wantBack(t)
-		var sick atomic.Bool
-		b.intercept(func(context.Context, string, int) error {
-			if sick.Load() {
+		var sick, dead atomic.Bool
+		b.intercept(func(_ context.Context, method string, _ int) error {
+			if sick.Load() && method != "GetCapabilities" || dead.Load() {
 				return status.Error(codes.Unavailable, "out of order")
 			}
 			return nil
@@ -194,11 +204,30 @@ func TestServerIsDownAfterConsecutiveFailures(t *testing.T) {
 				t.Errorf("too early: %v", err)
 			}
 			b.ask(t)
+			synctest.Wait() // a probe succeeds
 		}
+		dead.Store(true)
 		b.wantAway(t, "out of order")
 		time.Sleep(time.Minute)
 		b.wantAway(t, "out of order")
 		sick.Store(false)
+		dead.Store(false)
+		time.Sleep(3 * time.Second)
+		b.wantBack(t)
+	})
+}
+
+// TestServerIsDownAfterOneFailureAndAProbe checks that only the first call to a killed server waits for all its attempts.
+func TestServerIsDownAfterOneFailureAndAProbe(t *testing.T) {
+	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+		b.wantBack(t)
+		b.intercept(func(context.Context, string, int) error { return status.Error(codes.Unavailable, "out of order") })
+		if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) {
+			t.Errorf("got %v, want ErrUnavailable", err)
+		}
+		synctest.Wait()
+		b.wantAway(t, "out of order")
+		b.intercept(nil)
 		time.Sleep(3 * time.Second)
 		b.wantBack(t)
 	})
@@ -247,7 +276,9 @@ func TestUploadIsNotRepeatedToDownServer(t *testing.T) {
 		if err := b.ask(t); err != nil {
 			t.Fatal(err)
 		}
-		b.intercept(func(context.Context, string, int) error { return status.Error(codes.Unavailable, "out of order") })
+		b.intercept(butProbes(func(context.Context, string, int) error {
+			return status.Error(codes.Unavailable, "out of order")
+		}))
 		for range 3 {
 			b.ask(t)
 		}
@@ -333,12 +364,12 @@ func TestUnansweredCallsCount(t *testing.T) {
 				}
 				var hung atomic.Bool
 				hung.Store(true)
-				b.intercept(func(ctx context.Context, method string, n int) error {
+				b.intercept(butProbes(func(ctx context.Context, method string, n int) error {
 					if hung.Load() {
 						return never(ctx, method, n)
 					}
 					return nil
-				})
+				}))
 				for i := range 5 {
 					if err := b.client.Err(); err != nil {
 						t.Errorf("too early: %v", err)
@@ -540,7 +571,7 @@ func TestStalledUploadsCount(t *testing.T) {
 						t.Error("got no error")
 					}
 				}
-				b.intercept(never)
+				b.intercept(butProbes(never))
 				for range 10 {
 					put(time.Second)
 				}

@@ -15,7 +15,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/cas/compress"
+	"github.com/cloister-build/cloister/cas/internal/compress"
 	"github.com/cloister-build/cloister/sandbox/printable"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
@@ -25,6 +25,9 @@ import (
 
 // Missing implements cas.Store.
 func (s *Store) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	if err := cas.CheckDigests(ds...); err != nil {
+		return nil, err
+	}
 	var unique, query []cas.Digest // each digest once; those to ask the server about
 	absent := make(map[cas.Digest]bool, len(ds))
 	for _, d := range ds {
@@ -79,6 +82,9 @@ func protos(ds []cas.Digest) []*repb.Digest {
 // Large blobs use a single stream: four parallel ranges took as long, on loopback and with round trips of 20 and 50 ms,
 // because they share the connection.
 func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	if err := cas.CheckDigests(d); err != nil {
+		return nil, err
+	}
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()

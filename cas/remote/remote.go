@@ -6,9 +6,9 @@
 // The server is not trusted:
 //   - Received blobs are verified against their digests, and so are sent blobs before their last byte leaves.
 //   - Its messages appear in errors as one printable line.
-//   - A call without progress for a minute ends. A server that fails several calls in a row counts as down: until it
-//     answers a probe, every call fails at once with cas.ErrUnavailable. A call whose caller gave up within ten seconds
-//     does not count.
+//   - A call without progress for a minute ends. A server that fails several calls in a row, or a probe after a failed
+//     call, counts as down: until it answers a probe, every call fails at once with cas.ErrUnavailable. A call whose
+//     caller gave up within ten seconds does not count.
 //
 // Blobs are compressed in transit if the server supports zstd.
 //
@@ -25,13 +25,14 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/internal/health"
 	"github.com/cloister-build/cloister/sandbox/printable"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
@@ -78,7 +79,9 @@ type Client struct {
 	target   string // the server, for messages
 	instance string // from the address
 	limits   limits
-	health
+	health   *health.Check
+	// capabilities are those of the last successful probe, nil before.
+	capabilities atomic.Pointer[capabilities]
 }
 
 // Dial connects to the server at address and gets its capabilities. The address is grpc://HOST:PORT[/INSTANCE], or
@@ -90,7 +93,7 @@ func Dial(ctx context.Context, address string, options ...grpc.DialOption) (*Cli
 	if err != nil {
 		return nil, err
 	}
-	if err := c.negotiate(ctx); err != nil {
+	if err := c.health.Probe(ctx); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
@@ -103,7 +106,7 @@ func New(address string, options ...grpc.DialOption) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.background.Go(c.probe)
+	c.health.Start()
 	return c, nil
 }
 
@@ -141,7 +144,7 @@ func connect(address string, options []grpc.DialOption) (*Client, error) {
 	if err := cas.CheckInstanceName(c.instance); err != nil {
 		return nil, fmt.Errorf("%+.256q: %w", shown, err)
 	}
-	c.start()
+	c.health = health.New(health.Config{Name: "server at " + c.target, Probe: c.negotiate, Failure: unanswered})
 	c.conn, err = grpc.NewClient(u.Host, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultServiceConfig(retries),
@@ -152,7 +155,7 @@ func connect(address string, options []grpc.DialOption) (*Client, error) {
 			Backoff: backoff.Config{
 				BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second,
 			},
-			MinConnectTimeout: probeTime,
+			MinConnectTimeout: connectTime,
 		}),
 		// Unacknowledged data ends the connection after Timeout. By default, servers reject more frequent pings.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 5 * time.Minute, Timeout: 20 * time.Second}),
@@ -167,7 +170,7 @@ func connect(address string, options []grpc.DialOption) (*Client, error) {
 
 // Close ends the connection and all calls, and waits for its goroutines.
 func (c *Client) Close() error {
-	c.stop()
+	c.health.Close()
 	return c.conn.Close()
 }
 
@@ -226,10 +229,12 @@ func (c *Client) failed(ctx context.Context, op string, err error) error {
 	switch st.Code() {
 	case codes.Unavailable:
 		err = fmt.Errorf("%w: %w", cas.ErrUnavailable, statusError{st})
+	case codes.ResourceExhausted:
+		err = fmt.Errorf("%w: %w", cas.ErrThrottled, statusError{st})
 	case codes.DeadlineExceeded:
 		err = fmt.Errorf("%w: %v", cas.ErrUnavailable, statusError{st})
 	case codes.PermissionDenied, codes.Unauthenticated:
-		err = fmt.Errorf("%w: %v", os.ErrPermission, statusError{st})
+		err = fmt.Errorf("%w: %v", cas.ErrDenied, statusError{st})
 	case codes.Unimplemented:
 		err = fmt.Errorf("%w: %v", errors.ErrUnsupported, statusError{st})
 	}
@@ -301,22 +306,23 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 	return r, nil
 }
 
-// Record implements cas.ActionCache. It returns os.ErrPermission if the server does not permit us to update results. A
-// server may accept only successful results whose blobs are all present.
+// Record implements cas.ActionCache. It returns cas.ErrDenied if the server does not permit us to update results, which
+// is also errors.ErrUnsupported if its capabilities say so. A server may accept only successful results whose blobs are
+// all present.
 func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
 	t, err := s.readyFor(ctx, action.Function())
 	if err != nil {
 		return err
 	}
 	if !t.updateResults {
-		return fmt.Errorf("record the result of action %s at %s: the server does not accept our results: %w",
-			action, s.target, os.ErrPermission)
+		return fmt.Errorf("record the result of action %s at %s: the server does not accept our results: %w (%w)",
+			action, s.target, cas.ErrDenied, errors.ErrUnsupported)
 	}
 	_, err = s.results.UpdateActionResult(ctx, &repb.UpdateActionResultRequest{
 		InstanceName: s.name, ActionDigest: action.Proto(), DigestFunction: action.Function().Proto(), ActionResult: r,
 	})
 	if err != nil {
-		return s.failed(ctx, fmt.Sprintf("record the result of action %s", action), err)
+		return s.writeFailed(ctx, fmt.Sprintf("record the result of action %s", action), err)
 	}
 	return nil
 }

@@ -24,7 +24,9 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/remote"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
@@ -262,18 +264,18 @@ type bare struct {
 func (b *bare) GetActionResult(ctx context.Context, req *repb.GetActionResultRequest) (*repb.ActionResult, error) {
 	d, err := cas.FromProto(cas.SHA256, req.ActionDigest)
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	r, err := b.results.Lookup(ctx, d)
-	return r, cas.Status(err)
+	return r, casstatus.Error(err)
 }
 
 func (b *bare) UpdateActionResult(ctx context.Context, req *repb.UpdateActionResultRequest) (*repb.ActionResult, error) {
 	d, err := cas.FromProto(cas.SHA256, req.ActionDigest)
 	if err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
-	return req.ActionResult, cas.Status(b.results.Record(ctx, d, req.ActionResult))
+	return req.ActionResult, casstatus.Error(b.results.Record(ctx, d, req.ActionResult))
 }
 
 // capable is a Capabilities service with these functions.
@@ -535,7 +537,7 @@ func TestErrorsAboutUsAreNotPassedOn(t *testing.T) {
 		kind   error
 		passed codes.Code
 	}{
-		codes.Unauthenticated:  {os.ErrPermission, codes.Internal},
+		codes.Unauthenticated:  {cas.ErrDenied, codes.FailedPrecondition},
 		codes.Unimplemented:    {errors.ErrUnsupported, codes.Internal},
 		codes.DeadlineExceeded: {cas.ErrUnavailable, codes.Unavailable}, // from a proxy
 	} {
@@ -546,7 +548,7 @@ func TestErrorsAboutUsAreNotPassedOn(t *testing.T) {
 			if !errors.Is(err, want.kind) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "the reason") {
 				t.Errorf("%v of %s: got %v, want %v", code, method, err, want.kind)
 			}
-			if got := status.Code(cas.Status(err)); got != want.passed {
+			if got := status.Code(casstatus.Error(err)); got != want.passed {
 				t.Errorf("%v of %s: passed on as %v, want %v", code, method, got, want.passed)
 			}
 		}
@@ -569,7 +571,7 @@ func TestPutRejectsBlobAboveServerLimit(t *testing.T) {
 		}
 	}
 	store := s.dial(t, "")
-	for size, want := range map[int]error{2 << 20: nil, 2<<20 + 1: cas.ErrFull} {
+	for size, want := range map[int]error{2 << 20: nil, 2<<20 + 1: cas.ErrUpstreamFull} {
 		s.breakStreams(0, 0)
 		b, d := castest.Blob(1, size)
 		if err := store.Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, want) || (want == nil) != (s.called("Write") == 1) {
@@ -840,16 +842,39 @@ func TestFetchReadsBlobsLeftOutOfBatch(t *testing.T) {
 	}
 }
 
-func TestFullServerIsErrFull(t *testing.T) {
+func TestFullServerIsErrUpstreamFull(t *testing.T) {
 	s := serve(t, casserver.Config{Instances: func(name string) (*cas.Instance, error) {
-		f := castest.NewFaulty(castest.NewMemory(), nil)
-		f.Fail(cas.ErrFull, castest.Put, castest.PutAll)
+		f := faulty.New(castest.NewMemory(), nil)
+		f.Fail(cas.ErrFull, faulty.Put, faulty.PutAll)
 		return &cas.Instance{Name: name, Store: f}, nil
 	}})
 	for _, size := range []int{100, 3_000_000} {
 		b, d := castest.Blob(1, size)
-		if err := s.dial(t, "").Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, cas.ErrFull) || !strings.Contains(err.Error(), "upload again later") {
-			t.Errorf("%d bytes: got %v, want ErrFull with the server's advice", size, err)
+		if err := s.dial(t, "").Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, cas.ErrUpstreamFull) || errors.Is(err, cas.ErrFull) || !strings.Contains(err.Error(), "upload again later") {
+			t.Errorf("%d bytes: got %v, want ErrUpstreamFull with the server's advice", size, err)
+		}
+	}
+}
+
+// TestExhaustedServer checks that a server that has exhausted its resources is full for writes, and throttles reads.
+func TestExhaustedServer(t *testing.T) {
+	s := serve(t, casserver.Config{})
+	store := s.dial(t, "")
+	data, d := s.put(t, 1, 100)
+	s.intercept(func(context.Context, string, int) error {
+		return status.Error(codes.ResourceExhausted, "too many calls")
+	})
+	_, read := store.Open(t.Context(), d, 0)
+	_, find := store.Missing(t.Context(), []cas.Digest{d})
+	for what, err := range map[string]error{"Open": read, "Missing": find} {
+		if !errors.Is(err, cas.ErrThrottled) || casstatus.Code(err) != codes.Unavailable || status.Code(casstatus.Error(err)) != codes.ResourceExhausted {
+			t.Errorf("%s: got %v, want ErrThrottled with the server's status", what, err)
+		}
+	}
+	put, record := store.Put(t.Context(), d, bytes.NewReader(data)), store.Record(t.Context(), d, &repb.ActionResult{})
+	for what, err := range map[string]error{"Put": put, "Record": record} {
+		if !errors.Is(err, cas.ErrUpstreamFull) || errors.Is(err, cas.ErrUnavailable) {
+			t.Errorf("%s: got %v, want ErrUpstreamFull", what, err)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/cas/compress"
+	"github.com/cloister-build/cloister/cas/internal/compress"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -23,13 +23,16 @@ import (
 
 // Put implements cas.Store. It restarts a broken stream if r is an io.Seeker.
 func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	if err := cas.CheckDigests(d); err != nil {
+		return err
+	}
 	t, err := s.readyFor(ctx, d.Function())
 	if err != nil {
 		return err
 	}
 	if t.maxBlob > 0 && d.Size() > t.maxBlob {
 		return fmt.Errorf("store blob %s at %s: the server accepts blobs of up to %d bytes: %w",
-			d, s.target, t.maxBlob, cas.ErrFull)
+			d, s.target, t.maxBlob, cas.ErrUpstreamFull)
 	}
 	if d.Size() <= t.maxSmall {
 		b := cas.Blob{Digest: d, Data: make([]byte, d.Size())}
@@ -66,8 +69,7 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	indexes := make(map[cas.Digest][]int, len(blobs))
 	var distinct []cas.Blob
 	for i, b := range blobs {
-		if got := b.Digest.Function().Sum(b.Data); got != b.Digest {
-			errs[i] = cas.Mismatch(b.Digest, got)
+		if errs[i] = b.Check(); errs[i] != nil {
 			continue
 		}
 		if indexes[b.Digest] == nil && !b.Digest.IsEmpty() {
@@ -99,11 +101,15 @@ func fill(errs []error, err error) []error {
 	return errs
 }
 
-// putFailed is like failed, for a Put.
+// putFailed is like writeFailed, for a Put.
 func (s *Store) putFailed(ctx context.Context, d cas.Digest, err error) error {
-	what := fmt.Sprintf("store blob %s", d)
+	return s.writeFailed(ctx, fmt.Sprintf("store blob %s", d), err)
+}
+
+// writeFailed is like failed, for a write: a server that has exhausted its resources is full.
+func (s *Store) writeFailed(ctx context.Context, what string, err error) error {
 	if ctx.Err() == nil && status.Code(err) == codes.ResourceExhausted {
-		return fmt.Errorf("%s at %s: %w (%s)", what, s.target, cas.ErrFull, Reason(status.Convert(err)))
+		return fmt.Errorf("%s at %s: %w (%s)", what, s.target, cas.ErrUpstreamFull, Reason(status.Convert(err)))
 	}
 	return s.failed(ctx, what, err)
 }

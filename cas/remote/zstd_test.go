@@ -16,6 +16,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/klauspost/compress/zstd"
@@ -90,10 +91,10 @@ func (p *packer) FindMissingBlobs(ctx context.Context, req *repb.FindMissingBlob
 	for _, m := range req.BlobDigests {
 		d, err := digestOf(req.DigestFunction, m)
 		if err != nil {
-			return nil, cas.Status(err)
+			return nil, casstatus.Error(err)
 		}
 		if missing, err := p.Missing(ctx, []cas.Digest{d}); err != nil {
-			return nil, cas.Status(err)
+			return nil, casstatus.Error(err)
 		} else if len(missing) > 0 {
 			resp.MissingBlobDigests = append(resp.MissingBlobDigests, m)
 		}
@@ -114,7 +115,7 @@ func (p *packer) BatchUpdateBlobs(ctx context.Context, req *repb.BatchUpdateBlob
 		if err == nil {
 			err = p.Put(ctx, d, bytes.NewReader(r.Data))
 		}
-		resp.Responses = append(resp.Responses, &repb.BatchUpdateBlobsResponse_Response{Digest: r.Digest, Status: status.Convert(cas.Status(err)).Proto()})
+		resp.Responses = append(resp.Responses, &repb.BatchUpdateBlobsResponse_Response{Digest: r.Digest, Status: status.Convert(casstatus.Error(err)).Proto()})
 	}
 	return resp, nil
 }
@@ -131,7 +132,7 @@ func (p *packer) BatchReadBlobs(ctx context.Context, req *repb.BatchReadBlobsReq
 			r.Data, r.Compressor = p.pack(r.Data), repb.Compressor_ZSTD
 		}
 		p.count(len(r.Data))
-		r.Status = status.Convert(cas.Status(err)).Proto()
+		r.Status = status.Convert(casstatus.Error(err)).Proto()
 		resp.Responses = append(resp.Responses, r)
 	}
 	return resp, nil
@@ -152,7 +153,7 @@ func (p *packer) resource(name string) (d cas.Digest, packed bool, err error) {
 func (p *packer) Read(req *bspb.ReadRequest, stream bspb.ByteStream_ReadServer) error {
 	d, packed, err := p.resource(req.ResourceName)
 	if err != nil {
-		return cas.Status(err)
+		return casstatus.Error(err)
 	}
 	p.mu.Lock()
 	first := len(p.names) == 0
@@ -160,7 +161,7 @@ func (p *packer) Read(req *bspb.ReadRequest, stream bspb.ByteStream_ReadServer) 
 	p.mu.Unlock()
 	b, err := cas.ReadAll(stream.Context(), p, d, d.Size())
 	if err != nil {
-		return cas.Status(err)
+		return casstatus.Error(err)
 	}
 	// Like some servers, ignore the offset of compressed reads.
 	if packed {
@@ -207,7 +208,7 @@ func (p *packer) Write(stream bspb.ByteStream_WriteServer) error {
 		err = p.Put(stream.Context(), d, bytes.NewReader(b))
 	}
 	if err != nil {
-		return cas.Status(err)
+		return casstatus.Error(err)
 	}
 	return stream.SendAndClose(&bspb.WriteResponse{CommittedSize: p.committed(sent, d.Size())})
 }

@@ -39,8 +39,8 @@ var (
 
 // Config configures Read.
 type Config struct {
-	Store    cas.Store
-	Function cas.Function
+	Store    cas.Store    // required
+	Function cas.Function // required
 	// Dir is the directory for temporary files, which hold large files while they are hashed.
 	Dir string
 	// MaxBytes limits the size of the files, in blocks of 4096 bytes. Zero permits only empty files.
@@ -99,6 +99,12 @@ func remote(spec string) bool {
 // name of a commit (gitrevisions(7)). Read fails with ErrNotFound, ErrTooLarge or ErrSubmodule, and with an error that
 // names the path for a tree that cannot be an input root. When ctx ends, it kills git.
 func Read(ctx context.Context, c Config, repository, rev string) (*Revision, error) {
+	switch {
+	case c.Store == nil:
+		return nil, errors.New("revision: Config.Store is nil")
+	case c.Function == 0:
+		return nil, errors.New("revision: Config.Function is missing")
+	}
 	if rev == "" || len(rev) > maxRevision || strings.ContainsAny(rev, "\n\x00") {
 		return nil, fmt.Errorf("%+.64q is not a revision", rev)
 	}

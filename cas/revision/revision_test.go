@@ -486,3 +486,14 @@ func must(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+func TestReadNamesMissingField(t *testing.T) {
+	for field, c := range map[string]revision.Config{
+		"Store":    {Function: cas.SHA256},
+		"Function": {Store: castest.NewMemory()},
+	} {
+		if _, err := revision.Read(t.Context(), c, ".", "HEAD"); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("got %v, want an error that names Config.%s", err, field)
+		}
+	}
+}

@@ -104,7 +104,7 @@ func Read[M proto.Message](ctx context.Context, c *Cache, in *cas.Instance, d ca
 // Add decodes the blob b, whose digest is d, into m and caches it for Read. A process must just have read b from the
 // store of in, which renewed its lease. It fails as Read does.
 func Add[M proto.Message](c *Cache, in *cas.Instance, d cas.Digest, b []byte, m M) error {
-	if d.Function().Sum(b) != d {
+	if err := (cas.Blob{Digest: d, Data: b}).Check(); err != nil {
 		return fmt.Errorf("%w: %d bytes do not match blob %s", cas.ErrInvalid, len(b), d)
 	}
 	cost, err := cas.DecodeSized(b, d, m)

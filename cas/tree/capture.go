@@ -70,6 +70,14 @@ type output struct {
 // unchanged.
 func Capture(ctx context.Context, b *cas.Batch, f cas.Function, out *os.Root, w OutputSpec, r *repb.ActionResult,
 ) (omitted string, err error) {
+	switch {
+	case b == nil:
+		return "", errNoStore
+	case out == nil:
+		return "", errNoDirectory
+	case f == 0:
+		return "", fmt.Errorf("%w: no digest function", cas.ErrInvalid)
+	}
 	c := &capturer{
 		scanner: &scanner{
 			root: out, ofRun: true, wanted: newPropertySet(w.Properties), limit: cmp.Or(w.MaxBytes, noLimit),

@@ -21,6 +21,12 @@ import (
 // and does not replace a directory by a file. It writes nothing outside dir, whatever r contains and whatever symlinks
 // exist. An absent blob is a *MissingError, a malformed result cas.ErrInvalid. Concurrent calls must not share dir.
 func Extract(ctx context.Context, store cas.Store, f cas.Function, r *repb.ActionResult, dir *os.Root) error {
+	if store == nil {
+		return errNoStore
+	}
+	if dir == nil {
+		return errNoDirectory
+	}
 	x := &extractor{store: store, dir: dir}
 	for _, o := range r.OutputFiles {
 		d, err := cas.FromProto(f, o.Digest)

@@ -15,6 +15,9 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
+// errNoStore is the error of a call without a store.
+var errNoStore = errors.New("tree: the store is nil")
+
 // Load is Cache.Load without a Cache: it reads each distinct Directory once and renews the leases of all files.
 func Load(ctx context.Context, store cas.Store, root cas.Digest) (*Input, error) {
 	return NewCache(0, 0).Load(ctx, &cas.Instance{Store: store}, root)
@@ -28,6 +31,12 @@ func Load(ctx context.Context, store cas.Store, root cas.Digest) (*Input, error)
 // names the Directory and the entry, for a blob that is not a Directory, for a Directory that is not canonical, and for
 // a tree that is too deep or too large when expanded.
 func (c *Cache) Load(ctx context.Context, in *cas.Instance, root cas.Digest) (*Input, error) {
+	if in == nil || in.Store == nil {
+		return nil, errNoStore
+	}
+	if err := cas.CheckDigests(root); err != nil {
+		return nil, err
+	}
 	l := &loader{
 		cache: c, in: in, began: time.Now(),
 		dirs: map[cas.Digest]*directory{}, listed: map[cas.Digest]bool{},

@@ -3,6 +3,7 @@
 package tree
 
 import (
+	"cmp"
 	linked "container/list"
 	"slices"
 	"sync"
@@ -23,10 +24,10 @@ const (
 	// maxCachedImages limits the number of cached images.
 	maxCachedImages = 128
 	// maxCachedAge limits the time an image stays mounted. Meanwhile it keeps whole segments on the disk that the store
-	// has removed or moved, which no budget counts.
+	// has removed or moved; see Stager.ReleaseRemoved.
 	maxCachedAge = 15 * time.Minute
-	// maxSeen limits the digests in each of the two generations of seen, at about 100 bytes each.
-	maxSeen = 1 << 16
+	// seenBytes estimates the memory of a digest in seen.
+	seenBytes = 128
 	// renewAfter is the age from which the lease of a cached subtree is renewed. The store keeps what is mounted
 	// anyway: the lease matters for its order of eviction, and for clients that query it.
 	renewAfter = 5 * time.Minute
@@ -34,9 +35,13 @@ const (
 
 // A mountCache holds the cached images, and the subtrees that were seen once.
 type mountCache struct {
-	budget int64
+	budget  int64
+	maxSeen int // digests in each of the two generations of seen
+
+	expire func() // called when an image may have reached maxCachedAge
 
 	mu       sync.Mutex
+	timer    *time.Timer                   // guarded by mu; of expire; nil without images
 	stages   uint64                        // guarded by mu; number of calls of Stage
 	subtrees map[subtreeKey]*cachedSubtree // guarded by mu
 	images   linked.List                   // guarded by mu; of *cachedImage, least recently used last
@@ -72,27 +77,71 @@ type cachedSubtree struct {
 	renewed    time.Time // guarded by mountCache.mu; when its leases in the store were renewed
 }
 
-func newMountCache(budget int64) mountCache {
+// DefaultSeenBytes is the default of StagerConfig.SeenBytes: enough for 131,072 subtrees.
+const DefaultSeenBytes = 16 << 20
+
+func newMountCache(c *StagerConfig) mountCache {
 	return mountCache{
-		budget: budget, subtrees: map[subtreeKey]*cachedSubtree{}, building: map[subtreeKey]bool{},
-		seen: [2]map[subtreeKey]uint64{{}, {}},
+		budget:   c.Budget,
+		maxSeen:  max(1, int(cmp.Or(c.SeenBytes, DefaultSeenBytes)/seenBytes/2)),
+		subtrees: map[subtreeKey]*cachedSubtree{},
+		building: map[subtreeKey]bool{},
+		seen:     [2]map[subtreeKey]uint64{{}, {}},
 	}
 }
 
-// nextStage numbers a Stage, and returns the expired images, which the caller unmounts.
-func (c *mountCache) nextStage() (stage uint64, expired []*cachedImage) {
+// nextStage numbers a Stage.
+func (c *mountCache) nextStage() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stages++
+	return c.stages
+}
+
+// removeExpired removes the expired images and returns the unused ones, which the caller unmounts. It schedules expire
+// for the time when the next image expires.
+func (c *mountCache) removeExpired() (unused []*cachedImage) {
 	now := time.Now()
+	next := maxCachedAge
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for e := c.images.Front(); e != nil; {
 		g := e.Value.(*cachedImage)
 		e = e.Next() // before e is removed
-		if now.Sub(g.made) >= maxCachedAge && c.remove(g) {
-			expired = append(expired, g)
+		if age := now.Sub(g.made); age < maxCachedAge {
+			next = min(next, maxCachedAge-age)
+		} else if c.remove(g) {
+			unused = append(unused, g)
 		}
 	}
-	c.stages++
-	return c.stages, expired
+	switch {
+	case c.timer == nil: // stopped by clear
+	case c.images.Len() == 0:
+		c.timer = nil
+	default:
+		c.timer.Reset(next)
+	}
+	return unused
+}
+
+// removeOutdated removes the least recently used image that refers to removed files of the store, or returns nil.
+// unused reports whether the caller unmounts it.
+func (c *mountCache) removeOutdated() (g *cachedImage, unused bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for e := c.images.Back(); e != nil; e = e.Prev() {
+		if g := e.Value.(*cachedImage); g.location != nil && g.location.Removed() {
+			return g, c.remove(g)
+		}
+	}
+	return nil, false
+}
+
+// seenMemory returns the estimated memory of seen in bytes.
+func (c *mountCache) seenMemory() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return int64(len(c.seen[0])+len(c.seen[1])) * seenBytes
 }
 
 // An advice tells a Stage how to treat a subtree that is not cached.
@@ -122,7 +171,7 @@ func (c *mountCache) lookup(k subtreeKey, d *directory, stage uint64, free int64
 		if first, known = c.seen[1][k]; !known {
 			first = stage
 		}
-		if len(c.seen[0]) >= maxSeen {
+		if len(c.seen[0]) >= c.maxSeen {
 			c.seen[0], c.seen[1] = map[subtreeKey]uint64{}, c.seen[0]
 		}
 		c.seen[0][k] = first
@@ -170,6 +219,9 @@ func (c *mountCache) add(g *cachedImage, subtrees map[subtreeKey]*cachedSubtree)
 	g.users = 1
 	g.element = c.images.PushFront(g)
 	c.bytes += g.bytes
+	if c.timer == nil {
+		c.timer = time.AfterFunc(maxCachedAge, c.expire)
+	}
 	for k, p := range subtrees {
 		if c.subtrees[k] == nil {
 			c.subtrees[k] = p
@@ -239,6 +291,10 @@ func (c *mountCache) release(g *cachedImage, m Mount) (kept, unmount bool) {
 func (c *mountCache) clear() (unused []*cachedImage) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+	}
 	for c.images.Len() > 0 {
 		if g := c.images.Back().Value.(*cachedImage); c.remove(g) {
 			unused = append(unused, g)

@@ -5,8 +5,12 @@ package tree
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
+	"slices"
+	"strings"
+	"sync"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
@@ -45,6 +49,8 @@ type StagerConfig struct {
 	// Budget limits the bytes of cached mounts: their images and the files in them, since the kernel caches data read
 	// through a mount a second time. 0 caches none.
 	Budget int64
+	// SeenBytes limits the memory for digests of subtrees that were seen once. Zero is DefaultSeenBytes.
+	SeenBytes int64
 	// CopyUpTo is the largest number of inputs, including directories, that are copied although images are available:
 	// mounting an image costs as much as about twenty copies.
 	CopyUpTo int
@@ -59,7 +65,10 @@ type Stager struct {
 	config     StagerConfig
 	files      imageFiles
 	mounts     mountCache
-	copyReason string // why everything is copied, or ""
+	copyReason string    // why everything is copied, or ""
+	hidden     sync.Once // the warning that a decorator hides the Locator
+
+	dropping sync.Mutex // held while images are unmounted that no Stage or Release unmounts; before mountCache.mu
 }
 
 // NewStager returns a Stager. The caller closes it.
@@ -67,7 +76,8 @@ func NewStager(c StagerConfig) *Stager {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Stager{config: c, files: imageFiles{dir: c.Dir}, mounts: newMountCache(c.Budget)}
+	s := &Stager{config: c, files: imageFiles{dir: c.Dir}, mounts: newMountCache(&c)}
+	s.mounts.expire = s.dropExpired
 	if c.Mounter == nil {
 		s.copyReason = "this worker mounts no images"
 	}
@@ -113,8 +123,34 @@ func (s *Stager) probe(ctx context.Context) error {
 	return err
 }
 
+// SeenBytes returns the estimated memory for digests of subtrees that were seen once.
+func (s *Stager) SeenBytes() int64 { return s.mounts.seenMemory() }
+
+// dropExpired unmounts the expired images.
+func (s *Stager) dropExpired() {
+	s.dropping.Lock()
+	defer s.dropping.Unlock()
+	for _, g := range s.mounts.removeExpired() {
+		s.drop(g)
+	}
+}
+
+// ReleaseRemoved drops the least recently used cached image that keeps removed files of the store on the disk, and
+// reports whether there was one. The image is unmounted immediately, or when the last run that uses it has ended.
+func (s *Stager) ReleaseRemoved() bool {
+	s.dropping.Lock()
+	defer s.dropping.Unlock()
+	g, unused := s.mounts.removeOutdated()
+	if unused {
+		s.drop(g)
+	}
+	return g != nil
+}
+
 // Close unmounts the cached images. Call it after everything that was staged is released.
 func (s *Stager) Close() error {
+	s.dropping.Lock()
+	defer s.dropping.Unlock()
 	for _, g := range s.mounts.clear() {
 		s.drop(g)
 	}
@@ -129,6 +165,9 @@ type newWorkspace = func(bytes, files int64) (*os.Root, error)
 //
 // If no image is available, it does what Layout.Stage does, and sets Form and CopyReason. It fails like Layout.Stage.
 func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance, workspace newWorkspace) (*Staged, error) {
+	if in == nil || in.Store == nil {
+		return nil, errNoStore
+	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -139,14 +178,10 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance, workspa
 	case s.copyReason != "":
 		return l.copied(ctx, in.Store, workspace, s.copyReason)
 	case locator == nil:
-		return l.copied(ctx, in.Store, workspace, "the store has no segments on this host")
-	}
-	stage, expired := s.mounts.nextStage()
-	for _, g := range expired {
-		s.drop(g)
+		return l.copied(ctx, in.Store, workspace, s.withoutLocator(in.Store))
 	}
 	w := &imageStage{
-		Stager: s, in: in, locator: locator, stage: stage,
+		Stager: s, in: in, locator: locator, stage: s.mounts.nextStage(),
 		staged: &Staged{Form: FormImage, reusable: true}, mounted: map[*cachedImage]Mount{},
 	}
 	w.filer, _ = cas.As[cas.Filer](in.Store)
@@ -178,6 +213,17 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance, workspa
 	}
 	w.staged.reusable = false // until AllowReuse
 	return w.staged, nil
+}
+
+// withoutLocator returns why a store that is no Locator cannot be mounted, and logs a decorator's mistake once.
+func (s *Stager) withoutLocator(store cas.Store) string {
+	hidden := cas.Hidden(store)
+	if !slices.Contains(hidden, "Locator") {
+		return "the store has no segments on this host"
+	}
+	reason := fmt.Sprintf("the store %T hides the %s of the store that it decorates: add Unwrap", store, strings.Join(hidden, ", "))
+	s.hidden.Do(func() { s.config.Log.Warn("every input is copied", "reason", reason) })
+	return reason
 }
 
 // copied lays out l as Layout.Stage does.

@@ -154,6 +154,7 @@ type segmented struct {
 	end     int64
 	ages    int  // number of calls of damage
 	held    int  // locations not released
+	removed bool // both files are
 	placed  int  // blobs, over all calls
 	renewed int  // digests passed to Missing
 	packs   bool // put large blobs into segments, too
@@ -251,6 +252,12 @@ type location struct {
 
 func (p *location) Extents() []cas.Extent { return p.extents }
 func (p *location) Files() []*os.File     { return p.s.files }
+
+func (p *location) Removed() bool {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	return p.s.removed
+}
 
 func (p *location) Valid() bool {
 	p.s.mu.Lock()
@@ -771,6 +778,7 @@ func TestLeasesOfCachedSubtreesAreRenewed(t *testing.T) {
 		ws := newRoot(t)
 		_, err := r.Stager.Stage(t.Context(), l, r.in(""), into(ws))
 		wantMissingBlobs(t, err, lost)
+		must(t, r.Close()) // stops a timer of this bubble
 	})
 }
 
@@ -831,6 +839,7 @@ func TestFallsBackToCopies(t *testing.T) {
 	}{
 		{"no mounter", "mounts no images", nil, func(c *tree.StagerConfig) { c.Mounter = nil }},
 		{"no segments", "no segments", func(s *segmented) cas.Store { return s.filer }, nil},
+		{"hidden segments", "hides the", func(s *segmented) cas.Store { return struct{ cas.Store }{s} }, nil},
 		{
 			"mount fails", "not today", nil,
 			func(c *tree.StagerConfig) { c.Mounter = &mounter{err: errors.New("not today")} },
@@ -1005,6 +1014,7 @@ func TestCachedImagesExpire(t *testing.T) {
 			t.Errorf("%d images are mounted, want 3", n)
 		}
 		time.Sleep(time.Second)
+		synctest.Wait() // for the timer of the images
 		again := stage(0)
 		if n := r.mounted(); n != 2 {
 			t.Errorf("%d images are mounted, want the one in use and its replacement", n)
@@ -1014,7 +1024,111 @@ func TestCachedImagesExpire(t *testing.T) {
 		if n := r.mounted(); n != 1 {
 			t.Errorf("%d images are mounted, want the replacement", n)
 		}
+		must(t, r.Close()) // stops a timer of this bubble
 	})
+}
+
+// TestIdleImagesExpire checks that an image is unmounted although no action follows, each at its own time.
+func TestIdleImagesExpire(t *testing.T) {
+	r := newRig(t, plenty)
+	var layouts []*tree.Layout
+	for i := range 3 {
+		l := plan(t, load(t, r.store, leaves(1, 10, map[int]string{0: fmt.Sprint(i)})), "", nil, nil)
+		layouts = append(layouts, l)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		wantMounted := func(want int) {
+			t.Helper()
+			synctest.Wait()
+			if got := r.mounted(); got != want {
+				t.Errorf("%d images are mounted, want %d", got, want)
+			}
+		}
+		for _, l := range layouts {
+			for range 2 {
+				_, s := r.stageLayout(t, "", l)
+				s.Release()
+			}
+			time.Sleep(time.Minute)
+		}
+		wantMounted(3)
+		time.Sleep(12*time.Minute - time.Second)
+		for want := range 3 {
+			wantMounted(3 - want)
+			time.Sleep(time.Minute)
+		}
+		wantMounted(0)
+	})
+}
+
+// TestReleaseRemoved checks that images of removed segments are given up, but not while a run uses them.
+func TestReleaseRemoved(t *testing.T) {
+	r := newRig(t, plenty)
+	stage := func(i int) *tree.Staged {
+		_, s := r.stage("", leaves(1, 10, map[int]string{0: fmt.Sprint(i)}))
+		return s
+	}
+	for i := range 3 {
+		stage(i).Release()
+		stage(i).Release()
+	}
+	if r.ReleaseRemoved() {
+		t.Error("released an image whose files the store still has")
+	}
+	inUse := stage(0)
+	r.store.removed = true
+	for i, want := range []int{2, 1, 1} { // the one in use is the last one
+		if !r.ReleaseRemoved() || r.mounted() != want {
+			t.Errorf("call %d: %d images are mounted, want %d", i, r.mounted(), want)
+		}
+	}
+	if r.ReleaseRemoved() {
+		t.Error("released an image again")
+	}
+	inUse.Release()
+	if n := r.mounted(); n != 0 {
+		t.Errorf("%d images are mounted after the end of the run, want none", n)
+	}
+}
+
+// TestMountedTreesStayWithinTheBudgetOfTheStore churns a small store while many trees stay mounted.
+func TestMountedTreesStayWithinTheBudgetOfTheStore(t *testing.T) {
+	m := newMounter(t)
+	c, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 4 << 20, Lease: -1})
+	must(t, err)
+	defer c.Close()
+	s := tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: plenty})
+	defer s.Close()
+	c.SetHolder(s.ReleaseRemoved)
+	r := &rig{t: t, mounter: m, Stager: s}
+	in, err := c.Instance("")
+	must(t, err)
+	cached := 0
+	for i := range 130 {
+		n := leaves(1, 10, map[int]string{0: fmt.Sprint(i)})
+		l := plan(t, load(t, in.Store, n), "", nil, nil)
+		for range 2 {
+			ws := newRoot(t)
+			staged, err := s.Stage(t.Context(), l, in, into(ws))
+			must(t, err)
+			same(t, "exec root", r.see(ws, staged), n)
+			staged.AllowReuse()
+			staged.Release()
+		}
+		for j := range 10 {
+			_, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, bytes.Repeat(fmt.Appendf(nil, "%7d %2d ", i, j), 1000))
+			must(t, err)
+		}
+		stats := c.Stats()
+		if stats.HeldBytes > stats.MaxBytes/4 || stats.Bytes > stats.MaxBytes {
+			t.Fatalf("tree %d: the store has %d bytes, of which mounts keep %d, want at most %d and a quarter",
+				i, stats.Bytes, stats.HeldBytes, stats.MaxBytes)
+		}
+		cached = max(cached, m.mounted())
+	}
+	if cached < 20 {
+		t.Errorf("at most %d images were cached, want some 25 within a quarter of the budget", cached)
+	}
 }
 
 // TestConcurrentStages checks that each run sees its tree, whatever others mount and unmount.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -371,5 +372,36 @@ func wantError(t testing.TB, err, kind error, text string) {
 	t.Helper()
 	if !errors.Is(err, kind) || !strings.Contains(fmt.Sprint(err), text) {
 		t.Errorf("got error %v, want %v with %q", err, kind, text)
+	}
+}
+
+// Errors name the missing argument, and nothing panics.
+func TestMissingArgumentsAreErrors(t *testing.T) {
+	ctx, f, m := t.Context(), cas.SHA256, castest.NewMemory()
+	dir, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	result := &repb.ActionResult{}
+	s := tree.NewStager(tree.StagerConfig{})
+	for name, call := range map[string]func() error{
+		"store: Load":      func() error { _, err := tree.Load(ctx, nil, f.Sum(nil)); return err },
+		"digest: Load":     func() error { _, err := tree.Load(ctx, m, cas.Digest{}); return err },
+		"store: Extract":   func() error { return tree.Extract(ctx, nil, f, result, dir) },
+		"directory: Extr.": func() error { return tree.Extract(ctx, m, f, result, nil) },
+		"store: Ingest":    func() error { _, err := tree.Ingest(ctx, nil, f, dir); return err },
+		"directory: Ing.":  func() error { _, err := tree.Ingest(ctx, m, f, nil); return err },
+		"function: Ingest": func() error { _, err := tree.Ingest(ctx, m, 0, dir); return err },
+		"store: Capture": func() error {
+			_, err := tree.Capture(ctx, nil, f, dir, tree.OutputSpec{}, result)
+			return err
+		},
+		"store: Stage": func() error { _, err := s.Stage(ctx, nil, &cas.Instance{}, nil); return err },
+	} {
+		word, _, _ := strings.Cut(name, ":")
+		if err := call(); err == nil || !strings.Contains(err.Error(), word) {
+			t.Errorf("%s: got %v, want an error that names the %s", name, err, word)
+		}
 	}
 }

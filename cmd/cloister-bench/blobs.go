@@ -78,6 +78,7 @@ func (c *blobBench) run(ctx context.Context, out, info io.Writer) error {
 	if l.Salt == "" {
 		l.Salt = rand.Text()
 	}
+	l.Settle = c.servers.settle
 	servers, err := c.servers.dial(ctx)
 	for _, s := range servers {
 		defer s.Close()

@@ -198,6 +198,7 @@ func checkLoad(c *load.ExecConfig, workloads []load.Workload) error {
 
 // measure executes the actions, and prints its progress to info.
 func (c *execBench) measure(ctx context.Context, info io.Writer) (*load.ExecReport, error) {
+	c.load.Settle = c.servers.settle
 	servers, err := c.servers.dial(ctx)
 	for _, s := range servers {
 		defer s.Close()

@@ -60,7 +60,7 @@ machine alternate.`,
 	for _, kind := range []load.Kind{load.Noop, load.Trees, load.Outputs, load.Mixed} {
 		cmd.AddCommand(execCommand(kind))
 	}
-	cmd.AddCommand(localCommand(), blobsCommand(), storeCommand())
+	cmd.AddCommand(localCommand(), blobsCommand(), storeCommand(), soakCommand())
 	return cmd
 }
 

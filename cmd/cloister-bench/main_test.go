@@ -5,7 +5,6 @@ package main
 import (
 	"encoding/json"
 	"errors"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -46,7 +45,7 @@ func blobServer(t *testing.T) string {
 	t.Helper()
 	return grpctest.Serve(t, func(s *grpc.Server) {
 		casserver.Register(s, casserver.Config{Instances: castest.Instances()})
-	}, casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
+	}, casserver.ServerOptions(nil)...)
 }
 
 func TestBlobs(t *testing.T) {
@@ -109,6 +108,7 @@ func TestExitCodes(t *testing.T) {
 		{"AgainstWithoutName", []string{"blobs", "--executor", address, "--against", address}, exit.Usage},
 		{"WatchUnknownServer", []string{"blobs", "--executor", address, "--watch", "other=" + file}, exit.Usage},
 		{"WatchMalformedPIDFile", []string{"blobs", "--executor", address, "--watch", "executor=" + file}, exit.Environment},
+		{"SettleWithoutWatch", []string{"blobs", "--executor", address, "--settle"}, exit.Usage},
 		{"WatchAbsentPIDFile", []string{"blobs", "--executor", address, "--watch", "executor=" + file + "x"}, exit.Environment},
 		{"ServerUnreachable", []string{"blobs", "--executor", closed}, exit.Unreachable},
 		{"UnknownInstance", []string{"blobs", "--executor", "grpc://" + address + "/blobs"}, exit.Unreachable},

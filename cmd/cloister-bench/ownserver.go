@@ -16,10 +16,10 @@ import (
 	"time"
 )
 
-// findProgram returns the path of cloister: that of --cloister, or beside this program, or in PATH.
-func (c *execBench) findProgram() (string, error) {
-	if c.cloister != "" {
-		return c.cloister, nil
+// findProgram returns the path of cloister: program unless it is empty, or beside this program, or in PATH.
+func findProgram(program string) (string, error) {
+	if program != "" {
+		return program, nil
 	}
 	if self, err := os.Executable(); err == nil {
 		beside := filepath.Join(filepath.Dir(self), "cloister")
@@ -34,15 +34,18 @@ func (c *execBench) findProgram() (string, error) {
 	return program, nil
 }
 
-// startServer starts cloister serve with a new store in dir, and makes it the server to measure. The caller calls stop,
-// which waits for the end of the server.
-func (c *execBench) startServer(ctx context.Context, dir string, info io.Writer) (stop func() error, err error) {
-	program, err := c.findProgram()
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.CommandContext(ctx, program, "serve", "--dir", filepath.Join(dir, "store"), "--listen", "127.0.0.1:0")
-	cmd.Stderr = info
+// An ownServer is a running cloister serve.
+type ownServer struct {
+	address string
+	pid     int
+	// stop interrupts the server, waits for its end, and returns its error. The caller calls it once.
+	stop func() error
+}
+
+// startServer starts cloister serve on a free port of loopback, with more flags. Its log goes to log.
+func startServer(ctx context.Context, program string, log io.Writer, flags ...string) (*ownServer, error) {
+	cmd := exec.CommandContext(ctx, program, append([]string{"serve", "--listen", "127.0.0.1:0"}, flags...)...)
+	cmd.Stderr = log
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 30 * time.Second
 	stdout, err := cmd.StdoutPipe()
@@ -60,18 +63,32 @@ func (c *execBench) startServer(ctx context.Context, dir string, info io.Writer)
 	if err != nil {
 		return nil, errors.Join(err, wait())
 	}
-	pidfile := filepath.Join(dir, "pid")
-	if err := os.WriteFile(pidfile, []byte(strconv.Itoa(cmd.Process.Pid)), 0o600); err != nil {
-		return nil, errors.Join(err, cmd.Process.Kill(), wait())
-	}
-	c.servers.executor = "cloister=" + address
-	c.servers.watch = append(c.servers.watch, "cloister="+pidfile)
 	ended := make(chan error, 1)
 	go func() { ended <- wait() }() // also drains stdout while the server runs
-	return func() error {
+	return &ownServer{address, cmd.Process.Pid, func() error {
 		err := cmd.Process.Signal(os.Interrupt)
 		return errors.Join(err, <-ended)
-	}, nil
+	}}, nil
+}
+
+// startServer starts cloister serve with a new store in dir, and makes it the server to measure. The caller calls stop,
+// which waits for the end of the server.
+func (c *execBench) startServer(ctx context.Context, dir string, info io.Writer) (stop func() error, err error) {
+	program, err := findProgram(c.cloister)
+	if err != nil {
+		return nil, err
+	}
+	s, err := startServer(ctx, program, info, "--dir", filepath.Join(dir, "store"))
+	if err != nil {
+		return nil, err
+	}
+	pidfile := filepath.Join(dir, "pid")
+	if err := os.WriteFile(pidfile, []byte(strconv.Itoa(s.pid)), 0o600); err != nil {
+		return nil, errors.Join(err, s.stop())
+	}
+	c.servers.executor = "cloister=" + s.address
+	c.servers.watch = append(c.servers.watch, "cloister="+pidfile)
+	return s.stop, nil
 }
 
 // readAddress reads the address that cloister serve prints before it serves.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/cmd/internal/identity"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
@@ -28,6 +29,7 @@ type serverFlags struct {
 	against, watch []string
 	cas            []string // separate stores
 	instance       string
+	settle         bool
 	credentials    identity.Flags // for --executor
 	casCredentials identity.Flags // for its separate store
 }
@@ -39,6 +41,7 @@ func (f *serverFlags) register(set *pflag.FlagSet, executor string) {
 	set.StringArrayVar(&f.against, "against", nil, "another server, NAME=ADDRESS; repeatable")
 	f.credentials.Register(set, "")
 	set.StringArrayVar(&f.watch, "watch", nil, "server process to measure, NAME=PIDFILE; repeatable, even per server")
+	set.BoolVar(&f.settle, "settle", false, "wait before each measurement until all watched processes are idle")
 }
 
 // registerStores adds the flags of servers that execute actions.
@@ -47,6 +50,7 @@ func (f *serverFlags) registerStores(set *pflag.FlagSet) {
 		"separate store of a server, [NAME=]ADDRESS (default name: that of --executor); repeatable")
 	f.casCredentials.Register(set, "cas-")
 	set.StringVar(&f.instance, "instance", "", "instance for all addresses without one")
+	flags.AllowEmpty(set, "instance")
 }
 
 // cutName splits NAME=VALUE.
@@ -90,6 +94,9 @@ func (f *serverFlags) storeCredentials(server, store string) *identity.Flags {
 func (f *serverFlags) dial(ctx context.Context) (servers []*load.Server, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
+	if f.settle && len(f.watch) == 0 {
+		return nil, exit.New(exit.Usage, errors.New("--settle needs --watch"))
+	}
 	if c := &f.casCredentials; c.CA+c.Cert+c.Key+c.Token != "" && len(f.cas) == 0 {
 		return nil, exit.New(exit.Usage, fmt.Errorf("--%s need --cas", strings.Join(c.Names(), ", --")))
 	}

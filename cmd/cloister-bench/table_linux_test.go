@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
+	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/soak"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
@@ -23,7 +24,10 @@ import (
 // programDir contains the compiled cloister.
 var programDir string
 
-func TestMain(m *testing.M) { os.Exit(runTests(m)) }
+func TestMain(m *testing.M) {
+	namespace.Init()
+	os.Exit(runTests(m))
+}
 
 func runTests(m *testing.M) int {
 	var err error
@@ -157,5 +161,22 @@ func TestTargets(t *testing.T) {
 		if v := c.target.check(m, &c.s); v.met != c.want {
 			t.Errorf("%s: got %+v, want %s", c.target.text, v, c.want)
 		}
+	}
+}
+
+// TestSoakMeasuresOwnServer runs one round of load and checks that nothing is left.
+func TestSoakMeasuresOwnServer(t *testing.T) {
+	c := soakBench{cloister: program(t), duration: time.Nanosecond, interval: time.Nanosecond, dir: t.TempDir()}
+	var out, info strings.Builder
+	if err := c.run(t.Context(), &out, &info); err != nil {
+		t.Fatalf("%v\n%s%s", err, &out, &info)
+	}
+	for _, m := range soak.Bounds(soakStore) {
+		if !strings.Contains(out.String(), m.Name) {
+			t.Errorf("the table lacks %q:\n%s", m.Name, &out)
+		}
+	}
+	if left, err := os.ReadDir(c.dir); err != nil || len(left) > 0 {
+		t.Errorf("got %d files left behind, %v, want none", len(left), err)
 	}
 }

@@ -11,7 +11,7 @@ import (
 func actionLogCommand() *cobra.Command {
 	var c actions.Log
 	cmd := &cobra.Command{
-		Use:   "log OPERATION|DIGEST [-f] [--stderr] [--cas URL] [--instance NAME]",
+		Use:   "log OPERATION|DIGEST [-f] [--stderr] [--server URL] [--instance NAME]",
 		Short: "Print the output of an action",
 		Long: `Log prints the stdout of an action, or with --stderr its stderr. With -f it follows a queued or running action to its
 end.
@@ -24,7 +24,7 @@ The exit code is 1 without -f if the action has not ended, or if it ended withou
 result or its output is absent; and 5 if the server cannot be reached.`,
 		Example: `  cloister action log e3b0...55/142
   cloister action log -f operations/5f1d6c0e3b0a4f7c9d1e2a3b4c5d6e7f
-  cloister action log -f --stderr e3b0...55/142 --cas grpc://build.example.com:8980`,
+  cloister action log -f --stderr e3b0...55/142 --server grpc://build.example.com:8980`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.From.Explain(c.Print(cmd.Context(), args[0], cmd.OutOrStdout()), exit.No)

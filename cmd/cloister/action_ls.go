@@ -15,21 +15,22 @@ import (
 func actionLsCommand() *cobra.Command {
 	var c actions.List
 	cmd := &cobra.Command{
-		Use:   "ls [--target LABEL] [--mnemonic NAME] [--invocation ID] [--stage STAGE] [--failed] [--all] [-n N] [--cas URL] [--instance NAME] [--json]",
+		Use:   "ls [--target LABEL] [--mnemonic NAME] [--invocation ID] [--stage STAGE] [--failed] [--all] [--wide] [-n N] [--server URL] [--json]",
 		Short: "List current and past executions",
 		Long: `Ls prints the executions that a server knows, newest first: queued, running, and for some time completed ones (serve
 keeps the last 10,000 for five minutes). It works with every server of google.longrunning.Operations. With --all,
 --target, --mnemonic, --invocation or --failed it also reads the history of a server that keeps one (serve:
 --history-size), which survives a restart and includes action cache lookups. --stage lists executions only.
 
-A line holds the state, the run time, what the action is for, its digest, and the name for cloister action log -f, or
-for an entry of the history its time. A trailing * in a filter matches every ending.
+Digests and invocation ids are shortened; other commands accept the short forms if the server keeps a history. --wide
+prints complete ones, and adds the operation name for cloister action log -f or, for history entries, the time. A
+trailing * in a filter matches every ending.
 
 The exit code is 1 if the server lists no executions, and 5 if it cannot be reached.`,
 		Example: `  cloister action ls
   cloister action ls --failed -n 10
   cloister action ls --invocation 5f1d6c0e-3b0a-4f7c-9d1e-2a3b4c5d6e7f --mnemonic CppCompile
-  cloister action ls --stage EXECUTING --target '//server/*' --cas grpc://build.example.com:8980`,
+  cloister action ls --stage EXECUTING --target '//server/*' --server grpc://build.example.com:8980`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if c.Limit < 1 {
@@ -47,11 +48,12 @@ The exit code is 1 if the server lists no executions, and 5 if it cannot be reac
 	f := cmd.Flags()
 	f.StringVar(&c.Target, "target", "", "only actions of this target")
 	f.StringVar(&c.Mnemonic, "mnemonic", "", "only actions of this kind")
-	f.StringVar(&c.Invocation, "invocation", "", "only actions of this build")
+	f.StringVar(&c.Invocation, "invocation", "", "only actions of this build: its id, at least 8 digits of it, or ^1 for the latest")
 	f.StringVar(&c.Stage, "stage", "", "only executions in this stage: QUEUED, EXECUTING, COMPLETED, CACHE_CHECK")
 	f.BoolVar(&c.All, "all", false, "everything in the history")
 	f.BoolVar(&c.Failed, "failed", false, "only failures")
 	f.IntVarP(&c.Limit, "number", "n", 100, "maximum number of lines")
+	f.BoolVar(&c.Wide, "wide", false, "print complete digests and invocation ids, and operation names or times")
 	f.BoolVar(&c.JSON, "json", false, "print a JSON list")
 	return cmd
 }

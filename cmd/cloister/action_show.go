@@ -14,7 +14,7 @@ func actionShowCommand() *cobra.Command {
 	var from client.Server
 	var asJSON, record bool
 	cmd := &cobra.Command{
-		Use:   "show DIGEST [--cas URL] [--instance NAME] [--json | --manifest]",
+		Use:   "show DIGEST [--server URL] [--instance NAME] [--json | --manifest]",
 		Short: "Show an action and its result",
 		Long: `Show prints the command of an action, its environment, platform and inputs, and its cached result. DIGEST is
 HASH/SIZE, as messages and logs print it. At a server that keeps a history it can be a prefix of at least 8 digits,
@@ -27,7 +27,7 @@ The exit code is 4 if the action, its command or the manifest is absent, and 5 i
 		Example: `  cloister action show e3b0...55/142
   cloister action show ^1
   cloister action show ^1 --manifest | sed '/^volatile$/,$d' | sha256sum    # the stable hash
-  cloister action show e3b0c442 --cas grpc://build.example.com:8980 --json`,
+  cloister action show e3b0c442 --server grpc://build.example.com:8980 --json`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			what, err := from.Action(cmd.Context(), args[0])

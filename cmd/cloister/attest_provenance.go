@@ -16,7 +16,7 @@ func attestProvenanceCommand() *cobra.Command {
 	var from client.Server
 	var to attestation.Flags
 	cmd := &cobra.Command{
-		Use:   "provenance ACTION --attest FILE [--key FILE] [--passphrase-file FILE] [--cas URL] [--instance NAME]",
+		Use:   "provenance ACTION --attest FILE [--key FILE] [--passphrase-file FILE] [--server URL] [--instance NAME]",
 		Short: "Write SLSA provenance of a cached result",
 		Long: `Provenance writes an in-toto Statement about the cached result of an action. Its subjects are the outputs; its predicate,
 SLSA provenance v1, describes the command, the inputs, the programs of the worker's host, the worker and the time.

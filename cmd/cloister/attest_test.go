@@ -44,6 +44,15 @@ func keyFiles(t *testing.T, dir, name string) (private, public string) {
 	return private, public
 }
 
+// TestPrivateKeyCannotVerify: the error says which file to pass, and shows nothing of the key.
+func TestPrivateKeyCannotVerify(t *testing.T) {
+	private, _ := keyFiles(t, t.TempDir(), "key")
+	want := "--key " + private + " is a private key; pass its public key, such as " + private + ".pub"
+	if got, code := runCLI(t, "attest", "verify", "statement", "--key", private); code != exit.Usage || got != want {
+		t.Errorf("got exit %d, %q; want %d, %q", code, got, exit.Usage, want)
+	}
+}
+
 // Each requirement of attest verify accepts the statement that meets it, and no other.
 func TestAttestVerify(t *testing.T) {
 	dir := t.TempDir()
@@ -65,6 +74,8 @@ func TestAttestVerify(t *testing.T) {
 	}
 	action := strings.Repeat("a", 64) + "/142"
 	run := attest.Run{Worker: "one", Outputs: outputs}
+	varied := run
+	varied.Varied = []string{"time +400d"}
 	statement := func(second attest.Run, verdict string) *attest.Statement {
 		return &attest.Statement{Subjects: outputs, Reproducibility: &attest.Reproducibility{
 			Verdict: verdict, Action: attest.Descriptor{Name: action, Digest: map[string]string{"sha256": strings.Repeat("a", 64)}}, Runs: []attest.Run{run, second},
@@ -81,9 +92,9 @@ func TestAttestVerify(t *testing.T) {
 		}
 		return to.Path
 	}
-	signed := write("signed", statement(run, attest.Same), private)
-	percent := write("%d%s", statement(run, attest.Same), private)
-	plain := write("plain", statement(run, attest.Same), "")
+	signed := write("signed", statement(varied, attest.Same), private)
+	percent := write("%d%s", statement(varied, attest.Same), private)
+	plain := write("plain", statement(varied, attest.Same), "")
 	differs := write("differs", statement(attest.Run{Worker: "one"}, attest.Differs), private)
 
 	for _, c := range []struct {

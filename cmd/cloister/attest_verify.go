@@ -67,7 +67,7 @@ func printStatement(w io.Writer, s *attest.Statement, by []string) error {
 	}
 	p.Line("action", render.Quote(attestation.StatedAction(s)))
 	if r := s.Reproducibility; r != nil {
-		p.Line("verdict", fmt.Sprintf("%s in %d runs", r.Verdict, len(r.Runs)))
+		p.Line("verdict", fmt.Sprintf("%s in %s", r.Verdict, render.Count(len(r.Runs), "run")))
 		for i := range r.Runs {
 			run := &r.Runs[i]
 			varied := "nothing"

@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/spf13/cobra"
 )
 
@@ -42,6 +43,7 @@ The exit code is 4 if a result was absent.`,
 	}
 	store.Register(cmd)
 	cmd.Flags().StringVar(&instance, "instance", "", "instance name")
+	flags.AllowEmpty(cmd.Flags(), "instance")
 	return cmd
 }
 

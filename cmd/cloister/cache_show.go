@@ -22,21 +22,22 @@ func cacheShowCommand() *cobra.Command {
 	var from client.Server
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "show ACTION [--cas URL] [--instance NAME] [--json]",
+		Use:   "show ACTION [--server URL] [--instance NAME] [--json]",
 		Short: "Show the cached result of an action",
 		Long: `Show prints the result of an action in the action cache of a server: exit code, outputs, who made it and when, and how
 many of the blobs that it refers to are present. ACTION is the digest of an Action, HASH/SIZE, as messages and logs print
-it; the Action itself can be absent.
+it, or as in cloister action show; the Action itself can be absent.
 
 The exit code is 4 if no usable result is recorded, and 5 if the server cannot be reached.`,
 		Example: `  cloister cache show 9f2c...e1/142
-  cloister cache show 9f2c...e1/142 --cas grpc://cache.example.com:9092 --json`,
+  cloister cache show 9f2c...e1/142 --server grpc://cache.example.com:9092 --json`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			action, err := cas.ParseDigest(args[0])
+			named, err := from.Action(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
+			action := named.Digest
 			return client.WithStore(cmd.Context(), &from, func(ctx context.Context, s *remote.Store) error {
 				r, err := s.Lookup(ctx, action)
 				if err != nil {
@@ -55,7 +56,7 @@ The exit code is 4 if no usable result is recorded, and 5 if the server cannot b
 					p.Line("instance", render.Quote(s.Name()))
 				}
 				p.Result(r)
-				p.Line("refers to", fmt.Sprintf("%d blobs, %d of them absent", len(ds), len(missing)))
+				p.Line("refers to", fmt.Sprintf("%s, %d of them absent", render.Count(len(ds), "blob"), len(missing)))
 				for _, d := range missing {
 					p.Line("absent", d.String())
 				}

@@ -10,7 +10,7 @@ func casCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cas",
 		Short: "Move blobs, and inspect and verify stores",
-		Long: `Put, get, cat, ls and tree use the Remote Execution API of the server of --cas. So do stat and verify with digests;
+		Long: `Put, get, cat, ls and tree use the Remote Execution API of the server of --server. So do stat and verify with digests;
 without digests they examine the local store of serve, whether or not serve is running. To free space, use cloister gc.
 
 DIGEST is HASH/SIZE. The length of the hash implies the function: 64 digits are SHA-256, 40 are SHA-1. Other functions

@@ -16,7 +16,7 @@ import (
 func casCatCommand() *cobra.Command {
 	var from client.Server
 	cmd := &cobra.Command{
-		Use:   "cat DIGEST... [--cas URL] [--instance NAME]",
+		Use:   "cat DIGEST... [--server URL] [--instance NAME]",
 		Short: "Print blobs",
 		Long: `Cat writes blobs to standard output, in order. A blob that does not match its digest has been written before the
 mismatch is known; the exit code reports it.

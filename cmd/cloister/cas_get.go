@@ -16,7 +16,7 @@ func casGetCommand() *cobra.Command {
 	var from client.Server
 	var directory, message bool
 	cmd := &cobra.Command{
-		Use:   "get DIGEST PATH [--cas URL] [--instance NAME] [--directory | --tree]",
+		Use:   "get DIGEST PATH [--server URL] [--instance NAME] [--directory | --tree]",
 		Short: "Download a blob or a directory",
 		Long: `Get writes a blob to the file PATH, which appears only once the blob has arrived and matches its digest. With
 --directory, DIGEST is that of a Directory message, such as an input root, and with --tree that of a Tree message, such

@@ -41,7 +41,7 @@ func listingCommand(name string, deep bool, short, long, example string) *cobra.
 	var from client.Server
 	var message, asJSON bool
 	cmd := &cobra.Command{
-		Use:     name + " DIGEST [PATH] [--tree] [--cas URL] [--instance NAME] [--json]",
+		Use:     name + " DIGEST [PATH] [--tree] [--server URL] [--instance NAME] [--json]",
 		Short:   short,
 		Long:    long,
 		Example: example,

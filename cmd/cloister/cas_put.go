@@ -21,14 +21,14 @@ func casPutCommand() *cobra.Command {
 	var name string
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "put PATH... [--cas URL] [--instance NAME] [--digest-function FUNCTION] [--json]",
+		Use:   "put PATH... [--server URL] [--instance NAME] [--digest-function FUNCTION] [--json]",
 		Short: "Upload files and directories",
 		Long: `Put uploads each PATH to the store of a server, and prints its digest and the path. For a directory it uploads all
 contents, with symlinks as such, and prints the digest of its Directory message, which an action can name as its input
 root. The path - is standard input. Blobs already present are not sent again.`,
 		Example: `  cloister cas put main.c
   cloister cas put src --digest-function blake3
-  echo hello | cloister cas put - --cas grpcs://cache.example.com:443`,
+  echo hello | cloister cas put - --server grpcs://cache.example.com:443`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			function, err := cas.ParseFunction(name)

@@ -83,15 +83,15 @@ func casStatCommand() *cobra.Command {
 	var store localstore.Store
 	var from client.Server
 	cmd := &cobra.Command{
-		Use:   "stat [--dir DIR] [--json] | stat DIGEST... [--cas URL] [--instance NAME] [--json]",
+		Use:   "stat [--dir DIR] [--json] | stat DIGEST... [--server URL] [--instance NAME] [--json]",
 		Short: "Show the usage of a store, or find blobs on a server",
 		Long: `Stat prints size and limits of the local store, how much of it is leased, when the rest was last used, and what was
 evicted and found damaged since serve started.
 
-With digests it asks the server of --cas whether it has them. The exit code is 4 if one is absent.`,
+With digests it asks the server of --server whether it has them. The exit code is 4 if one is absent.`,
 		Example: `  cloister cas stat
   cloister cas stat --dir /var/cache/cloister --json
-  cloister cas stat 9f2c...e1/142 --cas grpc://cache.example.com:9092`,
+  cloister cas stat 9f2c...e1/142 --server grpc://cache.example.com:9092`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return casPresent(cmd.Context(), &from, args, false, store.JSON, cmd.OutOrStdout())
@@ -172,7 +172,7 @@ func statText(out io.Writer, store *localstore.Store, s *disk.Stats, r *disk.Col
 		p.Line("evicted", fmt.Sprintf("%d blobs, %s, since that process started", s.EvictedBlobs, sandbox.Bytes(s.EvictedBytes)))
 		p.Line("damaged", fmt.Sprintf("%d blobs since then", s.Corrupt))
 		if s.HeldBytes > 0 {
-			p.Line("held", sandbox.Bytes(s.HeldBytes)+" in addition, removed but still mounted as inputs")
+			p.Line("held", sandbox.Bytes(s.HeldBytes)+" of it, removed but still mounted as inputs")
 		}
 	}
 	p.Line("quarantine", fmt.Sprintf("%d blobs in %s", quarantined, filepath.Join(store.Dir, "quarantine")))

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/disk"
-	"github.com/cloister-build/cloister/cas/diskctl"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
 )
 

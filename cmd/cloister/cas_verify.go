@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/disk"
-	"github.com/cloister-build/cloister/cas/diskctl"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
@@ -28,20 +28,20 @@ func casVerifyCommand() *cobra.Command {
 	var limit flags.Rate
 	var from client.Server
 	cmd := &cobra.Command{
-		Use:   "verify [--dir DIR] [--rate RATE] [--restart] [--json] | verify DIGEST... [--cas URL] [--instance NAME] [--json]",
+		Use:   "verify [--dir DIR] [--rate RATE] [--restart] [--json] | verify DIGEST... [--server URL] [--instance NAME] [--json]",
 		Short: "Verify blobs against their digests",
 		Long: `Verify reads the whole local store and reports every blob that does not match its digest. Such a blob becomes absent, so
 that clients upload it again or actions recreate it; the directory "quarantine" of the store keeps the bytes. Ctrl-C
 stops it; the next run resumes there unless --restart is given, or where serve --scrub is.
 
-With digests it reads these blobs from the server of --cas.
+With digests it reads these blobs from the server of --server.
 
 The exit code is 0 if everything is sound, 1 if something is damaged, 3 if the store cannot be read, and 4 if a named
 blob is absent.`,
 		Example: `  cloister cas verify
   cloister cas verify --rate 50MiB             # while others work with the disk
   cloister cas verify --restart --json
-  cloister cas verify 9f2c...e1/142 --cas grpc://cache.example.com:9092`,
+  cloister cas verify 9f2c...e1/142 --server grpc://cache.example.com:9092`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return casPresent(cmd.Context(), &from, args, true, store.JSON, cmd.OutOrStdout())

@@ -16,7 +16,6 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
-	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 )
 
@@ -77,7 +76,7 @@ func check(ctx context.Context, backend sandbox.Backend, out io.Writer) error {
 	if err == nil {
 		fmt.Fprintln(out, conditionsLine(f.Conditions))
 	}
-	toolchain, toolErr := worker.HostToolchain()
+	toolchain, toolErr := sandbox.HostToolchain()
 	if toolErr == nil {
 		fmt.Fprintf(out, "ok    %-24s", "toolchain of this host")
 		for _, in := range toolchain {
@@ -85,7 +84,7 @@ func check(ctx context.Context, backend sandbox.Backend, out io.Writer) error {
 		}
 		fmt.Fprintln(out)
 	}
-	fmt.Fprintf(out, "tier  %s\n", f.Tier)
+	fmt.Fprintf(out, "tier  %s\n", confinement.TierText(f))
 	if err := errors.Join(err, toolErr); err != nil {
 		return exit.New(exit.Environment, err)
 	}

@@ -17,8 +17,8 @@ import (
 func diffCommand() *cobra.Command {
 	var c comparison.Config
 	cmd := &cobra.Command{
-		Use: "diff A B [--as KIND] [--results] [--names] [--cas URL] [--instance NAME] [--json]\n" +
-			"  cloister diff --invocation ID ID [--names] [--cas URL] [--instance NAME] [--json]",
+		Use: "diff A B [--as KIND] [--results] [--names] [--server URL] [--instance NAME] [--json]\n" +
+			"  cloister diff --invocation ID ID [--names] [--server URL] [--instance NAME] [--json]",
 		Short: "Compare files, actions, results or builds",
 		Long: `Diff compares A and B. Each is a file or directory of this host, or the digest of something on a server: HASH/SIZE, or
 by the server's history a prefix of at least 8 digits of an action's digest, or ^1 for the latest action, ^2 for the one
@@ -26,10 +26,10 @@ before. Diff detects what a digest names; --as overrides it.
 
 For two actions it explains why their cache keys differ: arguments, variables, platform, timeout or inputs.
 --results compares their cached results instead. Differing files are compared by format unless --names is given.
---invocation compares two builds in the server's history: actions of one only, changed actions and the cause, and
-actions that are not reproducible.
+--invocation compares two builds in the server's history: actions of only one build, changed actions with the cause, and
+actions that are not reproducible. It takes ids, their first digits, or ^1 for the latest build.
 
-The exit code is 0 without differences, 1 with differences, and 2 on failure.`,
+The exit code is 0 without differences, 1 with differences, 5 if the server cannot be reached, and 2 on other failures.`,
 		Example: `  cloister diff 9f2c...e1/142 77ab...02/142    # why was this a cache miss?
   cloister diff ^2 ^1
   cloister diff ^2 ^1 --results
@@ -50,7 +50,7 @@ The exit code is 0 without differences, 1 with differences, and 2 on failure.`,
 			case ctx.Err() != nil:
 				return exit.New(exit.Trouble, context.Cause(ctx))
 			case err != nil:
-				return exit.New(exit.Trouble, err)
+				return exit.Compared(err)
 			case !same:
 				return exit.New(exit.No, nil)
 			}

@@ -13,9 +13,9 @@ import (
 func drainCommand() *cobra.Command {
 	var c operator.Drain
 	cmd := &cobra.Command{
-		Use:   "drain [WORKER] [--reason TEXT] [--wait [--timeout TIME]] [--cas URL]",
+		Use:   "drain WORKER | --all [--reason TEXT] [--wait [--timeout TIME]] [--server URL]",
 		Short: "Stop giving actions to a worker",
-		Long: `Drain stops a cloister serve from giving actions to a worker, or without WORKER to all workers, including later ones.
+		Long: `Drain stops a cloister serve from giving actions to a worker, or with --all to all workers, including later ones.
 Running actions finish; queued ones wait for other workers. WORKER is the name that cloister status prints. The worker
 stays drained until cloister undrain, even if it rejoins or the server restarts. A server with only drained workers is
 not ready.
@@ -26,7 +26,7 @@ running.
 The exit code is 4 if no worker has this name, 5 if the server cannot be reached, and 6 if --timeout ends first; the
 worker stays drained then.`,
 		Example: `  cloister drain build-7 --reason 'new kernel' --wait --timeout 30m && ssh build-7 reboot
-  cloister drain --cas grpcs://build.example.com:8980`,
+  cloister drain --all --server grpcs://build.example.com:8980`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
@@ -35,11 +35,15 @@ worker stays drained then.`,
 			case c.Timeout > 0 && !c.Wait:
 				return errors.New("--timeout needs --wait")
 			}
-			return c.Named(args, func() error { return c.Run(cmd.Context(), cmd.OutOrStdout()) })
+			if err := c.Name(args); err != nil {
+				return err
+			}
+			return c.Run(cmd.Context(), cmd.OutOrStdout())
 		},
 	}
 	c.From.Register(cmd)
 	f := cmd.Flags()
+	f.BoolVar(&c.All, "all", false, "drain all workers, also those that join later")
 	f.StringVar(&c.Reason, "reason", "", "text for cloister status to show")
 	f.BoolVar(&c.Wait, "wait", false, "return when the workers are idle")
 	f.DurationVar(&c.Timeout, "timeout", 0, "time limit of --wait; 0 means no limit")
@@ -49,18 +53,22 @@ worker stays drained then.`,
 func undrainCommand() *cobra.Command {
 	var c operator.Drain
 	cmd := &cobra.Command{
-		Use:   "undrain [WORKER] [--cas URL]",
+		Use:   "undrain WORKER | --all [--server URL]",
 		Short: "Resume giving actions to a worker",
-		Long: `Undrain reverts cloister drain for one worker, or without WORKER for all workers.
+		Long: `Undrain reverts cloister drain for one worker, or with --all for all workers.
 
 The exit code is 4 if no worker has this name, and 5 if the server cannot be reached.`,
 		Example: `  cloister undrain build-7
-  cloister undrain --cas grpcs://build.example.com:8980`,
+  cloister undrain --all --server grpcs://build.example.com:8980`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.Named(args, func() error { return c.Undo(cmd.Context(), cmd.OutOrStdout()) })
+			if err := c.Name(args); err != nil {
+				return err
+			}
+			return c.Undo(cmd.Context(), cmd.OutOrStdout())
 		},
 	}
 	c.From.Register(cmd)
+	cmd.Flags().BoolVar(&c.All, "all", false, "undrain all workers")
 	return cmd
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
+	_ "github.com/cloister-build/cloister/sandbox/namespace/earlyinit"
 	"github.com/spf13/cobra"
 )
 
@@ -35,10 +36,10 @@ var groups = []struct {
 	commands  []func() *cobra.Command
 }{
 	{"serve", "Serve and farm", []func() *cobra.Command{serveCommand, joinCommand, runnerCommand}},
-	{"run", "Run and debug", []func() *cobra.Command{runCommand, actionCommand, diffCommand, checkCommand, policyCommand}},
+	{"run", "Run and debug", []func() *cobra.Command{runCommand, actionCommand, invocationCommand, diffCommand, checkCommand, policyCommand}},
 	{"storage", "Storage", []func() *cobra.Command{casCommand, cacheCommand, gcCommand}},
 	{"repro", "Reproducibility", []func() *cobra.Command{reproCommand, attestCommand}},
-	{"operations", "Operations", []func() *cobra.Command{statusCommand, topCommand, drainCommand, undrainCommand, auditCommand}},
+	{"operations", "Operations", []func() *cobra.Command{statusCommand, topCommand, drainCommand, undrainCommand, authCommand, auditCommand}},
 }
 
 func rootCommand() *cobra.Command {
@@ -60,7 +61,10 @@ only its declared inputs and the host's toolchain.`,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
 		RunE:          showHelp,
+		Version:       versionLine(),
 	}
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.Flags().BoolP("version", "v", false, "print version, revision, Go version and platform")
 	for _, g := range groups {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title + ":"})
 		for _, command := range g.commands {

@@ -25,19 +25,25 @@ import (
 func fleetServer(t *testing.T, work *queue.Queue) string {
 	t.Helper()
 	return grpctest.Serve(t, func(s *grpc.Server) {
-		fleet.Register(s, fleet.Config{Queue: work, Name: "head", Version: "0", Started: time.Now(), Unready: func() []string {
+		err := fleet.Register(s, fleet.Config{Queue: work, Name: "head", Version: "0", Started: time.Now(), Unready: func() []string {
 			if why := server.AllDrained(work); why != "" {
 				return []string{why}
 			}
 			return nil
 		}})
+		if err != nil {
+			t.Error(err)
+		}
 	})
 }
 
 // TestDrain: a drained worker takes no more actions and finishes those it has, --wait waits for that, and without a
 // name every worker is drained and the server is not ready.
 func TestDrain(t *testing.T) {
-	work := queue.New(queue.Config{Head: true})
+	work, err := queue.New(queue.Config{Head: true})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer work.Close()
 	at := "grpc://" + fleetServer(t, work)
 	slots := map[string]*queue.Slot{}
@@ -60,10 +66,10 @@ func TestDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if out, code := runCLI(t, "drain", "anvil", "--reason", "a new kernel", "--cas", at); code != 0 || out != "drained anvil; 1 actions run there\n" {
+	if out, code := runCLI(t, "drain", "anvil", "--reason", "a new kernel", "--cas", at); code != 0 || out != "drained anvil; 1 action running there\n" {
 		t.Errorf("drain: exit %d, %q", code, out)
 	}
-	if out, code := runCLI(t, "drain", "anvil", "--wait", "--timeout", "600ms", "--cas", at); code != exit.Timeout || !strings.Contains(out, "1 actions still run on anvil") {
+	if out, code := runCLI(t, "drain", "anvil", "--wait", "--timeout", "600ms", "--cas", at); code != exit.Timeout || !strings.Contains(out, "1 action still running on anvil") {
 		t.Errorf("drain --wait --timeout: exit %d, %q", code, out)
 	}
 	for _, want := range []string{"draining", "//a:first", "a new kernel"} {
@@ -88,13 +94,13 @@ func TestDrain(t *testing.T) {
 	if _, err := slots["anvil"].Take(soon); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a drained worker takes an action: %v", err)
 	}
-	if out, code := runCLI(t, "drain", "--cas", at); code != 0 || !strings.HasPrefix(out, "drained anvil, bellows;") {
+	if out, code := runCLI(t, "drain", "--all", "--cas", at); code != 0 || !strings.HasPrefix(out, "drained anvil, bellows;") {
 		t.Errorf("drain of all: exit %d, %q", code, out)
 	}
 	if out, code := runCLI(t, "status", "--cas", at); code != exit.No || !strings.Contains(out, "every worker is drained") {
 		t.Errorf("status of a drained server: exit %d\n%s", code, out)
 	}
-	if out, code := runCLI(t, "undrain", "--cas", at); code != 0 || !strings.HasPrefix(out, "undrained anvil, bellows") {
+	if out, code := runCLI(t, "undrain", "--all", "--cas", at); code != 0 || !strings.HasPrefix(out, "undrained anvil, bellows") {
 		t.Errorf("undrain: exit %d, %q", code, out)
 	}
 	if second, err := slots["anvil"].Take(t.Context()); err != nil {
@@ -123,9 +129,14 @@ func TestDrainWaitsOverARestart(t *testing.T) {
 	}
 	at := listener.Addr().String()
 	serve := func(listener net.Listener, drains queue.DrainState) (*queue.Queue, *grpc.Server) {
-		work := queue.New(queue.Config{Head: true, Drains: drains})
+		work, err := queue.New(queue.Config{Head: true, Drains: drains})
+		if err != nil {
+			t.Fatal(err)
+		}
 		s := grpc.NewServer()
-		fleet.Register(s, fleet.Config{Queue: work, Name: "head", Version: "0", Started: time.Now()})
+		if err := fleet.Register(s, fleet.Config{Queue: work, Name: "head", Version: "0", Started: time.Now()}); err != nil {
+			t.Error(err)
+		}
 		go s.Serve(listener)
 		return work, s
 	}
@@ -180,7 +191,7 @@ func TestDrainWaitsOverARestart(t *testing.T) {
 	}
 	still("while it ends what it had")
 	slot.SetEnding(false)
-	if got := <-waited; got != "0 drained anvil; 1 actions run there\nidle    anvil\n" {
+	if got := <-waited; got != "0 drained anvil; 1 action running there\nidle    anvil\n" {
 		t.Errorf("at last: %q", got)
 	}
 }

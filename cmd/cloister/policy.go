@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/spf13/cobra"
@@ -88,6 +89,7 @@ the action.`,
 	f.StringVar(&r.Target, "target", "", "label of the action's target")
 	f.StringVar(&r.Mnemonic, "mnemonic", "", "mnemonic of the action")
 	f.StringVar(&r.Instance, "instance", "", "instance name of the request")
+	flags.AllowEmpty(f, "instance")
 	return cmd
 }
 

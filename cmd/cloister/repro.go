@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"strings"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/comparison"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
@@ -30,9 +29,10 @@ DIGEST is HASH/SIZE, as messages print it. At a server that keeps a history it c
 latest action, or a selection such as --invocation. A command runs as in cloister run and needs no server. --on lists
 where the runs take place; other servers run the action unvaried and do not cache it. Nothing is recorded.
 
-Factors: ` + strings.Join(repro.Names(), ", ") + `. Settings of the command itself,
+Factors: ` + repro.Join(repro.AllFactors) + `. Settings of the command itself,
 such as TZ in its environment, are inputs and are not varied. The exit code is 0 if all runs are the same, 1 if they
-differ, and 2 if they could not be made.`,
+differ, 5 if a server cannot be reached, and 2 if they prove nothing: they did not start, all fail in the same way, or
+none produces an output of --out.`,
 		Example: `  cloister repro ^1                                     # the action that was executed last
   cloister repro 9f2c...e1/142 -n 5 --bisect --report out.html
   cloister repro --invocation 5c0a...77 --vary time,path
@@ -55,10 +55,10 @@ differ, and 2 if they could not be made.`,
 			case errors.As(context.Cause(ctx), &by):
 				return exit.New(by.ExitCode(), errors.New("stopped"))
 			case err != nil:
-				return exit.New(exit.Trouble, err)
+				return exit.Compared(err)
 			}
 			for _, v := range report {
-				if v.Result != repro.Same {
+				if !v.Result.AllEqual() {
 					return exit.New(exit.No, nil)
 				}
 			}
@@ -72,10 +72,11 @@ differ, and 2 if they could not be made.`,
 	f.BoolVar(&c.Which.Failed, "failed", false, "all failed actions in the server's history")
 	f.IntVarP(&c.Runs, "runs", "n", repro.DefaultRuns, "number of runs to compare")
 	f.StringVar(&c.Vary, "vary", "all", "comma-separated factors to vary: all, none or names")
-	f.StringSliceVar(&c.On, "on", []string{"local"}, "executors to alternate between: local, remote (the server of --cas) or addresses of servers")
+	f.StringSliceVar(&c.On, "on", []string{"local"}, "executors to alternate between: local, remote (the server of --server) or addresses of servers")
 	f.BoolVar(&c.Bisect, "bisect", false, "search for the factors that cause a difference, by further runs")
 	f.StringVar(&c.Report, "report", "", "file for a report: .html, .md or .json")
 	f.StringVar(&c.KeepIn, "keep", "", "directory for the outputs of each run, in run1, run2 and so on")
+	f.BoolVar(&c.AllowFailure, "allow-failure", false, "accept runs that all fail in the same way, and outputs of --out that no run produces")
 	f.BoolVar(&c.JSON, "json", false, "print a JSON list")
 	f.BoolVar(&c.Diffoscope, "diffoscope", false, comparison.DiffoscopeHelp)
 	c.ActionFlags.Register(cmd)

@@ -17,14 +17,14 @@ func statusCommand() *cobra.Command {
 	var from operator.Fleet
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "status [--cas URL] [--json]",
+		Use:   "status [--server URL] [--json]",
 		Short: "Show the status of a server, its queue and its workers",
 		Long: `Status prints whether a cloister serve is ready and why not, what waits and which workers could take it, and for each
 worker its state, its busy slots and their actions. Workers that left are shown while the server expects them back.
 
 The exit code is 1 if the server is not ready, and 5 if it cannot be reached.`,
 		Example: `  cloister status
-  cloister status --cas grpcs://build.example.com:8980 --json | jq '.workers[] | select(.state == "drained") | .name'`,
+  cloister status --server grpcs://build.example.com:8980 --json | jq '.workers[] | select(.state == "drained") | .name'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, end := interrupt.Context(cmd.Context())

@@ -13,14 +13,14 @@ import (
 func topCommand() *cobra.Command {
 	var c operator.Top
 	cmd := &cobra.Command{
-		Use:   "top [--interval TIME] [-n N] [--cas URL]",
+		Use:   "top [--interval TIME] [-n N] [--server URL]",
 		Short: "Show live server activity",
 		Long: `Top shows what cloister status prints, refreshed every second, until q or Ctrl-C. If the output is not a terminal it
 prints one line per interval. It keeps asking a server that goes away.
 
 The exit code is 5 if the server cannot be reached at first.`,
 		Example: `  cloister top
-  cloister top --interval 10s --cas grpcs://build.example.com:8980 | tee -a build.log`,
+  cloister top --interval 10s --server grpcs://build.example.com:8980 | tee -a build.log`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if c.Interval < 100*time.Millisecond {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // TestMistakesNameTheCorrection: a mistake in the command line exits with 2 and one line that says what to write.
@@ -20,8 +21,10 @@ func TestMistakesNameTheCorrection(t *testing.T) {
 		{"blow", `cloister has no command "blow": see cloister --help`},
 		{"action shwo", `cloister action has no command "shwo": did you mean show?`},
 		{"serve now", "wrong number of arguments (1): write cloister serve [flags]"},
-		{"join", "wrong number of arguments (0): write cloister join ADDRESS [flags]"},
-		{"diff a", "wrong number of arguments (1): write cloister diff A B [--as KIND] [--results] [--names] [--cas URL] [--instance NAME] [--json], or cloister diff --invocation"},
+		{"foo", `cloister has no command "foo": see cloister --help`},
+		{"join", "missing argument ADDRESS: write cloister join ADDRESS [flags]"},
+		{"cas cat", "missing argument DIGEST: write cloister cas cat DIGEST..."},
+		{"diff a", "missing argument B: write cloister diff A B [--as KIND] [--results] [--names] [--server URL] [--instance NAME] [--json], or cloister diff --invocation"},
 		{"serve --jobs x", `--jobs "x": write a whole number`},
 		{"action ls -n x", `--number "x": write a whole number`},
 		{"join grpc://a:1 --size-class -1", `--size-class "-1": write a whole number from 0`},
@@ -33,11 +36,13 @@ func TestMistakesNameTheCorrection(t *testing.T) {
 		{"join -\u00e9", `cloister join has no flag -\u00e9: see cloister join --help`},
 		{"serve --=x", "cloister serve has no flag --=x: see cloister serve --help"},
 		{"serve --listen", "--listen needs a value: address and port of the gRPC services"},
+		{"serve --auth= too many", "--auth is empty: write a value or omit the flag; it is the file of callers and their rights"},
 		{"top -n", "-n needs a value: number of updates"},
 		{"serve --cas a --store b", "--cas and --store are mutually exclusive: pass one of them"},
 		{"runner --socket s", "--build-dir is missing: bb_worker's build directory"},
 		{"audit ls --since yesterday", `--since "yesterday": write 90s, 5m or 2h`},
 		{"gc --dry-run=maybe", `--dry-run "maybe": write true or false, or the flag alone`},
+		{"serve --max-size 10", `--max-size "10": 10 bytes are too few: write a unit, such as 10GiB, or a percentage of the disk, such as 10%`},
 		{"gc --max-size much", `--max-size "much": write 50GiB, 500MB or 10%`},
 		{"audit ls --kind shout", `--kind "shout": write one of refused, connect, allowed, write, exec, syscall, read, output, limit, more, note`},
 		{"check --policy /nonexistent/policy.yaml", "--policy: open /nonexistent/policy.yaml: no such file or directory"},
@@ -48,6 +53,43 @@ func TestMistakesNameTheCorrection(t *testing.T) {
 		if code != exit.Usage || !strings.HasPrefix(got, c.want) || strings.Contains(got, "\n") {
 			t.Errorf("cloister %s: exit %d, %q; want exit 2, and one line that begins with %q", c.line, code, got, c.want)
 		}
+	}
+}
+
+// TestEmptyValuesAreMistakes: every command refuses a flag with an empty value, such as an unset variable of a unit file,
+// unless the empty text has a meaning. Otherwise --auth "" would start a server that is open to everybody.
+func TestEmptyValuesAreMistakes(t *testing.T) {
+	tried := 0
+	var each func(path ...string)
+	each = func(path ...string) {
+		find := func() *cobra.Command { // a new one each time, with no flag given
+			c, _, err := rootCommand().Find(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		}
+		find().Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Name == "help" || f.Name == "instance" && path[0] != "join" {
+				return
+			}
+			tried++
+			c := find()
+			err := c.ParseFlags([]string{"--" + f.Name + "="})
+			if err == nil {
+				err = c.Args(c, nil)
+				if err == nil || !strings.HasPrefix(err.Error(), "--"+f.Name+" is empty") {
+					t.Errorf("cloister %v --%s=: %v; want that it is empty", path, f.Name, err)
+				}
+			} // else the empty text is not of the flag's type
+		})
+		for _, sub := range find().Commands() {
+			each(append(slices.Clip(path), sub.Name())...)
+		}
+	}
+	each()
+	if tried < 100 {
+		t.Errorf("tried only %d flags", tried)
 	}
 }
 
@@ -107,7 +149,7 @@ func TestUnreachableServerIsExplained(t *testing.T) {
 	gone.Close()
 	for _, line := range []string{"status", "action ls", "action show ^1", "action log -f " + noDigest, "cas stat " + noDigest, "cache show " + noDigest} {
 		got, code := runCLI(t, append(strings.Fields(line), "--cas", "grpc://"+address)...)
-		if code != exit.Unreachable || !strings.Contains(got, "dial tcp "+address+": ") || strings.Contains(got, "rpc error") || strings.Contains(got, `\"`) {
+		if code != exit.Unreachable || !strings.Contains(got, "no server at "+address+" ") || strings.Contains(got, "rpc error") || strings.Contains(got, `\"`) {
 			t.Errorf("cloister %s: exit %d, %s", line, code, got)
 		}
 	}

@@ -17,9 +17,14 @@ func versionCommand() *cobra.Command {
 		Example: "  cloister version",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "cloister %s  revision %s  %s  %s/%s\n",
-				buildinfo.Version, buildinfo.Revision(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
 			return err
 		},
 	}
+}
+
+// versionLine is what cloister version and cloister --version print.
+func versionLine() string {
+	return fmt.Sprintf("cloister %s  revision %s  %s  %s/%s",
+		buildinfo.Version, buildinfo.Revision(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

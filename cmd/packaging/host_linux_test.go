@@ -632,7 +632,7 @@ func TestDebInACleanSystem(t *testing.T) {
 		{"after start", "active", "the unit starts, and says that it is ready"},
 		{"user", "cloister", "not as root"},
 		{"status", "0 running, 0 queued", "signs of life"},
-		{"tier", "(full)", "within the confinement of the unit, the sandbox is whole"},
+		{"tier", "(full", "within the confinement of the unit, no layer of the sandbox is missing"},
 		{"ready", "ready", "it answers"},
 		{"state", "cloister:cloister 700 /var/lib/cloister", "the store is its own"},
 		{"restarted", "yes", "a process that is stuck is ended by the watchdog, and started again"},

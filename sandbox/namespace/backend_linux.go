@@ -5,7 +5,10 @@ package namespace
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,7 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Backend runs commands in namespaces through one zygote, which it starts on first use and again if it died.
+// A Backend runs commands in namespaces through one zygote, which it starts on first use and restarts after a crash.
+// New makes one; every method of a zero Backend returns an error.
 type Backend struct {
 	config     Config
 	rootless   bool
@@ -43,8 +47,12 @@ type Backend struct {
 	filters sync.Map     // encoded filters by seccomp.Config
 }
 
-// New returns a backend. The caller closes it.
+// New returns a backend. It copies c. The caller closes the backend.
 func New(c Config) *Backend {
+	c.Without, c.Hidden, c.Source = slices.Clone(c.Without), slices.Clone(c.Hidden), maps.Clone(c.Source)
+	for i, dir := range c.Hidden {
+		c.Hidden[i] = resolved(dir)
+	}
 	b := &Backend{config: c, rootless: !ownsUsers(), sock: -1, open: map[string]*workspace{}}
 	b.returned = sync.NewCond(&b.mu)
 	if c.has(Landlock) {
@@ -53,12 +61,26 @@ func New(c Config) *Backend {
 	return b
 }
 
+// resolved returns the path of dir as sources of inputs have it: absolute, and without symbolic links if it exists.
+func resolved(dir string) string {
+	if abs, err := filepath.Abs(dir); err == nil {
+		dir = abs
+	}
+	if source, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = source
+	}
+	return dir
+}
+
 // Close ends the zygote and every run.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.returned == nil {
+		return errZero
+	}
 	b.closed = true
-	b.drop("the sandbox is closed")
+	b.drop(sandbox.ErrClosed.Error())
 	b.returned.Broadcast()
 	// Their processes are dying; their goroutines read the groups once more.
 	late := false
@@ -101,10 +123,28 @@ func (b *Backend) drop(why string) {
 	}
 }
 
+// ready is like usable, for callers that do not hold b.mu.
+func (b *Backend) ready() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.usable()
+}
+
+// usable returns why b cannot be used, or nil. The caller holds b.mu.
+func (b *Backend) usable() error {
+	if b.returned == nil {
+		return errZero
+	}
+	if b.closed {
+		return sandbox.ErrClosed
+	}
+	return nil
+}
+
 // start starts the zygote if it does not run. The caller holds b.mu.
 func (b *Backend) start() error {
-	if b.closed {
-		return errClosed
+	if err := b.usable(); err != nil {
+		return err
 	}
 	if b.sock >= 0 && !hungUp(b.sock) {
 		return nil
@@ -174,4 +214,4 @@ func (b *Backend) requestLocked(req []byte, answer bool, fds ...int) (int, error
 	return -1, fmt.Errorf("the zygote does not answer: %w", err)
 }
 
-var errClosed = errors.New("the sandbox is closed")
+var errZero = errors.New("zero namespace.Backend: make one with New")

@@ -50,4 +50,6 @@ func NewAttached(c Config) *Backend {
 func (b *Backend) Lost() int64 { return b.lost.Load() }
 
 // LeaveNetwork ends a run in a slot whose process is at the other end of a socket.
-func LeaveNetwork(sock int) (noRoute int64, err error) { return (&slot{sock: sock}).replaceNetwork() }
+func LeaveNetwork(sock int) (noRoute int64, known bool, err error) {
+	return (&slot{sock: sock}).replaceNetwork()
+}

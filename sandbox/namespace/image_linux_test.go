@@ -235,7 +235,7 @@ func TestHostsMountsDoNotArrive(t *testing.T) {
 	}
 	rootOnly(t)
 	backend(t, namespace.Config{})
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestHostsMountsDoNotArrive$", "-test.timeout=1m")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestHostsMountsDoNotArrive$", "-test.timeout=15m")
 	cmd.Env = append(os.Environ(), sharedVariable+"="+t.TempDir())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	if out, err := cmd.CombinedOutput(); err != nil {

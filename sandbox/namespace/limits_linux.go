@@ -31,7 +31,7 @@ func (b *Backend) capabilities() cgroup.Capabilities {
 
 // features returns what this backend enforces.
 func (b *Backend) features(can cgroup.Capabilities) *sandbox.Features {
-	f := &sandbox.Features{Backend: Name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp), Conditions: b.supportedConditions()}
+	f := &sandbox.Features{Backend: name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp), Conditions: b.supportedConditions()}
 	for _, row := range []struct {
 		limit sandbox.Limit
 		ok    bool
@@ -109,10 +109,11 @@ func encode(program []unix.SockFilter) []byte {
 	return b
 }
 
-// monitorConfig returns what a run may do, for its syscall monitor.
-func monitorConfig(spec *sandbox.Spec, source map[string]string) monitor.Config {
+// monitorConfig returns the permissions of a run, for its syscall monitor. The run cannot write to the output
+// directories unwritable.
+func monitorConfig(spec *sandbox.Spec, source map[string]string, unwritable []string) monitor.Config {
 	v := monitor.Config{
-		Source: source, Writable: []string{"/dev/shm"}, Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull,
+		Unwritable: unwritable, Source: source, Writable: []string{"/dev/shm"}, Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull,
 		Conditions: spec.Conditions,
 	}
 	for _, o := range spec.Outputs {
@@ -197,11 +198,14 @@ func (r *run) exceededBy(used *cgroup.Usage) *sandbox.Event {
 }
 
 func exceeded(l sandbox.Limit, actual, limit int64) *sandbox.Event {
-	return &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(l), Count: 1, Actual: l.Format(actual), Limit: l.Format(limit)}
+	return &sandbox.Event{
+		Kind: sandbox.EventLimit, Subject: string(l), Count: 1,
+		Actual: l.Format(actual), Limit: l.Format(limit), ActualValue: actual, LimitValue: limit, Unit: l.Unit(),
+	}
 }
 
 // account completes res with what the dead run used and what was recorded of it.
-func (r *run) account(res *sandbox.Result) error {
+func (r *run) account(res *sandbox.Result, can cgroup.Capabilities) error {
 	u := &res.Usage
 	res.Exceeded = r.exceeded
 	if r.slot.group != nil {
@@ -212,8 +216,9 @@ func (r *run) account(res *sandbox.Result) error {
 		if used.User+used.System > u.User+u.System {
 			u.User, u.System = used.User, used.System
 		}
-		u.PeakMemory = used.PeakMemory
-		u.PeakProcesses = used.PeakProcesses
+		u.PeakMemory, u.PeakProcesses = used.PeakMemory, used.PeakProcesses
+		u.Measured.CPU, u.Measured.DiskBytes = can.CountCPU, can.CountIO
+		u.Measured.PeakMemory, u.Measured.PeakProcesses = used.PeakMemory > 0, used.PeakProcesses > 0
 		u.ReadBytes, u.WrittenBytes = max(u.ReadBytes, used.ReadBytes), max(u.WrittenBytes, used.WrittenBytes)
 		if res.Exceeded == nil {
 			res.Exceeded = r.exceededBy(&used)
@@ -239,14 +244,20 @@ func (r *run) account(res *sandbox.Result) error {
 		}
 		networkClean = !r.syscalls.UsedNetwork() && r.proxy == nil
 	}
+	u.Measured.PacketsRefused = true // none, if the run made no socket
 	if r.slot.networkClean = networkClean; !networkClean {
 		var err error
-		if u.PacketsRefused, err = r.slot.replaceNetwork(); err != nil {
+		if u.PacketsRefused, u.Measured.PacketsRefused, err = r.slot.replaceNetwork(); err != nil {
 			return err
 		}
 	}
 	if r.proxy != nil {
 		res.Events = append(res.Events, r.proxy.close()...)
+	}
+	if r.missing != "" && r.spec.Audit != sandbox.AuditOff {
+		if e, ok := missingToolchain(r.spec, r.missing); ok {
+			res.Events = append(res.Events, e)
+		}
 	}
 	if res.Exceeded != nil && !slices.ContainsFunc(res.Events, func(e sandbox.Event) bool { return e == *res.Exceeded }) {
 		res.Events = append(res.Events, *res.Exceeded)
@@ -276,21 +287,39 @@ func (r *run) checkSpace() {
 	r.noFiles = r.noFiles || st.Ffree == 0 && st.Files > 0
 }
 
+// outputLimits returns the limits of the Spec, or those of the workspace where they are lower.
+func (r *run) outputLimits() zygote.WorkspaceSize {
+	limits := zygote.WorkspaceSize{Bytes: r.spec.Limits.OutputBytes, Files: r.spec.Limits.OutputFiles}
+	if w := r.backend.workspace(r.spec.Workspace); w != nil {
+		limits.Bytes, limits.Files = lower(limits.Bytes, w.room.Bytes), lower(limits.Files, w.room.Files)
+	}
+	return limits
+}
+
+// lower returns the lower of two limits.
+func lower(a, b int64) int64 {
+	if a == sandbox.Unlimited || b == sandbox.Unlimited {
+		return max(a, b)
+	}
+	return min(a, b)
+}
+
 // recordFull records the space limits that the run hit.
 func (r *run) recordFull(res *sandbox.Result) {
 	r.checkSpace()
-	l := &r.spec.Limits
-	if r.noBytes && l.OutputBytes != sandbox.Unlimited {
-		r.limitHit(res, exceeded(sandbox.LimitOutputBytes, l.OutputBytes, l.OutputBytes))
+	limits := r.outputLimits()
+	if r.noBytes && limits.Bytes != sandbox.Unlimited {
+		r.limitHit(res, exceeded(sandbox.LimitOutputBytes, limits.Bytes, limits.Bytes))
 	}
-	if r.noFiles && l.OutputFiles != sandbox.Unlimited {
-		r.limitHit(res, exceeded(sandbox.LimitOutputFiles, l.OutputFiles, l.OutputFiles))
+	if r.noFiles && limits.Files != sandbox.Unlimited {
+		r.limitHit(res, exceeded(sandbox.LimitOutputFiles, limits.Files, limits.Files))
 	}
 	for _, target := range r.fullTemps {
 		for _, t := range r.spec.Temp {
 			if t.Target == target {
-				size := sandbox.Bytes(t.Bytes)
-				r.limitHit(res, &sandbox.Event{Kind: sandbox.EventLimit, Subject: "room in " + target, Count: 1, Actual: size, Limit: size})
+				e := exceeded(sandbox.LimitOutputBytes, t.Bytes, t.Bytes)
+				e.Subject = "room in " + target
+				r.limitHit(res, e)
 			}
 		}
 	}

@@ -261,8 +261,8 @@ func TestEndedRunOutlivesItsSlot(t *testing.T) {
 			}
 		}
 		unix.Close(theirs)
-		if n, err := namespace.LeaveNetwork(ours); n != 0 || err != nil {
-			t.Errorf("of a slot that said %q and died: got %d, %v", said, n, err)
+		if n, known, err := namespace.LeaveNetwork(ours); n != 0 || known || err != nil {
+			t.Errorf("of a slot that said %q and died: got %d, known %t, %v", said, n, known, err)
 		}
 	}
 	ours, theirs := pair()
@@ -270,7 +270,7 @@ func TestEndedRunOutlivesItsSlot(t *testing.T) {
 	if err := errors.Join(zygote.Send(theirs, []byte(".")), zygote.Send(theirs, []byte(".no room"))); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := namespace.LeaveNetwork(ours); err == nil || err.Error() != "network of the run: no room" {
+	if _, _, err := namespace.LeaveNetwork(ours); err == nil || err.Error() != "network of the run: no room" {
 		t.Errorf("of a slot that cannot: got %v", err)
 	}
 }

@@ -17,7 +17,7 @@
 //
 // The Result lists what the run attempted beyond that.
 //
-// Package zygote describes the processes involved. The worker itself attaches no mount.
+// The program must call Init at the start of main. The worker itself attaches no mount.
 package namespace
 
 import (
@@ -26,8 +26,14 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// Name is this backend's name in Features.
-const Name = "namespace"
+// Init runs a helper process of a Backend. Helpers are this program, started again with an empty environment, as the
+// same user and outside the sandbox; package zygote describes them. Programs that use a Backend call Init first in main,
+// and tests first in TestMain. In a helper Init does not return; otherwise it does nothing. The init functions of the
+// program run in each helper: they must need no environment and have no side effects there.
+func Init() { initHelper() }
+
+// name is this backend's name in Features.
+const name = "namespace"
 
 // A Config configures a backend; its zero value is the strictest that the host can enforce.
 type Config struct {

@@ -19,13 +19,15 @@ type Backend struct{}
 // New returns a backend whose methods return sandbox.ErrUnsupported.
 func New(Config) *Backend { return &Backend{} }
 
+func initHelper() {}
+
 func unsupported() error {
 	return fmt.Errorf("%w: Linux namespaces do not exist on %s", sandbox.ErrUnsupported, runtime.GOOS)
 }
 
 // Probe returns ErrUnsupported.
 func (*Backend) Probe(context.Context) (sandbox.Features, error) {
-	return sandbox.Features{Backend: Name, Tier: "none", Checks: []sandbox.Check{{
+	return sandbox.Features{Backend: name, Tier: "none", Checks: []sandbox.Check{{
 		Name: "Linux namespaces", Detail: "this system is " + runtime.GOOS, Required: true,
 	}}}, unsupported()
 }

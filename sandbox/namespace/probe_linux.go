@@ -21,11 +21,15 @@ import (
 
 // Probe runs this executable in a sandbox and reports what it finds there. It concludes nothing from version numbers.
 func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
-	f := sandbox.Features{Backend: Name, Tier: "none"}
+	f := sandbox.Features{Backend: name, Tier: "none"}
 	check := func(ok bool, name, detail, fix string) {
 		f.Checks = append(f.Checks, sandbox.Check{Name: name, OK: ok, Detail: detail, Fix: fix, Required: true})
 	}
 	fail := func(name string, err error) (sandbox.Features, error) {
+		if errors.Is(err, errHelper) {
+			check(false, name, err.Error(), "")
+			return f, err
+		}
 		detail, fix := explain(err)
 		check(false, name, detail, fix)
 		if fix != "" {
@@ -34,6 +38,9 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 		return f, fmt.Errorf("%w: %s: %s%s", sandbox.ErrUnsupported, name, detail, fix)
 	}
 
+	if err := b.ready(); err != nil {
+		return f, err
+	}
 	b.mu.Lock()
 	err := b.start()
 	b.mu.Unlock()

@@ -131,7 +131,7 @@ func pass(to, from net.Conn) int64 {
 func (p *egressProxy) record(e sandbox.Endpoint, detail string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	event := sandbox.Event{Kind: sandbox.EventAllowed, Subject: e.String(), Count: 1, Detail: detail}
+	event := sandbox.Event{Kind: sandbox.EventAllowed, Subject: e.String(), Endpoint: e, Count: 1, Detail: detail}
 	if len(p.events) >= sandbox.MaxEvents {
 		for i := len(p.events) - 1; i >= 0; i-- {
 			if p.events[i].Subject == event.Subject {

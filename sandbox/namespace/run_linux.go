@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
 	"github.com/cloister-build/cloister/sandbox/internal/monitor"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"golang.org/x/sys/unix"
@@ -76,7 +78,7 @@ func (b *Backend) try(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 	if err := r.start(b, p, images, std); err != nil {
 		return nil, b.explainLost(s, err)
 	}
-	res, err := r.wait(ctx)
+	res, err := r.wait(ctx, can)
 	if err != nil {
 		s.base = nil // the slot may have failed to set it up
 	}
@@ -117,6 +119,9 @@ type run struct {
 
 	killed    syscall.Signal // with which another process killed pid 1
 	fullTemps []string       // temporary directories that were full at the end
+
+	unwritable []string // output directories that the run cannot write to
+	missing    string   // what was not found, see zygote.Exited
 }
 
 // start hands the run to its slot.
@@ -171,7 +176,23 @@ func (r *run) start(b *Backend, p *zygote.Plan, images []string, std sandbox.Std
 	return nil
 }
 
-// streams creates the run's standard streams: an empty stdin and two pipes, or a terminal.
+// stdin adds the run's stdin: a pipe, or nothing to read.
+func (r *run) stdin(pipe *os.File) error {
+	var fd int
+	var err error
+	if pipe != nil {
+		fd, err = unix.FcntlInt(pipe.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	} else {
+		fd, err = unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("stdin: %w", err)
+	}
+	r.slotFDs = append(r.slotFDs, fd)
+	return nil
+}
+
+// streams creates the run's standard streams: stdin and two pipes, or a terminal.
 func (r *run) streams(std sandbox.Stdio) error {
 	if std.Terminal != nil {
 		for range 3 {
@@ -183,14 +204,20 @@ func (r *run) streams(std sandbox.Stdio) error {
 		}
 		return nil
 	}
-	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open /dev/null: %w", err)
+	if err := r.stdin(std.Stdin); err != nil {
+		return err
 	}
-	r.slotFDs = append(r.slotFDs, null)
 	for i, w := range []io.Writer{std.Stdout, std.Stderr} {
 		if w == nil {
 			w = io.Discard
+		}
+		if i == 1 && same(std.Stdout, std.Stderr) {
+			fd, err := unix.FcntlInt(uintptr(r.slotFDs[len(r.slotFDs)-1]), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				return fmt.Errorf("output pipe: %w", err)
+			}
+			r.slotFDs = append(r.slotFDs, fd)
+			continue
 		}
 		ours, theirs, err := os.Pipe()
 		if err != nil {
@@ -211,6 +238,11 @@ func (r *run) streams(std sandbox.Stdio) error {
 		})
 	}
 	return nil
+}
+
+// same reports whether a and b are one writer, which then gets one pipe. Comparing other values could panic.
+func same(a, b io.Writer) bool {
+	return a != nil && b != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
 
 // handOver closes what the slot has received.
@@ -241,7 +273,7 @@ func (r *run) close() {
 
 // wait follows the run to its end. When ctx ends or the timeout expires it stops the run: SIGTERM, grace period,
 // SIGKILL for pid 1 and with it for everything.
-func (r *run) wait(ctx context.Context) (*sandbox.Result, error) {
+func (r *run) wait(ctx context.Context, can cgroup.Capabilities) (*sandbox.Result, error) {
 	p := &progress{started: make(chan struct{}), exited: make(chan struct{}), reaped: make(chan struct{})}
 	var stopping sync.WaitGroup
 	stopping.Go(func() { r.stop(ctx, p) })
@@ -266,7 +298,7 @@ func (r *run) wait(ctx context.Context) (*sandbox.Result, error) {
 	if err := errors.Join(r.copyErr[:]...); err != nil {
 		return nil, fmt.Errorf("copy the run's output: %w", err)
 	}
-	if err := r.account(res); err != nil {
+	if err := r.account(res, can); err != nil {
 		return res, err
 	}
 	if r.killed != 0 && !res.Stopped && res.Exceeded == nil {
@@ -370,12 +402,14 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 		case rep.Ready:
 			begun = true
 			if len(fds) == 1 {
-				r.syscalls = monitor.Start(fds[0], monitorConfig(r.spec, r.source))
+				r.syscalls = monitor.Start(fds[0], monitorConfig(r.spec, r.source, r.unwritable))
 			}
 		case rep.Listening && len(fds) == len(r.spec.Network.Allow):
 			r.proxy = startProxy(fds, r.spec.Network.Allow)
+		case rep.Unwritable != nil:
+			r.unwritable = rep.Unwritable
 		case rep.Failed != "":
-			return nil, fmt.Errorf("start of the run: %s", rep.Failed)
+			return nil, r.explainFailure(rep.Failed)
 		case rep.Lost != "":
 			return nil, fmt.Errorf("%w: %s", errLostSlot, rep.Lost)
 		case rep.Started != 0:
@@ -387,7 +421,7 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 			close(p.started)
 		case rep.Exited != nil:
 			res.End = withMonotonic(rep.Exited.At)
-			res.ExitCode = rep.Exited.Code
+			res.ExitCode, r.missing = rep.Exited.Code, rep.Exited.Missing
 			if s := rep.Exited.Signal; s != 0 {
 				res.Signal, res.ExitCode = syscall.Signal(s), 128+s
 			}
@@ -437,6 +471,9 @@ func (r *run) lostControl(begun bool) error {
 	}
 	if !begun {
 		return fmt.Errorf("%w: %s", errLostSlot, why)
+	}
+	if errors.Is(r.backend.ready(), sandbox.ErrClosed) {
+		return fmt.Errorf("%w, with every run in it", sandbox.ErrClosed)
 	}
 	return fmt.Errorf("the sandbox slot died after the command had started: %s", why)
 }

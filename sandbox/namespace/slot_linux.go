@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"golang.org/x/sys/unix"
@@ -163,8 +164,9 @@ func (b *Backend) askSlotEnd(s *slot) string {
 }
 
 // replaceNetwork gives the slot's next run a new network and returns how many packets found no route in the old one. A
-// slot that was killed since the run ended took its network and the count along: that does not fail the run.
-func (s *slot) replaceNetwork() (noRoute int64, err error) {
+// slot that was killed since the run ended took its network and the count along: the run does not fail, but the count
+// is unknown.
+func (s *slot) replaceNetwork() (noRoute int64, known bool, err error) {
 	var packet []byte
 	if err = s.awaitReady(); err == nil {
 		err = zygote.Send(s.sock, []byte{zygote.ReqNetwork})
@@ -175,7 +177,7 @@ func (s *slot) replaceNetwork() (noRoute int64, err error) {
 	}
 	if isGone(err) || errors.Is(err, errLostSlot) {
 		s.drop()
-		return 0, nil
+		return 0, false, nil
 	}
 	if err == nil && len(packet) > 0 && packet[0] == '.' {
 		err = errors.New(string(packet[1:]))
@@ -186,10 +188,10 @@ func (s *slot) replaceNetwork() (noRoute int64, err error) {
 	}
 	if err != nil {
 		s.drop()
-		return 0, fmt.Errorf("network of the run: %w", err)
+		return 0, false, fmt.Errorf("network of the run: %w", err)
 	}
 	s.networkClean = true
-	return t.NoRoute, nil
+	return t.NoRoute, true, nil
 }
 
 // errLostSlot means that a slot failed before the run began: another slot may run it.
@@ -266,7 +268,7 @@ func (b *Backend) pickSlot(base *zygote.Base) (*slot, error) {
 		return b.newSlot()
 	}
 	if len(b.free) == 0 {
-		return nil, errClosed
+		return nil, sandbox.ErrClosed
 	}
 	s := b.free[max(i, 0)]
 	b.free = slices.Delete(b.free, max(i, 0), max(i, 0)+1)

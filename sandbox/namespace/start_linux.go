@@ -3,6 +3,7 @@
 package namespace
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -42,9 +43,17 @@ func covers(idMap string, first, last int) bool {
 	return false
 }
 
+// errHelper means that a helper process did not start although this host may support namespaces.
+var errHelper = errors.New("the sandbox's helper process did not start")
+
+func initHelper() { zygote.Main() }
+
 // startZygote starts a zygote and returns its process and the worker's end of its socket, which the caller closes to
 // end it. A rootless zygote lives in a user namespace whose root is the calling user.
 func startZygote(rootless bool) (*os.Process, int, error) {
+	if !zygote.Callable() {
+		return nil, -1, fmt.Errorf("%w: this program must call namespace.Init first in main", errHelper)
+	}
 	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, -1, fmt.Errorf("socket pair: %w", err)
@@ -79,13 +88,15 @@ func startZygote(rootless bool) (*os.Process, int, error) {
 	// The first packet reports whether it is ready.
 	b, _, err := zygote.Receive(sv[0])
 	if err == nil && len(b) > 1 {
-		err = fmt.Errorf("%s", b[1:])
+		err = fmt.Errorf("start the zygote: %s", b[1:])
+	} else if err != nil {
+		err = fmt.Errorf("%w: %w; it runs the program's init functions with an empty environment", errHelper, err)
 	}
 	if err != nil {
 		unix.Close(sv[0])
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
-		return nil, -1, fmt.Errorf("start the zygote: %w", err)
+		return nil, -1, err
 	}
 	return cmd.Process, sv[0], nil
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/cloister-build/cloister/sandbox"
@@ -17,12 +18,20 @@ import (
 
 // Workspace returns a new detached tmpfs.
 func (b *Backend) Workspace(_ context.Context, bytes, files int64) (sandbox.Workspace, error) {
+	for _, limit := range []int64{bytes, files} {
+		if limit <= 0 && limit != sandbox.Unlimited {
+			return nil, fmt.Errorf("%w: a workspace of %d bytes and %d files: each must be positive or Unlimited", sandbox.ErrSpec, bytes, files)
+		}
+	}
+	if err := b.ready(); err != nil {
+		return nil, err
+	}
 	room := zygote.WorkspaceSize{Bytes: bytes, Files: files}
 	fd, err := b.newWorkspace(room)
 	if err != nil {
 		return nil, fmt.Errorf("workspace: %w", err)
 	}
-	w := &workspace{b: b, mount: os.NewFile(uintptr(fd), "workspace"), name: fmt.Sprintf("/proc/self/fd/%d", fd)}
+	w := &workspace{b: b, mount: os.NewFile(uintptr(fd), "workspace"), name: fmt.Sprintf("/proc/self/fd/%d", fd), room: room}
 	if w.root, err = os.OpenRoot(w.name); err != nil {
 		w.mount.Close()
 		return nil, fmt.Errorf("workspace: %w", err)
@@ -50,6 +59,12 @@ var copiesDetached = sync.OnceValue(zygote.CopiesDetached)
 
 // Mount mounts an image, detached.
 func (b *Backend) Mount(_ context.Context, file *os.File, devices []*os.File) (sandbox.Mount, error) {
+	if err := b.ready(); err != nil {
+		return nil, err
+	}
+	if file == nil || slices.Contains(devices, nil) {
+		return nil, fmt.Errorf("%w: mount an image: a file is nil", sandbox.ErrSpec)
+	}
 	if b.rootless {
 		return nil, fmt.Errorf("%w: an ordinary user cannot mount an EROFS image", sandbox.ErrUnsupported)
 	}
@@ -86,6 +101,7 @@ type workspace struct {
 	mount *os.File
 	root  *os.Root
 	name  string
+	room  zygote.WorkspaceSize
 }
 
 func (w *workspace) Root() *os.Root { return w.root }

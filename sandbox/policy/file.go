@@ -11,40 +11,39 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy/strict"
-	"github.com/goccy/go-yaml/ast"
 )
 
-// A SyntaxError is an error at a position in a policy file.
+// A SyntaxError is an error at a position in a policy file, with the fields File, Line, Column, Message and Hint.
 type SyntaxError = strict.SyntaxError
 
 // Parse parses a policy in the format of docs/policy.md. The file's name appears only in messages. Every error is a
 // SyntaxError.
 func Parse(file string, text []byte) (*Policy, error) {
-	r := &reader{Decoder: strict.NewDecoder(file, "a policy", text), policy: Default(), profiles: map[string]ast.Node{}}
+	r := &reader{Decoder: strict.NewDecoder(file, "a policy", text), policy: Default(), profiles: map[string]*strict.Node{}}
 	root, err := r.Parse(text)
 	if err != nil {
 		return nil, err
 	}
 	var version bool
 	var names []string
-	var rules ast.Node
+	var rules *strict.Node
 	err = r.Mapping(root, strict.Keys{
-		"version": func(n ast.Node) error {
+		"version": func(n *strict.Node) error {
 			version = true
 			if v, err := r.Scalar(n); err != nil || v != "1" {
 				return r.Errorf(n, "this version of Cloister reads version 1")
 			}
 			return nil
 		},
-		"profiles": func(n ast.Node) error {
-			return r.Entries(n, func(name string, key, value ast.Node) error {
+		"profiles": func(n *strict.Node) error {
+			return r.Entries(n, func(name string, key, value *strict.Node) error {
 				names = append(names, name)
 				r.profiles[name] = value
 				_, err := r.name(key)
 				return err
 			})
 		},
-		"rules":            func(n ast.Node) error { rules = n; return nil }, // read after all profiles
+		"rules":            func(n *strict.Node) error { rules = n; return nil }, // read after all profiles
 		"allow_unenforced": r.readUnenforced,
 	})
 	if err != nil {
@@ -70,15 +69,15 @@ func Parse(file string, text []byte) (*Policy, error) {
 type reader struct {
 	*strict.Decoder
 	policy   *Policy
-	profiles map[string]ast.Node // of the file
-	done     []string            // profiles that were read
-	reading  []string            // the profile being read, and those that inherit from it
+	profiles map[string]*strict.Node // of the file
+	done     []string                // profiles that were read
+	reading  []string                // the profile being read, and those that inherit from it
 }
 
 // wellNamed matches the names of profiles and rules, which need no quotes in a message.
 var wellNamed = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
-func (r *reader) name(n ast.Node) (string, error) {
+func (r *reader) name(n *strict.Node) (string, error) {
 	name, err := r.Scalar(n)
 	if err == nil && !wellNamed.MatchString(name) {
 		err = r.Errorf(n, "invalid name %q: write at most 64 letters, digits, '.', '_' and '-'", name)
@@ -87,7 +86,7 @@ func (r *reader) name(n ast.Node) (string, error) {
 }
 
 // profileName reads the name of a profile that exists.
-func (r *reader) profileName(n ast.Node) (string, error) {
+func (r *reader) profileName(n *strict.Node) (string, error) {
 	name, err := r.Scalar(n)
 	if err != nil {
 		return "", err
@@ -105,8 +104,8 @@ func (r *reader) readProfile(name string) error {
 	if slices.Contains(r.done, name) {
 		return nil
 	}
-	own := map[string]ast.Node{}
-	err := r.Entries(r.profiles[name], func(key string, _, value ast.Node) error { own[key] = value; return nil })
+	own := map[string]*strict.Node{}
+	err := r.Entries(r.profiles[name], func(key string, _, value *strict.Node) error { own[key] = value; return nil })
 	if err != nil {
 		return err
 	}
@@ -158,7 +157,7 @@ func (r *reader) readProfile(name string) error {
 // settings returns the keys of a profile.
 func (r *reader) settings(p *profile) strict.Keys {
 	known := r.quantities(&p.amounts)
-	known["inherits"] = func(ast.Node) error { return nil } // read by readProfile
+	known["inherits"] = func(*strict.Node) error { return nil } // read by readProfile
 	known["max_timeout"] = value(r.Decoder, &p.maxTimeout, func(s string) (time.Duration, error) {
 		v, err := maxTimeout.read(s)
 		return time.Duration(v), err
@@ -166,11 +165,11 @@ func (r *reader) settings(p *profile) strict.Keys {
 	known["loopback"] = value(r.Decoder, &p.loopback, parseBool)
 	known["listen"] = value(r.Decoder, &p.listen, parseBool)
 	known["audit"] = value(r.Decoder, &p.audit, parseAudit)
-	known["network"] = func(n ast.Node) error {
+	known["network"] = func(n *strict.Node) error {
 		return r.Mapping(n, strict.Keys{
-			"allow": func(n ast.Node) error {
+			"allow": func(n *strict.Node) error {
 				p.allow = setting[[]sandbox.Endpoint]{at: r.At(n)}
-				err := r.Sequence(n, func(n ast.Node) error {
+				err := r.Sequence(n, func(n *strict.Node) error {
 					var e setting[sandbox.Endpoint]
 					err := value(r.Decoder, &e, sandbox.ParseEndpoint)(n)
 					p.allow.v = append(p.allow.v, e.v)
@@ -195,11 +194,11 @@ func (r *reader) quantities(to *[len(quantities)]setting[int64]) strict.Keys {
 }
 
 // readRule reads the next rule.
-func (r *reader) readRule(n ast.Node) error {
+func (r *reader) readRule(n *strict.Node) error {
 	u := &rule{at: r.At(n)}
-	var max ast.Node
+	var max *strict.Node
 	err := r.Mapping(n, strict.Keys{
-		"name": func(n ast.Node) (err error) {
+		"name": func(n *strict.Node) (err error) {
 			if u.name, err = r.name(n); err != nil {
 				return err
 			}
@@ -210,9 +209,9 @@ func (r *reader) readRule(n ast.Node) error {
 			}
 			return nil
 		},
-		"when":    func(n ast.Node) error { return r.readCondition(n, &u.when) },
-		"profile": func(n ast.Node) (err error) { u.profile, err = r.profileName(n); return err },
-		"max":     func(n ast.Node) error { max = n; return r.Mapping(n, r.quantities(&u.max)) },
+		"when":    func(n *strict.Node) error { return r.readCondition(n, &u.when) },
+		"profile": func(n *strict.Node) (err error) { u.profile, err = r.profileName(n); return err },
+		"max":     func(n *strict.Node) error { max = n; return r.Mapping(n, r.quantities(&u.max)) },
 	})
 	if err != nil {
 		return err
@@ -243,16 +242,16 @@ func (r *reader) readRule(n ast.Node) error {
 	return nil
 }
 
-func (r *reader) readCondition(n ast.Node, w *condition) error {
-	text := func(to **string) func(ast.Node) error {
-		return func(n ast.Node) error {
+func (r *reader) readCondition(n *strict.Node, w *condition) error {
+	text := func(to **string) func(*strict.Node) error {
+		return func(n *strict.Node) error {
 			s, err := r.Scalar(n)
 			*to = &s
 			return err
 		}
 	}
 	return r.Mapping(n, strict.Keys{
-		"target": func(n ast.Node) error {
+		"target": func(n *strict.Node) error {
 			var p setting[*pattern]
 			err := value(r.Decoder, &p, parsePattern)(n)
 			w.target = p.v
@@ -260,8 +259,8 @@ func (r *reader) readCondition(n ast.Node, w *condition) error {
 		},
 		"mnemonic": text(&w.mnemonic),
 		"instance": text(&w.instance),
-		"property": func(n ast.Node) error {
-			err := r.Entries(n, func(name string, _, value ast.Node) error {
+		"property": func(n *strict.Node) error {
+			err := r.Entries(n, func(name string, _, value *strict.Node) error {
 				v, err := r.Scalar(value)
 				w.properties = append(w.properties, Property{name, v})
 				return err
@@ -277,14 +276,14 @@ func (w *condition) always() bool {
 	return w.target == nil && w.mnemonic == nil && w.instance == nil && len(w.properties) == 0
 }
 
-func (r *reader) readUnenforced(n ast.Node) error {
+func (r *reader) readUnenforced(n *strict.Node) error {
 	limits := map[string]sandbox.Limit{}
 	for _, q := range quantities {
 		if q.limit != "" {
 			limits[q.key] = q.limit
 		}
 	}
-	return r.Sequence(n, func(n ast.Node) error {
+	return r.Sequence(n, func(n *strict.Node) error {
 		key, err := r.Scalar(n)
 		if err != nil {
 			return err
@@ -299,8 +298,8 @@ func (r *reader) readUnenforced(n ast.Node) error {
 }
 
 // value returns a function that parses a scalar into to.
-func value[T any](d *strict.Decoder, to *setting[T], parse func(string) (T, error)) func(ast.Node) error {
-	return func(n ast.Node) error {
+func value[T any](d *strict.Decoder, to *setting[T], parse func(string) (T, error)) func(*strict.Node) error {
+	return func(n *strict.Node) error {
 		text, err := d.Scalar(n)
 		if err != nil {
 			return err

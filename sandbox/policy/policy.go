@@ -6,12 +6,14 @@
 package policy
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
@@ -30,8 +32,13 @@ type Request struct {
 	Target, Mnemonic string
 }
 
-// A Property is a platform property of an action.
+// A Property is a platform property that an action demands or a worker has.
 type Property struct{ Name, Value string }
+
+// Compare orders properties by name, then by value.
+func (p Property) Compare(q Property) int {
+	return cmp.Or(strings.Compare(p.Name, q.Name), strings.Compare(p.Value, q.Value))
+}
 
 // String returns name=value as printable text of bounded length, quoted unless it is a single word.
 func (p Property) String() string { return printable.Quote(p.Name+"="+p.Value, 200) }
@@ -62,6 +69,8 @@ type Grant struct {
 	Why []string
 }
 
+var errNilPolicy = errors.New("the policy is nil: use policy.Default")
+
 // ErrRefused is the error for an action that requests more than the policy grants.
 var ErrRefused = errors.New("refused by the policy")
 
@@ -79,7 +88,7 @@ func (e *RefusedError) Error() string {
 // Unwrap returns ErrRefused.
 func (*RefusedError) Unwrap() error { return ErrRefused }
 
-// A Policy decides what actions may use. It is immutable, so concurrent use is safe.
+// A Policy decides what actions may use. It is immutable, so concurrent use is safe. The zero Policy is Default.
 type Policy struct {
 	profiles        map[string]*profile
 	rules           []*rule // the first that matches applies
@@ -139,24 +148,43 @@ const (
 // mnemonicTest is the mnemonic of Bazel's actions that run tests.
 const mnemonicTest = "TestRunner"
 
+// builtin returns the built-in profiles, whose values are those of sandbox.ForBuild and sandbox.ForTest.
 func builtin() map[string]*profile {
-	build := &profile{name: profileBuild, base: profileBuild, loopback: setting[bool]{v: true}, listen: setting[bool]{v: true}}
-	limits := sandbox.DefaultLimits()
-	for i, q := range quantities {
-		if q.limit != "" {
-			build.amounts[i].v = limits.Of(q.limit)
+	profiles := map[string]*profile{}
+	for name, of := range map[string]func(sandbox.Profile) (*sandbox.Spec, error){
+		profileBuild: sandbox.ForBuild, profileTest: sandbox.ForTest,
+	} {
+		spec, err := of(sandbox.Profile{Args: []string{"true"}})
+		if err != nil {
+			panic(err) // impossible: it has no sources, and its defaults are valid
 		}
+		p := &profile{name: name, base: name}
+		p.loopback.v, p.listen.v = spec.Network.Loopback, spec.Network.Listen
+		for i, q := range quantities {
+			if q.limit == "" {
+				p.amounts[i].v = spec.Temp[0].Bytes
+			} else {
+				p.amounts[i].v = spec.Limits.Of(q.limit)
+			}
+		}
+		profiles[name] = p
 	}
-	build.amounts[index("tmp")].v = 4 << 30
-	test := *build
-	test.name, test.base = profileTest, profileTest
-	test.amounts[index("processes")].v = 1024
-	test.amounts[index("tmp")].v = 8 << 30
-	return map[string]*profile{profileBuild: build, profileTest: &test}
+	return profiles
 }
 
 // Default returns the built-in policy: the profile test for Bazel's TestRunner, and build for everything else.
 func Default() *Policy { return &Policy{profiles: builtin()} }
+
+// defaultProfiles are those of the zero Policy.
+var defaultProfiles = sync.OnceValue(builtin)
+
+// all returns the profiles by name.
+func (p *Policy) all() map[string]*profile {
+	if p.profiles == nil {
+		return defaultProfiles()
+	}
+	return p.profiles
+}
 
 // Hash returns the SHA-256 of Text in hexadecimal.
 func (p *Policy) Hash() string {
@@ -180,6 +208,9 @@ var propertyNames = func() []string {
 // property that does not exist or requests more than the policy grants. It returns sandbox.ErrUnsupported for a limit
 // that the file or the action sets and the worker cannot enforce. A built-in limit becomes Unlimited there.
 func (p *Policy) Compile(r Request, enforceable []sandbox.Limit) (*Grant, error) {
+	if p == nil {
+		return nil, errNilPolicy
+	}
 	c := &compilation{policy: p, rule: defaultRule, enforceable: enforceable, asked: map[string]string{}, grant: &Grant{}}
 	if i := slices.IndexFunc(p.rules, func(u *rule) bool { return u.when.holds(r) }); i >= 0 {
 		c.rule = p.rules[i]
@@ -283,7 +314,7 @@ func (c *compilation) choose(mnemonic string) error {
 		}
 		name = want
 	}
-	c.profile = c.policy.profiles[name]
+	c.profile = c.policy.all()[name]
 	c.grant.Profile, c.grant.Rule = name, c.rule.name
 	c.because("profile %s: %s", name, why)
 	return nil
@@ -408,10 +439,10 @@ func (c *compilation) audit() error {
 		}
 		if slices.Index(audits, want) < slices.Index(audits, given.v) {
 			return c.refuse("audit", "requires an audit level of at least %s (profile %s, %s); ask the operator for a profile with audit: %s",
-				formatAudit(given.v), c.profile.name, given.from(), text)
+				given.v.String(), c.profile.name, given.from(), text)
 		}
 		c.grant.Audit, by = want, "property cloister-audit"
 	}
-	c.because("audit %s: %s", formatAudit(c.grant.Audit), by)
+	c.because("audit %s: %s", c.grant.Audit.String(), by)
 	return nil
 }

@@ -353,3 +353,22 @@ rules:
 	// 12.0 GiB <nil>
 	// property cloister-memory=12GiB: rule "default" grants at most 4GiB (built in); lower the property, or ask the operator for a rule with max: {memory: 12GiB}
 }
+
+// TestZeroPolicy: the zero Policy is Default, and a nil one an error.
+func TestZeroPolicy(t *testing.T) {
+	var zero policy.Policy
+	got, err := zero.Compile(policy.Request{}, sandbox.AllLimits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := policy.Default().Compile(policy.Request{}, sandbox.AllLimits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Limits != want.Limits || got.Profile != want.Profile || zero.Hash() != policy.Default().Hash() {
+		t.Errorf("got grant %+v, want %+v", got, want)
+	}
+	if _, err := (*policy.Policy)(nil).Compile(policy.Request{}, sandbox.AllLimits); err == nil || !strings.Contains(err.Error(), "policy.Default") {
+		t.Errorf("nil policy: got error %v, want one that names policy.Default", err)
+	}
+}

@@ -18,8 +18,8 @@ func (p *Policy) Text() string {
 	w := &textWriter{}
 	w.line(0, "version: 1")
 	w.line(0, "profiles:")
-	for _, name := range slices.Sorted(maps.Keys(p.profiles)) {
-		w.profile(name, p.profiles[name])
+	for _, name := range slices.Sorted(maps.Keys(p.all())) {
+		w.profile(name, p.all()[name])
 	}
 	if len(p.rules) > 0 {
 		w.line(0, "rules:")
@@ -71,7 +71,7 @@ func (w *textWriter) profile(name string, o *profile) {
 	}
 	w.field(o.loopback.at, "loopback", fmt.Sprint(o.loopback.v))
 	w.field(o.listen.at, "listen", fmt.Sprint(o.listen.v))
-	w.field(o.audit.at, "audit", formatAudit(o.audit.v))
+	w.field(o.audit.at, "audit", o.audit.v.String())
 	allow := fmt.Sprintf("[%s]", strings.Join(quoted(o.allow.v), ", "))
 	switch {
 	case o.allow.at != "" && o.cache.at != "":

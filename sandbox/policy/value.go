@@ -63,10 +63,6 @@ func (q *quantity) read(s string) (int64, error) {
 	return v, nil
 }
 
-func index(key string) int {
-	return slices.IndexFunc(quantities[:], func(q quantity) bool { return q.key == key })
-}
-
 // property returns the name of the quantity as a platform property, without the prefix.
 func (q *quantity) property() string { return strings.ReplaceAll(q.key, "_", "-") }
 
@@ -149,18 +145,11 @@ func parseBool(s string) (bool, error) {
 var audits = []sandbox.Audit{sandbox.AuditOff, sandbox.AuditViolations, sandbox.AuditFull}
 
 func parseAudit(s string) (sandbox.Audit, error) {
-	i := slices.IndexFunc(audits, func(a sandbox.Audit) bool { return formatAudit(a) == s })
+	i := slices.IndexFunc(audits, func(a sandbox.Audit) bool { return a.String() == s })
 	if i < 0 {
 		return "", fmt.Errorf("invalid audit level %q: write off, attempts or full", s)
 	}
 	return audits[i], nil
-}
-
-func formatAudit(a sandbox.Audit) string {
-	if a == sandbox.AuditViolations {
-		return "attempts"
-	}
-	return string(a)
 }
 
 // sortEndpoints sorts endpoints as a Spec needs them, and removes duplicates.

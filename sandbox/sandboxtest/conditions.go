@@ -30,7 +30,8 @@ type surrounding struct {
 var surroundings = []surrounding{
 	{
 		name: sandbox.ConditionHostname, given: sandbox.Conditions{Hostname: "a-host.example"},
-		script: "uname -n; cat /etc/hosts", want: "a-host.example\n127.0.0.1 localhost a-host.example\n::1 localhost a-host.example\n",
+		script: "uname -n; cat /etc/hosts",
+		want:   "a-host.example\n127.0.0.1 localhost a-host.example\n::1 localhost a-host.example\n",
 	},
 	{
 		name: sandbox.ConditionUser, given: sandbox.Conditions{User: "mallory", UID: 4711},
@@ -48,8 +49,9 @@ var surroundings = []surrounding{
 		},
 	},
 	{
-		name: sandbox.ConditionFixedLayout, given: sandbox.Conditions{FixedLayout: true}, script: "grep stack /proc/self/maps",
-		check: func(usual, one, two string) bool { return one == two && one != usual && one != "" },
+		name: sandbox.ConditionFixedLayout, given: sandbox.Conditions{FixedLayout: true},
+		script: "grep stack /proc/self/maps",
+		check:  func(usual, one, two string) bool { return one == two && one != usual && one != "" },
 	},
 	{
 		name: sandbox.ConditionSkippedPIDs, given: sandbox.Conditions{SkippedPIDs: 40},
@@ -81,8 +83,7 @@ func conditions(t *testing.T, b sandbox.Backend) {
 	}
 	say := func(t *testing.T, script string, given sandbox.Conditions) string {
 		t.Helper()
-		r := Run{Script: script, Spec: func(s *sandbox.Spec) { s.Conditions = given }}
-		r.Do(t, b)
+		r := run(t, b, Run{Script: script, Spec: func(s *sandbox.Spec) { s.Conditions = given }})
 		if r.Result.ExitCode != 0 {
 			t.Fatalf("%q under %+v: exit code %d\n%s", script, given, r.Result.ExitCode, r.Stderr)
 		}
@@ -148,8 +149,7 @@ func conditionsTogether(t *testing.T, b sandbox.Backend) {
 	usual := shell(t, b, script)
 	var first string
 	for range 3 {
-		r := Run{Script: script, Spec: func(s *sandbox.Spec) { s.Conditions = given }}
-		r.Do(t, b)
+		r := run(t, b, Run{Script: script, Spec: func(s *sandbox.Spec) { s.Conditions = given }})
 		if first == "" {
 			first = r.Stdout
 		}
@@ -165,7 +165,8 @@ func conditionsTogether(t *testing.T, b sandbox.Backend) {
 // join returns the conditions of both, at most one of which sets each.
 func join(a, b sandbox.Conditions) sandbox.Conditions {
 	return sandbox.Conditions{
-		Hostname: a.Hostname + b.Hostname, User: a.User + b.User, UID: a.UID + b.UID, Umask: a.Umask + b.Umask, CPUs: a.CPUs + b.CPUs,
+		Hostname: a.Hostname + b.Hostname, User: a.User + b.User, UID: a.UID + b.UID,
+		Umask: a.Umask + b.Umask, CPUs: a.CPUs + b.CPUs,
 		FixedLayout: a.FixedLayout || b.FixedLayout, SkippedPIDs: a.SkippedPIDs + b.SkippedPIDs, Uptime: a.Uptime + b.Uptime,
 	}
 }

@@ -17,9 +17,11 @@ func undeclared(t *testing.T, b sandbox.Backend) {
 	if err := os.WriteFile(secret, []byte("secret"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []string{secret, filepath.Dir(secret), "/home", "/var", "/sys", "/run", "/etc/shadow", "/etc/hostname", "/proc/1/root", "/proc/sys", "/proc/meminfo", "/.host", "/.workspace", "/dev/kmsg"} {
-		r := Run{Script: "test -e " + p + " || test -L " + p}
-		r.Do(t, b)
+	for _, p := range []string{
+		secret, filepath.Dir(secret), "/home", "/var", "/sys", "/run", "/etc/shadow",
+		"/etc/hostname", "/proc/1/root", "/proc/sys", "/proc/meminfo", "/.host", "/.workspace", "/dev/kmsg",
+	} {
+		r := run(t, b, Run{Script: "test -e " + p + " || test -L " + p})
 		if r.Result.ExitCode != 1 {
 			t.Errorf("%s exists in the sandbox", p)
 		}
@@ -36,7 +38,7 @@ func inputs(t *testing.T, b sandbox.Backend) {
 	if err := os.Chmod(file, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	r := Run{
+	r := run(t, b, Run{
 		Script: attack("/in/file") + attack("/in/dir/sub") + attack("/in/host"),
 		Setup: func(t testing.TB, ws *os.Root) {
 			write(t, ws, "in-file", "original", 0o666)
@@ -54,8 +56,7 @@ func inputs(t *testing.T, b sandbox.Backend) {
 				sandbox.Input{Target: "/in/dir", Content: "x", Source: "in-dir"},
 				sandbox.Input{Target: "/in/host", Content: "x", Source: file})
 		},
-	}
-	r.Do(t, b)
+	})
 	if strings.Contains(r.Stdout, "CHANGED") || strings.Count(r.Stdout, "held\n") != 3 {
 		t.Errorf("inputs were changed:\n%s%s", r.Stdout, r.Stderr)
 	}
@@ -90,7 +91,7 @@ case $(cat $f) in original) echo held;; *) echo "CHANGED content";; esac
 }
 
 func inputInOutput(t *testing.T, b sandbox.Backend) {
-	r := Run{
+	r := run(t, b, Run{
 		Script: attack("/build/file") + attack("/build/dir/sub"),
 		Setup: func(t testing.TB, ws *os.Root) {
 			write(t, ws, "in-file", "original", 0o444)
@@ -107,8 +108,7 @@ func inputInOutput(t *testing.T, b sandbox.Backend) {
 				sandbox.Input{Target: "/build/file", Content: "x", Source: "in-file"},
 				sandbox.Input{Target: "/build/dir", Content: "x", Source: "in-dir"})
 		},
-	}
-	r.Do(t, b)
+	})
 	if strings.Contains(r.Stdout, "CHANGED") || strings.Count(r.Stdout, "held\n") != 2 {
 		t.Errorf("inputs were changed:\n%s%s", r.Stdout, r.Stderr)
 	}
@@ -116,8 +116,7 @@ func inputInOutput(t *testing.T, b sandbox.Backend) {
 
 func writable(t *testing.T, b sandbox.Backend) {
 	for _, dir := range []string{"/", "/usr", "/usr/bin", "/bin", "/etc", "/dev", "/proc", "/lib"} {
-		r := Run{Script: "touch " + dir + "/new || mkdir " + dir + "/newdir"}
-		r.Do(t, b)
+		r := run(t, b, Run{Script: "touch " + dir + "/new || mkdir " + dir + "/newdir"})
 		if r.Result.ExitCode == 0 {
 			t.Errorf("%s is writable", dir)
 		}
@@ -126,8 +125,7 @@ func writable(t *testing.T, b sandbox.Backend) {
 		shell(t, b, "touch "+dir+"/new && mkdir "+dir+"/newdir && mv "+dir+"/new "+dir+"/newdir/")
 	}
 	for _, script := range []string{"mknod /build/null c 1 3", "mknod /tmp/null c 1 3"} {
-		r := Run{Script: script}
-		r.Do(t, b)
+		r := run(t, b, Run{Script: script})
 		if r.Result.ExitCode == 0 {
 			t.Errorf("%s succeeded", script)
 		}
@@ -135,7 +133,7 @@ func writable(t *testing.T, b sandbox.Backend) {
 }
 
 func outputs(t *testing.T, b sandbox.Backend) {
-	r := Run{
+	run(t, b, Run{
 		Script: "mkdir -p a/b && echo result > a/b/c && ln -s nowhere a/link && chmod 000 a/b/c",
 		Check: func(t testing.TB, out *os.Root, _ string) {
 			if err := out.Chmod("a/b/c", 0o400); err != nil {
@@ -148,8 +146,7 @@ func outputs(t *testing.T, b sandbox.Backend) {
 				t.Errorf("a/link: got %q, %v", got, err)
 			}
 		},
-	}
-	r.Do(t, b)
+	})
 }
 
 func temp(t *testing.T, b sandbox.Backend) {
@@ -157,8 +154,7 @@ func temp(t *testing.T, b sandbox.Backend) {
 	if got := shell(t, b, "ls -A /tmp /dev/shm /build"); strings.Contains(got, "left") {
 		t.Errorf("a run left something for the next: %s", got)
 	}
-	r := Run{Script: "head -c 20000000 /dev/zero > /tmp/big"}
-	r.Do(t, b)
+	r := run(t, b, Run{Script: "head -c 20000000 /dev/zero > /tmp/big"})
 	if r.Result.ExitCode == 0 {
 		t.Error("/tmp took more than its 16 MiB")
 	}

@@ -55,9 +55,15 @@ func limitsEnforced(t *testing.T, b sandbox.Backend) {
 		{"memory of files", sandbox.LimitMemory, 64 * mebibyte, Run{Script: fill + "300"}, 137, "64.0 MiB"},
 		{"memory of processes", sandbox.LimitMemory, 64 * mebibyte, Run{Script: hoard}, 137, "64.0 MiB"},
 		{"time of many processes", sandbox.LimitCPU, int64(halfSecond), Run{Script: spend}, 137, ""},
-		{"processes", sandbox.LimitProcesses, 20, Run{Script: `i=0; while [ $i -lt 60 ]; do sleep 60 & i=$((i+1)); done; true`}, 0, "20"},
-		{"output bytes", sandbox.LimitOutputBytes, 8 * mebibyte, Run{Script: "head -c 20000000 /dev/zero > big", Bytes: 8 * mebibyte}, 0, "8.0 MiB"},
-		{"output files", sandbox.LimitOutputFiles, 100, Run{Script: `i=0; while [ $i -lt 200 ]; do : > f$i; i=$((i+1)); done`, Files: 100}, 0, "100"},
+		{"processes", sandbox.LimitProcesses, 20, Run{Script: `i=0; while [ $i -lt 60 ]; do sleep 60 & i=$((i+1));
+			done; true`}, 0, "20"},
+		{
+			"output bytes", sandbox.LimitOutputBytes, 8 * mebibyte,
+			Run{Script: "head -c 20000000 /dev/zero > big", Bytes: 8 * mebibyte},
+			0, "8.0 MiB",
+		},
+		{"output files", sandbox.LimitOutputFiles, 100, Run{Script: `i=0; while [ $i -lt 200 ]; do : > f$i;
+			i=$((i+1)); done`, Files: 100}, 0, "100"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.run.Spec = func(s *sandbox.Spec) {
@@ -76,7 +82,8 @@ func limitsEnforced(t *testing.T, b sandbox.Backend) {
 				return // without control groups only the process itself sees it
 			}
 			e := res.Exceeded
-			if e == nil || e.Kind != sandbox.EventLimit || e.Subject != string(c.limit) || e.Limit != c.limit.Format(c.value) || e.Count < 1 {
+			if e == nil || e.Kind != sandbox.EventLimit || e.Subject != string(c.limit) || e.Limit != c.limit.Format(c.value) ||
+				e.Count < 1 || e.LimitValue != c.value || e.ActualValue < c.value || e.Unit != c.limit.Unit() {
 				t.Fatalf("got exceeded %+v, want %s", e, c.limit)
 			}
 			if c.actual != "" && e.Actual != c.actual {
@@ -101,19 +108,22 @@ func limitsEnforced(t *testing.T, b sandbox.Backend) {
 		}
 	})
 	t.Run("what is within", func(t *testing.T) {
-		r := Run{
-			Script: `i=0; while [ $i -lt 9 ]; do sleep 60 & mkdir d$i || exit 3; i=$((i+1)); done; dd if=/dev/zero of=big bs=1M count=9`,
-			Bytes:  16 * mebibyte, Files: 100,
+		r := run(t, b, Run{
+			Script: `i=0; while [ $i -lt 9 ]; do sleep 60 & mkdir d$i || exit 3; i=$((i+1)); done;
+				dd if=/dev/zero of=big bs=1M count=9`,
+			Bytes: 16 * mebibyte, Files: 100,
 			Spec: func(s *sandbox.Spec) {
-				s.Limits = sandbox.Limits{Memory: 64 * mebibyte, CPU: time.Minute, Processes: 20, OpenFiles: 32, OutputBytes: 16 * mebibyte, OutputFiles: 100}
+				s.Limits = sandbox.Limits{
+					Memory: 64 * mebibyte, CPU: time.Minute, Processes: 20, OpenFiles: 32,
+					OutputBytes: 16 * mebibyte, OutputFiles: 100,
+				}
 				for _, l := range sandbox.AllLimits {
 					if !slices.Contains(f.Limits, l) {
 						s.Limits.Set(l, sandbox.Unlimited)
 					}
 				}
 			},
-		}
-		r.Do(t, b)
+		})
 		if r.Result.ExitCode != 0 || r.Result.Exceeded != nil || len(r.Result.Events) > 0 {
 			t.Errorf("got %+v\n%s", r.Result, r.Stderr)
 		}
@@ -144,8 +154,7 @@ func limitsReset(t *testing.T, b sandbox.Backend) {
 		return
 	}
 	next := func(after string) {
-		r := Run{Script: fill + "48", Spec: limited(sandbox.LimitMemory, 64*mebibyte)}
-		r.Do(t, b)
+		r := run(t, b, Run{Script: fill + "48", Spec: limited(sandbox.LimitMemory, 64*mebibyte)})
 		if r.Result.ExitCode != 0 || r.Result.Exceeded != nil || len(r.Result.Events) > 0 {
 			t.Errorf("after %s: got %+v", after, r.Result)
 		}
@@ -159,14 +168,13 @@ func limitsReset(t *testing.T, b sandbox.Backend) {
 		t.Fatal("the first run was not killed")
 	}
 	next("a run that was ended")
-	busy := Run{Script: spend, Spec: limited(sandbox.LimitCPU, int64(halfSecond))}
-	busy.Do(t, b)
-	idle := Run{Script: "true", Spec: limited(sandbox.LimitCPU, int64(halfSecond))}
-	idle.Do(t, b)
+	run(t, b, Run{Script: spend, Spec: limited(sandbox.LimitCPU, int64(halfSecond))})
+	idle := run(t, b, Run{Script: "true", Spec: limited(sandbox.LimitCPU, int64(halfSecond))})
 	if u := idle.Result.Usage; idle.Result.Exceeded != nil || u.User+u.System >= halfSecond {
 		t.Errorf("a run that does nothing: got %+v", idle.Result)
 	}
-	forks := Run{Script: `i=0; while [ $i -lt 60 ]; do sleep 60 & i=$((i+1)); done`, Spec: limited(sandbox.LimitProcesses, 20)}
+	forks := Run{Script: `i=0; while [ $i -lt 60 ]; do sleep 60 & i=$((i+1));
+		done`, Spec: limited(sandbox.LimitProcesses, 20)}
 	for range 2 { // the peak of processes is the group's, and the second does not exceed it
 		forks.Do(t, b)
 		if e := forks.Result.Exceeded; e == nil || e.Actual != "20" {
@@ -174,12 +182,11 @@ func limitsReset(t *testing.T, b sandbox.Backend) {
 		}
 	}
 	next("one that met the limit of processes")
-	held := Run{
+	run(t, b, Run{
 		Script: "exec dd if=/dev/zero of=/build/x bs=1M count=48",
 		Spec:   limited(sandbox.LimitMemory, 64*mebibyte),
 		Check:  func(testing.TB, *os.Root, string) { next("one whose outputs are still there") },
-	}
-	held.Do(t, b)
+	})
 }
 
 func usage(t *testing.T, b sandbox.Backend) {
@@ -196,6 +203,9 @@ dd if=/dev/zero of=/dev/shm/x bs=1M count=32 2>/dev/null
 read x < wait`}
 	r.Do(t, b)
 	u := r.Result.Usage
+	if !u.Measured.CPU || !u.Measured.PeakMemory || !u.Measured.PeakProcesses || !u.Measured.PacketsRefused {
+		t.Errorf("measured: got %+v", u.Measured)
+	}
 	if u.User+u.System < 50*time.Millisecond {
 		t.Errorf("got %v of processor time", u.User+u.System)
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
 )
@@ -21,28 +22,31 @@ func endpoints(t *testing.T, b sandbox.Backend) {
 		Unavailable(t, "namespaces", "this host cannot allow network endpoints")
 	}
 	open, shut := greeter(t), greeter(t)
-	to := func(e sandbox.Endpoint, allow ...sandbox.Endpoint) Run {
-		r := Run{Spec: func(s *sandbox.Spec) {
-			s.Args = []string{"/bin/bash", "-c", fmt.Sprintf("exec 3<>/dev/tcp/%s/%d && echo ping >&3 && cat <&3", e.Host, e.Port)}
+	to := func(e sandbox.Endpoint, allow ...sandbox.Endpoint) *Run {
+		r := run(t, b, Run{Spec: func(s *sandbox.Spec) {
+			s.Args = []string{
+				"/bin/bash", "-c",
+				fmt.Sprintf("exec 3<>/dev/tcp/%s/%d && echo ping >&3 && cat <&3", e.Host, e.Port),
+			}
 			s.Network = sandbox.Network{Loopback: true, Allow: allow}
-		}}
-		r.Do(t, b)
+		}})
 		return r
 	}
-	events := func(r Run, kind sandbox.EventKind) []sandbox.Event {
+	events := func(r *Run, kind sandbox.EventKind) []sandbox.Event {
 		return slices.DeleteFunc(slices.Clone(r.Result.Events), func(e sandbox.Event) bool { return e.Kind != kind })
 	}
 	r := to(open, open)
 	if r.Stdout != "hello ping\n" {
 		t.Errorf("allowed endpoint: got %q, %s", r.Stdout, r.Stderr)
 	}
-	if got := events(r, sandbox.EventAllowed); len(got) != 1 || len(r.Result.Events) != 1 || got[0].Subject != open.String() ||
+	if got := events(r, sandbox.EventAllowed); len(got) != 1 || len(r.Result.Events) != 1 ||
+		got[0].Subject != open.String() || got[0].Endpoint != open ||
 		got[0].Count != 1 || !strings.Contains(got[0].Detail, "5 bytes sent, 11 received") {
 		t.Errorf("allowed endpoint: got events %v", r.Result.Events)
 	}
 	for _, c := range []struct {
 		name string
-		run  Run
+		run  *Run
 		why  string
 	}{
 		{"another port", to(shut, open), "refused"},
@@ -98,16 +102,75 @@ func listen(t *testing.T, b sandbox.Backend) {
 		Unavailable(t, "namespaces", "the test listens with perl")
 	}
 	for _, permitted := range []bool{false, true} {
-		r := Run{Spec: func(s *sandbox.Spec) {
-			s.Args = []string{"/usr/bin/perl", "-MSocket", "-e", `socket(S, PF_INET, SOCK_STREAM, 0) && bind(S, sockaddr_in(0, INADDR_LOOPBACK)) or die "no socket"; listen(S, 1) or die $!`}
+		r := run(t, b, Run{Spec: func(s *sandbox.Spec) {
+			s.Args = []string{"/usr/bin/perl", "-MSocket", "-e", `socket(S, PF_INET, SOCK_STREAM, 0) &&
+				bind(S, sockaddr_in(0, INADDR_LOOPBACK)) or die "no socket"; listen(S, 1) or die $!`}
 			s.Network = sandbox.Network{Loopback: true, Listen: permitted}
-		}}
-		r.Do(t, b)
+		}})
 		if (r.Result.ExitCode == 0) != permitted || strings.Contains(r.Stderr, "not permitted") == permitted {
 			t.Errorf("listen %v: exit code %d, %s", permitted, r.Result.ExitCode, r.Stderr)
 		}
 		if denied := len(r.Result.Events) == 1 && r.Result.Events[0].Subject == "listen"; denied == permitted {
 			t.Errorf("listen %v: got events %v", permitted, r.Result.Events)
+		}
+	}
+}
+
+func hostNetwork(t *testing.T, b sandbox.Backend) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	abstract := fmt.Sprintf("@cloister-test-%d-%d", os.Getpid(), time.Now().UnixNano())
+	u, err := net.Listen("unix", abstract)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer u.Close()
+	r := run(t, b, bash("exec 3<>/dev/tcp/127.0.0.1/"+port))
+	if r.Result.ExitCode == 0 {
+		t.Error("a listener of the host's loopback was reached")
+	}
+	if !strings.Contains(r.Stderr, "refused") {
+		t.Errorf("the host's loopback: got %q, want a refused connection on the run's own loopback", r.Stderr)
+	}
+	if got := shell(t, b, "cat /proc/net/unix /proc/self/net/unix 2>/dev/null; true"); strings.Contains(got, abstract) {
+		t.Errorf("an abstract socket of the host is visible:\n%s", got)
+	}
+	if got := shell(t, b, "cat /proc/self/net/dev | grep -c :"); got != "1\n" {
+		t.Errorf("network interfaces: got %q, want loopback alone", got)
+	}
+	if got := shell(t, b, "cat /proc/self/net/route | wc -l"); got != "1\n" {
+		t.Errorf("routes: got %q lines, want the heading alone", got)
+	}
+}
+
+func loopback(t *testing.T, b sandbox.Backend) {
+	for _, up := range []bool{true, false, true} {
+		r := run(t, b, Run{
+			// Nobody listens: "refused" if the interface is up, otherwise "unreachable".
+			Spec: func(s *sandbox.Spec) {
+				s.Args = []string{"/bin/bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9"}
+				s.Network = sandbox.Network{Loopback: up}
+			},
+		})
+		if got := strings.Contains(r.Stderr, "refused"); got != up {
+			t.Errorf("loopback %v: got %q", up, r.Stderr)
+		}
+	}
+}
+
+// freshNetwork: traffic of one run is invisible to the next, even in counters.
+func freshNetwork(t *testing.T, b sandbox.Backend) {
+	for range 3 {
+		r := run(t, b, bash("cat /proc/self/net/dev | grep lo:; exec 3<>/dev/tcp/127.0.0.1/9; true"))
+		if f := strings.Fields(r.Stdout); len(f) < 3 || f[1] != "0" {
+			t.Errorf("loopback was used before: %q", r.Stdout)
 		}
 	}
 }

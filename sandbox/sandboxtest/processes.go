@@ -65,8 +65,7 @@ func otherRuns(t *testing.T, b sandbox.Backend) {
 		if got := shell(t, b, "ls /proc | grep -c '^[0-9]'"); got != "3\n" && got != "2\n" {
 			t.Errorf("processes in sight: got %q, want the shell's own pipeline", got)
 		}
-		r := Run{Script: "kill -9 -1; true"}
-		r.Do(t, b)
+		run(t, b, Run{Script: "kill -9 -1; true"})
 	}
 	cancel()
 	other.Wait()
@@ -78,8 +77,10 @@ func stop(t *testing.T, b sandbox.Backend) {
 		grace        time.Duration
 		stdout       string
 	}{
-		{"a handler runs", `trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.05; done`, time.Minute, "ready\nbye\n"},
-		{"one that ignores is killed", `trap '' TERM; echo ready; while :; do sleep 0.05; done`, 200 * time.Millisecond, "ready\n"},
+		{"a handler runs", `trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.05;
+			done`, time.Minute, "ready\nbye\n"},
+		{"one that ignores is killed", `trap '' TERM; echo ready; while :; do sleep 0.05;
+			done`, 200 * time.Millisecond, "ready\n"},
 		{"without grace at once", `trap 'echo bye' TERM; echo ready; while :; do sleep 0.05; done`, 0, "ready\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -147,21 +148,21 @@ func (s *signalled) Write(p []byte) (int, error) {
 }
 
 func timeout(t *testing.T, b sandbox.Backend) {
-	r := Run{Script: "echo begun; sleep 60", Spec: func(s *sandbox.Spec) { s.Timeout = 1500 * time.Millisecond }}
-	r.Do(t, b)
+	r := run(t, b,
+		Run{Script: "echo begun; sleep 60", Spec: func(s *sandbox.Spec) { s.Timeout = 1500 * time.Millisecond }})
 	if !r.Result.Stopped || r.Stdout != "begun\n" || r.Result.End.Sub(r.Result.Start) < 1500*time.Millisecond {
 		t.Errorf("got %+v, output %q", r.Result, r.Stdout)
 	}
-	r = Run{Script: "true", Spec: func(s *sandbox.Spec) { s.Timeout = time.Minute }}
-	r.Do(t, b)
+	r = run(t, b, Run{Script: "true", Spec: func(s *sandbox.Spec) { s.Timeout = time.Minute }})
 	if r.Result.Stopped {
 		t.Error("a run that ended in time was stopped")
 	}
 }
 
 func pidOne(t *testing.T, b sandbox.Backend) {
-	r := Run{Script: "for s in TERM QUIT ABRT INT HUP SEGV USR1 STOP KILL; do kill -$s 1 2>/dev/null; done; sleep 0.1; echo alive; exit 7"}
-	r.Do(t, b)
+	r := run(t, b,
+		Run{Script: `for s in TERM QUIT ABRT INT HUP SEGV USR1 STOP KILL; do kill -$s 1 2>/dev/null; done
+			sleep 0.1; echo alive; exit 7`})
 	if r.Result.ExitCode != 7 || r.Stdout != "alive\n" || r.Stderr != "" {
 		t.Errorf("got exit code %d, stdout %q, stderr %q", r.Result.ExitCode, r.Stdout, r.Stderr)
 	}

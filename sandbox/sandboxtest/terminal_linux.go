@@ -21,11 +21,21 @@ func terminal(t *testing.T, b sandbox.Backend) {
 		code         int
 		want         string
 	}{
-		{"it is one", "test -t 0 && test -t 1 && test -t 2 && tty -s && echo yes > /dev/tty; exit 5", [2]string{}, 5, "yes\r\n"},
+		{
+			"it is one", "test -t 0 && test -t 1 && test -t 2 && tty -s && echo yes > /dev/tty; exit 5",
+			[2]string{},
+			5,
+			"yes\r\n",
+		},
 		{"it is read", "echo ready; read x; echo got $x", [2]string{"ready", "word\n"}, 0, "got word\r\n"},
 		{"Ctrl-C interrupts", "echo ready; exec sleep 60", [2]string{"ready", "\x03"}, 130, ""},
-		{"Ctrl-C interrupts what is in front", `set -m; sh -c 'trap "exit 9" INT; echo ready; while :; do sleep 0.1; done'; echo code $?; exit 7`, [2]string{"ready", "\x03"}, 7, "code 9\r\n"},
-		{"Ctrl-Z stops what is in front", "set -m; sh -c 'echo ready; exec sleep 60'; echo code $?; kill %1; exit 8", [2]string{"ready", "\x1a"}, 8, "code 148\r\n"},
+		{"Ctrl-C interrupts what is in front", `set -m; sh -c 'trap "exit 9" INT; echo ready; while :; do sleep 0.1;
+			done'; echo code $?; exit 7`, [2]string{"ready", "\x03"}, 7, "code 9\r\n"},
+		{
+			"Ctrl-Z stops what is in front", "set -m; sh -c 'echo ready; exec sleep 60'; echo code $?; kill %1; exit 8",
+			[2]string{"ready", "\x1a"},
+			8, "code 148\r\n",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ours, theirs := pty(t)

@@ -52,7 +52,7 @@ func limits(t *testing.T) []sandbox.Limit {
 }
 
 // reproduce matches the line of a message that names its action.
-var reproduce = regexp.MustCompile(`(?m)^cloister: reproduce: cloister run --action (\S+) --cas grpc://\S+`)
+var reproduce = regexp.MustCompile(`(?m)^cloister: reproduce: cloister run --action (\S+) --server grpc://\S+`)
 
 // TestLeaksAreNamed checks that violations and exceeded limits appear on Bazel's console, in a line each, and in the audit log.
 func TestLeaksAreNamed(t *testing.T) {
@@ -81,7 +81,8 @@ func TestLeaksAreNamed(t *testing.T) {
 		},
 		{
 			target: "eats_memory", kind: "limit", limit: sandbox.LimitMemory,
-			line: `killed: memory [\d.]+ MiB of 64\.0 MiB, peak [\d.]+ MiB`, event: `memory [\d.]+ MiB of 64\.0 MiB`,
+			line:  `killed: exceeded the 64 MiB memory limit \(profile \w+\); raise it with exec_properties = \{"cloister-memory": "128MiB"\}`,
+			event: `memory [\d.]+ MiB of 64\.0 MiB`,
 		},
 		{
 			target: "eats_time", kind: "limit", limit: sandbox.LimitCPU,

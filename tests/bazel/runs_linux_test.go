@@ -123,6 +123,7 @@ func (r *rig) wantReproducible(t *testing.T, executed map[string]ran) {
 // TestBuildsThatOnlyUseTheCacheAreExplained checks that builds can be compared by lookups and uploads, without execution.
 // Bazel uploads no inputs then, so changed inputs are reported only as a whole.
 func TestBuildsThatOnlyUseTheCacheAreExplained(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	write := func(name, text string) {
 		t.Helper()

@@ -107,7 +107,8 @@ token=$(say remote_header | sed 's/.*Bearer \([0-9a-f]*\).*/\1/')
 test "$token" = "" || export CLOISTER_TOKEN="$token"
 set -- --tls-ca "$(say tls_certificate)" --platform "$(say remote_default_exec_properties)"
 test "$2" != "" || set --
-exec cloister-bench noop -n 10 --rounds 1 --local-time 20ms --executor "$(say remote_executor)" --instance "$(say remote_instance_name)" "$@"
+exec cloister-bench noop -n 10 --rounds 1 --local-time 20ms --executor "$(say remote_executor)" \
+	--instance "$(say remote_instance_name)" "$@"
 `
 )
 
@@ -155,7 +156,8 @@ var (
 	namePattern    = regexp.MustCompile(`(DNS:|CN=)box\b`)
 )
 
-// here translates a line for this machine: files become the machine's own, host names become localhost, and ports free ones.
+// here translates a line for this machine: files become the machine's own, host names become localhost, and ports free
+// ones.
 func (p *machine) here(t *testing.T, line string) string {
 	t.Helper()
 	line = remotePattern.ReplaceAllStringFunc(line, func(s string) string {
@@ -180,7 +182,8 @@ func (p *machine) here(t *testing.T, line string) string {
 
 // environment returns the environment of programs on the machine.
 func (p *machine) environment() []string {
-	return []string{"HOME=" + p.dir + "/home", "LANG=C.UTF-8", "PATH=" + p.network.dir + "/bin:/usr/local/bin:/usr/bin:/bin"}
+	path := p.network.dir + "/bin:/usr/local/bin:/usr/bin:/bin"
+	return []string{"HOME=" + p.dir + "/home", "LANG=C.UTF-8", "PATH=" + path}
 }
 
 // types runs commands in order, as if typed on the machine, and returns their output.
@@ -324,8 +327,8 @@ func (c *network) close(t *testing.T) {
 	}
 }
 
-// TestGrowing runs the commands of docs/growing.md, steps 1 to 3, from one machine to a head with two workers. The section "How
-// this is tested" lists the differences from real machines.
+// TestGrowing runs the commands of docs/growing.md, steps 1 to 3, from one machine to a head with two workers. The
+// section "How this is tested" lists the differences from real machines.
 func TestGrowing(t *testing.T) {
 	confined(t)
 	for _, name := range []string{"openssl", "curl", "sha256sum"} {
@@ -359,7 +362,8 @@ func TestGrowing(t *testing.T) {
 		}
 	}
 	// While build-1 was drained, build-2 executed actions.
-	last := c.at(t, "laptop").types(t, []string{"cloister status --cas grpcs://box:8980 --tls-ca ~/box.pem --token-file ~/operate.token"})
+	status := "cloister status --server grpcs://box:8980 --tls-ca ~/box.pem --token-file ~/operate.token"
+	last := c.at(t, "laptop").types(t, []string{status})
 	for _, name := range []string{"build-1", "build-2"} {
 		if !regexp.MustCompile(`(?m)^` + name + ` +working +0/\d+ +[1-9]`).MatchString(last) {
 			t.Errorf("%s has executed nothing, or takes no actions:\n%s", name, last)

@@ -80,8 +80,9 @@ func (r *runnerProcess) begin(t *testing.T, name, script string) <-chan error {
 	done := make(chan error, 1)
 	go func() {
 		resp, err := r.Run(context.WithoutCancel(t.Context()), &runnerpb.RunRequest{
-			Arguments: []string{"/bin/sh", "-c", "echo ready; " + script}, EnvironmentVariables: map[string]string{"PATH": "/usr/bin:/bin"},
-			InputRootDirectory: name + "/root", StdoutPath: name + "/stdout", StderrPath: name + "/stderr",
+			Arguments:            []string{"/bin/sh", "-c", "echo ready; " + script},
+			EnvironmentVariables: map[string]string{"PATH": "/usr/bin:/bin"},
+			InputRootDirectory:   name + "/root", StdoutPath: name + "/stdout", StderrPath: name + "/stderr",
 		})
 		if err == nil && resp.ExitCode != 0 {
 			err = errors.New(resp.String())
@@ -110,8 +111,8 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// TestRunnerDrains checks that a running command finishes after SIGTERM while the socket is gone, and that a second signal does
-// not wait.
+// TestRunnerDrains checks that a running command finishes after SIGTERM while the socket is gone, and that a second
+// signal does not wait.
 func TestRunnerDrains(t *testing.T) {
 	confined(t)
 	dir := shortDir(t)
@@ -166,43 +167,5 @@ func TestRunnerDrains(t *testing.T) {
 	}
 	if left, err := os.ReadDir(filepath.Join(r.build, "second/root")); err != nil || len(left) > 0 {
 		t.Errorf("stopped command: left behind %v, %v, want nothing", left, err)
-	}
-}
-
-// TestRunnerSocket checks that a stale socket is replaced, but not that of a live runner, nor a file.
-func TestRunnerSocket(t *testing.T) {
-	confined(t)
-	dir := shortDir(t)
-	killed := startRunner(t, dir)
-	if err := errors.Join(killed.cmd.Process.Kill()); err != nil {
-		t.Fatal(err)
-	}
-	_ = killed.cmd.Wait()
-	r := startRunner(t, dir)
-	if _, err := r.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
-		t.Error(err)
-	}
-	if s := cloister(t, "", "runner", "--socket", r.socket, "--build-dir", r.build); s.code != 3 || !strings.Contains(s.err, "another process listens") {
-		t.Errorf("second runner: got %+v, want exit code 3", s)
-	}
-	if _, err := r.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
-		t.Errorf("first runner after the second: got %v, want no error", err)
-	}
-	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, []byte("kept"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if s := cloister(t, "", "runner", "--socket", file, "--build-dir", r.build); s.code != 3 || !strings.Contains(s.err, "not a socket") {
-		t.Errorf("file at the socket's path: got %+v, want exit code 3", s)
-	}
-	if b, err := os.ReadFile(file); string(b) != "kept" {
-		t.Errorf("file: got %q, %v, want it unchanged", b, err)
-	}
-	if s := cloister(t, "", "runner", "--socket", file+"2", "--build-dir", dir+"/none"); s.code != 3 || !strings.Contains(s.err, "buildDirectoryPath") {
-		t.Errorf("absent build directory: got %+v, want exit code 3", s)
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) != 3 { // build, file, sock
-		t.Errorf("got files %v, %v, want build, file and sock", entries, err)
 	}
 }

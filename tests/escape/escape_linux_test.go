@@ -23,6 +23,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
+	_ "github.com/cloister-build/cloister/sandbox/namespace/earlyinit" // as in the released program
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/program"
 	"golang.org/x/sys/unix"
@@ -35,6 +36,7 @@ const hostileVariable = "CLOISTER_TEST_HOSTILE"
 var cloister program.Program
 
 func TestMain(m *testing.M) {
+	namespace.Init()
 	// A run must not inherit these: a core file limit, and a variable.
 	core := unix.Rlimit{}
 	if err := unix.Getrlimit(unix.RLIMIT_CORE, &core); err == nil {
@@ -612,7 +614,7 @@ func TestEscapesUnprivileged(t *testing.T) {
 	if err := os.Chown(dir, unprivilegedUser, unprivilegedUser); err != nil {
 		sandboxtest.Unavailable(t, "unprivileged", err)
 	}
-	args := []string{"-test.run=^(TestEscapes|TestFlood|TestSoak)$", "-test.v", "-test.timeout=9m", fmt.Sprintf("-soak=%d", min(*soak, 400))}
+	args := []string{"-test.run=^(TestEscapes|TestFlood|TestSoak)$", "-test.v", "-test.timeout=25m", fmt.Sprintf("-soak=%d", min(*soak, 400))}
 	cmd := exec.CommandContext(t.Context(), own["/proc/self/exe"], args...)
 	cmd.Dir = dir
 	cmd.Env = []string{

@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/tree"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/worker"
@@ -48,18 +49,21 @@ func TestEscapesFromImages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stager, why := worker.NewStager(t.Context(), backend, dir, 64<<20, nil)
+	stager, why := worker.NewStager(t.Context(), backend, tree.StagerConfig{Dir: dir, Budget: 64 << 20})
 	if why != nil {
 		sandboxtest.Unavailable(t, "namespaces", why)
 	}
 	t.Cleanup(func() { stager.Close() })
-	toolchain, err := worker.HostToolchain()
+	toolchain, err := sandbox.HostToolchain()
 	if err != nil {
 		t.Fatal(err)
 	}
-	local := worker.New(worker.Config{
+	local, err := worker.New(worker.Config{
 		Name: "w", Instances: cache.Instance, Backend: backend, Features: features, Stager: stager, Toolchain: toolchain,
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 
 	put := func(b []byte) *repb.Digest {
 		d, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, b)

@@ -32,7 +32,7 @@ type process struct {
 func (m *machine) start(t *testing.T, name string, args ...string) *process {
 	t.Helper()
 	p := &process{name: m.name, tag: unusedTag(), ended: make(chan struct{})}
-	const setTag = `echo "$0" > /proc/self/oom_score_adj && exec "$@"`
+	const setTag = `echo "$0" > /proc/self/timerslack_ns && exec "$@"`
 	p.cmd = exec.Command("/bin/sh", append([]string{"-c", setTag, strconv.Itoa(p.tag), name}, args...)...)
 	p.cmd.Dir = "/"
 	p.cmd.Env = []string{"HOME=/nonexistent", "LANG=C.UTF-8", "PATH=/usr/local/bin:/usr/bin:/bin"}
@@ -144,7 +144,7 @@ func unusedTag() int {
 		used[p.tag()] = true
 	}
 	for {
-		if tag := 500 + rand.IntN(500); !used[tag] {
+		if tag := 50_001 + rand.IntN(1000); !used[tag] { // the default is 50,000
 			return tag
 		}
 	}

@@ -186,10 +186,10 @@ func (i processID) alive() bool {
 	return ok && p.processID == i && p.state != 'Z' && p.state != 'X'
 }
 
-// tag returns the process's oom_score_adj, which it inherits even if it is reparented, and which nothing in these tests
-// changes. It is 0 for a process that has ended.
+// tag returns the process's timer slack in nanoseconds (PR_SET_TIMERSLACK(2const)). Processes inherit it and keep it if
+// they are reparented; neither the sandbox nor the actions of these tests change it. It is 0 for a process that has ended.
 func (i processID) tag() int {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", i.pid))
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/timerslack_ns", i.pid))
 	tag, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 	return tag
 }

@@ -179,6 +179,7 @@ func TestSchedulerForwardsToTheStore(t *testing.T) {
 // TestBuildbarnAlone executes actions with Buildbarn's scheduler, worker and runner, as the reference for tests that
 // replace one of them.
 func TestBuildbarnAlone(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name              string
 		scheduler, worker []string // flags
@@ -398,6 +399,7 @@ func TestSchedulerDrainsWorker(t *testing.T) {
 
 // TestBazelBuildsWithBuildbarn is the reference for builds with Cloister's workers.
 func TestBazelBuildsWithBuildbarn(t *testing.T) {
+	t.Parallel()
 	b := farm(t)
 	b.worker(t, "-id", "host=one", "-threads", "2")
 	wantBazel(t, b.scheduler.Addr)

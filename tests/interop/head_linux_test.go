@@ -390,6 +390,7 @@ func TestBuildbarnsWorkerSurvivesHeadCrash(t *testing.T) {
 }
 
 func TestBazelBuildsWithHeadAndBuildbarnsWorker(t *testing.T) {
+	t.Parallel()
 	h := newHead(t)
 	h.worker(t, "one", "-threads", "2")
 	bazel := bazelFor(t)

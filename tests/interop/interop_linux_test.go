@@ -26,7 +26,7 @@ import (
 var programs = map[string]func() (string, error){}
 
 func init() {
-	for _, k := range append(peers.Kinds(), peers.RemoteTool,
+	for _, k := range append(peers.Kinds(), peers.RemoteTool, peers.VersityGW,
 		peers.BBScheduler, peers.BBWorker, peers.BBRunner, peers.BBState, peers.BBDescriptors) {
 		programs[k.Name] = sync.OnceValues(func() (string, error) {
 			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
@@ -143,6 +143,7 @@ func until(t *testing.T, what string, condition func() bool) {
 }
 
 func TestPeersMeetTheStoreContract(t *testing.T) {
+	t.Parallel()
 	for _, k := range peers.Kinds() {
 		t.Run(k.Name, func(t *testing.T) {
 			castest.TestStore(t, func(t *testing.T) cas.Store { return peer{dial(t, start(t, k), "")} })

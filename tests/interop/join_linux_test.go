@@ -206,6 +206,7 @@ func TestJoinSurvivesSchedulerCrash(t *testing.T) {
 
 // TestJoinTakesNoActionsWithoutStore and reports that it is not ready.
 func TestJoinTakesNoActionsWithoutStore(t *testing.T) {
+	t.Parallel()
 	b := farm(t, "-declare", "-property", "os=linux")
 	r := relayTo(t, b.store.Addr)
 	metrics, err := peers.FreeAddress()
@@ -276,6 +277,7 @@ func wantReady(t *testing.T, addr string, want bool) {
 // TestExamplesWithBuildbarnsScheduler builds and tests all examples with Buildbarn's scheduler, a foreign store and
 // three cloister join. Results and stable hashes must equal those of cloister serve.
 func TestExamplesWithBuildbarnsScheduler(t *testing.T) {
+	t.Parallel()
 	b := farm(t)
 	for _, host := range []string{"one", "two", "three"} {
 		b.join(t, host)

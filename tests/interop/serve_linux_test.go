@@ -70,6 +70,7 @@ func listen(t *testing.T, flags ...string) string {
 }
 
 func TestServeForwardsToThePeer(t *testing.T) {
+	t.Parallel()
 	for _, k := range peers.Kinds() {
 		t.Run(k.Name, func(t *testing.T) {
 			castest.TestStore(t, func(t *testing.T) cas.Store { return peer{serve(t, start(t, k))} })

@@ -5,7 +5,6 @@ package reapi_test
 import (
 	"context"
 	"io"
-	"log/slog"
 	"net"
 	"slices"
 	"strings"
@@ -88,9 +87,12 @@ func (s *faultyStream) RecvMsg(m any) error {
 func behind(t testing.TB, f *fault) *client {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
-	server := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
+	server := grpc.NewServer(casserver.ServerOptions(nil)...)
 	instances := castest.Instances()
-	stop := casserver.Register(server, casserver.Config{Instances: instances, MaxBlobBytes: 1 << 30})
+	stop, err := casserver.Register(server, casserver.Config{Instances: instances, MaxBlobBytes: 1 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		if err := server.Serve(listener); err != nil {
@@ -132,6 +134,7 @@ func memoryRules() []rule {
 
 // TestCheckerPassesCorrectServer is the counterpart of TestCheckerDetectsFaults.
 func TestCheckerPassesCorrectServer(t *testing.T) {
+	t.Parallel()
 	c := behind(t, &fault{})
 	checked := 0
 	for _, r := range memoryRules() {
@@ -150,6 +153,7 @@ func TestCheckerPassesCorrectServer(t *testing.T) {
 
 // TestCheckerDetectsFaults checks that the checks can fail.
 func TestCheckerDetectsFaults(t *testing.T) {
+	t.Parallel()
 	byNumber := map[int]rule{}
 	for _, r := range rules() {
 		byNumber[r.number] = r
@@ -170,6 +174,7 @@ func TestCheckerDetectsFaults(t *testing.T) {
 
 // TestCheckerSurvivesStrangeServers checks that no response makes a check panic or hang.
 func TestCheckerSurvivesStrangeServers(t *testing.T) {
+	t.Parallel()
 	everything := func(m proto.Message) bool {
 		caps, ok := m.(*repb.ServerCapabilities)
 		if ok {

@@ -8,16 +8,17 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"io"
+	"fmt"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
-	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox/namespace"
@@ -26,22 +27,15 @@ import (
 	"github.com/cloister-build/cloister/tests/internal/program"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 var built program.Program
 
-// TestMain runs more parallel tests than there are processors, because they mostly wait for servers. With -endpoint it
-// runs only TestRules, because the other tests need their own server.
+// TestMain runs only TestRules with -endpoint, because the other tests need their own server.
 func TestMain(m *testing.M) {
+	namespace.Init()
 	flag.Parse()
-	set := map[string]bool{}
-	flag.Visit(func(f *flag.Flag) { set[f.Name] = true })
-	if !set["test.parallel"] {
-		flag.Set("test.parallel", "8")
-	}
 	if run := flag.Lookup("test.run"); *endpoint != "" && !strings.HasPrefix(run.Value.String(), "TestRules") {
 		flag.Set("test.run", "^TestRules$")
 	}
@@ -84,12 +78,18 @@ func serve(t testing.TB) *client {
 	return serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store")})
 }
 
+// sandboxed returns why the machine does not support sandboxes.
+var sandboxed = sync.OnceValue(func() error {
+	b := namespace.New(namespace.Config{})
+	defer b.Close()
+	_, err := b.Probe(context.Background())
+	return err
+})
+
 // confined skips the test if the machine does not support sandboxes.
 func confined(t testing.TB) {
 	t.Helper()
-	b := namespace.New(namespace.Config{})
-	defer b.Close()
-	if _, err := b.Probe(t.Context()); err != nil {
+	if err := sandboxed(); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 }
@@ -145,6 +145,35 @@ func until(t testing.TB, what string, done func() bool) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	t.Fatalf("after 10 s: not %s", what)
+}
+
+// A blocker is an action that runs until end.
+type blocker struct {
+	*client
+	script string
+	result chan *answer
+}
+
+// block executes a new action and returns when it runs.
+func (c *client) block() *blocker {
+	c.Helper()
+	b := &blocker{c, fmt.Sprintf("trap 'exit 0' USR1; sleep 1h & wait # %x", fresh(8)), make(chan *answer, 1)}
+	d := c.prepare(job{script: b.script})
+	go func() { b.result <- c.request(d, nil) }()
+	until(c, "running", func() bool { return len(sandboxtest.Running(c, b.script)) > 0 })
+	return b
+}
+
+// end ends the action, which must run until then, and checks that it has a result.
+func (b *blocker) end() {
+	b.Helper()
+	select {
+	case a := <-b.result:
+		b.Fatalf("the blocking action ended too early: %v, %v", a.response, a.err)
+	default:
+	}
+	until(b, "signalled", func() bool { return sandboxtest.Signal(b, b.script, syscall.SIGUSR1) > 0 })
+	b.wantSuccess("the blocking action", <-b.result)
 }
 
 // put uploads a blob.
@@ -235,93 +264,14 @@ func (c *client) tree(files map[string]file) *repb.Digest {
 		for sub := range n.subs {
 			n.dir.Directories = append(n.dir.Directories, &repb.DirectoryNode{Name: sub, Digest: upload(path.Join(p, sub))})
 		}
-		slices.SortFunc(n.dir.Files, func(a, b *repb.FileNode) int { return strings.Compare(a.Name, b.Name) })
-		slices.SortFunc(n.dir.Directories, func(a, b *repb.DirectoryNode) int { return strings.Compare(a.Name, b.Name) })
-		slices.SortFunc(n.dir.Symlinks, func(a, b *repb.SymlinkNode) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortFunc(n.dir.Files, byName[*repb.FileNode])
+		slices.SortFunc(n.dir.Directories, byName[*repb.DirectoryNode])
+		slices.SortFunc(n.dir.Symlinks, byName[*repb.SymlinkNode])
 		return c.putProto(n.dir)
 	}
 	return upload(".")
 }
 
-// An action is an action to execute.
-type action struct {
-	script     string // run by /bin/sh, unless command is set
-	command    *repb.Command
-	files      map[string]file
-	outputs    []string // output_paths
-	timeout    time.Duration
-	doNotCache bool
-	skip       bool // skip_cache_lookup
-	change     func(*repb.Action)
+func byName[N interface{ GetName() string }](a, b N) int {
+	return strings.Compare(a.GetName(), b.GetName())
 }
-
-// upload uploads the action and its inputs and returns its digest.
-func (c *client) upload(a action) *repb.Digest {
-	c.Helper()
-	cmd := a.command
-	if cmd == nil {
-		cmd = &repb.Command{Arguments: []string{"/bin/sh", "-c", a.script}, OutputPaths: a.outputs}
-	}
-	act := &repb.Action{CommandDigest: c.putProto(cmd), InputRootDigest: c.tree(a.files), DoNotCache: a.doNotCache}
-	if a.timeout > 0 {
-		act.Timeout = durationpb.New(a.timeout)
-	}
-	if a.change != nil {
-		a.change(act)
-	}
-	return c.putProto(act)
-}
-
-// execute executes an uploaded action and returns the response.
-func (c *client) execute(d *repb.Digest, skip bool) *repb.ExecuteResponse {
-	c.Helper()
-	r, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: d, SkipCacheLookup: skip})
-	if r == nil {
-		c.Fatal(err)
-	}
-	return r
-}
-
-// last returns the last operation of a stream.
-func last(s interface {
-	Recv() (*longrunningpb.Operation, error)
-},
-) (*longrunningpb.Operation, error) {
-	var op *longrunningpb.Operation
-	for {
-		next, err := s.Recv()
-		if err == io.EOF {
-			return op, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		op = next
-	}
-}
-
-// do uploads and executes an action.
-func (c *client) do(a action) *repb.ExecuteResponse {
-	c.Helper()
-	return c.execute(c.upload(a), a.skip)
-}
-
-// ok is do for an action that must succeed; it returns stdout.
-func (c *client) ok(a action) (string, *repb.ActionResult) {
-	c.Helper()
-	r := c.do(a)
-	if r.Status.GetCode() != 0 || r.GetResult().GetExitCode() != 0 {
-		c.Fatalf("status %v, exit code %d, message %q, stderr %q", r.Status, r.GetResult().GetExitCode(), r.Message, c.stderr(r))
-	}
-	return c.get(r.Result.StdoutDigest), r.Result
-}
-
-func (c *client) stderr(r *repb.ExecuteResponse) string {
-	if r.GetResult().GetStderrDigest() == nil {
-		return ""
-	}
-	return c.get(r.Result.StderrDigest)
-}
-
-// code returns the status code of a response.
-func code(r *repb.ExecuteResponse) codes.Code { return codes.Code(r.GetStatus().GetCode()) }

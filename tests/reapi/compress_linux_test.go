@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/andybalholm/brotli"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -56,6 +57,15 @@ func decompress(compressor repb.Compressor_Value, b []byte) ([]byte, error) {
 		return io.ReadAll(io.LimitReader(brotli.NewReader(bytes.NewReader(b)), maxDecompressed))
 	}
 	return nil, fmt.Errorf("unknown compressor %v", compressor)
+}
+
+// bombs has 100 MiB of zeros for each compressor. Compressing takes seconds, so it is done once, when a check needs it.
+var bombs = map[repb.Compressor_Value]func() []byte{}
+
+func init() {
+	for _, v := range []repb.Compressor_Value{repb.Compressor_ZSTD, repb.Compressor_DEFLATE, repb.Compressor_BROTLI} {
+		bombs[v] = sync.OnceValue(func() []byte { return compress(v, make([]byte, 100<<20)) })
+	}
 }
 
 // compress returns the compressed b.

@@ -4,43 +4,35 @@ package reapi_test
 
 import (
 	"path/filepath"
-	"strings"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
-	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // TestFullStoreRejectsByName checks that only requests that do not fit fail, and that they leave nothing behind.
 func TestFullStoreRejectsByName(t *testing.T) {
+	t.Parallel()
 	// Without leases the store makes room by eviction. With leases the outcome would depend on the order in which
 	// outputs are stored; TestRule024_ShortLeases covers leases.
-	c := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), MaxSize: "4MiB", Args: []string{"--lease", "0"}})
-	three := func(size string) action {
-		return action{script: "for f in a b c; do head -c " + size + " /dev/urandom > $f; done", outputs: []string{"a", "b", "c"}}
+	c := serveAs(t,
+		bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), MaxSize: "4MiB", Args: []string{"--lease", "0"}})
+	three := func(size string) *repb.Digest {
+		script := "for f in a b c; do head -c " + size + " /dev/urandom > $f; done"
+		return c.prepare(job{script: script, outputs: []string{"a", "b", "c"}, same: true})
 	}
-	r := c.do(three("2000000"))
-	if code(r) != codes.ResourceExhausted || !strings.Contains(r.Status.Message, "increase the size of the store") {
-		t.Errorf("outputs of 6 MB into 4 MiB: got %v", r.Status)
-	}
-	if _, err := c.ac.GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: c.upload(three("2000000"))}); status.Code(err) != codes.NotFound {
-		t.Errorf("an incomplete result was recorded: %v", err)
-	}
-	big := make([]byte, 3<<20)
-	d := cas.SHA256.Sum(big)
-	up, err := c.cas.BatchUpdateBlobs(t.Context(), &repb.BatchUpdateBlobsRequest{
-		Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: d.Proto(), Data: big}},
-	})
-	if err != nil || codes.Code(up.Responses[0].Status.GetCode()) != codes.InvalidArgument || !strings.Contains(up.Responses[0].Status.Message, d.Hash()) {
-		t.Errorf("a blob of most of the budget: got %v, %v", up, err)
-	}
+	large := three("2000000")
+	c.ours = true
+	c.wantText("outputs of 6 MB into 4 MiB", c.request(large, nil).err,
+		[]string{"increase the size of the store"}, codes.ResourceExhausted)
+	c.notRecorded("outputs of 6 MB into 4 MiB", large)
+	big := blob(make([]byte, 3<<20))
+	errs, err := c.update(big)
+	c.wantText("a blob of most of the budget", first(errs, err), []string{big.Digest.Hash}, codes.InvalidArgument)
 	// Outputs that fit still succeed.
 	for range 5 {
-		if _, r := c.ok(three("500000")); len(r.OutputFiles) != 3 {
-			t.Errorf("got %v", r)
-		}
+		_, r := c.wantSuccess("outputs of 1.5 MB", c.request(three("500000"), nil))
+		c.wantOutputs("outputs of 1.5 MB", r, "file a", "file b", "file c")
 	}
 }

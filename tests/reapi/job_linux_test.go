@@ -33,7 +33,8 @@ import (
 
 var (
 	probeArch = flag.String("arch", runtime.GOARCH, "architecture of the workers of -endpoint, as Go calls it")
-	platform  = flag.String("platform", "", "platform properties that -endpoint needs, such as OSFamily=linux; with commas")
+	platform  = flag.String("platform", "",
+		"platform properties that -endpoint needs, such as OSFamily=linux; with commas")
 )
 
 // probe builds the program that the actions of the checks run. It is static, so that it runs on any worker.
@@ -75,6 +76,7 @@ func (c *client) probeFile() file {
 // A job is an action that runs the probe. A random salt makes it unique unless same is set.
 type job struct {
 	steps   []string
+	script  string        // run by /bin/sh, instead of the probe
 	command *repb.Command // the rest of the command; its arguments, if any, replace those of the probe
 	files   map[string]file
 	root    *repb.Digest // the input root, instead of files and the probe
@@ -90,6 +92,9 @@ func (c *client) prepare(j job) *repb.Digest {
 	cmd := &repb.Command{}
 	if j.command != nil {
 		cmd = proto.CloneOf(j.command)
+	}
+	if j.script != "" {
+		cmd.Arguments = []string{"/bin/sh", "-c", j.script}
 	}
 	if len(cmd.Arguments) == 0 {
 		up := "./"
@@ -110,7 +115,9 @@ func (c *client) prepare(j job) *repb.Digest {
 		if files == nil {
 			files = map[string]file{}
 		}
-		files["probe"] = c.probeFile()
+		if j.script == "" {
+			files["probe"] = c.probeFile()
+		}
 		a.InputRootDigest = c.tree(files)
 	}
 	if !j.same {
@@ -137,7 +144,7 @@ func (c *client) platform(more ...*repb.Platform_Property) *repb.Platform {
 	if len(p.Properties) == 0 {
 		return nil
 	}
-	slices.SortFunc(p.Properties, func(a, b *repb.Platform_Property) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(p.Properties, byName[*repb.Platform_Property])
 	return p
 }
 
@@ -193,7 +200,7 @@ func answered(s stream, err error) *answer {
 }
 
 // executeTime is the timeout of one Execute or WaitExecution.
-const executeTime = 3 * time.Minute
+const executeTime = 10 * time.Minute
 
 // request executes an uploaded action; change may be nil.
 func (c *client) request(d *repb.Digest, change func(*repb.ExecuteRequest)) *answer {
@@ -201,6 +208,9 @@ func (c *client) request(d *repb.Digest, change func(*repb.ExecuteRequest)) *ans
 	defer cancel()
 	return answered(c.open(ctx, d, change))
 }
+
+// skip makes a request skip the lookup of a result.
+func skip(r *repb.ExecuteRequest) { r.SkipCacheLookup = true }
 
 // open starts executing an uploaded action; change may be nil.
 func (c *client) open(ctx context.Context, d *repb.Digest, change func(*repb.ExecuteRequest)) (stream, error) {
@@ -234,7 +244,8 @@ func (c *client) run(j job) *repb.ExecuteResponse {
 func (c *client) wantResult(what string, a *answer) *repb.ExecuteResponse {
 	c.Helper()
 	if a.err != nil || a.response.GetResult() == nil {
-		c.Fatalf("%s: got error %v, message %q, result %v; want a result", what, a.err, a.response.GetMessage(), a.response.GetResult())
+		c.Fatalf("%s: got error %v, message %q, result %v; want a result", what, a.err, a.response.GetMessage(),
+			a.response.GetResult())
 	}
 	return a.response
 }
@@ -249,7 +260,8 @@ func (c *client) wantSuccess(what string, a *answer) (string, *repb.ActionResult
 	c.Helper()
 	r := c.wantResult(what, a)
 	if r.Result.GetExitCode() != 0 {
-		c.Fatalf("%s: got exit code %d, message %q, stderr %q; want 0", what, r.Result.GetExitCode(), r.GetMessage(), c.output(r.Result.GetStderrRaw(), r.Result.GetStderrDigest()))
+		c.Fatalf("%s: got exit code %d, message %q, stderr %q; want 0", what, r.Result.GetExitCode(), r.GetMessage(),
+			c.output(r.Result.GetStderrRaw(), r.Result.GetStderrDigest()))
 	}
 	return c.stdout(r.Result), r.Result
 }
@@ -407,7 +419,8 @@ func (c *client) still(after string) {
 	c.Helper()
 	ctx, cancel := context.WithTimeout(c.Context(), 30*time.Second)
 	defer cancel()
-	_, err := c.cas.FindMissingBlobs(ctx, &repb.FindMissingBlobsRequest{InstanceName: c.instance, BlobDigests: []*repb.Digest{absentDigest(1)}})
+	_, err := c.cas.FindMissingBlobs(ctx,
+		&repb.FindMissingBlobsRequest{InstanceName: c.instance, BlobDigests: []*repb.Digest{absentDigest(1)}})
 	if err != nil {
 		c.Errorf("FindMissingBlobs after %s: %v", after, err)
 	}

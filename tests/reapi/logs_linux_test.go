@@ -25,9 +25,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// waiting returns a script that prints a line, and another one on SIGUSR1 before it exits.
+// waiting returns a script that prints a line, and another one on SIGUSR1 before it exits. It forks before it prints, since
+// the shell reports children that a signal ends.
 func waiting(mark string) string {
-	return "trap 'go=1' USR1; echo first; echo oh >&2; while [ -z \"$go\" ]; do sleep 0.05; done; echo second # " + mark
+	return "trap 'echo second; exit 0' USR1; sleep 600 & echo first; echo oh >&2; wait # " + mark
 }
 
 // wake sends SIGUSR1 to the sandboxed process whose command line contains mark.
@@ -89,31 +90,26 @@ func (l *log) end(text string) {
 }
 
 // executing executes an action and returns its operation and metadata once it is executing.
-func (c *client) executing(d *repb.Digest) (repb.Execution_ExecuteClient, *longrunningpb.Operation, *repb.ExecuteOperationMetadata) {
+func (c *client) executing(d *repb.Digest) (stream, *longrunningpb.Operation, *repb.ExecuteOperationMetadata) {
 	c.Helper()
-	s, err := c.exec.Execute(c.Context(), &repb.ExecuteRequest{ActionDigest: d})
-	if err != nil {
-		c.Fatal(err)
-	}
-	for {
-		op, err := s.Recv()
-		if err != nil {
-			c.Fatal(err)
-		}
-		var m repb.ExecuteOperationMetadata
-		if err := op.Metadata.UnmarshalTo(&m); err != nil {
-			c.Fatal(err)
-		}
-		if m.Stage >= repb.ExecutionStage_EXECUTING {
-			return s, op, &m
+	s, err := c.open(c.Context(), d, nil)
+	for err == nil {
+		op, e := s.Recv()
+		if err = e; err == nil {
+			var m *repb.ExecuteOperationMetadata
+			if m, err = stageOf(op); err == nil && m.Stage >= repb.ExecutionStage_EXECUTING {
+				return s, op, m
+			}
 		}
 	}
+	c.Fatal(err)
+	return nil, nil, nil
 }
 
 func TestRule127_OutputIsReadWhileTheActionRuns(t *testing.T) {
 	c := serve(t)
 	mark := fmt.Sprintf("logs %d", os.Getpid())
-	d := c.upload(action{script: waiting(mark)})
+	d := c.prepare(job{script: waiting(mark)})
 	s, op, m := c.executing(d)
 	_, _, other := c.executing(d) // merged with the first
 	if m.StdoutStreamName == "" || m.StderrStreamName == "" || m.StdoutStreamName != other.StdoutStreamName {
@@ -138,16 +134,8 @@ func TestRule127_OutputIsReadWhileTheActionRuns(t *testing.T) {
 		l.end("first\nsecond\n")
 	}
 	errs.end("oh\n")
-	end, err := last(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r repb.ExecuteResponse
-	if err := end.GetResponse().UnmarshalTo(&r); err != nil {
-		t.Fatal(err)
-	}
-	if got := c.get(r.Result.GetStdoutDigest()); got != "first\nsecond\n" || code(&r) != codes.OK {
-		t.Errorf("result: got output %q, status %v", got, r.Status)
+	if got, _ := c.wantSuccess("the action", answered(s, nil)); got != "first\nsecond\n" {
+		t.Errorf("result: got output %q, want both lines", got)
 	}
 	l := c.log(m.StdoutStreamName, 6)
 	l.end("second\n")
@@ -155,7 +143,8 @@ func TestRule127_OutputIsReadWhileTheActionRuns(t *testing.T) {
 	if err := l.next(); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("read of a write name: %v", err)
 	}
-	if _, err := c.bs.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: m.StdoutStreamName}); status.Code(err) != codes.InvalidArgument {
+	if _, err := c.bs.QueryWriteStatus(t.Context(),
+		&bspb.QueryWriteStatusRequest{ResourceName: m.StdoutStreamName}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("write of a read name: %v", err)
 	}
 }
@@ -164,7 +153,8 @@ func TestRule127_OutputIsReadWhileTheActionRuns(t *testing.T) {
 func TestRule127_ClientWritesLogStream(t *testing.T) {
 	c := serve(t)
 	c.put([]byte("a blob"))
-	made, err := logpb.NewLogStreamServiceClient(c.conn).CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"})
+	made, err := logpb.NewLogStreamServiceClient(c.conn).CreateLogStream(t.Context(),
+		&logpb.CreateLogStreamRequest{Parent: "main"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +164,10 @@ func TestRule127_ClientWritesLogStream(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := &bspb.WriteRequest{ResourceName: made.WriteResourceName, WriteOffset: int64(4 * i), Data: []byte(text), FinishWrite: i == 1}
+		m := &bspb.WriteRequest{
+			ResourceName: made.WriteResourceName, WriteOffset: int64(4 * i), Data: []byte(text),
+			FinishWrite: i == 1,
+		}
 		if err := w.Send(m); err != nil {
 			t.Fatal(err)
 		}

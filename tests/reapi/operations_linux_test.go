@@ -30,8 +30,11 @@ func TestOperations(t *testing.T) {
 	c := serve(t)
 	ops := longrunningpb.NewOperationsClient(c.conn)
 	const mark = "1073.25" // unique among the processes
-	d := c.upload(action{script: "setsid sleep " + mark + " & sleep " + mark + "; true"})
-	st, err := c.exec.Execute(c.building(&repb.RequestMetadata{TargetId: "//a:endless", ActionMnemonic: "Genrule", ToolInvocationId: "one"}),
+	d := c.prepare(job{script: "setsid sleep " + mark + " & sleep " + mark + "; true"})
+	st, err := c.exec.Execute(c.building(&repb.RequestMetadata{
+		TargetId: "//a:endless", ActionMnemonic: "Genrule",
+		ToolInvocationId: "one",
+	}),
 		&repb.ExecuteRequest{ActionDigest: d})
 	if err != nil {
 		t.Fatal(err)
@@ -49,30 +52,28 @@ func TestOperations(t *testing.T) {
 	if len(running) != 1 {
 		t.Fatalf("got %d running operations, want one: %v", len(running), running)
 	}
-	if _, err := ops.CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: running[0].Name}); err != nil {
+	if _, err := ops.CancelOperation(t.Context(),
+		&longrunningpb.CancelOperationRequest{Name: running[0].Name}); err != nil {
 		t.Fatal(err)
 	}
-	op, err := last(st)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r repb.ExecuteResponse
-	if err := op.GetResponse().UnmarshalTo(&r); err != nil || code(&r) != codes.Canceled || r.Result != nil || op.Name != running[0].Name {
-		t.Errorf("got operation %v (%v), want CANCELLED", op, err)
+	a := answered(st, nil)
+	if a.code() != codes.Canceled || a.response.GetResult() != nil || a.name() != running[0].Name {
+		t.Errorf("got operation %q, %v, %v, want CANCELLED of %q", a.name(), a.response, a.err, running[0].Name)
 	}
 	until(t, "ended", func() bool { return len(sandboxtest.Running(t, mark)) == 0 })
 
-	failed := c.do(action{script: "exit 3"})
+	failed := c.run(job{script: "exit 3"})
 	var ended repb.ExecuteResponse
 	newest := list("stage=COMPLETED")[0]
 	if err := newest.GetResponse().UnmarshalTo(&ended); err != nil {
 		t.Fatalf("operation %v: %v", newest, err)
 	}
 	m := ended.GetResult().GetExecutionMetadata()
-	if ended.Result.GetExitCode() != 3 || m.GetWorker() == "" || m.ExecutionCompletedTimestamp.AsTime().Before(m.ExecutionStartTimestamp.AsTime()) {
+	if ended.Result.GetExitCode() != 3 || m.GetWorker() == "" ||
+		m.ExecutionCompletedTimestamp.AsTime().Before(m.ExecutionStartTimestamp.AsTime()) {
 		t.Errorf("listed operation: got %v, of %v", &ended, failed)
 	}
-	if got := list("invocation=one"); len(got) != 1 || got[0].Name != op.Name {
+	if got := list("invocation=one"); len(got) != 1 || got[0].Name != a.name() {
 		t.Errorf("operations of the invocation: got %v, want the cancelled one", got)
 	}
 }

@@ -27,12 +27,15 @@ func nodeProperties(c *client) {
 	text, program, big := c.put([]byte("text")), c.put([]byte("#!/bin/sh\necho ran\n")), c.put([]byte(large+"own"))
 	var many []*repb.FileNode
 	for i := range 20 {
-		many = append(many, &repb.FileNode{Name: fmt.Sprintf("m%02d", i), Digest: text, NodeProperties: own(0o604, int64(i), 0)})
+		many = append(many,
+			&repb.FileNode{Name: fmt.Sprintf("m%02d", i), Digest: text, NodeProperties: own(0o604, int64(i), 0)})
 	}
 	closed := c.putProto(&repb.Directory{
 		NodeProperties: own(0, 5, 0),
 		Files: []*repb.FileNode{
-			{Name: "big", Digest: big}, {Name: "dated", Digest: big, NodeProperties: own(0, 6, 0)}, {Name: "f", Digest: text, NodeProperties: own(0, 6, 0)},
+			{Name: "big", Digest: big},
+			{Name: "dated", Digest: big, NodeProperties: own(0, 6, 0)},
+			{Name: "f", Digest: text, NodeProperties: own(0, 6, 0)},
 		},
 	})
 	dir := c.putProto(&repb.Directory{
@@ -59,7 +62,7 @@ func nodeProperties(c *client) {
 		OutputPaths: []string{"link", "o", "old", "out"}, OutputNodeProperties: []string{"mtime", "unix_mode"},
 	}
 	for range 3 {
-		out, r := c.ok(action{command: cmd, skip: true, change: func(a *repb.Action) { a.InputRootDigest = root }})
+		out, r := c.wantSuccess("node properties", c.request(c.prepare(job{command: cmd, root: root, same: true}), skip))
 		for _, want := range []string{
 			"711 7.000000008 d\n", "754 9.000000000 d/big\n", "0 5.000000000 d/closed\n", "604 7.000000000 d/m07\n",
 			" 4294967296.000000000 d/to\n", "600 -0.000000001 hidden\n", "604 3.000000000 old\n", "715 4.000000000 tool\n",
@@ -80,7 +83,8 @@ func nodeProperties(c *client) {
 		}
 		tree := c.decodeTree(r.OutputDirectories[0].TreeDigest)
 		if len(tree.Children) != 1 || !proto.Equal(tree.Root.NodeProperties, own(0o701, 80, 0)) ||
-			!proto.Equal(tree.Children[0].NodeProperties, own(0, 78, 0)) || tree.Root.Symlinks[0].NodeProperties.GetMtime().GetSeconds() != 79 ||
+			!proto.Equal(tree.Children[0].NodeProperties, own(0, 78, 0)) ||
+			tree.Root.Symlinks[0].NodeProperties.GetMtime().GetSeconds() != 79 ||
 			!proto.Equal(tree.Children[0].Files[0].NodeProperties, own(0o705, 77, 250_000_000)) {
 			c.Errorf("got the Tree %v", tree)
 		}

@@ -5,12 +5,9 @@ package reapi_test
 import (
 	"bytes"
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -18,16 +15,10 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
-	"github.com/klauspost/compress/zstd"
-	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
-	grpcmd "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
-
-// replayed is the instance of the replays.
-const replayed = "builds/main"
 
 // A buck2 behaves like the re_grpc client of Buck2: it never states a digest function, compresses streams if possible,
 // and follows a single Execute stream to its end.
@@ -38,15 +29,28 @@ type buck2 struct {
 	zstd  bool
 }
 
+// A calling test adds headers to its calls.
+type calling struct {
+	testing.TB
+	ctx context.Context
+}
+
+func (c calling) Context() context.Context { return c.ctx }
+
 // TestBuck2 replays the calls for one Buck2 action, with several digest functions; BLAKE3 is the one that Buck2
 // recommends.
 func TestBuck2(t *testing.T) {
 	for _, fn := range []cas.Function{cas.BLAKE3, cas.SHA256, cas.SHA1} {
 		t.Run(fn.String(), func(t *testing.T) {
 			confined(t)
-			b := &buck2{fn: fn, client: serveAs(t, bazelrun.ServerConfig{
-				Dir: filepath.Join(t.TempDir(), "store"), Args: []string{"--digest-function", replayed + "=" + fn.String()},
-			})}
+			c := serveAs(t, bazelrun.ServerConfig{
+				Dir: filepath.Join(t.TempDir(), "store"), Args: []string{"--digest-function", "builds/main=" + fn.String()},
+			})
+			c.instance = "builds/main"
+			b := &buck2{fn: fn, client: c.in(calling{t, c.building(&repb.RequestMetadata{
+				ToolDetails: &repb.ToolDetails{ToolName: "buck2"}, ActionMnemonic: "cxx_compile",
+				ToolInvocationId: "4b1c7d2e-0000-4000-8000-000000000001",
+			})})}
 			b.configure()
 			b.build()
 		})
@@ -56,16 +60,14 @@ func TestBuck2(t *testing.T) {
 // configure is the startup of Buck2.
 func (b *buck2) configure() {
 	b.Helper()
-	caps, err := repb.NewCapabilitiesClient(b.conn).GetCapabilities(b.Context(), &repb.GetCapabilitiesRequest{InstanceName: replayed})
-	if err != nil {
+	if err := b.getCapabilities(b.Context()); err != nil {
 		b.Fatal(err)
 	}
-	if !caps.GetExecutionCapabilities().GetExecEnabled() {
+	if !execution.met(b.client) {
 		b.Fatal("exec_enabled is false: Buck2 would fail")
 	}
-	b.limit = min(caps.CacheCapabilities.MaxBatchTotalSizeBytes, 4_000_000)
-	b.zstd = slices.Contains(caps.CacheCapabilities.SupportedCompressors, repb.Compressor_ZSTD)
-	if !b.zstd {
+	b.limit = min(b.caps.GetCacheCapabilities().GetMaxBatchTotalSizeBytes(), 4_000_000)
+	if b.zstd = zstdStreams.met(b.client); !b.zstd {
 		b.Error("supported_compressors lacks zstd, which Buck2 prefers")
 	}
 }
@@ -82,10 +84,7 @@ func (b *buck2) build() {
 		return d.Proto()
 	}
 	message := func(m proto.Message) *repb.Digest {
-		data, err := proto.Marshal(m)
-		if err != nil {
-			b.Fatal(err)
-		}
+		data, _ := encoded(b, m)
 		return add(data)
 	}
 	sub := message(&repb.Directory{Files: []*repb.FileNode{{Name: "large.txt", Digest: add(large)}}})
@@ -99,131 +98,65 @@ func (b *buck2) build() {
 			"mkdir buck-out/dir; echo one > buck-out/dir/one; ln -s count buck-out/link; echo said"},
 		EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "BUCK_SCRATCH_PATH", Value: "buck-out/tmp"}},
 		OutputPaths:          []string{"buck-out/copy", "buck-out/count", "buck-out/dir", "buck-out/link"},
-		Platform:             &repb.Platform{Properties: []*repb.Platform_Property{{Name: "OSFamily", Value: "linux"}}}, // not set in the Action
+		// Not set in the Action.
+		Platform: &repb.Platform{Properties: []*repb.Platform_Property{{Name: "OSFamily", Value: "linux"}}},
 	})
 	action := message(&repb.Action{CommandDigest: command, InputRootDigest: root})
 
-	_, err := b.ac.GetActionResult(b.caller(), &repb.GetActionResultRequest{InstanceName: replayed, ActionDigest: action})
-	if status.Code(err) != codes.NotFound {
-		b.Fatalf("GetActionResult of a new action: got %v, want NOT_FOUND", err)
-	}
+	_, err := b.lookup(action)
+	b.wantCode("GetActionResult of a new action", err, codes.NotFound)
 	b.upload(blobs)
-	first := b.run(action)
-	if first.CachedResult {
-		b.Error("a new action is a cache hit")
+	for _, cached := range []bool{false, true} {
+		r := b.wantResult("Execute", b.request(action, func(r *repb.ExecuteRequest) {
+			r.ExecutionPolicy, r.ResultsCachePolicy = &repb.ExecutionPolicy{}, &repb.ResultsCachePolicy{}
+		}))
+		if r.CachedResult != cached || r.Result.GetExitCode() != 0 {
+			b.Errorf("got cached %t, exit code %d, %q, want cached %t and 0", r.CachedResult, r.Result.GetExitCode(), r.Message,
+				cached)
+		}
+		b.check(r.Result, large)
 	}
-	again := b.run(action)
-	if !again.CachedResult {
-		b.Error("the same action is not a cache hit")
-	}
-	for _, r := range []*repb.ActionResult{first.Result, again.Result} {
-		b.check(r, large)
-	}
-	r, err := b.ac.GetActionResult(b.caller(), &repb.GetActionResultRequest{InstanceName: replayed, ActionDigest: action})
-	if err != nil {
-		b.Fatalf("GetActionResult of an executed action: %v", err)
-	}
+	r, err := b.lookup(action)
+	b.wantCode("GetActionResult of an executed action", err, codes.OK)
 	b.check(r, large)
 }
 
-// caller returns a context with the header of Buck2.
-func (b *buck2) caller() context.Context {
-	header, err := proto.Marshal(&repb.RequestMetadata{
-		ToolDetails: &repb.ToolDetails{ToolName: "buck2"}, ToolInvocationId: "4b1c7d2e-0000-4000-8000-000000000001", ActionMnemonic: "cxx_compile",
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	return grpcmd.AppendToOutgoingContext(b.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", string(header))
-}
-
-// upload checks for blobs, a hundred at a time, and uploads the absent ones: small ones in batches, large ones alone.
+// upload checks for blobs, a hundred at a time, and uploads the absent ones: small ones in batches, large ones alone,
+// in messages of the batch limit.
 func (b *buck2) upload(blobs map[string][]byte) {
 	b.Helper()
-	var all []*repb.Digest
+	var all, missing []*repb.Digest
 	for hash, data := range blobs {
 		all = append(all, &repb.Digest{Hash: hash, SizeBytes: int64(len(data))})
 	}
-	var missing []*repb.Digest
 	for part := range slices.Chunk(all, 100) {
-		resp, err := b.cas.FindMissingBlobs(b.caller(), &repb.FindMissingBlobsRequest{InstanceName: replayed, BlobDigests: part})
+		absent, err := b.absent(b.Context(), part...)
 		if err != nil {
 			b.Fatal(err)
 		}
-		missing = append(missing, resp.MissingBlobDigests...)
+		missing = append(missing, absent...)
 	}
 	if len(missing) != len(all) {
 		b.Errorf("%d of %d new blobs are missing", len(missing), len(all))
 	}
-	batch := &repb.BatchUpdateBlobsRequest{InstanceName: replayed}
+	var batch []*repb.BatchUpdateBlobsRequest_Request
 	for _, d := range missing {
-		if d.SizeBytes > b.limit {
-			b.stream(d, blobs[d.Hash])
+		data := blobs[d.Hash]
+		if d.SizeBytes <= b.limit {
+			batch = append(batch, &repb.BatchUpdateBlobsRequest_Request{Digest: d, Data: data})
 			continue
 		}
-		batch.Requests = append(batch.Requests, &repb.BatchUpdateBlobsRequest_Request{Digest: d, Data: blobs[d.Hash]})
-	}
-	resp, err := b.cas.BatchUpdateBlobs(b.caller(), batch)
-	if err != nil {
-		b.Fatal(err)
-	}
-	for _, r := range resp.Responses {
-		if r.GetStatus().GetCode() != 0 {
-			b.Errorf("upload of %v: %v", r.Digest, r.Status)
+		name := b.writeName(d)
+		if b.zstd {
+			name, data = b.zstdUpload(d), zstdOf(data)
+		}
+		r, err := b.write(pieces(name, data, int(b.limit))...)
+		if err != nil || r.CommittedSize != int64(len(data)) && r.CommittedSize != -1 {
+			b.Fatalf("upload of %s: committed %d of the %d bytes sent, %v", name, r.GetCommittedSize(), len(data), err)
 		}
 	}
-}
-
-// stream uploads one blob by ByteStream, in messages of the batch limit.
-func (b *buck2) stream(d *repb.Digest, data []byte) {
-	b.Helper()
-	name, sent := fmt.Sprintf("%s/uploads/1d8f0c52-7a6e-4b7e-9f58-6f2f2c1a0b11/blobs/%s/%d", replayed, d.Hash, d.SizeBytes), data
-	if b.zstd {
-		name = strings.Replace(name, "/blobs/", "/compressed-blobs/zstd/", 1)
-		e, err := zstd.NewWriter(nil)
-		if err != nil {
-			b.Fatal(err)
-		}
-		sent = e.EncodeAll(data, nil)
-	}
-	w, err := b.bs.Write(b.caller())
-	if err != nil {
-		b.Fatal(err)
-	}
-	for off := 0; off < len(sent); {
-		n := min(len(sent)-off, int(b.limit))
-		err := w.Send(&bspb.WriteRequest{ResourceName: name, WriteOffset: int64(off), Data: sent[off : off+n], FinishWrite: off+n == len(sent)})
-		if err != nil && !errors.Is(err, io.EOF) {
-			b.Fatal(err)
-		}
-		off += n
-	}
-	r, err := w.CloseAndRecv()
-	if err != nil || r.CommittedSize != int64(len(sent)) && r.CommittedSize != -1 {
-		b.Fatalf("upload of %s: committed %d of the %d bytes sent, %v", name, r.GetCommittedSize(), len(sent), err)
-	}
-}
-
-// run executes an action and follows its stream to the end.
-func (b *buck2) run(action *repb.Digest) *repb.ExecuteResponse {
-	b.Helper()
-	ctx, cancel := context.WithTimeout(b.caller(), time.Minute)
-	defer cancel()
-	s, err := b.exec.Execute(ctx, &repb.ExecuteRequest{
-		InstanceName: replayed, ActionDigest: action, ExecutionPolicy: &repb.ExecutionPolicy{}, ResultsCachePolicy: &repb.ResultsCachePolicy{},
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	op, err := last(s)
-	if err != nil {
-		b.Fatalf("the stream of Execute broke: %v", err)
-	}
-	r := responseOf(b, op)
-	if code(r) != codes.OK || r.Result.GetExitCode() != 0 {
-		b.Fatalf("status %v, exit code %d, message %q", r.Status, r.Result.GetExitCode(), r.Message)
-	}
-	return r
+	errs, err := b.update(batch...)
+	b.wantCode("BatchUpdateBlobs", first(errs, err), codes.OK)
 }
 
 // check checks what Buck2 requires of a result.
@@ -237,7 +170,7 @@ func (b *buck2) check(r *repb.ActionResult, large []byte) {
 		if f.Digest == nil {
 			b.Fatalf("output file %s has no digest", f.Path)
 		}
-		if got := b.read(f.Digest); got != want[f.Path] {
+		if got := b.load(f.Digest); got != want[f.Path] {
 			b.Errorf("output file %s has %d bytes, want %d", f.Path, len(got), len(want[f.Path]))
 		}
 		delete(want, f.Path)
@@ -249,7 +182,8 @@ func (b *buck2) check(r *repb.ActionResult, large []byte) {
 		b.Fatalf("output directories are %v, want one with a tree_digest", r.OutputDirectories)
 	}
 	var tree repb.Tree
-	if err := proto.Unmarshal([]byte(b.read(r.OutputDirectories[0].TreeDigest)), &tree); err != nil || len(tree.GetRoot().GetFiles()) != 1 {
+	err := proto.Unmarshal([]byte(b.load(r.OutputDirectories[0].TreeDigest)), &tree)
+	if err != nil || len(tree.GetRoot().GetFiles()) != 1 {
 		b.Errorf("the Tree is %v, %v, want one file", &tree, err)
 	}
 	if len(r.OutputSymlinks) != 1 || r.OutputSymlinks[0].Target != "count" {
@@ -257,63 +191,53 @@ func (b *buck2) check(r *repb.ActionResult, large []byte) {
 	}
 }
 
-// read downloads a blob: a small one in a batch, a large one compressed.
-func (b *buck2) read(d *repb.Digest) string {
+// load downloads a blob: a small one in a batch, a large one compressed.
+func (b *buck2) load(d *repb.Digest) string {
 	b.Helper()
 	if d.SizeBytes <= b.limit {
-		resp, err := b.cas.BatchReadBlobs(b.caller(), &repb.BatchReadBlobsRequest{InstanceName: replayed, Digests: []*repb.Digest{d}})
-		if err != nil || resp.Responses[0].GetStatus().GetCode() != 0 {
-			b.Fatalf("read %v: %v, %v", d, resp, err)
-		}
-		return string(resp.Responses[0].Data)
-	}
-	s, err := b.bs.Read(b.caller(), &bspb.ReadRequest{ResourceName: fmt.Sprintf("%s/compressed-blobs/zstd/%s/%d", replayed, d.Hash, d.SizeBytes)})
-	if err != nil {
-		b.Fatal(err)
-	}
-	var packed []byte
-	for {
-		m, err := s.Recv()
-		if err == io.EOF {
-			break
-		} else if err != nil {
+		rs, err := b.fetch(&repb.BatchReadBlobsRequest{Digests: []*repb.Digest{d}})
+		if err := only(rs, err); err != nil {
 			b.Fatalf("read %v: %v", d, err)
 		}
-		packed = append(packed, m.Data...)
+		return string(rs[0].Data)
 	}
-	z, err := zstd.NewReader(nil)
+	packed, _, err := b.read(b.compressedName(zstdCompressor, d), 0, 0)
 	if err != nil {
-		b.Fatal(err)
+		b.Fatalf("read %v: %v", d, err)
 	}
-	defer z.Close()
-	data, err := z.DecodeAll(packed, nil)
+	data, err := decompress(zstdCompressor, packed)
 	if err != nil || b.fn.Sum(data).Hash() != d.Hash {
 		b.Fatalf("read %v: %d bytes of other content, %v", d, len(data), err)
 	}
 	return string(data)
 }
 
-// responseOf returns the response of an operation that is done.
-func responseOf(t testing.TB, op *longrunningpb.Operation) *repb.ExecuteResponse {
-	t.Helper()
+// slow is an action that takes about two seconds.
+var slow = job{script: "sleep 2; echo done > out", outputs: []string{"out"}}
+
+// wantFresh checks that an operation is done and has the result of slow, not from the action cache.
+func (c *client) wantFresh(what string, op *longrunningpb.Operation) *repb.ExecuteResponse {
+	c.Helper()
 	var r repb.ExecuteResponse
 	if err := op.GetResponse().UnmarshalTo(&r); err != nil || !op.Done {
-		t.Fatalf("operation %v: %v", op, err)
+		c.Fatalf("%s: got operation %v, %v, want it done", what, op, err)
+	}
+	if r.GetStatus().GetCode() != 0 || r.CachedResult || len(r.Result.GetOutputFiles()) != 1 {
+		c.Errorf("%s: got %v, want a new result with one output", what, &r)
 	}
 	return &r
 }
-
-// slow is an action that takes about two seconds.
-var slow = action{script: "sleep 2; echo done > out", outputs: []string{"out"}}
 
 // TestSiso replays Siso, which drops the Execute stream every minute (here every 300 ms) and continues with
 // WaitExecution. It sets the platform in Action and Command, and rejects a success without outputs.
 func TestSiso(t *testing.T) {
 	c := serve(t)
-	d := c.upload(slow)
+	d := c.prepare(slow)
 	drop := 300 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
-	s, err := c.exec.Execute(ctx, &repb.ExecuteRequest{ActionDigest: d, DigestFunction: repb.DigestFunction_SHA256, SkipCacheLookup: true})
+	s, err := c.open(ctx, d, func(r *repb.ExecuteRequest) {
+		r.DigestFunction, r.SkipCacheLookup = repb.DigestFunction_SHA256, true
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -349,27 +273,23 @@ func TestSiso(t *testing.T) {
 	if drops < 3 {
 		t.Errorf("got %d dropped streams, want at least 3", drops)
 	}
-	if r := responseOf(t, op); code(r) != codes.OK || len(r.Result.OutputFiles) != 1 || r.CachedResult {
-		t.Errorf("after %d dropped streams: %v", drops, r)
-	}
+	c.wantFresh("after dropped streams", op)
 }
 
 // TestBazelKeepalive replays --experimental_remote_execution_keepalive: each call has a short deadline, the next call
 // resumes the operation, and the action runs once. NOT_FOUND would fail the build (bazel#21530).
 func TestBazelKeepalive(t *testing.T) {
 	c := serve(t)
-	d := c.upload(slow)
+	d := c.prepare(slow)
 	const deadline = 200 * time.Millisecond
 	var op *longrunningpb.Operation
 	calls := 0
 	for ; !op.GetDone() && calls < 100; calls++ {
 		ctx, cancel := context.WithTimeout(t.Context(), deadline)
-		var s interface {
-			Recv() (*longrunningpb.Operation, error)
-		}
+		var s stream
 		var err error
 		if op == nil {
-			s, err = c.exec.Execute(ctx, &repb.ExecuteRequest{ActionDigest: d})
+			s, err = c.open(ctx, d, nil)
 		} else {
 			s, err = c.exec.WaitExecution(ctx, &repb.WaitExecutionRequest{Name: op.Name})
 		}
@@ -387,16 +307,9 @@ func TestBazelKeepalive(t *testing.T) {
 	if calls < 4 {
 		t.Errorf("got %d calls, want at least 4", calls)
 	}
-	r := responseOf(t, op)
-	if code(r) != codes.OK || r.CachedResult || len(r.Result.OutputFiles) != 1 {
-		t.Errorf("after %d calls: %v", calls, r)
-	}
+	r := c.wantFresh("after calls with deadlines", op)
 	// The result remains available.
-	w, err := c.exec.WaitExecution(t.Context(), &repb.WaitExecutionRequest{Name: op.Name})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if op, err = last(w); err != nil || !proto.Equal(responseOf(t, op), r) {
-		t.Errorf("WaitExecution after the end: %v, %v", op, err)
+	if a := c.waitExecution(op.Name); a.err != nil || !proto.Equal(a.response, r) {
+		t.Errorf("WaitExecution after the end: got %v, %v, want %v", a.response, a.err, r)
 	}
 }

@@ -58,7 +58,8 @@ func (c *client) referrals(size int, upload bool) []referral {
 	padded := func() *repb.Directory {
 		d := &repb.Directory{}
 		for i := 0; i*250 < size+250; i++ {
-			d.Files = append(d.Files, &repb.FileNode{Name: fmt.Sprintf("%06d-%s", i, strings.Repeat("x", 150)+uuid()), Digest: digest(nil)})
+			d.Files = append(d.Files,
+				&repb.FileNode{Name: fmt.Sprintf("%06d-%s", i, strings.Repeat("x", 150)+uuid()), Digest: digest(nil)})
 		}
 		return d
 	}
@@ -89,17 +90,22 @@ func (c *client) referrals(size int, upload bool) []referral {
 	add("a file in the root of a Tree", inRoot, under(&repb.OutputDirectory{TreeDigest: digest(tree)}), tree)
 	inChild := fresh(size)
 	child := holding(inChild)
-	tree = encode(&repb.Tree{Root: &repb.Directory{Directories: []*repb.DirectoryNode{{Name: "sub", Digest: digest(encode(child))}}}, Children: []*repb.Directory{child}})
+	parentOf := func(sub []byte) *repb.Directory {
+		return &repb.Directory{Directories: []*repb.DirectoryNode{{Name: "sub", Digest: digest(sub)}}}
+	}
+	tree = encode(&repb.Tree{Root: parentOf(encode(child)), Children: []*repb.Directory{child}})
 	add("a file in a child of a Tree", inChild, under(&repb.OutputDirectory{TreeDigest: digest(tree)}), tree)
 	root := encode(padded())
 	add("a root Directory", root, under(&repb.OutputDirectory{RootDirectoryDigest: digest(root)}))
 	sub := encode(padded())
-	parent := encode(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: "sub", Digest: digest(sub)}}})
-	add("a Directory below a root Directory", sub, under(&repb.OutputDirectory{RootDirectoryDigest: digest(parent)}), parent)
+	parent := encode(parentOf(sub))
+	add("a Directory below a root Directory", sub, under(&repb.OutputDirectory{RootDirectoryDigest: digest(parent)}),
+		parent)
 	below := fresh(size)
 	holder := encode(holding(below))
-	parent = encode(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: "sub", Digest: digest(holder)}}})
-	add("a file below a root Directory", below, under(&repb.OutputDirectory{RootDirectoryDigest: digest(parent)}), parent, holder)
+	parent = encode(parentOf(holder))
+	add("a file below a root Directory", below, under(&repb.OutputDirectory{RootDirectoryDigest: digest(parent)}), parent,
+		holder)
 	return all
 }
 
@@ -242,7 +248,8 @@ func inlining(c *client) {
 		c.Fatal(err)
 	}
 	r, err := c.ac.GetActionResult(c.Context(), &repb.GetActionResultRequest{
-		InstanceName: c.instance, ActionDigest: action, InlineStdout: true, InlineStderr: true, InlineOutputFiles: []string{"a", "nothing"},
+		InstanceName: c.instance, ActionDigest: action,
+		InlineStdout: true, InlineStderr: true, InlineOutputFiles: []string{"a", "nothing"},
 	})
 	if err != nil || len(r.GetOutputFiles()) != 2 {
 		c.Fatalf("GetActionResult: got %d output files, %v", len(r.GetOutputFiles()), err)
@@ -299,7 +306,8 @@ func inlineMany(c *client) {
 	inlined := 0
 	for i, f := range got.OutputFiles {
 		if f.GetDigest().GetHash() == "" || len(f.GetContents()) > 0 && string(f.Contents) != string(blobs[i]) {
-			c.Fatalf("output file %s: got digest %s and contents %s, want matching ones", f.GetPath(), name(f.GetDigest()), brief(f.GetContents()))
+			c.Fatalf("output file %s: got digest %s and contents %s, want matching ones", f.GetPath(), name(f.GetDigest()),
+				brief(f.GetContents()))
 		}
 		if len(f.GetContents()) > 0 {
 			inlined++
@@ -336,6 +344,9 @@ func badResults(c *client) {
 	file := func(path string, d *repb.Digest) *repb.ActionResult {
 		return &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: path, Digest: d}}}
 	}
+	tree := func(d *repb.Digest) *repb.ActionResult {
+		return &repb.ActionResult{OutputDirectories: []*repb.OutputDirectory{{Path: "a", TreeDigest: d}}}
+	}
 	malformed := &repb.Digest{Hash: "xyz", SizeBytes: 10}
 	for what, r := range map[string]*repb.ActionResult{
 		"an absolute path":                          file("/etc/passwd", d),
@@ -347,9 +358,9 @@ func badResults(c *client) {
 		"a malformed output digest":                 file("a", malformed),
 		"a negative output size":                    file("a", &repb.Digest{Hash: d.Hash, SizeBytes: -1}),
 		"a malformed stdout digest":                 {StdoutDigest: malformed},
-		"a malformed Tree digest":                   {OutputDirectories: []*repb.OutputDirectory{{Path: "a", TreeDigest: malformed}}},
-		"an output directory without digest":        {OutputDirectories: []*repb.OutputDirectory{{Path: "a"}}},
-		"a malformed Tree":                          {OutputDirectories: []*repb.OutputDirectory{{Path: "a", TreeDigest: c.put([]byte("no Tree\xff" + uuid()))}}},
+		"a malformed Tree digest":                   tree(malformed),
+		"an output directory without digest":        tree(nil),
+		"a malformed Tree":                          tree(c.put([]byte("no Tree\xff" + uuid()))),
 		"a symlink without a target":                {OutputSymlinks: []*repb.OutputSymlink{{Path: "a"}}},
 		"a symlink outside the working directory":   {OutputSymlinks: []*repb.OutputSymlink{{Path: "../a", Target: "b"}}},
 		"stdout_raw that does not match its digest": {StdoutRaw: []byte("x"), StdoutDigest: d},
@@ -360,9 +371,11 @@ func badResults(c *client) {
 		c.wantCode("GetActionResult after UpdateActionResult with "+what, err, codes.NotFound)
 	}
 	c.wantCode("UpdateActionResult without a result", c.record(c.anAction(), nil), codes.InvalidArgument)
-	c.wantCode("UpdateActionResult of a malformed action", c.record(malformed, &repb.ActionResult{StdoutDigest: d}), codes.InvalidArgument)
+	c.wantCode("UpdateActionResult of a malformed action", c.record(malformed, &repb.ActionResult{StdoutDigest: d}),
+		codes.InvalidArgument)
 	// The Action itself may be absent.
-	c.wantCode("UpdateActionResult of an absent Action", c.record(absentDigest(100), &repb.ActionResult{StdoutDigest: d}), codes.OK, codes.FailedPrecondition)
+	c.wantCode("UpdateActionResult of an absent Action", c.record(absentDigest(100), &repb.ActionResult{StdoutDigest: d}),
+		codes.OK, codes.FailedPrecondition)
 }
 
 func absentOutputs(c *client) {
@@ -382,7 +395,8 @@ func failedResults(c *client) {
 	action := c.anAction()
 	r := &repb.ActionResult{ExitCode: 1, StdoutDigest: c.put(fresh(10))}
 	err := c.record(action, r)
-	c.wantCode("UpdateActionResult with exit_code 1", err, codes.InvalidArgument, codes.OK, codes.FailedPrecondition, codes.PermissionDenied)
+	c.wantCode("UpdateActionResult with exit_code 1", err, codes.InvalidArgument, codes.OK, codes.FailedPrecondition,
+		codes.PermissionDenied)
 	got, lookupErr := c.lookup(action)
 	switch {
 	case err != nil:
@@ -393,16 +407,18 @@ func failedResults(c *client) {
 	if !execution.met(c) {
 		return
 	}
-	resp, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: action})
-	if resp.GetCachedResult() && resp.GetResult().GetExitCode() != 0 {
-		c.Errorf("Execute returned a failure that a client recorded: %v, %v", resp, err)
+	if a := c.request(action, nil); a.response.GetCachedResult() && a.response.GetResult().GetExitCode() != 0 {
+		c.Errorf("Execute returned a failure that a client recorded: %v, %v", a.response, a.err)
 	}
 }
 
 func resultsApart(c *client) {
 	cmd := c.putProto(&repb.Command{Arguments: []string{"/bin/true", uuid()}})
 	salted := func(salt string) *repb.Digest {
-		return c.putProto(&repb.Action{CommandDigest: cmd, InputRootDigest: c.putProto(&repb.Directory{}), Salt: []byte(salt)})
+		return c.putProto(&repb.Action{
+			CommandDigest: cmd, InputRootDigest: c.putProto(&repb.Directory{}),
+			Salt: []byte(salt),
+		})
 	}
 	out := c.put(fresh(10))
 	action := salted("a")
@@ -419,7 +435,8 @@ func resultsApart(c *client) {
 	c.wantCode("GetActionResult of the same action with another salt", err, codes.NotFound)
 	for _, v := range []repb.DigestFunction_Value{repb.DigestFunction_BLAKE3, repb.DigestFunction_SHA256TREE} {
 		if slices.Contains(c.caps.GetCacheCapabilities().GetDigestFunctions(), v) {
-			_, err := c.ac.GetActionResult(c.Context(), &repb.GetActionResultRequest{InstanceName: c.instance, DigestFunction: v, ActionDigest: action})
+			_, err := c.ac.GetActionResult(c.Context(),
+				&repb.GetActionResultRequest{InstanceName: c.instance, DigestFunction: v, ActionDigest: action})
 			c.wantCode(fmt.Sprintf("GetActionResult of the same hash as %v", v), err, codes.NotFound)
 		}
 	}

@@ -71,7 +71,7 @@ func compressedBatch(c *client) {
 	whole := zstdOf(b)
 	corrupt := bytes.Clone(whole)
 	corrupt[len(corrupt)/2] ^= 0xff
-	bomb := zstdOf(make([]byte, 100<<20))
+	bomb := bombs[repb.Compressor_ZSTD]()
 	for what, r := range map[string]*repb.BatchUpdateBlobsRequest_Request{
 		"zstd of other bytes":              zstd(absentDigest(len(b)), whole),
 		"the digest of what is compressed": zstd(digest(whole), whole),

@@ -3,7 +3,6 @@
 package reapi_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 	"github.com/bazelbuild/remote-apis/build/bazel/semver"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/internal/ca"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -44,7 +44,8 @@ var capabilityRules = []rule{
 var refusals = []codes.Code{codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented}
 
 func reportsCapabilities(c *client) {
-	caps, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(c.Context(), &repb.GetCapabilitiesRequest{InstanceName: c.instance})
+	caps, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(c.Context(),
+		&repb.GetCapabilitiesRequest{InstanceName: c.instance})
 	if !c.wantCode("GetCapabilities", err, codes.OK, codes.PermissionDenied, codes.Unauthenticated) || err != nil {
 		return
 	}
@@ -55,7 +56,7 @@ func reportsCapabilities(c *client) {
 		c.Error("execution_capabilities are missing")
 	}
 	if caps.GetExecutionCapabilities() == nil {
-		_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: absentDigest(100)})
+		err := c.request(absentDigest(100), nil).err
 		c.wantCode("Execute without execution_capabilities", err, codes.Unimplemented, refusals...)
 	}
 }
@@ -113,7 +114,8 @@ func listsFunctions(c *client) {
 			}
 		} else {
 			errs, err := c.updateAs(req)
-			c.wantCode(fmt.Sprintf("BatchUpdateBlobs of a blob with %v, which is not listed", f.Proto()), first(errs, err), codes.InvalidArgument)
+			c.wantCode(fmt.Sprintf("BatchUpdateBlobs of a blob with %v, which is not listed", f.Proto()), first(errs, err),
+				codes.InvalidArgument)
 		}
 	}
 }
@@ -140,7 +142,7 @@ func listsExecutionFunction(c *client) {
 
 func execEnabledIsTrue(c *client) {
 	action := absentDigest(100)
-	_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: action})
+	err := c.request(action, nil).err
 	if c.caps.GetExecutionCapabilities().GetExecEnabled() {
 		c.wantCode("Execute of an absent action with exec_enabled true", err, codes.FailedPrecondition, codes.NotFound)
 	} else {
@@ -150,7 +152,7 @@ func execEnabledIsTrue(c *client) {
 		if got := c.caps.GetExecutionCapabilities().GetExecEnabled(); got != may {
 			c.Errorf("got exec_enabled %t, want %t", got, may)
 		}
-		_, err := c.executed(&repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: action})
+		err := c.request(action, nil).err
 		want := codes.PermissionDenied
 		if may {
 			want = codes.FailedPrecondition
@@ -172,7 +174,8 @@ func (c *client) forCallers(check func(c *client, may bool)) {
 		if may {
 			rights = "[read, write, cache, execute]"
 		}
-		text += fmt.Sprintf("  - name: may-%t\n    token_sha256: %s\n    rights: %s\n", may, cas.SHA256.Sum([]byte(token)).Hash(), rights)
+		text += fmt.Sprintf("  - name: may-%t\n    token_sha256: %s\n    rights: %s\n", may,
+			cas.SHA256.Sum([]byte(token)).Hash(), rights)
 	}
 	file := filepath.Join(c.TempDir(), "auth.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -182,7 +185,7 @@ func (c *client) forCallers(check func(c *client, may bool)) {
 	nobody := server.methods()[0].call("", repb.DigestFunction_SHA256, absentDigest(10))
 	c.wantCode("FindMissingBlobs without a token", nobody, codes.Unauthenticated)
 	for may, token := range tokens {
-		d := dial(c.TB, server.server.Addr, grpc.WithPerRPCCredentials(bearer(token)))
+		d := dial(c.TB, server.server.Addr, grpc.WithPerRPCCredentials(ca.Bearer(token)))
 		d.ours = true
 		if err := d.getCapabilities(c.Context()); err != nil {
 			c.Fatal(err)
@@ -191,17 +194,10 @@ func (c *client) forCallers(check func(c *client, may bool)) {
 	}
 }
 
-// A bearer sends a token, even on an unencrypted connection, which is local.
-type bearer string
-
-func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	return map[string]string{"authorization": "Bearer " + string(b)}, nil
-}
-func (bearer) RequireTransportSecurity() bool { return false }
-
 // record calls UpdateActionResult.
 func (c *client) record(action *repb.Digest, r *repb.ActionResult) error {
-	_, err := c.ac.UpdateActionResult(c.Context(), &repb.UpdateActionResultRequest{InstanceName: c.instance, ActionDigest: action, ActionResult: r})
+	_, err := c.ac.UpdateActionResult(c.Context(),
+		&repb.UpdateActionResultRequest{InstanceName: c.instance, ActionDigest: action, ActionResult: r})
 	return err
 }
 
@@ -242,23 +238,25 @@ func prioritiesAreAccepted(c *client) {
 		}
 		_, err := c.ac.UpdateActionResult(c.Context(), &repb.UpdateActionResultRequest{
 			InstanceName: c.instance, ActionDigest: c.anAction(),
-			ActionResult: &repb.ActionResult{StdoutDigest: c.put(fresh(10))}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: p},
+			ActionResult:       &repb.ActionResult{StdoutDigest: c.put(fresh(10))},
+			ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: p},
 		})
 		c.wantCode(fmt.Sprintf("UpdateActionResult with the priority %d", p), err, codes.OK)
 	}
 	if !execution.met(c) {
 		return
 	}
-	inside := check("execution_priority_capabilities", c.caps.GetExecutionCapabilities().GetExecutionPriorityCapabilities())
+	inside := check("execution_priority_capabilities",
+		c.caps.GetExecutionCapabilities().GetExecutionPriorityCapabilities())
 	execute := func(p int32) error {
-		_, err := c.executed(&repb.ExecuteRequest{
-			InstanceName: c.instance, ActionDigest: absentDigest(100),
-			ExecutionPolicy: &repb.ExecutionPolicy{Priority: p}, ResultsCachePolicy: &repb.ResultsCachePolicy{Priority: p},
-		})
-		return err
+		return c.request(absentDigest(100), func(r *repb.ExecuteRequest) {
+			r.ExecutionPolicy = &repb.ExecutionPolicy{Priority: p}
+			r.ResultsCachePolicy = &repb.ResultsCachePolicy{Priority: p}
+		}).err
 	}
 	for _, p := range inside {
-		c.wantCode(fmt.Sprintf("Execute of an absent action with the priority %d", p), execute(p), codes.FailedPrecondition, codes.NotFound)
+		c.wantCode(fmt.Sprintf("Execute of an absent action with the priority %d", p), execute(p), codes.FailedPrecondition,
+			codes.NotFound)
 		for _, q := range []int32{p - 1, p + 1} {
 			c.wantCode(fmt.Sprintf("Execute of an absent action with the priority %d", q), execute(q),
 				codes.FailedPrecondition, codes.NotFound, codes.InvalidArgument)
@@ -278,7 +276,8 @@ func (c *client) batchBytes() int {
 func batchLimit(c *client) {
 	n := c.batchBytes()
 	errs, err := c.update(blob(fresh(n/2)), blob(fresh(n-n/2)))
-	c.wantCode(fmt.Sprintf("BatchUpdateBlobs of %d bytes, as max_batch_total_size_bytes permits", n), first(errs, err), codes.OK)
+	c.wantCode(fmt.Sprintf("BatchUpdateBlobs of %d bytes, as max_batch_total_size_bytes permits", n), first(errs, err),
+		codes.OK)
 	if int64(n) != c.caps.GetCacheCapabilities().GetMaxBatchTotalSizeBytes() {
 		if c.ours {
 			c.Error("max_batch_total_size_bytes is not set")
@@ -286,7 +285,8 @@ func batchLimit(c *client) {
 		return
 	}
 	_, err = c.update(blob(fresh(n/2)), blob(fresh(n-n/2+1)))
-	c.wantText(fmt.Sprintf("BatchUpdateBlobs of %d bytes, one too many", n+1), err, []string{fmt.Sprint(n)}, codes.InvalidArgument)
+	c.wantText(fmt.Sprintf("BatchUpdateBlobs of %d bytes, one too many", n+1), err, []string{fmt.Sprint(n)},
+		codes.InvalidArgument)
 }
 
 func largeMessages(c *client) {
@@ -323,7 +323,8 @@ func blobLimit(c *client) {
 	c.wantCode("Write of 1 MiB and a byte", err, codes.InvalidArgument)
 	errs, err := c.update(blob(big), blob(fresh(100)))
 	if err != nil || status.Code(errs[0]) != codes.InvalidArgument || errs[1] != nil {
-		c.Errorf("BatchUpdateBlobs of 1 MiB and a byte, and of 100: got %v, %v, want INVALID_ARGUMENT only for the first", errs, err)
+		c.Errorf("BatchUpdateBlobs of 1 MiB and a byte, and of 100: got %v, %v, want INVALID_ARGUMENT only for the first",
+			errs, err)
 	}
 	if zstdStreams.met(c) {
 		_, err = c.write(pieces(c.zstdUpload(d), zstdOf(big), 64<<10)...)
@@ -331,7 +332,10 @@ func blobLimit(c *client) {
 	}
 	if splicing.met(c) {
 		halves := []*repb.Digest{c.put(big[:small/2]), c.put(big[small/2:])}
-		err := c.register(&repb.RegisterChunkMappingRequest{BlobDigest: d, DigestFunction: repb.DigestFunction_SHA256, ChunkDigests: halves})
+		err := c.register(&repb.RegisterChunkMappingRequest{
+			BlobDigest: d, DigestFunction: repb.DigestFunction_SHA256,
+			ChunkDigests: halves,
+		})
 		c.wantCode("RegisterChunkMapping of 1 MiB and a byte", err, codes.InvalidArgument)
 	}
 	err = c.record(c.anAction(), &repb.ActionResult{StdoutRaw: big})
@@ -347,16 +351,14 @@ func absoluteSymlinks(c *client) {
 	if !execution.met(c) {
 		return
 	}
-	root := c.putProto(&repb.Directory{Symlinks: []*repb.SymlinkNode{{Name: "link", Target: "/absolute/" + uuid()}}})
-	cmd := c.putProto(&repb.Command{Arguments: []string{"/bin/sh", "-c", "readlink link"}})
-	r, err := c.executed(&repb.ExecuteRequest{
-		InstanceName: c.instance, SkipCacheLookup: true,
-		ActionDigest: c.putProto(&repb.Action{CommandDigest: cmd, InputRootDigest: root, DoNotCache: true}),
-	})
-	switch refused := status.Code(err) == codes.InvalidArgument && strings.Contains(status.Convert(err).Message(), "link"); {
+	link := map[string]file{"link": {link: "/absolute/" + uuid()}}
+	a := c.try(job{script: "readlink link", files: link, change: func(a *repb.Action) { a.DoNotCache = true }})
+	err := a.err
+	switch refused := status.Code(err) == codes.InvalidArgument &&
+		strings.Contains(status.Convert(err).Message(), "link"); {
 	case strategy == repb.SymlinkAbsolutePathStrategy_DISALLOWED:
 		c.wantCode("Execute with an absolute symlink, which is DISALLOWED", err, codes.InvalidArgument)
-	case refused, c.ours && (err != nil || r.GetResult().GetExitCode() != 0):
+	case refused, c.ours && (err != nil || a.response.GetResult().GetExitCode() != 0):
 		c.Errorf("Execute with an absolute symlink, which is ALLOWED: %v", err)
 	}
 }
@@ -373,16 +375,21 @@ func chunkMethods(c *client) {
 		c.wantCode("GetChunkMapping of an absent blob", err, codes.NotFound)
 	}
 	if cache.GetSplitBlobSupport() && low < 13 {
-		_, err := c.cas.SplitBlob(c.Context(), &repb.SplitBlobRequest{InstanceName: c.instance, BlobDigest: d, DigestFunction: f})
+		_, err := c.cas.SplitBlob(c.Context(),
+			&repb.SplitBlobRequest{InstanceName: c.instance, BlobDigest: d, DigestFunction: f})
 		c.wantCode("SplitBlob of an absent blob", err, codes.NotFound)
 	}
 	chunks := []*repb.Digest{absentDigest(2500), absentDigest(2500)}
 	if cache.GetSpliceBlobSupport() && high >= 13 {
-		err := c.register(&repb.RegisterChunkMappingRequest{InstanceName: c.instance, BlobDigest: d, DigestFunction: f, ChunkDigests: chunks})
+		err := c.register(&repb.RegisterChunkMappingRequest{
+			InstanceName: c.instance, BlobDigest: d, DigestFunction: f,
+			ChunkDigests: chunks,
+		})
 		c.wantCode("RegisterChunkMapping of absent chunks", err, codes.NotFound)
 	}
 	if cache.GetSpliceBlobSupport() && low < 13 {
-		_, err := c.cas.SpliceBlob(c.Context(), &repb.SpliceBlobRequest{InstanceName: c.instance, BlobDigest: d, DigestFunction: f, ChunkDigests: chunks})
+		_, err := c.cas.SpliceBlob(c.Context(),
+			&repb.SpliceBlobRequest{InstanceName: c.instance, BlobDigest: d, DigestFunction: f, ChunkDigests: chunks})
 		c.wantCode("SpliceBlob of absent chunks", err, codes.NotFound)
 	}
 	if c.ours && (high < 13 || !cache.GetSplitBlobSupport() || !cache.GetSpliceBlobSupport()) {
@@ -423,13 +430,15 @@ func wrongInstance(c *client) {
 			refused = append(refused, code.String())
 		}
 	}
-	_, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(c.Context(), &repb.GetCapabilitiesRequest{InstanceName: wrong})
+	_, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(c.Context(),
+		&repb.GetCapabilitiesRequest{InstanceName: wrong})
 	if !c.ours && err == nil {
 		c.Skip("a list of instances: it accepts every name")
 	}
 	c.wantCode(fmt.Sprintf("GetCapabilities of instance %q", wrong), err, codes.InvalidArgument, codes.NotFound)
 	slices.Sort(refused)
 	if len(refused) != len(codesSeen) || len(slices.Compact(refused)) != 1 || refused[0] != status.Code(err).String() {
-		c.Errorf("instance %q: got %s; want %v from each, as from GetCapabilities", wrong, strings.Join(codesSeen, ", "), status.Code(err))
+		c.Errorf("instance %q: got %s; want %v from each, as from GetCapabilities", wrong, strings.Join(codesSeen, ", "),
+			status.Code(err))
 	}
 }

@@ -49,7 +49,7 @@ func compressedWrite(c *client) {
 		c.wantRefused(fmt.Sprintf("Write of no %v at all", v), d, pieces(c.compressedUpload(v, d), fresh(10_000), 1000), codes.InvalidArgument)
 		bomb := absentDigest(1000)
 		c.wantRefused(fmt.Sprintf("Write of %v of 100 MiB for 1000 bytes", v), bomb,
-			pieces(c.compressedUpload(v, bomb), compress(v, make([]byte, 100<<20)), 4096), codes.InvalidArgument)
+			pieces(c.compressedUpload(v, bomb), bombs[v](), 4096), codes.InvalidArgument)
 	}
 	b := compressible(2 << 20)
 	d := c.put(b)

@@ -56,7 +56,8 @@ func firstOperation(c *client) {
 	if err != nil {
 		c.Fatal(err)
 	}
-	if first.GetName() == "" || first.GetDone() || m.GetStage() != repb.ExecutionStage_QUEUED && m.GetStage() != repb.ExecutionStage_CACHE_CHECK {
+	if first.GetName() == "" || first.GetDone() || m.GetStage() != repb.ExecutionStage_QUEUED &&
+		m.GetStage() != repb.ExecutionStage_CACHE_CHECK {
 		c.Errorf("first message: got %v with stage %v, want a name and stage CACHE_CHECK or QUEUED", first, m.GetStage())
 	}
 	if !proto.Equal(m.GetActionDigest(), d) {
@@ -142,10 +143,10 @@ func signsOfLife(c *client) {
 	if !c.ours {
 		sleep = 75 * time.Second // others may send one every 60 s
 	}
-	var wait sync.WaitGroup
-	wait.Go(c.pings)
 	ctx, cancel := context.WithTimeout(c.Context(), executeTime)
 	defer cancel()
+	var wait sync.WaitGroup
+	wait.Go(func() { c.pings(ctx) })
 	began := time.Now()
 	s, err := c.open(ctx, c.prepare(job{steps: []string{"sleep " + sleep.String()}}), nil)
 	signs := 0
@@ -158,13 +159,14 @@ func signsOfLife(c *client) {
 	}
 	if !errors.Is(err, io.EOF) || signs == 0 {
 		c.Errorf("an action that runs for %v: got %d messages, %v, want at least one", sleep, signs, err)
+		cancel() // the rule is broken already
 	}
 	wait.Wait()
 }
 
 // pings checks that an idle connection survives pings every 10 s, the shortest interval that clients can set. Servers
-// that object do so at the third.
-func (c *client) pings() {
+// that object do so at the third. It ends early with ctx.
+func (c *client) pings(ctx context.Context) {
 	address := *endpoint
 	if c.ours {
 		address = c.server.Addr
@@ -174,7 +176,11 @@ func (c *client) pings() {
 		keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 20 * time.Second, PermitWithoutStream: true}))
 	d.instance = c.instance
 	d.still("a connection was made")
-	time.Sleep(36 * time.Second)
+	select {
+	case <-time.After(36 * time.Second):
+	case <-ctx.Done():
+		return
+	}
 	if n := ends.ended.Load(); n > 0 {
 		c.Errorf("a connection with pings every 10 s: ended %d times, want none", n)
 	}
@@ -266,33 +272,44 @@ func mark() string {
 }
 
 func leaving(c *client) {
+	abandoned := c.abandon()
+	defer abandoned()
 	d := c.prepare(job{steps: []string{"sleep 3s", "random 100 out"}, outputs: []string{"out"}})
 	name, _, leave := c.begin(d)
 	leave()
 	time.Sleep(500 * time.Millisecond) // so that the server notices
 	a := c.waitExecution(name)
-	if r := c.wantResult("WaitExecution of an action whose client left", a); r.Result.GetExitCode() != 0 || len(r.Result.GetOutputFiles()) != 1 {
+	if r := c.wantResult("WaitExecution of an action whose client left", a); r.Result.GetExitCode() != 0 ||
+		len(r.Result.GetOutputFiles()) != 1 {
 		c.Errorf("an action whose client reconnected: got %v", r)
 	}
+}
+
+// abandon starts an action, disconnects its client, and returns a function that waits until the server has cancelled it.
+func (c *client) abandon() (wait func()) {
+	c.Helper()
 	if !c.ours {
 		c.Log("not checked: the cancellation of abandoned actions, which requires its own server")
-		return
+		return func() {}
 	}
 	sleep := mark()
-	name, _, leave = c.begin(c.prepare(job{steps: []string{"sleep " + sleep}}))
+	name, _, leave := c.begin(c.prepare(job{steps: []string{"sleep " + sleep}}))
 	alive := func() bool { return len(sandboxtest.Running(c, "sleep "+sleep)) > 0 }
 	until(c, "running", alive)
 	leave()
 	left := time.Now()
-	for alive() && time.Since(left) < 2*time.Minute {
-		time.Sleep(500 * time.Millisecond)
+	return func() {
+		c.Helper()
+		for alive() && time.Since(left) < 2*time.Minute {
+			time.Sleep(500 * time.Millisecond)
+		}
+		if after := time.Since(left); after < 50*time.Second {
+			c.Errorf("abandoned action: cancelled after %v, want a minute", after)
+		} else if alive() {
+			c.Errorf("abandoned action: running after %v, want it cancelled after a minute", after)
+		}
+		c.wantCode("WaitExecution of an action that was cancelled", c.waitExecution(name).err, codes.Canceled)
 	}
-	if after := time.Since(left); after < 50*time.Second {
-		c.Errorf("abandoned action: cancelled after %v, want a minute", after)
-	} else if alive() {
-		c.Errorf("abandoned action: running after %v, want it cancelled after a minute", after)
-	}
-	c.wantCode("WaitExecution of an action that was cancelled", c.waitExecution(name).err, codes.Canceled)
 }
 
 func hitsAndSkips(c *client) {
@@ -301,9 +318,10 @@ func hitsAndSkips(c *client) {
 	_, first := c.wantSuccess("the first", c.request(d, nil))
 	hit := c.wantResult("the second", c.request(d, nil))
 	if !hit.GetCachedResult() || !proto.Equal(hit.Result, first) {
-		c.Errorf("the second execution: got cached_result=%v and %v, want a hit with %v", hit.GetCachedResult(), hit.Result, first)
+		c.Errorf("the second execution: got cached_result=%v and %v, want a hit with %v", hit.GetCachedResult(), hit.Result,
+			first)
 	}
-	again := c.wantResult("skip_cache_lookup", c.request(d, func(r *repb.ExecuteRequest) { r.SkipCacheLookup = true }))
+	again := c.wantResult("skip_cache_lookup", c.request(d, skip))
 	if again.GetCachedResult() || c.file(again.Result, "out") == c.file(first, "out") {
 		c.Errorf("skip_cache_lookup: got cached_result=%v and %v, want another run", again.GetCachedResult(), again.Result)
 	}
@@ -318,7 +336,7 @@ func (c *client) atOnce(d *repb.Digest, n int) []*answer {
 	answers := make([]*answer, n)
 	var all sync.WaitGroup
 	for i := range answers {
-		all.Go(func() { answers[i] = c.request(d, func(r *repb.ExecuteRequest) { r.SkipCacheLookup = true }) })
+		all.Go(func() { answers[i] = c.request(d, skip) })
 	}
 	all.Wait()
 	return answers
@@ -395,7 +413,8 @@ func lostOperations(c *client) {
 	old.kill()
 	again := c.own(bazelrun.ServerConfig{Jobs: 1, Dir: old.dir})
 	for what, name := range map[string]string{"ran": running, "ended": ended} {
-		c.wantCode("WaitExecution of an operation that "+what+" before the restart", again.waitExecution(name).err, codes.NotFound)
+		c.wantCode("WaitExecution of an operation that "+what+" before the restart", again.waitExecution(name).err,
+			codes.NotFound)
 	}
 	// The client can execute the action again.
 	again.wantResult("Execute after the restart", again.request(d, nil))

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -124,7 +125,7 @@ func recordedResults(c *client) {
 
 func executionMetadata(c *client) {
 	before := time.Now()
-	_, r := c.succeed(job{steps: []string{"sleep 50ms", "write out 1"}, outputs: []string{"out"}})
+	clock, r := c.succeed(job{steps: []string{"clock", "write out 1"}, outputs: []string{"out"}})
 	m := r.GetExecutionMetadata()
 	if m.GetWorker() == "" {
 		c.Errorf("no worker name: %v", m)
@@ -154,9 +155,14 @@ func executionMetadata(c *client) {
 	if q := m.GetQueuedTimestamp().AsTime(); q.Sub(before).Abs() > 24*time.Hour {
 		c.Errorf("queued_timestamp: got %v, want about %v", q, before)
 	}
-	wall := m.GetExecutionCompletedTimestamp().AsTime().Sub(m.GetExecutionStartTimestamp().AsTime())
-	if v := m.GetVirtualExecutionDuration().AsDuration(); wall < 25*time.Millisecond || v > wall || v < 0 {
-		c.Errorf("got execution time %v and virtual time %v, want about 50 ms, and no more virtual time", wall, v)
+	started, completed := m.GetExecutionStartTimestamp().AsTime(), m.GetExecutionCompletedTimestamp().AsTime()
+	ns, err := strconv.ParseInt(strings.TrimSpace(clock), 10, 64)
+	if ran := time.Unix(0, ns).UTC(); err != nil || ran.Before(started) || ran.After(completed) {
+		c.Errorf("the command ran at %v, %v; want a time from execution_start %v to execution_completed %v",
+			ran, err, started, completed)
+	}
+	if wall, v := completed.Sub(started), m.GetVirtualExecutionDuration().AsDuration(); v > wall || v < 0 {
+		c.Errorf("virtual execution time: got %v, want at most the execution time %v", v, wall)
 	}
 	for _, a := range m.GetAuxiliaryMetadata() {
 		if a.GetTypeUrl() == "" {

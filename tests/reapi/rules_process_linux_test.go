@@ -201,7 +201,7 @@ func signalCodes(c *client) {
 		a.Platform = &repb.Platform{Properties: []*repb.Platform_Property{{Name: "cloister-memory", Value: "64MiB"}}}
 	}})
 	r = c.wantResult("memory", c.request(d, nil))
-	if r.Result.GetExitCode() != 137 || !strings.Contains(r.GetMessage(), "memory") || !strings.Contains(r.GetMessage(), "64.0 MiB") {
+	if r.Result.GetExitCode() != 137 || !strings.Contains(r.GetMessage(), "memory") || !strings.Contains(r.GetMessage(), "64 MiB") {
 		c.Errorf("more memory than permitted: got exit code %d, message %q, want 137 and the limit", r.Result.GetExitCode(), r.GetMessage())
 	}
 	c.notRecorded("an action that had too little memory", d)

@@ -20,15 +20,14 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 )
 
-var scale = flag.String("scale", "small", "sizes of TestScale: small, or full for three sizes each, up to those that are promised")
+var scale = flag.String("scale", "small",
+	"sizes of TestScale: small, or full for three sizes each, up to those that are promised")
 
 // A scaleTest is a test with a large input and a limit for the memory of the server.
 type scaleTest struct {
@@ -44,15 +43,26 @@ type scaleTest struct {
 func slots(k int) func(int) int { return func(int) int { return k } }
 
 var scaleTests = []scaleTest{
-	{"queued actions, each with a stream to a client", 2_000, [3]int{10_000, 30_000, 100_000}, slots(1), queued, 100 << 20, 30 << 10},
+	{
+		"queued actions, each with a stream to a client", 2_000,
+		[3]int{10_000, 30_000, 100_000},
+		slots(1), queued,
+		100 << 20, 30 << 10,
+	},
 	{"files of an input tree", 4_000, [3]int{50_000, 100_000, 200_000}, slots(2), manyInputs, 100 << 20, 5 << 9},
 	{"files of an output directory", 2_000, [3]int{12_500, 25_000, 50_000}, slots(2), manyOutputs, 100 << 20, 3 << 10},
 	{"bytes of stdout", 40 << 20, [3]int{64 << 20, 256 << 20, 1 << 30}, slots(2), muchStdout, 300 << 20, 0},
-	{"slots, each with a running action", 8, [3]int{16, 32, 64}, func(n int) int { return n }, manySlots, 100 << 20, 2 << 20},
+	{
+		"slots, each with a running action", 8,
+		[3]int{16, 32, 64},
+		func(n int) int { return n }, manySlots, 100 << 20,
+		2 << 20,
+	},
 }
 
 // TestScale checks large inputs in bounded memory. docs/performance.md has the table that it prints.
 func TestScale(t *testing.T) {
+	t.Parallel()
 	confined(t)
 	var table strings.Builder
 	for _, g := range scaleTests {
@@ -138,13 +148,9 @@ func (c *client) actions(n int, script string) []*repb.Digest {
 // others.
 func queued(c *client, n int) {
 	const streams = 100
-	seconds := 5 + n/1500
-	running := make(chan *repb.ExecuteResponse, 1)
-	first := c.actions(1, fmt.Sprintf("sleep %d", seconds))[0]
 	last := c.actions(1, "echo overtook")[0]
 	todo := c.actions(n-2, "true")
-	go func() { running <- c.in(c.TB).wait(first, 0) }()
-	until(c, "running", func() bool { return len(sandboxtest.Running(c, fmt.Sprintf("sleep %d", seconds))) > 0 })
+	blocking := c.block()
 
 	ctx, leave := context.WithCancel(c.Context())
 	defer leave()
@@ -165,43 +171,22 @@ func queued(c *client, n int) {
 					c.Error(err)
 					return
 				}
-				for stage := repb.ExecutionStage_UNKNOWN; stage != repb.ExecutionStage_QUEUED; {
-					op, err := s.Recv()
-					var m repb.ExecuteOperationMetadata
-					if err == nil {
-						err = op.GetMetadata().UnmarshalTo(&m)
-					}
-					if err != nil || op.Done {
-						c.Errorf("the action is not queued: %v, %v", op, err)
-						return
-					}
-					stage = m.Stage
+				if !awaitStage(s, repb.ExecutionStage_QUEUED) {
+					c.Error("the action is not queued")
+					return
 				}
 			}
 		})
 	}
 	clients.Wait()
-	select {
-	case <-running:
-		c.Fatal("the blocking action ended too early")
-	default:
+	s, err := c.exec.Execute(ctx, &repb.ExecuteRequest{ActionDigest: last, ExecutionPolicy: &repb.ExecutionPolicy{Priority: -1}})
+	if err != nil || !awaitStage(s, repb.ExecutionStage_QUEUED) {
+		c.Fatalf("the overtaking action is not queued: %v", err)
 	}
-	if r := c.wait(last, -1); code(r) != codes.OK || r.Result.GetStdoutDigest().GetHash() != cas.SHA256.Sum([]byte("overtook\n")).Hash() {
-		c.Errorf("the overtaking action: %v", r)
+	blocking.end()
+	if got, _ := c.wantSuccess("the overtaking action", answered(s, nil)); got != "overtook\n" {
+		c.Errorf("the overtaking action: got output %q", got)
 	}
-	if r := <-running; code(r) != codes.OK {
-		c.Errorf("the blocking action: %v", r)
-	}
-}
-
-// wait executes an action with a priority.
-func (c *client) wait(d *repb.Digest, priority int32) *repb.ExecuteResponse {
-	r, err := c.executed(&repb.ExecuteRequest{ActionDigest: d, ExecutionPolicy: &repb.ExecutionPolicy{Priority: priority}})
-	if r == nil {
-		c.Error(err)
-		r = &repb.ExecuteResponse{}
-	}
-	return r
 }
 
 // manyInputs runs an action with n input files, and another one with one file changed.
@@ -228,28 +213,22 @@ func manyInputs(c *client, n int) {
 		for i, d := range c.putAll(encode(c, dirs)) {
 			root.Directories = append(root.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("d%04d", i), Digest: d})
 		}
-		command := &repb.Command{Arguments: []string{"/bin/sh", "-c", fmt.Sprintf("cat d%04d/f007; echo; ls d* | grep -c ^f", len(dirs)-1)}}
-		r := c.wait(c.putProto(&repb.Action{CommandDigest: c.putProto(command), InputRootDigest: c.putProto(root)}), 0)
+		script := fmt.Sprintf("cat d%04d/f007; echo; ls d* | grep -c ^f", len(dirs)-1)
 		want := fmt.Sprintf("%s\n%d\n", text(n-width+7), n)
-		if code(r) != codes.OK {
-			c.Fatalf("status %v", r.Status)
-		}
-		if got := c.get(r.Result.StdoutDigest); got != want {
-			c.Errorf("got output %q, want %q; %s", got, want, c.stderr(r))
+		if got, _ := c.succeed(job{script: script, root: c.putProto(root)}); got != want {
+			c.Errorf("got output %q, want %q", got, want)
 		}
 	}
 }
 
 // manyOutputs runs an action that creates a directory of n files.
 func manyOutputs(c *client, n int) {
-	r := c.wait(c.upload(action{
+	_, r := c.succeed(job{
 		script:  fmt.Sprintf("mkdir o && i=0 && while [ $i -lt %d ]; do echo file $i > o/$i || exit 1; i=$((i+1)); done", n),
 		outputs: []string{"o"},
-	}), 0)
-	if code(r) != codes.OK || r.Result.ExitCode != 0 || len(r.Result.OutputDirectories) != 1 {
-		c.Fatalf("status %v, message %q, %s", r.Status, r.Message, c.stderr(r))
-	}
-	tree := c.decodeTree(r.Result.OutputDirectories[0].TreeDigest)
+	})
+	c.wantOutputs("a directory", r, "directory o")
+	tree := c.decodeTree(r.OutputDirectories[0].TreeDigest)
 	files := map[string]*repb.Digest{}
 	for _, f := range tree.Root.GetFiles() {
 		files[f.Name] = f.Digest
@@ -266,30 +245,29 @@ func manyOutputs(c *client, n int) {
 // muchStdout runs an action that writes n bytes, which are truncated.
 func muchStdout(c *client, n int) {
 	const kept = 32 << 20
-	r := c.wait(c.upload(action{script: fmt.Sprintf("head -c %d /dev/zero && echo whole >&2", n)}), 0)
-	if code(r) != codes.OK || c.stderr(r) != "whole\n" {
-		c.Fatalf("status %v, %q", r.Status, c.stderr(r))
+	stdout, r := c.succeed(job{script: fmt.Sprintf("head -c %d /dev/zero && echo whole >&2", n)})
+	if stderr := c.output(r.GetStderrRaw(), r.GetStderrDigest()); stderr != "whole\n" {
+		c.Errorf("got stderr %q, want %q", stderr, "whole\n")
 	}
-	got := []byte(c.get(r.Result.StdoutDigest))
-	if len(got) < kept || !bytes.Equal(got[:kept], make([]byte, kept)) || !strings.Contains(string(got[kept:]), "truncated") {
+	got := []byte(stdout)
+	if len(got) < kept || !bytes.Equal(got[:kept], make([]byte, kept)) ||
+		!strings.Contains(string(got[kept:]), "truncated") {
 		c.Errorf("stdout: got %d bytes ending in %q, want 32 MiB and a notice", len(got), got[min(kept, len(got)):])
 	}
 }
 
 // manySlots runs n actions concurrently.
 func manySlots(c *client, n int) {
-	results := make(chan *repb.ExecuteResponse, n)
+	results := make(chan *answer, n)
 	for _, d := range c.actions(n, fmt.Sprintf("sleep %d", 2+n/8)) {
-		go func() { results <- c.wait(d, 0) }()
+		go func() { results <- c.request(d, nil) }()
 	}
 	var begun, ended []time.Time
 	for range n {
-		r := <-results
-		if code(r) != codes.OK || r.Result.GetExitCode() != 0 {
-			c.Fatalf("status %v, message %q", r.Status, r.Message)
-		}
-		m := r.Result.ExecutionMetadata
-		begun, ended = append(begun, m.ExecutionStartTimestamp.AsTime()), append(ended, m.ExecutionCompletedTimestamp.AsTime())
+		_, r := c.wantSuccess("one of many", <-results)
+		m := r.ExecutionMetadata
+		begun = append(begun, m.ExecutionStartTimestamp.AsTime())
+		ended = append(ended, m.ExecutionCompletedTimestamp.AsTime())
 	}
 	byTime := func(a, b time.Time) int { return cmp.Compare(a.UnixNano(), b.UnixNano()) }
 	if slices.MaxFunc(begun, byTime).After(slices.MinFunc(ended, byTime)) {

@@ -126,6 +126,7 @@ func (c *client) fill(rnd *rand.Rand, size int, limit int) (stored []*repb.Diges
 // TestRule024_ShortLeases checks that a store whose leases last a second accepts any number of blobs, and keeps those
 // reported present for that second.
 func TestRule024_ShortLeases(t *testing.T) {
+	t.Parallel()
 	const lease, budget = time.Second, 8 << 20
 	c := connect(t, bazelrun.ServerConfig{
 		Dir: filepath.Join(t.TempDir(), "store"), MaxSize: fmt.Sprint(budget), Args: []string{"--lease", lease.String()},
@@ -213,6 +214,7 @@ func TestRule024_ShortLeases(t *testing.T) {
 
 // TestAcknowledgedBlobsSurviveKill checks that all acknowledged blobs survive kill -9 during writes.
 func TestAcknowledgedBlobsSurviveKill(t *testing.T) {
+	t.Parallel()
 	const rounds, writers = 10, 4
 	dir := filepath.Join(t.TempDir(), "store")
 	rnd := seeded(9)
@@ -293,7 +295,8 @@ func onSmallDisk(t *testing.T, dir, options, ballast string) string {
 	if os.Geteuid() != 0 {
 		flags += " --user --map-root-user"
 	}
-	if out, err := exec.CommandContext(t.Context(), "unshare", append(strings.Fields(flags), "mount", "-t", "tmpfs", "none", dir)...).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "unshare",
+		append(strings.Fields(flags), "mount", "-t", "tmpfs", "none", dir)...).CombinedOutput(); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", fmt.Sprintf("unshare and mount: %v: %s", err, out))
 	}
 	path := filepath.Join(t.TempDir(), "cloister")
@@ -308,6 +311,7 @@ func onSmallDisk(t *testing.T, dir, options, ballast string) string {
 // TestFullDisk checks that writes to a full disk fail with a reason, that nothing else suffers, and that writes succeed
 // once there is room.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name             string
 		options, ballast string
@@ -331,12 +335,13 @@ func TestFullDisk(t *testing.T) {
 // checkFullDisk fills the disk, whose root is visible at disk.
 func checkFullDisk(c *client, disk string, sizes []int) {
 	rnd := seeded(5)
-	last := action{script: "for f in a b c d; do head -c 1000000 /dev/urandom > $f; done", outputs: []string{"a", "b", "c", "d"}}
-	uploaded := c.upload(last)
-	// Run the action once before, so that everything it needs besides its outputs is stored.
-	if r := c.execute(uploaded, true); code(r) != codes.OK {
-		c.Fatalf("before the disk is full: %v", r)
+	last := job{
+		script:  "for f in a b c d; do head -c 1000000 /dev/urandom > $f; done",
+		outputs: []string{"a", "b", "c", "d"},
 	}
+	uploaded := c.prepare(last)
+	// Run the action once before, so that everything it needs besides its outputs is stored.
+	c.wantSuccess("before the disk is full", c.request(uploaded, skip))
 	var stored []*repb.Digest
 	var refused [][]byte
 	for _, size := range sizes {
@@ -346,9 +351,7 @@ func checkFullDisk(c *client, disk string, sizes []int) {
 		}
 		stored, refused = append(stored, ds...), append(refused, b)
 	}
-	if r := c.execute(uploaded, true); code(r) != codes.ResourceExhausted {
-		c.Errorf("outputs that do not fit: got %v, want RESOURCE_EXHAUSTED", r)
-	}
+	c.wantCode("outputs that do not fit", c.request(uploaded, skip).err, codes.ResourceExhausted)
 	c.wantAll(stored)
 	for _, b := range refused {
 		if missing, err := c.absent(c.Context(), cas.SHA256.Sum(b).Proto()); err != nil || len(missing) != 1 {
@@ -368,9 +371,8 @@ func checkFullDisk(c *client, disk string, sizes []int) {
 		}
 		stored = append(stored, cas.SHA256.Sum(b).Proto())
 	}
-	if r := c.execute(uploaded, true); code(r) != codes.OK || len(r.Result.GetOutputFiles()) != 4 {
-		c.Errorf("after space was freed: %v", r)
-	}
+	_, r := c.wantSuccess("after space was freed", c.request(uploaded, skip))
+	c.wantOutputs("after space was freed", r, "file a", "file b", "file c", "file d")
 	c.wantAll(stored)
 	c.Logf("%d blobs stored and %d rejected; all are present once there is space", len(stored)-len(refused), len(refused))
 }

@@ -159,6 +159,7 @@ func missingBlobs(change func(*errdetails.PreconditionFailure)) tampered {
 
 // TestRulesDetectFaultyExecution checks that the rules fail on faulty servers, and only on those.
 func TestRulesDetectFaultyExecution(t *testing.T) {
+	t.Parallel()
 	c := connect(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Jobs: 8})
 	c.ours = true
 	if err := c.getCapabilities(t.Context()); err != nil {
@@ -279,6 +280,9 @@ func TestRulesDetectFaultyExecution(t *testing.T) {
 		{"no worker", metadataOfResults(func(m *repb.ExecutedActionMetadata) { m.Worker = "" }), []int{108, 121}},
 		{"timestamps are out of order", metadataOfResults(func(m *repb.ExecutedActionMetadata) {
 			m.WorkerStartTimestamp, m.ExecutionStartTimestamp = m.ExecutionStartTimestamp, m.WorkerStartTimestamp
+		}), []int{121}},
+		{"execution ends when it starts", metadataOfResults(func(m *repb.ExecutedActionMetadata) {
+			m.ExecutionCompletedTimestamp, m.VirtualExecutionDuration = m.ExecutionStartTimestamp, nil
 		}), []int{121}},
 		{"a timestamp is missing", metadataOfResults(func(m *repb.ExecutedActionMetadata) { m.QueuedTimestamp = nil }), []int{121}},
 		{"results are empty", responses(func(r *repb.ExecuteResponse) {

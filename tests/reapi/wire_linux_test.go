@@ -8,14 +8,18 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // writeName returns the resource name of a new upload of a blob, readName that of its download.
@@ -51,7 +55,8 @@ func pieces(name string, b []byte, size int) []*bspb.WriteRequest {
 	var ms []*bspb.WriteRequest
 	for off := 0; off < len(b) || off == 0; off += size {
 		end := min(off+size, len(b))
-		ms = append(ms, &bspb.WriteRequest{ResourceName: name, WriteOffset: int64(off), Data: b[off:end], FinishWrite: end == len(b)})
+		ms = append(ms,
+			&bspb.WriteRequest{ResourceName: name, WriteOffset: int64(off), Data: b[off:end], FinishWrite: end == len(b)})
 	}
 	return ms
 }
@@ -155,140 +160,116 @@ func (c *client) fetch(req *repb.BatchReadBlobsRequest) ([]*repb.BatchReadBlobsR
 	return rs, nil
 }
 
-// executed executes an action. Its error is that of the call, with a nil response, or that of the response.
-func (c *client) executed(req *repb.ExecuteRequest) (*repb.ExecuteResponse, error) {
-	ctx, cancel := context.WithTimeout(c.Context(), 10*time.Minute)
-	defer cancel()
-	s, err := c.exec.Execute(ctx, req)
-	if err != nil {
-		return nil, err
-	}
-	op, err := last(s)
-	if err != nil {
-		return nil, err
-	}
-	var r repb.ExecuteResponse
-	if err := op.GetResponse().UnmarshalTo(&r); err != nil {
-		return nil, status.Errorf(codes.Unknown, "operation %v: %v", op, err)
-	}
-	return &r, status.ErrorProto(r.Status)
-}
-
 // A method is an RPC that names a blob or an action by a digest. Its error is that of the call or of the digest.
 type method struct {
-	name string
-	call func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error
-	// names reports that the digest is part of a resource name, which cannot express some malformed digests.
-	names bool
+	name  string
+	has   bool // advertised by the server
+	names bool // the digest is part of a resource name, which cannot express some malformed digests
+	call  func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error
+}
+
+// unary returns the call of a method. Requests get the instance name and the digest function.
+func unary[Q proto.Message, R any](
+	c *client, request func(d *repb.Digest) Q, send func(context.Context, Q, ...grpc.CallOption) (R, error),
+) func(string, repb.DigestFunction_Value, *repb.Digest) error {
+	return func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
+		m := request(d).ProtoReflect()
+		m.Set(m.Descriptor().Fields().ByName("instance_name"), protoreflect.ValueOfString(instance))
+		m.Set(m.Descriptor().Fields().ByName("digest_function"), protoreflect.ValueOfEnum(f.Number()))
+		r, err := send(c.Context(), m.Interface().(Q))
+		switch r := any(r).(type) {
+		case *repb.BatchUpdateBlobsResponse:
+			return only(r.GetResponses(), err)
+		case *repb.BatchReadBlobsResponse:
+			return only(r.GetResponses(), err)
+		}
+		return err
+	}
 }
 
 // methods returns the methods of the server. A server that is not of this tree may leave some unimplemented; other
 // rules check which.
 func (c *client) methods() []method {
-	ctx := c.Context()
-	prefix := func(instance string) string {
-		if instance == "" {
-			return ""
-		}
-		return instance + "/"
+	blobName := func(instance string, f repb.DigestFunction_Value, d *repb.Digest, uploads string) string {
+		name := fmt.Sprintf("%sblobs/%s%s/%d", uploads, segments[f], d.GetHash(), d.GetSizeBytes())
+		return strings.TrimPrefix(instance+"/"+name, "/")
 	}
-	// segment returns the digest function where a resource name must state it.
-	segment := func(f repb.DigestFunction_Value) string {
-		switch f {
-		case repb.DigestFunction_BLAKE3:
-			return "blake3/"
-		case repb.DigestFunction_SHA256TREE:
-			return "sha256tree/"
-		}
-		return ""
-	}
-	ms := []method{
-		{name: "FindMissingBlobs", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			_, err := c.cas.FindMissingBlobs(ctx, &repb.FindMissingBlobsRequest{InstanceName: instance, DigestFunction: f, BlobDigests: []*repb.Digest{d}})
-			return err
-		}},
-		{name: "BatchUpdateBlobs", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			r, err := c.cas.BatchUpdateBlobs(ctx, &repb.BatchUpdateBlobsRequest{
-				InstanceName: instance, DigestFunction: f,
-				Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: d, Data: []byte("x")}},
-			})
-			return only(r.GetResponses(), err)
-		}},
-		{name: "BatchReadBlobs", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			r, err := c.cas.BatchReadBlobs(ctx, &repb.BatchReadBlobsRequest{InstanceName: instance, DigestFunction: f, Digests: []*repb.Digest{d}})
-			return only(r.GetResponses(), err)
-		}},
-		{name: "GetTree", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			_, err := c.getTree(&repb.GetTreeRequest{InstanceName: instance, DigestFunction: f, RootDigest: d})
-			return err
-		}},
-		{name: "Read", names: true, call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			_, _, err := c.read(fmt.Sprintf("%sblobs/%s%s/%d", prefix(instance), segment(f), d.GetHash(), d.GetSizeBytes()), 0, 0)
-			return err
-		}},
-		{name: "Write", names: true, call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			_, err := c.write(&bspb.WriteRequest{
-				Data: []byte("x"), FinishWrite: true,
-				ResourceName: fmt.Sprintf("%suploads/%s/blobs/%s%s/%d", prefix(instance), uuid(), segment(f), d.GetHash(), d.GetSizeBytes()),
-			})
-			return err
-		}},
-		{name: "QueryWriteStatus", names: true, call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			_, err := c.bs.QueryWriteStatus(ctx, &bspb.QueryWriteStatusRequest{
-				ResourceName: fmt.Sprintf("%suploads/%s/blobs/%s%s/%d", prefix(instance), uuid(), segment(f), d.GetHash(), d.GetSizeBytes()),
-			})
-			return err
-		}},
-		{name: "GetActionResult", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			_, err := c.ac.GetActionResult(ctx, &repb.GetActionResultRequest{InstanceName: instance, DigestFunction: f, ActionDigest: d})
-			return err
-		}},
-	}
+	upload := func() string { return "uploads/" + uuid() + "/" }
 	caps := c.caps.GetCacheCapabilities()
-	if caps.GetActionCacheUpdateCapabilities().GetUpdateEnabled() {
-		ms = append(ms, method{name: "UpdateActionResult", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			_, err := c.ac.UpdateActionResult(ctx, &repb.UpdateActionResultRequest{
-				InstanceName: instance, DigestFunction: f, ActionDigest: d,
-				ActionResult: &repb.ActionResult{StdoutRaw: []byte("x")},
-			})
+	split, splice := caps.GetSplitBlobSupport(), caps.GetSpliceBlobSupport()
+	streamed, single := c.streamsMappings(), c.unaryMappings()
+	all := []method{
+		{name: "FindMissingBlobs", has: true, call: unary(c, func(d *repb.Digest) *repb.FindMissingBlobsRequest {
+			return &repb.FindMissingBlobsRequest{BlobDigests: []*repb.Digest{d}}
+		}, c.cas.FindMissingBlobs)},
+		{name: "BatchUpdateBlobs", has: true, call: unary(c, func(d *repb.Digest) *repb.BatchUpdateBlobsRequest {
+			x := &repb.BatchUpdateBlobsRequest_Request{Digest: d, Data: []byte("x")}
+			return &repb.BatchUpdateBlobsRequest{Requests: []*repb.BatchUpdateBlobsRequest_Request{x}}
+		}, c.cas.BatchUpdateBlobs)},
+		{name: "BatchReadBlobs", has: true, call: unary(c, func(d *repb.Digest) *repb.BatchReadBlobsRequest {
+			return &repb.BatchReadBlobsRequest{Digests: []*repb.Digest{d}}
+		}, c.cas.BatchReadBlobs)},
+		{name: "GetTree", has: true, call: unary(c, func(d *repb.Digest) *repb.GetTreeRequest {
+			return &repb.GetTreeRequest{RootDigest: d}
+		}, streaming(c.cas.GetTree))},
+		{name: "Read", has: true, names: true, call: func(in string, f repb.DigestFunction_Value, d *repb.Digest) error {
+			_, _, err := c.read(blobName(in, f, d, ""), 0, 0)
 			return err
-		}})
-	}
-	if caps.GetSplitBlobSupport() && c.streamsMappings() {
-		ms = append(ms, method{name: "GetChunkMapping", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			_, err := c.mapping(&repb.GetChunkMappingRequest{InstanceName: instance, DigestFunction: f, BlobDigest: d})
+		}},
+		{name: "Write", has: true, names: true, call: func(in string, f repb.DigestFunction_Value, d *repb.Digest) error {
+			_, err := c.write(pieces(blobName(in, f, d, upload()), []byte("x"), 1)...)
 			return err
-		}})
+		}},
+		{
+			name: "QueryWriteStatus", has: true, names: true,
+			call: func(in string, f repb.DigestFunction_Value, d *repb.Digest) error {
+				_, err := c.bs.QueryWriteStatus(c.Context(),
+					&bspb.QueryWriteStatusRequest{ResourceName: blobName(in, f, d, upload())})
+				return err
+			},
+		},
+		{name: "GetActionResult", has: true, call: unary(c, func(d *repb.Digest) *repb.GetActionResultRequest {
+			return &repb.GetActionResultRequest{ActionDigest: d}
+		}, c.ac.GetActionResult)},
+		{
+			name: "UpdateActionResult", has: updates.met(c),
+			call: unary(c, func(d *repb.Digest) *repb.UpdateActionResultRequest {
+				return &repb.UpdateActionResultRequest{ActionDigest: d, ActionResult: &repb.ActionResult{StdoutRaw: []byte("x")}}
+			}, c.ac.UpdateActionResult),
+		},
+		{name: "GetChunkMapping", has: split && streamed, call: unary(c, func(d *repb.Digest) *repb.GetChunkMappingRequest {
+			return &repb.GetChunkMappingRequest{BlobDigest: d}
+		}, streaming(c.cas.GetChunkMapping))},
+		{name: "RegisterChunkMapping", has: splice &&
+			streamed, call: unary(c, func(d *repb.Digest) *repb.RegisterChunkMappingRequest {
+			return &repb.RegisterChunkMappingRequest{BlobDigest: d, ChunkDigests: []*repb.Digest{d}}
+		}, func(_ context.Context, m *repb.RegisterChunkMappingRequest, _ ...grpc.CallOption) (any, error) {
+			return nil, c.register(m)
+		})},
+		{name: "SplitBlob", has: split && single, call: unary(c, func(d *repb.Digest) *repb.SplitBlobRequest {
+			return &repb.SplitBlobRequest{BlobDigest: d}
+		}, c.cas.SplitBlob)},
+		{name: "SpliceBlob", has: splice && single, call: unary(c, func(d *repb.Digest) *repb.SpliceBlobRequest {
+			return &repb.SpliceBlobRequest{BlobDigest: d, ChunkDigests: []*repb.Digest{d}}
+		}, c.cas.SpliceBlob)},
+		{name: "Execute", has: execution.met(c), call: func(in string, f repb.DigestFunction_Value, d *repb.Digest) error {
+			return c.request(d, func(r *repb.ExecuteRequest) { r.InstanceName, r.DigestFunction = in, f }).err
+		}},
 	}
-	if caps.GetSpliceBlobSupport() && c.streamsMappings() {
-		ms = append(ms, method{name: "RegisterChunkMapping", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			return c.register(&repb.RegisterChunkMappingRequest{InstanceName: instance, DigestFunction: f, BlobDigest: d, ChunkDigests: []*repb.Digest{d}})
-		}})
+	return slices.DeleteFunc(all, func(m method) bool {
+		return !m.has || !c.ours &&
+			status.Code(m.call(c.instance, repb.DigestFunction_SHA256, absentDigest(100))) == codes.Unimplemented
+	})
+}
+
+// streaming makes a method with a stream of replies look like a unary one.
+func streaming[Q, M any](
+	open func(context.Context, Q, ...grpc.CallOption) (grpc.ServerStreamingClient[M], error),
+) func(context.Context, Q, ...grpc.CallOption) ([]*M, error) {
+	return func(ctx context.Context, q Q, _ ...grpc.CallOption) ([]*M, error) {
+		s, err := open(ctx, q)
+		return received(s, err)
 	}
-	if caps.GetSplitBlobSupport() && c.unaryMappings() {
-		ms = append(ms, method{name: "SplitBlob", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			_, err := c.cas.SplitBlob(ctx, &repb.SplitBlobRequest{InstanceName: instance, DigestFunction: f, BlobDigest: d})
-			return err
-		}})
-	}
-	if caps.GetSpliceBlobSupport() && c.unaryMappings() {
-		ms = append(ms, method{name: "SpliceBlob", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			_, err := c.cas.SpliceBlob(ctx, &repb.SpliceBlobRequest{InstanceName: instance, DigestFunction: f, BlobDigest: d, ChunkDigests: []*repb.Digest{d}})
-			return err
-		}})
-	}
-	if c.caps.GetExecutionCapabilities().GetExecEnabled() {
-		ms = append(ms, method{name: "Execute", call: func(instance string, f repb.DigestFunction_Value, d *repb.Digest) error {
-			_, err := c.executed(&repb.ExecuteRequest{InstanceName: instance, DigestFunction: f, ActionDigest: d})
-			return err
-		}})
-	}
-	if !c.ours {
-		ms = slices.DeleteFunc(ms, func(m method) bool {
-			return status.Code(m.call(c.instance, repb.DigestFunction_SHA256, absentDigest(100))) == codes.Unimplemented
-		})
-	}
-	return ms
 }
 
 // only returns the error of the only entry of a batch.
@@ -304,14 +285,12 @@ func only[R interface{ GetStatus() *spb.Status }](rs []R, err error) error {
 
 // getTree returns the pages of a tree.
 func (c *client) getTree(req *repb.GetTreeRequest) ([]*repb.GetTreeResponse, error) {
-	s, err := c.cas.GetTree(c.Context(), req)
-	return received(s, err)
+	return streaming(c.cas.GetTree)(c.Context(), req)
 }
 
 // mapping returns the messages of GetChunkMapping.
 func (c *client) mapping(req *repb.GetChunkMappingRequest) ([]*repb.GetChunkMappingResponse, error) {
-	s, err := c.cas.GetChunkMapping(c.Context(), req)
-	return received(s, err)
+	return streaming(c.cas.GetChunkMapping)(c.Context(), req)
 }
 
 // received returns the messages of a stream.

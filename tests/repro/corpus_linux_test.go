@@ -39,7 +39,8 @@ type script struct {
 	// what describes it.
 	what string
 	// causes and factors are those of its differences. The factor "none" means that runs differ with all factors held.
-	causes, factors []string
+	causes  []string
+	factors []repro.Factor
 	// chance, if not "", explains why other factors may be found as well, or none.
 	chance string
 	// needs is a required program of the host.
@@ -70,7 +71,9 @@ func scripts(t *testing.T, dir string) []script {
 			case key == "Cause" && keyed:
 				s.causes = strings.Split(value, ", ")
 			case key == "Factor" && keyed:
-				s.factors = strings.Split(value, ", ")
+				for name := range strings.SplitSeq(value, ", ") {
+					s.factors = append(s.factors, repro.Factor(name))
+				}
 			case key == "Chance" && keyed:
 				s.chance = value
 			case key == "Needs" && keyed:
@@ -167,7 +170,7 @@ func (s *script) problems(v *repro.Verdict) (wrong []string) {
 		complain("got causes %q, want %q", causes, s.causes)
 	}
 	switch found := slices.Sorted(slices.Values(b.Factors)); {
-	case slices.Equal(s.factors, []string{"none"}):
+	case slices.Equal(s.factors, []repro.Factor{"none"}):
 		if len(found) > 0 || len(b.Nondeterministic) == 0 {
 			complain("got factors %q, want none and nondeterministic outputs: %s", found, b.Summary)
 		}
@@ -218,7 +221,7 @@ func TestCorpus(t *testing.T) {
 					t.Error(wrong)
 				}
 				d := v.Differences[0]
-				lines.add(s.name, "%-14s %-14s %s: %s", strings.Join(s.causes, ", "), strings.Join(v.Bisection.Factors, ", "),
+				lines.add(s.name, "%-14s %-14s %s: %s", strings.Join(s.causes, ", "), repro.Join(v.Bisection.Factors),
 					strings.Join(d.Where, " > "), d.What)
 			})
 		}
@@ -257,9 +260,9 @@ func TestCorpusShowsEveryCause(t *testing.T) {
 	if len(shown) > 0 {
 		t.Errorf("unknown causes %v", shown)
 	}
-	varied := repro.Names()
+	varied := slices.Clone(repro.AllFactors)
 	for _, s := range scripts(t, "differs") {
-		varied = slices.DeleteFunc(varied, func(name string) bool { return slices.Contains(s.factors, name) })
+		varied = slices.DeleteFunc(varied, func(f repro.Factor) bool { return slices.Contains(s.factors, f) })
 	}
 	if len(varied) > 0 {
 		t.Errorf("no program shows the factors %q", varied)
@@ -291,7 +294,7 @@ func TestDocumentListsPrograms(t *testing.T) {
 			if causes != "" {
 				causes = "`" + causes + "`"
 			}
-			factors := strings.Join(s.factors, ", ")
+			factors := repro.Join(s.factors)
 			if s.chance != "" {
 				factors += ", and chance: " + s.chance
 			}

@@ -54,6 +54,12 @@ type event struct {
 	Actual  string            `json:"actual,omitempty"`
 	Limit   string            `json:"limit,omitempty"`
 	Detail  string            `json:"detail,omitempty"`
+
+	// Lines have the texts of these.
+	ActualValue int64            `json:"-"`
+	LimitValue  int64            `json:"-"`
+	Unit        string           `json:"-"`
+	Endpoint    sandbox.Endpoint `json:"-"`
 }
 
 // dropped is a Drop with its names in a line.

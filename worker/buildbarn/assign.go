@@ -13,8 +13,8 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/internal/response"
 	"github.com/cloister-build/cloister/worker/queue"
-	"github.com/cloister-build/cloister/worker/response"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -46,12 +46,12 @@ func (a *assignment) stuck(stage worker.Stage, stall time.Duration) (why string,
 		a.stage, a.since = stage, time.Now()
 	}
 	elapsed := time.Since(a.since)
-	if stage != worker.Run {
+	if stage != worker.StageRun {
 		if elapsed < stall {
 			return "", false
 		}
 		doing := "fetching"
-		if stage > worker.Run {
+		if stage > worker.StageRun {
 			doing = "uploading"
 		}
 		return fmt.Sprintf("the worker reports that it has been %s for %v", doing, elapsed.Round(time.Second)), false
@@ -77,7 +77,7 @@ func (a *assignment) over() bool {
 
 // tooManyAttempts returns the fault of an action that its worker never starts.
 func tooManyAttempts(w *session, a *assignment) *worker.Fault {
-	return &worker.Fault{Kind: worker.Internal, Err: fmt.Errorf(
+	return &worker.Fault{Kind: worker.FaultInternal, Err: fmt.Errorf(
 		"Attempted to execute task %d times, but it never completed. This task may cause worker %s to crash.", a.sent, w.name)}
 }
 
@@ -87,34 +87,34 @@ func stageOf(e *remoteworkerpb.CurrentState_Executing) worker.Stage {
 	case *remoteworkerpb.CurrentState_Executing_FetchingInputs:
 		return worker.StageInputs
 	case *remoteworkerpb.CurrentState_Executing_Running:
-		return worker.Run
+		return worker.StageRun
 	case *remoteworkerpb.CurrentState_Executing_UploadingOutputs:
-		return worker.Collect
+		return worker.StageCollect
 	}
-	return worker.Fetch
+	return worker.StageFetch
 }
 
 // assign assigns a run to a worker. It fails with a *worker.Fault, and the caller then ends the run.
 func (s *Server) assign(w *session, run *queue.Run) (*assignment, error) {
 	t := run.Task()
-	in, err := s.Instances(t.Instance)
+	in, err := s.cfg.Instances(t.Instance)
 	if err != nil {
-		return nil, &worker.Fault{Kind: worker.Unavailable, Err: err}
+		return nil, &worker.Fault{Kind: worker.FaultUnavailable, Err: err}
 	}
-	action, err := s.Action(s.ctx, in, t.Action)
+	action, err := s.cfg.Action(s.ctx, in, t.Action)
 	switch {
 	case errors.Is(err, cas.ErrNotFound):
-		return nil, &worker.Fault{Kind: worker.Missing, Err: err, Blobs: []cas.Digest{t.Action}}
+		return nil, &worker.Fault{Kind: worker.FaultMissing, Err: err, Blobs: []cas.Digest{t.Action}}
 	case err != nil:
-		return nil, &worker.Fault{Kind: worker.Unavailable, Err: fmt.Errorf("read the action for worker %s: %w", w.name, err)}
+		return nil, &worker.Fault{Kind: worker.FaultUnavailable, Err: fmt.Errorf("read the action for worker %s: %w", w.name, err)}
 	}
 	if action.Timeout.AsDuration() <= 0 {
 		action = proto.CloneOf(action)
-		action.Timeout = durationpb.New(s.MaxTimeout)
+		action.Timeout = durationpb.New(s.cfg.MaxTimeout)
 	}
 	aux, err := auxiliary(&t)
 	if err != nil {
-		return nil, &worker.Fault{Kind: worker.Internal, Err: err}
+		return nil, &worker.Fault{Kind: worker.FaultInternal, Err: err}
 	}
 	a := &assignment{
 		run: run, in: in, action: t.Action, released: make(chan struct{}),
@@ -129,7 +129,7 @@ func (s *Server) assign(w *session, run *queue.Run) (*assignment, error) {
 		},
 	}
 	if n := proto.Size(a.desired); n > response.MaxBytes {
-		return nil, &worker.Fault{Kind: worker.Invalid, Err: fmt.Errorf(
+		return nil, &worker.Fault{Kind: worker.FaultInvalid, Err: fmt.Errorf(
 			"the action's message takes %d bytes, and workers accept %d; shorten its platform properties or its salt",
 			n, response.MaxBytes)}
 	}
@@ -137,7 +137,7 @@ func (s *Server) assign(w *session, run *queue.Run) (*assignment, error) {
 		defer close(a.released)
 		<-run.Cancelled()
 		// Unless the run is over, its clients have left; the worker learns of that with its next call.
-		run.End(nil, &worker.Fault{Kind: worker.Cancelled, Err: errors.New("no client waits for the action")})
+		run.End(nil, &worker.Fault{Kind: worker.FaultCancelled, Err: errors.New("no client waits for the action")})
 	})
 	return a, nil
 }
@@ -171,7 +171,7 @@ func (s *Server) complete(ctx context.Context, w *session, a *assignment, r *rep
 	switch {
 	case f == nil:
 		a.run.End(out, nil)
-	case response.IsStopped(r), f.Kind == worker.Cancelled:
+	case response.IsStopped(r), f.Kind == worker.FaultCancelled:
 		// The server did not cancel it, so the worker is shutting down.
 		a.run.GiveBack("the worker gave up the action: " + f.Error())
 	default:
@@ -183,24 +183,24 @@ func (s *Server) complete(ctx context.Context, w *session, a *assignment, r *rep
 // check verifies what clients rely on: a result is well formed, fits into a message, names no path outside the output
 // directory (rule 66), and every blob it names is in the store (rule 119).
 func (s *Server) check(ctx context.Context, w *session, a *assignment, out *worker.Outcome) *worker.Fault {
-	refuse := func(k worker.Kind, format string, args ...any) *worker.Fault {
+	refuse := func(k worker.FaultKind, format string, args ...any) *worker.Fault {
 		why := fmt.Errorf(format, args...)
-		s.Log.Warn("result of a worker rejected", "worker", w.offer.Worker, "slot", w.offer.Slot,
+		s.cfg.Log.Warn("result of a worker rejected", "worker", w.offer.Worker, "slot", w.offer.Slot,
 			"action", a.action.String(), "err", why)
 		return &worker.Fault{Kind: k, Err: fmt.Errorf("result of worker %s rejected: %w", w.name, why)}
 	}
 	if n := proto.Size(out.Result); n > worker.MaxResult {
-		return refuse(worker.Internal, "it takes %d bytes, a message at most %d", n, worker.MaxResult)
+		return refuse(worker.FaultInternal, "it takes %d bytes, a message at most %d", n, worker.MaxResult)
 	}
 	if err := errors.Join(cas.CheckOutputs(out.Result), cas.CheckInlined(a.action.Function(), out.Result)); err != nil {
-		return refuse(worker.Internal, "%w", err)
+		return refuse(worker.FaultInternal, "%w", err)
 	}
 	blobs, err := cas.Closure(ctx, a.in.Store, a.action.Function(), out.Result)
 	switch {
 	case errors.Is(err, cas.ErrInvalid):
-		return refuse(worker.Internal, "%w", err)
+		return refuse(worker.FaultInternal, "%w", err)
 	case err != nil:
-		return refuse(worker.Unavailable, "%w", err)
+		return refuse(worker.FaultUnavailable, "%w", err)
 	}
 	if !out.AuditLog.IsZero() {
 		blobs = append(blobs, out.AuditLog)
@@ -208,9 +208,9 @@ func (s *Server) check(ctx context.Context, w *session, a *assignment, out *work
 	missing, err := a.in.Store.Missing(ctx, blobs)
 	switch {
 	case err != nil:
-		return refuse(worker.Unavailable, "%w", err)
+		return refuse(worker.FaultUnavailable, "%w", err)
 	case len(missing) > 0:
-		return refuse(worker.Unavailable, "%d of its %d blobs are absent, first %s", len(missing), len(blobs), missing[0])
+		return refuse(worker.FaultUnavailable, "%d of its %d blobs are absent, first %s", len(missing), len(blobs), missing[0])
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ package buildbarn
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/url"
 	"slices"
@@ -46,9 +47,10 @@ type ClientConfig struct {
 	Log *slog.Logger
 }
 
-// A Client takes actions from a scheduler, each of its slots one at a time, as a separate worker.
+// A Client takes actions from a scheduler, each of its slots one at a time, as a separate worker. NewClient makes
+// it; the zero Client is not usable.
 type Client struct {
-	ClientConfig
+	cfg       ClientConfig
 	platform  *repb.Platform
 	draining  chan struct{}
 	drain     sync.Once
@@ -59,8 +61,17 @@ type Client struct {
 
 // NewClient checks the configuration and returns a Client, which does nothing before Run.
 func NewClient(c ClientConfig) (*Client, error) {
-	if c.Worker == "" || c.Slots < 1 {
-		return nil, errors.New("a worker needs a name and at least one slot")
+	switch {
+	case c.Scheduler == nil:
+		return nil, errors.New("buildbarn: ClientConfig.Scheduler is missing")
+	case c.Executor == nil:
+		return nil, errors.New("buildbarn: ClientConfig.Executor is missing")
+	case c.Instances == nil:
+		return nil, errors.New("buildbarn: ClientConfig.Instances is missing")
+	case c.Worker == "":
+		return nil, errors.New("buildbarn: ClientConfig.Worker is missing: a worker needs a name")
+	case c.Slots < 1:
+		return nil, fmt.Errorf("buildbarn: ClientConfig.Slots is %d: a worker needs at least one", c.Slots)
 	}
 	if err := cas.CheckInstanceName(c.Prefix); err != nil {
 		return nil, err
@@ -78,7 +89,7 @@ func NewClient(c ClientConfig) (*Client, error) {
 	for _, p := range slices.Compact(sorted) {
 		platform.Properties = append(platform.Properties, &repb.Platform_Property{Name: p.Name, Value: p.Value})
 	}
-	client := &Client{ClientConfig: c, platform: platform, draining: make(chan struct{}), readiness: newReadiness()}
+	client := &Client{cfg: c, platform: platform, draining: make(chan struct{}), readiness: newReadiness()}
 	client.link.log = c.Log
 	return client, nil
 }
@@ -98,7 +109,7 @@ func (c *Client) Run(ctx context.Context) {
 	ended := make(chan struct{})
 	var watch, slots sync.WaitGroup
 	watch.Go(func() { c.watchReady(ctx, ended) })
-	for i := range c.Slots {
+	for i := range c.cfg.Slots {
 		s := &slot{Client: c, name: strconv.Itoa(i + 1)}
 		slots.Go(func() { s.loop(ctx) })
 	}
@@ -136,15 +147,15 @@ func (c *Client) watchReady(ctx context.Context, ended <-chan struct{}) {
 
 // checkReady updates c.readiness and reports whether actions can be executed now.
 func (c *Client) checkReady() bool {
-	err := c.Ready()
+	err := c.cfg.Ready()
 	if err == nil {
 		if c.readiness.set() {
-			c.Log.Info("ready for actions", "worker", c.Worker, "slots", c.Slots)
+			c.cfg.Log.Info("ready for actions", "worker", c.cfg.Worker, "slots", c.cfg.Slots)
 		}
 		return true
 	}
 	if c.readiness.clear(err.Error(), false) {
-		c.Log.Warn("not ready for actions", "worker", c.Worker, "why", err)
+		c.cfg.Log.Warn("not ready for actions", "worker", c.cfg.Worker, "why", err)
 	}
 	return false
 }

@@ -23,7 +23,7 @@ import (
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
-	"github.com/cloister-build/cloister/worker/response"
+	"github.com/cloister-build/cloister/worker/internal/response"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -218,9 +218,9 @@ func (e executor) Execute(ctx context.Context, t *worker.Task, report func(worke
 
 // succeed is an executor that succeeds at once.
 func succeed(_ context.Context, _ *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
-	report(worker.Fetch)
-	report(worker.Run)
-	report(worker.Publish)
+	report(worker.StageFetch)
+	report(worker.StageRun)
+	report(worker.StagePublish)
 	return &worker.Outcome{Result: &repb.ActionResult{}}, nil
 }
 
@@ -354,7 +354,7 @@ func (s *stages) execute(ctx context.Context, _ *worker.Task, report func(worker
 			report(stage)
 		case <-ctx.Done():
 			s.cancelled <- context.Cause(ctx)
-			return nil, &worker.Fault{Kind: worker.Cancelled, Err: context.Cause(ctx)}
+			return nil, &worker.Fault{Kind: worker.FaultCancelled, Err: context.Cause(ctx)}
 		}
 	}
 }
@@ -375,11 +375,11 @@ func TestStagesAreReported(t *testing.T) {
 			stage worker.Stage
 			calls []string
 		}{
-			{worker.Fetch, []string{"1 fetching"}},
+			{worker.StageFetch, []string{"1 fetching"}},
 			{worker.StageInputs, nil},
-			{worker.Run, []string{"1 running"}},
-			{worker.Collect, []string{"1 uploading"}},
-			{worker.Seal, nil},
+			{worker.StageRun, []string{"1 running"}},
+			{worker.StageCollect, []string{"1 uploading"}},
+			{worker.StageSeal, nil},
 		} {
 			j.next <- c.stage
 			j.sleep(moment)
@@ -398,7 +398,7 @@ func TestStagesAreReported(t *testing.T) {
 
 // TestBriefStagesAreNotReported except in the call that the scheduler expects, or with the result.
 func TestBriefStagesAreNotReported(t *testing.T) {
-	stages := []worker.Stage{worker.Fetch, worker.StageInputs, worker.Run, worker.Collect, worker.Publish}
+	stages := []worker.Stage{worker.StageFetch, worker.StageInputs, worker.StageRun, worker.StageCollect, worker.StagePublish}
 	join(t, nil, nil, func(j *joined) {
 		j.add(task("a"))
 		synctest.Wait()
@@ -447,9 +447,20 @@ func TestWorkersIdentifyThemselves(t *testing.T) {
 			t.Errorf("worker_id is %v, want worker, slot and store", req.WorkerId)
 		}
 	})
-	for _, bad := range []buildbarn.ClientConfig{{Slots: 1}, {Worker: "w"}, {Worker: "w", Slots: 1, Prefix: "a//b"}} {
-		if _, err := buildbarn.NewClient(bad); err == nil {
-			t.Errorf("NewClient(%+v) succeeded, want an error", bad)
+	for want, change := range map[string]func(*buildbarn.ClientConfig){
+		"Scheduler": func(c *buildbarn.ClientConfig) { c.Scheduler = nil },
+		"Executor":  func(c *buildbarn.ClientConfig) { c.Executor = nil },
+		"Instances": func(c *buildbarn.ClientConfig) { c.Instances = nil },
+		"Worker":    func(c *buildbarn.ClientConfig) { c.Worker = "" },
+		"Slots":     func(c *buildbarn.ClientConfig) { c.Slots = 0 },
+		"a//b":      func(c *buildbarn.ClientConfig) { c.Prefix = "a//b" },
+	} {
+		c := buildbarn.ClientConfig{
+			Scheduler: newScheduler(), Executor: executor(succeed), Instances: castest.Instances(), Worker: "w", Slots: 1,
+		}
+		change(&c)
+		if _, err := buildbarn.NewClient(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want an error that names %s", err, want)
 		}
 	}
 }
@@ -476,7 +487,7 @@ func TestResultIsAnsweredWithTheNextAction(t *testing.T) {
 // TestUnwantedActionIsKilledInEachStage before the next call, and has no answer, with and without a next action.
 func TestUnwantedActionIsKilledInEachStage(t *testing.T) {
 	for _, another := range []bool{false, true} {
-		for stage := worker.Stage(0); stage <= worker.Publish; stage++ {
+		for stage := worker.Stage(0); stage <= worker.StagePublish; stage++ {
 			join(t, nil, nil, func(j *joined) {
 				j.add(task("a"))
 				synctest.Wait()
@@ -516,7 +527,7 @@ func TestActionSurvivesASchedulerOutage(t *testing.T) {
 		j.add(task("a"))
 		synctest.Wait()
 		j.change(func() { j.away = status.Error(codes.Unavailable, "connection refused") })
-		j.next <- worker.Run
+		j.next <- worker.StageRun
 		j.sleep(10 * time.Minute)
 		if !strings.Contains(j.Down(), "connection refused") {
 			t.Errorf("Down is %q, want the error", j.Down())
@@ -539,7 +550,7 @@ func TestRestartedSchedulerCancelsItsActions(t *testing.T) {
 		j.add(task("a"))
 		j.sleep(moment)
 		j.change(func() { clear(j.has) })
-		j.next <- worker.Run
+		j.next <- worker.StageRun
 		j.sleep(moment)
 		j.wantCalls("1 idle", "1 started", "1 running", "1 idle")
 		if err := <-j.cancelled; !errors.Is(err, context.Canceled) {
@@ -683,7 +694,7 @@ func TestKillDuringAnUnansweredCall(t *testing.T) {
 		j.add(task("a"))
 		synctest.Wait()
 		j.change(func() { j.mute = true })
-		j.next <- worker.Run
+		j.next <- worker.StageRun
 		synctest.Wait()
 		began := time.Now()
 		j.kill()
@@ -744,7 +755,7 @@ func TestFailuresNameTheWorker(t *testing.T) {
 		if task.Action == digestOf("panic") {
 			panic("at the disco")
 		}
-		return nil, &worker.Fault{Kind: worker.Unavailable, Err: errors.New("fetch: the store is down")}
+		return nil, &worker.Fault{Kind: worker.FaultUnavailable, Err: errors.New("fetch: the store is down")}
 	}
 	join(t, e, nil, func(j *joined) {
 		a := task("a")

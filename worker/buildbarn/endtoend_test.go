@@ -62,7 +62,7 @@ func TestClientsExecuteTheServersActions(t *testing.T) {
 			now++
 			most = max(most, now)
 			mu.Unlock()
-			report(worker.Run)
+			report(worker.StageRun)
 			time.Sleep(time.Duration(task.Action.Hash()[0]) * 100 * time.Millisecond)
 			mu.Lock()
 			now--
@@ -124,7 +124,7 @@ func TestCancelledOperationEndsTheRun(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		causes := make(chan error, 1)
 		c, _, left := h.worker(t, "w", 1, func(ctx context.Context, _ *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
-			report(worker.Run)
+			report(worker.StageRun)
 			<-ctx.Done()
 			causes <- context.Cause(ctx)
 			return nil, context.Cause(ctx)
@@ -146,9 +146,9 @@ func TestFaultOfAWorkerReachesTheClient(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		gone := []cas.Digest{cas.SHA256.Sum([]byte("gone"))}
 		c, _, left := h.worker(t, "w", 1, func(context.Context, *worker.Task, func(worker.Stage)) (*worker.Outcome, error) {
-			return nil, &worker.Fault{Kind: worker.Missing, Err: errors.New("fetch: a blob is absent"), Blobs: gone}
+			return nil, &worker.Fault{Kind: worker.FaultMissing, Err: errors.New("fetch: a blob is absent"), Blobs: gone}
 		})
-		f := wantFault(t, h.submit(t, "a"), worker.Missing, "worker w: fetch: a blob is absent")
+		f := wantFault(t, h.submit(t, "a"), worker.FaultMissing, "worker w: fetch: a blob is absent")
 		if !slices.Equal(f.Blobs, gone) || strings.Count(f.Error(), "worker w") != 1 {
 			t.Errorf("fault is %v with blobs %v, want the worker named once and %v", f, f.Blobs, gone)
 		}

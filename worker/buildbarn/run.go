@@ -14,7 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	"github.com/cloister-build/cloister/worker"
-	"github.com/cloister-build/cloister/worker/response"
+	"github.com/cloister-build/cloister/worker/internal/response"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -49,12 +49,12 @@ func completed(action *repb.Digest, r *repb.ExecuteResponse) *remoteworkerpb.Cur
 
 // task parses an assigned action.
 func (s *slot) task(e *remoteworkerpb.DesiredState_Executing) (*worker.Task, error) {
-	name := s.Prefix
+	name := s.cfg.Prefix
 	if name != "" && e.InstanceNameSuffix != "" {
 		name += "/"
 	}
 	name += e.InstanceNameSuffix
-	in, err := s.Instances(name)
+	in, err := s.cfg.Instances(name)
 	if err != nil {
 		return nil, fmt.Errorf("instance %+.256q: %w", name, err)
 	}
@@ -84,7 +84,7 @@ func (s *slot) task(e *remoteworkerpb.DesiredState_Executing) (*worker.Task, err
 	left := maxAuxiliary
 	for _, aux := range e.AuxiliaryMetadata {
 		if left -= proto.Size(aux); left < 0 {
-			s.Log.Warn("scheduler metadata truncated: too large for the result", "action", action.String())
+			s.cfg.Log.Warn("scheduler metadata truncated: too large for the result", "action", action.String())
 			break
 		}
 		t.Auxiliary = append(t.Auxiliary, aux)
@@ -159,9 +159,9 @@ func (s *slot) start(ctx context.Context, t *worker.Task, e *remoteworkerpb.Desi
 		answer := s.execute(ctx, t, e, func(stage worker.Stage) {
 			state := &remoteworkerpb.CurrentState_Executing{ActionDigest: e.ActionDigest}
 			switch {
-			case stage < worker.Run:
+			case stage < worker.StageRun:
 				state.ExecutionState = stateFetching
-			case stage == worker.Run:
+			case stage == worker.StageRun:
 				state.ExecutionState = stateRunning
 			default:
 				state.ExecutionState = stateUploading
@@ -189,10 +189,10 @@ func (s *slot) execute(
 		}
 		f, ok := errors.AsType[*worker.Fault](err)
 		if !ok {
-			f = &worker.Fault{Kind: worker.Internal, Err: err}
+			f = &worker.Fault{Kind: worker.FaultInternal, Err: err}
 		}
 		if !errors.Is(context.Cause(ctx), errUnwanted) {
-			s.Log.Warn("action not executed", "worker", s.Worker, "slot", s.name, "action", t.Action.String(),
+			s.cfg.Log.Warn("action not executed", "worker", s.cfg.Worker, "slot", s.name, "action", t.Action.String(),
 				"instance", t.Instance, "err", err, "trace", worker.TraceID(t.Trace))
 		}
 		return s.faultResponse(f, e.ActionDigest)
@@ -201,7 +201,7 @@ func (s *slot) execute(
 	if n := proto.Size(r); n > response.MaxBytes {
 		err := fmt.Errorf("the result lists too many outputs: it takes %d bytes, and clients accept %d; "+
 			"declare output directories instead of files", n, response.MaxBytes)
-		return s.faultResponse(&worker.Fault{Kind: worker.Unmet, Err: err}, e.ActionDigest)
+		return s.faultResponse(&worker.Fault{Kind: worker.FaultUnmet, Err: err}, e.ActionDigest)
 	}
 	return r
 }
@@ -212,28 +212,28 @@ func (s *slot) guard(
 ) (out *worker.Outcome, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			s.Log.Error("panic", "action", t.Action.String(), "value", v, "stack", string(debug.Stack()))
-			err = &worker.Fault{Kind: worker.Internal, Err: fmt.Errorf("panic: %v", v)}
+			s.cfg.Log.Error("panic", "action", t.Action.String(), "value", v, "stack", string(debug.Stack()))
+			err = &worker.Fault{Kind: worker.FaultInternal, Err: fmt.Errorf("panic: %v", v)}
 		}
 	}()
-	return s.Executor.Execute(ctx, t, report)
+	return s.cfg.Executor.Execute(ctx, t, report)
 }
 
 // faultResponse returns the answer for a fault. Its status, too, names the worker, since some clients show nothing
 // else.
 func (s *slot) faultResponse(f *worker.Fault, action *repb.Digest) *repb.ExecuteResponse {
-	named := &worker.Fault{Kind: f.Kind, Blobs: f.Blobs, Err: fmt.Errorf("worker %s: %w", s.Worker, f.Err)}
+	named := &worker.Fault{Kind: f.Kind, Blobs: f.Blobs, Err: fmt.Errorf("worker %s: %w", s.cfg.Worker, f.Err)}
 	return response.OfFault(named, s.describe(action))
 }
 
 // browserLink returns a line with the action's page in the Buildbarn browser; "" without a browser.
 func (s *slot) browserLink(ctx context.Context, t *worker.Task, out *worker.Outcome, recorded bool) string {
-	if s.Browser == nil {
+	if s.cfg.Browser == nil {
 		return ""
 	}
 	page := func(kind string, d cas.Digest) string {
 		name := fmt.Sprintf("%s-%d", d.Hash(), d.Size())
-		return s.Browser.JoinPath(t.Instance, "blobs", d.Function().String(), kind, name, "/").String()
+		return s.cfg.Browser.JoinPath(t.Instance, "blobs", d.Function().String(), kind, name, "/").String()
 	}
 	if recorded {
 		return "action details (cached result): " + page("action", t.Action)
@@ -241,7 +241,7 @@ func (s *slot) browserLink(ctx context.Context, t *worker.Task, out *worker.Outc
 	// For results that are not cached the browser reads a Buildbarn message from the store.
 	d, err := s.storeResponse(ctx, t, out)
 	if err != nil {
-		s.Log.Warn("store result for the browser", "action", t.Action.String(), "err", err,
+		s.cfg.Log.Warn("store result for the browser", "action", t.Action.String(), "err", err,
 			"trace", worker.TraceID(t.Trace))
 		return "action details (the result could not be stored): " + page("action", t.Action)
 	}
@@ -250,7 +250,7 @@ func (s *slot) browserLink(ctx context.Context, t *worker.Task, out *worker.Outc
 
 // storeResponse stores a buildbarn.cas.HistoricalExecuteResponse: action_digest = 1, execute_response = 3.
 func (s *slot) storeResponse(ctx context.Context, t *worker.Task, out *worker.Outcome) (cas.Digest, error) {
-	in, err := s.Instances(t.Instance)
+	in, err := s.cfg.Instances(t.Instance)
 	if err != nil {
 		return cas.Digest{}, err
 	}

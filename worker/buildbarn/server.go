@@ -57,10 +57,11 @@ type ServerConfig struct {
 	Log *slog.Logger
 }
 
-// A Server is a scheduler: it serves OperationQueue with the actions of a queue.
+// A Server is a scheduler: it serves OperationQueue with the actions of a queue. Register makes it; the zero Server is not
+// usable.
 type Server struct {
 	remoteworkerpb.UnimplementedOperationQueueServer
-	ServerConfig
+	cfg ServerConfig
 
 	ctx  context.Context // ended by Close
 	stop context.CancelFunc
@@ -74,17 +75,24 @@ type Server struct {
 	readiness *readiness // as Ready says
 }
 
-// Register adds the service to s. The caller closes the Server when s is to stop, before the queue.
-func Register(s grpc.ServiceRegistrar, c ServerConfig) *Server {
+// Register adds the service to s, and fails if a required field is missing. The caller closes the Server when s is to
+// stop, before the queue.
+func Register(s grpc.ServiceRegistrar, c ServerConfig) (*Server, error) {
+	switch {
+	case c.Queue == nil:
+		return nil, errors.New("buildbarn: ServerConfig.Queue is missing")
+	case c.Instances == nil:
+		return nil, errors.New("buildbarn: ServerConfig.Instances is missing")
+	}
 	defaults(&c)
-	b := &Server{ServerConfig: c, sessions: make(map[string]*session), readiness: newReadiness()}
+	b := &Server{cfg: c, sessions: make(map[string]*session), readiness: newReadiness()}
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	b.checkReady(time.Time{})
 	if c.Ready != nil {
 		b.wg.Go(b.watchReady)
 	}
 	remoteworkerpb.RegisterOperationQueueServer(s, b)
-	return b
+	return b, nil
 }
 
 func defaults(c *ServerConfig) {
@@ -145,19 +153,19 @@ func (s *Server) watchReady() {
 // checkReady calls Ready and acts on the answer. since and the result are when it first failed; zero while it succeeds.
 func (s *Server) checkReady(since time.Time) time.Time {
 	var err error
-	if s.Ready != nil {
-		err = s.Ready()
+	if s.cfg.Ready != nil {
+		err = s.cfg.Ready()
 	}
 	if err == nil {
 		if s.readiness.set() && !since.IsZero() {
-			s.Log.Info("workers get actions again")
+			s.cfg.Log.Info("workers get actions again")
 		}
 		return time.Time{}
 	}
 	if s.readiness.clear(err.Error(), false) && since.IsZero() {
-		s.Log.Warn("workers get no actions", "why", err)
+		s.cfg.Log.Warn("workers get no actions", "why", err)
 	}
-	s.Queue.Refuse(s.Unready, "workers get no actions: "+err.Error())
+	s.cfg.Queue.Refuse(s.cfg.Unready, "workers get no actions: "+err.Error())
 	if since.IsZero() {
 		return time.Now()
 	}
@@ -220,8 +228,8 @@ func (s *Server) Synchronize(
 
 // progress answers a worker that executes a.
 func (s *Server) progress(w *session, a *assignment, stage worker.Stage) *remoteworkerpb.SynchronizeResponse {
-	if why, actionFault := a.stuck(stage, s.Stall); why != "" {
-		s.Log.Warn("action is stuck", "worker", w.offer.Worker, "slot", w.offer.Slot, "action", a.action.String(), "why", why)
+	if why, actionFault := a.stuck(stage, s.cfg.Stall); why != "" {
+		s.cfg.Log.Warn("action is stuck", "worker", w.offer.Worker, "slot", w.offer.Slot, "action", a.action.String(), "why", why)
 		if actionFault {
 			a.run.Lost(why)
 		} else {
@@ -231,7 +239,7 @@ func (s *Server) progress(w *session, a *assignment, stage worker.Stage) *remote
 		return s.kill(w)
 	}
 	a.run.Report(stage)
-	return &remoteworkerpb.SynchronizeResponse{NextSynchronizationAt: timestamppb.New(time.Now().Add(s.Busy))}
+	return &remoteworkerpb.SynchronizeResponse{NextSynchronizationAt: timestamppb.New(time.Now().Add(s.cfg.Busy))}
 }
 
 // resend returns the assigned action once more for a worker that does something else, or nil if it need not run. A
@@ -244,9 +252,9 @@ func (s *Server) resend(w *session) *remoteworkerpb.SynchronizeResponse {
 	switch {
 	case a.over():
 	case a.started:
-		s.Log.Warn("worker has lost an action", "worker", w.offer.Worker, "slot", w.offer.Slot, "action", a.action.String())
+		s.cfg.Log.Warn("worker has lost an action", "worker", w.offer.Worker, "slot", w.offer.Slot, "action", a.action.String())
 		a.run.Lost("the worker had started it and now does something else: it was restarted, or another has its name")
-	case a.sent > s.Retries:
+	case a.sent > s.cfg.Retries:
 		a.run.End(nil, tooManyAttempts(w, a))
 	default:
 		return s.send(a)
@@ -263,7 +271,7 @@ func (s *Server) nextAction(
 	if preferIdle {
 		return idle(), nil
 	}
-	wait, cancel := context.WithTimeout(ctx, 1+rand.N(s.Idle))
+	wait, cancel := context.WithTimeout(ctx, 1+rand.N(s.cfg.Idle))
 	defer cancel()
 	defer context.AfterFunc(s.ctx, cancel)()
 	if w.previous != nil {
@@ -281,6 +289,9 @@ func (s *Server) nextAction(
 		stop()
 		unready()
 		switch {
+		case err == nil && refused(ctx):
+			run.GiveBack("the worker has lost the right to take it")
+			return nil, status.FromContextError(ctx.Err()).Err()
 		case err == nil:
 		case s.ctx.Err() != nil:
 			return nil, errClosed
@@ -302,11 +313,17 @@ func (s *Server) nextAction(
 	}
 }
 
+// refused reports whether the server ended a call for a reason of its own, such as that its caller has lost a right. A
+// worker that hangs up calls again, and then gets what it was assigned.
+func refused(ctx context.Context) bool {
+	return ctx.Err() != nil && !errors.Is(context.Cause(ctx), ctx.Err())
+}
+
 // send returns the answer that makes a worker execute a.
 func (s *Server) send(a *assignment) *remoteworkerpb.SynchronizeResponse {
 	a.sent++
 	return &remoteworkerpb.SynchronizeResponse{
-		NextSynchronizationAt: timestamppb.New(time.Now().Add(s.Busy)),
+		NextSynchronizationAt: timestamppb.New(time.Now().Add(s.cfg.Busy)),
 		DesiredState: &remoteworkerpb.DesiredState{
 			WorkerState: &remoteworkerpb.DesiredState_Executing_{Executing: a.desired},
 		},

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,11 +19,12 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
+	"github.com/cloister-build/cloister/worker/internal/response"
 	"github.com/cloister-build/cloister/worker/queue"
-	"github.com/cloister-build/cloister/worker/response"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
@@ -77,7 +79,9 @@ func inBubble(t *testing.T, change func(*buildbarn.ServerConfig), test func(t *t
 		if h.in, err = instances(""); err != nil {
 			t.Fatal(err)
 		}
-		h.queue = queue.New(queue.Config{Head: true})
+		if h.queue, err = queue.New(queue.Config{Head: true}); err != nil {
+			t.Fatal(err)
+		}
 		defer func() { h.queue.Close() }()
 		c := buildbarn.ServerConfig{Queue: h.queue, Instances: instances, Log: slog.New(slog.NewTextHandler(h.log, nil))}
 		if change != nil {
@@ -85,7 +89,9 @@ func inBubble(t *testing.T, change func(*buildbarn.ServerConfig), test func(t *t
 		}
 		h.queue = c.Queue
 		listener, server := bufconn.Listen(1<<20), grpc.NewServer()
-		h.server = buildbarn.Register(server, c)
+		if h.server, err = buildbarn.Register(server, c); err != nil {
+			t.Fatal(err)
+		}
 		var serving sync.WaitGroup
 		serving.Go(func() { _ = server.Serve(listener) })
 		conn, err := grpc.NewClient("passthrough:///head", grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -247,7 +253,7 @@ func wantSuccess(t *testing.T, o *queue.Operation) {
 	}
 }
 
-func wantFault(t *testing.T, o *queue.Operation, k worker.Kind, texts ...string) *worker.Fault {
+func wantFault(t *testing.T, o *queue.Operation, k worker.FaultKind, texts ...string) *worker.Fault {
 	t.Helper()
 	s := ended(t, o)
 	if s.Fault == nil || s.Fault.Kind != k {
@@ -461,7 +467,7 @@ func TestActionThatIsNeverStartedFailsAfterTenAttempts(t *testing.T) {
 		}
 		w.req.PreferBeingIdle = true
 		wantIdle(t, w.report(t, idle()))
-		wantFault(t, o, worker.Internal, "Attempted to execute task 10 times, but it never completed. This task may cause worker",
+		wantFault(t, o, worker.FaultInternal, "Attempted to execute task 10 times, but it never completed. This task may cause worker",
 			`{"slot":"0","worker":"anvil"}`)
 	})
 }
@@ -487,7 +493,7 @@ func TestCancelledActionIsKilledAtTheNextCall(t *testing.T) {
 		wantTask(t, w.report(t, idle()), o)
 		wantCarryOn(t, w.report(t, executing(o.Action().Proto())))
 		o.Cancel("enough")
-		wantFault(t, o, worker.Cancelled, "enough")
+		wantFault(t, o, worker.FaultCancelled, "enough")
 		if s := h.queue.Stats(); s.Running != 0 {
 			t.Errorf("Running is %d, want 0", s.Running)
 		}
@@ -498,7 +504,7 @@ func TestCancelledActionIsKilledAtTheNextCall(t *testing.T) {
 		synctest.Wait()
 		w.req.PreferBeingIdle = true
 		wantIdle(t, w.report(t, completed(again.Action().Proto(), exited(0))))
-		wantFault(t, again, worker.Cancelled)
+		wantFault(t, again, worker.FaultCancelled)
 	})
 }
 
@@ -553,17 +559,18 @@ func TestActionThatLosesThreeWorkersFails(t *testing.T) {
 			wantTask(t, h.slot(name, "0").report(t, idle()), o)
 			time.Sleep(time.Minute)
 		}
-		wantFault(t, o, worker.Unmet, "anvil", "bellows", "chisel", "silent for", o.Action().String())
+		wantFault(t, o, worker.FaultUnmet, "anvil", "bellows", "chisel", "silent for", o.Action().String())
 	})
 }
 
 func TestWorkerWhoseCallEndedGetsActions(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		w := h.slot("anvil", "0")
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err := w.try(ctx, idle()); status.Code(err) != codes.DeadlineExceeded {
-			t.Errorf("abandoned call: %v, want DEADLINE_EXCEEDED", err)
+		// A deadline would also reach the server, which may answer in the very instant in which the client gives up.
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		if _, err := w.try(ctx, idle()); status.Code(err) != codes.Canceled {
+			t.Errorf("abandoned call: got %v, want CANCELED", err)
 		}
 		synctest.Wait()
 		o := h.submit(t, "a")
@@ -623,12 +630,15 @@ func TestSlotWaitsForTheEndOfItsRun(t *testing.T) {
 	inBubble(t, func(c *buildbarn.ServerConfig) {
 		c.Queue.Close()
 		recorded = make(chan struct{})
-		c.Queue = queue.New(queue.Config{Head: true, Ended: func(_ *worker.Outcome, f *worker.Fault) func(queue.Info, queue.State) {
+		var err error
+		if c.Queue, err = queue.New(queue.Config{Head: true, Ended: func(_ *worker.Outcome, f *worker.Fault) func(queue.Info, queue.State) {
 			if f != nil && strings.Contains(f.Error(), "no client waits") {
 				<-recorded
 			}
 			return func(queue.Info, queue.State) {}
-		}})
+		}}); err != nil {
+			t.Fatal(err)
+		}
 	}, func(t *testing.T, h *head) {
 		w, o := h.slot("anvil", "0"), h.submit(t, "a")
 		wantTask(t, w.report(t, idle()), o)
@@ -666,7 +676,7 @@ func TestActionGivenBackThriceMayBeRetried(t *testing.T) {
 			w.req.PreferBeingIdle = true
 			wantIdle(t, w.report(t, completed(o.Action().Proto(), response.Stopped(name))))
 		}
-		wantFault(t, o, worker.Unavailable, "anvil", "crucible", "retry")
+		wantFault(t, o, worker.FaultUnavailable, "anvil", "crucible", "retry")
 	})
 }
 
@@ -712,7 +722,7 @@ func TestTooLargeActionFails(t *testing.T) {
 		large := h.submit(t, "a", func(_ *queue.Request, a *repb.Action) { a.Salt = make([]byte, 5<<20) })
 		next := h.submit(t, "b")
 		wantTask(t, h.slot("anvil", "0").report(t, idle()), next)
-		wantFault(t, large, worker.Invalid, "salt")
+		wantFault(t, large, worker.FaultInvalid, "salt")
 	})
 }
 
@@ -969,7 +979,7 @@ func TestStalledTransferRunsElsewhere(t *testing.T) {
 					wantIdle(t, w.report(t, stalled))
 				}
 				s := ended(t, o)
-				if s.Fault == nil || s.Fault.Kind != worker.Unavailable || !strings.Contains(s.Fault.Error(), "worker chisel (the worker reports that it has been "+name+" for 1h0m0s)") {
+				if s.Fault == nil || s.Fault.Kind != worker.FaultUnavailable || !strings.Contains(s.Fault.Error(), "worker chisel (the worker reports that it has been "+name+" for 1h0m0s)") {
 					t.Errorf("fault is %v, want UNAVAILABLE with the stall", s.Fault)
 				}
 			})
@@ -1010,7 +1020,7 @@ func TestNoActionIsAssignedWhileNotReady(t *testing.T) {
 		second := h.submit(t, "b")
 		wantWaiting(t, first, repb.ExecutionStage_QUEUED)
 		time.Sleep(61 * time.Second)
-		if s := ended(t, first); s.Fault == nil || s.Fault.Kind != worker.Unavailable || !strings.Contains(s.Fault.Error(), "upstream grpc://store is down") {
+		if s := ended(t, first); s.Fault == nil || s.Fault.Kind != worker.FaultUnavailable || !strings.Contains(s.Fault.Error(), "upstream grpc://store is down") {
 			t.Errorf("after five minutes: state is %+v, want UNAVAILABLE with the reason", s)
 		}
 		wantWaiting(t, second, repb.ExecutionStage_QUEUED)
@@ -1062,12 +1072,39 @@ func TestWorkerIDBelongsToItsCaller(t *testing.T) {
 	})
 }
 
+// TestRefusedWorkerTakesNothing: an action that is assigned at the moment when the server ends the call is free again, since
+// its worker will not call for it.
+func TestRefusedWorkerTakesNothing(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so that the worker does not notice the end before the action is there
+	for range 20 {
+		inBubble(t, nil, func(t *testing.T, h *head) {
+			ctx, refuse := context.WithCancelCause(t.Context())
+			req := h.slot("anvil", "0").req
+			req.CurrentState = idle()
+			answered := make(chan error, 1)
+			go func() {
+				r, err := h.server.Synchronize(ctx, req)
+				if err == nil {
+					err = fmt.Errorf("no error but the state %v", r.DesiredState)
+				}
+				answered <- err
+			}()
+			synctest.Wait()
+			o := h.submit(t, "a", func(*queue.Request, *repb.Action) { refuse(errors.New("the right is gone")) })
+			if err := <-answered; status.Code(err) != codes.Canceled {
+				t.Errorf("the refused worker got %v", err)
+			}
+			wantTask(t, h.slot("bench", "0").report(t, idle()), o)
+		})
+	}
+}
+
 func TestActionMissingFromTheStoreIsReported(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		o, next := h.submit(t, "a"), h.submit(t, "b")
 		h.in.Store.(*castest.Memory).Delete(o.Action())
 		wantTask(t, h.slot("anvil", "0").report(t, idle()), next)
-		if f := wantFault(t, o, worker.Missing); len(f.Blobs) != 1 || f.Blobs[0] != o.Action() {
+		if f := wantFault(t, o, worker.FaultMissing); len(f.Blobs) != 1 || f.Blobs[0] != o.Action() {
 			t.Errorf("blobs are %v, want the action", f.Blobs)
 		}
 	})
@@ -1101,18 +1138,18 @@ func TestResultsAreChecked(t *testing.T) {
 	large.Result.StderrRaw = make([]byte, worker.MaxResult)
 	for name, row := range map[string]struct {
 		answer func(t *testing.T, h *head) *repb.ExecuteResponse
-		kind   worker.Kind // 0: an outcome
+		kind   worker.FaultKind // 0: an outcome
 		want   string
 	}{
 		"success":   {answer: func(t *testing.T, h *head) *repb.ExecuteResponse { return output(h.put(t, cas.SHA256, "here")) }},
 		"exit code": {answer: func(*testing.T, *head) *repb.ExecuteResponse { return exited(1) }},
-		"nothing":   {func(*testing.T, *head) *repb.ExecuteResponse { return &repb.ExecuteResponse{} }, worker.Internal, "no result"},
+		"nothing":   {func(*testing.T, *head) *repb.ExecuteResponse { return &repb.ExecuteResponse{} }, worker.FaultInternal, "no result"},
 		"absent output": {
 			func(*testing.T, *head) *repb.ExecuteResponse { return output(absent.Proto()) },
-			worker.Unavailable, `result of worker {"slot":"0","worker":"anvil"} rejected: 1 of its 1 blobs are absent`,
+			worker.FaultUnavailable, `result of worker {"slot":"0","worker":"anvil"} rejected: 1 of its 1 blobs are absent`,
 		},
-		"no digest": {func(*testing.T, *head) *repb.ExecuteResponse { return output(nil) }, worker.Internal, "rejected"},
-		"no hash":   {func(*testing.T, *head) *repb.ExecuteResponse { return output(&repb.Digest{Hash: "garbage"}) }, worker.Internal, "rejected"},
+		"no digest": {func(*testing.T, *head) *repb.ExecuteResponse { return output(nil) }, worker.FaultInternal, "rejected"},
+		"no hash":   {func(*testing.T, *head) *repb.ExecuteResponse { return output(&repb.Digest{Hash: "garbage"}) }, worker.FaultInternal, "rejected"},
 		"outputs of all kinds": {answer: with(func(r *repb.ExecuteResponse, here *repb.Digest) {
 			r.Result.OutputFiles = []*repb.OutputFile{{Path: "d/o", Digest: here, Contents: []byte("here")}}
 			r.Result.OutputSymlinks = []*repb.OutputSymlink{{Path: "l", Target: "../elsewhere"}}
@@ -1120,28 +1157,28 @@ func TestResultsAreChecked(t *testing.T) {
 		})},
 		"path that leads out": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
 			r.Result.OutputFiles = []*repb.OutputFile{{Path: "d/../../../home/user/.profile", Digest: here}}
-		}), worker.Internal, "not a plain relative path"},
+		}), worker.FaultInternal, "not a plain relative path"},
 		"path of the root": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
 			r.Result.OutputSymlinks = []*repb.OutputSymlink{{Path: "/etc/passwd", Target: "x"}}
-		}), worker.Internal, "not a plain relative path"},
+		}), worker.FaultInternal, "not a plain relative path"},
 		"directory of nothing": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
 			r.Result.OutputDirectories = []*repb.OutputDirectory{{Path: "d"}}
-		}), worker.Internal, "has no digest"},
+		}), worker.FaultInternal, "has no digest"},
 		"other contents": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
 			r.Result.OutputFiles = []*repb.OutputFile{{Path: "o", Digest: here, Contents: []byte("there")}}
-		}), worker.Internal, "rejected"},
+		}), worker.FaultInternal, "rejected"},
 		"other output": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
 			r.Result.StdoutDigest, r.Result.StdoutRaw = here, []byte("there")
-		}), worker.Internal, "stdout"},
+		}), worker.FaultInternal, "stdout"},
 		"absent log": {with(func(r *repb.ExecuteResponse, here *repb.Digest) {
 			r.ServerLogs = map[string]*repb.LogFile{worker.AuditLogName: {Digest: absent.Proto()}}
-		}), worker.Unavailable, "are absent"},
-		"too large":   {func(*testing.T, *head) *repb.ExecuteResponse { return large }, worker.Internal, "bytes"},
-		"unavailable": {func(*testing.T, *head) *repb.ExecuteResponse { return unavailable("the disk is full") }, worker.Unavailable, "the disk is full"},
-		"missing":     {func(*testing.T, *head) *repb.ExecuteResponse { return &repb.ExecuteResponse{Status: missing(absent)} }, worker.Missing, "inputs are missing"},
+		}), worker.FaultUnavailable, "are absent"},
+		"too large":   {func(*testing.T, *head) *repb.ExecuteResponse { return large }, worker.FaultInternal, "bytes"},
+		"unavailable": {func(*testing.T, *head) *repb.ExecuteResponse { return unavailable("the disk is full") }, worker.FaultUnavailable, "the disk is full"},
+		"missing":     {func(*testing.T, *head) *repb.ExecuteResponse { return &repb.ExecuteResponse{Status: missing(absent)} }, worker.FaultMissing, "inputs are missing"},
 		"unknown code": {func(*testing.T, *head) *repb.ExecuteResponse {
 			return &repb.ExecuteResponse{Status: &statuspb.Status{Code: 99}}
-		}, worker.Internal, ""},
+		}, worker.FaultInternal, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, nil, func(t *testing.T, h *head) {
@@ -1229,22 +1266,22 @@ func TestDigestFunctionOfTheActionIsUsed(t *testing.T) {
 }
 
 func TestResultIsRejectedWhenTheStoreFails(t *testing.T) {
-	var faulty *castest.Faulty
+	var flaky *faulty.Store
 	inBubble(t, func(c *buildbarn.ServerConfig) {
 		in, _ := c.Instances("")
-		faulty = castest.NewFaulty(in.Store, in.Actions)
+		flaky = faulty.New(in.Store, in.Actions)
 		c.Instances = func(string) (*cas.Instance, error) {
-			return &cas.Instance{Store: faulty, Actions: faulty, Functions: in.Functions}, nil
+			return &cas.Instance{Store: flaky, Actions: flaky, Functions: in.Functions}, nil
 		}
 	}, func(t *testing.T, h *head) {
 		w, o := h.slot("anvil", "0"), h.submit(t, "a")
 		wantTask(t, w.report(t, idle()), o)
-		faulty.Fail(cas.ErrUnavailable, castest.Missing)
+		flaky.Fail(cas.ErrUnavailable, faulty.Missing)
 		w.req.PreferBeingIdle = true
 		r := exited(0)
 		r.Result.StdoutDigest = h.put(t, cas.SHA256, "out")
 		wantIdle(t, w.report(t, completed(o.Action().Proto(), r)))
-		wantFault(t, o, worker.Unavailable, "anvil")
+		wantFault(t, o, worker.FaultUnavailable, "anvil")
 	})
 }
 
@@ -1291,7 +1328,7 @@ func TestDrainWaitsForWorkers(t *testing.T) {
 		wantIdle(t, first.report(t, completed(quick.Action().Proto(), exited(0))))
 		wantSuccess(t, quick)
 		draining.Wait()
-		wantFault(t, slow, worker.Unavailable)
+		wantFault(t, slow, worker.FaultUnavailable)
 		wantIdle(t, second.report(t, executing(slow.Action().Proto())))
 	})
 }
@@ -1308,5 +1345,17 @@ func TestDrainedWorkerGetsNoActions(t *testing.T) {
 		wantWaiting(t, o, repb.ExecutionStage_QUEUED)
 		h.queue.UndrainWorker("anvil")
 		wantTask(t, w.report(t, idle()), o)
+	})
+}
+
+func TestRegisterNamesTheMissingField(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		for want, c := range map[string]buildbarn.ServerConfig{
+			"ServerConfig.Queue": {Instances: castest.Instances()}, "ServerConfig.Instances": {Queue: h.queue},
+		} {
+			if _, err := buildbarn.Register(grpc.NewServer(), c); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want an error that names %s", err, want)
+			}
+		}
 	})
 }

@@ -57,8 +57,8 @@ func (s *Server) beginCall(ctx context.Context, id identity, o queue.Offer) (*se
 	defer s.mu.Unlock()
 	w := s.awaitAbandoned(ctx, id)
 	owner := ""
-	if s.Caller != nil {
-		owner = s.Caller(ctx)
+	if s.cfg.Caller != nil {
+		owner = s.cfg.Caller(ctx)
 	}
 	switch {
 	case s.closed:
@@ -69,14 +69,14 @@ func (s *Server) beginCall(ctx context.Context, id identity, o queue.Offer) (*se
 	case w != nil && w.owner != owner:
 		return nil, status.Errorf(codes.PermissionDenied,
 			"worker ID %s belongs to a caller other than %s until it has been silent for %v; give each slot of each machine its own ID",
-			id.name, owner, s.Silence)
+			id.name, owner, s.cfg.Silence)
 	case w != nil && w.store != id.store:
 		// Of two processes that run, the first stays. One without an action that has missed a call may have ended, and
 		// has nothing to lose: if it returns, it is refused.
-		if why := w.alive(min(maxCallGap, s.Silence)); why != "" {
+		if why := w.alive(min(maxCallGap, s.cfg.Silence)); why != "" {
 			return nil, status.Errorf(codes.FailedPrecondition,
 				"another process, with another store, is worker %s: %s; give each worker its own name. "+
-					"If that process has ended, its name is free after %v of silence", id.name, why, s.Silence)
+					"If that process has ended, its name is free after %v of silence", id.name, why, s.cfg.Silence)
 		}
 		s.lose(w, "another process has joined under its name")
 		w = nil
@@ -124,7 +124,7 @@ func (s *Server) join(id identity, owner string, o queue.Offer) (*session, error
 	if len(s.sessions) >= maxWorkers {
 		return nil, status.Errorf(codes.ResourceExhausted, "too many workers: %d have joined", len(s.sessions))
 	}
-	slot, err := s.Queue.Join(o)
+	slot, err := s.cfg.Queue.Join(o)
 	switch {
 	case errors.Is(err, queue.ErrClosed):
 		return nil, errClosed
@@ -133,7 +133,7 @@ func (s *Server) join(id identity, owner string, o queue.Offer) (*session, error
 	}
 	w := &session{identity: id, owner: owner, offer: o, slot: slot}
 	s.sessions[w.name] = w
-	s.Log.Info("worker has joined", "worker", o.Worker, "slot", o.Slot, "instances", o.Prefix+"*",
+	s.cfg.Log.Info("worker has joined", "worker", o.Worker, "slot", o.Slot, "instances", o.Prefix+"*",
 		"properties", fmt.Sprint(o.Properties))
 	return w, nil
 }
@@ -169,11 +169,11 @@ func (s *Server) endCall(w *session) {
 		return
 	}
 	calls := w.calls
-	w.silence = time.AfterFunc(s.Silence, func() {
+	w.silence = time.AfterFunc(s.cfg.Silence, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if w.calls == calls && s.sessions[w.name] == w {
-			s.lose(w, fmt.Sprintf("silent for %v", s.Silence))
+			s.lose(w, fmt.Sprintf("silent for %v", s.cfg.Silence))
 		}
 	})
 }
@@ -189,7 +189,7 @@ func (s *Server) lose(w *session, why string) {
 		level, attrs = slog.LevelWarn, append(attrs, "action", a.action.String())
 	}
 	w.slot.Leave(why)
-	s.Log.Log(context.Background(), level, "worker has left", attrs...)
+	s.cfg.Log.Log(context.Background(), level, "worker has left", attrs...)
 }
 
 // A runTimes is when an action was executed by the worker's clock, which differs for all executions of a slot. It is

@@ -101,9 +101,9 @@ func (s *slot) step(ctx context.Context) error {
 	completed := s.state.GetCompleted()
 	request := &remoteworkerpb.SynchronizeRequest{
 		WorkerId:           s.id(),
-		InstanceNamePrefix: s.Prefix,
+		InstanceNamePrefix: s.cfg.Prefix,
 		Platform:           s.platform,
-		SizeClass:          s.SizeClass,
+		SizeClass:          s.cfg.SizeClass,
 		CurrentState:       currentState(s.state),
 	}
 	poll := false
@@ -155,9 +155,9 @@ func (s *slot) step(ctx context.Context) error {
 
 // id returns the worker_id of the slot.
 func (s *slot) id() map[string]string {
-	id := map[string]string{workerKey: s.Worker, "slot": s.name}
-	if s.Store != "" {
-		id[storeKey] = s.Store
+	id := map[string]string{workerKey: s.cfg.Worker, "slot": s.name}
+	if s.cfg.Store != "" {
+		id[storeKey] = s.cfg.Store
 	}
 	return id
 }
@@ -212,7 +212,7 @@ func (s *slot) call(
 			}
 		})()
 	}
-	return s.Scheduler.Synchronize(callCtx, request)
+	return s.cfg.Scheduler.Synchronize(callCtx, request)
 }
 
 // awaitNews waits until the run has ended, has been in a new stage for minStage, or the next call is due.
@@ -280,7 +280,7 @@ func (s *slot) begin(ctx context.Context, e *remoteworkerpb.DesiredState_Executi
 	}
 	task, err := s.task(e)
 	if err != nil {
-		f := &worker.Fault{Kind: worker.Invalid, Err: err}
+		f := &worker.Fault{Kind: worker.FaultInvalid, Err: err}
 		s.state = completed(e.ActionDigest, s.faultResponse(f, e.ActionDigest))
 		return fmt.Errorf("the scheduler assigns an invalid action: %w", err)
 	}
@@ -311,5 +311,5 @@ func currentState(executing *remoteworkerpb.CurrentState_Executing) *remoteworke
 
 // describe names the slot and an action for messages.
 func (s *slot) describe(action *repb.Digest) string {
-	return fmt.Sprintf("worker %s, slot %s, action %s/%d", s.Worker, s.name, action.GetHash(), action.GetSizeBytes())
+	return fmt.Sprintf("worker %s, slot %s, action %s/%d", s.cfg.Worker, s.name, action.GetHash(), action.GetSizeBytes())
 }

@@ -45,7 +45,7 @@ func TestStorm(t *testing.T) {
 			time.Sleep(time.Duration(random.IntN(300)) * time.Millisecond)
 			o.Cancel("enough")
 		}
-		counts := map[worker.Kind]int{}
+		counts := map[worker.FaultKind]int{}
 		for _, o := range ops {
 			for seen := 0; ; {
 				s, version, err := o.Wait(t.Context(), seen)
@@ -67,7 +67,7 @@ func TestStorm(t *testing.T) {
 		cancel()
 		working.Wait()
 		t.Logf("outcomes by kind of fault: %v, retried: %d", counts, h.queue.Stats().Again)
-		if counts[0] < actions/2 || counts[worker.Internal] > 0 || counts[worker.Cancelled] == 0 || h.queue.Stats().Again == 0 {
+		if counts[0] < actions/2 || counts[worker.FaultInternal] > 0 || counts[worker.FaultCancelled] == 0 || h.queue.Stats().Again == 0 {
 			t.Errorf("outcomes by kind of fault: %v; want most without, some cancelled, some retried, none internal", counts)
 		}
 		if s := h.queue.Stats(); s.Running != 0 || s.Queued != 0 || s.Done != actions {

@@ -10,6 +10,7 @@ package execserver
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"time"
@@ -17,10 +18,11 @@ import (
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/internal/response"
 	"github.com/cloister-build/cloister/worker/queue"
-	"github.com/cloister-build/cloister/worker/response"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -40,6 +42,8 @@ type Config struct {
 	Action func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error)
 	// Remark, if not nil, returns a line to add to the message of each result of an action, "" for none.
 	Remark func(instance string, action cas.Digest) string
+	// Caller, if not nil, returns who calls, for the history; "" if that is unknown.
+	Caller func(context.Context) string
 	// Worker names this server in messages about actions that no worker has had; it may be empty.
 	Worker string
 	// KeepaliveInterval limits the silence on a stream; the default is 20 seconds.
@@ -48,9 +52,17 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Register adds both services to s. The caller owns the queue: to shut down, it drains the queue, stops s, then closes
-// the queue.
-func Register(s grpc.ServiceRegistrar, c Config) {
+// Register adds both services to s, and fails if a required field is missing. The caller owns the queue: to shut down,
+// it drains the queue, stops s, then closes the queue.
+func Register(s grpc.ServiceRegistrar, c Config) error {
+	switch {
+	case c.Queue == nil:
+		return errors.New("execserver: Config.Queue is missing")
+	case c.Instances == nil:
+		return errors.New("execserver: Config.Instances is missing")
+	case c.Admit == nil:
+		return errors.New("execserver: Config.Admit is missing: worker.Local has one")
+	}
 	if c.KeepaliveInterval <= 0 {
 		c.KeepaliveInterval = 20 * time.Second
 	}
@@ -63,10 +75,14 @@ func Register(s grpc.ServiceRegistrar, c Config) {
 			return a, cas.ReadProto(ctx, in.Store, action, a)
 		}
 	}
+	if c.Caller == nil {
+		c.Caller = func(context.Context) string { return "" }
+	}
 	c.Worker = response.OneLine(c.Worker)
 	srv := &server{Config: c}
 	repb.RegisterExecutionServer(s, srv)
 	longrunningpb.RegisterOperationsServer(s, &operations{server: srv})
+	return nil
 }
 
 // Capabilities returns the capabilities of the service; the caller adds the instance's digest functions.
@@ -107,6 +123,7 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 	task.SetMetadata(requestMetadata(to.Context()))
 	o, err := s.Queue.Submit(queue.Request{
 		Task:     task,
+		Caller:   s.Caller(to.Context()),
 		Priority: req.GetExecutionPolicy().GetPriority(),
 		Prepare: func(ctx context.Context, r *queue.Request) (*worker.Outcome, error) {
 			return s.prepare(ctx, in, r)
@@ -159,10 +176,10 @@ func (s *server) lookup(ctx context.Context, in *cas.Instance, action cas.Digest
 	}
 	r, err := cas.LookupComplete(ctx, in, action)
 	switch {
-	case cas.Code(err) == codes.NotFound:
+	case casstatus.Code(err) == codes.NotFound:
 		return nil, nil
 	case err != nil:
-		return nil, &worker.Fault{Kind: worker.Unavailable, Err: err}
+		return nil, &worker.Fault{Kind: worker.FaultUnavailable, Err: err}
 	case r.ExitCode != 0:
 		return nil, nil
 	}

@@ -44,7 +44,7 @@ type function func(context.Context, *worker.Task) (*worker.Outcome, error)
 func (f function) Execute(
 	ctx context.Context, t *worker.Task, report func(worker.Stage),
 ) (*worker.Outcome, error) {
-	report(worker.Confine)
+	report(worker.StageConfine)
 	return f(ctx, t)
 }
 
@@ -92,7 +92,7 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 			}
 			var a repb.Action
 			if err := cas.ReadProto(ctx, in.Store, task.Action, &a); err != nil {
-				return worker.Admission{}, &worker.Fault{Kind: worker.Missing, Err: err, Blobs: []cas.Digest{task.Action}}
+				return worker.Admission{}, &worker.Fault{Kind: worker.FaultMissing, Err: err, Blobs: []cas.Digest{task.Action}}
 			}
 			return worker.Admission{DoNotMerge: a.DoNotCache, MergeKey: task.Mnemonic}, nil
 		},
@@ -104,13 +104,17 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 	if s.in, err = c.Instances(""); err != nil {
 		t.Fatal(err)
 	}
-	s.queue = queue.New(qc)
+	if s.queue, err = queue.New(qc); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(s.queue.Close)
 	c.Queue = s.queue
 
 	listener := bufconn.Listen(1 << 20)
 	server := grpc.NewServer()
-	execserver.Register(server, c)
+	if err := execserver.Register(server, c); err != nil {
+		t.Fatal(err)
+	}
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(listener) })
 	t.Cleanup(func() { server.Stop(); serving.Wait() })
@@ -293,7 +297,7 @@ func blocking() (e function, open func(), begun func() int) {
 			case <-opened:
 				return succeed(ctx, t)
 			case <-ctx.Done():
-				return nil, &worker.Fault{Kind: worker.Cancelled, Err: ctx.Err()}
+				return nil, &worker.Fault{Kind: worker.FaultCancelled, Err: ctx.Err()}
 			}
 		}, func() { close(opened) }, func() int {
 			mu.Lock()
@@ -340,23 +344,23 @@ func TestRule072_085_110_FaultsBecomeStatuses(t *testing.T) {
 	type violation = errdetails.PreconditionFailure_Violation
 	for _, c := range []struct {
 		name    string
-		kind    worker.Kind
+		kind    worker.FaultKind
 		code    codes.Code
 		details []string
 	}{
-		{"invalid", worker.Invalid, codes.InvalidArgument, nil},
-		{"missing", worker.Missing, codes.FailedPrecondition, []string{"google.rpc.PreconditionFailure"}},
-		{"unmet", worker.Unmet, codes.FailedPrecondition, nil},
-		{"exhausted", worker.Exhausted, codes.ResourceExhausted, []string{"google.rpc.RetryInfo"}},
-		{"unavailable", worker.Unavailable, codes.Unavailable, nil},
-		{"internal", worker.Internal, codes.Internal, nil},
-		{"cancelled", worker.Cancelled, codes.Canceled, nil},
+		{"invalid", worker.FaultInvalid, codes.InvalidArgument, nil},
+		{"missing", worker.FaultMissing, codes.FailedPrecondition, []string{"google.rpc.PreconditionFailure"}},
+		{"unmet", worker.FaultUnmet, codes.FailedPrecondition, nil},
+		{"exhausted", worker.FaultExhausted, codes.ResourceExhausted, []string{"google.rpc.RetryInfo"}},
+		{"unavailable", worker.FaultUnavailable, codes.Unavailable, nil},
+		{"internal", worker.FaultInternal, codes.Internal, nil},
+		{"cancelled", worker.FaultCancelled, codes.Canceled, nil},
 		{"unknown kind", 99, codes.Internal, nil},
 	} {
 		for _, where := range []string{"before a slot", "in a slot"} {
 			t.Run(c.name+" "+where, func(t *testing.T) {
 				f := &worker.Fault{Kind: c.kind, Err: errors.New("stage: the\nreason")}
-				if c.kind == worker.Missing {
+				if c.kind == worker.FaultMissing {
 					f.Blobs = blobs
 				}
 				s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
@@ -397,7 +401,7 @@ func TestRule072_085_110_FaultsBecomeStatuses(t *testing.T) {
 				if !slices.Equal(details, c.details) {
 					t.Errorf("details are %q, want %q", details, c.details)
 				}
-				if c.kind != worker.Missing || len(st.Details()) != 1 {
+				if c.kind != worker.FaultMissing || len(st.Details()) != 1 {
 					return
 				}
 				var want []*violation
@@ -419,7 +423,7 @@ func TestRule072_ManyMissingBlobsFitIntoOneMessage(t *testing.T) {
 		size int64
 		want int // at least
 	}{{cas.SHA256, 10_000, 39_000}, {cas.SHA256, math.MaxInt64, 38_000}, {cas.SHA512, math.MaxInt64, 20_000}} {
-		f := &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: make([]cas.Digest, 100_000)}
+		f := &worker.Fault{Kind: worker.FaultMissing, Err: errors.New("absent"), Blobs: make([]cas.Digest, 100_000)}
 		for i := range f.Blobs {
 			d, err := cas.NewDigest(c.fn, fmt.Sprintf("%0*x", 2*c.fn.Size(), i), c.size)
 			if err != nil {
@@ -457,7 +461,7 @@ func TestRule072_SubjectsNameTheFunction(t *testing.T) {
 	}
 	s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
 		c.Admit = func(context.Context, *worker.Task) (worker.Admission, error) {
-			return worker.Admission{}, &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: blobs}
+			return worker.Admission{}, &worker.Fault{Kind: worker.FaultMissing, Err: errors.New("absent"), Blobs: blobs}
 		}
 	})
 	st := wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, "x"), nil)), codes.FailedPrecondition)
@@ -475,7 +479,7 @@ func TestRule072_SubjectsNameTheFunction(t *testing.T) {
 
 func TestRule126_FaultWithoutTextHasAMessage(t *testing.T) {
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
-		return nil, &worker.Fault{Kind: worker.Unavailable}
+		return nil, &worker.Fault{Kind: worker.FaultUnavailable}
 	}, nil)
 	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
 	if st := wantCode(t, r, codes.Unavailable); st.Message() == "" || r.Message == "" {
@@ -718,15 +722,44 @@ func (s *slow) Send(m *longrunningpb.Operation) error {
 	return nil
 }
 
+func TestRegisterNamesTheMissingField(t *testing.T) {
+	q, err := queue.New(queue.Config{Head: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	whole := execserver.Config{
+		Queue: q, Instances: castest.Instances(),
+		Admit: func(context.Context, *worker.Task) (worker.Admission, error) { return worker.Admission{}, nil },
+	}
+	for want, change := range map[string]func(*execserver.Config){
+		"Config.Queue":     func(c *execserver.Config) { c.Queue = nil },
+		"Config.Instances": func(c *execserver.Config) { c.Instances = nil },
+		"Config.Admit":     func(c *execserver.Config) { c.Admit = nil },
+	} {
+		c := whole
+		change(&c)
+		if err := execserver.Register(grpc.NewServer(), c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want an error that names %s", err, want)
+		}
+	}
+}
+
 func TestRule088_FirstMessageOfABriefActionIsCacheCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := queue.New(queue.Config{Executor: function(succeed)})
+		q, err := queue.New(queue.Config{Executor: function(succeed)})
+		if err != nil {
+			t.Fatal(err)
+		}
 		defer q.Close()
 		var d direct
-		execserver.Register(&d, execserver.Config{
+		err = execserver.Register(&d, execserver.Config{
 			Queue: q, Instances: castest.Instances(),
 			Admit: func(context.Context, *worker.Task) (worker.Admission, error) { return worker.Admission{}, nil },
 		})
+		if err != nil {
+			t.Fatal(err)
+		}
 		st := &slow{ctx: t.Context()}
 		req := &repb.ExecuteRequest{ActionDigest: cas.SHA256.Sum([]byte("x")).Proto()}
 		if err := d.Execute(req, st); err != nil {
@@ -817,7 +850,7 @@ func TestRule093_AbandonedActionIsCancelled(t *testing.T) {
 	s := serve(t, func(ctx context.Context, _ *worker.Task) (*worker.Outcome, error) {
 		<-ctx.Done()
 		close(cancelled)
-		return nil, &worker.Fault{Kind: worker.Cancelled, Err: ctx.Err()}
+		return nil, &worker.Fault{Kind: worker.FaultCancelled, Err: ctx.Err()}
 	}, func(c *queue.Config, _ *execserver.Config) { c.Grace = time.Millisecond })
 	ctx, drop := context.WithCancel(t.Context())
 	name := recv(t, s.execute(ctx, t, s.action(t, "x"), nil)).Name
@@ -1028,9 +1061,9 @@ func TestRule108_FailedActionsHaveAResult(t *testing.T) {
 		code   codes.Code
 		text   string
 	}{
-		{"timeout", worker.TimedOut, codes.DeadlineExceeded, "the action ran for 60 s, which is its limit"},
-		{"wrong output", worker.BadOutput, codes.FailedPrecondition, "output out is a directory"},
-		{"exit code", worker.OK, codes.OK, "exit code 3"},
+		{"timeout", worker.StatusTimedOut, codes.DeadlineExceeded, "the action ran for 60 s, which is its limit"},
+		{"wrong output", worker.StatusBadOutput, codes.FailedPrecondition, "output out is a directory"},
+		{"exit code", worker.StatusOK, codes.OK, "exit code 3"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			want := result()
@@ -1154,7 +1187,7 @@ func TestRule124_TooLargeResultIsRefused(t *testing.T) {
 func TestRule126_MessageIsOneReadableLine(t *testing.T) {
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
 		long := "mount:\n\tbad \xff name" + strings.Repeat("\u00e9 ", 50_000)
-		return nil, &worker.Fault{Kind: worker.Internal, Err: errors.New(long)}
+		return nil, &worker.Fault{Kind: worker.FaultInternal, Err: errors.New(long)}
 	}, nil)
 	a := s.action(t, "x")
 	r := end(t, s.execute(t.Context(), t, a, nil))
@@ -1190,7 +1223,7 @@ func TestRule126_MessageOfAnOutcomeIsReadable(t *testing.T) {
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
 		return &worker.Outcome{
 			Result:  result(),
-			Status:  worker.BadOutput,
+			Status:  worker.StatusBadOutput,
 			Message: "output \x1b[31m" + strings.Repeat("\u00e9\r", 1<<20),
 		}, nil
 	}, nil)
@@ -1202,7 +1235,7 @@ func TestRule126_MessageOfAnOutcomeIsReadable(t *testing.T) {
 // TestRule126_MessageKeepsItsLines up to a limit, each of them readable, and the last for reproducing the action.
 func TestRule126_MessageKeepsItsLines(t *testing.T) {
 	outcome := &worker.Outcome{
-		Result: result(), Status: worker.TimedOut,
+		Result: result(), Status: worker.StatusTimedOut,
 		Message:   "cloister: one\n\n\tcloister: \x1b[31mtwo \u00e9\n",
 		Reproduce: "cloister run --action x/1",
 	}

@@ -341,7 +341,7 @@ func TestPagesFitIntoMessages(t *testing.T) {
 	for i := range blobs {
 		blobs[i] = cas.SHA256.Sum(fmt.Append(nil, i))
 	}
-	missing := &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: blobs}
+	missing := &worker.Fault{Kind: worker.FaultMissing, Err: errors.New("absent"), Blobs: blobs}
 	s := serve(t, func(ctx context.Context, task *worker.Task) (*worker.Outcome, error) {
 		if task.Mnemonic == "Missing" {
 			return nil, missing

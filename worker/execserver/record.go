@@ -10,8 +10,8 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/history"
+	"github.com/cloister-build/cloister/worker/internal/response"
 	"github.com/cloister-build/cloister/worker/queue"
-	"github.com/cloister-build/cloister/worker/response"
 )
 
 // RecordOperations returns a queue.Config.Ended that adds each operation to l.
@@ -31,6 +31,7 @@ func RecordOperations(l *history.Log) func(*worker.Outcome, *worker.Fault) func(
 		return func(i queue.Info, s queue.State) {
 			e := e // operations may share this end
 			e.Instance, e.Action = i.Instance, i.Action.String()
+			e.Caller = i.Caller
 			e.Invocation, e.Correlated, e.Target, e.Mnemonic = i.Invocation, i.Correlated, i.Target, i.Mnemonic
 			e.Worker = cmp.Or(e.Worker, s.Worker) // if there is no result
 			if !s.Began.IsZero() {
@@ -42,27 +43,32 @@ func RecordOperations(l *history.Log) func(*worker.Outcome, *worker.Fault) func(
 }
 
 // RecordLookups returns a casserver.Config.OnLookup that adds each answer of GetActionResult to l, if the client states
-// its build. Other clients are people and servers in front of this one.
-func RecordLookups(l *history.Log) func(context.Context, string, cas.Digest, *repb.ActionResult) {
+// its build. Other clients are people and servers in front of this one. caller, if not nil, returns who calls.
+func RecordLookups(
+	l *history.Log, caller func(context.Context) string,
+) func(context.Context, string, cas.Digest, *repb.ActionResult) {
 	return func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) {
 		how := history.Found
 		if r == nil {
 			how = history.Absent
 		}
-		recordCall(ctx, l, how, instance, action, r)
+		recordCall(ctx, l, caller, how, instance, action, r)
 	}
 }
 
 // RecordUploads is like RecordLookups, for casserver.Config.OnUpdate and UpdateActionResult.
-func RecordUploads(l *history.Log) func(context.Context, string, cas.Digest, *repb.ActionResult) {
+func RecordUploads(
+	l *history.Log, caller func(context.Context) string,
+) func(context.Context, string, cas.Digest, *repb.ActionResult) {
 	return func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) {
-		recordCall(ctx, l, history.Uploaded, instance, action, r)
+		recordCall(ctx, l, caller, history.Uploaded, instance, action, r)
 	}
 }
 
 // recordCall adds an action cache call to l, if the client states its build.
 func recordCall(
-	ctx context.Context, l *history.Log, how history.How, instance string, action cas.Digest, r *repb.ActionResult,
+	ctx context.Context, l *history.Log, caller func(context.Context) string, how history.How, instance string,
+	action cas.Digest, r *repb.ActionResult,
 ) {
 	md := requestMetadata(ctx)
 	invocation := worker.Sanitize(md.ToolInvocationId)
@@ -73,6 +79,9 @@ func recordCall(
 		How: how, Instance: instance, Action: action.String(), Invocation: invocation,
 		Correlated: worker.Sanitize(md.CorrelatedInvocationsId), Target: worker.Sanitize(md.TargetId),
 		Mnemonic: worker.Sanitize(md.ActionMnemonic),
+	}
+	if caller != nil {
+		e.Caller = caller(ctx)
 	}
 	describe(&e, r)
 	l.Add(e)

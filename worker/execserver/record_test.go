@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,7 +31,12 @@ func withHistory(t *testing.T, e function) (*site, *history.Log) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	return serve(t, e, func(q *queue.Config, _ *execserver.Config) { q.Ended = execserver.RecordOperations(l) }), l
+	return serve(t, e, func(q *queue.Config, c *execserver.Config) {
+		q.Ended = execserver.RecordOperations(l)
+		c.Caller = func(ctx context.Context) string {
+			return strings.Join(metadata.ValueFromIncomingContext(ctx, "caller"), "")
+		}
+	}), l
 }
 
 // recorded returns the entries of l, oldest first.
@@ -56,7 +62,7 @@ func TestEndOfEachOperationIsRecorded(t *testing.T) {
 		Worker: "w", ExecutionStartTimestamp: timestamppb.New(at), ExecutionCompletedTimestamp: timestamppb.New(at.Add(time.Second)),
 		AuxiliaryMetadata: []*anypb.Any{aux},
 	}}
-	ends := map[string]error{"bad": &worker.Fault{Kind: worker.Internal, Err: errors.New("a defect")}}
+	ends := map[string]error{"bad": &worker.Fault{Kind: worker.FaultInternal, Err: errors.New("a defect")}}
 	s, l := withHistory(t, func(_ context.Context, task *worker.Task) (*worker.Outcome, error) {
 		if err := ends[task.Mnemonic]; err != nil {
 			return nil, err
@@ -101,7 +107,7 @@ func TestOperationsOfASharedRunAreRecordedEach(t *testing.T) {
 	s, l := withHistory(t, e)
 	a := s.action(t, "x")
 	first := s.execute(t.Context(), t, a, nil)
-	second := s.execute(withMetadata(t, &repb.RequestMetadata{ToolInvocationId: "i-2"}), t, a, nil)
+	second := s.execute(metadata.AppendToOutgoingContext(withMetadata(t, &repb.RequestMetadata{ToolInvocationId: "i-2"}), "caller", "ci"), t, a, nil)
 	third := s.execute(t.Context(), t, a, nil)
 	reach(t, first, repb.ExecutionStage_EXECUTING)
 	reach(t, second, repb.ExecutionStage_EXECUTING)
@@ -117,9 +123,9 @@ func TestOperationsOfASharedRunAreRecordedEach(t *testing.T) {
 	got := recorded(t, l)
 	invocations := map[string]int{}
 	for _, e := range got {
-		invocations[e.Invocation+" "+codes.Code(e.Code).String()]++
+		invocations[e.Invocation+e.Caller+" "+codes.Code(e.Code).String()]++
 	}
-	if len(got) != 3 || codes.Code(got[0].Code) != codes.Canceled || invocations["i-2 OK"] != 1 || invocations[" OK"] != 1 {
+	if len(got) != 3 || codes.Code(got[0].Code) != codes.Canceled || invocations["i-2ci OK"] != 1 || invocations[" OK"] != 1 {
 		t.Errorf("recorded are %+v", got)
 	}
 }
@@ -127,7 +133,9 @@ func TestOperationsOfASharedRunAreRecordedEach(t *testing.T) {
 // TestLookupsAndUploadsOfBuildsAreRecorded but not those of other clients.
 func TestLookupsAndUploadsOfBuildsAreRecorded(t *testing.T) {
 	s, l := withHistory(t, succeed)
-	ask, upload := execserver.RecordLookups(l), execserver.RecordUploads(l)
+	who := "ci"
+	caller := func(context.Context) string { return who }
+	ask, upload := execserver.RecordLookups(l, caller), execserver.RecordUploads(l, caller)
 	incoming := func(m *repb.RequestMetadata) context.Context {
 		md, _ := metadata.FromOutgoingContext(withMetadata(t, m))
 		return metadata.NewIncomingContext(t.Context(), md)
@@ -138,10 +146,14 @@ func TestLookupsAndUploadsOfBuildsAreRecorded(t *testing.T) {
 	ask(incoming(&repb.RequestMetadata{ToolInvocationId: "i", TargetId: "//a:b", ActionMnemonic: "M", CorrelatedInvocationsId: "c"}), "", a, nil)
 	ask(incoming(&repb.RequestMetadata{ToolInvocationId: "i"}), "", a, &repb.ActionResult{})
 	upload(incoming(&repb.RequestMetadata{TargetId: "//a:b"}), "", a, &repb.ActionResult{})
+	who = "recorder" // which adds to the build of another caller
 	upload(incoming(&repb.RequestMetadata{ToolInvocationId: "i", TargetId: "//a:b", ActionMnemonic: "M"}), "", a, &repb.ActionResult{})
 	got := recorded(t, l)
 	if e := got[len(got)-1]; e.How != history.Uploaded || e.Target != "//a:b" || e.Mnemonic != "M" || e.Result == "" || e.Action != a.String() {
 		t.Errorf("upload is recorded as %+v", e)
+	}
+	if callers := []string{got[0].Caller, got[1].Caller, got[2].Caller}; !slices.Equal(callers, []string{"ci", "ci", "recorder"}) {
+		t.Errorf("callers are %q", callers)
 	}
 	if len(got) != 3 || got[0].How != history.Absent || got[0].Target != "//a:b" || got[0].Mnemonic != "M" || got[0].Correlated != "c" || got[0].Result != "" ||
 		got[1].How != history.Found || got[1].Result == "" || got[1].Action != a.String() {

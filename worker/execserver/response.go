@@ -8,9 +8,10 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/internal/response"
 	"github.com/cloister-build/cloister/worker/queue"
-	"github.com/cloister-build/cloister/worker/response"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -42,7 +43,7 @@ func (s *server) response(c client, o *queue.Operation, state queue.State) *repb
 		}
 	}
 	if n := proto.Size(r); n > response.MaxBytes {
-		return s.faultResponse(o, state, &worker.Fault{Kind: worker.Unmet, Err: fmt.Errorf(
+		return s.faultResponse(o, state, &worker.Fault{Kind: worker.FaultUnmet, Err: fmt.Errorf(
 			"the result lists too many outputs: it takes %d bytes, and clients accept %d; "+
 				"declare output directories instead of files", n, response.MaxBytes)})
 	}
@@ -71,6 +72,6 @@ func (s *server) faultResponse(o *queue.Operation, state queue.State, f *worker.
 
 // refusal returns err as the status of a refused call.
 func refusal(err error) error {
-	st := status.Convert(cas.Status(err))
+	st := status.Convert(casstatus.Error(err))
 	return status.Error(st.Code(), response.OneLine(st.Message()))
 }

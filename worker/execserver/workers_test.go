@@ -69,7 +69,7 @@ func TestRule126_FailuresNameTheWorkerThatHadTheAction(t *testing.T) {
 		if got := began.GetPartialExecutionMetadata().GetWorker(); got != name {
 			t.Errorf("worker in the metadata is %q, want %q", got, name)
 		}
-		run.End(nil, &worker.Fault{Kind: worker.Unavailable, Err: errors.New("its disk is full")})
+		run.End(nil, &worker.Fault{Kind: worker.FaultUnavailable, Err: errors.New("its disk is full")})
 		wantMessage(t, end(t, st), codes.Unavailable, "its disk is full (worker "+name+", operation ")
 	}
 }

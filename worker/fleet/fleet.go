@@ -12,6 +12,7 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -38,6 +39,8 @@ type Config struct {
 	Started       time.Time
 	// Unready, if not nil, returns the reasons why the server is not ready for work.
 	Unready func() []string
+	// Notes, if not nil, returns what else an operator should know.
+	Notes func() []string
 	// Viewers, if not nil, decides what each caller may see. Other instances and workers are reported as numbers, and
 	// other actions on a visible worker by stage and age only.
 	Viewers Viewers
@@ -55,9 +58,13 @@ type Viewers interface {
 	SeesBelow(ctx context.Context, prefix string) bool
 }
 
-// Register adds the service cloister.v1.Fleet to s.
-func Register(s grpc.ServiceRegistrar, c Config) {
+// Register adds the service cloister.v1.Fleet to s, and fails without a Queue.
+func Register(s grpc.ServiceRegistrar, c Config) error {
+	if c.Queue == nil {
+		return errors.New("fleet: Config.Queue is missing")
+	}
 	cloisterpb.RegisterFleetServer(s, &service{Config: c})
+	return nil
 }
 
 type service struct {
@@ -79,6 +86,9 @@ func (s *service) Status(ctx context.Context, _ *cloisterpb.StatusRequest) (*clo
 	}
 	if s.Unready != nil {
 		m.Unready = s.Unready()
+	}
+	if s.Notes != nil {
+		m.Notes = s.Notes()
 	}
 	other := &cloisterpb.Elsewhere{}
 	for _, d := range s.Queue.Demands() {
@@ -213,9 +223,9 @@ func stage(s worker.Stage) string {
 	switch {
 	case s == 0:
 		return ""
-	case s < worker.Run:
+	case s < worker.StageRun:
 		return "fetch"
-	case s == worker.Run:
+	case s == worker.StageRun:
 		return "run"
 	}
 	return "upload"

@@ -31,7 +31,9 @@ func serve(t *testing.T, c fleet.Config) cloisterpb.FleetClient {
 		t.Fatal(err)
 	}
 	s := grpc.NewServer()
-	fleet.Register(s, c)
+	if err := fleet.Register(s, c); err != nil {
+		t.Fatal(err)
+	}
 	go s.Serve(listener)
 	t.Cleanup(s.Stop)
 	conn, err := grpc.NewClient("passthrough:///"+listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -42,9 +44,18 @@ func serve(t *testing.T, c fleet.Config) cloisterpb.FleetClient {
 	return cloisterpb.NewFleetClient(conn)
 }
 
+func TestRegisterWithoutQueue(t *testing.T) {
+	if err := fleet.Register(grpc.NewServer(), fleet.Config{}); err == nil || !strings.Contains(err.Error(), "Config.Queue") {
+		t.Errorf("got %v, want an error that names Config.Queue", err)
+	}
+}
+
 // TestStatusReportsTheQueue in full to a viewer of the instance, and with stage and age only to others.
 func TestStatusReportsTheQueue(t *testing.T) {
-	work := queue.New(queue.Config{Head: true})
+	work, err := queue.New(queue.Config{Head: true})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer work.Close()
 	linux := worker.Property{Name: "OSFamily", Value: "linux"}
 	slot, err := work.Join(queue.Offer{Worker: "anvil", Slot: "1", Prefix: "main", Properties: []worker.Property{linux}})
@@ -72,9 +83,10 @@ func TestStatusReportsTheQueue(t *testing.T) {
 	viewers := &viewer{"main/team"}
 	client := serve(t, fleet.Config{
 		Queue: work, Name: "head", Version: "1.2", Started: began, Unready: func() []string { return []string{"full"} },
+		Notes:   func() []string { return []string{"late"} },
 		Viewers: viewers,
 	})
-	for s, word := range map[worker.Stage]string{worker.StageInputs: "fetch", worker.Run: "run", worker.Publish: "upload"} {
+	for s, word := range map[worker.Stage]string{worker.StageInputs: "fetch", worker.StageRun: "run", worker.StagePublish: "upload"} {
 		run.Report(s)
 		m, err := client.Status(t.Context(), &cloisterpb.StatusRequest{})
 		if err != nil {
@@ -89,6 +101,7 @@ func TestStatusReportsTheQueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m.Name != "head" || m.Version != "1.2" || !m.Started.AsTime().Equal(began) || m.Time == nil || !slices.Equal(m.Unready, []string{"full"}) ||
+		!slices.Equal(m.Notes, []string{"late"}) ||
 		m.Queued != 1 || m.Running != 1 || m.Oldest == nil {
 		t.Errorf("server is reported as %v", m)
 	}
@@ -143,7 +156,10 @@ func (v *viewer) SeesBelow(_ context.Context, prefix string) bool {
 
 // TestTenantsSeeOnlyTheirInstances and the workers that serve them: no name, property or drain reason of others.
 func TestTenantsSeeOnlyTheirInstances(t *testing.T) {
-	work := queue.New(queue.Config{Head: true})
+	work, err := queue.New(queue.Config{Head: true})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer work.Close()
 	for _, o := range []queue.Offer{
 		{Worker: "for-crimson", Slot: "1", Prefix: "crimson", Properties: []worker.Property{{Name: "pool", Value: "crimson-only"}}},
@@ -201,7 +217,10 @@ func TestTenantsSeeOnlyTheirInstances(t *testing.T) {
 
 // TestDrainRecordsReasonAndCaller and reports unknown names with the known ones.
 func TestDrainRecordsReasonAndCaller(t *testing.T) {
-	work := queue.New(queue.Config{Head: true})
+	work, err := queue.New(queue.Config{Head: true})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer work.Close()
 	client := serve(t, fleet.Config{Queue: work, Caller: func(context.Context) string { return "ops" }})
 	unknown := func(want string) {
@@ -247,7 +266,10 @@ func TestDrainRecordsReasonAndCaller(t *testing.T) {
 
 // TestDrainsAreKept before the call returns, and a failure to keep them is reported.
 func TestDrainsAreKept(t *testing.T) {
-	work := queue.New(queue.Config{Head: true})
+	work, err := queue.New(queue.Config{Head: true})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer work.Close()
 	if _, err := work.Join(queue.Offer{Worker: "anvil", Slot: "1", Ending: true}); err != nil {
 		t.Fatal(err)

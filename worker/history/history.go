@@ -57,6 +57,8 @@ type Entry struct {
 	How      How    `json:"how"`
 	// Action is the action's digest as text.
 	Action string `json:"action"`
+	// Caller is the authenticated caller, "" if the server authenticates nobody or no caller asked for this.
+	Caller string `json:"caller,omitempty"`
 	// Unverified request metadata of the client.
 	Invocation string `json:"invocation,omitempty"`
 	Correlated string `json:"correlated,omitempty"`
@@ -89,7 +91,7 @@ const MaxText = 512
 // bound makes the texts of e printable and short.
 func (e *Entry) bound() {
 	for _, s := range []*string{
-		&e.Action, &e.Invocation, &e.Correlated, &e.Target, &e.Mnemonic, &e.Result,
+		&e.Action, &e.Caller, &e.Invocation, &e.Correlated, &e.Target, &e.Mnemonic, &e.Result,
 		&e.Manifest, &e.StableHash, &e.Worker, &e.Verdict,
 	} {
 		*s = printable.Head(*s, MaxText)

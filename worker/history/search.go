@@ -11,6 +11,8 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+
+	"github.com/cloister-build/cloister/cas/durable"
 )
 
 // errStop ends a search that has found enough.
@@ -113,7 +115,7 @@ const block = 256 << 10
 // readBackwards calls visit for the complete lines of a file, last first, without newlines. It skips empty lines and
 // those longer than maxLine. An error of visit ends it and is returned; visit must not retain the line.
 func readBackwards(path string, visit func(line []byte) error) error {
-	f, err := os.Open(path)
+	f, err := durable.OpenFile(path, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}

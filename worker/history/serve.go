@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casstatus"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -24,9 +25,13 @@ const (
 	pageSize = 200
 )
 
-// Register adds the service cloister.v1.History to s.
-func Register(s grpc.ServiceRegistrar, l *Log, instances cas.Instances) {
+// Register adds the service cloister.v1.History to s, and fails without a log or instances.
+func Register(s grpc.ServiceRegistrar, l *Log, instances cas.Instances) error {
+	if l == nil || instances == nil {
+		return errors.New("history: Register needs a Log and the instances that it serves")
+	}
 	cloisterpb.RegisterHistoryServer(s, &service{log: l, instances: instances})
+	return nil
 }
 
 type service struct {
@@ -38,7 +43,7 @@ type service struct {
 // List implements the method of the service.
 func (s *service) List(req *cloisterpb.ListHistoryRequest, to grpc.ServerStreamingServer[cloisterpb.ListHistoryResponse]) error {
 	if _, err := s.instances(req.InstanceName); err != nil {
-		return cas.Status(err)
+		return casstatus.Error(err)
 	}
 	if req.Limit < 0 {
 		return status.Errorf(codes.InvalidArgument, "limit %d is negative; use 0 for the default of %d", req.Limit, defaultLimit)
@@ -87,7 +92,7 @@ func (e *Entry) proto() *cloisterpb.HistoryEntry {
 		Number: e.Number, Time: timestamppb.New(e.Time), How: string(e.How), Action: e.Action,
 		InvocationId: e.Invocation, CorrelatedInvocationsId: e.Correlated, TargetId: e.Target, ActionMnemonic: e.Mnemonic,
 		Code: e.Code, ExitCode: e.Exit, Result: e.Result, Manifest: e.Manifest, StableHash: e.StableHash,
-		Worker: e.Worker, Verdict: e.Verdict, Lost: e.Lost,
+		Worker: e.Worker, Verdict: e.Verdict, Lost: e.Lost, Caller: e.Caller,
 	}
 	if e.Waited > 0 {
 		m.Waited = durationpb.New(e.Waited)

@@ -24,7 +24,9 @@ func client(t *testing.T, l *Log) cloisterpb.HistoryClient {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
 	server := grpc.NewServer()
-	Register(server, l, castest.Instances())
+	if err := Register(server, l, castest.Instances()); err != nil {
+		t.Fatal(err)
+	}
 	ended := make(chan struct{})
 	go func() { _ = server.Serve(listener); close(ended) }()
 	t.Cleanup(func() { server.Stop(); <-ended })
@@ -95,5 +97,14 @@ func TestListServesSearches(t *testing.T) {
 		if _, err := listed(t, c, req); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%v: got %v, want INVALID_ARGUMENT", req, err)
 		}
+	}
+}
+
+func TestRegisterWithoutLog(t *testing.T) {
+	if err := Register(grpc.NewServer(), nil, castest.Instances()); err == nil {
+		t.Error("Register accepted a service without a log")
+	}
+	if err := Register(grpc.NewServer(), &Log{}, nil); err == nil {
+		t.Error("Register accepted a service without instances")
 	}
 }

@@ -49,7 +49,7 @@ type Config struct {
 	MaxBytes, MaxStreamBytes int64
 }
 
-// A Registry holds the streams of a server. It is safe for concurrent use.
+// A Registry holds the streams of a server. New makes it; the zero Registry is not usable. It is safe for concurrent use.
 type Registry struct {
 	logpb.UnimplementedLogStreamServiceServer
 	cfg  Config
@@ -61,6 +61,13 @@ type Registry struct {
 	ended   []*stream          // of runs, in order of their end
 	clients []*stream          // of clients, in order of creation
 	bytes   int64              // size of the streams of clients
+}
+
+// ClientBytes returns the size of the streams of clients.
+func (r *Registry) ClientBytes() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.bytes
 }
 
 // A stream is one log.
@@ -84,8 +91,11 @@ var (
 	errClosing = errors.New("the server is shutting down")
 )
 
-// New returns a Registry, which the caller closes.
-func New(c Config) *Registry {
+// New returns a Registry, which the caller closes. It fails without Instances.
+func New(c Config) (*Registry, error) {
+	if c.Instances == nil {
+		return nil, errors.New("logstream: Config.Instances is missing")
+	}
 	c.Keep = cmp.Or(c.Keep, 5*time.Minute)
 	c.Idle = cmp.Or(c.Idle, 10*time.Minute)
 	c.MaxRuns = cmp.Or(c.MaxRuns, 10_000)
@@ -96,7 +106,7 @@ func New(c Config) *Registry {
 	var ctx context.Context
 	ctx, r.stop = context.WithCancel(context.Background())
 	r.work.Go(func() { r.sweep(ctx) })
-	return r
+	return r, nil
 }
 
 // Register adds the LogStreamService to s. The server's ByteStream service calls Read, Write and QueryWriteStatus.

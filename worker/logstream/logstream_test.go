@@ -74,7 +74,11 @@ func serve(t *testing.T, c logstream.Config) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &byteStream{Registry: logstream.New(c)}
+	registry, err := logstream.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &byteStream{Registry: registry}
 	server, listener := grpc.NewServer(), bufconn.Listen(1<<20)
 	bspb.RegisterByteStreamServer(server, b)
 	b.Register(server)
@@ -409,4 +413,10 @@ func TestRunsAreKeptForAWhile(t *testing.T) {
 		text, code := s.read(t, &bspb.ReadRequest{ResourceName: running.Stdout.Name})
 		want(t, "long run", text, code, "long", codes.OK)
 	})
+}
+
+func TestNewWithoutInstances(t *testing.T) {
+	if _, err := logstream.New(logstream.Config{}); err == nil || !strings.Contains(err.Error(), "Config.Instances") {
+		t.Errorf("got %v, want an error that names Config.Instances", err)
+	}
 }

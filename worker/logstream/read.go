@@ -10,6 +10,7 @@ import (
 	"math"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/worker"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -138,5 +139,5 @@ func explain(s *stream, err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err
 	}
-	return cas.Status(fmt.Errorf("log stream %+q: %w", s.name(), err))
+	return casstatus.Error(fmt.Errorf("log stream %+q: %w", s.name(), err))
 }

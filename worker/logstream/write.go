@@ -8,7 +8,7 @@ import (
 	"time"
 
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
-	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/worker"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -18,7 +18,7 @@ import (
 // CreateLogStream implements LogStreamService. The parent is an instance name.
 func (r *Registry) CreateLogStream(_ context.Context, req *logpb.CreateLogStreamRequest) (*logpb.LogStream, error) {
 	if _, err := r.cfg.Instances(req.Parent); err != nil {
-		return nil, cas.Status(err)
+		return nil, casstatus.Error(err)
 	}
 	s := &stream{
 		id: randomID(), instance: req.Parent, token: randomID(), log: &worker.Log{},

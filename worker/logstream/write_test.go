@@ -81,7 +81,7 @@ func TestCreateLogStreamReturnsDistinctNames(t *testing.T) {
 	if l, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{}); err != nil || !strings.HasPrefix(l.Name, "logstreams/") {
 		t.Errorf("without a parent: %v, %v, want logstreams/ID", l, err)
 	}
-	for _, parent := range []string{"/", "a//b", "a/blobs"} {
+	for _, parent := range []string{"/", "a//b", "a/blobs", "logstreams", "a/logstreams", "logstreams/a"} {
 		if l, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: parent}); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("parent %q: %v, %v, want INVALID_ARGUMENT", parent, l, err)
 		}

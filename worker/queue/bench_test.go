@@ -38,7 +38,10 @@ func BenchmarkStep(b *testing.B) {
 	for _, waiting := range []int{0, 100_000} {
 		b.Run(fmt.Sprint(waiting, " waiting"), func(b *testing.B) {
 			g := stepper{make(chan struct{}), make(chan struct{}, 1)}
-			q := queue.New(queue.Config{Executor: g, Slots: 1, MaxLive: 1 << 30})
+			q, err := queue.New(queue.Config{Executor: g, Slots: 1, MaxLive: 1 << 30})
+			if err != nil {
+				b.Fatal(err)
+			}
 			defer q.Close()
 			n := 0
 			submit := func() {
@@ -63,7 +66,10 @@ func BenchmarkStep(b *testing.B) {
 // BenchmarkSubmit submits actions that do not run.
 func BenchmarkSubmit(b *testing.B) {
 	g := stepper{make(chan struct{}), make(chan struct{}, 1)}
-	q := queue.New(queue.Config{Executor: g, Slots: 1, MaxLive: 1 << 30})
+	q, err := queue.New(queue.Config{Executor: g, Slots: 1, MaxLive: 1 << 30})
+	if err != nil {
+		b.Fatal(err)
+	}
 	defer q.Close()
 	n := 0
 	for b.Loop() {

@@ -14,7 +14,10 @@ import (
 // TestDrained checks that the queue is drained if every present worker is, or none is present and each that joins will
 // be.
 func TestDrained(t *testing.T) {
-	q := New(Config{Head: true})
+	q, err := New(Config{Head: true})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer q.Close()
 	want := func(when, why string) {
 		t.Helper()
@@ -51,7 +54,10 @@ func TestDrained(t *testing.T) {
 
 // TestDrainStateRestoresDrains checks that a queue with the DrainState of another drains the same workers.
 func TestDrainStateRestoresDrains(t *testing.T) {
-	before := New(Config{Head: true})
+	before, err := New(Config{Head: true})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer before.Close()
 	for _, name := range []string{"a", "b", "c"} {
 		if _, err := before.Join(Offer{Worker: name, Slot: "0"}); err != nil {
@@ -96,7 +102,10 @@ func TestDrainStateRestoresDrains(t *testing.T) {
 		if err := json.Unmarshal(text, &state); err != nil {
 			t.Fatal(err)
 		}
-		after := New(Config{Head: true, Drains: state})
+		after, err := New(Config{Head: true, Drains: state})
+		if err != nil {
+			t.Fatal(err)
+		}
 		if again, _ := json.Marshal(after.DrainState()); string(again) != string(text) {
 			t.Errorf("DrainState = %s, want %s", again, text)
 		}
@@ -109,7 +118,10 @@ func TestDrainStateRestoresDrains(t *testing.T) {
 
 // TestLostRunsAreCounted also checks the loss after which the action is not retried.
 func TestLostRunsAreCounted(t *testing.T) {
-	q := New(Config{Head: true, Attempts: 2})
+	q, err := New(Config{Head: true, Attempts: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer q.Close()
 	o, err := q.Submit(Request{Task: worker.Task{Action: cas.SHA256.Sum(nil)}})
 	if err != nil {

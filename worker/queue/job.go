@@ -232,7 +232,7 @@ func (p *Panic) Error() string { return fmt.Sprintf("panic: %v", p.Value) }
 func guard(do func() (*worker.Outcome, error)) (out *worker.Outcome, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			out, err = nil, &worker.Fault{Kind: worker.Internal, Err: &Panic{v, debug.Stack()}}
+			out, err = nil, &worker.Fault{Kind: worker.FaultInternal, Err: &Panic{v, debug.Stack()}}
 		}
 	}()
 	return do()

@@ -100,12 +100,12 @@ func TestCancelledOperationLeavesTheRunToOthers(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		a, b, queued := submit(t, q, "x", nil), submit(t, q, "x", nil), submit(t, q, "y", nil)
 		a.Cancel("the operator cancelled it")
-		if f := wantFault(t, a, worker.Cancelled); f.Error() != "the operator cancelled it" {
+		if f := wantFault(t, a, worker.FaultCancelled); f.Error() != "the operator cancelled it" {
 			t.Errorf("fault is %q, want the reason given", f)
 		}
 		wantCounts(t, e, 1, 0, 1)
 		queued.Cancel("so did another")
-		wantFault(t, queued, worker.Cancelled)
+		wantFault(t, queued, worker.FaultCancelled)
 		e.release("x", "y")
 		wantRun(t, b, 1)
 		wantCounts(t, e, 1, 0, 0)
@@ -115,7 +115,7 @@ func TestCancelledOperationLeavesTheRunToOthers(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		only := submit(t, q, "x", nil)
 		only.Cancel("requested")
-		wantFault(t, only, worker.Cancelled)
+		wantFault(t, only, worker.FaultCancelled)
 		wantCounts(t, e, 1, 1, 0)
 	})
 }

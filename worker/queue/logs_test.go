@@ -68,7 +68,7 @@ func TestLogsEndWhateverTheExecutorDoes(t *testing.T) {
 	for name, f := range map[string]function{
 		"panic": func(context.Context) (*worker.Outcome, error) { panic("defect") },
 		"both": func(context.Context) (*worker.Outcome, error) {
-			return &worker.Outcome{}, &worker.Fault{Kind: worker.Internal}
+			return &worker.Outcome{}, &worker.Fault{Kind: worker.FaultInternal}
 		},
 	} {
 		var l logger

@@ -39,8 +39,9 @@ type Info struct {
 	Action   cas.Digest
 	// Target, Mnemonic, Invocation and Correlated are those of the Task.
 	Target, Mnemonic, Invocation, Correlated string
-	// Queued is when the request arrived.
+	// Queued is when the request arrived, and Caller the Request's.
 	Queued time.Time
+	Caller string
 }
 
 // FirstVersion is the version of every operation's first state.
@@ -75,6 +76,7 @@ func newOperation(q *Queue, j *job, now time.Time) *Operation {
 		info: Info{
 			Name: name, Instance: t.Instance, Action: t.Action,
 			Target: t.Target, Mnemonic: t.Mnemonic, Invocation: t.Invocation, Correlated: t.Correlated, Queued: t.Queued,
+			Caller: j.req.Caller,
 		},
 		entry: fairqueue.Entry[*job]{
 			Flow:    fairqueue.FlowKey{Instance: t.Instance, Invocation: t.Invocation, Priority: j.req.Priority},
@@ -111,13 +113,13 @@ func (o *Operation) State() State {
 	return o.state
 }
 
-// Cancel completes the operation, unless it is completed, with a Fault of kind Cancelled that states why. Its action
+// Cancel completes the operation, unless it is completed, with a Fault of kind FaultCancelled that states why. Its action
 // continues for other operations that share the run, and ends if there are none.
 func (o *Operation) Cancel(why string) {
 	o.q.mu.Lock()
 	defer o.q.mu.Unlock()
 	if o.job != nil {
-		o.q.leave(o, fault(worker.Cancelled, "%s", why))
+		o.q.leave(o, fault(worker.FaultCancelled, "%s", why))
 	}
 }
 

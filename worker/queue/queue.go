@@ -35,6 +35,8 @@ type Request struct {
 	// Task is passed to the Executor. Submit sets Queued if it is zero. If the request shares an earlier run, its
 	// Stdout and Stderr are unused.
 	Task worker.Task
+	// Caller is who requests it, if the server authenticates callers; requests of several callers may share a run.
+	Caller string
 	// Priority orders requests: lower values run first. Builds of equal priority take turns; requests of one build run
 	// in order of arrival.
 	Priority int32
@@ -64,7 +66,8 @@ type Stats struct {
 	Lost, Again int64
 }
 
-// A Queue assigns actions to slots: local ones and those that join. Its methods are safe for concurrent use.
+// A Queue assigns actions to slots: local ones and those that join. New makes it; the zero Queue is not usable. Its
+// methods are safe for concurrent use.
 type Queue struct {
 	cfg     Config
 	ctx     context.Context // ended by Close, under mu
@@ -101,8 +104,11 @@ type Queue struct {
 	stopIdle context.CancelFunc // nil unless Config.Idle runs
 }
 
-// New returns a running queue. The caller closes it.
-func New(c Config) *Queue {
+// New returns a running queue, which the caller closes. It fails without an Executor, unless Head is set.
+func New(c Config) (*Queue, error) {
+	if c.Executor == nil && !c.Head {
+		return nil, errors.New("queue: Config.Executor is missing: only a queue with Head set has none")
+	}
 	c = c.withDefaults()
 	q := &Queue{
 		cfg:       c,
@@ -126,7 +132,7 @@ func New(c Config) *Queue {
 		q.wg.Go(q.renew)
 	}
 	if c.Head {
-		return q
+		return q, nil
 	}
 	q.joinOwn()
 	if c.Idle != nil {
@@ -137,7 +143,7 @@ func New(c Config) *Queue {
 			q.wg.Go(q.prefetchJobs)
 		}
 	}
-	return q
+	return q, nil
 }
 
 // Submit accepts a request and returns the operation to follow. It never blocks. It fails with a *worker.Fault:
@@ -153,7 +159,7 @@ func (q *Queue) Submit(r Request) (*Operation, error) {
 		return nil, errDraining
 	}
 	if q.live >= q.cfg.MaxLive {
-		return nil, fault(worker.Exhausted, "the queue is full: %d operations are queued or running; retry later", q.live)
+		return nil, fault(worker.FaultExhausted, "the queue is full: %d operations are queued or running; retry later", q.live)
 	}
 	q.seq++
 	j := &job{req: r, ops: make(map[*Operation]bool, 1)}
@@ -172,7 +178,7 @@ func (q *Queue) Submit(r Request) (*Operation, error) {
 }
 
 // errDraining refuses requests and ends operations at shutdown.
-var errDraining = fault(worker.Unavailable, "the server is shutting down; retry, its successor or another server takes the action")
+var errDraining = fault(worker.FaultUnavailable, "the server is shutting down; retry, its successor or another server takes the action")
 
 // Operation returns the operation of that name, if it is known.
 func (q *Queue) Operation(name string) (*Operation, bool) {
@@ -199,8 +205,15 @@ func (q *Queue) Stats() Stats {
 	return s
 }
 
+// RetainedBytes returns the estimated memory of completed operations.
+func (q *Queue) RetainedBytes() int64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.retainedBytes
+}
+
 // Drain refuses new requests and returns when nothing is queued or running; it prepares the queue for Close, unlike
-// DrainWorker. When ctx ends first, Drain completes the remaining operations with a Fault of kind Unavailable, cancels
+// DrainWorker. When ctx ends first, Drain completes the remaining operations with a Fault of kind FaultUnavailable, cancels
 // their actions, waits for those in local slots, not for other workers, and returns the error of ctx. Completed
 // operations can be queried until Close and after it.
 func (q *Queue) Drain(ctx context.Context) error {
@@ -279,7 +292,7 @@ func (q *Queue) expire(now time.Time) {
 	defer q.mu.Unlock()
 	for _, o := range q.ops {
 		if o.job != nil && o.waiters == 0 && now.Sub(o.unwatched) > q.cfg.Grace {
-			q.leave(o, fault(worker.Cancelled,
+			q.leave(o, fault(worker.FaultCancelled,
 				"cancelled: no client waited for the operation for %v; execute the action again", q.cfg.Grace))
 		}
 	}
@@ -294,7 +307,7 @@ func (q *Queue) complete(o *Operation, e end) {
 	o.job = nil
 	o.completed = time.Now()
 	o.bytes = operationBytes + e.bytes +
-		int64(len(o.info.Target)+len(o.info.Mnemonic)+len(o.info.Invocation)+len(o.info.Correlated))
+		int64(len(o.info.Target)+len(o.info.Mnemonic)+len(o.info.Invocation)+len(o.info.Correlated)+len(o.info.Caller))
 	s := o.state // keeps Began, Worker and the names of the logs
 	s.Stage, s.Outcome, s.Fault = repb.ExecutionStage_COMPLETED, e.outcome, e.fault
 	if e.notify == nil && q.cfg.Ended != nil {
@@ -315,7 +328,7 @@ func (q *Queue) complete(o *Operation, e end) {
 	q.retain(o, ran)
 }
 
-func fault(k worker.Kind, format string, args ...any) *worker.Fault {
+func fault(k worker.FaultKind, format string, args ...any) *worker.Fault {
 	return &worker.Fault{Kind: k, Err: fmt.Errorf(format, args...)}
 }
 
@@ -324,5 +337,5 @@ func asFault(err error) *worker.Fault {
 	if f, ok := errors.AsType[*worker.Fault](err); ok {
 		return f
 	}
-	return &worker.Fault{Kind: worker.Internal, Err: err}
+	return &worker.Fault{Kind: worker.FaultInternal, Err: err}
 }

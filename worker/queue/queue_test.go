@@ -34,9 +34,9 @@ type executor struct {
 func (e *executor) Execute(
 	ctx context.Context, t *worker.Task, report func(worker.Stage),
 ) (*worker.Outcome, error) {
-	report(worker.Fetch)
+	report(worker.StageFetch)
 	if e.fetched {
-		report(worker.Confine)
+		report(worker.StageConfine)
 	}
 	e.mu.Lock()
 	e.begun = append(e.begun, t)
@@ -57,7 +57,7 @@ func (e *executor) Execute(
 		e.mu.Lock()
 		e.killed++
 		e.mu.Unlock()
-		return nil, &worker.Fault{Kind: worker.Cancelled, Err: ctx.Err()}
+		return nil, &worker.Fault{Kind: worker.FaultCancelled, Err: ctx.Err()}
 	}
 }
 
@@ -98,10 +98,20 @@ func bubble(t *testing.T, c queue.Config, f func(t *testing.T, q *queue.Queue, e
 		c.Executor = e
 	}
 	synctest.Test(t, func(t *testing.T) {
-		q := queue.New(c)
+		q, err := queue.New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
 		defer q.Close()
 		f(t, q, e)
 	})
+}
+
+// TestNewWithoutExecutor checks that only a head has none.
+func TestNewWithoutExecutor(t *testing.T) {
+	if q, err := queue.New(queue.Config{}); err == nil || !strings.Contains(err.Error(), "Config.Executor") {
+		t.Errorf("got %v, %v, want an error that names Config.Executor", q, err)
+	}
 }
 
 // submit submits the action of that name; change may be nil.
@@ -137,7 +147,7 @@ func wantStage(t *testing.T, o *queue.Operation, want repb.ExecutionStage_Value)
 	}
 }
 
-func wantFault(t *testing.T, o *queue.Operation, want worker.Kind) *worker.Fault {
+func wantFault(t *testing.T, o *queue.Operation, want worker.FaultKind) *worker.Fault {
 	t.Helper()
 	synctest.Wait()
 	s := state(t, o)
@@ -470,7 +480,7 @@ func TestRule093_AbandonedOperationIsCancelledAfterGrace(t *testing.T) {
 				case repb.ExecutionStage_EXECUTING:
 					wantCounts(t, e, 1, 1, 0)
 				}
-				wantFault(t, o, worker.Cancelled)
+				wantFault(t, o, worker.FaultCancelled)
 			})
 		})
 	}
@@ -490,7 +500,7 @@ func TestCancelledRunIsNotShared(t *testing.T) {
 	bubble(t, c, func(t *testing.T, q *queue.Queue, _ *executor) {
 		first := submit(t, q, "x", nil)
 		time.Sleep(2 * time.Minute)
-		wantFault(t, first, worker.Cancelled)
+		wantFault(t, first, worker.FaultCancelled)
 		second := submit(t, q, "x", nil)
 		if s := state(t, second); s.Outcome == nil {
 			t.Errorf("state is %+v, want the outcome of a second run", s)
@@ -557,7 +567,7 @@ func TestFinishedOperationsAreBoundedByBytes(t *testing.T) {
 		{"message", &worker.Outcome{Message: text}, nil},
 		{"error", nil, errors.New(text)},
 		{"blobs", nil, &worker.Fault{
-			Kind: worker.Missing, Err: errors.New("absent"), Blobs: make([]cas.Digest, size/100),
+			Kind: worker.FaultMissing, Err: errors.New("absent"), Blobs: make([]cas.Digest, size/100),
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -601,7 +611,7 @@ func TestSharedResultIsCountedOnce(t *testing.T) {
 }
 
 func TestRule092_ResultsOutliveAnswersWithoutARun(t *testing.T) {
-	missing := &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: make([]cas.Digest, 1000)}
+	missing := &worker.Fault{Kind: worker.FaultMissing, Err: errors.New("absent"), Blobs: make([]cas.Digest, 1000)}
 	for _, c := range []struct {
 		name string
 		out  *worker.Outcome
@@ -658,8 +668,8 @@ func (l *list) Error() string { return "absent" }
 func TestLongListOfBlobsIsTruncated(t *testing.T) {
 	bubble(t, queue.Config{}, func(t *testing.T, q *queue.Queue, e *executor) {
 		all := &list{make([]cas.Digest, queue.MaxBlobs+1)}
-		given := &worker.Fault{Kind: worker.Missing, Err: all, Blobs: all.blobs}
-		f := wantFault(t, submit(t, q, "x", answer(nil, given)), worker.Missing)
+		given := &worker.Fault{Kind: worker.FaultMissing, Err: all, Blobs: all.blobs}
+		f := wantFault(t, submit(t, q, "x", answer(nil, given)), worker.FaultMissing)
 		if len(f.Blobs) != queue.MaxBlobs || cap(f.Blobs) > queue.MaxBlobs+queue.MaxBlobs/4 || &f.Blobs[0] == &all.blobs[0] {
 			t.Errorf("%d blobs are kept, want a copy of the first %d", len(f.Blobs), queue.MaxBlobs)
 		}
@@ -712,7 +722,7 @@ func TestRule086_FullQueueRefuses(t *testing.T) {
 		submit(t, q, "b", nil)
 		_, err := q.Submit(queue.Request{Task: worker.Task{Action: action("c")}})
 		f, ok := errors.AsType[*worker.Fault](err)
-		if !ok || f.Kind != worker.Exhausted {
+		if !ok || f.Kind != worker.FaultExhausted {
 			t.Fatalf("Submit to a full queue = %v, want a fault of kind Exhausted", err)
 		}
 		e.release("a")
@@ -730,7 +740,7 @@ func TestRule130_DrainLetsRunningFinish(t *testing.T) {
 		go func() { drained <- q.Drain(t.Context()) }()
 		synctest.Wait()
 		_, err := q.Submit(queue.Request{Task: worker.Task{Action: action("c")}})
-		if f, ok := errors.AsType[*worker.Fault](err); !ok || f.Kind != worker.Unavailable {
+		if f, ok := errors.AsType[*worker.Fault](err); !ok || f.Kind != worker.FaultUnavailable {
 			t.Errorf("Submit while draining = %v, want a fault of kind Unavailable", err)
 		}
 		time.Sleep(time.Hour)
@@ -769,7 +779,7 @@ func TestRule130_DrainCancelsTheRestWhenItsContextEnds(t *testing.T) {
 			t.Errorf("Drain = %v, want the error of its context", err)
 		}
 		for _, o := range ops {
-			wantFault(t, o, worker.Unavailable)
+			wantFault(t, o, worker.FaultUnavailable)
 		}
 		wantCounts(t, e, 1, 1, 0)
 		if got, want := q.Stats(), (queue.Stats{Slots: 1, Done: 5, Failed: 5}); got != want {
@@ -781,12 +791,15 @@ func TestRule130_DrainCancelsTheRestWhenItsContextEnds(t *testing.T) {
 func TestCloseCancelsRunningActions(t *testing.T) {
 	e := &executor{}
 	synctest.Test(t, func(t *testing.T) {
-		q := queue.New(queue.Config{Executor: e, Slots: 1})
+		q, err := queue.New(queue.Config{Executor: e, Slots: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
 		a, b := submit(t, q, "a", nil), submit(t, q, "b", nil)
 		q.Close()
 		// synctest fails if a goroutine is left.
-		wantFault(t, a, worker.Unavailable)
-		wantFault(t, b, worker.Unavailable)
+		wantFault(t, a, worker.FaultUnavailable)
+		wantFault(t, b, worker.FaultUnavailable)
 		wantCounts(t, e, 1, 1, 0)
 		if _, err := q.Submit(queue.Request{}); err == nil {
 			t.Error("a closed queue accepts requests")
@@ -804,7 +817,7 @@ func TestCloseRightAfterSubmit(t *testing.T) {
 				t.Fatal(err)
 			}
 			q.Close()
-			wantFault(t, o, worker.Unavailable)
+			wantFault(t, o, worker.FaultUnavailable)
 		})
 	}
 }
@@ -831,7 +844,7 @@ func TestBrokenExecutorIsAnInternalFault(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, queue.Config{Slots: 1, Executor: c.f}, func(t *testing.T, q *queue.Queue, _ *executor) {
-				f := wantFault(t, submit(t, q, "x", nil), worker.Internal)
+				f := wantFault(t, submit(t, q, "x", nil), worker.FaultInternal)
 				if !strings.Contains(f.Error(), c.want) {
 					t.Errorf("fault is %q, want it to contain %q", f, c.want)
 				}
@@ -839,7 +852,7 @@ func TestBrokenExecutorIsAnInternalFault(t *testing.T) {
 					t.Error("the fault has no stack of the panic")
 				}
 				// The slot survives.
-				wantFault(t, submit(t, q, "y", nil), worker.Internal)
+				wantFault(t, submit(t, q, "y", nil), worker.FaultInternal)
 			})
 		})
 	}
@@ -847,7 +860,7 @@ func TestBrokenExecutorIsAnInternalFault(t *testing.T) {
 
 func TestPrepareAnswersWithoutASlot(t *testing.T) {
 	known := &worker.Outcome{Cached: true, Result: &repb.ActionResult{ExitCode: 42}}
-	missing := &worker.Fault{Kind: worker.Missing, Err: errors.New("absent"), Blobs: []cas.Digest{action("blob")}}
+	missing := &worker.Fault{Kind: worker.FaultMissing, Err: errors.New("absent"), Blobs: []cas.Digest{action("blob")}}
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		submit(t, q, "holds the slot", nil)
 		hit := submit(t, q, "hit", answer(known, nil))
@@ -855,13 +868,13 @@ func TestPrepareAnswersWithoutASlot(t *testing.T) {
 			t.Errorf("state is %+v, want Prepare's outcome", s)
 		}
 		miss := submit(t, q, "miss", answer(nil, missing))
-		if f := wantFault(t, miss, worker.Missing); f != missing {
+		if f := wantFault(t, miss, worker.FaultMissing); f != missing {
 			t.Errorf("fault is %+v, want Prepare's", f)
 		}
 		broken := submit(t, q, "broken", func(r *queue.Request) {
 			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { panic("defect") }
 		})
-		wantFault(t, broken, worker.Internal)
+		wantFault(t, broken, worker.FaultInternal)
 		if got, want := q.Stats(), (queue.Stats{Running: 1, Slots: 1, Done: 3, Cached: 1, Failed: 2}); got != want {
 			t.Errorf("Stats = %+v, want %+v", got, want)
 		}
@@ -877,7 +890,7 @@ func TestRule093_ActionAbandonedInPreparationDoesNotRun(t *testing.T) {
 			}
 		})
 		time.Sleep(2 * time.Hour)
-		wantFault(t, o, worker.Cancelled)
+		wantFault(t, o, worker.FaultCancelled)
 		wantCounts(t, e, 0, 0, 0)
 	})
 }

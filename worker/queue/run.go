@@ -71,7 +71,7 @@ func (r *Run) Report(s worker.Stage) {
 	}
 	r.stage = s
 	r.slot.worker.seen = time.Now()
-	if s > worker.Fetch {
+	if s > worker.StageFetch {
 		r.job.ran = true
 	}
 }
@@ -175,10 +175,10 @@ func (j *job) poison() *worker.Fault {
 		losses = append(losses, fmt.Sprintf("worker %s (%s)", printable.Quote(l.worker, maxQuoted), l.why))
 	}
 	if slices.ContainsFunc(j.losses, func(l loss) bool { return l.givenBack }) {
-		return fault(worker.Unavailable, "action %s was lost %d times, not always by its own fault; retry; lost with %s",
+		return fault(worker.FaultUnavailable, "action %s was lost %d times, not always by its own fault; retry; lost with %s",
 			j.req.Task.Action, len(losses), strings.Join(losses, ", "))
 	}
-	return fault(worker.Unmet,
+	return fault(worker.FaultUnmet,
 		"action %s is suspected of crashing its workers and is not retried: it was lost %d times, with %s",
 		j.req.Task.Action, len(losses), strings.Join(losses, ", "))
 }

@@ -255,7 +255,7 @@ func TestUnmatchedFaultNamesTheNearestOffer(t *testing.T) {
 					demands(c.demands)(r)
 					r.Task.Instance = "main"
 				})
-				if got := wantFault(t, o, worker.Unmet).Error(); got != c.want {
+				if got := wantFault(t, o, worker.FaultUnmet).Error(); got != c.want {
 					t.Errorf("fault is\n%s, want\n%s", got, c.want)
 				}
 			})
@@ -267,7 +267,7 @@ func TestUnmatchedFaultNamesTheNearestOffer(t *testing.T) {
 				join(t, q, fmt.Sprint(i), "", fmt.Sprintf("a=%02d", i))
 			}
 			time.Sleep(2 * time.Minute)
-			got := wantFault(t, submit(t, q, "x", demands("a=x")), worker.Unmet).Error()
+			got := wantFault(t, submit(t, q, "x", demands("a=x")), worker.FaultUnmet).Error()
 			if want := "08, 09 and 20 more"; !strings.Contains(got, want) {
 				t.Errorf("got %s, want it to contain %q", got, want)
 			}
@@ -286,7 +286,7 @@ func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
 			wantTake(t, join(t, q, "late", "", "gpu=2"), "y")
 			wantStage(t, taken, repb.ExecutionStage_EXECUTING)
 			time.Sleep(30 * time.Second)
-			wantFault(t, o, worker.Unmet)
+			wantFault(t, o, worker.FaultUnmet)
 			if n := q.Stats().Queued; n != 0 {
 				t.Errorf("Queued is %d, want 0", n)
 			}
@@ -303,7 +303,7 @@ func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
 			time.Sleep(115 * time.Second)
 			wantStage(t, early, repb.ExecutionStage_QUEUED)
 			time.Sleep(20 * time.Second)
-			if f := wantFault(t, early, worker.Unavailable); f.Error() != "no worker has joined for 5m0s; start one" {
+			if f := wantFault(t, early, worker.FaultUnavailable); f.Error() != "no worker has joined for 5m0s; start one" {
 				t.Errorf("fault is %q, want the hint", f)
 			}
 			wantStage(t, late, repb.ExecutionStage_QUEUED)
@@ -334,7 +334,7 @@ func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
 			time.Sleep(14 * time.Minute)
 			wantStage(t, o, repb.ExecutionStage_QUEUED)
 			time.Sleep(2 * time.Minute)
-			wantFault(t, o, worker.Unmet)
+			wantFault(t, o, worker.FaultUnmet)
 			if n := len(q.Workers()); n != 1 {
 				t.Errorf("%d workers are known, want one", n)
 			}
@@ -365,7 +365,7 @@ func TestRefuse(t *testing.T) {
 		time.Sleep(time.Minute)
 		late := submit(t, q, "late", demands("os=remote"))
 		q.Refuse(time.Minute, "the store is down")
-		if f := wantFault(t, remote, worker.Unavailable); !strings.Contains(f.Error(), "waited for 1m0s: the store is down; retry later") {
+		if f := wantFault(t, remote, worker.FaultUnavailable); !strings.Contains(f.Error(), "waited for 1m0s: the store is down; retry later") {
 			t.Errorf("fault is %q, want the waiting time, the reason and the advice", f)
 		}
 		wantStage(t, running, repb.ExecutionStage_EXECUTING)
@@ -519,7 +519,7 @@ func TestPoisonIsNotRetriedForever(t *testing.T) {
 			wantTake(t, s, "x")
 			s.Leave("no sign of " + name)
 		}
-		f := wantFault(t, o, worker.Unmet)
+		f := wantFault(t, o, worker.FaultUnmet)
 		want := "action " + action("x").String() + " is suspected of crashing its workers and is not retried: it was lost 3 times, " +
 			"with worker a (no sign of a), worker b (no sign of b), worker c (no sign of c)"
 		if f.Error() != want {
@@ -549,7 +549,7 @@ func TestActionsThatAreGivenBackAreNotPoison(t *testing.T) {
 			}
 			s.Leave("gone")
 		}
-		f := wantFault(t, o, worker.Unavailable)
+		f := wantFault(t, o, worker.FaultUnavailable)
 		if got := f.Error(); strings.Contains(got, "suspected") || !strings.Contains(got, "worker a (a was stopped), worker b (no sign of b), worker c (c was stopped)") {
 			t.Errorf("fault is %q, want the three losses and no suspicion", got)
 		}
@@ -591,9 +591,9 @@ func TestCancelledWhileAnotherWorkerExecutes(t *testing.T) {
 		}
 		second.Cancel("enough")
 		<-r.Cancelled()
-		wantFault(t, second, worker.Cancelled)
+		wantFault(t, second, worker.FaultCancelled)
 		submit(t, q, "x", nil) // does not share the cancelled run
-		r.End(nil, &worker.Fault{Kind: worker.Cancelled, Err: context.Canceled})
+		r.End(nil, &worker.Fault{Kind: worker.FaultCancelled, Err: context.Canceled})
 		wantTake(t, s, "x").End(ended(1), nil)
 	})
 }
@@ -804,9 +804,9 @@ func TestDrainWaitsForOtherWorkers(t *testing.T) {
 			t.Errorf("Drain = %v, want the error of its context", err)
 		}
 		<-r.Cancelled()
-		wantFault(t, o, worker.Unavailable)
+		wantFault(t, o, worker.FaultUnavailable)
 		r.End(ended(1), nil)
-		wantFault(t, o, worker.Unavailable)
+		wantFault(t, o, worker.FaultUnavailable)
 	})
 }
 
@@ -880,7 +880,7 @@ func TestWorkersAndDemandsAreReported(t *testing.T) {
 		})
 		r := wantTake(t, b9, "x")
 		time.Sleep(time.Minute)
-		r.Report(worker.Run)
+		r.Report(worker.StageRun)
 		later := submit(t, q, "y", demands("gpu=1"))
 		time.Sleep(time.Second)
 		submit(t, q, "z", demands("gpu=1"))
@@ -893,7 +893,7 @@ func TestWorkersAndDemandsAreReported(t *testing.T) {
 		}
 		want := queue.SlotState{
 			Name: "9", Instance: "elsewhere", Action: action("x"), Target: "//x", Mnemonic: "Cc", Invocation: "build",
-			Began: w[1].Slots[0].Began, Stage: worker.Run,
+			Began: w[1].Slots[0].Began, Stage: worker.StageRun,
 		}
 		if got := w[1].Slots; got[0] != want || got[0].Began.Before(began) || got[1] != (queue.SlotState{Name: "10"}) {
 			t.Errorf("slots are %+v, want %+v first", got, want)

@@ -27,7 +27,7 @@ func (e *stormExecutor) Execute(ctx context.Context, t *worker.Task, report func
 	for m := e.most.Load(); n > m && !e.most.CompareAndSwap(m, n); m = e.most.Load() {
 	}
 	if rand.IntN(2) == 0 {
-		report(worker.Fetch + 1)
+		report(worker.StageFetch + 1)
 	}
 	switch rand.IntN(5) {
 	case 0:
@@ -49,12 +49,15 @@ func (e *stormExecutor) Execute(ctx context.Context, t *worker.Task, report func
 func TestStorm(t *testing.T) {
 	const slots = 3
 	e := &stormExecutor{}
-	q := queue.New(queue.Config{
+	q, err := queue.New(queue.Config{
 		Executor: e, Slots: slots, Preparers: 2,
 		Grace: 30 * time.Millisecond, Retain: 50 * time.Millisecond, MaxRetained: 50,
 		Renew: func(context.Context, *worker.Task) {}, RenewEvery: time.Millisecond,
 		Fetch: func(_ context.Context, _ *worker.Task, reserve func(int64) bool) { reserve(int64(rand.IntN(3000))) }, FetchBytes: 2000,
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	var ops sync.Map
 	var wg sync.WaitGroup
 	for range 16 {
@@ -134,11 +137,14 @@ func TestStorm(t *testing.T) {
 // must run in a slot that matches, no slot may have two, and nothing may be left.
 func TestStormOfSlots(t *testing.T) {
 	e := &stormExecutor{}
-	q := queue.New(queue.Config{
+	q, err := queue.New(queue.Config{
 		Executor: e, Slots: 1, Offer: &queue.Offer{Worker: "own", Properties: properties("p=0")},
 		Attempts: 1000, Grace: time.Minute, Retain: 50 * time.Millisecond, MaxRetained: 50,
 		Fetch: func(_ context.Context, _ *worker.Task, reserve func(int64) bool) { reserve(int64(rand.IntN(3000))) }, FetchBytes: 2000,
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	over, stop := context.WithCancel(t.Context())
 	var workers, clients sync.WaitGroup
 	var runs atomic.Int64

@@ -66,15 +66,15 @@ func (q *Queue) unmatchable(j *job, now time.Time) *worker.Fault {
 		return nil
 	case len(q.workers) > 0:
 		text, u := q.mismatch(j)
-		return q.unmatchedFault(worker.Unmet, text, u)
+		return q.unmatchedFault(worker.FaultUnmet, text, u)
 	case now.Sub(j.entered) < q.cfg.Unmatched:
 		return nil
 	}
 	text := fmt.Sprintf("no worker has joined for %v", q.cfg.Unmatched)
-	return q.unmatchedFault(worker.Unavailable, text, Unmatched{Instance: j.req.Task.Instance, NoWorker: true})
+	return q.unmatchedFault(worker.FaultUnavailable, text, Unmatched{Instance: j.req.Task.Instance, NoWorker: true})
 }
 
-func (q *Queue) unmatchedFault(k worker.Kind, text string, u Unmatched) *worker.Fault {
+func (q *Queue) unmatchedFault(k worker.FaultKind, text string, u Unmatched) *worker.Fault {
 	if q.cfg.Hint != nil {
 		if hint := q.cfg.Hint(u); hint != "" {
 			text += "; " + hint
@@ -109,7 +109,7 @@ func (q *Queue) Refuse(waited time.Duration, why string) {
 		}
 		for _, j := range b.Values() {
 			if !j.entered.After(before) {
-				q.abandon(j, fault(worker.Unavailable, "the action has waited for %v: %s; retry later", waited, why))
+				q.abandon(j, fault(worker.FaultUnavailable, "the action has waited for %v: %s; retry later", waited, why))
 			}
 		}
 	}

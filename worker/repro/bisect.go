@@ -22,8 +22,8 @@ type Bisection struct {
 	// Runs is the number of runs, without those of the check.
 	Runs int `json:"runs"`
 	// Held are the factors that were held, Unheld those that this host cannot hold.
-	Held   []string `json:"held"`
-	Unheld []string `json:"loose,omitempty"`
+	Held   []Factor `json:"held"`
+	Unheld []Factor `json:"loose,omitempty"`
 	// Nondeterministic are the outputs that differ for no known factor although all are held.
 	Nondeterministic []string `json:"unsteady,omitempty"`
 	// TimeDependent are the outputs in which times differ although all factors are held.
@@ -31,7 +31,7 @@ type Bisection struct {
 	// Steps list what varying each factor alone changed.
 	Steps []Step `json:"steps"`
 	// Factors are those whose steps changed anything.
-	Factors []string `json:"factors"`
+	Factors []Factor `json:"factors"`
 	// Together means that no factor alone changes anything, but all together do.
 	Together bool `json:"together,omitempty"`
 	// Summary is the result in one line.
@@ -43,7 +43,7 @@ type Bisection struct {
 
 // A Step is a factor that was varied alone.
 type Step struct {
-	Factor string `json:"factor"`
+	Factor Factor `json:"factor"`
 	// Runs is the number of runs that varied it. The first one that differs is the last.
 	Runs int `json:"runs"`
 	// Changed are the outputs that it changed, and "(exit code)".
@@ -54,7 +54,7 @@ type Step struct {
 
 // bisect searches for the factors.
 func (c *check) bisect(ctx context.Context) error {
-	b := &Bisection{Held: []string{}, Steps: []Step{}, Factors: []string{}, noise: noise{}}
+	b := &Bisection{Held: []Factor{}, Steps: []Step{}, Factors: []Factor{}, noise: noise{}}
 	c.verdict.Bisection = b
 	i := slices.IndexFunc(c.Executors, func(x Executor) bool { return x.Features != nil })
 	if i < 0 {
@@ -103,7 +103,7 @@ func (c *check) pause(ctx context.Context, since time.Time) error {
 	case <-time.After(min(d, d-time.Since(since))): // another machine's clock may be ahead
 		return nil
 	case <-ctx.Done():
-		return &worker.Fault{Kind: worker.Cancelled, Err: context.Cause(ctx)}
+		return &worker.Fault{Kind: worker.FaultCancelled, Err: context.Cause(ctx)}
 	}
 }
 
@@ -156,12 +156,12 @@ func (c *check) control(ctx context.Context, b *Bisection, x *Executor) (*Run, e
 func (c *check) addNoise(ctx context.Context, b *Bisection, x, y *Run, byTime func(name string) bool) {
 	for _, name := range differing(x, y) {
 		for _, l := range b.noise.unknown(ctx, name, x, y) {
-			factor, list := "", &b.Nondeterministic
+			factor, list := Factor(""), &b.Nondeterministic
 			switch {
 			case l.cause == compare.Timestamp, l.cause == compare.Unknown && byTime != nil && byTime(name):
-				factor, list = "time", &b.TimeDependent
+				factor, list = FactorTime, &b.TimeDependent
 			case isOrder(l.cause) && l.cause != compare.HashSeed && len(b.Unheld) == 0: // clocks seed some hash tables
-				factor = "parallel"
+				factor = FactorParallel
 			}
 			c.addLocation(b, name, l, factor, list)
 		}
@@ -169,7 +169,7 @@ func (c *check) addNoise(ctx context.Context, b *Bisection, x, y *Run, byTime fu
 }
 
 // addLocation records a location of noise that is due to a factor, or "", and adds its item to list.
-func (c *check) addLocation(b *Bisection, name string, l location, factor string, list *[]string) {
+func (c *check) addLocation(b *Bisection, name string, l location, factor Factor, list *[]string) {
 	b.noise.add(name, l.key, explanation{factor, l.cause})
 	shown := displayName(name)
 	if !slices.Contains(*list, shown) {
@@ -186,7 +186,7 @@ func isOrder(c compare.Cause) bool {
 }
 
 // varies reports whether the check varies a factor of that name.
-func (c *check) varies(name string) bool {
+func (c *check) varies(name Factor) bool {
 	return slices.ContainsFunc(c.factors, func(f factor) bool { return f.name == name })
 }
 
@@ -199,7 +199,7 @@ func (c *check) step(ctx context.Context, b *Bisection, x *Executor, f *factor) 
 		var last *Run
 		for range 2 {
 			v, copies := c.planner.held(f, n)
-			r, err := c.execute(ctx, x, v, copies, "varied alone: "+f.name)
+			r, err := c.execute(ctx, x, v, copies, "varied alone: "+string(f.name))
 			if err != nil {
 				return err
 			}
@@ -242,7 +242,7 @@ func (c *check) beyond(ctx context.Context, b *Bisection, f *factor, r *Run) []s
 			case !b.chance(name, &l, f):
 				more = true
 			case l.cause == compare.Timestamp:
-				c.addLocation(b, name, l, "time", &b.TimeDependent)
+				c.addLocation(b, name, l, FactorTime, &b.TimeDependent)
 			}
 		}
 		return !more
@@ -261,7 +261,7 @@ func (b *Bisection) chance(name string, l *location, f *factor) bool {
 }
 
 // found records that a factor changes outputs.
-func (b *Bisection) found(v *Verdict, factor string, outputs []string) {
+func (b *Bisection) found(v *Verdict, factor Factor, outputs []string) {
 	if !slices.Contains(b.Factors, factor) {
 		b.Factors = append(b.Factors, factor)
 	}
@@ -276,12 +276,12 @@ func (b *Bisection) found(v *Verdict, factor string, outputs []string) {
 func (b *Bisection) summarize(runs int) {
 	var parts []string
 	if len(b.Factors) > 0 {
-		parts = append(parts, "caused by "+strings.Join(b.Factors, ", "))
+		parts = append(parts, "caused by "+Join(b.Factors))
 	}
 	if len(b.Nondeterministic) > 0 {
 		why := "scheduling or something that cannot be held"
 		if len(b.Unheld) > 0 {
-			why += " here (" + strings.Join(b.Unheld, ", ") + ")"
+			why += " here (" + Join(b.Unheld) + ")"
 		}
 		parts = append(parts,
 			fmt.Sprintf("%s differs with all factors held, due to %s", abbreviate(b.Nondeterministic), why))

@@ -3,13 +3,14 @@
 package repro
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"slices"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker/repro/changes"
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
@@ -26,7 +27,7 @@ func (c *check) explain(ctx context.Context) {
 		if !o.Differ {
 			continue
 		}
-		if explained++; explained > maxExplained || len(v.Differences) >= MaxDifferences {
+		if explained++; explained > maxExplained || len(v.Differences) >= maxDifferences {
 			v.Unexplained = append(v.Unexplained, "further outputs: too many differ")
 			return
 		}
@@ -39,9 +40,9 @@ func (c *check) explain(ctx context.Context) {
 		rest := slices.Clone(o.Factors)
 		for _, d := range found {
 			known := bySteps[locationKey(&d)]
-			rest = slices.DeleteFunc(rest, func(f string) bool { return slices.Contains(known, f) })
+			rest = slices.DeleteFunc(rest, func(f Factor) bool { return slices.Contains(known, f) })
 		}
-		for _, d := range found[:min(len(found), MaxDifferences-len(v.Differences))] {
+		for _, d := range found[:min(len(found), maxDifferences-len(v.Differences))] {
 			full := Difference{Output: o.Path, Difference: d, Runs: [2]int{0, other}, Factors: bySteps[locationKey(&d)]}
 			c.attribute(o, &full, name, rest, found)
 			v.Differences = append(v.Differences, full)
@@ -51,7 +52,7 @@ func (c *check) explain(ctx context.Context) {
 
 // attribute sets the factors of a difference, and its cause if the factors prove another one than it shows. rest are
 // the factors of the output that explain no other difference, and all are the differences of the item.
-func (c *check) attribute(o *Output, d *Difference, name string, rest []string, all []compare.Difference) {
+func (c *check) attribute(o *Output, d *Difference, name string, rest []Factor, all []compare.Difference) {
 	proved := len(d.Factors) > 0
 	isNoise := c.isNoise(name, &d.Difference)
 	switch {
@@ -59,7 +60,7 @@ func (c *check) attribute(o *Output, d *Difference, name string, rest []string, 
 	case isNoise:
 		factor := c.verdict.Bisection.noise.explanation(name, locationKey(&d.Difference)).factor
 		if c.varies(factor) {
-			d.Factors = []string{factor}
+			d.Factors = []Factor{factor}
 		}
 	case len(o.Factors) == 1:
 		d.Factors = o.Factors
@@ -87,17 +88,17 @@ func (c *check) isNoise(name string, d *compare.Difference) bool {
 
 // canShow reports whether differences by one of these factors may show a cause. The result of a bisection outweighs
 // what a difference shows.
-func canShow(factors []string, cause compare.Cause) bool {
-	return slices.ContainsFunc(factors, func(name string) bool { return factorOf(name).explains(cause) })
+func canShow(factors []Factor, cause compare.Cause) bool {
+	return slices.ContainsFunc(factors, func(name Factor) bool { return factorOf(name).explains(cause) })
 }
 
 // withoutOthers returns the factors of a difference without those that belong to another difference at the same
 // location, such as the mode and the owner in one line.
-func withoutOthers(factors []string, d *compare.Difference, all []compare.Difference) []string {
-	if !slices.ContainsFunc(factors, func(name string) bool { return factorOf(name).shows(d.Cause) }) {
+func withoutOthers(factors []Factor, d *compare.Difference, all []compare.Difference) []Factor {
+	if !slices.ContainsFunc(factors, func(name Factor) bool { return factorOf(name).shows(d.Cause) }) {
 		return factors
 	}
-	return slices.DeleteFunc(slices.Clone(factors), func(name string) bool {
+	return slices.DeleteFunc(slices.Clone(factors), func(name Factor) bool {
 		f := factorOf(name)
 		return !f.shows(d.Cause) && slices.ContainsFunc(all, func(other compare.Difference) bool {
 			return locationKey(&other) == locationKey(d) && f.shows(other.Cause)
@@ -116,7 +117,7 @@ func (c *check) refuted(o *Output, d *Difference, name string) bool {
 }
 
 // causeBy returns the cause that follows from what was varied.
-func (c *check) causeBy(o *Output, by []string) compare.Cause {
+func (c *check) causeBy(o *Output, by []Factor) compare.Cause {
 	switch b := c.verdict.Bisection; {
 	case isSeed(by):
 		return compare.Random
@@ -132,14 +133,14 @@ func (c *check) causeBy(o *Output, by []string) compare.Cause {
 
 // isSeed reports whether programs that do not ask the kernel for random numbers derive seeds from these factors: the
 // clock together with process IDs or addresses.
-func isSeed(by []string) bool {
-	has := func(name string) bool { return slices.Contains(by, name) }
-	return (has("time") || has("uptime")) && (has("pids") || has("aslr"))
+func isSeed(by []Factor) bool {
+	has := func(name Factor) bool { return slices.Contains(by, name) }
+	return (has(FactorTime) || has(FactorUptime)) && (has(FactorPIDs) || has(FactorASLR))
 }
 
 // factorsBySteps returns the factors of each location of an item that the steps of the bisection show.
-func (c *check) factorsBySteps(ctx context.Context, name string) map[string][]string {
-	all := map[string][]string{}
+func (c *check) factorsBySteps(ctx context.Context, name string) map[string][]Factor {
+	all := map[string][]Factor{}
 	b := c.verdict.Bisection
 	if b == nil {
 		return all
@@ -161,58 +162,42 @@ func (c *check) factorsBySteps(ctx context.Context, name string) map[string][]st
 	return all
 }
 
+// maxCopied is the size in bytes of the largest output that is copied from another machine to be compared.
+const maxCopied = 128 << 20
+
 // differences compares an item of two runs.
 func differences(ctx context.Context, name string, a, b *Run) ([]compare.Difference, error) {
-	x, err := a.entry(ctx, a.items[name])
+	x, err := a.entry(a.items[name])
 	if err != nil {
 		return nil, err
 	}
-	y, err := b.entry(ctx, b.items[name])
+	y, err := b.entry(b.items[name])
 	if err != nil {
 		return nil, err
 	}
-	s := a.executor.Store
-	if b.executor != a.executor {
-		s = &fallbackStore{s, b.executor.Store}
-	}
-	return compare.Entries(ctx, s, displayName(name), x, y, compare.Known{A: a.facts, B: b.facts})
+	return compare.Entries(ctx, displayName(name), x, y, compare.Known{A: a.facts, B: b.facts})
 }
 
-// entry returns an item for package compare.
-func (r *Run) entry(ctx context.Context, it item) (e compare.Entry, err error) {
+// entry returns an item for package compare, nil for none.
+func (r *Run) entry(it item) (*changes.Entry, error) {
 	switch it.kind {
 	case "":
-		return e, nil
+		return nil, nil
 	case "symlink":
-		e.Target = it.target
-		return e, nil
-	case "directory":
-		if e.Directory, err = cas.FromProto(r.function, it.digest); err != nil || !it.tree {
-			return e, err
-		}
-		if e.Tree, err = compare.ReadTree(ctx, r.executor.Store, e.Directory); err == nil {
-			e.Directory = e.Tree.Root
-		}
-		return e, err
+		return &changes.Entry{Link: true, Target: it.target}, nil
 	}
-	e.Executable = it.executable
-	e.File, err = cas.FromProto(r.function, it.digest)
-	return e, err
-}
-
-// A fallbackStore reads the blobs that Store lacks from second.
-type fallbackStore struct {
-	cas.Store
-	second cas.Store
-}
-
-// Open implements cas.Store.
-func (s *fallbackStore) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
-	r, err := s.Store.Open(ctx, d, off)
-	if errors.Is(err, cas.ErrNotFound) {
-		return s.second.Open(ctx, d, off)
+	d, err := cas.FromProto(r.function, it.digest)
+	if err != nil {
+		return nil, err
 	}
-	return r, err
+	reader := &changes.Reader{Store: r.executor.Store, MaxCopy: maxCopied}
+	switch {
+	case it.tree:
+		return &changes.Entry{Directory: reader.Tree(d)}, nil
+	case it.kind == "directory":
+		return &changes.Entry{Directory: reader.Directory(d)}, nil
+	}
+	return reader.File("", d, it.executable), nil
 }
 
 // normalizeTrees names output directories by their root Directory, because servers may encode the same Tree
@@ -220,15 +205,29 @@ func (s *fallbackStore) Open(ctx context.Context, d cas.Digest, off int64) (io.R
 func normalizeTrees(ctx context.Context, runs []Run) {
 	for _, name := range itemNames(runs) {
 		for i := range runs {
-			it := runs[i].items[name]
+			r := &runs[i]
+			it := r.items[name]
 			if !it.tree {
 				continue
 			}
-			if e, err := runs[i].entry(ctx, it); err == nil {
-				it.root = e.Directory.Proto()
-				it.name = digestName(it.root)
-				runs[i].items[name] = it
+			if root, err := rootOf(ctx, r.executor.Store, r.function, it.digest); err == nil {
+				it.root, it.name = root, digestName(root)
+				r.items[name] = it
 			}
 		}
 	}
+}
+
+// rootOf returns the digest of the root Directory of a Tree.
+func rootOf(ctx context.Context, s cas.Store, f cas.Function, tree *repb.Digest) (*repb.Digest, error) {
+	d, err := cas.FromProto(f, tree)
+	if err != nil {
+		return nil, err
+	}
+	var m repb.Tree
+	if err := cas.ReadProto(ctx, s, d, &m); err != nil {
+		return nil, err
+	}
+	_, root, err := cas.MarshalProto(f, cmp.Or(m.Root, &repb.Directory{}))
+	return root.Proto(), err
 }

@@ -14,12 +14,38 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// A factor is a condition that a run can observe although it is not an input. A varied factor has a different value in
-// every run, a held one the same value. A factor without vary changes on its own unless it is held; one without hold
-// stays the same unless it is varied.
+// A Factor names a condition that a run can observe although it is not an input.
+type Factor string
+
+// The factors.
+const (
+	FactorTime        Factor = "time"        // time of day, by more than a year
+	FactorZone        Factor = "zone"        // time zone (TZ)
+	FactorUser        Factor = "user"        // name and ID of the user
+	FactorHostname    Factor = "hostname"    // host name
+	FactorLocale      Factor = "locale"      // language and sorting (LC_ALL, LANG)
+	FactorUmask       Factor = "umask"       // umask
+	FactorCPUs        Factor = "cpus"        // number of processors
+	FactorReaddir     Factor = "readdir"     // order of entries in input directories
+	FactorPath        Factor = "path"        // path of the working directory
+	FactorASLR        Factor = "aslr"        // memory layout
+	FactorRandom      Factor = "random"      // random numbers of the kernel
+	FactorPIDs        Factor = "pids"        // process IDs
+	FactorUptime      Factor = "uptime"      // time since boot
+	FactorEnvironment Factor = "environment" // a variable that the command does not set
+	FactorParallel    Factor = "parallel"    // another run of the action at the same time
+)
+
+// AllFactors are the factors, in the order of messages.
+var AllFactors = []Factor{
+	FactorTime, FactorZone, FactorUser, FactorHostname, FactorLocale, FactorUmask, FactorCPUs, FactorReaddir,
+	FactorPath, FactorASLR, FactorRandom, FactorPIDs, FactorUptime, FactorEnvironment, FactorParallel,
+}
+
+// A factor is how a Factor is varied and held. A varied factor has a different value in every run, a held one the same
+// value. A factor without vary changes on its own unless it is held; one without hold stays the same unless it is varied.
 type factor struct {
-	// name is how users select it.
-	name string
+	name Factor
 	// cause is the cause of differences that only this factor makes, if the outputs themselves do not show it.
 	cause compare.Cause
 
@@ -46,8 +72,8 @@ func (f *factor) shows(c compare.Cause) bool {
 	return f.explains(c) || f.cause == compare.Zone && c == compare.Timestamp
 }
 
-// factorOf returns the factor of a name, which must be one of Names.
-func factorOf(name string) *factor {
+// factorOf returns the factor of a name, which must be one of AllFactors.
+func factorOf(name Factor) *factor {
 	i := slices.IndexFunc(factors, func(f factor) bool { return f.name == name })
 	return &factors[i]
 }
@@ -79,7 +105,7 @@ var posixZones = []string{"CLA-14", "CLB+12", "CLC-13"}
 // factors are all factors in the order of messages. The first one that explains a difference wins.
 var factors = []factor{
 	{
-		name:      "time", // time, by more than a year
+		name:      FactorTime,
 		cause:     compare.Timestamp,
 		causes:    []compare.Cause{compare.BuildDate},
 		varyNeeds: sandbox.ConditionClockOffset, holdNeeds: sandbox.ConditionFrozenClock,
@@ -87,7 +113,7 @@ var factors = []factor{
 		hold: func(v *worker.Variation) { v.Conditions.FrozenClock = heldTime },
 	},
 	{
-		name:   "zone", // time zone (TZ)
+		name:   FactorZone,
 		cause:  compare.Zone,
 		causes: []compare.Cause{compare.BuildDate},
 		unfit:  declares("TZ"),
@@ -100,7 +126,7 @@ var factors = []factor{
 		},
 	},
 	{
-		name:      "user", // name and ID of the user
+		name:      FactorUser,
 		cause:     compare.Owner,
 		causes:    []compare.Cause{compare.Path}, // of a home directory
 		varyNeeds: sandbox.ConditionUser,
@@ -109,13 +135,13 @@ var factors = []factor{
 		},
 	},
 	{
-		name:      "hostname", // host name
+		name:      FactorHostname,
 		cause:     compare.Hostname,
 		varyNeeds: sandbox.ConditionHostname,
 		vary:      func(v *worker.Variation, i int, _ *planner) { v.Conditions.Hostname = fmt.Sprintf("elsewhere%d", i) },
 	},
 	{
-		name:  "locale", // language and sorting (LC_ALL, LANG)
+		name:  FactorLocale,
 		cause: compare.Locale,
 		// Only installed locales: shells and Perl complain about others on stderr.
 		unfit: declares("LANG", "LANGUAGE", "LC_*"),
@@ -129,7 +155,7 @@ var factors = []factor{
 		},
 	},
 	{
-		name:      "umask", // umask
+		name:      FactorUmask,
 		cause:     compare.Mode,
 		varyNeeds: sandbox.ConditionUmask,
 		vary: func(v *worker.Variation, i int, _ *planner) {
@@ -137,7 +163,7 @@ var factors = []factor{
 		},
 	},
 	{
-		name:      "cpus", // number of processors
+		name:      FactorCPUs,
 		cause:     compare.Processors,
 		causes:    []compare.Cause{compare.Parallel},
 		varyNeeds: sandbox.ConditionCPUs,
@@ -152,27 +178,27 @@ var factors = []factor{
 		},
 	},
 	{
-		name:  "readdir", // order of entries in input directories
+		name:  FactorReaddir,
 		cause: compare.MemberOrder,
 		vary:  func(v *worker.Variation, i int, _ *planner) { v.Order = heldOrder + uint64(i) },
 		hold:  func(v *worker.Variation) { v.Order = heldOrder },
 	},
 	{
-		name:  "path", // path of the working directory
+		name:  FactorPath,
 		cause: compare.Path,
 		vary: func(v *worker.Variation, i int, _ *planner) {
 			v.Root = "/b/" + strings.Repeat("x", (i-1)%40+1) + "/build"
 		},
 	},
 	{
-		name:      "aslr", // memory layout
+		name:      FactorASLR,
 		cause:     compare.Address,
 		causes:    []compare.Cause{compare.HashSeed}, // hash tables with pointers as keys
 		holdNeeds: sandbox.ConditionFixedLayout,
 		hold:      func(v *worker.Variation) { v.Conditions.FixedLayout = true },
 	},
 	{
-		name:      "random", // random numbers of the kernel
+		name:      FactorRandom,
 		cause:     compare.Random,
 		causes:    []compare.Cause{compare.HashSeed, compare.BuildID, compare.Path}, // of a temporary file
 		holdNeeds: sandbox.ConditionRandomSeed,
@@ -185,14 +211,14 @@ var factors = []factor{
 		hold: func(v *worker.Variation) { v.Conditions.RandomSeed = 1 },
 	},
 	{
-		name:      "pids", // process IDs
+		name:      FactorPIDs,
 		cause:     compare.ProcessID,
 		causes:    []compare.Cause{compare.Random, compare.Path}, // of a temporary file
 		varyNeeds: sandbox.ConditionSkippedPIDs,
 		vary:      func(v *worker.Variation, i int, _ *planner) { v.Conditions.SkippedPIDs = (i*117-1)%1000 + 1 },
 	},
 	{
-		name:      "uptime", // time since boot
+		name:      FactorUptime,
 		cause:     compare.Uptime,
 		varyNeeds: sandbox.ConditionUptime,
 		vary: func(v *worker.Variation, i int, _ *planner) {
@@ -200,7 +226,7 @@ var factors = []factor{
 		},
 	},
 	{
-		name:  "environment", // a variable that the command does not set
+		name:  FactorEnvironment,
 		cause: compare.Environment,
 		unfit: declares(padding),
 		vary: func(v *worker.Variation, i int, _ *planner) {
@@ -208,7 +234,7 @@ var factors = []factor{
 		},
 	},
 	{
-		name:   "parallel", // another run of the action at the same time
+		name:   FactorParallel,
 		cause:  compare.Parallel,
 		copies: 1,
 	},
@@ -244,54 +270,56 @@ func declares(names ...string) func(*planner) string {
 }
 
 // Choose parses a comma-separated list of factors, "all" or "none". "uid" and "tz" are aliases. An empty list is an
-// error, because it may be an unset shell variable, and every action would seem reproducible.
-func Choose(list string) ([]string, error) {
+// error, because it may be an unset shell variable, and nothing would be varied.
+func Choose(list string) ([]Factor, error) {
 	if strings.Trim(list, ", ") == "" {
-		return nil, fmt.Errorf("no factor: choose from %s, all, none", strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("no factor: choose from %s, all, none", Join(AllFactors))
 	}
-	names := []string{}
+	var names []Factor
 	for name := range strings.SplitSeq(list, ",") {
 		switch name = strings.TrimSpace(name); name {
 		case "none", "":
 			continue
 		case "all":
-			names = append(names, Names()...)
+			names = append(names, AllFactors...)
 			continue
 		case "uid":
 			name = "user"
 		case "tz":
 			name = "zone"
 		}
-		if !slices.Contains(Names(), name) {
-			return nil, fmt.Errorf("unknown factor %+.100q: choose from %s, all, none", name,
-				strings.Join(Names(), ", "))
+		if !slices.Contains(AllFactors, Factor(name)) {
+			return nil, fmt.Errorf("unknown factor %+.100q: choose from %s, all, none", name, Join(AllFactors))
 		}
-		names = append(names, name)
+		names = append(names, Factor(name))
 	}
 	slices.Sort(names)
 	return slices.Compact(names), nil
 }
 
-// Names returns the names of all factors.
-func Names() []string {
-	var names []string
-	for _, f := range factors {
-		names = append(names, f.name)
+// Join lists factors as Choose parses them.
+func Join(names []Factor) string {
+	var b strings.Builder
+	for i, name := range names {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(string(name))
 	}
-	return names
+	return b.String()
 }
 
 // A Skipped is a factor that was not varied, with the reason.
 type Skipped struct {
-	Factor string `json:"factor"`
+	Factor Factor `json:"factor"` // or "all"
 	Why    string `json:"why"`
 }
 
-// fit returns those of the named factors, nil being all, that can be varied here, and those that cannot. Factors that
+// fit returns those of the named factors that can be varied here, and those that cannot. Factors that
 // can neither be varied nor held are omitted as well: nothing can be learned about them.
-func (p *planner) fit(names []string) (fit []factor, skipped []Skipped) {
+func (p *planner) fit(names []Factor) (fit []factor, skipped []Skipped) {
 	for _, f := range factors {
-		if names != nil && !slices.Contains(names, f.name) {
+		if !slices.Contains(names, f.name) {
 			continue
 		}
 		why := ""
@@ -347,7 +375,7 @@ func (p *planner) held(vary *factor, i int) (v *worker.Variation, copies int) {
 				f.vary(v, i, p)
 			}
 			copies += f.copies
-		case f.hold != nil && (p.seed == nil || f.name != "random") && !p.lacks(f.holdNeeds):
+		case f.hold != nil && (p.seed == nil || f.name != FactorRandom) && !p.lacks(f.holdNeeds):
 			f.hold(v)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 
 // Line returns why the action is not reproducible in one line of ASCII; "" if it is.
 func (v *Verdict) Line() string {
-	if v.Result == Same {
+	if v.Result.AllEqual() {
 		return ""
 	}
 	var what string

@@ -16,7 +16,7 @@ type noise map[string]map[string]explanation
 // An explanation is why a location differs although all factors are held: the responsible factor, or "", and the cause
 // that the difference shows.
 type explanation struct {
-	factor string
+	factor Factor
 	cause  compare.Cause
 }
 

@@ -29,6 +29,7 @@ var page string
 var pages = template.Must(template.New("report").Funcs(template.FuncMap{
 	"inc":   func(i int) int { return i + 1 },
 	"join":  strings.Join,
+	"list":  Join,
 	"short": func(s string) string { return s[:min(len(s), 12)] },
 	"clip":  clip,
 }).Parse(page))
@@ -165,11 +166,12 @@ func (r Report) Markdown() []byte {
 	line("# Reproducibility")
 	if len(r) > 1 {
 		kinds, all := r.count()
-		line("\n| mnemonic | actions | same | differs | flaky exit |\n|---|---|---|---|---|")
+		line("\n| mnemonic | actions | same | unvaried | differs | flaky exit |\n|---|---|---|---|---|---|")
 		for _, k := range kinds {
-			line("| %s | %d | %d | %d | %d |", code(orNone(k.mnemonic)), k.actions(), k.same, k.differ, k.flaky)
+			line("| %s | %d | %d | %d | %d | %d |", code(orNone(k.mnemonic)), k.actions(), k.same, k.unvaried, k.differ,
+				k.flaky)
 		}
-		line("| all | %d | %d | %d | %d |", all.actions(), all.same, all.differ, all.flaky)
+		line("| all | %d | %d | %d | %d | %d |", all.actions(), all.same, all.unvaried, all.differ, all.flaky)
 	}
 	for _, v := range r {
 		if len(r) > 1 && v.Result == Same {
@@ -185,7 +187,7 @@ func (r Report) Markdown() []byte {
 		}
 		for _, name := range v.Differing() {
 			o := v.output(name)
-			line("| %s | %d in %d runs | %s |", code(name), o.Distinct(), len(o.Digests), strings.Join(o.Factors, ", "))
+			line("| %s | %d in %d runs | %s |", code(name), o.Distinct(), len(o.Digests), Join(o.Factors))
 		}
 		if len(v.Differences) > 0 {
 			line("\n| where | one run | another | why | fix |\n|---|---|---|---|---|")
@@ -194,7 +196,7 @@ func (r Report) Markdown() []byte {
 			d := &v.Differences[i]
 			why := string(d.Cause)
 			if len(d.Factors) > 0 {
-				why = strings.TrimPrefix(why+", found by varying "+strings.Join(d.Factors, ", "), ", ")
+				why = strings.TrimPrefix(why+", found by varying "+Join(d.Factors), ", ")
 			}
 			line("| %s | %s | %s | %s | %s |", code(d.Location()), code(text(d.A)), code(text(d.B)), why,
 				code(text(d.Fix)))

@@ -25,7 +25,7 @@ func hostileVerdict(t *testing.T, files int) *repro.Verdict {
 		return m
 	})
 	o := s.options()
-	o.Bisect, o.Factors = true, []string{"hostname"}
+	o.Bisect, o.Factors = true, []repro.Factor{"hostname"}
 	task := s.action()
 	task.Target, task.Mnemonic = hostile, hostile
 	v := check(t, s, task, o)
@@ -108,7 +108,7 @@ func TestTextShowsRunsCausesAndFactors(t *testing.T) {
 		return made{files: map[string]string{"lib.a": "for " + observed("hostname", n, v), "x": "1"}}
 	})
 	o := s.options()
-	o.Bisect, o.Factors = true, []string{"hostname", "umask"}
+	o.Bisect, o.Factors = true, []repro.Factor{"hostname", "umask"}
 	v := check(t, s, s.action(), o)
 	var b bytes.Buffer
 	if err := v.Text(&b); err != nil {
@@ -147,27 +147,27 @@ func TestReportsCountActionsByMnemonic(t *testing.T) {
 	verdict := func(mnemonic string, result repro.Result) *repro.Verdict {
 		return &repro.Verdict{Action: "0123", Target: "//a:" + mnemonic, Mnemonic: mnemonic, Result: result, Runs: []repro.Run{{}}}
 	}
-	r := repro.Report{verdict("Link", repro.Differs), verdict("Compile", repro.Same), verdict("Compile", repro.FlakyExit), verdict("", repro.Same)}
+	r := repro.Report{verdict("Link", repro.Differs), verdict("Compile", repro.Same), verdict("Compile", repro.FlakyExit), verdict("", repro.Same), verdict("", repro.Unvaried)}
 	var b bytes.Buffer
 	if err := r.Table(&b); err != nil {
 		t.Fatal(err)
 	}
 	want := `
-mnemonic        actions     same  differs  flaky exit
-nothing               1        1        0           0
-Compile               2        1        0           1
-Link                  1        0        1           0
-4 actions: 2 same, 1 differ, 1 with flaky exit
+mnemonic        actions     same  unvaried  differs  flaky exit
+nothing               2        1         1        0           0
+Compile               2        1         0        0           1
+Link                  1        0         0        1           0
+5 actions: 2 same, 1 unvaried, 1 differ, 1 with flaky exit
 `
 	if !strings.HasSuffix(b.String(), want) {
 		t.Errorf("got\n%s\nwant at the end\n%s", &b, want)
 	}
 	md := string(r.Markdown())
-	if !strings.Contains(md, "| `Compile` | 2 | 1 | 0 | 1 |\n") || !strings.Contains(md, "| all | 4 | 2 | 1 | 1 |\n") {
+	if !strings.Contains(md, "| `Compile` | 2 | 1 | 0 | 0 | 1 |\n") || !strings.Contains(md, "| all | 5 | 2 | 1 | 1 | 1 |\n") {
 		t.Errorf("no counts in\n%s", md)
 	}
-	if strings.Count(md, "\n## ") != 2 {
-		t.Errorf("want a section per irreproducible action in\n%s", md)
+	if strings.Count(md, "\n## ") != 3 {
+		t.Errorf("want a section per action that is not known to be reproducible in\n%s", md)
 	}
 	if one := string(r[1:2].Markdown()); !strings.Contains(one, "\n## ") {
 		t.Errorf("want a section for a single reproducible action in\n%s", one)

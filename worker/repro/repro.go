@@ -26,6 +26,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/repro/changes"
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
@@ -34,10 +35,14 @@ type Result string
 
 // The results.
 const (
-	Same      Result = "same"       // outputs, stdout, stderr and exit codes are equal
+	Same      Result = "same"       // outputs, stdout, stderr and exit codes are equal although conditions varied
+	Unvaried  Result = "unvaried"   // they are equal, but neither a factor nor the executor varied
 	Differs   Result = "differs"    // an output, stdout or stderr differs
 	FlakyExit Result = "flaky exit" // the exit or status code differs
 )
+
+// AllEqual reports whether no run differs: Same or Unvaried.
+func (r Result) AllEqual() bool { return r == Same || r == Unvaried }
 
 // Limits of Options.Runs.
 const (
@@ -50,8 +55,8 @@ const (
 type Options struct {
 	// Runs is the number of runs; 0 means DefaultRuns, or more if there are more Executors.
 	Runs int
-	// Factors are the names of the factors to vary, as Choose returns them; nil means all.
-	Factors []string
+	// Factors are the factors to vary, such as AllFactors; if there are none, equal runs are Unvaried.
+	Factors []Factor
 	// Bisect searches for the factors that cause the differences.
 	Bisect bool
 	// Executors run the action alternately, beginning with the first.
@@ -69,14 +74,14 @@ type Options struct {
 
 // An Executor runs the action of a check.
 type Executor struct {
-	// Name is its name for people.
+	// Name is its name for people. Name, Executor and Store are required.
 	Name     string
 	Executor worker.Executor
 	// Store holds the outputs of its runs.
 	Store cas.Store
 	// Action replaces the action of the Task, unless it is zero.
 	Action cas.Digest
-	// Features describe what it can vary; nil means nothing.
+	// Features describe what it can vary; nil means nothing, so that its runs are not varied.
 	Features *sandbox.Features
 }
 
@@ -88,7 +93,7 @@ type Verdict struct {
 	Mnemonic string `json:"mnemonic,omitempty"`
 	Result   Result `json:"result"`
 	// Factors were varied. Skipped were requested but could not be varied.
-	Factors []string  `json:"factors"`
+	Factors []Factor  `json:"factors"`
 	Skipped []Skipped `json:"skipped,omitempty"`
 	Runs    []Run     `json:"runs"`
 	// Outputs are the outputs of all runs by path, then stdout and stderr.
@@ -143,7 +148,7 @@ type Output struct {
 	// Differ means that the Digests differ.
 	Differ bool `json:"differ,omitempty"`
 	// Factors are the factors it depends on, if they were searched for.
-	Factors []string `json:"factors,omitempty"`
+	Factors []Factor `json:"factors,omitempty"`
 }
 
 // Distinct returns the number of distinct digests.
@@ -160,11 +165,11 @@ type Difference struct {
 	// Runs are the indexes of the two runs.
 	Runs [2]int `json:"runs"`
 	// Factors are the factors that cause it, if known.
-	Factors []string `json:"factors,omitempty"`
+	Factors []Factor `json:"factors,omitempty"`
 }
 
-// MaxDifferences is the maximum number of a Verdict's Differences.
-const MaxDifferences = 200
+// maxDifferences is the maximum number of a Verdict's Differences.
+const maxDifferences = 200
 
 // Check runs the action of t several times and compares the results. Runs may fail: that is a result, too. Check fails
 // with a *worker.Fault if a run is impossible, and when ctx ends.
@@ -177,7 +182,7 @@ func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 	if o.First != nil {
 		began = o.First.Result.GetExecutionMetadata().GetExecutionStartTimestamp().AsTime()
 	}
-	varyTime := o.Factors == nil || slices.Contains(o.Factors, "time")
+	varyTime := slices.Contains(o.Factors, FactorTime)
 	for i := range c.Runs {
 		if i == 1 && varyTime && c.planner.lacks(sandbox.ConditionClockOffset) {
 			if err := c.pause(ctx, began); err != nil {
@@ -192,7 +197,10 @@ func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 		normalizeTrees(ctx, c.verdict.Runs)
 	}
 	c.verdict.Result, c.verdict.Outputs = compareRuns(c.verdict.Runs)
-	if o.Bisect && c.verdict.Result != Same {
+	if c.verdict.Result == Same && len(c.verdict.Factors) == 0 && !c.alternates() {
+		c.verdict.Result = Unvaried
+	}
+	if o.Bisect && !c.verdict.Result.AllEqual() {
 		if err := c.bisect(ctx); err != nil {
 			return nil, err
 		}
@@ -211,8 +219,8 @@ type check struct {
 }
 
 func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {
-	if len(o.Executors) == 0 {
-		return nil, invalidf("no executor to run the action on")
+	if err := o.validate(t); err != nil {
+		return nil, &worker.Fault{Kind: worker.FaultInvalid, Err: err}
 	}
 	if o.Runs == 0 {
 		o.Runs = max(DefaultRuns, len(o.Executors))
@@ -221,16 +229,16 @@ func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {
 		return nil, invalidf("%d runs: want %d to %d", o.Runs, MinRuns, MaxRuns)
 	}
 	c := &check{Options: o, task: *t}
-	c.task.Args, c.task.Terminal, c.task.Stdout, c.task.Stderr, c.task.Logs = nil, nil, nil, nil, nil
+	c.task.Args, c.task.Terminal, c.task.Stdin, c.task.Stdout, c.task.Stderr, c.task.Logs = nil, nil, nil, nil, nil, nil
 	action := t.Action
 	if x := &o.Executors[0]; !x.Action.IsZero() {
 		action = x.Action
 	}
-	command, err := commandOf(ctx, o.Executors[0].Store, action)
+	a, err := changes.ReadAction(ctx, o.Executors[0].Store, action)
 	if err != nil {
-		return nil, err
+		return nil, readFault(err)
 	}
-	c.planner = planner{command: command, host: o.Host, seed: t.Seed}
+	c.planner = planner{command: a.Command, host: o.Host, seed: t.Seed}
 	for i := range o.Executors {
 		if x := &o.Executors[i]; x.Features != nil && c.planner.features == nil {
 			c.planner.features = x.Features
@@ -238,47 +246,79 @@ func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {
 	}
 	v := &c.verdict
 	v.Action, v.Instance, v.Target, v.Mnemonic = t.Action.String(), text(t.Instance), text(t.Target), text(t.Mnemonic)
-	v.Factors = []string{}
+	v.Factors = []Factor{}
 	if c.planner.features == nil {
 		v.Skipped = []Skipped{{"all", "no executor can vary conditions"}}
 		return c, nil
 	}
 	c.factors, v.Skipped = c.planner.fit(o.Factors)
+	if !c.variesAny() {
+		v.Skipped = []Skipped{{"all", "no executor that can vary conditions makes a run after the first"}}
+		return c, nil
+	}
 	for _, f := range c.factors {
 		v.Factors = append(v.Factors, f.name)
 	}
 	return c, nil
 }
 
-// commandOf reads the command of an action.
-func commandOf(ctx context.Context, s cas.Store, action cas.Digest) (*repb.Command, error) {
-	var a repb.Action
-	if err := cas.ReadProto(ctx, s, action, &a); err != nil {
-		return nil, readFault(fmt.Errorf("action %s: %w", action, err))
+// validate returns an error that names the first field that is missing or wrong.
+func (o *Options) validate(t *worker.Task) error {
+	if t.Action.IsZero() {
+		return errors.New("Task.Action is zero")
 	}
-	d, err := cas.FromProto(action.Function(), a.CommandDigest)
-	if err != nil {
-		return nil, readFault(fmt.Errorf("command of action %s: %w", action, err))
+	if len(o.Executors) == 0 {
+		return errors.New("Options.Executors is empty: no executor to run the action on")
 	}
-	var command repb.Command
-	if err := cas.ReadProto(ctx, s, d, &command); err != nil {
-		return nil, readFault(fmt.Errorf("command of action %s: %w", action, err))
+	for i := range o.Executors {
+		x, missing := &o.Executors[i], ""
+		switch {
+		case x.Name == "":
+			missing = "Name"
+		case x.Executor == nil:
+			missing = "Executor"
+		case x.Store == nil:
+			missing = "Store"
+		default:
+			continue
+		}
+		return fmt.Errorf("Options.Executors[%d].%s is missing", i, missing)
 	}
-	return &command, nil
+	for _, name := range o.Factors {
+		if !slices.Contains(AllFactors, name) {
+			return fmt.Errorf("unknown factor %+.100q in Options.Factors: choose from %s", name, Join(AllFactors))
+		}
+	}
+	return nil
+}
+
+// variesAny reports whether a run after the first varies the factors.
+func (c *check) variesAny() bool {
+	for i := 1; i < c.Runs; i++ {
+		if c.Executors[i%len(c.Executors)].Features != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// alternates reports whether the runs took place on different executors.
+func (c *check) alternates() bool {
+	return slices.ContainsFunc(c.verdict.Runs, func(r Run) bool { return r.On != c.verdict.Runs[0].On })
 }
 
 // readFault turns an error of reading a message into a Fault.
 func readFault(err error) error {
-	kind := worker.Unavailable
+	kind := worker.FaultUnavailable
 	switch {
 	case errors.Is(err, cas.ErrNotFound):
-		kind = worker.Missing
+		kind = worker.FaultMissing
 	case errors.Is(err, cas.ErrInvalid):
-		kind = worker.Invalid
+		kind = worker.FaultInvalid
 	}
 	return &worker.Fault{Kind: kind, Err: err}
 }
 
 func invalidf(format string, args ...any) error {
-	return &worker.Fault{Kind: worker.Invalid, Err: fmt.Errorf(format, args...)}
+	return &worker.Fault{Kind: worker.FaultInvalid, Err: fmt.Errorf(format, args...)}
 }

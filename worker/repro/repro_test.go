@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -23,7 +24,7 @@ import (
 )
 
 // observed returns the value of a factor in a run as text.
-func observed(factor string, n int, v *worker.Variation) string {
+func observed(factor repro.Factor, n int, v *worker.Variation) string {
 	c := &v.Conditions
 	variable := func(name string) string {
 		for _, kv := range v.Env {
@@ -73,11 +74,11 @@ func observed(factor string, n int, v *worker.Variation) string {
 }
 
 func TestBisectFindsEveryFactor(t *testing.T) {
-	for _, factor := range repro.Names() {
+	for _, factor := range repro.AllFactors {
 		if factor == "parallel" {
 			continue // TestParallelRunsOverlap
 		}
-		t.Run(factor, func(t *testing.T) {
+		t.Run(string(factor), func(t *testing.T) {
 			s := newScript(t, func(n int, v *worker.Variation) made {
 				return made{files: map[string]string{"out": "x" + observed(factor, n, v), "steady": "y"}}
 			})
@@ -87,13 +88,13 @@ func TestBisectFindsEveryFactor(t *testing.T) {
 			if v.Result != repro.Differs || len(v.Outputs) != 2 || !v.Outputs[0].Differ || v.Outputs[1].Differ {
 				t.Fatalf("got %s, %+v; want one of two outputs that differs", v.Result, v.Outputs)
 			}
-			if !slices.Equal(v.Bisection.Factors, []string{factor}) || !slices.Equal(v.Outputs[0].Factors, []string{factor}) {
+			if !slices.Equal(v.Bisection.Factors, []repro.Factor{factor}) || !slices.Equal(v.Outputs[0].Factors, []repro.Factor{factor}) {
 				t.Errorf("got bisection %+v and output %+v", v.Bisection, v.Outputs[0])
 			}
 			if len(v.Differences) == 0 {
 				t.Fatal("got no difference")
 			}
-			if d := v.Differences[0]; !slices.Equal(d.Factors, []string{factor}) || d.Cause == compare.Unknown || d.Output != "out" {
+			if d := v.Differences[0]; !slices.Equal(d.Factors, []repro.Factor{factor}) || d.Cause == compare.Unknown || d.Output != "out" {
 				t.Errorf("got %+v, want factor %s", d, factor)
 			}
 		})
@@ -105,7 +106,7 @@ func TestSingleVariedFactorIsTheCause(t *testing.T) {
 		return made{files: map[string]string{"out": fmt.Sprintf("%x", len(observed("environment", n, v)))}}
 	})
 	o := s.options()
-	o.Factors = []string{"environment"}
+	o.Factors = []repro.Factor{"environment"}
 	v := check(t, s, s.action(), o)
 	if len(v.Differences) != 1 || v.Differences[0].Cause != compare.Environment {
 		t.Errorf("got %+v", v.Differences)
@@ -117,7 +118,7 @@ func TestReproducibleActionIsTheSame(t *testing.T) {
 		return made{files: map[string]string{"out": "x"}, stdout: "said", exit: 3, directory: map[string]string{"a": "1"}}
 	})
 	v := check(t, s, s.action(), s.options())
-	if v.Result != repro.Same || len(v.Differences) > 0 || len(v.Skipped) > 0 || len(v.Factors) != len(repro.Names()) {
+	if v.Result != repro.Same || len(v.Differences) > 0 || len(v.Skipped) > 0 || len(v.Factors) != len(repro.AllFactors) {
 		t.Errorf("got %+v", v)
 	}
 	if len(v.Runs) != repro.DefaultRuns || len(v.Runs[0].Varied) > 0 || len(v.Runs[1].Varied) < 12 || slices.Equal(v.Runs[1].Varied, v.Runs[2].Varied) {
@@ -131,14 +132,14 @@ func TestReproducibleActionIsTheSame(t *testing.T) {
 }
 
 func TestVariedRunsHaveDifferentConditions(t *testing.T) {
-	for _, factor := range repro.Names() {
-		if slices.Contains([]string{"aslr", "random", "parallel", "cpus", "umask", "zone", "locale"}, factor) {
+	for _, factor := range repro.AllFactors {
+		if slices.Contains([]repro.Factor{"aslr", "random", "parallel", "cpus", "umask", "zone", "locale"}, factor) {
 			continue // vary on their own or repeat
 		}
-		t.Run(factor, func(t *testing.T) {
+		t.Run(string(factor), func(t *testing.T) {
 			s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 			o := s.options()
-			o.Runs, o.Factors = 30, []string{factor}
+			o.Runs, o.Factors = 30, []repro.Factor{factor}
 			seen := map[string]int{}
 			for i, r := range check(t, s, s.action(), o).Runs {
 				what := strings.Join(r.Varied, ", ")
@@ -166,7 +167,7 @@ func TestCheckFindsEveryKindOfDifference(t *testing.T) {
 		what string // of its first difference
 	}{
 		{"exit code", func(n int) made { return made{exit: int32(n % 2)} }, repro.FlakyExit, "", ""},
-		{"timeout", func(n int) made { return made{status: []worker.Status{worker.OK, worker.TimedOut}[n%2]} }, repro.FlakyExit, "", ""},
+		{"timeout", func(n int) made { return made{status: []worker.Status{worker.StatusOK, worker.StatusTimedOut}[n%2]} }, repro.FlakyExit, "", ""},
 		{"stdout", func(n int) made { return made{stdout: fmt.Sprint("n ", n)} }, repro.Differs, compare.Stdout, ""},
 		{"stderr", func(n int) made { return made{stderr: fmt.Sprint("n ", n)} }, repro.Differs, compare.Stderr, ""},
 		{"missing output", func(n int) made {
@@ -178,7 +179,7 @@ func TestCheckFindsEveryKindOfDifference(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := newScript(t, func(n int, _ *worker.Variation) made { return c.act(n) })
 			o := s.options()
-			o.Factors = []string{}
+			o.Factors = []repro.Factor{}
 			v := check(t, s, s.action(), o)
 			if v.Result != c.want {
 				t.Fatalf("got %s, want %s", v.Result, c.want)
@@ -201,7 +202,7 @@ func TestDeclaredVariablesAreNotVaried(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 	o := s.options()
 	v := check(t, s, s.action("TZ=UTC", "LC_COLLATE=C", "CLOISTER_PADDING=1"), o)
-	for _, name := range []string{"zone", "locale", "environment"} {
+	for _, name := range []repro.Factor{"zone", "locale", "environment"} {
 		i := slices.IndexFunc(v.Skipped, func(k repro.Skipped) bool { return k.Factor == name })
 		if i < 0 || !strings.Contains(v.Skipped[i].Why, "the command sets") {
 			t.Errorf("%s: got skipped %+v", name, v.Skipped)
@@ -228,9 +229,9 @@ func TestUnsupportedFactorsAreSkipped(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 	o := s.options()
 	o.Executors[0].Features = &sandbox.Features{Conditions: []sandbox.Condition{sandbox.ConditionHostname}}
-	o.Factors = []string{"hostname", "umask"}
+	o.Factors = []repro.Factor{"hostname", "umask"}
 	v := check(t, s, s.action(), o)
-	if !slices.Equal(v.Factors, []string{"hostname"}) || len(v.Skipped) != 1 || v.Skipped[0].Factor != "umask" || !strings.Contains(v.Skipped[0].Why, "this worker cannot") {
+	if !slices.Equal(v.Factors, []repro.Factor{"hostname"}) || len(v.Skipped) != 1 || v.Skipped[0].Factor != "umask" || !strings.Contains(v.Skipped[0].Why, "this worker cannot") {
 		t.Errorf("factors %q, skipped %+v", v.Factors, v.Skipped)
 	}
 	for _, task := range s.tasks {
@@ -247,7 +248,7 @@ func TestBisectReportsNondeterminism(t *testing.T) {
 	o := s.options()
 	o.Bisect = true
 	b := check(t, s, s.action(), o).Bisection
-	if !slices.Equal(b.Nondeterministic, []string{"raced"}) || !slices.Equal(b.Factors, []string{"hostname"}) ||
+	if !slices.Equal(b.Nondeterministic, []string{"raced"}) || !slices.Equal(b.Factors, []repro.Factor{"hostname"}) ||
 		!strings.Contains(b.Summary, "scheduling") || !strings.Contains(b.Summary, "caused by hostname") {
 		t.Errorf("got %+v", b)
 	}
@@ -265,11 +266,11 @@ func TestBisectReportsTimeDependence(t *testing.T) {
 	o := s.options()
 	o.Bisect = true
 	v := check(t, s, s.action(), o) // the controls are runs 6 to 8, after three runs with two copies
-	if b := v.Bisection; !slices.Equal(b.TimeDependent, []string{"out"}) || !slices.Equal(b.Factors, []string{"time", "hostname"}) || len(b.Nondeterministic) > 0 {
+	if b := v.Bisection; !slices.Equal(b.TimeDependent, []string{"out"}) || !slices.Equal(b.Factors, []repro.Factor{"time", "hostname"}) || len(b.Nondeterministic) > 0 {
 		t.Errorf("got %+v", b)
 	}
-	for i, want := range []string{"time", "hostname"} {
-		if len(v.Differences) != 2 || !slices.Equal(v.Differences[i].Factors, []string{want}) {
+	for i, want := range []repro.Factor{"time", "hostname"} {
+		if len(v.Differences) != 2 || !slices.Equal(v.Differences[i].Factors, []repro.Factor{want}) {
 			t.Errorf("difference %d of %+v, want it by %s", i, v.Differences, want)
 		}
 	}
@@ -291,17 +292,17 @@ func TestNoiseIsNotAttributedToFactors(t *testing.T) {
 	o := s.options()
 	o.Bisect = true
 	v := check(t, s, s.action(), o)
-	if b := v.Bisection; !slices.Equal(b.TimeDependent, []string{"out"}) || !slices.Equal(b.Nondeterministic, []string{"out"}) || !slices.Equal(b.Factors, []string{"time", "hostname"}) {
+	if b := v.Bisection; !slices.Equal(b.TimeDependent, []string{"out"}) || !slices.Equal(b.Nondeterministic, []string{"out"}) || !slices.Equal(b.Factors, []repro.Factor{"time", "hostname"}) {
 		t.Errorf("got %+v", b)
 	}
 	var got []string
 	for _, d := range v.Differences {
-		got = append(got, d.What+": "+strings.Join(d.Factors, ","))
+		got = append(got, d.What+": "+repro.Join(d.Factors))
 	}
 	if want := []string{"line 1: time", "line 2: ", "line 3: hostname"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	o.Factors = []string{"hostname"}
+	o.Factors = []repro.Factor{"hostname"}
 	for _, d := range check(t, s, s.action(), o).Differences {
 		if slices.Contains(d.Factors, "time") {
 			t.Errorf("got a factor that was not varied: %+v", d)
@@ -318,7 +319,7 @@ func TestOrderIsSchedulingIfAllFactorsAreHeld(t *testing.T) {
 	})
 	o := s.options()
 	o.Bisect = true
-	if b := check(t, s, s.action(), o).Bisection; !slices.Equal(b.Factors, []string{"parallel"}) || !slices.Equal(b.Nondeterministic, []string{"out"}) {
+	if b := check(t, s, s.action(), o).Bisection; !slices.Equal(b.Factors, []repro.Factor{"parallel"}) || !slices.Equal(b.Nondeterministic, []string{"out"}) {
 		t.Errorf("got %+v", b)
 	}
 	o.Executors[0].Features = &sandbox.Features{Conditions: []sandbox.Condition{sandbox.ConditionHostname}}
@@ -330,7 +331,7 @@ func TestOrderIsSchedulingIfAllFactorsAreHeld(t *testing.T) {
 // Words in a different order look like a hash table, and local times like any other.
 func TestProvedFactorsOutweighLooks(t *testing.T) {
 	for _, c := range []struct {
-		factor string
+		factor repro.Factor
 		cause  compare.Cause
 		says   func(v *worker.Variation) string
 	}{
@@ -355,7 +356,7 @@ func TestProvedFactorsOutweighLooks(t *testing.T) {
 			return strings.Join(words, "\n") + "\n"
 		}},
 	} {
-		t.Run(c.factor, func(t *testing.T) {
+		t.Run(string(c.factor), func(t *testing.T) {
 			s := newScript(t, func(_ int, v *worker.Variation) made { return file(c.says(v)) })
 			o := s.options()
 			o.Bisect = true
@@ -377,11 +378,11 @@ func TestCheckPausesToVaryTime(t *testing.T) {
 			t.Errorf("got %s", v.Result)
 		}
 		for what, change := range map[string]func(){
-			"time is not varied":   func() { o.Factors, o.Executors[0].Features = []string{"hostname"}, &sandbox.Features{} },
-			"negative pause":       func() { o.Factors, o.Pause, o.Executors[0].Features = nil, -1, &sandbox.Features{} },
-			"clock can be shifted": func() { o.Factors, o.Pause, o.Executors[0].Features = nil, 0, able },
+			"time is not varied":   func() { o.Factors, o.Executors[0].Features = []repro.Factor{"hostname"}, &sandbox.Features{} },
+			"negative pause":       func() { o.Factors, o.Pause, o.Executors[0].Features = repro.AllFactors, -1, &sandbox.Features{} },
+			"clock can be shifted": func() { o.Factors, o.Pause, o.Executors[0].Features = repro.AllFactors, 0, able },
 			"first run is long ago": func() {
-				o.Factors, o.Pause, o.Executors[0].Features = nil, 0, &sandbox.Features{}
+				o.Factors, o.Pause, o.Executors[0].Features = repro.AllFactors, 0, &sandbox.Features{}
 				task := s.action()
 				o.First, _ = s.Execute(t.Context(), task, func(worker.Stage) {})
 				o.First.Result.ExecutionMetadata.ExecutionStartTimestamp = timestamppb.New(time.Now().Add(-time.Hour))
@@ -402,7 +403,7 @@ func TestUnconfirmedChangesAreNotFactors(t *testing.T) {
 		return file("x" + map[bool]string{true: "odd"}[n == 2 || n == 8])
 	})
 	o := s.options()
-	o.Bisect, o.Factors = true, []string{"hostname", "umask"}
+	o.Bisect, o.Factors = true, []repro.Factor{"hostname", "umask"}
 	if b := check(t, s, s.action(), o).Bisection; len(b.Factors) > 0 {
 		t.Errorf("got %+v", b)
 	}
@@ -431,7 +432,7 @@ func TestFactorsAreAttributedByLocation(t *testing.T) {
 	o := s.options()
 	o.Bisect = true
 	v := check(t, s, s.action(), o)
-	if len(v.Differences) != 2 || !slices.Equal(v.Differences[0].Factors, []string{"hostname"}) || !slices.Equal(v.Differences[1].Factors, []string{"umask"}) {
+	if len(v.Differences) != 2 || !slices.Equal(v.Differences[0].Factors, []repro.Factor{"hostname"}) || !slices.Equal(v.Differences[1].Factors, []repro.Factor{"umask"}) {
 		t.Errorf("got %+v", v.Differences)
 	}
 }
@@ -472,11 +473,11 @@ func TestDurationsAreNotAttributedToFactors(t *testing.T) {
 			o := s.options()
 			o.Bisect = true
 			v := check(t, s, s.action(), o)
-			if b := v.Bisection; !slices.Equal(slices.Sorted(slices.Values(b.Factors)), []string{"hostname", "time"}) || !slices.Equal(b.TimeDependent, []string{"out"}) {
+			if b := v.Bisection; !slices.Equal(slices.Sorted(slices.Values(b.Factors)), []repro.Factor{"hostname", "time"}) || !slices.Equal(b.TimeDependent, []string{"out"}) {
 				t.Errorf("got %+v", b)
 			}
 			for _, d := range v.Differences {
-				if want := map[bool]string{false: "time", true: "hostname"}[d.Cause == compare.Hostname]; !slices.Equal(d.Factors, []string{want}) {
+				if want := map[bool]repro.Factor{false: "time", true: "hostname"}[d.Cause == compare.Hostname]; !slices.Equal(d.Factors, []repro.Factor{want}) {
 					t.Errorf("%s: by %q, want %s", d.What, d.Factors, want)
 				}
 			}
@@ -510,7 +511,7 @@ func TestSeveralSeedFactorsAreRandom(t *testing.T) {
 	o := s.options()
 	o.Bisect = true
 	v := check(t, s, s.action(), o)
-	if d := v.Differences; len(d) != 1 || !slices.Equal(d[0].Factors, []string{"time", "user", "pids"}) || d[0].Cause != compare.Random {
+	if d := v.Differences; len(d) != 1 || !slices.Equal(d[0].Factors, []repro.Factor{"time", "user", "pids"}) || d[0].Cause != compare.Random {
 		t.Errorf("got %+v", d)
 	}
 }
@@ -530,7 +531,7 @@ func TestRemainingFactorIsTheCause(t *testing.T) {
 	o := s.options()
 	o.Bisect = true
 	v := check(t, s, s.action(), o)
-	if d := v.Differences; len(d) != 2 || !slices.Equal(d[1].Factors, []string{"path"}) || d[1].Cause != compare.Path {
+	if d := v.Differences; len(d) != 2 || !slices.Equal(d[1].Factors, []repro.Factor{"path"}) || d[1].Cause != compare.Path {
 		t.Errorf("got %+v", d)
 	}
 }
@@ -546,7 +547,7 @@ func TestOrderByRandomNumbersIsAHashSeed(t *testing.T) {
 	o := s.options()
 	o.Bisect = true
 	v := check(t, s, s.action(), o)
-	if d := v.Differences; len(d) != 1 || !slices.Equal(d[0].Factors, []string{"random"}) || d[0].Cause != compare.HashSeed {
+	if d := v.Differences; len(d) != 1 || !slices.Equal(d[0].Factors, []repro.Factor{"random"}) || d[0].Cause != compare.HashSeed {
 		t.Errorf("got %+v", d)
 	}
 }
@@ -602,7 +603,7 @@ func TestParallelRunsOverlap(t *testing.T) {
 		return both
 	}
 	o := s.options()
-	o.Runs, o.Factors = 2, []string{"parallel"}
+	o.Runs, o.Factors = 2, []repro.Factor{"parallel"}
 	v := check(t, s, s.action(), o)
 	if v.Result != repro.Same || s.runs() != 3 || !slices.Contains(v.Runs[1].Varied, "parallel, with another run") {
 		t.Errorf("got %d runs, %+v", s.runs(), v.Runs)
@@ -617,7 +618,7 @@ func TestCheckUsesAnEarlierRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := s.options()
-	o.Runs, o.First, o.Factors = 2, out, []string{"hostname"}
+	o.Runs, o.First, o.Factors = 2, out, []repro.Factor{"hostname"}
 	if v := check(t, s, task, o); v.Result != repro.Same || s.runs() != 2 || len(v.Runs) != 2 {
 		t.Errorf("%d runs, %+v", s.runs(), v)
 	}
@@ -648,12 +649,12 @@ func TestCheckReturnsFaults(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 	s.fail = func(n int) error {
 		if n == 2 {
-			return &worker.Fault{Kind: worker.Missing, Err: errors.New("gone")}
+			return &worker.Fault{Kind: worker.FaultMissing, Err: errors.New("gone")}
 		}
 		return nil
 	}
 	var f *worker.Fault
-	if _, err := repro.Check(t.Context(), s.action(), s.options()); !errors.As(err, &f) || f.Kind != worker.Missing {
+	if _, err := repro.Check(t.Context(), s.action(), s.options()); !errors.As(err, &f) || f.Kind != worker.FaultMissing {
 		t.Errorf("got %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -663,10 +664,62 @@ func TestCheckReturnsFaults(t *testing.T) {
 		t.Error("cancelled check: got no error")
 	}
 	for what, o := range map[string]repro.Options{
-		"no executor": {}, "one run": {Runs: 1, Executors: s.options().Executors}, "too many": {Runs: 101, Executors: s.options().Executors},
+		"one run": {Runs: 1, Executors: s.options().Executors}, "too many": {Runs: 101, Executors: s.options().Executors},
 	} {
-		if _, err := repro.Check(t.Context(), s.action(), o); !errors.As(err, &f) || f.Kind != worker.Invalid {
+		if _, err := repro.Check(t.Context(), s.action(), o); !errors.As(err, &f) || f.Kind != worker.FaultInvalid {
 			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// TestCheckNamesTheWrongField: what is missing or unknown is an error that names it, before anything runs.
+func TestCheckNamesTheWrongField(t *testing.T) {
+	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
+	for want, change := range map[string]func(*worker.Task, *repro.Options){
+		"Task.Action":                   func(task *worker.Task, _ *repro.Options) { task.Action = cas.Digest{} },
+		"Options.Executors":             func(_ *worker.Task, o *repro.Options) { o.Executors = nil },
+		"Options.Executors[0].Name":     func(_ *worker.Task, o *repro.Options) { o.Executors[0].Name = "" },
+		"Options.Executors[0].Executor": func(_ *worker.Task, o *repro.Options) { o.Executors[0].Executor = nil },
+		"Options.Executors[0].Store":    func(_ *worker.Task, o *repro.Options) { o.Executors[0].Store = nil },
+		`"hostnam" in Options.Factors`:  func(_ *worker.Task, o *repro.Options) { o.Factors = []repro.Factor{"hostnam"} },
+		`"Hostname" in Options.Factors`: func(_ *worker.Task, o *repro.Options) { o.Factors = []repro.Factor{"time", "Hostname"} },
+		`"all" in Options.Factors`:      func(_ *worker.Task, o *repro.Options) { o.Factors = []repro.Factor{"all"} },
+	} {
+		task, o := s.action(), s.options()
+		change(task, &o)
+		var f *worker.Fault
+		if _, err := repro.Check(t.Context(), task, o); !errors.As(err, &f) || f.Kind != worker.FaultInvalid || !strings.Contains(err.Error(), want) {
+			t.Errorf("got error %v, want an invalid request that names %s", err, want)
+		}
+	}
+	if s.runs() != 0 {
+		t.Errorf("got %d runs, want none", s.runs())
+	}
+}
+
+// TestUnvariedRunsAreNotTheSame: equal runs without any variation do not show that an action is reproducible.
+func TestUnvariedRunsAreNotTheSame(t *testing.T) {
+	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
+	plain := s.options().Executors[0]
+	plain.Name, plain.Features = "plain", nil
+	for name, c := range map[string]struct {
+		change func(*repro.Options)
+		want   repro.Result
+	}{
+		"nil factors":  {func(o *repro.Options) { o.Factors = nil }, repro.Unvaried},
+		"no factors":   {func(o *repro.Options) { o.Factors = []repro.Factor{} }, repro.Unvaried},
+		"nil features": {func(o *repro.Options) { o.Executors[0].Features = nil }, repro.Unvaried},
+		"nothing fits": {func(o *repro.Options) {
+			o.Factors, o.Executors[0].Features = []repro.Factor{"pids"}, &sandbox.Features{}
+		}, repro.Unvaried},
+		"two executors":  {func(o *repro.Options) { o.Factors, o.Executors = nil, append(o.Executors, plain) }, repro.Same},
+		"only the first": {func(o *repro.Options) { o.Runs, o.Executors = 2, append(o.Executors, plain) }, repro.Same},
+	} {
+		o := s.options()
+		c.change(&o)
+		v := check(t, s, s.action(), o)
+		if v.Result != c.want || len(v.Factors) > 0 || !v.Result.AllEqual() || v.Line() != "" {
+			t.Errorf("%s: got %s with %q varied, want %s", name, v.Result, v.Factors, c.want)
 		}
 	}
 }
@@ -682,7 +735,7 @@ func TestVerdictsAreDeterministic(t *testing.T) {
 			return m
 		})
 		o := s.options()
-		o.Factors = []string{}
+		o.Factors = []repro.Factor{}
 		b, err := json.Marshal(check(t, s, s.action(), o))
 		if err != nil {
 			t.Fatal(err)
@@ -697,14 +750,14 @@ func TestVerdictsAreDeterministic(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	for list, want := range map[string][]string{
+	for list, want := range map[string][]repro.Factor{
 		"none": {}, "uid": {"user"}, "time,tz, time": {"time", "zone"},
 	} {
-		if got, err := repro.Choose(list); err != nil || got == nil || !slices.Equal(got, want) {
+		if got, err := repro.Choose(list); err != nil || !slices.Equal(got, want) {
 			t.Errorf("Choose(%q) = %q, %v", list, got, err)
 		}
 	}
-	if got, err := repro.Choose("all"); err != nil || len(got) != len(repro.Names()) {
+	if got, err := repro.Choose("all"); err != nil || len(got) != len(repro.AllFactors) {
 		t.Errorf("Choose(all) = %q, %v", got, err)
 	}
 	for _, empty := range []string{"", " ", ",", " , "} { // an unset shell variable

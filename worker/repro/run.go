@@ -82,7 +82,7 @@ func (c *check) record(x *Executor, v *worker.Variation, out *worker.Outcome) Ru
 	if !x.Action.IsZero() && x.Action != c.task.Action {
 		r.Action = x.Action.String()
 	}
-	if out.Status != worker.OK {
+	if out.Status != worker.StatusOK {
 		r.Code = out.Status.String()
 	}
 	if !out.Manifest.IsZero() {

@@ -6,9 +6,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,7 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// SamplerConfig configures a Sampler. Executor and Instances are required.
+// SamplerConfig configures a Sampler. Executor, Instances, Name and Features are required.
 type SamplerConfig struct {
 	Executor  worker.Executor
 	Instances cas.Instances
@@ -36,6 +38,8 @@ type SamplerConfig struct {
 	// Salt determines, with the digest, which actions are checked. nil means the current day: all servers choose the
 	// same actions on a day, and over time each action is chosen.
 	Salt func() uint64
+	// BacklogBytes limits the size of the results of pending checks; zero is 64 MiB.
+	BacklogBytes int64
 	// Count, if not nil, is called for every check with the label of a metric: a Result or "skipped".
 	Count    func(result string)
 	Recorder Recorder
@@ -62,24 +66,21 @@ type Summary struct {
 
 // Limits of a Sampler.
 const (
-	maxBacklog      = 1000     // pending checks
-	maxBacklogBytes = 64 << 20 // of their results
-	maxTries        = 10       // of an interrupted check
-	maxTallied      = 10_000   // kinds of actions with separate counts
+	maxBacklog = 1000 // pending checks
+	maxTries   = 10   // of an interrupted check
 )
 
 // A Sampler is an Executor that runs a sample of the actions a second time, varies every factor that needs no second
-// slot, and compares the results. It is safe for concurrent use.
+// slot, and compares the results. NewSampler makes it; the zero Sampler is not usable. It is safe for concurrent use.
 type Sampler struct {
-	SamplerConfig
-	factors []string
+	cfg     SamplerConfig
+	factors []Factor
 
 	mu      sync.Mutex         // guards everything below
 	backlog []*pending         // next one first
 	bytes   int64              // of backlog
 	queued  map[actionKey]bool // actions in backlog
 	filled  chan struct{}      // has a value if backlog may have grown
-	tallies map[Kind]*Tally
 }
 
 // An actionKey is an action of an instance.
@@ -87,12 +88,6 @@ type actionKey struct {
 	instance string
 	action   cas.Digest
 }
-
-// A Kind groups actions by what the client says about them.
-type Kind struct{ Mnemonic, Target string }
-
-// A Tally counts the checks of one Kind.
-type Tally struct{ Same, Differs, FlakyExit, Skipped int }
 
 // A pending check waits for a free slot.
 type pending struct {
@@ -102,10 +97,25 @@ type pending struct {
 	tries int
 }
 
-// NewSampler returns a Sampler. Without Gate, the caller must call Idle.
-func NewSampler(c SamplerConfig) *Sampler {
+// NewSampler returns a Sampler, and fails if a required field is missing. Without Gate, the caller must call Idle.
+func NewSampler(c SamplerConfig) (*Sampler, error) {
+	switch {
+	case c.Executor == nil:
+		return nil, errors.New("repro: SamplerConfig.Executor is missing")
+	case c.Instances == nil:
+		return nil, errors.New("repro: SamplerConfig.Instances is missing")
+	case c.Name == "":
+		return nil, errors.New("repro: SamplerConfig.Name is missing")
+	case len(c.Features.Audits) == 0: // every backend supports one
+		return nil, errors.New("repro: SamplerConfig.Features is missing: set it to the result of Backend.Probe")
+	case !(c.SampleRate >= 0 && c.SampleRate <= 1):
+		return nil, fmt.Errorf("repro: SamplerConfig.SampleRate is %v: it must be from 0 to 1", c.SampleRate)
+	}
 	if c.Salt == nil {
 		c.Salt = func() uint64 { return uint64(time.Now().Unix() / 86_400) }
+	}
+	if c.BacklogBytes == 0 {
+		c.BacklogBytes = 64 << 20
 	}
 	if c.Count == nil {
 		c.Count = func(string) {}
@@ -117,31 +127,30 @@ func NewSampler(c SamplerConfig) *Sampler {
 		c.Verdicts, _ = OpenVerdicts(VerdictsConfig{}) // cannot fail without a file
 	}
 	s := &Sampler{
-		SamplerConfig: c,
-		queued:        map[actionKey]bool{},
-		filled:        make(chan struct{}, 1),
-		tallies:       map[Kind]*Tally{},
+		cfg:    c,
+		queued: map[actionKey]bool{},
+		filled: make(chan struct{}, 1),
 	}
 	for _, f := range factors {
 		if f.copies == 0 {
 			s.factors = append(s.factors, f.name)
 		}
 	}
-	return s
+	return s, nil
 }
 
 // Execute executes t. If t is chosen it checks it now, with Gate, or later.
 func (s *Sampler) Execute(ctx context.Context, t *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
 	if t.Variation != nil || t.Args != nil || t.Terminal != nil || !s.chosen(t) {
-		return s.Executor.Execute(ctx, t, report)
+		return s.cfg.Executor.Execute(ctx, t, report)
 	}
 	task := *t
-	if s.Gate {
+	if s.cfg.Gate {
 		task.Approve = func(ctx context.Context, out *worker.Outcome) bool { return s.approve(ctx, t, out) }
-		return s.Executor.Execute(ctx, &task, report)
+		return s.cfg.Executor.Execute(ctx, &task, report)
 	}
-	out, err := s.Executor.Execute(ctx, t, report)
-	if err == nil && !out.Cached && !out.Uncacheable && out.Status == worker.OK {
+	out, err := s.cfg.Executor.Execute(ctx, t, report)
+	if err == nil && !out.Cached && !out.Uncacheable && out.Status == worker.StatusOK {
 		s.add(t, out)
 	}
 	return out, err
@@ -150,17 +159,17 @@ func (s *Sampler) Execute(ctx context.Context, t *worker.Task, report func(worke
 // chosen reports whether an action is in the sample. With Gate, actions that are not known to be reproducible always
 // are: otherwise their results would be recorded on a day on which they are not chosen.
 func (s *Sampler) chosen(t *worker.Task) bool {
-	if s.Gate && s.Remark(t.Instance, t.Action) != "" {
+	if s.cfg.Gate && s.Remark(t.Instance, t.Action) != "" {
 		return true
 	}
 	h := sha256.New()
 	var salt [8]byte
-	binary.BigEndian.PutUint64(salt[:], s.Salt())
+	binary.BigEndian.PutUint64(salt[:], s.cfg.Salt())
 	h.Write(salt[:])
 	fmt.Fprintf(h, "%s\n%s", t.Action, t.Instance)
 	sum := h.Sum(nil)
 	// A float64 represents 53 bits exactly.
-	return float64(binary.BigEndian.Uint64(sum)>>11) < s.SampleRate*(1<<53)
+	return float64(binary.BigEndian.Uint64(sum)>>11) < s.cfg.SampleRate*(1<<53)
 }
 
 // approve checks t and reports whether its first outcome may be recorded.
@@ -173,7 +182,7 @@ func (s *Sampler) approve(ctx context.Context, t *worker.Task, first *worker.Out
 		return false
 	}
 	s.learn(t, v)
-	return v.Result == Same
+	return v.Result.AllEqual()
 }
 
 // check runs the action of t again. It turns a panic into an error: hostile outputs must not end the server, even if
@@ -181,24 +190,24 @@ func (s *Sampler) approve(ctx context.Context, t *worker.Task, first *worker.Out
 func (s *Sampler) check(ctx context.Context, t *worker.Task, first *worker.Outcome) (v *Verdict, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			s.Log.Error("checking an action panicked", "action", t.Action.String(), "err", p, "stack",
+			s.cfg.Log.Error("checking an action panicked", "action", t.Action.String(), "err", p, "stack",
 				string(debug.Stack()))
-			v, err = nil, &worker.Fault{Kind: worker.Internal, Err: fmt.Errorf("panic: %v", p)}
+			v, err = nil, &worker.Fault{Kind: worker.FaultInternal, Err: fmt.Errorf("panic: %v", p)}
 		}
 	}()
-	in, err := s.Instances(t.Instance)
+	in, err := s.cfg.Instances(t.Instance)
 	if err != nil {
 		return nil, err
 	}
 	task := *t
 	task.Approve = nil
 	var pause time.Duration
-	if s.Gate {
+	if s.cfg.Gate {
 		pause = -1 // a client waits
 	}
 	return Check(ctx, &task, Options{
-		Runs: 2, Factors: s.factors, Host: s.Host, First: first, Pause: pause,
-		Executors: []Executor{{Name: s.Name, Executor: s.Executor, Store: in.Store, Features: &s.Features}},
+		Runs: 2, Factors: s.factors, Host: s.cfg.Host, First: first, Pause: pause,
+		Executors: []Executor{{Name: s.cfg.Name, Executor: s.cfg.Executor, Store: in.Store, Features: &s.cfg.Features}},
 	})
 }
 
@@ -208,7 +217,7 @@ func (s *Sampler) add(t *worker.Task, first *worker.Outcome) {
 	p.task.Stdout, p.task.Stderr, p.task.Logs = nil, nil, nil
 	k := actionKey{t.Instance, t.Action}
 	s.mu.Lock()
-	full := len(s.backlog) >= maxBacklog || s.bytes+p.bytes > maxBacklogBytes
+	full := len(s.backlog) >= maxBacklog || s.bytes+p.bytes > s.cfg.BacklogBytes
 	if !full && !s.queued[k] {
 		s.put(p)
 	}
@@ -216,6 +225,13 @@ func (s *Sampler) add(t *worker.Task, first *worker.Outcome) {
 	if full {
 		s.skip(t, "")
 	}
+}
+
+// PendingBytes returns the size of the results of pending checks.
+func (s *Sampler) PendingBytes() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.bytes
 }
 
 // put appends a check to the backlog. The caller holds s.mu.
@@ -286,42 +302,30 @@ func (s *Sampler) learn(t *worker.Task, v *Verdict) {
 		Time: time.Now(), Instance: t.Instance, Action: t.Action, Target: t.Target, Mnemonic: t.Mnemonic,
 		Invocation: t.Invocation, Result: v.Result,
 	}
-	s.mu.Lock()
-	tally, word := s.tally(t), string(v.Result)
-	switch v.Result {
-	case Same:
-		tally.Same++
-	case FlakyExit:
-		tally.FlakyExit++
-		word = "flaky_exit"
-	default:
-		tally.Differs++
-	}
-	s.mu.Unlock()
-	if v.Result == Same {
-		s.Verdicts.forget(k)
+	if v.Result.AllEqual() {
+		s.cfg.Verdicts.forget(k)
 	} else {
-		s.Verdicts.keep(k, why)
+		s.cfg.Verdicts.keep(k, why)
 		sum.Line = s.message(k, why)
 	}
-	s.Count(word)
-	if v.Result != Same {
-		s.Log.Warn("action is not reproducible", "action", v.Action, "instance", v.Instance, "target", v.Target,
+	s.cfg.Count(strings.ReplaceAll(string(v.Result), " ", "_"))
+	if !v.Result.AllEqual() {
+		s.cfg.Log.Warn("action is not reproducible", "action", v.Action, "instance", v.Instance, "target", v.Target,
 			"mnemonic", v.Mnemonic, "why", sum.Line)
 	}
-	if s.Recorder != nil {
-		s.Recorder.Record(sum)
+	if s.cfg.Recorder != nil {
+		s.cfg.Recorder.Record(sum)
 	}
 }
 
 // message explains why an action is not reproducible, what happens to its result, and which command shows more.
 func (s *Sampler) message(k actionKey, why string) string {
-	if s.Command != nil {
-		if command := s.Command(k.instance, k.action); command != "" {
+	if s.cfg.Command != nil {
+		if command := s.cfg.Command(k.instance, k.action); command != "" {
 			why += "; see: " + command
 		}
 	}
-	if s.Gate {
+	if s.cfg.Gate {
 		return "not cached: " + why
 	}
 	return why
@@ -329,48 +333,20 @@ func (s *Sampler) message(k actionKey, why string) string {
 
 // skip counts a check that was not made. line, if any, becomes the remark on the action.
 func (s *Sampler) skip(t *worker.Task, line string) {
-	s.mu.Lock()
-	s.tally(t).Skipped++
-	s.mu.Unlock()
 	if line != "" {
-		s.Verdicts.suspect(actionKey{t.Instance, t.Action}, text(line))
+		s.cfg.Verdicts.suspect(actionKey{t.Instance, t.Action}, text(line))
 	}
-	s.Count("skipped")
-}
-
-// tally returns the Tally of t's kind. Kinds beyond maxTallied share one. The caller holds s.mu.
-func (s *Sampler) tally(t *worker.Task) *Tally {
-	k := Kind{text(t.Mnemonic), text(t.Target)}
-	if s.tallies[k] == nil {
-		if len(s.tallies) >= maxTallied {
-			k = Kind{}
-		}
-		if s.tallies[k] == nil {
-			s.tallies[k] = &Tally{}
-		}
-	}
-	return s.tallies[k]
+	s.cfg.Count("skipped")
 }
 
 // Remark returns a line about an action to show with each of its results, "" if there is none.
 func (s *Sampler) Remark(instance string, action cas.Digest) string {
 	k := actionKey{instance, action}
-	why, verdict := s.Verdicts.of(k)
+	why, verdict := s.cfg.Verdicts.of(k)
 	if verdict {
 		return s.message(k, why)
 	}
 	return why
-}
-
-// Tallies returns the counts of all checks by kind.
-func (s *Sampler) Tallies() map[Kind]Tally {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all := make(map[Kind]Tally, len(s.tallies))
-	for k, t := range s.tallies {
-		all[k] = *t
-	}
-	return all
 }
 
 // Waiting returns the number of pending checks.

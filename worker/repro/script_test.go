@@ -67,7 +67,7 @@ func (s *script) Execute(ctx context.Context, t *worker.Task, report func(worker
 		select {
 		case <-s.wait(n):
 		case <-ctx.Done():
-			return nil, &worker.Fault{Kind: worker.Cancelled, Err: ctx.Err()}
+			return nil, &worker.Fault{Kind: worker.FaultCancelled, Err: ctx.Err()}
 		}
 	}
 	if s.fail != nil {
@@ -148,12 +148,12 @@ func (s *script) action(env ...string) *worker.Task {
 }
 
 // able are the features of a worker that supports every condition.
-var able = &sandbox.Features{Conditions: sandbox.AllConditions}
+var able = &sandbox.Features{Audits: []sandbox.Audit{sandbox.AuditOff}, Conditions: sandbox.AllConditions}
 
 var host = repro.Host{CPUs: 4, Zones: []string{"Etc/GMT-14", "Etc/GMT+12"}}
 
 func (s *script) options() repro.Options {
-	return repro.Options{Executors: []repro.Executor{{Name: "local", Executor: s, Store: s.store, Features: able}}, Host: host, Pause: 1}
+	return repro.Options{Executors: []repro.Executor{{Name: "local", Executor: s, Store: s.store, Features: able}}, Factors: repro.AllFactors, Host: host, Pause: 1}
 }
 
 func check(t *testing.T, s *script, task *worker.Task, o repro.Options) *repro.Verdict {

@@ -123,11 +123,11 @@ func (v *Verdict) differences(path string) []*Difference {
 }
 
 // dependsOn lists the factors of an output.
-func dependsOn(factors []string) string {
+func dependsOn(factors []Factor) string {
 	if len(factors) == 0 {
 		return ""
 	}
-	return "  depends on " + strings.Join(factors, ", ")
+	return "  depends on " + Join(factors)
 }
 
 // sentence describes a difference in printable ASCII.
@@ -158,7 +158,7 @@ func (d *Difference) why() string {
 		words = append(words, "cause: "+string(d.Cause))
 	}
 	if len(d.Factors) > 0 {
-		words = append(words, "found by varying: "+strings.Join(d.Factors, ", "))
+		words = append(words, "found by varying: "+Join(d.Factors))
 	}
 	if d.Fix != "" {
 		words = append(words, "fix: "+text(d.Fix))
@@ -180,10 +180,12 @@ func (v *Verdict) Causes() []string {
 // conclusion summarizes the verdict.
 func (v *Verdict) conclusion() string {
 	switch causes := v.Causes(); {
+	case v.Result == Unvaried:
+		return fmt.Sprintf("equal in %d runs, but nothing was varied", len(v.Runs))
 	case v.Result == Same && len(v.Factors) == 0:
-		return fmt.Sprintf("same in %d runs; nothing was varied", len(v.Runs))
+		return fmt.Sprintf("same in %d runs; only the executor was varied", len(v.Runs))
 	case v.Result == Same:
-		return fmt.Sprintf("same in %d runs; varied: %s", len(v.Runs), strings.Join(v.Factors, ", "))
+		return fmt.Sprintf("same in %d runs; varied: %s", len(v.Runs), Join(v.Factors))
 	case len(causes) > 0:
 		return fmt.Sprintf("not reproducible: %s", strings.Join(causes, ", "))
 	case v.Bisection == nil:
@@ -203,29 +205,33 @@ func (r Report) Table(w io.Writer) error {
 	}
 	kinds, all := r.count()
 	if len(kinds) > 1 {
-		fmt.Fprintf(&b, "\n%-14s  %7s  %7s  %7s  %10s\n", "mnemonic", "actions", "same", "differs", "flaky exit")
+		fmt.Fprintf(&b, "\n%-14s  %7s  %7s  %8s  %7s  %10s\n", "mnemonic", "actions", "same", "unvaried", "differs",
+			"flaky exit")
 		for _, k := range kinds {
-			fmt.Fprintf(&b, "%-14s  %7d  %7d  %7d  %10d\n", orNone(k.mnemonic), k.actions(), k.same, k.differ, k.flaky)
+			fmt.Fprintf(&b, "%-14s  %7d  %7d  %8d  %7d  %10d\n", orNone(k.mnemonic), k.actions(), k.same, k.unvaried,
+				k.differ, k.flaky)
 		}
 	}
-	fmt.Fprintf(&b, "%d actions: %d same, %d differ, %d with flaky exit\n", all.actions(), all.same, all.differ,
-		all.flaky)
+	fmt.Fprintf(&b, "%d actions: %d same, %d unvaried, %d differ, %d with flaky exit\n", all.actions(), all.same,
+		all.unvaried, all.differ, all.flaky)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
 // counts holds the number of each result for a mnemonic.
 type counts struct {
-	mnemonic            string
-	same, differ, flaky int
+	mnemonic                      string
+	same, unvaried, differ, flaky int
 }
 
-func (t *counts) actions() int { return t.same + t.differ + t.flaky }
+func (t *counts) actions() int { return t.same + t.unvaried + t.differ + t.flaky }
 
 func (t *counts) add(r Result) {
 	switch r {
 	case Same:
 		t.same++
+	case Unvaried:
+		t.unvaried++
 	case Differs:
 		t.differ++
 	case FlakyExit:

@@ -43,7 +43,7 @@ type VerdictsConfig struct {
 //
 // The methods are safe for concurrent use.
 type Verdicts struct {
-	VerdictsConfig
+	config VerdictsConfig
 
 	writing sync.Mutex   // held, before mu, by every change, so that the file has the same order
 	log     *durable.Log // guarded by writing; nil without a file
@@ -76,7 +76,7 @@ func OpenVerdicts(c VerdictsConfig) (*Verdicts, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	v := &Verdicts{VerdictsConfig: c, known: map[actionKey]reason{}}
+	v := &Verdicts{config: c, known: map[actionKey]reason{}}
 	if c.Path == "" {
 		return v, nil
 	}
@@ -242,9 +242,9 @@ func (v *Verdicts) note(err error) {
 	if failed := err != nil; failed != v.failed {
 		v.failed = failed
 		if failed {
-			v.Log.Warn("cannot write verdicts; new ones are lost when this process ends", "file", v.Path, "err", err)
+			v.config.Log.Warn("cannot write verdicts; new ones are lost when this process ends", "file", v.config.Path, "err", err)
 		} else {
-			v.Log.Info("verdicts are written again", "file", v.Path)
+			v.config.Log.Info("verdicts are written again", "file", v.config.Path)
 		}
 	}
 }

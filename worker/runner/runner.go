@@ -37,13 +37,14 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// Config configures a Runner.
+// Config configures a Runner. BuildDir, Backend, Features, Toolchain and Jobs are required.
 type Config struct {
 	// BuildDir is the directory to which the paths of requests are relative. It is absolute and has no symbolic links.
 	BuildDir string
 	Backend  sandbox.Backend
 	Features sandbox.Features // result of Backend.Probe
-	// Toolchain lists what every command may read in addition to its input root; see worker.HostToolchain.
+	// Toolchain lists what every command may read in addition to its input root; see sandbox.HostToolchain. An empty list,
+	// which is not nil, means nothing.
 	Toolchain []sandbox.Input
 	// Policy decides what commands may use; nil is policy.Default(). Requests of this protocol do not describe the
 	// action, so the same rule applies to all commands.
@@ -63,8 +64,19 @@ type Runner struct {
 	jobs   chan struct{} // holds a value for each running command
 }
 
-// New returns a Runner. It fails if the backend cannot enforce the policy.
+// New returns a Runner. It fails if a required field is missing, or the backend cannot enforce the policy.
 func New(c Config) (*Runner, error) {
+	switch {
+	case c.BuildDir == "":
+		return nil, errors.New("runner: Config.BuildDir is missing")
+	case c.Backend == nil:
+		return nil, errors.New("runner: Config.Backend is missing")
+	case c.Toolchain == nil:
+		return nil, errors.New("runner: Config.Toolchain is missing: set it to the result of sandbox.HostToolchain, " +
+			"or to []sandbox.Input{} for none")
+	case c.Jobs < 1:
+		return nil, fmt.Errorf("runner: Config.Jobs is %d: it must be at least 1", c.Jobs)
+	}
 	if c.Policy == nil {
 		c.Policy = policy.Default()
 	}

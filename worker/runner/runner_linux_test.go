@@ -19,10 +19,10 @@ import (
 
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
-	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/runner"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -49,7 +49,7 @@ func newFixture(t testing.TB, rules string) *fixture {
 	if err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	toolchain, err := worker.HostToolchain()
+	toolchain, err := sandbox.HostToolchain()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -532,6 +532,24 @@ func TestCheckReadinessOfBrokenSandbox(t *testing.T) {
 	}
 }
 
+func TestNewNamesTheMissingField(t *testing.T) {
+	whole := runner.Config{BuildDir: t.TempDir(), Backend: namespace.New(namespace.Config{}), Toolchain: []sandbox.Input{}, Jobs: 1}
+	defer whole.Backend.Close()
+	for want, change := range map[string]func(*runner.Config){
+		"BuildDir":  func(c *runner.Config) { c.BuildDir = "" },
+		"Backend":   func(c *runner.Config) { c.Backend = nil },
+		"Jobs":      func(c *runner.Config) { c.Jobs = 0 },
+		"Features":  func(c *runner.Config) { c.Features = sandbox.Features{} },
+		"Toolchain": func(c *runner.Config) { c.Toolchain = nil },
+	} {
+		c := whole
+		change(&c)
+		if _, err := runner.New(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want an error that names %s", err, want)
+		}
+	}
+}
+
 func TestNewRefusesUnenforceablePolicy(t *testing.T) {
 	backend := namespace.New(namespace.Config{Without: namespace.NamespacesOnly})
 	defer backend.Close()
@@ -543,7 +561,7 @@ func TestNewRefusesUnenforceablePolicy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := runner.New(runner.Config{BuildDir: t.TempDir(), Backend: backend, Features: features, Policy: rules, Jobs: 1}); err == nil {
+	if _, err := runner.New(runner.Config{BuildDir: t.TempDir(), Backend: backend, Features: features, Toolchain: []sandbox.Input{}, Policy: rules, Jobs: 1}); err == nil {
 		t.Error("New accepted a policy with a full audit, which the backend does not support")
 	}
 }

@@ -25,8 +25,8 @@ type Metrics struct {
 	checks     *prometheus.CounterVec
 }
 
-// New registers the counters.
-func New(r prometheus.Registerer) *Metrics {
+// New registers the counters, and fails if r has metrics of the same names.
+func New(r prometheus.Registerer) (*Metrics, error) {
 	counter := func(name, help, label string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
 	}
@@ -40,8 +40,12 @@ func New(r prometheus.Registerer) *Metrics {
 			"Operations that the sandbox denied, and limits that actions hit, by kind of event.", "kind"),
 		checks: counter("cloister_repro_checks_total", "Reproducibility checks by result.", "result"),
 	}
-	r.MustRegister(m.actions, m.stages, m.violations, m.checks)
-	return m
+	for _, c := range []prometheus.Collector{m.actions, m.stages, m.violations, m.checks} {
+		if err := r.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
 }
 
 // Check counts a reproducibility check, whose result is same, differs, flaky_exit or skipped.
@@ -79,7 +83,9 @@ func (c *counted) Execute(
 	out, err := c.Executor.Execute(ctx, t, func(s worker.Stage) {
 		observe()
 		stage, began = s, time.Now()
-		report(s)
+		if report != nil {
+			report(s)
+		}
 	})
 	observe()
 	c.actions.WithLabelValues(result(out, err)).Inc()
@@ -90,9 +96,9 @@ func (c *counted) Execute(
 func result(out *worker.Outcome, err error) string {
 	if err != nil {
 		switch f, ok := errors.AsType[*worker.Fault](err); {
-		case ok && f.Kind == worker.Cancelled:
+		case ok && f.Kind == worker.FaultCancelled:
 			return "cancelled"
-		case ok && f.Kind <= worker.Unmet:
+		case ok && f.Kind <= worker.FaultUnmet:
 			return "rejected"
 		}
 		return "infra"
@@ -100,7 +106,7 @@ func result(out *worker.Outcome, err error) string {
 	switch {
 	case out.Cached:
 		return "cached"
-	case out.Status == worker.TimedOut:
+	case out.Status == worker.StatusTimedOut:
 		return "timeout"
 	case out.Exceeded == sandbox.LimitMemory:
 		return "oom"
@@ -108,7 +114,7 @@ func result(out *worker.Outcome, err error) string {
 		return "limit"
 	case out.Result.ExitCode > 128:
 		return "signal"
-	case out.Status != worker.OK || out.Result.ExitCode != 0:
+	case out.Status != worker.StatusOK || out.Result.ExitCode != 0:
 		return "nonzero"
 	}
 	return "ok"

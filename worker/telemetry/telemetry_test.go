@@ -23,8 +23,8 @@ type ends struct {
 }
 
 func (e *ends) Execute(_ context.Context, _ *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
-	report(worker.Fetch)
-	report(worker.Run)
+	report(worker.StageFetch)
+	report(worker.StageRun)
 	return e.out, e.err
 }
 
@@ -34,16 +34,19 @@ func TestActionsAreCountedByResult(t *testing.T) {
 		"ok":        {out: &worker.Outcome{Result: exit(0)}},
 		"nonzero":   {out: &worker.Outcome{Result: exit(1)}},
 		"signal":    {out: &worker.Outcome{Result: exit(139)}},
-		"timeout":   {out: &worker.Outcome{Result: exit(143), Status: worker.TimedOut}},
+		"timeout":   {out: &worker.Outcome{Result: exit(143), Status: worker.StatusTimedOut}},
 		"oom":       {out: &worker.Outcome{Result: exit(137), Exceeded: sandbox.LimitMemory}},
 		"limit":     {out: &worker.Outcome{Result: exit(137), Exceeded: sandbox.LimitCPU}},
 		"cached":    {out: &worker.Outcome{Result: exit(0), Cached: true}},
-		"rejected":  {err: &worker.Fault{Kind: worker.Unmet, Err: errors.New("x")}},
-		"cancelled": {err: &worker.Fault{Kind: worker.Cancelled, Err: errors.New("x")}},
-		"infra":     {err: &worker.Fault{Kind: worker.Internal, Err: errors.New("x")}},
+		"rejected":  {err: &worker.Fault{Kind: worker.FaultUnmet, Err: errors.New("x")}},
+		"cancelled": {err: &worker.Fault{Kind: worker.FaultCancelled, Err: errors.New("x")}},
+		"infra":     {err: &worker.Fault{Kind: worker.FaultInternal, Err: errors.New("x")}},
 	} {
 		r := prometheus.NewRegistry()
-		m := telemetry.New(r)
+		m, err := telemetry.New(r)
+		if err != nil {
+			t.Fatal(err)
+		}
 		var stages []worker.Stage
 		out, err := m.Executor(e).Execute(t.Context(), &worker.Task{}, func(s worker.Stage) { stages = append(stages, s) })
 		if out != e.out || err != e.err || len(stages) != 2 {
@@ -65,7 +68,14 @@ cloister_actions_total{result="` + want + `"} 1
 
 func TestViolationsAreCountedByKind(t *testing.T) {
 	r := prometheus.NewRegistry()
-	telemetry.New(r).Violations(&worker.Violations{
+	m, err := telemetry.New(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := telemetry.New(r); err == nil {
+		t.Error("New registered the same names twice")
+	}
+	m.Violations(&worker.Violations{
 		Events: []sandbox.Event{
 			{Kind: sandbox.EventConnect, Subject: "tcp 10.0.0.1:1", Count: 3},
 			{Kind: sandbox.EventConnect, Subject: "tcp 10.0.0.2:1", Count: 1},

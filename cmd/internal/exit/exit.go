@@ -3,7 +3,10 @@
 // Package exit defines the exit codes of the commands and the error that carries one.
 package exit
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // Exit codes of every subcommand but run, which returns the code of its command.
 const (
@@ -25,6 +28,14 @@ type Error struct {
 
 // New returns err with an exit code. A nil err prints nothing.
 func New(code int, err error) *Error { return &Error{code, err} }
+
+// Compared gives an error of a comparison its exit code: that of an unreachable server, or else Trouble.
+func Compared(err error) *Error {
+	if e, ok := errors.AsType[*Error](err); ok && e.Code == Unreachable {
+		return New(Unreachable, err)
+	}
+	return New(Trouble, err)
+}
 
 func (e *Error) Error() string {
 	if e.Err == nil {

@@ -21,7 +21,7 @@ func HideDefault(f *pflag.FlagSet, names ...string) {
 }
 
 // ExplainMistakes makes cmd and all commands below it answer a mistake in the command line with a correction, instead of
-// the messages of cobra and of Go's parsers.
+// the messages of cobra and of Go's parsers, and refuse empty values (see AllowEmpty).
 func ExplainMistakes(cmd *cobra.Command) {
 	cmd.SetFlagErrorFunc(explainFlag)
 	explainArgsBelow(cmd)
@@ -30,6 +30,9 @@ func ExplainMistakes(cmd *cobra.Command) {
 func explainArgsBelow(cmd *cobra.Command) {
 	validate := cmd.Args
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if err := explainEmpty(cmd); err != nil {
+			return err
+		}
 		if validate != nil && validate(cmd, args) != nil {
 			return explainArgs(cmd, args)
 		}
@@ -43,14 +46,32 @@ func explainArgsBelow(cmd *cobra.Command) {
 func explainArgs(cmd *cobra.Command, args []string) error {
 	if !cmd.HasAvailableSubCommands() {
 		usage := strings.ReplaceAll(cmd.UseLine(), "\n ", ", or")
+		if missing := missingArgument(cmd, args); missing != "" {
+			return fmt.Errorf("missing argument %s: write %s", missing, usage)
+		}
 		return fmt.Errorf("wrong number of arguments (%d): write %s", len(args), usage)
 	}
-	cmd.SuggestionsMinimumDistance = 2
+	// Short names are all near each other: foo is not top.
+	cmd.SuggestionsMinimumDistance = max(1, min(2, len(args[0])-2))
 	hint := fmt.Sprintf("see %s --help", cmd.CommandPath())
 	if names := cmd.SuggestionsFor(args[0]); len(names) > 0 {
 		hint = "did you mean " + strings.Join(names, " or ") + "?"
 	}
 	return fmt.Errorf("%s has no command %+.200q: %s", cmd.CommandPath(), args[0], hint)
+}
+
+// missingArgument returns the first argument of the usage that the command line lacks, such as ADDRESS, or "".
+func missingArgument(cmd *cobra.Command, args []string) string {
+	words := strings.Fields(cmd.Use)[1:]
+	if len(words) <= len(args) {
+		return ""
+	}
+	for _, word := range words[:len(args)+1] {
+		if strings.ToUpper(word) != word || strings.ContainsAny(word, "[]|()-") {
+			return ""
+		}
+	}
+	return strings.TrimSuffix(words[len(args)], "...")
 }
 
 func explainFlag(cmd *cobra.Command, err error) error {

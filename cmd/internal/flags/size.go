@@ -6,6 +6,7 @@ package flags
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -52,6 +53,9 @@ func (s *Size) Set(text string) error {
 	n, ok := parseBytes(text)
 	if !ok {
 		return errors.New("write 50GiB, 500MB or 10%")
+	}
+	if _, err := strconv.Atoi(text); err == nil && n < 1<<20 {
+		return fmt.Errorf("%d bytes are too few: write a unit, such as %sGiB, or a percentage of the disk, such as %[2]s%%", n, text)
 	}
 	*s = Size{Bytes: n}
 	return nil

@@ -88,7 +88,9 @@ type StatusResponse struct {
 	// The server's present time, the reference for all other times of this message.
 	Time *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=time,proto3" json:"time,omitempty"`
 	// Totals of instances in which the caller may not execute; unset if there are none.
-	Elsewhere     *Elsewhere `protobuf:"bytes,15,opt,name=elsewhere,proto3" json:"elsewhere,omitempty"`
+	Elsewhere *Elsewhere `protobuf:"bytes,15,opt,name=elsewhere,proto3" json:"elsewhere,omitempty"`
+	// What an operator should know although it does not make the server unready, such as writes that wait for an upstream.
+	Notes         []string `protobuf:"bytes,16,rep,name=notes,proto3" json:"notes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -224,6 +226,13 @@ func (x *StatusResponse) GetTime() *timestamppb.Timestamp {
 func (x *StatusResponse) GetElsewhere() *Elsewhere {
 	if x != nil {
 		return x.Elsewhere
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
 	}
 	return nil
 }
@@ -704,7 +713,7 @@ var File_cloister_v1_fleet_proto protoreflect.FileDescriptor
 const file_cloister_v1_fleet_proto_rawDesc = "" +
 	"\n" +
 	"\x17cloister/v1/fleet.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"\x91\x04\n" +
+	"\rStatusRequest\"\xa7\x04\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x124\n" +
@@ -721,7 +730,8 @@ const file_cloister_v1_fleet_proto_rawDesc = "" +
 	"\ademands\x18\f \x03(\v2\x13.cloister.v1.DemandR\ademands\x12-\n" +
 	"\aworkers\x18\r \x03(\v2\x13.cloister.v1.WorkerR\aworkers\x12.\n" +
 	"\x04time\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
-	"\telsewhere\x18\x0f \x01(\v2\x16.cloister.v1.ElsewhereR\telsewhere\"g\n" +
+	"\telsewhere\x18\x0f \x01(\v2\x16.cloister.v1.ElsewhereR\telsewhere\x12\x14\n" +
+	"\x05notes\x18\x10 \x03(\tR\x05notes\"g\n" +
 	"\tElsewhere\x12\x16\n" +
 	"\x06queued\x18\x01 \x01(\x03R\x06queued\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\x03R\aworkers\x12\x14\n" +

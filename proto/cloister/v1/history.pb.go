@@ -226,7 +226,9 @@ type HistoryEntry struct {
 	// Result of a check: "same", "differs", "flaky exit".
 	Verdict string `protobuf:"bytes,17,opt,name=verdict,proto3" json:"verdict,omitempty"`
 	// Number of entries before this one that could not be written.
-	Lost          int64 `protobuf:"varint,18,opt,name=lost,proto3" json:"lost,omitempty"`
+	Lost int64 `protobuf:"varint,18,opt,name=lost,proto3" json:"lost,omitempty"`
+	// The authenticated caller, or "" if the server knows no callers. Unlike the RequestMetadata it is verified.
+	Caller        string `protobuf:"bytes,19,opt,name=caller,proto3" json:"caller,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -387,6 +389,13 @@ func (x *HistoryEntry) GetLost() int64 {
 	return 0
 }
 
+func (x *HistoryEntry) GetCaller() string {
+	if x != nil {
+		return x.Caller
+	}
+	return ""
+}
+
 var File_cloister_v1_history_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_history_proto_rawDesc = "" +
@@ -405,7 +414,7 @@ const file_cloister_v1_history_proto_rawDesc = "" +
 	"\x05limit\x18\n" +
 	" \x01(\x05R\x05limit\"J\n" +
 	"\x13ListHistoryResponse\x123\n" +
-	"\aentries\x18\x01 \x03(\v2\x19.cloister.v1.HistoryEntryR\aentries\"\xd3\x04\n" +
+	"\aentries\x18\x01 \x03(\v2\x19.cloister.v1.HistoryEntryR\aentries\"\xeb\x04\n" +
 	"\fHistoryEntry\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x10\n" +
@@ -426,7 +435,8 @@ const file_cloister_v1_history_proto_rawDesc = "" +
 	"\x06waited\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x06waited\x12+\n" +
 	"\x03ran\x18\x10 \x01(\v2\x19.google.protobuf.DurationR\x03ran\x12\x18\n" +
 	"\averdict\x18\x11 \x01(\tR\averdict\x12\x12\n" +
-	"\x04lost\x18\x12 \x01(\x03R\x04lost2V\n" +
+	"\x04lost\x18\x12 \x01(\x03R\x04lost\x12\x16\n" +
+	"\x06caller\x18\x13 \x01(\tR\x06caller2V\n" +
 	"\aHistory\x12K\n" +
 	"\x04List\x12\x1f.cloister.v1.ListHistoryRequest\x1a .cloister.v1.ListHistoryResponse0\x01BAZ?github.com/cloister-build/cloister/proto/cloister/v1;cloisterpbb\x06proto3"
 

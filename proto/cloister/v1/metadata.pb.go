@@ -361,7 +361,7 @@ func (x *Sandbox) GetInputsReason() string {
 	return ""
 }
 
-// Usage is the resource usage of a run. Values that the host cannot count are zero.
+// Usage is the resource usage of a run. A peak of zero was not measured.
 type Usage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Processor time in user mode.
@@ -374,13 +374,13 @@ type Usage struct {
 	PeakMemoryBytes int64 `protobuf:"varint,4,opt,name=peak_memory_bytes,json=peakMemoryBytes,proto3" json:"peak_memory_bytes,omitempty"`
 	// Peak number of processes and threads.
 	PeakProcesses int64 `protobuf:"varint,5,opt,name=peak_processes,json=peakProcesses,proto3" json:"peak_processes,omitempty"`
-	// Bytes read from and written to disk.
+	// Bytes read from and written to disk. Files in memory, such as outputs, do not count.
 	ReadBytes    int64 `protobuf:"varint,6,opt,name=read_bytes,json=readBytes,proto3" json:"read_bytes,omitempty"`
 	WrittenBytes int64 `protobuf:"varint,7,opt,name=written_bytes,json=writtenBytes,proto3" json:"written_bytes,omitempty"`
 	// Context switches.
 	VoluntarySwitches   int64 `protobuf:"varint,8,opt,name=voluntary_switches,json=voluntarySwitches,proto3" json:"voluntary_switches,omitempty"`
 	InvoluntarySwitches int64 `protobuf:"varint,9,opt,name=involuntary_switches,json=involuntarySwitches,proto3" json:"involuntary_switches,omitempty"`
-	// Packets without a route.
+	// Packets without a route; 0 also if they could not be counted.
 	PacketsRefused int64 `protobuf:"varint,10,opt,name=packets_refused,json=packetsRefused,proto3" json:"packets_refused,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache

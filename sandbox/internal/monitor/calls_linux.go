@@ -205,6 +205,9 @@ func (w *session) classify(d access, flags uint64, p string, at location) []sand
 		if !w.view.writable(at.path) {
 			return []sandbox.Event{{Kind: sandbox.EventWrite, Subject: at.path}}
 		}
+		if d != change && !there && slices.Contains(w.view.Unwritable, path.Dir(at.path)) {
+			return []sandbox.Event{{Kind: sandbox.EventWrite, Subject: at.path, Detail: "the directory is not writable for the run's user"}}
+		}
 	}
 	return nil
 }

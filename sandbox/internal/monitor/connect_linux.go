@@ -26,7 +26,10 @@ func (w *session) connects(n *notification, at, size uint64) []sandbox.Event {
 			return nil
 		}
 		if protocol := protocol(n); protocol != "tcp" || !slices.Contains(w.view.Allowed, to) {
-			return []sandbox.Event{{Kind: sandbox.EventConnect, Subject: protocol + " " + to.String()}}
+			return []sandbox.Event{{
+				Kind: sandbox.EventConnect, Subject: protocol + " " + to.String(),
+				Endpoint: sandbox.Endpoint{Host: to.Addr().String(), Port: to.Port()},
+			}}
 		}
 		return nil
 	}

@@ -26,8 +26,10 @@ import (
 // A Config is what a run may do, in absolute and clean paths inside its sandbox.
 type Config struct {
 	Writable []string // outputs and temporary directories, including /tmp and /dev/shm
-	Inputs   []string // if a path is in both an input and a writable directory, the longer one decides
-	Loopback bool
+	// Unwritable are outputs whose directory the run cannot write to.
+	Unwritable []string
+	Inputs     []string // if a path is in both an input and a writable directory, the longer one decides
+	Loopback   bool
 	// Allowed are the endpoints beyond loopback that may be reached.
 	Allowed []netip.AddrPort
 	// Full is sandbox.AuditFull: reads are recorded as well.

@@ -288,7 +288,7 @@ func (l *launch) complete(plan *Plan, executable string) error {
 		l.envv, err = l.texts(plan.Env)
 	}
 	if err == unix.E2BIG {
-		return &cannotExec{126, fmt.Sprintf("%s: cannot be executed: %v", plan.Args[0], err)}
+		return &cannotExec{126, fmt.Sprintf("%s: cannot be executed: %v", plan.Args[0], err), ""}
 	}
 	if err != nil {
 		return err

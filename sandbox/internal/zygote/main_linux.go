@@ -9,13 +9,23 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
 
-// init runs the zygote, a slot, the holder of a user namespace or a probe if the process was started as one, and does
+// Callable reports whether this program calls Main, and so can start itself as a zygote.
+func Callable() bool { return callable.Load() }
+
+var callable atomic.Bool
+
+// Main runs the zygote, a slot, the holder of a user namespace or a probe if the process was started as one, and does
 // not return then.
-func init() {
+func Main() {
+	callable.Store(true)
+	// Namespaces and credentials belong to threads.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	switch os.Args[0] {
 	case Name:
 		zygoteMain()

@@ -4,6 +4,7 @@ package zygote
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -137,10 +138,19 @@ func lockRoot() error {
 	return nil
 }
 
-// A tree is a detached mount, and whether its root is a directory.
+// A tree is a detached mount, with the type of its root and, unless it is from an image, the mode and owner of the
+// root.
 type tree struct {
-	fd  int
-	dir bool
+	fd       int
+	dir      bool
+	mode     uint32
+	uid, gid uint32
+}
+
+// writableBy reports whether a user, and the group of the same number, can create files in the root.
+func (t *tree) writableBy(user int) bool {
+	id := uint32(user)
+	return t.mode&0o002 != 0 || t.uid == id && t.mode&0o200 != 0 || t.gid == id && t.mode&0o020 != 0
 }
 
 // applyPlan performs the plan's operations in the thread's mount namespace. Sources are descriptors of the workspace,
@@ -155,6 +165,7 @@ func (s *slot) applyPlan(plan *Plan, sources []int) error {
 			closeAll([]int{t.fd})
 		}
 	}()
+	s.unwritable = nil
 	if err := s.takeTrees(plan, trees, sources); err != nil {
 		return err
 	}
@@ -163,7 +174,7 @@ func (s *slot) applyPlan(plan *Plan, sources []int) error {
 		var err error
 		if o.binds() {
 			if trees[i].fd < 0 {
-				if trees[i], err = o.takeFrom(sources); err != nil {
+				if trees[i], err = s.takeFrom(plan, o, sources); err != nil {
 					return fmt.Errorf("%s %s: %w", o.Kind, o.Target, err)
 				}
 			}
@@ -241,7 +252,7 @@ func (s *slot) takeStaged(plan *Plan, trees []tree, sources []int) error {
 		case o.fromHost():
 			trees[i], err = o.take(host, strings.TrimPrefix(o.Source, "/"))
 		case o.binds() && s.attached:
-			trees[i], err = o.takeFrom(sources)
+			trees[i], err = s.takeFrom(plan, o, sources)
 		}
 		if err != nil {
 			return fmt.Errorf("%s %s: %w", o.Kind, o.Target, err)
@@ -310,8 +321,6 @@ func (o *Op) do() error {
 			return err
 		}
 		return os.Symlink(o.Source, o.Target)
-	case OpDir:
-		return closeNew(target(o.Target, true))
 	case OpTmpfs:
 		if err := closeNew(target(o.Target, true)); err != nil {
 			return err
@@ -341,12 +350,46 @@ func writeFile(name, text string) error {
 // imageAttrs are the attributes of an image mount (NewImage) that operations can state.
 const imageAttrs = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
 
-// takeFrom copies the operation's source from the workspace or an image.
-func (o *Op) takeFrom(sources []int) (tree, error) {
+// takeFrom copies the operation's source from the workspace or an image. An output that does not exist is created.
+func (s *slot) takeFrom(plan *Plan, o *Op, sources []int) (tree, error) {
 	if o.Image < 0 || o.Image >= len(sources) || sources[o.Image] < 0 {
 		return tree{fd: -1}, fmt.Errorf("source %s: no image or workspace %d", o.Source, o.Image)
 	}
-	return o.take(sources[o.Image], o.Source)
+	base := sources[o.Image]
+	t, err := o.take(base, o.Source)
+	if o.Image > 0 || !slices.Contains(plan.Writable, o.Target) {
+		return t, err
+	}
+	if errors.Is(err, unix.ENOENT) {
+		if err = makeOutput(base, o.Source); err == nil {
+			t, err = o.take(base, o.Source)
+		}
+	}
+	if err == nil && !t.writableBy(s.command) {
+		s.unwritable = append(s.unwritable, o.Target)
+	}
+	return t, err
+}
+
+// makeOutput creates a directory below base that every user can write to, and its parents. It follows no link.
+func makeOutput(base int, rel string) error {
+	beneath := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH}
+	fd, err := unix.Openat2(base, path.Dir(rel), &beneath)
+	if err == unix.ENOENT {
+		if err = makeOutput(base, path.Dir(rel)); err == nil {
+			fd, err = unix.Openat2(base, path.Dir(rel), &beneath)
+		}
+	}
+	if err == nil {
+		defer unix.Close(fd)
+		if err = unix.Mkdirat(fd, path.Base(rel), 0o777); err == nil {
+			err = unix.Fchmodat(fd, path.Base(rel), unix.S_ISVTX|0o777, 0) // whatever the umask
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("create output directory %s: %w", rel, err)
+	}
+	return nil
 }
 
 // take returns a copy of the mount tree at rel below base, restricted as the operation requires.
@@ -377,7 +420,7 @@ func (o *Op) take(base int, rel string) (tree, error) {
 	if err := unix.Fstat(src, &st); err != nil {
 		return t, err
 	}
-	t.dir = st.Mode&unix.S_IFMT == unix.S_IFDIR
+	t.dir, t.mode, t.uid, t.gid = st.Mode&unix.S_IFMT == unix.S_IFDIR, st.Mode, st.Uid, st.Gid
 	recursive := uint(0)
 	if t.dir {
 		recursive = unix.AT_RECURSIVE

@@ -32,22 +32,28 @@ type slot struct {
 	attached bool // the kernel copies attached mounts only (before Linux 6.15)
 
 	base        *Base
-	template    int            // mount namespace that each run gets a copy of; -1 before the first
-	ownNetwork  bool           // the thread has its own network
-	loopbackUp  bool           // its loopback interface is up
-	networkUsed bool           // a run had it
-	residue     bool           // the run may have left sockets in it
-	launch      *launch        // in memory shared with pid 1
+	template    int     // mount namespace that each run gets a copy of; -1 before the first
+	ownNetwork  bool    // the thread has its own network
+	loopbackUp  bool    // its loopback interface is up
+	networkUsed bool    // a run had it
+	residue     bool    // the run may have left sockets in it
+	launch      *launch // in memory shared with pid 1
+	oom         *oomScore
 	text        [16 << 10]byte // buffer for files in /proc
 	pending     *child         // the next run's pid 1, or nil
+	unwritable  []string       // see Report, of the current run
 	runs        int
 }
 
-// slotMain serves runs until its socket closes.
+// slotMain serves runs until its socket closes. It does not return.
 func slotMain() {
-	// The thread that joins control groups must not be the main thread (cgroup.Group.Join).
+	// The thread that joins control groups must not be the main thread (cgroup.Group.Join). A goroutine that gets the
+	// main thread keeps it locked and starts another goroutine.
 	go func() {
 		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() {
+			slotMain()
+		}
 		s, err := newSlot()
 		if err != nil {
 			reply(err.Error(), -1)
@@ -84,6 +90,9 @@ func newSlot() (*slot, error) {
 	}
 	if s.proc, err = unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, fmt.Errorf("/proc: %w", err)
+	}
+	if s.oom, err = newOOMScore(s.proc); err != nil {
+		return nil, err
 	}
 	if s.hostMounts, err = s.mounts(); err != nil {
 		return nil, err
@@ -195,7 +204,7 @@ func (s *slot) run(text []byte, fds []int) {
 	case cannot != nil:
 		_, _ = unix.Write(fds[fdStderr], []byte("cloister: "+cannot.text+"\n")) // the reader may be gone
 		report(control, Report{Started: now})
-		report(control, Report{Exited: &Exited{Code: cannot.code, At: now}})
+		report(control, Report{Exited: &Exited{Code: cannot.code, At: now, Missing: cannot.missing}})
 	case errors.Is(err, errInitDied):
 		report(control, Report{Lost: err.Error()})
 	case err != nil:

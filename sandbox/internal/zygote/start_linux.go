@@ -18,8 +18,9 @@ import (
 
 // A cannotExec error means that the program itself is why no process started.
 type cannotExec struct {
-	code int
-	text string
+	code    int
+	text    string
+	missing string // see Exited
 }
 
 func (e *cannotExec) Error() string { return e.text }
@@ -112,8 +113,16 @@ func (s *slot) fork(c *child) error {
 	if err := s.launch.prepare(s, c.rules, handoff[1], start[1], end[1]); err != nil {
 		return err
 	}
-	if c.pid, err = s.launch.fork(); err != nil {
+	if err := s.oom.set(s.oom.run); err != nil {
+		return err
+	}
+	c.pid, err = s.launch.fork()
+	restored := s.oom.set(s.oom.slot)
+	if err != nil {
 		return fmt.Errorf("pid, IPC and cgroup namespaces: %w", err)
+	}
+	if restored != nil {
+		return restored
 	}
 	if c.init, err = unix.PidfdOpen(c.pid, 0); err != nil {
 		c.init = -1 // needed only if a run goes wrong
@@ -206,6 +215,9 @@ func (s *slot) complete(c *child, plan *Plan, fds []int) error {
 	if err := s.applyPlan(plan, sources); err != nil {
 		return err
 	}
+	if len(s.unwritable) > 0 {
+		report(fds[fdControl], Report{Unwritable: s.unwritable})
+	}
 	for i := range plan.Ops {
 		if plan.Ops[i].Kind == OpTmpfs {
 			if err := c.trackTemp(&plan.Ops[i]); err != nil {
@@ -219,10 +231,17 @@ func (s *slot) complete(c *child, plan *Plan, fds []int) error {
 	}
 	c.program = plan.Args[0]
 	if !plan.Terminal {
-		// The run owns its output pipes, so that it can open /dev/stdout.
-		for _, fd := range fds[fdStdout:fdMore] {
+		// The run owns its pipes, so that it can open /dev/stdout. An empty stdin is the host's /dev/null.
+		for i, fd := range streams[fdStdin:] {
+			var st unix.Stat_t
+			if err := unix.Fstat(fd, &st); err != nil {
+				return fmt.Errorf("standard stream %d: %w", i, err)
+			}
+			if st.Mode&unix.S_IFMT != unix.S_IFIFO {
+				continue
+			}
 			if err := unix.Fchown(fd, s.command, s.command); err != nil {
-				return fmt.Errorf("owner of the output: %w", err)
+				return fmt.Errorf("owner of standard stream %d: %w", i, err)
 			}
 		}
 	}
@@ -308,9 +327,9 @@ func findProgram(plan *Plan) (string, error) {
 		found = p
 	}
 	if found != "" {
-		return "", &cannotExec{126, fmt.Sprintf("%s: is not an executable file", name)}
+		return "", &cannotExec{126, fmt.Sprintf("%s: is not an executable file", name), ""}
 	}
-	return "", &cannotExec{127, fmt.Sprintf("%s: not found in the sandbox", name)}
+	return "", &cannotExec{127, fmt.Sprintf("%s: not found in the sandbox", name), MissingProgram}
 }
 
 func (c *child) close() {
@@ -347,9 +366,9 @@ func (c *child) waitStarted() error {
 	switch {
 	case step != stepExec:
 	case errno == syscall.ENOENT:
-		return &cannotExec{127, fmt.Sprintf("%s: its interpreter was not found in the sandbox", c.program)}
+		return &cannotExec{127, fmt.Sprintf("%s: its interpreter was not found in the sandbox", c.program), MissingInterpreter}
 	case slices.Contains(execErrors, errno):
-		return &cannotExec{126, fmt.Sprintf("%s: cannot be executed: %v", c.program, errno)}
+		return &cannotExec{126, fmt.Sprintf("%s: cannot be executed: %v", c.program, errno), ""}
 	}
 	return fmt.Errorf("%s: %w", step, errno)
 }

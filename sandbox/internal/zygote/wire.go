@@ -32,10 +32,7 @@ func (p *Plan) Append(b []byte) ([]byte, error) {
 		b = binary.AppendUvarint(b, o.Attrs)
 	}
 	for _, list := range [][]string{p.Args, p.Env, p.Writable} {
-		b = binary.AppendUvarint(b, uint64(len(list)))
-		for _, s := range list {
-			b = appendText(b, s)
-		}
+		b = appendTexts(b, list)
 	}
 	b = appendText(b, p.Dir)
 	var flags uint64
@@ -83,17 +80,15 @@ func (r *Report) Append(b []byte) []byte {
 		for _, v := range []int64{int64(r.Exited.Code), int64(r.Exited.Signal), r.Exited.At} {
 			b = binary.AppendVarint(b, v)
 		}
-		return b
+		return appendText(b, r.Exited.Missing)
+	case r.Unwritable != nil:
+		return appendTexts(append(b, reportUnwritable), r.Unwritable)
 	case r.Reaped != nil:
 		b = append(b, reportReaped)
 		for _, v := range r.Reaped.numbers() {
 			b = binary.AppendVarint(b, *v)
 		}
-		b = binary.AppendUvarint(b, uint64(len(r.Reaped.Full)))
-		for _, dir := range r.Reaped.Full {
-			b = appendText(b, dir)
-		}
-		return b
+		return appendTexts(b, r.Reaped.Full)
 	}
 	if r.Lost != "" {
 		return append(append(b, reportLost), r.Lost...)
@@ -103,13 +98,14 @@ func (r *Report) Append(b []byte) []byte {
 
 // The first byte of a report.
 const (
-	reportReady     = 'w'
-	reportListening = 'l'
-	reportStarted   = 's'
-	reportFailed    = 'f'
-	reportLost      = 'x'
-	reportExited    = 'e'
-	reportReaped    = 'r'
+	reportReady      = 'w'
+	reportListening  = 'l'
+	reportUnwritable = 'u'
+	reportStarted    = 's'
+	reportFailed     = 'f'
+	reportLost       = 'x'
+	reportExited     = 'e'
+	reportReaped     = 'r'
 )
 
 func (r *Reaped) numbers() []*int64 {
@@ -135,15 +131,15 @@ func DecodeReport(b []byte) (*Report, error) {
 	case reportLost:
 		r.Lost, d.b = string(d.b), nil
 	case reportExited:
-		r.Exited = &Exited{Code: int(d.varint()), Signal: int(d.varint()), At: d.varint()}
+		r.Exited = &Exited{Code: int(d.varint()), Signal: int(d.varint()), At: d.varint(), Missing: d.text()}
 	case reportReaped:
 		r.Reaped = &Reaped{}
 		for _, v := range r.Reaped.numbers() {
 			*v = d.varint()
 		}
-		for range d.length() {
-			r.Reaped.Full = append(r.Reaped.Full, d.text())
-		}
+		r.Reaped.Full = d.texts()
+	case reportUnwritable:
+		r.Unwritable = d.texts()
 	default:
 		return nil, errMalformed
 	}
@@ -157,6 +153,14 @@ var errMalformed = errors.New("malformed message")
 
 func appendText(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+func appendTexts(b []byte, list []string) []byte {
+	b = binary.AppendUvarint(b, uint64(len(list)))
+	for _, s := range list {
+		b = appendText(b, s)
+	}
+	return b
 }
 
 // decodePlan is the inverse of Plan.Append.
@@ -177,10 +181,7 @@ func decodePlan(b []byte) (*Plan, error) {
 		}
 	}
 	for _, list := range []*[]string{&p.Args, &p.Env, &p.Writable} {
-		*list = make([]string, d.length())
-		for i := range *list {
-			(*list)[i] = d.text()
-		}
+		*list = d.texts()
 	}
 	p.Dir = d.text()
 	flags := d.uvarint()
@@ -246,6 +247,14 @@ func (d *decoder) length() int {
 		return 0
 	}
 	return int(n)
+}
+
+func (d *decoder) texts() []string {
+	list := make([]string, d.length())
+	for i := range list {
+		list[i] = d.text()
+	}
+	return list
 }
 
 func (d *decoder) text() string { return string(d.bytes(d.length())) }

@@ -13,10 +13,10 @@
 // A slot sets up in ordinary Go what a run's root has beyond its Base, and then releases the waiting pid 1. Pid 1 makes
 // system calls only, since the Go runtime does not survive the fork (fork_linux_unsafe.go).
 //
-// Zygote and slots are this same executable, recognised by its first argument before flags are parsed or other packages
-// of the program are initialised. So this package must not depend on net, os/exec or anything else that Go initialises
-// after google.golang.org: Go initialises packages in the order of their paths as dependencies allow. A small slot also
-// forks faster.
+// Zygote and slots are this same executable, recognised by its first argument when it calls Main. In programs that
+// import package earlyinit this happens before most other packages are initialised, because a small slot forks faster.
+// Therefore this package must not depend on net, os/exec or anything else that Go initialises after google.golang.org:
+// Go initialises packages in the order of their paths as dependencies allow.
 //
 // One packet on the slot's socket requests a run, with descriptors in the order of the fd constants. Control then
 // carries reports: Ready from the command before it executes, Started from the slot afterwards, Exited when the command
@@ -229,7 +229,6 @@ const (
 	OpFile    OpKind = "file"    // a file that contains Source
 	OpSymlink OpKind = "symlink" // a symbolic link to Source
 	OpTmpfs   OpKind = "tmpfs"   // an empty writable tmpfs of Bytes bytes, mode 1777
-	OpDir     OpKind = "dir"     // an empty directory
 	OpBind    OpKind = "bind"    // Source
 	OpDevice  OpKind = "device"  // the device node Source
 )
@@ -257,6 +256,8 @@ type Report struct {
 	Ready bool
 	// Listening comes with the sockets of Plan.Listeners, in their order.
 	Listening bool
+	// Unwritable are the targets of outputs whose directory the command cannot write to. It comes before Ready.
+	Unwritable []string
 	// Started is when the command was executed, in nanoseconds of Unix time. A pidfd of pid 1 comes with it, if there
 	// is one.
 	Started int64
@@ -271,7 +272,15 @@ type Exited struct {
 	Code   int   // exit code, if Signal is 0
 	Signal int   // that ended the command, or 0
 	At     int64 // nanoseconds of Unix time
+	// Missing is MissingProgram or MissingInterpreter if the command did not start for that reason.
+	Missing string
 }
+
+// Values of Exited.Missing.
+const (
+	MissingProgram     = "program"
+	MissingInterpreter = "interpreter"
+)
 
 // Reaped describes how the run ended and what it used.
 type Reaped struct {

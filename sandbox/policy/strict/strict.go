@@ -49,6 +49,24 @@ func (e *SyntaxError) Error() string {
 	return b.String()
 }
 
+// A Node is a part of a file: a mapping, a list or a scalar.
+type Node struct{ yaml ast.Node }
+
+// IsMapping reports whether n is a mapping.
+func (n *Node) IsMapping() bool {
+	switch n.yaml.(type) {
+	case *ast.MappingNode, *ast.MappingValueNode:
+		return true
+	}
+	return false
+}
+
+// IsSequence reports whether n is a list.
+func (n *Node) IsSequence() bool {
+	_, ok := n.yaml.(*ast.SequenceNode)
+	return ok
+}
+
 // maxBytes is far more than a person writes. The parser's time grows with the square of the nesting depth, and its
 // stack with the depth.
 const maxBytes = 64 << 10
@@ -90,21 +108,21 @@ func (d *Decoder) errorAt(line, column int, hint, format string, args ...any) er
 }
 
 // Errorf returns an error at a node.
-func (d *Decoder) Errorf(n ast.Node, format string, args ...any) error {
+func (d *Decoder) Errorf(n *Node, format string, args ...any) error {
 	return d.suggest(n, "", format, args...)
 }
 
-func (d *Decoder) suggest(n ast.Node, hint, format string, args ...any) error {
+func (d *Decoder) suggest(n *Node, hint, format string, args ...any) error {
 	line, column := 1, 1
-	if t := start(n); t != nil && t.Position != nil {
+	if t := start(n.yaml); t != nil && t.Position != nil {
 		line, column = t.Position.Line, t.Position.Column
 	}
 	return d.errorAt(line, column, hint, format, args...)
 }
 
 // At returns the position of a node as FILE:LINE.
-func (d *Decoder) At(n ast.Node) string {
-	return fmt.Sprintf("%s:%d", d.file, start(n).Position.Line)
+func (d *Decoder) At(n *Node) string {
+	return fmt.Sprintf("%s:%d", d.file, start(n.yaml).Position.Line)
 }
 
 // start returns the first token of a node, which for a block mapping is its first key.
@@ -116,7 +134,7 @@ func start(n ast.Node) *token.Token {
 }
 
 // Parse returns the only document of text.
-func (d *Decoder) Parse(text []byte) (ast.Node, error) {
+func (d *Decoder) Parse(text []byte) (*Node, error) {
 	if len(text) > maxBytes {
 		return nil, d.errorAt(1, 1, "", "the file has %d bytes, but %s may have at most %d", len(text), d.what, maxBytes)
 	}
@@ -135,10 +153,10 @@ func (d *Decoder) Parse(text []byte) (ast.Node, error) {
 		}
 		return nil, d.errorAt(1, 1, "", "%v", err)
 	}
-	var bodies []ast.Node
+	var bodies []*Node
 	for _, doc := range f.Docs {
 		if doc.Body != nil {
-			bodies = append(bodies, doc.Body)
+			bodies = append(bodies, &Node{doc.Body})
 		}
 	}
 	switch len(bodies) {
@@ -151,22 +169,23 @@ func (d *Decoder) Parse(text []byte) (ast.Node, error) {
 }
 
 // Entries calls f for each entry of a mapping, in order. The parser refuses duplicate keys.
-func (d *Decoder) Entries(n ast.Node, f func(name string, key, value ast.Node) error) error {
+func (d *Decoder) Entries(n *Node, f func(name string, key, value *Node) error) error {
 	var pairs []*ast.MappingValueNode
-	switch n := n.(type) {
+	switch m := n.yaml.(type) {
 	case *ast.MappingNode:
-		pairs = n.Values
+		pairs = m.Values
 	case *ast.MappingValueNode:
-		pairs = []*ast.MappingValueNode{n}
+		pairs = []*ast.MappingValueNode{m}
 	default:
 		return d.Errorf(n, "expected a mapping, such as {key: value}")
 	}
 	for _, pair := range pairs {
-		name, err := d.Scalar(pair.Key)
+		key := &Node{pair.Key}
+		name, err := d.Scalar(key)
 		if err != nil {
 			return err
 		}
-		if err := f(name, pair.Key, pair.Value); err != nil {
+		if err := f(name, key, &Node{pair.Value}); err != nil {
 			return err
 		}
 	}
@@ -174,11 +193,11 @@ func (d *Decoder) Entries(n ast.Node, f func(name string, key, value ast.Node) e
 }
 
 // Keys are the functions that decode the values of a mapping, by key.
-type Keys map[string]func(value ast.Node) error
+type Keys map[string]func(value *Node) error
 
 // Mapping decodes a mapping of known keys.
-func (d *Decoder) Mapping(n ast.Node, known Keys) error {
-	return d.Entries(n, func(name string, key, value ast.Node) error {
+func (d *Decoder) Mapping(n *Node, known Keys) error {
+	return d.Entries(n, func(name string, key, value *Node) error {
 		read, ok := known[name]
 		if !ok {
 			return d.Unknown(key, "key", name, slices.Sorted(maps.Keys(known)))
@@ -188,7 +207,7 @@ func (d *Decoder) Mapping(n ast.Node, known Keys) error {
 }
 
 // Unknown returns the error for a name that is not among those known.
-func (d *Decoder) Unknown(n ast.Node, what, name string, known []string) error {
+func (d *Decoder) Unknown(n *Node, what, name string, known []string) error {
 	if nearest := Nearest(name, known); nearest != "" {
 		return d.suggest(n, nearest, "unknown %s %q", what, name)
 	}
@@ -196,13 +215,13 @@ func (d *Decoder) Unknown(n ast.Node, what, name string, known []string) error {
 }
 
 // Sequence calls f for each element of a list.
-func (d *Decoder) Sequence(n ast.Node, f func(ast.Node) error) error {
-	s, ok := n.(*ast.SequenceNode)
+func (d *Decoder) Sequence(n *Node, f func(*Node) error) error {
+	s, ok := n.yaml.(*ast.SequenceNode)
 	if !ok {
 		return d.Errorf(n, "expected a list, such as [a, b]")
 	}
 	for _, v := range s.Values {
-		if err := f(v); err != nil {
+		if err := f(&Node{v}); err != nil {
 			return err
 		}
 	}
@@ -210,14 +229,14 @@ func (d *Decoder) Sequence(n ast.Node, f func(ast.Node) error) error {
 }
 
 // Scalar returns the text of a plain or quoted scalar on one line, as written: 08 is "08".
-func (d *Decoder) Scalar(n ast.Node) (string, error) {
-	switch n := n.(type) {
+func (d *Decoder) Scalar(n *Node) (string, error) {
+	switch v := n.yaml.(type) {
 	case *ast.StringNode:
-		return n.Value, nil
+		return v.Value, nil
 	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode:
-		return n.GetToken().Value, nil
+		return v.GetToken().Value, nil
 	case *ast.MappingNode:
-		if text, ok := rejoined(n); ok {
+		if text, ok := rejoined(v); ok {
 			return text, nil
 		}
 	}

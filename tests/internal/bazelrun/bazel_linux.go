@@ -111,9 +111,10 @@ func (b *Bazel) call(ctx context.Context, args []string) (*Build, error) {
 			return nil, err
 		}
 	}
-	// If this process is killed, the server stops by itself.
+	// If this process is killed, the server stops by itself. A server lives for a few builds: optimizing its code for longer
+	// takes more time than it saves.
 	startup := []string{
-		"--nohome_rc", "--max_idle_secs=60",
+		"--nohome_rc", "--max_idle_secs=60", "--host_jvm_args=-XX:TieredStopAtLevel=1", "--host_jvm_args=-XX:+UseSerialGC",
 		"--output_user_root=" + filepath.Join(b.Root, "user"), "--output_base=" + filepath.Join(b.Root, "base"),
 	}
 	var output bytes.Buffer

@@ -79,15 +79,17 @@ type ServerConfig struct {
 	Args []string
 	// Env are additional environment variables.
 	Env []string
+	// Join, if not "", is the address of a head: run a worker of it, cloister join, which has no address of its own.
+	Join string
 	// User runs it; nil means the current user.
 	User *syscall.Credential
 	// Log, if not nil, receives its output.
 	Log io.Writer
 }
 
-// A Server is a running cloister serve. The caller ends it with Stop or Kill.
+// A Server is a running cloister serve or join. The caller ends it with Stop or Kill.
 type Server struct {
-	// Addr is its address, HOST:PORT.
+	// Addr is its address, HOST:PORT, or that of its head.
 	Addr string
 	// PID is its process id.
 	PID  int
@@ -99,7 +101,11 @@ type Server struct {
 // StartServer starts cloister serve and returns when it is ready. It fails with serve's output if serve ends first or ctx
 // does.
 func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
-	args := []string{"serve", "--listen", cfg.Listen, "--dir", cfg.Dir, "--max-size", cmp.Or(cfg.MaxSize, "10GiB")}
+	args := []string{"serve", "--listen", cfg.Listen}
+	if cfg.Join != "" {
+		args = []string{"join", "grpc://" + cfg.Join}
+	}
+	args = append(args, "--dir", cfg.Dir, "--max-size", cmp.Or(cfg.MaxSize, "10GiB"))
 	if cfg.Jobs > 0 {
 		args = append(args, "--jobs", strconv.Itoa(cfg.Jobs))
 	}
@@ -145,6 +151,11 @@ func (s *Server) Stop() error {
 		<-s.done
 		return fmt.Errorf("cloister serve had already ended: %w", errors.Join(err, s.err))
 	}
+	return s.Wait()
+}
+
+// Wait waits for the end of a stopping server, as Stop does.
+func (s *Server) Wait() error {
 	select {
 	case <-s.done:
 		return s.err
@@ -161,8 +172,8 @@ func (s *Server) Kill() {
 	<-s.done
 }
 
-// endpoint matches the line that serve prints when it is ready.
-var endpoint = regexp.MustCompile(`--remote_executor=grpcs?://([0-9.]+:\d+)`)
+// endpoint matches the line that serve or join prints when it is ready.
+var endpoint = regexp.MustCompile(`(?:--remote_executor=|(?m:^)joins +)grpcs?://([0-9.]+:\d+)`)
 
 // A banner collects a server's output and finds its address.
 type banner struct {

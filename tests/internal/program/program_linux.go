@@ -5,13 +5,17 @@ package program
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
 
@@ -22,8 +26,16 @@ type Program struct {
 	err  error
 }
 
-// Main runs the tests instead of m.Run and removes the program afterwards. TestMain passes its result to os.Exit.
+// Main runs the tests instead of m.Run and removes the program afterwards. TestMain passes its result to os.Exit. Without
+// -parallel it runs more parallel tests than there are processors, because they mostly wait for the program.
 func (p *Program) Main(m *testing.M) int {
+	namespace.Init() // some tests use a sandbox of their own
+	flag.Parse()
+	set := false
+	flag.Visit(func(f *flag.Flag) { set = set || f.Name == "test.parallel" })
+	if !set {
+		_ = flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0))) // fails only for a bad number
+	}
 	var err error
 	if p.dir, err = os.MkdirTemp("", "cloister-test-"); err != nil {
 		fmt.Fprintln(os.Stderr, err)

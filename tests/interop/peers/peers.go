@@ -35,6 +35,8 @@ type Options struct {
 	Program string // what Build returned
 	Dir     string // existing directory for its store
 	Size    int64  // bytes of its store; 0: 1 GiB
+	// ReadOnly makes an S3 server refuse to write.
+	ReadOnly bool
 	// Results makes it serve results without checking that their blobs are present.
 	Results bool
 
@@ -129,6 +131,25 @@ var BBDescriptors = Kind{Name: "bb_descriptors", dir: "bbremote", pkg: "./descri
 // BBState is a command that calls a method of a scheduler's BuildQueueState: its arguments are HOST:PORT, the method
 // and a JSON request.
 var BBState = Kind{Name: "bb_state", dir: "bbremote", pkg: "./bbstate", generated: stylesheet}
+
+// Credentials of a VersityGW for its buckets.
+const (
+	AccessKey = "interop"
+	SecretKey = "interop-secret"
+)
+
+// VersityGW is an S3 server with a directory below its Dir for each bucket and a file for each object. Args follow
+// those of its command posix.
+var VersityGW = Kind{
+	Name: "versitygw", dir: "versitygw", pkg: "github.com/versity/versitygw/cmd/versitygw",
+	args: func(o Options, listen string) []string {
+		args := []string{"--port", listen, "--access", AccessKey, "--secret", SecretKey, "--quiet", "--keep-alive"}
+		if o.ReadOnly {
+			args = append(args, "--readonly")
+		}
+		return append(append(args, "posix"), append(o.Args, o.Dir)...)
+	},
+}
 
 // Kinds returns the peers that are stores.
 func Kinds() []Kind { return []Kind{BazelRemote, BBStorage} }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command sidebyside starts cloister serve (with and without --sync), bazel-remote and bb_storage on one disk, each
-// with an empty store, and compares them with cloister-bench blobs, which must be in the directory of cloister. Further
-// arguments are passed to cloister-bench blobs.
+// with an empty store, and compares them with cloister-bench blobs, which must be in the directory of cloister. With
+// -bucket, it compares cloister serve in front of a bucket of VersityGW, with --cas-write back, with cloister serve without
+// one. -bench names another benchmark than blobs, and further arguments are passed to it.
 package main
 
 import (
@@ -15,6 +16,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
@@ -25,86 +27,150 @@ func main() {
 	program := flag.String("cloister", "", "cloister binary (default: compiled from this working copy)")
 	dir := flag.String("dir", "", "directory on the disk to use (default: the temporary directory)")
 	size := flag.Int64("size", 10, "size of each store in GiB")
+	bucket := flag.Bool("bucket", false, "compare cloister with and without a bucket")
+	bench := flag.String("bench", "blobs", "benchmark of cloister-bench; noop and outputs need -bucket")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := sideBySide(ctx, *program, *dir, *size<<30, flag.Args(), os.Stdout, os.Stderr); err != nil {
+	compare := sideBySide
+	if *bucket {
+		compare = withBucket
+	}
+	if err := compare(ctx, *program, *dir, *size<<30, append([]string{*bench}, flag.Args()...), os.Stdout, os.Stderr); err != nil {
 		fmt.Fprintln(os.Stderr, "sidebyside:", err)
 		os.Exit(1)
 	}
 }
 
-// sideBySide starts the servers, runs cloister-bench blobs with further flags, and stops the servers.
-func sideBySide(ctx context.Context, program, parent string, size int64, flags []string, out, info io.Writer) (err error) {
-	if program == "" {
-		if program, err = peers.BuildCloister(ctx); err != nil {
-			return err
-		}
-	}
-	dir, err := os.MkdirTemp(parent, "sidebyside-")
+// sideBySide starts the servers, runs a benchmark with flags, and stops the servers.
+func sideBySide(ctx context.Context, program, parent string, size int64, bench []string, out, info io.Writer) (err error) {
+	r, err := newRun(ctx, program, parent, size)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	store := func(name string) (string, error) {
-		store := filepath.Join(dir, "stores", name)
-		return store, os.MkdirAll(store, 0o700)
+	defer func() { err = errors.Join(err, r.close()) }()
+	if err := r.addCloister(ctx, "--executor", "cloister"); err != nil {
+		return err
 	}
-	bench := []string{"blobs"}
-	add := func(flag, name, addr string, pid int) error {
-		file := filepath.Join(dir, name+".pid")
-		bench = append(bench, flag, name+"="+addr, "--watch", name+"="+file)
-		return os.WriteFile(file, []byte(strconv.Itoa(pid)), 0o600)
+	if err := r.addCloister(ctx, "--against", "cloister-sync", "--sync"); err != nil {
+		return err
 	}
-
-	for _, own := range []struct {
-		name, flag string
-		args       []string
-	}{
-		{"cloister", "--executor", nil},
-		{"cloister-sync", "--against", []string{"--sync"}},
-	} {
-		ours, err := store(own.name)
-		if err != nil {
-			return err
-		}
-		server, err := bazelrun.StartServer(ctx, bazelrun.ServerConfig{
-			Binary: program, Dir: ours, Home: dir, Listen: "127.0.0.1:0", MaxSize: strconv.FormatInt(size, 10), Args: own.args,
-		})
-		if err != nil {
-			return err
-		}
-		stop := server.Stop
-		defer func() { err = errors.Join(err, stop()) }()
-		if err := add(own.flag, own.name, server.Addr, server.PID); err != nil {
-			return err
-		}
-	}
-	var running []*peers.Server
-	defer func() {
-		for _, peer := range running {
-			err = errors.Join(err, peer.Stop())
-		}
-	}()
 	for _, k := range peers.Kinds() {
-		theirs, err := store(k.Name)
-		if err != nil {
-			return err
+		peer, err := r.start(ctx, k)
+		if err == nil {
+			err = r.add("--against", k.Name, peer.Addr, peer.PID)
 		}
-		built, err := k.Build(ctx)
 		if err != nil {
-			return err
-		}
-		peer, err := k.Start(ctx, peers.Options{Program: built, Dir: theirs, Size: size})
-		if err != nil {
-			return err
-		}
-		running = append(running, peer)
-		if err := add("--against", k.Name, peer.Addr, peer.PID); err != nil {
 			return err
 		}
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(program), "cloister-bench"), append(bench, flags...)...)
+	return r.measure(ctx, bench, out, info)
+}
+
+// withBucket is sideBySide for cloister with and without a bucket.
+func withBucket(ctx context.Context, program, parent string, size int64, bench []string, out, info io.Writer) (err error) {
+	r, err := newRun(ctx, program, parent, size)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.close()) }()
+	gateway, err := r.start(ctx, peers.VersityGW)
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(filepath.Join(r.dir, "stores", peers.VersityGW.Name, "cache"), 0o700); err != nil {
+		return err
+	}
+	r.env = []string{"AWS_ACCESS_KEY_ID=" + peers.AccessKey, "AWS_SECRET_ACCESS_KEY=" + peers.SecretKey}
+	url := "s3://cache?endpoint=http://" + gateway.Addr
+	if err := r.addCloister(ctx, "--executor", "bucket", "--store", url, "--cas-write", "back", "--drain-timeout", "1s"); err != nil {
+		return err
+	}
+	if err := r.addCloister(ctx, "--against", "none"); err != nil {
+		return err
+	}
+	return r.measure(ctx, bench, out, info)
+}
+
+// A run is a comparison.
+type run struct {
+	program, dir string
+	size         int64    // of each store in bytes
+	env          []string // of cloister
+	flags        []string // of cloister-bench, for the servers
+	stops        []func() error
+}
+
+// newRun makes the directory of a run, and compiles cloister unless program is its path. The caller closes the run.
+func newRun(ctx context.Context, program, parent string, size int64) (r *run, err error) {
+	if program == "" {
+		if program, err = peers.BuildCloister(ctx); err != nil {
+			return nil, err
+		}
+	}
+	dir, err := os.MkdirTemp(parent, "sidebyside-")
+	return &run{program: program, dir: dir, size: size}, err
+}
+
+// close stops the servers, the last one first, and removes the directory.
+func (r *run) close() (err error) {
+	for _, stop := range slices.Backward(r.stops) {
+		err = errors.Join(err, stop())
+	}
+	return errors.Join(err, os.RemoveAll(r.dir))
+}
+
+// store makes the directory of a store.
+func (r *run) store(name string) (string, error) {
+	store := filepath.Join(r.dir, "stores", name)
+	return store, os.MkdirAll(store, 0o700)
+}
+
+// add adds a server to the benchmark.
+func (r *run) add(flag, name, addr string, pid int) error {
+	file := filepath.Join(r.dir, name+".pid")
+	r.flags = append(r.flags, flag, name+"="+addr, "--watch", name+"="+file)
+	return os.WriteFile(file, []byte(strconv.Itoa(pid)), 0o600)
+}
+
+// addCloister starts cloister serve with more arguments and adds it.
+func (r *run) addCloister(ctx context.Context, flag, name string, args ...string) error {
+	store, err := r.store(name)
+	if err != nil {
+		return err
+	}
+	server, err := bazelrun.StartServer(ctx, bazelrun.ServerConfig{
+		Binary: r.program, Dir: store, Home: r.dir, Listen: "127.0.0.1:0", MaxSize: strconv.FormatInt(r.size, 10),
+		Args: args, Env: r.env,
+	})
+	if err != nil {
+		return err
+	}
+	r.stops = append(r.stops, server.Stop)
+	return r.add(flag, name, server.Addr, server.PID)
+}
+
+// start compiles and starts a peer.
+func (r *run) start(ctx context.Context, k peers.Kind) (*peers.Server, error) {
+	store, err := r.store(k.Name)
+	if err != nil {
+		return nil, err
+	}
+	built, err := k.Build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	peer, err := k.Start(ctx, peers.Options{Program: built, Dir: store, Size: r.size})
+	if err == nil {
+		r.stops = append(r.stops, peer.Stop)
+	}
+	return peer, err
+}
+
+// measure runs a benchmark with flags.
+func (r *run) measure(ctx context.Context, bench []string, out, info io.Writer) error {
+	args := slices.Concat(bench[:1], r.flags, bench[1:])
+	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(r.program), "cloister-bench"), args...)
 	cmd.Stdout, cmd.Stderr = out, info
 	return cmd.Run()
 }

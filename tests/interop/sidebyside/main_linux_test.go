@@ -29,7 +29,7 @@ func TestSideBySideMeasuresEveryServer(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "report.json")
 	var out, info bytes.Buffer
-	flags := []string{"-n", "300", "--large", "8MiB", "--lookups", "2000", "--rounds", "2", "--zstd", "--verify", "--json", file}
+	flags := []string{"blobs", "-n", "300", "--large", "8MiB", "--lookups", "2000", "--rounds", "2", "--zstd", "--verify", "--json", file}
 	if err := sideBySide(t.Context(), program, t.TempDir(), 1<<30, flags, &out, &info); err != nil {
 		t.Fatalf("%v\n%s%s", err, out.String(), info.String())
 	}
@@ -57,4 +57,27 @@ func TestSideBySideMeasuresEveryServer(t *testing.T) {
 		}
 	}
 	t.Logf("\n%s", out.String())
+}
+
+func TestBucketIsMeasuredWhenIdle(t *testing.T) {
+	if _, err := peers.VersityGW.Build(t.Context()); err != nil {
+		sandboxtest.Unavailable(t, "interop", err)
+	}
+	program, err := peers.BuildCloister(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	for _, bench := range [][]string{
+		{"blobs", "-n", "100", "--large", "1MiB", "--lookups", "100", "--rounds", "1", "--settle"},
+		{"noop", "-n", "10", "--rounds", "1", "--settle"},
+	} {
+		var out, info bytes.Buffer
+		if err := withBucket(t.Context(), program, t.TempDir(), 1<<30, bench, &out, &info); err != nil {
+			t.Fatalf("%v\n%s%s", err, out.String(), info.String())
+		}
+		t.Logf("\n%s", out.String())
+	}
 }

@@ -81,6 +81,7 @@ var steps = map[string]step{
 	"exit":   {1, exit},
 	"kill":   {1, killSelf}, // signal number
 	"sleep":  {1, sleep},    // a duration
+	"clock":  {0, clock},    // prints the time in nanoseconds since 1970
 	"onterm": {1, onTerm},   // TEXT: printed on SIGTERM, after which the probe continues
 	"daemon": {2, daemon},   // DURATION DIR: an orphan in its own session that writes into DIR
 	"orphan": {2, orphan},
@@ -267,6 +268,8 @@ func sleep(o []string) error {
 	time.Sleep(d)
 	return err
 }
+
+func clock([]string) error { return say(os.Stdout, strconv.FormatInt(time.Now().UnixNano(), 10)+"\n") }
 
 func onTerm(o []string) error {
 	c := make(chan os.Signal, 1)

@@ -21,8 +21,10 @@ import (
 const (
 	statementType = "https://in-toto.io/Statement/v1"
 	// ReproducibilityType and ProvenanceType are the predicate types of Reproducibility and Provenance.
-	ReproducibilityType = "https://github.com/cloister-build/cloister/blob/main/docs/attest.md#reproducibility-v1"
+	ReproducibilityType = "https://github.com/cloister-build/cloister/blob/main/docs/attest.md#reproducibility-v2"
 	ProvenanceType      = "https://slsa.dev/provenance/v1"
+	// reproducibilityV1 is the type of earlier statements, which called unvaried runs the same.
+	reproducibilityV1 = "https://github.com/cloister-build/cloister/blob/main/docs/attest.md#reproducibility-v1"
 	// BuildType defines the meaning of a Provenance's parameters.
 	BuildType = "https://github.com/cloister-build/cloister/blob/main/docs/attest.md#action-v1"
 )
@@ -66,7 +68,7 @@ type Statement struct {
 
 // Reproducibility is the result of running one action several times.
 type Reproducibility struct {
-	// Verdict is Same, Differs or Flaky.
+	// Verdict is Same, Unvaried, Differs or Flaky. It follows from the runs.
 	Verdict string `json:"verdict"`
 	// Tool is the version of Cloister.
 	Action Descriptor `json:"action"`
@@ -81,14 +83,17 @@ type Reproducibility struct {
 
 // The verdicts.
 const (
-	Same    = "same"
-	Differs = "differs"
-	Flaky   = "flaky exit"
+	Same     = "same"
+	Unvaried = "unvaried" // equal runs without any variation: they do not show that the action is reproducible
+	Differs  = "differs"
+	Flaky    = "flaky exit"
 )
 
 // A Run is one run of the action.
 type Run struct {
 	Worker string `json:"worker,omitempty"`
+	// On names the server that ran it, if several are compared.
+	On string `json:"on,omitempty"`
 	// Varied lists the varied conditions, each beginning with the name of its factor.
 	Varied []string `json:"varied,omitempty"`
 	// StableHash is that of the run's manifest; "" if there is none.
@@ -179,7 +184,8 @@ func (s *Statement) Encode() ([]byte, error) {
 }
 
 // Decode is the inverse of Encode. It fails with ErrStatement if the text is not a statement with one of the two
-// predicates, has unknown fields, or contradicts itself.
+// predicates, has unknown fields, or contradicts itself. In an earlier statement, which has no On, workers stand for
+// servers, and the verdict on equal runs without any variation becomes Unvaried.
 func Decode(text []byte) (*Statement, error) {
 	var w wire
 	err := strict(text, &w)
@@ -195,7 +201,7 @@ func Decode(text []byte) (*Statement, error) {
 	s := &Statement{Subjects: w.Subject}
 	var predicate any
 	switch w.PredicateType {
-	case ReproducibilityType:
+	case ReproducibilityType, reproducibilityV1:
 		s.Reproducibility = &Reproducibility{}
 		predicate = s.Reproducibility
 	case ProvenanceType:
@@ -208,7 +214,26 @@ func Decode(text []byte) (*Statement, error) {
 	if err := strict(w.Predicate, predicate); err != nil {
 		return nil, fmt.Errorf("%w: predicate: %w", ErrStatement, err)
 	}
+	if w.PredicateType == reproducibilityV1 {
+		if err := s.Reproducibility.upgrade(); err != nil {
+			return nil, fmt.Errorf("%w: predicate: %w", ErrStatement, err)
+		}
+	}
 	return s, s.Validate()
+}
+
+// upgrade changes what was decoded as reproducibilityV1 to the current type.
+func (r *Reproducibility) upgrade() error {
+	if r.Verdict == Unvaried || slices.ContainsFunc(r.Runs, func(run Run) bool { return run.On != "" }) {
+		return errors.New("a reproducibility-v1 has neither the verdict unvaried nor runs with on")
+	}
+	for i := range r.Runs {
+		r.Runs[i].On = r.Runs[i].Worker
+	}
+	if r.Verdict == Same && len(r.Runs) > 0 && r.computed() == Unvaried {
+		r.Verdict = Unvaried
+	}
+	return nil
 }
 
 // strict decodes one JSON value. It rejects unknown fields and text after the value.
@@ -307,16 +332,19 @@ func (r *Reproducibility) Subjects() []Descriptor {
 
 // computed returns the verdict that follows from the runs.
 func (r *Reproducibility) computed() string {
-	verdict := Same
+	verdict := Unvaried
 	first := &r.Runs[0]
-	for i := range r.Runs[1:] {
-		run := &r.Runs[i+1]
+	for i := range r.Runs {
+		run := &r.Runs[i]
 		if run.ExitCode != first.ExitCode || run.Code != first.Code {
 			return Flaky
 		}
 		if !run.Stdout.equal(&first.Stdout) || !run.Stderr.equal(&first.Stderr) ||
 			!slices.EqualFunc(run.Outputs, first.Outputs, func(a, b Descriptor) bool { return a.equal(&b) }) {
 			verdict = Differs
+		}
+		if verdict == Unvaried && (len(run.Varied) > 0 || run.On != first.On) {
+			verdict = Same
 		}
 	}
 	return verdict

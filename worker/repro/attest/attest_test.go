@@ -372,7 +372,7 @@ func TestParseRejectsUnusableKeys(t *testing.T) {
 
 // rsaKey returns an RSA key that the tests share.
 var rsaKey = func() func(*testing.T) *rsa.PrivateKey {
-	generate := sync.OnceValues(func() (*rsa.PrivateKey, error) { return rsa.GenerateKey(rand.Reader, MinRSA) })
+	generate := sync.OnceValues(func() (*rsa.PrivateKey, error) { return rsa.GenerateKey(rand.Reader, minRSA) })
 	return func(t *testing.T) *rsa.PrivateKey {
 		t.Helper()
 		k, err := generate()
@@ -710,4 +710,67 @@ func FuzzOpen(f *testing.F) {
 			t.Errorf("what was read cannot be written: %v", err)
 		}
 	})
+}
+
+// Equal runs are the same only if something varied: a condition, or the server.
+func TestUnvariedIsNotSame(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(second *Run)
+		want   string
+	}{
+		"a condition":       {func(second *Run) { second.On = "" }, Same},
+		"the server":        {func(second *Run) { second.Varied = nil }, Same},
+		"only the worker":   {func(second *Run) { second.Varied, second.On = nil, "" }, Unvaried},
+		"and it differs":    {func(second *Run) { second.Varied, second.On, second.Stdout = nil, "", Descriptor{} }, Differs},
+		"and the exit code": {func(second *Run) { second.Varied, second.On, second.ExitCode = nil, "", 1 }, Flaky},
+	} {
+		for _, verdict := range []string{Same, Unvaried, Differs, Flaky} {
+			s := reproducible()
+			s.Reproducibility.Runs[1].On = "elsewhere"
+			c.change(&s.Reproducibility.Runs[1])
+			s.Reproducibility.Verdict = verdict
+			if _, err := s.Encode(); (err == nil) != (verdict == c.want) {
+				t.Errorf("%s varies, verdict %s: got %v, want only %s accepted", name, verdict, err, c.want)
+			}
+		}
+	}
+}
+
+// Earlier statements stay readable, but what they call same is unvaried if nothing varied.
+func TestVersion1IsRead(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(second *Run)
+		want   string
+	}{
+		"varied":        {func(second *Run) { second.Worker = "one" }, Same},
+		"other workers": {func(second *Run) { second.Varied = nil }, Same},
+		"unvaried":      {func(second *Run) { second.Varied, second.Worker = nil, "one" }, Unvaried},
+	} {
+		s := reproducible()
+		s.Reproducibility.Runs[1].Varied = []string{"time +1d"}
+		text, err := s.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var w wire
+		var r Reproducibility
+		if err := errors.Join(json.Unmarshal(text, &w), json.Unmarshal(w.Predicate, &r)); err != nil {
+			t.Fatal(err)
+		}
+		c.change(&r.Runs[1])
+		w.PredicateType = reproducibilityV1
+		for verdict, good := range map[string]bool{Same: true, Unvaried: false, Differs: false} {
+			r.Verdict = verdict
+			if w.Predicate, err = json.Marshal(r); err != nil {
+				t.Fatal(err)
+			}
+			if text, err = json.Marshal(w); err != nil {
+				t.Fatal(err)
+			}
+			got, err := Decode(text)
+			if (err == nil) != good || good && got.Reproducibility.Verdict != c.want {
+				t.Errorf("%s, stated as %s: got %v, %v, want %s from same only", name, verdict, got, err, c.want)
+			}
+		}
+	}
 }

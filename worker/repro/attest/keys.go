@@ -21,11 +21,11 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// MinRSA and MaxRSA limit the bits of an RSA key. Statements are kept for years, and NIST SP 800-57 does not approve
+// minRSA and maxRSA limit the bits of an RSA key. Statements are kept for years, and NIST SP 800-57 does not approve
 // shorter keys beyond 2030. ssh-keygen makes no longer ones.
 const (
-	MinRSA = 3072
-	MaxRSA = 16384
+	minRSA = 3072
+	maxRSA = 16384
 )
 
 // howTo ends errors about unusable keys.
@@ -181,8 +181,8 @@ func publicKey(public crypto.PublicKey) (*Key, error) {
 			return nil, fmt.Errorf("%w: ECDSA curve %s is not supported; %s", ErrKey, p.Params().Name, howTo)
 		}
 	case *rsa.PublicKey:
-		if n := p.N.BitLen(); n < MinRSA || n > MaxRSA {
-			return nil, fmt.Errorf("%w: RSA key of %d bits, want %d to %d; %s", ErrKey, n, MinRSA, MaxRSA, howTo)
+		if n := p.N.BitLen(); n < minRSA || n > maxRSA {
+			return nil, fmt.Errorf("%w: RSA key of %d bits, want %d to %d; %s", ErrKey, n, minRSA, maxRSA, howTo)
 		}
 	default:
 		return nil, fmt.Errorf("%w: neither Ed25519, ECDSA P-256 nor RSA; %s", ErrKey, howTo)

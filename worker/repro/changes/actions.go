@@ -21,15 +21,20 @@ import (
 // why b misses the cache. Different digests always have at least one change. It fails if an action or its command
 // cannot be read. A missing input root is one change, because clients that only use a cache upload no inputs.
 func Actions(ctx context.Context, r *Reader, a, b cas.Digest) ([]Change, error) {
-	x, err := readAction(ctx, r.Store, a)
+	x, err := ReadAction(ctx, r.Store, a)
 	if err != nil {
 		return nil, err
 	}
-	y, err := readAction(ctx, r.Store, b)
+	y, err := ReadAction(ctx, r.Store, b)
 	if err != nil {
 		return nil, err
 	}
-	all := slices.Concat(commands(x.command, y.command), properties("platform", x.platform(), y.platform()))
+	rootA, errA := x.Root()
+	rootB, errB := y.Root()
+	if err := errors.Join(errA, errB); err != nil {
+		return nil, err
+	}
+	all := slices.Concat(commands(x.Command, y.Command), properties("platform", x.Platform(), y.Platform()))
 	for _, c := range []Change{
 		{What: "timeout", A: x.timeout(), B: y.timeout()},
 		{What: "do_not_cache", A: strconv.FormatBool(x.DoNotCache), B: strconv.FormatBool(y.DoNotCache)},
@@ -42,12 +47,12 @@ func Actions(ctx context.Context, r *Reader, a, b cas.Digest) ([]Change, error) 
 	if a.Function() != b.Function() {
 		all = append(all, Change{What: "digest function", A: a.Function().String(), B: b.Function().String()})
 	}
-	if x.root == y.root {
+	if rootA == rootB {
 		return orEncoding(all, "action", a, b), nil
 	}
-	inputs, err := Directories(ctx, "input", r.Directory(x.root), r.Directory(y.root))
+	inputs, err := Directories(ctx, "input", r.Directory(rootA), r.Directory(rootB))
 	if errors.Is(err, cas.ErrNotFound) {
-		inputs = append(inputs, Change{What: "input root", A: r.root(ctx, x), B: r.root(ctx, y)})
+		inputs = append(inputs, Change{What: "input root", A: r.inputRoot(ctx, rootA), B: r.inputRoot(ctx, rootB)})
 		err = nil
 	}
 	return append(all, inputs...), err
@@ -73,15 +78,16 @@ func orEncoding(all []Change, what string, a, b cas.Digest) []Change {
 	return all
 }
 
-// An action is an Action with the messages it refers to.
-type action struct {
+// An Action is an Action message with its Command.
+type Action struct {
 	*repb.Action
-	command *repb.Command
-	root    cas.Digest
+	Digest  cas.Digest
+	Command *repb.Command
 }
 
-func readAction(ctx context.Context, s cas.Store, d cas.Digest) (*action, error) {
-	a := &action{Action: &repb.Action{}, command: &repb.Command{}}
+// ReadAction reads an action and its command. It returns the errors of cas.ReadProto.
+func ReadAction(ctx context.Context, s cas.Store, d cas.Digest) (*Action, error) {
+	a := &Action{Action: &repb.Action{}, Digest: d, Command: &repb.Command{}}
 	if err := cas.ReadProto(ctx, s, d, a.Action); err != nil {
 		return nil, fmt.Errorf("action %s: %w", d, err)
 	}
@@ -89,44 +95,52 @@ func readAction(ctx context.Context, s cas.Store, d cas.Digest) (*action, error)
 	if err != nil {
 		return nil, fmt.Errorf("action %s: command: %w", d, err)
 	}
-	if err := cas.ReadProto(ctx, s, command, a.command); err != nil {
+	if err := cas.ReadProto(ctx, s, command, a.Command); err != nil {
 		return nil, fmt.Errorf("command of action %s: %w", d, err)
-	}
-	if a.root, err = cas.FromProto(d.Function(), a.InputRootDigest); err != nil {
-		return nil, fmt.Errorf("action %s: input root: %w", d, err)
 	}
 	return a, nil
 }
 
-// root returns the input root of an action and whether it is absent.
-func (r *Reader) root(ctx context.Context, a *action) string {
-	if _, err := r.Directory(a.root).Entries(ctx); errors.Is(err, cas.ErrNotFound) {
-		return a.root.String() + " absent"
+// Root returns the digest of the input root.
+func (a *Action) Root() (cas.Digest, error) {
+	d, err := cas.FromProto(a.Digest.Function(), a.InputRootDigest)
+	if err != nil {
+		return d, fmt.Errorf("action %s: input root: %w", a.Digest, err)
 	}
-	return a.root.String()
+	return d, nil
 }
 
-// platform returns the platform in effect.
-func (a *action) platform() *repb.Platform {
-	if a.Platform != nil { // replaces the command's
-		return a.Platform
+// Platform returns the platform in effect, nil if there is none.
+func (a *Action) Platform() *repb.Platform {
+	if a.Action.Platform != nil { // replaces the command's
+		return a.Action.Platform
 	}
-	return a.command.Platform
+	return a.Command.Platform
 }
 
-func (a *action) timeout() string {
-	if a.Timeout == nil {
-		return ""
-	}
-	return a.Timeout.AsDuration().String()
-}
+// Outputs returns the declared output paths.
+func (a *Action) Outputs() []string { return outputs(a.Command) }
 
-// outputs returns the declared output paths of a command.
 func outputs(c *repb.Command) []string {
 	if len(c.OutputPaths) > 0 {
 		return c.OutputPaths
 	}
 	return slices.Concat(c.OutputFiles, c.OutputDirectories)
+}
+
+// inputRoot returns a digest of an input root, and that it is absent if it is.
+func (r *Reader) inputRoot(ctx context.Context, d cas.Digest) string {
+	if _, err := r.Directory(d).Entries(ctx); errors.Is(err, cas.ErrNotFound) {
+		return d.String() + " absent"
+	}
+	return d.String()
+}
+
+func (a *Action) timeout() string {
+	if a.Timeout == nil {
+		return ""
+	}
+	return a.Timeout.AsDuration().String()
 }
 
 func salt(s []byte) string {
@@ -341,7 +355,7 @@ func (r *Reader) outputs(f cas.Function, result *repb.ActionResult) (Directory, 
 			return nil, fmt.Errorf("output %s: %w", quote(o.Path), err)
 		}
 		e := r.File(o.Path, d, o.IsExecutable)
-		e.Properties = nodeProperties(o.NodeProperties)
+		e.Properties = o.NodeProperties
 		all = append(all, *e)
 	}
 	for _, o := range result.OutputDirectories {
@@ -356,30 +370,15 @@ func (r *Reader) outputs(f cas.Function, result *repb.ActionResult) (Directory, 
 		}
 		e.Digest, e.Directory = d, r.Directory(d)
 		if o.TreeDigest != nil {
-			e.Directory = &treeRoot{r: r, digest: d}
+			e.Directory = r.Tree(d)
 		}
 		all = append(all, e)
 	}
 	links := slices.Concat(result.OutputSymlinks, result.OutputFileSymlinks, result.OutputDirectorySymlinks)
 	for _, l := range links {
-		e := Entry{Name: l.Path, Link: true, Target: l.Target, Properties: nodeProperties(l.NodeProperties)}
+		e := Entry{Name: l.Path, Link: true, Target: l.Target, Properties: l.NodeProperties}
 		all = append(all, e)
 	}
 	slices.SortFunc(all, func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })
 	return slices.CompactFunc(all, func(a, b Entry) bool { return a.Name == b.Name }), nil // a link may be listed twice
-}
-
-// A treeRoot is the root of a Tree that is read on demand.
-type treeRoot struct {
-	r      *Reader
-	digest cas.Digest
-}
-
-// Entries implements Directory.
-func (t *treeRoot) Entries(ctx context.Context) ([]Entry, error) {
-	root, err := t.r.Tree(ctx, t.digest)
-	if err != nil {
-		return nil, err
-	}
-	return root.Entries(ctx)
 }

@@ -3,7 +3,12 @@
 package changes
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -197,11 +202,7 @@ func TestDirectoriesComparesKindsModesAndLinks(t *testing.T) {
 		"input | was | "+digestText("w")+" | directory "+s.files(nil).String(),
 	)
 	tree := s.put(&repb.Tree{Root: a, Children: []*repb.Directory{{Files: []*repb.FileNode{{Name: "deep", Digest: s.blob("1")}}}}})
-	folder, err := s.reader().Tree(t.Context(), tree)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, err := Directories(t.Context(), "input", folder, s.reader().Directory(s.put(a))); err != nil || len(got) != 0 {
+	if got, err := Directories(t.Context(), "input", s.reader().Tree(tree), s.reader().Directory(s.put(a))); err != nil || len(got) != 0 {
 		t.Errorf("a Tree and its Directory: %s, %v", lines(got), err)
 	}
 	// A missing directory is one change; the others are still compared.
@@ -379,5 +380,52 @@ func TestBuildsNamesCausesBeforeConsequences(t *testing.T) {
 				t.Errorf("%s: got follows %v, want none", p.A.Mnemonic, p.Follows)
 			}
 		}
+	}
+}
+
+// onDisk is a store with its blobs in files, as far as a Reader can tell.
+type onDisk struct {
+	cas.Store
+	dir string
+}
+
+// File implements cas.Filer.
+func (s *onDisk) File(ctx context.Context, d cas.Digest, _ bool) (string, func(), error) {
+	data, err := cas.ReadAll(ctx, s.Store, d, d.Size())
+	if err != nil {
+		return "", nil, err
+	}
+	path := filepath.Join(s.dir, d.Hash())
+	return path, func() {}, os.WriteFile(path, data, 0o600)
+}
+
+func TestReaderCopiesLimitedBlobsOfOtherMachines(t *testing.T) {
+	s := newFixture(t)
+	large := strings.Repeat("0123456789abcdef", 9<<16) // more than is kept in memory
+	d, err := cas.FromProto(cas.SHA256, s.blob(large))
+	if err != nil {
+		t.Fatal(err)
+	}
+	temporary := t.TempDir()
+	t.Setenv("TMPDIR", temporary)
+	for name, r := range map[string]*Reader{
+		"no limit": {Store: s.Memory}, "below the limit": {Store: s.Memory, MaxCopy: d.Size()},
+		"on disk": {Store: &onDisk{s.Memory, t.TempDir()}, MaxCopy: 1},
+	} {
+		in, done, err := r.Open(t.Context(), d)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if text, err := io.ReadAll(in); err != nil || string(text) != large {
+			t.Errorf("%s: got %d bytes, %v", name, len(text), err)
+		}
+		done()
+	}
+	if _, _, err := (&Reader{Store: s.Memory, MaxCopy: d.Size() - 1}).Open(t.Context(), d); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("above the limit: got %v", err)
+	}
+	if left, err := os.ReadDir(temporary); err != nil || len(left) > 0 {
+		t.Errorf("temporary files are left: %v, %v", left, err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
+	"golang.org/x/sync/errgroup"
 )
 
 // A Step is an action of a recorded build.
@@ -71,7 +72,7 @@ func Builds(ctx context.Context, r *Reader, results cas.ActionCache, a, b []Step
 		}
 	}
 	unequal = unequal[:min(len(unequal), maxRead)]
-	c.each(unequal, c.compare)
+	each(ctx, unequal, c.compare)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -98,21 +99,17 @@ type builds struct {
 	pairs   []*Pair
 }
 
-// each calls do for each pair concurrently, until the context ends.
-func (c *builds) each(pairs []*Pair, do func(*Pair)) {
-	var group sync.WaitGroup
-	slots := make(chan struct{}, concurrency)
-	for _, p := range pairs {
-		if c.ctx.Err() != nil {
+// each calls do for each item concurrently, until the context ends.
+func each[T any](ctx context.Context, items []T, do func(T)) {
+	var group errgroup.Group
+	group.SetLimit(concurrency)
+	for _, item := range items {
+		if ctx.Err() != nil {
 			break
 		}
-		slots <- struct{}{}
-		group.Go(func() {
-			defer func() { <-slots }()
-			do(p)
-		})
+		group.Go(func() error { do(item); return nil })
 	}
-	group.Wait()
+	_ = group.Wait() // do returns no error
 }
 
 // A stepKey identifies a step across builds.
@@ -180,25 +177,21 @@ func join(pairs []*Pair, steps []*Step, at func(*Step) stepKey) ([]*Pair, []*Ste
 
 // declared returns the declared outputs of steps as one string each. It leaves out steps that cannot be read.
 func (c *builds) declared(pairs []*Pair, steps []*Step) map[*Step]string {
-	var all []*Pair
+	all := slices.Clone(steps)
 	for _, p := range pairs {
-		all = append(all, &Pair{A: p.A})
+		all = append(all, p.A)
 	}
-	for _, s := range steps {
-		all = append(all, &Pair{A: s})
-	}
-	all = all[:min(len(all), maxRead)]
 	var mu sync.Mutex
 	m := map[*Step]string{}
-	c.each(all, func(p *Pair) {
-		a, err := readAction(c.ctx, c.r.Store, p.A.Action)
+	each(c.ctx, all[:min(len(all), maxRead)], func(s *Step) {
+		a, err := ReadAction(c.ctx, c.r.Store, s.Action)
 		if err != nil {
 			return
 		}
-		paths := slices.Sorted(slices.Values(outputs(a.command)))
+		paths := slices.Sorted(slices.Values(a.Outputs()))
 		mu.Lock()
 		defer mu.Unlock()
-		m[p.A] = strings.Join(paths, "\x00")
+		m[s] = strings.Join(paths, "\x00")
 	})
 	return m
 }

@@ -36,9 +36,6 @@ const (
 // MaxText limits the size of a Change's texts, in bytes.
 const MaxText = 200
 
-// maxInMemory is the size of the largest blob that a Reader without Open reads.
-const maxInMemory = 64 << 20
-
 // errEnough ends a comparison that has found MaxChanges changes.
 var errEnough = errors.New("too many changes")
 

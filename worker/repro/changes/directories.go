@@ -30,8 +30,8 @@ type Entry struct {
 	// Link means that it is a symbolic link to Target.
 	Link   bool
 	Target string
-	// Properties is the canonical text of the node's properties.
-	Properties string
+	// Properties are those of the API's node, or nil.
+	Properties *repb.NodeProperties
 	// Digest is the digest of a file or of a Directory message; zero if unknown.
 	Digest cas.Digest
 	// Directory is nil unless the entry is a directory.
@@ -46,7 +46,7 @@ func (e *Entry) text() string {
 	case e == nil:
 		return ""
 	case e.Link:
-		return "link to " + quote(e.Target) + e.Properties
+		return "link to " + quote(e.Target) + e.properties()
 	case e.Directory != nil && e.Digest.IsZero():
 		return "directory"
 	case e.Directory != nil:
@@ -59,14 +59,15 @@ func (e *Entry) text() string {
 
 func (e *Entry) mode() string {
 	if e.Executable {
-		return " executable" + e.Properties
+		return " executable" + e.properties()
 	}
-	return e.Properties
+	return e.properties()
 }
 
-// nodeProperties returns Entry.Properties.
-func nodeProperties(p *repb.NodeProperties) string {
+// properties returns the canonical text of Properties.
+func (e *Entry) properties() string {
 	var b strings.Builder
+	p := e.Properties
 	if mode := p.GetUnixMode(); mode != nil {
 		fmt.Fprintf(&b, " mode %04o", mode.Value)
 	}
@@ -215,7 +216,7 @@ func (f *directoryDiff) pair(at string, a, b *Entry) error {
 	case (a.Directory != nil) != (b.Directory != nil) || a.Link != b.Link:
 		return f.entry(name, a, b)
 	case a.Link:
-		if a.Target == b.Target && a.Properties == b.Properties {
+		if a.Target == b.Target && a.properties() == b.properties() {
 			return nil
 		}
 		return f.entry(name, a, b)
@@ -235,7 +236,7 @@ func (f *directoryDiff) pair(at string, a, b *Entry) error {
 			return err
 		}
 		return f.encoding(name, a, b)
-	case a.Executable != b.Executable, a.Properties != b.Properties:
+	case a.Executable != b.Executable, a.properties() != b.properties():
 		return f.entry(name, a, b)
 	case same:
 		return nil

@@ -3,7 +3,6 @@
 package compare
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -17,10 +16,6 @@ const (
 	arMagic   = "!<arch>\n"
 	thinMagic = "!<thin>\n"
 )
-
-func isAr(head []byte, _ string) bool {
-	return bytes.HasPrefix(head, []byte(arMagic)) || bytes.HasPrefix(head, []byte(thinMagic))
-}
 
 // arMembers returns the members of an ar archive with names in GNU's or BSD's form (ar.h; ar(5)).
 func (*comparison) arMembers(s *io.SectionReader) ([]member, error) {

@@ -39,9 +39,7 @@ var Causes = []CauseRow{
 	{BuildID, "an ID that the linker derives from the rest or draws at random", []Fix{
 		{"", "-Wl,--build-id=sha1 instead of uuid, or -Wl,--build-id=none; go build -ldflags=-buildid="},
 		{"go", "go build -trimpath -ldflags=-buildid="},
-		{"pe", "link with /Brepro"},
 		{"macho", "ld -no_uuid (clang: -Wl,-no_uuid)"},
-		{"pdf", `set SOURCE_DATE_EPOCH; qpdf --deterministic-id; in TeX \pdftrailerid{}`},
 	}},
 	{Path, "the path of the working directory or of a temporary file", []Fix{
 		{"", "write paths relative to the working directory, and no names of temporary files"},
@@ -86,7 +84,7 @@ var Causes = []CauseRow{
 	{Random, "random bytes: UUIDs, salts, names", []Fix{
 		{"", "derive the value from the inputs, or seed the generator with a constant (-frandom-seed for gcc, PYTHONHASHSEED=0 for Python)"},
 		{"elf", "gcc -frandom-seed=FILE, with the name of the source file"},
-		{"pdf", "set xmpMM:DocumentID and xmpMM:InstanceID explicitly"},
+		{"pdf", `set SOURCE_DATE_EPOCH; qpdf --deterministic-id; in TeX \pdftrailerid{}; set xmpMM:DocumentID and xmpMM:InstanceID`},
 	}},
 	{Hostname, "the host name", []Fix{{"", "omit the host name"}}},
 	{ProcessID, "a process ID", []Fix{{"", "omit process IDs, also from names of temporary files"}}},

@@ -46,6 +46,8 @@ type comparison struct {
 	depth      int
 	// format is the name of the files' format, or "".
 	format string
+	// textsOnly means that numbers in the files show no cause.
+	textsOnly bool
 }
 
 // A budget is what a comparison and everything nested in it may still cost.
@@ -96,17 +98,22 @@ func (c *comparison) descend(name string, a, b *io.SectionReader) error {
 		return err
 	}
 	in := c.within(name)
+	in.format = ""
 	headA, errA := window(a, 0, headSize)
 	headB, errB := window(b, 0, headSize)
 	if err := errors.Join(errA, errB); err != nil {
 		return err
 	}
 	for _, f := range formats() {
-		isA, isB := f.is(headA, name), f.is(headB, name)
-		if isA && isB && in.depth <= maxDepth && len(in.where) <= maxNames {
-			if done, err := in.try(&f, a, b); done {
-				return err
-			}
+		if !f.is(headA, name) || !f.is(headB, name) || in.depth > maxDepth || len(in.where) > maxNames {
+			continue
+		}
+		if f.compare == nil {
+			in.format, in.textsOnly = f.name, in.textsOnly || f.textsOnly
+			break
+		}
+		if done, err := in.try(&f, a, b); done {
+			return err
 		}
 	}
 	return in.plain(a, b, at)
@@ -176,9 +183,9 @@ func (c *comparison) takeWords(texts ...string) bool {
 
 // unpack reads all of r, which has packed bytes in compressed form, into memory. The caller calls release when it no
 // longer uses the content. It fails with errTooMuch beyond the limits.
-func (c *comparison) unpack(r io.Reader, packed int64) (s *io.SectionReader, release func(), err error) {
+func (c *comparison) unpack(r io.Reader, packed int64) (data []byte, release func(), err error) {
 	limit := min(maxUnpacked, 1<<20+maxRatio*packed, c.budget.live, c.budget.work)
-	data, err := io.ReadAll(io.LimitReader(contextReader{c.ctx, r}, limit+1))
+	data, err = io.ReadAll(io.LimitReader(contextReader{c.ctx, r}, limit+1))
 	n := int64(len(data))
 	c.budget.work -= min(n, c.budget.work)
 	if err != nil {
@@ -188,7 +195,42 @@ func (c *comparison) unpack(r io.Reader, packed int64) (s *io.SectionReader, rel
 		return nil, nil, errTooMuch
 	}
 	c.budget.live -= n
-	return section(data), func() { c.budget.live += n }, nil
+	return data, func() { c.budget.live += n }, nil
+}
+
+// withBytes calls see with the contents of a and b in memory, within the limits.
+func (c *comparison) withBytes(a, b *io.SectionReader, see func(a, b []byte) error) error {
+	dataA, release, err := c.unpack(a, a.Size())
+	if err != nil {
+		return err
+	}
+	defer release()
+	dataB, release, err := c.unpack(b, b.Size())
+	if err != nil {
+		return err
+	}
+	defer release()
+	return see(dataA, dataB)
+}
+
+// firstCause returns the first cause found, for its consequences.
+func (c *comparison) firstCause() Cause {
+	for _, d := range c.found.diffs {
+		if d.Cause != Unknown {
+			return d.Cause
+		}
+	}
+	return Unknown
+}
+
+// identity adds a difference of an ID that a tool computes from the rest or draws at random. If there are other
+// differences it is their consequence.
+func (c *comparison) identity(what, a, b string, below ...string) {
+	if c.found.none() {
+		c.differ(what, a, b, -1, BuildID, below...)
+		return
+	}
+	c.follows(what+", which follows from the rest", a, b, c.firstCause(), below...)
 }
 
 // firstDifference returns the offset of the first different byte, or -1.

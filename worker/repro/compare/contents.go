@@ -11,8 +11,10 @@ import (
 const (
 	// maxPerPiece limits the differences of one part of a binary file, such as a section.
 	maxPerPiece = 6
-	// minWord is the minimum length of text, as in strings(1).
+	// minWord is the minimum length of text, as in strings(1), and minText that of text beside code, which contains
+	// shorter ones by chance.
 	minWord = 4
+	minText = 6
 	// maxStrings limits the texts of one part.
 	maxStrings = 1 << 18
 )
@@ -20,7 +22,7 @@ const (
 // contents adds the differences of two parts of binary files: each pair of texts once, and one location of other bytes.
 func (c *comparison) contents(a, b []byte, below ...string) {
 	if len(a) != len(b) {
-		if !c.texts(a, b, below...) {
+		if !c.texts(a, b, minText, below...) {
 			c.firstByte(a, b, below...)
 		}
 		return
@@ -45,7 +47,7 @@ func (c *comparison) contents(a, b []byte, below ...string) {
 		}
 	}
 	cause, r := tally.most()
-	if len(reported) == 0 && tally.runs == maxRuns && cause == Unknown && c.texts(a, b, below...) {
+	if len(reported) == 0 && tally.runs == maxRuns && cause == Unknown && c.texts(a, b, minText, below...) {
 		return // the same data at other offsets
 	}
 	if tally.runs > 0 {
@@ -76,9 +78,10 @@ func (c *comparison) firstByte(a, b []byte, below ...string) {
 	c.differ(what, hexText(a[first:]), hexText(b[first:]), int64(first), Unknown, below...)
 }
 
-// texts adds the texts that only one part has or a difference in their order. It reports whether it added anything.
-func (c *comparison) texts(a, b []byte, below ...string) bool {
-	textsA, textsB := stringsIn(a, minWord+2), stringsIn(b, minWord+2) // code contains shorter ones by chance
+// texts adds the texts of at least least bytes that only one part has or a difference in their order. It reports whether
+// it added anything.
+func (c *comparison) texts(a, b []byte, least int, below ...string) bool {
+	textsA, textsB := stringsIn(a, least), stringsIn(b, least)
 	onlyA, onlyB := subtract(textsA, textsB), subtract(textsB, textsA)
 	reported := map[[2]string]bool{}
 	for i := 0; i < max(len(onlyA), len(onlyB)) && len(reported) < maxPerPiece; i++ {

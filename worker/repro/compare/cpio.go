@@ -3,7 +3,6 @@
 package compare
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -18,11 +17,6 @@ const (
 	crcMagic  = "070702"
 	odcMagic  = "070707"
 )
-
-func isCpio(head []byte, _ string) bool {
-	return bytes.HasPrefix(head, []byte(newcMagic)) || bytes.HasPrefix(head, []byte(crcMagic)) ||
-		bytes.HasPrefix(head, []byte(odcMagic))
-}
 
 // A cpioHeader describes the numbers in front of a member.
 type cpioHeader struct {
@@ -59,12 +53,14 @@ func (c *comparison) cpioMembers(s *io.SectionReader) ([]member, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !isCpio(p, "") {
-			return nil, fmt.Errorf("no member header at byte %d", off)
-		}
-		h := &newcHeader
-		if bytes.HasPrefix(p, []byte(odcMagic)) {
+		var h *cpioHeader
+		switch string(p[:min(len(p), len(newcMagic))]) {
+		case newcMagic, crcMagic:
+			h = &newcHeader
+		case odcMagic:
 			h = &odcHeader
+		default:
+			return nil, fmt.Errorf("no member header at byte %d", off)
 		}
 		values, end, err := h.read(p)
 		if err != nil {

@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-
-	"github.com/klauspost/compress/zstd"
 )
 
 // Limits of ELF files. An object of 60,000 functions has 130,000 sections.
@@ -48,15 +46,13 @@ type elfSection struct {
 	name string
 }
 
-func isELF(head []byte, _ string) bool { return bytes.HasPrefix(head, []byte(elf.ELFMAG)) }
-
 // readELF reads the headers of an ELF file.
 func readELF(r *io.SectionReader) (*elfFile, error) {
 	ident, err := window(r, 0, elf.EI_NIDENT)
 	if err != nil {
 		return nil, err
 	}
-	if len(ident) < elf.EI_NIDENT || !isELF(ident, "") {
+	if len(ident) < elf.EI_NIDENT || string(ident[:4]) != elf.ELFMAG {
 		return nil, errNotELF
 	}
 	f := &elfFile{r: r, order: binary.LittleEndian, wide: ident[elf.EI_CLASS] == byte(elf.ELFCLASS64)}
@@ -204,32 +200,16 @@ func (f *elfFile) packed(s *elfSection) *io.SectionReader {
 
 // load returns the unpacked content of a section. The caller calls release when done.
 func (f *elfFile) load(c *comparison, s *elfSection) (data []byte, release func(), err error) {
-	r := f.packed(s)
-	size := r.Size()
-	unpacked, err := f.unpacker(s, r)
+	packed := f.packed(s)
+	unpacked, err := f.unpacker(s, packed)
 	if err != nil {
 		return nil, nil, err
 	}
-	if unpacked != nil {
-		defer unpacked.Close()
-		u, release, err := c.unpack(unpacked, size)
-		if err != nil {
-			return nil, nil, err
-		}
-		data, err = window(u, 0, int(u.Size()))
-		return data, release, err
-	}
-	if size > min(maxUnpacked, c.budget.live) {
-		return nil, nil, errTooMuch
-	}
-	if data, err = window(r, 0, int(size)); err != nil {
-		return nil, nil, err
-	}
-	c.budget.live -= size
-	return data, func() { c.budget.live += size }, nil
+	defer unpacked.Close()
+	return c.unpack(unpacked, packed.Size())
 }
 
-// unpacker returns a reader that unpacks a section, nil if it is not compressed.
+// unpacker returns a reader of the unpacked content of a section.
 func (f *elfFile) unpacker(s *elfSection, r *io.SectionReader) (io.ReadCloser, error) {
 	typ := elf.COMPRESS_ZLIB
 	skip := 12 // "ZLIB" and a size, in the older form
@@ -244,18 +224,14 @@ func (f *elfFile) unpacker(s *elfSection, r *io.SectionReader) (io.ReadCloser, e
 			skip = 12
 		}
 	case !strings.HasPrefix(s.name, ".zdebug_"):
-		return nil, nil
+		return io.NopCloser(r), nil
 	}
 	body := io.NewSectionReader(r, int64(skip), r.Size())
 	switch typ {
 	case elf.COMPRESS_ZLIB:
 		return zlib.NewReader(body)
 	case elf.COMPRESS_ZSTD:
-		d, err := zstd.NewReader(body, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(8<<20))
-		if err != nil {
-			return nil, err
-		}
-		return d.IOReadCloser(), nil
+		return unpackZstd(body)
 	}
 	return nil, fmt.Errorf("%w: compression %d", errNotELF, typ)
 }

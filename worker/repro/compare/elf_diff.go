@@ -4,7 +4,6 @@ package compare
 
 import (
 	"bytes"
-	"debug/dwarf"
 	"debug/elf"
 	"encoding/hex"
 	"errors"
@@ -14,9 +13,9 @@ import (
 	"strings"
 )
 
-// An elfComparison compares two ELF files. It reports causes before consequences. Texts and names of symbols and
-// compile units are causes. Build IDs, checksums and, if sections have moved, code and tables are consequences of any
-// other cause.
+// An elfComparison compares two ELF files. It reports causes before consequences. Texts are causes, among them names of
+// symbols and, for debuggers, of sources and directories. Build IDs, checksums and, if sections have moved, code and
+// tables are consequences of any other cause.
 type elfComparison struct {
 	*comparison
 	a, b *elfFile
@@ -24,10 +23,6 @@ type elfComparison struct {
 	moved bool
 	// later are sections whose differences are consequences.
 	later []elfPair
-	// symbols means that symbol names were compared.
-	symbols bool
-	// goInfoReported means that a difference in settings of the go command was added.
-	goInfoReported bool
 }
 
 // An elfPair is a section of both files.
@@ -67,10 +62,6 @@ func compareELF(c *comparison, a, b *io.SectionReader) error {
 			others = append(others, p)
 		}
 	}
-	e.names()
-	others = slices.DeleteFunc(others, func(p elfPair) bool {
-		return e.symbols && p.a.name == ".strtab" || e.goInfoReported && p.a.name == ".go.buildinfo"
-	})
 	if err := e.contentsOf(others); err != nil {
 		return err
 	}
@@ -117,58 +108,6 @@ func (e *elfComparison) pairs() []elfPair {
 	return pairs
 }
 
-// names adds the differences of symbols, compile units and settings of the go command.
-func (e *elfComparison) names() {
-	for _, table := range []string{".symtab", ".dynsym"} {
-		if a, b := e.a.symbols(e.comparison, table), e.b.symbols(e.comparison, table); a != nil && b != nil {
-			onlyA, onlyB := subtract(a, b), subtract(b, a)
-			e.symbols = true
-			e.unmatched("symbol", onlyA, onlyB, table)
-			if len(onlyA)+len(onlyB) == 0 {
-				e.order("symbols", a, b, table)
-			}
-		}
-	}
-	e.units(e.a.units(e.comparison), e.b.units(e.comparison))
-	if a, b := e.a.buildInfo(e.comparison), e.b.buildInfo(e.comparison); a != "" && b != "" {
-		e.goInfo(a, b)
-	}
-}
-
-// units adds the differences of the compile units, each pair of texts once.
-func (e *elfComparison) units(a, b []dwarfUnit) {
-	reported := map[[2]string]bool{}
-	var namesA, namesB []string
-	for i := range min(len(a), len(b)) {
-		namesA, namesB = append(namesA, a[i][0]), append(namesB, b[i][0])
-	}
-	if len(a) == len(b) && !slices.Equal(namesA, namesB) && len(subtract(namesA, namesB)) == 0 {
-		e.order("compile units", namesA, namesB, ".debug_info")
-		return
-	}
-	if len(a) != len(b) {
-		e.differ("number of compile units", fmt.Sprint(len(a)), fmt.Sprint(len(b)), -1, Unknown, ".debug_info")
-	}
-	for i := range min(len(a), len(b)) {
-		for n, attr := range unitNames {
-			x, y := a[i][n], b[i][n]
-			if x == y || reported[[2]string{x, y}] || len(reported) == maxPerPiece {
-				continue
-			}
-			reported[[2]string{x, y}] = true
-			unit := a[i][0]
-			if unit == "" {
-				unit = fmt.Sprintf("compile unit %d", i)
-			}
-			cause := e.textCause(x, y)
-			if attr == dwarf.AttrCompDir {
-				cause = Path // by definition
-			}
-			e.differ("DW_AT_"+dwarfNames[attr], x, y, -1, cause, ".debug_info", unit)
-		}
-	}
-}
-
 // contentsOf adds the differences of data sections that show a cause. Without any it adds those of other sections. The
 // rest is a consequence and goes to later.
 func (e *elfComparison) contentsOf(pairs []elfPair) error {
@@ -183,7 +122,8 @@ func (e *elfComparison) contentsOf(pairs []elfPair) error {
 		}
 		pointers := e.moved && p.a.Flags&uint64(elf.SHF_WRITE) != 0
 		if slices.ContainsFunc(in.found.diffs, func(d Difference) bool {
-			return d.What == "text" || d.Cause != Unknown && d.Cause != MemberOrder && !pointers
+			return d.What == "text" || d.Cause == MemberOrder && isSymbols(p.a) ||
+				d.Cause != Unknown && d.Cause != MemberOrder && !pointers
 		}) {
 			e.found.merge(in.found)
 		} else {
@@ -226,10 +166,10 @@ func (e *elfComparison) content(c *comparison, p elfPair) error {
 	case bytes.Equal(a, b):
 		c.differ("compression", fmt.Sprintf("%d bytes", e.a.packed(p.a).Size()),
 			fmt.Sprintf("%d bytes", e.b.packed(p.b).Size()), -1, Unknown, p.a.name)
-	case isStrings(p.a) && c.texts(a, b, p.a.name):
+	case isStrings(p.a) && c.texts(a, b, 1, p.a.name):
 	case isData(p.a) && !isDebug(p.a):
 		c.contents(a, b, p.a.name)
-	case isDebug(p.a) && isData(p.a) && c.texts(a, b, p.a.name):
+	case isDebug(p.a) && isData(p.a) && c.texts(a, b, minText, p.a.name):
 	default:
 		c.firstByte(a, b, p.a.name)
 	}
@@ -263,8 +203,9 @@ func (e *elfComparison) consequences(ids []elfPair) error {
 			e.firstCause())
 	}
 	for _, p := range ids {
-		x, y, err := e.id(p)
-		if err != nil {
+		x, errX := e.a.id(p.a)
+		y, errY := e.b.id(p.b)
+		if err := errors.Join(errX, errY); err != nil {
 			return err
 		}
 		if strings.HasPrefix(p.a.name, ".note") || p.a.name == ".gnu_debuglink" {
@@ -274,13 +215,7 @@ func (e *elfComparison) consequences(ids []elfPair) error {
 	return nil
 }
 
-// id returns both build IDs: text for the go command, else hexadecimal.
-func (e *elfComparison) id(p elfPair) (x, y string, err error) {
-	x, errX := e.a.id(p.a)
-	y, errY := e.b.id(p.b)
-	return x, y, errors.Join(errX, errY)
-}
-
+// id returns the build ID in a section: text for the go command, else hexadecimal.
 func (f *elfFile) id(s *elfSection) (string, error) {
 	r := f.packed(s)
 	p, err := window(r, 0, 12+16+MaxText)

@@ -3,15 +3,9 @@
 package compare
 
 import (
-	"debug/dwarf"
 	"debug/elf"
 	"strings"
 )
-
-// dwarfNames are the names of unitNames that readelf(1) prints after "DW_AT_".
-var dwarfNames = map[dwarf.Attr]string{
-	dwarf.AttrName: "name", dwarf.AttrCompDir: "comp_dir", dwarf.AttrProducer: "producer", dwarf.AttrDwoName: "dwo_name",
-}
 
 // isDerived reports whether a section is computed from others.
 func isDerived(name string) bool {
@@ -47,6 +41,9 @@ func isStrings(s *elfSection) bool {
 	return s.Flags&uint64(elf.SHF_STRINGS) != 0 || elf.SectionType(s.Type) == elf.SHT_STRTAB
 }
 
+// isSymbols reports whether a section is the string table of a symbol table.
+func isSymbols(s *elfSection) bool { return s.name == ".strtab" || s.name == ".dynstr" }
+
 // isDebug reports whether a section is for debuggers or LTO, and not part of the program.
 func isDebug(s *elfSection) bool {
 	return strings.HasPrefix(s.name, ltoPrefix) || strings.HasPrefix(s.name, ".debug_") ||
@@ -78,42 +75,4 @@ func isPointerTable(s *elfSection) bool {
 		}
 	}
 	return false
-}
-
-// maxSymbols is the size of the largest symbol table that is compared.
-const maxSymbols = 1 << 19
-
-// symbols returns the names of a symbol table in order, nil if there is none or it is too large.
-func (f *elfFile) symbols(c *comparison, table string) []string {
-	s := f.named(table)
-	if s == nil || uint64(s.Link) >= uint64(len(f.sections)) {
-		return nil
-	}
-	entries, release, err := f.load(c, s)
-	if err != nil {
-		return nil
-	}
-	defer release()
-	text, release, err := f.load(c, &f.sections[s.Link])
-	if err != nil {
-		return nil
-	}
-	defer release()
-	size := elf.Sym32Size
-	if f.wide {
-		size = elf.Sym64Size
-	}
-	if len(entries)/size > maxSymbols {
-		return nil
-	}
-	names := make([]string, 0, len(entries)/size)
-	total := 0
-	for ; len(entries) >= size; entries = entries[size:] {
-		name := stringAt(text, uint64(f.order.Uint32(entries)))
-		if total += len(name); total > maxUnpacked {
-			return nil // many may share a long name
-		}
-		names = append(names, name)
-	}
-	return names
 }

@@ -4,7 +4,9 @@ package compare
 
 import (
 	"bytes"
+	"debug/elf"
 	"io"
+	"slices"
 )
 
 // A format compares two files of one kind in the terms of that kind.
@@ -14,32 +16,37 @@ type format struct {
 	// is reports whether a file that begins with head, of at most headSize bytes, has the format. name is its name.
 	is func(head []byte, name string) bool
 	// compare adds the differences of a and b to c. If it adds none, or fails with an error that is not from a method
-	// of c, its additions are dropped and the next format is tried. a and b are hostile.
+	// of c, its additions are dropped and the next format is tried. a and b are hostile. If nil, the files are compared
+	// as bytes, because diffoscope reads the format better.
 	compare func(c *comparison, a, b *io.SectionReader) error
+	// textsOnly means that of files compared as bytes only texts show causes: some numbers in compressed data and code
+	// look like times.
+	textsOnly bool
 }
 
 // formats returns the formats in the order in which they are tried. The first one that finds a difference wins.
 func formats() []format {
 	return []format{
-		archiveFormat("ar", isAr, (*comparison).arMembers),
+		archiveFormat("ar", hasMagic(arMagic, thinMagic), (*comparison).arMembers),
 		archiveFormat("tar", isTar, (*comparison).tarMembers),
-		archiveFormat("cpio", isCpio, (*comparison).cpioMembers),
-		{"jar", isJar, compareZip},
-		{"zip", isZip, compareZip},
-		{"gzip", isGzip, compareGzip},
+		archiveFormat("cpio", hasMagic(newcMagic, crcMagic, odcMagic), (*comparison).cpioMembers),
+		{name: "jar", is: isJar, compare: compareZip},
+		{name: "zip", is: isZip, compare: compareZip},
+		{name: "gzip", is: hasMagic("\x1f\x8b\x08"), compare: compareGzip},
 		packedFormat("zstd", "\x28\xb5\x2f\xfd", unpackZstd),
 		packedFormat("bzip2", "BZh", unpackBzip2),
-		{"elf", isELF, compareELF},
-		{"macho", isMachO, compareMachO},
-		{"pe", isPE, comparePE},
-		{"class", isClass, compareClass},
-		{"go object", isGoObject, compareGoObject},
-		{"gcov", isGcov, compareGcov},
-		{"pyc", isPyc, comparePyc},
-		{"png", isPNG, comparePNG},
-		{"pdf", isPDF, comparePDF},
-		{"json", isJSON, compareJSON},
-		{"text", isTextFile, compareText},
+		{name: "elf", is: hasMagic(elf.ELFMAG), compare: compareELF},
+		{name: "macho", is: hasMagic("\xcf\xfa\xed\xfe"), compare: compareMachO},
+		{name: "go object", is: hasMagic("go object "), compare: compareGoObject},
+		{name: "gcov", is: hasMagic("oncg", "gcno", "adcg", "gcda"), compare: compareGcov},
+		{name: "pyc", is: isPyc, compare: comparePyc},
+		{name: "pe", is: hasMagic("MZ")},
+		{name: "png", is: hasMagic("\x89PNG\r\n\x1a\n"), textsOnly: true},
+		{name: "pdf", is: hasMagic("%PDF-"), textsOnly: true},
+		{name: "class", is: hasMagic("\xca\xfe\xba\xbe"), textsOnly: true}, // and Mach-O for several machines
+		{name: "macho", is: hasMagic("\xce\xfa\xed\xfe"), textsOnly: true}, // of 32 bits
+		{name: "json", is: isJSON, compare: compareJSON},
+		{name: "text", is: isTextFile, compare: compareText},
 	}
 }
 
@@ -47,7 +54,7 @@ func formats() []format {
 func archiveFormat(
 	name string, is func([]byte, string) bool, members func(*comparison, *io.SectionReader) ([]member, error),
 ) format {
-	return format{name, is, func(c *comparison, a, b *io.SectionReader) error {
+	return format{name: name, is: is, compare: func(c *comparison, a, b *io.SectionReader) error {
 		ma, err := members(c, a)
 		if err != nil {
 			return err
@@ -62,11 +69,14 @@ func archiveFormat(
 
 // packedFormat returns a format of files that consist of one compressed stream.
 func packedFormat(name, magic string, unpacker func(io.Reader) (io.ReadCloser, error)) format {
-	return format{
-		name: name,
-		is:   func(head []byte, _ string) bool { return bytes.HasPrefix(head, []byte(magic)) },
-		compare: func(c *comparison, a, b *io.SectionReader) error {
-			return comparePacked(c, a, b, unpacker)
-		},
+	return format{name: name, is: hasMagic(magic), compare: func(c *comparison, a, b *io.SectionReader) error {
+		return comparePacked(c, a, b, unpacker)
+	}}
+}
+
+// hasMagic returns a format.is for files that begin with one of several magic numbers.
+func hasMagic(magic ...string) func(head []byte, name string) bool {
+	return func(head []byte, _ string) bool {
+		return slices.ContainsFunc(magic, func(m string) bool { return bytes.HasPrefix(head, []byte(m)) })
 	}
 }

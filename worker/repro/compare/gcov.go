@@ -6,16 +6,10 @@ import (
 	"bytes"
 	"encoding/hex"
 	"io"
-	"slices"
 )
 
-// isGcov reports whether head is that of a gcov(1) file in either byte order: notes (.gcno) or counts (.gcda).
-func isGcov(head []byte, _ string) bool {
-	return len(head) >= 4 && slices.Contains([]string{"oncg", "gcno", "adcg", "gcda"}, string(head[:4]))
-}
-
-// compareGcov compares the stamp that links notes and counts, which is a time unless gcc has a seed, and then the rest
-// (gcc/gcov-io.h).
+// compareGcov compares two gcov(1) files of notes (.gcno) or counts (.gcda): the stamp that links them, which is a time
+// unless gcc has a seed, and then the rest (gcc/gcov-io.h).
 func compareGcov(c *comparison, a, b *io.SectionReader) error {
 	const stampAt, stampEnd = 8, 12
 	return c.withBytes(a, b, func(a, b []byte) error {

@@ -8,10 +8,8 @@ import (
 	"strings"
 )
 
-// isGoObject reports whether head is that of a Go object file or export data, which are members of ar archives.
-func isGoObject(head []byte, _ string) bool { return bytes.HasPrefix(head, []byte("go object ")) }
-
-// compareGoObject compares the settings in the header and the texts in the rest. The build ID is a consequence.
+// compareGoObject compares two Go object files or export data, which are members of ar archives: the settings
+// in the header and the texts in the rest. The build ID is a consequence.
 //
 // Source: cmd/internal/archive, cmd/internal/goobj.
 func compareGoObject(c *comparison, a, b *io.SectionReader) error {
@@ -34,7 +32,7 @@ func compareGoObject(c *comparison, a, b *io.SectionReader) error {
 		}
 		settingsA, settingsB := settings(linesA, &ids[0]), settings(linesB, &ids[1])
 		c.unmatched("setting", subtract(settingsA, settingsB), subtract(settingsB, settingsA), "head")
-		if !bytes.Equal(restA, restB) && !c.texts(restA, restB) {
+		if !bytes.Equal(restA, restB) && !c.texts(restA, restB, minText) {
 			c.firstByte(restA, restB)
 		}
 		if ids[0] != ids[1] {

@@ -3,7 +3,6 @@
 package compare
 
 import (
-	"bytes"
 	"compress/gzip"
 	"encoding/binary"
 	"fmt"
@@ -11,8 +10,6 @@ import (
 	"strconv"
 	"unicode/utf8"
 )
-
-func isGzip(head []byte, _ string) bool { return bytes.HasPrefix(head, []byte{0x1f, 0x8b, 8}) }
 
 func unpackGzip(r io.Reader) (io.ReadCloser, error) { return gzip.NewReader(r) }
 

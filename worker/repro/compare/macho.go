@@ -12,21 +12,16 @@ import (
 
 var errNotMachO = errors.New("not a Mach-O file, or a damaged one")
 
+// Sizes of 64-bit structures, and the load command LC_UUID.
 const (
-	maxCommands = 1 << 12 // of a Mach-O file
-	machoUUID   = 0x1b    // LC_UUID
+	machoHeader  = 32
+	machoSegment = 72
+	machoSection = 80
+	machoUUID    = 0x1b
 )
 
-// isMachO reports whether head is that of a little-endian program or object for one machine.
-func isMachO(head []byte, _ string) bool {
-	if len(head) < 32 {
-		return false
-	}
-	magic := binary.LittleEndian.Uint32(head)
-	return magic == macho.Magic64 || magic == macho.Magic32
-}
-
-// compareMachO compares macOS programs by sections. The UUID is a consequence if anything else differs.
+// compareMachO compares macOS programs by sections. The UUID is a consequence if anything else differs. Only texts show
+// causes: in code some numbers look like times.
 //
 // Source: mach-o/loader.h.
 func compareMachO(c *comparison, a, b *io.SectionReader) error {
@@ -38,7 +33,8 @@ func compareMachO(c *comparison, a, b *io.SectionReader) error {
 	if err != nil {
 		return err
 	}
-	if err := c.pieces("section", sectionsA, sectionsB, c.pieceContents); err != nil {
+	c.textsOnly = true
+	if err := c.compareMembers(sectionsA, sectionsB); err != nil {
 		return err
 	}
 	if uuidA != uuidB {
@@ -48,61 +44,45 @@ func compareMachO(c *comparison, a, b *io.SectionReader) error {
 }
 
 // machoSections returns the UUID, "" if there is none, and the sections.
-func machoSections(r *io.SectionReader) (uuid string, sections []piece, err error) {
-	head, err := window(r, 0, 32)
-	if err != nil || len(head) < 32 {
+func machoSections(r *io.SectionReader) (uuid string, sections []member, err error) {
+	le := binary.LittleEndian
+	head, err := window(r, 0, machoHeader)
+	if err != nil || len(head) < machoHeader {
 		return "", nil, errors.Join(err, errNotMachO)
 	}
-	c := cursor{data: head, off: 16, order: binary.LittleEndian}
-	wide := binary.LittleEndian.Uint32(head) == macho.Magic64
-	count, size := c.number(4), c.number(4)
-	start := int64(28)
-	if wide {
-		start = 32
+	commands, err := window(r, machoHeader, int(min(int64(le.Uint32(head[20:])), r.Size())))
+	if err != nil {
+		return "", nil, err
 	}
-	commands, err := window(r, start, int(min(size, uint64(r.Size()))))
-	if err != nil || count > maxCommands {
-		return "", nil, errors.Join(err, errNotMachO)
-	}
-	c = cursor{data: commands, order: binary.LittleEndian}
-	for range count {
-		kind, size := c.number(4), c.number(4)
-		body := c.next(size - 8) // fails for a size below 8, which wraps around
-		if c.short {
+	total := int64(0)
+	for range le.Uint32(head[16:]) {
+		if len(commands) < 8 || le.Uint32(commands[4:]) < 8 || uint64(le.Uint32(commands[4:])) > uint64(len(commands)) {
 			return "", nil, errNotMachO
 		}
-		switch kind {
+		command := commands[:le.Uint32(commands[4:])]
+		commands = commands[len(command):]
+		switch le.Uint32(command) {
 		case machoUUID:
-			uuid = hex.EncodeToString(body)
-		case uint64(macho.LoadCmdSegment), uint64(macho.LoadCmdSegment64):
-			sections = append(sections, machoSegment(r, body, kind == uint64(macho.LoadCmdSegment64))...)
+			uuid = hex.EncodeToString(command[8:])
+		case uint32(macho.LoadCmdSegment64):
+			for at := machoSegment; at+machoSection <= len(command); at += machoSection {
+				var s macho.Section64
+				if _, err := binary.Decode(command[at:], le, &s); err != nil {
+					return "", nil, err
+				}
+				// S_ZEROFILL and S_THREAD_LOCAL_ZEROFILL have no bytes in the file.
+				if kind := s.Flags & 0xff; kind == 1 || kind == 12 {
+					s.Size = 0
+				}
+				size := int64(min(s.Size, uint64(r.Size())))
+				if total += size; total > 4*r.Size() {
+					return "", nil, errNotMachO // comparing sections that overlap would take too long
+				}
+				sections = append(sections, member{
+					name: stringAt(s.Seg[:], 0) + "," + stringAt(s.Name[:], 0), content: inPlace(r, int64(s.Offset), size),
+				})
+			}
 		}
-	}
-	if overlap(sections, r.Size()) {
-		return "", nil, errNotMachO
 	}
 	return uuid, sections, nil
-}
-
-// machoSegment returns the sections that a segment command lists.
-func machoSegment(r *io.SectionReader, body []byte, wide bool) []piece {
-	head, size, word := 48, 68, 4
-	if wide {
-		head, size, word = 64, 80, 8
-	}
-	var sections []piece
-	for at := head; at+size <= len(body); at += size {
-		c := cursor{data: body[at : at+size], off: 32, order: binary.LittleEndian}
-		c.number(word) // the address
-		length, off := c.number(word), int64(c.number(4))
-		name := stringAt(body[at+16:at+32], 0) + "," + stringAt(body[at:at+16], 0)
-		c.next(3 * 4)
-		// S_ZEROFILL and S_THREAD_LOCAL_ZEROFILL have no bytes in the file.
-		if kind := c.number(4) & 0xff; kind == 1 || kind == 12 || off > r.Size() {
-			length, off = 0, 0
-		}
-		data := io.NewSectionReader(r, off, int64(min(length, uint64(r.Size()-off))))
-		sections = append(sections, piece{name, data})
-	}
-	return sections
 }

@@ -89,55 +89,55 @@ func (c *comparison) compareMembers(a, b []member) error {
 		inB[name] = j
 	}
 	c.compareOrder(namesA, namesB, inB)
-	matched := make([]bool, len(b))
-	var left []int // members of a that b lacks
+	inA := make(map[string]int, len(a))
 	for i, name := range namesA {
-		j, ok := inB[name]
-		if !ok {
-			left = append(left, i)
-			continue
+		inA[name] = i
+		if j, ok := inB[name]; ok {
+			if err := c.compareMember(name, &a[i], &b[j]); err != nil {
+				return err
+			}
 		}
-		matched[j] = true
-		if err := c.compareMember(name, &a[i], &b[j]); err != nil {
+	}
+	renamed, onlyA, onlyB := c.renamed(subtract(namesA, namesB), subtract(namesB, namesA))
+	for _, pair := range renamed {
+		name, other := pair[0], pair[1]
+		c.differ("name", name, other, -1, c.classify(name, other), name)
+		if err := c.compareMember(name, &a[inA[name]], &b[inB[other]]); err != nil {
 			return err
 		}
 	}
-	return c.compareRenamed(a, b, namesA, namesB, left, matched)
-}
-
-// compareRenamed compares members that only one side has. It pairs names that differ only in words that depend on the
-// run.
-func (c *comparison) compareRenamed(
-	a, b []member, namesA, namesB []string, left []int, matched []bool,
-) error {
-	t := c.classifier
-	renamed := map[string][]int{}
-	for j, name := range namesB {
-		if !matched[j] {
-			renamed[t.normalized(t.b, name)] = append(renamed[t.normalized(t.b, name)], j)
-		}
+	for _, name := range onlyA {
+		c.oneSided(&a[inA[name]], name, "present", "")
 	}
-	for _, i := range left {
-		name := namesA[i]
-		others := renamed[t.normalized(t.a, name)]
-		if len(others) == 0 {
-			c.oneSided(&a[i], name, "present", "")
-			continue
-		}
-		j := others[0]
-		renamed[t.normalized(t.a, name)] = others[1:]
-		matched[j] = true
-		c.differ("name", name, namesB[j], -1, c.classify(name, namesB[j]), name)
-		if err := c.compareMember(name, &a[i], &b[j]); err != nil {
-			return err
-		}
-	}
-	for j, name := range namesB {
-		if !matched[j] {
-			c.oneSided(&b[j], name, "", "present")
-		}
+	for _, name := range onlyB {
+		c.oneSided(&b[inB[name]], name, "", "present")
 	}
 	return nil
+}
+
+// renamed pairs names that only one side has and that differ only in words that depend on the run. It also returns the
+// other names in their order.
+func (c *comparison) renamed(namesA, namesB []string) (pairs [][2]string, onlyA, onlyB []string) {
+	t := c.classifier
+	normalized := func(name string) string { // by both lexers, since a name may contain a fact of the other side
+		return t.normalized(t.b, t.normalized(t.a, name))
+	}
+	inB := map[string][]string{} // by their normalized form
+	for _, name := range namesB {
+		inB[normalized(name)] = append(inB[normalized(name)], name)
+	}
+	var paired []string
+	for _, name := range namesA {
+		key := normalized(name)
+		if len(inB[key]) == 0 {
+			onlyA = append(onlyA, name)
+			continue
+		}
+		pairs = append(pairs, [2]string{name, inB[key][0]})
+		paired = append(paired, inB[key][0])
+		inB[key] = inB[key][1:]
+	}
+	return pairs, onlyA, subtract(namesB, paired)
 }
 
 func (c *comparison) oneSided(m *member, name, a, b string) {

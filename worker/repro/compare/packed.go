@@ -47,15 +47,15 @@ func comparePacked(c *comparison, a, b *io.SectionReader, unpacker func(io.Reade
 
 // descendUnpacked reads two unpacking readers into memory and compares their contents.
 func (c *comparison) descendUnpacked(name string, a io.Reader, packedA int64, b io.Reader, packedB int64) error {
-	sa, release, err := c.unpack(a, packedA)
+	dataA, release, err := c.unpack(a, packedA)
 	if err != nil {
 		return err
 	}
 	defer release()
-	sb, release, err := c.unpack(b, packedB)
+	dataB, release, err := c.unpack(b, packedB)
 	if err != nil {
 		return err
 	}
 	defer release()
-	return c.descend(name, sa, sb)
+	return c.descend(name, section(dataA), section(dataB))
 }

@@ -29,7 +29,7 @@ func (c *comparison) plain(a, b *io.SectionReader, at int64) error {
 	if a.Size() != b.Size() {
 		what = fmt.Sprintf("content, of %d and %d bytes", a.Size(), b.Size())
 	}
-	cause := guess(wa, wb, c.known)
+	cause := c.guess(wa, wb)
 	var hints []hint
 	if size := a.Size() + b.Size(); max(a.Size(), b.Size()) <= maxSearched &&
 		size <= min(c.budget.live, c.budget.work) {
@@ -63,16 +63,19 @@ func (c *comparison) plain(a, b *io.SectionReader, at int64) error {
 
 // guess returns the likely cause of a difference between two pieces of bytes at the same offset, from the words and
 // numbers in them.
-func guess(a, b []byte, k Known) Cause {
+func (c *comparison) guess(a, b []byte) Cause {
 	n := min(len(a), len(b))
 	if r, ok := nextRun(a[:n], b[:n], 0); ok {
 		if x, y, end := textsAt(a, b, r); end > 0 {
-			if c := newClassifier(k).classify(x, y, ""); c != Unknown {
-				return c
+			if cause := c.classify(x, y); cause != Unknown || !c.known.timed() { // without facts, words look like times
+				return cause
 			}
 		}
 	}
-	return numbers(a, b, k)
+	if c.textsOnly {
+		return Unknown
+	}
+	return numbers(a, b, c.known)
 }
 
 // A hint is a place of a difference with a known cause.
@@ -97,7 +100,7 @@ func (c *comparison) hints(a, b []byte) []hint {
 		all = append(all, hint{x, y, int64(offset), cause})
 	}
 	if len(a) != len(b) {
-		textsA, textsB := stringsIn(a, minWord+2), stringsIn(b, minWord+2)
+		textsA, textsB := stringsIn(a, minText), stringsIn(b, minText)
 		onlyA, onlyB := subtract(textsA, textsB), subtract(textsB, textsA)
 		pairs := len(onlyA) == len(onlyB)
 		for i := range min(max(len(onlyA), len(onlyB)), maxRuns) {
@@ -122,7 +125,7 @@ func (c *comparison) hints(a, b []byte) []hint {
 		case to > 0:
 			end = max(r.to, to)
 			add(x, y, r.from, c.classify(x, y))
-		case c.known.timed():
+		case c.known.timed() && !c.textsOnly:
 			var cause Cause
 			cause, end = guessRun(a, b, r, c.known)
 			add(hexText(a[r.from:]), hexText(b[r.from:]), r.from, cause)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/worker/repro/changes"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"google.golang.org/protobuf/proto"
@@ -32,6 +33,10 @@ func putMessage(t *testing.T, s cas.Store, m proto.Message) cas.Digest {
 	return d
 }
 
+func folder(s cas.Store, d cas.Digest) *changes.Entry {
+	return &changes.Entry{Directory: (&changes.Reader{Store: s}).Directory(d)}
+}
+
 func TestEntriesNamesEntriesAndContents(t *testing.T) {
 	s := castest.NewMemory()
 	dir := func(time, link string, executable bool, more ...*repb.FileNode) cas.Digest {
@@ -45,7 +50,7 @@ func TestEntriesNamesEntriesAndContents(t *testing.T) {
 	file := func(name string) *repb.FileNode { return &repb.FileNode{Name: name, Digest: put(t, s, "x")} }
 	a := dir("12:00:00", "x", true, file("core.pid-12"), file("only"))
 	b := dir("13:00:00", "y", false, file("core.pid-77"), file("sub2"))
-	ds, err := Entries(t.Context(), s, "out", Entry{Directory: a}, Entry{Directory: b}, Known{})
+	ds, err := Entries(t.Context(), "out", folder(s, a), folder(s, b), Known{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,26 +64,42 @@ func TestEntriesNamesEntriesAndContents(t *testing.T) {
 	}
 }
 
-func TestReadTreeNeedsNoStoredDirectories(t *testing.T) {
+func TestEntriesOfTreesNeedNoStoredDirectories(t *testing.T) {
 	s := castest.NewMemory()
-	tree := func(content string) Entry {
+	tree := func(content string) *changes.Entry {
 		sub := &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: put(t, s, content)}}}
 		_, digest, err := cas.MarshalProto(cas.SHA256, sub)
 		if err != nil {
 			t.Fatal(err)
 		}
 		root := &repb.Directory{Directories: []*repb.DirectoryNode{{Name: "d", Digest: digest.Proto()}}}
-		tree, err := ReadTree(t.Context(), s, putMessage(t, s, &repb.Tree{Root: root, Children: []*repb.Directory{sub}}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return Entry{Directory: tree.Root, Tree: tree}
+		d := putMessage(t, s, &repb.Tree{Root: root, Children: []*repb.Directory{sub}})
+		return &changes.Entry{Directory: (&changes.Reader{Store: s}).Tree(d)}
 	}
-	ds, err := Entries(t.Context(), s, "out", tree("at 12:00:00"), tree("at 13:00:00"), Known{})
+	ds, err := Entries(t.Context(), "out", tree("at 12:00:00"), tree("at 13:00:00"), Known{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, want := summaries(ds), []string{"out/d/f: line 1: timestamp"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestEntriesPairsRenamedEntries(t *testing.T) {
+	s := castest.NewMemory()
+	dir := func(names ...string) *changes.Entry {
+		sub := putMessage(t, s, &repb.Directory{Files: []*repb.FileNode{
+			{Name: names[0], Digest: put(t, s, "x")}, {Name: names[1], Digest: put(t, s, "y")},
+		}})
+		return folder(s, putMessage(t, s, &repb.Directory{Directories: []*repb.DirectoryNode{{Name: "build", Digest: sub.Proto()}}}))
+	}
+	k := knownRuns()
+	k.A.User = "build" // like the directory
+	ds, err := Entries(t.Context(), "out", dir("core.pid-12", "on-cloister"), dir("core.pid-77", "on-host-b7"), k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := summaries(ds), []string{"out/build/core.pid-12: name: process id", "out/build/on-cloister: name: hostname"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -93,7 +114,7 @@ func TestEntriesReportsADirectoryOnce(t *testing.T) {
 		}
 		return d
 	}
-	ds, err := Entries(t.Context(), s, "out", Entry{Directory: nested("x")}, Entry{Directory: nested("y")}, Known{})
+	ds, err := Entries(t.Context(), "out", folder(s, nested("x")), folder(s, nested("y")), Known{})
 	if err != nil || len(ds) != 1 {
 		t.Errorf("got %v, %v", ds, err)
 	}
@@ -104,7 +125,7 @@ func TestEntriesFailsIfABlobIsMissing(t *testing.T) {
 	dir := func(content string) cas.Digest {
 		return putMessage(t, s, &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: cas.SHA256.Sum([]byte(content)).Proto()}}})
 	}
-	if _, err := Entries(t.Context(), s, "out", Entry{Directory: dir("x")}, Entry{Directory: dir("y")}, Known{}); err == nil || !strings.Contains(err.Error(), "out/f") {
+	if _, err := Entries(t.Context(), "out", folder(s, dir("x")), folder(s, dir("y")), Known{}); err == nil || !strings.Contains(err.Error(), "out/f") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -14,9 +14,7 @@ import (
 	"strings"
 )
 
-func isZip(head []byte, _ string) bool {
-	return bytes.HasPrefix(head, []byte("PK\x03\x04")) || bytes.HasPrefix(head, []byte("PK\x05\x06"))
-}
+var isZip = hasMagic("PK\x03\x04", "PK\x05\x06")
 
 // isJar reports whether a zip file is a Java archive.
 func isJar(head []byte, name string) bool {
@@ -115,7 +113,7 @@ func (c *comparison) zipContent(s *io.SectionReader, f *zip.File) func() (*io.Se
 		if err != nil && !errors.Is(err, errTooMuch) && c.ctx.Err() == nil {
 			return packed()
 		}
-		return unpacked, release, err
+		return section(unpacked), release, err
 	}
 }
 

@@ -11,13 +11,13 @@ import (
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 )
 
-// Touch records that entries of the segment were used at stamp. It calls find for each key, which returns the current
-// record of the key and whether that is in this segment.
-func (g *Segment) Touch(keys []index.Key, stamp uint32, find func(index.Key) (record uint32, ok bool)) error {
-	return g.note(typeTouch, stamp, func(yield func(uint32)) {
+// Touch records when entries of the segment were last used. It calls find for each key, which returns the current
+// record of the key, the stamp, and whether the record is in this segment.
+func (g *Segment) Touch(keys []index.Key, find func(index.Key) (record, stamp uint32, ok bool)) error {
+	return g.note(typeTouch, func(yield func(record, stamp uint32)) {
 		for _, k := range keys {
-			if record, ok := find(k); ok {
-				yield(record)
+			if record, stamp, ok := find(k); ok {
+				yield(record, stamp)
 			}
 		}
 	})
@@ -25,9 +25,9 @@ func (g *Segment) Touch(keys []index.Key, stamp uint32, find func(index.Key) (re
 
 // Drop records that an entry of the segment is absent. It calls find for the record of the entry, if it still has one.
 func (g *Segment) Drop(find func() (record uint32, ok bool)) error {
-	return g.note(typeDrop, 0, func(yield func(uint32)) {
+	return g.note(typeDrop, func(yield func(record, stamp uint32)) {
 		if record, ok := find(); ok {
-			yield(record)
+			yield(record, 0)
 		}
 	})
 }
@@ -35,7 +35,7 @@ func (g *Segment) Drop(find func() (record uint32, ok bool)) error {
 // Forget is Drop of an entry that is not in the index and may have moved: it records nothing if r.Record is another
 // put.
 func (g *Segment) Forget(r *index.Entry) error {
-	return g.note(typeDrop, 0, func(yield func(uint32)) {
+	return g.note(typeDrop, func(yield func(record, stamp uint32)) {
 		b := make([]byte, putBytes)
 		if _, err := g.log.ReadAt(b, int64(r.Record)*unit); err != nil {
 			return
@@ -44,21 +44,21 @@ func (g *Segment) Forget(r *index.Entry) error {
 			return
 		}
 		if now := decodePut(b, g.N, r.Record); now.Key == r.Key && now.Offset == r.Offset {
-			yield(r.Record)
+			yield(r.Record, 0)
 		}
 	})
 }
 
 // note appends a record of one unit for each record that each yields. Each runs while the log is locked, so that its
 // answers are current.
-func (g *Segment) note(kind byte, stamp uint32, each func(yield func(record uint32))) error {
+func (g *Segment) note(kind byte, each func(yield func(record, stamp uint32))) error {
 	g.logging.Lock()
 	defer g.logging.Unlock()
 	if g.log == nil {
 		return nil // the segment was removed
 	}
 	var b []byte
-	each(func(record uint32) { b = appendNote(b, kind, stamp, record) })
+	each(func(record, stamp uint32) { b = appendNote(b, kind, stamp, record) })
 	if len(b) == 0 {
 		return nil
 	}
@@ -75,11 +75,14 @@ func (g *Segment) write(b []byte) error {
 		return fmt.Errorf("log of segment %d has reached its maximum length", g.N)
 	}
 	if g.broken {
-		return fmt.Errorf("log of segment %d is closed after a failed write", g.N)
+		if err := g.log.Truncate(int64(g.units) * unit); err != nil {
+			return fmt.Errorf("log of segment %d ends in a torn record: %w", g.N, err)
+		}
+		g.broken = false
 	}
-	if _, err := g.log.WriteAt(b, int64(g.units)*unit); err != nil {
+	if n, err := g.log.WriteAt(b, int64(g.units)*unit); err != nil {
 		// Whole records in the written part would refer to data that is about to be overwritten.
-		if g.log.Truncate(int64(g.units)*unit) != nil {
+		if n > 0 && g.log.Truncate(int64(g.units)*unit) != nil {
 			g.broken = true
 			g.growing.Store(false)
 		}
@@ -88,6 +91,14 @@ func (g *Segment) write(b []byte) error {
 	g.units += uint32(len(b) / unit)
 	g.set.bytes.Add(int64(len(b)))
 	return nil
+}
+
+// Length returns the length of the log, and of the part of it that is known to be durable, in an opaque unit. The log
+// becomes shorter only by Compact.
+func (g *Segment) Length() (all, durable uint32) {
+	g.logging.Lock()
+	defer g.logging.Unlock()
+	return g.units, min(g.durable, g.units)
 }
 
 // DurableSince returns when all of the segment was last known to be durable, in seconds since 1970, or 0.
@@ -131,7 +142,7 @@ func (s *Set) MarkDurable(now uint32, flush func() error) error {
 	commit.Point("flushed")
 	var first error
 	for _, m := range marks {
-		err := m.g.note(typeDurable, now, func(yield func(uint32)) { yield(m.units) })
+		err := m.g.note(typeDurable, func(yield func(record, stamp uint32)) { yield(m.units, now) })
 		if err != nil {
 			first = cmp.Or(first, err)
 			continue

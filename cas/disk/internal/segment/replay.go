@@ -3,8 +3,12 @@
 package segment
 
 import (
+	"errors"
+	"fmt"
 	"io"
 	"os"
+
+	"github.com/cloister-build/cloister/cas/disk/internal/fault"
 )
 
 // A Visitor receives the events of a log, in order.
@@ -18,12 +22,19 @@ type Visitor interface {
 	Touch(r *Record, stamp uint32)
 }
 
+// ErrUnreadable reports that a log cannot be read.
+var ErrUnreadable = errors.New("log of a segment cannot be read")
+
 // Replay reports the log of g to v, and truncates both files to their valid length. It returns the number of unreadable
 // bytes in the log, not counting a torn end, and the number of puts whose data is missing. Replay drops those, since
-// other content will be written in their place.
-func (g *Segment) Replay(v Visitor) (damaged int64, lost int, err error) {
+// other content will be written in their place. The log is known to have had at least the length expected (see Length):
+// a missing part of that counts as unreadable. If all of the log is unreadable, Replay returns ErrUnreadable and
+// reports nothing.
+func (g *Segment) Replay(v Visitor, expected uint32) (damaged int64, lost int, err error) {
 	log, err := readWhole(g.log)
-	if err != nil {
+	if fault.Unreadable(err) {
+		return 0, 0, fmt.Errorf("%w: %w", ErrUnreadable, err)
+	} else if err != nil {
 		return 0, 0, err
 	}
 	fi, err := g.data.Stat()
@@ -50,9 +61,10 @@ func (g *Segment) Replay(v Visitor) (damaged int64, lost int, err error) {
 			return 0, 0, err
 		}
 	}
-	return end - r.valid, len(r.missing), g.note(typeDrop, 0, func(yield func(uint32)) {
+	damaged = end - r.valid + max(0, int64(expected)*unit-end)
+	return damaged, len(r.missing), g.note(typeDrop, func(yield func(record, stamp uint32)) {
 		for _, record := range r.missing {
-			yield(record)
+			yield(record, 0)
 		}
 	})
 }
@@ -152,13 +164,36 @@ func (g *Segment) Puts(from uint32, visit func(*Record) bool) error {
 	return nil
 }
 
-func readWhole(f *os.File) ([]byte, error) {
+// Bad sectors of a log are skipped: unreadable pages of pageSize bytes count as zeros, up to maxBadPages of them,
+// because a disk may take seconds for each.
+const (
+	pageSize    = 4096
+	maxBadPages = 64
+)
+
+// readWhole reads a log, an *os.File.
+func readWhole(f interface {
+	io.ReaderAt
+	Stat() (os.FileInfo, error)
+},
+) ([]byte, error) {
 	fi, err := f.Stat()
 	if err != nil {
 		return nil, err
 	}
 	b := make([]byte, fi.Size())
 	n, err := f.ReadAt(b, 0)
+	for bad := 0; fault.Unreadable(err) && bad < maxBadPages && n < len(b); bad++ {
+		page := n / pageSize * pageSize
+		next := min(page+pageSize, len(b))
+		clear(b[page:next])
+		if n = next; n == len(b) {
+			return b, nil
+		}
+		var more int
+		more, err = f.ReadAt(b[n:], int64(n))
+		n += more
+	}
 	if err == io.EOF {
 		err = nil
 	}

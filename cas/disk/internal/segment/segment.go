@@ -28,6 +28,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -38,6 +39,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cloister-build/cloister/cas/disk/internal/commit"
+	"github.com/cloister-build/cloister/cas/disk/internal/fault"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 	"github.com/cloister-build/cloister/cas/durable"
 )
@@ -72,6 +74,9 @@ type Set struct {
 	segments map[uint32]*Segment // guarded by mu
 	next     uint32              // guarded by mu
 	lost     error               // guarded by mu; why a flush failed
+
+	// Unusable lists the segments that Open removed because a file of theirs was missing or could not be opened.
+	Unusable []error
 }
 
 // SetOrder sets the order of the last record.
@@ -103,12 +108,13 @@ type Segment struct {
 	durable uint32   // guarded by logging; length of the log that is known to be durable
 	synced  uint32   // guarded by logging; when that was established, in seconds since 1970; 0 is never
 	notes   uint32   // guarded by logging; units of records other than puts
-	broken  bool     // guarded by logging; the log ends in a torn record that could not be truncated
+	broken  bool     // guarded by logging; the log may end in a torn record that could not be truncated
 
 	using sync.RWMutex // held for reading while data is read, for writing while the files are closed
 	data  *os.File     // guarded by using; nil if the segment was removed
 
 	growing atomic.Bool // an Appender may append to it
+	hidden  atomic.Bool // Hide was called
 
 	dataMu  sync.RWMutex  // held for writing while this process writes to data
 	written state         // guarded by dataMu; of data after the last write
@@ -122,42 +128,111 @@ type Segment struct {
 	removed bool     // guarded by viewing
 }
 
-// Open opens the segments in the directory, which must exist, and removes incomplete ones. The caller calls Replay on
-// each segment before anything else.
+// Open opens the segments in the directory, which must exist, and removes those without data, without a log, or with a
+// file that cannot be opened; see Set.Unusable. If too many files cannot be opened, it fails, because these files are
+// probably intact and the permissions wrong. The caller calls Replay on each segment before anything else.
 func Open(c Config) (*Set, error) {
 	s := &Set{Config: c, segments: map[uint32]*Segment{}, next: 1}
-	files, err := os.ReadDir(c.Dir)
+	halves, err := s.list()
 	if err != nil {
 		return nil, err
 	}
-	halves := map[uint32]int{}
-	for _, f := range files {
-		if n, ok := number(f.Name()); ok && f.Type().IsRegular() {
-			halves[n]++
-			s.next = max(s.next, n+1)
-		} else if strings.HasSuffix(f.Name(), ".new") && f.Type().IsRegular() {
-			// A compaction was interrupted.
-			if err := os.Remove(filepath.Join(c.Dir, f.Name())); err != nil {
-				return nil, err
+	unreadable := map[uint32]error{}
+	for n, h := range halves {
+		g, err := s.openHalves(n, h)
+		switch {
+		case g != nil:
+			s.segments[n] = g
+			_ = os.Remove(s.path(n, ".log.new")) // of an interrupted compaction, which replaces it
+		case err == nil || errors.Is(err, errHalf):
+			if err = errors.Join(err, s.unlink(n)); err != nil {
+				s.Unusable = append(s.Unusable, err)
 			}
-		}
-	}
-	for n, count := range halves {
-		if count == 1 {
-			for _, path := range []string{s.path(n, ".data"), s.path(n, ".log")} {
-				if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-					return nil, errors.Join(err, s.Close())
-				}
-			}
-			continue
-		}
-		g, err := s.open(n, 0)
-		if err != nil {
+		case fault.Unreadable(err):
+			unreadable[n] = err
+		default:
 			return nil, errors.Join(err, s.Close())
 		}
-		s.segments[n] = g
+	}
+	if len(unreadable) > max(1, len(halves)/8) {
+		first := unreadable[slices.Min(slices.Collect(maps.Keys(unreadable)))]
+		return nil, errors.Join(fmt.Errorf("%d of %d segments cannot be opened; make them readable for this user, "+
+			"or move %s away to start without small blobs: %w", len(unreadable), len(halves), c.Dir, first), s.Close())
+	}
+	for n, err := range unreadable {
+		// If the files cannot be removed either, the next Open tries again.
+		s.Unusable = append(s.Unusable, errors.Join(err, s.unlink(n)))
 	}
 	return s, nil
+}
+
+// errHalf reports that one of the two files of a segment is missing.
+var errHalf = errors.New("the other file of the segment is missing")
+
+// halves are the files of a segment that exist.
+type halves struct {
+	data, log int64 // sizes in bytes, or -1
+	removing  bool  // Remove was interrupted
+}
+
+// list returns the segments in the directory.
+func (s *Set) list() (map[uint32]halves, error) {
+	files, err := os.ReadDir(s.Dir)
+	if err != nil {
+		return nil, err
+	}
+	all := map[uint32]halves{}
+	for _, f := range files {
+		name, isNew := strings.CutSuffix(f.Name(), ".new")
+		n, ok := number(name)
+		if !ok {
+			continue
+		}
+		h, known := all[n]
+		if !known {
+			h.data, h.log = -1, -1
+		}
+		var size int64
+		if fi, err := f.Info(); err == nil {
+			size = fi.Size()
+		}
+		switch {
+		case isNew:
+			h.removing = true
+		case filepath.Ext(name) == ".data":
+			h.data = size
+		default:
+			h.log = size
+		}
+		all[n] = h
+		s.next = max(s.next, n+1)
+	}
+	return all, nil
+}
+
+// openHalves opens segment n. It returns nil if the segment was being created or removed, and errHalf if a file is
+// missing.
+func (s *Set) openHalves(n uint32, h halves) (*Segment, error) {
+	switch {
+	case h.data >= 0 && h.log >= 0:
+		return s.open(n, 0)
+	case h.removing || h.data <= 0 && h.log <= 0:
+		return nil, nil
+	case h.log < 0:
+		return nil, fmt.Errorf("%s: %w", s.path(n, ".data"), errHalf)
+	default:
+		return nil, fmt.Errorf("%s: %w", s.path(n, ".log"), errHalf)
+	}
+}
+
+// unlink removes the files of segment n, in the order of Remove.
+func (s *Set) unlink(n uint32) error {
+	for _, suffix := range []string{".data", ".log", ".log.new"} {
+		if err := os.Remove(s.path(n, suffix)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // number returns the number of the segment to which a file belongs.
@@ -175,10 +250,10 @@ func (s *Set) path(n uint32, suffix string) string {
 func (s *Set) open(n uint32, flag int) (*Segment, error) {
 	g := &Segment{N: n, set: s}
 	var err error
-	if g.data, err = os.OpenFile(s.path(n, ".data"), os.O_RDWR|flag, 0o600); err != nil {
+	if g.data, err = durable.OpenFile(s.path(n, ".data"), os.O_RDWR|flag, 0o600); err != nil {
 		return nil, err
 	}
-	if g.log, err = os.OpenFile(s.path(n, ".log"), os.O_RDWR|flag, 0o600); err != nil {
+	if g.log, err = durable.OpenFile(s.path(n, ".log"), os.O_RDWR|flag, 0o600); err != nil {
 		return nil, errors.Join(err, g.data.Close())
 	}
 	g.written = stateOf(g.data)
@@ -280,12 +355,16 @@ func (s *Set) Remove(g *Segment) error {
 	delete(s.segments, g.N)
 	s.mu.Unlock()
 	err := g.close(true)
-	// The log goes first: data without a log is ignored.
-	for _, suffix := range []string{".log", ".data"} {
-		if e := os.Remove(s.path(g.N, suffix)); e != nil && !errors.Is(e, os.ErrNotExist) {
+	// Open removes data whose log was renamed, while data without a log is damage.
+	log := s.path(g.N, ".log")
+	renamed := os.Rename(log, log+".new")
+	commit.Point("segment log renamed")
+	removed := os.Remove(s.path(g.N, ".data"))
+	commit.Point("segment data removed")
+	for _, e := range []error{renamed, removed, os.Remove(log + ".new")} {
+		if e != nil && !errors.Is(e, os.ErrNotExist) {
 			err = errors.Join(err, e)
 		}
-		commit.Point("segment removed" + suffix)
 	}
 	return err
 }
@@ -298,8 +377,8 @@ func (g *Segment) close(removed bool) error {
 	if g.data == nil {
 		return nil
 	}
-	g.set.bytes.Add(-g.size.Load() - int64(g.units)*unit)
 	err := errors.Join(g.log.Close(), g.data.Close(), g.closeViews(removed))
+	g.set.bytes.Add(-g.size.Load() - int64(g.units)*unit) // after Held has grown
 	g.log, g.data = nil, nil
 	return err
 }

@@ -4,6 +4,7 @@ package segment
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
@@ -56,7 +58,7 @@ func replay(t testing.TB, dir string) (*Set, *events) {
 	s := openSet(t, Config{Dir: dir, Limit: 1 << 20})
 	h := &events{}
 	for _, g := range s.Segments() {
-		if _, _, err := g.Replay(h); err != nil {
+		if _, _, err := g.Replay(h, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -90,7 +92,10 @@ func TestReplayReportsAppendedRecords(t *testing.T) {
 		where := func(n int) func() (uint32, bool) {
 			return func() (uint32, bool) { return want[n].Position.Record, true }
 		}
-		if err := g.Touch([]index.Key{want[3].Key}, 7777, func(index.Key) (uint32, bool) { return where(3)() }); err != nil {
+		if err := g.Touch([]index.Key{want[3].Key}, func(index.Key) (record, stamp uint32, ok bool) {
+			record, ok = where(3)()
+			return record, 7777, ok
+		}); err != nil {
 			t.Fatal(err)
 		}
 		if err := g.Drop(where(4)); err != nil {
@@ -352,7 +357,7 @@ func compactAt(t *testing.T, now, want uint32) {
 	}
 	g := s.Segments()[0]
 	for _, stamp := range []uint32{5000, 7000, 6000} {
-		if err := g.Touch([]index.Key{items[1].Key}, stamp, func(index.Key) (uint32, bool) { return items[1].Position.Record, true }); err != nil {
+		if err := g.Touch([]index.Key{items[1].Key}, func(index.Key) (uint32, uint32, bool) { return items[1].Position.Record, stamp, true }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -452,7 +457,7 @@ func TestRemovedSegmentIsGone(t *testing.T) {
 	}
 }
 
-// TestFailedWriteLeavesLogUnchanged, and ends appending to the segment if the log cannot be truncated.
+// TestFailedWriteLeavesLogUnchanged: once writes succeed again, the log can be written as before.
 func TestFailedWriteLeavesLogUnchanged(t *testing.T) {
 	dir := t.TempDir()
 	s := openSet(t, Config{Dir: dir, Limit: 1 << 20})
@@ -474,21 +479,23 @@ func TestFailedWriteLeavesLogUnchanged(t *testing.T) {
 		t.Errorf("Append: got %v, committed %v, %d bytes, want %d", err, called, s.Bytes(), before)
 	}
 	g.log = log
-	// The log could not be truncated: the next item goes to another segment.
 	items := []Item{newItem(3, 100)}
-	if err := a.Append(items, func(*Item) {}); err != nil || items[0].Segment == g.N {
+	if err := a.Append(items, func(*Item) {}); err != nil || items[0].Segment != g.N {
 		t.Errorf("next item: got segment %d, %v", items[0].Segment, err)
 	}
-	// Notes fail until the log is compacted.
-	touch := func() error {
-		return g.Touch([]index.Key{{}}, 5000, func(index.Key) (uint32, bool) { return 0, true })
-	}
-	if err := touch(); err == nil {
-		t.Error("Touch succeeded on a broken log")
-	}
-	if err := g.Compact(8000, func(*Record) bool { return true }, func(index.Position, *Record) {}); err != nil {
+	// A torn record that could not be truncated.
+	g.broken = true
+	if _, err := g.log.WriteAt([]byte("torn"), int64(g.units)*unit); err != nil {
 		t.Fatal(err)
 	}
+	touch := func() error {
+		return g.Touch([]index.Key{{}}, func(index.Key) (uint32, uint32, bool) { return 0, 5000, true })
+	}
+	g.log = readOnly
+	if err := touch(); err == nil {
+		t.Error("Touch succeeded on a log that cannot be truncated")
+	}
+	g.log = log
 	if err := errors.Join(touch(), readOnly.Close()); err != nil {
 		t.Error(err)
 	}
@@ -569,4 +576,49 @@ func FuzzReplay(f *testing.F) {
 			t.Errorf("first Replay:\n%v\nsecond:\n%v", want, got)
 		}
 	})
+}
+
+// A badFile is a file with bad sectors.
+type badFile struct {
+	*os.File
+	from, to int64
+}
+
+func (f badFile) ReadAt(p []byte, off int64) (int, error) {
+	if off+int64(len(p)) <= f.from || off >= f.to {
+		return f.File.ReadAt(p, off)
+	}
+	n, err := f.File.ReadAt(p[:max(f.from-off, 0)], off)
+	return n, cmp.Or(err, error(syscall.EIO))
+}
+
+// TestLogIsReadAroundBadSectors: they count as zeros, unless there are too many.
+func TestLogIsReadAroundBadSectors(t *testing.T) {
+	content := bytes.Repeat([]byte("log"), 300_000)
+	path := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	size := int64(len(content))
+	for _, c := range []struct{ from, to, zeroFrom, zeroTo int64 }{
+		{0, 0, 0, 0},
+		{0, 1, 0, 4096},
+		{5000, 5001, 4096, 8192},
+		{8191, 12_289, 4096, 16_384},
+		{size - 1, size, size / 4096 * 4096, size},
+	} {
+		want := bytes.Clone(content)
+		clear(want[c.zeroFrom:c.zeroTo])
+		if got, err := readWhole(badFile{f, c.from, c.to}); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("bad from %d to %d: got %d bytes, %v, want zeros from %d to %d", c.from, c.to, len(got), err, c.zeroFrom, c.zeroTo)
+		}
+	}
+	if _, err := readWhole(badFile{f, 0, size}); !errors.Is(err, syscall.EIO) {
+		t.Errorf("all bad: got %v, want EIO", err)
+	}
 }

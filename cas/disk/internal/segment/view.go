@@ -3,8 +3,12 @@
 package segment
 
 import (
+	"errors"
 	"fmt"
 	"os"
+
+	"github.com/cloister-build/cloister/cas/disk/internal/fault"
+	"github.com/cloister-build/cloister/cas/durable"
 )
 
 // A state identifies the content of a data file: every write changes it, except perhaps a write of the same size within
@@ -26,7 +30,7 @@ type View struct {
 	revoked uint32 // Segment.revoked when the View was made
 }
 
-// View returns a View of the segment, or ErrGone. The caller looks entries up after it, so that Revoke invalidates
+// View returns a View of the segment, ErrGone or ErrHidden. The caller looks entries up after it, so that Revoke invalidates
 // their positions.
 func (g *Segment) View() (View, error) {
 	g.using.RLock()
@@ -50,18 +54,23 @@ func (g *Segment) View() (View, error) {
 	return View{File: g.shown, Suspect: g.suspect.Load(), g: g, revoked: revoked}, nil
 }
 
+// ErrHidden reports that the path of a segment's data leads to another file, or cannot be opened. Read still works.
+var ErrHidden = errors.New("cannot be opened again")
+
 // reopen opens the data read-only.
 func (g *Segment) reopen() (*os.File, error) {
 	path := g.set.path(g.N, ".data")
-	f, err := os.Open(path)
-	if err != nil {
+	f, err := durable.OpenFile(path, os.O_RDONLY, 0)
+	if fault.Unreadable(err) || errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %w", err, ErrHidden)
+	} else if err != nil {
 		return nil, err
 	}
 	is, err := f.Stat()
 	if err == nil {
 		var was os.FileInfo
 		if was, err = g.data.Stat(); err == nil && !os.SameFile(is, was) {
-			err = fmt.Errorf("%s was replaced by another file: restart the process that uses the store", path)
+			err = fmt.Errorf("%s was replaced by another file: %w", path, ErrHidden)
 		}
 	}
 	if err != nil {
@@ -71,11 +80,21 @@ func (g *Segment) reopen() (*os.File, error) {
 	return f, nil
 }
 
+// Hide reports whether this is its first call, so that a hidden segment is reported only once.
+func (g *Segment) Hide() bool { return !g.hidden.Swap(true) }
+
 // Valid reports whether the data is unchanged since the View was made: no other process wrote to it, and Revoke was not
 // called.
 func (v *View) Valid() bool {
 	v.g.detectWrites(v.File)
 	return v.g.revoked.Load() == v.revoked
+}
+
+// Removed reports whether the segment was removed, so that only Views keep its data on the disk.
+func (v *View) Removed() bool {
+	v.g.viewing.Lock()
+	defer v.g.viewing.Unlock()
+	return v.g.removed
 }
 
 // Release releases the View. It is called once.

@@ -25,6 +25,7 @@ type ExecConfig struct {
 	Platform  []*repb.Platform_Property // of every action
 	LocalTime time.Duration             // per measurement of the bare machine
 	Dir       string                    // scratch directory of the bare machine; "" is the temporary directory
+	Settle    bool                      // before each workload of a server, wait until the watched processes are idle
 	// Progress, unless nil, is called before each workload of each round, counted from 1.
 	Progress func(round int, w *Workload)
 }
@@ -50,7 +51,11 @@ func Execute(ctx context.Context, c ExecConfig, servers []*Server) (*ExecReport,
 			turns := []func() error{func() error { return m.Local.measure(ctx, w, j, &c) }}
 			for i, s := range servers {
 				turns = append(turns, func() error {
-					if err := m.Servers[i].measure(ctx, w, j, s, servers); err != nil {
+					err := settle(ctx, c.Settle, servers)
+					if err == nil {
+						err = m.Servers[i].measure(ctx, w, j, s, servers)
+					}
+					if err != nil {
 						return fmt.Errorf("%s: %s: %w", s.Name, w.Kind, err)
 					}
 					return nil
@@ -65,6 +70,15 @@ func Execute(ctx context.Context, c ExecConfig, servers []*Server) (*ExecReport,
 	}
 	report.summarize()
 	return report, nil
+}
+
+// Execute executes the actions of a workload on s and checks all results, without measuring anything.
+func (s *Server) Execute(ctx context.Context, w *Workload, salt string) error {
+	j, err := newJob(w, nil, salt)
+	if err != nil {
+		return err
+	}
+	return (&ExecResult{}).measure(ctx, w, j, s, nil)
 }
 
 // An answer is the result of one Execute call.

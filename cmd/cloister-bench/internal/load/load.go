@@ -49,6 +49,7 @@ type Config struct {
 	Rounds   int    // repetitions of each step, each with new blobs
 	Zstd     bool   // also measure compressed blobs, on servers that support them
 	Verify   bool   // read and compare everything again at the end
+	Settle   bool   // before each step, wait until the watched processes are idle
 	// Progress, unless nil, is called before each round, counted from 1.
 	Progress func(round int)
 }
@@ -152,6 +153,44 @@ func (s *Server) usage() (usage, error) {
 	return total, nil
 }
 
+const (
+	quietTime  = 300 * time.Millisecond // of one observation
+	quietCPU   = 10 * time.Millisecond  // of all watched processes in this time, at most
+	quietTimes = 3                      // consecutive observations
+	settleTime = 5 * time.Minute        // after which settle fails
+)
+
+// If on is true, settle waits until the watched processes of all servers are idle and have finished deferred work.
+func settle(ctx context.Context, on bool, servers []*Server) error {
+	if !on {
+		return nil
+	}
+	start, quiet := time.Now(), 0
+	for last := time.Duration(-1); quiet < quietTimes; {
+		var cpu time.Duration
+		for _, s := range servers {
+			u, err := s.usage()
+			if err != nil {
+				return err
+			}
+			cpu += u.cpu
+		}
+		if quiet++; last < 0 || cpu-last > quietCPU {
+			quiet = 0
+		}
+		last = cpu
+		if time.Since(start) > settleTime {
+			return fmt.Errorf("the servers are still busy after %v", settleTime)
+		}
+		select {
+		case <-time.After(quietTime):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
 // Run measures servers under the same load. The first failed call or wrong answer ends it.
 func Run(ctx context.Context, c Config, servers []*Server) (*Report, error) {
 	report := newReport(&c, servers)
@@ -172,6 +211,9 @@ func Run(ctx context.Context, c Config, servers []*Server) (*Report, error) {
 		for n := range steps[0] {
 			for turn := range servers {
 				i := (turn + round) % len(servers) // each round begins with another server
+				if err := settle(ctx, c.Settle, servers); err != nil {
+					return nil, err
+				}
 				if err := servers[i].measure(ctx, steps[i][n], &report.Servers[i]); err != nil {
 					return nil, err
 				}

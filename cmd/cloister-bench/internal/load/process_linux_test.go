@@ -93,6 +93,35 @@ func TestTreeCPU(t *testing.T) {
 	}
 }
 
+// TestSettleWaitsForIdleProcesses lets a process work for a while before it waits.
+func TestSettleWaitsForIdleProcesses(t *testing.T) {
+	c := exec.Command("/bin/sh", "-c", `i=0; while [ $i -lt 2000000 ]; do i=$((i+1)); done; echo done; read line`)
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := os.CreateTemp(t.TempDir(), "out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	c.Stdout = out
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		in.Close()
+		_ = c.Wait() // it read no line
+	}()
+	s := &Server{pids: []int{c.Process.Pid}}
+	if err := settle(t.Context(), true, []*Server{s}); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(out.Name()); err != nil || string(b) != "done\n" {
+		t.Errorf("got %q, %v while the process was busy, want done", b, err)
+	}
+}
+
 func TestMachineCPUIncludesThisProcess(t *testing.T) {
 	before, err := machineCPU()
 	if err != nil {

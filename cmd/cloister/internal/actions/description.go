@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/repro/changes"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -28,10 +29,8 @@ import (
 
 // A Description is a stored action, with its result if there is one.
 type Description struct {
-	digest   cas.Digest
+	*changes.Action
 	instance string
-	action   repb.Action
-	command  repb.Command
 	input    *tree.Input // nil if inputErr is set
 	inputErr error
 	result   *repb.ActionResult // nil if there is none
@@ -39,18 +38,12 @@ type Description struct {
 
 // Describe reads an action. An absent or malformed input root does not fail it, but is part of the description.
 func Describe(ctx context.Context, s *remote.Store, digest cas.Digest) (*Description, error) {
-	a := &Description{digest: digest, instance: s.Name()}
-	if err := cas.ReadProto(ctx, s, digest, &a.action); err != nil {
-		return nil, fmt.Errorf("action %s: %w", digest, err)
-	}
-	command, err := cas.FromProto(digest.Function(), a.action.CommandDigest)
+	action, err := changes.ReadAction(ctx, s, digest)
 	if err != nil {
-		return nil, fmt.Errorf("action %s: command: %w", digest, err)
+		return nil, err
 	}
-	if err := cas.ReadProto(ctx, s, command, &a.command); err != nil {
-		return nil, fmt.Errorf("command of action %s: %w", digest, err)
-	}
-	root, err := cas.FromProto(digest.Function(), a.action.InputRootDigest)
+	a := &Description{Action: action, instance: s.Name()}
+	root, err := a.Root()
 	if err == nil {
 		a.input, err = tree.Load(ctx, s, root)
 	}
@@ -62,55 +55,36 @@ func Describe(ctx context.Context, s *remote.Store, digest cas.Digest) (*Descrip
 	return a, nil
 }
 
-// platform returns the platform properties of the action, as NAME=VALUE.
-func (a *Description) platform() []string {
-	p := a.action.Platform // if set, it replaces that of the command
-	if p == nil {
-		p = a.command.Platform
-	}
-	var properties []string
-	for _, q := range p.GetProperties() {
-		properties = append(properties, render.Quote(q.Name)+"="+render.Quote(q.Value))
-	}
-	return properties
-}
-
-// outputs returns the paths that the command declares.
-func (a *Description) outputs() []string {
-	if len(a.command.OutputPaths) > 0 {
-		return a.command.OutputPaths
-	}
-	return slices.Concat(a.command.OutputFiles, a.command.OutputDirectories)
-}
-
 // WriteText prints a for a person, with everything that a client chose quoted.
 func (a *Description) WriteText(w io.Writer) error {
 	p := &render.Page{W: w}
-	p.Line("action", a.digest.String())
+	p.Line("action", a.Digest.String())
 	if a.instance != "" {
 		p.Line("instance", render.Quote(a.instance))
 	}
-	p.Line("command", render.QuoteScript(a.command.Arguments))
-	if a.command.WorkingDirectory != "" {
-		p.Line("directory", render.Quote(a.command.WorkingDirectory))
+	p.Line("command", render.QuoteScript(a.Command.Arguments))
+	if a.Command.WorkingDirectory != "" {
+		p.Line("directory", render.Quote(a.Command.WorkingDirectory))
 	}
-	for _, v := range a.command.EnvironmentVariables {
+	for _, v := range a.Command.EnvironmentVariables {
 		p.Line("environment", render.Quote(v.Name)+"="+render.Quote(v.Value))
 	}
-	p.Lines("platform", a.platform())
-	root := fmt.Sprintf("%s/%d", a.action.InputRootDigest.GetHash(), a.action.InputRootDigest.GetSizeBytes())
+	for _, q := range a.Platform().GetProperties() {
+		p.Line("platform", render.Quote(q.Name)+"="+render.Quote(q.Value))
+	}
+	root := fmt.Sprintf("%s/%d", a.InputRootDigest.GetHash(), a.InputRootDigest.GetSizeBytes())
 	if a.inputErr != nil {
 		p.Line("inputs", fmt.Sprintf("%s  cannot be read: %v", render.Quote(root), a.inputErr))
 	} else {
-		p.Line("inputs", fmt.Sprintf("%s  %d files, %s", root, a.input.Files(), sandbox.Bytes(a.input.Bytes())))
+		p.Line("inputs", fmt.Sprintf("%s  %s, %s", root, render.Count(a.input.Files(), "file"), sandbox.Bytes(a.input.Bytes())))
 	}
-	for _, o := range a.outputs() {
+	for _, o := range a.Outputs() {
 		p.Line("declares", render.Quote(o))
 	}
-	if a.action.Timeout != nil {
-		p.Line("timeout", a.action.Timeout.AsDuration().String())
+	if a.Timeout != nil {
+		p.Line("timeout", a.Timeout.AsDuration().String())
 	}
-	if a.action.DoNotCache {
+	if a.DoNotCache {
 		p.Line("cache", "do_not_cache: its result is not recorded")
 	}
 	if a.result == nil {
@@ -123,8 +97,8 @@ func (a *Description) WriteText(w io.Writer) error {
 
 // WriteJSON prints a as one object, with the messages of the API in their JSON mapping.
 func (a *Description) WriteJSON(w io.Writer) error {
-	o := map[string]any{"digest": a.digest.String(), "instance": a.instance}
-	messages := map[string]proto.Message{"action": &a.action, "command": &a.command}
+	o := map[string]any{"digest": a.Digest.String(), "instance": a.instance}
+	messages := map[string]proto.Message{"action": a.Action.Action, "command": a.Command}
 	if a.inputErr != nil {
 		o["input"] = map[string]any{"error": a.inputErr.Error()}
 	} else {
@@ -149,39 +123,37 @@ func (a *Description) WriteJSON(w io.Writer) error {
 	for _, name := range slices.Sorted(maps.Keys(messages)) {
 		b, err := protojson.Marshal(messages[name])
 		if err != nil {
-			return exit.New(exit.No, fmt.Errorf("%s of %s: %w", name, a.digest, err))
+			return exit.New(exit.No, fmt.Errorf("%s of %s: %w", name, a.Digest, err))
 		}
 		o[name] = json.RawMessage(b)
 	}
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(o)
+	return render.JSON(w, o)
 }
 
 // Manifest returns the manifest of the run that made the result, after checking that it is canonical and has the stable
 // hash of the result.
 func (a *Description) Manifest(ctx context.Context, s cas.Store) (string, error) {
 	if a.result == nil {
-		return "", exit.New(exit.Absent, fmt.Errorf("action %s: no result is recorded, so there is no manifest", a.digest))
+		return "", exit.New(exit.Absent, fmt.Errorf("action %s: no result is recorded, so there is no manifest", a.Digest))
 	}
 	digest, stable := worker.RecordedManifest(a.result)
 	if digest.IsZero() {
-		return "", exit.New(exit.Absent, fmt.Errorf("action %s: its result names no manifest; an older or another kind of worker made it", a.digest))
+		return "", exit.New(exit.Absent, fmt.Errorf("action %s: its result names no manifest; an older or another kind of worker made it", a.Digest))
 	}
 	text, err := cas.ReadAll(ctx, s, digest, manifest.MaxBytes)
 	if errors.Is(err, cas.ErrNotFound) {
-		return "", exit.New(exit.Absent, fmt.Errorf("action %s: its manifest %s is gone; run the action again", a.digest, digest))
+		return "", exit.New(exit.Absent, fmt.Errorf("action %s: its manifest %s is gone; run the action again", a.Digest, digest))
 	}
 	if err != nil {
-		return "", fmt.Errorf("manifest of action %s: %w", a.digest, err)
+		return "", fmt.Errorf("manifest of action %s: %w", a.Digest, err)
 	}
 	m, err := manifest.Parse(text)
 	if err != nil {
-		return "", fmt.Errorf("manifest %s of action %s: %w", digest, a.digest, err)
+		return "", fmt.Errorf("manifest %s of action %s: %w", digest, a.Digest, err)
 	}
-	if m.StableHash() != stable || m.Action != a.digest {
+	if m.StableHash() != stable || m.Action != a.Digest {
 		return "", fmt.Errorf("manifest %s is of action %s with stable hash %s, but the result of action %s has stable hash %s",
-			digest, m.Action, m.StableHash(), a.digest, render.Quote(stable))
+			digest, m.Action, m.StableHash(), a.Digest, render.Quote(stable))
 	}
 	return string(text), nil
 }

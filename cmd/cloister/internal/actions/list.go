@@ -29,7 +29,7 @@ type List struct {
 	From                        client.Server
 	Invocation, Mnemonic, Stage string
 	Target                      string
-	Failed, JSON, All           bool
+	Failed, JSON, All, Wide     bool
 	Limit                       int
 }
 
@@ -57,6 +57,10 @@ func (c *List) request(instance string) *longrunningpb.ListOperationsRequest {
 
 // Run prints executions, and the history if it is requested and kept.
 func (c *List) Run(ctx context.Context, out io.Writer) error {
+	var err error
+	if c.Invocation, err = c.From.Invocation(ctx, c.Invocation); err != nil {
+		return err
+	}
 	rows := []execution{}
 	show := func(row execution) (bool, error) {
 		if len(rows) == c.Limit {
@@ -66,11 +70,16 @@ func (c *List) Run(ctx context.Context, out io.Writer) error {
 		if c.JSON {
 			return true, nil
 		}
-		_, err := fmt.Fprintln(out, row.line())
+		if len(rows) == 1 {
+			if _, err := fmt.Fprintln(out, header(c.Wide)); err != nil {
+				return false, err
+			}
+		}
+		_, err := fmt.Fprintln(out, row.line(c.Wide, render.Colours(out)))
 		return true, err
 	}
 	wanted := client.Filter{Invocation: c.Invocation, Target: c.Target, Mnemonic: c.Mnemonic, Failed: c.Failed, All: c.All}
-	err := client.ErrNoHistory
+	err = client.ErrNoHistory
 	if wanted.Set() && c.Stage == "" {
 		err = c.printHistory(ctx, wanted, show)
 	}
@@ -119,6 +128,7 @@ func ofEntry(e *cloisterpb.HistoryEntry) execution {
 		Action: e.Action, Stage: repb.ExecutionStage_COMPLETED.String(), Status: codes.Code(e.Code).String(), How: e.How, Cached: e.How == "cached",
 		Worker: e.Worker, Ran: e.Ran.AsDuration().Seconds(), Target: e.TargetId, Mnemonic: e.ActionMnemonic, Invocation: e.InvocationId,
 		Time: e.Time.AsTime().UTC().Format(time.RFC3339), Verdict: e.Verdict, Manifest: e.Manifest, StableHash: e.StableHash,
+		Caller: e.Caller,
 	}
 	if e.Result != "" {
 		row.ExitCode = &e.ExitCode
@@ -181,6 +191,7 @@ type execution struct {
 	// Only from a history.
 	How        string `json:"how,omitempty"`  // executed, cached, found, absent, uploaded, checked
 	Time       string `json:"time,omitempty"` // of the answer
+	Caller     string `json:"caller,omitempty"`
 	Verdict    string `json:"verdict,omitempty"`
 	Manifest   string `json:"manifest,omitempty"`
 	StableHash string `json:"stable_hash,omitempty"`
@@ -254,30 +265,94 @@ func (e *execution) failed() bool {
 	return e.Status != "" && (e.Status != codes.OK.String() || e.ExitCode != nil && *e.ExitCode != 0)
 }
 
-// line returns e for a person, with everything that a client chose quoted.
-func (e *execution) line() string {
-	state := strings.ToLower(e.Stage)
-	switch {
-	case e.Status == "":
-	case e.Verdict != "":
-		state = render.Quote(e.Verdict)
-	case e.Status != codes.OK.String():
-		state = e.Status
-	case e.How == "absent":
-		state = "absent"
-	case e.ExitCode != nil:
-		state = fmt.Sprintf("exit %d", *e.ExitCode)
+// The numbers of digits that ls prints of a digest and of an invocation id; every command that takes a prefix accepts
+// these.
+const actionDigits, invocationDigits = 12, 8
+
+// header returns the names of the columns of line.
+func header(wide bool) string {
+	name := ""
+	if wide {
+		name = "  OPERATION OR TIME"
 	}
-	ran := "-"
-	switch {
-	case e.Cached, e.How == "found", e.How == "uploaded", e.How == "checked":
-		ran = render.Quote(cmp.Or(e.How, "cached"))
-	case e.Ran > 0:
-		ran = time.Duration(e.Ran * float64(time.Second)).Round(time.Millisecond).String()
+	return columns("STATE", "CACHE", "TIME", "ACTION", "INVOCATION", "WHAT", wide, false) + name
+}
+
+// columns aligns the columns of a line; a wide line has complete digests and invocation ids.
+func columns(state, cache, took, action, invocation, what string, wide, red bool) string {
+	actionWidth, invocationWidth := actionDigits, len("INVOCATION")
+	if wide {
+		actionWidth, invocationWidth = 70, 36
 	}
-	what := "-"
+	return fmt.Sprintf("%s %-6s %9s  %-*s  %-*s  %s", render.Red(fmt.Sprintf("%-18s", state), red), cache, took,
+		actionWidth, action, invocationWidth, invocation, what)
+}
+
+// line returns e for a person, with everything that a client chose quoted. A wide line shortens nothing, and adds the
+// name of the operation or, of an entry of the history, its time.
+func (e *execution) line(wide, coloured bool) string {
+	what, invocation := "-", "-"
 	if text := strings.TrimSpace(e.Mnemonic + " " + e.Target); text != "" {
 		what = render.Quote(text)
 	}
-	return fmt.Sprintf("%-18s %10s  %-40s %s  %s", state, ran, what, render.Quote(e.Action), render.Quote(cmp.Or(e.Operation, e.Time)))
+	if e.Invocation != "" {
+		invocation = render.Quote(shorten(e.Invocation, invocationDigits, wide))
+	}
+	line := columns(e.state(), e.cache(), e.duration(), render.Quote(shorten(e.Action, actionDigits, wide)), invocation, what,
+		wide, coloured && (e.failed() || e.differs()))
+	if wide {
+		line += "  " + render.Quote(cmp.Or(e.Operation, e.Time))
+	}
+	if e.Caller != "" {
+		line += "  by " + render.Quote(e.Caller)
+	}
+	return line
+}
+
+// shorten returns the first digits of a name, after the digest function that some digests state, unless wide is set.
+func shorten(name string, digits int, wide bool) string {
+	at := strings.IndexByte(name, ':') + 1 + digits
+	if wide || len(name) <= at {
+		return name
+	}
+	return name[:at]
+}
+
+// differs reports whether a check found the action not reproducible.
+func (e *execution) differs() bool { return e.Verdict == "differs" || e.Verdict == "flaky exit" }
+
+// state returns the state or the end of the execution.
+func (e *execution) state() string {
+	switch {
+	case e.Status == "":
+		return strings.ToLower(e.Stage)
+	case e.Verdict != "":
+		return render.Quote(e.Verdict)
+	case e.Status != codes.OK.String():
+		return e.Status
+	case e.How == "absent", e.How == "uploaded":
+		return e.How
+	case e.ExitCode != nil:
+		return fmt.Sprintf("exit %d", *e.ExitCode)
+	}
+	return strings.ToLower(e.Stage)
+}
+
+// cache returns whether the action cache had the result, if it was asked.
+func (e *execution) cache() string {
+	switch {
+	case e.Cached, e.How == "found":
+		return "hit"
+	case e.How == "absent", e.How == "executed", e.How == "" && e.ExitCode != nil:
+		return "miss"
+	}
+	return "-"
+}
+
+// duration returns how long the command ran for this request.
+func (e *execution) duration() string {
+	if e.Ran == 0 || e.cache() == "hit" {
+		return "-"
+	}
+	return time.Duration(e.Ran * float64(time.Second)).Round(time.Millisecond).String()
 }

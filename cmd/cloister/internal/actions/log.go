@@ -67,14 +67,14 @@ type logs struct {
 
 // explain returns what failed, with its exit code.
 func (l *logs) explain(what string, err error) error {
-	code := exit.No
+	code, reason := exit.No, remote.Reason(status.Convert(err))
 	switch status.Code(err) {
 	case codes.NotFound:
 		code = exit.Absent
 	case codes.Unavailable, codes.DeadlineExceeded:
-		code = exit.Unreachable
+		return l.From.Unreachable(reason)
 	}
-	return exit.New(code, fmt.Errorf("%s at %s: %s", what, l.From.Address, remote.Reason(status.Convert(err))))
+	return exit.New(code, fmt.Errorf("%s at %s: %s", what, l.From.Address, reason))
 }
 
 // find returns the latest operation of an action, preferably an unfinished one, or nil if the server lists none.
@@ -132,7 +132,7 @@ func (l *logs) operation(ctx context.Context, name string) error {
 	if r.Result == nil {
 		return exit.New(exit.No, fmt.Errorf("operation %s ended without a result: %s", render.Quote(name), render.Quote(r.Status.GetMessage())))
 	}
-	f, err := functionOf(m)
+	f, err := new(cas.Instance).FunctionOf(m.DigestFunction, m.ActionDigest)
 	if err != nil {
 		return fmt.Errorf("operation %s: %w", render.Quote(name), err)
 	}
@@ -173,19 +173,6 @@ func (l *logs) await(ctx context.Context, name string) (*longrunningpb.Operation
 			return op, &m, nil
 		}
 	}
-}
-
-// functionOf returns the digest function of an operation's result.
-func functionOf(m *repb.ExecuteOperationMetadata) (cas.Function, error) {
-	for _, f := range cas.Functions() {
-		if f.Proto() == m.DigestFunction {
-			return f, nil
-		}
-	}
-	if m.DigestFunction == repb.DigestFunction_UNKNOWN {
-		return cas.SHA256, nil
-	}
-	return 0, fmt.Errorf("digest function %v: %w", m.DigestFunction, errors.ErrUnsupported)
 }
 
 // stream prints a ByteStream resource as it arrives.

@@ -46,7 +46,7 @@ func (e *Flags) Load(ctx context.Context) (*attest.Key, error) {
 	case e.Path == "":
 		return nil, errors.New("--key needs --attest")
 	}
-	text, mode, err := readKey(e.Key)
+	text, mode, err := readFile(e.Key, attest.MaxKey)
 	if err != nil {
 		return nil, fmt.Errorf("--key: %w", err)
 	}
@@ -93,7 +93,7 @@ func (e *Flags) agentKey(ctx context.Context, public []*attest.Key) (*attest.Key
 // passphrase returns the passphrase of the key.
 func (e *Flags) passphrase(ctx context.Context) ([]byte, error) {
 	if e.PassphraseFile != "" {
-		text, mode, err := readKey(e.PassphraseFile)
+		text, mode, err := readFile(e.PassphraseFile, attest.MaxKey)
 		if err == nil {
 			err = checkPrivate(e.PassphraseFile, mode)
 		}
@@ -115,8 +115,8 @@ func (e *Flags) passphrase(ctx context.Context) ([]byte, error) {
 	return passphrase, nil
 }
 
-// readKey reads a file that may be secret, and returns its mode.
-func readKey(path string) ([]byte, os.FileMode, error) {
+// readFile reads a file of at most limit bytes, and returns its mode.
+func readFile(path string, limit int64) ([]byte, os.FileMode, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, 0, err
@@ -126,9 +126,9 @@ func readKey(path string) ([]byte, os.FileMode, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	text, err := io.ReadAll(io.LimitReader(f, attest.MaxKey+1))
-	if err == nil && len(text) > attest.MaxKey {
-		err = fmt.Errorf("%s has more than %d bytes", render.Quote(path), attest.MaxKey)
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(text)) > limit {
+		err = fmt.Errorf("%s has more than %d bytes", render.Quote(path), limit)
 	}
 	return text, info.Mode(), err
 }

@@ -41,9 +41,13 @@ func (c *Claims) Check(ctx context.Context, path string) (*attest.Statement, []s
 	}
 	var keys []*attest.Key
 	for _, name := range c.Keys {
-		text, err := readSmall(name)
+		text, _, err := readFile(name, attest.MaxFile)
 		if err != nil {
 			return nil, nil, exit.New(exit.Usage, fmt.Errorf("--key: %w", err))
+		}
+		if _, err := attest.ParsePrivateKey(text, nil); err == nil || errors.Is(err, attest.ErrPassphrase) {
+			return nil, nil, exit.New(exit.Usage, fmt.Errorf("--key %s is a private key; pass its public key, such as %s.pub",
+				render.Quote(name), render.Quote(name)))
 		}
 		more, err := attest.ParsePublicKeys(text)
 		if err != nil {
@@ -51,7 +55,7 @@ func (c *Claims) Check(ctx context.Context, path string) (*attest.Statement, []s
 		}
 		keys = append(keys, more...)
 	}
-	text, err := readSmall(path)
+	text, _, err := readFile(path, attest.MaxFile)
 	if err != nil {
 		return nil, nil, exit.New(exit.Usage, err)
 	}
@@ -87,20 +91,6 @@ func StatedAction(s *attest.Statement) string {
 		return s.Provenance.BuildDefinition.ExternalParameters.Action
 	}
 	return s.Reproducibility.Action.Name
-}
-
-// readSmall reads a file of limited size.
-func readSmall(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, attest.MaxFile+1))
-	if err == nil && len(text) > attest.MaxFile {
-		err = fmt.Errorf("%s has more than %d bytes", path, attest.MaxFile)
-	}
-	return text, err
 }
 
 func sha256File(path string) (string, error) {

@@ -14,22 +14,15 @@ import (
 	"github.com/cloister-build/cloister/cas/remote"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker/repro/attest"
+	"github.com/cloister-build/cloister/worker/repro/changes"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
 // OfResult returns the provenance of the cached result of an action.
 func OfResult(ctx context.Context, s *remote.Store, digest cas.Digest) (*attest.Statement, error) {
-	var action repb.Action
-	if err := cas.ReadProto(ctx, s, digest, &action); err != nil {
-		return nil, fmt.Errorf("action %s: %w", digest, err)
-	}
-	named, err := cas.FromProto(digest.Function(), action.CommandDigest)
+	action, err := changes.ReadAction(ctx, s, digest)
 	if err != nil {
-		return nil, fmt.Errorf("action %s: command: %w", digest, err)
-	}
-	var command repb.Command
-	if err := cas.ReadProto(ctx, s, named, &command); err != nil {
-		return nil, fmt.Errorf("command of action %s: %w", digest, err)
+		return nil, err
 	}
 	r, err := s.Lookup(ctx, digest)
 	if err != nil {
@@ -39,8 +32,8 @@ func OfResult(ctx context.Context, s *remote.Store, digest cas.Digest) (*attest.
 	p := &attest.Provenance{
 		BuildDefinition: attest.BuildDefinition{
 			BuildType:            attest.BuildType,
-			ExternalParameters:   parameters(digest, s.Name(), &action, &command),
-			ResolvedDependencies: []attest.Descriptor{d.of("action", digest), d.of("command", named), d.proto("input root", action.InputRootDigest)},
+			ExternalParameters:   parameters(s.Name(), action),
+			ResolvedDependencies: []attest.Descriptor{d.of("action", digest), d.proto("command", action.CommandDigest), d.proto("input root", action.InputRootDigest)},
 		},
 		RunDetails: attest.RunDetails{Builder: attest.Builder{ID: builderID}},
 	}
@@ -124,25 +117,18 @@ func addManifest(ctx context.Context, s *remote.Store, meta *repb.ExecutedAction
 }
 
 // parameters returns what the action states.
-func parameters(digest cas.Digest, instance string, action *repb.Action, command *repb.Command) attest.Parameters {
+func parameters(instance string, a *changes.Action) attest.Parameters {
 	p := attest.Parameters{
-		Action:           digest.String(),
+		Action:           a.Digest.String(),
 		Instance:         instance,
-		Arguments:        command.Arguments,
-		WorkingDirectory: command.WorkingDirectory,
-		OutputPaths:      command.OutputPaths,
+		Arguments:        a.Command.Arguments,
+		WorkingDirectory: a.Command.WorkingDirectory,
+		OutputPaths:      a.Outputs(),
 	}
-	if len(p.OutputPaths) == 0 {
-		p.OutputPaths = slices.Concat(command.OutputFiles, command.OutputDirectories)
-	}
-	for _, v := range command.EnvironmentVariables {
+	for _, v := range a.Command.EnvironmentVariables {
 		p.Environment = append(p.Environment, v.Name+"="+v.Value)
 	}
-	platform := action.Platform
-	if platform == nil {
-		platform = command.Platform
-	}
-	for _, v := range platform.GetProperties() {
+	for _, v := range a.Platform().GetProperties() {
 		p.Platform = append(p.Platform, v.Name+"="+v.Value)
 	}
 	return p

@@ -26,7 +26,7 @@ func OfVerdict(v *repro.Verdict) (*attest.Statement, error) {
 		NotVaried: map[string]string{},
 	}
 	for _, f := range v.Skipped {
-		p.NotVaried[f.Factor] = f.Why
+		p.NotVaried[string(f.Factor)] = f.Why
 	}
 	for i := range v.Runs {
 		run := &v.Runs[i]
@@ -39,7 +39,7 @@ func OfVerdict(v *repro.Verdict) (*attest.Statement, error) {
 			}
 		}
 		p.Runs = append(p.Runs, attest.Run{
-			Worker: run.Worker, Varied: run.Varied, StableHash: run.StableHash, StartedOn: run.Start, FinishedOn: run.End,
+			Worker: run.Worker, On: run.On, Varied: run.Varied, StableHash: run.StableHash, StartedOn: run.Start, FinishedOn: run.End,
 			ExitCode: run.ExitCode, Code: run.Code, Outputs: outputs,
 			Stdout: of.log(run.Result.StdoutDigest, run.Result.StdoutRaw), Stderr: of.log(run.Result.StderrDigest, run.Result.StderrRaw),
 		})

@@ -47,7 +47,7 @@ func TestStatementOfVerdict(t *testing.T) {
 	same := &repro.Verdict{Action: cas.SHA256.Sum([]byte("action")).String(), Result: repro.Same, Runs: []repro.Run{
 		{Result: result(func(*repb.ActionResult) {})},
 		// What was said comes inline from one server and by name from another, and nothing as the empty blob.
-		{Result: result(func(r *repb.ActionResult) {
+		{Varied: []string{"umask 0077"}, Result: result(func(r *repb.ActionResult) {
 			r.StdoutDigest, r.StdoutRaw, r.StderrDigest = nil, []byte("said"), digest("")
 		})},
 	}}
@@ -60,7 +60,8 @@ func TestStatementOfVerdict(t *testing.T) {
 	}
 	// An action without outputs is a statement about the action, and what is a list is one if it is empty.
 	none := repro.Run{Result: &repb.ActionResult{}}
-	s, err = OfVerdict(&repro.Verdict{Action: same.Action, Result: repro.Same, Runs: []repro.Run{none, none}})
+	varied := repro.Run{Varied: []string{"umask 0077"}, Result: none.Result}
+	s, err = OfVerdict(&repro.Verdict{Action: same.Action, Result: repro.Same, Runs: []repro.Run{none, varied}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,10 +18,12 @@ import (
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/cmd/internal/identity"
+	"github.com/cloister-build/cloister/worker/transport"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 )
 
 // DefaultAddress is where serve listens by default, and where other commands look for it.
@@ -35,9 +38,25 @@ type Server struct {
 
 // Register adds the flags.
 func (s *Server) Register(cmd *cobra.Command) {
+	s.RegisterAddress(cmd)
 	f := cmd.Flags()
-	f.StringVar(&s.Address, "cas", "grpc://"+DefaultAddress, "address of the server: grpc://HOST:PORT or grpcs://HOST:PORT")
 	f.StringVar(&s.Instance, "instance", "", "instance name")
+	flags.AllowEmpty(f, "instance")
+}
+
+// RegisterAddress adds only the flags that select a server and identify the caller.
+func (s *Server) RegisterAddress(cmd *cobra.Command) {
+	const standard = "grpc://" + DefaultAddress
+	f := cmd.Flags()
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "cas" { // as the flag was called when servers were only caches
+			name = "server"
+		}
+		return pflag.NormalizedName(name)
+	})
+	f.StringVar(&s.Address, "server", cmp.Or(os.Getenv("CLOISTER_SERVER"), standard),
+		"address of the server: grpc://HOST:PORT or grpcs://HOST:PORT; CLOISTER_SERVER sets the default")
+	f.Lookup("server").DefValue = standard // --help does not depend on the environment
 	s.Identity.Register(f, "")
 }
 
@@ -52,13 +71,30 @@ func (s *Server) Open(ctx context.Context) (*remote.Store, error) {
 	c, err := remote.Dial(ctx, strings.TrimRight(s.Address, "/")+"/"+url.PathEscape(s.Instance), options...)
 	switch {
 	case errors.Is(err, remote.ErrAddress), errors.Is(err, cas.ErrInvalid):
-		return nil, exit.New(exit.Usage, fmt.Errorf("--cas, --instance: %w", err))
+		return nil, exit.New(exit.Usage, fmt.Errorf("--server, --instance: %w", err))
 	case errors.Is(err, os.ErrPermission): // the server answered
 		return nil, exit.New(exit.No, err)
 	case err != nil:
-		return nil, exit.New(exit.Unreachable, fmt.Errorf("%w; name the server with --cas", err))
+		reason := err.Error()
+		if _, why, ok := strings.Cut(reason, ": unavailable: "); ok {
+			reason = why // without the address, which the error names
+		}
+		return nil, s.Unreachable(reason)
 	}
 	return c.Store("")
+}
+
+// Unreachable returns the error for a server that did not answer for a reason.
+func (s *Server) Unreachable(reason string) error {
+	at := s.Address
+	if u, err := url.Parse(at); err == nil && u.Host != "" {
+		at = u.Host
+	}
+	if strings.HasSuffix(reason, "connection refused") {
+		return exit.New(exit.Unreachable, fmt.Errorf(
+			`no server at %s (connection refused); start "cloister serve", or pass --server or set CLOISTER_SERVER`, at))
+	}
+	return exit.New(exit.Unreachable, fmt.Errorf("cannot reach the server at %s: %s; pass --server or set CLOISTER_SERVER", at, reason))
 }
 
 // WithStore calls f with the store of a server until a signal arrives, and gives errors their exit codes.
@@ -80,20 +116,13 @@ func WithStore(ctx context.Context, from *Server, f func(ctx context.Context, s 
 // Dial returns a connection on which calls may stay silent, and the name of the instance. The caller closes the
 // connection.
 func (s *Server) Dial() (*grpc.ClientConn, string, error) {
-	u, err := url.Parse(s.Address)
-	if err != nil || u.Port() == "" || u.User != nil || u.Scheme != "grpc" && u.Scheme != "grpcs" {
-		return nil, "", exit.New(exit.Usage, fmt.Errorf("--cas: %w", remote.ErrAddress))
+	conn, instance, err := transport.Dial(s.Address, s.Identity.Credentials())
+	if errors.Is(err, transport.ErrAddress) {
+		return nil, "", exit.New(exit.Usage, fmt.Errorf("--server: %w", remote.ErrAddress))
+	} else if err != nil {
+		return nil, "", s.Identity.Explain(s.Address, err)
 	}
-	options, err := s.Identity.DialOptions(s.Address)
-	if err != nil {
-		return nil, "", err
-	}
-	options = append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, options...)
-	conn, err := grpc.NewClient(u.Host, options...)
-	if err != nil {
-		return nil, "", exit.New(exit.Usage, fmt.Errorf("--cas: %w", err))
-	}
-	return conn, strings.Trim(u.Path+"/"+s.Instance, "/"), nil
+	return conn, strings.Trim(instance+"/"+s.Instance, "/"), nil
 }
 
 // Explain adds the exit code to an error from reading the server's store. The default is code.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -89,7 +90,7 @@ func (s *Server) explainHistory(err error) error {
 	case codes.PermissionDenied:
 		return exit.New(exit.No, fmt.Errorf("the server at %s shows %w: %s", s.Address, ErrNoHistory, reason))
 	case codes.Unavailable, codes.DeadlineExceeded:
-		return exit.New(exit.Unreachable, fmt.Errorf("history of %s: %s; name the server with --cas", s.Address, reason))
+		return s.Unreachable(reason)
 	}
 	return exit.New(exit.No, fmt.Errorf("history of %s: %s", s.Address, reason))
 }
@@ -124,10 +125,14 @@ var (
 	Recent = regexp.MustCompile(`^\^([1-9][0-9]{0,4})$`)
 	// DigestPrefix matches the prefix of a digest.
 	DigestPrefix = regexp.MustCompile(`^([a-z0-9]+:)?[0-9a-f]{8,}(/[0-9]*)?$`)
+	// target matches a Bazel label with its repository, and invocationPrefix the beginning of a UUID.
+	target           = regexp.MustCompile(`^@*[^/]*//`)
+	invocationPrefix = regexp.MustCompile(`^[0-9a-f]{8}[0-9a-f-]{0,27}$`)
 )
 
 // Action returns the action that a name on the command line selects: HASH/SIZE, which needs no server, or by the
-// server's history a prefix of at least eight digits, or ^1 for the latest action, ^2 for the one before.
+// server's history a prefix of at least eight digits, ^1 for the latest action, ^2 for the one before, or a target such
+// as //pkg:name for its latest action.
 func (s *Server) Action(ctx context.Context, name string) (Action, error) {
 	d, err := cas.ParseDigest(name)
 	if err == nil {
@@ -137,10 +142,65 @@ func (s *Server) Action(ctx context.Context, name string) (Action, error) {
 		n, _ := strconv.Atoi(m[1]) // the pattern admits only small numbers
 		return s.recent(ctx, name, n)
 	}
+	if target.MatchString(name) {
+		return s.ofTarget(ctx, name)
+	}
 	if !DigestPrefix.MatchString(name) {
 		return Action{}, err
 	}
 	return s.byPrefix(ctx, name)
+}
+
+func (s *Server) ofTarget(ctx context.Context, label string) (Action, error) {
+	all, err := s.Actions(ctx, Filter{Target: label}, 1)
+	switch {
+	case errors.Is(err, ErrNoHistory):
+		return Action{}, exit.New(exit.No, fmt.Errorf("%s: %w; write the digest of the action, as HASH/SIZE", label, err))
+	case err != nil:
+		return Action{}, err
+	case len(all) == 0:
+		return Action{}, exit.New(exit.Absent, fmt.Errorf("the history of %s, instance %q, has no action of target %s", s.Address, s.Instance, label))
+	}
+	return all[0], nil
+}
+
+// errEnough ends reading a history early.
+var errEnough = errors.New("enough")
+
+// Invocation returns the id of the build that a name on the command line selects: by the server's history ^1 for the
+// latest, or a prefix of at least eight digits of a UUID. Any other name is an id already.
+func (s *Server) Invocation(ctx context.Context, name string) (string, error) {
+	number, req := 0, &cloisterpb.ListHistoryRequest{Limit: math.MaxInt32}
+	if m := Recent.FindStringSubmatch(name); m != nil {
+		number, _ = strconv.Atoi(m[1]) // the pattern admits only small numbers
+	} else if invocationPrefix.MatchString(name) {
+		req.InvocationId = name + "*"
+	} else {
+		return name, nil
+	}
+	var ids []string
+	err := s.History(ctx, req, func(e *cloisterpb.HistoryEntry) error {
+		if e.InvocationId != "" && !slices.Contains(ids, e.InvocationId) {
+			ids = append(ids, e.InvocationId)
+		}
+		if len(ids) == number {
+			return errEnough
+		}
+		return nil
+	})
+	switch {
+	case err != nil && !errors.Is(err, errEnough):
+		return "", err
+	case number > len(ids):
+		return "", exit.New(exit.Absent, fmt.Errorf("%s: the history of %s, instance %q, has only %d builds", name, s.Address, s.Instance, len(ids)))
+	case number > 0:
+		return ids[number-1], nil
+	case len(ids) > 1:
+		return "", exit.New(exit.No, fmt.Errorf("%s: several builds have this prefix: %s", name, strings.Join(ids[:min(len(ids), 5)], ", ")))
+	case len(ids) == 0:
+		return name, nil // the command reports that the history has no such build
+	}
+	return ids[0], nil
 }
 
 func (s *Server) recent(ctx context.Context, name string, n int) (Action, error) {

@@ -31,7 +31,7 @@ func TestActionByPrefix(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	from := server(t, func(g *grpc.Server) { history.Register(g, l, castest.Instances()) })
+	from := server(t, func(g *grpc.Server) { register(t, g, l) })
 	digest := func(i int) string { return fmt.Sprintf("%056d%08x/%d", 0, i, i) }
 	for i := range 8 {
 		l.Add(history.Entry{Action: digest(i), How: history.Executed, Target: fmt.Sprint("//t", i), Mnemonic: "M"})
@@ -73,7 +73,7 @@ func TestActionByPrefix(t *testing.T) {
 
 	for name, silent := range map[string]*Server{
 		"keeps no history": server(t, func(*grpc.Server) {}),
-		"shows no history": server(t, func(g *grpc.Server) { history.Register(g, l, castest.Instances()) },
+		"shows no history": server(t, func(g *grpc.Server) { register(t, g, l) },
 			grpc.StreamInterceptor(func(any, grpc.ServerStream, *grpc.StreamServerInfo, grpc.StreamHandler) error {
 				return status.Error(codes.PermissionDenied, "not you")
 			})),
@@ -118,5 +118,13 @@ func TestHostileHistories(t *testing.T) {
 		if err == nil || strings.Contains(err.Error(), "\x1b") || len(err.Error()) > 1500 {
 			t.Errorf("%v: %q", code, err)
 		}
+	}
+}
+
+// register adds the service of l to g.
+func register(t *testing.T, g *grpc.Server, l *history.Log) {
+	t.Helper()
+	if err := history.Register(g, l, castest.Instances()); err != nil {
+		t.Error(err)
 	}
 }

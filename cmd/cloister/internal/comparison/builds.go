@@ -4,6 +4,7 @@ package comparison
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -22,9 +23,13 @@ const maxSteps = 1_000_000
 
 // A buildsReport is what diff prints of two builds.
 type buildsReport struct {
-	Kind  string         `json:"kind"`
-	A     string         `json:"a"`
-	B     string         `json:"b"`
+	Kind string `json:"kind"`
+	A    string `json:"a"`
+	B    string `json:"b"`
+	// Callers have entries of a build, if several have; an invocation id is the client's claim.
+	CallersA []string `json:"callers_a,omitempty"`
+	CallersB []string `json:"callers_b,omitempty"`
+
 	Same  bool           `json:"same"`
 	Count map[string]int `json:"count"` // of actions, by relation
 	// Pairs are the differing pairs, causes before their consequences.
@@ -46,12 +51,20 @@ type shownPair struct {
 // builds compares two builds in the history of the server.
 func (c *Config) builds(ctx context.Context, a, b string, out io.Writer) (same bool, err error) {
 	var steps [2][]changes.Step
-	for i, id := range []string{a, b} {
-		if steps[i], err = c.steps(ctx, id); err != nil {
+	var callers [2][]string
+	ids := [2]string{a, b}
+	for i := range ids {
+		if ids[i], err = c.From.Invocation(ctx, ids[i]); err != nil {
+			return false, err
+		}
+	}
+	a, b = ids[0], ids[1]
+	for i, id := range ids {
+		if steps[i], callers[i], err = c.steps(ctx, id); err != nil {
 			return false, err
 		}
 		if len(steps[i]) == 0 {
-			return false, fmt.Errorf("the history of %s, instance %q, has no build %s; list builds with cloister action ls --all", c.From.Address, c.From.Instance, render.Quote(id))
+			return false, fmt.Errorf("the history of %s, instance %q, has no build %s; list builds with cloister invocation ls", c.From.Address, c.From.Instance, render.Quote(id))
 		}
 	}
 	reader, err := c.reader(ctx)
@@ -62,7 +75,7 @@ func (c *Config) builds(ctx context.Context, a, b string, out io.Writer) (same b
 	if err != nil {
 		return false, err
 	}
-	r := &buildsReport{Kind: "build", A: a, B: b, Same: true, Count: map[string]int{}}
+	r := &buildsReport{Kind: "build", A: a, B: b, CallersA: callers[0], CallersB: callers[1], Same: true, Count: map[string]int{}}
 	explained := 0
 	for _, p := range pairs {
 		s := shown(p)
@@ -90,13 +103,15 @@ func (c *Config) builds(ctx context.Context, a, b string, out io.Writer) (same b
 	return r.Same, r.print(out)
 }
 
-// steps returns the actions of a build, oldest first, each with its latest result.
-func (c *Config) steps(ctx context.Context, id string) ([]changes.Step, error) {
-	var all []changes.Step
+// steps returns the actions of a build, oldest first, each with its latest result, and its callers if it has several.
+func (c *Config) steps(ctx context.Context, id string) (all []changes.Step, callers []string, err error) {
 	place := map[string]int{}
-	err := c.From.History(ctx, &cloisterpb.ListHistoryRequest{InvocationId: id, Limit: maxSteps}, func(e *cloisterpb.HistoryEntry) error {
+	err = c.From.History(ctx, &cloisterpb.ListHistoryRequest{InvocationId: id, Limit: maxSteps}, func(e *cloisterpb.HistoryEntry) error {
 		if e.How == "checked" {
 			return nil // not an answer to the build
+		}
+		if i, found := slices.BinarySearch(callers, e.Caller); !found {
+			callers = slices.Insert(callers, i, e.Caller)
 		}
 		if i, ok := place[e.Action]; ok {
 			if s := &all[i]; s.Result == "" { // looked up last, and executed before
@@ -116,7 +131,10 @@ func (c *Config) steps(ctx context.Context, id string) ([]changes.Step, error) {
 		return nil
 	})
 	slices.Reverse(all)
-	return all, err
+	if len(callers) < 2 {
+		callers = nil
+	}
+	return all, callers, err
 }
 
 // shown returns p for printing, without its changes.
@@ -143,12 +161,27 @@ func shown(p *changes.Pair) shownPair {
 // relations are in the order in which they are printed.
 var relations = []string{string(changes.Same), string(changes.Nondeterministic), string(changes.Changed), "follows", string(changes.OnlyA), string(changes.OnlyB)}
 
+// severalCallers reports a build to which several callers have added.
+func severalCallers(b *bytes.Buffer, id string, callers []string) {
+	if len(callers) == 0 {
+		return
+	}
+	var names []string
+	for _, c := range callers {
+		names = append(names, render.Quote(cmp.Or(c, "(unknown)")))
+	}
+	fmt.Fprintf(b, "note: several callers have entries of build %s: %s\n", render.Quote(id), strings.Join(names, ", "))
+}
+
 // print prints r for a person, with everything that clients chose quoted.
 func (r *buildsReport) print(out io.Writer) error {
-	if r.Same {
-		return nil
-	}
 	var b bytes.Buffer
+	severalCallers(&b, r.A, r.CallersA)
+	severalCallers(&b, r.B, r.CallersB)
+	if r.Same {
+		_, err := out.Write(b.Bytes())
+		return err
+	}
 	var counts []string
 	for _, relation := range relations {
 		if n := r.Count[relation]; n > 0 {

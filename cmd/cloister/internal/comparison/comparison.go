@@ -105,7 +105,7 @@ func (c *Config) reader(ctx context.Context) (*changes.Reader, error) {
 		}
 		c.store = s
 	}
-	return &changes.Reader{Store: c.store, Open: contents(c.store)}, nil
+	return &changes.Reader{Store: c.store}, nil
 }
 
 // compare compares two operands and adds their differences to r.
@@ -144,6 +144,11 @@ func (c *Config) compare(ctx context.Context, r *diffReport, a, b operand) error
 
 // compareResults compares the cached results of two actions.
 func (c *Config) compareResults(ctx context.Context, r *diffReport, a, b operand) error {
+	for _, t := range []operand{a, b} {
+		if t.digest.IsZero() {
+			return fmt.Errorf("--results needs the digests of actions, and %s is a file", render.Quote(t.name))
+		}
+	}
 	reader, err := c.reader(ctx)
 	if err != nil {
 		return err
@@ -186,9 +191,7 @@ func (c *Config) compareFolders(ctx context.Context, r *diffReport, a, b operand
 		}
 		folders[i] = reader.Directory(t.digest)
 		if r.Kind == "tree" {
-			if folders[i], err = reader.Tree(ctx, t.digest); err != nil {
-				return err
-			}
+			folders[i] = reader.Tree(t.digest)
 		}
 	}
 	found, err := changes.Directories(ctx, "file", folders[0], folders[1])
@@ -253,7 +256,7 @@ func (r *diffReport) manifests(a, b io.Reader) error {
 		}
 	}
 	for _, d := range manifest.Diff(both[0], both[1]) {
-		r.Changes = append(r.Changes, shownChange{Change: changes.Change{What: "line", A: oneWord(d.A), B: oneWord(d.B)}})
+		r.Changes = append(r.Changes, shownChange{Change: changes.Change{What: "line", A: d.A, B: d.B}})
 	}
 	return nil
 }

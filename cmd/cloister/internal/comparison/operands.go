@@ -11,7 +11,6 @@ import (
 	"os"
 	"path"
 	"slices"
-	"strings"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -115,9 +114,6 @@ func message(b []byte, f cas.Function) string {
 
 // result returns the cached result of an action, and records what is known about the run.
 func (c *Config) result(ctx context.Context, t operand, known **compare.Facts) (*repb.ActionResult, error) {
-	if t.digest.IsZero() {
-		return nil, fmt.Errorf("--results needs the digests of actions, and %s is a file", render.Quote(t.name))
-	}
 	r, err := c.store.Lookup(ctx, t.digest)
 	if errors.Is(err, cas.ErrNotFound) {
 		return nil, fmt.Errorf("no result of action %s is recorded at %s, instance %q", t.digest, c.From.Address, c.From.Instance)
@@ -126,35 +122,6 @@ func (c *Config) result(ctx context.Context, t operand, known **compare.Facts) (
 		*known = &compare.Facts{Start: m.ExecutionStartTimestamp.AsTime(), End: m.ExecutionCompletedTimestamp.AsTime()}
 	}
 	return r, err
-}
-
-// inMemory is the maximum size, in bytes, of blobs compared in memory.
-const inMemory = 8 << 20
-
-// contents returns a function that opens blobs of a store, large ones by way of a file.
-func contents(s cas.Store) func(ctx context.Context, d cas.Digest) (*io.SectionReader, func(), error) {
-	return func(ctx context.Context, d cas.Digest) (*io.SectionReader, func(), error) {
-		if d.Size() <= inMemory {
-			b, err := cas.ReadAll(ctx, s, d, inMemory)
-			return io.NewSectionReader(bytes.NewReader(b), 0, int64(len(b))), func() {}, err
-		}
-		r, err := s.Open(ctx, d, 0)
-		if err != nil {
-			return nil, nil, err
-		}
-		defer r.Close()
-		file, err := os.CreateTemp("", "cloister-diff-*")
-		if err != nil {
-			return nil, nil, err
-		}
-		clean := func() { file.Close(); os.Remove(file.Name()) }
-		n, err := io.Copy(file, r)
-		if err != nil {
-			clean()
-			return nil, nil, err
-		}
-		return io.NewSectionReader(file, 0, n), clean, nil
-	}
 }
 
 // sectionOf returns the content of an open file, and a function that closes it.
@@ -225,6 +192,3 @@ func (d *diskFolder) Entries(context.Context) ([]changes.Entry, error) {
 	}
 	return all, nil
 }
-
-// oneWord returns a line of a manifest, which is printable ASCII by its format, without its end.
-func oneWord(s string) string { return strings.TrimSuffix(s, "\n") }

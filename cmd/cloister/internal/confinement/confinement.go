@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cloister-build/cloister/cmd/internal/exit"
@@ -79,9 +80,23 @@ func ReadPolicy(what, file string) (*policy.Policy, error) {
 	return p, nil
 }
 
+// TierText returns the tier with the limits that this host does not enforce.
+func TierText(f sandbox.Features) string {
+	var off []string
+	for _, l := range sandbox.AllLimits {
+		if !slices.Contains(f.Limits, l) {
+			off = append(off, string(l))
+		}
+	}
+	if len(off) == 0 {
+		return f.Tier
+	}
+	return fmt.Sprintf("%s, without limits of %s", f.Tier, strings.Join(off, ", "))
+}
+
 // Banner prints how actions are confined.
 func (c *Flags) Banner(out io.Writer, f sandbox.Features, p *policy.Policy) {
-	fmt.Fprintf(out, "sandbox  %s   (%s)\n", strings.Join(f.Layers, ", "), f.Tier)
+	fmt.Fprintf(out, "sandbox  %s   (%s)\n", strings.Join(f.Layers, ", "), TierText(f))
 	var off []string
 	for _, check := range f.Checks {
 		if !check.OK {

@@ -27,13 +27,13 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/cmd/internal/identity"
-	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
+	"github.com/cloister-build/cloister/worker/service"
+	"github.com/cloister-build/cloister/worker/transport"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 )
 
 // Config is the flags and the argument of join.
@@ -85,6 +85,7 @@ func (c *Config) Check(cmd *cobra.Command) (err error) {
 	}
 	// Clients of the scheduler read a result as soon as it is reported, so its blobs must be in the store by then.
 	c.Upstream.WriteMode = "through"
+	c.Upstream.RenewInterval = -1 // the scheduler renews what its clients use
 	if err := c.Config.Check(cmd); err != nil {
 		return err
 	}
@@ -118,28 +119,25 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	if c.name != "" {
 		n.Name = c.name
 	}
-	if err := n.Confine(ctx); err != nil {
-		return err
-	}
-	if err := n.Start(ctx, c.reproduceFlags(), nil); err != nil {
+	if err := n.Start(ctx, nil); err != nil {
 		return err
 	}
 	id, err := storeID(n.Dir)
 	if err != nil {
 		return exit.New(exit.Environment, err)
 	}
-	client, err := buildbarn.NewClient(buildbarn.ClientConfig{
-		Scheduler: remoteworkerpb.NewOperationQueueClient(scheduler),
-		Executor:  n.Telemetry.Executor(n.Local), Instances: n.Instances,
-		Worker: n.Name, Store: id, Slots: c.Jobs, Prefix: c.instance, Properties: c.offers, SizeClass: c.sizeClass,
-		Ready: n.CheckReady, Browser: c.browser, Log: log,
-	})
-	if err != nil {
-		return err
+	config := n.Assembly(c.reproduceFlags)
+	config.Join = buildbarn.ClientConfig{
+		Store: id, Prefix: c.instance, Properties: c.offers, SizeClass: c.sizeClass, Ready: n.CheckReady, Browser: c.browser,
 	}
+	client, err := service.NewWorker(ctx, scheduler, config)
+	if err != nil {
+		return exit.New(exit.Environment, err)
+	}
+	defer n.Attach(client)()
 	n.Ready.Scheduler = client.Down
 	n.Upstream.Probe(ctx, node.StartupProbe, log) // so that the first action does not wait for it
-	if err := n.ServeMetrics(clientMetrics(client)...); err != nil {
+	if err := n.ServeMetrics(); err != nil {
 		return err
 	}
 
@@ -168,7 +166,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 
 // drain waits for running actions until limit or the next signal, and then cancels them. ended is closed when the client
 // has stopped.
-func drain(out io.Writer, limit time.Duration, signals <-chan os.Signal, client *buildbarn.Client, ended <-chan struct{}, cancel func()) {
+func drain(out io.Writer, limit time.Duration, signals <-chan os.Signal, client *service.Worker, ended <-chan struct{}, cancel func()) {
 	client.Drain()
 	if busy := client.Busy(); busy > 0 {
 		fmt.Fprintf(out, "draining %d running; Ctrl-C again gives them back\n", busy)
@@ -209,35 +207,17 @@ func storeID(dir string) (string, error) {
 // storeIDs matches a valid store ID.
 var storeIDs = regexp.MustCompile(`^[a-z0-9]{26,64}$`)
 
-// clientMetrics returns the metrics of a client of a scheduler.
-func clientMetrics(client *buildbarn.Client) []node.Metric {
-	return []node.Metric{
-		{Name: "cloister_actions_running", Help: "Actions with a slot.", Value: func() float64 { return float64(client.Busy()) }},
-		{Name: "cloister_slots", Help: "Maximum number of concurrent actions.", Value: func() float64 { return float64(client.Slots) }},
-		{Name: "cloister_scheduler_up", Help: "1 if the scheduler answers.", Value: func() float64 { return node.BoolValue(client.Down() == "") }},
-	}
-}
-
 // reproduceFlags returns the flags with which a command on this machine runs an action as this worker does.
 func (c *Config) reproduceFlags() []string {
 	if c.Upstream.Server == "" {
 		return c.RunFlags()
 	}
-	return slices.Concat([]string{"--cas", c.Upstream.Server}, c.RunFlags())
+	return slices.Concat([]string{"--server", c.Upstream.Server}, c.RunFlags())
 }
 
 // dial returns a connection to the scheduler, which need not be reachable yet. The caller closes it.
 func (c *Config) dial() (*grpc.ClientConn, error) {
-	options, err := c.Identity.DialOptions(c.Scheduler)
-	if err != nil {
-		return nil, err
-	}
-	u, err := url.Parse(c.Scheduler)
-	if err != nil {
-		return nil, exit.New(exit.Usage, err)
-	}
-	options = append([]grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, _, err := transport.Dial(c.Scheduler, c.Identity.Credentials(),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: 10 * time.Second,
@@ -248,13 +228,9 @@ func (c *Config) dial() (*grpc.ClientConn, error) {
 			d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}, Control: tcpTimeout}
 			return d.DialContext(ctx, "tcp", address)
 		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16 << 20)), // an action with the client's metadata
-	}, options...)
-	conn, err := grpc.NewClient(u.Host, options...)
-	if err != nil {
-		return nil, exit.New(exit.Usage, fmt.Errorf("%s: %w", c.Scheduler, err))
-	}
-	return conn, nil
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)), // an action with the client's metadata
+	)
+	return conn, c.Identity.Explain(c.Scheduler, err)
 }
 
 // banner prints the properties of a worker that has just started.

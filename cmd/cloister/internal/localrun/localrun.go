@@ -7,12 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
 	"time"
 
-	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/repro/changes"
 	"github.com/spf13/cobra"
 )
 
@@ -42,6 +43,8 @@ type Config struct {
 	Target, Mnemonic string
 	From             client.Server
 	Shell            bool
+
+	Interactive, TTY bool
 }
 
 // Check validates the command line.
@@ -49,7 +52,7 @@ func (c *Config) Check(cmd *cobra.Command) error {
 	for _, f := range []struct {
 		names  []string
 		action bool // of a stored action, not of a command
-	}{{localworker.ActionFlagNames, false}, {append(c.From.Identity.Names(), "cas", "instance", "shell", "target", "mnemonic"), true}} {
+	}{{append([]string{"interactive", "tty"}, localworker.ActionFlagNames...), false}, {append(c.From.Identity.Names(), "server", "instance", "shell", "target", "mnemonic"), true}} {
 		for _, name := range f.names {
 			switch {
 			case !cmd.Flags().Changed(name) || f.action == (c.ActionName != ""):
@@ -80,11 +83,20 @@ func (c *Config) Check(cmd *cobra.Command) error {
 	if c.Times < 1 || c.Times > maxTimes {
 		return fmt.Errorf("-n %d: write a number from 1 to %d", c.Times, maxTimes)
 	}
-	if c.Shell && (c.Times > 1 || c.Manifest != "" || c.Metrics != "") {
-		return errors.New("--shell is one interactive run: omit -n, --manifest and --metrics")
+	if (c.Shell || c.Interactive || c.TTY) && c.recorded() {
+		return errors.New("--shell, -i and -t are for one interactive run: omit -n, --manifest and --metrics")
 	}
-	return c.ActionFlags.Check()
+	if err := c.ActionFlags.Check(); err != nil {
+		return err
+	}
+	if term := os.Getenv("TERM"); c.TTY && term != "" {
+		c.SetDefault("TERM", term)
+	}
+	return nil
 }
+
+// recorded reports whether the run is one of several, or leaves a record, which lacks what the command reads from stdin.
+func (c *Config) recorded() bool { return c.Times > 1 || c.Manifest != "" || c.Metrics != "" }
 
 // maxTimes bounds -n, because the metrics of all runs are kept in memory.
 const maxTimes = 10_000
@@ -120,6 +132,9 @@ func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (
 	config := worker.Config{Name: "run"}
 	if c.ActionName == "" {
 		config.Grace, config.MaxTimeout = time.Second, max(c.Timeout, 24*time.Hour)
+		if c.TTY && c.Timeout > 0 {
+			config.MaxTimeout = c.Timeout // the only limit of a run on a terminal
+		}
 	}
 	if m.Sandbox, err = timed(func() error { return w.Start(ctx, config) }); err != nil {
 		return 0, err
@@ -133,7 +148,7 @@ func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (
 	for i := range c.Times {
 		t := *task
 		t.Queued = time.Now()
-		out, err := execute(ctx, w.Local, &t, in.Store, c.Shell)
+		out, err := c.execute(ctx, w.Local, &t, in.Store)
 		if err != nil {
 			return 0, err
 		}
@@ -146,10 +161,8 @@ func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (
 				return 0, err
 			}
 		}
-		if code == 0 {
-			if code = int(out.Result.ExitCode); out.Status != worker.OK {
-				code = max(code, 1)
-			}
+		if ended := c.ended(out); code == 0 {
+			code = ended
 		}
 	}
 	if n := m.StableHashes; n > 1 {
@@ -173,7 +186,7 @@ func (c *Config) seedRandom(w *localworker.Worker, task *worker.Task) {
 	if task.Seed == nil {
 		return
 	}
-	can := func(name sandbox.Condition) bool { return slices.Contains(w.Local.Features.Conditions, name) }
+	can := func(name sandbox.Condition) bool { return slices.Contains(w.Features.Conditions, name) }
 	held := sandbox.Conditions{FixedLayout: can(sandbox.ConditionFixedLayout)}
 	if can(sandbox.ConditionRandomSeed) {
 		held.RandomSeed = *task.Seed + 1 // 0 means unseeded, but is a valid seed
@@ -183,28 +196,79 @@ func (c *Config) seedRandom(w *localworker.Worker, task *worker.Task) {
 	task.Variation = &worker.Variation{Conditions: held}
 }
 
+// ended returns the exit code for a run, and explains a failure that its messages leave unexplained.
+func (c *Config) ended(out *worker.Outcome) int {
+	code := int(out.Result.ExitCode)
+	explain := func(text string) {
+		if text != "" {
+			fmt.Fprintln(os.Stderr, "cloister: "+text)
+		}
+	}
+	switch {
+	case out.Status != worker.StatusOK:
+		return max(code, 1)
+	case c.ActionName != "":
+		return code
+	case code != 0:
+		explain(c.ExplainAbsent())
+		return code
+	}
+	missing := c.MissingOutputs(out.Result)
+	if len(missing) == 0 {
+		return 0
+	}
+	if len(missing) < len(c.Out) { // the message names the first if all are missing
+		explain("the command succeeded but did not produce " + strings.Join(missing, ", "))
+	}
+	return 1
+}
+
 // execute carries out the task, with a shell instead of its command if requested.
-func execute(ctx context.Context, local *worker.Local, task *worker.Task, store cas.Store, shell bool) (*worker.Outcome, error) {
-	if shell {
-		command, err := commandOf(ctx, store, task.Action)
+func (c *Config) execute(ctx context.Context, local *worker.Local, task *worker.Task, store cas.Store) (*worker.Outcome, error) {
+	if c.Shell {
+		action, err := changes.ReadAction(ctx, store, task.Action)
 		if err != nil {
 			return nil, err
 		}
-		fmt.Fprintf(os.Stderr, "cloister: a shell instead of this command of action %s:\n%s\n", task.Action, render.QuoteScript(command.Arguments))
+		fmt.Fprintf(os.Stderr, "cloister: a shell instead of this command of action %s:\n%s\n", task.Action, render.QuoteScript(action.Command.Arguments))
+		task.Args = []string{"/bin/sh", "-i"}
+	}
+	if c.Shell || c.TTY {
 		t, err := terminal.Open(os.Stdin, os.Stdout)
 		if err != nil {
 			return nil, err
 		}
 		defer t.Close()
-		task.Terminal, task.Args = t.TTY, []string{"/bin/sh", "-i"}
+		task.Terminal = t.TTY
+	} else if c.readsStdin() {
+		r, w, err := os.Pipe() // the run must not get files and terminals of this host
+		if err != nil {
+			return nil, err
+		}
+		defer r.Close()
+		go func() {
+			_, _ = io.Copy(w, os.Stdin) // it fails when the run ends
+			w.Close()
+		}()
+		task.Stdin = r
 	}
 	return local.Execute(ctx, task, func(worker.Stage) {})
+}
+
+// readsStdin reports whether the command gets our stdin: with -i, or if it is a pipe or file and no record of the run
+// would lack it.
+func (c *Config) readsStdin() bool {
+	if c.Interactive {
+		return true
+	}
+	fi, err := os.Stdin.Stat()
+	return err == nil && fi.Mode()&os.ModeCharDevice == 0 && c.ActionName == "" && !c.recorded()
 }
 
 // remarks returns what to print about an outcome besides the exit code.
 func remarks(out *worker.Outcome, action cas.Digest) string {
 	end, rest, _ := strings.Cut(out.Message, "\n")
-	if out.Status == worker.OK && out.Result.ExitCode <= 128 && strings.HasSuffix(end, ", action "+action.String()) {
+	if out.Status == worker.StatusOK && out.Result.ExitCode <= 128 && strings.HasSuffix(end, ", action "+action.String()) {
 		return rest
 	}
 	return out.Message
@@ -236,18 +300,4 @@ func (c *Config) keep(ctx context.Context, store cas.Store, f cas.Function, out 
 		return fmt.Errorf("write outputs: %w", err)
 	}
 	return nil
-}
-
-// commandOf reads the command of an action.
-func commandOf(ctx context.Context, store cas.Store, digest cas.Digest) (*repb.Command, error) {
-	var action repb.Action
-	if err := cas.ReadProto(ctx, store, digest, &action); err != nil {
-		return nil, err
-	}
-	d, err := cas.FromProto(digest.Function(), action.CommandDigest)
-	if err != nil {
-		return nil, err
-	}
-	var command repb.Command
-	return &command, cas.ReadProto(ctx, store, d, &command)
 }

@@ -68,12 +68,12 @@ type runMetrics struct {
 	StdoutBytes int64 `json:"stdout_bytes"`
 	StderrBytes int64 `json:"stderr_bytes"`
 	OutputBytes int64 `json:"output_bytes"`
-	// Resource usage; zero if the host cannot count it.
+	// Resource usage. A peak that was not measured is absent.
 	User          time.Duration `json:"user_ns"`
 	System        time.Duration `json:"system_ns"`
-	PeakMemory    int64         `json:"peak_memory_bytes"`
-	PeakResident  int64         `json:"peak_resident_bytes"`
-	PeakProcesses int64         `json:"peak_processes"`
+	PeakMemory    int64         `json:"peak_memory_bytes,omitzero"`
+	PeakResident  int64         `json:"peak_resident_bytes,omitzero"`
+	PeakProcesses int64         `json:"peak_processes,omitzero"`
 	ReadBytes     int64         `json:"read_bytes"`
 	WrittenBytes  int64         `json:"written_bytes"`
 }

@@ -46,3 +46,22 @@ func TestMetricsAreOfAllRuns(t *testing.T) {
 		}
 	}
 }
+
+// TestUnmeasuredPeaksAreAbsent: a peak of 0 was not measured; 0 bytes were.
+func TestUnmeasuredPeaksAreAbsent(t *testing.T) {
+	b, err := json.Marshal(runMetrics{PeakResident: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got map[string]any
+	if err := json.Unmarshal(b, &got); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{
+		"peak_memory_bytes": false, "peak_processes": false, "peak_resident_bytes": true, "read_bytes": true, "written_bytes": true,
+	} {
+		if _, is := got[name]; is != want {
+			t.Errorf("%s is present: got %v, want %v", name, is, want)
+		}
+	}
+}

@@ -10,7 +10,7 @@ import (
 	"fmt"
 
 	"github.com/cloister-build/cloister/cas/disk"
-	"github.com/cloister-build/cloister/cas/diskctl"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"

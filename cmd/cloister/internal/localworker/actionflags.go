@@ -3,6 +3,7 @@
 package localworker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,7 @@ type ActionFlags struct {
 	Out        []string
 	env        []string
 	passEnv    []string
+	property   []string
 	Timeout    time.Duration
 	seed       string
 	Args       []string
@@ -40,10 +42,11 @@ type ActionFlags struct {
 	repository, rev string
 	number          *uint64 // --seed, nil without one
 	variables       []*repb.Command_EnvironmentVariable
+	platform        *repb.Platform // nil without properties
 }
 
 // ActionFlagNames are the names of the flags. A stored action states all of this itself.
-var ActionFlagNames = []string{"in", "git", "submodules", "out", "env", "pass-env", "timeout", "seed"}
+var ActionFlagNames = []string{"in", "git", "submodules", "out", "env", "pass-env", "property", "timeout", "seed"}
 
 // Register adds the flags.
 func (r *ActionFlags) Register(cmd *cobra.Command) {
@@ -54,6 +57,7 @@ func (r *ActionFlags) Register(cmd *cobra.Command) {
 	f.StringArrayVar(&r.Out, "out", nil, "output path, relative to the working directory; repeatable")
 	f.StringArrayVar(&r.env, "env", nil, "environment variable, KEY=VALUE; repeatable")
 	f.StringArrayVar(&r.passEnv, "pass-env", nil, "name of an environment variable to pass on; repeatable")
+	f.StringArrayVar(&r.property, "property", nil, "platform property, NAME=VALUE, such as cloister-memory=8GiB; repeatable")
 	f.DurationVar(&r.Timeout, "timeout", 0, "time limit of the command (default: 24h)")
 	f.StringVar(&r.seed, "seed", "", "number to derive all randomness from; the command receives it as CLOISTER_SEED")
 }
@@ -96,7 +100,29 @@ func (r *ActionFlags) Check() error {
 		}
 		r.number = &n
 	}
+	if err := r.checkProperties(); err != nil {
+		return err
+	}
 	return r.checkVariables()
+}
+
+// checkProperties collects the platform properties, sorted as the Remote Execution API requires.
+func (r *ActionFlags) checkProperties() error {
+	r.platform = nil
+	for _, text := range r.property {
+		name, value, ok := strings.Cut(text, "=")
+		if !ok || name == "" {
+			return fmt.Errorf("--property %q: write NAME=VALUE", text)
+		}
+		if r.platform == nil {
+			r.platform = &repb.Platform{}
+		}
+		r.platform.Properties = append(r.platform.Properties, &repb.Platform_Property{Name: name, Value: value})
+	}
+	slices.SortFunc(r.platform.GetProperties(), func(a, b *repb.Platform_Property) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Value, b.Value))
+	})
+	return nil
 }
 
 // checkVariables collects the variables of the flags and of the seed.
@@ -122,8 +148,8 @@ func (r *ActionFlags) checkVariables() error {
 		r.variables = append(r.variables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
 	}
 	if r.number != nil {
-		r.setDefault("CLOISTER_SEED", strconv.FormatUint(*r.number, 10))
-		r.setDefault("PYTHONHASHSEED", strconv.FormatUint(*r.number%(1<<32), 10)) // Python's maximum
+		r.SetDefault("CLOISTER_SEED", strconv.FormatUint(*r.number, 10))
+		r.SetDefault("PYTHONHASHSEED", strconv.FormatUint(*r.number%(1<<32), 10)) // Python's maximum
 	}
 	return nil
 }
@@ -133,8 +159,8 @@ func (r *ActionFlags) has(name string) bool {
 	return slices.ContainsFunc(r.variables, func(v *repb.Command_EnvironmentVariable) bool { return v.Name == name })
 }
 
-// setDefault sets a variable unless it is set.
-func (r *ActionFlags) setDefault(name, value string) {
+// SetDefault sets a variable of the command unless it is set.
+func (r *ActionFlags) SetDefault(name, value string) {
 	if !r.has(name) {
 		r.variables = append(r.variables, &repb.Command_EnvironmentVariable{Name: name, Value: value})
 	}
@@ -153,7 +179,7 @@ func (r *ActionFlags) Put(ctx context.Context, w *Worker) (*worker.Task, error) 
 		var rv *revision.Revision
 		if rv, err = r.readRevision(ctx, w, in.Store); err == nil {
 			root, task.Revision = rv.Root, rv.Commit
-			r.setDefault("SOURCE_DATE_EPOCH", strconv.FormatInt(rv.Time.Unix(), 10)) // reproducible-builds.org/specs/source-date-epoch
+			r.SetDefault("SOURCE_DATE_EPOCH", strconv.FormatInt(rv.Time.Unix(), 10)) // reproducible-builds.org/specs/source-date-epoch
 		}
 	case r.in != "":
 		root, err = readDirectory(ctx, in.Store, r.in)
@@ -169,7 +195,7 @@ func (r *ActionFlags) Put(ctx context.Context, w *Worker) (*worker.Task, error) 
 
 // PutAction puts the Command and the Action.
 func (r *ActionFlags) PutAction(ctx context.Context, store cas.Store, root cas.Digest) (cas.Digest, error) {
-	cmd := &repb.Command{Arguments: r.Args, EnvironmentVariables: slices.Clone(r.variables)}
+	cmd := &repb.Command{Arguments: r.Args, EnvironmentVariables: slices.Clone(r.variables), Platform: r.platform}
 	slices.SortStableFunc(cmd.EnvironmentVariables, func(a, b *repb.Command_EnvironmentVariable) int { return strings.Compare(a.Name, b.Name) })
 	for _, p := range r.Out {
 		cmd.OutputPaths = append(cmd.OutputPaths, filepath.ToSlash(filepath.Clean(p)))
@@ -179,7 +205,7 @@ func (r *ActionFlags) PutAction(ctx context.Context, store cas.Store, root cas.D
 	if err != nil {
 		return cas.Digest{}, err
 	}
-	action := &repb.Action{CommandDigest: command.Proto(), InputRootDigest: root.Proto(), DoNotCache: true}
+	action := &repb.Action{CommandDigest: command.Proto(), InputRootDigest: root.Proto(), DoNotCache: true, Platform: r.platform}
 	if r.Timeout > 0 {
 		action.Timeout = durationpb.New(r.Timeout)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker"
@@ -30,7 +31,8 @@ type Worker struct {
 	held  *os.File // the lock that keeps other processes from removing Dir, if the system has such locks
 	Store *disk.Cache
 	// Local executes actions of the store, once started.
-	Local *worker.Local
+	Local    *worker.Local
+	Features sandbox.Features // of the sandbox, once started
 
 	policy        *policy.Policy
 	BackendConfig namespace.Config
@@ -71,18 +73,18 @@ func Open(box *confinement.Flags) (*Worker, error) {
 func (w *Worker) Start(ctx context.Context, config worker.Config) error {
 	w.BackendConfig.Hidden = append(w.BackendConfig.Hidden, w.Dir)
 	w.backend = namespace.New(w.BackendConfig)
-	features, err := w.backend.Probe(ctx)
-	if err != nil {
+	var err error
+	if w.Features, err = w.backend.Probe(ctx); err != nil {
 		return fmt.Errorf("this host cannot sandbox the command: %w", err)
 	}
-	toolchain, err := worker.HostToolchain()
+	toolchain, err := sandbox.HostToolchain()
 	if err != nil {
 		return err
 	}
 	config.Instances, config.Policy = w.Store.Instance, w.policy
-	config.Backend, config.Features, config.Toolchain = w.backend, features, toolchain
-	w.Local = worker.New(config)
-	return nil
+	config.Backend, config.Features, config.Toolchain = w.backend, w.Features, toolchain
+	w.Local, err = worker.New(config)
+	return err
 }
 
 // Close ends the sandbox and removes Dir. No action may be running.

@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker/audit"
+	"github.com/cloister-build/cloister/worker/service"
 	"github.com/spf13/cobra"
 )
 
@@ -28,6 +29,7 @@ type Config struct {
 	Sync         bool
 	scrub        flags.Rate
 	trees        flags.Bytes
+	memory       flags.Bytes
 	Audit        flags.Limit
 	Upstream     UpstreamFlags
 	writePolicy  overlay.Policy
@@ -42,7 +44,10 @@ type Config struct {
 
 // NewConfig returns the defaults.
 func NewConfig() Config {
-	return Config{maxSize: flags.Size{Percent: 10}, lease: flags.Duration(disk.DefaultLease), trees: 512 << 20, Audit: audit.DefaultBytes}
+	return Config{
+		maxSize: flags.Size{Percent: 10}, lease: flags.Duration(disk.DefaultLease), trees: 512 << 20, memory: service.DefaultMemory,
+		Audit: audit.DefaultBytes,
+	}
 }
 
 // Register adds the flags.
@@ -56,6 +61,7 @@ func (c *Config) Register(cmd *cobra.Command) {
 	f.BoolVar(&c.Sync, "sync", false, "sync writes to the disk before acknowledging them, so that a power loss loses nothing")
 	f.Var(&c.scrub, "scrub", "rate at which stored blobs are continuously re-read and verified; 0 disables it")
 	f.Var(&c.trees, "mounted-trees", "size limit of the input trees that stay mounted for later actions; 0 mounts each tree anew")
+	f.Var(&c.memory, "memory", "size limit of all caches in memory together; the metrics show the size of each")
 	f.Var(&c.Audit, "audit-size", "size limit of the audit log; the oldest entries are deleted first, and none with unlimited")
 	f.StringVar(&c.metrics, "metrics", "", "address and port of /metrics for Prometheus, /ready and /live over HTTP (default: none)")
 	f.DurationVar(&c.DrainTimeout, "drain-timeout", 10*time.Minute, "time limit of running actions after Ctrl-C")
@@ -71,6 +77,8 @@ func (c *Config) Check(cmd *cobra.Command) (err error) {
 		return fmt.Errorf("--max-files %d: write a positive number, or 0 for a tenth of the disk's", c.maxFiles)
 	case c.lease > 0 && c.lease < flags.Duration(time.Second):
 		return fmt.Errorf("--lease %s: write at least 1s, or 0 for no lease", &c.lease)
+	case c.memory < service.MinMemory:
+		return fmt.Errorf("--memory %s: write at least %s", &c.memory, sandbox.Bytes(service.MinMemory))
 	case c.Audit > 0 && c.Audit < audit.MinBytes:
 		return fmt.Errorf("--audit-size %s: write at least %s, or %s", &c.Audit, sandbox.Bytes(audit.MinBytes), flags.Unlimited)
 	}

@@ -15,11 +15,11 @@ import (
 )
 
 // ServeMetrics serves /metrics, /ready and /live at the address of --metrics, if it is set, until the node is closed.
-func (n *Node) ServeMetrics(more ...Metric) error {
+func (n *Node) ServeMetrics() error {
 	if n.metrics == "" {
 		return nil
 	}
-	register(n.Registry, append(n.storeMetrics(), more...))
+	register(n.Registry, n.storeMetrics())
 	listener, err := Listen(n.metrics, "--metrics")
 	if err != nil {
 		return err
@@ -34,19 +34,19 @@ func (n *Node) ServeMetrics(more ...Metric) error {
 	return nil
 }
 
-// A Metric is read when it is scraped. A name that ends in _total is that of a counter.
-type Metric struct {
-	Name, Help string
-	Value      func() float64
+// A metric is read when it is scraped. A name that ends in _total is that of a counter.
+type metric struct {
+	name, help string
+	value      func() float64
 }
 
 // storeMetrics returns the metrics of the store and its upstream.
-func (n *Node) storeMetrics() []Metric {
+func (n *Node) storeMetrics() []metric {
 	stored := func(f func(disk.Stats) int64) func() float64 {
 		return func() float64 { return float64(f(n.Store.Stats())) }
 	}
-	metrics := []Metric{
-		{"cloister_ready", "1 if the server should be given work, as /ready says.", func() float64 { return BoolValue(len(n.Ready.Reasons()) == 0) }},
+	metrics := []metric{
+		{"cloister_ready", "1 if the server is ready for work, like /ready.", func() float64 { return boolValue(len(n.Ready.Reasons()) == 0) }},
 		{"cloister_cas_bytes", "Size of the store.", stored(func(s disk.Stats) int64 { return s.Bytes })},
 		{"cloister_cas_limit_bytes", "Size at which the store evicts.", stored(func(s disk.Stats) int64 { return s.MaxBytes })},
 		{"cloister_cas_blobs", "Blobs in the store.", stored(func(s disk.Stats) int64 { return int64(s.Blobs) })},
@@ -57,6 +57,7 @@ func (n *Node) storeMetrics() []Metric {
 		{"cloister_cas_evicted_blobs_total", "Evicted blobs and results.", stored(func(s disk.Stats) int64 { return s.EvictedBlobs })},
 		{"cloister_cas_evicted_bytes_total", "Evicted bytes.", stored(func(s disk.Stats) int64 { return s.EvictedBytes })},
 		{"cloister_cas_held_bytes", "Bytes of removed segments that mounted inputs keep on the disk.", stored(func(s disk.Stats) int64 { return s.HeldBytes })},
+		{"cloister_cas_writable", "1 if the file system of the store accepts writes.", func() float64 { return boolValue(n.Store.CheckWritable() == nil) }},
 		{"cloister_cas_corrupt_total", "Damaged blobs found.", stored(func(s disk.Stats) int64 { return s.Corrupt })},
 	}
 	if n.overlay != nil {
@@ -64,31 +65,44 @@ func (n *Node) storeMetrics() []Metric {
 			return func() float64 { return float64(f(n.overlay.Stats())) }
 		}
 		metrics = append(metrics,
-			Metric{"cloister_cas_upstream_up", "1 if the upstream answers.", func() float64 { return BoolValue(n.Upstream.Down() == "") }},
-			Metric{"cloister_cas_upstream_fetched_total", "Blobs fetched from the upstream.", moved(func(s overlay.Stats) int64 { return s.Fetched })},
-			Metric{"cloister_cas_upstream_sent_total", "Blobs and results sent to the upstream after their write was answered.", moved(func(s overlay.Stats) int64 { return s.Sent })},
-			Metric{"cloister_cas_upstream_unasked_total", "Requests answered without the upstream because it was down.", moved(func(s overlay.Stats) int64 { return s.Unanswered })},
-			Metric{"cloister_cas_upstream_refused_total", "Results that the upstream rejected.", moved(func(s overlay.Stats) int64 { return s.Refused })},
-			Metric{"cloister_cas_upstream_pending", "Blobs and results waiting to be sent to the upstream.", moved(func(s overlay.Stats) int64 { return int64(s.Pending) })},
-			Metric{"cloister_cas_upstream_lost_total", "Blobs and results lost before they could be sent to the upstream.", moved(func(s overlay.Stats) int64 { return s.Lost })},
+			metric{"cloister_cas_upstream_up", "1 if the upstream answers.", func() float64 { return boolValue(n.Upstream.Down() == "") }},
+			metric{"cloister_cas_upstream_fetched_total", "Blobs fetched from the upstream.", moved(func(s overlay.Stats) int64 { return s.Fetched })},
+			metric{"cloister_cas_upstream_sent_total", "Blobs and results sent to the upstream after their write was answered.", moved(func(s overlay.Stats) int64 { return s.Sent })},
+			metric{"cloister_cas_upstream_unasked_total", "Requests answered without the upstream because it was down.", moved(func(s overlay.Stats) int64 { return s.Unanswered })},
+			metric{"cloister_cas_upstream_refused_total", "Results that the upstream rejected.", moved(func(s overlay.Stats) int64 { return s.Refused })},
+			metric{"cloister_cas_upstream_pending", "Blobs and results waiting to be sent to the upstream.", moved(func(s overlay.Stats) int64 { return int64(s.Pending) })},
+			metric{"cloister_cas_upstream_pending_bytes", "Size of the blobs waiting to be sent to the upstream.", moved(func(s overlay.Stats) int64 { return s.PendingBytes })},
+			metric{"cloister_cas_upstream_pending_age_seconds", "Time since the oldest blob or result waiting to be sent to the upstream was written; 0 if none is.", func() float64 { return age(n.overlay.Stats().Oldest).Seconds() }},
+			metric{"cloister_cas_upstream_renewed_total", "Blobs and results renewed in the upstream because they were used here.", moved(func(s overlay.Stats) int64 { return s.Renewed })},
+			metric{"cloister_cas_upstream_restored_total", "Blobs that the upstream had lost or could not renew, sent again.", moved(func(s overlay.Stats) int64 { return s.Restored })},
+			metric{"cloister_cas_upstream_unreadable_total", "Blobs that the upstream listed but could not deliver.", moved(func(s overlay.Stats) int64 { return s.Unreadable })},
+			metric{"cloister_cas_upstream_lost_total", "Blobs and results lost before they could be sent to the upstream.", moved(func(s overlay.Stats) int64 { return s.Lost })},
 		)
 	}
 	return metrics
 }
 
+// age returns the time since t, or 0 for the zero time.
+func age(t time.Time) time.Duration {
+	if t.IsZero() {
+		return 0
+	}
+	return time.Since(t)
+}
+
 // register registers metrics that are read when scraped.
-func register(registry *prometheus.Registry, metrics []Metric) {
+func register(registry *prometheus.Registry, metrics []metric) {
 	for _, r := range metrics {
-		if strings.HasSuffix(r.Name, "_total") {
-			registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: r.Name, Help: r.Help}, r.Value))
+		if strings.HasSuffix(r.name, "_total") {
+			registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: r.name, Help: r.help}, r.value))
 		} else {
-			registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: r.Name, Help: r.Help}, r.Value))
+			registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: r.name, Help: r.help}, r.value))
 		}
 	}
 }
 
-// BoolValue returns 1 for true and 0 for false.
-func BoolValue(b bool) float64 {
+// boolValue returns 1 for true and 0 for false.
+func boolValue(b bool) float64 {
 	if b {
 		return 1
 	}

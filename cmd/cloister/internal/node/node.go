@@ -19,9 +19,10 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/disk"
-	"github.com/cloister-build/cloister/cas/diskctl"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/buildinfo"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/notify"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
@@ -30,13 +31,14 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/audit"
-	"github.com/cloister-build/cloister/worker/telemetry"
+	"github.com/cloister-build/cloister/worker/service"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// A Node is a machine that executes actions: a store, optionally in front of an upstream, a sandbox, and a worker over
-// both. Open, Confine and Start make it in three steps, so that mistakes are reported before anything slow happens.
-// Close undoes the steps that were made.
+// A Node has the parts that a machine needs to execute actions: a store, optionally in front of an upstream, and a
+// sandbox. Open and Start make it in two steps, so that mistakes are reported before anything slow happens, and
+// Assembly configures what executes the actions. Close undoes the steps that were made.
 type Node struct {
 	*Config
 	Log      *slog.Logger
@@ -47,21 +49,13 @@ type Node struct {
 	policy   *policy.Policy
 	control  *diskctl.Server
 
-	// Set by Confine.
-	features sandbox.Features
-
-	// Set by Start. Instances are the stores that clients and actions see; overlay is nil without an upstream;
-	// copyReason is why inputs are copied instead of mounted, nil if they are mounted.
-	Instances  cas.Instances
-	overlay    *overlay.Overlay
-	copyReason error
-	Local      *worker.Local
-	Registry   *prometheus.Registry
-	Telemetry  *telemetry.Metrics
+	// Set by Start. Instances are the stores that clients and actions see; overlay is nil without an upstream.
+	Instances cas.Instances
+	overlay   *overlay.Overlay
+	Registry  *prometheus.Registry
 
 	backendConfig namespace.Config
-	backend       *namespace.Backend
-	toolchain     []sandbox.Input
+	machine       Machine // set by Attach
 	record        *audit.Log
 	Background    context.Context // ends when the node is closed
 	Watchers      sync.WaitGroup
@@ -75,6 +69,7 @@ type Node struct {
 // Open opens policy, upstream, store and audit log. The caller closes the Node.
 func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error) {
 	n := &Node{Config: c, Log: log, Ready: &readiness{}}
+	n.Ready.notes = n.Notes
 	defer func() {
 		if err != nil {
 			n.Close()
@@ -96,14 +91,15 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 		return nil, err
 	}
 	n.onClose(func() { n.Store.Close() })
+	n.Ready.writable = n.Store.CheckWritable
 	if n.control, err = diskctl.Serve(c.Dir, n.Store, casserver.ServerOptions(log)...); err != nil {
 		return nil, exit.New(exit.Environment, err)
 	}
 	n.onClose(func() { n.control.Close() })
 	if pending, err := storedir.Pending(c.Dir); err != nil {
 		return nil, exit.New(exit.Environment, err)
-	} else if pending > 0 && c.writePolicy != overlay.WriteBack {
-		log.Warn("writes wait for an upstream and may be evicted before they are sent; start with --cas-write back to send them",
+	} else if pending > 0 && n.Upstream == nil {
+		log.Warn("writes wait for an upstream and may be evicted before they are sent; start with --cas or --store to send them",
 			"blobs and results", pending, "journal", storedir.Journal(c.Dir))
 	}
 	if n.record, err = audit.Open(audit.Config{Dir: storedir.Audit(c.Dir), MaxBytes: int64(c.Audit), Log: log}); err != nil {
@@ -116,25 +112,11 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	return n, nil
 }
 
-// Confine makes the sandbox and probes what it can enforce.
-func (n *Node) Confine(ctx context.Context) (err error) {
-	n.backendConfig.Hidden = []string{n.Dir}
-	n.backend = namespace.New(n.backendConfig)
-	n.onClose(func() { n.backend.Close() })
-	if n.features, err = n.backend.Probe(ctx); err != nil {
-		return exit.New(exit.Environment, fmt.Errorf("this host cannot sandbox actions: %w", err))
-	}
-	if n.toolchain, err = worker.HostToolchain(); err != nil {
-		return exit.New(exit.Environment, fmt.Errorf("toolchain of this host: %w", err))
-	}
-	return nil
-}
-
-// Start makes the worker and begins to watch what it depends on. flags are those with which a command reruns an action
-// of this node. wrap, if not nil, decorates the store.
-func (n *Node) Start(ctx context.Context, flags []string, wrap func(cas.Instances) cas.Instances) (err error) {
+// Start puts the store in front of the upstream, and begins to watch what the node depends on. wrap, if not nil,
+// decorates the store.
+func (n *Node) Start(ctx context.Context, wrap func(cas.Instances) cas.Instances) (err error) {
 	n.Registry = prometheus.NewRegistry()
-	n.Telemetry = telemetry.New(n.Registry)
+	n.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	// Metrics stay available while Close sends pending writes.
 	n.stopMetrics = func() {}
 	n.onClose(func() { n.stopMetrics() })
@@ -151,31 +133,55 @@ func (n *Node) Start(ctx context.Context, flags []string, wrap func(cas.Instance
 	if err := n.open(wrap); err != nil {
 		return err
 	}
-	config := worker.Config{
-		Name: n.Name, Instances: n.Instances, Policy: n.policy, RenewInterval: n.Renew(), Fleet: n.Fleet, Log: n.Log,
-		Reproduce: func(t *worker.Task) string { return reproduce(t, flags) },
-		Audit: func(t *worker.Task, a *worker.Violations) {
-			n.Telemetry.Violations(a)
-			recordViolations(n.Log, n.record, n.Name, t, a)
-		},
-	}
-	if n.backend != nil { // nil if this machine executes nothing
-		config.Stager, n.copyReason = worker.NewStager(ctx, n.backend, filepath.Join(n.Dir, "tmp"), int64(n.trees), n.Log)
-		n.onClose(func() {
-			if err := config.Stager.Close(); err != nil {
-				n.Log.Warn("input trees", "err", err)
-			}
-		})
-		config.Backend, config.Features, config.Toolchain = n.backend, n.features, n.toolchain
-	}
-	n.Local = worker.New(config)
 	if n.Upstream != nil {
+		n.Upstream.calls.register(n.Registry)
 		n.Watchers.Go(func() { n.Upstream.watch(n.Background, n.Log) })
 	}
 	if n.scrub > 0 {
 		n.Watchers.Go(func() { n.control.Scrub(n.Background, int64(n.scrub), n.Log) })
 	}
 	return nil
+}
+
+// Assembly returns the configuration with which this machine executes actions. flags returns those with which a command
+// reruns one of them.
+func (n *Node) Assembly(flags func() []string) service.Config {
+	c := service.Config{
+		Worker: worker.Config{
+			Name: n.Name, Instances: n.Instances, Policy: n.policy, RenewInterval: n.Renew(), Fleet: n.Fleet, Log: n.Log,
+			Reproduce: func(t *worker.Task) string { return reproduce(t, flags()) },
+			Audit:     func(t *worker.Task, a *worker.Violations) { recordViolations(n.Log, n.record, n.Name, t, a) },
+		},
+		Slots: n.Jobs, Memory: int64(n.memory), Metrics: n.Registry,
+	}
+	if !n.Head {
+		n.backendConfig.Hidden = []string{n.Dir}
+		backend := namespace.New(n.backendConfig)
+		n.onClose(func() { backend.Close() })
+		c.Worker.Backend = backend
+		c.Trees = tree.StagerConfig{Dir: filepath.Join(n.Dir, "tmp"), Budget: int64(n.trees)}
+	}
+	return c
+}
+
+// A Machine is an assembled Server or Worker.
+type Machine interface {
+	Features() sandbox.Features
+	CopyReason() error
+	MessageBytes() int64
+	ReleaseRemoved() bool
+	Close() error
+}
+
+// Attach connects m, which Assembly configured, with the node. detach closes m; no action may be running.
+func (n *Node) Attach(m Machine) (detach func()) {
+	n.machine = m
+	n.Store.SetHolder(m.ReleaseRemoved)
+	return func() {
+		if err := m.Close(); err != nil {
+			n.Log.Warn("shutdown is incomplete", "err", err)
+		}
+	}
 }
 
 // open puts the store in front of the upstream.
@@ -186,7 +192,8 @@ func (n *Node) open(wrap func(cas.Instances) cas.Instances) (err error) {
 	if n.Upstream != nil {
 		n.overlay, err = overlay.New(overlay.Config{
 			Local: n.Store.Instance, Upstream: n.Upstream.instances, Policy: n.writePolicy,
-			Journal: storedir.Journal(n.Dir), RenewInterval: n.Renew(), Log: n.Log,
+			Journal: storedir.Journal(n.Dir), RenewInterval: n.Renew(),
+			UpstreamInterval: n.Config.Upstream.RenewInterval, Log: n.Log,
 		})
 		if err != nil {
 			return exit.New(exit.Environment, err)
@@ -199,7 +206,7 @@ func (n *Node) open(wrap func(cas.Instances) cas.Instances) (err error) {
 			n.stopSending()
 		})
 	}
-	n.Instances = n.Ready.store.instances(n.Instances, n.Store.MaxBytes/2)
+	n.Instances = n.Ready.store.instances(n.Instances, n.Store.Stats().MaxBytes/2)
 	if wrap != nil {
 		n.Instances = wrap(n.Instances)
 	}
@@ -245,21 +252,25 @@ func (n *Node) Banner(out io.Writer) {
 		lease += ", synced"
 	}
 	fmt.Fprintf(out, "store    %s\n", lease)
-	if n.backend == nil {
+	if n.Head {
 		return
 	}
-	if n.copyReason != nil {
-		fmt.Fprintf(out, "inputs   copied for each action: %v\n", n.copyReason)
+	if why := n.machine.CopyReason(); why != nil {
+		fmt.Fprintf(out, "inputs   copied for each action: %v\n", why)
 	} else {
 		fmt.Fprintf(out, "inputs   read from the store; %s of them stay mounted, %s decoded\n",
-			sandbox.Bytes(int64(n.trees)), sandbox.Bytes(worker.DefaultCacheBytes))
+			sandbox.Bytes(int64(n.trees)), sandbox.Bytes(n.machine.MessageBytes()))
 	}
-	n.Config.Sandbox.Banner(out, n.features, n.policy)
+	n.Config.Sandbox.Banner(out, n.machine.Features(), n.policy)
 }
 
 // recordViolations writes the violations of an action to the log and the audit log.
 func recordViolations(log *slog.Logger, record *audit.Log, name string, t *worker.Task, a *worker.Violations) {
-	log.Warn("action violated the sandbox", "action", t.Action.String(), "instance", t.Instance, "target", t.Target,
+	level := slog.LevelWarn
+	if a.ExitCode == 0 && a.First().Kind == sandbox.EventOutput {
+		level = slog.LevelDebug // it only left temporary files, as many tests do
+	}
+	log.Log(context.Background(), level, "action violated the sandbox", "action", t.Action.String(), "instance", t.Instance, "target", t.Target,
 		"mnemonic", t.Mnemonic, "exit", a.ExitCode, "events", len(a.Events)+a.Unrecorded, "first", a.First().String())
 	err := record.Append(audit.Entry{
 		Time: time.Now(), Action: t.Action.String(), Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic,

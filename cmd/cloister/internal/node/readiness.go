@@ -30,8 +30,10 @@ func (n *Node) CheckReady() error {
 // readiness tracks whether a server should get work. A server that is not ready still serves what it can.
 type readiness struct {
 	Draining atomic.Bool
+	writable func() error // of the store; nil without one
 	store    fullStore
-	upstream *upstream // nil if writes succeed without one
+	upstream *upstream       // nil if writes succeed without one
+	notes    func() []string // what does not make the server unready
 	// Scheduler returns why the scheduler sends no actions, "" if it does; nil without a scheduler.
 	Scheduler func() string
 	// Workers returns why no worker takes actions, "" if some do; nil if workers cannot be drained.
@@ -59,6 +61,11 @@ func (r *readiness) Reasons() []string {
 // executionReasons returns why actions cannot be executed or their outputs not stored, one line each.
 func (r *readiness) executionReasons() []string {
 	var reasons []string
+	if r.writable != nil {
+		if err := r.writable(); err != nil {
+			reasons = append(reasons, err.Error())
+		}
+	}
 	if text := r.store.full(time.Now()); text != "" {
 		reasons = append(reasons, text)
 	}
@@ -75,10 +82,13 @@ func (r *readiness) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	reasons := r.Reasons()
 	if len(reasons) == 0 {
-		io.WriteString(w, "ready\n")
-		return
+		reasons = []string{"ready"}
+	} else {
+		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	w.WriteHeader(http.StatusServiceUnavailable)
+	if r.notes != nil {
+		reasons = append(reasons, r.notes()...)
+	}
 	for _, text := range reasons {
 		fmt.Fprintln(w, text)
 	}
@@ -105,7 +115,7 @@ func (r *readiness) ReportHealth(ctx context.Context, h *health.Server) {
 // fullWindow is the time for which a failed write marks the store as full.
 const fullWindow = time.Minute
 
-// fullStore remembers writes that failed because the store was full.
+// fullStore remembers writes that failed because the store or its upstream was full.
 type fullStore struct {
 	mu    sync.Mutex
 	since time.Time // guarded by mu; of the first
@@ -115,7 +125,7 @@ type fullStore struct {
 
 // note records the result of a write, and returns it.
 func (f *fullStore) note(err error) error {
-	if errors.Is(err, cas.ErrFull) {
+	if errors.Is(err, cas.ErrFull) || errors.Is(err, cas.ErrUpstreamFull) {
 		now := time.Now()
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -123,6 +133,9 @@ func (f *fullStore) note(err error) error {
 			f.since = now
 		}
 		f.last, f.text = now, err.Error()
+		if full, ok := errors.AsType[*cas.FullError](err); ok {
+			f.text += "; " + FullHint(full.Limit)
+		}
 	}
 	return err
 }

@@ -4,8 +4,11 @@ package node
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"log/slog"
+	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +16,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/overlay"
 )
@@ -26,13 +30,13 @@ func TestFailedWritesMarkTheStoreAsFull(t *testing.T) {
 	defer c.Close()
 	// A blob that never fits says nothing.
 	var never fullStore
-	if in, err := never.instances(c.Instance, c.MaxBytes/2)(""); err != nil {
+	if in, err := never.instances(c.Instance, c.Stats().MaxBytes/2)(""); err != nil {
 		t.Fatal(err)
 	} else if err := in.Store.Put(t.Context(), cas.SHA256.Sum(make([]byte, 1<<20)), bytes.NewReader(make([]byte, 1<<20))); !errors.Is(err, cas.ErrFull) || never.full(time.Now()) != "" {
 		t.Errorf("a blob above the budget: %v, noted as %q", err, never.full(time.Now()))
 	}
 	var filling fullStore
-	in, err := filling.instances(c.Instance, c.MaxBytes/2)("")
+	in, err := filling.instances(c.Instance, c.Stats().MaxBytes/2)("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +78,7 @@ func TestFailedWritesMarkTheStoreAsFull(t *testing.T) {
 		},
 	} {
 		var f fullStore
-		in, err := f.instances(c.Instance, c.MaxBytes/2)("")
+		in, err := f.instances(c.Instance, c.Stats().MaxBytes/2)("")
 		if err == nil {
 			err = write(in)
 		}
@@ -92,13 +96,15 @@ func TestReadsDoNotMarkTheStoreAsFull(t *testing.T) {
 	}
 	defer near.Close()
 	far := castest.Instances()
-	front, err := overlay.New(overlay.Config{Local: near.Instance, Upstream: far})
+	front, err := overlay.New(overlay.Config{
+		Local: near.Instance, Upstream: far, Journal: filepath.Join(t.TempDir(), "journal"),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer front.Close(t.Context())
 	var f fullStore
-	in, err := f.instances(front.Instance, near.MaxBytes/2)("")
+	in, err := f.instances(front.Instance, near.Stats().MaxBytes/2)("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,4 +158,52 @@ func TestDownAtStartIsLoggedOnce(t *testing.T) {
 	if strings.Count(text.String(), "upstream is down") != 1 || strings.Count(text.String(), "upstream answers") != 1 {
 		t.Errorf("the log is\n%s", &text)
 	}
+}
+
+// TestPendingWritesAreNoted checks that /ready says what waits for an upstream, and stays 200.
+func TestPendingWritesAreNoted(t *testing.T) {
+	memory := castest.NewMemory()
+	far := faulty.New(memory, memory)
+	far.Fail(cas.ErrUnavailable, faulty.PutAll)
+	front, err := overlay.New(overlay.Config{
+		Local: castest.Instances(), Policy: overlay.WriteBack, Journal: filepath.Join(t.TempDir(), "journal"),
+		Upstream: func(name string) (*cas.Instance, error) {
+			return &cas.Instance{Name: name, Store: far, Actions: far}, nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	defer front.Close(ctx)
+	n := &Node{
+		Config: &Config{writePolicy: overlay.WriteBack}, Ready: &readiness{}, overlay: front,
+		Upstream: &upstream{address: "s3://b"},
+	}
+	n.Ready.notes = n.Notes
+	in, err := front.Instance("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, make([]byte, 1<<10)); err != nil {
+		t.Fatal(err)
+	}
+	ready := func(want ...string) {
+		t.Helper()
+		w := httptest.NewRecorder()
+		n.Ready.ServeHTTP(w, nil)
+		lines := strings.Split(strings.TrimSpace(w.Body.String()), "\n")
+		if w.Code != 200 || len(lines) != len(want) {
+			t.Fatalf("got %d with %q, want 200 with %q", w.Code, lines, want)
+		}
+		for i := range want {
+			if !strings.Contains(lines[i], want[i]) {
+				t.Errorf("line %d: got %q, want %q", i, lines[i], want[i])
+			}
+		}
+	}
+	ready("ready")
+	n.Upstream.note(errors.New("connection refused"), slog.New(slog.DiscardHandler))
+	ready("ready", "upstream s3://b is down since ", "1 blobs and results of 1.0 KiB wait to be sent to upstream s3://b, the oldest since ")
 }

@@ -11,12 +11,16 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/overlay"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/sandbox"
 )
 
 const (
 	probeInterval = 10 * time.Second
 	probeTimeout  = 10 * time.Second
+	// stateInterval is the interval in which the circuit breaker is observed.
+	stateInterval = time.Second
 	// StartupProbe is the timeout of the first probe, which delays the start.
 	StartupProbe = 3 * time.Second
 )
@@ -29,7 +33,9 @@ type upstream struct {
 	address   string
 	instances cas.Instances
 	check     func(ctx context.Context) error
+	breaker   func() error // why calls fail without a request, nil if they do not
 	close     func() error
+	calls     *upstreamCalls
 
 	mu     sync.Mutex
 	reason error     // guarded by mu; why it does not answer, nil if it does
@@ -52,13 +58,21 @@ func checkServer(ctx context.Context, c *remote.Client) error {
 	return nil // the server answers, even if it lacks this instance
 }
 
-// watch probes the upstream until ctx ends.
+// watch probes the upstream until ctx ends, at once when its circuit breaker has opened or closed.
 func (u *upstream) watch(ctx context.Context, log *slog.Logger) {
+	tick := time.NewTicker(stateInterval)
+	defer tick.Stop()
 	for {
+		open, begin := u.breaker() != nil, time.Now()
 		u.Probe(ctx, probeTimeout, log)
-		select {
-		case <-time.After(probeInterval):
-		case <-ctx.Done():
+		for time.Since(begin) < probeInterval && open == (u.breaker() != nil) {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+		if ctx.Err() != nil {
 			return
 		}
 	}
@@ -89,6 +103,23 @@ func (u *upstream) note(err error, log *slog.Logger) {
 	case err == nil && was != nil:
 		log.Info("upstream answers", "address", u.address)
 	}
+}
+
+// Notes returns the state of writes that wait for the upstream, one line each, unless they are few and recent.
+func (n *Node) Notes() []string {
+	if n.overlay == nil {
+		return nil
+	}
+	var notes []string
+	down := n.Upstream.Down()
+	if down != "" && n.writePolicy == overlay.WriteBack { // otherwise it is a reason not to be ready
+		notes = append(notes, down)
+	}
+	if s := n.overlay.Stats(); s.Pending > 0 && (down != "" || time.Since(s.Oldest) > time.Minute) {
+		notes = append(notes, fmt.Sprintf("%d blobs and results of %s wait to be sent to upstream %s, the oldest since %s",
+			s.Pending, sandbox.Bytes(s.PendingBytes), n.Upstream.address, s.Oldest.UTC().Format(time.RFC3339)))
+	}
+	return notes
 }
 
 // Down returns why and since when the upstream does not answer, or "".

@@ -18,12 +18,15 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/identity"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 )
 
 // UpstreamFlags select the upstream of the local store.
 type UpstreamFlags struct {
 	Server, Bucket, WriteMode string
 	Identity                  identity.Flags // at Server
+	// RenewInterval is overlay.Config.UpstreamInterval.
+	RenewInterval time.Duration
 }
 
 // Register adds the flags.
@@ -51,21 +54,22 @@ func (f *UpstreamFlags) policy(cmd *cobra.Command) (overlay.Policy, error) {
 	return 0, fmt.Errorf("--cas-write %q: write through or back", f.WriteMode)
 }
 
-// open connects to the upstream, or returns nil if there is none. The caller closes it. A bucket must be reachable, a
-// server need not be yet.
+// open connects to the upstream, or returns nil if there is none. The caller closes it. A server need not be reachable
+// yet, nor need a bucket if it is written later.
 func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger) (*upstream, error) {
-	u := &upstream{address: f.Server + f.Bucket, reason: errNotProbed, since: time.Now()}
+	u := &upstream{address: f.Server + f.Bucket, calls: newUpstreamCalls(log), reason: errNotProbed, since: time.Now()}
 	switch {
 	case f.Server != "":
 		options, err := f.Identity.DialOptions(f.Server)
 		if err != nil {
 			return nil, err
 		}
+		options = append(options, grpc.WithStatsHandler(callStats{u.calls}))
 		c, err := remote.New(f.Server, options...)
 		if err != nil {
 			return nil, exit.New(exit.Usage, fmt.Errorf("--cas: %w", err))
 		}
-		u.instances, u.close = c.Instance, c.Close
+		u.instances, u.breaker, u.close = c.Instance, c.Err, c.Close
 		u.check = func(ctx context.Context) error { return checkServer(ctx, c) }
 		// Clients are offered what the upstream supports, so wait for its capabilities.
 		select {
@@ -73,22 +77,40 @@ func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger) (*upstream, 
 		case <-time.After(StartupProbe):
 		}
 	case f.Bucket != "":
-		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-		defer cancel()
-		c, err := object.Open(ctx, object.Config{URL: f.Bucket, Corrupt: func(instance string, d cas.Digest, where string) {
-			log.Warn("damaged blob in the bucket", "digest", d.String(), "instance", instance, "where", where)
-		}})
-		switch {
-		case errors.Is(err, object.ErrURL):
-			return nil, exit.New(exit.Usage, fmt.Errorf("--store: %w", err))
-		case errors.Is(err, cas.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
-			return nil, exit.New(exit.Unreachable, fmt.Errorf("--store: %w", err))
-		case err != nil:
-			return nil, exit.New(exit.Environment, fmt.Errorf("--store: %w", err))
+		if err := f.openBucket(ctx, u, log); err != nil {
+			return nil, err
 		}
-		u.instances, u.check, u.close = c.Instance, c.Check, c.Close
 	default:
 		return nil, nil
 	}
 	return u, nil
+}
+
+// openBucket connects u to the bucket and checks it.
+func (f *UpstreamFlags) openBucket(ctx context.Context, u *upstream, log *slog.Logger) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	c, err := object.New(ctx, object.Config{
+		URL: f.Bucket, Observe: u.calls.observe,
+		Corrupt: func(instance string, d cas.Digest, where string) {
+			log.Warn("damaged blob in the bucket", "digest", d.String(), "instance", instance, "where", where)
+		},
+	})
+	if errors.Is(err, object.ErrURL) {
+		return exit.New(exit.Usage, fmt.Errorf("--store: %w", err))
+	} else if err != nil {
+		return exit.New(exit.Environment, fmt.Errorf("--store: %w", err))
+	}
+	u.instances, u.check, u.breaker, u.close = c.Instance, c.Check, c.Err, c.Close
+	err = c.Check(ctx)
+	silent := errors.Is(err, cas.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded)
+	switch {
+	case err == nil, silent && f.WriteMode == "back":
+		return nil
+	case silent:
+		err = exit.New(exit.Unreachable, fmt.Errorf("--store: %w", err))
+	default:
+		err = exit.New(exit.Environment, fmt.Errorf("--store: %w", err))
+	}
+	return errors.Join(err, c.Close())
 }

@@ -21,19 +21,27 @@ import (
 // Drain is the flags and the argument of drain and undrain.
 type Drain struct {
 	From           Fleet
+	All            bool
 	worker, Reason string
 	Wait           bool
 	Timeout        time.Duration // 0: no limit
 }
 
-// Named sets the worker that the arguments name, and calls next. An empty name would mean all workers.
-func (c *Drain) Named(args []string, next func() error) error {
-	if len(args) > 0 {
-		if c.worker = args[0]; c.worker == "" {
-			return errors.New("WORKER is empty: name a worker, or omit it for all")
-		}
+// Name sets the worker from the arguments. Only --all stands for all workers: a forgotten name or an empty variable in
+// a script must not stop a farm.
+func (c *Drain) Name(args []string) error {
+	switch {
+	case c.All && len(args) > 0:
+		return errors.New("--all and WORKER are mutually exclusive: pass one of them")
+	case c.All:
+		return nil
+	case len(args) == 0:
+		return errors.New("name a worker as cloister status prints it, or pass --all for all workers")
+	case args[0] == "":
+		return errors.New("WORKER is empty: name a worker, or pass --all for all workers")
 	}
-	return next()
+	c.worker = args[0]
+	return nil
 }
 
 // Run drains the workers, and waits for them if requested.
@@ -45,7 +53,7 @@ func (c *Drain) Run(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "drained %s; %d actions run there\n", workerNames(r.Workers, "all future workers"), r.Running)
+		fmt.Fprintf(out, "drained %s; %s running there\n", workerNames(r.Workers, "all future workers"), render.Count(r.Running, "action"))
 		if !c.Wait {
 			return nil
 		}
@@ -122,9 +130,9 @@ func (c *Drain) waitIdle(ctx context.Context, client cloisterpb.FleetClient, wor
 		select {
 		case <-time.After(pause):
 		case <-over:
-			return exit.New(exit.Timeout, fmt.Errorf("after %s %d actions still run on %s, which stays drained", c.Timeout, running, workerNames(slices.Compact(busy), "")))
+			return exit.New(exit.Timeout, fmt.Errorf("after %s %s still running on %s, which stays drained", c.Timeout, render.Count(running, "action"), workerNames(slices.Compact(busy), "")))
 		case <-ctx.Done():
-			return interrupt.Explain(ctx, ctx.Err(), fmt.Sprintf("stopped waiting: %d actions still run on %s, which stays drained", running, workerNames(slices.Compact(busy), "")))
+			return interrupt.Explain(ctx, ctx.Err(), fmt.Sprintf("stopped waiting: %s still running on %s, which stays drained", render.Count(running, "action"), workerNames(slices.Compact(busy), "")))
 		}
 	}
 }

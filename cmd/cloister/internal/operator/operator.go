@@ -22,9 +22,7 @@ type Fleet struct{ Server client.Server }
 
 // Register adds the flags.
 func (f *Fleet) Register(cmd *cobra.Command) {
-	flags := cmd.Flags()
-	flags.StringVar(&f.Server.Address, "cas", "grpc://"+client.DefaultAddress, "address of a cloister serve: grpc://HOST:PORT or grpcs://HOST:PORT")
-	f.Server.Identity.Register(flags, "")
+	f.Server.RegisterAddress(cmd)
 }
 
 // Connect calls do with a client of the server, and then closes it.
@@ -61,7 +59,7 @@ func (f *Fleet) explain(ctx context.Context, err error) error {
 	case codes.NotFound:
 		code = exit.Absent
 	case codes.Unavailable, codes.DeadlineExceeded:
-		return exit.New(exit.Unreachable, fmt.Errorf("%s: %s; name the server with --cas", f.Server.Address, reason))
+		return f.Server.Unreachable(reason)
 	}
 	return exit.New(code, fmt.Errorf("%s: %s", f.Server.Address, reason))
 }

@@ -5,6 +5,7 @@ package operator
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,7 +26,8 @@ type State struct {
 	Up      float64       `json:"up_seconds"`
 	Ready   bool          `json:"ready"`
 	Unready []string      `json:"unready,omitempty"` // why
-	Slots   int           `json:"slots"`             // including drained workers
+	Notes   []string      `json:"notes,omitempty"`
+	Slots   int           `json:"slots"` // including drained workers
 	Queued  int64         `json:"queued"`
 	Running int64         `json:"running"`
 	Oldest  float64       `json:"oldest_seconds,omitempty"`
@@ -97,7 +99,7 @@ func stateOf(m *cloisterpb.StatusResponse) *State {
 		return max(now.Sub(t.AsTime()), 0).Round(time.Millisecond).Seconds()
 	}
 	s := &State{
-		Name: m.Name, Version: m.Version, Time: now.Format(time.RFC3339), Up: since(m.Started), Ready: len(m.Unready) == 0, Unready: m.Unready,
+		Name: m.Name, Version: m.Version, Time: now.Format(time.RFC3339), Up: since(m.Started), Ready: len(m.Unready) == 0, Unready: m.Unready, Notes: m.Notes,
 		Queued: m.Queued, Running: m.Running, Oldest: m.Oldest.AsDuration().Round(time.Millisecond).Seconds(),
 		Done: m.Done, Cached: m.Cached, Failed: m.Failed, Again: m.Again,
 	}
@@ -144,7 +146,7 @@ func (s *State) Lines() []string {
 		readiness = "NOT READY"
 	}
 	all := []string{fmt.Sprintf("%s  cloister %s  up %s  %s", render.Quote(s.Name), render.Quote(s.Version), render.Age(s.Up), readiness)}
-	for _, why := range s.Unready {
+	for _, why := range slices.Concat(s.Unready, s.Notes) {
 		all = append(all, "         "+printable.Text(why))
 	}
 	all = append(all, "queue    "+s.counts())
@@ -219,7 +221,8 @@ func (s *State) counts() string {
 	if s.Queued > 0 {
 		waiting += fmt.Sprintf(" (the oldest for %s)", render.Age(s.Oldest))
 	}
-	text := fmt.Sprintf("%s, %d running on %d slots, %d done, %d hits, %d errors", waiting, s.Running, s.Slots, s.Done, s.Cached, s.Failed)
+	text := fmt.Sprintf("%s, %d running on %s, %d done, %s, %s", waiting, s.Running, render.Count(s.Slots, "slot"), s.Done,
+		render.Count(s.Cached, "hit"), render.Count(s.Failed, "error"))
 	if s.Again > 0 {
 		text += fmt.Sprintf(", %d run again", s.Again)
 	}

@@ -19,8 +19,8 @@ func aFleet() *cloisterpb.StatusResponse {
 	ago := func(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(-d)) }
 	return &cloisterpb.StatusResponse{
 		Name: "head", Version: "0.1.0", Time: timestamppb.New(now), Started: ago(26 * time.Hour),
-		Unready: []string{"full since 2026-11-22T04:00:00Z: caf\u00e9\x1b[2J"},
-		Queued:  12, Running: 2, Oldest: durationpb.New(34 * time.Second), Done: 120, Cached: 90, Failed: 3, Again: 1,
+		Unready: []string{"full since 2026-11-22T04:00:00Z: caf\u00e9\x1b[2J"}, Notes: []string{"3 blobs wait"},
+		Queued: 12, Running: 2, Oldest: durationpb.New(34 * time.Second), Done: 120, Cached: 90, Failed: 3, Again: 1,
 		Demands: []*cloisterpb.Demand{
 			{Queued: 8},
 			{Queued: 4, Properties: []string{"OSFamily=linux", "container-image=docker://x y"}, Unmet: `no worker offers container-image="docker://x y"`},
@@ -45,6 +45,7 @@ func TestStatusText(t *testing.T) {
 	got := strings.Join(stateOf(aFleet()).Lines(), "\n") + "\n"
 	const want = `head  cloister 0.1.0  up 1d2h  NOT READY
          full since 2026-11-22T04:00:00Z: caf\u00e9\x1b[2J
+         3 blobs wait
 queue    12 waiting (the oldest for 34s), 2 running on 4 slots, 120 done, 90 hits, 3 errors, 1 run again
          8 for any worker
          4 for OSFamily=linux 'container-image=docker://x y': no worker offers container-image="docker://x y"

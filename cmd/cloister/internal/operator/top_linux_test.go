@@ -29,10 +29,15 @@ func pipe(t *testing.T) (r, w *os.File) {
 
 // TestTopOnTerminal: it redraws in place and within the screen until q, and restores the terminal.
 func TestTopOnTerminal(t *testing.T) {
-	work := queue.New(queue.Config{Head: true})
+	work, err := queue.New(queue.Config{Head: true})
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(work.Close)
 	address := grpctest.Serve(t, func(s *grpc.Server) {
-		fleet.Register(s, fleet.Config{Queue: work, Name: "head", Version: "0", Started: time.Now()})
+		if err := fleet.Register(s, fleet.Config{Queue: work, Name: "head", Version: "0", Started: time.Now()}); err != nil {
+			t.Error(err)
+		}
 	})
 	none, _ := pipe(t)
 	shown, out := pipe(t)

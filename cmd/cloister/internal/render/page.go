@@ -32,13 +32,6 @@ func (p *Page) Line(name, value string) {
 	}
 }
 
-// Lines prints a line for each value.
-func (p *Page) Lines(name string, values []string) {
-	for _, v := range values {
-		p.Line(name, v)
-	}
-}
-
 // JSON prints v as indented JSON.
 func JSON(out io.Writer, v any) error {
 	e := json.NewEncoder(out)

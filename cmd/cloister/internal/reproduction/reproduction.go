@@ -45,6 +45,8 @@ type Config struct {
 	KeepIn     string
 	JSON       bool
 	Diffoscope bool
+	// AllowFailure accepts equal failures and outputs that no run produces.
+	AllowFailure bool
 
 	Attest attestation.Flags
 	key    *attest.Key // of Attest
@@ -105,6 +107,10 @@ func (c *Config) actions(ctx context.Context) ([]client.Action, error) {
 		return []client.Action{{}}, nil
 	}
 	if c.Which.Set() {
+		var err error
+		if c.Which.Invocation, err = c.From.Invocation(ctx, c.Which.Invocation); err != nil {
+			return nil, err
+		}
 		all, err := c.From.Actions(ctx, c.Which, maxActions)
 		if err == nil && len(all) == 0 {
 			err = exit.New(exit.Absent, fmt.Errorf("the history of %s has no such action", c.From.Address))
@@ -194,12 +200,10 @@ func (c *Config) check(ctx context.Context, w *localworker.Worker, servers serve
 		return nil, err
 	}
 	o := repro.Options{Runs: max(c.Runs, len(c.On)), Bisect: c.Bisect, Host: repro.ThisHost()}
-	if c.Vary != "all" {
-		o.Factors, _ = repro.Choose(c.Vary) // checkFlags did
-	}
+	o.Factors, _ = repro.Choose(c.Vary) // checkFlags did
 	for _, on := range c.On {
 		if on == "local" {
-			o.Executors = append(o.Executors, repro.Executor{Name: on, Executor: w.Local, Store: in.Store, Features: &w.Local.Features})
+			o.Executors = append(o.Executors, repro.Executor{Name: on, Executor: w.Local, Store: in.Store, Features: &w.Features})
 			continue
 		}
 		p, err := servers[on].executor(ctx, on, in.Store, task.Action)
@@ -214,6 +218,9 @@ func (c *Config) check(ctx context.Context, w *localworker.Worker, servers serve
 	}
 	v, err := repro.Check(ctx, task, o)
 	if err != nil {
+		return nil, err
+	}
+	if err := c.checkProof(ctx, v, o.Executors); err != nil {
 		return nil, err
 	}
 	return v, errors.Join(c.keepRuns(ctx, v, o.Executors), c.runDiffoscope(ctx, w, v, o.Executors))
@@ -288,7 +295,7 @@ func (c *Config) dial(ctx context.Context) (servers, error) {
 		if on == "local" || all[on] != nil {
 			continue
 		}
-		// Credentials are for the server of --cas only.
+		// Credentials are for the server of --server only.
 		at := client.Server{Address: on, Instance: c.From.Instance}
 		if on == "remote" || on == c.From.Address {
 			at = c.From

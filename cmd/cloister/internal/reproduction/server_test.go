@@ -112,7 +112,7 @@ func TestTokenGoesToOneServer(t *testing.T) {
 	other, there := lying(t, answer)
 	c := &Config{From: client.Server{Address: at, Identity: identity.Flags{Token: token}}}
 	for _, on := range []string{"remote", there} {
-		if v, _, err := elsewhere(t, c, on); err != nil || v.Result != repro.Same {
+		if v, _, err := elsewhere(t, c, on); err != nil || v.Result != repro.Unvaried {
 			t.Fatalf("%s: %+v, %v", on, v, err)
 		}
 	}

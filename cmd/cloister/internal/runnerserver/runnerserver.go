@@ -28,7 +28,6 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/policy"
-	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/runner"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
@@ -75,7 +74,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	if err != nil {
 		return exit.New(exit.Environment, fmt.Errorf("this host cannot sandbox commands: %w", err))
 	}
-	toolchain, err := worker.HostToolchain()
+	toolchain, err := sandbox.HostToolchain()
 	if err != nil {
 		return exit.New(exit.Environment, fmt.Errorf("toolchain of this host: %w", err))
 	}

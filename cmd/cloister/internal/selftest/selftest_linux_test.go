@@ -27,6 +27,7 @@ import (
 
 // TestMain lets the test binary be the program that the self-test runs in the sandbox.
 func TestMain(m *testing.M) {
+	namespace.Init()
 	if len(os.Args) > 2 && os.Args[1] == Command {
 		if err := Attempts(context.Background(), os.Args[2], os.Stdout); err != nil {
 			panic(err)

@@ -8,18 +8,21 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"strconv"
 
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/buildinfo"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
-	"github.com/cloister-build/cloister/worker"
-	"github.com/cloister-build/cloister/worker/execserver"
+	"github.com/cloister-build/cloister/worker/buildbarn"
 	"github.com/cloister-build/cloister/worker/history"
 	"github.com/cloister-build/cloister/worker/queue"
+	"github.com/cloister-build/cloister/worker/service"
 	"github.com/spf13/cobra"
 )
 
@@ -57,28 +60,23 @@ func (c *Config) boundBlobs(storeBytes int64) error {
 	return nil
 }
 
-// queueConfig returns the configuration of the queue.
-func (s *server) queueConfig() queue.Config {
+// assembly returns the configuration of the services.
+func (s *server) assembly() (c service.Config, err error) {
 	n := s.node
-	q := queue.Config{Head: s.Head, Renew: n.Local.RenewInputs, RenewEvery: s.Renew(), Hint: matchHint}
-	if s.history != nil {
-		q.Ended = execserver.RecordOperations(s.history)
+	c = n.Assembly(func() []string { return s.runFlags })
+	if c.Queue.Drains, err = readDrains(n.Dir); err != nil {
+		return c, err
 	}
-	if s.Head {
-		return q
-	}
-	executor := worker.Executor(n.Local)
-	if s.sampler != nil {
-		executor = s.sampler
-		if !s.sampler.Gate {
-			q.Idle = s.sampler.Idle
-		}
-	}
-	q.Executor, q.Slots, q.Offer, q.Logs = n.Telemetry.Executor(executor), s.Jobs, s.offer(n.Name), s.logs.Begin
+	c.Queue.Hint, c.Queue.Offer = matchHint, s.offer()
 	if n.Upstream != nil {
-		q.Fetch, q.FetchBytes = n.Local.PrefetchInputs, n.Store.MaxBytes/8 // leases must leave room for outputs
+		c.Queue.FetchBytes = n.Store.Stats().MaxBytes / 8 // leases must leave room for outputs
 	}
-	return q
+	c.Blobs = casserver.Config{MaxBlobBytes: s.MaxBlob.Bytes, FullHint: node.FullHint}
+	c.Workers = buildbarn.ServerConfig{Silence: s.Workers.timeout, Ready: n.CheckUpstream}
+	c.Access, c.History, c.Sampler = s.Auth.access(), s.history, s.sampler()
+	c.Version, c.Unready, c.Notes = buildinfo.Version, n.Ready.Reasons, n.Notes
+	c.KeepDrains = func(d queue.DrainState) error { return keepDrains(n.Dir, d) }
+	return c, nil
 }
 
 // openHistory opens the history, or returns nil if --history-size is 0. The caller closes it.
@@ -88,7 +86,7 @@ func (c *Config) openHistory(log *slog.Logger) (*history.Log, error) {
 	}
 	l, err := history.Open(history.Config{Dir: filepath.Join(c.Dir, "history"), MaxBytes: int64(c.History), Log: log})
 	if err != nil {
-		return nil, exit.New(exit.Environment, err)
+		return nil, exit.New(exit.Environment, fmt.Errorf("%w; make it readable for this user, move it away, or pass --history-size 0", err))
 	}
 	return l, nil
 }
@@ -99,27 +97,39 @@ func (c *Config) addressFlags(a net.Addr) []string {
 	if !ok || a.String() == client.DefaultAddress && c.Auth.cert == "" {
 		return nil
 	}
-	host := tcp.IP.String()
-	if tcp.IP.IsUnspecified() {
-		host = "127.0.0.1"
+	return []string{"--server", c.Auth.scheme() + "://" + reachable(tcp, "127.0.0.1")}
+}
+
+// reachable returns the address of a listener as HOST:PORT for clients, with host in place of an unspecified address.
+func reachable(a net.Addr, host string) string {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok || !tcp.IP.IsUnspecified() {
+		return a.String()
 	}
-	return []string{"--cas", c.Auth.scheme() + "://" + net.JoinHostPort(host, strconv.Itoa(tcp.Port))}
+	return net.JoinHostPort(host, strconv.Itoa(tcp.Port))
 }
 
 // banner prints the properties of a server that has just started.
-func (c *Config) banner(out io.Writer, n *node.Node, addr, workers string) {
+func (c *Config) banner(out io.Writer, n *node.Node, addr, workers net.Addr) {
 	n.Banner(out)
 	c.Sampling.banner(out)
 	if text := c.Auth.summary(); text != "" {
 		fmt.Fprintf(out, "access   %s\n", text)
 	}
 	// Programs wait for the first address, so it comes with everything that follows in one write.
-	last := fmt.Sprintf("bazel    build --remote_executor=%s://%s\n", c.Auth.scheme(), addr)
+	last := fmt.Sprintf("bazel    build --remote_executor=%s://%s\n", c.Auth.scheme(), reachable(addr, "127.0.0.1"))
+	host, err := os.Hostname()
+	if err != nil {
+		host = "HOST"
+	}
+	if there := reachable(addr, host); there != reachable(addr, "127.0.0.1") {
+		last += fmt.Sprintf("         on other machines --remote_executor=%s://%s\n", c.Auth.scheme(), there)
+	}
 	if c.Upstream.Server+c.Upstream.Bucket != "" {
 		last += fmt.Sprintf("upstream %s   (write %s)\n", c.Upstream.Server+c.Upstream.Bucket, c.Upstream.WriteMode)
 	}
-	if workers != "" {
-		last += fmt.Sprintf("workers  cloister join %s://%s\n", c.Auth.scheme(), workers)
+	if workers != nil {
+		last += fmt.Sprintf("workers  cloister join %s://%s\n", c.Auth.scheme(), reachable(workers, host))
 	}
-	io.WriteString(out, last)
+	io.WriteString(out, last+"ready\n")
 }

@@ -69,5 +69,5 @@ func AllDrained(work *queue.Queue) string {
 	if why != "" {
 		text += ": " + why
 	}
-	return printable.Text(text) + "; end it with cloister undrain"
+	return printable.Text(text) + "; end it with cloister undrain --all"
 }

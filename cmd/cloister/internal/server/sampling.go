@@ -16,8 +16,6 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
-	"github.com/cloister-build/cloister/worker"
-	"github.com/cloister-build/cloister/worker/history"
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/spf13/cobra"
 )
@@ -61,27 +59,15 @@ func (s *sampling) openVerdicts(c *node.Config, log *slog.Logger) (*repro.Verdic
 	return known, nil
 }
 
-// withhold returns next without the results of actions that are not reproducible, with --repro-gate.
-func (s *sampling) withhold(known *repro.Verdicts, next cas.Instances) cas.Instances {
-	if s.gate {
-		return known.Withhold(next)
-	}
-	return next
-}
-
-// sampler returns the sampler of the actions that local executes, nil without sampling. past is nil without a history.
-func (s *sampling) sampler(local *worker.Local, flags []string, counted func(string), past *history.Log, known *repro.Verdicts) *repro.Sampler {
-	if s.fraction == 0 {
+// sampler returns the configuration of the sampler, nil without sampling.
+func (s *server) sampler() *repro.SamplerConfig {
+	if s.Sampling.fraction == 0 {
 		return nil
 	}
-	c := repro.SamplerConfig{
-		Executor: local, Instances: local.Instances, Name: local.Name, Features: local.Features, Host: repro.ThisHost(), Command: reproHint(flags),
-		SampleRate: float64(s.fraction), Gate: s.gate, Count: counted, Verdicts: known, Log: local.Log,
+	return &repro.SamplerConfig{
+		SampleRate: float64(s.Sampling.fraction), Gate: s.Sampling.gate, Verdicts: s.verdicts,
+		Command: func(instance string, action cas.Digest) string { return reproHint(s.runFlags)(instance, action) },
 	}
-	if past != nil {
-		c.Recorder = verdicts{past}
-	}
-	return repro.NewSampler(c)
 }
 
 // reproHint returns a function that returns the command that checks an action of this server, which these flags name. It
@@ -109,15 +95,4 @@ func (s *sampling) banner(out io.Writer) {
 	default:
 		fmt.Fprintf(out, "repro    %s of executed actions run again while a slot is free\n", &s.fraction)
 	}
-}
-
-// verdicts records verdicts in a history.
-type verdicts struct{ to *history.Log }
-
-// Record implements repro.Recorder.
-func (v verdicts) Record(s *repro.Summary) {
-	v.to.Add(history.Entry{
-		Time: s.Time, Instance: s.Instance, How: history.Checked, Action: s.Action.String(),
-		Invocation: s.Invocation, Target: s.Target, Mnemonic: s.Mnemonic, Verdict: string(s.Result),
-	})
 }

@@ -15,19 +15,15 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
-	"github.com/cloister-build/cloister/cmd/cloister/internal/access"
-	"github.com/cloister-build/cloister/cmd/cloister/internal/buildinfo"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
-	"github.com/cloister-build/cloister/worker/execserver"
-	"github.com/cloister-build/cloister/worker/fleet"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/worker/access"
 	"github.com/cloister-build/cloister/worker/history"
-	"github.com/cloister-build/cloister/worker/logstream"
 	"github.com/cloister-build/cloister/worker/queue"
 	"github.com/cloister-build/cloister/worker/repro"
-	"github.com/prometheus/client_golang/prometheus"
+	"github.com/cloister-build/cloister/worker/service"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -41,11 +37,9 @@ type server struct {
 	node     *node.Node
 	history  *history.Log // nil without a history
 	verdicts *repro.Verdicts
+	services *service.Server
 	listener net.Listener
 	runFlags []string // with which a command on this machine reruns an action
-	logs     *logstream.Registry
-	sampler  *repro.Sampler // nil without sampling
-	queue    *queue.Queue
 	grpc     *grpc.Server
 	health   *health.Server
 	workers  *workersPort // nil without other workers
@@ -61,7 +55,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	defer s.close()
 	err := s.open(ctx)
 	if err == nil {
-		err = s.openQueue()
+		err = s.assemble(ctx)
 	}
 	if err == nil {
 		err = s.openServices()
@@ -80,16 +74,17 @@ func (s *server) close() {
 	}
 }
 
-// open opens the node, the history and the port of the clients, and starts the node.
+// open opens the node and the history.
 func (s *server) open(ctx context.Context) (err error) {
 	if err := s.Auth.open(s.log); err != nil {
 		return err
 	}
+	s.onClose(s.Auth.close)
 	if s.node, err = node.Open(ctx, &s.Config.Config, s.log); err != nil {
 		return err
 	}
 	s.onClose(s.node.Close)
-	if err := s.boundBlobs(s.node.Store.MaxBytes); err != nil {
+	if err := s.boundBlobs(s.node.Store.Stats().MaxBytes); err != nil {
 		return err
 	}
 	if s.history, err = s.openHistory(s.log); err != nil {
@@ -102,39 +97,34 @@ func (s *server) open(ctx context.Context) (err error) {
 		return err
 	}
 	s.onClose(func() { s.verdicts.Close() })
-	if !s.Head {
-		if err := s.node.Confine(ctx); err != nil {
-			return err
-		}
+	return nil
+}
+
+// assemble makes the Server that executes actions, with the drains of an earlier server, and opens the clients' port.
+func (s *server) assemble(ctx context.Context) error {
+	n := s.node
+	if err := n.Start(ctx, s.DigestFunctions.Instances); err != nil {
+		return err
 	}
+	config, err := s.assembly()
+	if err != nil {
+		return err
+	}
+	if s.services, err = service.NewServer(ctx, config); err != nil {
+		return exit.New(exit.Environment, err)
+	}
+	s.onClose(n.Attach(s.services))
 	if s.listener, err = node.Listen(s.Listen, "--listen"); err != nil {
 		return err
 	}
 	s.runFlags = append(s.addressFlags(s.listener.Addr()), s.RunFlags()...)
-	return s.node.Start(ctx, s.runFlags, func(next cas.Instances) cas.Instances {
-		return s.Sampling.withhold(s.verdicts, s.DigestFunctions.Instances(next))
-	})
-}
-
-// openQueue makes the queue with the drains of an earlier server, and its metrics.
-func (s *server) openQueue() (err error) {
-	n := s.node
-	s.logs = logstream.New(logstream.Config{Instances: n.Instances})
-	s.onClose(s.logs.Close)
-	s.sampler = s.Sampling.sampler(n.Local, s.runFlags, n.Telemetry.Check, s.history, s.verdicts)
-	config := s.queueConfig()
-	if config.Drains, err = readDrains(n.Dir); err != nil {
-		return err
-	}
-	s.queue = queue.New(config)
-	s.onClose(s.queue.Close)
-	n.Ready.Workers = func() string { return AllDrained(s.queue) }
-	return n.ServeMetrics(queueMetrics(n.Registry, s.queue)...)
+	n.Ready.Workers = func() string { return AllDrained(s.services.Queue()) }
+	return n.ServeMetrics()
 }
 
 // openServices makes the gRPC server of the clients, and the port of the workers.
 func (s *server) openServices() error {
-	s.grpc = grpc.NewServer(append(casserver.ServerOptions(s.log), s.Auth.clients()...)...)
+	s.grpc = grpc.NewServer(append(append(casserver.ServerOptions(s.log), casserver.Codec()), s.Auth.clients()...)...)
 	if err := s.registerServices(); err != nil {
 		return err
 	}
@@ -144,10 +134,10 @@ func (s *server) openServices() error {
 	}
 	if s.Fleet {
 		var err error
-		if s.workers, err = s.openWorkers(s.node, s.queue); err != nil {
+		if s.workers, err = s.openWorkers(); err != nil {
 			return err
 		}
-		s.onClose(s.workers.stop)
+		s.onClose(s.workers.server.Stop)
 	}
 	return nil
 }
@@ -155,20 +145,20 @@ func (s *server) openServices() error {
 // serve serves until a signal, and then drains.
 func (s *server) serve(ctx context.Context, out io.Writer, signals <-chan os.Signal) error {
 	failed, failedWorkers := make(chan error, 1), make(chan error, 1)
-	workers := ""
+	var workers net.Addr
 	if s.workers != nil {
-		workers = s.workers.listener.Addr().String()
+		workers = s.workers.listener.Addr()
 		go func() { failedWorkers <- s.workers.server.Serve(s.workers.listener) }()
 	}
 	s.node.Watchers.Go(func() { s.node.Ready.ReportHealth(s.node.Background, s.health) })
 
 	// The port is open: clients that connect now are answered as soon as Serve runs.
-	if err := s.node.NotifyReady(queueStatus(s.queue)); err != nil {
+	if err := s.node.NotifyReady(queueStatus(s.services.Queue())); err != nil {
 		return err
 	}
-	s.banner(out, s.node, s.listener.Addr().String(), workers)
+	s.banner(out, s.node, s.listener.Addr(), workers)
 	go func() { failed <- s.grpc.Serve(s.listener) }()
-	stopStatus := showStatus(out, s.queue)
+	stopStatus := showStatus(out, s.services.Queue())
 	select {
 	case err := <-failed:
 		stopStatus()
@@ -183,48 +173,21 @@ func (s *server) serve(ctx context.Context, out io.Writer, signals <-chan os.Sig
 	s.node.Ready.Draining.Store(true)
 	s.node.Service.Stopping()
 	s.health.Shutdown()
-	drain(out, s.DrainTimeout, signals, s.queue)
+	drain(out, s.DrainTimeout, signals, s.services)
 	if s.workers != nil {
-		s.workers.stop()
+		node.StopServer(s.workers.server)
 	}
-	s.logs.Close() // readers of a log would keep the server from stopping
 	node.StopServer(s.grpc)
 	<-failed //nolint:errcheck // it was stopped
 	s.node.SendPending(out, signals)
 	return nil
 }
 
-// fullHint says what the operator can do when the store is full.
-const fullHint = "free disk space, raise --max-size or lower --lease"
-
 // registerServices adds the services of clients and operators to the gRPC server.
 func (s *server) registerServices() error {
-	n := s.node
-	blobs := casserver.Config{
-		Rights:       s.Auth.rights(),
-		Instances:    n.Instances,
-		Execution:    execserver.Capabilities(),
-		MaxBlobBytes: s.MaxBlob.Bytes,
-		Logs:         s.logs,
-		FullHint:     fullHint,
+	if err := s.services.Register(s.grpc); err != nil {
+		return err
 	}
-	execution := execserver.Config{
-		Queue: s.queue, Instances: n.Instances, Admit: n.Local.Admit, Action: n.Local.Action, Worker: n.Name, Log: s.log,
-	}
-	if s.sampler != nil {
-		execution.Remark = s.sampler.Remark
-	}
-	if s.history != nil {
-		blobs.OnLookup, blobs.OnUpdate = execserver.RecordLookups(s.history), execserver.RecordUploads(s.history)
-		history.Register(s.grpc, s.history, n.Instances)
-		n.Registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "cloister_history_lost_total", Help: "Answers that are missing from the history.",
-		}, func() float64 { return float64(s.history.Lost()) }))
-	}
-	s.onClose(casserver.Register(s.grpc, blobs)) // before the store closes, which waits for uploads
-	s.logs.Register(s.grpc)
-	execserver.Register(s.grpc, execution)
-	fleet.Register(s.grpc, s.fleetConfig())
 	s.health = registerHealth(s.grpc)
 	reflection.Register(s.grpc)
 	return access.Check(s.grpc.GetServiceInfo())
@@ -240,27 +203,14 @@ func registerHealth(s *grpc.Server) *health.Server {
 	return h
 }
 
-// fleetConfig returns the configuration of the service for operators.
-func (s *server) fleetConfig() fleet.Config {
-	f := fleet.Config{
-		Queue: s.queue, Name: s.node.Name, Version: buildinfo.Version, Started: time.Now(), Unready: s.node.Ready.Reasons,
-		Keep: func(d queue.DrainState) error { return keepDrains(s.node.Dir, d) },
-	}
-	if live := s.Auth.rules; live != nil {
-		rules := live.Rules() // rules of any moment do: they look up the admitted caller
-		f.Viewers, f.Caller = rules, rules.Caller
-	}
-	return f
-}
-
 // drain waits for queued and running actions until limit or the next signal.
-func drain(out io.Writer, limit time.Duration, signals <-chan os.Signal, work *queue.Queue) {
+func drain(out io.Writer, limit time.Duration, signals <-chan os.Signal, services *service.Server) {
 	ctx, cancel := node.DrainContext(limit, signals)
 	defer cancel()
-	if s := work.Stats(); s.Queued+s.Running > 0 {
+	if s := services.Queue().Stats(); s.Queued+s.Running > 0 {
 		fmt.Fprintf(out, "draining %d running, %d queued; Ctrl-C again stops at once\n", s.Running, s.Queued)
 	}
-	if err := work.Drain(ctx); err != nil {
+	if err := services.Drain(ctx); err != nil {
 		fmt.Fprintln(out, "stopped  running actions were cancelled; clients will retry")
 	}
 }

@@ -3,7 +3,6 @@
 package server
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,9 +10,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cloister-build/cloister/cmd/cloister/internal/access"
-	"github.com/cloister-build/cloister/cmd/internal/certificate"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/worker/access"
+	"github.com/cloister-build/cloister/worker/service"
+	"github.com/cloister-build/cloister/worker/transport"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -50,7 +50,7 @@ func (a *Auth) check() error {
 // open reads the files. Any mistake in them is an error, so that no unprotected server starts.
 func (a *Auth) open(log *slog.Logger) error {
 	if a.cert != "" {
-		pair, err := certificate.NewPair(a.cert, a.key, log)
+		pair, err := transport.NewPair(a.cert, a.key, log)
 		if err != nil {
 			return exit.New(exit.Usage, fmt.Errorf("--tls-cert: %w", err))
 		}
@@ -79,6 +79,13 @@ func (a *Auth) open(log *slog.Logger) error {
 	return nil
 }
 
+// close ends what open began.
+func (a *Auth) close() {
+	if a.rules != nil {
+		a.rules.Close()
+	}
+}
+
 // clients returns the options of the server for clients, which check every call.
 func (a *Auth) clients() []grpc.ServerOption {
 	if a.rules == nil {
@@ -95,27 +102,12 @@ func (a *Auth) workers() []grpc.ServerOption {
 	return slices.Concat(a.tls, a.rules.WorkerOptions())
 }
 
-// rights and workerRights return casserver.Config.Rights for the two servers.
-func (a *Auth) rights() func(ctx context.Context, instance string) (execute, update bool) {
+// access returns who calls and what it may do, nil without --auth.
+func (a *Auth) access() service.Access {
 	if a.rules == nil {
 		return nil
 	}
-	return a.rules.Rules().Rights // it looks up the admitted caller
-}
-
-func (a *Auth) workerRights() func(ctx context.Context, instance string) (execute, update bool) {
-	if a.rules == nil {
-		return nil
-	}
-	return a.rules.Rules().WorkerRights
-}
-
-// caller returns a function that names the caller, nil without --auth.
-func (a *Auth) caller() func(context.Context) string {
-	if a.rules == nil {
-		return nil
-	}
-	return a.rules.Rules().Caller
+	return a.rules
 }
 
 // scheme returns the URL scheme of the server.

@@ -6,15 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/cloister-build/cloister/cas/casserver"
-	"github.com/cloister-build/cloister/cmd/cloister/internal/access"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/worker"
-	"github.com/cloister-build/cloister/worker/buildbarn"
+	"github.com/cloister-build/cloister/worker/access"
 	"github.com/cloister-build/cloister/worker/queue"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -73,8 +71,8 @@ func (c *Config) checkWorkers(cmd *cobra.Command) (err error) {
 }
 
 // offer describes the slots of this machine.
-func (c *Config) offer(name string) *queue.Offer {
-	return &queue.Offer{Worker: name, Any: !c.Fleet, Properties: c.Workers.properties}
+func (c *Config) offer() *queue.Offer {
+	return &queue.Offer{Any: !c.Fleet, Properties: c.Workers.properties}
 }
 
 // matchHint returns what to do about an action that no worker takes.
@@ -90,48 +88,31 @@ func matchHint(u queue.Unmatched) string {
 
 // A workersPort is where other machines take actions and find everything that they need for them.
 type workersPort struct {
-	listener   net.Listener
-	server     *grpc.Server
-	queue      *buildbarn.Server
-	endUploads func()
-	once       sync.Once
+	listener net.Listener
+	server   *grpc.Server
 }
 
-// openWorkers opens the port. The caller calls stop when no action is running any more.
-func (c *Config) openWorkers(n *node.Node, work *queue.Queue) (*workersPort, error) {
-	listener, err := node.Listen(c.Workers.listen, "--worker-listen")
+// openWorkers opens the port. The caller stops its server when no action is running any more.
+func (s *server) openWorkers() (_ *workersPort, err error) {
+	n := s.node
+	listener, err := node.Listen(s.Workers.listen, "--worker-listen")
 	if err != nil {
 		return nil, err
 	}
 	// Pings notice a lost machine or network while a call waits for an action.
 	pings := grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 10 * time.Second})
-	server := grpc.NewServer(append(append(casserver.ServerOptions(n.Log), pings), c.Auth.workers()...)...)
-	p := &workersPort{listener: listener, server: server}
-	p.endUploads = casserver.Register(server, casserver.Config{
-		Rights: c.Auth.workerRights(), Instances: n.Instances, MaxBlobBytes: c.MaxBlob.Bytes, FullHint: fullHint,
-	})
-	p.queue = buildbarn.Register(server, buildbarn.ServerConfig{
-		Queue: work, Instances: n.Instances, Action: n.Local.Action, Silence: c.Workers.timeout,
-		Caller: c.Auth.caller(), Ready: n.CheckUpstream, Log: n.Log,
-	})
-	registerHealth(server)
-	if err := access.CheckWorkers(server.GetServiceInfo()); err != nil {
-		p.stop()
+	server := grpc.NewServer(append(append(casserver.ServerOptions(n.Log), casserver.Codec(), pings), s.Auth.workers()...)...)
+	if err = s.services.RegisterWorkers(server); err == nil {
+		registerHealth(server)
+		err = access.CheckWorkers(server.GetServiceInfo())
+	}
+	if err != nil {
 		listener.Close()
 		return nil, err
 	}
-	if c.Auth.public(listener.Addr()) {
+	if s.Auth.public(listener.Addr()) {
 		n.Log.Warn("everyone who can connect can be a worker and forge results; see --auth and --tls-client-ca",
 			"address", listener.Addr().String())
 	}
-	return p, nil
-}
-
-// stop ends the calls of the workers. Later calls do nothing.
-func (p *workersPort) stop() {
-	p.once.Do(func() {
-		p.queue.Close()
-		node.StopServer(p.server)
-		p.endUploads() // before the store closes, which waits for uploads
-	})
+	return &workersPort{listener: listener, server: server}, nil
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cloister-build/cloister/cas/durable"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 )
@@ -43,7 +44,7 @@ func Lease(d flags.Duration) time.Duration {
 
 // Pending returns the number of blobs and results in the journal. No process may hold the store.
 func Pending(dir string) (int, error) {
-	data, err := os.ReadFile(Journal(dir))
+	data, err := durable.ReadFile(Journal(dir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return 0, err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
 )
 
@@ -19,14 +20,14 @@ func TestPendingReadsTheJournal(t *testing.T) {
 		t.Errorf("without a journal: %d, %v", n, err)
 	}
 	memory := castest.NewMemory()
-	faulty := castest.NewFaulty(memory, memory)
+	flaky := faulty.New(memory, memory)
 	c := overlay.Config{
 		Local: castest.Instances(), Policy: overlay.WriteBack, Journal: Journal(dir),
 		Upstream: func(name string) (*cas.Instance, error) {
-			return &cas.Instance{Name: name, Store: faulty, Actions: faulty}, nil
+			return &cas.Instance{Name: name, Store: flaky, Actions: flaky}, nil
 		},
 	}
-	faulty.Fail(cas.ErrUnavailable, castest.Missing)
+	flaky.Fail(cas.ErrUnavailable, faulty.Missing)
 	for _, want := range []int{3, 0} {
 		front, err := overlay.New(c)
 		if err != nil {
@@ -46,7 +47,7 @@ func TestPendingReadsTheJournal(t *testing.T) {
 				}
 			}
 		} else {
-			faulty.Heal()
+			flaky.Heal()
 		}
 		if err := front.Close(ctx); (err != nil) != (want > 0) {
 			t.Errorf("Close with %d to send: %v", want, err)

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package faulty_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
+)
+
+// TestFaultyWithoutFaults: without faults it keeps the contracts.
+func TestFaultyWithoutFaults(t *testing.T) {
+	castest.TestStore(t, func(*testing.T) cas.Store { return faulty.New(castest.NewMemory(), nil) })
+	castest.TestStore(t, func(*testing.T) cas.Store {
+		return faulty.New(struct{ cas.Store }{castest.NewMemory()}, nil)
+	})
+	castest.TestActionCache(t, func(*testing.T) cas.ActionCache { return faulty.New(nil, castest.NewMemory()) })
+}
+
+func TestFaultyFails(t *testing.T) {
+	f := faulty.New(castest.NewMemory(), nil)
+	f.FailNth(faulty.Missing, 2, cas.ErrUnavailable)
+	for i, want := range []error{nil, cas.ErrUnavailable, nil} {
+		if _, err := f.Missing(t.Context(), nil); !errors.Is(err, want) {
+			t.Errorf("call %d: got %v, want %v", i+1, err, want)
+		}
+	}
+	f.Fail(cas.ErrFull, faulty.Put, faulty.PutAll)
+	b, d := castest.Blob(1, 100)
+	for range 3 {
+		if err := f.Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, cas.ErrFull) {
+			t.Errorf("Put: got %v, want ErrFull", err)
+		}
+		if errs := f.PutAll(t.Context(), make([]cas.Blob, 2)); len(errs) != 2 || !errors.Is(errs[1], cas.ErrFull) {
+			t.Errorf("PutAll: got %v, want ErrFull twice", errs)
+		}
+	}
+	f.Heal()
+	if err := f.Put(t.Context(), d, bytes.NewReader(b)); err != nil || f.Calls(faulty.Put) != 4 {
+		t.Errorf("after Heal: got %v, %d calls", err, f.Calls(faulty.Put))
+	}
+}
+
+func TestFaultyLoses(t *testing.T) {
+	lose := func(seed uint64) (*faulty.Store, []cas.Digest) {
+		f := faulty.New(castest.NewMemory(), nil)
+		for i := range 100 {
+			if _, err := cas.PutBytes(t.Context(), f, cas.SHA256, []byte{byte(i)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return f, f.Lose(seed, 0.1)
+	}
+	f, lost := lose(1)
+	if _, again := lose(1); len(lost) != 10 || !slices.Equal(lost, again) {
+		t.Errorf("the same seed lost %d blobs, then others", len(lost))
+	}
+	if _, other := lose(2); slices.Equal(lost, other) {
+		t.Error("two seeds lost the same blobs")
+	}
+	if missing, err := f.Missing(t.Context(), lost); err != nil || !slices.Equal(missing, lost) {
+		t.Errorf("Missing: got %d, %v", len(missing), err)
+	}
+	if _, err := f.Open(t.Context(), lost[0], 0); !errors.Is(err, cas.ErrNotFound) {
+		t.Errorf("Open: got %v, want ErrNotFound", err)
+	}
+	if err := f.Put(t.Context(), lost[0], bytes.NewReader([]byte("x"))); !errors.Is(err, cas.ErrMismatch) {
+		t.Errorf("Put of other content: got %v, want ErrMismatch", err)
+	}
+	for i := range 100 {
+		if _, err := cas.PutBytes(t.Context(), f, cas.SHA256, []byte{byte(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if missing, err := f.Missing(t.Context(), lost); err != nil || len(missing) > 0 {
+		t.Errorf("after Put: %d blobs are missing, %v", len(missing), err)
+	}
+}
+
+func TestFaultyReaders(t *testing.T) {
+	f := faulty.New(castest.NewMemory(), nil)
+	b, d := castest.Blob(1, 1000)
+	if err := f.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
+		t.Fatal(err)
+	}
+	read := func() ([]byte, error) {
+		r, err := f.Open(t.Context(), d, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		return io.ReadAll(r)
+	}
+	for _, n := range []int64{0, 999} {
+		f.Cut(n)
+		if got, err := read(); err == nil || int64(len(got)) != n {
+			t.Errorf("cut at %d: got %d bytes, %v", n, len(got), err)
+		}
+	}
+	f.Cut(1000)
+	if got, err := read(); err != nil || !bytes.Equal(got, b) {
+		t.Errorf("cut at the end: got %d bytes, %v", len(got), err)
+	}
+	f.Flip()
+	if got, err := read(); !errors.Is(err, cas.ErrCorrupt) || bytes.Equal(got, b) {
+		t.Errorf("flipped: got %v, want other content and ErrCorrupt", err)
+	}
+}
+
+func TestFaultyHolds(t *testing.T) {
+	f := faulty.New(castest.NewMemory(), nil)
+	gate := f.Hold(faulty.Missing)
+	done := make(chan error)
+	ctx, cancel := context.WithCancel(t.Context())
+	for _, ctx := range []context.Context{ctx, t.Context()} {
+		go func() {
+			_, err := f.Missing(ctx, nil)
+			done <- err
+		}()
+		gate.Arrived()
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled at the gate: got %v, want context.Canceled", err)
+	}
+	gate.Open()
+	gate.Open()
+	if err := <-done; err != nil {
+		t.Errorf("after Open of the gate: %v", err)
+	}
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package health_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/internal/health"
+)
+
+var (
+	errSilent  = errors.New("no answer")
+	errRefused = errors.New("refused")
+)
+
+// An upstream counts probes and answers them with err.
+type upstream struct {
+	check  *health.Check
+	probes atomic.Int64
+	during func() // called by a probe, if not nil
+
+	mu  sync.Mutex
+	err error // guarded by mu
+}
+
+// answer sets the result of further probes.
+func (u *upstream) answer(err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.err = err
+}
+
+// inBubble calls test with a Check that was not probed yet.
+func inBubble(t *testing.T, test func(t *testing.T, u *upstream)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		u := &upstream{}
+		silent := func(err error) error {
+			if errors.Is(err, errSilent) {
+				return err
+			}
+			return nil
+		}
+		u.check = health.New(health.Config{
+			Name: "bucket",
+			Probe: func(context.Context) error {
+				if u.probes.Add(1); u.during != nil {
+					u.during()
+				}
+				u.mu.Lock()
+				defer u.mu.Unlock()
+				return u.err
+			},
+			Down: silent, Failure: silent,
+		})
+		defer u.check.Close()
+		test(t, u)
+	})
+}
+
+func (u *upstream) wantDown(t *testing.T, reason string) {
+	t.Helper()
+	for _, err := range []error{u.check.Err(), u.check.Ready(t.Context())} {
+		if !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), reason) || !strings.Contains(err.Error(), "bucket: ") {
+			t.Errorf("got %v, want ErrUnavailable of the bucket with %q", err, reason)
+		}
+	}
+}
+
+func TestFailuresInARowOpenTheBreaker(t *testing.T) {
+	inBubble(t, func(t *testing.T, u *upstream) {
+		if err := u.check.Probe(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		observe := func(errs ...error) {
+			for _, err := range errs {
+				if err := u.check.Err(); err != nil {
+					t.Errorf("too early: %v", err)
+				}
+				u.check.Observe(t.Context(), time.Now(), err)
+			}
+		}
+		observe(errSilent, errSilent, errSilent, errSilent, nil)
+		observe(errSilent, errSilent, errSilent, errSilent, errRefused)
+		for range 5 {
+			observe(errSilent)
+			synctest.Wait() // a probe succeeds
+		}
+		u.wantDown(t, "5 consecutive calls failed: no answer")
+		u.answer(errSilent)
+		u.probes.Store(0)
+		time.Sleep(time.Minute)
+		u.wantDown(t, "no answer")
+		if n := u.probes.Load(); n < 20 || n > 40 {
+			t.Errorf("got %d probes in a minute, want about 30", n)
+		}
+		u.answer(nil)
+		time.Sleep(3 * time.Second)
+		if err := u.check.Ready(t.Context()); err != nil {
+			t.Errorf("after recovery: %v", err)
+		}
+		probes := u.probes.Load()
+		time.Sleep(time.Minute)
+		if n := u.probes.Load() - probes; n != 0 {
+			t.Errorf("got %d probes of an upstream that is up", n)
+		}
+	})
+}
+
+// TestFailedCallIsFollowedByAProbe checks that one failed call suffices to find out that the upstream is down.
+func TestFailedCallIsFollowedByAProbe(t *testing.T) {
+	inBubble(t, func(t *testing.T, u *upstream) {
+		u.check.Probe(t.Context())
+		u.answer(errSilent)
+		u.check.Observe(t.Context(), time.Now(), errRefused)
+		synctest.Wait()
+		if n := u.probes.Load(); n != 1 {
+			t.Errorf("got %d probes after a call that was answered, want only the first", n)
+		}
+		u.check.Observe(t.Context(), time.Now(), errSilent)
+		synctest.Wait()
+		u.wantDown(t, "no answer")
+	})
+}
+
+// TestAwait checks that it returns as soon as the upstream is up, and after the limit otherwise.
+func TestAwait(t *testing.T) {
+	inBubble(t, func(t *testing.T, u *upstream) {
+		u.check.Probe(t.Context())
+		await := func(limit, want time.Duration, wantErr error) {
+			t.Helper()
+			start := time.Now()
+			if err := u.check.Await(t.Context(), limit); !errors.Is(err, wantErr) || time.Since(start) > want {
+				t.Errorf("got %v after %v, want %v within %v", err, time.Since(start), wantErr, want)
+			}
+		}
+		await(time.Minute, 0, nil)
+		u.answer(errSilent)
+		u.check.Probe(t.Context())
+		await(5*time.Second, 5*time.Second, cas.ErrUnavailable)
+		u.answer(nil)
+		await(time.Minute, 3*time.Second, nil)
+		u.answer(errSilent)
+		u.check.Probe(t.Context())
+		time.AfterFunc(time.Second, u.check.Close)
+		await(time.Minute, time.Second, cas.ErrUnavailable)
+	})
+}
+
+func TestProbeOpensTheBreaker(t *testing.T) {
+	inBubble(t, func(t *testing.T, u *upstream) {
+		u.answer(errRefused) // it answers
+		if err := u.check.Probe(t.Context()); !errors.Is(err, errRefused) || u.check.Err() != nil {
+			t.Errorf("refused: got %v and %v, want errRefused and up", err, u.check.Err())
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		u.answer(errSilent)
+		if err := u.check.Probe(ctx); !errors.Is(err, errSilent) || u.check.Err() != nil {
+			t.Errorf("cancelled: got %v and %v, want errSilent and up", err, u.check.Err())
+		}
+		if err := u.check.Probe(t.Context()); !errors.Is(err, errSilent) {
+			t.Errorf("got %v, want errSilent", err)
+		}
+		u.wantDown(t, "no answer")
+		u.answer(errRefused)
+		time.Sleep(3 * time.Second)
+		if err := u.check.Err(); err != nil {
+			t.Errorf("it answers, but: %v", err)
+		}
+	})
+}
+
+// TestSuccessOutweighsAProbe checks that a failed probe is ignored if a call succeeded while it ran.
+func TestSuccessOutweighsAProbe(t *testing.T) {
+	inBubble(t, func(t *testing.T, u *upstream) {
+		u.check.Probe(t.Context())
+		u.answer(errSilent)
+		u.during = func() {
+			time.Sleep(time.Second)
+			u.check.Observe(t.Context(), time.Now(), nil)
+		}
+		if err := u.check.Probe(t.Context()); !errors.Is(err, errSilent) || u.check.Err() != nil {
+			t.Errorf("got %v and %v, want errSilent and up", err, u.check.Err())
+		}
+	})
+}
+
+func TestStartProbesAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, u *upstream) {
+		u.check.Probe(t.Context())
+		u.answer(errSilent)
+		for range 10 {
+			u.check.Start()
+		}
+		synctest.Wait()
+		u.wantDown(t, "no answer")
+		if n := u.probes.Load(); n != 2 {
+			t.Errorf("got %d probes, want 2", n)
+		}
+	})
+}
+
+// TestReadyWaitsForTheFirstProbe checks that Close and the caller's context end the wait.
+func TestReadyWaitsForTheFirstProbe(t *testing.T) {
+	inBubble(t, func(t *testing.T, u *upstream) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := u.check.Ready(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want DeadlineExceeded", err)
+		}
+		done := make(chan error, 1)
+		go func() { done <- u.check.Ready(t.Context()) }()
+		synctest.Wait()
+		u.check.Close()
+		if err := <-done; !errors.Is(err, cas.ErrUnavailable) {
+			t.Errorf("closed: got %v, want ErrUnavailable", err)
+		}
+	})
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package memory_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/memory"
+)
+
+func TestStore(t *testing.T) {
+	castest.TestStore(t, func(*testing.T) cas.Store { return memory.New(0) })
+	castest.TestStore(t, func(*testing.T) cas.Store { return memory.New(33 << 20) })
+	castest.TestActionCache(t, func(*testing.T) cas.ActionCache { return memory.New(0) })
+}
+
+// What is stored never exceeds the limit, and Delete makes room.
+func TestSizeIsBounded(t *testing.T) {
+	ctx, s := t.Context(), memory.New(4000)
+	var kept []cas.Digest
+	for i := range 100 {
+		d, err := cas.PutBytes(ctx, s, cas.SHA256, bytes.Repeat([]byte{byte(i)}, 500))
+		if s.Bytes() > 4000 {
+			t.Fatalf("after %d blobs: got %d bytes, want at most 4000", i, s.Bytes())
+		}
+		if err == nil {
+			kept = append(kept, d)
+			continue
+		}
+		if full, ok := errors.AsType[*cas.FullError](err); !errors.Is(err, cas.ErrFull) || !ok || full.Limit != cas.LimitBytes {
+			t.Fatalf("blob %d: got %v, want a FullError of LimitBytes", i, err)
+		}
+	}
+	if len(kept) != 5 {
+		t.Errorf("got %d blobs of 500 bytes, want 5", len(kept))
+	}
+	action := cas.SHA256.Sum([]byte("action"))
+	large := &repb.ActionResult{StdoutRaw: make([]byte, 1000)}
+	if err := s.Record(ctx, action, large); !errors.Is(err, cas.ErrFull) {
+		t.Errorf("Record in a full store: got %v, want ErrFull", err)
+	}
+	m := cas.ChunkList{Chunks: kept[:4]}
+	if err := s.Splice(ctx, cas.SHA256.Sum(make([]byte, 2000)), m); !errors.Is(err, cas.ErrFull) {
+		t.Errorf("Splice in a full store: got %v, want ErrFull", err)
+	}
+	s.Delete(kept[0])
+	s.Delete(kept[1])
+	for range 3 { // replacing costs nothing
+		if err := s.Record(ctx, action, large); err != nil {
+			t.Errorf("Record after Delete: %v", err)
+		}
+	}
+	s.Forget(action)
+	for _, d := range kept {
+		s.Delete(d)
+		s.Delete(d)
+	}
+	if got := s.Bytes(); got != 0 {
+		t.Errorf("an empty store: got %d bytes, want 0", got)
+	}
+}
+
+// A claimed size allocates nothing, and a blob above the limit is not read to its end.
+func TestBlobAboveTheLimitIsNotBuffered(t *testing.T) {
+	s, text := memory.New(1000), strings.Repeat("x", 1<<20)
+	r := strings.NewReader(text)
+	if err := s.Put(t.Context(), cas.SHA256.Sum([]byte(text)), r); !errors.Is(err, cas.ErrFull) {
+		t.Errorf("got %v, want ErrFull", err)
+	}
+	if read := len(text) - r.Len(); read > 64<<10 {
+		t.Errorf("Put read %d bytes for a store of 1000", read)
+	}
+}
+
+func Example() {
+	store := memory.New(64 << 20)
+	instance := &cas.Instance{Store: store, Actions: store}
+	ctx := context.Background()
+	d, err := cas.PutBytes(ctx, instance.Store, cas.SHA256, []byte("hello"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	b, err := cas.ReadAll(ctx, instance.Store, d, 100)
+	fmt.Printf("%s %v\n", b, err)
+	// Output: hello <nil>
+}

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package object_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/object"
+	"github.com/minio/minio-go/v7"
+)
+
+// A bubble is a bucket without a network, for tests with a fake clock.
+type bubble struct {
+	*server
+	client  *object.Client
+	store   *object.Store
+	present cas.Digest // of a blob with a result
+
+	mu     sync.Mutex
+	sent   map[string]int // requests by kind
+	answer func(kind string, r *http.Request) (*http.Response, error)
+}
+
+// inBubble calls test with a client created by New, and with a blob and a result in the bucket.
+func inBubble(t *testing.T, test func(t *testing.T, b *bubble)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{server: newServer(t, "s3"), sent: map[string]int{}}
+		b.address = "http://bucket.example.com"
+		var err error
+		b.client, err = object.NewOver(t.Context(), object.Config{URL: b.url("")}, b)
+		must(t, err)
+		defer b.client.Close()
+		b.store = named(t, b.client, "")
+		data, _ := castest.Blob(1, 1000)
+		b.present = put(t, b.store, data)
+		must(t, b.store.Record(t.Context(), b.present, &repb.ActionResult{}))
+		test(t, b)
+	})
+}
+
+// RoundTrip implements http.RoundTripper.
+func (b *bubble) RoundTrip(r *http.Request) (*http.Response, error) {
+	what := kind(r)
+	b.mu.Lock()
+	b.sent[what]++
+	answer := b.answer
+	b.mu.Unlock()
+	if answer != nil {
+		if resp, err := answer(what, r); resp != nil || err != nil {
+			return resp, err
+		}
+	}
+	return b.serve(r), nil
+}
+
+// serve passes a request to the server.
+func (b *bubble) serve(r *http.Request) *http.Response {
+	in := r.Clone(context.Background())
+	in.Header.Set("Content-Length", strconv.FormatInt(r.ContentLength, 10))
+	if r.Body == nil {
+		in.Body = http.NoBody
+	}
+	w := httptest.NewRecorder()
+	b.ServeHTTP(w, in)
+	return w.Result()
+}
+
+// respond makes f answer those requests for which it returns a response, and resets the counters.
+func (b *bubble) respond(f func(kind string, r *http.Request) (*http.Response, error)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.answer = f
+	clear(b.sent)
+}
+
+// requests returns the number of requests, without those of probes.
+func (b *bubble) requests() (n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for kind, count := range b.sent {
+		if kind != "probe" {
+			n += count
+		}
+	}
+	return n
+}
+
+// frozen never answers.
+func frozen(_ string, r *http.Request) (*http.Response, error) {
+	<-r.Context().Done()
+	return nil, context.Cause(r.Context())
+}
+
+// killed refuses connections.
+func killed(string, *http.Request) (*http.Response, error) { return nil, syscall.ECONNREFUSED }
+
+// wantDown checks that calls of every kind fail at once and send nothing.
+func (b *bubble) wantDown(t *testing.T, why string) {
+	t.Helper()
+	before, start := b.requests(), time.Now()
+	for call, f := range calls(b.store, b.present) {
+		if err := f(t.Context()); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), " since 20") {
+			t.Errorf("%s: got %v, want ErrUnavailable since when and for %q", call, err, why)
+		}
+	}
+	if n := b.requests() - before; n != 0 || time.Since(start) != 0 {
+		t.Errorf("got %d requests and %v, want none", n, time.Since(start))
+	}
+}
+
+// wantUp checks that calls of every kind succeed.
+func (b *bubble) wantUp(t *testing.T) {
+	t.Helper()
+	for call, f := range calls(b.store, b.present) {
+		if err := f(t.Context()); err != nil {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+}
+
+// TestDownBucketIsNotCalled checks that the first failed call of each kind is bounded and starts a probe, that no other
+// call sends a request, and that calls succeed when the bucket is back.
+func TestDownBucketIsNotCalled(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer   func(string, *http.Request) (*http.Response, error)
+		why      string
+		requests int           // of the first call, at most
+		time     time.Duration // that it takes, at most
+	}{
+		"frozen": {frozen, "no answer for", 2, 31 * time.Second},
+		"killed": {killed, "connection refused", 5, 5 * time.Second},
+		"broken": {func(string, *http.Request) (*http.Response, error) {
+			w := httptest.NewRecorder()
+			refuse(w, 503, "ServiceUnavailable", "")
+			return w.Result(), nil
+		}, "ServiceUnavailable", 5, 5 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bubble) {
+				for call, f := range calls(b.store, b.present) {
+					b.respond(c.answer)
+					start := time.Now()
+					if err := f(t.Context()); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), c.why) {
+						t.Errorf("%s: got %v, want ErrUnavailable with %q", call, err, c.why)
+					}
+					if n, d := b.requests(), time.Since(start); n > c.requests || d > c.time {
+						t.Errorf("%s: took %d requests and %v, want at most %d and %v", call, n, d, c.requests, c.time)
+					}
+					time.Sleep(15 * time.Second) // for the probe
+					b.wantDown(t, c.why)
+					b.respond(nil)
+					time.Sleep(15 * time.Second)
+				}
+				b.wantUp(t)
+			})
+		})
+	}
+}
+
+// TestNewWaitsForTheBucket checks a bucket that is down at the start.
+func TestNewWaitsForTheBucket(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.respond(killed)
+		c, err := object.NewOver(t.Context(), object.Config{URL: b.url("")}, b)
+		must(t, err)
+		defer c.Close()
+		<-c.Probed()
+		b.client, b.store = c, named(t, c, "")
+		b.wantDown(t, "connection refused")
+		b.respond(nil)
+		time.Sleep(3 * time.Second)
+		b.wantUp(t)
+	})
+}
+
+// TestUnreadableObjectDoesNotOpenTheBreaker checks a bucket that fails for one object only.
+func TestUnreadableObjectDoesNotOpenTheBreaker(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.respond(func(kind string, _ *http.Request) (*http.Response, error) {
+			if kind == "probe" {
+				time.Sleep(5 * time.Second) // longer than the failed reads
+			}
+			if kind != http.MethodGet {
+				return nil, nil
+			}
+			w := httptest.NewRecorder()
+			refuse(w, 503, "InternalError", "")
+			return w.Result(), nil
+		})
+		var group sync.WaitGroup
+		for range 20 {
+			group.Go(func() {
+				if _, err := cas.ReadAll(t.Context(), b.store, b.present, 1000); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), "InternalError") {
+					t.Errorf("got %v, want ErrUnavailable of the object", err)
+				}
+			})
+		}
+		group.Wait()
+		for range 10 {
+			if err := b.client.Err(); err != nil {
+				t.Fatalf("the bucket is up, but: %v", err)
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+// A slowBody delivers a byte every nine seconds, and nothing after the first left bytes if it is positive.
+type slowBody struct {
+	io.ReadCloser
+	ctx  context.Context
+	left int
+}
+
+func (s *slowBody) Read(p []byte) (int, error) {
+	if s.left--; s.left == 0 {
+		<-s.ctx.Done()
+		return 0, s.ctx.Err()
+	}
+	time.Sleep(9 * time.Second)
+	return s.ReadCloser.Read(p[:1])
+}
+
+// TestSlowTransfersContinue checks that transfers may take any time as long as they make progress, and that a download
+// without any is resumed.
+func TestSlowTransfersContinue(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		for _, left := range []int{0, 300} {
+			b.respond(func(kind string, r *http.Request) (*http.Response, error) {
+				if kind != http.MethodGet {
+					return nil, nil
+				}
+				resp := b.serve(r)
+				resp.Body = &slowBody{resp.Body, r.Context(), left}
+				return resp, nil
+			})
+			got, err := cas.ReadAll(t.Context(), b.store, b.present, 1000)
+			if err != nil || cas.SHA256.Sum(got) != b.present || b.requests() > 1 && left == 0 {
+				t.Errorf("download: got %d bytes, %v after %d requests", len(got), err, b.requests())
+			}
+		}
+		b.respond(func(kind string, r *http.Request) (*http.Response, error) {
+			if kind == http.MethodPut {
+				body, err := io.ReadAll(&slowBody{r.Body, r.Context(), 0})
+				if err = errors.Join(err, r.Context().Err()); err != nil {
+					return nil, err
+				}
+				r.Body = io.NopCloser(bytes.NewReader(body))
+			}
+			return nil, nil
+		})
+		data, d := castest.Blob(2, 50)
+		if err := b.store.Put(t.Context(), d, bytes.NewReader(data)); err != nil || b.requests() != 1 {
+			t.Errorf("upload: got %v after %d requests", err, b.requests())
+		}
+	})
+}
+
+// TestKilledBucketIsKnownSoon checks that the first attempt without a response starts a probe, so that running calls
+// end before all their attempts.
+func TestKilledBucketIsKnownSoon(t *testing.T) {
+	defer func(unit, limit time.Duration) { minio.DefaultRetryUnit, minio.DefaultRetryCap = unit, limit }(minio.DefaultRetryUnit, minio.DefaultRetryCap)
+	minio.DefaultRetryUnit, minio.DefaultRetryCap = 200*time.Millisecond, time.Second
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.respond(killed)
+		done := make(chan error)
+		go func() {
+			_, err := b.store.Missing(t.Context(), []cas.Digest{b.present})
+			done <- err
+		}()
+		time.Sleep(201 * time.Millisecond) // the longest pause before the second attempt
+		b.wantDown(t, "connection refused")
+		if err := <-done; !errors.Is(err, cas.ErrUnavailable) || b.requests() > 3 {
+			t.Errorf("got %v after %d requests, want ErrUnavailable after at most 3", err, b.requests())
+		}
+	})
+}
+
+// TestCancelledSlowUploadsDoNotOpenTheBreaker checks that callers who give up on uploads that make progress say nothing
+// about the bucket.
+func TestCancelledSlowUploadsDoNotOpenTheBreaker(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.respond(func(kind string, r *http.Request) (*http.Response, error) {
+			for kind == http.MethodPut && r.Context().Err() == nil {
+				r.Body.Read(make([]byte, 1))
+				time.Sleep(time.Second)
+			}
+			return nil, r.Context().Err()
+		})
+		data, d := castest.Blob(2, 50)
+		for range 10 {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			if err := b.store.Put(ctx, d, bytes.NewReader(data)); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v, want DeadlineExceeded", err)
+			}
+			cancel()
+		}
+		if err := b.client.Err(); err != nil {
+			t.Errorf("the bucket is up, but: %v", err)
+		}
+	})
+}
+
+// TestCompletingMayTakeTime checks a server that copies the parts of an object before it answers, and that a lost
+// answer does not fail the upload.
+func TestCompletingMayTakeTime(t *testing.T) {
+	large, d := castest.Blob(8, 17<<20)
+	for name, lose := range map[string]bool{"slow": false, "lost": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bubble) {
+				first := true
+				b.respond(func(kind string, r *http.Request) (*http.Response, error) {
+					if kind != "complete" {
+						return nil, nil
+					}
+					resp := b.serve(r)
+					if lose && first {
+						first = false
+						return nil, syscall.ECONNRESET
+					}
+					if !lose {
+						time.Sleep(63 * time.Second)
+					}
+					return resp, r.Context().Err()
+				})
+				if err := b.store.Put(t.Context(), d, bytes.NewReader(large)); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// TestShortOutageDoesNotEndUpload checks that an upload in parts survives a bucket that is down for a few seconds, and
+// that it ends when that takes long.
+func TestShortOutageDoesNotEndUpload(t *testing.T) {
+	large, d := castest.Blob(8, 33<<20)
+	for name, c := range map[string]struct {
+		during string
+		outage time.Duration
+		wanted error
+	}{
+		"second part":         {"part", 10 * time.Second, nil},
+		"completion":          {"complete", 10 * time.Second, nil},
+		"second part, long":   {"part", time.Hour, cas.ErrUnavailable},
+		"completion, at last": {"complete", time.Hour, cas.ErrUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bubble) {
+				seen := 0
+				var until time.Time // end of the outage
+				b.respond(func(kind string, _ *http.Request) (*http.Response, error) {
+					if kind == c.during {
+						if seen++; until.IsZero() && (seen == 2 || kind == "complete") {
+							until = time.Now().Add(c.outage)
+							// A probe finds the outage.
+							go b.client.Check(t.Context())
+							time.Sleep(time.Millisecond)
+						}
+					}
+					if time.Now().Before(until) {
+						return killed(kind, nil)
+					}
+					return nil, nil
+				})
+				start := time.Now()
+				err := b.store.Put(t.Context(), d, bytes.NewReader(large))
+				if !errors.Is(err, c.wanted) || time.Since(start) > time.Minute {
+					t.Errorf("got %v after %v, want %v within a minute", err, time.Since(start), c.wanted)
+				}
+				if missing, err := b.store.Missing(t.Context(), []cas.Digest{d}); c.wanted == nil && (err != nil || len(missing) > 0) {
+					t.Errorf("got %v, %v, want the blob", missing, err)
+				}
+			})
+		})
+	}
+}

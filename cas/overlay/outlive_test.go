@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlay_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
+	"github.com/cloister-build/cloister/cas/overlay"
+)
+
+// TestWriteBackAfterRefusedUploads checks that a blob that the upstream refused with WriteThrough is present once
+// WriteBack has acknowledged it.
+func TestWriteBackAfterRefusedUploads(t *testing.T) {
+	for name, write := range writers {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t, overlay.WriteThrough)
+			disconnect(p.faultyUpstream)
+			d, err := write(t, p.store, 3<<20)
+			wantError(t, "write", err, cas.ErrUnavailable)
+			p.restart(t, overlay.WriteBack)
+			_, err = write(t, p.store, 3<<20)
+			must(t, err)
+			wantMissing(t, "acknowledged", p.store, []cas.Digest{d}, nil)
+			wantPutMissing(t, p.store, d)
+		})
+	}
+}
+
+func wantPutMissing(t *testing.T, s cas.Store, d cas.Digest) {
+	t.Helper()
+	if m, err := cas.MissingForPut(t.Context(), s, []cas.Digest{d}); err != nil || len(m) > 0 {
+		t.Errorf("MissingForPut: got %v, %v, want none", m, err)
+	}
+}
+
+// TestLargeUploadOutlivesItsClient checks that clients that give up on a large upload find it continued.
+func TestLargeUploadOutlivesItsClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteThrough)
+		gate := p.faultyUpstream.Hold(faulty.Put)
+		data, d := castest.Blob(1, 3<<20)
+		for range 3 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			if err := p.store.Put(ctx, d, bytes.NewReader(data)); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v, want DeadlineExceeded", err)
+			}
+			cancel()
+		}
+		wantMissing(t, "being sent", p.store, []cas.Digest{d}, []cas.Digest{d})
+		gate.Open()
+		synctest.Wait()
+		wantMissing(t, "sent", p.store, []cas.Digest{d}, nil)
+		if n := p.faultyUpstream.Calls(faulty.Put); n != 1 || !has(t, p.upstream, d) {
+			t.Errorf("got %d uploads, want 1", n)
+		}
+	})
+}

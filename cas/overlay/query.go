@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlay
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+)
+
+// The time for which a query with WriteBack waits for the upstream. A bucket answers for at least 2,000 blobs per
+// second.
+const (
+	queryTime     = 2 * time.Second
+	queryTimeEach = 2 * time.Millisecond // in addition, for each blob
+)
+
+var errSlow = fmt.Errorf("%w: the upstream has not answered in time", cas.ErrUnavailable)
+
+// query calls f, which queries the upstream for n blobs or results. With WriteBack it stops waiting when the upstream
+// takes too long, and returns errSlow. Until such calls of f have ended, all queries return errSlow at once.
+func query[T any](ctx context.Context, o *Overlay, n int, f func(context.Context) (T, error)) (T, error) {
+	if o.config.Policy == WriteThrough {
+		return f(ctx)
+	}
+	var none T
+	c, detached, err := o.startCall(ctx)
+	if err != nil {
+		return none, err
+	}
+	var answer T
+	go func() {
+		answer, c.err = f(detached)
+		c.end()
+	}()
+	timer := time.NewTimer(queryTime + time.Duration(n)*queryTimeEach)
+	defer timer.Stop()
+	select {
+	case <-c.done:
+		return answer, c.err
+	case <-ctx.Done():
+		c.cancel()
+		return none, ctx.Err()
+	case <-timer.C:
+		c.setLate()
+		return none, errSlow
+	}
+}
+
+// A call is a running call of the upstream, which may outlive its caller.
+type call struct {
+	o      *Overlay
+	cancel func()
+	done   chan struct{} // closed when err is set
+	err    error
+
+	ended, late bool // guarded by o.mu
+}
+
+// startCall starts a call with its own context. The caller calls end.
+func (o *Overlay) startCall(ctx context.Context) (*call, context.Context, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.closed:
+		return nil, nil, errClosed
+	case o.late > 0:
+		return nil, nil, errSlow
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(o.ctx, cancel)
+	o.work.Add(1)
+	return &call{o: o, done: make(chan struct{}), cancel: func() { stop(); cancel() }}, ctx, nil
+}
+
+// end ends the call.
+func (c *call) end() {
+	c.o.mu.Lock()
+	c.ended = true
+	if c.late {
+		c.o.late--
+	}
+	c.o.mu.Unlock()
+	c.cancel()
+	close(c.done)
+	c.o.work.Done()
+}
+
+// setLate records that nobody waits for the call any more.
+func (c *call) setLate() {
+	c.o.mu.Lock()
+	defer c.o.mu.Unlock()
+	if !c.ended {
+		c.late = true
+		c.o.late++
+	}
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlay_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
+	"github.com/cloister-build/cloister/cas/overlay"
+)
+
+// An expiringStore deletes blobs at an age, like a bucket with a lifecycle rule.
+type expiringStore struct {
+	*castest.Memory
+	lifetime time.Duration
+	mu       sync.Mutex
+	changed  map[cas.Digest]time.Time // guarded by mu; when each blob was put or renewed
+}
+
+func (e *expiringStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	if err := e.Memory.Put(ctx, d, r); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.changed[d] = time.Now()
+	return nil
+}
+
+func (e *expiringStore) PutAll(ctx context.Context, blobs []cas.Blob) []error {
+	errs := make([]error, len(blobs))
+	for i, b := range blobs {
+		errs[i] = e.Put(ctx, b.Digest, bytes.NewReader(b.Data))
+	}
+	return errs
+}
+
+// expire deletes the blobs that are too old.
+func (e *expiringStore) expire() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for d, at := range e.changed {
+		if time.Since(at) >= e.lifetime {
+			e.Memory.Delete(d)
+			delete(e.changed, d)
+		}
+	}
+}
+
+func (e *expiringStore) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	e.expire()
+	return e.Memory.Missing(ctx, ds)
+}
+
+// Lifetime implements cas.Renewer.
+func (e *expiringStore) Lifetime() time.Duration { return e.lifetime }
+
+// Renew implements cas.Renewer.
+func (e *expiringStore) Renew(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	e.expire()
+	e.mu.Lock()
+	for _, d := range ds {
+		if at, ok := e.changed[d]; ok && time.Since(at) > e.lifetime/2 {
+			e.changed[d] = time.Now()
+		}
+	}
+	e.mu.Unlock()
+	return e.Missing(ctx, ds)
+}
+
+// TestUsedBlobsDoNotExpire checks that any local use renews a blob in an upstream that deletes old ones.
+func TestUsedBlobsDoNotExpire(t *testing.T) {
+	for name, use := range map[string]func(t *testing.T, s cas.Store, d cas.Digest) error{
+		"Missing": func(t *testing.T, s cas.Store, d cas.Digest) error {
+			_, err := s.Missing(t.Context(), []cas.Digest{d})
+			return err
+		},
+		"MissingForPut": func(t *testing.T, s cas.Store, d cas.Digest) error {
+			_, err := cas.MissingForPut(t.Context(), s, []cas.Digest{d})
+			return err
+		},
+		"Fetch": func(t *testing.T, s cas.Store, d cas.Digest) error {
+			return cas.Fetch(t.Context(), s, []cas.Digest{d})
+		},
+		"Open": func(t *testing.T, s cas.Store, d cas.Digest) error {
+			r, err := s.Open(t.Context(), d, 0)
+			if err == nil {
+				r.Close()
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				upstream := &expiringStore{
+					Memory: castest.NewMemory(), lifetime: 24 * time.Hour, changed: map[cas.Digest]time.Time{},
+				}
+				local := castest.NewMemory()
+				o := open(t, overlay.Config{Local: one(local, local), Upstream: one(upstream, upstream)})
+				s := instance(t, o).Store
+				_, used := put(t, s, 1, 100)
+				_, idle := put(t, s, 2, 100)
+				for range 5 * 24 {
+					must(t, use(t, s, used))
+					time.Sleep(time.Hour)
+					upstream.expire()
+					if !has(t, upstream.Memory, used) {
+						t.Fatal("the upstream has deleted a blob that is used")
+					}
+				}
+				if has(t, upstream.Memory, idle) {
+					t.Error("the upstream keeps a blob that is not used")
+				}
+				if n := o.Stats().Renewed; n > 5*8 {
+					t.Errorf("it was renewed %d times in 5 days, want at most 40", n)
+				}
+			})
+		})
+	}
+}
+
+// TestEmptiedUpstreamIsFilled checks that blobs used locally return to an upstream that somebody has emptied, although
+// the overlay has just sent them.
+func TestEmptiedUpstreamIsFilled(t *testing.T) {
+	for name, policy := range policies {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newPair(t, policy)
+				var ds []cas.Digest
+				for i := range 100 {
+					_, d := put(t, p.store, byte(i), 1000+i)
+					ds = append(ds, d)
+				}
+				time.Sleep(time.Hour)
+				for _, d := range ds {
+					p.upstream.Delete(d)
+				}
+				for range 3 {
+					wantMissing(t, "used", p.store, ds, nil)
+					time.Sleep(time.Minute)
+				}
+				wantMissing(t, "upstream after three minutes", p.upstream, ds, nil)
+				if s := p.Stats(); s.Restored != 100 || s.Lost != 0 {
+					t.Errorf("got %+v, want 100 restored", s)
+				}
+			})
+		})
+	}
+}
+
+// TestRenewalIsBounded checks the rate of renewals, and that they survive an outage.
+func TestRenewalIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteThrough)
+		disconnect(p.faultyUpstream)
+		var blobs []cas.Blob
+		var ds []cas.Digest
+		for i := range 1000 {
+			b, d := castest.Blob(byte(i), 100+i/256)
+			blobs, ds = append(blobs, cas.Blob{Digest: d, Data: b}), append(ds, d)
+		}
+		cas.PutAll(t.Context(), p.local, blobs)
+		wantMissing(t, "used", p.store, ds, nil)
+		time.Sleep(10*time.Minute + 30*time.Second)
+		if n := p.faultyUpstream.Calls(faulty.Missing); n < 9 || n > 11 {
+			t.Errorf("got %d attempts in 10 minutes without an upstream, want 10", n)
+		}
+		p.faultyUpstream.Heal()
+		time.Sleep(time.Minute)
+		before := p.upstream.Len()
+		time.Sleep(5 * time.Second)
+		if n := p.upstream.Len() - before; n > 500 {
+			t.Errorf("%d blobs were renewed in 5 s, want 500", n)
+		}
+		time.Sleep(time.Minute)
+		wantMissing(t, "upstream", p.upstream, ds, nil)
+	})
+}
+
+// A wornRenewer fails when it is to renew one of its blobs.
+type wornRenewer struct {
+	*expiringStore
+	bad cas.Digest
+	err error
+}
+
+func (w *wornRenewer) Renew(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	if slices.Contains(ds, w.bad) {
+		return nil, w.err
+	}
+	return w.expiringStore.Renew(ctx, ds)
+}
+
+// TestOneBlobDoesNotEndRenewals checks that a blob that cannot be renewed does not make others expire.
+func TestOneBlobDoesNotEndRenewals(t *testing.T) {
+	for _, kind := range []error{cas.ErrUnavailable, cas.ErrDenied, cas.ErrInvalid} {
+		synctest.Test(t, func(t *testing.T) {
+			upstream := &wornRenewer{expiringStore: &expiringStore{
+				Memory: castest.NewMemory(), lifetime: 24 * time.Hour, changed: map[cas.Digest]time.Time{},
+			}, err: kind}
+			local := castest.NewMemory()
+			s := instance(t, open(t, overlay.Config{Local: one(local, local), Upstream: one(upstream, upstream)})).Store
+			var ds []cas.Digest
+			for i := range 20 {
+				_, d := put(t, s, byte(i), 100)
+				ds = append(ds, d)
+			}
+			upstream.bad = ds[7]
+			for range 3 * 24 {
+				wantMissing(t, "used", s, ds, nil)
+				time.Sleep(time.Hour)
+				upstream.expire()
+			}
+			wantMissing(t, kind.Error()+": upstream", upstream.Memory, ds, []cas.Digest{upstream.bad})
+		})
+	}
+}
+
+// TestUnservedBlobsAreNotRenewed checks that the upstream is not asked about blobs of a digest function that it does not
+// serve, which the local store may have from a time without an upstream.
+func TestUnservedBlobsAreNotRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local, upstream := castest.NewMemory(), castest.NewMemory()
+		flaky := faulty.New(upstream, upstream)
+		s := instance(t, open(t, overlay.Config{
+			Local: one(local, local), Upstream: func(name string) (*cas.Instance, error) {
+				return &cas.Instance{Name: name, Store: flaky, Actions: flaky, Functions: []cas.Function{cas.SHA256}}, nil
+			},
+		})).Store
+		d, err := cas.PutBytes(t.Context(), local, cas.SHA1, []byte("unserved"))
+		must(t, err)
+		wantMissing(t, "used", s, []cas.Digest{d}, nil)
+		time.Sleep(time.Hour)
+		if n := flaky.Calls(faulty.Missing); n != 0 || has(t, upstream, d) {
+			t.Errorf("got %d upstream queries, and the blob there: %t, want none", n, has(t, upstream, d))
+		}
+	})
+}
+
+// TestUsedResultsAreRenewed checks that a local result is looked up in the upstream once in an interval, and not sent
+// again: somebody may have removed it.
+func TestUsedResultsAreRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteThrough)
+		action := cas.SHA256.Sum([]byte("a"))
+		must(t, p.local.Record(t.Context(), action, &repb.ActionResult{ExitCode: 3}))
+		for range 36 {
+			if r, err := p.actions.Lookup(t.Context(), action); err != nil || r.ExitCode != 3 {
+				t.Errorf("got %v, %v", r, err)
+			}
+			time.Sleep(time.Hour)
+		}
+		if n := p.faultyUpstream.Calls(faulty.Lookup); n != 3 || p.faultyUpstream.Calls(faulty.Record) != 0 {
+			t.Errorf("got %d upstream lookups in 36 hours, and %d records; want 3 and 0", n,
+				p.faultyUpstream.Calls(faulty.Record))
+		}
+	})
+}
+
+func TestRenewalCanBeDisabled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local, upstream := castest.NewMemory(), castest.NewMemory()
+		flaky := faulty.New(upstream, upstream)
+		s := instance(t, open(t, overlay.Config{
+			Local: one(local, local), Upstream: one(flaky, flaky), UpstreamInterval: -1,
+		})).Store
+		_, d := put(t, local, 1, 100)
+		for range 48 {
+			wantMissing(t, "used", s, []cas.Digest{d}, nil)
+			time.Sleep(time.Hour)
+		}
+		if n := flaky.Calls(faulty.Missing); n != 0 {
+			t.Errorf("got %d upstream queries, want 0", n)
+		}
+	})
+}

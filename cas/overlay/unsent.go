@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlay
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/durable"
+)
+
+// unsentSuffix ends the name of the file, next to Config.Journal, that lists unsent blobs.
+const unsentSuffix = ".unsent"
+
+// unsent are the large blobs that the local store may have although the upstream does not: WriteThrough stores them
+// locally first. A blob is recorded before its local copy becomes visible, and struck out when the upstream has it. The
+// records survive the end of the process.
+type unsent struct {
+	mu      sync.Mutex
+	log     *durable.Log  // guarded by mu
+	records int           // guarded by mu; in log
+	marks   map[key]*mark // guarded by mu
+}
+
+// A mark is the state of one unsent blob.
+type mark struct {
+	puts int  // running calls of Put
+	kept bool // the local store has a copy, and the upstream does not
+}
+
+// openUnsent reads the file at path.
+func openUnsent(path string) (*unsent, error) {
+	u := &unsent{marks: map[key]*mark{}}
+	var err error
+	u.log, err = durable.Open(durable.Config{Path: path, Replay: func(record []byte) error {
+		verb, e, _, err := parseRecord(record)
+		switch {
+		case err != nil:
+			return err
+		case verb == added:
+			u.marks[key{e.instance, e.digest}] = &mark{kept: true}
+		default:
+			delete(u.marks, key{e.instance, e.digest})
+		}
+		u.records++
+		return nil
+	}})
+	return u, err
+}
+
+func (k key) record(verb string) []byte { return entry{blob, k.instance, k.digest}.record(verb) }
+
+// begin records k for a Put, which calls end.
+func (u *unsent) begin(k key) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	m := u.marks[k]
+	if m == nil {
+		if err := u.log.Append(k.record(added)); err != nil {
+			return fmt.Errorf("record a blob that is not in the upstream yet: %w", err)
+		}
+		u.records++
+		m = &mark{}
+		u.marks[k] = m
+	}
+	m.puts++
+	return nil
+}
+
+// stored records that the local store has a copy, before the upstream does.
+func (u *unsent) stored(k key) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.marks[k].kept = true
+}
+
+// end ends a Put.
+func (u *unsent) end(k key) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	m := u.marks[k]
+	m.puts--
+	u.strike(k, m)
+}
+
+// sent records that the upstream has ds, or that the journal of pending entries has them.
+func (u *unsent) sent(instance string, ds ...cas.Digest) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.marks) == 0 {
+		return
+	}
+	for _, d := range ds {
+		k := key{instance, d}
+		if m := u.marks[k]; m != nil {
+			m.kept = false
+			u.strike(k, m)
+		}
+	}
+}
+
+// strike removes k unless its mark is in use. A record that cannot be written is no error: after a restart the blob is
+// put once more. The caller holds mu.
+func (u *unsent) strike(k key, m *mark) {
+	if m.puts > 0 || m.kept {
+		return
+	}
+	delete(u.marks, k)
+	if err := u.log.Append(k.record(struck)); err == nil {
+		u.records++
+	}
+	if u.records > 2*len(u.marks)+200 {
+		_ = u.compact()
+	}
+}
+
+// compact rewrites the file with only the current records. The caller holds mu.
+func (u *unsent) compact() error {
+	err := u.log.Rewrite(func(yield func([]byte) bool) {
+		for k := range u.marks {
+			if !yield(k.record(added)) {
+				return
+			}
+		}
+	})
+	if err == nil {
+		u.records = len(u.marks)
+	}
+	return err
+}
+
+// close closes the file. Blobs that are put afterwards fail.
+func (u *unsent) close() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.log.Close()
+}
+
+// has adds the blobs among ds to found.
+func (u *unsent) has(instance string, ds []cas.Digest, found map[cas.Digest]bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.marks) == 0 {
+		return
+	}
+	for _, d := range ds {
+		if u.marks[key{instance, d}] != nil {
+			found[d] = true
+		}
+	}
+}
+
+// prune removes the blobs that the local store no longer has. It opens each, since a disk may yet have to find out
+// whether it has one.
+func (o *Overlay) prune() error {
+	u := o.unsent
+	for k := range u.marks {
+		in, err := o.config.Local(k.instance)
+		if err != nil {
+			continue
+		}
+		r, err := in.Store.Open(o.ctx, k.digest, 0)
+		if err == nil {
+			r.Close()
+		} else if absentOrCorrupt(err) {
+			delete(u.marks, k)
+		}
+	}
+	if u.records > len(u.marks) {
+		return u.compact()
+	}
+	return nil
+}

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package overlay_test
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/castest/faulty"
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/overlay"
+)
+
+// restart replaces the overlay of p, which stays open, as after a kill.
+func (p *pair) restart(t *testing.T, policy overlay.Policy) {
+	t.Helper()
+	p.Overlay = open(t, overlay.Config{
+		Local: one(p.faultyLocal, p.faultyLocal), Upstream: one(p.faultyUpstream, p.faultyUpstream),
+		Policy: policy, Journal: p.journal,
+	})
+	in := instance(t, p.Overlay)
+	p.store, p.actions = in.Store, in.Actions
+}
+
+// A writer puts a blob of three chunks of size bytes.
+type writer func(t *testing.T, s cas.Store, size int) (cas.Digest, error)
+
+// writers are the ways to write a blob.
+var writers = map[string]writer{
+	"Put": func(t *testing.T, s cas.Store, size int) (cas.Digest, error) {
+		b, d := castest.Blob(1, size)
+		return d, s.Put(t.Context(), d, bytes.NewReader(b))
+	},
+	"PutAll": func(t *testing.T, s cas.Store, size int) (cas.Digest, error) {
+		b, d := castest.Blob(1, size)
+		return d, cas.PutAll(t.Context(), s, []cas.Blob{{Digest: d, Data: b}})[0]
+	},
+}
+
+// TestRefusedBlobsAreMissing checks that a blob that the upstream has not accepted is missing, also after a restart,
+// until it has been put again.
+func TestRefusedBlobsAreMissing(t *testing.T) {
+	for name, write := range writers {
+		for _, size := range []int{100, 3 << 20} {
+			t.Run(fmt.Sprint(name, size), func(t *testing.T) {
+				p := newPair(t, overlay.WriteThrough)
+				disconnect(p.faultyUpstream)
+				d, err := write(t, p.store, size)
+				wantError(t, "write", err, cas.ErrUnavailable)
+				p.faultyUpstream.Heal()
+				for range 3 {
+					wantMissing(t, "refused", p.store, []cas.Digest{d}, []cas.Digest{d})
+					missing, err := cas.MissingForPut(t.Context(), p.store, []cas.Digest{d})
+					if err != nil || len(missing) != 1 {
+						t.Errorf("MissingForPut: got %v, %v, want the blob", missing, err)
+					}
+					p.restart(t, overlay.WriteThrough)
+				}
+				if _, err := write(t, p.store, size); err != nil || !has(t, p.upstream, d) {
+					t.Fatalf("write again: %v, upstream has it: %v", err, has(t, p.upstream, d))
+				}
+				for range 2 {
+					wantMissing(t, "written again", p.store, []cas.Digest{d}, nil)
+					p.restart(t, overlay.WriteThrough)
+				}
+			})
+		}
+	}
+}
+
+// TestRefusedSpliceIsMissing checks that a chunked blob that the upstream refuses is missing, also after a restart.
+func TestRefusedSpliceIsMissing(t *testing.T) {
+	p, m := newSplicer(t, overlay.WriteThrough)
+	_, d, of := castest.PutChunks(t, p.store, 1, 1<<20, 2<<20)
+	p.faultyUpstream.Fail(cas.ErrUnavailable, faulty.Put)
+	wantError(t, "Splice", m.Splice(t.Context(), d, of), cas.ErrUnavailable)
+	p.faultyUpstream.Heal()
+	p.faultyLocal = faulty.New(p.local, p.local)
+	p.restart(t, overlay.WriteThrough)
+	wantMissing(t, "after a restart", p.store, []cas.Digest{d}, []cas.Digest{d})
+}
+
+// TestUnfinishedUploadIsMissing checks that a blob is missing while its upload runs, after a kill meanwhile, and not
+// afterwards.
+func TestUnfinishedUploadIsMissing(t *testing.T) {
+	p := newPair(t, overlay.WriteThrough)
+	gate := p.faultyUpstream.Hold(faulty.Put)
+	b, d := castest.Blob(1, 3<<20)
+	done := make(chan error, 2)
+	upload := func(s cas.Store) { done <- s.Put(t.Context(), d, bytes.NewReader(b)) }
+	go upload(p.store)
+	gate.Arrived()
+	if !has(t, p.local, d) {
+		t.Fatal("a large blob is not stored locally first; adapt this test")
+	}
+	wantMissing(t, "during the upload", p.store, []cas.Digest{d}, []cas.Digest{d})
+	p.restart(t, overlay.WriteThrough)
+	wantMissing(t, "after a kill", p.store, []cas.Digest{d}, []cas.Digest{d})
+	go upload(p.store)
+	gate.Arrived()
+	gate.Open()
+	for range 2 {
+		must(t, <-done)
+	}
+	wantMissing(t, "after the upload", p.store, []cas.Digest{d}, nil)
+}
+
+// TestUnsentBlobIsSentWithItsResult checks that a result sends its unsent blobs, which are then present.
+func TestUnsentBlobIsSentWithItsResult(t *testing.T) {
+	for name, policy := range policies { // the next process may have another policy
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t, overlay.WriteThrough)
+			p.faultyUpstream.Fail(cas.ErrUnavailable, faulty.Put)
+			b, d := castest.Blob(1, 3<<20)
+			wantError(t, "Put", p.store.Put(t.Context(), d, bytes.NewReader(b)), cas.ErrUnavailable)
+			p.faultyUpstream.Heal()
+			p.restart(t, policy)
+			wantMissing(t, "before the result", p.store, []cas.Digest{d}, []cas.Digest{d})
+			must(t, p.actions.Record(t.Context(), cas.SHA256.Sum(nil), &repb.ActionResult{StdoutDigest: d.Proto()}))
+			p.drain(t)
+			if wantMissing(t, "after the result", p.store, []cas.Digest{d}, nil); !has(t, p.upstream, d) {
+				t.Error("the blob is not in the upstream")
+			}
+		})
+	}
+}
+
+// TestUnsentListIsBounded checks that blobs that left the local store, and ended uploads, leave the file.
+func TestUnsentListIsBounded(t *testing.T) {
+	p := newPair(t, overlay.WriteThrough)
+	b, d := castest.Blob(1, 1<<20+1)
+	for range 120 {
+		must(t, p.store.Put(t.Context(), d, bytes.NewReader(b)))
+		p.local.Delete(d)
+	}
+	p.faultyUpstream.Fail(cas.ErrUnavailable, faulty.Put)
+	b, lost := castest.Blob(2, 2<<20)
+	wantError(t, "Put", p.store.Put(t.Context(), lost, bytes.NewReader(b)), cas.ErrUnavailable)
+	p.local.Delete(lost)
+	list := func() string {
+		text, err := os.ReadFile(p.journal + ".unsent")
+		must(t, err)
+		return string(text)
+	}
+	if text := list(); strings.Count(text, "\n") > 202 || !strings.Contains(text, lost.String()) {
+		t.Errorf("got %d lines, want at most 202 and the refused blob", strings.Count(text, "\n"))
+	}
+	p.restart(t, overlay.WriteThrough)
+	if text := list(); text != "" {
+		t.Errorf("after a restart: got %q, want nothing", text)
+	}
+}
+
+// TestUnsentBlobsOfLostLogAreMissing loses the log of the disk: it finds its files again, some of them only after the
+// overlay has looked which unsent blobs are left.
+func TestUnsentBlobsOfLostLogAreMissing(t *testing.T) {
+	dir := t.TempDir()
+	journal, down := filepath.Join(dir, "journal"), faulty.New(castest.NewMemory(), castest.NewMemory())
+	disconnect(down)
+	run := func(f func(s cas.Store)) {
+		c, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "local"), MaxBytes: 512 << 20})
+		must(t, err)
+		o := open(t, overlay.Config{Local: c.Instance, Upstream: one(down, down), Journal: journal})
+		f(instance(t, o).Store)
+		must(t, errors.Join(o.Close(t.Context()), c.Close()))
+	}
+	var ds []cas.Digest
+	run(func(s cas.Store) {
+		for i := range 4 {
+			b, d := castest.Blob(byte(i), 25<<20)
+			wantError(t, "Put", s.Put(t.Context(), d, bytes.NewReader(b)), cas.ErrUnavailable)
+			ds = append(ds, d)
+		}
+	})
+	logs, err := filepath.Glob(filepath.Join(dir, "local", "segments", "*"))
+	must(t, err)
+	for _, log := range logs {
+		must(t, os.Remove(log))
+	}
+	run(func(s cas.Store) {
+		for _, d := range ds {
+			r, err := s.Open(t.Context(), d, 0)
+			must(t, err)
+			must(t, r.Close())
+		}
+		wantMissing(t, "unsent", s, ds, ds)
+	})
+}
+
+// TestKillDuringUpload kills a process whose large uploads have reached the local store but not the upstream.
+func TestKillDuringUpload(t *testing.T) {
+	const blobs, size = 4, 2 << 20
+	through := func(t *testing.T, dir string, upstream cas.Store) cas.Store {
+		o := open(t, overlay.Config{
+			Local: onDisk(t, filepath.Join(dir, "local")), Upstream: one(upstream, nil),
+			Journal: filepath.Join(dir, "journal"),
+		})
+		return instance(t, o).Store
+	}
+	if dir := os.Getenv("OVERLAY_TEST_DIR"); dir != "" {
+		stuck := faulty.New(castest.NewMemory(), nil)
+		gate := stuck.Hold(faulty.Put)
+		s := through(t, dir, stuck)
+		for i := range blobs {
+			b, d := castest.Blob(byte(i), size)
+			go s.Put(t.Context(), d, bytes.NewReader(b))
+		}
+		for range blobs {
+			gate.Arrived()
+		}
+		fmt.Println("uploading")
+		select {}
+	}
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestKillDuringUpload$")
+	cmd.Env = append(os.Environ(), "OVERLAY_TEST_DIR="+dir)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Errorf("the process printed %q, %v", line, err)
+	}
+	must(t, cmd.Process.Kill())
+	cmd.Wait()
+
+	upstream := castest.NewMemory()
+	s := through(t, dir, upstream)
+	var ds []cas.Digest
+	for i := range blobs {
+		_, d := castest.Blob(byte(i), size)
+		ds = append(ds, d)
+	}
+	wantMissing(t, "after the kill", s, ds, ds)
+	for i := range blobs {
+		put(t, s, byte(i), size)
+	}
+	wantMissing(t, "uploaded again", s, ds, nil)
+	if got := upstream.Digests(); len(got) != blobs || !slices.Contains(got, ds[0]) {
+		t.Errorf("upstream: got %v, want %v", got, ds)
+	}
+}
+
+// TestDeniedResultIsSentLater checks that a result that the upstream denies us stays in the journal while the operator may
+// correct the permissions, and is counted when it is given up.
+func TestDeniedResultIsSentLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteBack)
+		p.faultyUpstream.Fail(cas.ErrDenied, faulty.Record)
+		action, r := built(t, p.store, 1)
+		must(t, p.actions.Record(t.Context(), action, r))
+		time.Sleep(time.Hour)
+		if s := p.Stats(); s.Pending != 1 || s.Refused != 0 {
+			t.Errorf("denied: got %d pending and %d refused, want 1 and 0", s.Pending, s.Refused)
+		}
+		p.faultyUpstream.Heal()
+		time.Sleep(10 * time.Minute)
+		if _, err := p.upstream.Lookup(t.Context(), action); err != nil || p.Stats().Pending != 0 {
+			t.Errorf("permitted: got %v and %d pending, want the result upstream", err, p.Stats().Pending)
+		}
+		p.faultyUpstream.Fail(cas.ErrDenied, faulty.Record)
+		must(t, p.actions.Record(t.Context(), action, r))
+		time.Sleep(25 * time.Hour)
+		if s := p.Stats(); s.Pending != 0 || s.Refused != 1 {
+			t.Errorf("denied for a day: got %d pending and %d refused, want 0 and 1", s.Pending, s.Refused)
+		}
+	})
+}
+
+// TestLeftoversAreSentWithWriteThrough checks that entries that WriteBack has not sent are sent after a change to
+// WriteThrough, and that their blobs are missing until then or until they are put again.
+func TestLeftoversAreSentWithWriteThrough(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteBack)
+		disconnect(p.faultyUpstream)
+		action, r := built(t, p.store, 1)
+		must(t, p.actions.Record(t.Context(), action, r))
+		first, d := put(t, p.store, 9, 100)
+		_, other := put(t, p.store, 10, 3<<20)
+		p.restart(t, overlay.WriteThrough)
+		wantMissing(t, "not sent", p.store, []cas.Digest{d, other}, []cas.Digest{d, other})
+		if missing, err := cas.MissingForPut(t.Context(), p.store, []cas.Digest{d}); err != nil || len(missing) != 1 {
+			t.Errorf("MissingForPut: got %v, %v, want the blob", missing, err)
+		}
+		p.faultyUpstream.Heal()
+		must(t, p.store.Put(t.Context(), d, bytes.NewReader(first))) // before the sender tries again
+		wantMissing(t, "put again", p.store, []cas.Digest{d, other}, []cas.Digest{other})
+		time.Sleep(time.Minute)
+		wantMissing(t, "sent", p.store, []cas.Digest{d, other}, nil)
+		if _, err := p.upstream.Lookup(t.Context(), action); err != nil || !has(t, p.upstream, d) || !has(t, p.upstream, other) || p.Stats().Pending != 0 {
+			t.Errorf("got %v and %d pending, want everything upstream", err, p.Stats().Pending)
+		}
+		p.restart(t, overlay.WriteThrough)
+		wantMissing(t, "after a restart", p.store, []cas.Digest{d, other}, nil)
+	})
+}
+
+// TestResultsFollowTheirBlobs checks that a result sends no query for blobs that were just sent.
+func TestResultsFollowTheirBlobs(t *testing.T) {
+	for name, policy := range policies {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newPair(t, policy)
+				action, r := built(t, p.store, 1)
+				before := p.faultyUpstream.Calls(faulty.Missing)
+				must(t, p.actions.Record(t.Context(), action, r))
+				time.Sleep(30 * time.Second)
+				if _, err := p.upstream.Lookup(t.Context(), action); err != nil {
+					t.Error(err)
+				}
+				if n := p.faultyUpstream.Calls(faulty.Missing) - before; n != 0 {
+					t.Errorf("got %d queries, want none", n)
+				}
+				// A blob that the upstream has lost since is sent again.
+				if policy == overlay.WriteThrough {
+					time.Sleep(10 * time.Minute)
+					lost := p.faultyUpstream.Lose(1, 1)
+					must(t, p.actions.Record(t.Context(), action, r))
+					for _, d := range lost {
+						if !has(t, p.faultyUpstream, d) {
+							t.Errorf("blob %s was not sent again", d)
+						}
+					}
+				}
+			})
+		})
+	}
+}

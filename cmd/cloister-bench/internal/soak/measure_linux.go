@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// measure returns the values of all Measures. No request may be in flight.
+func (p *Process) measure(ctx context.Context) (map[string]float64, error) {
+	tree, err := p.tree()
+	if err != nil {
+		return nil, err
+	}
+	v := map[string]float64{processes: float64(len(tree)), groups: float64(len(p.controlGroups()))}
+	held := map[file]float64{}
+	spaces := map[string]bool{}
+	for _, pid := range tree {
+		name := memory
+		if pid != p.PID {
+			name = helpers
+		}
+		v[name] += resident(pid)
+		v[descriptors] += p.descriptors(pid, held)
+		v[mounts] += mountsOf(pid, spaces)
+	}
+	for _, bytes := range held {
+		v[stored] += bytes
+	}
+	if err := p.disk(v); err != nil {
+		return nil, err
+	}
+	v[goroutines], err = p.metric(ctx, "go_goroutines")
+	return v, err
+}
+
+// tree returns the process and its live descendants.
+func (p *Process) tree() ([]int, error) {
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return nil, err
+	}
+	children := map[int][]int{}
+	for _, path := range stats {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		// The name is in parentheses and may hold anything. State and parent follow the last one.
+		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err != nil || len(f) < 2 || f[0] == "Z" || f[0] == "X" {
+			continue
+		}
+		if parent, err := strconv.Atoi(f[1]); err == nil {
+			children[parent] = append(children[parent], pid)
+		}
+	}
+	tree := []int{p.PID}
+	for i := 0; i < len(tree); i++ {
+		tree = append(tree, children[tree[i]]...)
+	}
+	return tree, nil
+}
+
+// resident returns the resident memory of a process in bytes, 0 if it has ended.
+func resident(pid int) float64 {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if f := strings.Fields(string(b)); len(f) > 1 {
+		pages, _ := strconv.ParseFloat(f[1], 64)
+		return pages * float64(os.Getpagesize())
+	}
+	return 0
+}
+
+// A file identifies a file without a name.
+type file struct{ device, inode uint64 }
+
+// descriptors returns the number of open descriptors of a process, and adds to held the bytes of the removed files of
+// the store that they keep on the disk.
+func (p *Process) descriptors(pid int, held map[file]float64) (n float64) {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		to, err := os.Readlink(path)
+		if err != nil {
+			continue // it was closed meanwhile
+		}
+		n++
+		if !strings.HasPrefix(to, p.Dir) || !strings.HasSuffix(to, " (deleted)") {
+			continue
+		}
+		if info, err := os.Stat(path); err == nil {
+			s := info.Sys().(*syscall.Stat_t)
+			held[file{uint64(s.Dev), s.Ino}] = float64(s.Blocks) * 512
+		}
+	}
+	return n
+}
+
+// mountsOf returns the number of mounts in the mount namespace of a process, unless it is in spaces, and adds it.
+func mountsOf(pid int, spaces map[string]bool) float64 {
+	space, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+	if err != nil || spaces[space] {
+		return 0
+	}
+	spaces[space] = true
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	return float64(bytes.Count(b, []byte("\n")))
+}
+
+// controlGroups returns the groups that the process named after itself.
+func (p *Process) controlGroups() (all []string) {
+	mark := fmt.Sprintf("cloister.%d.", p.PID)
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.IsDir() && strings.Contains(path, mark) {
+			all = append(all, path)
+		}
+		return nil // groups come and go meanwhile
+	})
+	return all
+}
+
+// disk adds the sizes on disk of the store and of the logs.
+func (p *Process) disk(v map[string]float64) error {
+	if info, err := os.Stat(p.Log); err == nil {
+		v[logs] += float64(info.Size())
+	}
+	return filepath.WalkDir(p.Dir, func(path string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // it was removed meanwhile
+		} else if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return nil //nolint:nilerr // it was removed meanwhile
+		}
+		rel, _ := filepath.Rel(p.Dir, path)
+		top, _, _ := strings.Cut(rel, string(filepath.Separator))
+		name := stored
+		if top == "audit" || top == "history" {
+			name = logs
+		}
+		v[name] += float64(info.Sys().(*syscall.Stat_t).Blocks) * 512
+		return nil
+	})
+}
+
+// metric reads a metric without labels.
+func (p *Process) metric(ctx context.Context, name string) (float64, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.Metrics, nil)
+	if err != nil {
+		return 0, err
+	}
+	client := http.Client{Timeout: time.Minute}
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close()
+	lines := bufio.NewScanner(response.Body)
+	for lines.Scan() {
+		if rest, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+			return strconv.ParseFloat(rest, 64)
+		}
+	}
+	return 0, errors.Join(fmt.Errorf("%s has no metric %s", p.Metrics, name), lines.Err())
+}
+
+// Leftovers returns what a server that has ended left behind: processes that have its directory open, mounts of it, and
+// control groups.
+func (p *Process) Leftovers() (left []string) {
+	for _, g := range p.controlGroups() {
+		left = append(left, "control group "+g)
+	}
+	paths, _ := filepath.Glob("/proc/[0-9]*/mountinfo")
+	for _, path := range paths {
+		b, _ := os.ReadFile(path)
+		for line := range strings.Lines(string(b)) {
+			if strings.Contains(line, p.Dir) {
+				left = append(left, fmt.Sprintf("mount in %s: %s", filepath.Dir(path), strings.TrimSpace(line)))
+			}
+		}
+	}
+	links, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+	for _, l := range links {
+		if to, err := os.Readlink(l); err == nil && strings.HasPrefix(to, p.Dir+"/") {
+			left = append(left, fmt.Sprintf("descriptor %s of %s", l, to))
+		}
+	}
+	return left
+}

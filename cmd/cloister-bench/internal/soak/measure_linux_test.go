@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// TestMeasureSeesGrowth takes this process for a server: whatever it adds must be counted.
+func TestMeasureSeesGrowth(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	routines := 10
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, "# TYPE go_goroutines gauge\ngo_goroutines %d\n", routines)
+	}))
+	defer server.Close()
+	p := Process{PID: os.Getpid(), Dir: filepath.Join(dir, "store"), Log: filepath.Join(dir, "log"), Metrics: server.URL}
+	if err := os.MkdirAll(filepath.Join(p.Dir, "history"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write := func(path string, size int) {
+		t.Helper()
+		if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before, err := p.measure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := exec.Command("sleep", "1000")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = child.Process.Kill()
+		_ = child.Wait()
+	}()
+	write(filepath.Join(p.Dir, "blob"), mib)
+	write(filepath.Join(p.Dir, "removed"), 2*mib)
+	held, err := os.Open(filepath.Join(p.Dir, "removed"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if err := os.Remove(held.Name()); err != nil {
+		t.Fatal(err)
+	}
+	write(filepath.Join(p.Dir, "history", "1.log"), mib)
+	write(p.Log, mib)
+	routines++
+	after, err := p.measure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]float64{
+		descriptors: 1, goroutines: 1, processes: 1, stored: 3 * mib, logs: 2 * mib, helpers: 4 << 10,
+	} {
+		if got := after[name] - before[name]; got < want {
+			t.Errorf("%s: got growth of %v, want at least %v", name, got, want)
+		}
+	}
+	if after[memory] < mib || after[mounts] < 1 {
+		t.Errorf("got %v bytes of memory and %v mounts, want those of this process", after[memory], after[mounts])
+	}
+	if got := len(p.Leftovers()); got != 1 {
+		t.Errorf("got %d leftovers, want the open file", got)
+	}
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package actions
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"time"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"google.golang.org/grpc/codes"
+)
+
+// Invocations is the flags of invocation ls.
+type Invocations struct {
+	From  client.Server
+	Limit int
+	JSON  bool
+}
+
+// An invocation is the output of ls for a build.
+type invocation struct {
+	ID       string `json:"invocation"`
+	Last     string `json:"last"` // time of the latest answer
+	Executed int    `json:"executed"`
+	Hits     int    `json:"hits"`
+	Failed   int    `json:"failed"`
+}
+
+// add counts an entry of the history.
+func (i *invocation) add(e *cloisterpb.HistoryEntry) {
+	switch e.How {
+	case "executed":
+		i.Executed++
+	case "cached", "found":
+		i.Hits++
+	}
+	if e.How != "absent" && (codes.Code(e.Code) != codes.OK || e.ExitCode != 0) {
+		i.Failed++
+	}
+}
+
+// Run prints the builds in the history, those with the latest answers first.
+func (c *Invocations) Run(ctx context.Context, out io.Writer) error {
+	all := []*invocation{}
+	known := map[string]*invocation{}
+	err := c.From.History(ctx, &cloisterpb.ListHistoryRequest{Limit: math.MaxInt32}, func(e *cloisterpb.HistoryEntry) error {
+		i := known[e.InvocationId]
+		if i == nil && e.InvocationId != "" && len(all) < c.Limit {
+			i = &invocation{ID: e.InvocationId, Last: e.Time.AsTime().UTC().Format(time.RFC3339)}
+			all, known[i.ID] = append(all, i), i
+		}
+		if i != nil {
+			i.add(e)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return render.JSON(out, all)
+	}
+	for n, i := range all {
+		if n == 0 {
+			if _, err := fmt.Fprintf(out, "%-36s  %-20s  %8s  %6s  %6s\n", "INVOCATION", "LAST", "EXECUTED", "HITS", "FAILED"); err != nil {
+				return err
+			}
+		}
+		failed := render.Red(fmt.Sprintf("%6d", i.Failed), i.Failed > 0 && render.Colours(out))
+		if _, err := fmt.Fprintf(out, "%-36s  %-20s  %8d  %6d  %s\n", render.Quote(i.ID), i.Last, i.Executed, i.Hits, failed); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diskctl_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// openStore creates a store in dir without leases, with a large blob and 19 small ones.
+func openStore(t *testing.T, dir string) (*disk.Cache, []cas.Digest) {
+	t.Helper()
+	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20, Lease: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	in, err := c.Instance("main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ds []cas.Digest
+	for i := range 20 {
+		data := bytes.Repeat([]byte{byte(i)}, 1000)
+		if i == 0 {
+			data = bytes.Repeat([]byte("large"), 100_000)
+		}
+		d := cas.SHA256.Sum(data)
+		if err := in.Store.Put(t.Context(), d, bytes.NewReader(data)); err != nil {
+			t.Fatal(err)
+		}
+		ds = append(ds, d)
+	}
+	return c, ds
+}
+
+// damage changes a byte of the large blob.
+func damage(t *testing.T, dir string, d cas.Digest) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, "files", "*", "*", "*", fmt.Sprintf("%s-%d", d.Hash(), d.Size())))
+	if err != nil || len(paths) != 1 {
+		t.Fatalf("files of %s: %q, %v", d, paths, err)
+	}
+	if err := os.Chmod(paths[0], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(paths[0], os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt([]byte("X"), 4321); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func client(t *testing.T, dir string) *diskctl.Client {
+	t.Helper()
+	c, err := diskctl.Open(t.Context(), dir, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func serve(t *testing.T, dir string, c *disk.Cache) *diskctl.Server {
+	t.Helper()
+	s, err := diskctl.Serve(dir, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// TestClientIsTheSameWithoutServer compares a store that another process has open with one that the client opens.
+func TestClientIsTheSameWithoutServer(t *testing.T) {
+	type reports struct {
+		stats           disk.Stats
+		dryRun, collect disk.CollectReport
+		verify, again   disk.VerifyReport
+	}
+	var got [2]reports
+	for i, served := range []bool{true, false} {
+		dir := filepath.Join(t.TempDir(), "store")
+		cache, ds := openStore(t, dir)
+		damage(t, dir, ds[0])
+		if served {
+			serve(t, dir, cache)
+		} else if err := cache.Close(); err != nil {
+			t.Fatal(err)
+		}
+		c := client(t, dir)
+		if want := map[bool]int{true: os.Getpid()}[served]; c.Holder() != want {
+			t.Errorf("served %v: Holder: got %d, want %d", served, c.Holder(), want)
+		}
+		a := &got[i]
+		var errs [5]error
+		a.stats, errs[0] = c.Stats(t.Context())
+		a.verify, errs[1] = c.Verify(t.Context(), disk.VerifyOptions{Progress: func(disk.VerifyReport) {}})
+		a.again, errs[2] = c.Verify(t.Context(), disk.VerifyOptions{})
+		// Entries of the current second are not old enough.
+		old := disk.CollectOptions{OlderThan: time.Second, DryRun: true}
+		for a.dryRun.Freed < 19*1024 && t.Context().Err() == nil && errs[3] == nil {
+			time.Sleep(100 * time.Millisecond)
+			a.dryRun, errs[3] = c.Collect(t.Context(), old)
+		}
+		old.DryRun = false
+		a.collect, errs[4] = c.Collect(t.Context(), old)
+		if err := errors.Join(errs[:]...); err != nil {
+			t.Fatalf("served %v: %v", served, err)
+		}
+		if len(a.verify.Damaged) != 1 || a.verify.Damaged[0].Digest != ds[0] || a.verify.Damaged[0].Instance != "main" ||
+			!strings.HasPrefix(a.verify.Damaged[0].Where, "files/@main/sha256/") || a.verify.Blobs != 20 {
+			t.Errorf("served %v: Verify: got %+v, want 20 blobs, damage in %s of main", served, a.verify, ds[0])
+		}
+		kept, err := os.ReadFile(diskctl.Quarantine(dir, ds[0]))
+		if err != nil || len(kept) != 500_000 || kept[4321] != 'X' {
+			t.Errorf("served %v: quarantine: got %d bytes, %v, want the 500000 damaged ones", served, len(kept), err)
+		}
+		if diskctl.Quarantine(dir, ds[1]) != "" {
+			t.Errorf("served %v: a sound blob is in quarantine", served)
+		}
+		if a.collect.Blobs != 19 || a.collect.Segments < 1 || a.collect.Freed <= 0 || len(a.collect.Ages) < 4 {
+			t.Errorf("served %v: Collect: got %+v, want 19 blobs and a segment removed", served, a.collect)
+		}
+		// The budgets differ, and so do the sizes: closing writes to the store.
+		for _, r := range []*disk.CollectReport{&a.dryRun, &a.collect} {
+			r.MaxBytes, r.Bytes, r.Freed = 0, 0, 0
+		}
+		a.stats.MaxBytes, a.stats.MaxFiles, a.stats.Bytes = 0, 0, 0
+	}
+	if !reflect.DeepEqual(got[0], got[1]) {
+		t.Errorf("through the server: got\n%+v\nwithout:\n%+v", got[0], got[1])
+	}
+}
+
+// TestVerifyReportsDamageOnce: the last response does not repeat earlier ones.
+func TestVerifyReportsDamageOnce(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "store")
+	cache, ds := openStore(t, dir)
+	damage(t, dir, ds[0])
+	serve(t, dir, cache)
+	early := 0
+	r, err := client(t, dir).Verify(t.Context(), disk.VerifyOptions{
+		BytesPerSecond: ds[0].Size() / 2, // so that Progress is called after it
+		Progress:       func(r disk.VerifyReport) { early = max(early, len(r.Damaged)) },
+	})
+	if err != nil || early != 1 || len(r.Damaged) != 1 {
+		t.Errorf("got %d damaged blobs in Progress and %+v, %v at the end, want 1 and 1", early, r, err)
+	}
+}
+
+func TestClientReturnsErrorsOfServer(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	cache, _ := openStore(t, dir)
+	s := serve(t, dir, cache)
+	c := client(t, dir)
+	if _, err := c.Collect(t.Context(), disk.CollectOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "no target size or age") {
+		t.Errorf("Collect without a target: got %v", err)
+	}
+	s.Close()
+	if _, err := c.Stats(t.Context()); !errors.Is(err, cas.ErrUnavailable) {
+		t.Errorf("Stats after the server closed: got %v, want ErrUnavailable", err)
+	}
+}
+
+// TestSocket uses a directory with a long name in which a killed process left a socket.
+func TestSocket(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 50), "store")
+	cache, _ := openStore(t, dir)
+	if _, err := os.Lstat(filepath.Join(dir, "control")); !errors.Is(err, os.ErrNotExist) {
+		t.Fatalf("socket before Serve: got %v, want none", err)
+	}
+
+	t.Chdir(dir)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "control", Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+
+	s := serve(t, dir, cache)
+	// Reuse the descriptor through which the server bound the socket.
+	other := t.TempDir()
+	if err := os.WriteFile(filepath.Join(other, "control"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 50 {
+		d, err := os.Open(other)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+	}
+	if fi, err := os.Lstat(filepath.Join(dir, "control")); err != nil || fi.Mode() != os.ModeSocket|0o600 {
+		t.Errorf("socket: got %v, %v, want mode 0600", fi, err)
+	}
+	if c := client(t, dir); c.Holder() == 0 {
+		t.Error("Open did not connect to the server")
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(filepath.Join(other, "control")); err != nil {
+		t.Errorf("Close removed a file in another directory: %v", err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "control")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("Close did not remove the socket: %v", err)
+	}
+
+	// A socket without a process.
+	if l, err = net.ListenUnix("unix", &net.UnixAddr{Name: "control", Net: "unix"}); err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	cache.Close()
+	if c := client(t, dir); c.Holder() != 0 {
+		t.Errorf("socket without a process: got holder %d, want 0", c.Holder())
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	t.Parallel()
+	empty := t.TempDir()
+	for _, dir := range []string{empty, filepath.Join(empty, "absent")} {
+		if c, err := diskctl.Open(t.Context(), dir, 0); !errors.Is(err, diskctl.ErrNoStore) {
+			t.Errorf("%s: got %v, %v, want ErrNoStore", dir, c, err)
+		}
+	}
+	if left, err := os.ReadDir(empty); err != nil || len(left) > 0 {
+		t.Errorf("Open created %v, %v", left, err)
+	}
+	// A holder without a server.
+	dir := filepath.Join(t.TempDir(), "store")
+	openStore(t, dir)
+	if c, err := diskctl.Open(t.Context(), dir, 0); !errors.Is(err, disk.ErrLocked) ||
+		!strings.Contains(err.Error(), fmt.Sprintf("(pid %d)", os.Getpid())) {
+		t.Errorf("holder without a socket: got %v, %v, want ErrLocked naming this process", c, err)
+	}
+}
+
+// TestOpenWaitsForExitingHolder opens a store whose holder has removed the socket but not yet exited.
+func TestOpenWaitsForExitingHolder(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	cache, _ := openStore(t, dir)
+	time.AfterFunc(300*time.Millisecond, func() { cache.Close() })
+	if c := client(t, dir); c.Holder() != 0 {
+		t.Errorf("got holder %d, want 0", c.Holder())
+	}
+}
+
+// TestOpenTimesOut connects to a process that accepts the connection but is stopped.
+func TestOpenTimesOut(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "store")
+	openStore(t, dir)
+	serveFake(t, dir, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if c, err := diskctl.Open(ctx, dir, 0); !errors.Is(err, disk.ErrLocked) ||
+		!strings.Contains(err.Error(), "no answer") {
+		t.Errorf("got %v, %v, want ErrLocked", c, err)
+	}
+}
+
+// serveFake serves s on the socket in dir. If s is nil, it accepts connections and does not answer.
+func serveFake(t *testing.T, dir string, s cloisterpb.StoreServer) {
+	t.Helper()
+	// A socket address has at most 108 bytes.
+	short := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", short)
+	if err == nil {
+		err = os.Rename(short, filepath.Join(dir, "control"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	if s != nil {
+		server := grpc.NewServer()
+		cloisterpb.RegisterStoreServer(server, s)
+		go server.Serve(l)
+		t.Cleanup(server.Stop)
+	}
+}
+
+// hostile returns terminal control sequences.
+type hostile struct {
+	cloisterpb.UnimplementedStoreServer
+}
+
+const escape = "\x1b]0;owned\a\r\u009b2J\u202e"
+
+func (hostile) Stat(context.Context, *cloisterpb.StatRequest) (*cloisterpb.StatResponse, error) {
+	return &cloisterpb.StatResponse{}, nil
+}
+
+func (hostile) Collect(_ context.Context, r *cloisterpb.CollectRequest) (*cloisterpb.CollectResponse, error) {
+	if !r.DryRun {
+		return nil, status.Error(codes.Internal, "no"+escape)
+	}
+	return &cloisterpb.CollectResponse{Ages: []*cloisterpb.Age{{Label: "used" + escape}}}, nil
+}
+
+func (hostile) Verify(_ *cloisterpb.VerifyRequest, stream grpc.ServerStreamingServer[cloisterpb.VerifyResponse]) error {
+	return stream.Send(&cloisterpb.VerifyResponse{Done: true, Damaged: []*cloisterpb.Damage{
+		{Digest: cas.SHA256.Sum(nil).String(), Where: "files" + escape},
+	}})
+}
+
+func TestTextOfServerIsPrintable(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	openStore(t, dir)
+	serveFake(t, dir, hostile{})
+	c := client(t, dir)
+	for name, call := range map[string]func() (string, error){
+		"age": func() (string, error) {
+			r, err := c.Collect(t.Context(), disk.CollectOptions{DryRun: true})
+			return r.Ages[0].Label, err
+		},
+		"error": func() (string, error) {
+			_, err := c.Collect(t.Context(), disk.CollectOptions{})
+			return err.Error(), nil
+		},
+		"location": func() (string, error) {
+			r, err := c.Verify(t.Context(), disk.VerifyOptions{})
+			return r.Damaged[0].Where, err
+		},
+	} {
+		text, err := call()
+		if want := `\x1b]0;owned\a\r\u009b2J\u202e`; err != nil || !strings.HasSuffix(text, want) {
+			t.Errorf("%s: got %q, %v, want suffix %q", name, text, err, want)
+		}
+	}
+}
+
+// slow is a rate, in bytes per second, at which Verify does not finish.
+const slow = 100
+
+func TestInterruptedVerifyResumes(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	cache, ds := openStore(t, dir)
+	serve(t, dir, cache)
+	c := client(t, dir)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		// Wait until the large blob, the first, was read.
+		for ctx.Err() == nil && cache.Stats().Corrupt == 0 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		cancel()
+	}()
+	damage(t, dir, ds[0])
+	if _, err := c.Verify(ctx, disk.VerifyOptions{BytesPerSecond: slow}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("interrupted Verify: got %v, want context.Canceled", err)
+	}
+	r, err := c.Verify(t.Context(), disk.VerifyOptions{})
+	if err != nil || !r.Resumed || r.Blobs == 0 || r.Blobs > 19 || len(r.Damaged) > 0 {
+		t.Errorf("second Verify: got %+v, %v, want it to resume", r, err)
+	}
+	if r, err = c.Verify(t.Context(), disk.VerifyOptions{}); err != nil || r.Resumed || r.Blobs != 19 {
+		t.Errorf("third Verify: got %+v, %v, want all 19 blobs", r, err)
+	}
+}
+
+// TestVerifyInterruptsScrub also checks that Scrub ends with its context.
+func TestVerifyInterruptsScrub(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	cache, ds := openStore(t, dir)
+	damage(t, dir, ds[0])
+	s := serve(t, dir, cache)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		s.Scrub(ctx, slow, slog.New(slog.NewTextHandler(io.Discard, nil)))
+		close(ended)
+	}()
+	defer func() { cancel(); <-ended }()
+	for cache.Stats().Corrupt == 0 {
+		if t.Context().Err() != nil {
+			t.Fatal("Scrub does not start")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	bounded, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	defer stop()
+	r, err := client(t, dir).Verify(bounded, disk.VerifyOptions{})
+	if err != nil || !r.Resumed || r.Blobs > 19 {
+		t.Errorf("Verify during Scrub: got %+v, %v, want it to resume", r, err)
+	}
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package diskctl lets an operator inspect, verify and clean up a disk store, whether or not a process has it open.
+// That process serves a socket in the directory of the store. A client connects to the socket, or opens the store
+// itself if no process does. Package disk does the work. Nothing here is reachable from a network.
+//
+// A Unix socket admits only those who can enter the directory: its owner and root. A service on the public port would
+// need authentication first, and a port on loopback is open to every user of the machine. The client checks with
+// SO_PEERCRED that a process of the directory's owner answers, and prints its answers without control characters. No
+// answer within ten seconds is an error that names the holder of the store, which is never opened twice.
+package diskctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casstatus"
+	"github.com/cloister-build/cloister/cas/disk"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"google.golang.org/grpc"
+)
+
+// socket is the name of the socket in the directory of a store.
+const socket = "control"
+
+// scrubInterval is the pause after each round of Scrub.
+const scrubInterval = 10 * time.Minute
+
+// A Server gives operators access to an open store. The caller of Serve closes it before the store.
+type Server struct {
+	cache *disk.Cache
+	grpc  *grpc.Server
+	path  string // of the socket
+
+	mu        sync.Mutex
+	stopScrub context.CancelFunc // guarded by mu; ends the current round of Scrub
+}
+
+// Serve listens on the socket DIR/control, which only this user can connect to. Dir is the directory of c. Serve
+// replaces the socket of an earlier process, which cannot be running since c is open.
+func Serve(dir string, c *disk.Cache, options ...grpc.ServerOption) (*Server, error) {
+	s := &Server{cache: c, grpc: grpc.NewServer(options...), path: filepath.Join(dir, socket), stopScrub: func() {}}
+	if err := os.Remove(s.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	listener, err := listen(dir)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	cloisterpb.RegisterStoreServer(s.grpc, &service{server: s})
+	go func() { _ = s.grpc.Serve(listener) }() // ends with Close
+	return s, nil
+}
+
+// Close cancels calls in progress and removes the socket.
+func (s *Server) Close() error {
+	err := os.Remove(s.path)
+	s.grpc.Stop()
+	return err
+}
+
+// Scrub verifies the store repeatedly, at a limited rate, until ctx ends or the store is closed. It logs the result
+// of each round. A call of Verify by an operator interrupts the round.
+func (s *Server) Scrub(ctx context.Context, bytesPerSecond int64, log *slog.Logger) {
+	for {
+		round, stop := context.WithCancel(ctx)
+		s.mu.Lock()
+		s.stopScrub = stop
+		s.mu.Unlock()
+		report, err := s.cache.Verify(round, disk.VerifyOptions{BytesPerSecond: bytesPerSecond})
+		interrupted := round.Err() != nil
+		stop()
+		switch {
+		case ctx.Err() != nil || errors.Is(err, os.ErrClosed):
+			return
+		case err == nil:
+			log.Info("store verified", "blobs", report.Blobs, "bytes", report.Bytes, "damaged", len(report.Damaged))
+		case !interrupted:
+			log.Warn("cannot verify the store", "err", err)
+		}
+		select {
+		case <-time.After(scrubInterval):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// service is the gRPC service of a Server.
+type service struct {
+	cloisterpb.UnimplementedStoreServer
+	server *Server
+}
+
+func (s *service) Stat(context.Context, *cloisterpb.StatRequest) (*cloisterpb.StatResponse, error) {
+	return fromStats(s.server.cache.Stats()), nil
+}
+
+func (s *service) Forget(ctx context.Context, req *cloisterpb.ForgetRequest) (*cloisterpb.ForgetResponse, error) {
+	action, err := cas.ParseDigest(req.Action)
+	if err != nil {
+		return nil, casstatus.Error(err)
+	}
+	recorded, err := forget(ctx, s.server.cache, req.Instance, action)
+	return &cloisterpb.ForgetResponse{Recorded: recorded}, casstatus.Error(err)
+}
+
+func forget(ctx context.Context, c *disk.Cache, instance string, action cas.Digest) (bool, error) {
+	in, err := c.Instance(instance)
+	if err != nil {
+		return false, err
+	}
+	return in.Actions.(*disk.Store).Forget(ctx, action)
+}
+
+func (s *service) Collect(ctx context.Context, req *cloisterpb.CollectRequest) (*cloisterpb.CollectResponse, error) {
+	report, err := s.server.cache.Collect(ctx, disk.CollectOptions{
+		MaxBytes: req.MaxBytes, OlderThan: req.OlderThan.AsDuration(), DryRun: req.DryRun,
+	})
+	if err != nil {
+		return nil, casstatus.Error(err)
+	}
+	return fromCollect(&report), nil
+}
+
+func (s *service) Verify(
+	req *cloisterpb.VerifyRequest, stream grpc.ServerStreamingServer[cloisterpb.VerifyResponse],
+) error {
+	s.server.mu.Lock()
+	s.server.stopScrub()
+	s.server.mu.Unlock()
+	sent := 0 // number of damages
+	send := func(r disk.VerifyReport, done bool) error {
+		m := fromVerify(&r)
+		m.Done, m.Damaged = done, m.Damaged[sent:]
+		sent = len(r.Damaged)
+		return stream.Send(m)
+	}
+	report, err := s.server.cache.Verify(stream.Context(), disk.VerifyOptions{
+		BytesPerSecond: req.BytesPerSecond, Restart: req.Restart,
+		// If the client is gone, the context ends.
+		Progress: func(r disk.VerifyReport) { _ = send(r, false) },
+	})
+	if err != nil {
+		return casstatus.Error(err)
+	}
+	return send(report, true)
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
+)
+
+// TestLargeBudgetIsReported: a budget larger than the file system is a warning at start.
+func TestLargeBudgetIsReported(t *testing.T) {
+	for size, want := range map[flags.Size]int{{Bytes: 1 << 62}: 1, {Bytes: 1 << 20}: 0, {Percent: 50}: 0} {
+		var text bytes.Buffer
+		c := &Config{Dir: t.TempDir(), maxSize: size}
+		store, err := openStore(c, slog.New(slog.NewTextHandler(&text, nil)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		store.Close()
+		if strings.Count(text.String(), "--max-size is larger than the file system") != want {
+			t.Errorf("%v: got the log %q, want %d warnings", size, &text, want)
+		}
+	}
+}
+
+// TestFullHintNamesTheFlags of each limit.
+func TestFullHintNamesTheFlags(t *testing.T) {
+	for limit, want := range map[cas.Limit][]string{
+		cas.LimitBytes: {"--max-size", "--lease"},
+		cas.LimitFiles: {"--max-files", "cloister gc"},
+		cas.LimitDisk:  {"free space", "inodes"},
+	} {
+		for _, w := range want {
+			if got := FullHint(limit); !strings.Contains(got, w) {
+				t.Errorf("limit %d: got %q, want it to contain %q", limit, got, w)
+			}
+		}
+		var f fullStore
+		err := &cas.FullError{Limit: limit, Err: fmt.Errorf("no room: %w", cas.ErrFull)}
+		if got := f.note(err); !errors.Is(got, cas.ErrFull) || !strings.HasSuffix(f.full(f.last), FullHint(limit)) {
+			t.Errorf("limit %d: not ready because %q", limit, f.full(f.last))
+		}
+	}
+}
+
+// TestUnwritableStoreIsNotReady while it cannot be written.
+func TestUnwritableStoreIsNotReady(t *testing.T) {
+	reason := fmt.Errorf("store %s: %w", filepath.Join("a", "b"), cas.ErrUnwritable)
+	for _, err := range []error{nil, reason, nil} {
+		r := readiness{writable: func() error { return err }}
+		w := httptest.NewRecorder()
+		r.ServeHTTP(w, nil)
+		want, code := "ready\n", 200
+		if err != nil {
+			want, code = reason.Error()+"\n", 503
+		}
+		if w.Code != code || w.Body.String() != want {
+			t.Errorf("%v: got %d %q, want %d %q", err, w.Code, w.Body, code, want)
+		}
+	}
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path"
+	"sync/atomic"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/object"
+	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
+)
+
+// upstreamCalls counts the calls of an upstream, and logs that it refuses our credentials. It is safe for concurrent
+// use.
+type upstreamCalls struct {
+	calls   *prometheus.CounterVec
+	seconds *prometheus.HistogramVec
+	bytes   *prometheus.CounterVec
+	retries prometheus.Counter
+	log     *slog.Logger
+	denied  atomic.Int64 // Unix time of the last log line, in seconds
+}
+
+func newUpstreamCalls(log *slog.Logger) *upstreamCalls {
+	return &upstreamCalls{
+		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "cloister_cas_upstream_requests_total", Help: "Requests to the upstream by kind and outcome.",
+		}, []string{"kind", "outcome"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "cloister_cas_upstream_request_duration_seconds", Help: "Time of requests to the upstream by kind, with retries.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
+		}, []string{"kind"}),
+		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "cloister_cas_upstream_bytes_total", Help: "Bytes sent to the upstream and received from it.",
+		}, []string{"direction"}),
+		retries: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "cloister_cas_upstream_retries_total", Help: "Requests to a bucket that were repeated.",
+		}),
+		log: log,
+	}
+}
+
+// register adds the metrics to a registry.
+func (u *upstreamCalls) register(r *prometheus.Registry) {
+	r.MustRegister(u.calls, u.seconds, u.bytes, u.retries)
+}
+
+// observe is object.Config.Observe.
+func (u *upstreamCalls) observe(c object.Call) {
+	u.count(c.Kind, c.Outcome, c.Time, c.Err)
+	u.retries.Add(float64(max(c.Requests-1, 0)))
+	u.bytes.WithLabelValues("sent").Add(float64(c.Sent))
+	u.bytes.WithLabelValues("received").Add(float64(c.Received))
+}
+
+// count counts one call. It logs refused credentials at most once a minute.
+func (u *upstreamCalls) count(kind, outcome string, d time.Duration, err error) {
+	u.calls.WithLabelValues(kind, outcome).Inc()
+	u.seconds.WithLabelValues(kind).Observe(d.Seconds())
+	if !errors.Is(err, cas.ErrDenied) {
+		return
+	}
+	now, last := time.Now().Unix(), u.denied.Load()
+	if now-last >= 60 && u.denied.CompareAndSwap(last, now) {
+		u.log.Error("the upstream refuses the credentials of this server", "err", err)
+	}
+}
+
+// A callStats counts the calls of a server as a gRPC stats.Handler. It sees each attempt as a call.
+type callStats struct{ *upstreamCalls }
+
+// methodKey is the context key of the name of a call's method.
+type methodKey struct{}
+
+// TagRPC implements stats.Handler.
+func (callStats) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Context {
+	return context.WithValue(ctx, methodKey{}, path.Base(info.FullMethodName))
+}
+
+// HandleRPC implements stats.Handler.
+func (c callStats) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	switch s := s.(type) {
+	case *stats.InPayload:
+		c.bytes.WithLabelValues("received").Add(float64(s.WireLength))
+	case *stats.OutPayload:
+		c.bytes.WithLabelValues("sent").Add(float64(s.WireLength))
+	case *stats.End:
+		err := s.Error
+		outcome, ok := grpcOutcomes[status.Code(err)]
+		if !ok {
+			outcome = "failed"
+		}
+		if outcome == "denied" {
+			err = fmt.Errorf("%w: %s", cas.ErrDenied, remote.Reason(status.Convert(err)))
+		}
+		method, _ := ctx.Value(methodKey{}).(string)
+		c.count(method, outcome, s.EndTime.Sub(s.BeginTime), err)
+	}
+}
+
+// TagConn implements stats.Handler.
+func (callStats) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+// HandleConn implements stats.Handler.
+func (callStats) HandleConn(context.Context, stats.ConnStats) {}
+
+// grpcOutcomes are the outcomes of calls, as in object.Call; others have failed.
+var grpcOutcomes = map[codes.Code]string{
+	codes.OK: "ok", codes.NotFound: "not_found", codes.ResourceExhausted: "full", codes.PermissionDenied: "denied",
+	codes.Unauthenticated: "denied", codes.Unavailable: "unavailable", codes.DeadlineExceeded: "unavailable",
+	codes.Canceled: "canceled",
+}

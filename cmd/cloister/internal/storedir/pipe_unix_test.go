@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package storedir
+
+import (
+	"errors"
+	"syscall"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas/durable"
+)
+
+// TestPendingDoesNotWaitForPipe in place of the journal.
+func TestPendingDoesNotWaitForPipe(t *testing.T) {
+	dir := t.TempDir()
+	if err := syscall.Mkfifo(Journal(dir), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Pending(dir); !errors.Is(err, durable.ErrNotRegular) {
+		t.Errorf("got %v, want ErrNotRegular", err)
+	}
+}

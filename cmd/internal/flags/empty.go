@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flags
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// mayBeEmpty is the annotation of flags that AllowEmpty permits to be empty.
+const mayBeEmpty = "cloister_may_be_empty"
+
+// AllowEmpty permits the empty text as the value of flags for which it has a meaning of its own. ExplainMistakes refuses
+// it for all other flags: an unset variable in a unit file, as in --auth "$AUTH", must not disable a protection.
+func AllowEmpty(f *pflag.FlagSet, names ...string) {
+	for _, name := range names {
+		if err := f.SetAnnotation(name, mayBeEmpty, []string{"true"}); err != nil {
+			panic(err) // there is no such flag
+		}
+	}
+}
+
+// explainEmpty returns an error if a flag was given an empty value.
+func explainEmpty(cmd *cobra.Command) (err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if err == nil && f.Annotations[mayBeEmpty] == nil && empty(f.Value) {
+			err = fmt.Errorf("--%s is empty: write a value or omit the flag; it is the %s", f.Name, f.Usage)
+		}
+	})
+	return err
+}
+
+// empty reports whether a value that was given is the empty text, or a list without elements or with an empty one.
+func empty(v pflag.Value) bool {
+	if list, ok := v.(pflag.SliceValue); ok {
+		values := list.GetSlice()
+		return len(values) == 0 || slices.Contains(values, "")
+	}
+	return v.String() == ""
+}

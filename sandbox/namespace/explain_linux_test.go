@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+// TestWorkspacePathsAreExplained: what is wrong with a source in the workspace is an ErrSpec that names it.
+func TestWorkspacePathsAreExplained(t *testing.T) {
+	t.Parallel()
+	b, _ := backend(t, namespace.Config{})
+	w, err := b.Workspace(t.Context(), sandbox.Unlimited, sandbox.Unlimited)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	root := w.Root()
+	if err := errors.Join(root.WriteFile("file", nil, 0o644), root.Symlink("file", "link"), root.Mkdir("closed", 0), root.Mkdir("out", 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	for source, want := range map[string]string{
+		"link":   "source link of output /build: invalid sandbox spec: link is a symbolic link: use the path that it leads to",
+		"file":   "source file of output /build: invalid sandbox spec: it is not a directory",
+		"closed": "invalid sandbox spec: working directory /build: the run's user may not enter it",
+	} {
+		s := script(t, "true")
+		s.Workspace, s.Dir = w.Name(), "/build"
+		s.Outputs = []sandbox.Output{{Target: "/build", Source: source}}
+		if _, err := b.Run(t.Context(), s, sandbox.Stdio{}); !errors.Is(err, sandbox.ErrSpec) || err.Error() != want {
+			t.Errorf("output %s: got %v, want %s", source, err, want)
+		}
+	}
+	s := script(t, "true")
+	s.Workspace = w.Name()
+	s.Outputs = []sandbox.Output{{Target: "/build", Source: "out"}}
+	s.Inputs = append(s.Inputs, sandbox.Input{Target: "/in", Content: "x", Source: "link"})
+	_, err = b.Run(t.Context(), s, sandbox.Stdio{})
+	if want := "source link of input /in"; !errors.Is(err, sandbox.ErrSpec) || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("input: got %v, want an ErrSpec for the %s", err, want)
+	}
+}
+
+// TestFullWorkspace: the limit of a workspace is reported, not a higher one of the Spec.
+func TestFullWorkspace(t *testing.T) {
+	t.Parallel()
+	const size = 1 << 20
+	b, _ := backend(t, namespace.Config{})
+	for _, limit := range []int64{16 << 30, sandbox.Unlimited} {
+		w, err := b.Workspace(t.Context(), size, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		s := script(t, "head -c 2000000 /dev/zero > file")
+		s.Workspace, s.Limits.OutputBytes, s.Dir = w.Name(), limit, "/build"
+		s.Outputs = []sandbox.Output{{Target: "/build", Source: "out"}}
+		res, err := b.Run(t.Context(), s, sandbox.Stdio{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e := res.Exceeded; e == nil || e.LimitValue != size || e.ActualValue != size {
+			t.Errorf("limit %d: got %v, want %d bytes", limit, e, size)
+		}
+	}
+}
+
+// TestHiddenPathsAreResolved: a hidden directory may be relative, and lead through a symbolic link.
+func TestHiddenPathsAreResolved(t *testing.T) {
+	t.Parallel()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(dir, "link")
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "the-store"), 0o755), os.Symlink("the-store", link)); err != nil {
+		t.Fatal(err)
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	relative, err := filepath.Rel(here, link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, hidden := range []string{filepath.Join(dir, "the-store"), link, relative} {
+		b, f := backend(t, namespace.Config{Hidden: []string{hidden}})
+		if !slices.ContainsFunc(f.Checks, func(c sandbox.Check) bool { return c.Name == string(namespace.HiddenPaths) && c.OK }) {
+			if i == 0 {
+				sandboxtest.Unavailable(t, "namespaces", "this host cannot hide paths")
+			}
+			t.Errorf("%s: got checks %+v, want %s", hidden, f.Checks, namespace.HiddenPaths)
+		}
+		s := script(t, "cat /proc/self/mountinfo")
+		s.Inputs = append(s.Inputs, sandbox.Input{Target: "/in", Content: "x", Source: filepath.Join(dir, "the-store")})
+		var mounts strings.Builder
+		if _, err := b.Run(t.Context(), s, sandbox.Stdio{Stdout: &mounts}); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(mounts.String(), " /in ") || strings.Contains(mounts.String(), "the-store") {
+			t.Errorf("%s: got mounts\n%s, want /in without the-store", hidden, &mounts)
+		}
+	}
+}

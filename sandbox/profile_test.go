@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package sandbox_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+func TestProfileDefaults(t *testing.T) {
+	p := sandbox.Profile{Args: []string{"cc"}, Env: []string{"B=2", "A=1", "TMPDIR"}, Outputs: []string{"/build/out", "/log"}}
+	build, err := sandbox.ForBuild(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := build.Limits
+	if l.Memory != 4<<30 || l.CPU != time.Hour || l.Processes != 128 || len(build.Network.Allow) > 0 {
+		t.Errorf("got limits %+v, network %+v", l, build.Network)
+	}
+	env := []string{"A=1", "B=2", "HOME=/tmp", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	outputs := []sandbox.Output{{Target: "/build/out", Source: "build/out"}, {Target: "/log", Source: "log"}}
+	if !slices.Equal(build.Env, env) || !slices.Equal(build.Outputs, outputs) || build.Dir != "/build/out" {
+		t.Errorf("got env %q, outputs %v, dir %s", build.Env, build.Outputs, build.Dir)
+	}
+	test, err := sandbox.ForTest(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Processes = 1024; test.Limits != l {
+		t.Errorf("limits of a test: got %+v, want %+v", test.Limits, l)
+	}
+	// Neither Spec has anything in common with the profile.
+	p.Args[0] = "ld"
+	if build.Args[0] != "cc" {
+		t.Error("the Spec changed with its profile")
+	}
+}
+
+func TestProfileFollowsLinks(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(dir, "link")
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "real"), 0o755), os.Symlink("real", link)); err != nil {
+		t.Fatal(err)
+	}
+	p := sandbox.Profile{Args: []string{"cc"}, Tools: []sandbox.Input{{Target: "/tool", Source: filepath.ToSlash(link)}}}
+	spec, err := sandbox.ForBuild(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := spec.Inputs[0].Source, filepath.Join(dir, "real"); got != want {
+		t.Errorf("source: got %s, want %s", got, want)
+	}
+	if p.Tools[0].Source != filepath.ToSlash(link) {
+		t.Errorf("the profile's own tool was changed: got %s", p.Tools[0].Source)
+	}
+}
+
+func TestProfileErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		profile sandbox.Profile
+		want    error
+	}{
+		"no arguments":    {sandbox.Profile{}, sandbox.ErrSpec},
+		"absent input":    {sandbox.Profile{Args: []string{"cc"}, Inputs: []sandbox.Input{{Target: "/x", Source: "/no/such/file"}}}, fs.ErrNotExist},
+		"absent tool":     {sandbox.Profile{Args: []string{"cc"}, Tools: []sandbox.Input{{Target: "/no/such/tool"}}}, fs.ErrNotExist},
+		"relative output": {sandbox.Profile{Args: []string{"cc"}, Outputs: []string{"out"}}, sandbox.ErrSpec},
+		"invalid network": {sandbox.Profile{Args: []string{"cc"}, Network: []sandbox.Endpoint{{Host: "localhost", Port: 80}}}, sandbox.ErrSpec},
+	} {
+		if _, err := sandbox.ForBuild(c.profile); !errors.Is(err, c.want) {
+			t.Errorf("%s: got error %v, want %v", name, err, c.want)
+		}
+	}
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const source = `package p
+
+import "other"
+
+type Store interface { Get(key string) ([]byte, error); private() }
+type Config struct { Name string; hidden int }
+type Kind uint8
+const Big Kind = 1 << 7
+var Default Config
+type Alias = Config
+func (c *Config) Check() error { return nil }
+func (c Config) unexported() {}
+func Map[K comparable, V any](m map[K]V, f ...func(V) bool) (n int) { return 0 }
+func internal() {}
+type Wrapper struct { *other.Element }
+`
+
+const other = `package other
+
+type Element struct { Value any }
+func (e *Element) Next() *Element { return nil }
+`
+
+// An imported is an importer that knows one package.
+type imported struct{ p *types.Package }
+
+func (i imported) Import(string) (*types.Package, error) { return i.p, nil }
+
+// check compiles a package that may import another one.
+func check(t *testing.T, path, source string, imports *types.Package) *types.Package {
+	t.Helper()
+	set := token.NewFileSet()
+	f, err := parser.ParseFile(set, "p.go", source, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := (&types.Config{Importer: imported{imports}}).Check(path, set, []*ast.File{f}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// Every exported identifier has a line with its type, promoted ones included, and nothing else has one.
+func TestDescribe(t *testing.T) {
+	p := check(t, module+"/a/p", source, check(t, "other", other, nil))
+	want := []string{
+		"a/p: type Alias = Config",
+		"a/p: const Big Kind = 128",
+		"a/p: type Config struct",
+		"a/p: field (Config) Name string",
+		"a/p: method (*Config) Check() error",
+		"a/p: var Default Config",
+		"a/p: type Kind uint8",
+		"a/p: func Map[K comparable, V any](m map[K]V, f ...func(V) bool) (n int)",
+		"a/p: type Store interface with unexported methods",
+		"a/p: method (Store) Get(key string) ([]byte, error)",
+		"a/p: type Wrapper struct",
+		"a/p: field (Wrapper) Element *other.Element",
+		"a/p: field (Wrapper) Value any",
+		"a/p: method (Wrapper) Next() *other.Element",
+	}
+	if got := describe(p); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// Fields and methods of interfaces belong to their types.
+func TestIdentifiers(t *testing.T) {
+	lines := []string{
+		"p: type A struct", "p: field (A) F int", "p: method (A) M()", "p: type B[T any] interface", "p: method (B) M()", "p: func F()",
+	}
+	if got := identifiers(lines); got != 4 {
+		t.Errorf("got %d, want 4: A, A.M, B and F", got)
+	}
+}
+
+// A changed line is both removed and added, and equal texts have no difference.
+func TestDifference(t *testing.T) {
+	if got, want := difference("a\nb 1\n", "a\nb 2\n"), "- b 1\n+ b 2\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := difference("a\nb\n", "a\nb\n"); got != "" {
+		t.Errorf("equal texts: got %q, want nothing", got)
+	}
+}

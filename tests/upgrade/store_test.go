@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package upgrade_test opens stores that released versions have written, in testdata, and finds everything in them.
+//
+// A change of the layout keeps them readable, or raises the version and says what to do. Either way, record a store of
+// the program as it was last released before the change, as root, and one of the new program:
+//
+//	go test ./tests/upgrade -run TestRecord -record NAME -program PATH/cloister
+package upgrade_test
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// Contents are what a recorded store contains: want.json beside the store.
+type Contents struct {
+	Version     string // of the layout
+	From, Until time.Time
+	Blobs       []Blob
+	Results     []Result
+	Executed    string // an action in instance main, with an output, in the history if there is one
+	Violation   string // an action in the audit log; "" without one
+	Verdict     string // an action in instance main that is known not to be reproducible; "" without verdicts
+	History     bool
+}
+
+// A Blob is a stored blob.
+type Blob struct {
+	Instance, Digest string
+	Chunked          bool
+}
+
+// A Result is a stored action result.
+type Result struct{ Instance, Action, Stdout string }
+
+// Names in an archive.
+const (
+	contentsName = "want.json"
+	storeName    = "store"
+)
+
+// pack writes the store in dir and its contents to an archive. It leaves out what belongs to a running process.
+func pack(t *testing.T, archive, dir string, c *Contents) {
+	t.Helper()
+	text, err := json.MarshalIndent(c, "", "  ")
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, contentsName), append(text, '\n'), 0o600))
+	f, err := os.Create(archive)
+	must(t, err)
+	zip, err := gzip.NewWriterLevel(f, gzip.BestCompression)
+	must(t, err)
+	w := tar.NewWriter(zip)
+	must(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		if err != nil || name == "." || e.Name() == "lock" || e.Type()&fs.ModeSocket != 0 {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		h := &tar.Header{Name: filepath.ToSlash(name), Mode: int64(info.Mode().Perm()), Typeflag: tar.TypeDir}
+		if e.IsDir() {
+			return w.WriteHeader(h)
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		h.Typeflag, h.Size = tar.TypeReg, int64(len(data))
+		if err := w.WriteHeader(h); err != nil {
+			return err
+		}
+		_, err = w.Write(data)
+		return err
+	}))
+	must(t, errors.Join(w.Close(), zip.Close(), f.Close()))
+}
+
+// unpack unpacks an archive into a new directory, and returns the store's directory and contents.
+func unpack(t *testing.T, archive string) (store string, c *Contents) {
+	t.Helper()
+	dir := t.TempDir()
+	f, err := os.Open(archive)
+	must(t, err)
+	defer f.Close()
+	zip, err := gzip.NewReader(f)
+	must(t, err)
+	for r := tar.NewReader(zip); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		must(t, err)
+		path := filepath.Join(dir, filepath.FromSlash(h.Name))
+		if h.Typeflag == tar.TypeDir {
+			must(t, os.MkdirAll(path, 0o700))
+			continue
+		}
+		data, err := io.ReadAll(r)
+		must(t, err)
+		must(t, os.WriteFile(path, data, fs.FileMode(h.Mode)))
+	}
+	text, err := os.ReadFile(filepath.Join(dir, contentsName))
+	must(t, err)
+	c = &Contents{}
+	must(t, json.Unmarshal(text, c))
+	return filepath.Join(dir, storeName), c
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package upgrade_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/worker/audit"
+	"github.com/cloister-build/cloister/worker/history"
+	"github.com/cloister-build/cloister/worker/repro"
+)
+
+// recordings are the stores in testdata, oldest first, and the layout version of each. docs/store.md lists the versions.
+var recordings = []struct {
+	name, version string
+	readable      bool
+}{
+	{"v1", "cloister-store v1", false},
+	{"v2-segments", "cloister-store v2", true}, // the first with segments: SHA-256 only
+	{"v2-chunks", "cloister-store v2", true},   // the first with chunk lists: eight digest functions
+	{"v2-verdicts", "cloister-store v2", true}, // with an audit log, a history and verdicts
+	{"v2", "cloister-store v2", true},          // all files in the formats of today
+}
+
+func archiveOf(name string) string { return filepath.Join("testdata", name+".tar.gz") }
+
+// TestRecordedStoresAreComplete opens each readable store and finds everything, twice, since opening may change it.
+func TestRecordedStoresAreComplete(t *testing.T) {
+	for _, r := range recordings {
+		if !r.readable {
+			continue
+		}
+		t.Run(r.name, func(t *testing.T) {
+			dir, want := unpack(t, archiveOf(r.name))
+			if want.Version != r.version {
+				t.Errorf("got version %q, want %q", want.Version, r.version)
+			}
+			wantLeases(t, dir, want)
+			for range 2 {
+				wantBlobs(t, dir, want)
+				wantHistory(t, dir, want)
+				wantViolation(t, dir, want)
+			}
+		})
+	}
+}
+
+// open opens a store with a lease.
+func open(t *testing.T, dir string, lease time.Duration) *disk.Cache {
+	t.Helper()
+	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 30, Lease: lease})
+	must(t, err)
+	if s := c.Stats(); s.LogDamage > 0 || s.LogLost > 0 {
+		t.Errorf("got %d bytes of damage and %d lost records, want none", s.LogDamage, s.LogLost)
+	}
+	return c
+}
+
+// wantLeases checks that the store knows when everything was last used: during the recording.
+func wantLeases(t *testing.T, dir string, want *Contents) {
+	t.Helper()
+	const grain = time.Minute // leases are kept in seconds and last a little longer
+	for _, k := range []struct {
+		lease  time.Duration
+		leased bool
+	}{
+		{time.Since(want.From) + grain, true},
+		{(time.Since(want.Until) - grain) * 3 / 4, false},
+	} {
+		if k.lease <= 0 {
+			continue // it was recorded just now
+		}
+		c := open(t, dir, k.lease)
+		r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Second, DryRun: true})
+		must(t, err)
+		if got := r.Blobs + r.Files; k.leased && got > 0 || !k.leased && r.Leased > 0 {
+			t.Errorf("lease %v: got %d files to be removed and %d leased bytes, want leased: %v", k.lease, got, r.Leased, k.leased)
+		}
+		must(t, c.Close())
+	}
+}
+
+// wantBlobs checks all blobs and results, and the verdicts, which withhold results.
+func wantBlobs(t *testing.T, dir string, want *Contents) {
+	t.Helper()
+	ctx := t.Context()
+	c := open(t, dir, -1)
+	defer c.Close()
+	for _, b := range want.Blobs {
+		d, err := cas.ParseDigest(b.Digest)
+		must(t, err)
+		in, err := c.Instance(b.Instance)
+		must(t, err)
+		content, err := cas.ReadAll(ctx, in.Store, d, d.Size())
+		if err != nil || d.Function().Sum(content) != d {
+			t.Errorf("blob %s of instance %q: got %d other bytes, %v", b.Digest, b.Instance, len(content), err)
+		}
+		if missing, err := in.Store.Missing(ctx, []cas.Digest{d}); err != nil || len(missing) > 0 {
+			t.Errorf("blob %s of instance %q: missing %v, %v", b.Digest, b.Instance, missing, err)
+		}
+	}
+	for _, r := range want.Results {
+		in, err := c.Instance(r.Instance)
+		must(t, err)
+		got, err := in.Actions.Lookup(ctx, digest(t, r.Action))
+		if err != nil || got.ExecutionMetadata.GetWorker() != "upgrade" {
+			t.Errorf("result of %s in instance %q: got %v, %v, want that of the recording", r.Action, r.Instance, got, err)
+			continue
+		}
+		stdout := got.StdoutRaw
+		if got.StdoutDigest != nil { // the server made a blob of it
+			d, err := cas.FromProto(digest(t, r.Action).Function(), got.StdoutDigest)
+			must(t, err)
+			stdout, err = cas.ReadAll(ctx, in.Store, d, d.Size())
+			must(t, err)
+		}
+		if string(stdout) != r.Stdout {
+			t.Errorf("result of %s in instance %q: got stdout %q, want %q", r.Action, r.Instance, stdout, r.Stdout)
+		}
+	}
+	if want.Verdict == "" {
+		return
+	}
+	known, err := repro.OpenVerdicts(repro.VerdictsConfig{Path: filepath.Join(dir, repro.VerdictsFile)})
+	must(t, err)
+	defer known.Close()
+	in, err := known.Withhold(c.Instance)("main")
+	must(t, err)
+	if _, err := in.Actions.Lookup(ctx, digest(t, want.Verdict)); err == nil || !strings.Contains(err.Error(), "differs") {
+		t.Errorf("action %s: got %v, want its result withheld since it differs", want.Verdict, err)
+	}
+}
+
+func digest(t *testing.T, text string) cas.Digest {
+	t.Helper()
+	d, err := cas.ParseDigest(text)
+	must(t, err)
+	return d
+}
+
+// wantHistory checks the history.
+func wantHistory(t *testing.T, dir string, want *Contents) {
+	t.Helper()
+	if !want.History {
+		return
+	}
+	l, err := history.Open(history.Config{Dir: filepath.Join(dir, "history"), MaxAge: time.Since(want.From) + time.Hour})
+	must(t, err)
+	defer l.Close()
+	var found []history.Entry
+	must(t, l.Search(t.Context(), history.Filter{Instance: "main", Action: want.Executed}, 100, func(e *history.Entry) error {
+		found = append(found, *e)
+		return nil
+	}))
+	if !slices.ContainsFunc(found, func(e history.Entry) bool {
+		return e.How == history.Executed && e.Target == "//upgrade:target" && e.Manifest != "" && e.StableHash != ""
+	}) {
+		t.Errorf("action %s: got %+v, want its execution", want.Executed, found)
+	}
+}
+
+// wantViolation checks the audit log.
+func wantViolation(t *testing.T, dir string, want *Contents) {
+	t.Helper()
+	if want.Violation == "" {
+		return
+	}
+	found := false
+	must(t, audit.Read(filepath.Join(dir, "audit"), func(r audit.Record) error {
+		found = found || r.Action == want.Violation && r.Target == "//upgrade:target" && len(r.Events) > 0
+		return nil
+	}))
+	if r, err := audit.Verify(filepath.Join(dir, "audit"), ""); err != nil || !found {
+		t.Errorf("action %s: found %v, want its violation; verify: %+v, %v", want.Violation, found, r, err)
+	}
+}
+
+// TestUnreadableStoresAreRefused checks that a store of an earlier or later version stays as it is, and that the error
+// names both versions and what to do.
+func TestUnreadableStoresAreRefused(t *testing.T) {
+	refuse := func(name, dir, version string) {
+		before := listing(t, dir)
+		c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 30})
+		if err == nil {
+			c.Close()
+			t.Fatalf("%s: opened, want an error", name)
+		}
+		for _, want := range []string{version, recordings[len(recordings)-1].version, "choose another directory", "delete"} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: got %v, want %q in it", name, err, want)
+			}
+		}
+		if after := listing(t, dir); !slices.Equal(before, after) {
+			t.Errorf("%s: got files %q, want them unchanged: %q", name, after, before)
+		}
+	}
+	for _, r := range recordings {
+		if !r.readable {
+			dir, _ := unpack(t, archiveOf(r.name))
+			refuse(r.name, dir, r.version)
+		}
+	}
+	dir, _ := unpack(t, archiveOf(recordings[len(recordings)-1].name))
+	must(t, os.WriteFile(filepath.Join(dir, "version"), []byte("cloister-store v3\n"), 0o600))
+	refuse("newer", dir, "cloister-store v3")
+}
+
+// listing returns the names and contents of all files below dir.
+func listing(t *testing.T, dir string) (all []string) {
+	t.Helper()
+	must(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		content, err := os.ReadFile(path)
+		all = append(all, path+" "+string(content))
+		return err
+	}))
+	return all
+}
+
+// TestLastRecordingIsCurrent fails if this program writes what the last recorded store lacks, which an earlier program
+// may not understand: raise the version of the layout, and record a store.
+func TestLastRecordingIsCurrent(t *testing.T) {
+	last := recordings[len(recordings)-1]
+	_, want := unpack(t, archiveOf(last.name))
+	dir := t.TempDir()
+	must(t, open(t, dir, -1).Close())
+	if version, err := os.ReadFile(filepath.Join(dir, "version")); err != nil || string(version) != last.version+"\n" {
+		t.Errorf("this program writes version %q, %v, but the last recorded store has %q", version, err, last.version)
+	}
+	if !slices.ContainsFunc(want.Blobs, func(b Blob) bool { return b.Chunked }) || len(want.Results) == 0 ||
+		!want.History || want.Violation == "" || want.Verdict == "" {
+		t.Errorf("got %+v, want chunked blobs, results, a history, a violation and a verdict", want)
+	}
+	for _, f := range cas.Functions() {
+		if !slices.ContainsFunc(want.Blobs, func(b Blob) bool { return digest(t, b.Digest).Function() == f }) {
+			t.Errorf("the last recorded store has no blob of %s", f)
+		}
+	}
+}
+
+// TestRecordingsAreSmall, since they stay in the repository for ever.
+func TestRecordingsAreSmall(t *testing.T) {
+	for _, r := range recordings {
+		info, err := os.Stat(archiveOf(r.name))
+		must(t, err)
+		if info.Size() > 200<<10 {
+			t.Errorf("%s has %d bytes, want at most 200 KiB", archiveOf(r.name), info.Size())
+		}
+	}
+}

@@ -1,0 +1,869 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package access_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/worker/access"
+	"github.com/cloister-build/cloister/worker/transport"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+)
+
+// An authority signs certificates.
+type authority struct {
+	t    *testing.T
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	file string // its certificate
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "an authority"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &authority{t, cert, key, filepath.Join(t.TempDir(), "ca.pem")}
+	write(t, a.file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	return a
+}
+
+// sign writes a new certificate for template to files.
+func (a *authority) sign(template x509.Certificate, certFile, keyFile string) {
+	a.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	template.SerialNumber = serial
+	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	der, err := x509.CreateCertificate(rand.Reader, &template, a.cert, &key.PublicKey, a.key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	write(a.t, certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	write(a.t, keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
+}
+
+// pair returns the files of a new certificate for template.
+func (a *authority) pair(template x509.Certificate) (cert, key string) {
+	a.t.Helper()
+	dir := a.t.TempDir()
+	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	a.sign(template, cert, key)
+	return cert, key
+}
+
+func write(t *testing.T, name string, b []byte) {
+	t.Helper()
+	if err := os.WriteFile(name, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func sum(token string) string {
+	s := sha256.Sum256([]byte(token))
+	return hex.EncodeToString(s[:])
+}
+
+func parse(t *testing.T, text string) *access.Rules {
+	t.Helper()
+	r, err := access.Parse(filepath.Join(t.TempDir(), "auth.yaml"), []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// A server has all services over an in-memory store.
+type server struct {
+	*testing.T
+	address string
+	info    map[string]grpc.ServiceInfo
+	health  *health.Server
+}
+
+// execution is an Execution service that reports that a call was admitted.
+type execution struct {
+	repb.UnimplementedExecutionServer
+	longrunningpb.UnimplementedOperationsServer
+	logpb.UnimplementedLogStreamServiceServer
+}
+
+// A guard checks calls against rules or the current rules of a file.
+type guard interface{ Options() []grpc.ServerOption }
+
+// serve starts a server, with TLS if pair is not nil.
+func serve(t *testing.T, rules guard, config *tls.Config) *server {
+	t.Helper()
+	options := append(casserver.ServerOptions(slog.New(slog.DiscardHandler)), rules.Options()...)
+	if config != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(config)))
+	}
+	g := grpc.NewServer(options...)
+	casserver.Register(g, casserver.Config{
+		Instances: castest.Instances(), Execution: &repb.ExecutionCapabilities{ExecEnabled: true}, Rights: new(access.Rules).Rights, // which looks at who was admitted
+	})
+	x := &execution{}
+	repb.RegisterExecutionServer(g, x)
+	longrunningpb.RegisterOperationsServer(g, x)
+	logpb.RegisterLogStreamServiceServer(g, x)
+	cloisterpb.RegisterHistoryServer(g, &cloisterpb.UnimplementedHistoryServer{})
+	cloisterpb.RegisterFleetServer(g, &cloisterpb.UnimplementedFleetServer{})
+	alive := health.NewServer()
+	healthpb.RegisterHealthServer(g, alive)
+	reflection.Register(g)
+	return &server{t, listen(t, g), g.GetServiceInfo(), alive}
+}
+
+// listen serves g until the test ends and returns its address.
+func listen(t *testing.T, g *grpc.Server) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { g.Serve(l); close(ended) }()
+	t.Cleanup(func() { g.Stop(); <-ended })
+	return l.Addr().String()
+}
+
+// dial returns a connection that sends an authorization header unless it is "".
+func (s *server) dial(config *tls.Config, authorization string) *grpc.ClientConn {
+	s.Helper()
+	creds := insecure.NewCredentials()
+	if config != nil {
+		creds = credentials.NewTLS(config)
+	}
+	header := func(ctx context.Context) context.Context {
+		if authorization == "" {
+			return ctx
+		}
+		return metadata.AppendToOutgoingContext(ctx, "authorization", authorization)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+s.address, grpc.WithTransportCredentials(creds),
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, o ...grpc.CallOption) error {
+			return next(header(ctx), method, req, reply, cc, o...)
+		}),
+		grpc.WithChainStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, method string, next grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
+			return next(header(ctx), d, cc, method, o...)
+		}))
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// blob is always present.
+var blob = &repb.Digest{Hash: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}
+
+// calls has a call of each method in an instance.
+var calls = map[string]func(ctx context.Context, conn *grpc.ClientConn, instance string) error{
+	"GetCapabilities": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := repb.NewCapabilitiesClient(conn).GetCapabilities(ctx, &repb.GetCapabilitiesRequest{InstanceName: instance})
+		return err
+	},
+	"FindMissingBlobs": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := repb.NewContentAddressableStorageClient(conn).FindMissingBlobs(ctx,
+			&repb.FindMissingBlobsRequest{InstanceName: instance, BlobDigests: []*repb.Digest{blob}})
+		return err
+	},
+	"BatchReadBlobs": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := repb.NewContentAddressableStorageClient(conn).BatchReadBlobs(ctx,
+			&repb.BatchReadBlobsRequest{InstanceName: instance, Digests: []*repb.Digest{blob}})
+		return err
+	},
+	"BatchUpdateBlobs": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := repb.NewContentAddressableStorageClient(conn).BatchUpdateBlobs(ctx,
+			&repb.BatchUpdateBlobsRequest{InstanceName: instance, Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: blob}}})
+		return err
+	},
+	"GetTree": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		s, err := repb.NewContentAddressableStorageClient(conn).GetTree(ctx, &repb.GetTreeRequest{InstanceName: instance, RootDigest: blob})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		return err
+	},
+	"Read": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		s, err := bspb.NewByteStreamClient(conn).Read(ctx, &bspb.ReadRequest{ResourceName: under(instance, "blobs/"+blob.Hash+"/0")})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		return err
+	},
+	"Write": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		s, err := bspb.NewByteStreamClient(conn).Write(ctx)
+		if err != nil {
+			return err
+		}
+		// Recv returns the stream's error.
+		_ = s.Send(&bspb.WriteRequest{ResourceName: under(instance, "uploads/x/blobs/"+blob.Hash+"/0"), FinishWrite: true})
+		_, err = s.CloseAndRecv()
+		return err
+	},
+	"QueryWriteStatus": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := bspb.NewByteStreamClient(conn).QueryWriteStatus(ctx,
+			&bspb.QueryWriteStatusRequest{ResourceName: under(instance, "uploads/x/blobs/"+blob.Hash+"/0")})
+		return err
+	},
+	"GetActionResult": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := repb.NewActionCacheClient(conn).GetActionResult(ctx, &repb.GetActionResultRequest{InstanceName: instance, ActionDigest: blob})
+		return err
+	},
+	"UpdateActionResult": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := repb.NewActionCacheClient(conn).UpdateActionResult(ctx,
+			&repb.UpdateActionResultRequest{InstanceName: instance, ActionDigest: blob, ActionResult: &repb.ActionResult{StdoutRaw: []byte("x")}})
+		return err
+	},
+	"Execute": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		s, err := repb.NewExecutionClient(conn).Execute(ctx, &repb.ExecuteRequest{InstanceName: instance, ActionDigest: blob})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		return err
+	},
+	"WaitExecution": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		s, err := repb.NewExecutionClient(conn).WaitExecution(ctx, &repb.WaitExecutionRequest{Name: under(instance, "operations/1")})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		return err
+	},
+	"CancelOperation": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := longrunningpb.NewOperationsClient(conn).CancelOperation(ctx, &longrunningpb.CancelOperationRequest{Name: under(instance, "operations/1")})
+		return err
+	},
+	"ListOperations": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := longrunningpb.NewOperationsClient(conn).ListOperations(ctx, &longrunningpb.ListOperationsRequest{Name: instance})
+		return err
+	},
+	"List": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		s, err := cloisterpb.NewHistoryClient(conn).List(ctx, &cloisterpb.ListHistoryRequest{InstanceName: instance})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		return err
+	},
+	"CreateLogStream": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := logpb.NewLogStreamServiceClient(conn).CreateLogStream(ctx, &logpb.CreateLogStreamRequest{Parent: instance})
+		return err
+	},
+}
+
+func under(instance, rest string) string {
+	if instance == "" {
+		return rest
+	}
+	return instance + "/" + rest
+}
+
+// passed reports whether a call reached its service.
+func passed(err error) bool {
+	return status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.Unauthenticated
+}
+
+// TestEveryMethodHasARight checks that no served method is open or unreachable.
+func TestEveryMethodHasARight(t *testing.T) {
+	s := serve(t, parse(t, "version: 1\ncallers: [{name: nobody, anonymous: true, rights: [{read: none}]}]"), nil)
+	if err := access.Check(s.info); err != nil {
+		t.Error(err)
+	}
+	s.info["strange.Service"] = grpc.ServiceInfo{Methods: []grpc.MethodInfo{{Name: "Do"}}}
+	if err := access.Check(s.info); err == nil || !strings.Contains(err.Error(), "/strange.Service/Do") {
+		t.Errorf("a method without a right: %v", err)
+	}
+	conn := s.dial(nil, "")
+	for name, call := range calls {
+		err := call(t.Context(), conn, "main")
+		if want := name == "GetCapabilities"; passed(err) != want || !want && status.Code(err) != codes.PermissionDenied {
+			t.Errorf("%s without a right: %v", name, err)
+		}
+	}
+	if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
+		t.Errorf("health: %v", err)
+	}
+}
+
+// TestRule131_RightsAreApart checks that each right permits exactly its methods, in its instances only, and that refusals name
+// caller, right and instance.
+func TestRule131_RightsAreApart(t *testing.T) {
+	methods := map[string]string{
+		"read":    "GetCapabilities FindMissingBlobs BatchReadBlobs GetTree Read GetActionResult List",
+		"write":   "GetCapabilities FindMissingBlobs BatchUpdateBlobs Write QueryWriteStatus CreateLogStream",
+		"cache":   "GetCapabilities UpdateActionResult",
+		"execute": "GetCapabilities Execute WaitExecution CancelOperation ListOperations",
+	}
+	text := "version: 1\ncallers:\n"
+	for right := range methods {
+		text += fmt.Sprintf("- {name: %s, token_sha256: %s, rights: [{%[1]s: [main, team/*]}]}\n", right, sum(right))
+	}
+	s := serve(t, parse(t, text), nil)
+	for right, list := range methods {
+		conn := s.dial(nil, "Bearer "+right)
+		for name, call := range calls {
+			want := strings.Contains(" "+list+" ", " "+name+" ")
+			for _, instance := range []string{"main", "team/a/b"} {
+				err := call(t.Context(), conn, instance)
+				if passed(err) != want {
+					t.Errorf("%s with %s in %s: %v", name, right, instance, err)
+				}
+				text := status.Convert(err).Message()
+				if !want && !(strings.Contains(text, "caller "+right+" ") && strings.Contains(text, `"`+instance+`"`) && strings.Contains(text, "/"+name)) {
+					t.Errorf("%s: the refusal does not say who, where and what: %s", name, text)
+				}
+			}
+			for _, instance := range []string{"", "mainly", "team", "main/a", "other"} {
+				if err := call(t.Context(), conn, instance); status.Code(err) != codes.PermissionDenied && name != "GetCapabilities" {
+					t.Errorf("%s with %s in %q: %v", name, right, instance, err)
+				}
+			}
+		}
+	}
+}
+
+// TestOperatorsHaveARightOfTheirOwn checks that execute shows the server's state but does not drain, and operate does both.
+func TestOperatorsHaveARightOfTheirOwn(t *testing.T) {
+	text := "version: 1\ncallers:\n"
+	for _, right := range []string{"read", "write", "cache", "execute", "operate"} {
+		text += fmt.Sprintf("- {name: %s, token_sha256: %s, rights: [%[1]s]}\n", right, sum(right))
+	}
+	text += fmt.Sprintf("- {name: somewhere, token_sha256: %s, rights: [{execute: main}]}\n", sum("somewhere"))
+	rules := parse(t, text)
+	s := serve(t, rules, nil)
+	calls := map[string]func(context.Context, cloisterpb.FleetClient) error{
+		"Status": func(ctx context.Context, c cloisterpb.FleetClient) error {
+			_, err := c.Status(ctx, &cloisterpb.StatusRequest{})
+			return err
+		},
+		"Drain": func(ctx context.Context, c cloisterpb.FleetClient) error {
+			_, err := c.Drain(ctx, &cloisterpb.DrainRequest{})
+			return err
+		},
+		"Undrain": func(ctx context.Context, c cloisterpb.FleetClient) error {
+			_, err := c.Undrain(ctx, &cloisterpb.DrainRequest{})
+			return err
+		},
+	}
+	may := map[string]string{"execute": "Status", "somewhere": "Status", "operate": "Status Drain Undrain"}
+	for _, who := range []string{"read", "write", "cache", "execute", "somewhere", "operate"} {
+		client := cloisterpb.NewFleetClient(s.dial(nil, "Bearer "+who))
+		for name, call := range calls {
+			err := call(t.Context(), client)
+			if want := strings.Contains(" "+may[who]+" ", " "+name+" "); passed(err) != want {
+				t.Errorf("%s with %s: %v", name, who, err)
+			}
+		}
+	}
+	if rules.Sees(t.Context(), "main") {
+		t.Error("a context of no call sees what runs")
+	}
+}
+
+// TestSeesBelow checks that callers see workers that serve an instance in which they may execute.
+func TestSeesBelow(t *testing.T) {
+	for _, c := range []struct{ rights, sees, not string }{
+		{"{execute: main}", " main", "other main/team mai mainly"},
+		{"{execute: main/team}", " main main/team", "main/tea main/team/a other team"},
+		{"{execute: main/*}", " main main/team main/team/a", "mai mainly other"},
+		{"{execute: main/team/*}", " main main/team main/team/a main/team/a/b", "main/tea main/teams other"},
+		{"execute", " main main/team", ""},
+		{"operate", " main main/team", ""},
+		{"{execute: \"\"}", " ", "main"},
+		{"read, write, cache, work", "", " main"},
+		{"read, {execute: red}", " red", "main"},
+	} {
+		rules := parse(t, "version: 1\ncallers: [{name: c, anonymous: true, rights: ["+c.rights+"]}]\n")
+		ctx := access.First(t.Context(), rules)
+		for want, list := range map[bool]string{true: c.sees, false: c.not} {
+			for prefix := range strings.SplitSeq(list, " ") {
+				if list != "" && rules.SeesBelow(ctx, prefix) != want {
+					t.Errorf("with %s, SeesBelow(%q) is %v", c.rights, prefix, !want)
+				}
+			}
+		}
+		if rules.SeesBelow(t.Context(), "main") {
+			t.Error("a context of no call sees what is there")
+		}
+	}
+}
+
+// TestRule131_NoCredential checks that clients without a valid credential get UNAUTHENTICATED from every method but health,
+// and that no message repeats a credential.
+func TestRule131_NoCredential(t *testing.T) {
+	s := serve(t, parse(t, "version: 1\ncallers: [{name: ci, token_sha256: "+sum("secret-token")+", rights: [read, write, cache, execute]}]"), nil)
+	for _, header := range []string{
+		"", "Bearer wrong-token", "Bearer ", "Bearer", "Basic secret-token", "secret-token", "Bearer secret-toke",
+		"Bearer " + sum("secret-token"), "Bearer a.b.c", "Bearer " + strings.Repeat("x", 20_000),
+	} {
+		conn := s.dial(nil, header)
+		for name, call := range calls {
+			err := call(t.Context(), conn, "")
+			if status.Code(err) != codes.Unauthenticated {
+				t.Errorf("%s with %.40q: %v", name, header, err)
+			}
+			if _, shown, _ := strings.Cut(header, " "); shown != "" && strings.Contains(err.Error(), shown) {
+				t.Errorf("the message repeats the token: %v", err)
+			}
+		}
+		if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
+			t.Errorf("health with %.40q: %v", header, err)
+		}
+	}
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer other")
+	if err := calls["Read"](ctx, s.dial(nil, "Bearer secret-token"), ""); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("two headers: %v", err)
+	}
+	if err := calls["BatchReadBlobs"](t.Context(), s.dial(nil, "bearer  secret-token"), ""); err != nil {
+		t.Errorf("the token: %v", err)
+	}
+}
+
+// TestAnonymous checks that clients without a credential have the anonymous rights, and those with an invalid one none.
+func TestAnonymous(t *testing.T) {
+	s := serve(t, parse(t, `
+version: 1
+callers:
+  - {name: ci, token_sha256: `+sum("t")+`, rights: [cache]}
+  - {name: guest, anonymous: true, rights: [read]}
+`), nil)
+	if err := calls["BatchReadBlobs"](t.Context(), s.dial(nil, ""), "any"); err != nil {
+		t.Error(err)
+	}
+	if err := calls["BatchReadBlobs"](t.Context(), s.dial(nil, "Bearer x"), "any"); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("with a wrong token: %v", err)
+	}
+	if err := calls["BatchReadBlobs"](t.Context(), s.dial(nil, "Bearer t"), "any"); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("with a token that may less: %v", err)
+	}
+}
+
+// TestRule005_006_CapabilitiesOfTheCaller checks that exec_enabled and update_enabled reflect the caller's rights.
+func TestRule005_006_CapabilitiesOfTheCaller(t *testing.T) {
+	s := serve(t, parse(t, `
+version: 1
+callers:
+  - {name: ci, token_sha256: [`+sum("old")+", "+sum("new")+`], rights: [{execute: a}, {cache: b}, read]}
+`), nil)
+	for _, token := range []string{"old", "new"} {
+		for instance, want := range map[string][2]bool{"a": {true, false}, "b": {false, true}, "c": {false, false}} {
+			r, err := repb.NewCapabilitiesClient(s.dial(nil, "Bearer "+token)).GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: instance})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := [2]bool{r.ExecutionCapabilities.ExecEnabled, r.CacheCapabilities.ActionCacheUpdateCapabilities.UpdateEnabled}
+			if got != want {
+				t.Errorf("in %s: exec_enabled and update_enabled are %v, want %v", instance, got, want)
+			}
+		}
+	}
+}
+
+// TestStrangeResourceNames checks that a reserved word ends the instance, and that no service reads it otherwise.
+func TestStrangeResourceNames(t *testing.T) {
+	s := serve(t, parse(t, "version: 1\ncallers: [{name: g, anonymous: true, rights: [{read: a}, {execute: a}]}]"), nil)
+	conn := s.dial(nil, "")
+	read := func(name string) error {
+		r, err := bspb.NewByteStreamClient(conn).Read(t.Context(), &bspb.ReadRequest{ResourceName: name})
+		if err == nil {
+			_, err = r.Recv()
+		}
+		return err
+	}
+	for name, want := range map[string]codes.Code{
+		"a/logstreams/blobs/" + blob.Hash + "/0":              codes.InvalidArgument, // no instance has such a name
+		"b/logstreams/x":                                      codes.PermissionDenied,
+		"a/logstreams/x":                                      codes.InvalidArgument, // by the service, which has no such streams
+		"a/logstreams/a/logstreams/x":                         codes.InvalidArgument, // the instance once more
+		"a/logstreams/b/logstreams/x":                         codes.InvalidArgument, // one of a/logstreams/b
+		"logstreams/logstreams/x":                             codes.PermissionDenied,
+		"a/logstreams/a/logstreams/b/logstreams/x":            codes.InvalidArgument,
+		"a/logstreams/a/logstreams/blobs/" + blob.Hash + "/0": codes.InvalidArgument,
+		"a/x":                               codes.InvalidArgument,
+		"":                                  codes.InvalidArgument,
+		"blobs/a/blobs/" + blob.Hash + "/0": codes.PermissionDenied,
+		"a/compressed-blobs/x/" + blob.Hash: codes.InvalidArgument, // by the service
+	} {
+		if err := read(name); status.Code(err) != want {
+			t.Errorf("%s: %v, want %v", name, err, want)
+		}
+	}
+	// An operation name without an instance cannot be guessed.
+	w, err := repb.NewExecutionClient(conn).WaitExecution(t.Context(), &repb.WaitExecutionRequest{Name: "0123"})
+	if err == nil {
+		_, err = w.Recv()
+	}
+	if status.Code(err) != codes.Unimplemented {
+		t.Errorf("a bare name: %v", err)
+	}
+	for _, name := range []string{"operations", "b", "b/operations"} {
+		if _, err := longrunningpb.NewOperationsClient(conn).ListOperations(t.Context(), &longrunningpb.ListOperationsRequest{Name: name}); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("list %s: %v", name, err)
+		}
+	}
+}
+
+// A syncBuffer is a buffer for concurrent use.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// loopback is a server certificate.
+var loopback = x509.Certificate{IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, Subject: pkix.Name{CommonName: "server"}}
+
+// TestCertificates checks that a name in a certificate of the right authority identifies a caller.
+func TestCertificates(t *testing.T) {
+	ours, theirs := newAuthority(t), newAuthority(t)
+	rules := parse(t, `
+version: 1
+callers:
+  - {name: cn, certificate: {subject: laptop-7}, rights: [{read: cn}]}
+  - {name: uri, certificate: {uri: "spiffe://farm/*"}, rights: [{read: uri}]}
+  - {name: dns, certificate: {dns: ci.example.com}, rights: [{read: dns}]}
+`)
+	if !rules.Certificates() || rules.Tokens() {
+		t.Errorf("certificates %t, tokens %t", rules.Certificates(), rules.Tokens())
+	}
+	cert, key := ours.pair(loopback)
+	pair, err := transport.NewPair(cert, key, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	optional, err := pair.Server(ours.file, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, rules, optional)
+	trusted, err := transport.ReadPool(ours.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	connect := func(a *authority, template *x509.Certificate, s *server) *grpc.ClientConn {
+		c := &tls.Config{RootCAs: trusted}
+		if template != nil {
+			mine, err := transport.NewPair(first(a.pair(*template)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			mine.Client(c)
+		}
+		return s.dial(c, "")
+	}
+	farm, err := url.Parse("spiffe://farm/worker/1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for instance, template := range map[string]*x509.Certificate{
+		"cn":  {Subject: pkix.Name{CommonName: "laptop-7"}},
+		"uri": {URIs: []*url.URL{farm}},
+		"dns": {DNSNames: []string{"other.example.com", "ci.example.com"}},
+	} {
+		conn := connect(ours, template, s)
+		for _, other := range []string{"cn", "uri", "dns"} {
+			if err := calls["BatchReadBlobs"](t.Context(), conn, other); passed(err) != (other == instance) {
+				t.Errorf("%s in %s: %v", instance, other, err)
+			}
+		}
+		if err := calls["BatchReadBlobs"](t.Context(), connect(theirs, template, s), instance); err == nil {
+			t.Errorf("%s: a certificate that another authority signed is taken", instance)
+		}
+	}
+	for name, template := range map[string]*x509.Certificate{
+		"two common names": {Subject: pkix.Name{CommonName: "laptop-7", ExtraNames: []pkix.AttributeTypeAndValue{
+			{Type: asn1.ObjectIdentifier{2, 5, 4, 3}, Value: "other"}, {Type: asn1.ObjectIdentifier{2, 5, 4, 3}, Value: "laptop-7"},
+		}}},
+		"none": nil, "unknown": {Subject: pkix.Name{CommonName: "laptop-70"}},
+		"a name of another kind": {DNSNames: []string{"laptop-7"}, Subject: pkix.Name{CommonName: "ci.example.com"}},
+	} {
+		if err := calls["BatchReadBlobs"](t.Context(), connect(ours, template, s), "cn"); status.Code(err) != codes.Unauthenticated {
+			t.Errorf("certificate %s: %v", name, err)
+		}
+	}
+	demanded, err := pair.Server(ours.file, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := serve(t, rules, demanded)
+	if _, err := healthpb.NewHealthClient(connect(ours, nil, closed)).Check(t.Context(), &healthpb.HealthCheckRequest{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("without a certificate where one is demanded: %v", err)
+	}
+	if err := calls["BatchReadBlobs"](t.Context(), connect(ours, &x509.Certificate{Subject: pkix.Name{CommonName: "laptop-7"}}, closed), "cn"); err != nil {
+		t.Errorf("with one where one is demanded: %v", err)
+	}
+}
+
+// TestURIsOfCertificates checks that only a URI that has one spelling is below a prefix.
+func TestURIsOfCertificates(t *testing.T) {
+	ours := newAuthority(t)
+	rules := parse(t, `
+version: 1
+callers:
+  - {name: uri, certificate: {uri: "spiffe://farm/worker/*"}, rights: [{read: below}]}
+  - {name: exact, certificate: {uri: "spiffe://farm/head"}, rights: [{read: exact}]}
+  - {name: web, certificate: {uri: "https://example.com/a%20b/"}, rights: [{read: web}]}
+  - {name: any, certificate: {uri: "*"}, rights: [{read: any}]}
+`)
+	cert, key := ours.pair(loopback)
+	pair, err := transport.NewPair(first(cert, key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := pair.Server(ours.file, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusted, err := transport.ReadPool(ours.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, rules, config)
+	for _, c := range []struct {
+		uris     string
+		instance string // in which it may read, "" if nobody has such a certificate
+	}{
+		{"spiffe://farm/worker/1", "below"},
+		{"SPIFFE://farm/worker/1/2", "below"},
+		{"spiffe://farm/head", "exact"},
+		{"https://example.com/a%20b/", "web"},
+		{"spiffe://other/worker/1", "any"},
+		{"https://example.com/x https://example.com/y", "any"},
+		{"spiffe://farm/worker/../head", ""},
+		{"spiffe://farm/worker/./1", ""},
+		{"spiffe://farm/worker/..", ""},
+		{"spiffe://farm/worker//1", ""},
+		{"spiffe://farm/worker/", ""},
+		{"spiffe://farm/worker/%2e%2e/head", ""},
+		{"spiffe://farm/worker/%31", ""},
+		{"spiffe://farm/worker/1?x", ""},
+		{"spiffe://farm/worker/1#x", ""},
+		{"spiffe://farm/worker/1 spiffe://farm/head", ""},
+		{"https://example.com/x spiffe://farm/head", ""},
+	} {
+		template := x509.Certificate{}
+		for text := range strings.FieldsSeq(c.uris) {
+			u, err := url.Parse(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			template.URIs = append(template.URIs, u)
+		}
+		mine, err := transport.NewPair(first(ours.pair(template)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := &tls.Config{RootCAs: trusted}
+		mine.Client(client)
+		conn := s.dial(client, "")
+		for _, instance := range []string{"below", "exact", "web", "any"} {
+			want := codes.PermissionDenied
+			if c.instance == "" {
+				want = codes.Unauthenticated
+			} else if c.instance == instance {
+				want = codes.OK
+			}
+			if err := calls["BatchReadBlobs"](t.Context(), conn, instance); status.Code(err) != want {
+				t.Errorf("%s in %s: got %v, want %v", c.uris, instance, err, want)
+			}
+		}
+	}
+}
+
+// first adds a log to two files, for transport.NewPair.
+func first(cert, key string) (string, string, *slog.Logger) {
+	return cert, key, slog.New(slog.DiscardHandler)
+}
+
+// TestCertificateIsReadAgain checks that the next connection uses a new certificate, and that unreadable files leave the old
+// one in use.
+func TestCertificateIsReadAgain(t *testing.T) {
+	a := newAuthority(t)
+	cert, key := a.pair(loopback)
+	var log syncBuffer
+	pair, err := transport.NewPair(cert, key, slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := pair.Server("", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, parse(t, "version: 1\ncallers: [{name: g, anonymous: true, rights: [read]}]"), config)
+	pool, err := transport.ReadPool(a.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := func() string {
+		t.Helper()
+		conn, err := tls.Dial("tcp", s.address, &tls.Config{RootCAs: pool, NextProtos: []string{"h2"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		return conn.ConnectionState().PeerCertificates[0].SerialNumber.String()
+	}
+	old := shown()
+	if shown() != old {
+		t.Error("another certificate without a reason")
+	}
+	// Files of one size and time may differ.
+	stamp := time.Now().Add(-time.Minute)
+	touch := func() {
+		stamp = stamp.Add(time.Second)
+		for _, name := range []string{cert, key} {
+			if err := os.Chtimes(name, stamp, stamp); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	a.sign(loopback, cert, key)
+	touch()
+	fresh := shown()
+	if fresh == old {
+		t.Error("the certificate was not read again")
+	}
+	write(t, key, []byte("half of a key"))
+	touch()
+	for range 2 {
+		if shown() != fresh {
+			t.Error("an invalid key changed the certificate")
+		}
+	}
+	if n := strings.Count(log.String(), "level=WARN"); n != 1 {
+		t.Errorf("the log says %d times what is wrong with a key:\n%s", n, &log)
+	}
+	other, otherKey := a.pair(loopback)
+	for _, names := range [][2]string{{cert, otherKey}, {other, key}, {other, "/nonexistent"}, {key, otherKey}} {
+		if _, err := transport.NewPair(first(names[0], names[1])); err == nil {
+			t.Errorf("%v are no pair", names)
+		}
+	}
+	a.sign(loopback, cert, key)
+	touch()
+	if got := shown(); got == fresh || got == old {
+		t.Error("the certificate was not read again after a mistake")
+	}
+	if _, err := pair.Server(key, true); err == nil {
+		t.Error("a file without a certificate is an authority")
+	}
+}
+
+// TestStrangersMustHurry checks the time limit for the first message of a call without a credential, which gRPC reads before it
+// calls an interceptor. Calls with a credential, and health watches after their first message, have no limit.
+func TestStrangersMustHurry(t *testing.T) {
+	rules := parse(t, "version: 1\ncallers: [{name: ci, token_sha256: "+sum("secret")+", rights: [read]}]")
+	rules.SetUnauthenticatedTimeout(100 * time.Millisecond)
+	s := serve(t, rules, nil)
+	begin := func(conn *grpc.ClientConn, method string) grpc.ClientStream {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		t.Cleanup(cancel)
+		stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stream
+	}
+	known := begin(s.dial(nil, "Bearer secret"), repb.ContentAddressableStorage_FindMissingBlobs_FullMethodName)
+	conn := s.dial(nil, "")
+	watch, err := healthpb.NewHealthClient(conn).Watch(t.Context(), &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := watch.Recv(); err != nil || m.Status != healthpb.HealthCheckResponse_SERVING {
+		t.Fatalf("health: %v, %v", m, err)
+	}
+	for _, method := range []string{
+		repb.ContentAddressableStorage_BatchUpdateBlobs_FullMethodName,
+		"/google.bytestream.ByteStream/Write",
+		healthpb.Health_Check_FullMethodName,
+		healthpb.Health_Watch_FullMethodName,
+	} {
+		// The message never arrives completely.
+		if err := begin(conn, method).RecvMsg(&healthpb.HealthCheckResponse{}); status.Code(err) == codes.DeadlineExceeded || err == nil {
+			t.Errorf("%s: the server waits for an unauthenticated caller: %v", method, err)
+		}
+	}
+	// The time limit has passed several times.
+	if err := known.SendMsg(&repb.FindMissingBlobsRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(known.CloseSend(), known.RecvMsg(&repb.FindMissingBlobsResponse{})); err != nil {
+		t.Errorf("a caller who took his time: %v", err)
+	}
+	s.health.Shutdown()
+	if m, err := watch.Recv(); err != nil || m.Status != healthpb.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("health, later: %v, %v", m, err)
+	}
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package access
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+// SetUnauthenticatedTimeout sets the time limit for the first message of an unauthenticated call.
+func (r *Rules) SetUnauthenticatedTimeout(d time.Duration) { r.timeout = d }
+
+// Look checks the files now.
+func (l *Live) Look() { l.look(context.Background()) }
+
+// NewLiveReading is NewLive with another function to read the file.
+func NewLiveReading(file string, log *slog.Logger, read func(string) (*Rules, error)) (*Live, error) {
+	return newLive(file, func(*Rules) error { return nil }, log, read)
+}
+
+// First returns the context of a call by the first caller of r.
+func First(ctx context.Context, r *Rules) context.Context {
+	return context.WithValue(ctx, callerKey{}, r.callers[0])
+}

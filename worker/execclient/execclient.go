@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package execclient executes actions on a server of the Remote Execution API: it is a worker.Executor over the service
+// that package execserver serves.
+package execclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/internal/response"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// A Client executes the actions of one instance of a server. New makes it; the zero Client is not usable. It is safe for
+// concurrent use.
+type Client struct {
+	conn     grpc.ClientConnInterface
+	instance string
+}
+
+var _ worker.Executor = (*Client)(nil)
+
+// New returns a Client. The connection stays the caller's.
+func New(conn grpc.ClientConnInterface, instance string) (*Client, error) {
+	if conn == nil {
+		return nil, errors.New("execclient: New needs a connection")
+	}
+	if err := cas.CheckInstanceName(instance); err != nil {
+		return nil, err
+	}
+	return &Client{conn, instance}, nil
+}
+
+// Upload copies an action, marked as not to be cached, and its inputs to the store of a server, and returns the digest
+// there.
+func Upload(ctx context.Context, from, to cas.Store, action cas.Digest) (cas.Digest, error) {
+	f := action.Function()
+	var a repb.Action
+	if err := cas.ReadProto(ctx, from, action, &a); err != nil {
+		return cas.Digest{}, err
+	}
+	a.DoNotCache = true
+	there, err := cas.PutProto(ctx, from, f, &a)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	command, err := cas.FromProto(f, a.CommandDigest)
+	if err != nil {
+		return cas.Digest{}, fmt.Errorf("command of action %s: %w", action, err)
+	}
+	root, err := cas.FromProto(f, a.InputRootDigest)
+	if err != nil {
+		return cas.Digest{}, fmt.Errorf("input root of action %s: %w", action, err)
+	}
+	inputs, err := cas.DirectoryClosure(ctx, from, root)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	if err := send(ctx, from, to, append(inputs, command, there)); err != nil {
+		return cas.Digest{}, fmt.Errorf("upload the inputs of action %s: %w", action, err)
+	}
+	return there, nil
+}
+
+// send copies those of ds that a store lacks.
+func send(ctx context.Context, from cas.Store, to cas.Store, ds []cas.Digest) error {
+	missing, err := to.Missing(ctx, ds)
+	if err != nil {
+		return err
+	}
+	const small = 64 << 10
+	batch := cas.NewBatch(to)
+	for _, d := range missing {
+		if d.Size() > small {
+			r, err := from.Open(ctx, d, 0)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(to.Put(ctx, d, r), r.Close()); err != nil {
+				return err
+			}
+			continue
+		}
+		data, err := cas.ReadAll(ctx, from, d, small)
+		if err == nil {
+			err = batch.Add(ctx, cas.Blob{Digest: d, Data: data})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return batch.Flush(ctx)
+}
+
+// Execute makes the server execute the action of t, even if it has a cached result. It uses nothing else of t, reports no
+// stages, and retries while the server is unavailable or busy.
+func (c *Client) Execute(ctx context.Context, t *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
+	for try := 0; ; try++ {
+		r, err := c.execute(ctx, t)
+		if err == nil {
+			return outcome(r)
+		}
+		if ctx.Err() != nil {
+			return nil, &worker.Fault{Kind: worker.FaultCancelled, Err: ctx.Err()}
+		}
+		if try == 3 || status.Code(err) != codes.Unavailable && status.Code(err) != codes.ResourceExhausted {
+			st := status.Convert(err)
+			return nil, &worker.Fault{Kind: worker.FaultUnavailable, Err: fmt.Errorf("execute action %s: %s: %+.1000q", t.Action, st.Code(), st.Message())}
+		}
+		select {
+		case <-time.After(time.Second << try):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// execute makes one call and follows it to its end.
+func (c *Client) execute(ctx context.Context, t *worker.Task) (*repb.ExecuteResponse, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := repb.NewExecutionClient(c.conn).Execute(ctx, &repb.ExecuteRequest{
+		InstanceName: c.instance, ActionDigest: t.Action.Proto(), DigestFunction: t.Action.Function().Proto(), SkipCacheLookup: true,
+	})
+	var last *longrunningpb.Operation
+	for err == nil {
+		var op *longrunningpb.Operation
+		if op, err = stream.Recv(); err == nil {
+			last = op
+		}
+		if op.GetDone() {
+			break
+		}
+	}
+	switch {
+	case err == io.EOF:
+		return nil, status.Error(codes.Unavailable, "the stream ended before the operation did")
+	case err != nil:
+		return nil, err
+	case last.GetError() != nil:
+		return nil, status.FromProto(last.GetError()).Err()
+	}
+	var r repb.ExecuteResponse
+	if err := last.GetResponse().UnmarshalTo(&r); err != nil {
+		return nil, status.Errorf(codes.Internal, "the response cannot be read: %v", err)
+	}
+	return &r, nil
+}
+
+// outcome converts the answer of a server. A failed run, such as one that exceeded its time limit, is an outcome too.
+func outcome(r *repb.ExecuteResponse) (*worker.Outcome, error) {
+	code := codes.Code(r.GetStatus().GetCode())
+	state, ok := response.Status(code)
+	switch {
+	case r.CachedResult:
+		return nil, &worker.Fault{Kind: worker.FaultUnmet, Err: errors.New("the server answered from its cache despite skip_cache_lookup")}
+	case r.Result == nil || !ok:
+		return nil, &worker.Fault{Kind: worker.FaultUnavailable, Err: fmt.Errorf("the server did not execute it: %s: %+.1000q", code, r.GetStatus().GetMessage())}
+	}
+	return &worker.Outcome{Result: r.Result, Status: state, Message: r.Message}, nil
+}

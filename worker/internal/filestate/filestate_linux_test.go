@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filestate_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/worker/internal/filestate"
+)
+
+// settled returns the state of a file once no further change can have the same time.
+func settled(t *testing.T, file string) filestate.State {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if s := filestate.Of(file); s.Equal(s) {
+			return s
+		} else if time.Now().After(end) {
+			t.Fatal("the state of a file that does not change equals no other")
+		}
+	}
+}
+
+// TestChangeWithSameInodeSizeAndTimeIsNoticed: an editor may write into the file and set its time back.
+func TestChangeWithSameInodeSizeAndTimeIsNoticed(t *testing.T) {
+	file, at := filepath.Join(t.TempDir(), "file"), time.Unix(1, 0)
+	write := func(text string) {
+		t.Helper()
+		if err := errors.Join(os.WriteFile(file, []byte(text), 0o600), os.Chtimes(file, at, at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("one")
+	first := filestate.Of(file)
+	write("two")
+	if filestate.Of(file).Equal(first) {
+		t.Error("the state is the same just after a change at once")
+	}
+	before := settled(t, file)
+	if !filestate.Of(file).Equal(before) {
+		t.Error("the state differs without a change")
+	}
+	write("six")
+	if settled(t, file).Equal(before) {
+		t.Error("the state is the same after a change of equal size and modification time")
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if gone := filestate.Of(file); gone.Equal(before) || !gone.Equal(filestate.State{}) {
+		t.Error("a missing file has a state")
+	}
+}
+
+func TestRead(t *testing.T) {
+	dir := t.TempDir()
+	file, pipe := filepath.Join(dir, "file"), filepath.Join(dir, "pipe")
+	if err := errors.Join(os.WriteFile(file, []byte("text"), 0o640), syscall.Mkfifo(pipe, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	text, state, err := filestate.Read(file, 4)
+	if err != nil || string(text) != "text" || state.Mode() != 0o640 {
+		t.Errorf("got %q, %v, %v", text, state.Mode(), err)
+	}
+	for name, want := range map[string]string{file: "more than 3 bytes", pipe: "not a regular file", dir: "not a regular file", file + "?": "no such file"} {
+		if _, _, err := filestate.Read(name, 3); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", name, err, want)
+		}
+	}
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/worker/queue"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics registers metrics that are read when they are scraped, and keeps the errors.
+type metrics struct {
+	to   prometheus.Registerer
+	errs []error
+}
+
+// add registers a metric. A name that ends in _total is that of a counter.
+func (m *metrics) add(name, help string, labels prometheus.Labels, value func() float64) {
+	var c prometheus.Collector
+	if strings.HasSuffix(name, "_total") {
+		c = prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, value)
+	} else {
+		c = prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, value)
+	}
+	m.errs = append(m.errs, m.to.Register(c))
+}
+
+// err returns the errors so far.
+func (m *metrics) err() error { return errors.Join(m.errs...) }
+
+// cache registers the metrics of a cache in memory.
+func (m *metrics) cache(name string, limit int64, size func() int64) {
+	labels := prometheus.Labels{"cache": name}
+	m.add("cloister_memory_bytes", "Estimated size of a cache in memory.", labels, func() float64 { return float64(size()) })
+	m.add("cloister_memory_limit_bytes", "Size at which a cache in memory drops entries, by --memory.", labels,
+		func() float64 { return float64(limit) })
+}
+
+// queue registers the metrics of a queue.
+func (m *metrics) queue(work *queue.Queue) {
+	for _, state := range []string{"working", "drained", "gone"} {
+		m.add("cloister_workers", "Workers, including the slots of this server, by state: working, drained or recently gone.",
+			prometheus.Labels{"state": state}, func() float64 { return float64(countWorkers(work, state)) })
+	}
+	add := func(name, help string, f func(queue.Stats) float64) {
+		m.add(name, help, nil, func() float64 { return f(work.Stats()) })
+	}
+	add("cloister_actions_queued", "Actions waiting for a slot.", func(s queue.Stats) float64 { return float64(s.Queued) })
+	add("cloister_actions_running", "Actions with a slot.", func(s queue.Stats) float64 { return float64(s.Running) })
+	add("cloister_actions_again_total", "Actions rerun after the loss of their worker.", func(s queue.Stats) float64 { return float64(s.Again) })
+	add("cloister_actions_lost_total", "Runs lost with their worker.", func(s queue.Stats) float64 { return float64(s.Lost) })
+	add("cloister_slots", "Slots of all connected workers, including drained ones.", func(s queue.Stats) float64 { return float64(s.Slots) })
+	add("cloister_queue_oldest_seconds", "Waiting time of the oldest queued action; 0 if none waits.", func(s queue.Stats) float64 {
+		if s.Oldest.IsZero() {
+			return 0
+		}
+		return max(time.Since(s.Oldest), 0).Seconds()
+	})
+}
+
+// countWorkers returns the number of workers in a state.
+func countWorkers(work *queue.Queue, state string) (n int) {
+	for _, w := range work.Workers() {
+		is := "working"
+		switch {
+		case !w.Left.IsZero():
+			is = "gone"
+		case !w.Drained.IsZero():
+			is = "drained"
+		}
+		if is == state {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/repro"
+	"github.com/cloister-build/cloister/worker/service"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+)
+
+// TestMistakesAreNamed: each mistake in a Config is an error that names the field.
+func TestMistakesAreNamed(t *testing.T) {
+	head := service.Config{Worker: worker.Config{Name: "head", Instances: castest.Instances()}}
+	for want, change := range map[string]func(*service.Config){
+		"Config.Name":      func(c *service.Config) { c.Worker.Name = "" },
+		"Config.Instances": func(c *service.Config) { c.Worker.Instances = nil },
+		"Config.Slots":     func(c *service.Config) { c.Slots = -1 },
+		"Config.Memory":    func(c *service.Config) { c.Memory = 1 },
+		"Config.Sampler":   func(c *service.Config) { c.Sampler = &repro.SamplerConfig{} },
+		"Config.Metrics": func(c *service.Config) {
+			r := prometheus.NewRegistry()
+			r.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "cloister_actions_queued"}))
+			c.Metrics = r
+		},
+	} {
+		c := head
+		change(&c)
+		if s, err := service.NewServer(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, %v, want an error that names %s", s, err, want)
+		}
+	}
+	conn := &grpc.ClientConn{}
+	if _, err := service.NewWorker(t.Context(), conn, head); err == nil || !strings.Contains(err.Error(), "Worker.Backend") {
+		t.Errorf("got %v, want an error that names Worker.Backend", err)
+	}
+	able := head
+	able.Worker.Backend, able.Worker.Features = unable{}, sandbox.Features{Audits: []sandbox.Audit{sandbox.AuditOff}}
+	if _, err := service.NewWorker(t.Context(), nil, able); err == nil || !strings.Contains(err.Error(), "connection") {
+		t.Errorf("got %v, want an error that asks for a connection", err)
+	}
+	s, err := service.NewServer(t.Context(), able)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.RegisterWorkers(grpc.NewServer()); err == nil || !strings.Contains(err.Error(), "Worker.Fleet") {
+		t.Errorf("got %v, want an error that names Worker.Fleet", err)
+	}
+}
+
+// unable is a backend that runs nothing.
+type unable struct{ sandbox.Backend }
+
+// TestUnusableSandboxIsAnError that says why, before anything is served.
+func TestUnusableSandboxIsAnError(t *testing.T) {
+	c := service.Config{Worker: worker.Config{Name: "w", Instances: castest.Instances(), Backend: broken{}}}
+	if s, err := service.NewServer(t.Context(), c); err == nil || !strings.Contains(err.Error(), "cannot sandbox actions") {
+		t.Errorf("got %v, %v", s, err)
+	}
+}
+
+// broken is a backend that this host does not support.
+type broken struct{ sandbox.Backend }
+
+func (broken) Probe(context.Context) (sandbox.Features, error) {
+	return sandbox.Features{}, sandbox.ErrUnsupported
+}
+
+// TestMetricsOfServersAreApart: two servers of one program have registries of their own, and without one need none.
+func TestMetricsOfServersAreApart(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	for _, r := range []prometheus.Registerer{nil, nil, registry} {
+		s, err := service.NewServer(t.Context(), service.Config{
+			Worker: worker.Config{Name: "head", Instances: castest.Instances()}, Metrics: r,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+	}
+	names, err := registry.Gather()
+	if err != nil || len(names) == 0 {
+		t.Errorf("got %d metrics, %v", len(names), err)
+	}
+}
+
+// TestCloseTwice: a second Close does nothing, and neither does a Drain after it.
+func TestCloseTwice(t *testing.T) {
+	s, err := service.NewServer(t.Context(), service.Config{Worker: worker.Config{Name: "head", Instances: castest.Instances()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer()
+	if err := s.Register(g); err != nil {
+		t.Fatal(err)
+	}
+	g.Stop()
+	for range 2 {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := s.Drain(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A registrar is not a grpc.Server.
+type registrar map[string]any
+
+func (r registrar) RegisterService(d *grpc.ServiceDesc, service any) { r[d.ServiceName] = service }
+
+// TestAnyRegistrarWillDo: the services need no grpc.Server.
+func TestAnyRegistrarWillDo(t *testing.T) {
+	s, err := service.NewServer(t.Context(), service.Config{Worker: worker.Config{Name: "head", Instances: castest.Instances()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	clients, workers := registrar{}, registrar{}
+	if err := errors.Join(s.Register(clients), s.RegisterWorkers(workers)); err != nil || len(clients) != 8 || len(workers) != 5 {
+		t.Errorf("got %d services for clients and %d for workers, %v, want 8 and 5", len(clients), len(workers), err)
+	}
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"bytes"
+	"crypto/tls"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestHandshakeDoesNotWaitForFiles checks that files that cannot be read in time delay one handshake briefly, and that
+// their certificate is used once they were read.
+func TestHandshakeDoesNotWaitForFiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		old, fresh := &tls.Certificate{}, &tls.Certificate{}
+		answer := make(chan struct{})
+		var log bytes.Buffer
+		p := &Pair{
+			cert: filepath.Join(dir, "cert"), key: filepath.Join(dir, "key"), loaded: old,
+			log: slog.New(slog.NewTextHandler(&log, nil)),
+			load: func(string, string) (*tls.Certificate, error) {
+				<-answer
+				return fresh, nil
+			},
+		}
+		if err := os.WriteFile(p.cert, nil, 0o600); err != nil { // its state has changed
+			t.Fatal(err)
+		}
+		for _, want := range []time.Duration{time.Second, 0, 0} {
+			start := time.Now()
+			if got := p.current(); got != old || time.Since(start) != want {
+				t.Errorf("got another certificate: %v, after %v, want the old one after %v", got != old, time.Since(start), want)
+			}
+		}
+		if n := strings.Count(log.String(), "does not answer within 1s"); n != 1 {
+			t.Errorf("got %d warnings, want 1:\n%s", n, log.String())
+		}
+		close(answer)
+		synctest.Wait()
+		if p.current() != fresh {
+			t.Error("got the old certificate, want the one that was read")
+		}
+	})
+}
