@@ -128,7 +128,7 @@ func TestFinishWriteIsAnsweredImmediately(t *testing.T) {
 		"of other data":       {[]*bspb.WriteRequest{message(uploadName("d2"), 0, "d3", true)}, codes.InvalidArgument},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			stream := c.open(ctx, t, row.messages...)
 			wantCode(t, stream.RecvMsg(&bspb.WriteResponse{}), row.want)

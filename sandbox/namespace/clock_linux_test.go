@@ -306,7 +306,7 @@ func TestTimedWaitsEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := sandboxtest.Run{Spec: func(s *sandbox.Spec) {
-				s.Args, s.Conditions, s.Timeout = []string{"/waits/wait"}, own, 30*time.Second
+				s.Args, s.Conditions, s.Timeout = []string{"/waits/wait"}, own, 2*time.Minute
 				s.Inputs = append(s.Inputs, sandbox.Input{Target: "/waits", Content: "x", Source: dir})
 			}}
 			r.Do(t, b)

@@ -58,7 +58,7 @@ func program(t testing.TB, words ...string) *sandboxtest.Run {
 	}
 	return &sandboxtest.Run{Spec: func(s *sandbox.Spec) {
 		s.Args = []string{"/inside"}
-		s.Timeout = 20 * time.Second
+		s.Timeout = 2 * time.Minute
 		// The race detector would have each program wait a second before it ends.
 		s.Env = []string{insideVariable + "=" + strings.Join(words, " "), "GORACE=atexit_sleep_ms=0"}
 		s.Inputs = append(s.Inputs, sandbox.Input{Target: "/inside", Content: "x", Source: self})

@@ -31,7 +31,7 @@ import (
 // Time limits for one call of Bazel and one start of serve.
 const (
 	bazelTime = 5 * time.Minute
-	serveTime = 15 * time.Second
+	serveTime = time.Minute
 )
 
 // all compares the stable hashes of all actions.

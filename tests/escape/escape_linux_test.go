@@ -247,7 +247,7 @@ func (w *fixture) spec(attack []string) *sandbox.Spec {
 		Temp:    []sandbox.Temp{{Target: "/tmp", Bytes: 16 << 20}},
 		Network: sandbox.Network{Loopback: true, Listen: true},
 		Limits:  sandboxtest.Limits(),
-		Timeout: 30 * time.Second,
+		Timeout: time.Minute,
 	}
 }
 

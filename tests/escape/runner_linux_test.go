@@ -390,7 +390,7 @@ func TestRunnerKillsCancelledCommand(t *testing.T) {
 	if status.Code(err) != codes.Canceled {
 		t.Fatalf("%v: %s", err, text)
 	}
-	for deadline := time.Now().Add(30 * time.Second); noSurvivors(w) != nil; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); noSurvivors(w) != nil; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal(noSurvivors(w))
 		}

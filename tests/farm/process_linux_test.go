@@ -113,7 +113,7 @@ func (p *process) wantAllEnd(t *testing.T, end func()) {
 	if p.alive() {
 		t.Errorf("%s runs, want it to have ended", p.name)
 	}
-	if left := p.left(20 * time.Second); len(left) > 0 {
+	if left := p.left(time.Minute); len(left) > 0 {
 		t.Errorf("%s has ended, but descendants are alive: %s", p.name, strings.Join(left, "; "))
 	}
 }

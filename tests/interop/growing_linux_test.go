@@ -64,7 +64,7 @@ func TestGrowingToBuildbarn(t *testing.T) {
 			if err != nil {
 				t.Errorf("cloister join: %v\n%s", err, &out)
 			}
-		case <-time.After(30 * time.Second):
+		case <-time.After(time.Minute):
 			_ = join.Process.Kill()
 			<-ended
 			t.Errorf("cloister join did not end\n%s", &out)

@@ -350,7 +350,7 @@ func TestHeadDrainsActionsOfBuildbarnsWorker(t *testing.T) {
 	h.server = nil
 	ended := make(chan error, 1)
 	go func() { ended <- server.Stop() }()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		response, err := executeOnce(ctx, h.clients, "", more)
 		cancel()

@@ -91,7 +91,7 @@ func (p *process) stop(t *testing.T) {
 		if p.err != nil {
 			t.Errorf("%v: %v", p.cmd.Args, p.err)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(time.Minute):
 		p.kill()
 		t.Errorf("%v did not end", p.cmd.Args)
 	}

@@ -417,7 +417,7 @@ func garbage() []byte { return append([]byte{0xff}, fresh(20)...) }
 // still checks that the server still answers after something that might have harmed it.
 func (c *client) still(after string) {
 	c.Helper()
-	ctx, cancel := context.WithTimeout(c.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
 	_, err := c.cas.FindMissingBlobs(ctx,
 		&repb.FindMissingBlobsRequest{InstanceName: c.instance, BlobDigests: []*repb.Digest{absentDigest(1)}})

@@ -206,7 +206,7 @@ func dial(t testing.TB, address string, options ...grpc.DialOption) *client {
 
 // getCapabilities gets the capabilities; they are empty if the server does not report any, which rule 1 checks.
 func (c *client) getCapabilities(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	caps, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(ctx,
 		&repb.GetCapabilitiesRequest{InstanceName: c.instance}, grpc.WaitForReady(true))

@@ -30,7 +30,7 @@ var serviceRules = []rule{
 
 // serving returns the health of a service.
 func (c *client) serving(service string) (healthpb.HealthCheckResponse_ServingStatus, error) {
-	ctx, cancel := context.WithTimeout(c.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
 	r, err := healthpb.NewHealthClient(c.conn).Check(ctx, &healthpb.HealthCheckRequest{Service: service})
 	return r.GetStatus(), err
@@ -51,7 +51,7 @@ func healthAndReflection(c *client) {
 			c.Errorf("health of %q: got %v, %v, want SERVING", service, got, err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(c.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
 	s, err := reflectionpb.NewServerReflectionClient(c.conn).ServerReflectionInfo(ctx)
 	var r *reflectionpb.ServerReflectionResponse

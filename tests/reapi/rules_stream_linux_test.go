@@ -208,7 +208,7 @@ func presentEndsWrite(c *client) {
 	c.put(b)
 	c.wantWritten("complete Write of a present blob", b, pieces(c.writeName(d), b, 16<<10)...)
 	if c.ours {
-		ctx, cancel := context.WithTimeout(c.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 		defer cancel()
 		w, err := c.bs.Write(ctx)
 		if err == nil {

@@ -69,7 +69,7 @@ func (b *Bazel) Outputs(name string) (string, error) {
 
 // Shutdown stops the Bazel server and waits for its end, and kills it if it does not stop.
 func (b *Bazel) Shutdown() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	pid := b.serverPID()
 	build, err := b.call(ctx, []string{"shutdown"})

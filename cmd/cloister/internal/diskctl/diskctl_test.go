@@ -407,7 +407,7 @@ func TestVerifyInterruptsScrub(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	bounded, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	bounded, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	r, err := client(t, dir).Verify(bounded, disk.VerifyOptions{})
 	if err != nil || !r.Resumed || r.Blobs > 19 {
