@@ -137,7 +137,7 @@ func profileRuns(t *testing.T, b sandbox.Backend) {
 		if err != nil || res.ExitCode != 0 || len(res.Events) > 0 {
 			t.Fatalf("profile %s: got %+v, %v, %s", name, res, err, &stderr)
 		}
-		if got, err := w.Root().ReadFile("work/here/out"); err != nil || string(got) != "TEXT" {
+		if got, err := w.Root().ReadFile("out/here/out"); err != nil || string(got) != "TEXT" {
 			t.Errorf("profile %s: got output %q, %v", name, got, err)
 		}
 	}
