@@ -61,13 +61,13 @@ func policyExplainCommand() *cobra.Command {
 		Use:   "explain [FILE] [--property K=V]... [--target LABEL] [--mnemonic NAME] [--instance NAME]",
 		Short: "Explain what a policy grants an action",
 		Long: `Explain prints what an action with these properties is granted by a worker that can enforce every limit, with the rule
-and line behind each decision. Without a file it explains the built-in policy. The exit code is 1 if the policy refuses
-the action.`,
+and line behind each decision, and how much more properties may request. Without a file it explains the built-in policy on
+this machine. The exit code is 1 if the policy refuses the action.`,
 		Example: `  cloister policy explain
   cloister policy explain policy.yaml --target //third_party/zlib:src --property pool=net --property cloister-network=example.org:443`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p := policy.Default()
+			p := confinement.DefaultPolicy()
 			if len(args) > 0 {
 				var err error
 				if p, err = confinement.ReadPolicy("read the policy", args[0]); err != nil {

@@ -21,6 +21,7 @@ func BenchmarkCost(b *testing.B) {
 		{"true", ""},
 		{"compile", "printf '#include <stdio.h>\nint main(void) { return puts(\"x\") < 0; }\n' > a.c && gcc -c a.c"},
 		{"write1000", "for i in $(seq 1000); do echo > f$i; done"},
+		{"read1000", "for i in $(seq 1000); do read x < /etc/services; done"},
 	} {
 		args := []string{"/bin/sh", "-c", w.script}
 		if w.script == "" {
@@ -50,10 +51,15 @@ func BenchmarkCost(b *testing.B) {
 			{"landlock", []namespace.Layer{namespace.Seccomp, namespace.Monitor}, sandbox.AuditOff},
 			{"seccomp", nil, sandbox.AuditOff},
 			{"default", nil, sandbox.AuditViolations},
-			{"full-audit", nil, sandbox.AuditFull},
+			{"full-audit", nil, sandbox.AuditFull}, // and with a source tree, as serve --source-tree has it
 		} {
 			b.Run(w.name+"/"+c.name, func(b *testing.B) {
-				be := namespace.New(namespace.Config{Without: c.without})
+				config := namespace.Config{Without: c.without}
+				if c.audit == sandbox.AuditFull {
+					dir := b.TempDir()
+					config.Source = map[string]string{"/build": dir, dir: dir}
+				}
+				be := namespace.New(config)
 				defer be.Close()
 				if _, err := be.Probe(b.Context()); err != nil {
 					sandboxtest.Unavailable(b, "namespaces", err)

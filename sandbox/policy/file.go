@@ -20,6 +20,7 @@ type SyntaxError = strict.SyntaxError
 // SyntaxError.
 func Parse(file string, text []byte) (*Policy, error) {
 	r := &reader{Decoder: strict.NewDecoder(file, "a policy", text), policy: Default(), profiles: map[string]*strict.Node{}}
+	r.policy.file = true
 	root, err := r.Parse(text)
 	if err != nil {
 		return nil, err

@@ -53,7 +53,8 @@ type Grant struct {
 
 	Network sandbox.Network
 	Limits  sandbox.Limits
-	// Stated are the limits as decided, including those that the worker cannot enforce.
+	// Stated are the limits as decided, including those that the worker cannot enforce. They do not depend on the host:
+	// a built-in limit that grows with it has its least value.
 	Stated sandbox.Limits
 	Audit  sandbox.Audit
 	// TempBytes is the size of /tmp.
@@ -93,6 +94,8 @@ type Policy struct {
 	profiles        map[string]*profile
 	rules           []*rule // the first that matches applies
 	allowUnenforced []sandbox.Limit
+	file            bool // it is from a file
+	host            Host
 }
 
 // A setting is a value and its position in the file, such as "policy.yaml:3", or "" for a built-in value.
@@ -113,6 +116,7 @@ type profile struct {
 	name             string
 	base             string // the built-in profile it descends from, or is
 	amounts          [len(quantities)]setting[int64]
+	processesPerCPU  int64 // for the built-in limit of processes
 	maxTimeout       setting[time.Duration]
 	loopback, listen setting[bool]
 	allow            setting[[]sandbox.Endpoint] // that actions may request; sorted, without duplicates
@@ -145,6 +149,10 @@ const (
 	profileTest  = "test"
 )
 
+// processesPerCPU is what the built-in limit of processes and threads grows by with each processor: compilers, virtual
+// machines and the tests of servers start some for each.
+var processesPerCPU = map[string]int64{profileBuild: 64, profileTest: 256}
+
 // mnemonicTest is the mnemonic of Bazel's actions that run tests.
 const mnemonicTest = "TestRunner"
 
@@ -158,7 +166,7 @@ func builtin() map[string]*profile {
 		if err != nil {
 			panic(err) // impossible: it has no sources, and its defaults are valid
 		}
-		p := &profile{name: name, base: name}
+		p := &profile{name: name, base: name, processesPerCPU: processesPerCPU[name]}
 		p.loopback.v, p.listen.v = spec.Network.Loopback, spec.Network.Listen
 		for i, q := range quantities {
 			if q.limit == "" {
@@ -325,23 +333,33 @@ func (c *compilation) amounts() error {
 	for i, q := range quantities {
 		given := c.profile.amounts[i]
 		v, by, explicit := given.v, c.profileText(given.from()), given.at != ""
+		stated := v
+		if !explicit {
+			v = c.policy.host.builtinAmount(c.profile, &q, v, c.rule.max[i].v)
+		}
+		if v > stated {
+			by += fmt.Sprintf(", for %d processors", c.policy.host.CPUs)
+		}
+		most, bound := c.most(i, v)
 		if text, ok := c.asked[q.property()]; ok {
 			want, err := q.read(text)
 			if err != nil {
 				return c.refuse(q.property(), "refuses it: %v", err)
 			}
-			most := given
-			if c.rule.max[i].v > 0 {
-				most = c.rule.max[i]
-			}
-			if want > most.v {
+			switch {
+			case want > most && bound == thisHost:
+				return c.refuse(q.property(), "grants at most %s (%s); lower the property", q.format(most), bound)
+			case want > most:
 				return c.refuse(q.property(), "grants at most %s (%s); lower the property, or ask the operator for a rule with max: {%s: %s}",
-					q.format(most.v), most.from(), q.key, q.format(want))
+					q.format(most), bound, q.key, q.format(want))
 			}
-			v, by, explicit = want, fmt.Sprintf("property %s%s, of at most %s (%s)", prefix, q.property(), q.format(most.v), most.from()), true
+			v, stated, explicit = want, want, true
+			by = fmt.Sprintf("property %s%s, of at most %s (%s)", prefix, q.property(), q.format(most), bound)
+		} else if bound == thisHost {
+			by += fmt.Sprintf("; a property may request up to %s (%s)", q.format(most), bound)
 		}
 		if q.limit != "" {
-			c.grant.Stated.Set(q.limit, v)
+			c.grant.Stated.Set(q.limit, stated)
 		}
 		if q.limit == "" {
 			c.grant.TempBytes = v
@@ -362,6 +380,20 @@ func (c *compilation) amounts() error {
 		c.because("max_timeout %s: %s", formatDuration(t.v), c.profileText(t.from()))
 	}
 	return nil
+}
+
+// thisHost is the origin of a bound that the host has.
+const thisHost = "this machine"
+
+// most returns how much of a quantity a property may request where the profile grants v, and the origin of that bound.
+func (c *compilation) most(i int, v int64) (most int64, origin string) {
+	if m := c.rule.max[i]; m.v > 0 {
+		return m.v, m.from()
+	}
+	if has := min(c.policy.host.most(&quantities[i]), quantities[i].max); !c.policy.file && has > v {
+		return has, thisHost
+	}
+	return v, c.profile.amounts[i].from()
 }
 
 // network decides about network access and whether results may be cached.
@@ -432,6 +464,9 @@ func (c *compilation) audit() error {
 	given := c.profile.audit
 	c.grant.Audit = given.v
 	by := c.profileText(given.from())
+	if of := c.policy.host.Audit; given.at == "" && of != "" {
+		c.grant.Audit, by = of, "this server audits all actions at this level"
+	}
 	if text, ok := c.asked["audit"]; ok {
 		want, err := parseAudit(text)
 		if err != nil {

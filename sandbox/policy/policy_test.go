@@ -372,3 +372,82 @@ func TestZeroPolicy(t *testing.T) {
 		t.Errorf("nil policy: got error %v, want one that names policy.Default", err)
 	}
 }
+
+// TestDefaultsFollowTheHost: without a file, properties may request what the host has, and the limit of processes grows
+// with the processors.
+func TestDefaultsFollowTheHost(t *testing.T) {
+	large := policy.Host{CPUs: 64, Memory: 256 << 30, Threads: 100_000, OpenFiles: 500_000}
+	file := parse(t, "version: 1\nprofiles: {small: {processes: 10}}\nrules:\n"+
+		"- {name: s, when: {instance: small}, profile: small}\n- {name: m, when: {instance: max}, max: {processes: 2000, memory: 5GiB}}")
+	processes := func(g *policy.Grant) int64 { return g.Limits.Processes }
+	memory := func(g *policy.Grant) int64 { return g.Limits.Memory }
+	for _, c := range []struct {
+		name    string
+		policy  *policy.Policy
+		request policy.Request
+		of      func(*policy.Grant) int64
+		want    int64 // 0: refused
+	}{
+		{"build without a host", policy.Default(), policy.Request{}, processes, 128},
+		{"test without a host", policy.Default(), policy.Request{Mnemonic: "TestRunner"}, processes, 1024},
+		{"build on one processor", policy.Default().On(policy.Host{CPUs: 1}), policy.Request{}, processes, 128},
+		{"build", policy.Default().On(large), policy.Request{}, processes, 4096},
+		{"test", policy.Default().On(large), policy.Request{Mnemonic: "TestRunner"}, processes, 16384},
+		{"more processes", policy.Default().On(large), policy.Request{Properties: properties("cloister-processes=100000")}, processes, 100_000},
+		{"too many processes", policy.Default().On(large), policy.Request{Properties: properties("cloister-processes=100001")}, processes, 0},
+		{"the default memory", policy.Default().On(large), policy.Request{}, memory, 4 << 30},
+		{"the README's memory", policy.Default().On(large), policy.Request{Properties: properties("cloister-memory=8GiB")}, memory, 8 << 30},
+		{"all memory", policy.Default().On(large), policy.Request{Properties: properties("cloister-memory=256GiB")}, memory, 256 << 30},
+		{"too much memory", policy.Default().On(large), policy.Request{Properties: properties("cloister-memory=257GiB")}, memory, 0},
+		{"more than unknown memory", policy.Default().On(policy.Host{CPUs: 1}), policy.Request{Properties: properties("cloister-memory=5GiB")}, memory, 0},
+		{"a small host", policy.Default().On(policy.Host{Memory: 2 << 30}), policy.Request{}, memory, 4 << 30},
+		{"a file without a value", file.On(large), policy.Request{}, processes, 4096},
+		{"a file with a value", file.On(large), policy.Request{Instance: "small"}, processes, 10},
+		{"a file with a maximum", file.On(large), policy.Request{Instance: "max"}, processes, 2000},
+		{"more than a file's profile", file.On(large), policy.Request{Properties: properties("cloister-memory=5GiB")}, memory, 0},
+		{"up to a file's maximum", file.On(large), policy.Request{Instance: "max", Properties: properties("cloister-memory=5GiB")}, memory, 5 << 30},
+	} {
+		g, err := c.policy.Compile(c.request, sandbox.AllLimits)
+		if c.want == 0 {
+			if !errors.Is(err, policy.ErrRefused) {
+				t.Errorf("%s: got %v, want a refusal", c.name, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		} else if got := c.of(g); got != c.want {
+			t.Errorf("%s: got %d, want %d", c.name, got, c.want)
+		}
+	}
+	// Records of runs and policies are the same on every host.
+	here, there := compile(t, policy.Default(), policy.Request{}), compile(t, policy.Default().On(large), policy.Request{})
+	if here.Stated != there.Stated {
+		t.Errorf("got stated limits %+v and %+v, want the same on every host", here.Stated, there.Stated)
+	}
+	if got, want := policy.Default().On(large).Text(), policy.Default().Text(); got != want {
+		t.Errorf("got text\n%s\nwant that of any host\n%s", got, want)
+	}
+}
+
+// TestHostRaisesTheAuditLevel where neither the file nor the action sets one.
+func TestHostRaisesTheAuditLevel(t *testing.T) {
+	watched := policy.Host{Audit: sandbox.AuditFull}
+	file := parse(t, "version: 1\nrules: [{name: r, when: {instance: set}, profile: set}]\nprofiles: {set: {audit: attempts}}")
+	for _, c := range []struct {
+		name    string
+		policy  *policy.Policy
+		request policy.Request
+		want    sandbox.Audit
+	}{
+		{"built in", policy.Default(), policy.Request{}, sandbox.AuditViolations},
+		{"by the host", policy.Default().On(watched), policy.Request{}, sandbox.AuditFull},
+		{"by the action", policy.Default().On(watched), policy.Request{Properties: properties("cloister-audit=attempts")}, sandbox.AuditViolations},
+		{"a file that sets none", file.On(watched), policy.Request{}, sandbox.AuditFull},
+		{"by the file", file.On(watched), policy.Request{Instance: "set"}, sandbox.AuditViolations},
+	} {
+		if got := compile(t, c.policy, c.request).Audit; got != c.want {
+			t.Errorf("%s: got %s, want %s", c.name, got, c.want)
+		}
+	}
+}

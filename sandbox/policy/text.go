@@ -64,7 +64,11 @@ func (w *textWriter) profile(name string, o *profile) {
 		w.line(1, "%s:", name)
 	}
 	for i, q := range quantities {
-		w.field(o.amounts[i].at, q.key, q.format(o.amounts[i].v))
+		value := q.format(o.amounts[i].v)
+		if q.limit == sandbox.LimitProcesses && o.amounts[i].at == "" {
+			value = fmt.Sprintf("%d for each processor, at least %s", o.processesPerCPU, value)
+		}
+		w.field(o.amounts[i].at, q.key, value)
 	}
 	if o.maxTimeout.at != "" {
 		w.field(o.maxTimeout.at, "max_timeout", formatDuration(o.maxTimeout.v))

@@ -33,7 +33,7 @@ func (c *Flags) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&c.Tier, "sandbox", "full", "isolation tier: full, or namespaces for hosts without seccomp, Landlock or the syscall monitor")
 	f.StringVar(&c.Policy, "policy", "", "file with the policy of actions (default: see cloister policy explain)")
-	f.StringVar(&c.sourceTree, "source-tree", "", "directory to search for files that a fully audited action misses below /build or this directory")
+	f.StringVar(&c.sourceTree, "source-tree", "", "directory to search for undeclared inputs of actions; audits them fully unless the policy sets a level")
 }
 
 // BackendConfig returns the configuration of the sandbox.
@@ -54,21 +54,44 @@ func (c *Flags) BackendConfig() (namespace.Config, error) {
 		if st, err := os.Stat(dir); err != nil || !st.IsDir() {
 			return config, exit.New(exit.Usage, fmt.Errorf("--source-tree %s: %w", dir, cmp.Or(err, errors.New("not a directory"))))
 		}
+		if c.Tier != "full" {
+			return config, exit.New(exit.Usage, fmt.Errorf("--source-tree needs the syscall monitor, which --sandbox %s lacks; pass only one of them", c.Tier))
+		}
 		config.Source = map[string]string{worker.ExecRoot: dir, dir: dir}
 	}
 	return config, nil
 }
 
-// LoadPolicy returns the policy of --policy, or the built-in one.
+// LoadPolicy returns the policy of --policy, or the built-in one, on this machine. With --source-tree, actions are fully
+// audited unless the file says otherwise.
 func (c *Flags) LoadPolicy() (*policy.Policy, error) {
-	if c.Policy == "" {
-		return policy.Default(), nil
+	p := policy.Default()
+	if c.Policy != "" {
+		var err error
+		if p, err = parsePolicy("--policy", c.Policy); err != nil {
+			return nil, err
+		}
 	}
-	return ReadPolicy("--policy", c.Policy)
+	host := thisHost()
+	if c.sourceTree != "" {
+		host.Audit = sandbox.AuditFull
+	}
+	return p.On(host), nil
 }
 
-// ReadPolicy reads a policy file. Errors begin with what names the file.
+// DefaultPolicy returns the built-in policy on this machine.
+func DefaultPolicy() *policy.Policy { return policy.Default().On(thisHost()) }
+
+// ReadPolicy reads a policy file for this machine. Errors begin with what names the file.
 func ReadPolicy(what, file string) (*policy.Policy, error) {
+	p, err := parsePolicy(what, file)
+	if err != nil {
+		return nil, err
+	}
+	return p.On(thisHost()), nil
+}
+
+func parsePolicy(what, file string) (*policy.Policy, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, exit.New(exit.Usage, fmt.Errorf("%s: %w", what, err))
