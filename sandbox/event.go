@@ -45,6 +45,8 @@ const (
 	EventConnect EventKind = "connect"
 	// EventAllowed is a connection to an allowed endpoint. Subject is the endpoint.
 	EventAllowed EventKind = "allowed"
+	// EventUnreachable is a connection to an allowed endpoint that failed. Subject is the endpoint.
+	EventUnreachable EventKind = "unreachable"
 	// EventWrite is an attempt to change a file outside the writable directories, or to create one in an output
 	// directory that the run's user may not write to. Subject is the path.
 	EventWrite EventKind = "write"
@@ -87,8 +89,8 @@ type Event struct {
 	// ActualValue and LimitValue are Actual and Limit as numbers of Unit: "bytes", "ns", or "" for a count.
 	ActualValue, LimitValue int64
 	Unit                    string
-	// Endpoint is the peer of an EventConnect over IP, whose Host may also be an IPv6 address, and that of an EventAllowed.
-	// Otherwise it is zero.
+	// Endpoint is the peer of an EventConnect over IP, whose Host may also be an IPv6 address, and that of an EventAllowed and
+	// an EventUnreachable. Otherwise it is zero.
 	Endpoint Endpoint
 }
 
@@ -107,6 +109,12 @@ func (e Event) String() string {
 		fmt.Fprintf(&b, "tried to connect to %s: there is no network", e.Subject)
 	case EventAllowed:
 		fmt.Fprintf(&b, "connected to %s, as permitted", e.Subject)
+	case EventUnreachable:
+		fmt.Fprintf(&b, "could not connect to %s, which is permitted", e.Subject)
+		if e.Detail != "" {
+			fmt.Fprintf(&b, ": %s", e.Detail)
+		}
+		e.Detail = ""
 	case EventWrite:
 		if e.Detail == "" {
 			e.Detail = "not an output"

@@ -81,7 +81,7 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 		Args:    slices.Clip(req.Command.Arguments), // other runs may share them
 		Dir:     path.Join(t.root(), req.Command.WorkingDirectory),
 		Env:     environment(req.Command),
-		Inputs:  slices.Clone(l.cfg.Toolchain),
+		Inputs:  l.hostInputs(grant),
 		Temp:    []sandbox.Temp{{Target: "/tmp", Bytes: grant.TempBytes}},
 		Network: grant.Network,
 		Limits:  grant.Limits,
@@ -107,6 +107,15 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, settings.String(), err)
 	}
 	return &confined{spec, grant, t.root(), stated}, nil
+}
+
+// hostInputs returns what the action may read of this host.
+func (l *Local) hostInputs(g *policy.Grant) []sandbox.Input {
+	inputs := slices.Clone(l.cfg.Toolchain)
+	if len(g.Network.Allow) > 0 {
+		inputs = append(inputs, l.cfg.Certificates...)
+	}
+	return inputs
 }
 
 // isSetting reports whether a platform property is a setting of the sandbox, which the policy interprets.

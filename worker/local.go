@@ -33,6 +33,9 @@ type Config struct {
 	// Toolchain lists what every action may read in addition to its inputs; see sandbox.HostToolchain. With an empty list,
 	// which is not nil, only programs among the inputs are found.
 	Toolchain []sandbox.Input
+	// Certificates lists what an action may also read if the policy grants it network access; see
+	// sandbox.HostCertificates.
+	Certificates []sandbox.Input
 	// Host describes this machine; the zero value is ReadHost().
 	Host manifest.Host
 	// Policy decides what an action may use; nil is policy.Default().

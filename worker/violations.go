@@ -82,7 +82,7 @@ func (v *Violations) First() sandbox.Event {
 
 // importance lists the kinds of events, the most important first.
 var importance = []sandbox.EventKind{
-	sandbox.EventRefused, sandbox.EventLimit, sandbox.EventConnect, sandbox.EventWrite, sandbox.EventExec,
+	sandbox.EventRefused, sandbox.EventLimit, sandbox.EventUnreachable, sandbox.EventConnect, sandbox.EventWrite, sandbox.EventExec,
 	sandbox.EventSyscall, sandbox.EventRead, sandbox.EventOutput, sandbox.EventAllowed,
 }
 

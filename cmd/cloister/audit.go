@@ -124,7 +124,8 @@ Only a head kept elsewhere reveals that the end was cut off or that the whole lo
 
 // auditKinds are the kinds of lines in an audit log.
 var auditKinds = []string{
-	string(sandbox.EventRefused), string(sandbox.EventConnect), string(sandbox.EventAllowed), string(sandbox.EventWrite), string(sandbox.EventExec), string(sandbox.EventSyscall),
+	string(sandbox.EventRefused), string(sandbox.EventConnect), string(sandbox.EventAllowed), string(sandbox.EventUnreachable),
+	string(sandbox.EventWrite), string(sandbox.EventExec), string(sandbox.EventSyscall),
 	string(sandbox.EventRead), string(sandbox.EventOutput), string(sandbox.EventLimit), "more", "note",
 }
 

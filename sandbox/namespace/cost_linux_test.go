@@ -21,7 +21,7 @@ func BenchmarkCost(b *testing.B) {
 		{"true", ""},
 		{"compile", "printf '#include <stdio.h>\nint main(void) { return puts(\"x\") < 0; }\n' > a.c && gcc -c a.c"},
 		{"write1000", "for i in $(seq 1000); do echo > f$i; done"},
-		{"read1000", "for i in $(seq 1000); do read x < /etc/services; done"},
+		{"read1000", "for i in $(seq 1000); do : < /bin/sh; done"},
 	} {
 		args := []string{"/bin/sh", "-c", w.script}
 		if w.script == "" {

@@ -45,7 +45,7 @@ func startProxy(fds []int, endpoints []sandbox.Endpoint) *egressProxy {
 		l, err := net.FileListener(f) // which duplicates the descriptor
 		f.Close()
 		if err != nil {
-			p.record(endpoints[i], "cannot listen: "+err.Error())
+			p.record(sandbox.EventUnreachable, endpoints[i], "cannot listen: "+err.Error())
 			continue
 		}
 		p.listeners = append(p.listeners, l)
@@ -78,19 +78,19 @@ func (p *egressProxy) serve(ctx context.Context, l net.Listener, e sandbox.Endpo
 		}
 		p.serving.Go(func() {
 			defer func() { <-p.open }()
-			p.record(e, carry(ctx, inside, e))
+			p.record(carry(ctx, inside, e))
 		})
 	}
 }
 
-// carry connects inside with e until both directions have ended, and describes the connection.
-func carry(ctx context.Context, inside net.Conn, e sandbox.Endpoint) string {
+// carry connects inside with e until both directions have ended, and returns the event that describes the connection.
+func carry(ctx context.Context, inside net.Conn, e sandbox.Endpoint) (sandbox.EventKind, sandbox.Endpoint, string) {
 	defer inside.Close()
 	dialer := net.Dialer{Timeout: dialTime, ControlContext: elsewhere}
 	outside, err := dialer.DialContext(ctx, "tcp", e.String())
 	if err != nil {
 		// The run sees a connection that closes at once.
-		return strings.ReplaceAll("failed: "+err.Error(), "\n", " ")
+		return sandbox.EventUnreachable, e, strings.ReplaceAll(err.Error(), "\n", " ")
 	}
 	defer outside.Close()
 	end := context.AfterFunc(ctx, func() {
@@ -103,7 +103,7 @@ func carry(ctx context.Context, inside net.Conn, e sandbox.Endpoint) string {
 	sending.Go(func() { sent = pass(outside, inside) })
 	received = pass(inside, outside)
 	sending.Wait()
-	return fmt.Sprintf("at %s, %d bytes sent, %d received", outside.RemoteAddr(), sent, received)
+	return sandbox.EventAllowed, e, fmt.Sprintf("at %s, %d bytes sent, %d received", outside.RemoteAddr(), sent, received)
 }
 
 // elsewhere refuses addresses of this host itself and of its link: a name may resolve to anything.
@@ -127,14 +127,15 @@ func pass(to, from net.Conn) int64 {
 	return n
 }
 
-// record adds an event for a connection. Beyond the limit it increments the count of the endpoint's last event.
-func (p *egressProxy) record(e sandbox.Endpoint, detail string) {
+// record adds an event for a connection. Beyond the limit it increments the count of the endpoint's last event of that
+// kind.
+func (p *egressProxy) record(kind sandbox.EventKind, e sandbox.Endpoint, detail string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	event := sandbox.Event{Kind: sandbox.EventAllowed, Subject: e.String(), Endpoint: e, Count: 1, Detail: detail}
+	event := sandbox.Event{Kind: kind, Subject: e.String(), Endpoint: e, Count: 1, Detail: detail}
 	if len(p.events) >= sandbox.MaxEvents {
 		for i := len(p.events) - 1; i >= 0; i-- {
-			if p.events[i].Subject == event.Subject {
+			if p.events[i].Kind == kind && p.events[i].Subject == event.Subject {
 				p.events[i].Count++
 				return
 			}

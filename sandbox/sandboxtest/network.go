@@ -16,7 +16,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// endpoints: allowed endpoints are reached and recorded, and nothing else is.
+// endpoints: allowed endpoints are reached and recorded, also if nobody listens there, and nothing else is.
 func endpoints(t *testing.T, b sandbox.Backend) {
 	if !features(t, b).Endpoints {
 		Unavailable(t, "namespaces", "this host cannot allow network endpoints")
@@ -43,6 +43,13 @@ func endpoints(t *testing.T, b sandbox.Backend) {
 		got[0].Subject != open.String() || got[0].Endpoint != open ||
 		got[0].Count != 1 || !strings.Contains(got[0].Detail, "5 bytes sent, 11 received") {
 		t.Errorf("allowed endpoint: got events %v", r.Result.Events)
+	}
+	closed := closedPort(t, open.Host)
+	r = to(closed, closed)
+	if got := r.Result.Events; r.Stdout != "" || len(got) != 1 || got[0].Kind != sandbox.EventUnreachable || got[0].Endpoint != closed ||
+		!strings.Contains(got[0].String(), "could not connect to "+closed.String()+", which is permitted: ") ||
+		!strings.Contains(got[0].Detail, "connection refused") {
+		t.Errorf("allowed endpoint without a listener: got %q and events %v, want why it is unreachable", r.Stdout, got)
 	}
 	for _, c := range []struct {
 		name string
@@ -95,6 +102,17 @@ func greeter(t *testing.T) sandbox.Endpoint {
 	}
 	Unavailable(t, "address", "this host has only loopback IPv4 addresses")
 	return sandbox.Endpoint{}
+}
+
+// closedPort returns an endpoint of an address of this host at which nobody listens.
+func closedPort(t *testing.T, host string) sandbox.Endpoint {
+	t.Helper()
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return sandbox.Endpoint{Host: host, Port: netip.MustParseAddrPort(l.Addr().String()).Port()}
 }
 
 func listen(t *testing.T, b sandbox.Backend) {

@@ -3,12 +3,15 @@
 package cli_test
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"log"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -58,6 +61,8 @@ import (
 //	capture NAME REGEXP      set a variable to the first submatch in the last standard output
 //	port NAME                set a variable to an unused address
 //	authority, certificate NAME  write ca.pem, and NAME.pem with NAME.key
+//	https NAME               serve HTTPS with such a certificate at $NAME, an address of this machine, and nothing at $NAME_closed
+//	trusting CODE CMD...     run any command where the machine trusts only ca.pem, a link in /etc/ssl/certs as Debian has it
 //	bucket                   start an object store; $BUCKET is the --store of a bucket in it
 //	flip TEXT DIGEST         damage two blobs of the current store: TEXT, and the large one of DIGEST
 //	commit DIR               make a directory a Git repository with one commit, $COMMIT
@@ -94,6 +99,7 @@ func TestScripts(t *testing.T) {
 			"get": command((*story).get), "health": command((*story).health), "until": command((*story).until),
 			"capture": command((*story).capture), "port": command((*story).port),
 			"authority": command((*story).authority), "certificate": command((*story).certificate),
+			"https": command((*story).https), "trusting": command((*story).trusting),
 			"bucket": command((*story).bucket), "flip": command((*story).flip),
 			"commit": command((*story).commit), "empty": command((*story).empty), "needs": command((*story).needs),
 		},
@@ -295,6 +301,56 @@ func (s *story) authority([]string) error {
 func (s *story) certificate(args []string) error {
 	s.ca.Sign(args[0])
 	return nil
+}
+
+// https serves "hello over TLS" at an address that sandboxes can reach: loopback addresses belong to this host alone.
+func (s *story) https(args []string) error {
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		return err
+	}
+	for _, a := range addresses {
+		ip := a.(*net.IPNet).IP.To4()
+		if ip == nil || ip.IsLoopback() {
+			continue
+		}
+		s.ca.Sign(args[0], ip)
+		pair, err := tls.LoadX509KeyPair(s.ca.File(args[0]+".pem"), s.ca.File(args[0]+".key"))
+		if err != nil {
+			return err
+		}
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, "hello over TLS\n")
+		}))
+		if server.Listener, err = net.Listen("tcp", net.JoinHostPort(ip.String(), "0")); err != nil {
+			return err
+		}
+		server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}
+		server.Config.ErrorLog = log.New(io.Discard, "", 0) // of clients that do not trust it
+		server.StartTLS()
+		s.Cleanup(server.Close)
+		s.script.Setenv(args[0], server.Listener.Addr().String())
+		closed, err := net.Listen("tcp", net.JoinHostPort(ip.String(), "0"))
+		if err != nil {
+			return err
+		}
+		s.script.Setenv(args[0]+"_closed", closed.Addr().String())
+		return closed.Close()
+	}
+	sandboxtest.Unavailable(s, "address", "this host has only loopback IPv4 addresses")
+	return nil
+}
+
+func (s *story) trusting(args []string) error {
+	const script = `set -e
+mount -t tmpfs none /etc/ssl/certs
+mount -t tmpfs none /usr/local/share/ca-certificates
+install -m 644 "$0" /usr/local/share/ca-certificates/private.crt
+ln -s /usr/local/share/ca-certificates/private.crt /etc/ssl/certs/private.pem
+install -m 644 "$0" /etc/ssl/certs/ca-certificates.crt
+exec "$@"`
+	words := []string{args[0], "unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script, s.ca.File("ca.pem")}
+	return s.exec(append(words, args[1:]...)...)
 }
 
 // logged returns the output of a server or worker so far.

@@ -44,8 +44,8 @@ import (
 // Config configures a Server or a Worker. Worker.Name and Worker.Instances are required; a Worker also needs
 // Worker.Backend. Every other zero value selects its default. It is copied: later changes have no effect.
 type Config struct {
-	// Worker configures the execution of actions. Features, Toolchain and Stager are filled in if they are missing: by
-	// probing the Backend, with this host's toolchain, and as Trees says. CacheBytes follows from Memory. A Server
+	// Worker configures the execution of actions. Features, Toolchain, Certificates and Stager are filled in if they
+	// are missing: by probing the Backend, with this host's toolchain and certificates, and as Trees says. CacheBytes follows from Memory. A Server
 	// without a Backend is a head: only workers that join it execute actions.
 	Worker worker.Config
 	// Slots is the number of actions that run at once on this machine; the default is the number of CPUs.
@@ -177,6 +177,11 @@ func (m *machine) confine(ctx context.Context, c *Config) (err error) {
 	if w.Toolchain == nil {
 		if w.Toolchain, err = sandbox.HostToolchain(); err != nil {
 			return fmt.Errorf("toolchain of this host: %w", err)
+		}
+	}
+	if w.Certificates == nil {
+		if w.Certificates, err = sandbox.HostCertificates(); err != nil {
+			return fmt.Errorf("certificates of this host: %w", err)
 		}
 	}
 	if w.Stager != nil {

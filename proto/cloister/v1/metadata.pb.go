@@ -165,7 +165,8 @@ func (x *Execution) GetStableHash() string {
 // Event is a violation of the sandbox, or a limit that an action met.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "connect", "allowed", "write", "exec", "syscall", "read", "output" or "limit".
+	// "connect", "allowed", "unreachable", "write", "exec", "syscall", "read",
+	// "output" or "limit".
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	// The peer, path, system call or limit.
 	Subject string `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`

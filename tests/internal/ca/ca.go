@@ -64,7 +64,7 @@ func (a *Authority) issue(name string, template, parent *x509.Certificate, key e
 	a.check(err)
 	template.SerialNumber, template.Subject = serial, pkix.Name{CommonName: name}
 	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
+	template.IPAddresses = append(template.IPAddresses, net.IPv4(127, 0, 0, 1))
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), a.key)
 	a.check(err)
 	return der
@@ -80,12 +80,12 @@ func (a *Authority) Write(name string, text []byte) string {
 	return a.File(name)
 }
 
-// Sign writes NAME.pem and NAME.key, a certificate for NAME on 127.0.0.1.
-func (a *Authority) Sign(name string) {
+// Sign writes NAME.pem and NAME.key, a certificate for NAME on 127.0.0.1 and at the addresses.
+func (a *Authority) Sign(name string, at ...net.IP) {
 	a.t.Helper()
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	a.check(err)
-	der := a.issue(name, &x509.Certificate{}, a.cert, key)
+	der := a.issue(name, &x509.Certificate{IPAddresses: at}, a.cert, key)
 	secret, err := x509.MarshalPKCS8PrivateKey(key)
 	a.check(err)
 	a.Write(name+".pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))

@@ -81,6 +81,9 @@ func (w *Worker) Start(ctx context.Context, config worker.Config) error {
 	if err != nil {
 		return err
 	}
+	if config.Certificates, err = sandbox.HostCertificates(); err != nil {
+		return err
+	}
 	config.Instances, config.Policy = w.Store.Instance, w.policy
 	config.Backend, config.Features, config.Toolchain = w.backend, w.Features, toolchain
 	w.Local, err = worker.New(config)
