@@ -12,20 +12,22 @@ import (
 
 func actionShowCommand() *cobra.Command {
 	var from client.Server
-	var asJSON, record bool
+	var asJSON, record, failed bool
 	cmd := &cobra.Command{
-		Use:   "show DIGEST [--server URL] [--instance NAME] [--json | --manifest]",
+		Use:   "show DIGEST [--failed] [--server URL] [--instance NAME] [--json | --manifest]",
 		Short: "Show an action and its result",
-		Long: `Show prints the command of an action, its environment, platform and inputs, and its cached result. DIGEST is
-HASH/SIZE, as messages and logs print it. At a server that keeps a history it can be a prefix of at least 8 digits,
-or ^1 for the latest action, ^2 for the one before.
+		Long: `Show prints the command of an action, its environment, platform and inputs, and the result of its latest run: the
+cached one, or at a server that keeps a history that of a failure, which is not cached. With --failed it prints the
+latest failure even if the action succeeded later.
 
-With --manifest it prints only the manifest of the run that made the result. Equal runs have manifests with equal
-stable hashes.
+DIGEST is HASH/SIZE, as messages and logs print it. At a server that keeps a history it can be a prefix of at least
+8 digits, ^1 for the latest action, ^2 for the one before, or a target such as //pkg:name. With --manifest show prints
+only the manifest of the run that made the result; equal runs have manifests with equal stable hashes.
 
 The exit code is 4 if the action, its command or the manifest is absent, and 5 if the server cannot be reached.`,
 		Example: `  cloister action show e3b0...55/142
   cloister action show ^1
+  cloister action show --failed //server:test
   cloister action show ^1 --manifest | sed '/^volatile$/,$d' | sha256sum    # the stable hash
   cloister action show e3b0c442 --server grpc://build.example.com:8980 --json`,
 		Args: cobra.ExactArgs(1),
@@ -39,7 +41,7 @@ The exit code is 4 if the action, its command or the manifest is absent, and 5 i
 				return err
 			}
 			defer store.Close()
-			a, err := actions.Describe(cmd.Context(), store, what.Digest)
+			a, err := actions.Describe(cmd.Context(), &from, store, what.Digest, failed)
 			if err != nil {
 				return from.Explain(err, 1)
 			}
@@ -58,6 +60,7 @@ The exit code is 4 if the action, its command or the manifest is absent, and 5 i
 		},
 	}
 	from.Register(cmd)
+	cmd.Flags().BoolVar(&failed, "failed", false, "show the latest failure, even if the action succeeded later")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object with messages of the API")
 	cmd.Flags().BoolVar(&record, "manifest", false, "print the manifest of the run that made the result")
 	cmd.MarkFlagsMutuallyExclusive("json", "manifest")

@@ -631,7 +631,7 @@ func TestSlotWaitsForTheEndOfItsRun(t *testing.T) {
 		c.Queue.Close()
 		recorded = make(chan struct{})
 		var err error
-		if c.Queue, err = queue.New(queue.Config{Head: true, Ended: func(_ *worker.Outcome, f *worker.Fault) func(queue.Info, queue.State) {
+		if c.Queue, err = queue.New(queue.Config{Head: true, Ended: func(_ *worker.Task, _ *worker.Outcome, f *worker.Fault) func(queue.Info, queue.State) {
 			if f != nil && strings.Contains(f.Error(), "no client waits") {
 				<-recorded
 			}

@@ -14,19 +14,27 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
-// RecordOperations returns a queue.Config.Ended that adds each operation to l.
-func RecordOperations(l *history.Log) func(*worker.Outcome, *worker.Fault) func(queue.Info, queue.State) {
-	return func(out *worker.Outcome, f *worker.Fault) func(queue.Info, queue.State) {
+// RecordOperations returns a queue.Config.Ended that adds each operation to l, and the results of failed actions to
+// failures, which may be nil.
+func RecordOperations(
+	l *history.Log, failures *history.Failures,
+) func(*worker.Task, *worker.Outcome, *worker.Fault) func(queue.Info, queue.State) {
+	return func(t *worker.Task, out *worker.Outcome, f *worker.Fault) func(queue.Info, queue.State) {
 		e := history.Entry{How: history.Executed}
 		if f != nil {
-			code, _ := response.FaultText(f)
-			e.Code = int32(code)
+			code, text := response.FaultText(f)
+			e.Code, e.Message = int32(code), text
 		} else {
 			e.Code = int32(response.Code(out.Status))
 			if out.Cached {
 				e.How = history.Cached
 			}
 			describe(&e, out.Result)
+			if e.Failed() && failures != nil {
+				if d := failures.Put(t.Instance, t.Action, response.Of(out, "")); !d.IsZero() {
+					e.Response = d.String()
+				}
+			}
 		}
 		return func(i queue.Info, s queue.State) {
 			e := e // operations may share this end

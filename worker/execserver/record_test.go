@@ -32,7 +32,7 @@ func withHistory(t *testing.T, e function) (*site, *history.Log) {
 	}
 	t.Cleanup(func() { l.Close() })
 	return serve(t, e, func(q *queue.Config, c *execserver.Config) {
-		q.Ended = execserver.RecordOperations(l)
+		q.Ended = execserver.RecordOperations(l, nil)
 		c.Caller = func(ctx context.Context) string {
 			return strings.Join(metadata.ValueFromIncomingContext(ctx, "caller"), "")
 		}

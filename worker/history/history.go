@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package history records a server's answers across restarts, one entry each, and finds them by build, target, mnemonic
-// or digest. It keeps no results and no blobs. It is not evidence: clients describe themselves, and entries may be
-// lost.
+// or digest. Failures also keeps what failed actions left in the store, since the action cache has only successes. The
+// history is not evidence: clients describe themselves, and entries may be lost.
 //
 // Entries are lines of JSON in the segments of a directory. One goroutine writes; Add never blocks:
 //
-//	Add ---> buffer of 4096 ---> one goroutine ---> newest segment ---> deleted by age or total size
+//	Add ---> buffer of 4096 ---> one goroutine ---> newest segment ---> reduced to its failures ---> deleted
 //	           `--- full: lost, and counted in the next entry
+//
+// People look for failures long after the successes around them. So the oldest segment is first rewritten with its
+// failures only, and deleted later.
 //
 // Readers read segments backwards, block by block, and decode only the lines that contain the filter's texts.
 //
@@ -67,6 +70,10 @@ type Entry struct {
 	// Code is the gRPC code of the answer, Exit the exit code of the result.
 	Code int32 `json:"code,omitempty"`
 	Exit int32 `json:"exit,omitempty"`
+	// Message says why an action failed without a result, Response is the digest of the ExecuteResponse of one that
+	// failed with a result, if that was stored. At most one of them is set.
+	Message  string `json:"message,omitempty"`
+	Response string `json:"response,omitempty"`
 	// Result is the Identity of the result, "" if there is none.
 	Result string `json:"result,omitempty"`
 	// Manifest is the digest of the run's manifest, StableHash the hash by which manifests are compared.
@@ -85,17 +92,21 @@ type Entry struct {
 // Failed reports whether the answer was an error or a non-zero exit code. A lookup without result is no failure.
 func (e *Entry) Failed() bool { return e.Code != 0 || e.Exit != 0 }
 
-// MaxText bounds the bytes of each text of an entry; longer texts are truncated.
-const MaxText = 512
+// MaxText bounds the bytes of each text of an entry, and MaxMessage those of its Message; longer texts are truncated.
+const (
+	MaxText    = 512
+	MaxMessage = 2048
+)
 
 // bound makes the texts of e printable and short.
 func (e *Entry) bound() {
 	for _, s := range []*string{
 		&e.Action, &e.Caller, &e.Invocation, &e.Correlated, &e.Target, &e.Mnemonic, &e.Result,
-		&e.Manifest, &e.StableHash, &e.Worker, &e.Verdict,
+		&e.Manifest, &e.StableHash, &e.Worker, &e.Verdict, &e.Response,
 	} {
 		*s = printable.Head(*s, MaxText)
 	}
+	e.Message = printable.Head(e.Message, MaxMessage)
 	e.How = How(printable.Head(string(e.How), MaxText))
 	if cas.CheckInstanceName(e.Instance) != nil {
 		e.Instance = "//" + printable.Head(e.Instance, MaxText) // invalid, too
@@ -152,6 +163,8 @@ type Filter struct {
 	Failed bool
 	// Distinct selects only the newest entry of each action, ignoring checks, which no client requested.
 	Distinct bool
+	// kept selects only entries with a Response, of all instances.
+	kept bool
 	// Before, if not 0, selects only entries with lower numbers.
 	Before uint64
 }
@@ -167,7 +180,7 @@ func (f Filter) bound() Filter {
 // matches reports whether f selects e, except for Distinct.
 func (f *Filter) matches(e *Entry) bool {
 	_, hash, named := strings.Cut(e.Action, ":")
-	return e.Instance == f.Instance && (f.Before == 0 || e.Number < f.Before) && (!f.Failed || e.Failed()) &&
+	return (e.Instance == f.Instance || f.kept) && (!f.kept || e.Response != "") && (f.Before == 0 || e.Number < f.Before) && (!f.Failed || e.Failed()) &&
 		(strings.HasPrefix(e.Action, f.Action) || named && strings.HasPrefix(hash, f.Action)) &&
 		textMatches(f.Invocation, e.Invocation) && textMatches(f.Correlated, e.Correlated) &&
 		textMatches(f.Target, e.Target) && textMatches(f.Mnemonic, e.Mnemonic)

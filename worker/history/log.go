@@ -18,8 +18,10 @@ import (
 )
 
 const (
-	// suffix ends the names of segments. A change of the format changes it.
-	suffix = ".v1.jsonl"
+	// suffix ends the names of segments, and reducedSuffix those of segments that have only failures. A change of the
+	// format changes both.
+	suffix        = ".v1.jsonl"
+	reducedSuffix = ".failed.v1.jsonl"
 	// DefaultBytes is the default of Config.MaxBytes: about 100,000 entries of Bazel's.
 	DefaultBytes = 64 << 20
 	// DefaultAge is the default of Config.MaxAge.
@@ -42,7 +44,8 @@ type Config struct {
 	// Dir is the directory of the Log, which Open creates. Only one process may write to it: the lock of the store
 	// around it ensures that.
 	Dir string
-	// MaxBytes and MaxAge limit what is kept; the oldest segment is deleted first. 0 selects the default.
+	// MaxBytes and MaxAge limit what is kept. Beyond MaxBytes the oldest segments lose all but their failures, which
+	// may take half of it; then the oldest failures are deleted. 0 selects the default.
 	MaxBytes int64
 	MaxAge   time.Duration
 	// Log receives failures to write, and their end; nil discards them.
@@ -55,6 +58,7 @@ type Config struct {
 type Log struct {
 	cfg     Config
 	segs    durable.Segments
+	reduced durable.Segments
 	entries chan Entry
 	flushes chan chan struct{} // requests of flush
 	ended   chan struct{}      // closed when the writer has ended
@@ -87,7 +91,8 @@ func Open(c Config) (*Log, error) {
 		c.now = time.Now
 	}
 	l := &Log{
-		cfg: c, segs: durable.Segments{Dir: c.Dir, Suffix: suffix}, entries: make(chan Entry, maxBuffered),
+		cfg: c, segs: durable.Segments{Dir: c.Dir, Suffix: suffix},
+		reduced: durable.Segments{Dir: c.Dir, Suffix: reducedSuffix}, entries: make(chan Entry, maxBuffered),
 		flushes: make(chan chan struct{}), ended: make(chan struct{}), readers: make(chan struct{}, maxReaders), next: 1,
 	}
 	if err := l.open(); err != nil {
@@ -278,15 +283,6 @@ func (l *Log) rotate(now time.Time) error {
 	l.newest, l.begun = s, now
 	l.expire()
 	return nil
-}
-
-// expire deletes the oldest segments if they are too old, or too large together with a full newest one. It retries
-// failures at the next rotation.
-func (l *Log) expire() {
-	excess, _, _ := l.segs.Excess(l.segmentBytes(), l.cfg.MaxBytes, l.cfg.now().Add(-l.cfg.MaxAge))
-	for _, first := range excess {
-		_ = os.Remove(l.segs.Path(first))
-	}
 }
 
 // segmentBytes returns the size limit of a segment.

@@ -36,7 +36,7 @@ func (l *Log) Search(ctx context.Context, f Filter, limit int, visit func(*Entry
 	if err := l.flush(ctx); err != nil {
 		return err
 	}
-	firsts, err := l.segs.List()
+	segments, err := l.segments()
 	if err != nil {
 		return err
 	}
@@ -44,13 +44,16 @@ func (l *Log) Search(ctx context.Context, f Filter, limit int, visit func(*Entry
 		ctx: ctx, Filter: f, needles: f.needles(), oldest: l.cfg.now().Add(-l.cfg.MaxAge).UnixNano(),
 		left: limit, visit: visit, seen: map[string]bool{},
 	}
-	for _, first := range slices.Backward(firsts) {
-		if f.Before != 0 && first >= f.Before {
+	for _, g := range slices.Backward(segments) {
+		if f.Before != 0 && g.first >= f.Before {
 			continue
 		}
 		err := ctx.Err()
 		if err == nil {
-			err = readBackwards(l.segs.Path(first), s.line)
+			err = readBackwards(g.path, s.line)
+		}
+		if errors.Is(err, fs.ErrNotExist) && !g.reduced { // it may be reduced meanwhile
+			err = readBackwards(l.reduced.Path(g.first), s.line)
 		}
 		switch {
 		case errors.Is(err, errStop):
@@ -70,11 +73,19 @@ type search struct {
 	oldest  int64 // in Unix nanoseconds
 	left    int
 	visit   func(*Entry) error
-	seen    map[string]bool // actions, for Distinct
+	seen    map[string]bool // instances and actions, for Distinct
 }
 
-// failures occur in the lines of failed entries, one or the other.
-var failures = [][]byte{[]byte(`,"code":`), []byte(`,"exit":`)}
+// failures occur in the lines of failed entries, one or the other; response in those with a Response.
+var (
+	failures = [][]byte{[]byte(`,"code":`), []byte(`,"exit":`)}
+	response = []byte(`,"response":`)
+)
+
+// mayFail reports whether the entry of a line may have failed; if not, it has not.
+func mayFail(line []byte) bool {
+	return bytes.Contains(line, failures[0]) || bytes.Contains(line, failures[1])
+}
 
 // line handles a line of a segment.
 func (s *search) line(line []byte) error {
@@ -83,7 +94,7 @@ func (s *search) line(line []byte) error {
 			return nil
 		}
 	}
-	if s.Failed && !bytes.Contains(line, failures[0]) && !bytes.Contains(line, failures[1]) {
+	if s.Failed && !mayFail(line) || s.kept && !bytes.Contains(line, response) {
 		return nil
 	}
 	var e Entry
@@ -94,11 +105,11 @@ func (s *search) line(line []byte) error {
 		e.bound() // early versions wrote printable texts that are not ASCII
 	}
 	// An old entry does not end the search: the clock may have been set back.
-	if e.Time.UnixNano() < s.oldest || !s.matches(&e) || s.Distinct && (s.seen[e.Action] || e.How == Checked) {
+	if e.Time.UnixNano() < s.oldest || !s.matches(&e) || s.Distinct && (s.seen[e.Instance+" "+e.Action] || e.How == Checked) {
 		return s.ctx.Err()
 	}
 	if s.Distinct {
-		s.seen[e.Action] = true
+		s.seen[e.Instance+" "+e.Action] = true
 	}
 	if err := s.visit(&e); err != nil {
 		return err

@@ -92,7 +92,7 @@ func (e *Entry) proto() *cloisterpb.HistoryEntry {
 		Number: e.Number, Time: timestamppb.New(e.Time), How: string(e.How), Action: e.Action,
 		InvocationId: e.Invocation, CorrelatedInvocationsId: e.Correlated, TargetId: e.Target, ActionMnemonic: e.Mnemonic,
 		Code: e.Code, ExitCode: e.Exit, Result: e.Result, Manifest: e.Manifest, StableHash: e.StableHash,
-		Worker: e.Worker, Verdict: e.Verdict, Lost: e.Lost, Caller: e.Caller,
+		Worker: e.Worker, Verdict: e.Verdict, Lost: e.Lost, Caller: e.Caller, Message: e.Message, Response: e.Response,
 	}
 	if e.Waited > 0 {
 		m.Waited = durationpb.New(e.Waited)

@@ -59,10 +59,10 @@ type Config struct {
 	// takes the action, before clients see it executing, and must neither block nor call the queue. end is called with
 	// the outcome, nil if there is none, before clients see that.
 	Logs func(t *worker.Task) (logs *worker.Logs, end func(*worker.Outcome))
-	// Ended, if not nil, is called once for each outcome or fault, and returns a function that is called for each
-	// operation that ends this way, with its last state, before clients see that. After an execution the first call may
-	// take a while. The function must neither block nor call the queue.
-	Ended func(*worker.Outcome, *worker.Fault) func(Info, State)
+	// Ended, if not nil, is called once for each outcome or fault of a task, and returns a function that is called for
+	// each operation that ends this way, with its last state, before clients see that. The first call may take a while
+	// for an outcome, but must not block for a fault. The function must neither block nor call the queue.
+	Ended func(*worker.Task, *worker.Outcome, *worker.Fault) func(Info, State)
 	// Idle, if not nil, does background work while a slot is free. One goroutine calls it repeatedly; it returns when
 	// its context ends, which happens as soon as an action takes the slot. The action does not wait for the return.
 	Idle func(ctx context.Context)

@@ -72,7 +72,7 @@ func (q *Queue) prepareJobs() {
 		q.mu.Unlock()
 		out, err := guard(func() (*worker.Outcome, error) { return j.req.Prepare(ctx, &j.req) })
 		cancel()
-		e := q.endOf(out, err)
+		e := q.endOf(&j.req.Task, out, err)
 		q.mu.Lock()
 
 		q.arrived.Done(&j.item)

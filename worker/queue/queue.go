@@ -303,7 +303,7 @@ func (q *Queue) expire(now time.Time) {
 
 // complete ends o, which belongs to no job afterwards.
 func (q *Queue) complete(o *Operation, e end) {
-	ran := o.job.ran
+	ran, task := o.job.ran, &o.job.req.Task
 	o.job = nil
 	o.completed = time.Now()
 	o.bytes = operationBytes + e.bytes +
@@ -311,7 +311,7 @@ func (q *Queue) complete(o *Operation, e end) {
 	s := o.state // keeps Began, Worker and the names of the logs
 	s.Stage, s.Outcome, s.Fault = repb.ExecutionStage_COMPLETED, e.outcome, e.fault
 	if e.notify == nil && q.cfg.Ended != nil {
-		e.notify = q.cfg.Ended(e.outcome, e.fault)
+		e.notify = q.cfg.Ended(task, e.outcome, e.fault)
 	}
 	if e.notify != nil {
 		e.notify(o.info, s)

@@ -55,11 +55,11 @@ func endOf(out *worker.Outcome, err error) end {
 	return end{}
 }
 
-// endOf is like the function, and calls Config.Ended, which may take a while.
-func (q *Queue) endOf(out *worker.Outcome, err error) end {
+// endOf is like the function for a task, and calls Config.Ended, which may take a while.
+func (q *Queue) endOf(t *worker.Task, out *worker.Outcome, err error) end {
 	e := endOf(out, err)
 	if q.cfg.Ended != nil && (e.outcome != nil || e.fault != nil) {
-		e.notify = q.cfg.Ended(e.outcome, e.fault)
+		e.notify = q.cfg.Ended(t, e.outcome, e.fault)
 	}
 	return e
 }

@@ -97,7 +97,7 @@ func (r *Run) End(out *worker.Outcome, err error) {
 		r.endLogs(out)
 	}
 	cancel()
-	e := q.endOf(out, err)
+	e := q.endOf(&r.task, out, err)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	r.slot.worker.done++

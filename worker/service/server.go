@@ -127,7 +127,11 @@ func (s *Server) queueConfig() queue.Config {
 	q, w := s.cfg.Queue, &s.cfg.Worker
 	q.Head, q.MaxRetainedBytes, q.Renew, q.RenewEvery = w.Backend == nil, s.caches.operations, s.local.RenewInputs, w.RenewInterval
 	if s.cfg.History != nil {
-		q.Ended = execserver.RecordOperations(s.cfg.History)
+		failures := history.KeepFailures(history.FailuresConfig{
+			Log: s.cfg.History, Instances: w.Instances, MaxBytes: s.cfg.FailureBytes, RenewInterval: w.RenewInterval,
+		})
+		s.onClose(func() error { failures.Close(); return nil })
+		q.Ended = execserver.RecordOperations(s.cfg.History, failures)
 	}
 	if q.Head {
 		return q

@@ -73,6 +73,8 @@ type Config struct {
 	Access Access
 	// History, if not nil, records requests and their results, and is served to clients. The caller closes it.
 	History *history.Log
+	// FailureBytes limits the blobs of failed actions in the History that are protected from eviction; 0 protects none.
+	FailureBytes int64
 	// Sampler, if not nil, runs a sample of the actions a second time. Executor, Instances, Name, Features, Host,
 	// BacklogBytes and Log are filled in, and Count, Recorder and Verdicts if they are missing.
 	Sampler *repro.SamplerConfig

@@ -228,7 +228,11 @@ type HistoryEntry struct {
 	// Number of entries before this one that could not be written.
 	Lost int64 `protobuf:"varint,18,opt,name=lost,proto3" json:"lost,omitempty"`
 	// The authenticated caller, or "" if the server knows no callers. Unlike the RequestMetadata it is verified.
-	Caller        string `protobuf:"bytes,19,opt,name=caller,proto3" json:"caller,omitempty"`
+	Caller string `protobuf:"bytes,19,opt,name=caller,proto3" json:"caller,omitempty"`
+	// Why the action failed without a result.
+	Message string `protobuf:"bytes,20,opt,name=message,proto3" json:"message,omitempty"`
+	// Digest of a blob of the instance, the ExecuteResponse of an action that failed with a result. Formatted as action.
+	Response      string `protobuf:"bytes,21,opt,name=response,proto3" json:"response,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -396,6 +400,20 @@ func (x *HistoryEntry) GetCaller() string {
 	return ""
 }
 
+func (x *HistoryEntry) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *HistoryEntry) GetResponse() string {
+	if x != nil {
+		return x.Response
+	}
+	return ""
+}
+
 var File_cloister_v1_history_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_history_proto_rawDesc = "" +
@@ -414,7 +432,7 @@ const file_cloister_v1_history_proto_rawDesc = "" +
 	"\x05limit\x18\n" +
 	" \x01(\x05R\x05limit\"J\n" +
 	"\x13ListHistoryResponse\x123\n" +
-	"\aentries\x18\x01 \x03(\v2\x19.cloister.v1.HistoryEntryR\aentries\"\xeb\x04\n" +
+	"\aentries\x18\x01 \x03(\v2\x19.cloister.v1.HistoryEntryR\aentries\"\xa1\x05\n" +
 	"\fHistoryEntry\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x10\n" +
@@ -436,7 +454,9 @@ const file_cloister_v1_history_proto_rawDesc = "" +
 	"\x03ran\x18\x10 \x01(\v2\x19.google.protobuf.DurationR\x03ran\x12\x18\n" +
 	"\averdict\x18\x11 \x01(\tR\averdict\x12\x12\n" +
 	"\x04lost\x18\x12 \x01(\x03R\x04lost\x12\x16\n" +
-	"\x06caller\x18\x13 \x01(\tR\x06caller2V\n" +
+	"\x06caller\x18\x13 \x01(\tR\x06caller\x12\x18\n" +
+	"\amessage\x18\x14 \x01(\tR\amessage\x12\x1a\n" +
+	"\bresponse\x18\x15 \x01(\tR\bresponse2V\n" +
 	"\aHistory\x12K\n" +
 	"\x04List\x12\x1f.cloister.v1.ListHistoryRequest\x1a .cloister.v1.ListHistoryResponse0\x01BAZ?github.com/cloister-build/cloister/proto/cloister/v1;cloisterpbb\x06proto3"
 

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
@@ -34,10 +35,12 @@ type Description struct {
 	input    *tree.Input // nil if inputErr is set
 	inputErr error
 	result   *repb.ActionResult // nil if there is none
+	failure  *failure           // with this result; nil if it comes from the action cache
 }
 
-// Describe reads an action. An absent or malformed input root does not fail it, but is part of the description.
-func Describe(ctx context.Context, s *remote.Store, digest cas.Digest) (*Description, error) {
+// Describe reads an action and the result of its latest run, or with failed that of its latest failure. An absent or
+// malformed input root does not fail it, but is part of the description.
+func Describe(ctx context.Context, from *client.Server, s *remote.Store, digest cas.Digest, failed bool) (*Description, error) {
 	action, err := changes.ReadAction(ctx, s, digest)
 	if err != nil {
 		return nil, err
@@ -48,6 +51,14 @@ func Describe(ctx context.Context, s *remote.Store, digest cas.Digest) (*Descrip
 		a.input, err = tree.Load(ctx, s, root)
 	}
 	a.inputErr = err
+	if a.failure, err = failureOf(ctx, from, digest, failed); err != nil {
+		return nil, err
+	}
+	if a.failure != nil {
+		err = a.failure.read(ctx, s)
+		a.result = a.failure.result
+		return a, err
+	}
 	a.result, err = s.Lookup(ctx, digest)
 	if err != nil && !errors.Is(err, cas.ErrNotFound) {
 		return nil, err
@@ -87,11 +98,14 @@ func (a *Description) WriteText(w io.Writer) error {
 	if a.DoNotCache {
 		p.Line("cache", "do_not_cache: its result is not recorded")
 	}
-	if a.result == nil {
+	switch {
+	case a.failure != nil:
+		a.failure.writeText(p)
+	case a.result == nil:
 		p.Line("result", "none is recorded")
-		return p.Err
+	default:
+		p.Result(a.result)
 	}
-	p.Result(a.result)
 	return p.Err
 }
 
@@ -99,6 +113,10 @@ func (a *Description) WriteText(w io.Writer) error {
 func (a *Description) WriteJSON(w io.Writer) error {
 	o := map[string]any{"digest": a.Digest.String(), "instance": a.instance}
 	messages := map[string]proto.Message{"action": a.Action.Action, "command": a.Command}
+	if a.failure != nil {
+		messages["failure"] = a.failure.entry
+		o["message"] = a.failure.lines
+	}
 	if a.inputErr != nil {
 		o["input"] = map[string]any{"error": a.inputErr.Error()}
 	} else {
@@ -133,6 +151,9 @@ func (a *Description) WriteJSON(w io.Writer) error {
 // Manifest returns the manifest of the run that made the result, after checking that it is canonical and has the stable
 // hash of the result.
 func (a *Description) Manifest(ctx context.Context, s cas.Store) (string, error) {
+	if a.failure != nil && a.failure.evicted {
+		return "", a.failure.errEvicted(a.Digest)
+	}
 	if a.result == nil {
 		return "", exit.New(exit.Absent, fmt.Errorf("action %s: no result is recorded, so there is no manifest", a.Digest))
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
-	"google.golang.org/grpc/codes"
 )
 
 // Invocations is the flags of invocation ls.
@@ -39,7 +38,7 @@ func (i *invocation) add(e *cloisterpb.HistoryEntry) {
 	case "cached", "found":
 		i.Hits++
 	}
-	if e.How != "absent" && (codes.Code(e.Code) != codes.OK || e.ExitCode != 0) {
+	if e.How != "absent" && client.Failed(e) {
 		i.Failed++
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -27,6 +28,7 @@ type Log struct {
 	From   client.Server
 	Follow bool
 	Stderr bool
+	Failed bool // the output of the latest failure
 }
 
 // Print prints the output of the action that a digest or an operation names.
@@ -47,7 +49,7 @@ func (c *Log) Print(ctx context.Context, name string, out io.Writer) error {
 		return l.operation(ctx, name)
 	}
 	action := what.Digest
-	if c.Follow {
+	if c.Follow && !c.Failed {
 		if op, err := l.find(ctx, action); err != nil && status.Code(err) != codes.Unimplemented {
 			return l.explain("look for executions of action "+action.String(), err)
 		} else if op != nil && !op.Done {
@@ -93,8 +95,15 @@ func (l *logs) find(ctx context.Context, action cas.Digest) (*longrunningpb.Oper
 	return nil, nil
 }
 
-// recorded prints the output of the cached result, or else of the latest operation.
+// recorded prints the output of the latest run if it failed, or else of the cached result or of the latest operation.
 func (l *logs) recorded(ctx context.Context, action cas.Digest) error {
+	f, err := failureOf(ctx, &l.From, action, l.Failed)
+	if err != nil {
+		return err
+	}
+	if f != nil {
+		return l.failure(ctx, action, f)
+	}
 	r, err := repb.NewActionCacheClient(l.conn).GetActionResult(ctx, &repb.GetActionResultRequest{
 		InstanceName: l.instance, ActionDigest: action.Proto(), DigestFunction: action.Function().Proto(),
 	})
@@ -108,6 +117,25 @@ func (l *logs) recorded(ctx context.Context, action cas.Digest) error {
 		return l.operation(ctx, op.Name)
 	}
 	return exit.New(exit.Absent, fmt.Errorf("action %s: no result is recorded at %s, instance %q, and no execution is known", action, l.From.Address, l.instance))
+}
+
+// failure prints the output of a failed run.
+func (l *logs) failure(ctx context.Context, action cas.Digest, f *failure) error {
+	store, err := l.From.Open(ctx)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	err = f.read(ctx, store)
+	switch {
+	case err != nil:
+		return l.From.Explain(err, exit.No)
+	case f.evicted:
+		return f.errEvicted(action)
+	case f.result == nil:
+		return exit.New(exit.No, fmt.Errorf("action %s ended without a result: %s: %s", action, f.summary(), printable.Text(strings.Join(f.lines, " "))))
+	}
+	return l.result(ctx, action.Function(), f.result)
 }
 
 // operation prints the output of an execution.

@@ -3,6 +3,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,6 +119,35 @@ func (s *Server) ActionOf(e *cloisterpb.HistoryEntry) (Action, error) {
 		return Action{}, exit.New(exit.No, fmt.Errorf("history of %s, entry %d: %w", s.Address, e.Number, err))
 	}
 	return Action{d, e.TargetId, e.ActionMnemonic}, nil
+}
+
+// LatestRun returns the newest entry of the server's history with a result of an action, or with the reason why there is
+// none; nil if it has no such entry, or if the server keeps or shows no history. With failed it returns the newest
+// failure. Runs that clients cancelled or that a server gave up count only if there is no other, since they say nothing
+// about the action.
+func (s *Server) LatestRun(ctx context.Context, action cas.Digest, failed bool) (latest *cloisterpb.HistoryEntry, err error) {
+	const most = 1000
+	req := &cloisterpb.ListHistoryRequest{Action: action.String(), Failed: failed, Limit: most}
+	err = s.History(ctx, req, func(e *cloisterpb.HistoryEntry) error {
+		switch code := codes.Code(e.Code); {
+		case e.How == "absent", e.How == "checked":
+		case code == codes.Canceled, code == codes.Unavailable:
+			latest = cmp.Or(latest, e)
+		default:
+			latest = e
+			return errEnough
+		}
+		return nil
+	})
+	if errors.Is(err, errEnough) || errors.Is(err, ErrNoHistory) {
+		err = nil
+	}
+	return latest, err
+}
+
+// Failed reports whether an entry of a history is about a failure.
+func Failed(e *cloisterpb.HistoryEntry) bool {
+	return e != nil && (codes.Code(e.Code) != codes.OK || e.ExitCode != 0)
 }
 
 var (

@@ -74,6 +74,8 @@ func (s *server) assembly() (c service.Config, err error) {
 	c.Blobs = casserver.Config{MaxBlobBytes: s.MaxBlob.Bytes, FullHint: node.FullHint}
 	c.Workers = buildbarn.ServerConfig{Silence: s.Workers.timeout, Ready: n.CheckUpstream}
 	c.Access, c.History, c.Sampler = s.Auth.access(), s.history, s.sampler()
+	// Leases must leave room for everything else.
+	c.FailureBytes = min(int64(s.History), n.Store.Stats().MaxBytes/8)
 	c.Version, c.Unready, c.Notes = buildinfo.Version, n.Ready.Reasons, n.Notes
 	c.KeepDrains = func(d queue.DrainState) error { return keepDrains(n.Dir, d) }
 	return c, nil

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package history
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/cloister-build/cloister/cas/durable"
+)
+
+// A segment is a file of entries.
+type segment struct {
+	first   uint64 // number of its first entry, or of the first that it had
+	path    string
+	reduced bool // it has only failures
+	size    int64
+	written time.Time // when it was last written
+}
+
+// segments returns the present segments, in ascending order.
+func (l *Log) segments() ([]segment, error) {
+	var all []segment
+	for _, of := range []durable.Segments{l.segs, l.reduced} {
+		firsts, err := of.List()
+		if err != nil {
+			return nil, err
+		}
+		for _, first := range firsts {
+			path := of.Path(first)
+			switch fi, err := os.Stat(path); {
+			case errors.Is(err, fs.ErrNotExist): // reduced or deleted meanwhile
+			case err != nil:
+				return nil, err
+			default:
+				all = append(all, segment{first, path, of == l.reduced, fi.Size(), fi.ModTime()})
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b segment) int { return cmp.Compare(a.first, b.first) })
+	// A killed writer may leave both; the complete one comes first.
+	return slices.CompactFunc(all, func(a, b segment) bool { return a.first == b.first }), nil
+}
+
+// expire makes room for a full newest segment. It deletes segments that are too old, reduces the oldest ones to their
+// failures, and deletes the oldest failures if these take more than half of the limit. It retries errors at the next
+// rotation.
+func (l *Log) expire() {
+	all, err := l.segments()
+	if err != nil || len(all) == 0 {
+		return
+	}
+	all = all[:len(all)-1] // without the newest
+	total, failures := l.segmentBytes(), int64(0)
+	oldest := l.cfg.now().Add(-l.cfg.MaxAge)
+	all = slices.DeleteFunc(all, func(g segment) bool {
+		if g.written.Before(oldest) {
+			_ = os.Remove(g.path)
+			return true
+		}
+		total += g.size
+		if g.reduced {
+			failures += g.size
+		}
+		return false
+	})
+	for total > l.cfg.MaxBytes && len(all) > 0 {
+		i := slices.IndexFunc(all, func(g segment) bool { return !g.reduced })
+		if i > 0 && failures > l.cfg.MaxBytes/2 || i < 0 {
+			i = 0
+		}
+		g := &all[i]
+		total -= g.size
+		if g.reduced {
+			failures -= g.size
+		}
+		if g.reduced || l.reduce(g) != nil || g.size == 0 {
+			_ = os.Remove(g.path)
+			all = slices.Delete(all, i, i+1)
+			continue
+		}
+		total += g.size
+		failures += g.size
+	}
+}
+
+// reduce replaces g, which is complete, by a segment with its failures. Both exist for a moment, so that no search
+// misses a failure. If g has no failure, reduce only sets its size to 0.
+func (l *Log) reduce(g *segment) error {
+	var kept [][]byte // last first
+	err := readBackwards(g.path, func(line []byte) error {
+		var e Entry
+		if mayFail(line) && json.Unmarshal(line, &e) == nil && e.Failed() {
+			kept = append(kept, append(slices.Clone(line), '\n'))
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	slices.Reverse(kept)
+	text := slices.Concat(kept...)
+	if g.size = int64(len(text)); g.size == 0 {
+		return nil
+	}
+	path := l.reduced.Path(g.first)
+	err = durable.Replace(path, func(f *os.File) error {
+		_, err := f.Write(text)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := os.Chtimes(path, g.written, g.written); err != nil {
+		return err
+	}
+	if err := os.Remove(g.path); err != nil {
+		return err
+	}
+	g.path, g.reduced = path, true
+	return nil
+}

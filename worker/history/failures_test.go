@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package history
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/durable"
+)
+
+// A shop is a store on disk with a history, in a bubble.
+type shop struct {
+	*testing.T
+	config   disk.Config
+	cache    *disk.Cache
+	log      *Log
+	failures *Failures
+}
+
+const lease = 3 * time.Hour
+
+// open opens the shop with a limit for the blobs of failures.
+func (s *shop) open(dir string, protected int64) {
+	s.Helper()
+	s.config = disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: 4 << 20, Lease: lease}
+	var err error
+	if s.cache, err = disk.Open(s.config); err != nil {
+		s.Fatal(err)
+	}
+	if s.log, err = Open(Config{Dir: filepath.Join(dir, "history")}); err != nil {
+		s.Fatal(err)
+	}
+	s.failures = KeepFailures(FailuresConfig{
+		Log: s.log, Instances: s.cache.Instance, MaxBytes: protected, RenewInterval: lease / 3,
+	})
+}
+
+func (s *shop) close() {
+	s.failures.Close()
+	s.log.Close()
+	s.cache.Close()
+}
+
+func (s *shop) store() cas.Store {
+	in, err := s.cache.Instance("main")
+	if err != nil {
+		s.Fatal(err)
+	}
+	return in.Store
+}
+
+// blob stores n bytes that begin with name.
+func (s *shop) blob(name string, n int) *repb.Digest {
+	s.Helper()
+	d, err := cas.PutBytes(s.Context(), s.store(), cas.SHA256, append([]byte(name), make([]byte, n)...))
+	if err != nil {
+		s.Fatal(err)
+	}
+	return d.Proto()
+}
+
+// A failed is a failed action and its blobs.
+type failed struct {
+	kept, outputs []cas.Digest
+}
+
+// fail records a failure with an output of some bytes.
+func (s *shop) fail(name string, output int) *failed {
+	s.Helper()
+	command := s.blob(name+" command", 10)
+	action, err := cas.PutProto(s.Context(), s.store(), cas.SHA256, &repb.Action{CommandDigest: command})
+	if err != nil {
+		s.Fatal(err)
+	}
+	tree, err := cas.PutProto(s.Context(), s.store(), cas.SHA256, &repb.Tree{Root: &repb.Directory{
+		Files: []*repb.FileNode{{Name: "f", Digest: s.blob(name+" in a tree", 10)}},
+	}})
+	if err != nil {
+		s.Fatal(err)
+	}
+	manifest := s.blob(name+" manifest", 10)
+	r := &repb.ExecuteResponse{
+		Result: &repb.ActionResult{
+			ExitCode: 1, StdoutDigest: s.blob(name+" stdout", 10), StderrDigest: s.blob(name+" stderr", 10),
+			OutputFiles:       []*repb.OutputFile{{Path: "o", Digest: s.blob(name+" output", output)}},
+			OutputDirectories: []*repb.OutputDirectory{{Path: "d", TreeDigest: tree.Proto()}},
+		},
+		ServerLogs: map[string]*repb.LogFile{"audit": {Digest: s.blob(name+" audit", 10)}},
+	}
+	response := s.failures.Put("main", action, r)
+	s.log.Add(Entry{
+		Instance: "main", Action: action.String(), How: Executed, Exit: 1, Response: response.String(),
+		Manifest: cas.SHA256.Sum(append([]byte(name+" manifest"), make([]byte, 10)...)).String(),
+	})
+	f := &failed{kept: []cas.Digest{action, response}}
+	for _, p := range []*repb.Digest{command, manifest, r.Result.StdoutDigest, r.Result.StderrDigest, r.ServerLogs["audit"].Digest} {
+		d, err := cas.FromProto(cas.SHA256, p)
+		if err != nil {
+			s.Fatal(err)
+		}
+		f.kept = append(f.kept, d)
+	}
+	if f.outputs, err = cas.Closure(s.Context(), s.store(), cas.SHA256, &repb.ActionResult{
+		OutputFiles: r.Result.OutputFiles, OutputDirectories: r.Result.OutputDirectories,
+	}); err != nil {
+		s.Fatal(err)
+	}
+	return f
+}
+
+// day lets a day pass, with new blobs that need all space. It reads nothing, since that would renew leases.
+func (s *shop) day() {
+	s.Helper()
+	for i := range 24 {
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		for j := range 16 {
+			s.blob(fmt.Sprint(time.Now(), i, j), 50<<10)
+		}
+	}
+}
+
+// wantPresent checks which blobs the store still has: all of some, or none.
+func (s *shop) wantPresent(what string, blobs []cas.Digest, want bool) {
+	s.Helper()
+	missing, err := s.store().Missing(s.Context(), blobs)
+	if err != nil || want && len(missing) > 0 || !want && len(missing) < len(blobs) {
+		s.Errorf("%s: %d of %d blobs are missing, %v; want them present: %v", what, len(missing), len(blobs), err, want)
+	}
+}
+
+// Everything that people look for in a failure is protected from eviction, also after a restart.
+func TestFailuresAreProtectedFromEviction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, dir := &shop{T: t}, t.TempDir()
+		s.open(dir, 1<<20)
+		f := s.fail("f", 1000)
+		plain := s.blob("plain", 1000)
+		s.day()
+		s.close()
+		s.open(dir, 1<<20)
+		defer s.close()
+		s.day()
+		s.wantPresent("failure", slices.Concat(f.kept, f.outputs), true)
+		d, err := cas.FromProto(cas.SHA256, plain)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.wantPresent("another blob", []cas.Digest{d}, false)
+	})
+}
+
+// Beyond the limit older failures are evicted, and outputs that do not fit; these do not cost the failure its logs.
+func TestProtectionOfFailuresIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, dir := &shop{T: t}, t.TempDir()
+		s.open(dir, 100<<10)
+		defer s.close()
+		oldest := s.fail("oldest", 90<<10)
+		large := s.fail("large", 120<<10)
+		newest := s.fail("newest", 50<<10)
+		s.day()
+		s.wantPresent("newest", slices.Concat(newest.kept, newest.outputs), true)
+		s.wantPresent("large", large.kept, true)
+		s.wantPresent("the output of large", large.outputs[:1], false)
+		s.wantPresent("oldest", oldest.kept, true)
+		s.wantPresent("the output of oldest", oldest.outputs[:1], false)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s, dir := &shop{T: t}, t.TempDir()
+		s.open(dir, 5000) // the newest without its outputs
+		defer s.close()
+		oldest, newest := s.fail("oldest", 10), s.fail("newest", 10)
+		s.day()
+		s.wantPresent("newest", newest.kept, true)
+		s.wantPresent("oldest", oldest.kept, false)
+	})
+}
+
+// An action that fails again and again takes the space of one failure.
+func TestOnlyTheNewestFailureOfAnActionIsProtected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, dir := &shop{T: t}, t.TempDir()
+		s.open(dir, 20<<10)
+		defer s.close()
+		other := s.fail("other", 10)
+		for range 100 {
+			s.fail("again", 10)
+		}
+		s.day()
+		s.wantPresent("the other action", other.kept, true)
+	})
+}
+
+// The oldest answers are dropped before the oldest failures, and both are bounded.
+func TestFailuresOutliveSuccesses(t *testing.T) {
+	dir := t.TempDir()
+	const most = 64 << 10
+	l := open(t, Config{Dir: dir, MaxBytes: most})
+	add := func(l *Log, n int, e Entry) {
+		for i := range n {
+			e.Action, e.How = digest(i), Executed
+			l.Add(e)
+			if i%50 == 0 {
+				if err := l.flush(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	add(l, 5, Entry{Exit: 1, Target: "//a:fails"})
+	add(l, 5000, Entry{})
+	add(l, 1, Entry{Code: 4, Target: "//a:fails"})
+	add(l, 5000, Entry{})
+	want := []uint64{5006, 5, 4, 3, 2, 1}
+	if got := found(t, l, Filter{Failed: true}); !slices.Equal(got, want) {
+		t.Errorf("found the failures %v, want %v", got, want)
+	}
+	all := found(t, l, Filter{})
+	if !slices.IsSortedFunc(all, func(a, b uint64) int { return int(b) - int(a) }) || len(all) < 200 || len(all) > 1000 {
+		t.Errorf("found %d entries, want the newest hundreds and the failures, newest first", len(all))
+	}
+	if got := found(t, l, Filter{Before: 5006, Failed: true}); !slices.Equal(got, want[1:]) {
+		t.Errorf("before 5006 found %v, want %v", got, want[1:])
+	}
+	l.Close()
+
+	// A writer that is killed while it reduces a segment leaves the complete one, too.
+	reduced := durable.Segments{Dir: dir, Suffix: reducedSuffix}
+	firsts, err := reduced.List()
+	if err != nil || len(firsts) == 0 {
+		t.Fatalf("reduced segments are %v, %v, want some", firsts, err)
+	}
+	text, err := os.ReadFile(reduced.Path(firsts[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	both := (durable.Segments{Dir: dir, Suffix: suffix}).Path(firsts[0])
+	if err := os.WriteFile(both, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l = open(t, Config{Dir: dir, MaxBytes: most})
+	if got := found(t, l, Filter{Failed: true}); !slices.Equal(got, want) {
+		t.Errorf("after a restart found the failures %v, want %v", got, want)
+	}
+
+	add(l, 5000, Entry{Exit: 1})
+	if got := found(t, l, Filter{Failed: true}); slices.Contains(got, 5006) || len(got) < 100 {
+		t.Errorf("found %d failures, want the newest hundreds", len(got))
+	}
+	add(l, 5000, Entry{})
+	failed := found(t, l, Filter{Failed: true})
+	var size int64
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		info, err := os.Stat(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if size += info.Size(); strings.HasSuffix(f, ".new") {
+			t.Errorf("%s is left", f)
+		}
+	}
+	if size > most || len(failed) < 100 || len(found(t, l, Filter{})) < len(failed)+100 {
+		t.Errorf("%d bytes, %d failures, %d entries; want at most %d bytes, and a part for each kind",
+			size, len(failed), len(found(t, l, Filter{})), most)
+	}
+}
+
+// A hostile message can neither forge an entry nor make a line too long to be read.
+func TestMessagesAreBounded(t *testing.T) {
+	l := open(t, Config{Dir: t.TempDir()})
+	l.Add(Entry{Action: digest(1), Code: 9, Message: "refused\n" + string(bytes.Repeat([]byte("\x1b"), 1<<20))})
+	got := entries(t, l, Filter{Failed: true})
+	if len(got) != 1 || len(got[0].Message) > MaxMessage || !strings.HasPrefix(got[0].Message, "refused") || strings.ContainsAny(got[0].Message, "\n\x1b") {
+		t.Errorf("found %.200v", got)
+	}
+}
