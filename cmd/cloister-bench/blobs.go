@@ -19,7 +19,7 @@ import (
 type blobBench struct {
 	load    load.Config
 	servers serverFlags
-	json    string
+	report  string
 }
 
 func blobsCommand() *cobra.Command {
@@ -47,7 +47,7 @@ failed call or a wrong answer exits with 1.`,
 	f := cmd.Flags()
 	c.servers.register(f, defaultAddress)
 	f.StringVar(&c.load.Salt, "salt", "", "seed of the contents, unknown to the servers (default: random)")
-	f.IntVarP(&c.load.Blobs, "blobs", "n", 10_000, "number of small blobs per step; 0 skips these steps")
+	f.IntVar(&c.load.Blobs, "blobs", 10_000, "number of small blobs per step; 0 skips these steps")
 	f.Var((*flags.Bytes)(&c.load.Size), "size", "size of a small blob, at most 1MiB")
 	f.Var((*flags.Bytes)(&c.load.Large), "large", "size of the large blob; 0 skips its steps")
 	f.Var((*flags.Bytes)(&c.load.Chunk), "chunk", "message size of the large blob's stream, at most 3MiB")
@@ -56,14 +56,14 @@ failed call or a wrong answer exits with 1.`,
 	f.IntVar(&c.load.Rounds, "rounds", 3, "number of rounds")
 	f.BoolVar(&c.load.Zstd, "zstd", false, "also measure compressed blobs on servers that support them")
 	f.BoolVar(&c.load.Verify, "verify", false, "read and compare everything again at the end")
-	f.StringVar(&c.json, "json", "", "file for all measurements")
+	f.StringVar(&c.report, "report", "", "file for all measurements, as JSON")
 	return cmd
 }
 
 func (c *blobBench) check() error {
 	switch l := &c.load; {
 	case l.Blobs < 0 || l.Lookups < 1 || l.Parallel < 1 || l.Rounds < 1:
-		return errors.New("-c, --lookups and --rounds must be at least 1, and -n at least 0")
+		return errors.New("-c, --lookups and --rounds must be at least 1, and --blobs at least 0")
 	case l.Size < 1 || l.Size > 1<<20:
 		return fmt.Errorf("--size %s: write 1B to 1MiB, which fits into a batch", (*flags.Bytes)(&l.Size))
 	case l.Chunk < 1 || l.Chunk > 3<<20:
@@ -91,7 +91,7 @@ func (c *blobBench) run(ctx context.Context, out, info io.Writer) error {
 	if err != nil {
 		return exit.New(exit.No, err)
 	}
-	if err := writeReport(c.json, report); err != nil {
+	if err := writeReport(c.report, report); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "%d blobs of %s, large %s in chunks of %s, %d calls in flight, medians of %d rounds, salt %s\n",

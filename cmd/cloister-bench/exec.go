@@ -25,7 +25,7 @@ type execBench struct {
 	workload load.Workload
 	servers  serverFlags
 	platform []string
-	json     string
+	report   string
 	cloister string // program, for table
 }
 
@@ -84,7 +84,7 @@ processors used by other processes.`,
 		},
 	}
 	f := cmd.Flags()
-	f.IntVarP(&w.Actions, "actions", "n", w.Actions, "number of actions per round")
+	f.IntVar(&w.Actions, "actions", w.Actions, "number of actions per round")
 	f.IntVarP(&w.Parallel, "concurrency", "c", w.Parallel, "number of actions in flight")
 	c.servers.register(f, defaultAddress)
 	c.register(f, 3)
@@ -108,16 +108,16 @@ processors used by other processes.`,
 func (c *execBench) register(f *pflag.FlagSet, rounds int) {
 	c.servers.registerStores(f)
 	f.StringArrayVar(&c.platform, "platform", nil, "platform property of every action, KEY=VALUE; repeatable")
-	registerLocal(f, &c.load, rounds, &c.json)
+	registerLocal(f, &c.load, rounds, &c.report)
 }
 
 // registerLocal adds the flags that need no server.
-func registerLocal(f *pflag.FlagSet, c *load.ExecConfig, rounds int, json *string) {
+func registerLocal(f *pflag.FlagSet, c *load.ExecConfig, rounds int, report *string) {
 	f.IntVar(&c.Rounds, "rounds", rounds, "number of rounds, each with new actions")
 	f.DurationVar(&c.LocalTime, "local-time", 600*time.Millisecond, "time per measurement of the bare machine")
 	f.StringVar(&c.Salt, "salt", "", "seed of actions and inputs (default: random)")
 	f.StringVar(&c.Dir, "dir", "", "scratch directory of the bare machine (default: the temporary directory)")
-	f.StringVar(json, "json", "", "file for all measurements")
+	f.StringVar(report, "report", "", "file for all measurements, as JSON")
 }
 
 // registerTree adds the flags of the input tree's shape.
@@ -213,7 +213,7 @@ func (c *execBench) measure(ctx context.Context, info io.Writer) (*load.ExecRepo
 	if err != nil {
 		return nil, exit.New(exit.No, err)
 	}
-	return report, writeReport(c.json, report)
+	return report, writeReport(c.report, report)
 }
 
 func localCommand() *cobra.Command {

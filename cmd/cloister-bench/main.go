@@ -46,7 +46,7 @@ machine alternate.`,
 		Example: `  cloister-bench table                         # starts its own server
   cloister-bench noop --executor 127.0.0.1:8980 -c 8
   cloister-bench blobs --executor 127.0.0.1:8980
-  cloister-bench store --dir /var/tmp/store -n 1000000`,
+  cloister-bench store --dir /var/tmp/store --blobs 1000000`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -74,7 +74,7 @@ func writeReport(file string, report any) error {
 		err = os.WriteFile(file, append(b, '\n'), 0o644)
 	}
 	if err != nil {
-		return exit.New(exit.Environment, fmt.Errorf("--json: %w", err))
+		return exit.New(exit.Environment, fmt.Errorf("--report: %w", err))
 	}
 	return nil
 }

@@ -57,8 +57,8 @@ func TestBlobs(t *testing.T) {
 	}
 	out, code := command(t, "blobs",
 		"--executor", "ours=grpc://"+one+"/main", "--against", "theirs="+two, "--watch", "theirs="+pid,
-		"-n", "50", "--size", "1KiB", "--large", "200KiB", "--chunk", "64KiB", "-c", "2", "--lookups", "100", "--rounds", "2",
-		"--salt", "s", "--verify", "--json", file)
+		"--blobs", "50", "--size", "1KiB", "--large", "200KiB", "--chunk", "64KiB", "-c", "2", "--lookups", "100", "--rounds", "2",
+		"--salt", "s", "--verify", "--report", file)
 	if code != 0 {
 		t.Fatalf("got exit code %d, want 0", code)
 	}
@@ -112,7 +112,7 @@ func TestExitCodes(t *testing.T) {
 		{"WatchAbsentPIDFile", []string{"blobs", "--executor", address, "--watch", "executor=" + file + "x"}, exit.Environment},
 		{"ServerUnreachable", []string{"blobs", "--executor", closed}, exit.Unreachable},
 		{"UnknownInstance", []string{"blobs", "--executor", "grpc://" + address + "/blobs"}, exit.Unreachable},
-		{"NoActions", []string{"noop", "-n", "0"}, exit.Usage},
+		{"NoActions", []string{"noop", "--actions", "0"}, exit.Usage},
 		{"RelativeProgram", []string{"noop", "--program", "true"}, exit.Usage},
 		{"NoOutputs", []string{"outputs", "--files", "0", "--in-directory", "0"}, exit.Usage},
 		{"MoreDirectoriesThanFiles", []string{"tree", "--files", "5"}, exit.Usage},
@@ -125,16 +125,16 @@ func TestExitCodes(t *testing.T) {
 		{"CASOfUnknownServer", []string{"noop", "--executor", address, "--cas", "other=" + address}, exit.Usage},
 		{"CASAddress", []string{"noop", "--executor", address, "--cas", "http://x"}, exit.Usage},
 		{"CASUnreachable", []string{"noop", "--executor", address, "--cas", closed}, exit.Unreachable},
-		{"NoExecution", []string{"noop", "--executor", address, "-n", "1", "--local-time", "1ms"}, exit.No},
+		{"NoExecution", []string{"noop", "--executor", address, "--actions", "1", "--local-time", "1ms"}, exit.No},
 		{"UnknownInstanceByFlag", []string{"noop", "--executor", address, "--instance", "blobs"}, exit.Unreachable},
 		{"InstanceInAddressWins", []string{
-			"noop", "--executor", address + "/main", "--instance", "blobs", "-n", "1", "--local-time", "1ms",
+			"noop", "--executor", address + "/main", "--instance", "blobs", "--actions", "1", "--local-time", "1ms",
 		}, exit.No},
 		{"NoProgram", []string{"local", "--program", "/nonexistent", "--files", "10", "--dirs", "1"}, exit.Environment},
 		{"StoreWithoutDir", []string{"store"}, exit.Usage},
-		{"StoreWithoutBlobs", []string{"store", "--dir", t.TempDir(), "-n", "0"}, exit.Usage},
+		{"StoreWithoutBlobs", []string{"store", "--dir", t.TempDir(), "--blobs", "0"}, exit.Usage},
 		{"StoreOfLargeBlobs", []string{"store", "--dir", t.TempDir(), "--size", "1MiB"}, exit.Usage},
-		{"StoreInAFile", []string{"store", "--dir", file, "-n", "1"}, exit.No},
+		{"StoreInAFile", []string{"store", "--dir", file, "--blobs", "1"}, exit.No},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, code := command(t, c.args...); code != c.code {
@@ -146,7 +146,7 @@ func TestExitCodes(t *testing.T) {
 
 func TestStore(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
-	out, code := command(t, "store", "--dir", dir, "-n", "500", "--reads", "10")
+	out, code := command(t, "store", "--dir", dir, "--blobs", "500", "--reads", "10")
 	if code != 0 {
 		t.Fatalf("got exit code %d, want 0", code)
 	}
@@ -155,7 +155,7 @@ func TestStore(t *testing.T) {
 			t.Errorf("got output\n%s\nwant %q in it", out, want)
 		}
 	}
-	if _, code := command(t, "store", "--dir", dir, "-n", "500", "--salt", "other"); code != exit.No {
+	if _, code := command(t, "store", "--dir", dir, "--blobs", "500", "--salt", "other"); code != exit.No {
 		t.Errorf("with other blobs: got exit code %d, want %d", code, exit.No)
 	}
 }

@@ -26,8 +26,8 @@ const soakStore = 512 << 20
 
 // soakBench is the configuration of cloister-bench soak.
 type soakBench struct {
-	duration, interval  time.Duration
-	cloister, dir, json string
+	duration, interval    time.Duration
+	cloister, dir, report string
 }
 
 func soakCommand() *cobra.Command {
@@ -55,7 +55,7 @@ exits with 1. Slopes are fitted to the second half of the run, and checked in ru
 	f.DurationVar(&c.interval, "interval", 3*time.Second, "time between the starts of two rounds of load")
 	f.StringVar(&c.cloister, "cloister", "", "server program (default: beside cloister-bench, else in PATH)")
 	f.StringVar(&c.dir, "dir", "", "scratch directory (default: the temporary directory)")
-	f.StringVar(&c.json, "json", "", "file for all measurements")
+	f.StringVar(&c.report, "report", "", "file for all measurements, as JSON")
 	return cmd
 }
 
@@ -70,7 +70,7 @@ func (c *soakBench) run(ctx context.Context, out, info io.Writer) error {
 	}
 	defer os.RemoveAll(dir) // contains plain files; the server mounts only in its own namespaces
 	samples, left, err := c.measure(ctx, dir, info)
-	if err := writeReport(c.json, samples); err != nil {
+	if err := writeReport(c.report, samples); err != nil {
 		return err
 	}
 	var exceeded []string

@@ -18,7 +18,7 @@ func storeCommand() *cobra.Command {
 	c := load.StoreConfig{Size: 256}
 	var file string
 	cmd := &cobra.Command{
-		Use:   "store --dir DIR [-n N]",
+		Use:   "store --dir DIR [--blobs N]",
 		Short: "Measure a local store of small blobs",
 		Long: `Create a store, fill it with small blobs, close it and open it again. The output shows the times,
 the memory per blob, and how fast blobs are looked up and read. The store remains: a second run only
@@ -26,14 +26,14 @@ opens it.
 
 The operating system still caches files just written, so opening is as fast as after a restart of the
 server, not of the machine.`,
-		Example: "  cloister-bench store --dir /var/tmp/store -n 5000000",
+		Example: "  cloister-bench store --dir /var/tmp/store --blobs 5000000",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case c.Dir == "":
 				return errors.New("--dir: name a new directory, or that of an earlier run")
 			case c.Blobs < 1 || c.Reads < 0:
-				return errors.New("-n must be at least 1, and --reads at least 0")
+				return errors.New("--blobs must be at least 1, and --reads at least 0")
 			case c.Size < 8 || c.Size > 32<<10:
 				return fmt.Errorf("--size %s: write 8B to 32KiB", (*flags.Bytes)(&c.Size))
 			}
@@ -43,11 +43,11 @@ server, not of the machine.`,
 	f := cmd.Flags()
 	f.StringVar(&c.Dir, "dir", "", "directory of the store; required")
 	f.StringVar(&c.Salt, "salt", "", "seed of the contents")
-	f.IntVarP(&c.Blobs, "blobs", "n", 1_000_000, "number of blobs")
+	f.IntVar(&c.Blobs, "blobs", 1_000_000, "number of blobs")
 	f.Var((*flags.Bytes)(&c.Size), "size", "size of a blob, from 8B to 32KiB")
 	f.IntVar(&c.Reads, "reads", 100_000, "number of random reads")
 	f.BoolVar(&c.Sync, "sync", false, "sync each batch to disk before the next one")
-	f.StringVar(&file, "json", "", "file for all measurements")
+	f.StringVar(&file, "report", "", "file for all measurements, as JSON")
 	return cmd
 }
 

@@ -63,7 +63,7 @@ func program(t *testing.T) string {
 
 // TestTableMeasuresOwnServer executes a few actions in the sandbox.
 func TestTableMeasuresOwnServer(t *testing.T) {
-	c := execBench{cloister: program(t), json: filepath.Join(t.TempDir(), "report.json")}
+	c := execBench{cloister: program(t), report: filepath.Join(t.TempDir(), "report.json")}
 	c.load = load.ExecConfig{Rounds: 1, LocalTime: time.Millisecond, Dir: t.TempDir()}
 	for _, w := range tableWorkloads() {
 		w.Actions = 2
@@ -109,7 +109,7 @@ func TestOwnServerEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 			out, code := command(t, "noop", "--executor", c.servers.executor, "--watch", c.servers.watch[0],
-				"-n", "3", "-c", "2", "--rounds", "2", "--local-time", "1ms", "--salt", "s")
+				"--actions", "3", "-c", "2", "--rounds", "2", "--local-time", "1ms", "--salt", "s")
 			const want = "medians of 2 rounds, salt s\nnoop: /bin/true; 3 actions, 2 in flight\n"
 			if code != 0 || !strings.Contains(out, want) || !strings.Contains(out, " cloister ") {
 				t.Errorf("got exit code %d and\n%s\nwant 0 and %q", code, out, want)

@@ -15,7 +15,7 @@ import (
 func actionLsCommand() *cobra.Command {
 	var c actions.List
 	cmd := &cobra.Command{
-		Use:   "ls [--target LABEL] [--mnemonic NAME] [--invocation ID] [--stage STAGE] [--failed] [--all] [--wide] [-n N] [--server URL] [--json]",
+		Use:   "ls [--target LABEL] [--mnemonic NAME] [--invocation ID] [--stage STAGE] [--failed] [--all] [--wide] [--limit N] [--server URL] [--json]",
 		Short: "List current and past executions",
 		Long: `Ls prints the executions that a server knows, newest first: queued, running, and for some time completed ones (serve
 keeps the last 10,000 for five minutes). It works with every server of google.longrunning.Operations. With --all,
@@ -28,13 +28,13 @@ trailing * in a filter matches every ending.
 
 The exit code is 1 if the server lists no executions, and 5 if it cannot be reached.`,
 		Example: `  cloister action ls
-  cloister action ls --failed -n 10
+  cloister action ls --failed --limit 10
   cloister action ls --invocation 5f1d6c0e-3b0a-4f7c-9d1e-2a3b4c5d6e7f --mnemonic CppCompile
   cloister action ls --stage EXECUTING --target '//server/*' --server grpc://build.example.com:8980`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if c.Limit < 1 {
-				return fmt.Errorf("-n %d: write a positive number", c.Limit)
+				return fmt.Errorf("--limit %d: write a positive number", c.Limit)
 			}
 			if _, known := repb.ExecutionStage_Value_value[c.Stage]; c.Stage != "" && !known {
 				return fmt.Errorf("--stage %q: write QUEUED, EXECUTING, COMPLETED or CACHE_CHECK", c.Stage)
@@ -52,7 +52,7 @@ The exit code is 1 if the server lists no executions, and 5 if it cannot be reac
 	f.StringVar(&c.Stage, "stage", "", "only executions in this stage: QUEUED, EXECUTING, COMPLETED, CACHE_CHECK")
 	f.BoolVar(&c.All, "all", false, "everything in the history")
 	f.BoolVar(&c.Failed, "failed", false, "only failures")
-	f.IntVarP(&c.Limit, "number", "n", 100, "maximum number of lines")
+	f.IntVar(&c.Limit, "limit", 100, "maximum number of lines")
 	f.BoolVar(&c.Wide, "wide", false, "print complete digests and invocation ids, and operation names or times")
 	f.BoolVar(&c.JSON, "json", false, "print a JSON list")
 	return cmd

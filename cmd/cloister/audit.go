@@ -25,7 +25,7 @@ type auditConfig struct {
 	dir          string // of the store
 	action, kind string
 	since        time.Duration
-	last         int
+	limit        int
 	json         bool
 	head         string
 }
@@ -59,24 +59,24 @@ for audit verify --head, goes to stderr.
 
 With --json it prints the whole stored entries that have such events, one per line.`,
 		Example: `  cloister audit ls --since 1h
-  cloister audit ls --kind connect -n 20
+  cloister audit ls --kind connect --limit 20
   cloister audit ls --action 9f2c1e77 --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if c.last < 0 || c.since < 0 {
-				return errors.New("-n and --since: write a number from 0")
+			if c.limit < 0 || c.since < 0 {
+				return errors.New("--limit and --since: write a number from 0")
 			}
 			if c.kind != "" && !slices.Contains(auditKinds, c.kind) {
 				return fmt.Errorf("--kind %q: write one of %s", c.kind, strings.Join(auditKinds, ", "))
 			}
-			return auditLs(c, time.Now(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return auditLs(c, time.Now(), cmd.OutOrStdout(), unlessQuiet(cmd, cmd.ErrOrStderr()))
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&c.action, "action", "", "only actions whose digest has this prefix")
 	f.StringVar(&c.kind, "kind", "", "only events of this kind: "+strings.Join(auditKinds, ", "))
 	f.DurationVar(&c.since, "since", 0, "only events younger than this (default: all)")
-	f.IntVarP(&c.last, "last", "n", 0, "maximum number of lines, from the end (default: all)")
+	f.IntVar(&c.limit, "limit", 0, "maximum number of lines, from the end (default: all)")
 	f.BoolVar(&c.json, "json", false, "print whole entries as JSON")
 	return cmd
 }
@@ -157,7 +157,7 @@ func auditLs(c *auditConfig, now time.Time, out, info io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var kept []string // the last lines, with -n
+	var kept []string // the last lines, with --limit
 	var entries, shown int
 	head := ""
 	err = audit.Read(dir, func(r audit.Record) error {
@@ -169,9 +169,9 @@ func auditLs(c *auditConfig, now time.Time, out, info io.Writer) error {
 		if c.json && len(lines) > 0 {
 			lines = []string{r.JSON()}
 		}
-		if c.last > 0 {
+		if c.limit > 0 {
 			kept = append(kept, lines...)
-			kept = kept[max(0, len(kept)-c.last):]
+			kept = kept[max(0, len(kept)-c.limit):]
 			shown = len(kept)
 			return nil
 		}

@@ -47,7 +47,7 @@ blob is absent.`,
 				return casPresent(cmd.Context(), &from, args, true, store.JSON, cmd.OutOrStdout())
 			}
 			o.BytesPerSecond = int64(limit)
-			return casVerify(cmd.Context(), &store, o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return casVerify(cmd.Context(), &store, o, cmd.OutOrStdout(), unlessQuiet(cmd, cmd.ErrOrStderr()))
 		},
 	}
 	f := cmd.Flags()

@@ -25,7 +25,7 @@ func TestHelpStyle(t *testing.T) {
 		if n := strings.Count(cmd.Long, "\n\n") + 1; n > 3 {
 			t.Errorf("%s: Long has %d paragraphs, want at most 3", path, n)
 		}
-		if cmd.Parent() != nil && !cmd.Parent().HasParent() && cmd.GroupID == "" && cmd.Name() != "version" {
+		if cmd.Parent() != nil && !cmd.Parent().HasParent() && cmd.GroupID == "" && cmd.Name() != "version" && !cmd.IsAdditionalHelpTopicCommand() {
 			t.Errorf("%s: in no group", path)
 		}
 		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {

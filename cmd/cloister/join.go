@@ -15,8 +15,7 @@ func joinCommand() *cobra.Command {
 		Use:   "join ADDRESS",
 		Short: "Execute actions from a scheduler",
 		Long: `Join takes actions from the scheduler at ADDRESS, grpc://HOST:PORT or grpcs://HOST:PORT, and executes them in the
-sandbox. The scheduler is cloister serve --worker-listen or Buildbarn's bb_scheduler. It sees each of the --jobs as
-a worker.
+sandbox. The scheduler is cloister serve --worker-listen or Buildbarn's bb_scheduler; it sees --jobs workers.
 
 Inputs come from the store that the scheduler's clients use, and outputs go there: the server of --cas, by default
 the scheduler itself. The local directory caches what was used recently. Join takes no actions while that store is
@@ -34,7 +33,7 @@ Ctrl-C drains: running actions finish. A second Ctrl-C, or the end of --drain-ti
 			if err := c.Check(cmd); err != nil {
 				return err
 			}
-			return farmworker.Run(cmd.Context(), &c, cmd.OutOrStdout())
+			return farmworker.Run(cmd.Context(), &c, unlessQuiet(cmd, cmd.OutOrStdout()))
 		},
 	}
 	c.Register(cmd)

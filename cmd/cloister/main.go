@@ -7,8 +7,10 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	_ "github.com/cloister-build/cloister/sandbox/namespace/earlyinit"
@@ -51,20 +53,23 @@ only its declared inputs and the host's toolchain.`,
 		Example: `  cloister serve                               # then, in a Bazel workspace:
   bazel build --remote_executor=grpc://127.0.0.1:8980 //...
 
-  cloister serve --worker-listen 0.0.0.0:8983  # a head; on worker machines:
-  cloister join grpc://HEAD:8983
-  cloister status                              # queue and workers
-
   cloister run -- /bin/sh -c 'id; ls -l /'     # one command in the same sandbox
   cloister check                               # supported protections`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
-		RunE:          showHelp,
-		Version:       versionLine(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if verbose(cmd) { // alone it asks for the version, as in many programs
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
+				return err
+			}
+			return showHelp(cmd, args)
+		},
+		Version: versionLine(),
 	}
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.Flags().BoolP("version", "v", false, "print version, revision, Go version and platform")
+	root.Flags().Bool("version", false, "print version, revision, Go version and platform; so does -v alone")
+	new(render.Output).Register(root)
 	for _, g := range groups {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title + ":"})
 		for _, command := range g.commands {
@@ -74,9 +79,38 @@ only its declared inputs and the host's toolchain.`,
 		}
 	}
 	root.AddCommand(versionCommand(), attemptsCommand())
+	flags.SetHelp(root, "cloister help flags")
+	root.AddCommand(flagsTopic(root))
 	root.InitDefaultCompletionCmd() // now, so that its mistakes are explained too
 	flags.ExplainMistakes(root)
 	return root
+}
+
+// flagsTopic returns the page that explains the flags of many commands.
+func flagsTopic(root *cobra.Command) *cobra.Command {
+	topic := &cobra.Command{
+		Use:   "flags",
+		Short: "Explain the flags that many commands share",
+		Long:  "The flags of the server, of the sandbox and of the output mean the same in every command that has them.",
+	}
+	topic.SetHelpFunc(func(c *cobra.Command, _ []string) {
+		fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", c.Long, flags.SharedUsages(root))
+	})
+	return topic
+}
+
+// verbose reports whether -v is given.
+func verbose(cmd *cobra.Command) bool {
+	v, _ := cmd.Flags().GetBool("verbose") // every command has it
+	return v
+}
+
+// unlessQuiet returns w for notes, progress and banners, or with -q a writer that drops them.
+func unlessQuiet(cmd *cobra.Command, w io.Writer) io.Writer {
+	if q, _ := cmd.Flags().GetBool("quiet"); q {
+		return io.Discard
+	}
+	return w
 }
 
 // showHelp is the action of commands that only group others.

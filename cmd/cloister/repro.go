@@ -17,30 +17,26 @@ import (
 func reproCommand() *cobra.Command {
 	var c reproduction.Config
 	cmd := &cobra.Command{
-		Use: "repro DIGEST... [-n RUNS] [--vary FACTORS] [--bisect] [--on EXECUTORS] [--report FILE]\n" +
+		Use: "repro ACTION... [-n RUNS] [--vary FACTORS] [--bisect] [--on EXECUTORS] [--report FILE]\n" +
 			"  cloister repro [--in DIR] [--out PATH]... [--env K=V]... -- COMMAND [ARG]...\n" +
 			"  cloister repro --invocation ID | --failed | --target LABEL | --mnemonic NAME",
 		Short: "Check whether an action is reproducible, and why not",
 		Long: `Repro runs an action several times and compares outputs, exit codes, stdout and stderr. The first run is plain; the
 others vary time, user, host name, directory and other factors that no output should depend on. It reports where
-outputs differ, with the likely cause and fix. --bisect searches for the responsible factors by further runs.
+outputs differ, with the likely cause and fix. Nothing is recorded, and other servers of --on run the action unvaried.
 
-DIGEST is HASH/SIZE, as messages print it. At a server that keeps a history it can be a digest prefix, ^1 for the
-latest action, or a selection such as --invocation. A command runs as in cloister run and needs no server. --on lists
-where the runs take place; other servers run the action unvaried and do not cache it. Nothing is recorded.
+ACTION is a digest; by the server's history also a prefix of 8 digits, ^1 for the latest, or a target. Factors:
+` + repro.Join(repro.AllFactors) + `.
 
-Factors: ` + repro.Join(repro.AllFactors) + `. Settings of the command itself,
-such as TZ in its environment, are inputs and are not varied. The exit code is 0 if all runs are the same, 1 if they
-differ, 5 if a server cannot be reached, and 2 if they prove nothing: they did not start, all fail in the same way, or
-none produces an output of --out.`,
+The exit code is 0 if all runs are the same, 1 if they differ, 5 if a server cannot be reached, and 2 if they prove
+nothing: they did not start, all fail in the same way, or none produces an output of --out.`,
 		Example: `  cloister repro ^1                                     # the action that was executed last
-  cloister repro 9f2c...e1/142 -n 5 --bisect --report out.html
-  cloister repro --invocation 5c0a...77 --vary time,path
+  cloister repro --invocation ^1 -n 5 --vary time,path --report out.html
   cloister repro ^1 --attest app.intoto.json --key ~/.ssh/id_ed25519
   cloister repro --out lib.a --in obj --bisect -- ar crU lib.a a.o b.o
-  cloister repro 9f2c...e1/142 --on local,grpc://other.example.com:8980`,
+  cloister repro //app:lib --on local,grpc://other.example.com:8980`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c.Names = args
+			c.Names, c.Progress = args, unlessQuiet(cmd, cmd.ErrOrStderr())
 			if at := cmd.ArgsLenAtDash(); at >= 0 {
 				c.Names, c.Args = args[:at], args[at:]
 			}
@@ -72,7 +68,7 @@ none produces an output of --out.`,
 	f.BoolVar(&c.Which.Failed, "failed", false, "all failed actions in the server's history")
 	f.IntVarP(&c.Runs, "runs", "n", repro.DefaultRuns, "number of runs to compare")
 	f.StringVar(&c.Vary, "vary", "all", "comma-separated factors to vary: all, none or names")
-	f.StringSliceVar(&c.On, "on", []string{"local"}, "executors to alternate between: local, remote (the server of --server) or addresses of servers")
+	f.StringSliceVar(&c.On, "on", []string{"local"}, "executors to alternate between: local, remote (that of --server) or addresses")
 	f.BoolVar(&c.Bisect, "bisect", false, "search for the factors that cause a difference, by further runs")
 	f.StringVar(&c.Report, "report", "", "file for a report: .html, .md or .json")
 	f.StringVar(&c.KeepIn, "keep", "", "directory for the outputs of each run, in run1, run2 and so on")

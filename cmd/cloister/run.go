@@ -17,18 +17,16 @@ import (
 func runCommand() *cobra.Command {
 	var c localrun.Config
 	cmd := &cobra.Command{
-		Use: "run [-it] [--in DIR | --git REPOSITORY@REVISION] [--out PATH]... [--env K=V]... [-n N] -- COMMAND [ARG]...\n" +
+		Use: "run [-it] [--in DIR | --git REPOSITORY@REVISION] [--out PATH]... [--env K=V]... [-n RUNS] -- COMMAND [ARG]...\n" +
 			"  cloister run --action DIGEST [--server URL] [--instance NAME] [--shell] [--out-dir DIR]",
 		Short: "Run a command or a stored action in the sandbox",
 		Long: `Run executes a command as an action. The files of --in, or of a commit with --git, are its read-only inputs in the
 working directory; the paths of --out are copied to --out-dir afterwards. The environment has only the variables of
---env and --pass-env, PATH, HOME and TMPDIR, and the network only loopback. A piped stdin is passed on,
-except with -n, --manifest or --metrics. Git repositories are read without a checkout, and their configuration cannot
-run programs.
+--env and --pass-env, PATH, HOME and TMPDIR, and the network only loopback. A piped stdin is passed on, except with
+-n, --manifest or --metrics. --seed derives CLOISTER_SEED, PYTHONHASHSEED and, where possible, the kernel's randomness.
 
---seed derives CLOISTER_SEED, PYTHONHASHSEED and, where the host allows it, the kernel's randomness from one number.
-With -n the command runs several times, and run reports if the runs differ. With --action, run fetches an action from a
-server and executes it here, dropping its outputs unless --out-dir is given; --shell opens a shell in its place.
+With --action, run fetches an action from a server and executes it here, dropping its outputs unless --out-dir is
+given; --shell opens a shell in its place.
 
 The exit code is that of the command, or of the first run that fails; 1 if it succeeds without an output of --out; 128+N
 after signal N; and 125 if Cloister itself failed. With --action it is also 4 if blobs are absent from the server, and 5
@@ -37,11 +35,10 @@ if the server cannot be reached.`,
   cloister run --in src --out app -- gcc -o app main.c
   cloister run --git .@v1.2 --out app -- make app        # the files of a tag; the worktree is not looked at
   cloister run --git . --seed 7 -n 10 --manifest run.txt --metrics run.json -- ./simulate
-  cloister run -- /bin/sh -c 'cat /etc/shadow'           # No such file or directory
   cloister run -it --in . -- bash                        # a shell in the sandbox
   cloister run --action 9f2c...e1/142 --shell            # look around where an action failed`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c.Args = args
+			c.Args, c.Notes = args, unlessQuiet(cmd, cmd.ErrOrStderr())
 			var more []os.Signal
 			if c.Shell || c.TTY {
 				more = append(more, syscall.SIGQUIT) // the terminal must be given back
@@ -72,11 +69,11 @@ if the server cannot be reached.`,
 	}
 	f := cmd.Flags()
 	c.ActionFlags.Register(cmd)
-	f.IntVarP(&c.Times, "times", "n", 1, "number of runs, each with a fresh working directory")
+	f.IntVarP(&c.Runs, "runs", "n", 1, "number of runs, each with a fresh working directory")
 	f.StringVar(&c.Manifest, "manifest", "", "file for the manifest of the first run")
 	f.StringVar(&c.Metrics, "metrics", "", "JSON file for the times and the resource usage of the runs")
 	f.StringVar(&c.OutDir, "out-dir", "", "directory for outputs (default: the current one, with --action none)")
-	f.StringVar(&c.ActionName, "action", "", "stored action to run: HASH/SIZE, or by the history of the server a digest prefix or ^1 for the latest")
+	f.StringVar(&c.ActionName, "action", "", "stored action to run: a digest, the first 8 digits of one, ^1 for the latest, or a target")
 	f.StringVar(&c.Target, "target", "", "target label for the rules of the policy")
 	f.StringVar(&c.Mnemonic, "mnemonic", "", "action mnemonic for the rules of the policy")
 	f.BoolVarP(&c.Interactive, "interactive", "i", false, "pass on stdin even if it is a terminal")

@@ -36,7 +36,7 @@ SIGTERM drains: running commands finish. A second SIGTERM, or the end of --drain
 			if c.Jobs < 1 {
 				return fmt.Errorf("--jobs %d: write 1 or more", c.Jobs)
 			}
-			return runnerserver.Run(cmd.Context(), &c, cmd.OutOrStdout())
+			return runnerserver.Run(cmd.Context(), &c, unlessQuiet(cmd, cmd.OutOrStdout()))
 		},
 	}
 	f := cmd.Flags()

@@ -39,7 +39,7 @@ and this machine needs no sandbox (docs/farm.md).`,
 			if err := c.Check(cmd); err != nil {
 				return err
 			}
-			return server.Run(cmd.Context(), &c, cmd.OutOrStdout())
+			return server.Run(cmd.Context(), &c, unlessQuiet(cmd, cmd.OutOrStdout()))
 		},
 	}
 	c.Config.Register(cmd)

@@ -13,7 +13,7 @@ import (
 func topCommand() *cobra.Command {
 	var c operator.Top
 	cmd := &cobra.Command{
-		Use:   "top [--interval TIME] [-n N] [--server URL]",
+		Use:   "top [--interval TIME] [--updates N] [--server URL]",
 		Short: "Show live server activity",
 		Long: `Top shows what cloister status prints, refreshed every second, until q or Ctrl-C. If the output is not a terminal it
 prints one line per interval. It keeps asking a server that goes away.
@@ -27,7 +27,7 @@ The exit code is 5 if the server cannot be reached at first.`,
 				return fmt.Errorf("--interval %s: write at least 100ms", c.Interval)
 			}
 			if c.Rounds < 0 {
-				return fmt.Errorf("-n %d: write a positive number, or 0 for no limit", c.Rounds)
+				return fmt.Errorf("--updates %d: write a positive number, or 0 for no limit", c.Rounds)
 			}
 			return c.Watch(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
 		},
@@ -35,6 +35,6 @@ The exit code is 5 if the server cannot be reached at first.`,
 	c.From.Register(cmd)
 	f := cmd.Flags()
 	f.DurationVar(&c.Interval, "interval", time.Second, "time between updates")
-	f.IntVarP(&c.Rounds, "number", "n", 0, "number of updates; 0 means no limit")
+	f.IntVar(&c.Rounds, "updates", 0, "number of updates; 0 means no limit")
 	return cmd
 }

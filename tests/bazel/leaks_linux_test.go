@@ -34,7 +34,7 @@ func (r *rig) audit(t *testing.T, args ...string) string {
 // wantNoEvents checks that no action had a violation.
 func (r *rig) wantNoEvents(t *testing.T) {
 	t.Helper()
-	if events := r.audit(t, "ls", "-n", "10"); events != "" {
+	if events := r.audit(t, "ls", "--limit", "10"); events != "" {
 		t.Errorf("got events in the audit log of an ordinary build, want none:\n%s", events)
 	}
 }

@@ -41,7 +41,7 @@ func (r *rig) cloister(t *testing.T, args ...string) []byte {
 func (r *rig) executed(t *testing.T) map[string]ran {
 	t.Helper()
 	var rows []ran
-	if err := json.Unmarshal(r.cloister(t, "action", "ls", "--all", "-n", "10000", "--json"), &rows); err != nil {
+	if err := json.Unmarshal(r.cloister(t, "action", "ls", "--all", "--limit", "10000", "--json"), &rows); err != nil {
 		t.Fatal(err)
 	}
 	executed := map[string]ran{}

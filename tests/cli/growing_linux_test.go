@@ -107,7 +107,7 @@ token=$(say remote_header | sed 's/.*Bearer \([0-9a-f]*\).*/\1/')
 test "$token" = "" || export CLOISTER_TOKEN="$token"
 set -- --tls-ca "$(say tls_certificate)" --platform "$(say remote_default_exec_properties)"
 test "$2" != "" || set --
-exec cloister-bench noop -n 10 --rounds 1 --local-time 20ms --executor "$(say remote_executor)" \
+exec cloister-bench noop --actions 10 --rounds 1 --local-time 20ms --executor "$(say remote_executor)" \
 	--instance "$(say remote_instance_name)" "$@"
 `
 )

@@ -255,7 +255,7 @@ func (w *farmWorker) executing(command string) []processID {
 // history returns the actions that a server has executed, by digest.
 func (f *farm) history(t *testing.T, address string) map[string]executedAction {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), built.Path(t), "action", "ls", "--all", "-n", "10000", "--json", "--cas", "grpc://"+address).Output()
+	out, err := exec.CommandContext(t.Context(), built.Path(t), "action", "ls", "--all", "--limit", "10000", "--json", "--cas", "grpc://"+address).Output()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -72,7 +72,7 @@ func TestGrowingToBuildbarn(t *testing.T) {
 	}()
 	// The scheduler refuses actions until its first worker has joined.
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		out, err := exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(program), "cloister-bench"), "noop", "-n", "10", "--rounds", "1", "--local-time", "20ms",
+		out, err := exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(program), "cloister-bench"), "noop", "--actions", "10", "--rounds", "1", "--local-time", "20ms",
 			"--executor", "grpc://"+b.scheduler.Addr, "--cas", "grpc://"+b.store.Addr,
 			"--instance", clientFlag("remote_instance_name"), "--platform", clientFlag("remote_default_exec_properties")).CombinedOutput()
 		if err == nil {

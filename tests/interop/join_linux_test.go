@@ -340,7 +340,7 @@ type executedAction struct {
 func executed(t *testing.T, addr string) []executedAction {
 	t.Helper()
 	var rows []executedAction
-	if err := json.Unmarshal(call(t, addr, "action", "ls", "--all", "-n", "10000", "--json"), &rows); err != nil {
+	if err := json.Unmarshal(call(t, addr, "action", "ls", "--all", "--limit", "10000", "--json"), &rows); err != nil {
 		t.Fatal(err)
 	}
 	return slices.DeleteFunc(rows, func(r executedAction) bool { return r.How != "executed" })

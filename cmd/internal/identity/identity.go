@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/worker/transport"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
@@ -33,6 +34,7 @@ func (i *Flags) Register(f *pflag.FlagSet, prefix string) {
 	f.StringVar(&i.Cert, prefix+"tls-cert", "", "PEM file of the client certificate; needs --"+prefix+"tls-key")
 	f.StringVar(&i.Key, prefix+"tls-key", "", "PEM file of the key of --"+prefix+"tls-cert")
 	f.StringVar(&i.Token, prefix+"token-file", "", "file with the bearer token (default: the variable "+i.variable+")")
+	flags.Share(f, i.Names()...)
 }
 
 // Names returns the names of the flags.

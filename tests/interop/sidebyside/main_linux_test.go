@@ -29,7 +29,7 @@ func TestSideBySideMeasuresEveryServer(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "report.json")
 	var out, info bytes.Buffer
-	flags := []string{"blobs", "-n", "300", "--large", "8MiB", "--lookups", "2000", "--rounds", "2", "--zstd", "--verify", "--json", file}
+	flags := []string{"blobs", "--blobs", "300", "--large", "8MiB", "--lookups", "2000", "--rounds", "2", "--zstd", "--verify", "--report", file}
 	if err := sideBySide(t.Context(), program, t.TempDir(), 1<<30, flags, &out, &info); err != nil {
 		t.Fatalf("%v\n%s%s", err, out.String(), info.String())
 	}
@@ -71,8 +71,8 @@ func TestBucketIsMeasuredWhenIdle(t *testing.T) {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	for _, bench := range [][]string{
-		{"blobs", "-n", "100", "--large", "1MiB", "--lookups", "100", "--rounds", "1", "--settle"},
-		{"noop", "-n", "10", "--rounds", "1", "--settle"},
+		{"blobs", "--blobs", "100", "--large", "1MiB", "--lookups", "100", "--rounds", "1", "--settle"},
+		{"noop", "--actions", "10", "--rounds", "1", "--settle"},
 	} {
 		var out, info bytes.Buffer
 		if err := withBucket(t.Context(), program, t.TempDir(), 1<<30, bench, &out, &info); err != nil {

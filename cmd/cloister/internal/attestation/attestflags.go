@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/worker/repro/attest"
 	"github.com/spf13/cobra"
 )
@@ -33,6 +34,7 @@ func (e *Flags) Register(cmd *cobra.Command) {
 	f.StringVar(&e.Path, "attest", "", "file for an in-toto Statement of the findings")
 	f.StringVar(&e.Key, "key", "", "private key to sign with, in OpenSSH or PEM format, or a public key for ssh-agent")
 	f.StringVar(&e.PassphraseFile, "passphrase-file", "", "file with the passphrase of --key in its first line (default: prompt on the terminal)")
+	flags.Share(f, "passphrase-file")
 }
 
 // Load returns the key of the flags, nil if there is none. Commands call it before any run, so that a wrong key costs

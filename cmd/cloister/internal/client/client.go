@@ -42,6 +42,7 @@ func (s *Server) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&s.Instance, "instance", "", "instance name")
 	flags.AllowEmpty(f, "instance")
+	flags.Share(f, "instance")
 }
 
 // RegisterAddress adds only the flags that select a server and identify the caller.
@@ -57,6 +58,7 @@ func (s *Server) RegisterAddress(cmd *cobra.Command) {
 	f.StringVar(&s.Address, "server", cmp.Or(os.Getenv("CLOISTER_SERVER"), standard),
 		"address of the server: grpc://HOST:PORT or grpcs://HOST:PORT; CLOISTER_SERVER sets the default")
 	f.Lookup("server").DefValue = standard // --help does not depend on the environment
+	flags.Share(f, "server")
 	s.Identity.Register(f, "")
 }
 

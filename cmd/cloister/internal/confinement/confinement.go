@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/policy"
@@ -34,6 +35,7 @@ func (c *Flags) Register(cmd *cobra.Command) {
 	f.StringVar(&c.Tier, "sandbox", "full", "isolation tier: full, or namespaces for hosts without seccomp, Landlock or the syscall monitor")
 	f.StringVar(&c.Policy, "policy", "", "file with the policy of actions (default: see cloister policy explain)")
 	f.StringVar(&c.sourceTree, "source-tree", "", "directory to search for undeclared inputs of actions; audits them fully unless the policy sets a level")
+	flags.Share(f, "sandbox", "policy", "source-tree")
 }
 
 // BackendConfig returns the configuration of the sandbox.

@@ -31,7 +31,7 @@ import (
 type Config struct {
 	localworker.ActionFlags
 	OutDir   string
-	Times    int
+	Runs     int
 	Manifest string
 	Metrics  string
 
@@ -45,6 +45,8 @@ type Config struct {
 	Shell            bool
 
 	Interactive, TTY bool
+
+	Notes io.Writer // for what explains the run
 }
 
 // Check validates the command line.
@@ -80,8 +82,8 @@ func (c *Config) Check(cmd *cobra.Command) error {
 	case c.OutDir == "":
 		c.OutDir = "."
 	}
-	if c.Times < 1 || c.Times > maxTimes {
-		return fmt.Errorf("-n %d: write a number from 1 to %d", c.Times, maxTimes)
+	if c.Runs < 1 || c.Runs > maxRuns {
+		return fmt.Errorf("-n %d: write a number from 1 to %d", c.Runs, maxRuns)
 	}
 	if (c.Shell || c.Interactive || c.TTY) && c.recorded() {
 		return errors.New("--shell, -i and -t are for one interactive run: omit -n, --manifest and --metrics")
@@ -96,10 +98,10 @@ func (c *Config) Check(cmd *cobra.Command) error {
 }
 
 // recorded reports whether the run is one of several, or leaves a record, which lacks what the command reads from stdin.
-func (c *Config) recorded() bool { return c.Times > 1 || c.Manifest != "" || c.Metrics != "" }
+func (c *Config) recorded() bool { return c.Runs > 1 || c.Manifest != "" || c.Metrics != "" }
 
-// maxTimes bounds -n, because the metrics of all runs are kept in memory.
-const maxTimes = 10_000
+// maxRuns bounds -n, because the metrics of all runs are kept in memory.
+const maxRuns = 10_000
 
 // Run carries the command through the same seven verbs as the action of a client, with a temporary store. It returns
 // the exit code of the command, or of the first of several runs that fails.
@@ -145,7 +147,7 @@ func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (
 			return 0, err
 		}
 	}
-	for i := range c.Times {
+	for i := range c.Runs {
 		t := *task
 		t.Queued = time.Now()
 		out, err := c.execute(ctx, w.Local, &t, in.Store)
@@ -166,7 +168,7 @@ func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (
 		}
 	}
 	if n := m.StableHashes; n > 1 {
-		fmt.Fprintf(os.Stderr, "cloister: the %d runs differ: they have %d stable hashes\n", c.Times, n)
+		fmt.Fprintf(os.Stderr, "cloister: the %d runs differ: they have %d stable hashes\n", c.Runs, n)
 	}
 	return code, nil
 }
@@ -230,7 +232,7 @@ func (c *Config) execute(ctx context.Context, local *worker.Local, task *worker.
 		if err != nil {
 			return nil, err
 		}
-		fmt.Fprintf(os.Stderr, "cloister: a shell instead of this command of action %s:\n%s\n", task.Action, render.QuoteScript(action.Command.Arguments))
+		fmt.Fprintf(c.Notes, "cloister: a shell instead of this command of action %s:\n%s\n", task.Action, render.QuoteScript(action.Command.Arguments))
 		task.Args = []string{"/bin/sh", "-i"}
 	}
 	if c.Shell || c.TTY {
@@ -284,7 +286,7 @@ func (c *Config) keep(ctx context.Context, store cas.Store, f cas.Function, out 
 	r := out.Result
 	if c.OutDir == "" {
 		if n := len(r.OutputFiles) + len(r.OutputDirectories) + len(r.OutputSymlinks); n > 0 {
-			fmt.Fprintf(os.Stderr, "cloister: outputs are dropped (%d); --out-dir DIR keeps them\n", n)
+			fmt.Fprintf(c.Notes, "cloister: outputs are dropped (%d); --out-dir DIR keeps them\n", n)
 		}
 		return nil
 	}

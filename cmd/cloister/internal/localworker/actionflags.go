@@ -52,14 +52,15 @@ var ActionFlagNames = []string{"in", "git", "submodules", "out", "env", "pass-en
 func (r *ActionFlags) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&r.in, "in", "", "directory of inputs (default: none)")
-	f.StringVar(&r.git, "git", "", "commit with the inputs, REPOSITORY@REVISION, instead of --in; the repository is a directory")
-	f.StringVar(&r.submodules, "submodules", "", "handling of submodules with --git: empty makes each an empty directory (default: they are an error)")
+	f.StringVar(&r.git, "git", "", "commit with the inputs, instead of --in: DIRECTORY@REVISION of a repository")
+	f.StringVar(&r.submodules, "submodules", "", "handling of submodules with --git: empty directories with empty (default: an error)")
 	f.StringArrayVar(&r.Out, "out", nil, "output path, relative to the working directory; repeatable")
 	f.StringArrayVar(&r.env, "env", nil, "environment variable, KEY=VALUE; repeatable")
 	f.StringArrayVar(&r.passEnv, "pass-env", nil, "name of an environment variable to pass on; repeatable")
 	f.StringArrayVar(&r.property, "property", nil, "platform property, NAME=VALUE, such as cloister-memory=8GiB; repeatable")
 	f.DurationVar(&r.Timeout, "timeout", 0, "time limit of the command (default: 24h)")
 	f.StringVar(&r.seed, "seed", "", "number to derive all randomness from; the command receives it as CLOISTER_SEED")
+	flags.Share(f, "pass-env", "submodules")
 }
 
 // Check validates the flags.

@@ -2,13 +2,7 @@
 
 package render
 
-import (
-	"fmt"
-	"io"
-	"os"
-
-	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
-)
+import "fmt"
 
 // Count returns a number with its noun, which takes an s unless there is one: "1 action", "2 actions".
 func Count[N int | int32 | int64 | uint64](n N, noun string) string {
@@ -17,9 +11,6 @@ func Count[N int | int32 | int64 | uint64](n N, noun string) string {
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
 }
-
-// Colours reports whether to colour the output to out: on a terminal, unless NO_COLOR is set (no-color.org).
-func Colours(out io.Writer) bool { return os.Getenv("NO_COLOR") == "" && terminal.Is(out) }
 
 // Red returns text in red if coloured is set. Text must be printable.
 func Red(text string, coloured bool) string {

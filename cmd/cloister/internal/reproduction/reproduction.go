@@ -45,6 +45,7 @@ type Config struct {
 	KeepIn     string
 	JSON       bool
 	Diffoscope bool
+	Progress   io.Writer // for one line that is updated, if it is a terminal
 	// AllowFailure accepts equal failures and outputs that no run produces.
 	AllowFailure bool
 
@@ -153,7 +154,7 @@ func (c *Config) Run(ctx context.Context, out, info io.Writer) (repro.Report, er
 	var report repro.Report
 	var failed error
 	for i, s := range subjects {
-		v, err := c.check(ctx, w, servers, s, fmt.Sprintf("%d of %d, ", i+1, len(subjects)), info)
+		v, err := c.check(ctx, w, servers, s, fmt.Sprintf("%d of %d, ", i+1, len(subjects)))
 		if err != nil && (len(subjects) == 1 || ctx.Err() != nil) {
 			return nil, err
 		}
@@ -184,7 +185,7 @@ func (c *Config) print(report repro.Report, of int, out io.Writer) error {
 }
 
 // check checks one action.
-func (c *Config) check(ctx context.Context, w *localworker.Worker, servers servers, s client.Action, which string, info io.Writer) (*repro.Verdict, error) {
+func (c *Config) check(ctx context.Context, w *localworker.Worker, servers servers, s client.Action, which string) (*repro.Verdict, error) {
 	var task *worker.Task
 	var err error
 	if len(c.Args) > 0 {
@@ -212,9 +213,9 @@ func (c *Config) check(ctx context.Context, w *localworker.Worker, servers serve
 		}
 		o.Executors = append(o.Executors, *p)
 	}
-	if terminal.Is(info) {
-		o.Progress = func(what string) { fmt.Fprintf(info, "\r\x1b[K%s%s", which, what) }
-		defer fmt.Fprint(info, "\r\x1b[K")
+	if terminal.Is(c.Progress) {
+		o.Progress = func(what string) { fmt.Fprintf(c.Progress, "\r\x1b[K%s%s", which, what) }
+		defer fmt.Fprint(c.Progress, "\r\x1b[K")
 	}
 	v, err := repro.Check(ctx, task, o)
 	if err != nil {

@@ -49,7 +49,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(signals)
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	log := slog.Default()
 
 	rules, err := c.Sandbox.LoadPolicy()
 	if err != nil {

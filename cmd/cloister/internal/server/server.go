@@ -51,7 +51,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(signals)
-	s := &server{Config: c, log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))}
+	s := &server{Config: c, log: slog.Default()}
 	defer s.close()
 	err := s.open(ctx)
 	if err == nil {
