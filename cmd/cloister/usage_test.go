@@ -44,7 +44,7 @@ func TestMistakesNameTheCorrection(t *testing.T) {
 		{"gc --dry-run=maybe", `--dry-run "maybe": write true or false, or the flag alone`},
 		{"serve --max-size 10", `--max-size "10": 10 bytes are too few: write a unit, such as 10GiB, or a percentage of the disk, such as 10%`},
 		{"gc --max-size much", `--max-size "much": write 50GiB, 500MB or 10%`},
-		{"audit ls --kind shout", `--kind "shout": write one of refused, connect, allowed, write, exec, syscall, read, output, limit, more, note`},
+		{"audit ls --kind shout", `--kind "shout": write one of refused, connect, allowed, unreachable, write, exec, syscall, read, output, limit, more, note`},
 		{"check --policy /nonexistent/policy.yaml", "--policy: open /nonexistent/policy.yaml: no such file or directory"},
 		{"cas put /nonexistent/file", "/nonexistent/file: no such file or directory"},
 		{"run --in /nonexistent -- true", "--in /nonexistent: no such file or directory"},
