@@ -37,6 +37,8 @@ type Config struct {
 	// Name, Version and Started describe this server.
 	Name, Version string
 	Started       time.Time
+	// Hits, if not nil, counts the results that clients have found in the action cache without an operation.
+	Hits func() int64
 	// Unready, if not nil, returns the reasons why the server is not ready for work.
 	Unready func() []string
 	// Notes, if not nil, returns what else an operator should know.
@@ -80,6 +82,9 @@ func (s *service) Status(ctx context.Context, _ *cloisterpb.StatusRequest) (*clo
 		Name: s.Name, Version: s.Version, Time: timestamppb.New(now), Started: timestamp(s.Started),
 		Queued: int64(stats.Queued), Running: int64(stats.Running),
 		Done: stats.Done, Cached: stats.Cached, Failed: stats.Failed, Again: stats.Again,
+	}
+	if s.Hits != nil {
+		m.Cached += s.Hits()
 	}
 	if !stats.Oldest.IsZero() {
 		m.Oldest = durationpb.New(max(now.Sub(stats.Oldest), 0))

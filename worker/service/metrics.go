@@ -3,10 +3,14 @@
 package service
 
 import (
+	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"time"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker/queue"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -37,6 +41,34 @@ func (m *metrics) cache(name string, limit int64, size func() int64) {
 	m.add("cloister_memory_bytes", "Estimated size of a cache in memory.", labels, func() float64 { return float64(size()) })
 	m.add("cloister_memory_limit_bytes", "Size at which a cache in memory drops entries, by --memory.", labels,
 		func() float64 { return float64(limit) })
+}
+
+// lookups counts the calls of GetActionResult by clients.
+type lookups struct{ hits, misses atomic.Int64 }
+
+// count returns a casserver.Config.OnLookup that counts a lookup before next, which may be nil.
+func (l *lookups) count(next onLookup) onLookup {
+	return func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult) {
+		if r == nil {
+			l.misses.Add(1)
+		} else {
+			l.hits.Add(1)
+		}
+		if next != nil {
+			next(ctx, instance, action, r)
+		}
+	}
+}
+
+// onLookup is the type of casserver.Config.OnLookup.
+type onLookup = func(ctx context.Context, instance string, action cas.Digest, r *repb.ActionResult)
+
+// lookups registers the metrics of lookups in the action cache.
+func (m *metrics) lookups(l *lookups) {
+	for status, n := range map[string]*atomic.Int64{"hit": &l.hits, "miss": &l.misses} {
+		m.add("cloister_action_cache_lookups_total", "Lookups of results by clients (GetActionResult), by status: hit or miss.",
+			prometheus.Labels{"status": status}, func() float64 { return float64(n.Load()) })
+	}
 }
 
 // queue registers the metrics of a queue.

@@ -31,6 +31,7 @@ type Server struct {
 	logs    *logstream.Registry
 	sampler *repro.Sampler // nil without sampling
 	queue   *queue.Queue
+	lookups lookups
 
 	mu      sync.Mutex
 	workers []*buildbarn.Server // guarded by mu
@@ -69,6 +70,7 @@ func NewServer(ctx context.Context, c Config) (_ *Server, err error) {
 	m.onClose(func() error { s.queue.Close(); return nil })
 	m.metrics.cache("operations", m.caches.operations, s.queue.RetainedBytes)
 	m.metrics.queue(s.queue)
+	m.metrics.lookups(&s.lookups)
 	if c.History != nil {
 		m.metrics.add("cloister_history_lost_total", "Answers that are missing from the history.", nil,
 			func() float64 { return float64(c.History.Lost()) })
@@ -167,7 +169,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) error {
 	}
 	operators := fleet.Config{
 		Queue: s.queue, Name: c.Worker.Name, Version: c.Version, Started: s.started,
-		Unready: c.Unready, Notes: c.Notes, Keep: c.KeepDrains,
+		Unready: c.Unready, Notes: c.Notes, Keep: c.KeepDrains, Hits: s.lookups.hits.Load,
 	}
 	if c.Access != nil {
 		blobs.Rights, execution.Caller = c.Access.Rights, c.Access.Caller
@@ -176,8 +178,9 @@ func (s *Server) Register(r grpc.ServiceRegistrar) error {
 	if s.sampler != nil {
 		execution.Remark = s.sampler.Remark
 	}
+	blobs.OnLookup = s.lookups.count(nil)
 	if c.History != nil {
-		blobs.OnLookup = execserver.RecordLookups(c.History, execution.Caller)
+		blobs.OnLookup = s.lookups.count(execserver.RecordLookups(c.History, execution.Caller))
 		blobs.OnUpdate = execserver.RecordUploads(c.History, execution.Caller)
 		if err := history.Register(r, c.History, instances); err != nil {
 			return err

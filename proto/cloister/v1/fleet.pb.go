@@ -75,7 +75,8 @@ type StatusResponse struct {
 	Running int64 `protobuf:"varint,6,opt,name=running,proto3" json:"running,omitempty"`
 	// Age of the oldest waiting action.
 	Oldest *durationpb.Duration `protobuf:"bytes,7,opt,name=oldest,proto3" json:"oldest,omitempty"`
-	// Operations completed since the start; those of them answered from the action cache, and those without a result.
+	// Since the start: completed operations; answers from the action cache, to operations and to clients that looked a
+	// result up themselves; and operations without a result.
 	Done   int64 `protobuf:"varint,8,opt,name=done,proto3" json:"done,omitempty"`
 	Cached int64 `protobuf:"varint,9,opt,name=cached,proto3" json:"cached,omitempty"`
 	Failed int64 `protobuf:"varint,10,opt,name=failed,proto3" json:"failed,omitempty"`

@@ -34,6 +34,8 @@ import (
 	"github.com/cloister-build/cloister/worker/service"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	versioncollector "github.com/prometheus/client_golang/prometheus/collectors/version"
+	"github.com/prometheus/common/version"
 )
 
 // A Node has the parts that a machine needs to execute actions: a store, optionally in front of an upstream, and a
@@ -53,6 +55,7 @@ type Node struct {
 	Instances cas.Instances
 	overlay   *overlay.Overlay
 	Registry  *prometheus.Registry
+	calls     *callMetrics
 
 	backendConfig namespace.Config
 	machine       Machine // set by Attach
@@ -116,7 +119,10 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 // decorates the store.
 func (n *Node) Start(ctx context.Context, wrap func(cas.Instances) cas.Instances) (err error) {
 	n.Registry = prometheus.NewRegistry()
-	n.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	version.Version = buildinfo.Version
+	n.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		collectors.NewBuildInfoCollector(), versioncollector.NewCollector("cloister"))
+	n.calls = newCallMetrics(n.Registry)
 	// Metrics stay available while Close sends pending writes.
 	n.stopMetrics = func() {}
 	n.onClose(func() { n.stopMetrics() })

@@ -124,7 +124,8 @@ func (s *server) assemble(ctx context.Context) error {
 
 // openServices makes the gRPC server of the clients, and the port of the workers.
 func (s *server) openServices() error {
-	s.grpc = grpc.NewServer(append(append(casserver.ServerOptions(s.log), casserver.Codec()), s.Auth.clients()...)...)
+	s.grpc = grpc.NewServer(slices.Concat(
+		s.node.ServerOptions(), casserver.ServerOptions(s.log), []grpc.ServerOption{casserver.Codec()}, s.Auth.clients())...)
 	if err := s.registerServices(); err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/cloister-build/cloister/cas/casserver"
@@ -101,7 +102,8 @@ func (s *server) openWorkers() (_ *workersPort, err error) {
 	}
 	// Pings notice a lost machine or network while a call waits for an action.
 	pings := grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 10 * time.Second})
-	server := grpc.NewServer(append(append(casserver.ServerOptions(n.Log), casserver.Codec(), pings), s.Auth.workers()...)...)
+	server := grpc.NewServer(slices.Concat(
+		n.ServerOptions(), casserver.ServerOptions(n.Log), []grpc.ServerOption{casserver.Codec(), pings}, s.Auth.workers())...)
 	if err = s.services.RegisterWorkers(server); err == nil {
 		registerHealth(server)
 		err = access.CheckWorkers(server.GetServiceInfo())
