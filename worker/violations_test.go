@@ -504,3 +504,32 @@ func TestPythonCachesFollowOtherEvents(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
+
+// TestHarmlessViolations: warnings are for those that explain a failure or that somebody should look at.
+func TestHarmlessViolations(t *testing.T) {
+	left := sandbox.Event{Kind: sandbox.EventOutput, Subject: "tmp.txt"}
+	cache := sandbox.Event{Kind: sandbox.EventWrite, Subject: "/build/__pycache__/a.pyc"}
+	allowed := sandbox.Event{Kind: sandbox.EventAllowed, Subject: "example.org:443"}
+	write := sandbox.Event{Kind: sandbox.EventWrite, Subject: "/build/in"}
+	unreachable := sandbox.Event{Kind: sandbox.EventUnreachable, Subject: "example.org:443"}
+	for _, c := range []struct {
+		name   string
+		exit   int
+		events []sandbox.Event
+		more   int
+		want   bool
+	}{
+		{"a passing test with temporary files", 0, []sandbox.Event{left, cache, allowed}, 0, true},
+		{"a passing test with Python caches", 0, []sandbox.Event{cache}, 0, true},
+		{"a failing test with temporary files", 1, []sandbox.Event{left}, 0, false},
+		{"a permitted connection of a failing test", 1, []sandbox.Event{allowed}, 0, true},
+		{"a failed connection", 0, []sandbox.Event{unreachable}, 0, false},
+		{"a write to an input", 0, []sandbox.Event{left, write}, 0, false},
+		{"more than is recorded", 0, []sandbox.Event{left}, 1, false},
+	} {
+		v := NewViolations(&sandbox.Result{ExitCode: c.exit, Events: c.events, Unrecorded: c.more})
+		if got := v.Harmless(); got != c.want {
+			t.Errorf("%s: got harmless %t, want %t", c.name, got, c.want)
+		}
+	}
+}

@@ -268,7 +268,11 @@ func (r *Runner) report(c *command, v *worker.Violations) {
 	if len(v.Events)+v.Unrecorded == 0 {
 		return
 	}
-	r.config.Log.Warn("the sandbox denied operations of a command", "input_root", c.inputRoot, "exit", v.ExitCode,
+	level := slog.LevelWarn
+	if v.Harmless() {
+		level = slog.LevelDebug
+	}
+	r.config.Log.Log(context.Background(), level, "the sandbox denied operations of a command", "input_root", c.inputRoot, "exit", v.ExitCode,
 		"events", len(v.Events)+v.Unrecorded, "first", v.First().String())
 	if c.serverLogs == "" {
 		return

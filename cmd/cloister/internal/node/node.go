@@ -57,6 +57,8 @@ type Node struct {
 	Registry  *prometheus.Registry
 	calls     *callMetrics
 
+	violations *slog.Logger // of actions
+
 	backendConfig namespace.Config
 	machine       Machine // set by Attach
 	record        *audit.Log
@@ -127,6 +129,9 @@ func (n *Node) Start(ctx context.Context, wrap func(cas.Instances) cas.Instances
 	n.stopMetrics = func() {}
 	n.onClose(func() { n.stopMetrics() })
 	n.onClose(func() { n.Service.Close() })
+	var flush func()
+	n.violations, flush = LimitRepeats(n.Log)
+	n.onClose(flush)
 	var stop context.CancelFunc
 	n.Background, stop = context.WithCancel(ctx)
 	n.onClose(func() {
@@ -156,7 +161,7 @@ func (n *Node) Assembly(flags func() []string) service.Config {
 		Worker: worker.Config{
 			Name: n.Name, Instances: n.Instances, Policy: n.policy, RenewInterval: n.Renew(), Fleet: n.Fleet, Log: n.Log,
 			Reproduce: func(t *worker.Task) string { return reproduce(t, flags()) },
-			Audit:     func(t *worker.Task, a *worker.Violations) { recordViolations(n.Log, n.record, n.Name, t, a) },
+			Audit:     func(t *worker.Task, a *worker.Violations) { recordViolations(n.violations, n.record, n.Name, t, a) },
 		},
 		Slots: n.Jobs, Memory: int64(n.memory), Metrics: n.Registry,
 	}
@@ -273,8 +278,8 @@ func (n *Node) Banner(out io.Writer) {
 // recordViolations writes the violations of an action to the log and the audit log.
 func recordViolations(log *slog.Logger, record *audit.Log, name string, t *worker.Task, a *worker.Violations) {
 	level := slog.LevelWarn
-	if a.ExitCode == 0 && a.First().Kind == sandbox.EventOutput {
-		level = slog.LevelDebug // it only left temporary files, as many tests do
+	if a.Harmless() {
+		level = slog.LevelDebug
 	}
 	log.Log(context.Background(), level, "action violated the sandbox", "action", t.Action.String(), "instance", t.Instance, "target", t.Target,
 		"mnemonic", t.Mnemonic, "exit", a.ExitCode, "events", len(a.Events)+a.Unrecorded, "first", a.First().String())

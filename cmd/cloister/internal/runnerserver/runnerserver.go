@@ -78,8 +78,10 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	if err != nil {
 		return exit.New(exit.Environment, fmt.Errorf("toolchain of this host: %w", err))
 	}
+	violations, flush := node.LimitRepeats(log)
+	defer flush()
 	service, err := runner.New(runner.Config{
-		BuildDir: dir, Backend: backend, Features: features, Toolchain: toolchain, Policy: rules, Jobs: c.Jobs, Log: log,
+		BuildDir: dir, Backend: backend, Features: features, Toolchain: toolchain, Policy: rules, Jobs: c.Jobs, Log: violations,
 	})
 	if err != nil {
 		return exit.New(exit.Environment, err)
