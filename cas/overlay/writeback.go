@@ -26,7 +26,7 @@ const (
 const (
 	busyShare   = 4                      // part of an Unbatched upstream's calls that are used for a round
 	busyRest    = 30                     // maximum rest, as a multiple of the time of the round
-	restEach    = 15 * time.Millisecond  // maximum rest for each entry,
+	restEach    = 40 * time.Millisecond  // maximum rest for each entry,
 	restPerMiB  = 60 * time.Millisecond  // and for its bytes
 	idleAfter   = 200 * time.Millisecond // time since the last use after which the overlay is not in use
 	maxPatience = 5 * time.Minute        // age of the oldest entry from which on the sender does not rest
