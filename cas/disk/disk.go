@@ -156,9 +156,9 @@ type Cache struct {
 	logDamage, logLost, lostSegments    atomic.Int64
 }
 
-// Open opens the store in c.Dir and creates it if necessary. It removes unfinished files, and evicts down to the
-// budget as far as leases permit. It reads logs and file names, and those blobs that may have been damaged by a power
-// failure.
+// Open opens the store in c.Dir and creates it if necessary. It removes unfinished files. It reads logs and file names,
+// and those blobs that may have been damaged by a power failure. If the budget was larger before, the first put or half a
+// minute evicts down to it: until then the caller can use blobs whose leases expired while the store was closed.
 //
 // If another process has the store open, Open returns ErrLocked and names that process. It refuses a directory that is
 // not a store, has another version, or is owned or writable by other users. It makes the directory private.
@@ -321,9 +321,11 @@ func (c *Cache) maintain() {
 	}
 }
 
-// maintainOnce makes the store survive a power failure and compacts logs. It ignores errors: it runs again soon.
+// maintainOnce evicts down to the budget, makes the store survive a power failure and compacts logs. It ignores errors:
+// it runs again soon.
 func (c *Cache) maintainOnce() {
 	c.noteSuspension()
+	c.shrink()
 	// On the wall clock, to be compared with the times of files.
 	_ = c.segments.MarkDurable(seconds(wall()), c.flush)
 	if c.room.TryLock() { // otherwise eviction may be reading a log

@@ -278,7 +278,8 @@ func TestOldestIsEvictedFirst(t *testing.T) {
 	}
 }
 
-// TestSmallerBudget reopens a store with a smaller budget: it evicts at once, as far as leases permit.
+// TestSmallerBudget reopens a store with a smaller budget: it evicts soon, as far as leases permit, and nothing that was
+// used before.
 func TestSmallerBudget(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		synctest.Test(t, func(t *testing.T) {
@@ -294,11 +295,13 @@ func TestSmallerBudget(t *testing.T) {
 			config.MaxBytes = 24 * block
 			c = open(t, config)
 			s = store(t, c, "")
+			used := present(t, s, 3)
+			time.Sleep(time.Minute)
 			if got := c.Stats(); got.Bytes > 24*block || got.Blobs < 10 {
 				t.Errorf("pack %d: Stats: got %+v", pack, got)
 			}
 			got := present(t, s, 40)
-			if got[0] < 15 || got[len(got)-1] != 39 {
+			if len(used) != 3 || !bytes.Equal(got[:3], used) || got[len(got)-10] < 15 || got[len(got)-1] != 39 {
 				t.Errorf("pack %d: left %v", pack, got)
 			}
 			if err := c.Check(t.Context()); err != nil {

@@ -55,7 +55,7 @@ func (c *Cache) open() (rest []index.Key, err error) {
 	if rest, err = c.load(); err != nil {
 		return nil, fmt.Errorf("open store %s: %w%s", c.dir, err, loadAdvice(err))
 	}
-	return rest, c.shrink()
+	return rest, nil
 }
 
 // loadAdvice returns what to do if load failed with err, or "".
@@ -66,16 +66,15 @@ func loadAdvice(err error) string {
 	return ""
 }
 
-// shrink evicts down to the budget, which may have been larger before. Leased entries stay; until enough leases expire,
-// puts fail.
-func (c *Cache) shrink() error {
+// shrink evicts down to the budget, which may have been larger before the store was opened. Leased entries stay; until
+// enough leases expire, puts fail.
+func (c *Cache) shrink() {
 	if c.tryReserve(0, 0) {
-		return nil
+		return
 	}
 	c.room.Lock()
 	defer c.room.Unlock()
 	_ = c.evict(0, 0) // puts return the error
-	return nil
 }
 
 // inspect reports whether the directory can become a store. It fails if the directory has other content or is a store

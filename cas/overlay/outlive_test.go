@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
@@ -62,4 +63,20 @@ func TestLargeUploadOutlivesItsClient(t *testing.T) {
 			t.Errorf("got %d uploads, want 1", n)
 		}
 	})
+}
+
+// TestPendingIsRenewedAtStart: leases may have expired since the last process, and the local store may have a smaller
+// budget now, so the leases of everything pending are renewed before the first put can evict it.
+func TestPendingIsRenewedAtStart(t *testing.T) {
+	p := newPair(t, overlay.WriteBack)
+	disconnect(p.faultyUpstream)
+	_, d := put(t, p.store, 1, 100)
+	must(t, p.actions.Record(t.Context(), d, &repb.ActionResult{}))
+	queries, lookups := p.faultyLocal.Calls(faulty.Missing), p.faultyLocal.Calls(faulty.Lookup)
+	gate := p.faultyLocal.Hold(faulty.Open) // the sender reads nothing
+	defer gate.Open()
+	p.restart(t, overlay.WriteBack)
+	if p.faultyLocal.Calls(faulty.Missing) == queries || p.faultyLocal.Calls(faulty.Lookup) == lookups {
+		t.Error("pending blobs and results are not renewed before New returns")
+	}
 }

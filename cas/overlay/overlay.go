@@ -156,6 +156,7 @@ func New(c Config) (*Overlay, error) {
 		o.work.Go(o.renewUsed)
 	}
 	if o.pending != nil {
+		o.renewOnce() // before the first put, which may evict: leases may have expired since the last process
 		o.work.Go(o.sendPending)
 		o.work.Go(o.renewPending)
 	}

@@ -240,20 +240,21 @@ func (o *Overlay) sendResult(e entry) error {
 	return s.recordUpstream(o.ctx, e.digest, r)
 }
 
-// renewPending renews the local leases of pending entries until the Overlay is closed, so that they are not evicted.
+// renewPending keeps renewing the local leases of pending entries until the Overlay is closed.
 func (o *Overlay) renewPending() {
 	tick := time.NewTicker(o.config.RenewInterval)
 	defer tick.Stop()
 	for {
-		o.renewOnce()
 		select {
 		case <-tick.C:
+			o.renewOnce()
 		case <-o.ctx.Done():
 			return
 		}
 	}
 }
 
+// renewOnce renews the local leases of pending entries, so that they are not evicted.
 func (o *Overlay) renewOnce() {
 	entries := o.pending.all()
 	for _, e := range entries {
