@@ -78,9 +78,11 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 		return io.NopCloser(bytes.NewReader(nil)), nil
 	}
 	e, ok := s.use(blob, d)
-	if k, known := s.find(blob, d); !ok && known && s.cache.orphans.has(k) {
-		s.cache.adopt(ctx, k)
-		e, ok = s.use(blob, d)
+	if k, known := s.find(blob, d); !ok && known {
+		if s.cache.orphans.has(k) {
+			s.cache.adopt(ctx, k)
+		}
+		e, ok = s.use(blob, d) // it, or another, may have adopted the blob
 	}
 	if !ok {
 		return s.openSpliced(ctx, d, off)
