@@ -36,7 +36,7 @@ nothing: they did not start, all fail in the same way, or none produces an outpu
   cloister repro --out lib.a --in obj --bisect -- ar crU lib.a a.o b.o
   cloister repro //app:lib --on local,grpc://other.example.com:8980`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c.Names, c.Progress = args, unlessQuiet(cmd, cmd.ErrOrStderr())
+			c.Names, c.Verbose, c.Progress = args, verbose(cmd), unlessQuiet(cmd, cmd.ErrOrStderr())
 			if at := cmd.ArgsLenAtDash(); at >= 0 {
 				c.Names, c.Args = args[:at], args[at:]
 			}

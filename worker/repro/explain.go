@@ -70,6 +70,11 @@ func (c *check) attribute(o *Output, d *Difference, name string, rest []Factor, 
 	d.Factors = withoutOthers(d.Factors, &d.Difference, all)
 	// A single factor is practically proven, except for an order, where the first one is chance.
 	proved = proved || len(d.Factors) == 1 && !isOrder(d.Cause) && !isNoise
+	if c.races[name] && linesMove(locationKey(&d.Difference)) {
+		d.Cause = compare.Parallel
+		d.Fix = compare.FixFor(d.Cause, d.Format)
+		return
+	}
 	if d.Cause == compare.Unknown || proved && !canShow(d.Factors, d.Cause) || c.refuted(o, d, name) {
 		shown := d.Cause
 		d.Cause = c.causeBy(o, d.Factors)

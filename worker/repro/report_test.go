@@ -40,7 +40,7 @@ func TestReportsEscapeHostileText(t *testing.T) {
 		t.Fatal(err)
 	}
 	var text bytes.Buffer
-	if err := r[0].Text(&text); err != nil {
+	if err := r[0].Text(&text, repro.TextOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for what, b := range map[string][]byte{"html": html, "text": text.Bytes(), "markdown": r.Markdown(), "line": []byte(r[0].Line())} {
@@ -111,7 +111,7 @@ func TestTextShowsRunsCausesAndFactors(t *testing.T) {
 	o.Bisect, o.Factors = true, []repro.Factor{"hostname", "umask"}
 	v := check(t, s, s.action(), o)
 	var b bytes.Buffer
-	if err := v.Text(&b); err != nil {
+	if err := v.Text(&b, repro.TextOptions{Verbose: true}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
@@ -135,10 +135,10 @@ func TestTextCountsSimilarDifferences(t *testing.T) {
 		return m
 	})
 	var b bytes.Buffer
-	if err := check(t, s, s.action(), s.options()).Text(&b); err != nil {
+	if err := check(t, s, s.action(), s.options()).Text(&b, repro.TextOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(b.String(), "\n    line 1, in 30 more like these\n") || strings.Contains(b.String(), "nothing") {
+	if !strings.Contains(b.String(), "\n    hostname in 40 files\n") || strings.Contains(b.String(), "nothing") {
 		t.Errorf("got\n%s", b.String())
 	}
 }

@@ -200,8 +200,12 @@ func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 	if c.verdict.Result == Same && len(c.verdict.Factors) == 0 && !c.alternates() {
 		c.verdict.Result = Unvaried
 	}
-	if o.Bisect && !c.verdict.Result.AllEqual() {
-		if err := c.bisect(ctx); err != nil {
+	if !c.verdict.Result.AllEqual() {
+		find := c.findRaces
+		if o.Bisect {
+			find = c.bisect
+		}
+		if err := find(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -216,6 +220,7 @@ type check struct {
 	planner planner // for the first Executor that can vary conditions
 	factors []factor
 	verdict Verdict
+	races   map[string]bool // items of which findRaces knows that processes race for the order of lines
 }
 
 func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {

@@ -12,17 +12,34 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
+// TextOptions select what Verdict.Text writes.
+type TextOptions struct {
+	// Verbose lists each run with its variations and each difference on its own.
+	Verbose bool
+	// Color marks differences with the escape sequences of terminals.
+	Color bool
+}
+
 // Text writes v for a terminal in ASCII.
-func (v *Verdict) Text(w io.Writer) error {
+func (v *Verdict) Text(w io.Writer, o TextOptions) error {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line("%s  %s  %d runs: %s", v.Title(), strings.ToUpper(string(v.Result)), len(v.Runs), v.executors())
-	for i, r := range v.Runs {
-		line("  run %-3d %s", i+1, strings.Join(r.about(), ", "))
+	mark := func(word string) string {
+		if !o.Color || v.Result.AllEqual() {
+			return word
+		}
+		return "\x1b[31m" + word + "\x1b[0m"
+	}
+	line("%s  %s  %d runs: %s", v.Title(), mark(strings.ToUpper(string(v.Result))), len(v.Runs), v.executors())
+	if o.Verbose || v.Result == FlakyExit { // it matters which run failed
+		for i, r := range v.Runs {
+			line("  run %-3d %s", i+1, strings.Join(r.about(), ", "))
+		}
 	}
 	if v.Result == FlakyExit {
-		line("  exit code  DIFFERS  %s", v.exits())
+		line("  exit code  %s  %s", mark("DIFFERS"), v.exits())
 	}
+	fixes := map[string]bool{} // that are written
 	differing := v.Differing()
 	for i, name := range differing {
 		const limit = 40
@@ -30,20 +47,20 @@ func (v *Verdict) Text(w io.Writer) error {
 			line("  and %d more", len(differing)-limit)
 			break
 		}
-		o := v.output(name)
-		line("  %s  DIFFERS  %d digests in %d runs  (%d of %d outputs)%s",
-			name, o.Distinct(), len(o.Digests), len(differing), len(v.Outputs), dependsOn(o.Factors))
-		for _, d := range v.differences(name) {
-			line("    %s", d.sentence())
-			if d.Cause != compare.Unknown || len(d.Factors) > 0 || d.Fix != "" {
-				line("      %s", d.why())
-			}
+		out := v.output(name)
+		line("  %s  %s  %d digests in %d runs  (%d of %d outputs)%s",
+			name, mark("DIFFERS"), out.Distinct(), len(out.Digests), len(differing), len(v.Outputs), dependsOn(out.Factors))
+		for _, f := range findings(v.differences(name), o.Verbose) {
+			f.write(line, fixes)
 		}
 	}
 	for _, u := range v.Unexplained {
 		line("  not compared: %s", u)
 	}
 	for _, s := range v.skips() {
+		if !o.Verbose && !v.Result.AllEqual() {
+			break // what was varied is enough
+		}
 		line("  not varied: %s: %s", s.Factor, s.Why)
 	}
 	if bisection := v.Bisection; bisection != nil {
@@ -151,19 +168,89 @@ func (d *Difference) sentence() string {
 	return text(fmt.Sprintf("%s%s%s: %s != %s", where, d.What, at, orNone(d.A), orNone(d.B)))
 }
 
-// why returns the cause and how to remove it.
-func (d *Difference) why() string {
+// A finding is one or more differences of an output with the same cause, factors and fix.
+type finding []*Difference
+
+// findings groups the differences of an output, unless each is wanted. Differences without a cause stay apart.
+func findings(all []*Difference, each bool) []finding {
+	var groups []finding
+	for _, d := range all {
+		i := slices.IndexFunc(groups, func(f finding) bool {
+			return !each && d.Cause != compare.Unknown && f[0].Cause == d.Cause && f[0].Fix == d.Fix && slices.Equal(f[0].Factors, d.Factors)
+		})
+		if i < 0 {
+			groups = append(groups, finding{d})
+		} else {
+			groups[i] = append(groups[i], d)
+		}
+	}
+	return groups
+}
+
+// write writes f, and its fix unless that is written already.
+func (f finding) write(line func(format string, args ...any), written map[string]bool) {
+	first := f[0]
 	var words []string
-	if d.Cause != compare.Unknown {
-		words = append(words, "cause: "+string(d.Cause))
+	if len(f) == 1 {
+		line("    %s", first.sentence())
+		if first.Cause != compare.Unknown {
+			words = append(words, "cause: "+string(first.Cause))
+		}
+	} else {
+		line("    %s", f.title())
+		line("      %s", first.sentence())
 	}
-	if len(d.Factors) > 0 {
-		words = append(words, "found by varying: "+Join(d.Factors))
+	if len(first.Factors) > 0 {
+		words = append(words, "found by varying: "+Join(first.Factors))
 	}
-	if d.Fix != "" {
-		words = append(words, "fix: "+text(d.Fix))
+	if first.Fix != "" && !written[first.Fix] {
+		written[first.Fix] = true
+		words = append(words, "fix: "+text(first.Fix))
 	}
-	return strings.Join(words, "   ")
+	if len(words) > 0 {
+		line("      %s", strings.Join(words, "   "))
+	}
+}
+
+// title returns the cause of several differences and where it shows: "owner in 9 members: uid, gid",
+// or "owner: uid, gid" in one member.
+func (f finding) title() string {
+	const named = 5
+	places, kinds, total := map[string]bool{}, []string{}, 0
+	count := map[string]int{} // by kind
+	members := false
+	for _, d := range f {
+		kind, n := d.What, 1
+		if d.More > 0 {
+			kind, n = strings.TrimSuffix(d.What, fmt.Sprintf(", in %d more like these", d.More)), d.More
+		} else {
+			places[strings.Join(d.Where, "\x00")] = true
+		}
+		if count[kind] == 0 {
+			kinds = append(kinds, kind)
+		}
+		count[kind] += n
+		total += n
+		members = members || len(d.Where) > 1
+	}
+	n, noun := 0, "files"
+	for _, of := range count {
+		n = max(n, of)
+	}
+	switch {
+	case len(places) == 1:
+		n, noun = total, "places"
+	case members:
+		noun = "members"
+	}
+	if len(places) == 1 && len(kinds) <= named {
+		return fmt.Sprintf("%s: %s", f[0].Cause, text(strings.Join(kinds, ", ")))
+	}
+	title := fmt.Sprintf("%s in %d %s", f[0].Cause, n, noun)
+	if len(kinds) > 1 && len(kinds) <= named {
+		title += ": " + text(strings.Join(kinds, ", "))
+	}
+	return title
 }
 
 // Causes returns the distinct causes in the order of the differences.

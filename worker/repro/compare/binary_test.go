@@ -145,6 +145,7 @@ func TestFormatsComparedAsBytes(t *testing.T) {
 		{"time", stamped(1_763_772_001, ""), stamped(1_763_779_202, ""), "pe", []Cause{Timestamp}},
 		{"hash instead of a time", stamped(0x9ab31c07, ""), stamped(0x3f02d8e1, ""), "pe", []Cause{Unknown}},
 		{"__DATE__", stamped(0, "Nov 22 2026\x00"), stamped(0, "Nov 23 2026\x00"), "pe", []Cause{BuildDate}},
+		{"__DATE__ and __TIME__", stamped(0, "Nov 22 2026 23:19:21\x00"), stamped(0, "Nov 23 2026 02:32:50\x00"), "pe", []Cause{BuildDate}},
 		{"words", stamped(0, words+"time"), stamped(0, words+"date"), "pe", []Cause{Unknown}},
 		{"constant", class("built 2026-11-22 01:02:03", ""), class("built 2026-11-23 04:05:06", ""), "class", []Cause{Timestamp}},
 		{

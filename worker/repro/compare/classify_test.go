@@ -52,6 +52,7 @@ func TestClassifyNamesTheCause(t *testing.T) {
 		{"asctime", "Sun Nov  2 00:44:31 2026", "Mon Dec 27 00:44:31 2027", all, Timestamp},
 		{"clock", "done at 00:44:31", "done at 00:44:35", Known{}, Timestamp},
 		{"__DATE__ in text", "Nov 22 2026", "Dec 27 2027", all, Timestamp},
+		{"__DATE__ and __TIME__ in text", "Nov 22 2026 23:19:21", "Dec 27 2027 20:32:50", all, Timestamp},
 		{"zone, clock", "00:44:31", "14:44:31", sameTime, Zone},
 		{"zone, date", "Sun Nov 22 00:44:31 UTC 2026", "Sun Nov 22 14:44:31 XYZ 2026", sameTime, Zone},
 		{"zone, day", "2026-11-22", "2026-11-23", sameTime, Zone},

@@ -117,7 +117,7 @@ func (f *findings) all() []Difference {
 		} else if g.directory != "." && g.directory != "/" {
 			d.Where = []string{g.directory}
 		}
-		d.What, d.A, d.B, d.Offset = fmt.Sprintf("%s, in %d more like these", d.What, g.more), "", "", -1
+		d.What, d.A, d.B, d.Offset, d.More = fmt.Sprintf("%s, in %d more like these", d.What, g.more), "", "", -1, g.more
 		all = append(all, d)
 	}
 	if left := maxDifferences - len(all); len(f.after) > left {

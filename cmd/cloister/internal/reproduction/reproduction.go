@@ -45,6 +45,7 @@ type Config struct {
 	KeepIn     string
 	JSON       bool
 	Diffoscope bool
+	Verbose    bool
 	Progress   io.Writer // for one line that is updated, if it is a terminal
 	// AllowFailure accepts equal failures and outputs that no run produces.
 	AllowFailure bool
@@ -165,7 +166,7 @@ func (c *Config) Run(ctx context.Context, out, info io.Writer) (repro.Report, er
 		}
 		report = append(report, v)
 		if !c.JSON {
-			if err := v.Text(out); err != nil {
+			if err := v.Text(out, repro.TextOptions{Verbose: c.Verbose, Color: render.Colours(out)}); err != nil {
 				return nil, err
 			}
 		}

@@ -156,7 +156,7 @@ func TestHostileServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b strings.Builder
-	if err := v.Text(&b); err != nil || strings.Contains(b.String(), "\x1b") {
+	if err := v.Text(&b, repro.TextOptions{Verbose: true}); err != nil || strings.Contains(b.String(), "\x1b") {
 		t.Errorf("printed %q, %v", b.String(), err)
 	}
 	dir := t.TempDir()
