@@ -37,5 +37,6 @@ result or its output is absent; and 5 if the server cannot be reached.`,
 	f.BoolVar(&c.Failed, "failed", false, "print the output of the latest failure, even if the action succeeded later")
 	cmd.MarkFlagsMutuallyExclusive("follow", "failed")
 	f.BoolVar(&c.Stderr, "stderr", false, "print stderr instead of stdout")
+	c.From.Complete(cmd)
 	return cmd
 }

@@ -55,5 +55,6 @@ The exit code is 1 if the server lists no executions, and 5 if it cannot be reac
 	f.IntVar(&c.Limit, "limit", 100, "maximum number of lines")
 	f.BoolVar(&c.Wide, "wide", false, "print complete digests and invocation ids, and operation names or times")
 	f.BoolVar(&c.JSON, "json", false, "print a JSON list")
+	c.From.Complete(cmd)
 	return cmd
 }

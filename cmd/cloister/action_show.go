@@ -64,5 +64,6 @@ The exit code is 4 if the action, its command or the manifest is absent, and 5 i
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object with messages of the API")
 	cmd.Flags().BoolVar(&record, "manifest", false, "print the manifest of the run that made the result")
 	cmd.MarkFlagsMutuallyExclusive("json", "manifest")
+	from.Complete(cmd)
 	return cmd
 }

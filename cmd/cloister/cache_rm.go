@@ -4,8 +4,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
@@ -18,36 +20,67 @@ import (
 
 func cacheRmCommand() *cobra.Command {
 	var store localstore.Store
-	var instance string
+	var from client.Server
+	var which client.Filter
+	olderThan := flags.Duration(0)
 	cmd := &cobra.Command{
-		Use:   "rm ACTION... [--dir DIR] [--instance NAME]",
+		Use: "rm ACTION... [--dir DIR] [--instance NAME]\n" +
+			"  cloister cache rm [--target LABEL] [--invocation ID] [--mnemonic NAME] [--older-than TIME]",
 		Short: "Remove cached results so that their actions run again",
 		Long: `Rm removes results from the local store of serve, whether or not serve is running. Blobs stay. The Remote Execution API
 cannot remove results, so run this on the server's machine. A result that an upstream of serve (--cas, --store) also has
 returns from there.
 
-The exit code is 4 if a result was absent.`,
+ACTION is a digest; by the history of the server of --server also a prefix of 8 digits, ^1 for the latest action, or a
+target. --target, --invocation, --mnemonic and --older-than select actions of that history. The exit code is 4 if the
+result of an ACTION was absent, and 5 if the history is needed and the server cannot be reached.`,
 		Example: `  cloister cache rm 9f2c...e1/142
-  cloister cache rm 9f2c...e1/142 --dir /var/cache/cloister --instance main`,
-		Args: cobra.MinimumNArgs(1),
+  cloister cache rm --target '//server/...' --older-than 7d
+  cloister cache rm ^1 --dir /var/cache/cloister --instance main`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ds, err := client.ParseDigests(args)
+			selects := which.Set() || olderThan > 0
+			switch {
+			case selects == (len(args) > 0):
+				return errors.New("write actions, or select them with --target, --invocation, --mnemonic or --older-than")
+			case olderThan < 0:
+				return fmt.Errorf("--older-than %s: write a positive time", &olderThan)
+			}
+			if err := cas.CheckInstanceName(from.Instance); err != nil {
+				return fmt.Errorf("--instance: %w", err)
+			}
+			var ds []cas.Digest
+			var err error
+			if selects {
+				ds, err = from.Older(cmd.Context(), which, time.Now().Add(-time.Duration(olderThan)))
+			} else {
+				for _, arg := range args {
+					var a client.Action
+					if a, err = from.Action(cmd.Context(), arg); err != nil {
+						break
+					}
+					ds = append(ds, a.Digest)
+				}
+			}
 			if err != nil {
 				return err
 			}
-			if err := cas.CheckInstanceName(instance); err != nil {
-				return fmt.Errorf("--instance: %w", err)
-			}
-			return cacheRm(cmd.Context(), &store, instance, ds, cmd.OutOrStdout())
+			return cacheRm(cmd.Context(), &store, from.Instance, ds, selects, cmd.OutOrStdout())
 		},
 	}
 	store.Register(cmd)
-	cmd.Flags().StringVar(&instance, "instance", "", "instance name")
-	flags.AllowEmpty(cmd.Flags(), "instance")
+	from.Register(cmd)
+	f := cmd.Flags()
+	f.StringVar(&which.Target, "target", "", "only actions of this target; a trailing * or ... matches every ending")
+	f.StringVar(&which.Mnemonic, "mnemonic", "", "only actions of this kind")
+	f.StringVar(&which.Invocation, "invocation", "", "only actions of this build: its id, at least 8 digits of it, or ^1 for the latest")
+	f.Var(&olderThan, "older-than", "only actions that nobody requested for this time, such as 12h or 7d")
+	flags.HideDefault(f, "older-than")
+	from.Complete(cmd)
 	return cmd
 }
 
-func cacheRm(ctx context.Context, store *localstore.Store, instance string, actions []cas.Digest, out io.Writer) error {
+// cacheRm removes the results of actions. An absent one is no error if they were selected.
+func cacheRm(ctx context.Context, store *localstore.Store, instance string, actions []cas.Digest, selected bool, out io.Writer) error {
 	if err := store.Open(ctx); err != nil {
 		return err
 	}
@@ -59,7 +92,7 @@ func cacheRm(ctx context.Context, store *localstore.Store, instance string, acti
 			return exit.New(exit.Environment, fmt.Errorf("remove the result of action %s: %w", d, err))
 		}
 		rows, absent = append(rows, removed{d.String(), was}), absent || !was
-		if store.JSON {
+		if store.JSON || selected && !was {
 			continue
 		}
 		word := "removed"
@@ -75,7 +108,7 @@ func cacheRm(ctx context.Context, store *localstore.Store, instance string, acti
 			return err
 		}
 	}
-	if absent {
+	if absent && !selected {
 		return exit.New(exit.Absent, nil)
 	}
 	return nil

@@ -66,6 +66,7 @@ The exit code is 4 if no usable result is recorded, and 5 if the server cannot b
 	}
 	from.Register(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object with the result as a message of the API")
+	from.Complete(cmd)
 	return cmd
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/blobs"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/spf13/cobra"
 )
@@ -23,14 +24,15 @@ mismatch is known; the exit code reports it.
 
 The exit code is 4 if a blob is absent, and 5 if the server cannot be reached.`,
 		Example: `  cloister cas cat 9f2c...e1/142
+  cloister cas cat 9f2c1e77                    # by the server's history
   cloister cas cat blake3:77ab...02/310 | sha256sum`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ds, err := client.ParseDigests(args)
-			if err != nil {
-				return err
-			}
 			return client.WithStore(cmd.Context(), &from, func(ctx context.Context, s *remote.Store) error {
+				ds, err := blobs.FindAll(ctx, &from, s, args)
+				if err != nil {
+					return err
+				}
 				for _, d := range ds {
 					r, err := s.Open(ctx, d, 0)
 					if err != nil {
@@ -46,5 +48,6 @@ The exit code is 4 if a blob is absent, and 5 if the server cannot be reached.`,
 		},
 	}
 	from.Register(cmd)
+	from.Complete(cmd)
 	return cmd
 }

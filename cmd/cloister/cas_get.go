@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 
-	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/blobs"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
@@ -20,18 +19,20 @@ func casGetCommand() *cobra.Command {
 		Short: "Download a blob or a directory",
 		Long: `Get writes a blob to the file PATH, which appears only once the blob has arrived and matches its digest. With
 --directory, DIGEST is that of a Directory message, such as an input root, and with --tree that of a Tree message, such
-as an output directory: its contents are written below the directory PATH.
+as an output directory: its contents are written below the directory PATH. By the server's history, DIGEST may be a
+prefix of 8 digits, or an action for its message or, with --directory, its input root: ^1 for the latest, or a target.
 
 The exit code is 4 if something is absent, and 5 if the server cannot be reached.`,
 		Example: `  cloister cas get 9f2c...e1/142 action.bin
-  cloister cas get 77ab...02/310 inputs --directory`,
+  cloister cas get 77ab...02/310 inputs --directory
+  cloister cas get ^1 inputs --directory       # of the latest action`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := cas.ParseDigest(args[0])
-			if err != nil {
-				return err
-			}
 			return client.WithStore(cmd.Context(), &from, func(ctx context.Context, s *remote.Store) error {
+				d, err := blobs.Find(ctx, &from, s, args[0], directory)
+				if err != nil {
+					return err
+				}
 				if directory || message {
 					return blobs.DownloadDirectory(ctx, s, d, message, args[1])
 				}
@@ -41,6 +42,7 @@ The exit code is 4 if something is absent, and 5 if the server cannot be reached
 	}
 	from.Register(cmd)
 	registerForms(cmd, &directory, &message)
+	from.Complete(cmd)
 	return cmd
 }
 

@@ -7,7 +7,6 @@ import (
 	"path"
 	"strings"
 
-	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/blobs"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
@@ -20,10 +19,12 @@ func casLsCommand() *cobra.Command {
 	return listingCommand("ls", false, "List a directory",
 		`Ls prints the entries of a directory: kind, executable bit, size, name and digest. DIGEST is that of a Directory
 message, such as an input root, or with --tree that of a Tree message, such as an output directory. PATH selects a
-directory or an entry below it.
+directory or an entry below it. By the server's history, DIGEST may be a prefix of 8 digits, or an action for its input
+root: ^1 for the latest, or a target.
 
 The exit code is 4 if a Directory or the path is absent, and 5 if the server cannot be reached.`,
 		`  cloister cas ls 77ab...02/310
+  cloister cas ls ^1                           # the inputs of the latest action
   cloister cas ls 77ab...02/310 external/zlib --json`)
 }
 
@@ -47,17 +48,17 @@ func listingCommand(name string, deep bool, short, long, example string) *cobra.
 		Example: example,
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := cas.ParseDigest(args[0])
-			if err != nil {
-				return err
-			}
 			below := "."
 			if len(args) > 1 {
 				below = path.Clean(strings.Trim(args[1], "/"))
 			}
 			l := &blobs.Listing{Out: cmd.OutOrStdout(), JSON: asJSON, Rows: []blobs.Entry{}}
-			err = client.WithStore(cmd.Context(), &from, func(ctx context.Context, s *remote.Store) error {
+			err := client.WithStore(cmd.Context(), &from, func(ctx context.Context, s *remote.Store) error {
 				l.Store = s
+				d, err := blobs.Find(ctx, &from, s, args[0], !message)
+				if err != nil {
+					return err
+				}
 				if message {
 					if err := l.Unpack(ctx, d); err != nil {
 						return err
@@ -77,5 +78,6 @@ func listingCommand(name string, deep bool, short, long, example string) *cobra.
 	from.Register(cmd)
 	registerForms(cmd, nil, &message)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON list")
+	from.Complete(cmd)
 	return cmd
 }

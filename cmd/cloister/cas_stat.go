@@ -34,13 +34,13 @@ type present struct {
 
 // casPresent queries a server for blobs, and with read also verifies them.
 func casPresent(ctx context.Context, from *client.Server, args []string, read, asJSON bool, out io.Writer) error {
-	ds, err := client.ParseDigests(args)
-	if err != nil {
-		return err
-	}
 	code := 0
 	var rows []present
-	err = client.WithStore(ctx, from, func(ctx context.Context, s *remote.Store) error {
+	err := client.WithStore(ctx, from, func(ctx context.Context, s *remote.Store) error {
+		ds, err := blobs.FindAll(ctx, from, s, args)
+		if err != nil {
+			return err
+		}
 		missing, err := s.Missing(ctx, ds)
 		if err != nil {
 			return err
@@ -101,6 +101,7 @@ With digests it asks the server of --server whether it has them. The exit code i
 	}
 	store.Register(cmd)
 	from.Register(cmd)
+	from.Complete(cmd)
 	return cmd
 }
 

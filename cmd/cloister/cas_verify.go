@@ -55,6 +55,7 @@ blob is absent.`,
 	f.BoolVar(&o.Restart, "restart", false, "start over instead of resuming an earlier run")
 	store.Register(cmd)
 	from.Register(cmd)
+	from.Complete(cmd)
 	return cmd
 }
 

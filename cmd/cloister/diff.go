@@ -21,7 +21,7 @@ func diffCommand() *cobra.Command {
 			"  cloister diff --invocation ID ID [--names] [--server URL] [--instance NAME] [--json]",
 		Short: "Compare files, actions, results or builds",
 		Long: `Diff compares A and B. Each is a file or directory of this host, or the digest of something on a server: HASH/SIZE, or
-by the server's history a prefix of at least 8 digits of an action's digest, or ^1 for the latest action, ^2 for the one
+by the server's history a prefix of 8 digits of an action's digest, a target, or ^1 for the latest action, ^2 for the one
 before. Diff detects what a digest names; --as overrides it.
 
 For two actions it explains why their cache keys differ: arguments, variables, platform, timeout or inputs.
@@ -68,5 +68,11 @@ The exit code is 0 without differences, 1 with differences, 5 if the server cann
 	cmd.MarkFlagsMutuallyExclusive("as", "results", "invocation")
 	cmd.MarkFlagsMutuallyExclusive("results", "invocation")
 	cmd.MarkFlagsMutuallyExclusive("invocation", "diffoscope")
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		if c.Invocation {
+			return c.From.CompleteInvocations(cmd, args, typed)
+		}
+		return c.From.CompleteActions(cmd, args, typed)
+	}
 	return cmd
 }

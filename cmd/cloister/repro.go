@@ -79,5 +79,6 @@ nothing: they did not start, all fail in the same way, or none produces an outpu
 	c.From.Register(cmd)
 	c.Sandbox.Register(cmd)
 	c.Attest.Register(cmd)
+	c.From.Complete(cmd)
 	return cmd
 }

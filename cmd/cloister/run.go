@@ -81,5 +81,6 @@ if the server cannot be reached.`,
 	f.BoolVar(&c.Shell, "shell", false, "open a shell in the action's sandbox instead of running its command")
 	c.From.Register(cmd)
 	c.Sandbox.Register(cmd)
+	c.From.Complete(cmd)
 	return cmd
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
@@ -101,6 +102,39 @@ func (s *Server) Actions(ctx context.Context, f Filter, limit int) ([]Action, er
 	return s.distinct(ctx, f.Request(limit))
 }
 
+// Older returns the distinct actions that f selects and that no client requested since a time.
+func (s *Server) Older(ctx context.Context, f Filter, since time.Time) ([]cas.Digest, error) {
+	var err error
+	if f.Invocation, err = s.Invocation(ctx, f.Invocation); err != nil {
+		return nil, err
+	}
+	if label, ok := strings.CutSuffix(f.Target, "/..."); ok {
+		f.Target = label + "*"
+	}
+	selected, err := s.Actions(ctx, f, math.MaxInt32)
+	if err != nil {
+		return nil, err
+	}
+	recent := map[string]bool{} // also by other builds than those of f
+	err = s.History(ctx, (&Filter{All: true}).Request(math.MaxInt32), func(e *cloisterpb.HistoryEntry) error {
+		if e.Time.AsTime().Before(since) {
+			return errEnough // the latest entries are first
+		}
+		recent[e.Action] = recent[e.Action] || e.How != "checked"
+		return nil
+	})
+	if err != nil && !errors.Is(err, errEnough) {
+		return nil, err
+	}
+	var all []cas.Digest
+	for _, a := range selected {
+		if !recent[a.Digest.String()] {
+			all = append(all, a.Digest)
+		}
+	}
+	return all, nil
+}
+
 func (s *Server) distinct(ctx context.Context, req *cloisterpb.ListHistoryRequest) ([]Action, error) {
 	req.Distinct = true
 	var all []Action
@@ -155,8 +189,8 @@ var (
 	Recent = regexp.MustCompile(`^\^([1-9][0-9]{0,4})$`)
 	// DigestPrefix matches the prefix of a digest.
 	DigestPrefix = regexp.MustCompile(`^([a-z0-9]+:)?[0-9a-f]{8,}(/[0-9]*)?$`)
-	// target matches a Bazel label with its repository, and invocationPrefix the beginning of a UUID.
-	target           = regexp.MustCompile(`^@*[^/]*//`)
+	// Target matches a Bazel label with its repository, and invocationPrefix the beginning of a UUID.
+	Target           = regexp.MustCompile(`^@*[^/]*//`)
 	invocationPrefix = regexp.MustCompile(`^[0-9a-f]{8}[0-9a-f-]{0,27}$`)
 )
 
@@ -172,11 +206,11 @@ func (s *Server) Action(ctx context.Context, name string) (Action, error) {
 		n, _ := strconv.Atoi(m[1]) // the pattern admits only small numbers
 		return s.recent(ctx, name, n)
 	}
-	if target.MatchString(name) {
+	if Target.MatchString(name) {
 		return s.ofTarget(ctx, name)
 	}
 	if !DigestPrefix.MatchString(name) {
-		return Action{}, exit.New(exit.Usage, fmt.Errorf("%w; or write at least 8 digits of it, ^1 for the latest action, or a target such as //pkg:name", err))
+		return Action{}, fmt.Errorf("%w; or write at least 8 digits of it, ^1 for the latest action, or a target such as //pkg:name", err)
 	}
 	return s.byPrefix(ctx, name)
 }

@@ -81,7 +81,7 @@ func (c *Config) operand(ctx context.Context, name string) (operand, error) {
 	if d, err := cas.ParseDigest(name); err == nil {
 		return operand{name: name, digest: d}, nil
 	}
-	if !client.Recent.MatchString(name) {
+	if !client.Recent.MatchString(name) && !client.Target.MatchString(name) {
 		info, err := os.Stat(name)
 		switch {
 		case err == nil && !info.IsDir() && !info.Mode().IsRegular():
@@ -89,7 +89,7 @@ func (c *Config) operand(ctx context.Context, name string) (operand, error) {
 		case err == nil:
 			return operand{name: name, folder: info.IsDir()}, nil
 		case !client.DigestPrefix.MatchString(name):
-			return operand{}, fmt.Errorf("%s is neither a digest (HASH/SIZE) nor a file: %w", render.Quote(name), err)
+			return operand{}, fmt.Errorf("%s is neither a digest, ^1, a target nor a file: %w", render.Quote(name), err)
 		}
 	}
 	s, err := c.From.Action(ctx, name)

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/actions"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+)
+
+// searched is the number of latest actions whose blobs are searched for a prefix.
+const searched = 100
+
+// Find returns the digest of the blob that a name on the command line selects: HASH/SIZE, which needs no history, or a
+// name of client.Server.Action for the message of that action or, with root, for its input root. A prefix that is no
+// action's may be that of a blob to which one of the latest actions refers.
+func Find(ctx context.Context, from *client.Server, s *remote.Store, name string, root bool) (cas.Digest, error) {
+	if d, err := cas.ParseDigest(name); err == nil {
+		return d, nil
+	}
+	a, err := from.Action(ctx, name)
+	if e, ok := errors.AsType[*exit.Error](err); ok && e.Code == exit.Absent && client.DigestPrefix.MatchString(name) {
+		return byPrefix(ctx, from, s, name)
+	}
+	if err != nil || !root {
+		return a.Digest, err
+	}
+	var message repb.Action
+	if err := cas.ReadProto(ctx, s, a.Digest, &message); err != nil {
+		return cas.Digest{}, fmt.Errorf("action %s: %w", a.Digest, err)
+	}
+	return cas.FromProto(a.Digest.Function(), message.InputRootDigest)
+}
+
+// FindAll is Find for several names of blobs.
+func FindAll(ctx context.Context, from *client.Server, s *remote.Store, names []string) ([]cas.Digest, error) {
+	var all []cas.Digest
+	for _, name := range names {
+		d, err := Find(ctx, from, s, name, false)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, d)
+	}
+	return all, nil
+}
+
+// byPrefix returns the only blob with a prefix to which the latest actions refer.
+func byPrefix(ctx context.Context, from *client.Server, s *remote.Store, prefix string) (cas.Digest, error) {
+	latest, err := from.Actions(ctx, client.Filter{All: true}, searched)
+	if err != nil {
+		return cas.Digest{}, err
+	}
+	var found []cas.Digest
+	for _, a := range latest {
+		for _, d := range references(ctx, s, a.Digest) {
+			if strings.HasPrefix(d.String(), prefix) && !slices.Contains(found, d) {
+				found = append(found, d)
+			}
+		}
+	}
+	switch len(found) {
+	case 0:
+		return cas.Digest{}, exit.New(exit.Absent, fmt.Errorf("%s: no action in the history of %s, instance %q, and no blob of its latest %d actions has this prefix; "+
+			"write the whole digest, as HASH/SIZE", prefix, from.Address, from.Instance, searched))
+	case 1:
+		return found[0], nil
+	}
+	var names []string
+	for _, d := range found[:min(len(found), 5)] {
+		names = append(names, d.String())
+	}
+	return cas.Digest{}, exit.New(exit.No, fmt.Errorf("%s: several blobs have this prefix: %s", prefix, strings.Join(names, ", ")))
+}
+
+// references returns the blobs to which an action and its cached result refer, as far as they are present.
+func references(ctx context.Context, s *remote.Store, action cas.Digest) []cas.Digest {
+	var all []cas.Digest
+	var message repb.Action
+	if cas.ReadProto(ctx, s, action, &message) == nil {
+		for _, p := range []*repb.Digest{message.CommandDigest, message.InputRootDigest} {
+			if d, err := cas.FromProto(action.Function(), p); err == nil {
+				all = append(all, d)
+			}
+		}
+	}
+	if r, err := s.Lookup(ctx, action); err == nil {
+		if ds, _, err := actions.References(ctx, s, action.Function(), r); err == nil {
+			all = append(all, ds...)
+		}
+	}
+	return all
+}
