@@ -89,8 +89,8 @@ type Event struct {
 	// ActualValue and LimitValue are Actual and Limit as numbers of Unit: "bytes", "ns", or "" for a count.
 	ActualValue, LimitValue int64
 	Unit                    string
-	// Endpoint is the peer of an EventConnect over IP, whose Host may also be an IPv6 address, and that of an EventAllowed and
-	// an EventUnreachable. Otherwise it is zero.
+	// Endpoint is the peer of an EventAllowed, an EventUnreachable or an EventConnect over IP, where Host may also be an
+	// IPv6 address. Otherwise it is zero.
 	Endpoint Endpoint
 }
 

@@ -132,16 +132,16 @@ var toolchainPaths = []string{
 // and the few files in /etc that these need.
 func HostToolchain() ([]Input, error) { return hostPaths(toolchainPaths) }
 
-// certificatePaths are where distributions keep the certificate authorities that TLS clients trust. None has keys.
-// Debian's /etc/ssl/certs has links into /usr/share and /usr/local/share, which are toolchainPaths; Fedora's is a link,
-// and so are the files there, into /etc/pki/ca-trust.
+// certificatePaths are where distributions keep the CA certificates that TLS clients trust; private keys are elsewhere.
+// Debian's /etc/ssl/certs has links into /usr/share and /usr/local/share, which are toolchainPaths. Fedora's is itself a
+// link, and the files that it leads to are links into /etc/pki/ca-trust.
 var certificatePaths = []string{
 	"/etc/ssl/certs", "/etc/ssl/cert.pem", "/etc/ssl/ca-bundle.pem",
 	"/etc/pki/tls/certs", "/etc/pki/tls/cert.pem", "/etc/pki/ca-trust/extracted", "/etc/ca-certificates/extracted",
 }
 
-// HostCertificates returns the certificate authorities that this host trusts, for actions that may reach endpoints
-// outside of the sandbox.
+// HostCertificates returns the CA certificates that this host trusts, for actions that may reach endpoints outside the
+// sandbox.
 func HostCertificates() ([]Input, error) { return hostPaths(certificatePaths) }
 
 // hostPaths returns the paths of this host that match patterns.

@@ -80,8 +80,8 @@ func (v *Violations) First() sandbox.Event {
 	return v.byImportance()[0]
 }
 
-// Harmless reports whether the violations explain no failure and need no attention: the run was permitted what it did,
-// or it succeeded and only left temporary files, as many tests do, or failed to cache Python modules.
+// Harmless reports whether the violations explain no failure and need no attention: the run only used permitted
+// connections, or it succeeded and only left temporary files, as many tests do, or failed to cache Python modules.
 func (v *Violations) Harmless() bool {
 	first := rank(v.First())
 	return v.Unrecorded == 0 && first >= rank(sandbox.Event{Kind: sandbox.EventOutput}) &&

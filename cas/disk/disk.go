@@ -157,8 +157,9 @@ type Cache struct {
 }
 
 // Open opens the store in c.Dir and creates it if necessary. It removes unfinished files. It reads logs and file names,
-// and those blobs that may have been damaged by a power failure. If the budget was larger before, the first put or half a
-// minute evicts down to it: until then the caller can use blobs whose leases expired while the store was closed.
+// and those blobs that may have been damaged by a power failure. If the budget was larger before, the store evicts down
+// to it at the first put or after half a minute; until then the caller can use blobs whose leases expired while the
+// store was closed.
 //
 // If another process has the store open, Open returns ErrLocked and names that process. It refuses a directory that is
 // not a store, has another version, or is owned or writable by other users. It makes the directory private.
@@ -321,8 +322,8 @@ func (c *Cache) maintain() {
 	}
 }
 
-// maintainOnce evicts down to the budget, makes the store survive a power failure and compacts logs. It ignores errors:
-// it runs again soon.
+// maintainOnce evicts down to the budget, makes the segments durable and compacts logs. It ignores errors, since it
+// runs again soon.
 func (c *Cache) maintainOnce() {
 	c.noteSuspension()
 	c.shrink()

@@ -278,8 +278,8 @@ func TestOldestIsEvictedFirst(t *testing.T) {
 	}
 }
 
-// TestSmallerBudget reopens a store with a smaller budget: it evicts soon, as far as leases permit, and nothing that was
-// used before.
+// TestSmallerBudget reopens a store with a smaller budget: it soon evicts what leases permit, but no blob that was used
+// since it was opened.
 func TestSmallerBudget(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		synctest.Test(t, func(t *testing.T) {

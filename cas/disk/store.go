@@ -82,7 +82,7 @@ func (s *Store) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClose
 		if s.cache.orphans.has(k) {
 			s.cache.adopt(ctx, k)
 		}
-		e, ok = s.use(blob, d) // it, or another, may have adopted the blob
+		e, ok = s.use(blob, d) // this call or another may have adopted the blob
 	}
 	if !ok {
 		return s.openSpliced(ctx, d, off)

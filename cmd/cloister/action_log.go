@@ -17,8 +17,8 @@ func actionLogCommand() *cobra.Command {
 end.
 
 OPERATION is the name of an execution, as action ls, clients and messages print it. DIGEST names an action as for
-cloister action show: log prints the output of its latest run; with --failed that of its latest failure, even if it
-succeeded later; with -f an unfinished execution comes first.
+cloister action show: log prints the output of its latest run, or with --failed that of its latest failure, even if the
+action succeeded later. With -f it prefers an unfinished execution.
 
 The exit code is 1 without -f if the action has not ended, or if it ended without a result; 4 if the operation, the
 result or its output is absent; and 5 if the server cannot be reached.`,

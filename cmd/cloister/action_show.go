@@ -16,11 +16,11 @@ func actionShowCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show DIGEST [--failed] [--server URL] [--instance NAME] [--json | --manifest]",
 		Short: "Show an action and its result",
-		Long: `Show prints the command of an action, its environment, platform and inputs, and the result of its latest run: the
-cached one, or at a server that keeps a history that of a failure, which is not cached. With --failed it prints the
-latest failure even if the action succeeded later.
+		Long: `Show prints the command of an action, its environment, platform and inputs, and the result of its latest run.
+Failures are not cached, but servers that keep a history have them. With --failed show prints the latest failure, even
+if the action succeeded later.
 
-DIGEST is HASH/SIZE, as messages and logs print it. At a server that keeps a history it can be a prefix of at least
+DIGEST is HASH/SIZE, as messages and logs print it. If the server keeps a history, it can also be a prefix of at least
 8 digits, ^1 for the latest action, ^2 for the one before, or a target such as //pkg:name. With --manifest show prints
 only the manifest of the run that made the result; equal runs have manifests with equal stable hashes.
 

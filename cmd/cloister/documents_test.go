@@ -180,7 +180,7 @@ func TestFlagsOfDocuments(t *testing.T) {
 // TestMetricsOfDocuments: each metric is named in a document, and each that a document names exists.
 func TestMetricsOfDocuments(t *testing.T) {
 	metric := regexp.MustCompile(`"?\bcloister_[a-z_]*[a-z]\b(\.\.\.|")?`)
-	exist := map[string]bool{"cloister_build_info": true} // which a library names after the program
+	exist := map[string]bool{"cloister_build_info": true} // a library names it after the program
 	named := map[string]bool{}
 	for _, folder := range []string{"internal/node", "../../worker/service", "../../worker/telemetry"} {
 		paths, err := filepath.Glob(filepath.Join(folder, "*.go"))

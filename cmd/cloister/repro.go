@@ -25,7 +25,7 @@ func reproCommand() *cobra.Command {
 others vary time, user, host name, directory and other factors that no output should depend on. It reports where
 outputs differ, with the likely cause and fix. Nothing is recorded, and other servers of --on run the action unvaried.
 
-ACTION is a digest; by the server's history also a prefix of 8 digits, ^1 for the latest, or a target. Factors:
+ACTION is a digest or, if the server keeps a history, its first 8 digits, ^1 for the latest, or a target. Factors:
 ` + repro.Join(repro.AllFactors) + `.
 
 The exit code is 0 if all runs are the same, 1 if they differ, 5 if a server cannot be reached, and 2 if they prove

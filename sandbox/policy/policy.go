@@ -54,7 +54,7 @@ type Grant struct {
 	Network sandbox.Network
 	Limits  sandbox.Limits
 	// Stated are the limits as decided, including those that the worker cannot enforce. They do not depend on the host:
-	// a built-in limit that grows with it has its least value.
+	// the built-in process limit, which grows with it, has its minimum.
 	Stated sandbox.Limits
 	Audit  sandbox.Audit
 	// TempBytes is the size of /tmp.
@@ -149,8 +149,8 @@ const (
 	profileTest  = "test"
 )
 
-// processesPerCPU is what the built-in limit of processes and threads grows by with each processor: compilers, virtual
-// machines and the tests of servers start some for each.
+// processesPerCPU is the growth of the built-in process limit per processor: compilers, virtual machines and tests of
+// servers start processes or threads for each processor.
 var processesPerCPU = map[string]int64{profileBuild: 64, profileTest: 256}
 
 // mnemonicTest is the mnemonic of Bazel's actions that run tests.
@@ -382,7 +382,7 @@ func (c *compilation) amounts() error {
 	return nil
 }
 
-// thisHost is the origin of a bound that the host has.
+// thisHost names the host as the origin of a bound.
 const thisHost = "this machine"
 
 // most returns how much of a quantity a property may request where the profile grants v, and the origin of that bound.

@@ -16,7 +16,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// endpoints: allowed endpoints are reached and recorded, also if nobody listens there, and nothing else is.
+// endpoints: allowed endpoints are reached and recorded, even if nothing listens there, and no others are.
 func endpoints(t *testing.T, b sandbox.Backend) {
 	if !features(t, b).Endpoints {
 		Unavailable(t, "namespaces", "this host cannot allow network endpoints")

@@ -19,8 +19,8 @@ import (
 	"github.com/cloister-build/cloister/cas/durable"
 )
 
-// A shop is a store on disk with a history, in a bubble.
-type shop struct {
+// A fixture is a store on disk with a history, for use in a synctest bubble.
+type fixture struct {
 	*testing.T
 	config   disk.Config
 	cache    *disk.Cache
@@ -30,8 +30,8 @@ type shop struct {
 
 const lease = 3 * time.Hour
 
-// open opens the shop with a limit for the blobs of failures.
-func (s *shop) open(dir string, protected int64) {
+// open opens the store and its history with a limit for the blobs of failures.
+func (s *fixture) open(dir string, protected int64) {
 	s.Helper()
 	s.config = disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: 4 << 20, Lease: lease}
 	var err error
@@ -46,13 +46,13 @@ func (s *shop) open(dir string, protected int64) {
 	})
 }
 
-func (s *shop) close() {
+func (s *fixture) close() {
 	s.failures.Close()
 	s.log.Close()
 	s.cache.Close()
 }
 
-func (s *shop) store() cas.Store {
+func (s *fixture) store() cas.Store {
 	in, err := s.cache.Instance("main")
 	if err != nil {
 		s.Fatal(err)
@@ -61,7 +61,7 @@ func (s *shop) store() cas.Store {
 }
 
 // blob stores n bytes that begin with name.
-func (s *shop) blob(name string, n int) *repb.Digest {
+func (s *fixture) blob(name string, n int) *repb.Digest {
 	s.Helper()
 	d, err := cas.PutBytes(s.Context(), s.store(), cas.SHA256, append([]byte(name), make([]byte, n)...))
 	if err != nil {
@@ -76,7 +76,7 @@ type failed struct {
 }
 
 // fail records a failure with an output of some bytes.
-func (s *shop) fail(name string, output int) *failed {
+func (s *fixture) fail(name string, output int) *failed {
 	s.Helper()
 	command := s.blob(name+" command", 10)
 	action, err := cas.PutProto(s.Context(), s.store(), cas.SHA256, &repb.Action{CommandDigest: command})
@@ -119,8 +119,8 @@ func (s *shop) fail(name string, output int) *failed {
 	return f
 }
 
-// day lets a day pass, with new blobs that need all space. It reads nothing, since that would renew leases.
-func (s *shop) day() {
+// day lets a day pass, with new blobs that fill the store. It reads nothing, since that would renew leases.
+func (s *fixture) day() {
 	s.Helper()
 	for i := range 24 {
 		time.Sleep(time.Hour)
@@ -132,7 +132,7 @@ func (s *shop) day() {
 }
 
 // wantPresent checks which blobs the store still has: all of some, or none.
-func (s *shop) wantPresent(what string, blobs []cas.Digest, want bool) {
+func (s *fixture) wantPresent(what string, blobs []cas.Digest, want bool) {
 	s.Helper()
 	missing, err := s.store().Missing(s.Context(), blobs)
 	if err != nil || want && len(missing) > 0 || !want && len(missing) < len(blobs) {
@@ -140,10 +140,10 @@ func (s *shop) wantPresent(what string, blobs []cas.Digest, want bool) {
 	}
 }
 
-// Everything that people look for in a failure is protected from eviction, also after a restart.
+// Everything that users look for in a failure is protected from eviction, also after a restart.
 func TestFailuresAreProtectedFromEviction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, dir := &shop{T: t}, t.TempDir()
+		s, dir := &fixture{T: t}, t.TempDir()
 		s.open(dir, 1<<20)
 		f := s.fail("f", 1000)
 		plain := s.blob("plain", 1000)
@@ -164,7 +164,7 @@ func TestFailuresAreProtectedFromEviction(t *testing.T) {
 // Beyond the limit older failures are evicted, and outputs that do not fit; these do not cost the failure its logs.
 func TestProtectionOfFailuresIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, dir := &shop{T: t}, t.TempDir()
+		s, dir := &fixture{T: t}, t.TempDir()
 		s.open(dir, 100<<10)
 		defer s.close()
 		oldest := s.fail("oldest", 90<<10)
@@ -178,7 +178,7 @@ func TestProtectionOfFailuresIsBounded(t *testing.T) {
 		s.wantPresent("the output of oldest", oldest.outputs[:1], false)
 	})
 	synctest.Test(t, func(t *testing.T) {
-		s, dir := &shop{T: t}, t.TempDir()
+		s, dir := &fixture{T: t}, t.TempDir()
 		s.open(dir, 5000) // the newest without its outputs
 		defer s.close()
 		oldest, newest := s.fail("oldest", 10), s.fail("newest", 10)
@@ -191,7 +191,7 @@ func TestProtectionOfFailuresIsBounded(t *testing.T) {
 // An action that fails again and again takes the space of one failure.
 func TestOnlyTheNewestFailureOfAnActionIsProtected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, dir := &shop{T: t}, t.TempDir()
+		s, dir := &fixture{T: t}, t.TempDir()
 		s.open(dir, 20<<10)
 		defer s.close()
 		other := s.fail("other", 10)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package history records a server's answers across restarts, one entry each, and finds them by build, target, mnemonic
-// or digest. Failures also keeps what failed actions left in the store, since the action cache has only successes. The
+// or digest. Failures also keeps the results of failed actions, since the action cache has only successes. The
 // history is not evidence: clients describe themselves, and entries may be lost.
 //
 // Entries are lines of JSON in the segments of a directory. One goroutine writes; Add never blocks:
@@ -9,8 +9,8 @@
 //	Add ---> buffer of 4096 ---> one goroutine ---> newest segment ---> reduced to its failures ---> deleted
 //	           `--- full: lost, and counted in the next entry
 //
-// People look for failures long after the successes around them. So the oldest segment is first rewritten with its
-// failures only, and deleted later.
+// Failures stay interesting longer than successes, so the oldest segment is first rewritten with only its failures, and
+// deleted later.
 //
 // Readers read segments backwards, block by block, and decode only the lines that contain the filter's texts.
 //
@@ -70,7 +70,7 @@ type Entry struct {
 	// Code is the gRPC code of the answer, Exit the exit code of the result.
 	Code int32 `json:"code,omitempty"`
 	Exit int32 `json:"exit,omitempty"`
-	// Message says why an action failed without a result, Response is the digest of the ExecuteResponse of one that
+	// Message says why an action failed without a result, and Response is the digest of the ExecuteResponse of one that
 	// failed with a result, if that was stored. At most one of them is set.
 	Message  string `json:"message,omitempty"`
 	Response string `json:"response,omitempty"`

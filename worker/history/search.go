@@ -76,13 +76,13 @@ type search struct {
 	seen    map[string]bool // instances and actions, for Distinct
 }
 
-// failures occur in the lines of failed entries, one or the other; response in those with a Response.
+// The line of a failed entry contains at least one of failures, that of an entry with a Response contains response.
 var (
 	failures = [][]byte{[]byte(`,"code":`), []byte(`,"exit":`)}
 	response = []byte(`,"response":`)
 )
 
-// mayFail reports whether the entry of a line may have failed; if not, it has not.
+// mayFail reports whether a line may be a failed entry. If it returns false, the entry is certainly none.
 func mayFail(line []byte) bool {
 	return bytes.Contains(line, failures[0]) || bytes.Contains(line, failures[1])
 }

@@ -60,8 +60,8 @@ type Config struct {
 	// the outcome, nil if there is none, before clients see that.
 	Logs func(t *worker.Task) (logs *worker.Logs, end func(*worker.Outcome))
 	// Ended, if not nil, is called once for each outcome or fault of a task, and returns a function that is called for
-	// each operation that ends this way, with its last state, before clients see that. The first call may take a while
-	// for an outcome, but must not block for a fault. The function must neither block nor call the queue.
+	// each operation that ends this way, with its last state, before clients see that. Ended may take a while for an
+	// outcome, but must not block for a fault. The returned function must neither block nor call the queue.
 	Ended func(*worker.Task, *worker.Outcome, *worker.Fault) func(Info, State)
 	// Idle, if not nil, does background work while a slot is free. One goroutine calls it repeatedly; it returns when
 	// its context ends, which happens as soon as an action takes the slot. The action does not wait for the return.

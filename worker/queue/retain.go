@@ -55,7 +55,7 @@ func endOf(out *worker.Outcome, err error) end {
 	return end{}
 }
 
-// endOf is like the function for a task, and calls Config.Ended, which may take a while.
+// endOf is like the function endOf for a task, but also calls Config.Ended, which may take a while.
 func (q *Queue) endOf(t *worker.Task, out *worker.Outcome, err error) end {
 	e := endOf(out, err)
 	if q.cfg.Ended != nil && (e.outcome != nil || e.fault != nil) {

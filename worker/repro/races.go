@@ -12,20 +12,20 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// linesMove reports whether a location is the order of lines. Words and file names on lines of their own may come from
-// a hash table, a directory or racing processes; the words of one line are not reordered by a race.
+// linesMove reports whether the key of a location stands for the order of lines. Words and file names on lines of their
+// own may come from a hash table, a directory or racing processes; a race does not reorder the words of one line.
 func linesMove(key string) bool { return strings.HasSuffix(key, "\x00order of lines") }
 
-// raceRuns is the number of runs with all factors held that findRaces compares with a first one, and minRaces how many of
-// them must differ: rarely, threads of a runtime that share seeded random numbers take them in another order.
+// raceRuns is the number of runs with all factors held that findRaces compares with a first one. At least minRaces of
+// them must differ, since threads that share a seeded random number generator also change the order, but rarely.
 const (
 	raceRuns = 4
 	minRaces = 3
 )
 
-// findRaces finds the items whose lines have another order even if all factors are held: neither a seed nor a directory
-// orders them, but a race does. It makes runs only if the order of lines differs, and on one processor, so that threads
-// of one process hardly race.
+// findRaces finds the items whose lines change their order even if all factors are held: the cause is a race, not a seed
+// or a directory. It makes runs only if the order of lines differs, and on one processor, so that threads of one process
+// hardly race.
 func (c *check) findRaces(ctx context.Context) error {
 	c.races = map[string]bool{}
 	x := c.holds()
@@ -69,7 +69,8 @@ func (c *check) findRaces(ctx context.Context) error {
 	return nil
 }
 
-// movesLines reports whether the order of lines differs in an item of two runs, with one of these causes, or any.
+// movesLines reports whether the order of lines differs in an item of two runs, with one of the causes; no causes
+// mean any.
 func movesLines(ctx context.Context, name string, a, b *Run, causes ...compare.Cause) bool {
 	return slices.ContainsFunc(locationsOf(ctx, name, a, b), func(l location) bool {
 		return linesMove(l.key) && (causes == nil || slices.Contains(causes, l.cause))

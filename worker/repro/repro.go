@@ -220,7 +220,7 @@ type check struct {
 	planner planner // for the first Executor that can vary conditions
 	factors []factor
 	verdict Verdict
-	races   map[string]bool // items of which findRaces knows that processes race for the order of lines
+	races   map[string]bool // items in which findRaces found that processes race
 }
 
 func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {

@@ -39,7 +39,7 @@ func (v *Verdict) Text(w io.Writer, o TextOptions) error {
 	if v.Result == FlakyExit {
 		line("  exit code  %s  %s", mark("DIFFERS"), v.exits())
 	}
-	fixes := map[string]bool{} // that are written
+	fixes := map[string]bool{} // already written
 	differing := v.Differing()
 	for i, name := range differing {
 		const limit = 40
@@ -171,7 +171,8 @@ func (d *Difference) sentence() string {
 // A finding is one or more differences of an output with the same cause, factors and fix.
 type finding []*Difference
 
-// findings groups the differences of an output, unless each is wanted. Differences without a cause stay apart.
+// findings groups the differences of an output, or with each returns every one on its own. Differences without a cause
+// are never grouped.
 func findings(all []*Difference, each bool) []finding {
 	var groups []finding
 	for _, d := range all {

@@ -44,9 +44,9 @@ import (
 // Config configures a Server or a Worker. Worker.Name and Worker.Instances are required; a Worker also needs
 // Worker.Backend. Every other zero value selects its default. It is copied: later changes have no effect.
 type Config struct {
-	// Worker configures the execution of actions. Features, Toolchain, Certificates and Stager are filled in if they
-	// are missing: by probing the Backend, with this host's toolchain and certificates, and as Trees says. CacheBytes follows from Memory. A Server
-	// without a Backend is a head: only workers that join it execute actions.
+	// Worker configures the execution of actions. If missing, Features are probed from the Backend, Toolchain and
+	// Certificates are those of this host, and Stager is made from Trees. CacheBytes follows from Memory. A Server without
+	// a Backend is a head: only workers that join it execute actions.
 	Worker worker.Config
 	// Slots is the number of actions that run at once on this machine; the default is the number of CPUs.
 	Slots int

@@ -72,7 +72,7 @@ func SharedUsages(cmd *cobra.Command) string {
 	return usages(all, true)
 }
 
-// usages returns the texts of the flags that are shared, or that are not.
+// usages returns the help texts of the flags in f that are shared, or of those that are not.
 func usages(f *pflag.FlagSet, isShared bool) string {
 	some := pflag.NewFlagSet("", pflag.ContinueOnError)
 	f.VisitAll(func(f *pflag.Flag) {

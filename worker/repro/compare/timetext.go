@@ -51,7 +51,7 @@ var timeFormats = func() []*regexp.Regexp {
 var months = []string{"Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"}
 
 // macroText matches the preprocessor's macros (C11, 6.10.8.1; __TIMESTAMP__ has the form of asctime(3)), and the usual
-// __DATE__ " " __TIME__, which the compiler joins.
+// __DATE__ " " __TIME__, which the compiler concatenates.
 var macroText = regexp.MustCompile(
 	`^(?:[JFMASOND][a-z]{2} [ \d]\d \d{4}(?: \d\d:\d\d:\d\d)?|\d\d:\d\d:\d\d|[SMTWF][a-z]{2} [JFMASOND][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})$`,
 )

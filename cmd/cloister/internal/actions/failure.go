@@ -22,22 +22,21 @@ import (
 
 // A failure is a failed run of an action, from a server's history.
 type failure struct {
-	entry *cloisterpb.HistoryEntry
-	// result is nil if there is none, or if the server has evicted it, and lines are those of the message.
-	result  *repb.ActionResult
-	lines   []string
+	entry   *cloisterpb.HistoryEntry
+	result  *repb.ActionResult // nil if there is none, or if it is evicted
+	lines   []string           // of the message
 	evicted bool
 }
 
 // failureOf returns the latest run of an action if it failed, or nil. With only it returns the latest failed run, and an
-// error if the history has none. The result has still to be read.
+// error if the history has none. It does not read the result.
 func failureOf(ctx context.Context, from *client.Server, action cas.Digest, only bool) (*failure, error) {
 	e, err := from.LatestRun(ctx, action, only)
 	switch {
 	case err != nil:
 		return nil, err
 	case !client.Failed(e) && only:
-		return nil, exit.New(exit.Absent, fmt.Errorf("action %s: the history of %s, instance %q, has no failure of it", action, from.Address, from.Instance))
+		return nil, exit.New(exit.Absent, fmt.Errorf("action %s: no failure in the history of %s, instance %q", action, from.Address, from.Instance))
 	case !client.Failed(e):
 		return nil, nil
 	}
@@ -81,7 +80,7 @@ func (f *failure) summary() string {
 
 // errEvicted is the error for a result that the server has evicted.
 func (f *failure) errEvicted(action cas.Digest) error {
-	return exit.New(exit.Absent, fmt.Errorf("action %s: it failed (%s), and the server has evicted its result; raise --history-size to protect more failures", action, f.summary()))
+	return exit.New(exit.Absent, fmt.Errorf("action %s failed (%s), but the server has evicted its result; raise --history-size to protect more failures", action, f.summary()))
 }
 
 // writeText prints f for a person, with everything that a client or action chose quoted.
@@ -98,6 +97,6 @@ func (f *failure) writeText(p *render.Page) {
 	case f.result != nil:
 		p.Result(f.result)
 	default:
-		p.Line("result", "none: the action did not run to its end")
+		p.Line("result", "none: the action did not finish")
 	}
 }

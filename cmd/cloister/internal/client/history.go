@@ -155,10 +155,10 @@ func (s *Server) ActionOf(e *cloisterpb.HistoryEntry) (Action, error) {
 	return Action{d, e.TargetId, e.ActionMnemonic}, nil
 }
 
-// LatestRun returns the newest entry of the server's history with a result of an action, or with the reason why there is
-// none; nil if it has no such entry, or if the server keeps or shows no history. With failed it returns the newest
-// failure. Runs that clients cancelled or that a server gave up count only if there is no other, since they say nothing
-// about the action.
+// LatestRun returns the newest entry of the server's history that has a result of an action or the reason why there is
+// none. It returns nil if there is no such entry, or if the server keeps or shows no history. With failed it returns the
+// newest failure. Runs that clients cancelled or that a server lost count only if there is no other, since they say
+// nothing about the action.
 func (s *Server) LatestRun(ctx context.Context, action cas.Digest, failed bool) (latest *cloisterpb.HistoryEntry, err error) {
 	const most = 1000
 	req := &cloisterpb.ListHistoryRequest{Action: action.String(), Failed: failed, Limit: most}
@@ -179,7 +179,7 @@ func (s *Server) LatestRun(ctx context.Context, action cas.Digest, failed bool) 
 	return latest, err
 }
 
-// Failed reports whether an entry of a history is about a failure.
+// Failed reports whether an entry of a history is a failure; nil is not.
 func Failed(e *cloisterpb.HistoryEntry) bool {
 	return e != nil && (codes.Code(e.Code) != codes.OK || e.ExitCode != 0)
 }

@@ -34,7 +34,7 @@ func (c *Flags) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&c.Tier, "sandbox", "full", "isolation tier: full, or namespaces for hosts without seccomp, Landlock or the syscall monitor")
 	f.StringVar(&c.Policy, "policy", "", "file with the policy of actions (default: see cloister policy explain)")
-	f.StringVar(&c.sourceTree, "source-tree", "", "directory to search for undeclared inputs of actions; audits them fully unless the policy sets a level")
+	f.StringVar(&c.sourceTree, "source-tree", "", "directory to search for undeclared inputs; audits actions in full unless the policy sets a level")
 	flags.Share(f, "sandbox", "policy", "source-tree")
 }
 

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// thisHost describes this machine. What cannot be read is zero.
+// thisHost describes this machine. Fields that cannot be read are zero.
 func thisHost() policy.Host {
 	h := policy.Host{CPUs: runtime.NumCPU(), Memory: memory()}
 	if n := min(number("/proc/sys/kernel/threads-max"), number("/proc/sys/kernel/pid_max")); n < math.MaxInt64 {
@@ -27,8 +27,8 @@ func thisHost() policy.Host {
 	return h
 }
 
-// memory returns the memory of this machine, or less if a control group of this process has less, in bytes and whole
-// MiB; 0 if it is unknown.
+// memory returns the memory of this machine, or memory.max of a control group of this process if that is less, in bytes,
+// rounded down to whole MiB; 0 if it is unknown.
 func memory() int64 {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {

@@ -53,7 +53,7 @@ func (r *ActionFlags) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&r.in, "in", "", "directory of inputs (default: none)")
 	f.StringVar(&r.git, "git", "", "commit with the inputs, instead of --in: DIRECTORY@REVISION of a repository")
-	f.StringVar(&r.submodules, "submodules", "", "handling of submodules with --git: empty directories with empty (default: an error)")
+	f.StringVar(&r.submodules, "submodules", "", "handling of submodules with --git: empty makes empty directories (default: an error)")
 	f.StringArrayVar(&r.Out, "out", nil, "output path, relative to the working directory; repeatable")
 	f.StringArrayVar(&r.env, "env", nil, "environment variable, KEY=VALUE; repeatable")
 	f.StringArrayVar(&r.passEnv, "pass-env", nil, "name of an environment variable to pass on; repeatable")

@@ -15,10 +15,10 @@ import (
 )
 
 // callMetrics counts the calls of clients and workers under the names of gRPC's Prometheus middleware, which dashboards
-// for other servers know, and the bytes that they move into and out of the store.
+// for other servers use, and the bytes that they move into and out of the store.
 type callMetrics struct {
 	calls *grpcprom.ServerMetrics
-	bytes map[string]*transfers // by full method; those of the store
+	bytes map[string]*transfers // of the store's methods, by full name
 }
 
 // transfers are the bytes of one method.

@@ -57,7 +57,7 @@ type Node struct {
 	Registry  *prometheus.Registry
 	calls     *callMetrics
 
-	violations *slog.Logger // of actions
+	violations *slog.Logger // for violations by actions
 
 	backendConfig namespace.Config
 	machine       Machine // set by Attach

@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// repeatInterval is how often a warning that repeats is logged.
+// repeatInterval is the interval at which a warning that repeats is logged.
 const repeatInterval = time.Minute
 
-// LimitRepeats returns a logger like log for warnings that may repeat with each action. Of those with equal messages it
-// logs the first at once, and then, every minute, the last and how many more there were. flush logs what waits. Both may
-// be used concurrently.
+// LimitRepeats returns a logger like log that limits warnings with equal messages: it logs the first at once, and then
+// once a minute the latest, with the number that occurred since. flush logs pending warnings. Both may be used
+// concurrently.
 func LimitRepeats(log *slog.Logger) (limited *slog.Logger, flush func()) {
 	r := &repeats{waiting: map[string]*repeat{}}
 	return slog.New(repeatHandler{log.Handler(), r}), r.flush
@@ -28,8 +28,8 @@ type repeats struct {
 
 // A repeat is a message that was logged within the last minute.
 type repeat struct {
-	more  int          // number of records that were not logged
-	last  slog.Record  // of them
+	more  int          // number of records since
+	last  slog.Record  // the last of them
 	to    slog.Handler // for last
 	timer *time.Timer
 }
@@ -72,7 +72,7 @@ func (r *repeats) hold(to slog.Handler, record slog.Record) bool {
 	return false
 }
 
-// elapsed logs what waits for w, or forgets w if nothing does.
+// elapsed logs the pending record of w, or forgets w if there is none.
 func (r *repeats) elapsed(message string, w *repeat) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -87,7 +87,7 @@ func (r *repeats) elapsed(message string, w *repeat) {
 	w.timer.Reset(repeatInterval)
 }
 
-// flush logs everything that waits, and forgets it.
+// flush logs all pending records and forgets all messages.
 func (r *repeats) flush() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,7 +100,7 @@ func (r *repeats) flush() {
 	}
 }
 
-// log logs the last record with the number of those that were not logged.
+// log logs the last record with the number of records since the previous line.
 func (w *repeat) log() {
 	w.last.AddAttrs(slog.Int("repeated", w.more))
 	_ = w.to.Handle(context.Background(), w.last) // there is nowhere to report it

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// TestRepeatedWarningsAreCounted: the first is logged at once, and then once a minute the last with the number of all.
+// TestRepeatedWarningsAreCounted: the first is logged at once, and then once a minute the latest, with the number since.
 func TestRepeatedWarningsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Output is the flags of all commands that select how much they print, and in which form.
+// Output holds the flags that select how much every command prints, and in which form.
 type Output struct {
 	quiet, verbose   bool
 	color, logFormat string
