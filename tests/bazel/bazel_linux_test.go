@@ -30,7 +30,7 @@ import (
 
 // Time limits for one call of Bazel and one start of serve.
 const (
-	bazelTime = 5 * time.Minute
+	bazelTime = 15 * time.Minute
 	serveTime = time.Minute
 )
 

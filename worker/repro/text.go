@@ -31,7 +31,7 @@ func (v *Verdict) Text(w io.Writer, o TextOptions) error {
 		return "\x1b[31m" + word + "\x1b[0m"
 	}
 	line("%s  %s  %d runs: %s", v.Title(), mark(strings.ToUpper(string(v.Result))), len(v.Runs), v.executors())
-	if o.Verbose || v.Result == FlakyExit { // it matters which run failed
+	if o.Verbose || slices.ContainsFunc(v.Runs, func(r Run) bool { return r.ExitCode != 0 || r.Code != "" }) {
 		for i, r := range v.Runs {
 			line("  run %-3d %s", i+1, strings.Join(r.about(), ", "))
 		}
