@@ -31,7 +31,8 @@ func (v *Verdict) Text(w io.Writer, o TextOptions) error {
 		return "\x1b[31m" + word + "\x1b[0m"
 	}
 	line("%s  %s  %d runs: %s", v.Title(), mark(strings.ToUpper(string(v.Result))), len(v.Runs), v.executors())
-	if o.Verbose || slices.ContainsFunc(v.Runs, func(r Run) bool { return r.ExitCode != 0 || r.Code != "" }) {
+	matters := func(r Run) bool { return r.On != v.Runs[0].On || r.ExitCode != 0 || r.Code != "" }
+	if o.Verbose || slices.ContainsFunc(v.Runs, matters) {
 		for i, r := range v.Runs {
 			line("  run %-3d %s", i+1, strings.Join(r.about(), ", "))
 		}
@@ -267,13 +268,17 @@ func (v *Verdict) Causes() []string {
 
 // conclusion summarizes the verdict.
 func (v *Verdict) conclusion() string {
+	end := "" // of all runs, if they are equal
+	if first := &v.Runs[0]; first.ExitCode != 0 || first.Code != "" {
+		end = " with " + first.Ended()
+	}
 	switch causes := v.Causes(); {
 	case v.Result == Unvaried:
-		return fmt.Sprintf("equal in %d runs, but nothing was varied", len(v.Runs))
+		return fmt.Sprintf("equal in %d runs%s, but nothing was varied", len(v.Runs), end)
 	case v.Result == Same && len(v.Factors) == 0:
-		return fmt.Sprintf("same in %d runs; only the executor was varied", len(v.Runs))
+		return fmt.Sprintf("same in %d runs%s; only the executor was varied", len(v.Runs), end)
 	case v.Result == Same:
-		return fmt.Sprintf("same in %d runs; varied: %s", len(v.Runs), Join(v.Factors))
+		return fmt.Sprintf("same in %d runs%s; varied: %s", len(v.Runs), end, Join(v.Factors))
 	case len(causes) > 0:
 		return fmt.Sprintf("not reproducible: %s", strings.Join(causes, ", "))
 	case v.Bisection == nil:

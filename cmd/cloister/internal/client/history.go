@@ -210,7 +210,7 @@ func (s *Server) Action(ctx context.Context, name string) (Action, error) {
 		return s.ofTarget(ctx, name)
 	}
 	if !DigestPrefix.MatchString(name) {
-		return Action{}, fmt.Errorf("%w; or write at least 8 digits of it, ^1 for the latest action, or a target such as //pkg:name", err)
+		return Action{}, exit.New(exit.Usage, fmt.Errorf("%w; or write at least 8 digits of it, ^1 for the latest action, or a target such as //pkg:name", err))
 	}
 	return s.byPrefix(ctx, name)
 }

@@ -58,7 +58,7 @@ func TestActionByPrefix(t *testing.T) {
 		text string
 	}{
 		"^10": {exit.Absent, "only 9 actions"}, "cccccccc": {exit.Absent, "no action"}, "00000000": {exit.No, "several"},
-		"^0": {0, "HASH/SIZE"}, "bbbbbbb": {0, "HASH/SIZE"}, "BBBBBBBB": {0, "HASH/SIZE"}, "": {0, "HASH/SIZE"},
+		"^0": {exit.Usage, "HASH/SIZE"}, "bbbbbbb": {exit.Usage, "HASH/SIZE"}, "BBBBBBBB": {exit.Usage, "HASH/SIZE"}, "": {exit.Usage, "HASH/SIZE"},
 	} {
 		_, err := from.Action(t.Context(), name)
 		e, _ := errors.AsType[*exit.Error](err)
