@@ -12,10 +12,11 @@ func actionCommand() *cobra.Command {
 		Short: "Show the actions of a server",
 		Example: `  cloister action ls
   cloister action show 9f2c...e1/142
-  cloister action log -f 9f2c...e1/142`,
+  cloister action log -f 9f2c...e1/142
+  cloister action cancel 9f2c...e1/142`,
 		Args: cobra.NoArgs,
 		RunE: showHelp,
 	}
-	cmd.AddCommand(actionLsCommand(), actionShowCommand(), actionLogCommand())
+	cmd.AddCommand(actionLsCommand(), actionShowCommand(), actionLogCommand(), actionCancelCommand())
 	return cmd
 }

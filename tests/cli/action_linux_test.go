@@ -106,8 +106,9 @@ func (g *guest) execute(req *repb.ExecuteRequest, name chan<- string) executed {
 
 // A flight is an action in flight.
 type flight struct {
-	mark  string // in its command line
-	ended chan executed
+	mark   string // in its command line
+	cancel func() // cancels the call
+	ended  chan executed
 }
 
 // properties collects the flag -property.
@@ -234,6 +235,8 @@ func (s *story) begin(args []string) error {
 		o.script = holding
 	}
 	f := &flight{mark: fmt.Sprintf("%s of %s;", o.name, s.work), ended: make(chan executed, 1)}
+	o.guest.ctx, f.cancel = context.WithCancel(o.guest.ctx)
+	s.Cleanup(f.cancel)
 	o.script += " # " + f.mark
 	request, err := s.upload(o)
 	if err != nil {
@@ -273,6 +276,11 @@ func (s *story) finish(args []string) error {
 	case <-time.After(time.Minute):
 		return fmt.Errorf("%s did not end within a minute", args[0])
 	}
+}
+
+func (s *story) abandon(args []string) error {
+	s.flights[args[0]].cancel()
+	return s.finish(args)
 }
 
 func (s *story) gone(args []string) error {

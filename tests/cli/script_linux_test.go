@@ -51,6 +51,7 @@ import (
 //	running NAME                 wait until it runs
 //	release NAME                 send it SIGUSR1, and wait for its result
 //	finish NAME                  wait for its result
+//	abandon NAME                 cancel the call that waits for its result
 //	gone NAME                    check that none of its processes is left
 //
 // These set $NAME to the digest of the action, and NAME_out and NAME_op to its output and its operation. And:
@@ -95,7 +96,7 @@ func TestScripts(t *testing.T) {
 			"end": command((*story).end), "drain": command((*story).drain), "crash": command((*story).crash),
 			"waitlog": command((*story).waitlog), "execute": command((*story).execute), "begin": command((*story).begin),
 			"running": command((*story).running), "release": command((*story).release),
-			"finish": command((*story).finish), "gone": command((*story).gone),
+			"finish": command((*story).finish), "abandon": command((*story).abandon), "gone": command((*story).gone),
 			"get": command((*story).get), "health": command((*story).health), "until": command((*story).until),
 			"capture": command((*story).capture), "port": command((*story).port),
 			"authority": command((*story).authority), "certificate": command((*story).certificate),

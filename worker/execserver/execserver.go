@@ -132,12 +132,8 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 	if err != nil {
 		return response.FaultStatus(err).Err()
 	}
-	c := client{to, in.Store, req}
 	// The first message has the first stage of every operation, even if this one has progressed (rule 88).
-	if err := s.send(c, o, queue.State{Stage: repb.ExecutionStage_CACHE_CHECK}); err != nil {
-		return err
-	}
-	return s.follow(c, o, queue.FirstVersion)
+	return s.follow(client{to, in.Store, req}, o, &queue.State{Stage: repb.ExecutionStage_CACHE_CHECK})
 }
 
 // WaitExecution implements the API method. Its request has no hints to inline blobs.
@@ -146,7 +142,7 @@ func (s *server) WaitExecution(req *repb.WaitExecutionRequest, to stream) error 
 	if !ok {
 		return unknown(req.Name)
 	}
-	return s.follow(client{stream: to}, o, 0)
+	return s.follow(client{stream: to}, o, nil)
 }
 
 // prepare does the work that needs no slot: it looks into the action cache and checks the inputs.
@@ -193,9 +189,18 @@ type client struct {
 	req   *repb.ExecuteRequest // nil for WaitExecution
 }
 
-// follow sends each state of o after the version seen, including the last, and repeats it after KeepaliveInterval (rule
-// 91). A client that hangs up ends only its own call (rule 93).
-func (s *server) follow(c client, o *queue.Operation, seen int) error {
+// follow sends the first state, if it is not nil, and then each later state of o, including the last, and repeats it after
+// KeepaliveInterval (rule 91). A client that hangs up ends only its own call (rule 93).
+func (s *server) follow(c client, o *queue.Operation, first *queue.State) (err error) {
+	leave := o.Follow()
+	defer func() { leave(c.cancelled(err)) }()
+	seen := 0
+	if first != nil {
+		seen = queue.FirstVersion
+		if err := s.send(c, o, *first); err != nil {
+			return err
+		}
+	}
 	for {
 		ctx, cancel := context.WithTimeout(c.Context(), s.KeepaliveInterval)
 		// An error means that ctx has ended: the client has left, or the state is to be repeated.
@@ -209,6 +214,22 @@ func (s *server) follow(c client, o *queue.Operation, seen int) error {
 		}
 		seen = version
 	}
+}
+
+// cancelled reports whether err, with which a call ends, means that the client has cancelled it, as opposed to a connection
+// that broke or a deadline that passed. It cannot know of a connection between a proxy and the client: proxies cancel
+// calls whose client is gone.
+func (c client) cancelled(err error) bool {
+	if status.Code(err) != codes.Canceled {
+		return false
+	}
+	const skew = time.Second // a client cancels the call itself when its deadline passes, and this may arrive earlier
+	if deadline, ok := c.Context().Deadline(); ok && time.Until(deadline) < skew {
+		return false
+	}
+	// gRPC ends the context in both cases, but only on a connection that is still open does a message fail with CANCELLED.
+	// If a client cancels and disconnects at once, this is a lost connection, which keeps the action alive for longer.
+	return status.Code(c.SendMsg(&longrunningpb.Operation{})) == codes.Canceled
 }
 
 // send sends the state of o.

@@ -55,6 +55,9 @@ type site struct {
 	queue *queue.Queue
 	in    *cas.Instance
 	log   *buffer
+	dial  func() *grpc.ClientConn
+	wire  net.Conn      // of the connection made last
+	left  chan struct{} // receives when a stream has ended
 }
 
 // A buffer collects a log.
@@ -111,22 +114,37 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 	c.Queue = s.queue
 
 	listener := bufconn.Listen(1 << 20)
-	server := grpc.NewServer()
+	s.left = make(chan struct{}, 1)
+	server := grpc.NewServer(grpc.StreamInterceptor(func(srv any, to grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		defer func() {
+			select {
+			case s.left <- struct{}{}:
+			default: // nobody counts them
+			}
+		}()
+		return handle(srv, to)
+	}))
 	if err := execserver.Register(server, c); err != nil {
 		t.Fatal(err)
 	}
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(listener) })
 	t.Cleanup(func() { server.Stop(); serving.Wait() })
-	conn, err := grpc.NewClient("passthrough:///site",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return listener.DialContext(ctx)
-		}))
-	if err != nil {
-		t.Fatal(err)
+	s.dial = func() *grpc.ClientConn {
+		conn, err := grpc.NewClient("passthrough:///site",
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+				conn, err := listener.DialContext(ctx)
+				s.wire = conn
+				return conn, err
+			}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn
 	}
-	t.Cleanup(func() { conn.Close() })
+	conn := s.dial()
 	s.ExecutionClient = repb.NewExecutionClient(conn)
 	s.ops = longrunningpb.NewOperationsClient(conn)
 	return s
@@ -853,10 +871,73 @@ func TestRule093_AbandonedActionIsCancelled(t *testing.T) {
 		return nil, &worker.Fault{Kind: worker.FaultCancelled, Err: ctx.Err()}
 	}, func(c *queue.Config, _ *execserver.Config) { c.Grace = time.Millisecond })
 	ctx, drop := context.WithCancel(t.Context())
-	name := recv(t, s.execute(ctx, t, s.action(t, "x"), nil)).Name
+	name := reach(t, s.execute(ctx, t, s.action(t, "x"), nil), repb.ExecutionStage_EXECUTING).Name
 	drop()
 	<-cancelled
 	wantCode(t, end(t, s.wait(t.Context(), t, name)), codes.Canceled)
+}
+
+// A client that cancels its call frees the slot soon. One whose connection breaks, or whose deadline passes, may return.
+func TestRule093_CancelledCallEndsTheActionSoon(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		leave func(s *site, cancel func())
+		soon  bool
+	}{
+		{"the call is cancelled", func(_ *site, cancel func()) { cancel() }, true},
+		{"the connection breaks", func(s *site, _ func()) { s.wire.Close() }, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			e, open, _ := blocking()
+			s := serve(t, e, func(c *queue.Config, _ *execserver.Config) {
+				c.Grace, c.CancelGrace = time.Hour, time.Millisecond
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			st, err := repb.NewExecutionClient(s.dial()).Execute(ctx, &repb.ExecuteRequest{ActionDigest: s.action(t, "x").Proto()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			o, ok := s.queue.Operation(reach(t, st, repb.ExecutionStage_EXECUTING).Name)
+			if !ok {
+				t.Fatal("the operation is unknown")
+			}
+			test.leave(s, cancel)
+			<-s.left
+			if test.soon {
+				for o.State().Stage != repb.ExecutionStage_COMPLETED {
+					time.Sleep(time.Millisecond)
+				}
+				return
+			}
+			time.Sleep(100 * time.Millisecond) // of an hour
+			if got := o.State().Stage; got != repb.ExecutionStage_EXECUTING {
+				t.Errorf("stage is %v, want EXECUTING", got)
+			}
+			open()
+			wantCode(t, end(t, s.wait(t.Context(), t, o.Name())), codes.OK)
+		})
+	}
+}
+
+// A deadline that passes says nothing about the client's wishes.
+func TestRule093_DeadlineIsNoCancellation(t *testing.T) {
+	e, open, _ := blocking()
+	s := serve(t, e, func(c *queue.Config, _ *execserver.Config) { c.Grace, c.CancelGrace = time.Hour, time.Millisecond })
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	st := s.execute(ctx, t, s.action(t, "x"), nil)
+	o, ok := s.queue.Operation(recv(t, st).Name)
+	if !ok {
+		t.Fatal("the operation is unknown")
+	}
+	<-s.left
+	time.Sleep(100 * time.Millisecond) // of an hour
+	if got := o.State().Stage; got == repb.ExecutionStage_COMPLETED {
+		t.Error("the operation has ended with the deadline")
+	}
+	open()
+	wantCode(t, end(t, s.wait(t.Context(), t, o.Name())), codes.OK)
 }
 
 func TestRule094_ActionCacheHitIsServed(t *testing.T) {

@@ -69,6 +69,8 @@ func (s *operations) WaitOperation(ctx context.Context, req *longrunningpb.WaitO
 		limit, cancel = context.WithTimeout(ctx, req.Timeout.AsDuration())
 		defer cancel()
 	}
+	leave := o.Follow()
+	defer leave(false) // it may ask again
 	state, seen, err := o.Wait(limit, 0)
 	for err == nil && state.Stage != repb.ExecutionStage_COMPLETED {
 		state, seen, err = o.Wait(limit, seen)

@@ -37,8 +37,10 @@ type Config struct {
 	Preparers int
 	// MaxLive limits the operations that are not completed; the default is 100,000.
 	MaxLive int
-	// Grace is how long an operation without waiting clients lives; the default is a minute.
-	Grace time.Duration
+	// Grace is how long an operation without waiting clients lives; the default is a minute. CancelGrace is the same if
+	// the clients have cancelled their calls, as opposed to losing their connections, and a fifth of it while no slot has
+	// the action; the default is 5 seconds.
+	Grace, CancelGrace time.Duration
 	// Retain is how long a completed operation can be queried; the default is five minutes.
 	Retain time.Duration
 	// Renew, if not nil, marks the inputs of a queued action as used, so that stores keep them. Every RenewEvery one
@@ -85,6 +87,7 @@ func (c Config) withDefaults() Config {
 	c.Remembered = positive(c.Remembered, 15*time.Minute)
 	c.MaxLive = positive(c.MaxLive, 100_000)
 	c.Grace = positive(c.Grace, time.Minute)
+	c.CancelGrace = min(positive(c.CancelGrace, 5*time.Second), c.Grace)
 	c.Retain = positive(c.Retain, 5*time.Minute)
 	c.RenewEvery = positive(c.RenewEvery, time.Hour)
 	c.FetchBytes = positive(c.FetchBytes, 1<<30)

@@ -25,8 +25,10 @@ type Operation struct {
 	state     State
 	version   int           // of state
 	changed   chan struct{} // closed at the next change
-	waiters   int
-	unwatched time.Time // since when waiters is 0
+	clients   int           // that follow or wait
+	followed  bool          // a client has called Follow
+	unwatched time.Time     // when the last client left
+	lost      time.Time     // when the last client left that may return; zero if none did
 	completed time.Time
 	bytes     int64 // estimated memory once completed
 }
@@ -89,6 +91,7 @@ func newOperation(q *Queue, j *job, now time.Time) *Operation {
 		version:   FirstVersion,
 		changed:   make(chan struct{}),
 		unwatched: now,
+		lost:      now,
 	}
 	j.ops[o] = true
 	return o
@@ -123,16 +126,69 @@ func (o *Operation) Cancel(why string) {
 	}
 }
 
+// Follow counts a client of the operation until the client calls leave, once. Clients keep the operation alive: it is
+// cancelled Config.Grace after the last one has left, or Config.CancelGrace after that if each of them cancelled its
+// call. A client that did not, because its connection broke, may return within Config.Grace.
+func (o *Operation) Follow() (leave func(cancelled bool)) {
+	o.q.mu.Lock()
+	defer o.q.mu.Unlock()
+	o.clients++
+	if !o.followed {
+		o.followed, o.lost = true, time.Time{} // the client that was expected has come
+	}
+	return func(cancelled bool) {
+		o.q.mu.Lock()
+		defer o.q.mu.Unlock()
+		o.clients--
+		o.unwatched = time.Now()
+		if !cancelled {
+			o.lost = o.unwatched
+		} else if o.clients == 0 && o.job != nil {
+			o.expireSoon()
+		}
+	}
+}
+
+// grace returns how long o lives after its last client has left.
+func (o *Operation) grace() time.Duration {
+	if o.job.run == nil {
+		return o.q.cfg.CancelGrace / 5
+	}
+	return o.q.cfg.CancelGrace
+}
+
+// expireSoon cancels o when its grace has ended, unless a client has returned or may return. Then expire does so.
+func (o *Operation) expireSoon() {
+	time.AfterFunc(o.grace()-time.Since(o.unwatched), func() {
+		o.q.mu.Lock()
+		defer o.q.mu.Unlock()
+		switch {
+		case o.job == nil || o.clients > 0:
+		case time.Since(o.unwatched) < o.grace(): // a slot has taken it, or a client was here again
+			o.expireSoon()
+		case o.abandoned(time.Now()):
+			o.q.leave(o, fault(worker.FaultCancelled, "cancelled: the client cancelled its call; execute the action again"))
+		}
+	})
+}
+
+// abandoned reports whether o, which is not completed, is to be cancelled.
+func (o *Operation) abandoned(now time.Time) bool {
+	return o.clients == 0 && now.Sub(o.unwatched) >= o.grace() && now.Sub(o.lost) > o.q.cfg.Grace
+}
+
 // Wait returns the state and its version once the version differs from seen; versions begin at FirstVersion. COMPLETED
 // is the last state and returned at once. When ctx ends, Wait returns the present state with the error of ctx. Waiting
-// keeps the operation alive: one that nobody waits for is cancelled after Config.Grace.
+// keeps the operation alive, too, and who waits without Follow may return.
 func (o *Operation) Wait(ctx context.Context, seen int) (State, int, error) {
 	o.q.mu.Lock()
 	defer o.q.mu.Unlock()
-	o.waiters++
+	o.clients++
 	defer func() {
-		o.waiters--
-		o.unwatched = time.Now()
+		if o.clients--; o.clients == 0 {
+			o.unwatched = time.Now()
+			o.lost = o.unwatched
+		}
 	}()
 	for o.version == seen && o.job != nil {
 		if err := ctx.Err(); err != nil {

@@ -291,7 +291,7 @@ func (q *Queue) expire(now time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, o := range q.ops {
-		if o.job != nil && o.waiters == 0 && now.Sub(o.unwatched) > q.cfg.Grace {
+		if o.job != nil && o.abandoned(now) {
 			q.leave(o, fault(worker.FaultCancelled,
 				"cancelled: no client waited for the operation for %v; execute the action again", q.cfg.Grace))
 		}

@@ -486,6 +486,87 @@ func TestRule093_AbandonedOperationIsCancelledAfterGrace(t *testing.T) {
 	}
 }
 
+// A client that cancels its call frees the slot in seconds, and what waits in less; nobody else's leaving does.
+func TestOperationEndsSoonAfterItsClientsCancelled(t *testing.T) {
+	const cancelled, lost = true, false
+	for _, test := range []struct {
+		name   string
+		queued bool
+		leave  []bool        // how the clients leave, in order
+		alive  time.Duration // for which it certainly lives
+		dead   time.Duration // after which it has certainly ended
+	}{
+		{name: "running", leave: []bool{cancelled}, alive: 4 * time.Second, dead: 6 * time.Second},
+		{name: "queued", queued: true, leave: []bool{cancelled}, alive: 900 * time.Millisecond, dead: 2 * time.Second},
+		{name: "a lost connection", leave: []bool{lost}, alive: time.Minute, dead: 2 * time.Minute},
+		{name: "a lost connection, queued", queued: true, leave: []bool{lost}, alive: time.Minute, dead: 2 * time.Minute},
+		{name: "two clients", leave: []bool{cancelled, cancelled}, alive: 4 * time.Second, dead: 6 * time.Second},
+		{name: "one of two may return", leave: []bool{lost, cancelled}, alive: time.Minute, dead: 2 * time.Minute},
+		{name: "the other of two may return", leave: []bool{cancelled, lost}, alive: time.Minute, dead: 2 * time.Minute},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, _ *executor) {
+				if test.queued {
+					defer watch(t, submit(t, q, "holds the slot", nil))()
+				}
+				o := submit(t, q, "x", nil)
+				var clients []func(bool)
+				for range test.leave {
+					clients = append(clients, o.Follow())
+				}
+				time.Sleep(10 * time.Minute) // no limit while a client follows
+				for i, how := range test.leave {
+					clients[i](how)
+				}
+				time.Sleep(test.alive)
+				// Not wantStage, which waits as a client does.
+				if got := o.State().Stage; got == repb.ExecutionStage_COMPLETED {
+					t.Errorf("after %v it has ended", test.alive)
+				}
+				time.Sleep(test.dead - test.alive)
+				synctest.Wait()
+				wantFault(t, o, worker.FaultCancelled)
+			})
+		})
+	}
+}
+
+// A client that returns in time keeps the operation, and a new one that waits for a slot lives until its client comes.
+func TestClientThatReturnsKeepsTheOperation(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, _ *executor) {
+		o := submit(t, q, "x", nil)
+		time.Sleep(50 * time.Second)
+		o.Follow()(true)
+		time.Sleep(4 * time.Second)
+		leave := o.Follow()
+		time.Sleep(time.Hour)
+		wantStage(t, o, repb.ExecutionStage_EXECUTING)
+		leave(true)
+		time.Sleep(4 * time.Second)
+		defer watch(t, o)() // Wait counts, too
+		time.Sleep(time.Hour)
+		wantStage(t, o, repb.ExecutionStage_EXECUTING)
+	})
+}
+
+// An operation that gets a slot after its clients cancelled has the grace of a running one.
+func TestQueuedOperationMayBeginAfterItsClientsCancelled(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		defer watch(t, submit(t, q, "holds the slot", nil))()
+		o := submit(t, q, "x", nil)
+		o.Follow()(true)
+		time.Sleep(500 * time.Millisecond)
+		e.release("holds the slot")
+		time.Sleep(4 * time.Second)
+		if got := o.State().Stage; got != repb.ExecutionStage_EXECUTING {
+			t.Errorf("stage is %v, want EXECUTING", got)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		wantFault(t, o, worker.FaultCancelled)
+	})
+}
+
 func TestCancelledRunIsNotShared(t *testing.T) {
 	var began int
 	c := queue.Config{Slots: 2, Executor: function(func(ctx context.Context) (*worker.Outcome, error) {
