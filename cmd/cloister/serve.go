@@ -18,7 +18,7 @@ func serveCommand() *cobra.Command {
 		Short: "Serve remote execution and a cache",
 		Long: `Serve executes the actions of Bazel and other Remote Execution API clients in the sandbox, and keeps
 inputs, outputs and results in a directory. It needs no configuration and keeps instances apart. Ctrl-C
-drains: running actions finish. A second Ctrl-C stops them.
+drains: running actions finish, and their clients download the outputs. A second Ctrl-C stops at once.
 
 By default it listens on loopback, and everyone who can connect may run commands in the sandbox.
 --tls-client-ca and --auth restrict access (docs/auth.md). Blobs reported present are kept for --lease.

@@ -4,6 +4,7 @@ package cli_test
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"strings"
@@ -104,6 +105,26 @@ func (g *guest) execute(req *repb.ExecuteRequest, name chan<- string) executed {
 	return executed{nil, err}
 }
 
+// download reads outputs again and again, for longer than a server takes to stop: a build has many.
+func (g *guest) download(instance string, outputs []*repb.OutputFile) error {
+	if len(outputs) == 0 {
+		return errors.New("there is no output to download")
+	}
+	for range 40 {
+		r, err := repb.NewContentAddressableStorageClient(g).BatchReadBlobs(g.ctx, &repb.BatchReadBlobsRequest{
+			InstanceName: instance, Digests: []*repb.Digest{outputs[0].Digest},
+		})
+		if err != nil {
+			return err
+		}
+		if err := status.ErrorProto(r.Responses[0].Status); err != nil {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return nil
+}
+
 // A flight is an action in flight.
 type flight struct {
 	mark   string // in its command line
@@ -129,6 +150,7 @@ type order struct {
 	input, token      string
 	timeout           time.Duration
 	noCache, noLookup bool
+	download          bool
 	properties        properties
 	metadata          repb.RequestMetadata
 }
@@ -141,6 +163,7 @@ func (s *story) order(args []string) (*order, error) {
 	f.DurationVar(&o.timeout, "timeout", 0, "the timeout of the action")
 	f.BoolVar(&o.noCache, "no-cache", false, "set do_not_cache")
 	f.BoolVar(&o.noLookup, "no-lookup", false, "set skip_cache_lookup")
+	f.BoolVar(&o.download, "download", false, "download the output, with its result, piece by piece")
 	f.Var(&o.properties, "property", "platform property NAME=VALUE")
 	f.StringVar(&o.metadata.ToolInvocationId, "invocation", "", "in the request metadata")
 	f.StringVar(&o.metadata.TargetId, "target", "", "likewise")
@@ -244,7 +267,13 @@ func (s *story) begin(args []string) error {
 	}
 	s.flights[o.name] = f
 	name := make(chan string, 1)
-	go func() { f.ended <- o.guest.execute(request, name) }()
+	go func() {
+		e := o.guest.execute(request, name)
+		if o.download && e.err == nil {
+			e.err = o.guest.download(request.InstanceName, e.response.GetResult().GetOutputFiles())
+		}
+		f.ended <- e
+	}()
 	select {
 	case op := <-name:
 		s.script.Setenv(o.name+"_op", op)

@@ -43,7 +43,8 @@ type server struct {
 	grpc     *grpc.Server
 	health   *health.Server
 	workers  *workersPort // nil without other workers
-	closers  []func()     // called by close in reverse order
+	clients  downloads
+	closers  []func() // called by close in reverse order
 }
 
 // Run serves until a signal or ctx ends it.
@@ -125,7 +126,8 @@ func (s *server) assemble(ctx context.Context) error {
 // openServices makes the gRPC server of the clients, and the port of the workers.
 func (s *server) openServices() error {
 	s.grpc = grpc.NewServer(slices.Concat(
-		s.node.ServerOptions(), casserver.ServerOptions(s.log), []grpc.ServerOption{casserver.Codec()}, s.Auth.clients())...)
+		s.node.ServerOptions(), casserver.ServerOptions(s.log), []grpc.ServerOption{casserver.Codec(), grpc.StatsHandler(&s.clients)},
+		s.Auth.clients())...)
 	if err := s.registerServices(); err != nil {
 		return err
 	}
@@ -174,7 +176,7 @@ func (s *server) serve(ctx context.Context, out io.Writer, signals <-chan os.Sig
 	s.node.Ready.Draining.Store(true)
 	s.node.Service.Stopping()
 	s.health.Shutdown()
-	drain(out, s.DrainTimeout, signals, s.services)
+	s.drain(out, signals)
 	if s.workers != nil {
 		node.StopServer(s.workers.server)
 	}
@@ -204,15 +206,21 @@ func registerHealth(s *grpc.Server) *health.Server {
 	return h
 }
 
-// drain waits for queued and running actions until limit or the next signal.
-func drain(out io.Writer, limit time.Duration, signals <-chan os.Signal, services *service.Server) {
-	ctx, cancel := node.DrainContext(limit, signals)
+// drain waits for queued and running actions, and then for clients that download their outputs, until the drain timeout
+// or the next signal.
+func (s *server) drain(out io.Writer, signals <-chan os.Signal) {
+	ctx, cancel := node.DrainContext(s.DrainTimeout, signals)
 	defer cancel()
-	if s := services.Queue().Stats(); s.Queued+s.Running > 0 {
+	if s := s.services.Queue().Stats(); s.Queued+s.Running > 0 {
 		fmt.Fprintf(out, "draining %d running, %d queued; Ctrl-C again stops at once\n", s.Running, s.Queued)
 	}
-	if err := services.Drain(ctx); err != nil {
+	if err := s.services.Drain(ctx); err != nil {
 		fmt.Fprintln(out, "stopped  running actions were cancelled; clients will retry")
+		return
+	}
+	if n := s.clients.busy(); n > 0 {
+		fmt.Fprintf(out, "serving  outputs, until the clients of the last actions have been idle for %s; Ctrl-C again stops at once\n", idleTime)
+		s.clients.wait(ctx)
 	}
 }
 
