@@ -156,6 +156,11 @@ type Features struct {
 	Audits []Audit
 	// Endpoints means that Network.Allow is supported, ListenControl that listening can be denied.
 	Endpoints, ListenControl bool
+	// Lower means that Spec.Lower is supported.
+	Lower bool
+	// SameUser means that runs have the user ID of the worker, so that the owner and mode of a file do not protect it from
+	// them; see Lower.
+	SameUser bool
 	// Conditions are those that can differ from the default.
 	Conditions []Condition
 	// Checks are the results of the probes, in order.
@@ -181,6 +186,9 @@ func (f *Features) Covers(s *Spec) error {
 	}
 	if len(s.Network.Allow) > 0 && !f.Endpoints {
 		return fmt.Errorf("%w: this worker cannot allow network endpoints (%s)", ErrUnsupported, s.Network.Allow[0])
+	}
+	if len(s.Lower) > 0 && !f.Lower {
+		return fmt.Errorf("%w: this worker cannot put an overlay over inputs", ErrUnsupported)
 	}
 	for _, c := range AllConditions {
 		if v := s.Conditions.Of(c); v != "" && !slices.Contains(f.Conditions, c) {

@@ -25,6 +25,8 @@ type Spec struct {
 	Inputs []Input
 	// Outputs are writable directories that outlive the run (set O).
 	Outputs []Output
+	// Lower are directories that appear in outputs, the topmost first.
+	Lower []Lower
 	// Temp are private writable directories that are discarded (set T).
 	Temp []Temp
 	// Network is what the run may reach (set N).
@@ -64,6 +66,22 @@ type Output struct {
 	Source string
 }
 
+// A Lower is a directory whose entries appear in an output as well, as the lower layer of an overlay (overlayfs): where
+// it and the output, or two Lowers, have a directory of the same name, that directory has the entries of both; of other
+// entries the upper one hides the lower one. Every directory accepts new entries. They and all changes are made in the
+// output's Source, and nothing in a Lower can be changed, replaced, removed or linked if one of these holds:
+//
+//   - Runs have another user than the worker, to whom everything in the Lower belongs; its files are not writable for
+//     others, and its directories have the mode 1777.
+//   - Features.SameUser is set: then everything in the Lower belongs to nobody inside the run. A directory accepts new
+//     entries if it exists in the Source, too.
+type Lower struct {
+	Target  string // of an Output
+	Content string // identifies the entries in the Spec's text
+	Source  string // relative to the workspace or to the root of the image, of which "." is the root
+	Image   string // the name of the Mount that has the Source, or ""
+}
+
 // A Temp is a private, empty, memory-backed directory of at most Bytes bytes.
 type Temp struct {
 	Target string
@@ -72,7 +90,7 @@ type Temp struct {
 
 // Validate returns ErrSpec for a nil or contradictory Spec: a relative, unclean or missing path, a duplicate target, an
 // environment that is not sorted and unique, an output outside the workspace, an input that an output makes writable, a
-// limit that is not set, or an invalid endpoint or condition.
+// lower directory without an output, a limit that is not set, or an invalid endpoint or condition.
 func (s *Spec) Validate() error {
 	if err := s.validate(); err != nil {
 		return fmt.Errorf("%w: %w", ErrSpec, err)
@@ -156,6 +174,11 @@ func (s *Spec) validatePaths() error {
 			return fmt.Errorf("source %q of output %s is not inside the workspace", o.Source, o.Target)
 		}
 	}
+	for _, l := range s.Lower {
+		if err := s.validateLower(&l); err != nil {
+			return err
+		}
+	}
 	for _, in := range s.Inputs {
 		if err := target("input", in.Target); err != nil {
 			return err
@@ -190,6 +213,24 @@ func (s *Spec) validateSource(in *Input) error {
 	for _, o := range s.Outputs {
 		if within(in.Source, o.Source) || within(o.Source, in.Source) {
 			return fmt.Errorf("input %s and output %s share %q: inputs must not be writable", in.Target, o.Target, in.Source)
+		}
+	}
+	return nil
+}
+
+func (s *Spec) validateLower(l *Lower) error {
+	i := slices.IndexFunc(s.Outputs, func(o Output) bool { return o.Target == l.Target })
+	switch {
+	case i < 0:
+		return fmt.Errorf("lower directory %q has the target %q, which is no output", l.Source, l.Target)
+	case !local(l.Source) && (l.Image == "" || l.Source != "."):
+		return fmt.Errorf("lower directory %q of %s is not inside the workspace or an image", l.Source, l.Target)
+	case l.Image != "":
+		return nil
+	}
+	for _, o := range s.Outputs {
+		if within(l.Source, o.Source) || within(o.Source, l.Source) {
+			return fmt.Errorf("output %s and a lower directory share %q: inputs must not be writable", o.Target, l.Source)
 		}
 	}
 	return nil

@@ -29,6 +29,9 @@ func (s *Spec) Text() string {
 	for _, o := range s.Outputs {
 		line("output %+q", o.Target)
 	}
+	for _, l := range s.Lower {
+		line("lower %+q %+q", l.Target, l.Content)
+	}
 	for _, t := range s.Temp {
 		line("temp %+q %d", t.Target, t.Bytes)
 	}

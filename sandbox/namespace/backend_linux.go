@@ -26,6 +26,7 @@ type Backend struct {
 	rootless   bool
 	landlock   int         // version in force, or 0
 	exposed    atomic.Bool // Config.Hidden cannot be hidden here
+	noLower    atomic.Bool // Spec.Lower is not supported here
 	conditions atomic.Pointer[[]sandbox.Condition]
 
 	mu         sync.Mutex

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -31,7 +32,8 @@ func (b *Backend) capabilities() cgroup.Capabilities {
 
 // features returns what this backend enforces.
 func (b *Backend) features(can cgroup.Capabilities) *sandbox.Features {
-	f := &sandbox.Features{Backend: name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp), Conditions: b.supportedConditions()}
+	f := &sandbox.Features{Backend: name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp), Conditions: b.supportedConditions(),
+		Lower: !b.noLower.Load(), SameUser: b.rootless}
 	for _, row := range []struct {
 		limit sandbox.Limit
 		ok    bool
@@ -110,14 +112,16 @@ func encode(program []unix.SockFilter) []byte {
 }
 
 // monitorConfig returns the permissions of a run, for its syscall monitor. The run cannot write to the output
-// directories unwritable.
-func monitorConfig(spec *sandbox.Spec, source map[string]string, unwritable []string) monitor.Config {
+// directories unwritable. user is its user, as the worker sees it.
+func monitorConfig(spec *sandbox.Spec, source map[string]string, unwritable []string, user int) monitor.Config {
 	v := monitor.Config{
+		User:       user,
 		Unwritable: unwritable, Source: source, Writable: []string{"/dev/shm"}, Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull,
 		Conditions: spec.Conditions,
 	}
 	for _, o := range spec.Outputs {
 		v.Writable = append(v.Writable, o.Target)
+		v.Layered = append(v.Layered, o.Target)
 	}
 	for _, t := range spec.Temp {
 		v.Writable = append(v.Writable, t.Target)
@@ -131,6 +135,14 @@ func monitorConfig(spec *sandbox.Spec, source map[string]string, unwritable []st
 		}
 	}
 	return v
+}
+
+// user returns the user of the runs in a slot.
+func (b *Backend) user(s *slot) int {
+	if b.rootless {
+		return os.Geteuid()
+	}
+	return zygote.CommandUser(s.number)
 }
 
 // limit prepares the slot's control group for the run.

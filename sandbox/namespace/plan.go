@@ -92,19 +92,27 @@ func plan(spec *sandbox.Spec, c *planOptions) (p *zygote.Plan, images []string) 
 
 	var ops []zygote.Op
 	numbers := map[string]int{}
-	for _, in := range spec.Inputs {
-		op := zygote.Op{Kind: zygote.OpBind, Target: in.Target, Source: in.Source, Attrs: c.attrs(readOnly | noSetuid | noDevice)}
-		if in.Image != "" {
-			if numbers[in.Image] == 0 {
-				images = append(images, in.Image)
-				numbers[in.Image] = len(images)
-			}
-			op.Image = numbers[in.Image]
+	number := func(image string) int {
+		if image != "" && numbers[image] == 0 {
+			images = append(images, image)
+			numbers[image] = len(images)
 		}
-		ops = append(ops, op)
+		return numbers[image]
+	}
+	for _, in := range spec.Inputs {
+		ops = append(ops, zygote.Op{
+			Kind: zygote.OpBind, Target: in.Target, Source: in.Source, Image: number(in.Image),
+			Attrs: c.attrs(readOnly | noSetuid | noDevice),
+		})
 	}
 	for _, out := range spec.Outputs {
-		ops = append(ops, zygote.Op{Kind: zygote.OpBind, Target: out.Target, Source: out.Source, Attrs: c.attrs(noSetuid | noDevice)})
+		op := zygote.Op{Kind: zygote.OpBind, Target: out.Target, Source: out.Source, Attrs: c.attrs(noSetuid | noDevice)}
+		for _, l := range spec.Lower {
+			if l.Target == out.Target {
+				op.Kind, op.Lower = zygote.OpOverlay, append(op.Lower, zygote.Lower{Source: l.Source, Image: number(l.Image)})
+			}
+		}
+		ops = append(ops, op)
 		p.Writable = append(p.Writable, out.Target)
 	}
 	for _, t := range spec.Temp {

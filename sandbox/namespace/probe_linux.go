@@ -4,6 +4,7 @@ package namespace
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -50,18 +51,22 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	if b.rootless {
 		check(true, "user namespace", fmt.Sprintf("user %d is root of its own user namespace", os.Geteuid()), "")
 	}
-	facts, err := b.probeRun(ctx, sandbox.Conditions{})
-	if err != nil && len(b.config.Hidden) > 0 && !b.exposed.Swap(true) {
-		exposed := err
-		if facts, err = b.probeRun(ctx, sandbox.Conditions{}); err == nil {
-			f.Checks = append(f.Checks, sandbox.Check{
-				Name:   string(HiddenPaths),
-				Detail: "mount tables of runs show paths of the store: " + exposed.Error(),
-			})
-		}
-	}
+	facts, reason, err := b.probeOverlays(ctx)
 	if err != nil {
 		return fail("namespaces and empty root", err)
+	}
+	if b.exposed.Load() {
+		f.Checks = append(f.Checks, sandbox.Check{
+			Name:   string(HiddenPaths),
+			Detail: "mount tables of runs show paths of the store: " + reason.Error(),
+		})
+	}
+	if b.noLower.Load() && b.rootless {
+		f.Checks = append(f.Checks, sandbox.Check{
+			Name:   UnchangedInputs,
+			Detail: "inputs are private copies, which an action can change, since this kernel cannot protect them: " + reason.Error(),
+			Fix:    "run Linux 6.15, or the worker as root",
+		})
 	}
 	b.check(facts, check)
 	for _, c := range f.Checks {
@@ -74,6 +79,23 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	enforced := b.features(b.capabilities())
 	enforced.Checks, enforced.Tier, enforced.Layers = f.Checks, b.tier(), b.layers()
 	return *enforced, nil
+}
+
+// probeOverlays is probeRun for a run that uses what not every kernel has: overlays with inputs and hidden directories.
+// If that fails, it finds what works, and returns the reason.
+func (b *Backend) probeOverlays(ctx context.Context) (facts *zygote.Facts, reason, err error) {
+	for _, without := range []struct{ lower, hidden bool }{{}, {lower: true}, {hidden: true}, {lower: true, hidden: true}} {
+		if without.hidden && len(b.config.Hidden) == 0 {
+			break
+		}
+		b.noLower.Store(without.lower)
+		b.exposed.Store(without.hidden)
+		if facts, err = b.probeRun(ctx, sandbox.Conditions{}); err == nil {
+			return facts, reason, nil
+		}
+		reason = cmp.Or(reason, err)
+	}
+	return nil, nil, err
 }
 
 // check checks what runs must always find.
@@ -111,6 +133,9 @@ func (b *Backend) optional(f *sandbox.Features) {
 	for _, l := range b.config.Without {
 		add(false, string(l), "left out by the operator", "")
 	}
+	if fix := "sudo sysctl -w fs.protected_hardlinks=1"; !b.rootless && !protectsHardLinks() {
+		add(false, "protected hard links", "an action can give an input another name, but not change it (fs.protected_hardlinks is 0)", fix)
+	}
 	switch {
 	case b.landlock > 0:
 		add(true, "landlock", fmt.Sprintf("second layer over the file system (version %d)", b.landlock), "")
@@ -129,6 +154,12 @@ func (b *Backend) optional(f *sandbox.Features) {
 	add(can.CountCPU, "CPU time limit", detail(can.CountCPU, "for all processes of a run together", "for each process alone: "+why), fix)
 	add(can.LimitProcesses || b.config.has(Rlimits), "limit of processes",
 		detail(can.LimitProcesses, "by control group, with peak", "by resource limit, without peak: "+why), "")
+}
+
+// protectsHardLinks reports whether the kernel forbids hard links to files that the caller cannot write.
+func protectsHardLinks() bool {
+	value, err := os.ReadFile("/proc/sys/fs/protected_hardlinks")
+	return err != nil || strings.TrimSpace(string(value)) != "0"
 }
 
 func detail(ok bool, yes, no string) string {
@@ -163,6 +194,16 @@ func (b *Backend) probeRun(ctx context.Context, c sandbox.Conditions) (*zygote.F
 	if err := w.Root().Mkdir("out", 0o755); err != nil {
 		return nil, err
 	}
+	var lower []sandbox.Lower
+	if !b.noLower.Load() {
+		lower = []sandbox.Lower{{Target: "/probe", Source: "in"}}
+		if err := w.Root().Mkdir("in", 0o755); err != nil {
+			return nil, err
+		}
+		if err := w.Root().WriteFile("in/"+zygote.NameProbeInput, nil, 0o644); err != nil {
+			return nil, err
+		}
+	}
 	spec := &sandbox.Spec{
 		Args:      []string{zygote.NameProbe},
 		Dir:       "/probe",
@@ -171,6 +212,7 @@ func (b *Backend) probeRun(ctx context.Context, c sandbox.Conditions) (*zygote.F
 		Audit:     sandbox.AuditOff,
 		Inputs:    []sandbox.Input{{Target: zygote.NameProbe, Content: "host", Source: self}},
 		Outputs:   []sandbox.Output{{Target: "/probe", Source: "out"}},
+		Lower:     lower,
 		Workspace: w.Name(),
 
 		Conditions: c,
@@ -196,6 +238,9 @@ func (b *Backend) probeRun(ctx context.Context, c sandbox.Conditions) (*zygote.F
 	if err := json.Unmarshal(stdout.Bytes(), &facts); err != nil || res.ExitCode != 0 {
 		return nil, fmt.Errorf("the probe exited with %d: %s", res.ExitCode, strings.TrimSpace(stderr.String()))
 	}
+	if facts.InputWritable {
+		return nil, errors.New("an overlay does not protect its lower files")
+	}
 	return &facts, nil
 }
 
@@ -220,6 +265,8 @@ func explain(err error) (detail, fix string) {
 	case read("kernel/apparmor_restrict_unprivileged_userns") == "1" && os.Geteuid() != 0:
 		return detail + " (AppArmor restricts user namespaces to programs with a profile)",
 			"sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile with the rule userns for this executable"
+	case strings.Contains(detail, "overlay") && errors.Is(err, unix.ENODEV):
+		return detail + " (the kernel lacks overlayfs)", "sudo modprobe overlay"
 	case errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL):
 		return detail + " (the kernel is too old: mount_setattr needs Linux 5.12)", "run a newer kernel"
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || strings.Contains(detail, "operation not permitted"):

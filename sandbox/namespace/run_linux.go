@@ -402,7 +402,7 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 		case rep.Ready:
 			begun = true
 			if len(fds) == 1 {
-				r.syscalls = monitor.Start(fds[0], monitorConfig(r.spec, r.source, r.unwritable))
+				r.syscalls = monitor.Start(fds[0], monitorConfig(r.spec, r.source, r.unwritable, r.backend.user(r.slot)))
 			}
 		case rep.Listening && len(fds) == len(r.spec.Network.Allow):
 			r.proxy = startProxy(fds, r.spec.Network.Allow)

@@ -72,6 +72,9 @@ func (b *Backend) Mount(_ context.Context, file *os.File, devices []*os.File) (s
 		// It could be attached in one run only.
 		return nil, fmt.Errorf("%w: this kernel cannot copy detached mounts (needs Linux 6.15)", sandbox.ErrUnsupported)
 	}
+	if b.noLower.Load() {
+		return nil, fmt.Errorf("%w: this kernel cannot mount an overlay over an image (needs Linux 6.13)", sandbox.ErrUnsupported)
+	}
 	fd, err := zygote.NewImage(file, devices)
 	if err != nil {
 		return nil, fmt.Errorf("image: %w", err)

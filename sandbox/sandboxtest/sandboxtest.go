@@ -38,6 +38,8 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 		{"UndeclaredPathsAreAbsent", undeclared},
 		{"InputsCannotBeChanged", inputs},
 		{"InputInsideWritableDirectoryCannotBeChanged", inputInOutput},
+		{"OutputsOverInputs", lower},
+		{"AttemptsAtInputsBelowOutputsAreRecorded", lowerViolations},
 		{"OnlyOutputsAndTempAreWritable", writable},
 		{"OutputsOutliveTheRun", outputs},
 		{"MissingOutputIsCreated", missingOutput},

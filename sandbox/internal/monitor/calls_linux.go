@@ -23,6 +23,7 @@ const (
 	creation                  // fails if something is there
 	change                    // fails if nothing is there
 	replacement               // creates or changes
+	linking                   // makes another name
 	execution
 )
 
@@ -60,8 +61,8 @@ var operands = map[string][]operand{
 
 	"mkdir":     {{creation, none, 0, never}},
 	"mkdirat":   {{creation, 0, 1, never}},
-	"link":      {{creation, none, 1, never}},
-	"linkat":    {{creation, 2, 3, never}},
+	"link":      {{linking, none, 0, never}, {creation, none, 1, never}},
+	"linkat":    {{linking, 0, 1, never}, {creation, 2, 3, never}},
 	"symlink":   {{creation, none, 1, never}},
 	"symlinkat": {{creation, 1, 2, never}},
 
@@ -114,12 +115,15 @@ func (w *session) examine(n *notification, name string) []sandbox.Event {
 		if o.access == opening {
 			flags = openFlags(n, name)
 		}
+		if o.access == replacement && name == "renameat2" && n.Args[4]&unix.RENAME_NOREPLACE != 0 {
+			o.access = creation
+		}
 		at := w.resolve(n.PID, p, o.followed(n, flags))
 		seen = append(seen, w.classify(o.access, flags, p, at)...)
 		if o.access == execution {
 			seen = append(seen, w.executes(n.PID, at)...)
 		}
-		if o.access == change && at.absent {
+		if (o.access == change || o.access == linking) && at.absent {
 			break
 		}
 	}
@@ -201,8 +205,12 @@ func (w *session) classify(d access, flags uint64, p string, at location) []sand
 		if detail, ok := w.inSource(at); ok {
 			return []sandbox.Event{{Kind: sandbox.EventRead, Subject: at.path, Detail: detail}}
 		}
+	case d == linking:
+		if w.denied(&at) {
+			return []sandbox.Event{{Kind: sandbox.EventWrite, Subject: at.path}}
+		}
 	case d == replacement, d == creation && !there, d == change && !at.absent:
-		if !w.view.writable(at.path) {
+		if !w.view.writable(at.path) || w.denied(&at) {
 			return []sandbox.Event{{Kind: sandbox.EventWrite, Subject: at.path}}
 		}
 		if d != change && !there && slices.Contains(w.view.Unwritable, path.Dir(at.path)) {
@@ -212,9 +220,27 @@ func (w *session) classify(d access, flags uint64, p string, at location) []sand
 	return nil
 }
 
+// layered reports whether what is at a location is an input although the run may write to its directory.
+func (v *Config) layered(at *location) bool {
+	return at.mode != 0 && int(at.user) != v.User && longest(v.Layered, at.path) > longest(v.Inputs, at.path)
+}
+
+// denied reports whether the kernel lets the run neither change nor remove an input in a writable directory. Copies of
+// inputs that it may change are writable for all, or lie in a directory that is not sticky.
+func (w *session) denied(at *location) bool {
+	if !w.view.layered(at) {
+		return false
+	}
+	if at.mode == unix.S_IFREG {
+		return at.perm&0o002 == 0
+	}
+	dir, ok := w.direct(path.Dir(at.path))
+	return ok && dir.perm&unix.S_ISVTX != 0
+}
+
 // inputOpen records an input that is read.
 func (w *session) inputOpen(at location) []sandbox.Event {
-	if !w.view.Full || !w.view.input(at.path) {
+	if !w.view.Full || !w.view.input(at.path) && !w.view.layered(&at) {
 		return nil
 	}
 	return []sandbox.Event{{Kind: inputOpened, Subject: at.path}}

@@ -16,7 +16,7 @@ import (
 // interpreters, since a program may remove its own file.
 func (w *session) executes(pid uint32, at location) []sandbox.Event {
 	switch {
-	case at.mode == unix.S_IFREG && w.view.input(at.path):
+	case at.mode == unix.S_IFREG && (w.view.input(at.path) || w.view.layered(&at)):
 		return []sandbox.Event{{Kind: inputExecuted, Subject: at.path}}
 	case at.mode == unix.S_IFREG:
 		return w.interpreters(pid, at.path)
@@ -39,7 +39,7 @@ func (w *session) interpreters(pid uint32, p string) []sandbox.Event {
 		if at.mode != unix.S_IFREG {
 			break // the execution fails
 		}
-		if p = at.path; w.view.input(p) {
+		if p = at.path; w.view.input(p) || w.view.layered(&at) {
 			seen = append(seen, sandbox.Event{Kind: inputExecuted, Subject: p})
 		}
 		if w.executed[p] {

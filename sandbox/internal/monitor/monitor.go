@@ -29,7 +29,11 @@ type Config struct {
 	// Unwritable are outputs whose directory the run cannot write to.
 	Unwritable []string
 	Inputs     []string // if a path is in both an input and a writable directory, the longer one decides
-	Loopback   bool
+	// Layered are the writable directories with inputs of their own: the files of other users than User, which is the
+	// run's user as this process sees it.
+	Layered  []string
+	User     int
+	Loopback bool
 	// Allowed are the endpoints beyond loopback that may be reached.
 	Allowed []netip.AddrPort
 	// Full is sandbox.AuditFull: reads are recorded as well.

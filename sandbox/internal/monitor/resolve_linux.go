@@ -103,6 +103,8 @@ func (w *session) sandboxPath(name string) string {
 type location struct {
 	path   string // without links, as far as it exists
 	mode   uint32 // file type, or 0 if missing or unknown
+	perm   uint32 // permission bits
+	user   uint32 // the owner as this process sees it
 	absent bool   // certainly missing
 }
 
@@ -150,12 +152,16 @@ func (w *session) walk(pid uint32, p string, follow bool, steps *int) location {
 			return location{path: at, absent: err == unix.ENOENT || err == unix.ENOTDIR}
 		}
 		dir = w.nameOf(fd)
+		var st unix.Stat_t
 		if whole {
+			err = unix.Fstat(fd, &st)
 			unix.Close(fd)
-			return location{path: dir, mode: unix.S_IFDIR}
+			if err != nil {
+				return location{path: dir, mode: unix.S_IFDIR}
+			}
+			return location{path: dir, mode: unix.S_IFDIR, perm: st.Mode & 0o7777, user: st.Uid}
 		}
 		at := join(dir, base)
-		var st unix.Stat_t
 		err = unix.Fstatat(fd, base, &st, unix.AT_SYMLINK_NOFOLLOW)
 		link := ""
 		if err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK && follow {
@@ -166,7 +172,7 @@ func (w *session) walk(pid uint32, p string, follow bool, steps *int) location {
 		case err != nil:
 			return location{path: at, absent: err == unix.ENOENT}
 		case link == "":
-			return location{path: at, mode: st.Mode & unix.S_IFMT}
+			return location{path: at, mode: st.Mode & unix.S_IFMT, perm: st.Mode & 0o7777, user: st.Uid}
 		case path.IsAbs(link):
 			p = link
 		default:
@@ -193,7 +199,7 @@ func (w *session) direct(p string) (location, bool) {
 	defer unix.Close(fd)
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
-	return location{path: p, mode: st.Mode & unix.S_IFMT}, err == nil
+	return location{path: p, mode: st.Mode & unix.S_IFMT, perm: st.Mode & 0o7777, user: st.Uid}, err == nil
 }
 
 // expandProc replaces a link of the process in /proc by its target; for us it would mean another file.

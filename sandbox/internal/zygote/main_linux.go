@@ -68,6 +68,10 @@ func probeMain() {
 		f.RootWritable = true
 		file.Close()
 	}
+	if file, err := os.OpenFile(NameProbeInput, os.O_WRONLY, 0); err == nil {
+		f.InputWritable = true
+		file.Close()
+	}
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	f.Mounts = string(mounts)
 	entries, _ := os.ReadDir("/proc")

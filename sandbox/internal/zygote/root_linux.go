@@ -172,7 +172,7 @@ func (s *slot) applyPlan(plan *Plan, sources []int) error {
 	for i := range plan.Ops {
 		o := &plan.Ops[i]
 		var err error
-		if o.binds() {
+		if o.binds() || o.fromSources() {
 			if trees[i].fd < 0 {
 				if trees[i], err = s.takeFrom(plan, o, sources); err != nil {
 					return fmt.Errorf("%s %s: %w", o.Kind, o.Target, err)
@@ -195,7 +195,7 @@ func (s *slot) applyPlan(plan *Plan, sources []int) error {
 // takeTrees copies the trees that must be attached for that: those of the host, and all if the kernel copies no others.
 // It returns to the thread's mount namespace.
 func (s *slot) takeTrees(plan *Plan, trees []tree, sources []int) error {
-	if !slices.ContainsFunc(plan.Ops, func(o Op) bool { return o.fromHost() || o.binds() && s.attached }) {
+	if !slices.ContainsFunc(plan.Ops, func(o Op) bool { return o.fromHost() || o.fromSources() && s.attached }) {
 		return nil
 	}
 	here, err := s.mounts()
@@ -251,7 +251,7 @@ func (s *slot) takeStaged(plan *Plan, trees []tree, sources []int) error {
 		switch {
 		case o.fromHost():
 			trees[i], err = o.take(host, strings.TrimPrefix(o.Source, "/"))
-		case o.binds() && s.attached:
+		case o.fromSources() && s.attached:
 			trees[i], err = s.takeFrom(plan, o, sources)
 		}
 		if err != nil {
@@ -304,9 +304,11 @@ func hide(dir string) error {
 	return nil
 }
 
-// binds reports whether the operation mounts existing files, fromHost whether these are on the host.
-func (o *Op) binds() bool    { return o.Kind == OpBind || o.Kind == OpDevice }
-func (o *Op) fromHost() bool { return o.binds() && path.IsAbs(o.Source) }
+// binds reports whether the operation mounts existing files, fromHost whether these are on the host, and fromSources
+// whether the operation needs the workspace or images.
+func (o *Op) binds() bool       { return o.Kind == OpBind || o.Kind == OpDevice }
+func (o *Op) fromHost() bool    { return o.binds() && path.IsAbs(o.Source) }
+func (o *Op) fromSources() bool { return o.binds() && !o.fromHost() || o.Kind == OpOverlay }
 
 // do performs an operation that does not bind.
 func (o *Op) do() error {
@@ -356,13 +358,19 @@ func (s *slot) takeFrom(plan *Plan, o *Op, sources []int) (tree, error) {
 		return tree{fd: -1}, fmt.Errorf("source %s: no image or workspace %d", o.Source, o.Image)
 	}
 	base := sources[o.Image]
-	t, err := o.take(base, o.Source)
+	take := func() (tree, error) {
+		if o.Kind == OpOverlay {
+			return s.overlay(o, sources)
+		}
+		return o.take(base, o.Source)
+	}
+	t, err := take()
 	if o.Image > 0 || !slices.Contains(plan.Writable, o.Target) {
 		return t, err
 	}
 	if errors.Is(err, unix.ENOENT) {
 		if err = makeOutput(base, o.Source); err == nil {
-			t, err = o.take(base, o.Source)
+			t, err = take()
 		}
 	}
 	if err == nil && !t.writableBy(s.command) {

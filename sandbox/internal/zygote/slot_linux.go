@@ -78,7 +78,7 @@ func newSlot() (*slot, error) {
 	}
 	s := &slot{rootless: os.Args[1] == Rootless, reaper: -1, cgroup: -1, staging: -1, template: -1}
 	if !s.rootless {
-		s.command = commandUser(want.Number)
+		s.command = CommandUser(want.Number)
 		s.reaper = s.command + 1
 	}
 	var err error

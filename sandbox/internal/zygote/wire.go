@@ -30,6 +30,11 @@ func (p *Plan) Append(b []byte) ([]byte, error) {
 		b = binary.AppendVarint(b, int64(o.Image))
 		b = binary.AppendVarint(b, o.Bytes)
 		b = binary.AppendUvarint(b, o.Attrs)
+		b = binary.AppendUvarint(b, uint64(len(o.Lower)))
+		for _, l := range o.Lower {
+			b = appendText(b, l.Source)
+			b = binary.AppendVarint(b, int64(l.Image))
+		}
 	}
 	for _, list := range [][]string{p.Args, p.Env, p.Writable} {
 		b = appendTexts(b, list)
@@ -178,6 +183,12 @@ func decodePlan(b []byte) (*Plan, error) {
 		p.Ops[i] = Op{
 			Kind: OpKind(d.text()), Target: d.text(), Source: d.text(),
 			Image: int(d.varint()), Bytes: d.varint(), Attrs: d.uvarint(),
+		}
+		if n := d.length(); n > 0 {
+			p.Ops[i].Lower = make([]Lower, n)
+		}
+		for j := range p.Ops[i].Lower {
+			p.Ops[i].Lower[j] = Lower{Source: d.text(), Image: int(d.varint())}
 		}
 	}
 	for _, list := range []*[]string{&p.Args, &p.Env, &p.Writable} {

@@ -40,6 +40,8 @@ const (
 	nameHolder = "cloister-holder"
 	// NameProbe is the path of this executable inside a sandbox that is being probed.
 	NameProbe = "/cloister-probe"
+	// NameProbeInput is a file in the working directory of NameProbe that it must not be able to change.
+	NameProbeInput = "input"
 )
 
 // Properties of every run, so that actions cannot tell workers apart.
@@ -156,7 +158,7 @@ type Base struct {
 
 // Equal reports whether both bases are the same.
 func (b *Base) Equal(o *Base) bool {
-	return slices.Equal(b.Ops, o.Ops) && slices.Equal(b.Temps, o.Temps) && slices.Equal(b.MountPoints, o.MountPoints) && b.SingleUse == o.SingleUse &&
+	return slices.EqualFunc(b.Ops, o.Ops, Op.equal) && slices.EqualFunc(b.Temps, o.Temps, Op.equal) && slices.Equal(b.MountPoints, o.MountPoints) && b.SingleUse == o.SingleUse &&
 		b.Loopback == o.Loopback && b.HostNetwork == o.HostNetwork && b.HostIPC == o.HostIPC &&
 		b.KeepCapabilities == o.KeepCapabilities && bytes.Equal(b.Filter, o.Filter) && bytes.Equal(b.InitFilter, o.InitFilter) &&
 		b.Notify == o.Notify && b.Landlock == o.Landlock && slices.Equal(b.Hidden, o.Hidden) &&
@@ -231,6 +233,7 @@ const (
 	OpTmpfs   OpKind = "tmpfs"   // an empty writable tmpfs of Bytes bytes, mode 1777
 	OpBind    OpKind = "bind"    // Source
 	OpDevice  OpKind = "device"  // the device node Source
+	OpOverlay OpKind = "overlay" // an overlay with the upper directory Source over the Lower directories
 )
 
 // An Op creates one part of the root.
@@ -247,6 +250,20 @@ type Op struct {
 	Device, Inode uint64 `json:",omitempty"`
 	// Attrs restrict the mount: MOUNT_ATTR_* of mount_setattr(2).
 	Attrs uint64 `json:",omitempty"`
+	// Lower are the lower directories of an overlay, the topmost first.
+	Lower []Lower `json:",omitempty"`
+}
+
+// equal reports whether both operations are the same.
+func (o Op) equal(p Op) bool {
+	return o.Kind == p.Kind && o.Target == p.Target && o.Source == p.Source && o.Image == p.Image && o.Bytes == p.Bytes &&
+		o.Device == p.Device && o.Inode == p.Inode && o.Attrs == p.Attrs && slices.Equal(o.Lower, p.Lower)
+}
+
+// A Lower is a directory of the workspace or, if Image is not 0, of that image.
+type Lower struct {
+	Source string
+	Image  int
 }
 
 // A Report is one packet on control; exactly one field is set.
@@ -308,6 +325,8 @@ type Facts struct {
 	Interfaces []string
 	// RootWritable means that a file could be created in /.
 	RootWritable bool
+	// InputWritable means that NameProbeInput could be opened for writing.
+	InputWritable bool
 	// Processes counts the processes in /proc.
 	Processes int
 	// Loopback means that loopback works.

@@ -109,7 +109,7 @@ func (z *zygote) newUsers(text []byte) (int, error) {
 	}
 	user := 0
 	if z.mode != Rootless {
-		user = commandUser(want.Slot)
+		user = CommandUser(want.Slot)
 	}
 	fd, err := userNamespace(user, want.UID, z.mode == Rootless, want.Nested)
 	if err != nil {
@@ -118,8 +118,8 @@ func (z *zygote) newUsers(text []byte) (int, error) {
 	return fd, nil
 }
 
-// commandUser returns the host user of a slot's commands if the zygote is Root.
-func commandUser(slot int) int { return FirstUID + 2*slot }
+// CommandUser returns the host user of a slot's commands if the zygote is Root.
+func CommandUser(slot int) int { return FirstUID + 2*slot }
 
 // newSlot starts a slot with the control group files fds and returns its socket once it is ready.
 func (z *zygote) newSlot(text []byte, fds []int) (int, error) {
