@@ -27,6 +27,9 @@ type Spec struct {
 	Outputs []Output
 	// Lower are directories that appear in outputs, the topmost first.
 	Lower []Lower
+	// Owned are paths of the workspace at or below the Source of an output, that the Backend gives to the run's user. What
+	// is below a path keeps its owner.
+	Owned []string
 	// Temp are private writable directories that are discarded (set T).
 	Temp []Temp
 	// Network is what the run may reach (set N).
@@ -177,6 +180,11 @@ func (s *Spec) validatePaths() error {
 	for _, l := range s.Lower {
 		if err := s.validateLower(&l); err != nil {
 			return err
+		}
+	}
+	for _, p := range s.Owned {
+		if !local(p) || !slices.ContainsFunc(s.Outputs, func(o Output) bool { return within(p, o.Source) }) {
+			return fmt.Errorf("%q, which is to be owned, is in no output", p)
 		}
 	}
 	for _, in := range s.Inputs {

@@ -178,9 +178,9 @@ func (c *confining) varied() *repb.Directory {
 	}
 }
 
-// look prints what a program can observe of inputs and must not depend on how they are staged. The size of a directory
-// depends on the file system, and the time of a symlink cannot be set in a copy.
-const look = `find . -type l -printf '%P %y %m %n %U:%G %s %l\0' -o -type d -printf '%P %y %m %n %U:%G %T@\0' \
+// look prints what a program can observe of inputs and must not depend on how they are staged. The size and link count
+// of a directory depend on the file system, and the time of a symlink cannot be set in a copy.
+const look = `find . -type l -printf '%P %y %m %n %U:%G %s %l\0' -o -type d -printf '%P %y %m %U:%G %T@\0' \
 	-o -printf '%P %y %m %n %U:%G %s %T@\0' | sort -z | tr '\0\n' '\n?'
 find . -type f -print0 | sort -z | xargs -0 sha256sum -z | tr '\0\n' '\n?'
 cat odd/~link && test -z "$(cat odd/empty)" && ./odd/n*

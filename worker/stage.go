@@ -66,6 +66,9 @@ func (l *Local) stage(ctx context.Context, t *Task, req *Request, box *confined)
 		return s.ws.Root(), nil
 	}
 	layout := req.Layout
+	if f := l.cfg.Features; f.SameUser && f.Lower {
+		layout = layout.Layered()
+	}
 	if v := t.Variation; v != nil && v.Order != 0 {
 		layout = layout.WithOrder(v.Order)
 	}
@@ -77,10 +80,18 @@ func (l *Local) stage(ctx context.Context, t *Task, req *Request, box *confined)
 	}
 	spec.Workspace = s.ws.Name()
 	spec.Outputs = []sandbox.Output{{Target: box.root, Source: outDir}}
+	for _, p := range layout.Owned() {
+		spec.Owned = append(spec.Owned, path.Join(outDir, p))
+	}
+	for _, lower := range s.tree.Lower {
+		spec.Lower = append(spec.Lower, sandbox.Lower{
+			Target: box.root, Content: req.Input.Digest().String(), Source: lower.Source, Image: lower.Image,
+		})
+	}
 	spec.Inputs = slices.Grow(spec.Inputs, len(s.tree.Binds))
 	for _, b := range s.tree.Binds {
 		spec.Inputs = append(spec.Inputs, sandbox.Input{
-			Target: path.Join(box.root, b.Target), Content: b.Content.String(), Source: b.Source, Image: b.Image,
+			Target: path.Join(box.root, b.Target), Content: b.Content.String(), Source: b.Source,
 		})
 	}
 	if err = spec.Validate(); err != nil {

@@ -291,12 +291,12 @@ func TestGrantBecomesSpec(t *testing.T) {
 	if want := []sandbox.Temp{{Target: "/tmp", Bytes: grant.TempBytes}}; !slices.Equal(got.Temp, want) || got.Audit != sandbox.AuditFull {
 		t.Errorf("got temp %v, audit %q", got.Temp, got.Audit)
 	}
-	// Two files in whole pages; the workspace, in, a file, a directory and its file, out, two placeholders, o.
+	// Two files in whole pages; the workspace, out, a file, a directory and its file, o.
 	page := int64(os.Getpagesize())
 	if want := grant.Limits.OutputBytes + 2*page; b.backend.bytes != want {
 		t.Errorf("workspace: got %d bytes, want %d", b.backend.bytes, want)
 	}
-	if want := grant.Limits.OutputFiles + 9; b.backend.files != want {
+	if want := grant.Limits.OutputFiles + 6; b.backend.files != want {
 		t.Errorf("workspace: got %d files, want %d", b.backend.files, want)
 	}
 }

@@ -178,12 +178,12 @@ func testFile(t *testing.T, s cas.Store) {
 		executable bool
 		mode       os.FileMode
 	}{
-		{b, false, 0o444},
-		{b, true, 0o555},
-		{b, true, 0o555},
-		{b, false, 0o444},
-		{nil, false, 0o444},
-		{nil, true, 0o555},
+		{b, false, 0o644},
+		{b, true, 0o755},
+		{b, true, 0o755},
+		{b, false, 0o644},
+		{nil, false, 0o644},
+		{nil, true, 0o755},
 	} {
 		name := fmt.Sprintf("File of %d bytes, executable %v", len(c.data), c.executable)
 		path, release, err := f.File(t.Context(), cas.SHA256.Sum(c.data), c.executable)

@@ -173,6 +173,9 @@ func (s *Store) pinFile(ctx context.Context, e index.Entry, d cas.Digest) (path 
 	case vanished(err):
 		c.dropMissing(e)
 	case err == nil:
+		if fi.Mode().Perm() != fileMode {
+			_ = os.Chmod(path, fileMode) // of an earlier program; actions only see another mode if it fails
+		}
 		err = c.verifyFile(ctx, e, path)
 	}
 	switch {
@@ -264,9 +267,9 @@ func (c *Cache) makeCopy(k copyKey, write func(*draft) error) (*cachedCopy, erro
 			return nil, err
 		}
 	}
-	mode := os.FileMode(0o444)
+	mode := os.FileMode(0o644)
 	if k.executable {
-		path, mode = path+".x", 0o555
+		path, mode = path+".x", 0o755
 	}
 	d, err := c.draft(k.key.Size)
 	if err != nil {

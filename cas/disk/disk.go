@@ -10,8 +10,8 @@
 //	DIR/boot                                 the boot ID of the machine when the store was last known to be intact
 //	DIR/instances                            a line for each instance: its number and its name
 //	DIR/segments/                            blobs below Config.Pack, action results, chunk lists; see internal/segment
-//	DIR/files/INSTANCE/sha256/ab/HASH-SIZE   a larger blob, mode 0444
-//	DIR/copies/INSTANCE/sha256/ab/HASH-SIZE  a copy for File, with ".x" and mode 0555 if executable; removed by Open
+//	DIR/files/INSTANCE/sha256/ab/HASH-SIZE   a larger blob, mode 0644
+//	DIR/copies/INSTANCE/sha256/ab/HASH-SIZE  a copy for File, with ".x" and mode 0755 if executable; removed by Open
 //	DIR/quarantine/                          damaged blobs, for inspection
 //	DIR/verify                               position of an interrupted Verify
 //	DIR/checkpoint                           clock and lengths of logs; see checkpoint.go

@@ -138,6 +138,9 @@ func (c *Cache) syncPath(dir string) error {
 	}
 }
 
+// fileMode is the mode of files, which actions see if they read the file itself. Earlier programs made them 0444.
+const fileMode = 0o644
+
 // putFile stores a blob as a file.
 func (s *Store) putFile(ctx context.Context, d cas.Digest, r io.Reader) error {
 	c := s.cache
@@ -149,7 +152,7 @@ func (s *Store) putFile(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if err := c.fill(ctx, f, d, r); err != nil {
 		return err
 	}
-	if err := f.finish(0o444); err != nil {
+	if err := f.finish(fileMode); err != nil {
 		return err
 	}
 	k, err := s.key(blob, d)

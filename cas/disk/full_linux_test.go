@@ -281,7 +281,7 @@ func whenFull(t *testing.T, dir string, inodes bool, do func(*testing.T, *fullSt
 	f.read(t)
 	closeStore(t, f.cache)
 	fi, err := os.Lstat(filePath(dir, f.digests[10]))
-	if err != nil || fi.Mode() != 0o444 {
+	if err != nil || fi.Mode() != 0o644 {
 		t.Errorf("with umask 077: got mode %v, %v", fi.Mode(), err)
 	}
 }

@@ -9,50 +9,85 @@ import (
 	"strings"
 )
 
-// Undeclared returns what a run of l left in the writable directories that is neither an input nor an output: at most
-// max sorted paths, and the number of further ones. Paths are relative to out, the exec root after the run, all of
-// whose processes must have ended. A directory is one path that ends in a slash, whatever it contains. Contents of
+// Undeclared returns what a run of l left in the exec root that is neither an input nor an output: at most max sorted
+// paths, and the number of further ones. Paths are relative to out, the exec root after the run or its upper layer; all
+// processes of the run must have ended. A directory is one path that ends in a slash, whatever it contains. Contents of
 // outputs are not listed.
 func (l *Layout) Undeclared(out *os.Root, max int) (paths []string, more int, err error) {
-	s := &scanner{root: out, ofRun: true}
-	real := map[string]bool{} // the directories that still exist and are not behind a link
+	u := &undeclared{scanner: scanner{root: out, ofRun: true}, max: max}
+	real := map[string]bool{} // the planned directories that still exist and are not behind a link
 	for i := range l.dirs {
 		d := &l.dirs[i]
 		if d.inOutput || d.path != "." && !real[path.Dir(d.path)] {
 			continue
 		}
-		names, err := s.names(d.path)
+		exists, err := u.look(d.path, d.declared)
 		if err != nil {
 			return nil, 0, err
 		}
-		real[d.path] = names != nil
-		for _, name := range names {
-			switch {
-			case d.declares(name):
-			case len(paths) == max:
-				more++
-			default:
-				p := join(d.path, name)
-				if info, err := out.Lstat(p); err == nil && info.IsDir() {
-					p += "/"
-				}
-				paths = append(paths, p)
-			}
-		}
+		real[d.path] = exists
 	}
-	slices.Sort(paths)
-	return paths, more, nil
+	slices.Sort(u.paths)
+	return u.paths, u.more, nil
 }
 
-// declares reports whether name is an input, an output or a writable directory.
-func (d *writableDir) declares(name string) bool {
-	if _, ok := slices.BinarySearch(d.names, name); ok {
-		return true
+// An undeclared is one call of Undeclared.
+type undeclared struct {
+	scanner
+	paths     []string
+	max, more int
+}
+
+// look looks at the directory at p, of which declared returns whether a name is declared and which input directory it
+// is. It reports whether the directory exists.
+func (u *undeclared) look(p string, declared func(string) (*directory, bool)) (exists bool, err error) {
+	names, err := u.names(p)
+	if err != nil || names == nil {
+		return false, err
 	}
-	_, ok := slices.BinarySearchFunc(d.entries, name, func(e plannedInput, name string) int {
+	for _, name := range names {
+		p := join(p, name)
+		d, ok := declared(name)
+		switch {
+		case d != nil:
+			if _, err := u.look(p, d.declared); err != nil {
+				return false, err
+			}
+		case ok:
+		case len(u.paths) == u.max:
+			u.more++
+		default:
+			if info, err := u.root.Lstat(p); err == nil && info.IsDir() {
+				p += "/"
+			}
+			u.paths = append(u.paths, p)
+		}
+	}
+	return true, nil
+}
+
+// declared reports whether name is an input, an output or a planned directory, and returns the input directory of that
+// name whose contents only the input root tells.
+func (d *plannedDir) declared(name string) (*directory, bool) {
+	if _, ok := slices.BinarySearch(d.names, name); ok {
+		return nil, true
+	}
+	i, ok := slices.BinarySearchFunc(d.entries, name, func(e plannedInput, name string) int {
 		return strings.Compare(e.name, name)
 	})
-	return ok
+	if !ok {
+		return nil, false
+	}
+	return d.entries[i].dir, true
+}
+
+// declared is the same for a directory that is as in the input root.
+func (d *directory) declared(name string) (*directory, bool) {
+	e := d.find(name)
+	if e == nil {
+		return nil, false
+	}
+	return e.dir, true
 }
 
 // names returns the sorted names in the directory at p, or nil if the run has removed or replaced it. Its parents must

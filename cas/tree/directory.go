@@ -50,7 +50,7 @@ type directory struct {
 	// Set by measure, for the expanded tree below this directory.
 	measured       bool
 	height, length int // in levels, and of the longest path in bytes
-	count          int64
+	count, dirs    int64
 	files, bytes   int64
 }
 
@@ -134,6 +134,7 @@ func (d *directory) measure(depth int) error {
 			d.height = max(d.height, e.dir.height+1)
 			length += 1 + e.dir.length
 			d.count += e.dir.count
+			d.dirs += 1 + e.dir.dirs
 			d.files += e.dir.files
 			d.bytes = addSaturating(d.bytes, e.dir.bytes)
 		}

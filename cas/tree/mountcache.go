@@ -13,8 +13,8 @@ import (
 )
 
 // The mount cache keeps images mounted. A subtree that a second run uses is written to a cached image, together with
-// all others that this run uses for the second time. Later runs bind the subtree and every directory below it from
-// there.
+// all others that this run uses for the second time. The images of later runs redirect the subtree and every directory below
+// it there.
 const (
 	// minCachedFiles is the smallest number of files in a cached subtree. A bind costs as much as twenty files in an
 	// image. It saves about 5 us for each file that a run reads, since the pages are cached.
@@ -43,6 +43,7 @@ type mountCache struct {
 	mu       sync.Mutex
 	timer    *time.Timer                   // guarded by mu; of expire; nil without images
 	stages   uint64                        // guarded by mu; number of calls of Stage
+	numbers  uint64                        // guarded by mu; number of cached images so far
 	subtrees map[subtreeKey]*cachedSubtree // guarded by mu
 	images   linked.List                   // guarded by mu; of *cachedImage, least recently used last
 	bytes    int64                         // guarded by mu; of images
@@ -96,6 +97,14 @@ func (c *mountCache) nextStage() uint64 {
 	defer c.mu.Unlock()
 	c.stages++
 	return c.stages
+}
+
+// nextImage numbers a cached image, from 1.
+func (c *mountCache) nextImage() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.numbers++
+	return c.numbers
 }
 
 // removeExpired removes the expired images and returns the unused ones, which the caller unmounts. It schedules expire

@@ -6,43 +6,58 @@ import (
 	"context"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
-// bindCached binds b if it is a cached subtree, or plans to cache it. It reports whether it did either.
-func (w *imageStage) bindCached(ctx context.Context, b *boundInput) (bool, error) {
-	if b.kind != Directory || b.dir.files < minCachedFiles || w.mounts.budget <= 0 || w.cachedBinds == maxCachedBinds {
-		return false, nil
+// cached returns where the directory b is in a cached image, or will be, and true if it does.
+func (w *imageStage) cached(ctx context.Context, b *boundInput) (string, bool, error) {
+	if w.noCache || b.dir.files < minCachedFiles || w.mounts.budget <= 0 || w.cachedBinds == maxCachedBinds {
+		return "", false, nil
 	}
 	k := subtreeKey{w.in.Name, b.digest}
 	for {
 		p, do := w.mounts.lookup(k, b.dir, w.stage, w.mounts.budget-w.cacheBytes, w.uses)
-		if do == cacheIt {
+		switch {
+		case p == nil && do == cacheIt:
+			if w.image == 0 {
+				w.image = w.mounts.nextImage()
+			}
 			w.toCache = append(w.toCache, *b)
 			w.cacheBytes += b.dir.packable()
 			w.cachedBinds++
-		}
-		if p == nil {
+			return cachedPath(w.image, len(w.toCache)-1), true, nil
+		case p == nil:
 			b.whole = do == dontDescend
-			return do == cacheIt, nil
+			return "", false, nil
 		}
 		sound, err := w.use(ctx, p)
 		if err != nil {
-			return false, err
+			return "", false, err
 		}
 		if !sound {
 			w.mounts.forget(p.image)
 			continue
 		}
+		if slices.ContainsFunc(w.used, p.overlaps) {
+			return "", false, nil
+		}
+		w.used = append(w.used, p)
 		w.cachedBinds++
-		w.staged.Binds = append(w.staged.Binds, Bind{b.target, p.source, w.mounted[p.image].Name(), b.digest})
 		for _, f := range p.storeFiles {
 			if err := w.bindFile(ctx, b.target+f.path[len(p.source):], f.entry); err != nil {
-				return false, err
+				return "", false, err
 			}
 		}
-		return true, nil
+		return "/" + p.source, true, nil
 	}
+}
+
+// overlaps reports whether p and q have a directory in common. Overlayfs cannot show one directory in two places.
+func (p *cachedSubtree) overlaps(q *cachedSubtree) bool {
+	return p.image == q.image && (p.source == q.source || strings.HasPrefix(p.source, q.source+"/") ||
+		strings.HasPrefix(q.source, p.source+"/"))
 }
 
 // use gives the run a mount of the image of p, renews the leases of p, and reports whether its bytes are still there.
@@ -78,28 +93,29 @@ func (w *imageStage) use(ctx context.Context, p *cachedSubtree) (sound bool, err
 	return true, nil
 }
 
-// mountNewCached mounts and binds a new cached image of the inputs in toCache.
+// mountNewCached mounts a new cached image of the subtrees in toCache.
 func (w *imageStage) mountNewCached(ctx context.Context) error {
 	if len(w.toCache) == 0 {
 		return nil
 	}
 	c := &composer{} // not from the pool, since the cache keeps its slices
-	if err := c.compose(ctx, w.toCache, nil); err != nil {
+	if err := c.composeCached(ctx, w.image, w.toCache); err != nil {
 		return err
 	}
 	now := time.Now()
-	m, err := w.image(ctx, c)
+	m, err := w.newImage(ctx, c)
 	if err != nil {
 		return err
 	}
 	g := &cachedImage{mountedImage: m, made: now}
 	subtrees := map[subtreeKey]*cachedSubtree{}
-	for _, d := range c.dirs[1:] {
-		k := subtreeKey{w.in.Name, d.dir.digest}
-		if d.dir.files < minCachedFiles || subtrees[k] != nil {
+	for _, d := range c.dirs {
+		if d.dir == nil || d.dir.files < minCachedFiles {
 			continue
 		}
-		subtrees[k] = &cachedSubtree{g, d.path, c.digests[d.from:d.to], d.within(m.storeFiles), now}
+		if k := (subtreeKey{w.in.Name, d.dir.digest}); subtrees[k] == nil {
+			subtrees[k] = &cachedSubtree{g, d.path, c.digests[d.from:d.to], d.within(m.storeFiles), now}
+		}
 	}
 	w.mounted[g], m.mount = m.mount, nil
 	for _, evicted := range w.mounts.add(g, subtrees) {
@@ -107,7 +123,27 @@ func (w *imageStage) mountNewCached(ctx context.Context) error {
 	}
 	w.uses = append(w.uses, g)
 	w.staged.release = append(w.staged.release, func() { w.releaseCached(g) })
-	return w.bind(ctx, m, w.mounted[g], c.names, w.toCache)
+	if m.location != nil {
+		w.staged.locations = append(w.staged.locations, m.location)
+	}
+	for _, f := range m.storeFiles {
+		i, rest, err := splitCached(f.path)
+		if err == nil {
+			err = w.bindFile(ctx, w.toCache[i].target+rest, f.entry)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// splitCached returns the number of the subtree that has the file at p in a cached image, and the rest of the path,
+// which begins with a slash.
+func splitCached(p string) (i int, rest string, err error) {
+	fields := strings.SplitN(p, "/", 4) // cachedName, image, subtree, rest
+	i, err = strconv.Atoi(fields[2])
+	return i, "/" + fields[3], err
 }
 
 // releaseCached releases g and the run's mount of it, if it has one.

@@ -185,31 +185,51 @@ func read(t testing.TB, dir *os.Root, p string) *node {
 	return nil
 }
 
-// view returns the exec root that a run sees, with the binds applied.
+// view returns the exec root that a run sees, with its layers and binds. It must not need an image.
 func view(t testing.TB, ws *os.Root, s *tree.Staged) *node {
 	t.Helper()
 	root := read(t, ws, "out")
+	for _, l := range s.Lower {
+		root.over(read(t, ws, l.Source))
+	}
+	bindAll(t, root, ws, s)
+	return root
+}
+
+// over adds what lower has and n lacks.
+func (n *node) over(lower *node) {
+	for name, below := range lower.kids {
+		if own := n.kids[name]; own == nil {
+			n.kids[name] = below
+		} else if own.kids != nil && below.kids != nil {
+			own.over(below)
+		}
+	}
+}
+
+// bindAll replaces the placeholders in root by the files that s binds.
+func bindAll(t testing.TB, root *node, ws *os.Root, s *tree.Staged) {
+	t.Helper()
 	for _, b := range s.Binds {
-		var from *node
+		from := &node{}
 		if filepath.IsAbs(b.Source) {
 			data, err := os.ReadFile(b.Source)
 			must(t, err)
 			info, err := os.Stat(b.Source)
 			must(t, err)
-			from = &node{content: string(data), exec: info.Mode()&0o111 != 0}
+			*from = node{content: string(data), exec: info.Mode()&0o111 != 0}
 		} else {
 			from = read(t, ws, b.Source)
 		}
 		below := root.at(b.Target)
 		switch {
-		case below == nil || (below.kids == nil) != (from.kids == nil):
+		case below == nil || below.kids != nil || below.target != "" || from.kids != nil:
 			t.Fatalf("bind %s lacks a placeholder of its kind", b.Target)
-		case len(below.kids) > 0 || below.content != "":
+		case below.content != "":
 			t.Fatalf("the placeholder of bind %s is not empty", b.Target)
 		}
 		*below = *from
 	}
-	return root
 }
 
 // same checks that got and want have the same notation.
@@ -293,9 +313,9 @@ func (f *filer) File(ctx context.Context, d cas.Digest, executable bool) (string
 	if err != nil {
 		return "", nil, err
 	}
-	p, mode := filepath.Join(f.dir, d.Hash()), fs.FileMode(0o444)
+	p, mode := filepath.Join(f.dir, d.Hash()), fs.FileMode(0o644)
 	if executable {
-		p, mode = p+"x", 0o555
+		p, mode = p+"x", 0o755
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

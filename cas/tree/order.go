@@ -14,7 +14,11 @@ import (
 // directories of the input root, but not to what the run makes in them.
 //
 // Images list their entries sorted, so a layout with an order is copied.
-func (l *Layout) WithOrder(seed uint64) *Layout { return &Layout{dirs: l.dirs, order: seed} }
+func (l *Layout) WithOrder(seed uint64) *Layout {
+	ordered := *l
+	ordered.order = seed
+	return &ordered
+}
 
 // creationOrder returns names in the order in which they must be created. By default this is descending: tmpfs lists
 // the newest entry first, so copies list their entries sorted as images do, and a run cannot tell the two apart.

@@ -66,8 +66,8 @@ func TestDirectoriesListInTheOrderOfTheLayout(t *testing.T) {
 		return listings(t, ws)
 	}
 	one, two := list(1), list(2)
-	// The root, a bound directory and its subdirectory, the working directory, a private directory.
-	dirs := []string{"out", "in/2", "in/2/e", "out/w", "out/w/n"}
+	// The root, an input directory and its subdirectory, the working directory, a private directory.
+	dirs := []string{"out", "out/d", "out/d/e", "out/w", "out/w/n"}
 	for _, p := range dirs {
 		if one[p] == "" || one[p] == two[p] {
 			t.Errorf("%s lists %q with seed 1, %q with seed 2", p, one[p], two[p])
@@ -81,7 +81,7 @@ func TestDirectoriesListInTheOrderOfTheLayout(t *testing.T) {
 		}
 	}
 	for range 3 {
-		if again := list(1); again["out"] != one["out"] || again["in/2/e"] != one["in/2/e"] ||
+		if again := list(1); again["out"] != one["out"] || again["out/d/e"] != one["out/d/e"] ||
 			again["out/w/n"] != one["out/w/n"] {
 			t.Errorf("one seed gave\n%v\nand\n%v", one, again)
 		}

@@ -14,12 +14,10 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// Modes of the exec root, for a run that does not own it. If it does, read-only mounts still protect the inputs.
+// Modes of the directories of the exec root, for a run that does not own them.
 const (
-	modeParent   = 0o755
 	modeWritable = fs.ModeSticky | 0o777 // the run may add names, but not remove inputs
-	modePrivate  = 0o777                 // the run may also remove and replace inputs
-	modeBoundDir = 0o555
+	modePrivate  = 0o777                 // the run may also remove and replace what is there
 )
 
 // Limits of the writable directories. Each has its own path, so deep ones take up to a thousand times the memory of the
@@ -37,31 +35,33 @@ func defaultMode(exec, private bool) fs.FileMode {
 	case private:
 		return 0o666
 	case exec:
-		return 0o555
+		return 0o755
 	}
-	return 0o444
+	return 0o644
 }
 
 // A Layout describes how an input root is laid out for one run. It is immutable.
 type Layout struct {
-	dirs  []writableDir // in order, parents first
-	order uint64        // see WithOrder; 0 is the default order
+	dirs    []plannedDir // in order, parents first
+	order   uint64       // see WithOrder; 0 is the default order
+	layered bool         // see Layered
 }
 
-// A writableDir is one real directory of the exec root.
-type writableDir struct {
+// A plannedDir is a directory that the run finds in the exec root: the root itself, the working directory, a parent of
+// an output or a directory that leads to one of these. All others are as in the input root.
+type plannedDir struct {
 	path     string // relative to the exec root, "." for the root
 	mode     fs.FileMode
 	modTime  time.Time
-	entries  []plannedInput // the inputs in it that are not writable directories, sorted
-	names    []string       // the names in it that are outputs or writable directories, sorted
+	entries  []plannedInput // the inputs in it that are not planned directories, sorted
+	names    []string       // the names in it that are outputs or planned directories, sorted
 	inOutput bool           // it is an output or lies in one
 }
 
-// A plannedInput is one input in a writable directory. It is bound if source is set, otherwise private.
+// A plannedInput is one input in a planned directory. A private one is at or below an output, so the run may change it.
 type plannedInput struct {
 	*entry
-	source string // in the workspace
+	private bool
 }
 
 // Plan returns the layout for a run in workdir, a directory of the input root, that makes outputs. All paths are
@@ -71,8 +71,8 @@ type plannedInput struct {
 //
 // The parents of outputs exist, the outputs do not (rule 100). The exception are the outputs in dirs, which lists the
 // directories declared by API 2.0: these exist and are empty, as in Bazel's local execution, which its rules rely on.
-// Inputs at or below an output path are copied instead of bound, since the run may replace them and Capture must find
-// them (rule 101).
+// Inputs at or below an output path are private copies, since the run may replace them and Capture must find them (rule
+// 101).
 func (in *Input) Plan(workdir string, outputs, dirs []string) (*Layout, error) {
 	dir, err := resolve(".", workdir)
 	if err != nil {
@@ -87,24 +87,24 @@ func (in *Input) Plan(workdir string, outputs, dirs []string) (*Layout, error) {
 		declared[d] = true
 	}
 	l := &planner{top: planNode{dir: true}}
-	wd, _, err := l.node(dir)
+	wd, err := l.node(dir)
 	if err != nil {
 		return nil, err
 	}
-	wd.dir, wd.writable = true, true
+	wd.dir = true
 	for _, o := range outputs {
 		p, err := resolve(".", o)
 		if err != nil {
 			return nil, err
 		}
-		made, parent, err := l.node(p)
+		made, err := l.node(p)
 		if err != nil {
 			return nil, err
 		}
-		made.output, parent.writable = true, true
+		made.output = true
 		if declared[o] {
 			if kind, ok := in.Lookup(p); !ok || kind == Directory {
-				made.dir, made.writable = true, true
+				made.dir = true
 			}
 		}
 	}
@@ -116,31 +116,28 @@ func (in *Input) Plan(workdir string, outputs, dirs []string) (*Layout, error) {
 
 // A planNode is one path with an output or the working directory at or below it.
 type planNode struct {
-	kids     map[string]*planNode
-	dir      bool // is a directory before the run
-	writable bool // is a directory in which the run may make names
-	output   bool
+	kids   map[string]*planNode
+	dir    bool // is a directory before the run
+	output bool
 }
 
 type planner struct {
-	dirs  []writableDir
-	binds int
+	dirs  []plannedDir
 	top   planNode
 	paths int // below top
 	bytes int // of these paths
 }
 
-// node returns the node of the clean path p and its parent, and makes the nodes of the directories that lead to it. The
-// root is its own parent.
-func (l *planner) node(p string) (node, parent *planNode, err error) {
-	node, parent = &l.top, &l.top
+// node returns the node of the clean path p, and makes the nodes of the directories that lead to it.
+func (l *planner) node(p string) (*planNode, error) {
+	node := &l.top
 	if p == "." {
-		return node, parent, nil
+		return node, nil
 	}
 	end := -1
 	for name := range strings.SplitSeq(p, "/") {
 		end += 1 + len(name)
-		parent = node
+		parent := node
 		parent.dir = true
 		if node = parent.kids[name]; node != nil {
 			continue
@@ -148,7 +145,7 @@ func (l *planner) node(p string) (node, parent *planNode, err error) {
 		l.paths++
 		l.bytes += end
 		if l.paths > maxPaths || l.bytes > maxPathBytes {
-			return nil, nil, errorf(cas.ErrInvalid,
+			return nil, errorf(cas.ErrInvalid,
 				"outputs and the directories that lead to them exceed %d paths or %d bytes of paths, from %+.256q",
 				maxPaths, maxPathBytes, p)
 		}
@@ -158,20 +155,15 @@ func (l *planner) node(p string) (node, parent *planNode, err error) {
 		node = &planNode{}
 		parent.kids[name] = node
 	}
-	return node, parent, nil
+	return node, nil
 }
 
-// place plans the writable directory n at p, where the input root has d, possibly empty. It is private if it lies in an
+// place plans the directory n at p, where the input root has d, possibly empty. It is private if it lies in an
 // output.
 func (l *planner) place(p string, d *directory, n *planNode, private bool) error {
 	names := slices.Sorted(maps.Keys(n.kids))
-	here := writableDir{path: p, mode: modeParent, modTime: d.props.modTime(), names: names, inOutput: private}
-	if n.writable {
-		here.mode = modeWritable
-	}
-	if private || slices.ContainsFunc(names, func(name string) bool {
-		return n.kids[name].output && (n.kids[name].dir || d.find(name) != nil)
-	}) {
+	here := plannedDir{path: p, mode: modeWritable, modTime: d.props.modTime(), names: names, inOutput: private}
+	if private {
 		here.mode = modePrivate
 	}
 	for i := range d.entries {
@@ -184,12 +176,7 @@ func (l *planner) place(p string, d *directory, n *planNode, private bool) error
 			}
 			continue
 		}
-		input := plannedInput{entry: e}
-		if e.kind != Symlink && !private && (k == nil || !k.output) {
-			input.source = fmt.Sprintf("in/%d", l.binds)
-			l.binds++
-		}
-		here.entries = append(here.entries, input)
+		here.entries = append(here.entries, plannedInput{e, private || k != nil && k.output})
 	}
 	l.dirs = append(l.dirs, here)
 	for _, name := range names {
@@ -208,43 +195,84 @@ func (l *planner) place(p string, d *directory, n *planNode, private bool) error
 	return nil
 }
 
-// String returns the plan, one line for each writable directory, followed by the inputs in it:
+// Owned returns the paths, relative to the exec root, that must belong to the run's user if it is not the worker's:
+// private inputs and outputs that exist before the run, since the run could not replace them in a sticky directory.
+// What lies below them need not.
+func (l *Layout) Owned() []string {
+	var paths []string
+	output := "" // the last one; the directories in it follow it
+	for i := range l.dirs {
+		d := &l.dirs[i]
+		switch {
+		case d.path == "." && d.inOutput:
+			return []string{"."}
+		case d.inOutput:
+			if output == "" || !strings.HasPrefix(d.path, output+"/") {
+				output = d.path
+				paths = append(paths, output)
+			}
+			continue
+		}
+		for _, e := range d.entries {
+			if e.private {
+				paths = append(paths, join(d.path, e.name))
+			}
+		}
+	}
+	return paths
+}
+
+// Layered returns the same layout for a run that has the user ID of the worker, so that owners and modes do not protect
+// its inputs. A Staged of it has copies in a lower directory.
+func (l *Layout) Layered() *Layout {
+	layered := *l
+	layered.layered = true
+	return &layered
+}
+
+// String returns the plan, one line for each planned directory, followed by the inputs in it:
 //
 //	dir MODE PATH
-//	bind SOURCE MODE PATH DIGEST
+//	file MODE PATH DIGEST
+//	tree MODE PATH DIGEST
 //	copy MODE PATH DIGEST
 //	link PATH -> TARGET
 //
-// The path of a bound or copied directory ends in a slash.
+// A copy is private, as is a link after "copy"; the path of a directory ends in a slash.
 func (l *Layout) String() string {
 	var b strings.Builder
 	for _, d := range l.dirs {
-		mode := d.mode.Perm()
-		if d.mode&fs.ModeSticky != 0 {
-			mode |= 0o1000
-		}
-		fmt.Fprintf(&b, "dir %05o %s\n", uint32(mode), quoted(d.path))
+		fmt.Fprintf(&b, "dir %05o %s\n", unixMode(d.mode), quoted(d.path))
 		for _, e := range d.entries {
 			p := join(d.path, e.name)
 			switch {
-			case e.kind == Symlink:
+			case e.private:
+				b.WriteString("copy ")
+			case e.kind == File:
+				b.WriteString("file ")
+			case e.kind == Directory:
+				b.WriteString("tree ")
+			}
+			if e.kind == Symlink {
 				fmt.Fprintf(&b, "link %s -> %s\n", quoted(p), quoted(e.target))
 				continue
-			case e.source != "":
-				fmt.Fprintf(&b, "bind %s ", e.source)
-			default:
-				b.WriteString("copy ")
 			}
-			mode := fs.FileMode(0)
+			mode := e.mode(e.private)
 			if e.kind == Directory {
-				mode, p = e.dir.mode(e.source == ""), p+"/"
-			} else {
-				mode = e.mode(e.source == "")
+				mode, p = e.dir.mode(e.private), p+"/"
 			}
-			fmt.Fprintf(&b, "%05o %s %s\n", uint32(mode), quoted(p), e.digest)
+			fmt.Fprintf(&b, "%05o %s %s\n", unixMode(mode), quoted(p), e.digest)
 		}
 	}
 	return b.String()
+}
+
+// unixMode returns the permission bits of m, including the sticky bit, as in stat(2).
+func unixMode(m fs.FileMode) uint16 {
+	if m&fs.ModeSticky != 0 {
+		return uint16(m.Perm()) | 0o1000
+	}
+	return uint16(m.Perm())
 }
 
 // quoted returns s, quoted if it could be mistaken for more than one word.

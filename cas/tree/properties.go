@@ -100,11 +100,14 @@ func (p *properties) modeOr(mode fs.FileMode) fs.FileMode {
 }
 
 // mode returns the mode of the file e as an input, or as a private copy. If unix_mode and is_executable disagree, the
-// file has that mode and is executable.
+// file has that mode and is executable. Only a private copy is writable for others, which a run may be.
 func (e *entry) mode(private bool) fs.FileMode {
 	mode := e.props.modeOr(defaultMode(e.exec, private))
 	if e.exec {
 		mode |= 0o111
+	}
+	if !private {
+		mode &^= 0o022
 	}
 	return mode
 }
@@ -114,13 +117,17 @@ func (e *entry) needsCopy() bool {
 	return e.props != nil && (e.mode(false) != defaultMode(e.exec, false) || !e.props.modTime().Equal(epoch))
 }
 
-// mode returns the mode of an input directory that is not a writable directory. A private one is open to all: its
-// contents may be removed and replaced, whatever mode it states.
+// mode returns the mode of an input directory that is not a planned one. By default it accepts new entries. A private one
+// is open to all: its contents may be removed and replaced, whatever mode it states.
 func (d *directory) mode(private bool) fs.FileMode {
 	if private {
 		return modePrivate
 	}
-	return d.props.modeOr(modeBoundDir)
+	mode := d.props.modeOr(modeWritable)
+	if mode&0o022 != 0 {
+		mode |= fs.ModeSticky // a run must not remove its inputs
+	}
+	return mode
 }
 
 // A propertySet is the set of node properties that a client wants for outputs.

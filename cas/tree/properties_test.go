@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -68,18 +67,18 @@ func propertied(t testing.TB) (n *node, outputs []string, want map[string]string
 		n.at(p).own = own
 	}
 	return n, []string{"out", "w/out"}, map[string]string{
-		"f": "-rw-r----- 1.000000005", "plain": "-r--r--r-- 1000000000.000000000",
+		"f": "-rw-r----- 1.000000005", "plain": "-rw-r--r-- 1000000000.000000000",
 		"tool": "-rwx--x--x 1000000000.000000000",
 		"both": "-rwxr-xr-x 1000000000.000000000", "suid": "-rwxr-xr-x 1000000000.000000000",
 		"st_mode": "-rw------- 1000000000.000000000",
-		"ignored": "-r--r--r-- 1000000000.000000000", "zero": "-rw------- 0.000000000",
-		"old": "-r--r--r-- -2147483648.000000000",
-		"l":   "Lrwxrwxrwx 7.000000007", "large": "-r--r--r-- 8.000000000", "d": "drwxr-x--- 9.999999999",
-		"d/f": "-r--r--r-- 8589934591.000000000", "d/sub": "dr-xr-xr-x 1000000000.000000000",
-		"d/sub/large": "-rw-rw-rw- 10.000000000",
-		"d/sub/tool":  "-r-xr-xr-x 11.000000000", "d/sub/plain": "-r--r--r-- 1000000000.000000000",
+		"ignored": "-rw-r--r-- 1000000000.000000000", "zero": "-rw------- 0.000000000",
+		"old": "-rw-r--r-- -2147483648.000000000",
+		"l":   "Lrwxrwxrwx 7.000000007", "large": "-rw-r--r-- 8.000000000", "d": "drwxr-x--- 9.999999999",
+		"d/f": "-rw-r--r-- 8589934591.000000000", "d/sub": "dtrwxrwxrwx 1000000000.000000000",
+		"d/sub/large": "-rw-r--r-- 10.000000000",
+		"d/sub/tool":  "-rwxr-xr-x 11.000000000", "d/sub/plain": "-rw-r--r-- 1000000000.000000000",
 		"d/sub/l":  "Lrwxrwxrwx 12.000000000",
-		"d/closed": "d--------- 1000000000.000000000", "d/closed/f": "-r--r--r-- 1000000000.000000000",
+		"d/closed": "d--------- 1000000000.000000000", "d/closed/f": "-rw-r--r-- 1000000000.000000000",
 		"d/closed/large": "---------- 1000000000.000000000", "e": "drwx--x--x 13.000000000",
 		// Writable directories keep the mode that the run needs.
 		"out": "drwxrwxrwx 14.000000000", "out/f": "-r-------- 15.000000000", "out/d": "drwxrwxrwx 16.000000000",
@@ -87,24 +86,17 @@ func propertied(t testing.TB) (n *node, outputs []string, want map[string]string
 	}
 }
 
-// facts returns the mode and the time that a run sees of p.
-func facts(t testing.TB, ws *os.Root, s *tree.Staged, image func(name string) *os.Root, p string) string {
+// facts returns the mode and the time that a run sees of p; root is its exec root without binds.
+func facts(t testing.TB, ws, root *os.Root, s *tree.Staged, p string) string {
 	t.Helper()
-	info, err := ws.Lstat("out/" + p)
-	for _, b := range s.Binds { // the last is on top
-		if p != b.Target && !strings.HasPrefix(p, b.Target+"/") {
-			continue
-		}
-		from := path.Join(b.Source, p[len(b.Target):])
+	info, err := root.Lstat(p)
+	for _, b := range s.Binds {
 		switch {
-		case b.Image != "":
-			root := image(b.Image)
-			info, err = root.Lstat(from)
-			root.Close()
-		case filepath.IsAbs(from):
-			info, err = os.Lstat(from)
+		case p != b.Target:
+		case filepath.IsAbs(b.Source):
+			info, err = os.Lstat(b.Source)
 		default:
-			info, err = ws.Lstat(from)
+			info, err = ws.Lstat(b.Source)
 		}
 	}
 	if os.Getuid() != 0 && errors.Is(err, fs.ErrPermission) {
@@ -125,15 +117,18 @@ func TestRule098_NodePropertiesOfInputsAreApplied(t *testing.T) {
 			s, err := l.Stage(t.Context(), store, ws)
 			must(t, err)
 			defer s.Release()
-			checkFacts(t, want, func(p string) string { return facts(t, ws, s, nil, p) })
+			out, err := ws.OpenRoot("out")
+			must(t, err)
+			defer out.Close()
+			checkFacts(t, want, func(p string) string { return facts(t, ws, out, s, p) })
 			if os.Getuid() != 0 {
 				return // cannot count the files in d/closed
 			}
 			bytes, files := l.SizeEstimate(store)
 			if _, ok := store.(fullFiler); ok {
-				bytes, files = taken(t, ws) // known only after the failure of the Filer
+				bytes, files = taken(t, ws, s) // known only after the failure of the Filer
 			}
-			if b, f := taken(t, ws); b != bytes || f != files {
+			if b, f := taken(t, ws, s); b != bytes || f != files {
 				t.Errorf("SizeEstimate: got %d bytes in %d files, Stage took %d in %d", bytes, files, b, f)
 			}
 		})

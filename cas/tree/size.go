@@ -11,44 +11,52 @@ import (
 // longTarget is the length from which the target of a symlink takes a page on a memory-backed file system.
 const longTarget = 128
 
+// overlayFiles is the number of files that the kernel and its caller add to the workspace for an overlay: a directory
+// for what it has in work, and one in that.
+const overlayFiles = 2
+
 // SizeEstimate returns what Stage takes of a memory-backed workspace if the blobs are in store: bytes, with each file
 // rounded up to whole pages, and files, including directories, links and placeholders. Neither exceeds MaxInt64.
 func (l *Layout) SizeEstimate(store cas.Store) (bytes, files int64) {
 	_, filer := cas.As[cas.Filer](store)
-	bytes, files = newSizeEstimate(filer).layout(l, false)
-	return bytes, files + 1 // in/
+	return newSizeEstimate(filer).layout(l, false)
 }
 
 // A sizeEstimate computes the size of inputs in a workspace.
 type sizeEstimate struct {
 	page  int64
 	filer bool                 // large files are bound from the store
-	known map[*directory]int64 // sizes of bound directories
+	known map[*directory]int64 // sizes of directories that are not private
 }
 
 func newSizeEstimate(filer bool) *sizeEstimate {
 	return &sizeEstimate{page: int64(os.Getpagesize()), filer: filer, known: map[*directory]int64{}}
 }
 
-// layout returns the size of a workspace with l, without in/. If bare is set, images hold the bound inputs, so that
-// only their placeholders count.
+// layout returns the size of a workspace with l. If bare is set, images hold the inputs that are not private.
 func (r *sizeEstimate) layout(l *Layout, bare bool) (bytes, files int64) {
 	files = 1 // the workspace itself
+	layered := l.layered && !bare && !l.dirs[0].inOutput
+	if layered || bare {
+		files += overlayFiles
+	}
 	for i := range l.dirs {
 		files++
+		if layered && !l.dirs[i].inOutput {
+			files++ // in in/
+		}
 		for _, e := range l.dirs[i].entries {
-			private := e.source == ""
-			files++ // the input or its placeholder
-			if bare && !private {
+			if bare && !e.private {
 				continue
 			}
+			files++
 			if e.kind == Directory {
 				files += e.dir.count
+				if layered && !e.private {
+					files += 1 + e.dir.dirs // in out/
+				}
 			}
-			if !private && !e.inStore(r.filer) {
-				files++ // in in/
-			}
-			bytes = addSaturating(bytes, r.entry(e.entry, private))
+			bytes = addSaturating(bytes, r.entry(e.entry, e.private))
 		}
 	}
 	return bytes, files

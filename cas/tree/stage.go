@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 
 	"github.com/cloister-build/cloister/cas"
@@ -17,17 +18,24 @@ import (
 // since the store's file has neither.
 const LargeFile = 64 << 10
 
-// A Bind is a file or a directory that must be mounted read-only into the exec root.
+// A Bind is a file that must be mounted read-only into the exec root.
 type Bind struct {
 	Target  string     // relative to the exec root, where it has an empty placeholder
-	Source  string     // relative to the workspace or to the root of the image, or an absolute host path
-	Image   string     // the name of the Mount that has the source, or ""
-	Content cas.Digest // of the file or the Directory
+	Source  string     // relative to the workspace, or an absolute host path
+	Content cas.Digest // of the file
 }
 
-// A Staged is an exec root that is ready except for its Binds.
+// A Lower is a directory with inputs that must be the lower layer of an overlay at the exec root.
+type Lower struct {
+	Source string // relative to the workspace, or "." if Image is set
+	Image  string // the name of a Mount, or ""
+}
+
+// A Staged is an exec root that is ready except for its Lowers and Binds.
 type Staged struct {
-	// Binds are in mount order: a bind inside another one follows it.
+	// Lower are the layers below out/, the topmost first. Without them, out/ is the exec root.
+	Lower []Lower
+	// Binds are the files that the store provides.
 	Binds      []Bind
 	Form       Form
 	CopyReason string // why Form is FormCopy, if a Stager made it
@@ -72,15 +80,15 @@ func (l *Layout) Fetch(ctx context.Context, store cas.Store) error {
 	return cas.Fetch(ctx, store, l.contents(false))
 }
 
-// Stage builds l in the empty workspace ws: the exec root as out/, the inputs to be bound into it as in/. The caller
-// releases the result, and empties the workspace whether or not Stage fails. Stage keeps one directory open for each
-// level of the tree. It fails with a *MissingError if a blob has vanished since Load, and with cas.ErrFull if the
-// workspace is full.
+// Stage builds l in the empty workspace ws: the exec root as out/ or, if l is Layered, its inputs as in/ and the rest as
+// out/. The caller releases the result, and empties the workspace whether or not Stage fails. Stage keeps a directory
+// open for each level of the tree. It fails with a *MissingError if a blob has vanished since Load, and with cas.ErrFull
+// if the workspace is full.
 func (l *Layout) Stage(ctx context.Context, store cas.Store, ws *os.Root) (*Staged, error) {
 	return l.build(ctx, store, ws, false)
 }
 
-// build builds l. If bare is set, it builds only the writable directories, with placeholders for the bound inputs.
+// build builds l. If bare is set, it builds only the planned directories and private inputs: an image has the others.
 func (l *Layout) build(ctx context.Context, store cas.Store, ws *os.Root, bare bool) (*Staged, error) {
 	if _, ok := cas.As[cas.Fetcher](store); ok {
 		if err := cas.Fetch(ctx, store, l.contents(bare)); err != nil {
@@ -93,6 +101,7 @@ func (l *Layout) build(ctx context.Context, store cas.Store, ws *os.Root, bare b
 		s.staged.Release()
 		return nil, full(err)
 	}
+	s.staged.Binds = slices.DeleteFunc(s.staged.Binds, func(b Bind) bool { return b.Source == "" })
 	return &s.staged, nil
 }
 
@@ -124,7 +133,7 @@ func (l *Layout) contents(private bool) []cas.Digest {
 	}
 	for _, d := range l.dirs {
 		for _, e := range d.entries {
-			if !private || e.source == "" {
+			if !private || e.private {
 				visit(e.entry)
 			}
 		}

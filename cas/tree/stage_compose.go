@@ -7,9 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"path"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
@@ -18,7 +22,6 @@ import (
 // A composer builds the tree of an image. Composers are reused, since they are a large part of what Stage allocates.
 type composer struct {
 	tree  erofs.Tree
-	names []string // in the root
 	dirs  []composedDir
 	files []composedFile
 
@@ -26,9 +29,9 @@ type composer struct {
 	image   []byte
 }
 
-// A composedDir is one of the directories of a composer's tree. dir is nil for the root and for placeholders.
+// A composedDir is one of the directories of a composer's tree.
 type composedDir struct {
-	path     string // relative to the root of the image
+	path     string // relative to the root of the image, "." for the root
 	dir      *directory
 	from, to int // the range of files below it
 }
@@ -37,7 +40,6 @@ type composedDir struct {
 type composedFile struct {
 	*entry
 	at, dir int // the indexes of its entry and of its directory in the tree
-	top     int // the index of the input in the root that is or contains it
 }
 
 var composers = sync.Pool{New: func() any { return &composer{} }}
@@ -51,47 +53,151 @@ func (c *composer) recycle() {
 	}
 }
 
-// compose resets c and adds bs to the root. If elsewhere is not nil, it reports which directories below bs are bound
-// from another image; these stay empty.
-func (c *composer) compose(ctx context.Context, bs []boundInput, elsewhere func(*boundInput) (bool, error)) error {
+// reset removes everything from the tree.
+func (c *composer) reset() {
 	c.tree = erofs.Tree{Devices: c.tree.Devices[:0], Dirs: c.tree.Dirs[:0], Entries: c.tree.Entries[:0]}
-	c.names, c.dirs, c.files, c.digests = c.names[:0], c.dirs[:0], c.files[:0], c.digests[:0]
-	c.open(nil, "", len(bs))
-	width := len(strconv.Itoa(len(bs)))
-	for i, b := range bs {
-		// Names of equal length ascend.
-		c.names = append(c.names, fmt.Sprintf("%0*d", width, i))
-		c.add(b.entry, c.names[i], 0, i)
+	c.dirs, c.files, c.digests = c.dirs[:0], c.files[:0], c.digests[:0]
+}
+
+// cachedName is the directory of cached images that has their subtrees. The image of a run hides it.
+const cachedName = ".cloister-cached"
+
+// A redirect function reports whether a subtree is in a cached image, where path is its absolute path.
+type redirect = func(*boundInput) (path string, ok bool, err error)
+
+// compose sets the tree to the inputs of l that are not private. Subtrees in cached images become redirections.
+func (c *composer) compose(ctx context.Context, l *Layout, elsewhere redirect) error {
+	c.reset()
+	below := map[string][]*plannedDir{}
+	for i := range l.dirs {
+		if d := &l.dirs[i]; d.path != "." && !d.inOutput {
+			below[path.Dir(d.path)] = append(below[path.Dir(d.path)], d)
+		}
+	}
+	if l.dirs[0].inOutput {
+		c.open(nil, ".", 0, modeWritable, epoch)
+		return nil
+	}
+	return c.planned(ctx, -1, &l.dirs[0], below, elsewhere)
+}
+
+// planned adds the planned directory d, whose entry has the index at, and everything below it. below has the planned
+// directories in each, sorted.
+func (c *composer) planned(ctx context.Context, at int, d *plannedDir, below map[string][]*plannedDir, elsewhere redirect,
+) error {
+	subs := below[d.path]
+	first := len(c.tree.Entries)
+	n := c.open(nil, d.path, 0, d.mode, d.modTime)
+	if at >= 0 {
+		c.tree.Entries[at].Dir = int32(n)
+	}
+	for i, j := 0, 0; i < len(d.entries) || j < len(subs); {
+		if j == len(subs) || i < len(d.entries) && d.entries[i].name < path.Base(subs[j].path) {
+			if e := d.entries[i]; !e.private {
+				c.add(e.entry, e.name, n)
+			}
+			i++
+			continue
+		}
+		c.tree.Entries = append(c.tree.Entries, erofs.Entry{Name: path.Base(subs[j].path), Kind: erofs.Directory})
+		j++
+	}
+	c.tree.Dirs[n].Count = int32(len(c.tree.Entries) - first)
+	for i, j, k := 0, 0, first; k < first+int(c.tree.Dirs[n].Count); k++ {
+		for i < len(d.entries) && (d.entries[i].private || d.entries[i].name < c.tree.Entries[k].Name) {
+			i++
+		}
+		var err error
+		switch {
+		case i < len(d.entries) && d.entries[i].name == c.tree.Entries[k].Name:
+			if e := d.entries[i]; e.kind == Directory {
+				p := join(d.path, e.name)
+				err = c.subtree(ctx, k, p, boundInput{entry: e.entry, target: p}, elsewhere)
+			}
+		default:
+			err = c.planned(ctx, k, subs[j], below, elsewhere)
+			j++
+		}
+		if err != nil {
+			return err
+		}
+	}
+	c.dirs[n].to = len(c.files)
+	return nil
+}
+
+// composeCached sets the tree to the subtrees bs, at the paths that cachedPath returns for them.
+func (c *composer) composeCached(ctx context.Context, image uint64, bs []boundInput) error {
+	c.reset()
+	p := "."
+	for _, name := range []string{cachedName, strconv.FormatUint(image, 10)} {
+		c.open(nil, p, 1, modeWritable, epoch)
+		c.tree.Entries = append(c.tree.Entries, erofs.Entry{Name: name, Kind: erofs.Directory, Dir: int32(len(c.dirs))})
+		p = join(p, name)
+	}
+	first := len(c.tree.Entries)
+	c.open(nil, p, len(bs), modeWritable, epoch)
+	for i := range bs {
+		c.tree.Entries = append(c.tree.Entries, erofs.Entry{Name: cachedNumber(i), Kind: erofs.Directory})
 	}
 	for i, b := range bs {
-		if b.kind == Directory {
-			if err := c.below(ctx, i, i, c.names[i], b, elsewhere); err != nil {
-				return err
-			}
+		b.whole = true
+		if err := c.subtree(ctx, first+i, join(p, cachedNumber(i)), b, nil); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// open adds a directory of n entries and returns its index.
-func (c *composer) open(d *directory, p string, n int) int {
-	dir := erofs.Dir{Mode: modeBoundDir, First: int32(len(c.tree.Entries)), Count: int32(n)}
-	if d != nil {
-		dir.Mode, dir.After = uint16(d.mode(false)), d.props.modTime().Sub(epoch)
+// cachedPath returns the absolute path of the subtree i of a cached image, in the overlay of a run that uses it.
+func cachedPath(image uint64, i int) string {
+	return fmt.Sprintf("/%s/%d/%s", cachedName, image, cachedNumber(i))
+}
+
+// cachedNumber returns i as a name. Names of equal length ascend.
+func cachedNumber(i int) string { return fmt.Sprintf("%04d", i) }
+
+// hideCached makes the directories of cached images invisible in the root of the tree. It reports false if an input or
+// an output has their name.
+func (c *composer) hideCached(l *Layout) bool {
+	root := &c.tree.Dirs[0]
+	entries := c.tree.Entries[:root.Count] // the root comes first
+	at, found := slices.BinarySearchFunc(entries, cachedName, func(e erofs.Entry, name string) int {
+		return strings.Compare(e.Name, name)
+	})
+	if _, declared := l.dirs[0].declared(cachedName); found || declared {
+		return false
 	}
-	c.tree.Dirs = append(c.tree.Dirs, dir)
+	c.tree.Entries = slices.Insert(c.tree.Entries, at, erofs.Entry{Name: cachedName, Kind: erofs.Whiteout})
+	root.Count++
+	for i := range c.tree.Dirs[1:] {
+		c.tree.Dirs[i+1].First++
+	}
+	for i := range c.files {
+		if c.files[i].at >= at {
+			c.files[i].at++
+		}
+	}
+	return true
+}
+
+// open adds a directory of n entries, which the caller adds next, and returns its index.
+func (c *composer) open(d *directory, p string, n int, mode fs.FileMode, modTime time.Time) int {
+	c.tree.Dirs = append(c.tree.Dirs, erofs.Dir{
+		Mode: unixMode(mode), First: int32(len(c.tree.Entries)), Count: int32(n), After: modTime.Sub(epoch),
+	})
 	c.dirs = append(c.dirs, composedDir{path: p, dir: d, from: len(c.files)})
 	return len(c.dirs) - 1
 }
 
 // add adds an entry to the directory that was opened last.
-func (c *composer) add(e *entry, name string, dir, top int) {
+func (c *composer) add(e *entry, name string, dir int) {
 	at := erofs.Entry{Name: name, Kind: erofs.Directory, After: e.props.modTime().Sub(epoch)}
 	switch e.kind {
 	case File:
 		at.Kind, at.Mode = erofs.File, uint16(e.mode(false))
 		if e.digest.Size() > 0 {
-			c.files = append(c.files, composedFile{e, len(c.tree.Entries), dir, top})
+			c.files = append(c.files, composedFile{e, len(c.tree.Entries), dir})
 			c.digests = append(c.digests, e.digest)
 		}
 	case Symlink:
@@ -100,39 +206,38 @@ func (c *composer) add(e *entry, name string, dir, top int) {
 	c.tree.Entries = append(c.tree.Entries, at)
 }
 
-// below adds the contents of the directory b, whose entry has the index at. Load has limited the depth of its
-// recursion.
-func (c *composer) below(ctx context.Context, at, top int, p string, b boundInput,
-	elsewhere func(*boundInput) (bool, error),
-) error {
+// subtree adds the directory b, at the path p in the image, whose entry has the index at, and everything below it, or a
+// redirection. Load has limited the depth of its recursion.
+func (c *composer) subtree(ctx context.Context, at int, p string, b boundInput, elsewhere redirect) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	d := b.dir
-	n, first := c.open(d, p, len(d.entries)), len(c.tree.Entries)
+	if !b.whole {
+		to, ok, err := elsewhere(&b)
+		if err != nil {
+			return err
+		}
+		if ok {
+			n := c.open(nil, p, 0, d.mode(false), d.props.modTime())
+			c.tree.Dirs[n].Redirect = to
+			c.tree.Entries[at].Dir = int32(n)
+			c.dirs[n].to = len(c.files)
+			return nil
+		}
+	}
+	n, first := c.open(d, p, len(d.entries), d.mode(false), d.props.modTime()), len(c.tree.Entries)
 	c.tree.Entries[at].Dir = int32(n)
 	for i := range d.entries {
-		c.add(&d.entries[i], d.entries[i].name, n, top)
+		c.add(&d.entries[i], d.entries[i].name, n)
 	}
 	for i := range d.entries {
 		e := &d.entries[i]
 		if e.kind != Directory {
 			continue
 		}
-		sub := boundInput{entry: e}
-		if elsewhere != nil && !b.whole {
-			sub.target = b.target + "/" + e.name
-			placeholder, err := elsewhere(&sub)
-			if err != nil {
-				return err
-			}
-			if placeholder {
-				c.tree.Entries[first+i].Dir = int32(c.open(nil, "", 0))
-				continue
-			}
-		}
-		sub.whole = sub.whole || b.whole
-		if err := c.below(ctx, first+i, top, p+"/"+e.name, sub, elsewhere); err != nil {
+		sub := boundInput{entry: e, target: b.target + "/" + e.name, whole: b.whole}
+		if err := c.subtree(ctx, first+i, p+"/"+e.name, sub, elsewhere); err != nil {
 			return err
 		}
 	}
@@ -189,12 +294,7 @@ func (c *composer) locate(p cas.Location, filer bool) (storeFiles []storeFile, b
 }
 
 // path returns the path of f in the image.
-func (c *composer) path(f *composedFile) string {
-	if f.dir == 0 {
-		return c.names[f.top]
-	}
-	return c.dirs[f.dir].path + "/" + f.name
-}
+func (c *composer) path(f *composedFile) string { return join(c.dirs[f.dir].path, f.name) }
 
 // within returns the files that are below d.
 func (d *composedDir) within(files []storeFile) []storeFile {

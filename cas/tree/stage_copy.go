@@ -20,14 +20,15 @@ import (
 type stager struct {
 	store  cas.Store
 	filer  cas.Filer // nil if the store is not one
-	bare   bool      // make only placeholders of bound inputs
+	bare   bool      // make only what no image has
 	order  uint64    // of the layout
-	in     *os.Root  // in/ of the workspace, unless bare
+	out    *os.Root  // the exec root, or its upper layer
+	in     *os.Root  // its lower layer, or nil
 	staged Staged
 }
 
-// A stageFile is one name to be created. Directories are created empty. A file without content is an empty placeholder;
-// with a bind, it is the placeholder of a large file that the store provides.
+// A stageFile is one name to be created. Directories are created empty. A file with a bind is an empty placeholder if
+// the store provides it.
 type stageFile struct {
 	kind    Kind
 	dir     *os.Root
@@ -36,117 +37,140 @@ type stageFile struct {
 	target  string // of a symlink
 	mode    fs.FileMode
 	modTime time.Time
-	content cas.Digest // zero for a placeholder
-	bind    int        // index of the bind, or -1
+	content cas.Digest
+	bind    int // index of the bind, or -1
 }
 
-// A stageTree is a created directory to be filled: one to be bound at path in the exec root, or a private one that is
-// already there.
+// A stageTree is a created directory, at path in the exec root, to be filled.
 type stageTree struct {
 	parent  *os.Root
+	upper   *os.Root // gets the same directories, or nil
 	name    string
 	path    string
 	dir     *directory
 	private bool
 }
 
-// bind adds a bind and returns its index.
-func (s *stager) bind(target, source string, e *entry) int {
-	s.staged.Binds = append(s.staged.Binds, Bind{Target: target, Source: source, Content: e.digest})
+// bind adds a bind of e and returns its index.
+func (s *stager) bind(target string, e *entry) int {
+	s.staged.Binds = append(s.staged.Binds, Bind{Target: target, Content: e.digest})
 	s.staged.release = append(s.staged.release, nil)
 	return len(s.staged.Binds) - 1
 }
 
-// build creates the writable directories and their contents. Their modes and times come last, since every new entry
+// build creates the planned directories and their contents. Their modes and times come last, since every new entry
 // changes the modification time of its directory.
 func (s *stager) build(ctx context.Context, l *Layout, ws *os.Root) error {
-	if err := ws.Mkdir("out", 0o700); err != nil {
+	var err error
+	if s.out, err = newDir(ws, "out"); err != nil {
 		return err
 	}
-	out, err := ws.OpenRoot("out")
+	defer s.out.Close()
+	if l.layered && !s.bare && !l.dirs[0].inOutput {
+		if s.in, err = newDir(ws, "in"); err != nil {
+			return err
+		}
+		defer s.in.Close()
+		s.staged.Lower = []Lower{{Source: "in"}}
+	}
+	below := map[string][]*plannedDir{} // the planned directories in each
+	for i := range l.dirs {
+		if d := &l.dirs[i]; d.path != "." {
+			below[path.Dir(d.path)] = append(below[path.Dir(d.path)], d)
+		}
+	}
+	for i := range l.dirs {
+		if err := s.plannedDir(ctx, &l.dirs[i], below[l.dirs[i].path]); err != nil {
+			return err
+		}
+	}
+	for _, d := range l.dirs {
+		err := finish(s.out, d.path, d.mode, d.modTime)
+		if err == nil && s.in != nil && !d.inOutput {
+			err = finish(s.in, d.path, d.mode, d.modTime)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// newDir creates and opens the directory name in ws.
+func newDir(ws *os.Root, name string) (*os.Root, error) {
+	if err := ws.Mkdir(name, 0o700); err != nil {
+		return nil, err
+	}
+	return ws.OpenRoot(name)
+}
+
+// plannedDir creates the contents of one planned directory, and the planned directories in it, which it leaves empty.
+func (s *stager) plannedDir(ctx context.Context, d *plannedDir, below []*plannedDir) error {
+	out, err := s.out.OpenRoot(d.path)
 	if err != nil {
 		return err
 	}
 	defer out.Close()
-	if !s.bare {
-		if err := ws.Mkdir("in", 0o700); err != nil {
+	in, upper := out, (*os.Root)(nil)
+	if s.in != nil && !d.inOutput {
+		if in, err = s.in.OpenRoot(d.path); err != nil {
 			return err
 		}
-		if s.in, err = ws.OpenRoot("in"); err != nil {
-			return err
-		}
-		defer s.in.Close()
+		defer in.Close()
+		upper = out
 	}
-	below := map[string][]string{} // the names of the writable directories in each
-	for _, d := range l.dirs {
-		if d.path != "." {
-			parent := path.Dir(d.path)
-			below[parent] = append(below[parent], path.Base(d.path))
-		}
-	}
-	for _, d := range l.dirs {
-		if err := s.writableDir(ctx, out, d, below[d.path]); err != nil {
-			return err
-		}
-	}
-	for _, d := range l.dirs {
-		if err := finish(out, d.path, d.mode, d.modTime); err != nil {
-			return err
-		}
-	}
-	if s.bare {
-		return nil
-	}
-	return finish(ws, "in", modeParent, epoch)
-}
-
-// writableDir creates the contents of one writable directory. below are the names of the writable directories in it,
-// which it creates empty.
-func (s *stager) writableDir(ctx context.Context, out *os.Root, d writableDir, below []string) error {
-	dir, err := out.OpenRoot(d.path)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
 	names := make([]stageFile, 0, len(d.entries)+len(below))
-	var sources []stageFile
 	var trees []stageTree
 	for _, e := range d.entries {
 		p := join(d.path, e.name)
-		source := path.Base(e.source)
-		f := placeholder(e.kind, dir, e.name, p)
 		switch {
-		case e.kind == Symlink:
-			f = e.link(dir, p)
-		case e.source != "" && s.bare:
-		case e.kind == Directory && e.source == "":
-			trees = append(trees, stageTree{dir, e.name, p, e.dir, true})
-		case e.kind == Directory:
-			s.bind(p, e.source, e.entry)
-			sources = append(sources, placeholder(Directory, s.in, source, p))
-			trees = append(trees, stageTree{s.in, source, p, e.dir, false})
-		case e.source == "":
-			f = e.file(dir, e.name, p, true)
-		case e.inStore(s.filer != nil):
-			f = s.storeFile(dir, p, e.entry)
+		case s.bare && !e.private:
+			continue
+		case e.private:
+			names = append(names, s.entry(e.entry, out, p, true))
+			trees = append(trees, stageTree{out, nil, e.name, p, e.dir, true})
 		default:
-			s.bind(p, e.source, e.entry)
-			sources = append(sources, e.file(s.in, source, p, false))
+			names = append(names, s.entry(e.entry, in, p, false))
+			trees = append(trees, stageTree{in, upper, e.name, p, e.dir, false})
+			if upper != nil && e.kind == Directory {
+				names = append(names, placeholder(Directory, upper, e.name, p))
+			}
 		}
-		names = append(names, f)
 	}
-	for _, name := range below {
-		names = append(names, placeholder(Directory, dir, name, join(d.path, name)))
+	for _, sub := range below {
+		name := path.Base(sub.path)
+		names = append(names, placeholder(Directory, out, name, sub.path))
+		if upper != nil && !sub.inOutput {
+			names = append(names, placeholder(Directory, in, name, sub.path))
+		}
 	}
-	if err := s.write(ctx, append(s.creationOrder(names), sources...)); err != nil {
+	if err := s.write(ctx, s.creationOrder(names)); err != nil {
 		return err
 	}
 	for i := range trees {
+		if trees[i].dir == nil {
+			continue
+		}
 		if err := s.subtree(ctx, &trees[i]); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// entry returns e, at p in the exec root, to be created in dir.
+func (s *stager) entry(e *entry, dir *os.Root, p string, private bool) stageFile {
+	switch {
+	case e.kind == Symlink:
+		return e.link(dir, p)
+	case e.kind == Directory:
+		return placeholder(Directory, dir, e.name, p)
+	case !private && e.inStore(s.filer != nil):
+		f := e.file(dir, e.name, p, false)
+		f.bind = s.bind(p, e)
+		return f
+	}
+	return e.file(dir, e.name, p, private)
 }
 
 // subtree creates the contents of t, and sets its time and mode. Load has limited the depth of its recursion.
@@ -159,19 +183,20 @@ func (s *stager) subtree(ctx context.Context, t *stageTree) error {
 		return err
 	}
 	defer dir.Close()
+	var upper *os.Root
+	if t.upper != nil {
+		if upper, err = t.upper.OpenRoot(t.name); err != nil {
+			return err
+		}
+		defer upper.Close()
+	}
 	names := make([]stageFile, 0, len(t.dir.entries))
 	for i := range t.dir.entries {
 		e := &t.dir.entries[i]
 		at := join(t.path, e.name)
-		switch {
-		case e.kind == Symlink:
-			names = append(names, e.link(dir, at))
-		case e.kind == Directory:
-			names = append(names, placeholder(Directory, dir, e.name, at))
-		case !t.private && e.inStore(s.filer != nil):
-			names = append(names, s.storeFile(dir, at, e))
-		default:
-			names = append(names, e.file(dir, e.name, at, t.private))
+		names = append(names, s.entry(e, dir, at, t.private))
+		if upper != nil && e.kind == Directory {
+			names = append(names, placeholder(Directory, upper, e.name, at))
 		}
 	}
 	if err := s.write(ctx, s.creationOrder(names)); err != nil {
@@ -179,12 +204,19 @@ func (s *stager) subtree(ctx context.Context, t *stageTree) error {
 	}
 	for i := range t.dir.entries {
 		if e := &t.dir.entries[i]; e.kind == Directory {
-			if err := s.subtree(ctx, &stageTree{dir, e.name, join(t.path, e.name), e.dir, t.private}); err != nil {
+			sub := &stageTree{dir, upper, e.name, join(t.path, e.name), e.dir, t.private}
+			if err := s.subtree(ctx, sub); err != nil {
 				return err
 			}
 		}
 	}
-	return finish(dir, ".", t.dir.mode(t.private), t.dir.props.modTime())
+	mode, modTime := t.dir.mode(t.private), t.dir.props.modTime()
+	if upper != nil {
+		if err := finish(upper, ".", mode, modTime); err != nil {
+			return err
+		}
+	}
+	return finish(dir, ".", mode, modTime)
 }
 
 // file returns the file e, at p in the exec root, to be created as name in dir.
@@ -202,17 +234,9 @@ func (e *entry) link(dir *os.Root, p string) stageFile {
 	}
 }
 
-// placeholder returns an empty file or directory. Something is mounted over it or created in it later, so its own
-// attributes are never visible.
+// placeholder returns an empty file or directory. Something is mounted over it, or its attributes are set later.
 func placeholder(kind Kind, dir *os.Root, name, p string) stageFile {
 	return stageFile{kind: kind, dir: dir, name: name, path: p, bind: -1}
-}
-
-// storeFile returns the placeholder of the file e at p, which is bound from the store.
-func (s *stager) storeFile(dir *os.Root, p string, e *entry) stageFile {
-	f := placeholder(File, dir, e.name, p)
-	f.mode, f.modTime, f.bind = e.mode(false), e.props.modTime(), s.bind(p, "", e)
-	return f
 }
 
 // write creates names in order, since a directory may list them in creation order, and writes file contents in
@@ -249,41 +273,29 @@ func (f *stageFile) create() (*os.File, error) {
 
 // fill completes f: it sets the time of a link, and writes a file or binds it from the store. It closes w.
 func (s *stager) fill(ctx context.Context, f *stageFile, w *os.File) error {
-	switch {
-	case f.kind == Symlink:
+	switch f.kind {
+	case Symlink:
 		return setLinkTime(f.dir, f.name, f.modTime)
-	case f.kind == Directory:
+	case Directory:
 		return nil
-	case f.bind >= 0:
-		return errors.Join(w.Close(), s.bindStoreFile(ctx, f))
-	case f.content.IsZero():
-		return w.Close() // a placeholder
+	}
+	if f.bind >= 0 {
+		b := &s.staged.Binds[f.bind]
+		source, release, err := s.filer.File(ctx, b.Content, f.mode&0o111 != 0)
+		if err == nil {
+			b.Source, s.staged.release[f.bind] = source, release
+			return w.Close()
+		}
+		if !errors.Is(err, cas.ErrFull) {
+			return errors.Join(notFound(b.Content, err), w.Close())
+		}
+		// The store has no room for the file, but may be able to read the blob from elsewhere: copy it.
 	}
 	err := copyBlob(ctx, s.store, f.content, w)
 	if err := errors.Join(err, w.Chmod(f.mode), w.Close()); err != nil {
 		return err
 	}
 	return f.dir.Chtimes(f.name, f.modTime, f.modTime)
-}
-
-// bindStoreFile completes the bind of the large file whose placeholder is f.
-func (s *stager) bindStoreFile(ctx context.Context, f *stageFile) error {
-	b := &s.staged.Binds[f.bind]
-	source, release, err := s.filer.File(ctx, b.Content, f.mode&0o111 != 0)
-	if errors.Is(err, cas.ErrFull) {
-		// The store has no room for the file, but may be able to read the blob from elsewhere.
-		copied := *f
-		copied.dir, copied.name, copied.content, copied.bind = s.in, fmt.Sprintf("large%d", f.bind), b.Content, -1
-		var w *os.File
-		if w, err = copied.create(); err == nil {
-			source, release, err = path.Join("in", copied.name), nil, s.fill(ctx, &copied, w)
-		}
-	}
-	if err != nil {
-		return notFound(b.Content, err)
-	}
-	b.Source, s.staged.release[f.bind] = source, release
-	return nil
 }
 
 // finish sets the modification time and the mode of the directory name, in this order, since the mode may deny further

@@ -13,7 +13,10 @@ import (
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
 )
 
-var errFewInputs = errors.New("copying so few inputs is cheaper")
+var (
+	errFewInputs  = errors.New("copying so few inputs is cheaper")
+	errCachedName = fmt.Errorf("the input root has the reserved name %s", cachedName)
+)
 
 // An imageStage is one call of Stage that uses images.
 type imageStage struct {
@@ -24,92 +27,86 @@ type imageStage struct {
 	stage   uint64    // the number of this Stage
 	staged  *Staged
 
-	own         []boundInput // the inputs in the image of this run alone
-	toCache     []boundInput // the inputs in a new image that stays mounted
+	noCache     bool         // use no cached image
+	toCache     []boundInput // the subtrees in a new image that stays mounted
+	image       uint64       // the number of that image
 	cacheBytes  int64        // of the files in toCache
-	cachedBinds int          // binds from cached images
+	cachedBinds int          // subtrees in cached images
 	uses        []*cachedImage
+	used        []*cachedSubtree
 	mounted     map[*cachedImage]Mount // this run's mounts of the images in uses
 	// copies are the files whose mode or time differs from those of the store's file: in/0, in/1 and so on.
 	copies []boundInput
 }
 
-// A boundInput is an input in the root of an image.
+// A boundInput is an input that an image has.
 type boundInput struct {
 	*entry
 	target string // relative to the exec root
-	whole  bool   // nothing below it is bound from another image
+	whole  bool   // nothing below it is in another image
 }
 
-// mount mounts the images for l and lists the binds, outer ones before inner ones.
+// mount mounts the images for l and lists the layers and binds.
 func (w *imageStage) mount(ctx context.Context, l *Layout) error {
 	defer func() { w.mounts.finishBuild(w.in.Name, w.toCache) }()
 	own := composers.Get().(*composer)
 	defer own.recycle()
-	for i := range l.dirs {
-		for _, e := range l.dirs[i].entries {
-			if e.source == "" {
-				continue
-			}
-			b := boundInput{entry: e.entry, target: join(l.dirs[i].path, e.name)}
-			if cached, err := w.bindCached(ctx, &b); err != nil {
-				return err
-			} else if !cached {
-				w.own = append(w.own, b)
-			}
-		}
+	_, taken := l.dirs[0].declared(cachedName)
+	w.noCache = taken
+	if err := own.compose(ctx, l, func(b *boundInput) (string, bool, error) { return w.cached(ctx, b) }); err != nil {
+		return err
 	}
-	err := own.compose(ctx, w.own, func(b *boundInput) (bool, error) { return w.bindCached(ctx, b) })
+	cached := len(w.used)+len(w.toCache) > 0
+	switch n := len(own.tree.Entries) + 1 - l.planned(); {
+	case cached:
+	case n <= 0:
+		return nil // only outputs, or what lies in them
+	case n <= w.config.CopyUpTo:
+		return errFewInputs
+	}
+	if cached && !own.hideCached(l) {
+		return errCachedName
+	}
+	m, err := w.newImage(ctx, own)
 	if err != nil {
 		return err
 	}
-	if n := len(own.tree.Entries); n > 0 && n <= w.config.CopyUpTo && len(w.staged.Binds)+len(w.toCache) == 0 {
-		return errFewInputs
-	}
-	inner := w.staged.Binds
-	w.staged.Binds = nil
-	if len(w.own) > 0 {
-		m, err := w.image(ctx, own)
-		if err != nil {
-			return err
-		}
-		w.staged.release = append(w.staged.release, func() { w.unmount(m) })
-		if err := w.bind(ctx, m, m.mount, own.names, w.own); err != nil {
+	w.staged.release = append(w.staged.release, func() { w.unmount(m) })
+	w.staged.Lower = append(w.staged.Lower, Lower{".", m.mount.Name()})
+	for _, f := range m.storeFiles {
+		if err := w.bindFile(ctx, f.path, f.entry); err != nil {
 			return err
 		}
 	}
-	w.staged.Binds = append(w.staged.Binds, inner...)
-	return w.mountNewCached(ctx)
-}
-
-// bind binds the inputs bs, which are in the root of the image m as names, from a mount of it.
-func (w *imageStage) bind(ctx context.Context, m *mountedImage, from Mount, names []string, bs []boundInput) error {
 	if m.location != nil {
 		w.staged.locations = append(w.staged.locations, m.location)
 	}
-	inRoot := make([]bool, len(bs)) // the inputs that are store files themselves
-	for _, f := range m.storeFiles {
-		if f.dir == 0 {
-			inRoot[f.top] = true
-		}
+	if err := w.mountNewCached(ctx); err != nil {
+		return err
 	}
-	for i, b := range bs {
-		if !inRoot[i] {
-			w.staged.Binds = append(w.staged.Binds, Bind{b.target, names[i], from.Name(), b.digest})
-		}
-	}
-	for _, f := range m.storeFiles {
-		if err := w.bindFile(ctx, bs[f.top].target+f.path[len(names[f.top]):], f.entry); err != nil {
-			return err
+	for _, g := range w.uses {
+		if m := w.mounted[g]; m != nil {
+			w.staged.Lower = append(w.staged.Lower, Lower{".", m.Name()})
 		}
 	}
 	return nil
 }
 
+// planned returns the number of planned directories that an image has.
+func (l *Layout) planned() int {
+	n := 0
+	for i := range l.dirs {
+		if !l.dirs[i].inOutput {
+			n++
+		}
+	}
+	return n
+}
+
 // bindFile binds a file from the store, or from a copy if it needs one.
 func (w *imageStage) bindFile(ctx context.Context, target string, e *entry) error {
 	if e.needsCopy() {
-		w.staged.Binds = append(w.staged.Binds, Bind{target, fmt.Sprintf("in/%d", len(w.copies)), "", e.digest})
+		w.staged.Binds = append(w.staged.Binds, Bind{target, fmt.Sprintf("in/%d", len(w.copies)), e.digest})
 		w.copies = append(w.copies, boundInput{entry: e, target: target})
 		return nil
 	}
@@ -118,7 +115,7 @@ func (w *imageStage) bindFile(ctx context.Context, target string, e *entry) erro
 		return fmt.Errorf("%s: %w", target, notFound(e.digest, err))
 	}
 	w.staged.release = append(w.staged.release, release)
-	w.staged.Binds = append(w.staged.Binds, Bind{target, source, "", e.digest})
+	w.staged.Binds = append(w.staged.Binds, Bind{target, source, e.digest})
 	return nil
 }
 
@@ -138,8 +135,8 @@ type storeFile struct {
 	path string // relative to its root
 }
 
-// image writes and mounts the composed image.
-func (w *imageStage) image(ctx context.Context, c *composer) (_ *mountedImage, err error) {
+// newImage writes and mounts the composed image.
+func (w *imageStage) newImage(ctx context.Context, c *composer) (_ *mountedImage, err error) {
 	m := &mountedImage{}
 	defer func() {
 		if err != nil {
@@ -173,10 +170,13 @@ func (w *imageStage) image(ctx context.Context, c *composer) (_ *mountedImage, e
 	return m, err
 }
 
-// size returns the size of the workspace: the writable directories and the copies.
+// size returns the size of the workspace: the planned directories, private inputs and the copies.
 func (w *imageStage) size(l *Layout) (bytes, files int64) {
 	r := newSizeEstimate(false)
 	bytes, files = r.layout(l, true)
+	if len(w.staged.Lower) == 0 {
+		files -= overlayFiles
+	}
 	if len(w.copies) > 0 {
 		files++ // in/
 	}
@@ -206,5 +206,5 @@ func (w *imageStage) copy(ctx context.Context, ws *os.Root) error {
 	if err := (&stager{store: w.in.Store}).write(ctx, files); err != nil {
 		return full(err)
 	}
-	return finish(ws, "in", modeParent, epoch)
+	return finish(ws, "in", 0o755, epoch)
 }

@@ -3,6 +3,7 @@
 package tree
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -100,7 +101,7 @@ func (s *Stager) Probe(ctx context.Context) error {
 func (s *Stager) probe(ctx context.Context) error {
 	image, err := erofs.Encode(nil, &erofs.Tree{
 		Devices: []int64{cas.ExtentAlign},
-		Dirs:    []erofs.Dir{{Mode: modeBoundDir, Count: 1}},
+		Dirs:    []erofs.Dir{{Mode: 0o755, Count: 1}},
 		Entries: []erofs.Entry{{Name: "file", Kind: erofs.File, Mode: 0o444, Size: 1, Device: 0}},
 	})
 	if err != nil {
@@ -175,6 +176,8 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance, workspa
 	switch {
 	case l.order != 0:
 		return l.copied(ctx, in.Store, workspace, "its directories have a custom order")
+	case l.layered:
+		return l.copied(ctx, in.Store, workspace, s.layeredReason())
 	case s.copyReason != "":
 		return l.copied(ctx, in.Store, workspace, s.copyReason)
 	case locator == nil:
@@ -213,6 +216,11 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance, workspa
 	}
 	w.staged.reusable = false // until AllowReuse
 	return w.staged, nil
+}
+
+// layeredReason returns why a run with the worker's user gets copies.
+func (s *Stager) layeredReason() string {
+	return cmp.Or(s.copyReason, "runs have the user of the worker")
 }
 
 // withoutLocator returns why a store that is no Locator cannot be mounted, and logs a decorator's mistake once.

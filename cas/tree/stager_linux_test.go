@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -323,7 +322,7 @@ func stageSized(t testing.TB, s *tree.Stager, l *tree.Layout, in *cas.Instance) 
 		return ws, nil
 	})
 	must(t, err)
-	if b, f := taken(t, ws); b != bytes || f != files {
+	if b, f := taken(t, ws, staged); b != bytes || f != files {
 		t.Errorf("requested a workspace of %d bytes in %d files, used %d in %d", bytes, files, b, f)
 	}
 	return ws, staged
@@ -346,27 +345,27 @@ func TestRunsShareNoMount(t *testing.T) {
 		_, s := r.stageLayout(t, "", l)
 		s.Release()
 	}
-	images := func(s *tree.Staged) map[string]bool {
+	used := func(s *tree.Staged) map[string]bool {
 		names := map[string]bool{}
-		for _, b := range s.Binds {
-			names[b.Image] = true
+		for _, name := range images(s) {
+			names[name] = true
 		}
 		return names
 	}
 	made := r.made
 	_, a := r.stageLayout(t, "", l)
-	if r.made != made {
-		t.Errorf("%d images were mounted, want 0, since all are cached", r.made-made)
+	if r.made != made+1 {
+		t.Errorf("%d images were mounted, want 1, since all subtrees are cached", r.made-made)
 	}
 	_, b := r.stageLayout(t, "", l)
-	for name := range images(b) {
-		if images(a)[name] {
+	for name := range used(b) {
+		if used(a)[name] {
 			t.Errorf("two concurrent runs share the mount %q", name)
 		}
 	}
 	unclean, err := r.Stager.Stage(t.Context(), l, r.in(""), into(newRoot(t)))
 	must(t, err)
-	spoiled := images(unclean)
+	spoiled := used(unclean)
 	for _, s := range []*tree.Staged{a, b, unclean} {
 		s.Release()
 	}
@@ -374,7 +373,7 @@ func TestRunsShareNoMount(t *testing.T) {
 	for range 3 {
 		_, s := r.stageLayout(t, "", l)
 		next = append(next, s)
-		for name := range images(s) {
+		for name := range used(s) {
 			if spoiled[name] {
 				t.Errorf("the mount %q of an unclean run is reused", name)
 			}
@@ -388,38 +387,56 @@ func TestRunsShareNoMount(t *testing.T) {
 	}
 }
 
-// source opens the image or directory of a bind, and returns the path in it.
-func (r *rig) source(ws *os.Root, b tree.Bind) (*os.Root, string) {
-	r.t.Helper()
-	switch {
-	case b.Image != "":
-		return r.root(r.t, b.Image), b.Source
-	case filepath.IsAbs(b.Source):
-		dir, err := os.OpenRoot(filepath.Dir(b.Source))
-		must(r.t, err)
-		return dir, filepath.Base(b.Source)
-	}
-	dir, err := ws.OpenRoot(path.Dir(b.Source))
-	must(r.t, err)
-	return dir, path.Base(b.Source)
-}
-
 // see returns the exec root that a run sees.
 func (r *rig) see(ws *os.Root, s *tree.Staged) *node {
 	r.t.Helper()
-	root := read(r.t, ws, "out")
-	for _, b := range s.Binds {
-		dir, source := r.source(ws, b)
-		from, below := read(r.t, dir, source), root.at(b.Target)
-		must(r.t, dir.Close())
-		switch {
-		case below == nil || (below.kids == nil) != (from.kids == nil) || below.target != "":
-			r.t.Fatalf("bind %s lacks a placeholder of its kind", b.Target)
-		case len(below.kids) > 0 || below.content != "":
-			r.t.Fatalf("the placeholder of bind %s is not empty", b.Target)
-		}
-		*below = *from
+	mounted := r.overlay(r.t, ws, s)
+	defer mounted.Close()
+	root := read(r.t, mounted, ".")
+	bindAll(r.t, root, ws, s)
+	return root
+}
+
+// overlay returns the exec root of s without its binds.
+func (m *mounter) overlay(t testing.TB, ws *os.Root, s *tree.Staged) *os.Root {
+	t.Helper()
+	if len(s.Lower) == 0 {
+		out, err := ws.OpenRoot("out")
+		must(t, err)
+		return out
 	}
+	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	must(t, err)
+	defer unix.Close(fsfd)
+	must(t, ws.MkdirAll("work", 0o700))
+	layer := func(key string, dir *os.Root) {
+		defer dir.Close()
+		f, err := dir.Open(".")
+		must(t, err)
+		defer f.Close()
+		must(t, unix.FsconfigSetFd(fsfd, key, int(f.Fd())))
+	}
+	sub := func(name string) *os.Root {
+		dir, err := ws.OpenRoot(name)
+		must(t, err)
+		return dir
+	}
+	for _, l := range s.Lower {
+		if l.Image == "" {
+			layer("lowerdir+", sub(l.Source))
+		} else {
+			layer("lowerdir+", m.root(t, l.Image))
+		}
+	}
+	layer("upperdir", sub("out"))
+	layer("workdir", sub("work"))
+	must(t, unix.FsconfigSetString(fsfd, "redirect_dir", "follow"))
+	must(t, unix.FsconfigCreate(fsfd))
+	fd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(fd)
+	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", fd))
+	must(t, err)
 	return root
 }
 
@@ -434,16 +451,12 @@ func leaves(n, files int, changed map[int]string) *node {
 	return root
 }
 
-// images returns the sorted names of the bound images, and the number of binds from them.
-func images(s *tree.Staged) (names []string, binds int) {
-	for _, b := range s.Binds {
-		if b.Image != "" {
-			names = append(names, b.Image)
-		}
+// images returns the names of the images that s uses, the one of its run first.
+func images(s *tree.Staged) (names []string) {
+	for _, l := range s.Lower {
+		names = append(names, l.Image)
 	}
-	binds = len(names)
-	slices.Sort(names)
-	return slices.Compact(names), binds
+	return names
 }
 
 // Rules 98 and 100: images show the same as copies, before, while and after subtrees are cached.
@@ -504,53 +517,39 @@ func TestImageModesAndTimes(t *testing.T) {
 				t.Errorf("stage %d, %s: got\n%s\nwant\n%s", i, where, got, want)
 			}
 		}
-		same("out", listing(t, ws, "out", s.Binds...), `dtrwxrwxrwx 
-bind d--------- /cached
-drwxrwxrwx /old
+		same("out", listing(t, ws, "out"), `dtrwxrwxrwx 
+dtrwxrwxrwx /old
 -rw-rw-rw- /old/f
 dtrwxrwxrwx /src
-bind ---------- /src/a
-bind d--------- /src/sub
-bind ---------- /src/x
 `)
-		for target, want := range map[string]string{
-			"src/a": "-r--r--r-- \n", "src/x": "-r-xr-xr-x \n",
-			"src/sub": "dr-xr-xr-x \n-r--r--r-- /e\n-r--r--r-- /f\ndr-xr-xr-x /s\n-r--r--r-- /s/f\n-r-xr-xr-x /x\n",
-			"cached":  "dr-xr-xr-x \n" + strings.Repeat("-r-xr-xr-x /%d\n-r--r--r-- /%d\n", 5),
-		} {
-			if target == "cached" {
-				want = fmt.Sprintf(want, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
-			}
-			b := s.Binds[slices.IndexFunc(s.Binds, func(b tree.Bind) bool { return b.Target == target })]
-			dir, source := r.source(ws, b)
-			same(target, listing(t, dir, source), want)
-			if strings.HasPrefix(want, "-") {
-				_, err := dir.OpenFile(source, os.O_WRONLY, 0)
-				if !errors.Is(err, unix.EROFS) {
-					t.Errorf("open %s for writing: got %v, want EROFS", target, err)
-				}
-			} else if err := dir.WriteFile(path.Join(source, "new"), nil, 0o600); !errors.Is(err, unix.EROFS) {
-				t.Errorf("create a file in %s: got %v, want EROFS", target, err)
-			}
-			must(t, dir.Close())
-		}
+		root := r.overlay(t, ws, s)
+		same("exec root", listing(t, root, "."), `dtrwxrwxrwx 
+dtrwxrwxrwx cached
+-rwxr-xr-x cached/0
+-rw-r--r-- cached/1
+-rwxr-xr-x cached/2
+-rw-r--r-- cached/3
+-rwxr-xr-x cached/4
+-rw-r--r-- cached/5
+-rwxr-xr-x cached/6
+-rw-r--r-- cached/7
+-rwxr-xr-x cached/8
+-rw-r--r-- cached/9
+dtrwxrwxrwx old
+-rw-rw-rw- old/f
+dtrwxrwxrwx src
+-rw-r--r-- src/a
+dtrwxrwxrwx src/sub
+-rw-r--r-- src/sub/e
+-rw-r--r-- src/sub/f
+dtrwxrwxrwx src/sub/s
+-rw-r--r-- src/sub/s/f
+-rwxr-xr-x src/sub/x
+-rwxr-xr-x src/x
+`)
+		must(t, root.Close())
 		s.Release()
 	}
-}
-
-func TestImageNamesContentOfBinds(t *testing.T) {
-	r := newRig(t, 0)
-	n := parse(t, "a = 1", "d/b = 2")
-	_, s := r.stage("", n)
-	want := map[string]cas.Digest{"a": cas.SHA256.Sum([]byte("1")), "d": n.kids["d"].put(t, r.store)}
-	got := map[string]cas.Digest{}
-	for _, b := range s.Binds {
-		got[b.Target] = b.Content
-	}
-	if !maps.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
-	s.Release()
 }
 
 // TestOnlyChangedSubtreesAreWritten uses 2,000 files in 100 directories, and changes 10 directories each time.
@@ -610,8 +609,7 @@ func TestInstancesShareNoMounts(t *testing.T) {
 	for range 3 {
 		for _, instance := range []string{"a", "b"} {
 			_, s := r.stage(instance, n)
-			names, _ := images(s)
-			for _, name := range names {
+			for _, name := range images(s) {
 				if other, ok := seen[name]; ok && other != instance {
 					t.Errorf("image %s is bound for instances %q and %q", name, other, instance)
 				}
@@ -650,8 +648,8 @@ func TestMountCacheKeepsItsBudget(t *testing.T) {
 	stage("a").Release() // so that b was used before a
 	stage("c").Release()
 	stage("c").Release()
-	if got := r.mounted(); got != 3 {
-		t.Errorf("%d images are mounted, want a, c, and b, which is in use", got)
+	if got := r.mounted(); got != 4 {
+		t.Errorf("%d images are mounted, want a, c, and b and that of the run that uses it", got)
 	}
 	inUse.Release()
 	if got := r.mounted(); got != 2 {
@@ -732,8 +730,8 @@ func TestSubtreesAreCachedOnce(t *testing.T) {
 	r.first = see
 	see()
 	see()
-	if got := r.mounted(); got != 1 || r.made != 3 {
-		t.Errorf("%d of %d images are cached, want 1 of 3", got, r.made)
+	if got := r.mounted(); got != 1 || r.made != 5 {
+		t.Errorf("%d of %d images are cached, want 1 of 5, as each of 4 runs has its own", got, r.made)
 	}
 }
 
@@ -848,7 +846,7 @@ func TestFallsBackToCopies(t *testing.T) {
 		{"no room for files", "store is full", func(s *segmented) cas.Store { return fullSegmented{s} }, nil},
 		{"short segments", "shorter", func(s *segmented) cas.Store { return truncated{s} }, nil},
 		{"many segments", "252 of at most 250", func(s *segmented) cas.Store { return spread{s} }, nil},
-		{"few", "so few", nil, func(c *tree.StagerConfig) { c.CopyUpTo = 5 }}, // d, e, large, s and top
+		{"few", "so few", nil, func(c *tree.StagerConfig) { c.CopyUpTo = 6 }}, // d, e, large, s, top and l
 		{"no files", "neither", func(s *segmented) cas.Store {
 			return struct {
 				cas.Store
@@ -982,9 +980,8 @@ func TestBindsFromCachedImagesAreLimited(t *testing.T) {
 		}
 		n.set("a/x", &node{content: fmt.Sprint(i)})
 		ws, s := r.stage("", n)
-		_, binds := images(s)
-		if want := []int{1, 129, 129, 129}[i]; binds != want {
-			t.Errorf("stage %d has %d binds, want %d", i, binds, want)
+		if got, want := len(images(s)), []int{1, 2, 2, 2}[i]; got != want {
+			t.Errorf("stage %d has %d images, want %d", i, got, want)
 		}
 		same(t, "exec root", r.see(ws, s), n)
 		s.Release()
@@ -1010,14 +1007,14 @@ func TestCachedImagesExpire(t *testing.T) {
 		}
 		time.Sleep(15*time.Minute - time.Second)
 		inUse := stage(0)
-		if n := r.mounted(); n != 3 {
-			t.Errorf("%d images are mounted, want 3", n)
+		if n := r.mounted(); n != 4 {
+			t.Errorf("%d images are mounted, want the cached ones and that of the run", n)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait() // for the timer of the images
 		again := stage(0)
-		if n := r.mounted(); n != 2 {
-			t.Errorf("%d images are mounted, want the one in use and its replacement", n)
+		if n := r.mounted(); n != 4 {
+			t.Errorf("%d images are mounted, want the one in use, its replacement and those of two runs", n)
 		}
 		inUse.Release()
 		again.Release()
@@ -1077,7 +1074,7 @@ func TestReleaseRemoved(t *testing.T) {
 	}
 	inUse := stage(0)
 	r.store.removed = true
-	for i, want := range []int{2, 1, 1} { // the one in use is the last one
+	for i, want := range []int{3, 2, 2} { // the one in use is the last one, and its run has another
 		if !r.ReleaseRemoved() || r.mounted() != want {
 			t.Errorf("call %d: %d images are mounted, want %d", i, r.mounted(), want)
 		}

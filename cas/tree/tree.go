@@ -6,14 +6,15 @@
 // The package neither mounts nor confines anything: a Mounter mounts its images, and the remaining mounts are returned
 // as a list of Binds.
 //
-// The exec root of a run consists of real, writable directories: the input root, the working directory, the parents of
-// outputs and the directories that lead to them. Every other input is a read-only mount over an empty placeholder in
-// one of these. All writable directories lie on one mount, so that the run can rename between them, and no input can
-// be changed. In the workspace, the writable directories are below out/. The mounted inputs lie in an EROFS image that
-// points at the files of the store, or are copied to in/0, in/1 and so on.
+// Every directory of the exec root accepts new entries, and no input can be changed: it belongs to the worker, is not
+// writable for others, and its directory is sticky. The workspace has the exec root as out/. With an image, which points
+// at the files of the store, out/ is the upper layer of an overlay: it has the planned directories (the root, the working
+// directory, the parents of outputs) and private inputs, and the image has everything else. If a run has the user ID of
+// the worker, copies are a lower layer, too: in/. Large files are bound from the store over empty placeholders.
 //
 // Inputs without node properties get one of a few modes and a fixed modification time. Inputs that state mtime or
-// unix_mode get these. Only writable directories keep the mode that the run needs, since it may not own them.
+// unix_mode get these, without write permission of files for others. Only planned directories keep the mode that the run
+// needs.
 //
 // The files of the package, by job:
 //

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
 	"slices"
 	"strings"
 	"syscall"
@@ -24,18 +23,13 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
-// listing returns the modes of everything below dir, and checks the modification times. For the targets of binds it
-// shows only the type.
-func listing(t *testing.T, ws *os.Root, dir string, over ...tree.Bind) string {
+// listing returns the modes of everything below dir, and checks the modification times.
+func listing(t *testing.T, ws *os.Root, dir string) string {
 	var b strings.Builder
 	must(t, fs.WalkDir(ws.FS(), dir, func(p string, e fs.DirEntry, err error) error {
 		must(t, err)
 		info, err := e.Info()
 		must(t, err)
-		if slices.ContainsFunc(over, func(b tree.Bind) bool { return p == path.Join(dir, b.Target) }) {
-			fmt.Fprintf(&b, "bind %v %s\n", info.Mode().Type(), strings.TrimPrefix(p, dir))
-			return nil
-		}
 		fmt.Fprintf(&b, "%v %s\n", info.Mode(), strings.TrimPrefix(p, dir))
 		if got := info.ModTime().Unix(); got != 1_000_000_000 && info.Mode().Type() != fs.ModeSymlink {
 			t.Errorf("%s: got modification time %d, want 1000000000", p, got)
@@ -52,30 +46,65 @@ func TestStageModesAndTimes(t *testing.T) {
 	in := load(t, store, parse(t, "src/a = 1", "src/x *= 2", "src/sub/f = 3", "src/sub/x *= 3", "old/f = 4",
 		"old/d/x *= 5", "old/d/l -> x", "old/kept = 6"))
 	ws, s := stage(t, store, in, "src", "src/out", "old/f", "old/d", "deep/er/out")
-	want := `drwxr-xr-x 
-drwxr-xr-x /deep
+	if len(s.Binds)+len(s.Lower) > 0 {
+		t.Errorf("got binds %v, lower %v, want none", s.Binds, s.Lower)
+	}
+	want := `dtrwxrwxrwx 
+dtrwxrwxrwx /deep
 dtrwxrwxrwx /deep/er
-drwxrwxrwx /old
+dtrwxrwxrwx /old
 drwxrwxrwx /old/d
 Lrwxrwxrwx /old/d/l
 -rwxrwxrwx /old/d/x
 -rw-rw-rw- /old/f
-bind ---------- /old/kept
+-rw-r--r-- /old/kept
 dtrwxrwxrwx /src
-bind ---------- /src/a
-bind d--------- /src/sub
-bind ---------- /src/x
+-rw-r--r-- /src/a
+dtrwxrwxrwx /src/sub
+-rw-r--r-- /src/sub/f
+-rwxr-xr-x /src/sub/x
+-rwxr-xr-x /src/x
 `
-	if got := listing(t, ws, "out", s.Binds...); got != want {
+	if got := listing(t, ws, "out"); got != want {
 		t.Errorf("out: got\n%s\nwant\n%s", got, want)
 	}
-	for target, want := range map[string]string{
-		"src/a": "-r--r--r-- \n", "src/x": "-r-xr-xr-x \n",
-		"src/sub": "dr-xr-xr-x \n-r--r--r-- /f\n-r-xr-xr-x /x\n",
+	l := plan(t, in, "src", []string{"src/out", "old/f", "old/d", "deep/er/out"}, nil)
+	if got, want := l.Owned(), []string{"old/d", "old/f"}; !slices.Equal(got, want) {
+		t.Errorf("owned: got %q, want %q", got, want)
+	}
+	ws = newRoot(t)
+	s, err := l.Layered().Stage(t.Context(), store, ws)
+	must(t, err)
+	if want := []tree.Lower{{Source: "in"}}; len(s.Binds) > 0 || !slices.Equal(s.Lower, want) {
+		t.Errorf("layered: got binds %v, lower %v, want %v", s.Binds, s.Lower, want)
+	}
+	for dir, want := range map[string]string{
+		"in": `dtrwxrwxrwx 
+dtrwxrwxrwx /deep
+dtrwxrwxrwx /deep/er
+dtrwxrwxrwx /old
+-rw-r--r-- /old/kept
+dtrwxrwxrwx /src
+-rw-r--r-- /src/a
+dtrwxrwxrwx /src/sub
+-rw-r--r-- /src/sub/f
+-rwxr-xr-x /src/sub/x
+-rwxr-xr-x /src/x
+`,
+		"out": `dtrwxrwxrwx 
+dtrwxrwxrwx /deep
+dtrwxrwxrwx /deep/er
+dtrwxrwxrwx /old
+drwxrwxrwx /old/d
+Lrwxrwxrwx /old/d/l
+-rwxrwxrwx /old/d/x
+-rw-rw-rw- /old/f
+dtrwxrwxrwx /src
+dtrwxrwxrwx /src/sub
+`,
 	} {
-		i := slices.IndexFunc(s.Binds, func(b tree.Bind) bool { return b.Target == target })
-		if got := listing(t, ws, s.Binds[i].Source); got != want {
-			t.Errorf("bind of %s: got\n%s\nwant\n%s", target, got, want)
+		if got := listing(t, ws, dir); got != want {
+			t.Errorf("layered %s: got\n%s\nwant\n%s", dir, got, want)
 		}
 	}
 }

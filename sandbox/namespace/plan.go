@@ -82,6 +82,7 @@ func plan(spec *sandbox.Spec, c *planOptions) (p *zygote.Plan, images []string) 
 		Env:        spec.Env,
 		Dir:        spec.Dir,
 		Workspace:  spec.Workspace != "",
+		Owned:      spec.Owned,
 		Terminal:   c.terminal,
 		Rlimits:    rlimits(&spec.Limits, c),
 		Conditions: slotConditionsOf(&spec.Conditions),

@@ -64,6 +64,11 @@ func memory(s *sandbox.Spec) {
 	s.Temp = []sandbox.Temp{{Target: "/tmp", Bytes: 1 << 30}}
 }
 
+// overTree adds a tree of inputs below the output.
+func overTree(s *sandbox.Spec) {
+	s.Lower = []sandbox.Lower{{Target: "/build", Content: "x", Source: "lower"}}
+}
+
 // writable are the layers that make everything but the outputs read-only.
 var writable = []namespace.Layer{namespace.ReadOnly, namespace.Landlock}[:2:2]
 
@@ -91,6 +96,21 @@ func guarantees(w *fixture) []guarantee {
 		{
 			name: "input-name-host", promise: "The same if the input is a directory of the host.",
 			attack: []string{"input-name", "/in/host", "/in/open"}, without: append(writable, namespace.HiddenPaths),
+		},
+		{
+			name: "input-tree", promise: "Inputs in a directory that accepts new entries cannot be changed, removed, replaced, linked or hidden.",
+			attack: []string{"input-tree", "/build/tree/sub", "/build/tree"}, spec: overTree, reason: several + "owners and modes are the kernel's own",
+			events: []sandbox.Event{event(sandbox.EventWrite, "/build/tree/sub")},
+		},
+		{
+			name: "input-tree-write", promise: "The same by writing and by changing metadata.",
+			attack: []string{"input-write", "/build/tree/sub"}, spec: overTree, reason: several + "owners and modes are the kernel's own",
+			events: []sandbox.Event{event(sandbox.EventWrite, "/build/tree/sub")},
+		},
+		{
+			name: "input-tree-metadata", promise: "Mode, owner, times and attributes of such inputs cannot be changed.",
+			attack: []string{"input-metadata", "/build/tree/sub"}, spec: overTree, reason: several + "owners and modes are the kernel's own",
+			events: []sandbox.Event{event(sandbox.EventWrite, "/build/tree/sub")},
 		},
 		{
 			name: "input-lease", promise: "A run cannot block or observe the host's use of an input with a lease.",

@@ -221,7 +221,12 @@ func workspace(ctx context.Context, b sandbox.Backend, l *sandbox.Limits) (sandb
 	err = errors.Join(
 		root.Mkdir("out", 0o777), root.Chmod("out", 0o777), root.Mkdir("in-dir", 0o777), root.Chmod("in-dir", 0o777),
 		inputFile(root.WriteFile, root.Chmod, "in-file"), inputFile(root.WriteFile, root.Chmod, "in-build"),
-		inputFile(root.WriteFile, root.Chmod, "in-dir/sub"))
+		inputFile(root.WriteFile, root.Chmod, "in-dir/sub"),
+		root.MkdirAll("lower/tree", 0o755), root.Chmod("lower/tree", 0o777|os.ModeSticky), root.WriteFile("lower/tree/sub", []byte("original"), 0o644))
+	if err == nil && os.Geteuid() != 0 {
+		// The directory must be the run's, which has our user.
+		err = errors.Join(root.Mkdir("out/tree", 0o777), root.Chmod("out/tree", 0o777|os.ModeSticky))
+	}
 	if err != nil {
 		ws.Close()
 		return nil, fmt.Errorf("set up the workspace: %w", err)

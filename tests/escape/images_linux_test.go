@@ -87,6 +87,9 @@ func TestEscapesFromImages(t *testing.T) {
 	for i := range 30 {
 		sub.Files = append(sub.Files, &repb.FileNode{Name: fmt.Sprintf("f%02d", i), Digest: put([]byte("original"))})
 	}
+	sub.Files = append(sub.Files, &repb.FileNode{
+		Name: "large", Digest: put(append([]byte("original"), make([]byte, tree.LargeFile)...)),
+	})
 	root := &repb.Directory{
 		Files: []*repb.FileNode{
 			{Name: "file", Digest: put([]byte("original"))},
@@ -98,9 +101,10 @@ func TestEscapesFromImages(t *testing.T) {
 	for _, attack := range [][]string{
 		append([]string{"input-write"}, files...),
 		append([]string{"input-metadata"}, files...),
-		{"input-name", "/build/dir/f07", "/build/dir"},
+		{"input-tree", "/build/dir/f07", "/build/dir"},
+		{"input-tree", "/build/dir/large", "/build/dir"},
 		{"input-lease", "/build/dir/f07", "/build/dir"},
-		{"outside", "/build/dir", "/etc", "/"},
+		{"outside", "/etc", "/"},
 	} {
 		for round := range 2 {
 			action, err := cas.FromProto(cas.SHA256, message(&repb.Action{

@@ -37,8 +37,11 @@ const (
 
 // notForRunners are attacks that do not apply to a runner, and why. The table in docs/runner.md lists them, too.
 var notForRunners = map[string]string{
-	"input-name-host": "directories of a runner's input root are not inputs; input-name attacks one of the toolchain",
-	"stubborn":        "the caller of a runner sets the timeout: TestRunnerKillsCancelledCommand",
+	"input-tree":          "its inputs are mounts of their own",
+	"input-tree-write":    "its inputs are mounts of their own",
+	"input-tree-metadata": "its inputs are mounts of their own",
+	"input-name-host":     "directories of a runner's input root are not inputs; input-name attacks one of the toolchain",
+	"stubborn":            "the caller of a runner sets the timeout: TestRunnerKillsCancelledCommand",
 }
 
 // A runnerProcess is a running "cloister runner" with a build directory in the store.

@@ -64,7 +64,7 @@ func exactTree(c *client) {
 			c.Errorf("%q: got %+v, want a file of %d bytes", p, e, len(f.text))
 		case f.link == "" && e.Mode&0o100 != 0 != f.x:
 			c.Errorf("%q: got mode %o, want is_executable=%v", p, e.Mode, f.x)
-		case c.ours && f.link == "" && (e.Mode != map[bool]uint32{false: 0o444, true: 0o555}[f.x] || e.MTime != 1_000_000_000 || e.MTimeNanos != 0):
+		case c.ours && f.link == "" && (e.Mode != map[bool]uint32{false: 0o644, true: 0o755}[f.x] || e.MTime != 1_000_000_000 || e.MTimeNanos != 0):
 			c.Errorf("%q: got %+v, want the fixed mode and time of inputs", p, e)
 		}
 	}
@@ -161,6 +161,19 @@ func inputsStay(c *client) {
 	})
 	if stdout != "made\nmade\n" {
 		c.Errorf("undeclared files in the working directory and beside an output: got %q, want both created", stdout)
+	}
+	// So is every directory of inputs, and what is made there is not seen again.
+	root = c.tree(withProbe(c, map[string]file{"in/a/b": {text: "x"}, "in/e/f": {text: "y"}}))
+	made := job{
+		steps: []string{"write? in/new", "write? in/a/new", "mkdirs in/a/c/d", "write? in/a/c/d/new"},
+		root:  root, outputs: []string{"out"},
+	}
+	stdout, result := c.succeed(made)
+	oneOf(c, "new files in directories of inputs", stdout, "made\nmade\nmade\n")
+	c.wantOutputs("undeclared files", result)
+	stdout, _ = c.succeed(job{steps: []string{"absent in/new", "absent in/a/new", "absent in/a/c"}, root: root})
+	if stdout != "" {
+		c.Errorf("files that another action left in directories of inputs: got %q, want none", stdout)
 	}
 }
 

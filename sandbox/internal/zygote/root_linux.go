@@ -166,6 +166,11 @@ func (s *slot) applyPlan(plan *Plan, sources []int) error {
 		}
 	}()
 	s.unwritable = nil
+	for _, p := range plan.Owned {
+		if err := s.own(sources[0], p); err != nil {
+			return fmt.Errorf("owner of %s: %w", p, err)
+		}
+	}
 	if err := s.takeTrees(plan, trees, sources); err != nil {
 		return err
 	}
@@ -377,6 +382,22 @@ func (s *slot) takeFrom(plan *Plan, o *Op, sources []int) (tree, error) {
 		s.unwritable = append(s.unwritable, o.Target)
 	}
 	return t, err
+}
+
+// own gives the file at p below base to the command's user.
+func (s *slot) own(base int, p string) error {
+	if s.rootless {
+		return nil // it has our user
+	}
+	dir, err := unix.Openat2(base, path.Dir(p), &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH,
+	})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	return unix.Fchownat(dir, path.Base(p), s.command, s.command, unix.AT_SYMLINK_NOFOLLOW)
 }
 
 // makeOutput creates a directory below base that every user can write to, and its parents. It follows no link.

@@ -36,7 +36,7 @@ func (p *Plan) Append(b []byte) ([]byte, error) {
 			b = binary.AppendVarint(b, int64(l.Image))
 		}
 	}
-	for _, list := range [][]string{p.Args, p.Env, p.Writable} {
+	for _, list := range [][]string{p.Args, p.Env, p.Writable, p.Owned} {
 		b = appendTexts(b, list)
 	}
 	b = appendText(b, p.Dir)
@@ -191,7 +191,7 @@ func decodePlan(b []byte) (*Plan, error) {
 			p.Ops[i].Lower[j] = Lower{Source: d.text(), Image: int(d.varint())}
 		}
 	}
-	for _, list := range []*[]string{&p.Args, &p.Env, &p.Writable} {
+	for _, list := range []*[]string{&p.Args, &p.Env, &p.Writable, &p.Owned} {
 		*list = d.texts()
 	}
 	p.Dir = d.text()

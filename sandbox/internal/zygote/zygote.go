@@ -191,6 +191,8 @@ type Plan struct {
 	Rlimits []Rlimit
 	// Writable are the only paths that Landlock lets the run change.
 	Writable []string
+	// Owned are the paths of the workspace that the command's user gets.
+	Owned []string
 
 	// Conditions differ from the default, or nil.
 	Conditions *Conditions `json:",omitempty"`

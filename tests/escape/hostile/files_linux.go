@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -73,7 +74,7 @@ func inputWrite(r *report, args []string) {
 
 func unchanged(r *report, file string) {
 	b, err := os.ReadFile(file)
-	if r.must("read "+file, err) && string(b) != original {
+	if r.must("read "+file, err) && strings.TrimRight(string(b), "\x00") != original {
 		r.escape("%s holds %q", file, b)
 	}
 }
@@ -127,6 +128,71 @@ func inputName(r *report, args []string) {
 	r.refused("unlink "+dir+"/sub", unix.Unlink(dir+"/sub"))
 	r.refused("rmdir "+dir, unix.Rmdir(dir), unix.EBUSY)
 	unchanged(r, file)
+}
+
+// inputTree attacks a file and its directory, in a tree of inputs that accepts new entries.
+func inputTree(r *report, args []string) {
+	file, dir := args[0], args[1]
+	own, ownDir := dir+"/hostile-file", dir+"/hostile-dir"
+	var before, after unix.Statfs_t
+	if !r.must("make a file", os.WriteFile(own, []byte("changed"), 0o600)) || !r.must("make a directory", unix.Mkdir(ownDir, 0o700)) ||
+		!r.must("statfs", unix.Statfs(dir, &before)) {
+		return
+	}
+	// Directories of inputs stay where they are (EXDEV), and a mount point is busy.
+	no := []error{unix.EXDEV, unix.EBUSY}
+	r.refused("unlink "+file, unix.Unlink(file), no...)
+	r.refused("rename "+file, unix.Rename(file, own+"2"), no...)
+	r.refused("replace "+file, unix.Rename(own, file), no...)
+	for name, flag := range map[string]uint{"exchange": unix.RENAME_EXCHANGE, "whiteout": unix.RENAME_WHITEOUT} {
+		r.refused(name+" "+file, unix.Renameat2(unix.AT_FDCWD, own, unix.AT_FDCWD, file, flag), append(no, unix.EINVAL)...)
+		r.refused(name+" by "+file, unix.Renameat2(unix.AT_FDCWD, file, unix.AT_FDCWD, own, flag), append(no, unix.EINVAL)...)
+		r.refused(name+" "+dir, unix.Renameat2(unix.AT_FDCWD, dir, unix.AT_FDCWD, "/build/gone", flag),
+			append(no, unix.EINVAL, unix.ENOENT)...)
+	}
+	r.refused("link "+file, unix.Link(file, own+"2"), no...)
+	if fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0); r.must("open "+file, err) {
+		link := fmt.Sprintf("/proc/self/fd/%d", fd)
+		r.refused("link the descriptor", unix.Linkat(unix.AT_FDCWD, link, unix.AT_FDCWD, own+"2", unix.AT_SYMLINK_FOLLOW), no...)
+		if err := unix.Fsync(fd); err != nil { // has no effect
+			r.stop("fsync: %v", err)
+		}
+		unix.Close(fd)
+	}
+	r.refused("rename "+dir, unix.Rename(dir, "/build/gone"), no...)
+	r.refused("replace "+dir, unix.Rename(ownDir, dir), append(no, unix.EINVAL, unix.ENOTEMPTY)...)
+	r.refused("rmdir "+dir, unix.Rmdir(dir), append(no, unix.ENOTEMPTY)...)
+	// A whiteout would hide an input, and so would a directory that is opaque or says that it is another one.
+	for _, name := range []string{own + "3", file, "/build/hostile-whiteout"} {
+		r.refused("whiteout "+name, unix.Mknod(name, unix.S_IFCHR, 0), unix.EEXIST)
+	}
+	for _, prefix := range []string{"trusted.overlay.", "user.overlay."} {
+		for _, p := range []string{file, dir, ownDir, own} {
+			for attribute, value := range map[string]string{"opaque": "y", "redirect": "/", "metacopy": "", "whiteout": "y", "upper": "x"} {
+				// The kernel keeps the user's attributes of the run's own files apart from those of overlayfs.
+				err := unix.Setxattr(p, prefix+attribute, []byte(value), 0)
+				if err != nil || prefix == "trusted.overlay." || p == file {
+					r.refused("set "+prefix+attribute+" of "+p, err, unix.ENOTSUP)
+				}
+			}
+		}
+	}
+	if fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600); err == nil {
+		r.refused("name an unnamed file "+file, unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), unix.AT_FDCWD, file,
+			unix.AT_SYMLINK_FOLLOW), unix.EEXIST)
+		unix.Close(fd)
+	}
+	// Nothing of an input may have been copied into memory that counts for the run.
+	if r.must("statfs", unix.Statfs(dir, &after)) && before.Bfree > after.Bfree+8 {
+		r.escape("%d blocks were used", before.Bfree-after.Bfree)
+	}
+	names, err := os.ReadDir(dir)
+	base := file[len(dir)+1:]
+	if r.must("list "+dir, err) && !slices.ContainsFunc(names, func(e os.DirEntry) bool { return e.Name() == base }) {
+		r.escape("%s is hidden", file)
+	}
+	unchanged(r, file)
+	_ = os.RemoveAll(ownDir)
 }
 
 // create tries to create a file of each kind in dir, and removes those that it created.

@@ -16,6 +16,7 @@ var attacks = map[string]func(*report, []string){
 	"input-write":    inputWrite,
 	"input-metadata": inputMetadata,
 	"input-name":     inputName,
+	"input-tree":     inputTree,
 	"input-lease":    inputLease,
 	"outside":        outside,
 	"device":         device,
@@ -82,7 +83,7 @@ func main() {
 
 // refusals are the errors with which a sandbox refuses. Any other error may be a bug in this program and proves
 // nothing.
-var refusals = []error{unix.EPERM, unix.EACCES, unix.EROFS, unix.ENOSYS}
+var refusals = []error{unix.EPERM, unix.EACCES, unix.EROFS, unix.ENOSYS, unix.EOVERFLOW}
 
 // refused records an attempt that must fail with one of refusals or of also.
 func (r *report) refused(what string, err error, also ...error) {

@@ -35,6 +35,7 @@ type Kind uint8
 const (
 	File      Kind = 1
 	Directory Kind = 2
+	Whiteout  Kind = 3 // hides the name in what overlayfs has below the image
 	Symlink   Kind = 7
 )
 
@@ -52,6 +53,9 @@ type Dir struct {
 	First int32         // of its entries, Entries[First:First+Count]
 	Count int32         // ascending by name, compared as bytes
 	After time.Duration // modification time relative to Time; may be negative
+	// Redirect, if not "", is an absolute path in the images below this one in an overlay, whose directory continues here:
+	// the attribute trusted.overlay.redirect.
+	Redirect string
 
 	placement
 }
@@ -100,12 +104,17 @@ const (
 	chunkIndexSize = 8
 	direntSize     = 12
 	maxInline      = BlockSize - extendedSize // an inode and its inline data must lie in one block
-	maxFile        = 1 << (31 + blockBits)    // a file is one chunk
+	xattrHeader    = 12
+	xattrTrusted   = 4 // the number of the prefix "trusted."
+	redirectName   = "overlay.redirect"
+	maxRedirect    = 128                   // so that an inode, its attribute and inline data of an empty directory lie in one block
+	maxFile        = 1 << (31 + blockBits) // a file is one chunk
 	typeFile       = 0o100000
 	typeDirectory  = 0o040000
 	typeSymlink    = 0o120000
 	permissions    = 0o7777
 	modeSymlink    = typeSymlink | 0o777
+	modeWhiteout   = 0o020000 // a character device with the number 0
 	maxName        = 255
 	maxTarget      = 4095
 	firstLinks     = 2 // of a directory without subdirectories

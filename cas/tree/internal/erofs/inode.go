@@ -55,6 +55,8 @@ func (w *writer) directory(i int) error {
 			err = w.file(e)
 		case Symlink:
 			err = w.symlink(e)
+		case Whiteout:
+			e.inode, _ = w.head(modeWhiteout, layoutPlain, 0, 1, 0, 0)
 		case Directory:
 			if int(e.Dir) <= i || int(e.Dir) >= len(w.t.Dirs) || w.t.Dirs[e.Dir].inode != 0 {
 				err = fmt.Errorf("%w: directory %d has an entry in directory %d, or two entries", ErrTree, e.Dir, i)
@@ -113,14 +115,39 @@ func (w *writer) directoryInode(i int, parent int64) error {
 			links++
 		}
 	}
+	if len(d.Redirect) > maxRedirect || d.Redirect != "" && d.Count > 0 {
+		return fmt.Errorf("%w: directory %d has a redirection of %d bytes and %d entries", ErrTree, i, len(d.Redirect), d.Count)
+	}
 	d.size = size.total()
 	// For the kernel, the last name ends at a NUL or at the end of its block, not at the size of the directory.
 	layout := uint16(layoutPlain)
 	if d.size < maxInline {
 		layout, d.tail = layoutInline, int(d.size)+1
 	}
-	d.inode, d.names = w.head(typeDirectory|d.Mode&permissions, layout, d.size, links, d.tail, d.After)
+	attribute := redirectSize(d.Redirect)
+	d.inode, d.names = w.head(typeDirectory|d.Mode&permissions, layout, d.size, links, attribute+d.tail, d.After)
+	if attribute > 0 {
+		w.redirect(d, attribute)
+	}
 	return nil
+}
+
+// redirectSize returns the size of the attributes of an inode with a redirection, in bytes.
+func redirectSize(to string) int {
+	if to == "" {
+		return 0
+	}
+	return xattrHeader + (4+len(redirectName)+len(to)+3)&^3
+}
+
+// redirect writes the redirection of d after its inode, where the names would be, and moves the names behind it.
+func (w *writer) redirect(d *Dir, size int) {
+	binary.LittleEndian.PutUint16(w.b[d.inode+2:], uint16(1+(size-xattrHeader)/4))
+	b := w.b[d.names+xattrHeader:]
+	b[0], b[1] = byte(len(redirectName)), xattrTrusted
+	binary.LittleEndian.PutUint16(b[2:], uint16(len(d.Redirect)))
+	copy(b[4+copy(b[4:], redirectName):], d.Redirect)
+	d.names += int64(size)
 }
 
 // head writes an inode and tail zeros, and returns the offsets of both.
