@@ -25,7 +25,7 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	if err != nil {
 		return Admission{}, fault(StageFetch, err)
 	}
-	req, err := l.Resolve(ctx, in, t.Action)
+	req, err := l.resolveFor(ctx, in, t)
 	if err != nil {
 		return Admission{}, err
 	}
@@ -40,6 +40,9 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	}
 	if l.cfg.Fleet { // everything else that selects a policy rule is part of the action
 		a.MergeKey += fmt.Sprintf(" %q %q", t.Target, t.Mnemonic)
+	}
+	if t.expects(req) { // another layout
+		a.MergeKey += " output_directories"
 	}
 	return a, nil
 }

@@ -28,6 +28,8 @@ type Request struct {
 	Layout *tree.Layout
 	// Timeout is the action's timeout, or the worker's maximum if the action sets none.
 	Timeout time.Duration
+
+	outputs, directories []string // relative to the input root; directories are those of output_directories
 }
 
 // fetch reads the action, and its result if the action cache has one that may be used.
@@ -41,7 +43,7 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*Request, *Outcome, error) 
 			return nil, nil, err
 		}
 	}
-	req, err := l.Resolve(ctx, in, t.Action)
+	req, err := l.resolveFor(ctx, in, t)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -109,15 +111,38 @@ func (l *Local) resolve(ctx context.Context, in *cas.Instance, action cas.Digest
 	if req.Timeout, err = timeout(req.Action); err != nil {
 		return nil, fmt.Errorf("action %s: %w", action, err)
 	}
-	outputs, dirs, err := checkCommand(req.Command)
-	if err != nil {
+	if req.outputs, req.directories, err = checkCommand(req.Command); err != nil {
 		return nil, fmt.Errorf("command %s: %w", command, err)
 	}
-	if req.Layout, err = req.Input.Plan(req.Command.WorkingDirectory, outputs, dirs); err != nil {
-		return nil, fmt.Errorf("command %s: %w", command, err)
+	if err := req.plan(nil); err != nil {
+		return nil, err
 	}
 	return req, nil
 }
+
+// plan sets the layout, in which the outputs in directories exist before the run.
+func (req *Request) plan(directories []string) error {
+	var err error
+	if req.Layout, err = req.Input.Plan(req.Command.WorkingDirectory, req.outputs, directories); err != nil {
+		return fmt.Errorf("command %s: %w", req.Action.GetCommandDigest().GetHash(), err)
+	}
+	return nil
+}
+
+// resolveFor is Resolve with the layout that the client of t expects.
+func (l *Local) resolveFor(ctx context.Context, in *cas.Instance, t *Task) (*Request, error) {
+	req, err := l.Resolve(ctx, in, t.Action)
+	if err != nil || !t.expects(req) {
+		return req, err
+	}
+	if err := req.plan(req.directories); err != nil {
+		return nil, fault(StageFetch, err)
+	}
+	return req, nil
+}
+
+// expects reports whether the client relies on the directories of output_directories existing before the action runs.
+func (t *Task) expects(req *Request) bool { return len(req.directories) > 0 && t.expectsDirectories() }
 
 // properties returns the platform properties. Those of the action, if set, replace those of the command (rule 83).
 func (req *Request) properties() []*repb.Platform_Property {

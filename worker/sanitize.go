@@ -3,6 +3,7 @@
 package worker
 
 import (
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -27,4 +28,17 @@ func Sanitize(s string) string {
 func (t *Task) SetMetadata(m *repb.RequestMetadata) {
 	t.Target, t.Mnemonic = Sanitize(m.GetTargetId()), Sanitize(m.GetActionMnemonic())
 	t.Invocation, t.Correlated = Sanitize(m.GetToolInvocationId()), Sanitize(m.GetCorrelatedInvocationsId())
+	if tool := m.GetToolDetails(); tool.GetToolName() != "" {
+		t.Tool = Sanitize(tool.GetToolName() + " " + tool.GetToolVersion())
+	}
+}
+
+// expectsDirectories reports whether the client relies on directories of output_directories that exist and are empty
+// before the action runs: Bazel before version 5. The API says that only their parents exist, and later versions of
+// Bazel put such directories into the input root.
+func (t *Task) expectsDirectories() bool {
+	version, ok := strings.CutPrefix(t.Tool, "bazel ")
+	major, _, _ := strings.Cut(version, ".")
+	n, err := strconv.Atoi(major)
+	return ok && err == nil && n < 5
 }

@@ -54,6 +54,8 @@ type Task struct {
 	Target, Mnemonic, Invocation string
 	// Correlated is the client's ID for a group of invocations. It selects nothing.
 	Correlated string
+	// Tool is the client's name and version, such as "bazel 4.2.3", or "".
+	Tool string
 	// Trace holds the trace context headers of the client's call, as returned by ParseTrace. Calls made for this task
 	// carry them.
 	Trace map[string]string

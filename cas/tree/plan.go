@@ -69,8 +69,8 @@ type plannedInput struct {
 // the input root (rule 80), for a path that leaves the root or leads through an input that is not a directory, and for
 // more than 100,000 paths or 16 MiB of paths, counting outputs and all directories that lead to them.
 //
-// The parents of outputs exist, the outputs do not (rule 100). The exception are the outputs in dirs, which lists the
-// directories declared by API 2.0: these exist and are empty, as in Bazel's local execution, which its rules rely on.
+// The parents of outputs exist, the outputs do not (rule 100). The exception are the outputs in dirs: these are
+// directories that exist and are empty.
 // Inputs at or below an output path are private copies, since the run may replace them and Capture must find them (rule
 // 101).
 func (in *Input) Plan(workdir string, outputs, dirs []string) (*Layout, error) {

@@ -194,7 +194,7 @@ func parentsOfOutputs(c *client) {
 		steps:   []string{"exists p/q/d", "write p/q/beside 1", "mkdirs p/q/d", "write p/q/d/f 1", "write p/q/f 1"},
 		command: &repb.Command{OutputDirectories: []string{"p/q/d"}, OutputFiles: []string{"p/q/f"}},
 	})
-	oneOf(c, "whether a directory of output_directories is there at the start", stdout, "yes\n", "no\n")
+	oneOf(c, "whether a directory of output_directories is there at the start", stdout, "no\n", "yes\n")
 	c.wantOutputs("output_files and output_directories", r, "directory p/q/d", "file p/q/f")
 	// Files can be renamed between writable directories.
 	c.succeed(job{steps: []string{"write x 1", "rename x a/b/out"}, outputs: []string{"a/b/out"}})
