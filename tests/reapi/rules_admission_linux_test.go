@@ -12,7 +12,9 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
@@ -138,15 +140,16 @@ func fullQueue(c *client) {
 		return
 	}
 	// One job slot and a hundred thousand operations; operations of the same action count separately.
-	const most = 101_000
+	const most = 108_800
 	small := c.own(bazelrun.ServerConfig{Jobs: 1})
 	d = small.prepare(job{steps: []string{"sleep 10m"}})
 	refusals := make(chan error, 64)
 	began := time.Now()
 	for range cap(refusals) {
 		go func() {
-			for range most / cap(refusals) {
-				if err := small.enqueue(d); err != nil {
+			const batch = 100
+			for range most / cap(refusals) / batch {
+				if err := small.enqueue(d, batch); err != nil {
 					refusals <- err
 					return
 				}
@@ -176,15 +179,26 @@ func fullQueue(c *client) {
 	small.server.Kill() // stopping would wait for the sleeping action
 }
 
-// enqueue executes an action and abandons the stream, which keeps the operation alive for a while.
-func (c *client) enqueue(d *repb.Digest) error {
+// enqueue executes an action n times on a connection that it then closes. Operations of a lost connection live for a minute,
+// unlike those of cancelled calls.
+func (c *client) enqueue(d *repb.Digest, n int) error {
 	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
-	s, err := c.open(ctx, d, nil)
-	if err == nil {
-		_, err = s.Recv()
+	conn, err := grpc.NewClient("passthrough:///"+c.server.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
 	}
-	return err
+	defer conn.Close() // before cancel
+	for range n {
+		s, err := repb.NewExecutionClient(conn).Execute(ctx, &repb.ExecuteRequest{InstanceName: c.instance, ActionDigest: d})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func instanceAndPriority(c *client) {

@@ -272,8 +272,10 @@ func mark() string {
 }
 
 func leaving(c *client) {
-	abandoned := c.abandon()
-	defer abandoned()
+	defer c.abandon(false)()
+	if c.server != nil {
+		defer c.abandon(true)()
+	}
 	d := c.prepare(job{steps: []string{"sleep 3s", "random 100 out"}, outputs: []string{"out"}})
 	name, _, leave := c.begin(d)
 	leave()
@@ -285,17 +287,26 @@ func leaving(c *client) {
 	}
 }
 
-// abandon starts an action, disconnects its client, and returns a function that waits until the server has cancelled it.
-func (c *client) abandon() (wait func()) {
+// abandon starts an action, cancels the call or loses the connection of its client, and returns a function that waits until
+// the server has cancelled the action: after seconds, or a minute.
+func (c *client) abandon(lose bool) (wait func()) {
 	c.Helper()
 	if !c.ours {
 		c.Log("not checked: the cancellation of abandoned actions, which requires its own server")
 		return func() {}
 	}
 	sleep := mark()
-	name, _, leave := c.begin(c.prepare(job{steps: []string{"sleep " + sleep}}))
+	from := c
+	if lose {
+		from = dial(c.TB, c.server.Addr)
+		from.instance = c.instance
+	}
+	name, _, leave := from.begin(c.prepare(job{steps: []string{"sleep " + sleep}}))
 	alive := func() bool { return len(sandboxtest.Running(c, "sleep "+sleep)) > 0 }
 	until(c, "running", alive)
+	if lose {
+		from.conn.Close()
+	}
 	leave()
 	left := time.Now()
 	return func() {
@@ -303,10 +314,11 @@ func (c *client) abandon() (wait func()) {
 		for alive() && time.Since(left) < 2*time.Minute {
 			time.Sleep(500 * time.Millisecond)
 		}
-		if after := time.Since(left); after < 50*time.Second {
-			c.Errorf("abandoned action: cancelled after %v, want a minute", after)
-		} else if alive() {
-			c.Errorf("abandoned action: running after %v, want it cancelled after a minute", after)
+		switch after := time.Since(left); {
+		case alive():
+			c.Errorf("abandoned action: running after %v, want it cancelled", after)
+		case lose && after < 50*time.Second:
+			c.Errorf("action of a lost connection: cancelled after %v, want a minute", after)
 		}
 		c.wantCode("WaitExecution of an action that was cancelled", c.waitExecution(name).err, codes.Canceled)
 	}
