@@ -38,8 +38,7 @@ type Config struct {
 	// MaxLive limits the operations that are not completed; the default is 100,000.
 	MaxLive int
 	// Grace is how long an operation without waiting clients lives; the default is a minute. CancelGrace is the same if
-	// the clients have cancelled their calls, as opposed to losing their connections, and a fifth of it while no slot has
-	// the action; the default is 5 seconds.
+	// the clients have cancelled their calls, as opposed to losing their connections; the default is 5 seconds.
 	Grace, CancelGrace time.Duration
 	// Retain is how long a completed operation can be queried; the default is five minutes.
 	Retain time.Duration

@@ -149,22 +149,14 @@ func (o *Operation) Follow() (leave func(cancelled bool)) {
 	}
 }
 
-// grace returns how long o lives after its last client has left.
-func (o *Operation) grace() time.Duration {
-	if o.job.run == nil {
-		return o.q.cfg.CancelGrace / 5
-	}
-	return o.q.cfg.CancelGrace
-}
-
-// expireSoon cancels o when its grace has ended, unless a client has returned or may return. Then expire does so.
+// expireSoon cancels o after Config.CancelGrace, unless a client has returned or may return. Then expire does so.
 func (o *Operation) expireSoon() {
-	time.AfterFunc(o.grace()-time.Since(o.unwatched), func() {
+	time.AfterFunc(o.q.cfg.CancelGrace-time.Since(o.unwatched), func() {
 		o.q.mu.Lock()
 		defer o.q.mu.Unlock()
 		switch {
 		case o.job == nil || o.clients > 0:
-		case time.Since(o.unwatched) < o.grace(): // a slot has taken it, or a client was here again
+		case time.Since(o.unwatched) < o.q.cfg.CancelGrace: // a client was here again
 			o.expireSoon()
 		case o.abandoned(time.Now()):
 			o.q.leave(o, fault(worker.FaultCancelled, "cancelled: the client cancelled its call; execute the action again"))
@@ -174,7 +166,7 @@ func (o *Operation) expireSoon() {
 
 // abandoned reports whether o, which is not completed, is to be cancelled.
 func (o *Operation) abandoned(now time.Time) bool {
-	return o.clients == 0 && now.Sub(o.unwatched) >= o.grace() && now.Sub(o.lost) > o.q.cfg.Grace
+	return o.clients == 0 && now.Sub(o.unwatched) >= o.q.cfg.CancelGrace && now.Sub(o.lost) > o.q.cfg.Grace
 }
 
 // Wait returns the state and its version once the version differs from seen; versions begin at FirstVersion. COMPLETED
