@@ -16,7 +16,7 @@ func actionCancelCommand() *cobra.Command {
 		Use:   "cancel [OPERATION|DIGEST|TARGET] [--invocation ID] [--server URL] [--instance NAME]",
 		Short: "Cancel queued and running actions",
 		Long: `Cancel ends unfinished executions: the one of an OPERATION, those of the action with a DIGEST (at least 8 digits),
-those of a TARGET, or with ^1 the latest one, ^2 the one before. With --invocation it ends those of one build, or all of
+those of a TARGET or of //pkg/..., or with ^1 the latest one, ^2 the one before. With --invocation it ends those of one build, or all of
 it. Their clients, which may be of several builds, get CANCELLED. An action stops when no other client waits for it.
 
 With --auth the caller needs the right to execute actions in the instance.

@@ -45,11 +45,15 @@ result of an ACTION was absent, and 5 if the history is needed and the server ca
 			case olderThan < 0:
 				return fmt.Errorf("--older-than %s: write a positive time", &olderThan)
 			}
-			if err := cas.CheckInstanceName(from.Instance); err != nil {
+			conn, instance, err := from.Dial()
+			if err != nil {
+				return err
+			}
+			_ = conn.Close() // only its instance is of interest, which may be in the address, too
+			if err := cas.CheckInstanceName(instance); err != nil {
 				return fmt.Errorf("--instance: %w", err)
 			}
 			var ds []cas.Digest
-			var err error
 			if selects {
 				ds, err = from.Older(cmd.Context(), which, time.Now().Add(-time.Duration(olderThan)))
 			} else {
@@ -64,13 +68,13 @@ result of an ACTION was absent, and 5 if the history is needed and the server ca
 			if err != nil {
 				return err
 			}
-			return cacheRm(cmd.Context(), &store, from.Instance, ds, selects, cmd.OutOrStdout())
+			return cacheRm(cmd.Context(), &store, instance, ds, selects, cmd.OutOrStdout())
 		},
 	}
 	store.Register(cmd)
 	from.Register(cmd)
 	f := cmd.Flags()
-	f.StringVar(&which.Target, "target", "", "only actions of this target; a trailing * or ... matches every ending")
+	f.StringVar(&which.Target, "target", "", "only actions of this target; a trailing * matches every ending, /... the package and those below")
 	f.StringVar(&which.Mnemonic, "mnemonic", "", "only actions of this kind")
 	f.StringVar(&which.Invocation, "invocation", "", "only actions of this build: its id, at least 8 digits of it, or ^1 for the latest")
 	f.Var(&olderThan, "older-than", "only actions that nobody requested for this time, such as 12h or 7d")

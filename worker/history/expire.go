@@ -12,13 +12,14 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/durable"
+	"google.golang.org/grpc/codes"
 )
 
 // A segment is a file of entries.
 type segment struct {
 	first   uint64 // number of its first entry, or of the first that it had
 	path    string
-	reduced bool // it has only failures
+	reduced bool // it has only failures, and successes of actions that failed before
 	size    int64
 	written time.Time // when it was last written
 }
@@ -79,7 +80,7 @@ func (l *Log) expire() {
 		if g.reduced {
 			failures -= g.size
 		}
-		if g.reduced || l.reduce(g) != nil || g.size == 0 {
+		if g.reduced || l.reduce(g, all[:i]) != nil || g.size == 0 {
 			_ = os.Remove(g.path)
 			all = slices.Delete(all, i, i+1)
 			continue
@@ -89,13 +90,39 @@ func (l *Log) expire() {
 	}
 }
 
-// reduce replaces g, which is complete, by a segment with its failures. Both exist for a moment, so that no search
-// misses a failure. If g has no failure, reduce only sets its size to 0.
-func (l *Log) reduce(g *segment) error {
+// reduce replaces g, which is complete, by a segment with its failures, and with the newest success of each action that
+// failed before, in g or in earlier segments: without it, that failure would be the action's latest run. Both segments
+// exist for a moment, so that no search misses a failure. If nothing is kept, reduce only sets the size of g to 0.
+func (l *Log) reduce(g *segment, earlier []segment) error {
+	type key struct{ instance, action string }
+	failed := map[key]bool{}
+	for _, h := range append(slices.Clone(earlier), *g) {
+		err := readBackwards(h.path, func(line []byte) error {
+			var e Entry
+			if mayFail(line) && json.Unmarshal(line, &e) == nil && e.lasting() {
+				failed[key{e.Instance, e.Action}] = true
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if len(failed) == 0 {
+		g.size = 0
+		return nil
+	}
 	var kept [][]byte // last first
+	seen := map[key]bool{}
 	err := readBackwards(g.path, func(line []byte) error {
 		var e Entry
-		if mayFail(line) && json.Unmarshal(line, &e) == nil && e.Failed() {
+		if json.Unmarshal(line, &e) != nil {
+			return nil
+		}
+		k := key{e.Instance, e.Action}
+		answers := !e.Failed() && e.How != Absent && e.How != Checked && failed[k] && !seen[k]
+		if e.lasting() || answers {
+			seen[k] = true
 			kept = append(kept, append(slices.Clone(line), '\n'))
 		}
 		return nil
@@ -124,4 +151,11 @@ func (l *Log) reduce(g *segment) error {
 	}
 	g.path, g.reduced = path, true
 	return nil
+}
+
+// lasting reports whether e is a failure of its action. A run that a client cancelled or that a server lost says nothing
+// about the action.
+func (e *Entry) lasting() bool {
+	code := codes.Code(e.Code)
+	return e.Failed() && code != codes.Canceled && code != codes.Unavailable
 }

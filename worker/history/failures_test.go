@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/durable"
+	"google.golang.org/grpc/codes"
 )
 
 // A fixture is a store on disk with a history, for use in a synctest bubble.
@@ -278,6 +279,48 @@ func TestFailuresOutliveSuccesses(t *testing.T) {
 	if size > most || len(failed) < 100 || len(found(t, l, Filter{})) < len(failed)+100 {
 		t.Errorf("%d bytes, %d failures, %d entries; want at most %d bytes, and a part for each kind",
 			size, len(failed), len(found(t, l, Filter{})), most)
+	}
+}
+
+// The history of an action ends with the same answer after it was reduced: a failure that was repaired since is not the
+// latest, and a run that was cancelled or lost is not worth its space.
+func TestReducingKeepsTheLatestAnswer(t *testing.T) {
+	l := open(t, Config{Dir: t.TempDir(), MaxBytes: 64 << 10})
+	add := func(i int, e Entry) {
+		e.Action = digest(i)
+		l.Add(e)
+	}
+	others := 100
+	reduce := func() { // what was added before
+		for range 2000 {
+			add(others, Entry{How: Executed})
+			if others++; others%50 == 0 {
+				if err := l.flush(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	add(1, Entry{How: Executed, Exit: 1})                        // 1, repaired at once
+	add(1, Entry{How: Executed, Instance: "other"})              // 2, of another instance
+	add(1, Entry{How: Executed})                                 // 3
+	add(1, Entry{How: Cached})                                   // 4
+	add(1, Entry{How: Checked})                                  // 5, no answer
+	add(2, Entry{How: Executed, Exit: 1})                        // 6, repaired in a later segment
+	add(3, Entry{How: Executed})                                 // 7, broken since
+	add(3, Entry{How: Executed, Exit: 1})                        // 8
+	add(4, Entry{How: Executed, Code: int32(codes.Canceled)})    // 9
+	add(5, Entry{How: Executed, Code: int32(codes.Unavailable)}) // 10
+	reduce()
+	add(2, Entry{How: Executed}) // 2011
+	reduce()
+	for i, want := range [][]uint64{1: {4, 1}, 2: {2011, 6}, 3: {8}, 4: nil, 5: nil} {
+		if got := found(t, l, Filter{Action: digest(i)}); i > 0 && !slices.Equal(got, want) {
+			t.Errorf("action %d has the entries %d, want %d", i, got, want)
+		}
+	}
+	if got := found(t, l, Filter{Instance: "other"}); got != nil {
+		t.Errorf("the other instance, where nothing failed, has the entries %d, want none", got)
 	}
 }
 

@@ -10,7 +10,7 @@
 //	           `--- full: lost, and counted in the next entry
 //
 // Failures stay interesting longer than successes, so the oldest segment is first rewritten with only its failures, and
-// deleted later.
+// deleted later. A success stays if its action failed before, and runs that were cancelled or lost do not.
 //
 // Readers read segments backwards, block by block, and decode only the lines that contain the filter's texts.
 //

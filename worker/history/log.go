@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// suffix ends the names of segments, and reducedSuffix those of segments that have only failures. A change of the
-	// format changes both.
+	// suffix ends the names of segments, and reducedSuffix those of reduced segments. A change of the format changes
+	// both.
 	suffix        = ".v1.jsonl"
 	reducedSuffix = ".failed.v1.jsonl"
 	// DefaultBytes is the default of Config.MaxBytes: about 100,000 entries of Bazel's.

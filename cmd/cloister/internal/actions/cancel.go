@@ -15,6 +15,8 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // Cancel is the flags of action cancel.
@@ -58,36 +60,50 @@ func (c *Cancel) Run(ctx context.Context, name string, out io.Writer) error {
 		list.Invocation = strings.TrimSuffix(list.Invocation, "*") + "*" // a build that has just begun is not in the history
 	}
 	var found []execution
-	err = list.executions(ctx, func(e execution) (bool, error) {
-		if e.Status == "" && (only == nil || only(e)) {
-			found = append(found, e)
+	for _, list.Target = range client.Targets(list.Target) {
+		err = list.executions(ctx, func(e execution) (bool, error) {
+			if e.Status == "" && (only == nil || only(e)) {
+				found = append(found, e)
+			}
+			return true, nil
+		})
+		if err != nil {
+			return err
 		}
-		return true, nil
-	})
-	if err != nil {
-		return err
 	}
 	if recent > 0 {
 		found = found[min(recent-1, len(found)):min(recent, len(found))]
 	}
 	what := cmp.Or(name, "invocation "+c.Invocation)
+	none := exit.New(exit.Absent, fmt.Errorf("%s: nothing that is queued or running at %s, instance %q, has this name", render.Quote(what), c.From.Address, instance))
 	if len(found) == 0 {
-		return exit.New(exit.Absent, fmt.Errorf("%s: nothing that is queued or running at %s, instance %q, has this name", render.Quote(what), c.From.Address, instance))
+		return none
 	}
 	if i := slices.IndexFunc(found, func(e execution) bool { return e.Action != found[0].Action }); unique && i > 0 {
 		return exit.New(exit.No, fmt.Errorf("%s: several actions have this prefix: %s, %s", name, found[0].Action, found[i].Action))
 	}
+	cancelled := 0
+	var failure error // the first; the others are cancelled nevertheless
 	for _, e := range found {
-		if _, err := operations.CancelOperation(ctx, &longrunningpb.CancelOperationRequest{Name: e.Operation}); err != nil {
-			return l.explain("cancel operation "+render.Quote(e.Operation), err)
+		_, err := operations.CancelOperation(ctx, &longrunningpb.CancelOperationRequest{Name: e.Operation})
+		if status.Code(err) == codes.NotFound {
+			continue // it ended meanwhile
 		}
+		if err != nil {
+			failure = cmp.Or(failure, l.explain("cancel operation "+render.Quote(e.Operation), err))
+			continue
+		}
+		cancelled++
 		line := "cancelled " + render.Quote(e.Action) + "  " + render.Quote(e.Operation)
 		if text := strings.TrimSpace(e.Mnemonic + " " + e.Target); text != "" {
 			line += "  " + render.Quote(text)
 		}
 		if _, err := fmt.Fprintln(out, line); err != nil {
-			return exit.New(exit.No, err)
+			failure = cmp.Or[error](failure, exit.New(exit.No, err))
 		}
 	}
-	return nil
+	if failure == nil && cancelled == 0 {
+		return none
+	}
+	return failure
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
@@ -85,6 +86,39 @@ func TestActionByPrefix(t *testing.T) {
 		}
 		if got, err := silent.Action(t.Context(), digest(1)); err != nil || got.Digest.String() != digest(1) {
 			t.Errorf("a digest at a server that %s: %v", name, err)
+		}
+	}
+}
+
+// TestOlderSelectsPackages: /... means a package and those below it, and no other with a longer name.
+func TestOlderSelectsPackages(t *testing.T) {
+	l, err := history.Open(history.Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	from := server(t, func(g *grpc.Server) { register(t, g, l) })
+	targets := []string{"//server:a", "//server/api:b", "//server2:c", "//server2/api:d", "@@repo//server:e"}
+	for i, target := range targets {
+		l.Add(history.Entry{Action: fmt.Sprintf("%064x/1", i), How: history.Executed, Target: target})
+	}
+	l.Add(history.Entry{Action: fmt.Sprintf("%064x/1", 0), How: history.Executed, Target: "//server/api:shares"})
+	for target, want := range map[string]string{
+		"//server/...": "//server:a //server/api:b", "//server2/...": "//server2:c //server2/api:d", "@@repo//...": "@@repo//server:e",
+		"//...": "//server:a //server/api:b //server2:c //server2/api:d", "//server*": "//server:a //server/api:b //server2:c //server2/api:d",
+		"//server:a": "//server:a", "//serv/...": "",
+	} {
+		ds, err := from.Older(t.Context(), Filter{Target: target}, time.Now().Add(time.Hour))
+		var got []string
+		for i, label := range targets {
+			for _, d := range ds {
+				if d.Hash() == fmt.Sprintf("%064x", i) {
+					got = append(got, label)
+				}
+			}
+		}
+		if err != nil || strings.Join(got, " ") != want {
+			t.Errorf("%s selects %q, %v, want %s", target, got, err, want)
 		}
 	}
 }
