@@ -103,7 +103,7 @@ type Renewer interface {
 
 // A Filer is a Store that can expose a blob as a file on this host, so that a large input need not be copied.
 type Filer interface {
-	// File returns the path of a regular file that holds d, which nobody may change. Its mode is 0755 if executable,
+	// File returns the path of a regular file that holds d and must not be changed. Its mode is 0755 if executable,
 	// otherwise 0644. The file stays until release is called, unless it is found damaged. File returns ErrNotFound for
 	// an absent blob.
 	File(ctx context.Context, d Digest, executable bool) (path string, release func(), err error)

@@ -47,8 +47,8 @@ const (
 	EventAllowed EventKind = "allowed"
 	// EventUnreachable is a connection to an allowed endpoint that failed. Subject is the endpoint.
 	EventUnreachable EventKind = "unreachable"
-	// EventWrite is an attempt to change a file outside the writable directories, or to create one in an output
-	// directory that the run's user may not write to. Subject is the path.
+	// EventWrite is an attempt to change an input or a file outside the writable directories, or to create one in an
+	// output directory that the run's user may not write to. Subject is the path.
 	EventWrite EventKind = "write"
 	// EventExec is an attempt to execute a missing program. Subject is the path, or Args[0] of a Spec whose inputs lack the
 	// toolchain.

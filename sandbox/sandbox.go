@@ -188,7 +188,7 @@ func (f *Features) Covers(s *Spec) error {
 		return fmt.Errorf("%w: this worker cannot allow network endpoints (%s)", ErrUnsupported, s.Network.Allow[0])
 	}
 	if len(s.Lower) > 0 && !f.Lower {
-		return fmt.Errorf("%w: this worker cannot put an overlay over inputs", ErrUnsupported)
+		return fmt.Errorf("%w: this worker cannot mount an overlay over inputs", ErrUnsupported)
 	}
 	for _, c := range AllConditions {
 		if v := s.Conditions.Of(c); v != "" && !slices.Contains(f.Conditions, c) {

@@ -25,10 +25,10 @@ type Spec struct {
 	Inputs []Input
 	// Outputs are writable directories that outlive the run (set O).
 	Outputs []Output
-	// Lower are directories that appear in outputs, the topmost first.
+	// Lower are the lower layers of outputs, the topmost first.
 	Lower []Lower
-	// Owned are paths of the workspace at or below the Source of an output, that the Backend gives to the run's user. What
-	// is below a path keeps its owner.
+	// Owned are paths of the workspace, at or below the Source of an output, that the Backend gives to the run's user.
+	// Files below such a path keep their owner.
 	Owned []string
 	// Temp are private writable directories that are discarded (set T).
 	Temp []Temp
@@ -69,15 +69,14 @@ type Output struct {
 	Source string
 }
 
-// A Lower is a directory whose entries appear in an output as well, as the lower layer of an overlay (overlayfs): where
-// it and the output, or two Lowers, have a directory of the same name, that directory has the entries of both; of other
-// entries the upper one hides the lower one. Every directory accepts new entries. They and all changes are made in the
-// output's Source, and nothing in a Lower can be changed, replaced, removed or linked if one of these holds:
+// A Lower is a lower layer of an output (overlayfs). The output's Source is the upper layer: new entries and all changes
+// are made there. Directories of the same path are merged; any other entry hides those of its path in lower layers.
+// Nothing in a Lower can be changed, replaced, removed or linked in these two cases:
 //
-//   - Runs have another user than the worker, to whom everything in the Lower belongs; its files are not writable for
-//     others, and its directories have the mode 1777.
-//   - Features.SameUser is set: then everything in the Lower belongs to nobody inside the run. A directory accepts new
-//     entries if it exists in the Source, too.
+//   - Runs have another user than the worker, everything in the Lower belongs to the worker, its files are not writable
+//     for others, and its directories have the mode 1777. Then every directory accepts new entries.
+//   - Features.SameUser is set. Then everything in the Lower belongs to nobody inside the run, and a directory accepts
+//     new entries if it also exists in the Source.
 type Lower struct {
 	Target  string // of an Output
 	Content string // identifies the entries in the Spec's text
@@ -184,7 +183,7 @@ func (s *Spec) validatePaths() error {
 	}
 	for _, p := range s.Owned {
 		if !local(p) || !slices.ContainsFunc(s.Outputs, func(o Output) bool { return within(p, o.Source) }) {
-			return fmt.Errorf("%q, which is to be owned, is in no output", p)
+			return fmt.Errorf("owned path %q is not in an output", p)
 		}
 	}
 	for _, in := range s.Inputs {
@@ -230,7 +229,7 @@ func (s *Spec) validateLower(l *Lower) error {
 	i := slices.IndexFunc(s.Outputs, func(o Output) bool { return o.Target == l.Target })
 	switch {
 	case i < 0:
-		return fmt.Errorf("lower directory %q has the target %q, which is no output", l.Source, l.Target)
+		return fmt.Errorf("lower directory %q has the target %q, which is not an output", l.Source, l.Target)
 	case !local(l.Source) && (l.Image == "" || l.Source != "."):
 		return fmt.Errorf("lower directory %q of %s is not inside the workspace or an image", l.Source, l.Target)
 	case l.Image != "":

@@ -41,7 +41,7 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	if l.cfg.Fleet { // everything else that selects a policy rule is part of the action
 		a.MergeKey += fmt.Sprintf(" %q %q", t.Target, t.Mnemonic)
 	}
-	if t.expects(req) { // another layout
+	if t.expects(req) { // its layout differs
 		a.MergeKey += " output_directories"
 	}
 	return a, nil

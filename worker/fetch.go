@@ -120,7 +120,7 @@ func (l *Local) resolve(ctx context.Context, in *cas.Instance, action cas.Digest
 	return req, nil
 }
 
-// plan sets the layout, in which the outputs in directories exist before the run.
+// plan sets the layout; the outputs in directories exist before the run.
 func (req *Request) plan(directories []string) error {
 	var err error
 	if req.Layout, err = req.Input.Plan(req.Command.WorkingDirectory, req.outputs, directories); err != nil {

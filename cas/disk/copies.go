@@ -174,7 +174,7 @@ func (s *Store) pinFile(ctx context.Context, e index.Entry, d cas.Digest) (path 
 		c.dropMissing(e)
 	case err == nil:
 		if fi.Mode().Perm() != fileMode {
-			_ = os.Chmod(path, fileMode) // of an earlier program; actions only see another mode if it fails
+			_ = os.Chmod(path, fileMode) // of an earlier version; if this fails, actions see that mode
 		}
 		err = c.verifyFile(ctx, e, path)
 	}

@@ -138,7 +138,7 @@ func (c *Cache) syncPath(dir string) error {
 	}
 }
 
-// fileMode is the mode of files, which actions see if they read the file itself. Earlier programs made them 0444.
+// fileMode is the mode of files, which actions see if they read the file itself. Earlier versions used 0444.
 const fileMode = 0o644
 
 // putFile stores a blob as a file.

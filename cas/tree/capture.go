@@ -214,8 +214,8 @@ func (s *scanner) output(ctx context.Context, dir, spelled string, declared Kind
 }
 
 // checkLink returns an error if a symlink at p, declared as a file or a directory by the fields of API 2.0, leads to
-// the other kind (ActionResult, output_file_symlinks). It accepts a symlink that leads out of the exec root, into a
-// bound input or nowhere.
+// the other kind (ActionResult, output_file_symlinks). It accepts a symlink that leads out of the exec root, to an
+// input or nowhere.
 func (s *scanner) checkLink(p, spelled string, declared Kind, info fs.FileInfo) error {
 	if declared == 0 || info.Mode().Type() != fs.ModeSymlink {
 		return nil

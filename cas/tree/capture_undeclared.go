@@ -38,8 +38,8 @@ type undeclared struct {
 	max, more int
 }
 
-// look looks at the directory at p, of which declared returns whether a name is declared and which input directory it
-// is. It reports whether the directory exists.
+// look examines the directory at p and reports whether it exists. declared reports whether a name in it is declared, and
+// returns the input directory of that name that look is to examine, too, or nil.
 func (u *undeclared) look(p string, declared func(string) (*directory, bool)) (exists bool, err error) {
 	names, err := u.names(p)
 	if err != nil || names == nil {
@@ -66,8 +66,8 @@ func (u *undeclared) look(p string, declared func(string) (*directory, bool)) (e
 	return true, nil
 }
 
-// declared reports whether name is an input, an output or a planned directory, and returns the input directory of that
-// name whose contents only the input root tells.
+// declared reports whether name is an input, an output or a planned directory. It returns the input directory of that
+// name, or nil if there is none or it is a planned directory.
 func (d *plannedDir) declared(name string) (*directory, bool) {
 	if _, ok := slices.BinarySearch(d.names, name); ok {
 		return nil, true
@@ -81,7 +81,7 @@ func (d *plannedDir) declared(name string) (*directory, bool) {
 	return d.entries[i].dir, true
 }
 
-// declared is the same for a directory that is as in the input root.
+// declared does the same for an input directory that is not a planned one.
 func (d *directory) declared(name string) (*directory, bool) {
 	e := d.find(name)
 	if e == nil {

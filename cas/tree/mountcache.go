@@ -13,13 +13,13 @@ import (
 )
 
 // The mount cache keeps images mounted. A subtree that a second run uses is written to a cached image, together with
-// all others that this run uses for the second time. The images of later runs redirect the subtree and every directory below
-// it there.
+// all others that this run uses for the second time. The images of later runs have redirects to the subtree, or to
+// directories below it.
 const (
-	// minCachedFiles is the smallest number of files in a cached subtree. A bind costs as much as twenty files in an
-	// image. It saves about 5 us for each file that a run reads, since the pages are cached.
+	// minCachedFiles is the smallest number of files in a cached subtree. It was chosen when each one was a bind mount,
+	// which cost as much as twenty files in an image, and saved about 5 us for each file read, since pages are cached.
 	minCachedFiles = 8
-	// maxCachedBinds limits the binds of one run from cached images: more cost more than they save.
+	// maxCachedBinds limits the cached subtrees of one run: more cost more than they save.
 	maxCachedBinds = 128
 	// maxCachedImages limits the number of cached images.
 	maxCachedImages = 128

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// cached returns where the directory b is in a cached image, or will be, and true if it does.
+// cached returns the path of the directory b in a cached image, which may still have to be made, and whether there is one.
 func (w *imageStage) cached(ctx context.Context, b *boundInput) (string, bool, error) {
 	if w.noCache || b.dir.files < minCachedFiles || w.mounts.budget <= 0 || w.cachedBinds == maxCachedBinds {
 		return "", false, nil

@@ -20,7 +20,7 @@ const (
 	modePrivate  = 0o777                 // the run may also remove and replace what is there
 )
 
-// Limits of the writable directories. Each has its own path, so deep ones take up to a thousand times the memory of the
+// Limits of the planned directories. Each has its own path, so deep ones take up to a thousand times the memory of the
 // Command that names them.
 const (
 	maxPaths     = 100_000  // outputs and the directories that lead to them or to the working directory
@@ -69,10 +69,8 @@ type plannedInput struct {
 // the input root (rule 80), for a path that leaves the root or leads through an input that is not a directory, and for
 // more than 100,000 paths or 16 MiB of paths, counting outputs and all directories that lead to them.
 //
-// The parents of outputs exist, the outputs do not (rule 100). The exception are the outputs in dirs: these are
-// directories that exist and are empty.
-// Inputs at or below an output path are private copies, since the run may replace them and Capture must find them (rule
-// 101).
+// The parents of outputs exist, the outputs do not (rule 100), except that outputs in dirs are empty directories. Inputs
+// at or below an output path are private copies, since the run may replace them and Capture must find them (rule 101).
 func (in *Input) Plan(workdir string, outputs, dirs []string) (*Layout, error) {
 	dir, err := resolve(".", workdir)
 	if err != nil {
@@ -223,7 +221,7 @@ func (l *Layout) Owned() []string {
 }
 
 // Layered returns the same layout for a run that has the user ID of the worker, so that owners and modes do not protect
-// its inputs. A Staged of it has copies in a lower directory.
+// its inputs. Stage puts copies of its inputs into a lower directory.
 func (l *Layout) Layered() *Layout {
 	layered := *l
 	layered.layered = true

@@ -100,7 +100,8 @@ func (p *properties) modeOr(mode fs.FileMode) fs.FileMode {
 }
 
 // mode returns the mode of the file e as an input, or as a private copy. If unix_mode and is_executable disagree, the
-// file has that mode and is executable. Only a private copy is writable for others, which a run may be.
+// file has that mode and is executable. Only a private copy is writable for others, since a run may have
+// another user than the worker.
 func (e *entry) mode(private bool) fs.FileMode {
 	mode := e.props.modeOr(defaultMode(e.exec, private))
 	if e.exec {

@@ -11,8 +11,8 @@ import (
 // longTarget is the length from which the target of a symlink takes a page on a memory-backed file system.
 const longTarget = 128
 
-// overlayFiles is the number of files that the kernel and its caller add to the workspace for an overlay: a directory
-// for what it has in work, and one in that.
+// overlayFiles is the number of files that an overlay adds to the workspace: its work directory, and a directory that
+// the kernel makes in it.
 const overlayFiles = 2
 
 // SizeEstimate returns what Stage takes of a memory-backed workspace if the blobs are in store: bytes, with each file

@@ -25,7 +25,7 @@ type Bind struct {
 	Content cas.Digest // of the file
 }
 
-// A Lower is a directory with inputs that must be the lower layer of an overlay at the exec root.
+// A Lower is a directory with inputs that must be a lower layer of an overlay at the exec root.
 type Lower struct {
 	Source string // relative to the workspace, or "." if Image is set
 	Image  string // the name of a Mount, or ""

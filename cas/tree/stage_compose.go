@@ -59,13 +59,13 @@ func (c *composer) reset() {
 	c.dirs, c.files, c.digests = c.dirs[:0], c.files[:0], c.digests[:0]
 }
 
-// cachedName is the directory of cached images that has their subtrees. The image of a run hides it.
+// cachedName is the directory of cached images that contains their subtrees. The image of a run has a whiteout for it.
 const cachedName = ".cloister-cached"
 
-// A redirect function reports whether a subtree is in a cached image, where path is its absolute path.
+// A redirect function reports whether a subtree is in a cached image, and returns its absolute path there.
 type redirect = func(*boundInput) (path string, ok bool, err error)
 
-// compose sets the tree to the inputs of l that are not private. Subtrees in cached images become redirections.
+// compose sets the tree to the inputs of l that are not private. Subtrees in cached images become redirects.
 func (c *composer) compose(ctx context.Context, l *Layout, elsewhere redirect) error {
 	c.reset()
 	below := map[string][]*plannedDir{}
@@ -157,8 +157,8 @@ func cachedPath(image uint64, i int) string {
 // cachedNumber returns i as a name. Names of equal length ascend.
 func cachedNumber(i int) string { return fmt.Sprintf("%04d", i) }
 
-// hideCached makes the directories of cached images invisible in the root of the tree. It reports false if an input or
-// an output has their name.
+// hideCached adds a whiteout for cachedName to the root of the tree. It reports false if an input or an output has that
+// name.
 func (c *composer) hideCached(l *Layout) bool {
 	root := &c.tree.Dirs[0]
 	entries := c.tree.Entries[:root.Count] // the root comes first
@@ -207,7 +207,7 @@ func (c *composer) add(e *entry, name string, dir int) {
 }
 
 // subtree adds the directory b, at the path p in the image, whose entry has the index at, and everything below it, or a
-// redirection. Load has limited the depth of its recursion.
+// redirect. Load has limited the depth of its recursion.
 func (c *composer) subtree(ctx context.Context, at int, p string, b boundInput, elsewhere redirect) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -20,7 +20,7 @@ import (
 type stager struct {
 	store  cas.Store
 	filer  cas.Filer // nil if the store is not one
-	bare   bool      // make only what no image has
+	bare   bool      // make only planned directories and private inputs
 	order  uint64    // of the layout
 	out    *os.Root  // the exec root, or its upper layer
 	in     *os.Root  // its lower layer, or nil

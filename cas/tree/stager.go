@@ -220,7 +220,7 @@ func (s *Stager) Stage(ctx context.Context, l *Layout, in *cas.Instance, workspa
 
 // layeredReason returns why a run with the worker's user gets copies.
 func (s *Stager) layeredReason() string {
-	return cmp.Or(s.copyReason, "runs have the user of the worker")
+	return cmp.Or(s.copyReason, "runs have the worker's user")
 }
 
 // withoutLocator returns why a store that is no Locator cannot be mounted, and logs a decorator's mistake once.

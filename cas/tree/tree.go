@@ -4,17 +4,17 @@
 // an input root, and a Cache shares decoded Directories between input roots. Plan and a Stager lay an input root out
 // for one run. Capture collects the outputs of a run. Ingest and Extract do the same for a user's directory.
 // The package neither mounts nor confines anything: a Mounter mounts its images, and the remaining mounts are returned
-// as a list of Binds.
+// as lists of Lowers and Binds.
 //
 // Every directory of the exec root accepts new entries, and no input can be changed: it belongs to the worker, is not
-// writable for others, and its directory is sticky. The workspace has the exec root as out/. With an image, which points
-// at the files of the store, out/ is the upper layer of an overlay: it has the planned directories (the root, the working
-// directory, the parents of outputs) and private inputs, and the image has everything else. If a run has the user ID of
-// the worker, copies are a lower layer, too: in/. Large files are bound from the store over empty placeholders.
+// writable for others, and its directory is sticky. The exec root is out/ in the workspace. With an image, which points
+// at the files of the store, out/ is the upper layer of an overlay: it contains the planned directories (the root, the
+// working directory, the parents of outputs) and private inputs, and the image contains everything else. If a run has
+// the worker's user ID, copies are a lower layer instead: in/. Large files are bound from the store over empty
+// placeholders.
 //
 // Inputs without node properties get one of a few modes and a fixed modification time. Inputs that state mtime or
-// unix_mode get these, without write permission of files for others. Only planned directories keep the mode that the run
-// needs.
+// unix_mode get these, but no file is writable for others. Planned directories always have the mode that the run needs.
 //
 // The files of the package, by job:
 //

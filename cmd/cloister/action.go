@@ -9,7 +9,7 @@ import (
 func actionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "action",
-		Short: "Show the actions of a server",
+		Short: "Show or cancel the actions of a server",
 		Example: `  cloister action ls
   cloister action show 9f2c...e1/142
   cloister action log -f 9f2c...e1/142

@@ -15,13 +15,13 @@ func actionCancelCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel [OPERATION|DIGEST|TARGET] [--invocation ID] [--server URL] [--instance NAME]",
 		Short: "Cancel queued and running actions",
-		Long: `Cancel ends unfinished executions: the one of an OPERATION, those of the action with a DIGEST (at least 8 digits),
-those of a TARGET or of //pkg/..., or with ^1 the latest one, ^2 the one before. With --invocation it ends those of one build, or all of
-it. Their clients, which may be of several builds, get CANCELLED. An action stops when no other client waits for it.
+		Long: `Cancel ends queued and running executions: the one named OPERATION, those of the action DIGEST (at least 8 digits),
+or those of TARGET or //pkg/...; ^1 is the latest one, ^2 the one before. --invocation selects those of one build; without
+an argument, all of them. Their clients get CANCELLED. An action stops when no other client waits for it.
 
 With --auth the caller needs the right to execute actions in the instance.
 
-The exit code is 4 if nothing that is queued or running has the name, and 5 if the server cannot be reached.`,
+The exit code is 4 if no queued or running execution matches, and 5 if the server cannot be reached.`,
 		Example: `  cloister action cancel 9f2c1e77
   cloister action cancel //server:test
   cloister action cancel --invocation 5f1d6c0e`,

@@ -5,7 +5,8 @@
 //
 // Guarantees for a run, as root and as an ordinary user:
 //   - an initially empty root: anything not in the Spec does not exist;
-//   - inputs on read-only mounts, which a process without capabilities cannot change, even if it owns the files;
+//   - inputs on read-only mounts, which a process without capabilities cannot change, even if it owns the files, or in
+//     lower layers of outputs, where they belong to another user or to nobody;
 //   - its own processes, network (loopback at most), IPC objects, host name and cgroup view;
 //   - one user, 1000, in its own user namespace, without capabilities or new privileges;
 //   - exactly the Spec's environment, an empty stdin, no descriptor but 0, 1 and 2;

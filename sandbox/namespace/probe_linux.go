@@ -65,7 +65,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 		f.Checks = append(f.Checks, sandbox.Check{
 			Name:   UnchangedInputs,
 			Detail: "inputs are private copies, which an action can change, since this kernel cannot protect them: " + reason.Error(),
-			Fix:    "run Linux 6.15, or the worker as root",
+			Fix:    "run Linux 6.15 or newer, or run the worker as root",
 		})
 	}
 	b.check(facts, check)
@@ -81,8 +81,8 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	return *enforced, nil
 }
 
-// probeOverlays is probeRun for a run that uses what not every kernel has: overlays with inputs and hidden directories.
-// If that fails, it finds what works, and returns the reason.
+// probeOverlays is probeRun with what not every kernel supports: overlays over inputs, and hidden directories. If that
+// fails, it leaves out one, the other or both, and returns the first error as the reason.
 func (b *Backend) probeOverlays(ctx context.Context) (facts *zygote.Facts, reason, err error) {
 	for _, without := range []struct{ lower, hidden bool }{{}, {lower: true}, {hidden: true}, {lower: true, hidden: true}} {
 		if without.hidden && len(b.config.Hidden) == 0 {
@@ -134,7 +134,7 @@ func (b *Backend) optional(f *sandbox.Features) {
 		add(false, string(l), "left out by the operator", "")
 	}
 	if fix := "sudo sysctl -w fs.protected_hardlinks=1"; !b.rootless && !protectsHardLinks() {
-		add(false, "protected hard links", "an action can give an input another name, but not change it (fs.protected_hardlinks is 0)", fix)
+		add(false, "protected hard links", "an action can hard-link an input, but not change it (fs.protected_hardlinks is 0)", fix)
 	}
 	switch {
 	case b.landlock > 0:
@@ -239,7 +239,7 @@ func (b *Backend) probeRun(ctx context.Context, c sandbox.Conditions) (*zygote.F
 		return nil, fmt.Errorf("the probe exited with %d: %s", res.ExitCode, strings.TrimSpace(stderr.String()))
 	}
 	if facts.InputWritable {
-		return nil, errors.New("an overlay does not protect its lower files")
+		return nil, errors.New("an overlay does not protect the files of its lower layer")
 	}
 	return &facts, nil
 }

@@ -67,7 +67,7 @@ ls __pycache__/module.*.pyc scratch.txt
 	"test.cc":   "int main() { return 0; }\n",
 }
 
-// TestActionsWriteBesideTheirInputs builds what writes into directories of its inputs.
+// TestActionsWriteBesideTheirInputs builds and tests targets whose actions write into directories of their inputs.
 func TestActionsWriteBesideTheirInputs(t *testing.T) {
 	sandboxtest.Tool(t, "/usr/local/go/bin/go")
 	sandboxtest.Tool(t, "/usr/bin/python3")

@@ -105,10 +105,10 @@ func (g *guest) execute(req *repb.ExecuteRequest, name chan<- string) executed {
 	return executed{nil, err}
 }
 
-// download reads outputs again and again, for longer than a server takes to stop: a build has many.
+// download reads an output repeatedly, for longer than a server takes to stop, as a build does that has many outputs.
 func (g *guest) download(instance string, outputs []*repb.OutputFile) error {
 	if len(outputs) == 0 {
-		return errors.New("there is no output to download")
+		return errors.New("no output to download")
 	}
 	for range 40 {
 		r, err := repb.NewContentAddressableStorageClient(g).BatchReadBlobs(g.ctx, &repb.BatchReadBlobsRequest{
@@ -163,7 +163,7 @@ func (s *story) order(args []string) (*order, error) {
 	f.DurationVar(&o.timeout, "timeout", 0, "the timeout of the action")
 	f.BoolVar(&o.noCache, "no-cache", false, "set do_not_cache")
 	f.BoolVar(&o.noLookup, "no-lookup", false, "set skip_cache_lookup")
-	f.BoolVar(&o.download, "download", false, "download the output, with its result, piece by piece")
+	f.BoolVar(&o.download, "download", false, "download the output repeatedly once there is a result")
 	f.Var(&o.properties, "property", "platform property NAME=VALUE")
 	f.StringVar(&o.metadata.ToolInvocationId, "invocation", "", "in the request metadata")
 	f.StringVar(&o.metadata.TargetId, "target", "", "likewise")

@@ -99,17 +99,18 @@ func guarantees(w *fixture) []guarantee {
 		},
 		{
 			name: "input-tree", promise: "Inputs in a directory that accepts new entries cannot be changed, removed, replaced, linked or hidden.",
-			attack: []string{"input-tree", "/build/tree/sub", "/build/tree"}, spec: overTree, reason: several + "owners and modes are the kernel's own",
+			attack: []string{"input-tree", "/build/tree/sub", "/build/tree"}, spec: overTree,
+			reason: several + "owners and modes always apply",
 			events: []sandbox.Event{event(sandbox.EventWrite, "/build/tree/sub")},
 		},
 		{
-			name: "input-tree-write", promise: "The same by writing and by changing metadata.",
-			attack: []string{"input-write", "/build/tree/sub"}, spec: overTree, reason: several + "owners and modes are the kernel's own",
+			name: "input-tree-write", promise: "Such inputs cannot be written or truncated.",
+			attack: []string{"input-write", "/build/tree/sub"}, spec: overTree, reason: several + "owners and modes always apply",
 			events: []sandbox.Event{event(sandbox.EventWrite, "/build/tree/sub")},
 		},
 		{
 			name: "input-tree-metadata", promise: "Mode, owner, times and attributes of such inputs cannot be changed.",
-			attack: []string{"input-metadata", "/build/tree/sub"}, spec: overTree, reason: several + "owners and modes are the kernel's own",
+			attack: []string{"input-metadata", "/build/tree/sub"}, spec: overTree, reason: several + "owners and modes always apply",
 			events: []sandbox.Event{event(sandbox.EventWrite, "/build/tree/sub")},
 		},
 		{

@@ -37,9 +37,9 @@ const (
 
 // notForRunners are attacks that do not apply to a runner, and why. The table in docs/runner.md lists them, too.
 var notForRunners = map[string]string{
-	"input-tree":          "its inputs are mounts of their own",
-	"input-tree-write":    "its inputs are mounts of their own",
-	"input-tree-metadata": "its inputs are mounts of their own",
+	"input-tree":          "each input file of a runner is a mount of its own",
+	"input-tree-write":    "each input file of a runner is a mount of its own",
+	"input-tree-metadata": "each input file of a runner is a mount of its own",
 	"input-name-host":     "directories of a runner's input root are not inputs; input-name attacks one of the toolchain",
 	"stubborn":            "the caller of a runner sets the timeout: TestRunnerKillsCancelledCommand",
 }

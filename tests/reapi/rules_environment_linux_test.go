@@ -162,7 +162,7 @@ func inputsStay(c *client) {
 	if stdout != "made\nmade\n" {
 		c.Errorf("undeclared files in the working directory and beside an output: got %q, want both created", stdout)
 	}
-	// So is every directory of inputs, and what is made there is not seen again.
+	// So is every directory of inputs, and other actions do not see what is made there.
 	root = c.tree(withProbe(c, map[string]file{"in/a/b": {text: "x"}, "in/e/f": {text: "y"}}))
 	made := job{
 		steps: []string{"write? in/new", "write? in/a/new", "mkdirs in/a/c/d", "write? in/a/c/d/new"},

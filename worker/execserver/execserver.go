@@ -189,7 +189,7 @@ type client struct {
 	req   *repb.ExecuteRequest // nil for WaitExecution
 }
 
-// follow sends the first state, if it is not nil, and then each later state of o, including the last, and repeats it after
+// follow sends first, if it is not nil, and then each later state of o, including the last. It repeats the state after
 // KeepaliveInterval (rule 91). A client that hangs up ends only its own call (rule 93).
 func (s *server) follow(c client, o *queue.Operation, first *queue.State) (err error) {
 	leave := o.Follow()
@@ -217,8 +217,7 @@ func (s *server) follow(c client, o *queue.Operation, first *queue.State) (err e
 }
 
 // cancelled reports whether err, with which a call ends, means that the client has cancelled it, as opposed to a connection
-// that broke or a deadline that passed. It cannot know of a connection between a proxy and the client: proxies cancel
-// calls whose client is gone.
+// that broke or a deadline that passed. Behind a proxy it cannot tell: proxies cancel the calls of clients that are gone.
 func (c client) cancelled(err error) bool {
 	if status.Code(err) != codes.Canceled {
 		return false

@@ -119,7 +119,7 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 		defer func() {
 			select {
 			case s.left <- struct{}{}:
-			default: // nobody counts them
+			default: // no test is waiting
 			}
 		}()
 		return handle(srv, to)

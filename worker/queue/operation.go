@@ -134,7 +134,7 @@ func (o *Operation) Follow() (leave func(cancelled bool)) {
 	defer o.q.mu.Unlock()
 	o.clients++
 	if !o.followed {
-		o.followed, o.lost = true, time.Time{} // the client that was expected has come
+		o.followed, o.lost = true, time.Time{} // the expected client has arrived
 	}
 	return func(cancelled bool) {
 		o.q.mu.Lock()
@@ -149,7 +149,8 @@ func (o *Operation) Follow() (leave func(cancelled bool)) {
 	}
 }
 
-// expireSoon cancels o after Config.CancelGrace, unless a client has returned or may return. Then expire does so.
+// expireSoon cancels o after Config.CancelGrace, unless a client has returned or may return. If one may, expire cancels
+// o later.
 func (o *Operation) expireSoon() {
 	time.AfterFunc(o.q.cfg.CancelGrace-time.Since(o.unwatched), func() {
 		o.q.mu.Lock()
@@ -171,7 +172,7 @@ func (o *Operation) abandoned(now time.Time) bool {
 
 // Wait returns the state and its version once the version differs from seen; versions begin at FirstVersion. COMPLETED
 // is the last state and returned at once. When ctx ends, Wait returns the present state with the error of ctx. Waiting
-// keeps the operation alive, too, and who waits without Follow may return.
+// keeps the operation alive, too; a client that waits without Follow counts as one that may return.
 func (o *Operation) Wait(ctx context.Context, seen int) (State, int, error) {
 	o.q.mu.Lock()
 	defer o.q.mu.Unlock()

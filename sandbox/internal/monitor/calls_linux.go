@@ -23,7 +23,7 @@ const (
 	creation                  // fails if something is there
 	change                    // fails if nothing is there
 	replacement               // creates or changes
-	linking                   // makes another name
+	linking                   // gives what is there another name
 	execution
 )
 
@@ -220,13 +220,13 @@ func (w *session) classify(d access, flags uint64, p string, at location) []sand
 	return nil
 }
 
-// layered reports whether what is at a location is an input although the run may write to its directory.
+// layered reports whether an input is at a location in a writable directory.
 func (v *Config) layered(at *location) bool {
 	return at.mode != 0 && int(at.user) != v.User && longest(v.Layered, at.path) > longest(v.Inputs, at.path)
 }
 
-// denied reports whether the kernel lets the run neither change nor remove an input in a writable directory. Copies of
-// inputs that it may change are writable for all, or lie in a directory that is not sticky.
+// denied reports whether an input is at a location in a writable directory that the kernel does not let the run change or
+// remove. Private inputs, which the run may change, are writable for all, or lie in a directory that is not sticky.
 func (w *session) denied(at *location) bool {
 	if !w.view.layered(at) {
 		return false

@@ -29,8 +29,8 @@ type Config struct {
 	// Unwritable are outputs whose directory the run cannot write to.
 	Unwritable []string
 	Inputs     []string // if a path is in both an input and a writable directory, the longer one decides
-	// Layered are the writable directories with inputs of their own: the files of other users than User, which is the
-	// run's user as this process sees it.
+	// Layered are the writable directories that also contain inputs: the files of other users than User, the run's user
+	// as this process sees it.
 	Layered  []string
 	User     int
 	Loopback bool

@@ -10,19 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// workSuffix follows the name of an upper directory in the name of the directory that overlayfs needs beside it.
+// workSuffix is appended to the name of an upper directory to name its work directory, which overlayfs needs beside it.
 const workSuffix = ".work"
 
 // OverlayFiles is the number of files that an overlay adds to the workspace: its directory and what the kernel makes in
 // it.
 const OverlayFiles = 3
 
-// overlay returns the overlay of an operation.
+// overlay makes the overlay of an operation and returns it as a detached mount.
 //
 // Its layers are descriptors, whose paths in the mount table begin at their own mount (Linux 6.13): they reveal
-// nothing. The kernel makes changes in the upper directory with the rights of this process, after it has checked those
-// of the command. If the command has our user ID, the lower directories are mounted so that everything in them belongs
-// to nobody: the kernel lets nobody write, remove, rename, link or otherwise change such a file.
+// nothing. The kernel changes the upper directory with the credentials of this process, after it has checked those of
+// the command. If the command has our user ID, the lower directories are ID-mapped mounts in which everything belongs to
+// nobody: the kernel lets nobody write, remove, rename, link or otherwise change such a file.
 func (s *slot) overlay(o *Op, sources []int) (t tree, err error) {
 	t.fd = -1
 	var layers []int
@@ -50,7 +50,7 @@ func (s *slot) overlay(o *Op, sources []int) (t tree, err error) {
 		return t, err
 	}
 	t.dir, t.mode, t.uid, t.gid = true, st.Mode, st.Uid, st.Gid
-	// It exists if an earlier slot failed with the same run.
+	// The work directory exists if an earlier slot failed with the same run.
 	if err := unix.Mkdirat(sources[0], o.Source+workSuffix, 0o700); err != nil && err != unix.EEXIST {
 		return t, fmt.Errorf("create the work directory: %w", err)
 	}
@@ -90,7 +90,7 @@ func (s *slot) overlay(o *Op, sources []int) (t tree, err error) {
 		return t, err
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
-		return t, fmt.Errorf("create it: %w", err)
+		return t, fmt.Errorf("create: %w", err)
 	}
 	if t.fd, err = unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, int(o.Attrs)); err != nil {
 		return tree{fd: -1}, fmt.Errorf("mount: %w", err)
@@ -98,12 +98,12 @@ func (s *slot) overlay(o *Op, sources []int) (t tree, err error) {
 	return t, nil
 }
 
-// overlayOptions sets what the host's defaults might set otherwise. An image may say where in another image a directory
-// continues; the command can say so nowhere, since it cannot write the attributes of overlayfs.
+// overlayOptions sets the options whose defaults the host can change. Images may contain redirects to other images; the
+// command cannot make any, since it cannot write the attributes of overlayfs.
 func (s *slot) overlayOptions(fs int) error {
 	options := [][2]string{{"redirect_dir", "follow"}, {"index", "off"}, {"metacopy", "off"}, {"xino", "off"}}
 	if s.rootless {
-		// Such an overlay follows nothing.
+		// userxattr excludes redirects and metacopy.
 		options = [][2]string{{"index", "off"}, {"xino", "off"}}
 		if err := unix.FsconfigSetFlag(fs, "userxattr"); err != nil {
 			return fmt.Errorf("userxattr: %w", err)
@@ -118,8 +118,8 @@ func (s *slot) overlayOptions(fs int) error {
 	return err
 }
 
-// ownedByNobody returns a copy of the mount at dir in which every file belongs to nobody: the IDs of the run's user
-// namespace do not include that of the files' owner.
+// ownedByNobody returns an ID-mapped copy of the mount at dir in which every file belongs to nobody: the run's user
+// namespace does not map the ID of the files' owner.
 func (s *slot) ownedByNobody(dir int) (int, error) {
 	fd, err := unix.OpenTree(dir, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
@@ -128,7 +128,7 @@ func (s *slot) ownedByNobody(dir int) (int, error) {
 	attr := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP | unix.MOUNT_ATTR_RDONLY, Userns_fd: uint64(s.users)}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, attr); err != nil {
 		unix.Close(fd)
-		return -1, fmt.Errorf("take the owner from the files: %w", err)
+		return -1, fmt.Errorf("ID-map the mount: %w", err)
 	}
 	return fd, nil
 }

@@ -191,7 +191,7 @@ type Plan struct {
 	Rlimits []Rlimit
 	// Writable are the only paths that Landlock lets the run change.
 	Writable []string
-	// Owned are the paths of the workspace that the command's user gets.
+	// Owned are the paths of the workspace that are given to the command's user.
 	Owned []string
 
 	// Conditions differ from the default, or nil.

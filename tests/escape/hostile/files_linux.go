@@ -162,14 +162,14 @@ func inputTree(r *report, args []string) {
 	r.refused("rename "+dir, unix.Rename(dir, "/build/gone"), no...)
 	r.refused("replace "+dir, unix.Rename(ownDir, dir), append(no, unix.EINVAL, unix.ENOTEMPTY)...)
 	r.refused("rmdir "+dir, unix.Rmdir(dir), append(no, unix.ENOTEMPTY)...)
-	// A whiteout would hide an input, and so would a directory that is opaque or says that it is another one.
+	// A whiteout would hide an input, and so would a directory that is opaque or has a redirect.
 	for _, name := range []string{own + "3", file, "/build/hostile-whiteout"} {
 		r.refused("whiteout "+name, unix.Mknod(name, unix.S_IFCHR, 0), unix.EEXIST)
 	}
 	for _, prefix := range []string{"trusted.overlay.", "user.overlay."} {
 		for _, p := range []string{file, dir, ownDir, own} {
 			for attribute, value := range map[string]string{"opaque": "y", "redirect": "/", "metacopy": "", "whiteout": "y", "upper": "x"} {
-				// The kernel keeps the user's attributes of the run's own files apart from those of overlayfs.
+				// The run may set user.overlay.* on its own files: overlayfs ignores or escapes these attributes.
 				err := unix.Setxattr(p, prefix+attribute, []byte(value), 0)
 				if err != nil || prefix == "trusted.overlay." || p == file {
 					r.refused("set "+prefix+attribute+" of "+p, err, unix.ENOTSUP)

@@ -35,7 +35,7 @@ type Kind uint8
 const (
 	File      Kind = 1
 	Directory Kind = 2
-	Whiteout  Kind = 3 // hides the name in what overlayfs has below the image
+	Whiteout  Kind = 3 // hides the name in lower layers of an overlay
 	Symlink   Kind = 7
 )
 
@@ -53,8 +53,8 @@ type Dir struct {
 	First int32         // of its entries, Entries[First:First+Count]
 	Count int32         // ascending by name, compared as bytes
 	After time.Duration // modification time relative to Time; may be negative
-	// Redirect, if not "", is an absolute path in the images below this one in an overlay, whose directory continues here:
-	// the attribute trusted.overlay.redirect.
+	// Redirect, if not "", is the attribute trusted.overlay.redirect: the absolute path, in the lower layers of an overlay,
+	// of the directory that is merged with this one. Such a directory has no entries of its own.
 	Redirect string
 
 	placement
@@ -107,7 +107,7 @@ const (
 	xattrHeader    = 12
 	xattrTrusted   = 4 // the number of the prefix "trusted."
 	redirectName   = "overlay.redirect"
-	maxRedirect    = 128                   // so that an inode, its attribute and inline data of an empty directory lie in one block
+	maxRedirect    = 128                   // an inode, this attribute and an empty directory's inline data fit in one block
 	maxFile        = 1 << (31 + blockBits) // a file is one chunk
 	typeFile       = 0o100000
 	typeDirectory  = 0o040000

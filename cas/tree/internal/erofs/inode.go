@@ -116,7 +116,7 @@ func (w *writer) directoryInode(i int, parent int64) error {
 		}
 	}
 	if len(d.Redirect) > maxRedirect || d.Redirect != "" && d.Count > 0 {
-		return fmt.Errorf("%w: directory %d has a redirection of %d bytes and %d entries", ErrTree, i, len(d.Redirect), d.Count)
+		return fmt.Errorf("%w: directory %d has a redirect of %d bytes and %d entries", ErrTree, i, len(d.Redirect), d.Count)
 	}
 	d.size = size.total()
 	// For the kernel, the last name ends at a NUL or at the end of its block, not at the size of the directory.
@@ -132,7 +132,7 @@ func (w *writer) directoryInode(i int, parent int64) error {
 	return nil
 }
 
-// redirectSize returns the size of the attributes of an inode with a redirection, in bytes.
+// redirectSize returns the size of the attributes of an inode with a redirect, in bytes.
 func redirectSize(to string) int {
 	if to == "" {
 		return 0
@@ -140,7 +140,7 @@ func redirectSize(to string) int {
 	return xattrHeader + (4+len(redirectName)+len(to)+3)&^3
 }
 
-// redirect writes the redirection of d after its inode, where the names would be, and moves the names behind it.
+// redirect writes the redirect of d after its inode, where the names would be, and moves the names behind it.
 func (w *writer) redirect(d *Dir, size int) {
 	binary.LittleEndian.PutUint16(w.b[d.inode+2:], uint16(1+(size-xattrHeader)/4))
 	b := w.b[d.names+xattrHeader:]

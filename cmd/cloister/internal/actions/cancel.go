@@ -25,8 +25,8 @@ type Cancel struct {
 	Invocation string
 }
 
-// Run cancels the unfinished executions that a name or the flags select, and prints them. No history is needed: it has
-// only what has ended.
+// Run cancels the unfinished executions that name and the flags select, and prints them. It needs no history, which only
+// has executions that ended.
 func (c *Cancel) Run(ctx context.Context, name string, out io.Writer) error {
 	conn, instance, err := c.From.Dial()
 	if err != nil {
@@ -75,7 +75,8 @@ func (c *Cancel) Run(ctx context.Context, name string, out io.Writer) error {
 		found = found[min(recent-1, len(found)):min(recent, len(found))]
 	}
 	what := cmp.Or(name, "invocation "+c.Invocation)
-	none := exit.New(exit.Absent, fmt.Errorf("%s: nothing that is queued or running at %s, instance %q, has this name", render.Quote(what), c.From.Address, instance))
+	none := exit.New(exit.Absent, fmt.Errorf("%s: no queued or running execution at %s, instance %q, matches",
+		render.Quote(what), c.From.Address, instance))
 	if len(found) == 0 {
 		return none
 	}

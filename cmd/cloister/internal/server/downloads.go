@@ -23,7 +23,7 @@ const idleTime = 5 * time.Second
 type downloads struct {
 	mu        sync.Mutex
 	executing int                    // calls in progress that end with a result
-	clients   map[string]*downloader // those that got a result a short time ago
+	clients   map[string]*downloader // those that got a result recently
 	swept     time.Time
 }
 
@@ -59,7 +59,7 @@ func (d *downloads) HandleConn(ctx context.Context, s stats.ConnStats) {
 	}
 }
 
-// TagRPC finds out whose call it is.
+// TagRPC determines the client of a call.
 func (d *downloads) TagRPC(ctx context.Context, i *stats.RPCTagInfo) context.Context {
 	const header = "build.bazel.remote.execution.v2.requestmetadata-bin"
 	c := &call{}

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// A caller makes calls of one connection, as gRPC reports them.
+// A caller makes calls on one connection, as gRPC reports them.
 type caller struct {
 	of   *downloads
 	conn context.Context
