@@ -115,8 +115,14 @@ func (c *confining) message(m proto.Message) *repb.Digest {
 // action stores an action that is not cached.
 func (c *confining) action(root *repb.Directory, args ...string) cas.Digest {
 	c.t.Helper()
+	return c.command(root, &repb.Command{Arguments: args})
+}
+
+// command is action with a whole Command.
+func (c *confining) command(root *repb.Directory, command *repb.Command) cas.Digest {
+	c.t.Helper()
 	d, err := cas.FromProto(cas.SHA256, c.message(&repb.Action{
-		CommandDigest: c.message(&repb.Command{Arguments: args}), InputRootDigest: c.message(root), DoNotCache: true,
+		CommandDigest: c.message(command), InputRootDigest: c.message(root), DoNotCache: true,
 	}))
 	if err != nil {
 		c.t.Fatal(err)
@@ -124,10 +130,10 @@ func (c *confining) action(root *repb.Directory, args ...string) cas.Digest {
 	return d
 }
 
-// shell runs a script in root, and returns its output and how its inputs were staged.
-func (c *confining) shell(script string, root *repb.Directory) (string, *cloisterpb.Sandbox) {
+// shell runs a script in root, which declares outputs, and returns what it prints and how its inputs were staged.
+func (c *confining) shell(script string, root *repb.Directory, outputs ...string) (string, *cloisterpb.Sandbox) {
 	c.t.Helper()
-	action := c.action(root, "/bin/sh", "-c", script)
+	action := c.command(root, &repb.Command{Arguments: []string{"/bin/sh", "-c", script}, OutputPaths: outputs})
 	var text bytes.Buffer
 	out, err := c.Execute(c.t.Context(), &Task{Action: action, Stdout: &text, Stderr: &text}, func(Stage) {})
 	if err != nil {
@@ -141,6 +147,15 @@ func (c *confining) shell(script string, root *repb.Directory) (string, *cloiste
 		c.t.Errorf("exit code %d: %s", out.Result.ExitCode, text.String())
 	}
 	return text.String(), m.Sandbox
+}
+
+// numbered returns a directory of n files.
+func (c *confining) numbered(n int) *repb.Directory {
+	d := &repb.Directory{}
+	for i := range n {
+		d.Files = append(d.Files, &repb.FileNode{Name: fmt.Sprintf("f%02d", i), Digest: c.blob(fmt.Append(nil, n, i))})
+	}
+	return d
 }
 
 // varied returns a root with inputs of every kind.
@@ -213,6 +228,49 @@ func TestInputsLookTheSame(t *testing.T) {
 	for name, got := range map[string]string{"own": own, "kept": kept} {
 		if got != copied {
 			t.Errorf("%s image: %s", name, firstDifference(got, copied))
+		}
+	}
+}
+
+// TestListingsDoNotDependOnTheCache: an action finds names in the same order and the same link counts, whether its subtrees
+// are cached or not, and images serve it although the paths of cached subtrees are long.
+func TestListingsDoNotDependOnTheCache(t *testing.T) {
+	if os.Geteuid() != 0 {
+		sandboxtest.Unavailable(t, "root", "an ordinary user cannot mount an EROFS image")
+	}
+	const list = "find . ! -name . -prune -printf '%f %y %n\n'; ls -U pkg b/sub; stat -c '%n %h' . pkg b b/sub x"
+	c := newConfining(t, onDisk(t), 1<<30)
+	if c.why != nil {
+		sandboxtest.Unavailable(t, "namespaces", c.why)
+	}
+	below := c.numbered(20)
+	below.Directories = []*repb.DirectoryNode{{Name: "sub", Digest: c.message(c.numbered(10))}}
+	root := func(changed string) *repb.Directory {
+		long := c.numbered(30) // is cached with its parents, of which only the inner ones stay the same
+		for i := range 30 {
+			long = &repb.Directory{Directories: []*repb.DirectoryNode{{Name: strings.Repeat("long", 5), Digest: c.message(long)}}}
+			if i > 2 {
+				long.Files = []*repb.FileNode{{Name: "changed", Digest: c.blob([]byte(changed))}}
+			}
+		}
+		return &repb.Directory{
+			Files: []*repb.FileNode{
+				{Name: "a.txt", Digest: c.blob([]byte(changed))}, {Name: "m.txt", Digest: c.blob([]byte("m"))}, {Name: "z.txt", Digest: c.blob([]byte("z"))},
+			},
+			Directories: []*repb.DirectoryNode{{Name: "b", Digest: c.message(below)}, {Name: "long", Digest: c.message(long)}, {Name: "x", Digest: c.message(c.numbered(9))}},
+		}
+	}
+	var first string
+	for i := range 4 {
+		got, s := c.shell(list, root(fmt.Sprint(max(i-1, 0))), "n/out", "pkg/out", "m.txt") // the second caches the first
+		if s.GetInputs() != "image" {
+			t.Fatalf("run %d: inputs: got %q, %s, want images", i, s.GetInputs(), s.GetInputsReason())
+		}
+		if i == 0 {
+			first = got
+		}
+		if got != first {
+			t.Errorf("run %d: %s", i, firstDifference(got, first))
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
 )
 
 // cached returns the path of the directory b in a cached image, which may still have to be made, and whether there is one.
@@ -110,7 +112,7 @@ func (w *imageStage) mountNewCached(ctx context.Context) error {
 	g := &cachedImage{mountedImage: m, made: now}
 	subtrees := map[subtreeKey]*cachedSubtree{}
 	for _, d := range c.dirs {
-		if d.dir == nil || d.dir.files < minCachedFiles {
+		if d.dir == nil || d.dir.files < minCachedFiles || len("/"+d.path) > erofs.MaxRedirect {
 			continue
 		}
 		if k := (subtreeKey{w.in.Name, d.dir.digest}); subtrees[k] == nil {

@@ -21,7 +21,7 @@ func (l *Layout) WithOrder(seed uint64) *Layout {
 }
 
 // creationOrder returns names in the order in which they must be created. By default this is descending: tmpfs lists
-// the newest entry first, so copies list their entries sorted as images do, and a run cannot tell the two apart.
+// the newest entry first, so copies list their entries sorted, as images do. Beside an image, private inputs come last.
 func (s *stager) creationOrder(names []stageFile) []stageFile {
 	slices.SortFunc(names, func(a, b stageFile) int { return cmp.Compare(b.name, a.name) })
 	if s.order == 0 {

@@ -89,6 +89,17 @@ func (w *imageStage) mount(ctx context.Context, l *Layout) error {
 			w.staged.Lower = append(w.staged.Lower, Lower{".", m.Name()})
 		}
 	}
+	if !cached {
+		return nil
+	}
+	// Overlayfs lists the names of the lowest layer first. This is the own image again, so that the order does not depend
+	// on what is in the cache.
+	again, err := w.config.Mounter.Mount(ctx, m.file.File, m.devices())
+	if err != nil {
+		return err
+	}
+	w.staged.release = append(w.staged.release, func() { w.close(again) })
+	w.staged.Lower = append(w.staged.Lower, Lower{".", again.Name()})
 	return nil
 }
 
@@ -143,7 +154,6 @@ func (w *imageStage) newImage(ctx context.Context, c *composer) (_ *mountedImage
 			w.unmount(m)
 		}
 	}()
-	var devices []*os.File
 	if len(c.digests) > 0 {
 		if err := cas.Fetch(ctx, w.in.Store, c.digests); err != nil {
 			return nil, err
@@ -154,7 +164,6 @@ func (w *imageStage) newImage(ctx context.Context, c *composer) (_ *mountedImage
 		if m.storeFiles, m.bytes, err = c.locate(m.location, w.filer != nil); err != nil {
 			return nil, err
 		}
-		devices = m.location.Files()
 	}
 	if c.image, err = erofs.Encode(c.image, &c.tree); err != nil {
 		return nil, err
@@ -166,8 +175,16 @@ func (w *imageStage) newImage(ctx context.Context, c *composer) (_ *mountedImage
 	if err = m.file.write(c.image); err != nil {
 		return nil, err
 	}
-	m.mount, err = w.config.Mounter.Mount(ctx, m.file.File, devices)
+	m.mount, err = w.config.Mounter.Mount(ctx, m.file.File, m.devices())
 	return m, err
+}
+
+// devices returns the files of the store that the image points at.
+func (m *mountedImage) devices() []*os.File {
+	if m.location == nil {
+		return nil
+	}
+	return m.location.Files()
 }
 
 // size returns the size of the workspace: the planned directories, private inputs and the copies.

@@ -354,8 +354,8 @@ func TestRunsShareNoMount(t *testing.T) {
 	}
 	made := r.made
 	_, a := r.stageLayout(t, "", l)
-	if r.made != made+1 {
-		t.Errorf("%d images were mounted, want 1, since all subtrees are cached", r.made-made)
+	if r.made != made+2 {
+		t.Errorf("%d images were mounted, want one twice, since all subtrees are cached", r.made-made)
 	}
 	_, b := r.stageLayout(t, "", l)
 	for name := range used(b) {
@@ -648,8 +648,8 @@ func TestMountCacheKeepsItsBudget(t *testing.T) {
 	stage("a").Release() // so that b was used before a
 	stage("c").Release()
 	stage("c").Release()
-	if got := r.mounted(); got != 4 {
-		t.Errorf("%d images are mounted, want a, c, and b and that of the run that uses it", got)
+	if got := r.mounted(); got != 5 {
+		t.Errorf("%d images are mounted, want a, c, and b and the two of the run that uses it", got)
 	}
 	inUse.Release()
 	if got := r.mounted(); got != 2 {
@@ -730,8 +730,8 @@ func TestSubtreesAreCachedOnce(t *testing.T) {
 	r.first = see
 	see()
 	see()
-	if got := r.mounted(); got != 1 || r.made != 5 {
-		t.Errorf("%d of %d images are cached, want 1 of 5, as each of 4 runs has its own", got, r.made)
+	if got := r.mounted(); got != 1 || r.made != 7 {
+		t.Errorf("%d of %d images are cached, want 1 of 7, as each of 4 runs has its own, two of them twice", got, r.made)
 	}
 }
 
@@ -980,7 +980,7 @@ func TestBindsFromCachedImagesAreLimited(t *testing.T) {
 		}
 		n.set("a/x", &node{content: fmt.Sprint(i)})
 		ws, s := r.stage("", n)
-		if got, want := len(images(s)), []int{1, 2, 2, 2}[i]; got != want {
+		if got, want := len(images(s)), []int{1, 3, 3, 3}[i]; got != want {
 			t.Errorf("stage %d has %d images, want %d", i, got, want)
 		}
 		same(t, "exec root", r.see(ws, s), n)
@@ -1007,14 +1007,14 @@ func TestCachedImagesExpire(t *testing.T) {
 		}
 		time.Sleep(15*time.Minute - time.Second)
 		inUse := stage(0)
-		if n := r.mounted(); n != 4 {
-			t.Errorf("%d images are mounted, want the cached ones and that of the run", n)
+		if n := r.mounted(); n != 5 {
+			t.Errorf("%d images are mounted, want the cached ones and the two of the run", n)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait() // for the timer of the images
 		again := stage(0)
-		if n := r.mounted(); n != 4 {
-			t.Errorf("%d images are mounted, want the one in use, its replacement and those of two runs", n)
+		if n := r.mounted(); n != 6 {
+			t.Errorf("%d images are mounted, want the one in use, its replacement and two of each run", n)
 		}
 		inUse.Release()
 		again.Release()
@@ -1074,7 +1074,7 @@ func TestReleaseRemoved(t *testing.T) {
 	}
 	inUse := stage(0)
 	r.store.removed = true
-	for i, want := range []int{3, 2, 2} { // the one in use is the last one, and its run has another
+	for i, want := range []int{4, 3, 3} { // the one in use is the last one, and its run has two of its own
 		if !r.ReleaseRemoved() || r.mounted() != want {
 			t.Errorf("call %d: %d images are mounted, want %d", i, r.mounted(), want)
 		}

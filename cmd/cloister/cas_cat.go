@@ -28,6 +28,9 @@ The exit code is 4 if a blob is absent, and 5 if the server cannot be reached.`,
   cloister cas cat blake3:77ab...02/310 | sha256sum`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := client.CheckNames(args...); err != nil {
+				return err
+			}
 			return client.WithStore(cmd.Context(), &from, func(ctx context.Context, s *remote.Store) error {
 				ds, err := blobs.FindAll(ctx, &from, s, args)
 				if err != nil {

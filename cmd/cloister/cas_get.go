@@ -28,6 +28,9 @@ The exit code is 4 if something is absent, and 5 if the server cannot be reached
   cloister cas get ^1 inputs --directory       # of the latest action`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := client.CheckNames(args[0]); err != nil {
+				return err
+			}
 			return client.WithStore(cmd.Context(), &from, func(ctx context.Context, s *remote.Store) error {
 				d, err := blobs.Find(ctx, &from, s, args[0], directory)
 				if err != nil {

@@ -48,6 +48,9 @@ func listingCommand(name string, deep bool, short, long, example string) *cobra.
 		Example: example,
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := client.CheckNames(args[0]); err != nil {
+				return err
+			}
 			below := "."
 			if len(args) > 1 {
 				below = path.Clean(strings.Trim(args[1], "/"))

@@ -34,6 +34,9 @@ type present struct {
 
 // casPresent queries a server for blobs, and with read also verifies them.
 func casPresent(ctx context.Context, from *client.Server, args []string, read, asJSON bool, out io.Writer) error {
+	if err := client.CheckNames(args...); err != nil {
+		return err
+	}
 	code := 0
 	var rows []present
 	err := client.WithStore(ctx, from, func(ctx context.Context, s *remote.Store) error {

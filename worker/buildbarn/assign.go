@@ -145,10 +145,12 @@ func (s *Server) assign(w *session, run *queue.Run) (*assignment, error) {
 // auxiliary returns the metadata of a result: the client's request metadata, as Buildbarn sends it, and that of the
 // task.
 func auxiliary(t *worker.Task) ([]*anypb.Any, error) {
-	tool, version, _ := strings.Cut(t.Tool, " ")
+	var tool *repb.ToolDetails
+	if name, version, _ := strings.Cut(t.Tool, " "); name != "" {
+		tool = &repb.ToolDetails{ToolName: name, ToolVersion: version}
+	}
 	md, err := anypb.New(&repb.RequestMetadata{
-		ToolDetails: &repb.ToolDetails{ToolName: tool, ToolVersion: version},
-		ActionId:    t.Action.Hash(), ActionMnemonic: t.Mnemonic, TargetId: t.Target,
+		ToolDetails: tool, ActionId: t.Action.Hash(), ActionMnemonic: t.Mnemonic, TargetId: t.Target,
 		ToolInvocationId: t.Invocation, CorrelatedInvocationsId: t.Correlated,
 	})
 	if err != nil {

@@ -70,8 +70,8 @@ func TestDamageMatchesItsCounts(t *testing.T) {
 				found.Flipped++
 			}
 		}
-		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o644 {
-			t.Errorf("%s: got mode %v, want 0644: %v", name, info.Mode(), err)
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o444 {
+			t.Errorf("%s: got mode %v, want 0444: %v", name, info.Mode(), err)
 		}
 	}
 	if diff := cmp.Diff(damage{5, 14, 5}, did); diff != "" {

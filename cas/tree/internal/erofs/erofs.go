@@ -95,7 +95,7 @@ const (
 	featureChunks  = 0x4
 	featureDevices = 0x8
 	compactSize    = 32 // of an inode; also the alignment of all inodes
-	extendedSize   = 64 // of an inode with its own time, or a size or link count too large for a compact one
+	extendedSize   = 64 // of an inode with its own time, or a size too large for a compact one
 	extended       = 1  // bit of an inode's format
 	layoutPlain    = 0 << 1
 	layoutInline   = 2 << 1
@@ -107,7 +107,6 @@ const (
 	xattrHeader    = 12
 	xattrTrusted   = 4 // the number of the prefix "trusted."
 	redirectName   = "overlay.redirect"
-	maxRedirect    = 128                   // an inode, this attribute and an empty directory's inline data fit in one block
 	maxFile        = 1 << (31 + blockBits) // a file is one chunk
 	typeFile       = 0o100000
 	typeDirectory  = 0o040000
@@ -117,8 +116,10 @@ const (
 	modeWhiteout   = 0o020000 // a character device with the number 0
 	maxName        = 255
 	maxTarget      = 4095
-	firstLinks     = 2 // of a directory without subdirectories
 )
+
+// MaxRedirect is the maximum length of a redirect in bytes. The kernel follows no longer ones.
+const MaxRedirect = 255
 
 // Encode returns the image of t. It overwrites and reuses buf if it is large enough. It fails with ErrTree. It uses t
 // as scratch space, so calls must not share t, but t may be encoded again.

@@ -54,8 +54,8 @@ func TestBoundaries(t *testing.T) {
 	}
 }
 
-// TestLinksOfManySubdirectories exceeds the link count of a compact inode.
-func TestLinksOfManySubdirectories(t *testing.T) {
+// TestManySubdirectories has more of them than a compact inode could count links.
+func TestManySubdirectories(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("70,000 directories")

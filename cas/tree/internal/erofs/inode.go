@@ -56,7 +56,7 @@ func (w *writer) directory(i int) error {
 		case Symlink:
 			err = w.symlink(e)
 		case Whiteout:
-			e.inode, _ = w.head(modeWhiteout, layoutPlain, 0, 1, 0, 0)
+			e.inode, _ = w.head(modeWhiteout, layoutPlain, 0, 0, 0)
 		case Directory:
 			if int(e.Dir) <= i || int(e.Dir) >= len(w.t.Dirs) || w.t.Dirs[e.Dir].inode != 0 {
 				err = fmt.Errorf("%w: directory %d has an entry in directory %d, or two entries", ErrTree, e.Dir, i)
@@ -96,7 +96,7 @@ func (w *writer) directoryInode(i int, parent int64) error {
 		return fmt.Errorf("%w: the entries of directory %d are out of range", ErrTree, i)
 	}
 	d.parent = parent
-	links, prev := firstLinks, ""
+	prev := ""
 	var size blocks
 	all := merge(w.t.entries(d))
 	for name, e, ok := all.next(); ok; name, e, ok = all.next() {
@@ -111,11 +111,8 @@ func (w *writer) directoryInode(i int, parent int64) error {
 			return fmt.Errorf("%w: %q follows %q", ErrTree, name, prev)
 		}
 		prev = name
-		if e.Kind == Directory {
-			links++
-		}
 	}
-	if len(d.Redirect) > maxRedirect || d.Redirect != "" && d.Count > 0 {
+	if len(d.Redirect) > MaxRedirect || d.Redirect != "" && d.Count > 0 {
 		return fmt.Errorf("%w: directory %d has a redirect of %d bytes and %d entries", ErrTree, i, len(d.Redirect), d.Count)
 	}
 	d.size = size.total()
@@ -125,7 +122,7 @@ func (w *writer) directoryInode(i int, parent int64) error {
 		layout, d.tail = layoutInline, int(d.size)+1
 	}
 	attribute := redirectSize(d.Redirect)
-	d.inode, d.names = w.head(typeDirectory|d.Mode&permissions, layout, d.size, links, attribute+d.tail, d.After)
+	d.inode, d.names = w.head(typeDirectory|d.Mode&permissions, layout, d.size, attribute+d.tail, d.After)
 	if attribute > 0 {
 		w.redirect(d, attribute)
 	}
@@ -150,10 +147,11 @@ func (w *writer) redirect(d *Dir, size int) {
 	d.names += int64(size)
 }
 
-// head writes an inode and tail zeros, and returns the offsets of both.
-func (w *writer) head(mode, layout uint16, size int64, links, tail int, after time.Duration) (at, end int64) {
+// head writes an inode with one link and tail zeros, and returns the offsets of both. Directories have one link, too, as
+// overlayfs shows those that are in several layers.
+func (w *writer) head(mode, layout uint16, size int64, tail int, after time.Duration) (at, end int64) {
 	inline := layout == layoutInline
-	if size > math.MaxUint32 || links > math.MaxUint16 || after != 0 {
+	if size > math.MaxUint32 || after != 0 {
 		at := w.inode(extendedSize, tail, inline)
 		changed := time.Unix(Time, 0).Add(after)
 		b := w.b[at:]
@@ -162,14 +160,14 @@ func (w *writer) head(mode, layout uint16, size int64, links, tail int, after ti
 		binary.LittleEndian.PutUint64(b[8:], uint64(size))
 		binary.LittleEndian.PutUint64(b[32:], uint64(changed.Unix()))
 		binary.LittleEndian.PutUint32(b[40:], uint32(changed.Nanosecond()))
-		binary.LittleEndian.PutUint32(b[44:], uint32(links))
+		binary.LittleEndian.PutUint32(b[44:], 1)
 		return int64(at), int64(at) + extendedSize
 	}
 	start := w.inode(compactSize, tail, inline)
 	b := w.b[start:]
 	binary.LittleEndian.PutUint16(b[0:], layout)
 	binary.LittleEndian.PutUint16(b[4:], mode)
-	binary.LittleEndian.PutUint16(b[6:], uint16(links))
+	binary.LittleEndian.PutUint16(b[6:], 1)
 	binary.LittleEndian.PutUint32(b[8:], uint32(size))
 	return int64(start), int64(start) + compactSize
 }
@@ -178,7 +176,7 @@ func (w *writer) head(mode, layout uint16, size int64, links, tail int, after ti
 func (w *writer) file(e *Entry) error {
 	mode := typeFile | e.Mode&permissions
 	if e.Size == 0 {
-		e.inode, _ = w.head(mode, layoutPlain, 0, 1, 0, e.After)
+		e.inode, _ = w.head(mode, layoutPlain, 0, 0, e.After)
 		return nil
 	}
 	block := e.Offset >> blockBits
@@ -190,7 +188,7 @@ func (w *writer) file(e *Entry) error {
 	case e.Offset < 0 || e.Offset&(BlockSize-1) != 0 || block > math.MaxUint32:
 		return fmt.Errorf("%w: a file at byte %d of a device", ErrTree, e.Offset)
 	}
-	e.inode, _ = w.head(mode, layoutChunks, e.Size, 1, chunkIndexSize, e.After)
+	e.inode, _ = w.head(mode, layoutChunks, e.Size, chunkIndexSize, e.After)
 	chunkBits := uint16(max(bits.Len64(uint64(e.Size-1)), blockBits) - blockBits)
 	binary.LittleEndian.PutUint16(w.b[e.inode+16:], chunkIndexes|chunkBits)
 	index := w.b[len(w.b)-chunkIndexSize:]
@@ -206,12 +204,12 @@ func (w *writer) symlink(e *Entry) error {
 		return fmt.Errorf("%w: a target of %d bytes or with a NUL", ErrTree, n)
 	}
 	if n <= maxInline {
-		inode, end := w.head(modeSymlink, layoutInline, int64(n), 1, n, e.After)
+		inode, end := w.head(modeSymlink, layoutInline, int64(n), n, e.After)
 		e.inode = inode
 		copy(w.b[end:], e.Target)
 		return nil
 	}
-	e.inode, _ = w.head(modeSymlink, layoutPlain, int64(n), 1, 0, e.After)
+	e.inode, _ = w.head(modeSymlink, layoutPlain, int64(n), 0, e.After)
 	w.align(BlockSize)
 	at := w.extend(n)
 	copy(w.b[at:], e.Target)

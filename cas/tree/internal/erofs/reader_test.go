@@ -195,7 +195,7 @@ func (r *reader) inode(nid, parent uint64, kind byte) *node {
 			}
 		}
 	}
-	if dots != 2 || links != 2+subdirectories {
+	if dots != 2 || links != 1 {
 		panic(fmt.Sprintf("a directory with %d of . and .., %d links and %d subdirectories", dots, links,
 			subdirectories))
 	}

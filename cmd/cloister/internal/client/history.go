@@ -223,10 +223,21 @@ func (s *Server) Action(ctx context.Context, name string) (Action, error) {
 	if Target.MatchString(name) {
 		return s.ofTarget(ctx, name)
 	}
-	if !DigestPrefix.MatchString(name) {
-		return Action{}, exit.New(exit.Usage, fmt.Errorf("%w; or write at least 8 digits of it, ^1 for the latest action, or a target such as //pkg:name", err))
+	if err := CheckNames(name); err != nil {
+		return Action{}, err
 	}
 	return s.byPrefix(ctx, name)
+}
+
+// CheckNames returns a usage error for a name that selects no action on any server.
+func CheckNames(names ...string) error {
+	for _, name := range names {
+		_, err := cas.ParseDigest(name)
+		if err != nil && !Recent.MatchString(name) && !Target.MatchString(name) && !DigestPrefix.MatchString(name) {
+			return exit.New(exit.Usage, fmt.Errorf("%w; or write at least 8 digits of it, ^1 for the latest action, or a target such as //pkg:name", err))
+		}
+	}
+	return nil
 }
 
 func (s *Server) ofTarget(ctx context.Context, label string) (Action, error) {

@@ -33,6 +33,7 @@ type Config struct {
 	MaxBlob         flags.Size // 0: half of the store
 	DigestFunctions flags.DigestFunctions
 	History         flags.Bytes
+	MaxQueued       int
 	Auth            Auth
 	Sampling        sampling
 	Workers         workersConfig
@@ -43,6 +44,8 @@ func (c *Config) Check(cmd *cobra.Command) error {
 	switch {
 	case c.History > 0 && c.History < 1<<20:
 		return fmt.Errorf("--history-size %s: write at least 1MiB, such as 64MiB or 1GiB, or 0 for no history", &c.History)
+	case c.MaxQueued < 1:
+		return fmt.Errorf("--max-queued %d: write 1 or more", c.MaxQueued)
 	case c.MaxBlob.Percent > 0:
 		return fmt.Errorf("--max-blob %s: write 512MiB or 4GiB", &c.MaxBlob)
 	}
@@ -67,7 +70,7 @@ func (s *server) assembly() (c service.Config, err error) {
 	if c.Queue.Drains, err = readDrains(n.Dir); err != nil {
 		return c, err
 	}
-	c.Queue.Hint, c.Queue.Offer = matchHint, s.offer()
+	c.Queue.Hint, c.Queue.Offer, c.Queue.MaxLive = matchHint, s.offer(), s.MaxQueued
 	if n.Upstream != nil {
 		c.Queue.FetchBytes = n.Store.Stats().MaxBytes / 8 // leases must leave room for outputs
 	}
