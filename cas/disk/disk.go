@@ -312,21 +312,22 @@ const maintainInterval = 30 * time.Second
 func (c *Cache) maintain() {
 	tick := time.NewTicker(maintainInterval)
 	defer tick.Stop()
-	for {
+	for shrunk := false; ; shrunk = true {
 		select {
 		case <-c.stop:
 			return
 		case <-tick.C:
 		}
+		if !shrunk { // afterwards only puts evict
+			c.shrink()
+		}
 		c.maintainOnce()
 	}
 }
 
-// maintainOnce evicts down to the budget, makes the segments durable and compacts logs. It ignores errors, since it
-// runs again soon.
+// maintainOnce makes the segments durable and compacts logs. It ignores errors, since it runs again soon.
 func (c *Cache) maintainOnce() {
 	c.noteSuspension()
-	c.shrink()
 	// On the wall clock, to be compared with the times of files.
 	_ = c.segments.MarkDurable(seconds(wall()), c.flush)
 	if c.room.TryLock() { // otherwise eviction may be reading a log
