@@ -196,11 +196,11 @@ func view(t testing.TB, ws *os.Root, s *tree.Staged) *node {
 	return root
 }
 
-// over adds what lower has and n lacks.
-func (n *node) over(lower *node) {
+// over adds what lower has and r lacks.
+func (r *node) over(lower *node) {
 	for name, below := range lower.kids {
-		if own := n.kids[name]; own == nil {
-			n.kids[name] = below
+		if own := r.kids[name]; own == nil {
+			r.kids[name] = below
 		} else if own.kids != nil && below.kids != nil {
 			own.over(below)
 		}

@@ -133,15 +133,15 @@ func (s *stager) plannedDir(ctx context.Context, d *plannedDir, below []*planned
 			names = append(names, s.entry(e.entry, in, p, false))
 			trees = append(trees, stageTree{in, upper, e.name, p, e.dir, false})
 			if upper != nil && e.kind == Directory {
-				names = append(names, placeholder(Directory, upper, e.name, p))
+				names = append(names, emptyDir(upper, e.name, p))
 			}
 		}
 	}
 	for _, sub := range below {
 		name := path.Base(sub.path)
-		names = append(names, placeholder(Directory, out, name, sub.path))
+		names = append(names, emptyDir(out, name, sub.path))
 		if upper != nil && !sub.inOutput {
-			names = append(names, placeholder(Directory, in, name, sub.path))
+			names = append(names, emptyDir(in, name, sub.path))
 		}
 	}
 	if err := s.write(ctx, s.creationOrder(names)); err != nil {
@@ -164,7 +164,7 @@ func (s *stager) entry(e *entry, dir *os.Root, p string, private bool) stageFile
 	case e.kind == Symlink:
 		return e.link(dir, p)
 	case e.kind == Directory:
-		return placeholder(Directory, dir, e.name, p)
+		return emptyDir(dir, e.name, p)
 	case !private && e.inStore(s.filer != nil):
 		f := e.file(dir, e.name, p, false)
 		f.bind = s.bind(p, e)
@@ -196,7 +196,7 @@ func (s *stager) subtree(ctx context.Context, t *stageTree) error {
 		at := join(t.path, e.name)
 		names = append(names, s.entry(e, dir, at, t.private))
 		if upper != nil && e.kind == Directory {
-			names = append(names, placeholder(Directory, upper, e.name, at))
+			names = append(names, emptyDir(upper, e.name, at))
 		}
 	}
 	if err := s.write(ctx, s.creationOrder(names)); err != nil {
@@ -234,9 +234,9 @@ func (e *entry) link(dir *os.Root, p string) stageFile {
 	}
 }
 
-// placeholder returns an empty file or directory. Something is mounted over it, or its attributes are set later.
-func placeholder(kind Kind, dir *os.Root, name, p string) stageFile {
-	return stageFile{kind: kind, dir: dir, name: name, path: p, bind: -1}
+// emptyDir returns an empty directory. Something is mounted over it, or its attributes are set later.
+func emptyDir(dir *os.Root, name, p string) stageFile {
+	return stageFile{kind: Directory, dir: dir, name: name, path: p, bind: -1}
 }
 
 // write creates names in order, since a directory may list them in creation order, and writes file contents in

@@ -32,8 +32,10 @@ func (b *Backend) capabilities() cgroup.Capabilities {
 
 // features returns what this backend enforces.
 func (b *Backend) features(can cgroup.Capabilities) *sandbox.Features {
-	f := &sandbox.Features{Backend: name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp), Conditions: b.supportedConditions(),
-		Lower: !b.noLower.Load(), SameUser: b.rootless}
+	f := &sandbox.Features{
+		Backend: name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp),
+		Conditions: b.supportedConditions(), Lower: !b.noLower.Load(), SameUser: b.rootless,
+	}
 	for _, row := range []struct {
 		limit sandbox.Limit
 		ok    bool
