@@ -25,6 +25,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/internal/program"
 )
 
@@ -72,6 +73,10 @@ func newRig(t *testing.T, user *syscall.Credential) *rig {
 		}
 		sandboxtest.Unavailable(t, what, err)
 	}
+	address, err := loopback.Address()
+	if err != nil {
+		t.Fatal(err)
+	}
 	r := &rig{
 		Bazel: &bazelrun.Bazel{
 			Workspace: filepath.Join(dir, "workspace"), Root: filepath.Join(dir, "bazel"),
@@ -79,7 +84,7 @@ func newRig(t *testing.T, user *syscall.Credential) *rig {
 		},
 		config: bazelrun.ServerConfig{
 			Binary: cloister, Dir: filepath.Join(dir, "store"), Home: filepath.Join(dir, "home"),
-			Listen: "127.0.0.1:0", User: user, Log: &lines{t: t},
+			Listen: address, User: user, Log: &lines{t: t},
 		},
 	}
 	if err := bazelrun.CopyWorkspace(r.Workspace, "../.."); err != nil {
@@ -108,7 +113,7 @@ func newRig(t *testing.T, user *syscall.Credential) *rig {
 	return r
 }
 
-// serve starts the server, with its previous address if it had one.
+// serve starts the server at its address.
 func (r *rig) serve(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), serveTime, errors.New("time limit exceeded"))
@@ -118,7 +123,7 @@ func (r *rig) serve(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.server = server
-	r.config.Listen, r.Endpoint = server.Addr, server.Addr
+	r.Endpoint = server.Addr
 }
 
 // bazel runs Bazel and returns its build, successful or not.

@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -23,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/internal/loopback"
 )
 
 // patient makes Bazel tolerate an absent server. Bazel waits 0.1 s before the second attempt, then twice as long each time, at
@@ -232,7 +232,11 @@ func TestBuildAfterLoss(t *testing.T) {
 		}
 		return 10_000
 	}}
-	log, metrics := &record{}, unusedAddress(t)
+	log := &record{}
+	metrics, err := loopback.Address()
+	if err != nil {
+		t.Fatal(err)
+	}
 	r := newGraphRig(t, g)
 	r.restart(t, func() {
 		r.config.Args = append(r.config.Args, "--metrics", metrics)
@@ -304,7 +308,7 @@ func TestBuildAfterLoss(t *testing.T) {
 
 	quarantined := map[string]bool{}
 	hash := regexp.MustCompile(`[0-9a-f]{64}`)
-	err := filepath.WalkDir(filepath.Join(r.config.Dir, "quarantine"), func(path string, e fs.DirEntry, err error) error {
+	err = filepath.WalkDir(filepath.Join(r.config.Dir, "quarantine"), func(path string, e fs.DirEntry, err error) error {
 		if err == nil && e.Type().IsRegular() {
 			quarantined[hash.FindString(e.Name())] = true
 		}
@@ -346,17 +350,6 @@ func corrupt(t *testing.T, metrics string) float64 {
 		t.Fatal(err)
 	}
 	return n
-}
-
-// unusedAddress returns an unused loopback address, HOST:PORT.
-func unusedAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // A record collects what is written to it. It is safe for concurrent use.

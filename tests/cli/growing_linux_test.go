@@ -174,10 +174,22 @@ func (p *machine) here(t *testing.T, line string) string {
 		}
 		key := host + ":" + port
 		if p.ports[key] == "" {
-			p.ports[key] = strings.TrimPrefix(unused(t), "127.0.0.1:")
+			p.ports[key] = unusedPort(t)
 		}
 		return as + ":" + p.ports[key]
 	})
+}
+
+// unusedPort returns an unused port of 127.0.0.1.
+func unusedPort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	return port
 }
 
 // environment returns the environment of programs on the machine.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/ca"
+	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
@@ -256,12 +257,11 @@ func (s *story) port(args []string) error {
 // unused returns an unused address.
 func unused(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	address, err := loopback.Address()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return address
 }
 
 func (s *story) empty(args []string) error {

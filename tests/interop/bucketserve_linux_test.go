@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 	"google.golang.org/grpc/codes"
 )
@@ -225,7 +226,7 @@ func TestServeStartsWithoutTheBucket(t *testing.T) {
 	t.Parallel()
 	b := newBucket(t, "plain")
 	b.Kill()
-	metrics, err := peers.FreeAddress()
+	metrics, err := loopback.Address()
 	must(t, err)
 	s := serveBucket(t, b, "--cas-write=back", "--metrics="+metrics)
 	for _, data := range blobs() {

@@ -25,6 +25,7 @@ import (
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -45,7 +46,7 @@ type buildbarn struct {
 func farm(t *testing.T, flags ...string) *buildbarn {
 	t.Helper()
 	store := start(t, peers.BazelRemote)
-	metrics, err := peers.FreeAddress()
+	metrics, err := loopback.Address()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
-	"github.com/cloister-build/cloister/tests/interop/peers"
+	"github.com/cloister-build/cloister/tests/internal/loopback"
 )
 
 // TestGrowingToBuildbarn checks the worker's flags of docs/growing.md, step 4, with Buildbarn's scheduler and clients'
@@ -44,7 +44,7 @@ func TestGrowingToBuildbarn(t *testing.T) {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	b := farm(t)
-	metrics, err := peers.FreeAddress()
+	metrics, err := loopback.Address()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -47,7 +48,7 @@ func newHead(t *testing.T, flags ...string) *head {
 	}
 	var addrs [3]string
 	for i := range addrs {
-		if addrs[i], err = peers.FreeAddress(); err != nil {
+		if addrs[i], err = loopback.Address(); err != nil {
 			t.Fatal(err)
 		}
 	}

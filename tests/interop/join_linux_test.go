@@ -21,7 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
-	"github.com/cloister-build/cloister/tests/interop/peers"
+	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -209,7 +209,7 @@ func TestJoinTakesNoActionsWithoutStore(t *testing.T) {
 	t.Parallel()
 	b := farm(t, "-declare", "-property", "os=linux")
 	r := relayTo(t, b.store.Addr)
-	metrics, err := peers.FreeAddress()
+	metrics, err := loopback.Address()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 )
 
@@ -50,7 +51,7 @@ func listen(t *testing.T, flags ...string) string {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	// It may print several addresses.
-	addr, err := peers.FreeAddress()
+	addr, err := loopback.Address()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,13 +5,13 @@ package reapi_test
 import (
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/internal/loopback"
 )
 
 // TestInputsArePrefetchedWhileQueued checks that a queued action runs although the upstream server with its inputs
@@ -19,12 +19,10 @@ import (
 func TestInputsArePrefetchedWhileQueued(t *testing.T) {
 	t.Parallel()
 	upstream := serve(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	metrics, err := loopback.Address()
 	if err != nil {
 		t.Fatal(err)
 	}
-	metrics := l.Addr().String()
-	l.Close()
 	server := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Jobs: 1, Args: []string{
 		"--cas", "grpc://" + upstream.server.Addr, "--cas-write", "back", "--drain-timeout", "1s", "--metrics", metrics,
 	}})

@@ -125,7 +125,7 @@ func recordedResults(c *client) {
 
 func executionMetadata(c *client) {
 	before := time.Now()
-	clock, r := c.succeed(job{steps: []string{"clock", "write out 1"}, outputs: []string{"out"}})
+	clock, r := c.succeed(job{steps: []string{"sleep 20ms", "clock", "write out 1"}, outputs: []string{"out"}})
 	m := r.GetExecutionMetadata()
 	if m.GetWorker() == "" {
 		c.Errorf("no worker name: %v", m)

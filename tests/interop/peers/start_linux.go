@@ -15,6 +15,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/cloister-build/cloister/tests/internal/loopback"
 )
 
 // A Server is a running peer. The caller stops it.
@@ -33,15 +35,6 @@ const (
 	stopTime  = 20 * time.Second
 )
 
-// FreeAddress returns a HOST:PORT on loopback that was free a moment ago, for servers that do not report their port.
-func FreeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
-}
-
 // Start starts the peer and returns when it listens. If the peer ends before, the error has its output.
 func (k Kind) Start(ctx context.Context, o Options) (*Server, error) {
 	if o.Size == 0 {
@@ -50,7 +43,7 @@ func (k Kind) Start(ctx context.Context, o Options) (*Server, error) {
 	addr := o.Listen
 	if addr == "" {
 		var err error
-		if addr, err = FreeAddress(); err != nil {
+		if addr, err = loopback.Address(); err != nil {
 			return nil, err
 		}
 	}
