@@ -27,9 +27,19 @@ func (s *stager) creationOrder(names []stageFile) []stageFile {
 	if s.order == 0 {
 		return names
 	}
-	ordered := make([]stageFile, len(names))
-	for i, j := range permutation(s.order, len(names)) {
-		ordered[i] = names[j]
+	// A name in two layers has one place: seeds that move only one of the two give the run the same order.
+	var places [][]stageFile
+	for i := 0; i < len(names); {
+		n := 1
+		for i+n < len(names) && names[i+n].name == names[i].name {
+			n++
+		}
+		places = append(places, names[i:i+n])
+		i += n
+	}
+	ordered := make([]stageFile, 0, len(names))
+	for _, j := range permutation(s.order, len(places)) {
+		ordered = append(ordered, places[j]...)
 	}
 	return ordered
 }

@@ -44,3 +44,22 @@ func TestPermutationsAreStable(t *testing.T) {
 		}
 	}
 }
+
+// TestLayersShareAnOrder: of a directory with subdirectories in two layers, each seed orders the names.
+func TestLayersShareAnOrder(t *testing.T) {
+	one := []stageFile{{name: "a"}, {name: "b"}, {name: "c"}, {name: "d"}}
+	two := []stageFile{{name: "a"}, {name: "b"}, {name: "c"}, {name: "d"}, {name: "a"}, {name: "c"}, {name: "d"}}
+	for seed := range uint64(24) {
+		s := &stager{order: seed + 1}
+		var got, want []string
+		for _, f := range slices.CompactFunc(s.creationOrder(slices.Clone(two)), func(a, b stageFile) bool { return a.name == b.name }) {
+			got = append(got, f.name)
+		}
+		for _, f := range s.creationOrder(slices.Clone(one)) {
+			want = append(want, f.name)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("seed %d: got %q, want %q as in one layer", seed+1, got, want)
+		}
+	}
+}

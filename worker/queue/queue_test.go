@@ -531,6 +531,23 @@ func TestOperationEndsSoonAfterItsClientsCancelled(t *testing.T) {
 	}
 }
 
+// A client whose connection broke, and who returned and then cancelled, is not expected again.
+func TestReturnedClientMayCancel(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, _ *executor) {
+		o := submit(t, q, "x", nil)
+		o.Follow()(false)
+		time.Sleep(2 * time.Second)
+		leave := o.Follow()
+		time.Sleep(3 * time.Second)
+		leave(true)
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		if got := o.State().Stage; got != repb.ExecutionStage_COMPLETED {
+			t.Errorf("6 s after the cancellation: got stage %v, want COMPLETED", got)
+		}
+	})
+}
+
 // A client that returns in time keeps the operation, and a new one that waits for a slot lives until its client comes.
 func TestClientThatReturnsKeepsTheOperation(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, _ *executor) {

@@ -13,10 +13,6 @@ import (
 // workSuffix is appended to the name of an upper directory to name its work directory, which overlayfs needs beside it.
 const workSuffix = ".work"
 
-// OverlayFiles is the number of files that an overlay adds to the workspace: its directory and what the kernel makes in
-// it.
-const OverlayFiles = 3
-
 // overlay makes the overlay of an operation and returns it as a detached mount.
 //
 // Its layers are descriptors, whose paths in the mount table begin at their own mount (Linux 6.13): they reveal

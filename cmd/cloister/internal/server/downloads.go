@@ -4,6 +4,7 @@ package server
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -37,7 +38,16 @@ type downloader struct {
 type call struct {
 	client  string
 	execute bool
+	reads   bool        // it may read an output
 	of      *downloader // that counts it, or nil
+}
+
+// reads are the methods that download outputs. A client that makes only other calls, as a build that continues without
+// this server does, is idle.
+var reads = []string{
+	"/google.bytestream.ByteStream/Read",
+	repb.ContentAddressableStorage_BatchReadBlobs_FullMethodName,
+	repb.ContentAddressableStorage_GetTree_FullMethodName,
 }
 
 type connKey struct{}
@@ -65,6 +75,7 @@ func (d *downloads) TagRPC(ctx context.Context, i *stats.RPCTagInfo) context.Con
 	c := &call{}
 	c.client, _ = ctx.Value(connKey{}).(string)
 	c.execute = strings.HasPrefix(i.FullMethodName, "/"+repb.Execution_ServiceDesc.ServiceName+"/")
+	c.reads = slices.Contains(reads, i.FullMethodName)
 	if values := metadata.ValueFromIncomingContext(ctx, header); len(values) > 0 {
 		var m repb.RequestMetadata
 		if proto.Unmarshal([]byte(values[0]), &m) == nil && m.ToolInvocationId != "" {
@@ -93,8 +104,10 @@ func (d *downloads) begin(c *call) {
 	defer d.mu.Unlock()
 	if c.execute {
 		d.executing++
-	} else if c.of = d.clients[c.client]; c.of != nil {
-		c.of.calls++
+	} else if c.reads {
+		if c.of = d.clients[c.client]; c.of != nil {
+			c.of.calls++
+		}
 	}
 }
 

@@ -34,6 +34,7 @@ func (c *caller) begin(method string) (end func(error)) {
 const (
 	execute = "/build.bazel.remote.execution.v2.Execution/Execute"
 	read    = "/google.bytestream.ByteStream/Read"
+	write   = "/google.bytestream.ByteStream/Write"
 )
 
 // A server waits for clients with a result while they make calls and until they have been idle, and for nobody else.
@@ -48,6 +49,7 @@ func TestWaitForDownloads(t *testing.T) {
 		"an earlier result":  {func(a, b *caller) { a.begin(execute)(nil); time.Sleep(idleTime) }, 0},
 		"a result to come":   {func(a, b *caller) { a.later(execute, time.Minute) }, time.Minute + idleTime},
 		"a long download":    {func(a, b *caller) { a.begin(execute)(nil); a.later(read, time.Minute) }, time.Minute + idleTime},
+		"a long upload":      {func(a, b *caller) { a.begin(execute)(nil); a.later(write, time.Minute) }, idleTime},
 		"another's download": {func(a, b *caller) { a.begin(execute)(nil); b.later(read, time.Minute) }, idleTime},
 		"a disconnection": {func(a, b *caller) {
 			a.begin(execute)(nil)
