@@ -41,6 +41,9 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	if l.cfg.Fleet { // everything else that selects a policy rule is part of the action
 		a.MergeKey += fmt.Sprintf(" %q %q", t.Target, t.Mnemonic)
 	}
+	if !t.Root.IsZero() {
+		a.MergeKey += fmt.Sprintf(" root %s %q", t.Root, t.RootEnv)
+	}
 	if t.expects(req) { // its layout differs
 		a.MergeKey += " output_directories"
 	}
@@ -59,6 +62,9 @@ type confined struct {
 // confine decides what the action may see and use, before its inputs are staged. If the policy refuses, or the backend
 // cannot enforce what was requested, the error is a Fault of kind FaultUnmet.
 func (l *Local) confine(t *Task, req *Request) (*confined, error) {
+	if !t.Root.IsZero() {
+		return nil, faultf(FaultUnmet, "confine: this worker cannot run an action in the root file system %s", t.Root)
+	}
 	ask := policy.Request{Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic}
 	var settings strings.Builder // for messages
 	for _, p := range req.properties() {

@@ -54,6 +54,12 @@ type Task struct {
 	Target, Mnemonic, Invocation string
 	// Correlated is the client's ID for a group of invocations. It selects nothing.
 	Correlated string
+	// Root, if not zero, is the digest of the Directory of the root file system in which the command runs, in the same
+	// store as the action; nothing of this host is visible then. Zero means the host's toolchain.
+	Root cas.Digest
+	// RootEnv is the environment that comes with Root: "KEY=VALUE". The command's own variables override it.
+	RootEnv []string
+
 	// Tool is the client's name and version, such as "bazel 4.2.3", or "".
 	Tool string
 	// Trace holds the trace context headers of the client's call, as returned by ParseTrace. Calls made for this task
