@@ -317,30 +317,76 @@ func TestCancelledSlowUploadsDoNotOpenTheBreaker(t *testing.T) {
 	})
 }
 
-// TestCompletingMayTakeTime checks a server that copies the parts of an object before it answers, and that a lost
-// answer does not fail the upload.
+// TestCompletingMayTakeTime checks a server that copies the parts of an object before it answers.
 func TestCompletingMayTakeTime(t *testing.T) {
 	large, d := castest.Blob(8, 17<<20)
-	for name, lose := range map[string]bool{"slow": false, "lost": true} {
-		t.Run(name, func(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.respond(func(kind string, r *http.Request) (*http.Response, error) {
+			if kind != "complete" {
+				return nil, nil
+			}
+			resp := b.serve(r)
+			time.Sleep(63 * time.Second)
+			return resp, r.Context().Err()
+		})
+		must(t, b.store.Put(t.Context(), d, bytes.NewReader(large)))
+	})
+}
+
+// TestLostAnswerToCompletion checks that an upload in parts succeeds if, and only if, the bucket has its object, whatever
+// it answers.
+func TestLostAnswerToCompletion(t *testing.T) {
+	large, d := castest.Blob(8, 17<<20)
+	lost := func() (*http.Response, error) { return nil, syscall.ECONNRESET }
+	refusal := func(status int, code string) func() (*http.Response, error) {
+		return func() (*http.Response, error) {
+			w := httptest.NewRecorder()
+			refuse(w, status, code, "")
+			return w.Result(), nil
+		}
+	}
+	const completed, pending = true, false
+	for _, c := range []struct {
+		name      string
+		completed bool // by the first call
+		lost      int  // number of lost answers
+		then      func() (*http.Response, error)
+		want      bool
+	}{
+		{"one lost", completed, 1, nil, true},
+		{"all lost", completed, 1000, lost, true},
+		{"errors", completed, 0, refusal(500, "InternalError"), true},
+		{"no upload", completed, 0, refusal(404, "NoSuchUpload"), true},
+		{"denied", completed, 0, refusal(403, "AccessDenied"), false},
+		{"not completed, one lost", pending, 1, nil, true},
+		{"not completed, all lost", pending, 1000, lost, false},
+		{"not completed, errors", pending, 0, refusal(500, "InternalError"), false},
+		{"not completed, no upload", pending, 0, refusal(404, "NoSuchUpload"), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bubble) {
-				first := true
+				// An earlier object of the same size, for example a damaged one, is none of this upload.
+				must(t, b.store.Put(t.Context(), d, bytes.NewReader(large)))
+				n := 0
 				b.respond(func(kind string, r *http.Request) (*http.Response, error) {
 					if kind != "complete" {
 						return nil, nil
 					}
-					resp := b.serve(r)
-					if lose && first {
-						first = false
-						return nil, syscall.ECONNRESET
+					n++
+					var resp *http.Response
+					if n == 1 && c.completed || n > c.lost && c.then == nil {
+						resp = b.serve(r)
 					}
-					if !lose {
-						time.Sleep(63 * time.Second)
+					switch {
+					case n <= c.lost:
+						return lost()
+					case c.then != nil:
+						return c.then()
 					}
-					return resp, r.Context().Err()
+					return resp, nil
 				})
-				if err := b.store.Put(t.Context(), d, bytes.NewReader(large)); err != nil {
-					t.Error(err)
+				if err := b.store.Put(t.Context(), d, bytes.NewReader(large)); (err == nil) != c.want {
+					t.Errorf("got %v after %d calls, want success: %v", err, n, c.want)
 				}
 			})
 		})

@@ -92,7 +92,7 @@ type Client struct {
 	writable  atomic.Bool // a probe has found that the credentials may write
 
 	mu      sync.Mutex
-	damaged map[string]bool // keys of damaged blobs; guarded by mu
+	damaged map[string]bool // keys of damaged blobs, at most maxDamaged; guarded by mu
 }
 
 // Open returns a Client for a bucket and checks it; the caller closes it. A malformed URL is ErrURL. Other errors are

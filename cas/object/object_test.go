@@ -262,6 +262,18 @@ func TestDamagedBlob(t *testing.T) {
 	}
 }
 
+// TestDamagedBlobsAreBounded checks that the memory for damaged blobs does not grow with their number.
+func TestDamagedBlobsAreBounded(t *testing.T) {
+	c := serve(t, "s3").open(t, object.Config{})
+	store := named(t, c, "")
+	for i := range object.MaxDamaged + 100 {
+		store.SetDamaged(cas.SHA256.Sum(fmt.Append(nil, i)))
+	}
+	if n := c.Damaged(); n != object.MaxDamaged {
+		t.Errorf("got %d damaged blobs, want %d", n, object.MaxDamaged)
+	}
+}
+
 func TestDamagedResult(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)

@@ -260,12 +260,21 @@ func (v *verified) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// maxDamaged limits Client.damaged. A new key may replace any other, which the next read of that blob records again.
+const maxDamaged = 1 << 16
+
 // setDamaged records whether the blob d is damaged, and reports a newly damaged blob to Config.Corrupt.
 func (s *Store) setDamaged(d cas.Digest, damaged bool) {
 	key := s.key(blobs, d)
 	s.mu.Lock()
 	known := s.damaged[key]
 	if damaged {
+		for old := range s.damaged {
+			if known || len(s.damaged) < maxDamaged {
+				break
+			}
+			delete(s.damaged, old)
+		}
 		s.damaged[key] = true
 	} else {
 		delete(s.damaged, key)

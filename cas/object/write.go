@@ -4,8 +4,10 @@ package object
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/md5"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -96,21 +98,23 @@ func (c *Client) sums(data []byte) (md5Base64, sha256Hex string) {
 	return "", hex.EncodeToString(sum[:])
 }
 
+// uploadHeader is the name of the metadata with which objects uploaded in parts name their upload.
+const uploadHeader = "Upload"
+
 // putParts uploads an object in parts, which the last call combines.
 func (s *Store) putParts(ctx context.Context, what, key string, src *source) error {
-	var upload string
+	u := &upload{s: s, what: what, key: key, name: rand.Text()}
 	err := s.do(ctx, "begin", what, func(ctx context.Context) (err error) {
-		upload, err = s.core.NewMultipartUpload(ctx, s.bucket, key, minio.PutObjectOptions{})
+		o := minio.PutObjectOptions{UserMetadata: map[string]string{uploadHeader: u.name}}
+		u.id, err = s.core.NewMultipartUpload(ctx, s.bucket, key, o)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	parts, err := s.sendParts(ctx, what, key, upload, src)
+	parts, err := u.sendParts(ctx, src)
 	if err == nil {
-		err = s.insist(ctx, func(again bool) error {
-			return s.complete(ctx, what, key, upload, src.d.Size(), parts, again)
-		})
+		err = s.insist(ctx, func() error { return u.complete(ctx, src.d.Size(), parts) })
 	}
 	if err == nil {
 		return nil
@@ -119,52 +123,65 @@ func (s *Store) putParts(ctx context.Context, what, key string, src *source) err
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortTime)
 	defer cancel()
 	_ = s.do(ctx, "abort", what, func(ctx context.Context) error {
-		return s.core.AbortMultipartUpload(ctx, s.bucket, key, upload)
+		return s.core.AbortMultipartUpload(ctx, s.bucket, key, u.id)
 	})
 	return err
 }
 
+// An upload in parts has an ID, which the bucket assigns and forgets at the end, and a name, which its object keeps.
+type upload struct {
+	s                   *Store
+	what, key, id, name string
+}
+
 // insist calls f, which makes a call of an upload in parts. If the bucket is unavailable, it waits and retries: a short
 // outage must not discard the parts that the bucket has.
-func (s *Store) insist(ctx context.Context, f func(again bool) error) error {
+func (s *Store) insist(ctx context.Context, f func() error) error {
 	for n := 1; ; n++ {
-		err := f(n > 1)
+		err := f()
 		if n == partCalls || !errors.Is(err, cas.ErrUnavailable) || s.health.Await(ctx, partWait) != nil {
 			return err
 		}
 	}
 }
 
-// complete combines the parts of an upload. If the response to an attempt is lost, the next one finds no upload.
-func (s *Store) complete(
-	ctx context.Context, what, key, upload string, size int64, parts []minio.CompletePart, again bool,
-) error {
-	return s.doCopy(ctx, "complete", what, size, func(ctx context.Context) error {
-		_, err := s.core.CompleteMultipartUpload(ctx, s.bucket, key, upload, parts, minio.PutObjectOptions{})
-		first := ctx.Value(callKey{}).(*call).Requests < 2 && !again
-		if minio.ToErrorResponse(err).Code != minio.NoSuchUpload || first {
-			return err
-		}
-		if info, found := s.core.StatObject(ctx, s.bucket, key, minio.StatObjectOptions{}); found == nil && info.Size == size {
-			return nil
-		}
+// complete combines the parts. A bucket that has done so may seem not to: the response is lost, and a repeated call
+// finds no upload. Then the object tells. One that was there before, perhaps damaged, has another name.
+func (u *upload) complete(ctx context.Context, size int64, parts []minio.CompletePart) error {
+	var gone bool // the bucket knows no such upload
+	err := u.s.doCopy(ctx, "complete", u.what, size, func(ctx context.Context) error {
+		_, err := u.s.core.CompleteMultipartUpload(ctx, u.s.bucket, u.key, u.id, parts, minio.PutObjectOptions{})
+		gone = minio.ToErrorResponse(err).Code == minio.NoSuchUpload
 		return err
 	})
+	if err == nil || !gone && !errors.Is(err, cas.ErrUnavailable) {
+		return err
+	}
+	var info minio.ObjectInfo
+	absent := u.s.do(ctx, "head", u.what, func(ctx context.Context) (err error) {
+		info, err = u.s.core.StatObject(ctx, u.s.bucket, u.key, minio.StatObjectOptions{})
+		return err
+	})
+	name := cmp.Or(info.Headers.Get("X-Amz-Meta-"+uploadHeader), info.Headers.Get("X-Goog-Meta-"+uploadHeader))
+	if absent == nil && info.Size == size && name == u.name {
+		return nil
+	}
+	return err
 }
 
-func (s *Store) sendParts(ctx context.Context, what, key, upload string, src *source) ([]minio.CompletePart, error) {
+func (u *upload) sendParts(ctx context.Context, src *source) ([]minio.CompletePart, error) {
 	var parts []minio.CompletePart
 	for src.n < src.d.Size() {
 		data, err := src.next()
 		if err != nil {
 			return nil, err
 		}
-		md5Sum, sha256Sum := s.sums(data)
+		md5Sum, sha256Sum := u.s.sums(data)
 		o := minio.PutObjectPartOptions{Md5Base64: md5Sum, Sha256Hex: sha256Sum, DisableContentSha256: true}
 		var part minio.ObjectPart
-		err = s.insist(ctx, func(bool) error {
-			return s.do(ctx, "part", what, func(ctx context.Context) (err error) {
-				part, err = s.core.PutObjectPart(ctx, s.bucket, key, upload, len(parts)+1, bytes.NewReader(data),
+		err = u.s.insist(ctx, func() error {
+			return u.s.do(ctx, "part", u.what, func(ctx context.Context) (err error) {
+				part, err = u.s.core.PutObjectPart(ctx, u.s.bucket, u.key, u.id, len(parts)+1, bytes.NewReader(data),
 					int64(len(data)), o)
 				return err
 			})
