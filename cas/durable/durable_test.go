@@ -269,6 +269,45 @@ func TestSegmentsExcess(t *testing.T) {
 	}
 }
 
+// TestLogCompactKeepsAppends compacts a log that others append to while the lock is released.
+func TestLogCompactKeepsAppends(t *testing.T) {
+	for _, sync := range []bool{false, true} {
+		path := filepath.Join(t.TempDir(), "log")
+		l, _ := open(t, Config{Path: path, Sync: sync})
+		if err := l.Append([]byte("one"), []byte("two")); err != nil {
+			t.Fatal(err)
+		}
+		released := &duringUnlock{f: func() {
+			if err := l.Append([]byte("three")); err != nil {
+				t.Error(err)
+			}
+			wantFile(t, path, "one\ntwo\nthree\n")
+		}}
+		if err := l.Compact(released, slices.Values([][]byte{[]byte("two")})); err != nil {
+			t.Fatal(err)
+		}
+		wantFile(t, path, "two\nthree\n")
+		if err := l.Append([]byte("four")); err != nil {
+			t.Fatal(err)
+		}
+		wantFile(t, path, "two\nthree\nfour\n")
+		released.f = func() { l.Close() }
+		if err := l.Compact(released, slices.Values([][]byte(nil))); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("closed: got %v, want ErrClosed", err)
+		}
+		wantFile(t, path, "two\nthree\nfour\n")
+		if _, err := os.Stat(path + ".new"); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the new file is left: %v", err)
+		}
+	}
+}
+
+// A duringUnlock is a sync.Locker that calls f when it is released.
+type duringUnlock struct{ f func() }
+
+func (d *duringUnlock) Unlock() { d.f() }
+func (d *duringUnlock) Lock()   {}
+
 // TestLogFlushRepairs flushes logs that another process has written. Rotations rely on it: nothing but records may be
 // left in a file that is followed by another one.
 func TestLogFlushRepairs(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 )
 
 // ErrDamaged is returned by Config.Replay for a line that is not a record.
@@ -223,6 +224,58 @@ func (l *Log) Rewrite(records iter.Seq[[]byte]) error {
 		return fmt.Errorf("rewrite %s: %w", l.Path, err)
 	}
 	return nil
+}
+
+// Compact is Rewrite for a Log that mu guards, and to which others append meanwhile. The caller holds mu, which Compact
+// releases while it writes and syncs the new file. It keeps the records that are appended in this time. One call of
+// Compact or Rewrite may run at a time.
+func (l *Log) Compact(mu sync.Locker, records iter.Seq[[]byte]) error {
+	lines, err := l.encode(records)
+	if err == nil {
+		err = l.prepare()
+	}
+	if err == nil {
+		err = l.compact(mu, lines)
+	}
+	if err != nil {
+		return fmt.Errorf("compact %s: %w", l.Path, err)
+	}
+	return nil
+}
+
+func (l *Log) compact(mu sync.Locker, lines []byte) error {
+	from := l.size
+	mu.Unlock()
+	f, err := os.OpenFile(l.Path+newSuffix, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err == nil {
+		if _, err = f.Write(lines); err == nil {
+			err = f.Sync()
+		}
+	}
+	mu.Lock()
+	if f == nil {
+		return err
+	}
+	if err == nil && l.closed {
+		err = os.ErrClosed
+	}
+	if err == nil {
+		_, err = io.Copy(f, io.NewSectionReader(l.file, from, l.size-from))
+	}
+	if err == nil && l.Sync && l.size > from {
+		err = f.Sync()
+	}
+	if err != nil {
+		return errors.Join(err, f.Close(), os.Remove(f.Name()))
+	}
+	appended := l.size - from
+	_ = l.file.Close() // Windows does not replace open files
+	l.file = nil
+	if err := errors.Join(f.Close(), os.Rename(f.Name(), l.Path)); err != nil {
+		return err
+	}
+	l.size, l.dirty, l.unsynced = int64(len(lines))+appended, false, true
+	return l.syncName()
 }
 
 func (l *Log) replace(lines []byte) error {

@@ -136,6 +136,8 @@ func openPending(path string) (*pending, error) {
 	}
 	p.queue, p.byAge = current(p.queue), current(p.byAge)
 	slices.SortStableFunc(p.byAge, func(a, b *item) int { return a.since.Compare(b.since) })
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if err := p.compact(); err != nil {
 		return nil, errors.Join(err, p.log.Close())
 	}
@@ -378,10 +380,11 @@ func (p *pending) append(records [][]byte) error {
 	return nil
 }
 
-// compact rewrites the journal with only the pending entries. The caller holds mu, or has exclusive access.
+// compact rewrites the journal with only the pending entries. The caller holds mu, which compact releases meanwhile.
+// There is one call at a time.
 func (p *pending) compact() error {
-	items := current(slices.Concat(p.queue, p.delayed))
-	err := p.log.Rewrite(func(yield func([]byte) bool) {
+	items, before := current(slices.Concat(p.queue, p.delayed)), p.records
+	err := p.log.Compact(&p.mu, func(yield func([]byte) bool) {
 		for _, i := range items {
 			if !yield(i.record(added)) {
 				return
@@ -391,7 +394,7 @@ func (p *pending) compact() error {
 	if err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
-	p.records = len(items)
+	p.records += len(items) - before
 	return nil
 }
 

@@ -10,6 +10,9 @@ import (
 	"github.com/cloister-build/cloister/cas/durable"
 )
 
+// maxUnsent limits the blobs of unsent.
+const maxUnsent = 1 << 16
+
 // unsentSuffix ends the name of the file, next to Config.Journal, that lists unsent blobs.
 const unsentSuffix = ".unsent"
 
@@ -17,10 +20,15 @@ const unsentSuffix = ".unsent"
 // locally first. A blob is recorded before its local copy becomes visible, and struck out when the upstream has it. The
 // records survive the end of the process.
 type unsent struct {
-	mu      sync.Mutex
-	log     *durable.Log  // guarded by mu
-	records int           // guarded by mu; in log
-	marks   map[key]*mark // guarded by mu
+	limit int            // of marks
+	work  sync.WaitGroup // has the running compaction
+
+	mu         sync.Mutex
+	log        *durable.Log  // guarded by mu
+	records    int           // guarded by mu; in log
+	marks      map[key]*mark // guarded by mu
+	compacting bool          // guarded by mu
+	closed     bool          // guarded by mu
 }
 
 // A mark is the state of one unsent blob.
@@ -31,7 +39,7 @@ type mark struct {
 
 // openUnsent reads the file at path.
 func openUnsent(path string) (*unsent, error) {
-	u := &unsent{marks: map[key]*mark{}}
+	u := &unsent{limit: maxUnsent, marks: map[key]*mark{}}
 	var err error
 	u.log, err = durable.Open(durable.Config{Path: path, Replay: func(record []byte) error {
 		verb, e, _, err := parseRecord(record)
@@ -51,21 +59,24 @@ func openUnsent(path string) (*unsent, error) {
 
 func (k key) record(verb string) []byte { return entry{blob, k.instance, k.digest}.record(verb) }
 
-// begin records k for a Put, which calls end.
-func (u *unsent) begin(k key) error {
+// begin records k for a Put, which calls end, or returns false if there is no room.
+func (u *unsent) begin(k key) (bool, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	m := u.marks[k]
 	if m == nil {
+		if len(u.marks) >= u.limit {
+			return false, nil
+		}
 		if err := u.log.Append(k.record(added)); err != nil {
-			return fmt.Errorf("record a blob that is not in the upstream yet: %w", err)
+			return false, fmt.Errorf("record a blob that is not in the upstream yet: %w", err)
 		}
 		u.records++
 		m = &mark{}
 		u.marks[k] = m
 	}
 	m.puts++
-	return nil
+	return true, nil
 }
 
 // stored records that the local store has a copy, before the upstream does.
@@ -110,14 +121,22 @@ func (u *unsent) strike(k key, m *mark) {
 	if err := u.log.Append(k.record(struck)); err == nil {
 		u.records++
 	}
-	if u.records > 2*len(u.marks)+200 {
-		_ = u.compact()
+	if u.records > 2*len(u.marks)+200 && !u.compacting && !u.closed {
+		u.compacting = true
+		u.work.Go(func() {
+			u.mu.Lock()
+			defer u.mu.Unlock()
+			_ = u.compact() // the next strike tries again
+			u.compacting = false
+		})
 	}
 }
 
-// compact rewrites the file with only the current records. The caller holds mu.
+// compact rewrites the file with only the current records. The caller holds mu, which compact releases meanwhile. There
+// is one call at a time.
 func (u *unsent) compact() error {
-	err := u.log.Rewrite(func(yield func([]byte) bool) {
+	marks, before := len(u.marks), u.records
+	err := u.log.Compact(&u.mu, func(yield func([]byte) bool) {
 		for k := range u.marks {
 			if !yield(k.record(added)) {
 				return
@@ -125,13 +144,17 @@ func (u *unsent) compact() error {
 		}
 	})
 	if err == nil {
-		u.records = len(u.marks)
+		u.records += marks - before
 	}
 	return err
 }
 
 // close closes the file. Blobs that are put afterwards fail.
 func (u *unsent) close() error {
+	u.mu.Lock()
+	u.closed = true
+	u.mu.Unlock()
+	u.work.Wait()
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.log.Close()
@@ -167,6 +190,8 @@ func (o *Overlay) prune() error {
 			delete(u.marks, k)
 		}
 	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	if u.records > len(u.marks) {
 		return u.compact()
 	}

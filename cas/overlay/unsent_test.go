@@ -151,6 +151,7 @@ func TestUnsentListIsBounded(t *testing.T) {
 	wantError(t, "Put", p.store.Put(t.Context(), lost, bytes.NewReader(b)), cas.ErrUnavailable)
 	p.local.Delete(lost)
 	list := func() string {
+		p.AwaitCompaction()
 		text, err := os.ReadFile(p.journal + ".unsent")
 		must(t, err)
 		return string(text)
@@ -161,6 +162,56 @@ func TestUnsentListIsBounded(t *testing.T) {
 	p.restart(t, overlay.WriteThrough)
 	if text := list(); text != "" {
 		t.Errorf("after a restart: got %q, want nothing", text)
+	}
+}
+
+// TestUnsentListHasLimit checks that unsent blobs take bounded memory, and that none beyond the limit becomes visible
+// before the upstream has it.
+func TestUnsentListHasLimit(t *testing.T) {
+	p := newPair(t, overlay.WriteThrough)
+	p.LimitUnsent(2)
+	p.faultyUpstream.Fail(cas.ErrUpstreamFull, faulty.Put)
+	var ds []cas.Digest
+	for seed := range byte(4) {
+		b, d := castest.Blob(seed, 2<<20)
+		wantError(t, "Put", p.store.Put(t.Context(), d, bytes.NewReader(b)), cas.ErrUpstreamFull)
+		ds = append(ds, d)
+	}
+	p.faultyUpstream.Heal()
+	wantMissing(t, "refused", p.store, ds, ds)
+	p.restart(t, overlay.WriteThrough)
+	wantMissing(t, "after a restart", p.store, ds, ds)
+	if !has(t, p.local, ds[1]) || has(t, p.local, ds[2]) {
+		t.Error("want a local copy of each blob within the limit, and of no other")
+	}
+	p.LimitUnsent(2)
+	for i := range ds {
+		put(t, p.store, byte(len(ds)-1-i), 2<<20)
+	}
+	wantMissing(t, "put again", p.store, ds, nil)
+	for _, d := range ds {
+		if !has(t, p.upstream, d) {
+			t.Errorf("blob %s is not in the upstream", d)
+		}
+	}
+}
+
+// A downStore knows that it is down.
+type downStore struct{ cas.Store }
+
+func (downStore) Err() error { return fmt.Errorf("bucket: %w since noon", cas.ErrUnavailable) }
+
+// TestUploadsAreRefusedBeforeTheyAreSent checks that nobody sends a large blob for nothing to an upstream that is known
+// to be down.
+func TestUploadsAreRefusedBeforeTheyAreSent(t *testing.T) {
+	o := open(t, overlay.Config{
+		Local: one(castest.NewMemory(), nil), Upstream: one(downStore{castest.NewMemory()}, nil),
+	})
+	b, d := castest.Blob(1, 3<<20)
+	r := bytes.NewReader(b)
+	wantError(t, "Put", instance(t, o).Store.Put(t.Context(), d, r), cas.ErrUnavailable)
+	if read := len(b) - r.Len(); read > 0 {
+		t.Errorf("%d bytes were received before the upload was refused, want none", read)
 	}
 }
 

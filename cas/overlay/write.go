@@ -63,12 +63,29 @@ func (s *store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	return s.local.Store.Put(ctx, d, &data)
 }
 
+// A healthChecker is an optional interface of an upstream store. Err returns the error with which every call fails while
+// the upstream is known to be down, and otherwise nil.
+type healthChecker interface{ Err() error }
+
 // putLarge is Put with WriteThrough for a blob that does not fit into memory. The upstream gets it from the local
 // store, since the client may be slow or pause: meanwhile, the blob is unsent, and thus missing.
 func (s *store) putLarge(ctx context.Context, d cas.Digest, r io.Reader) error {
+	if h, ok := cas.As[healthChecker](s.upstream.Store); ok {
+		if err := h.Err(); err != nil {
+			return fmt.Errorf("store blob %s: %w", d, err) // before the client sends it
+		}
+	}
 	k := key{s.name, d}
-	if err := s.o.unsent.begin(k); err != nil {
+	room, err := s.o.unsent.begin(k)
+	if err != nil {
 		return err
+	}
+	if !room { // a copy that nobody remembers as unsent must not become visible
+		if err := s.upstream.Store.Put(ctx, d, r); err != nil {
+			return err
+		}
+		s.recordSent(d)
+		return nil
 	}
 	defer s.o.unsent.end(k)
 	if err := s.local.Store.Put(ctx, d, r); err != nil {
