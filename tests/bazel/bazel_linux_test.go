@@ -32,7 +32,7 @@ import (
 // Time limits for one call of Bazel and one start of serve.
 const (
 	bazelTime = 15 * time.Minute
-	serveTime = time.Minute
+	serveTime = 5 * time.Minute
 )
 
 // all compares the stable hashes of all actions.

@@ -139,9 +139,9 @@ func command(f func(s *story, args []string) error) func(*testscript.TestScript,
 
 // await waits until done returns true, for at most a minute.
 func await(what string, done func() bool) error {
-	for end := time.Now().Add(time.Minute); !done(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(3 * time.Minute); !done(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			return fmt.Errorf("not within a minute: %s", what)
+			return fmt.Errorf("not within 3 minutes: %s", what)
 		}
 	}
 	return nil

@@ -35,7 +35,7 @@ var cut = flag.Duration("cut", 0, "lose workers during a build, and disconnect o
 const sleeper = "sleep 86399"
 
 // buildTime limits a build.
-const buildTime = 5 * time.Minute
+const buildTime = 10 * time.Minute
 
 // An executedAction is an entry of a server's history with its result.
 type executedAction struct {

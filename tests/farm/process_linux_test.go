@@ -16,7 +16,7 @@ import (
 )
 
 // stopTime limits how long a process may take to stop.
-const stopTime = 60 * time.Second
+const stopTime = 3 * time.Minute
 
 // A process is a running program on a machine. All its descendants have its tag.
 type process struct {

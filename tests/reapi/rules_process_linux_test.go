@@ -169,9 +169,9 @@ func timeoutResult(c *client) {
 		return
 	}
 	small := c.own(bazelrun.ServerConfig{Jobs: 1})
-	_, s, leave := small.begin(small.prepare(job{steps: []string{"sleep 4s"}}))
+	_, s, leave := small.begin(small.prepare(job{steps: []string{"sleep 11s"}}))
 	defer leave()
-	small.succeed(job{steps: []string{"sleep 500ms"}, timeout: 3 * time.Second})
+	small.succeed(job{steps: []string{"sleep 500ms"}, timeout: 10 * time.Second})
 	small.wantSuccess("the one before", answered(s, nil))
 }
 

@@ -21,7 +21,7 @@ import (
 )
 
 // stopTime is the time limit for a server to drain and exit.
-const stopTime = time.Minute
+const stopTime = 3 * time.Minute
 
 // BuildCloister compiles cloister to the file name. The working directory must be in the repository. Call it from a test, not
 // from TestMain.
@@ -54,7 +54,7 @@ func BuildCommand(name, command string) error {
 // Confines returns an error with cloister's output if user, or the current user if that is nil, cannot run a command in the
 // sandbox on this host.
 func Confines(ctx context.Context, cloister string, user *syscall.Credential) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, cloister, "run", "--", "/bin/true")
 	cmd.Dir = "/"

@@ -31,8 +31,8 @@ type Server struct {
 }
 
 const (
-	startTime = 30 * time.Second
-	stopTime  = 20 * time.Second
+	startTime = 3 * time.Minute
+	stopTime  = time.Minute
 )
 
 // Start starts the peer and returns when it listens. If the peer ends before, the error has its output.
