@@ -121,7 +121,7 @@ func noNetwork(c *client) {
 
 func daemonsEnd(c *client) {
 	life := mark()
-	a := c.try(job{steps: []string{"mkdir d", "daemon " + life + " d", "sleep 200ms", "say started"}, outputs: []string{"d"}})
+	a := c.try(job{steps: []string{"mkdir d", "daemon " + life + " d", "say started"}, outputs: []string{"d"}})
 	stdout, r := c.wantSuccess("an action that leaves a daemon", a)
 	if stdout != "started\n" {
 		c.Errorf("an action that leaves a daemon: got stdout %q", stdout)
@@ -140,7 +140,7 @@ func timeoutResult(c *client) {
 	life := mark()
 	j := job{
 		steps:   []string{"say before", "write out partial", "mkdir d", "onterm terminated", "daemon " + life + " d", "sleep " + life},
-		outputs: []string{"out"}, timeout: 2 * time.Second,
+		outputs: []string{"out"}, timeout: 5 * time.Second,
 	}
 	d := c.prepare(j)
 	a := c.request(d, nil)

@@ -283,7 +283,18 @@ func onTerm(o []string) error {
 
 // daemon starts an orphan in its own session, which outlives the probe unless it is killed. It keeps stdout open, which
 // must not delay the end of the action.
-func daemon(o []string) error { return self("orphan", o).Run() }
+// daemon starts an orphan and returns when it has written a file.
+func daemon(o []string) error {
+	if err := self("orphan", o).Run(); err != nil {
+		return err
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		_, err := os.Stat(filepath.Join(o[1], "0"))
+		if err == nil || time.Now().After(end) {
+			return err
+		}
+	}
+}
 
 func orphan(o []string) error { return self("linger", o).Start() }
 
