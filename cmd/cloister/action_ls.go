@@ -20,7 +20,8 @@ func actionLsCommand() *cobra.Command {
 		Long: `Ls prints the executions that a server knows, newest first: queued, running, and for some time completed ones (serve
 keeps the last 10,000 for five minutes). It works with every server of google.longrunning.Operations. With --all,
 --target, --mnemonic, --invocation or --failed it also reads the history of a server that keeps one (serve:
---history-size), which survives a restart and includes action cache lookups. --stage lists executions only.
+--history-size), which survives a restart and includes action cache lookups. --stage lists executions only. Without
+--instance it lists those of all instances that the caller may see.
 
 Digests and invocation ids are shortened; other commands accept the short forms if the server keeps a history. --wide
 prints complete ones, and adds the operation name for cloister action log -f or, for history entries, the time. A

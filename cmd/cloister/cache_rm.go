@@ -45,13 +45,9 @@ result of an ACTION was absent, and 5 if the history is needed and the server ca
 			case olderThan < 0:
 				return fmt.Errorf("--older-than %s: write a positive time", &olderThan)
 			}
-			conn, instance, err := from.Dial()
+			instance, err := instanceOf(&from)
 			if err != nil {
 				return err
-			}
-			_ = conn.Close() // only its instance is of interest, which may be in the address, too
-			if err := cas.CheckInstanceName(instance); err != nil {
-				return fmt.Errorf("--instance: %w", err)
 			}
 			var ds []cas.Digest
 			if selects {
@@ -64,6 +60,9 @@ result of an ACTION was absent, and 5 if the history is needed and the server ca
 					}
 					ds = append(ds, a.Digest)
 				}
+			}
+			if err == nil {
+				instance, err = instanceOf(&from) // which the actions or the build may have selected
 			}
 			if err != nil {
 				return err
@@ -81,6 +80,19 @@ result of an ACTION was absent, and 5 if the history is needed and the server ca
 	flags.HideDefault(f, "older-than")
 	from.Complete(cmd)
 	return cmd
+}
+
+// instanceOf returns the instance of a server, which may be in its address, too.
+func instanceOf(from *client.Server) (string, error) {
+	conn, instance, err := from.Dial()
+	if err != nil {
+		return "", err
+	}
+	_ = conn.Close()
+	if err := cas.CheckInstanceName(instance); err != nil {
+		return "", fmt.Errorf("--instance: %w", err)
+	}
+	return instance, nil
 }
 
 // cacheRm removes the results of actions. An absent one is no error if they were selected.

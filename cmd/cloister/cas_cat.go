@@ -31,7 +31,7 @@ The exit code is 4 if a blob is absent, and 5 if the server cannot be reached.`,
 			if err := client.CheckNames(args...); err != nil {
 				return err
 			}
-			return client.WithStore(cmd.Context(), &from, func(ctx context.Context, s *remote.Store) error {
+			return blobs.WithStore(cmd.Context(), &from, args, func(ctx context.Context, s *remote.Store) error {
 				ds, err := blobs.FindAll(ctx, &from, s, args)
 				if err != nil {
 					return err

@@ -31,7 +31,7 @@ The exit code is 4 if something is absent, and 5 if the server cannot be reached
 			if err := client.CheckNames(args[0]); err != nil {
 				return err
 			}
-			return client.WithStore(cmd.Context(), &from, func(ctx context.Context, s *remote.Store) error {
+			return blobs.WithStore(cmd.Context(), &from, args[:1], func(ctx context.Context, s *remote.Store) error {
 				d, err := blobs.Find(ctx, &from, s, args[0], directory)
 				if err != nil {
 					return err

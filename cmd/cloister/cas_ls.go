@@ -56,7 +56,7 @@ func listingCommand(name string, deep bool, short, long, example string) *cobra.
 				below = path.Clean(strings.Trim(args[1], "/"))
 			}
 			l := &blobs.Listing{Out: cmd.OutOrStdout(), JSON: asJSON, Rows: []blobs.Entry{}}
-			err := client.WithStore(cmd.Context(), &from, func(ctx context.Context, s *remote.Store) error {
+			err := blobs.WithStore(cmd.Context(), &from, args[:1], func(ctx context.Context, s *remote.Store) error {
 				l.Store = s
 				d, err := blobs.Find(ctx, &from, s, args[0], !message)
 				if err != nil {

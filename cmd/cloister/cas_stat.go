@@ -39,7 +39,7 @@ func casPresent(ctx context.Context, from *client.Server, args []string, read, a
 	}
 	code := 0
 	var rows []present
-	err := client.WithStore(ctx, from, func(ctx context.Context, s *remote.Store) error {
+	err := blobs.WithStore(ctx, from, args, func(ctx context.Context, s *remote.Store) error {
 		ds, err := blobs.FindAll(ctx, from, s, args)
 		if err != nil {
 			return err

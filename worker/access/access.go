@@ -169,6 +169,12 @@ func (admitted) WorkerRights(ctx context.Context, instance string) (execute, cac
 	return false, ok && c.may(rightWork, instance)
 }
 
+// Reads reports whether the caller of an admitted call may read the blobs and the history of instance.
+func (admitted) Reads(ctx context.Context, instance string) bool {
+	c, ok := ctx.Value(callerKey{}).(*caller)
+	return ok && c.may(rightRead, instance)
+}
+
 // Sees reports whether the caller of an admitted call may see what runs in instance.
 func (admitted) Sees(ctx context.Context, instance string) bool {
 	c, ok := ctx.Value(callerKey{}).(*caller)

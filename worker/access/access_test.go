@@ -405,6 +405,19 @@ func TestOperatorsHaveARightOfTheirOwn(t *testing.T) {
 			return err
 		},
 	}
+	lists := map[string]func(context.Context, *grpc.ClientConn) error{
+		"execute somewhere": func(ctx context.Context, conn *grpc.ClientConn) error {
+			_, err := longrunningpb.NewOperationsClient(conn).ListOperations(ctx, &longrunningpb.ListOperationsRequest{Name: "-"})
+			return err
+		},
+		"read": func(ctx context.Context, conn *grpc.ClientConn) error {
+			list, err := cloisterpb.NewHistoryClient(conn).List(ctx, &cloisterpb.ListHistoryRequest{AllInstances: true})
+			if err == nil {
+				_, err = list.Recv()
+			}
+			return err
+		},
+	}
 	may := map[string]string{"execute": "Status", "somewhere": "Status", "operate": "Status Drain Undrain"}
 	for _, who := range []string{"read", "write", "cache", "execute", "somewhere", "operate"} {
 		client := cloisterpb.NewFleetClient(s.dial(nil, "Bearer "+who))
@@ -414,6 +427,15 @@ func TestOperatorsHaveARightOfTheirOwn(t *testing.T) {
 				t.Errorf("%s with %s: %v", name, who, err)
 			}
 		}
+		for callers, list := range lists {
+			err := list(t.Context(), s.dial(nil, "Bearer "+who))
+			if want := strings.Contains(" "+callers+" ", " "+who+" "); passed(err) != want {
+				t.Errorf("a list of all instances by %s: got %v, want it only by %s", who, err, callers)
+			}
+		}
+	}
+	if rules.Reads(t.Context(), "main") {
+		t.Error("a context of no call reads")
 	}
 	if rules.Sees(t.Context(), "main") {
 		t.Error("a context of no call sees what runs")

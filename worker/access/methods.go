@@ -64,7 +64,7 @@ var methods = table{
 	logpb.LogStreamService_CreateLogStream_FullMethodName: {rightWrite, parent},
 
 	// The history reveals digests that can be read.
-	cloisterpb.History_List_FullMethodName: {rightRead, named},
+	cloisterpb.History_List_FullMethodName: {rightRead, history},
 
 	// The status of an instance depends on the caller. Draining affects all instances.
 	cloisterpb.Fleet_Status_FullMethodName:  {rightExecute | rightOperate, nil},
@@ -148,6 +148,14 @@ func named(m any) ([]string, error) {
 	return nil, errMessage
 }
 
+// history is for requests for the history of one instance, or of those in which the caller has the right.
+func history(m any) ([]string, error) {
+	if m, ok := m.(interface{ GetAllInstances() bool }); ok && m.GetAllInstances() {
+		return nil, nil
+	}
+	return named(m)
+}
+
 // prefixed is for messages with an instance name prefix, which refer to that instance and all below it. No instance has the
 // second of the returned names; only a right for PREFIX/* matches it.
 func prefixed(m any) ([]string, error) {
@@ -179,13 +187,17 @@ func operation(m any) ([]string, error) {
 	return nil, nil
 }
 
-// operations is for messages with the name of an operation collection, INSTANCE or [INSTANCE/]operations.
+// operations is for messages with the name of an operation collection, INSTANCE or [INSTANCE/]operations, or - for the
+// operations of all instances in which the caller has the right (AIP-159).
 func operations(m any) ([]string, error) {
 	o, ok := m.(interface{ GetName() string })
 	if !ok {
 		return nil, errMessage
 	}
 	name := strings.Trim(o.GetName(), "/")
+	if name == "-" {
+		return nil, nil
+	}
 	if i := slices.Index(strings.Split(name, "/"), "operations"); i >= 0 {
 		return operation(m)
 	}

@@ -42,6 +42,9 @@ type Config struct {
 	Action func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error)
 	// Remark, if not nil, returns a line to add to the message of each result of an action, "" for none.
 	Remark func(instance string, action cas.Digest) string
+	// Rights, if not nil, reports whether the caller may execute actions in an instance, for lists of the operations of all
+	// instances.
+	Rights func(ctx context.Context, instance string) (execute, update bool)
 	// Caller, if not nil, returns who calls, for the history; "" if that is unknown.
 	Caller func(context.Context) string
 	// Worker names this server in messages about actions that no worker has had; it may be empty.

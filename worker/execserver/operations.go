@@ -107,7 +107,7 @@ func (s *operations) DeleteOperation(ctx context.Context, req *longrunningpb.Del
 }
 
 // ListOperations returns the operations of an instance, newest first. The request's name is the instance name or
-// {instance/}operations. Results lack outputs and auxiliary metadata, which GetOperation returns. parseFilter describes
+// {instance/}operations, or - for all instances in which the caller may execute (AIP-159). Results lack outputs and auxiliary metadata, which GetOperation returns. parseFilter describes
 // the filter.
 func (s *operations) ListOperations(ctx context.Context, req *longrunningpb.ListOperationsRequest) (*longrunningpb.ListOperationsResponse, error) {
 	instance := req.Name
@@ -116,7 +116,10 @@ func (s *operations) ListOperations(ctx context.Context, req *longrunningpb.List
 	} else if instance == "operations" {
 		instance = ""
 	}
-	if _, err := s.server.Instances(instance); err != nil {
+	in := func(name string) bool { return name == instance }
+	if instance == "-" {
+		in = func(name string) bool { return s.server.mayExecute(ctx, name) }
+	} else if _, err := s.server.Instances(instance); err != nil {
 		return nil, refusal(err)
 	}
 	wanted, err := parseFilter(req.Filter)
@@ -139,7 +142,7 @@ func (s *operations) ListOperations(ctx context.Context, req *longrunningpb.List
 		}
 		for _, o := range some {
 			state := o.State()
-			if o.Info().Instance != instance || !wanted.matches(o, state) {
+			if !in(o.Info().Instance) || !wanted.matches(o, state) {
 				continue
 			}
 			m, err := s.brief(o, state)
@@ -156,6 +159,15 @@ func (s *operations) ListOperations(ctx context.Context, req *longrunningpb.List
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}
 	}
+}
+
+// mayExecute reports whether the caller may execute actions in an instance.
+func (s *server) mayExecute(ctx context.Context, instance string) bool {
+	if s.Rights == nil {
+		return true
+	}
+	execute, _ := s.Rights(ctx, instance)
+	return execute
 }
 
 // full returns o with its complete result.

@@ -15,6 +15,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/execserver"
 	"github.com/cloister-build/cloister/worker/queue"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
@@ -237,7 +238,10 @@ func TestListOperationsFiltersAndPages(t *testing.T) {
 		out.Result.OutputFiles = []*repb.OutputFile{{Path: "out", Digest: cas.SHA256.Sum(nil).Proto()}}
 		out.Result.ExitCode, out.Message = 3, "exit code 3"
 		return out, err
-	}, nil)
+	}, func(_ *queue.Config, c *execserver.Config) {
+		c.Rights = func(_ context.Context, instance string) (execute, update bool) { return instance != "secret", true }
+	})
+	secret := func(r *repb.ExecuteRequest) { r.InstanceName = "secret" }
 	elsewhere := func(r *repb.ExecuteRequest) { r.InstanceName = "a/b" }
 	var digests []cas.Digest
 	for i, c := range []struct {
@@ -250,6 +254,7 @@ func TestListOperationsFiltersAndPages(t *testing.T) {
 		{"CppCompile", "//a:a", "one", elsewhere},
 		{"Hang", "//c", "two", nil},
 		{"", "", "", nil},
+		{"CppCompile", "//a:a", "one", secret},
 	} {
 		ctx := withMetadata(t, &repb.RequestMetadata{TargetId: c.target, ActionMnemonic: c.mnemonic, ToolInvocationId: c.invocation})
 		a := s.action(t, fmt.Sprint(i))
@@ -270,6 +275,8 @@ func TestListOperationsFiltersAndPages(t *testing.T) {
 		{"a/b", "", []int{3}},
 		{"a/b/operations", "", []int{3}},
 		{"a", "", nil},
+		{"-", "", []int{5, 4, 3, 2, 1, 0}},
+		{"-", "mnemonic=CppCompile", []int{3, 2, 0}},
 		{"", "mnemonic=CppCompile", []int{2, 0}},
 		{"", "mnemonic=Cpp*", []int{2, 1, 0}},
 		{"", `target="//b:a b"`, []int{2}},

@@ -91,7 +91,7 @@ func (f *Failures) Put(instance string, action cas.Digest, r *repb.ExecuteRespon
 // Renew renews the leases of the newest failures, once. Failures whose blobs are absent are skipped.
 func (f *Failures) Renew(ctx context.Context) {
 	r := renewal{ctx: ctx, instances: f.cfg.Instances, left: f.cfg.MaxBytes, charged: map[leased]bool{}}
-	err := f.cfg.Log.Search(ctx, Filter{kept: true, Failed: true, Distinct: true}, maxDistinct, r.renew)
+	err := f.cfg.Log.Search(ctx, Filter{Instances: func(string) bool { return true }, kept: true, Failed: true, Distinct: true}, maxDistinct, r.renew)
 	if err = cmp.Or(err, r.err); err != nil && ctx.Err() == nil {
 		f.cfg.Log.cfg.Log.Warn("cannot renew the leases of failed actions", "err", err)
 	}

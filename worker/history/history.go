@@ -155,15 +155,17 @@ func Identity(r *repb.ActionResult) string {
 
 // A Filter selects entries for which all its set fields hold. A text that ends in an asterisk matches as a prefix.
 type Filter struct {
-	Instance                                 string // always compared, in full
+	Instance                                 string // compared in full, unless Instances is set
 	Invocation, Correlated, Target, Mnemonic string
 	// Action is a prefix of the digest, with or without the digest function.
 	Action string
+	// Instances, if not nil, selects the instances instead of Instance.
+	Instances func(name string) bool
 	// Failed selects only failures.
 	Failed bool
 	// Distinct selects only the newest entry of each action, ignoring checks, which no client requested.
 	Distinct bool
-	// kept selects only entries with a Response, of all instances.
+	// kept selects only entries with a Response.
 	kept bool
 	// Before, if not 0, selects only entries with lower numbers.
 	Before uint64
@@ -180,10 +182,17 @@ func (f Filter) bound() Filter {
 // matches reports whether f selects e, except for Distinct.
 func (f *Filter) matches(e *Entry) bool {
 	_, hash, named := strings.Cut(e.Action, ":")
-	return (e.Instance == f.Instance || f.kept) && (!f.kept || e.Response != "") && (f.Before == 0 || e.Number < f.Before) && (!f.Failed || e.Failed()) &&
+	return f.instance(e.Instance) && (!f.kept || e.Response != "") && (f.Before == 0 || e.Number < f.Before) && (!f.Failed || e.Failed()) &&
 		(strings.HasPrefix(e.Action, f.Action) || named && strings.HasPrefix(hash, f.Action)) &&
 		textMatches(f.Invocation, e.Invocation) && textMatches(f.Correlated, e.Correlated) &&
 		textMatches(f.Target, e.Target) && textMatches(f.Mnemonic, e.Mnemonic)
+}
+
+func (f *Filter) instance(name string) bool {
+	if f.Instances != nil {
+		return f.Instances(name)
+	}
+	return name == f.Instance
 }
 
 // textMatches reports whether text is equal to pattern, or begins with it if pattern ends in an asterisk. An empty

@@ -3,6 +3,7 @@
 package history
 
 import (
+	"context"
 	"errors"
 
 	"github.com/cloister-build/cloister/cas"
@@ -25,12 +26,13 @@ const (
 	pageSize = 200
 )
 
-// Register adds the service cloister.v1.History to s, and fails without a log or instances.
-func Register(s grpc.ServiceRegistrar, l *Log, instances cas.Instances) error {
+// Register adds the service cloister.v1.History to s, and fails without a log or instances. reads reports whether the
+// caller may read an instance, for lists of all instances; nil means every caller may.
+func Register(s grpc.ServiceRegistrar, l *Log, instances cas.Instances, reads func(ctx context.Context, instance string) bool) error {
 	if l == nil || instances == nil {
 		return errors.New("history: Register needs a Log and the instances that it serves")
 	}
-	cloisterpb.RegisterHistoryServer(s, &service{log: l, instances: instances})
+	cloisterpb.RegisterHistoryServer(s, &service{log: l, instances: instances, reads: reads})
 	return nil
 }
 
@@ -38,12 +40,16 @@ type service struct {
 	cloisterpb.UnimplementedHistoryServer
 	log       *Log
 	instances cas.Instances
+	reads     func(ctx context.Context, instance string) bool
 }
 
 // List implements the method of the service.
 func (s *service) List(req *cloisterpb.ListHistoryRequest, to grpc.ServerStreamingServer[cloisterpb.ListHistoryResponse]) error {
 	if _, err := s.instances(req.InstanceName); err != nil {
 		return casstatus.Error(err)
+	}
+	if req.AllInstances && req.InstanceName != "" {
+		return status.Errorf(codes.InvalidArgument, "instance_name %+.100q excludes all_instances", req.InstanceName)
 	}
 	if req.Limit < 0 {
 		return status.Errorf(codes.InvalidArgument, "limit %d is negative; use 0 for the default of %d", req.Limit, defaultLimit)
@@ -64,10 +70,14 @@ func (s *service) List(req *cloisterpb.ListHistoryRequest, to grpc.ServerStreami
 		page.Entries = nil
 		return err
 	}
-	err := s.log.Search(to.Context(), Filter{
+	filter := Filter{
 		Instance: req.InstanceName, Invocation: req.InvocationId, Correlated: req.CorrelatedInvocationsId, Target: req.TargetId,
 		Mnemonic: req.ActionMnemonic, Action: req.Action, Failed: req.Failed, Distinct: req.Distinct, Before: req.Before,
-	}, limit, func(e *Entry) error {
+	}
+	if req.AllInstances {
+		filter.Instances = func(name string) bool { return s.reads == nil || s.reads(to.Context(), name) }
+	}
+	err := s.log.Search(to.Context(), filter, limit, func(e *Entry) error {
 		page.Entries = append(page.Entries, e.proto())
 		return send(pageSize)
 	})
@@ -93,6 +103,7 @@ func (e *Entry) proto() *cloisterpb.HistoryEntry {
 		InvocationId: e.Invocation, CorrelatedInvocationsId: e.Correlated, TargetId: e.Target, ActionMnemonic: e.Mnemonic,
 		Code: e.Code, ExitCode: e.Exit, Result: e.Result, Manifest: e.Manifest, StableHash: e.StableHash,
 		Worker: e.Worker, Verdict: e.Verdict, Lost: e.Lost, Caller: e.Caller, Message: e.Message, Response: e.Response,
+		InstanceName: e.Instance,
 	}
 	if e.Waited > 0 {
 		m.Waited = durationpb.New(e.Waited)

@@ -24,7 +24,7 @@ func client(t *testing.T, l *Log) cloisterpb.HistoryClient {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
 	server := grpc.NewServer()
-	if err := Register(server, l, castest.Instances()); err != nil {
+	if err := Register(server, l, castest.Instances(), func(_ context.Context, instance string) bool { return instance != "secret" }); err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan struct{})
@@ -66,13 +66,14 @@ func TestListServesSearches(t *testing.T) {
 		l.Add(Entry{Action: digest(i), How: Executed, Invocation: fmt.Sprint("i", i%2), Target: "//t", Mnemonic: "m", Exit: int32(i % 3), Ran: time.Second, Waited: time.Minute, Instance: "main"})
 	}
 	l.Add(Entry{Action: digest(0), Instance: "other"})
+	l.Add(Entry{Action: digest(0), Instance: "secret"})
 	all, err := listed(t, c, &cloisterpb.ListHistoryRequest{InstanceName: "main"})
 	if err != nil || len(all) != 3*pageSize {
 		t.Fatalf("%d entries, %v, want %d", len(all), err, 3*pageSize)
 	}
 	e := all[0]
 	if e.Number != 3*pageSize || e.Action != digest(3*pageSize-1) || e.How != "executed" || e.TargetId != "//t" || e.ActionMnemonic != "m" || e.InvocationId != "i1" ||
-		e.ExitCode != 2 || e.Ran.AsDuration() != time.Second || e.Waited.AsDuration() != time.Minute || e.Time == nil {
+		e.ExitCode != 2 || e.Ran.AsDuration() != time.Second || e.Waited.AsDuration() != time.Minute || e.Time == nil || e.InstanceName != "main" {
 		t.Errorf("newest entry is %v, want number %d with every field", e, 3*pageSize)
 	}
 	for _, c2 := range []struct {
@@ -81,6 +82,8 @@ func TestListServesSearches(t *testing.T) {
 	}{
 		{&cloisterpb.ListHistoryRequest{InstanceName: "other"}, 1},
 		{&cloisterpb.ListHistoryRequest{}, 0},
+		{&cloisterpb.ListHistoryRequest{AllInstances: true}, 3*pageSize + 1},
+		{&cloisterpb.ListHistoryRequest{AllInstances: true, Action: digest(0), Distinct: true}, 2},
 		{&cloisterpb.ListHistoryRequest{InstanceName: "main", InvocationId: "i0"}, 3 * pageSize / 2},
 		{&cloisterpb.ListHistoryRequest{InstanceName: "main", Failed: true}, 2 * pageSize},
 		{&cloisterpb.ListHistoryRequest{InstanceName: "main", Limit: 7}, 7},
@@ -93,7 +96,7 @@ func TestListServesSearches(t *testing.T) {
 			t.Errorf("%v: %d entries, want %d: %v", c2.req, len(got), c2.want, err)
 		}
 	}
-	for _, req := range []*cloisterpb.ListHistoryRequest{{Limit: -1}, {InstanceName: "blobs"}} {
+	for _, req := range []*cloisterpb.ListHistoryRequest{{Limit: -1}, {InstanceName: "blobs"}, {InstanceName: "main", AllInstances: true}} {
 		if _, err := listed(t, c, req); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%v: got %v, want INVALID_ARGUMENT", req, err)
 		}
@@ -101,10 +104,10 @@ func TestListServesSearches(t *testing.T) {
 }
 
 func TestRegisterWithoutLog(t *testing.T) {
-	if err := Register(grpc.NewServer(), nil, castest.Instances()); err == nil {
+	if err := Register(grpc.NewServer(), nil, castest.Instances(), nil); err == nil {
 		t.Error("Register accepted a service without a log")
 	}
-	if err := Register(grpc.NewServer(), &Log{}, nil); err == nil {
+	if err := Register(grpc.NewServer(), &Log{}, nil, nil); err == nil {
 		t.Error("Register accepted a service without instances")
 	}
 }

@@ -171,8 +171,10 @@ func (s *Server) Register(r grpc.ServiceRegistrar) error {
 		Queue: s.queue, Name: c.Worker.Name, Version: c.Version, Started: s.started,
 		Unready: c.Unready, Notes: c.Notes, Keep: c.KeepDrains, Hits: s.lookups.hits.Load,
 	}
+	var reads func(context.Context, string) bool
 	if c.Access != nil {
-		blobs.Rights, execution.Caller = c.Access.Rights, c.Access.Caller
+		blobs.Rights, execution.Rights, execution.Caller = c.Access.Rights, c.Access.Rights, c.Access.Caller
+		reads = c.Access.Reads
 		operators.Viewers, operators.Caller = c.Access, c.Access.Caller
 	}
 	if s.sampler != nil {
@@ -182,7 +184,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) error {
 	if c.History != nil {
 		blobs.OnLookup = s.lookups.count(execserver.RecordLookups(c.History, execution.Caller))
 		blobs.OnUpdate = execserver.RecordUploads(c.History, execution.Caller)
-		if err := history.Register(r, c.History, instances); err != nil {
+		if err := history.Register(r, c.History, instances, reads); err != nil {
 			return err
 		}
 	}

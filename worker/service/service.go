@@ -101,6 +101,8 @@ type Access interface {
 	// same at the workers' port.
 	Rights(ctx context.Context, instance string) (execute, update bool)
 	WorkerRights(ctx context.Context, instance string) (execute, update bool)
+	// Reads reports whether the caller may read the blobs and the history of an instance.
+	Reads(ctx context.Context, instance string) bool
 	// Sees reports whether the caller may see what runs in an instance, and SeesBelow in an instance of that name or
 	// any below it.
 	Sees(ctx context.Context, instance string) bool

@@ -44,7 +44,9 @@ type ListHistoryRequest struct {
 	// Only entries before the one of this number; 0 means all.
 	Before uint64 `protobuf:"varint,9,opt,name=before,proto3" json:"before,omitempty"`
 	// Maximum number of entries; 0 means a thousand.
-	Limit         int32 `protobuf:"varint,10,opt,name=limit,proto3" json:"limit,omitempty"`
+	Limit int32 `protobuf:"varint,10,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Entries of every instance that the caller may read; instance_name must be empty.
+	AllInstances  bool `protobuf:"varint,11,opt,name=all_instances,json=allInstances,proto3" json:"all_instances,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -149,6 +151,13 @@ func (x *ListHistoryRequest) GetLimit() int32 {
 	return 0
 }
 
+func (x *ListHistoryRequest) GetAllInstances() bool {
+	if x != nil {
+		return x.AllInstances
+	}
+	return false
+}
+
 // ListHistoryResponse is a part of the entries.
 type ListHistoryResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -232,7 +241,9 @@ type HistoryEntry struct {
 	// Why the action failed without a result.
 	Message string `protobuf:"bytes,20,opt,name=message,proto3" json:"message,omitempty"`
 	// Digest of a blob of the instance, the ExecuteResponse of an action that failed with a result. Formatted as action.
-	Response      string `protobuf:"bytes,21,opt,name=response,proto3" json:"response,omitempty"`
+	Response string `protobuf:"bytes,21,opt,name=response,proto3" json:"response,omitempty"`
+	// The instance of the client.
+	InstanceName  string `protobuf:"bytes,22,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -414,11 +425,18 @@ func (x *HistoryEntry) GetResponse() string {
 	return ""
 }
 
+func (x *HistoryEntry) GetInstanceName() string {
+	if x != nil {
+		return x.InstanceName
+	}
+	return ""
+}
+
 var File_cloister_v1_history_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_history_proto_rawDesc = "" +
 	"\n" +
-	"\x19cloister/v1/history.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xda\x02\n" +
+	"\x19cloister/v1/history.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xff\x02\n" +
 	"\x12ListHistoryRequest\x12#\n" +
 	"\rinstance_name\x18\x01 \x01(\tR\finstanceName\x12#\n" +
 	"\rinvocation_id\x18\x02 \x01(\tR\finvocationId\x12:\n" +
@@ -430,9 +448,10 @@ const file_cloister_v1_history_proto_rawDesc = "" +
 	"\bdistinct\x18\b \x01(\bR\bdistinct\x12\x16\n" +
 	"\x06before\x18\t \x01(\x04R\x06before\x12\x14\n" +
 	"\x05limit\x18\n" +
-	" \x01(\x05R\x05limit\"J\n" +
+	" \x01(\x05R\x05limit\x12#\n" +
+	"\rall_instances\x18\v \x01(\bR\fallInstances\"J\n" +
 	"\x13ListHistoryResponse\x123\n" +
-	"\aentries\x18\x01 \x03(\v2\x19.cloister.v1.HistoryEntryR\aentries\"\xa1\x05\n" +
+	"\aentries\x18\x01 \x03(\v2\x19.cloister.v1.HistoryEntryR\aentries\"\xc6\x05\n" +
 	"\fHistoryEntry\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x10\n" +
@@ -456,7 +475,8 @@ const file_cloister_v1_history_proto_rawDesc = "" +
 	"\x04lost\x18\x12 \x01(\x03R\x04lost\x12\x16\n" +
 	"\x06caller\x18\x13 \x01(\tR\x06caller\x12\x18\n" +
 	"\amessage\x18\x14 \x01(\tR\amessage\x12\x1a\n" +
-	"\bresponse\x18\x15 \x01(\tR\bresponse2V\n" +
+	"\bresponse\x18\x15 \x01(\tR\bresponse\x12#\n" +
+	"\rinstance_name\x18\x16 \x01(\tR\finstanceName2V\n" +
 	"\aHistory\x12K\n" +
 	"\x04List\x12\x1f.cloister.v1.ListHistoryRequest\x1a .cloister.v1.ListHistoryResponse0\x01BAZ?github.com/cloister-build/cloister/proto/cloister/v1;cloisterpbb\x06proto3"
 

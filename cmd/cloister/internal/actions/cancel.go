@@ -83,6 +83,10 @@ func (c *Cancel) Run(ctx context.Context, name string, out io.Writer) error {
 	if i := slices.IndexFunc(found, func(e execution) bool { return e.Action != found[0].Action }); unique && i > 0 {
 		return exit.New(exit.No, fmt.Errorf("%s: several actions have this prefix: %s, %s", name, found[0].Action, found[i].Action))
 	}
+	if i := slices.IndexFunc(found, func(e execution) bool { return e.Instance != found[0].Instance }); i > 0 {
+		return exit.New(exit.Usage, fmt.Errorf("%s selects executions in the instances %q and %q: select one with --instance",
+			render.Quote(what), found[0].Instance, found[i].Instance))
+	}
 	cancelled := 0
 	var failure error // the first; the others are cancelled nevertheless
 	for _, e := range found {

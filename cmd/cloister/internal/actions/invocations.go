@@ -47,7 +47,7 @@ func (i *invocation) add(e *cloisterpb.HistoryEntry) {
 func (c *Invocations) Run(ctx context.Context, out io.Writer) error {
 	all := []*invocation{}
 	known := map[string]*invocation{}
-	err := c.From.History(ctx, &cloisterpb.ListHistoryRequest{Limit: math.MaxInt32}, func(e *cloisterpb.HistoryEntry) error {
+	err := c.From.History(ctx, &cloisterpb.ListHistoryRequest{Limit: math.MaxInt32, AllInstances: c.From.AllInstances()}, func(e *cloisterpb.HistoryEntry) error {
 		i := known[e.InvocationId]
 		if i == nil && e.InvocationId != "" && len(all) < c.Limit {
 			i = &invocation{ID: e.InvocationId, Last: e.Time.AsTime().UTC().Format(time.RFC3339)}

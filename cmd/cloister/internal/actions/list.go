@@ -75,6 +75,9 @@ func (c *List) Run(ctx context.Context, out io.Writer) error {
 				return false, err
 			}
 		}
+		if !c.From.AllInstances() {
+			row.Instance = "" // the one of the command line
+		}
 		_, err := fmt.Fprintln(out, row.line(c.Wide, render.Colours(out)))
 		return true, err
 	}
@@ -107,7 +110,9 @@ func (c *List) printHistory(ctx context.Context, wanted client.Filter, show func
 			return err
 		}
 	}
-	err := c.From.History(ctx, wanted.Request(c.Limit), func(e *cloisterpb.HistoryEntry) error {
+	req := wanted.Request(c.Limit)
+	req.AllInstances = c.From.AllInstances()
+	err := c.From.History(ctx, req, func(e *cloisterpb.HistoryEntry) error {
 		rows = append(rows, ofEntry(e))
 		return nil
 	})
@@ -128,7 +133,7 @@ func ofEntry(e *cloisterpb.HistoryEntry) execution {
 		Action: e.Action, Stage: repb.ExecutionStage_COMPLETED.String(), Status: codes.Code(e.Code).String(), How: e.How, Cached: e.How == "cached",
 		Worker: e.Worker, Ran: e.Ran.AsDuration().Seconds(), Target: e.TargetId, Mnemonic: e.ActionMnemonic, Invocation: e.InvocationId,
 		Time: e.Time.AsTime().UTC().Format(time.RFC3339), Verdict: e.Verdict, Manifest: e.Manifest, StableHash: e.StableHash,
-		Caller: e.Caller,
+		Caller: e.Caller, Instance: e.InstanceName,
 	}
 	if e.Result != "" {
 		row.ExitCode = &e.ExitCode
@@ -146,10 +151,17 @@ func (c *List) executions(ctx context.Context, show func(execution) (bool, error
 	l := &logs{Log: &Log{From: c.From}, conn: conn, instance: instance}
 	operations := longrunningpb.NewOperationsClient(conn)
 	req := c.request(instance)
+	all := c.From.AllInstances()
+	if all {
+		req.Name = "-" // AIP-159
+	}
 	for {
 		page, err := operations.ListOperations(ctx, req)
-		switch {
-		case status.Code(err) == codes.Unimplemented:
+		switch code := status.Code(err); {
+		case all && (code == codes.InvalidArgument || code == codes.NotFound): // a server without lists of all instances
+			all, req.Name = false, instance
+			continue
+		case code == codes.Unimplemented:
 			return exit.New(exit.No, fmt.Errorf("the server at %s lists no executions: it does not serve google.longrunning.Operations", c.From.Address))
 		case err != nil:
 			return l.explain("list executions", err)
@@ -186,6 +198,7 @@ type execution struct {
 	Target     string  `json:"target,omitempty"`
 	Mnemonic   string  `json:"mnemonic,omitempty"`
 	Invocation string  `json:"invocation,omitempty"`
+	Instance   string  `json:"instance,omitempty"`
 	Message    string  `json:"message,omitempty"`
 
 	// Only from a history.
@@ -212,6 +225,9 @@ func executionOf(op *longrunningpb.Operation) (execution, error) {
 		return execution{}, err
 	}
 	e := execution{Operation: op.Name, Stage: m.Stage.String(), Action: action.String()}
+	if i := strings.Index(op.Name, "/operations/"); i > 0 {
+		e.Instance = op.Name[:i]
+	}
 	e.times(m.PartialExecutionMetadata)
 	for _, aux := range m.PartialExecutionMetadata.GetAuxiliaryMetadata() {
 		var who repb.RequestMetadata
@@ -302,6 +318,9 @@ func (e *execution) line(wide, coloured bool) string {
 		wide, coloured && (e.failed() || e.differs()))
 	if wide {
 		line += "  " + render.Quote(cmp.Or(e.Operation, e.Time))
+	}
+	if e.Instance != "" {
+		line += "  in " + render.Quote(e.Instance)
 	}
 	if e.Caller != "" {
 		line += "  by " + render.Quote(e.Caller)

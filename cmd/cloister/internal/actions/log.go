@@ -33,13 +33,13 @@ type Log struct {
 
 // Print prints the output of the action that a digest or an operation names.
 func (c *Log) Print(ctx context.Context, name string, out io.Writer) error {
-	conn, instance, err := c.From.Dial()
-	if err != nil {
-		return err
+	what, err := c.From.Action(ctx, name) // selects the instance
+	conn, instance, failed := c.From.Dial()
+	if failed != nil {
+		return failed
 	}
 	defer conn.Close()
 	l := &logs{Log: c, conn: conn, instance: instance, out: out}
-	what, err := c.From.Action(ctx, name)
 	var e *exit.Error
 	switch {
 	case err == nil:

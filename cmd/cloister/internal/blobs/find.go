@@ -20,6 +20,20 @@ import (
 // searched is the number of latest actions whose blobs are searched for a prefix.
 const searched = 100
 
+// WithStore is client.WithStore for names of blobs, which select the instance if --instance does not.
+func WithStore(ctx context.Context, from *client.Server, names []string, f func(ctx context.Context, s *remote.Store) error) error {
+	for _, name := range names {
+		if _, err := cas.ParseDigest(name); err == nil {
+			continue
+		}
+		// A prefix may be that of a blob, and Find returns the other errors.
+		if _, err := from.Action(ctx, name); err == nil {
+			break
+		}
+	}
+	return client.WithStore(ctx, from, f)
+}
+
 // Find returns the digest of the blob that a name on the command line selects: HASH/SIZE, which needs no history, or a
 // name of client.Server.Action for the message of that action or, with root, for its input root. A prefix that is no
 // action's may be that of a blob to which one of the latest actions refers.

@@ -29,11 +29,34 @@ import (
 // DefaultAddress is where serve listens by default, and where other commands look for it.
 const DefaultAddress = "127.0.0.1:8980"
 
-// Server is the flags that select a server and an instance there.
+// Server is the flags that select a server and an instance there. Without an instance, names of actions and builds are
+// looked up in all instances; the first one found selects its instance.
 type Server struct {
 	Address  string
 	Instance string
 	Identity identity.Flags
+	flag     *pflag.Flag       // --instance, nil if there is none
+	first    string            // the name that selected the instance, "" if none did
+	resolved map[string]Action // by name
+}
+
+// AllInstances reports whether the command line names no instance.
+func (s *Server) AllInstances() bool {
+	u, err := url.Parse(s.Address)
+	return s.flag != nil && !s.flag.Changed && err == nil && strings.Trim(u.Path, "/") == ""
+}
+
+// selectInstance selects the instance of what a name on the command line selects.
+func (s *Server) selectInstance(name, instance string) error {
+	switch {
+	case !s.AllInstances() || instance == s.Instance && s.first != "":
+		return nil
+	case s.first != "":
+		return exit.New(exit.Usage, fmt.Errorf("%s is of instance %q, and %s of instance %q: select one with --instance",
+			s.first, s.Instance, name, instance))
+	}
+	s.first, s.Instance = name, instance
+	return nil
 }
 
 // Register adds the flags.
@@ -41,6 +64,7 @@ func (s *Server) Register(cmd *cobra.Command) {
 	s.RegisterAddress(cmd)
 	f := cmd.Flags()
 	f.StringVar(&s.Instance, "instance", "", "instance name")
+	s.flag = f.Lookup("instance")
 	flags.AllowEmpty(f, "instance")
 	flags.Share(f, "instance")
 }

@@ -25,8 +25,8 @@ import (
 
 // An Action is an action that a command works on, with its target and mnemonic if the server's history has them.
 type Action struct {
-	Digest           cas.Digest
-	Target, Mnemonic string
+	Digest                     cas.Digest
+	Target, Mnemonic, Instance string
 }
 
 // A Filter selects actions of a server's history. A trailing * in a text matches every ending.
@@ -51,7 +51,7 @@ func (f *Filter) Request(limit int) *cloisterpb.ListHistoryRequest {
 var ErrNoHistory = errors.New("no history")
 
 // History calls visit for the entries of the server's history that req selects, newest first, up to its limit, which must
-// not be 0. It returns ErrNoHistory if the server keeps no history or does not show it.
+// not be 0. The instance is that of s, unless req selects all. It returns ErrNoHistory if the server keeps no history or does not show it.
 func (s *Server) History(ctx context.Context, req *cloisterpb.ListHistoryRequest, visit func(*cloisterpb.HistoryEntry) error) error {
 	conn, instance, err := s.Dial()
 	if err != nil {
@@ -60,7 +60,9 @@ func (s *Server) History(ctx context.Context, req *cloisterpb.ListHistoryRequest
 	defer conn.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	req.InstanceName = instance
+	if !req.AllInstances {
+		req.InstanceName = instance
+	}
 	left := req.Limit
 	stream, err := cloisterpb.NewHistoryClient(conn).List(ctx, req)
 	for err == nil {
@@ -100,6 +102,13 @@ func (s *Server) explainHistory(err error) error {
 // Actions returns the distinct actions that f selects, newest first, up to a limit.
 func (s *Server) Actions(ctx context.Context, f Filter, limit int) ([]Action, error) {
 	return s.distinct(ctx, f.Request(limit))
+}
+
+// actions is Actions, but in all instances if no instance is named.
+func (s *Server) actions(ctx context.Context, f Filter, limit int) ([]Action, error) {
+	req := f.Request(limit)
+	req.AllInstances = s.AllInstances()
+	return s.distinct(ctx, req)
 }
 
 // Targets returns the texts of filters that together select a target, or with /... at the end, as in //pkg/..., the
@@ -166,7 +175,7 @@ func (s *Server) ActionOf(e *cloisterpb.HistoryEntry) (Action, error) {
 	if err != nil {
 		return Action{}, exit.New(exit.No, fmt.Errorf("history of %s, entry %d: %w", s.Address, e.Number, err))
 	}
-	return Action{d, e.TargetId, e.ActionMnemonic}, nil
+	return Action{d, e.TargetId, e.ActionMnemonic, e.InstanceName}, nil
 }
 
 // LatestRun returns the newest entry of the server's history that has a result of an action or the reason why there is
@@ -210,11 +219,28 @@ var (
 
 // Action returns the action that a name on the command line selects: HASH/SIZE, which needs no server, or by the
 // server's history a prefix of at least eight digits, ^1 for the latest action, ^2 for the one before, or a target such
-// as //pkg:name for its latest action.
+// as //pkg:name for its latest action. It also selects the instance of the action.
 func (s *Server) Action(ctx context.Context, name string) (Action, error) {
-	d, err := cas.ParseDigest(name)
+	if a, ok := s.resolved[name]; ok {
+		return a, nil
+	}
+	a, err := s.find(ctx, name)
 	if err == nil {
-		return Action{Digest: d}, nil
+		err = s.selectInstance(name, a.Instance)
+	}
+	if err != nil {
+		return Action{}, err
+	}
+	if s.resolved == nil {
+		s.resolved = map[string]Action{}
+	}
+	s.resolved[name] = a
+	return a, nil
+}
+
+func (s *Server) find(ctx context.Context, name string) (Action, error) {
+	if d, err := cas.ParseDigest(name); err == nil {
+		return s.complete(ctx, d)
 	}
 	if m := Recent.FindStringSubmatch(name); m != nil {
 		n, _ := strconv.Atoi(m[1]) // the pattern admits only small numbers
@@ -240,26 +266,63 @@ func CheckNames(names ...string) error {
 	return nil
 }
 
+// complete returns the action of a digest, and its instance if the server shows its history.
+func (s *Server) complete(ctx context.Context, d cas.Digest) (Action, error) {
+	a := Action{Digest: d, Instance: s.Instance}
+	if !s.AllInstances() || s.first != "" {
+		return a, nil
+	}
+	all, err := s.distinct(ctx, &cloisterpb.ListHistoryRequest{Action: d.String(), Limit: math.MaxInt32, AllInstances: true})
+	if e, ok := errors.AsType[*exit.Error](err); ok && e.Code == exit.Unreachable {
+		return a, err
+	}
+	if len(all) > 0 {
+		return oneInstance(all)
+	}
+	return a, nil
+}
+
+// oneInstance returns an action that several instances may have: that of the instance without a name, or the only one.
+func oneInstance(all []Action) (Action, error) {
+	var names []string
+	for _, a := range all {
+		if a.Instance == "" || len(all) == 1 {
+			return a, nil
+		}
+		names = append(names, strconv.Quote(a.Instance))
+	}
+	return Action{}, exit.New(exit.Usage, fmt.Errorf("%s is in the instances %s: select one with --instance", all[0].Digest, strings.Join(names, ", ")))
+}
+
 func (s *Server) ofTarget(ctx context.Context, label string) (Action, error) {
-	all, err := s.Actions(ctx, Filter{Target: label}, 1)
+	all, err := s.actions(ctx, Filter{Target: label}, 1)
 	switch {
 	case errors.Is(err, ErrNoHistory):
 		return Action{}, exit.New(exit.No, fmt.Errorf("%s: %w; write the digest of the action, as HASH/SIZE", label, err))
 	case err != nil:
 		return Action{}, err
 	case len(all) == 0:
-		return Action{}, exit.New(exit.Absent, fmt.Errorf("the history of %s, instance %q, has no action of target %s", s.Address, s.Instance, label))
+		return Action{}, exit.New(exit.Absent, fmt.Errorf("%s has no action of target %s", s.history(), label))
 	}
 	return all[0], nil
+}
+
+// history names what was searched, for messages.
+func (s *Server) history() string {
+	if s.AllInstances() {
+		return "the history of " + s.Address
+	}
+	return fmt.Sprintf("the history of %s, instance %q,", s.Address, s.Instance)
 }
 
 // errEnough ends reading a history early.
 var errEnough = errors.New("enough")
 
 // Invocation returns the id of the build that a name on the command line selects: by the server's history ^1 for the
-// latest, or a prefix of at least eight digits of a UUID. Any other name is an id already.
+// latest, or a prefix of at least eight digits of a UUID. Any other name is an id already. It also selects the instance of
+// the build.
 func (s *Server) Invocation(ctx context.Context, name string) (string, error) {
-	number, req := 0, &cloisterpb.ListHistoryRequest{Limit: math.MaxInt32}
+	number, req := 0, &cloisterpb.ListHistoryRequest{Limit: math.MaxInt32, AllInstances: s.AllInstances()}
 	if m := Recent.FindStringSubmatch(name); m != nil {
 		number, _ = strconv.Atoi(m[1]) // the pattern admits only small numbers
 	} else if invocationPrefix.MatchString(name) {
@@ -268,9 +331,11 @@ func (s *Server) Invocation(ctx context.Context, name string) (string, error) {
 		return name, nil
 	}
 	var ids []string
+	instances := map[string]string{} // by id
 	err := s.History(ctx, req, func(e *cloisterpb.HistoryEntry) error {
 		if e.InvocationId != "" && !slices.Contains(ids, e.InvocationId) {
 			ids = append(ids, e.InvocationId)
+			instances[e.InvocationId] = e.InstanceName
 		}
 		if len(ids) == number {
 			return errEnough
@@ -281,49 +346,52 @@ func (s *Server) Invocation(ctx context.Context, name string) (string, error) {
 	case err != nil && !errors.Is(err, errEnough):
 		return "", err
 	case number > len(ids):
-		return "", exit.New(exit.Absent, fmt.Errorf("%s: the history of %s, instance %q, has only %d builds", name, s.Address, s.Instance, len(ids)))
+		return "", exit.New(exit.Absent, fmt.Errorf("%s: %s has only %d builds", name, s.history(), len(ids)))
 	case number > 0:
-		return ids[number-1], nil
+		return ids[number-1], s.selectInstance(name, instances[ids[number-1]])
 	case len(ids) > 1:
 		return "", exit.New(exit.No, fmt.Errorf("%s: several builds have this prefix: %s", name, strings.Join(ids[:min(len(ids), 5)], ", ")))
 	case len(ids) == 0:
 		return name, nil // the command reports that the history has no such build
 	}
-	return ids[0], nil
+	return ids[0], s.selectInstance(name, instances[ids[0]])
 }
 
 func (s *Server) recent(ctx context.Context, name string, n int) (Action, error) {
-	all, err := s.Actions(ctx, Filter{All: true}, n)
+	all, err := s.actions(ctx, Filter{All: true}, n)
 	switch {
 	case errors.Is(err, ErrNoHistory):
 		return Action{}, exit.New(exit.No, fmt.Errorf("%s: %w; write the digest of the action, as HASH/SIZE", name, err))
 	case err != nil:
 		return Action{}, err
 	case len(all) < n:
-		return Action{}, exit.New(exit.Absent, fmt.Errorf("%s: the history of %s, instance %q, has only %d actions", name, s.Address, s.Instance, len(all)))
+		return Action{}, exit.New(exit.Absent, fmt.Errorf("%s: %s has only %d actions", name, s.history(), len(all)))
 	}
 	return all[n-1], nil
 }
 
 func (s *Server) byPrefix(ctx context.Context, name string) (Action, error) {
 	const listed = 5
-	all, err := s.distinct(ctx, &cloisterpb.ListHistoryRequest{Action: name, Limit: listed + 1})
+	all, err := s.distinct(ctx, &cloisterpb.ListHistoryRequest{Action: name, Limit: listed + 1, AllInstances: s.AllInstances()})
 	switch {
 	case errors.Is(err, ErrNoHistory):
 		return Action{}, exit.New(exit.No, fmt.Errorf("%s: %w; write the whole digest, as HASH/SIZE", name, err))
 	case err != nil:
 		return Action{}, err
 	case len(all) == 0:
-		return Action{}, exit.New(exit.Absent, fmt.Errorf("%s: the history of %s, instance %q, has no action with this prefix", name, s.Address, s.Instance))
-	case len(all) > 1:
-		var list []string
-		for _, a := range all[:min(len(all), listed)] {
-			list = append(list, a.Digest.String())
+		return Action{}, exit.New(exit.Absent, fmt.Errorf("%s: %s has no action with this prefix", name, s.history()))
+	}
+	var list []string
+	for _, a := range all {
+		if d := a.Digest.String(); !slices.Contains(list, d) {
+			list = append(list, d)
 		}
-		if len(all) > listed {
-			list = append(list, "...")
+	}
+	if len(list) > 1 {
+		if len(list) > listed {
+			list = append(list[:listed], "...")
 		}
 		return Action{}, exit.New(exit.No, fmt.Errorf("%s: several actions have this prefix: %s", name, strings.Join(list, ", ")))
 	}
-	return all[0], nil
+	return oneInstance(all)
 }

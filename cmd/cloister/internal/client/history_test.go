@@ -158,7 +158,7 @@ func TestHostileHistories(t *testing.T) {
 // register adds the service of l to g.
 func register(t *testing.T, g *grpc.Server, l *history.Log) {
 	t.Helper()
-	if err := history.Register(g, l, castest.Instances()); err != nil {
+	if err := history.Register(g, l, castest.Instances(), nil); err != nil {
 		t.Error(err)
 	}
 }
