@@ -26,6 +26,11 @@ const (
 	nothing = "/dev/null"
 )
 
+func isDir(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.IsDir()
+}
+
 // replaceOpen replaces a file that this process has open by another one, until the result is called or the test ends.
 func replaceOpen(t *testing.T, path, by string) (restore func()) {
 	t.Helper()
@@ -46,7 +51,7 @@ func replaceOpen(t *testing.T, path, by string) (restore func()) {
 			t.Fatal(err)
 		}
 		flags := os.O_RDWR
-		if by == nowhere {
+		if by == nowhere || isDir(by) {
 			flags = os.O_RDONLY
 		}
 		other, err := os.OpenFile(by, flags, 0)

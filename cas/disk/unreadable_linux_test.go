@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -309,6 +310,56 @@ func TestUnopenableSegmentIsLost(t *testing.T) {
 		}
 	}
 }
+
+// TestUnreadableLogIsLost: Open reports and removes a segment whose log can be opened, but not read.
+func TestUnreadableLogIsLost(t *testing.T) {
+	var log bytes.Buffer
+	config := disk.Config{Dir: t.TempDir()}
+	c, _ := twoSegments(t, config)
+	closeStore(t, c)
+	data, logs := segmentFiles(t, config.Dir, ".data"), segmentFiles(t, config.Dir, ".log")
+	must(t, os.Remove(data[1]))
+	dir := unreadable(t)
+	spoil := sync.OnceFunc(func() { replaceOpen(t, logs[0], dir) })
+	config.Log = slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
+		spoil() // the first line reports the missing file, when Open has opened all logs and read none
+		return log.Write(p)
+	}), nil))
+	c = open(t, config)
+	s := store(t, c, "")
+	if c.Stats().LostSegments != 2 || !strings.Contains(log.String(), "cannot be read: read "+logs[0]) {
+		t.Errorf("lost %d segments, logged %s", c.Stats().LostSegments, &log)
+	}
+	if has(t, s, digestOfBlob(0, block)) {
+		t.Error("a blob of the lost segment is present")
+	}
+	putSize(t, s, 0, block)
+	closeStore(t, c)
+	config.Log = nil
+	c = open(t, config)
+	if n := c.Stats().LostSegments; n != 0 {
+		t.Errorf("opened again: lost %d segments", n)
+	}
+	read(t, store(t, c, ""), 0, block)
+}
+
+// unreadable returns a file with more bytes than Open skips as bad sectors: a large directory, which fails to be read.
+func unreadable(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for i := 0; ; i++ {
+		fi, err := os.Stat(dir)
+		must(t, err)
+		if fi.Size() > 1<<20 {
+			return dir
+		}
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%0200d", i)), nil, 0o600))
+	}
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // TestManyUnopenableSegmentsAreKept: damage is then an unlikely cause.
 func TestManyUnopenableSegmentsAreKept(t *testing.T) {
