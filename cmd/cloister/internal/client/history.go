@@ -17,16 +17,31 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
-// An Action is an action that a command works on, with its target and mnemonic if the server's history has them.
+// An Action is an action that a command works on. If the server's history has it, it has the target, the mnemonic and
+// the authenticated caller of its newest entry.
 type Action struct {
-	Digest                     cas.Digest
-	Target, Mnemonic, Instance string
+	Digest                             cas.Digest
+	Target, Mnemonic, Instance, Caller string
+}
+
+// NoteCallers writes a note if several callers have entries of a build: its invocation id is only the client's claim. An
+// unknown caller is "".
+func NoteCallers(w io.Writer, id string, callers []string) {
+	if len(callers) < 2 {
+		return
+	}
+	names := make([]string, len(callers))
+	for i, c := range callers {
+		names[i] = render.Quote(cmp.Or(c, "(unknown)"))
+	}
+	fmt.Fprintf(w, "note: several callers have entries of build %s: %s\n", render.Quote(id), strings.Join(names, ", "))
 }
 
 // A Filter selects actions of a server's history. A trailing * in a text matches every ending.
@@ -175,7 +190,7 @@ func (s *Server) ActionOf(e *cloisterpb.HistoryEntry) (Action, error) {
 	if err != nil {
 		return Action{}, exit.New(exit.No, fmt.Errorf("history of %s, entry %d: %w", s.Address, e.Number, err))
 	}
-	return Action{d, e.TargetId, e.ActionMnemonic, e.InstanceName}, nil
+	return Action{d, e.TargetId, e.ActionMnemonic, e.InstanceName, e.Caller}, nil
 }
 
 // LatestRun returns the newest entry of the server's history that has a result of an action or the reason why there is

@@ -4,7 +4,6 @@ package comparison
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -12,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker/repro/changes"
@@ -161,23 +161,11 @@ func shown(p *changes.Pair) shownPair {
 // relations are in the order in which they are printed.
 var relations = []string{string(changes.Same), string(changes.Nondeterministic), string(changes.Changed), "follows", string(changes.OnlyA), string(changes.OnlyB)}
 
-// severalCallers reports a build to which several callers have added.
-func severalCallers(b *bytes.Buffer, id string, callers []string) {
-	if len(callers) == 0 {
-		return
-	}
-	var names []string
-	for _, c := range callers {
-		names = append(names, render.Quote(cmp.Or(c, "(unknown)")))
-	}
-	fmt.Fprintf(b, "note: several callers have entries of build %s: %s\n", render.Quote(id), strings.Join(names, ", "))
-}
-
 // print prints r for a person, with everything that clients chose quoted.
 func (r *buildsReport) print(out io.Writer) error {
 	var b bytes.Buffer
-	severalCallers(&b, r.A, r.CallersA)
-	severalCallers(&b, r.B, r.CallersB)
+	client.NoteCallers(&b, r.A, r.CallersA)
+	client.NoteCallers(&b, r.B, r.CallersB)
 	if r.Same {
 		_, err := out.Write(b.Bytes())
 		return err

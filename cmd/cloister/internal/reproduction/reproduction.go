@@ -103,8 +103,9 @@ func (c *Config) CheckFlags(cmd *cobra.Command) error {
 	return errors.Join(comparison.CheckDiffoscope(c.Diffoscope), c.ActionFlags.Check())
 }
 
-// actions returns the selected actions; for a command one without a digest yet.
-func (c *Config) actions(ctx context.Context) ([]client.Action, error) {
+// actions returns the selected actions; for a command one without a digest yet. It tells info if several callers have
+// added to a selected build.
+func (c *Config) actions(ctx context.Context, info io.Writer) ([]client.Action, error) {
 	if len(c.Args) > 0 {
 		return []client.Action{{}}, nil
 	}
@@ -116,6 +117,14 @@ func (c *Config) actions(ctx context.Context) ([]client.Action, error) {
 		all, err := c.From.Actions(ctx, c.Which, maxActions)
 		if err == nil && len(all) == 0 {
 			err = exit.New(exit.Absent, fmt.Errorf("the history of %s has no such action", c.From.Address))
+		}
+		if c.Which.Invocation != "" {
+			var callers []string
+			for _, a := range all {
+				callers = append(callers, a.Caller)
+			}
+			slices.Sort(callers)
+			client.NoteCallers(info, c.Which.Invocation, slices.Compact(callers))
 		}
 		return all, err
 	}
@@ -132,7 +141,7 @@ func (c *Config) actions(ctx context.Context) ([]client.Action, error) {
 
 // Run checks all actions in order and prints its findings.
 func (c *Config) Run(ctx context.Context, out, info io.Writer) (repro.Report, error) {
-	subjects, err := c.actions(ctx)
+	subjects, err := c.actions(ctx, info)
 	if err != nil {
 		return nil, err
 	}
