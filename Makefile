@@ -44,7 +44,7 @@ AT_ONCE ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 
 test: tools ## run all tests and list the skipped ones with their reasons
 	$(GO) vet ./...
-	$(TOOL) gotestsum --format pkgname --format-hide-empty-pkg -- -vet=off -p $(AT_ONCE) -timeout 20m $(PACKAGES)
+	$(TOOL) gotestsum --format pkgname --format-hide-empty-pkg -- -vet=off -p $(AT_ONCE) -timeout 30m $(PACKAGES)
 
 # These tests measure allocations, which the race detector increases.
 NORACE = ^(TestHostileProgramsTakeLimitedMemory)$$
@@ -77,12 +77,12 @@ CUT ?= 90s
 
 farm: tools ## build with three workers; kill one, drain one, cut one off for CUT=90s (3 minutes)
 	@mkdir -p bin
-	@$(GO) test -count=1 -timeout 20m -v -run '^TestBuildSurvivesTheLossOfWorkers$$' ./tests/farm -args -cut=$(CUT) > bin/farm.log; code=$$?; \
+	@$(GO) test -count=1 -timeout 30m -v -run '^TestBuildSurvivesTheLossOfWorkers$$' ./tests/farm -args -cut=$(CUT) > bin/farm.log; code=$$?; \
 	if [ $$code = 0 ]; then sed -n 's/^ *build_linux_test.go:[0-9]*: //p' bin/farm.log; else cat bin/farm.log; fi; exit $$code
 
 rules: ## check the 132 rules of the API and print the results (ENDPOINT=HOST:PORT: another server)
 	@mkdir -p bin
-	@$(GO) test -count=1 -timeout 20m ./tests/reapi -run '^TestRules$$' -endpoint '$(ENDPOINT)' -report $(CURDIR)/bin/rules.txt > bin/rules.log; code=$$?; \
+	@$(GO) test -count=1 -timeout 30m ./tests/reapi -run '^TestRules$$' -endpoint '$(ENDPOINT)' -report $(CURDIR)/bin/rules.txt > bin/rules.log; code=$$?; \
 	cat bin/rules.txt || cat bin/rules.log; exit $$code
 
 FUZZ ?= 60s
