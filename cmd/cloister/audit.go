@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,15 +14,21 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/auditlog"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker/audit"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/status"
 )
 
 // auditConfig is the flags of audit and of its subcommands.
 type auditConfig struct {
+	from         client.Server
+	remote       bool   // the log is that of the server
 	dir          string // of the store
 	action, kind string
 	since        time.Duration
@@ -37,15 +44,22 @@ func auditCommand() *cobra.Command {
 		Short: "Show and verify the audit log",
 		Long: `Audit reads the log in the directory "audit" of a store: what actions attempted and were refused, which exceptions they
 used, which limits they hit, and which ones the policy refused. The log is append-only, and each line holds the hash of
-the previous one.`,
+the previous one.
+
+With --server and without --dir the log is that of a server, which needs the right operate if callers have rights. It is
+copied and verified here.`,
 		Example: `  cloister audit ls --since 1h                 # what was tried in the last hour
   cloister audit show 9f2c1e77                 # everything about one action
   cloister audit verify                        # has anybody changed the log?`,
 		Args: cobra.NoArgs,
 		RunE: showHelp,
 	}
-	cmd.PersistentFlags().StringVar(&c.dir, "dir", "", "directory of the store (default: cloister in the user's cache directory)")
-	cmd.AddCommand(auditLsCommand(&c), auditShowCommand(&c), auditVerifyCommand(&c))
+	for _, sub := range []*cobra.Command{auditLsCommand(&c), auditShowCommand(&c), auditVerifyCommand(&c)} {
+		sub.Flags().StringVar(&c.dir, "dir", "", "directory of the store (default: that of the server, or cloister in the user's cache directory)")
+		c.from.RegisterAddress(sub)
+		sub.PreRun = func(cmd *cobra.Command, _ []string) { c.remote = c.dir == "" && c.from.Named(cmd) }
+		cmd.AddCommand(sub)
+	}
 	return cmd
 }
 
@@ -69,7 +83,7 @@ With --json it prints the whole stored entries that have such events, one per li
 			if c.kind != "" && !slices.Contains(auditKinds, c.kind) {
 				return fmt.Errorf("--kind %q: write one of %s", c.kind, strings.Join(auditKinds, ", "))
 			}
-			return auditLs(c, time.Now(), cmd.OutOrStdout(), unlessQuiet(cmd, cmd.ErrOrStderr()))
+			return auditLs(cmd.Context(), c, time.Now(), cmd.OutOrStdout(), unlessQuiet(cmd, cmd.ErrOrStderr()))
 		},
 	}
 	f := cmd.Flags()
@@ -94,7 +108,7 @@ this prefix. The exit code is 1 if there is none.`,
 			if args[0] == "" {
 				return errors.New("empty argument: write the number of an entry, or a prefix of an action's digest")
 			}
-			return auditShow(c, args[0], cmd.OutOrStdout())
+			return auditShow(cmd.Context(), c, args[0], cmd.OutOrStdout())
 		},
 	}
 }
@@ -115,7 +129,7 @@ Only a head kept elsewhere reveals that the end was cut off or that the whole lo
 			if c.head != "" && !headText.MatchString(c.head) {
 				return fmt.Errorf("--head %q: write the 64 hexadecimal digits that audit verify or audit ls printed", c.head)
 			}
-			return auditVerify(c, cmd.OutOrStdout())
+			return auditVerify(cmd.Context(), c, cmd.OutOrStdout())
 		},
 	}
 	cmd.Flags().StringVar(&c.head, "head", "", "hash of a line that must be present, from an earlier verify or ls")
@@ -132,10 +146,46 @@ var auditKinds = []string{
 // headText matches a head.
 var headText = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// log returns the directory of the audit log.
-func (c *auditConfig) log() (string, error) {
-	dir, err := storedir.Path(c.dir)
-	return storedir.Audit(dir), err
+// withLog calls f with the directory of the audit log, or of a copy of a server's without files that are older than since.
+func (c *auditConfig) withLog(ctx context.Context, since time.Time, f func(dir string) error) error {
+	if !c.remote {
+		dir, err := storedir.Path(c.dir)
+		if err != nil {
+			return err
+		}
+		return f(storedir.Audit(dir))
+	}
+	ctx, end := interrupt.Context(ctx)
+	defer end()
+	dir, err := os.MkdirTemp("", "cloister-audit-")
+	if err != nil {
+		return exit.New(exit.Environment, err)
+	}
+	defer os.RemoveAll(dir)
+	conn, _, err := c.from.Dial()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := auditlog.Download(ctx, conn, since, dir); err != nil {
+		if _, call := status.FromError(err); call {
+			err = c.from.ExplainCall("cloister.v1.AuditLog", err)
+		}
+		return interrupt.Explain(ctx, err, "stopped")
+	}
+	err = f(dir)
+	if e, ok := errors.AsType[*exit.Error](err); ok { // the copy is gone
+		return exit.New(e.Code, errors.New(strings.ReplaceAll(e.Error(), dir, strings.TrimRight(c.from.Address, "/")+"/audit")))
+	}
+	return err
+}
+
+// place names the log for messages.
+func (c *auditConfig) place(dir string) string {
+	if c.remote {
+		return "of " + c.from.Address
+	}
+	return "in " + dir
 }
 
 // auditError adds the exit code to an error of package audit.
@@ -152,15 +202,19 @@ func auditError(dir string, err error) error {
 }
 
 // auditLs prints the lines that c selects, and then the head of the log to info.
-func auditLs(c *auditConfig, now time.Time, out, info io.Writer) error {
-	dir, err := c.log()
-	if err != nil {
-		return err
+func auditLs(ctx context.Context, c *auditConfig, now time.Time, out, info io.Writer) error {
+	var since time.Time
+	if c.since > 0 {
+		since = now.Add(-c.since)
 	}
+	return c.withLog(ctx, since, func(dir string) error { return c.list(dir, now, out, info) })
+}
+
+func (c *auditConfig) list(dir string, now time.Time, out, info io.Writer) error {
 	var kept []string // the last lines, with --limit
 	var entries, shown int
 	head := ""
-	err = audit.Read(dir, func(r audit.Record) error {
+	err := audit.Read(dir, func(r audit.Record) error {
 		entries, head = entries+1, r.Hash
 		if !strings.HasPrefix(r.Action, c.action) || c.since > 0 && now.Sub(r.Time) > c.since {
 			return nil
@@ -199,14 +253,14 @@ func printLines(out io.Writer, lines []string) error {
 }
 
 // auditShow prints the entry with the number name, or else the entries of actions with the prefix name.
-func auditShow(c *auditConfig, name string, out io.Writer) error {
-	dir, err := c.log()
-	if err != nil {
-		return err
-	}
+func auditShow(ctx context.Context, c *auditConfig, name string, out io.Writer) error {
+	return c.withLog(ctx, time.Time{}, func(dir string) error { return c.show(dir, name, out) })
+}
+
+func (c *auditConfig) show(dir, name string, out io.Writer) error {
 	var numbered string
 	var named []string
-	err = audit.Read(dir, func(r audit.Record) error {
+	err := audit.Read(dir, func(r audit.Record) error {
 		if strconv.FormatUint(r.Seq, 10) == name {
 			numbered = r.Text()
 		} else if strings.HasPrefix(r.Action, name) {
@@ -221,18 +275,18 @@ func auditShow(c *auditConfig, name string, out io.Writer) error {
 		named = []string{numbered}
 	}
 	if len(named) == 0 {
-		return exit.New(exit.No, fmt.Errorf("the audit log in %s has no entry with number or action prefix %q; see cloister audit ls", dir, name))
+		return exit.New(exit.No, fmt.Errorf("the audit log %s has no entry with number or action prefix %q; see cloister audit ls", c.place(dir), name))
 	}
 	_, err = fmt.Fprint(out, strings.Join(named, "\n"))
 	return err
 }
 
 // auditVerify prints what a verified log holds.
-func auditVerify(c *auditConfig, out io.Writer) error {
-	dir, err := c.log()
-	if err != nil {
-		return err
-	}
+func auditVerify(ctx context.Context, c *auditConfig, out io.Writer) error {
+	return c.withLog(ctx, time.Time{}, func(dir string) error { return c.verify(dir, out) })
+}
+
+func (c *auditConfig) verify(dir string, out io.Writer) error {
 	report, err := audit.Verify(dir, c.head)
 	if err != nil {
 		return auditError(dir, err)

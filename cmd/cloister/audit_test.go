@@ -38,7 +38,7 @@ func TestVerifyReportsDeletedEntries(t *testing.T) {
 	check := func(want string) {
 		t.Helper()
 		var out strings.Builder
-		err := auditVerify(&auditConfig{dir: store}, &out)
+		err := auditVerify(t.Context(), &auditConfig{dir: store}, &out)
 		_, text, _ := strings.Cut(out.String(), "\n")
 		if err != nil || !regexp.MustCompile(`^begins at entry \d+, of `+when+`: older entries were deleted`+want+` as entry \d+ of `+when+` says\n$`).MatchString(text) {
 			t.Errorf("got %q, %v, want %q", text, err, want)

@@ -27,9 +27,9 @@ func cacheRmCommand() *cobra.Command {
 		Use: "rm ACTION... [--dir DIR] [--instance NAME]\n" +
 			"  cloister cache rm [--target LABEL] [--invocation ID] [--mnemonic NAME] [--older-than TIME]",
 		Short: "Remove cached results so that their actions run again",
-		Long: `Rm removes results from the local store of serve, whether or not serve is running. Blobs stay. The Remote Execution API
-cannot remove results, so run this on the server's machine. A result that an upstream of serve (--cas, --store) also has
-returns from there.
+		Long: `Rm removes results from the local store of serve, whether or not serve is running, or with --server and without --dir
+from that server, which needs the right operate if callers have rights. Blobs stay. A result that an upstream of serve
+(--cas, --store) also has returns from there.
 
 ACTION is a digest; by the history of the server of --server also a prefix of 8 digits, ^1 for the latest action, or a
 target. --target, --invocation, --mnemonic and --older-than select actions of that history. The exit code is 4 if the
@@ -70,8 +70,8 @@ result of an ACTION was absent, and 5 if the history is needed and the server ca
 			return cacheRm(cmd.Context(), &store, instance, ds, selects, cmd.OutOrStdout())
 		},
 	}
-	store.Register(cmd)
 	from.Register(cmd)
+	store.Register(cmd, &from)
 	f := cmd.Flags()
 	f.StringVar(&which.Target, "target", "", "only actions of this target; a trailing * matches every ending, /... the package and those below")
 	f.StringVar(&which.Mnemonic, "mnemonic", "", "only actions of this kind")
@@ -105,7 +105,7 @@ func cacheRm(ctx context.Context, store *localstore.Store, instance string, acti
 	for _, d := range actions {
 		was, err := store.Forget(ctx, instance, d)
 		if err != nil {
-			return exit.New(exit.Environment, fmt.Errorf("remove the result of action %s: %w", d, err))
+			return store.Explain(fmt.Errorf("remove the result of action %s: %w", d, err))
 		}
 		rows, absent = append(rows, removed{d.String(), was}), absent || !was
 		if store.JSON || selected && !was {

@@ -86,10 +86,11 @@ func casStatCommand() *cobra.Command {
 	var store localstore.Store
 	var from client.Server
 	cmd := &cobra.Command{
-		Use:   "stat [--dir DIR] [--json] | stat DIGEST... [--server URL] [--instance NAME] [--json]",
+		Use:   "stat [--dir DIR | --server URL] [--json] | stat DIGEST... [--server URL] [--instance NAME] [--json]",
 		Short: "Show the usage of a store, or find blobs on a server",
 		Long: `Stat prints size and limits of the local store, how much of it is leased, when the rest was last used, and what was
-evicted and found damaged since serve started.
+evicted and found damaged since serve started. With --server and without --dir the store is that of the server, which
+needs the right operate if callers have rights.
 
 With digests it asks the server of --server whether it has them. The exit code is 4 if one is absent.`,
 		Example: `  cloister cas stat
@@ -102,8 +103,8 @@ With digests it asks the server of --server whether it has them. The exit code i
 			return casStat(cmd.Context(), &store, cmd.OutOrStdout())
 		},
 	}
-	store.Register(cmd)
 	from.Register(cmd)
+	store.Register(cmd, &from)
 	from.Complete(cmd)
 	return cmd
 }
@@ -118,16 +119,16 @@ func casStat(ctx context.Context, store *localstore.Store, out io.Writer) error 
 	if err == nil {
 		r, err = store.Collect(ctx, disk.CollectOptions{OlderThan: time.Duration(flags.MaxDuration), DryRun: true})
 	}
-	if err != nil {
-		return exit.New(exit.Environment, err)
+	var kept []os.DirEntry
+	if err == nil && !store.Remote() {
+		kept, err = os.ReadDir(filepath.Join(store.Dir, "quarantine"))
 	}
-	kept, err := os.ReadDir(filepath.Join(store.Dir, "quarantine"))
 	if err != nil {
-		return exit.New(exit.Environment, err)
+		return store.Explain(err)
 	}
 	if store.JSON {
 		err = render.JSON(out, struct {
-			Dir          string              `json:"dir"`
+			Dir          string              `json:"dir"`    // "": that of the server
 			Holder       int                 `json:"holder"` // 0: nobody held it
 			Blobs        int                 `json:"blobs"`
 			Results      int                 `json:"results"`
@@ -143,7 +144,7 @@ func casStat(ctx context.Context, store *localstore.Store, out io.Writer) error 
 			EvictedBytes int64               `json:"evicted_bytes"`
 			Corrupt      int64               `json:"corrupt"`
 			Held         int64               `json:"held_bytes"`
-			Quarantined  int                 `json:"quarantined"`
+			Quarantined  int                 `json:"quarantined"` // in dir
 			Ages         []localstore.AgeRow `json:"ages"`
 		}{
 			store.Dir, store.Holder(), s.Blobs, s.Results, s.Bytes, localstore.Budget(s.MaxBytes), s.Files, localstore.Budget(s.MaxFiles), s.Segments, max(s.Lease, 0).Seconds(),
@@ -172,14 +173,16 @@ func statText(out io.Writer, store *localstore.Store, s *disk.Stats, r *disk.Col
 	p.Line("files", files+fmt.Sprintf(", including those of %d segments", s.Segments))
 	p.Line("blobs", fmt.Sprintf("%d, and %d action results", s.Blobs, s.Results))
 	localstore.PrintLeases(p, r, s.Lease, time.Now())
-	if store.Holder() > 0 {
-		p.Line("evicted", fmt.Sprintf("%d blobs, %s, since that process started", s.EvictedBlobs, sandbox.Bytes(s.EvictedBytes)))
-		p.Line("damaged", fmt.Sprintf("%d blobs since then", s.Corrupt))
+	if store.Remote() || store.Holder() > 0 {
+		p.Line("evicted", fmt.Sprintf("%s, %s, since serve started", render.Count(s.EvictedBlobs, "blob"), sandbox.Bytes(s.EvictedBytes)))
+		p.Line("damaged", render.Count(s.Corrupt, "blob")+" since then")
 		if s.HeldBytes > 0 {
 			p.Line("held", sandbox.Bytes(s.HeldBytes)+" of it, removed but still mounted as inputs")
 		}
 	}
-	p.Line("quarantine", fmt.Sprintf("%d blobs in %s", quarantined, filepath.Join(store.Dir, "quarantine")))
+	if !store.Remote() {
+		p.Line("quarantine", fmt.Sprintf("%s in %s", render.Count(quarantined, "blob"), filepath.Join(store.Dir, "quarantine")))
+	}
 	if p.Err == nil {
 		p.Err = localstore.PrintAges(out, r.Ages)
 	}

@@ -28,13 +28,14 @@ func casVerifyCommand() *cobra.Command {
 	var limit flags.Rate
 	var from client.Server
 	cmd := &cobra.Command{
-		Use:   "verify [--dir DIR] [--rate RATE] [--restart] [--json] | verify DIGEST... [--server URL] [--instance NAME] [--json]",
+		Use:   "verify [--dir DIR | --server URL] [--rate RATE] [--restart] [--json] | verify DIGEST... [--server URL] [--instance NAME] [--json]",
 		Short: "Verify blobs against their digests",
 		Long: `Verify reads the whole local store and reports every blob that does not match its digest. Such a blob becomes absent, so
 that clients upload it again or actions recreate it; the directory "quarantine" of the store keeps the bytes. Ctrl-C
 stops it; the next run resumes there unless --restart is given, or where serve --scrub is.
 
-With digests it reads these blobs from the server of --server.
+With --server and without --dir the store is that of the server, which needs the right operate if callers have rights.
+With digests verify reads these blobs from the server.
 
 The exit code is 0 if everything is sound, 1 if something is damaged, 3 if the store cannot be read, and 4 if a named
 blob is absent.`,
@@ -53,8 +54,8 @@ blob is absent.`,
 	f := cmd.Flags()
 	f.Var(&limit, "rate", "read limit in bytes per second; 0 means no limit")
 	f.BoolVar(&o.Restart, "restart", false, "start over instead of resuming an earlier run")
-	store.Register(cmd)
 	from.Register(cmd)
+	store.Register(cmd, &from)
 	from.Complete(cmd)
 	return cmd
 }
@@ -108,11 +109,13 @@ func verifyText(out io.Writer, store *localstore.Store, r *disk.VerifyReport, wh
 	}
 	for _, d := range r.Damaged {
 		name, kept := d.Digest.String(), diskctl.Quarantine(store.Dir, d.Digest)
-		if kept == "" {
-			kept = "nowhere: the quarantine is full, or the blob was too large or gone"
-		}
-		if d.Digest.IsZero() {
+		switch {
+		case d.Digest.IsZero():
 			name, kept = unnamed, "in "+filepath.Join(store.Dir, "quarantine")+", if there was room"
+		case store.Remote():
+			kept = "on the server, in quarantine, if there was room"
+		case kept == "":
+			kept = "nowhere: the quarantine is full, or the blob was too large or gone"
 		}
 		p.Line("damaged", name)
 		p.Line("  instance", render.Quote(d.Instance))
@@ -146,7 +149,7 @@ func verifyJSON(out io.Writer, store *localstore.Store, r *disk.VerifyReport, wh
 		damaged = append(damaged, found)
 	}
 	return render.JSON(out, struct {
-		Dir        string   `json:"dir"`
+		Dir        string   `json:"dir"`    // "": that of the server
 		Holder     int      `json:"holder"` // 0: nobody held it
 		Complete   bool     `json:"complete"`
 		Resumed    bool     `json:"resumed"`

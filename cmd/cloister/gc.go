@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
@@ -24,6 +25,7 @@ import (
 
 // gcConfig is the flags of gc.
 type gcConfig struct {
+	from      client.Server
 	store     localstore.Store
 	maxSize   flags.Size
 	olderThan flags.Duration
@@ -34,13 +36,14 @@ type gcConfig struct {
 func gcCommand() *cobra.Command {
 	var c gcConfig
 	cmd := &cobra.Command{
-		Use:   "gc [--dir DIR] [--max-size SIZE] [--older-than TIME] [--dry-run] [--json]",
-		Short: "Free space in the local store",
+		Use:   "gc [--dir DIR] [--max-size SIZE] [--older-than TIME] [--dry-run] [--server URL] [--json]",
+		Short: "Free space in a store",
 		Long: `Gc removes blobs that were not used for some time, oldest first: down to a size with --max-size, older ones with
 --older-than, or with both older ones down to the size. It never removes leased blobs, which clients rely on, or
 inputs mounted by running actions. A running serve also evicts blobs when its store is full.
 
 Gc asks the process that holds the store, or opens the store if no process does and nothing waits to be sent upstream.
+With --server and without --dir it asks that server, which needs the right operate if callers have rights.
 --dry-run changes nothing, and without a size or age reports what could be removed at most. The exit code is 1 if the
 size of --max-size cannot be reached.`,
 		Example: `  cloister gc --dry-run                        # what could be removed
@@ -57,6 +60,9 @@ size of --max-size cannot be reached.`,
 			case !set("max-size") && !set("older-than"):
 				c.olderThan, c.atMost = flags.Duration(time.Second), true
 			}
+			if c.store.Remote() && c.maxSize.Percent > 0 {
+				return fmt.Errorf("--max-size %s: write a size in bytes: the disk of the server is not known here", &c.maxSize)
+			}
 			return gc(cmd.Context(), &c, cmd.OutOrStdout())
 		},
 	}
@@ -65,7 +71,8 @@ size of --max-size cannot be reached.`,
 	f.Var(&c.olderThan, "older-than", "minimum age of removed blobs: 36h, 14d")
 	flags.HideDefault(f, "max-size", "older-than")
 	f.BoolVar(&c.dryRun, "dry-run", false, "only report what would be removed")
-	c.store.Register(cmd)
+	c.from.RegisterAddress(cmd)
+	c.store.Register(cmd, &c.from)
 	return cmd
 }
 
@@ -77,7 +84,7 @@ func gc(ctx context.Context, c *gcConfig, out io.Writer) error {
 		return err
 	}
 	defer c.store.Close()
-	if c.store.Holder() == 0 && !c.dryRun {
+	if !c.store.Remote() && c.store.Holder() == 0 && !c.dryRun {
 		if err := c.checkPending(); err != nil {
 			return exit.New(exit.Environment, err)
 		}
@@ -139,16 +146,16 @@ func (c *gcConfig) text(out io.Writer, r *disk.CollectReport, lease time.Duratio
 	}
 	p.Line(did, fmt.Sprintf("%s: %s", sandbox.Bytes(r.Freed), strings.Join(why, "; ")))
 	if r.Files > 0 {
-		p.Line("", fmt.Sprintf("%d large blobs", r.Files))
+		p.Line("", render.Count(r.Files, "large blob"))
 	}
 	if r.Copies > 0 {
 		p.Line("", fmt.Sprintf("%d executable copies of blobs", r.Copies))
 	}
 	switch {
 	case r.Segments > 0 && c.dryRun:
-		p.Line("", fmt.Sprintf("%d segments of small blobs", r.Segments))
+		p.Line("", render.Count(r.Segments, "segment")+" of small blobs")
 	case r.Segments > 0:
-		p.Line("", fmt.Sprintf("%d small blobs and results, with %d segments", r.Blobs, r.Segments))
+		p.Line("", fmt.Sprintf("%d small blobs and results", r.Blobs)+", with "+render.Count(r.Segments, "segment"))
 	}
 	if r.Moved > 0 {
 		p.Line("moved", fmt.Sprintf("%s of small blobs that share a segment with removed ones", sandbox.Bytes(r.Moved)))
@@ -167,7 +174,7 @@ func (c *gcConfig) text(out io.Writer, r *disk.CollectReport, lease time.Duratio
 
 func (c *gcConfig) json(out io.Writer, r *disk.CollectReport, lease time.Duration) error {
 	return render.JSON(out, struct {
-		Dir      string              `json:"dir"`
+		Dir      string              `json:"dir"`    // "": that of the server
 		Holder   int                 `json:"holder"` // 0: nobody held it
 		DryRun   bool                `json:"dry_run"`
 		Blobs    int                 `json:"blobs"`

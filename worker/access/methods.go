@@ -71,6 +71,13 @@ var methods = table{
 	cloisterpb.Fleet_Drain_FullMethodName:   {rightOperate, nil},
 	cloisterpb.Fleet_Undrain_FullMethodName: {rightOperate, nil},
 
+	// What operators do with the store affects all instances, which the audit log names.
+	cloisterpb.Store_Stat_FullMethodName:    {rightOperate, nil},
+	cloisterpb.Store_Collect_FullMethodName: {rightOperate, nil},
+	cloisterpb.Store_Verify_FullMethodName:  {rightOperate, nil},
+	cloisterpb.Store_Forget_FullMethodName:  {rightOperate, nil},
+	cloisterpb.AuditLog_Read_FullMethodName: {rightOperate, nil},
+
 	// Load balancers have no credentials.
 	healthpb.Health_Check_FullMethodName: {},
 	healthpb.Health_Watch_FullMethodName: {},

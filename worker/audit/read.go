@@ -136,6 +136,41 @@ func Read(dir string, visit func(Record) error) error {
 	})
 }
 
+// A File is an open file of a log, whose first entry has the number First. The reader closes it.
+type File struct {
+	*os.File
+	First uint64
+}
+
+// Files opens the files of the log in dir, in order, even while a writer appends to it, but not those in which every entry
+// is from before since. Copies under the same names in another directory are a log, too. Without a log the error is
+// fs.ErrNotExist.
+func Files(dir string, since time.Time) (files []File, err error) {
+	err = readSegments(dir, func(s durable.Segments, firsts []uint64) error {
+		for i, first := range firsts {
+			if i+1 < len(firsts) && firstTime(s.Path(firsts[i+1])).Before(since) {
+				continue
+			}
+			f, err := os.Open(s.Path(first))
+			if err != nil {
+				for _, f := range files {
+					f.Close()
+				}
+				files = nil
+				return err
+			}
+			files = append(files, File{f, first})
+		}
+		return nil
+	})
+	return files, err
+}
+
+// CreateFile creates the file of a log in dir whose first entry has the number first. The caller closes it.
+func CreateFile(dir string, first uint64) (*os.File, error) {
+	return os.OpenFile(segmentsOf(dir).Path(first), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+}
+
 // A Report describes a verified log.
 type Report struct {
 	// Entries is the number of entries, and First the number of the first one, which is not 1 if the oldest segments

@@ -31,8 +31,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Store lets operators control the process that holds a store. It is served only on a socket in the store's
-// directory. Sizes are in bytes.
+// Store lets operators control the process that holds a store. It is served beside the Remote Execution API, and on a
+// socket in the store's directory. Sizes are in bytes.
 type StoreClient interface {
 	// Stat returns the usage of the store.
 	Stat(ctx context.Context, in *StatRequest, opts ...grpc.CallOption) (*StatResponse, error)
@@ -106,8 +106,8 @@ func (c *storeClient) Forget(ctx context.Context, in *ForgetRequest, opts ...grp
 // All implementations must embed UnimplementedStoreServer
 // for forward compatibility.
 //
-// Store lets operators control the process that holds a store. It is served only on a socket in the store's
-// directory. Sizes are in bytes.
+// Store lets operators control the process that holds a store. It is served beside the Remote Execution API, and on a
+// socket in the store's directory. Sizes are in bytes.
 type StoreServer interface {
 	// Stat returns the usage of the store.
 	Stat(context.Context, *StatRequest) (*StatResponse, error)

@@ -24,6 +24,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // DefaultAddress is where serve listens by default, and where other commands look for it.
@@ -121,6 +123,27 @@ func (s *Server) Unreachable(reason string) error {
 			`no server at %s (connection refused); start "cloister serve", or pass --server or set CLOISTER_SERVER`, at))
 	}
 	return exit.New(exit.Unreachable, fmt.Errorf("cannot reach the server at %s: %s; pass --server or set CLOISTER_SERVER", at, reason))
+}
+
+// ExplainCall returns the reason of a failed call of a service of cloister serve that others do not have, with its exit
+// code.
+func (s *Server) ExplainCall(service string, err error) error {
+	reason := remote.Reason(status.Convert(err))
+	code := exit.No
+	switch status.Code(err) {
+	case codes.Unimplemented:
+		reason = "does not serve " + service
+	case codes.NotFound:
+		code = exit.Absent
+	case codes.Unavailable, codes.DeadlineExceeded:
+		return s.Unreachable(reason)
+	}
+	return exit.New(code, fmt.Errorf("the server at %s: %s", s.Address, reason))
+}
+
+// Named reports whether the command line or the environment names a server.
+func (s *Server) Named(cmd *cobra.Command) bool {
+	return cmd.Flags().Changed("server") || os.Getenv("CLOISTER_SERVER") != ""
 }
 
 // WithStore calls f with the store of a server until a signal arrives, and gives errors their exit codes.

@@ -38,6 +38,14 @@ type Client struct {
 	cache  *disk.Cache // nil if another process has the store open
 	conn   *grpc.ClientConn
 	holder int
+	// explain converts errors of calls, except for the end of their contexts.
+	explain func(error) error
+}
+
+// Connect returns a Client of a server of cloister.v1.Store, which closes the connection. explain converts the errors of
+// its calls.
+func Connect(conn *grpc.ClientConn, explain func(error) error) *Client {
+	return &Client{conn: conn, explain: explain}
 }
 
 // Open connects to the process that has the store in dir open. If there is none, it opens the store with this lease
@@ -90,7 +98,7 @@ func dial(ctx context.Context, dir string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{conn: conn}
+	c := Connect(conn, explainHolder)
 	if _, err := c.Stats(ctx); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
@@ -113,11 +121,16 @@ func (c *Client) Close() error {
 
 func (c *Client) api() cloisterpb.StoreClient { return cloisterpb.NewStoreClient(c.conn) }
 
-// callError converts the error of a call to the holder.
+// callError converts the error of a call.
 func (c *Client) callError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	return c.explain(err)
+}
+
+// explainHolder converts the error of a call to the process that has the store open.
+func explainHolder(err error) error {
 	st := status.Convert(err)
 	if st.Code() == codes.Unavailable {
 		return fmt.Errorf("process that has the store open: %w: %s", cas.ErrUnavailable, printable.Text(st.Message()))

@@ -2,10 +2,10 @@
 
 // Package diskctl lets an operator inspect, verify and clean up a disk store, whether or not a process has it open.
 // That process serves a socket in the directory of the store. A client connects to the socket, or opens the store
-// itself if no process does. Package disk does the work. Nothing here is reachable from a network.
+// itself if no process does. Package disk does the work. A server may offer the same at its port to callers with the right
+// to operate it.
 //
-// A Unix socket admits only those who can enter the directory: its owner and root. A service on the public port would
-// need authentication first, and a port on loopback is open to every user of the machine. The client checks with
+// A Unix socket admits only those who can enter the directory: its owner and root. The client checks with
 // SO_PEERCRED that a process of the directory's owner answers, and prints its answers without control characters. No
 // answer within ten seconds is an error that names the holder of the store, which is never opened twice.
 package diskctl
@@ -54,9 +54,14 @@ func Serve(dir string, c *disk.Cache, options ...grpc.ServerOption) (*Server, er
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
-	cloisterpb.RegisterStoreServer(s.grpc, &service{server: s})
+	s.Register(s.grpc)
 	go func() { _ = s.grpc.Serve(listener) }() // ends with Close
 	return s, nil
+}
+
+// Register adds the service to another server, which decides who may call it.
+func (s *Server) Register(r grpc.ServiceRegistrar) {
+	cloisterpb.RegisterStoreServer(r, &service{server: s})
 }
 
 // Close cancels calls in progress and removes the socket.

@@ -43,6 +43,9 @@ func Explain(ctx context.Context, err error, text string) error {
 	if by, ok := errors.AsType[*Error](context.Cause(ctx)); ok {
 		return exit.New(by.ExitCode(), errors.New(text))
 	}
+	if _, ok := errors.AsType[*exit.Error](err); ok {
+		return err
+	}
 	return exit.New(exit.Environment, err)
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package localstore opens the store of this machine, directly or through the process that holds it, and reports on its
-// contents.
+// Package localstore opens the store of this machine, directly or through the process that holds it, or that of a server,
+// and reports on its contents.
 package localstore
 
 import (
@@ -10,6 +10,7 @@ import (
 	"fmt"
 
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
@@ -19,24 +20,35 @@ import (
 
 // A Store is the flags that select a store, and once opened the connection to it.
 type Store struct {
-	Dir   string
-	JSON  bool
-	lease flags.Duration
+	Dir    string // "" for that of a server
+	JSON   bool
+	lease  flags.Duration
+	server *client.Server
+	cmd    *cobra.Command
 
 	*diskctl.Client
 }
 
-// Register adds the flags.
-func (s *Store) Register(cmd *cobra.Command) {
+// Register adds the flags. Those of server, which has the store if it is named and --dir is not, are added by the caller.
+func (s *Store) Register(cmd *cobra.Command, server *client.Server) {
+	s.cmd, s.server = cmd, server
 	s.lease = flags.Duration(disk.DefaultLease)
 	f := cmd.Flags()
-	f.StringVar(&s.Dir, "dir", "", "directory of the store (default: cloister in the user's cache directory)")
+	f.StringVar(&s.Dir, "dir", "", "directory of the store (default: that of the server, or cloister in the user's cache directory)")
 	f.Var(&s.lease, "lease", "lease of used blobs, if no running serve provides it")
 	f.BoolVar(&s.JSON, "json", false, "print JSON")
 }
 
 // Open opens the store, or connects to the process that holds it. The caller closes the Store.
 func (s *Store) Open(ctx context.Context) error {
+	if s.Remote() {
+		conn, _, err := s.server.Dial()
+		if err != nil {
+			return err
+		}
+		s.Client = diskctl.Connect(conn, func(err error) error { return s.server.ExplainCall("cloister.v1.Store", err) })
+		return nil
+	}
 	var err error
 	if s.Dir, err = storedir.Path(s.Dir); err != nil {
 		return err
@@ -51,8 +63,24 @@ func (s *Store) Open(ctx context.Context) error {
 	return nil
 }
 
+// Remote reports whether the store is that of a server.
+func (s *Store) Remote() bool {
+	return s.server != nil && s.Dir == "" && s.server.Named(s.cmd)
+}
+
+// Explain adds the exit code to an error of the store.
+func (s *Store) Explain(err error) error {
+	if _, ok := errors.AsType[*exit.Error](err); ok || err == nil {
+		return err
+	}
+	return exit.New(exit.Environment, err)
+}
+
 // Description names the store and the process that holds it.
 func (s *Store) Description() string {
+	if s.Remote() {
+		return "of " + s.server.Address
+	}
 	if pid := s.Holder(); pid > 0 {
 		return fmt.Sprintf("%s, held by process %d, which answers", s.Dir, pid)
 	}

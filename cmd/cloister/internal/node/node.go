@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/overlay"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/auditlog"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/buildinfo"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/notify"
@@ -36,6 +37,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	versioncollector "github.com/prometheus/client_golang/prometheus/collectors/version"
 	"github.com/prometheus/common/version"
+	"google.golang.org/grpc"
 )
 
 // A Node has the parts that a machine needs to execute actions: a store, optionally in front of an upstream, and a
@@ -115,6 +117,12 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 		n.Name = "cloister"
 	}
 	return n, nil
+}
+
+// RegisterOperators adds the services that give operators the store and the audit log.
+func (n *Node) RegisterOperators(r grpc.ServiceRegistrar) {
+	n.control.Register(r)
+	auditlog.Register(r, storedir.Audit(n.Dir), n.Log)
 }
 
 // Start puts the store in front of the upstream, and begins to watch what the node depends on. wrap, if not nil,

@@ -191,6 +191,7 @@ func (s *server) registerServices() error {
 	if err := s.services.Register(s.grpc); err != nil {
 		return err
 	}
+	s.node.RegisterOperators(s.grpc)
 	s.health = registerHealth(s.grpc)
 	reflection.Register(s.grpc)
 	return access.Check(s.grpc.GetServiceInfo())
