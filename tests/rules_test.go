@@ -197,6 +197,17 @@ var rules = []rule{
 		why: "it reads a commit and puts it into any store",
 	},
 	{
+		of: "cas/image", only: []string{
+			"cas", "cas/durable", "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2",
+			"github.com/google/go-containerregistry/pkg/...", "github.com/klauspost/compress/zstd", "golang.org/x/sync/errgroup",
+		},
+		why: "it reads hostile layers into any store, and runs and mounts nothing",
+	},
+	{
+		of: "...", never: []string{"github.com/google/go-containerregistry/pkg/v1/daemon", "github.com/google/go-containerregistry/pkg/crane"},
+		why: "images come from registries and files, so that no client of a container daemon is linked in",
+	},
+	{
 		of: "worker", never: []string{"cas/disk", "cas/remote", "cas/casserver", "sandbox/namespace", "worker/queue", "worker/execserver", "google.golang.org/grpc/..."},
 		why: "the stages of an action are the same for every store, backend and protocol",
 	},

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package image_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/image"
+)
+
+// patience bounds waits for something that must happen.
+const patience = time.Minute
+
+func open(t *testing.T, change func(*image.LibraryConfig)) *image.Library {
+	t.Helper()
+	c := image.LibraryConfig{Config: image.Config{Function: cas.SHA256, Dir: t.TempDir()}, Instances: castest.Instances()}
+	change(&c)
+	l, err := image.OpenLibrary(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// eventually waits until ok returns true.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not after %v: %s", patience, what)
+		}
+	}
+}
+
+// TestLibraryRemembersImages after a kill, which leaves the file as the last write left it.
+func TestLibraryRemembersImages(t *testing.T) {
+	s := serve(t)
+	im := simple(t, "one")
+	ref := s.push(t, "tools:1", im)
+	path := filepath.Join(t.TempDir(), image.LibraryFile)
+	setup := func(c *image.LibraryConfig) { c.Path, c.Allowed = path, []string{s.host} }
+	first, err := open(t, setup).Get(t.Context(), "main", ref, cas.Digest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The process is killed while it writes the next record.
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString(`01234567 {"reference":"torn`); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		w.WriteHeader(http.StatusNotFound)
+		return true
+	})
+	again := open(t, setup)
+	all := again.List()
+	if len(all) != 1 || fmt.Sprintf("%+v", *all[0]) != fmt.Sprintf("%+v", *first) {
+		t.Fatalf("got %+v, want %+v", all, *first)
+	}
+	pinned := reference(t, first.Pinned)
+	if e, err := again.Get(t.Context(), "main", pinned, cas.Digest{}); err != nil || e.Root != first.Root {
+		t.Errorf("a known digest, without the registry: got %+v, %v, want root %s", e, err, first.Root)
+	}
+	if e, err := again.Get(t.Context(), "other", pinned, cas.Digest{}); err == nil {
+		t.Errorf("another instance: got %+v, want an error, because its store does not have the image", e)
+	}
+	if err := again.Remove(all...); err != nil {
+		t.Fatal(err)
+	}
+	if all := open(t, setup).List(); len(all) != 0 {
+		t.Errorf("after Remove: got %+v, want nothing", all)
+	}
+}
+
+// TestLibraryResolvesTags anew after a while, and pins what they mean.
+func TestLibraryResolvesTags(t *testing.T) {
+	s := serve(t)
+	one, two := simple(t, "one"), simple(t, "two")
+	ref := s.push(t, "tools:latest", one)
+	l := open(t, func(c *image.LibraryConfig) { c.Allowed, c.TagAge = []string{s.host}, time.Nanosecond })
+	get := func(ref image.Reference) *image.Entry {
+		t.Helper()
+		e, err := l.Get(t.Context(), "", ref, cas.Digest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	first := get(ref)
+	if want := ref.Pin(digestOf(t, one)); first.Pinned != want {
+		t.Errorf("got %s, want %s", first.Pinned, want)
+	}
+	s.push(t, "tools:latest", two)
+	second := get(ref)
+	if want := ref.Pin(digestOf(t, two)); second.Pinned != want || second.Root == first.Root {
+		t.Errorf("after the tag moved: got %s with root %s, want %s and another root", second.Pinned, second.Root, want)
+	}
+	before := s.layers.Load()
+	if get(ref); s.layers.Load() != before {
+		t.Error("a known image was pulled again")
+	}
+}
+
+// TestLibraryPullsWhatIsGone again, when told which root is stale.
+func TestLibraryPullsWhatIsGone(t *testing.T) {
+	s := serve(t)
+	ref := s.push(t, "tools:1", simple(t, "one"))
+	stores := []*castest.Memory{castest.NewMemory(), castest.NewMemory()}
+	l := open(t, func(c *image.LibraryConfig) {
+		c.Allowed = []string{s.host}
+		c.Instances = func(name string) (*cas.Instance, error) { return &cas.Instance{Name: name, Store: stores[0]}, nil }
+	})
+	e, err := l.Get(t.Context(), "", ref, cas.Digest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stores[0] = stores[1] // everything is evicted
+	if e, err = l.Get(t.Context(), "", ref, e.Root); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(t, stores[1], e.Root); got != "bin/ bin/tool*=one" {
+		t.Errorf("got %s, want the whole tree", got)
+	}
+}
+
+// TestLibraryAllowsRegistries that the operator lists, and what the operator has loaded from files.
+func TestLibraryAllowsRegistries(t *testing.T) {
+	s := serve(t)
+	im := simple(t, "one")
+	ref := s.push(t, "team/tools:1", im)
+	asked := false
+	s.intercept(func(http.ResponseWriter, *http.Request) bool { asked = true; return false })
+	l := open(t, func(c *image.LibraryConfig) { c.Allowed = []string{"registry.example.com", s.host + "/other"} })
+	pinned := reference(t, ref.Pin(digestOf(t, im)))
+	for _, r := range []image.Reference{ref, pinned} {
+		if _, err := l.Get(t.Context(), "", r, cas.Digest{}); !errors.Is(err, image.ErrNotAllowed) ||
+			!strings.Contains(err.Error(), s.host) || asked {
+			t.Errorf("%s: got %v (asked the registry: %t), want ErrNotAllowed without a call", r, err, asked)
+		}
+	}
+	if _, err := l.Load(t.Context(), "", layoutOf(t, im), "", ""); !errors.Is(err, cas.ErrInvalid) {
+		t.Errorf("a layout without a name: got %v, want ErrInvalid", err)
+	}
+	loaded, err := l.Load(t.Context(), "", layoutOf(t, im), "", "toolchain:5")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e, err := l.Get(t.Context(), "", pinned, cas.Digest{}); err != nil || e.Root != loaded.Root || asked {
+		t.Errorf("the digest of a loaded image: got %+v, %v (asked the registry: %t), want root %s", e, err, asked, loaded.Root)
+	}
+	if e, err := l.Loaded("", reference(t, "toolchain:5")); err != nil || e.Root != loaded.Root {
+		t.Errorf("the name of a loaded image: got %+v, %v, want root %s", e, err, loaded.Root)
+	}
+	if e, err := l.Loaded("", reference(t, "toolchain:6")); !errors.Is(err, cas.ErrNotFound) {
+		t.Errorf("another name: got %+v, %v, want ErrNotFound", e, err)
+	}
+	hash := strings.TrimPrefix(digestOf(t, im), "sha256:")
+	for name, want := range map[string]int{"toolchain:5": 1, hash[:8]: 1, digestOf(t, im): 1, hash[:7]: 0, "toolchain": 0} {
+		if got := l.Find("", name); len(got) != want {
+			t.Errorf("Find(%q): got %d images, want %d", name, len(got), want)
+		}
+	}
+}
+
+// TestConcurrentRequestsShareAPull, which continues while one of them waits.
+func TestConcurrentRequestsShareAPull(t *testing.T) {
+	s := serve(t)
+	im := simple(t, "one")
+	ref := s.push(t, "tools:1", im)
+	proceed := make(chan struct{})
+	s.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/blobs/") && r.Method == http.MethodGet {
+			<-proceed
+		}
+		return false
+	})
+	l := open(t, func(c *image.LibraryConfig) { c.Allowed = []string{s.host} })
+	type answer struct {
+		*image.Entry
+		error
+	}
+	const n = 5
+	answers := make(chan answer, n)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	gone := errors.New("the client is gone")
+	for range n - 1 {
+		go func() {
+			e, err := l.Get(t.Context(), "", ref, cas.Digest{})
+			answers <- answer{e, err}
+		}()
+	}
+	left := make(chan error, 1)
+	go func() {
+		_, err := l.Get(ctx, "", ref, cas.Digest{})
+		left <- err
+	}()
+	eventually(t, "all wait for one pull", func() bool {
+		p := l.Pulling()
+		return len(p) == 1 && p[0].Waiting == n && p[0].Pinned == ref.Pin(digestOf(t, im))
+	})
+	cancel(gone)
+	if err := <-left; !errors.Is(err, gone) {
+		t.Errorf("the cancelled request: got %v, want its cause", err)
+	}
+	close(proceed)
+	for range n - 1 {
+		if a := <-answers; a.error != nil || a.Digest != digestOf(t, im) {
+			t.Errorf("another request: got %+v, %v, want the image", a.Entry, a.error)
+		}
+	}
+	if got := s.layers.Load(); got != 2 {
+		t.Errorf("got %d requests for the configuration and the layer, want 2 in all", got)
+	}
+}
+
+// TestAbandonedPullEnds when the last request is cancelled, and the next request starts another.
+func TestAbandonedPullEnds(t *testing.T) {
+	s := serve(t)
+	ref := s.push(t, "tools:1", simple(t, "one"))
+	ended := make(chan struct{}, 1)
+	s.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/blobs/") && r.Method == http.MethodGet {
+			<-r.Context().Done()
+			ended <- struct{}{}
+		}
+		return false
+	})
+	l := open(t, func(c *image.LibraryConfig) { c.Allowed = []string{s.host} })
+	ctx, cancel := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() {
+		_, err := l.Get(ctx, "", ref, cas.Digest{})
+		left <- err
+	}()
+	eventually(t, "the registry is asked for a blob", func() bool { return s.layers.Load() > 0 })
+	cancel()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want context.Canceled", err)
+	}
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Fatal("the pull continues although nobody waits for it")
+	}
+	s.intercept(nil)
+	if _, err := l.Get(t.Context(), "", ref, cas.Digest{}); err != nil {
+		t.Errorf("the next request: %v", err)
+	}
+}
+
+// TestPullHasATimeLimit that the error names.
+func TestPullHasATimeLimit(t *testing.T) {
+	s := serve(t)
+	ref := s.push(t, "tools:1", simple(t, "one"))
+	s.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/blobs/") {
+			<-r.Context().Done()
+		}
+		return false
+	})
+	l := open(t, func(c *image.LibraryConfig) { c.Allowed, c.MaxPull = []string{s.host}, 50*time.Millisecond })
+	if _, err := l.Get(t.Context(), "", ref, cas.Digest{}); err == nil ||
+		!strings.Contains(err.Error(), "longer than the limit of 50ms") {
+		t.Errorf("got %v, want the limit", err)
+	}
+}

@@ -1,0 +1,539 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package image_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/image"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// A server is a registry whose answers a test can change.
+type server struct {
+	*httptest.Server
+	host string
+	mu   sync.Mutex
+	// before is called before each request that reads; it returns whether it has answered.
+	before func(http.ResponseWriter, *http.Request) bool
+	layers atomic.Int64 // requests for blobs
+}
+
+func serve(t *testing.T) *server {
+	t.Helper()
+	s := &server{}
+	r := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		s.mu.Lock()
+		before := s.before
+		s.mu.Unlock()
+		if req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/blobs/") {
+			s.layers.Add(1)
+		}
+		if before != nil && before(w, req) {
+			return
+		}
+		r.ServeHTTP(w, req)
+	}))
+	t.Cleanup(s.Close)
+	s.host = strings.TrimPrefix(s.URL, "http://")
+	return s
+}
+
+// intercept sets before.
+func (s *server) intercept(f func(http.ResponseWriter, *http.Request) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.before = f
+}
+
+// push stores an image and returns its reference.
+func (s *server) push(t *testing.T, repository string, im v1.Image) image.Reference {
+	t.Helper()
+	ref := reference(t, s.host+"/"+repository)
+	to, err := name.ParseReference(ref.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(to, im); err != nil {
+		t.Fatal(err)
+	}
+	return ref
+}
+
+func reference(t *testing.T, s string) image.Reference {
+	t.Helper()
+	ref, err := image.ParseReference(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ref
+}
+
+func digestOf(t *testing.T, im interface{ Digest() (v1.Hash, error) }) string {
+	t.Helper()
+	d, err := im.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.String()
+}
+
+// TestPull by tag and by digest gives the tree, the manifest's digest and the environment.
+func TestPull(t *testing.T) {
+	s, im := serve(t), simple(t, "one")
+	byTag := s.push(t, "team/tools:v1", im)
+	byDigest := reference(t, byTag.Pin(digestOf(t, im)))
+	for _, ref := range []image.Reference{byTag, byDigest} {
+		c := config(t)
+		got, err := image.Pull(t.Context(), c, ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l := list(t, c.Store, got.Root); l != "bin/ bin/tool*=one" {
+			t.Errorf("%s: got %s", ref, l)
+		}
+		if got.Digest != digestOf(t, im) || got.Reference != ref.String() ||
+			strings.Join(got.Env, " ") != "PATH=/opt/bin:/bin LANG=C" {
+			t.Errorf("got %+v, want digest %s and the environment of the image", got, digestOf(t, im))
+		}
+	}
+}
+
+// TestPullSelectsThePlatform of the host from an index, and refuses others.
+func TestPullSelectsThePlatform(t *testing.T) {
+	s := serve(t)
+	other := "arm64"
+	if runtime.GOARCH == other {
+		other = "amd64"
+	}
+	foreign := imageFor(t, other, layerOf(t, archive(t, file("a", "foreign"))))
+	own := imageOf(t, layerOf(t, archive(t, file("a", "own"))))
+	index := func(of map[string]v1.Image) v1.ImageIndex {
+		var all v1.ImageIndex = empty.Index
+		for _, arch := range []string{"s390x", "arm64", "amd64"} {
+			if im := of[arch]; im != nil {
+				all = mutate.AppendManifests(all, mutate.IndexAddendum{
+					Add: im, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}},
+				})
+			}
+		}
+		return all
+	}
+	push := func(repository string, ix v1.ImageIndex) image.Reference {
+		to, err := name.ParseReference(s.host + "/" + repository)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := remote.WriteIndex(to, ix); err != nil {
+			t.Fatal(err)
+		}
+		return reference(t, to.String())
+	}
+	c := config(t)
+	got, err := image.Pull(t.Context(), c, push("both:1", index(map[string]v1.Image{other: foreign, runtime.GOARCH: own})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l := list(t, c.Store, got.Root); l != "a=own" || got.Digest != digestOf(t, own) {
+		t.Errorf("got %s of %s, want a=own of %s", l, got.Digest, digestOf(t, own))
+	}
+	if _, err := image.Pull(t.Context(), c, push("foreign:1", index(map[string]v1.Image{other: foreign}))); err == nil ||
+		!strings.Contains(err.Error(), runtime.GOARCH) {
+		t.Errorf("an index without the platform: got %v, want an error that names %s", err, runtime.GOARCH)
+	}
+	if _, err := image.Pull(t.Context(), c, s.push(t, "alone:1", foreign)); !errors.Is(err, image.ErrPlatform) ||
+		!strings.Contains(err.Error(), "linux/"+other) {
+		t.Errorf("an image for %s: got %v, want ErrPlatform with both platforms", other, err)
+	}
+}
+
+// TestPullRefusesWrongContent that does not have its digest, wherever it is, and what refers elsewhere.
+func TestPullRefusesWrongContent(t *testing.T) {
+	large := archive(t, file("a", strings.Repeat("x", 1000)))
+	t.Run("a layer of a registry", func(t *testing.T) {
+		s, im := serve(t), imageOf(t, layerOf(t, large))
+		ref := s.push(t, "a:1", im)
+		layers, err := im.Layers()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+			if !strings.HasSuffix(r.URL.Path, digestOf(t, layers[0])) {
+				return false
+			}
+			n, err := layers[0].Size()
+			if err != nil {
+				t.Error(err)
+			}
+			b := bytes.Repeat([]byte{'x'}, int(n))
+			_, _ = w.Write(b) // the client may have left
+			return true
+		})
+		_, err = image.Pull(t.Context(), config(t), ref)
+		if !errors.Is(err, image.ErrDigest) || !strings.Contains(err.Error(), "layer 1 (sha256:") {
+			t.Errorf("got %v, want ErrDigest of layer 1", err)
+		}
+	})
+	for _, c := range []struct {
+		name   string
+		damage func(t *testing.T, dir string, im v1.Image)
+		want   string
+	}{
+		{"a layer of a layout", func(t *testing.T, dir string, im v1.Image) {
+			layers, err := im.Layers()
+			if err != nil {
+				t.Fatal(err)
+			}
+			other, err := layerOf(t, archive(t, file("a", strings.Repeat("y", 1000)))).Compressed()
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := io.ReadAll(other)
+			if err != nil {
+				t.Fatal(err)
+			}
+			overwrite(t, dir, digestOf(t, layers[0]), b)
+		}, "): the content has the digest"},
+		{"a configuration", func(t *testing.T, dir string, im v1.Image) {
+			d, err := im.ConfigName()
+			if err != nil {
+				t.Fatal(err)
+			}
+			overwrite(t, dir, d.String(), []byte("{}"))
+		}, "has the digest"},
+		{
+			"a manifest", func(t *testing.T, dir string, im v1.Image) { overwrite(t, dir, digestOf(t, im), []byte("{}")) },
+			"has the digest",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			im := imageOf(t, layerOf(t, large))
+			dir := layoutOf(t, im)
+			c.damage(t, dir, im)
+			if _, err := image.Load(t.Context(), config(t), dir, ""); !errors.Is(err, image.ErrDigest) ||
+				!strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want ErrDigest with %q", err, c.want)
+			}
+		})
+	}
+	t.Run("what the configuration states of a layer", func(t *testing.T) {
+		im := imageOf(t, layerOf(t, large))
+		cf, err := im.ConfigFile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cf = cf.DeepCopy()
+		cf.RootFS.DiffIDs[0].Hex = strings.Repeat("0", 64)
+		if im, err = mutate.ConfigFile(im, cf); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := load(t, config(t), im); !errors.Is(err, image.ErrDigest) ||
+			!strings.Contains(err.Error(), "decompressed content") {
+			t.Errorf("got %v, want ErrDigest of the decompressed content", err)
+		}
+	})
+	t.Run("a layer elsewhere", func(t *testing.T) {
+		asked := atomic.Bool{}
+		elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Store(true) }))
+		defer elsewhere.Close()
+		im, err := mutate.Append(imageOf(t), mutate.Addendum{Layer: layerOf(t, large),
+			URLs: []string{elsewhere.URL + "/layer"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := serve(t)
+		ref := s.push(t, "a:1", im)
+		s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+			layers, err := im.Layers()
+			if err != nil || !strings.HasSuffix(r.URL.Path, digestOf(t, layers[0])) {
+				return false
+			}
+			w.WriteHeader(http.StatusNotFound)
+			return true
+		})
+		if _, err := image.Pull(t.Context(), config(t), ref); !errors.Is(err, image.ErrLayer) ||
+			!strings.Contains(err.Error(), elsewhere.URL) || asked.Load() {
+			t.Errorf("got %v (asked there: %t), want a refusal that names %s", err, asked.Load(), elsewhere.URL)
+		}
+	})
+	t.Run("a large configuration", func(t *testing.T) {
+		im, err := mutate.AppendLayers(imageOf(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cf, err := im.ConfigFile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cf = cf.DeepCopy()
+		cf.Author = strings.Repeat("x", 5<<20)
+		if im, err = mutate.ConfigFile(im, cf); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := image.Pull(t.Context(), config(t), serve(t).push(t, "a:1", im)); !errors.Is(err, image.ErrTooLarge) {
+			t.Errorf("got %v, want ErrTooLarge", err)
+		}
+	})
+}
+
+// overwrite replaces a blob of a layout.
+func overwrite(t *testing.T, dir, digest string, b []byte) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, "blobs", strings.Replace(digest, ":", "/", 1)), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPullShowsTheRegistrysMessage to the user.
+func TestPullShowsTheRegistrysMessage(t *testing.T) {
+	s := serve(t)
+	ref := s.push(t, "a:1", simple(t, "1"))
+	s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/manifests/") {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = io.WriteString(w, `{"errors":[{"code":"DENIED","message":"your trial ended yesterday"}]}`)
+		return true
+	})
+	_, err := image.Pull(t.Context(), config(t), ref)
+	if err == nil || !strings.Contains(err.Error(), "your trial ended yesterday") ||
+		!strings.Contains(err.Error(), ref.String()) {
+		t.Errorf("got %v, want the image and the registry's message", err)
+	}
+}
+
+// TestPullUsesCredentials of Docker's configuration, for their registry only.
+func TestPullUsesCredentials(t *testing.T) {
+	s := serve(t)
+	ref := s.push(t, "a:1", simple(t, "1"))
+	s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if user, password, _ := r.BasicAuth(); user == "builder" && password == "secret" {
+			return false
+		}
+		w.Header().Set("WWW-Authenticate", `Basic realm="registry"`)
+		w.WriteHeader(http.StatusUnauthorized)
+		return true
+	})
+	dir := t.TempDir()
+	t.Setenv("DOCKER_CONFIG", dir)
+	write := func(registry string) {
+		auth := "YnVpbGRlcjpzZWNyZXQ=" // builder:secret
+		text := fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, registry, auth)
+		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("registry.example.com")
+	if _, err := image.Pull(t.Context(), config(t), ref); err == nil || !strings.Contains(err.Error(), "401") {
+		t.Errorf("without credentials: got %v, want 401", err)
+	}
+	write(s.host)
+	if _, err := image.Pull(t.Context(), config(t), ref); err != nil {
+		t.Errorf("with credentials: %v", err)
+	}
+}
+
+// TestPullReadsLayersAgain if the connection breaks, and reports the error if it breaks each time.
+func TestPullReadsLayersAgain(t *testing.T) {
+	s := serve(t)
+	im := imageOf(t, layerOf(t, archive(t, file("a", noise(3<<20)))))
+	ref := s.push(t, "a:1", im)
+	layers, err := im.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var breaks atomic.Int64
+	s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, digestOf(t, layers[0])) || breaks.Add(-1) < 0 {
+			return false
+		}
+		n, err := layers[0].Size()
+		if err != nil {
+			t.Error(err)
+		}
+		body, err := layers[0].Compressed()
+		if err != nil {
+			t.Error(err)
+			return true
+		}
+		defer body.Close()
+		w.Header().Set("Content-Length", fmt.Sprint(n))
+		_, _ = io.CopyN(w, body, n/2)
+		panic(http.ErrAbortHandler) // drops the connection
+	})
+	breaks.Store(2)
+	c := config(t)
+	c.Limits.Bytes = 4 << 20 // what the failed attempts read does not count
+	got, err := image.Pull(t.Context(), c, ref)
+	if err != nil {
+		t.Fatalf("a connection that breaks twice: %v", err)
+	}
+	if got.Files != 1 || got.Bytes != 3<<20 {
+		t.Errorf("got %d files of %d bytes, want 1 of %d", got.Files, got.Bytes, 3<<20)
+	}
+	breaks.Store(1 << 30)
+	if _, err := image.Pull(t.Context(), config(t), ref); err == nil ||
+		!strings.Contains(err.Error(), "layer 1 (sha256:") || !strings.Contains(err.Error(), "EOF") {
+		t.Errorf("a connection that always breaks: got %v, want the layer and the reason", err)
+	}
+}
+
+// noise returns n bytes that do not compress.
+func noise(n int) string {
+	b := make([]byte, n)
+	x := uint32(1)
+	for i := range b {
+		x = x*1664525 + 1013904223
+		b[i] = byte(x >> 24)
+	}
+	return string(b)
+}
+
+// TestLoad from layouts and from the output of docker save.
+func TestLoad(t *testing.T) {
+	one, two := simple(t, "one"), simple(t, "two")
+	saved := func(images map[string]v1.Image) string {
+		to := map[name.Tag]v1.Image{}
+		for s, im := range images {
+			tag, err := name.NewTag(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			to[tag] = im
+		}
+		path := filepath.Join(t.TempDir(), "images.tar")
+		if err := tarball.MultiWriteToFile(path, to); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	idOf := func(im v1.Image) string {
+		d, err := im.ConfigName()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.String()
+	}
+	for _, c := range []struct {
+		name, path, selector string
+		want                 string // the tree, or a part of the error
+		digest, reference    string
+	}{
+		{"a layout", layoutOf(t, one), "", "bin/ bin/tool*=one", digestOf(t, one), ""},
+		{"one of a layout", layoutOf(t, one, two), digestOf(t, two), "bin/ bin/tool*=two", digestOf(t, two), ""},
+		{"any of a layout", layoutOf(t, one, two), "", "it has 2 images", "", ""},
+		{"none of a layout", layoutOf(t, one, two), "three", "it has 0 images named", "", ""},
+		{"docker save", saved(map[string]v1.Image{"tools:1": one}), "", "bin/ bin/tool*=one", idOf(one), "tools:1"},
+		{
+			"one of docker save", saved(map[string]v1.Image{"tools:1": one, "tools:2": two}), "docker.io/library/tools:2",
+			"bin/ bin/tool*=two", idOf(two), "docker.io/library/tools:2",
+		},
+		{"any of docker save", saved(map[string]v1.Image{"tools:1": one, "tools:2": two}), "", "it has 2 images", "", ""},
+		{"none of docker save", saved(map[string]v1.Image{"tools:1": one}), "tools:3", "name one of", "", ""},
+		{"another archive", filepath.Join(t.TempDir(), "absent"), "", "no such file", "", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := config(t)
+			got, err := image.Load(t.Context(), cfg, c.path, c.selector)
+			if c.digest == "" {
+				if err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("got %v, want %q", err, c.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if l := list(t, cfg.Store, got.Root); l != c.want || got.Digest != c.digest || got.Reference != c.reference {
+				t.Errorf("got %s, %s, %q\nwant %s, %s, %q", l, got.Digest, got.Reference, c.want, c.digest, c.reference)
+			}
+		})
+	}
+}
+
+// TestReferencesAreInPlaces that an operator has allowed.
+func TestReferencesAreInPlaces(t *testing.T) {
+	for _, c := range []struct {
+		ref, place string
+		want       bool
+	}{
+		{"registry.example.com/a/b:1", "registry.example.com", true},
+		{"registry.example.com/a/b:1", "registry.example.com/a", true},
+		{"registry.example.com/a/b:1", "registry.example.com/a/b", true},
+		{"registry.example.com/a/bc:1", "registry.example.com/a/b", false},
+		{"registry.example.com/a/b:1", "registry.example.com/b", false},
+		{"registry.example.com.evil.org/a:1", "registry.example.com", false},
+		{"registry.example.com:5000/a:1", "registry.example.com", false},
+		{"registry.example.com:5000/a:1", "registry.example.com:5000", true},
+		{"debian", "docker.io", true},
+		{"debian", "index.docker.io/library", true},
+		{"docker.io/me/tool", "docker.io/library", false},
+		{"debian", "", false},
+	} {
+		if got := reference(t, c.ref).In([]string{c.place}); got != c.want {
+			t.Errorf("%s in %q: got %t, want %t", c.ref, c.place, got, c.want)
+		}
+	}
+	for _, bad := range []string{"", "UPPER/case", "a b", "x@sha256:12", strings.Repeat("a", 2000), "../etc",
+		"registry.example.com/a/../b", "registry.example.com/a//b", "http://a/b"} {
+		if _, err := image.ParseReference(bad); !errors.Is(err, cas.ErrInvalid) {
+			t.Errorf("ParseReference(%.20q): got %v, want ErrInvalid", bad, err)
+		}
+	}
+}
+
+// FuzzLayer checks that no layer makes a tree that is not a valid input root.
+func FuzzLayer(f *testing.F) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range []tar.Header{dir("d"), symlink("l", "d"), file("l/a", ""), hardLink("b", "d/a"), file("d/.wh.a", ""),
+		file(".wh..wh..opq", "")} {
+		h.Uname = ""
+		if err := w.WriteHeader(&h); err != nil {
+			f.Fatal(err)
+		}
+	}
+	f.Add(b.Bytes())
+	f.Add([]byte("not an archive"))
+	f.Add([]byte{0x1f, 0x8b, 8})
+	f.Add([]byte{0x28, 0xb5, 0x2f, 0xfd})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		im, err := mutate.AppendLayers(empty.Image, static.NewLayer(data, types.DockerUncompressedLayer))
+		if err != nil {
+			return // not a layer
+		}
+		c := image.Config{Store: castest.NewMemory(), Function: cas.SHA256, Dir: t.TempDir(),
+			Limits: image.Limits{Bytes: 1 << 20, Entries: 1000}}
+		got, err := load(t, c, im)
+		if err == nil {
+			list(t, c.Store, got.Root)
+		}
+	})
+}
