@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -337,31 +338,24 @@ func TestCompletingMayTakeTime(t *testing.T) {
 // it answers.
 func TestLostAnswerToCompletion(t *testing.T) {
 	large, d := castest.Blob(8, 17<<20)
-	lost := func() (*http.Response, error) { return nil, syscall.ECONNRESET }
-	refusal := func(status int, code string) func() (*http.Response, error) {
-		return func() (*http.Response, error) {
-			w := httptest.NewRecorder()
-			refuse(w, status, code, "")
-			return w.Result(), nil
-		}
-	}
 	const completed, pending = true, false
 	for _, c := range []struct {
 		name      string
 		completed bool // by the first call
 		lost      int  // number of lost answers
-		then      func() (*http.Response, error)
+		status    int  // of the refusals, with code, or 0 for none
+		code      string
 		want      bool
 	}{
-		{"one lost", completed, 1, nil, true},
-		{"all lost", completed, 1000, lost, true},
-		{"errors", completed, 0, refusal(500, "InternalError"), true},
-		{"no upload", completed, 0, refusal(404, "NoSuchUpload"), true},
-		{"denied", completed, 0, refusal(403, "AccessDenied"), false},
-		{"not completed, one lost", pending, 1, nil, true},
-		{"not completed, all lost", pending, 1000, lost, false},
-		{"not completed, errors", pending, 0, refusal(500, "InternalError"), false},
-		{"not completed, no upload", pending, 0, refusal(404, "NoSuchUpload"), false},
+		{"one lost", completed, 1, 0, "", true},
+		{"all lost", completed, math.MaxInt, 0, "", true},
+		{"errors", completed, 0, 500, "InternalError", true},
+		{"no upload", completed, 0, 404, "NoSuchUpload", true},
+		{"denied", completed, 0, 403, "AccessDenied", false},
+		{"not completed, one lost", pending, 1, 0, "", true},
+		{"not completed, all lost", pending, math.MaxInt, 0, "", false},
+		{"not completed, errors", pending, 0, 500, "InternalError", false},
+		{"not completed, no upload", pending, 0, 404, "NoSuchUpload", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bubble) {
@@ -374,14 +368,16 @@ func TestLostAnswerToCompletion(t *testing.T) {
 					}
 					n++
 					var resp *http.Response
-					if n == 1 && c.completed || n > c.lost && c.then == nil {
+					if n == 1 && c.completed || n > c.lost && c.status == 0 {
 						resp = b.serve(r)
 					}
 					switch {
 					case n <= c.lost:
-						return lost()
-					case c.then != nil:
-						return c.then()
+						return nil, syscall.ECONNRESET
+					case c.status > 0:
+						w := httptest.NewRecorder()
+						refuse(w, c.status, c.code, "")
+						return w.Result(), nil
 					}
 					return resp, nil
 				})
