@@ -25,7 +25,7 @@ keeps the last 10,000 for five minutes). It works with every server of google.lo
 
 Digests and invocation ids are shortened; other commands accept the short forms if the server keeps a history. --wide
 prints complete ones, and adds the operation name for cloister action log -f or, for history entries, the time. A
-trailing * in a filter matches every ending.
+trailing * in a filter matches every ending, and --target //pkg/... the targets of a package and those below it.
 
 The exit code is 1 if the server lists no executions, and 5 if it cannot be reached.`,
 		Example: `  cloister action ls

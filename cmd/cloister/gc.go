@@ -155,7 +155,7 @@ func (c *gcConfig) text(out io.Writer, r *disk.CollectReport, lease time.Duratio
 	case r.Segments > 0 && c.dryRun:
 		p.Line("", render.Count(r.Segments, "segment")+" of small blobs")
 	case r.Segments > 0:
-		p.Line("", fmt.Sprintf("%d small blobs and results", r.Blobs)+", with "+render.Count(r.Segments, "segment"))
+		p.Line("", render.Count(r.Blobs, "small blob")+", with "+render.Count(r.Segments, "segment"))
 	}
 	if r.Moved > 0 {
 		p.Line("moved", fmt.Sprintf("%s of small blobs that share a segment with removed ones", sandbox.Bytes(r.Moved)))

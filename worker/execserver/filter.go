@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/worker/history"
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
@@ -18,7 +19,6 @@ type filter []term
 // A term is KEY=VALUE.
 type term struct {
 	key, value string
-	prefix     bool // value is a prefix
 }
 
 // keys are the valid keys of terms.
@@ -33,7 +33,7 @@ var keys = []string{"action", "invocation", "mnemonic", "stage", "target"}
 //	stage        CACHE_CHECK, QUEUED, EXECUTING or COMPLETED
 //	target       target_id
 //
-// A value must equal the text or, if it ends in an asterisk, begin it. A value with spaces is quoted as in Go.
+// Values match as in history.Match, but an empty one only an empty text. A value with spaces is quoted as in Go.
 func parseFilter(text string) (filter, error) {
 	var f filter
 	for rest := strings.TrimSpace(text); rest != ""; rest = strings.TrimSpace(rest) {
@@ -53,7 +53,6 @@ func parseFilter(text string) (filter, error) {
 			return nil, fmt.Errorf("the value of %s has an unbalanced quote: %.100q", key, after)
 		}
 		t := term{key: key, value: value}
-		t.value, t.prefix = strings.CutSuffix(value, "*")
 		if _, known := repb.ExecutionStage_Value_value[value]; key == "stage" && !known {
 			return nil, fmt.Errorf("unknown stage %.100q", value)
 		}
@@ -88,8 +87,5 @@ func (f filter) matches(o *queue.Operation, s queue.State) bool {
 }
 
 func (t term) matches(text string) bool {
-	if t.prefix {
-		return strings.HasPrefix(text, t.value)
-	}
-	return text == t.value
+	return text == t.value || t.value != "" && history.Match(t.value, text)
 }

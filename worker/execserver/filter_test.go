@@ -13,10 +13,10 @@ func TestParseFilter(t *testing.T) {
 	for text, want := range map[string]filter{
 		"":                               nil,
 		"   ":                            nil,
-		"target=//a:b AND  stage=QUEUED": {{"target", "//a:b", false}, {"stage", "QUEUED", false}},
-		`target="//a b*" mnemonic=*`:     {{"target", "//a b", true}, {"mnemonic", "", true}},
-		`invocation="\"" action=`:        {{"invocation", `"`, false}, {"action", "", false}},
-		"target=a=b":                     {{"target", "a=b", false}},
+		"target=//a:b AND  stage=QUEUED": {{"target", "//a:b"}, {"stage", "QUEUED"}},
+		`target="//a b*" mnemonic=*`:     {{"target", "//a b*"}, {"mnemonic", "*"}},
+		`invocation="\"" action=`:        {{"invocation", `"`}, {"action", ""}},
+		"target=a=b":                     {{"target", "a=b"}},
 	} {
 		got, err := parseFilter(text)
 		if diff := cmp.Diff(want, got, cmp.AllowUnexported(term{})); diff != "" || err != nil {

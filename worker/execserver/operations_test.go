@@ -281,6 +281,8 @@ func TestListOperationsFiltersAndPages(t *testing.T) {
 		{"", "mnemonic=Cpp*", []int{2, 1, 0}},
 		{"", `target="//b:a b"`, []int{2}},
 		{"", "target=//a*", []int{1, 0}},
+		{"", "target=//a/...", []int{1, 0}},
+		{"", "target=//...", []int{4, 2, 1, 0}},
 		{"", "invocation=one AND mnemonic=CppLink", []int{1}},
 		{"", "  invocation=one   mnemonic=CppLink ", []int{1}},
 		{"", "invocation=none", nil},

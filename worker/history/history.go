@@ -153,7 +153,7 @@ func Identity(r *repb.ActionResult) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// A Filter selects entries for which all its set fields hold. A text that ends in an asterisk matches as a prefix.
+// A Filter selects entries for which all its set fields hold. Match compares the texts.
 type Filter struct {
 	Instance                                 string // compared in full, unless Instances is set
 	Invocation, Correlated, Target, Mnemonic string
@@ -184,8 +184,8 @@ func (f *Filter) matches(e *Entry) bool {
 	_, hash, named := strings.Cut(e.Action, ":")
 	return f.instance(e.Instance) && (!f.kept || e.Response != "") && (f.Before == 0 || e.Number < f.Before) && (!f.Failed || e.Failed()) &&
 		(strings.HasPrefix(e.Action, f.Action) || named && strings.HasPrefix(hash, f.Action)) &&
-		textMatches(f.Invocation, e.Invocation) && textMatches(f.Correlated, e.Correlated) &&
-		textMatches(f.Target, e.Target) && textMatches(f.Mnemonic, e.Mnemonic)
+		Match(f.Invocation, e.Invocation) && Match(f.Correlated, e.Correlated) &&
+		Match(f.Target, e.Target) && Match(f.Mnemonic, e.Mnemonic)
 }
 
 func (f *Filter) instance(name string) bool {
@@ -195,11 +195,14 @@ func (f *Filter) instance(name string) bool {
 	return name == f.Instance
 }
 
-// textMatches reports whether text is equal to pattern, or begins with it if pattern ends in an asterisk. An empty
-// pattern matches everything.
-func textMatches(pattern, text string) bool {
+// Match reports whether text is equal to pattern, begins with it if pattern ends in an asterisk, or is a target of its
+// package or one below if pattern ends in /... as in //pkg/... of Bazel. An empty pattern matches everything.
+func Match(pattern, text string) bool {
 	if prefix, ok := strings.CutSuffix(pattern, "*"); ok {
 		return strings.HasPrefix(text, prefix)
+	}
+	if label, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return strings.HasPrefix(text, label+"/") || strings.HasPrefix(text, label+":")
 	}
 	return pattern == "" || pattern == text
 }
@@ -208,7 +211,7 @@ func textMatches(pattern, text string) bool {
 func (f *Filter) needles() [][]byte {
 	var all []string
 	for _, t := range []string{f.Action, f.Invocation, f.Target, f.Correlated, f.Mnemonic} {
-		t = strings.TrimSuffix(t, "*")
+		t = strings.TrimSuffix(strings.TrimSuffix(t, "*"), "/...")
 		escaped := strings.ContainsFunc(t, func(r rune) bool { return r < ' ' || r > '~' || strings.ContainsRune(`"\<>&`, r) })
 		if t != "" && !escaped { // JSON escapes vary
 			all = append(all, t)

@@ -424,3 +424,24 @@ func TestFilesOfEarlierVersionsAreRead(t *testing.T) {
 		t.Errorf("found %d, want 8 and 7", got)
 	}
 }
+
+func TestMatch(t *testing.T) {
+	for _, c := range []struct {
+		pattern, match, other string
+	}{
+		{"", "//a:b ", ""},
+		{"//a:b", "//a:b", "//a:bc //a"},
+		{"//a:*", "//a:b //a:", "//a/b:c"},
+		{"//a/...", "//a:b //a/c:d //a/c/e:f", "//ab:c //a @r//a:b"},
+		{"//...", "//a:b //:a", "@r//a:b"},
+		{"@r//a/...", "@r//a:b", "//a:b"},
+	} {
+		for want, texts := range map[bool]string{true: c.match, false: c.other} {
+			for text := range strings.SplitSeq(texts, " ") {
+				if got := Match(c.pattern, text); texts != "" && got != want {
+					t.Errorf("%q and %q: got %v, want %v", c.pattern, text, got, want)
+				}
+			}
+		}
+	}
+}

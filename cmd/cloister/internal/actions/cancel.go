@@ -60,16 +60,14 @@ func (c *Cancel) Run(ctx context.Context, name string, out io.Writer) error {
 		list.Invocation = strings.TrimSuffix(list.Invocation, "*") + "*" // a build that has just begun is not in the history
 	}
 	var found []execution
-	for _, list.Target = range client.Targets(list.Target) {
-		err = list.executions(ctx, func(e execution) (bool, error) {
-			if e.Status == "" && (only == nil || only(e)) {
-				found = append(found, e)
-			}
-			return true, nil
-		})
-		if err != nil {
-			return err
+	err = list.executions(ctx, func(e execution) (bool, error) {
+		if e.Status == "" && (only == nil || only(e)) {
+			found = append(found, e)
 		}
+		return true, nil
+	})
+	if err != nil {
+		return err
 	}
 	if recent > 0 {
 		found = found[min(recent-1, len(found)):min(recent, len(found))]

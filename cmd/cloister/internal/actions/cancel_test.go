@@ -78,7 +78,7 @@ func TestCancelGoesOn(t *testing.T) {
 		if !slices.Equal(got, test.want) || code != test.code || (err == nil) != (test.code == 0) {
 			t.Errorf("%s: cancelled %q, %v with code %d, want %q and code %d", name, got, err, code, test.want, test.code)
 		}
-		if want := []string{`target="//pkg:*"`, `target="//pkg/*"`}; !slices.Equal(q.filters, want) {
+		if want := []string{`target="//pkg/..."`}; !slices.Equal(q.filters, want) {
 			t.Errorf("%s: asked for %q, want %q", name, q.filters, want)
 		}
 	}

@@ -44,7 +44,8 @@ func NoteCallers(w io.Writer, id string, callers []string) {
 	fmt.Fprintf(w, "note: several callers have entries of build %s: %s\n", render.Quote(id), strings.Join(names, ", "))
 }
 
-// A Filter selects actions of a server's history. A trailing * in a text matches every ending.
+// A Filter selects actions of a server's history. A trailing * in a text matches every ending, and /... in a target those
+// of the package and below.
 type Filter struct {
 	Invocation, Target, Mnemonic string
 	Failed                       bool
@@ -126,31 +127,15 @@ func (s *Server) actions(ctx context.Context, f Filter, limit int) ([]Action, er
 	return s.distinct(ctx, req)
 }
 
-// Targets returns the texts of filters that together select a target, or with /... at the end, as in //pkg/..., the
-// targets of a package and those below it.
-func Targets(target string) []string {
-	if label, ok := strings.CutSuffix(target, "/..."); ok {
-		return []string{label + ":*", label + "/*"} // not label*, which has //pkg2, too
-	}
-	return []string{target}
-}
-
-// Older returns the distinct actions that f selects and that no client requested since a time. The target of f may end
-// in /....
+// Older returns the distinct actions that f selects and that no client requested since a time.
 func (s *Server) Older(ctx context.Context, f Filter, since time.Time) ([]cas.Digest, error) {
 	var err error
 	if f.Invocation, err = s.Invocation(ctx, f.Invocation); err != nil {
 		return nil, err
 	}
-	var selected []cas.Digest
-	for _, f.Target = range Targets(f.Target) {
-		some, err := s.Actions(ctx, f, math.MaxInt32)
-		if err != nil {
-			return nil, err
-		}
-		for _, a := range some {
-			selected = append(selected, a.Digest)
-		}
+	selected, err := s.Actions(ctx, f, math.MaxInt32)
+	if err != nil {
+		return nil, err
 	}
 	recent := map[string]bool{} // also by other builds than those of f
 	err = s.History(ctx, (&Filter{All: true}).Request(math.MaxInt32), func(e *cloisterpb.HistoryEntry) error {
@@ -164,10 +149,9 @@ func (s *Server) Older(ctx context.Context, f Filter, since time.Time) ([]cas.Di
 		return nil, err
 	}
 	var all []cas.Digest
-	for _, d := range selected {
-		if !recent[d.String()] {
-			all = append(all, d)
-			recent[d.String()] = true // targets may share an action
+	for _, a := range selected {
+		if !recent[a.Digest.String()] {
+			all = append(all, a.Digest)
 		}
 	}
 	return all, nil
