@@ -158,6 +158,8 @@ type Features struct {
 	Endpoints, ListenControl bool
 	// Lower means that Spec.Lower is supported.
 	Lower bool
+	// Root means that Spec.Root and an output at "/" are supported, Superuser that Spec.Superuser is.
+	Root, Superuser bool
 	// SameUser means that runs have the user ID of the worker, so that the owner and mode of a file do not protect it from
 	// them; see Lower.
 	SameUser bool
@@ -189,6 +191,12 @@ func (f *Features) Covers(s *Spec) error {
 	}
 	if len(s.Lower) > 0 && !f.Lower {
 		return fmt.Errorf("%w: this worker cannot mount an overlay over inputs", ErrUnsupported)
+	}
+	if !f.Root && (s.Root != nil || slices.ContainsFunc(s.Outputs, func(o Output) bool { return o.Target == "/" })) {
+		return fmt.Errorf("%w: this worker cannot replace the root file system", ErrUnsupported)
+	}
+	if s.Superuser && !f.Superuser {
+		return fmt.Errorf("%w: this worker cannot run a command as user 0", ErrUnsupported)
 	}
 	for _, c := range AllConditions {
 		if v := s.Conditions.Of(c); v != "" && !slices.Contains(f.Conditions, c) {

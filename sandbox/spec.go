@@ -21,6 +21,11 @@ type Spec struct {
 	Dir  string   // the working directory, inside a Target
 	Env  []string // the whole environment, "KEY=VALUE", sorted by key, each key once
 
+	// Root, if not nil, is the root file system. Nil is an empty one.
+	Root *Root
+	// Superuser gives the command user and group 0 in its user namespace. It has no capabilities anyway, and no right that
+	// the default user lacks.
+	Superuser bool
 	// Inputs are readable (set I). A later input may lie inside an earlier one.
 	Inputs []Input
 	// Outputs are writable directories that outlive the run (set O).
@@ -49,6 +54,18 @@ type Spec struct {
 	Grace time.Duration
 }
 
+// A Root is a read-only directory that becomes the root of the file system. Inputs, outputs and temporary directories are
+// mounted over it, and so are /dev and /proc: it contains a file or directory for each of these, since nothing can be
+// created in it. If it has a file /etc/hosts, the run sees its own there.
+type Root struct {
+	// Content identifies the files in the Spec's text.
+	Content string
+	// Image names a Mount, or a Workspace that outlives the run and that nobody changes any more.
+	Image string
+	// Source is relative to Image; "." is its root.
+	Source string
+}
+
 // An Input is a read-only file or directory.
 type Input struct {
 	Target string
@@ -63,6 +80,8 @@ type Input struct {
 
 // An Output is a writable directory.
 type Output struct {
+	// Target is the path of the directory. If it is "/", the output is the root file system: what it and its lower layers
+	// lack does not exist, and they contain what a Root contains.
 	Target string
 	// Source is a directory of the workspace, relative. If it does not exist, the Backend creates it, writable for the
 	// run. If it exists and is not writable, each attempt to create a file in it is an EventWrite with this reason.
@@ -121,6 +140,9 @@ func (s *Spec) validate() error {
 	if err := s.Conditions.validate(); err != nil {
 		return fmt.Errorf("conditions: %w", err)
 	}
+	if s.Superuser && s.Conditions.UID != 0 {
+		return errors.New("a superuser has the number 0: the conditions must not set another user")
+	}
 	if !s.Audit.known() {
 		return fmt.Errorf("audit %q is none of %q, %q and %q", string(s.Audit), string(AuditViolations), string(AuditFull), string(AuditOff))
 	}
@@ -156,7 +178,7 @@ func (s *Spec) validateCommand() error {
 func (s *Spec) validatePaths() error {
 	targets := map[string]bool{}
 	target := func(kind, t string) error {
-		if !path.IsAbs(t) || path.Clean(t) != t || t == "/" || strings.ContainsRune(t, 0) {
+		if !path.IsAbs(t) || path.Clean(t) != t || t == "/" && kind != "output" || strings.ContainsRune(t, 0) {
 			return fmt.Errorf("%s target %q is not a clean absolute path below the root", kind, t)
 		}
 		if targets[t] {
@@ -165,9 +187,15 @@ func (s *Spec) validatePaths() error {
 		targets[t] = true
 		return nil
 	}
+	if r := s.Root; r != nil && (r.Image == "" || r.Source != "." && !local(r.Source)) {
+		return fmt.Errorf("source %q of the root is not inside an image", r.Source)
+	}
 	for _, o := range s.Outputs {
 		if err := target("output", o.Target); err != nil {
 			return err
+		}
+		if o.Target == "/" && s.Root != nil {
+			return errors.New("the output / and the root file system exclude each other")
 		}
 		if s.Workspace == "" {
 			return fmt.Errorf("output %s needs a workspace: set Workspace to the name of one that Backend.Workspace returns", o.Target)

@@ -23,6 +23,12 @@ func (s *Spec) Text() string {
 	for _, kv := range s.Env {
 		line("env %+q", kv)
 	}
+	if s.Root != nil {
+		line("root %+q", s.Root.Content)
+	}
+	if s.Superuser {
+		line("superuser")
+	}
 	for _, in := range s.Inputs {
 		line("input %+q %+q", in.Target, in.Content)
 	}

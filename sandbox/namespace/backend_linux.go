@@ -27,6 +27,7 @@ type Backend struct {
 	landlock   int         // version in force, or 0
 	exposed    atomic.Bool // Config.Hidden cannot be hidden here
 	noLower    atomic.Bool // Spec.Lower is not supported here
+	root       atomic.Bool // Spec.Root and Spec.Superuser are supported here, as Probe found
 	conditions atomic.Pointer[[]sandbox.Condition]
 
 	mu         sync.Mutex

@@ -14,10 +14,10 @@ var slotConditions = []sandbox.Condition{
 }
 
 // slotConditionsOf returns the conditions that the slot implements, or nil if they are the default.
-func slotConditionsOf(c *sandbox.Conditions) *zygote.Conditions {
+func slotConditionsOf(c *sandbox.Conditions, superuser bool) *zygote.Conditions {
 	g := zygote.Conditions{
 		Hostname: c.Hostname, UID: int(c.UID), Umask: c.Umask, CPUs: c.CPUs, FixedLayout: c.FixedLayout,
-		SkippedPIDs: c.SkippedPIDs, Uptime: int64(c.Uptime),
+		SkippedPIDs: c.SkippedPIDs, Uptime: int64(c.Uptime), Superuser: superuser,
 	}
 	if g == (zygote.Conditions{}) {
 		return nil

@@ -117,7 +117,7 @@ func checkCPUs(c *sandbox.Conditions) error {
 // userNamespace returns the descriptor of a user namespace for a run in s with another user than the default, which the
 // caller closes; -1 for other runs.
 func (b *Backend) userNamespace(s *slot, p *zygote.Plan) (int, error) {
-	if p.Conditions == nil || p.Conditions.UID == 0 {
+	if p.Conditions == nil || !p.Conditions.OtherUser() {
 		return -1, nil
 	}
 	text, err := json.Marshal(zygote.UserNamespace{Slot: s.number, UID: p.Conditions.UID, Nested: !b.config.has(NoNesting)})

@@ -83,6 +83,13 @@ func (b *Backend) workspace(name string) *workspace {
 func missingToolchain(spec *sandbox.Spec, what string) (e sandbox.Event, ok bool) {
 	name := spec.Args[0]
 	e = sandbox.Event{Kind: sandbox.EventExec, Subject: name, Count: 1}
+	if ownsRoot(spec) {
+		e.Detail = "the root file system lacks it"
+		if what == zygote.MissingInterpreter {
+			e.Subject = "the interpreter of " + name
+		}
+		return e, true
+	}
 	if what == zygote.MissingInterpreter {
 		e.Subject = "the interpreter of " + name
 		e.Detail = "add the toolchain to the inputs, with the directory of the dynamic linker, such as /lib64"

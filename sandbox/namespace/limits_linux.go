@@ -35,6 +35,7 @@ func (b *Backend) features(can cgroup.Capabilities) *sandbox.Features {
 	f := &sandbox.Features{
 		Backend: name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp),
 		Conditions: b.supportedConditions(), Lower: !b.noLower.Load(), SameUser: b.rootless,
+		Root: b.root.Load(), Superuser: b.root.Load(),
 	}
 	for _, row := range []struct {
 		limit sandbox.Limit
@@ -127,6 +128,9 @@ func monitorConfig(spec *sandbox.Spec, source map[string]string, unwritable []st
 	}
 	for _, t := range spec.Temp {
 		v.Writable = append(v.Writable, t.Target)
+	}
+	if spec.Root != nil {
+		v.Inputs = append(v.Inputs, "/")
 	}
 	for _, in := range spec.Inputs {
 		v.Inputs = append(v.Inputs, in.Target)

@@ -85,10 +85,13 @@ func plan(spec *sandbox.Spec, c *planOptions) (p *zygote.Plan, images []string) 
 		Owned:      spec.Owned,
 		Terminal:   c.terminal,
 		Rlimits:    rlimits(&spec.Limits, c),
-		Conditions: slotConditionsOf(&spec.Conditions),
+		Conditions: slotConditionsOf(&spec.Conditions, spec.Superuser),
 	}
 	hosts := assignAddresses(spec.Network.Allow, p)
 	b.Ops = append(c.deviceOps(), etcOps(&spec.Conditions, hosts)...)
+	if ownsRoot(spec) {
+		b.Ops = append(c.deviceOps(), hostsOp(identityOf(&spec.Conditions), hosts))
+	}
 	b.Temps = append(b.Temps, c.temp(p, "/dev/shm", shmBytes, noSetuid|noDevice|noExec))
 
 	var ops []zygote.Op
@@ -99,6 +102,13 @@ func plan(spec *sandbox.Spec, c *planOptions) (p *zygote.Plan, images []string) 
 			numbers[image] = len(images)
 		}
 		return numbers[image]
+	}
+	if r := spec.Root; r != nil {
+		b.Root = &zygote.Op{
+			Kind: zygote.OpBind, Target: "/", Source: r.Source, Image: number(r.Image),
+			Attrs: c.attrs(readOnly | noSetuid | noDevice),
+		}
+		b.RootName = r.Image + " " + r.Source
 	}
 	for _, in := range spec.Inputs {
 		ops = append(ops, zygote.Op{
@@ -113,8 +123,12 @@ func plan(spec *sandbox.Spec, c *planOptions) (p *zygote.Plan, images []string) 
 				op.Kind, op.Lower = zygote.OpOverlay, append(op.Lower, zygote.Lower{Source: l.Source, Image: number(l.Image)})
 			}
 		}
-		ops = append(ops, op)
 		p.Writable = append(p.Writable, out.Target)
+		if out.Target == "/" {
+			b.Root, b.SingleUse = &op, true
+			continue
+		}
+		ops = append(ops, op)
 	}
 	for _, t := range spec.Temp {
 		ops = append(ops, c.temp(p, t.Target, t.Bytes, noSetuid|noDevice))
@@ -163,19 +177,30 @@ func (c *planOptions) deviceOps() (ops []zygote.Op) {
 	return ops
 }
 
+// ownsRoot reports whether the spec has its own root file system, of which nothing but /etc/hosts is replaced.
+func ownsRoot(spec *sandbox.Spec) bool {
+	return spec.Root != nil || slices.ContainsFunc(spec.Outputs, func(o sandbox.Output) bool { return o.Target == "/" })
+}
+
+// hostsOp makes /etc/hosts; hosts are additional lines.
+func hostsOp(id identity, hosts string) zygote.Op {
+	text := "127.0.0.1 localhost " + id.hostname + "\n::1 localhost " + id.hostname + "\n" + hosts
+	return zygote.Op{Kind: zygote.OpFile, Target: "/etc/hosts", Source: text}
+}
+
 // etcOps populate /etc; hosts are additional lines of /etc/hosts.
 func etcOps(c *sandbox.Conditions, hosts string) (ops []zygote.Op) {
 	id := identityOf(c)
-	for _, f := range [][2]string{
+	files := [][2]string{
 		{"passwd", fmt.Sprintf("root:x:0:0:root:/:/bin/sh\n%s:x:%d:%d:%[1]s:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
 			id.user, id.uid, id.gid)},
 		{"group", fmt.Sprintf("root:x:0:\n%s:x:%d:\nnogroup:x:65534:\n", id.user, id.gid)},
-		{"hosts", "127.0.0.1 localhost " + id.hostname + "\n::1 localhost " + id.hostname + "\n" + hosts},
 		{"nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"},
-	} {
+	}
+	for _, f := range files {
 		ops = append(ops, zygote.Op{Kind: zygote.OpFile, Target: "/etc/" + f[0], Source: f[1]})
 	}
-	return ops
+	return slices.Insert(ops, 2, hostsOp(id, hosts))
 }
 
 // split divides ops between the plan and its base, which gets what many runs share.
@@ -207,7 +232,9 @@ func split(p *zygote.Plan, ops []zygote.Op) {
 }
 
 // within reports whether p is dir or lies below it.
-func within(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
+func within(p, dir string) bool {
+	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
+}
 
 // rlimits are the limits of each process, and of the run if no control group counts its processes.
 func rlimits(l *sandbox.Limits, c *planOptions) []zygote.Rlimit {

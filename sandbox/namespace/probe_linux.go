@@ -75,6 +75,10 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 		}
 	}
 	b.optional(&f)
+	b.root.Store(true)
+	if b.probeRoot(ctx) != nil {
+		b.root.Store(false)
+	}
 	b.probeConditions(ctx)
 	enforced := b.features(b.capabilities())
 	enforced.Checks, enforced.Tier, enforced.Layers = f.Checks, b.tier(), b.layers()
@@ -204,30 +208,82 @@ func (b *Backend) probeRun(ctx context.Context, c sandbox.Conditions) (*zygote.F
 			return nil, err
 		}
 	}
-	spec := &sandbox.Spec{
-		Args:      []string{zygote.NameProbe},
-		Dir:       "/probe",
-		Network:   sandbox.Network{Loopback: true, Listen: true},
-		Limits:    unlimited,
-		Audit:     sandbox.AuditOff,
-		Inputs:    []sandbox.Input{{Target: zygote.NameProbe, Content: "host", Source: self}},
-		Outputs:   []sandbox.Output{{Target: "/probe", Source: "out"}},
-		Lower:     lower,
-		Workspace: w.Name(),
-
-		Conditions: c,
-	}
-	if b.config.has(Seccomp) && b.config.has(Monitor) {
-		spec.Audit = sandbox.AuditViolations
-	}
+	spec := probeSpec(self, c)
+	spec.Outputs = []sandbox.Output{{Target: "/probe", Source: "out"}}
+	spec.Lower, spec.Workspace = lower, w.Name()
 	for i, dir := range b.config.Hidden {
 		spec.Inputs = append(spec.Inputs, sandbox.Input{Target: fmt.Sprintf("/hidden%d", i), Content: "host", Source: dir})
+	}
+	facts, err := b.probe(ctx, spec)
+	if err == nil && facts.InputWritable {
+		return nil, errors.New("an overlay does not protect the files of its lower layer")
+	}
+	return facts, err
+}
+
+// probeRoot runs this executable as NameProbe and user 0 in a root file system that lies in another workspace.
+func (b *Backend) probeRoot(ctx context.Context) error {
+	w, err := b.Workspace(ctx, sandbox.Unlimited, sandbox.Unlimited)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	self, err := filepath.EvalSymlinks("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	spec := probeSpec(self, sandbox.Conditions{})
+	spec.Root, spec.Superuser = &sandbox.Root{Content: "probe", Image: w.Name(), Source: "root"}, true
+	for _, dir := range []string{"dev", "proc", "probe"} {
+		if err := w.Root().MkdirAll("root/"+dir, 0o755); err != nil {
+			return err
+		}
+	}
+	for _, in := range spec.Inputs {
+		info, err := os.Stat(in.Source)
+		switch {
+		case err != nil:
+		case info.IsDir():
+			err = w.Root().MkdirAll("root"+in.Target, 0o755)
+		default:
+			err = w.Root().WriteFile("root"+in.Target, nil, 0o644)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	facts, err := b.probe(ctx, spec)
+	if err == nil && (facts.UID != 0 || facts.RootWritable || strings.Trim(facts.Capabilities, "0") != "") {
+		err = fmt.Errorf("the root file system or the user has no effect: %+v", facts)
+	}
+	return err
+}
+
+// probeSpec returns the spec of a run of self as NameProbe in the directory /probe.
+func probeSpec(self string, c sandbox.Conditions) *sandbox.Spec {
+	spec := &sandbox.Spec{
+		Args:    []string{zygote.NameProbe},
+		Dir:     "/probe",
+		Network: sandbox.Network{Loopback: true, Listen: true},
+		Limits:  unlimited,
+		Audit:   sandbox.AuditOff,
+		Inputs:  []sandbox.Input{{Target: zygote.NameProbe, Content: "host", Source: self}},
+
+		Conditions: c,
 	}
 	// A dynamically linked executable, as test binaries may be, needs its libraries.
 	for _, dir := range []string{"/lib", "/lib64", "/usr/lib"} {
 		if src, err := filepath.EvalSymlinks(dir); err == nil {
 			spec.Inputs = append(spec.Inputs, sandbox.Input{Target: dir, Content: "host", Source: src})
 		}
+	}
+	return spec
+}
+
+// probe performs a run of NameProbe and returns what it found.
+func (b *Backend) probe(ctx context.Context, spec *sandbox.Spec) (*zygote.Facts, error) {
+	if b.config.has(Seccomp) && b.config.has(Monitor) {
+		spec.Audit = sandbox.AuditViolations
 	}
 	var stdout, stderr bytes.Buffer
 	res, err := b.Run(ctx, spec, sandbox.Stdio{Stdout: &stdout, Stderr: &stderr})
@@ -237,9 +293,6 @@ func (b *Backend) probeRun(ctx context.Context, c sandbox.Conditions) (*zygote.F
 	var facts zygote.Facts
 	if err := json.Unmarshal(stdout.Bytes(), &facts); err != nil || res.ExitCode != 0 {
 		return nil, fmt.Errorf("the probe exited with %d: %s", res.ExitCode, strings.TrimSpace(stderr.String()))
-	}
-	if facts.InputWritable {
-		return nil, errors.New("an overlay does not protect the files of its lower layer")
 	}
 	return &facts, nil
 }

@@ -155,11 +155,16 @@ func (r *run) start(b *Backend, p *zygote.Plan, images []string, std sandbox.Std
 		return fmt.Errorf("%w: the run has %d images, more than %d", sandbox.ErrSpec, len(images), zygote.MaxImages)
 	}
 	for _, name := range images {
-		m, ok := b.images.Load(name)
-		if !ok {
-			return fmt.Errorf("%w: unknown image %q", sandbox.ErrSpec, name)
+		if m, ok := b.images.Load(name); ok {
+			more = append(more, m.(*image).fd)
+			continue
 		}
-		more = append(more, m.(*image).fd)
+		fd, err := b.openRoot(r.spec, name)
+		if err != nil {
+			return err
+		}
+		r.slotFDs = append(r.slotFDs, fd)
+		more = append(more, fd)
 	}
 	users, err := b.userNamespace(r.slot, p)
 	if err != nil {

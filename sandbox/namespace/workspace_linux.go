@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cloister-build/cloister/sandbox"
@@ -95,7 +96,38 @@ func (m *image) Name() string { return m.name }
 
 func (m *image) Close() error {
 	m.b.images.Delete(m.name)
+	m.b.mu.Lock()
+	defer m.b.mu.Unlock()
+	m.b.forgetRoot(m.name)
 	return unix.Close(m.fd)
+}
+
+// openRoot opens the workspace that has the root file system of a run.
+func (b *Backend) openRoot(spec *sandbox.Spec, name string) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	w := b.open[name]
+	shared := func(in sandbox.Input) bool { return in.Image == name }
+	lower := func(l sandbox.Lower) bool { return l.Image == name }
+	if w == nil || spec.Root == nil || spec.Root.Image != name || slices.ContainsFunc(spec.Inputs, shared) || slices.ContainsFunc(spec.Lower, lower) {
+		return -1, fmt.Errorf("%w: unknown image %q", sandbox.ErrSpec, name)
+	}
+	return unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+}
+
+// forgetRoot makes the slots give up the root file system in an image or workspace, which their templates hold. They are
+// idle, since no run uses it any more. The caller holds b.mu.
+func (b *Backend) forgetRoot(image string) {
+	for _, s := range b.free {
+		if s.base == nil || s.sock < 0 || !strings.HasPrefix(s.base.RootName, image+" ") {
+			continue
+		}
+		if s.awaitReady() != nil || zygote.Send(s.sock, []byte{zygote.ReqForget}) != nil {
+			s.drop()
+			continue
+		}
+		s.base, s.ready = nil, false
+	}
 }
 
 // A workspace is a detached mount, reachable through its descriptors only.
@@ -117,6 +149,7 @@ func (w *workspace) Close() error {
 	defer w.b.mu.Unlock()
 	if w.b.open[w.name] == w { // not a newer one with the same descriptor
 		delete(w.b.open, w.name)
+		w.b.forgetRoot(w.name)
 	}
 	return err
 }

@@ -39,7 +39,7 @@ func (l *launch) setConditions(c *Conditions) error {
 		return nil
 	}
 	g := &l.conditions
-	g.unusual, g.users, g.fixed = true, c.UID != 0, c.FixedLayout
+	g.unusual, g.users, g.fixed = true, c.OtherUser(), c.FixedLayout
 	g.uid, g.umask, g.skip = uintptr(c.UID), uintptr(c.Umask), c.SkippedPIDs
 	if err := l.sizedText(&g.name, c.Hostname); err != nil {
 		return fmt.Errorf("host name: %w", err)

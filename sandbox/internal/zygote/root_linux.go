@@ -53,49 +53,107 @@ func (s *slot) enterRoot(propagation uintptr) error {
 	return os.Chdir("/")
 }
 
-// makeTemplate creates the root that runs with this base get copies of, and stays in it.
-func (s *slot) makeTemplate(b *Base) error {
+// takeRoot copies the root file system of the plan's base to s.root, if it has one.
+func (s *slot) takeRoot(plan *Plan, sources []int) error {
+	s.closeRoot()
+	o := plan.Base.Root
+	if o == nil {
+		return nil
+	}
+	if s.attached {
+		return errors.New("root file system: this kernel cannot copy detached mounts (needs Linux 6.15)")
+	}
+	t, err := s.takeFrom(plan, o, sources)
+	if err == nil && !t.dir {
+		unix.Close(t.fd)
+		err = unix.ENOTDIR
+	}
+	if err != nil {
+		return fmt.Errorf("root file system: %w", err)
+	}
+	s.root = t
+	return nil
+}
+
+// forget discards the template with everything that it has mounted.
+func (s *slot) forget() error {
 	s.discardPending()
 	s.base = nil
 	if s.template >= 0 {
 		unix.Close(s.template)
 		s.template = -1
 	}
+	if err := unix.Setns(s.hostMounts, unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("mount namespace of the host: %w", err)
+	}
+	return nil
+}
+
+// takeRootAgain copies the root file system of the current template to s.root, if it has its own.
+func (s *slot) takeRootAgain() error {
+	s.closeRoot()
+	if s.base.Root == nil {
+		return nil
+	}
+	if err := unix.Setns(s.template, unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("mount namespace of the template: %w", err)
+	}
+	fd, err := unix.OpenTree(unix.AT_FDCWD, "/", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("copy the root file system: %w", err)
+	}
+	s.root = tree{fd: fd, dir: true}
+	return nil
+}
+
+func (s *slot) closeRoot() {
+	closeAll([]int{s.root.fd})
+	s.root.fd = -1
+}
+
+// newRoot is where a root file system is while the template is made.
+const newRoot = "/root"
+
+// makeTemplate creates the root that runs with this base get copies of, and stays in it. It uses up s.root.
+func (s *slot) makeTemplate(b *Base) error {
+	defer s.closeRoot()
+	if err := s.forget(); err != nil {
+		return err
+	}
 	if err := s.enterRoot(unix.MS_PRIVATE); err != nil {
 		return err
 	}
-	if err := applyOps(b.Ops); err != nil {
+	at := "" // the path of the new root
+	if b.Root != nil {
+		at = newRoot
+		if err := s.attachRoot(); err != nil {
+			return fmt.Errorf("root file system: %w", err)
+		}
+	}
+	if err := applyOps(b.Ops, at); err != nil {
 		return err
 	}
-	for _, p := range b.MountPoints {
-		if err := closeNew(target(p, true)); err != nil {
+	points := slices.Clone(b.MountPoints)
+	for _, o := range b.Temps {
+		points = append(points, o.Target)
+	}
+	for _, p := range append(points, "/proc") {
+		if err := closeNew(target(at+p, true)); err != nil {
 			return fmt.Errorf("%s: %w", p, err)
 		}
 	}
-	for _, o := range b.Temps {
-		if err := closeNew(target(o.Target, true)); err != nil {
-			return fmt.Errorf("%s: %w", o.Target, err)
-		}
-	}
-	if err := os.Mkdir("/proc", 0o755); err != nil {
-		return err
-	}
 	if s.rootless {
 		// In a user namespace the kernel mounts /proc only beside one that shows everything. Pid 1 removes this one.
-		if err := applyOps([]Op{{Kind: OpBind, Target: "/proc", Source: "/proc"}}); err != nil {
+		if err := applyOps([]Op{{Kind: OpBind, Target: "/proc", Source: "/proc"}}, at); err != nil {
 			return err
 		}
 	}
-	if err := unix.Unmount(oldRoot, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-		return fmt.Errorf("detach the host's root: %w", err)
-	}
-	if err := unix.Rmdir(oldRoot); err != nil {
-		return fmt.Errorf("detach the host's root: %w", err)
-	}
-	if !b.SingleUse {
-		if err := lockRoot(); err != nil {
+	if b.Root != nil {
+		if err := leaveForRoot(b); err != nil {
 			return err
 		}
+	} else if err := leaveHost(b); err != nil {
+		return err
 	}
 	var err error
 	s.template, err = s.mounts()
@@ -105,34 +163,114 @@ func (s *slot) makeTemplate(b *Base) error {
 	return err
 }
 
-// applyOps performs the operations of a template, whose sources are on the host.
-func applyOps(ops []Op) error {
+// attachRoot attaches s.root at newRoot, with a new /dev.
+func (s *slot) attachRoot() error {
+	if err := os.Mkdir(newRoot, 0o755); err != nil {
+		return err
+	}
+	if err := unix.MoveMount(s.root.fd, "", unix.AT_FDCWD, newRoot, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach the mount: %w", err)
+	}
+	if err := closeNew(target(newRoot+"/dev", true)); err != nil {
+		return fmt.Errorf("/dev: %w", err)
+	}
+	if err := unix.Mount("dev", newRoot+"/dev", "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0755,size=64k,nr_inodes=64"); err != nil {
+		return fmt.Errorf("/dev: %w", err)
+	}
+	return nil
+}
+
+// leaveForRoot makes newRoot the root and detaches what contains it: the empty root with the host's.
+func leaveForRoot(b *Base) error {
+	if !b.WritableRoot {
+		if err := lock(newRoot + "/dev"); err != nil {
+			return err
+		}
+	}
+	if err := os.Chdir(newRoot); err != nil {
+		return err
+	}
+	// The old root is then mounted over the new one, which the root and working directory of this thread are.
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return fmt.Errorf("pivot root: %w", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+		return fmt.Errorf("detach the host's root: %w", err)
+	}
+	return os.Chdir("/")
+}
+
+// leaveHost detaches the host's root, and locks the template's.
+func leaveHost(b *Base) error {
+	if err := unix.Unmount(oldRoot, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+		return fmt.Errorf("detach the host's root: %w", err)
+	}
+	if err := unix.Rmdir(oldRoot); err != nil {
+		return fmt.Errorf("detach the host's root: %w", err)
+	}
+	if b.SingleUse {
+		return nil
+	}
+	return lock("/")
+}
+
+// applyOps performs the operations of a template, whose sources are on the host, in the root at at. A root file system
+// has files that are mounted over its own: nothing can be created in it.
+func applyOps(ops []Op, at string) error {
 	host, err := unix.Open(oldRoot, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(host)
-	for i := range ops {
-		o := &ops[i]
-		if o.binds() {
+	for _, o := range ops {
+		name := o.Target
+		o.Target = at + o.Target
+		switch {
+		case o.binds():
 			var t tree
 			if t, err = o.take(host, strings.TrimPrefix(o.Source, "/")); err == nil {
 				err = o.attach(t)
 				unix.Close(t.fd)
 			}
-		} else {
+		case o.Kind == OpFile && at != "":
+			err = o.replaceFile()
+		default:
 			err = o.do()
 		}
 		if err != nil {
-			return fmt.Errorf("%s %s: %w", o.Kind, o.Target, err)
+			return fmt.Errorf("%s %s: %w", o.Kind, name, err)
 		}
 	}
 	return nil
 }
 
-// lockRoot makes the root directory read-only.
-func lockRoot() error {
-	if err := unix.MountSetattr(unix.AT_FDCWD, "/", 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+// replaceFile mounts the operation's file over one of the root file system, if that exists. Its own name, in the
+// directory that contains the root file system, vanishes with that.
+func (o *Op) replaceFile() error {
+	dst, err := unix.Openat2(unix.AT_FDCWD, o.Target, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+	if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	unix.Close(dst)
+	name := "/" + path.Base(o.Target)
+	if err := writeFile(name, o.Source); err != nil {
+		return err
+	}
+	bind := Op{Kind: OpBind, Target: o.Target, Source: name, Attrs: imageAttrs}
+	t, err := bind.take(unix.AT_FDCWD, path.Base(name))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(t.fd)
+	return bind.attach(t)
+}
+
+// lock makes the mount at dir read-only.
+func lock(dir string) error {
+	if err := unix.MountSetattr(unix.AT_FDCWD, dir, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
 		return fmt.Errorf("make the root read-only: %w", err)
 	}
 	return nil
@@ -165,12 +303,6 @@ func (s *slot) applyPlan(plan *Plan, sources []int) error {
 			closeAll([]int{t.fd})
 		}
 	}()
-	s.unwritable = nil
-	for _, p := range plan.Owned {
-		if err := s.own(sources[0], p); err != nil {
-			return fmt.Errorf("owner of %s: %w", p, err)
-		}
-	}
 	if err := s.takeTrees(plan, trees, sources); err != nil {
 		return err
 	}
@@ -191,8 +323,19 @@ func (s *slot) applyPlan(plan *Plan, sources []int) error {
 			return fmt.Errorf("%s %s: %w", o.Kind, o.Target, err)
 		}
 	}
-	if s.base.SingleUse && !s.base.WritableRoot {
-		return lockRoot()
+	if s.base.SingleUse && !s.base.WritableRoot && s.base.Root == nil {
+		return lock("/")
+	}
+	return nil
+}
+
+// ownAll gives the plan's Owned paths to the command's user.
+func (s *slot) ownAll(plan *Plan, sources []int) error {
+	s.unwritable = nil
+	for _, p := range plan.Owned {
+		if err := s.own(sources[0], p); err != nil {
+			return fmt.Errorf("owner of %s: %w", p, err)
+		}
 	}
 	return nil
 }
@@ -424,8 +567,9 @@ func makeOutput(base int, rel string) error {
 // take returns a copy of the mount tree at rel below base, restricted as the operation requires.
 func (o *Op) take(base int, rel string) (tree, error) {
 	t := tree{fd: -1}
-	if o.Image > 0 && o.Attrs == imageAttrs {
-		// An image has these attributes already and no mounts inside, and everything on the way is a directory.
+	if o.Image > 0 && o.Attrs == imageAttrs && o.Target != "/" {
+		// An image has these attributes already and no mounts inside, and everything on the way is a directory. A root may
+		// be in a workspace, which has not.
 		var err error
 		if t.fd, err = unix.OpenTree(base, rel, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return t, fmt.Errorf("source %s: %w", o.Source, err)
@@ -497,6 +641,9 @@ func target(p string, dir bool) (int, error) {
 		err = unix.Mkdirat(parent, path.Base(p), 0o755)
 	} else {
 		err = unix.Mknodat(parent, path.Base(p), unix.S_IFREG|0o444, 0)
+	}
+	if err == unix.EROFS {
+		return -1, fmt.Errorf("the root file system lacks it: %w", err)
 	}
 	if err != nil {
 		return -1, err

@@ -29,6 +29,8 @@ type slot struct {
 	hostMounts int // mount namespace with the host's root
 	staging    int // mount namespace with the host's root in oldRoot; -1 until needed
 
+	root tree // of the template that is made next, if its base has one; fd is -1 otherwise
+
 	attached bool // the kernel copies attached mounts only (before Linux 6.15)
 
 	base        *Base
@@ -76,7 +78,7 @@ func newSlot() (*slot, error) {
 	if err := json.Unmarshal([]byte(os.Args[2]), &want); err != nil {
 		return nil, err
 	}
-	s := &slot{rootless: os.Args[1] == Rootless, reaper: -1, cgroup: -1, staging: -1, template: -1}
+	s := &slot{rootless: os.Args[1] == Rootless, reaper: -1, cgroup: -1, staging: -1, template: -1, root: tree{fd: -1}}
 	if !s.rootless {
 		s.command = CommandUser(want.Number)
 		s.reaper = s.command + 1
@@ -174,6 +176,11 @@ func (s *slot) serve() bool {
 		// An unreadable plan fails to decode.
 		text, _ := readFile(fds[0])
 		s.run(text, fds[1:])
+	case ReqForget:
+		if err := s.forget(); err != nil {
+			reply(err.Error(), -1)
+			return false
+		}
 	case ReqNetwork:
 		b, err := json.Marshal(Traffic{NoRoute: s.noRoute()})
 		s.discardPending()

@@ -50,6 +50,9 @@ func (s *slot) prepare() error {
 	if s.residue && s.ownNetwork {
 		// Leftover sockets are visible in the network and may hold files of the template open, with locks.
 		s.ownNetwork, s.residue = false, false
+		if err := s.takeRootAgain(); err != nil {
+			return err
+		}
 		if err := s.makeTemplate(s.base); err != nil {
 			return err
 		}
@@ -149,7 +152,14 @@ func (s *slot) start(text []byte, fds []int) (*child, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read plan: %w", err)
 	}
+	streams, sources := split(plan, fds)
+	if err := s.ownAll(plan, sources); err != nil {
+		return nil, err
+	}
 	if plan.Base != nil {
+		if err := s.takeRoot(plan, sources); err != nil {
+			return nil, err
+		}
 		if err := s.makeTemplate(plan.Base); err != nil {
 			return nil, err
 		}
@@ -166,7 +176,7 @@ func (s *slot) start(text []byte, fds []int) (*child, error) {
 	}
 	c := s.pending
 	s.pending, s.networkUsed, s.residue = nil, true, true // until the end shows otherwise
-	if err := s.complete(c, plan, fds); err != nil {
+	if err := s.complete(c, plan, fds[fdControl], streams, sources); err != nil {
 		closeAll([]int{c.handoff})
 		c.handoff = -1
 		var said error
@@ -189,8 +199,23 @@ func (s *slot) start(text []byte, fds []int) (*child, error) {
 // errInitDied means that pid 1 was dead when its run came, so the run has not begun.
 var errInitDied = errors.New("pid 1 died before the run")
 
+// split divides the descriptors of a run into those of pid 1 and the sources of its plan: the workspace, -1 if there is
+// none, and the images.
+func split(plan *Plan, fds []int) (streams, sources []int) {
+	streams, more := fds[:fdMore], fds[fdMore:]
+	if u := plan.Conditions; u != nil && u.OtherUser() && len(more) > 0 {
+		// The user namespace goes to pid 1 with the streams.
+		streams, more = append(slices.Clone(streams), more[len(more)-1]), more[:len(more)-1]
+	}
+	sources = append([]int{-1}, more...)
+	if plan.Workspace && len(sources) > 1 {
+		sources = sources[1:]
+	}
+	return streams, sources
+}
+
 // complete does the part of start after pid 1 was prepared.
-func (s *slot) complete(c *child, plan *Plan, fds []int) error {
+func (s *slot) complete(c *child, plan *Plan, control int, streams, sources []int) error {
 	if len(plan.Args) == 0 || len(plan.Rlimits) > maxRlimits {
 		return unix.E2BIG
 	}
@@ -200,23 +225,13 @@ func (s *slot) complete(c *child, plan *Plan, fds []int) error {
 		return err
 	}
 	if len(listeners) > 0 {
-		report(fds[fdControl], Report{Listening: true}, listeners...)
-	}
-	// Source 0 is the workspace, even if absent.
-	streams, more := fds[:fdMore], fds[fdMore:]
-	if u := plan.Conditions; u != nil && u.UID != 0 && len(more) > 0 {
-		// The user namespace goes to pid 1 with the streams.
-		streams, more = append(slices.Clone(streams), more[len(more)-1]), more[:len(more)-1]
-	}
-	sources := append([]int{-1}, more...)
-	if plan.Workspace && len(sources) > 1 {
-		sources = sources[1:]
+		report(control, Report{Listening: true}, listeners...)
 	}
 	if err := s.applyPlan(plan, sources); err != nil {
 		return err
 	}
 	if len(s.unwritable) > 0 {
-		report(fds[fdControl], Report{Unwritable: s.unwritable})
+		report(control, Report{Unwritable: s.unwritable})
 	}
 	for i := range plan.Ops {
 		if plan.Ops[i].Kind == OpTmpfs {

@@ -74,6 +74,7 @@ const (
 	ReqRun     = 'r' // followed by a Plan, with the descriptors below; not answered
 	ReqFile    = 'f' // the same with the Plan in a file, whose descriptor comes first
 	ReqNetwork = 'n' // returns a Traffic in JSON; the next run gets a new network
+	ReqForget  = 'g' // not answered; the slot gives up its base, which the next run sends
 )
 
 // Descriptors with ReqRun, in this order, followed by those that the plan refers to.
@@ -125,6 +126,10 @@ type WorkspaceSize struct{ Bytes, Files int64 }
 
 // A Base is the part of a plan that many runs share, so that a slot sets it up once.
 type Base struct {
+	// Root, if not nil, mounts the root file system of the template: OpBind or OpOverlay at "/". Everything else is mounted
+	// over what it contains. It is taken from the sources of the first plan with this base; RootName identifies it.
+	Root     *Op    `json:",omitempty"`
+	RootName string `json:",omitempty"`
 	// Ops make the template that every run gets a copy of; it is read-only.
 	Ops []Op
 	// Temps are created for each run.
@@ -158,7 +163,7 @@ type Base struct {
 
 // Equal reports whether both bases are the same.
 func (b *Base) Equal(o *Base) bool {
-	return slices.EqualFunc(b.Ops, o.Ops, Op.equal) && slices.EqualFunc(b.Temps, o.Temps, Op.equal) && slices.Equal(b.MountPoints, o.MountPoints) && b.SingleUse == o.SingleUse &&
+	return b.RootName == o.RootName && (b.Root == nil) == (o.Root == nil) && slices.EqualFunc(b.Ops, o.Ops, Op.equal) && slices.EqualFunc(b.Temps, o.Temps, Op.equal) && slices.Equal(b.MountPoints, o.MountPoints) && b.SingleUse == o.SingleUse &&
 		b.Loopback == o.Loopback && b.HostNetwork == o.HostNetwork && b.HostIPC == o.HostIPC &&
 		b.KeepCapabilities == o.KeepCapabilities && bytes.Equal(b.Filter, o.Filter) && bytes.Equal(b.InitFilter, o.InitFilter) &&
 		b.Notify == o.Notify && b.Landlock == o.Landlock && slices.Equal(b.Hidden, o.Hidden) &&
@@ -202,9 +207,11 @@ type Plan struct {
 // fields are the default.
 type Conditions struct {
 	Hostname string
-	// UID is the number of user and group. The descriptor of their UserNamespace comes last with the plan.
-	UID   int
-	Umask uint32
+	// UID is the number of user and group, or 0 if Superuser is set. The descriptor of their UserNamespace comes last with
+	// the plan.
+	UID       int
+	Superuser bool
+	Umask     uint32
 	// CPUs is how many processors the run may use: the first of those that its slot may use.
 	CPUs        int
 	FixedLayout bool
@@ -212,6 +219,9 @@ type Conditions struct {
 	// Uptime is in nanoseconds.
 	Uptime int64
 }
+
+// OtherUser reports whether the run has another user than the default, and thus its own UserNamespace.
+func (c *Conditions) OtherUser() bool { return c.UID != 0 || c.Superuser }
 
 // A Listener is an address and a port.
 type Listener struct {

@@ -104,7 +104,7 @@ func (z *zygote) newUsers(text []byte) (int, error) {
 	if err := json.Unmarshal(text, &want); err != nil {
 		return -1, err
 	}
-	if want.Slot < 0 || want.Slot >= MaxSlots || want.UID <= 0 {
+	if want.Slot < 0 || want.Slot >= MaxSlots || want.UID < 0 {
 		return -1, fmt.Errorf("invalid user %d in slot %d", want.UID, want.Slot)
 	}
 	user := 0
