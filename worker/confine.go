@@ -62,9 +62,6 @@ type confined struct {
 // confine decides what the action may see and use, before its inputs are staged. If the policy refuses, or the backend
 // cannot enforce what was requested, the error is a Fault of kind FaultUnmet.
 func (l *Local) confine(t *Task, req *Request) (*confined, error) {
-	if !t.Root.IsZero() {
-		return nil, faultf(FaultUnmet, "confine: this worker cannot run an action in the root file system %s", t.Root)
-	}
 	ask := policy.Request{Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic}
 	var settings strings.Builder // for messages
 	for _, p := range req.properties() {
@@ -88,9 +85,9 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	}
 	spec := &sandbox.Spec{
 		Args:    slices.Clip(req.Command.Arguments), // other runs may share them
-		Dir:     path.Join(t.root(), req.Command.WorkingDirectory),
-		Env:     environment(req.Command),
-		Inputs:  l.hostInputs(grant),
+		Dir:     path.Join(req.place.path, req.Command.WorkingDirectory),
+		Env:     environment(t.RootEnv, req.Command),
+		Inputs:  l.hostInputs(grant, &req.place),
 		Temp:    []sandbox.Temp{{Target: "/tmp", Bytes: grant.TempBytes}},
 		Network: grant.Network,
 		Limits:  grant.Limits,
@@ -102,10 +99,14 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 		spec.Args = t.Args
 	}
 	if v := t.Variation; v != nil {
-		if err := l.checkRoot(v.Root); err != nil {
-			return nil, err
-		}
-		spec.Conditions, spec.Env = v.Conditions, environment(req.Command, v.Env...)
+		spec.Conditions, spec.Env = v.Conditions, environment(t.RootEnv, req.Command, v.Env...)
+	}
+	spec.Superuser = grant.Superuser
+	if req.place.root != nil {
+		spec.Root = &sandbox.Root{Content: t.Root.String()} // stage adds the rest
+	}
+	if req.place.path == "/" {
+		spec.Outputs = []sandbox.Output{{Target: "/"}} // stage replaces it
 	}
 	asked := slices.ContainsFunc(ask.Properties, func(p policy.Property) bool { return p.Name == "cloister-audit" })
 	if spec.Audit == sandbox.AuditViolations && !asked && !slices.Contains(l.cfg.Features.Audits, sandbox.AuditViolations) {
@@ -115,11 +116,14 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	if err := l.cfg.Features.Covers(spec); err != nil {
 		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, settings.String(), err)
 	}
-	return &confined{spec, grant, t.root(), stated}, nil
+	return &confined{spec, grant, req.place.path, stated}, nil
 }
 
 // hostInputs returns what the action may read of this host.
-func (l *Local) hostInputs(g *policy.Grant) []sandbox.Input {
+func (l *Local) hostInputs(g *policy.Grant, p *placement) []sandbox.Input {
+	if p.own() {
+		return nil
+	}
 	inputs := slices.Clone(l.cfg.Toolchain)
 	if len(g.Network.Allow) > 0 {
 		inputs = append(inputs, l.cfg.Certificates...)
@@ -145,31 +149,11 @@ func (l *Local) timeout(t *Task, req *Request, g *policy.Grant) (time.Duration, 
 		req.Digest, req.Timeout, g.MaxTimeout, g.Profile, g.Rule)
 }
 
-// checkRoot checks that a varied run can have its input root at root, without hiding the toolchain or a directory of
-// the sandbox.
-func (l *Local) checkRoot(root string) error {
-	if root == "" {
-		return nil
-	}
-	if root == "/" || !path.IsAbs(root) || path.Clean(root) != root {
-		return faultf(FaultInvalid, "confine: the varied root %+.256q is not a clean absolute path below /", root)
-	}
-	taken := []string{"/dev", "/etc", "/proc", "/sys", "/tmp"}
-	for _, in := range l.cfg.Toolchain {
-		taken = append(taken, in.Target)
-	}
-	for _, dir := range taken {
-		if strings.HasPrefix(dir+"/", root+"/") || strings.HasPrefix(root+"/", dir+"/") {
-			return faultf(FaultInvalid, "confine: the varied root %+.256q overlaps %s, which every run has", root, dir)
-		}
-	}
-	return nil
-}
-
-// environment returns the environment of a command, changed by overrides. An override is "KEY=VALUE", or "KEY" to unset
-// a variable.
-func environment(c *repb.Command, overrides ...string) []string {
-	vars := make([]string, 0, len(c.EnvironmentVariables)+len(overrides))
+// environment returns the environment of a command in a root file system with the environment root, changed by
+// overrides. An override is "KEY=VALUE", or "KEY" to unset a variable.
+func environment(root []string, c *repb.Command, overrides ...string) []string {
+	vars := make([]string, 0, len(root)+len(c.EnvironmentVariables)+len(overrides))
+	vars = append(vars, root...)
 	for _, v := range c.EnvironmentVariables {
 		vars = append(vars, v.Name+"="+v.Value)
 	}

@@ -29,7 +29,8 @@ type Request struct {
 	// Timeout is the action's timeout, or the worker's maximum if the action sets none.
 	Timeout time.Duration
 
-	outputs, directories []string // relative to the input root; directories are those of output_directories
+	place                placement // set for a task
+	outputs, directories []string  // relative to the input root; directories are those of output_directories
 }
 
 // fetch reads the action, and its result if the action cache has one that may be used.
@@ -132,6 +133,9 @@ func (req *Request) plan(directories []string) error {
 // resolveFor is Resolve with the layout that the client of t expects.
 func (l *Local) resolveFor(ctx context.Context, in *cas.Instance, t *Task) (*Request, error) {
 	req, err := l.Resolve(ctx, in, t.Action)
+	if err == nil {
+		err = l.place(ctx, in, t, req)
+	}
 	if err != nil || !t.expects(req) {
 		return req, err
 	}
@@ -156,7 +160,7 @@ func (req *Request) properties() []*repb.Platform_Property {
 func (req *Request) demands() []Property {
 	var all []Property
 	for _, p := range req.properties() {
-		if !isSetting(p.Name) {
+		if !isSetting(p.Name) && !isPlaced(p.Name) {
 			all = append(all, Property{Name: p.Name, Value: p.Value})
 		}
 	}
@@ -171,7 +175,7 @@ const maxIgnored = 100
 // platform (rule 84).
 func (l *Local) warnOfProperties(req *Request) {
 	for _, property := range req.properties() {
-		if isSetting(property.Name) || describesHost(property) {
+		if isSetting(property.Name) || isPlaced(property.Name) || describesHost(property) {
 			continue
 		}
 		l.mu.Lock()

@@ -319,39 +319,45 @@ func TestMetadataExplainsStaging(t *testing.T) {
 		check(t, newConfining(t, dir, 0), "copy", "erofs")
 	})
 	t.Run("ordinary user", func(t *testing.T) {
-		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
-		dir, err := os.MkdirTemp("", "cloister-unprivileged-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer os.RemoveAll(dir)
-		program, err := os.ReadFile(self)
-		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, "worker.test"), program, 0o755)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chown(dir, unprivilegedUser, unprivilegedUser); err != nil {
-			sandboxtest.Unavailable(t, "unprivileged", err)
-		}
-		cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "worker.test"), "-test.run=^"+strings.Split(t.Name(), "/")[0]+"$", "-test.v")
-		cmd.Dir = dir
-		// An ordinary user has no control groups.
-		require := strings.NewReplacer("unprivileged", "namespaces", "limits", "").Replace(os.Getenv("CLOISTER_REQUIRE"))
-		cmd.Env = []string{"TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin", "CLOISTER_REQUIRE=" + require}
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: unprivilegedUser, Gid: unprivilegedUser}}
-		text, err := cmd.CombinedOutput()
-		switch {
-		case strings.Contains(string(text), "--- SKIP"):
-			sandboxtest.Unavailable(t, "unprivileged", "an ordinary user has no sandbox here")
-		case err != nil || !strings.Contains(string(text), "--- PASS"):
-			t.Errorf("as user %d: %v\n%s", unprivilegedUser, err, text)
-		}
+		asOrdinaryUser(t, strings.Split(t.Name(), "/")[0])
 	})
+}
+
+// asOrdinaryUser runs the test of that name as a user that owns nothing, in another process.
+func asOrdinaryUser(t *testing.T, name string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "cloister-unprivileged-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	program, err := os.ReadFile(self)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "worker.test"), program, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(dir, unprivilegedUser, unprivilegedUser); err != nil {
+		sandboxtest.Unavailable(t, "unprivileged", err)
+	}
+	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "worker.test"), "-test.run=^"+name+"$", "-test.v")
+	cmd.Dir = dir
+	// An ordinary user has no control groups.
+	require := strings.NewReplacer("unprivileged", "namespaces", "limits", "").Replace(os.Getenv("CLOISTER_REQUIRE"))
+	cmd.Env = []string{"TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin", "CLOISTER_REQUIRE=" + require}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: unprivilegedUser, Gid: unprivilegedUser}}
+	text, err := cmd.CombinedOutput()
+	switch {
+	case strings.Contains(string(text), "--- SKIP"):
+		sandboxtest.Unavailable(t, "unprivileged", "an ordinary user has no sandbox here")
+	case err != nil || !strings.Contains(string(text), "--- PASS"):
+		t.Errorf("as user %d: %v\n%s", unprivilegedUser, err, text)
+	}
 }
 
 // Concurrent actions with the same mounted directory do not share locks.

@@ -189,7 +189,7 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	if ran.Released {
 		staged.tree.AllowReuse()
 	}
-	if !staged.tree.Valid() {
+	if !staged.valid() {
 		l.inputs.Invalidate(req.Instance.Name)
 		return nil, faultf(FaultUnavailable, "run: the store's files changed, or a blob was found corrupt, "+
 			"while action %s read its inputs: run it again", t.Action)

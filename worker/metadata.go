@@ -84,6 +84,9 @@ func (l *Local) executionMetadata(e *execution) *cloisterpb.Execution {
 		Rule:     e.box.grant.Rule,
 		Hermetic: e.box.grant.Hermetic,
 	}
+	if root := e.task.Root; !root.IsZero() {
+		m.Root = root.String()
+	}
 	events := e.collected.byImportance()
 	shown := events[:min(len(events), maxResultEvents)]
 	m.EventsOmitted = int64(e.collected.Unrecorded + len(events) - len(shown))

@@ -56,6 +56,10 @@ func (l *Local) RenewInputs(ctx context.Context, t *Task) {
 	in, err := l.cfg.Instances(t.Instance)
 	if err == nil {
 		err = l.markInputs(ctx, in, t.Action)
+		if !t.Root.IsZero() {
+			_, rootErr := l.inputs.Load(ctx, in, t.Root)
+			err = joinMissing(err, rootErr)
+		}
 	}
 	if err == nil || ctx.Err() != nil { // the action may be over
 		return

@@ -2,12 +2,20 @@
 
 package worker
 
-import "testing"
+import (
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+)
 
 // An action with a root file system never runs with the host's.
 func TestRootIsNotIgnored(t *testing.T) {
 	b := newBench(t, compiles)
-	action := b.action(nil)
-	_, err := b.Execute(t.Context(), &Task{Action: action, Root: action}, nil)
+	root, err := cas.FromProto(cas.SHA256, b.put(&repb.Directory{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.Execute(t.Context(), &Task{Action: b.action(nil), Root: root}, nil)
 	wantFault(t, "an action with a root file system", err, FaultUnmet)
 }

@@ -43,6 +43,7 @@ func (m mounter) Mount(ctx context.Context, image *os.File, devices []*os.File) 
 type staged struct {
 	ws   sandbox.Workspace
 	tree *tree.Staged
+	root *tree.Root // nil for a run with the host's
 	out  *os.Root
 
 	began, ended time.Time
@@ -65,6 +66,9 @@ func (l *Local) stage(ctx context.Context, t *Task, req *Request, box *confined)
 		}
 		return s.ws.Root(), nil
 	}
+	if s.root, err = l.stageRoot(ctx, req, spec); err != nil {
+		return nil, err
+	}
 	layout := req.Layout
 	if f := l.cfg.Features; f.SameUser && f.Lower {
 		layout = layout.Layered()
@@ -83,9 +87,13 @@ func (l *Local) stage(ctx context.Context, t *Task, req *Request, box *confined)
 	for _, p := range layout.Owned() {
 		spec.Owned = append(spec.Owned, path.Join(outDir, p))
 	}
+	_, content, err := parts(req.Digest, req.Action)
+	if err != nil {
+		return nil, err
+	}
 	for _, lower := range s.tree.Lower {
 		spec.Lower = append(spec.Lower, sandbox.Lower{
-			Target: box.root, Content: req.Input.Digest().String(), Source: lower.Source, Image: lower.Image,
+			Target: box.root, Content: content.String(), Source: lower.Source, Image: lower.Image,
 		})
 	}
 	spec.Inputs = slices.Grow(spec.Inputs, len(s.tree.Binds))
@@ -101,6 +109,9 @@ func (l *Local) stage(ctx context.Context, t *Task, req *Request, box *confined)
 	return s, nil
 }
 
+// valid reports whether the run cannot have read anything but its inputs.
+func (s *staged) valid() bool { return s.tree.Valid() && (s.root == nil || s.root.Valid()) }
+
 // sum returns the size of a workspace for the inputs and the outputs, whose size may be unlimited.
 func sum(inputs, outputs int64) int64 {
 	if outputs == sandbox.Unlimited {
@@ -113,6 +124,9 @@ func sum(inputs, outputs int64) int64 {
 func (s *staged) close() {
 	if s.tree != nil {
 		s.tree.Release()
+	}
+	if s.root != nil {
+		s.root.Release()
 	}
 	if s.out != nil {
 		s.out.Close()

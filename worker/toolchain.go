@@ -29,6 +29,9 @@ func (l *Local) toolchain(
 	if spec.Audit == sandbox.AuditOff {
 		executed = l.commandProgram(spec)
 	}
+	if ownRoot(spec) {
+		return t, nil // the manifest names it as a whole
+	}
 	for _, p := range executed {
 		source, ok := l.onHost(p)
 		if !ok {
@@ -42,6 +45,11 @@ func (l *Local) toolchain(
 		}
 	}
 	return t, accidental
+}
+
+// ownRoot reports whether a run has its own root file system, so that no program is this host's.
+func ownRoot(spec *sandbox.Spec) bool {
+	return spec.Root != nil || slices.ContainsFunc(spec.Outputs, func(o sandbox.Output) bool { return o.Target == "/" })
 }
 
 // isWatchdogProgram reports whether p is a system program that only waits or lists processes. A watchdog beside a

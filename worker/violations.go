@@ -5,6 +5,7 @@ package worker
 import (
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -153,7 +154,7 @@ func (l *Local) addViolations(t *Task, req *Request, box *confined, s *staged, r
 	l.audit(t, c.Violations)
 	if box.spec.Audit == sandbox.AuditFull {
 		for p := range req.Input.FilePaths() {
-			if _, ok := slices.BinarySearch(r.Opened, box.root+"/"+p); !ok {
+			if _, ok := slices.BinarySearch(r.Opened, path.Join(box.root, p)); !ok {
 				c.unread = append(c.unread, p)
 			}
 		}

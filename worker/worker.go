@@ -125,14 +125,6 @@ func (t *Task) interactive() bool { return len(t.Args) > 0 || t.Terminal != nil 
 // uncacheable reports whether the run depends on more than the action, so that the action cache is not used.
 func (t *Task) uncacheable() bool { return t.interactive() || t.Stdin != nil || t.Variation != nil }
 
-// root returns the path of the input root in the sandbox.
-func (t *Task) root() string {
-	if v := t.Variation; v != nil && v.Root != "" {
-		return v.Root
-	}
-	return ExecRoot
-}
-
 // A Status reports whether an action ran to its end and produced valid outputs. The exit code is separate.
 type Status uint8
 

@@ -48,6 +48,8 @@ type mountCache struct {
 	images   linked.List                   // guarded by mu; of *cachedImage, least recently used last
 	bytes    int64                         // guarded by mu; of images
 	building map[subtreeKey]bool           // guarded by mu; to be cached by a running Stage
+	roots    map[rootKey]*cachedImage      // guarded by mu
+	staging  map[rootKey]chan struct{}     // guarded by mu; closed when a running StageRoot has ended
 	// seen has the first Stage that used a subtree, in the current and the previous generation.
 	seen [2]map[subtreeKey]uint64 // guarded by mu
 }
@@ -63,10 +65,15 @@ type subtreeKey struct {
 type cachedImage struct {
 	*mountedImage // without a mount
 	made          time.Time
-	idle          []Mount         // guarded by mountCache.mu; each but the first counts as much as the image
-	users         int             // guarded by mountCache.mu
-	keys          []subtreeKey    // of its subtrees
-	element       *linked.Element // guarded by mountCache.mu; nil once it is to be unmounted
+	idle          []Mount      // guarded by mountCache.mu; each but the first counts as much as the image
+	users         int          // guarded by mountCache.mu
+	keys          []subtreeKey // of its subtrees
+	// root is set for a root file system instead of subtrees. All runs share its mount or, if it is a copy, its workspace.
+	root      *rootKey
+	workspace Workspace
+	binds     []Bind
+	reason    string          // why it is a copy
+	element   *linked.Element // guarded by mountCache.mu; nil once it is to be unmounted
 }
 
 // A cachedSubtree is a subtree in a cachedImage.
@@ -87,6 +94,8 @@ func newMountCache(c *StagerConfig) mountCache {
 		maxSeen:  max(1, int(cmp.Or(c.SeenBytes, DefaultSeenBytes)/seenBytes/2)),
 		subtrees: map[subtreeKey]*cachedSubtree{},
 		building: map[subtreeKey]bool{},
+		roots:    map[rootKey]*cachedImage{},
+		staging:  map[rootKey]chan struct{}{},
 		seen:     [2]map[subtreeKey]uint64{{}, {}},
 	}
 }
@@ -255,6 +264,9 @@ func (c *mountCache) remove(g *cachedImage) (unused bool) {
 	c.bytes -= g.bytes * int64(max(1, len(g.idle)))
 	for _, k := range g.keys {
 		delete(c.subtrees, k)
+	}
+	if g.root != nil {
+		delete(c.roots, *g.root)
 	}
 	return g.users == 0
 }

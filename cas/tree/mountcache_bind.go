@@ -18,6 +18,9 @@ func (w *imageStage) cached(ctx context.Context, b *boundInput) (string, bool, e
 	if w.noCache || b.dir.files < minCachedFiles || w.mounts.budget <= 0 || w.cachedBinds == maxCachedBinds {
 		return "", false, nil
 	}
+	if b.digest.IsZero() {
+		return "", false, nil // it is merged
+	}
 	k := subtreeKey{w.in.Name, b.digest}
 	for {
 		p, do := w.mounts.lookup(k, b.dir, w.stage, w.mounts.budget-w.cacheBytes, w.uses)
@@ -105,7 +108,7 @@ func (w *imageStage) mountNewCached(ctx context.Context) error {
 		return err
 	}
 	now := time.Now()
-	m, err := w.newImage(ctx, c)
+	m, err := w.newImage(ctx, c, w.locate)
 	if err != nil {
 		return err
 	}
@@ -170,4 +173,9 @@ func (s *Stager) drop(g *cachedImage) {
 		s.close(m)
 	}
 	s.unmount(g.mountedImage)
+	if g.workspace != nil {
+		if err := g.workspace.Close(); err != nil {
+			s.config.Log.Warn("cannot free a root file system", "workspace", g.workspace.Name(), "error", err)
+		}
+	}
 }

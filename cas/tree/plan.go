@@ -45,6 +45,8 @@ type Layout struct {
 	dirs    []plannedDir // in order, parents first
 	order   uint64       // see WithOrder; 0 is the default order
 	layered bool         // see Layered
+	// readOnly is set for a root file system: nothing is created in its directories.
+	readOnly bool
 }
 
 // A plannedDir is a directory that the run finds in the exec root: the root itself, the working directory, a parent of

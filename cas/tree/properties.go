@@ -131,6 +131,11 @@ func (d *directory) mode(private bool) fs.FileMode {
 	return mode
 }
 
+// readOnlyMode returns the mode of a directory in which nothing can be created.
+func (d *directory) readOnlyMode() fs.FileMode {
+	return d.props.modeOr(0o755) &^ (fs.ModeSticky | 0o022)
+}
+
 // A propertySet is the set of node properties that a client wants for outputs.
 type propertySet struct{ time, mode bool }
 

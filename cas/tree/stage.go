@@ -95,7 +95,7 @@ func (l *Layout) build(ctx context.Context, store cas.Store, ws *os.Root, bare b
 			return nil, err
 		}
 	}
-	s := &stager{store: store, bare: bare, order: l.order, staged: Staged{Form: FormCopy}}
+	s := &stager{store: store, bare: bare, order: l.order, readOnly: l.readOnly, staged: Staged{Form: FormCopy}}
 	s.filer, _ = cas.As[cas.Filer](store)
 	if err := s.build(ctx, l, ws); err != nil {
 		s.staged.Release()

@@ -27,6 +27,8 @@ type composer struct {
 
 	digests []cas.Digest // of files
 	image   []byte
+
+	readOnly bool // nothing is created in the directories
 }
 
 // A composedDir is one of the directories of a composer's tree.
@@ -55,8 +57,8 @@ func (c *composer) recycle() {
 
 // reset removes everything from the tree.
 func (c *composer) reset() {
-	c.tree = erofs.Tree{Devices: c.tree.Devices[:0], Dirs: c.tree.Dirs[:0], Entries: c.tree.Entries[:0]}
-	c.dirs, c.files, c.digests = c.dirs[:0], c.files[:0], c.digests[:0]
+	c.tree = erofs.Tree{Devices: c.tree.Devices[:0], Tails: c.tree.Tails[:0], Dirs: c.tree.Dirs[:0], Entries: c.tree.Entries[:0]}
+	c.dirs, c.files, c.digests, c.readOnly = c.dirs[:0], c.files[:0], c.digests[:0], false
 }
 
 // cachedName is the directory of cached images that contains their subtrees. The image of a run has a whiteout for it.
@@ -124,6 +126,19 @@ func (c *composer) planned(ctx context.Context, at int, d *plannedDir, below map
 	}
 	c.dirs[n].to = len(c.files)
 	return nil
+}
+
+// rootName is the directory of an image that contains a root file system.
+const rootName = "root"
+
+// composeRoot sets the tree to a root file system.
+func (c *composer) composeRoot(ctx context.Context, root *directory) error {
+	c.reset()
+	c.readOnly = true
+	c.open(nil, ".", 1, 0o755, epoch)
+	c.tree.Entries = append(c.tree.Entries, erofs.Entry{Name: rootName, Kind: erofs.Directory})
+	top := &entry{name: rootName, kind: Directory, dir: root}
+	return c.subtree(ctx, 0, rootName, boundInput{entry: top, target: ".", whole: true}, nil)
 }
 
 // composeCached sets the tree to the subtrees bs, at the paths that cachedPath returns for them.
@@ -226,7 +241,11 @@ func (c *composer) subtree(ctx context.Context, at int, p string, b boundInput, 
 			return nil
 		}
 	}
-	n, first := c.open(d, p, len(d.entries), d.mode(false), d.props.modTime()), len(c.tree.Entries)
+	mode := d.mode(false)
+	if c.readOnly {
+		mode = d.readOnlyMode()
+	}
+	n, first := c.open(d, p, len(d.entries), mode, d.props.modTime()), len(c.tree.Entries)
 	c.tree.Entries[at].Dir = int32(n)
 	for i := range d.entries {
 		c.add(&d.entries[i], d.entries[i].name, n)
@@ -255,9 +274,9 @@ var (
 	errShort   = errors.New("a segment of the store is shorter than its blobs")
 )
 
-// locate points the files at their extents. It returns the files without one, and the size of the others in bytes. It
-// fails with a *MissingError if a blob is absent.
-func (c *composer) locate(p cas.Location, filer bool) (storeFiles []storeFile, bytes int64, err error) {
+// locate points the files at their extents. It returns the files without one and those of large bytes and more, and the
+// size of the others in bytes. It fails with a *MissingError if a blob is absent.
+func (c *composer) locate(p cas.Location, filer bool, large int64) (storeFiles []storeFile, bytes int64, err error) {
 	files, extents := p.Files(), p.Extents()
 	if len(files) > maxDevices {
 		return nil, 0, fmt.Errorf("%w: %d of at most %d", errDevices, len(files), maxDevices)
@@ -276,7 +295,7 @@ func (c *composer) locate(p cas.Location, filer bool) (storeFiles []storeFile, b
 		switch {
 		case x.File == cas.Absent:
 			absent = append(absent, f.digest)
-		case filer && (x.File == cas.Unpacked || size >= LargeFile):
+		case filer && (x.File == cas.Unpacked || size >= large):
 			storeFiles = append(storeFiles, storeFile{*f, i, c.path(f)})
 		case x.File == cas.Unpacked:
 			return nil, 0, errNoFile

@@ -18,13 +18,15 @@ import (
 
 // A stager builds one layout in a workspace.
 type stager struct {
-	store  cas.Store
-	filer  cas.Filer // nil if the store is not one
-	bare   bool      // make only planned directories and private inputs
-	order  uint64    // of the layout
-	out    *os.Root  // the exec root, or its upper layer
-	in     *os.Root  // its lower layer, or nil
-	staged Staged
+	store cas.Store
+	filer cas.Filer // nil if the store is not one
+	bare  bool      // make only planned directories and private inputs
+	order uint64    // of the layout
+	// readOnly is that of the layout.
+	readOnly bool
+	out      *os.Root // the exec root, or its upper layer
+	in       *os.Root // its lower layer, or nil
+	staged   Staged
 }
 
 // A stageFile is one name to be created. Directories are created empty. A file with a bind is an empty placeholder if
@@ -211,6 +213,9 @@ func (s *stager) subtree(ctx context.Context, t *stageTree) error {
 		}
 	}
 	mode, modTime := t.dir.mode(t.private), t.dir.props.modTime()
+	if s.readOnly {
+		mode = t.dir.readOnlyMode()
+	}
 	if upper != nil {
 		if err := finish(upper, ".", mode, modTime); err != nil {
 			return err

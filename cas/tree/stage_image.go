@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 
 	"github.com/cloister-build/cloister/cas"
@@ -67,7 +68,7 @@ func (w *imageStage) mount(ctx context.Context, l *Layout) error {
 	if cached && !own.hideCached(l) {
 		return errCachedName
 	}
-	m, err := w.newImage(ctx, own)
+	m, err := w.newImage(ctx, own, w.locate)
 	if err != nil {
 		return err
 	}
@@ -137,6 +138,11 @@ type mountedImage struct {
 	location   cas.Location // nil without files
 	storeFiles []storeFile
 	bytes      int64 // of the image and the files in segments
+
+	// A root file system has these, so that none of its files needs a bind mount.
+	files   []*os.File // of the store, as further devices; closed once they are mounted
+	release []func()   // of these files
+	tails   *imageFile // the last device: the ends of these files
 }
 
 // A storeFile is a file that is bound from the store over a placeholder in an image.
@@ -146,10 +152,21 @@ type storeFile struct {
 	path string // relative to its root
 }
 
-// newImage writes and mounts the composed image.
-func (w *imageStage) newImage(ctx context.Context, c *composer) (_ *mountedImage, err error) {
+// locate points the files of an image of inputs at their extents, and lists those to be bound.
+func (w *imageStage) locate(_ context.Context, c *composer, m *mountedImage) (err error) {
+	m.storeFiles, m.bytes, err = c.locate(m.location, w.filer != nil, LargeFile)
+	return err
+}
+
+// newImage writes and mounts the composed image. The function locate points the files at m.location.
+func (w *imageStage) newImage(ctx context.Context, c *composer, locate func(context.Context, *composer, *mountedImage) error,
+) (_ *mountedImage, err error) {
 	m := &mountedImage{}
 	defer func() {
+		for _, f := range m.files {
+			f.Close()
+		}
+		m.files = nil
 		if err != nil {
 			w.unmount(m)
 		}
@@ -161,7 +178,7 @@ func (w *imageStage) newImage(ctx context.Context, c *composer) (_ *mountedImage
 		if m.location, err = w.locator.Locate(ctx, c.digests); err != nil {
 			return nil, err
 		}
-		if m.storeFiles, m.bytes, err = c.locate(m.location, w.filer != nil); err != nil {
+		if err = locate(ctx, c, m); err != nil {
 			return nil, err
 		}
 	}
@@ -184,7 +201,11 @@ func (m *mountedImage) devices() []*os.File {
 	if m.location == nil {
 		return nil
 	}
-	return m.location.Files()
+	files := slices.Concat(m.location.Files(), m.files)
+	if m.tails != nil {
+		files = append(files, m.tails.File)
+	}
+	return files
 }
 
 // size returns the size of the workspace: the planned directories, private inputs and the copies.

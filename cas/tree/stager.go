@@ -265,6 +265,12 @@ func (s *Stager) unmount(m *mountedImage) {
 	if m.location != nil {
 		m.location.Release()
 	}
+	if m.tails != nil {
+		s.files.put(m.tails, closed)
+	}
+	for _, release := range m.release {
+		release()
+	}
 }
 
 // close unmounts m and reports whether that succeeded.

@@ -46,6 +46,13 @@ func Parse(file string, text []byte) (*Policy, error) {
 		},
 		"rules":            func(n *strict.Node) error { rules = n; return nil }, // read after all profiles
 		"allow_unenforced": r.readUnenforced,
+		"default_properties": func(n *strict.Node) error {
+			r.policy.defaults = map[string][]Property{}
+			return r.Entries(n, func(instance string, _, value *strict.Node) (err error) {
+				r.policy.defaults[instance], err = r.properties(value)
+				return err
+			})
+		},
 	})
 	if err != nil {
 		return nil, err
@@ -165,6 +172,7 @@ func (r *reader) settings(p *profile) strict.Keys {
 	})
 	known["loopback"] = value(r.Decoder, &p.loopback, parseBool)
 	known["listen"] = value(r.Decoder, &p.listen, parseBool)
+	known["superuser"] = value(r.Decoder, &p.superuser, parseBool)
 	known["audit"] = value(r.Decoder, &p.audit, parseAudit)
 	known["network"] = func(n *strict.Node) error {
 		return r.Mapping(n, strict.Keys{
@@ -260,16 +268,23 @@ func (r *reader) readCondition(n *strict.Node, w *condition) error {
 		},
 		"mnemonic": text(&w.mnemonic),
 		"instance": text(&w.instance),
-		"property": func(n *strict.Node) error {
-			err := r.Entries(n, func(name string, _, value *strict.Node) error {
-				v, err := r.Scalar(value)
-				w.properties = append(w.properties, Property{name, v})
-				return err
-			})
-			slices.SortFunc(w.properties, func(a, b Property) int { return strings.Compare(a.Name, b.Name) })
+		"property": func(n *strict.Node) (err error) {
+			w.properties, err = r.properties(n)
 			return err
 		},
 	})
+}
+
+// properties reads a mapping of property names to values.
+func (r *reader) properties(n *strict.Node) ([]Property, error) {
+	var all []Property
+	err := r.Entries(n, func(name string, _, value *strict.Node) error {
+		v, err := r.Scalar(value)
+		all = append(all, Property{name, v})
+		return err
+	})
+	slices.SortFunc(all, Property.Compare)
+	return all, err
 }
 
 // always reports whether the condition holds for every action.

@@ -57,6 +57,8 @@ type Grant struct {
 	// the built-in process limit, which grows with it, has its minimum.
 	Stated sandbox.Limits
 	Audit  sandbox.Audit
+	// Superuser reports whether the command is user 0 in its user namespace.
+	Superuser bool
 	// TempBytes is the size of /tmp.
 	TempBytes int64
 	// MaxTimeout is the longest timeout of the action. Zero leaves it to the worker.
@@ -94,7 +96,8 @@ type Policy struct {
 	profiles        map[string]*profile
 	rules           []*rule // the first that matches applies
 	allowUnenforced []sandbox.Limit
-	file            bool // it is from a file
+	defaults        map[string][]Property // by instance name; sorted
+	file            bool                  // it is from a file
 	host            Host
 }
 
@@ -122,6 +125,7 @@ type profile struct {
 	allow            setting[[]sandbox.Endpoint] // that actions may request; sorted, without duplicates
 	cache            setting[bool]               // cache results despite network access
 	audit            setting[sandbox.Audit]
+	superuser        setting[bool] // actions may be user 0
 }
 
 // A rule chooses a profile for the actions that it matches.
@@ -212,6 +216,24 @@ var propertyNames = func() []string {
 	return names
 }()
 
+// PropertySuperuser is the platform property with which an action asks for user 0.
+const PropertySuperuser = "dockerRunAsRoot"
+
+// WithDefaults returns the platform properties of an action, with the operator's defaults for its instance. A default is
+// left out if the action sets a property of that name, with any case.
+func (p *Policy) WithDefaults(instance string, properties []Property) []Property {
+	all := slices.Clip(properties)
+	if p == nil {
+		return all
+	}
+	for _, d := range p.defaults[instance] {
+		if !slices.ContainsFunc(properties, func(q Property) bool { return strings.EqualFold(q.Name, d.Name) }) {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
 // Compile decides what an action may use on a worker that can enforce the given limits. It returns a RefusedError for a
 // property that does not exist or requests more than the policy grants. It returns sandbox.ErrUnsupported for a limit
 // that the file or the action sets and the worker cannot enforce. A built-in limit becomes Unlimited there.
@@ -219,6 +241,7 @@ func (p *Policy) Compile(r Request, enforceable []sandbox.Limit) (*Grant, error)
 	if p == nil {
 		return nil, errNilPolicy
 	}
+	r.Properties = p.WithDefaults(r.Instance, r.Properties)
 	c := &compilation{policy: p, rule: defaultRule, enforceable: enforceable, asked: map[string]string{}, grant: &Grant{}}
 	if i := slices.IndexFunc(p.rules, func(u *rule) bool { return u.when.holds(r) }); i >= 0 {
 		c.rule = p.rules[i]
@@ -233,6 +256,9 @@ func (p *Policy) Compile(r Request, enforceable []sandbox.Limit) (*Grant, error)
 		if err := decide(); err != nil {
 			return nil, err
 		}
+	}
+	if err := c.superuser(r.Properties); err != nil {
+		return nil, err
 	}
 	return c.grant, nil
 }
@@ -479,5 +505,26 @@ func (c *compilation) audit() error {
 		c.grant.Audit, by = want, "property cloister-audit"
 	}
 	c.because("audit %s: %s", c.grant.Audit.String(), by)
+	return nil
+}
+
+// superuser decides whether the command is user 0.
+func (c *compilation) superuser(properties []Property) error {
+	for _, p := range properties {
+		if !strings.EqualFold(p.Name, PropertySuperuser) {
+			continue
+		}
+		given := c.profile.superuser
+		want, err := parseBool(strings.ToLower(p.Value))
+		switch {
+		case err != nil:
+			return &RefusedError{p, c.rule.name, fmt.Sprintf("refuses it: %v", err)}
+		case want && !given.v:
+			return &RefusedError{p, c.rule.name, fmt.Sprintf("does not permit it (profile %s, %s); "+
+				"ask the operator for a profile with superuser: true", c.profile.name, given.from())}
+		}
+		c.grant.Superuser = want
+		c.because("superuser %t: property %s", want, p.Name)
+	}
 	return nil
 }

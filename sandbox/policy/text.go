@@ -36,6 +36,18 @@ func (p *Policy) Text() string {
 	if len(unenforced) > 0 {
 		w.line(0, "allow_unenforced: [%s]", strings.Join(unenforced, ", "))
 	}
+	if len(p.defaults) > 0 {
+		w.line(0, "default_properties:")
+	}
+	for _, instance := range slices.Sorted(maps.Keys(p.defaults)) {
+		w.line(1, "%q:", instance)
+		for _, d := range p.defaults[instance] {
+			w.line(2, "%q: %q", d.Name, d.Value)
+		}
+		if len(p.defaults[instance]) == 0 {
+			w.line(2, "{}")
+		}
+	}
 	return w.String()
 }
 
@@ -76,6 +88,9 @@ func (w *textWriter) profile(name string, o *profile) {
 	w.field(o.loopback.at, "loopback", fmt.Sprint(o.loopback.v))
 	w.field(o.listen.at, "listen", fmt.Sprint(o.listen.v))
 	w.field(o.audit.at, "audit", o.audit.v.String())
+	if o.superuser.at != "" {
+		w.field(o.superuser.at, "superuser", fmt.Sprint(o.superuser.v))
+	}
 	allow := fmt.Sprintf("[%s]", strings.Join(quoted(o.allow.v), ", "))
 	switch {
 	case o.allow.at != "" && o.cache.at != "":
@@ -124,7 +139,7 @@ func (w *textWriter) rule(u *rule) {
 // isDefault reports whether the file sets nothing in the profile.
 func (o *profile) isDefault() bool {
 	return !slices.ContainsFunc(o.amounts[:], func(s setting[int64]) bool { return s.at != "" }) &&
-		o.maxTimeout.at+o.loopback.at+o.listen.at+o.audit.at+o.allow.at+o.cache.at == ""
+		o.maxTimeout.at+o.loopback.at+o.listen.at+o.audit.at+o.allow.at+o.cache.at+o.superuser.at == ""
 }
 
 // plain returns a name as YAML. Of the well-formed names, only null needs quotes.

@@ -50,7 +50,10 @@ type Execution struct {
 	// the result and may be evicted before it.
 	Manifest string `protobuf:"bytes,10,opt,name=manifest,proto3" json:"manifest,omitempty"`
 	// Stable hash of the manifest: SHA-256, in hexadecimal, of the part that is equal for equivalent runs.
-	StableHash    string `protobuf:"bytes,11,opt,name=stable_hash,json=stableHash,proto3" json:"stable_hash,omitempty"`
+	StableHash string `protobuf:"bytes,11,opt,name=stable_hash,json=stableHash,proto3" json:"stable_hash,omitempty"`
+	// Digest of the Directory of the root file system that the action ran in, as [FUNCTION:]HASH/SIZE; empty for the
+	// worker's own.
+	Root          string `protobuf:"bytes,12,opt,name=root,proto3" json:"root,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -158,6 +161,13 @@ func (x *Execution) GetManifest() string {
 func (x *Execution) GetStableHash() string {
 	if x != nil {
 		return x.StableHash
+	}
+	return ""
+}
+
+func (x *Execution) GetRoot() string {
+	if x != nil {
+		return x.Root
 	}
 	return ""
 }
@@ -491,7 +501,7 @@ var File_cloister_v1_metadata_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\n" +
-	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\x98\x03\n" +
+	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\xac\x03\n" +
 	"\tExecution\x12.\n" +
 	"\asandbox\x18\x01 \x01(\v2\x14.cloister.v1.SandboxR\asandbox\x12(\n" +
 	"\x05usage\x18\x02 \x01(\v2\x12.cloister.v1.UsageR\x05usage\x12*\n" +
@@ -505,7 +515,8 @@ const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\bmanifest\x18\n" +
 	" \x01(\tR\bmanifest\x12\x1f\n" +
 	"\vstable_hash\x18\v \x01(\tR\n" +
-	"stableHashB\x10\n" +
+	"stableHash\x12\x12\n" +
+	"\x04root\x18\f \x01(\tR\x04rootB\x10\n" +
 	"\x0e_unread_inputs\"\xc5\x01\n" +
 	"\x05Event\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +

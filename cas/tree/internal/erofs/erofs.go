@@ -42,6 +42,7 @@ const (
 // A Tree is the content of an image. It consists of few slices, so it can be reused without allocation.
 type Tree struct {
 	Devices []int64 // the size of each in bytes, in mount order
+	Tails   []Tail  // of files that refer to them
 	// Dirs are all directories. The first is the root; every other one has exactly one entry, in a directory before it.
 	Dirs    []Dir
 	Entries []Entry
@@ -69,6 +70,16 @@ type placement struct {
 	tail   int   // size of the inline data: the names and a NUL, or 0
 }
 
+// A Tail is where the last chunk of a file is, if it is not behind the rest: the kernel reads whole blocks and fails if a
+// device ends in the middle of one. Every chunk before the last one has TailChunk bytes.
+type Tail struct {
+	Device int32
+	Offset int64 // a multiple of BlockSize
+}
+
+// TailChunk is the size of the chunks of a file with a Tail, in bytes.
+const TailChunk = 16 << 10
+
 // An Entry is one name in a directory.
 type Entry struct {
 	Name   string // 1 to 255 bytes, without a slash or NUL, neither . nor ..
@@ -77,6 +88,7 @@ type Entry struct {
 	Offset int64  // of a File that is not empty: where its data starts, a multiple of BlockSize
 	Device int32  // of a File: index of the device
 	Dir    int32  // of a Directory: index in Dirs
+	Tail   int32  // of a File: index in Tails, from 1, or 0
 	Mode   uint16 // of a File: permission bits
 	Kind   Kind
 	After  time.Duration // like Dir.After; unused for a Directory

@@ -188,12 +188,41 @@ func (w *writer) file(e *Entry) error {
 	case e.Offset < 0 || e.Offset&(BlockSize-1) != 0 || block > math.MaxUint32:
 		return fmt.Errorf("%w: a file at byte %d of a device", ErrTree, e.Offset)
 	}
+	if e.Tail != 0 {
+		return w.chunks(e, mode, block)
+	}
 	e.inode, _ = w.head(mode, layoutChunks, e.Size, chunkIndexSize, e.After)
 	chunkBits := uint16(max(bits.Len64(uint64(e.Size-1)), blockBits) - blockBits)
 	binary.LittleEndian.PutUint16(w.b[e.inode+16:], chunkIndexes|chunkBits)
 	index := w.b[len(w.b)-chunkIndexSize:]
 	binary.LittleEndian.PutUint16(index[2:], uint16(e.Device+1)) // 0 is the image itself
 	binary.LittleEndian.PutUint32(index[4:], uint32(block))
+	return nil
+}
+
+// chunks writes the inode of a file with a tail and the addresses of its chunks. The others begin at block.
+func (w *writer) chunks(e *Entry, mode uint16, block int64) error {
+	if e.Tail < 0 || int(e.Tail) > len(w.t.Tails) {
+		return fmt.Errorf("%w: tail %d does not exist", ErrTree, e.Tail)
+	}
+	tail := w.t.Tails[e.Tail-1]
+	n := (e.Size + TailChunk - 1) / TailChunk
+	if tail.Device < 0 || int(tail.Device) >= len(w.t.Devices) || tail.Offset < 0 || tail.Offset&(BlockSize-1) != 0 ||
+		tail.Offset>>blockBits > math.MaxUint32 || block+n*TailChunk>>blockBits > math.MaxUint32 {
+		return fmt.Errorf("%w: a tail at byte %d of device %d", ErrTree, tail.Offset, tail.Device)
+	}
+	inode, indexes := w.head(mode, layoutChunks, e.Size, int(n*chunkIndexSize), e.After)
+	e.inode = inode
+	binary.LittleEndian.PutUint16(w.b[inode+16:], chunkIndexes|uint16(bits.Len64(TailChunk-1)-blockBits))
+	for i := range n {
+		device, at := e.Device, block+i*TailChunk>>blockBits
+		if i == n-1 {
+			device, at = tail.Device, tail.Offset>>blockBits
+		}
+		index := w.b[indexes+i*chunkIndexSize:]
+		binary.LittleEndian.PutUint16(index[2:], uint16(device+1)) // 0 is the image itself
+		binary.LittleEndian.PutUint32(index[4:], uint32(at))
+	}
 	return nil
 }
 

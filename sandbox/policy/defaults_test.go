@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox/policy"
+)
+
+const defaultsFile = `version: 1
+profiles:
+  elements: {superuser: true}
+rules:
+  - name: elements
+    when: {instance: bst, property: {chroot-path: /}}
+    profile: elements
+default_properties:
+  bst: {chroot-path: /, dockerRunAsRoot: "true"}
+  none: {}
+`
+
+// TestDefaultPropertiesCompleteAnAction: an instance's defaults count like properties of the action, which override
+// them.
+func TestDefaultPropertiesCompleteAnAction(t *testing.T) {
+	p, err := policy.Parse("p.yaml", []byte(defaultsFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, instance string
+		asked, want    []policy.Property
+		superuser      bool
+	}{
+		{"another instance", "", properties("a=b"), properties("a=b"), false},
+		{"an instance without", "none", nil, nil, false},
+		{"defaults", "bst", properties("OSFamily=linux"), properties("OSFamily=linux", "chroot-path=/", "dockerRunAsRoot=true"), true},
+		{"overridden, in another case", "bst", properties("DockerRunAsRoot=false"), properties("DockerRunAsRoot=false", "chroot-path=/"), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := p.WithDefaults(c.instance, c.asked); !slices.Equal(got, c.want) {
+				t.Errorf("got %v, want %v", got, c.want)
+			}
+			g := compile(t, p, policy.Request{Instance: c.instance, Properties: c.asked})
+			if g.Superuser != c.superuser || (g.Rule == "elements") != (c.instance == "bst") {
+				t.Errorf("got rule %s, superuser %t; want superuser %t", g.Rule, g.Superuser, c.superuser)
+			}
+		})
+	}
+	again, err := policy.Parse("again.yaml", []byte(p.Text()))
+	if err != nil || again.Text() != p.Text() {
+		t.Errorf("the canonical text is not the same policy: %v\n%s", err, p.Text())
+	}
+	if strings.Contains(policy.Default().Text(), "superuser") || policy.Default().Hash() == p.Hash() {
+		t.Error("the built-in policy's text has a new line")
+	}
+}
+
+// TestSuperuserNeedsAGrant: no action is user 0 without the operator's permission.
+func TestSuperuserNeedsAGrant(t *testing.T) {
+	p := policy.Default()
+	_, err := p.Compile(policy.Request{Properties: properties("dockerRunAsRoot=true")}, nil)
+	if !errors.Is(err, policy.ErrRefused) || !strings.Contains(err.Error(), "property dockerRunAsRoot=true") || !strings.Contains(err.Error(), "superuser: true") {
+		t.Errorf("got %v, want a refusal that names the property and what to change", err)
+	}
+	if _, err := p.Compile(policy.Request{Properties: properties("dockerRunAsRoot=perhaps")}, nil); !errors.Is(err, policy.ErrRefused) {
+		t.Errorf("a malformed value: got %v, want a refusal", err)
+	}
+	if g := compile(t, p, policy.Request{Properties: properties("dockerRunAsRoot=False")}); g.Superuser {
+		t.Error("False was taken for true")
+	}
+}

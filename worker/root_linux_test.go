@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/tree"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+// rootFiles stores a root file system with a shell, and files by path, and returns its digest.
+func (c *confining) rootFiles(files map[string]string) cas.Digest {
+	c.t.Helper()
+	dir, err := os.OpenRoot(c.t.TempDir())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer dir.Close()
+	sandboxtest.CopyPrograms(c.t, dir, "sh", "cat", "cp", "id", "ls", "mkdir", "readlink", "rm", "touch")
+	for p, text := range files {
+		if i := strings.LastIndex(p, "/"); i > 0 {
+			if err := dir.MkdirAll(p[:i], 0o755); err != nil {
+				c.t.Fatal(err)
+			}
+		}
+		if err := dir.WriteFile(p, []byte(text), 0o644); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	d, err := tree.Ingest(c.t.Context(), c.in.Store, cas.SHA256, dir)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return d
+}
+
+// A rootRun is an action and what it did.
+type rootRun struct {
+	script   string
+	env      map[string]string
+	dir      string // working directory
+	outputs  []string
+	platform *repb.Platform
+	input    cas.Digest // the zero Digest is a root with the file "input"
+
+	stdout  string
+	outcome *Outcome
+	meta    *cloisterpb.Execution
+}
+
+// try executes r as a task, which it completes.
+func (c *confining) try(r *rootRun, task Task) error {
+	c.t.Helper()
+	if r.input.IsZero() {
+		input, err := cas.FromProto(cas.SHA256, c.message(&repb.Directory{
+			Files: []*repb.FileNode{{Name: "input", Digest: c.blob([]byte("an input\n"))}},
+		}))
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		r.input = input
+	}
+	command := &repb.Command{
+		Arguments: []string{"/bin/sh", "-c", r.script}, WorkingDirectory: r.dir, OutputPaths: r.outputs, Platform: r.platform,
+	}
+	for k, v := range r.env {
+		command.EnvironmentVariables = append(command.EnvironmentVariables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
+	}
+	action, err := cas.FromProto(cas.SHA256, c.message(&repb.Action{
+		CommandDigest: c.message(command), InputRootDigest: r.input.Proto(), DoNotCache: true,
+	}))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var text bytes.Buffer
+	task.Action, task.Stdout, task.Stderr = action, &text, &text
+	r.outcome, err = c.Execute(c.t.Context(), &task, func(Stage) {})
+	r.stdout = text.String()
+	if err == nil {
+		r.meta = &cloisterpb.Execution{}
+		err = r.outcome.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(r.meta)
+	}
+	return err
+}
+
+// run is try for a task that must succeed with this output.
+func (c *confining) run(r rootRun, task Task, want string) *rootRun {
+	c.t.Helper()
+	if err := c.try(&r, task); err != nil {
+		c.t.Fatal(err)
+	}
+	if r.stdout != want || r.outcome.Result.ExitCode != 0 {
+		c.t.Errorf("%s: got %q and exit code %d, want %q\n%s", r.script, r.stdout, r.outcome.Result.ExitCode, want, r.outcome.Message)
+	}
+	return &r
+}
+
+// rootWorkers are the ways in which a worker stages root file systems.
+func rootWorkers(t *testing.T, test func(t *testing.T, c *confining)) {
+	t.Helper()
+	forms := []tree.Form{tree.FormCopy}
+	if os.Geteuid() == 0 {
+		forms = []tree.Form{tree.FormImage, tree.FormCopy}
+		t.Run("ordinary user", func(t *testing.T) { asOrdinaryUser(t, strings.Split(t.Name(), "/")[0]) })
+	}
+	for _, form := range forms {
+		t.Run(string(form), func(t *testing.T) {
+			c := newConfining(t, onDisk(t), 1<<30)
+			if !c.cfg.Features.Root {
+				sandboxtest.Unavailable(t, "namespaces", "this kernel cannot replace the root file system")
+			}
+			if form == tree.FormCopy {
+				c.cfg.Stager = tree.NewStager(tree.StagerConfig{Budget: 1 << 30})
+				t.Cleanup(func() { c.cfg.Stager.Close() })
+			} else if c.why != nil {
+				sandboxtest.Unavailable(t, "namespaces", c.why)
+			}
+			test(t, c)
+		})
+	}
+}
+
+// TestActionRunsInRoot: an action with a root file system sees that and its inputs, nothing of this host, and changes
+// neither.
+func TestActionRunsInRoot(t *testing.T) {
+	rootWorkers(t, func(t *testing.T, c *confining) {
+		large := strings.Repeat("large file\n", 20_000)
+		root := c.rootFiles(map[string]string{"etc/marker": "first\n", "data/large": large})
+		other := c.rootFiles(map[string]string{"etc/marker": "second\n"})
+		task := Task{Root: root, RootEnv: []string{"PATH=/bin", "LANG=image", "ONLY=root"}}
+		r := c.run(rootRun{
+			script: `cat /etc/marker input; echo $PATH $LANG $ONLY $HOME; cp /data/large copy; id -u
+				ls -d /usr/share /etc/passwd /home /var 2>/dev/null; (echo x > /etc/new) 2>/dev/null && echo wrote
+				(echo x > /etc/marker) 2>/dev/null && echo wrote; (echo x > input) 2>/dev/null && echo wrote input; true`,
+			env: map[string]string{"LANG": "command"}, outputs: []string{"copy"},
+		}, task, "first\nan input\n/bin command root /tmp\n1000\n")
+		if copied := r.outcome.Result.OutputFiles; len(copied) != 1 || copied[0].Digest.GetSizeBytes() != int64(len(large)) ||
+			copied[0].Digest.GetHash() != c.blob([]byte(large)).GetHash() {
+			t.Errorf("a large file of the root: got %v", copied)
+		}
+		if !strings.Contains(r.outcome.Message, "tried to write /etc/new") {
+			t.Errorf("message: got %q, want the attempt to write to the root", r.outcome.Message)
+		}
+		if r.meta.Root != root.String() {
+			t.Errorf("metadata: got root %q, want %s", r.meta.Root, root)
+		}
+		c.run(rootRun{script: "cat /etc/marker"}, task, "first\n")
+		c.run(rootRun{script: "cat /etc/marker"}, Task{Root: other}, "second\n")
+		c.run(rootRun{script: "cat /etc/marker 2>/dev/null; ls -d /usr/bin"}, Task{}, "/usr/bin\n")
+	})
+}
+
+// TestRootIsPartOfTheStableHash: runs in different roots never have the same stable hash, and the hash does not depend on
+// how the root was staged.
+func TestRootIsPartOfTheStableHash(t *testing.T) {
+	var hashes []string
+	rootWorkers(t, func(t *testing.T, c *confining) {
+		for _, c2 := range []struct{ root, path string }{{"", ""}, {"one", ""}, {"two", ""}, {"one", "/"}, {"two", "/"}, {"one", "/work"}} {
+			task, r := Task{}, rootRun{script: "true", env: map[string]string{"PATH": "/bin:/usr/bin"}}
+			if c2.root != "" {
+				task.Root = c.rootFiles(map[string]string{"etc/marker": c2.root})
+			}
+			if c2.path != "" {
+				r.platform = platform("InputRootAbsolutePath", c2.path)
+			}
+			hashes = append(hashes, c.run(r, task, "").outcome.StableHash)
+		}
+	})
+	half := len(hashes) - 6
+	if half == 6 && !slices.Equal(hashes[:half], hashes[half:]) {
+		t.Errorf("the stable hashes depend on the staging: images %v, copies %v", hashes[:half], hashes[half:])
+	}
+	distinct := slices.Clone(hashes[half:])
+	slices.Sort(distinct)
+	if n := len(slices.Compact(distinct)); n != len(hashes[half:]) {
+		t.Errorf("got %d different stable hashes of %d different runs", n, len(hashes[half:]))
+	}
+}
+
+// TestInputRootPath: platform properties and the operator's defaults place the input root, also at /.
+func TestInputRootPath(t *testing.T) {
+	rootWorkers(t, func(t *testing.T, c *confining) {
+		root := c.rootFiles(map[string]string{"etc/marker": "root\n", "usr/local/of-root": ""})
+		c.cfg.Policy = parsePolicy(t, "version: 1\nprofiles:\n  build: {superuser: true}\n")
+		for _, c2 := range []struct {
+			name string
+			run  rootRun
+			task Task
+			want string
+		}{
+			{"in a root", rootRun{script: "readlink -f .; cat input /etc/marker", platform: platform("InputRootAbsolutePath", "/usr/local/work")},
+				Task{Root: root}, "/usr/local/work\nan input\nroot\n"},
+			{"on the host", rootRun{script: "readlink -f .; cat input; ls -d /usr/bin", platform: platform("inputRootAbsolutePath", "/b/f/w")},
+				Task{}, "/b/f/w\nan input\n/usr/bin\n"},
+			{"merged with a root", rootRun{script: "readlink -f .; cat /input /etc/marker; touch /etc/new && ls /etc/new", platform: platform("chroot-path", "/")},
+				Task{Root: root}, "/\nan input\nroot\n/etc/new\n"},
+			{"user 0", rootRun{script: "id -u; id -g", platform: platform("dockerRunAsRoot", "True")}, Task{}, "0\n0\n"},
+		} {
+			t.Run(c2.name, func(t *testing.T) {
+				old := c.t
+				c.t = t
+				defer func() { c.t = old }()
+				c.run(c2.run, c2.task, c2.want)
+			})
+		}
+	})
+}
+
+// TestInputRootIsTheRoot: the operator can choose that an instance's input roots are root file systems, as those of
+// BuildStream, which states no property. All of the root accepts new entries and no input can be changed.
+func TestInputRootIsTheRoot(t *testing.T) {
+	rootWorkers(t, func(t *testing.T, c *confining) {
+		c.cfg.Policy = parsePolicy(t, `version: 1
+profiles:
+  build: {superuser: true}
+default_properties:
+  "": {chroot-path: /, dockerRunAsRoot: "true"}
+`)
+		r := c.run(rootRun{
+			script: `readlink -f . ; cat source; mkdir -p /install/bin && echo new > /install/bin/x && echo o > out; echo $HOME; id -u
+				ls -d /usr/share /var /build 2>/dev/null; (echo x > /bin/sh) 2>/dev/null && echo wrote; rm -f /bin/sh 2>/dev/null && echo removed
+				touch /new /bin/new /etc-new && echo created`,
+			dir: "project/element", outputs: []string{"out", "../../install"},
+			input: c.rootFiles(map[string]string{"project/element/source": "source\n"}),
+		}, Task{}, "/project/element\nsource\n/tmp\n0\ncreated\n")
+		result := r.outcome.Result
+		if len(result.OutputFiles) != 1 || len(result.OutputDirectories) != 1 || result.OutputDirectories[0].Path != "../../install" {
+			t.Errorf("outputs: got %v and %v", result.OutputFiles, result.OutputDirectories)
+		}
+		var left []string
+		for _, e := range r.meta.Events {
+			if e.Kind == "output" {
+				left = append(left, e.Subject)
+			}
+		}
+		slices.Sort(left)
+		if want := []string{"bin/new", "etc-new", "new"}; !slices.Equal(left, want) {
+			t.Errorf("left: got %q, want %q", left, want)
+		}
+	})
+}
+
+// TestRefusedPlaces: a place that the worker cannot give is refused by the name of the property.
+func TestRefusedPlaces(t *testing.T) {
+	c := newConfining(t, onDisk(t), 0)
+	root := c.rootFiles(map[string]string{"file": ""})
+	gone := cas.SHA256.Sum([]byte("an absent Directory"))
+	for _, c2 := range []struct {
+		name     string
+		task     Task
+		platform *repb.Platform
+		kind     FaultKind
+		want     string
+	}{
+		{"the toolchain", Task{}, platform("InputRootAbsolutePath", "/usr/src"), FaultInvalid, "property InputRootAbsolutePath=/usr/src: the path overlaps /usr"},
+		{"above the toolchain", Task{Root: root}, platform("chroot-path", "/proc"), FaultInvalid, "property chroot-path=/proc: the path overlaps /proc"},
+		{"relative", Task{}, platform("chroot-path", "work"), FaultInvalid, "is not a clean absolute path"},
+		{"unclean", Task{}, platform("chroot-path", "/a/../usr"), FaultInvalid, "is not a clean absolute path"},
+		{"below a file", Task{Root: root}, platform("chroot-path", "/file/work"), FaultInvalid, "below something that is not a directory"},
+		{"contradiction", Task{}, platform("InputRootAbsolutePath", "/a", "chroot-path", "/b"), FaultInvalid, "set one of them"},
+		{"user 0", Task{}, platform("dockerRunAsRoot", "true"), FaultUnmet, "superuser: true"},
+		{"varied", Task{Variation: &Variation{Root: "/x"}}, platform("chroot-path", "/y"), FaultInvalid, "property chroot-path=/y states it"},
+		{"absent root", Task{Root: gone}, nil, FaultMissing, "root file system"},
+	} {
+		t.Run(c2.name, func(t *testing.T) {
+			err := c.try(&rootRun{script: "true", platform: c2.platform}, c2.task)
+			if f := wantFault(t, c2.name, err, c2.kind); !strings.Contains(f.Error(), c2.want) {
+				t.Errorf("got %q, want %q in it", f, c2.want)
+			}
+		})
+	}
+}
+
+// TestRootIsStagedOnce: concurrent actions share one staging of a root, later ones use it, and one that is closed or
+// evicted is staged again.
+func TestRootIsStagedOnce(t *testing.T) {
+	rootWorkers(t, func(t *testing.T, c *confining) {
+		root, err := c.inputs.Load(t.Context(), c.in, c.rootFiles(map[string]string{"etc/marker": "root\n"}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		stage := func() *tree.Root {
+			r, err := c.cfg.Stager.StageRoot(context.Background(), root, []string{"dev", "proc", "tmp", "build"}, c.in,
+				func(bytes, files int64) (tree.Workspace, error) {
+					return c.cfg.Backend.Workspace(t.Context(), bytes, files)
+				})
+			if err != nil {
+				t.Error(err)
+				return &tree.Root{}
+			}
+			return r
+		}
+		const n = 8
+		staged := make(chan *tree.Root, n)
+		for range n {
+			go func() { staged <- stage() }()
+		}
+		var all []*tree.Root
+		for range n {
+			all = append(all, <-staged)
+		}
+		for _, r := range all {
+			if r.Image != all[0].Image || !r.Valid() {
+				t.Errorf("got %s, want %s for all", r.Image, all[0].Image)
+			}
+			r.Release()
+		}
+		again := stage()
+		if again.Image != all[0].Image {
+			t.Errorf("a later action got %s, want %s", again.Image, all[0].Image)
+		}
+		again.Release()
+	})
+}
+
+func parsePolicy(t *testing.T, text string) *policy.Policy {
+	t.Helper()
+	p, err := policy.Parse("policy.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
