@@ -142,7 +142,11 @@ func (l *Log) Size() int64 { return l.size }
 
 // Append adds records with one write, or fails and adds none of them. A later Append may succeed.
 func (l *Log) Append(records ...[]byte) error {
-	lines, err := l.encode(slices.Values(records))
+	size := 0
+	for _, r := range records {
+		size += len(r) + lineBytes
+	}
+	lines, err := l.encode(slices.Values(records), size)
 	if err == nil && len(lines) > 0 {
 		err = l.append(lines)
 	}
@@ -213,7 +217,7 @@ func (l *Log) cut() error {
 
 // Rewrite atomically replaces all records. If it fails before the replacement, the old records stay.
 func (l *Log) Rewrite(records iter.Seq[[]byte]) error {
-	lines, err := l.encode(records)
+	lines, err := l.encode(records, 0)
 	if err == nil && l.closed {
 		err = os.ErrClosed
 	}
@@ -230,7 +234,7 @@ func (l *Log) Rewrite(records iter.Seq[[]byte]) error {
 // releases while it writes and syncs the new file. It keeps the records that are appended in this time. One call of
 // Compact or Rewrite may run at a time.
 func (l *Log) Compact(mu sync.Locker, records iter.Seq[[]byte]) error {
-	lines, err := l.encode(records)
+	lines, err := l.encode(records, 0)
 	if err == nil {
 		err = l.prepare()
 	}
@@ -331,9 +335,12 @@ func (l *Log) Close() error {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// encode returns records as lines.
-func (l *Log) encode(records iter.Seq[[]byte]) ([]byte, error) {
-	var lines []byte
+// lineBytes is the maximum number of bytes that encode adds to a record.
+const lineBytes = len("01234567 \n")
+
+// encode returns records as lines, which may have size bytes.
+func (l *Log) encode(records iter.Seq[[]byte], size int) ([]byte, error) {
+	lines := make([]byte, 0, size)
 	for r := range records {
 		if bytes.IndexByte(r, '\n') >= 0 {
 			return nil, errors.New("a record holds a newline")

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"slices"
 	"strconv"
 	"sync"
@@ -85,7 +86,7 @@ type pending struct {
 	// Everything below is guarded by mu.
 	log     *durable.Log
 	records int // in log
-	items   map[entry]*item
+	items   items
 	bytes   int64   // of the blobs of items
 	byAge   []*item // all items, in the order of since, and removed ones
 	queue   []*item // may have removed ones, too
@@ -98,6 +99,8 @@ type pending struct {
 // An item is a pending entry.
 type item struct {
 	entry
+	hash    uint64        // of the entry
+	next    *item         // another item with this hash, or nil
 	since   time.Time     // when it was first added
 	addedAt uint64        // the clock when it was last added
 	delay   time.Duration // of the next attempt, after the upstream rejected the previous one
@@ -105,16 +108,70 @@ type item struct {
 	removed bool
 }
 
+// items is a set of items by their entries. With entries as keys, a map would take more time than all the rest of add.
+type items struct {
+	seed   maphash.Seed
+	byHash map[uint64]*item
+	n      int
+}
+
+func newItems() items { return items{seed: maphash.MakeSeed(), byHash: map[uint64]*item{}} }
+
+// newItem returns an item, which is not in t.
+func (t *items) newItem(e entry, since time.Time) item {
+	return item{entry: e, hash: maphash.Comparable(t.seed, e), since: since}
+}
+
+// same returns the item in t that has the entry of i, or nil.
+func (t *items) same(i *item) *item {
+	found := t.byHash[i.hash]
+	for found != nil && found.entry != i.entry {
+		found = found.next
+	}
+	return found
+}
+
+// get returns the item of e, or nil.
+func (t *items) get(e entry) *item {
+	i := t.newItem(e, time.Time{})
+	return t.same(&i)
+}
+
+// add adds i; t has no item with its entry.
+func (t *items) add(i *item) {
+	i.next = t.byHash[i.hash]
+	t.byHash[i.hash] = i
+	t.n++
+}
+
+// remove removes i, which is in t.
+func (t *items) remove(i *item) {
+	first := t.byHash[i.hash]
+	at := &first
+	for *at != i {
+		at = &(*at).next
+	}
+	*at, i.next = i.next, nil
+	if t.byHash[i.hash] = first; first == nil {
+		delete(t.byHash, i.hash)
+	}
+	t.n--
+}
+
 // record returns a record of i. Both verbs have the time, so that the rest of their records is equal.
-func (i *item) record(verb string) []byte {
-	b := append(make([]byte, 0, 128), verb...)
-	b = append(i.append(append(b, ' ')), ' ')
+func (i *item) record(verb string) []byte { return i.appendRecord(make([]byte, 0, recordBytes), verb) }
+
+// recordBytes is a size of records that few exceed.
+const recordBytes = 128
+
+func (i *item) appendRecord(b []byte, verb string) []byte {
+	b = append(i.append(append(append(b, verb...), ' ')), ' ')
 	return strconv.AppendInt(b, i.since.Unix(), 10)
 }
 
 // openPending reads and compacts the journal at path, or creates it.
 func openPending(path string) (*pending, error) {
-	p := &pending{items: map[entry]*item{}}
+	p := &pending{items: newItems()}
 	p.changed = sync.NewCond(&p.mu)
 	var err error
 	p.log, err = durable.Open(durable.Config{Path: path, Replay: func(record []byte) error {
@@ -128,7 +185,8 @@ func openPending(path string) (*pending, error) {
 		case at.IsZero():
 			at = time.Now()
 		}
-		p.push(&item{entry: e, since: at})
+		i := p.items.newItem(e, at)
+		p.push(&i)
 		return nil
 	}})
 	if err != nil {
@@ -152,11 +210,11 @@ func current(items []*item) []*item {
 // push adds an item to the queue, unless its entry is pending. The caller holds mu, or has exclusive access.
 func (p *pending) push(i *item) {
 	p.clock++
-	if old := p.items[i.entry]; old != nil {
+	if old := p.items.same(i); old != nil {
 		old.addedAt = p.clock
 		return
 	}
-	p.items[i.entry] = i
+	p.items.add(i)
 	p.queue, p.byAge = append(p.queue, i), append(p.byAge, i)
 	p.bytes += i.bytes()
 	i.addedAt = p.clock
@@ -164,9 +222,9 @@ func (p *pending) push(i *item) {
 
 // remove removes an entry, except from queue and byAge. The caller holds mu, or has exclusive access.
 func (p *pending) remove(e entry) {
-	if i := p.items[e]; i != nil {
+	if i := p.items.get(e); i != nil {
 		i.removed = true
-		delete(p.items, e)
+		p.items.remove(i)
 		p.bytes -= e.bytes()
 	}
 }
@@ -186,10 +244,13 @@ func (p *pending) add(entries ...entry) error {
 	now := time.Now()
 	items := make([]item, len(entries))
 	records := make([][]byte, 0, len(entries))
+	text := make([]byte, 0, recordBytes*len(entries)) // of all records
 	for n, e := range entries {
-		items[n] = item{entry: e, since: now}
-		if p.items[e] == nil {
-			records = append(records, items[n].record(added))
+		items[n] = p.items.newItem(e, now)
+		if p.items.same(&items[n]) == nil {
+			start := len(text)
+			text = items[n].appendRecord(text, added)
+			records = append(records, text[start:])
 		}
 	}
 	if err := p.append(records); err != nil {
@@ -210,7 +271,7 @@ func (p *pending) drop(instance string, ds ...cas.Digest) {
 	var records [][]byte
 	for _, d := range ds {
 		e := entry{blob, instance, d}
-		if i := p.items[e]; i != nil {
+		if i := p.items.get(e); i != nil {
 			records = append(records, i.record(struck))
 			p.remove(e)
 		}
@@ -230,7 +291,7 @@ func (p *pending) settle(r *round) error {
 	p.taken = 0
 	var records [][]byte
 	for _, e := range r.done {
-		switch i := p.items[e]; {
+		switch i := p.items.get(e); {
 		case i == nil: // dropped
 		case i.addedAt > p.takenAt:
 			r.retry = append(r.retry, e)
@@ -240,12 +301,12 @@ func (p *pending) settle(r *round) error {
 		}
 	}
 	for _, e := range r.retry {
-		if i := p.items[e]; i != nil {
+		if i := p.items.get(e); i != nil {
 			p.queue = append(p.queue, i)
 		}
 	}
 	for _, e := range r.delay {
-		i := p.items[e]
+		i := p.items.get(e)
 		if i == nil {
 			continue
 		}
@@ -253,11 +314,11 @@ func (p *pending) settle(r *round) error {
 		i.until = time.Now().Add(i.delay)
 		p.delayed = append(p.delayed, i)
 	}
-	if len(p.byAge) > 2*len(p.items)+1000 {
+	if len(p.byAge) > 2*p.items.n+1000 {
 		p.byAge = current(p.byAge)
 	}
 	p.changed.Broadcast()
-	if p.records > 4*len(p.items)+10_000 {
+	if p.records > 4*p.items.n+10_000 {
 		return p.compact()
 	}
 	return p.append(records)
@@ -336,14 +397,14 @@ func (p *pending) stats() (n int, bytes int64, oldest time.Time) {
 	if len(p.byAge) > 0 {
 		oldest = p.byAge[0].since
 	}
-	return len(p.items), p.bytes, oldest
+	return p.items.n, p.bytes, oldest
 }
 
 // since returns when a pending entry was added, or the zero time.
 func (p *pending) since(e entry) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if i := p.items[e]; i != nil {
+	if i := p.items.get(e); i != nil {
 		return i.since
 	}
 	return time.Time{}
@@ -355,7 +416,7 @@ func (p *pending) has(instance string, ds []cas.Digest) map[cas.Digest]bool {
 	defer p.mu.Unlock()
 	found := map[cas.Digest]bool{}
 	for _, d := range ds {
-		if p.items[entry{blob, instance, d}] != nil {
+		if p.items.get(entry{blob, instance, d}) != nil {
 			found[d] = true
 		}
 	}
@@ -365,7 +426,7 @@ func (p *pending) has(instance string, ds []cas.Digest) map[cas.Digest]bool {
 func (p *pending) len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.items)
+	return p.items.n
 }
 
 // append appends records to the journal, all or none. The caller holds mu.
@@ -404,7 +465,7 @@ func (p *pending) waitEmpty(ctx context.Context) {
 	defer stop()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.items) > 0 && ctx.Err() == nil {
+	for p.items.n > 0 && ctx.Err() == nil {
 		p.changed.Wait()
 	}
 }

@@ -39,3 +39,30 @@ func TestUsesBeyondTheQueueAreRenewedLater(t *testing.T) {
 		t.Errorf("at the next use: got %d entries, the blob among them: %t, want it alone", n, found)
 	}
 }
+
+// TestItemsWithEqualHashes checks that entries whose hashes are equal stay apart.
+func TestItemsWithEqualHashes(t *testing.T) {
+	set := newItems()
+	var all []*item
+	for n := range 3 {
+		i := set.newItem(entry{blob, "", cas.SHA256.Sum([]byte{byte(n)})}, time.Time{})
+		i.hash = 1
+		set.add(&i)
+		all = append(all, &i)
+	}
+	for n, want := range []int{2, 1, 0} {
+		removed := all[(n+1)%3]
+		set.remove(removed)
+		if set.n != want || set.same(removed) != nil {
+			t.Errorf("got %d items, want %d without the removed one", set.n, want)
+		}
+		for m := n + 1; m < 3; m++ {
+			if left := all[(m+1)%3]; set.same(left) != left {
+				t.Errorf("item %d is lost", (m+1)%3)
+			}
+		}
+	}
+	if len(set.byHash) > 0 {
+		t.Errorf("%d hashes are left, want none", len(set.byHash))
+	}
+}

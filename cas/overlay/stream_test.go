@@ -129,6 +129,46 @@ func BenchmarkStreamedWrites(b *testing.B) {
 	}
 }
 
+// BenchmarkStreamedReads compares streamed reads of 1 KiB without an upstream to those in front of one that has all blobs.
+func BenchmarkStreamedReads(b *testing.B) {
+	const blobs = 2000
+	front := func(b *testing.B) cas.Instances {
+		upstream := castest.NewMemory()
+		return open(b, overlay.Config{Local: benchDisk(b), Upstream: one(upstream, nil), Policy: overlay.WriteBack}).Instance
+	}
+	for _, store := range []struct {
+		name string
+		open func(*testing.B) cas.Instances
+	}{{"none", benchDisk}, {"back", front}} {
+		b.Run(store.name, func(b *testing.B) {
+			instances := store.open(b)
+			in, err := instances("")
+			must(b, err)
+			var ds []cas.Digest
+			for i := range blobs {
+				d, err := cas.PutBytes(b.Context(), in.Store, cas.SHA256, binary.LittleEndian.AppendUint64(make([]byte, 1<<10), uint64(i)))
+				must(b, err)
+				ds = append(ds, d)
+			}
+			c := streamsTo(b, instances)
+			var n atomic.Uint64
+			b.ReportAllocs()
+			b.ResetTimer()
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					s, err := c.Read(b.Context(), &bspb.ReadRequest{ResourceName: ds[n.Add(1)%blobs].Resource()})
+					for err == nil {
+						_, err = s.Recv()
+					}
+					if err != io.EOF {
+						b.Error(err)
+					}
+				}
+			})
+		})
+	}
+}
+
 // BenchmarkBatches compares batches of 100 blobs of 1 KiB without an upstream to those in front of one that never answers,
 // so that nothing is sent.
 func BenchmarkBatches(b *testing.B) {
