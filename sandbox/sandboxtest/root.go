@@ -148,6 +148,15 @@ func ownRoot(t *testing.T, b sandbox.Backend) {
 			}
 		}
 	})
+	for _, user := range []string{"user 1000", "user 0"} {
+		t.Run("no way leads to the host's, as "+user, func(t *testing.T) {
+			r := inRoot(root, wayOut)
+			spec := r.Spec
+			r.Spec = func(s *sandbox.Spec) { spec(s); s.Superuser = user == "user 0" }
+			r.Do(t, b)
+			checkNoWayOut(t, &r)
+		})
+	}
 	t.Run("ends with the run", func(t *testing.T) {
 		other, w := newRoot(t, b)
 		write(t, w.Root(), "root/data/file", "another root\n", 0o644)
@@ -200,6 +209,35 @@ func ownRoot(t *testing.T, b sandbox.Backend) {
 	})
 }
 
+// wayOut tries to reach the root of the host, and prints what it finds and its mounts.
+const wayOut = `ls -d /../usr/share /../../../../etc/passwd /proc/self/root/usr/share /proc/self/root/../etc/passwd /build/../../usr/share
+	for p in /proc/[0-9]*; do ls -d $p/root/usr/share $p/cwd/../../usr/share $p/root/etc/passwd; done
+	for fd in /proc/self/fd/*; do ls -d $fd/../usr/share $fd/usr/share $fd/../../../etc/passwd; done
+	chroot . /bin/ls -d /usr/share; chroot /proc/1/root /bin/ls -d /usr/share
+	mkdir /build/old && cd /build/old && chroot /build/old /bin/ls; ls -d ../../../usr/share
+	echo mounts; cat /proc/self/mountinfo`
+
+// checkNoWayOut checks what wayOut printed.
+func checkNoWayOut(t *testing.T, r *Run) {
+	t.Helper()
+	found, mounts, ok := strings.Cut(r.Stdout, "mounts\n")
+	if found != "" || !ok {
+		t.Errorf("it found %q\n%s", found, r.Stderr)
+	}
+	at := map[string]int{} // mounts by mount point
+	for line := range strings.Lines(mounts) {
+		f := strings.Fields(line)
+		at[f[4]]++
+		top, _, _ := strings.Cut(strings.TrimPrefix(f[4], "/"), "/")
+		if !slices.Contains([]string{"", "build", "dev", "etc", "proc", "tmp"}, top) {
+			t.Errorf("an unexpected mount: %s", line)
+		}
+	}
+	if at["/"] != 1 || at["/dev"] != 1 || at["/proc"] != 1 || at["/tmp"] != 1 {
+		t.Errorf("mounts: got\n%s\nwant one each at /, /dev, /proc and /tmp", mounts)
+	}
+}
+
 // outputRoot: an output can be the root file system, over inputs that cannot be changed.
 func outputRoot(t *testing.T, b sandbox.Backend) {
 	f := needsRoot(t, b)
@@ -248,6 +286,9 @@ func outputRoot(t *testing.T, b sandbox.Backend) {
 	if r.Stdout != "file of the root\n" {
 		t.Errorf("got %q\n%s", r.Stdout, r.Stderr)
 	}
+	r.Script, r.Check = wayOut, nil
+	r.Do(t, b)
+	checkNoWayOut(t, &r)
 }
 
 // superuser: a run can be user 0, which gives it no right.
