@@ -97,6 +97,10 @@ func stageOf(e *remoteworkerpb.CurrentState_Executing) worker.Stage {
 // assign assigns a run to a worker. It fails with a *worker.Fault, and the caller then ends the run.
 func (s *Server) assign(w *session, run *queue.Run) (*assignment, error) {
 	t := run.Task()
+	if !t.Root.IsZero() { // the protocol cannot express it
+		return nil, &worker.Fault{Kind: worker.FaultUnmet, Err: fmt.Errorf(
+			"worker %s cannot receive the root file system %s of action %s: only slots of this server can run it", w.name, t.Root, t.Action)}
+	}
 	in, err := s.cfg.Instances(t.Instance)
 	if err != nil {
 		return nil, &worker.Fault{Kind: worker.FaultUnavailable, Err: err}

@@ -338,6 +338,15 @@ func TestTimeoutOfTheActionIsSent(t *testing.T) {
 	})
 }
 
+// TestRootIsNotLost: a worker never executes an action in its own root file system if the task has another.
+func TestRootIsNotLost(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		o := h.submit(t, "a", func(r *queue.Request, _ *repb.Action) { r.Task.Root = cas.SHA256.Sum([]byte("a root")) })
+		h.slot("anvil", "0").report(t, idle())
+		wantFault(t, o, worker.FaultUnmet, "anvil", "root file system", o.Action().String())
+	})
+}
+
 // TestIdleCallEndsAfterARandomTime also checks that a worker is not lost during a call longer than Silence.
 func TestIdleCallEndsAfterARandomTime(t *testing.T) {
 	inBubble(t, func(c *buildbarn.ServerConfig) { c.Idle, c.Silence = 5*time.Minute, time.Minute }, func(t *testing.T, h *head) {

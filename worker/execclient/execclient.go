@@ -103,8 +103,13 @@ func send(ctx context.Context, from cas.Store, to cas.Store, ds []cas.Digest) er
 }
 
 // Execute makes the server execute the action of t, even if it has a cached result. It uses nothing else of t, reports no
-// stages, and retries while the server is unavailable or busy.
+// stages, and retries while the server is unavailable or busy. It refuses a task with a root file system, which the API
+// cannot express.
 func (c *Client) Execute(ctx context.Context, t *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
+	if !t.Root.IsZero() {
+		return nil, &worker.Fault{Kind: worker.FaultUnmet, Err: fmt.Errorf("execute action %s: "+
+			"the API cannot state its root file system %s: execute it on this machine", t.Action, t.Root)}
+	}
 	for try := 0; ; try++ {
 		r, err := c.execute(ctx, t)
 		if err == nil {

@@ -65,6 +65,9 @@ func TestExecuteSkipsTheCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, err := c.Execute(t.Context(), &worker.Task{Action: cas.SHA256.Sum([]byte("x"))}, nil)
+	if _, err := c.Execute(t.Context(), &worker.Task{Action: cas.SHA256.Sum(nil), Root: cas.SHA256.Sum(nil)}, nil); err == nil {
+		t.Error("a task with a root file system, which the server would ignore, was executed")
+	}
 	if err != nil || out.Result.ExitCode != 7 || string(out.Result.StdoutRaw) != "main" {
 		t.Errorf("got %+v, %v, want exit code 7 in instance main", out, err)
 	}

@@ -28,6 +28,7 @@ import (
 // ActionFlags describe an action made from a command and files of this host.
 type ActionFlags struct {
 	in         string
+	root       string
 	git        string
 	submodules string
 	Out        []string
@@ -46,7 +47,7 @@ type ActionFlags struct {
 }
 
 // ActionFlagNames are the names of the flags. A stored action states all of this itself.
-var ActionFlagNames = []string{"in", "git", "submodules", "out", "env", "pass-env", "property", "timeout", "seed"}
+var ActionFlagNames = []string{"in", "root", "git", "submodules", "out", "env", "pass-env", "property", "timeout", "seed"}
 
 // Register adds the flags.
 func (r *ActionFlags) Register(cmd *cobra.Command) {
@@ -63,6 +64,11 @@ func (r *ActionFlags) Register(cmd *cobra.Command) {
 	flags.Share(f, "pass-env", "submodules")
 }
 
+// RegisterRoot adds the flag for the root file system.
+func (r *ActionFlags) RegisterRoot(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&r.root, "root", "", "directory to use as the root file system instead of this host's programs and libraries")
+}
+
 // Check validates the flags.
 func (r *ActionFlags) Check() error {
 	if r.git != "" {
@@ -74,11 +80,14 @@ func (r *ActionFlags) Check() error {
 			return fmt.Errorf("--git %w", err)
 		}
 	}
-	if r.in != "" {
-		if fi, err := os.Stat(r.in); err != nil {
-			return fmt.Errorf("--in %s: %w", r.in, errors.Unwrap(err))
+	for _, dir := range [][2]string{{"--in", r.in}, {"--root", r.root}} {
+		if dir[1] == "" {
+			continue
+		}
+		if fi, err := os.Stat(dir[1]); err != nil {
+			return fmt.Errorf("%s %s: %w", dir[0], dir[1], errors.Unwrap(err))
 		} else if !fi.IsDir() {
-			return fmt.Errorf("--in %s: write a directory", r.in)
+			return fmt.Errorf("%s %s: write a directory", dir[0], dir[1])
 		}
 	}
 	switch {
@@ -190,6 +199,11 @@ func (r *ActionFlags) Put(ctx context.Context, w *Worker) (*worker.Task, error) 
 	if err != nil {
 		return nil, fmt.Errorf("read inputs: %w", err)
 	}
+	if r.root != "" {
+		if task.Root, err = readDirectory(ctx, in.Store, r.root); err != nil {
+			return nil, fmt.Errorf("read the root file system: %w", err)
+		}
+	}
 	task.Action, err = r.PutAction(ctx, in.Store, root)
 	return task, err
 }
@@ -235,7 +249,7 @@ func (r *ActionFlags) readRevision(ctx context.Context, w *Worker, store cas.Sto
 func readDirectory(ctx context.Context, store cas.Store, name string) (cas.Digest, error) {
 	dir, err := os.OpenRoot(name)
 	if err != nil {
-		return cas.Digest{}, fmt.Errorf("--in: %w", err)
+		return cas.Digest{}, err
 	}
 	root, err := tree.Ingest(ctx, store, cas.SHA256, dir)
 	return root, errors.Join(err, dir.Close())

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+// TestRunInRoot: run --root shows a command the directory as its root and nothing of this host, and the manifest
+// names it.
+func TestRunInRoot(t *testing.T) {
+	sandboxtest.Tool(t, "ldd")
+	dir := t.TempDir()
+	roots := map[string]bool{}
+	for _, name := range []string{"one", "two"} {
+		at := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Join(at, "etc"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		root, err := os.OpenRoot(at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer root.Close()
+		sandboxtest.CopyPrograms(t, root, "sh", "cat", "ls")
+		if err := root.WriteFile("etc/marker", []byte(name+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.CommandContext(t.Context(), built.Path(t), "run", "--root", at, "--manifest", filepath.Join(dir, "manifest"),
+			"--", "/bin/sh", "-c", "cat /etc/marker; ls -d /usr/share /etc/passwd /home; echo x > /etc/new")
+		cmd.Dir = dir
+		text, err := cmd.CombinedOutput()
+		if err == nil || !strings.HasPrefix(string(text), name+"\n") || strings.Contains(string(text), "\n/usr/share\n") ||
+			!strings.Contains(string(text), "tried to write /etc/new") {
+			t.Errorf("got %v and\n%s", err, text)
+		}
+		manifest, err := os.ReadFile(filepath.Join(dir, "manifest"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(manifest)) {
+			if strings.Contains(line, "root \"") {
+				roots[line] = true
+			}
+		}
+	}
+	if len(roots) != 2 {
+		t.Errorf("the manifests name the roots %v, want two", roots)
+	}
+}
