@@ -6,9 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -29,6 +27,8 @@ type Request struct {
 	// Timeout is the action's timeout, or the worker's maximum if the action sets none.
 	Timeout time.Duration
 
+	ignored              []string  // platform properties without effect, as NAME=VALUE
+	ignoresImage         bool      // a container image is among them
 	place                placement // set for a task
 	outputs, directories []string  // relative to the input root; directories are those of output_directories
 }
@@ -85,7 +85,10 @@ func (l *Local) Resolve(ctx context.Context, in *cas.Instance, action cas.Digest
 	if req.Timeout == 0 {
 		req.Timeout = l.cfg.MaxTimeout
 	}
-	if !l.cfg.Fleet {
+	if !l.cfg.Fleet && l.cfg.Backend != nil {
+		if err := l.checkPlatform(req); err != nil {
+			return nil, err
+		}
 		l.warnOfProperties(req)
 	}
 	return req, nil
@@ -175,7 +178,8 @@ const maxIgnored = 100
 // platform (rule 84).
 func (l *Local) warnOfProperties(req *Request) {
 	for _, property := range req.properties() {
-		if isSetting(property.Name) || isPlaced(property.Name) || describesHost(property) {
+		names, _ := hostProperty(property)
+		if names || isSetting(property.Name) || isPlaced(property.Name) || isImage(property) && noImage(property.Value) {
 			continue
 		}
 		l.mu.Lock()
@@ -189,19 +193,6 @@ func (l *Local) warnOfProperties(req *Request) {
 				"name", property.Name, "value", property.Value)
 		}
 	}
-}
-
-// describesHost reports whether a property states the operating system or the architecture of this worker, so that
-// ignoring it changes nothing.
-func describesHost(p *repb.Platform_Property) bool {
-	switch strings.ToLower(p.Name) {
-	case "osfamily", "os":
-		return strings.EqualFold(p.Value, runtime.GOOS)
-	case "isa", "arch", "cpu":
-		names := map[string][]string{"amd64": {"x86-64", "x86_64", "k8"}, "arm64": {"aarch64", "arm-v8", "armv8"}}[runtime.GOARCH]
-		return slices.Contains(append(names, runtime.GOARCH), strings.ToLower(p.Value))
-	}
-	return false
 }
 
 // parts returns the digests of the command and the input root of the action a, whose digest is d.

@@ -26,6 +26,9 @@ type Config struct {
 	// Fleet is set if several workers, each with its own policy, share actions by their platform properties. No
 	// property is ignored then, and an Admission's MergeKey covers everything that another policy might use.
 	Fleet bool
+	// IgnoreImages runs actions that name a container image with the Toolchain, which every result states. Without it they
+	// are refused. StrictProperties refuses platform properties that have no effect. Both matter only without Fleet.
+	IgnoreImages, StrictProperties bool
 	// Features is the result of Backend.Probe. It becomes part of every result's metadata.
 	Features sandbox.Features
 	// Stager stages input trees; nil copies them.
@@ -74,6 +77,7 @@ type Local struct {
 	renewing   chan struct{} // holds a value while inputs are being marked as used
 	mu         sync.Mutex
 	ignored    map[string]bool // guarded by mu; platform properties that were warned about
+	mentioned  map[string]bool // guarded by mu; lines of messages about ignored properties
 }
 
 var _ Executor = (*Local)(nil)
@@ -142,6 +146,7 @@ func newLocal(c Config) *Local {
 		sums:       newSums(),
 		renewing:   make(chan struct{}, 1),
 		ignored:    map[string]bool{},
+		mentioned:  map[string]bool{},
 	}
 }
 

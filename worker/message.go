@@ -15,9 +15,9 @@ import (
 const (
 	// maxShown is the number of events in a message; the audit log lists all of them.
 	maxShown = 5
-	// MaxMessageLines bounds a message: the status, omitted outputs, the events, the number of further events, and the
-	// network.
-	MaxMessageLines = 2 + maxShown + 2
+	// MaxMessageLines bounds a message: the status, omitted outputs, the events, the number of further events, the
+	// network, and ignored properties.
+	MaxMessageLines = 2 + maxShown + 3
 	// maxLine bounds each line, in bytes.
 	maxLine = 1000
 )
@@ -112,8 +112,8 @@ func (e *execution) peakMemory() string {
 }
 
 // message returns the message of the outcome. It begins with line, unless that is "", and omits limit, which line
-// mentions already.
-func (e *execution) message(line string, limit *sandbox.Event) string {
+// mentions already. It ends with ignored, unless that is "".
+func (e *execution) message(line string, limit *sandbox.Event, ignored string) string {
 	var lines []string
 	add := func(format string, args ...any) {
 		lines = append(lines, "cloister: "+printable.Head(fmt.Sprintf(format, args...), maxLine))
@@ -146,6 +146,9 @@ func (e *execution) message(line string, limit *sandbox.Event) string {
 		}
 		add("not hermetic, so its result %s: profile %q, chosen by rule %q, permits %s",
 			cached, g.Profile, g.Rule, endpoints(g.Network.Allow))
+	}
+	if ignored != "" {
+		add("%s", ignored)
 	}
 	return strings.Join(lines, "\n")
 }

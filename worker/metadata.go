@@ -83,6 +83,8 @@ func (l *Local) executionMetadata(e *execution) *cloisterpb.Execution {
 		Profile:  e.box.grant.Profile,
 		Rule:     e.box.grant.Rule,
 		Hermetic: e.box.grant.Hermetic,
+
+		IgnoredProperties: e.req.ignored,
 	}
 	if root := e.task.Root; !root.IsZero() {
 		m.Root = root.String()

@@ -66,7 +66,7 @@ func (l *Local) seal(ctx context.Context, e *execution) (*Outcome, error) {
 	m := l.metadata(e, append([]proto.Message{details}, usage...)...)
 	m.AuxiliaryMetadata = append(m.AuxiliaryMetadata, e.task.Auxiliary...)
 	result.ExecutionMetadata = m
-	out.Message = e.message(line, limit)
+	out.Message = e.message(line, limit, l.ignoredLine(e.task, e.req))
 	if out.Status != StatusOK || e.ran.ExitCode != 0 {
 		t := *e.task
 		if g := e.box.grant; g.Rule == "default" && g.Profile == "build" {

@@ -327,11 +327,11 @@ func TestRule084_UnknownPropertiesWarnOnce(t *testing.T) {
 	}}
 	for range 3 {
 		l.warnOfProperties(&Request{Action: &repb.Action{Platform: host}, Command: &repb.Command{}})
-		l.warnOfProperties(&Request{Action: &repb.Action{Platform: property("OSFamily")}, Command: &repb.Command{Platform: property("hidden")}})
-		l.warnOfProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("Arch")}})
+		l.warnOfProperties(&Request{Action: &repb.Action{Platform: property("Pool")}, Command: &repb.Command{Platform: property("hidden")}})
+		l.warnOfProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("recycle")}})
 		l.warnOfProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("cloister-memory")}})
 	}
-	if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "OSFamily") || !strings.Contains(got, "Arch") {
-		t.Errorf("got %q, want a line for OSFamily and one for Arch", got)
+	if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "Pool") || !strings.Contains(got, "recycle") {
+		t.Errorf("got %q, want a line for Pool and one for recycle", got)
 	}
 }

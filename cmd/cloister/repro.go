@@ -78,6 +78,7 @@ nothing: they did not start, all fail in the same way, or none produces an outpu
 	c.ActionFlags.Register(cmd)
 	c.From.Register(cmd)
 	c.Sandbox.Register(cmd)
+	c.Sandbox.RegisterImages(cmd)
 	c.Attest.Register(cmd)
 	c.From.Complete(cmd)
 	return cmd

@@ -83,6 +83,7 @@ if the server cannot be reached.`,
 	f.BoolVar(&c.Shell, "shell", false, "open a shell in the action's sandbox instead of running its command")
 	c.From.Register(cmd)
 	c.Sandbox.Register(cmd)
+	c.Sandbox.RegisterImages(cmd)
 	c.From.Complete(cmd)
 	return cmd
 }

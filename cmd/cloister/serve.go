@@ -43,6 +43,7 @@ and this machine needs no sandbox (docs/farm.md).`,
 		},
 	}
 	c.Config.Register(cmd)
+	c.Sandbox.RegisterImages(cmd)
 	c.Upstream.Register(cmd)
 	c.Sampling.Register(cmd)
 	c.Workers.Register(cmd)
@@ -52,6 +53,7 @@ and this machine needs no sandbox (docs/farm.md).`,
 	f.Var(&c.MaxBlob, "max-blob", "size limit of a blob (default: half of --max-size, which is the maximum)")
 	flags.HideDefault(f, "max-blob")
 	f.IntVar(&c.MaxQueued, "max-queued", 100_000, "limit of requests that wait or run, of all clients; more get RESOURCE_EXHAUSTED")
+	f.BoolVar(&c.StrictProperties, "strict-properties", false, "refuse actions with platform properties that have no effect here")
 	f.Var(&c.History, "history-size", "size limit of the history, and of the results and logs of failed actions that it protects; 0 disables it")
 	f.Var(&c.DigestFunctions, "digest-function", "default digest function among those of equal hash length, [INSTANCE=]FUNCTION; Buck2 with BLAKE3 needs blake3")
 	return cmd

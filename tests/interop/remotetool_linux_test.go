@@ -100,7 +100,7 @@ func TestRemoteToolWorksWithServe(t *testing.T) {
 	if err != nil {
 		sandboxtest.Unavailable(t, "interop", err)
 	}
-	r := &tool{t, program, listen(t), t.TempDir()}
+	r := &tool{t, program, listen(t, "--images=ignore"), t.TempDir()}
 
 	root := r.action("cat a.txt sub/deep/more > out; mkdir -p dir; cp a.txt dir/made; echo text")
 	input, err := os.OpenRoot(filepath.Join(root, "input"))

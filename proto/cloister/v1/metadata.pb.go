@@ -53,9 +53,12 @@ type Execution struct {
 	StableHash string `protobuf:"bytes,11,opt,name=stable_hash,json=stableHash,proto3" json:"stable_hash,omitempty"`
 	// Digest of the Directory of the root file system that the action ran in, as [FUNCTION:]HASH/SIZE; empty for the
 	// worker's own.
-	Root          string `protobuf:"bytes,12,opt,name=root,proto3" json:"root,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Root string `protobuf:"bytes,12,opt,name=root,proto3" json:"root,omitempty"`
+	// Platform properties that had no effect, as NAME=VALUE: at most twenty. A container-image among them means that the
+	// action ran with the worker's own toolchain.
+	IgnoredProperties []string `protobuf:"bytes,13,rep,name=ignored_properties,json=ignoredProperties,proto3" json:"ignored_properties,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Execution) Reset() {
@@ -170,6 +173,13 @@ func (x *Execution) GetRoot() string {
 		return x.Root
 	}
 	return ""
+}
+
+func (x *Execution) GetIgnoredProperties() []string {
+	if x != nil {
+		return x.IgnoredProperties
+	}
+	return nil
 }
 
 // Event is a violation of the sandbox, or a limit that an action met.
@@ -501,7 +511,7 @@ var File_cloister_v1_metadata_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\n" +
-	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\xac\x03\n" +
+	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\xdb\x03\n" +
 	"\tExecution\x12.\n" +
 	"\asandbox\x18\x01 \x01(\v2\x14.cloister.v1.SandboxR\asandbox\x12(\n" +
 	"\x05usage\x18\x02 \x01(\v2\x12.cloister.v1.UsageR\x05usage\x12*\n" +
@@ -516,7 +526,8 @@ const file_cloister_v1_metadata_proto_rawDesc = "" +
 	" \x01(\tR\bmanifest\x12\x1f\n" +
 	"\vstable_hash\x18\v \x01(\tR\n" +
 	"stableHash\x12\x12\n" +
-	"\x04root\x18\f \x01(\tR\x04rootB\x10\n" +
+	"\x04root\x18\f \x01(\tR\x04root\x12-\n" +
+	"\x12ignored_properties\x18\r \x03(\tR\x11ignoredPropertiesB\x10\n" +
 	"\x0e_unread_inputs\"\xc5\x01\n" +
 	"\x05Event\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +

@@ -27,6 +27,7 @@ type Flags struct {
 	Tier       string
 	Policy     string
 	sourceTree string
+	images     string
 }
 
 // Register adds the flags.
@@ -36,6 +37,21 @@ func (c *Flags) Register(cmd *cobra.Command) {
 	f.StringVar(&c.Policy, "policy", "", "file with the policy of actions (default: see cloister policy explain)")
 	f.StringVar(&c.sourceTree, "source-tree", "", "directory to search for undeclared inputs; audits actions in full unless the policy sets a level")
 	flags.Share(f, "sandbox", "policy", "source-tree")
+}
+
+// RegisterImages adds the flag for actions that name a container image, to commands that execute such actions.
+func (c *Flags) RegisterImages(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&c.images, "images", "", "what to do with actions that name a container image: ignore runs them with this machine's toolchain; the default refuses them")
+	flags.Share(f, "images")
+}
+
+// IgnoreImages reports whether actions that name a container image run with the toolchain of this machine.
+func (c *Flags) IgnoreImages() (bool, error) {
+	if c.images != "" && c.images != "ignore" {
+		return false, exit.New(exit.Usage, fmt.Errorf("--images %+.80q: write ignore, or omit it", c.images))
+	}
+	return c.images == "ignore", nil
 }
 
 // BackendConfig returns the configuration of the sandbox.

@@ -35,6 +35,7 @@ type Worker struct {
 	Features sandbox.Features // of the sandbox, once started
 
 	policy        *policy.Policy
+	ignoreImages  bool
 	BackendConfig namespace.Config
 	backend       *namespace.Backend
 }
@@ -47,6 +48,9 @@ func Open(box *confinement.Flags) (*Worker, error) {
 		return nil, err
 	}
 	if w.BackendConfig, err = box.BackendConfig(); err != nil {
+		return nil, err
+	}
+	if w.ignoreImages, err = box.IgnoreImages(); err != nil {
 		return nil, err
 	}
 	made, held, err := newDir()
@@ -84,7 +88,7 @@ func (w *Worker) Start(ctx context.Context, config worker.Config) error {
 	if config.Certificates, err = sandbox.HostCertificates(); err != nil {
 		return err
 	}
-	config.Instances, config.Policy = w.Store.Instance, w.policy
+	config.Instances, config.Policy, config.IgnoreImages = w.Store.Instance, w.policy, w.ignoreImages
 	config.Backend, config.Features, config.Toolchain = w.backend, w.Features, toolchain
 	w.Local, err = worker.New(config)
 	return err

@@ -40,6 +40,8 @@ type Config struct {
 	// Head: this machine executes nothing itself. Fleet: it is one of several machines among which a scheduler chooses.
 	// Both follow from other flags.
 	Head, Fleet bool
+	// StrictProperties refuses platform properties that have no effect.
+	StrictProperties bool
 }
 
 // NewConfig returns the defaults.
@@ -104,6 +106,9 @@ func (c *Config) RunFlags() []string {
 	}
 	if c.Sandbox.Tier != "full" {
 		flags = append(flags, "--sandbox", c.Sandbox.Tier)
+	}
+	if ignore, err := c.Sandbox.IgnoreImages(); err == nil && ignore {
+		flags = append(flags, "--images", "ignore")
 	}
 	return flags
 }

@@ -6,6 +6,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -45,13 +46,14 @@ import (
 // Assembly configures what executes the actions. Close undoes the steps that were made.
 type Node struct {
 	*Config
-	Log      *slog.Logger
-	Name     string // of this machine
-	Store    *disk.Cache
-	Upstream *upstream // nil without one
-	Ready    *readiness
-	policy   *policy.Policy
-	control  *diskctl.Server
+	Log          *slog.Logger
+	Name         string // of this machine
+	Store        *disk.Cache
+	Upstream     *upstream // nil without one
+	Ready        *readiness
+	policy       *policy.Policy
+	ignoreImages bool
+	control      *diskctl.Server
 
 	// Set by Start. Instances are the stores that clients and actions see; overlay is nil without an upstream.
 	Instances cas.Instances
@@ -84,6 +86,13 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	}()
 	if n.policy, err = c.Sandbox.LoadPolicy(); err != nil {
 		return nil, err
+	}
+	if n.ignoreImages, err = c.Sandbox.IgnoreImages(); err != nil {
+		return nil, err
+	}
+	if n.Fleet && (n.ignoreImages || c.StrictProperties) {
+		return nil, exit.New(exit.Usage, errors.New("--images and --strict-properties are for a server without other workers: "+
+			"with them, an action goes to a worker whose --property match all of its properties"))
 	}
 	if n.backendConfig, err = c.Sandbox.BackendConfig(); err != nil {
 		return nil, err
@@ -168,6 +177,7 @@ func (n *Node) Assembly(flags func() []string) service.Config {
 	c := service.Config{
 		Worker: worker.Config{
 			Name: n.Name, Instances: n.Instances, Policy: n.policy, RenewInterval: n.Renew(), Fleet: n.Fleet, Log: n.Log,
+			IgnoreImages: n.ignoreImages, StrictProperties: n.StrictProperties,
 			Reproduce: func(t *worker.Task) string { return reproduce(t, flags()) },
 			Audit:     func(t *worker.Task, a *worker.Violations) { recordViolations(n.violations, n.record, n.Name, t, a) },
 		},

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+)
+
+// This machine takes every action, so it must not ignore a property that would give the action another operating system,
+// architecture or root file system. A worker among others gets only what its properties match, which its operator chose.
+
+// checkPlatform returns a Fault of kind FaultUnmet for an action whose properties this machine does not have, and adds the
+// properties that are ignored to the request.
+func (l *Local) checkPlatform(req *Request) error {
+	var all []Property
+	for _, p := range req.properties() {
+		all = append(all, Property{Name: p.Name, Value: p.Value})
+	}
+	for _, q := range l.cfg.Policy.WithDefaults(req.Instance.Name, all) {
+		p := &repb.Platform_Property{Name: q.Name, Value: q.Value}
+		switch names, differs := hostProperty(p); {
+		case isSetting(p.Name) || isPlaced(p.Name) || names && !differs:
+		case differs:
+			return faultf(FaultUnmet, "fetch: action %s needs %s, but this machine is %s: use a server for that platform, or "+
+				"correct the property", req.Digest, show(p), host)
+		case isImage(p) && noImage(p.Value):
+		case strings.EqualFold(p.Name, "dockerNetwork") && strings.EqualFold(p.Value, "off"):
+		case isImage(p) && !l.cfg.IgnoreImages:
+			return faultf(FaultUnmet, "fetch: action %s names a container image (%s), which this server does not run: set it to none, "+
+				"or start the server with --images=ignore to run such actions with the toolchain of this machine", req.Digest, show(p))
+		case strings.EqualFold(p.Name, "dockerPrivileged") && strings.EqualFold(p.Value, "true"):
+			return faultf(FaultUnmet, "fetch: action %s needs %s, which is never granted", req.Digest, show(p))
+		case l.cfg.StrictProperties && !isImage(p):
+			return faultf(FaultUnmet, "fetch: action %s has the unknown property %s, which --strict-properties refuses", req.Digest, show(p))
+		default:
+			if text := show(p); len(req.ignored) < maxIgnoredProperties && !slices.Contains(req.ignored, text) {
+				req.ignored = append(req.ignored, text)
+			}
+			req.ignoresImage = req.ignoresImage || isImage(p)
+		}
+	}
+	return nil
+}
+
+// maxIgnoredProperties is the number of ignored properties that a result lists.
+const maxIgnoredProperties = 20
+
+// show returns name=value as printable text of bounded length.
+func show(p *repb.Platform_Property) string { return Property{Name: p.Name, Value: p.Value}.String() }
+
+// isImage reports whether a property names a container image. Clients differ in the case of its letters.
+func isImage(p *repb.Platform_Property) bool { return strings.EqualFold(p.Name, "container-image") }
+
+// noImage reports whether an image is none.
+func noImage(value string) bool { return value == "" || strings.EqualFold(value, "none") }
+
+// host is the platform of this machine, for messages.
+const host = runtime.GOOS + "/" + runtime.GOARCH
+
+// architectures maps other names of architectures to Go's: those of the Remote Execution API's lexicon, of Bazel's
+// --cpu, and of uname.
+var architectures = map[string]string{
+	"x86-64": "amd64", "x86_64": "amd64", "k8": "amd64", "x64": "amd64", "amd64": "amd64",
+	"x86-32": "386", "i386": "386", "i686": "386", "386": "386",
+	"arm-a64": "arm64", "aarch64": "arm64", "arm-v8": "arm64", "armv8": "arm64", "arm64": "arm64", "arm-a64-be": "arm64be",
+	"arm-a32": "arm", "arm-t32": "arm", "armv7": "arm", "armv6": "arm", "arm": "arm", "arm-a32-be": "armbe",
+	"rv32g": "riscv32", "rv64g": "riscv64", "riscv64": "riscv64", "la64v100": "loong64", "loong64": "loong64",
+	"power-isa-le": "ppc64le", "ppc64le": "ppc64le", "ppc": "ppc64le", "power-isa-be": "ppc64", "ppc64": "ppc64",
+	"s390x": "s390x", "sparc-v9": "sparc64", "darwin_arm64": "arm64", "darwin_x86_64": "amd64",
+}
+
+// hostProperty reports whether a property states the operating system or the architecture, and whether it is not that of
+// this machine. An instruction set extension states neither.
+func hostProperty(p *repb.Platform_Property) (names, differs bool) {
+	value := strings.ToLower(p.Value)
+	switch strings.ToLower(p.Name) {
+	case "osfamily", "os":
+		if value == "macos" {
+			value = "darwin"
+		}
+		return true, value != "" && value != runtime.GOOS
+	case "isa", "arch", "cpu":
+		if arch := architectures[value]; arch != "" {
+			return true, arch != runtime.GOARCH
+		}
+		// A number is one of processors, and an unknown name with letters may be an extension.
+		_, err := strconv.ParseFloat(value, 64)
+		return value == "", err != nil && !strings.Contains(value, "-") && value != ""
+	}
+	return false, false
+}
+
+// ignoredLine returns the line of a message about ignored properties, for the first result of each kind of action, or "".
+func (l *Local) ignoredLine(t *Task, req *Request) string {
+	if len(req.ignored) == 0 {
+		return ""
+	}
+	line := "ignored platform properties: " + strings.Join(req.ignored, ", ")
+	if req.ignoresImage && t.Root.IsZero() {
+		line += "; the action ran with the toolchain of this machine instead of the image's"
+	}
+	key := fmt.Sprintf("%q %s", t.Mnemonic, line)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mentioned[key] {
+		return ""
+	}
+	if len(l.mentioned) >= maxMentioned {
+		clear(l.mentioned)
+	}
+	l.mentioned[key] = true
+	return line
+}
+
+// maxMentioned bounds the number of remembered lines about properties, which clients choose.
+const maxMentioned = 1000

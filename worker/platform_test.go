@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox/policy"
+)
+
+// TestPropertiesOfAnotherPlatform are refused before a slot is taken; those of this machine and those that ask for nothing
+// are not; everything else is reported to the client.
+func TestPropertiesOfAnotherPlatform(t *testing.T) {
+	own := map[string]string{"amd64": "x86-64", "arm64": "arm-a64"}[runtime.GOARCH]
+	other := map[string]string{"amd64": "aarch64", "arm64": "x86_64"}[runtime.GOARCH]
+	if own == "" {
+		own, other = runtime.GOARCH, "x86-64"
+	}
+	const refused, ignored, taken = "refused", "ignored", "taken"
+	for _, c := range []struct{ name, value, want string }{
+		{"OSFamily", runtime.GOOS, taken},
+		{"OSFamily", strings.ToUpper(runtime.GOOS), taken},
+		{"OSFamily", "", taken},
+		{"OSFamily", "windows", refused},
+		{"osfamily", "aix", refused},
+		{"os", "plan9", refused},
+		{"ISA", own, taken},
+		{"Arch", runtime.GOARCH, taken},
+		{"cpu", own, taken},
+		{"ISA", other, refused},
+		{"Arch", other, refused},
+		{"cpu", other, refused},
+		{"arch", "sparc-v9", refused},
+		{"ISA", "unheard", refused},
+		{"ISA", "x86-avx2", ignored}, // it comes with an architecture, which is checked
+		{"cpu", "4", ignored},
+		{"container-image", "", taken},
+		{"Container-image", "none", taken},
+		{"container-image", "docker://gcr.io/a/b@sha256:" + strings.Repeat("0", 64), refused},
+		{"Container-Image", "oci:x", refused},
+		{"dockerPrivileged", "true", refused},
+		{"dockerPrivileged", "false", ignored},
+		{"dockerNetwork", "off", taken},
+		{"dockerNetwork", "standard", ignored},
+		{"Pool", "default", ignored},
+	} {
+		b := newBench(t, compiles)
+		action := b.action(func(a *repb.Action, _ *repb.Command) {
+			a.Platform = &repb.Platform{Properties: []*repb.Platform_Property{{Name: c.name, Value: c.value}}}
+		})
+		property := c.name + "=" + c.value
+		_, err := b.Admit(t.Context(), &Task{Action: action})
+		if c.want == refused {
+			f := wantFault(t, property, err, FaultUnmet)
+			if !strings.Contains(f.Error(), property) {
+				t.Errorf("%s: got %v, want the property in it", property, f)
+			}
+			if strings.Contains("osfamily os isa arch cpu", strings.ToLower(c.name)) && !strings.Contains(f.Error(), host) {
+				t.Errorf("%s: got %v, want %s in it", property, f, host)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: got %v, want no error", property, err)
+			continue
+		}
+		out := b.do(&Task{Action: action})
+		reported := strings.Contains(out.Message, "ignored platform properties: "+property)
+		listed := slices.Equal(executionOf(t, out).IgnoredProperties, []string{property})
+		if want := c.want == ignored; reported != want || listed != want {
+			t.Errorf("%s: got message %q, metadata %q, want it reported: %t", property, out.Message, executionOf(t, out).IgnoredProperties, want)
+		}
+		b.cfg.StrictProperties = true
+		if _, err := b.Admit(t.Context(), &Task{Action: action}); (err != nil) != (c.want == ignored) {
+			t.Errorf("%s with StrictProperties: got %v, want an error only if it is ignored otherwise", property, err)
+		}
+	}
+}
+
+// executionOf returns our metadata of a result.
+func executionOf(t *testing.T, out *Outcome) *cloisterpb.Execution {
+	t.Helper()
+	for _, a := range out.Result.GetExecutionMetadata().GetAuxiliaryMetadata() {
+		var e cloisterpb.Execution
+		if a.MessageIs(&e) {
+			if err := a.UnmarshalTo(&e); err != nil {
+				t.Fatal(err)
+			}
+			return &e
+		}
+	}
+	t.Fatal("the result has no metadata of ours")
+	return nil
+}
+
+// TestIgnoredImagesAreReported in every result, and in one message for each kind of action, also with StrictProperties.
+func TestIgnoredImagesAreReported(t *testing.T) {
+	b := newBench(t, compiles)
+	b.cfg.IgnoreImages, b.cfg.StrictProperties = true, true
+	action := b.action(func(a *repb.Action, _ *repb.Command) {
+		a.Platform = &repb.Platform{Properties: []*repb.Platform_Property{{Name: "container-image", Value: "docker://a/b:1"}}}
+	})
+	const want = "ignored platform properties: container-image=docker://a/b:1; the action ran with the toolchain of this machine"
+	for _, c := range []struct {
+		mnemonic string
+		told     bool
+	}{{"CppCompile", true}, {"CppCompile", false}, {"CppLink", true}} {
+		out := b.do(&Task{Action: action, Mnemonic: c.mnemonic, SkipCacheLookup: true})
+		if got := strings.Contains(out.Message, want); got != c.told {
+			t.Errorf("%s: got message %q, want the image in it: %t", c.mnemonic, out.Message, c.told)
+		}
+		if got := executionOf(t, out).IgnoredProperties; !slices.Equal(got, []string{"container-image=docker://a/b:1"}) {
+			t.Errorf("%s: got ignored properties %q, want the image", c.mnemonic, got)
+		}
+	}
+}
+
+// TestDefaultPropertiesAreChecked like those of the action.
+func TestDefaultPropertiesAreChecked(t *testing.T) {
+	b := newBench(t, compiles)
+	var err error
+	b.cfg.Policy, err = policy.Parse("p.yaml", []byte("version: 1\ndefault_properties:\n  \"\": {container-image: docker://a}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.Admit(t.Context(), &Task{Action: b.action(nil)})
+	wantFault(t, "an image by default", err, FaultUnmet)
+}
+
+// TestFleetMatchesProperties: a worker among others gets what its operator offers, so it refuses nothing for them.
+func TestFleetMatchesProperties(t *testing.T) {
+	b := newBench(t, compiles)
+	b.cfg.Fleet = true
+	action := b.action(func(a *repb.Action, _ *repb.Command) {
+		a.Platform = &repb.Platform{Properties: []*repb.Platform_Property{{Name: "container-image", Value: "docker://a"}, {Name: "ISA", Value: "x"}}}
+	})
+	if a, err := b.Admit(t.Context(), &Task{Action: action}); err != nil || len(a.Demands) != 2 {
+		t.Errorf("got %+v, %v, want two demands", a, err)
+	}
+}
