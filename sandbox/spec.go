@@ -23,8 +23,8 @@ type Spec struct {
 
 	// Root, if not nil, is the root file system. Nil is an empty one.
 	Root *Root
-	// Superuser gives the command user and group 0 in its user namespace. It has no capabilities anyway, and no right that
-	// the default user lacks.
+	// Superuser makes the command user and group 0 in its user namespace, without capabilities or any right that the
+	// default user lacks.
 	Superuser bool
 	// Inputs are readable (set I). A later input may lie inside an earlier one.
 	Inputs []Input
@@ -141,7 +141,7 @@ func (s *Spec) validate() error {
 		return fmt.Errorf("conditions: %w", err)
 	}
 	if s.Superuser && s.Conditions.UID != 0 {
-		return errors.New("a superuser has the number 0: the conditions must not set another user")
+		return errors.New("Superuser means user 0: the conditions must not set another user")
 	}
 	if !s.Audit.known() {
 		return fmt.Errorf("audit %q is none of %q, %q and %q", string(s.Audit), string(AuditViolations), string(AuditFull), string(AuditOff))
@@ -195,7 +195,7 @@ func (s *Spec) validatePaths() error {
 			return err
 		}
 		if o.Target == "/" && s.Root != nil {
-			return errors.New("the output / and the root file system exclude each other")
+			return errors.New("both an output at / and a root file system: set only one of them")
 		}
 		if s.Workspace == "" {
 			return fmt.Errorf("output %s needs a workspace: set Workspace to the name of one that Backend.Workspace returns", o.Target)

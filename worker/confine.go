@@ -149,8 +149,8 @@ func (l *Local) timeout(t *Task, req *Request, g *policy.Grant) (time.Duration, 
 		req.Digest, req.Timeout, g.MaxTimeout, g.Profile, g.Rule)
 }
 
-// environment returns the environment of a command in a root file system with the environment root, changed by
-// overrides. An override is "KEY=VALUE", or "KEY" to unset a variable.
+// environment returns the variables of root, the environment of the root file system, overridden by those of the command
+// and then by overrides. An override is "KEY=VALUE", or "KEY" to unset a variable.
 func environment(root []string, c *repb.Command, overrides ...string) []string {
 	vars := make([]string, 0, len(root)+len(c.EnvironmentVariables)+len(overrides))
 	vars = append(vars, root...)

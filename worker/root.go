@@ -15,10 +15,10 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
-// placeProperties are the platform properties that state the path of the input root: that of RBE and that of BuildBox.
+// placeProperties are the platform properties that state the path of the input root: RBE's and BuildBox's.
 var placeProperties = []string{"InputRootAbsolutePath", "chroot-path"}
 
-// isPlaced reports whether a platform property says where or as whom an action runs, which the worker implements.
+// isPlaced reports whether a platform property states where, or as which user, an action runs. The worker implements these.
 func isPlaced(name string) bool {
 	return slices.ContainsFunc(append([]string{policy.PropertySuperuser}, placeProperties...), func(p string) bool {
 		return strings.EqualFold(p, name)
@@ -65,7 +65,7 @@ func (l *Local) place(ctx context.Context, in *cas.Instance, t *Task, req *Reque
 	}
 	if v := t.Variation; v != nil && v.Root != "" {
 		if p.property.Name != "" {
-			return faultf(FaultInvalid, "confine: the path of the input root cannot be varied: property %s states it", p.property)
+			return faultf(FaultInvalid, "confine: the path of the input root cannot be varied: property %s sets it", p.property)
 		}
 		p.path = v.Root
 	}

@@ -216,8 +216,8 @@ func TestInputRootPath(t *testing.T) {
 	})
 }
 
-// TestInputRootIsTheRoot: the operator can choose that an instance's input roots are root file systems, as those of
-// BuildStream, which states no property. All of the root accepts new entries and no input can be changed.
+// TestInputRootIsTheRoot: the operator can make the input roots of an instance root file systems, for example for
+// BuildStream, which sends no property. Every directory accepts new entries, and no input can be changed.
 func TestInputRootIsTheRoot(t *testing.T) {
 	rootWorkers(t, func(t *testing.T, c *confining) {
 		c.cfg.Policy = parsePolicy(t, `version: 1
@@ -250,7 +250,7 @@ default_properties:
 	})
 }
 
-// TestRefusedPlaces: a place that the worker cannot give is refused by the name of the property.
+// TestRefusedPlaces: a path that the input root cannot have is refused, and the message names the property.
 func TestRefusedPlaces(t *testing.T) {
 	c := newConfining(t, onDisk(t), 0)
 	root := c.rootFiles(map[string]string{"file": ""})
@@ -269,7 +269,7 @@ func TestRefusedPlaces(t *testing.T) {
 		{"below a file", Task{Root: root}, platform("chroot-path", "/file/work"), FaultInvalid, "below something that is not a directory"},
 		{"contradiction", Task{}, platform("InputRootAbsolutePath", "/a", "chroot-path", "/b"), FaultInvalid, "set one of them"},
 		{"user 0", Task{}, platform("dockerRunAsRoot", "true"), FaultUnmet, "superuser: true"},
-		{"varied", Task{Variation: &Variation{Root: "/x"}}, platform("chroot-path", "/y"), FaultInvalid, "property chroot-path=/y states it"},
+		{"varied", Task{Variation: &Variation{Root: "/x"}}, platform("chroot-path", "/y"), FaultInvalid, "property chroot-path=/y sets it"},
 		{"absent root", Task{Root: gone}, nil, FaultMissing, "root file system"},
 	} {
 		t.Run(c2.name, func(t *testing.T) {

@@ -43,7 +43,7 @@ func (m mounter) Mount(ctx context.Context, image *os.File, devices []*os.File) 
 type staged struct {
 	ws   sandbox.Workspace
 	tree *tree.Staged
-	root *tree.Root // nil for a run with the host's
+	root *tree.Root // nil without a separate root file system
 	out  *os.Root
 
 	began, ended time.Time

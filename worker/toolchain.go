@@ -47,7 +47,7 @@ func (l *Local) toolchain(
 	return t, accidental
 }
 
-// ownRoot reports whether a run has its own root file system, so that no program is this host's.
+// ownRoot reports whether a run has its own root file system, so that it can execute no program of this host.
 func ownRoot(spec *sandbox.Spec) bool {
 	return spec.Root != nil || slices.ContainsFunc(spec.Outputs, func(o sandbox.Output) bool { return o.Target == "/" })
 }

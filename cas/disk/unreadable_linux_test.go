@@ -343,7 +343,8 @@ func TestUnreadableLogIsLost(t *testing.T) {
 	read(t, store(t, c, ""), 0, block)
 }
 
-// unreadable returns a file with more bytes than Open skips as bad sectors: a large directory, which fails to be read.
+// unreadable returns the path of a directory, which cannot be read as a file. It has more bytes than Open skips as bad
+// sectors.
 func unreadable(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -36,7 +36,7 @@ func WriteFunc(path string, perm os.FileMode, write func(*os.File) error) error 
 	return SyncDir(filepath.Dir(path))
 }
 
-// newSuffix ends the name of the file that is to replace another one.
+// newSuffix ends the name of a file that will replace another one.
 const newSuffix = ".new"
 
 // Replace is WriteFunc for one writer and mode 0600. A crash may leave path+".new" behind, which the next call

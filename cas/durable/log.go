@@ -230,8 +230,8 @@ func (l *Log) Rewrite(records iter.Seq[[]byte]) error {
 	return nil
 }
 
-// Compact is Rewrite for a Log that mu guards, and to which others append meanwhile. The caller holds mu, which Compact
-// releases while it writes and syncs the new file. It keeps the records that are appended in this time. One call of
+// Compact is Rewrite for a Log that mu guards, so that others can append meanwhile. The caller holds mu, which Compact
+// releases while it writes and syncs the new file. It keeps records that are appended in that time. Only one call of
 // Compact or Rewrite may run at a time.
 func (l *Log) Compact(mu sync.Locker, records iter.Seq[[]byte]) error {
 	lines, err := l.encode(records, 0)
@@ -338,7 +338,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // lineBytes is the maximum number of bytes that encode adds to a record.
 const lineBytes = len("01234567 \n")
 
-// encode returns records as lines, which may have size bytes.
+// encode returns records as lines. size is an estimate of their bytes.
 func (l *Log) encode(records iter.Seq[[]byte], size int) ([]byte, error) {
 	lines := make([]byte, 0, size)
 	for r := range records {

@@ -131,7 +131,7 @@ func config(t *testing.T) image.Config {
 	return image.Config{Store: castest.NewMemory(), Function: cas.SHA256, Dir: t.TempDir()}
 }
 
-// load loads an image by way of a layout.
+// load writes an image to a layout and loads it.
 func load(t *testing.T, c image.Config, im v1.Image) (*image.Image, error) {
 	t.Helper()
 	return image.Load(t.Context(), c, layoutOf(t, im), "")

@@ -66,7 +66,7 @@ type Config struct {
 	Keychain authn.Keychain
 	// Transport makes the calls to registries; nil is the default of go-containerregistry.
 	Transport http.RoundTripper
-	// Progress, if not nil, is called now and then with the compressed bytes read so far and their total, which is 0 if
+	// Progress, if not nil, is called repeatedly with the compressed bytes read so far and their total, which is 0 if
 	// unknown. It is called concurrently.
 	Progress func(done, total int64)
 	// Log receives retries; nil discards them.

@@ -17,7 +17,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// TestLayersAreApplied as container engines do, and nothing leads out of the tree.
+// TestLayersAreApplied: layers are applied as by container engines, and nothing leads out of the tree.
 func TestLayersAreApplied(t *testing.T) {
 	type layer = []tar.Header
 	for _, c := range []struct {
@@ -97,7 +97,7 @@ func TestLayersAreApplied(t *testing.T) {
 			"etc/ etc/passwd=1 out->../../../../etc",
 		},
 		{
-			"symlinks in a row",
+			"a chain of symlinks",
 			[]layer{{symlink("a", "b/c"), symlink("b", "/d"), symlink("d/c", "../e"), file("a/f", "1")}},
 			"d/ d/c->../e e/ e/f=1 a->b/c b->/d",
 		},
@@ -120,7 +120,7 @@ func TestLayersAreApplied(t *testing.T) {
 	}
 }
 
-// TestHostileLayersAreRefused with the layer and the entry, and quickly.
+// TestHostileLayersAreRefused: the error names the layer and the entry.
 func TestHostileLayersAreRefused(t *testing.T) {
 	good := archive(t, file("good", "1"))
 	deep := strings.Repeat("d/", 999)
@@ -165,7 +165,7 @@ func TestHostileLayersAreRefused(t *testing.T) {
 			"a loop of symlinks", archive(t, symlink("a", "b"), symlink("b", "a"), file("a/c", "1")), image.ErrLayer,
 			"more than 40 symlinks",
 		},
-		{"a long row of symlinks", archive(t, append(links, file("l0/x", "1"))...), image.ErrLayer, "more than 40 symlinks"},
+		{"a long chain of symlinks", archive(t, append(links, file("l0/x", "1"))...), image.ErrLayer, "more than 40 symlinks"},
 		{
 			"symlinks that take long", archive(t, symlink("a", strings.Repeat("./", 2000)), file("a/a/a/c", "1")),
 			image.ErrLayer, "too long",
@@ -235,7 +235,7 @@ func slicesOf(n int) (entries []tar.Header) {
 	return entries
 }
 
-// TestEqualImagesHaveEqualRoots however their layers are divided, compressed, ordered and dated.
+// TestEqualImagesHaveEqualRoots: the root does not depend on how layers are divided, compressed, ordered and dated.
 func TestEqualImagesHaveEqualRoots(t *testing.T) {
 	big := strings.Repeat("0123456789abcdef", 6<<20/16)
 	cfg := config(t)
@@ -269,7 +269,7 @@ func TestEqualImagesHaveEqualRoots(t *testing.T) {
 	}
 }
 
-// TestLoadEndsWithItsContext and says why.
+// TestLoadEndsWithItsContext: the error is the cause of the context.
 func TestLoadEndsWithItsContext(t *testing.T) {
 	why := errors.New("no longer needed")
 	ctx, cancel := context.WithCancelCause(t.Context())

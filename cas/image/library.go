@@ -149,7 +149,7 @@ func OpenLibrary(c LibraryConfig) (*Library, error) {
 				}
 			}
 		}); err != nil {
-			c.Log.Warn("the file of images could not be made smaller", "error", err)
+			c.Log.Warn("cannot compact the file of images", "error", err)
 		}
 	}
 	return l, nil

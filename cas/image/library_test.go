@@ -47,7 +47,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// TestLibraryRemembersImages after a kill, which leaves the file as the last write left it.
+// TestLibraryRemembersImages: a library survives a kill during a write.
 func TestLibraryRemembersImages(t *testing.T) {
 	s := serve(t)
 	im := simple(t, "one")
@@ -94,7 +94,7 @@ func TestLibraryRemembersImages(t *testing.T) {
 	}
 }
 
-// TestLibraryResolvesTags anew after a while, and pins what they mean.
+// TestLibraryResolvesTags: a tag is resolved again after TagAge, and the entry has the digest.
 func TestLibraryResolvesTags(t *testing.T) {
 	s := serve(t)
 	one, two := simple(t, "one"), simple(t, "two")
@@ -123,7 +123,7 @@ func TestLibraryResolvesTags(t *testing.T) {
 	}
 }
 
-// TestLibraryPullsWhatIsGone again, when told which root is stale.
+// TestLibraryPullsWhatIsGone: Get pulls an image again whose root is stale.
 func TestLibraryPullsWhatIsGone(t *testing.T) {
 	s := serve(t)
 	ref := s.push(t, "tools:1", simple(t, "one"))
@@ -145,7 +145,7 @@ func TestLibraryPullsWhatIsGone(t *testing.T) {
 	}
 }
 
-// TestLibraryAllowsRegistries that the operator lists, and what the operator has loaded from files.
+// TestLibraryAllowsRegistries: only listed registries and images loaded from files are allowed.
 func TestLibraryAllowsRegistries(t *testing.T) {
 	s := serve(t)
 	im := simple(t, "one")
@@ -184,7 +184,7 @@ func TestLibraryAllowsRegistries(t *testing.T) {
 	}
 }
 
-// TestConcurrentRequestsShareAPull, which continues while one of them waits.
+// TestConcurrentRequestsShareAPull: the pull continues while one of them waits.
 func TestConcurrentRequestsShareAPull(t *testing.T) {
 	s := serve(t)
 	im := simple(t, "one")
@@ -235,7 +235,7 @@ func TestConcurrentRequestsShareAPull(t *testing.T) {
 	}
 }
 
-// TestAbandonedPullEnds when the last request is cancelled, and the next request starts another.
+// TestAbandonedPullEnds: a pull ends when its last request is cancelled, and the next request starts another.
 func TestAbandonedPullEnds(t *testing.T) {
 	s := serve(t)
 	ref := s.push(t, "tools:1", simple(t, "one"))
@@ -270,7 +270,7 @@ func TestAbandonedPullEnds(t *testing.T) {
 	}
 }
 
-// TestPullHasATimeLimit that the error names.
+// TestPullHasATimeLimit: the error names the limit.
 func TestPullHasATimeLimit(t *testing.T) {
 	s := serve(t)
 	ref := s.push(t, "tools:1", simple(t, "one"))

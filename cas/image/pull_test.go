@@ -103,7 +103,7 @@ func digestOf(t *testing.T, im interface{ Digest() (v1.Hash, error) }) string {
 	return d.String()
 }
 
-// TestPull by tag and by digest gives the tree, the manifest's digest and the environment.
+// TestPull: a pull by tag or digest returns the tree, the manifest's digest and the environment.
 func TestPull(t *testing.T) {
 	s, im := serve(t), simple(t, "one")
 	byTag := s.push(t, "team/tools:v1", im)
@@ -124,7 +124,7 @@ func TestPull(t *testing.T) {
 	}
 }
 
-// TestPullSelectsThePlatform of the host from an index, and refuses others.
+// TestPullSelectsThePlatform: a pull selects the host's platform from an index, and refuses images for others.
 func TestPullSelectsThePlatform(t *testing.T) {
 	s := serve(t)
 	other := "arm64"
@@ -172,7 +172,7 @@ func TestPullSelectsThePlatform(t *testing.T) {
 	}
 }
 
-// TestPullRefusesWrongContent that does not have its digest, wherever it is, and what refers elsewhere.
+// TestPullRefusesWrongContent: content without its digest is refused wherever it is, and so are references to other hosts.
 func TestPullRefusesWrongContent(t *testing.T) {
 	large := archive(t, file("a", strings.Repeat("x", 1000)))
 	t.Run("a layer of a registry", func(t *testing.T) {
@@ -309,7 +309,7 @@ func overwrite(t *testing.T, dir, digest string, b []byte) {
 	}
 }
 
-// TestPullShowsTheRegistrysMessage to the user.
+// TestPullShowsTheRegistrysMessage: the error contains what the registry answers.
 func TestPullShowsTheRegistrysMessage(t *testing.T) {
 	s := serve(t)
 	ref := s.push(t, "a:1", simple(t, "1"))
@@ -329,7 +329,7 @@ func TestPullShowsTheRegistrysMessage(t *testing.T) {
 	}
 }
 
-// TestPullUsesCredentials of Docker's configuration, for their registry only.
+// TestPullUsesCredentials: a registry gets its own credentials from Docker's configuration, and no others get them.
 func TestPullUsesCredentials(t *testing.T) {
 	s := serve(t)
 	ref := s.push(t, "a:1", simple(t, "1"))
@@ -360,7 +360,7 @@ func TestPullUsesCredentials(t *testing.T) {
 	}
 }
 
-// TestPullReadsLayersAgain if the connection breaks, and reports the error if it breaks each time.
+// TestPullReadsLayersAgain: a layer is read again if the connection breaks; if it always breaks, that is the error.
 func TestPullReadsLayersAgain(t *testing.T) {
 	s := serve(t)
 	im := imageOf(t, layerOf(t, archive(t, file("a", noise(3<<20)))))
@@ -416,7 +416,7 @@ func noise(n int) string {
 	return string(b)
 }
 
-// TestLoad from layouts and from the output of docker save.
+// TestLoad: images are loaded from layouts and from the output of docker save.
 func TestLoad(t *testing.T) {
 	one, two := simple(t, "one"), simple(t, "two")
 	saved := func(images map[string]v1.Image) string {
@@ -478,7 +478,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// TestReferencesAreInPlaces that an operator has allowed.
+// TestReferencesAreInPlaces: In matches registries and paths that an operator allows.
 func TestReferencesAreInPlaces(t *testing.T) {
 	for _, c := range []struct {
 		ref, place string

@@ -359,7 +359,7 @@ func TestLostAnswerToCompletion(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bubble) {
-				// An earlier object of the same size, for example a damaged one, is none of this upload.
+				// An earlier object of the same size, for example a damaged one, does not belong to this upload.
 				must(t, b.store.Put(t.Context(), d, bytes.NewReader(large)))
 				n := 0
 				b.respond(func(kind string, r *http.Request) (*http.Response, error) {

@@ -98,7 +98,7 @@ func (c *Client) sums(data []byte) (md5Base64, sha256Hex string) {
 	return "", hex.EncodeToString(sum[:])
 }
 
-// uploadHeader is the name of the metadata with which objects uploaded in parts name their upload.
+// uploadHeader is the metadata key under which an object that was uploaded in parts has the name of the upload.
 const uploadHeader = "Upload"
 
 // putParts uploads an object in parts, which the last call combines.
@@ -128,7 +128,7 @@ func (s *Store) putParts(ctx context.Context, what, key string, src *source) err
 	return err
 }
 
-// An upload in parts has an ID, which the bucket assigns and forgets at the end, and a name, which its object keeps.
+// An upload is an upload in parts. The bucket assigns its id, which it forgets at the end; the object keeps its name.
 type upload struct {
 	s                   *Store
 	what, key, id, name string
@@ -145,8 +145,9 @@ func (s *Store) insist(ctx context.Context, f func() error) error {
 	}
 }
 
-// complete combines the parts. A bucket that has done so may seem not to: the response is lost, and a repeated call
-// finds no upload. Then the object tells. One that was there before, perhaps damaged, has another name.
+// complete combines the parts. If the bucket has done so but the response was lost, a repeated call finds no upload. So
+// after an error, complete checks whether the object has the name of this upload. An earlier object, which may be
+// damaged, has another one.
 func (u *upload) complete(ctx context.Context, size int64, parts []minio.CompletePart) error {
 	var gone bool // the bucket knows no such upload
 	err := u.s.doCopy(ctx, "complete", u.what, size, func(ctx context.Context) error {

@@ -108,7 +108,8 @@ type item struct {
 	removed bool
 }
 
-// items is a set of items by their entries. With entries as keys, a map would take more time than all the rest of add.
+// items is a set of items, indexed by hashes of their entries. A map with entries as keys would take more time than the
+// rest of add.
 type items struct {
 	seed   maphash.Seed
 	byHash map[uint64]*item
@@ -117,7 +118,7 @@ type items struct {
 
 func newItems() items { return items{seed: maphash.MakeSeed(), byHash: map[uint64]*item{}} }
 
-// newItem returns an item, which is not in t.
+// newItem returns an item without adding it to t.
 func (t *items) newItem(e entry, since time.Time) item {
 	return item{entry: e, hash: maphash.Comparable(t.seed, e), since: since}
 }
@@ -161,7 +162,7 @@ func (t *items) remove(i *item) {
 // record returns a record of i. Both verbs have the time, so that the rest of their records is equal.
 func (i *item) record(verb string) []byte { return i.appendRecord(make([]byte, 0, recordBytes), verb) }
 
-// recordBytes is a size of records that few exceed.
+// recordBytes is a size in bytes that few records exceed.
 const recordBytes = 128
 
 func (i *item) appendRecord(b []byte, verb string) []byte {
@@ -442,7 +443,7 @@ func (p *pending) append(records [][]byte) error {
 }
 
 // compact rewrites the journal with only the pending entries. The caller holds mu, which compact releases meanwhile.
-// There is one call at a time.
+// Only one call may run at a time.
 func (p *pending) compact() error {
 	items, before := current(slices.Concat(p.queue, p.delayed)), p.records
 	err := p.log.Compact(&p.mu, func(yield func([]byte) bool) {

@@ -10,7 +10,7 @@ import (
 	"github.com/cloister-build/cloister/cas/durable"
 )
 
-// maxUnsent limits the blobs of unsent.
+// maxUnsent is the maximum number of unsent blobs.
 const maxUnsent = 1 << 16
 
 // unsentSuffix ends the name of the file, next to Config.Journal, that lists unsent blobs.
@@ -132,8 +132,8 @@ func (u *unsent) strike(k key, m *mark) {
 	}
 }
 
-// compact rewrites the file with only the current records. The caller holds mu, which compact releases meanwhile. There
-// is one call at a time.
+// compact rewrites the file with only the current records. The caller holds mu, which compact releases meanwhile. Only
+// one call may run at a time.
 func (u *unsent) compact() error {
 	marks, before := len(u.marks), u.records
 	err := u.log.Compact(&u.mu, func(yield func([]byte) bool) {

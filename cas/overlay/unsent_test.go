@@ -201,8 +201,8 @@ type downStore struct{ cas.Store }
 
 func (downStore) Err() error { return fmt.Errorf("bucket: %w since noon", cas.ErrUnavailable) }
 
-// TestUploadsAreRefusedBeforeTheyAreSent checks that nobody sends a large blob for nothing to an upstream that is known
-// to be down.
+// TestUploadsAreRefusedBeforeTheyAreSent checks that a large blob is refused before the client sends it if the upstream is
+// known to be down.
 func TestUploadsAreRefusedBeforeTheyAreSent(t *testing.T) {
 	o := open(t, overlay.Config{
 		Local: one(castest.NewMemory(), nil), Upstream: one(downStore{castest.NewMemory()}, nil),

@@ -27,7 +27,7 @@ func (s *stager) creationOrder(names []stageFile) []stageFile {
 	if s.order == 0 {
 		return names
 	}
-	// A name in two layers has one place: seeds that move only one of the two give the run the same order.
+	// A name in both layers moves as one: a seed that moved only one of the two would leave the run's order as it is.
 	var places [][]stageFile
 	for i := 0; i < len(names); {
 		n := 1

@@ -45,7 +45,7 @@ func TestPermutationsAreStable(t *testing.T) {
 	}
 }
 
-// TestLayersShareAnOrder: of a directory with subdirectories in two layers, each seed orders the names.
+// TestLayersShareAnOrder: each seed gives the names of a directory the same order in two layers as in one.
 func TestLayersShareAnOrder(t *testing.T) {
 	one := []stageFile{{name: "a"}, {name: "b"}, {name: "c"}, {name: "d"}}
 	two := []stageFile{{name: "a"}, {name: "b"}, {name: "c"}, {name: "d"}, {name: "a"}, {name: "c"}, {name: "d"}}

@@ -49,12 +49,12 @@ type rootKey struct {
 	points   string // the mount points
 }
 
-// StageRoot makes a root file system of root, whose blobs are in the instance in, with the directories points and an
-// empty file etc/hosts, which are paths relative to the root that things are mounted over. It stays staged for later
-// runs, as images of input trees do, in the same budget, of which each counts at most half. Concurrent calls share the
-// work. The caller releases the result when the run has ended.
+// StageRoot stages root, whose blobs are in the instance in, as a root file system. It adds mount points: the directories
+// points and an empty file etc/hosts, as paths relative to the root. The result stays staged for later runs within the
+// budget of the images of input trees, of which each root counts at most half. Concurrent calls share the work. The
+// caller releases the result when the run has ended.
 //
-// Every file of the store that an image refers to is one of its devices, so that nothing needs to be bound. If no image
+// Every file of the store that an image refers to is one of its devices, so nothing needs to be bound. If no image
 // is available, the files are copied to a workspace; large ones are bound if half of the budget has no room for them.
 // StageRoot fails like Stage, and with cas.ErrInvalid if a point lies below a file or link.
 func (s *Stager) StageRoot(ctx context.Context, root *Input, points []string, in *cas.Instance,

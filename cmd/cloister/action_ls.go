@@ -21,11 +21,11 @@ func actionLsCommand() *cobra.Command {
 keeps the last 10,000 for five minutes). It works with every server of google.longrunning.Operations. With --all,
 --target, --mnemonic, --invocation or --failed it also reads the history of a server that keeps one (serve:
 --history-size), which survives a restart and includes action cache lookups. --stage lists executions only. Without
---instance it lists those of all instances that the caller may see.
+--instance it covers all instances that the caller may see.
 
 Digests and invocation ids are shortened; other commands accept the short forms if the server keeps a history. --wide
 prints complete ones, and adds the operation name for cloister action log -f or, for history entries, the time. A
-trailing * in a filter matches every ending, and --target //pkg/... the targets of a package and those below it.
+trailing * in a filter matches every ending, and --target //pkg/... all targets in and below a package.
 
 The exit code is 1 if the server lists no executions, and 5 if it cannot be reached.`,
 		Example: `  cloister action ls

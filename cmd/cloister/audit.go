@@ -46,8 +46,8 @@ func auditCommand() *cobra.Command {
 used, which limits they hit, and which ones the policy refused. The log is append-only, and each line holds the hash of
 the previous one.
 
-With --server and without --dir the log is that of a server, which needs the right operate if callers have rights. It is
-copied and verified here.`,
+With --server and without --dir it copies the log of that server and verifies the copy. If the server uses --auth, this
+needs the right operate.`,
 		Example: `  cloister audit ls --since 1h                 # what was tried in the last hour
   cloister audit show 9f2c1e77                 # everything about one action
   cloister audit verify                        # has anybody changed the log?`,
@@ -55,7 +55,7 @@ copied and verified here.`,
 		RunE: showHelp,
 	}
 	for _, sub := range []*cobra.Command{auditLsCommand(&c), auditShowCommand(&c), auditVerifyCommand(&c)} {
-		sub.Flags().StringVar(&c.dir, "dir", "", "directory of the store (default: that of the server, or cloister in the user's cache directory)")
+		sub.Flags().StringVar(&c.dir, "dir", "", "directory of a local store (default, unless a server is named: cloister in the user's cache directory)")
 		c.from.RegisterAddress(sub)
 		sub.PreRun = func(cmd *cobra.Command, _ []string) { c.remote = c.dir == "" && c.from.Named(cmd) }
 		cmd.AddCommand(sub)
@@ -146,7 +146,8 @@ var auditKinds = []string{
 // headText matches a head.
 var headText = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// withLog calls f with the directory of the audit log, or of a copy of a server's without files that are older than since.
+// withLog calls f with the directory of the audit log, or of a copy of the server's log. The copy omits files whose entries
+// are all older than since.
 func (c *auditConfig) withLog(ctx context.Context, since time.Time, f func(dir string) error) error {
 	if !c.remote {
 		dir, err := storedir.Path(c.dir)
@@ -180,7 +181,7 @@ func (c *auditConfig) withLog(ctx context.Context, since time.Time, f func(dir s
 	return err
 }
 
-// place names the log for messages.
+// place says in messages where the log is.
 func (c *auditConfig) place(dir string) string {
 	if c.remote {
 		return "of " + c.from.Address

@@ -27,9 +27,9 @@ func cacheRmCommand() *cobra.Command {
 		Use: "rm ACTION... [--dir DIR] [--instance NAME]\n" +
 			"  cloister cache rm [--target LABEL] [--invocation ID] [--mnemonic NAME] [--older-than TIME]",
 		Short: "Remove cached results so that their actions run again",
-		Long: `Rm removes results from the local store of serve, whether or not serve is running, or with --server and without --dir
-from that server, which needs the right operate if callers have rights. Blobs stay. A result that an upstream of serve
-(--cas, --store) also has returns from there.
+		Long: `Rm removes results from the local store of serve, whether or not serve is running. With --server and without --dir it
+removes them from that server; if the server uses --auth, this needs the right operate. Blobs stay. A result that an
+upstream of serve (--cas, --store) also has returns from there.
 
 ACTION is a digest; by the history of the server of --server also a prefix of 8 digits, ^1 for the latest action, or a
 target. --target, --invocation, --mnemonic and --older-than select actions of that history. The exit code is 4 if the
@@ -62,7 +62,7 @@ result of an ACTION was absent, and 5 if the history is needed and the server ca
 				}
 			}
 			if err == nil {
-				instance, err = instanceOf(&from) // which the actions or the build may have selected
+				instance, err = instanceOf(&from) // the actions or the build may have selected it
 			}
 			if err != nil {
 				return err
@@ -82,7 +82,7 @@ result of an ACTION was absent, and 5 if the history is needed and the server ca
 	return cmd
 }
 
-// instanceOf returns the instance of a server, which may be in its address, too.
+// instanceOf returns the instance that the flags select, which may be part of the server's address.
 func instanceOf(from *client.Server) (string, error) {
 	conn, instance, err := from.Dial()
 	if err != nil {

@@ -43,7 +43,7 @@ func gcCommand() *cobra.Command {
 inputs mounted by running actions. A running serve also evicts blobs when its store is full.
 
 Gc asks the process that holds the store, or opens the store if no process does and nothing waits to be sent upstream.
-With --server and without --dir it asks that server, which needs the right operate if callers have rights.
+With --server and without --dir it asks that server; if the server uses --auth, this needs the right operate.
 --dry-run changes nothing, and without a size or age reports what could be removed at most. The exit code is 1 if the
 size of --max-size cannot be reached.`,
 		Example: `  cloister gc --dry-run                        # what could be removed
@@ -61,7 +61,7 @@ size of --max-size cannot be reached.`,
 				c.olderThan, c.atMost = flags.Duration(time.Second), true
 			}
 			if c.store.Remote() && c.maxSize.Percent > 0 {
-				return fmt.Errorf("--max-size %s: write a size in bytes: the disk of the server is not known here", &c.maxSize)
+				return fmt.Errorf("--max-size %s: write a size such as 20GiB; percentages work only for local stores", &c.maxSize)
 			}
 			return gc(cmd.Context(), &c, cmd.OutOrStdout())
 		},

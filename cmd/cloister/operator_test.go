@@ -123,7 +123,7 @@ func TestDrain(t *testing.T) {
 // TestDrainWaitsOverARestart: a server that is away is waited for, and one that is back knows who is drained; a worker is idle
 // there once it was heard of each of its slots and none executes anything, also nothing of before.
 func TestDrainWaitsOverARestart(t *testing.T) {
-	// Connections of other programs take ports of 127.0.0.1 while the server is stopped.
+	// While the server is stopped, a connection of another program may take its port on 127.0.0.1.
 	listener, err := net.Listen("tcp", "127.35.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -63,7 +63,7 @@ nothing: they did not start, all fail in the same way, or none produces an outpu
 	}
 	f := cmd.Flags()
 	f.StringVar(&c.Which.Invocation, "invocation", "", "all actions of this build in the server's history")
-	f.StringVar(&c.Which.Target, "target", "", "all actions of this target in the server's history; //pkg/... and a trailing * work")
+	f.StringVar(&c.Which.Target, "target", "", "all actions of this target, //pkg/... or PREFIX* in the server's history")
 	f.StringVar(&c.Which.Mnemonic, "mnemonic", "", "all actions of this kind in the server's history")
 	f.BoolVar(&c.Which.Failed, "failed", false, "all failed actions in the server's history")
 	f.IntVarP(&c.Runs, "runs", "n", repro.DefaultRuns, "number of runs to compare")

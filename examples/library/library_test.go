@@ -116,7 +116,7 @@ func start(t *testing.T, name string, args ...string) (stop func()) {
 	}
 }
 
-// freeAddress returns an unused HOST:PORT. Outgoing connections take ports of 127.0.0.1, not of other loopback addresses.
+// freeAddress returns an unused HOST:PORT. Outgoing connections may take ports of 127.0.0.1, not of others.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.35.0.1:0")

@@ -115,8 +115,8 @@ func (b *Backend) openRoot(spec *sandbox.Spec, name string) (int, error) {
 	return unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
-// forgetRoot makes the slots give up the root file system in an image or workspace, which their templates hold. They are
-// idle, since no run uses it any more. The caller holds b.mu.
+// forgetRoot makes idle slots discard templates that hold the root file system in an image or workspace. Other slots have
+// none, since no run uses it any more. The caller holds b.mu.
 func (b *Backend) forgetRoot(image string) {
 	for _, s := range b.free {
 		if s.base == nil || s.sock < 0 || !strings.HasPrefix(s.base.RootName, image+" ") {

@@ -220,7 +220,7 @@ var propertyNames = func() []string {
 const PropertySuperuser = "dockerRunAsRoot"
 
 // WithDefaults returns the platform properties of an action, with the operator's defaults for its instance. A default is
-// left out if the action sets a property of that name, with any case.
+// omitted if the action sets a property of that name, compared without case.
 func (p *Policy) WithDefaults(instance string, properties []Property) []Property {
 	all := slices.Clip(properties)
 	if p == nil {

@@ -430,12 +430,12 @@ func TestOperatorsHaveARightOfTheirOwn(t *testing.T) {
 		for callers, list := range lists {
 			err := list(t.Context(), s.dial(nil, "Bearer "+who))
 			if want := strings.Contains(" "+callers+" ", " "+who+" "); passed(err) != want {
-				t.Errorf("a list of all instances by %s: got %v, want it only by %s", who, err, callers)
+				t.Errorf("%s lists all instances: got %v, want success only for %s", who, err, callers)
 			}
 		}
 	}
 	if rules.Reads(t.Context(), "main") {
-		t.Error("a context of no call reads")
+		t.Error("a context without a call may read")
 	}
 	if rules.Sees(t.Context(), "main") {
 		t.Error("a context of no call sees what runs")

@@ -71,7 +71,7 @@ var methods = table{
 	cloisterpb.Fleet_Drain_FullMethodName:   {rightOperate, nil},
 	cloisterpb.Fleet_Undrain_FullMethodName: {rightOperate, nil},
 
-	// What operators do with the store affects all instances, which the audit log names.
+	// Operators act on the store of all instances, and the audit log names all instances.
 	cloisterpb.Store_Stat_FullMethodName:    {rightOperate, nil},
 	cloisterpb.Store_Collect_FullMethodName: {rightOperate, nil},
 	cloisterpb.Store_Verify_FullMethodName:  {rightOperate, nil},

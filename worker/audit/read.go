@@ -136,15 +136,15 @@ func Read(dir string, visit func(Record) error) error {
 	})
 }
 
-// A File is an open file of a log, whose first entry has the number First. The reader closes it.
+// A File is an open file of a log, whose first entry has the number First.
 type File struct {
 	*os.File
 	First uint64
 }
 
-// Files opens the files of the log in dir, in order, even while a writer appends to it, but not those in which every entry
-// is from before since. Copies under the same names in another directory are a log, too. Without a log the error is
-// fs.ErrNotExist.
+// Files opens the files of the log in dir, in order, except those whose entries are all older than since. A writer may
+// append meanwhile. Copies with the same names in another directory are a log, too. Without a log the error is
+// fs.ErrNotExist. The caller closes the files.
 func Files(dir string, since time.Time) (files []File, err error) {
 	err = readSegments(dir, func(s durable.Segments, firsts []uint64) error {
 		for i, first := range firsts {

@@ -107,8 +107,8 @@ func (s *operations) DeleteOperation(ctx context.Context, req *longrunningpb.Del
 }
 
 // ListOperations returns the operations of an instance, newest first. The request's name is the instance name or
-// {instance/}operations, or - for all instances in which the caller may execute (AIP-159). Results lack outputs and auxiliary metadata, which GetOperation returns. parseFilter describes
-// the filter.
+// {instance/}operations, or - for all instances in which the caller may execute (AIP-159). Results lack outputs and
+// auxiliary metadata, which GetOperation returns. parseFilter describes the filter.
 func (s *operations) ListOperations(ctx context.Context, req *longrunningpb.ListOperationsRequest) (*longrunningpb.ListOperationsResponse, error) {
 	instance := req.Name
 	if parent, ok := strings.CutSuffix(instance, "/operations"); ok && parent != "" {

@@ -27,8 +27,8 @@ type Operation struct {
 	changed   chan struct{} // closed at the next change
 	clients   int           // that follow or wait
 	unwatched time.Time     // when the last client left
-	gone      int           // clients that may come: the first one, and those that lost their connections
-	lost      time.Time     // since when the last of them is gone
+	gone      int           // clients that may still come: the first one, and those that lost their connections
+	lost      time.Time     // when the last of them left
 	expiring  bool          // a timer of expireSoon runs
 	completed time.Time
 	bytes     int64 // estimated memory once completed

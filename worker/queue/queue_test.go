@@ -531,7 +531,7 @@ func TestOperationEndsSoonAfterItsClientsCancelled(t *testing.T) {
 	}
 }
 
-// A client whose connection broke, and who returned and then cancelled, is not expected again.
+// A client whose connection broke, but that returned and then cancelled, is not expected again.
 func TestReturnedClientMayCancel(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, _ *executor) {
 		o := submit(t, q, "x", nil)

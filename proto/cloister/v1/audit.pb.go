@@ -26,7 +26,7 @@ const (
 
 type ReadAuditLogRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Omit the files in which every entry is older; unset means none.
+	// Omit files whose entries are all older; unset omits none.
 	Since         *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

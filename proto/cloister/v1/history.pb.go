@@ -26,7 +26,7 @@ const (
 )
 
 // ListHistoryRequest selects entries that match all set fields. A text that ends in an asterisk matches as a
-// prefix, and one that ends in /... the targets of a package and those below it.
+// prefix; one that ends in /... matches the targets of a package and those below it.
 type ListHistoryRequest struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	InstanceName string                 `protobuf:"bytes,1,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`

@@ -111,10 +111,10 @@ func (s *slot) closeRoot() {
 	s.root.fd = -1
 }
 
-// newRoot is where a root file system is while the template is made.
+// newRoot is where a root file system is mounted while the template is made.
 const newRoot = "/root"
 
-// makeTemplate creates the root that runs with this base get copies of, and stays in it. It uses up s.root.
+// makeTemplate creates the root that runs with this base get copies of, and stays in it. It consumes s.root.
 func (s *slot) makeTemplate(b *Base) error {
 	defer s.closeRoot()
 	if err := s.forget(); err != nil {
@@ -190,7 +190,7 @@ func leaveForRoot(b *Base) error {
 	if err := os.Chdir(newRoot); err != nil {
 		return err
 	}
-	// The old root is then mounted over the new one, which the root and working directory of this thread are.
+	// This mounts the old root over the new one, which becomes the root and working directory of this thread.
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return fmt.Errorf("pivot root: %w", err)
 	}
@@ -214,8 +214,8 @@ func leaveHost(b *Base) error {
 	return lock("/")
 }
 
-// applyOps performs the operations of a template, whose sources are on the host, in the root at at. A root file system
-// has files that are mounted over its own: nothing can be created in it.
+// applyOps performs the operations of a template, whose sources are on the host, in the root at at. In a root file system
+// it mounts files over existing ones, since nothing can be created there.
 func applyOps(ops []Op, at string) error {
 	host, err := unix.Open(oldRoot, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -70,8 +70,8 @@ type placement struct {
 	tail   int   // size of the inline data: the names and a NUL, or 0
 }
 
-// A Tail is where the last chunk of a file is, if it is not behind the rest: the kernel reads whole blocks and fails if a
-// device ends in the middle of one. Every chunk before the last one has TailChunk bytes.
+// A Tail is the location of a file's last chunk, if it does not follow the others. The kernel reads whole blocks and fails
+// if a device ends in the middle of one. Every chunk before the last one has TailChunk bytes.
 type Tail struct {
 	Device int32
 	Offset int64 // a multiple of BlockSize

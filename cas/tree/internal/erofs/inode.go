@@ -200,7 +200,8 @@ func (w *writer) file(e *Entry) error {
 	return nil
 }
 
-// chunks writes the inode of a file with a tail and the addresses of its chunks. The others begin at block.
+// chunks writes the inode of a file with a tail and the addresses of its chunks. All but the last are contiguous, from
+// block on.
 func (w *writer) chunks(e *Entry, mode uint16, block int64) error {
 	if e.Tail < 0 || int(e.Tail) > len(w.t.Tails) {
 		return fmt.Errorf("%w: tail %d does not exist", ErrTree, e.Tail)

@@ -67,14 +67,14 @@ func (s *server) Read(req *cloisterpb.ReadAuditLogRequest, to grpc.ServerStreami
 	return nil
 }
 
-// failed logs an error, which names files of this host, and returns one for the client.
+// failed logs an error, which may name files of this host, and returns one without details for the client.
 func (s *server) failed(err error) error {
-	s.log.Error("read the audit log", "err", err)
+	s.log.Error("cannot read the audit log", "err", err)
 	return status.Error(codes.Internal, "reading the audit log failed; see the server's log")
 }
 
-// Download copies the log of a server into the directory dir, without the files in which every entry is older than since,
-// which may be zero.
+// Download copies the log of a server into the directory dir, except files whose entries are all older than since. The zero
+// since copies all of them.
 func Download(ctx context.Context, conn *grpc.ClientConn, since time.Time, dir string) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -37,7 +37,7 @@ type Server struct {
 	Address  string
 	Instance string
 	Identity identity.Flags
-	flag     *pflag.Flag       // --instance, nil if there is none
+	flag     *pflag.Flag       // --instance, nil if the command has none
 	first    string            // the name that selected the instance, "" if none did
 	resolved map[string]Action // by name
 }
@@ -48,13 +48,14 @@ func (s *Server) AllInstances() bool {
 	return s.flag != nil && !s.flag.Changed && err == nil && strings.Trim(u.Path, "/") == ""
 }
 
-// selectInstance selects the instance of what a name on the command line selects.
+// selectInstance selects the instance of the action or build that a name on the command line stands for. It fails if an
+// earlier name selected another instance.
 func (s *Server) selectInstance(name, instance string) error {
 	switch {
 	case !s.AllInstances() || instance == s.Instance && s.first != "":
 		return nil
 	case s.first != "":
-		return exit.New(exit.Usage, fmt.Errorf("%s is of instance %q, and %s of instance %q: select one with --instance",
+		return exit.New(exit.Usage, fmt.Errorf("%s is in instance %q, and %s in instance %q: select one with --instance",
 			s.first, s.Instance, name, instance))
 	}
 	s.first, s.Instance = name, instance
@@ -125,14 +126,13 @@ func (s *Server) Unreachable(reason string) error {
 	return exit.New(exit.Unreachable, fmt.Errorf("cannot reach the server at %s: %s; pass --server or set CLOISTER_SERVER", at, reason))
 }
 
-// ExplainCall returns the reason of a failed call of a service of cloister serve that others do not have, with its exit
-// code.
+// ExplainCall returns the error for a failed call of a service that only cloister serve provides, with its exit code.
 func (s *Server) ExplainCall(service string, err error) error {
 	reason := remote.Reason(status.Convert(err))
 	code := exit.No
 	switch status.Code(err) {
 	case codes.Unimplemented:
-		reason = "does not serve " + service
+		reason = "it does not serve " + service
 	case codes.NotFound:
 		code = exit.Absent
 	case codes.Unavailable, codes.DeadlineExceeded:

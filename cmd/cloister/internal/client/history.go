@@ -44,8 +44,8 @@ func NoteCallers(w io.Writer, id string, callers []string) {
 	fmt.Fprintf(w, "note: several callers have entries of build %s: %s\n", render.Quote(id), strings.Join(names, ", "))
 }
 
-// A Filter selects actions of a server's history. A trailing * in a text matches every ending, and /... in a target those
-// of the package and below.
+// A Filter selects actions of a server's history. A trailing * in a text matches every ending, and a
+// trailing /... in a target all targets in and below the package.
 type Filter struct {
 	Invocation, Target, Mnemonic string
 	Failed                       bool
@@ -67,7 +67,8 @@ func (f *Filter) Request(limit int) *cloisterpb.ListHistoryRequest {
 var ErrNoHistory = errors.New("no history")
 
 // History calls visit for the entries of the server's history that req selects, newest first, up to its limit, which must
-// not be 0. The instance is that of s, unless req selects all. It returns ErrNoHistory if the server keeps no history or does not show it.
+// not be 0. The instance is that of s, unless req selects all. It returns ErrNoHistory if the server keeps no history or
+// does not show it.
 func (s *Server) History(ctx context.Context, req *cloisterpb.ListHistoryRequest, visit func(*cloisterpb.HistoryEntry) error) error {
 	conn, instance, err := s.Dial()
 	if err != nil {
@@ -281,7 +282,7 @@ func (s *Server) complete(ctx context.Context, d cas.Digest) (Action, error) {
 	return a, nil
 }
 
-// oneInstance returns an action that several instances may have: that of the instance without a name, or the only one.
+// oneInstance returns the action of the instance without a name, or else the only one. Several others are a usage error.
 func oneInstance(all []Action) (Action, error) {
 	var names []string
 	for _, a := range all {
@@ -306,7 +307,7 @@ func (s *Server) ofTarget(ctx context.Context, label string) (Action, error) {
 	return all[0], nil
 }
 
-// history names what was searched, for messages.
+// history names the searched history in messages.
 func (s *Server) history() string {
 	if s.AllInstances() {
 		return "the history of " + s.Address

@@ -42,7 +42,7 @@ type Client struct {
 	explain func(error) error
 }
 
-// Connect returns a Client of a server of cloister.v1.Store, which closes the connection. explain converts the errors of
+// Connect returns a Client of the service cloister.v1.Store at conn, which Close closes. explain converts the errors of
 // its calls.
 func Connect(conn *grpc.ClientConn, explain func(error) error) *Client {
 	return &Client{conn: conn, explain: explain}

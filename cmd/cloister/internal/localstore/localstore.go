@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package localstore opens the store of this machine, directly or through the process that holds it, or that of a server,
-// and reports on its contents.
+// Package localstore opens the store of this machine, directly or through the process that holds it, or the store of a
+// server, and reports on its contents.
 package localstore
 
 import (
@@ -29,12 +29,12 @@ type Store struct {
 	*diskctl.Client
 }
 
-// Register adds the flags. Those of server, which has the store if it is named and --dir is not, are added by the caller.
+// Register adds the flags. The caller adds those of server, whose store is used if --dir is not set and a server is named.
 func (s *Store) Register(cmd *cobra.Command, server *client.Server) {
 	s.cmd, s.server = cmd, server
 	s.lease = flags.Duration(disk.DefaultLease)
 	f := cmd.Flags()
-	f.StringVar(&s.Dir, "dir", "", "directory of the store (default: that of the server, or cloister in the user's cache directory)")
+	f.StringVar(&s.Dir, "dir", "", "directory of a local store (default, unless a server is named: cloister in the user's cache directory)")
 	f.Var(&s.lease, "lease", "lease of used blobs, if no running serve provides it")
 	f.BoolVar(&s.JSON, "json", false, "print JSON")
 }
@@ -79,7 +79,7 @@ func (s *Store) Explain(err error) error {
 // Description names the store and the process that holds it.
 func (s *Store) Description() string {
 	if s.Remote() {
-		return "of " + s.server.Address
+		return s.server.Address
 	}
 	if pid := s.Holder(); pid > 0 {
 		return fmt.Sprintf("%s, held by process %d, which answers", s.Dir, pid)

@@ -128,7 +128,7 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	return n, nil
 }
 
-// RegisterOperators adds the services that give operators the store and the audit log.
+// RegisterOperators adds the services with which operators manage the store and read the audit log.
 func (n *Node) RegisterOperators(r grpc.ServiceRegistrar) {
 	n.control.Register(r)
 	auditlog.Register(r, storedir.Audit(n.Dir), n.Log)

@@ -103,8 +103,8 @@ func (c *Config) CheckFlags(cmd *cobra.Command) error {
 	return errors.Join(comparison.CheckDiffoscope(c.Diffoscope), c.ActionFlags.Check())
 }
 
-// actions returns the selected actions; for a command one without a digest yet. It tells info if several callers have
-// added to a selected build.
+// actions returns the selected actions; for a command one without a digest yet. It writes a note to info if several
+// callers have entries of the selected build.
 func (c *Config) actions(ctx context.Context, info io.Writer) ([]client.Action, error) {
 	if len(c.Args) > 0 {
 		return []client.Action{{}}, nil

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestUnreadableHistorySaysWhatToDo checks that serve names the file and the ways out.
+// TestUnreadableHistorySaysWhatToDo checks that serve names the file and the flag that disables the history.
 func TestUnreadableHistorySaysWhatToDo(t *testing.T) {
 	var c Config
 	c.Dir, c.History = t.TempDir(), 1<<20

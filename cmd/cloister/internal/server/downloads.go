@@ -42,8 +42,8 @@ type call struct {
 	of      *downloader // that counts it, or nil
 }
 
-// reads are the methods that download outputs. A client that makes only other calls, as a build that continues without
-// this server does, is idle.
+// reads are the methods that download outputs. A client that makes only other calls is idle, such as a build that
+// continues without this server.
 var reads = []string{
 	"/google.bytestream.ByteStream/Read",
 	repb.ContentAddressableStorage_BatchReadBlobs_FullMethodName,
