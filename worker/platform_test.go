@@ -13,8 +13,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
-// TestPropertiesOfAnotherPlatform are refused before a slot is taken; those of this machine and those that ask for nothing
-// are not; everything else is reported to the client.
+// TestPropertiesOfAnotherPlatform: properties of another platform are refused before a slot is taken; those of this machine
+// and those that ask for nothing are accepted; all others are reported to the client.
 func TestPropertiesOfAnotherPlatform(t *testing.T) {
 	own := map[string]string{"amd64": "x86-64", "arm64": "arm-a64"}[runtime.GOARCH]
 	other := map[string]string{"amd64": "aarch64", "arm64": "x86_64"}[runtime.GOARCH]
@@ -82,7 +82,7 @@ func TestPropertiesOfAnotherPlatform(t *testing.T) {
 	}
 }
 
-// executionOf returns our metadata of a result.
+// executionOf returns Cloister's metadata of a result.
 func executionOf(t *testing.T, out *Outcome) *cloisterpb.Execution {
 	t.Helper()
 	for _, a := range out.Result.GetExecutionMetadata().GetAuxiliaryMetadata() {
@@ -94,11 +94,11 @@ func executionOf(t *testing.T, out *Outcome) *cloisterpb.Execution {
 			return &e
 		}
 	}
-	t.Fatal("the result has no metadata of ours")
+	t.Fatal("the result has no Execution metadata")
 	return nil
 }
 
-// TestIgnoredImagesAreReported in every result, and in one message for each kind of action, also with StrictProperties.
+// TestIgnoredImagesAreReported: every result and one message for each mnemonic name the image, also with StrictProperties.
 func TestIgnoredImagesAreReported(t *testing.T) {
 	b := newBench(t, compiles)
 	b.cfg.IgnoreImages, b.cfg.StrictProperties = true, true
@@ -120,7 +120,7 @@ func TestIgnoredImagesAreReported(t *testing.T) {
 	}
 }
 
-// TestDefaultPropertiesAreChecked like those of the action.
+// TestDefaultPropertiesAreChecked: default properties are checked like those of the action.
 func TestDefaultPropertiesAreChecked(t *testing.T) {
 	b := newBench(t, compiles)
 	var err error

@@ -338,7 +338,7 @@ func TestTimeoutOfTheActionIsSent(t *testing.T) {
 	})
 }
 
-// TestRootIsNotLost: a worker never executes an action in its own root file system if the task has another.
+// TestRootIsNotLost: a worker never executes a task with a root file system in its own instead.
 func TestRootIsNotLost(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		o := h.submit(t, "a", func(r *queue.Request, _ *repb.Action) { r.Task.Root = cas.SHA256.Sum([]byte("a root")) })
