@@ -46,8 +46,8 @@ func auditCommand() *cobra.Command {
 used, which limits they hit, and which ones the policy refused. The log is append-only, and each line holds the hash of
 the previous one.
 
-With --server and without --dir it copies the log of that server and verifies the copy. If the server uses --auth, this
-needs the right operate.`,
+With --server and without --dir it copies the log of that server and verifies the copy. Servers offer this only with
+--auth, to callers with the right operate.`,
 		Example: `  cloister audit ls --since 1h                 # what was tried in the last hour
   cloister audit show 9f2c1e77                 # everything about one action
   cloister audit verify                        # has anybody changed the log?`,
@@ -170,7 +170,7 @@ func (c *auditConfig) withLog(ctx context.Context, since time.Time, f func(dir s
 	defer conn.Close()
 	if err := auditlog.Download(ctx, conn, since, dir); err != nil {
 		if _, call := status.FromError(err); call {
-			err = c.from.ExplainCall("cloister.v1.AuditLog", err)
+			err = c.from.ExplainCall(err)
 		}
 		return interrupt.Explain(ctx, err, "stopped")
 	}

@@ -28,8 +28,8 @@ func cacheRmCommand() *cobra.Command {
 			"  cloister cache rm [--target LABEL] [--invocation ID] [--mnemonic NAME] [--older-than TIME]",
 		Short: "Remove cached results so that their actions run again",
 		Long: `Rm removes results from the local store of serve, whether or not serve is running. With --server and without --dir it
-removes them from that server; if the server uses --auth, this needs the right operate. Blobs stay. A result that an
-upstream of serve (--cas, --store) also has returns from there.
+removes them from that server, which offers this only with --auth, to callers with the right operate. Blobs stay. A result
+that an upstream of serve (--cas, --store) also has returns from there.
 
 ACTION is a digest; by the history of the server of --server also a prefix of 8 digits, ^1 for the latest action, or a
 target. --target, --invocation, --mnemonic and --older-than select actions of that history. The exit code is 4 if the

@@ -34,8 +34,8 @@ func casVerifyCommand() *cobra.Command {
 that clients upload it again or actions recreate it; the directory "quarantine" of the store keeps the bytes. Ctrl-C
 stops it; the next run resumes there unless --restart is given, or where serve --scrub is.
 
-With --server and without --dir the store is that of the server; if the server uses --auth, this needs the right operate.
-With digests verify reads these blobs from the server.
+With --server and without --dir the store is that of the server, if that has --auth and the caller the right operate. With
+digests verify reads these blobs from the server.
 
 The exit code is 0 if everything is sound, 1 if something is damaged, 3 if the store cannot be read, and 4 if a named
 blob is absent.`,

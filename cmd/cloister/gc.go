@@ -43,7 +43,7 @@ func gcCommand() *cobra.Command {
 inputs mounted by running actions. A running serve also evicts blobs when its store is full.
 
 Gc asks the process that holds the store, or opens the store if no process does and nothing waits to be sent upstream.
-With --server and without --dir it asks that server; if the server uses --auth, this needs the right operate.
+With --server and without --dir it asks that server, if that has --auth and the caller the right operate.
 --dry-run changes nothing, and without a size or age reports what could be removed at most. The exit code is 1 if the
 size of --max-size cannot be reached.`,
 		Example: `  cloister gc --dry-run                        # what could be removed

@@ -647,3 +647,27 @@ func BenchmarkOpen(b *testing.B) {
 		l.Close()
 	}
 }
+
+// TestFilesSince: files are omitted only if every entry is certainly older.
+func TestFilesSince(t *testing.T) {
+	dir := t.TempDir()
+	l, err := audit.Open(audit.Config{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(l.Append(audit.Entry{Time: time.Now()}), l.Close()); err != nil {
+		t.Fatal(err)
+	}
+	empty, err := audit.CreateFile(dir, 2) // as after a rotation, before the first entry
+	if err != nil {
+		t.Fatal(err)
+	}
+	empty.Close()
+	files, err := audit.Files(dir, time.Now().Add(-time.Hour))
+	if err != nil || len(files) != 2 || files[0].First != 1 || files[1].First != 2 {
+		t.Errorf("got %v, %v, want both files", files, err)
+	}
+	for _, f := range files {
+		f.Close()
+	}
+}

@@ -148,8 +148,11 @@ type File struct {
 func Files(dir string, since time.Time) (files []File, err error) {
 	err = readSegments(dir, func(s durable.Segments, firsts []uint64) error {
 		for i, first := range firsts {
-			if i+1 < len(firsts) && firstTime(s.Path(firsts[i+1])).Before(since) {
-				continue
+			if i+1 < len(firsts) {
+				// The next file may be new and still empty.
+				if next := firstTime(s.Path(firsts[i+1])); !next.IsZero() && next.Before(since) {
+					continue
+				}
 			}
 			f, err := os.Open(s.Path(first))
 			if err != nil {

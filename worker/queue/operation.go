@@ -26,9 +26,9 @@ type Operation struct {
 	version   int           // of state
 	changed   chan struct{} // closed at the next change
 	clients   int           // that follow or wait
+	followed  bool          // a client has called Follow
 	unwatched time.Time     // when the last client left
-	gone      int           // clients that may still come: the first one, and those that lost their connections
-	lost      time.Time     // when the last of them left
+	lost      time.Time     // when the last client left that may return; zero if none did
 	expiring  bool          // a timer of expireSoon runs
 	completed time.Time
 	bytes     int64 // estimated memory once completed
@@ -92,7 +92,6 @@ func newOperation(q *Queue, j *job, now time.Time) *Operation {
 		version:   FirstVersion,
 		changed:   make(chan struct{}),
 		unwatched: now,
-		gone:      1,
 		lost:      now,
 	}
 	j.ops[o] = true
@@ -135,14 +134,16 @@ func (o *Operation) Follow() (leave func(cancelled bool)) {
 	o.q.mu.Lock()
 	defer o.q.mu.Unlock()
 	o.clients++
-	o.gone = max(o.gone-1, 0)
+	if !o.followed {
+		o.followed, o.lost = true, time.Time{} // the expected client has arrived
+	}
 	return func(cancelled bool) {
 		o.q.mu.Lock()
 		defer o.q.mu.Unlock()
 		o.clients--
 		o.unwatched = time.Now()
 		if !cancelled {
-			o.gone, o.lost = o.gone+1, o.unwatched
+			o.lost = o.unwatched
 		} else if o.clients == 0 && o.job != nil {
 			o.expireSoon()
 		}
@@ -172,7 +173,7 @@ func (o *Operation) expireSoon() {
 
 // abandoned reports whether o, which is not completed, is to be cancelled.
 func (o *Operation) abandoned(now time.Time) bool {
-	return o.clients == 0 && now.Sub(o.unwatched) >= o.q.cfg.CancelGrace && (o.gone == 0 || now.Sub(o.lost) > o.q.cfg.Grace)
+	return o.clients == 0 && now.Sub(o.unwatched) >= o.q.cfg.CancelGrace && now.Sub(o.lost) > o.q.cfg.Grace
 }
 
 // Wait returns the state and its version once the version differs from seen; versions begin at FirstVersion. COMPLETED
@@ -185,7 +186,7 @@ func (o *Operation) Wait(ctx context.Context, seen int) (State, int, error) {
 	defer func() {
 		if o.clients--; o.clients == 0 {
 			o.unwatched = time.Now()
-			o.gone, o.lost = max(o.gone, 1), o.unwatched
+			o.lost = o.unwatched
 		}
 	}()
 	for o.version == seen && o.job != nil {

@@ -126,13 +126,13 @@ func (s *Server) Unreachable(reason string) error {
 	return exit.New(exit.Unreachable, fmt.Errorf("cannot reach the server at %s: %s; pass --server or set CLOISTER_SERVER", at, reason))
 }
 
-// ExplainCall returns the error for a failed call of a service that only cloister serve provides, with its exit code.
-func (s *Server) ExplainCall(service string, err error) error {
+// ExplainCall returns the reason of a failed call of a service for operators of cloister serve, with its exit code.
+func (s *Server) ExplainCall(err error) error {
 	reason := remote.Reason(status.Convert(err))
 	code := exit.No
 	switch status.Code(err) {
 	case codes.Unimplemented:
-		reason = "it does not serve " + service
+		reason = "it does not offer this: cloister serve does with --auth, to callers with the right operate; on its machine, pass --dir instead"
 	case codes.NotFound:
 		code = exit.Absent
 	case codes.Unavailable, codes.DeadlineExceeded:
@@ -141,10 +141,9 @@ func (s *Server) ExplainCall(service string, err error) error {
 	return exit.New(code, fmt.Errorf("the server at %s: %s", s.Address, reason))
 }
 
-// Named reports whether the command line or the environment names a server.
-func (s *Server) Named(cmd *cobra.Command) bool {
-	return cmd.Flags().Changed("server") || os.Getenv("CLOISTER_SERVER") != ""
-}
+// Named reports whether the command line names a server. CLOISTER_SERVER does not count: what is meant for the store of this
+// machine must not happen to another one because of a variable.
+func (s *Server) Named(cmd *cobra.Command) bool { return cmd.Flags().Changed("server") }
 
 // WithStore calls f with the store of a server until a signal arrives, and gives errors their exit codes.
 func WithStore(ctx context.Context, from *Server, f func(ctx context.Context, s *remote.Store) error) error {

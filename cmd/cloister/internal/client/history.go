@@ -269,7 +269,7 @@ func CheckNames(names ...string) error {
 // complete returns the action of a digest, and its instance if the server shows its history.
 func (s *Server) complete(ctx context.Context, d cas.Digest) (Action, error) {
 	a := Action{Digest: d, Instance: s.Instance}
-	if !s.AllInstances() || s.first != "" {
+	if !s.AllInstances() {
 		return a, nil
 	}
 	all, err := s.distinct(ctx, &cloisterpb.ListHistoryRequest{Action: d.String(), Limit: math.MaxInt32, AllInstances: true})

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -152,6 +153,31 @@ func TestClientIsTheSameWithoutServer(t *testing.T) {
 	}
 	if !reflect.DeepEqual(got[0], got[1]) {
 		t.Errorf("through the server: got\n%+v\nwithout:\n%+v", got[0], got[1])
+	}
+}
+
+// TestOneVerifies: a slow Verify does not make others wait without an answer.
+func TestOneVerifies(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "store")
+	cache, _ := openStore(t, dir)
+	serve(t, dir, cache)
+	slow, interrupt := context.WithCancel(t.Context())
+	began, ended := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	go func() {
+		defer close(ended)
+		_, _ = client(t, dir).Verify(slow, disk.VerifyOptions{BytesPerSecond: 1, Progress: func(disk.VerifyReport) { once.Do(func() { close(began) }) }})
+	}()
+	<-began
+	c := client(t, dir)
+	if _, err := c.Verify(t.Context(), disk.VerifyOptions{}); err == nil || !strings.Contains(err.Error(), "another cas verify") {
+		t.Errorf("a second Verify: got %v, want a refusal", err)
+	}
+	interrupt()
+	<-ended
+	if _, err := c.Verify(t.Context(), disk.VerifyOptions{}); err != nil {
+		t.Errorf("after the first: %v", err)
 	}
 }
 

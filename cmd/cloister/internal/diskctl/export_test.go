@@ -4,4 +4,4 @@ package diskctl
 
 import "time"
 
-func init() { openTimeout = time.Second }
+func init() { openTimeout, verifyPatience = time.Second, time.Second }

@@ -25,10 +25,15 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // socket is the name of the socket in the directory of a store.
 const socket = "control"
+
+// verifyPatience is the time for which a call of Verify waits for another one, which may just have been interrupted.
+var verifyPatience = 10 * time.Second
 
 // scrubInterval is the pause after each round of Scrub.
 const scrubInterval = 10 * time.Minute
@@ -38,6 +43,8 @@ type Server struct {
 	cache *disk.Cache
 	grpc  *grpc.Server
 	path  string // of the socket
+	// verifying is held by the call of Verify in progress.
+	verifying chan struct{}
 
 	mu        sync.Mutex
 	stopScrub context.CancelFunc // guarded by mu; ends the current round of Scrub
@@ -46,7 +53,7 @@ type Server struct {
 // Serve listens on the socket DIR/control, which only this user can connect to. Dir is the directory of c. Serve
 // replaces the socket of an earlier process, which cannot be running since c is open.
 func Serve(dir string, c *disk.Cache, options ...grpc.ServerOption) (*Server, error) {
-	s := &Server{cache: c, grpc: grpc.NewServer(options...), path: filepath.Join(dir, socket), stopScrub: func() {}}
+	s := &Server{cache: c, grpc: grpc.NewServer(options...), path: filepath.Join(dir, socket), verifying: make(chan struct{}, 1), stopScrub: func() {}}
 	if err := os.Remove(s.path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
@@ -138,6 +145,14 @@ func (s *service) Collect(ctx context.Context, req *cloisterpb.CollectRequest) (
 func (s *service) Verify(
 	req *cloisterpb.VerifyRequest, stream grpc.ServerStreamingServer[cloisterpb.VerifyResponse],
 ) error {
+	select {
+	case s.server.verifying <- struct{}{}:
+		defer func() { <-s.server.verifying }()
+	case <-stream.Context().Done():
+		return stream.Context().Err()
+	case <-time.After(verifyPatience):
+		return status.Error(codes.Aborted, "another cas verify reads this store: wait for its end, or interrupt it")
+	}
 	s.server.mu.Lock()
 	s.server.stopScrub()
 	s.server.mu.Unlock()

@@ -46,7 +46,7 @@ func (s *Store) Open(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		s.Client = diskctl.Connect(conn, func(err error) error { return s.server.ExplainCall("cloister.v1.Store", err) })
+		s.Client = diskctl.Connect(conn, s.server.ExplainCall)
 		return nil
 	}
 	var err error
