@@ -286,7 +286,7 @@ func (r *layerReader) entry(ctx context.Context, h *tar.Header, content io.Reade
 	switch h.Typeflag {
 	case tar.TypeDir:
 		o.kind = opDirectory
-	case tar.TypeReg, tar.TypeRegA, tar.TypeCont, tar.TypeGNUSparse: //nolint:staticcheck // old archives have TypeRegA
+	case tar.TypeReg, tar.TypeRegA, tar.TypeCont, tar.TypeGNUSparse:
 		o.kind, o.exec = opFile, h.Mode&0o111 != 0
 		if o.digest, err = r.file(ctx, h.Size, content); err != nil {
 			return err

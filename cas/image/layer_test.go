@@ -28,7 +28,8 @@ func TestLayersAreApplied(t *testing.T) {
 		{"no layers", nil, ""},
 		{"an empty layer", []layer{{}}, ""},
 		{
-			"files and modes", []layer{{dir("./"), dir("./etc/"), file("./etc/a", "1"), program("bin/b", "2")}},
+			"files and modes",
+			[]layer{{dir("./"), dir("./etc/"), file("./etc/a", "1"), program("bin/b", "2")}},
 			"bin/ bin/b*=2 etc/ etc/a=1",
 		},
 		{"absolute names", []layer{{file("/etc/a", "1"), file("//b", "2")}}, "etc/ etc/a=1 b=2"},
@@ -67,7 +68,8 @@ func TestLayersAreApplied(t *testing.T) {
 
 		{"a hard link", []layer{{program("a", "1"), hardLink("b", "a")}}, "a*=1 b*=1"},
 		{
-			"a hard link to an earlier layer", []layer{{file("d/a", "1")}, {hardLink("b", "/d/a"), file("d/.wh.a", "")}},
+			"a hard link to an earlier layer",
+			[]layer{{file("d/a", "1")}, {hardLink("b", "/d/a"), file("d/.wh.a", "")}},
 			"d/ b=1",
 		},
 		{"a hard link to a symlink", []layer{{symlink("a", "x"), hardLink("b", "./a")}}, "a->x b->x"},
@@ -80,20 +82,24 @@ func TestLayersAreApplied(t *testing.T) {
 		},
 		{"a device hides a file", []layer{{file("a", "1"), file("b", "1")}, {special("a", tar.TypeChar)}}, "b=1"},
 		{
-			"symlinks stay as they are", []layer{{symlink("a", "/etc/passwd"), symlink("b", "../../..")}},
+			"symlinks stay as they are",
+			[]layer{{symlink("a", "/etc/passwd"), symlink("b", "../../..")}},
 			"a->/etc/passwd b->../../..",
 		},
 
 		{
-			"a parent is a symlink", []layer{{dir("usr/lib"), symlink("lib", "usr/lib")}, {file("lib/a", "1")}},
+			"a parent is a symlink",
+			[]layer{{dir("usr/lib"), symlink("lib", "usr/lib")}, {file("lib/a", "1")}},
 			"usr/ usr/lib/ usr/lib/a=1 lib->usr/lib",
 		},
 		{
-			"a parent is an absolute symlink", []layer{{symlink("d/lib", "/usr"), file("d/lib/a", "1")}},
+			"a parent is an absolute symlink",
+			[]layer{{symlink("d/lib", "/usr"), file("d/lib/a", "1")}},
 			"d/ d/lib->/usr usr/ usr/a=1",
 		},
 		{
-			"a parent is a symlink upwards", []layer{{symlink("out", "../../../../etc"), file("out/passwd", "1")}},
+			"a parent is a symlink upwards",
+			[]layer{{symlink("out", "../../../../etc"), file("out/passwd", "1")}},
 			"etc/ etc/passwd=1 out->../../../../etc",
 		},
 		{
@@ -129,7 +135,7 @@ func TestHostileLayersAreRefused(t *testing.T) {
 		links = append(links, symlink(fmt.Sprintf("l%d", i), fmt.Sprintf("l%d", i+1)))
 	}
 	var many []tar.Header
-	for _, name := range strings.Split("abcefgh", "") {
+	for name := range strings.SplitSeq("abcefgh", "") {
 		many = append(many, file(name+"/"+deep[:998]+"x", "1"))
 	}
 	var huge bytes.Buffer // only the header

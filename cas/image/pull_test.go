@@ -261,8 +261,10 @@ func TestPullRefusesWrongContent(t *testing.T) {
 		asked := atomic.Bool{}
 		elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Store(true) }))
 		defer elsewhere.Close()
-		im, err := mutate.Append(imageOf(t), mutate.Addendum{Layer: layerOf(t, large),
-			URLs: []string{elsewhere.URL + "/layer"}})
+		im, err := mutate.Append(imageOf(t), mutate.Addendum{
+			Layer: layerOf(t, large),
+			URLs:  []string{elsewhere.URL + "/layer"},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -501,8 +503,10 @@ func TestReferencesAreInPlaces(t *testing.T) {
 			t.Errorf("%s in %q: got %t, want %t", c.ref, c.place, got, c.want)
 		}
 	}
-	for _, bad := range []string{"", "UPPER/case", "a b", "x@sha256:12", strings.Repeat("a", 2000), "../etc",
-		"registry.example.com/a/../b", "registry.example.com/a//b", "http://a/b"} {
+	for _, bad := range []string{
+		"", "UPPER/case", "a b", "x@sha256:12", strings.Repeat("a", 2000), "../etc",
+		"registry.example.com/a/../b", "registry.example.com/a//b", "http://a/b",
+	} {
 		if _, err := image.ParseReference(bad); !errors.Is(err, cas.ErrInvalid) {
 			t.Errorf("ParseReference(%.20q): got %v, want ErrInvalid", bad, err)
 		}
@@ -513,8 +517,10 @@ func TestReferencesAreInPlaces(t *testing.T) {
 func FuzzLayer(f *testing.F) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	for _, h := range []tar.Header{dir("d"), symlink("l", "d"), file("l/a", ""), hardLink("b", "d/a"), file("d/.wh.a", ""),
-		file(".wh..wh..opq", "")} {
+	for _, h := range []tar.Header{
+		dir("d"), symlink("l", "d"), file("l/a", ""), hardLink("b", "d/a"), file("d/.wh.a", ""),
+		file(".wh..wh..opq", ""),
+	} {
 		h.Uname = ""
 		if err := w.WriteHeader(&h); err != nil {
 			f.Fatal(err)
@@ -529,8 +535,10 @@ func FuzzLayer(f *testing.F) {
 		if err != nil {
 			return // not a layer
 		}
-		c := image.Config{Store: castest.NewMemory(), Function: cas.SHA256, Dir: t.TempDir(),
-			Limits: image.Limits{Bytes: 1 << 20, Entries: 1000}}
+		c := image.Config{
+			Store: castest.NewMemory(), Function: cas.SHA256, Dir: t.TempDir(),
+			Limits: image.Limits{Bytes: 1 << 20, Entries: 1000},
+		}
 		got, err := load(t, c, im)
 		if err == nil {
 			list(t, c.Store, got.Root)

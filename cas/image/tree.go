@@ -247,7 +247,8 @@ type count struct {
 
 // put stores the Directory messages of n and everything below it, and returns its digest.
 func (n *node) put(ctx context.Context, f cas.Function, batch *cas.Batch, c *count, limits Limits, path string,
-	depth int) (cas.Digest, error) {
+	depth int,
+) (cas.Digest, error) {
 	switch {
 	case depth > maxDepth:
 		return cas.Digest{}, refuse("%.64q... has more than %d nested directories", path, maxDepth)

@@ -3,6 +3,7 @@
 package tree
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/cloister-build/cloister/cas"
@@ -86,8 +87,8 @@ func (in *Input) accepts(p string) bool {
 // chain returns a directory that contains only e, at the path p.
 func chain(p string, e entry) *directory {
 	names := strings.Split(p, "/")
-	for i := len(names) - 1; i >= 0; i-- {
-		e.name = names[i]
+	for _, name := range slices.Backward(names) {
+		e.name = name
 		e = entry{kind: Directory, dir: &directory{entries: []entry{e}}}
 	}
 	return e.dir
