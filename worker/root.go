@@ -118,6 +118,9 @@ func (l *Local) checkPlace(p *placement) error {
 			taken = append(taken, in.Target)
 		}
 	}
+	if strings.HasPrefix(p.path+"/", hostsFile+"/") {
+		return faultf(FaultInvalid, "confine: %s overlaps %s, which every run has; choose another path", what, hostsFile)
+	}
 	for _, dir := range taken {
 		if strings.HasPrefix(dir+"/", p.path+"/") || strings.HasPrefix(p.path+"/", dir+"/") {
 			return faultf(FaultInvalid, "confine: %s overlaps %s, which every run has%s", what, dir, hint)
@@ -125,6 +128,9 @@ func (l *Local) checkPlace(p *placement) error {
 	}
 	return nil
 }
+
+// hostsFile is a file that every run has, also in a root file system of its own.
+const hostsFile = "/etc/hosts"
 
 // maxPlace bounds the path of the input root, in bytes: the paths below it must not become too long for the kernel.
 const maxPlace = 90

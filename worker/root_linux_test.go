@@ -16,6 +16,7 @@ import (
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"google.golang.org/protobuf/proto"
 )
 
 // rootFiles stores a root file system with a shell, and files by path, and returns its digest.
@@ -198,12 +199,24 @@ func TestInputRootPath(t *testing.T) {
 			task Task
 			want string
 		}{
-			{"in a root", rootRun{script: "readlink -f .; cat input /etc/marker", platform: platform("InputRootAbsolutePath", "/usr/local/work")},
-				Task{Root: root}, "/usr/local/work\nan input\nroot\n"},
-			{"on the host", rootRun{script: "readlink -f .; cat input; ls -d /usr/bin", platform: platform("inputRootAbsolutePath", "/b/f/w")},
-				Task{}, "/b/f/w\nan input\n/usr/bin\n"},
-			{"merged with a root", rootRun{script: "readlink -f .; cat /input /etc/marker; touch /etc/new && ls /etc/new", platform: platform("chroot-path", "/")},
-				Task{Root: root}, "/\nan input\nroot\n/etc/new\n"},
+			{
+				"in a root",
+				rootRun{script: "readlink -f .; cat input /etc/marker", platform: platform("InputRootAbsolutePath", "/usr/local/work")},
+				Task{Root: root},
+				"/usr/local/work\nan input\nroot\n",
+			},
+			{
+				"on the host",
+				rootRun{script: "readlink -f .; cat input; ls -d /usr/bin", platform: platform("inputRootAbsolutePath", "/b/f/w")},
+				Task{},
+				"/b/f/w\nan input\n/usr/bin\n",
+			},
+			{
+				"merged with a root",
+				rootRun{script: "readlink -f .; cat /input /etc/marker; touch /etc/new && ls /etc/new", platform: platform("chroot-path", "/")},
+				Task{Root: root},
+				"/\nan input\nroot\n/etc/new\n",
+			},
 			{"user 0", rootRun{script: "id -u; id -g", platform: platform("dockerRunAsRoot", "True")}, Task{}, "0\n0\n"},
 		} {
 			t.Run(c2.name, func(t *testing.T) {
@@ -266,6 +279,7 @@ func TestRefusedPlaces(t *testing.T) {
 		{"above the toolchain", Task{Root: root}, platform("chroot-path", "/proc"), FaultInvalid, "property chroot-path=/proc: the path overlaps /proc"},
 		{"relative", Task{}, platform("chroot-path", "work"), FaultInvalid, "is not a clean absolute path"},
 		{"unclean", Task{}, platform("chroot-path", "/a/../usr"), FaultInvalid, "is not a clean absolute path"},
+		{"the hosts file", Task{Root: root}, platform("chroot-path", "/etc/hosts"), FaultInvalid, "the path overlaps /etc/hosts"},
 		{"below a file", Task{Root: root}, platform("chroot-path", "/file/work"), FaultInvalid, "below something that is not a directory"},
 		{"contradiction", Task{}, platform("InputRootAbsolutePath", "/a", "chroot-path", "/b"), FaultInvalid, "set one of them"},
 		{"user 0", Task{}, platform("dockerRunAsRoot", "true"), FaultUnmet, "superuser: true"},
@@ -330,4 +344,26 @@ func parsePolicy(t *testing.T, text string) *policy.Policy {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// TestRootIsNotCached: the action cache does not know the root, so it has no results of runs in one.
+func TestRootIsNotCached(t *testing.T) {
+	c := newConfining(t, onDisk(t), 1<<30)
+	input := c.message(&repb.Directory{})
+	command := &repb.Command{Arguments: []string{"/bin/sh", "-c", "cat /etc/marker"}}
+	action, err := cas.FromProto(cas.SHA256, c.message(&repb.Action{CommandDigest: c.message(command), InputRootDigest: input}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"first\n", "second\n"} {
+		root := c.rootFiles(map[string]string{"etc/marker": text})
+		o, err := c.Execute(t.Context(), &Task{Action: action, Root: root}, func(Stage) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := cas.SHA256.Sum([]byte(text)).Proto(); o.Cached || !o.Uncacheable || !proto.Equal(o.Result.StdoutDigest, want) {
+			t.Errorf("in the root with %q: got stdout %v, cached %v, uncacheable %v; want %v, false, true",
+				text, o.Result.StdoutDigest, o.Cached, o.Uncacheable, want)
+		}
+	}
 }

@@ -55,7 +55,8 @@ type Task struct {
 	// Correlated is the client's ID for a group of invocations. It selects nothing.
 	Correlated string
 	// Root, if not zero, is the digest of the Directory of the root file system in which the command runs, in the same
-	// store as the action; nothing of this host is visible then. Zero means the host's toolchain.
+	// store as the action; nothing of this host is visible then. Zero means the host's toolchain. The action cache does not
+	// know the root, so a task with a Root or RootEnv neither uses nor fills it.
 	Root cas.Digest
 	// RootEnv is the environment that comes with Root: "KEY=VALUE". The command's own variables override it.
 	RootEnv []string
@@ -123,7 +124,9 @@ type Property = policy.Property
 func (t *Task) interactive() bool { return len(t.Args) > 0 || t.Terminal != nil }
 
 // uncacheable reports whether the run depends on more than the action, so that the action cache is not used.
-func (t *Task) uncacheable() bool { return t.interactive() || t.Stdin != nil || t.Variation != nil }
+func (t *Task) uncacheable() bool {
+	return t.interactive() || t.Stdin != nil || t.Variation != nil || !t.Root.IsZero() || len(t.RootEnv) > 0
+}
 
 // A Status reports whether an action ran to its end and produced valid outputs. The exit code is separate.
 type Status uint8

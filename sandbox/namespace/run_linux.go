@@ -61,7 +61,7 @@ func (b *Backend) try(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 		return nil, err
 	}
 	p, images := plan(spec, b.planOptions(spec, can, std.Terminal != nil))
-	identify(p.Base)
+	identify(p.Base, spec)
 	s, err := b.acquire(p.Base)
 	if err != nil {
 		return nil, err
@@ -81,12 +81,18 @@ func (b *Backend) try(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 	res, err := r.wait(ctx, can)
 	if err != nil {
 		s.base = nil // the slot may have failed to set it up
+		if spec.Root != nil {
+			s.drop() // its template may keep the root
+		}
 	}
 	return res, err
 }
 
 // identify records in a base which files its sources are now: a template keeps them whatever happens to their names.
-func identify(base *zygote.Base) {
+func identify(base *zygote.Base, spec *sandbox.Spec) {
+	if spec.Root != nil {
+		base.RootName += device(spec.Root.Image)
+	}
 	for i := range base.Ops {
 		o := &base.Ops[i]
 		var st unix.Stat_t

@@ -293,7 +293,7 @@ func (b *Backend) release(s *slot, workspace string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s.last = b.open[workspace]
-	if b.closed || b.sock < 0 {
+	if b.closed || b.sock < 0 || !b.rootOpen(s) {
 		s.drop()
 	}
 	b.free = append(b.free, s)

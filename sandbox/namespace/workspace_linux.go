@@ -98,7 +98,7 @@ func (m *image) Close() error {
 	m.b.images.Delete(m.name)
 	m.b.mu.Lock()
 	defer m.b.mu.Unlock()
-	m.b.forgetRoot(m.name)
+	m.b.forgetRoots()
 	return unix.Close(m.fd)
 }
 
@@ -115,19 +115,36 @@ func (b *Backend) openRoot(spec *sandbox.Spec, name string) (int, error) {
 	return unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
-// forgetRoot makes idle slots discard templates that hold the root file system in an image or workspace. Other slots have
-// none, since no run uses it any more. The caller holds b.mu.
-func (b *Backend) forgetRoot(image string) {
-	for _, s := range b.free {
-		if s.base == nil || s.sock < 0 || !strings.HasPrefix(s.base.RootName, image+" ") {
-			continue
-		}
-		if s.awaitReady() != nil || zygote.Send(s.sock, []byte{zygote.ReqForget}) != nil {
-			s.drop()
-			continue
-		}
-		s.base, s.ready = nil, false
+// device returns the device number of a workspace. A template that keeps a workspace keeps the number from being reused,
+// unlike its name. The names of images are not reused, and device returns "".
+func device(image string) string {
+	var st unix.Stat_t
+	if unix.Stat(image, &st) != nil {
+		return ""
 	}
+	return fmt.Sprintf(" %d", st.Dev)
+}
+
+// forgetRoots ends idle slots whose templates keep a closed root file system. release does so for those that are busy. The
+// caller holds b.mu.
+func (b *Backend) forgetRoots() {
+	for _, s := range b.free {
+		if !b.rootOpen(s) {
+			s.drop()
+		}
+	}
+}
+
+// rootOpen reports whether the root file system of a slot's template is open, or there is none. The caller holds b.mu.
+func (b *Backend) rootOpen(s *slot) bool {
+	if s.base == nil || s.base.RootName == "" {
+		return true
+	}
+	name, rest, _ := strings.Cut(s.base.RootName, " ")
+	if _, ok := b.images.Load(name); ok {
+		return true
+	}
+	return b.open[name] != nil && strings.HasSuffix(rest, device(name))
 }
 
 // A workspace is a detached mount, reachable through its descriptors only.
@@ -149,7 +166,7 @@ func (w *workspace) Close() error {
 	defer w.b.mu.Unlock()
 	if w.b.open[w.name] == w { // not a newer one with the same descriptor
 		delete(w.b.open, w.name)
-		w.b.forgetRoot(w.name)
+		w.b.forgetRoots()
 	}
 	return err
 }

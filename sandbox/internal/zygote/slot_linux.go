@@ -176,11 +176,6 @@ func (s *slot) serve() bool {
 		// An unreadable plan fails to decode.
 		text, _ := readFile(fds[0])
 		s.run(text, fds[1:])
-	case ReqForget:
-		if err := s.forget(); err != nil {
-			reply(err.Error(), -1)
-			return false
-		}
 	case ReqNetwork:
 		b, err := json.Marshal(Traffic{NoRoute: s.noRoute()})
 		s.discardPending()

@@ -74,7 +74,6 @@ const (
 	ReqRun     = 'r' // followed by a Plan, with the descriptors below; not answered
 	ReqFile    = 'f' // the same with the Plan in a file, whose descriptor comes first
 	ReqNetwork = 'n' // returns a Traffic in JSON; the next run gets a new network
-	ReqForget  = 'g' // not answered; the slot discards its base, so the next run must send one
 )
 
 // Descriptors with ReqRun, in this order, followed by those that the plan refers to.
