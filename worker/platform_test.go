@@ -41,7 +41,7 @@ func TestPropertiesOfAnotherPlatform(t *testing.T) {
 		{"cpu", "4", ignored},
 		{"container-image", "", taken},
 		{"Container-image", "none", taken},
-		{"container-image", "docker://gcr.io/a/b@sha256:" + strings.Repeat("0", 64), refused},
+		{"container-image", "docker://registry.example.com/a/b@sha256:" + strings.Repeat("0", 64), refused},
 		{"Container-Image", "oci:x", refused},
 		{"dockerPrivileged", "true", refused},
 		{"dockerPrivileged", "false", ignored},

@@ -26,7 +26,7 @@ Ctrl-C drains: running actions finish. A second Ctrl-C, or the end of --drain-ti
 		Example: `  cloister join grpc://head:8983
   cloister join grpcs://head:8983 --tls-cert w.pem --tls-key w.key --property OSFamily=linux --property pool=big
   cloister join grpc://bb-scheduler:8983 --cas grpc://bb-storage:8980 --instance main \
-      --property OSFamily=linux --property container-image=docker://ghcr.io/example/image@sha256:...`,
+      --property OSFamily=linux --property container-image=docker://registry.example.com/image@sha256:...`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.Scheduler = args[0]
