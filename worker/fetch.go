@@ -163,7 +163,7 @@ func (req *Request) properties() []*repb.Platform_Property {
 func (req *Request) demands() []Property {
 	var all []Property
 	for _, p := range req.properties() {
-		if !isSetting(p.Name) && !isPlaced(p.Name) {
+		if !isSetting(p.Name) {
 			all = append(all, Property{Name: p.Name, Value: p.Value})
 		}
 	}
@@ -179,7 +179,7 @@ const maxIgnored = 100
 func (l *Local) warnOfProperties(req *Request) {
 	for _, property := range req.properties() {
 		names, _ := hostProperty(property)
-		if names || isSetting(property.Name) || isPlaced(property.Name) || isImage(property) && noImage(property.Value) {
+		if names || isSetting(property.Name) || IsPlacement(property.Name) || isImage(property) && noImage(property.Value) {
 			continue
 		}
 		l.mu.Lock()

@@ -25,7 +25,7 @@ func (l *Local) checkPlatform(req *Request) error {
 	for _, q := range l.cfg.Policy.WithDefaults(req.Instance.Name, all) {
 		p := &repb.Platform_Property{Name: q.Name, Value: q.Value}
 		switch names, differs := hostProperty(p); {
-		case isSetting(p.Name) || isPlaced(p.Name) || names && !differs:
+		case isSetting(p.Name) || IsPlacement(p.Name) || names && !differs:
 		case differs:
 			return faultf(FaultUnmet, "fetch: action %s needs %s, but this machine is %s: use a server for that platform, or "+
 				"correct the property", req.Digest, show(p), host)

@@ -113,7 +113,8 @@ type Admission struct {
 	// execution.
 	MergeKey string
 	// Demands are the platform properties that a worker must have to execute the action, sorted and without
-	// duplicates. The sandbox settings (cloister-*) are not among them, since every worker implements these.
+	// duplicates. The sandbox settings (cloister-*) are not among them, since every worker implements these. Those of
+	// IsPlacement are: a worker that does not implement them may take the action only if its operator offers them.
 	Demands []Property
 }
 

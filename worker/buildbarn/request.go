@@ -52,7 +52,7 @@ func parseOffer(req *remoteworkerpb.SynchronizeRequest) (queue.Offer, identity, 
 	if req.SizeClass != 0 {
 		return refuse("size_class %d: this server has no size classes; use 0", req.SizeClass)
 	}
-	offer := queue.Offer{Prefix: req.InstanceNamePrefix}
+	offer := queue.Offer{Prefix: req.InstanceNamePrefix, Places: store != ""} // a Client
 	offer.Worker, offer.Slot = workerAndSlot(req.WorkerId)
 	size := 0
 	for i, p := range req.Platform.GetProperties() {

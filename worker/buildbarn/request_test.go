@@ -2,7 +2,11 @@
 
 package buildbarn
 
-import "testing"
+import (
+	"testing"
+
+	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+)
 
 func TestWorkerIDsAreSplitIntoWorkerAndSlot(t *testing.T) {
 	for name, row := range map[string]struct {
@@ -20,6 +24,24 @@ func TestWorkerIDsAreSplitIntoWorkerAndSlot(t *testing.T) {
 	} {
 		if machine, slot := workerAndSlot(row.id); machine != row.machine || slot != row.slot {
 			t.Errorf("%s: got %s, %s; want %s, %s", name, machine, slot, row.machine, row.slot)
+		}
+	}
+}
+
+// TestOnlyClientsImplementPlaces: workers of other makes get no action that states a path or user, unless they offer it.
+func TestOnlyClientsImplementPlaces(t *testing.T) {
+	for name, c := range map[string]struct {
+		id   map[string]string
+		want bool
+	}{
+		"a Client":  {map[string]string{"worker": "anvil", "slot": "3", "store": "f0"}, true},
+		"no store":  {map[string]string{"worker": "anvil", "slot": "3"}, false},
+		"bb_worker": {map[string]string{"hostname": "u", "thread": "7"}, false},
+		"imitation": {map[string]string{"hostname": "u", "thread": "7", "store": "f0"}, false},
+	} {
+		offer, _, err := parseOffer(&remoteworkerpb.SynchronizeRequest{WorkerId: c.id})
+		if err != nil || offer.Places != c.want {
+			t.Errorf("%s: got %t, %v, want %t", name, offer.Places, err, c.want)
 		}
 	}
 }

@@ -25,6 +25,8 @@ type Offer struct {
 	Properties []worker.Property
 	// Ending reports that the worker still executes an action that the slot was not given; see Slot.SetEnding.
 	Ending bool
+	// Places means that the worker implements the properties of worker.IsPlacement, so that it need not offer them.
+	Places bool
 	// Any makes the slot take actions regardless of their demands.
 	Any bool
 }

@@ -14,7 +14,7 @@ import (
 type workerGroup struct {
 	name, prefix string
 	properties   []worker.Property // sorted
-	any          bool
+	any, places  bool
 
 	// The fields below are guarded by the queue's mutex.
 	slots      map[string]*Slot // that have joined, by name
@@ -34,7 +34,7 @@ func (q *Queue) group(o Offer, own bool) *workerGroup {
 		if w.name != o.Worker {
 			continue
 		}
-		if own == (w == q.own) && w.prefix == o.Prefix && w.any == o.Any && slices.Equal(w.properties, properties) {
+		if own == (w == q.own) && w.prefix == o.Prefix && w.any == o.Any && w.places == o.Places && slices.Equal(w.properties, properties) {
 			return w
 		}
 		known = true
@@ -43,7 +43,7 @@ func (q *Queue) group(o Offer, own bool) *workerGroup {
 		q.drained[o.Worker] = d
 	}
 	w := &workerGroup{
-		name: o.Worker, prefix: o.Prefix, properties: properties, any: o.Any,
+		name: o.Worker, prefix: o.Prefix, properties: properties, any: o.Any, places: o.Places,
 		slots: make(map[string]*Slot), drained: q.drained[o.Worker],
 	}
 	q.workers = append(q.workers, w)
@@ -65,6 +65,9 @@ func (w *workerGroup) serves(instance string) bool {
 func (w *workerGroup) missing(demands []worker.Property) []worker.Property {
 	var missing []worker.Property
 	for _, d := range demands {
+		if w.places && worker.IsPlacement(d.Name) {
+			continue
+		}
 		if _, ok := slices.BinarySearchFunc(w.properties, d, worker.Property.Compare); !ok {
 			missing = append(missing, d)
 		}

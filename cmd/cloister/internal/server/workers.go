@@ -73,7 +73,7 @@ func (c *Config) checkWorkers(cmd *cobra.Command) (err error) {
 
 // offer describes the slots of this machine.
 func (c *Config) offer() *queue.Offer {
-	return &queue.Offer{Any: !c.Fleet, Properties: c.Workers.properties}
+	return &queue.Offer{Any: !c.Fleet, Places: true, Properties: c.Workers.properties}
 }
 
 // matchHint returns what to do about an action that no worker takes.
