@@ -137,8 +137,11 @@ func TestFleetMatchesProperties(t *testing.T) {
 	b := newBench(t, compiles)
 	b.cfg.Fleet = true
 	action := b.action(func(a *repb.Action, _ *repb.Command) {
-		a.Platform = &repb.Platform{Properties: []*repb.Platform_Property{{Name: "container-image", Value: "docker://a"}, {Name: "ISA", Value: "x"},
-			{Name: "InputRootAbsolutePath", Value: "/w"}}}
+		a.Platform = &repb.Platform{Properties: []*repb.Platform_Property{
+			{Name: "container-image", Value: "docker://a"},
+			{Name: "ISA", Value: "x"},
+			{Name: "InputRootAbsolutePath", Value: "/w"},
+		}}
 	})
 	if a, err := b.Admit(t.Context(), &Task{Action: action}); err != nil || len(a.Demands) != 3 {
 		t.Errorf("got %+v, %v, want three demands", a, err)

@@ -212,7 +212,8 @@ read x < wait`}
 	if u.PeakMemory < 32*mebibyte {
 		t.Errorf("got a peak of %s of memory", sandbox.Bytes(u.PeakMemory))
 	}
-	if u.PeakProcesses < 62 || u.PeakProcesses > 66 {
-		t.Errorf("got a peak of %d processes", u.PeakProcesses)
+	// The shells, 60 times sleep, dd, and what just begins or ends.
+	if u.PeakProcesses < 62 || u.PeakProcesses > 72 {
+		t.Errorf("got a peak of %d processes, want 62 to 72", u.PeakProcesses)
 	}
 }
