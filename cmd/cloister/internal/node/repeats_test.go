@@ -3,19 +3,28 @@
 package node
 
 import (
-	"bytes"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
+// lines are the lines of a log, each written with one call.
+type lines chan string
+
+// Write implements io.Writer.
+func (l lines) Write(line []byte) (int, error) {
+	l <- strings.TrimSuffix(string(line), "\n")
+	return len(line), nil
+}
+
 // TestRepeatedWarningsAreCounted: the first is logged at once, and then once a minute the latest, with the number since.
 func TestRepeatedWarningsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
-		plain := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		out := make(lines, 10)
+		plain := slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 			if a.Key == slog.TimeKey {
 				return slog.Attr{}
 			}
@@ -28,11 +37,13 @@ func TestRepeatedWarningsAreCounted(t *testing.T) {
 		}
 		expect := func(when string, want ...string) {
 			t.Helper()
-			got := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
-			if strings.Join(got, "\n") != strings.Join(want, "\n") {
+			var got []string
+			for len(out) > 0 {
+				got = append(got, <-out)
+			}
+			if !slices.Equal(got, want) {
 				t.Errorf("%s: got\n%s\nwant\n%s", when, strings.Join(got, "\n"), strings.Join(want, "\n"))
 			}
-			out.Reset()
 		}
 		for i := range 5 {
 			log.With("server", "a").Warn("violation", "action", i)
@@ -43,7 +54,7 @@ func TestRepeatedWarningsAreCounted(t *testing.T) {
 		expect("at once", "level=WARN msg=violation server=a action=0", "level=WARN msg=another", "level=INFO msg=started", "level=INFO msg=started")
 		wait(59 * time.Second)
 		log.Warn("violation", "action", 5)
-		expect("within a minute", "")
+		expect("within a minute")
 		wait(2 * time.Second)
 		expect("after a minute", "level=WARN msg=violation action=5 repeated=5")
 		log.Warn("violation", "action", 6)
@@ -56,6 +67,6 @@ func TestRepeatedWarningsAreCounted(t *testing.T) {
 		flush()
 		expect("at the end", "level=WARN msg=violation action=8 repeated=1")
 		wait(time.Hour)
-		expect("after the end", "")
+		expect("after the end")
 	})
 }
