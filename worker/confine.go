@@ -41,8 +41,8 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	if l.cfg.Fleet { // everything else that selects a policy rule is part of the action
 		a.MergeKey += fmt.Sprintf(" %q %q", t.Target, t.Mnemonic)
 	}
-	if !t.Root.IsZero() {
-		a.MergeKey += fmt.Sprintf(" root %s %q", t.Root, t.RootEnv)
+	if r := &req.root; r.unkeyed || r.own() {
+		a.MergeKey += fmt.Sprintf(" root %s %q %q", r.digest, r.env, r.image)
 	}
 	if t.expects(req) { // its layout differs
 		a.MergeKey += " output_directories"
@@ -65,7 +65,7 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	ask := policy.Request{Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic}
 	var settings strings.Builder // for messages
 	for _, p := range req.properties() {
-		ask.Properties = append(ask.Properties, policy.Property{Name: p.Name, Value: p.Value})
+		ask.Properties = append(ask.Properties, p)
 		if isSetting(p.Name) {
 			fmt.Fprintf(&settings, ", property %s=%s", p.Name, p.Value)
 		}
@@ -86,7 +86,7 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	spec := &sandbox.Spec{
 		Args:    slices.Clip(req.Command.Arguments), // other runs may share them
 		Dir:     path.Join(req.place.path, req.Command.WorkingDirectory),
-		Env:     environment(t.RootEnv, req.Command),
+		Env:     environment(req.root.env, req.Command),
 		Inputs:  l.hostInputs(grant, &req.place),
 		Temp:    []sandbox.Temp{{Target: "/tmp", Bytes: grant.TempBytes}},
 		Network: grant.Network,
@@ -99,11 +99,11 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 		spec.Args = t.Args
 	}
 	if v := t.Variation; v != nil {
-		spec.Conditions, spec.Env = v.Conditions, environment(t.RootEnv, req.Command, v.Env...)
+		spec.Conditions, spec.Env = v.Conditions, environment(req.root.env, req.Command, v.Env...)
 	}
 	spec.Superuser = grant.Superuser
-	if req.place.root != nil {
-		spec.Root = &sandbox.Root{Content: t.Root.String()} // stage adds the rest
+	if req.root.own() && req.place.path != "/" {
+		spec.Root = &sandbox.Root{Content: req.root.digest.String()} // stage adds the rest
 	}
 	if req.place.path == "/" {
 		spec.Outputs = []sandbox.Output{{Target: "/"}} // stage replaces it
@@ -121,7 +121,7 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 
 // hostInputs returns what the action may read of this host.
 func (l *Local) hostInputs(g *policy.Grant, p *placement) []sandbox.Input {
-	if p.own() {
+	if p.own {
 		return nil
 	}
 	inputs := slices.Clone(l.cfg.Toolchain)

@@ -29,6 +29,7 @@ type Request struct {
 
 	ignored              []string  // platform properties without effect, as NAME=VALUE
 	ignoresImage         bool      // a container image is among them
+	root                 rootFS    // set for a task
 	place                placement // set for a task
 	outputs, directories []string  // relative to the input root; directories are those of output_directories
 }
@@ -48,22 +49,25 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*Request, *Outcome, error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	if t.SkipCacheLookup || t.uncacheable() || req.Action.DoNotCache {
-		return req, nil, nil
+	if !t.SkipCacheLookup && !req.uncacheable(t) && !req.Action.DoNotCache {
+		r, err := cas.LookupComplete(ctx, in, t.Action)
+		// Another writer may have cached a failure; this worker never does (rule 68).
+		if err == nil && r.ExitCode == 0 {
+			out := &Outcome{Result: r, Cached: true}
+			out.Manifest, out.StableHash = RecordedManifest(r)
+			return req, out, nil
+		}
+		if err != nil && !errors.Is(err, cas.ErrNotFound) {
+			return nil, nil, err
+		}
 	}
-	r, err := cas.LookupComplete(ctx, in, t.Action)
-	if errors.Is(err, cas.ErrNotFound) {
-		return req, nil, nil
+	if req.root.image != "" {
+		if err := l.loadImage(ctx, in, &req.root); err != nil {
+			return nil, nil, err
+		}
+		err = l.arrange(t, req)
 	}
-	if err != nil {
-		return nil, nil, err
-	}
-	if r.ExitCode != 0 {
-		return req, nil, nil // another writer cached it; this worker never caches failures (rule 68)
-	}
-	out := &Outcome{Result: r, Cached: true}
-	out.Manifest, out.StableHash = RecordedManifest(r)
-	return req, out, nil
+	return req, nil, err
 }
 
 // Action reads an action from the worker's cache or the store. It may be shared and must not be modified.
@@ -133,40 +137,49 @@ func (req *Request) plan(directories []string) error {
 	return nil
 }
 
-// resolveFor is Resolve with the layout that the client of t expects.
+// resolveFor is Resolve with the root file system of t and the layout that its client expects. It pulls no container image.
 func (l *Local) resolveFor(ctx context.Context, in *cas.Instance, t *Task) (*Request, error) {
 	req, err := l.Resolve(ctx, in, t.Action)
 	if err == nil {
-		err = l.place(ctx, in, t, req)
+		err = l.setRoot(ctx, in, t, req)
 	}
-	if err != nil || !t.expects(req) {
-		return req, err
+	if err == nil {
+		err = l.arrange(t, req)
 	}
-	if err := req.plan(req.directories); err != nil {
-		return nil, fault(StageFetch, err)
-	}
-	return req, nil
+	return req, err
 }
+
+// arrange sets the place of the input root and the layout that the client of t expects.
+func (l *Local) arrange(t *Task, req *Request) error {
+	err := l.place(t, req)
+	if err == nil && t.expects(req) {
+		err = fault(StageFetch, req.plan(req.directories))
+	}
+	return err
+}
+
+// uncacheable reports whether the result depends on more than the action, so that the action cache is not used.
+func (req *Request) uncacheable(t *Task) bool { return t.uncacheable() || req.root.unkeyed }
 
 // expects reports whether the client relies on the directories of output_directories existing before the action runs.
 func (t *Task) expects(req *Request) bool { return len(req.directories) > 0 && t.expectsDirectories() }
 
 // properties returns the platform properties. Those of the action, if set, replace those of the command (rule 83).
-func (req *Request) properties() []*repb.Platform_Property {
-	if p := req.Action.Platform; p != nil {
-		return p.Properties
+func (req *Request) properties() []Property {
+	from := req.Action.Platform
+	if from == nil {
+		from = req.Command.Platform
 	}
-	return req.Command.Platform.GetProperties()
+	all := make([]Property, 0, len(from.GetProperties()))
+	for _, p := range from.GetProperties() {
+		all = append(all, Property{Name: p.Name, Value: p.Value})
+	}
+	return all
 }
 
 // demands returns the platform properties that are not sandbox settings, as Admission.Demands.
 func (req *Request) demands() []Property {
-	var all []Property
-	for _, p := range req.properties() {
-		if !isSetting(p.Name) {
-			all = append(all, Property{Name: p.Name, Value: p.Value})
-		}
-	}
+	all := slices.DeleteFunc(req.properties(), func(p Property) bool { return isSetting(p.Name) })
 	slices.SortFunc(all, Property.Compare)
 	return slices.Compact(all)
 }
@@ -179,7 +192,7 @@ const maxIgnored = 100
 func (l *Local) warnOfProperties(req *Request) {
 	for _, property := range req.properties() {
 		names, _ := hostProperty(property)
-		if names || isSetting(property.Name) || IsPlacement(property.Name) || isImage(property) && noImage(property.Value) {
+		if names || isSetting(property.Name) || IsPlacement(property.Name) || isImage(property) && (l.cfg.Images != nil || noImage(property.Value)) {
 			continue
 		}
 		l.mu.Lock()

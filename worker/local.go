@@ -26,9 +26,16 @@ type Config struct {
 	// Fleet is set if several workers, each with its own policy, share actions by their platform properties. No
 	// property is ignored then, and an Admission's MergeKey covers everything that another policy might use.
 	Fleet bool
-	// IgnoreImages runs actions that name a container image with the Toolchain, which every result states. Without it they
-	// are refused. StrictProperties refuses platform properties that have no effect. Both matter only without Fleet.
-	IgnoreImages, StrictProperties bool
+	// Images provides the container images that actions name. Without it, such actions are refused, or with IgnoreImages
+	// run with the Toolchain, which every result states. In a Fleet without it, the operator's offer of such a property
+	// states that the Toolchain is that of the image.
+	Images       Images
+	IgnoreImages bool
+	// CacheUnpinned caches results although the action's digest does not determine the image: it names a tag, or the
+	// policy's default properties name the image.
+	CacheUnpinned bool
+	// StrictProperties refuses platform properties that have no effect. It has no effect in a Fleet.
+	StrictProperties bool
 	// Features is the result of Backend.Probe. It becomes part of every result's metadata.
 	Features sandbox.Features
 	// Stager stages input trees; nil copies them.
@@ -168,7 +175,7 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	if err != nil || cached != nil {
 		return cached, fault(StageFetch, err)
 	}
-	defer l.keepInputs(ctx, t)()
+	defer l.keepInputs(ctx, t, req.root.digest)()
 
 	report(StageConfine)
 	box, err := l.confine(t, req)

@@ -86,8 +86,8 @@ func (l *Local) executionMetadata(e *execution) *cloisterpb.Execution {
 
 		IgnoredProperties: e.req.ignored,
 	}
-	if root := e.task.Root; !root.IsZero() {
-		m.Root = root.String()
+	if root := e.req.root; root.own() {
+		m.Root, m.Image = root.digest.String(), root.image
 	}
 	events := e.collected.byImportance()
 	shown := events[:min(len(events), maxResultEvents)]

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
 
 // This machine takes every action, so it must not ignore a property that would give the action another operating system,
@@ -18,28 +16,23 @@ import (
 // checkPlatform returns a Fault of kind FaultUnmet for an action whose properties this machine does not have, and adds the
 // properties that are ignored to the request.
 func (l *Local) checkPlatform(req *Request) error {
-	var all []Property
-	for _, p := range req.properties() {
-		all = append(all, Property{Name: p.Name, Value: p.Value})
-	}
-	for _, q := range l.cfg.Policy.WithDefaults(req.Instance.Name, all) {
-		p := &repb.Platform_Property{Name: q.Name, Value: q.Value}
+	for _, p := range l.cfg.Policy.WithDefaults(req.Instance.Name, req.properties()) {
 		switch names, differs := hostProperty(p); {
 		case isSetting(p.Name) || IsPlacement(p.Name) || names && !differs:
 		case differs:
 			return faultf(FaultUnmet, "fetch: action %s needs %s, but this machine is %s: use a server for that platform, or "+
-				"correct the property", req.Digest, show(p), host)
-		case isImage(p) && noImage(p.Value):
+				"correct the property", req.Digest, p, host)
+		case isImage(p) && (l.cfg.Images != nil || noImage(p.Value)):
 		case strings.EqualFold(p.Name, "dockerNetwork") && strings.EqualFold(p.Value, "off"):
 		case isImage(p) && !l.cfg.IgnoreImages:
-			return faultf(FaultUnmet, "fetch: action %s names a container image (%s), which this server does not run: set it to none, "+
-				"or start the server with --images=ignore to run such actions with the toolchain of this machine", req.Digest, show(p))
+			return faultf(FaultUnmet, "fetch: action %s names a container image (%s), and this worker runs none: allow its registry, "+
+				"or ignore images to run such actions with the toolchain of this machine (see --images)", req.Digest, p)
 		case strings.EqualFold(p.Name, "dockerPrivileged") && strings.EqualFold(p.Value, "true"):
-			return faultf(FaultUnmet, "fetch: action %s needs %s, which is never granted", req.Digest, show(p))
+			return faultf(FaultUnmet, "fetch: action %s needs %s, which is never granted", req.Digest, p)
 		case l.cfg.StrictProperties && !isImage(p):
-			return faultf(FaultUnmet, "fetch: action %s has the unknown property %s, which --strict-properties refuses", req.Digest, show(p))
+			return faultf(FaultUnmet, "fetch: action %s has the unknown property %s, which --strict-properties refuses", req.Digest, p)
 		default:
-			if text := show(p); len(req.ignored) < maxIgnoredProperties && !slices.Contains(req.ignored, text) {
+			if text := p.String(); len(req.ignored) < maxIgnoredProperties && !slices.Contains(req.ignored, text) {
 				req.ignored = append(req.ignored, text)
 			}
 			req.ignoresImage = req.ignoresImage || isImage(p)
@@ -51,11 +44,8 @@ func (l *Local) checkPlatform(req *Request) error {
 // maxIgnoredProperties is the number of ignored properties that a result lists.
 const maxIgnoredProperties = 20
 
-// show returns name=value as printable text of bounded length.
-func show(p *repb.Platform_Property) string { return Property{Name: p.Name, Value: p.Value}.String() }
-
 // isImage reports whether a property names a container image. Clients differ in the case of its letters.
-func isImage(p *repb.Platform_Property) bool { return strings.EqualFold(p.Name, "container-image") }
+func isImage(p Property) bool { return strings.EqualFold(p.Name, "container-image") }
 
 // noImage reports whether an image is none.
 func noImage(value string) bool { return value == "" || strings.EqualFold(value, "none") }
@@ -77,7 +67,7 @@ var architectures = map[string]string{
 
 // hostProperty reports whether a property states the operating system or the architecture, and whether it is not that of
 // this machine. An instruction set extension states neither.
-func hostProperty(p *repb.Platform_Property) (names, differs bool) {
+func hostProperty(p Property) (names, differs bool) {
 	value := strings.ToLower(p.Value)
 	switch strings.ToLower(p.Name) {
 	case "osfamily", "os":
@@ -102,7 +92,7 @@ func (l *Local) ignoredLine(t *Task, req *Request) string {
 		return ""
 	}
 	line := "ignored platform properties: " + strings.Join(req.ignored, ", ")
-	if req.ignoresImage && t.Root.IsZero() {
+	if req.ignoresImage && !req.root.own() {
 		line += "; the action ran with the toolchain of this machine instead of the image's"
 	}
 	key := fmt.Sprintf("%q %s", t.Mnemonic, line)

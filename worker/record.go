@@ -81,8 +81,8 @@ func (l *Local) grantedSpec(e *execution) (granted, hash string) {
 	spec, root := *e.box.spec, e.req.Action.GetInputRootDigest()
 	whole := sandbox.Input{Target: e.box.root, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}
 	spec.Inputs, spec.Lower = append(l.hostInputs(e.box.grant, &e.req.place), whole), nil
-	if root := e.task.Root; !root.IsZero() {
-		spec.Root = &sandbox.Root{Content: root.String()} // also if it is merged with the input root
+	if root := e.req.root; root.own() {
+		spec.Root = &sandbox.Root{Content: root.digest.String()} // also if it is merged with the input root
 	}
 	stated := spec
 	stated.Limits, stated.Audit, stated.Timeout = e.box.grant.Stated, sandbox.AuditViolations, e.box.timeout

@@ -13,9 +13,10 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 )
 
-// keepInputs calls RenewInputs every l.cfg.RenewInterval until stop is called, which waits for a call in progress. The
-// first call comes after one interval, because fetch has marked the inputs or knows that they were marked recently.
-func (l *Local) keepInputs(ctx context.Context, t *Task) (stop func()) {
+// keepInputs renews the inputs of t's action and its root file system every l.cfg.RenewInterval until stop is called, which
+// waits for a call in progress. The first call comes after one interval, because fetch has marked the inputs or knows that
+// they were marked recently.
+func (l *Local) keepInputs(ctx context.Context, t *Task, root cas.Digest) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var mu sync.Mutex
 	mu.Lock() // until timer is set
@@ -25,7 +26,7 @@ func (l *Local) keepInputs(ctx context.Context, t *Task) (stop func()) {
 		mu.Lock()
 		defer mu.Unlock()
 		if ctx.Err() == nil {
-			l.RenewInputs(ctx, t)
+			l.renewInputs(ctx, t, root)
 			timer.Reset(l.cfg.RenewInterval)
 		}
 	})
@@ -40,7 +41,9 @@ func (l *Local) keepInputs(ctx context.Context, t *Task) (stop func()) {
 // RenewInputs marks the inputs of t's action as used, except those marked recently, so that the store keeps them. It
 // only logs failures: the run may not need the inputs any more, and reports the problem itself if it does. Only one
 // call at a time works, because each holds a list of blobs.
-func (l *Local) RenewInputs(ctx context.Context, t *Task) {
+func (l *Local) RenewInputs(ctx context.Context, t *Task) { l.renewInputs(ctx, t, t.Root) }
+
+func (l *Local) renewInputs(ctx context.Context, t *Task, root cas.Digest) {
 	select {
 	case l.renewing <- struct{}{}:
 		defer func() { <-l.renewing }()
@@ -56,8 +59,8 @@ func (l *Local) RenewInputs(ctx context.Context, t *Task) {
 	in, err := l.cfg.Instances(t.Instance)
 	if err == nil {
 		err = l.markInputs(ctx, in, t.Action)
-		if !t.Root.IsZero() {
-			_, rootErr := l.inputs.Load(ctx, in, t.Root)
+		if !root.IsZero() {
+			_, rootErr := l.inputs.Load(ctx, in, root)
 			err = joinMissing(err, rootErr)
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
@@ -29,14 +28,12 @@ func IsPlacement(name string) bool {
 // A placement is where the input root of an action is, and in which root file system.
 type placement struct {
 	path string
-	// root is the root file system, or nil if that is this host's toolchain, or if path is "/".
+	// root is the root file system to mount, or nil if that is this host's toolchain, is not read yet, or if path is "/".
 	root *tree.Input
+	own  bool // the action sees nothing of this host
 	// property is the one that states the path, or the zero Property.
 	property Property
 }
-
-// own reports whether the action sees nothing of this host.
-func (p *placement) own() bool { return p.root != nil || p.path == "/" }
 
 // points returns the paths, relative to the root file system, over which things are mounted.
 func (p *placement) points() []string {
@@ -47,15 +44,11 @@ func (p *placement) points() []string {
 	return points
 }
 
-// place decides where the input root of req is and reads the root file system of t. If the input root is at "/", its
-// directories are merged with those of the root file system, and req.Input becomes that tree.
-func (l *Local) place(ctx context.Context, in *cas.Instance, t *Task, req *Request) error {
-	var all []Property
-	for _, p := range req.properties() {
-		all = append(all, Property{Name: p.Name, Value: p.Value})
-	}
-	p := placement{path: ExecRoot}
-	for _, q := range l.cfg.Policy.WithDefaults(t.Instance, all) {
+// place decides where the input root of req is. If it is at "/", its directories are merged with those of the root file
+// system, and req.Input becomes that tree.
+func (l *Local) place(t *Task, req *Request) error {
+	p := placement{path: ExecRoot, root: req.root.tree}
+	for _, q := range l.cfg.Policy.WithDefaults(t.Instance, req.properties()) {
 		if !slices.ContainsFunc(placeProperties, func(name string) bool { return strings.EqualFold(name, q.Name) }) {
 			continue
 		}
@@ -70,16 +63,11 @@ func (l *Local) place(ctx context.Context, in *cas.Instance, t *Task, req *Reque
 		}
 		p.path = v.Root
 	}
-	if !t.Root.IsZero() {
-		var err error
-		if p.root, err = l.inputs.Load(ctx, in, t.Root); err != nil {
-			return fault(StageFetch, fmt.Errorf("root file system %s: %w", t.Root, err))
-		}
-	}
+	p.own = req.root.own() || p.path == "/"
 	if err := l.checkPlace(&p); err != nil {
 		return err
 	}
-	if p.path != "/" {
+	if p.path != "/" || req.root.own() && req.root.tree == nil {
 		req.place = p
 		return nil
 	}
@@ -112,7 +100,7 @@ func (l *Local) checkPlace(p *placement) error {
 	}
 	taken := []string{"/dev", "/proc", "/tmp"}
 	hint := ""
-	if !p.own() {
+	if !p.own {
 		hint = "; choose another path, or a root file system that is not the host's"
 		taken = append(taken, "/etc", "/sys")
 		for _, in := range l.cfg.Toolchain {

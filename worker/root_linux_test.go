@@ -53,14 +53,16 @@ type rootRun struct {
 	outputs  []string
 	platform *repb.Platform
 	input    cas.Digest // the zero Digest is a root with the file "input"
+	cache    bool       // the result may be cached
 
+	action  cas.Digest
 	stdout  string
 	outcome *Outcome
 	meta    *cloisterpb.Execution
 }
 
-// try executes r as a task, which it completes.
-func (c *confining) try(r *rootRun, task Task) error {
+// actionOf stores the action of r and returns its digest.
+func (c *confining) actionOf(r *rootRun) cas.Digest {
 	c.t.Helper()
 	if r.input.IsZero() {
 		input, err := cas.FromProto(cas.SHA256, c.message(&repb.Directory{
@@ -78,13 +80,21 @@ func (c *confining) try(r *rootRun, task Task) error {
 		command.EnvironmentVariables = append(command.EnvironmentVariables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
 	}
 	action, err := cas.FromProto(cas.SHA256, c.message(&repb.Action{
-		CommandDigest: c.message(command), InputRootDigest: r.input.Proto(), DoNotCache: true,
+		CommandDigest: c.message(command), InputRootDigest: r.input.Proto(), DoNotCache: !r.cache,
 	}))
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	return action
+}
+
+// try executes r as a task, which it completes.
+func (c *confining) try(r *rootRun, task Task) error {
+	c.t.Helper()
+	r.action = c.actionOf(r)
 	var text bytes.Buffer
-	task.Action, task.Stdout, task.Stderr = action, &text, &text
+	var err error
+	task.Action, task.Stdout, task.Stderr = r.action, &text, &text
 	r.outcome, err = c.Execute(c.t.Context(), &task, func(Stage) {})
 	r.stdout = text.String()
 	if err == nil {

@@ -219,18 +219,18 @@ func TestRule081_Timeout(t *testing.T) {
 // Even an empty platform of the action wins.
 func TestRule083_PlatformOfTheActionWins(t *testing.T) {
 	named := platform("name", "action")
-	of := func(a, c *repb.Platform) []*repb.Platform_Property {
+	of := func(a, c *repb.Platform) []Property {
 		return (&Request{Action: &repb.Action{Platform: a}, Command: &repb.Command{Platform: c}}).properties()
 	}
 	other := platform("name", "command")
 	for _, c := range []struct {
 		action, command *repb.Platform
-		want            []*repb.Platform_Property
+		want            []Property
 	}{
-		{named, other, named.Properties}, {&repb.Platform{}, other, nil}, {nil, other, other.Properties}, {nil, nil, nil},
+		{named, other, []Property{{Name: "name", Value: "action"}}}, {&repb.Platform{}, other, nil}, {nil, other, []Property{{Name: "name", Value: "command"}}}, {nil, nil, nil},
 	} {
-		if diff := cmp.Diff(c.want, of(c.action, c.command), protocmp.Transform()); diff != "" {
-			t.Errorf("properties (-want +got):\n%s", diff)
+		if got := of(c.action, c.command); !slices.Equal(got, c.want) {
+			t.Errorf("properties: got %v, want %v", got, c.want)
 		}
 	}
 }

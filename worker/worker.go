@@ -60,6 +60,9 @@ type Task struct {
 	Root cas.Digest
 	// RootEnv is the environment that comes with Root: "KEY=VALUE". The command's own variables override it.
 	RootEnv []string
+	// Image is the reference, with a digest, of the container image that the action's properties name: it is the root file
+	// system unless Root is set. Admit sets it; if it is "", Execute asks Config.Images.
+	Image string
 
 	// Tool is the client's name and version, such as "bazel 4.2.3", or "".
 	Tool string
@@ -126,7 +129,7 @@ func (t *Task) interactive() bool { return len(t.Args) > 0 || t.Terminal != nil 
 
 // uncacheable reports whether the run depends on more than the action, so that the action cache is not used.
 func (t *Task) uncacheable() bool {
-	return t.interactive() || t.Stdin != nil || t.Variation != nil || !t.Root.IsZero() || len(t.RootEnv) > 0
+	return t.interactive() || t.Stdin != nil || t.Variation != nil
 }
 
 // A Status reports whether an action ran to its end and produced valid outputs. The exit code is separate.

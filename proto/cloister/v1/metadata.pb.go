@@ -57,8 +57,10 @@ type Execution struct {
 	// Platform properties that had no effect, as NAME=VALUE: at most twenty. A container-image among them means that the
 	// action ran with the worker's own toolchain.
 	IgnoredProperties []string `protobuf:"bytes,13,rep,name=ignored_properties,json=ignoredProperties,proto3" json:"ignored_properties,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Reference, with its digest, of the container image that root was made from; empty without one.
+	Image         string `protobuf:"bytes,14,opt,name=image,proto3" json:"image,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Execution) Reset() {
@@ -180,6 +182,13 @@ func (x *Execution) GetIgnoredProperties() []string {
 		return x.IgnoredProperties
 	}
 	return nil
+}
+
+func (x *Execution) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
 }
 
 // Event is a violation of the sandbox, or a limit that an action met.
@@ -511,7 +520,7 @@ var File_cloister_v1_metadata_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\n" +
-	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\xdb\x03\n" +
+	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\xf1\x03\n" +
 	"\tExecution\x12.\n" +
 	"\asandbox\x18\x01 \x01(\v2\x14.cloister.v1.SandboxR\asandbox\x12(\n" +
 	"\x05usage\x18\x02 \x01(\v2\x12.cloister.v1.UsageR\x05usage\x12*\n" +
@@ -527,7 +536,8 @@ const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\vstable_hash\x18\v \x01(\tR\n" +
 	"stableHash\x12\x12\n" +
 	"\x04root\x18\f \x01(\tR\x04root\x12-\n" +
-	"\x12ignored_properties\x18\r \x03(\tR\x11ignoredPropertiesB\x10\n" +
+	"\x12ignored_properties\x18\r \x03(\tR\x11ignoredProperties\x12\x14\n" +
+	"\x05image\x18\x0e \x01(\tR\x05imageB\x10\n" +
 	"\x0e_unread_inputs\"\xc5\x01\n" +
 	"\x05Event\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/tree"
+)
+
+// Images turns the container images that actions name into root file systems. Package image has the parts to make one.
+// It is safe for concurrent use. An error that is neither cas.ErrInvalid nor cas.ErrFull means that the action cannot run
+// until the action, the operator's permissions or the registry change.
+type Images interface {
+	// Pin returns the reference, with its digest, of the image that a property value names in an instance, such as
+	// "docker://REGISTRY/REPOSITORY:TAG". It fails if the operator does not permit the image, and pulls nothing.
+	Pin(ctx context.Context, instance, value string) (string, error)
+	// Root returns a pinned image as a root file system in the instance's store, and pulls it if necessary. stale, if not
+	// zero, is the Directory of an earlier answer that the store has lost.
+	Root(ctx context.Context, instance, pinned string, stale cas.Digest) (ImageRoot, error)
+}
+
+// An ImageRoot is a container image as a root file system.
+type ImageRoot struct {
+	// Root is the digest of its Directory, and Env the environment of its configuration: "KEY=VALUE".
+	Root cas.Digest
+	Env  []string
+}
+
+// A rootFS is the root file system of an action; the zero rootFS is this host's toolchain.
+type rootFS struct {
+	digest cas.Digest  // of the Directory; zero before the image is pulled
+	tree   *tree.Input // nil before the image is pulled
+	env    []string    // "KEY=VALUE"
+	image  string      // its reference with a digest; "" for Task.Root
+	// unkeyed is set if the digest of the action does not determine the root file system.
+	unkeyed bool
+}
+
+// own reports whether the action sees nothing of this host.
+func (r *rootFS) own() bool { return r.image != "" || !r.digest.IsZero() }
+
+// setRoot sets the root file system of req: that of t, or the image that the properties name, which loadImage reads.
+func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *Request) error {
+	if !t.Root.IsZero() || len(t.RootEnv) > 0 {
+		req.root = rootFS{digest: t.Root, env: t.RootEnv, unkeyed: true}
+		if t.Root.IsZero() {
+			return nil
+		}
+		var err error
+		if req.root.tree, err = l.inputs.Load(ctx, in, t.Root); err != nil {
+			return fault(StageFetch, fmt.Errorf("root file system %s: %w", t.Root, err))
+		}
+		return nil
+	}
+	value, err := l.imageOf(t.Instance, req)
+	if err != nil || value == "" {
+		return err
+	}
+	if t.Image == "" {
+		if t.Image, err = l.cfg.Images.Pin(ctx, t.Instance, value); err != nil {
+			return imageFault(err)
+		}
+	}
+	_, digest, _ := strings.Cut(t.Image, "@")
+	keyed := strings.HasSuffix(value, "@"+digest) && slices.ContainsFunc(req.properties(), isImage)
+	req.root = rootFS{image: t.Image, unkeyed: !keyed && !l.cfg.CacheUnpinned}
+	return nil
+}
+
+// imageOf returns the value of the property with which req, or the operator for its instance, names a container image, or
+// "" if there is none.
+func (l *Local) imageOf(instance string, req *Request) (string, error) {
+	if l.cfg.Images == nil {
+		return "", nil
+	}
+	var image Property
+	for _, p := range l.cfg.Policy.WithDefaults(instance, req.properties()) {
+		switch {
+		case !isImage(p):
+		case image.Name != "" && image.Value != p.Value:
+			return "", faultf(FaultInvalid, "fetch: property %s contradicts property %s: set one of them", p, image)
+		default:
+			image = p
+		}
+	}
+	if noImage(image.Value) {
+		return "", nil
+	}
+	return image.Value, nil
+}
+
+// loadImage reads the tree of an image, which is pulled once more if the store has lost a part of it.
+func (l *Local) loadImage(ctx context.Context, in *cas.Instance, r *rootFS) error {
+	var lost *tree.MissingError
+	for range 2 {
+		root, err := l.cfg.Images.Root(ctx, in.Name, r.image, r.digest)
+		if err != nil {
+			return imageFault(err)
+		}
+		r.digest, r.env = root.Root, root.Env
+		if r.tree, err = l.inputs.Load(ctx, in, r.digest); !errors.As(err, &lost) {
+			return fault(StageFetch, err)
+		}
+		l.inputs.Invalidate(in.Name)
+	}
+	return faultf(FaultExhausted, "fetch: image %s: the store evicted %d of its blobs, including %s, right after they were "+
+		"pulled: increase the size of the store", r.image, len(lost.Blobs), lost.Blobs[0])
+}
+
+// imageFault returns the error of an image as a Fault.
+func imageFault(err error) error {
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, cas.ErrInvalid), errors.Is(err, cas.ErrFull):
+		return fault(StageFetch, err)
+	}
+	return faultf(FaultUnmet, "%s: %w", StageFetch, err)
+}
