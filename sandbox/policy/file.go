@@ -46,6 +46,7 @@ func Parse(file string, text []byte) (*Policy, error) {
 		},
 		"rules":            func(n *strict.Node) error { rules = n; return nil }, // read after all profiles
 		"allow_unenforced": r.readUnenforced,
+		"images":           r.readImages,
 		"default_properties": func(n *strict.Node) error {
 			r.policy.defaults = map[string][]Property{}
 			return r.Entries(n, func(instance string, _, value *strict.Node) (err error) {

@@ -95,6 +95,9 @@ var mistakes = []struct{ name, text string }{
 	{"max below a built-in profile", "version: 1\nrules:\n  - name: a\n    max: {processes: 256}\n"},
 	{"a quantity that is not a limit", "version: 1\nallow_unenforced: [memory, tmp]\n"},
 	{"a misspelt limit", "version: 1\nallow_unenforced: [open-files]\n"},
+	{"a registry with a scheme", "version: 1\nimages: {registries: [\"https://registry.example\"]}\n"},
+	{"an image size below the minimum", "version: 1\nimages: {max_size: 1KiB}\n"},
+	{"an unknown key of images", "version: 1\nimages: {registry: [a.example]}\n"},
 	{"a position far below", "version: 1\n" + strings.Repeat("\n", 998) + "\tx: 1\n"},
 	{"terminal control characters", "version: 1 # \x1b[2J \u00e9\nprofiles: {\"\x1b[31m\": {}}\n"},
 }

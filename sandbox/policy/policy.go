@@ -97,7 +97,8 @@ type Policy struct {
 	rules           []*rule // the first that matches applies
 	allowUnenforced []sandbox.Limit
 	defaults        map[string][]Property // by instance name; sorted
-	file            bool                  // it is from a file
+	images          Images
+	file            bool // it is from a file
 	host            Host
 }
 

@@ -36,6 +36,7 @@ func (p *Policy) Text() string {
 	if len(unenforced) > 0 {
 		w.line(0, "allow_unenforced: [%s]", strings.Join(unenforced, ", "))
 	}
+	w.images(p.images)
 	if len(p.defaults) > 0 {
 		w.line(0, "default_properties:")
 	}
@@ -150,10 +151,10 @@ func plain(name string) string {
 	return name
 }
 
-func quoted(es []sandbox.Endpoint) []string {
+func quoted[T any](es []T) []string {
 	var s []string
 	for _, e := range es {
-		s = append(s, fmt.Sprintf("%q", e))
+		s = append(s, strconv.Quote(fmt.Sprint(e)))
 	}
 	return s
 }
