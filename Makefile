@@ -93,7 +93,7 @@ fuzz: ## run the fuzz targets, those of messages for FUZZ=60s, others for FUZZ_R
 
 lint: ## run golangci-lint (staticcheck included) and govulncheck, check the public API, and vet for every operating system
 	$(GO) run ./tests/internal/publicapi
-	$(TOOL) golangci-lint run
+	$(TOOL) golangci-lint run --allow-parallel-runners
 	@if [ -n "$${GOVULNDB-}" ]; then $(TOOL) govulncheck -db "$$GOVULNDB" ./...; \
 	else echo "govulncheck: skipped, set GOVULNDB to the URL of a vulnerability database (file:// works)"; fi
 	@$(MAKE) --no-print-directory cross

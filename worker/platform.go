@@ -25,8 +25,8 @@ func (l *Local) checkPlatform(req *Request) error {
 		case isImage(p) && (l.cfg.Images != nil || noImage(p.Value)):
 		case strings.EqualFold(p.Name, "dockerNetwork") && strings.EqualFold(p.Value, "off"):
 		case isImage(p) && !l.cfg.IgnoreImages:
-			return faultf(FaultUnmet, "fetch: action %s names a container image (%s), and this worker runs none: allow its registry, "+
-				"or ignore images to run such actions with the toolchain of this machine (see --images)", req.Digest, p)
+			return faultf(FaultUnmet, "fetch: action %s names a container image (%s), and this worker runs none: "+
+				"use another server, or one that ignores images and has the same toolchain", req.Digest, p)
 		case strings.EqualFold(p.Name, "dockerPrivileged") && strings.EqualFold(p.Value, "true"):
 			return faultf(FaultUnmet, "fetch: action %s needs %s, which is never granted", req.Digest, p)
 		case l.cfg.StrictProperties && !isImage(p):

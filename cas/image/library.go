@@ -285,32 +285,56 @@ func (l *Library) add(e *Entry) error {
 	return nil
 }
 
-// Get returns the image ref as an input tree of an instance, and pulls it if necessary. A tag means what it means in its
-// registry now, or meant at most TagAge ago.
+// Pin returns ref with a digest, and pulls nothing. A tag means the image that was loaded under that name, or else what it
+// means in its registry now, or meant at most TagAge ago. An image that is not present and whose registry is not allowed is
+// ErrNotAllowed; other errors are those of Resolve.
+func (l *Library) Pin(ctx context.Context, instance string, ref Reference) (string, error) {
+	digest := ref.Digest()
+	if digest == "" {
+		if e, err := l.Loaded(instance, ref); err == nil {
+			return e.Pinned, nil
+		}
+	}
+	switch {
+	case digest != "" && l.find(instance, digest, cas.Digest{}) != nil:
+	case !ref.In(l.config.Allowed):
+		return "", fmt.Errorf("image %s: %w: %s", ref, ErrNotAllowed, ref.Registry())
+	case digest == "":
+		var err error
+		if digest, err = l.resolve(ctx, ref); err != nil {
+			return "", err
+		}
+	}
+	return ref.Pin(digest), nil
+}
+
+// Get returns the image ref as an input tree of an instance, and pulls it if necessary. A tag means what Pin returns.
 //
 // Nothing checks that the blobs are still in the store. A caller that finds some missing calls Get again with that root
 // as stale; then the image is pulled even if it is known. Errors are ErrNotAllowed, and those of Pull.
 func (l *Library) Get(ctx context.Context, instance string, ref Reference, stale cas.Digest) (*Entry, error) {
-	allowed := ref.In(l.config.Allowed)
-	digest := ref.Digest()
-	if digest == "" {
-		if !allowed {
-			return nil, fmt.Errorf("image %s: %w: %s", ref, ErrNotAllowed, ref.Registry())
-		}
-		var err error
-		if digest, err = l.resolve(ctx, ref); err != nil {
-			return nil, err
-		}
+	pinned, err := l.Pin(ctx, instance, ref)
+	if err != nil {
+		return nil, err
 	}
-	for _, e := range l.List() {
-		if e.Instance == instance && e.hasDigest(digest) && e.Root != stale {
-			return e, nil
-		}
+	_, digest, _ := strings.Cut(pinned, "@")
+	if e := l.find(instance, digest, stale); e != nil {
+		return e, nil
 	}
-	if !allowed {
-		return nil, fmt.Errorf("image %s: %w: %s", ref, ErrNotAllowed, ref.Registry())
+	if !ref.In(l.config.Allowed) {
+		return nil, fmt.Errorf("image %s: the store has evicted it, and its %w: load it again", ref, ErrNotAllowed)
 	}
 	return l.pull(ctx, instance, ref, digest)
+}
+
+// find returns an image of an instance with this digest and another root than stale, or nil.
+func (l *Library) find(instance, digest string, stale cas.Digest) *Entry {
+	for _, e := range l.List() {
+		if e.Instance == instance && e.hasDigest(digest) && e.Root != stale {
+			return e
+		}
+	}
+	return nil
 }
 
 // Loaded returns the image that was loaded under the name ref, or cas.ErrNotFound.

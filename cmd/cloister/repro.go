@@ -18,7 +18,7 @@ func reproCommand() *cobra.Command {
 	var c reproduction.Config
 	cmd := &cobra.Command{
 		Use: "repro ACTION... [-n RUNS] [--vary FACTORS] [--bisect] [--on EXECUTORS] [--report FILE]\n" +
-			"  cloister repro [--in DIR] [--out PATH]... [--env K=V]... -- COMMAND [ARG]...\n" +
+			"  cloister repro [--in DIR] [--image IMAGE] [--out PATH]... [--env K=V]... -- COMMAND [ARG]...\n" +
 			"  cloister repro --invocation ID | --failed | --target LABEL | --mnemonic NAME",
 		Short: "Check whether an action is reproducible, and why not",
 		Long: `Repro runs an action several times and compares outputs, exit codes, stdout and stderr. The first run is plain; the
@@ -76,6 +76,7 @@ nothing: they did not start, all fail in the same way, or none produces an outpu
 	f.BoolVar(&c.JSON, "json", false, "print a JSON list")
 	f.BoolVar(&c.Diffoscope, "diffoscope", false, comparison.DiffoscopeHelp)
 	c.ActionFlags.Register(cmd)
+	c.RegisterImage(cmd)
 	c.From.Register(cmd)
 	c.Sandbox.Register(cmd)
 	c.Sandbox.RegisterImages(cmd)

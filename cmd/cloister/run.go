@@ -17,7 +17,7 @@ import (
 func runCommand() *cobra.Command {
 	var c localrun.Config
 	cmd := &cobra.Command{
-		Use: "run [-it] [--in DIR | --git REPOSITORY@REVISION] [--root DIR] [--out PATH]... [--env K=V]... [-n RUNS] -- COMMAND [ARG]...\n" +
+		Use: "run [-it] [--in DIR | --git REPOSITORY@REVISION] [--root DIR | --image IMAGE] [--out PATH]... [--env K=V]... [-n RUNS] -- COMMAND [ARG]...\n" +
 			"  cloister run --action DIGEST [--server URL] [--instance NAME] [--shell] [--out-dir DIR]",
 		Short: "Run a command or a stored action in the sandbox",
 		Long: `Run executes a command as an action. The files of --in, or of a commit with --git, are its read-only inputs in the
@@ -36,6 +36,7 @@ if the server cannot be reached.`,
   cloister run --git .@v1.2 --out app -- make app        # the files of a tag; the worktree is not looked at
   cloister run --git . --seed 7 -n 10 --manifest run.txt --metrics run.json -- ./simulate
   cloister run --root debian -- /bin/ls -l /             # in this root file system; nothing of the host is visible
+  cloister run --image docker.io/library/gcc:14 --in . --out app -- gcc -o app main.c
   cloister run -it --in . -- bash                        # a shell in the sandbox
   cloister run --action 9f2c...e1/142 --shell            # look around where an action failed`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -71,6 +72,7 @@ if the server cannot be reached.`,
 	f := cmd.Flags()
 	c.ActionFlags.Register(cmd)
 	c.RegisterRoot(cmd)
+	c.RegisterImage(cmd)
 	f.IntVarP(&c.Runs, "runs", "n", 1, "number of runs, each with a fresh working directory")
 	f.StringVar(&c.Manifest, "manifest", "", "file for the manifest of the first run")
 	f.StringVar(&c.Metrics, "metrics", "", "JSON file for the times and the resource usage of the runs")

@@ -66,6 +66,9 @@ import (
 //	https NAME               serve HTTPS with such a certificate at $NAME, an address of this machine, and nothing at $NAME_closed
 //	trusting CODE CMD...     run any command where the machine trusts only ca.pem, a link in /etc/ssl/certs as Debian has it
 //	bucket                   start an object store; $BUCKET is the --store of a bucket in it
+//	registry                 start a registry of container images at $REGISTRY
+//	image NAME:TAG TEXT      push an image with a shell and /etc/marker, which has TEXT; $NAME_TAG is its reference with a digest, and
+//	                         the directory NAME_TAG an OCI layout of it
 //	flip TEXT DIGEST         damage two blobs of the current store: TEXT, and the large one of DIGEST
 //	commit DIR               make a directory a Git repository with one commit, $COMMIT
 //	empty DIR                check that a directory is empty
@@ -102,7 +105,7 @@ func TestScripts(t *testing.T) {
 			"capture": command((*story).capture), "port": command((*story).port),
 			"authority": command((*story).authority), "certificate": command((*story).certificate),
 			"https": command((*story).https), "trusting": command((*story).trusting),
-			"bucket": command((*story).bucket), "flip": command((*story).flip),
+			"bucket": command((*story).bucket), "registry": command((*story).registry), "image": command((*story).image), "flip": command((*story).flip),
 			"commit": command((*story).commit), "empty": command((*story).empty), "needs": command((*story).needs),
 		},
 	})

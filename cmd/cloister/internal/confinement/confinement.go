@@ -27,7 +27,7 @@ type Flags struct {
 	Tier       string
 	Policy     string
 	sourceTree string
-	images     string
+	images     []string
 }
 
 // Register adds the flags.
@@ -42,16 +42,43 @@ func (c *Flags) Register(cmd *cobra.Command) {
 // RegisterImages adds the flag for actions that name a container image, to commands that execute such actions.
 func (c *Flags) RegisterImages(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&c.images, "images", "", "what to do with actions that name a container image: ignore runs them with this machine's toolchain; the default refuses them")
+	f.StringSliceVar(&c.images, "images", nil, "registries of the container images that actions may name, as HOST or HOST/PATH; or ignore, to run such actions with this machine's toolchain")
 	flags.Share(f, "images")
 }
 
 // IgnoreImages reports whether actions that name a container image run with the toolchain of this machine.
-func (c *Flags) IgnoreImages() (bool, error) {
-	if c.images != "" && c.images != "ignore" {
-		return false, exit.New(exit.Usage, fmt.Errorf("--images %+.80q: write ignore, or omit it", c.images))
+func (c *Flags) IgnoreImages() bool { return slices.Equal(c.images, []string{"ignore"}) }
+
+// Images returns the rules for container images: those of p, and the registries of --images.
+func (c *Flags) Images(p *policy.Policy) (policy.Images, error) {
+	rules := p.Images()
+	if c.IgnoreImages() {
+		return rules, nil
 	}
-	return c.images == "ignore", nil
+	for _, r := range c.images {
+		if r == "ignore" || !policy.IsRegistry(r) {
+			return rules, exit.New(exit.Usage, fmt.Errorf("--images %+.80q: write registries as HOST, HOST:PORT or HOST/PATH, or only ignore", r))
+		}
+	}
+	rules.Registries = slices.Concat(rules.Registries, c.images)
+	return rules, nil
+}
+
+// AllowRegistries adds registries to those of --images, which must not be ignore.
+func (c *Flags) AllowRegistries(registries []string) error {
+	if len(registries) > 0 && c.IgnoreImages() {
+		return errors.New("--image conflicts with --images=ignore: pass one of them")
+	}
+	c.images = append(c.images, registries...)
+	return nil
+}
+
+// ImageFlags returns the flags that another command needs to treat images like this one.
+func (c *Flags) ImageFlags() []string {
+	if len(c.images) == 0 {
+		return nil
+	}
+	return []string{"--images", strings.Join(c.images, ",")}
 }
 
 // BackendConfig returns the configuration of the sandbox.

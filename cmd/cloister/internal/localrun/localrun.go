@@ -91,6 +91,9 @@ func (c *Config) Check(cmd *cobra.Command) error {
 	if err := c.ActionFlags.Check(); err != nil {
 		return err
 	}
+	if err := c.Sandbox.AllowRegistries(c.Registries()); err != nil {
+		return err
+	}
 	if term := os.Getenv("TERM"); c.TTY && term != "" {
 		c.SetDefault("TERM", term)
 	}
@@ -176,7 +179,7 @@ func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (
 // prepare puts the action into the store and returns its task.
 func (c *Config) prepare(ctx context.Context, w *localworker.Worker) (*worker.Task, error) {
 	if c.ActionName == "" {
-		return c.Put(ctx, w)
+		return c.Put(ctx, w, c.Notes)
 	}
 	task, err := w.Fetch(ctx, &c.From, c.digest)
 	return task, c.From.Explain(err, exit.Internal)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/revision"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/images"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
@@ -29,6 +31,7 @@ import (
 type ActionFlags struct {
 	in         string
 	root       string
+	image      string
 	git        string
 	submodules string
 	Out        []string
@@ -41,13 +44,14 @@ type ActionFlags struct {
 
 	// Set by Check.
 	repository, rev string
-	number          *uint64 // --seed, nil without one
+	number          *uint64       // --seed, nil without one
+	container       images.Source // --image, zero without one
 	variables       []*repb.Command_EnvironmentVariable
 	platform        *repb.Platform // nil without properties
 }
 
 // ActionFlagNames are the names of the flags. A stored action states all of this itself.
-var ActionFlagNames = []string{"in", "root", "git", "submodules", "out", "env", "pass-env", "property", "timeout", "seed"}
+var ActionFlagNames = []string{"in", "root", "image", "git", "submodules", "out", "env", "pass-env", "property", "timeout", "seed"}
 
 // Register adds the flags.
 func (r *ActionFlags) Register(cmd *cobra.Command) {
@@ -64,9 +68,22 @@ func (r *ActionFlags) Register(cmd *cobra.Command) {
 	flags.Share(f, "pass-env", "submodules")
 }
 
-// RegisterRoot adds the flag for the root file system.
+// RegisterRoot adds the flag for a directory as the root file system.
 func (r *ActionFlags) RegisterRoot(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&r.root, "root", "", "directory to use as the root file system instead of this host's programs and libraries")
+}
+
+// RegisterImage adds the flag for a container image as the root file system.
+func (r *ActionFlags) RegisterImage(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&r.image, "image", "", "container image to use as the root file system: REGISTRY/REPOSITORY:TAG or @DIGEST, an OCI layout or a docker save file")
+}
+
+// Registries returns the registry of --image, which the command may use, or nothing.
+func (r *ActionFlags) Registries() []string {
+	if r.image == "" || r.container.File != "" {
+		return nil
+	}
+	return []string{r.container.Reference.Registry()}
 }
 
 // Check validates the flags.
@@ -89,6 +106,16 @@ func (r *ActionFlags) Check() error {
 		} else if !fi.IsDir() {
 			return fmt.Errorf("%s %s: write a directory", dir[0], dir[1])
 		}
+	}
+	if r.image != "" {
+		var err error
+		if r.container, err = images.ParseSource(r.image); err != nil {
+			return fmt.Errorf("--image: %w", err)
+		}
+		if r.root != "" {
+			return errors.New("--root and --image both name the root file system: pass one of them")
+		}
+		r.property = append(r.property, images.Property+"="+r.container.Value())
 	}
 	switch {
 	case r.submodules != "" && r.submodules != "empty":
@@ -176,8 +203,8 @@ func (r *ActionFlags) SetDefault(name, value string) {
 	}
 }
 
-// Put puts the action into the default instance of w, and returns its task.
-func (r *ActionFlags) Put(ctx context.Context, w *Worker) (*worker.Task, error) {
+// Put puts the action into the default instance of w, and returns its task. The progress of a pull goes to notes.
+func (r *ActionFlags) Put(ctx context.Context, w *Worker, notes io.Writer) (*worker.Task, error) {
 	in, err := w.Store.Instance("")
 	if err != nil {
 		return nil, err
@@ -202,6 +229,11 @@ func (r *ActionFlags) Put(ctx context.Context, w *Worker) (*worker.Task, error) 
 	if r.root != "" {
 		if task.Root, err = readDirectory(ctx, in.Store, r.root); err != nil {
 			return nil, fmt.Errorf("read the root file system: %w", err)
+		}
+	}
+	if r.image != "" {
+		if task.Image, err = w.images.Fetch(ctx, "", r.container, notes); err != nil {
+			return nil, err
 		}
 	}
 	task.Action, err = r.PutAction(ctx, in.Store, root)

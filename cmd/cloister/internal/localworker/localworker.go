@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/images"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/policy"
@@ -36,6 +37,8 @@ type Worker struct {
 
 	policy        *policy.Policy
 	ignoreImages  bool
+	imageRules    policy.Images
+	images        *images.Provider // nil before Open and with ignoreImages
 	BackendConfig namespace.Config
 	backend       *namespace.Backend
 }
@@ -50,9 +53,10 @@ func Open(box *confinement.Flags) (*Worker, error) {
 	if w.BackendConfig, err = box.BackendConfig(); err != nil {
 		return nil, err
 	}
-	if w.ignoreImages, err = box.IgnoreImages(); err != nil {
+	if w.imageRules, err = box.Images(w.policy); err != nil {
 		return nil, err
 	}
+	w.ignoreImages = box.IgnoreImages()
 	made, held, err := newDir()
 	if err != nil {
 		return nil, err
@@ -68,6 +72,12 @@ func Open(box *confinement.Flags) (*Worker, error) {
 	w.Store, err = disk.Open(disk.Config{Dir: filepath.Join(w.Dir, "store"), MaxBytes: math.MaxInt64, MaxFiles: math.MaxInt64})
 	if err != nil {
 		return nil, errors.Join(err, w.Close())
+	}
+	if !w.ignoreImages {
+		w.images, err = images.Open(images.Config{Instances: w.Store.Instance, Dir: w.Dir, Rules: w.imageRules})
+		if err != nil {
+			return nil, errors.Join(err, w.Close())
+		}
 	}
 	return &w, nil
 }
@@ -90,6 +100,9 @@ func (w *Worker) Start(ctx context.Context, config worker.Config) error {
 	}
 	config.Instances, config.Policy, config.IgnoreImages = w.Store.Instance, w.policy, w.ignoreImages
 	config.Backend, config.Features, config.Toolchain = w.backend, w.Features, toolchain
+	if w.images != nil {
+		config.Images, config.CacheUnpinned = w.images, w.imageRules.CacheUnpinned
+	}
 	w.Local, err = worker.New(config)
 	return err
 }
@@ -99,6 +112,9 @@ func (w *Worker) Close() error {
 	var err error
 	if w.backend != nil {
 		err = w.backend.Close()
+	}
+	if w.images != nil {
+		err = errors.Join(err, w.images.Close())
 	}
 	if w.Store != nil {
 		err = errors.Join(err, w.Store.Close())

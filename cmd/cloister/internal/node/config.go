@@ -107,8 +107,5 @@ func (c *Config) RunFlags() []string {
 	if c.Sandbox.Tier != "full" {
 		flags = append(flags, "--sandbox", c.Sandbox.Tier)
 	}
-	if ignore, err := c.Sandbox.IgnoreImages(); err == nil && ignore {
-		flags = append(flags, "--images", "ignore")
-	}
-	return flags
+	return append(flags, c.Sandbox.ImageFlags()...)
 }

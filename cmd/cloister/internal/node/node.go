@@ -20,11 +20,13 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cas/image"
 	"github.com/cloister-build/cloister/cas/overlay"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/auditlog"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/buildinfo"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/images"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/notify"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
@@ -46,17 +48,18 @@ import (
 // Assembly configures what executes the actions. Close undoes the steps that were made.
 type Node struct {
 	*Config
-	Log          *slog.Logger
-	Name         string // of this machine
-	Store        *disk.Cache
-	Upstream     *upstream // nil without one
-	Ready        *readiness
-	policy       *policy.Policy
-	ignoreImages bool
-	control      *diskctl.Server
+	Log      *slog.Logger
+	Name     string // of this machine
+	Store    *disk.Cache
+	Upstream *upstream // nil without one
+	Ready    *readiness
+	policy   *policy.Policy
+	images   *images.Provider // nil if this node runs no container images
+	control  *diskctl.Server
 
 	// Set by Start. Instances are the stores that clients and actions see; overlay is nil without an upstream.
 	Instances cas.Instances
+	started   chan struct{} // closed when Instances is set
 	overlay   *overlay.Overlay
 	Registry  *prometheus.Registry
 	calls     *callMetrics
@@ -77,7 +80,7 @@ type Node struct {
 
 // Open opens policy, upstream, store and audit log. The caller closes the Node.
 func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error) {
-	n := &Node{Config: c, Log: log, Ready: &readiness{}}
+	n := &Node{Config: c, Log: log, Ready: &readiness{}, started: make(chan struct{})}
 	n.Ready.notes = n.Notes
 	defer func() {
 		if err != nil {
@@ -87,11 +90,12 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	if n.policy, err = c.Sandbox.LoadPolicy(); err != nil {
 		return nil, err
 	}
-	if n.ignoreImages, err = c.Sandbox.IgnoreImages(); err != nil {
+	rules, err := c.Sandbox.Images(n.policy)
+	if err != nil {
 		return nil, err
 	}
-	if n.Fleet && (n.ignoreImages || c.StrictProperties) {
-		return nil, exit.New(exit.Usage, errors.New("--images and --strict-properties are for a server without other workers: "+
+	if n.Fleet && (c.Sandbox.IgnoreImages() || c.StrictProperties) {
+		return nil, exit.New(exit.Usage, errors.New("--images=ignore and --strict-properties are for a server without other workers: "+
 			"with them, an action goes to a worker whose --property match all of its properties"))
 	}
 	if n.backendConfig, err = c.Sandbox.BackendConfig(); err != nil {
@@ -108,6 +112,9 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	}
 	n.onClose(func() { n.Store.Close() })
 	n.Ready.writable = n.Store.CheckWritable
+	if err := n.openImages(rules); err != nil {
+		return nil, exit.New(exit.Environment, err)
+	}
 	if n.control, err = diskctl.Serve(c.Dir, n.Store, casserver.ServerOptions(log)...); err != nil {
 		return nil, exit.New(exit.Environment, err)
 	}
@@ -177,11 +184,14 @@ func (n *Node) Assembly(flags func() []string) service.Config {
 	c := service.Config{
 		Worker: worker.Config{
 			Name: n.Name, Instances: n.Instances, Policy: n.policy, RenewInterval: n.Renew(), Fleet: n.Fleet, Log: n.Log,
-			IgnoreImages: n.ignoreImages, StrictProperties: n.StrictProperties,
+			IgnoreImages: n.Sandbox.IgnoreImages(), StrictProperties: n.StrictProperties, CacheUnpinned: n.policy.Images().CacheUnpinned,
 			Reproduce: func(t *worker.Task) string { return reproduce(t, flags()) },
 			Audit:     func(t *worker.Task, a *worker.Violations) { recordViolations(n.violations, n.record, n.Name, t, a) },
 		},
 		Slots: n.Jobs, Memory: int64(n.memory), Metrics: n.Registry,
+	}
+	if n.images != nil {
+		c.Worker.Images = n.images
 	}
 	if !n.Head {
 		n.backendConfig.Hidden = []string{n.Dir}
@@ -239,7 +249,31 @@ func (n *Node) open(wrap func(cas.Instances) cas.Instances) (err error) {
 	if wrap != nil {
 		n.Instances = wrap(n.Instances)
 	}
+	close(n.started)
 	return nil
+}
+
+// openImages opens the library of container images, unless this node runs none. Among other workers, it runs those of the
+// registries in rules; without any, an offer of the property container-image describes this machine.
+func (n *Node) openImages(rules policy.Images) (err error) {
+	if n.Head || n.Sandbox.IgnoreImages() || n.Fleet && len(rules.Registries) == 0 {
+		return nil
+	}
+	n.images, err = images.Open(images.Config{
+		Instances: func(name string) (*cas.Instance, error) {
+			select {
+			case <-n.started:
+				return n.Instances(name)
+			default:
+				return nil, fmt.Errorf("the server is starting: %w", cas.ErrUnavailable)
+			}
+		},
+		Dir: filepath.Join(n.Dir, "tmp"), File: filepath.Join(n.Dir, image.LibraryFile), Rules: rules, Log: n.Log,
+	})
+	if err == nil {
+		n.onClose(func() { _ = n.images.Close() })
+	}
+	return err
 }
 
 // SendPending makes Close wait for writes that wait to be sent upstream, up to the drain timeout or the next signal.

@@ -100,7 +100,10 @@ func (c *Config) CheckFlags(cmd *cobra.Command) error {
 	if c.Bisect && !c.local() {
 		return errors.New("--bisect needs the sandbox of this machine: add local to --on")
 	}
-	return errors.Join(comparison.CheckDiffoscope(c.Diffoscope), c.ActionFlags.Check())
+	if err := errors.Join(comparison.CheckDiffoscope(c.Diffoscope), c.ActionFlags.Check()); err != nil {
+		return err
+	}
+	return c.Sandbox.AllowRegistries(c.Registries())
 }
 
 // actions returns the selected actions; for a command one without a digest yet. It writes a note to info if several
@@ -199,7 +202,7 @@ func (c *Config) check(ctx context.Context, w *localworker.Worker, servers serve
 	var task *worker.Task
 	var err error
 	if len(c.Args) > 0 {
-		task, err = c.Put(ctx, w)
+		task, err = c.Put(ctx, w, c.Progress)
 	} else {
 		task, err = c.fetch(ctx, w, s)
 	}
