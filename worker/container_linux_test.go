@@ -98,9 +98,7 @@ func TestActionRunsInImage(t *testing.T) {
 // cached only if the operator wants that. Requests that were admitted with different images share no run.
 func TestUnpinnedImages(t *testing.T) {
 	c := newConfining(t, onDisk(t), 0)
-	if !c.cfg.Features.Root {
-		t.Skip("this kernel cannot replace the root file system") // TestActionRunsInImage reports it
-	}
+	c.needsRoots()
 	s := c.withImages()
 	byDefault := parsePolicy(t, "version: 1\ndefault_properties:\n  \"\": {container-image: \"docker://"+pinnedOne+"\"}\n")
 	tag := "docker://registry.example/tools:v1"
@@ -144,9 +142,7 @@ func TestUnpinnedImages(t *testing.T) {
 // TestLostImages: an image that the store has lost is pulled again, and a store that cannot keep it is reported.
 func TestLostImages(t *testing.T) {
 	c := newConfining(t, onDisk(t), 0)
-	if !c.cfg.Features.Root {
-		t.Skip("this kernel cannot replace the root file system") // TestActionRunsInImage reports it
-	}
+	c.needsRoots()
 	s := c.withImages()
 	lost := cas.SHA256.Sum([]byte("an absent Directory"))
 	kept := s.roots[pinnedTwo]

@@ -116,6 +116,14 @@ func (c *confining) run(r rootRun, task Task, want string) *rootRun {
 	return &r
 }
 
+// needsRoots skips the test where c cannot replace the root file system.
+func (c *confining) needsRoots() {
+	c.t.Helper()
+	if !c.cfg.Features.Root {
+		sandboxtest.Unavailable(c.t, "namespaces", "this kernel cannot replace the root file system")
+	}
+}
+
 // rootWorkers are the ways in which a worker stages root file systems.
 func rootWorkers(t *testing.T, test func(t *testing.T, c *confining)) {
 	t.Helper()
@@ -127,9 +135,7 @@ func rootWorkers(t *testing.T, test func(t *testing.T, c *confining)) {
 	for _, form := range forms {
 		t.Run(string(form), func(t *testing.T) {
 			c := newConfining(t, onDisk(t), 1<<30)
-			if !c.cfg.Features.Root {
-				sandboxtest.Unavailable(t, "namespaces", "this kernel cannot replace the root file system")
-			}
+			c.needsRoots()
 			if form == tree.FormCopy {
 				c.cfg.Stager = tree.NewStager(tree.StagerConfig{Budget: 1 << 30})
 				t.Cleanup(func() { c.cfg.Stager.Close() })

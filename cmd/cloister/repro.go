@@ -68,7 +68,7 @@ nothing: they did not start, all fail in the same way, or none produces an outpu
 	f.BoolVar(&c.Which.Failed, "failed", false, "all failed actions in the server's history")
 	f.IntVarP(&c.Runs, "runs", "n", repro.DefaultRuns, "number of runs to compare")
 	f.StringVar(&c.Vary, "vary", "all", "comma-separated factors to vary: all, none or names")
-	f.StringSliceVar(&c.On, "on", []string{"local"}, "executors to alternate between: local, remote (that of --server) or addresses")
+	f.StringSliceVar(&c.On, "on", []string{"local"}, "executors to alternate between: local, remote (--server) or addresses")
 	f.BoolVar(&c.Bisect, "bisect", false, "search for the factors that cause a difference, by further runs")
 	f.StringVar(&c.Report, "report", "", "file for a report: .html, .md or .json")
 	f.StringVar(&c.KeepIn, "keep", "", "directory for the outputs of each run, in run1, run2 and so on")

@@ -17,7 +17,7 @@ import (
 func runCommand() *cobra.Command {
 	var c localrun.Config
 	cmd := &cobra.Command{
-		Use: "run [-it] [--in DIR | --git REPOSITORY@REVISION] [--root DIR | --image IMAGE] [--out PATH]... [--env K=V]... [-n RUNS] -- COMMAND [ARG]...\n" +
+		Use: "run [-it] [--in DIR | --git DIR@REVISION] [--image IMAGE] [--out PATH]... [--env K=V]... -- COMMAND [ARG]...\n" +
 			"  cloister run --action DIGEST [--server URL] [--instance NAME] [--shell] [--out-dir DIR]",
 		Short: "Run a command or a stored action in the sandbox",
 		Long: `Run executes a command as an action. The files of --in, or of a commit with --git, are its read-only inputs in the
@@ -77,7 +77,7 @@ if the server cannot be reached.`,
 	f.StringVar(&c.Manifest, "manifest", "", "file for the manifest of the first run")
 	f.StringVar(&c.Metrics, "metrics", "", "JSON file for the times and the resource usage of the runs")
 	f.StringVar(&c.OutDir, "out-dir", "", "directory for outputs (default: the current one, with --action none)")
-	f.StringVar(&c.ActionName, "action", "", "stored action to run: a digest, the first 8 digits of one, ^1 for the latest, or a target")
+	f.StringVar(&c.ActionName, "action", "", "stored action to run: a digest, its first 8 digits, ^1 for the latest, or a target")
 	f.StringVar(&c.Target, "target", "", "target label for the rules of the policy")
 	f.StringVar(&c.Mnemonic, "mnemonic", "", "action mnemonic for the rules of the policy")
 	f.BoolVarP(&c.Interactive, "interactive", "i", false, "pass on stdin even if it is a terminal")

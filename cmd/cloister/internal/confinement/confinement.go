@@ -42,7 +42,7 @@ func (c *Flags) Register(cmd *cobra.Command) {
 // RegisterImages adds the flag for actions that name a container image, to commands that execute such actions.
 func (c *Flags) RegisterImages(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringSliceVar(&c.images, "images", nil, "registries of the container images that actions may name, as HOST or HOST/PATH; or ignore, to run such actions with this machine's toolchain")
+	f.StringSliceVar(&c.images, "images", nil, "allowed registries of container images, or ignore to run actions that name one without it")
 	flags.Share(f, "images")
 }
 

@@ -70,12 +70,12 @@ func (r *ActionFlags) Register(cmd *cobra.Command) {
 
 // RegisterRoot adds the flag for a directory as the root file system.
 func (r *ActionFlags) RegisterRoot(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&r.root, "root", "", "directory to use as the root file system instead of this host's programs and libraries")
+	cmd.Flags().StringVar(&r.root, "root", "", "directory to use as the root file system")
 }
 
 // RegisterImage adds the flag for a container image as the root file system.
 func (r *ActionFlags) RegisterImage(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&r.image, "image", "", "container image to use as the root file system: REGISTRY/REPOSITORY:TAG or @DIGEST, an OCI layout or a docker save file")
+	cmd.Flags().StringVar(&r.image, "image", "", "container image to run in: a reference, an OCI layout or a docker save file")
 }
 
 // Registries returns the registry of --image, which the command may use, or nothing.
