@@ -95,7 +95,7 @@ func (l *Library) run(ctx context.Context, p *pull, ref Reference) (*Entry, erro
 	if err != nil {
 		return nil, err
 	}
-	log := c.Log.With("image", ref.String(), "pinned", p.pinned, "instance", p.instance)
+	log := c.Log.With("image", p.pinned, "instance", p.instance)
 	log.Info("pulling an image")
 	stop := l.report(ctx, func() { log.Info("still pulling an image", "read", p.read.Load(), "of", p.total.Load()) })
 	im, err := Pull(ctx, c, from)

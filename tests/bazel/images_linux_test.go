@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bazel_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/tests/internal/containers"
+)
+
+// TestBuildInContainerImages builds a target in the image that its exec_properties name, and the same target in another
+// image. Each action sees its own image and nothing of this machine, and a second build takes both from the cache.
+func TestBuildInContainerImages(t *testing.T) {
+	r := newRig(t, nil)
+	registry := containers.Registry(t)
+	r.restart(t, func() { r.config.Args = append(r.config.Args, "--images="+registry) })
+	programs := []string{"bash", "sh", "cat", "ls", "dirname", "mkdir", "rm", "touch"}
+	var text strings.Builder
+	for _, mark := range []string{"one", "two"} {
+		image := containers.Push(t, registry+"/tools:"+mark, containers.Image(t, mark, programs...))
+		fmt.Fprintf(&text, `
+genrule(
+    name = %q,
+    outs = [%q],
+    cmd = "cat /etc/marker > $@; ls -d /usr/share /etc/passwd >> $@ 2>/dev/null || true",
+    exec_properties = {"container-image": "docker://%s"},
+)
+`, mark, mark+".txt", image)
+	}
+	pkg := filepath.Join(r.Workspace, "images")
+	if err := os.Mkdir(pkg, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(pkg, "BUILD.bazel"), []byte(text.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []string{"remote", "remote cache hit"} {
+		r.clean(t)
+		build := r.bazel(t, "build", "//images:all")
+		if build.ExitCode != 0 || build.Processes()[kind] != 2 {
+			t.Fatalf("exit %d, want 0 and 2 times %s\n%s", build.ExitCode, kind, build.Output)
+		}
+		outputs, err := r.Outputs("images")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, mark := range []string{"one", "two"} {
+			if got, err := os.ReadFile(filepath.Join(outputs, mark+".txt")); err != nil || string(got) != mark+"\n" {
+				t.Errorf("%s: got %q, %v", mark, got, err)
+			}
+		}
+	}
+}
