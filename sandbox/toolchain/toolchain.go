@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package toolchain identifies the parts of a host that every action may read, and notices when they change. An action's
+// digest does not cover them, so a result that another compiler made must not be taken for that of this one.
+//
+// A fingerprint is a hash of names, types, modes, sizes, modification times and targets of symlinks, as in make and rsync;
+// contents are not read. Machines that were made from one disk image or container image have the same one.
+package toolchain
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// A Scan is the state of a toolchain at one time.
+type Scan struct {
+	// Fingerprint is a SHA-256 in hexadecimal.
+	Fingerprint string
+	// Entries is the number of files, directories and symlinks.
+	Entries int
+	// directories are the modification times of the directories, which change with their entries.
+	directories map[string]time.Time
+}
+
+// Read scans the sources of inputs. What this user may not list counts as such. It reads directories concurrently.
+func Read(ctx context.Context, inputs []sandbox.Input) (*Scan, error) {
+	s := &scanner{ctx: ctx, slots: make(chan struct{}, 2*runtime.GOMAXPROCS(0)), scan: Scan{directories: map[string]time.Time{}}}
+	for _, in := range inputs {
+		if !slices.ContainsFunc(inputs, func(other sandbox.Input) bool { return below(in.Source, other.Source) }) {
+			s.add(in.Target, in.Source)
+		} else { // /bin may be a link to /usr/bin
+			s.record(in.Target, "", nil, []byte(in.Source), 1, nil)
+		}
+	}
+	s.running.Wait()
+	if err := errors.Join(s.err, ctx.Err()); err != nil {
+		return nil, fmt.Errorf("toolchain: %w", err)
+	}
+	slices.Sort(s.hashes) // of whole directories, which were read in any order
+	sum := sha256.New()
+	for _, h := range s.hashes {
+		sum.Write([]byte(h))
+	}
+	s.scan.Fingerprint = hex.EncodeToString(sum.Sum(nil))
+	return &s.scan, nil
+}
+
+// below reports whether the path a is below b.
+func below(a, b string) bool { return strings.HasPrefix(a, b+"/") }
+
+// current reports whether no directory has got, lost or replaced an entry since the scan.
+func (s *Scan) current() bool {
+	for path, modified := range s.directories {
+		if st, err := os.Lstat(path); err != nil || !st.ModTime().Equal(modified) {
+			return false
+		}
+	}
+	return true
+}
+
+// A scanner collects the hashes of directories.
+type scanner struct {
+	ctx     context.Context
+	slots   chan struct{}
+	running sync.WaitGroup
+
+	mu     sync.Mutex // guards everything below
+	scan   Scan
+	hashes []string
+	err    error
+}
+
+// add hashes the file or directory at source, which actions see at target.
+func (s *scanner) add(target, source string) {
+	st, err := os.Lstat(source)
+	if err != nil {
+		s.record(target, source, nil, nil, 0, err)
+		return
+	}
+	if !st.IsDir() {
+		s.record(target, source, nil, appendEntry(nil, source, filepath.Base(target), st), 1, nil)
+		return
+	}
+	s.directory(target, source, st)
+}
+
+// directory hashes a directory, whose info is st, and those below it.
+func (s *scanner) directory(target, source string, st fs.FileInfo) {
+	select {
+	case s.slots <- struct{}{}:
+		s.running.Go(func() {
+			defer func() { <-s.slots }()
+			s.read(target, source, st)
+		})
+	default:
+		s.read(target, source, st)
+	}
+}
+
+func (s *scanner) read(target, source string, st fs.FileInfo) {
+	if s.ctx.Err() != nil {
+		return
+	}
+	entries, err := os.ReadDir(source) // sorted
+	if errors.Is(err, fs.ErrPermission) {
+		s.record(target, source, st, []byte("unreadable"), 0, nil)
+		return
+	}
+	if err != nil {
+		s.record(target, source, st, nil, 0, err)
+		return
+	}
+	text := make([]byte, 0, 80*len(entries))
+	for _, e := range entries {
+		below, err := e.Info()
+		if err != nil {
+			continue // it was just removed, which changes the directory
+		}
+		path := source + "/" + e.Name()
+		text = appendEntry(text, path, e.Name(), below)
+		if below.IsDir() {
+			s.directory(target+"/"+e.Name(), path, below)
+		}
+	}
+	s.record(target, source, st, text, len(entries), nil)
+}
+
+// appendEntry appends a description of an entry of a directory. The size and time of a directory follow from its entries,
+// and differ between file systems; those of a symlink say nothing that its target does not say.
+func appendEntry(text []byte, path, name string, st fs.FileInfo) []byte {
+	text = append(strconv.AppendQuote(text, name), ' ')
+	text = append(strconv.AppendUint(text, uint64(st.Mode()), 8), ' ')
+	switch st.Mode().Type() {
+	case fs.ModeDir:
+	case fs.ModeSymlink:
+		link, _ := os.Readlink(path)
+		text = strconv.AppendQuote(text, link)
+	default:
+		text = append(strconv.AppendInt(text, st.Size(), 10), ' ')
+		text = strconv.AppendInt(text, st.ModTime().UnixNano(), 10)
+	}
+	return append(text, '\n')
+}
+
+// record adds the hash of a text that describes entries of target. st is the info of the directory source, nil for a file.
+func (s *scanner) record(target, source string, st fs.FileInfo, text []byte, entries int, err error) {
+	h := sha256.New()
+	h.Write(append(strconv.AppendQuote(nil, target), '\n'))
+	h.Write(text)
+	sum := string(h.Sum(nil))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil // removed since it was listed
+	}
+	s.err = errors.Join(s.err, err)
+	s.hashes = append(s.hashes, sum)
+	s.scan.Entries += entries
+	if st != nil {
+		s.scan.directories[source] = st.ModTime()
+	}
+}
+
+// How old a scan may be before it is checked: in the background, and before Fingerprint returns. A check compares directories,
+// and every rescanInterval everything, because a program that writes into a file changes no directory.
+const (
+	backgroundAge  = 2 * time.Second
+	blockingAge    = 20 * time.Second
+	rescanInterval = time.Minute
+)
+
+// A Watch keeps the fingerprint of a toolchain current while it is asked for it. It is safe for concurrent use.
+type Watch struct {
+	inputs []sandbox.Input
+	log    *slog.Logger
+	ctx    context.Context
+	stop   context.CancelFunc
+	now    func() time.Time
+
+	mu       sync.Mutex // guards everything below
+	scan     *Scan
+	scanned  time.Time
+	checked  time.Time
+	checking chan struct{} // closed when the check in progress ends; nil without one
+	running  sync.WaitGroup
+}
+
+// NewWatch scans the toolchain, which is what the inputs name. log receives changes; nil discards them. The caller closes the
+// Watch.
+func NewWatch(ctx context.Context, inputs []sandbox.Input, log *slog.Logger) (*Watch, error) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	w := &Watch{inputs: slices.Clone(inputs), log: log, now: time.Now}
+	var err error
+	if w.scan, err = Read(ctx, inputs); err != nil {
+		return nil, err
+	}
+	w.ctx, w.stop = context.WithCancel(context.Background())
+	w.scanned = w.now()
+	w.checked = w.scanned
+	return w, nil
+}
+
+// Entries returns the number of files, directories and symlinks at the last scan.
+func (w *Watch) Entries() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.scan.Entries
+}
+
+// Fingerprint returns the fingerprint. A change is noticed a few seconds after it, or a minute if no directory changes.
+func (w *Watch) Fingerprint() string {
+	w.mu.Lock()
+	age := w.now().Sub(w.checked)
+	if age >= backgroundAge && w.checking == nil && w.ctx.Err() == nil {
+		w.checking = make(chan struct{})
+		w.running.Go(w.check)
+	}
+	checking, fingerprint := w.checking, w.scan.Fingerprint
+	w.mu.Unlock()
+	if checking == nil || age < blockingAge {
+		return fingerprint
+	}
+	<-checking
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.scan.Fingerprint
+}
+
+// check scans the toolchain again if that is necessary.
+func (w *Watch) check() {
+	w.mu.Lock()
+	scan, scanned := w.scan, w.scanned
+	w.mu.Unlock()
+	began := w.now()
+	next, err := scan, error(nil)
+	if began.Sub(scanned) >= rescanInterval || !scan.current() {
+		scanned = began
+		next, err = Read(w.ctx, w.inputs)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.ctx.Err() != nil:
+	case err != nil:
+		w.log.Warn("cannot scan the toolchain of this host; its last fingerprint applies", "err", err)
+	case next.Fingerprint != scan.Fingerprint:
+		w.log.Warn("the toolchain of this host changed; results of the previous one are not taken from the action cache",
+			"before", scan.Fingerprint, "after", next.Fingerprint)
+	}
+	if err == nil {
+		w.scan, w.scanned = next, scanned
+	}
+	w.checked = began
+	close(w.checking)
+	w.checking = nil
+}
+
+// Close ends a check in progress. Fingerprint returns the last fingerprint afterwards.
+func (w *Watch) Close() {
+	w.stop()
+	w.running.Wait()
+}

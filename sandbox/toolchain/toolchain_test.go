@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package toolchain
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// host makes a small toolchain and returns its inputs.
+func host(t *testing.T) (dir string, inputs []sandbox.Input) {
+	t.Helper()
+	dir = t.TempDir()
+	for name, text := range map[string]string{"usr/bin/cc": "a compiler", "usr/lib/deep/er/crt1.o": "object", "etc/ld.so.cache": "cache"} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, time.Time{}, time.Unix(1_000_000_000, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("cc", filepath.Join(dir, "usr/bin/gcc")); err != nil {
+		t.Fatal(err)
+	}
+	return dir, []sandbox.Input{
+		{Target: "/usr", Source: filepath.Join(dir, "usr")},
+		{Target: "/bin", Source: filepath.Join(dir, "usr/bin")},
+		{Target: "/etc/ld.so.cache", Source: filepath.Join(dir, "etc/ld.so.cache")},
+	}
+}
+
+func fingerprint(t *testing.T, inputs []sandbox.Input) string {
+	t.Helper()
+	s, err := Read(t.Context(), inputs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Fingerprint
+}
+
+// TestFingerprintCoversEveryEntry: whatever changes in a toolchain changes its fingerprint, and nothing else does: neither its
+// place on the host nor the order of reading.
+func TestFingerprintCoversEveryEntry(t *testing.T) {
+	dir, inputs := host(t)
+	first := fingerprint(t, inputs)
+	for range 20 {
+		if again := fingerprint(t, inputs); again != first {
+			t.Fatalf("got %s and %s for the same toolchain", first, again)
+		}
+	}
+	if _, elsewhere := host(t); fingerprint(t, elsewhere) == "" || fingerprint(t, elsewhere[:1]) != fingerprint(t, inputs[:1]) {
+		t.Error("equal toolchains in two directories have different fingerprints")
+	}
+	seen := map[string]string{first: "nothing"}
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for _, c := range []struct {
+		what   string
+		change func() error
+	}{
+		{"a new file", func() error { return os.WriteFile(at("usr/lib/new"), nil, 0o644) }},
+		{"a size", func() error { return os.WriteFile(at("usr/lib/deep/er/crt1.o"), []byte("another object"), 0o755) }},
+		{"a time", func() error { return os.Chtimes(at("usr/bin/cc"), time.Time{}, time.Unix(1_000_000_001, 0)) }},
+		{"a mode", func() error { return os.Chmod(at("usr/bin/cc"), 0o700) }},
+		{"the target of a symlink", func() error { _ = os.Remove(at("usr/bin/gcc")); return os.Symlink("clang", at("usr/bin/gcc")) }},
+		{"an empty directory", func() error { return os.Mkdir(at("usr/share"), 0o755) }},
+		{"a name", func() error { return os.Rename(at("usr/lib/new"), at("usr/lib/newer")) }},
+		{"a single file", func() error { return os.WriteFile(at("etc/ld.so.cache"), nil, 0o755) }},
+		{"a removed file", func() error { return os.Remove(at("usr/bin/cc")) }},
+	} {
+		if err := c.change(); err != nil {
+			t.Fatal(err)
+		}
+		now := fingerprint(t, inputs)
+		if same := seen[now]; same != "" {
+			t.Errorf("%s: got the fingerprint after %s", c.what, same)
+		}
+		seen[now] = c.what
+	}
+}
+
+// TestWatchNoticesChanges: a change of a directory is noticed within seconds, that of a file in place within a minute, and
+// nothing is read while nobody asks.
+func TestWatchNoticesChanges(t *testing.T) {
+	dir, inputs := host(t)
+	var text bytes.Buffer
+	w, err := NewWatch(t.Context(), inputs, slog.New(slog.NewTextHandler(&text, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	now := time.Now()
+	w.now = func() time.Time { return now }
+	w.scanned, w.checked = now, now
+	// after returns the fingerprint after this time, and after the check that the first call may have begun.
+	after := func(d time.Duration) string {
+		now = now.Add(d)
+		w.Fingerprint()
+		w.running.Wait()
+		return w.Fingerprint()
+	}
+	first := w.Fingerprint()
+	if err := os.WriteFile(filepath.Join(dir, "usr/lib/deep/new"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := after(time.Second); got != first {
+		t.Errorf("after a second: got %s, want the first fingerprint, without a check", got)
+	}
+	second := after(backgroundAge)
+	if second == first || second != fingerprint(t, inputs) {
+		t.Errorf("after a new file: got %s, want another fingerprint than %s", second, first)
+	}
+	if !strings.Contains(text.String(), "the toolchain of this host changed") {
+		t.Errorf("log: got %q, want the change", text.String())
+	}
+	if err := os.WriteFile(filepath.Join(dir, "usr/bin/cc"), []byte("patched in place"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := after(backgroundAge); got != second {
+		t.Errorf("directories are unchanged: got %s, want no scan", got)
+	}
+	third := after(rescanInterval)
+	if third == second {
+		t.Errorf("after a minute: got %s, want another fingerprint", third)
+	}
+	// After a pause, the first call waits for the check.
+	if err := os.Remove(filepath.Join(dir, "usr/bin/cc")); err != nil {
+		t.Fatal(err)
+	}
+	now = now.Add(time.Hour)
+	if got := w.Fingerprint(); got == third {
+		t.Errorf("after an hour: got %s, want another fingerprint at once", got)
+	}
+}
+
+// TestAbsentInputs: an input that does not exist is part of the fingerprint and no error.
+func TestAbsentInputs(t *testing.T) {
+	_, inputs := host(t)
+	inputs = append(inputs, sandbox.Input{Target: "/opt", Source: filepath.Join(t.TempDir(), "absent")})
+	if got := fingerprint(t, inputs); got == fingerprint(t, inputs[:3]) {
+		t.Error("an absent directory is not part of the fingerprint")
+	}
+}
