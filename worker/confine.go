@@ -57,6 +57,8 @@ type confined struct {
 	root  string // path of the input root
 	// timeout is the timeout by the action and the policy, without Task.Timeout.
 	timeout time.Duration
+	// toolchain is the fingerprint of this host's toolchain, "" if the action does not see it.
+	toolchain string
 }
 
 // confine decides what the action may see and use, before its inputs are staged. If the policy refuses, or the backend
@@ -116,7 +118,15 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 	if err := l.cfg.Features.Covers(spec); err != nil {
 		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, settings.String(), err)
 	}
-	return &confined{spec, grant, req.place.path, stated}, nil
+	return &confined{spec, grant, req.place.path, stated, l.fingerprint(req)}, nil
+}
+
+// fingerprint returns the fingerprint of this host's toolchain, or "" if req does not see it.
+func (l *Local) fingerprint(req *Request) string {
+	if l.cfg.Fingerprint == nil || req.place.own {
+		return ""
+	}
+	return l.cfg.Fingerprint()
 }
 
 // hostInputs returns what the action may read of this host.

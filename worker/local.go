@@ -43,6 +43,9 @@ type Config struct {
 	// Toolchain lists what every action may read in addition to its inputs; see sandbox.HostToolchain. With an empty list,
 	// which is not nil, only programs among the inputs are found.
 	Toolchain []sandbox.Input
+	// Fingerprint identifies the contents of Toolchain. It is recorded in every result, and a result is not cached if it changed
+	// during the run. nil means unknown.
+	Fingerprint func() string
 	// Certificates lists what an action may also read if the policy grants it network access; see
 	// sandbox.HostCertificates.
 	Certificates []sandbox.Input

@@ -84,7 +84,7 @@ func (l *Local) executionMetadata(e *execution) *cloisterpb.Execution {
 		Rule:     e.box.grant.Rule,
 		Hermetic: e.box.grant.Hermetic,
 
-		IgnoredProperties: e.req.ignored,
+		IgnoredProperties: e.req.ignored, Toolchain: e.box.toolchain,
 	}
 	if root := e.req.root; root.own() {
 		m.Root, m.Image = root.digest.String(), root.image

@@ -10,7 +10,6 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
@@ -138,15 +137,9 @@ func (d *digests) outputs(r *repb.ActionResult) []manifest.Output {
 // RecordedManifest returns the digest and the stable hash of the manifest that a result's metadata names, or zero
 // values.
 func RecordedManifest(r *repb.ActionResult) (text cas.Digest, stableHash string) {
-	for _, aux := range r.GetExecutionMetadata().GetAuxiliaryMetadata() {
-		var e cloisterpb.Execution
-		if !aux.MessageIs(&e) || aux.UnmarshalTo(&e) != nil {
-			continue
-		}
-		if d, err := cas.ParseDigest(e.Manifest); err == nil {
-			text = d
-		}
-		stableHash = printable.Head(e.StableHash, maxField)
+	e := recorded(r)
+	if d, err := cas.ParseDigest(e.GetManifest()); err == nil {
+		text = d
 	}
-	return text, stableHash
+	return text, printable.Head(e.GetStableHash(), maxField)
 }

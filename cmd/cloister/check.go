@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/toolchain"
 	"github.com/spf13/cobra"
 )
 
@@ -76,13 +77,17 @@ func check(ctx context.Context, backend sandbox.Backend, out io.Writer) error {
 	if err == nil {
 		fmt.Fprintln(out, conditionsLine(f.Conditions))
 	}
-	toolchain, toolErr := sandbox.HostToolchain()
+	inputs, toolErr := sandbox.HostToolchain()
 	if toolErr == nil {
 		fmt.Fprintf(out, "ok    %-24s", "toolchain of this host")
-		for _, in := range toolchain {
+		for _, in := range inputs {
 			fmt.Fprintf(out, " %s", in.Target)
 		}
 		fmt.Fprintln(out)
+		var scan *toolchain.Scan
+		if scan, toolErr = toolchain.Read(ctx, inputs); toolErr == nil {
+			fmt.Fprintf(out, "ok    %-24s %s of %d files\n", "fingerprint", scan.Fingerprint, scan.Entries)
+		}
 	}
 	fmt.Fprintf(out, "tier  %s\n", confinement.TierText(f))
 	if err := errors.Join(err, toolErr); err != nil {

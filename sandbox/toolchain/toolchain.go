@@ -4,7 +4,8 @@
 // digest does not cover them, so a result that another compiler made must not be taken for that of this one.
 //
 // A fingerprint is a hash of names, types, modes, sizes, modification times and targets of symlinks, as in make and rsync;
-// contents are not read. Machines that were made from one disk image or container image have the same one.
+// contents are not read. Machines that were made from one disk image or container image have the same one. Directories
+// named __pycache__ do not count: Python writes them when it first imports a module.
 package toolchain
 
 import (
@@ -127,6 +128,9 @@ func (s *scanner) read(target, source string, st fs.FileInfo) {
 	}
 	text := make([]byte, 0, 80*len(entries))
 	for _, e := range entries {
+		if e.Name() == "__pycache__" {
+			continue
+		}
 		below, err := e.Info()
 		if err != nil {
 			continue // it was just removed, which changes the directory
@@ -200,37 +204,31 @@ type Watch struct {
 	running  sync.WaitGroup
 }
 
-// NewWatch scans the toolchain, which is what the inputs name. log receives changes; nil discards them. The caller closes the
-// Watch.
-func NewWatch(ctx context.Context, inputs []sandbox.Input, log *slog.Logger) (*Watch, error) {
+// NewWatch returns a Watch of the toolchain that the inputs name, and begins to scan it. log receives changes; nil discards
+// them. The caller closes the Watch.
+func NewWatch(inputs []sandbox.Input, log *slog.Logger) *Watch {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	w := &Watch{inputs: slices.Clone(inputs), log: log, now: time.Now}
-	var err error
-	if w.scan, err = Read(ctx, inputs); err != nil {
-		return nil, err
-	}
+	w := &Watch{inputs: slices.Clone(inputs), log: log, now: time.Now, scan: &Scan{}}
 	w.ctx, w.stop = context.WithCancel(context.Background())
-	w.scanned = w.now()
-	w.checked = w.scanned
-	return w, nil
+	w.begin()
+	return w
 }
 
-// Entries returns the number of files, directories and symlinks at the last scan.
-func (w *Watch) Entries() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.scan.Entries
+// begin begins a check. The caller holds mu, or is the only one to have w.
+func (w *Watch) begin() {
+	w.checking = make(chan struct{})
+	w.running.Go(w.check)
 }
 
-// Fingerprint returns the fingerprint. A change is noticed a few seconds after it, or a minute if no directory changes.
+// Fingerprint returns the fingerprint, or "" if the toolchain cannot be read. It waits for the first scan. Later, a change is
+// noticed a few seconds after it, or a minute if no directory changes.
 func (w *Watch) Fingerprint() string {
 	w.mu.Lock()
 	age := w.now().Sub(w.checked)
 	if age >= backgroundAge && w.checking == nil && w.ctx.Err() == nil {
-		w.checking = make(chan struct{})
-		w.running.Go(w.check)
+		w.begin()
 	}
 	checking, fingerprint := w.checking, w.scan.Fingerprint
 	w.mu.Unlock()
@@ -260,7 +258,7 @@ func (w *Watch) check() {
 	case w.ctx.Err() != nil:
 	case err != nil:
 		w.log.Warn("cannot scan the toolchain of this host; its last fingerprint applies", "err", err)
-	case next.Fingerprint != scan.Fingerprint:
+	case scan.Fingerprint != "" && next.Fingerprint != scan.Fingerprint:
 		w.log.Warn("the toolchain of this host changed; results of the previous one are not taken from the action cache",
 			"before", scan.Fingerprint, "after", next.Fingerprint)
 	}

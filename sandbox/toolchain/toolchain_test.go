@@ -94,14 +94,11 @@ func TestFingerprintCoversEveryEntry(t *testing.T) {
 func TestWatchNoticesChanges(t *testing.T) {
 	dir, inputs := host(t)
 	var text bytes.Buffer
-	w, err := NewWatch(t.Context(), inputs, slog.New(slog.NewTextHandler(&text, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := NewWatch(inputs, slog.New(slog.NewTextHandler(&text, nil)))
 	defer w.Close()
-	now := time.Now()
+	w.running.Wait()
+	now := w.checked
 	w.now = func() time.Time { return now }
-	w.scanned, w.checked = now, now
 	// after returns the fingerprint after this time, and after the check that the first call may have begun.
 	after := func(d time.Duration) string {
 		now = now.Add(d)
@@ -110,6 +107,9 @@ func TestWatchNoticesChanges(t *testing.T) {
 		return w.Fingerprint()
 	}
 	first := w.Fingerprint()
+	if want := fingerprint(t, inputs); first != want {
+		t.Fatalf("got %q, want %s", first, want)
+	}
 	if err := os.WriteFile(filepath.Join(dir, "usr/lib/deep/new"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -122,6 +122,12 @@ func TestWatchNoticesChanges(t *testing.T) {
 	}
 	if !strings.Contains(text.String(), "the toolchain of this host changed") {
 		t.Errorf("log: got %q, want the change", text.String())
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "usr/lib/__pycache__"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := after(backgroundAge); got != second {
+		t.Errorf("after a new __pycache__: got %s, want %s", got, second)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "usr/bin/cc"), []byte("patched in place"), 0o755); err != nil {
 		t.Fatal(err)

@@ -42,7 +42,7 @@ func (n *node) end() error {
 var workersAt = regexp.MustCompile(`(?m)^workers  cloister join grpcs?://(\S+)$`)
 
 // serve starts a server. The flag -user=ID, which must be first, runs it as another user in a directory of that user;
-// ordinary users run it as themselves.
+// ordinary users run it as themselves. The flag -local, likewise, gives it an empty /usr/local of its own.
 func (s *story) serve(args []string) error {
 	name := "server"
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
@@ -53,6 +53,15 @@ func (s *story) serve(args []string) error {
 	}
 	if len(args) > 0 && strings.HasPrefix(args[0], "-user=") {
 		if err := s.as(args[0][len("-user="):], &config); err != nil {
+			return err
+		}
+		args = args[1:]
+	}
+	if len(args) > 0 && args[0] == "-local" {
+		config.Binary = filepath.Join(s.work, "serve-with-local")
+		script := fmt.Sprintf("#!/bin/sh\nexec unshare --mount --propagation private sh -c 'mount -t tmpfs none /usr/local && exec %s \"$@\"' sh \"$@\"\n",
+			built.Path(s))
+		if err := os.WriteFile(config.Binary, []byte(script), 0o755); err != nil {
 			return err
 		}
 		args = args[1:]

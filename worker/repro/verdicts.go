@@ -4,7 +4,6 @@ package repro
 
 import (
 	"container/list"
-	"context"
 	"encoding/json"
 	"fmt"
 	"iter"
@@ -15,6 +14,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/durable"
+	"github.com/cloister-build/cloister/worker"
 )
 
 // VerdictsFile is the name of the file with a server's Verdicts. It contains the version of the format.
@@ -266,28 +266,8 @@ func (v *Verdicts) Close() error {
 // Withhold returns next without the cached results of actions that are not known to be reproducible. A lookup finds
 // nothing until a check finds the action reproducible.
 func (v *Verdicts) Withhold(next cas.Instances) cas.Instances {
-	return func(name string) (*cas.Instance, error) {
-		in, err := next(name)
-		if err != nil {
-			return nil, err
-		}
-		without := *in
-		without.Actions = withheld{in.Actions, v, name}
-		return &without, nil
-	}
-}
-
-// withheld is the action cache that Withhold returns.
-type withheld struct {
-	cas.ActionCache
-	verdicts *Verdicts
-	instance string
-}
-
-// Lookup implements cas.ActionCache.
-func (w withheld) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
-	if why, _ := w.verdicts.of(actionKey{w.instance, action}); why != "" {
-		return nil, fmt.Errorf("result of action %s is withheld: %s: %w", action, why, cas.ErrNotFound)
-	}
-	return w.ActionCache.Lookup(ctx, action)
+	return worker.FilterResults(next, func(instance string, action cas.Digest, _ *repb.ActionResult) string {
+		why, _ := v.of(actionKey{instance, action})
+		return why
+	})
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/toolchain"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
 	"github.com/cloister-build/cloister/worker/history"
@@ -45,9 +46,12 @@ import (
 // Worker.Backend. Every other zero value selects its default. It is copied: later changes have no effect.
 type Config struct {
 	// Worker configures the execution of actions. If missing, Features are probed from the Backend, Toolchain and
-	// Certificates are those of this host, and Stager is made from Trees. CacheBytes follows from Memory. A Server without
+	// Certificates are those of this host, Fingerprint follows from Toolchain, and Stager is made from Trees. CacheBytes follows from Memory. A Server without
 	// a Backend is a head: only workers that join it execute actions.
 	Worker worker.Config
+	// ToolchainDrift serves cached results that ran with another toolchain of this machine than the present one. It is implied
+	// by Worker.Fleet.
+	ToolchainDrift bool
 	// Slots is the number of actions that run at once on this machine; the default is the number of CPUs.
 	Slots int
 	// Trees says how input trees are mounted. Without its Dir, inputs are copied for each action. Mounter, CopyUpTo,
@@ -182,6 +186,14 @@ func (m *machine) confine(ctx context.Context, c *Config) (err error) {
 		if w.Toolchain, err = sandbox.HostToolchain(); err != nil {
 			return fmt.Errorf("toolchain of this host: %w", err)
 		}
+	}
+	if w.Fingerprint == nil {
+		watch := toolchain.NewWatch(w.Toolchain, w.Log)
+		m.onClose(func() error { watch.Close(); return nil })
+		w.Fingerprint = watch.Fingerprint
+	}
+	if !c.ToolchainDrift && !w.Fleet && w.Instances != nil {
+		w.Instances = worker.FilterResults(w.Instances, worker.OtherToolchain(w.Fingerprint))
 	}
 	if w.Certificates == nil {
 		if w.Certificates, err = sandbox.HostCertificates(); err != nil {

@@ -33,6 +33,7 @@ type Config struct {
 	MaxBlob         flags.Size // 0: half of the store
 	DigestFunctions flags.DigestFunctions
 	History         flags.Bytes
+	ToolchainDrift  string // "" or allow
 	MaxQueued       int
 	Auth            Auth
 	Sampling        sampling
@@ -44,6 +45,8 @@ func (c *Config) Check(cmd *cobra.Command) error {
 	switch {
 	case c.History > 0 && c.History < 1<<20:
 		return fmt.Errorf("--history-size %s: write at least 1MiB, such as 64MiB or 1GiB, or 0 for no history", &c.History)
+	case c.ToolchainDrift != "" && c.ToolchainDrift != "allow":
+		return fmt.Errorf("--toolchain-drift %+.80q: write allow, or omit it", c.ToolchainDrift)
 	case c.MaxQueued < 1:
 		return fmt.Errorf("--max-queued %d: write 1 or more", c.MaxQueued)
 	case c.MaxBlob.Percent > 0:
@@ -67,6 +70,7 @@ func (c *Config) boundBlobs(storeBytes int64) error {
 func (s *server) assembly() (c service.Config, err error) {
 	n := s.node
 	c = n.Assembly(func() []string { return s.runFlags })
+	c.ToolchainDrift = s.ToolchainDrift == "allow"
 	if c.Queue.Drains, err = readDrains(n.Dir); err != nil {
 		return c, err
 	}

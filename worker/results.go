@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package worker
+
+import (
+	"context"
+	"fmt"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+)
+
+// FilterResults returns next without the results in its action caches for which refuse returns a reason: a lookup of such an
+// action finds nothing. refuse is called concurrently.
+func FilterResults(next cas.Instances, refuse func(instance string, action cas.Digest, r *repb.ActionResult) string) cas.Instances {
+	return func(name string) (*cas.Instance, error) {
+		in, err := next(name)
+		if err != nil {
+			return nil, err
+		}
+		filtered := *in
+		filtered.Actions = filter{in.Actions, func(action cas.Digest, r *repb.ActionResult) string { return refuse(name, action, r) }}
+		return &filtered, nil
+	}
+}
+
+// filter is the action cache that FilterResults returns.
+type filter struct {
+	cas.ActionCache
+	refuse func(cas.Digest, *repb.ActionResult) string
+}
+
+// Lookup implements cas.ActionCache.
+func (f filter) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
+	r, err := f.ActionCache.Lookup(ctx, action)
+	if err != nil {
+		return nil, err
+	}
+	if why := f.refuse(action, r); why != "" {
+		return nil, fmt.Errorf("result of action %s is withheld: %s: %w", action, why, cas.ErrNotFound)
+	}
+	return r, nil
+}
+
+// OtherToolchain returns a function for FilterResults that refuses results of a run with another toolchain than the one
+// that fingerprint returns. A result that does not state its toolchain is served: it saw none, or another program made it.
+func OtherToolchain(fingerprint func() string) func(string, cas.Digest, *repb.ActionResult) string {
+	return func(_ string, _ cas.Digest, r *repb.ActionResult) string {
+		if made := recorded(r).GetToolchain(); made != "" {
+			if now := fingerprint(); now != "" && now != made {
+				return fmt.Sprintf("it was made with the toolchain %.12s, and this machine has %.12s", made, now)
+			}
+		}
+		return ""
+	}
+}
+
+// recorded returns Cloister's metadata of a result, or nil.
+func recorded(r *repb.ActionResult) *cloisterpb.Execution {
+	for _, a := range r.GetExecutionMetadata().GetAuxiliaryMetadata() {
+		if e := new(cloisterpb.Execution); a.MessageIs(e) && a.UnmarshalTo(e) == nil {
+			return e
+		}
+	}
+	return nil
+}
