@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package execclient executes actions on a server of the Remote Execution API: it is a worker.Executor over the service
-// that package execserver serves.
+// that package execserver serves, with the client of remote-apis-sdks. Importing it registers flags such as -v in
+// flag.CommandLine.
 package execclient
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
-	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	sdk "github.com/bazelbuild/remote-apis-sdks/go/pkg/client"
+	"github.com/bazelbuild/remote-apis-sdks/go/pkg/retry"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
@@ -24,8 +25,7 @@ import (
 // A Client executes the actions of one instance of a server. New makes it; the zero Client is not usable. It is safe for
 // concurrent use.
 type Client struct {
-	conn     grpc.ClientConnInterface
-	instance string
+	sdk *sdk.Client
 }
 
 var _ worker.Executor = (*Client)(nil)
@@ -38,7 +38,23 @@ func New(conn grpc.ClientConnInterface, instance string) (*Client, error) {
 	if err := cas.CheckInstanceName(instance); err != nil {
 		return nil, err
 	}
-	return &Client{conn, instance}, nil
+	shared := connection{conn}
+	c, err := sdk.NewClientFromConnection(context.Background(), instance, shared, shared, sdk.StartupCapabilities(false), &sdk.Retrier{
+		Backoff: retry.ExponentialBackoff(time.Second, 4*time.Second, 6),
+		ShouldRetry: func(err error) bool {
+			return status.Code(err) == codes.Unavailable || status.Code(err) == codes.ResourceExhausted
+		},
+	})
+	return &Client{c}, err
+}
+
+// A connection is the caller's: the SDK can neither close it nor raise its message limit to 100 MiB.
+type connection struct{ grpc.ClientConnInterface }
+
+func (connection) Close() error { return nil }
+
+func (c connection) NewStream(ctx context.Context, d *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+	return c.ClientConnInterface.NewStream(ctx, d, method)
 }
 
 // Upload copies an action, marked as not to be cached, and its inputs to the store of a server, and returns the digest
@@ -102,60 +118,45 @@ func send(ctx context.Context, from cas.Store, to cas.Store, ds []cas.Digest) er
 	return batch.Flush(ctx)
 }
 
-// Execute makes the server execute the action of t, even if it has a cached result. It uses nothing else of t, reports no
-// stages, and retries while the server is unavailable or busy. It refuses a task with a root file system, which the API
-// cannot express.
+// Execute makes the server execute the action of t, even if it has a cached result. It uses nothing else of t and reports
+// no stages. It retries while the server is unavailable or busy, and waits for the same execution if the connection
+// breaks. It refuses a task with a root file system, which the API cannot express.
 func (c *Client) Execute(ctx context.Context, t *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
 	if !t.Root.IsZero() {
 		return nil, &worker.Fault{Kind: worker.FaultUnmet, Err: fmt.Errorf("execute action %s: "+
 			"the API cannot state its root file system %s: execute it on this machine", t.Action, t.Root)}
 	}
-	for try := 0; ; try++ {
-		r, err := c.execute(ctx, t)
-		if err == nil {
-			return outcome(r)
-		}
-		if ctx.Err() != nil {
-			return nil, &worker.Fault{Kind: worker.FaultCancelled, Err: ctx.Err()}
-		}
-		if try == 3 || status.Code(err) != codes.Unavailable && status.Code(err) != codes.ResourceExhausted {
-			st := status.Convert(err)
-			return nil, &worker.Fault{Kind: worker.FaultUnavailable, Err: fmt.Errorf("execute action %s: %s: %+.1000q", t.Action, st.Code(), st.Message())}
-		}
-		select {
-		case <-time.After(time.Second << try):
-		case <-ctx.Done():
-		}
+	r, err := c.execute(ctx, t)
+	switch st := status.Convert(err); {
+	case err == nil:
+		return outcome(r)
+	case ctx.Err() != nil:
+		return nil, &worker.Fault{Kind: worker.FaultCancelled, Err: ctx.Err()}
+	default:
+		return nil, &worker.Fault{Kind: worker.FaultUnavailable, Err: fmt.Errorf("execute action %s: %s: %+.1000q", t.Action, st.Code(), st.Message())}
 	}
 }
 
-// execute makes one call and follows it to its end.
+// execute returns the answer of the server; its errors are statuses.
 func (c *Client) execute(ctx context.Context, t *worker.Task) (*repb.ExecuteResponse, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := repb.NewExecutionClient(c.conn).Execute(ctx, &repb.ExecuteRequest{
-		InstanceName: c.instance, ActionDigest: t.Action.Proto(), DigestFunction: t.Action.Function().Proto(), SkipCacheLookup: true,
-	})
-	var last *longrunningpb.Operation
-	for err == nil {
-		var op *longrunningpb.Operation
-		if op, err = stream.Recv(); err == nil {
-			last = op
-		}
-		if op.GetDone() {
-			break
-		}
+	req := &repb.ExecuteRequest{
+		InstanceName: c.sdk.InstanceName, ActionDigest: t.Action.Proto(), DigestFunction: t.Action.Function().Proto(), SkipCacheLookup: true,
+	}
+	op, err := c.sdk.ExecuteAndWait(ctx, req)
+	if status.Code(err) == codes.NotFound || err == nil && !op.Done {
+		// The server has restarted and does not know the operation, or it ended the stream early.
+		op, err = c.sdk.ExecuteAndWait(ctx, req)
 	}
 	switch {
-	case err == io.EOF:
-		return nil, status.Error(codes.Unavailable, "the stream ended before the operation did")
 	case err != nil:
 		return nil, err
-	case last.GetError() != nil:
-		return nil, status.FromProto(last.GetError()).Err()
+	case !op.Done:
+		return nil, status.Error(codes.Unavailable, "the stream ended before the operation did")
+	case op.GetError() != nil:
+		return nil, status.FromProto(op.GetError()).Err()
 	}
 	var r repb.ExecuteResponse
-	if err := last.GetResponse().UnmarshalTo(&r); err != nil {
+	if err := op.GetResponse().UnmarshalTo(&r); err != nil {
 		return nil, status.Errorf(codes.Internal, "the response cannot be read: %v", err)
 	}
 	return &r, nil

@@ -5,16 +5,22 @@ package execclient_test
 import (
 	"context"
 	"net"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	"github.com/bazelbuild/remote-apis-sdks/go/pkg/retry"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/memory"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execclient"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/anypb"
 )
@@ -28,29 +34,50 @@ func TestNewRefusesMistakes(t *testing.T) {
 	}
 }
 
-// exits is a server on which each action exits with 7.
-type exits struct {
+// A server answers the calls of Execution in order. Each answer is a list of operations, and the error that ends the
+// stream.
+type server struct {
 	repb.UnimplementedExecutionServer
+	answers []answer
+	calls   []string
 }
 
-func (exits) Execute(req *repb.ExecuteRequest, to grpc.ServerStreamingServer[longrunningpb.Operation]) error {
-	response, err := anypb.New(&repb.ExecuteResponse{
-		Result: &repb.ActionResult{ExitCode: 7, StdoutRaw: []byte(req.InstanceName)}, CachedResult: !req.SkipCacheLookup,
-	})
-	if err != nil {
-		return err
-	}
-	if err := to.Send(&longrunningpb.Operation{}); err != nil {
-		return err
-	}
-	return to.Send(&longrunningpb.Operation{Done: true, Result: &longrunningpb.Operation_Response{Response: response}})
+type answer struct {
+	ops []*longrunningpb.Operation
+	err error
 }
 
-// TestExecuteSkipsTheCache: the server executes the action in the instance of the Client, and a failed action is an
-// Outcome.
-func TestExecuteSkipsTheCache(t *testing.T) {
-	listener, g := bufconn.Listen(1<<20), grpc.NewServer()
-	repb.RegisterExecutionServer(g, exits{})
+func (s *server) next(call string, to grpc.ServerStreamingServer[longrunningpb.Operation]) error {
+	s.calls = append(s.calls, call)
+	if len(s.answers) == 0 {
+		return status.Error(codes.Internal, "unexpected call")
+	}
+	a := s.answers[0]
+	s.answers = s.answers[1:]
+	for _, op := range a.ops {
+		if err := to.Send(op); err != nil {
+			return err
+		}
+	}
+	return a.err
+}
+
+func (s *server) Execute(req *repb.ExecuteRequest, to grpc.ServerStreamingServer[longrunningpb.Operation]) error {
+	if !req.SkipCacheLookup || req.DigestFunction != repb.DigestFunction_BLAKE3 {
+		return status.Error(codes.Internal, "wrong request")
+	}
+	return s.next("Execute in "+req.InstanceName, to)
+}
+
+func (s *server) WaitExecution(req *repb.WaitExecutionRequest, to grpc.ServerStreamingServer[longrunningpb.Operation]) error {
+	return s.next("WaitExecution of "+req.Name, to)
+}
+
+// execute executes an action on a server with these answers, and returns the calls that the server received.
+func execute(t *testing.T, answers ...answer) (*worker.Outcome, []string, error) {
+	t.Helper()
+	listener, g, s := bufconn.Listen(1<<20), grpc.NewServer(), &server{answers: answers}
+	repb.RegisterExecutionServer(g, s)
 	done := make(chan struct{})
 	go func() { _ = g.Serve(listener); close(done) }()
 	defer func() { g.Stop(); <-done }()
@@ -64,12 +91,81 @@ func TestExecuteSkipsTheCache(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := c.Execute(t.Context(), &worker.Task{Action: cas.SHA256.Sum([]byte("x"))}, nil)
-	if _, err := c.Execute(t.Context(), &worker.Task{Action: cas.SHA256.Sum(nil), Root: cas.SHA256.Sum(nil)}, nil); err == nil {
-		t.Error("a task with a root file system, which the server would ignore, was executed")
+	now := make(chan time.Time)
+	close(now)
+	ctx := context.WithValue(t.Context(), retry.TimeAfterContextKey, func(time.Duration) <-chan time.Time { return now })
+	out, err := c.Execute(ctx, &worker.Task{Action: cas.BLAKE3.Sum([]byte("x"))}, nil)
+	g.Stop() // the calls have ended
+	return out, s.calls, err
+}
+
+// running and exited are states of an operation.
+var running = &longrunningpb.Operation{Name: "op"}
+
+func exited(t *testing.T, r *repb.ExecuteResponse) *longrunningpb.Operation {
+	t.Helper()
+	response, err := anypb.New(r)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err != nil || out.Result.ExitCode != 7 || string(out.Result.StdoutRaw) != "main" {
-		t.Errorf("got %+v, %v, want exit code 7 in instance main", out, err)
+	return &longrunningpb.Operation{Name: "op", Done: true, Result: &longrunningpb.Operation_Response{Response: response}}
+}
+
+// TestExecute: a failed action is an Outcome. A lost connection neither executes an action again that still runs, nor
+// fails one that the server has forgotten.
+func TestExecute(t *testing.T) {
+	ended := answer{ops: []*longrunningpb.Operation{running, exited(t, &repb.ExecuteResponse{Result: &repb.ActionResult{ExitCode: 7}})}}
+	begun := answer{ops: []*longrunningpb.Operation{running}}
+	broken := answer{begun.ops, status.Error(codes.Unavailable, "connection lost")}
+	busy := answer{err: status.Error(codes.ResourceExhausted, "queue is full")}
+	full := answer{ops: []*longrunningpb.Operation{exited(t, &repb.ExecuteResponse{Status: status.New(codes.ResourceExhausted, "disk is full").Proto()})}}
+	lost := answer{err: status.Error(codes.NotFound, "no such operation")}
+	const start, wait = "Execute in main", "WaitExecution of op"
+	for name, c := range map[string]struct {
+		answers []answer
+		calls   []string
+	}{
+		"once":                   {[]answer{ended}, []string{start}},
+		"busy server":            {[]answer{busy, full, ended}, []string{start, start, start}},
+		"lost connection":        {[]answer{broken, broken, ended}, []string{start, wait, wait}},
+		"restarted server":       {[]answer{broken, lost, ended}, []string{start, wait, start}},
+		"stream without its end": {[]answer{begun, ended}, []string{start, start}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, calls, err := execute(t, c.answers...)
+			if err != nil || out.Result.ExitCode != 7 || !slices.Equal(calls, c.calls) {
+				t.Errorf("got %+v, %v, after %q; want exit code 7 after %q", out, err, calls, c.calls)
+			}
+		})
+	}
+}
+
+// TestExecuteFails: what is no outcome is a fault with the reason, after a bounded number of attempts.
+func TestExecuteFails(t *testing.T) {
+	huge := exited(t, &repb.ExecuteResponse{Message: strings.Repeat("x", 5<<20)})
+	for want, answers := range map[string][]answer{
+		`Internal: "broken"`:      {{err: status.Error(codes.Internal, "broken")}},
+		`NotFound: "nothing"`:     slices.Repeat([]answer{{err: status.Error(codes.NotFound, "nothing")}}, 2),
+		`"the stream ended`:       slices.Repeat([]answer{{ops: []*longrunningpb.Operation{running}}}, 2),
+		`Unavailable: "retry bud`: slices.Repeat([]answer{{err: status.Error(codes.Unavailable, "down")}}, 6),
+		`larger than max`:         slices.Repeat([]answer{{ops: []*longrunningpb.Operation{huge}}}, 6),
+		`from its cache`:          {{ops: []*longrunningpb.Operation{exited(t, &repb.ExecuteResponse{Result: &repb.ActionResult{}, CachedResult: true})}}},
+	} {
+		out, calls, err := execute(t, answers...)
+		if err == nil || !strings.Contains(err.Error(), want) || len(calls) != len(answers) {
+			t.Errorf("got %+v, %v, after %d calls; want %s after %d", out, err, len(calls), want, len(answers))
+		}
+	}
+}
+
+// TestExecuteRefusesRoots: the server would ignore the root file system of a task.
+func TestExecuteRefusesRoots(t *testing.T) {
+	c, err := execclient.New(&grpc.ClientConn{}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Execute(t.Context(), &worker.Task{Action: cas.SHA256.Sum(nil), Root: cas.SHA256.Sum(nil)}, nil); err == nil {
+		t.Error("a task with a root file system was executed")
 	}
 }
 
