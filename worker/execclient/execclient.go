@@ -143,8 +143,7 @@ func (c *Client) execute(ctx context.Context, t *worker.Task) (*repb.ExecuteResp
 		InstanceName: c.sdk.InstanceName, ActionDigest: t.Action.Proto(), DigestFunction: t.Action.Function().Proto(), SkipCacheLookup: true,
 	}
 	op, err := c.sdk.ExecuteAndWait(ctx, req)
-	if status.Code(err) == codes.NotFound || err == nil && !op.Done {
-		// The server has restarted and does not know the operation, or it ended the stream early.
+	if status.Code(err) == codes.NotFound || err == nil && !op.Done { // the server restarted, or ended the stream early
 		op, err = c.sdk.ExecuteAndWait(ctx, req)
 	}
 	switch {
