@@ -201,7 +201,7 @@ var rules = []rule{
 	{
 		of: "cas/image", only: []string{
 			"cas", "cas/durable", "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2",
-			"github.com/google/go-containerregistry/pkg/...", "github.com/klauspost/compress/zstd", "golang.org/x/sync/errgroup",
+			"github.com/google/go-containerregistry/pkg/...", "github.com/klauspost/compress/zstd", "golang.org/x/sync/errgroup", "golang.org/x/sync/singleflight",
 		},
 		why: "it reads hostile layers into any store, and runs and mounts nothing",
 	},

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/durable"
+	"golang.org/x/sync/singleflight"
 )
 
 // LibraryFile is the name of the file with a server's Library. It contains the version of the format.
@@ -37,7 +38,8 @@ type LibraryConfig struct {
 	Allowed []string
 	// MaxPull is the longest time for one pull; 0 is 30 minutes.
 	MaxPull time.Duration
-	// TagAge is the time for which the digest of a tag is used before the registry is asked again; 0 is a minute.
+	// TagAge is the time for which the digest of a tag is used before the registry is asked again; 0 is a minute. A failure
+	// is remembered for a tenth of it.
 	TagAge time.Duration
 }
 
@@ -61,6 +63,8 @@ type Library struct {
 	entries map[entryKey]*Entry
 	pulls   map[pullKey]*pull
 	tags    map[string]tag // by reference
+
+	asking singleflight.Group // questions about tags, by reference
 }
 
 type entryKey struct{ instance, reference string }
@@ -72,6 +76,7 @@ type pullKey struct {
 
 type tag struct {
 	digest string
+	err    error // why there is none
 	asked  time.Time
 }
 
@@ -329,7 +334,9 @@ func (l *Library) Get(ctx context.Context, instance string, ref Reference, stale
 
 // find returns an image of an instance with this digest and another root than stale, or nil.
 func (l *Library) find(instance, digest string, stale cas.Digest) *Entry {
-	for _, e := range l.List() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.entries {
 		if e.Instance == instance && e.hasDigest(digest) && e.Root != stale {
 			return e
 		}
@@ -347,30 +354,52 @@ func (l *Library) Loaded(instance string, ref Reference) (*Entry, error) {
 	return nil, fmt.Errorf("no image %s was loaded for instance %q: %w", ref, instance, cas.ErrNotFound)
 }
 
-// resolve returns the digest of a tag.
+// resolve returns the digest of a tag. Requests share a question to the registry, and for a moment a failure, too: those
+// who ask hold up other requests.
 func (l *Library) resolve(ctx context.Context, ref Reference) (string, error) {
 	name := ref.String()
 	l.mu.Lock()
 	known := l.tags[name]
 	l.mu.Unlock()
-	if known.digest != "" && time.Since(known.asked) < l.config.TagAge {
-		return known.digest, nil
+	age := l.config.TagAge
+	if known.err != nil {
+		age /= failedTagAge
 	}
-	asked := time.Now()
+	if !known.asked.IsZero() && time.Since(known.asked) < age {
+		return known.digest, known.err
+	}
+	answer := l.asking.DoChan(name, func() (any, error) { return l.ask(ref), nil })
+	select {
+	case a := <-answer:
+		t := a.Val.(tag)
+		return t.digest, t.err
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+}
+
+// ask asks the registry for the digest of a tag and remembers the answer.
+func (l *Library) ask(ref Reference) tag {
+	late := fmt.Errorf("resolve image %s: the registry did not answer within %v", ref, maxAsk)
+	ctx, cancel := context.WithTimeoutCause(l.ctx, maxAsk, late)
+	defer cancel()
+	t := tag{asked: time.Now()}
 	c := l.config.Config
 	c.Store = noStore{}
-	digest, err := Resolve(ctx, c, ref)
-	if err != nil {
-		return "", err
-	}
+	t.digest, t.err = Resolve(ctx, c, ref)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.tags) >= maxTags {
 		clear(l.tags)
 	}
-	l.tags[name] = tag{digest, asked}
-	return digest, nil
+	l.tags[ref.String()] = t
+	return t
 }
+
+const (
+	maxAsk       = 10 * time.Second // for the digest of a tag
+	failedTagAge = 10               // the part of TagAge for which a failure is remembered
+)
 
 // maxTags bounds the number of remembered tags, which clients choose.
 const maxTags = 10_000

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -91,6 +92,54 @@ func TestLibraryRemembersImages(t *testing.T) {
 	}
 	if all := open(t, setup).List(); len(all) != 0 {
 		t.Errorf("after Remove: got %+v, want nothing", all)
+	}
+}
+
+// TestQuestionsAboutTagsAreShared: concurrent requests for a tag ask the registry once, and a failure is remembered for a while.
+func TestQuestionsAboutTagsAreShared(t *testing.T) {
+	s := serve(t)
+	ref := s.push(t, "team/tools:v1", simple(t, "one"))
+	l := open(t, func(c *image.LibraryConfig) { c.Allowed, c.TagAge = []string{s.host}, time.Hour })
+	var asked atomic.Int64
+	answer := make(chan struct{})
+	s.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/manifests/") {
+			asked.Add(1)
+			<-answer
+		}
+		return false
+	})
+	pins := make(chan string)
+	for range 5 {
+		go func() {
+			pinned, err := l.Pin(t.Context(), "", ref)
+			if err != nil {
+				t.Error(err)
+			}
+			pins <- pinned
+		}()
+	}
+	// One who gives up affects nobody else.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.Pin(ctx, "", ref); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: got %v", err)
+	}
+	close(answer)
+	first := <-pins
+	for range 4 {
+		if pinned := <-pins; pinned != first || !strings.HasPrefix(pinned, s.host+"/team/tools@sha256:") {
+			t.Errorf("got %s and %s", first, pinned)
+		}
+	}
+	absent := reference(t, s.host+"/team/absent:v1")
+	for range 3 {
+		if _, err := l.Pin(t.Context(), "", absent); err == nil || !strings.Contains(err.Error(), "NAME_UNKNOWN") {
+			t.Errorf("an absent tag: got %v, want the registry's message", err)
+		}
+	}
+	if got := asked.Load(); got > 3 { // HEAD for the tag, HEAD and GET for the absent one
+		t.Errorf("got %d requests, want at most 3", got)
 	}
 }
 
