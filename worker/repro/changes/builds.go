@@ -12,6 +12,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 	"golang.org/x/sync/errgroup"
 )
@@ -34,6 +35,7 @@ const (
 	Same             Relation = "same"
 	Changed          Relation = "changed"          // a different action
 	Nondeterministic Relation = "not reproducible" // the same action with a different result
+	OtherToolchain   Relation = "other toolchain"  // the same action with a different result, from other programs of the host
 	OnlyA            Relation = "only in A"
 	OnlyB            Relation = "only in B"
 )
@@ -42,8 +44,8 @@ const (
 type Pair struct {
 	A, B     *Step // nil if the build has none
 	Relation Relation
-	// Changes describe how the actions differ if the step is Changed, and how the results differ if it is
-	// Nondeterministic.
+	// Changes describe how the actions differ if the step is Changed, how the results differ if it is Nondeterministic,
+	// and how programs and results differ if it is OtherToolchain.
 	Changes []Change
 	// Follows are the pairs that caused this one: all its changes are outputs of theirs.
 	Follows []*Pair
@@ -196,15 +198,45 @@ func (c *builds) declared(pairs []*Pair, steps []*Step) map[*Step]string {
 	return m
 }
 
-// outputs returns the outputs of a step, nil if unknown. The manifest has precedence, because the action cache may hold
-// the result of another run.
-func (c *builds) outputs(s *Step) *repb.ActionResult {
-	if !s.Manifest.IsZero() {
-		if text, err := cas.ReadAll(c.ctx, c.r.Store, s.Manifest, manifest.MaxBytes); err == nil {
-			if m, err := manifest.Parse(text); err == nil {
-				return resultOf(m)
-			}
+// manifest returns the manifest of a step, nil if unknown.
+func (c *builds) manifest(s *Step) *manifest.Manifest {
+	if s.Manifest.IsZero() {
+		return nil
+	}
+	text, err := cas.ReadAll(c.ctx, c.r.Store, s.Manifest, manifest.MaxBytes)
+	if err != nil {
+		return nil
+	}
+	m, err := manifest.Parse(text)
+	if err != nil {
+		return nil
+	}
+	return m
+}
+
+// programs returns the programs of the host that both runs executed and that differ; a manifest may be nil.
+func programs(a, b *manifest.Manifest) []Change {
+	if a == nil || b == nil {
+		return nil
+	}
+	sums := map[string]string{}
+	for _, p := range a.Toolchain.Programs {
+		sums[p.Path] = p.Sum
+	}
+	var changes []Change
+	for _, p := range b.Toolchain.Programs {
+		if sum := sums[p.Path]; sum != "" && sum != p.Sum {
+			changes = append(changes, Change{What: "program", Name: printable.Quote(p.Path, MaxText), A: sum, B: p.Sum})
 		}
+	}
+	return changes
+}
+
+// outputs returns the outputs of a step with this manifest, nil if unknown. The manifest has precedence, because the action
+// cache may hold the result of another run.
+func (c *builds) outputs(s *Step, m *manifest.Manifest) *repb.ActionResult {
+	if m != nil {
+		return resultOf(m)
 	}
 	r, err := c.results.Lookup(c.ctx, s.Action)
 	if err != nil {
@@ -236,7 +268,8 @@ func resultOf(m *manifest.Manifest) *repb.ActionResult {
 
 // compare reads the outputs of the two steps and how they differ.
 func (c *builds) compare(p *Pair) {
-	a, b := c.outputs(p.A), c.outputs(p.B)
+	manifestA, manifestB := c.manifest(p.A), c.manifest(p.B)
+	a, b := c.outputs(p.A, manifestA), c.outputs(p.B, manifestB)
 	f := p.A.Action.Function()
 	p.outputsA, p.outputsB = c.files(f, a), c.files(p.B.Action.Function(), b)
 	switch {
@@ -247,6 +280,11 @@ func (c *builds) compare(p *Pair) {
 		y, errY := c.r.outputs(f, b)
 		if p.Err = errors.Join(errX, errY); p.Err == nil {
 			p.Changes, p.Err = Directories(c.ctx, "output", x, y)
+		}
+	}
+	if p.Relation == Nondeterministic {
+		if other := programs(manifestA, manifestB); len(other) > 0 {
+			p.Relation, p.Changes = OtherToolchain, append(other, p.Changes...)
 		}
 	}
 }
@@ -310,7 +348,7 @@ func (p *Pair) follow(producersA, producersB map[cas.Digest][]*Pair) {
 func (c *builds) sorted() []*Pair {
 	rank := func(p *Pair) int {
 		switch {
-		case p.Relation == Nondeterministic:
+		case p.Relation == Nondeterministic, p.Relation == OtherToolchain:
 			return 0
 		case p.Relation == Changed && len(p.Follows) == 0:
 			return 1

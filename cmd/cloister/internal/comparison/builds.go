@@ -159,7 +159,10 @@ func shown(p *changes.Pair) shownPair {
 }
 
 // relations are in the order in which they are printed.
-var relations = []string{string(changes.Same), string(changes.Nondeterministic), string(changes.Changed), "follows", string(changes.OnlyA), string(changes.OnlyB)}
+var relations = []string{string(changes.Same), string(changes.Nondeterministic), string(changes.OtherToolchain), string(changes.Changed), "follows", string(changes.OnlyA), string(changes.OnlyB)}
+
+// briefly are the relations of which only some are printed.
+var briefly = []string{"follows", string(changes.OnlyA), string(changes.OnlyB)}
 
 // print prints r for a person, with everything that clients chose quoted.
 func (r *buildsReport) print(out io.Writer) error {
@@ -180,7 +183,7 @@ func (r *buildsReport) print(out io.Writer) error {
 	const most = 50 // that follow from others, or are missing
 	left := map[string]int{}
 	for _, p := range r.Pairs {
-		brief := p.Relation != string(changes.Changed) && p.Relation != string(changes.Nondeterministic)
+		brief := slices.Contains(briefly, p.Relation)
 		if left[p.Relation]++; brief && left[p.Relation] > most {
 			continue
 		}
@@ -200,7 +203,7 @@ func (r *buildsReport) print(out io.Writer) error {
 			fmt.Fprintf(&b, "    %s\n", p.Note)
 		}
 	}
-	for _, relation := range relations[3:] {
+	for _, relation := range briefly {
 		if n := left[relation] - most; n > 0 {
 			fmt.Fprintf(&b, "\n%s: %d more\n", relation, n)
 		}
