@@ -78,6 +78,10 @@ func (l *Local) executionMetadata(e *execution) *cloisterpb.Execution {
 			VoluntarySwitches:   u.VoluntarySwitches,
 			InvoluntarySwitches: u.InvoluntarySwitches,
 			PacketsRefused:      u.PacketsRefused,
+			Measured: &cloisterpb.Measured{
+				Cpu: u.Measured.CPU, PeakMemory: u.Measured.PeakMemory, PeakProcesses: u.Measured.PeakProcesses,
+				DiskBytes: u.Measured.DiskBytes, PacketsRefused: u.Measured.PacketsRefused,
+			},
 		},
 		SpecHash: e.specHash,
 		Profile:  e.box.grant.Profile,

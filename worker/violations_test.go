@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
@@ -234,15 +235,17 @@ func TestFullAuditListsUnreadInputs(t *testing.T) {
 func TestMetadataHasUsageAndGrant(t *testing.T) {
 	var hash string
 	var root *repb.Digest
+	used := sandbox.Usage{
+		User: time.Second, System: 2 * time.Second, PeakRSS: 3, PeakMemory: 4, PeakProcesses: 5, ReadBytes: 6 * 512, WrittenBytes: 7 * 512,
+		VoluntarySwitches: 8, InvoluntarySwitches: 9, PacketsRefused: 10,
+	}
+	used.Measured.CPU, used.Measured.PeakProcesses = true, true
 	b := newBench(t, func(_ context.Context, spec *sandbox.Spec, _ sandbox.Stdio, _ *os.Root) *sandbox.Result {
 		// The hash does not depend on how the input root is staged.
 		whole := *spec
 		whole.Inputs = []sandbox.Input{{Target: ExecRoot, Content: fmt.Sprintf("%s/%d", root.Hash, root.SizeBytes)}}
 		hash = whole.Hash()
-		return &sandbox.Result{ExitCode: 139, Signal: 11, Usage: sandbox.Usage{
-			User: time.Second, System: 2 * time.Second, PeakRSS: 3, PeakMemory: 4, PeakProcesses: 5, ReadBytes: 6 * 512, WrittenBytes: 7 * 512,
-			VoluntarySwitches: 8, InvoluntarySwitches: 9, PacketsRefused: 10,
-		}}
+		return &sandbox.Result{ExitCode: 139, Signal: 11, Usage: used}
 	})
 	out := b.do(&Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { root = a.InputRootDigest })})
 	want := &cloisterpb.Execution{
@@ -250,6 +253,7 @@ func TestMetadataHasUsageAndGrant(t *testing.T) {
 		Usage: &cloisterpb.Usage{
 			UserTime: durationpb.New(time.Second), SystemTime: durationpb.New(2 * time.Second), PeakResidentBytes: 3, PeakMemoryBytes: 4, PeakProcesses: 5,
 			ReadBytes: 6 * 512, WrittenBytes: 7 * 512, VoluntarySwitches: 8, InvoluntarySwitches: 9, PacketsRefused: 10,
+			Measured: &cloisterpb.Measured{Cpu: true, PeakProcesses: true},
 		},
 		SpecHash: hash, Profile: "build", Rule: "default", Hermetic: true,
 		Manifest: out.Manifest.String(), StableHash: out.StableHash,
@@ -265,6 +269,27 @@ func TestMetadataHasUsageAndGrant(t *testing.T) {
 	const wire = "\x0a\x02\x08\x01\x12\x02\x08\x02\x18\x03\x50\x06\x58\x07\x78\x08\x80\x01\x09\x8a\x01\x04SEGV"
 	if got := string(all[1].Value); got != wire {
 		t.Errorf("POSIXResourceUsage: got %x, want %x", got, wire)
+	}
+}
+
+// TestMetadataSaysWhatWasMeasured has a field for each mark of Usage.Measured.
+func TestMetadataSaysWhatWasMeasured(t *testing.T) {
+	for i := range reflect.TypeOf(sandbox.Usage{}.Measured).NumField() {
+		var used sandbox.Usage
+		marks := reflect.ValueOf(&used.Measured).Elem()
+		marks.Field(i).SetBool(true)
+		b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
+			return &sandbox.Result{Usage: used}
+		})
+		got := b.execution(b.do(&Task{Action: b.action(nil)})).Usage.Measured.ProtoReflect()
+		marked := ""
+		got.Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
+			marked += strings.ReplaceAll(string(f.Name()), "_", "")
+			return true
+		})
+		if want := marks.Type().Field(i).Name; marked != strings.ToLower(want) {
+			t.Errorf("measured %s: got a mark for %q", want, marked)
+		}
 	}
 }
 

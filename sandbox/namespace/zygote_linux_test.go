@@ -234,6 +234,35 @@ func TestLimitsThatNobodyCanKeep(t *testing.T) {
 	}
 }
 
+// TestUsageMarksWhatWasNotMeasured: without a control group only packets are measured for the whole run, and a run whose
+// peak of processes is below that of an earlier run in its slot does not know its own.
+func TestUsageMarksWhatWasNotMeasured(t *testing.T) {
+	t.Parallel()
+	b, _ := backend(t, namespace.Config{Without: []namespace.Layer{namespace.Cgroups}})
+	r := sandboxtest.Run{Script: "true"}
+	r.Do(t, b)
+	want := sandbox.Usage{}.Measured
+	want.PacketsRefused = true
+	if u := r.Result.Usage; u.Measured != want || u.PeakMemory != 0 || u.PeakProcesses != 0 {
+		t.Errorf("without a control group: got %+v, want only the packets measured", u)
+	}
+
+	b, f := backend(t, namespace.Config{})
+	if !slices.Contains(f.Limits, sandbox.LimitMemory) {
+		sandboxtest.Unavailable(t, "limits", "this host has no control groups")
+	}
+	for i, c := range []struct {
+		script   string
+		measured bool
+	}{{"i=0; while [ $i -lt 40 ]; do sleep 60 & i=$((i+1)); done", true}, {"true", false}} {
+		r := sandboxtest.Run{Script: c.script}
+		r.Do(t, b)
+		if u := r.Result.Usage; u.Measured.PeakProcesses != c.measured || u.PeakProcesses > 0 != c.measured || b.Slots() != 1 {
+			t.Errorf("run %d in one of %d slots: got %+v, want the processes measured: %t", i, b.Slots(), u, c.measured)
+		}
+	}
+}
+
 // TestNoSlotIsWithoutItsGroup: without its control group a slot runs nothing, now and later.
 func TestNoSlotIsWithoutItsGroup(t *testing.T) {
 	b, f := backend(t, namespace.Config{})

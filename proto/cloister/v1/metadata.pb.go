@@ -401,7 +401,7 @@ func (x *Sandbox) GetInputsReason() string {
 	return ""
 }
 
-// Usage is the resource usage of a run. A peak of zero was not measured.
+// Usage is the resource usage of a run. A peak of zero was not measured; measured says the same of every figure.
 type Usage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Processor time in user mode.
@@ -422,8 +422,10 @@ type Usage struct {
 	InvoluntarySwitches int64 `protobuf:"varint,9,opt,name=involuntary_switches,json=involuntarySwitches,proto3" json:"involuntary_switches,omitempty"`
 	// Packets without a route; 0 also if they could not be counted.
 	PacketsRefused int64 `protobuf:"varint,10,opt,name=packets_refused,json=packetsRefused,proto3" json:"packets_refused,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Which figures were measured for the whole run. Workers before this field do not set it.
+	Measured      *Measured `protobuf:"bytes,11,opt,name=measured,proto3" json:"measured,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {
@@ -526,6 +528,93 @@ func (x *Usage) GetPacketsRefused() int64 {
 	return 0
 }
 
+func (x *Usage) GetMeasured() *Measured {
+	if x != nil {
+		return x.Measured
+	}
+	return nil
+}
+
+// Measured marks the figures of Usage that were measured for the whole run. If one is not marked, a peak and
+// packets_refused are zero, and processor time and disk bytes lack processes that nobody waited for.
+type Measured struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// user_time and system_time.
+	Cpu           bool `protobuf:"varint,1,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	PeakMemory    bool `protobuf:"varint,2,opt,name=peak_memory,json=peakMemory,proto3" json:"peak_memory,omitempty"`
+	PeakProcesses bool `protobuf:"varint,3,opt,name=peak_processes,json=peakProcesses,proto3" json:"peak_processes,omitempty"`
+	// read_bytes and written_bytes.
+	DiskBytes      bool `protobuf:"varint,4,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	PacketsRefused bool `protobuf:"varint,5,opt,name=packets_refused,json=packetsRefused,proto3" json:"packets_refused,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Measured) Reset() {
+	*x = Measured{}
+	mi := &file_cloister_v1_metadata_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Measured) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Measured) ProtoMessage() {}
+
+func (x *Measured) ProtoReflect() protoreflect.Message {
+	mi := &file_cloister_v1_metadata_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Measured.ProtoReflect.Descriptor instead.
+func (*Measured) Descriptor() ([]byte, []int) {
+	return file_cloister_v1_metadata_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Measured) GetCpu() bool {
+	if x != nil {
+		return x.Cpu
+	}
+	return false
+}
+
+func (x *Measured) GetPeakMemory() bool {
+	if x != nil {
+		return x.PeakMemory
+	}
+	return false
+}
+
+func (x *Measured) GetPeakProcesses() bool {
+	if x != nil {
+		return x.PeakProcesses
+	}
+	return false
+}
+
+func (x *Measured) GetDiskBytes() bool {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return false
+}
+
+func (x *Measured) GetPacketsRefused() bool {
+	if x != nil {
+		return x.PacketsRefused
+	}
+	return false
+}
+
 var File_cloister_v1_metadata_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_metadata_proto_rawDesc = "" +
@@ -565,7 +654,7 @@ const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\x06layers\x18\x03 \x03(\tR\x06layers\x12!\n" +
 	"\fnot_enforced\x18\x04 \x03(\tR\vnotEnforced\x12\x16\n" +
 	"\x06inputs\x18\x05 \x01(\tR\x06inputs\x12#\n" +
-	"\rinputs_reason\x18\x06 \x01(\tR\finputsReason\"\xcd\x03\n" +
+	"\rinputs_reason\x18\x06 \x01(\tR\finputsReason\"\x80\x04\n" +
 	"\x05Usage\x126\n" +
 	"\tuser_time\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\buserTime\x12:\n" +
 	"\vsystem_time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\n" +
@@ -579,7 +668,16 @@ const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\x12voluntary_switches\x18\b \x01(\x03R\x11voluntarySwitches\x121\n" +
 	"\x14involuntary_switches\x18\t \x01(\x03R\x13involuntarySwitches\x12'\n" +
 	"\x0fpackets_refused\x18\n" +
-	" \x01(\x03R\x0epacketsRefusedBAZ?github.com/cloister-build/cloister/proto/cloister/v1;cloisterpbb\x06proto3"
+	" \x01(\x03R\x0epacketsRefused\x121\n" +
+	"\bmeasured\x18\v \x01(\v2\x15.cloister.v1.MeasuredR\bmeasured\"\xac\x01\n" +
+	"\bMeasured\x12\x10\n" +
+	"\x03cpu\x18\x01 \x01(\bR\x03cpu\x12\x1f\n" +
+	"\vpeak_memory\x18\x02 \x01(\bR\n" +
+	"peakMemory\x12%\n" +
+	"\x0epeak_processes\x18\x03 \x01(\bR\rpeakProcesses\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\x04 \x01(\bR\tdiskBytes\x12'\n" +
+	"\x0fpackets_refused\x18\x05 \x01(\bR\x0epacketsRefusedBAZ?github.com/cloister-build/cloister/proto/cloister/v1;cloisterpbb\x06proto3"
 
 var (
 	file_cloister_v1_metadata_proto_rawDescOnce sync.Once
@@ -593,25 +691,27 @@ func file_cloister_v1_metadata_proto_rawDescGZIP() []byte {
 	return file_cloister_v1_metadata_proto_rawDescData
 }
 
-var file_cloister_v1_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_cloister_v1_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_cloister_v1_metadata_proto_goTypes = []any{
 	(*Execution)(nil),           // 0: cloister.v1.Execution
 	(*Event)(nil),               // 1: cloister.v1.Event
 	(*Sandbox)(nil),             // 2: cloister.v1.Sandbox
 	(*Usage)(nil),               // 3: cloister.v1.Usage
-	(*durationpb.Duration)(nil), // 4: google.protobuf.Duration
+	(*Measured)(nil),            // 4: cloister.v1.Measured
+	(*durationpb.Duration)(nil), // 5: google.protobuf.Duration
 }
 var file_cloister_v1_metadata_proto_depIdxs = []int32{
 	2, // 0: cloister.v1.Execution.sandbox:type_name -> cloister.v1.Sandbox
 	3, // 1: cloister.v1.Execution.usage:type_name -> cloister.v1.Usage
 	1, // 2: cloister.v1.Execution.events:type_name -> cloister.v1.Event
-	4, // 3: cloister.v1.Usage.user_time:type_name -> google.protobuf.Duration
-	4, // 4: cloister.v1.Usage.system_time:type_name -> google.protobuf.Duration
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	5, // 3: cloister.v1.Usage.user_time:type_name -> google.protobuf.Duration
+	5, // 4: cloister.v1.Usage.system_time:type_name -> google.protobuf.Duration
+	4, // 5: cloister.v1.Usage.measured:type_name -> cloister.v1.Measured
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_cloister_v1_metadata_proto_init() }
@@ -626,7 +726,7 @@ func file_cloister_v1_metadata_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cloister_v1_metadata_proto_rawDesc), len(file_cloister_v1_metadata_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
