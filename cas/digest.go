@@ -82,9 +82,9 @@ func (f Function) String() string {
 // Size returns the length of a hash of the function in bytes.
 func (f Function) Size() int { return functions[f].bytes }
 
-// Named reports whether ByteStream resource names include the function, as in blobs/FUNCTION/HASH/SIZE. For older
+// named reports whether ByteStream resource names include the function, as in blobs/FUNCTION/HASH/SIZE. For older
 // functions the length of the hash identifies it.
-func (f Function) Named() bool { return functions[f].named }
+func (f Function) named() bool { return functions[f].named }
 
 // New returns a hash for size bytes of input. Only GITSHA1 depends on size. New panics for the zero Function.
 func (f Function) New(size int64) hash.Hash {
@@ -266,7 +266,7 @@ func (d Digest) String() string {
 		return "no digest"
 	}
 	s := d.hash + "/" + strconv.FormatInt(d.size, 10)
-	if d.fn.Named() {
+	if d.fn.named() {
 		s = d.fn.String() + ":" + s
 	}
 	return s
@@ -307,7 +307,7 @@ func CheckDigests(ds ...Digest) error {
 // names.
 func (d Digest) Resource() string {
 	s := d.hash + "/" + strconv.FormatInt(d.size, 10)
-	if d.fn.Named() {
+	if d.fn.named() {
 		s = d.fn.String() + "/" + s
 	}
 	return "blobs/" + s

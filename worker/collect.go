@@ -35,7 +35,7 @@ type collected struct {
 // collect puts outputs, stdout, stderr and the audit log into the store, or into a batch for it. No process of the
 // action is left.
 func (l *Local) collect(
-	ctx context.Context, t *Task, req *Request, box *confined, s *staged, r *ran,
+	ctx context.Context, t *Task, req *request, box *confined, s *staged, r *ran,
 ) (*collected, error) {
 	c := &collected{result: &repb.ActionResult{}, began: time.Now()}
 	fn, store := req.Digest.Function(), req.Instance.Store
@@ -53,11 +53,11 @@ func (l *Local) collect(
 		}
 	}
 	c.batch = cas.NewBatch(store)
-	stdout, err := c.batch.AddBytes(ctx, fn, r.stdout.log.Bytes())
+	stdout, err := c.batch.AddBytes(ctx, fn, r.stdout.log.bytes())
 	if err != nil {
 		return nil, err
 	}
-	stderr, err := c.batch.AddBytes(ctx, fn, r.stderr.log.Bytes())
+	stderr, err := c.batch.AddBytes(ctx, fn, r.stderr.log.bytes())
 	if err != nil {
 		return nil, err
 	}

@@ -63,7 +63,7 @@ type confined struct {
 
 // confine decides what the action may see and use, before its inputs are staged. If the policy refuses, or the backend
 // cannot enforce what was requested, the error is a Fault of kind FaultUnmet.
-func (l *Local) confine(t *Task, req *Request) (*confined, error) {
+func (l *Local) confine(t *Task, req *request) (*confined, error) {
 	ask := policy.Request{Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic}
 	var settings strings.Builder // for messages
 	for _, p := range req.properties() {
@@ -122,7 +122,7 @@ func (l *Local) confine(t *Task, req *Request) (*confined, error) {
 }
 
 // fingerprint returns the fingerprint of this host's toolchain, or "" if req does not see it.
-func (l *Local) fingerprint(req *Request) string {
+func (l *Local) fingerprint(req *request) string {
 	if l.cfg.Fingerprint == nil || req.place.own {
 		return ""
 	}
@@ -145,7 +145,7 @@ func (l *Local) hostInputs(g *policy.Grant, p *placement) []sandbox.Input {
 func isSetting(property string) bool { return strings.HasPrefix(property, "cloister-") }
 
 // timeout returns the timeout of the command by the action and the policy.
-func (l *Local) timeout(t *Task, req *Request, g *policy.Grant) (time.Duration, error) {
+func (l *Local) timeout(t *Task, req *request, g *policy.Grant) (time.Duration, error) {
 	switch {
 	case t.interactive():
 		return l.cfg.MaxTimeout, nil

@@ -14,9 +14,9 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 )
 
-// A Request is an action with everything it refers to, decoded and checked. Action, Command and Input may be shared and
+// A request is an action with everything it refers to, decoded and checked. Action, Command and Input may be shared and
 // must not be modified.
-type Request struct {
+type request struct {
 	Digest   cas.Digest
 	Instance *cas.Instance
 	Action   *repb.Action
@@ -35,7 +35,7 @@ type Request struct {
 }
 
 // fetch reads the action, and its result if the action cache has one that may be used.
-func (l *Local) fetch(ctx context.Context, t *Task) (*Request, *Outcome, error) {
+func (l *Local) fetch(ctx context.Context, t *Task) (*request, *Outcome, error) {
 	in, err := l.cfg.Instances(t.Instance)
 	if err != nil {
 		return nil, nil, err
@@ -75,9 +75,9 @@ func (l *Local) Action(ctx context.Context, in *cas.Instance, action cas.Digest)
 	return tree.Read(ctx, l.inputs, in, action, new(repb.Action))
 }
 
-// Resolve reads and checks an action, its command and its input root. One Fault of kind FaultMissing lists all missing
+// resolveHere reads and checks an action, its command and its input root. One Fault of kind FaultMissing lists all missing
 // blobs, so that a client can upload them together. A malformed action is a Fault of kind FaultInvalid.
-func (l *Local) Resolve(ctx context.Context, in *cas.Instance, action cas.Digest) (*Request, error) {
+func (l *Local) resolveHere(ctx context.Context, in *cas.Instance, action cas.Digest) (*request, error) {
 	req, err := l.resolve(ctx, in, action)
 	if err != nil {
 		return nil, fault(StageFetch, err)
@@ -98,9 +98,9 @@ func (l *Local) Resolve(ctx context.Context, in *cas.Instance, action cas.Digest
 	return req, nil
 }
 
-// resolve is Resolve without the worker's own limits.
-func (l *Local) resolve(ctx context.Context, in *cas.Instance, action cas.Digest) (*Request, error) {
-	req := &Request{Digest: action, Instance: in}
+// resolve is resolveHere without the worker's own limits.
+func (l *Local) resolve(ctx context.Context, in *cas.Instance, action cas.Digest) (*request, error) {
+	req := &request{Digest: action, Instance: in}
 	var err error
 	if req.Action, err = l.Action(ctx, in, action); err != nil {
 		return nil, missing(err, action)
@@ -129,7 +129,7 @@ func (l *Local) resolve(ctx context.Context, in *cas.Instance, action cas.Digest
 }
 
 // plan sets the layout; the outputs in directories exist before the run.
-func (req *Request) plan(directories []string) error {
+func (req *request) plan(directories []string) error {
 	var err error
 	if req.Layout, err = req.Input.Plan(req.Command.WorkingDirectory, req.outputs, directories); err != nil {
 		return fmt.Errorf("command %s: %w", req.Action.GetCommandDigest().GetHash(), err)
@@ -137,9 +137,9 @@ func (req *Request) plan(directories []string) error {
 	return nil
 }
 
-// resolveFor is Resolve with the root file system of t and the layout that its client expects. It pulls no container image.
-func (l *Local) resolveFor(ctx context.Context, in *cas.Instance, t *Task) (*Request, error) {
-	req, err := l.Resolve(ctx, in, t.Action)
+// resolveFor is resolveHere with the root file system of t and the layout that its client expects. It pulls no container image.
+func (l *Local) resolveFor(ctx context.Context, in *cas.Instance, t *Task) (*request, error) {
+	req, err := l.resolveHere(ctx, in, t.Action)
 	if err == nil {
 		err = l.setRoot(ctx, in, t, req)
 	}
@@ -150,7 +150,7 @@ func (l *Local) resolveFor(ctx context.Context, in *cas.Instance, t *Task) (*Req
 }
 
 // arrange sets the place of the input root and the layout that the client of t expects.
-func (l *Local) arrange(t *Task, req *Request) error {
+func (l *Local) arrange(t *Task, req *request) error {
 	err := l.place(t, req)
 	if err == nil && t.expects(req) {
 		err = fault(StageFetch, req.plan(req.directories))
@@ -159,13 +159,13 @@ func (l *Local) arrange(t *Task, req *Request) error {
 }
 
 // uncacheable reports whether the result depends on more than the action, so that the action cache is not used.
-func (req *Request) uncacheable(t *Task) bool { return t.uncacheable() || req.root.unkeyed }
+func (req *request) uncacheable(t *Task) bool { return t.uncacheable() || req.root.unkeyed }
 
 // expects reports whether the client relies on the directories of output_directories existing before the action runs.
-func (t *Task) expects(req *Request) bool { return len(req.directories) > 0 && t.expectsDirectories() }
+func (t *Task) expects(req *request) bool { return len(req.directories) > 0 && t.expectsDirectories() }
 
 // properties returns the platform properties. Those of the action, if set, replace those of the command (rule 83).
-func (req *Request) properties() []Property {
+func (req *request) properties() []Property {
 	from := req.Action.Platform
 	if from == nil {
 		from = req.Command.Platform
@@ -178,7 +178,7 @@ func (req *Request) properties() []Property {
 }
 
 // demands returns the platform properties that are not sandbox settings, as Admission.Demands.
-func (req *Request) demands() []Property {
+func (req *request) demands() []Property {
 	all := slices.DeleteFunc(req.properties(), func(p Property) bool { return isSetting(p.Name) })
 	slices.SortFunc(all, Property.Compare)
 	return slices.Compact(all)
@@ -189,7 +189,7 @@ const maxIgnored = 100
 
 // warnOfProperties warns once about each platform property that is not a sandbox setting: a single machine serves every
 // platform (rule 84).
-func (l *Local) warnOfProperties(req *Request) {
+func (l *Local) warnOfProperties(req *request) {
 	for _, property := range req.properties() {
 		names, _ := hostProperty(property)
 		if names || isSetting(property.Name) || IsPlacement(property.Name) || isImage(property) && (l.cfg.Images != nil || noImage(property.Value)) {

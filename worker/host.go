@@ -12,8 +12,8 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// ReadHost returns the properties of this machine that every run can observe. Unknown values are "".
-func ReadHost() manifest.Host {
+// readHost returns the properties of this machine that every run can observe. Unknown values are "".
+func readHost() manifest.Host {
 	h := manifest.Host{Architecture: runtime.GOARCH}
 	release, err := os.ReadFile("/etc/os-release")
 	if err != nil { // os-release(5) names this fallback

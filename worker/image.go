@@ -46,7 +46,7 @@ type rootFS struct {
 func (r *rootFS) own() bool { return r.image != "" || !r.digest.IsZero() }
 
 // setRoot sets the root file system of req: that of t, or the image that the properties name, which loadImage reads.
-func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *Request) error {
+func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *request) error {
 	if !t.Root.IsZero() || len(t.RootEnv) > 0 {
 		req.root = rootFS{digest: t.Root, env: t.RootEnv, unkeyed: true}
 		if t.Root.IsZero() {
@@ -75,7 +75,7 @@ func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *Req
 
 // imageOf returns the value of the property with which req, or the operator for its instance, names a container image, or
 // "" if there is none.
-func (l *Local) imageOf(instance string, req *Request) (string, error) {
+func (l *Local) imageOf(instance string, req *request) (string, error) {
 	if l.cfg.Images == nil {
 		return "", nil
 	}

@@ -49,7 +49,7 @@ type Config struct {
 	// Certificates lists what an action may also read if the policy grants it network access; see
 	// sandbox.HostCertificates.
 	Certificates []sandbox.Input
-	// Host describes this machine; the zero value is ReadHost().
+	// Host describes this machine; a zero value is filled in.
 	Host manifest.Host
 	// Policy decides what an action may use; nil is policy.Default().
 	Policy *policy.Policy
@@ -127,7 +127,7 @@ func newLocal(c Config) *Local {
 		c.Policy = policy.Default()
 	}
 	if c.Host == (manifest.Host{}) {
-		c.Host = ReadHost()
+		c.Host = readHost()
 	}
 	if c.RenewInterval <= 0 {
 		c.RenewInterval = time.Hour

@@ -97,8 +97,8 @@ func (l *Log) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	}
 }
 
-// Bytes returns the text. It is called once nobody writes any more, and the caller must not modify it.
-func (l *Log) Bytes() []byte {
+// bytes returns the text. It is called once nobody writes any more, and the caller must not modify it.
+func (l *Log) bytes() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Bytes()

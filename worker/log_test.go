@@ -134,7 +134,7 @@ func TestRule127_FollowedLogEqualsBlob(t *testing.T) {
 	for _, c := range []struct {
 		text   string
 		digest *repb.Digest
-	}{{text, out.Result.StdoutDigest}, {string(logs.Stderr.Bytes()), out.Result.StderrDigest}} {
+	}{{text, out.Result.StdoutDigest}, {string(logs.Stderr.bytes()), out.Result.StderrDigest}} {
 		if got := cas.SHA256.Sum([]byte(c.text)); got.Hash() != c.digest.Hash {
 			t.Errorf("log %q: got digest %s in the result, want %s", c.text, c.digest.Hash, got)
 		}

@@ -15,7 +15,7 @@ import (
 
 // checkPlatform returns a Fault of kind FaultUnmet for an action whose properties this machine does not have, and adds the
 // properties that are ignored to the request.
-func (l *Local) checkPlatform(req *Request) error {
+func (l *Local) checkPlatform(req *request) error {
 	for _, p := range l.cfg.Policy.WithDefaults(req.Instance.Name, req.properties()) {
 		switch names, differs := hostProperty(p); {
 		case isSetting(p.Name) || IsPlacement(p.Name) || names && !differs:
@@ -87,7 +87,7 @@ func hostProperty(p Property) (names, differs bool) {
 }
 
 // ignoredLine returns the line of a message about ignored properties, for the first result of each kind of action, or "".
-func (l *Local) ignoredLine(t *Task, req *Request) string {
+func (l *Local) ignoredLine(t *Task, req *request) string {
 	if len(req.ignored) == 0 {
 		return ""
 	}

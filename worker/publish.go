@@ -10,7 +10,7 @@ import (
 
 // publish ensures that the store has every blob of the result (rule 119). Then it writes the result to the action
 // cache, if the action succeeded and may be cached.
-func (l *Local) publish(ctx context.Context, t *Task, req *Request, out *Outcome, blobs []cas.Digest) error {
+func (l *Local) publish(ctx context.Context, t *Task, req *request, out *Outcome, blobs []cas.Digest) error {
 	store := req.Instance.Store
 	// A store that is too small for the outputs of one action, and grants no lease, evicts the first blobs for the
 	// last.

@@ -46,7 +46,7 @@ func (p *placement) points() []string {
 
 // place decides where the input root of req is. If it is at "/", its directories are merged with those of the root file
 // system, and req.Input becomes that tree.
-func (l *Local) place(t *Task, req *Request) error {
+func (l *Local) place(t *Task, req *request) error {
 	p := placement{path: ExecRoot, root: req.root.tree}
 	for _, q := range l.cfg.Policy.WithDefaults(t.Instance, req.properties()) {
 		if !slices.ContainsFunc(placeProperties, func(name string) bool { return strings.EqualFold(name, q.Name) }) {
@@ -125,7 +125,7 @@ const hostsFile = "/etc/hosts"
 const maxPlace = 90
 
 // stageRoot stages the root file system of req, if it has one, and adds it to spec.
-func (l *Local) stageRoot(ctx context.Context, req *Request, spec *sandbox.Spec) (*tree.Root, error) {
+func (l *Local) stageRoot(ctx context.Context, req *request, spec *sandbox.Spec) (*tree.Root, error) {
 	p := &req.place
 	if p.root == nil {
 		return nil, nil

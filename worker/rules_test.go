@@ -210,7 +210,7 @@ func TestRule081_Timeout(t *testing.T) {
 		asked *durationpb.Duration
 		want  time.Duration
 	}{{nil, time.Hour}, {durationpb.New(0), time.Hour}, {durationpb.New(time.Hour), time.Hour}, {durationpb.New(1), 1}} {
-		if req, err := b.Resolve(t.Context(), in, with(c.asked)); err != nil || req.Timeout != c.want {
+		if req, err := b.resolveHere(t.Context(), in, with(c.asked)); err != nil || req.Timeout != c.want {
 			t.Errorf("timeout %v: got %v, %v, want %v", c.asked, req.Timeout, err, c.want)
 		}
 	}
@@ -220,7 +220,7 @@ func TestRule081_Timeout(t *testing.T) {
 func TestRule083_PlatformOfTheActionWins(t *testing.T) {
 	named := platform("name", "action")
 	of := func(a, c *repb.Platform) []Property {
-		return (&Request{Action: &repb.Action{Platform: a}, Command: &repb.Command{Platform: c}}).properties()
+		return (&request{Action: &repb.Action{Platform: a}, Command: &repb.Command{Platform: c}}).properties()
 	}
 	other := platform("name", "command")
 	for _, c := range []struct {

@@ -19,7 +19,7 @@ const MaxResult = 7 << 19
 type execution struct {
 	task      *Task
 	began     time.Time
-	req       *Request
+	req       *request
 	box       *confined
 	staged    *staged
 	ran       *ran

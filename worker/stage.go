@@ -50,7 +50,7 @@ type staged struct {
 }
 
 // stage stages the input tree and adds it to box.spec.
-func (l *Local) stage(ctx context.Context, t *Task, req *Request, box *confined) (*staged, error) {
+func (l *Local) stage(ctx context.Context, t *Task, req *request, box *confined) (*staged, error) {
 	s, spec := &staged{began: time.Now()}, box.spec
 	var err error
 	defer func() {

@@ -136,7 +136,7 @@ func (l *Local) auditRefusal(t *Task, err error) {
 
 // addViolations adds to c the violations and, if the run was watched closely enough, the inputs that it did not read.
 // It writes to the audit log before anything can fail.
-func (l *Local) addViolations(t *Task, req *Request, box *confined, s *staged, r *ran, c *collected) error {
+func (l *Local) addViolations(t *Task, req *request, box *confined, s *staged, r *ran, c *collected) error {
 	var undeclared []string
 	var more int
 	var err error
@@ -163,7 +163,7 @@ func (l *Local) addViolations(t *Task, req *Request, box *confined, s *staged, r
 }
 
 // auditText returns the text of the execution's audit log, or "" if there is nothing to report.
-func (c *collected) auditText(t *Task, req *Request, box *confined) string {
+func (c *collected) auditText(t *Task, req *request, box *confined) string {
 	if len(c.Events)+c.Unrecorded+len(c.unread) == 0 {
 		return ""
 	}

@@ -362,11 +362,11 @@ func TestTimeoutOfTheGrant(t *testing.T) {
 		asked, want time.Duration
 		ok          bool
 	}{{time.Second, time.Second, true}, {time.Minute, time.Minute, true}, {0, time.Minute, true}, {time.Hour, 0, false}} {
-		req := &Request{Digest: cas.SHA256.Sum(nil), Action: &repb.Action{}, Timeout: c.asked}
+		req := &request{Digest: cas.SHA256.Sum(nil), Action: &repb.Action{}, Timeout: c.asked}
 		if c.asked > 0 {
 			req.Action.Timeout = durationpb.New(c.asked)
 		} else {
-			req.Timeout = l.cfg.MaxTimeout // like Resolve
+			req.Timeout = l.cfg.MaxTimeout // like resolveHere
 		}
 		got, err := l.timeout(&Task{}, req, g)
 		var f *Fault
@@ -374,7 +374,7 @@ func TestTimeoutOfTheGrant(t *testing.T) {
 			t.Errorf("timeout %v: got %v, %v, want %v", c.asked, got, err, c.want)
 		}
 	}
-	if got, err := l.timeout(&Task{}, &Request{Timeout: time.Hour}, &policy.Grant{}); got != time.Hour || err != nil {
+	if got, err := l.timeout(&Task{}, &request{Timeout: time.Hour}, &policy.Grant{}); got != time.Hour || err != nil {
 		t.Errorf("unlimited grant: got %v, %v", got, err)
 	}
 }

@@ -61,7 +61,7 @@ func TestCappedTruncatesOnce(t *testing.T) {
 	if b.String() != "abcdefghij" {
 		t.Errorf("live output: got %q", b.String())
 	}
-	if got := string(w.log.Bytes()); !strings.HasPrefix(got, "abcde\n") || strings.Count(got, "truncated") != 1 || strings.Contains(got, "f\n") {
+	if got := string(w.log.bytes()); !strings.HasPrefix(got, "abcde\n") || strings.Count(got, "truncated") != 1 || strings.Contains(got, "f\n") {
 		t.Errorf("got %q", got)
 	}
 }
@@ -202,7 +202,7 @@ func finished(r *sandbox.Result) *execution {
 	empty := cas.SHA256.Sum(nil)
 	return &execution{
 		task: &Task{}, staged: &staged{},
-		req: &Request{
+		req: &request{
 			Digest: empty, Instance: &cas.Instance{Store: m, Actions: m},
 			Action: &repb.Action{Timeout: durationpb.New(3 * time.Second), CommandDigest: empty.Proto(), InputRootDigest: empty.Proto()},
 		},
@@ -284,7 +284,7 @@ func TestRule119_PublishRefusesMissingBlobs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	req := &Request{Instance: &cas.Instance{Store: m, Actions: m}, Action: &repb.Action{}}
+	req := &request{Instance: &cas.Instance{Store: m, Actions: m}, Action: &repb.Action{}}
 	task := &Task{Action: cas.SHA256.Sum([]byte("action"))}
 	out := &Outcome{Result: &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: "o", Digest: d.Proto()}}}}
 	l := newLocal(Config{Name: "w"})
@@ -326,10 +326,10 @@ func TestRule084_UnknownPropertiesWarnOnce(t *testing.T) {
 		{Name: "ISA", Value: runtime.GOARCH}, {Name: "os", Value: runtime.GOOS}, // what this worker is
 	}}
 	for range 3 {
-		l.warnOfProperties(&Request{Action: &repb.Action{Platform: host}, Command: &repb.Command{}})
-		l.warnOfProperties(&Request{Action: &repb.Action{Platform: property("Pool")}, Command: &repb.Command{Platform: property("hidden")}})
-		l.warnOfProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("recycle")}})
-		l.warnOfProperties(&Request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("cloister-memory")}})
+		l.warnOfProperties(&request{Action: &repb.Action{Platform: host}, Command: &repb.Command{}})
+		l.warnOfProperties(&request{Action: &repb.Action{Platform: property("Pool")}, Command: &repb.Command{Platform: property("hidden")}})
+		l.warnOfProperties(&request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("recycle")}})
+		l.warnOfProperties(&request{Action: &repb.Action{}, Command: &repb.Command{Platform: property("cloister-memory")}})
 	}
 	if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, "Pool") || !strings.Contains(got, "recycle") {
 		t.Errorf("got %q, want a line for Pool and one for recycle", got)

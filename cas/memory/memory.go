@@ -23,7 +23,7 @@ import (
 const entryBytes = 256
 
 // A Store is a cas.Store, cas.Batcher, cas.Splicer and cas.ActionCache in memory. It evicts nothing: when it is full,
-// writes return cas.ErrFull until Delete or Forget frees space. It is safe for concurrent use. Create one with New.
+// writes return cas.ErrFull until Delete frees space. It is safe for concurrent use. Create one with New.
 type Store struct {
 	max int64
 
@@ -248,13 +248,6 @@ func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 	return nil
 }
 
-// Bytes returns the size that counts towards the limit.
-func (s *Store) Bytes() int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.bytes
-}
-
 // Digests returns the digests of the blobs, sorted by hash, without the empty blob and spliced blobs.
 func (s *Store) Digests() []cas.Digest {
 	s.mu.Lock()
@@ -276,16 +269,6 @@ func (s *Store) Delete(d cas.Digest) {
 	s.bytes -= s.costOf(d) + s.costOfList(d)
 	delete(s.blobs, d)
 	delete(s.lists, d)
-}
-
-// Forget deletes the result of an action.
-func (s *Store) Forget(action cas.Digest) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if r, ok := s.results[action]; ok {
-		s.bytes -= int64(proto.Size(r)) + entryBytes
-		delete(s.results, action)
-	}
 }
 
 // contextReader reads from r until ctx ends.

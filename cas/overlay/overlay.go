@@ -72,9 +72,9 @@ type copier interface {
 	Fetch(ctx context.Context, to cas.Store, ds []cas.Digest) (absent []cas.Digest, err error)
 }
 
-// An Unbatched is an optional interface of an upstream store that makes a call for each blob of a batch. Calls returns
+// An unbatched is an optional interface of an upstream store that makes a call for each blob of a batch. Calls returns
 // how many of them run in parallel.
-type Unbatched interface{ Calls() int }
+type unbatched interface{ Calls() int }
 
 // Stats are the counters of an Overlay since New, and the state of the pending writes.
 type Stats struct {

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	maxSend    = 200              // entries sent in one round, unless the upstream is Unbatched
+	maxSend    = 200              // entries sent in one round, unless the upstream is unbatched
 	minBackoff = time.Second      // after a failure of the upstream; doubled each time,
 	maxBackoff = 30 * time.Second // up to this
 	maxDelay   = 10 * time.Minute // of an entry that the upstream rejects, from minBackoff on, doubled each time
@@ -24,7 +24,7 @@ const (
 // use, the sender rests between small rounds and while it reads large blobs. It stops resting when entries have waited
 // for maxPatience.
 const (
-	busyShare   = 4                      // part of an Unbatched upstream's calls that are used for a round
+	busyShare   = 4                      // part of an unbatched upstream's calls that are used for a round
 	busyRest    = 30                     // maximum rest, as a multiple of the time of the round
 	restEach    = 40 * time.Millisecond  // maximum rest for each entry,
 	restPerMiB  = 60 * time.Millisecond  // and for its bytes
@@ -96,7 +96,7 @@ func (r *pacedReader) Read(p []byte) (int, error) {
 func (o *Overlay) roundSize() int {
 	calls := maxSend
 	if in, err := o.config.Upstream(""); err == nil {
-		if u, ok := cas.As[Unbatched](in.Store); ok {
+		if u, ok := cas.As[unbatched](in.Store); ok {
 			calls = u.Calls()
 			if o.busy() {
 				calls = max(calls/busyShare, 1)

@@ -73,9 +73,6 @@ const (
 	NoNesting    Layer = "no nesting"    // a run cannot create user namespaces
 )
 
-// UnchangedInputs names the check that an ordinary user's runs cannot change their inputs.
-const UnchangedInputs = "unchangeable inputs"
-
 // NamespacesOnly are the layers to leave out for the tier "namespaces", on kernels that lack them.
 var NamespacesOnly = []Layer{Seccomp, Landlock, Monitor}
 

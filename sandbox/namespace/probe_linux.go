@@ -63,7 +63,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	}
 	if b.noLower.Load() && b.rootless {
 		f.Checks = append(f.Checks, sandbox.Check{
-			Name:   UnchangedInputs,
+			Name:   "unchangeable inputs",
 			Detail: "inputs are private copies, which an action can change, since this kernel cannot protect them: " + reason.Error(),
 			Fix:    "run Linux 6.15 or newer, or run the worker as root",
 		})

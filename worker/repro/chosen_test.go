@@ -94,12 +94,18 @@ func TestFiftyOutputsAreExplained(t *testing.T) {
 		return m
 	})
 	v := check(t, s, s.action(), s.options())
+	differing := 0
+	for _, o := range v.Outputs {
+		if o.Differ {
+			differing++
+		}
+	}
 	outputs := map[string]bool{}
 	for _, d := range v.Differences {
 		outputs[d.Output] = true
 	}
-	if len(v.Differing()) != 60 || len(outputs) != 50 || !strings.Contains(strings.Join(v.Unexplained, "\n"), "further outputs") {
-		t.Errorf("of %d outputs %d are explained; %q", len(v.Differing()), len(outputs), v.Unexplained)
+	if differing != 60 || len(outputs) != 50 || !strings.Contains(strings.Join(v.Unexplained, "\n"), "further outputs") {
+		t.Errorf("of %d outputs %d are explained; %q", differing, len(outputs), v.Unexplained)
 	}
 }
 

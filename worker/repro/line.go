@@ -18,7 +18,7 @@ func (v *Verdict) Line() string {
 	if v.Result == FlakyExit {
 		what = "exit codes differ: " + v.exits()
 	} else {
-		names := v.Differing()
+		names := v.differing()
 		for i := range names {
 			names[i] = clip(names[i]) // what follows them must be seen
 		}
@@ -36,8 +36,8 @@ func (v *Verdict) Line() string {
 	return "not reproducible: " + what
 }
 
-// Differing returns the paths of the outputs that differ.
-func (v *Verdict) Differing() []string {
+// differing returns the paths of the outputs that differ.
+func (v *Verdict) differing() []string {
 	var names []string
 	for _, o := range v.Outputs {
 		if o.Differ {

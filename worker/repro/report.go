@@ -13,9 +13,6 @@ import (
 	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
-// ErrPageTooLarge means that even the shortest HTML page exceeds 60 kB. The other formats have no limit.
-var ErrPageTooLarge = errors.New("report is too large for an HTML page")
-
 // A Report presents the verdicts of several actions.
 type Report []*Verdict
 
@@ -88,7 +85,7 @@ type cell struct {
 }
 
 // HTML returns a self-contained page without scripts of at most 60 kB. If necessary it omits equal outputs, then
-// differences, and then runs.
+// differences, and then runs, and fails if even the shortest page is larger. The other formats have no limit.
 func (r Report) HTML() ([]byte, error) {
 	for _, l := range limits {
 		var b bytes.Buffer
@@ -104,7 +101,7 @@ func (r Report) HTML() ([]byte, error) {
 			return b.Bytes(), nil
 		}
 	}
-	return nil, ErrPageTooLarge
+	return nil, errors.New("report is too large for an HTML page")
 }
 
 // section returns what a page shows of v.
@@ -182,12 +179,12 @@ func (r Report) Markdown() []byte {
 		for i, run := range v.Runs {
 			line("| %d | %s | %s | %s |", i+1, code(run.On), run.Ended(), cells(run.Varied))
 		}
-		if len(v.Differing()) > 0 {
+		if len(v.differing()) > 0 {
 			line("\n| output | digests | depends on |\n|---|---|---|")
 		}
-		for _, name := range v.Differing() {
+		for _, name := range v.differing() {
 			o := v.output(name)
-			line("| %s | %d in %d runs | %s |", code(name), o.Distinct(), len(o.Digests), Join(o.Factors))
+			line("| %s | %d in %d runs | %s |", code(name), o.distinct(), len(o.Digests), Join(o.Factors))
 		}
 		if len(v.Differences) > 0 {
 			line("\n| where | one run | another | why | fix |\n|---|---|---|---|---|")

@@ -151,8 +151,8 @@ type Output struct {
 	Factors []Factor `json:"factors,omitempty"`
 }
 
-// Distinct returns the number of distinct digests.
-func (o *Output) Distinct() int {
+// distinct returns the number of distinct digests.
+func (o *Output) distinct() int {
 	d := slices.Sorted(slices.Values(o.Digests))
 	return len(slices.Compact(d))
 }

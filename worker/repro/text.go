@@ -41,7 +41,7 @@ func (v *Verdict) Text(w io.Writer, o TextOptions) error {
 		line("  exit code  %s  %s", mark("DIFFERS"), v.exits())
 	}
 	fixes := map[string]bool{} // already written
-	differing := v.Differing()
+	differing := v.differing()
 	for i, name := range differing {
 		const limit = 40
 		if i == limit {
@@ -50,7 +50,7 @@ func (v *Verdict) Text(w io.Writer, o TextOptions) error {
 		}
 		out := v.output(name)
 		line("  %s  %s  %d digests in %d runs  (%d of %d outputs)%s",
-			name, mark("DIFFERS"), out.Distinct(), len(out.Digests), len(differing), len(v.Outputs), dependsOn(out.Factors))
+			name, mark("DIFFERS"), out.distinct(), len(out.Digests), len(differing), len(v.Outputs), dependsOn(out.Factors))
 		for _, f := range findings(v.differences(name), o.Verbose) {
 			f.write(line, fixes)
 		}

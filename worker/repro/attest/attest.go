@@ -20,9 +20,9 @@ import (
 // The types that statements name.
 const (
 	statementType = "https://in-toto.io/Statement/v1"
-	// ReproducibilityType and ProvenanceType are the predicate types of Reproducibility and Provenance.
-	ReproducibilityType = "https://github.com/cloister-build/cloister/blob/main/docs/attest.md#reproducibility-v2"
-	ProvenanceType      = "https://slsa.dev/provenance/v1"
+	// reproducibilityType and provenanceType are the predicate types of Reproducibility and Provenance.
+	reproducibilityType = "https://github.com/cloister-build/cloister/blob/main/docs/attest.md#reproducibility-v2"
+	provenanceType      = "https://slsa.dev/provenance/v1"
 	// reproducibilityV1 is the type of earlier statements, which called unvaried runs the same.
 	reproducibilityV1 = "https://github.com/cloister-build/cloister/blob/main/docs/attest.md#reproducibility-v1"
 	// BuildType defines the meaning of a Provenance's parameters.
@@ -168,13 +168,13 @@ type wire struct {
 
 // Encode returns the statement as JSON. It fails with ErrStatement if the statement is invalid.
 func (s *Statement) Encode() ([]byte, error) {
-	if err := s.Validate(); err != nil {
+	if err := s.validate(); err != nil {
 		return nil, err
 	}
-	w := wire{Type: statementType, Subject: s.Subjects, PredicateType: ReproducibilityType}
+	w := wire{Type: statementType, Subject: s.Subjects, PredicateType: reproducibilityType}
 	var predicate any = s.Reproducibility
 	if s.Provenance != nil {
-		w.PredicateType, predicate = ProvenanceType, s.Provenance
+		w.PredicateType, predicate = provenanceType, s.Provenance
 	}
 	var err error
 	if w.Predicate, err = json.Marshal(predicate); err != nil {
@@ -183,10 +183,10 @@ func (s *Statement) Encode() ([]byte, error) {
 	return json.Marshal(w)
 }
 
-// Decode is the inverse of Encode. It fails with ErrStatement if the text is not a statement with one of the two
+// decode is the inverse of Encode. It fails with ErrStatement if the text is not a statement with one of the two
 // predicates, has unknown fields, or contradicts itself. In an earlier statement, which has no On, workers stand for
 // servers, and the verdict on equal runs without any variation becomes Unvaried.
-func Decode(text []byte) (*Statement, error) {
+func decode(text []byte) (*Statement, error) {
 	var w wire
 	err := strict(text, &w)
 	if err == nil {
@@ -201,15 +201,15 @@ func Decode(text []byte) (*Statement, error) {
 	s := &Statement{Subjects: w.Subject}
 	var predicate any
 	switch w.PredicateType {
-	case ReproducibilityType, reproducibilityV1:
+	case reproducibilityType, reproducibilityV1:
 		s.Reproducibility = &Reproducibility{}
 		predicate = s.Reproducibility
-	case ProvenanceType:
+	case provenanceType:
 		s.Provenance = &Provenance{}
 		predicate = s.Provenance
 	default:
 		return nil, fmt.Errorf("%w: predicateType %q, want %q or %q", ErrStatement, w.PredicateType,
-			ReproducibilityType, ProvenanceType)
+			reproducibilityType, provenanceType)
 	}
 	if err := strict(w.Predicate, predicate); err != nil {
 		return nil, fmt.Errorf("%w: predicate: %w", ErrStatement, err)
@@ -219,7 +219,7 @@ func Decode(text []byte) (*Statement, error) {
 			return nil, fmt.Errorf("%w: predicate: %w", ErrStatement, err)
 		}
 	}
-	return s, s.Validate()
+	return s, s.validate()
 }
 
 // upgrade changes what was decoded as reproducibilityV1 to the current type.
@@ -286,9 +286,9 @@ func unambiguous(text []byte) error {
 	}
 }
 
-// Validate fails with ErrStatement if the statement contradicts itself: the verdict does not follow from the runs, the
+// validate fails with ErrStatement if the statement contradicts itself: the verdict does not follow from the runs, the
 // subjects are not the outputs of the first run, the action's name is not its digest, or a digest is malformed.
-func (s *Statement) Validate() error {
+func (s *Statement) validate() error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %s", ErrStatement, fmt.Sprintf(format, args...))
 	}

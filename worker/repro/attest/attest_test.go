@@ -69,7 +69,7 @@ func TestDecodeIsInverseOfEncode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := Decode(text)
+		got, err := decode(text)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +116,7 @@ func TestEncodeAndDecodeRejectContradictions(t *testing.T) {
 		t.Fatal(err)
 	}
 	forged := bytes.Replace(text, []byte(`"verdict":"differs"`), []byte(`"verdict":"same"`), 1)
-	if _, err := Decode(forged); bytes.Equal(forged, text) || !errors.Is(err, ErrStatement) {
+	if _, err := decode(forged); bytes.Equal(forged, text) || !errors.Is(err, ErrStatement) {
 		t.Errorf("forged verdict: got %v, want ErrStatement", err)
 	}
 }
@@ -169,7 +169,7 @@ func TestDecodeRejectsInvalidStatements(t *testing.T) {
 		"empty":                 "",
 		"no JSON":               "cloister",
 		"another type":          strings.Replace(string(good), "Statement/v1", "Statement/v0", 1),
-		"another predicate":     strings.Replace(string(good), ProvenanceType, "https://slsa.dev/provenance/v0.2", 1),
+		"another predicate":     strings.Replace(string(good), provenanceType, "https://slsa.dev/provenance/v0.2", 1),
 		"unknown field":         strings.Replace(string(good), `{"_type"`, `{"x":1,"_type"`, 1),
 		"unknown, nested":       strings.Replace(string(good), `"builder":{`, `"builder":{"x":1,`, 1),
 		"trailing value":        string(good) + "{}",
@@ -179,7 +179,7 @@ func TestDecodeRejectsInvalidStatements(t *testing.T) {
 		"duplicate, long s":     strings.Replace(string(good), `"_type"`, `"\u017fubject":[],"_type"`, 1),
 		"null predicate":        strings.Replace(string(good), `"predicate":{`, `"predicate":null,"p":{`, 1),
 	} {
-		if s, err := Decode([]byte(text)); !errors.Is(err, ErrStatement) {
+		if s, err := decode([]byte(text)); !errors.Is(err, ErrStatement) {
 			t.Errorf("%s: %+v, %v", name, s, err)
 		}
 	}
@@ -767,7 +767,7 @@ func TestVersion1IsRead(t *testing.T) {
 			if text, err = json.Marshal(w); err != nil {
 				t.Fatal(err)
 			}
-			got, err := Decode(text)
+			got, err := decode(text)
 			if (err == nil) != good || good && got.Reproducibility.Verdict != c.want {
 				t.Errorf("%s, stated as %s: got %v, %v, want %s from same only", name, verdict, got, err, c.want)
 			}

@@ -55,7 +55,7 @@ func Open(ctx context.Context, text []byte, keys []*Key) (*Statement, []string, 
 		if len(keys) > 0 {
 			return nil, nil, fmt.Errorf("%w: no signature", ErrSignature)
 		}
-		s, err := Decode(text)
+		s, err := decode(text)
 		return s, nil, err
 	}
 	if e.PayloadType != payloadType {
@@ -73,7 +73,7 @@ func Open(ctx context.Context, text []byte, keys []*Key) (*Statement, []string, 
 		if err != nil {
 			return nil, nil, fmt.Errorf("%w: %w", ErrStatement, err)
 		}
-		s, err := Decode(payload)
+		s, err := decode(payload)
 		return s, nil, err
 	}
 	var verifiers []dsse.Verifier
@@ -97,7 +97,7 @@ func Open(ctx context.Context, text []byte, keys []*Key) (*Statement, []string, 
 	for _, a := range accepted {
 		by = append(by, a.KeyID)
 	}
-	s, err := Decode(payload)
+	s, err := decode(payload)
 	return s, by, err
 }
 
