@@ -58,10 +58,8 @@ func (d describer) describe(o *types.TypeName) []string {
 	switch u := named.Underlying().(type) {
 	case *types.Struct:
 		head = "struct"
+		members = d.fields(o.Name(), u)
 		for f := range u.Fields() {
-			if f.Exported() {
-				members = append(members, fmt.Sprintf("field (%s) %s %s", o.Name(), f.Name(), d.text(f.Type())))
-			}
 			if f.Embedded() {
 				members = append(members, d.promoted(o.Name(), f)...)
 			}
@@ -85,6 +83,17 @@ func (d describer) describe(o *types.TypeName) []string {
 	return append([]string{"type " + d.text(named) + " " + head}, members...)
 }
 
+// fields returns a line for each exported field of the struct type of that name.
+func (d describer) fields(of string, s *types.Struct) []string {
+	var lines []string
+	for f := range s.Fields() {
+		if f.Exported() {
+			lines = append(lines, fmt.Sprintf("field (%s) %s %s", of, f.Name(), d.text(f.Type())))
+		}
+	}
+	return lines
+}
+
 // promoted returns a line for each exported field and method that a struct gets from an embedded field of another
 // package, which may have no record of its own.
 func (d describer) promoted(of string, f *types.Var) []string {
@@ -98,11 +107,7 @@ func (d describer) promoted(of string, f *types.Var) []string {
 	}
 	var members []string
 	if s, ok := named.Underlying().(*types.Struct); ok {
-		for f := range s.Fields() {
-			if f.Exported() {
-				members = append(members, fmt.Sprintf("field (%s) %s %s", of, f.Name(), d.text(f.Type())))
-			}
-		}
+		members = d.fields(of, s)
 	}
 	var receiver types.Type = types.NewPointer(named)
 	if types.IsInterface(named) {
@@ -139,4 +144,51 @@ func (d describer) signature(f *types.Func) string {
 		text = "[" + strings.Join(list, ", ") + "]" + text
 	}
 	return text
+}
+
+// exposed returns sorted lines for the exported fields of the structs that the exported fields of public structs have, at
+// any depth, and that belong to other packages of the module: importers set and read them.
+func exposed(public []*types.Package) []string {
+	var lines []string
+	seen := map[*types.TypeName]bool{}
+	var visit func(t types.Type)
+	visit = func(t types.Type) {
+		switch t := types.Unalias(t).(type) {
+		case *types.Pointer:
+			visit(t.Elem())
+		case *types.Slice:
+			visit(t.Elem())
+		case *types.Array:
+			visit(t.Elem())
+		case *types.Map:
+			visit(t.Key())
+			visit(t.Elem())
+		case *types.Named:
+			o := t.Obj()
+			s, ok := t.Underlying().(*types.Struct)
+			if !ok || seen[o] || o.Pkg() == nil || !strings.HasPrefix(o.Pkg().Path(), module+"/") {
+				return
+			}
+			seen[o] = true
+			if !slices.Contains(public, o.Pkg()) {
+				for _, line := range (describer{o.Pkg()}).fields(o.Name(), s) {
+					lines = append(lines, relative(o.Pkg())+": "+line)
+				}
+			}
+			for f := range s.Fields() {
+				if f.Exported() {
+					visit(f.Type())
+				}
+			}
+		}
+	}
+	for _, p := range public {
+		for _, id := range p.Scope().Names() {
+			if o, ok := p.Scope().Lookup(id).(*types.TypeName); ok && o.Exported() {
+				visit(o.Type())
+			}
+		}
+	}
+	slices.Sort(lines)
+	return lines
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package main checks the public API: the exported identifiers of the packages that docs/library.md lists, a line each,
-// against the record in .ci/api.txt. With -update it writes the record, with -count it counts.
+// against the record in .ci/api.txt. The record also has the fields of other structs of the module that these
+// packages expose. With -update it writes the record, with -count it counts. In every case it fails if the packages
+// export more than maxIdentifiers.
 //
 // It reads the compiler's export data for Linux, so it sees types as the compiler does, on every host alike.
 package main
@@ -27,6 +29,10 @@ const (
 	module   = "github.com/cloister-build/cloister"
 	record   = ".ci/api.txt"
 	document = "docs/library.md"
+
+	// maxIdentifiers is the number of identifiers that the packages may export together, as identifiers counts them: an
+	// API that a reader can survey.
+	maxIdentifiers = 600
 )
 
 func main() {
@@ -61,11 +67,16 @@ func run(update, count bool) error {
 			fmt.Printf("%4d %s\n", n, relative(p))
 		}
 	}
-	switch {
-	case count:
+	for _, line := range exposed(packages) {
+		text.WriteString(line + "\n")
+	}
+	if count {
 		fmt.Printf("%4d in %d packages\n", total, len(packages))
-		return nil
-	case update:
+	}
+	if err := tooMany(total); err != nil || count {
+		return err
+	}
+	if update {
 		return os.WriteFile(record, []byte(text.String()), 0o644)
 	}
 	want, err := os.ReadFile(record)
@@ -97,6 +108,15 @@ func identifiers(lines []string) int {
 		n++
 	}
 	return n
+}
+
+// tooMany fails if the public packages export more than maxIdentifiers.
+func tooMany(identifiers int) error {
+	if identifiers <= maxIdentifiers {
+		return nil
+	}
+	return fmt.Errorf("the public packages export %d identifiers, %d more than the maximum of %d; unexport those that no "+
+		"importer needs (-count lists the packages)", identifiers, identifiers-maxIdentifiers, maxIdentifiers)
 }
 
 var row = regexp.MustCompile("(?m)^\\| `((?:access|cas|sandbox|worker)[a-z/]*)` \\|")

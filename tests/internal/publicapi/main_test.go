@@ -98,3 +98,48 @@ func TestDifference(t *testing.T) {
 		t.Errorf("equal texts: got %q, want nothing", got)
 	}
 }
+
+// A public struct exposes the fields of structs of other packages of the module, at any depth, and no methods.
+func TestExposed(t *testing.T) {
+	const settings = `package settings
+
+type Config struct { Limits map[string][]*Limit; Self *Config; hidden Hidden }
+type Limit struct { Bytes int64 }
+type Hidden struct { Secret string }
+type Unused struct { Field string }
+func (c *Config) Check() error { return nil }
+`
+	const source = `package p
+
+import "settings"
+
+type Config struct { Settings settings.Config }
+`
+	other := check(t, module+"/settings", settings, nil)
+	public := check(t, module+"/p", source, other)
+	want := []string{
+		"settings: field (Config) Limits map[string][]*Limit", "settings: field (Config) Self *Config", "settings: field (Limit) Bytes int64",
+	}
+	if got := exposed([]*types.Package{public}); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if got := exposed([]*types.Package{public, other}); len(got) > 0 {
+		t.Errorf("of public packages: got %v, which their own records have", got)
+	}
+}
+
+// The maximum is allowed, and one more identifier is an error with the number, the maximum and the remedy.
+func TestTooMany(t *testing.T) {
+	if err := tooMany(600); err != nil {
+		t.Errorf("600 identifiers: %v", err)
+	}
+	err := tooMany(601)
+	if err == nil {
+		t.Fatal("601 identifiers: got no error")
+	}
+	for _, part := range []string{"601 identifiers", "1 more than the maximum of 600", "unexport", "-count"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("got %q, which lacks %q", err, part)
+		}
+	}
+}
