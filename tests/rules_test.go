@@ -281,7 +281,7 @@ var rules = []rule{
 		why: "assigning actions to workers is independent of clients and execution",
 	},
 	{
-		of: "worker/fleet", only: []string{"worker", "worker/queue", "proto/cloister/v1", "google.golang.org/grpc/...", "google.golang.org/protobuf/..."},
+		of: "worker/internal/fleet", only: []string{"worker", "worker/queue", "proto/cloister/v1", "google.golang.org/grpc/...", "google.golang.org/protobuf/..."},
 		why: "it only translates between the queue and messages",
 	},
 	{

@@ -12,40 +12,45 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/server"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
 	"github.com/cloister-build/cloister/worker"
-	"github.com/cloister-build/cloister/worker/fleet"
 	"github.com/cloister-build/cloister/worker/queue"
+	"github.com/cloister-build/cloister/worker/service"
 	"google.golang.org/grpc"
 )
 
-// fleetServer serves the workers of a queue, and returns its address.
-func fleetServer(t *testing.T, work *queue.Queue) string {
+// newHead returns a server that executes nothing itself and knows drained workers. The caller closes it.
+func newHead(t *testing.T, drains queue.DrainState) (head *service.Server) {
 	t.Helper()
-	return grpctest.Serve(t, func(s *grpc.Server) {
-		err := fleet.Register(s, fleet.Config{Queue: work, Name: "head", Version: "0", Started: time.Now(), Unready: func() []string {
-			if why := server.AllDrained(work); why != "" {
+	head, err := service.NewServer(t.Context(), service.Config{
+		Worker: worker.Config{Name: "head", Instances: castest.Instances()}, Queue: queue.Config{Drains: drains}, Version: "0",
+		Unready: func() []string {
+			if why := server.AllDrained(head.Queue()); why != "" {
 				return []string{why}
 			}
 			return nil
-		}})
-		if err != nil {
-			t.Error(err)
-		}
+		},
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return head
 }
 
 // TestDrain: a drained worker takes no more actions and finishes those it has, --wait waits for that, and without a
 // name every worker is drained and the server is not ready.
 func TestDrain(t *testing.T) {
-	work, err := queue.New(queue.Config{Head: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer work.Close()
-	at := "grpc://" + fleetServer(t, work)
+	head := newHead(t, queue.DrainState{})
+	defer head.Close()
+	work := head.Queue()
+	at := "grpc://" + grpctest.Serve(t, func(s *grpc.Server) {
+		if err := head.Register(s); err != nil {
+			t.Error(err)
+		}
+	})
 	slots := map[string]*queue.Slot{}
 	for _, name := range []string{"anvil", "bellows"} {
 		s, err := work.Join(queue.Offer{Worker: name, Slot: "1"})
@@ -129,19 +134,16 @@ func TestDrainWaitsOverARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := listener.Addr().String()
-	serve := func(listener net.Listener, drains queue.DrainState) (*queue.Queue, *grpc.Server) {
-		work, err := queue.New(queue.Config{Head: true, Drains: drains})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := grpc.NewServer()
-		if err := fleet.Register(s, fleet.Config{Queue: work, Name: "head", Version: "0", Started: time.Now()}); err != nil {
+	serve := func(listener net.Listener, drains queue.DrainState) (*service.Server, *grpc.Server) {
+		head, s := newHead(t, drains), grpc.NewServer()
+		if err := head.Register(s); err != nil {
 			t.Error(err)
 		}
 		go s.Serve(listener)
-		return work, s
+		return head, s
 	}
-	work, server := serve(listener, queue.DrainState{})
+	head, server := serve(listener, queue.DrainState{})
+	work := head.Queue()
 	slot, err := work.Join(queue.Offer{Worker: "anvil", Slot: "1"})
 	if err != nil {
 		t.Fatal(err)
@@ -174,13 +176,14 @@ func TestDrainWaitsOverARestart(t *testing.T) {
 	still("while it executes")
 	server.Stop()
 	drains := work.DrainState()
-	work.Close()
+	head.Close()
 	still("while the server is away")
 	if listener, err = net.Listen("tcp", at); err != nil {
 		t.Fatal(err)
 	}
-	work, server = serve(listener, drains)
-	defer work.Close()
+	head, server = serve(listener, drains)
+	work = head.Queue()
+	defer head.Close()
 	defer server.Stop()
 	still("before it was heard of")
 	if _, err := work.Join(queue.Offer{Worker: "anvil", Slot: "2"}); err != nil {

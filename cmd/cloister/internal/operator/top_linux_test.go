@@ -9,10 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
-	"github.com/cloister-build/cloister/worker/fleet"
-	"github.com/cloister-build/cloister/worker/queue"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/service"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 )
@@ -29,13 +30,13 @@ func pipe(t *testing.T) (r, w *os.File) {
 
 // TestTopOnTerminal: it redraws in place and within the screen until q, and restores the terminal.
 func TestTopOnTerminal(t *testing.T) {
-	work, err := queue.New(queue.Config{Head: true})
+	head, err := service.NewServer(t.Context(), service.Config{Worker: worker.Config{Name: "head", Instances: castest.Instances()}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(work.Close)
+	t.Cleanup(func() { head.Close() })
 	address := grpctest.Serve(t, func(s *grpc.Server) {
-		if err := fleet.Register(s, fleet.Config{Queue: work, Name: "head", Version: "0", Started: time.Now()}); err != nil {
+		if err := head.Register(s); err != nil {
 			t.Error(err)
 		}
 	})

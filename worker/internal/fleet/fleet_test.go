@@ -14,7 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker"
-	"github.com/cloister-build/cloister/worker/fleet"
+	"github.com/cloister-build/cloister/worker/internal/fleet"
 	"github.com/cloister-build/cloister/worker/queue"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
