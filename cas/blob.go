@@ -60,8 +60,8 @@ func ReadAll(ctx context.Context, s Store, d Digest, limit int64) ([]byte, error
 	return b, nil
 }
 
-// ReadProto reads the blob d into m. It returns ErrInvalid if the blob is not such a message or CheckMessage refuses
-// it.
+// ReadProto reads the blob d into m. It returns ErrInvalid if the blob is not such a message, if CheckMessage refuses it,
+// or if m is nil.
 func ReadProto(ctx context.Context, s Store, d Digest, m proto.Message) error {
 	_, err := ReadSized(ctx, s, d, m)
 	return err
@@ -69,6 +69,9 @@ func ReadProto(ctx context.Context, s Store, d Digest, m proto.Message) error {
 
 // ReadSized is ReadProto and returns the estimated size of m in memory, in bytes.
 func ReadSized(ctx context.Context, s Store, d Digest, m proto.Message) (int64, error) {
+	if err := checkTarget(m); err != nil {
+		return 0, err
+	}
 	b, err := ReadAll(ctx, s, d, maxBytes(m))
 	if err != nil {
 		return 0, err
@@ -78,6 +81,9 @@ func ReadSized(ctx context.Context, s Store, d Digest, m proto.Message) (int64, 
 
 // DecodeSized is ReadSized for the verified content b of d.
 func DecodeSized(b []byte, d Digest, m proto.Message) (int64, error) {
+	if err := checkTarget(m); err != nil {
+		return 0, err
+	}
 	cost, err := measure(b, m)
 	if err != nil {
 		return 0, fmt.Errorf("blob %s: %w", d, err)
@@ -86,6 +92,14 @@ func DecodeSized(b []byte, d Digest, m proto.Message) (int64, error) {
 		return 0, invalidf("blob %s is not a valid %s", d, m.ProtoReflect().Descriptor().Name())
 	}
 	return cost, nil
+}
+
+// checkTarget returns ErrInvalid for a nil message.
+func checkTarget(m proto.Message) error {
+	if m == nil || !m.ProtoReflect().IsValid() {
+		return invalidf("the message is missing")
+	}
+	return nil
 }
 
 // maxBytes returns the maximum size of an encoded message of m's type.
@@ -97,8 +111,11 @@ func maxBytes(m proto.Message) int64 {
 }
 
 // CheckMessage returns ErrInvalid if b, an encoded message of m's type, is or would decode to more than ReadProto
-// permits. It decodes nothing and does not check the fields.
+// permits, or if m is nil. It decodes nothing and does not check the fields.
 func CheckMessage(b []byte, m proto.Message) error {
+	if err := checkTarget(m); err != nil {
+		return err
+	}
 	_, err := measure(b, m)
 	return err
 }

@@ -152,9 +152,10 @@ const ExtentAlign = 512
 // An ActionCache maps the digest of an action to its result. Its methods are safe for concurrent use. It does not check
 // that the blobs of a result are present; LookupComplete does.
 type ActionCache interface {
-	// Lookup returns the result recorded for action, or ErrNotFound. The caller owns the result.
+	// Lookup returns the result recorded for action, or ErrNotFound, and ErrInvalid for the zero Digest. The caller owns
+	// the result.
 	Lookup(ctx context.Context, action Digest) (*repb.ActionResult, error)
-	// Record stores r as the result of action and replaces an earlier one.
+	// Record stores r as the result of action and replaces an earlier one. It returns the error of CheckRecord.
 	Record(ctx context.Context, action Digest, r *repb.ActionResult) error
 }
 

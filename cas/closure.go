@@ -18,8 +18,11 @@ const maxClosure = 2_000_000
 // Closure returns the digests of all blobs that r refers to: output files, stdout, stderr, Trees, root Directories, and
 // everything in those. Each is listed once. Closure reads each Tree and Directory from s once, and prefetches all Trees
 // and the Directories of one level together. It returns ErrNotFound if one is absent, and ErrInvalid if one or its
-// digest is malformed or r refers to more than 2,000,000 blobs.
+// digest is malformed, r refers to more than 2,000,000 blobs, or r is nil.
 func Closure(ctx context.Context, s Store, f Function, r *repb.ActionResult) ([]Digest, error) {
+	if err := checkResult(r); err != nil {
+		return nil, err
+	}
 	c := newClosure(s, f)
 	if err := addAll(c, r.OutputFiles); err != nil {
 		return nil, err
@@ -178,6 +181,9 @@ func (c *closure) readDirectories(ctx context.Context, level []Digest) error {
 // used. Otherwise it returns ErrNotFound with the reason: there is no result, or it is malformed, or some of its blobs
 // are absent or unavailable. The caller runs the action again.
 func LookupComplete(ctx context.Context, in *Instance, action Digest) (*repb.ActionResult, error) {
+	if in == nil {
+		return nil, errors.New("cas: the Instance is missing")
+	}
 	if in.Store == nil || in.Actions == nil {
 		return nil, fmt.Errorf("cas: instance %q lacks Store or Actions", in.Name)
 	}

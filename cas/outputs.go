@@ -11,8 +11,11 @@ import (
 )
 
 // CheckOutputs returns ErrInvalid for a result with an output path that leads out of the working directory (rule 66), a
-// symlink without target or a directory without digest. Closure checks the digests.
+// symlink without target or a directory without digest, and for nil. Closure checks the digests.
 func CheckOutputs(r *repb.ActionResult) error {
+	if err := checkResult(r); err != nil {
+		return err
+	}
 	for _, f := range r.OutputFiles {
 		if err := checkOutput(f.Path); err != nil {
 			return err
@@ -39,6 +42,22 @@ func CheckOutputs(r *repb.ActionResult) error {
 	return nil
 }
 
+// CheckRecord returns ErrInvalid if action is the zero Digest or r is nil: no ActionCache records this.
+func CheckRecord(action Digest, r *repb.ActionResult) error {
+	if err := CheckDigests(action); err != nil {
+		return err
+	}
+	return checkResult(r)
+}
+
+// checkResult returns ErrInvalid for nil.
+func checkResult(r *repb.ActionResult) error {
+	if r == nil {
+		return invalidf("the ActionResult is missing")
+	}
+	return nil
+}
+
 // checkOutput returns ErrInvalid unless path is relative and without "." and "..".
 func checkOutput(path string) error {
 	for seg := range strings.SplitSeq(path, "/") {
@@ -50,8 +69,11 @@ func checkOutput(path string) error {
 }
 
 // CheckInlined returns ErrMismatch for a result with inlined contents that do not match the digest next to them, and
-// ErrInvalid for output files with contents but no digest.
+// ErrInvalid for output files with contents but no digest, and for nil.
 func CheckInlined(f Function, r *repb.ActionResult) error {
+	if err := checkResult(r); err != nil {
+		return err
+	}
 	check := func(data []byte, p *repb.Digest) error {
 		if len(data) == 0 {
 			return nil

@@ -75,6 +75,19 @@ func TestActionCache(t *testing.T, newCache func(t *testing.T) cas.ActionCache) 
 			wantHit(c, longer, result(2))
 			wantHit(c, other, result(3))
 		}},
+		{"MissingArgumentsAreInvalid", func(c cache) {
+			for what, err := range map[string]error{
+				"Record of nil":             c.Record(c.Context(), action, nil),
+				"Record of the zero Digest": c.Record(c.Context(), cas.Digest{}, result(1)),
+			} {
+				if !errors.Is(err, cas.ErrInvalid) {
+					c.Errorf("%s: got %v, want ErrInvalid", what, err)
+				}
+			}
+			if r, err := c.Lookup(c.Context(), cas.Digest{}); !errors.Is(err, cas.ErrInvalid) {
+				c.Errorf("Lookup of the zero Digest: got %v, %v, want ErrInvalid", r, err)
+			}
+		}},
 		{"ResultBelongsToCaller", func(c cache) {
 			r := result(1)
 			record(c, action, r)

@@ -22,6 +22,9 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 		return nil, err
 	}
 	defer end()
+	if err := cas.CheckDigests(action); err != nil {
+		return nil, err
+	}
 	miss := fmt.Errorf("result of action %s: %w", action, cas.ErrNotFound)
 	e, ok := s.use(result, action)
 	if !ok {
@@ -51,6 +54,9 @@ func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 		return err
 	}
 	defer end()
+	if err := cas.CheckRecord(action, r); err != nil {
+		return err
+	}
 	b, err := encodeResult(r)
 	if err != nil {
 		return fmt.Errorf("result of action %s: %w", action, err)

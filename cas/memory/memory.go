@@ -232,7 +232,7 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 
 // Record implements cas.ActionCache.
 func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
-	if err := begin(ctx, action); err != nil {
+	if err := cmp.Or(ctx.Err(), cas.CheckRecord(action, r)); err != nil {
 		return err
 	}
 	s.mu.Lock()

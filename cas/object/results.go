@@ -20,6 +20,9 @@ const maxResult = sha256.Size + cas.MaxMessage
 // Lookup implements cas.ActionCache. A damaged result is cas.ErrNotFound.
 func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
 	what, key := fmt.Sprintf("look up the result of action %s", action), s.key(results, action)
+	if err := cas.CheckDigests(action); err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
 	r, info, err := s.open(ctx, what, key, 0)
 	if err != nil {
 		return nil, err
@@ -42,6 +45,9 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 // Record implements cas.ActionCache.
 func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
 	what := fmt.Sprintf("record the result of action %s", action)
+	if err := cas.CheckRecord(action, r); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
 	b, err := encode(r)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)

@@ -294,6 +294,9 @@ func (s *Store) resource(name string) string {
 
 // Lookup implements cas.ActionCache.
 func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResult, error) {
+	if err := cas.CheckDigests(action); err != nil {
+		return nil, err
+	}
 	if _, err := s.readyFor(ctx, action.Function()); err != nil {
 		return nil, err
 	}
@@ -310,6 +313,9 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 // is also errors.ErrUnsupported if its capabilities say so. A server may accept only successful results whose blobs are
 // all present.
 func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
+	if err := cas.CheckRecord(action, r); err != nil {
+		return err
+	}
 	t, err := s.readyFor(ctx, action.Function())
 	if err != nil {
 		return err

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cas_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/castest"
+)
+
+// TestNilArgumentsAreErrors that name what is missing.
+func TestNilArgumentsAreErrors(t *testing.T) {
+	ctx, s := t.Context(), castest.NewMemory()
+	blob, err := cas.PutBytes(ctx, s, cas.SHA256, []byte{0x0a, 0x00})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var absent *repb.Command
+	const result, message = "the ActionResult is missing", "the message is missing"
+	for name, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"CheckOutputs":           {cas.CheckOutputs(nil), result},
+		"CheckInlined":           {cas.CheckInlined(cas.SHA256, nil), result},
+		"CheckRecord":            {cas.CheckRecord(blob, nil), result},
+		"Closure":                {second(cas.Closure(ctx, s, cas.SHA256, nil)), result},
+		"Inline":                 {cas.Inline(ctx, s, nil, everything(1000)), result},
+		"Inline without Hints":   {cas.Inline(ctx, s, &repb.ActionResult{}, cas.Inlining{Function: cas.SHA256}), "Inlining.Hints is missing"},
+		"CheckMessage":           {cas.CheckMessage(nil, nil), message},
+		"ReadProto":              {cas.ReadProto(ctx, s, blob, nil), message},
+		"ReadProto, a typed nil": {cas.ReadProto(ctx, s, blob, absent), message},
+		"ReadSized":              {second(cas.ReadSized(ctx, s, blob, absent)), message},
+		"DecodeSized":            {second(cas.DecodeSized(nil, blob, nil)), message},
+		"FromProto":              {second(cas.FromProto(cas.SHA256, nil)), "digest"},
+	} {
+		if !errors.Is(c.err, cas.ErrInvalid) || !strings.Contains(c.err.Error(), c.want) {
+			t.Errorf("%s: got %v, want ErrInvalid with %q", name, c.err, c.want)
+		}
+	}
+	if _, err := cas.LookupComplete(ctx, nil, blob); err == nil || !strings.Contains(err.Error(), "the Instance is missing") {
+		t.Errorf("LookupComplete: got %v, want an error that names the Instance", err)
+	}
+}
+
+// second returns the error of a call.
+func second[T any](_ T, err error) error { return err }
