@@ -21,6 +21,9 @@ const ExecRoot = "/build"
 // Admit checks everything that needs no slot: t, everything it refers to, the policy and the sandbox's features. A
 // worker without a backend leaves the last two to the workers that execute. The error is a *Fault.
 func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
+	if t == nil {
+		return Admission{}, faultf(FaultInvalid, "the Task is missing")
+	}
 	in, err := l.cfg.Instances(t.Instance)
 	if err != nil {
 		return Admission{}, fault(StageFetch, err)

@@ -72,6 +72,9 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*request, *Outcome, error) 
 
 // Action reads an action from the worker's cache or the store. It may be shared and must not be modified.
 func (l *Local) Action(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error) {
+	if in == nil {
+		return nil, errors.New("worker: the Instance is missing")
+	}
 	return tree.Read(ctx, l.inputs, in, action, new(repb.Action))
 }
 

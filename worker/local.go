@@ -163,6 +163,8 @@ func newLocal(c Config) *Local {
 // Execute carries t through the seven stages. It calls report, if not nil, when each begins.
 func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outcome, error) {
 	switch {
+	case t == nil:
+		return nil, faultf(FaultInvalid, "the Task is missing")
 	case t.Action.IsZero():
 		return nil, faultf(FaultInvalid, "Task.Action is missing")
 	case l.cfg.Backend == nil:

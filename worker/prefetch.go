@@ -10,8 +10,11 @@ import (
 )
 
 // PrefetchInputs fetches the input files of t's action to local storage, if the store is a cas.Fetcher and reserve,
-// called with their total size, returns true. It ignores errors, since fetch and stage will encounter them again.
+// called with their total size, returns true. Without t it does nothing. It ignores errors, since fetch and stage will encounter them again.
 func (l *Local) PrefetchInputs(ctx context.Context, t *Task, reserve func(bytes int64) bool) {
+	if t == nil {
+		return
+	}
 	defer func() {
 		if v := recover(); v != nil { // it runs in a goroutine whose panic would end the process
 			l.cfg.Log.Error("panic while prefetching inputs", "action", t.Action.String(), "instance", t.Instance,

@@ -138,6 +138,34 @@ func TestNewNamesTheMissingField(t *testing.T) {
 	}
 }
 
+// TestNilArgumentsAreFaults that name what is missing; methods without an error do nothing.
+func TestNilArgumentsAreFaults(t *testing.T) {
+	l, err := New(Config{Name: "w", Instances: castest.Instances(), Backend: unable{}, Features: able, Toolchain: []sandbox.Input{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, call := range map[string]func() error{
+		"Execute": func() error { _, err := l.Execute(t.Context(), nil, nil); return err },
+		"Admit":   func() error { _, err := l.Admit(t.Context(), nil); return err },
+	} {
+		if f := wantFault(t, name, call(), FaultInvalid); !strings.Contains(f.Error(), "the Task is missing") {
+			t.Errorf("%s: got %v, want a fault that names the Task", name, f)
+		}
+	}
+	if _, err := l.Action(t.Context(), nil, cas.SHA256.Sum(nil)); err == nil || !strings.Contains(err.Error(), "the Instance is missing") {
+		t.Errorf("Action: got %v, want an error that names the Instance", err)
+	}
+	l.PrefetchInputs(t.Context(), nil, func(int64) bool { return true })
+	l.RenewInputs(t.Context(), nil)
+	new(Task).SetMetadata(nil)
+	if d, hash := RecordedManifest(nil); !d.IsZero() || hash != "" {
+		t.Errorf("RecordedManifest: got %s, %q", d, hash)
+	}
+	if s, why := NewStager(t.Context(), nil, tree.StagerConfig{}); s == nil || why == nil {
+		t.Errorf("NewStager: got %v, %v, want a stager that copies, and why", s, why)
+	}
+}
+
 func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
 	m := castest.NewMemory()
 	root, err := cas.PutProto(t.Context(), m, cas.SHA256, &repb.Directory{})

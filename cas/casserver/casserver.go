@@ -68,9 +68,12 @@ type Config struct {
 
 // Register adds the four services to s. Call stop while or after s stops and before closing the stores, which remain
 // the caller's: it ends interrupted uploads and waits for them. From then on, uploads of more than one message fail
-// with UNAVAILABLE. Register returns an error if Config.Instances is nil.
+// with UNAVAILABLE. Register returns an error if s or Config.Instances is nil.
 func Register(s grpc.ServiceRegistrar, c Config) (stop func(), err error) {
-	if c.Instances == nil {
+	switch {
+	case s == nil:
+		return nil, errors.New("casserver: Register needs a gRPC server")
+	case c.Instances == nil:
 		return nil, errors.New("casserver: Config.Instances is nil")
 	}
 	c.Instances = complete(c.Instances)

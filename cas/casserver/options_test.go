@@ -137,6 +137,10 @@ func TestRegisterNamesMissingField(t *testing.T) {
 	if _, err := casserver.Register(s, casserver.Config{}); err == nil || !strings.Contains(err.Error(), "Config.Instances") {
 		t.Errorf("no Instances: got %v, want an error that names Config.Instances", err)
 	}
+	m := castest.NewMemory()
+	if _, err := casserver.Register(nil, casserver.Config{Instances: instances(m, nil)}); err == nil || !strings.Contains(err.Error(), "gRPC server") {
+		t.Errorf("no server: got %v, want an error that names it", err)
+	}
 	if got := len(s.GetServiceInfo()); got != 0 {
 		t.Errorf("after an error %d services are registered, want 0", got)
 	}

@@ -122,6 +122,9 @@ func send(ctx context.Context, from cas.Store, to cas.Store, ds []cas.Digest) er
 // no stages. It retries while the server is unavailable or busy, and waits for the same execution if the connection
 // breaks. It refuses a task with a root file system, which the API cannot express.
 func (c *Client) Execute(ctx context.Context, t *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
+	if t == nil {
+		return nil, &worker.Fault{Kind: worker.FaultInvalid, Err: errors.New("the Task is missing")}
+	}
 	if !t.Root.IsZero() {
 		return nil, &worker.Fault{Kind: worker.FaultUnmet, Err: fmt.Errorf("execute action %s: "+
 			"the API cannot state its root file system %s: execute it on this machine", t.Action, t.Root)}

@@ -4,6 +4,7 @@ package execclient_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"slices"
 	"strings"
@@ -31,6 +32,18 @@ func TestNewRefusesMistakes(t *testing.T) {
 	}
 	if _, err := execclient.New(&grpc.ClientConn{}, "blobs"); err == nil {
 		t.Error("New accepted a reserved word as an instance")
+	}
+}
+
+// TestNilTaskIsAFault that names it.
+func TestNilTaskIsAFault(t *testing.T) {
+	c, err := execclient.New(&grpc.ClientConn{}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Execute(t.Context(), nil, nil)
+	if f, ok := errors.AsType[*worker.Fault](err); !ok || f.Kind != worker.FaultInvalid || !strings.Contains(err.Error(), "the Task is missing") {
+		t.Errorf("got %v, want a fault that names the Task", err)
 	}
 }
 

@@ -269,6 +269,9 @@ func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {
 
 // validate returns an error that names the first field that is missing or wrong.
 func (o *Options) validate(t *worker.Task) error {
+	if t == nil {
+		return errors.New("the Task is missing")
+	}
 	if t.Action.IsZero() {
 		return errors.New("Task.Action is zero")
 	}

@@ -672,6 +672,7 @@ func TestCheckReturnsFaults(t *testing.T) {
 func TestCheckNamesTheWrongField(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 	for want, change := range map[string]func(*worker.Task, *repro.Options){
+		"the Task is missing":           func(*worker.Task, *repro.Options) {},
 		"Task.Action":                   func(task *worker.Task, _ *repro.Options) { task.Action = cas.Digest{} },
 		"Options.Executors":             func(_ *worker.Task, o *repro.Options) { o.Executors = nil },
 		"Options.Executors[0].Name":     func(_ *worker.Task, o *repro.Options) { o.Executors[0].Name = "" },
@@ -683,6 +684,9 @@ func TestCheckNamesTheWrongField(t *testing.T) {
 	} {
 		task, o := s.action(), s.options()
 		change(task, &o)
+		if want == "the Task is missing" {
+			task = nil
+		}
 		var f *worker.Fault
 		if _, err := repro.Check(t.Context(), task, o); !errors.As(err, &f) || f.Kind != worker.FaultInvalid || !strings.Contains(err.Error(), want) {
 			t.Errorf("got error %v, want an invalid request that names %s", err, want)

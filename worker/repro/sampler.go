@@ -141,6 +141,9 @@ func NewSampler(c SamplerConfig) (*Sampler, error) {
 
 // Execute executes t. If t is chosen it checks it now, with Gate, or later.
 func (s *Sampler) Execute(ctx context.Context, t *worker.Task, report func(worker.Stage)) (*worker.Outcome, error) {
+	if t == nil {
+		return nil, invalidf("the Task is missing")
+	}
 	if t.Variation != nil || t.Args != nil || t.Terminal != nil || !s.chosen(t) {
 		return s.cfg.Executor.Execute(ctx, t, report)
 	}

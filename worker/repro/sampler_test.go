@@ -443,4 +443,12 @@ func TestNewSamplerNamesTheMissingField(t *testing.T) {
 			t.Errorf("got %v, want an error that names %s", err, want)
 		}
 	}
+	e, err := repro.NewSampler(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = e.Execute(t.Context(), nil, nil)
+	if f, ok := errors.AsType[*worker.Fault](err); !ok || f.Kind != worker.FaultInvalid || !strings.Contains(err.Error(), "the Task is missing") {
+		t.Errorf("Execute: got %v, want a fault that names the Task", err)
+	}
 }

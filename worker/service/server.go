@@ -157,10 +157,15 @@ func (s *Server) queueConfig() queue.Config {
 	return q
 }
 
+var errNoRegistrar = errors.New("service: registration needs a gRPC server")
+
 // Register adds the services for clients and operators to r: the four of the store, Execution, Operations, LogStream,
 // cloister.v1.Fleet, and with a history cloister.v1.History. casserver.ServerOptions returns suitable options for r. It
 // may be called for several servers.
 func (s *Server) Register(r grpc.ServiceRegistrar) error {
+	if r == nil {
+		return errNoRegistrar
+	}
 	c, instances := &s.cfg, s.cfg.Worker.Instances
 	blobs := c.Blobs
 	blobs.Instances, blobs.Execution, blobs.Logs = instances, execserver.Capabilities(), s.logs
@@ -199,6 +204,9 @@ func (s *Server) Register(r grpc.ServiceRegistrar) error {
 // protocol. Anyone who can call them can forge results. The Server must be a head, or Config.Worker.Fleet must be set.
 func (s *Server) RegisterWorkers(r grpc.ServiceRegistrar) error {
 	c, w := s.cfg.Workers, &s.cfg.Worker
+	if r == nil {
+		return errNoRegistrar
+	}
 	if w.Backend != nil && !w.Fleet {
 		return errors.New("service: Config.Worker.Fleet is not set: workers that join need it")
 	}

@@ -55,6 +55,11 @@ func TestMistakesAreNamed(t *testing.T) {
 	if err := s.RegisterWorkers(grpc.NewServer()); err == nil || !strings.Contains(err.Error(), "Worker.Fleet") {
 		t.Errorf("got %v, want an error that names Worker.Fleet", err)
 	}
+	for name, register := range map[string]func(grpc.ServiceRegistrar) error{"Register": s.Register, "RegisterWorkers": s.RegisterWorkers} {
+		if err := register(nil); err == nil || !strings.Contains(err.Error(), "gRPC server") {
+			t.Errorf("%s of nil: got %v, want an error that names the server", name, err)
+		}
+	}
 }
 
 // unable is a backend that runs nothing.

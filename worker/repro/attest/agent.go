@@ -20,6 +20,9 @@ import (
 // AgentKey returns a key that signs through the ssh-agent at a socket, which must hold the private half of public. Each
 // signature is a request to the agent, which may ask a person. It fails with ErrAgent.
 func AgentKey(ctx context.Context, socket string, public *Key) (*Key, error) {
+	if public == nil || public.public == nil {
+		return nil, errNoKey
+	}
 	k := *public
 	a := sshAgent{socket: socket, key: &k}
 	if err := a.has(ctx); err != nil {

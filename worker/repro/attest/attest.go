@@ -43,6 +43,8 @@ var (
 	ErrAgent = errors.New("ssh-agent cannot sign")
 )
 
+var errNoKey = fmt.Errorf("%w: the Key is missing", ErrKey)
+
 // A Descriptor identifies a file or other bytes (in-toto ResourceDescriptor v1). Digest maps the name of a digest
 // function in lower case to a hash in hexadecimal.
 type Descriptor struct {

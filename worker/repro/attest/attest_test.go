@@ -237,6 +237,33 @@ func TestOpenAcceptsOnlySignaturesOfGivenKeys(t *testing.T) {
 	}
 }
 
+// TestNilArgumentsAreErrors that name what is missing. A zero Key is as good as none.
+func TestNilArgumentsAreErrors(t *testing.T) {
+	_, k, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, public := keys(t, k, k.Public())
+	text, err := Sign(t.Context(), reproducible(), private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Sign(t.Context(), nil, private); !errors.Is(err, ErrStatement) || !strings.Contains(err.Error(), "the Statement is missing") {
+		t.Errorf("Sign: got %v, want an error that names the Statement", err)
+	}
+	for _, key := range []*Key{nil, {}} {
+		for name, call := range map[string]func() error{
+			"Sign":     func() error { _, err := Sign(t.Context(), reproducible(), key); return err },
+			"Open":     func() error { _, _, err := Open(t.Context(), text, append(public, key)); return err },
+			"AgentKey": func() error { _, err := AgentKey(t.Context(), "socket", key); return err },
+		} {
+			if err := call(); !errors.Is(err, ErrKey) || !strings.Contains(err.Error(), "the Key is missing") {
+				t.Errorf("%s with %v: got %v, want an error that names the Key", name, key, err)
+			}
+		}
+	}
+}
+
 // changed checks that Open rejects changes of a signed statement.
 func changed(t *testing.T, text []byte, public []*Key) {
 	t.Helper()

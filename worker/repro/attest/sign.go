@@ -22,7 +22,12 @@ const (
 
 // Sign returns the statement in a DSSE envelope (https://github.com/secure-systems-lab/dsse) signed by a private key.
 func Sign(ctx context.Context, s *Statement, k *Key) ([]byte, error) {
-	if k.sign == nil {
+	switch {
+	case s == nil:
+		return nil, fmt.Errorf("%w: the Statement is missing", ErrStatement)
+	case k == nil || k.public == nil:
+		return nil, errNoKey
+	case k.sign == nil:
 		return nil, fmt.Errorf("%w: signing needs a private key, not a public one", ErrKey)
 	}
 	payload, err := s.Encode()
@@ -79,6 +84,9 @@ func Open(ctx context.Context, text []byte, keys []*Key) (*Statement, []string, 
 	var verifiers []dsse.Verifier
 	seen := map[string]bool{} // the library prints a warning for a duplicate key
 	for _, k := range keys {
+		if k == nil || k.public == nil {
+			return nil, nil, errNoKey
+		}
 		if !seen[k.id] {
 			seen[k.id] = true
 			verifiers = append(verifiers, party{k})
