@@ -3,10 +3,13 @@
 package main
 
 import (
+	"bytes"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"go/types"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -140,6 +143,28 @@ func TestTooMany(t *testing.T) {
 	for _, part := range []string{"601 identifiers", "1 more than the maximum of 600", "unexport", "-count"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("got %q, which lacks %q", err, part)
+		}
+	}
+}
+
+// Every public package has an Example, which pkg.go.dev shows.
+func TestEveryPackageHasAnExample(t *testing.T) {
+	t.Chdir("../../..")
+	paths, err := public()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		dir := strings.TrimPrefix(path, module+"/")
+		files, err := filepath.Glob(dir + "/*_test.go")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(files, func(file string) bool {
+			text, err := os.ReadFile(file)
+			return err == nil && bytes.Contains(text, []byte("\nfunc Example"))
+		}) {
+			t.Errorf("%s has no Example", dir)
 		}
 	}
 }
