@@ -10,9 +10,12 @@ import (
 	"go/types"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/sandbox"
 )
 
 const source = `package p
@@ -165,6 +168,23 @@ func TestEveryPackageHasAnExample(t *testing.T) {
 			return err == nil && bytes.Contains(text, []byte("\nfunc Example"))
 		}) {
 			t.Errorf("%s has no Example", dir)
+		}
+	}
+}
+
+// The document maps every field of Spec and Profile to what it permits.
+func TestEveryFieldIsMapped(t *testing.T) {
+	text, err := os.ReadFile("../../../" + document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "## What a run may access")
+	section, _, _ = strings.Cut(section, "\n## ")
+	for _, s := range []any{sandbox.Spec{}, sandbox.Profile{}, sandbox.Root{}, sandbox.Lower{}} {
+		for _, f := range reflect.VisibleFields(reflect.TypeOf(s)) {
+			if name := f.Name; !strings.Contains(section, "`"+name+"`") && name != "Source" && name != "Target" {
+				t.Errorf("%s does not mention %s of %T", document, name, s)
+			}
 		}
 	}
 }
