@@ -329,7 +329,7 @@ func TestMessagesAreBounded(t *testing.T) {
 	l := open(t, Config{Dir: t.TempDir()})
 	l.Add(Entry{Action: digest(1), Code: 9, Message: "refused\n" + string(bytes.Repeat([]byte("\x1b"), 1<<20))})
 	got := entries(t, l, Filter{Failed: true})
-	if len(got) != 1 || len(got[0].Message) > MaxMessage || !strings.HasPrefix(got[0].Message, "refused") || strings.ContainsAny(got[0].Message, "\n\x1b") {
+	if len(got) != 1 || len(got[0].Message) > maxMessage || !strings.HasPrefix(got[0].Message, "refused") || strings.ContainsAny(got[0].Message, "\n\x1b") {
 		t.Errorf("found %.200v", got)
 	}
 }

@@ -92,10 +92,10 @@ type Entry struct {
 // Failed reports whether the answer was an error or a non-zero exit code. A lookup without result is no failure.
 func (e *Entry) Failed() bool { return e.Code != 0 || e.Exit != 0 }
 
-// MaxText bounds the bytes of each text of an entry, and MaxMessage those of its Message; longer texts are truncated.
+// maxText bounds the bytes of each text of an entry, and maxMessage those of its Message; longer texts are truncated.
 const (
-	MaxText    = 512
-	MaxMessage = 2048
+	maxText    = 512
+	maxMessage = 2048
 )
 
 // bound makes the texts of e printable and short.
@@ -104,12 +104,12 @@ func (e *Entry) bound() {
 		&e.Action, &e.Caller, &e.Invocation, &e.Correlated, &e.Target, &e.Mnemonic, &e.Result,
 		&e.Manifest, &e.StableHash, &e.Worker, &e.Verdict, &e.Response,
 	} {
-		*s = printable.Head(*s, MaxText)
+		*s = printable.Head(*s, maxText)
 	}
-	e.Message = printable.Head(e.Message, MaxMessage)
-	e.How = How(printable.Head(string(e.How), MaxText))
+	e.Message = printable.Head(e.Message, maxMessage)
+	e.How = How(printable.Head(string(e.How), maxText))
 	if cas.CheckInstanceName(e.Instance) != nil {
-		e.Instance = "//" + printable.Head(e.Instance, MaxText) // invalid, too
+		e.Instance = "//" + printable.Head(e.Instance, maxText) // invalid, too
 	}
 }
 
@@ -174,7 +174,7 @@ type Filter struct {
 // bound returns f with its texts bounded as those of entries are.
 func (f Filter) bound() Filter {
 	for _, s := range []*string{&f.Invocation, &f.Correlated, &f.Target, &f.Mnemonic, &f.Action} {
-		*s = printable.Head(*s, MaxText)
+		*s = printable.Head(*s, maxText)
 	}
 	return f
 }

@@ -271,8 +271,8 @@ func TestHostileTextsAreBoundedAndPrintable(t *testing.T) {
 	if want := `\x1b[2J\n{"n":7}\n\u202e\xff`; e.Target != want || string(e.How) != want || e.Worker != want {
 		t.Errorf("texts are %q, %q, %q, want %q", e.Target, e.How, e.Worker, want)
 	}
-	if len(e.Invocation) > MaxText || len(e.Mnemonic) > MaxText || !strings.HasPrefix(e.Mnemonic, `\u00e4\u00e4`) {
-		t.Errorf("texts of %d and %d bytes, want at most %d", len(e.Invocation), len(e.Mnemonic), MaxText)
+	if len(e.Invocation) > maxText || len(e.Mnemonic) > maxText || !strings.HasPrefix(e.Mnemonic, `\u00e4\u00e4`) {
+		t.Errorf("texts of %d and %d bytes, want at most %d", len(e.Invocation), len(e.Mnemonic), maxText)
 	}
 	text, err := os.ReadFile((durable.Segments{Dir: dir, Suffix: suffix}).Path(1))
 	if err != nil || bytes.Count(text, []byte("\n")) != 1 || strings.ContainsFunc(strings.TrimSpace(string(text)), func(r rune) bool { return !strconv.IsPrint(r) }) {

@@ -24,8 +24,8 @@ const (
 	reducedSuffix = ".failed.v1.jsonl"
 	// DefaultBytes is the default of Config.MaxBytes: about 100,000 entries of Bazel's.
 	DefaultBytes = 64 << 20
-	// DefaultAge is the default of Config.MaxAge.
-	DefaultAge = 90 * 24 * time.Hour
+	// defaultAge is the default of Config.MaxAge.
+	defaultAge = 90 * 24 * time.Hour
 	// maxSegments is the number of segments into which MaxBytes and MaxAge are divided, maxSegmentBytes the size limit
 	// of each.
 	maxSegments     = 8
@@ -83,7 +83,7 @@ type Log struct {
 // closes the Log.
 func Open(c Config) (*Log, error) {
 	c.MaxBytes = cmp.Or(c.MaxBytes, DefaultBytes)
-	c.MaxAge = cmp.Or(c.MaxAge, DefaultAge)
+	c.MaxAge = cmp.Or(c.MaxAge, defaultAge)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}

@@ -326,8 +326,8 @@ func TestNewReaderRejectsParamsOutOfRange(t *testing.T) {
 		RepMaxCDC{},
 		RepMaxCDC{Min: 63},
 		RepMaxCDC{Min: 64, Horizon: -1},
-		RepMaxCDC{Min: 64, Horizon: MaxHorizon + 1},
-		RepMaxCDC{Min: MaxAverage + 1},
+		RepMaxCDC{Min: 64, Horizon: maxHorizon + 1},
+		RepMaxCDC{Min: maxAverage + 1},
 	} {
 		if _, err := NewReader(bytes.NewReader(nil), p); err == nil {
 			t.Errorf("NewReader(%+v): got no error", p)

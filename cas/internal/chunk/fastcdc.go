@@ -15,7 +15,7 @@ import (
 // Bounds of the average chunk size of FastCDC in bytes (FastCdc2020Params).
 const (
 	MinAverage = 1 << 10
-	MaxAverage = 8 << 20
+	maxAverage = 8 << 20
 )
 
 // normalization is the number of bits added to the mask before the average size and removed from the mask after it.
@@ -26,7 +26,7 @@ const normalization = 2
 // Storage Systems", IEEE TPDS 31(9), 2020, with normalization 2. Chunks are from a quarter of the average to four times
 // the average; only the last chunk may be smaller.
 type FastCDC struct {
-	Average int    // bytes: a power of two from MinAverage to MaxAverage
+	Average int    // bytes: a power of two from MinAverage to maxAverage
 	Seed    uint32 // XORed into the Gear table; 0 is the table of the paper
 }
 
@@ -34,9 +34,9 @@ type FastCDC struct {
 func (p FastCDC) Max() int { return 4 * p.Average }
 
 func (p FastCDC) chunker() (chunker, error) {
-	if p.Average < MinAverage || p.Average > MaxAverage || p.Average&(p.Average-1) != 0 {
+	if p.Average < MinAverage || p.Average > maxAverage || p.Average&(p.Average-1) != 0 {
 		return nil, fmt.Errorf("FastCDC: average chunk size %d is not a power of two from %d to %d bytes",
-			p.Average, MinAverage, MaxAverage)
+			p.Average, MinAverage, maxAverage)
 	}
 	return newFastCDC(p.Average/4, p.Average, 4*p.Average, p.Seed), nil
 }

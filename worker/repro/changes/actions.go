@@ -239,9 +239,9 @@ func differing(a, b string) (string, string) {
 	for n < min(len(a), len(b)) && a[n] == b[n] {
 		n++
 	}
-	if n > context && (len(a) > MaxText || len(b) > MaxText) {
+	if n > context && (len(a) > maxText || len(b) > maxText) {
 		excerpt := func(s string) string {
-			return "..." + printable.Quote(s[n-context:], MaxText-len("..."))
+			return "..." + printable.Quote(s[n-context:], maxText-len("..."))
 		}
 		return excerpt(a), excerpt(b)
 	}
@@ -271,7 +271,7 @@ func sequences(what string, a, b []string) []Change {
 			continue
 		}
 		for i := range max(n, m) {
-			if len(all) > MaxChanges {
+			if len(all) > maxChanges {
 				return all
 			}
 			c := Change{What: what, Name: strconv.Itoa(h.A + i + 1)}

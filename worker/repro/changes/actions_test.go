@@ -133,7 +133,7 @@ func TestActionsNamesEachChangedPart(t *testing.T) {
 		"one less":           {change: func(c *repb.Command) { c.Arguments = slices.Delete(c.Arguments, 1, 2) }, want: []string{"argument | 2 | -O1 | "}},
 		"two places":         {change: func(c *repb.Command) { c.Arguments[1], c.Arguments[5] = "-O2", "y.o" }, want: []string{"argument | 2 | -O1 | -O2", "argument | 6 | x.o | y.o"}},
 		"hostile":            {change: func(c *repb.Command) { c.Arguments[1] = "\x1b[2J\n" }, want: []string{`argument | 2 | -O1 | "\x1b[2J\n"`}},
-		"long":               {change: func(c *repb.Command) { c.Arguments[1] = long }, want: []string{"argument | 2 | -O1 | " + long[:MaxText-3] + "..."}},
+		"long":               {change: func(c *repb.Command) { c.Arguments[1] = long }, want: []string{"argument | 2 | -O1 | " + long[:maxText-3] + "..."}},
 		"a variable":         {change: func(c *repb.Command) { c.EnvironmentVariables[0].Value = "de" }, want: []string{"environment | LANG | C | de"}},
 		"another variable":   {change: func(c *repb.Command) { c.EnvironmentVariables[0].Name = "LC" }, want: []string{"environment | LANG | C | ", "environment | LC |  | C"}},
 		"a directory":        {change: func(c *repb.Command) { c.WorkingDirectory = "d" }, want: []string{`working directory |  | "" | d`}},
@@ -226,11 +226,11 @@ func TestHostileDirectoriesAreCheap(t *testing.T) {
 		t.Errorf("got %d changes, %v", len(got), err)
 	}
 	many := map[string]string{}
-	for i := range 2 * MaxChanges {
+	for i := range 2 * maxChanges {
 		many[fmt.Sprint(i)] = "x"
 	}
 	got, err = Directories(t.Context(), "input", s.reader().Directory(s.files(nil)), s.reader().Directory(s.files(many)))
-	if err != nil || len(got) != MaxChanges+1 || got[MaxChanges].B != "more" {
+	if err != nil || len(got) != maxChanges+1 || got[maxChanges].B != "more" {
 		t.Errorf("got %d changes, %v", len(got), err)
 	}
 	args := slices.Repeat([]string{"x", "y"}, 100_000)

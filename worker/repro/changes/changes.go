@@ -18,7 +18,7 @@ type Change struct {
 	Name string `json:"name,omitempty"`
 	// Path is the path of EntryA and EntryB exactly as in the messages; it may be invalid. "" if there are no entries.
 	Path string `json:"-"`
-	// A and B are the values of each side as printable text of at most MaxText bytes; "" means none.
+	// A and B are the values of each side as printable text of at most maxText bytes; "" means none.
 	A string `json:"a"`
 	B string `json:"b"`
 	// EntryA and EntryB are the files or directories that A and B describe, or nil.
@@ -28,15 +28,15 @@ type Change struct {
 
 // Limits of a comparison of directories, which may be hostile and contain the same directory many times.
 const (
-	MaxChanges = 1000
+	maxChanges = 1000
 	maxPairs   = 1_000_000
 	maxPath    = 64 << 10
 )
 
-// MaxText limits the size of a Change's texts, in bytes.
-const MaxText = 200
+// maxText limits the size of a Change's texts, in bytes.
+const maxText = 200
 
-// errEnough ends a comparison that has found MaxChanges changes.
+// errEnough ends a comparison that has found maxChanges changes.
 var errEnough = errors.New("too many changes")
 
-func quote(s string) string { return printable.Quote(s, MaxText) }
+func quote(s string) string { return printable.Quote(s, maxText) }

@@ -81,7 +81,7 @@ func (e *Entry) properties() string {
 }
 
 // Directories returns how b differs from a by path: added, removed and changed entries, and directories whose digests
-// differ although their entries do not. what is the kind of change, such as "input". It returns at most MaxChanges, and
+// differ although their entries do not. what is the kind of change, such as "input". It returns at most maxChanges, and
 // one more that says so if it left any out. A missing directory is one change; other errors are returned.
 func Directories(ctx context.Context, what string, a, b Directory) ([]Change, error) {
 	f := directoryDiff{ctx: ctx, what: what, seen: map[[2]cas.Digest]string{}}
@@ -116,7 +116,7 @@ type directoryDiff struct {
 
 // add adds a change, or returns errEnough.
 func (f *directoryDiff) add(c Change) error {
-	if len(f.changes) >= MaxChanges {
+	if len(f.changes) >= maxChanges {
 		f.changes = append(f.changes, Change{What: f.what, A: "more", B: "more"})
 		return errEnough
 	}
@@ -131,8 +131,8 @@ func (f *directoryDiff) change(at string, a, b *Entry) Change {
 		What:   f.what,
 		Name:   quote(at),
 		Path:   at,
-		A:      printable.Head(a.text(), MaxText),
-		B:      printable.Head(b.text(), MaxText),
+		A:      printable.Head(a.text(), maxText),
+		B:      printable.Head(b.text(), maxText),
 		EntryA: a,
 		EntryB: b,
 	}

@@ -81,7 +81,7 @@ func TestCausesAreComplete(t *testing.T) {
 			t.Errorf("%q has no meaning, or its first fix is not for all formats", row.Cause)
 		}
 		for _, f := range row.Fixes {
-			if printable.Head(f.Text, MaxText) != f.Text {
+			if printable.Head(f.Text, maxText) != f.Text {
 				t.Errorf("fix %q is too long or not printable", f.Text)
 			}
 			isFormat := func(g format) bool { return g.name == f.Format }

@@ -17,7 +17,7 @@ type Difference struct {
 	Where []string `json:"where"`
 	// What names the difference: "mtime", "order of members", "content".
 	What string `json:"what"`
-	// A and B are the values of each side as printable text of at most MaxText bytes; "" means none.
+	// A and B are the values of each side as printable text of at most maxText bytes; "" means none.
 	A string `json:"a"`
 	B string `json:"b"`
 	// Offset is the offset of the first different byte in the innermost element of Where, or -1.
@@ -32,8 +32,8 @@ type Difference struct {
 	Fix string `json:"fix,omitempty"`
 }
 
-// MaxText limits the texts of a Difference, in bytes.
-const MaxText = 200
+// maxText limits the texts of a Difference, in bytes.
+const maxText = 200
 
 // A Cause is why two runs of an action differ. Causes explains each.
 type Cause string

@@ -80,7 +80,7 @@ func newComparison(ctx context.Context, k Known) *comparison {
 // within returns a comparison of nested files of a name.
 func (c *comparison) within(name string) *comparison {
 	in := *c
-	in.where = append(slices.Clip(c.where), printable.Head(name, MaxText))
+	in.where = append(slices.Clip(c.where), printable.Head(name, maxText))
 	in.depth++
 	return &in
 }
@@ -164,11 +164,11 @@ func (c *comparison) follows(what, a, b string, cause Cause, below ...string) {
 func (c *comparison) difference(what, a, b string, offset int64, cause Cause, below []string) Difference {
 	where := slices.Clip(c.where)
 	for _, name := range below {
-		where = append(where, printable.Head(name, MaxText))
+		where = append(where, printable.Head(name, maxText))
 	}
 	a, b = excerpts(a, b)
 	return Difference{
-		Where: where, What: printable.Head(what, MaxText), A: a, B: b, Offset: offset,
+		Where: where, What: printable.Head(what, maxText), A: a, B: b, Offset: offset,
 		Cause: cause, Format: c.format, Fix: FixFor(cause, c.format),
 	}
 }

@@ -29,7 +29,7 @@ func checkDifferences(t testing.TB, ds []Difference) {
 			t.Errorf("bad difference %+v", d)
 		}
 		for _, s := range append([]string{d.What, d.A, d.B, d.Fix}, d.Where...) {
-			if len(s) > MaxText || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) {
+			if len(s) > maxText || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) {
 				t.Errorf("not printable, or %d bytes: %q", len(s), s)
 			}
 		}

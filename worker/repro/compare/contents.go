@@ -148,7 +148,7 @@ func at(s []string, i int) string {
 // textsAt returns the texts of both sides around a run and their end; 0 if there are none.
 func textsAt(a, b []byte, r run) (x, y string, end int) {
 	from := r.from
-	for from > 0 && from > r.from-MaxText/2 && isTextByte(a[from-1]) {
+	for from > 0 && from > r.from-maxText/2 && isTextByte(a[from-1]) {
 		from--
 	}
 	p, q := textEnd(a, from, r.from), textEnd(b, from, r.from)
@@ -163,7 +163,7 @@ func textsAt(a, b []byte, r run) (x, y string, end int) {
 
 func textEnd(s []byte, from, differ int) int {
 	end := from
-	for end < len(s) && end < differ+MaxText/2 && isTextByte(s[end]) {
+	for end < len(s) && end < differ+maxText/2 && isTextByte(s[end]) {
 		end++
 	}
 	return end

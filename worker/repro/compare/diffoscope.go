@@ -53,7 +53,7 @@ func diffoscope(ctx context.Context, program, a, b string) (string, error) {
 	case errors.As(err, &exit) && exit.ExitCode() == 1: // they differ
 		return printableLines(out.b.String()), nil
 	}
-	return "", fmt.Errorf("diffoscope: %w: %s", err, printable.Head(strings.TrimSpace(errs.b.String()), MaxText))
+	return "", fmt.Errorf("diffoscope: %w: %s", err, printable.Head(strings.TrimSpace(errs.b.String()), maxText))
 }
 
 // A headBuffer keeps the first left bytes written to it.

@@ -218,7 +218,7 @@ func (e *elfComparison) consequences(ids []elfPair) error {
 // id returns the build ID in a section: text for the go command, else hexadecimal.
 func (f *elfFile) id(s *elfSection) (string, error) {
 	r := f.packed(s)
-	p, err := window(r, 0, 12+16+MaxText)
+	p, err := window(r, 0, 12+16+maxText)
 	if err != nil || len(p) < 12 {
 		return "", errors.Join(err, errNotELF)
 	}

@@ -209,7 +209,7 @@ func (v *value) String() string {
 
 func (v *value) write(b *strings.Builder) {
 	if v.kind == 'v' {
-		b.WriteString(v.text[:min(len(v.text), 4*MaxText)])
+		b.WriteString(v.text[:min(len(v.text), 4*maxText)])
 		return
 	}
 	b.WriteByte(v.kind)
@@ -217,7 +217,7 @@ func (v *value) write(b *strings.Builder) {
 		if i > 0 {
 			b.WriteByte(',')
 		}
-		if b.Len() > 4*MaxText {
+		if b.Len() > 4*maxText {
 			b.WriteString(ellipsis)
 			break
 		}

@@ -12,16 +12,16 @@ import (
 // ellipsis replaces omitted text.
 const ellipsis = "..."
 
-// excerpts returns a and b in printable text of at most MaxText bytes each. Of long ones it omits most of the common
+// excerpts returns a and b in printable text of at most maxText bytes each. Of long ones it omits most of the common
 // prefix.
 func excerpts(a, b string) (string, string) {
 	const context = 60
-	if len(a) > MaxText || len(b) > MaxText {
+	if len(a) > maxText || len(b) > maxText {
 		if n := commonPrefix(a, b); n > context {
 			a, b = ellipsis+a[n-context:], ellipsis+b[n-context:]
 		}
 	}
-	return printable.Head(a, MaxText), printable.Head(b, MaxText)
+	return printable.Head(a, maxText), printable.Head(b, maxText)
 }
 
 // hexText returns up to 16 bytes in hexadecimal and as text.

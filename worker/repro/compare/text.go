@@ -253,7 +253,7 @@ func (t *textComparison) report(i, j int, a, b string, ds []wordDifference) {
 // around returns a line or, if it is long, the part of it around the word at byte at.
 func around(line string, at int, word string) string {
 	line = strings.TrimRight(line, "\n")
-	if len(line) <= MaxText {
+	if len(line) <= maxText {
 		return line
 	}
 	from, to := max(0, at-60), min(len(line), at+len(word)+60)

@@ -100,7 +100,7 @@ func (c *comparison) files(name string, a, b *changes.Entry) error {
 		c.differ("content, "+err.Error(), a.Digest.String(), b.Digest.String(), -1, Unknown, name)
 		return nil
 	}
-	return fmt.Errorf("%s: %w", printable.Head(name, MaxText), err)
+	return fmt.Errorf("%s: %w", printable.Head(name, maxText), err)
 }
 
 // directories compares two directories. It pairs paths that differ only in words that depend on the run.

@@ -147,7 +147,7 @@ func extraFields(prefix string, extra []byte) []field {
 		extra = extra[4+len(data):]
 		f := field{
 			what: fmt.Sprintf("%sextra field %#04x", prefix, id),
-			text: hex.EncodeToString(data[:min(len(data), MaxText)]),
+			text: hex.EncodeToString(data[:min(len(data), maxText)]),
 		}
 		switch {
 		case id == 0x5455 && len(data) >= 5: // extended timestamp: flags, mtime, optional atime and ctime

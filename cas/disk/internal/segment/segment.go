@@ -341,9 +341,6 @@ func (g *Segment) Size() (data, log int64) {
 	return g.size.Load(), int64(g.units) * unit
 }
 
-// Growing reports whether an Appender may append to the segment.
-func (g *Segment) Growing() bool { return g.growing.Load() }
-
 // Describe returns the position of an entry for messages.
 func (g *Segment) Describe(e *index.Entry) string {
 	return fmt.Sprintf("%s at %d", filepath.Base(g.set.path(g.N, ".data")), int64(e.Offset)*Block)

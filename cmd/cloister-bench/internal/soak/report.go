@@ -50,8 +50,8 @@ func Bounds(storeBytes int64) []Measure {
 	}
 }
 
-// MinFit is the shortest run whose slopes are checked: caches fill and the store begins to evict in the first minutes.
-const MinFit = 20 * time.Minute
+// minFit is the shortest run whose slopes are checked: caches fill and the store begins to evict in the first minutes.
+const minFit = 20 * time.Minute
 
 // slope returns the slope per hour of the line that fits the second half of the samples best.
 func slope(samples []Sample, name string) float64 {
@@ -82,7 +82,7 @@ func Text(out io.Writer, samples []Sample, measures []Measure) (exceeded []strin
 	for _, m := range measures {
 		rise, end := slope(samples, m.Name), last.Values[m.Name]
 		mark := ""
-		if end > m.Most || last.At >= MinFit && rise > m.Slope {
+		if end > m.Most || last.At >= minFit && rise > m.Slope {
 			exceeded = append(exceeded, m.Name)
 			mark = "  EXCEEDED"
 		}
@@ -93,8 +93,8 @@ func Text(out io.Writer, samples []Sample, measures []Measure) (exceeded []strin
 		return nil, err
 	}
 	_, err = fmt.Fprintf(out, "%d samples in %s; the slope is fitted to the second half", len(samples), last.At.Round(time.Second))
-	if last.At < MinFit {
-		_, err = fmt.Fprintf(out, ", and checked only from %s on", MinFit)
+	if last.At < minFit {
+		_, err = fmt.Fprintf(out, ", and checked only from %s on", minFit)
 	}
 	fmt.Fprintln(out)
 	return exceeded, err

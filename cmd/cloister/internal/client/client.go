@@ -201,15 +201,3 @@ func (s *Server) AbsentError(action cas.Digest, blobs []cas.Digest) error {
 	return exit.New(exit.Absent, fmt.Errorf("action %s: absent from %s, instance %q: %s; "+
 		"execute it there again, so that its client uploads them", action, s.Address, s.Instance, list))
 }
-
-// ParseDigests parses digests from the command line.
-func ParseDigests(args []string) ([]cas.Digest, error) {
-	ds := make([]cas.Digest, len(args))
-	for i, arg := range args {
-		var err error
-		if ds[i], err = cas.ParseDigest(arg); err != nil {
-			return nil, err
-		}
-	}
-	return ds, nil
-}

@@ -122,8 +122,8 @@ func fetch(ctx context.Context, to *disk.Cache, most int64, server *client.Serve
 			if err := cas.ReadProto(ctx, in.Store, d, &dir); err != nil {
 				return "", err
 			}
-			if files, err = AppendNew(d.Function(), dir.Files, listed, files); err == nil {
-				next, err = AppendNew(d.Function(), dir.Directories, known, next)
+			if files, err = appendNew(d.Function(), dir.Files, listed, files); err == nil {
+				next, err = appendNew(d.Function(), dir.Directories, known, next)
 			}
 			if err != nil {
 				return "", fmt.Errorf("Directory %s: %w", d, err)
@@ -148,8 +148,8 @@ func fetch(ctx context.Context, to *disk.Cache, most int64, server *client.Serve
 	return from.Name(), err
 }
 
-// AppendNew appends the digests of nodes that are not known yet to ds, and makes them known.
-func AppendNew[N interface{ GetDigest() *repb.Digest }](f cas.Function, nodes []N, known map[cas.Digest]bool, ds []cas.Digest) ([]cas.Digest, error) {
+// appendNew appends the digests of nodes that are not known yet to ds, and makes them known.
+func appendNew[N interface{ GetDigest() *repb.Digest }](f cas.Function, nodes []N, known map[cas.Digest]bool, ds []cas.Digest) ([]cas.Digest, error) {
 	for _, n := range nodes {
 		d, err := cas.FromProto(f, n.GetDigest())
 		if err != nil {

@@ -21,8 +21,8 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// DefaultInterval is the interval of status messages if the manager does not expect watchdog messages more often.
-const DefaultInterval = 10 * time.Second
+// defaultInterval is the interval of status messages if the manager does not expect watchdog messages more often.
+const defaultInterval = 10 * time.Second
 
 // Config configures a Service.
 type Config struct {
@@ -65,9 +65,9 @@ func Ready(c Config) (*Service, error) {
 	if !sent {
 		return nil, nil
 	}
-	s := &Service{config: c, interval: DefaultInterval, watchdog: watchdog > 0, stop: make(chan struct{}), ended: make(chan struct{})}
+	s := &Service{config: c, interval: defaultInterval, watchdog: watchdog > 0, stop: make(chan struct{}), ended: make(chan struct{})}
 	if s.watchdog {
-		s.interval = min(watchdog/2, DefaultInterval) // half, as sd_watchdog_enabled(3) advises
+		s.interval = min(watchdog/2, defaultInterval) // half, as sd_watchdog_enabled(3) advises
 	}
 	go s.watch()
 	return s, nil
