@@ -19,7 +19,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A Store is one instance in a bucket: a cas.Store and a cas.ActionCache. It is safe for concurrent use.
+// A Store is one instance in a bucket: a cas.Store and a cas.ActionCache. It is safe for concurrent use. Client.Store
+// makes it; the zero Store is not usable.
 type Store struct {
 	*Client
 	name string

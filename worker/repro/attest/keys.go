@@ -31,7 +31,8 @@ const (
 // howTo ends errors about unusable keys.
 const howTo = "make one with ssh-keygen -t ed25519 -f KEY"
 
-// A Key signs statements or verifies signatures.
+// A Key signs statements or verifies signatures. ParsePrivateKey, ParsePublicKeys and AgentKey make it; every function
+// refuses a zero Key.
 type Key struct {
 	public crypto.PublicKey
 	wire   ssh.PublicKey // the same key in OpenSSH's form
