@@ -15,10 +15,16 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
+// A shelved image is its Directory and its environment.
+type shelved struct {
+	Root cas.Digest
+	Env  []string
+}
+
 // A shelf is a set of images.
 type shelf struct {
 	pins  map[string]string // from property values to pinned references
-	roots map[string]ImageRoot
+	roots map[string]shelved
 	stale []cas.Digest // of each call of Root
 	// again returns a root that the store has lost.
 	again func()
@@ -31,16 +37,16 @@ func (s *shelf) Pin(_ context.Context, _, value string) (string, error) {
 	return "", fmt.Errorf("registry of %s is not allowed", value)
 }
 
-func (s *shelf) Root(_ context.Context, _, pinned string, stale cas.Digest) (ImageRoot, error) {
+func (s *shelf) Root(_ context.Context, _, pinned string, stale cas.Digest) (cas.Digest, []string, error) {
 	s.stale = append(s.stale, stale)
 	if !stale.IsZero() {
 		s.again()
 	}
 	r, ok := s.roots[pinned]
 	if !ok {
-		return r, errors.New("MANIFEST_UNKNOWN: manifest unknown")
+		return cas.Digest{}, nil, errors.New("MANIFEST_UNKNOWN: manifest unknown")
 	}
-	return r, nil
+	return r.Root, r.Env, nil
 }
 
 const (
@@ -55,7 +61,7 @@ func (c *confining) withImages() *shelf {
 			"docker://" + pinnedOne: pinnedOne, "docker://" + pinnedTwo: pinnedTwo, "docker://registry.example/tools:v1": pinnedOne,
 			"docker://registry.example/gone@sha256:3333": "registry.example/gone@sha256:3333",
 		},
-		roots: map[string]ImageRoot{
+		roots: map[string]shelved{
 			pinnedOne: {Root: c.rootFiles(map[string]string{"etc/marker": "first\n"}), Env: []string{"PATH=/bin", "KIND=image"}},
 			pinnedTwo: {Root: c.rootFiles(map[string]string{"etc/marker": "second\n"})},
 		},
@@ -146,14 +152,14 @@ func TestLostImages(t *testing.T) {
 	s := c.withImages()
 	lost := cas.SHA256.Sum([]byte("an absent Directory"))
 	kept := s.roots[pinnedTwo]
-	s.roots[pinnedTwo] = ImageRoot{Root: lost}
+	s.roots[pinnedTwo] = shelved{Root: lost}
 	s.again = func() { s.roots[pinnedTwo] = kept }
 	r := rootRun{script: "cat /etc/marker", env: map[string]string{"PATH": "/bin"}, platform: platform("container-image", "docker://"+pinnedTwo)}
 	c.run(r, Task{}, "second\n")
 	if want := []cas.Digest{{}, lost}; !slices.Equal(s.stale, want) {
 		t.Errorf("got calls with %v, want %v", s.stale, want)
 	}
-	s.roots[pinnedTwo], s.again = ImageRoot{Root: lost}, func() {}
+	s.roots[pinnedTwo], s.again = shelved{Root: lost}, func() {}
 	f := wantFault(t, "a store that loses the image twice", c.try(&r, Task{}), FaultExhausted)
 	if !strings.Contains(f.Error(), pinnedTwo) || !strings.Contains(f.Error(), "increase the size of the store") {
 		t.Errorf("got %q, want the image and the advice in it", f)

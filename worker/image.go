@@ -20,16 +20,10 @@ type Images interface {
 	// Pin returns the reference, with its digest, of the image that a property value names in an instance, such as
 	// "docker://REGISTRY/REPOSITORY:TAG". It fails if the operator does not permit the image, and pulls nothing.
 	Pin(ctx context.Context, instance, value string) (string, error)
-	// Root returns a pinned image as a root file system in the instance's store, and pulls it if necessary. stale, if not
-	// zero, is the Directory of an earlier answer that the store has lost.
-	Root(ctx context.Context, instance, pinned string, stale cas.Digest) (ImageRoot, error)
-}
-
-// An ImageRoot is a container image as a root file system.
-type ImageRoot struct {
-	// Root is the digest of its Directory, and Env the environment of its configuration: "KEY=VALUE".
-	Root cas.Digest
-	Env  []string
+	// Root returns the Directory of a pinned image in the instance's store, and the environment of its configuration, as
+	// "KEY=VALUE". It pulls the image if necessary. stale, if not zero, is the root of an earlier answer that the store has
+	// lost.
+	Root(ctx context.Context, instance, pinned string, stale cas.Digest) (root cas.Digest, env []string, err error)
 }
 
 // A rootFS is the root file system of an action; the zero rootFS is this host's toolchain.
@@ -99,11 +93,10 @@ func (l *Local) imageOf(instance string, req *request) (string, error) {
 func (l *Local) loadImage(ctx context.Context, in *cas.Instance, r *rootFS) error {
 	var lost *tree.MissingError
 	for range 2 {
-		root, err := l.cfg.Images.Root(ctx, in.Name, r.image, r.digest)
-		if err != nil {
+		var err error
+		if r.digest, r.env, err = l.cfg.Images.Root(ctx, in.Name, r.image, r.digest); err != nil {
 			return imageFault(err)
 		}
-		r.digest, r.env = root.Root, root.Env
 		if r.tree, err = l.inputs.Load(ctx, in, r.digest); !errors.As(err, &lost) {
 			return fault(StageFetch, err)
 		}

@@ -67,15 +67,15 @@ type Config struct {
 	// them before the run has read them. It must be well below the time for which the store keeps a used blob. Zero is
 	// an hour.
 	RenewInterval time.Duration
-	// CacheBytes is the size of the cache of decoded actions, commands and input trees; zero is DefaultCacheBytes.
+	// CacheBytes is the size of the cache of decoded actions, commands and input trees; zero is 64 MiB.
 	CacheBytes int64
 	// LogBytes limits stdout and stderr, each; zero is 32 MiB.
 	LogBytes int64
 	Log      *slog.Logger
 }
 
-// DefaultCacheBytes is the default of Config.CacheBytes: enough for the decoded trees of some 300,000 files.
-const DefaultCacheBytes = 64 << 20
+// defaultCacheBytes is the default of Config.CacheBytes: enough for the decoded trees of some 300,000 files.
+const defaultCacheBytes = 64 << 20
 
 // A Local executes actions on this machine. New makes it; the zero Local is not usable.
 type Local struct {
@@ -136,7 +136,7 @@ func newLocal(c Config) *Local {
 		c.Stager = tree.NewStager(tree.StagerConfig{})
 	}
 	if c.CacheBytes == 0 {
-		c.CacheBytes = DefaultCacheBytes
+		c.CacheBytes = defaultCacheBytes
 	}
 	if c.Reproduce == nil {
 		c.Reproduce = func(*Task) string { return "" }

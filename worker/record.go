@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/printable"
+	"github.com/cloister-build/cloister/worker/internal/results"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
@@ -137,7 +138,7 @@ func (d *digests) outputs(r *repb.ActionResult) []manifest.Output {
 // RecordedManifest returns the digest and the stable hash of the manifest that a result's metadata names, or zero
 // values.
 func RecordedManifest(r *repb.ActionResult) (text cas.Digest, stableHash string) {
-	e := recorded(r)
+	e := results.Recorded(r)
 	if d, err := cas.ParseDigest(e.GetManifest()); err == nil {
 		text = d
 	}

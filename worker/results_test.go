@@ -12,6 +12,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/worker/internal/results"
 )
 
 // TestResultsOfAnotherToolchainAreMisses: a result records the toolchain that made it, and is served only while the machine
@@ -20,7 +21,7 @@ func TestResultsOfAnotherToolchainAreMisses(t *testing.T) {
 	b := newBench(t, compiles)
 	now := "gcc 14"
 	b.cfg.Fingerprint = func() string { return now }
-	instances := FilterResults(b.cfg.Instances, OtherToolchain(b.cfg.Fingerprint))
+	instances := results.Filter(b.cfg.Instances, results.OtherToolchain(b.cfg.Fingerprint))
 	in, err := instances("")
 	if err != nil {
 		t.Fatal(err)

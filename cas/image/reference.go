@@ -68,6 +68,16 @@ func (r Reference) Digest() string {
 // Pin returns the reference with a digest in place of its tag.
 func (r Reference) Pin(digest string) string { return r.ref.Context().Digest(digest).String() }
 
+// IsPlace reports whether s can be one of the places of Reference.In.
+func IsPlace(s string) bool {
+	host, path, below := strings.Cut(s, "/")
+	_, err := name.NewRegistry(host)
+	if below && err == nil {
+		_, err = name.NewRepository(s)
+	}
+	return err == nil && host != "" && (!below || path != "")
+}
+
 // In reports whether the image is in one of the places: HOST[:PORT], or HOST[:PORT]/PATH for the repositories at and
 // below PATH.
 func (r Reference) In(places []string) bool {

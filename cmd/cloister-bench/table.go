@@ -12,7 +12,6 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
-	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 )
 
@@ -177,7 +176,7 @@ func maxExtraCPU(most float64) target { //nolint:unparam // a parameter like tho
 }
 
 // maxMemory is the target for a server's memory in bytes: 150 MiB and the input cache, which serve reports at startup.
-const maxMemory = 150<<20 + worker.DefaultCacheBytes
+const maxMemory = (150 + 64) << 20
 
 // printTable prints the measurements of each server and its targets.
 func printTable(out io.Writer, r *load.ExecReport) error {

@@ -35,9 +35,6 @@ func (p *Policy) Images() Images {
 	return p.images
 }
 
-// IsRegistry reports whether s can be one of Images.Registries.
-func IsRegistry(s string) bool { return registry.MatchString(s) }
-
 // registry matches an entry of registries.
 var registry = regexp.MustCompile(`^[A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9._/-]+)?$`)
 
@@ -53,7 +50,7 @@ func (r *reader) readImages(n *strict.Node) error {
 		"registries": func(n *strict.Node) error {
 			return r.Sequence(n, func(n *strict.Node) error {
 				s, err := r.Scalar(n)
-				if err == nil && !IsRegistry(s) {
+				if err == nil && !registry.MatchString(s) {
 					err = r.Errorf(n, "invalid registry %q: write HOST, HOST:PORT or HOST/PATH", s)
 				}
 				to.Registries = append(to.Registries, s)

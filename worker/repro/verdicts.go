@@ -14,7 +14,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/durable"
-	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/internal/results"
 )
 
 // VerdictsFile is the name of the file with a server's Verdicts. It contains the version of the format.
@@ -266,7 +266,7 @@ func (v *Verdicts) Close() error {
 // Withhold returns next without the cached results of actions that are not known to be reproducible. A lookup finds
 // nothing until a check finds the action reproducible.
 func (v *Verdicts) Withhold(next cas.Instances) cas.Instances {
-	return worker.FilterResults(next, func(instance string, action cas.Digest, _ *repb.ActionResult) string {
+	return results.Filter(next, func(instance string, action cas.Digest, _ *repb.ActionResult) string {
 		why, _ := v.of(actionKey{instance, action})
 		return why
 	})

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/tree"
-	"github.com/cloister-build/cloister/worker"
 )
 
 // TestCachesShareTheMemory checks that the limits of all caches add up to Config.Memory.
@@ -28,7 +27,7 @@ func TestCachesShareTheMemory(t *testing.T) {
 
 // TestDefaultMemoryKeepsTheDefaults of the packages that measurements describe.
 func TestDefaultMemoryKeepsTheDefaults(t *testing.T) {
-	if got := divide(DefaultMemory); got.messages != worker.DefaultCacheBytes || got.subtrees != tree.DefaultSeenBytes {
-		t.Errorf("got %+v, want %d bytes of messages and %d of subtrees", got, worker.DefaultCacheBytes, tree.DefaultSeenBytes)
+	if got := divide(DefaultMemory); got.messages != 64<<20 || got.subtrees != tree.DefaultSeenBytes {
+		t.Errorf("got %+v, want %d bytes of messages and %d of subtrees", got, 64<<20, tree.DefaultSeenBytes)
 	}
 }

@@ -36,6 +36,7 @@ import (
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
 	"github.com/cloister-build/cloister/worker/history"
+	"github.com/cloister-build/cloister/worker/internal/results"
 	"github.com/cloister-build/cloister/worker/queue"
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/cloister-build/cloister/worker/telemetry"
@@ -193,7 +194,7 @@ func (m *machine) confine(ctx context.Context, c *Config) (err error) {
 		w.Fingerprint = watch.Fingerprint
 	}
 	if !c.ToolchainDrift && !w.Fleet && w.Instances != nil {
-		w.Instances = worker.FilterResults(w.Instances, worker.OtherToolchain(w.Fingerprint))
+		w.Instances = results.Filter(w.Instances, results.OtherToolchain(w.Fingerprint))
 	}
 	if w.Certificates == nil {
 		if w.Certificates, err = sandbox.HostCertificates(); err != nil {

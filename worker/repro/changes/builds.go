@@ -226,7 +226,7 @@ func programs(a, b *manifest.Manifest) []Change {
 	var changes []Change
 	for _, p := range b.Toolchain.Programs {
 		if sum := sums[p.Path]; sum != "" && sum != p.Sum {
-			changes = append(changes, Change{What: "program", Name: printable.Quote(p.Path, MaxText), A: sum, B: p.Sum})
+			changes = append(changes, Change{What: "program", Name: printable.Quote(p.Path, maxText), A: sum, B: p.Sum})
 		}
 	}
 	return changes

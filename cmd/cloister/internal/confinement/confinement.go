@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cloister-build/cloister/cas/image"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
@@ -56,7 +57,7 @@ func (c *Flags) Images(p *policy.Policy) (policy.Images, error) {
 		return rules, nil
 	}
 	for _, r := range c.images {
-		if r == "ignore" || !policy.IsRegistry(r) {
+		if r == "ignore" || !image.IsPlace(r) {
 			return rules, exit.New(exit.Usage, fmt.Errorf("--images %+.80q: write registries as HOST, HOST:PORT or HOST/PATH, or only ignore", r))
 		}
 	}

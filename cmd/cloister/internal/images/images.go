@@ -81,20 +81,19 @@ func (p *Provider) Pin(ctx context.Context, instance, value string) (string, err
 }
 
 // Root implements worker.Images.
-func (p *Provider) Root(ctx context.Context, instance, pinned string, stale cas.Digest) (worker.ImageRoot, error) {
+func (p *Provider) Root(ctx context.Context, instance, pinned string, stale cas.Digest) (root cas.Digest, env []string, err error) {
 	ref, err := image.ParseReference(pinned)
 	if err != nil {
-		return worker.ImageRoot{}, err
+		return root, nil, err
 	}
 	e, err := p.Get(ctx, instance, ref, stale)
 	if err != nil {
-		return worker.ImageRoot{}, advise(ref, err)
+		return root, nil, advise(ref, err)
 	}
-	root := worker.ImageRoot{Root: e.Root}
 	if p.environment {
-		root.Env = e.Env
+		env = e.Env
 	}
-	return root, nil
+	return e.Root, env, nil
 }
 
 // advise adds to the refusal of a registry what its operator can do.

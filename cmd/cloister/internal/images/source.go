@@ -70,7 +70,7 @@ func (p *Provider) Fetch(ctx context.Context, instance string, s Source, notes i
 		go func() { defer close(shown); p.show(notes, done) }()
 		defer func() { close(done); <-shown }()
 	}
-	_, err = p.Root(ctx, instance, pinned, cas.Digest{})
+	_, _, err = p.Root(ctx, instance, pinned, cas.Digest{})
 	return pinned, err
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package worker
+// Package results reads what Cloister records in action results, and serves only some of them.
+package results
 
 import (
 	"context"
@@ -11,9 +12,9 @@ import (
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 )
 
-// FilterResults returns next without the results in its action caches for which refuse returns a reason: a lookup of such an
+// Filter returns next without the results in its action caches for which refuse returns a reason: a lookup of such an
 // action finds nothing. refuse is called concurrently.
-func FilterResults(next cas.Instances, refuse func(instance string, action cas.Digest, r *repb.ActionResult) string) cas.Instances {
+func Filter(next cas.Instances, refuse func(instance string, action cas.Digest, r *repb.ActionResult) string) cas.Instances {
 	return func(name string) (*cas.Instance, error) {
 		in, err := next(name)
 		if err != nil {
@@ -25,7 +26,7 @@ func FilterResults(next cas.Instances, refuse func(instance string, action cas.D
 	}
 }
 
-// filter is the action cache that FilterResults returns.
+// filter is the action cache of an instance that Filter returns.
 type filter struct {
 	cas.ActionCache
 	refuse func(cas.Digest, *repb.ActionResult) string
@@ -43,11 +44,11 @@ func (f filter) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 	return r, nil
 }
 
-// OtherToolchain returns a function for FilterResults that refuses results of a run with another toolchain than the one
+// OtherToolchain returns a function for Filter that refuses results of a run with another toolchain than the one
 // that fingerprint returns. A result that does not state its toolchain is served: it saw none, or another program made it.
 func OtherToolchain(fingerprint func() string) func(string, cas.Digest, *repb.ActionResult) string {
 	return func(_ string, _ cas.Digest, r *repb.ActionResult) string {
-		if made := recorded(r).GetToolchain(); made != "" {
+		if made := Recorded(r).GetToolchain(); made != "" {
 			if now := fingerprint(); now != "" && now != made {
 				return fmt.Sprintf("it was made with the toolchain %.12s, and this machine has %.12s", made, now)
 			}
@@ -56,8 +57,8 @@ func OtherToolchain(fingerprint func() string) func(string, cas.Digest, *repb.Ac
 	}
 }
 
-// recorded returns Cloister's metadata of a result, or nil.
-func recorded(r *repb.ActionResult) *cloisterpb.Execution {
+// Recorded returns Cloister's metadata of a result, or nil.
+func Recorded(r *repb.ActionResult) *cloisterpb.Execution {
 	for _, a := range r.GetExecutionMetadata().GetAuxiliaryMetadata() {
 		if e := new(cloisterpb.Execution); a.MessageIs(e) && a.UnmarshalTo(e) == nil {
 			return e
