@@ -71,12 +71,16 @@ var methods = table{
 	cloisterpb.Fleet_Drain_FullMethodName:   {rightOperate, nil},
 	cloisterpb.Fleet_Undrain_FullMethodName: {rightOperate, nil},
 
-	// Operators act on the store of all instances, and the audit log names all instances.
+	// Operators act on the store and the images of all instances, and the audit log names all instances.
 	cloisterpb.Store_Stat_FullMethodName:    {rightOperate, nil},
 	cloisterpb.Store_Collect_FullMethodName: {rightOperate, nil},
 	cloisterpb.Store_Verify_FullMethodName:  {rightOperate, nil},
 	cloisterpb.Store_Forget_FullMethodName:  {rightOperate, nil},
 	cloisterpb.AuditLog_Read_FullMethodName: {rightOperate, nil},
+	cloisterpb.Images_List_FullMethodName:   {rightOperate, nil},
+	cloisterpb.Images_Pull_FullMethodName:   {rightOperate, nil},
+	cloisterpb.Images_Load_FullMethodName:   {rightOperate, nil},
+	cloisterpb.Images_Remove_FullMethodName: {rightOperate, nil},
 
 	// Load balancers have no credentials.
 	healthpb.Health_Check_FullMethodName: {},
