@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
@@ -25,8 +26,12 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// ErrNoStore reports that a directory is not a store.
-var ErrNoStore = errors.New("no store")
+var (
+	// ErrNoStore reports that a directory is not a store.
+	ErrNoStore = errors.New("no store")
+	// ErrNoServer reports that no process has a store open.
+	ErrNoServer = errors.New("no server")
+)
 
 // openTimeout is the time that Open waits for the process that has the store open. It may be starting or exiting.
 var openTimeout = 10 * time.Second
@@ -52,9 +57,7 @@ func Connect(conn *grpc.ClientConn, explain func(error) error) *Client {
 // (see disk.Config.Lease) and no budget. It returns ErrNoStore, and creates nothing, if dir is not a store. It
 // returns disk.ErrLocked if a process has the store open but does not answer within ten seconds.
 func Open(ctx context.Context, dir string, lease time.Duration) (*Client, error) {
-	if _, err := os.Stat(filepath.Join(dir, "version")); errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("%w in %s", ErrNoStore, dir)
-	} else if err != nil {
+	if err := checkStore(dir); err != nil {
 		return nil, err
 	}
 	waiting, cancel := context.WithTimeout(ctx, openTimeout)
@@ -77,6 +80,38 @@ func Open(ctx context.Context, dir string, lease time.Duration) (*Client, error)
 			return nil, fmt.Errorf("%w (no answer on %s: %v)", err, filepath.Join(dir, socket), dialErr)
 		}
 	}
+}
+
+// Dial connects to the process that has the store in dir open, for services that only a server offers. It returns
+// ErrNoStore if dir is not a store, and ErrNoServer if no process answers there. The caller closes the connection.
+func Dial(ctx context.Context, dir string) (*grpc.ClientConn, error) {
+	if err := checkStore(dir); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	probe, err := connect(ctx, dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED): // or a killed process left the socket
+		return nil, fmt.Errorf("%w has %s open", ErrNoServer, dir)
+	case err != nil:
+		return nil, err
+	}
+	_ = probe.Close() // it carried nothing
+	c, err := dial(ctx, dir)
+	if err != nil {
+		return nil, fmt.Errorf("no answer on %s: %w", filepath.Join(dir, socket), err)
+	}
+	return c.conn, nil
+}
+
+// checkStore returns ErrNoStore if dir is not a store.
+func checkStore(dir string) error {
+	_, err := os.Stat(filepath.Join(dir, "version"))
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%w in %s", ErrNoStore, dir)
+	}
+	return err
 }
 
 // open opens a store that no process has open.

@@ -24,6 +24,8 @@ import (
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 )
 
@@ -86,7 +88,7 @@ func client(t *testing.T, dir string) *diskctl.Client {
 
 func serve(t *testing.T, dir string, c *disk.Cache) *diskctl.Server {
 	t.Helper()
-	s, err := diskctl.Serve(dir, c)
+	s, err := diskctl.Serve(dir, c, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,6 +212,43 @@ func TestClientReturnsErrorsOfServer(t *testing.T) {
 	s.Close()
 	if _, err := c.Stats(t.Context()); !errors.Is(err, cas.ErrUnavailable) {
 		t.Errorf("Stats after the server closed: got %v, want ErrUnavailable", err)
+	}
+}
+
+// TestDial connects only if a process has the store open.
+func TestDial(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	if _, err := diskctl.Dial(t.Context(), dir); !errors.Is(err, diskctl.ErrNoStore) {
+		t.Errorf("no directory: got %v, want ErrNoStore", err)
+	}
+	cache, _ := openStore(t, dir)
+	dial := func(when string) {
+		t.Helper()
+		if _, err := diskctl.Dial(t.Context(), dir); !errors.Is(err, diskctl.ErrNoServer) {
+			t.Errorf("%s: got %v, want ErrNoServer", when, err)
+		}
+	}
+	dial("without a socket")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "control"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	dial("with the socket of a killed process")
+	register := func(r grpc.ServiceRegistrar) { healthpb.RegisterHealthServer(r, health.NewServer()) }
+	s, err := diskctl.Serve(dir, cache, register)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	conn, err := diskctl.Dial(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
+		t.Errorf("a service that register added: %v", err)
 	}
 }
 

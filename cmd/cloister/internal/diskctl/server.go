@@ -51,8 +51,11 @@ type Server struct {
 }
 
 // Serve listens on the socket DIR/control, which only this user can connect to. Dir is the directory of c. Serve
-// replaces the socket of an earlier process, which cannot be running since c is open.
-func Serve(dir string, c *disk.Cache, options ...grpc.ServerOption) (*Server, error) {
+// replaces the socket of an earlier process, which cannot be running since c is open. register, if not nil, adds other
+// services to the socket.
+func Serve(
+	dir string, c *disk.Cache, register func(grpc.ServiceRegistrar), options ...grpc.ServerOption,
+) (*Server, error) {
 	s := &Server{cache: c, grpc: grpc.NewServer(options...), path: filepath.Join(dir, socket), verifying: make(chan struct{}, 1), stopScrub: func() {}}
 	if err := os.Remove(s.path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("control socket: %w", err)
@@ -62,6 +65,9 @@ func Serve(dir string, c *disk.Cache, options ...grpc.ServerOption) (*Server, er
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
 	s.Register(s.grpc)
+	if register != nil {
+		register(s.grpc)
+	}
 	go func() { _ = s.grpc.Serve(listener) }() // ends with Close
 	return s, nil
 }

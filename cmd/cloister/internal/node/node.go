@@ -115,7 +115,7 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	if err := n.openImages(rules); err != nil {
 		return nil, exit.New(exit.Environment, err)
 	}
-	if n.control, err = diskctl.Serve(c.Dir, n.Store, casserver.ServerOptions(log)...); err != nil {
+	if n.control, err = diskctl.Serve(c.Dir, n.Store, nil, casserver.ServerOptions(log)...); err != nil {
 		return nil, exit.New(exit.Environment, err)
 	}
 	n.onClose(func() { n.control.Close() })
