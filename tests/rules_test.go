@@ -188,6 +188,10 @@ var rules = []rule{
 		why: "it only carries operators' requests to the disk store",
 	},
 	{
+		of: "cmd/cloister/internal/imageservice", only: []string{"cas", "cas/casstatus", "cas/image", "cas/tree", "proto/...", "google.golang.org/grpc/...", "google.golang.org/protobuf/..."},
+		why: "it only carries operators' requests to the library of images",
+	},
+	{
 		of: "cas/object", only: []string{
 			"cas", "cas/internal/health", "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2", "google.golang.org/protobuf/...",
 			"github.com/minio/minio-go/v7/...", "golang.org/x/oauth2/...", "golang.org/x/sync/...",
