@@ -39,7 +39,7 @@ var groups = []struct {
 }{
 	{"serve", "Serve and farm", []func() *cobra.Command{serveCommand, joinCommand, runnerCommand}},
 	{"run", "Run and debug", []func() *cobra.Command{runCommand, actionCommand, invocationCommand, diffCommand, checkCommand, policyCommand}},
-	{"storage", "Storage", []func() *cobra.Command{casCommand, cacheCommand, gcCommand}},
+	{"storage", "Storage", []func() *cobra.Command{casCommand, cacheCommand, imageCommand, gcCommand}},
 	{"repro", "Reproducibility", []func() *cobra.Command{reproCommand, attestCommand}},
 	{"operations", "Operations", []func() *cobra.Command{statusCommand, topCommand, drainCommand, undrainCommand, authCommand, auditCommand}},
 }

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
+	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"google.golang.org/grpc"
+)
+
+// slowImages reports progress twice before it has an image.
+type slowImages struct {
+	cloisterpb.UnimplementedImagesServer
+}
+
+func (slowImages) Pull(
+	_ *cloisterpb.PullImageRequest, to grpc.ServerStreamingServer[cloisterpb.PullImageResponse],
+) error {
+	for _, m := range []*cloisterpb.PullImageResponse{
+		{Progress: &cloisterpb.ImagePull{}},
+		{Progress: &cloisterpb.ImagePull{ReadBytes: 1 << 20, TotalBytes: 4 << 20}},
+		{Image: &cloisterpb.ContainerImage{Pinned: "tools@sha256:0", Files: 2, Bytes: 2048, Dropped: 3}},
+	} {
+		if err := to.Send(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestImagePullShowsProgress on a terminal only.
+func TestImagePullShowsProgress(t *testing.T) {
+	at := grpctest.Serve(t, func(s *grpc.Server) { cloisterpb.RegisterImagesServer(s, slowImages{}) })
+	pull := func(info io.Writer) {
+		t.Helper()
+		c := &imageConfig{from: client.Server{Address: "grpc://" + at}, remote: true}
+		var out bytes.Buffer
+		if err := imagePull(t.Context(), c, "tools", &out, info); err != nil || out.String() != "docker://tools@sha256:0\n" {
+			t.Errorf("got %q, %v", out.String(), err)
+		}
+	}
+	const size = "2.0 KiB in 2 files; its devices, sockets and pipes (3) were dropped"
+	var plain bytes.Buffer
+	if pull(&plain); plain.String() != size+"\n" {
+		t.Errorf("without a terminal: got %q, want %q", plain.String(), size)
+	}
+
+	none, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer none.Close()
+	shown, screen, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer shown.Close()
+	person, err := terminal.Open(none, screen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pull(person.TTY)
+	person.Close()
+	screen.Close()
+	text, err := io.ReadAll(shown)
+	want := strings.Join([]string{"", "pull     waits", "pull     1.0 MiB of 4.0 MiB", size}, "\r\x1b[K")
+	if err != nil || !strings.HasPrefix(string(text), want) {
+		t.Errorf("on a terminal: got %q, %v, want %q", text, err, want)
+	}
+}
