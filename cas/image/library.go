@@ -324,12 +324,28 @@ func (l *Library) Get(ctx context.Context, instance string, ref Reference, stale
 	}
 	_, digest, _ := strings.Cut(pinned, "@")
 	if e := l.find(instance, digest, stale); e != nil {
-		return e, nil
+		return l.named(e, ref, pinned)
 	}
 	if !ref.In(l.config.Allowed) {
 		return nil, fmt.Errorf("image %s: the store has evicted it, and its %w: load it again", ref, ErrNotAllowed)
 	}
 	return l.pull(ctx, instance, ref, digest)
+}
+
+// named returns e under the tag ref, which it may not have yet. A reference with a digest needs no name of its own.
+func (l *Library) named(e *Entry, ref Reference, pinned string) (*Entry, error) {
+	if ref.Digest() != "" || e.Pinned == pinned && e.Reference == ref.String() {
+		return e, nil
+	}
+	l.mu.Lock()
+	known := l.entries[entryKey{e.Instance, ref.String()}]
+	l.mu.Unlock()
+	if known != nil && known.Pinned == pinned && known.Root == e.Root {
+		return known, nil
+	}
+	alias := *e
+	alias.Reference, alias.Pinned = ref.String(), pinned
+	return &alias, l.add(&alias)
 }
 
 // find returns an image of an instance with this digest and another root than stale, or nil.

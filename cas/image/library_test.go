@@ -95,6 +95,19 @@ func TestLibraryRemembersImages(t *testing.T) {
 	}
 }
 
+// TestPlaces: a place is the host of a registry, or repositories below it.
+func TestPlaces(t *testing.T) {
+	for place, want := range map[string]bool{
+		"docker.io": true, "127.0.0.1:5000": true, "registry.example.com/team/tools": true, "localhost:1/a": true,
+		"": false, "https://registry.example.com": false, "registry.example.com/": false, "a b": false, "registry.example.com//x": false,
+		"registry.example.com/UPPER": false, "registry.example.com/a:tag": false,
+	} {
+		if got := image.IsPlace(place); got != want {
+			t.Errorf("IsPlace(%q): got %t, want %t", place, got, want)
+		}
+	}
+}
+
 // TestQuestionsAboutTagsAreShared: concurrent requests for a tag ask the registry once, and a failure is remembered for a while.
 func TestQuestionsAboutTagsAreShared(t *testing.T) {
 	s := serve(t)

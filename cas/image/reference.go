@@ -71,11 +71,11 @@ func (r Reference) Pin(digest string) string { return r.ref.Context().Digest(dig
 // IsPlace reports whether s can be one of the places of Reference.In.
 func IsPlace(s string) bool {
 	host, path, below := strings.Cut(s, "/")
-	_, err := name.NewRegistry(host)
-	if below && err == nil {
-		_, err = name.NewRepository(s)
+	if _, err := name.NewRegistry(host, name.StrictValidation); err != nil || !below {
+		return err == nil
 	}
-	return err == nil && host != "" && (!below || path != "")
+	_, err := name.NewRepository(s)
+	return err == nil && path == strings.Trim(path, "/")
 }
 
 // In reports whether the image is in one of the places: HOST[:PORT], or HOST[:PORT]/PATH for the repositories at and

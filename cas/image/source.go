@@ -345,6 +345,9 @@ func (c *Config) fromArchive(path, name string) (*source, error) {
 			}
 		}
 	}
+	if len(found) == 0 && name != "" {
+		return nil, fmt.Errorf("image %+.256q: %w: name one of %+.500q", name, cas.ErrNotFound, names)
+	}
 	if len(found) != 1 {
 		return nil, fmt.Errorf("it has %d images: name one of %+.500q", len(all), names)
 	}

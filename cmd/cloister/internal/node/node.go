@@ -27,6 +27,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/buildinfo"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/images"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/imageservice"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/notify"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
@@ -115,7 +116,8 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	if err := n.openImages(rules); err != nil {
 		return nil, exit.New(exit.Environment, err)
 	}
-	if n.control, err = diskctl.Serve(c.Dir, n.Store, nil, casserver.ServerOptions(log)...); err != nil {
+	registerImages := func(r grpc.ServiceRegistrar) { n.registerImages(r, true) }
+	if n.control, err = diskctl.Serve(c.Dir, n.Store, registerImages, casserver.ServerOptions(log)...); err != nil {
 		return nil, exit.New(exit.Environment, err)
 	}
 	n.onClose(func() { n.control.Close() })
@@ -135,9 +137,10 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	return n, nil
 }
 
-// RegisterOperators adds the services with which operators manage the store and read the audit log.
+// RegisterOperators adds the services with which operators manage the store and its images and read the audit log.
 func (n *Node) RegisterOperators(r grpc.ServiceRegistrar) {
 	n.control.Register(r)
+	n.registerImages(r, false)
 	auditlog.Register(r, storedir.Audit(n.Dir), n.Log)
 }
 
@@ -260,20 +263,29 @@ func (n *Node) openImages(rules policy.Images) (err error) {
 		return nil
 	}
 	n.images, err = images.Open(images.Config{
-		Instances: func(name string) (*cas.Instance, error) {
-			select {
-			case <-n.started:
-				return n.Instances(name)
-			default:
-				return nil, fmt.Errorf("the server is starting: %w", cas.ErrUnavailable)
-			}
-		},
-		Dir: filepath.Join(n.Dir, "tmp"), File: filepath.Join(n.Dir, image.LibraryFile), Rules: rules, Log: n.Log,
+		Instances: n.instance, Dir: filepath.Join(n.Dir, "tmp"), File: filepath.Join(n.Dir, image.LibraryFile), Rules: rules, Log: n.Log,
 	})
 	if err == nil {
 		n.onClose(func() { _ = n.images.Close() })
 	}
 	return err
+}
+
+// instance is Instances for those who may call it before Start has set it.
+func (n *Node) instance(name string) (*cas.Instance, error) {
+	select {
+	case <-n.started:
+		return n.Instances(name)
+	default:
+		return nil, fmt.Errorf("the server is starting: %w", cas.ErrUnavailable)
+	}
+}
+
+// registerImages adds the service for container images, if this node runs any. local permits reading files of this host.
+func (n *Node) registerImages(r grpc.ServiceRegistrar, local bool) {
+	if n.images != nil {
+		imageservice.Register(r, imageservice.Config{Library: n.images.Library, Instances: n.instance, Local: local, Log: n.Log})
+	}
 }
 
 // SendPending makes Close wait for writes that wait to be sent upstream, up to the drain timeout or the next signal.
