@@ -20,11 +20,12 @@ func casCatCommand() *cobra.Command {
 		Use:   "cat DIGEST... [--server URL] [--instance NAME]",
 		Short: "Print blobs",
 		Long: `Cat writes blobs to standard output, in order. A blob that does not match its digest has been written before the
-mismatch is known; the exit code reports it.
+mismatch is known; the exit code reports it. DIGEST may also be its first 8 digits, or by the server's history ^1 for the
+latest action, or a target.
 
 The exit code is 4 if a blob is absent, and 5 if the server cannot be reached.`,
 		Example: `  cloister cas cat 9f2c...e1/142
-  cloister cas cat 9f2c1e77                    # by the server's history
+  cloister cas cat 9f2c1e77                    # any 8 digits or more
   cloister cas cat blake3:77ab...02/310 | sha256sum`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

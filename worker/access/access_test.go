@@ -167,6 +167,7 @@ func serve(t *testing.T, rules guard, config *tls.Config) *server {
 	longrunningpb.RegisterOperationsServer(g, x)
 	logpb.RegisterLogStreamServiceServer(g, x)
 	cloisterpb.RegisterHistoryServer(g, &cloisterpb.UnimplementedHistoryServer{})
+	cloisterpb.RegisterBlobIndexServer(g, &cloisterpb.UnimplementedBlobIndexServer{})
 	cloisterpb.RegisterFleetServer(g, &cloisterpb.UnimplementedFleetServer{})
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(g, alive)
@@ -305,6 +306,10 @@ var calls = map[string]func(ctx context.Context, conn *grpc.ClientConn, instance
 		}
 		return err
 	},
+	"Find": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := cloisterpb.NewBlobIndexClient(conn).Find(ctx, &cloisterpb.FindRequest{InstanceName: instance})
+		return err
+	},
 	"CreateLogStream": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
 		_, err := logpb.NewLogStreamServiceClient(conn).CreateLogStream(ctx, &logpb.CreateLogStreamRequest{Parent: instance})
 		return err
@@ -349,7 +354,7 @@ func TestEveryMethodHasARight(t *testing.T) {
 // caller, right and instance.
 func TestRule131_RightsAreApart(t *testing.T) {
 	methods := map[string]string{
-		"read":    "GetCapabilities FindMissingBlobs BatchReadBlobs GetTree Read GetActionResult List",
+		"read":    "GetCapabilities FindMissingBlobs BatchReadBlobs GetTree Read GetActionResult List Find",
 		"write":   "GetCapabilities FindMissingBlobs BatchUpdateBlobs Write QueryWriteStatus CreateLogStream",
 		"cache":   "GetCapabilities UpdateActionResult",
 		"execute": "GetCapabilities Execute WaitExecution CancelOperation ListOperations",

@@ -65,6 +65,8 @@ var methods = table{
 
 	// The history reveals digests that can be read.
 	cloisterpb.History_List_FullMethodName: {rightRead, history},
+	// So does the index of the store.
+	cloisterpb.BlobIndex_Find_FullMethodName: {rightRead, named},
 
 	// The status of an instance depends on the caller. Draining affects all instances.
 	cloisterpb.Fleet_Status_FullMethodName:  {rightExecute | rightOperate, nil},

@@ -24,6 +24,113 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type FindRequest struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	InstanceName string                 `protobuf:"bytes,1,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
+	// At least 8 hexadecimal digits, or the digest function, a colon and as many.
+	Prefix string `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	// Maximum number of blobs, from 1 to 100.
+	Limit         int32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindRequest) Reset() {
+	*x = FindRequest{}
+	mi := &file_cloister_v1_store_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindRequest) ProtoMessage() {}
+
+func (x *FindRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cloister_v1_store_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindRequest.ProtoReflect.Descriptor instead.
+func (*FindRequest) Descriptor() ([]byte, []int) {
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *FindRequest) GetInstanceName() string {
+	if x != nil {
+		return x.InstanceName
+	}
+	return ""
+}
+
+func (x *FindRequest) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *FindRequest) GetLimit() int32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type FindResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// HASH/SIZE, prefixed by the digest function and a colon if the length of the hash does not determine it.
+	Digests       []string `protobuf:"bytes,1,rep,name=digests,proto3" json:"digests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindResponse) Reset() {
+	*x = FindResponse{}
+	mi := &file_cloister_v1_store_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindResponse) ProtoMessage() {}
+
+func (x *FindResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cloister_v1_store_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindResponse.ProtoReflect.Descriptor instead.
+func (*FindResponse) Descriptor() ([]byte, []int) {
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *FindResponse) GetDigests() []string {
+	if x != nil {
+		return x.Digests
+	}
+	return nil
+}
+
 type ForgetRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Instance string                 `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
@@ -35,7 +142,7 @@ type ForgetRequest struct {
 
 func (x *ForgetRequest) Reset() {
 	*x = ForgetRequest{}
-	mi := &file_cloister_v1_store_proto_msgTypes[0]
+	mi := &file_cloister_v1_store_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -47,7 +154,7 @@ func (x *ForgetRequest) String() string {
 func (*ForgetRequest) ProtoMessage() {}
 
 func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[0]
+	mi := &file_cloister_v1_store_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -60,7 +167,7 @@ func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetRequest.ProtoReflect.Descriptor instead.
 func (*ForgetRequest) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{0}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *ForgetRequest) GetInstance() string {
@@ -87,7 +194,7 @@ type ForgetResponse struct {
 
 func (x *ForgetResponse) Reset() {
 	*x = ForgetResponse{}
-	mi := &file_cloister_v1_store_proto_msgTypes[1]
+	mi := &file_cloister_v1_store_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -99,7 +206,7 @@ func (x *ForgetResponse) String() string {
 func (*ForgetResponse) ProtoMessage() {}
 
 func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[1]
+	mi := &file_cloister_v1_store_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -112,7 +219,7 @@ func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetResponse.ProtoReflect.Descriptor instead.
 func (*ForgetResponse) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{1}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ForgetResponse) GetRecorded() bool {
@@ -130,7 +237,7 @@ type StatRequest struct {
 
 func (x *StatRequest) Reset() {
 	*x = StatRequest{}
-	mi := &file_cloister_v1_store_proto_msgTypes[2]
+	mi := &file_cloister_v1_store_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -142,7 +249,7 @@ func (x *StatRequest) String() string {
 func (*StatRequest) ProtoMessage() {}
 
 func (x *StatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[2]
+	mi := &file_cloister_v1_store_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -155,7 +262,7 @@ func (x *StatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatRequest.ProtoReflect.Descriptor instead.
 func (*StatRequest) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{2}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{4}
 }
 
 type StatResponse struct {
@@ -183,7 +290,7 @@ type StatResponse struct {
 
 func (x *StatResponse) Reset() {
 	*x = StatResponse{}
-	mi := &file_cloister_v1_store_proto_msgTypes[3]
+	mi := &file_cloister_v1_store_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -195,7 +302,7 @@ func (x *StatResponse) String() string {
 func (*StatResponse) ProtoMessage() {}
 
 func (x *StatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[3]
+	mi := &file_cloister_v1_store_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -208,7 +315,7 @@ func (x *StatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatResponse.ProtoReflect.Descriptor instead.
 func (*StatResponse) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{3}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StatResponse) GetBlobs() int64 {
@@ -309,7 +416,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_cloister_v1_store_proto_msgTypes[4]
+	mi := &file_cloister_v1_store_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -321,7 +428,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[4]
+	mi := &file_cloister_v1_store_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -334,7 +441,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{4}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CollectRequest) GetMaxBytes() int64 {
@@ -383,7 +490,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_cloister_v1_store_proto_msgTypes[5]
+	mi := &file_cloister_v1_store_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -395,7 +502,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[5]
+	mi := &file_cloister_v1_store_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -408,7 +515,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{5}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CollectResponse) GetBlobs() int64 {
@@ -501,7 +608,7 @@ type Age struct {
 
 func (x *Age) Reset() {
 	*x = Age{}
-	mi := &file_cloister_v1_store_proto_msgTypes[6]
+	mi := &file_cloister_v1_store_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -513,7 +620,7 @@ func (x *Age) String() string {
 func (*Age) ProtoMessage() {}
 
 func (x *Age) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[6]
+	mi := &file_cloister_v1_store_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -526,7 +633,7 @@ func (x *Age) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Age.ProtoReflect.Descriptor instead.
 func (*Age) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{6}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Age) GetLabel() string {
@@ -569,7 +676,7 @@ type VerifyRequest struct {
 
 func (x *VerifyRequest) Reset() {
 	*x = VerifyRequest{}
-	mi := &file_cloister_v1_store_proto_msgTypes[7]
+	mi := &file_cloister_v1_store_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -581,7 +688,7 @@ func (x *VerifyRequest) String() string {
 func (*VerifyRequest) ProtoMessage() {}
 
 func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[7]
+	mi := &file_cloister_v1_store_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -594,7 +701,7 @@ func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
 func (*VerifyRequest) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{7}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *VerifyRequest) GetBytesPerSecond() int64 {
@@ -629,7 +736,7 @@ type VerifyResponse struct {
 
 func (x *VerifyResponse) Reset() {
 	*x = VerifyResponse{}
-	mi := &file_cloister_v1_store_proto_msgTypes[8]
+	mi := &file_cloister_v1_store_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -641,7 +748,7 @@ func (x *VerifyResponse) String() string {
 func (*VerifyResponse) ProtoMessage() {}
 
 func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[8]
+	mi := &file_cloister_v1_store_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -654,7 +761,7 @@ func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyResponse.ProtoReflect.Descriptor instead.
 func (*VerifyResponse) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{8}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *VerifyResponse) GetBlobs() int64 {
@@ -713,7 +820,7 @@ type Damage struct {
 
 func (x *Damage) Reset() {
 	*x = Damage{}
-	mi := &file_cloister_v1_store_proto_msgTypes[9]
+	mi := &file_cloister_v1_store_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -725,7 +832,7 @@ func (x *Damage) String() string {
 func (*Damage) ProtoMessage() {}
 
 func (x *Damage) ProtoReflect() protoreflect.Message {
-	mi := &file_cloister_v1_store_proto_msgTypes[9]
+	mi := &file_cloister_v1_store_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -738,7 +845,7 @@ func (x *Damage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Damage.ProtoReflect.Descriptor instead.
 func (*Damage) Descriptor() ([]byte, []int) {
-	return file_cloister_v1_store_proto_rawDescGZIP(), []int{9}
+	return file_cloister_v1_store_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Damage) GetInstance() string {
@@ -766,7 +873,13 @@ var File_cloister_v1_store_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_store_proto_rawDesc = "" +
 	"\n" +
-	"\x17cloister/v1/store.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"C\n" +
+	"\x17cloister/v1/store.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"`\n" +
+	"\vFindRequest\x12#\n" +
+	"\rinstance_name\x18\x01 \x01(\tR\finstanceName\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\x05R\x05limit\"(\n" +
+	"\fFindResponse\x12\x18\n" +
+	"\adigests\x18\x01 \x03(\tR\adigests\"C\n" +
 	"\rForgetRequest\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x16\n" +
 	"\x06action\x18\x02 \x01(\tR\x06action\",\n" +
@@ -830,7 +943,9 @@ const file_cloister_v1_store_proto_rawDesc = "" +
 	"\x04Stat\x12\x18.cloister.v1.StatRequest\x1a\x19.cloister.v1.StatResponse\x12D\n" +
 	"\aCollect\x12\x1b.cloister.v1.CollectRequest\x1a\x1c.cloister.v1.CollectResponse\x12C\n" +
 	"\x06Verify\x12\x1a.cloister.v1.VerifyRequest\x1a\x1b.cloister.v1.VerifyResponse0\x01\x12A\n" +
-	"\x06Forget\x12\x1a.cloister.v1.ForgetRequest\x1a\x1b.cloister.v1.ForgetResponseBAZ?github.com/cloister-build/cloister/proto/cloister/v1;cloisterpbb\x06proto3"
+	"\x06Forget\x12\x1a.cloister.v1.ForgetRequest\x1a\x1b.cloister.v1.ForgetResponse2H\n" +
+	"\tBlobIndex\x12;\n" +
+	"\x04Find\x12\x18.cloister.v1.FindRequest\x1a\x19.cloister.v1.FindResponseBAZ?github.com/cloister-build/cloister/proto/cloister/v1;cloisterpbb\x06proto3"
 
 var (
 	file_cloister_v1_store_proto_rawDescOnce sync.Once
@@ -844,35 +959,39 @@ func file_cloister_v1_store_proto_rawDescGZIP() []byte {
 	return file_cloister_v1_store_proto_rawDescData
 }
 
-var file_cloister_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_cloister_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_cloister_v1_store_proto_goTypes = []any{
-	(*ForgetRequest)(nil),       // 0: cloister.v1.ForgetRequest
-	(*ForgetResponse)(nil),      // 1: cloister.v1.ForgetResponse
-	(*StatRequest)(nil),         // 2: cloister.v1.StatRequest
-	(*StatResponse)(nil),        // 3: cloister.v1.StatResponse
-	(*CollectRequest)(nil),      // 4: cloister.v1.CollectRequest
-	(*CollectResponse)(nil),     // 5: cloister.v1.CollectResponse
-	(*Age)(nil),                 // 6: cloister.v1.Age
-	(*VerifyRequest)(nil),       // 7: cloister.v1.VerifyRequest
-	(*VerifyResponse)(nil),      // 8: cloister.v1.VerifyResponse
-	(*Damage)(nil),              // 9: cloister.v1.Damage
-	(*durationpb.Duration)(nil), // 10: google.protobuf.Duration
+	(*FindRequest)(nil),         // 0: cloister.v1.FindRequest
+	(*FindResponse)(nil),        // 1: cloister.v1.FindResponse
+	(*ForgetRequest)(nil),       // 2: cloister.v1.ForgetRequest
+	(*ForgetResponse)(nil),      // 3: cloister.v1.ForgetResponse
+	(*StatRequest)(nil),         // 4: cloister.v1.StatRequest
+	(*StatResponse)(nil),        // 5: cloister.v1.StatResponse
+	(*CollectRequest)(nil),      // 6: cloister.v1.CollectRequest
+	(*CollectResponse)(nil),     // 7: cloister.v1.CollectResponse
+	(*Age)(nil),                 // 8: cloister.v1.Age
+	(*VerifyRequest)(nil),       // 9: cloister.v1.VerifyRequest
+	(*VerifyResponse)(nil),      // 10: cloister.v1.VerifyResponse
+	(*Damage)(nil),              // 11: cloister.v1.Damage
+	(*durationpb.Duration)(nil), // 12: google.protobuf.Duration
 }
 var file_cloister_v1_store_proto_depIdxs = []int32{
-	10, // 0: cloister.v1.StatResponse.lease:type_name -> google.protobuf.Duration
-	10, // 1: cloister.v1.CollectRequest.older_than:type_name -> google.protobuf.Duration
-	6,  // 2: cloister.v1.CollectResponse.ages:type_name -> cloister.v1.Age
-	9,  // 3: cloister.v1.VerifyResponse.damaged:type_name -> cloister.v1.Damage
-	2,  // 4: cloister.v1.Store.Stat:input_type -> cloister.v1.StatRequest
-	4,  // 5: cloister.v1.Store.Collect:input_type -> cloister.v1.CollectRequest
-	7,  // 6: cloister.v1.Store.Verify:input_type -> cloister.v1.VerifyRequest
-	0,  // 7: cloister.v1.Store.Forget:input_type -> cloister.v1.ForgetRequest
-	3,  // 8: cloister.v1.Store.Stat:output_type -> cloister.v1.StatResponse
-	5,  // 9: cloister.v1.Store.Collect:output_type -> cloister.v1.CollectResponse
-	8,  // 10: cloister.v1.Store.Verify:output_type -> cloister.v1.VerifyResponse
-	1,  // 11: cloister.v1.Store.Forget:output_type -> cloister.v1.ForgetResponse
-	8,  // [8:12] is the sub-list for method output_type
-	4,  // [4:8] is the sub-list for method input_type
+	12, // 0: cloister.v1.StatResponse.lease:type_name -> google.protobuf.Duration
+	12, // 1: cloister.v1.CollectRequest.older_than:type_name -> google.protobuf.Duration
+	8,  // 2: cloister.v1.CollectResponse.ages:type_name -> cloister.v1.Age
+	11, // 3: cloister.v1.VerifyResponse.damaged:type_name -> cloister.v1.Damage
+	4,  // 4: cloister.v1.Store.Stat:input_type -> cloister.v1.StatRequest
+	6,  // 5: cloister.v1.Store.Collect:input_type -> cloister.v1.CollectRequest
+	9,  // 6: cloister.v1.Store.Verify:input_type -> cloister.v1.VerifyRequest
+	2,  // 7: cloister.v1.Store.Forget:input_type -> cloister.v1.ForgetRequest
+	0,  // 8: cloister.v1.BlobIndex.Find:input_type -> cloister.v1.FindRequest
+	5,  // 9: cloister.v1.Store.Stat:output_type -> cloister.v1.StatResponse
+	7,  // 10: cloister.v1.Store.Collect:output_type -> cloister.v1.CollectResponse
+	10, // 11: cloister.v1.Store.Verify:output_type -> cloister.v1.VerifyResponse
+	3,  // 12: cloister.v1.Store.Forget:output_type -> cloister.v1.ForgetResponse
+	1,  // 13: cloister.v1.BlobIndex.Find:output_type -> cloister.v1.FindResponse
+	9,  // [9:14] is the sub-list for method output_type
+	4,  // [4:9] is the sub-list for method input_type
 	4,  // [4:4] is the sub-list for extension type_name
 	4,  // [4:4] is the sub-list for extension extendee
 	0,  // [0:4] is the sub-list for field type_name
@@ -889,9 +1008,9 @@ func file_cloister_v1_store_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cloister_v1_store_proto_rawDesc), len(file_cloister_v1_store_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_cloister_v1_store_proto_goTypes,
 		DependencyIndexes: file_cloister_v1_store_proto_depIdxs,

@@ -255,3 +255,111 @@ var Store_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "cloister/v1/store.proto",
 }
+
+const (
+	BlobIndex_Find_FullMethodName = "/cloister.v1.BlobIndex/Find"
+)
+
+// BlobIndexClient is the client API for BlobIndex service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// BlobIndex finds blobs that a user names by the beginning of their digest. It is served beside the Remote Execution API.
+type BlobIndexClient interface {
+	// Find returns the blobs of an instance in the server's own store whose digest has a prefix.
+	Find(ctx context.Context, in *FindRequest, opts ...grpc.CallOption) (*FindResponse, error)
+}
+
+type blobIndexClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewBlobIndexClient(cc grpc.ClientConnInterface) BlobIndexClient {
+	return &blobIndexClient{cc}
+}
+
+func (c *blobIndexClient) Find(ctx context.Context, in *FindRequest, opts ...grpc.CallOption) (*FindResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FindResponse)
+	err := c.cc.Invoke(ctx, BlobIndex_Find_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// BlobIndexServer is the server API for BlobIndex service.
+// All implementations must embed UnimplementedBlobIndexServer
+// for forward compatibility.
+//
+// BlobIndex finds blobs that a user names by the beginning of their digest. It is served beside the Remote Execution API.
+type BlobIndexServer interface {
+	// Find returns the blobs of an instance in the server's own store whose digest has a prefix.
+	Find(context.Context, *FindRequest) (*FindResponse, error)
+	mustEmbedUnimplementedBlobIndexServer()
+}
+
+// UnimplementedBlobIndexServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedBlobIndexServer struct{}
+
+func (UnimplementedBlobIndexServer) Find(context.Context, *FindRequest) (*FindResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Find not implemented")
+}
+func (UnimplementedBlobIndexServer) mustEmbedUnimplementedBlobIndexServer() {}
+func (UnimplementedBlobIndexServer) testEmbeddedByValue()                   {}
+
+// UnsafeBlobIndexServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to BlobIndexServer will
+// result in compilation errors.
+type UnsafeBlobIndexServer interface {
+	mustEmbedUnimplementedBlobIndexServer()
+}
+
+func RegisterBlobIndexServer(s grpc.ServiceRegistrar, srv BlobIndexServer) {
+	// If the following call pancis, it indicates UnimplementedBlobIndexServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&BlobIndex_ServiceDesc, srv)
+}
+
+func _BlobIndex_Find_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FindRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BlobIndexServer).Find(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: BlobIndex_Find_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BlobIndexServer).Find(ctx, req.(*FindRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// BlobIndex_ServiceDesc is the grpc.ServiceDesc for BlobIndex service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var BlobIndex_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "cloister.v1.BlobIndex",
+	HandlerType: (*BlobIndexServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Find",
+			Handler:    _BlobIndex_Find_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "cloister/v1/store.proto",
+}

@@ -15,10 +15,18 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/actions"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
-// searched is the number of latest actions whose blobs are searched for a prefix.
-const searched = 100
+const (
+	// searched is the number of latest actions whose blobs are searched for a prefix that the server's own store lacks:
+	// they may be in its upstream.
+	searched = 100
+	// listed is the number of blobs that the error for an ambiguous prefix names.
+	listed = 5
+)
 
 // WithStore is client.WithStore for names of blobs, which select the instance if --instance does not.
 func WithStore(ctx context.Context, from *client.Server, names []string, f func(ctx context.Context, s *remote.Store) error) error {
@@ -36,14 +44,15 @@ func WithStore(ctx context.Context, from *client.Server, names []string, f func(
 
 // Find returns the digest of the blob that a name on the command line selects: HASH/SIZE, which needs no history, or a
 // name of client.Server.Action for the message of that action or, with root, for its input root. A prefix that is no
-// action's may be that of a blob to which one of the latest actions refers.
+// action's may be that of a blob in the server's own store, or of one to which one of the latest actions refers.
 func Find(ctx context.Context, from *client.Server, s *remote.Store, name string, root bool) (cas.Digest, error) {
 	if d, err := cas.ParseDigest(name); err == nil {
 		return d, nil
 	}
 	a, err := from.Action(ctx, name)
-	if e, ok := errors.AsType[*exit.Error](err); ok && e.Code == exit.Absent && client.DigestPrefix.MatchString(name) {
-		return byPrefix(ctx, from, s, name)
+	if e, ok := errors.AsType[*exit.Error](err); ok && client.DigestPrefix.MatchString(name) &&
+		(e.Code == exit.Absent || errors.Is(err, client.ErrNoHistory)) {
+		return byPrefix(ctx, from, s, name, err)
 	}
 	if err != nil || !root {
 		return a.Digest, err
@@ -68,11 +77,61 @@ func FindAll(ctx context.Context, from *client.Server, s *remote.Store, names []
 	return all, nil
 }
 
-// byPrefix returns the only blob with a prefix to which the latest actions refer.
-func byPrefix(ctx context.Context, from *client.Server, s *remote.Store, prefix string) (cas.Digest, error) {
+// byPrefix returns the only blob with a prefix, which noAction says is not that of an action.
+func byPrefix(ctx context.Context, from *client.Server, s *remote.Store, prefix string, noAction error) (cas.Digest, error) {
+	found, err := stored(ctx, from, prefix)
+	if err == nil && len(found) == 0 {
+		found, err = ofLatest(ctx, from, s, prefix)
+	}
+	switch {
+	case errors.Is(err, client.ErrNoHistory):
+		return cas.Digest{}, noAction
+	case err != nil:
+		return cas.Digest{}, err
+	case len(found) == 0:
+		return cas.Digest{}, exit.New(exit.Absent, fmt.Errorf("%s: no action in the history of %s, instance %q, no blob in its store, and no blob of its latest %d actions "+
+			"has this prefix; write the whole digest, as HASH/SIZE", prefix, from.Address, from.Instance, searched))
+	case len(found) == 1:
+		return found[0], nil
+	}
+	var names []string
+	for _, d := range found[:min(len(found), listed)] {
+		names = append(names, d.String())
+	}
+	if len(found) > listed {
+		names = append(names, "...")
+	}
+	return cas.Digest{}, exit.New(exit.No, fmt.Errorf("%s: several blobs have this prefix: %s; write more digits", prefix, strings.Join(names, ", ")))
+}
+
+// stored returns the blobs with a prefix in the server's own store, more than listed if there are many. A server that
+// offers no such search has none.
+func stored(ctx context.Context, from *client.Server, prefix string) ([]cas.Digest, error) {
+	conn, instance, err := from.Dial()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	m, err := cloisterpb.NewBlobIndexClient(conn).Find(ctx, &cloisterpb.FindRequest{InstanceName: instance, Prefix: prefix, Limit: listed + 1})
+	if status.Code(err) == codes.Unimplemented {
+		return nil, nil
+	} else if err != nil {
+		return nil, from.ExplainCall(err)
+	}
+	found := make([]cas.Digest, len(m.Digests))
+	for i, text := range m.Digests {
+		if found[i], err = cas.ParseDigest(text); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// ofLatest returns the blobs with a prefix to which the latest actions refer.
+func ofLatest(ctx context.Context, from *client.Server, s *remote.Store, prefix string) ([]cas.Digest, error) {
 	latest, err := from.Actions(ctx, client.Filter{All: true}, searched)
 	if err != nil {
-		return cas.Digest{}, err
+		return nil, err
 	}
 	var found []cas.Digest
 	for _, a := range latest {
@@ -82,18 +141,7 @@ func byPrefix(ctx context.Context, from *client.Server, s *remote.Store, prefix 
 			}
 		}
 	}
-	switch len(found) {
-	case 0:
-		return cas.Digest{}, exit.New(exit.Absent, fmt.Errorf("%s: no action in the history of %s, instance %q, and no blob of its latest %d actions has this prefix; "+
-			"write the whole digest, as HASH/SIZE", prefix, from.Address, from.Instance, searched))
-	case 1:
-		return found[0], nil
-	}
-	var names []string
-	for _, d := range found[:min(len(found), 5)] {
-		names = append(names, d.String())
-	}
-	return cas.Digest{}, exit.New(exit.No, fmt.Errorf("%s: several blobs have this prefix: %s", prefix, strings.Join(names, ", ")))
+	return found, nil
 }
 
 // references returns the blobs to which an action and its cached result refer, as far as they are present.

@@ -346,7 +346,7 @@ func (s *Server) Invocation(ctx context.Context, name string) (string, error) {
 	case err != nil && !errors.Is(err, errEnough):
 		return "", err
 	case number > len(ids):
-		return "", exit.New(exit.Absent, fmt.Errorf("%s: %s has only %d builds", name, s.history(), len(ids)))
+		return "", exit.New(exit.Absent, fmt.Errorf("%s: %s has only %s", name, s.history(), render.Count(len(ids), "build")))
 	case number > 0:
 		return ids[number-1], s.selectInstance(name, instances[ids[number-1]])
 	case len(ids) > 1:
@@ -365,7 +365,7 @@ func (s *Server) recent(ctx context.Context, name string, n int) (Action, error)
 	case err != nil:
 		return Action{}, err
 	case len(all) < n:
-		return Action{}, exit.New(exit.Absent, fmt.Errorf("%s: %s has only %d actions", name, s.history(), len(all)))
+		return Action{}, exit.New(exit.Absent, fmt.Errorf("%s: %s has only %s", name, s.history(), render.Count(len(all), "action")))
 	}
 	return all[n-1], nil
 }

@@ -13,8 +13,10 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/blobs"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/worker/repro/changes"
 	"github.com/cloister-build/cloister/worker/repro/compare"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
@@ -93,7 +95,15 @@ func (c *Config) operand(ctx context.Context, name string) (operand, error) {
 		}
 	}
 	s, err := c.From.Action(ctx, name)
-	return operand{name: name, digest: s.Digest, action: true}, err
+	if e, ok := errors.AsType[*exit.Error](err); !ok || e.Code != exit.Absent || !client.DigestPrefix.MatchString(name) {
+		return operand{name: name, digest: s.Digest, action: true}, err
+	}
+	blob := operand{name: name}
+	err = client.WithStore(ctx, &c.From, func(ctx context.Context, s *remote.Store) error {
+		blob.digest, err = blobs.Find(ctx, &c.From, s, name, false)
+		return err
+	})
+	return blob, err
 }
 
 // reader returns a reader of the server's store, and connects to it at the first call.

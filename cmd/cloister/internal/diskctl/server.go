@@ -77,6 +77,11 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	cloisterpb.RegisterStoreServer(r, &service{server: s})
 }
 
+// RegisterIndex adds the service that finds blobs for clients to another server, which decides who may call it.
+func (s *Server) RegisterIndex(r grpc.ServiceRegistrar) {
+	cloisterpb.RegisterBlobIndexServer(r, &blobIndex{cache: s.cache})
+}
+
 // Close cancels calls in progress and removes the socket.
 func (s *Server) Close() error {
 	err := os.Remove(s.path)
@@ -178,4 +183,32 @@ func (s *service) Verify(
 		return casstatus.Error(err)
 	}
 	return send(report, true)
+}
+
+// blobIndex is the gRPC service for clients.
+type blobIndex struct {
+	cloisterpb.UnimplementedBlobIndexServer
+	cache *disk.Cache
+	mu    sync.Mutex // held by the call that searches the index, so that clients keep at most one processor busy
+}
+
+// maxFound is the maximum number of blobs that Find returns.
+const maxFound = 100
+
+func (x *blobIndex) Find(ctx context.Context, req *cloisterpb.FindRequest) (*cloisterpb.FindResponse, error) {
+	if req.Limit < 1 || req.Limit > maxFound {
+		return nil, status.Errorf(codes.InvalidArgument, "limit %d: use a number from 1 to %d", req.Limit, maxFound)
+	}
+	in, err := x.cache.Instance(req.InstanceName)
+	if err != nil {
+		return nil, casstatus.Error(err)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	found, err := in.Store.(*disk.Store).FindPrefix(ctx, req.Prefix, int(req.Limit))
+	m := &cloisterpb.FindResponse{}
+	for _, d := range found {
+		m.Digests = append(m.Digests, d.String())
+	}
+	return m, casstatus.Error(err)
 }

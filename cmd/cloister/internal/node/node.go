@@ -137,6 +137,9 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	return n, nil
 }
 
+// RegisterIndex adds the service with which clients find blobs by the beginning of their digest.
+func (n *Node) RegisterIndex(r grpc.ServiceRegistrar) { n.control.RegisterIndex(r) }
+
 // RegisterOperators adds the services with which operators manage the store and its images and read the audit log.
 func (n *Node) RegisterOperators(r grpc.ServiceRegistrar) {
 	n.control.Register(r)

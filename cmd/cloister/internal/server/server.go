@@ -191,6 +191,7 @@ func (s *server) registerServices() error {
 	if err := s.services.Register(s.grpc); err != nil {
 		return err
 	}
+	s.node.RegisterIndex(s.grpc)
 	if s.Auth.rules != nil { // without them anyone could delete results and read what others attempted
 		s.node.RegisterOperators(s.grpc)
 	}
