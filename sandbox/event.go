@@ -101,56 +101,50 @@ func (e Event) Compare(f Event) int {
 		cmp.Compare(e.Syscall, f.Syscall), cmp.Compare(e.Process, f.Process))
 }
 
-// String describes the event in one line.
+// String describes the event in one line: what was denied or failed, on what, by whom, and what to do. A relative Subject of
+// EventWrite is an input.
 func (e Event) String() string {
-	var b strings.Builder
+	what, hint := string(e.Kind)+" "+e.Subject, e.Detail
 	switch e.Kind {
 	case EventConnect:
-		fmt.Fprintf(&b, "tried to connect to %s: there is no network", e.Subject)
+		what = fmt.Sprintf("denied: connection to %s (no network)", e.Subject)
+		if strings.HasPrefix(e.Subject, "tcp ") || strings.HasPrefix(e.Subject, "udp ") {
+			hint = cmp.Or(hint, "add what it needs to the inputs, or allow the endpoint in the policy")
+		}
 	case EventAllowed:
-		fmt.Fprintf(&b, "connected to %s, as permitted", e.Subject)
+		what = fmt.Sprintf("allowed: connection to %s", e.Subject)
 	case EventUnreachable:
-		fmt.Fprintf(&b, "could not connect to %s, which is permitted", e.Subject)
-		if e.Detail != "" {
-			fmt.Fprintf(&b, ": %s", e.Detail)
-		}
-		e.Detail = ""
+		what = fmt.Sprintf("failed: connection to %s, which is permitted", e.Subject)
 	case EventWrite:
-		if e.Detail == "" {
-			e.Detail = "not an output"
+		object := "input " + e.Subject
+		if strings.HasPrefix(e.Subject, "/") || e.Detail != "" {
+			object = e.Subject
 		}
-		fmt.Fprintf(&b, "tried to write %s: %s", e.Subject, e.Detail)
-		e.Detail = ""
+		what, hint = fmt.Sprintf("denied: write to %s (%s)", object, cmp.Or(e.Detail, "read-only")), ""
 	case EventExec:
-		fmt.Fprintf(&b, "tried to execute %s: not in the sandbox", e.Subject)
+		what = fmt.Sprintf("failed: execution of %s (not in the sandbox)", e.Subject)
 	case EventSyscall:
-		fmt.Fprintf(&b, "tried the system call %s: not permitted", e.Subject)
+		what = fmt.Sprintf("denied: system call %s", e.Subject)
 	case EventRead:
-		fmt.Fprintf(&b, "tried to read %s: not an input", e.Subject)
+		what = fmt.Sprintf("denied: read of %s (not an input)", e.Subject)
 	case EventOutput:
-		fmt.Fprintf(&b, "left %s: not a declared output", e.Subject)
+		what = fmt.Sprintf("warning: undeclared output discarded: %s", e.Subject)
 	case EventRefused:
-		fmt.Fprintf(&b, "asked for %s: not run", e.Subject)
+		what = fmt.Sprintf("denied: property %s", e.Subject)
 	case EventLimit:
-		fmt.Fprintf(&b, "%s %s of %s", e.Subject, e.Actual, e.Limit)
-	default:
-		fmt.Fprintf(&b, "%s %s", e.Kind, e.Subject)
+		what = fmt.Sprintf("reached the limit of %s: %s of %s", e.Subject, e.Actual, e.Limit)
 	}
-	if e.Detail != "" {
-		fmt.Fprintf(&b, ", %s", e.Detail)
-	}
-	var by []string
 	if e.Process != "" {
-		by = append(by, e.Process)
+		what += " by " + e.Process
 	}
 	if e.Syscall != "" && e.Kind != EventSyscall {
-		by = append(by, e.Syscall)
+		what += fmt.Sprintf(" (%s)", e.Syscall)
 	}
 	if e.Count > 1 {
-		by = append(by, fmt.Sprintf("%d times", e.Count))
+		what += fmt.Sprintf(", %d times", e.Count)
 	}
-	if len(by) > 0 {
-		fmt.Fprintf(&b, " (%s)", strings.Join(by, ", "))
+	if hint != "" {
+		what += "; " + hint
 	}
-	return b.String()
+	return what
 }

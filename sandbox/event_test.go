@@ -11,12 +11,23 @@ import (
 
 func TestEventString(t *testing.T) {
 	for want, e := range map[string]sandbox.Event{
-		"tried to write /x: not an output (sh, openat)": {Kind: sandbox.EventWrite, Subject: "/x", Syscall: "openat", Process: "sh"},
-		"tried to write /x: the directory is shut":      {Kind: sandbox.EventWrite, Subject: "/x", Detail: "the directory is shut"},
-		"tried to execute cc: not in the sandbox, the environment has no PATH": {
+		"denied: write to input gen/in.tmp (read-only)":              {Kind: sandbox.EventWrite, Subject: "gen/in.tmp", Count: 1},
+		"denied: write to /x (read-only) by sh (openat), 2 times":    {Kind: sandbox.EventWrite, Subject: "/x", Syscall: "openat", Process: "sh", Count: 2},
+		"denied: write to x/y (the directory is shut)":               {Kind: sandbox.EventWrite, Subject: "x/y", Detail: "the directory is shut"},
+		"warning: undeclared output discarded: tmp.txt":              {Kind: sandbox.EventOutput, Subject: "tmp.txt", Count: 1},
+		"reached the limit of memory: 4.0 GiB of 4.0 GiB":            {Kind: sandbox.EventLimit, Subject: "memory", Actual: "4.0 GiB", Limit: "4.0 GiB", Unit: "bytes"},
+		"denied: system call mount by sh":                            {Kind: sandbox.EventSyscall, Subject: "mount", Syscall: "mount", Process: "sh"},
+		"denied: connection to unix @bus (no network)":               {Kind: sandbox.EventConnect, Subject: "unix @bus"},
+		"failed: connection to 192.0.2.1:80, which is permitted; no": {Kind: sandbox.EventUnreachable, Subject: "192.0.2.1:80", Detail: "no"},
+		"denied: read of a.h (not an input) by cc1 (openat); add it": {
+			Kind: sandbox.EventRead, Subject: "a.h", Syscall: "openat", Process: "cc1", Detail: "add it",
+		},
+		"denied: connection to tcp 192.0.2.1:80 (no network) by curl (connect); add what it needs to the inputs, or allow the endpoint in the policy": {
+			Kind: sandbox.EventConnect, Subject: "tcp 192.0.2.1:80", Syscall: "connect", Process: "curl",
+		},
+		"failed: execution of cc (not in the sandbox); the environment has no PATH": {
 			Kind: sandbox.EventExec, Subject: "cc", Detail: "the environment has no PATH",
 		},
-		"memory 4.0 GiB of 4.0 GiB": {Kind: sandbox.EventLimit, Subject: "memory", Actual: "4.0 GiB", Limit: "4.0 GiB", Unit: "bytes"},
 	} {
 		if got := e.String(); got != want {
 			t.Errorf("got %q, want %q", got, want)

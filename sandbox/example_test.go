@@ -59,7 +59,7 @@ func ExampleBackend() {
 	fmt.Println(res.ExitCode, res.Events)
 	// Output:
 	// build
-	// 2 [tried to write /usr/x: not an output (sh, openat)]
+	// 2 [denied: write to /usr/x (read-only) by sh (openat)]
 }
 
 // A build action reads its inputs, uses the host's tools and writes to its output directory, which the caller reads
@@ -171,6 +171,6 @@ func ExampleEvent() {
 	fmt.Println(e)
 	fmt.Println(e.LimitValue, e.Unit)
 	// Output:
-	// memory 4.0 GiB of 4.0 GiB
+	// reached the limit of memory: 4.0 GiB of 4.0 GiB
 	// 4294967296 bytes
 }

@@ -199,7 +199,7 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	defer staged.close()
 
 	report(StageRun)
-	ran, err := l.run(ctx, t, box.spec)
+	ran, err := l.run(ctx, t, box)
 	if err != nil {
 		return nil, fault(StageRun, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
@@ -31,10 +32,12 @@ func (e *execution) status() (status Status, line string, limit *sandbox.Event) 
 	r := e.ran
 	switch {
 	case r.timedOut && e.req.Action.GetTimeout().AsDuration() == 0:
-		line = fmt.Sprintf("killed after %v, the default timeout, because the action sets none", e.box.spec.Timeout)
+		line = fmt.Sprintf("killed: exceeded the default timeout of %v, since the action sets none; set a longer one in the client", e.box.spec.Timeout)
 		return StatusTimedOut, line, nil
 	case r.timedOut:
-		return StatusTimedOut, fmt.Sprintf("killed after its timeout of %v", e.box.spec.Timeout), nil
+		line = fmt.Sprintf(`killed: exceeded its timeout of %v; raise it, for a Bazel test with timeout = "long" in BUILD or with --test_timeout`,
+			e.box.spec.Timeout)
+		return StatusTimedOut, line, nil
 	case r.Exceeded != nil && r.ExitCode != 0:
 		return StatusOK, e.exceeded(), r.Exceeded
 	case e.collected.bad != nil && r.ExitCode == 0: // if the command failed, its own failure matters more
@@ -46,8 +49,7 @@ func (e *execution) status() (status Status, line string, limit *sandbox.Event) 
 		return StatusOK, fmt.Sprintf("exit code %d after %v, action %s", r.ExitCode, took, e.req.Digest), nil
 	}
 	if limit = e.limit(); limit != nil {
-		line = fmt.Sprintf("succeeded but hit a limit, so its result is not cached: %s%s", limit, e.peakMemory())
-		return StatusOK, line, limit
+		return StatusOK, fmt.Sprintf("succeeded, but reached the %s, so its result is not cached; %s", e.nameLimit(limit), e.raise(limit)), limit
 	}
 	return StatusOK, e.noOutputs(), nil
 }
@@ -79,36 +81,31 @@ func (e *execution) limit() *sandbox.Event {
 // exceeded describes how the action failed at a limit: those of memory and CPU time kill, the others refuse.
 func (e *execution) exceeded() string {
 	limit := e.ran.Exceeded
-	how := fmt.Sprintf("exit code %d after a limit was exceeded", e.ran.ExitCode)
-	switch sandbox.Limit(limit.Subject) {
-	case sandbox.LimitMemory:
-		return e.exceededMemory()
-	case sandbox.LimitCPU:
-		how = "killed"
+	how := fmt.Sprintf("exit code %d: reached", e.ran.ExitCode)
+	if l := sandbox.Limit(limit.Subject); l == sandbox.LimitMemory || l == sandbox.LimitCPU {
+		how = "killed: exceeded"
 	}
-	return fmt.Sprintf("%s: %s%s", how, limit, e.peakMemory())
+	return fmt.Sprintf("%s the %s; %s", how, e.nameLimit(limit), e.raise(limit))
 }
 
-// exceededMemory describes an action that was killed for its memory, and how its BUILD file asks for more.
-func (e *execution) exceededMemory() string {
-	line := fmt.Sprintf("killed: exceeded the %s memory limit", strings.Replace(e.ran.Exceeded.Limit, ".0 ", " ", 1))
+// nameLimit returns "4 GiB memory limit (profile build)" or "limit of 128 processes (profile build)".
+func (e *execution) nameLimit(limit *sandbox.Event) string {
+	value := strings.Replace(limit.Limit, ".0 ", " ", 1)
+	name := fmt.Sprintf("limit of %s %s", value, limit.Subject)
+	if sandbox.Limit(limit.Subject).Unit() != "" {
+		name = fmt.Sprintf("%s %s limit", value, limit.Subject)
+	}
 	if profile := e.box.grant.Profile; profile != "" {
-		line += fmt.Sprintf(" (profile %s)", profile)
+		name += fmt.Sprintf(" (profile %s)", profile)
 	}
-	const mebibyte, gibibyte = 1 << 20, 1 << 30
-	twice := fmt.Sprintf("%dMiB", 2*e.box.spec.Limits.Memory/mebibyte)
-	if m := 2 * e.box.spec.Limits.Memory; m%gibibyte == 0 {
-		twice = fmt.Sprintf("%dGiB", m/gibibyte)
-	}
-	return line + fmt.Sprintf(`; raise it with exec_properties = {"cloister-memory": %q}`, twice)
+	return name
 }
 
-// peakMemory returns the peak memory use if the action hit the memory limit, or "".
-func (e *execution) peakMemory() string {
-	if e.limit().Subject != string(sandbox.LimitMemory) || e.ran.Usage.PeakMemory == 0 {
-		return ""
-	}
-	return ", peak " + sandbox.Bytes(e.ran.Usage.PeakMemory)
+// raise says how the BUILD file of the action asks for twice the limit.
+func (e *execution) raise(limit *sandbox.Event) string {
+	l := sandbox.Limit(limit.Subject)
+	p := policy.LimitProperty(l, 2*e.box.spec.Limits.Of(l))
+	return fmt.Sprintf("raise it with exec_properties = {%q: %q}", p.Name, p.Value)
 }
 
 // message returns the message of the outcome. It begins with line, unless that is "", and omits limit, which line

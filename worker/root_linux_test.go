@@ -165,7 +165,7 @@ func TestActionRunsInRoot(t *testing.T) {
 			copied[0].Digest.GetHash() != c.blob([]byte(large)).GetHash() {
 			t.Errorf("a large file of the root: got %v", copied)
 		}
-		if !strings.Contains(r.outcome.Message, "tried to write /etc/new") {
+		if !strings.Contains(r.outcome.Message, "denied: write to /etc/new") {
 			t.Errorf("message: got %q, want the attempt to write to the root", r.outcome.Message)
 		}
 		if r.meta.Root != root.String() {

@@ -317,7 +317,7 @@ func TestRule108_TimeoutHasResult(t *testing.T) {
 	for _, c := range []struct {
 		asked *durationpb.Duration
 		says  string
-	}{{durationpb.New(time.Second), "its timeout of 1s"}, {nil, "1h0m0s, the default timeout"}} {
+	}{{durationpb.New(time.Second), "its timeout of 1s"}, {nil, "the default timeout of 1h0m0s"}} {
 		action := b.action(func(a *repb.Action, _ *repb.Command) { a.Timeout = c.asked })
 		out := b.do(&Task{Action: action})
 		want := &repb.ActionResult{

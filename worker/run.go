@@ -17,7 +17,7 @@ type ran struct {
 }
 
 // run runs the command. Only its execution time counts towards the timeout (rule 108).
-func (l *Local) run(ctx context.Context, t *Task, spec *sandbox.Spec) (*ran, error) {
+func (l *Local) run(ctx context.Context, t *Task, box *confined) (*ran, error) {
 	logs := t.Logs
 	if logs == nil {
 		logs = &Logs{}
@@ -27,12 +27,12 @@ func (l *Local) run(ctx context.Context, t *Task, spec *sandbox.Spec) (*ran, err
 		stderr: &capped{log: &logs.Stderr, left: l.cfg.LogBytes, live: t.Stderr},
 	}
 	var err error
-	r.Result, err = l.cfg.Backend.Run(ctx, spec, sandbox.Stdio{
+	r.Result, err = l.cfg.Backend.Run(ctx, box.spec, sandbox.Stdio{
 		Stdin: t.Stdin, Stdout: r.stdout, Stderr: r.stderr, Terminal: t.Terminal,
 	})
 	if ctx.Err() != nil {
 		if r.Result != nil {
-			l.audit(t, NewViolations(r.Result)) // they happened, even though the client is gone
+			l.audit(t, NewViolations(r.Result, box.root)) // they happened, even though the client is gone
 		}
 		return nil, context.Cause(ctx)
 	}

@@ -35,12 +35,12 @@ type Violations struct {
 	Unrecorded int
 }
 
-// NewViolations returns the violations of a run without an action.
-func NewViolations(r *sandbox.Result) *Violations { return newViolations(r, nil, 0) }
+// NewViolations returns the violations of a run with the input root at an absolute path. Paths in it become relative.
+func NewViolations(r *sandbox.Result, root string) *Violations { return newViolations(r, root, nil, 0) }
 
 // newViolations returns the violations of a run that left the files undeclared and more of them behind. All text that
 // the action chose is made printable here.
-func newViolations(r *sandbox.Result, undeclared []string, more int) *Violations {
+func newViolations(r *sandbox.Result, root string, undeclared []string, more int) *Violations {
 	events := slices.Clone(r.Events)
 	if e := r.Exceeded; e != nil {
 		if !slices.ContainsFunc(events, func(f sandbox.Event) bool { return sameLimit(e, f) }) {
@@ -52,6 +52,9 @@ func newViolations(r *sandbox.Result, undeclared []string, more int) *Violations
 	}
 	for i := range events {
 		e := &events[i]
+		if e.Kind == sandbox.EventWrite || e.Kind == sandbox.EventRead || e.Kind == sandbox.EventExec {
+			e.Subject = strings.TrimPrefix(e.Subject, root+"/") // with the root / it stays absolute
+		}
 		for _, text := range []*string{&e.Subject, &e.Syscall, &e.Process, &e.Actual, &e.Limit, &e.Detail} {
 			*text = printable.Head(*text, maxField)
 		}
@@ -105,7 +108,7 @@ func (v *Violations) byImportance() []sandbox.Event {
 // rank orders events. Python tries to cache each module that it imports and continues when it cannot, so these events
 // follow all others that may explain a failure.
 func rank(e sandbox.Event) int {
-	if strings.Contains(e.Subject, "/__pycache__") && e.Kind != sandbox.EventAllowed {
+	if strings.Contains("/"+e.Subject, "/__pycache__") && e.Kind != sandbox.EventAllowed {
 		return 2*slices.Index(importance, sandbox.EventOutput) + 1
 	}
 	return 2 * slices.Index(importance, e.Kind)
@@ -130,7 +133,7 @@ func (l *Local) auditRefusal(t *Task, err error) {
 			Kind: sandbox.EventRefused, Subject: r.Property.String(), Count: 1,
 			Detail: fmt.Sprintf("rule %q %s", r.Rule, r.Reason),
 		}
-		l.audit(t, NewViolations(&sandbox.Result{ExitCode: sandbox.NeverRan, Events: []sandbox.Event{event}}))
+		l.audit(t, NewViolations(&sandbox.Result{ExitCode: sandbox.NeverRan, Events: []sandbox.Event{event}}, ""))
 	}
 }
 
@@ -150,7 +153,7 @@ func (l *Local) addViolations(t *Task, req *request, box *confined, s *staged, r
 			}
 		}
 	}
-	c.Violations = newViolations(r.Result, undeclared, more)
+	c.Violations = newViolations(r.Result, box.root, undeclared, more)
 	l.audit(t, c.Violations)
 	if box.spec.Audit == sandbox.AuditFull {
 		for p := range req.Input.FilePaths() {

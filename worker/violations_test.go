@@ -32,7 +32,7 @@ func TestViolationsAreReported(t *testing.T) {
 	out := b.do(&Task{Action: action, Target: "//a:b", Mnemonic: "Genrule", Invocation: "i-1"})
 	lines := strings.Split(out.Message, "\n")
 	if len(lines) != 2 || !strings.HasPrefix(lines[0], "cloister: exit code 1 after ") ||
-		lines[1] != "cloister: tried to connect to tcp 10.0.0.1:443: there is no network (curl, connect, 3 times)" {
+		lines[1] != "cloister: denied: connection to tcp 10.0.0.1:443 (no network) by curl (connect), 3 times; add what it needs to the inputs, or allow the endpoint in the policy" {
 		t.Errorf("got message %q", out.Message)
 	}
 	if want := "rerun " + action.String(); out.Reproduce != want {
@@ -171,8 +171,8 @@ func TestUndeclaredFilesAreEvents(t *testing.T) {
 	out := b.do(&Task{Action: b.action(nil)})
 	lines := strings.Split(out.Message, "\n")
 	want := []string{
-		`cloister: left evil\ncloister: reproduce: rm -rf ~\xff: not a declared output`,
-		"cloister: left o/x.d: not a declared output",
+		`cloister: warning: undeclared output discarded: evil\ncloister: reproduce: rm -rf ~\xff`,
+		"cloister: warning: undeclared output discarded: o/x.d",
 	}
 	if !slices.Equal(lines[1:], want) {
 		t.Errorf("got message %q, want the lines %q", out.Message, want)
@@ -474,7 +474,7 @@ func TestRefusalsAreAudited(t *testing.T) {
 	if len(b.audited) != 2 {
 		t.Fatalf("got %d audits, want one per refusal", len(b.audited))
 	}
-	const want = `refused  asked for cloister-memory=1TiB: not run, rule "default" `
+	const want = `refused  denied: property cloister-memory=1TiB; rule "default" grants at most `
 	for _, a := range b.audited {
 		if lines := a.Lines(); len(lines) != 1 || !strings.HasPrefix(lines[0], want) || a.ExitCode != sandbox.NeverRan {
 			t.Errorf("got exit code %d and %q, want %d and %q", a.ExitCode, lines, sandbox.NeverRan, want)
@@ -524,7 +524,7 @@ func TestPythonCachesFollowOtherEvents(t *testing.T) {
 	cache := sandbox.Event{Kind: sandbox.EventWrite, Subject: "/usr/lib/python3/__pycache__/json.pyc"}
 	left := sandbox.Event{Kind: sandbox.EventOutput, Subject: "tmp.txt"}
 	read := sandbox.Event{Kind: sandbox.EventRead, Subject: "/etc/passwd"}
-	v := NewViolations(&sandbox.Result{Events: []sandbox.Event{cache, left, read}})
+	v := NewViolations(&sandbox.Result{Events: []sandbox.Event{cache, left, read}}, ExecRoot)
 	if got, want := v.byImportance(), []sandbox.Event{read, left, cache}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
@@ -552,7 +552,7 @@ func TestHarmlessViolations(t *testing.T) {
 		{"a write to an input", 0, []sandbox.Event{left, write}, 0, false},
 		{"more than is recorded", 0, []sandbox.Event{left}, 1, false},
 	} {
-		v := NewViolations(&sandbox.Result{ExitCode: c.exit, Events: c.events, Unrecorded: c.more})
+		v := NewViolations(&sandbox.Result{ExitCode: c.exit, Events: c.events, Unrecorded: c.more}, ExecRoot)
 		if got := v.Harmless(); got != c.want {
 			t.Errorf("%s: got harmless %t, want %t", c.name, got, c.want)
 		}

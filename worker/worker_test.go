@@ -225,7 +225,7 @@ func TestRule121_TimestampsNeverDecrease(t *testing.T) {
 
 // finished returns the execution of an action with this result, under the default policy.
 func finished(r *sandbox.Result) *execution {
-	a := NewViolations(r)
+	a := NewViolations(r, ExecRoot)
 	m := castest.NewMemory()
 	empty := cas.SHA256.Sum(nil)
 	return &execution{
@@ -235,7 +235,7 @@ func finished(r *sandbox.Result) *execution {
 			Action: &repb.Action{Timeout: durationpb.New(3 * time.Second), CommandDigest: empty.Proto(), InputRootDigest: empty.Proto()},
 		},
 		box: &confined{
-			spec:  &sandbox.Spec{Args: []string{"true"}, Timeout: 3 * time.Second, Limits: sandbox.Limits{Memory: 4 << 30}},
+			spec:  &sandbox.Spec{Args: []string{"true"}, Timeout: 3 * time.Second, Limits: sandbox.Limits{Memory: 4 << 30, CPU: time.Hour, Processes: 128, OutputFiles: 10}},
 			grant: &policy.Grant{Profile: "build", Rule: "default", Cache: true, Hermetic: true},
 		},
 		ran:       &ran{Result: r, timedOut: r.Stopped},
@@ -246,6 +246,7 @@ func finished(r *sandbox.Result) *execution {
 func TestSealExplainsFailure(t *testing.T) {
 	memory := &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitMemory), Actual: "4.0 GiB", Limit: "4.0 GiB", Count: 1}
 	files := &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitOutputFiles), Actual: "10", Limit: "10", Count: 1}
+	cpu := &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitCPU), Actual: "1h0m1s", Limit: "1h0m0s", Count: 1}
 	forks := sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitProcesses), Actual: "128", Limit: "128", Count: 1}
 	for _, c := range []struct {
 		name   string
@@ -273,19 +274,28 @@ func TestSealExplainsFailure(t *testing.T) {
 		},
 		{
 			"output files", &sandbox.Result{ExitCode: 1, Exceeded: files}, nil,
-			StatusOK, true, "cloister: exit code 1 after a limit was exceeded: output files 10 of 10",
+			StatusOK, true, `cloister: exit code 1: reached the limit of 10 output files (profile build); ` +
+				`raise it with exec_properties = {"cloister-output-files": "20"}`,
+		},
+		{
+			"CPU time", &sandbox.Result{ExitCode: 137, Signal: 9, Exceeded: cpu}, nil,
+			StatusOK, true, `cloister: killed: exceeded the 1h0m0s CPU time limit (profile build); ` +
+				`raise it with exec_properties = {"cloister-cpu": "2h"}`,
 		},
 		{
 			"survived limit", &sandbox.Result{Exceeded: memory}, nil,
-			StatusOK, true, "cloister: succeeded but hit a limit, so its result is not cached: memory 4.0 GiB of 4.0 GiB",
+			StatusOK, true, `cloister: succeeded, but reached the 4 GiB memory limit (profile build), so its result is not cached; ` +
+				`raise it with exec_properties = {"cloister-memory": "8GiB"}`,
 		},
 		{
 			"noticed limit", &sandbox.Result{Events: []sandbox.Event{forks}}, nil,
-			StatusOK, true, "cloister: succeeded but hit a limit, so its result is not cached: processes 128 of 128",
+			StatusOK, true, `cloister: succeeded, but reached the limit of 128 processes (profile build), so its result is not cached; ` +
+				`raise it with exec_properties = {"cloister-processes": "256"}`,
 		},
 		{
 			"limit and timeout", &sandbox.Result{ExitCode: 137, Stopped: true, Exceeded: memory}, nil,
-			StatusTimedOut, true, "cloister: killed after its timeout of 3s\ncloister: memory 4.0 GiB of 4.0 GiB",
+			StatusTimedOut, true, "cloister: killed: exceeded its timeout of 3s; raise it, for a Bazel test with timeout = \"long\" in BUILD or with --test_timeout\n" +
+				"cloister: reached the limit of memory: 4.0 GiB of 4.0 GiB",
 		},
 	} {
 		e := finished(c.ran)

@@ -28,7 +28,7 @@ import (
 )
 
 func TestRun(t *testing.T) {
-	want(t, "run", "apple\npear\nexit code 3\ntried to write /in/words: not an output (sh, openat)\n")
+	want(t, "run", "apple\npear\nexit code 3\ndenied: write to /in/words (read-only) by sh (openat)\n")
 }
 
 func TestDecorator(t *testing.T) {

@@ -47,7 +47,7 @@ func endpoints(t *testing.T, b sandbox.Backend) {
 	closed := closedPort(t, open.Host)
 	r = to(closed, closed)
 	if got := r.Result.Events; r.Stdout != "" || len(got) != 1 || got[0].Kind != sandbox.EventUnreachable || got[0].Endpoint != closed ||
-		!strings.Contains(got[0].String(), "could not connect to "+closed.String()+", which is permitted: ") ||
+		!strings.Contains(got[0].String(), "failed: connection to "+closed.String()+", which is permitted; ") ||
 		!strings.Contains(got[0].Detail, "connection refused") {
 		t.Errorf("allowed endpoint without a listener: got %q and events %v, want why it is unreachable", r.Stdout, got)
 	}

@@ -65,33 +65,35 @@ func TestLeaksAreNamed(t *testing.T) {
 	}{
 		{
 			target: "connects_outside", kind: "connect",
-			event: `tried to connect to tcp 192\.0\.2\.1:443: there is no network \(bash, connect\)`,
+			event: `denied: connection to tcp 192\.0\.2\.1:443 \(no network\) by bash \(connect\); add what it needs to the inputs, or allow the endpoint in the policy`,
 		},
 		{
 			target: "writes_input", kind: "write",
-			event: `tried to write /build/examples/hostile/victim\.txt: not an output \(bash, openat\)`,
+			event: `denied: write to input examples/hostile/victim\.txt \(read-only\) by bash \(openat\)`,
 		},
 		{
 			target: "includes_undeclared", kind: "read",
-			event: `tried to read /build/examples/hostile/undeclared\.h: not an input, in the source tree: add it to the inputs \(cc1plus, openat\)`,
+			event: `denied: read of examples/hostile/undeclared\.h \(not an input\) by cc1plus \(openat\); the source tree has it: add it to srcs, hdrs or data in BUILD`,
 		},
 		{
 			target: "leaves_undeclared", kind: "output",
-			event: `left bazel-out/\S+/bin/examples/hostile/beside\.txt: not a declared output`,
+			event: `warning: undeclared output discarded: bazel-out/\S+/bin/examples/hostile/beside\.txt`,
 		},
 		{
 			target: "eats_memory", kind: "limit", limit: sandbox.LimitMemory,
 			line:  `killed: exceeded the 64 MiB memory limit \(profile \w+\); raise it with exec_properties = \{"cloister-memory": "128MiB"\}`,
-			event: `memory [\d.]+ MiB of 64\.0 MiB`,
+			event: `reached the limit of memory: [\d.]+ MiB of 64\.0 MiB`,
 		},
 		{
 			target: "eats_time", kind: "limit", limit: sandbox.LimitCPU,
-			line: `killed: CPU time [\d.]+s of 1s`, event: `CPU time [\d.]+s of 1s`,
+			line:  `killed: exceeded the 1s CPU time limit \(profile \w+\); raise it with exec_properties = \{"cloister-cpu": "2s"\}`,
+			event: `reached the limit of CPU time: [\d.]+s of 1s`,
 		},
 		// Without control groups, the limit of processes is enforced but not reported, and memory is not limited.
 		{
 			target: "eats_processes", kind: "limit", limit: sandbox.LimitMemory,
-			line: `exit code [12] after a limit was exceeded: processes 16 of 16 \(\d+ times\)`, event: `processes 16 of 16 \(\d+ times\)`,
+			line:  `exit code [12]: reached the limit of 16 processes \(profile \w+\); raise it with exec_properties = \{"cloister-processes": "32"\}`,
+			event: `reached the limit of processes: 16 of 16, \d+ times`,
 		},
 	} {
 		t.Run(c.target, func(t *testing.T) {
@@ -192,13 +194,13 @@ rules:
 	if !strings.Contains(build.Output, want) {
 		t.Errorf("got no console line %q", want)
 	}
-	if strings.Contains(build.Output, "tried to connect") {
+	if strings.Contains(build.Output, "denied: connection") {
 		t.Error("the console reports a permitted connection as an attempt")
 	}
 	var events string
 	for _, received := range []int{5, 5, 0} {
 		at := regexp.QuoteMeta(endpoint)
-		events += fmt.Sprintf(`\S+  \S+  allowed  connected to %s, as permitted, at %s, 0 bytes sent, %d received\n`, at, at, received)
+		events += fmt.Sprintf(`\S+  \S+  allowed  allowed: connection to %s; at %s, 0 bytes sent, %d received\n`, at, at, received)
 	}
 	action := reproduce.FindStringSubmatch(build.Output)
 	if action == nil {

@@ -37,7 +37,7 @@ func TestRunInRoot(t *testing.T) {
 		cmd.Dir = dir
 		text, err := cmd.CombinedOutput()
 		if err == nil || !strings.HasPrefix(string(text), name+"\n") || strings.Contains(string(text), "\n/usr/share\n") ||
-			!strings.Contains(string(text), "tried to write /etc/new") {
+			!strings.Contains(string(text), "denied: write to /etc/new") {
 			t.Errorf("got %v and\n%s", err, text)
 		}
 		manifest, err := os.ReadFile(filepath.Join(dir, "manifest"))

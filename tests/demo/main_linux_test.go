@@ -38,7 +38,7 @@ func TestDemoWithoutBazelExecutesThenHitsThenRefuses(t *testing.T) {
 	for _, want := range []string{
 		`(?m)^first build +40 +40 +0 `,
 		`(?m)^after clean +40 +0 +40 `,
-		`(?m)^worker: violations it reported\n  cloister: tried to write /build/victim\.txt: not an output \(bash, openat\)\n  cloister: tried to write /usr/bin/\S*gcc\S*: not an output `,
+		`(?m)^worker: violations it reported\n  cloister: denied: write to input victim\.txt \(read-only\) by bash \(openat\)\n  cloister: denied: write to /usr/bin/\S*gcc\S* \(read-only\) `,
 		`(?m)^sandbox +5 attempts, 5 refused$`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out.String()) {

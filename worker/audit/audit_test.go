@@ -601,8 +601,8 @@ func TestLines(t *testing.T) {
 	appendAll(t, open(t, dir), entry(1))
 	r := read(t, dir)[0]
 	got := strings.Join(r.Lines(""), "\n")
-	const want = `2026-11-21T12:00:01Z  000000000000  connect  tried to connect to tcp 10.0.0.1:443: there is no network (curl, connect, 2 times)
-2026-11-21T12:00:01Z  000000000000  limit    memory 4.0 GiB of 4.0 GiB, set limit.memory
+	const want = `2026-11-21T12:00:01Z  000000000000  connect  denied: connection to tcp 10.0.0.1:443 (no network) by curl (connect), 2 times; add what it needs to the inputs, or allow the endpoint in the policy
+2026-11-21T12:00:01Z  000000000000  limit    reached the limit of memory: 4.0 GiB of 4.0 GiB; set limit.memory
 2026-11-21T12:00:01Z  000000000000  more     1 more, not recorded`
 	if got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)

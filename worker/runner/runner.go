@@ -210,7 +210,7 @@ func (r *Runner) run(ctx context.Context, c *command) (*runnerpb.RunResponse, er
 	spec.Inputs = l.inputs(spec.Inputs, filepath.Join(r.config.BuildDir, filepath.FromSlash(c.inputRoot)))
 	res, err := r.config.Backend.Run(ctx, spec, sandbox.Stdio{Stdout: stdout, Stderr: stderr})
 	if res != nil {
-		v := worker.NewViolations(res)
+		v := worker.NewViolations(res, worker.ExecRoot)
 		defer func() { r.report(c, v) }()
 		if err == nil {
 			left, refused := l.copyBack(ctx, out, in, r.grant.Limits.OutputBytes)
@@ -233,7 +233,7 @@ func (r *Runner) respond(
 	switch {
 	case res.Stopped:
 		return nil, status.Errorf(codes.DeadlineExceeded,
-			"killed after %v, the maximum of profile %q of the policy", r.grant.MaxTimeout, r.grant.Profile)
+			"killed: exceeded %v, the maximum of profile %q; raise its max_timeout in the policy", r.grant.MaxTimeout, r.grant.Profile)
 	case res.ExitCode == 0 && limit >= 0:
 		return nil, status.Errorf(codes.FailedPrecondition,
 			"succeeded but hit a limit, so its result must not be cached: %s; see profile %q of the policy",

@@ -376,7 +376,7 @@ func TestRunRefusesUncacheableSuccess(t *testing.T) {
 	t.Run("failure after a limit", func(t *testing.T) {
 		dir, req := f.action(t, nil, "head -c 4000000 /dev/zero >big")
 		resp, err := f.runner.Run(t.Context(), req)
-		if err != nil || resp.ExitCode != 1 || !strings.Contains(text(t, dir+"/stderr"), "\ncloister: limit    output bytes") {
+		if err != nil || resp.ExitCode != 1 || !strings.Contains(text(t, dir+"/stderr"), "\ncloister: limit    reached the limit of output bytes") {
 			t.Errorf("got %v, %v, stderr %q", resp, err, text(t, dir+"/stderr"))
 		}
 	})
@@ -396,10 +396,10 @@ func TestRunReportsViolations(t *testing.T) {
 			if errors.Is(err, fs.ErrNotExist) {
 				sandboxtest.Unavailable(t, "monitor", err)
 			}
-			if err != nil || !strings.Contains(string(b), "write    tried to write /usr/new") {
+			if err != nil || !strings.Contains(string(b), "write    denied: write to /usr/new (read-only)") {
 				t.Errorf("server log: got %q, %v", b, err)
 			}
-			reported := strings.Contains(text(t, dir+"/stderr"), "cloister: write    tried to write /usr/new")
+			reported := strings.Contains(text(t, dir+"/stderr"), "cloister: write    denied: write to /usr/new (read-only)")
 			if want := name == "failure"; reported != want {
 				t.Errorf("reported in stderr: got %v, want %v", reported, want)
 			}

@@ -253,7 +253,7 @@ func (w *session) inSource(at location) (detail string, ok bool) {
 	}
 	for dir, source := range w.view.Source {
 		if rest, ok := strings.CutPrefix(at.path, strings.TrimSuffix(dir, "/")+"/"); ok && exists(strings.TrimSuffix(source, "/")+"/"+rest) {
-			return "in the source tree: add it to the inputs", true
+			return "the source tree has it: add it to srcs, hdrs or data in BUILD", true
 		}
 	}
 	return "", false

@@ -320,7 +320,7 @@ func TestFullRecordsReads(t *testing.T) {
 		}
 		p.view.Full = true
 		p.view.Source = map[string]string{p.base + "/out": source}
-		_, opened := wantEvents(t, p, `read /out/header.h newfstatat, in the source tree: add it to the inputs
+		_, opened := wantEvents(t, p, `read /out/header.h newfstatat, the source tree has it: add it to srcs, hdrs or data in BUILD
 `)
 		for i := range opened {
 			opened[i] = strings.TrimPrefix(opened[i], p.base)
