@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/auditlog"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
@@ -239,7 +240,7 @@ func (c *auditConfig) list(dir string, now time.Time, out, info io.Writer) error
 	if entries == 0 {
 		_, err = fmt.Fprintln(info, "the log has no entries")
 	} else {
-		_, err = fmt.Fprintf(info, "%d lines of %d entries, head %s\n", shown, entries, head)
+		_, err = fmt.Fprintf(info, "%s of %s, head %s\n", render.Count(shown, "line"), render.Count(entries, "entry"), head)
 	}
 	return err
 }
@@ -292,7 +293,7 @@ func (c *auditConfig) verify(dir string, out io.Writer) error {
 	if err != nil {
 		return auditError(dir, err)
 	}
-	fmt.Fprintf(out, "%d entries, head %s\n", report.Entries, report.Head)
+	fmt.Fprintf(out, "%s, head %s\n", render.Count(report.Entries, "entry"), report.Head)
 	if report.First > 1 {
 		fmt.Fprintf(out, "begins at entry %d, of %s: %s\n", report.First, report.Begins.Format(time.RFC3339), whyItBegins(report))
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/worker"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -345,6 +346,7 @@ func TestEscapesThroughRunner(t *testing.T) {
 				if dir, isNew := strings.CutSuffix(want.Subject, "/new"); isNew {
 					subject = m.translate([]string{dir})[0] + "/new"
 				}
+				subject = strings.TrimPrefix(subject, worker.ExecRoot+"/")
 				if !slices.ContainsFunc(strings.Split(reported, "\n"), func(line string) bool {
 					return strings.HasPrefix(line, string(want.Kind)) && strings.Contains(line, subject)
 				}) {

@@ -2,12 +2,18 @@
 
 package render
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
-// Count returns a number with its noun, which takes an s unless there is one: "1 action", "2 actions".
+// Count returns a number with its noun, which is plural unless there is one: "1 action", "2 actions", "2 entries".
 func Count[N int | int32 | int64 | uint64](n N, noun string) string {
 	if n == 1 {
 		return "1 " + noun
+	}
+	if stem, ok := strings.CutSuffix(noun, "ry"); ok {
+		noun = stem + "rie"
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
 }

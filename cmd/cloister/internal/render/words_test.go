@@ -13,6 +13,9 @@ func TestCount(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
+	if got := Count(2, "entry") + ", " + Count(1, "entry"); got != "2 entries, 1 entry" {
+		t.Errorf("got %q", got)
+	}
 }
 
 func TestOnlyTerminalsGetColours(t *testing.T) {
