@@ -94,7 +94,7 @@ func (c *Config) readLayer(ctx context.Context, l *layer, u *used) ([]op, error)
 			}
 			return ops, err
 		}
-		c.Log.Warn("reading a layer of an image again", "layer", l.name, "read", u.raw.Load()-before, "error", err)
+		c.Log.Warn("reading a layer of an image again", "layer", l.name, "read", u.raw.Load()-before, "err", err)
 	}
 }
 

@@ -154,7 +154,7 @@ func OpenLibrary(c LibraryConfig) (*Library, error) {
 				}
 			}
 		}); err != nil {
-			c.Log.Warn("cannot compact the file of images", "error", err)
+			c.Log.Warn("cannot compact the file of images", "err", err)
 		}
 	}
 	return l, nil

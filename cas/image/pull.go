@@ -101,7 +101,7 @@ func (l *Library) run(ctx context.Context, p *pull, ref Reference) (*Entry, erro
 	im, err := Pull(ctx, c, from)
 	stop()
 	if err != nil {
-		log.Warn("pulling an image failed", "error", err)
+		log.Warn("pulling an image failed", "err", err)
 		return nil, err
 	}
 	im.Reference = ref.String()

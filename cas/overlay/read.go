@@ -122,12 +122,12 @@ func (s *store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 		return nil, err
 	case err != nil:
 		s.o.count(func(st *Stats) { st.Unanswered++ })
-		s.o.warn("cannot look up results in the upstream", "error", err)
+		s.o.warn("cannot look up results in the upstream", "err", err)
 		return nil, fmt.Errorf("result of action %s: %w locally; the upstream failed: %v", action, cas.ErrNotFound, err)
 	}
 	if err := s.local.Actions.Record(ctx, action, r); err != nil {
 		// The next lookup asks the upstream again.
-		s.o.config.Log.Warn("cannot record a result locally", "action", action.String(), "error", err)
+		s.o.config.Log.Warn("cannot record a result locally", "action", action.String(), "err", err)
 	}
 	return r, nil
 }

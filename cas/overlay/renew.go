@@ -181,7 +181,7 @@ func (o *Overlay) renewUsed() {
 		due, sample := o.uses.take(size)
 		if _, err := o.renew(due); err != nil {
 			if o.ctx.Err() == nil {
-				o.warn("cannot renew in the upstream yet what is used here", "error", err)
+				o.warn("cannot renew leases in the upstream yet", "err", err)
 			}
 			o.uses.retry(due)
 			pause, size = renewFailure, max(len(due)/2, 1)

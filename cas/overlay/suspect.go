@@ -162,7 +162,7 @@ func (s *store) readError(ctx context.Context, d cas.Digest, err error) error {
 			err = fmt.Errorf("blob %s: %w: the upstream lists it but cannot deliver it: %v", d, cas.ErrCorrupt, err)
 			s.o.count(func(st *Stats) { st.Unreadable++ })
 			s.o.warn("the upstream cannot deliver a blob that it lists; it is missing until it is uploaded again",
-				"digest", d.String(), "instance", s.name, "error", err)
+				"digest", d.String(), "instance", s.name, "err", err)
 		}
 	}
 	s.recordFetch(d, err)

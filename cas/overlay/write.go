@@ -241,7 +241,7 @@ func (s *store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 	}
 	if err := s.recordUpstream(ctx, action, r); err != nil && ctx.Err() == nil {
 		s.o.count(func(st *Stats) { st.Refused++ })
-		s.o.warn("the upstream does not record results", "error", err)
+		s.o.warn("the upstream does not record results", "err", err)
 	}
 	return ctx.Err()
 }

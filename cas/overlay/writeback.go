@@ -128,7 +128,7 @@ func (o *Overlay) sendPending() {
 			}
 			continue
 		}
-		o.warn("cannot send to the upstream yet", "pending", o.pending.len(), "error", err)
+		o.warn("cannot send to the upstream yet", "pending", o.pending.len(), "err", err)
 		select {
 		case <-time.After(backoff):
 		case <-o.ctx.Done():
@@ -157,22 +157,22 @@ func (r *round) ended(e entry, err error) {
 		r.done = append(r.done, e)
 	case errors.Is(err, errLost), errors.Is(err, errIncomplete), errors.Is(err, errUnserved):
 		// errUnserved is possible for writes accepted before the digest functions of the upstream were known.
-		r.o.config.Log.Error("lost before it was sent to the upstream", "what", e.String(), "error", err)
+		r.o.config.Log.Error("a blob or result was lost before it was sent to the upstream", "what", e.String(), "err", err)
 		r.lost++
 		r.done = append(r.done, e)
 	case errors.Is(err, errRefused):
-		r.o.warn("the upstream does not record results", "error", err)
+		r.o.warn("the upstream does not record results", "err", err)
 		r.refused++
 		r.done = append(r.done, e)
 	case errors.Is(err, cas.ErrUnavailable):
 		r.unavailable = err
 		r.retry = append(r.retry, e)
 	case e.kind == result && errors.Is(err, os.ErrPermission) && r.o.outdated(e):
-		r.o.config.Log.Error("the upstream has refused a result for long; it stays local", "what", e.String(), "error", err)
+		r.o.config.Log.Error("the upstream has refused a result for long; it stays local", "what", e.String(), "err", err)
 		r.refused++
 		r.done = append(r.done, e)
 	default:
-		r.o.warn("the upstream does not accept an entry yet", "what", e.String(), "error", err)
+		r.o.warn("the upstream does not accept an entry yet", "what", e.String(), "err", err)
 		r.delay = append(r.delay, e)
 	}
 }
@@ -266,7 +266,7 @@ func (o *Overlay) renewOnce() {
 			continue // sendPending reports it
 		}
 		if _, err := s.local.Actions.Lookup(o.ctx, e.digest); err != nil && o.ctx.Err() == nil {
-			o.config.Log.Warn("cannot renew the lease of a pending result", "what", e.String(), "error", err)
+			o.config.Log.Warn("cannot renew the lease of a pending result", "what", e.String(), "err", err)
 		}
 	}
 	for instance, ds := range blobsByInstance(entries) {
@@ -276,7 +276,7 @@ func (o *Overlay) renewOnce() {
 		}
 		for part := range slices.Chunk(ds, maxSend) {
 			if _, err := s.local.Store.Missing(o.ctx, part); err != nil && o.ctx.Err() == nil {
-				o.config.Log.Warn("cannot renew the leases of pending blobs", "instance", instance, "error", err)
+				o.config.Log.Warn("cannot renew the leases of pending blobs", "instance", instance, "err", err)
 			}
 		}
 	}

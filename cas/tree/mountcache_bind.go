@@ -175,7 +175,7 @@ func (s *Stager) drop(g *cachedImage) {
 	s.unmount(g.mountedImage)
 	if g.workspace != nil {
 		if err := g.workspace.Close(); err != nil {
-			s.config.Log.Warn("cannot free a root file system", "workspace", g.workspace.Name(), "error", err)
+			s.config.Log.Warn("cannot free a root file system", "workspace", g.workspace.Name(), "err", err)
 		}
 	}
 }

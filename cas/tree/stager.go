@@ -277,7 +277,7 @@ func (s *Stager) unmount(m *mountedImage) {
 func (s *Stager) close(m Mount) bool {
 	err := m.Close()
 	if err != nil {
-		s.config.Log.Warn("cannot unmount an image of inputs", "mount", m.Name(), "error", err)
+		s.config.Log.Warn("cannot unmount an image of inputs", "mount", m.Name(), "err", err)
 	}
 	return err == nil
 }

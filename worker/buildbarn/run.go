@@ -212,7 +212,7 @@ func (s *slot) guard(
 ) (out *worker.Outcome, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			s.cfg.Log.Error("panic", "action", t.Action.String(), "value", v, "stack", string(debug.Stack()))
+			s.cfg.Log.Error("panic while executing an action", "action", t.Action.String(), "value", v, "stack", string(debug.Stack()))
 			err = &worker.Fault{Kind: worker.FaultInternal, Err: fmt.Errorf("panic: %v", v)}
 		}
 	}()
@@ -241,7 +241,7 @@ func (s *slot) browserLink(ctx context.Context, t *worker.Task, out *worker.Outc
 	// For results that are not cached the browser reads a Buildbarn message from the store.
 	d, err := s.storeResponse(ctx, t, out)
 	if err != nil {
-		s.cfg.Log.Warn("store result for the browser", "action", t.Action.String(), "err", err,
+		s.cfg.Log.Warn("cannot store a result for the browser", "action", t.Action.String(), "err", err,
 			"trace", worker.TraceID(t.Trace))
 		return "action details (the result could not be stored): " + page("action", t.Action)
 	}

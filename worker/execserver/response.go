@@ -39,7 +39,7 @@ func (s *server) response(c client, o *queue.Operation, state queue.State) *repb
 			MaxBytes: maxInlined,
 		}); err != nil {
 			// Inlining is optional: the client fetches the blob by its digest.
-			s.Log.Warn("inline outputs", "operation", o.Name(), "action", o.Action().String(), "err", err)
+			s.Log.Warn("cannot inline outputs; the client fetches them", "operation", o.Name(), "action", o.Action().String(), "err", err)
 		}
 	}
 	if n := proto.Size(r); n > response.MaxBytes {

@@ -92,7 +92,7 @@ func (s *service) List(req *cloisterpb.ListHistoryRequest, to grpc.ServerStreami
 		return status.FromContextError(to.Context().Err()).Err()
 	}
 	// The error names files of this host, which clients need not know.
-	s.log.cfg.Log.Error("read the history", "dir", s.log.cfg.Dir, "err", err)
+	s.log.cfg.Log.Error("cannot read the history", "dir", s.log.cfg.Dir, "err", err)
 	return status.Error(codes.Internal, "reading the history failed; see the server's log")
 }
 

@@ -166,7 +166,7 @@ func (r *Runner) Run(ctx context.Context, req *runnerpb.RunRequest) (*runnerpb.R
 	if _, ok := status.FromError(err); ok {
 		return nil, err
 	}
-	r.config.Log.Error("command", "input_root", c.inputRoot, "err", err)
+	r.config.Log.Error("cannot run a command", "input_root", c.inputRoot, "err", err)
 	return nil, status.Error(codes.Internal, err.Error())
 }
 
@@ -285,6 +285,6 @@ func (r *Runner) report(c *command, v *worker.Violations) {
 		err = errors.Join(err, f.Close())
 	}
 	if err != nil { // it explains a result and is not part of it
-		r.config.Log.Warn("write the server log of a command", "err", err)
+		r.config.Log.Warn("cannot write the server log of a command", "err", err)
 	}
 }

@@ -246,7 +246,7 @@ func (n *Node) open(wrap func(cas.Instances) cas.Instances) (err error) {
 		n.Instances = n.overlay.Instance
 		n.onClose(func() {
 			if err := n.overlay.Close(n.sending); err != nil {
-				n.Log.Warn("upstream", "address", n.Upstream.address, "err", err)
+				n.Log.Warn("cannot send everything to the upstream; the next start continues", "address", n.Upstream.address, "err", err)
 			}
 			n.stopSending()
 		})
@@ -355,6 +355,6 @@ func recordViolations(log *slog.Logger, record *audit.Log, name string, t *worke
 		Invocation: t.Invocation, Worker: name, Exit: a.ExitCode, Events: a.Events, Unrecorded: a.Unrecorded,
 	})
 	if err != nil {
-		log.Error("write audit log", "err", err)
+		log.Error("cannot write the audit log; the entry is lost", "action", t.Action.String(), "err", err)
 	}
 }
