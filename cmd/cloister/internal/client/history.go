@@ -302,7 +302,7 @@ func (s *Server) ofTarget(ctx context.Context, label string) (Action, error) {
 	case err != nil:
 		return Action{}, err
 	case len(all) == 0:
-		return Action{}, exit.New(exit.Absent, fmt.Errorf("%s has no action of target %s", s.history(), label))
+		return Action{}, exit.New(exit.Absent, fmt.Errorf("%s has no action of target %s; list its actions with cloister action ls", s.history(), label))
 	}
 	return all[0], nil
 }

@@ -116,7 +116,7 @@ func message(b []byte, f cas.Function) string {
 func (c *Config) result(ctx context.Context, t operand, known **compare.Facts) (*repb.ActionResult, error) {
 	r, err := c.store.Lookup(ctx, t.digest)
 	if errors.Is(err, cas.ErrNotFound) {
-		return nil, fmt.Errorf("no result of action %s is recorded at %s, instance %q", t.digest, c.From.Address, c.From.Instance)
+		return nil, fmt.Errorf("no result of action %s is recorded at %s, instance %q; compare the actions without --results, or execute it again", t.digest, c.From.Address, c.From.Instance)
 	}
 	if m := r.GetExecutionMetadata(); m.GetExecutionStartTimestamp() != nil {
 		*known = &compare.Facts{Start: m.ExecutionStartTimestamp.AsTime(), End: m.ExecutionCompletedTimestamp.AsTime()}

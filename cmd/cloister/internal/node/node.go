@@ -246,7 +246,7 @@ func (n *Node) open(wrap func(cas.Instances) cas.Instances) (err error) {
 		n.Instances = n.overlay.Instance
 		n.onClose(func() {
 			if err := n.overlay.Close(n.sending); err != nil {
-				n.Log.Warn("cannot send everything to the upstream; the next start continues", "address", n.Upstream.address, "err", err)
+				n.Log.Warn("writes to the upstream are incomplete", "address", n.Upstream.address, "err", err)
 			}
 			n.stopSending()
 		})
