@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -159,6 +160,9 @@ func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (
 		}
 		m.add(t.Queued, out)
 		if text := remarks(out, task.Action); text != "" {
+			if c.ActionName == "" {
+				text = asFlags(text)
+			}
 			fmt.Fprintln(os.Stderr, text)
 		}
 		if i == 0 {
@@ -277,6 +281,16 @@ func remarks(out *worker.Outcome, action cas.Digest) string {
 		return rest
 	}
 	return out.Message
+}
+
+// requests matches how a message for a client requests a resource.
+var requests = regexp.MustCompile(`exec_properties = \{"([a-z-]+)": "(\w+)"\}`)
+
+// asFlags returns a message for clients with what to do as flags of run.
+func asFlags(message string) string {
+	message = strings.ReplaceAll(message, `raise it, for a Bazel test with timeout = "long" in BUILD or with --test_timeout`, "raise it with --timeout")
+	message = strings.ReplaceAll(message, "set a longer one in the client", "set a longer one with --timeout")
+	return requests.ReplaceAllString(message, "--property $1=$2")
 }
 
 // keep writes the manifest and the outputs of a run to the requested files, or reports that outputs are dropped.

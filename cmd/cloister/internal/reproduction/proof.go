@@ -4,6 +4,7 @@ package reproduction
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -21,8 +22,8 @@ func (c *Config) checkProof(ctx context.Context, v *repro.Verdict, executors []r
 	}
 	first := v.Runs[0]
 	if first.ExitCode != 0 || first.Code != "" {
-		return fmt.Errorf("the command fails in all %d runs with %s%s, which proves nothing; "+
-			"correct it, or pass --allow-failure", len(v.Runs), first.Ended(), lastLine(ctx, v, executors[0].Store))
+		return fmt.Errorf("the command fails in all %d runs with %s%s, which proves nothing; %s, or pass --allow-failure",
+			len(v.Runs), first.Ended(), lastLine(ctx, v, executors[0].Store), cmp.Or(c.ExplainAbsent(), "correct it"))
 	}
 	if missing := c.MissingOutputs(first.Result); len(missing) > 0 {
 		return fmt.Errorf("no run produced %s, which proves nothing; correct the command or --out, or pass --allow-failure", strings.Join(missing, ", "))
