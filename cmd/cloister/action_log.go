@@ -28,6 +28,7 @@ result or its output is absent; and 5 if the server cannot be reached.`,
   cloister action log -f --stderr e3b0...55/142 --server grpc://build.example.com:8980`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			c.Notes = unlessQuiet(cmd, cmd.ErrOrStderr())
 			return c.From.Explain(c.Print(cmd.Context(), args[0], cmd.OutOrStdout()), exit.No)
 		},
 	}

@@ -42,6 +42,7 @@ The exit code is 1 if the server lists no executions, and 5 if it cannot be reac
 			}
 			ctx, end := interrupt.Context(cmd.Context())
 			defer end()
+			c.Notes = unlessQuiet(cmd, cmd.ErrOrStderr())
 			return c.From.Explain(c.Run(ctx, cmd.OutOrStdout()), exit.No)
 		},
 	}

@@ -31,6 +31,7 @@ type List struct {
 	Target                      string
 	Failed, JSON, All, Wide     bool
 	Limit                       int
+	Notes                       io.Writer
 }
 
 // request returns the request for the first page, with a filter in the syntax of serve. No filter selects failures, and
@@ -89,8 +90,14 @@ func (c *List) Run(ctx context.Context, out io.Writer) error {
 	if errors.Is(err, client.ErrNoHistory) {
 		err = c.executions(ctx, show)
 	}
-	if err == nil && c.JSON {
+	switch {
+	case err != nil:
+	case c.JSON:
 		err = render.JSON(out, rows)
+	case len(rows) == 0 && wanted.Set():
+		fmt.Fprintln(c.Notes, "nothing matches")
+	case len(rows) == 0:
+		fmt.Fprintln(c.Notes, "no current executions; --all lists the history")
 	}
 	return err
 }
@@ -307,10 +314,7 @@ func columns(state, cache, took, action, invocation, what string, wide, red bool
 // line returns e for a person, with everything that a client chose quoted. A wide line shortens nothing, and adds the
 // name of the operation or, of an entry of the history, its time.
 func (e *execution) line(wide, coloured bool) string {
-	what, invocation := "-", "-"
-	if text := strings.TrimSpace(e.Mnemonic + " " + e.Target); text != "" {
-		what = render.Quote(text)
-	}
+	what, invocation := cmp.Or(render.QuoteAll(strings.Fields(e.Mnemonic+" "+e.Target)), "-"), "-"
 	if e.Invocation != "" {
 		invocation = render.Quote(shorten(e.Invocation, invocationDigits, wide))
 	}

@@ -29,6 +29,7 @@ type Log struct {
 	Follow bool
 	Stderr bool
 	Failed bool // the output of the latest failure
+	Notes  io.Writer
 }
 
 // Print prints the output of the action that a digest or an operation names.
@@ -229,6 +230,8 @@ func (l *logs) result(ctx context.Context, f cas.Function, r *repb.ActionResult)
 	raw, digest := r.StdoutRaw, r.StdoutDigest
 	if l.Stderr {
 		raw, digest = r.StderrRaw, r.StderrDigest
+	} else if len(raw) == 0 && digest.GetSizeBytes() == 0 && (len(r.StderrRaw) > 0 || r.StderrDigest.GetSizeBytes() > 0) {
+		fmt.Fprintln(l.Notes, "cloister: the action wrote only to stderr; pass --stderr to see it")
 	}
 	if len(raw) > 0 || digest.GetSizeBytes() == 0 {
 		if _, err := l.out.Write(raw); err != nil {

@@ -4,6 +4,7 @@ package comparison
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -214,8 +215,5 @@ func (r *buildsReport) print(out io.Writer) error {
 
 // title describes an action.
 func (p *shownPair) title() string {
-	if text := strings.TrimSpace(p.Mnemonic + " " + p.Target); text != "" {
-		return render.Quote(text)
-	}
-	return "an action without target and mnemonic"
+	return cmp.Or(render.QuoteAll(strings.Fields(p.Mnemonic+" "+p.Target)), "an action without target and mnemonic")
 }

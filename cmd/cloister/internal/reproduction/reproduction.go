@@ -119,7 +119,7 @@ func (c *Config) actions(ctx context.Context, info io.Writer) ([]client.Action, 
 		}
 		all, err := c.From.Actions(ctx, c.Which, maxActions)
 		if err == nil && len(all) == 0 {
-			err = exit.New(exit.Absent, fmt.Errorf("the history of %s has no such action", c.From.Address))
+			err = exit.New(exit.Absent, fmt.Errorf("the history of %s has no such action; see cloister action ls --all", c.From.Address))
 		}
 		if c.Which.Invocation != "" {
 			var callers []string
