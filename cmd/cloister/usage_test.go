@@ -149,7 +149,7 @@ func TestUnreachableServerIsExplained(t *testing.T) {
 	gone.Close()
 	for _, line := range []string{"status", "action ls", "action show ^1", "action log -f " + noDigest, "cas stat " + noDigest, "cache show " + noDigest} {
 		got, code := runCLI(t, append(strings.Fields(line), "--cas", "grpc://"+address)...)
-		if code != exit.Unreachable || !strings.Contains(got, "no server at "+address+" ") || strings.Contains(got, "rpc error") || strings.Contains(got, `\"`) {
+		if code != exit.Unreachable || !strings.Contains(got, "no server at "+address+"; ") || strings.Contains(got, "rpc error") || strings.Contains(got, `\"`) {
 			t.Errorf("cloister %s: exit %d, %s", line, code, got)
 		}
 	}

@@ -121,7 +121,7 @@ func (s *Server) Unreachable(reason string) error {
 	}
 	if strings.HasSuffix(reason, "connection refused") {
 		return exit.New(exit.Unreachable, fmt.Errorf(
-			`no server at %s (connection refused); start "cloister serve", or pass --server or set CLOISTER_SERVER`, at))
+			`no server at %s; start "cloister serve", or pass --server or set CLOISTER_SERVER`, at))
 	}
 	return exit.New(exit.Unreachable, fmt.Errorf("cannot reach the server at %s: %s; pass --server or set CLOISTER_SERVER", at, reason))
 }
