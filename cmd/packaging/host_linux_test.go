@@ -298,6 +298,14 @@ func TestRpmHasWhatTheDebHas(t *testing.T) {
 	}
 	slices.Sort(inRPM)
 	slices.Sort(inDeb)
+	for _, name := range []string{
+		"/usr/share/man/man1/cloister.1", "/usr/share/man/man1/cloister-action-ls.1", "/usr/share/bash-completion/completions/cloister",
+		"/usr/share/zsh/vendor-completions/_cloister", "/usr/share/zsh/site-functions/_cloister", "/usr/share/fish/vendor_completions.d/cloister.fish",
+	} {
+		if !slices.Contains(inDeb, "-rw-r--r-- root/root "+name) {
+			t.Errorf("the deb lacks %s", name)
+		}
+	}
 	if !slices.Equal(inRPM, inDeb) || len(inDeb) < 7 {
 		t.Errorf("the rpm has\n%s\nand the deb\n%s", strings.Join(inRPM, "\n"), strings.Join(inDeb, "\n"))
 	}

@@ -54,6 +54,9 @@ func (b *build) all(ctx context.Context) error {
 	if err := os.MkdirAll(b.out, 0o755); err != nil {
 		return err
 	}
+	if err := b.writeCompletions(ctx); err != nil {
+		return err
+	}
 	programs := map[string]string{}
 	for _, arch := range b.archs {
 		program := filepath.Join(b.out, "linux-"+arch, "cloister")
@@ -122,6 +125,30 @@ func (b *build) compile(ctx context.Context, arch, program string) error {
 	cmd.Stderr = os.Stderr
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("compile for %s: %w", arch, err)
+	}
+	return nil
+}
+
+// completions is the directory of the completion scripts, one per shell.
+func (b *build) completions() string { return filepath.Join(b.out, "completions") }
+
+// writeCompletions lets the program write its completion scripts, which are the same for every architecture.
+func (b *build) writeCompletions(ctx context.Context) error {
+	if err := os.MkdirAll(b.completions(), 0o755); err != nil {
+		return err
+	}
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		cmd := exec.CommandContext(ctx, "go", "run", "-trimpath", "./cmd/cloister", "completion", shell)
+		cmd.Dir = b.root
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		cmd.Stderr = os.Stderr
+		script, err := cmd.Output()
+		if err == nil {
+			err = os.WriteFile(filepath.Join(b.completions(), shell), script, 0o644)
+		}
+		if err != nil {
+			return fmt.Errorf("completions for %s: %w", shell, err)
+		}
 	}
 	return nil
 }

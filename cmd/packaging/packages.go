@@ -10,7 +10,7 @@ import (
 
 // pack builds a package from nfpm.yaml.
 func (b *build) pack(format, arch, program string) error {
-	values := map[string]string{"ARCH": arch, "VERSION": b.version, "PROGRAM": program}
+	values := map[string]string{"ARCH": arch, "VERSION": b.version, "PROGRAM": program, "COMPLETIONS": b.completions()}
 	config, err := nfpm.ParseFileWithEnvMapping("nfpm.yaml", func(name string) string { return values[name] })
 	if err != nil {
 		return err
