@@ -29,7 +29,7 @@ const (
 // policy refused an action.
 type Violations struct {
 	ExitCode int // sandbox.NeverRan if the action was refused
-	// Events are in the order of Event.Compare. Their texts are printable.
+	// Events are in the order of Event.Compare. Their texts are printable, and paths in the input root relative to it.
 	Events []sandbox.Event
 	// Unrecorded counts further events.
 	Unrecorded int

@@ -207,7 +207,7 @@ type Event struct {
 	// "connect", "allowed", "unreachable", "write", "exec", "syscall", "read",
 	// "output" or "limit".
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	// The peer, path, system call or limit.
+	// The peer, path, system call or limit. A path in the input root is relative to it.
 	Subject string `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`
 	// The system call and the name of the process, if known.
 	Syscall string `protobuf:"bytes,3,opt,name=syscall,proto3" json:"syscall,omitempty"`
