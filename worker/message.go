@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
-	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
@@ -104,7 +103,7 @@ func (e *execution) nameLimit(limit *sandbox.Event) string {
 // raise says how the BUILD file of the action asks for twice the limit.
 func (e *execution) raise(limit *sandbox.Event) string {
 	l := sandbox.Limit(limit.Subject)
-	p := policy.LimitProperty(l, 2*e.box.spec.Limits.Of(l))
+	p := e.box.grant.Ask(l, 2*e.box.spec.Limits.Of(l))
 	return fmt.Sprintf("raise it with exec_properties = {%q: %q}", p.Name, p.Value)
 }
 

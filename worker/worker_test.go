@@ -225,6 +225,10 @@ func TestRule121_TimestampsNeverDecrease(t *testing.T) {
 
 // finished returns the execution of an action with this result, under the default policy.
 func finished(r *sandbox.Result) *execution {
+	granted, err := policy.Default().Compile(policy.Request{}, nil)
+	if err != nil {
+		panic(err) // it requests nothing
+	}
 	a := NewViolations(r, ExecRoot)
 	m := castest.NewMemory()
 	empty := cas.SHA256.Sum(nil)
@@ -236,7 +240,7 @@ func finished(r *sandbox.Result) *execution {
 		},
 		box: &confined{
 			spec:  &sandbox.Spec{Args: []string{"true"}, Timeout: 3 * time.Second, Limits: sandbox.Limits{Memory: 4 << 30, CPU: time.Hour, Processes: 128, OutputFiles: 10}},
-			grant: &policy.Grant{Profile: "build", Rule: "default", Cache: true, Hermetic: true},
+			grant: granted,
 		},
 		ran:       &ran{Result: r, timedOut: r.Stopped},
 		collected: &collected{result: &repb.ActionResult{}, Violations: a, batch: cas.NewBatch(m)},

@@ -68,6 +68,8 @@ type Grant struct {
 	Cache bool
 	// Hermetic reports whether the action has no network access.
 	Hermetic bool
+	// Ask returns the platform property with which an action requests a value of a limit.
+	Ask func(l sandbox.Limit, value int64) Property
 	// Why explains each decision in a line that names its origin in the file.
 	Why []string
 }
@@ -243,7 +245,7 @@ func (p *Policy) Compile(r Request, enforceable []sandbox.Limit) (*Grant, error)
 		return nil, errNilPolicy
 	}
 	r.Properties = p.WithDefaults(r.Instance, r.Properties)
-	c := &compilation{policy: p, rule: defaultRule, enforceable: enforceable, asked: map[string]string{}, grant: &Grant{}}
+	c := &compilation{policy: p, rule: defaultRule, enforceable: enforceable, asked: map[string]string{}, grant: &Grant{Ask: limitProperty}}
 	if i := slices.IndexFunc(p.rules, func(u *rule) bool { return u.when.holds(r) }); i >= 0 {
 		c.rule = p.rules[i]
 	}

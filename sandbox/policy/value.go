@@ -66,8 +66,8 @@ func (q *quantity) read(s string) (int64, error) {
 // property returns the name of the quantity as a platform property, without the prefix.
 func (q *quantity) property() string { return strings.ReplaceAll(q.key, "_", "-") }
 
-// LimitProperty returns the platform property with which an action requests a value of a limit.
-func LimitProperty(l sandbox.Limit, v int64) Property {
+// limitProperty returns the platform property with which an action requests a value of a limit.
+func limitProperty(l sandbox.Limit, v int64) Property {
 	q := &quantities[slices.IndexFunc(quantities[:], func(q quantity) bool { return q.limit == l })]
 	return Property{prefix + q.property(), q.format(v)}
 }

@@ -351,10 +351,3 @@ func (s *Sampler) Remark(instance string, action cas.Digest) string {
 	}
 	return why
 }
-
-// Waiting returns the number of pending checks.
-func (s *Sampler) Waiting() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.backlog)
-}
