@@ -5,7 +5,10 @@ package disk_test
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"runtime"
+	"runtime/debug"
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
@@ -86,4 +89,41 @@ func BenchmarkSmallBlobs(b *testing.B) {
 			b.ReportMetric(batch*float64(b.N)/b.Elapsed().Seconds(), "digests/s")
 		})
 	}
+}
+
+// BenchmarkOpen opens a store of small blobs, and reports the memory that its index takes.
+func BenchmarkOpen(b *testing.B) {
+	const blobs, batch = 1_000_000, 4000
+	c := disk.Config{Dir: b.TempDir(), MaxBytes: 64 << 30}
+	cache, err := disk.Open(c)
+	if err != nil {
+		b.Fatal(err)
+	}
+	in := store(b, cache, "")
+	for round := range blobs / batch {
+		if err := errors.Join(in.PutAll(b.Context(), smallBlobs(round, batch, 256))...); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := cache.Close(); err != nil {
+		b.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	for b.Loop() {
+		b.StopTimer()
+		debug.FreeOSMemory()
+		runtime.ReadMemStats(&before)
+		b.StartTimer()
+		if cache, err = disk.Open(c); err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		debug.FreeOSMemory()
+		runtime.ReadMemStats(&after)
+		if err := cache.Close(); err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+	}
+	b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/blobs, "B/blob")
 }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cloister-bench measures Remote Execution API servers, a local store, and the machine itself. It is a tool for
-// contributors and is not part of the release.
+// Command cloister-bench measures Remote Execution API servers against the machine itself. It is a tool for contributors
+// and is not part of the release.
 package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -39,14 +38,13 @@ func main() {
 func rootCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cloister-bench",
-		Short: "Measure servers, a local store and this machine",
+		Short: "Measure servers and compare them with this machine",
 		Long: `Put Remote Execution API servers under load, check every answer, and compare the servers with each
 other and with the bare machine. Only figures of one run are comparable: within it, the servers and the
 machine alternate.`,
 		Example: `  cloister-bench table                         # starts its own server
   cloister-bench noop --executor 127.0.0.1:8980 -c 8
-  cloister-bench blobs --executor 127.0.0.1:8980
-  cloister-bench store --dir /var/tmp/store --blobs 1000000`,
+  cloister-bench blobs --executor 127.0.0.1:8980`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -56,25 +54,7 @@ machine alternate.`,
 		context.AfterFunc(ctx, stop)
 		cmd.SetContext(ctx)
 	}
-	cmd.AddCommand(tableCommand())
-	for _, kind := range []load.Kind{load.Noop, load.Trees, load.Outputs, load.Mixed} {
-		cmd.AddCommand(execCommand(kind))
-	}
-	cmd.AddCommand(localCommand(), blobsCommand(), storeCommand(), soakCommand())
+	cmd.AddCommand(tableCommand(), execCommand(load.Noop), execCommand(load.Trees), execCommand(load.Outputs),
+		blobsCommand(), soakCommand())
 	return cmd
-}
-
-// writeReport writes a report as JSON. An empty file writes nothing.
-func writeReport(file string, report any) error {
-	if file == "" {
-		return nil
-	}
-	b, err := json.MarshalIndent(report, "", "  ")
-	if err == nil {
-		err = os.WriteFile(file, append(b, '\n'), 0o644)
-	}
-	if err != nil {
-		return exit.New(exit.Environment, fmt.Errorf("--report: %w", err))
-	}
-	return nil
 }

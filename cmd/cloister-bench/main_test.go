@@ -3,7 +3,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"net"
 	"os"
@@ -50,35 +49,22 @@ func blobServer(t *testing.T) string {
 
 func TestBlobs(t *testing.T) {
 	one, two := blobServer(t), blobServer(t)
-	dir := t.TempDir()
-	file, pid := filepath.Join(dir, "report.json"), filepath.Join(dir, "pid")
+	pid := filepath.Join(t.TempDir(), "pid")
 	if err := os.WriteFile(pid, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, code := command(t, "blobs",
-		"--executor", "ours=grpc://"+one+"/main", "--against", "theirs="+two, "--watch", "theirs="+pid,
-		"--blobs", "50", "--size", "1KiB", "--large", "200KiB", "--chunk", "64KiB", "-c", "2", "--lookups", "100", "--rounds", "2",
-		"--salt", "s", "--verify", "--report", file)
+	out, code := command(t, "blobs", "--executor", "ours=grpc://"+one+"/main", "--against", "theirs="+two,
+		"--watch", "theirs="+pid, "--blobs", "50", "--large", "200KiB", "-c", "2", "--rounds", "2")
 	if code != 0 {
 		t.Fatalf("got exit code %d, want 0", code)
 	}
 	for _, want := range []string{
-		"50 blobs of 1.0 KiB, large 200.0 KiB in chunks of 64.0 KiB, 2 calls in flight, medians of 2 rounds, salt s\n",
+		"50 blobs of 1.0 KiB, large 200.0 KiB, 2 calls in flight, medians of 2 rounds\n",
 		"ours", "theirs", "find missing", "peak memory",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("got output\n%s\nwant %q in it", out, want)
 		}
-	}
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var report struct {
-		Servers []struct{ Name, Address string }
-	}
-	if err := json.Unmarshal(b, &report); err != nil || len(report.Servers) != 2 || report.Servers[1].Name != "theirs" {
-		t.Errorf("got report %+v, %v, want two servers, the second named theirs", report, err)
 	}
 }
 
@@ -100,10 +86,6 @@ func TestExitCodes(t *testing.T) {
 		code int
 	}{
 		{"NoRounds", []string{"blobs", "--rounds", "0"}, exit.Usage},
-		{"PercentOfDisk", []string{"blobs", "--size", "10%"}, exit.Usage},
-		{"LargeSmallBlob", []string{"blobs", "--size", "2MiB"}, exit.Usage},
-		{"EmptySmallBlob", []string{"blobs", "--size", "0"}, exit.Usage},
-		{"LargeChunk", []string{"blobs", "--chunk", "4MiB"}, exit.Usage},
 		{"Address", []string{"blobs", "--executor", "http://x"}, exit.Usage},
 		{"AgainstWithoutName", []string{"blobs", "--executor", address, "--against", address}, exit.Usage},
 		{"WatchUnknownServer", []string{"blobs", "--executor", address, "--watch", "other=" + file}, exit.Usage},
@@ -113,14 +95,8 @@ func TestExitCodes(t *testing.T) {
 		{"ServerUnreachable", []string{"blobs", "--executor", closed}, exit.Unreachable},
 		{"UnknownInstance", []string{"blobs", "--executor", "grpc://" + address + "/blobs"}, exit.Unreachable},
 		{"NoActions", []string{"noop", "--actions", "0"}, exit.Usage},
-		{"RelativeProgram", []string{"noop", "--program", "true"}, exit.Usage},
-		{"NoOutputs", []string{"outputs", "--files", "0", "--in-directory", "0"}, exit.Usage},
-		{"MoreDirectoriesThanFiles", []string{"tree", "--files", "5"}, exit.Usage},
-		{"SizesReversed", []string{"tree", "--size", "2KiB..1KiB"}, exit.Usage},
-		{"MalformedSize", []string{"mixed", "--size", "1KiB..x"}, exit.Usage},
 		{"PlatformWithoutName", []string{"noop", "--platform", "linux"}, exit.Usage},
-		{"NoLocalTime", []string{"local", "--local-time", "0s"}, exit.Usage},
-		{"LocalWithoutRounds", []string{"local", "--rounds", "0"}, exit.Usage},
+		{"NoLocalTime", []string{"noop", "--local-time", "0s"}, exit.Usage},
 		{"TableWithoutRounds", []string{"table", "--rounds", "0"}, exit.Usage},
 		{"CASOfUnknownServer", []string{"noop", "--executor", address, "--cas", "other=" + address}, exit.Usage},
 		{"CASAddress", []string{"noop", "--executor", address, "--cas", "http://x"}, exit.Usage},
@@ -130,32 +106,11 @@ func TestExitCodes(t *testing.T) {
 		{"InstanceInAddressWins", []string{
 			"noop", "--executor", address + "/main", "--instance", "blobs", "--actions", "1", "--local-time", "1ms",
 		}, exit.No},
-		{"NoProgram", []string{"local", "--program", "/nonexistent", "--files", "10", "--dirs", "1"}, exit.Environment},
-		{"StoreWithoutDir", []string{"store"}, exit.Usage},
-		{"StoreWithoutBlobs", []string{"store", "--dir", t.TempDir(), "--blobs", "0"}, exit.Usage},
-		{"StoreOfLargeBlobs", []string{"store", "--dir", t.TempDir(), "--size", "1MiB"}, exit.Usage},
-		{"StoreInAFile", []string{"store", "--dir", file, "--blobs", "1"}, exit.No},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, code := command(t, c.args...); code != c.code {
 				t.Errorf("got exit code %d, want %d", code, c.code)
 			}
 		})
-	}
-}
-
-func TestStore(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "store")
-	out, code := command(t, "store", "--dir", dir, "--blobs", "500", "--reads", "10")
-	if code != 0 {
-		t.Fatalf("got exit code %d, want 0", code)
-	}
-	for _, want := range []string{"put ", "opened   500 blobs in ", " bytes of heap per blob", "read "} {
-		if !strings.Contains(out, want) {
-			t.Errorf("got output\n%s\nwant %q in it", out, want)
-		}
-	}
-	if _, code := command(t, "store", "--dir", dir, "--blobs", "500", "--salt", "other"); code != exit.No {
-		t.Errorf("with other blobs: got exit code %d, want %d", code, exit.No)
 	}
 }

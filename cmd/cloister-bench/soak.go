@@ -26,8 +26,8 @@ const soakStore = 512 << 20
 
 // soakBench is the configuration of cloister-bench soak.
 type soakBench struct {
-	duration, interval    time.Duration
-	cloister, dir, report string
+	duration time.Duration
+	cloister string // program; "" is the one beside this program, or in PATH
 }
 
 func soakCommand() *cobra.Command {
@@ -44,24 +44,19 @@ exits with 1. Slopes are fitted to the second half of the run, and checked in ru
 		Example: "  cloister-bench soak --duration 60m",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if c.duration <= 0 || c.interval <= 0 {
-				return errors.New("--duration and --interval must be positive")
+			if c.duration <= 0 {
+				return errors.New("--duration must be positive")
 			}
 			return c.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	f := cmd.Flags()
-	f.DurationVar(&c.duration, "duration", time.Hour, "duration of the load")
-	f.DurationVar(&c.interval, "interval", 3*time.Second, "time between the starts of two rounds of load")
-	f.StringVar(&c.cloister, "cloister", "", "server program (default: beside cloister-bench, else in PATH)")
-	f.StringVar(&c.dir, "dir", "", "scratch directory (default: the temporary directory)")
-	f.StringVar(&c.report, "report", "", "file for all measurements, as JSON")
+	cmd.Flags().DurationVar(&c.duration, "duration", time.Hour, "duration of the load")
 	return cmd
 }
 
 // run prints the table to out, and its progress to info.
 func (c *soakBench) run(ctx context.Context, out, info io.Writer) error {
-	dir, err := os.MkdirTemp(c.dir, "cloister-soak-")
+	dir, err := os.MkdirTemp("", "cloister-soak-")
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
 	}
@@ -70,9 +65,6 @@ func (c *soakBench) run(ctx context.Context, out, info io.Writer) error {
 	}
 	defer os.RemoveAll(dir) // contains plain files; the server mounts only in its own namespaces
 	samples, left, err := c.measure(ctx, dir, info)
-	if err := writeReport(c.report, samples); err != nil {
-		return err
-	}
 	var exceeded []string
 	if len(samples) > 0 {
 		var printErr error
@@ -137,7 +129,7 @@ func (c *soakBench) load(ctx context.Context, p soak.Process, address string, in
 	}
 	shown := time.Duration(0)
 	return soak.Run(ctx, soak.Config{
-		Salt: rand.Text(), Duration: c.duration, Interval: c.interval, Process: p,
+		Salt: rand.Text(), Duration: c.duration, Process: p,
 		Blobs: servers[0], Actions: servers[1],
 		Progress: func(s soak.Sample) {
 			if s.At >= shown {

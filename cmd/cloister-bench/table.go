@@ -17,7 +17,6 @@ import (
 
 func tableCommand() *cobra.Command {
 	var c execBench
-	var brief bool
 	cmd := &cobra.Command{
 		Use:   "table [--executor [NAME=]ADDRESS] [--against NAME=ADDRESS]...",
 		Short: "Execute all kinds of actions and compare with the targets",
@@ -39,22 +38,14 @@ Without --executor it starts cloister serve with a new store on a free port, and
 				return err
 			}
 			out := cmd.OutOrStdout()
-			if !brief {
-				if err := report.Text(out); err != nil {
-					return err
-				}
-				fmt.Fprintln(out)
+			if err := report.Text(out); err != nil {
+				return err
 			}
-			fmt.Fprintf(out, "medians of %d rounds, %d processors, salt %s\n", report.Rounds, report.Processors, report.Salt)
+			fmt.Fprintf(out, "\nmedians of %d rounds, %d processors\n", report.Rounds, report.Processors)
 			return printTable(out, report)
 		},
 	}
-	f := cmd.Flags()
-	c.servers.register(f, "")
-	c.register(f, 5)
-	f.StringVar(&c.cloister, "cloister", "",
-		"server program without --executor (default: beside cloister-bench, else in PATH)")
-	f.BoolVar(&brief, "brief", false, "print only the final table")
+	c.register(cmd.Flags(), "", 5)
 	return cmd
 }
 
@@ -63,7 +54,7 @@ func (c *execBench) measureTable(ctx context.Context, info io.Writer) (*load.Exe
 	if c.servers.executor != "" {
 		return c.measure(ctx, info)
 	}
-	dir, err := os.MkdirTemp(c.load.Dir, "cloister-bench-")
+	dir, err := os.MkdirTemp("", "cloister-bench-")
 	if err != nil {
 		return nil, exit.New(exit.Environment, err)
 	}
@@ -96,7 +87,7 @@ var table = []struct {
 func tableWorkloads() []load.Workload {
 	workloads := make([]load.Workload, len(table))
 	for i, row := range table {
-		workloads[i] = defaultWorkload(row.kind)
+		workloads[i] = load.Default(row.kind)
 		workloads[i].Actions, workloads[i].Parallel, workloads[i].Tree.Read = row.actions, row.parallel, row.read
 	}
 	return workloads
@@ -124,10 +115,9 @@ func minSpawnRatio(least float64) target {
 	return target{
 		fmt.Sprintf("rate >= %.3f of fork+exec", least),
 		func(m *load.WorkloadReport, s *load.ExecResult) verdict {
-			return verdict{
-				fmt.Sprintf("%.0f /s", s.Rate), fmt.Sprintf("%.0f /s, %d at a time", m.Local.Spawn, m.Local.Parallel),
-				fmt.Sprintf("%.3f", s.SpawnRatio), met(s.SpawnRatio >= least),
-			}
+			local := fmt.Sprintf("%.0f /s, %d at a time", m.Local.Spawn(), m.Local.Parallel)
+			ratio := s.SpawnRatio(&m.Local)
+			return verdict{fmt.Sprintf("%.0f /s", s.Rate()), local, fmt.Sprintf("%.3f", ratio), met(ratio >= least)}
 		},
 	}
 }
@@ -137,10 +127,9 @@ func maxLocalRatio(most float64) target {
 	return target{
 		fmt.Sprintf("p50 <= %.2f of bare command", most),
 		func(m *load.WorkloadReport, s *load.ExecResult) verdict {
-			return verdict{
-				fmt.Sprintf("%.2f ms", s.P50), fmt.Sprintf("%.2f ms, %d at a time", m.Local.P50, m.Local.Parallel),
-				fmt.Sprintf("%.2f", s.P50Ratio), met(s.P50Ratio <= most),
-			}
+			local := fmt.Sprintf("%.2f ms, %d at a time", m.Local.P50(), m.Local.Parallel)
+			ratio := s.P50Ratio(&m.Local)
+			return verdict{fmt.Sprintf("%.2f ms", s.P50()), local, fmt.Sprintf("%.2f", ratio), met(ratio <= most)}
 		},
 	}
 }
@@ -150,9 +139,10 @@ func maxFirstExtra(most float64) target {
 	return target{
 		fmt.Sprintf("first <= next + %.0f ms", most),
 		func(_ *load.WorkloadReport, s *load.ExecResult) verdict {
+			first, next, extra := s.FirstExtra()
 			return verdict{
-				fmt.Sprintf("%.2f ms", s.First), fmt.Sprintf("next %.2f ms", s.Next),
-				fmt.Sprintf("%+.2f ms", s.FirstExtra), met(s.FirstExtra <= most),
+				fmt.Sprintf("%.2f ms", first), fmt.Sprintf("next %.2f ms", next),
+				fmt.Sprintf("%+.2f ms", extra), met(extra <= most),
 			}
 		},
 	}
@@ -166,9 +156,9 @@ func maxExtraCPU(most float64) target { //nolint:unparam // a parameter like tho
 			if !s.Watched {
 				return verdict{"not watched", "", "", "-"}
 			}
-			extra := s.AllCPU - m.Local.CPU
+			extra := s.AllCPU() - m.Local.CPU()
 			return verdict{
-				fmt.Sprintf("%.2f ms", s.AllCPU), fmt.Sprintf("%.2f ms", m.Local.CPU),
+				fmt.Sprintf("%.2f ms", s.AllCPU()), fmt.Sprintf("%.2f ms", m.Local.CPU()),
 				fmt.Sprintf("%+.2f ms", extra), met(extra <= most),
 			}
 		},
@@ -191,14 +181,9 @@ func printTable(out io.Writer, r *load.ExecReport) error {
 			s := &m.Servers[i]
 			peak = max(peak, s.PeakRSS)
 			others = append(others, s.Others...)
-			read := ""
-			if m.Tree.Read {
-				read = ", read"
-			}
 			for _, t := range table[n].targets {
 				v := t.check(m, s)
-				workload := fmt.Sprintf("%s%s, %d in flight", m.Kind, read, m.Parallel)
-				row(workload, t.text, v.measured, v.local, v.ratio, v.met)
+				row(&m.Workload, t.text, v.measured, v.local, v.ratio, v.met)
 			}
 		}
 		if server.Watched {

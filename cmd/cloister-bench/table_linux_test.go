@@ -61,10 +61,18 @@ func program(t *testing.T) string {
 	return filepath.Join(programDir, "cloister")
 }
 
+// scratch makes a new temporary directory that of the process.
+func scratch(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	return dir
+}
+
 // TestTableMeasuresOwnServer executes a few actions in the sandbox.
 func TestTableMeasuresOwnServer(t *testing.T) {
-	c := execBench{cloister: program(t), report: filepath.Join(t.TempDir(), "report.json")}
-	c.load = load.ExecConfig{Rounds: 1, LocalTime: time.Millisecond, Dir: t.TempDir()}
+	c := execBench{cloister: program(t), load: load.ExecConfig{Rounds: 1, LocalTime: time.Millisecond}}
+	dir := scratch(t)
 	for _, w := range tableWorkloads() {
 		w.Actions = 2
 		w.Tree.Files, w.Tree.Dirs = w.Tree.Files/50, w.Tree.Dirs/50
@@ -84,11 +92,11 @@ func TestTableMeasuresOwnServer(t *testing.T) {
 	if lines := strings.Count(out.String(), "\n"); lines != 10 || strings.Contains(out.String(), "not watched") {
 		t.Errorf("got %d lines, want 10 with the server watched:\n%s", lines, out.String())
 	}
-	// On a busy machine a short command may end before the worker sees its start: Phases.Run is 0 then.
-	if s := report.Workloads[1].Servers[0]; s.PeakRSS == 0 || s.Phases.Queue <= 0 || s.Phases.Run < 0 || s.Phases.Rest <= 0 {
+	// On a busy machine a short command may end before the worker sees its start: its execution takes 0 ms then.
+	if s := report.Workloads[1].Servers[0]; s.PeakRSS == 0 || s.Phases[0][0] <= 0 || s.Phases[2][0] < 0 || s.Phases[4][0] <= 0 {
 		t.Errorf("got %+v, want positive measurements", s)
 	}
-	if left, err := os.ReadDir(c.load.Dir); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("got %d files left behind, %v, want none", len(left), err)
 	}
 }
@@ -109,9 +117,9 @@ func TestOwnServerEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 			out, code := command(t, "noop", "--executor", c.servers.executor, "--watch", c.servers.watch[0],
-				"--actions", "3", "-c", "2", "--rounds", "2", "--local-time", "1ms", "--salt", "s")
-			const want = "medians of 2 rounds, salt s\nnoop: /bin/true; 3 actions, 2 in flight\n"
-			if code != 0 || !strings.Contains(out, want) || !strings.Contains(out, " cloister ") {
+				"--actions", "3", "-c", "2", "--rounds", "2", "--local-time", "1ms")
+			const want = "medians of 2 rounds of 3 actions\nnoop, 2 in flight\n"
+			if code != 0 || !strings.Contains(out, want) || !strings.Contains(out, " cloister\n") {
 				t.Errorf("got exit code %d and\n%s\nwant 0 and %q", code, out, want)
 			}
 			pid, err := readPID(filepath.Join(dir, "pid"))
@@ -141,21 +149,25 @@ func TestServerThatDoesNotStart(t *testing.T) {
 
 // TestTargets checks that a target is met at its value and missed beyond it.
 func TestTargets(t *testing.T) {
-	m := &load.WorkloadReport{}
-	m.Local.CPU = 1
+	one := []float64{1}
+	m := &load.WorkloadReport{Local: load.LocalResult{Spawns: one, P50s: one, CPUs: one}}
+	ratio := func(v float64) load.ExecResult {
+		return load.ExecResult{Rates: []float64{v}, P50s: []float64{v}, Took: []float64{v}, Firsts: []float64{v + 1}, Nexts: one}
+	}
+	watched := func(v float64) load.ExecResult { return load.ExecResult{Watched: true, AllCPUs: []float64{v}} }
 	for _, c := range []struct {
 		target target
 		s      load.ExecResult
 		want   string
 	}{
-		{minSpawnRatio(0.4), load.ExecResult{SpawnRatio: 0.4}, "yes"},
-		{minSpawnRatio(0.4), load.ExecResult{SpawnRatio: 0.39}, "NO"},
-		{maxLocalRatio(1.15), load.ExecResult{P50Ratio: 1.15}, "yes"},
-		{maxLocalRatio(1.15), load.ExecResult{P50Ratio: 1.16}, "NO"},
-		{maxFirstExtra(30), load.ExecResult{FirstExtra: 30}, "yes"},
-		{maxFirstExtra(30), load.ExecResult{FirstExtra: 30.5}, "NO"},
-		{maxExtraCPU(2), load.ExecResult{Watched: true, AllCPU: 3}, "yes"},
-		{maxExtraCPU(2), load.ExecResult{Watched: true, AllCPU: 3.1}, "NO"},
+		{minSpawnRatio(0.4), ratio(0.4), "yes"},
+		{minSpawnRatio(0.4), ratio(0.39), "NO"},
+		{maxLocalRatio(1.15), ratio(1.15), "yes"},
+		{maxLocalRatio(1.15), ratio(1.16), "NO"},
+		{maxFirstExtra(30), ratio(30), "yes"},
+		{maxFirstExtra(30), ratio(30.5), "NO"},
+		{maxExtraCPU(2), watched(3), "yes"},
+		{maxExtraCPU(2), watched(3.1), "NO"},
 		{maxExtraCPU(2), load.ExecResult{}, "-"},
 	} {
 		if v := c.target.check(m, &c.s); v.met != c.want {
@@ -166,7 +178,8 @@ func TestTargets(t *testing.T) {
 
 // TestSoakMeasuresOwnServer runs one round of load and checks that nothing is left.
 func TestSoakMeasuresOwnServer(t *testing.T) {
-	c := soakBench{cloister: program(t), duration: time.Nanosecond, interval: time.Nanosecond, dir: t.TempDir()}
+	c := soakBench{cloister: program(t), duration: time.Nanosecond}
+	dir := scratch(t)
 	var out, info strings.Builder
 	if err := c.run(t.Context(), &out, &info); err != nil {
 		t.Fatalf("%v\n%s%s", err, &out, &info)
@@ -176,7 +189,7 @@ func TestSoakMeasuresOwnServer(t *testing.T) {
 			t.Errorf("the table lacks %q:\n%s", m.Name, &out)
 		}
 	}
-	if left, err := os.ReadDir(c.dir); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("got %d files left behind, %v, want none", len(left), err)
 	}
 }

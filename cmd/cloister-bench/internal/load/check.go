@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"maps"
 	"slices"
@@ -159,12 +158,11 @@ func (s *Server) checkTree(ctx context.Context, a *action, d *repb.Digest, store
 }
 
 func (s *Server) readTree(ctx context.Context, d *repb.Digest) (*repb.Tree, error) {
-	name := fmt.Sprintf("blobs/%s/%d", d.GetHash(), d.GetSizeBytes())
-	replies, err := s.readAll(ctx, readRequest(s.resource(name)))
-	if err != nil {
-		return nil, err
-	}
-	data, err := io.ReadAll(&replyReader{replies: replies})
+	var data []byte
+	err := s.read(ctx, d.GetHash(), d.GetSizeBytes(), func(part []byte) error {
+		data = append(data, part...)
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -17,14 +17,13 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// ExecConfig configures Execute and RunLocal.
+// ExecConfig configures Execute.
 type ExecConfig struct {
 	Salt      string // of the actions and their inputs
 	Workloads []Workload
 	Rounds    int                       // repetitions of each workload, each with new actions
 	Platform  []*repb.Platform_Property // of every action
 	LocalTime time.Duration             // per measurement of the bare machine
-	Dir       string                    // scratch directory of the bare machine; "" is the temporary directory
 	Settle    bool                      // before each workload of a server, wait until the watched processes are idle
 	// Progress, unless nil, is called before each workload of each round, counted from 1.
 	Progress func(round int, w *Workload)
@@ -68,7 +67,6 @@ func Execute(ctx context.Context, c ExecConfig, servers []*Server) (*ExecReport,
 			}
 		}
 	}
-	report.summarize()
 	return report, nil
 }
 
@@ -187,11 +185,7 @@ func (s *Server) upload(ctx context.Context, j *job) error {
 		}
 		left = left[n:]
 	}
-	check, err := s.writes(&Config{Chunk: 1 << 20, Parallel: 1}, left)(ctx)
-	if err != nil {
-		return err
-	}
-	return check()
+	return s.writes(1, left)(ctx)
 }
 
 // execute executes one action, and returns the last message at the end of the stream.
@@ -206,21 +200,21 @@ func (s *Server) execute(ctx context.Context, request message) (a answer, err er
 	return a, err
 }
 
-// phasesOf returns the durations of an execution's phases.
-func phasesOf(m *repb.ExecutedActionMetadata, took time.Duration) Phases {
-	between := func(from, to *timestamppb.Timestamp) float64 {
-		if from == nil || to == nil {
-			return 0
+// phasesOf returns the durations of an execution's phases in milliseconds, in the order of phases.
+func phasesOf(m *repb.ExecutedActionMetadata, took time.Duration) (p [len(phases)]float64) {
+	rest := milliseconds(took)
+	for i, t := range [][2]*timestamppb.Timestamp{
+		{m.GetQueuedTimestamp(), m.GetWorkerStartTimestamp()},
+		{m.GetInputFetchStartTimestamp(), m.GetInputFetchCompletedTimestamp()},
+		{m.GetExecutionStartTimestamp(), m.GetExecutionCompletedTimestamp()},
+		{m.GetOutputUploadStartTimestamp(), m.GetOutputUploadCompletedTimestamp()},
+	} {
+		if t[0] != nil && t[1] != nil {
+			p[i] = milliseconds(t[1].AsTime().Sub(t[0].AsTime()))
 		}
-		return milliseconds(to.AsTime().Sub(from.AsTime()))
+		rest -= p[i]
 	}
-	p := Phases{
-		Queue:  between(m.GetQueuedTimestamp(), m.GetWorkerStartTimestamp()),
-		Fetch:  between(m.GetInputFetchStartTimestamp(), m.GetInputFetchCompletedTimestamp()),
-		Run:    between(m.GetExecutionStartTimestamp(), m.GetExecutionCompletedTimestamp()),
-		Upload: between(m.GetOutputUploadStartTimestamp(), m.GetOutputUploadCompletedTimestamp()),
-	}
-	p.Rest = milliseconds(took) - p.Queue - p.Fetch - p.Run - p.Upload
+	p[len(p)-1] = rest
 	return p
 }
 

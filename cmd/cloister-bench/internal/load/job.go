@@ -15,9 +15,6 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// maxRead keeps the arguments of readCommand below a megabyte.
-const maxRead = 50_000
-
 // readCommand reads all files of a tree in the order of their names, and prints their checksum and size. It uses only
 // POSIX tools and does little besides reading.
 const readCommand = "cat */* | cksum"
@@ -69,7 +66,7 @@ func newJob(w *Workload, platform *repb.Platform, salt string) (*job, error) {
 			kind = [...]Kind{Noop, Trees, Noop, Outputs, Noop}[i%5]
 		}
 		own := hash(fmt.Appendf(nil, "%s\naction\n%d", salt, i))
-		c := command{args: []string{w.Program}, env: []string{"PATH=/usr/bin:/bin", "SALT=" + own}}
+		c := command{args: []string{Program}, env: []string{"PATH=/usr/bin:/bin", "SALT=" + own}}
 		local, root := c, empty
 		switch kind {
 		case Trees:
@@ -169,7 +166,7 @@ func (j *job) newTree(t *Tree, salt string) *inputTree {
 	for i := range t.Files {
 		// Names of equal length sort by number.
 		dir := i % t.Dirs
-		b := newBlob(salt, "tree", i, t.Smallest+random.Int64N(t.Largest-t.Smallest+1))
+		b := newBlob(salt, "tree", i, 1<<10+random.Int64N(7<<10+1))
 		j.blobs[b.hash] = b
 		f.dirs[dir] = append(f.dirs[dir], &file{fmt.Sprintf("d%06d", dir), fmt.Sprintf("f%06d", i/t.Dirs), b})
 	}

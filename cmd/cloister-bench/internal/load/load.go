@@ -3,11 +3,10 @@
 // Package load puts Remote Execution API servers under load and measures them. Run measures blob storage: small blobs
 // in batches and streams, a large blob, and lookups. Execute measures actions that do nothing, or have many inputs or
 // outputs. Servers alternate step by step, so that disturbances of the machine affect all of them; in Execute the bare
-// machine takes part. The package uses only the API and starts no server. RunStore measures a local store of package
-// disk, and RunLocal the bare machine.
+// machine takes part. The package uses only the API and starts no server.
 //
 // The client usually shares a machine with the server, so it is cheap: contents, digests and requests are prepared
-// before the clock starts, and answers are checked after it has stopped.
+// before the clock starts, and answers that take time to decode are checked after it has stopped.
 package load
 
 import (
@@ -17,7 +16,6 @@ import (
 	"fmt"
 	"net"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 
@@ -43,12 +41,9 @@ type Config struct {
 	Blobs    int    // small blobs per step; 0 skips these steps
 	Size     int64  // bytes of a small blob
 	Large    int64  // bytes of a large blob; 0 skips its steps
-	Chunk    int64  // bytes per ByteStream.Write message, at most 3 MiB
 	Lookups  int    // approximate number of digests to look up per step
 	Parallel int    // calls in flight, on one connection
 	Rounds   int    // repetitions of each step, each with new blobs
-	Zstd     bool   // also measure compressed blobs, on servers that support them
-	Verify   bool   // read and compare everything again at the end
 	Settle   bool   // before each step, wait until the watched processes are idle
 	// Progress, unless nil, is called before each round, counted from 1.
 	Progress func(round int)
@@ -57,11 +52,9 @@ type Config struct {
 // A Server is a connection to a server. Only one Run or Execute uses it at a time.
 type Server struct {
 	Name     string
-	Address  string
 	instance string           // of the store
 	conn     *grpc.ClientConn // to the store
 	batch    int64            // bytes of blobs per batch
-	zstd     bool             // supports compressed blobs
 	pids     []int            // watched processes
 
 	// Where actions are executed. DialStore changes only the store.
@@ -97,11 +90,9 @@ func Dial(ctx context.Context, name, address string, options ...grpc.DialOption)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("reach %s: %w", address, err), conn.Close())
 	}
-	c := caps.GetCacheCapabilities()
 	return &Server{
-		Name: name, Address: address, instance: instance, conn: conn, execInstance: instance, exec: conn,
-		batch: cmp.Or(c.GetMaxBatchTotalSizeBytes(), maxMessage),
-		zstd:  slices.Contains(c.GetSupportedCompressors(), repb.Compressor_ZSTD),
+		Name: name, instance: instance, conn: conn, execInstance: instance, exec: conn,
+		batch: cmp.Or(caps.GetCacheCapabilities().GetMaxBatchTotalSizeBytes(), maxMessage),
 	}, nil
 }
 
@@ -111,7 +102,7 @@ func (s *Server) DialStore(ctx context.Context, address string, options ...grpc.
 	if err != nil {
 		return err
 	}
-	s.instance, s.conn, s.batch, s.zstd = store.instance, store.conn, store.batch, store.zstd
+	s.instance, s.conn, s.batch = store.instance, store.conn, store.batch
 	return nil
 }
 
@@ -133,9 +124,8 @@ func (s *Server) Close() error {
 
 // usage is the resource usage of processes.
 type usage struct {
-	cpu       time.Duration
-	peak      int64 // maximum resident bytes
-	anonymous int64 // resident bytes that belong to no file, now
+	cpu  time.Duration
+	peak int64 // maximum resident bytes
 }
 
 // usage returns the usage of the watched processes.
@@ -148,7 +138,6 @@ func (s *Server) usage() (usage, error) {
 		}
 		total.cpu += u.cpu
 		total.peak += u.peak
-		total.anonymous += u.anonymous
 	}
 	return total, nil
 }
@@ -193,17 +182,15 @@ func settle(ctx context.Context, on bool, servers []*Server) error {
 
 // Run measures servers under the same load. The first failed call or wrong answer ends it.
 func Run(ctx context.Context, c Config, servers []*Server) (*Report, error) {
-	report := newReport(&c, servers)
+	report := newReport(servers)
 	for round := range c.Rounds {
 		if c.Progress != nil {
 			c.Progress(round + 1)
 		}
-		content, err := newContent(&c, round, servers)
-		if err != nil {
-			return nil, err
-		}
+		content := newContent(&c, round)
 		steps := make([][]step, len(servers))
 		for i, s := range servers {
+			var err error
 			if steps[i], err = s.steps(&c, content); err != nil {
 				return nil, err
 			}
@@ -215,51 +202,33 @@ func Run(ctx context.Context, c Config, servers []*Server) (*Report, error) {
 					return nil, err
 				}
 				if err := servers[i].measure(ctx, steps[i][n], &report.Servers[i]); err != nil {
-					return nil, err
+					return nil, fmt.Errorf("%s: %s: %w", servers[i].Name, steps[i][n].name, err)
 				}
-			}
-		}
-	}
-	if !c.Verify {
-		return report, nil
-	}
-	for round := range c.Rounds {
-		content, err := newContent(&c, round, servers)
-		if err != nil {
-			return nil, err
-		}
-		for _, s := range servers {
-			if err := s.verify(ctx, &c, content); err != nil {
-				return nil, fmt.Errorf("%s: verify: %w", s.Name, err)
 			}
 		}
 	}
 	return report, nil
 }
 
-// measure runs one step, unless the server does not support it, and adds it to r.
+// measure runs one step and adds it to r.
 func (s *Server) measure(ctx context.Context, st step, r *Result) error {
-	if st.load == nil {
-		return nil
-	}
 	runtime.GC() // now, not during the step
 	before, err := s.usage()
 	if err != nil {
 		return err
 	}
 	start := time.Now()
-	check, err := st.load(ctx)
+	err = st.load(ctx)
 	elapsed := time.Since(start)
-	if err == nil {
-		err = check()
+	if err == nil && st.check != nil {
+		err = st.check()
 	}
-	if err != nil {
-		return fmt.Errorf("%s: %s: %w", s.Name, st.name, err)
-	}
-	after, err := s.usage()
 	if err != nil {
 		return err
 	}
-	r.add(st, elapsed, before, after)
-	return nil
+	after, err := s.usage()
+	if err == nil {
+		r.add(st, elapsed, before, after)
+	}
+	return err
 }

@@ -4,7 +4,6 @@ package load_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"regexp"
@@ -82,7 +81,7 @@ func (s *spoiled) SendMsg(m any) error {
 // small returns a short load with all steps.
 func small() load.Config {
 	return load.Config{
-		Salt: "salt", Blobs: 100, Size: 1500, Large: 300_000, Chunk: 64 << 10, Lookups: 1000, Parallel: 3, Rounds: 2,
+		Salt: "salt", Blobs: 100, Size: 1500, Large: 5 << 19, Lookups: 1000, Parallel: 3, Rounds: 2,
 	}
 }
 
@@ -107,7 +106,6 @@ func TestRunDoesEveryStepOnEveryServer(t *testing.T) {
 	two, second := serve(t, nil)
 	servers := []*load.Server{dial(t, "one", one), dial(t, "two", two)}
 	c := small()
-	c.Verify = true
 	rounds := 0
 	c.Progress = func(round int) {
 		if rounds++; round != rounds {
@@ -129,16 +127,13 @@ func TestRunDoesEveryStepOnEveryServer(t *testing.T) {
 		var names []string
 		for _, m := range r.Steps {
 			names = append(names, m.Step)
-			if len(m.Rates) != c.Rounds || m.Rate <= 0 {
-				t.Errorf("%s: %s: got rates %v, median %v, want %d positive ones", r.Name, m.Step, m.Rates, m.Rate, c.Rounds)
+			if len(m.Rates) != c.Rounds || slices.Min(m.Rates) <= 0 {
+				t.Errorf("%s: %s: got rates %v, want %d positive ones", r.Name, m.Step, m.Rates, c.Rounds)
 			}
 		}
 		if r.Name != servers[i].Name || !slices.Equal(names, steps) {
 			t.Errorf("%s: got steps %q, want %q", r.Name, names, steps)
 		}
-	}
-	if _, err := json.Marshal(report); err != nil {
-		t.Error(err)
 	}
 }
 
@@ -248,12 +243,12 @@ func TestWrongAnswersAreFound(t *testing.T) {
 			if len(m.Data) > 1500 {
 				m.Data = m.Data[1:]
 			}
-		}), "large stream read: .*sent"},
+		}), "large stream read: .*other bytes"},
 		{"ReadLargeOtherBytes", on(func(m *bspb.ReadResponse) {
 			if len(m.Data) > 1500 {
 				m.Data = make([]byte, len(m.Data))
 			}
-		}), "verify: .*other bytes"},
+		}), "large stream read: .*other bytes"},
 		{"FindMissingTooMany", on(func(m *repb.FindMissingBlobsResponse) {
 			m.MissingBlobDigests[0] = &repb.Digest{Hash: strings.Repeat("0", 64), SizeBytes: 1500}
 		}), "find missing: .*was written"},
@@ -262,7 +257,7 @@ func TestWrongAnswersAreFound(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			address, _ := serve(t, c.spoil)
 			config := small()
-			config.Rounds, config.Verify = 1, true
+			config.Rounds = 1
 			_, err := load.Run(t.Context(), config, []*load.Server{dial(t, "one", address)})
 			if err == nil || !regexp.MustCompile("^one: "+c.want).MatchString(err.Error()) {
 				t.Errorf("got %v, want one: %s", err, c.want)
@@ -321,16 +316,15 @@ func TestWatchNeedsAProcess(t *testing.T) {
 }
 
 func TestReportText(t *testing.T) {
-	measure := func(step, unit string, rate, cpu float64) load.Measure {
-		return load.Measure{Step: step, Unit: unit, Rate: rate, CPU: cpu}
+	measure := func(step, unit string, rate float64, cpus ...float64) load.Measure {
+		return load.Measure{Step: step, Unit: unit, Rates: []float64{rate}, CPUs: cpus}
 	}
 	r := load.Report{Servers: []load.Result{
-		{Name: "one", Watched: true, PeakRSS: 100 << 20, Anonymous: 90 << 20, Steps: []load.Measure{
+		{Name: "one", Watched: true, PeakRSS: 100 << 20, Steps: []load.Measure{
 			measure("small batch write", "blobs", 20_000, 0.5), measure("large stream read", "bytes", 512<<20, 0.25),
 		}},
 		{Name: "two", Steps: []load.Measure{
-			measure("small batch write", "blobs", 5_000, 0), measure("large stream read", "bytes", 1<<30, 0),
-			measure("small zstd read", "blobs", 7, 0),
+			measure("small batch write", "blobs", 5_000), measure("large stream read", "bytes", 1<<30),
 		}},
 	}}
 	var out strings.Builder
@@ -345,12 +339,9 @@ func TestReportText(t *testing.T) {
 		"one two",
 		"small batch write 20000 /s 5000 /s 4.00x",
 		"large stream read 512 MiB/s 1024 MiB/s 0.50x",
-		"small zstd read unsupported 7 /s",
 		"CPU of small batch write 0.50 s -",
 		"CPU of large stream read 0.25 s -",
-		"CPU of small zstd read - -",
 		"peak memory 100 MiB -",
-		"peak anonymous memory 90 MiB -",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), strings.Join(want, "\n"))

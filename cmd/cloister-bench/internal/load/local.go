@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -32,7 +31,7 @@ func (l *LocalResult) measure(ctx context.Context, w *Workload, j *job, c *ExecC
 	}
 	l.Parallel = min(w.Parallel, runtime.NumCPU())
 	_, before := ownCPU()
-	spawns, err := scratch.spawns(ctx, w, l.Parallel)
+	spawns, err := scratch.spawns(ctx, l.Parallel)
 	if err != nil {
 		return err
 	}
@@ -60,40 +59,30 @@ type scratch struct {
 
 // newScratch creates a scratch directory with the unchanged tree. The caller removes it, also after an error.
 func newScratch(j *job, c *ExecConfig) (*scratch, error) {
-	dir, err := os.MkdirTemp(c.Dir, "cloister-bench-")
+	dir, err := os.MkdirTemp("", "cloister-bench-")
 	if err != nil {
 		return nil, err
 	}
 	s := &scratch{dir, j, c.LocalTime}
-	return s, s.materialize("tree", func(data []byte, path, to string) error { return os.WriteFile(to, data, 0o444) })
-}
-
-// materialize creates the directories of the tree and calls write for each file with its data, its path in the tree,
-// and its absolute path.
-func (s *scratch) materialize(name string, write func(data []byte, path, to string) error) error {
-	root := filepath.Join(s.dir, name)
-	if err := os.Mkdir(root, 0o755); err != nil {
-		return err
-	}
-	for _, f := range s.job.base {
+	for _, f := range j.base {
+		path := filepath.Join(dir, "tree", f.dir, f.name)
 		if f.name == firstFile {
-			if err := os.Mkdir(filepath.Join(root, f.dir), 0o755); err != nil {
-				return err
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				return s, err
 			}
 		}
-		path := filepath.Join(f.dir, f.name)
-		if err := write(f.blob.data, path, filepath.Join(root, path)); err != nil {
-			return err
+		if err := os.WriteFile(path, f.blob.data, 0o444); err != nil {
+			return s, err
 		}
 	}
-	return nil
+	return s, nil
 }
 
 // spawns repeatedly starts the program that does nothing and waits for it.
-func (s *scratch) spawns(ctx context.Context, w *Workload, parallel int) (*series, error) {
+func (s *scratch) spawns(ctx context.Context, parallel int) (*series, error) {
 	env := s.job.actions[0].env
 	return s.repeat(ctx, parallel, math.MaxInt, func(int) error {
-		_, err := spawn([]string{w.Program}, env, "", false)
+		_, err := spawn([]string{Program}, env, "", false)
 		return err
 	})
 }
@@ -202,7 +191,7 @@ func spawn(args, env []string, dir string, capture bool) (stdout string, err err
 
 // A series contains the durations of repetitions, and of all together.
 type series struct {
-	took    []time.Duration
+	took    []float64 // milliseconds
 	elapsed time.Duration
 }
 
@@ -211,7 +200,7 @@ func (s *series) rate() float64 { return float64(len(s.took)) / s.elapsed.Second
 
 // p50 returns the median in milliseconds.
 func (s *series) p50() float64 {
-	return milliseconds(percentile(slices.Sorted(slices.Values(s.took)), 50))
+	return percentile(s.took, 50)
 }
 
 // repeat calls f with 0, 1, ... for s.time, parallel calls at a time, but at least once and at most most times.
@@ -229,7 +218,7 @@ func (s *scratch) repeat(ctx context.Context, parallel, most int, f func(i int) 
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		all.took = append(all.took, time.Since(began))
+		all.took = append(all.took, milliseconds(time.Since(began)))
 		return nil
 	})
 	all.elapsed = time.Since(start)

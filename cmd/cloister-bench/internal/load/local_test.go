@@ -11,11 +11,8 @@ import (
 )
 
 func TestLocalResultsAreChecked(t *testing.T) {
-	tree := Workload{
-		Kind: Trees, Program: "/bin/true", Actions: 1, Parallel: 1,
-		Tree: Tree{Files: 2, Dirs: 1, Changed: 1, Smallest: 1, Largest: 1, Read: true},
-	}
-	outputs := Workload{Kind: Outputs, Program: "/bin/true", Actions: 1, Parallel: 1, Files: 1, InDirectory: 1}
+	tree := Workload{Kind: Trees, Actions: 1, Parallel: 1, Tree: Tree{Files: 2, Dirs: 1, Changed: 1, Read: true}}
+	outputs := Workload{Kind: Outputs, Actions: 1, Parallel: 1, Files: 1, InDirectory: 1}
 	for _, c := range []struct {
 		name  string
 		work  Workload
@@ -27,6 +24,7 @@ func TestLocalResultsAreChecked(t *testing.T) {
 		{"Written", outputs, func(*command) {}, ""},
 		{"WrittenOther", outputs, func(c *command) { c.files["f0"] = "00" }, "/f0 has digest"},
 		{"WrittenInDirectory", outputs, func(c *command) { c.dir["d/f0"] = "00" }, "/d/f0 has digest"},
+		{"Fails", outputs, func(c *command) { c.args = []string{"/bin/false"} }, "exit status 1"},
 		{"NotWritten", outputs, func(c *command) { c.files["f1"] = "00" }, "f1: no such file"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -35,7 +33,8 @@ func TestLocalResultsAreChecked(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.spoil(&j.actions[0].local)
-			s, err := newScratch(j, &ExecConfig{Dir: t.TempDir()})
+			t.Setenv("TMPDIR", t.TempDir())
+			s, err := newScratch(j, &ExecConfig{})
 			if err != nil {
 				t.Fatal(err)
 			}

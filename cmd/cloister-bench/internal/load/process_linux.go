@@ -24,22 +24,14 @@ func usageOf(pid int) (usage, error) {
 	if err != nil {
 		return usage{}, err
 	}
-	u := usage{cpu: p.cpu}
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return usage{}, err
 	}
-	for line := range strings.Lines(string(status)) {
-		name, value, _ := strings.Cut(line, ":")
-		n, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
-		switch name {
-		case "VmHWM":
-			u.peak = n << 10
-		case "RssAnon":
-			u.anonymous = n << 10
-		}
-	}
-	return u, nil
+	_, peak, _ := strings.Cut(string(status), "\nVmHWM:")
+	peak, _, _ = strings.Cut(peak, " kB\n")
+	n, err := strconv.ParseInt(strings.TrimSpace(peak), 10, 64)
+	return usage{p.cpu, n << 10}, err
 }
 
 // A process is the part of /proc/PID/stat in use here.

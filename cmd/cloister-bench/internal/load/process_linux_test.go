@@ -36,8 +36,8 @@ func TestUsage(t *testing.T) {
 	if before < 3*tick {
 		t.Errorf("this process used only %v, want at least %v for a meaningful comparison", before, 3*tick)
 	}
-	if u.anonymous < 1<<20 || u.peak < u.anonymous {
-		t.Errorf("got peak %d and anonymous %d bytes, want at least 1 MiB and peak >= anonymous", u.peak, u.anonymous)
+	if u.peak < 1<<20 || u.peak > 1<<40 {
+		t.Errorf("got peak memory %d, want 1 MiB to 1 TiB", u.peak)
 	}
 }
 

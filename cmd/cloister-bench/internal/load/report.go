@@ -5,92 +5,88 @@ package load
 import (
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"text/tabwriter"
 	"time"
 )
 
-// A Report is the result of Run. It marshals as JSON.
+// A Report is the result of Run.
 type Report struct {
-	Salt     string   `json:"salt"`
-	Blobs    int      `json:"blobs"`
-	Size     int64    `json:"blob_bytes"`
-	Large    int64    `json:"large_bytes"`
-	Chunk    int64    `json:"chunk_bytes"`
-	Parallel int      `json:"parallel"`
-	Rounds   int      `json:"rounds"`
-	Servers  []Result `json:"servers"`
+	Servers []Result
 }
 
 // A Result contains the measurements of one server.
 type Result struct {
-	Name      string    `json:"name"`
-	Address   string    `json:"address"`
-	Watched   bool      `json:"watched"` // CPU time and memory are known
-	Steps     []Measure `json:"steps"`
-	PeakRSS   int64     `json:"peak_rss_bytes,omitempty"`  // since the process began
-	Anonymous int64     `json:"anonymous_bytes,omitempty"` // belong to no file; maximum over the ends of steps
+	Name    string
+	Watched bool // CPU time and memory are known
+	Steps   []Measure
+	PeakRSS int64 // bytes since the process began
 }
 
-// A Measure contains the measurements of one step: a value per round, and their median.
+// A Measure contains the measurements of one step in each round.
 type Measure struct {
-	Step  string    `json:"step"`
-	Unit  string    `json:"unit"` // blobs, digests or bytes
-	Rates []float64 `json:"rates"`
-	Rate  float64   `json:"rate"`           // units per second
-	CPUs  []float64 `json:"cpus,omitempty"` // of the server
-	CPU   float64   `json:"cpu_seconds,omitempty"`
+	Step  string
+	Unit  string    // blobs, digests or bytes
+	Rates []float64 // units per second
+	CPUs  []float64 // seconds of CPU time of the server, if it is watched
 }
 
-func newReport(c *Config, servers []*Server) *Report {
-	r := &Report{
-		Salt: c.Salt, Blobs: c.Blobs, Size: c.Size, Large: c.Large, Chunk: c.Chunk,
-		Parallel: c.Parallel, Rounds: c.Rounds,
-	}
+func newReport(servers []*Server) *Report {
+	r := &Report{}
 	for _, s := range servers {
-		r.Servers = append(r.Servers, Result{Name: s.Name, Address: s.Address, Watched: len(s.pids) > 0})
+		r.Servers = append(r.Servers, Result{Name: s.Name, Watched: len(s.pids) > 0})
 	}
 	return r
 }
 
 // add adds one run of a step.
 func (r *Result) add(st step, elapsed time.Duration, before, after usage) {
-	m := r.step(st.name)
-	if m == nil {
+	i := slices.IndexFunc(r.Steps, func(m Measure) bool { return m.Step == st.name })
+	if i < 0 {
+		i = len(r.Steps)
 		r.Steps = append(r.Steps, Measure{Step: st.name, Unit: st.unit})
-		m = &r.Steps[len(r.Steps)-1]
 	}
+	m := &r.Steps[i]
 	m.Rates = append(m.Rates, float64(st.count)/max(elapsed, 1).Seconds())
-	m.Rate = median(m.Rates)
 	if r.Watched {
 		m.CPUs = append(m.CPUs, (after.cpu - before.cpu).Seconds())
-		m.CPU = median(m.CPUs)
 		r.PeakRSS = max(r.PeakRSS, after.peak)
-		r.Anonymous = max(r.Anonymous, after.anonymous)
 	}
 }
 
+// median returns the median of values, NaN if nothing was measured.
 func median(values []float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
+	}
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// rate formats the rate.
+// rate formats the median rate.
 func (m *Measure) rate() string {
 	if m.Unit == "bytes" {
-		return fmt.Sprintf("%.0f MiB/s", m.Rate/(1<<20))
+		return fmt.Sprintf("%.0f MiB/s", median(m.Rates)/(1<<20))
 	}
-	return perSecond(m.Rate)
+	return perSecond(median(m.Rates))
 }
 
-// step returns the measurements of a step, or nil.
-func (r *Result) step(name string) *Measure {
-	i := slices.IndexFunc(r.Steps, func(m Measure) bool { return m.Step == name })
-	if i < 0 {
-		return nil
+// mebibytes returns NaN for 0, which was not measured.
+func mebibytes(bytes int64) float64 {
+	if bytes == 0 {
+		return math.NaN()
 	}
-	return &r.Steps[i]
+	return float64(bytes >> 20)
+}
+
+// cell formats a measurement.
+func cell(format string, value float64) string {
+	if math.IsNaN(value) {
+		return "-"
+	}
+	return fmt.Sprintf(format, value)
 }
 
 // A grid prints a table of right-aligned columns after a column of names.
@@ -114,16 +110,6 @@ func (g grid) row(name string, cells ...string) {
 // Text writes the medians as a table with a column for each server. The second and later columns also show the ratio of
 // the first server's rate to this one.
 func (r *Report) Text(out io.Writer) error {
-	var names []string
-	watched := false
-	for _, s := range r.Servers {
-		watched = watched || s.Watched
-		for _, m := range s.Steps {
-			if !slices.Contains(names, m.Step) {
-				names = append(names, m.Step)
-			}
-		}
-	}
 	g := newGrid(out, len("CPU of large stream write"))
 	row := func(name string, cell func(s *Result) string) {
 		cells := make([]string, len(r.Servers))
@@ -133,38 +119,21 @@ func (r *Report) Text(out io.Writer) error {
 		g.row(name, cells...)
 	}
 	row("", func(s *Result) string { return s.Name })
-	for _, name := range names {
-		first := r.Servers[0].step(name)
-		row(name, func(s *Result) string {
-			m := s.step(name)
-			switch {
-			case m == nil:
-				return "unsupported"
-			case m == first || first == nil:
+	first := &r.Servers[0]
+	for i := range first.Steps {
+		row(first.Steps[i].Step, func(s *Result) string {
+			m := &s.Steps[i]
+			if s == first {
 				return m.rate()
 			}
-			return fmt.Sprintf("%s %6.2fx", m.rate(), first.Rate/m.Rate)
+			return fmt.Sprintf("%s %6.2fx", m.rate(), median(first.Steps[i].Rates)/median(m.Rates))
 		})
 	}
-	if !watched {
-		return g.Flush()
-	}
-	for _, name := range names {
-		row("CPU of "+name, func(s *Result) string {
-			m := s.step(name)
-			if m == nil || !s.Watched {
-				return "-"
-			}
-			return fmt.Sprintf("%.2f s", m.CPU)
-		})
-	}
-	memory := func(bytes int64) string {
-		if bytes == 0 {
-			return "-"
+	if slices.ContainsFunc(r.Servers, func(s Result) bool { return s.Watched }) {
+		for i, m := range first.Steps {
+			row("CPU of "+m.Step, func(s *Result) string { return cell("%.2f s", median(s.Steps[i].CPUs)) })
 		}
-		return fmt.Sprintf("%d MiB", bytes>>20)
+		row("peak memory", func(s *Result) string { return cell("%.0f MiB", mebibytes(s.PeakRSS)) })
 	}
-	row("peak memory", func(s *Result) string { return memory(s.PeakRSS) })
-	row("peak anonymous memory", func(s *Result) string { return memory(s.Anonymous) })
 	return g.Flush()
 }

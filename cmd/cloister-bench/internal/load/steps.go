@@ -5,6 +5,7 @@ package load
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -16,15 +17,16 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A load makes calls and returns a function that checks and frees the answers. After an error check must not be called.
-type load func(ctx context.Context) (check func() error, err error)
+// A load makes calls and checks the answers, unless the step does that later.
+type load func(ctx context.Context) error
 
 // A step is one kind of load for one server, with encoded requests.
 type step struct {
 	name  string
 	unit  string // of count
 	count int64
-	load  load // nil if the server does not support it
+	load  load
+	check func() error // of the answers after the clock has stopped, unless nil
 }
 
 // steps returns the steps of a round. They are the same for all servers.
@@ -39,37 +41,20 @@ func (s *Server) steps(c *Config, x *content) ([]step, error) {
 		if err != nil {
 			return nil, err
 		}
+		blobs := int64(c.Blobs)
 		steps = append(steps,
-			step{"small batch write", "blobs", int64(c.Blobs), s.calls(c, writes)},
-			step{"small batch read", "blobs", int64(c.Blobs), s.calls(c, reads)},
-			step{"small stream write", "blobs", int64(c.Blobs), s.writes(c, x.streamed)},
-			step{"small stream read", "blobs", int64(c.Blobs), s.reads(c, x.streamed)},
-			step{"find missing", "digests", count, s.calls(c, lookups)},
+			s.calls("small batch write", "blobs", blobs, c.Parallel, writes),
+			s.calls("small batch read", "blobs", blobs, c.Parallel, reads),
+			step{"small stream write", "blobs", blobs, s.writes(c.Parallel, x.streamed), nil},
+			step{"small stream read", "blobs", blobs, s.reads(c.Parallel, x.streamed), nil},
+			s.calls("find missing", "digests", count, c.Parallel, lookups),
 		)
 	}
 	if c.Large > 0 {
 		steps = append(steps,
-			step{"large stream write", "bytes", c.Large, s.writes(c, x.large)},
-			step{"large stream read", "bytes", c.Large, s.drain(x.large)},
+			step{"large stream write", "bytes", c.Large, s.writes(1, x.large), nil},
+			step{"large stream read", "bytes", c.Large, s.reads(1, x.large), nil},
 		)
-	}
-	zipped := len(steps)
-	if len(x.zipped) > 0 {
-		steps = append(steps,
-			step{"small zstd write", "blobs", int64(c.Blobs), s.writes(c, x.zipped)},
-			step{"small zstd read", "blobs", int64(c.Blobs), s.reads(c, x.zipped)},
-		)
-	}
-	if len(x.largeZipped) > 0 {
-		steps = append(steps,
-			step{"large zstd write", "bytes", c.Large, s.writes(c, x.largeZipped)},
-			step{"large zstd read", "bytes", c.Large, s.drain(x.largeZipped)},
-		)
-	}
-	if !s.zstd {
-		for i := range steps[zipped:] {
-			steps[zipped+i].load = nil
-		}
 	}
 	return steps, nil
 }
@@ -95,24 +80,23 @@ func newCall[T any, M interface {
 	}}, err
 }
 
-// calls returns the load of unary calls.
-func (s *Server) calls(c *Config, calls []call) load {
-	return func(ctx context.Context) (func() error, error) {
-		replies := make([]reply, len(calls))
-		err := each(ctx, c.Parallel, len(calls), func(ctx context.Context, i int) error {
+// calls returns a step of unary calls.
+func (s *Server) calls(name, unit string, count int64, parallel int, calls []call) step {
+	replies := make([]reply, len(calls))
+	return step{name, unit, count, func(ctx context.Context) error {
+		return each(ctx, parallel, len(calls), func(ctx context.Context, i int) error {
 			return s.conn.Invoke(ctx, calls[i].method, calls[i].request, &replies[i], raw)
 		})
-		return func() error {
-			for i, call := range calls {
-				answer := replies[i].bytes()
-				replies[i].free()
-				if err := call.check(answer); err != nil {
-					return err
-				}
+	}, func() error {
+		for i, call := range calls {
+			answer := replies[i].bytes()
+			replies[i].free()
+			if err := call.check(answer); err != nil {
+				return err
 			}
-			return nil
-		}, err
-	}
+		}
+		return nil
+	}}
 }
 
 // batches returns the calls that write blobs of equal size and those that read them. Batches are about equally large,
@@ -176,7 +160,7 @@ func checkBatch[A interface {
 			return fmt.Errorf("the batch answer contains blob %q, which was not requested or appears twice", hash)
 		}
 		if !equal(a, b) {
-			return fmt.Errorf("blob %s: the server sent other bytes than were written", b.resource())
+			return b.explain(errors.New("the server sent other bytes than were written"))
 		}
 		delete(left, b.hash)
 	}

@@ -3,6 +3,7 @@
 package load
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -13,183 +14,101 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// resource prefixes a ByteStream resource name with the server's instance.
-func (s *Server) resource(name string) string {
-	if s.instance == "" {
-		return name
+// chunkBytes is the size of a message of a write.
+const chunkBytes = 1 << 20
+
+// resource returns the ByteStream resource name of a blob below directories, which end in a slash.
+func (s *Server) resource(dir, hash string, size int64) string {
+	if s.instance != "" {
+		dir = s.instance + "/" + dir
 	}
-	return s.instance + "/" + name
+	return fmt.Sprintf("%sblobs/%s/%d", dir, hash, size)
 }
 
 // writes returns the load that writes each blob by a ByteStream.Write.
-func (s *Server) writes(c *Config, bs []blob) load {
+func (s *Server) writes(parallel int, bs []blob) load {
 	streams := make([][]message, len(bs))
 	for i, b := range bs {
 		h := b.hash // as a UUID that no other upload has
-		name := s.resource(fmt.Sprintf("uploads/%s-%s-%s-%s-%s/%s",
-			h[:8], h[8:12], h[12:16], h[16:20], h[20:32], b.resource()))
-		off := int64(0)
-		for chunk := range slices.Chunk(b.wire(), int(c.Chunk)) {
-			end := off + int64(len(chunk))
-			streams[i] = append(streams[i], writeRequest(name, off, chunk, end == int64(len(b.wire()))))
+		dir := fmt.Sprintf("uploads/%s-%s-%s-%s-%s/", h[:8], h[8:12], h[12:16], h[16:20], h[20:32])
+		name, off, size := s.resource(dir, h, int64(len(b.data))), 0, len(b.data)
+		for chunk := range slices.Chunk(b.data, chunkBytes) {
+			end := off + len(chunk)
+			streams[i] = append(streams[i], writeRequest(name, int64(off), chunk, end == size))
 			off = end
 		}
 	}
-	return func(ctx context.Context) (func() error, error) {
-		replies := make([]reply, len(bs))
-		err := each(ctx, c.Parallel, len(bs), func(ctx context.Context, i int) error {
-			return s.write(ctx, streams[i], &replies[i])
-		})
-		return func() error {
-			for i := range bs {
-				var m bspb.WriteResponse
-				err := proto.Unmarshal(replies[i].bytes(), &m)
-				replies[i].free()
-				// For compressed blobs servers may report either size.
-				if err == nil && bs[i].zip == nil && m.CommittedSize != int64(len(bs[i].data)) {
-					err = fmt.Errorf("the server committed %d bytes", m.CommittedSize)
-				}
-				if err != nil {
-					return fmt.Errorf("blob %s: %w", bs[i].resource(), err)
-				}
+	return func(ctx context.Context) error {
+		return each(ctx, parallel, len(bs), func(ctx context.Context, i int) error {
+			size, err := s.write(ctx, streams[i])
+			if err == nil && size != int64(len(bs[i].data)) {
+				err = fmt.Errorf("the server committed %d bytes", size)
 			}
-			return nil
-		}, err
+			return bs[i].explain(err)
+		})
 	}
 }
 
-// write sends the messages of one blob.
-func (s *Server) write(ctx context.Context, messages []message, answer *reply) error {
+// explain names the blob in an error.
+func (b *blob) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("blob %s/%d: %w", b.hash, len(b.data), err)
+}
+
+// write sends the messages of one blob, and returns the committed size.
+func (s *Server) write(ctx context.Context, messages []message) (int64, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	const method = "/google.bytestream.ByteStream/Write"
 	stream, err := s.conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, method, raw)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	for _, m := range messages {
 		if err := stream.SendMsg(m); err == io.EOF {
 			break // the server answered early
 		} else if err != nil {
-			return err
+			return 0, err
 		}
 	}
 	if err := stream.CloseSend(); err != nil {
-		return err
+		return 0, err
 	}
-	return stream.RecvMsg(answer)
+	var r reply
+	if err := stream.RecvMsg(&r); err != nil {
+		return 0, err
+	}
+	defer r.free()
+	var m bspb.WriteResponse
+	err = proto.Unmarshal(r.bytes(), &m)
+	return m.CommittedSize, err
 }
 
-// reads returns the load that reads each blob by a ByteStream.Read. The check compares the contents.
-func (s *Server) reads(c *Config, bs []blob) load {
-	requests := s.readRequests(bs)
-	return func(ctx context.Context) (func() error, error) {
-		replies := make([][]reply, len(bs))
-		err := each(ctx, c.Parallel, len(bs), func(ctx context.Context, i int) (err error) {
-			replies[i], err = s.readAll(ctx, requests[i])
-			return err
-		})
-		return func() error {
-			for i := range bs {
-				if err := bs[i].compare(replies[i]); err != nil {
-					return err
+// reads returns the load that reads each blob by a ByteStream.Read, and compares the contents.
+func (s *Server) reads(parallel int, bs []blob) load {
+	return func(ctx context.Context) error {
+		return each(ctx, parallel, len(bs), func(ctx context.Context, i int) error {
+			rest := bs[i].data
+			err := s.read(ctx, bs[i].hash, int64(len(rest)), func(part []byte) error {
+				if !bytes.HasPrefix(rest, part) {
+					return fmt.Errorf("the server sent other bytes than were written, within %d bytes from offset %d",
+						len(part), len(bs[i].data)-len(rest))
 				}
-			}
-			return nil
-		}, err
-	}
-}
-
-// drain returns the load that reads blobs in order and discards them. It checks the sizes of uncompressed blobs.
-func (s *Server) drain(bs []blob) load {
-	requests := s.readRequests(bs)
-	return func(ctx context.Context) (func() error, error) {
-		sizes := make([]int, len(bs))
-		for i := range bs {
-			err := s.read(ctx, requests[i], func(r reply) error {
-				n, err := r.dataSize()
-				r.free()
-				sizes[i] += n
-				return err
+				rest = rest[len(part):]
+				return nil
 			})
-			if err != nil {
-				return nil, err
+			if err == nil && len(rest) > 0 {
+				err = fmt.Errorf("the last %d bytes are missing", len(rest))
 			}
-		}
-		return func() error {
-			for i, b := range bs {
-				if b.zip == nil && sizes[i] != len(b.data) {
-					return fmt.Errorf("blob %s: the server sent %d bytes", b.resource(), sizes[i])
-				}
-			}
-			return nil
-		}, nil
+			return bs[i].explain(err)
+		})
 	}
 }
 
-// verify reads and compares everything that a round wrote.
-func (s *Server) verify(ctx context.Context, c *Config, x *content) error {
-	kinds := [][]blob{x.batched, x.streamed, x.large}
-	if s.zstd {
-		kinds = append(kinds, x.zipped, x.largeZipped)
-	}
-	for _, bs := range kinds {
-		check, err := s.reads(c, bs)(ctx)
-		if err != nil {
-			return err
-		}
-		if err := check(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *Server) readRequests(bs []blob) []message {
-	requests := make([]message, len(bs))
-	for i, b := range bs {
-		requests[i] = readRequest(s.resource(b.resource()))
-	}
-	return requests
-}
-
-// readAll reads one blob.
-func (s *Server) readAll(ctx context.Context, request message) (replies []reply, err error) {
-	err = s.read(ctx, request, func(r reply) error {
-		replies = append(replies, r)
-		return nil
-	})
-	return replies, err
-}
-
-// read reads one blob and passes each reply to keep, which frees it.
-func (s *Server) read(ctx context.Context, request message, keep func(reply) error) error {
-	return receive(ctx, s.conn, "/google.bytestream.ByteStream/Read", request, keep)
-}
-
-// receive makes a call that streams its replies, and passes each reply to keep, which frees it.
-func receive(ctx context.Context, conn *grpc.ClientConn, method string, request message, keep func(reply) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method, raw)
-	if err != nil {
-		return err
-	}
-	if err := stream.SendMsg(request); err != nil {
-		return err
-	}
-	if err := stream.CloseSend(); err != nil {
-		return err
-	}
-	for {
-		var r reply
-		if err := stream.RecvMsg(&r); err == io.EOF {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		if err := keep(r); err != nil {
-			return err
-		}
-	}
+// read reads one blob and passes its parts to yield.
+func (s *Server) read(ctx context.Context, hash string, size int64, yield func(part []byte) error) error {
+	request := readRequest(s.resource("", hash, size))
+	return receive(ctx, s.conn, "/google.bytestream.ByteStream/Read", request, func(r reply) error { return r.data(yield) })
 }

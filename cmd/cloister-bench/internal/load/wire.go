@@ -3,12 +3,10 @@
 package load
 
 import (
-	"bytes"
+	"context"
 	"errors"
-	"fmt"
 	"io"
 
-	"github.com/klauspost/compress/zstd"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -54,6 +52,33 @@ func (codec) Unmarshal(data mem.BufferSlice, v any) error {
 // Name returns the name of protobuf, the encoding of all messages.
 func (codec) Name() string { return "proto" }
 
+// receive makes a call that streams its replies, and passes each reply to keep, which frees it.
+func receive(ctx context.Context, conn *grpc.ClientConn, method string, request message, keep func(reply) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method, raw)
+	if err != nil {
+		return err
+	}
+	if err := stream.SendMsg(request); err != nil {
+		return err
+	}
+	if err := stream.CloseSend(); err != nil {
+		return err
+	}
+	for {
+		var r reply
+		if err := stream.RecvMsg(&r); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := keep(r); err != nil {
+			return err
+		}
+	}
+}
+
 // dataField is the number of the field data in WriteRequest and ReadResponse.
 const dataField = 10
 
@@ -78,75 +103,33 @@ func readRequest(resource string) message {
 	return message{protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), resource)}
 }
 
-// dataSize returns the length of the data at the end of a ReadResponse.
-func (r *reply) dataSize() (int, error) {
+// data passes the parts of the data of a ReadResponse to yield, and frees the reply.
+func (r *reply) data(yield func(part []byte) error) error {
+	defer r.free()
 	total := r.parts.Len()
 	if total == 0 {
-		return 0, nil
+		return nil
 	}
 	var buf [1 + 10]byte // a tag of one byte, and a varint
 	head := buf[:r.parts.CopyTo(buf[:])]
 	field, kind, tag := protowire.ConsumeTag(head)
-	if tag > 0 && field == dataField && kind == protowire.BytesType {
-		if size, n := protowire.ConsumeVarint(head[tag:]); n > 0 && size == uint64(total-tag-n) {
-			return int(size), nil
-		}
+	if tag < 0 || field != dataField || kind != protowire.BytesType {
+		return errReadResponse
 	}
-	return 0, errors.New("malformed ReadResponse")
-}
-
-// A replyReader reads the data of ReadResponses and frees them.
-type replyReader struct {
-	replies []reply
-	rest    []byte
-}
-
-func (p *replyReader) Read(b []byte) (int, error) {
-	for len(p.rest) == 0 {
-		if len(p.replies) == 0 {
-			return 0, io.EOF
-		}
-		r := &p.replies[0]
-		size, err := r.dataSize()
-		if err != nil {
-			return 0, err
-		}
-		whole := r.bytes()
-		p.rest = whole[len(whole)-size:]
-		r.free()
-		p.replies = p.replies[1:]
+	size, n := protowire.ConsumeVarint(head[tag:])
+	if n < 0 || size != uint64(total-tag-n) {
+		return errReadResponse
 	}
-	n := copy(b, p.rest)
-	p.rest = p.rest[n:]
-	return n, nil
-}
-
-// compare checks that the data of replies is the blob, and frees the replies.
-func (b *blob) compare(replies []reply) error {
-	var r io.Reader = &replyReader{replies: replies}
-	if b.zip != nil {
-		d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1))
-		if err != nil {
+	skip := tag + n
+	for _, part := range r.parts {
+		data := part.ReadOnlyData()
+		from := min(skip, len(data))
+		skip -= from
+		if err := yield(data[from:]); err != nil {
 			return err
 		}
-		defer d.Close()
-		r = d
 	}
-	want, got := b.data, make([]byte, 64<<10)
-	for {
-		n, err := r.Read(got)
-		if !bytes.HasPrefix(want, got[:n]) {
-			return fmt.Errorf("blob %s: the server sent other bytes than were written, within %d bytes from offset %d",
-				b.resource(), n, len(b.data)-len(want))
-		}
-		want = want[n:]
-		if err == io.EOF && len(want) == 0 {
-			return nil
-		} else if err == io.EOF {
-			err = fmt.Errorf("the last %d bytes are missing", len(want))
-		}
-		if err != nil {
-			return fmt.Errorf("blob %s: %w", b.resource(), err)
-		}
-	}
+	return nil
 }
+
+var errReadResponse = errors.New("malformed ReadResponse")

@@ -18,13 +18,15 @@ import (
 type Config struct {
 	Salt     string
 	Duration time.Duration
-	Interval time.Duration // between the starts of two rounds; a longer round delays the next
 	Process  Process
 	// Two connections to the same server: blobs and actions are sent at the same time.
 	Blobs, Actions *load.Server
 	// Progress, unless nil, is called after each round.
 	Progress func(s Sample)
 }
+
+// interval is the time between the starts of two rounds. A longer round delays the next.
+const interval = 3 * time.Second
 
 // A Process is the server, as seen from outside.
 type Process struct {
@@ -36,15 +38,15 @@ type Process struct {
 
 // A Sample is the values of all Measures at one moment.
 type Sample struct {
-	At     time.Duration      `json:"at_ns"` // since the start
-	Values map[string]float64 `json:"values"`
+	At     time.Duration // since the start
+	Values map[string]float64
 }
 
 // Run runs rounds of load for the duration and returns a sample of each. The first failed call or wrong answer ends it.
 func Run(ctx context.Context, c Config) ([]Sample, error) {
 	var samples []Sample
 	start := time.Now()
-	tick := time.NewTicker(c.Interval)
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for round := 0; ; round++ {
 		salt := fmt.Sprintf("%s/%d", c.Salt, round)
@@ -76,7 +78,7 @@ func Run(ctx context.Context, c Config) ([]Sample, error) {
 // loadBlobs writes 12 MiB of small blobs and one large one, reads everything and compares it.
 func loadBlobs(ctx context.Context, s *load.Server, salt string) error {
 	_, err := load.Run(ctx, load.Config{
-		Salt: salt, Blobs: 500, Size: 4 << 10, Large: 8 << 20, Chunk: 1 << 20, Lookups: 1000, Parallel: 4, Rounds: 1,
+		Salt: salt, Blobs: 500, Size: 4 << 10, Large: 8 << 20, Lookups: 1000, Parallel: 4, Rounds: 1,
 	}, []*load.Server{s})
 	return err
 }
@@ -84,8 +86,6 @@ func loadBlobs(ctx context.Context, s *load.Server, salt string) error {
 // loadActions executes actions of all kinds. Those that read share most of a tree that is new in each round, so that its
 // directories are mounted for later actions and replace those of an earlier round.
 func loadActions(ctx context.Context, s *load.Server, salt string) error {
-	return s.Execute(ctx, &load.Workload{
-		Kind: load.Mixed, Program: "/bin/true", Actions: 30, Parallel: 4, Files: 50, InDirectory: 10,
-		Tree: load.Tree{Files: 200, Dirs: 10, Changed: 2, Smallest: 1 << 10, Largest: 8 << 10, Read: true},
-	}, salt)
+	w := load.Default(load.Mixed)
+	return s.Execute(ctx, &w, salt)
 }
