@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package seccomp
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestNames compares the names of all architectures with the constants of x/sys/unix.
+func TestNames(t *testing.T) {
+	dir, err := exec.Command("go", "list", "-f", "{{.Dir}}", "golang.org/x/sys/unix").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	constant := regexp.MustCompile(`\tSYS_(\w+) += (\d+)`)
+	for name, a := range architectures {
+		source, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "zsysnum_linux_"+name+".go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]string{}
+		for _, m := range constant.FindAllStringSubmatch(string(source), -1) {
+			want[m[2]] = strings.ToLower(m[1])
+		}
+		delete(want, map[string]string{"arm64": "244"}[name]) // ARCH_SPECIFIC_SYSCALL, which is no call
+		for nr, got := range a.names() {
+			if w := want[fmt.Sprint(nr)]; got != w {
+				t.Errorf("%s: call %d is named %q, want %q", name, nr, got, w)
+			}
+			delete(want, fmt.Sprint(nr))
+		}
+		if len(want) > 0 {
+			t.Errorf("%s: the calls %v have no name", name, want)
+		}
+	}
+}
