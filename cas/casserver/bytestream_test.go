@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -20,7 +19,6 @@ import (
 	"github.com/cloister-build/cloister/cas/internal/compress"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 )
 
 // message returns a WriteRequest.
@@ -30,70 +28,6 @@ func message(name string, off int64, data string, finish bool) *bspb.WriteReques
 
 // uploadName returns the resource name of an upload of data.
 func uploadName(data string) string { return "uploads/u/" + sum(data).Resource() }
-
-func TestRule036_TrailingMetadataOfAWriteIsIgnored(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	for i, tail := range []string{"", "/", "/a", "/a/b/blobs/uploads/9"} {
-		data := strings.Repeat("x", i+1)
-		n, err := c.write(t.Context(), message(uploadName(data)+tail, 0, data, true))
-		if err != nil || n != int64(len(data)) || !c.has(t, sum(data)) {
-			t.Errorf("tail %q: got %d, %v", tail, n, err)
-		}
-	}
-}
-
-func TestRule037_NameMayBeOmittedButNotChanged(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	for name, row := range map[string]struct {
-		second string
-		want   codes.Code
-	}{
-		"omitted":      {"", codes.OK},
-		"same":         {uploadName("omitted or same"), codes.OK},
-		"other upload": {"uploads/v/" + sum("omitted or same").Resource(), codes.InvalidArgument},
-		"other blob":   {uploadName("x"), codes.InvalidArgument},
-	} {
-		t.Run(name, func(t *testing.T) {
-			data := "omitted or same"
-			c.memory(t, "").Delete(sum(data))
-			_, err := c.write(t.Context(), message(uploadName(data), 0, data[:4], false), message(row.second, 4, data[4:], true))
-			wantCode(t, err, row.want)
-			if got := c.has(t, sum(data)); got != (row.want == codes.OK) {
-				t.Errorf("blob present: %v", got)
-			}
-		})
-	}
-	_, err := c.write(t.Context(), message("uploads//"+sum("data").Resource(), 0, "data", true))
-	wantCode(t, err, codes.InvalidArgument)
-	_, err = c.write(t.Context(), message("uploads/no uuid/"+sum("data").Resource(), 0, "data", true))
-	wantCode(t, err, codes.OK)
-	_, err = c.write(t.Context())
-	wantCode(t, err, codes.InvalidArgument)
-}
-
-func TestRule038_OffsetsFollowTheData(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	for name, offsets := range map[string][2]int64{
-		"starts later":   {1, 5},
-		"negative":       {-1, 3},
-		"gap":            {0, 5},
-		"overlap":        {0, 3},
-		"not repeated":   {0, 0},
-		"largest number": {0, math.MaxInt64},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := c.write(t.Context(), message(uploadName("12345678"), offsets[0], "1234", false), message("", offsets[1], "5678", true))
-			wantCode(t, err, codes.InvalidArgument, "write_offset", "start at offset 0")
-			if c.has(t, sum("12345678")) {
-				t.Error("the blob was stored")
-			}
-		})
-	}
-	n, err := c.write(t.Context(), message(uploadName("12345678"), 0, "1234", false), message("", 4, "", false), message("", 4, "5678", false), message("", 8, "", true))
-	if err != nil || n != 8 {
-		t.Errorf("got %d, %v, want 8", n, err)
-	}
-}
 
 func TestRule039_NoCommitWithoutFinishWrite(t *testing.T) {
 	c := serve(t, casserver.Config{})
@@ -148,64 +82,6 @@ func blobOf(messages []*bspb.WriteRequest) string {
 	return b.String()
 }
 
-func TestRule040_CommittedSizeIsTheSize(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	for _, size := range []int{0, 1, 16 << 10, 3<<20 + 1} {
-		data := noise(size)
-		const piece = 16 << 10 // as Bazel sends
-		name := uploadName(data)
-		var messages []*bspb.WriteRequest
-		for off := 0; off < size || off == 0; off += piece {
-			end := min(off+piece, size)
-			messages = append(messages, message(name, int64(off), data[off:end], end == size))
-		}
-		n, err := c.write(t.Context(), messages...)
-		if err != nil || n != int64(size) {
-			t.Errorf("got %d, %v, want %d", n, err, size)
-		}
-		if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: sum(data).Resource()}); err != nil || string(got) != data {
-			t.Errorf("read %d bytes back, %v, want %d", len(got), err, size)
-		}
-	}
-}
-
-func TestRule041_PresentBlobEndsUploadEarly(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	data := noise(1 << 20)
-	c.put(t, data)
-	stream := c.open(t.Context(), t, message(uploadName(data), 0, data[:10], false))
-	var resp bspb.WriteResponse
-	if err := stream.RecvMsg(&resp); err != nil || resp.CommittedSize != int64(len(data)) {
-		t.Errorf("before the end of the upload: got %v, %v", resp.CommittedSize, err)
-	}
-	if err := stream.Send(message("", 10, data[10:], true)); err != nil && err != io.EOF {
-		t.Errorf("send after the answer: got %v, want EOF", err)
-	}
-}
-
-func TestRule041_ConcurrentlyStoredBlobIsNotAnError(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	stream := c.open(t.Context(), t, message(uploadName("12345678"), 0, "1234", false))
-	if err := c.uploadTo(t.Context(), "", "12345678"); err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Send(message("", 4, "5678", true)); err != nil && err != io.EOF {
-		t.Fatal(err)
-	}
-	if resp, err := stream.CloseAndRecv(); err != nil || resp.CommittedSize != 8 {
-		t.Errorf("got %v, %v, want 8", resp, err)
-	}
-}
-
-func TestRule042_MismatchIsInvalidAndNotStored(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	_, err := c.write(t.Context(), message(uploadName("12345678"), 0, "12345679", true))
-	wantCode(t, err, codes.InvalidArgument, sum("12345678").String(), sum("12345679").String(), "upload the bytes")
-	if n := c.memory(t, "").Len(); n != 0 {
-		t.Errorf("%d blobs are stored", n)
-	}
-}
-
 func TestRule042_TooMuchDataIsRejectedImmediately(t *testing.T) {
 	// This store reads on without limit and drops the reason for a failure.
 	m := castest.NewMemory()
@@ -252,25 +128,6 @@ func TestFullStoreErrorHasAdvice(t *testing.T) {
 	}
 }
 
-func TestRule047_ConcurrentUploadsOfOneBlobSucceed(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	data := noise(1 << 20)
-	var group sync.WaitGroup
-	for i := range 8 {
-		group.Go(func() {
-			name := fmt.Sprintf("uploads/u%d/%s", i, sum(data).Resource())
-			n, err := c.write(t.Context(), message(name, 0, data[:1<<19], false), message("", 1<<19, data[1<<19:], true))
-			if err != nil || n != 1<<20 {
-				t.Errorf("got %d, %v", n, err)
-			}
-		})
-	}
-	group.Wait()
-	if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: sum(data).Resource()}); err != nil || string(got) != data {
-		t.Errorf("read %d bytes back, %v", len(got), err)
-	}
-}
-
 func TestRule047_OneUploadNameForSeveralBlobs(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	first := c.open(t.Context(), t, message(uploadName("12345678"), 0, "1234", false))
@@ -281,94 +138,6 @@ func TestRule047_OneUploadNameForSeveralBlobs(t *testing.T) {
 	if _, err := first.CloseAndRecv(); err != nil || !c.has(t, sum("12345678")) || !c.has(t, sum("another")) {
 		t.Errorf("got %v, and %v are stored", err, c.memory(t, "").Digests())
 	}
-}
-
-func TestRule048And049_ReadOffsetAndLimit(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	data := noise(3<<20 + 5)
-	name := c.put(t, data).Resource()
-	size := int64(len(data))
-	for _, row := range []struct {
-		label      string
-		off, limit int64
-		want       string
-		code       codes.Code
-	}{
-		{"whole", 0, 0, data, codes.OK},
-		{"from within", 7, 0, data[7:], codes.OK},
-		{"from the end", size, 0, "", codes.OK},
-		{"beyond the end", size + 1, 0, "", codes.OutOfRange},
-		{"negative offset", -1, 0, "", codes.OutOfRange},
-		{"limit", 0, 1, data[:1], codes.OK},
-		{"limit of several messages", 7, 2<<20 + 1, data[7 : 2<<20+8], codes.OK},
-		{"limit to the end", 7, size - 7, data[7:], codes.OK},
-		{"limit beyond the end", 7, size, data[7:], codes.OK},
-		{"largest limit", 7, math.MaxInt64, data[7:], codes.OK},
-		{"negative limit", 0, -1, "", codes.InvalidArgument},
-	} {
-		t.Run(row.label, func(t *testing.T) {
-			got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: name, ReadOffset: row.off, ReadLimit: row.limit})
-			wantCode(t, err, row.code)
-			if string(got) != row.want {
-				t.Errorf("got %d bytes, want %d", len(got), len(row.want))
-			}
-		})
-	}
-	_, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: sum("absent").Resource()})
-	wantCode(t, err, codes.NotFound, sum("absent").String())
-}
-
-func TestRule052_ReadMessagesAreSmall(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	d := c.put(t, noise(5<<20+3))
-	names := []string{d.Resource()}
-	for _, by := range compress.Compressors() {
-		names = append(names, compressedName(by, d))
-	}
-	for _, name := range names {
-		stream, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: name})
-		for err == nil {
-			var m *bspb.ReadResponse
-			if m, err = stream.Recv(); err == nil && (len(m.Data) == 0 || len(m.Data) > 1<<20) {
-				t.Errorf("%s: got a message of %d bytes, want 1 byte to 1 MiB", name, len(m.Data))
-			}
-		}
-		if err != io.EOF {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-func TestRule052_CancelClosesBlob(t *testing.T) {
-	closed := make(chan struct{})
-	instances, m := behind(&probe{open: func(_ cas.Digest, r io.ReadCloser) io.ReadCloser {
-		return &closing{r, sync.OnceFunc(func() { close(closed) })}
-	}})
-	c := serve(t, casserver.Config{Instances: instances})
-	d, err := cas.PutBytes(t.Context(), m, cas.SHA256, make([]byte, 32<<20))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	stream, err := c.Read(ctx, &bspb.ReadRequest{ResourceName: d.Resource()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := stream.Recv(); err != nil {
-		t.Fatal(err)
-	}
-	cancel()
-	<-closed
-}
-
-type closing struct {
-	io.ReadCloser
-	closed func()
-}
-
-func (c *closing) Close() error {
-	c.closed()
-	return c.ReadCloser.Close()
 }
 
 func TestReadOfCorruptBlobIsIncomplete(t *testing.T) {
@@ -418,29 +187,6 @@ func TestReadOfCorruptBlobIsIncomplete(t *testing.T) {
 type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, errors.New("input/output error") }
-
-func TestRule054_HeaderMustMatchResourceName(t *testing.T) {
-	const header = "build.bazel.remote.execution.v2.resource-name"
-	c := serve(t, casserver.Config{})
-	name := c.put(t, "data").Resource()
-	for value, want := range map[string]codes.Code{
-		name: codes.OK, "uploads/u/" + name: codes.OK, "blobs/x": codes.InvalidArgument, "": codes.InvalidArgument,
-	} {
-		ctx := metadata.AppendToOutgoingContext(t.Context(), header, value)
-		readWant, writeWant := want, want
-		if value == name {
-			writeWant = codes.InvalidArgument
-		} else if value == "uploads/u/"+name {
-			readWant = codes.InvalidArgument
-		}
-		_, err := c.read(ctx, &bspb.ReadRequest{ResourceName: name})
-		wantCode(t, err, readWant)
-		_, err = c.write(ctx, message("uploads/u/"+name, 0, "data", true))
-		wantCode(t, err, writeWant)
-		_, err = c.QueryWriteStatus(ctx, &bspb.QueryWriteStatusRequest{ResourceName: "uploads/u/" + name})
-		wantCode(t, err, writeWant)
-	}
-}
 
 // Buffers are reused by other calls and must not leak data between them.
 func TestConcurrentStreamsDoNotShareData(t *testing.T) {

@@ -5,14 +5,11 @@ package casserver_test
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
-	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
-	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -35,90 +32,6 @@ func TestRule001_CapabilitiesHaveBothParts(t *testing.T) {
 	both := serve(t, casserver.Config{Execution: &repb.ExecutionCapabilities{}}).capabilities(t)
 	if both.CacheCapabilities == nil || both.ExecutionCapabilities == nil {
 		t.Errorf("cache and execution: got %v", both)
-	}
-}
-
-func TestRule002_VersionsSupportOldAndNewClients(t *testing.T) {
-	r := serve(t, casserver.Config{}).capabilities(t)
-	if l := r.LowApiVersion; l.Major != 2 || l.Minor != 0 {
-		t.Errorf("low_api_version is %v, want 2.0", l)
-	}
-	if d := r.DeprecatedApiVersion; d.Major != 2 || d.Minor != 0 {
-		t.Errorf("deprecated_api_version is %v, want 2.0", d)
-	}
-	if h := r.HighApiVersion; h.Major != 2 || h.Minor != 13 {
-		t.Errorf("high_api_version is %v, want 2.13", h)
-	}
-}
-
-func TestRule003_ListedFunctionsWork(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	fs := c.capabilities(t).CacheCapabilities.DigestFunctions
-	want := []repb.DigestFunction_Value{
-		repb.DigestFunction_SHA256, repb.DigestFunction_SHA1, repb.DigestFunction_MD5, repb.DigestFunction_SHA384, repb.DigestFunction_SHA512,
-		repb.DigestFunction_SHA256TREE, repb.DigestFunction_BLAKE3, repb.DigestFunction_GITSHA1,
-	}
-	if !slices.Equal(fs, want) {
-		t.Errorf("digest_functions are %v, want %v", fs, want)
-	}
-	for _, f := range fs {
-		d := cas.SHA256
-		for _, of := range cas.Functions() {
-			if of.Proto() == f {
-				d = of
-			}
-		}
-		text := []byte("of every function")
-		resp, err := c.BatchUpdateBlobs(t.Context(), &repb.BatchUpdateBlobsRequest{
-			DigestFunction: f, Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: d.Sum(text).Proto(), Data: text}},
-		})
-		if err != nil || resp.Responses[0].Status.GetCode() != 0 {
-			t.Errorf("%v: upload gave %v, %v", f, resp, err)
-			continue
-		}
-		if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: d.Sum(text).Resource()}); err != nil || string(got) != string(text) {
-			t.Errorf("%v: read %q, %v", f, got, err)
-		}
-	}
-}
-
-func TestRule004_ExecutionFunctionIsListed(t *testing.T) {
-	x := serve(t, casserver.Config{Execution: &repb.ExecutionCapabilities{}}).capabilities(t).ExecutionCapabilities
-	if x.DigestFunction != repb.DigestFunction_SHA256 || !slices.Contains(x.DigestFunctions, x.DigestFunction) {
-		t.Errorf("digest_function is %v, in the list %v", x.DigestFunction, x.DigestFunctions)
-	}
-}
-
-func TestRule005_ExecEnabledIsAsConfigured(t *testing.T) {
-	for _, enabled := range []bool{false, true} {
-		x := serve(t, casserver.Config{Execution: &repb.ExecutionCapabilities{ExecEnabled: enabled}}).capabilities(t).ExecutionCapabilities
-		if x.ExecEnabled != enabled {
-			t.Errorf("exec_enabled is %v, want %v", x.ExecEnabled, enabled)
-		}
-	}
-}
-
-func TestRule006_UpdateEnabledIsCorrect(t *testing.T) {
-	for _, readOnly := range []bool{false, true} {
-		c := serve(t, casserver.Config{ReadOnlyActions: readOnly})
-		says := c.capabilities(t).CacheCapabilities.ActionCacheUpdateCapabilities.UpdateEnabled
-		_, err := c.UpdateActionResult(t.Context(), &repb.UpdateActionResultRequest{
-			ActionDigest: sum("action").Proto(), ActionResult: &repb.ActionResult{},
-		})
-		if says != (err == nil) || says == readOnly {
-			t.Errorf("read-only %v: got update_enabled %v, but an update returned %v", readOnly, says, err)
-		}
-	}
-}
-
-func TestRule007_PrioritiesHaveRanges(t *testing.T) {
-	r := serve(t, casserver.Config{Execution: &repb.ExecutionCapabilities{}}).capabilities(t)
-	for _, p := range []*repb.PriorityCapabilities{
-		r.CacheCapabilities.CachePriorityCapabilities, r.ExecutionCapabilities.ExecutionPriorityCapabilities,
-	} {
-		if len(p.GetPriorities()) != 1 || p.Priorities[0].MinPriority != math.MinInt32 || p.Priorities[0].MaxPriority != math.MaxInt32 {
-			t.Errorf("priorities are %v, want all", p)
-		}
 	}
 }
 
@@ -146,17 +59,6 @@ func TestRule008_BatchLimitIsExact(t *testing.T) {
 				wantCode(t, err, want)
 			}
 		})
-	}
-}
-
-func TestRule009_WriteRequestOfBatchSizePasses(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	data := noise(int(2 * c.capabilities(t).CacheCapabilities.MaxBatchTotalSizeBytes))
-	n, err := c.write(t.Context(), &bspb.WriteRequest{
-		ResourceName: "uploads/u/" + sum(data).Resource(), Data: []byte(data), FinishWrite: true,
-	})
-	if err != nil || n != int64(len(data)) {
-		t.Errorf("got %d, %v, want %d", n, err, len(data))
 	}
 }
 

@@ -347,26 +347,6 @@ func TestRule015_UnknownInstanceIsAlwaysInvalid(t *testing.T) {
 	wantCode(t, err, codes.OK)
 }
 
-func TestRule016_MalformedDigestIsAlwaysInvalid(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	hash := sum("data").Hash()
-	for _, call := range c.calls() {
-		for name, d := range map[string]*repb.Digest{
-			"upper case": {Hash: strings.ToUpper(hash), SizeBytes: 4},
-			"short":      {Hash: hash[1:], SizeBytes: 4},
-			"long":       {Hash: hash + "0", SizeBytes: 4},
-			"not hex":    {Hash: "g" + hash[1:], SizeBytes: 4},
-			"negative":   {Hash: hash, SizeBytes: -1},
-			"no hash":    {SizeBytes: 4},
-			"unset":      nil,
-		} {
-			t.Run(call.name+"/"+name, func(t *testing.T) {
-				wantCode(t, call.do(t.Context(), target{digest: d}), codes.InvalidArgument)
-			})
-		}
-	}
-}
-
 func TestRule017_OtherSizeIsOtherBlob(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	c.put(t, "data")
@@ -392,31 +372,6 @@ func TestRule017_OtherSizeIsOtherBlob(t *testing.T) {
 	}
 }
 
-func TestRule018_EmptyBlobIsAlwaysPresent(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	d := sum("")
-	missing, err := c.FindMissingBlobs(t.Context(), &repb.FindMissingBlobsRequest{BlobDigests: []*repb.Digest{d.Proto()}})
-	if err != nil || len(missing.MissingBlobDigests) != 0 {
-		t.Errorf("FindMissingBlobs = %v, %v, want none", missing, err)
-	}
-	got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: d.Resource()})
-	if err != nil || len(got) != 0 {
-		t.Errorf("Read = %q, %v, want no bytes", got, err)
-	}
-	batch, err := c.BatchReadBlobs(t.Context(), &repb.BatchReadBlobsRequest{Digests: []*repb.Digest{d.Proto()}})
-	if err != nil || len(batch.Responses[0].Data) != 0 || batch.Responses[0].Status.GetCode() != 0 {
-		t.Errorf("BatchReadBlobs = %v, %v, want no bytes", batch, err)
-	}
-	n, err := c.write(t.Context(), &bspb.WriteRequest{ResourceName: "uploads/u/" + d.Resource(), FinishWrite: true})
-	if err != nil || n != 0 {
-		t.Errorf("Write = %d, %v, want 0", n, err)
-	}
-	r, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: d.Proto()})
-	if err != nil || len(r) != 1 || len(r[0].Directories) != 1 {
-		t.Errorf("GetTree = %v, %v, want one empty Directory", r, err)
-	}
-}
-
 func TestRule019_FunctionIsInferredOrSupported(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	c.put(t, "data")
@@ -438,22 +393,6 @@ func TestRule019_FunctionIsInferredOrSupported(t *testing.T) {
 			d := &repb.Digest{Hash: sum("data").Hash()[:42], SizeBytes: 4}
 			wantCode(t, call.do(t.Context(), target{digest: d}), codes.InvalidArgument)
 		})
-	}
-}
-
-func TestRule020_EqualHashOfAnotherFunctionIsAnotherBlob(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	d := c.put(t, "data")
-	got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: "blobs/blake3/" + d.Hash() + "/4"})
-	wantCode(t, err, codes.NotFound, "blake3:"+d.Hash())
-	if len(got) != 0 {
-		t.Errorf("read %q under the name of another function", got)
-	}
-	// These functions have equal hashes up to 1024 bytes.
-	got, err = c.read(t.Context(), &bspb.ReadRequest{ResourceName: "blobs/sha256tree/" + d.Hash() + "/4"})
-	wantCode(t, err, codes.NotFound, "sha256tree:"+d.Hash())
-	if len(got) != 0 {
-		t.Errorf("read %q under the name of another function", got)
 	}
 }
 
@@ -492,18 +431,6 @@ func (c *client) uploadTo(ctx context.Context, instance, data string) error {
 		Data:         []byte(data), FinishWrite: true,
 	})
 	return err
-}
-
-func TestRule022_InstancesAreIsolated(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	if err := c.uploadTo(t.Context(), "a", "data"); err != nil {
-		t.Fatal(err)
-	}
-	d := sum("data")
-	for instance, want := range map[string]codes.Code{"a": codes.OK, "b": codes.NotFound, "": codes.NotFound, "a/a": codes.NotFound} {
-		_, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: strings.TrimPrefix(instance+"/"+d.Resource(), "/")})
-		wantCode(t, err, want)
-	}
 }
 
 func TestPanicFailsOnlyItsCall(t *testing.T) {

@@ -170,18 +170,6 @@ func TestRule013_ChunkingIsAdvertisedIfSupported(t *testing.T) {
 	}
 }
 
-func TestRule014_ChunkingParametersAreRecommendedOnes(t *testing.T) {
-	caps := serve(t, casserver.Config{}).capabilities(t).CacheCapabilities
-	want := &repb.FastCdc2020Params{AvgChunkSizeBytes: 512 << 10}
-	if !proto.Equal(caps.FastCdc_2020Params, want) {
-		t.Errorf("FastCDC: got %v, want %v", caps.FastCdc_2020Params, want)
-	}
-	max := &repb.RepMaxCdcParams{MinChunkSizeBytes: 256 << 10, HorizonSizeBytes: 2 << 20}
-	if !proto.Equal(caps.RepMaxCdcParams, max) {
-		t.Errorf("RepMaxCDC: got %v, want %v", caps.RepMaxCdcParams, max)
-	}
-}
-
 func TestRule057_ChunksAreStoredAndMakeUpTheBlob(t *testing.T) {
 	t.Parallel()
 	data := noise(7 << 20)
@@ -342,31 +330,6 @@ func TestRule058_SmallBlobIsItsOnlyChunk(t *testing.T) {
 			}
 		}
 	}
-}
-
-func TestRule059_FirstMessageDecides(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	data := noise(3 << 20)
-	chunks := cut(t, c.memory(t, ""), data, chunk.FastCDC{Average: 512 << 10})
-	other := &repb.RegisterChunkMappingRequest{
-		InstanceName: "blobs", BlobDigest: sum("other").Proto(), DigestFunction: repb.DigestFunction_MD5, ChunkingFunction: repMax,
-		ChunkDigests: chunks[1:],
-	}
-	err := c.register(t.Context(), &repb.RegisterChunkMappingRequest{
-		BlobDigest: sum(data).Proto(), DigestFunction: repb.DigestFunction_SHA256, ChunkingFunction: fastCDC, ChunkDigests: chunks[:1],
-	}, other)
-	if err != nil || !c.has(t, sum(data)) {
-		t.Errorf("the blob is missing: %v", err)
-	}
-	if m, err := c.memory(t, "").Split(t.Context(), sum(data)); err != nil || m.Function != fastCDC {
-		t.Errorf("Mapping: %v, %v", m.Function, err)
-	}
-	wantCode(t, c.register(t.Context()), codes.InvalidArgument, "no message")
-	wantCode(t, c.register(t.Context(), &repb.RegisterChunkMappingRequest{}, &repb.RegisterChunkMappingRequest{BlobDigest: sum("x").Proto()}),
-		codes.InvalidArgument, "blob_digest")
-	wantCode(t, c.register(t.Context(), &repb.RegisterChunkMappingRequest{BlobDigest: sum("xy").Proto()},
-		&repb.RegisterChunkMappingRequest{ChunkDigests: []*repb.Digest{sum("x").Proto(), {Hash: "X", SizeBytes: 1}}}),
-		codes.InvalidArgument, "chunk_digests[1]", sum("xy").Hash())
 }
 
 func TestRule060_SpliceVerifies(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -66,48 +65,6 @@ func byEach(t *testing.T, test func(t *testing.T, by repb.Compressor_Value)) {
 	}
 }
 
-func TestRule011_AdvertisedCompressorsWork(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	r, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []repb.Compressor_Value{repb.Compressor_ZSTD, repb.Compressor_BROTLI, repb.Compressor_DEFLATE}
-	if got := r.CacheCapabilities; !slices.Equal(got.SupportedCompressors, want) || !slices.Equal(got.SupportedBatchUpdateCompressors, want) {
-		t.Errorf("advertised: %v, in batches %v; want %v", got.SupportedCompressors, got.SupportedBatchUpdateCompressors, want)
-	}
-	for i, by := range r.CacheCapabilities.SupportedCompressors {
-		data := strings.Repeat(fmt.Sprint(i), 1000)
-		if _, err := c.write(t.Context(), message("uploads/u/"+compressedName(by, sum(data)), 0, pack(t, by, data), true)); err != nil || !c.has(t, sum(data)) {
-			t.Errorf("%v: write: %v", by, err)
-		}
-	}
-}
-
-func TestRule043_CompressedWrite(t *testing.T) {
-	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
-		c := serve(t, casserver.Config{})
-		for _, data := range []string{"x", strings.Repeat("text ", 50_000), noise(3<<20 + 1)} {
-			packed := pack(t, by, data)
-			name := "a/b/uploads/u/" + compressedName(by, sum(data)) + "/metadata"
-			var messages []*bspb.WriteRequest
-			const piece = 16 << 10
-			for off := 0; off < len(packed); off += piece {
-				messages = append(messages, message(name, int64(off), packed[off:min(off+piece, len(packed))], false))
-			}
-			messages = append(messages, message("", int64(len(packed)), "", true))
-			n, err := c.write(t.Context(), messages...)
-			if err != nil || n != int64(len(packed)) {
-				t.Errorf("got %d, %v, want the %d compressed bytes", n, err, len(packed))
-			}
-			// It is the same blob uncompressed.
-			if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: "a/b/" + sum(data).Resource()}); err != nil || string(got) != data {
-				t.Errorf("read %d bytes back, %v, want %d", len(got), err, len(data))
-			}
-		}
-	})
-}
-
 func TestRule036_DigestFunctionInTheName(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	for i, f := range cas.Functions() {
@@ -131,26 +88,6 @@ func TestRule036_DigestFunctionInTheName(t *testing.T) {
 			t.Errorf("%v: read %d bytes, %v", f, len(got), err)
 		}
 	}
-}
-
-func TestRule043_CompressedWriteOfPresentBlobEndsEarly(t *testing.T) {
-	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
-		c := serve(t, casserver.Config{})
-		data := noise(1 << 20)
-		c.put(t, data)
-		stream, err := c.Write(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		packed := pack(t, by, data)
-		if err := stream.Send(message("uploads/u/"+compressedName(by, sum(data)), 0, packed[:10], false)); err != nil {
-			t.Fatal(err)
-		}
-		var resp bspb.WriteResponse
-		if err := stream.RecvMsg(&resp); err != nil || resp.CommittedSize != -1 {
-			t.Errorf("got %d, %v, want -1", resp.CommittedSize, err)
-		}
-	})
 }
 
 // The store need not read the data if it has the blob by then.
@@ -308,30 +245,6 @@ func (s counting) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
-
-func TestRule050And051_CompressedReadHonoursTheOffset(t *testing.T) {
-	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
-		c := serve(t, casserver.Config{})
-		for _, data := range []string{"x", strings.Repeat("text ", 100_000), noise(1<<20 + 1)} {
-			d := c.put(t, data)
-			for _, off := range []int{0, 1, len(data) / 2, len(data) - 1, len(data)} {
-				if got, err := c.unpacked(t.Context(), by, d, int64(off)); err != nil || got != data[off:] {
-					t.Errorf("from %d of %d: got %d bytes, %v", off, len(data), len(got), err)
-				}
-			}
-			for _, off := range []int64{-1, d.Size() + 1} {
-				_, err := c.unpacked(t.Context(), by, d, off)
-				wantCode(t, err, codes.OutOfRange, d.String())
-			}
-			for _, limit := range []int64{-1, 1, d.Size(), 1 << 40} {
-				_, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: compressedName(by, d), ReadLimit: limit})
-				wantCode(t, err, codes.InvalidArgument, "read_limit")
-			}
-		}
-		_, err := c.unpacked(t.Context(), by, sum("absent"), 0)
-		wantCode(t, err, codes.NotFound, sum("absent").String())
-	})
-}
 
 // An endless store has one large blob that takes no memory, and calls a hook for each read.
 type endless struct {

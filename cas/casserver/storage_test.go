@@ -58,35 +58,6 @@ func (c *client) update(t *testing.T, req *repb.BatchUpdateBlobsRequest) []codes
 	return got
 }
 
-func TestRule023_FindMissingReturnsAbsentBlobs(t *testing.T) {
-	t.Parallel()
-	c := serve(t, casserver.Config{})
-	have := c.put(t, "have").Proto()
-	want := map[string]bool{}
-	for piece := range 4 {
-		req := &repb.FindMissingBlobsRequest{}
-		for i := range 25_000 {
-			d := sum(fmt.Sprint(piece, i))
-			want[d.Hash()] = true
-			req.BlobDigests = append(req.BlobDigests, d.Proto(), have)
-		}
-		req.BlobDigests = append(req.BlobDigests, req.BlobDigests[0])
-		r, err := c.FindMissingBlobs(t.Context(), req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(r.MissingBlobDigests) != 25_000 {
-			t.Errorf("%d are missing, want 25000", len(r.MissingBlobDigests))
-		}
-		for _, d := range r.MissingBlobDigests {
-			delete(want, d.Hash)
-		}
-	}
-	if len(want) != 0 {
-		t.Errorf("%d absent blobs were not reported", len(want))
-	}
-}
-
 func TestRule024_FindMissingMarksBlobsAsUsed(t *testing.T) {
 	var used []cas.Digest
 	instances, m := behind(&probe{missing: func(ds []cas.Digest) { used = ds }})
@@ -100,20 +71,6 @@ func TestRule024_FindMissingMarksBlobsAsUsed(t *testing.T) {
 	}
 	if !slices.Equal(used, []cas.Digest{d}) {
 		t.Errorf("got Missing of %v, want %v", used, d)
-	}
-}
-
-func TestRule025_BadDigestFailsOnlyItsBlob(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	req := updates("a", "b", "c")
-	req.Requests[0].Digest = &repb.Digest{Hash: "xyz", SizeBytes: 1}
-	req.Requests[2].Digest = nil
-	got := c.update(t, req)
-	if want := []codes.Code{codes.InvalidArgument, codes.OK, codes.InvalidArgument}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
-	if !c.has(t, sum("b")) {
-		t.Error("the good blob was not stored")
 	}
 }
 
@@ -314,16 +271,6 @@ func TestRule029_BombsEndAtStatedSize(t *testing.T) {
 		wantCode(t, err, codes.InvalidArgument, "4000000", "ByteStream.Write")
 		if c.memory(t, "").Len() != 0 {
 			t.Errorf("stored: %v", c.memory(t, "").Digests())
-		}
-	}
-}
-
-func TestRule030_DuplicatesInOneBatchSucceed(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	blobs := slices.Repeat([]string{"a", "b"}, 100)
-	for i, code := range c.update(t, updates(blobs...)) {
-		if code != codes.OK {
-			t.Errorf("blob %d: %v", i, code)
 		}
 	}
 }

@@ -144,44 +144,6 @@ func TestRule034_GetTree(t *testing.T) {
 	})
 }
 
-// The client rejects messages above 4 MiB.
-func TestRule035_GetTreeOfManyDirectories(t *testing.T) {
-	t.Parallel()
-	c := serve(t, casserver.Config{})
-	var tops []cas.Digest
-	for i := range 100 {
-		var leaves []cas.Digest
-		for j := range 1000 {
-			leaves = append(leaves, c.directory(t, fmt.Sprint(i, "-", j)))
-		}
-		tops = append(tops, c.directory(t, fmt.Sprint(i), leaves...))
-	}
-	pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: c.directory(t, "root", tops...).Proto()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	names := files(pages)
-	if n := len(slices.Compact(names)); n != 100_101 || len(names) != n {
-		t.Errorf("got %d directories, %d of them different; want 100101", len(names), n)
-	}
-}
-
-func TestRule035_GetTreeOfDeepNesting(t *testing.T) {
-	t.Parallel()
-	c := serve(t, casserver.Config{})
-	d := c.directory(t, "bottom")
-	for i := range 9999 {
-		d = c.directory(t, fmt.Sprint(i), d)
-	}
-	pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: d.Proto()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := len(files(pages)); n != 10_000 {
-		t.Errorf("got %d directories, want 10000", n)
-	}
-}
-
 func TestRule035_GetTreeRejectsDirectoryAboveMessageLimit(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	for size, want := range map[int]codes.Code{4<<20 - 4096: codes.OK, 4 << 20: codes.ResourceExhausted} {

@@ -130,10 +130,11 @@ func compressible(size int) []byte {
 func listedCompressors(c *client) {
 	cache := c.caps.GetCacheCapabilities()
 	streams, batches := cache.GetSupportedCompressors(), cache.GetSupportedBatchUpdateCompressors()
-	if c.ours && (!slices.Contains(streams, repb.Compressor_ZSTD) || !slices.Contains(batches, repb.Compressor_ZSTD)) {
-		c.Errorf("supported_compressors %v and supported_batch_update_compressors %v: want ZSTD in both", streams, batches)
+	all := []repb.Compressor_Value{repb.Compressor_ZSTD, repb.Compressor_BROTLI, repb.Compressor_DEFLATE}
+	if c.ours && (!slices.Equal(streams, all) || !slices.Equal(batches, all)) {
+		c.Errorf("supported_compressors %v and supported_batch_update_compressors %v: want %v in both", streams, batches, all)
 	}
-	for _, v := range []repb.Compressor_Value{repb.Compressor_IDENTITY, repb.Compressor_ZSTD, repb.Compressor_DEFLATE, repb.Compressor_BROTLI} {
+	for _, v := range append(all, repb.Compressor_IDENTITY) {
 		b := compressible(10_000)
 		d := cas.SHA256.Sum(b).Proto()
 		if v == repb.Compressor_IDENTITY {

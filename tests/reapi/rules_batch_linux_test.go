@@ -245,7 +245,7 @@ func getTree(c *client) {
 }
 
 func largeTree(c *client) {
-	const breadth, depth = 316, 2000 // 316 times 316 Directories, and a chain of 2000
+	const breadth, depth = 316, 10_000 // 316 times 316 Directories, and a chain of 10,000
 	salt := uuid()
 	var leaves, inner, chain []*repb.Directory
 	for i := range breadth * breadth {

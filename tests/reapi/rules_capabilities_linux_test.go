@@ -4,6 +4,7 @@ package reapi_test
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -71,6 +72,9 @@ func servesOldAndNew(c *client) {
 	if order(high) < order(&semver.SemVer{Major: 2, Minor: 12}) {
 		c.Errorf("high_api_version is %s, want 2.12 or above", text(high))
 	}
+	if c.ours && (text(high) != "2.13" || text(deprecated) != "2.0") {
+		c.Errorf("high_api_version is %s, deprecated_api_version %s, want 2.13 and 2.0", text(high), text(deprecated))
+	}
 	if deprecated != nil && order(deprecated) > order(low) {
 		c.Errorf("deprecated_api_version %s is above low_api_version %s", text(deprecated), text(low))
 	}
@@ -91,6 +95,7 @@ func listsFunctions(c *client) {
 	if len(listed) == 0 {
 		c.Fatal("digest_functions is empty")
 	}
+	oneOf(c, "first of digest_functions", listed[0], repb.DigestFunction_SHA256, listed[0])
 	for i, v := range listed {
 		if v == repb.DigestFunction_UNKNOWN || slices.Contains(listed[:i], v) {
 			c.Errorf("digest_functions %v has UNKNOWN, or one function twice", listed)
@@ -135,6 +140,7 @@ func listsExecutionFunction(c *client) {
 	if x.GetDigestFunction() == repb.DigestFunction_UNKNOWN {
 		c.Error("execution_capabilities.digest_function is UNKNOWN")
 	}
+	oneOf(c, "execution_capabilities.digest_function", x.GetDigestFunction(), repb.DigestFunction_SHA256, x.GetDigestFunction())
 	if all := x.GetDigestFunctions(); (len(all) > 0 || c.ours) && !slices.Contains(all, x.GetDigestFunction()) {
 		c.Errorf("execution_capabilities.digest_functions %v lacks digest_function %v", all, x.GetDigestFunction())
 	}
@@ -230,6 +236,9 @@ func prioritiesAreAccepted(c *client) {
 			}
 			inside = append(inside, r.GetMinPriority(), r.GetMaxPriority())
 		}
+		if c.ours && !slices.Equal(inside, []int32{math.MinInt32, math.MaxInt32}) {
+			c.Errorf("%s: got the ranges %v, want one of all numbers", what, inside)
+		}
 		return inside
 	}
 	for _, p := range check("cache_priority_capabilities", c.caps.GetCacheCapabilities().GetCachePriorityCapabilities()) {
@@ -290,7 +299,11 @@ func batchLimit(c *client) {
 }
 
 func largeMessages(c *client) {
-	b, d := freshBlob(c.batchBytes())
+	size := c.batchBytes()
+	if c.ours {
+		size *= 2
+	}
+	b, d := freshBlob(size)
 	r, err := c.write(pieces(c.writeName(d), b, len(b))...)
 	c.wantCode(fmt.Sprintf("Write with one message of %d bytes", len(b)), err, codes.OK)
 	if err == nil && r.CommittedSize != d.SizeBytes {

@@ -77,7 +77,7 @@ func readPieces(c *client) {
 	b, d := freshBlob(size)
 	c.put(b)
 	got, largest, err := c.read(c.readName(d), 0, 0)
-	if err != nil || !bytes.Equal(got, b) || largest > 4<<20 {
+	if err != nil || !bytes.Equal(got, b) || largest > 4<<20 || c.ours && largest > 1<<20 {
 		c.Errorf("Read of %d bytes: got %s in pieces of at most %d, %v", size, brief(got), largest, err)
 	}
 	open := func() int {

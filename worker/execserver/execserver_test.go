@@ -335,28 +335,6 @@ func reach(t *testing.T, st stream, want repb.ExecutionStage_Value) *longrunning
 	}
 }
 
-func TestRule070_AbsentActionIsMissing(t *testing.T) {
-	s := serve(t, succeed, nil)
-	absent := cas.SHA256.Sum([]byte("never uploaded"))
-	ms := all(t, s.execute(t.Context(), t, absent, nil))
-	last := ms[len(ms)-1]
-	for _, r := range []*repb.ExecuteResponse{
-		responseOf(t, last),
-		end(t, s.wait(t.Context(), t, last.Name)), // also for a later client
-	} {
-		st := wantCode(t, r, codes.FailedPrecondition)
-		want := []any{&errdetails.PreconditionFailure{
-			Violations: []*errdetails.PreconditionFailure_Violation{{
-				Type:    "MISSING",
-				Subject: fmt.Sprintf("blobs/%s/%d", absent.Hash(), absent.Size()),
-			}},
-		}}
-		if diff := cmp.Diff(want, st.Details(), protocmp.Transform()); diff != "" {
-			t.Errorf("details (-want +got):\n%s", diff)
-		}
-	}
-}
-
 func TestRule072_085_110_FaultsBecomeStatuses(t *testing.T) {
 	blobs := []cas.Digest{cas.SHA256.Sum([]byte("a")), cas.SHA256.Sum([]byte("b")), cas.SHA256.Sum([]byte("c"))}
 	type violation = errdetails.PreconditionFailure_Violation
@@ -466,35 +444,6 @@ func TestRule072_ManyMissingBlobsFitIntoOneMessage(t *testing.T) {
 	}
 }
 
-func TestRule072_SubjectsNameTheFunction(t *testing.T) {
-	var blobs []cas.Digest
-	var want []string
-	for _, fn := range cas.Functions() {
-		d := fn.Sum([]byte("absent"))
-		blobs = append(blobs, d)
-		prefix := map[repb.DigestFunction_Value]string{
-			repb.DigestFunction_BLAKE3: "blake3/", repb.DigestFunction_SHA256TREE: "sha256tree/", repb.DigestFunction_GITSHA1: "gitsha1/",
-		}[fn.Proto()]
-		want = append(want, fmt.Sprintf("blobs/%s%s/6", prefix, d.Hash()))
-	}
-	s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
-		c.Admit = func(context.Context, *worker.Task) (worker.Admission, error) {
-			return worker.Admission{}, &worker.Fault{Kind: worker.FaultMissing, Err: errors.New("absent"), Blobs: blobs}
-		}
-	})
-	st := wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, "x"), nil)), codes.FailedPrecondition)
-	var got []string
-	for _, v := range st.Details()[0].(*errdetails.PreconditionFailure).Violations {
-		got = append(got, v.Subject)
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("subjects are %q, want %q", got, want)
-	}
-	if strings.Contains(st.Message(), "are listed") {
-		t.Errorf("message is %q, want no count since all are listed", st.Message())
-	}
-}
-
 func TestRule126_FaultWithoutTextHasAMessage(t *testing.T) {
 	s := serve(t, func(context.Context, *worker.Task) (*worker.Outcome, error) {
 		return nil, &worker.Fault{Kind: worker.FaultUnavailable}
@@ -548,67 +497,6 @@ func TestRule086_087_BadRequestsFailAtOnce(t *testing.T) {
 	}
 }
 
-func TestRule086_FullQueueIsResourceExhausted(t *testing.T) {
-	e, open, _ := blocking()
-	s := serve(t, e, func(c *queue.Config, _ *execserver.Config) { c.MaxLive = 1 })
-	first := s.execute(t.Context(), t, s.action(t, "x"), nil)
-	reach(t, first, repb.ExecutionStage_EXECUTING)
-	_, err := s.execute(t.Context(), t, s.action(t, "y"), nil).Recv()
-	st := status.Convert(err)
-	if st.Code() != codes.ResourceExhausted || len(st.Details()) != 1 {
-		t.Fatalf("the call ended with %v %v, want RESOURCE_EXHAUSTED with a detail", st, st.Details())
-	}
-	if info, ok := st.Details()[0].(*errdetails.RetryInfo); !ok || info.RetryDelay.AsDuration() <= 0 {
-		t.Errorf("detail is %v, want a RetryInfo with a delay", st.Details()[0])
-	}
-	open()
-	wantCode(t, end(t, first), codes.OK)
-}
-
-func TestRule007_EveryPriorityIsAccepted(t *testing.T) {
-	s := serve(t, succeed, nil)
-	ranges := execserver.Capabilities().ExecutionPriorityCapabilities.Priorities
-	for i, p := range []int32{ranges[0].MinPriority, 0, ranges[0].MaxPriority} {
-		wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, fmt.Sprint(i)), func(r *repb.ExecuteRequest) {
-			r.ExecutionPolicy = &repb.ExecutionPolicy{Priority: p}
-			r.ResultsCachePolicy = &repb.ResultsCachePolicy{Priority: p} // ignored (rule 69)
-		})), codes.OK)
-	}
-}
-
-func TestRule087_PriorityReachesTheQueue(t *testing.T) {
-	var mu sync.Mutex
-	var order []cas.Digest
-	holding, hold := make(chan struct{}), make(chan struct{})
-	s := serve(t, func(ctx context.Context, task *worker.Task) (*worker.Outcome, error) {
-		mu.Lock()
-		order = append(order, task.Action)
-		first := len(order) == 1
-		mu.Unlock()
-		if first {
-			close(holding)
-			<-hold
-		}
-		return succeed(ctx, task)
-	}, func(c *queue.Config, _ *execserver.Config) { c.Slots = 1 })
-	streams := []stream{s.execute(t.Context(), t, s.action(t, "holds the slot"), nil)}
-	<-holding
-	for _, p := range []int32{3, -3} {
-		st := s.execute(t.Context(), t, s.action(t, fmt.Sprint(p)), func(r *repb.ExecuteRequest) {
-			r.ExecutionPolicy = &repb.ExecutionPolicy{Priority: p}
-		})
-		reach(t, st, repb.ExecutionStage_QUEUED)
-		streams = append(streams, st)
-	}
-	close(hold)
-	for _, st := range streams {
-		wantCode(t, end(t, st), codes.OK)
-	}
-	if order[1] != s.action(t, "-3") {
-		t.Error("the action with the higher priority value ran first")
-	}
-}
-
 func TestRule087_InvocationsTakeTurns(t *testing.T) {
 	var mu sync.Mutex
 	var order []string
@@ -637,17 +525,6 @@ func TestRule087_InvocationsTakeTurns(t *testing.T) {
 	}
 	if want := []string{"", "large", "small", "large", "large"}; !slices.Equal(order, want) {
 		t.Errorf("runs were of %q, want %q", order, want)
-	}
-}
-
-func TestRule005_ExecutionIsEnabled(t *testing.T) {
-	c := execserver.Capabilities()
-	if !c.ExecEnabled {
-		t.Errorf("capabilities are %v, want execution", c)
-	}
-	want := []*repb.PriorityCapabilities_PriorityRange{{MinPriority: math.MinInt32, MaxPriority: math.MaxInt32}}
-	if diff := cmp.Diff(want, c.ExecutionPriorityCapabilities.Priorities, protocmp.Transform()); diff != "" {
-		t.Errorf("priorities (-want +got):\n%s", diff)
 	}
 }
 
@@ -806,75 +683,6 @@ func TestRule091_StateIsRepeatedAfterSilence(t *testing.T) {
 	}
 	open()
 	wantCode(t, end(t, st), codes.OK)
-}
-
-func TestRule092_WaitExecutionReturnsTheStateAtOnce(t *testing.T) {
-	e, open, _ := blocking()
-	s := serve(t, e, nil)
-	first := s.execute(t.Context(), t, s.action(t, "x"), nil)
-	name := reach(t, first, repb.ExecutionStage_EXECUTING).Name
-	// A client that reconnects sees the present state at once.
-	for range 3 {
-		ctx, leave := context.WithCancel(t.Context())
-		if m := recv(t, s.wait(ctx, t, name)); m.Name != name || stageOf(t, m) != repb.ExecutionStage_EXECUTING {
-			t.Errorf("first message is %v, want EXECUTING of %s", m, name)
-		}
-		leave()
-	}
-	const n = 50
-	waiting := make([]stream, n)
-	for i := range waiting {
-		waiting[i] = s.wait(t.Context(), t, name)
-	}
-	open()
-	want := end(t, first)
-	for _, st := range append(waiting, s.wait(t.Context(), t, name)) {
-		if diff := cmp.Diff(want, end(t, st), protocmp.Transform()); diff != "" {
-			t.Fatalf("waiter got another response (-first +waiter):\n%s", diff)
-		}
-	}
-}
-
-func TestRule092_UnknownOperationIsNotFound(t *testing.T) {
-	s := serve(t, succeed, nil)
-	for _, name := range []string{"", "no such", strings.Repeat("x", 1<<20)} {
-		if got := codeOf(t, s.wait(t.Context(), t, name)); got != codes.NotFound {
-			t.Errorf("WaitExecution ended with %v, want %v", got, codes.NotFound)
-		}
-	}
-}
-
-func TestRule093_ClientReconnectsAfterADrop(t *testing.T) {
-	e, open, begun := blocking()
-	s := serve(t, e, nil)
-	ctx, drop := context.WithCancel(t.Context())
-	st := s.execute(ctx, t, s.action(t, "x"), nil)
-	name := reach(t, st, repb.ExecutionStage_EXECUTING).Name
-	drop()
-	if _, err := st.Recv(); status.Code(err) != codes.Canceled {
-		t.Fatalf("Recv after the drop: %v, want CANCELED", err)
-	}
-	back := s.wait(t.Context(), t, name)
-	reach(t, back, repb.ExecutionStage_EXECUTING)
-	open()
-	wantCode(t, end(t, back), codes.OK)
-	if n := begun(); n != 1 {
-		t.Errorf("the action ran %d times, want once", n)
-	}
-}
-
-func TestRule093_AbandonedActionIsCancelled(t *testing.T) {
-	cancelled := make(chan struct{})
-	s := serve(t, func(ctx context.Context, _ *worker.Task) (*worker.Outcome, error) {
-		<-ctx.Done()
-		close(cancelled)
-		return nil, &worker.Fault{Kind: worker.FaultCancelled, Err: ctx.Err()}
-	}, func(c *queue.Config, _ *execserver.Config) { c.Grace = time.Millisecond })
-	ctx, drop := context.WithCancel(t.Context())
-	name := reach(t, s.execute(ctx, t, s.action(t, "x"), nil), repb.ExecutionStage_EXECUTING).Name
-	drop()
-	<-cancelled
-	wantCode(t, end(t, s.wait(t.Context(), t, name)), codes.Canceled)
 }
 
 // A client that cancels its call frees the slot soon. One whose connection breaks, or whose deadline passes, may return.
@@ -1047,33 +855,6 @@ func (unreachable) Record(context.Context, cas.Digest, *repb.ActionResult) error
 	return errors.New("connection refused")
 }
 
-func TestRule095_EqualActionsShareOneRun(t *testing.T) {
-	e, open, begun := blocking()
-	s := serve(t, e, nil)
-	a := s.action(t, "x")
-	ctx, drop := context.WithCancel(t.Context())
-	leaver := s.execute(ctx, t, a, nil)
-	reach(t, leaver, repb.ExecutionStage_EXECUTING)
-	const n = 30
-	streams := make([]stream, n)
-	for i := range streams {
-		streams[i] = s.execute(t.Context(), t, a, nil)
-		reach(t, streams[i], repb.ExecutionStage_EXECUTING)
-	}
-	drop()
-	open()
-	want := end(t, streams[0])
-	wantCode(t, want, codes.OK)
-	for _, st := range streams[1:] {
-		if diff := cmp.Diff(want, end(t, st), protocmp.Transform()); diff != "" {
-			t.Fatalf("clients of one run got different responses (-first +other):\n%s", diff)
-		}
-	}
-	if got := begun(); got != 1 {
-		t.Errorf("the action ran %d times, want once", got)
-	}
-}
-
 func TestRule127_LogStreamsAreNamedSinceExecuting(t *testing.T) {
 	e, open, _ := blocking()
 	s := serve(t, e, func(c *queue.Config, _ *execserver.Config) {
@@ -1106,32 +887,6 @@ func TestRule127_LogStreamsAreNamedSinceExecuting(t *testing.T) {
 		if err := m.Metadata.UnmarshalTo(&md); err != nil || md.StdoutStreamName+md.StderrStreamName != "" {
 			t.Errorf("streams of a cache hit are %q and %q, %v, want none", md.StdoutStreamName, md.StderrStreamName, err)
 		}
-	}
-}
-
-func TestRule096_DoNotCacheIsNotShared(t *testing.T) {
-	e, open, begun := blocking()
-	s := serve(t, e, nil)
-	a := s.put(t, &repb.Action{DoNotCache: true})
-	x, y := s.execute(t.Context(), t, a, nil), s.execute(t.Context(), t, a, nil)
-	reach(t, x, repb.ExecutionStage_EXECUTING)
-	reach(t, y, repb.ExecutionStage_EXECUTING)
-	open()
-	wantCode(t, end(t, x), codes.OK)
-	wantCode(t, end(t, y), codes.OK)
-	if got := begun(); got != 2 {
-		t.Errorf("the action ran %d times, want twice", got)
-	}
-}
-
-func TestRule097_OperationOfAnEarlierServerIsNotFound(t *testing.T) {
-	name := recv(t, func() stream {
-		s := serve(t, succeed, nil)
-		return s.execute(t.Context(), t, s.action(t, "x"), nil)
-	}()).Name
-	restarted := serve(t, succeed, nil)
-	if got := codeOf(t, restarted.wait(t.Context(), t, name)); got != codes.NotFound {
-		t.Errorf("WaitExecution ended with %v, want %v", got, codes.NotFound)
 	}
 }
 
