@@ -16,7 +16,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 func TestRule070_MissingOrMalformedAction(t *testing.T) {
@@ -61,50 +60,6 @@ func TestRule071_MissingOrMalformedCommand(t *testing.T) {
 	b.want("arguments", b.action(command(func(c *repb.Command) { c.Arguments = nil })), FaultInvalid, "arguments")
 	b.want("program", b.action(command(func(c *repb.Command) { c.Arguments = []string{""} })), FaultInvalid, "arguments")
 	b.want("NUL", b.action(command(func(c *repb.Command) { c.Arguments = []string{"a\x00b"} })), FaultInvalid, "NUL")
-}
-
-func TestRule073_SymlinksAreStagedUnchanged(t *testing.T) {
-	b := newBench(t, func(_ context.Context, _ *sandbox.Spec, _ sandbox.Stdio, out *os.Root) *sandbox.Result {
-		for name, want := range map[string]string{"absolute": "/usr/lib", "above": "../../x", "dangling": "none"} {
-			if got, err := out.Readlink(name); got != want {
-				t.Errorf("%s: got target %q, %v, want %q", name, got, err, want)
-			}
-		}
-		return &sandbox.Result{}
-	})
-	b.do(&Task{Action: b.action(func(a *repb.Action, c *repb.Command) {
-		c.OutputPaths = nil
-		a.InputRootDigest = b.put(&repb.Directory{Symlinks: []*repb.SymlinkNode{
-			{Name: "above", Target: "../../x"}, {Name: "absolute", Target: "/usr/lib"}, {Name: "dangling", Target: "none"},
-		}})
-	})})
-}
-
-func TestRule074_DirectoryMustBeCanonical(t *testing.T) {
-	b := newBench(t, nil)
-	file := func(name string) *repb.FileNode { return &repb.FileNode{Name: name, Digest: b.raw("x")} }
-	dir := func(name string) *repb.DirectoryNode {
-		return &repb.DirectoryNode{Name: name, Digest: b.put(&repb.Directory{})}
-	}
-	link := func(name string) *repb.SymlinkNode { return &repb.SymlinkNode{Name: name, Target: "t"} }
-	for what, d := range map[string]*repb.Directory{
-		"files unsorted":       {Files: []*repb.FileNode{file("b"), file("a")}},
-		"directories unsorted": {Directories: []*repb.DirectoryNode{dir("b"), dir("a")}},
-		"symlinks unsorted":    {Symlinks: []*repb.SymlinkNode{link("b"), link("a")}},
-		"twice in a list":      {Files: []*repb.FileNode{file("a"), file("a")}},
-		"twice in two lists":   {Files: []*repb.FileNode{file("a")}, Symlinks: []*repb.SymlinkNode{link("a")}},
-		"no name":              {Files: []*repb.FileNode{file("")}},
-		"dot":                  {Directories: []*repb.DirectoryNode{dir(".")}},
-		"dots":                 {Symlinks: []*repb.SymlinkNode{link("..")}},
-		"slash":                {Files: []*repb.FileNode{file("a/b")}},
-		"NUL":                  {Files: []*repb.FileNode{file("a\x00")}},
-		"no digest":            {Files: []*repb.FileNode{{Name: "a"}}},
-		"no digest below":      {Directories: []*repb.DirectoryNode{{Name: "a"}}},
-		"no target":            {Symlinks: []*repb.SymlinkNode{{Name: "a"}}},
-	} {
-		root := b.put(d)
-		b.want(what, b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = root }), FaultInvalid, root.Hash)
-	}
 }
 
 func TestRule075_MalformedTree(t *testing.T) {
@@ -160,39 +115,6 @@ func TestRule076_Environment(t *testing.T) {
 	}
 }
 
-// Without output_paths, the fields of API 2.0 apply.
-func TestRule078_OutputPathsReplaceTheOldFields(t *testing.T) {
-	b := newBench(t, func(_ context.Context, _ *sandbox.Spec, _ sandbox.Stdio, out *os.Root) *sandbox.Result {
-		for _, name := range []string{"new", "old"} {
-			if err := out.WriteFile(name, []byte(name), 0o644); err != nil {
-				t.Error(err)
-			}
-		}
-		return &sandbox.Result{}
-	})
-	for _, c := range []struct {
-		paths []string
-		want  string
-	}{{[]string{"new"}, "new"}, {nil, "old"}} {
-		out := b.do(&Task{Action: b.action(command(func(m *repb.Command) { m.OutputPaths, m.OutputFiles = c.paths, []string{"old"} }))})
-		if got := out.Result.OutputFiles; len(got) != 1 || got[0].Path != c.want {
-			t.Errorf("output_paths %q: got %v, want %s", c.paths, got, c.want)
-		}
-	}
-}
-
-func TestRule080_WorkingDirectory(t *testing.T) {
-	b := newBench(t, nil)
-	for _, dir := range []string{"/d", "../d", "..", "d/../..", "none", "d/none", "a", "\x00"} {
-		b.want(dir, b.action(command(func(c *repb.Command) { c.WorkingDirectory = dir })), FaultInvalid, "working")
-	}
-	for _, dir := range []string{"", "d"} {
-		if _, err := b.Admit(t.Context(), &Task{Action: b.action(command(func(c *repb.Command) { c.WorkingDirectory = dir }))}); err != nil {
-			t.Errorf("%q: %v", dir, err)
-		}
-	}
-}
-
 func TestRule081_Timeout(t *testing.T) {
 	b := newBench(t, nil)
 	with := func(d *durationpb.Duration) cas.Digest {
@@ -235,14 +157,6 @@ func TestRule083_PlatformOfTheActionWins(t *testing.T) {
 	}
 }
 
-func TestRule085_PolicyRefusesBeforeQueueing(t *testing.T) {
-	b := newBench(t, nil)
-	action := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1TiB") })
-	if f := b.want("memory", action, FaultUnmet, "cloister-memory", "1TiB"); len(f.Blobs) > 0 {
-		t.Errorf("got missing blobs %v, want none", f.Blobs)
-	}
-}
-
 func TestRule068_CachedFailureIsIgnored(t *testing.T) {
 	b := newBench(t, ended(0))
 	action := b.action(nil)
@@ -251,55 +165,6 @@ func TestRule068_CachedFailureIsIgnored(t *testing.T) {
 	}
 	if out := b.do(&Task{Action: action}); out.Cached || out.Result.ExitCode != 0 {
 		t.Errorf("got %+v, want a new run", out)
-	}
-}
-
-// TestRule094_SkippedLookupReplacesTheEntry also checks rule 96: do_not_cache neither reads nor writes the cache.
-func TestRule094_SkippedLookupReplacesTheEntry(t *testing.T) {
-	runs := 0
-	b := newBench(t, func(_ context.Context, _ *sandbox.Spec, std sandbox.Stdio, _ *os.Root) *sandbox.Result {
-		runs++
-		std.Stdout.Write([]byte{byte('0' + runs)})
-		return &sandbox.Result{}
-	})
-	stdout := func(r *repb.ActionResult) string {
-		d, err := cas.FromProto(cas.SHA256, r.StdoutDigest)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := cas.ReadAll(t.Context(), b.store, d, 100)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(text)
-	}
-	action := b.action(nil)
-	first := b.do(&Task{Action: action})
-	hit := b.do(&Task{Action: action})
-	// Rule 122: the metadata are those of the run that made the result.
-	if diff := cmp.Diff(first.Result, hit.Result, protocmp.Transform()); diff != "" || !hit.Cached {
-		t.Errorf("cached: %v, result (-run +hit):\n%s", hit.Cached, diff)
-	}
-	if again := b.do(&Task{Action: action, SkipCacheLookup: true}); again.Cached || stdout(again.Result) != "2" {
-		t.Errorf("got %+v, want a second run", again)
-	}
-	if r, err := b.store.Lookup(t.Context(), action); err != nil || stdout(r) != "2" {
-		t.Errorf("cached: got %v, %v, want the result of the second run", r, err)
-	}
-
-	private := b.action(func(a *repb.Action, _ *repb.Command) { a.DoNotCache = true })
-	b.do(&Task{Action: private})
-	if b.recorded(private) {
-		t.Error("rule 96: a result with do_not_cache was cached")
-	}
-	if err := b.store.Record(t.Context(), private, hit.Result); err != nil {
-		t.Fatal(err)
-	}
-	if out := b.do(&Task{Action: private}); out.Cached {
-		t.Error("rule 96: got a cached result for do_not_cache")
-	}
-	if a, err := b.Admit(t.Context(), &Task{Action: private}); err != nil || !a.DoNotMerge {
-		t.Errorf("rule 96: got %+v, %v, want DoNotMerge", a, err)
 	}
 }
 
@@ -337,15 +202,6 @@ func TestRule108_TimeoutHasResult(t *testing.T) {
 	}
 }
 
-func TestRule109_MessageNamesSignal(t *testing.T) {
-	b := newBench(t, returns(sandbox.Result{ExitCode: 139, Signal: 11}))
-	action := b.action(nil)
-	out := b.do(&Task{Action: action})
-	if out.Status != StatusOK || out.Result.ExitCode != 139 || !strings.Contains(out.Message, "killed by signal 11") || b.recorded(action) {
-		t.Errorf("got %+v", out)
-	}
-}
-
 func TestRule120_OnlySuccessIsRecorded(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -363,35 +219,6 @@ func TestRule120_OnlySuccessIsRecorded(t *testing.T) {
 		b.do(&Task{Action: action})
 		if got := b.recorded(action); got != c.want {
 			t.Errorf("%s: got cached %v, want %v", c.name, got, c.want)
-		}
-	}
-}
-
-func TestRule121_MetadataIsComplete(t *testing.T) {
-	b := newBench(t, func(context.Context, *sandbox.Spec, sandbox.Stdio, *os.Root) *sandbox.Result {
-		now := time.Now()
-		return &sandbox.Result{Start: now, End: now.Add(time.Millisecond)}
-	})
-	m := b.do(&Task{Action: b.action(nil), Queued: time.Now()}).Result.ExecutionMetadata
-	if m.Worker != "w" {
-		t.Errorf("got worker %q, want w", m.Worker)
-	}
-	moments := []*timestamppb.Timestamp{
-		m.QueuedTimestamp, m.WorkerStartTimestamp, m.InputFetchStartTimestamp, m.InputFetchCompletedTimestamp,
-		m.ExecutionStartTimestamp, m.ExecutionCompletedTimestamp,
-		m.OutputUploadStartTimestamp, m.OutputUploadCompletedTimestamp, m.WorkerCompletedTimestamp,
-	}
-	for i, s := range moments {
-		if s == nil || i > 0 && s.AsTime().Before(moments[i-1].AsTime()) {
-			t.Errorf("timestamp %d: got %v after %v", i, s, moments[max(0, i-1)])
-		}
-	}
-	if d := m.VirtualExecutionDuration.AsDuration(); d <= 0 || d > m.ExecutionCompletedTimestamp.AsTime().Sub(m.ExecutionStartTimestamp.AsTime()) {
-		t.Errorf("got virtual_execution_duration %v", d)
-	}
-	for _, aux := range m.AuxiliaryMetadata {
-		if _, err := aux.UnmarshalNew(); err != nil {
-			t.Errorf("auxiliary metadata: %v", err)
 		}
 	}
 }

@@ -1224,39 +1224,3 @@ func TestMessageOfARefusedCallIsReadable(t *testing.T) {
 		})
 	}
 }
-
-func TestRule130_DrainFinishesRunningActions(t *testing.T) {
-	e, open, _ := blocking()
-	s := serve(t, e, nil)
-	running := s.execute(t.Context(), t, s.action(t, "x"), nil)
-	reach(t, running, repb.ExecutionStage_EXECUTING)
-	drained := make(chan error, 1)
-	go func() { drained <- s.queue.Drain(context.Background()) }()
-	// Until the drain begins, requests are accepted.
-	for i := 0; ; i++ {
-		if _, err := s.execute(t.Context(), t, s.action(t, fmt.Sprint(i)), nil).Recv(); err != nil {
-			if status.Code(err) != codes.Unavailable {
-				t.Errorf("Execute while draining ended with %v, want UNAVAILABLE", err)
-			}
-			break
-		}
-	}
-	open()
-	wantCode(t, end(t, running), codes.OK)
-	if err := <-drained; err != nil {
-		t.Errorf("Drain: %v", err)
-	}
-}
-
-func TestRule130_InterruptedDrainIsUnavailable(t *testing.T) {
-	e, _, _ := blocking()
-	s := serve(t, e, nil)
-	running := s.execute(t.Context(), t, s.action(t, "x"), nil)
-	reach(t, running, repb.ExecutionStage_EXECUTING)
-	now, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := s.queue.Drain(now); !errors.Is(err, context.Canceled) {
-		t.Errorf("Drain = %v, want the error of its context", err)
-	}
-	wantCode(t, end(t, running), codes.Unavailable)
-}

@@ -17,7 +17,6 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
-	"google.golang.org/protobuf/proto"
 )
 
 // executor is an Executor whose actions run until the test releases them.
@@ -344,19 +343,6 @@ func TestRule095_UrgentRequestRaisesQueuedRun(t *testing.T) {
 		if e.begun[1].Action != action("x") {
 			t.Error("the raised run did not run first")
 		}
-	})
-}
-
-func TestRule095_OneLeavingDoesNotCancel(t *testing.T) {
-	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
-		a, b := submit(t, q, "x", nil), submit(t, q, "x", nil)
-		leaveA, leaveB := watch(t, a), watch(t, b)
-		defer leaveB()
-		leaveA()
-		time.Sleep(time.Hour)
-		wantCounts(t, e, 1, 0, 1)
-		e.release("x")
-		wantRun(t, b, 1)
 	})
 }
 
@@ -1021,42 +1007,6 @@ func TestPreparationIsBounded(t *testing.T) {
 		if most != 4 || all != 20 {
 			t.Errorf("%d of %d requests were prepared concurrently, want 4 of 20", most, all)
 		}
-	})
-}
-
-func TestRule092_ManyClientsShareOneRun(t *testing.T) {
-	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
-		const n = 2000
-		var wg sync.WaitGroup
-		results := make([]*repb.ActionResult, n)
-		for i := range n {
-			wg.Go(func() {
-				o, err := q.Submit(queue.Request{Task: worker.Task{Action: action("x")}})
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				for s, v := (queue.State{}), 0; ; {
-					if s, v, err = o.Wait(t.Context(), v); err != nil {
-						t.Error(err)
-						return
-					}
-					if s.Stage == repb.ExecutionStage_COMPLETED {
-						results[i] = s.Outcome.Result
-						return
-					}
-				}
-			})
-		}
-		synctest.Wait()
-		e.release("x")
-		wg.Wait()
-		for i, r := range results {
-			if r == nil || !proto.Equal(r, results[0]) {
-				t.Fatalf("client %d got %v, want %v", i, r, results[0])
-			}
-		}
-		wantCounts(t, e, 1, 0, 0)
 	})
 }
 
