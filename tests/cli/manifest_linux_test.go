@@ -26,8 +26,11 @@ func TestForeignResults(t *testing.T) {
 	}
 	defer s.Stop()
 	g := plain(t, s.Addr)
-	action := g.putAction(t, "a")
-	got := <-g.begin(action)
+	action := must(g.put("", &repb.Action{
+		CommandDigest:   must(g.put("", &repb.Command{Arguments: []string{"/bin/true"}})),
+		InputRootDigest: must(g.put("", &repb.Directory{})),
+	}))
+	got := g.execute(&repb.ExecuteRequest{ActionDigest: action}, nil)
 	if got.err != nil {
 		t.Fatal(got.err)
 	}
