@@ -62,37 +62,6 @@ func TestRule071_MissingOrMalformedCommand(t *testing.T) {
 	b.want("NUL", b.action(command(func(c *repb.Command) { c.Arguments = []string{"a\x00b"} })), FaultInvalid, "NUL")
 }
 
-func TestRule075_MalformedTree(t *testing.T) {
-	b := newBench(t, nil)
-	for what, root := range map[string]*repb.Digest{
-		"garbage at the root": b.raw(garbage),
-		"garbage below":       b.put(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: "d", Digest: b.raw(garbage)}}}),
-	} {
-		b.want(what, b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = root }), FaultInvalid)
-	}
-	nested := func(depth int, name string) *repb.Digest {
-		d := b.put(&repb.Directory{})
-		for range depth {
-			d = b.put(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: name, Digest: d}}})
-		}
-		return d
-	}
-	for _, c := range []struct {
-		what, words string
-		root        *repb.Digest
-	}{
-		{"much too deep", "deeper than 1000", nested(5000, "d")},
-		{"too deep", "deeper than 1000", nested(1001, "d")},
-		{"path too long", "longer than 4000", nested(40, strings.Repeat("d", 100))},
-	} {
-		b.want(c.what, b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = c.root }), FaultInvalid, c.words)
-	}
-	deepest := nested(1000, "d")
-	if _, err := b.Admit(t.Context(), &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = deepest })}); err != nil {
-		t.Errorf("maximum depth: %v", err)
-	}
-}
-
 func TestRule076_Environment(t *testing.T) {
 	b := newBench(t, nil)
 	vars := func(pairs ...string) cas.Digest {

@@ -396,34 +396,6 @@ func TestRule019_FunctionIsInferredOrSupported(t *testing.T) {
 	}
 }
 
-func TestRule021_InstanceNames(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	d := sum("data")
-	for _, name := range []string{"", "main", "a/b/c", "blob", "uploads2"} {
-		if err := c.uploadTo(t.Context(), name, "data"); err != nil {
-			t.Errorf("instance %q: %v", name, err)
-		}
-		read := strings.TrimPrefix(name+"/"+d.Resource(), "/")
-		if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: read}); err != nil || string(got) != "data" {
-			t.Errorf("instance %q: read %q, %v", name, got, err)
-		}
-		if _, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: name}); err != nil {
-			t.Errorf("instance %q: %v", name, err)
-		}
-	}
-	for _, word := range cas.Reserved() {
-		for _, name := range []string{word, "a/" + word, word + "/b"} {
-			for _, call := range c.calls() {
-				t.Run(call.name+"/"+name, func(t *testing.T) {
-					wantCode(t, call.do(t.Context(), target{instance: name, digest: d.Proto()}), codes.InvalidArgument)
-				})
-			}
-			_, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: name})
-			wantCode(t, err, codes.InvalidArgument)
-		}
-	}
-}
-
 // uploadTo writes data to an instance.
 func (c *client) uploadTo(ctx context.Context, instance, data string) error {
 	_, err := c.write(ctx, &bspb.WriteRequest{

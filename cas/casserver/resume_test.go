@@ -286,33 +286,6 @@ func TestRule047_SecondStreamSupersedesFirst(t *testing.T) {
 	})
 }
 
-// Concurrent writers of one name either succeed or must retry.
-func TestRule047_ManyWritersOfOneUpload(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	data := noise(1 << 20)
-	name := uploadName(data)
-	results := make(chan error, 16)
-	for range cap(results) {
-		go func() {
-			_, err := c.write(t.Context(), message(name, 0, data[:1<<18], false), message("", 1<<18, data[1<<18:1<<19], false), message("", 1<<19, data[1<<19:], true))
-			results <- err
-		}()
-	}
-	well := 0
-	for range cap(results) {
-		switch err := <-results; status.Code(err) {
-		case codes.OK:
-			well++
-		case codes.Aborted:
-		default:
-			t.Errorf("got %v", err)
-		}
-	}
-	if well == 0 || !c.has(t, sum(data)) || c.memory(t, "").Len() != 1 {
-		t.Errorf("%d went well; stored: %v", well, c.memory(t, "").Digests())
-	}
-}
-
 func TestWaitingUploadsAreLimited(t *testing.T) {
 	c, m, _, ended := puttingServer(t)
 	name := func(i int) string { return fmt.Sprintf("uploads/u%d/%s", i, sum("12345678").Resource()) }

@@ -163,35 +163,6 @@ func packed(t *testing.T, c repb.Compressor_Value, blobs ...string) *repb.BatchU
 	return req
 }
 
-func TestRule029_BatchUpdateDecompresses(t *testing.T) {
-	for _, by := range compress.Compressors() {
-		t.Run(compress.Name(by), func(t *testing.T) {
-			c := serve(t, casserver.Config{MaxBlobBytes: 3 << 20})
-			text := strings.Repeat("text ", 1000)
-			req := packed(t, by, "a", text, "", "corrupt", "other", "longer", "shorter", "too large", "garbage", "no data", "wrong size")
-			req.Requests = append(req.Requests, updates("plain").Requests...)
-			r := req.Requests
-			r[3].Data = []byte("corrupt")
-			r[4].Data = []byte(pack(t, by, "OTHER"))
-			r[5].Data = []byte(pack(t, by, "longer."))
-			r[6].Data = []byte(pack(t, by, "short"))
-			r[7].Digest.SizeBytes = 3<<20 + 1
-			r[8].Data = append(r[8].Data, "garbage"...)
-			r[9].Data = nil
-			r[10].Digest.SizeBytes--
-			got := c.update(t, req)
-			bad := codes.InvalidArgument
-			want := []codes.Code{codes.OK, codes.OK, codes.OK, bad, bad, bad, bad, bad, bad, bad, bad, codes.OK}
-			if !slices.Equal(got, want) {
-				t.Errorf("got %v, want %v", got, want)
-			}
-			if !c.has(t, sum("a")) || !c.has(t, sum(text)) || !c.has(t, sum("plain")) || c.memory(t, "").Len() != 3 {
-				t.Errorf("stored: %v", c.memory(t, "").Digests())
-			}
-		})
-	}
-}
-
 func TestRule029_UnknownCompressorIsInvalidForBlob(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	req := updates("a", "b")

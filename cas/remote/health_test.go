@@ -177,46 +177,6 @@ func TestUnansweredProbeFails(t *testing.T) {
 	})
 }
 
-func TestServerIsDownAfterConsecutiveFailures(t *testing.T) {
-	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
-		b.wantBack(t)
-		var sick, dead atomic.Bool
-		b.intercept(func(_ context.Context, method string, _ int) error {
-			if sick.Load() && method != "GetCapabilities" || dead.Load() {
-				return status.Error(codes.Unavailable, "out of order")
-			}
-			return nil
-		})
-		sick.Store(true)
-		for i := range 4 {
-			if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) {
-				t.Errorf("call %d: got %v", i, err)
-			}
-		}
-		// A success resets the count.
-		sick.Store(false)
-		if err := b.ask(t); err != nil {
-			t.Error(err)
-		}
-		sick.Store(true)
-		for range 5 {
-			if err := b.client.Err(); err != nil {
-				t.Errorf("too early: %v", err)
-			}
-			b.ask(t)
-			synctest.Wait() // a probe succeeds
-		}
-		dead.Store(true)
-		b.wantAway(t, "out of order")
-		time.Sleep(time.Minute)
-		b.wantAway(t, "out of order")
-		sick.Store(false)
-		dead.Store(false)
-		time.Sleep(3 * time.Second)
-		b.wantBack(t)
-	})
-}
-
 // TestServerIsDownAfterOneFailureAndAProbe checks that only the first call to a killed server waits for all its attempts.
 func TestServerIsDownAfterOneFailureAndAProbe(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
@@ -535,19 +495,6 @@ func TestClosedReadersReleaseLimit(t *testing.T) {
 			})
 		}
 		group.Wait()
-	})
-}
-
-func TestCloseEndsWaitingCalls(t *testing.T) {
-	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
-		b.intercept(never)
-		done := make(chan error, 1)
-		go func() { done <- b.ask(t) }()
-		synctest.Wait()
-		b.client.Close()
-		if err := <-done; !errors.Is(err, cas.ErrUnavailable) {
-			t.Errorf("got %v, want ErrUnavailable", err)
-		}
 	})
 }
 

@@ -57,31 +57,47 @@ func batchFull(c *client) {
 }
 
 func compressedBatch(c *client) {
-	zstd := func(d *repb.Digest, data []byte) *repb.BatchUpdateBlobsRequest_Request {
-		return &repb.BatchUpdateBlobsRequest_Request{Digest: d, Data: data, Compressor: repb.Compressor_ZSTD}
+	for _, v := range c.caps.GetCacheCapabilities().GetSupportedBatchUpdateCompressors() {
+		if bombs[v] != nil {
+			c.batchOf(v)
+		}
+	}
+}
+
+// batchOf checks rule 29 for a compressor.
+func (c *client) batchOf(v repb.Compressor_Value) {
+	packed := func(d *repb.Digest, data []byte) *repb.BatchUpdateBlobsRequest_Request {
+		return &repb.BatchUpdateBlobsRequest_Request{Digest: d, Data: data, Compressor: v}
 	}
 	digest := func(b []byte) *repb.Digest { return cas.SHA256.Sum(b).Proto() }
 	a, b, plain := compressible(100_000), fresh(1000), fresh(1000)
-	errs, err := c.update(zstd(digest(a), zstdOf(a)), blob(plain), zstd(digest(b), zstdOf(b)))
-	c.wantCode("BatchUpdateBlobs of two compressed blobs and an uncompressed one", first(errs, err), codes.OK)
+	errs, err := c.update(packed(digest(a), compress(v, a)), blob(plain), packed(digest(b), compress(v, b)))
+	c.wantCode(fmt.Sprintf("BatchUpdateBlobs of two blobs of %v and an uncompressed one", v), first(errs, err), codes.OK)
 	for _, b := range [][]byte{a, b, plain} {
 		c.wantBlob("after BatchUpdateBlobs of compressed blobs", c.readName(digest(b)), b)
 	}
 	b = compressible(50_000)
-	whole := zstdOf(b)
+	whole := compress(v, b)
 	corrupt := bytes.Clone(whole)
 	corrupt[len(corrupt)/2] ^= 0xff
-	bomb := bombs[repb.Compressor_ZSTD]()
-	for what, r := range map[string]*repb.BatchUpdateBlobsRequest_Request{
-		"zstd of other bytes":              zstd(absentDigest(len(b)), whole),
-		"the digest of what is compressed": zstd(digest(whole), whole),
-		"damaged zstd":                     zstd(digest(b), corrupt),
-		"half of a zstd frame":             zstd(digest(b), whole[:len(whole)/2]),
-		"uncompressed data":                zstd(digest(b), b),
-		"zstd with trailing garbage":       zstd(digest(b), append(bytes.Clone(whole), "garbage"...)),
-		"100 MiB in a frame for 10 bytes":  zstd(absentDigest(10), bomb),
+	bomb := bombs[v]()
+	bad := map[string]*repb.BatchUpdateBlobsRequest_Request{
+		"other bytes":                      packed(absentDigest(len(b)), whole),
+		"the digest of what is compressed": packed(digest(whole), whole),
+		"damaged data":                     packed(digest(b), corrupt),
+		"half of the data":                 packed(digest(b), whole[:len(whole)/2]),
+		"uncompressed data":                packed(digest(b), b),
+		"trailing garbage":                 packed(digest(b), append(bytes.Clone(whole), "garbage"...)),
+		"100 MiB in a frame for 10 bytes":  packed(absentDigest(10), bomb),
 		"an unknown compressor":            {Digest: digest(b), Data: whole, Compressor: 77},
-	} {
+	}
+	if c.ours {
+		bad["no data"] = packed(digest(b), nil)
+		errs, err := c.update(packed(digest(nil), compress(v, nil)))
+		c.wantCode(fmt.Sprintf("BatchUpdateBlobs of the empty blob of %v", v), first(errs, err), codes.OK)
+	}
+	for what, r := range bad {
+		what = fmt.Sprintf("%v, %s", v, what)
 		errs, err := c.update(r, blob(fresh(10)))
 		if !c.wantCode("BatchUpdateBlobs with "+what+": the call", err, codes.OK) {
 			continue

@@ -238,7 +238,11 @@ func instanceNames(c *client) {
 		c.wantCode(fmt.Sprintf("Write of instance %q", instance), err, codes.OK)
 		d.wantPresent(fmt.Sprintf("after Write of instance %q", instance), cas.SHA256.Sum(b).Proto(), true)
 	}
-	for _, word := range []string{"blobs", "uploads", "actions", "actionResults", "operations", "capabilities", "compressed-blobs"} {
+	words := []string{"blobs", "uploads", "actions", "actionResults", "operations", "capabilities", "compressed-blobs"}
+	if c.ours {
+		words = cas.Reserved()
+	}
+	for _, word := range words {
 		for _, instance := range []string{word, "some/" + word + "/where"} {
 			for _, m := range c.methods() {
 				err := m.call(instance, repb.DigestFunction_SHA256, absentDigest(100))

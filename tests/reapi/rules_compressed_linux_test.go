@@ -98,14 +98,23 @@ func compressedOddities(c *client) {
 		_, _, err := c.read(c.resource("compressed-blobs/%s/%s/%d", compressor, d.Hash, d.SizeBytes), 0, 0)
 		c.wantCode(fmt.Sprintf("Read of compressed-blobs/%s", compressor), err, codes.InvalidArgument)
 	}
-	for what, bad := range map[string][]byte{
-		"trailing garbage":               append(bytes.Clone(z), "garbage"...),
-		"a trailing byte":                append(bytes.Clone(z), 0),
-		"a truncated frame":              z[:len(z)-10],
-		"a second frame with more bytes": slices.Concat(z, zstdOf([]byte("more"))),
-		"no bytes":                       nil,
-	} {
-		c.wantRefused("compressed Write with "+what, d, pieces(c.zstdUpload(d), bad, 1000), codes.InvalidArgument)
+	for _, v := range c.compressors() {
+		packed := compress(v, b)
+		cases := map[string][]byte{
+			"trailing garbage":               append(bytes.Clone(packed), "garbage"...),
+			"a trailing byte":                append(bytes.Clone(packed), 0),
+			"a truncated frame":              packed[:len(packed)-10],
+			"a second frame with more bytes": slices.Concat(packed, compress(v, []byte("more"))),
+			"no bytes":                       nil,
+		}
+		if c.ours {
+			cases["a frame without its last byte"] = packed[:len(packed)-1]
+			cases["too few bytes"] = compress(v, b[1:])
+			cases["too many bytes"] = compress(v, append(bytes.Clone(b), 'x'))
+		}
+		for what, bad := range cases {
+			c.wantRefused(fmt.Sprintf("Write of %v with %s", v, what), d, pieces(c.compressedUpload(v, d), bad, 1000), codes.InvalidArgument)
+		}
 	}
 	frames := slices.Concat(zstdOf(b[:1]), zstdOf(b[1:50_000]), zstdOf(nil), zstdOf(b[50_000:]))
 	c.wantCompressed("compressed Write of four frames", b, frames, pieces(c.zstdUpload(d), frames, 1000)...)
