@@ -7,7 +7,6 @@ import (
 	"context"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
 	rpcpb "google.golang.org/genproto/googleapis/rpc/status"
@@ -90,11 +90,6 @@ func (w *bareWorker) read(d *repb.Digest, m proto.Message) error {
 	return cas.ReadProto(w.t.Context(), w.in.Store, digest, m)
 }
 
-func (w *bareWorker) put(data []byte) (*repb.Digest, error) {
-	d, err := cas.PutBytes(w.t.Context(), w.in.Store, cas.SHA256, data)
-	return d.Proto(), err
-}
-
 func (w *bareWorker) run(action *repb.Digest) (*repb.ActionResult, error) {
 	var a repb.Action
 	var c repb.Command
@@ -104,15 +99,17 @@ func (w *bareWorker) run(action *repb.Digest) (*repb.ActionResult, error) {
 	if err := w.read(a.CommandDigest, &c); err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp(w.t.TempDir(), "action")
+	dir, err := os.OpenRoot(w.t.TempDir())
 	if err != nil {
 		return nil, err
 	}
-	if err := w.layOut(a.InputRootDigest, dir); err != nil {
+	defer dir.Close()
+	inputs := &repb.ActionResult{OutputDirectories: []*repb.OutputDirectory{{RootDirectoryDigest: a.InputRootDigest}}}
+	if err := tree.Extract(w.t.Context(), w.in.Store, cas.SHA256, inputs, dir); err != nil {
 		return nil, err
 	}
 	cmd := exec.CommandContext(w.t.Context(), c.Arguments[0], c.Arguments[1:]...)
-	cmd.Dir = dir
+	cmd.Dir = dir.Name()
 	for _, v := range c.EnvironmentVariables {
 		cmd.Env = append(cmd.Env, v.Name+"="+v.Value)
 	}
@@ -123,77 +120,11 @@ func (w *bareWorker) run(action *repb.Digest) (*repb.ActionResult, error) {
 		return nil, err
 	}
 	result.ExitCode, result.StderrRaw = int32(cmd.ProcessState.ExitCode()), stderr.Bytes()
-	for _, path := range c.OutputPaths {
-		if data, err := os.ReadFile(filepath.Join(dir, path)); err == nil {
-			d, err := w.put(data)
-			if err != nil {
-				return nil, err
-			}
-			result.OutputFiles = append(result.OutputFiles, &repb.OutputFile{Path: path, Digest: d})
-			continue
-		}
-		d, err := w.capture(filepath.Join(dir, path))
-		if err != nil {
-			return nil, err
-		}
-		result.OutputDirectories = append(result.OutputDirectories, &repb.OutputDirectory{Path: path, TreeDigest: d})
-	}
-	return result, nil
-}
-
-func (w *bareWorker) layOut(root *repb.Digest, dir string) error {
-	var m repb.Directory
-	if err := w.read(root, &m); err != nil {
-		return err
-	}
-	for _, f := range m.Files {
-		d, err := cas.FromProto(cas.SHA256, f.Digest)
-		if err != nil {
-			return err
-		}
-		data, err := cas.ReadAll(w.t.Context(), w.in.Store, d, d.Size())
-		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, f.Name), data, 0o444)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	for _, sub := range m.Directories {
-		path := filepath.Join(dir, sub.Name)
-		if err := os.Mkdir(path, 0o755); err != nil {
-			return err
-		}
-		if err := w.layOut(sub.Digest, path); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// capture stores a directory of files, and returns the digest of its Tree.
-func (w *bareWorker) capture(dir string) (*repb.Digest, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
+	batch := cas.NewBatch(w.in.Store)
+	if _, err := tree.Capture(w.t.Context(), batch, cas.SHA256, dir, tree.OutputSpec{Paths: c.OutputPaths}, result); err != nil {
 		return nil, err
 	}
-	tree := &repb.Tree{Root: &repb.Directory{}}
-	for _, e := range entries {
-		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil {
-			return nil, err
-		}
-		d, err := w.put(data)
-		if err != nil {
-			return nil, err
-		}
-		tree.Root.Files = append(tree.Root.Files, &repb.FileNode{Name: e.Name(), Digest: d})
-	}
-	data, err := proto.Marshal(tree)
-	if err != nil {
-		return nil, err
-	}
-	return w.put(data)
+	return result, batch.Flush(w.t.Context())
 }
 
 // tiny returns a short workload of a kind.
