@@ -89,18 +89,6 @@ func TestRule010_LargerBlobIsAlwaysInvalid(t *testing.T) {
 	}
 }
 
-func TestRule012_AbsoluteSymlinksAreAllowed(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	if s := c.capabilities(t).CacheCapabilities.SymlinkAbsolutePathStrategy; s != repb.SymlinkAbsolutePathStrategy_ALLOWED {
-		t.Errorf("strategy is %v, want ALLOWED", s)
-	}
-	_, err := c.UpdateActionResult(t.Context(), &repb.UpdateActionResultRequest{
-		ActionDigest: sum("action").Proto(),
-		ActionResult: &repb.ActionResult{OutputSymlinks: []*repb.OutputSymlink{{Path: "l", Target: "/usr/bin/true"}}},
-	})
-	wantCode(t, err, codes.OK)
-}
-
 func TestRule128_RequestMetadataMayBeAnything(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	d := c.put(t, "data")

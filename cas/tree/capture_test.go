@@ -291,19 +291,6 @@ func TestCaptureRefuses(t *testing.T) {
 	}
 }
 
-func TestRule113_ContentIsStored(t *testing.T) {
-	store := castest.NewMemory()
-	r := capture(t, store, execRoot(t, "f = content", "empty = "), tree.OutputSpec{Paths: []string{"f", "empty"}})
-	if got, want := r.OutputFiles[0].Digest, empty; !proto.Equal(got, want) {
-		t.Errorf("empty file: got %v, want %v", got, want)
-	}
-	d, err := cas.FromProto(cas.SHA256, r.OutputFiles[1].Digest)
-	must(t, err)
-	if b, err := cas.ReadAll(t.Context(), store, d, 100); err != nil || string(b) != "content" {
-		t.Errorf("got %q, %v", b, err)
-	}
-}
-
 func TestRule115_TreeIsDeterministic(t *testing.T) {
 	lines := []string{"d/b = 1", "d/a/x = 2", "d/c/x = 2", "d/l -> a"}
 	store := castest.NewMemory()

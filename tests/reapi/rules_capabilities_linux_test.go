@@ -358,9 +358,8 @@ func blobLimit(c *client) {
 
 func absoluteSymlinks(c *client) {
 	strategy := c.caps.GetCacheCapabilities().GetSymlinkAbsolutePathStrategy()
-	if strategy == repb.SymlinkAbsolutePathStrategy_UNKNOWN {
-		c.Error("symlink_absolute_path_strategy is UNKNOWN")
-	}
+	oneOf(c, "symlink_absolute_path_strategy", strategy,
+		repb.SymlinkAbsolutePathStrategy_ALLOWED, repb.SymlinkAbsolutePathStrategy_DISALLOWED)
 	if !execution.met(c) {
 		return
 	}
