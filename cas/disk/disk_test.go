@@ -1007,22 +1007,3 @@ func TestPutKeepsFileOfPresentBlob(t *testing.T) {
 		t.Errorf("the file was replaced: %v, %v", after, err)
 	}
 }
-
-func BenchmarkPut(b *testing.B) {
-	for _, k := range kinds {
-		b.Run(k.name, func(b *testing.B) {
-			k.config.Dir, k.config.MaxBytes = b.TempDir(), 4<<30
-			s := store(b, open(b, k.config), "")
-			data, _ := castest.Blob(0, 1<<10)
-			b.SetBytes(int64(len(data)))
-			var n uint64
-			for b.Loop() {
-				n++
-				copy(data, strconv.FormatUint(n, 10)+" ")
-				if err := s.Put(b.Context(), cas.SHA256.Sum(data), bytes.NewReader(data)); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -426,6 +427,29 @@ func TestPendingIsReported(t *testing.T) {
 			t.Errorf("after sending: got %+v", s)
 		}
 	})
+}
+
+// A slowStore answers like a bucket: each blob takes one call, and up to 32 calls run at once.
+type slowStore struct {
+	cas.Store
+	perCall time.Duration
+}
+
+func (s slowStore) wait(n int) { time.Sleep(time.Duration((n+31)/32) * s.perCall) }
+
+func (s slowStore) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	s.wait(1)
+	return s.Store.Put(ctx, d, r)
+}
+
+func (s slowStore) PutAll(ctx context.Context, blobs []cas.Blob) []error {
+	s.wait(len(blobs))
+	return cas.PutAll(ctx, s.Store, blobs)
+}
+
+func (s slowStore) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	s.wait(len(ds))
+	return s.Store.Missing(ctx, ds)
 }
 
 // TestSenderRests checks that the sender uses a thirtieth of the time while the overlay is in use, all of it when the

@@ -5,7 +5,6 @@ package tree_test
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
@@ -37,25 +36,6 @@ func memoryDir(b *testing.B) string {
 		}
 	})
 	return dir
-}
-
-func BenchmarkStage(b *testing.B) {
-	store := castest.NewMemory()
-	l := plan(b, load(b, store, manyFiles()), "", []string{"out/x"}, nil)
-	dir := memoryDir(b)
-	for i := 0; b.Loop(); i++ {
-		p := filepath.Join(dir, fmt.Sprint(i))
-		must(b, os.Mkdir(p, 0o755))
-		ws, err := os.OpenRoot(p)
-		must(b, err)
-		s, err := l.Stage(b.Context(), store, ws)
-		must(b, err)
-		b.StopTimer()
-		s.Release()
-		must(b, ws.Close())
-		must(b, os.RemoveAll(p))
-		b.StartTimer()
-	}
 }
 
 func BenchmarkLoad(b *testing.B) {

@@ -316,37 +316,3 @@ func TestBackendSurvivesItsZygote(t *testing.T) {
 		t.Errorf("got exit code %d, want 3", r.Result.ExitCode)
 	}
 }
-
-// BenchmarkRun runs /bin/true in a sandbox with the host's programs.
-func BenchmarkRun(b *testing.B) {
-	be := namespace.New(namespace.Config{})
-	defer be.Close()
-	if _, err := be.Probe(b.Context()); err != nil {
-		sandboxtest.Unavailable(b, "namespaces", err)
-	}
-	r := sandboxtest.Run{Spec: func(s *sandbox.Spec) { s.Args = []string{"/bin/true"} }}
-	for b.Loop() {
-		r.Do(b, be)
-	}
-}
-
-// BenchmarkFirstRun starts a backend and its first slot, runs /bin/true in it, and closes the backend.
-func BenchmarkFirstRun(b *testing.B) {
-	r := sandboxtest.Run{Spec: func(s *sandbox.Spec) { s.Args = []string{"/bin/true"} }}
-	for b.Loop() {
-		be := namespace.New(namespace.Config{})
-		r.Do(b, be)
-		if err := be.Close(); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-// BenchmarkForkExec runs the same program without a sandbox, for comparison.
-func BenchmarkForkExec(b *testing.B) {
-	for b.Loop() {
-		if err := exec.Command("/bin/true").Run(); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
