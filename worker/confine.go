@@ -60,7 +60,7 @@ type confined struct {
 	root  string // path of the input root
 	// timeout is the timeout by the action and the policy, without Task.Timeout.
 	timeout time.Duration
-	// toolchain is the fingerprint of this host's toolchain, "" if the action does not see it.
+	// toolchain is the fingerprint of this host's toolchain when the run began, "" if the action does not see it.
 	toolchain string
 }
 
@@ -121,7 +121,7 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 	if err := l.cfg.Features.Covers(spec); err != nil {
 		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, settings.String(), err)
 	}
-	return &confined{spec, grant, req.place.path, stated, l.fingerprint(req)}, nil
+	return &confined{spec: spec, grant: grant, root: req.place.path, timeout: stated}, nil
 }
 
 // fingerprint returns the fingerprint of this host's toolchain, or "" if req does not see it.

@@ -187,6 +187,7 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	if err != nil {
 		return nil, fault(StageConfine, err)
 	}
+	box.toolchain = l.fingerprint(req) // not in Admit: the first call waits until the toolchain has been read
 
 	report(StageInputs)
 	staged, err := l.stage(ctx, t, req, box)

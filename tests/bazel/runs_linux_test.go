@@ -175,9 +175,9 @@ genrule(name = "other", outs = ["three"], cmd = "echo three > $@")
 	want(first, again, 0)
 	write("source", "b\n")
 	source := build()
-	want(again, source, 1, "actions: 1 same, 2 changed\n", "\nchanged: 'Genrule //pair:first'\n", "\n    input root\n", " absent\n", "\nchanged: 'Genrule //pair:second'\n")
+	want(again, source, 1, "actions: 1 same, 2 changed\n", "\nchanged: Genrule //pair:first\n", "\n    input root\n", " absent\n", "\nchanged: Genrule //pair:second\n")
 	variable := build("--action_env=LEVEL=3")
-	want(source, variable, 1, "actions: 3 changed\n", "\nchanged: 'Genrule //pair:other'\n", "\n    environment LEVEL\n      + 3\n")
+	want(source, variable, 1, "actions: 3 changed\n", "\nchanged: Genrule //pair:other\n", "\n    environment LEVEL\n      + 3\n")
 
 	var rows []ran
 	if err := json.Unmarshal(r.cloister(t, "action", "ls", "--all", "--json"), &rows); err != nil {
