@@ -102,8 +102,13 @@ func (e *execution) nameLimit(limit *sandbox.Event) string {
 
 // raise says how the BUILD file of the action asks for twice the limit.
 func (e *execution) raise(limit *sandbox.Event) string {
-	l := sandbox.Limit(limit.Subject)
-	p := e.box.grant.Ask(l, 2*e.box.spec.Limits.Of(l))
+	l, value := sandbox.Limit(limit.Subject), limit.LimitValue
+	if !slices.Contains(sandbox.AllLimits, l) {
+		l = "" // room in /tmp
+	} else if v := e.box.spec.Limits.Of(l); v != sandbox.Unlimited {
+		value = v
+	}
+	p := e.box.grant.Ask(l, 2*value)
 	return fmt.Sprintf("raise it with exec_properties = {%q: %q}", p.Name, p.Value)
 }
 

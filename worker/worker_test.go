@@ -239,7 +239,7 @@ func finished(r *sandbox.Result) *execution {
 			Action: &repb.Action{Timeout: durationpb.New(3 * time.Second), CommandDigest: empty.Proto(), InputRootDigest: empty.Proto()},
 		},
 		box: &confined{
-			spec:  &sandbox.Spec{Args: []string{"true"}, Timeout: 3 * time.Second, Limits: sandbox.Limits{Memory: 4 << 30, CPU: time.Hour, Processes: 128, OutputFiles: 10}},
+			spec:  &sandbox.Spec{Args: []string{"true"}, Timeout: 3 * time.Second, Limits: sandbox.Limits{Memory: 4 << 30, CPU: time.Hour, Processes: 128, OutputBytes: sandbox.Unlimited, OutputFiles: 10}},
 			grant: granted,
 		},
 		ran:       &ran{Result: r, timedOut: r.Stopped},
@@ -251,6 +251,9 @@ func TestSealExplainsFailure(t *testing.T) {
 	memory := &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitMemory), Actual: "4.0 GiB", Limit: "4.0 GiB", Count: 1}
 	files := &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitOutputFiles), Actual: "10", Limit: "10", Count: 1}
 	cpu := &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitCPU), Actual: "1h0m1s", Limit: "1h0m0s", Count: 1}
+	// The name that package namespace gives a full Temp, and a workspace that is smaller than an unlimited run.
+	temp := &sandbox.Event{Kind: sandbox.EventLimit, Subject: "room in /tmp", Actual: "16.0 MiB", Limit: "16.0 MiB", LimitValue: 16 << 20, Unit: "bytes", Count: 1}
+	full := &sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitOutputBytes), Actual: "16.0 MiB", Limit: "16.0 MiB", LimitValue: 16 << 20, Unit: "bytes", Count: 1}
 	forks := sandbox.Event{Kind: sandbox.EventLimit, Subject: string(sandbox.LimitProcesses), Actual: "128", Limit: "128", Count: 1}
 	for _, c := range []struct {
 		name   string
@@ -295,6 +298,16 @@ func TestSealExplainsFailure(t *testing.T) {
 			"noticed limit", &sandbox.Result{Events: []sandbox.Event{forks}}, nil,
 			StatusOK, true, `cloister: succeeded, but reached the limit of 128 processes (profile build), so its result is not cached; ` +
 				`raise it with exec_properties = {"cloister-processes": "256"}`,
+		},
+		{
+			"full /tmp", &sandbox.Result{ExitCode: 1, Exceeded: temp}, nil,
+			StatusOK, true, `cloister: exit code 1: reached the limit of 16 MiB room in /tmp (profile build); ` +
+				`raise it with exec_properties = {"cloister-tmp": "32MiB"}`,
+		},
+		{
+			"full workspace", &sandbox.Result{ExitCode: 1, Exceeded: full}, nil,
+			StatusOK, true, `cloister: exit code 1: reached the 16 MiB output bytes limit (profile build); ` +
+				`raise it with exec_properties = {"cloister-output-bytes": "32MiB"}`,
 		},
 		{
 			"limit and timeout", &sandbox.Result{ExitCode: 137, Stopped: true, Exceeded: memory}, nil,

@@ -68,7 +68,7 @@ type Grant struct {
 	Cache bool
 	// Hermetic reports whether the action has no network access.
 	Hermetic bool
-	// Ask returns the platform property with which an action requests a value of a limit.
+	// Ask returns the platform property with which an action requests a value of a limit, or of room in /tmp if l is "".
 	Ask func(l sandbox.Limit, value int64) Property
 	// Why explains each decision in a line that names its origin in the file.
 	Why []string

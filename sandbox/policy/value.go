@@ -66,10 +66,13 @@ func (q *quantity) read(s string) (int64, error) {
 // property returns the name of the quantity as a platform property, without the prefix.
 func (q *quantity) property() string { return strings.ReplaceAll(q.key, "_", "-") }
 
-// limitProperty returns the platform property with which an action requests a value of a limit.
+// limitProperty is Grant.Ask. It returns the zero Property for an unknown limit.
 func limitProperty(l sandbox.Limit, v int64) Property {
-	q := &quantities[slices.IndexFunc(quantities[:], func(q quantity) bool { return q.limit == l })]
-	return Property{prefix + q.property(), q.format(v)}
+	i := slices.IndexFunc(quantities[:], func(q quantity) bool { return q.limit == l })
+	if i < 0 {
+		return Property{}
+	}
+	return Property{prefix + quantities[i].property(), quantities[i].format(v)}
 }
 
 var units = []struct {
