@@ -17,8 +17,8 @@ import (
 func Filter(next cas.Instances, refuse func(instance string, action cas.Digest, r *repb.ActionResult) string) cas.Instances {
 	return func(name string) (*cas.Instance, error) {
 		in, err := next(name)
-		if err != nil {
-			return nil, err
+		if err != nil || in == nil || in.Actions == nil { // callers check that
+			return in, err
 		}
 		filtered := *in
 		filtered.Actions = filter{in.Actions, func(action cas.Digest, r *repb.ActionResult) string { return refuse(name, action, r) }}
