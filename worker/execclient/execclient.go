@@ -9,8 +9,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	sdk "github.com/bazelbuild/remote-apis-sdks/go/pkg/client"
 	"github.com/bazelbuild/remote-apis-sdks/go/pkg/retry"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -48,13 +50,35 @@ func New(conn grpc.ClientConnInterface, instance string) (*Client, error) {
 	return &Client{c}, err
 }
 
-// A connection is the caller's: the SDK can neither close it nor raise its message limit to 100 MiB.
+// A connection is the caller's: the SDK can neither close it nor raise its message limit to 100 MiB. Its streams end with
+// the operation.
 type connection struct{ grpc.ClientConnInterface }
 
 func (connection) Close() error { return nil }
 
 func (c connection) NewStream(ctx context.Context, d *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
-	return c.ClientConnInterface.NewStream(ctx, d, method)
+	s, err := c.ClientConnInterface.NewStream(ctx, d, method)
+	return &stream{ClientStream: s}, err
+}
+
+// A stream ends once the operation is done, even if the server keeps it open or the connection breaks. If the server ends
+// it before, that is like a broken connection.
+type stream struct {
+	grpc.ClientStream
+	done bool
+}
+
+func (s *stream) RecvMsg(m any) error {
+	if s.done {
+		return io.EOF
+	}
+	err := s.ClientStream.RecvMsg(m)
+	if op, ok := m.(*longrunningpb.Operation); ok && err == nil {
+		s.done = op.Done
+	} else if err == io.EOF {
+		return status.Error(codes.Unavailable, "the stream ended before the operation did")
+	}
+	return err
 }
 
 // Upload copies an action, marked as not to be cached, and its inputs to the store of a server, and returns the digest
@@ -130,23 +154,30 @@ func (c *Client) Execute(ctx context.Context, t *worker.Task, _ func(worker.Stag
 			"the API cannot state its root file system %s: execute it on this machine", t.Action, t.Root)}
 	}
 	r, err := c.execute(ctx, t)
-	switch st := status.Convert(err); {
-	case err == nil:
-		return outcome(r)
-	case ctx.Err() != nil:
-		return nil, &worker.Fault{Kind: worker.FaultCancelled, Err: ctx.Err()}
-	default:
-		return nil, &worker.Fault{Kind: worker.FaultUnavailable, Err: fmt.Errorf("execute action %s: %s: %+.1000q", t.Action, st.Code(), st.Message())}
+	if err == nil {
+		var out *worker.Outcome
+		if out, err = outcome(r); err == nil {
+			return out, nil
+		}
+	} else {
+		st := status.Convert(err)
+		err = &worker.Fault{Kind: worker.FaultUnavailable, Err: fmt.Errorf("execute action %s: %s: %+.1000q", t.Action, st.Code(), st.Message())}
 	}
+	if ctx.Err() != nil { // the SDK may return an earlier answer instead
+		err = &worker.Fault{Kind: worker.FaultCancelled, Err: ctx.Err()}
+	}
+	return nil, err
 }
 
 // execute returns the answer of the server; its errors are statuses.
 func (c *Client) execute(ctx context.Context, t *worker.Task) (*repb.ExecuteResponse, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends streams that the server keeps open
 	req := &repb.ExecuteRequest{
 		InstanceName: c.sdk.InstanceName, ActionDigest: t.Action.Proto(), DigestFunction: t.Action.Function().Proto(), SkipCacheLookup: true,
 	}
 	op, err := c.sdk.ExecuteAndWait(ctx, req)
-	if status.Code(err) == codes.NotFound || err == nil && !op.Done { // the server restarted, or ended the stream early
+	if status.Code(err) == codes.NotFound || err == nil && !op.Done { // the server restarted
 		op, err = c.sdk.ExecuteAndWait(ctx, req)
 	}
 	switch {

@@ -56,8 +56,9 @@ type server struct {
 }
 
 type answer struct {
-	ops []*longrunningpb.Operation
-	err error
+	ops  []*longrunningpb.Operation
+	err  error
+	open bool // the stream does not end after ops
 }
 
 func (s *server) next(call string, to grpc.ServerStreamingServer[longrunningpb.Operation]) error {
@@ -71,6 +72,9 @@ func (s *server) next(call string, to grpc.ServerStreamingServer[longrunningpb.O
 		if err := to.Send(op); err != nil {
 			return err
 		}
+	}
+	if a.open {
+		<-to.Context().Done()
 	}
 	return a.err
 }
@@ -89,6 +93,13 @@ func (s *server) WaitExecution(req *repb.WaitExecutionRequest, to grpc.ServerStr
 // execute executes an action on a server with these answers, and returns the calls that the server received.
 func execute(t *testing.T, answers ...answer) (*worker.Outcome, []string, error) {
 	t.Helper()
+	now := make(chan time.Time)
+	close(now)
+	return executeIn(context.WithValue(t.Context(), retry.TimeAfterContextKey, func(time.Duration) <-chan time.Time { return now }), t, answers...)
+}
+
+func executeIn(ctx context.Context, t *testing.T, answers ...answer) (*worker.Outcome, []string, error) {
+	t.Helper()
 	listener, g, s := bufconn.Listen(1<<20), grpc.NewServer(), &server{answers: answers}
 	repb.RegisterExecutionServer(g, s)
 	done := make(chan struct{})
@@ -104,9 +115,6 @@ func execute(t *testing.T, answers ...answer) (*worker.Outcome, []string, error)
 	if err != nil {
 		t.Fatal(err)
 	}
-	now := make(chan time.Time)
-	close(now)
-	ctx := context.WithValue(t.Context(), retry.TimeAfterContextKey, func(time.Duration) <-chan time.Time { return now })
 	out, err := c.Execute(ctx, &worker.Task{Action: cas.BLAKE3.Sum([]byte("x"))}, nil)
 	g.Stop() // the calls have ended
 	return out, s.calls, err
@@ -129,10 +137,12 @@ func exited(t *testing.T, r *repb.ExecuteResponse) *longrunningpb.Operation {
 func TestExecute(t *testing.T) {
 	ended := answer{ops: []*longrunningpb.Operation{running, exited(t, &repb.ExecuteResponse{Result: &repb.ActionResult{ExitCode: 7}})}}
 	begun := answer{ops: []*longrunningpb.Operation{running}}
-	broken := answer{begun.ops, status.Error(codes.Unavailable, "connection lost")}
+	broken := answer{ops: begun.ops, err: status.Error(codes.Unavailable, "connection lost")}
 	busy := answer{err: status.Error(codes.ResourceExhausted, "queue is full")}
 	full := answer{ops: []*longrunningpb.Operation{exited(t, &repb.ExecuteResponse{Status: status.New(codes.ResourceExhausted, "disk is full").Proto()})}}
 	lost := answer{err: status.Error(codes.NotFound, "no such operation")}
+	late := answer{ops: ended.ops, err: status.Error(codes.Unavailable, "connection lost after the end")}
+	empty := answer{}
 	const start, wait = "Execute in main", "WaitExecution of op"
 	for name, c := range map[string]struct {
 		answers []answer
@@ -142,7 +152,10 @@ func TestExecute(t *testing.T) {
 		"busy server":            {[]answer{busy, full, ended}, []string{start, start, start}},
 		"lost connection":        {[]answer{broken, broken, ended}, []string{start, wait, wait}},
 		"restarted server":       {[]answer{broken, lost, ended}, []string{start, wait, start}},
-		"stream without its end": {[]answer{begun, ended}, []string{start, start}},
+		"stream without its end": {[]answer{begun, ended}, []string{start, wait}},
+		"empty stream":           {[]answer{empty, ended}, []string{start, start}},
+		"lost after the end":     {[]answer{late}, []string{start}},
+		"open after the end":     {[]answer{{ops: ended.ops, open: true}}, []string{start}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, calls, err := execute(t, c.answers...)
@@ -159,7 +172,7 @@ func TestExecuteFails(t *testing.T) {
 	for want, answers := range map[string][]answer{
 		`Internal: "broken"`:      {{err: status.Error(codes.Internal, "broken")}},
 		`NotFound: "nothing"`:     slices.Repeat([]answer{{err: status.Error(codes.NotFound, "nothing")}}, 2),
-		`"the stream ended`:       slices.Repeat([]answer{{ops: []*longrunningpb.Operation{running}}}, 2),
+		`the stream ended`:        slices.Repeat([]answer{{ops: []*longrunningpb.Operation{running}}}, 6),
 		`Unavailable: "retry bud`: slices.Repeat([]answer{{err: status.Error(codes.Unavailable, "down")}}, 6),
 		`larger than max`:         slices.Repeat([]answer{{ops: []*longrunningpb.Operation{huge}}}, 6),
 		`from its cache`:          {{ops: []*longrunningpb.Operation{exited(t, &repb.ExecuteResponse{Result: &repb.ActionResult{}, CachedResult: true})}}},
@@ -168,6 +181,17 @@ func TestExecuteFails(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) || len(calls) != len(answers) {
 			t.Errorf("got %+v, %v, after %d calls; want %s after %d", out, err, len(calls), want, len(answers))
 		}
+	}
+}
+
+// TestCancelledWhileBusy: a call that ends while the client waits to repeat it is cancelled, whatever the server said before.
+func TestCancelledWhileBusy(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	ctx = context.WithValue(ctx, retry.TimeAfterContextKey, func(time.Duration) <-chan time.Time { cancel(); return nil })
+	full := exited(t, &repb.ExecuteResponse{Status: status.New(codes.ResourceExhausted, "disk is full").Proto()})
+	_, _, err := executeIn(ctx, t, answer{ops: []*longrunningpb.Operation{full}})
+	if f, ok := errors.AsType[*worker.Fault](err); !ok || f.Kind != worker.FaultCancelled || !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want a fault of kind cancelled", err)
 	}
 }
 
