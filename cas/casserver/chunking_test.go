@@ -332,6 +332,31 @@ func TestRule058_SmallBlobIsItsOnlyChunk(t *testing.T) {
 	}
 }
 
+func TestRule059_FirstMessageDecides(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	data := noise(3 << 20)
+	chunks := cut(t, c.memory(t, ""), data, chunk.FastCDC{Average: 512 << 10})
+	other := &repb.RegisterChunkMappingRequest{
+		InstanceName: "blobs", BlobDigest: sum("other").Proto(), DigestFunction: repb.DigestFunction_MD5, ChunkingFunction: repMax,
+		ChunkDigests: chunks[1:],
+	}
+	err := c.register(t.Context(), &repb.RegisterChunkMappingRequest{
+		BlobDigest: sum(data).Proto(), DigestFunction: repb.DigestFunction_SHA256, ChunkingFunction: fastCDC, ChunkDigests: chunks[:1],
+	}, other)
+	if err != nil || !c.has(t, sum(data)) {
+		t.Errorf("the blob is missing: %v", err)
+	}
+	if m, err := c.memory(t, "").Split(t.Context(), sum(data)); err != nil || m.Function != fastCDC {
+		t.Errorf("Mapping: %v, %v", m.Function, err)
+	}
+	wantCode(t, c.register(t.Context()), codes.InvalidArgument, "no message")
+	wantCode(t, c.register(t.Context(), &repb.RegisterChunkMappingRequest{}, &repb.RegisterChunkMappingRequest{BlobDigest: sum("x").Proto()}),
+		codes.InvalidArgument, "blob_digest")
+	wantCode(t, c.register(t.Context(), &repb.RegisterChunkMappingRequest{BlobDigest: sum("xy").Proto()},
+		&repb.RegisterChunkMappingRequest{ChunkDigests: []*repb.Digest{sum("x").Proto(), {Hash: "X", SizeBytes: 1}}}),
+		codes.InvalidArgument, "chunk_digests[1]", sum("xy").Hash())
+}
+
 func TestRule060_SpliceVerifies(t *testing.T) {
 	t.Parallel()
 	large := noise(3 << 20)

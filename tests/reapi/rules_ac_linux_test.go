@@ -178,7 +178,8 @@ func incompleteHit(c *client) {
 	c = lose(victims)
 	for i, r := range rs {
 		_, err := c.lookup(actions[i])
-		c.wantCode(fmt.Sprintf("GetActionResult where %s is lost", r.by), err, codes.NotFound)
+		named := []string{actions[i].Hash, cas.SHA256.Sum(r.victim).Hash()}
+		c.wantText(fmt.Sprintf("GetActionResult where %s is lost", r.by), err, named, codes.NotFound)
 	}
 	_, err = c.lookup(kept)
 	c.wantCode("GetActionResult of a complete result", err, codes.OK)
@@ -383,7 +384,7 @@ func absentOutputs(c *client) {
 		action := c.anAction()
 		err := c.record(action, r.result)
 		what := fmt.Sprintf("UpdateActionResult where %s is absent", r.by)
-		if c.wantText(what, err, []string{"upload"}, codes.FailedPrecondition, codes.OK); err != nil {
+		if c.wantText(what, err, []string{"upload", cas.SHA256.Sum(r.victim).Hash()}, codes.FailedPrecondition, codes.OK); err != nil {
 			continue
 		}
 		_, err = c.lookup(action)
@@ -393,7 +394,14 @@ func absentOutputs(c *client) {
 
 func failedResults(c *client) {
 	action := c.anAction()
-	r := &repb.ActionResult{ExitCode: 1, StdoutDigest: c.put(fresh(10))}
+	r := &repb.ActionResult{StdoutDigest: c.put(fresh(10))}
+	for _, code := range []int32{-1, 137} {
+		r.ExitCode = code
+		err := c.record(c.anAction(), r)
+		c.wantText(fmt.Sprintf("UpdateActionResult with exit_code %d", code), err, []string{fmt.Sprint(code)}, codes.InvalidArgument, codes.OK,
+			codes.FailedPrecondition, codes.PermissionDenied)
+	}
+	r.ExitCode = 1
 	err := c.record(action, r)
 	c.wantCode("UpdateActionResult with exit_code 1", err, codes.InvalidArgument, codes.OK, codes.FailedPrecondition,
 		codes.PermissionDenied)

@@ -342,6 +342,8 @@ func blobLimit(c *client) {
 	if zstdStreams.met(c) {
 		_, err = c.write(pieces(c.zstdUpload(d), zstdOf(big), 64<<10)...)
 		c.wantCode("compressed Write of 1 MiB and a byte", err, codes.InvalidArgument)
+		errs, err := c.update(&repb.BatchUpdateBlobsRequest_Request{Digest: d, Data: zstdOf(big), Compressor: zstdCompressor})
+		c.wantCode("compressed BatchUpdateBlobs of 1 MiB and a byte", first(errs, err), codes.InvalidArgument)
 	}
 	if splicing.met(c) {
 		halves := []*repb.Digest{c.put(big[:small/2]), c.put(big[small/2:])}
@@ -360,6 +362,10 @@ func absoluteSymlinks(c *client) {
 	strategy := c.caps.GetCacheCapabilities().GetSymlinkAbsolutePathStrategy()
 	oneOf(c, "symlink_absolute_path_strategy", strategy,
 		repb.SymlinkAbsolutePathStrategy_ALLOWED, repb.SymlinkAbsolutePathStrategy_DISALLOWED)
+	if updates.met(c) && strategy == repb.SymlinkAbsolutePathStrategy_ALLOWED {
+		err := c.record(c.anAction(), &repb.ActionResult{OutputSymlinks: []*repb.OutputSymlink{{Path: "l", Target: "/usr/bin/true"}}})
+		c.wantCode("UpdateActionResult with an absolute symlink, which is ALLOWED", err, codes.OK)
+	}
 	if !execution.met(c) {
 		return
 	}

@@ -190,6 +190,11 @@ func inferredFunction(c *client) {
 }
 
 func functionsDoNotAlias(c *client) {
+	if c.ours { // up to 1024 bytes, SHA256TREE has the hashes of SHA256
+		small := fresh(1000)
+		_, _, err := c.read(c.resource("blobs/sha256tree/%s/1000", c.put(small).Hash), 0, 0)
+		c.wantCode("Read as SHA256TREE of a blob with the same hash by SHA256", err, codes.NotFound)
+	}
 	found := false
 	for _, v := range []repb.DigestFunction_Value{repb.DigestFunction_BLAKE3, repb.DigestFunction_SHA256TREE} {
 		f, ok := function(v)

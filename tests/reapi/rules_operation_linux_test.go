@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -230,6 +231,9 @@ func waitExecutions(c *client) {
 	for _, name := range []string{"no-such-operation", "operations/" + uuid(), fmt.Sprintf("%x", fresh(16))} {
 		err := c.waitExecution(c.resource("%s", name)).err
 		c.wantCode(fmt.Sprintf("WaitExecution of the unknown operation %q", name), err, codes.NotFound, codes.InvalidArgument)
+	}
+	for _, name := range []string{"", strings.Repeat("x", 1<<20)} {
+		c.wantCode(fmt.Sprintf("WaitExecution of a name of %d bytes", len(name)), c.waitExecution(name).err, codes.NotFound, codes.InvalidArgument)
 	}
 	name, s, leave := c.begin(c.prepare(job{steps: []string{"sleep 4s", "random 100 out"}, outputs: []string{"out"}}))
 	defer leave()

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -127,6 +128,10 @@ func writeOffsets(c *client) {
 		},
 		"starts after its end": func(ms []*bspb.WriteRequest) []*bspb.WriteRequest {
 			ms[0].WriteOffset = 5000
+			return ms
+		},
+		"has the largest offset": func(ms []*bspb.WriteRequest) []*bspb.WriteRequest {
+			ms[1].WriteOffset = math.MaxInt64
 			return ms
 		},
 	} {
@@ -249,7 +254,9 @@ func writeMismatch(c *client) {
 	b, d := freshBlob(100_000)
 	changed := bytes.Clone(b)
 	changed[50_000] ^= 1
-	c.wantRefused("Write of other bytes", d, pieces(c.writeName(d), changed, 16<<10), codes.InvalidArgument)
+	_, err := c.write(pieces(c.writeName(d), changed, 16<<10)...)
+	c.wantText("Write of other bytes", err, []string{d.Hash, cas.SHA256.Sum(changed).Hash()}, codes.InvalidArgument)
+	c.wantPresent("after Write of other bytes", d, false)
 	c.wantPresent("the other bytes under their own digest", cas.SHA256.Sum(changed).Proto(), false)
 	short := &repb.Digest{Hash: d.Hash, SizeBytes: d.SizeBytes + 5}
 	c.wantRefused("Write of too few bytes", short, pieces(c.writeName(short), b, 16<<10), codes.InvalidArgument)

@@ -41,7 +41,11 @@ var segments = map[repb.DigestFunction_Value]string{
 
 func badActions(c *client) {
 	d := absentDigest(100)
-	c.lists("Execute of an unknown action", c.request(d, nil).err, d)
+	a := c.request(d, nil)
+	c.lists("Execute of an unknown action", a.err, d)
+	if c.ours {
+		c.lists("WaitExecution after that", c.waitExecution(a.name()).err, d)
+	}
 	for f, segment := range segments {
 		if !slices.Contains(c.caps.GetExecutionCapabilities().GetDigestFunctions(), f) {
 			continue
