@@ -498,6 +498,19 @@ func TestClosedReadersReleaseLimit(t *testing.T) {
 	})
 }
 
+func TestCloseEndsWaitingCalls(t *testing.T) {
+	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+		b.intercept(never)
+		done := make(chan error, 1)
+		go func() { done <- b.ask(t) }()
+		synctest.Wait()
+		b.client.Close()
+		if err := <-done; !errors.Is(err, cas.ErrUnavailable) {
+			t.Errorf("got %v, want ErrUnavailable", err)
+		}
+	})
+}
+
 func TestStalledUploadsCount(t *testing.T) {
 	for name, limit := range map[string]time.Duration{"caller": 15 * time.Second, "client": time.Hour} {
 		t.Run(name, func(t *testing.T) {

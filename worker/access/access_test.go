@@ -525,6 +525,27 @@ callers:
 	}
 }
 
+// TestRule005_006_CapabilitiesOfTheCaller checks that exec_enabled and update_enabled reflect the caller's rights.
+func TestRule005_006_CapabilitiesOfTheCaller(t *testing.T) {
+	s := serve(t, parse(t, `
+version: 1
+callers:
+  - {name: ci, token_sha256: [`+sum("old")+", "+sum("new")+`], rights: [{execute: a}, {cache: b}, read]}
+`), nil)
+	for _, token := range []string{"old", "new"} {
+		for instance, want := range map[string][2]bool{"a": {true, false}, "b": {false, true}, "c": {false, false}} {
+			r, err := repb.NewCapabilitiesClient(s.dial(nil, "Bearer "+token)).GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: instance})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := [2]bool{r.ExecutionCapabilities.ExecEnabled, r.CacheCapabilities.ActionCacheUpdateCapabilities.UpdateEnabled}
+			if got != want {
+				t.Errorf("in %s: exec_enabled and update_enabled are %v, want %v", instance, got, want)
+			}
+		}
+	}
+}
+
 // TestStrangeResourceNames checks that a reserved word ends the instance, and that no service reads it otherwise.
 func TestStrangeResourceNames(t *testing.T) {
 	s := serve(t, parse(t, "version: 1\ncallers: [{name: g, anonymous: true, rights: [{read: a}, {execute: a}]}]"), nil)
