@@ -118,11 +118,26 @@ func stored(ctx context.Context, from *client.Server, prefix string) ([]cas.Dige
 	} else if err != nil {
 		return nil, from.ExplainCall(err)
 	}
-	found := make([]cas.Digest, len(m.Digests))
-	for i, text := range m.Digests {
-		if found[i], err = cas.ParseDigest(text); err != nil {
+	return beginningWith(prefix, m.Digests)
+}
+
+// beginningWith parses digests, which a server says begin with prefix. It returns an error if one does not, since its
+// content would then match what the server chose instead of what was asked for.
+func beginningWith(prefix string, digests []string) ([]cas.Digest, error) {
+	function, hash, stated := strings.Cut(prefix, ":")
+	if !stated {
+		hash = prefix
+	}
+	found := make([]cas.Digest, len(digests))
+	for i, text := range digests {
+		d, err := cas.ParseDigest(text)
+		if err != nil {
 			return nil, err
 		}
+		if stated && function != d.Function().String() || !strings.HasPrefix(fmt.Sprintf("%s/%d", d.Hash(), d.Size()), hash) {
+			return nil, fmt.Errorf("the server answered with %s, which does not begin with %s", d, prefix)
+		}
+		found[i] = d
 	}
 	return found, nil
 }
