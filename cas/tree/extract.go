@@ -115,6 +115,31 @@ func fromTree(f cas.Function, t *repb.Tree) (*directory, error) {
 type extractor struct {
 	store cas.Store
 	dir   *os.Root
+	// ahead are the small files of the directory being written, in order, and ready is how many of them were fetched.
+	ahead []cas.Digest
+	ready int
+}
+
+// Small files are fetched many at a time, which matters if the store is on another machine.
+const (
+	maxFetchedFile = 1 << 20
+	maxFetched     = 8 << 20 // bytes together
+)
+
+// fetch fetches the next small files, of which the first is about to be written.
+func (x *extractor) fetch(ctx context.Context) error {
+	if x.ready == 0 {
+		for bytes := int64(0); x.ready < len(x.ahead) && bytes < maxFetched; x.ready++ {
+			bytes += x.ahead[x.ready].Size()
+		}
+		if x.ready > 1 {
+			if err := cas.Fetch(ctx, x.store, x.ahead[:x.ready]); err != nil {
+				return err
+			}
+		}
+	}
+	x.ahead, x.ready = x.ahead[1:], x.ready-1
+	return nil
 }
 
 // output writes e as the output that the result spells as spelled.
@@ -139,6 +164,14 @@ func (x *extractor) output(ctx context.Context, spelled string, e *entry) error 
 
 // tree writes the directory root to p.
 func (x *extractor) tree(ctx context.Context, p string, root *directory) error {
+	x.ahead, x.ready = nil, 0
+	for _, d := range root.all(p) {
+		for i := range d.entries {
+			if e := &d.entries[i]; e.kind == File && e.digest.Size() <= maxFetchedFile {
+				x.ahead = append(x.ahead, e.digest)
+			}
+		}
+	}
 	for at, d := range root.all(p) {
 		if err := x.level(ctx, at, d); err != nil {
 			return err
@@ -159,6 +192,11 @@ func (x *extractor) level(ctx context.Context, p string, d *directory) error {
 	defer into.Close()
 	for i := range d.entries {
 		if e := &d.entries[i]; e.kind != Directory {
+			if e.kind == File && e.digest.Size() <= maxFetchedFile {
+				if err := x.fetch(ctx); err != nil {
+					return err
+				}
+			}
 			if err := x.replace(ctx, into, e.name, e); err != nil {
 				return err
 			}

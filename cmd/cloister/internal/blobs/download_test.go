@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package blobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// TestDownloadTakesFewCalls: a directory with many small files takes fewer calls than files, and arrives unchanged; an
+// absent file is still reported.
+func TestDownloadTakesFewCalls(t *testing.T) {
+	const files = 300
+	instances := castest.Instances()
+	in, err := instances("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(b []byte) cas.Digest {
+		d, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	root := &repb.Directory{Files: []*repb.FileNode{{Name: "large", Digest: put(make([]byte, 3<<20)).Proto()}}}
+	for i := range files {
+		d := put(fmt.Appendf(nil, "file %d", i/2)) // each twice
+		root.Files = append(root.Files, &repb.FileNode{Name: fmt.Sprintf("small%03d", i), Digest: d.Proto()})
+	}
+	absent := &repb.Directory{Files: slices.Concat(root.Files, []*repb.FileNode{{Name: "z", Digest: cas.SHA256.Sum([]byte("absent")).Proto()}})}
+	var calls atomic.Int64
+	at := grpctest.Serve(t, func(s *grpc.Server) {
+		stop, err := casserver.Register(s, casserver.Config{Instances: instances})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(stop)
+	}, grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		calls.Add(1)
+		return next(ctx, req)
+	}), grpc.ChainStreamInterceptor(func(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+		calls.Add(1)
+		return next(srv, s)
+	}))
+	client, err := remote.New("grpc://"+at, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	store, err := client.Store("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest, err := cas.PutProto(t.Context(), in.Store, cas.SHA256, root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := DownloadDirectory(t.Context(), store, digest, false, dir); err != nil {
+		t.Fatal(err)
+	}
+	for i := range files {
+		got, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("small%03d", i)))
+		if want := fmt.Sprintf("file %d", i/2); err != nil || string(got) != want {
+			t.Errorf("file %d: got %q, %v, want %q", i, got, err, want)
+		}
+	}
+	if st, err := os.Stat(filepath.Join(dir, "large")); err != nil || st.Size() != 3<<20 {
+		t.Errorf("large: got %v, %v", st, err)
+	}
+	if n := calls.Load(); n > 20 {
+		t.Errorf("got %d calls for %d files, want at most 20", n, files)
+	}
+	if digest, err = cas.PutProto(t.Context(), in.Store, cas.SHA256, absent); err != nil {
+		t.Fatal(err)
+	}
+	err = DownloadDirectory(t.Context(), store, digest, false, t.TempDir())
+	if missing, ok := errors.AsType[*tree.MissingError](err); !ok || len(missing.Blobs) != 1 {
+		t.Errorf("an absent file: got %v, want a MissingError", err)
+	}
+}
