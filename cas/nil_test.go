@@ -12,7 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 )
 
-// TestNilArgumentsAreErrors that name what is missing.
+// TestNilArgumentsAreErrors that name the missing argument.
 func TestNilArgumentsAreErrors(t *testing.T) {
 	ctx, s := t.Context(), castest.NewMemory()
 	blob, err := cas.PutBytes(ctx, s, cas.SHA256, []byte{0x0a, 0x00})

@@ -42,7 +42,7 @@ func CheckOutputs(r *repb.ActionResult) error {
 	return nil
 }
 
-// CheckRecord returns ErrInvalid if action is the zero Digest or r is nil: no ActionCache records this.
+// CheckRecord returns ErrInvalid if action is the zero Digest or r is nil, which no ActionCache accepts.
 func CheckRecord(action Digest, r *repb.ActionResult) error {
 	if err := CheckDigests(action); err != nil {
 		return err

@@ -15,32 +15,32 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
-// A shelved image is its Directory and its environment.
-type shelved struct {
+// An imageRoot is what Root returns for an image.
+type imageRoot struct {
 	Root cas.Digest
 	Env  []string
 }
 
-// A shelf is a set of images.
-type shelf struct {
+// An imageSet implements Images for fixed images.
+type imageSet struct {
 	pins  map[string]string // from property values to pinned references
-	roots map[string]shelved
+	roots map[string]imageRoot
 	stale []cas.Digest // of each call of Root
-	// again returns a root that the store has lost.
-	again func()
+	// repull is called for a root that the store has lost.
+	repull func()
 }
 
-func (s *shelf) Pin(_ context.Context, _, value string) (string, error) {
+func (s *imageSet) Pin(_ context.Context, _, value string) (string, error) {
 	if pinned := s.pins[value]; pinned != "" {
 		return pinned, nil
 	}
 	return "", fmt.Errorf("registry of %s is not allowed", value)
 }
 
-func (s *shelf) Root(_ context.Context, _, pinned string, stale cas.Digest) (cas.Digest, []string, error) {
+func (s *imageSet) Root(_ context.Context, _, pinned string, stale cas.Digest) (cas.Digest, []string, error) {
 	s.stale = append(s.stale, stale)
 	if !stale.IsZero() {
-		s.again()
+		s.repull()
 	}
 	r, ok := s.roots[pinned]
 	if !ok {
@@ -55,13 +55,13 @@ const (
 )
 
 // withImages gives c two images, the first of which has a tag, too.
-func (c *confining) withImages() *shelf {
-	s := &shelf{
+func (c *confining) withImages() *imageSet {
+	s := &imageSet{
 		pins: map[string]string{
 			"docker://" + pinnedOne: pinnedOne, "docker://" + pinnedTwo: pinnedTwo, "docker://registry.example/tools:v1": pinnedOne,
 			"docker://registry.example/gone@sha256:3333": "registry.example/gone@sha256:3333",
 		},
-		roots: map[string]shelved{
+		roots: map[string]imageRoot{
 			pinnedOne: {Root: c.rootFiles(map[string]string{"etc/marker": "first\n"}), Env: []string{"PATH=/bin", "KIND=image"}},
 			pinnedTwo: {Root: c.rootFiles(map[string]string{"etc/marker": "second\n"})},
 		},
@@ -100,8 +100,8 @@ func TestActionRunsInImage(t *testing.T) {
 	})
 }
 
-// TestUnpinnedImages: a tag, or an image of the default properties, is not part of the action's digest, so that the result is
-// cached only if the operator wants that. Requests that were admitted with different images share no run.
+// TestUnpinnedImages: a tag, or an image of the default properties, is not part of the action's digest, so the result
+// is cached only if the operator permits that. Requests that were admitted with different images share no run.
 func TestUnpinnedImages(t *testing.T) {
 	c := newConfining(t, onDisk(t), 0)
 	c.needsRoots()
@@ -152,14 +152,14 @@ func TestLostImages(t *testing.T) {
 	s := c.withImages()
 	lost := cas.SHA256.Sum([]byte("an absent Directory"))
 	kept := s.roots[pinnedTwo]
-	s.roots[pinnedTwo] = shelved{Root: lost}
-	s.again = func() { s.roots[pinnedTwo] = kept }
+	s.roots[pinnedTwo] = imageRoot{Root: lost}
+	s.repull = func() { s.roots[pinnedTwo] = kept }
 	r := rootRun{script: "cat /etc/marker", env: map[string]string{"PATH": "/bin"}, platform: platform("container-image", "docker://"+pinnedTwo)}
 	c.run(r, Task{}, "second\n")
 	if want := []cas.Digest{{}, lost}; !slices.Equal(s.stale, want) {
 		t.Errorf("got calls with %v, want %v", s.stale, want)
 	}
-	s.roots[pinnedTwo], s.again = shelved{Root: lost}, func() {}
+	s.roots[pinnedTwo], s.repull = imageRoot{Root: lost}, func() {}
 	f := wantFault(t, "a store that loses the image twice", c.try(&r, Task{}), FaultExhausted)
 	if !strings.Contains(f.Error(), pinnedTwo) || !strings.Contains(f.Error(), "increase the size of the store") {
 		t.Errorf("got %q, want the image and the advice in it", f)

@@ -13,9 +13,9 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 )
 
-// Images turns the container images that actions name into root file systems. Package image has the parts to make one.
-// It is safe for concurrent use. An error that is neither cas.ErrInvalid nor cas.ErrFull means that the action cannot run
-// until the action, the operator's permissions or the registry change.
+// Images turns the container images that actions name into root file systems. Implementations can use package image and
+// must be safe for concurrent use. An error that is neither cas.ErrInvalid nor cas.ErrFull means that the action cannot
+// run until the action, the operator's permissions or the registry change.
 type Images interface {
 	// Pin returns the reference, with its digest, of the image that a property value names in an instance, such as
 	// "docker://REGISTRY/REPOSITORY:TAG". It fails if the operator does not permit the image, and pulls nothing.
@@ -39,7 +39,7 @@ type rootFS struct {
 // own reports whether the action sees nothing of this host.
 func (r *rootFS) own() bool { return r.image != "" || !r.digest.IsZero() }
 
-// setRoot sets the root file system of req: that of t, or the image that the properties name, which loadImage reads.
+// setRoot sets the root file system of req: that of t, or the image that the properties name. loadImage reads it later.
 func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *request) error {
 	if !t.Root.IsZero() || len(t.RootEnv) > 0 {
 		req.root = rootFS{digest: t.Root, env: t.RootEnv, unkeyed: true}
@@ -67,8 +67,8 @@ func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *req
 	return nil
 }
 
-// imageOf returns the value of the property with which req, or the operator for its instance, names a container image, or
-// "" if there is none.
+// imageOf returns the value of the property container-image of req or, by default, of its instance's default
+// properties, or "" if there is none.
 func (l *Local) imageOf(instance string, req *request) (string, error) {
 	if l.cfg.Images == nil {
 		return "", nil
@@ -89,7 +89,7 @@ func (l *Local) imageOf(instance string, req *request) (string, error) {
 	return image.Value, nil
 }
 
-// loadImage reads the tree of an image, which is pulled once more if the store has lost a part of it.
+// loadImage reads the tree of an image, and pulls the image again if the store has lost a part of it.
 func (l *Local) loadImage(ctx context.Context, in *cas.Instance, r *rootFS) error {
 	var lost *tree.MissingError
 	for range 2 {

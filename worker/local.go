@@ -27,8 +27,8 @@ type Config struct {
 	// property is ignored then, and an Admission's MergeKey covers everything that another policy might use.
 	Fleet bool
 	// Images provides the container images that actions name. Without it, such actions are refused, or with IgnoreImages
-	// run with the Toolchain, which every result states. In a Fleet without it, the operator's offer of such a property
-	// states that the Toolchain is that of the image.
+	// run with the Toolchain, which every result states. In a Fleet without it, a worker with such a
+	// property has the Toolchain of the image.
 	Images       Images
 	IgnoreImages bool
 	// CacheUnpinned caches results although the action's digest does not determine the image: it names a tag, or the
@@ -43,8 +43,8 @@ type Config struct {
 	// Toolchain lists what every action may read in addition to its inputs; see sandbox.HostToolchain. With an empty list,
 	// which is not nil, only programs among the inputs are found.
 	Toolchain []sandbox.Input
-	// Fingerprint identifies the contents of Toolchain. It is recorded in every result, and a result is not cached if it changed
-	// during the run. nil means unknown.
+	// Fingerprint identifies the contents of Toolchain. Every result records it. If it changes during a run, the result is
+	// not cached. nil means unknown.
 	Fingerprint func() string
 	// Certificates lists what an action may also read if the policy grants it network access; see
 	// sandbox.HostCertificates.
@@ -77,7 +77,7 @@ type Config struct {
 // defaultCacheBytes is the default of Config.CacheBytes: enough for the decoded trees of some 300,000 files.
 const defaultCacheBytes = 64 << 20
 
-// A Local executes actions on this machine. New makes it; the zero Local is not usable.
+// A Local executes actions on this machine. Use New; the zero Local is not usable.
 type Local struct {
 	cfg Config
 

@@ -97,7 +97,7 @@ func (l *Log) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	}
 }
 
-// bytes returns the text. It is called once nobody writes any more, and the caller must not modify it.
+// bytes returns the text. Callers call it after the last write, and must not modify the text.
 func (l *Log) bytes() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()

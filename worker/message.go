@@ -31,10 +31,10 @@ func (e *execution) status() (status Status, line string, limit *sandbox.Event) 
 	r := e.ran
 	switch {
 	case r.timedOut && e.req.Action.GetTimeout().AsDuration() == 0:
-		line = fmt.Sprintf("killed: exceeded the default timeout of %v, since the action sets none; set a longer one in the client", e.box.spec.Timeout)
+		line = fmt.Sprintf("killed: exceeded the default timeout of %v, because the action sets none; set a longer one in the client", e.box.spec.Timeout)
 		return StatusTimedOut, line, nil
 	case r.timedOut:
-		line = fmt.Sprintf(`killed: exceeded its timeout of %v; raise it, for a Bazel test with timeout = "long" in BUILD or with --test_timeout`,
+		line = fmt.Sprintf(`killed: exceeded its timeout of %v; raise it; for a Bazel test, set timeout = "long" in BUILD or pass --test_timeout`,
 			e.box.spec.Timeout)
 		return StatusTimedOut, line, nil
 	case r.Exceeded != nil && r.ExitCode != 0:
@@ -100,7 +100,7 @@ func (e *execution) nameLimit(limit *sandbox.Event) string {
 	return name
 }
 
-// raise says how the BUILD file of the action asks for twice the limit.
+// raise returns the advice to request twice the limit in the BUILD file of the action.
 func (e *execution) raise(limit *sandbox.Event) string {
 	l, value := sandbox.Limit(limit.Subject), limit.LimitValue
 	if !slices.Contains(sandbox.AllLimits, l) {

@@ -10,7 +10,8 @@ import (
 )
 
 // PrefetchInputs fetches the input files of t's action to local storage, if the store is a cas.Fetcher and reserve,
-// called with their total size, returns true. Without t it does nothing. It ignores errors, since fetch and stage will encounter them again.
+// called with their total size, returns true. It does nothing if t is nil. It ignores errors, since fetch and stage
+// will encounter them again.
 func (l *Local) PrefetchInputs(ctx context.Context, t *Task, reserve func(bytes int64) bool) {
 	if t == nil {
 		return

@@ -40,7 +40,7 @@ func (l *Local) keepInputs(ctx context.Context, t *Task, root cas.Digest) (stop 
 
 // RenewInputs marks the inputs of t's action as used, except those marked recently, so that the store keeps them. It
 // only logs failures: the run may not need the inputs any more, and reports the problem itself if it does. Only one
-// call at a time works, because each holds a list of blobs. Without t it does nothing.
+// call at a time works, because each holds a list of blobs. It does nothing if t is nil.
 func (l *Local) RenewInputs(ctx context.Context, t *Task) {
 	if t != nil {
 		l.renewInputs(ctx, t, t.Root)

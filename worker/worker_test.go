@@ -138,7 +138,7 @@ func TestNewNamesTheMissingField(t *testing.T) {
 	}
 }
 
-// TestNilArgumentsAreFaults that name what is missing; methods without an error do nothing.
+// TestNilArgumentsAreFaults that name the missing argument; methods without an error do nothing.
 func TestNilArgumentsAreFaults(t *testing.T) {
 	l, err := New(Config{Name: "w", Instances: castest.Instances(), Backend: unable{}, Features: able, Toolchain: []sandbox.Input{}})
 	if err != nil {
@@ -311,7 +311,7 @@ func TestSealExplainsFailure(t *testing.T) {
 		},
 		{
 			"limit and timeout", &sandbox.Result{ExitCode: 137, Stopped: true, Exceeded: memory}, nil,
-			StatusTimedOut, true, "cloister: killed: exceeded its timeout of 3s; raise it, for a Bazel test with timeout = \"long\" in BUILD or with --test_timeout\n" +
+			StatusTimedOut, true, "cloister: killed: exceeded its timeout of 3s; raise it; for a Bazel test, set timeout = \"long\" in BUILD or pass --test_timeout\n" +
 				"cloister: reached the limit of memory: 4.0 GiB of 4.0 GiB",
 		},
 	} {

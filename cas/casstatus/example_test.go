@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A handler of a gRPC service returns the error of a store with its code.
+// A gRPC handler returns the error of a store as a status with its code.
 func ExampleError() {
 	store := memory.New(1 << 20)
 	_, err := cas.ReadAll(context.Background(), store, cas.SHA256.Sum([]byte("absent")), 1<<10)

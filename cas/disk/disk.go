@@ -111,8 +111,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// A Cache is an open store directory. It is safe for concurrent use. Open makes it, and its caller closes it; the zero
-// Cache is not usable.
+// A Cache is an open store directory. It is safe for concurrent use. Use Open, whose caller closes
+// the Cache; the zero Cache is not usable.
 type Cache struct {
 	config Config
 	dir    string   // absolute

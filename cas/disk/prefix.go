@@ -17,10 +17,10 @@ import (
 // digestPrefix matches what FindPrefix accepts: a digest function or nothing, and the beginning of HASH/SIZE.
 var digestPrefix = regexp.MustCompile(`^(?:([a-z0-9]+):)?(([0-9a-f]{8})[0-9a-f]*(?:/[0-9]*)?)$`)
 
-// FindPrefix returns at most limit blobs of the instance whose digest begins with prefix: at least 8 hexadecimal digits,
-// optionally after the digest function and a colon. It returns cas.ErrInvalid for another prefix. It visits the whole
-// index, but reads no files and renews no leases. It does not find blobs of digest functions with hashes of more than 32
-// bytes, since the index does not have these.
+// FindPrefix returns at most limit blobs of the instance whose digest begins with prefix: at least 8 hexadecimal
+// digits, optionally after the digest function and a colon. It returns cas.ErrInvalid for a malformed prefix. It visits
+// the whole index, but reads no files and renews no leases. It does not find blobs of digest functions with hashes of
+// more than 32 bytes, since the index does not contain these.
 func (s *Store) FindPrefix(ctx context.Context, prefix string, limit int) ([]cas.Digest, error) {
 	m := digestPrefix.FindStringSubmatch(prefix)
 	if m == nil {

@@ -18,7 +18,7 @@ import (
 )
 
 // A Store is an instance of a Cache. It implements cas.Store, cas.Batcher, cas.Filer, cas.Locator, cas.Splicer and
-// cas.ActionCache. Cache.Instance makes it; the zero Store is not usable.
+// cas.ActionCache. Use Cache.Instance; the zero Store is not usable.
 type Store struct {
 	cache *Cache
 	name  string

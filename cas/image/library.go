@@ -64,7 +64,7 @@ type Library struct {
 	pulls   map[pullKey]*pull
 	tags    map[string]tag // by reference
 
-	asking singleflight.Group // questions about tags, by reference
+	queries singleflight.Group // of tags, by reference
 }
 
 type entryKey struct{ instance, reference string }
@@ -76,7 +76,7 @@ type pullKey struct {
 
 type tag struct {
 	digest string
-	err    error // why there is none
+	err    error // of the last query
 	asked  time.Time
 }
 
@@ -290,9 +290,9 @@ func (l *Library) add(e *Entry) error {
 	return nil
 }
 
-// Pin returns ref with a digest, and pulls nothing. A tag means the image that was loaded under that name, or else what it
-// means in its registry now, or meant at most TagAge ago. An image that is not present and whose registry is not allowed is
-// ErrNotAllowed; other errors are those of Resolve.
+// Pin returns ref with a digest, and pulls nothing. A tag resolves to the image that was loaded under that name, or
+// else to the digest that its registry reported at most TagAge ago. Pin returns ErrNotAllowed if the image is not
+// present and its registry is not allowed; other errors are those of Resolve.
 func (l *Library) Pin(ctx context.Context, instance string, ref Reference) (string, error) {
 	digest := ref.Digest()
 	if digest == "" {
@@ -313,7 +313,7 @@ func (l *Library) Pin(ctx context.Context, instance string, ref Reference) (stri
 	return ref.Pin(digest), nil
 }
 
-// Get returns the image ref as an input tree of an instance, and pulls it if necessary. A tag means what Pin returns.
+// Get returns the image ref as an input tree of an instance, and pulls it if necessary. Pin resolves a tag.
 //
 // Nothing checks that the blobs are still in the store. A caller that finds some missing calls Get again with that root
 // as stale; then the image is pulled even if it is known. Errors are ErrNotAllowed, and those of Pull.
@@ -370,8 +370,8 @@ func (l *Library) Loaded(instance string, ref Reference) (*Entry, error) {
 	return nil, fmt.Errorf("no image %s was loaded for instance %q: %w", ref, instance, cas.ErrNotFound)
 }
 
-// resolve returns the digest of a tag. Requests share a question to the registry, and for a moment a failure, too: those
-// who ask hold up other requests.
+// resolve returns the digest of a tag. Concurrent requests share a query to the registry, and a failure is remembered
+// for a short time, because waiting callers delay other requests.
 func (l *Library) resolve(ctx context.Context, ref Reference) (string, error) {
 	name := ref.String()
 	l.mu.Lock()
@@ -384,7 +384,7 @@ func (l *Library) resolve(ctx context.Context, ref Reference) (string, error) {
 	if !known.asked.IsZero() && time.Since(known.asked) < age {
 		return known.digest, known.err
 	}
-	answer := l.asking.DoChan(name, func() (any, error) { return l.ask(ref), nil })
+	answer := l.queries.DoChan(name, func() (any, error) { return l.query(ref), nil })
 	select {
 	case a := <-answer:
 		t := a.Val.(tag)
@@ -394,10 +394,10 @@ func (l *Library) resolve(ctx context.Context, ref Reference) (string, error) {
 	}
 }
 
-// ask asks the registry for the digest of a tag and remembers the answer.
-func (l *Library) ask(ref Reference) tag {
-	late := fmt.Errorf("resolve image %s: the registry did not answer within %v", ref, maxAsk)
-	ctx, cancel := context.WithTimeoutCause(l.ctx, maxAsk, late)
+// query asks the registry for the digest of a tag and remembers the answer.
+func (l *Library) query(ref Reference) tag {
+	late := fmt.Errorf("resolve image %s: the registry did not answer within %v", ref, maxQuery)
+	ctx, cancel := context.WithTimeoutCause(l.ctx, maxQuery, late)
 	defer cancel()
 	t := tag{asked: time.Now()}
 	c := l.config.Config
@@ -413,8 +413,8 @@ func (l *Library) ask(ref Reference) tag {
 }
 
 const (
-	maxAsk       = 10 * time.Second // for the digest of a tag
-	failedTagAge = 10               // the part of TagAge for which a failure is remembered
+	maxQuery     = 10 * time.Second // for the digest of a tag
+	failedTagAge = 10               // a failure is remembered for this part of TagAge
 )
 
 // maxTags bounds the number of remembered tags, which clients choose.

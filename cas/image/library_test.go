@@ -108,8 +108,9 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestQuestionsAboutTagsAreShared: concurrent requests for a tag ask the registry once, and a failure is remembered for a while.
-func TestQuestionsAboutTagsAreShared(t *testing.T) {
+// TestTagQueriesAreShared: concurrent requests for a tag query the registry once, and a failure is remembered for a
+// while.
+func TestTagQueriesAreShared(t *testing.T) {
 	s := serve(t)
 	ref := s.push(t, "team/tools:v1", simple(t, "one"))
 	l := open(t, func(c *image.LibraryConfig) { c.Allowed, c.TagAge = []string{s.host}, time.Hour })
@@ -132,7 +133,7 @@ func TestQuestionsAboutTagsAreShared(t *testing.T) {
 			pins <- pinned
 		}()
 	}
-	// One who gives up affects nobody else.
+	// A cancelled request does not affect the others.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := l.Pin(ctx, "", ref); !errors.Is(err, context.Canceled) {

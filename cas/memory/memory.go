@@ -23,7 +23,7 @@ import (
 const entryBytes = 256
 
 // A Store is a cas.Store, cas.Batcher, cas.Splicer and cas.ActionCache in memory. It evicts nothing: when it is full,
-// writes return cas.ErrFull until Delete frees space. It is safe for concurrent use. New makes it; the zero
+// writes return cas.ErrFull until Delete frees space. It is safe for concurrent use. Use New; the zero
 // Store is not usable.
 type Store struct {
 	max int64

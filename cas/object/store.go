@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A Store is one instance in a bucket: a cas.Store and a cas.ActionCache. It is safe for concurrent use. Client.Store
-// makes it; the zero Store is not usable.
+// A Store is one instance in a bucket: a cas.Store and a cas.ActionCache. It is safe for concurrent use. Use
+// Client.Store; the zero Store is not usable.
 type Store struct {
 	*Client
 	name string

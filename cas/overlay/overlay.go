@@ -73,7 +73,7 @@ type copier interface {
 }
 
 // An unbatched is an optional interface of an upstream store that makes a call for each blob of a batch. Calls returns
-// how many of them run in parallel.
+// the number that run in parallel.
 type unbatched interface{ Calls() int }
 
 // Stats are the counters of an Overlay since New, and the state of the pending writes.

@@ -24,7 +24,7 @@ const (
 // use, the sender rests between small rounds and while it reads large blobs. It stops resting when entries have waited
 // for maxPatience.
 const (
-	busyShare   = 4                      // part of an unbatched upstream's calls that are used for a round
+	busyShare   = 4                      // a round uses this part of an unbatched upstream's calls
 	busyRest    = 30                     // maximum rest, as a multiple of the time of the round
 	restEach    = 40 * time.Millisecond  // maximum rest for each entry,
 	restPerMiB  = 60 * time.Millisecond  // and for its bytes
@@ -168,7 +168,7 @@ func (r *round) ended(e entry, err error) {
 		r.unavailable = err
 		r.retry = append(r.retry, e)
 	case e.kind == result && errors.Is(err, os.ErrPermission) && r.o.outdated(e):
-		r.o.config.Log.Error("the upstream has refused a result for long; it stays local", "what", e.String(), "err", err)
+		r.o.config.Log.Error("the upstream still refuses a result; it stays local", "what", e.String(), "err", err)
 		r.refused++
 		r.done = append(r.done, e)
 	default:

@@ -429,7 +429,7 @@ func TestPendingIsReported(t *testing.T) {
 	})
 }
 
-// A slowStore answers like a bucket: each blob takes one call, and up to 32 calls run at once.
+// A slowStore is as slow as a bucket: each blob takes one call, and up to 32 calls run at once.
 type slowStore struct {
 	cas.Store
 	perCall time.Duration

@@ -266,7 +266,7 @@ func Reason(st *status.Status) string {
 }
 
 // A Store is one instance of a server: a cas.Store, cas.Batcher and cas.ActionCache. It is safe for concurrent use
-// until its Client is closed. Client.Store makes it; the zero Store is not usable.
+// until its Client is closed. Use Client.Store; the zero Store is not usable.
 type Store struct {
 	*Client
 	name    string

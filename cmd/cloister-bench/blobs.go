@@ -27,7 +27,7 @@ func blobsCommand() *cobra.Command {
 		Use:   "blobs --executor [NAME=]ADDRESS [--against NAME=ADDRESS]...",
 		Short: "Measure how fast servers write and read blobs",
 		Long: `Put the content-addressable storage of Remote Execution API servers under load: small blobs of 1 KiB in
-batches and in one stream each, a million lookups of which every second is missing, and one large blob in
+batches and in one stream each, a million lookups, half of them of absent blobs, and one large blob in
 a stream. The blobs are half compressible and remain on the server.
 
 Servers alternate step by step. The table shows medians over all rounds, and the ratio of the first

@@ -19,9 +19,9 @@ func casGetCommand() *cobra.Command {
 		Short: "Download a blob or a directory",
 		Long: `Get writes a blob to the file PATH, which appears only once the blob has arrived and matches its digest. With
 --directory, DIGEST is that of a Directory message, such as an input root, and with --tree that of a Tree message, such
-as an output directory: its contents are written below the directory PATH. DIGEST may also be
-its first 8 digits, or by the server's history an action for its message or, with --directory, its input root: ^1 for the
-latest, or a target.
+as an output directory: its contents are written below the directory PATH. DIGEST may also be a prefix of at least 8
+digits, or select an action in the server's history, with --directory its input root: ^1 for the latest, or a target for
+its latest.
 
 The exit code is 4 if something is absent, and 5 if the server cannot be reached.`,
 		Example: `  cloister cas get 9f2c...e1/142 action.bin

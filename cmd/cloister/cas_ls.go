@@ -19,8 +19,8 @@ func casLsCommand() *cobra.Command {
 	return listingCommand("ls", false, "List a directory",
 		`Ls prints the entries of a directory: kind, executable bit, size, name and digest. DIGEST is that of a Directory
 message, such as an input root, or with --tree that of a Tree message, such as an output directory. PATH selects a
-directory or an entry below it. DIGEST may also be its first 8 digits, or by the server's history an action for its
-input root: ^1 for the latest, or a target.
+directory or an entry below it. DIGEST may also be a prefix of at least 8 digits, or select the input root
+of an action in the server's history: ^1 for the latest, or a target for its latest.
 
 The exit code is 4 if a Directory or the path is absent, and 5 if the server cannot be reached.`,
 		`  cloister cas ls 77ab...02/310

@@ -20,8 +20,9 @@ func diffCommand() *cobra.Command {
 		Use: "diff A B [--as KIND] [--results] [--names] [--server URL] [--instance NAME] [--json]\n" +
 			"  cloister diff --invocation ID ID [--names] [--server URL] [--instance NAME] [--json]",
 		Short: "Compare files, actions, results or builds",
-		Long: `Diff compares A and B. Each is a file or directory of this host, or the digest of something on a server: HASH/SIZE, its
-first 8 digits, or by the server's history a target, or ^1 for the latest action, ^2 for the one before. Diff detects what a digest names; --as overrides it.
+		Long: `Diff compares A and B. Each is a file or directory of this host, or the digest of something on a server: HASH/SIZE or a
+prefix of at least 8 digits. ^1 is the latest action in the server's history, ^2 the one before, and a target the latest
+action of that target. Diff detects what a digest names; --as overrides it.
 
 For two actions it explains why their cache keys differ: arguments, variables, platform, timeout or inputs.
 --results compares their cached results instead. Differing files are compared by format unless --names is given.

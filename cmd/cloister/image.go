@@ -29,12 +29,12 @@ func imageCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "image",
 		Short: "Show and manage container images",
-		Long: `Actions that name a container image in the property container-image run in its files. A server pulls such an image when
-an action needs it, if the operator allows the registry; these commands pull or load one in advance, and show and remove
-those that the server has. An image belongs to one instance.
+		Long: `If the property container-image of an action names an image, the action runs with that image as its root file system. A
+server pulls the image when an action needs it, if the operator allows the registry. These commands pull or load images
+in advance, show them and remove them. Each instance has its own images.
 
-They ask the process that has the store of --dir open, with --server and without --dir that server: if it has --auth and
-the caller the right operate. Without such a process the exit code is 5.`,
+They call the server that has the store of --dir open, and exit with code 5 if none runs. With --server and without --dir
+they call that server, which must run with --auth and grant the caller the right operate.`,
 		Example: `  cloister image pull registry.example.com/tools:v3
   cloister image load tools.tar --as tools:v3
   cloister image ls
@@ -159,7 +159,7 @@ func (c *imageConfig) find(
 			return nil, exit.New(exit.Usage, fmt.Errorf("image %s is in instances %q and %q: select one with --instance",
 				render.Quote(name), first.InstanceName, other.InstanceName))
 		case other.Digest != first.Digest:
-			return nil, exit.New(exit.Usage, fmt.Errorf("image %s may be %s (%s) or %s (%s): write more of it",
+			return nil, exit.New(exit.Usage, fmt.Errorf("image %s is ambiguous: %s (%s) or %s (%s); write more of it",
 				render.Quote(name), printable.Text(first.Digest), printable.Text(first.Reference),
 				printable.Text(other.Digest), printable.Text(other.Reference)))
 		}

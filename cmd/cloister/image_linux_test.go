@@ -71,7 +71,7 @@ func TestImagePullShowsProgress(t *testing.T) {
 	person.Close()
 	screen.Close()
 	text, err := io.ReadAll(shown)
-	want := strings.Join([]string{"", "pull     waits", "pull     1.0 MiB of 4.0 MiB", size}, "\r\x1b[K")
+	want := strings.Join([]string{"", "pull     queued", "pull     1.0 MiB of 4.0 MiB", size}, "\r\x1b[K")
 	if err != nil || !strings.HasPrefix(string(text), want) {
 		t.Errorf("on a terminal: got %q, %v, want %q", text, err, want)
 	}

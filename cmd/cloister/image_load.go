@@ -27,7 +27,7 @@ func imageLoadCommand() *cobra.Command {
 container-image that selects exactly this image. It contacts no registry. The server itself reads the file, so it must
 run on this machine and have access.
 
-The exit code is 1 if the image cannot be loaded, and 4 if a layout has none of the selected name.`,
+The exit code is 1 if the image cannot be loaded, and 4 if the file or --select's image in it does not exist.`,
 		Example: `  cloister image load tools.tar                # under its own name
   cloister image load ./layout --as tools:v3
   cloister image load all.tar --select example.com/b:2 --dir /var/cache/cloister`,
@@ -61,7 +61,7 @@ The exit code is 1 if the image cannot be loaded, and 4 if a layout has none of 
 	}
 	c.register(cmd)
 	f := cmd.Flags()
-	f.StringVar(&as, "as", "", "name of the image, which actions use (default: its own)")
+	f.StringVar(&as, "as", "", "name under which actions use the image (default: its own)")
 	f.StringVar(&selector, "select", "", "tag, name or digest of one of several images in the file")
 	return cmd
 }

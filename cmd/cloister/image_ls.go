@@ -23,7 +23,7 @@ func imageLsCommand() *cobra.Command {
 		Use:   "ls [--dir DIR | --server URL] [--instance NAME] [--json]",
 		Short: "List container images and current pulls",
 		Long: `Ls prints the images of a server with the first digits of their digests, the sizes of their files and their ages, and
-then the pulls that run or wait for their turn. Without --instance it covers all instances.
+then the running and queued pulls. Without --instance it covers all instances.
 
 Blobs of an image that no action uses are evicted like others. It remains in the list, and is pulled again when needed;
 a loaded one must be loaded again.`,
@@ -108,7 +108,7 @@ func shortImage(digest string) string {
 // pullProgress returns how much of an image was read.
 func pullProgress(p *cloisterpb.ImagePull) string {
 	if p.TotalBytes <= 0 {
-		return "waits"
+		return "queued"
 	}
 	return sandbox.Bytes(p.ReadBytes) + " of " + sandbox.Bytes(p.TotalBytes)
 }

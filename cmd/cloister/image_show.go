@@ -19,7 +19,7 @@ func imageShowCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show IMAGE [--dir DIR | --server URL] [--instance NAME] [--json]",
 		Short: "Show a container image",
-		Long: `Show prints an image of a server, once for each of its names, and the line that selects it in a BUILD file of Bazel.
+		Long: `Show prints an image of a server, once for each of its names, and the line that selects it in a BUILD file.
 IMAGE is a reference, a digest, or at least 8 digits of one. To see its files, pass the root to cloister cas ls.
 
 The exit code is 4 if the server does not have it.`,

@@ -54,7 +54,7 @@ and this machine needs no sandbox (docs/farm.md).`,
 	flags.HideDefault(f, "max-blob")
 	f.IntVar(&c.MaxQueued, "max-queued", 100_000, "limit of requests that wait or run, of all clients; more get RESOURCE_EXHAUSTED")
 	f.BoolVar(&c.StrictProperties, "strict-properties", false, "refuse actions with platform properties that have no effect here")
-	f.StringVar(&c.ToolchainDrift, "toolchain-drift", "", "allow: serve cached results that were made with another toolchain of this machine (default: they are misses)")
+	f.StringVar(&c.ToolchainDrift, "toolchain-drift", "", "treatment of cached results of another toolchain of this machine: allow serves them (default: they are misses)")
 	f.Var(&c.History, "history-size", "size limit of the history, and of the results and logs of failed actions that it protects; 0 disables it")
 	f.Var(&c.DigestFunctions, "digest-function", "default digest function among those of equal hash length, [INSTANCE=]FUNCTION; Buck2 with BLAKE3 needs blake3")
 	return cmd

@@ -234,8 +234,8 @@ func TestLimitsThatNobodyCanKeep(t *testing.T) {
 	}
 }
 
-// TestUsageMarksWhatWasNotMeasured: without a control group only packets are measured for the whole run, and a run whose
-// peak of processes is below that of an earlier run in its slot does not know its own.
+// TestUsageMarksWhatWasNotMeasured: without a control group only packets are measured for the whole run, and a run
+// whose peak number of processes is below that of an earlier run in its slot has none measured.
 func TestUsageMarksWhatWasNotMeasured(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{Without: []namespace.Layer{namespace.Cgroups}})

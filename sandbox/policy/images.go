@@ -17,13 +17,13 @@ type Images struct {
 	// below PATH.
 	Registries []string
 	// MaxBytes limits the layers of an image together, packed and unpacked, and MaxPull the time to pull it. 0 means the
-	// default of the code that pulls.
+	// default of package image.
 	MaxBytes int64
 	MaxPull  time.Duration
-	// CacheUnpinned caches results although the action's digest does not determine the image: a tag, or the image of the
-	// default properties.
+	// CacheUnpinned caches results although the action's digest does not determine the image: the action names a tag,
+	// or the default properties name the image.
 	CacheUnpinned bool
-	// NoEnvironment omits the environment of images. The zero value gives it to actions, below their own.
+	// NoEnvironment omits the environment of images. By default, actions get it, and their own variables override it.
 	NoEnvironment bool
 }
 
@@ -67,7 +67,7 @@ func (r *reader) readImages(n *strict.Node) error {
 	})
 }
 
-// plainValue is value for a setting whose position no message needs.
+// plainValue is value for a setting whose position no message reports.
 func plainValue[T any](d *strict.Decoder, to *T, parse func(string) (T, error)) func(*strict.Node) error {
 	return func(n *strict.Node) error {
 		var s setting[T]

@@ -10,15 +10,14 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
-// A test of a backend of your own: its name begins with Test. The backend of this example also needs a TestMain that
-// begins with namespace.Init.
+// Call TestBackend from a test of your backend. With package namespace, TestMain must call namespace.Init first.
 func ExampleTestBackend() {
 	_ = func(t *testing.T) {
 		sandboxtest.TestBackend(t, func() sandbox.Backend { return namespace.New(namespace.Config{}) })
 	}
 }
 
-// A script in a sandbox, for a test beyond the contract.
+// Do runs a script in a sandbox, for a test beyond the contract.
 func ExampleRun_Do() {
 	_ = func(t *testing.T) {
 		b := namespace.New(namespace.Config{})

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package toolchain identifies the parts of a host that every action may read, and notices when they change. An action's
-// digest does not cover them, so a result that another compiler made must not be taken for that of this one.
+// digest does not cover them, so a cached result that another compiler produced must not be served.
 //
 // A fingerprint is a hash of names, types, modes, sizes, modification times and targets of symlinks, as in make and rsync;
-// contents are not read. Machines that were made from one disk image or container image have the same one. Directories
+// contents are not read. Machines made from one disk image or container image have the same
+// fingerprint. Directories
 // named __pycache__ do not count: Python writes them when it first imports a module.
 package toolchain
 
@@ -38,7 +39,8 @@ type Scan struct {
 	directories map[string]time.Time
 }
 
-// Read scans the sources of inputs. What this user may not list counts as such. It reads directories concurrently.
+// Read scans the sources of inputs. A directory that this user may not list is hashed as unreadable. It reads
+// directories concurrently.
 func Read(ctx context.Context, inputs []sandbox.Input) (*Scan, error) {
 	s := &scanner{ctx: ctx, slots: make(chan struct{}, 2*runtime.GOMAXPROCS(0)), scan: Scan{directories: map[string]time.Time{}}}
 	for _, in := range inputs {
@@ -64,7 +66,7 @@ func Read(ctx context.Context, inputs []sandbox.Input) (*Scan, error) {
 // below reports whether the path a is below b.
 func below(a, b string) bool { return strings.HasPrefix(a, b+"/") }
 
-// current reports whether no directory has got, lost or replaced an entry since the scan.
+// current reports whether no directory has gained, lost or replaced an entry since the scan.
 func (s *Scan) current() bool {
 	for path, modified := range s.directories {
 		if st, err := os.Lstat(path); err != nil || !st.ModTime().Equal(modified) {
@@ -131,21 +133,21 @@ func (s *scanner) read(target, source string, st fs.FileInfo) {
 		if e.Name() == "__pycache__" {
 			continue
 		}
-		below, err := e.Info()
+		info, err := e.Info()
 		if err != nil {
 			continue // it was just removed, which changes the directory
 		}
 		path := source + "/" + e.Name()
-		text = appendEntry(text, path, e.Name(), below)
-		if below.IsDir() {
-			s.directory(target+"/"+e.Name(), path, below)
+		text = appendEntry(text, path, e.Name(), info)
+		if info.IsDir() {
+			s.directory(target+"/"+e.Name(), path, info)
 		}
 	}
 	s.record(target, source, st, text, len(entries), nil)
 }
 
 // appendEntry appends a description of an entry of a directory. The size and time of a directory follow from its entries,
-// and differ between file systems; those of a symlink say nothing that its target does not say.
+// and differ between file systems; those of a symlink add nothing to its target.
 func appendEntry(text []byte, path, name string, st fs.FileInfo) []byte {
 	text = append(strconv.AppendQuote(text, name), ' ')
 	text = append(strconv.AppendUint(text, uint64(st.Mode()), 8), ' ')
@@ -188,7 +190,7 @@ const (
 	rescanInterval = time.Minute
 )
 
-// A Watch keeps the fingerprint of a toolchain current while it is asked for it. It is safe for concurrent use.
+// A Watch keeps the fingerprint of a toolchain current while callers request it. It is safe for concurrent use.
 type Watch struct {
 	inputs []sandbox.Input
 	log    *slog.Logger
@@ -216,14 +218,14 @@ func NewWatch(inputs []sandbox.Input, log *slog.Logger) *Watch {
 	return w
 }
 
-// begin begins a check. The caller holds mu, or is the only one to have w.
+// begin begins a check. The caller holds mu, or has not shared w yet.
 func (w *Watch) begin() {
 	w.checking = make(chan struct{})
 	w.running.Go(w.check)
 }
 
-// Fingerprint returns the fingerprint, or "" if the toolchain cannot be read. It waits for the first scan. Later, a change is
-// noticed a few seconds after it, or a minute if no directory changes.
+// Fingerprint returns the fingerprint, or "" if the toolchain cannot be read. It waits for the first scan. Later
+// changes appear within a few seconds, or within a minute if no directory changes.
 func (w *Watch) Fingerprint() string {
 	w.mu.Lock()
 	age := w.now().Sub(w.checked)
@@ -259,7 +261,7 @@ func (w *Watch) check() {
 	case err != nil:
 		w.log.Warn("cannot scan the toolchain of this host; its last fingerprint applies", "err", err)
 	case scan.Fingerprint != "" && next.Fingerprint != scan.Fingerprint:
-		w.log.Warn("the toolchain of this host changed; results of the previous one are not taken from the action cache",
+		w.log.Warn("the toolchain of this host changed; cached results of the previous one are misses",
 			"before", scan.Fingerprint, "after", next.Fingerprint)
 	}
 	if err == nil {

@@ -49,8 +49,8 @@ func fingerprint(t *testing.T, inputs []sandbox.Input) string {
 	return s.Fingerprint
 }
 
-// TestFingerprintCoversEveryEntry: whatever changes in a toolchain changes its fingerprint, and nothing else does: neither its
-// place on the host nor the order of reading.
+// TestFingerprintCoversEveryEntry: every change in a toolchain changes its fingerprint. Its location on the host and
+// the order of reading do not.
 func TestFingerprintCoversEveryEntry(t *testing.T) {
 	dir, inputs := host(t)
 	first := fingerprint(t, inputs)
@@ -89,8 +89,8 @@ func TestFingerprintCoversEveryEntry(t *testing.T) {
 	}
 }
 
-// TestWatchNoticesChanges: a change of a directory is noticed within seconds, that of a file in place within a minute, and
-// nothing is read while nobody asks.
+// TestWatchNoticesChanges: a change in a directory is noticed within seconds, a file modified in place within a minute,
+// and nothing is read between requests.
 func TestWatchNoticesChanges(t *testing.T) {
 	dir, inputs := host(t)
 	var text bytes.Buffer
@@ -149,7 +149,7 @@ func TestWatchNoticesChanges(t *testing.T) {
 	}
 }
 
-// TestAbsentInputs: an input that does not exist is part of the fingerprint and no error.
+// TestAbsentInputs: an input that does not exist is part of the fingerprint and not an error.
 func TestAbsentInputs(t *testing.T) {
 	_, inputs := host(t)
 	inputs = append(inputs, sandbox.Input{Target: "/opt", Source: filepath.Join(t.TempDir(), "absent")})

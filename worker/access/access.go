@@ -113,8 +113,8 @@ func (p pattern) meets(prefix string) bool {
 	return prefix == "" || strings.HasPrefix(string(p)+"/", prefix+"/") || below && strings.HasPrefix(prefix, name)
 }
 
-// Rules are the callers of a file. They are immutable and safe for concurrent use. ReadFile makes them; the zero Rules
-// admit nobody.
+// Rules are the callers of a file. They are immutable and safe for concurrent use. Use ReadFile; the zero Rules admit
+// nobody.
 type Rules struct {
 	admitted
 	callers []*caller

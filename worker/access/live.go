@@ -15,7 +15,7 @@ import (
 )
 
 // Live holds the current rules of a file. One goroutine rereads the file when it or a key file changes: no call waits
-// for a file. NewLive makes it; the zero Live is not usable. It is safe for concurrent use.
+// for a file. Use NewLive; the zero Live is not usable. It is safe for concurrent use.
 type Live struct {
 	admitted
 	file  string

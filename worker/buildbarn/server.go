@@ -57,7 +57,7 @@ type ServerConfig struct {
 	Log *slog.Logger
 }
 
-// A Server is a scheduler: it serves OperationQueue with the actions of a queue. Register makes it; the zero Server is not
+// A Server is a scheduler: it serves OperationQueue with the actions of a queue. Use Register; the zero Server is not
 // usable.
 type Server struct {
 	remoteworkerpb.UnimplementedOperationQueueServer

@@ -24,7 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A Client executes the actions of one instance of a server. New makes it; the zero Client is not usable. It is safe for
+// A Client executes the actions of one instance of a server. Use New; the zero Client is not usable. It is safe for
 // concurrent use.
 type Client struct {
 	sdk *sdk.Client
@@ -50,8 +50,8 @@ func New(conn grpc.ClientConnInterface, instance string) (*Client, error) {
 	return &Client{c}, err
 }
 
-// A connection is the caller's: the SDK can neither close it nor raise its message limit to 100 MiB. Its streams end with
-// the operation.
+// A connection wraps that of the caller, so that the SDK can neither close it nor raise its message limit to 100 MiB.
+// Its streams end with the operation.
 type connection struct{ grpc.ClientConnInterface }
 
 func (connection) Close() error { return nil }
@@ -142,9 +142,9 @@ func send(ctx context.Context, from cas.Store, to cas.Store, ds []cas.Digest) er
 	return batch.Flush(ctx)
 }
 
-// Execute makes the server execute the action of t, even if it has a cached result. It uses nothing else of t and reports
-// no stages. It retries while the server is unavailable or busy, and waits for the same execution if the connection
-// breaks. It refuses a task with a root file system, which the API cannot express.
+// Execute makes the server execute the action of t, even if it has a cached result. It ignores the other fields of t
+// and reports no stages. It retries while the server is unavailable or busy, and waits for the same execution if the
+// connection breaks. It refuses a task with a root file system, which the API cannot express.
 func (c *Client) Execute(ctx context.Context, t *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
 	if t == nil {
 		return nil, &worker.Fault{Kind: worker.FaultInvalid, Err: errors.New("the Task is missing")}

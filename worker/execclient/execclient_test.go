@@ -35,7 +35,7 @@ func TestNewRefusesMistakes(t *testing.T) {
 	}
 }
 
-// TestNilTaskIsAFault that names it.
+// TestNilTaskIsAFault that names the Task.
 func TestNilTaskIsAFault(t *testing.T) {
 	c, err := execclient.New(&grpc.ClientConn{}, "")
 	if err != nil {
@@ -132,8 +132,8 @@ func exited(t *testing.T, r *repb.ExecuteResponse) *longrunningpb.Operation {
 	return &longrunningpb.Operation{Name: "op", Done: true, Result: &longrunningpb.Operation_Response{Response: response}}
 }
 
-// TestExecute: a failed action is an Outcome. A lost connection neither executes an action again that still runs, nor
-// fails one that the server has forgotten.
+// TestExecute: a failed action is an Outcome. After a lost connection, a running action is not executed again, and one
+// that the server has forgotten is.
 func TestExecute(t *testing.T) {
 	ended := answer{ops: []*longrunningpb.Operation{running, exited(t, &repb.ExecuteResponse{Result: &repb.ActionResult{ExitCode: 7}})}}
 	begun := answer{ops: []*longrunningpb.Operation{running}}
@@ -166,7 +166,7 @@ func TestExecute(t *testing.T) {
 	}
 }
 
-// TestExecuteFails: what is no outcome is a fault with the reason, after a bounded number of attempts.
+// TestExecuteFails: without an outcome, Execute returns a Fault with the reason, after a bounded number of attempts.
 func TestExecuteFails(t *testing.T) {
 	huge := exited(t, &repb.ExecuteResponse{Message: strings.Repeat("x", 5<<20)})
 	for want, answers := range map[string][]answer{

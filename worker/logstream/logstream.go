@@ -49,7 +49,7 @@ type Config struct {
 	MaxBytes, MaxStreamBytes int64
 }
 
-// A Registry holds the streams of a server. New makes it; the zero Registry is not usable. It is safe for concurrent use.
+// A Registry holds the streams of a server. Use New; the zero Registry is not usable. It is safe for concurrent use.
 type Registry struct {
 	logpb.UnimplementedLogStreamServiceServer
 	cfg  Config

@@ -66,7 +66,7 @@ type Stats struct {
 	Lost, Again int64
 }
 
-// A Queue assigns actions to slots: local ones and those that join. New makes it; the zero Queue is not usable. Its
+// A Queue assigns actions to slots: local ones and those that join. Use New; the zero Queue is not usable. Its
 // methods are safe for concurrent use.
 type Queue struct {
 	cfg     Config

@@ -71,7 +71,7 @@ const (
 )
 
 // A Sampler is an Executor that runs a sample of the actions a second time, varies every factor that needs no second
-// slot, and compares the results. NewSampler makes it; the zero Sampler is not usable. It is safe for concurrent use.
+// slot, and compares the results. Use NewSampler; the zero Sampler is not usable. It is safe for concurrent use.
 type Sampler struct {
 	cfg     SamplerConfig
 	factors []Factor

@@ -41,7 +41,7 @@ type VerdictsConfig struct {
 // verdict is written before anybody sees it. While the file cannot be written, verdicts are only in memory; the next
 // successful write includes them. The oldest verdicts are dropped beyond the limits.
 //
-// OpenVerdicts makes them; zero Verdicts are not usable. The methods are safe for concurrent use.
+// Use OpenVerdicts; the zero Verdicts is not usable. The methods are safe for concurrent use.
 type Verdicts struct {
 	config VerdictsConfig
 

@@ -23,7 +23,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// A Server executes the actions of clients, on this machine or on workers that join. NewServer makes it; the zero Server
+// A Server executes the actions of clients, on this machine or on workers that join. Use NewServer; the zero Server
 // is not usable. Its methods are safe for concurrent use, except that Close waits for no other.
 type Server struct {
 	*machine

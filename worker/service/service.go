@@ -47,11 +47,10 @@ import (
 // Worker.Backend. Every other zero value selects its default. It is copied: later changes have no effect.
 type Config struct {
 	// Worker configures the execution of actions. If missing, Features are probed from the Backend, Toolchain and
-	// Certificates are those of this host, Fingerprint follows from Toolchain, and Stager is made from Trees. CacheBytes follows from Memory. A Server without
-	// a Backend is a head: only workers that join it execute actions.
+	// Certificates are those of this host, Fingerprint follows from Toolchain, and Stager is made from Trees. CacheBytes
+	// follows from Memory. A Server without a Backend is a head: only workers that join it execute actions.
 	Worker worker.Config
-	// ToolchainDrift serves cached results that ran with another toolchain of this machine than the present one. It is implied
-	// by Worker.Fleet.
+	// ToolchainDrift serves cached results that another toolchain of this machine produced. Worker.Fleet implies it.
 	ToolchainDrift bool
 	// Slots is the number of actions that run at once on this machine; the default is the number of CPUs.
 	Slots int

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// A Worker executes the actions of a scheduler: a Server with RegisterWorkers, or Buildbarn's. NewWorker makes it; the
-// zero Worker is not usable. Run takes actions until Drain; the caller closes the Worker after Run has returned.
+// A Worker executes the actions of a scheduler: a Server with RegisterWorkers, or Buildbarn's. Use NewWorker; the zero
+// Worker is not usable. Run takes actions until Drain; the caller closes the Worker after Run has returned.
 type Worker struct {
 	*machine
 	*buildbarn.Client

@@ -19,7 +19,7 @@ import (
 	"github.com/cloister-build/cloister/worker/internal/filestate"
 )
 
-// A Pair is a certificate and its key in two files, reloaded when either file changes. NewPair makes it; the zero
+// A Pair is a certificate and its key in two files, reloaded when either file changes. Use NewPair; the zero
 // Pair is not usable. It is safe for concurrent use.
 type Pair struct {
 	cert, key string

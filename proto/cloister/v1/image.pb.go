@@ -29,8 +29,8 @@ type ListImagesRequest struct {
 	InstanceName string                 `protobuf:"bytes,1,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
 	// Ignore instance_name.
 	AllInstances bool `protobuf:"varint,2,opt,name=all_instances,json=allInstances,proto3" json:"all_instances,omitempty"`
-	// Only images that this name identifies: a reference, a digest, or at least 8 digits of a digest. Without it, all
-	// images and all pulls.
+	// Returns only the images with this reference, digest, or digest prefix of at least 8 digits. If empty, List returns
+	// all images and pulls.
 	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -284,7 +284,7 @@ func (x *ContainerImage) GetLoaded() bool {
 	return false
 }
 
-// ImagePull is a pull that runs or waits for its turn.
+// ImagePull is a pull that is running or queued.
 type ImagePull struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	InstanceName string                 `protobuf:"bytes,1,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
@@ -374,7 +374,7 @@ func (x *ImagePull) GetWaiting() int64 {
 type PullImageRequest struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	InstanceName string                 `protobuf:"bytes,1,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
-	// A name as Docker writes it: without a registry it is Docker Hub's, without a tag it has the tag latest.
+	// A reference in Docker's syntax. The default registry is Docker Hub, the default tag latest.
 	Reference     string `protobuf:"bytes,2,opt,name=reference,proto3" json:"reference,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -401,7 +401,7 @@ func (x *Sandbox) GetInputsReason() string {
 	return ""
 }
 
-// Usage is the resource usage of a run. A peak of zero was not measured; measured says the same of every figure.
+// Usage is the resource usage of a run. A peak of zero was not measured; the field measured covers all figures.
 type Usage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Processor time in user mode.
@@ -422,7 +422,7 @@ type Usage struct {
 	InvoluntarySwitches int64 `protobuf:"varint,9,opt,name=involuntary_switches,json=involuntarySwitches,proto3" json:"involuntary_switches,omitempty"`
 	// Packets without a route; 0 also if they could not be counted.
 	PacketsRefused int64 `protobuf:"varint,10,opt,name=packets_refused,json=packetsRefused,proto3" json:"packets_refused,omitempty"`
-	// Which figures were measured for the whole run. Workers before this field do not set it.
+	// Which figures were measured for the whole run. Older workers do not set it.
 	Measured      *Measured `protobuf:"bytes,11,opt,name=measured,proto3" json:"measured,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -536,7 +536,7 @@ func (x *Usage) GetMeasured() *Measured {
 }
 
 // Measured marks the figures of Usage that were measured for the whole run. If one is not marked, a peak and
-// packets_refused are zero, and processor time and disk bytes lack processes that nobody waited for.
+// packets_refused are zero, and processor time and disk bytes exclude processes that nobody waited for.
 type Measured struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// user_time and system_time.

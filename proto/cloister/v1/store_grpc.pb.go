@@ -264,7 +264,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// BlobIndex finds blobs that a user names by the beginning of their digest. It is served beside the Remote Execution API.
+// BlobIndex finds blobs by a prefix of their digest. It is served beside the Remote Execution API.
 type BlobIndexClient interface {
 	// Find returns the blobs of an instance in the server's own store whose digest has a prefix.
 	Find(ctx context.Context, in *FindRequest, opts ...grpc.CallOption) (*FindResponse, error)
@@ -292,7 +292,7 @@ func (c *blobIndexClient) Find(ctx context.Context, in *FindRequest, opts ...grp
 // All implementations must embed UnimplementedBlobIndexServer
 // for forward compatibility.
 //
-// BlobIndex finds blobs that a user names by the beginning of their digest. It is served beside the Remote Execution API.
+// BlobIndex finds blobs by a prefix of their digest. It is served beside the Remote Execution API.
 type BlobIndexServer interface {
 	// Find returns the blobs of an instance in the server's own store whose digest has a prefix.
 	Find(context.Context, *FindRequest) (*FindResponse, error)

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An architecture is the audit number of an architecture, and the names of its system calls: in the order of their
-// numbers, from each key on. From firstCommon on, all architectures have the same.
+// An architecture has an audit number and system calls. Each entry of calls lists the names of consecutive calls, the
+// first of which has the number of the key. The numbers from firstCommon on are the same on all architectures.
 type architecture struct {
 	audit uint32
 	calls map[int]string
 }
 
-// On an architecture without an entry every call belongs to another one, so nothing is permitted.
+// architectures has an entry for each supported architecture. On others, every call counts as foreign and is denied.
 var architectures = map[string]architecture{
 	"amd64": {unix.AUDIT_ARCH_X86_64, map[int]string{
 		0: `read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask

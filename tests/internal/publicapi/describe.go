@@ -146,8 +146,8 @@ func (d describer) signature(f *types.Func) string {
 	return text
 }
 
-// exposed returns sorted lines for the exported fields of the structs that the exported fields of public structs have, at
-// any depth, and that belong to other packages of the module: importers set and read them.
+// exposed returns sorted lines for structs of other packages of the module that are reachable through exported fields
+// of public structs: importers set and read their fields.
 func exposed(public []*types.Package) []string {
 	var lines []string
 	seen := map[*types.TypeName]bool{}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package results reads what Cloister records in action results, and serves only some of them.
+// Package results reads Cloister's metadata in action results, and hides results from lookups in action caches.
 package results
 
 import (
@@ -12,8 +12,8 @@ import (
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 )
 
-// Filter returns next without the results in its action caches for which refuse returns a reason: a lookup of such an
-// action finds nothing. refuse is called concurrently.
+// Filter returns next with action caches that hide the results for which refuse returns a reason: Lookup returns
+// cas.ErrNotFound for them. refuse is called concurrently.
 func Filter(next cas.Instances, refuse func(instance string, action cas.Digest, r *repb.ActionResult) string) cas.Instances {
 	return func(name string) (*cas.Instance, error) {
 		in, err := next(name)
@@ -45,7 +45,8 @@ func (f filter) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 }
 
 // OtherToolchain returns a function for Filter that refuses results of a run with another toolchain than the one
-// that fingerprint returns. A result that does not state its toolchain is served: it saw none, or another program made it.
+// that fingerprint returns. A result without a toolchain is
+// served: its action saw none, or another program recorded it.
 func OtherToolchain(fingerprint func() string) func(string, cas.Digest, *repb.ActionResult) string {
 	return func(_ string, _ cas.Digest, r *repb.ActionResult) string {
 		if made := Recorded(r).GetToolchain(); made != "" {

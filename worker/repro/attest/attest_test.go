@@ -237,7 +237,7 @@ func TestOpenAcceptsOnlySignaturesOfGivenKeys(t *testing.T) {
 	}
 }
 
-// TestNilArgumentsAreErrors that name what is missing. A zero Key is as good as none.
+// TestNilArgumentsAreErrors that name the missing argument. A zero Key counts as missing.
 func TestNilArgumentsAreErrors(t *testing.T) {
 	_, k, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

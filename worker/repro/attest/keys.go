@@ -31,8 +31,8 @@ const (
 // howTo ends errors about unusable keys.
 const howTo = "make one with ssh-keygen -t ed25519 -f KEY"
 
-// A Key signs statements or verifies signatures. ParsePrivateKey, ParsePublicKeys and AgentKey make it; every function
-// refuses a zero Key.
+// A Key signs statements or verifies signatures. Use ParsePrivateKey, ParsePublicKeys or AgentKey; every
+// function refuses the zero Key.
 type Key struct {
 	public crypto.PublicKey
 	wire   ssh.PublicKey // the same key in OpenSSH's form

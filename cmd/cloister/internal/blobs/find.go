@@ -77,7 +77,7 @@ func FindAll(ctx context.Context, from *client.Server, s *remote.Store, names []
 	return all, nil
 }
 
-// byPrefix returns the only blob with a prefix, which noAction says is not that of an action.
+// byPrefix returns the only blob with a prefix. noAction is the error for a prefix that no action has.
 func byPrefix(ctx context.Context, from *client.Server, s *remote.Store, prefix string, noAction error) (cas.Digest, error) {
 	found, err := stored(ctx, from, prefix)
 	if err == nil && len(found) == 0 {
@@ -104,8 +104,8 @@ func byPrefix(ctx context.Context, from *client.Server, s *remote.Store, prefix 
 	return cas.Digest{}, exit.New(exit.No, fmt.Errorf("%s: several blobs have this prefix: %s; write more digits", prefix, strings.Join(names, ", ")))
 }
 
-// stored returns the blobs with a prefix in the server's own store, more than listed if there are many. A server that
-// offers no such search has none.
+// stored returns the blobs with a prefix in the server's own store, more than listed if there are many. It returns none
+// if the server does not offer this search.
 func stored(ctx context.Context, from *client.Server, prefix string) ([]cas.Digest, error) {
 	conn, instance, err := from.Dial()
 	if err != nil {

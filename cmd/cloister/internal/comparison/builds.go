@@ -162,7 +162,7 @@ func shown(p *changes.Pair) shownPair {
 // relations are in the order in which they are printed.
 var relations = []string{string(changes.Same), string(changes.Nondeterministic), string(changes.OtherToolchain), string(changes.Changed), "follows", string(changes.OnlyA), string(changes.OnlyB)}
 
-// briefly are the relations of which only some are printed.
+// briefly lists the relations for which only the first few steps are printed.
 var briefly = []string{"follows", string(changes.OnlyA), string(changes.OnlyB)}
 
 // print prints r for a person, with everything that clients chose quoted.

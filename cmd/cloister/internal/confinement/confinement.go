@@ -43,7 +43,7 @@ func (c *Flags) Register(cmd *cobra.Command) {
 // RegisterImages adds the flag for actions that name a container image, to commands that execute such actions.
 func (c *Flags) RegisterImages(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringSliceVar(&c.images, "images", nil, "allowed registries of container images, or ignore to run actions that name one without it")
+	f.StringSliceVar(&c.images, "images", nil, "allowed registries of container images; ignore runs actions that name an image with the host's toolchain")
 	flags.Share(f, "images")
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package images gives actions the container images that their properties name, as far as the operator permits it.
+// Package images gives actions the container images that their properties name, if the operator permits these.
 package images
 
 import (
@@ -21,7 +21,8 @@ type Config struct {
 	// Instances are the stores that receive the images, and Dir is the directory for temporary files.
 	Instances cas.Instances
 	Dir       string
-	// File keeps the names of the images that are present; without it they are forgotten.
+	// File keeps the names of the images that are present; without it, Close
+	// forgets them.
 	File  string
 	Rules policy.Images
 	Log   *slog.Logger
@@ -96,7 +97,7 @@ func (p *Provider) Root(ctx context.Context, instance, pinned string, stale cas.
 	return e.Root, env, nil
 }
 
-// advise adds to the refusal of a registry what its operator can do.
+// advise adds the operator's options to the refusal of a registry.
 func advise(ref image.Reference, err error) error {
 	if errors.Is(err, image.ErrNotAllowed) {
 		return fmt.Errorf("%w; allow it with --images=%s, or ignore images with --images=ignore to run such actions with the toolchain of "+

@@ -20,7 +20,7 @@ import (
 // Property is the platform property that names a container image.
 const Property = "container-image"
 
-// A Source is where a command line says that an image comes from: a registry, or a file.
+// A Source is the origin of an image on a command line: a registry or a file.
 type Source struct {
 	Reference image.Reference // in a registry, or the name that the image of the file gets
 	File      string          // an OCI layout or the output of docker save; "" for a registry

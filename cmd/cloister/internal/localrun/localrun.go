@@ -283,12 +283,12 @@ func remarks(out *worker.Outcome, action cas.Digest) string {
 	return out.Message
 }
 
-// requests matches how a message for a client requests a resource.
+// requests matches the advice to request a resource in a message for clients.
 var requests = regexp.MustCompile(`exec_properties = \{"([a-z-]+)": "(\w+)"\}`)
 
-// asFlags returns a message for clients with what to do as flags of run.
+// asFlags replaces the advice in a message for clients by flags of run.
 func asFlags(message string) string {
-	message = strings.ReplaceAll(message, `raise it, for a Bazel test with timeout = "long" in BUILD or with --test_timeout`, "raise it with --timeout")
+	message = strings.ReplaceAll(message, `raise it; for a Bazel test, set timeout = "long" in BUILD or pass --test_timeout`, "raise it with --timeout")
 	message = strings.ReplaceAll(message, "set a longer one in the client", "set a longer one with --timeout")
 	return requests.ReplaceAllString(message, "--property $1=$2")
 }

@@ -137,7 +137,7 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	return n, nil
 }
 
-// RegisterIndex adds the service with which clients find blobs by the beginning of their digest.
+// RegisterIndex adds the service that finds blobs by a prefix of their digest.
 func (n *Node) RegisterIndex(r grpc.ServiceRegistrar) { n.control.RegisterIndex(r) }
 
 // RegisterOperators adds the services with which operators manage the store and its images and read the audit log.
@@ -259,8 +259,8 @@ func (n *Node) open(wrap func(cas.Instances) cas.Instances) (err error) {
 	return nil
 }
 
-// openImages opens the library of container images, unless this node runs none. Among other workers, it runs those of the
-// registries in rules; without any, an offer of the property container-image describes this machine.
+// openImages opens the library of container images, unless this node runs none. In a fleet, a node runs images if rules
+// permit registries; otherwise its property container-image describes this machine.
 func (n *Node) openImages(rules policy.Images) (err error) {
 	if n.Head || n.Sandbox.IgnoreImages() || n.Fleet && len(rules.Registries) == 0 {
 		return nil
@@ -274,7 +274,7 @@ func (n *Node) openImages(rules policy.Images) (err error) {
 	return err
 }
 
-// instance is Instances for those who may call it before Start has set it.
+// instance is Instances for callers that may run before Start sets it.
 func (n *Node) instance(name string) (*cas.Instance, error) {
 	select {
 	case <-n.started:

@@ -23,7 +23,7 @@ func (c *Config) checkProof(ctx context.Context, v *repro.Verdict, executors []r
 	first := v.Runs[0]
 	if first.ExitCode != 0 || first.Code != "" {
 		return fmt.Errorf("the command fails in all %d runs with %s%s, which proves nothing; %s, or pass --allow-failure",
-			len(v.Runs), first.Ended(), lastLine(ctx, v, executors[0].Store), cmp.Or(c.ExplainAbsent(), "correct it"))
+			len(v.Runs), first.Ended(), lastLine(ctx, v, executors[0].Store), cmp.Or(c.ExplainAbsent(), "fix the command"))
 	}
 	if missing := c.MissingOutputs(first.Result); len(missing) > 0 {
 		return fmt.Errorf("no run produced %s, which proves nothing; correct the command or --out, or pass --allow-failure", strings.Join(missing, ", "))
