@@ -27,7 +27,7 @@ func imageLoadCommand() *cobra.Command {
 container-image that selects exactly this image. It contacts no registry. The server itself reads the file, so it must
 run on this machine and have access.
 
-The exit code is 1 if the image cannot be loaded, and 4 if the file or --select's image in it does not exist.`,
+The exit code is 1 if the image cannot be loaded, and 4 if the file does not contain the image of --select.`,
 		Example: `  cloister image load tools.tar                # under its own name
   cloister image load ./layout --as tools:v3
   cloister image load all.tar --select example.com/b:2 --dir /var/cache/cloister`,

@@ -21,8 +21,8 @@ func imagePullCommand() *cobra.Command {
 		Use:   "pull REF [--dir DIR | --server URL] [--instance NAME] [--json]",
 		Short: "Download a container image from its registry",
 		Long: `Pull stores the files of an image in the store of a server, and prints the value of the property container-image that
-selects exactly this image. It downloads only layers that the server lacks. REF is [REGISTRY/]REPOSITORY with a :TAG
-or a digest, in Docker's syntax; the default registry is Docker Hub, the default tag latest.
+selects exactly this image. It downloads nothing if the server already has the image. REF is [REGISTRY/]REPOSITORY with a
+:TAG or a digest, in Docker's syntax; the default registry is Docker Hub, the default tag latest.
 
 The server contacts only registries that its operator allows (serve: --images), with the credentials of its own Docker
 configuration. Ctrl-C ends the pull, unless an action or another command waits for it.
