@@ -311,6 +311,38 @@ func overwrite(t *testing.T, dir, digest string, b []byte) {
 	}
 }
 
+// TestPullLimitsMessages: no configuration is read and no manifest parsed that is too large or whose size is hidden.
+func TestPullLimitsMessages(t *testing.T) {
+	const tooMuch = 5 << 20
+	for _, manifest := range []string{
+		fmt.Sprintf(`{"schemaVersion":2,"config":{"size":-1,"digest":"sha256:%064d"}}`, 1),
+		fmt.Sprintf(`{"schemaVersion":2,"config":{"size":%d,"digest":"sha256:%064d"}}`, tooMuch, 1),
+		fmt.Sprintf(`{"schemaVersion":2,"config":{"size":2,"digest":"sha256:%064d"}}`, 1) + strings.Repeat(" ", tooMuch),
+	} {
+		s := serve(t)
+		s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+			var err error
+			switch {
+			case strings.Contains(r.URL.Path, "/manifests/"):
+				w.Header().Set("Content-Type", string(types.DockerManifestSchema2))
+				_, err = io.WriteString(w, manifest)
+			case strings.Contains(r.URL.Path, "/blobs/"):
+				_, err = io.Copy(w, strings.NewReader(strings.Repeat("x", tooMuch)))
+			default:
+				return false
+			}
+			if err != nil {
+				t.Logf("the client has left: %v", err)
+			}
+			return true
+		})
+		_, err := image.Pull(t.Context(), config(t), reference(t, s.host+"/a:1"))
+		if blobs := s.layers.Load(); !errors.Is(err, image.ErrTooLarge) || blobs > 0 {
+			t.Errorf("%.80s: got %v and %d requests for blobs, want ErrTooLarge before the first", manifest, err, blobs)
+		}
+	}
+}
+
 // TestPullShowsTheRegistrysMessage: the error contains what the registry answers.
 func TestPullShowsTheRegistrysMessage(t *testing.T) {
 	s := serve(t)

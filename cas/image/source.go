@@ -187,11 +187,17 @@ func (c *Config) fromRegistry(ctx context.Context, ref Reference) (*source, erro
 	if err != nil {
 		return nil, err
 	}
+	if err := checkManifest(desc.Manifest); err != nil {
+		return nil, err
+	}
 	im, err := desc.Image()
 	if err != nil {
 		return nil, err
 	}
 	raw, err := im.RawManifest()
+	if err == nil {
+		err = checkManifest(raw)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -199,7 +205,7 @@ func (c *Config) fromRegistry(ctx context.Context, ref Reference) (*source, erro
 	if err != nil {
 		return nil, err
 	}
-	if m.Config.Size > maxMessage {
+	if m.Config.Size < 0 || m.Config.Size > maxMessage { // a negative one would mean that it is unknown
 		return nil, tooLarge("its configuration has %d bytes", m.Config.Size)
 	}
 	config, err := im.RawConfigFile()
@@ -216,6 +222,14 @@ func (c *Config) fromRegistry(ctx context.Context, ref Reference) (*source, erro
 		}
 		return l.Compressed()
 	})
+}
+
+// checkManifest checks the size of a manifest or an index before it is parsed.
+func checkManifest(raw []byte) error {
+	if len(raw) > maxMessage {
+		return tooLarge("its manifest has %d bytes", len(raw))
+	}
+	return nil
 }
 
 // A layoutDir is an OCI layout (image-layout.md of the OCI image specification).
