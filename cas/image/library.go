@@ -344,7 +344,7 @@ func (l *Library) named(e *Entry, ref Reference, pinned string) (*Entry, error) 
 		return known, nil
 	}
 	alias := *e
-	alias.Reference, alias.Pinned = ref.String(), pinned
+	alias.Reference, alias.Pinned, alias.Loaded = ref.String(), pinned, false // it is what the registry said
 	return &alias, l.add(&alias)
 }
 

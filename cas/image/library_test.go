@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/image"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
 // patience bounds waits for something that must happen.
@@ -183,6 +184,23 @@ func TestLibraryResolvesTags(t *testing.T) {
 	before := s.layers.Load()
 	if get(ref); s.layers.Load() != before {
 		t.Error("a known image was pulled again")
+	}
+}
+
+// TestTagOfALoadedImageMoves: a tag in a registry that once named the image of a file is asked for like any other.
+func TestTagOfALoadedImageMoves(t *testing.T) {
+	s := serve(t)
+	one, two := simple(t, "one"), simple(t, "two")
+	ref := s.push(t, "tools:latest", one)
+	l := open(t, func(c *image.LibraryConfig) { c.Allowed, c.TagAge = []string{s.host}, time.Nanosecond })
+	if _, err := l.Load(t.Context(), "", layoutOf(t, one), "", "local/tools:1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, im := range []v1.Image{one, two} {
+		s.push(t, "tools:latest", im)
+		if e, err := l.Get(t.Context(), "", ref, cas.Digest{}); err != nil || e.Pinned != ref.Pin(digestOf(t, im)) || e.Loaded {
+			t.Errorf("got %+v, %v, want the image %s of the registry", e, err, digestOf(t, im))
+		}
 	}
 }
 
