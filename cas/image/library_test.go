@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/image"
+	"github.com/google/go-containerregistry/pkg/authn"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
@@ -366,4 +367,44 @@ func TestPullHasATimeLimit(t *testing.T) {
 		!strings.Contains(err.Error(), "longer than the limit of 50ms") {
 		t.Errorf("got %v, want the limit", err)
 	}
+}
+
+// helper is a credential helper that never answers.
+type helper chan struct{}
+
+func (h helper) Resolve(authn.Resource) (authn.Authenticator, error) {
+	<-h
+	return authn.Anonymous, nil
+}
+
+// TestCredentialHelperThatHangs: it exceeds the time limit of a pull, and does not hold up Close.
+func TestCredentialHelperThatHangs(t *testing.T) {
+	s := serve(t)
+	im := simple(t, "one")
+	ref := reference(t, s.push(t, "tools:1", im).Pin(digestOf(t, im)))
+	never := make(helper)
+	for _, limit := range []time.Duration{50 * time.Millisecond, time.Hour} {
+		l := open(t, func(c *image.LibraryConfig) { c.Allowed, c.Keychain, c.MaxPull = []string{s.host}, never, limit })
+		failed := make(chan error, 1)
+		go func() {
+			_, err := l.Get(t.Context(), "", ref, cas.Digest{})
+			failed <- err
+		}()
+		if limit == time.Hour {
+			eventually(t, "the pull waits", func() bool { return len(l.Pulling()) == 1 })
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		select {
+		case err := <-failed:
+			if err == nil || limit < time.Hour && !strings.Contains(err.Error(), "longer than the limit of 50ms") {
+				t.Errorf("limit %v: got %v, want an error that states it", limit, err)
+			}
+		case <-time.After(patience):
+			close(never)
+			t.Fatalf("limit %v: the pull waits for the helper", limit)
+		}
+	}
+	close(never)
 }

@@ -151,7 +151,7 @@ func sum(b []byte) string {
 // options returns the options of calls to registries.
 func (c *Config) options(ctx context.Context) []remote.Option {
 	o := []remote.Option{
-		remote.WithContext(ctx), remote.WithAuthFromKeychain(c.Keychain), remote.WithPlatform(c.Platform),
+		remote.WithContext(ctx), remote.WithAuthFromKeychain(patientKeychain{c.Keychain}), remote.WithPlatform(c.Platform),
 		remote.WithUserAgent("cloister"),
 	}
 	if c.Transport != nil {
