@@ -265,6 +265,9 @@ func (n *Node) openImages(rules policy.Images) (err error) {
 	if n.Head || n.Sandbox.IgnoreImages() || n.Fleet && len(rules.Registries) == 0 {
 		return nil
 	}
+	if rules.MaxBytes == 0 { // no image evicts everything else, or fills the store with blobs that have leases
+		rules.MaxBytes = min(image.DefaultLimits.Bytes, n.Store.Stats().MaxBytes/2)
+	}
 	n.images, err = images.Open(images.Config{
 		Instances: n.instance, Dir: filepath.Join(n.Dir, "tmp"), File: filepath.Join(n.Dir, image.LibraryFile), Rules: rules, Log: n.Log,
 	})
