@@ -37,5 +37,6 @@ Ctrl-C drains: running actions finish. A second Ctrl-C, or the end of --drain-ti
 		},
 	}
 	c.Register(cmd)
+	c.Sandbox.RegisterImages(cmd)
 	return cmd
 }
