@@ -63,6 +63,8 @@ type Library struct {
 	entries map[entryKey]*Entry
 	pulls   map[pullKey]*pull
 	tags    map[string]tag // by reference
+	// registries are those that were queried, by host.
+	registries map[string]*registry
 
 	queries singleflight.Group // of tags, by reference
 }
@@ -128,7 +130,7 @@ func OpenLibrary(c LibraryConfig) (*Library, error) {
 	}
 	l := &Library{
 		config: c, slots: make(chan struct{}, maxPulls),
-		entries: map[entryKey]*Entry{}, pulls: map[pullKey]*pull{}, tags: map[string]tag{},
+		entries: map[entryKey]*Entry{}, pulls: map[pullKey]*pull{}, tags: map[string]tag{}, registries: map[string]*registry{},
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	if c.Path == "" {
@@ -394,17 +396,30 @@ func (l *Library) resolve(ctx context.Context, ref Reference) (string, error) {
 	}
 }
 
-// query asks the registry for the digest of a tag and remembers the answer.
+// query asks the registry for the digest of a tag and remembers the answer. A registry gets one query at a time, and none
+// for a while after one that it did not answer in time: otherwise a client could delay others with many tags of it.
 func (l *Library) query(ref Reference) tag {
-	late := fmt.Errorf("resolve image %s: the registry did not answer within %v", ref, maxQuery)
-	ctx, cancel := context.WithTimeoutCause(l.ctx, maxQuery, late)
-	defer cancel()
+	r := l.registry(ref.Registry())
+	r.busy <- struct{}{}
+	defer func() { <-r.busy }()
 	t := tag{asked: time.Now()}
+	l.mu.Lock()
+	late := r.late
+	l.mu.Unlock()
+	if t.asked.Sub(late) < lateAge {
+		t.err = fmt.Errorf("resolve image %s: its registry did not answer an earlier query within %v; it is asked again later", ref, maxQuery)
+		return t
+	}
+	ctx, cancel := context.WithTimeoutCause(l.ctx, maxQuery, fmt.Errorf("resolve image %s: the registry did not answer within %v", ref, maxQuery))
+	defer cancel()
 	c := l.config.Config
 	c.Store = noStore{}
 	t.digest, t.err = Resolve(ctx, c, ref)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if ctx.Err() != nil {
+		r.late = time.Now()
+	}
 	if len(l.tags) >= maxTags {
 		clear(l.tags)
 	}
@@ -412,8 +427,28 @@ func (l *Library) query(ref Reference) tag {
 	return t
 }
 
+// A registry is one of the hosts that are queried for tags. The operator permits them, so there are few.
+type registry struct {
+	busy chan struct{} // holds a value during a query
+	late time.Time     // when the last query ended without an answer; guarded by Library.mu
+}
+
+func (l *Library) registry(host string) *registry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.registries[host]
+	if r == nil {
+		r = &registry{busy: make(chan struct{}, 1)}
+		l.registries[host] = r
+	}
+	return r
+}
+
+// maxQuery is the maximum time of a query for the digest of a tag. It is a variable for tests.
+var maxQuery = 5 * time.Second
+
 const (
-	maxQuery     = 10 * time.Second // for the digest of a tag
+	lateAge      = 30 * time.Second // a registry that did not answer in time is not queried for this time
 	failedTagAge = 10               // a failure is remembered for this part of TagAge
 )
 

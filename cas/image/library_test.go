@@ -159,6 +159,37 @@ func TestTagQueriesAreShared(t *testing.T) {
 	}
 }
 
+// TestFrozenRegistryIsNotAskedAgain: after a query without an answer, further tags of that registry fail at once, and those of
+// another registry do not.
+func TestFrozenRegistryIsNotAskedAgain(t *testing.T) {
+	t.Cleanup(image.SetMaxQuery(50 * time.Millisecond))
+	frozen, healthy := serve(t), serve(t)
+	ref := healthy.push(t, "tools:v1", simple(t, "one"))
+	var asked atomic.Int64
+	end := make(chan struct{})
+	frozen.intercept(func(http.ResponseWriter, *http.Request) bool {
+		asked.Add(1)
+		<-end
+		return true
+	})
+	t.Cleanup(func() { close(end) }) // before the server is closed
+	l := open(t, func(c *image.LibraryConfig) { c.Allowed = []string{frozen.host, healthy.host} })
+	for i := range 5 {
+		_, err := l.Pin(t.Context(), "", reference(t, fmt.Sprintf("%s/tools:v%d", frozen.host, i)))
+		if err == nil || !strings.Contains(err.Error(), "did not answer") {
+			t.Errorf("tag %d: got %v, want that the registry did not answer", i, err)
+		}
+	}
+	// The first query may try HTTPS and HTTP.
+	if n := asked.Load(); n > 2 {
+		t.Errorf("got %d requests for 5 tags, want those of one query", n)
+	}
+	image.SetMaxQuery(time.Minute)
+	if _, err := l.Pin(t.Context(), "", ref); err != nil {
+		t.Errorf("another registry: %v", err)
+	}
+}
+
 // TestLibraryResolvesTags: a tag is resolved again after TagAge, and the entry has the digest.
 func TestLibraryResolvesTags(t *testing.T) {
 	s := serve(t)
