@@ -28,7 +28,7 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	if err != nil {
 		return Admission{}, fault(StageFetch, err)
 	}
-	req, err := l.resolveFor(ctx, in, t)
+	req, err := l.resolveFor(ctx, in, t, true)
 	if err != nil {
 		return Admission{}, err
 	}
@@ -44,7 +44,7 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	if l.cfg.Fleet { // everything else that selects a policy rule is part of the action
 		a.MergeKey += fmt.Sprintf(" %q %q", t.Target, t.Mnemonic)
 	}
-	if r := &req.root; r.unkeyed || r.own() {
+	if r := &req.root; r.unpinned || r.own() {
 		a.MergeKey += fmt.Sprintf(" root %s %q %q", r.digest, r.env, r.image)
 	}
 	if t.expects(req) { // its layout differs
@@ -122,6 +122,12 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, settings.String(), err)
 	}
 	return &confined{spec: spec, grant: grant, root: req.place.path, timeout: stated}, nil
+}
+
+// unknownToolchain reports whether nobody knows which toolchain the action of e saw: it changed, or cannot be read.
+func (l *Local) unknownToolchain(e *execution) bool {
+	now := l.fingerprint(e.req)
+	return now != e.box.toolchain || now == "" && l.cfg.Fingerprint != nil && !e.req.place.own
 }
 
 // fingerprint returns the fingerprint of this host's toolchain, or "" if req does not see it.

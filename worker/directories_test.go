@@ -33,7 +33,7 @@ func TestRule100_OldBazelFindsItsOutputDirectories(t *testing.T) {
 	} {
 		task := &Task{Action: action}
 		task.SetMetadata(&repb.RequestMetadata{ToolDetails: &repb.ToolDetails{ToolName: c.tool, ToolVersion: c.version}})
-		req, err := b.Local.resolveFor(t.Context(), &cas.Instance{Store: b.store, Actions: b.store}, task)
+		req, err := b.Local.resolveFor(t.Context(), &cas.Instance{Store: b.store, Actions: b.store}, task, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -45,11 +45,11 @@ func (l *Local) fetch(ctx context.Context, t *Task) (*request, *Outcome, error) 
 			return nil, nil, err
 		}
 	}
-	req, err := l.resolveFor(ctx, in, t)
+	req, err := l.resolveFor(ctx, in, t, false)
 	if err != nil {
 		return nil, nil, err
 	}
-	if !t.SkipCacheLookup && !req.uncacheable(t) && !req.Action.DoNotCache {
+	if !t.SkipCacheLookup && !l.uncacheable(t, req) && !req.Action.DoNotCache {
 		r, err := cas.LookupComplete(ctx, in, t.Action)
 		// Another writer may have cached a failure; this worker never does (rule 68).
 		if err == nil && r.ExitCode == 0 {
@@ -141,10 +141,10 @@ func (req *request) plan(directories []string) error {
 }
 
 // resolveFor is resolveHere with the root file system of t and the layout that its client expects. It pulls no container image.
-func (l *Local) resolveFor(ctx context.Context, in *cas.Instance, t *Task) (*request, error) {
+func (l *Local) resolveFor(ctx context.Context, in *cas.Instance, t *Task, admission bool) (*request, error) {
 	req, err := l.resolveHere(ctx, in, t.Action)
 	if err == nil {
-		err = l.setRoot(ctx, in, t, req)
+		err = l.setRoot(ctx, in, t, req, admission)
 	}
 	if err == nil {
 		err = l.arrange(t, req)
@@ -162,7 +162,9 @@ func (l *Local) arrange(t *Task, req *request) error {
 }
 
 // uncacheable reports whether the result depends on more than the action, so that the action cache is not used.
-func (req *request) uncacheable(t *Task) bool { return t.uncacheable() || req.root.unkeyed }
+func (l *Local) uncacheable(t *Task, req *request) bool {
+	return t.uncacheable() || req.root.unpinned && (req.root.image == "" || !l.cfg.CacheUnpinned)
+}
 
 // expects reports whether the client relies on the directories of output_directories existing before the action runs.
 func (t *Task) expects(req *request) bool { return len(req.directories) > 0 && t.expectsDirectories() }

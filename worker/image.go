@@ -32,17 +32,17 @@ type rootFS struct {
 	tree   *tree.Input // nil before the image is pulled
 	env    []string    // "KEY=VALUE"
 	image  string      // its reference with a digest; "" for Task.Root
-	// unkeyed is set if the digest of the action does not determine the root file system.
-	unkeyed bool
+	// unpinned is set if the digest of the action does not determine the root file system.
+	unpinned bool
 }
 
 // own reports whether the action sees nothing of this host.
 func (r *rootFS) own() bool { return r.image != "" || !r.digest.IsZero() }
 
 // setRoot sets the root file system of req: that of t, or the image that the properties name. loadImage reads it later.
-func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *request) error {
+func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *request, admission bool) error {
 	if !t.Root.IsZero() || len(t.RootEnv) > 0 {
-		req.root = rootFS{digest: t.Root, env: t.RootEnv, unkeyed: true}
+		req.root = rootFS{digest: t.Root, env: t.RootEnv, unpinned: true}
 		if t.Root.IsZero() {
 			return nil
 		}
@@ -50,6 +50,9 @@ func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *req
 		if req.root.tree, err = l.inputs.Load(ctx, in, t.Root); err != nil {
 			return fault(StageFetch, fmt.Errorf("root file system %s: %w", t.Root, err))
 		}
+		return nil
+	}
+	if admission && l.cfg.Fleet { // the worker that offers the property resolves the image
 		return nil
 	}
 	value, err := l.imageOf(t.Instance, req)
@@ -63,7 +66,7 @@ func (l *Local) setRoot(ctx context.Context, in *cas.Instance, t *Task, req *req
 	}
 	_, digest, _ := strings.Cut(t.Image, "@")
 	keyed := strings.HasSuffix(value, "@"+digest) && slices.ContainsFunc(req.properties(), isImage)
-	req.root = rootFS{image: t.Image, unkeyed: !keyed && !l.cfg.CacheUnpinned}
+	req.root = rootFS{image: t.Image, unpinned: !keyed}
 	return nil
 }
 

@@ -3,6 +3,7 @@
 package worker
 
 import (
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -11,6 +12,7 @@ import (
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/worker/internal/results"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -90,8 +92,11 @@ func (l *Local) executionMetadata(e *execution) *cloisterpb.Execution {
 
 		IgnoredProperties: e.req.ignored, Toolchain: e.box.toolchain,
 	}
+	if l.cfg.Images != nil && slices.ContainsFunc(e.req.properties(), func(p Property) bool { return isImage(p) && noImage(p.Value) }) {
+		m.Image = results.NoImage
+	}
 	if root := e.req.root; root.own() {
-		m.Root, m.Image = root.digest.String(), root.image
+		m.Root, m.Image, m.Unpinned = root.digest.String(), root.image, root.image != "" && root.unpinned
 	}
 	events := e.collected.byImportance()
 	shown := events[:min(len(events), maxResultEvents)]

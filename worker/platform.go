@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/cloister-build/cloister/worker/internal/results"
 )
 
 // This machine takes every action, so it must not ignore a property that would give the action another operating system,
@@ -45,10 +47,10 @@ func (l *Local) checkPlatform(req *request) error {
 const maxIgnoredProperties = 20
 
 // isImage reports whether a property names a container image. Clients differ in the case of its letters.
-func isImage(p Property) bool { return strings.EqualFold(p.Name, "container-image") }
+func isImage(p Property) bool { return strings.EqualFold(p.Name, results.ImageProperty) }
 
 // noImage reports whether an image is none.
-func noImage(value string) bool { return value == "" || strings.EqualFold(value, "none") }
+func noImage(value string) bool { return value == "" || strings.EqualFold(value, results.NoImage) }
 
 // host is the platform of this machine, for messages.
 const host = runtime.GOOS + "/" + runtime.GOARCH

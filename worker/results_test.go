@@ -11,8 +11,10 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker/internal/results"
+	"google.golang.org/protobuf/types/known/anypb"
 )
 
 // TestResultsOfAnotherToolchainAreMisses: a result records the toolchain that made it, and is served only while the machine
@@ -67,5 +69,44 @@ func TestToolchainChangesDuringARun(t *testing.T) {
 	action := b.action(nil)
 	if out := b.do(&Task{Action: action}); !out.Uncacheable || b.recorded(action) {
 		t.Errorf("got uncacheable %t, recorded %t, want the result not cached", out.Uncacheable, b.recorded(action))
+	}
+}
+
+// TestUnreadableToolchain: a result is not cached if the toolchain that made it cannot be identified.
+func TestUnreadableToolchain(t *testing.T) {
+	b := newBench(t, compiles)
+	b.cfg.Fingerprint = func() string { return "" }
+	action := b.action(nil)
+	if out := b.do(&Task{Action: action}); !out.Uncacheable || b.recorded(action) {
+		t.Errorf("got uncacheable %t, recorded %t, want the result not cached", out.Uncacheable, b.recorded(action))
+	}
+}
+
+// TestResultsOfAnotherImageAreMisses: a result whose image the action does not determine is a miss unless the operator
+// permits it, and one of this machine where the default properties name an image.
+func TestResultsOfAnotherImageAreMisses(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		made      *cloisterpb.Execution
+		permitted bool
+		byDefault bool
+		served    bool
+	}{
+		{"of this machine", &cloisterpb.Execution{Toolchain: "a"}, false, false, true},
+		{"of this machine, with a default image", &cloisterpb.Execution{Toolchain: "a"}, true, true, false},
+		{"of this machine, as the action says", &cloisterpb.Execution{Toolchain: "a", Image: results.NoImage}, false, true, true},
+		{"pinned", &cloisterpb.Execution{Image: "x@sha256:1"}, false, true, true},
+		{"unpinned", &cloisterpb.Execution{Image: "x@sha256:1", Unpinned: true}, false, false, false},
+		{"unpinned, permitted", &cloisterpb.Execution{Image: "x@sha256:1", Unpinned: true}, true, false, true},
+	} {
+		aux, err := anypb.New(c.made)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &repb.ActionResult{ExecutionMetadata: &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}}}
+		refuse := results.OtherImage(c.permitted, func(string) bool { return c.byDefault })
+		if why := refuse("", cas.Digest{}, r); (why == "") != c.served {
+			t.Errorf("%s: got refusal %q, want it served: %t", c.name, why, c.served)
+		}
 	}
 }

@@ -37,7 +37,7 @@ func (l *Local) seal(ctx context.Context, e *execution) (*Outcome, error) {
 	status, line, limit := e.status()
 	out := &Outcome{
 		Result: result, Status: status, AuditLog: e.collected.log, Started: e.ran.Start, Ended: e.ran.End,
-		Uncacheable: e.req.uncacheable(e.task) || !e.box.grant.Cache || e.limit() != nil || l.fingerprint(e.req) != e.box.toolchain,
+		Uncacheable: l.uncacheable(e.task, e.req) || !e.box.grant.Cache || e.limit() != nil || l.unknownToolchain(e),
 	}
 	if limit != nil && e.ran.ExitCode != 0 {
 		out.Exceeded = sandbox.Limit(limit.Subject)

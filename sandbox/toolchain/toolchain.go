@@ -186,7 +186,7 @@ func (s *scanner) record(target, source string, st fs.FileInfo, text []byte, ent
 // and every rescanInterval everything, because a program that writes into a file changes no directory.
 const (
 	backgroundAge  = 2 * time.Second
-	blockingAge    = 20 * time.Second
+	blockingAge    = 5 * time.Second
 	rescanInterval = time.Minute
 )
 

@@ -28,6 +28,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/tree"
@@ -194,6 +195,13 @@ func (m *machine) confine(ctx context.Context, c *Config) (err error) {
 	}
 	if !c.ToolchainDrift && !w.Fleet && w.Instances != nil {
 		w.Instances = results.Filter(w.Instances, results.OtherToolchain(w.Fingerprint))
+	}
+	if w.Images != nil && !w.Fleet && w.Instances != nil {
+		w.Instances = results.Filter(w.Instances, results.OtherImage(w.CacheUnpinned, func(instance string) bool {
+			return slices.ContainsFunc(w.Policy.WithDefaults(instance, nil), func(p worker.Property) bool {
+				return strings.EqualFold(p.Name, results.ImageProperty) && p.Value != "" && !strings.EqualFold(p.Value, results.NoImage)
+			})
+		}))
 	}
 	if w.Certificates == nil {
 		if w.Certificates, err = sandbox.HostCertificates(); err != nil {

@@ -57,11 +57,15 @@ type Execution struct {
 	// Platform properties that had no effect, as NAME=VALUE: at most twenty. A container-image among them means that the
 	// action ran with the worker's own toolchain.
 	IgnoredProperties []string `protobuf:"bytes,13,rep,name=ignored_properties,json=ignoredProperties,proto3" json:"ignored_properties,omitempty"`
-	// Reference, with its digest, of the container image that root was made from; empty without one.
+	// Reference, with its digest, of the container image that root was made from; empty without one, and "none" if the action
+	// says so.
 	Image string `protobuf:"bytes,14,opt,name=image,proto3" json:"image,omitempty"`
 	// Fingerprint of the worker's toolchain when the run began: SHA-256, in hexadecimal, of names, sizes and times. Empty if
 	// the action did not see the toolchain.
-	Toolchain     string `protobuf:"bytes,15,opt,name=toolchain,proto3" json:"toolchain,omitempty"`
+	Toolchain string `protobuf:"bytes,15,opt,name=toolchain,proto3" json:"toolchain,omitempty"`
+	// The action's digest does not determine the image: the action names a tag, or the server's default properties name the
+	// image.
+	Unpinned      bool `protobuf:"varint,16,opt,name=unpinned,proto3" json:"unpinned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -199,6 +203,13 @@ func (x *Execution) GetToolchain() string {
 		return x.Toolchain
 	}
 	return ""
+}
+
+func (x *Execution) GetUnpinned() bool {
+	if x != nil {
+		return x.Unpinned
+	}
+	return false
 }
 
 // Event is a violation of the sandbox, or a limit that an action met.
@@ -619,7 +630,7 @@ var File_cloister_v1_metadata_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\n" +
-	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\x8f\x04\n" +
+	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\xab\x04\n" +
 	"\tExecution\x12.\n" +
 	"\asandbox\x18\x01 \x01(\v2\x14.cloister.v1.SandboxR\asandbox\x12(\n" +
 	"\x05usage\x18\x02 \x01(\v2\x12.cloister.v1.UsageR\x05usage\x12*\n" +
@@ -637,7 +648,8 @@ const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\x04root\x18\f \x01(\tR\x04root\x12-\n" +
 	"\x12ignored_properties\x18\r \x03(\tR\x11ignoredProperties\x12\x14\n" +
 	"\x05image\x18\x0e \x01(\tR\x05image\x12\x1c\n" +
-	"\ttoolchain\x18\x0f \x01(\tR\ttoolchainB\x10\n" +
+	"\ttoolchain\x18\x0f \x01(\tR\ttoolchain\x12\x1a\n" +
+	"\bunpinned\x18\x10 \x01(\bR\bunpinnedB\x10\n" +
 	"\x0e_unread_inputs\"\xc5\x01\n" +
 	"\x05Event\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +

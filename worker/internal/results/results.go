@@ -12,6 +12,12 @@ import (
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 )
 
+// ImageProperty is the platform property that names a container image, and NoImage its value for none.
+const (
+	ImageProperty = "container-image"
+	NoImage       = "none"
+)
+
 // Filter returns next with action caches that hide the results for which refuse returns a reason: Lookup returns
 // cas.ErrNotFound for them. refuse is called concurrently.
 func Filter(next cas.Instances, refuse func(instance string, action cas.Digest, r *repb.ActionResult) string) cas.Instances {
@@ -44,15 +50,29 @@ func (f filter) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 	return r, nil
 }
 
-// OtherToolchain returns a function for Filter that refuses results of a run with another toolchain than the one
-// that fingerprint returns. A result without a toolchain is
-// served: its action saw none, or another program recorded it.
+// OtherToolchain returns a function for Filter that refuses results of a run with another toolchain than the one that
+// fingerprint returns. A result without a toolchain is served: its action saw none, or another program recorded it.
 func OtherToolchain(fingerprint func() string) func(string, cas.Digest, *repb.ActionResult) string {
 	return func(_ string, _ cas.Digest, r *repb.ActionResult) string {
 		if made := Recorded(r).GetToolchain(); made != "" {
 			if now := fingerprint(); now != "" && now != made {
 				return fmt.Sprintf("it was made with the toolchain %.12s, and this machine has %.12s", made, now)
 			}
+		}
+		return ""
+	}
+}
+
+// OtherImage returns a function for Filter that refuses results whose root file system the action's digest does not
+// determine: of an image that is not pinned, unless the operator permits that, and of this machine in an instance whose
+// default properties name an image.
+func OtherImage(permitted bool, byDefault func(instance string) bool) func(string, cas.Digest, *repb.ActionResult) string {
+	return func(instance string, _ cas.Digest, r *repb.ActionResult) string {
+		switch e := Recorded(r); {
+		case e.GetUnpinned() && !permitted:
+			return "its image is not pinned"
+		case e.GetToolchain() != "" && e.GetImage() == "" && byDefault(instance):
+			return "it was made with the toolchain of this machine, and the default properties name an image"
 		}
 		return ""
 	}
