@@ -79,7 +79,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 
 // RegisterIndex adds the service that finds blobs for clients to another server, which decides who may call it.
 func (s *Server) RegisterIndex(r grpc.ServiceRegistrar) {
-	cloisterpb.RegisterBlobIndexServer(r, &blobIndex{cache: s.cache})
+	cloisterpb.RegisterBlobIndexServer(r, &blobIndex{cache: s.cache, searching: make(chan struct{}, maxSearching), search: make(chan struct{}, 1)})
 }
 
 // Close cancels calls in progress and removes the socket.
@@ -189,11 +189,15 @@ func (s *service) Verify(
 type blobIndex struct {
 	cloisterpb.UnimplementedBlobIndexServer
 	cache *disk.Cache
-	mu    sync.Mutex // held by the call that searches the index, so that clients keep at most one processor busy
+	// searching holds a value for each call, and search one for the call that searches the index, so that clients keep at
+	// most one processor busy.
+	searching, search chan struct{}
 }
 
-// maxFound is the maximum number of blobs that Find returns.
-const maxFound = 100
+const (
+	maxFound     = 100 // blobs that Find returns
+	maxSearching = 20  // calls of Find; more are refused
+)
 
 func (x *blobIndex) Find(ctx context.Context, req *cloisterpb.FindRequest) (*cloisterpb.FindResponse, error) {
 	if req.Limit < 1 || req.Limit > maxFound {
@@ -203,8 +207,18 @@ func (x *blobIndex) Find(ctx context.Context, req *cloisterpb.FindRequest) (*clo
 	if err != nil {
 		return nil, casstatus.Error(err)
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	select {
+	case x.searching <- struct{}{}:
+		defer func() { <-x.searching }()
+	default:
+		return nil, status.Errorf(codes.ResourceExhausted, "%d other searches for blobs wait or run; retry later", maxSearching)
+	}
+	select {
+	case x.search <- struct{}{}:
+		defer func() { <-x.search }()
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
 	found, err := in.Store.(*disk.Store).FindPrefix(ctx, req.Prefix, int(req.Limit))
 	m := &cloisterpb.FindResponse{}
 	for _, d := range found {

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package diskctl
+
+import (
+	"context"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas/disk"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// TestSearchesAreLimited: a search that waits for another one ends with its call, and beyond maxSearching they are refused.
+func TestSearchesAreLimited(t *testing.T) {
+	cache, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Close()
+	x := &blobIndex{cache: cache, searching: make(chan struct{}, maxSearching), search: make(chan struct{}, 1)}
+	req := &cloisterpb.FindRequest{Prefix: "01234567", Limit: 1}
+	if _, err := x.Find(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	x.search <- struct{}{} // as a search in progress
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := x.Find(ctx, req); status.Code(err) != codes.Canceled {
+		t.Errorf("cancelled while it waits: got %v, want CANCELLED", err)
+	}
+	for range maxSearching {
+		x.searching <- struct{}{}
+	}
+	if _, err := x.Find(t.Context(), req); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("too many: got %v, want RESOURCE_EXHAUSTED", err)
+	}
+}
