@@ -4,6 +4,13 @@ package image
 
 import "time"
 
+// SetMaxStall sets the maximum time that a pull makes no progress, and returns a function that restores it.
+func SetMaxStall(d time.Duration) (restore func()) {
+	interval, stall := reportInterval, maxStall
+	reportInterval, maxStall = d/2, d
+	return func() { reportInterval, maxStall = interval, stall }
+}
+
 // SetMaxQuery sets the maximum time of a query, and returns a function that restores it.
 func SetMaxQuery(d time.Duration) (restore func()) {
 	old := maxQuery

@@ -76,12 +76,6 @@ type pullKey struct {
 	pinned   string // the reference with a digest
 }
 
-type tag struct {
-	digest string
-	err    error // of the last query
-	asked  time.Time
-}
-
 // An Entry is an image of a Library.
 type Entry struct {
 	Instance string
@@ -371,92 +365,6 @@ func (l *Library) Loaded(instance string, ref Reference) (*Entry, error) {
 	}
 	return nil, fmt.Errorf("no image %s was loaded for instance %q: %w", ref, instance, cas.ErrNotFound)
 }
-
-// resolve returns the digest of a tag. Concurrent requests share a query to the registry, and a failure is remembered
-// for a short time, because waiting callers delay other requests.
-func (l *Library) resolve(ctx context.Context, ref Reference) (string, error) {
-	name := ref.String()
-	l.mu.Lock()
-	known := l.tags[name]
-	l.mu.Unlock()
-	age := l.config.TagAge
-	if known.err != nil {
-		age /= failedTagAge
-	}
-	if !known.asked.IsZero() && time.Since(known.asked) < age {
-		return known.digest, known.err
-	}
-	answer := l.queries.DoChan(name, func() (any, error) { return l.query(ref), nil })
-	select {
-	case a := <-answer:
-		t := a.Val.(tag)
-		return t.digest, t.err
-	case <-ctx.Done():
-		return "", context.Cause(ctx)
-	}
-}
-
-// query asks the registry for the digest of a tag and remembers the answer. A registry gets one query at a time, and none
-// for a while after one that it did not answer in time: otherwise a client could delay others with many tags of it.
-func (l *Library) query(ref Reference) tag {
-	r := l.registry(ref.Registry())
-	r.busy <- struct{}{}
-	defer func() { <-r.busy }()
-	t := tag{asked: time.Now()}
-	l.mu.Lock()
-	late := r.late
-	l.mu.Unlock()
-	if t.asked.Sub(late) < lateAge {
-		t.err = fmt.Errorf("resolve image %s: its registry did not answer an earlier query within %v; it is asked again later", ref, maxQuery)
-		return t
-	}
-	ctx, cancel := context.WithTimeoutCause(l.ctx, maxQuery, fmt.Errorf("resolve image %s: the registry did not answer within %v", ref, maxQuery))
-	defer cancel()
-	c := l.config.Config
-	c.Store = noStore{}
-	t.digest, t.err = Resolve(ctx, c, ref)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if ctx.Err() != nil {
-		r.late = time.Now()
-	}
-	if len(l.tags) >= maxTags {
-		clear(l.tags)
-	}
-	l.tags[ref.String()] = t
-	return t
-}
-
-// A registry is one of the hosts that are queried for tags. The operator permits them, so there are few.
-type registry struct {
-	busy chan struct{} // holds a value during a query
-	late time.Time     // when the last query ended without an answer; guarded by Library.mu
-}
-
-func (l *Library) registry(host string) *registry {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	r := l.registries[host]
-	if r == nil {
-		r = &registry{busy: make(chan struct{}, 1)}
-		l.registries[host] = r
-	}
-	return r
-}
-
-// maxQuery is the maximum time of a query for the digest of a tag. It is a variable for tests.
-var maxQuery = 5 * time.Second
-
-const (
-	lateAge      = 30 * time.Second // a registry that did not answer in time is not queried for this time
-	failedTagAge = 10               // a failure is remembered for this part of TagAge
-)
-
-// maxTags bounds the number of remembered tags, which clients choose.
-const maxTags = 10_000
-
-// noStore stands for the store of a Config that stores nothing.
-type noStore struct{ cas.Store }
 
 // Load stores the image at path, a directory or a file, under the name as, or under its own one if that is "". selector
 // selects one of several images, as in Load.

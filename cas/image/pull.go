@@ -81,6 +81,12 @@ func (l *Library) run(ctx context.Context, p *pull, ref Reference) (*Entry, erro
 	late := fmt.Errorf("pull image %s: it took longer than the limit of %v", ref, l.config.MaxPull)
 	ctx, cancel := context.WithTimeoutCause(ctx, l.config.MaxPull, late)
 	defer cancel()
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	registry := l.registry(ref.Registry())
+	if l.isLate(registry) {
+		return nil, fmt.Errorf("pull image %s: %w", ref, errLate)
+	}
 	in, err := l.config.Instances(p.instance)
 	if err != nil {
 		return nil, err
@@ -97,7 +103,18 @@ func (l *Library) run(ctx context.Context, p *pull, ref Reference) (*Entry, erro
 	}
 	log := c.Log.With("image", p.pinned, "instance", p.instance)
 	log.Info("pulling an image")
-	stop := l.report(ctx, func() { log.Info("still pulling an image", "read", p.read.Load(), "of", p.total.Load()) })
+	var read int64
+	moved := time.Now()
+	stop := l.report(ctx, func() {
+		if now := p.read.Load(); now != read {
+			read, moved = now, time.Now()
+		} else if time.Since(moved) > maxStall { // it holds the slots of actions
+			l.setLate(registry)
+			giveUp(fmt.Errorf("pull image %s: the registry sent nothing for %v", ref, maxStall))
+			return
+		}
+		log.Info("still pulling an image", "read", read, "of", p.total.Load())
+	})
 	im, err := Pull(ctx, c, from)
 	stop()
 	if err != nil {
@@ -114,8 +131,12 @@ func (l *Library) run(ctx context.Context, p *pull, ref Reference) (*Entry, erro
 	return e, nil
 }
 
-// reportInterval is the interval of log lines about a running pull.
-const reportInterval = 10 * time.Second
+// reportInterval is the interval of log lines about a running pull, and maxStall the maximum time without progress. They are
+// variables for tests.
+var (
+	reportInterval = 10 * time.Second
+	maxStall       = time.Minute
+)
 
 // report calls f at intervals until ctx ends or stop is called, which waits for it.
 func (l *Library) report(ctx context.Context, f func()) (stop func()) {

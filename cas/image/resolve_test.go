@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package image_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/image"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// TestFrozenRegistryIsNotAskedAgain: after a query without an answer, further tags of that registry fail at once, and those of
+// another registry do not.
+func TestFrozenRegistryIsNotAskedAgain(t *testing.T) {
+	t.Cleanup(image.SetMaxQuery(50 * time.Millisecond))
+	frozen, healthy := serve(t), serve(t)
+	ref := healthy.push(t, "tools:v1", simple(t, "one"))
+	var asked atomic.Int64
+	end := make(chan struct{})
+	frozen.intercept(func(http.ResponseWriter, *http.Request) bool {
+		asked.Add(1)
+		<-end
+		return true
+	})
+	t.Cleanup(func() { close(end) }) // before the server is closed
+	l := open(t, func(c *image.LibraryConfig) { c.Allowed = []string{frozen.host, healthy.host} })
+	for i := range 5 {
+		_, err := l.Pin(t.Context(), "", reference(t, fmt.Sprintf("%s/tools:v%d", frozen.host, i)))
+		if err == nil || !strings.Contains(err.Error(), "did not answer") {
+			t.Errorf("tag %d: got %v, want that the registry did not answer", i, err)
+		}
+	}
+	// The first query may try HTTPS and HTTP.
+	if n := asked.Load(); n > 2 {
+		t.Errorf("got %d requests for 5 tags, want those of one query", n)
+	}
+	image.SetMaxQuery(time.Minute)
+	if _, err := l.Pin(t.Context(), "", ref); err != nil {
+		t.Errorf("another registry: %v", err)
+	}
+}
+
+// TestStalledPullEnds: a pull ends when its registry sends nothing any more, and does not keep others waiting.
+func TestStalledPullEnds(t *testing.T) {
+	t.Cleanup(image.SetMaxStall(50 * time.Millisecond))
+	frozen, healthy := serve(t), serve(t)
+	ref := healthy.push(t, "tools:v1", simple(t, "one"))
+	stalled := []image.Reference{frozen.push(t, "a:v1", simple(t, "a")), frozen.push(t, "b:v1", simple(t, "b")), frozen.push(t, "c:v1", simple(t, "c"))}
+	end := make(chan struct{})
+	frozen.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/blobs/") {
+			<-end
+		}
+		return false
+	})
+	t.Cleanup(func() { close(end) }) // before the server is closed
+	l := open(t, func(c *image.LibraryConfig) { c.Allowed = []string{frozen.host, healthy.host} })
+	errs := make(chan error)
+	for _, r := range stalled {
+		go func() {
+			_, err := l.Get(t.Context(), "", r, cas.Digest{})
+			errs <- err
+		}()
+	}
+	if _, err := l.Get(t.Context(), "", ref, cas.Digest{}); err != nil {
+		t.Errorf("another registry: %v", err)
+	}
+	for range stalled {
+		if err := <-errs; err == nil || !strings.Contains(err.Error(), "sent nothing for") && !strings.Contains(err.Error(), "did not answer in time") {
+			t.Errorf("a registry that sends nothing: got %v", err)
+		}
+	}
+}
+
+// TestLibraryResolvesTags: a tag is resolved again after TagAge, and the entry has the digest.
+func TestLibraryResolvesTags(t *testing.T) {
+	s := serve(t)
+	one, two := simple(t, "one"), simple(t, "two")
+	ref := s.push(t, "tools:latest", one)
+	l := open(t, func(c *image.LibraryConfig) { c.Allowed, c.TagAge = []string{s.host}, time.Nanosecond })
+	get := func(ref image.Reference) *image.Entry {
+		t.Helper()
+		e, err := l.Get(t.Context(), "", ref, cas.Digest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	first := get(ref)
+	if want := ref.Pin(digestOf(t, one)); first.Pinned != want {
+		t.Errorf("got %s, want %s", first.Pinned, want)
+	}
+	s.push(t, "tools:latest", two)
+	second := get(ref)
+	if want := ref.Pin(digestOf(t, two)); second.Pinned != want || second.Root == first.Root {
+		t.Errorf("after the tag moved: got %s with root %s, want %s and another root", second.Pinned, second.Root, want)
+	}
+	before := s.layers.Load()
+	if get(ref); s.layers.Load() != before {
+		t.Error("a known image was pulled again")
+	}
+}
+
+// TestTagQueriesAreShared: concurrent requests for a tag query the registry once, and a failure is remembered for a
+// while.
+func TestTagQueriesAreShared(t *testing.T) {
+	s := serve(t)
+	ref := s.push(t, "team/tools:v1", simple(t, "one"))
+	l := open(t, func(c *image.LibraryConfig) { c.Allowed, c.TagAge = []string{s.host}, time.Hour })
+	var asked atomic.Int64
+	answer := make(chan struct{})
+	s.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/manifests/") {
+			asked.Add(1)
+			<-answer
+		}
+		return false
+	})
+	pins := make(chan string)
+	for range 5 {
+		go func() {
+			pinned, err := l.Pin(t.Context(), "", ref)
+			if err != nil {
+				t.Error(err)
+			}
+			pins <- pinned
+		}()
+	}
+	// A cancelled request does not affect the others.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.Pin(ctx, "", ref); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: got %v", err)
+	}
+	close(answer)
+	first := <-pins
+	for range 4 {
+		if pinned := <-pins; pinned != first || !strings.HasPrefix(pinned, s.host+"/team/tools@sha256:") {
+			t.Errorf("got %s and %s", first, pinned)
+		}
+	}
+	absent := reference(t, s.host+"/team/absent:v1")
+	for range 3 {
+		if _, err := l.Pin(t.Context(), "", absent); err == nil || !strings.Contains(err.Error(), "NAME_UNKNOWN") {
+			t.Errorf("an absent tag: got %v, want the registry's message", err)
+		}
+	}
+	if got := asked.Load(); got > 3 { // HEAD for the tag, HEAD and GET for the absent one
+		t.Errorf("got %d requests, want at most 3", got)
+	}
+}
+
+// TestTagOfALoadedImageMoves: a tag in a registry that once named the image of a file is asked for like any other.
+func TestTagOfALoadedImageMoves(t *testing.T) {
+	s := serve(t)
+	one, two := simple(t, "one"), simple(t, "two")
+	ref := s.push(t, "tools:latest", one)
+	l := open(t, func(c *image.LibraryConfig) { c.Allowed, c.TagAge = []string{s.host}, time.Nanosecond })
+	if _, err := l.Load(t.Context(), "", layoutOf(t, one), "", "local/tools:1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, im := range []v1.Image{one, two} {
+		s.push(t, "tools:latest", im)
+		if e, err := l.Get(t.Context(), "", ref, cas.Digest{}); err != nil || e.Pinned != ref.Pin(digestOf(t, im)) || e.Loaded {
+			t.Errorf("got %+v, %v, want the image %s of the registry", e, err, digestOf(t, im))
+		}
+	}
+}
