@@ -234,7 +234,7 @@ func TestFlagsExist(t *testing.T) {
 		text := help(t, args[0])
 		for _, a := range args[1:] {
 			name, _, _ := strings.Cut(a, "=")
-			if strings.HasPrefix(name, "--") && !regexp.MustCompile(regexp.QuoteMeta(name)+` `).MatchString(text) {
+			if strings.HasPrefix(name, "--") && !regexp.MustCompile(regexp.QuoteMeta(name)+`[ \n]`).MatchString(text) {
 				t.Errorf("%s: cloister %s has no %s", what, args[0], name)
 			}
 		}
