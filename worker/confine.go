@@ -124,9 +124,13 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 	return &confined{spec: spec, grant: grant, root: req.place.path, timeout: stated}, nil
 }
 
-// unknownToolchain reports whether nobody knows which toolchain the action of e saw: it changed, or cannot be read.
+// unknownToolchain reports whether the toolchain that the action of e saw is unknown: it changed during the run, or could
+// not be read. In a fleet, whose cached results are served in any case, only a change counts.
 func (l *Local) unknownToolchain(e *execution) bool {
 	now := l.fingerprint(e.req)
+	if l.cfg.Fleet {
+		return e.box.toolchain != "" && now != e.box.toolchain
+	}
 	return now != e.box.toolchain || now == "" && l.cfg.Fingerprint != nil && !e.req.place.own
 }
 

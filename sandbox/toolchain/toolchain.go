@@ -190,6 +190,12 @@ const (
 	rescanInterval = time.Minute
 )
 
+// maxWait is the longest time for which Fingerprint waits: on a slow disk, the first scan may take minutes.
+const maxWait = 20 * time.Second
+
+// maxLoad bounds the part of the time, as its inverse, that repeated scans take on a slow disk.
+const maxLoad = 50
+
 // A Watch keeps the fingerprint of a toolchain current while callers request it. It is safe for concurrent use.
 type Watch struct {
 	inputs []sandbox.Input
@@ -201,6 +207,7 @@ type Watch struct {
 	mu       sync.Mutex // guards everything below
 	scan     *Scan
 	scanned  time.Time
+	took     time.Duration // for the last scan
 	checked  time.Time
 	checking chan struct{} // closed when the check in progress ends; nil without one
 	running  sync.WaitGroup
@@ -224,36 +231,51 @@ func (w *Watch) begin() {
 	w.running.Go(w.check)
 }
 
-// Fingerprint returns the fingerprint, or "" if the toolchain cannot be read. It waits for the first scan. Later
-// changes appear within a few seconds, or within a minute if no directory changes.
+// Fingerprint returns the fingerprint, or "" if the toolchain cannot be read or its first scan takes longer than 20 seconds,
+// for which Fingerprint waits. Later changes appear within a few seconds, or within a minute if no directory changes.
 func (w *Watch) Fingerprint() string {
-	w.mu.Lock()
-	age := w.now().Sub(w.checked)
-	if age >= backgroundAge && w.checking == nil && w.ctx.Err() == nil {
-		w.begin()
-	}
-	checking, fingerprint := w.checking, w.scan.Fingerprint
-	w.mu.Unlock()
+	fingerprint, checking, age := w.last()
 	if checking == nil || age < blockingAge {
 		return fingerprint
 	}
-	<-checking
+	wait := time.NewTimer(maxWait)
+	defer wait.Stop()
+	select {
+	case <-checking:
+	case <-wait.C:
+	}
+	return w.Last()
+}
+
+// Last is Fingerprint without waiting.
+func (w *Watch) Last() string {
+	fingerprint, _, _ := w.last()
+	return fingerprint
+}
+
+// last returns the last fingerprint, its age and the check in progress, which it begins if that is necessary.
+func (w *Watch) last() (fingerprint string, checking chan struct{}, age time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.scan.Fingerprint
+	age = w.now().Sub(w.checked)
+	if age >= backgroundAge && w.checking == nil && w.ctx.Err() == nil {
+		w.begin()
+	}
+	return w.scan.Fingerprint, w.checking, age
 }
 
 // check scans the toolchain again if that is necessary.
 func (w *Watch) check() {
 	w.mu.Lock()
-	scan, scanned := w.scan, w.scanned
+	scan, scanned, interval := w.scan, w.scanned, max(rescanInterval, maxLoad*w.took)
 	w.mu.Unlock()
 	began := w.now()
 	next, err := scan, error(nil)
-	if began.Sub(scanned) >= rescanInterval || !scan.current() {
+	if began.Sub(scanned) >= interval || !scan.current() {
 		scanned = began
 		next, err = Read(w.ctx, w.inputs)
 	}
+	took := w.now().Sub(began)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
@@ -265,6 +287,9 @@ func (w *Watch) check() {
 			"before", scan.Fingerprint, "after", next.Fingerprint)
 	}
 	if err == nil {
+		if next != scan {
+			w.took = took
+		}
 		w.scan, w.scanned = next, scanned
 	}
 	w.checked = began

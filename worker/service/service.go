@@ -191,7 +191,9 @@ func (m *machine) confine(ctx context.Context, c *Config) (err error) {
 	if w.Fingerprint == nil {
 		watch := toolchain.NewWatch(w.Toolchain, w.Log)
 		m.onClose(func() error { watch.Close(); return nil })
-		w.Fingerprint = watch.Fingerprint
+		if w.Fingerprint = watch.Fingerprint; w.Fleet { // its results are served in any case
+			w.Fingerprint = watch.Last
+		}
 	}
 	if !c.ToolchainDrift && !w.Fleet && w.Instances != nil {
 		w.Instances = results.Filter(w.Instances, results.OtherToolchain(w.Fingerprint))
