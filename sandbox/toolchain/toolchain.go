@@ -190,8 +190,9 @@ const (
 	rescanInterval = time.Minute
 )
 
-// maxWait is the longest time for which Fingerprint waits: on a slow disk, the first scan may take minutes.
-const maxWait = 20 * time.Second
+// maxWait is the longest time for which Fingerprint waits: on a slow disk, the first scan may take minutes. It is a variable
+// for tests.
+var maxWait = 20 * time.Second
 
 // maxLoad bounds the part of the time, as its inverse, that repeated scans take on a slow disk.
 const maxLoad = 50

@@ -157,3 +157,16 @@ func TestAbsentInputs(t *testing.T) {
 		t.Error("an absent directory is not part of the fingerprint")
 	}
 }
+
+// TestSlowScan: Last does not wait for a first scan that takes long, and Fingerprint waits only for a while.
+func TestSlowScan(t *testing.T) {
+	defer func(old time.Duration) { maxWait = old }(maxWait)
+	maxWait = time.Millisecond
+	w := &Watch{now: time.Now, scan: &Scan{}, checking: make(chan struct{})} // the scan never ends
+	if got := w.Last(); got != "" {
+		t.Errorf("Last: got %q, want none", got)
+	}
+	if got := w.Fingerprint(); got != "" {
+		t.Errorf("Fingerprint: got %q, want none", got)
+	}
+}
