@@ -73,6 +73,7 @@ func TestClientsShareAPull(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	alone := f.begin(ctx, "", ref)
 	until(t, "a pull", func() bool { return waiting() == 1 })
+	until(t, "its request for the configuration", func() bool { return f.blobs.Load() == 1 })
 	leave()
 	expect(t, "the only client", <-alone, codes.Canceled)
 	until(t, "the end of a pull that nobody waits for", func() bool { return waiting() == 0 })
