@@ -58,7 +58,7 @@ func (t *tool) must(operation string, args []string, texts ...string) string {
 }
 
 // write writes files below dir.
-func (t *tool) write(dir string, files map[string]string) {
+func write(t testing.TB, dir string, files map[string]string) {
 	t.Helper()
 	for name, text := range files {
 		path := filepath.Join(dir, name)
@@ -83,7 +83,7 @@ func (t *tool) holds(path, want string) {
 func (t *tool) action(script string) (root string) {
 	t.Helper()
 	root = t.TempDir()
-	t.write(root, map[string]string{
+	write(t, root, map[string]string{
 		"ac.textproto": "timeout { seconds: 20 }\n",
 		"cmd.textproto": `arguments: "/bin/sh" arguments: "-c" arguments: "` + script + `" output_files: "out" output_directories: "dir"
 			platform { properties { name: "container-image" value: "docker://any" } }`, // required by download_action
@@ -136,7 +136,7 @@ func TestRemoteToolWorksWithServe(t *testing.T) {
 	r.must("execute_action", []string{"-digest", action, "-path", filepath.Join(r.home, "made")}, action)
 
 	blob := filepath.Join(r.home, "blob")
-	r.write(r.home, map[string]string{"blob": strings.Repeat("a blob\n", 1_000_000)})
+	write(t, r.home, map[string]string{"blob": strings.Repeat("a blob\n", 1_000_000)})
 	r.must("upload_blob", []string{"-path", blob})
 	name := cas.SHA256.Sum([]byte(strings.Repeat("a blob\n", 1_000_000))).String()
 	r.must("download_blob", []string{"-digest", name, "-path", filepath.Join(r.home, "blob2")})
