@@ -137,7 +137,8 @@ experimental_test_shell_command(
 }
 
 // TestBuildStream builds an element on a root file system, remotely and then from the action cache, and checks out its
-// artifact. The program that would sandbox its commands locally always fails.
+// artifact. It then pushes artifacts and sources to the same server, and pulls them. The program that would sandbox its
+// commands locally always fails.
 func TestBuildStream(t *testing.T) {
 	t.Parallel()
 	policy := filepath.Join(t.TempDir(), "policy.yaml")
@@ -151,6 +152,11 @@ default_properties:
 `})
 	addr := listen(t, "--policy", policy)
 	service := fmt.Sprintf("{url: 'grpc://%s', instance-name: bst}", addr)
+	execution := fmt.Sprintf(`remote-execution:
+  execution-service: %[1]s
+  storage-service: %[1]s
+  action-cache-service: %[1]s
+`, service)
 	p := newProject(t, peers.BuildStream, map[string]string{
 		"project.conf": "name: demo\nmin-version: 2.0\nelement-path: elements\n",
 		"elements/base.bst": `kind: import
@@ -172,11 +178,10 @@ config:
 		"files/src/in.txt":   "an input\n",
 		"files/root/etc/own": "",
 		"bin/bwrap":          "#!/bin/sh\nexit 1\n",
-		"user.conf": fmt.Sprintf(`remote-execution:
-  execution-service: %[1]s
-  storage-service: %[1]s
-  action-cache-service: %[1]s
-`, service),
+		"user.conf":          execution,
+		"caches.conf": execution + fmt.Sprintf(`artifacts: {servers: [%[1]s]}
+source-caches: {servers: [%[1]s]}
+`, strings.Replace(service, "}", ", push: true}", 1)),
 	})
 	root, err := os.OpenRoot(filepath.Join(p.dir, "files/root"))
 	if err != nil {
@@ -198,6 +203,17 @@ config:
 		}
 		p.must("sh", "-c", `rm -r out "$HOME"`)
 	}
+	bst := func(args ...string) string {
+		t.Helper()
+		out := p.must(p.program, append([]string{"--config", "caches.conf", "--no-colors"}, args...)...)
+		p.must("sh", "-c", `rm -r "$HOME"`)
+		return out
+	}
+	out := bst("build", "hello.bst")
+	p.want(out, "Pushed artifact")
+	p.want(out, "Pushed source")
+	p.want(bst("artifact", "pull", "--deps", "all", "hello.bst"), "Pulled artifact")
+	p.want(bst("source", "fetch", "--deps", "all", "hello.bst"), "Pulled source")
 }
 
 // TestMoon stores the outputs of a task in the cache, and restores them in a clean checkout.

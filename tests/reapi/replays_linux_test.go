@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	assetpb "github.com/bazelbuild/remote-apis/build/bazel/remote/asset/v1"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
@@ -311,5 +312,48 @@ func TestBazelKeepalive(t *testing.T) {
 	// The result remains available.
 	if a := c.waitExecution(op.Name); a.err != nil || !proto.Equal(a.response, r) {
 		t.Errorf("WaitExecution after the end: got %v, %v, want %v", a.response, a.err, r)
+	}
+}
+
+// TestBuildStreamCaches replays BuildStream with an artifact and a source cache: it probes both services with empty
+// requests, pushes under two URIs, and pulls after the server was killed, from it and from its upstream.
+func TestBuildStreamCaches(t *testing.T) {
+	upstream := serve(t)
+	cfg := bazelrun.ServerConfig{
+		Dir: filepath.Join(t.TempDir(), "store"), Args: []string{"--cas", "grpc://" + upstream.server.Addr},
+	}
+	c := connect(t, cfg)
+	_, err := assetpb.NewFetchClient(c.conn).FetchBlob(t.Context(), &assetpb.FetchBlobRequest{InstanceName: c.instance})
+	c.wantCode("fetch probe", err, codes.InvalidArgument)
+	_, err = assetpb.NewPushClient(c.conn).PushBlob(t.Context(), &assetpb.PushBlobRequest{InstanceName: c.instance})
+	c.wantCode("push probe", err, codes.InvalidArgument)
+	files := c.putProto(&repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: c.put([]byte("built"))}}})
+	artifact := c.put([]byte("an artifact"))
+	const urn = "urn:fdc:buildstream.build:2020:"
+	uris := []string{urn + "artifact:demo/hello/strong", urn + "artifact:demo/hello/weak"}
+	source := []string{urn + "source:local/1"}
+	if _, err := assetpb.NewPushClient(c.conn).PushBlob(t.Context(), &assetpb.PushBlobRequest{
+		InstanceName: c.instance, Uris: uris, BlobDigest: artifact, ReferencesDirectories: []*repb.Digest{files},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := assetpb.NewPushClient(c.conn).PushDirectory(t.Context(), &assetpb.PushDirectoryRequest{
+		InstanceName: c.instance, Uris: source, RootDirectoryDigest: files,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c.kill()
+	for _, c := range []*client{connect(t, cfg), upstream} {
+		fetch := assetpb.NewFetchClient(c.conn)
+		for _, uri := range uris {
+			m, err := fetch.FetchBlob(t.Context(), &assetpb.FetchBlobRequest{InstanceName: c.instance, Uris: []string{uri}})
+			if err != nil || !proto.Equal(m.BlobDigest, artifact) {
+				t.Errorf("%s: got %v, %v, want %v", uri, m, err, artifact)
+			}
+		}
+		m, err := fetch.FetchDirectory(t.Context(), &assetpb.FetchDirectoryRequest{InstanceName: c.instance, Uris: source})
+		if err != nil || !proto.Equal(m.RootDirectoryDigest, files) {
+			t.Errorf("source: got %v, %v, want %v", m, err, files)
+		}
 	}
 }

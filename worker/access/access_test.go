@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	assetpb "github.com/bazelbuild/remote-apis/build/bazel/remote/asset/v1"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
 	"github.com/cloister-build/cloister/cas/casserver"
@@ -166,6 +167,8 @@ func serve(t *testing.T, rules guard, config *tls.Config) *server {
 	repb.RegisterExecutionServer(g, x)
 	longrunningpb.RegisterOperationsServer(g, x)
 	logpb.RegisterLogStreamServiceServer(g, x)
+	assetpb.RegisterFetchServer(g, &assetpb.UnimplementedFetchServer{})
+	assetpb.RegisterPushServer(g, &assetpb.UnimplementedPushServer{})
 	cloisterpb.RegisterHistoryServer(g, &cloisterpb.UnimplementedHistoryServer{})
 	cloisterpb.RegisterBlobIndexServer(g, &cloisterpb.UnimplementedBlobIndexServer{})
 	cloisterpb.RegisterFleetServer(g, &cloisterpb.UnimplementedFleetServer{})
@@ -277,6 +280,22 @@ var calls = map[string]func(ctx context.Context, conn *grpc.ClientConn, instance
 			&repb.UpdateActionResultRequest{InstanceName: instance, ActionDigest: blob, ActionResult: &repb.ActionResult{StdoutRaw: []byte("x")}})
 		return err
 	},
+	"FetchBlob": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := assetpb.NewFetchClient(conn).FetchBlob(ctx, &assetpb.FetchBlobRequest{InstanceName: instance})
+		return err
+	},
+	"FetchDirectory": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := assetpb.NewFetchClient(conn).FetchDirectory(ctx, &assetpb.FetchDirectoryRequest{InstanceName: instance})
+		return err
+	},
+	"PushBlob": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := assetpb.NewPushClient(conn).PushBlob(ctx, &assetpb.PushBlobRequest{InstanceName: instance})
+		return err
+	},
+	"PushDirectory": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := assetpb.NewPushClient(conn).PushDirectory(ctx, &assetpb.PushDirectoryRequest{InstanceName: instance})
+		return err
+	},
 	"Execute": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
 		s, err := repb.NewExecutionClient(conn).Execute(ctx, &repb.ExecuteRequest{InstanceName: instance, ActionDigest: blob})
 		if err == nil {
@@ -354,9 +373,9 @@ func TestEveryMethodHasARight(t *testing.T) {
 // caller, right and instance.
 func TestRule131_RightsAreApart(t *testing.T) {
 	methods := map[string]string{
-		"read":    "GetCapabilities FindMissingBlobs BatchReadBlobs GetTree Read GetActionResult List Find",
+		"read":    "GetCapabilities FindMissingBlobs BatchReadBlobs GetTree Read GetActionResult List Find FetchBlob FetchDirectory",
 		"write":   "GetCapabilities FindMissingBlobs BatchUpdateBlobs Write QueryWriteStatus CreateLogStream",
-		"cache":   "GetCapabilities UpdateActionResult",
+		"cache":   "GetCapabilities UpdateActionResult PushBlob PushDirectory",
 		"execute": "GetCapabilities Execute WaitExecution CancelOperation ListOperations",
 	}
 	text := "version: 1\ncallers:\n"

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	assetpb "github.com/bazelbuild/remote-apis/build/bazel/remote/asset/v1"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
 	"github.com/cloister-build/cloister/cas"
@@ -51,6 +52,12 @@ var methods = table{
 
 	repb.ActionCache_GetActionResult_FullMethodName:    {rightRead, named},
 	repb.ActionCache_UpdateActionResult_FullMethodName: {rightCache, named},
+
+	// An asset is an entry of the action cache.
+	assetpb.Fetch_FetchBlob_FullMethodName:      {rightRead, named},
+	assetpb.Fetch_FetchDirectory_FullMethodName: {rightRead, named},
+	assetpb.Push_PushBlob_FullMethodName:        {rightCache, named},
+	assetpb.Push_PushDirectory_FullMethodName:   {rightCache, named},
 
 	repb.Execution_Execute_FullMethodName:       {rightExecute, named},
 	repb.Execution_WaitExecution_FullMethodName: {rightExecute, operation},

@@ -77,9 +77,9 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	cloisterpb.RegisterStoreServer(r, &service{server: s})
 }
 
-// RegisterIndex adds the service that finds blobs for clients to another server, which decides who may call it.
-func (s *Server) RegisterIndex(r grpc.ServiceRegistrar) {
-	cloisterpb.RegisterBlobIndexServer(r, &blobIndex{cache: s.cache, searching: make(chan struct{}, maxSearching), search: make(chan struct{}, 1)})
+// Index returns the service that finds blobs for clients. Call it once, since its limits are those of one service.
+func (s *Server) Index() cloisterpb.BlobIndexServer {
+	return &blobIndex{cache: s.cache, searching: make(chan struct{}, maxSearching), search: make(chan struct{}, 1)}
 }
 
 // Close cancels calls in progress and removes the socket.

@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cas/image"
 	"github.com/cloister-build/cloister/cas/overlay"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/assetservice"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/auditlog"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/buildinfo"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
@@ -31,6 +32,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/notify"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/policy"
@@ -137,8 +139,12 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	return n, nil
 }
 
-// RegisterIndex adds the service that finds blobs by a prefix of their digest.
-func (n *Node) RegisterIndex(r grpc.ServiceRegistrar) { n.control.RegisterIndex(r) }
+// RegisterIndex adds the services that find blobs: by a prefix of their digest, and as assets.
+func (n *Node) RegisterIndex(r grpc.ServiceRegistrar) {
+	index := n.control.Index()
+	cloisterpb.RegisterBlobIndexServer(r, index)
+	assetservice.Register(r, assetservice.Config{Instances: n.Instances, Index: index})
+}
 
 // RegisterOperators adds the services with which operators manage the store and its images and read the audit log.
 func (n *Node) RegisterOperators(r grpc.ServiceRegistrar) {

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package assetservice
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	assetpb "github.com/bazelbuild/remote-apis/build/bazel/remote/asset/v1"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// A fixture is the services over a store on disk.
+type fixture struct {
+	*testing.T
+	*server
+	cache *disk.Cache
+	dir   string
+}
+
+func newFixture(t *testing.T, dir string) *fixture {
+	t.Helper()
+	cache, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20, MaxFiles: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cache.Close() })
+	control, err := diskctl.Serve(dir, cache, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { control.Close() })
+	return &fixture{t, &server{Config: Config{Instances: cache.Instance, Index: control.Index()}}, cache, dir}
+}
+
+func (f *fixture) put(fn cas.Function, b []byte) *repb.Digest {
+	f.Helper()
+	in, err := f.Instances("main")
+	if err != nil {
+		f.Fatal(err)
+	}
+	d, err := cas.PutBytes(f.Context(), in.Store, fn, b)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return d.Proto()
+}
+
+// tree stores the Directory with a file in a subdirectory, except for the named parts.
+func (f *fixture) tree(content string, without ...string) (root *repb.Digest) {
+	f.Helper()
+	put := func(name string, b []byte) *repb.Digest {
+		if slices.Contains(without, name) {
+			return cas.SHA256.Sum(b).Proto()
+		}
+		return f.put(cas.SHA256, b)
+	}
+	encode := func(m *repb.Directory) []byte {
+		b, _, err := cas.MarshalProto(cas.SHA256, m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		return b
+	}
+	file := put("file", []byte(content))
+	sub := put("subdirectory", encode(&repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: file}}}))
+	return put("root", encode(&repb.Directory{Directories: []*repb.DirectoryNode{{Name: "d", Digest: sub}}}))
+}
+
+func qualifiers(pairs ...string) (qs []*assetpb.Qualifier) {
+	for p := range slices.Chunk(pairs, 2) {
+		qs = append(qs, &assetpb.Qualifier{Name: p[0], Value: p[1]})
+	}
+	return qs
+}
+
+func (f *fixture) push(req *assetpb.PushBlobRequest) {
+	f.Helper()
+	req.InstanceName = "main"
+	if _, err := f.PushBlob(f.Context(), req); err != nil {
+		f.Fatal(err)
+	}
+}
+
+func (f *fixture) fetchBlob(uris ...string) (*assetpb.FetchBlobResponse, error) {
+	return f.FetchBlob(f.Context(), &assetpb.FetchBlobRequest{InstanceName: "main", Uris: uris})
+}
+
+// expect checks the code of an error and that its message has every text.
+func expect(t *testing.T, what string, err error, code codes.Code, texts ...string) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Errorf("%s: got %v, want %v", what, err, code)
+	}
+	for _, text := range texts {
+		if !strings.Contains(status.Convert(err).Message(), text) {
+			t.Errorf("%s: got %v, want it to contain %q", what, err, text)
+		}
+	}
+}
+
+// TestFetchFindsWhatWasPushed: the newest asset of any URI, with equal qualifiers, instance, kind and digest function.
+func TestFetchFindsWhatWasPushed(t *testing.T) {
+	f := newFixture(t, t.TempDir())
+	old, latest := f.put(cas.SHA256, []byte("old")), f.put(cas.SHA256, []byte("new"))
+	other := f.put(cas.SHA1, []byte("sha1"))
+	root := f.tree("x")
+	qs := qualifiers("a", "1", "b", "2")
+	f.push(&assetpb.PushBlobRequest{Uris: []string{"replaced"}, BlobDigest: latest})
+	f.push(&assetpb.PushBlobRequest{Uris: []string{"u", "v", "replaced"}, BlobDigest: old})
+	start := time.Now()
+	past, future := timestamppb.New(start.Add(-time.Hour)), timestamppb.New(start.Add(time.Hour))
+	f.push(&assetpb.PushBlobRequest{Uris: []string{"w", "v"}, BlobDigest: latest})
+	f.push(&assetpb.PushBlobRequest{Uris: []string{"u"}, Qualifiers: qs, BlobDigest: latest})
+	f.push(&assetpb.PushBlobRequest{Uris: []string{"sha1"}, BlobDigest: other})
+	f.push(&assetpb.PushBlobRequest{Uris: []string{"later"}, BlobDigest: old, ExpireAt: future})
+	f.push(&assetpb.PushBlobRequest{Uris: []string{"expired"}, BlobDigest: old})
+	f.push(&assetpb.PushBlobRequest{Uris: []string{"expired"}, BlobDigest: old, ExpireAt: past})
+	if _, err := f.PushDirectory(t.Context(), &assetpb.PushDirectoryRequest{
+		InstanceName: "main", Uris: []string{"u", "tree"}, RootDirectoryDigest: root,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	const sha1, sha256 = repb.DigestFunction_SHA1, repb.DigestFunction_SHA256
+	now := timestamppb.New(start)
+	for _, test := range []struct {
+		what       string
+		uris       []string
+		qualifiers []*assetpb.Qualifier
+		oldest     *timestamppb.Timestamp
+		function   repb.DigestFunction_Value
+		uri        string // "" if nothing must be found
+		want       *repb.Digest
+	}{
+		{"one URI", []string{"u"}, nil, nil, 0, "u", old},
+		{"a URI pushed twice", []string{"replaced"}, nil, nil, 0, "replaced", old},
+		{"any URI", []string{"absent", "u"}, nil, nil, 0, "u", old},
+		{"the newest", []string{"u", "v", "u"}, nil, nil, 0, "v", latest},
+		{"qualifiers", []string{"u"}, qs, nil, 0, "u", latest},
+		{"their order", []string{"u"}, qualifiers("b", "2", "a", "1"), nil, 0, "u", latest},
+		{"some of them", []string{"u"}, qs[:1], nil, 0, "", nil},
+		{"another value", []string{"u"}, qualifiers("a", "1", "b", "3"), nil, 0, "", nil},
+		{"other borders", []string{"u"}, qualifiers("a1", "", "b", "2"), nil, 0, "", nil},
+		{"one not too old", []string{"u", "w"}, nil, now, 0, "w", latest},
+		{"too old", []string{"u"}, nil, now, 0, "", nil},
+		{"fresh, as Bazel demands without a checksum", []string{"w"}, nil, future, 0, "", nil},
+		{"not expired", []string{"later"}, nil, nil, 0, "later", old},
+		{"expired by a second push", []string{"expired"}, nil, nil, 0, "", nil},
+		{"a directory", []string{"tree"}, nil, nil, 0, "", nil},
+		{"a function", []string{"sha1"}, nil, nil, sha1, "sha1", other},
+		{"another function", []string{"sha1"}, nil, nil, 0, "", nil},
+		{"the default function", []string{"u"}, nil, nil, sha256, "u", old},
+		{"nothing", []string{"absent"}, nil, nil, 0, "", nil},
+	} {
+		req := &assetpb.FetchBlobRequest{
+			InstanceName: "main", Uris: test.uris, Qualifiers: test.qualifiers, OldestContentAccepted: test.oldest,
+			DigestFunction: test.function,
+		}
+		m, err := f.FetchBlob(t.Context(), req)
+		if test.want == nil {
+			expect(t, test.what, err, codes.NotFound, `"main"`, "fetches nothing from origins")
+		} else if err != nil || m.Uri != test.uri || !proto.Equal(m.BlobDigest, test.want) || m.DigestFunction == 0 {
+			t.Errorf("%s: got %v, %v, want %s %v", test.what, m, err, test.uri, test.want)
+		}
+		req.InstanceName = "other"
+		_, err = f.FetchBlob(t.Context(), req)
+		expect(t, test.what+" of another instance", err, codes.NotFound)
+	}
+	m, err := f.FetchDirectory(t.Context(), &assetpb.FetchDirectoryRequest{InstanceName: "main", Uris: []string{"u"}})
+	if err != nil || !proto.Equal(m.RootDirectoryDigest, root) || m.DigestFunction != repb.DigestFunction_SHA256 {
+		t.Errorf("got %v, %v, want the directory %v", m, err, root)
+	}
+	_, err = f.FetchDirectory(t.Context(), &assetpb.FetchDirectoryRequest{InstanceName: "main", Uris: []string{"v"}})
+	expect(t, "a blob as a directory", err, codes.NotFound)
+}
+
+// TestPushNeedsAllBlobs of the asset and of what it refers to.
+func TestPushNeedsAllBlobs(t *testing.T) {
+	f := newFixture(t, t.TempDir())
+	asset, absent := f.put(cas.SHA256, []byte("asset")), cas.SHA256.Sum([]byte("absent")).Proto()
+	whole := f.tree("whole")
+	f.push(&assetpb.PushBlobRequest{
+		Uris: []string{"u"}, BlobDigest: asset,
+		ReferencesBlobs: []*repb.Digest{asset}, ReferencesDirectories: []*repb.Digest{whole},
+	})
+	for what, req := range map[string]*assetpb.PushBlobRequest{
+		"blob":                 {BlobDigest: absent},
+		"referenced blob":      {BlobDigest: asset, ReferencesBlobs: []*repb.Digest{asset, absent}},
+		"referenced directory": {BlobDigest: asset, ReferencesDirectories: []*repb.Digest{whole, absent}},
+	} {
+		req.InstanceName, req.Uris = "main", []string{"u"}
+		_, err := f.PushBlob(t.Context(), req)
+		expect(t, "absent "+what, err, codes.FailedPrecondition, absent.Hash, "upload")
+	}
+	for _, name := range []string{"root", "subdirectory", "file"} {
+		root := f.tree("without "+name, name)
+		_, err := f.PushDirectory(t.Context(), &assetpb.PushDirectoryRequest{
+			InstanceName: "main", Uris: []string{"d"}, RootDirectoryDigest: root,
+		})
+		expect(t, "a directory without its "+name, err, codes.FailedPrecondition, "upload")
+	}
+	_, err := f.PushDirectory(t.Context(), &assetpb.PushDirectoryRequest{
+		InstanceName: "main", Uris: []string{"d"}, RootDirectoryDigest: f.put(cas.SHA256, []byte("\xff")),
+	})
+	expect(t, "a directory that is none", err, codes.InvalidArgument)
+	_, err = f.FetchDirectory(t.Context(), &assetpb.FetchDirectoryRequest{InstanceName: "main", Uris: []string{"d"}})
+	expect(t, "after refused pushes", err, codes.NotFound)
+	m, err := f.fetchBlob("u")
+	if err != nil || !proto.Equal(m.BlobDigest, asset) {
+		t.Errorf("after refused pushes: got %v, %v, want the first asset", m, err)
+	}
+}
+
+// TestAssetsSurviveAKill: a copy of the store's files at the time of the answer, which is what a killed server leaves,
+// has the asset.
+func TestAssetsSurviveAKill(t *testing.T) {
+	f := newFixture(t, t.TempDir())
+	d := f.put(cas.SHA256, []byte("x"))
+	f.push(&assetpb.PushBlobRequest{Uris: []string{"u"}, BlobDigest: d})
+	left := t.TempDir()
+	if err := os.Remove(f.dir + "/control"); err != nil { // a socket cannot be copied
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(left, os.DirFS(f.dir)); err != nil {
+		t.Fatal(err)
+	}
+	again := newFixture(t, left)
+	m, err := again.fetchBlob("u")
+	if err != nil || !proto.Equal(m.BlobDigest, d) {
+		t.Errorf("got %v, %v, want %v", m, err, d)
+	}
+}
+
+// TestFetchRenewsLeases of the asset and everything it refers to. Assets that nobody fetches are evicted.
+func TestFetchRenewsLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cache, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, MaxFiles: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cache.Close()
+		f := &fixture{t, &server{Config: Config{Instances: cache.Instance}}, cache, ""}
+		root := f.tree("used")
+		unused := f.tree("unused")
+		f.push(&assetpb.PushBlobRequest{
+			Uris: []string{"used"}, BlobDigest: f.put(cas.SHA256, []byte("1")),
+			ReferencesBlobs:       []*repb.Digest{f.put(cas.SHA256, []byte("referenced"))},
+			ReferencesDirectories: []*repb.Digest{root},
+		})
+		f.push(&assetpb.PushBlobRequest{
+			Uris: []string{"unused"}, BlobDigest: f.put(cas.SHA256, []byte("2")),
+			ReferencesDirectories: []*repb.Digest{unused},
+		})
+		in, err := cache.Instance("main")
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := cas.FromProto(cas.SHA256, root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := cas.DirectoryClosure(t.Context(), in.Store, d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			time.Sleep(disk.DefaultLease * 9 / 10)
+			if _, err := cache.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Second}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.fetchBlob("used"); err != nil {
+				t.Error(err)
+			}
+		}
+		if missing, err := in.Store.Missing(t.Context(), all); err != nil || len(missing) > 0 {
+			t.Errorf("got %v, %v, want all blobs of the asset", missing, err)
+		}
+		_, err = f.fetchBlob("unused")
+		expect(t, "an asset that nobody uses", err, codes.NotFound)
+	})
+}
+
+// TestIncompleteAssetsAreNotFound, but older ones of other URIs are.
+func TestIncompleteAssetsAreNotFound(t *testing.T) {
+	f := newFixture(t, t.TempDir())
+	in, err := f.Instances("main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := f.put(cas.SHA256, []byte("whole"))
+	f.push(&assetpb.PushBlobRequest{Uris: []string{"whole"}, BlobDigest: whole})
+	absent := cas.SHA256.Sum([]byte("absent")).Proto()
+	record := func(uri string, r *repb.ActionResult) {
+		t.Helper()
+		if err := in.Actions.Record(t.Context(), key(cas.SHA256, blob, uri, nil), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, req := range []*assetpb.PushBlobRequest{
+		{BlobDigest: absent},
+		{BlobDigest: whole, ReferencesBlobs: []*repb.Digest{absent}},
+		{BlobDigest: whole, ReferencesDirectories: []*repb.Digest{absent}},
+		{BlobDigest: whole, ReferencesBlobs: []*repb.Digest{{Hash: "malformed"}}},
+	} {
+		d, err := cas.FromProto(cas.SHA256, req.BlobDigest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		record("partial", encode(blob, d, req))
+		_, err = f.fetchBlob("partial")
+		expect(t, fmt.Sprint(i), err, codes.NotFound)
+		m, err := f.fetchBlob("partial", "whole")
+		if err != nil || m.Uri != "whole" {
+			t.Errorf("%d: got %v, %v, want the older asset", i, m, err)
+		}
+	}
+	record("empty", &repb.ActionResult{})
+	_, err = f.fetchBlob("empty")
+	expect(t, "a result that is no asset", err, codes.NotFound)
+}
+
+// TestNoActionHasTheKeyOfAnAsset: executing an action cannot push.
+func TestNoActionHasTheKeyOfAnAsset(t *testing.T) {
+	b := keyText(blob, "u", nil)
+	if _, _, n := protowire.ConsumeTag(b); n >= 0 {
+		t.Errorf("%q may begin an encoded Action", b)
+	}
+}
