@@ -50,6 +50,9 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	if t.expects(req) { // its layout differs
 		a.MergeKey += " output_directories"
 	}
+	if image := req.root; image.image != "" {
+		a.Pull = func(ctx context.Context) error { return l.loadImage(ctx, in, &image) }
+	}
 	return a, nil
 }
 

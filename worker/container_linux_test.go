@@ -145,11 +145,20 @@ func TestUnpinnedImages(t *testing.T) {
 	}
 }
 
-// TestLostImages: an image that the store has lost is pulled again, and a store that cannot keep it is reported.
+// TestLostImages: Admit returns the pull of an image. An image that the store has lost is pulled again, and a store that
+// cannot keep it is reported.
 func TestLostImages(t *testing.T) {
 	c := newConfining(t, onDisk(t), 0)
 	c.needsRoots()
 	s := c.withImages()
+	admission, err := c.Admit(t.Context(), &Task{Action: c.actionOf(&rootRun{script: "true", platform: platform("container-image", "docker://"+pinnedOne)})})
+	if err != nil || admission.Pull == nil {
+		t.Fatalf("Admit got %+v, %v, want a Pull", admission, err)
+	}
+	if err := admission.Pull(t.Context()); err != nil || len(s.stale) != 1 {
+		t.Fatalf("Pull got %v and %d calls for the image, want 1", err, len(s.stale))
+	}
+	s.stale = nil
 	lost := cas.SHA256.Sum([]byte("an absent Directory"))
 	kept := s.roots[pinnedTwo]
 	s.roots[pinnedTwo] = imageRoot{Root: lost}
@@ -188,9 +197,15 @@ func TestRefusedImages(t *testing.T) {
 			t.Errorf("%s: got %q, want %q in it", row.name, f, row.want)
 		}
 		calls := len(s.stale)
-		_, err := c.Admit(t.Context(), &Task{Action: r.action})
+		a, err := c.Admit(t.Context(), &Task{Action: r.action})
 		if row.admitted != (err == nil) && c.cfg.Features.Root || len(s.stale) != calls {
 			t.Errorf("%s: Admit got %v and %d calls for the image, want it admitted: %t, and none", row.name, err, len(s.stale)-calls, row.admitted)
+		}
+		if err != nil {
+			continue
+		}
+		if f := wantFault(t, row.name, a.Pull(t.Context()), row.kind); !strings.Contains(f.Error(), row.want) {
+			t.Errorf("%s: Pull got %q, want %q in it", row.name, f, row.want)
 		}
 	}
 	c.cfg.Features.Root = false

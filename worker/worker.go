@@ -119,6 +119,9 @@ type Admission struct {
 	// duplicates. The sandbox settings (cloister-*) are not among them, since every worker implements these. Those of
 	// IsPlacement are: a worker that does not implement them may take the action only if its operator offers them.
 	Demands []Property
+	// Pull, if not nil, pulls the container image that the action needs, so that Execute does not, or waits for another
+	// pull of it. It returns a *Fault.
+	Pull func(context.Context) error
 }
 
 // A Property is a platform property that an action demands or a worker has.

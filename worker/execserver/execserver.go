@@ -164,7 +164,7 @@ func (s *server) prepare(ctx context.Context, in *cas.Instance, r *queue.Request
 		}
 	}
 	a, err := s.Admit(ctx, &r.Task)
-	r.Alone, r.Terms, r.Demands = a.DoNotMerge, a.MergeKey, a.Demands
+	r.Alone, r.Terms, r.Demands, r.Pull = a.DoNotMerge, a.MergeKey, a.Demands, a.Pull
 	return nil, err
 }
 

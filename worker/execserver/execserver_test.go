@@ -544,6 +544,27 @@ func TestRule088_FirstMessageDoesNotWaitForInputs(t *testing.T) {
 	wantCode(t, end(t, st), codes.OK)
 }
 
+// TestPullHoldsUpNoOtherAction: while the pull of an image hangs, its action waits, and another one runs in the only slot.
+func TestPullHoldsUpNoOtherAction(t *testing.T) {
+	pulled := make(chan struct{})
+	s := serve(t, succeed, func(q *queue.Config, c *execserver.Config) {
+		q.Slots = 1
+		admit := c.Admit
+		c.Admit = func(ctx context.Context, task *worker.Task) (worker.Admission, error) {
+			a, err := admit(ctx, task)
+			if task.SkipCacheLookup {
+				a.Pull = func(context.Context) error { <-pulled; return nil }
+			}
+			return a, err
+		}
+	})
+	pulling := s.execute(t.Context(), t, s.action(t, "in an image"), func(r *repb.ExecuteRequest) { r.SkipCacheLookup = true })
+	reach(t, pulling, repb.ExecutionStage_QUEUED)
+	wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, "other"), nil)), codes.OK)
+	close(pulled)
+	wantCode(t, end(t, pulling), codes.OK)
+}
+
 // direct registers a service and calls it without gRPC.
 type direct struct{ repb.ExecutionServer }
 

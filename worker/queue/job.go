@@ -71,17 +71,35 @@ func (q *Queue) prepareJobs() {
 
 		q.mu.Unlock()
 		out, err := guard(func() (*worker.Outcome, error) { return j.req.Prepare(ctx, &j.req) })
-		cancel()
 		e := q.endOf(&j.req.Task, out, err)
 		q.mu.Lock()
 
 		q.arrived.Done(&j.item)
+		if e.outcome == nil && e.fault == nil && j.req.Pull != nil {
+			q.pulling++
+			j.advance(j.ops, repb.ExecutionStage_QUEUED)
+			q.wg.Go(func() { q.pull(ctx, cancel, j) })
+			continue
+		}
+		cancel()
 		q.prepared(j, e)
 		q.checkEmpty()
 	}
 }
 
-// prepared passes on a job that Prepare has returned.
+// pull calls the Pull of a prepared job, and passes the job on.
+func (q *Queue) pull(ctx context.Context, cancel context.CancelFunc, j *job) {
+	_, err := guard(func() (*worker.Outcome, error) { return nil, j.req.Pull(ctx) })
+	cancel()
+	e := q.endOf(&j.req.Task, nil, err)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.pulling--
+	q.prepared(j, e)
+	q.checkEmpty()
+}
+
+// prepared passes on a job that needs nothing more before it takes a slot.
 func (q *Queue) prepared(j *job, e end) {
 	switch {
 	case len(j.ops) == 0: // all have left

@@ -52,8 +52,8 @@ const FirstVersion = 1
 
 // A State is the progress of an operation.
 type State struct {
-	// Stage is CACHE_CHECK until the request is prepared, then QUEUED, EXECUTING and COMPLETED; each except the last
-	// may be skipped. An action lost with its worker is QUEUED again.
+	// Stage is CACHE_CHECK until the request is prepared, then QUEUED, also during its Pull, EXECUTING and COMPLETED;
+	// each except the last may be skipped. An action lost with its worker is QUEUED again.
 	Stage repb.ExecutionStage_Value
 	// Began is when a slot took the action, and Worker the slot's worker; zero if none did.
 	Began  time.Time

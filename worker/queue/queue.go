@@ -5,14 +5,14 @@
 //
 // A request becomes an Operation, which its client follows, and a job, which a slot runs:
 //
-//	Submit --> arrived --> Prepare --> ready --> Slot.Take --> Run.End --> completed
-//	                          |          ^ ^                |
-//	                          |          | +-- Run.Lost <---+
-//	                          |          +-- shares the job of an equal action in flight
-//	                          +------------- answered or refused: completed
+//	Submit --> arrived --> Prepare --> Pull --> ready --> Slot.Take --> Run.End --> completed
+//	                          |         |         ^ ^                |
+//	                          |         |         | +-- Run.Lost <---+
+//	                          |         |         +-- shares the job of an equal action in flight
+//	                          +---------+------------ answered or refused: completed
 //
 // Each operation belongs to one job until it is completed; a job serves one or more operations and is cancelled when
-// the last of them leaves. One mutex guards everything and is never held while Prepare or the Executor works.
+// the last of them leaves. One mutex guards everything and is never held while Prepare, Pull or the Executor works.
 //
 // No slot waits while a job waits that it may take: a new job goes to such a slot, a new slot gets such a job, and the
 // queue matches again when workers join, leave, are drained or undrained. Package fairqueue decides which job is next.
@@ -48,8 +48,11 @@ type Request struct {
 	Demands []worker.Property
 	// Prepare, if not nil, does the work that needs no slot, once, before the action is queued. It may return an
 	// Outcome or a *worker.Fault, which completes the request; otherwise the action is queued. It may set Alone, Terms,
-	// Demands and Task.SkipCacheLookup.
+	// Demands, Pull and Task.SkipCacheLookup.
 	Prepare func(context.Context, *Request) (*worker.Outcome, error)
+	// Pull, if not nil, waits for what the action needs before it takes a slot, such as a container image. Prepare may
+	// set it. Any number of them run at once. An error, a *worker.Fault, completes the request.
+	Pull func(context.Context) error
 }
 
 // Stats counts the present contents of a queue, and the operations completed since New.
@@ -80,6 +83,7 @@ type Queue struct {
 	mu             sync.Mutex // guards the fields below and those of each job and Operation
 	arrived, ready fairqueue.Queue[*job]
 	toPrepare      sync.Cond // arrived may have a job
+	pulling        int       // jobs whose Pull runs
 	seq            uint64
 	flights        map[flightKey]*job    // jobs that equal actions may share
 	ops            map[string]*Operation // by name
@@ -193,7 +197,7 @@ func (q *Queue) Stats() Stats {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	s := q.stats
-	s.Queued = q.arrived.Waiting() + q.arrived.InService() + q.ready.Waiting()
+	s.Queued = q.arrived.Waiting() + q.arrived.InService() + q.pulling + q.ready.Waiting()
 	s.Running = q.ready.InService()
 	s.Oldest = q.arrived.Oldest()
 	if t := q.ready.Oldest(); s.Oldest.IsZero() || !t.IsZero() && t.Before(s.Oldest) {
@@ -256,7 +260,7 @@ func (q *Queue) Close() {
 // checkEmpty closes q.empty once a draining queue has no job.
 func (q *Queue) checkEmpty() {
 	if !q.draining || q.closed() ||
-		q.arrived.Waiting()+q.arrived.InService()+q.ready.Waiting()+q.ready.InService() > 0 {
+		q.arrived.Waiting()+q.arrived.InService()+q.pulling+q.ready.Waiting()+q.ready.InService() > 0 {
 		return
 	}
 	close(q.empty)

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package queue_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/queue"
+)
+
+// pulls makes Prepare ask for a pull that ends when done is closed, or with its context.
+func pulls(done <-chan struct{}, err error) func(*queue.Request) {
+	return func(r *queue.Request) {
+		r.Prepare = func(_ context.Context, r *queue.Request) (*worker.Outcome, error) {
+			r.Pull = func(ctx context.Context) error {
+				select {
+				case <-done:
+					return err
+				case <-ctx.Done():
+					return &worker.Fault{Kind: worker.FaultCancelled, Err: ctx.Err()}
+				}
+			}
+			return nil, nil
+		}
+	}
+}
+
+// TestPullHoldsNoSlot checks that requests which pull hold neither a slot nor a preparer, and then take their turn.
+func TestPullHoldsNoSlot(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1, Preparers: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		done, failed := make(chan struct{}), make(chan struct{})
+		first, second := submit(t, q, "first", pulls(done, nil)), submit(t, q, "second", pulls(done, nil))
+		refused := submit(t, q, "refused", pulls(failed, &worker.Fault{Kind: worker.FaultUnmet, Err: errors.New("unknown manifest")}))
+		for _, o := range []*queue.Operation{first, second, refused} {
+			wantStage(t, o, repb.ExecutionStage_QUEUED)
+		}
+		other := submit(t, q, "other", answer(nil, nil))
+		if got, want := q.Stats(), (queue.Stats{Queued: 3, Running: 1, Slots: 1}); got != want {
+			t.Errorf("Stats = %+v, want %+v", got, want)
+		}
+		e.release("other")
+		wantRun(t, other, 1)
+		close(failed)
+		wantFault(t, refused, worker.FaultUnmet)
+		wantCounts(t, e, 1, 0, 0)
+		close(done)
+		e.release("first", "second")
+		wantStage(t, first, repb.ExecutionStage_COMPLETED)
+		wantStage(t, second, repb.ExecutionStage_COMPLETED)
+		wantCounts(t, e, 3, 0, 0)
+	})
+}
+
+// TestPullEndsWithItsOperation checks that a pull is cancelled when no client waits, and when the queue closes, and
+// that a queue which drains waits for it.
+func TestPullEndsWithItsOperation(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		left := submit(t, q, "left", pulls(nil, nil))
+		time.Sleep(2 * time.Minute)
+		wantFault(t, left, worker.FaultCancelled)
+		done := make(chan struct{})
+		kept, ended := submit(t, q, "kept", pulls(done, nil)), submit(t, q, "ended", pulls(nil, nil))
+		defer watch(t, kept)()
+		defer watch(t, ended)()
+		ctx, cancel := context.WithCancel(t.Context())
+		drained := make(chan error, 1)
+		go func() { drained <- q.Drain(ctx) }()
+		e.release("kept")
+		close(done)
+		wantRun(t, kept, 1)
+		wantStage(t, ended, repb.ExecutionStage_QUEUED)
+		cancel()
+		if err := <-drained; !errors.Is(err, context.Canceled) {
+			t.Errorf("Drain = %v, want the error of its context", err)
+		}
+		wantFault(t, ended, worker.FaultUnavailable)
+		wantCounts(t, e, 1, 0, 0)
+	})
+}
