@@ -30,14 +30,15 @@ import (
 // A confining is a worker with a real sandbox and a disk store.
 type confining struct {
 	*Local
-	t   *testing.T
-	in  *cas.Instance
-	dir string // of the store
-	why error  // from NewStager
+	t     *testing.T
+	store *disk.Cache
+	in    *cas.Instance
+	dir   string // of the store
+	why   error  // from NewStager
 }
 
-// newConfining returns a worker with its images in dir.
-func newConfining(t *testing.T, dir string, budget int64) *confining {
+// newConfining returns a worker with its images in dir, and a store whose configuration is changed.
+func newConfining(t *testing.T, dir string, budget int64, changes ...func(*disk.Config)) *confining {
 	t.Helper()
 	backend := namespace.New(namespace.Config{})
 	t.Cleanup(func() { backend.Close() })
@@ -50,7 +51,11 @@ func newConfining(t *testing.T, dir string, budget int64) *confining {
 		t.Fatal(err)
 	}
 	at := filepath.Join(onDisk(t), "store")
-	store, err := disk.Open(disk.Config{Dir: at, MaxBytes: 64 << 20})
+	config := disk.Config{Dir: at, MaxBytes: 64 << 20}
+	for _, change := range changes {
+		change(&config)
+	}
+	store, err := disk.Open(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +72,7 @@ func newConfining(t *testing.T, dir string, budget int64) *confining {
 	})
 	return &confining{newLocal(Config{
 		Name: "w", Instances: store.Instance, Backend: backend, Features: features, Stager: stager, Toolchain: toolchain,
-	}), t, in, at, why}
+	}), t, store, in, at, why}
 }
 
 // onDisk returns a directory that is not on a file system in memory.

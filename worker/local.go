@@ -194,6 +194,10 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	if err != nil {
 		if errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrCorrupt) {
 			l.inputs.Invalidate(req.Instance.Name) // a retry then reports everything that is missing
+			if req.root.image != "" {              // and pulls the image, whose blobs no client can upload
+				return nil, faultf(FaultUnavailable, "stage: the store lost inputs or blobs of image %s: run action %s again: %w",
+					req.root.image, t.Action, err)
+			}
 		}
 		return nil, fault(StageInputs, err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/tree"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox/policy"
@@ -124,8 +125,8 @@ func (c *confining) needsRoots() {
 	}
 }
 
-// rootWorkers are the ways in which a worker stages root file systems.
-func rootWorkers(t *testing.T, test func(t *testing.T, c *confining)) {
+// rootWorkers are the ways in which a worker stages root file systems. Changes apply to its store.
+func rootWorkers(t *testing.T, test func(t *testing.T, c *confining), changes ...func(*disk.Config)) {
 	t.Helper()
 	forms := []tree.Form{tree.FormCopy}
 	if os.Geteuid() == 0 {
@@ -134,7 +135,7 @@ func rootWorkers(t *testing.T, test func(t *testing.T, c *confining)) {
 	}
 	for _, form := range forms {
 		t.Run(string(form), func(t *testing.T) {
-			c := newConfining(t, onDisk(t), 1<<30)
+			c := newConfining(t, onDisk(t), 1<<30, changes...)
 			c.needsRoots()
 			if form == tree.FormCopy {
 				c.cfg.Stager = tree.NewStager(tree.StagerConfig{Budget: 1 << 30})
