@@ -63,7 +63,7 @@ type confined struct {
 	root  string // path of the input root
 	// timeout is the timeout by the action and the policy, without Task.Timeout.
 	timeout time.Duration
-	// toolchain is the fingerprint of this host's toolchain when the run began, "" if the action does not see it.
+	// toolchain is the fingerprint of this host's toolchain, "" if it is unknown or the action does not see it.
 	toolchain string
 }
 

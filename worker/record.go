@@ -50,7 +50,7 @@ func (l *Local) manifest(e *execution, out *Outcome) (*manifest.Manifest, error)
 		ExitCode:      e.ran.ExitCode,
 		Volatile: manifest.Volatile{
 			Worker: l.cfg.Name, Backend: l.cfg.Features.Backend, Tier: l.cfg.Features.Tier,
-			Audit: spec.Audit.String(), Policy: l.policyHash, Rule: g.Rule,
+			Audit: spec.Audit.String(), Fingerprint: e.box.toolchain, Policy: l.policyHash, Rule: g.Rule,
 			Queued: t.Queued, Began: e.began, Staging: e.staged.began, Staged: e.staged.ended,
 			Started: e.ran.Start, Ended: e.ran.End, Programs: accidental, Usage: e.ran.Usage,
 			Events: len(e.collected.Events), Unrecorded: e.collected.Unrecorded,

@@ -29,8 +29,9 @@ func TestResultsOfAnotherToolchainAreMisses(t *testing.T) {
 		t.Fatal(err)
 	}
 	action := b.action(nil)
-	if got := b.execution(b.do(&Task{Action: action})).Toolchain; got != now {
-		t.Errorf("metadata: got toolchain %q, want %q", got, now)
+	out := b.do(&Task{Action: action})
+	if meta, text := b.execution(out).Toolchain, b.manifest(out).Volatile.Fingerprint; meta != now || text != now {
+		t.Errorf("got toolchain %q in the metadata and %q in the manifest, want %q", meta, text, now)
 	}
 	foreign := cas.SHA256.Sum([]byte("an action of another program"))
 	if err := in.Actions.Record(t.Context(), foreign, &repb.ActionResult{StdoutRaw: []byte("x")}); err != nil {
@@ -67,8 +68,12 @@ func TestToolchainChangesDuringARun(t *testing.T) {
 	})
 	b.cfg.Fingerprint = func() string { return string(rune('a' + changes.Load())) }
 	action := b.action(nil)
-	if out := b.do(&Task{Action: action}); !out.Uncacheable || b.recorded(action) {
+	out := b.do(&Task{Action: action})
+	if !out.Uncacheable || b.recorded(action) {
 		t.Errorf("got uncacheable %t, recorded %t, want the result not cached", out.Uncacheable, b.recorded(action))
+	}
+	if got := b.execution(out).Toolchain; got != "" {
+		t.Errorf("metadata: got toolchain %q, want none", got)
 	}
 }
 

@@ -35,9 +35,13 @@ func (l *Local) seal(ctx context.Context, e *execution) (*Outcome, error) {
 	result := e.collected.result
 	result.ExitCode = int32(e.ran.ExitCode)
 	status, line, limit := e.status()
+	unknown := l.unknownToolchain(e)
+	if unknown {
+		e.box.toolchain = ""
+	}
 	out := &Outcome{
 		Result: result, Status: status, AuditLog: e.collected.log, Started: e.ran.Start, Ended: e.ran.End,
-		Uncacheable: l.uncacheable(e.task, e.req) || !e.box.grant.Cache || e.limit() != nil || l.unknownToolchain(e),
+		Uncacheable: l.uncacheable(e.task, e.req) || !e.box.grant.Cache || e.limit() != nil || unknown,
 	}
 	if limit != nil && e.ran.ExitCode != 0 {
 		out.Exceeded = sandbox.Limit(limit.Subject)

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/internal/results"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -67,7 +68,7 @@ type Summary struct {
 // Limits of a Sampler.
 const (
 	maxBacklog = 1000 // pending checks
-	maxTries   = 10   // of an interrupted check
+	maxTries   = 10   // of a check that is interrupted, or during which the toolchain changes
 )
 
 // A Sampler is an Executor that runs a sample of the actions a second time, varies every factor that needs no second
@@ -92,8 +93,8 @@ type actionKey struct {
 // A pending check waits for a free slot.
 type pending struct {
 	task  worker.Task
-	first *worker.Outcome
-	bytes int64 // of its result
+	first *worker.Outcome // nil if the toolchain has changed since
+	bytes int64           // of its result
 	tries int
 }
 
@@ -179,7 +180,11 @@ func (s *Sampler) chosen(t *worker.Task) bool {
 func (s *Sampler) approve(ctx context.Context, t *worker.Task, first *worker.Outcome) bool {
 	v, err := s.check(ctx, t, first)
 	if err != nil {
-		if ctx.Err() == nil {
+		switch {
+		case ctx.Err() != nil:
+		case errors.Is(err, errToolchain):
+			s.skip(t, fmt.Sprintf("not cached: %v", err))
+		default:
 			s.skip(t, fmt.Sprintf("not cached: the action could not be run again: %v", err))
 		}
 		return false
@@ -188,8 +193,8 @@ func (s *Sampler) approve(ctx context.Context, t *worker.Task, first *worker.Out
 	return v.Result.AllEqual()
 }
 
-// check runs the action of t again. It turns a panic into an error: hostile outputs must not end the server, even if
-// they trigger a bug.
+// check runs the action of t again, or twice if first is nil. It turns a panic into an error: hostile outputs must not
+// end the server, even if they trigger a bug.
 func (s *Sampler) check(ctx context.Context, t *worker.Task, first *worker.Outcome) (v *Verdict, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -208,11 +213,21 @@ func (s *Sampler) check(ctx context.Context, t *worker.Task, first *worker.Outco
 	if s.cfg.Gate {
 		pause = -1 // a client waits
 	}
-	return Check(ctx, &task, Options{
+	v, err = Check(ctx, &task, Options{
 		Runs: 2, Factors: s.factors, Host: s.cfg.Host, First: first, Pause: pause,
 		Executors: []Executor{{Name: s.cfg.Name, Executor: s.cfg.Executor, Store: in.Store, Features: &s.cfg.Features}},
 	})
+	if err == nil && !v.Result.AllEqual() && toolchain(&v.Runs[0]) != toolchain(&v.Runs[1]) {
+		return nil, errToolchain
+	}
+	return v, err
 }
+
+// errToolchain means that the runs of a check differ, but so do their toolchains.
+var errToolchain = errors.New("the toolchain of this machine changed between both runs")
+
+// toolchain returns the fingerprint of the toolchain that a run recorded, or "".
+func toolchain(r *Run) string { return results.Recorded(r.Result).GetToolchain() }
 
 // add appends a check of t to the backlog, or skips it if the backlog is full.
 func (s *Sampler) add(t *worker.Task, first *worker.Outcome) {
@@ -264,6 +279,9 @@ func (s *Sampler) Idle(ctx context.Context) {
 		switch {
 		case err == nil:
 			s.learn(&p.task, v)
+		case errors.Is(err, errToolchain):
+			p.first, p.bytes = nil, 0
+			s.requeue(p)
 		case ctx.Err() != nil:
 			s.requeue(p)
 		default:
@@ -287,7 +305,7 @@ func (s *Sampler) next() *pending {
 	return p
 }
 
-// requeue puts an interrupted check at the end of the backlog, so that a long one does not block short ones.
+// requeue puts a check without a verdict at the end of the backlog, so that a long one does not block short ones.
 func (s *Sampler) requeue(p *pending) {
 	if p.tries++; p.tries >= maxTries {
 		s.skip(&p.task, "")

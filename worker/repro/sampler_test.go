@@ -306,6 +306,35 @@ func idle(t *testing.T, e *repro.Sampler) {
 	<-done
 }
 
+// TestToolchainThatChangesIsNoVerdict checks that a change of the toolchain between two runs is not blamed on the action:
+// a sample is checked anew, and the gate records nothing.
+func TestToolchainThatChangesIsNoVerdict(t *testing.T) {
+	const changed = "not cached: the toolchain of this machine changed between both runs"
+	for _, gate := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			toolchain := func(n int) string { return fmt.Sprint(min(n, 2)) }
+			s, b := newScript(t, func(n int, _ *worker.Variation) made { return file(toolchain(n)) }), &book{}
+			s.toolchain = toolchain
+			e, task := s.sampler(b, gate), s.action()
+			execute(t, e, task)
+			if gate {
+				if line := e.Remark("", task.Action); line != changed || s.recorded != 0 || b.counts["skipped"] != 1 {
+					t.Errorf("gate: got remark %q, %d recorded, counts %v", line, s.recorded, b.counts)
+				}
+				execute(t, e, task)
+				if s.recorded != 1 || s.runs() != 4 {
+					t.Errorf("gate, second request: got %d recorded, %d runs, want 1 and 4", s.recorded, s.runs())
+				}
+			}
+			idle(t, e)
+			if s.runs() != 4 || b.counts["same"] != 1 || b.counts["differs"] > 0 || len(b.summaries) != 1 || e.Remark("", task.Action) != "" {
+				t.Errorf("gate %t: got %d runs, counts %v, remark %q, want 4 runs and one verdict: same", gate, s.runs(), b.counts,
+					e.Remark("", task.Action))
+			}
+		})
+	}
+}
+
 func TestSamplesAreCheckedWhenIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, b := newScript(t, func(_ int, v *worker.Variation) made { return file(v.Conditions.Hostname) }), &book{}

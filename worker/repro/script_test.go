@@ -14,9 +14,11 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -39,6 +41,8 @@ type script struct {
 	wait func(n int) <-chan struct{}
 	// idleChild adds an unused directory to Trees, as a server may.
 	idleChild bool
+	// toolchain, if not nil, returns the toolchain of the n-th run.
+	toolchain func(n int) string
 	// fail, if not nil, may return a fault instead of the outcome.
 	fail func(n int) error
 
@@ -88,6 +92,13 @@ func (s *script) Execute(ctx context.Context, t *worker.Task, report func(worker
 			ExecutionCompletedTimestamp: timestamppb.New(time.Unix(1_700_000_001, 0)),
 		},
 	}}
+	if s.toolchain != nil {
+		aux, err := anypb.New(&cloisterpb.Execution{Toolchain: s.toolchain(n)})
+		if err != nil {
+			s.t.Error(err)
+		}
+		out.Result.ExecutionMetadata.AuxiliaryMetadata = []*anypb.Any{aux}
+	}
 	for _, p := range slices.Sorted(maps.Keys(m.files)) {
 		out.Result.OutputFiles = append(out.Result.OutputFiles, &repb.OutputFile{
 			Path: p, Digest: s.put(m.files[p]), IsExecutable: strings.HasSuffix(p, ".sh"),

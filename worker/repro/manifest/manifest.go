@@ -50,7 +50,7 @@ type Configuration struct {
 	LogBytes int64
 }
 
-// A Toolchain is the fingerprint of what the run used of its host: the system and the programs it executed.
+// A Toolchain is what the run used of its host: the system and the programs it executed.
 type Toolchain struct {
 	Host
 	// Programs are the programs of the host that are known to have been executed, except those of Volatile.
@@ -109,6 +109,8 @@ type Volatile struct {
 	Worker, Backend, Tier string
 	// Audit is the level of monitoring: "off", "attempts" or "full".
 	Audit string
+	// Fingerprint identifies the whole toolchain of the worker, "" if it is unknown or the run did not see it.
+	Fingerprint string
 	// Unenforced are the limits of the Spec that the worker cannot enforce.
 	Unenforced []sandbox.Limit
 	// Programs are executed programs of the host that only wait or inspect processes, such as sleep and ps. How many of

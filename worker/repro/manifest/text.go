@@ -104,6 +104,8 @@ func (v *Volatile) origin() []field {
 	}
 }
 
+func (v *Volatile) fingerprint() []field { return []field{line("fingerprint", &v.Fingerprint)} }
+
 func (v *Volatile) decision() []field {
 	return []field{line("policy", &v.Policy), line("rule", &v.Rule)}
 }
@@ -256,6 +258,9 @@ func (v *Volatile) text() string {
 	var l lines
 	l.Grow(1 << 10)
 	l.fields("", v.origin())
+	if v.Fingerprint != "" {
+		l.fields("", v.fingerprint())
+	}
 	for _, limit := range v.Unenforced {
 		l.add("unenforced", quote(string(limit)))
 	}

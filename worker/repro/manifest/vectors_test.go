@@ -92,6 +92,7 @@ var vectors = map[string]func(m *manifest.Manifest){
 			{Kind: manifest.Tree, Path: "include", Digest: blob([]byte("Tree"))},
 			{Kind: manifest.File, Path: "out/empty", Digest: blob(nil)},
 		}
+		m.Volatile.Fingerprint = blob([]byte("toolchain")).Hash()
 		m.Volatile.Programs = []manifest.Program{
 			{Path: "/bin/sleep", Sum: blob([]byte("sleep")).Hash()}, {Path: "/bin/ps", Sum: manifest.Unreadable},
 		}
