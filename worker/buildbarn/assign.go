@@ -14,6 +14,7 @@ import (
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/internal/response"
+	"github.com/cloister-build/cloister/worker/internal/results"
 	"github.com/cloister-build/cloister/worker/queue"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -188,7 +189,7 @@ func (s *Server) complete(ctx context.Context, w *session, a *assignment, r *rep
 	return nil
 }
 
-// check verifies what clients rely on: a result is well formed, fits into a message, names no path outside the output
+// check verifies what clients rely on: a result was made with the required toolchain, is well formed, fits into a message, names no path outside the output
 // directory (rule 66), and every blob it names is in the store (rule 119).
 func (s *Server) check(ctx context.Context, w *session, a *assignment, out *worker.Outcome) *worker.Fault {
 	refuse := func(k worker.FaultKind, format string, args ...any) *worker.Fault {
@@ -196,6 +197,9 @@ func (s *Server) check(ctx context.Context, w *session, a *assignment, out *work
 		s.cfg.Log.Warn("result of a worker rejected", "worker", w.offer.Worker, "slot", w.offer.Slot,
 			"action", a.action.String(), "err", why)
 		return &worker.Fault{Kind: k, Err: fmt.Errorf("result of worker %s rejected: %w", w.name, why)}
+	}
+	if has := results.Recorded(out.Result).GetToolchain(); has != "" && s.cfg.Toolchain != "" && has != s.cfg.Toolchain {
+		return refuse(worker.FaultUnavailable, "the toolchain of the worker changed to %+.80q", has)
 	}
 	if n := proto.Size(out.Result); n > worker.MaxResult {
 		return refuse(worker.FaultInternal, "it takes %d bytes, a message at most %d", n, worker.MaxResult)

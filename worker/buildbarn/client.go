@@ -39,6 +39,9 @@ type ClientConfig struct {
 	Properties []worker.Property
 	// SizeClass is the size of this worker in the scheduler's terms; 0 if there are no size classes.
 	SizeClass uint32
+	// Toolchain, if not nil, returns the fingerprint of this machine's toolchain, which schedulers may require, or "". It
+	// is called often.
+	Toolchain func() string
 	// Ready, if not nil, returns why no action can be executed now. It is called often.
 	Ready func() error
 	// Browser, if not nil, is the address of a Buildbarn browser for the store.
@@ -78,6 +81,9 @@ func NewClient(c ClientConfig) (*Client, error) {
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Toolchain == nil {
+		c.Toolchain = func() string { return "" }
 	}
 	if c.Ready == nil {
 		c.Ready = func() error { return nil }

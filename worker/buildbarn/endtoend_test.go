@@ -21,12 +21,17 @@ import (
 )
 
 // worker starts a client of h with the head's store. The caller waits for ended after kill or Drain.
-func (h *head) worker(t *testing.T, name string, slots int, e executor) (c *buildbarn.Client, kill func(), ended chan struct{}) {
+func (h *head) worker(t *testing.T, name string, slots int, e executor, changes ...func(*buildbarn.ClientConfig),
+) (c *buildbarn.Client, kill func(), ended chan struct{}) {
 	t.Helper()
-	c, err := buildbarn.NewClient(buildbarn.ClientConfig{
+	config := buildbarn.ClientConfig{
 		Scheduler: h.OperationQueueClient, Executor: e, Worker: name, Slots: slots,
 		Instances: func(string) (*cas.Instance, error) { return h.in, nil },
-	})
+	}
+	for _, change := range changes {
+		change(&config)
+	}
+	c, err := buildbarn.NewClient(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,6 +101,33 @@ func TestClientsExecuteTheServersActions(t *testing.T) {
 			c.Drain()
 			<-all[i]
 		}
+	})
+}
+
+// TestClientsStateTheirToolchain checks that a client with the required toolchain gets actions, and another one does not.
+func TestClientsStateTheirToolchain(t *testing.T) {
+	inBubble(t, func(c *buildbarn.ServerConfig) { c.Toolchain = "gcc 14" }, func(t *testing.T, h *head) {
+		stating := func(toolchain string) (*buildbarn.Client, chan struct{}) {
+			c, _, left := h.worker(t, toolchain, 1, func(context.Context, *worker.Task, func(worker.Stage)) (*worker.Outcome, error) {
+				return &worker.Outcome{Result: &repb.ActionResult{}, Message: "made by " + toolchain}, nil
+			}, func(c *buildbarn.ClientConfig) { c.Toolchain = func() string { return toolchain } })
+			return c, left
+		}
+		other, otherLeft := stating("gcc 15")
+		o := h.submit(t, "a")
+		time.Sleep(10 * time.Second)
+		wantWaiting(t, o, repb.ExecutionStage_QUEUED)
+		if down := other.Down(); !strings.Contains(down, "this server requires gcc 14") {
+			t.Errorf("the refused worker reports %q, want the required toolchain", down)
+		}
+		right, rightLeft := stating("gcc 14")
+		if s := later(t, o); s.Outcome == nil || s.Outcome.Message != "made by gcc 14" {
+			t.Errorf("got %+v, want the result of the worker with the required toolchain", s)
+		}
+		other.Drain()
+		right.Drain()
+		<-otherLeft
+		<-rightLeft
 	})
 }
 

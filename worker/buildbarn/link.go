@@ -54,7 +54,7 @@ func hint(c codes.Code) string {
 	case codes.ResourceExhausted, codes.FailedPrecondition:
 		return "give this worker another name: another worker, or the scheduler's machine, may have the same"
 	case codes.InvalidArgument:
-		return "the scheduler accepts no workers with this instance, these properties or this size class"
+		return "the scheduler accepts no workers with this instance, these properties, this toolchain or this size class"
 	case codes.Unauthenticated, codes.PermissionDenied:
 		return "the scheduler accepts no workers with this certificate, token or name"
 	}

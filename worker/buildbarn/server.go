@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -50,6 +52,8 @@ type ServerConfig struct {
 	Unready time.Duration
 	// MaxTimeout is sent as the timeout of actions without one. The default is 24 hours.
 	MaxTimeout time.Duration
+	// Toolchain, if not "", is the fingerprint that the toolchain of every worker must have, which only Clients state.
+	Toolchain string
 	// Caller, if not nil, returns the identity of a caller. A worker_id belongs to the caller that joined with it:
 	// others could otherwise use it to take actions of instances they have no right to.
 	Caller func(context.Context) string
@@ -185,6 +189,11 @@ func (s *Server) Synchronize(
 		return nil, err
 	}
 	offer.Ending = executing != nil && executing.GetCompleted() == nil // unless it was assigned here
+	unfit := s.checkToolchain(ctx, offer.Worker)
+	if unfit != nil && executing == nil {
+		return nil, unfit
+	}
+	preferIdle := req.PreferBeingIdle || unfit != nil
 	w, err := s.beginCall(ctx, id, offer)
 	if err != nil {
 		return nil, err
@@ -199,7 +208,7 @@ func (s *Server) Synchronize(
 		if executing != nil && executing.GetCompleted() == nil {
 			return s.kill(w), nil
 		}
-		return s.nextAction(ctx, w, req.PreferBeingIdle)
+		return s.nextAction(ctx, w, preferIdle)
 	}
 	if completed := executing.GetCompleted(); completed != nil {
 		ran := timesOf(completed)
@@ -208,7 +217,7 @@ func (s *Server) Synchronize(
 			if resent := s.resend(w); resent != nil {
 				return resent, nil
 			}
-			return s.nextAction(ctx, w, req.PreferBeingIdle)
+			return s.nextAction(ctx, w, preferIdle)
 		}
 		a.started = true
 		if err := s.complete(ctx, w, a, completed); err != nil {
@@ -216,7 +225,7 @@ func (s *Server) Synchronize(
 		}
 		w.last = ran
 		w.unassign()
-		return s.nextAction(ctx, w, req.PreferBeingIdle)
+		return s.nextAction(ctx, w, preferIdle)
 	}
 	a.started = true
 	if a.over() {
@@ -224,6 +233,21 @@ func (s *Server) Synchronize(
 		return s.kill(w), nil
 	}
 	return s.progress(w, a, stageOf(executing)), nil
+}
+
+// checkToolchain returns an error if the caller, of the worker name, does not have the toolchain that workers must have. It
+// is the same for all slots, so that the worker logs it once.
+func (s *Server) checkToolchain(ctx context.Context, name string) error {
+	has, want := strings.Join(metadata.ValueFromIncomingContext(ctx, toolchainKey), ","), s.cfg.Toolchain
+	switch {
+	case want == "" || has == want:
+		return nil
+	case has == "":
+		return status.Errorf(codes.InvalidArgument,
+			"worker %s states no fingerprint of its toolchain, and this server requires %s; use cloister join", name, want)
+	}
+	return status.Errorf(codes.InvalidArgument, "worker %s has the toolchain %+.80q, and this server requires %s; install that one "+
+		"on the worker, or require another one", name, has, want)
 }
 
 // progress answers a worker that executes a.

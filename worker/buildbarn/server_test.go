@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
 	"github.com/cloister-build/cloister/worker/internal/response"
@@ -1106,6 +1107,48 @@ func TestRefusedWorkerTakesNothing(t *testing.T) {
 			wantTask(t, h.slot("bench", "0").report(t, idle()), o)
 		})
 	}
+}
+
+// TestToolchainIsRequired: a worker without the required toolchain is refused before it takes an action, also after its
+// toolchain has changed, and a result of another toolchain is discarded.
+func TestToolchainIsRequired(t *testing.T) {
+	require := func(c *buildbarn.ServerConfig) { c.Toolchain = "gcc 14" }
+	inBubble(t, require, func(t *testing.T, h *head) {
+		with := func(toolchain string) context.Context {
+			return metadata.AppendToOutgoingContext(t.Context(), "cloister-toolchain", toolchain)
+		}
+		anvil := h.slot("anvil", "0")
+		for ctx, want := range map[context.Context]string{
+			t.Context(): "states no fingerprint of its toolchain, and this server requires gcc 14", with("gcc 15"): `has the toolchain "gcc 15"`,
+		} {
+			if _, err := anvil.try(ctx, idle()); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want INVALID_ARGUMENT with %q", err, want)
+			}
+		}
+		call := func(toolchain string, state *remoteworkerpb.CurrentState) *remoteworkerpb.SynchronizeResponse {
+			t.Helper()
+			r, err := anvil.try(with(toolchain), state)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r
+		}
+		first, second := h.submit(t, "a"), h.submit(t, "b")
+		wantTask(t, call("gcc 14", idle()), first)
+		wantCarryOn(t, call("gcc 15", executing(first.Action().Proto())))
+		wantIdle(t, call("gcc 15", completed(first.Action().Proto(), exited(0))))
+		wantSuccess(t, first)
+		wantWaiting(t, second, repb.ExecutionStage_QUEUED)
+		wantTask(t, call("gcc 14", idle()), second)
+		changed := exited(0)
+		aux, err := anypb.New(&cloisterpb.Execution{Toolchain: "gcc 15"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed.Result.ExecutionMetadata = &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}}
+		wantIdle(t, call("gcc 15", completed(second.Action().Proto(), changed)))
+		wantFault(t, second, worker.FaultUnavailable, `the toolchain of the worker changed to "gcc 15"`)
+	})
 }
 
 func TestActionMissingFromTheStoreIsReported(t *testing.T) {

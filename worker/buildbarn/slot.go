@@ -13,6 +13,7 @@ import (
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	"github.com/cloister-build/cloister/worker"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
@@ -182,6 +183,10 @@ func isRefusal(err error) bool {
 	return false
 }
 
+// toolchainKey is the key of the metadata in which a Client states the fingerprint of its toolchain. Other schedulers
+// ignore it.
+const toolchainKey = "cloister-toolchain"
+
 // call makes one call. A poll ends when readiness does. When ctx ends, call cancels the run and waits only briefly for
 // the scheduler.
 func (s *slot) call(
@@ -211,6 +216,9 @@ func (s *slot) call(
 				cancel()
 			}
 		})()
+	}
+	if has := s.cfg.Toolchain(); has != "" {
+		callCtx = metadata.AppendToOutgoingContext(callCtx, toolchainKey, has)
 	}
 	return s.cfg.Scheduler.Synchronize(callCtx, request)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/worker/execserver"
 	"github.com/cloister-build/cloister/worker/history"
 	"github.com/cloister-build/cloister/worker/internal/fleet"
+	"github.com/cloister-build/cloister/worker/internal/results"
 	"github.com/cloister-build/cloister/worker/logstream"
 	"github.com/cloister-build/cloister/worker/queue"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -42,6 +43,12 @@ type Server struct {
 func NewServer(ctx context.Context, c Config) (_ *Server, err error) {
 	if err := withhold(&c); err != nil {
 		return nil, err
+	}
+	if required := c.Workers.Toolchain; required != "" && c.Worker.Instances != nil {
+		if c.Worker.Backend != nil {
+			return nil, errors.New("service: Config.Workers.Toolchain is set with a Worker.Backend: only workers that join are checked")
+		}
+		c.Worker.Instances = results.Filter(c.Worker.Instances, results.OtherToolchain(func() string { return required }))
 	}
 	m, err := newMachine(ctx, &c)
 	if err != nil {

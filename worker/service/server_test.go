@@ -25,7 +25,10 @@ func TestMistakesAreNamed(t *testing.T) {
 		"Config.Instances": func(c *service.Config) { c.Worker.Instances = nil },
 		"Config.Slots":     func(c *service.Config) { c.Slots = -1 },
 		"Config.Memory":    func(c *service.Config) { c.Memory = 1 },
-		"Config.Sampler":   func(c *service.Config) { c.Sampler = &repro.SamplerConfig{} },
+		"Config.Workers.Toolchain": func(c *service.Config) {
+			c.Worker.Backend, c.Workers.Toolchain = unable{}, "gcc 14"
+		},
+		"Config.Sampler": func(c *service.Config) { c.Sampler = &repro.SamplerConfig{} },
 		"Config.Metrics": func(c *service.Config) {
 			r := prometheus.NewRegistry()
 			r.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "cloister_actions_queued"}))

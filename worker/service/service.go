@@ -23,6 +23,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -90,11 +91,12 @@ type Config struct {
 	// KeepDrains, if not nil, saves the set of drained workers, which the next Server gets as Queue.Drains. Calls are
 	// sequential.
 	KeepDrains func(queue.DrainState) error
-	// Workers configures the service for workers that join. Queue, Instances, Action, Caller and Log are filled in.
+	// Workers configures the service for workers that join. Queue, Instances, Action, Caller and Log are filled in. With
+	// a Toolchain, cached results of others are not served.
 	Workers buildbarn.ServerConfig
 
-	// Join configures which actions a Worker takes. Scheduler, Executor, Instances, Worker, Slots and Log are filled
-	// in.
+	// Join configures which actions a Worker takes. Scheduler, Executor, Instances, Worker, Slots, Toolchain and Log are
+	// filled in.
 	Join buildbarn.ClientConfig
 }
 
@@ -193,6 +195,7 @@ func (m *machine) confine(ctx context.Context, c *Config) (err error) {
 		m.onClose(func() error { watch.Close(); return nil })
 		if w.Fingerprint = watch.Fingerprint; w.Fleet { // its results are served in any case
 			w.Fingerprint = watch.Last
+			c.Join.Toolchain = func() string { return cmp.Or(watch.Last(), watch.Fingerprint()) } // waits for the first scan
 		}
 	}
 	if !c.ToolchainDrift && !w.Fleet && w.Instances != nil {

@@ -41,6 +41,9 @@ func NewWorker(ctx context.Context, scheduler grpc.ClientConnInterface, c Config
 		}
 	}()
 	join := c.Join
+	if join.Toolchain == nil {
+		join.Toolchain = c.Worker.Fingerprint
+	}
 	join.Scheduler, join.Executor, join.Instances = remoteworkerpb.NewOperationQueueClient(scheduler), m.telemetry.Executor(m.local), c.Worker.Instances
 	join.Worker, join.Slots, join.Log = c.Worker.Name, c.Slots, c.Worker.Log
 	client, err := buildbarn.NewClient(join)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"regexp"
 	"slices"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 type workersConfig struct {
 	listen     string
 	timeout    time.Duration
+	toolchain  string   // that workers must have; "" for any
 	texts      []string // of properties
 	properties []worker.Property
 }
@@ -33,6 +35,8 @@ func (w *workersConfig) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&w.listen, "worker-listen", "", "address and port for machines that run cloister join (default: none)")
 	f.DurationVar(&w.timeout, "worker-timeout", time.Minute, "silence after which a worker is lost and its actions run elsewhere")
+	f.StringVar(&w.toolchain, "require-toolchain", "",
+		"fingerprint that the toolchain of workers and of cached results must have, as cloister check prints it; needs --jobs 0 (default: any)")
 	f.StringArrayVar(&w.texts, "property", nil, "platform property that this machine offers with --worker-listen, NAME=VALUE; repeatable (default: it takes every action)")
 }
 
@@ -41,7 +45,7 @@ func (c *Config) checkWorkers(cmd *cobra.Command) (err error) {
 	changed := cmd.Flags().Changed
 	c.Head, c.Fleet = c.Jobs == 0, c.Workers.listen != ""
 	if !c.Fleet {
-		for _, name := range []string{"worker-timeout", "property"} {
+		for _, name := range []string{"worker-timeout", "require-toolchain", "property"} {
 			if changed(name) {
 				return fmt.Errorf("--%s needs --worker-listen", name)
 			}
@@ -53,6 +57,15 @@ func (c *Config) checkWorkers(cmd *cobra.Command) (err error) {
 	}
 	if c.Workers.timeout < 3*time.Second {
 		return fmt.Errorf("--worker-timeout %v: write at least 3s, so that a worker can call three times", c.Workers.timeout)
+	}
+	switch {
+	case c.Workers.toolchain == "":
+	case !c.Head:
+		return errors.New("--require-toolchain: only the workers' toolchains are checked; write --jobs 0, and run cloister join " +
+			"on this machine")
+	case !fingerprints.MatchString(c.Workers.toolchain):
+		return fmt.Errorf("--require-toolchain %+.80q: write the fingerprint that cloister check prints on a worker",
+			c.Workers.toolchain)
 	}
 	if c.Sampling.gate {
 		return errors.New("--repro-gate: other workers would record results without it; omit --worker-listen")
@@ -70,6 +83,9 @@ func (c *Config) checkWorkers(cmd *cobra.Command) (err error) {
 	c.Workers.properties, err = flags.ParseProperties(c.Workers.texts)
 	return err
 }
+
+// fingerprints matches the fingerprint of a toolchain.
+var fingerprints = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // offer describes the slots of this machine.
 func (c *Config) offer() *queue.Offer {
