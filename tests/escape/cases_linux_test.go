@@ -291,6 +291,10 @@ func guarantees(w *fixture) []guarantee {
 			events:  syscalls("bpf", "userfaultfd", "perf_event_open", "init_module", "kexec_load", "ioctl"),
 		},
 		{
+			name: "counters", promise: "Resources of which the host has one amount for everybody cannot be used up.",
+			attack: []string{"counters"}, without: []namespace.Layer{namespace.Seccomp}, events: syscalls("setsockopt"),
+		},
+		{
 			name: "foreign", promise: "System calls of another architecture do not reach the kernel either.", attack: []string{"foreign"},
 			without: []namespace.Layer{namespace.Seccomp},
 		},

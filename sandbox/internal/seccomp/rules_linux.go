@@ -97,17 +97,16 @@ var rules = []rule{
 	// Open files and pipes.
 	{otherwise: allow, calls: `read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek
 		close close_range dup dup2 dup3 pipe pipe2 sendfile splice tee vmsplice copy_file_range
-		fstatfs fsync fdatasync sync_file_range syncfs ftruncate fallocate fadvise64 readahead flock
+		fstatfs fsync fdatasync sync_file_range ftruncate fallocate fadvise64 readahead flock
 		fchmod fchown fgetxattr flistxattr fsetxattr fremovexattr getdents getdents64 fchdir memfd_create`},
 	// Paths, without changing anything and without interest for the monitor.
-	{otherwise: allow, calls: `getcwd chdir umask statfs sync getxattr lgetxattr listxattr llistxattr
+	{otherwise: allow, calls: `getcwd chdir umask statfs getxattr lgetxattr listxattr llistxattr
 		name_to_handle_at inotify_init inotify_init1 inotify_add_watch inotify_rm_watch`},
 	// Waiting, events, timers and clock resolution.
 	{otherwise: allow, calls: `select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait
 		epoll_pwait epoll_pwait2 eventfd eventfd2 signalfd signalfd4 timerfd_create timerfd_settime
 		timerfd_gettime timer_create timer_settime timer_gettime timer_getoverrun timer_delete alarm pause
-		getitimer setitimer clock_getres times
-		io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents`},
+		getitimer setitimer clock_getres times`},
 	// The time of day. Relative waits are reported too, since they advance a frozen clock.
 	{otherwise: clock, calls: `gettimeofday time nanosleep`},
 	{
@@ -151,8 +150,20 @@ var rules = []rule{
 	{otherwise: allow, calls: `landlock_create_ruleset landlock_add_rule landlock_restrict_self`},
 	// Open sockets: the network namespace limits where they lead. Addresses of sendmsg and sendmmsg are in memory,
 	// invisible to a filter.
-	{otherwise: allow, calls: `bind accept accept4 getsockname getpeername getsockopt setsockopt shutdown
+	{otherwise: allow, calls: `bind accept accept4 getsockname getpeername getsockopt shutdown
 		recvfrom recvmsg recvmmsg sendmsg sendmmsg`},
+	// Socket filters are compiled into memory of which the host has a fixed amount (net.core.bpf_jit_limit); upper layer
+	// protocols are modules.
+	{
+		calls: `setsockopt`,
+		cases: []all{
+			{{1, low32, []uint32{unix.SOL_SOCKET}}, {2, low32, []uint32{
+				unix.SO_ATTACH_FILTER, unix.SO_ATTACH_BPF, unix.SO_ATTACH_REUSEPORT_CBPF, unix.SO_ATTACH_REUSEPORT_EBPF,
+			}}},
+			{{1, low32, []uint32{unix.IPPROTO_TCP}}, {2, low32, []uint32{unix.TCP_ULP}}},
+		},
+		then: refuse, otherwise: allow,
+	},
 	// System V and POSIX message passing in the run's own IPC namespace.
 	{otherwise: allow, calls: `shmget shmat shmctl shmdt semget semop semtimedop semctl msgget msgsnd msgrcv
 		msgctl mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr`},
@@ -290,9 +301,12 @@ var rules = []rule{
 		swapon swapoff acct quotactl quotactl_fd iopl ioperm syslog vhangup sethostname setdomainname
 		settimeofday clock_settime clock_adjtime adjtimex`},
 
-	// Libraries fall back from these: clone3 (flags in memory), io_uring (invisible to the filter and the monitor), and
-	// mount queries (they would show the host's paths).
-	{otherwise: absent, calls: `clone3 io_uring_setup io_uring_enter io_uring_register statmount listmount`},
+	// Libraries fall back from these: clone3 (flags in memory), io_uring (invisible to the filter and the monitor), other
+	// asynchronous I/O (fs.aio-max-nr limits the whole host), and mount queries (they would show the host's paths).
+	{otherwise: absent, calls: `clone3 io_uring_setup io_uring_enter io_uring_register io_setup io_destroy io_submit
+		io_cancel io_getevents io_pgetevents statmount listmount`},
+	// They write the host's disks, and nothing of the run is on one.
+	{otherwise: absent, calls: `sync syncfs`},
 	// No program that builds needs these yet.
 	{otherwise: absent, calls: `setxattrat getxattrat listxattrat removexattrat file_getattr file_setattr
 		cachestat process_madvise process_mrelease lsm_get_self_attr lsm_set_self_attr lsm_list_modules

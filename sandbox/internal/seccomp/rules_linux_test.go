@@ -225,6 +225,14 @@ var examples = []struct {
 	{"socket", []uint64{unix.AF_UNSPEC, unix.SOCK_STREAM}, noFamily},
 	{"socketpair", []uint64{unix.AF_UNIX, unix.SOCK_STREAM}, allowed},
 	{"socketpair", []uint64{unix.AF_TIPC, unix.SOCK_STREAM}, noFamily},
+	{"setsockopt", []uint64{3, unix.SOL_SOCKET, unix.SO_REUSEADDR}, allowed},
+	{"setsockopt", []uint64{3, unix.IPPROTO_TCP, unix.TCP_NODELAY}, allowed},
+	{"setsockopt", []uint64{3, unix.IPPROTO_TCP, unix.SO_ATTACH_FILTER}, allowed}, // of another level
+	{"setsockopt", []uint64{3, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER}, refused},
+	{"setsockopt", []uint64{3, high | unix.SOL_SOCKET, high | unix.SO_ATTACH_BPF}, refused},
+	{"setsockopt", []uint64{3, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF}, refused},
+	{"setsockopt", []uint64{3, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_EBPF}, refused},
+	{"setsockopt", []uint64{3, unix.IPPROTO_TCP, high | unix.TCP_ULP}, refused},
 	{"ioctl", []uint64{0, unix.TCGETS}, allowed},
 	{"ioctl", []uint64{0, unix.TIOCSTI}, refused},
 	{"ioctl", []uint64{0, high | unix.TIOCSTI}, refused}, // CVE-2019-10063: the kernel takes 32 bits
@@ -256,6 +264,9 @@ var examples = []struct {
 	{"newfstatat", nil, lookedUp},
 	{"read", nil, allowed},
 	{"io_uring_setup", nil, silent},
+	{"io_setup", nil, silent},
+	{"sync", nil, silent},
+	{"syncfs", nil, silent},
 }
 
 // calls calls f for those of examples that this architecture has.

@@ -122,6 +122,36 @@ func systemCalls(r *report, _ []string) {
 	}
 }
 
+// hostCounters uses up resources of which the kernel has one amount for all users of the machine, or makes it work for
+// all of them.
+func hostCounters(r *report, _ []string) {
+	context := make([]byte, 8)
+	_, err := call(unix.SYS_IO_SETUP, 1000, context)
+	r.filtered("io_setup", err) // fs.aio-max-nr
+	_, err = call(unix.SYS_SYNC)
+	r.filtered("sync", err)
+	dir, err := unix.Open("/usr", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		r.filtered("syncfs of /usr", unix.Syncfs(dir))
+		unix.Close(dir)
+	}
+	if pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		r.hold("socketpair: %v", err)
+	} else {
+		program := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}
+		err := unix.SetsockoptSockFprog(pair[0], unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &program})
+		r.filtered("SO_ATTACH_FILTER", err) // net.core.bpf_jit_limit
+		unix.Close(pair[0])
+		unix.Close(pair[1])
+	}
+	if s, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		r.hold("socket: %v", err)
+	} else {
+		r.filtered("TCP_ULP", unix.SetsockoptString(s, unix.IPPROTO_TCP, unix.TCP_ULP, "tls"))
+		unix.Close(s)
+	}
+}
+
 // perfAttr describes a software counter of this process.
 func perfAttr() []byte {
 	b := make([]byte, 128)

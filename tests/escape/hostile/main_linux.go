@@ -58,6 +58,7 @@ var attacks = map[string]func(*report, []string){
 	// the kernel and the machine
 	"absent":       absent,
 	"syscalls":     systemCalls,
+	"counters":     hostCounters,
 	"foreign":      foreign,
 	"mounts":       mounts,
 	"identity":     identity,
