@@ -3,6 +3,7 @@
 package namespace_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -123,6 +124,42 @@ func TestFortyRunsAtOnce(t *testing.T) {
 	}
 	if got := b.Slots(); got != n {
 		t.Errorf("got %d slots, want %d", got, n)
+	}
+}
+
+// TestSlotsShowNoUser: as root each slot has its own users on the host, and two runs that are in different slots cannot
+// tell.
+func TestSlotsShowNoUser(t *testing.T) {
+	t.Parallel()
+	b, f := backend(t, namespace.Config{})
+	for _, c := range []sandbox.Conditions{{}, {User: "other", UID: 4711}} {
+		if c.UID != 0 && f.Covers(under(sandbox.ConditionUser)) != nil {
+			continue
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var ended sync.WaitGroup
+		var shown [2]string
+		for i := range shown {
+			s := script(t, "cd /proc/self; cat uid_map gid_map projid_map setgroups; grep -E '^(Uid|Gid|Groups):' status; exec sleep 600")
+			s.Conditions = c
+			r, w := io.Pipe()
+			ended.Go(func() {
+				_, err := b.Run(ctx, s, sandbox.Stdio{Stdout: w})
+				w.CloseWithError(err)
+			})
+			lines := bufio.NewScanner(r)
+			for lines.Scan() {
+				shown[i] += lines.Text() + "\n"
+				if strings.HasPrefix(lines.Text(), "Groups:") {
+					break
+				}
+			}
+		}
+		if n := b.Slots(); n != 2 || !strings.Contains(shown[0], "Groups:") || shown[0] != shown[1] {
+			t.Errorf("under %+v a run in one of %d slots reads\n%s\nand one in another\n%s", c, n, shown[0], shown[1])
+		}
+		cancel()
+		ended.Wait()
 	}
 }
 

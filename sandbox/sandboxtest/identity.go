@@ -79,6 +79,7 @@ func identity(t *testing.T, b sandbox.Backend) {
 		"ulimit -c":               "0\n",
 		"ls /dev":                 "fd\nfull\nnull\nrandom\nshm\nstderr\nstdin\nstdout\nurandom\nzero\n",
 		"readlink /proc/self/cwd": "/build\n",
+		"cd /proc/self; cat uid_map gid_map setgroups | tr -s ' '":     " 1000 0 1\n 1000 0 1\ndeny\n",
 		"cat /proc/self/oom_score_adj >/dev/null && echo x >/dev/null": "",
 	} {
 		if got := shell(t, b, script); got != want {

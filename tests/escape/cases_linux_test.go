@@ -303,7 +303,7 @@ func guarantees(w *fixture) []guarantee {
 			without: []namespace.Layer{namespace.HiddenPaths},
 		},
 		{
-			name: "identity", promise: "User, groups, host name, environment, descriptors and session are the same everywhere.", attack: []string{"identity"},
+			name: "identity", promise: "User, groups, ID maps, host name, environment, descriptors and session are the same everywhere.", attack: []string{"identity"},
 			reason: several + "each is set separately",
 		},
 		{

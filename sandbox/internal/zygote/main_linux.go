@@ -31,6 +31,8 @@ func Main() {
 		zygoteMain()
 	case nameSlot:
 		slotMain()
+	case nameOuterHolder:
+		outerHolderMain()
 	case nameHolder:
 		holderMain()
 	case NameProbe:

@@ -388,6 +388,9 @@ func (s *slot) readProc(name string) string {
 
 // userNamespace returns the descriptor of a new user namespace with one user uid, and a group of the same number, who
 // is user outside. Without nested no further namespace can be created in it.
+//
+// Its uid_map shows who that user is in the namespace around it. For every slot that is user 0: without privileges in
+// the zygote's namespace, otherwise in one that has no other purpose.
 func userNamespace(user, uid int, rootless, nested bool) (int, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -401,50 +404,83 @@ func userNamespace(user, uid int, rootless, nested bool) (int, error) {
 	}
 	defer held.Close()
 	defer hold.Close()
-	pid, err := syscall.ForkExec("/proc/self/exe", []string{nameHolder, strconv.FormatBool(nested)}, &syscall.ProcAttr{
-		Env:   []string{"GOMAXPROCS=1"},
-		Files: []uintptr{held.Fd(), w.Fd(), 2},
-		Sys: &syscall.SysProcAttr{
-			Cloneflags:                 unix.CLONE_NEWUSER,
-			UidMappings:                []syscall.SysProcIDMap{{ContainerID: uid, HostID: user, Size: 1}},
-			GidMappings:                []syscall.SysProcIDMap{{ContainerID: uid, HostID: user, Size: 1}},
-			GidMappingsEnableSetgroups: !rootless,
-			// The holder's writes need it, and exec would drop it.
-			AmbientCaps: []uintptr{unix.CAP_SYS_RESOURCE},
-			Pdeathsig:   syscall.SIGKILL,
-		},
-	})
+	args := []string{nameHolder, strconv.Itoa(uid), strconv.FormatBool(nested)}
+	attr := &syscall.SysProcAttr{UidMappings: idMap(uid, user), GidMappings: idMap(uid, user)}
+	if !rootless {
+		args[0] = nameOuterHolder
+		// Who makes a namespace must exist in the one around it: here as user 1.
+		attr.UidMappings = append(idMap(0, user), idMap(1, os.Geteuid())...)
+		attr.GidMappings = append(idMap(0, user), idMap(1, os.Getegid())...)
+		attr.AmbientCaps = []uintptr{unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SETFCAP}
+	}
+	pid, err := startHolder(args, attr, held, w)
 	if err != nil {
 		return -1, err
 	}
 	defer func() {
 		hold.Close()
-		var ws unix.WaitStatus
-		for {
-			if _, err := unix.Wait4(pid, &ws, 0, nil); err != unix.EINTR {
-				return
-			}
-		}
+		_ = waitFor(pid)
 	}()
 	w.Close()
-	var ready [1]byte
-	if _, err := r.Read(ready[:]); err != nil {
+	b := make([]byte, 32)
+	n, err := r.Read(b)
+	if err != nil {
 		return -1, fmt.Errorf("its holder process does not answer: %w", err)
 	}
-	return unix.Open(fmt.Sprintf("/proc/%d/ns/user", pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	return unix.Open(fmt.Sprintf("/proc/%s/ns/user", b[:n]), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }
 
-// holderMain holds a user namespace until its stdin ends. If the kernel does not let it forbid further namespaces, the
-// system call filter still does.
+// idMap maps one ID.
+func idMap(inside, outside int) []syscall.SysProcIDMap {
+	return []syscall.SysProcIDMap{{ContainerID: inside, HostID: outside, Size: 1}}
+}
+
+// startHolder starts this program in a new user namespace.
+func startHolder(args []string, attr *syscall.SysProcAttr, stdin, stdout *os.File) (int, error) {
+	attr.Cloneflags = unix.CLONE_NEWUSER
+	attr.AmbientCaps = append(attr.AmbientCaps, unix.CAP_SYS_RESOURCE) // the holder's writes need it, and exec would drop it
+	attr.Pdeathsig = syscall.SIGKILL
+	return syscall.ForkExec("/proc/self/exe", args, &syscall.ProcAttr{
+		Env: []string{"GOMAXPROCS=1"}, Files: []uintptr{stdin.Fd(), stdout.Fd(), 2}, Sys: attr,
+	})
+}
+
+// waitFor waits for the end of a child.
+func waitFor(pid int) error {
+	for {
+		if _, err := unix.Wait4(pid, nil, 0, nil); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// outerHolderMain starts the holder, whose user is user 0 here.
+func outerHolderMain() {
+	uid, err := strconv.Atoi(os.Args[1])
+	if err == nil {
+		var pid int
+		attr := &syscall.SysProcAttr{UidMappings: idMap(uid, 0), GidMappings: idMap(uid, 0)}
+		args := append([]string{nameHolder}, os.Args[1:]...)
+		if pid, err = startHolder(args, attr, os.Stdin, os.Stdout); err == nil {
+			err = waitFor(pid)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "user namespace:", err)
+	}
+}
+
+// holderMain holds a user namespace until its stdin ends, and prints its process ID. If the kernel does not let it
+// forbid further namespaces, the system call filter still does.
 func holderMain() {
 	limit := func(name, n string) { _ = os.WriteFile("/proc/sys/user/max_"+name, []byte(n), 0) }
-	if len(os.Args) == 2 && os.Args[1] == "false" {
+	if os.Args[2] == "false" {
 		limit("user_namespaces", "0")
 	}
 	// These count for the owner of the run's namespace as well, usually the host's root.
 	limit("inotify_instances", "16")
 	limit("inotify_watches", "8192")
 	limit("fanotify_groups", "0")
-	_, _ = os.Stdout.Write([]byte("."))
+	_, _ = os.Stdout.WriteString(strconv.Itoa(os.Getpid()))
 	_, _ = os.Stdin.Read(make([]byte, 1))
 }

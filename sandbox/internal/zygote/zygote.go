@@ -38,6 +38,8 @@ const (
 	Rootless   = "rootless"
 	nameSlot   = "cloister-slot"
 	nameHolder = "cloister-holder"
+	// nameOuterHolder starts nameHolder.
+	nameOuterHolder = "cloister-outer-holder"
 	// NameProbe is the path of this executable inside a sandbox that is being probed.
 	NameProbe = "/cloister-probe"
 	// NameProbeInput is a file in the working directory of NameProbe that it must not be able to change.

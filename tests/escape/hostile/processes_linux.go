@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -332,6 +333,11 @@ func abort() {
 func identity(r *report, _ []string) {
 	if uid, gid := os.Getuid(), os.Getgid(); uid != 1000 || gid != 1000 {
 		r.escape("user %d, group %d", uid, gid)
+	}
+	for _, name := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
+		if b, err := os.ReadFile(name); r.must(name, err) && !slices.Equal(strings.Fields(string(b)), []string{"1000", "0", "1"}) {
+			r.escape("%s is %s", name, strings.TrimSpace(string(b)))
+		}
 	}
 	// If a host cannot empty the list, its entries have no names in the sandbox.
 	if groups, err := os.Getgroups(); r.must("groups", err) && slices.ContainsFunc(groups, func(g int) bool { return g != 65534 && g != 1000 }) {
