@@ -5,8 +5,11 @@
 package namespace
 
 import (
+	"context"
 	"errors"
 	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
 )
 
 // KillZygote kills the zygote without the backend noticing, and waits for its end: a run that got a slot before would
@@ -48,6 +51,13 @@ func NewAttached(c Config) *Backend {
 
 // Lost returns how many runs were lost by a slot before they began.
 func (b *Backend) Lost() int64 { return b.lost.Load() }
+
+// Stop stops a run that has started, whose pid 1 is at the other end of a socket, and which is given an hour to end by
+// itself.
+func Stop(ctx context.Context, sock int) {
+	r := &run{control: sock, spec: &sandbox.Spec{Grace: time.Hour}}
+	r.stop(ctx, &progress{exited: make(chan struct{}), reaped: make(chan struct{})})
+}
 
 // LeaveNetwork ends a run in a slot whose process is at the other end of a socket.
 func LeaveNetwork(sock int) (noRoute int64, known bool, err error) {

@@ -196,7 +196,7 @@ func (r *run) enforceLimits(p *progress) {
 			r.mu.Lock()
 			r.exceeded = e
 			r.mu.Unlock()
-			_ = zygote.Send(r.control, []byte(zygote.WordKill))
+			r.kill()
 			return
 		}
 	}

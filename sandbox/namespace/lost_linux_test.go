@@ -3,6 +3,7 @@
 package namespace_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -272,5 +273,31 @@ func TestEndedRunOutlivesItsSlot(t *testing.T) {
 	}
 	if _, _, err := namespace.LeaveNetwork(ours); err == nil || err.Error() != "network of the run: no room" {
 		t.Errorf("of a slot that cannot: got %v", err)
+	}
+}
+
+// TestStopIsNotLost: a run whose socket takes no more messages is stopped nevertheless, at once.
+func TestStopIsNotLost(t *testing.T) {
+	t.Parallel()
+	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(sv[0])
+	defer unix.Close(sv[1])
+	if err := unix.SetNonblock(sv[0], true); err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		err = zygote.Send(sv[0], []byte(zygote.WordTerm))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	namespace.Stop(ctx, sv[0])
+	for err = unix.SetNonblock(sv[1], true); err == nil; {
+		_, _, err = zygote.Receive(sv[1])
+	}
+	if !errors.Is(err, os.ErrClosed) {
+		t.Errorf("pid 1 reads %v after what was sent, want the end", err)
 	}
 }

@@ -359,8 +359,7 @@ func (r *run) stop(ctx context.Context, p *progress) {
 	default:
 	}
 	p.stopped = true
-	if r.spec.Grace > 0 {
-		_ = zygote.Send(r.control, []byte(zygote.WordTerm))
+	if r.spec.Grace > 0 && zygote.Send(r.control, []byte(zygote.WordTerm)) == nil {
 		select {
 		case <-p.exited:
 			return
@@ -369,7 +368,13 @@ func (r *run) stop(ctx context.Context, p *progress) {
 		case <-time.After(r.spec.Grace):
 		}
 	}
-	_ = zygote.Send(r.control, []byte(zygote.WordKill))
+	r.kill()
+}
+
+// kill ends the run: pid 1 exits when no more messages can come. Unlike a message of its own, which needs memory and
+// room in a queue, this cannot be lost. The slot's reports still arrive.
+func (r *run) kill() {
+	_ = unix.Shutdown(r.control, unix.SHUT_WR) // fails only if nobody is left
 }
 
 // receive returns the next report and its descriptors.
@@ -395,7 +400,7 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 		if errors.Is(err, zygote.ErrTruncated) {
 			// The run cannot continue without it, but is followed to its end.
 			lost, begun = fmt.Errorf("follow the run: %w", err), true
-			_ = zygote.Send(r.control, []byte(zygote.WordKill))
+			r.kill()
 			continue
 		}
 		if errors.Is(err, os.ErrClosed) {

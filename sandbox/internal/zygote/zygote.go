@@ -20,9 +20,9 @@
 //
 // One packet on the slot's socket requests a run, with descriptors in the order of the fd constants. Control then
 // carries reports: Ready from the command before it executes, Started from the slot afterwards, Exited when the command
-// ended, and Reaped once pid 1 and everything in its pid namespace is dead. The worker sends "term" and "kill" to pid
-// 1; when the worker dies, control closes and pid 1 ends the run. If control closes before Ready, the run has not
-// begun; if it closes before Reaped, the slot's socket or the zygote reports why.
+// ended, and Reaped once pid 1 and everything in its pid namespace is dead. The worker sends "term" to pid 1; when it
+// shuts down its end of control, or dies, pid 1 ends the run. If control closes before Ready, the run has not begun; if
+// it closes before Reaped, the slot's socket or the zygote reports why.
 package zygote
 
 import (
@@ -90,11 +90,8 @@ const (
 // MaxImages is the maximum number of images of one run: the kernel passes 253 descriptors at once.
 const MaxImages = 200
 
-// Messages from the worker on control.
-const (
-	WordTerm = "term" // send SIGTERM to every process of the run
-	WordKill = "kill" // end the run now
-)
+// WordTerm is the worker's message on control to send SIGTERM to every process of the run.
+const WordTerm = "term"
 
 // A Slot describes a new slot.
 type Slot struct {
