@@ -153,7 +153,7 @@ func TestConditionsThatTheHostDenies(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
 	cmd.Env = append(os.Environ(), deniedVariable+"=all personality")
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "tier full: <nil>\n") || !strings.Contains(string(out), `"hostname" "user" "umask" "cpus" "skipped pids"`) {
+	if err != nil || !strings.Contains(string(out), "tier "+f.Tier+": <nil>\n") || !strings.Contains(string(out), `"hostname" "user" "umask" "cpus" "skipped pids"`) {
 		t.Errorf("got %q, %v; want all conditions but the fixed layout", out, err)
 	}
 }

@@ -81,7 +81,7 @@ func (b *Backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	}
 	b.probeConditions(ctx)
 	enforced := b.features(b.capabilities())
-	enforced.Checks, enforced.Tier, enforced.Layers = f.Checks, b.tier(), b.layers()
+	enforced.Checks, enforced.Tier, enforced.Layers = f.Checks, b.tier(f.Checks), b.layers()
 	return *enforced, nil
 }
 
@@ -174,14 +174,16 @@ func detail(ok bool, yes, no string) string {
 }
 
 // tier names what is in force.
-func (b *Backend) tier() string {
+func (b *Backend) tier(checks []sandbox.Check) string {
 	switch {
-	case len(b.config.Without) == 0:
-		return "full"
 	case slices.Equal(b.config.Without, NamespacesOnly):
 		return "namespaces"
+	case len(b.config.Without) > 0:
+		return "weakened"
+	case slices.ContainsFunc(checks, func(c sandbox.Check) bool { return !c.OK }):
+		return "partial"
 	}
-	return "weakened"
+	return "full"
 }
 
 // probeRun runs this executable as NameProbe under some conditions.

@@ -295,7 +295,7 @@ func newRunnerFixture(t *testing.T) (*fixture, sandbox.Features) {
 	t.Helper()
 	w := newFixture(t)
 	f := w.features[w.backend(t, nil)]
-	if f.Tier != "full" {
+	if f.Tier != "full" && f.Tier != "partial" {
 		sandboxtest.Unavailable(t, "namespaces", fmt.Sprintf("tier %q", f.Tier))
 	}
 	if err := w.resetStore(); err != nil {

@@ -185,7 +185,11 @@ func (c *client) ownMetadata(m *repb.ExecutedActionMetadata) {
 	if err := m.AuxiliaryMetadata[0].UnmarshalTo(&x); err != nil {
 		c.Fatal(err)
 	}
-	if x.Sandbox.GetTier() != "full" || len(x.Sandbox.GetLayers()) == 0 || x.SpecHash == "" || x.Usage.GetPeakResidentBytes() == 0 {
+	tier := "full"
+	if len(x.Sandbox.GetNotEnforced()) > 0 {
+		tier = "partial"
+	}
+	if x.Sandbox.GetTier() != tier || len(x.Sandbox.GetLayers()) == 0 || x.SpecHash == "" || x.Usage.GetPeakResidentBytes() == 0 {
 		c.Errorf("auxiliary metadata: got %v", &x)
 	}
 	// For Buildbarn's browser.

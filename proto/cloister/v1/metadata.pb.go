@@ -325,7 +325,7 @@ type Sandbox struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The mechanism: "namespace".
 	Backend string `protobuf:"bytes,1,opt,name=backend,proto3" json:"backend,omitempty"`
-	// "full" if every required layer was in force.
+	// "full" if every layer was in force, "partial" if the host lacked some.
 	Tier string `protobuf:"bytes,2,opt,name=tier,proto3" json:"tier,omitempty"`
 	// The layers in force.
 	Layers []string `protobuf:"bytes,3,rep,name=layers,proto3" json:"layers,omitempty"`

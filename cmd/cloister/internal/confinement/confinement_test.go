@@ -8,16 +8,17 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// TestTierTextNamesMissingLimits: "full" must not hide that an action may take all memory.
+// TestTierTextNamesMissingLimits: the tier must not hide that an action may take all memory.
 func TestTierTextNamesMissingLimits(t *testing.T) {
 	for _, c := range []struct {
+		tier   string
 		limits []sandbox.Limit
 		want   string
 	}{
-		{sandbox.AllLimits, "full"},
-		{sandbox.AllLimits[2:], "full, without limits of memory, CPU time"},
+		{"full", sandbox.AllLimits, "full"},
+		{"partial", sandbox.AllLimits[2:], "partial, without limits of memory, CPU time"},
 	} {
-		if got := TierText(sandbox.Features{Tier: "full", Limits: c.limits}); got != c.want {
+		if got := TierText(sandbox.Features{Tier: c.tier, Limits: c.limits}); got != c.want {
 			t.Errorf("limits %v: got %q, want %q", c.limits, got, c.want)
 		}
 	}
