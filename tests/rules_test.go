@@ -580,6 +580,7 @@ var skips = map[string]int{
 	"cas/tree/capture_test.go":                      1, // -short
 	"cas/tree/internal/erofs/erofs_test.go":         1,
 	"sandbox/namespace/cost_linux_test.go":          1, // a benchmark
+	"sandbox/namespace/lacking_linux_test.go":       1, // tests that run only as a child process
 	"sandbox/namespace/namespace_test.go":           1, // ordinary users run the same in another test
 	"tests/bazel/bazel_linux_test.go":               1,
 	"tests/escape/escape_linux_test.go":             1,

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package namespace_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+)
+
+// TestKernelsThatLackALayer runs the parts of the contract that concern files and processes, and TestWhatIsLacking, as
+// on kernels without Landlock or overlayfs.
+func TestKernelsThatLackALayer(t *testing.T) {
+	t.Parallel()
+	backend(t, namespace.Config{})
+	const contract = "ProbeNamesTheTier|IdentityIsFixed|UndeclaredPathsAreAbsent|InputsCannotBeChanged|InputInsideWritableDirectoryCannotBeChanged|" +
+		"OutputsOverInputs|OnlyOutputsAndTempAreWritable|TempIsPrivateToARun|OtherRunsAreInvisible|HostNetworkIsUnreachable|ViolationsAreRecorded"
+	for _, layer := range []string{"landlock", "overlayfs"} {
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^Test(Backend|WhatIsLacking)$/^("+contract+")$", "-test.v")
+		cmd.Dir = t.TempDir()
+		cmd.Env = append(os.Environ(), deniedVariable+"=tests "+layer, "CLOISTER_REQUIRE=")
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "--- PASS: TestWhatIsLacking ") || !strings.Contains(string(out), "--- PASS: TestBackend ") {
+			t.Errorf("without %s: %v\n%s", layer, err, out)
+		}
+	}
+}
+
+// TestWhatIsLacking: what a kernel lacks is reported, a run works without it, and cannot change its inputs.
+func TestWhatIsLacking(t *testing.T) {
+	lacking := os.Getenv(lackingVariable)
+	if lacking == "" {
+		t.Skip("TestKernelsThatLackALayer runs it")
+	}
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir = filepath.Join(dir, "the-store")
+	if err := os.Mkdir(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	blob := filepath.Join(dir, "blob")
+	if err := os.WriteFile(blob, []byte("text"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	b, f := backend(t, namespace.Config{Hidden: []string{dir}})
+	enforced := func(name string) bool {
+		return slices.ContainsFunc(f.Checks, func(c sandbox.Check) bool { return c.Name == name && c.OK })
+	}
+	hidden := enforced(string(namespace.HiddenPaths))
+	if f.Tier != "partial" {
+		t.Errorf("without %s: got tier %s, want partial; checks %+v", lacking, f.Tier, f.Checks)
+	}
+	if lacking == "landlock" && (enforced("landlock") || slices.Contains(f.Layers, "landlock")) || lacking == "overlayfs" && (hidden || f.Lower) {
+		t.Errorf("without %s: got layers %q, overlays over inputs %t, checks %+v", lacking, f.Layers, f.Lower, f.Checks)
+	}
+	s := script(t, "cat /in/blob; (echo other > /in/blob) 2>/dev/null; rm -f /in/blob 2>/dev/null; cat /proc/self/mountinfo")
+	s.Inputs = append(s.Inputs, sandbox.Input{Target: "/in/blob", Content: "x", Source: blob})
+	var said strings.Builder
+	res, err := b.Run(t.Context(), s, sandbox.Stdio{Stdout: &said, Stderr: &said})
+	if err != nil || res.ExitCode != 0 || !strings.HasPrefix(said.String(), "text") {
+		t.Fatalf("got %+v, %v\n%s", res, err, &said)
+	}
+	if shown := strings.Contains(said.String(), "the-store"); shown == hidden {
+		t.Errorf("without %s: paths are hidden: %t; the mount table is\n%s", lacking, hidden, &said)
+	}
+	if text, err := os.ReadFile(blob); err != nil || string(text) != "text" {
+		t.Errorf("the run changed its input: %q, %v", text, err)
+	}
+}
