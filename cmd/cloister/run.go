@@ -20,22 +20,16 @@ func runCommand() *cobra.Command {
 		Use: "run [-it] [--in DIR | --git DIR@REVISION] [--image IMAGE] [--out PATH]... [--env K=V]... -- COMMAND [ARG]...\n" +
 			"  cloister run --action DIGEST [--server URL] [--instance NAME] [--shell] [--out-dir DIR]",
 		Short: "Run a command or a stored action in the sandbox",
-		Long: `Run executes a command as an action. The files of --in, or of a commit with --git, are its read-only inputs in the
-working directory; the paths of --out are copied to --out-dir afterwards. The environment has only the variables of
---env and --pass-env, PATH, HOME and TMPDIR, and the network only loopback. A piped stdin is passed on, except with
--n, --manifest or --metrics. --seed derives CLOISTER_SEED, PYTHONHASHSEED and, where possible, the kernel's randomness.
+		Long: `Run executes a command as an action. The files of --in or --git are its read-only inputs in the working directory; the
+paths of --out are copied to --out-dir afterwards. Its environment has PATH, HOME, TMPDIR and what --env, --pass-env and
+--seed set, its network only loopback and --allow. A piped stdin is passed on, except with -n, --manifest or --metrics.
 
-With --action, run fetches an action from a server and executes it here, dropping its outputs unless --out-dir is
-given; --shell opens a shell in its place.
-
-The exit code is that of the command, or of the first run that fails; 1 if it succeeds without an output of --out; 128+N
-after signal N; and 125 if Cloister itself failed. With --action it is also 4 if blobs are absent from the server, and 5
-if the server cannot be reached.`,
+The exit code is that of the command, or of the first run that fails; 1 if an output of --out is missing; 128+N after
+signal N; 125 if Cloister failed. With --action, an action of a server runs here; its outputs are dropped
+without --out-dir, and the exit code is also 4 if blobs are absent from the server, and 5 if it cannot be reached.`,
 		Example: `  cloister run -- /bin/sh -c 'id; ls -l /'
-  cloister run --in src --out app -- gcc -o app main.c
-  cloister run --git .@v1.2 --out app -- make app        # the files of a tag; the worktree is not looked at
-  cloister run --git . --seed 7 -n 10 --manifest run.txt --metrics run.json -- ./simulate
-  cloister run --root debian -- /bin/ls -l /             # in this root file system; nothing of the host is visible
+  cloister run --in src --out app --memory 2GiB --summary -- gcc -o app main.c
+  cloister run --git .@v1.2 --seed 7 -n 10 --manifest run.txt -- ./simulate   # the files of a tag, not of the worktree
   cloister run --image docker.io/library/gcc:14 --in . --out app -- gcc -o app main.c
   cloister run -it --in . -- bash                        # a shell in the sandbox
   cloister run --action 9f2c...e1/142 --shell            # look around where an action failed`,
@@ -73,9 +67,11 @@ if the server cannot be reached.`,
 	c.ActionFlags.Register(cmd)
 	c.RegisterRoot(cmd)
 	c.RegisterImage(cmd)
+	c.RegisterLimits(cmd)
 	f.IntVarP(&c.Runs, "runs", "n", 1, "number of runs, each with a fresh working directory")
 	f.StringVar(&c.Manifest, "manifest", "", "file for the manifest of the first run")
 	f.StringVar(&c.Metrics, "metrics", "", "JSON file for the times and the resource usage of the runs")
+	f.BoolVar(&c.Summary, "summary", false, "print time, peak memory, disk use and violations at the end, on stderr")
 	f.StringVar(&c.OutDir, "out-dir", "", "directory for outputs (default: the current one, with --action none)")
 	f.StringVar(&c.ActionName, "action", "", "stored action to run: a digest, its first 8 digits, ^1 for the latest, or a target")
 	f.StringVar(&c.Target, "target", "", "target label for the rules of the policy")

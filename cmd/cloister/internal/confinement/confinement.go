@@ -29,6 +29,7 @@ type Flags struct {
 	Policy     string
 	sourceTree string
 	images     []string
+	endpoints  []string // that the built-in policy allows
 }
 
 // Register adds the flags.
@@ -74,6 +75,13 @@ func (c *Flags) AllowRegistries(registries []string) error {
 	return nil
 }
 
+// AllowEndpoints makes the built-in policy allow endpoints. A file of --policy decides itself.
+func (c *Flags) AllowEndpoints(endpoints []sandbox.Endpoint) {
+	for _, e := range endpoints {
+		c.endpoints = append(c.endpoints, e.String())
+	}
+}
+
 // ImageFlags returns the flags that another command needs to treat images like this one.
 func (c *Flags) ImageFlags() []string {
 	if len(c.images) == 0 {
@@ -112,11 +120,16 @@ func (c *Flags) BackendConfig() (namespace.Config, error) {
 // audited unless the file says otherwise.
 func (c *Flags) LoadPolicy() (*policy.Policy, error) {
 	p := policy.Default()
-	if c.Policy != "" {
-		var err error
-		if p, err = parsePolicy("--policy", c.Policy); err != nil {
-			return nil, err
-		}
+	var err error
+	switch {
+	case c.Policy != "":
+		p, err = parsePolicy("--policy", c.Policy)
+	case len(c.endpoints) > 0:
+		allow := "{network: {allow: [" + strings.Join(c.endpoints, ", ") + "]}}"
+		p, err = policy.Parse("--allow", []byte("version: 1\nprofiles: {build: "+allow+", test: "+allow+"}\n"))
+	}
+	if err != nil {
+		return nil, err
 	}
 	host := thisHost()
 	if c.sourceTree != "" {

@@ -3,9 +3,13 @@
 package confinement
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
 // TestTierTextNamesMissingLimits: the tier must not hide that an action may take all memory.
@@ -20,6 +24,34 @@ func TestTierTextNamesMissingLimits(t *testing.T) {
 	} {
 		if got := TierText(sandbox.Features{Tier: c.tier, Limits: c.limits}); got != c.want {
 			t.Errorf("limits %v: got %q, want %q", c.limits, got, c.want)
+		}
+	}
+}
+
+// TestEndpointsOfFlags: --allow extends the built-in policy and no other.
+func TestEndpointsOfFlags(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(file, []byte("version: 1\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		policy, mnemonic, request string
+		ok                        bool
+	}{
+		{"", "", "example.org:443", true},
+		{"", "TestRunner", "192.0.2.1:80", true},
+		{"", "", "example.org:80", false},
+		{file, "", "example.org:443", false},
+	} {
+		f := Flags{Policy: c.policy}
+		f.AllowEndpoints([]sandbox.Endpoint{{Host: "example.org", Port: 443}, {Host: "192.0.2.1", Port: 80}})
+		p, err := f.LoadPolicy()
+		if err != nil {
+			t.Fatal(err)
+		}
+		request := policy.Request{Mnemonic: c.mnemonic, Properties: []policy.Property{{Name: "cloister-network", Value: c.request}}}
+		if _, err = p.Compile(request, sandbox.AllLimits); (err == nil) != c.ok || err != nil && !errors.Is(err, policy.ErrRefused) {
+			t.Errorf("policy %q, mnemonic %q, endpoint %s: got %v", c.policy, c.mnemonic, c.request, err)
 		}
 	}
 }

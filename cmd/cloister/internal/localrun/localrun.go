@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -35,6 +34,7 @@ type Config struct {
 	Runs     int
 	Manifest string
 	Metrics  string
+	Summary  bool
 
 	Sandbox confinement.Flags
 
@@ -95,6 +95,7 @@ func (c *Config) Check(cmd *cobra.Command) error {
 	if err := c.Sandbox.AllowRegistries(c.Registries()); err != nil {
 		return err
 	}
+	c.Sandbox.AllowEndpoints(c.Endpoints)
 	if term := os.Getenv("TERM"); c.TTY && term != "" {
 		c.SetDefault("TERM", term)
 	}
@@ -117,7 +118,14 @@ func Run(ctx context.Context, c *Config) (int, error) {
 	m := &metrics{}
 	code, err := c.runOn(ctx, w, m)
 	m.Close, err = timed(func() error { return errors.Join(err, w.Close()) })
-	if err == nil && c.Metrics != "" {
+	if err != nil {
+		return code, err
+	}
+	m.finish()
+	if c.Summary {
+		m.summarize(os.Stderr)
+	}
+	if c.Metrics != "" {
 		err = m.write(c.Metrics)
 	}
 	return code, err
@@ -156,12 +164,12 @@ func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (
 		t.Queued = time.Now()
 		out, err := c.execute(ctx, w.Local, &t, in.Store)
 		if err != nil {
-			return 0, err
+			return 0, c.ExplainRefusal(err)
 		}
 		m.add(t.Queued, out)
 		if text := remarks(out, task.Action); text != "" {
 			if c.ActionName == "" {
-				text = asFlags(text)
+				text = c.asFlags(text)
 			}
 			fmt.Fprintln(os.Stderr, text)
 		}
@@ -283,14 +291,14 @@ func remarks(out *worker.Outcome, action cas.Digest) string {
 	return out.Message
 }
 
-// requests matches the advice to request a resource in a message for clients.
-var requests = regexp.MustCompile(`exec_properties = \{"([a-z-]+)": "(\w+)"\}`)
-
 // asFlags replaces the advice in a message for clients by flags of run.
-func asFlags(message string) string {
+func (c *Config) asFlags(message string) string {
 	message = strings.ReplaceAll(message, `raise it; for a Bazel test, set timeout = "long" in BUILD or pass --test_timeout`, "raise it with --timeout")
 	message = strings.ReplaceAll(message, "set a longer one in the client", "set a longer one with --timeout")
-	return requests.ReplaceAllString(message, "--property $1=$2")
+	if c.Sandbox.Policy == "" {
+		message = strings.ReplaceAll(message, "or allow the endpoint in the policy", "or allow the endpoint with --allow")
+	}
+	return localworker.AsFlags(message)
 }
 
 // keep writes the manifest and the outputs of a run to the requested files, or reports that outputs are dropped.

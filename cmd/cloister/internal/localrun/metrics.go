@@ -6,6 +6,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"math"
 	"os"
 	"slices"
@@ -15,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
@@ -76,6 +79,8 @@ type runMetrics struct {
 	PeakProcesses int64         `json:"peak_processes,omitzero"`
 	ReadBytes     int64         `json:"read_bytes"`
 	WrittenBytes  int64         `json:"written_bytes"`
+
+	Violations int64 `json:"violations"` // distinct ones, and limits that were hit
 }
 
 // timed calls f and returns its duration.
@@ -128,6 +133,7 @@ func (m *metrics) add(asked time.Time, out *worker.Outcome) {
 			run.User, run.System = u.GetUserTime().AsDuration(), u.GetSystemTime().AsDuration()
 			run.PeakMemory, run.PeakResident, run.PeakProcesses = u.GetPeakMemoryBytes(), u.GetPeakResidentBytes(), u.GetPeakProcesses()
 			run.ReadBytes, run.WrittenBytes = u.GetReadBytes(), u.GetWrittenBytes()
+			run.Violations = violations(&e)
 		}
 	}
 	if !slices.ContainsFunc(m.Runs, func(o runMetrics) bool { return o.StableHash == run.StableHash }) {
@@ -136,8 +142,21 @@ func (m *metrics) add(asked time.Time, out *worker.Outcome) {
 	m.Runs = append(m.Runs, run)
 }
 
-// write writes the metrics to a file.
-func (m *metrics) write(name string) error {
+// violations returns how many violations a run had, including events that were omitted.
+func violations(e *cloisterpb.Execution) int64 {
+	n := e.EventsOmitted
+	for _, event := range e.Events {
+		switch sandbox.EventKind(event.Kind) {
+		case sandbox.EventAllowed, sandbox.EventUnreachable, sandbox.EventOutput:
+		default:
+			n++
+		}
+	}
+	return n
+}
+
+// finish computes what concerns all runs.
+func (m *metrics) finish() {
 	m.Format, m.Equal = metricsFormat, m.StableHashes == 1
 	of := func(value func(*runMetrics) time.Duration) spread {
 		var all []time.Duration
@@ -150,6 +169,35 @@ func (m *metrics) write(name string) error {
 	m.SetUp = of(func(r *runMetrics) time.Duration { return r.SetUp })
 	m.Run = of(func(r *runMetrics) time.Duration { return r.Run })
 	m.CleanUp = of(func(r *runMetrics) time.Duration { return r.CleanUp })
+}
+
+// summarize prints the metrics for people: times of the median run, totals, and the highest peak.
+func (m *metrics) summarize(out io.Writer) {
+	var all runMetrics
+	for _, r := range m.Runs {
+		all.User, all.System = all.User+r.User, all.System+r.System
+		all.ReadBytes, all.WrittenBytes = all.ReadBytes+r.ReadBytes, all.WrittenBytes+r.WrittenBytes
+		all.PeakMemory, all.PeakResident = max(all.PeakMemory, r.PeakMemory), max(all.PeakResident, r.PeakResident)
+		all.Violations += r.Violations
+	}
+	short := func(d time.Duration) time.Duration { return d.Round(100 * time.Microsecond) }
+	took := short(m.Run.P50).String()
+	if n := len(m.Runs); n > 1 {
+		took = fmt.Sprintf("%v median, %v 95th percentile of %d runs", took, short(m.Run.P95), n)
+	}
+	memory := sandbox.Bytes(all.PeakMemory) + " at most"
+	if all.PeakMemory == 0 {
+		memory = sandbox.Bytes(all.PeakResident) + " at most in one process"
+	}
+	fmt.Fprintf(out, "time        %s (set-up %v, clean-up %v)\n", took, short(m.SetUp.P50), short(m.CleanUp.P50))
+	fmt.Fprintf(out, "processor   %v user, %v system\n", short(all.User), short(all.System))
+	fmt.Fprintf(out, "memory      %s\n", memory)
+	fmt.Fprintf(out, "disk        %s read, %s written\n", sandbox.Bytes(all.ReadBytes), sandbox.Bytes(all.WrittenBytes))
+	fmt.Fprintf(out, "violations  %d\n", all.Violations)
+}
+
+// write writes the finished metrics to a file.
+func (m *metrics) write(name string) error {
 	b, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return err

@@ -25,6 +25,7 @@ func TestMetricsAreOfAllRuns(t *testing.T) {
 			})
 		}
 		name := filepath.Join(t.TempDir(), "m.json")
+		m.finish()
 		if err := m.write(name); err != nil {
 			t.Fatal(err)
 		}

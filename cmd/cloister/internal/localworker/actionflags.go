@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/images"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -40,9 +41,12 @@ type ActionFlags struct {
 	property   []string
 	Timeout    time.Duration
 	seed       string
+	limits     [len(limitFlags)]string
+	allow      []string
 	Args       []string
 
 	// Set by Check.
+	Endpoints       []sandbox.Endpoint // --allow
 	repository, rev string
 	number          *uint64       // --seed, nil without one
 	container       images.Source // --image, zero without one
@@ -51,7 +55,7 @@ type ActionFlags struct {
 }
 
 // ActionFlagNames are the names of the flags. A stored action states all of this itself.
-var ActionFlagNames = []string{"in", "root", "image", "git", "submodules", "out", "env", "pass-env", "property", "timeout", "seed"}
+var ActionFlagNames = []string{"in", "root", "image", "git", "submodules", "out", "env", "pass-env", "property", "timeout", "seed", "memory", "cpu-time", "processes", "allow"}
 
 // Register adds the flags.
 func (r *ActionFlags) Register(cmd *cobra.Command) {
@@ -136,6 +140,9 @@ func (r *ActionFlags) Check() error {
 			return fmt.Errorf("--seed %q: write a whole number from 0 to %d", r.seed, uint64(math.MaxUint64-1))
 		}
 		r.number = &n
+	}
+	if err := r.checkLimits(); err != nil {
+		return err
 	}
 	if err := r.checkProperties(); err != nil {
 		return err
