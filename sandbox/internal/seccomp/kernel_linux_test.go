@@ -123,7 +123,7 @@ func tryNumbers() {
 		numbers = append(numbers, nr)
 	}
 	for _, nr := range numbers {
-		if r := of(nr); r != nil && (len(r.cases) > 0 || r.otherwise != refuse && r.otherwise != absent) {
+		if r := of(nr); r != nil && (len(r.cases) > 0 || r.otherwise != refuse && r.otherwise != absent && r.otherwise != omit) {
 			continue
 		}
 		_, _, errno := unix.RawSyscall6(uintptr(nr), nonsense, nonsense, nonsense, nonsense, nonsense, nonsense)

@@ -52,6 +52,8 @@ func (c Config) answer(r *rule, v verdict) uint32 {
 		return returnAllow
 	case v == absent:
 		return returnErrno | uint32(unix.ENOSYS)
+	case v == omit:
+		return returnErrno // 0
 	case c.Monitor != MonitorOff:
 		return returnNotify
 	case r.errno != 0:

@@ -17,6 +17,8 @@ type verdict uint8
 const (
 	// absent: fails with ENOSYS and is never reported.
 	absent verdict = iota
+	// omit: succeeds without reaching the kernel, and is never reported.
+	omit
 	// refuse: fails with the rule's errno, from the filter or from the monitor.
 	refuse
 	// allow: performed by the kernel.
@@ -306,7 +308,7 @@ var rules = []rule{
 	{otherwise: absent, calls: `clone3 io_uring_setup io_uring_enter io_uring_register io_setup io_destroy io_submit
 		io_cancel io_getevents io_pgetevents statmount listmount`},
 	// They write the host's disks, and nothing of the run is on one.
-	{otherwise: absent, calls: `sync syncfs`},
+	{otherwise: omit, calls: `sync syncfs`},
 	// No program that builds needs these yet.
 	{otherwise: absent, calls: `setxattrat getxattrat listxattrat removexattrat file_getattr file_setattr
 		cachestat process_madvise process_mrelease lsm_get_self_attr lsm_set_self_attr lsm_list_modules
@@ -380,12 +382,14 @@ func (a all) holds(args [6]uint64) bool {
 	})
 }
 
-// Errno returns the error of a refused call, from the filter or from the monitor.
+// Errno returns the error of a call that the filter or the monitor answers; 0 means success.
 func Errno(nr int) unix.Errno {
 	r := of(nr)
 	switch {
 	case r == nil || r.otherwise == absent:
 		return unix.ENOSYS
+	case r.otherwise == omit:
+		return 0
 	case r.errno != 0:
 		return r.errno
 	}
