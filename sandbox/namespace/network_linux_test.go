@@ -3,6 +3,7 @@
 package namespace_test
 
 import (
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,9 @@ import (
 func TestNetworkIsKeptOnlyUnused(t *testing.T) {
 	t.Parallel()
 	off := func(s *sandbox.Spec) { s.Audit = sandbox.AuditOff }
+	ownBase := func(s *sandbox.Spec) {
+		s.Inputs = append(s.Inputs, sandbox.Input{Target: "/in", Content: "x", Source: "in"})
+	}
 	for _, c := range []struct {
 		name    string
 		without []namespace.Layer
@@ -28,6 +32,8 @@ func TestNetworkIsKeptOnlyUnused(t *testing.T) {
 		{"a connection", nil, nil, "tcp", false},
 		{"a datagram", nil, nil, "udp", false},
 		{"a netlink socket", nil, nil, "netlink", false},
+		{"a connection, in a base of its own", nil, ownBase, "tcp", false},
+		{"nothing, in a base of its own", nil, ownBase, "", true},
 		{"nothing, without audit", nil, off, "", false},
 		{"nothing, without the monitor", []namespace.Layer{namespace.Monitor}, off, "", false},
 		{"nothing, without a filter", []namespace.Layer{namespace.Seccomp}, off, "", false},
@@ -39,6 +45,11 @@ func TestNetworkIsKeptOnlyUnused(t *testing.T) {
 				r := program(t, append([]string{"link=/proc/self/ns/net"}, words...)...)
 				if set := r.Spec; c.spec != nil {
 					r.Spec = func(s *sandbox.Spec) { set(s); c.spec(s) }
+				}
+				r.Setup = func(t testing.TB, ws *os.Root) {
+					if err := ws.Mkdir("in", 0o755); err != nil {
+						t.Fatal(err)
+					}
 				}
 				r.Do(t, b)
 				id, text, _ = strings.Cut(r.Stdout, "\n")

@@ -258,10 +258,10 @@ func readFile(fd int) ([]byte, error) {
 
 // newNetwork gives the thread, and what it forks, an unused network namespace.
 func (s *slot) newNetwork() error {
-	if s.base == nil || s.base.HostNetwork {
-		return nil // the zygote's
-	}
 	s.ownNetwork = false
+	if s.base == nil || s.base.HostNetwork {
+		return nil // the next run makes it, or has the zygote's
+	}
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("network namespace: %w", err)
 	}
