@@ -40,8 +40,8 @@ type EventKind string
 
 // The kinds of Event.
 const (
-	// EventConnect is a denied connection, or a datagram to a peer. Subject is the protocol and the peer: "tcp
-	// 10.0.0.1:443", "unix @name", "vsock".
+	// EventConnect is a denied connection, a datagram to a peer or a lookup of a name. Subject is the protocol and the peer:
+	// "tcp 10.0.0.1:443", "unix @name", "vsock"; "dns" and the name for a lookup, with the types in Detail: "A, AAAA".
 	EventConnect EventKind = "connect"
 	// EventAllowed is a connection to an allowed endpoint. Subject is the endpoint.
 	EventAllowed EventKind = "allowed"
@@ -107,9 +107,12 @@ func (e Event) String() string {
 	what, hint := string(e.Kind)+" "+e.Subject, e.Detail
 	switch e.Kind {
 	case EventConnect:
+		if name, ok := strings.CutPrefix(e.Subject, "dns "); ok {
+			return e.lookup(name)
+		}
 		what = fmt.Sprintf("denied: connection to %s (no network)", e.Subject)
 		if strings.HasPrefix(e.Subject, "tcp ") || strings.HasPrefix(e.Subject, "udp ") {
-			hint = cmp.Or(hint, "add what it needs to the inputs, or allow the endpoint in the policy")
+			hint = cmp.Or(hint, provide)
 		}
 	case EventAllowed:
 		what = fmt.Sprintf("allowed: connection to %s", e.Subject)
@@ -147,4 +150,20 @@ func (e Event) String() string {
 		what += "; " + hint
 	}
 	return what
+}
+
+// provide is what to do if a run tries to reach another host.
+const provide = "add what it needs to the inputs, or allow the endpoint in the policy"
+
+// lookup describes a denied lookup.
+func (e Event) lookup(name string) string {
+	what := "denied: lookup of " + name
+	if e.Process != "" {
+		what += " (" + e.Process + ")"
+	}
+	what += ": no network access"
+	if e.Count > 1 {
+		what += fmt.Sprintf(", %d times", e.Count)
+	}
+	return what + "; " + provide
 }

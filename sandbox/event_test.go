@@ -25,6 +25,9 @@ func TestEventString(t *testing.T) {
 		"denied: connection to tcp 192.0.2.1:80 (no network) by curl (connect); add what it needs to the inputs, or allow the endpoint in the policy": {
 			Kind: sandbox.EventConnect, Subject: "tcp 192.0.2.1:80", Syscall: "connect", Process: "curl",
 		},
+		"denied: lookup of example.com (curl): no network access, 2 times; add what it needs to the inputs, or allow the endpoint in the policy": {
+			Kind: sandbox.EventConnect, Subject: "dns example.com", Process: "curl", Count: 2, Detail: "A, AAAA",
+		},
 		"failed: execution of cc (not in the sandbox); the environment has no PATH": {
 			Kind: sandbox.EventExec, Subject: "cc", Detail: "the environment has no PATH",
 		},

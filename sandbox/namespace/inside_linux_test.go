@@ -3,9 +3,11 @@
 package namespace_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"strings"
 	"testing"
@@ -46,6 +48,7 @@ var acts = map[string]func(string) error{
 	"cycle":   leaveCycles,
 	"lock":    func(p string) error { return lockFile(p, unix.LOCK_EX|unix.LOCK_NB) },
 	"wait":    func(string) error { _, err := unix.Poll(nil, -1); return err },
+	"lookup":  lookUp,
 	"state":   func(string) error { return printState() },
 }
 
@@ -74,6 +77,16 @@ func act(t testing.TB, b *namespace.Backend, words ...string) string {
 		t.Fatalf("%v: exit code %d\n%s%s", words, r.Result.ExitCode, r.Stdout, r.Stderr)
 	}
 	return r.Stdout
+}
+
+// lookUp looks a name up as a static Go program does.
+func lookUp(name string) error {
+	_, err := (&net.Resolver{PreferGo: true}).LookupHost(context.Background(), name)
+	if e, ok := errors.AsType[*net.DNSError](err); ok && e.IsNotFound {
+		fmt.Println("not found by", e.Server)
+		return nil
+	}
+	return err
 }
 
 func printFile(name string) error {
@@ -186,9 +199,22 @@ func lockFile(name string, how int) error {
 
 // printState prints the state of the network.
 func printState() error {
-	for _, f := range []string{"snmp", "snmp6", "netstat", "dev", "tcp", "tcp6", "udp", "udp6", "unix"} {
+	for _, f := range []string{"snmp", "snmp6", "netstat", "dev", "tcp", "tcp6", "unix"} {
 		if err := printFile("/proc/self/net/" + f); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
+		}
+	}
+	for _, f := range []string{"udp", "udp6"} {
+		text, err := os.ReadFile("/proc/self/net/" + f)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		for line := range strings.Lines(string(text)) {
+			if f := strings.Fields(line); len(f) == 13 && f[0] != "sl" {
+				f[0], f[9], f[11] = "", "", "" // bucket, inode and hashed address of the socket
+				line = strings.Join(f, " ") + "\n"
+			}
+			fmt.Print(f, " ", line)
 		}
 	}
 	return nil

@@ -114,12 +114,13 @@ func encode(program []unix.SockFilter) []byte {
 	return b
 }
 
-// monitorConfig returns the permissions of a run, for its syscall monitor. The run cannot write to the output
-// directories unwritable. user is its user, as the worker sees it.
-func monitorConfig(spec *sandbox.Spec, source map[string]string, unwritable []string, user int) monitor.Config {
+// monitorConfig returns the permissions of the run, for its syscall monitor.
+func (r *run) monitorConfig() monitor.Config {
+	spec := r.spec
 	v := monitor.Config{
-		User:       user,
-		Unwritable: unwritable, Source: source, Writable: []string{"/dev/shm"}, Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull,
+		User:       r.backend.user(r.slot),
+		Unwritable: r.unwritable, Source: r.source, Writable: []string{"/dev/shm"}, Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull,
+		Resolver: r.slot.resolver, Hosts: addresses(spec.Network.Allow),
 		Conditions: spec.Conditions,
 	}
 	for _, o := range spec.Outputs {

@@ -88,9 +88,13 @@ func plan(spec *sandbox.Spec, c *planOptions) (p *zygote.Plan, images []string) 
 		Conditions: slotConditionsOf(&spec.Conditions, spec.Superuser),
 	}
 	hosts := assignAddresses(spec.Network.Allow, p)
-	b.Ops = append(c.deviceOps(), etcOps(&spec.Conditions, hosts)...)
+	resolves := b.Notify && !b.HostNetwork // the worker answers and records lookups
+	b.Ops = append(c.deviceOps(), etcOps(&spec.Conditions, hosts, resolves)...)
 	if ownsRoot(spec) {
 		b.Ops = append(c.deviceOps(), hostsOp(identityOf(&spec.Conditions), hosts))
+		if resolves { // without this file programs ask loopback, too
+			b.Ops = append(b.Ops, zygote.Op{Kind: zygote.OpFile, Target: "/etc/resolv.conf", Source: "nameserver 127.0.0.1\n"})
+		}
 	}
 	b.Temps = append(b.Temps, c.temp(p, "/dev/shm", shmBytes, noSetuid|noDevice|noExec))
 
@@ -177,7 +181,8 @@ func (c *planOptions) deviceOps() (ops []zygote.Op) {
 	return ops
 }
 
-// ownsRoot reports whether the spec has its own root file system, of which nothing but /etc/hosts is replaced.
+// ownsRoot reports whether the spec has its own root file system, of which nothing but /etc/hosts and /etc/resolv.conf is
+// replaced.
 func ownsRoot(spec *sandbox.Spec) bool {
 	return spec.Root != nil || slices.ContainsFunc(spec.Outputs, func(o sandbox.Output) bool { return o.Target == "/" })
 }
@@ -188,14 +193,18 @@ func hostsOp(id identity, hosts string) zygote.Op {
 	return zygote.Op{Kind: zygote.OpFile, Target: "/etc/hosts", Source: text}
 }
 
-// etcOps populate /etc; hosts are additional lines of /etc/hosts.
-func etcOps(c *sandbox.Conditions, hosts string) (ops []zygote.Op) {
+// etcOps populate /etc; hosts are additional lines of /etc/hosts. The C library looks a name up only if it
+// resolves.
+func etcOps(c *sandbox.Conditions, hosts string, resolves bool) (ops []zygote.Op) {
 	id := identityOf(c)
 	files := [][2]string{
 		{"passwd", fmt.Sprintf("root:x:0:0:root:/:/bin/sh\n%s:x:%d:%d:%[1]s:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
 			id.user, id.uid, id.gid)},
 		{"group", fmt.Sprintf("root:x:0:\n%s:x:%d:\nnogroup:x:65534:\n", id.user, id.gid)},
 		{"nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"},
+	}
+	if resolves {
+		files[2][1] = "passwd: files\ngroup: files\nhosts: files dns\n"
 	}
 	for _, f := range files {
 		ops = append(ops, zygote.Op{Kind: zygote.OpFile, Target: "/etc/" + f[0], Source: f[1]})
@@ -261,25 +270,38 @@ func rlimits(l *sandbox.Limits, c *planOptions) []zygote.Rlimit {
 	return rs
 }
 
-// assignAddresses gives each host of the endpoints an address on the run's own loopback, where the egress proxy
-// listens: names get one of 127.1.0.0/16, addresses stay. It returns the lines for /etc/hosts.
+// addresses returns the address of each host of the endpoints on the run's own loopback, where the egress proxy listens:
+// names get one of 127.1.0.0/16, addresses stay.
+func addresses(allow []sandbox.Endpoint) map[string]netip.Addr {
+	known := map[string]netip.Addr{}
+	for _, e := range allow {
+		if _, ok := known[e.Host]; ok {
+			continue
+		}
+		a, err := netip.ParseAddr(e.Host)
+		if err != nil {
+			n := len(known) + 1
+			a = netip.AddrFrom4([4]byte{127, 1, byte(n >> 8), byte(n)})
+		}
+		known[e.Host] = a
+	}
+	return known
+}
+
+// assignAddresses adds the addresses of the endpoints to the plan, and returns the lines for /etc/hosts.
 func assignAddresses(allow []sandbox.Endpoint, p *zygote.Plan) string {
 	var hosts strings.Builder
-	known := map[string][4]byte{}
-	for _, e := range allow {
-		at, ok := known[e.Host]
-		if !ok {
-			if a, err := netip.ParseAddr(e.Host); err == nil {
-				at = a.As4()
-				p.Addresses = append(p.Addresses, at)
-			} else {
-				n := len(known) + 1
-				at = [4]byte{127, 1, byte(n >> 8), byte(n)}
-				fmt.Fprintf(&hosts, "%v %s\n", netip.AddrFrom4(at), e.Host)
-			}
-			known[e.Host] = at
+	known := addresses(allow)
+	for i, e := range allow {
+		at := known[e.Host]
+		switch {
+		case i > 0 && allow[i-1].Host == e.Host: // they are sorted
+		case at.String() == e.Host:
+			p.Addresses = append(p.Addresses, at.As4())
+		default:
+			fmt.Fprintf(&hosts, "%v %s\n", at, e.Host)
 		}
-		p.Listeners = append(p.Listeners, zygote.Listener{Address: at, Port: e.Port})
+		p.Listeners = append(p.Listeners, zygote.Listener{Address: at.As4(), Port: e.Port})
 	}
 	return hosts.String()
 }

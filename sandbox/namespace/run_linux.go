@@ -418,10 +418,12 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 		case rep.Ready:
 			begun = true
 			if len(fds) == 1 {
-				r.syscalls = monitor.Start(fds[0], monitorConfig(r.spec, r.source, r.unwritable, r.backend.user(r.slot)))
+				r.syscalls = monitor.Start(fds[0], r.monitorConfig())
 			}
 		case rep.Listening && len(fds) == len(r.spec.Network.Allow):
 			r.proxy = startProxy(fds, r.spec.Network.Allow)
+		case rep.Resolving && len(fds) == 1:
+			r.slot.setResolver(os.NewFile(uintptr(fds[0]), "resolver"))
 		case rep.Unwritable != nil:
 			r.unwritable = rep.Unwritable
 		case rep.Failed != "":

@@ -25,7 +25,8 @@ type slot struct {
 	// base is what the slot has set up. networkClean means that its last run left the network unused.
 	base         *zygote.Base
 	networkClean bool
-	ready        bool // it has reported so
+	resolver     *os.File // at which the lookups in its network arrive; nil if none do
+	ready        bool     // it has reported so
 	group        *cgroup.Group
 	// last is the workspace of its last run, or nil. While it is open, its contents count as memory of the slot's
 	// group.
@@ -38,6 +39,15 @@ func (s *slot) drop() {
 		unix.Close(s.sock)
 	}
 	s.sock, s.base, s.networkClean, s.ready = -1, nil, false, false
+	s.setResolver(nil)
+}
+
+// setResolver replaces the resolver, which it closes.
+func (s *slot) setResolver(f *os.File) {
+	if s.resolver != nil {
+		s.resolver.Close()
+	}
+	s.resolver = f
 }
 
 // awaitReady waits until the slot is ready; errLostSlot means that it died.
@@ -70,6 +80,9 @@ func (s *slot) launch(p *zygote.Plan, control int, streams []int, more []int) er
 		p.Base = nil
 	}
 	p.SameNetwork = s.networkClean
+	if !s.networkClean || !base.Notify || !base.Loopback {
+		s.setResolver(nil) // of a network that this run does not get
+	}
 	text, err := p.Append([]byte{zygote.ReqRun})
 	if err != nil {
 		return err
@@ -191,6 +204,7 @@ func (s *slot) replaceNetwork() (noRoute int64, known bool, err error) {
 		return 0, false, fmt.Errorf("network of the run: %w", err)
 	}
 	s.networkClean = true
+	s.setResolver(nil)
 	return t.NoRoute, true, nil
 }
 

@@ -94,6 +94,7 @@ func fillRoot(t testing.TB, ws *os.Root, dir string) {
 	CopyPrograms(t, root, rootPrograms...)
 	write(t, root, "data/file", "file of the root\n", 0o644)
 	write(t, root, "etc/hosts", "", 0o644)
+	write(t, root, "etc/resolv.conf", "nameserver 192.0.2.53\n", 0o644)
 }
 
 // inRoot is a run of a script in a root file system.
@@ -127,8 +128,8 @@ func ownRoot(t *testing.T, b sandbox.Backend) {
 		return
 	}
 	root, _ := newRoot(t, b)
-	r := run(t, b, inRoot(root, `ls -d /*; ls /etc /dev; cat /data/file /etc/hosts; readlink /proc/self; ls -d /usr/share /home /var`))
-	before, after, _ := strings.Cut(r.Stdout, "file of the root\n127.0.0.1 localhost cloister\n::1 localhost cloister\n")
+	r := run(t, b, inRoot(root, `ls -d /*; ls /etc /dev; cat /data/file /etc/hosts /etc/resolv.conf; readlink /proc/self; ls -d /usr/share /home /var`))
+	before, after, _ := strings.Cut(r.Stdout, "file of the root\n127.0.0.1 localhost cloister\n::1 localhost cloister\nnameserver 127.0.0.1\n")
 	for _, p := range []string{"passwd", "group", "ld.so.cache", "kmsg", "ptmx"} {
 		if slices.Contains(strings.Fields(before), p) {
 			t.Errorf("the root has %s of the host:\n%s", p, before)

@@ -79,6 +79,8 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 		{"SharedCountersAreBounded", shared},
 		{"FullTemporaryDirectoryIsReported", fullTemp},
 		{"HostCannotBeAskedForItsFiles", oracle},
+		{"LookupsAreRecorded", lookups},
+		{"AllowedNameHasAnAddress", allowedName},
 		{"OrdinaryActionsAreNoViolations", ordinary},
 		{"AuditFullNamesWhatIsMissing", auditFull},
 		{"AuditOffRecordsNothing", auditOff},

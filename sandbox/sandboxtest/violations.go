@@ -176,7 +176,7 @@ func ordinary(t *testing.T, b sandbox.Backend) {
 		{"bash", `set -e; echo name > /proc/$$/comm; echo other > /proc/self/task/$$/comm;
 			echo 500 > /proc/self/oom_score_adj; exit 0`},
 		{"id", `id; whoami; hostname; date; uname -a; nproc; stat .; getent passwd build;
-			getent hosts localhost no-such-host; timeout 9 true; setsid true; sort /etc/passwd; df . ; true`},
+			getent hosts localhost; timeout 9 true; setsid true; sort /etc/passwd; df . ; true`},
 		{"python3", `/usr/bin/python3 -c '
 import json, os, socket, ssl, subprocess, sys, tempfile, threading, uuid, pwd, platform, multiprocessing
 subprocess.run(["sh", "-c", "true"], check=True)

@@ -197,6 +197,7 @@ func guarantees(w *fixture) []guarantee {
 			events: []sandbox.Event{
 				event(sandbox.EventConnect, "tcp 192.0.2.1:80"), event(sandbox.EventConnect, "udp 192.0.2.1:53"),
 				event(sandbox.EventConnect, "tcp 169.254.169.254:80"), event(sandbox.EventConnect, "tcp [2001:db8::1]:80"),
+				event(sandbox.EventConnect, "dns example.com"),
 			},
 		},
 		{

@@ -104,6 +104,7 @@ func (w *session) examine(n *notification, name string) []sandbox.Event {
 		seen = w.connects(n, n.Args[1], n.Args[2])
 	case "sendto":
 		seen = w.connects(n, n.Args[4], n.Args[5])
+		seen = append(seen, w.asks(n, seen)...)
 	}
 	for _, o := range operands[name] {
 		p, ok := w.path(n, o)

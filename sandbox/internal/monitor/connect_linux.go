@@ -23,6 +23,9 @@ func (w *session) connects(n *notification, at, size uint64) []sandbox.Event {
 	b = b[:readMemory(n.PID, at, b)]
 	if to, ok := endpoint(b); ok {
 		if w.view.Loopback && (to.Addr().IsLoopback() || to.Addr().IsUnspecified()) { // unspecified means the host itself
+			if to.Port() == dnsPort {
+				w.identifySender(n)
+			}
 			return nil
 		}
 		if protocol := protocol(n); protocol != "tcp" || !slices.Contains(w.view.Allowed, to) {
@@ -81,12 +84,7 @@ func hostSocket(p string) bool {
 
 // protocol returns "tcp" or "udp" for the socket of a call, or "ip" if it is unknown.
 func protocol(n *notification) string {
-	process, err := unix.PidfdOpen(leader(n.PID), 0)
-	if err != nil {
-		return "ip"
-	}
-	defer unix.Close(process)
-	socket, err := unix.PidfdGetfd(process, int(int32(n.Args[0])), 0)
+	socket, err := socket(n)
 	if err != nil {
 		return "ip"
 	}
@@ -98,6 +96,16 @@ func protocol(n *notification) string {
 		return "udp"
 	}
 	return "ip"
+}
+
+// socket returns a descriptor of the socket of a call.
+func socket(n *notification) (int, error) {
+	process, err := unix.PidfdOpen(leader(n.PID), 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(process)
+	return unix.PidfdGetfd(process, int(int32(n.Args[0])), 0)
 }
 
 // families are the names of protocol families that programs request.

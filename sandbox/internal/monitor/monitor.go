@@ -13,6 +13,7 @@ package monitor
 import (
 	"maps"
 	"net/netip"
+	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -36,6 +37,10 @@ type Config struct {
 	Loopback bool
 	// Allowed are the endpoints beyond loopback that may be reached.
 	Allowed []netip.AddrPort
+	// Resolver is a socket at port 53 of the run's loopback, for its lookups, or nil. The caller may close it.
+	Resolver *os.File
+	// Hosts are the addresses of the names that may be looked up.
+	Hosts map[string]netip.Addr
 	// Full is sandbox.AuditFull: reads are recorded as well.
 	Full bool
 	// Source maps directories of the sandbox to directories of the host, where Full looks up paths that the sandbox
@@ -70,6 +75,7 @@ type Monitor struct {
 	programs   map[string]bool // base names of programs that were found
 	executed   map[string]bool // see Executed
 	unnamed    bool            // something without a name was executed
+	lookups    lookups
 
 	mu     sync.Mutex
 	broken error // why the conditions were not met; guarded by mu
@@ -89,6 +95,7 @@ type entry struct {
 
 // Kinds of records that are not events.
 const (
+	nameAsked     sandbox.EventKind = "name asked" // Detail is the type
 	inputOpened   sandbox.EventKind = "input opened"
 	inputExecuted sandbox.EventKind = "input executed"
 	programFound  sandbox.EventKind = "program found"
@@ -162,6 +169,9 @@ func (r *Monitor) record(e sandbox.Event) {
 			r.unnamed = true
 		}
 		return
+	case nameAsked:
+		r.lookups.add(e.Subject, e.Detail, e.Process)
+		return
 	case programFound:
 		r.found(path.Base(e.Subject))
 		return
@@ -170,10 +180,11 @@ func (r *Monitor) record(e sandbox.Event) {
 			return
 		}
 	}
+	e.Count = max(e.Count, 1)
 	e.Subject, e.Process = printable.Tail(e.Subject, maxSubject), printable.Tail(e.Process, maxSubject)
 	id := identity{e.Kind, e.Subject, e.Syscall, e.Process}
 	if known := r.events[id]; known != nil {
-		known.event.Count++
+		known.event.Count += e.Count
 		return
 	}
 	// Each kind has its own limit, so that many of one cannot hide the first of another.
@@ -182,7 +193,6 @@ func (r *Monitor) record(e sandbox.Event) {
 		return
 	}
 	r.kinds[e.Kind]++
-	e.Count = 1
 	r.events[id] = &entry{e, program}
 }
 

@@ -27,6 +27,7 @@ func Start(listener int, v Config) *Monitor {
 
 func newSession(listener int, v Config) *session {
 	w := &session{Monitor: newMonitor(v), queue: newQueue(listener), root: -1, clock: newClock(&v.Conditions), random: newRandom(&v.Conditions)}
+	w.resolver = &resolver{socket: v.Resolver, hosts: v.Hosts, lookups: &w.lookups}
 	// Waiting for the next call must not occupy a thread of the worker. A failure is harmless: the worker
 	// just waits in a thread.
 	_ = unix.SetNonblock(listener, true)
@@ -54,6 +55,8 @@ type session struct {
 	clock  *clock
 	random *random
 	timers delayedAnswers
+
+	resolver *resolver
 }
 
 // lastAnswers is how many calls Stop answers at most. The kernel answers further ones with ENOSYS when the listener is
@@ -67,6 +70,8 @@ func (w *session) serve() {
 		w.timers.end()
 		w.listener.Close()
 		w.random.close()
+		w.resolver.stop()
+		w.recordLookups()
 		if w.root >= 0 {
 			unix.Close(w.root)
 		}
@@ -134,7 +139,12 @@ func (w *session) answer(n *notification) {
 		return
 	}
 	if seccomp.Permitted(nr, n.Args) {
-		w.networked = w.networked || name == "socket"
+		if name == "socket" {
+			w.networked = true
+			if uint32(n.Args[0]) != unix.AF_NETLINK && n.Args[1]&^(unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK) == unix.SOCK_DGRAM {
+				w.resolver.start() // it may send a lookup in ways that are not reported
+			}
+		}
 		seen = w.examine(n, name)
 		// Before the answer: the run's mounts end with its last program.
 		for _, e := range seen {

@@ -38,6 +38,7 @@ type slot struct {
 	ownNetwork  bool    // the thread has its own network
 	loopbackUp  bool    // its loopback interface is up
 	networkUsed bool    // a run had it
+	resolving   bool    // it has a socket for lookups
 	residue     bool    // the run may have left sockets in it
 	launch      *launch // in memory shared with pid 1
 	oom         *oomScore
@@ -270,7 +271,7 @@ func (s *slot) newNetwork() error {
 			return fmt.Errorf("loopback interface: %w", err)
 		}
 	}
-	s.ownNetwork, s.loopbackUp, s.networkUsed = true, s.base.Loopback, false
+	s.ownNetwork, s.loopbackUp, s.networkUsed, s.resolving = true, s.base.Loopback, false, false
 	return nil
 }
 
@@ -296,6 +297,47 @@ func listen(plan *Plan) ([]int, error) {
 		}
 	}
 	return fds, nil
+}
+
+// resolve gives the worker a socket for the lookups of monitored runs, unless it has one in this network. Elsewhere
+// lookups must fail at once instead of waiting for an answer.
+func (s *slot) resolve(control int) error {
+	if s.resolving || !s.ownNetwork || !s.base.Loopback || !s.base.Notify {
+		return nil
+	}
+	fd, err := resolverSocket()
+	if err != nil {
+		return fmt.Errorf("socket for lookups: %w", err)
+	}
+	defer unix.Close(fd)
+	s.resolving = true
+	return report(control, Report{Resolving: true}, fd)
+}
+
+// resolverSocket returns a socket at port 53 of every address of the thread's network, which receives the address that a
+// datagram was sent to.
+func resolverSocket() (int, error) {
+	const flags = unix.SOCK_DGRAM | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK
+	var any unix.Sockaddr = &unix.SockaddrInet6{Port: 53}
+	level, option := unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO
+	fd, err := unix.Socket(unix.AF_INET6, flags, 0)
+	if err == nil {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+	} else { // the kernel has no IPv6
+		any, level, option = &unix.SockaddrInet4{Port: 53}, unix.IPPROTO_IP, unix.IP_PKTINFO
+		fd, err = unix.Socket(unix.AF_INET, flags, 0)
+	}
+	if err == nil {
+		err = unix.SetsockoptInt(fd, level, option, 1)
+	}
+	if err == nil {
+		err = unix.Bind(fd, any)
+	}
+	if err != nil {
+		closeAll([]int{fd})
+		return -1, err
+	}
+	return fd, nil
 }
 
 // loopback sets an interface's address, if not nil, and brings it up (netdevice(7)).

@@ -57,7 +57,7 @@ func (s *slot) prepare() error {
 			return err
 		}
 	}
-	if !s.base.HostNetwork && (!s.ownNetwork || s.loopbackUp != s.base.Loopback) {
+	if !s.base.HostNetwork && (!s.ownNetwork || s.loopbackUp != s.base.Loopback || s.resolving && !s.base.Notify) {
 		if err := s.newNetwork(); err != nil {
 			return err
 		}
@@ -226,6 +226,9 @@ func (s *slot) complete(c *child, plan *Plan, control int, streams, sources []in
 	}
 	if len(listeners) > 0 {
 		report(control, Report{Listening: true}, listeners...)
+	}
+	if err := s.resolve(control); err != nil {
+		return err
 	}
 	if err := s.applyPlan(plan, sources); err != nil {
 		return err

@@ -78,6 +78,8 @@ func (r *Report) Append(b []byte) []byte {
 		return append(b, reportReady)
 	case r.Listening:
 		return append(b, reportListening)
+	case r.Resolving:
+		return append(b, reportResolving)
 	case r.Started != 0:
 		return binary.AppendVarint(append(b, reportStarted), r.Started)
 	case r.Exited != nil:
@@ -105,6 +107,7 @@ func (r *Report) Append(b []byte) []byte {
 const (
 	reportReady      = 'w'
 	reportListening  = 'l'
+	reportResolving  = 'd'
 	reportUnwritable = 'u'
 	reportStarted    = 's'
 	reportFailed     = 'f'
@@ -129,6 +132,8 @@ func DecodeReport(b []byte) (*Report, error) {
 		r.Ready = true
 	case reportListening:
 		r.Listening = true
+	case reportResolving:
+		r.Resolving = true
 	case reportStarted:
 		r.Started = d.varint()
 	case reportFailed:

@@ -283,6 +283,9 @@ type Report struct {
 	Ready bool
 	// Listening comes with the sockets of Plan.Listeners, in their order.
 	Listening bool
+	// Resolving comes with a UDP socket at port 53 of a new network, where the lookups of this run and the next ones
+	// arrive.
+	Resolving bool
 	// Unwritable are the targets of outputs whose directory the command cannot write to. It comes before Ready.
 	Unwritable []string
 	// Started is when the command was executed, in nanoseconds of Unix time. A pidfd of pid 1 comes with it, if there

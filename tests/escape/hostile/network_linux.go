@@ -54,6 +54,9 @@ func connect(r *report, args []string) {
 	}
 }
 
+// query is a DNS query for an address of example.com.
+const query = "\x00\x07\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x07example\x03com\x00\x00\x01\x00\x01"
+
 // public tries to reach documentation addresses (RFC 5737, RFC 3849) and cloud metadata. Never run it with a network.
 func public(r *report, _ []string) {
 	for _, a := range []string{"192.0.2.1:80", "192.0.2.1:53", "169.254.169.254:80", "[2001:db8::1]:80", "[ff02::1]:53"} {
@@ -63,7 +66,7 @@ func public(r *report, _ []string) {
 		if !r.must("socket", err) {
 			continue
 		}
-		r.refused("udp "+a, unix.Sendto(fd, []byte("x"), 0, sa), unix.ENETUNREACH, unix.EADDRNOTAVAIL)
+		r.refused("udp "+a, unix.Sendto(fd, []byte(query), 0, sa), unix.ENETUNREACH, unix.EADDRNOTAVAIL)
 		unix.Close(fd)
 	}
 }

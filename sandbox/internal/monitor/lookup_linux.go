@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package monitor
+
+import (
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// A resolver answers what a run asks at port 53 of its own loopback, and records the names. It runs once the run has a
+// socket that could ask. Nothing leaves the host: it knows the names that the run may reach, and no others exist.
+type resolver struct {
+	socket  *os.File // nil if nothing can ask
+	hosts   map[string]netip.Addr
+	lookups *lookups
+
+	serving *os.File // a duplicate, once it runs
+	stopped atomic.Bool
+	done    chan struct{}
+
+	mu      sync.Mutex
+	senders map[uint16]string // the process that sends from a port
+}
+
+// start makes the resolver answer. It may be called again.
+func (r *resolver) start() {
+	if r.socket == nil || r.serving != nil {
+		return
+	}
+	raw, err := r.socket.SyscallConn()
+	if err != nil {
+		return
+	}
+	fd := -1
+	if raw.Control(func(socket uintptr) { fd, err = unix.FcntlInt(socket, unix.F_DUPFD_CLOEXEC, 0) }) != nil || err != nil {
+		return // too many open files: lookups wait until their programs give up
+	}
+	r.serving, r.done = os.NewFile(uintptr(fd), "resolver"), make(chan struct{})
+	go r.serve()
+}
+
+func (r *resolver) serve() {
+	defer close(r.done)
+	raw, err := r.serving.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Read(func(socket uintptr) bool { // which stop interrupts
+		for !r.stopped.Load() && r.next(int(socket)) {
+		}
+		return r.stopped.Load()
+	})
+}
+
+// stop records what was asked and ends the resolver, at most lastAnswers later.
+func (r *resolver) stop() {
+	if r.serving == nil {
+		return
+	}
+	r.stopped.Store(true)
+	_ = r.serving.SetReadDeadline(time.Now())
+	<-r.done
+	if raw, err := r.serving.SyscallConn(); err == nil {
+		_ = raw.Control(func(socket uintptr) {
+			for left := lastAnswers; left > 0 && r.next(int(socket)); left-- {
+			}
+		})
+	}
+	r.serving.Close()
+}
+
+// next answers one datagram and reports whether there was one.
+func (r *resolver) next(socket int) bool {
+	var packet [maxQuery]byte
+	var control [64]byte
+	n, controls, _, from, err := unix.Recvmsg(socket, packet[:], control[:], unix.MSG_DONTWAIT)
+	if err != nil {
+		return err == unix.EINTR
+	}
+	process := r.sender(from)
+	h, q, ok := question(packet[:n])
+	if !ok {
+		r.lookups.add("", "", process)
+		return true
+	}
+	host := hostOf(&q)
+	at := r.hosts[host]
+	switch {
+	case ownName(host):
+		if !strings.HasSuffix(host, ".arpa") {
+			at = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		}
+	case !at.IsValid():
+		r.lookups.add(host, typeOf(&q), process)
+	}
+	if answer, err := reply(&h, &q, at); err == nil {
+		// The controls say where the datagram was sent to, and so where the answer comes from. A program that does
+		// not wait for it is not asked to.
+		_ = unix.Sendmsg(socket, answer, control[:controls], from, unix.MSG_DONTWAIT)
+	}
+	return true
+}
+
+// sender returns the process that sends from an address, "" if it is unknown.
+func (r *resolver) sender(from unix.Sockaddr) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.senders[portOf(from)]
+}
+
+// identifySender records which process sends from the socket of a call, since a lookup arrives with a port only. A socket
+// without a port gets the one that the call would give it.
+func (w *session) identifySender(n *notification) {
+	if w.resolver.socket == nil {
+		return
+	}
+	fd, err := socket(n)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	if kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_DGRAM ||
+		!w.queue.valid(n.ID) { // it may be another process's
+		return
+	}
+	at, err := unix.Getsockname(fd)
+	if err != nil {
+		return
+	}
+	if portOf(at) == 0 {
+		switch at := at.(type) {
+		case *unix.SockaddrInet4:
+			err = unix.Bind(fd, &unix.SockaddrInet4{Addr: at.Addr})
+		case *unix.SockaddrInet6:
+			err = unix.Bind(fd, &unix.SockaddrInet6{Addr: at.Addr})
+		}
+		if err != nil {
+			return
+		}
+		if at, err = unix.Getsockname(fd); err != nil {
+			return
+		}
+	}
+	r := w.resolver
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.senders == nil {
+		r.senders = map[uint16]string{}
+	}
+	r.senders[portOf(at)] = processName(n.PID)
+}
+
+// portOf returns the port of an address, 0 if it has none.
+func portOf(a unix.Sockaddr) uint16 {
+	switch a := a.(type) {
+	case *unix.SockaddrInet4:
+		return uint16(a.Port)
+	case *unix.SockaddrInet6:
+		return uint16(a.Port)
+	}
+	return 0
+}
+
+// asks returns the record of the name in a datagram that a process sends to port 53 of another host. seen is what is
+// known of the call.
+func (w *session) asks(n *notification, seen []sandbox.Event) []sandbox.Event {
+	if !slices.ContainsFunc(seen, func(e sandbox.Event) bool {
+		return e.Endpoint.Port == dnsPort && strings.HasPrefix(e.Subject, "udp ")
+	}) {
+		return nil
+	}
+	packet := make([]byte, min(n.Args[2], maxQuery))
+	_, q, ok := question(packet[:readMemory(n.PID, n.Args[1], packet)])
+	if !ok {
+		return nil
+	}
+	return []sandbox.Event{{Kind: nameAsked, Subject: hostOf(&q), Detail: typeOf(&q)}}
+}
