@@ -45,7 +45,8 @@ const (
 	EventConnect EventKind = "connect"
 	// EventAllowed is a connection to an allowed endpoint. Subject is the endpoint.
 	EventAllowed EventKind = "allowed"
-	// EventUnreachable is a connection to an allowed endpoint that failed. Subject is the endpoint.
+	// EventUnreachable is a permitted connection that failed: to an allowed endpoint, or to the run's own loopback where
+	// nothing listens, which has a Syscall. Subject is the endpoint.
 	EventUnreachable EventKind = "unreachable"
 	// EventWrite is an attempt to change an input or a file outside the writable directories, or to create one in an
 	// output directory that the run's user may not write to. Subject is the path.
@@ -117,7 +118,10 @@ func (e Event) String() string {
 	case EventAllowed:
 		what = fmt.Sprintf("allowed: connection to %s", e.Subject)
 	case EventUnreachable:
-		what = fmt.Sprintf("failed: connection to %s, which is permitted", e.Subject)
+		what = "failed: connection to " + e.Subject
+		if e.Syscall == "" {
+			what += ", which is permitted"
+		}
 	case EventWrite:
 		object := "input " + e.Subject
 		if strings.HasPrefix(e.Subject, "/") || e.Detail != "" {

@@ -25,6 +25,9 @@ func TestEventString(t *testing.T) {
 		"denied: connection to tcp 192.0.2.1:80 (no network) by curl (connect); add what it needs to the inputs, or allow the endpoint in the policy": {
 			Kind: sandbox.EventConnect, Subject: "tcp 192.0.2.1:80", Syscall: "connect", Process: "curl",
 		},
+		"failed: connection to 127.0.0.1:80 by sh (connect); nothing": {
+			Kind: sandbox.EventUnreachable, Subject: "127.0.0.1:80", Syscall: "connect", Process: "sh", Detail: "nothing",
+		},
 		"denied: lookup of example.com (curl): no network access, 2 times; add what it needs to the inputs, or allow the endpoint in the policy": {
 			Kind: sandbox.EventConnect, Subject: "dns example.com", Process: "curl", Count: 2, Detail: "A, AAAA",
 		},

@@ -108,11 +108,15 @@ func (v *Violations) byImportance() []sandbox.Event {
 // rank orders events. Python tries to cache each module that it imports and continues when it cannot, so these events
 // follow all others that may explain a failure.
 func rank(e sandbox.Event) int {
-	if strings.Contains("/"+e.Subject, "/__pycache__") && e.Kind != sandbox.EventAllowed {
+	if strings.Contains("/"+e.Subject, "/__pycache__") && e.Kind != sandbox.EventAllowed || ownLoopback(e) {
 		return 2*slices.Index(importance, sandbox.EventOutput) + 1
 	}
 	return 2 * slices.Index(importance, e.Kind)
 }
+
+// ownLoopback reports whether e is a connection to the run's own loopback, where nothing listened. It explains a failure,
+// but nothing was denied.
+func ownLoopback(e sandbox.Event) bool { return e.Kind == sandbox.EventUnreachable && e.Syscall != "" }
 
 // sameLimit reports whether f is about the limit of e, which may be nil.
 func sameLimit(e *sandbox.Event, f sandbox.Event) bool {

@@ -537,6 +537,7 @@ func TestHarmlessViolations(t *testing.T) {
 	allowed := sandbox.Event{Kind: sandbox.EventAllowed, Subject: "example.org:443"}
 	write := sandbox.Event{Kind: sandbox.EventWrite, Subject: "/build/in"}
 	unreachable := sandbox.Event{Kind: sandbox.EventUnreachable, Subject: "example.org:443"}
+	empty := sandbox.Event{Kind: sandbox.EventUnreachable, Subject: "127.0.0.1:5432", Syscall: "connect"}
 	for _, c := range []struct {
 		name   string
 		exit   int
@@ -548,6 +549,8 @@ func TestHarmlessViolations(t *testing.T) {
 		{"a passing test with Python caches", 0, []sandbox.Event{cache}, 0, true},
 		{"a failing test with temporary files", 1, []sandbox.Event{left}, 0, false},
 		{"a permitted connection of a failing test", 1, []sandbox.Event{allowed}, 0, true},
+		{"an empty loopback of a passing test", 0, []sandbox.Event{empty}, 0, true},
+		{"an empty loopback of a failing test", 1, []sandbox.Event{empty}, 0, false},
 		{"a failed connection", 0, []sandbox.Event{unreachable}, 0, false},
 		{"a write to an input", 0, []sandbox.Event{left, write}, 0, false},
 		{"more than is recorded", 0, []sandbox.Event{left}, 1, false},

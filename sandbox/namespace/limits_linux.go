@@ -120,7 +120,7 @@ func (r *run) monitorConfig() monitor.Config {
 	v := monitor.Config{
 		User:       r.backend.user(r.slot),
 		Unwritable: r.unwritable, Source: r.source, Writable: []string{"/dev/shm"}, Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull,
-		Resolver: r.slot.resolver, Hosts: addresses(spec.Network.Allow),
+		Resolver: r.slot.resolver, Sockets: r.slot.sockets, Hosts: addresses(spec.Network.Allow),
 		Conditions: spec.Conditions,
 	}
 	for _, o := range spec.Outputs {

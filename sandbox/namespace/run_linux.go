@@ -422,8 +422,8 @@ func (r *run) follow(p *progress) (*sandbox.Result, error) {
 			}
 		case rep.Listening && len(fds) == len(r.spec.Network.Allow):
 			r.proxy = startProxy(fds, r.spec.Network.Allow)
-		case rep.Resolving && len(fds) == 1:
-			r.slot.setResolver(os.NewFile(uintptr(fds[0]), "resolver"))
+		case rep.Resolving && len(fds) == 2:
+			r.slot.setResolver(os.NewFile(uintptr(fds[0]), "resolver"), os.NewFile(uintptr(fds[1]), "sockets"))
 		case rep.Unwritable != nil:
 			r.unwritable = rep.Unwritable
 		case rep.Failed != "":

@@ -25,9 +25,10 @@ type slot struct {
 	// base is what the slot has set up. networkClean means that its last run left the network unused.
 	base         *zygote.Base
 	networkClean bool
-	resolver     *os.File // at which the lookups in its network arrive; nil if none do
-	ready        bool     // it has reported so
-	group        *cgroup.Group
+	// resolver and sockets are those of zygote.Report.Resolving, nil if its network has none.
+	resolver, sockets *os.File
+	ready             bool // it has reported so
+	group             *cgroup.Group
 	// last is the workspace of its last run, or nil. While it is open, its contents count as memory of the slot's
 	// group.
 	last *workspace
@@ -39,15 +40,17 @@ func (s *slot) drop() {
 		unix.Close(s.sock)
 	}
 	s.sock, s.base, s.networkClean, s.ready = -1, nil, false, false
-	s.setResolver(nil)
+	s.setResolver(nil, nil)
 }
 
-// setResolver replaces the resolver, which it closes.
-func (s *slot) setResolver(f *os.File) {
-	if s.resolver != nil {
-		s.resolver.Close()
+// setResolver replaces the resolver and sockets, which it closes.
+func (s *slot) setResolver(resolver, sockets *os.File) {
+	for _, f := range []*os.File{s.resolver, s.sockets} {
+		if f != nil {
+			f.Close()
+		}
 	}
-	s.resolver = f
+	s.resolver, s.sockets = resolver, sockets
 }
 
 // awaitReady waits until the slot is ready; errLostSlot means that it died.
@@ -81,7 +84,7 @@ func (s *slot) launch(p *zygote.Plan, control int, streams []int, more []int) er
 	}
 	p.SameNetwork = s.networkClean
 	if !s.networkClean || !base.Notify || !base.Loopback {
-		s.setResolver(nil) // of a network that this run does not get
+		s.setResolver(nil, nil) // of a network that this run does not get
 	}
 	text, err := p.Append([]byte{zygote.ReqRun})
 	if err != nil {
@@ -204,7 +207,7 @@ func (s *slot) replaceNetwork() (noRoute int64, known bool, err error) {
 		return 0, false, fmt.Errorf("network of the run: %w", err)
 	}
 	s.networkClean = true
-	s.setResolver(nil)
+	s.setResolver(nil, nil)
 	return t.NoRoute, true, nil
 }
 

@@ -113,3 +113,42 @@ const dns = require("dns").promises;
 		t.Errorf("got events %v, want %v", got, want)
 	}
 }
+
+// ownLoopback: a connection to the run's own loopback where nothing listens is reported, unless something listens there
+// later or at its other address.
+func ownLoopback(t *testing.T, b sandbox.Backend) {
+	Tool(t, "python3")
+	const connects = `
+import socket
+def connect(host, port):
+    for family, _, _, _, to in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        with socket.socket(family, socket.SOCK_STREAM) as s: print(s.connect_ex(to) == 0)
+def listen(port): return socket.create_server(("127.0.0.1", port))
+`
+	for _, c := range []struct{ name, script, text, want string }{
+		{
+			"nothing listens", "connect('127.0.0.1', 5432); connect('127.0.0.1', 5432)", "False\nFalse\n",
+			"failed: connection to 127.0.0.1:5432 by python3 (connect), 2 times; nothing in the sandbox listens there",
+		},
+		{
+			"another address or port", "l = listen(8080); connect('127.0.0.2', 8080); connect('::1', 8081)", "False\nFalse\n",
+			"failed: connection to 127.0.0.2:8080 by python3 (connect); nothing in the sandbox listens there\n" +
+				"failed: connection to [::1]:8081 by python3 (connect); nothing in the sandbox listens there",
+		},
+		{"it listens", "l = listen(8080); connect('127.0.0.1', 8080)", "True\n", ""},
+		{"it listens later", "connect('127.0.0.1', 8080); l = listen(8080); connect('127.0.0.1', 8080)", "False\nTrue\n", ""},
+		{"at every address", "l = socket.create_server(('::', 8080), family=socket.AF_INET6, dualstack_ipv6=True); connect('127.0.0.9', 8080)", "True\n", ""},
+		{"a datagram", "s = socket.socket(type=socket.SOCK_DGRAM); s.connect(('127.0.0.1', 5432)); print(s.send(b'x'))", "1\n", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := run(t, b, Run{Spec: func(s *sandbox.Spec) { s.Args = []string{"/usr/bin/python3", "-c", connects + c.script} }})
+			var got []string
+			for _, e := range r.Result.Events {
+				got = append(got, e.String())
+			}
+			if strings.Join(got, "\n") != c.want || r.Stdout != c.text {
+				t.Errorf("got %q and events %q, want %q and %q; %s", r.Stdout, got, c.text, c.want, r.Stderr)
+			}
+		})
+	}
+}

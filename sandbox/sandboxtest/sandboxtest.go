@@ -81,6 +81,7 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 		{"HostCannotBeAskedForItsFiles", oracle},
 		{"LookupsAreRecorded", lookups},
 		{"AllowedNameHasAnAddress", allowedName},
+		{"EmptyLoopbackIsReported", ownLoopback},
 		{"OrdinaryActionsAreNoViolations", ordinary},
 		{"AuditFullNamesWhatIsMissing", auditFull},
 		{"AuditOffRecordsNothing", auditOff},

@@ -26,7 +26,7 @@ func (w *session) connects(n *notification, at, size uint64) []sandbox.Event {
 			if to.Port() == dnsPort {
 				w.identifySender(n)
 			}
-			return nil
+			return w.connectsLoopback(n, to)
 		}
 		if protocol := protocol(n); protocol != "tcp" || !slices.Contains(w.view.Allowed, to) {
 			return []sandbox.Event{{

@@ -4,6 +4,8 @@
 // records what they tried. A permitted call is recorded and continues; the kernel decides the outcome. Any other
 // reported call is refused.
 //
+// A resolver beside it answers and records the run's lookups of names.
+//
 // In a run with its own clock or random numbers (sandbox.Conditions) it also answers the calls that read them.
 //
 // The arguments of a call are in the memory of a process that may change it at any time, so records are evidence and
@@ -39,6 +41,9 @@ type Config struct {
 	Allowed []netip.AddrPort
 	// Resolver is a socket at port 53 of the run's loopback, for its lookups, or nil. The caller may close it.
 	Resolver *os.File
+	// Sockets is a netlink socket that finds the sockets of the run's network (sock_diag(7)), or nil. The caller may close
+	// it.
+	Sockets *os.File
 	// Hosts are the addresses of the names that may be looked up.
 	Hosts map[string]netip.Addr
 	// Full is sandbox.AuditFull: reads are recorded as well.
@@ -52,7 +57,7 @@ type Config struct {
 
 // Limits of what is kept for one run.
 const (
-	maxKind     = sandbox.MaxEvents / 5 // there are five kinds of events
+	maxKind     = sandbox.MaxEvents / 5 // of each kind of violation, and of EventUnreachable
 	maxOpened   = 200_000
 	maxPrograms = 10_000
 	maxExecuted = 10_000
@@ -72,7 +77,7 @@ type Monitor struct {
 	unrecorded int
 	networked  bool
 	opened     map[string]bool
-	programs   map[string]bool // base names of programs that were found
+	programs   map[string]bool // base names of programs that were found, and ":port" of listeners
 	executed   map[string]bool // see Executed
 	unnamed    bool            // something without a name was executed
 	lookups    lookups
@@ -87,7 +92,7 @@ type identity struct {
 	subject, syscall, process string
 }
 
-// An entry is an event and, for EventExec, the base name of the path.
+// An entry is an event and, for EventExec, the base name of the path; for EventUnreachable, ":port".
 type entry struct {
 	event   sandbox.Event
 	program string
@@ -117,10 +122,11 @@ func (r *Monitor) Stop() {
 }
 
 // Events waits until every process of the run is gone or Stop is called. It returns the events in the order of
-// Event.Compare, at most sandbox.MaxEvents; how many were dropped; and, if Config.Full, the paths of inputs that were
+// Event.Compare, at most maxKind of each kind; how many were dropped; and, if Config.Full, the paths of inputs that were
 // opened or executed, sorted.
 //
-// A failed execution is an event only if no program of that name was found elsewhere, since searching PATH tries many.
+// A failed execution is an event only if no program of that name was found elsewhere, since searching PATH tries many;
+// a connection to a port of loopback where nothing listens only if nothing listens there later or at its other address.
 func (r *Monitor) Events() (events []sandbox.Event, unrecorded int, opened []string) {
 	<-r.done
 	for _, e := range r.events {
@@ -179,6 +185,10 @@ func (r *Monitor) record(e sandbox.Event) {
 		if program = path.Base(e.Subject); r.programs[program] {
 			return
 		}
+	case sandbox.EventUnreachable:
+		if program = listenerName(e.Endpoint.Port); r.programs[program] {
+			return
+		}
 	}
 	e.Count = max(e.Count, 1)
 	e.Subject, e.Process = printable.Tail(e.Subject, maxSubject), printable.Tail(e.Process, maxSubject)
@@ -196,7 +206,10 @@ func (r *Monitor) record(e sandbox.Event) {
 	r.events[id] = &entry{e, program}
 }
 
-// found records that a program exists and removes its failed lookups.
+// listenerName stands for a listener among the programs that were found.
+func listenerName(port uint16) string { return ":" + strconv.Itoa(int(port)) }
+
+// found records that a program or listener exists and removes its failed lookups.
 func (r *Monitor) found(program string) {
 	if r.programs[program] || len(r.programs) == maxPrograms {
 		return

@@ -299,8 +299,8 @@ func listen(plan *Plan) ([]int, error) {
 	return fds, nil
 }
 
-// resolve gives the worker a socket for the lookups of monitored runs, unless it has one in this network. Elsewhere
-// lookups must fail at once instead of waiting for an answer.
+// resolve gives the worker the sockets of Report.Resolving for monitored runs, unless it has them in this network.
+// Elsewhere lookups must fail at once instead of waiting for an answer.
 func (s *slot) resolve(control int) error {
 	if s.resolving || !s.ownNetwork || !s.base.Loopback || !s.base.Notify {
 		return nil
@@ -310,8 +310,13 @@ func (s *slot) resolve(control int) error {
 		return fmt.Errorf("socket for lookups: %w", err)
 	}
 	defer unix.Close(fd)
+	sockets, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
+	if err != nil {
+		return fmt.Errorf("socket that finds others: %w", err)
+	}
+	defer unix.Close(sockets)
 	s.resolving = true
-	return report(control, Report{Resolving: true}, fd)
+	return report(control, Report{Resolving: true}, fd, sockets)
 }
 
 // resolverSocket returns a socket at port 53 of every address of the thread's network, which receives the address that a

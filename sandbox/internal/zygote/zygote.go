@@ -283,8 +283,8 @@ type Report struct {
 	Ready bool
 	// Listening comes with the sockets of Plan.Listeners, in their order.
 	Listening bool
-	// Resolving comes with a UDP socket at port 53 of a new network, where the lookups of this run and the next ones
-	// arrive.
+	// Resolving comes with two sockets of a new network, for this run and the next ones: a UDP socket at port 53, where
+	// lookups arrive, and a netlink socket that finds the network's other sockets (sock_diag(7)).
 	Resolving bool
 	// Unwritable are the targets of outputs whose directory the command cannot write to. It comes before Ready.
 	Unwritable []string
