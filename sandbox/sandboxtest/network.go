@@ -119,17 +119,23 @@ func listen(t *testing.T, b sandbox.Backend) {
 	if _, err := os.Stat("/usr/bin/perl"); err != nil {
 		Unavailable(t, "namespaces", "the test listens with perl")
 	}
-	for _, permitted := range []bool{false, true} {
-		r := run(t, b, Run{Spec: func(s *sandbox.Spec) {
-			s.Args = []string{"/usr/bin/perl", "-MSocket", "-e", `socket(S, PF_INET, SOCK_STREAM, 0) &&
-				bind(S, sockaddr_in(0, INADDR_LOOPBACK)) or die "no socket"; listen(S, 1) or die $!`}
-			s.Network = sandbox.Network{Loopback: true, Listen: permitted}
-		}})
-		if (r.Result.ExitCode == 0) != permitted || strings.Contains(r.Stderr, "not permitted") == permitted {
-			t.Errorf("listen %v: exit code %d, %s", permitted, r.Result.ExitCode, r.Stderr)
-		}
-		if denied := len(r.Result.Events) == 1 && r.Result.Events[0].Subject == "listen"; denied == permitted {
-			t.Errorf("listen %v: got events %v", permitted, r.Result.Events)
+	for kind, script := range map[string]string{
+		"listen(tcp": `socket(S, PF_INET, SOCK_STREAM, 0) &&
+			bind(S, sockaddr_in(0, INADDR_LOOPBACK)) or die "no socket"; listen(S, 1) or die $!`,
+		"bind(udp": `socket(S, PF_INET, SOCK_DGRAM, 0) or die "no socket"; bind(S, sockaddr_in(0, INADDR_LOOPBACK)) or die $!`,
+	} {
+		for _, permitted := range []bool{false, true} {
+			r := run(t, b, Run{Spec: func(s *sandbox.Spec) {
+				s.Args = []string{"/usr/bin/perl", "-MSocket", "-e", script}
+				s.Network = sandbox.Network{Loopback: true, Listen: permitted}
+			}})
+			if (r.Result.ExitCode == 0) != permitted || strings.Contains(r.Stderr, "not permitted") == permitted {
+				t.Errorf("%s, permitted %v: exit code %d, %s", kind, permitted, r.Result.ExitCode, r.Stderr)
+			}
+			denied := len(r.Result.Events) == 1 && strings.HasPrefix(r.Result.Events[0].Subject, kind+" 127.0.0.1:")
+			if denied == permitted {
+				t.Errorf("%s, permitted %v: got events %v", kind, permitted, r.Result.Events)
+			}
 		}
 	}
 }

@@ -272,5 +272,8 @@ func refusal(n *notification, name string) sandbox.Event {
 	if name == "socket" || name == "socketpair" {
 		e.Subject = fmt.Sprintf("%s(%s)", name, family(n.Args))
 	}
+	if what := listenerOf(n, name); what != "" {
+		e.Subject = name + "(" + what + ")"
+	}
 	return e
 }

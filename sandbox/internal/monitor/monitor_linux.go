@@ -138,7 +138,7 @@ func (w *session) answer(n *notification) {
 	if w.emulate(n, name) {
 		return
 	}
-	if seccomp.Permitted(nr, n.Args) {
+	if seccomp.Permitted(nr, n.Args) && listenerOf(n, name) == "" {
 		if name == "socket" {
 			w.networked = true
 			if uint32(n.Args[0]) != unix.AF_NETLINK && n.Args[1]&^(unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK) == unix.SOCK_DGRAM {

@@ -29,6 +29,8 @@ const (
 	report
 	// listen: allowed or refused by Config.Listen.
 	listen
+	// binding: allowed, reported without Config.Listen, since a datagram socket receives once it is bound.
+	binding
 	// clock: allowed, reported if Config.Clock.
 	clock
 	// random: allowed, reported if Config.Random.
@@ -152,8 +154,8 @@ var rules = []rule{
 	{otherwise: allow, calls: `landlock_create_ruleset landlock_add_rule landlock_restrict_self`},
 	// Open sockets: the network namespace limits where they lead. Addresses of sendmsg and sendmmsg are in memory,
 	// invisible to a filter.
-	{otherwise: allow, calls: `bind accept accept4 getsockname getpeername getsockopt shutdown
-		recvfrom recvmsg recvmmsg sendmsg sendmmsg`},
+	{otherwise: allow, calls: `accept accept4 getsockname getpeername getsockopt shutdown recvfrom
+		recvmsg recvmmsg sendmsg sendmmsg`},
 	// Socket filters are compiled into memory of which the host has a fixed amount (net.core.bpf_jit_limit); upper layer
 	// protocols are modules.
 	{
@@ -203,6 +205,7 @@ var rules = []rule{
 		then:  allow, otherwise: report,
 	},
 	{otherwise: listen, calls: `listen`},
+	{otherwise: binding, calls: `bind`},
 
 	// Device nodes. Overlayfs takes one without a device for a deletion, so those are refused as well. Other nodes are
 	// not reported as changes: then the monitor never has to distinguish kinds.
@@ -371,7 +374,7 @@ func Permitted(nr int, args [6]uint64) bool {
 	if slices.ContainsFunc(r.cases, func(a all) bool { return a.holds(args) }) {
 		v = r.then
 	}
-	return v == lookup || v == openRead || v == statFile || v == report
+	return v == lookup || v == openRead || v == statFile || v == report || v == binding
 }
 
 // holds evaluates the case as the filter does.

@@ -260,6 +260,7 @@ var examples = []struct {
 	{"seccomp", []uint64{1, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_TSYNC, 1}, refused},
 	{"seccomp", []uint64{1, high | unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, 1}, refused},
 	{"listen", nil, refused},
+	{"bind", nil, reported},
 	{"mount", nil, refused},
 	{"ptrace", nil, refused},
 	{"execve", nil, reported},
@@ -298,10 +299,11 @@ func TestVerdicts(t *testing.T) {
 			t.Errorf("unknown number %#x: got %s", nr, got)
 		}
 	}
-	c := call{nr: unix.SYS_LISTEN, arch: arch}
-	for _, w := range []Level{MonitorOff, MonitorViolations, MonitorFull} {
-		if a, err := run(Program(Config{Listen: true, Monitor: w}), c); err != nil || word(a) != "allow" {
-			t.Errorf("listen, permitted, level %d: got %s, %v", w, word(a), err)
+	for _, nr := range []uint32{unix.SYS_LISTEN, unix.SYS_BIND} {
+		for _, w := range []Level{MonitorOff, MonitorViolations, MonitorFull} {
+			if a, err := run(Program(Config{Listen: true, Monitor: w}), call{nr: nr, arch: arch}); err != nil || word(a) != "allow" {
+				t.Errorf("%s, permitted, level %d: got %s, %v", Name(int(nr)), w, word(a), err)
+			}
 		}
 	}
 }
@@ -531,7 +533,7 @@ func TestNotifiedIsPermittedOrRefused(t *testing.T) {
 				if v == clock || v == random || v == startup {
 					continue // TestChangedConditionsAreNotified
 				}
-				if want := v == allow || v == lookup || v == openRead || v == statFile || v == report; Permitted(nr, c.args) != want {
+				if want := v == allow || v == lookup || v == openRead || v == statFile || v == report || v == binding; Permitted(nr, c.args) != want {
 					t.Errorf("%+v: %s(%#x): Permitted says %t", conf, name, c.args, !want)
 				} else if got, err := run(unmonitored, c); !want && (err != nil || got != returnErrno|uint32(Errno(nr))) {
 					t.Errorf("%+v: %s(%#x) fails with %v when monitored and %s, %v otherwise", conf, name, c.args, Errno(nr), word(got), err)
@@ -539,7 +541,7 @@ func TestNotifiedIsPermittedOrRefused(t *testing.T) {
 			}
 		}
 	}
-	for _, v := range []verdict{refuse, lookup, report, listen, clock, random, startup, openRead, statFile} {
+	for _, v := range []verdict{refuse, lookup, report, listen, binding, clock, random, startup, openRead, statFile} {
 		if notified[v] == 0 {
 			t.Errorf("nothing with the verdict %d was notified: the test tries nothing", v)
 		}

@@ -25,7 +25,7 @@ const (
 
 // A Config is what differs between filters. Its zero value permits least and reports nothing.
 type Config struct {
-	// Listen permits listen(2).
+	// Listen permits listen(2), and bind(2) for datagram sockets, which a monitored run is denied otherwise.
 	Listen  bool
 	Monitor Level
 	// Clock reports calls that read the time of day or wait for one. Random reports calls that read random numbers or

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package monitor
+
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// listenerOf returns what a call would make a listening socket of: "tcp 127.0.0.1:80", "udp 0.0.0.0:53", "unix", or "" if it
+// is unknown or would make none. A datagram socket receives once it is bound.
+func listenerOf(n *notification, name string) string {
+	switch name {
+	case "bind":
+		var b [unix.SizeofSockaddrInet6]byte
+		size := min(n.Args[2]&0xffffffff, uint64(len(b))) // an int in the kernel
+		if at, ok := endpoint(b[:readMemory(n.PID, n.Args[1], b[:size])]); ok && protocol(n) == "udp" {
+			return "udp " + at.String()
+		}
+	case "listen":
+		return bound(n)
+	}
+	return ""
+}
+
+// bound returns what the socket of a call is bound to.
+func bound(n *notification) string {
+	socket, err := socket(n)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(socket)
+	switch at, _ := unix.Getsockname(socket); at := at.(type) {
+	case *unix.SockaddrInet4:
+		return "tcp " + netip.AddrPortFrom(netip.AddrFrom4(at.Addr), uint16(at.Port)).String()
+	case *unix.SockaddrInet6:
+		return "tcp " + netip.AddrPortFrom(netip.AddrFrom16(at.Addr).Unmap(), uint16(at.Port)).String()
+	case *unix.SockaddrUnix:
+		return "unix"
+	}
+	return ""
+}
