@@ -30,6 +30,9 @@ demo: build tools ## build and test the example remotely, twice, and attack the 
 	$(BUILD) -o bin/demo ./tests/demo
 	@bin/demo -cloister bin/cloister
 
+gate-example: ## run the gate on examples/gate and write its report into the README there
+	$(GO) test -count=1 ./tests/cli -run '^TestGateExample$$' -update
+
 recording: build tools ## run the demo and record it in docs/demo.svg
 	$(BUILD) -o bin/demo ./tests/demo
 	@bin/demo -cloister bin/cloister -svg docs/demo.svg

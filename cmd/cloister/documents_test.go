@@ -182,7 +182,7 @@ func TestMetricsOfDocuments(t *testing.T) {
 	metric := regexp.MustCompile(`"?\bcloister_[a-z_]*[a-z]\b(\.\.\.|")?`)
 	exist := map[string]bool{"cloister_build_info": true} // a library names it after the program
 	named := map[string]bool{}
-	for _, folder := range []string{"internal/node", "../../worker/service", "../../worker/telemetry"} {
+	for _, folder := range []string{"internal/gate", "internal/node", "../../worker/service", "../../worker/telemetry"} {
 		paths, err := filepath.Glob(filepath.Join(folder, "*.go"))
 		if err != nil {
 			t.Fatal(err)

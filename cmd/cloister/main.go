@@ -38,7 +38,7 @@ var groups = []struct {
 	commands  []func() *cobra.Command
 }{
 	{"serve", "Serve and farm", []func() *cobra.Command{serveCommand, joinCommand, runnerCommand}},
-	{"run", "Run and debug", []func() *cobra.Command{runCommand, actionCommand, invocationCommand, diffCommand, checkCommand, policyCommand}},
+	{"run", "Run and debug", []func() *cobra.Command{runCommand, gateCommand, actionCommand, invocationCommand, diffCommand, checkCommand, policyCommand}},
 	{"storage", "Storage", []func() *cobra.Command{casCommand, cacheCommand, imageCommand, gcCommand}},
 	{"repro", "Reproducibility", []func() *cobra.Command{reproCommand, attestCommand}},
 	{"operations", "Operations", []func() *cobra.Command{statusCommand, topCommand, drainCommand, undrainCommand, authCommand, auditCommand}},
@@ -52,7 +52,6 @@ func rootCommand() *cobra.Command {
 only its declared inputs and the host's toolchain.`,
 		Example: `  cloister serve                               # then, in a Bazel workspace:
   bazel build --remote_executor=grpc://127.0.0.1:8980 //...
-
   cloister run -- /bin/sh -c 'id; ls -l /'     # one command in the same sandbox
   cloister check                               # supported protections`,
 		SilenceUsage:  true,

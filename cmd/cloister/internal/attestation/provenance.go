@@ -35,7 +35,7 @@ func OfResult(ctx context.Context, s *remote.Store, digest cas.Digest) (*attest.
 			ExternalParameters:   parameters(s.Name(), action),
 			ResolvedDependencies: []attest.Descriptor{d.of("action", digest), d.proto("command", action.CommandDigest), d.proto("input root", action.InputRootDigest)},
 		},
-		RunDetails: attest.RunDetails{Builder: attest.Builder{ID: builderID}},
+		RunDetails: attest.RunDetails{Builder: attest.Builder{ID: BuilderID}},
 	}
 	for name, log := range map[string]*repb.Digest{"stdout": r.StdoutDigest, "stderr": r.StderrDigest} {
 		if log != nil {
@@ -58,8 +58,8 @@ func OfResult(ctx context.Context, s *remote.Store, digest cas.Digest) (*attest.
 	return statement, d.err
 }
 
-// builderID identifies the software of the builder. The signature identifies its operator.
-const builderID = "https://github.com/cloister-build/cloister"
+// BuilderID identifies the software of the builder. The signature identifies its operator.
+const BuilderID = "https://github.com/cloister-build/cloister"
 
 // addManifest adds the content of the manifest of the run, if it still exists.
 func addManifest(ctx context.Context, s *remote.Store, meta *repb.ExecutedActionMetadata, p *attest.Provenance, d *descriptors) error {

@@ -32,13 +32,20 @@ type Flags struct {
 	endpoints  []string // that the built-in policy allows
 }
 
+// RegisterTier adds the flag for the isolation tier.
+func (c *Flags) RegisterTier(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&c.Tier, "sandbox", "full", "isolation tier: full, or namespaces for hosts without seccomp, Landlock or the syscall monitor")
+	flags.Share(f, "sandbox")
+}
+
 // Register adds the flags.
 func (c *Flags) Register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&c.Tier, "sandbox", "full", "isolation tier: full, or namespaces for hosts without seccomp, Landlock or the syscall monitor")
+	c.RegisterTier(cmd)
 	f.StringVar(&c.Policy, "policy", "", "file with the policy of actions (default: see cloister policy explain)")
 	f.StringVar(&c.sourceTree, "source-tree", "", "directory to search for undeclared inputs; audits actions in full unless the policy sets a level")
-	flags.Share(f, "sandbox", "policy", "source-tree")
+	flags.Share(f, "policy", "source-tree")
 }
 
 // RegisterImages adds the flag for actions that name a container image, to commands that execute such actions.

@@ -38,9 +38,9 @@ type metrics struct {
 	Close   time.Duration `json:"close_ns"`
 
 	// Of the runs below.
-	SetUp   spread `json:"set_up"`
-	Run     spread `json:"run"`
-	CleanUp spread `json:"clean_up"`
+	SetUp   Spread `json:"set_up"`
+	Run     Spread `json:"run"`
+	CleanUp Spread `json:"clean_up"`
 	// Equal reports whether all runs have the same stable hash.
 	Equal        bool `json:"equal"`
 	StableHashes int  `json:"stable_hashes"`
@@ -50,8 +50,8 @@ type metrics struct {
 
 const metricsFormat = "cloister-run-metrics v1"
 
-// A spread has the median and the 95th percentile of the runs.
-type spread struct {
+// A Spread has the median and the 95th percentile of some times.
+type Spread struct {
 	P50 time.Duration `json:"p50_ns"`
 	P95 time.Duration `json:"p95_ns"`
 }
@@ -158,13 +158,12 @@ func violations(e *cloisterpb.Execution) int64 {
 // finish computes what concerns all runs.
 func (m *metrics) finish() {
 	m.Format, m.Equal = metricsFormat, m.StableHashes == 1
-	of := func(value func(*runMetrics) time.Duration) spread {
+	of := func(value func(*runMetrics) time.Duration) Spread {
 		var all []time.Duration
 		for i := range m.Runs {
 			all = append(all, value(&m.Runs[i]))
 		}
-		slices.Sort(all)
-		return spread{P50: rank(all, 50), P95: rank(all, 95)}
+		return SpreadOf(all)
 	}
 	m.SetUp = of(func(r *runMetrics) time.Duration { return r.SetUp })
 	m.Run = of(func(r *runMetrics) time.Duration { return r.Run })
@@ -203,6 +202,15 @@ func (m *metrics) write(name string) error {
 		return err
 	}
 	return os.WriteFile(name, append(b, '\n'), 0o644)
+}
+
+// SpreadOf returns the spread of times in any order, zero without any.
+func SpreadOf(times []time.Duration) Spread {
+	if len(times) == 0 {
+		return Spread{}
+	}
+	sorted := slices.Sorted(slices.Values(times))
+	return Spread{P50: rank(sorted, 50), P95: rank(sorted, 95)}
 }
 
 // rank returns the p-th percentile of sorted, which is not empty.

@@ -37,8 +37,8 @@ func TestMetricsAreOfAllRuns(t *testing.T) {
 		if err := json.Unmarshal(b, &got); err != nil {
 			t.Fatal(err)
 		}
-		want := spread{time.Duration(c.p50) * time.Second, time.Duration(c.p95) * time.Second}
-		if got.Run != want || got.SetUp != (spread{time.Minute, time.Minute}) || !got.Equal || len(got.Runs) != c.runs {
+		want := Spread{time.Duration(c.p50) * time.Second, time.Duration(c.p95) * time.Second}
+		if got.Run != want || got.SetUp != (Spread{time.Minute, time.Minute}) || !got.Equal || len(got.Runs) != c.runs {
 			t.Errorf("%d runs: got %+v, want %+v", c.runs, got.Run, want)
 		}
 		m.add(base, &worker.Outcome{Result: &repb.ActionResult{}, StableHash: "other"})

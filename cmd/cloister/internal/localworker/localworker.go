@@ -57,7 +57,7 @@ func Open(box *confinement.Flags) (*Worker, error) {
 		return nil, err
 	}
 	w.ignoreImages = box.IgnoreImages()
-	made, held, err := newDir()
+	made, held, _, err := NewDir()
 	if err != nil {
 		return nil, err
 	}

@@ -10,14 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newDir makes a temporary directory, and removes those of processes that were killed. The returned file holds the
+// NewDir makes a temporary directory, and removes those of processes that were killed. The returned file holds the
 // directory until it is closed.
-func newDir() (string, *os.File, error) {
+func NewDir() (dir string, held *os.File, removed []string, err error) {
 	dead, _ := filepath.Glob(filepath.Join(os.TempDir(), tempPrefix+"*"))
 	for _, dir := range dead {
 		if held, err := hold(dir, 0); err == nil {
 			_ = os.RemoveAll(dir) // plain files; a later call retries
 			held.Close()
+			removed = append(removed, dir)
 		}
 	}
 	// Another process may take the new directory for an abandoned one before it is locked.
@@ -25,17 +26,17 @@ func newDir() (string, *os.File, error) {
 	for range tries {
 		dir, err := os.MkdirTemp("", tempPrefix)
 		if err != nil {
-			return "", nil, err
+			return "", nil, removed, err
 		}
 		held, err := hold(dir, unix.O_CREAT)
 		if err == nil {
-			return dir, held, nil
+			return dir, held, removed, nil
 		}
 		if !errors.Is(err, errNotOurs) {
-			return "", nil, errors.Join(err, os.RemoveAll(dir))
+			return "", nil, removed, errors.Join(err, os.RemoveAll(dir))
 		}
 	}
-	return "", nil, errors.New("temporary directories are removed as soon as they are created")
+	return "", nil, removed, errors.New("temporary directories are removed as soon as they are created")
 }
 
 // errNotOurs means that a directory belongs to another process or user.

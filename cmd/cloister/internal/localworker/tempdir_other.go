@@ -6,8 +6,8 @@ package localworker
 
 import "os"
 
-// newDir makes a temporary directory, without a lock.
-func newDir() (string, *os.File, error) {
-	dir, err := os.MkdirTemp("", tempPrefix)
-	return dir, nil, err
+// NewDir makes a temporary directory, without a lock.
+func NewDir() (dir string, held *os.File, removed []string, err error) {
+	dir, err = os.MkdirTemp("", tempPrefix)
+	return dir, nil, nil, err
 }

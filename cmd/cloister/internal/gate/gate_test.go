@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gate
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+// TestPolicyMistakes: each mistake is an error with file, line and what to write.
+func TestPolicyMistakes(t *testing.T) {
+	step := func(text string) string { return "hermetic_steps:\n  - {id: a, command: [x], " + text + "}\n" }
+	host := func(text string) string { return step("allow: {outbound_hosts: [{" + text + "}]}") }
+	for _, c := range []struct{ text, want string }{
+		{"", "p.yml: [1:1] the file is empty: write hermetic_steps: [{id: NAME, command: [PROGRAM]}]"},
+		{"# nothing\n", "p.yml: [1:1] the file is empty"},
+		{"hermetic_steps: []\n", "p.yml: [1:1] no step: write hermetic_steps"},
+		{"hermetic_step: []\n", `did you mean "hermetic_steps"?`},
+		{step("commnd: [x]"), `p.yml: [2:27] unknown key "commnd"`},
+		{step("commnd: [x]"), `did you mean "command"?`},
+		{"hermetic_steps:\n  - {id: a, command: [x]}\n  - {id: A, command: [x]}\n", `p.yml: [3:10] duplicate id "A": the step of line 2 has it`},
+		{"hermetic_steps:\n  - {id: ../a, command: [x]}\n", `p.yml: [2:10] invalid id "../a"`},
+		{"hermetic_steps:\n  - {command: [x]}\n", "the step has no id"},
+		{"hermetic_steps:\n  - {id: a}\n", "step a has no command"},
+		{step(`env: {NO_NETWORK_LISTEN: "yes"}`), `NO_NETWORK_LISTEN is "yes": write "1"`},
+		{step(`env: {"A B": x}`), `invalid variable name "A B"`},
+		{step("timeout: 1m") + "parallel: 0\n", `p.yml: [3:11] invalid number "0": write the number of steps at a time, from 1 to 64`},
+		{step("timeout: 20"), `invalid timeout "20": write a number with a unit, such as 20m`},
+		{step("limits: {memroy: 1GiB}"), `did you mean "memory"?`},
+		{step("limits: {memory: 1}"), `memory: property cloister-memory=1: rule "default" refuses it: invalid size "1"`},
+		{step("inputs: {}"), "write either revision: NAME or directory: PATH"},
+		{step("inputs: {directory: ../x}"), `directory "../x": write a path below the working directory`},
+		{host("host: a.example.com"), "p.yml: [2:52] the exception has no owner: an exception states host, owner, reason and expires"},
+		{host("host: a.example.com, owner: x, reason: y, expires: soon"), `invalid day "soon": write the last day of the exception as YYYY-MM-DD`},
+		{host("host: 'https://A.example.com/x'"), `invalid host "https://A.example.com/x": did you mean "a.example.com"?`},
+		{host("host: 'a.example.com:443'"), `did you mean "a.example.com"? Ports are in outbound_ports`},
+		{host("host: '*.example.com'"), `invalid host "*.example.com": write a lower-case host name`},
+		{host("host: 127.0.0.1"), `invalid host "127.0.0.1"`},
+		{host("host: '::1'"), `invalid host "::1"`},
+		{step("allow: {outbound_ports: [{port: 0, owner: x, reason: y, expires: 2030-01-01}]}"), `invalid port "0": write a number from 1 to 65535`},
+		{step("allow: {outbound_ports: [{port: 1, owner: x, reason: y, expires: 2030-01-01}]}"), "outbound_ports are those of outbound_hosts, of which step a has none"},
+	} {
+		if _, err := parsePolicy("p.yml", []byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %s", c.text, err, c.want)
+		}
+	}
+}
+
+// TestEndpoints: each unexpired host is allowed at each unexpired port, by default at 443.
+func TestEndpoints(t *testing.T) {
+	day := func(text string) time.Time {
+		d, err := time.Parse(time.DateOnly, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	old, last, later := day("2026-01-01"), day("2026-02-01"), day("2026-03-01")
+	s := &step{hosts: []*exception{{host: "a", expires: last}, {host: "b", expires: old}, {host: "c", expires: later}}}
+	if got := s.endpoints(last); !slices.Equal(got, []sandbox.Endpoint{{Host: "a", Port: 443}, {Host: "c", Port: 443}}) {
+		t.Errorf("got %v", got)
+	}
+	s.ports = []*exception{{port: 1, expires: later}, {port: 2, expires: old}}
+	if got := s.endpoints(last); !slices.Equal(got, []sandbox.Endpoint{{Host: "a", Port: 1}, {Host: "c", Port: 1}}) {
+		t.Errorf("got %v", got)
+	}
+	f := s.find(nil, "p.yml", last)
+	if len(f.violations) != 2 || f.violations[0].Subject != "b" || f.violations[1].Subject != "port 2" {
+		t.Errorf("got violations %+v, want those of the two expired exceptions", f.violations)
+	}
+}
+
+// TestSchemaHasTheKeysOfThePolicy: the schema knows exactly the keys that the parser reads.
+func TestSchemaHasTheKeysOfThePolicy(t *testing.T) {
+	type object struct {
+		Properties           map[string]object
+		AdditionalProperties any
+	}
+	var schema struct {
+		object
+		Defs map[string]object `json:"$defs"`
+	}
+	if err := json.Unmarshal([]byte(Schema), &schema); err != nil {
+		t.Fatal(err)
+	}
+	step := schema.Defs["step"]
+	for _, c := range []struct {
+		text string
+		of   object
+	}{
+		{"{NAME: 1}", schema.object},
+		{"{hermetic_steps: [{NAME: 1}]}", step},
+		{"{hermetic_steps: [{inputs: {NAME: 1}}]}", step.Properties["inputs"]},
+		{"{hermetic_steps: [{limits: {NAME: 1}}]}", step.Properties["limits"]},
+		{"{hermetic_steps: [{allow: {NAME: 1}}]}", step.Properties["allow"]},
+		{"{hermetic_steps: [{allow: {outbound_hosts: [{NAME: 1}]}}]}", schema.Defs["host"]},
+		{"{hermetic_steps: [{allow: {outbound_ports: [{NAME: 1}]}}]}", schema.Defs["port"]},
+	} {
+		want := strings.Join(slices.Sorted(maps.Keys(c.of.Properties)), ", ")
+		_, err := parsePolicy("p.yml", []byte(strings.Replace(c.text, "NAME", "not-a-key-of-it", 1)))
+		if err == nil || !strings.Contains(err.Error(), "write one of "+want+"\n") {
+			t.Errorf("%s: got %v, want an error that lists %s", c.text, err, want)
+		}
+		if c.of.AdditionalProperties != false {
+			t.Errorf("%s: the schema permits unknown keys", c.text)
+		}
+	}
+}
+
+// TestEveryNetworkEventIsAViolation: also those of kinds that are added later.
+func TestEveryNetworkEventIsAViolation(t *testing.T) {
+	remote, own := sandbox.Endpoint{Host: "192.0.2.1", Port: 1}, sandbox.Endpoint{Host: "127.0.0.1", Port: 1}
+	for _, c := range []struct {
+		event sandbox.Event
+		want  string
+	}{
+		{sandbox.Event{Kind: sandbox.EventConnect, Subject: "tcp 192.0.2.1:1", Endpoint: remote}, "connect"},
+		{sandbox.Event{Kind: sandbox.EventConnect, Subject: "unix /run/docker.sock"}, "connect"},
+		{sandbox.Event{Kind: "lookup", Subject: "example.com"}, "lookup"},
+		{sandbox.Event{Kind: "refused by loopback", Subject: "tcp 127.0.0.1:1", Endpoint: own}, ""},
+		{sandbox.Event{Kind: sandbox.EventAllowed, Subject: "192.0.2.1:1", Endpoint: remote}, ""},
+		{sandbox.Event{Kind: sandbox.EventSyscall, Subject: "listen"}, "listen"},
+		{sandbox.Event{Kind: sandbox.EventSyscall, Subject: "listen(tcp [::]:80)"}, "listen"},
+		{sandbox.Event{Kind: sandbox.EventSyscall, Subject: "listen(unix)"}, ""},
+		{sandbox.Event{Kind: sandbox.EventSyscall, Subject: "bind(udp 0.0.0.0:53)"}, "listen"},
+		{sandbox.Event{Kind: sandbox.EventSyscall, Subject: "socket(AF_INET, SOCK_RAW)"}, "connect"},
+		{sandbox.Event{Kind: sandbox.EventSyscall, Subject: "socket(AF_VSOCK)"}, "connect"},
+		{sandbox.Event{Kind: sandbox.EventSyscall, Subject: "socket(AF_ALG)"}, ""},
+		{sandbox.Event{Kind: sandbox.EventSyscall, Subject: "socket(AF_NETLINK, protocol 15)"}, ""},
+		{sandbox.Event{Kind: sandbox.EventSyscall, Subject: "mount"}, ""},
+		{sandbox.Event{Kind: sandbox.EventWrite, Subject: "/usr/x"}, ""},
+		{sandbox.Event{Kind: sandbox.EventLimit, Subject: "memory"}, ""},
+	} {
+		if got := classify(&c.event); got != c.want {
+			t.Errorf("%+v: got %q, want %q", c.event, got, c.want)
+		}
+	}
+}
+
+// TestSecretsAreRemoved in every notation of the evidence.
+func TestSecretsAreRemoved(t *testing.T) {
+	clean := secrets([]string{
+		"DEPLOY_TOKEN=abc\"<>&'\\def", "SSH_KEY=-----BEGIN-----\nline-of-the-key\n", "DB=postgres://u:pass-word@h/d", "GIT_AUTHOR_NAME=somebody",
+		"NPM_PASSWORD=short", "LONG_SECRET=abc\"<>&'\\def-and-more", "PWD=/home/x/project",
+	})
+	encoded, err := encode("abc\"<>&'\\def")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := report{Steps: []stepReport{{ID: "x", Message: "abc\"<>&'\\def", Verdict: failed}}}
+	for text, want := range map[string]string{
+		"x abc\"<>&'\\def y":               "x [removed] y",
+		"abc\"<>&'\\def-and-more":          "[removed]",
+		string(encoded):                    "\"[removed]\"\n",
+		"--line-of-the-key--":              "--[removed]--",
+		"postgres://u:pass-word@h/d":       "postgres://u:[removed]@h/d",
+		"somebody short /home/x/project/y": "somebody short /home/x/project/y",
+	} {
+		if got := clean.Replace(text); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+	if got := clean.Replace(string(r.junit())); !strings.Contains(got, ">[removed]<") {
+		t.Errorf("got %s, want the secret removed", got)
+	}
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gate
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+)
+
+// reportFormat is the version of report.json.
+const reportFormat = "cloister-gate-report v1"
+
+// The verdicts on a step, and on all steps.
+const (
+	clean       = "clean"
+	violated    = "violation"
+	failed      = "failed"
+	timedOut    = "timeout"
+	impossible  = "impossible" // this machine cannot enforce or observe what the mode demands, or run the step
+	interrupted = "interrupted"
+	notRun      = "not run"
+)
+
+// A report is the content of report.json. Nothing in it differs between two runs of one commit on one machine, unless
+// the steps do.
+type report struct {
+	Format   string       `json:"format"`
+	Revision string       `json:"revision"`
+	Policy   policyReport `json:"policy"`
+	Mode     string       `json:"mode"`
+	Verdict  string       `json:"verdict"`
+	ExitCode int          `json:"exit_code"`
+	Message  string       `json:"message,omitempty"` // why the steps could not run
+	Sandbox  boxReport    `json:"sandbox"`
+	Steps    []stepReport `json:"steps"`
+}
+
+type policyReport struct {
+	File   string `json:"file"`
+	SHA256 string `json:"sha256"`
+}
+
+// boxReport describes the sandbox of all steps.
+type boxReport struct {
+	Tier        string   `json:"tier"`
+	Layers      []string `json:"layers"`
+	Observed    bool     `json:"observed"` // network system calls are recorded
+	NotEnforced []string `json:"not_enforced"`
+}
+
+type stepReport struct {
+	ID         string      `json:"id"`
+	Line       int         `json:"line"` // in the policy
+	Command    []string    `json:"command"`
+	Inputs     string      `json:"inputs"` // "commit HASH" or "directory HASH"
+	Listen     bool        `json:"listen"` // permitted on loopback
+	Verdict    string      `json:"verdict"`
+	ExitCode   int         `json:"exit_code"`
+	Message    string      `json:"message,omitempty"`
+	Violations []violation `json:"violations"`
+	Exceptions []use       `json:"exceptions"`
+	Denied     []string    `json:"denied,omitempty"` // what else the sandbox denied to a step that failed
+}
+
+// count returns the number of violations.
+func (r *report) count() (n int) {
+	for i := range r.Steps {
+		n += len(r.Steps[i].Violations)
+	}
+	return n
+}
+
+// markdown returns the report for a person.
+func (r *report) markdown() string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("# Hermetic CI gate: %s\n", r.Verdict)
+	line("| | |\n|---|---|")
+	line("| revision | `%s` |", r.Revision)
+	line("| policy | `%s` (SHA-256 `%.12s`) |", r.Policy.File, r.Policy.SHA256)
+	line("| mode | %s |", r.Mode)
+	observed := "network system calls are recorded"
+	if !r.Sandbox.Observed {
+		observed = "**network system calls are not recorded**"
+	}
+	line("| sandbox | %s; %s |", r.Sandbox.Tier, observed)
+	if n := r.Sandbox.NotEnforced; len(n) > 0 {
+		line("| not enforced | %s |", strings.Join(n, ", "))
+	}
+	if r.Message != "" {
+		line("\n%s", r.Message)
+	}
+	line("\n| step | verdict | exit code | violations | connections by exceptions |\n|---|---|---|---|---|")
+	for i := range r.Steps {
+		s := &r.Steps[i]
+		uses := 0
+		for _, u := range s.Exceptions {
+			uses += u.Connections
+		}
+		line("| %s | %s | %d | %d | %d |", s.ID, s.Verdict, s.ExitCode, len(s.Violations), uses)
+	}
+	for i := range r.Steps {
+		s := &r.Steps[i]
+		if len(s.Violations)+len(s.Exceptions)+len(s.Denied) == 0 && s.Message == "" {
+			continue
+		}
+		line("\n## %s\n\n    %s\n", s.ID, render.QuoteAll(s.Command))
+		if s.Message != "" {
+			line("- %s", s.Message)
+		}
+		for _, v := range s.Violations {
+			line("- **%s**: %s", v.Kind, v.Text)
+		}
+		for _, u := range s.Exceptions {
+			line("- exception: %s:%d, %d connections (%d failed); %s, until %s: %s",
+				u.Host, u.Port, u.Connections, u.Failed, u.Owner, u.Expires, u.Reason)
+		}
+		for _, d := range s.Denied {
+			line("- %s", d)
+		}
+	}
+	return b.String()
+}
+
+// An evidence is a directory of files that becomes visible when it is complete.
+type evidence struct {
+	final, dir string
+	clean      *strings.Replacer
+}
+
+// openEvidence returns the evidence of a commit, which is collected in the directory dir and published below out. It
+// fails if out is not writable.
+func openEvidence(out, commit, dir string, clean *strings.Replacer) (*evidence, error) {
+	e := &evidence{final: filepath.Join(out, commit), dir: dir, clean: clean}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return nil, err
+	}
+	probe, err := os.MkdirTemp(out, "probe")
+	return e, errors.Join(err, os.RemoveAll(probe))
+}
+
+// write writes a file without any secret.
+func (e *evidence) write(name string, text []byte) error {
+	file := filepath.Join(e.dir, filepath.FromSlash(name))
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(e.clean.Replace(string(text))), 0o644)
+}
+
+// writeJSON writes a file with a JSON value.
+func (e *evidence) writeJSON(name string, v any) error {
+	text, err := encode(v)
+	if err != nil {
+		return err
+	}
+	return e.write(name, text)
+}
+
+// encode returns indented JSON that people can read: without escapes for HTML.
+func encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	err := enc.Encode(v)
+	return b.Bytes(), err
+}
+
+// publish puts the files in place of the evidence of an earlier gate.
+func (e *evidence) publish() error {
+	partial := e.final + ".partial" // left by a gate that was killed in this moment
+	for _, do := range []func() error{
+		func() error { return os.RemoveAll(partial) },
+		func() error { return os.CopyFS(partial, os.DirFS(e.dir)) },
+		func() error { return os.RemoveAll(e.final) },
+		func() error { return os.Rename(partial, e.final) },
+	} {
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gate
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/worker"
+)
+
+// workDir is the directory of every step in the sandbox.
+const workDir = worker.ExecRoot
+
+// maxLog bounds stdout and stderr of a step, each, in bytes.
+const maxLog = 32 << 20
+
+// grace is the time between SIGTERM and SIGKILL.
+const grace = 5 * time.Second
+
+// A logBuffer keeps the beginning of an output.
+type logBuffer struct{ bytes.Buffer }
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	keep := p[:min(len(p), max(0, maxLog-l.Len()))]
+	l.Buffer.Write(keep)
+	if len(keep) > 0 && len(keep) < len(p) {
+		l.WriteString(worker.TruncationNotice)
+	}
+	return len(p), nil
+}
+
+// runStep runs a step, completes its report and writes its evidence. An error means that it did not run to its end.
+func (g *gate) runStep(ctx context.Context, s *step, r *stepReport) error {
+	t := timing{ID: s.id}
+	began := time.Now()
+	src, err := g.source(ctx, s)
+	if err != nil {
+		return err
+	}
+	spec, err := g.spec(s, src)
+	if err != nil {
+		return err
+	}
+	size, files, err := src.measure()
+	if err != nil {
+		return fmt.Errorf("inputs: %w", err)
+	}
+	room := func(limit, inputs int64) int64 {
+		if limit == sandbox.Unlimited {
+			return limit
+		}
+		return limit + inputs
+	}
+	ws, err := g.backend.Workspace(ctx, room(spec.Limits.OutputBytes, size), room(spec.Limits.OutputFiles, files))
+	if err != nil {
+		return err
+	}
+	defer ws.Close()
+	spec.Workspace = ws.Name()
+	var sum string
+	if spec.Owned, sum, err = src.copyTo(ws.Root(), spec.Outputs[0].Source); err != nil {
+		return fmt.Errorf("inputs: %w", err)
+	}
+	if r.Inputs = "directory " + sum; src.commit != "" {
+		r.Inputs = "commit " + src.commit
+	}
+	var stdout, stderr logBuffer
+	result, err := g.backend.Run(ctx, spec, sandbox.Stdio{Stdout: &stdout, Stderr: &stderr})
+	if result != nil {
+		t.SetUp, t.Run = result.Start.Sub(began), result.End.Sub(result.Start)
+		g.complete(ctx, s, r, spec, result)
+		err = errors.Join(err, g.keep(s, r, result, stdout.Bytes(), stderr.Bytes()))
+		g.showFailure(r, stdout.Bytes(), stderr.Bytes())
+		closed := ws.Close()
+		t.CleanUp = time.Since(result.End)
+		g.mu.Lock()
+		g.metrics.Steps = append(g.metrics.Steps, t)
+		g.mu.Unlock()
+		err = errors.Join(err, closed)
+	}
+	return errors.Join(err, context.Cause(ctx))
+}
+
+// source returns what a step runs on, which steps of one commit share.
+func (g *gate) source(ctx context.Context, s *step) (*source, error) {
+	if s.directory != "" {
+		return &source{dir: s.directory, time: time.Unix(0, 0)}, nil
+	}
+	commit := g.report.Revision
+	if s.revision != "" {
+		var err error
+		if commit, err = resolve(ctx, ".", s.revision); err != nil {
+			return nil, fmt.Errorf("revision %s: %w", s.revision, err)
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.sources[commit] == nil {
+		src, err := checkOut(ctx, ".", commit, filepath.Join(g.dir, commit))
+		if err != nil {
+			return nil, fmt.Errorf("check out %s: %w", commit, err)
+		}
+		g.sources[commit] = src
+	}
+	return g.sources[commit], nil
+}
+
+// spec returns what a step may see and use. Its environment has nothing of this process's.
+func (g *gate) spec(s *step, src *source) (*sandbox.Spec, error) {
+	tools, err := sandbox.HostToolchain()
+	if err != nil {
+		return nil, err
+	}
+	allow := s.endpoints(g.today)
+	if len(allow) > 0 {
+		certificates, err := sandbox.HostCertificates()
+		if err != nil {
+			return nil, err
+		}
+		tools = append(tools, certificates...)
+	}
+	env := []string{noListen + "=1", "SOURCE_DATE_EPOCH=" + strconv.FormatInt(src.time.Unix(), 10)}
+	spec, err := sandbox.ForTest(sandbox.Profile{
+		Args: s.command, Dir: workDir, Env: append(env, s.env...), Tools: tools, Outputs: []string{workDir}, Network: allow,
+	})
+	if err != nil {
+		return nil, err
+	}
+	granted, err := grant(s.limits, g.features.Limits)
+	if err != nil {
+		return nil, err
+	}
+	spec.Limits, spec.Temp[0].Bytes = granted.Limits, granted.TempBytes
+	spec.Timeout, spec.Grace = s.timeout, grace
+	spec.Network.Listen = s.listen || !g.features.ListenControl
+	if !g.report.Sandbox.Observed {
+		spec.Audit = sandbox.AuditOff
+	}
+	return spec, g.features.Covers(spec)
+}
+
+// complete completes the report of a step that ran.
+func (g *gate) complete(ctx context.Context, s *step, r *stepReport, spec *sandbox.Spec, result *sandbox.Result) {
+	f := s.find(result, g.Policy, g.today)
+	r.Violations, r.Exceptions, r.ExitCode = f.violations, f.uses, result.ExitCode
+	if r.ExitCode != 0 {
+		r.Denied = f.denied
+	}
+	switch {
+	case ctx.Err() != nil:
+		r.Verdict = interrupted
+	case len(r.Violations) > 0:
+		r.Verdict = violated
+	case result.Stopped:
+		r.Verdict = timedOut
+	case r.ExitCode != 0:
+		r.Verdict = failed
+	default:
+		r.Verdict = clean
+	}
+	if result.Stopped && ctx.Err() == nil {
+		r.Message = fmt.Sprintf("killed: exceeded its timeout of %v", spec.Timeout)
+	} else if e := result.Exceeded; e != nil {
+		r.Message = e.String()
+	}
+}
+
+// A listener is an attempt to listen.
+type listener struct {
+	Protocol string `json:"protocol"`
+	Address  string `json:"address"`
+	Process  string `json:"process"`
+	Count    int    `json:"count"`
+}
+
+// programs is what a step executed of its tools.
+type programs struct {
+	// Complete means that every executed file is listed, or the interpreter of a file of the step's own.
+	Complete bool     `json:"complete"`
+	Executed []string `json:"executed"`
+}
+
+// keep writes the evidence of a step.
+func (g *gate) keep(s *step, r *stepReport, result *sandbox.Result, stdout, stderr []byte) error {
+	listeners := []listener{}
+	network := []violation{}
+	for _, v := range r.Violations {
+		switch v.Kind {
+		case "listen":
+			_, what, _ := strings.Cut(strings.TrimSuffix(v.Subject, ")"), "(")
+			protocol, address, _ := strings.Cut(what, " ")
+			listeners = append(listeners, listener{protocol, address, v.Process, v.Count})
+		case "exception":
+		default:
+			network = append(network, v)
+		}
+	}
+	executed := append([]string{}, result.Executed...)
+	in := "logs/" + s.id + "/"
+	e := g.evidence
+	return errors.Join(
+		e.write(in+"stdout.txt", stdout),
+		e.write(in+"stderr.txt", stderr),
+		e.writeJSON(in+"network.json", struct {
+			Violations []violation `json:"violations"`
+			Exceptions []use       `json:"exceptions"`
+			Unrecorded int         `json:"unrecorded"`
+		}{network, r.Exceptions, result.Unrecorded}),
+		e.writeJSON(in+"listen.json", listeners),
+		e.writeJSON(in+"process_tree.json", programs{result.ExecutedAll, executed}),
+	)
+}
+
+// showFailure prints the last lines of the output of a step that failed.
+func (g *gate) showFailure(r *stepReport, stdout, stderr []byte) {
+	if r.ExitCode == 0 {
+		return
+	}
+	const shown = 20
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, text := range [][]byte{stdout, stderr} {
+		lines := slices.Collect(strings.Lines(g.clean.Replace(string(text))))
+		for _, line := range lines[max(0, len(lines)-shown):] {
+			fmt.Fprintf(g.Notes, "  %s\n", strings.TrimSuffix(line, "\n"))
+		}
+	}
+}

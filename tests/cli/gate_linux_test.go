@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli_test
+
+import (
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+var update = flag.Bool("update", false, "write the report of examples/gate into its README")
+
+// TestGateExample runs the gate on examples/gate with its CI recipe: the README shows its report.
+func TestGateExample(t *testing.T) {
+	confined(t)
+	sandboxtest.Tool(t, "python3")
+	const readme = "../../examples/gate/README.md"
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(filepath.Dir(readme))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(dir, "README.md")); err != nil {
+		t.Fatal(err)
+	}
+	hash := commit(t, dir)
+	cmd := exec.CommandContext(t.Context(), "sh", "ci.sh")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(built.Path(t))+":"+os.Getenv("PATH"), "OUT=evidence", "GITHUB_STEP_SUMMARY=")
+	out, _ := cmd.CombinedOutput()
+	if code := cmd.ProcessState.ExitCode(); code != 4 || !strings.Contains(string(out), "hermetic gate: a step touched the network") {
+		t.Fatalf("got exit code %d, want 4; output:\n%s", code, out)
+	}
+	report, err := os.ReadFile(filepath.Join(dir, "evidence", hash, "report.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What this machine lacks is not part of the example.
+	got := regexp.MustCompile(`(?m)^\| not enforced .*\n`).ReplaceAllString(string(report), "")
+	got = regexp.MustCompile(`(?m)^\| sandbox \| \w+;`).ReplaceAllString(got, "| sandbox | full;")
+	text, err := os.ReadFile(readme)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := regexp.MustCompile("(?s)(\n```markdown\n)(.*)(```\n)$").FindSubmatchIndex(text)
+	if shown == nil {
+		t.Fatalf("%s has no report", readme)
+	}
+	if string(text[shown[4]:shown[5]]) == got {
+		return
+	}
+	if !*update {
+		t.Fatalf("%s does not show the report; run make gate-example. The report is\n%s", readme, got)
+	}
+	if err := os.WriteFile(readme, []byte(string(text[:shown[4]])+got+string(text[shown[5]:])), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
