@@ -72,7 +72,7 @@ import (
 //	flip TEXT DIGEST         damage two blobs of the current store: TEXT, and the large one of DIGEST
 //	commit DIR               make a directory a Git repository with one commit, $COMMIT
 //	empty DIR                check that a directory is empty
-//	needs WHAT               skip the story where the machine lacks the sandbox, root or a tool
+//	needs WHAT               skip the story where the machine lacks the sandbox, its records of lookups, root or a tool
 func TestScripts(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -284,6 +284,12 @@ func (s *story) needs(args []string) error {
 	switch what := args[0]; {
 	case what == "sandbox":
 		confined(s)
+	case what == "lookups":
+		confined(s)
+		err := s.cloister([]string{"2", "run", "--", "getent", "hosts", "a.example.com"})
+		if err != nil || !strings.Contains(s.script.ReadFile("stderr"), "lookup of a.example.com") {
+			sandboxtest.Unavailable(s, "monitor", "the sandbox records no lookups of names")
+		}
 	case what == "root" && os.Getuid() != 0:
 		sandboxtest.Unavailable(s, "root", "only it may read what another user owns")
 	case what == "venv":

@@ -5,7 +5,6 @@ package gate
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -50,12 +49,9 @@ var local = []string{"socket(AF_ALG)", "socket(AF_NETLINK", "socketpair("}
 
 // classify returns the kind of violation that an event is, or "" if it is none.
 func classify(e *sandbox.Event) string {
-	address, err := netip.ParseAddr(e.Endpoint.Host)
 	switch {
 	case slices.Contains(harmless, e.Kind), e.Kind == sandbox.EventAllowed, e.Kind == sandbox.EventUnreachable:
 		return ""
-	case e.Kind != sandbox.EventSyscall && err == nil && address.IsLoopback():
-		return "" // nothing of the host is there
 	case e.Kind != sandbox.EventSyscall:
 		return string(e.Kind)
 	case e.Subject == "listen" || strings.HasPrefix(e.Subject, "listen(tcp ") || strings.HasPrefix(e.Subject, "bind(udp "):
@@ -107,7 +103,7 @@ func (s *step) find(r *sandbox.Result, policy string, today time.Time) *findings
 				Kind: kind, Subject: e.Subject, Process: e.Process, Syscall: e.Syscall, Count: e.Count, Text: e.String(),
 			}
 			if kind != "listen" {
-				v.Host = cmp.Or(e.Endpoint.Host, e.Subject)
+				v.Host = cmp.Or(e.Endpoint.Host, strings.TrimPrefix(e.Subject, "dns ")) // of a lookup
 			}
 			f.violations = append(f.violations, v)
 		case i >= 0 && (e.Kind == sandbox.EventAllowed || e.Kind == sandbox.EventUnreachable):
