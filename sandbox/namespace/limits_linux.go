@@ -206,7 +206,7 @@ func (r *run) enforceLimits(p *progress) {
 // exceededBy returns the limit that ends the run, or nil.
 func (r *run) exceededBy(used *cgroup.Usage) *sandbox.Event {
 	l := &r.spec.Limits
-	if used.OOMKills > 0 {
+	if used.OOMKilled {
 		// The peak excludes the page cache of earlier runs and may be below the limit.
 		return exceeded(sandbox.LimitMemory, max(used.PeakMemory, l.Memory), l.Memory)
 	}

@@ -55,8 +55,9 @@ type Usage struct {
 	PeakProcesses int64
 	// ReadBytes and WrittenBytes passed between memory and disks.
 	ReadBytes, WrittenBytes int64
-	// OOMKills counts the processes killed because memory was exhausted.
-	OOMKills int64
+	// OOMKilled means that the kernel killed processes because memory was exhausted. It does not count them: when it
+	// kills a whole group, version 2 counts the first process twice.
+	OOMKilled bool
 	// ForksRefused counts the forks that failed at the process limit.
 	ForksRefused int64
 }

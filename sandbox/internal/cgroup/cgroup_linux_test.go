@@ -181,8 +181,15 @@ func TestMissingExplainsWhatCannotBeLimited(t *testing.T) {
 
 func TestMemoryIsLimitedAndCounted(t *testing.T) {
 	h := openHost(t)
-	if !h.Capabilities().LimitMemory || !h.Capabilities().CountMemory {
+	if !h.Capabilities().LimitMemory {
 		sandboxtest.Unavailable(t, "limits", "no memory controller")
+	}
+	// peaked checks the peak where the kernel can reset it.
+	peaked := func(u Usage, least, most int64) bool {
+		if !h.Capabilities().CountMemory {
+			return u.PeakMemory == 0
+		}
+		return least <= u.PeakMemory && u.PeakMemory <= most
 	}
 	g, other := newGroup(t, h, "g"), newGroup(t, h, "other")
 	if err := other.Reset(Limits{Unlimited, Unlimited}); err != nil {
@@ -195,8 +202,9 @@ func TestMemoryIsLimitedAndCounted(t *testing.T) {
 		t.Fatalf("hog: got %v, want it killed", err)
 	}
 	u := sample(t, g)
-	if u.OOMKills != 1 || u.PeakMemory < limit*9/10 || u.PeakMemory > limit || u.User+u.System == 0 {
-		t.Errorf("got %+v, want one kill at %d and processor time", u, limit)
+	// Version 2 lets a dying process exceed the limit by a few pages.
+	if !u.OOMKilled || !peaked(u, limit*9/10, limit+limit/100) || u.User+u.System == 0 {
+		t.Errorf("got %+v, want a kill at %d and processor time", u, limit)
 	}
 	if u := sample(t, other); u != (Usage{}) {
 		t.Errorf("another group counted %+v", u)
@@ -212,7 +220,7 @@ func TestMemoryIsLimitedAndCounted(t *testing.T) {
 	if err := inside(t, g, cmd, Limits{4 * limit, Unlimited}, cmd.Run); err != nil {
 		t.Fatal(err)
 	}
-	if u := sample(t, g); u.OOMKills != 0 || u.PeakMemory < 2*limit || u.PeakMemory > 4*limit {
+	if u := sample(t, g); u.OOMKilled || !peaked(u, 2*limit, 4*limit) {
 		t.Errorf("got %+v, want no kill and a peak of %d", u, 2*limit)
 	}
 }

@@ -103,7 +103,7 @@ func (g *Group) Sample() (Usage, error) {
 		User: user, System: cpu - user,
 		PeakMemory: max(c.memory-b.memory, 0),
 		ReadBytes:  c.read - b.read, WrittenBytes: c.written - b.written,
-		OOMKills: c.killed - b.killed, ForksRefused: c.refused - b.refused,
+		OOMKilled: c.killed > b.killed, ForksRefused: c.refused - b.refused,
 	}
 	if c.processes > b.processes {
 		u.PeakProcesses = c.processes - g.joined()

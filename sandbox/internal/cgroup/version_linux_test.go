@@ -121,7 +121,7 @@ func TestV2LimitsAndCounters(t *testing.T) {
 	})
 	want := Usage{
 		User: time.Millisecond, System: time.Millisecond, PeakMemory: 1 << 19, PeakProcesses: 11,
-		ReadBytes: 4097, WrittenBytes: 514, OOMKills: 1, ForksRefused: 3,
+		ReadBytes: 4097, WrittenBytes: 514, OOMKilled: true, ForksRefused: 3,
 	}
 	if u := sample(t, g); u != want {
 		t.Errorf("got %+v, want %+v", u, want)
