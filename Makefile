@@ -17,7 +17,7 @@ export GOFLAGS := $(GOFLAGS) -modcacherw
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo recording repro test test-sandbox escape interop peers farm rules fuzz lint race cross library api bench soak golden \
+.PHONY: help build demo recording repro test test-sandbox escape interop peers farm vm rules fuzz lint race cross library api bench soak golden \
 	serve package packaging reference clean tools
 
 help: ## list the targets
@@ -82,6 +82,12 @@ farm: tools ## build with three workers; kill one, drain one, cut one off for CU
 	@mkdir -p bin
 	@$(GO) test -count=1 -timeout 30m -v -run '^TestBuildSurvivesTheLossOfWorkers$$' ./tests/farm -args -cut=$(CUT) > bin/farm.log; code=$$?; \
 	if [ $$code = 0 ]; then sed -n 's/^ *build_linux_test.go:[0-9]*: //p' bin/farm.log; else cat bin/farm.log; fi; exit $$code
+
+vm: ## test limits under control groups version 2 on an emulated Linux 6.12 (1 minute)
+	@.ci/tools vm
+	@mkdir -p bin
+	@$(GO) test -count=1 -timeout 45m -v ./tests/vm > bin/vm.log 2>&1; code=$$?; \
+	if [ $$code = 0 ]; then grep -E '^ {0,8}--- |: Linux ' bin/vm.log; else cat bin/vm.log; fi; exit $$code
 
 rules: ## check the 132 rules of the API and print the results (ENDPOINT=HOST:PORT: another server)
 	@mkdir -p bin

@@ -36,15 +36,19 @@ func BuildCommand(name, command string) error {
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", command, err, out)
 	}
-	// go test reuses a cached result if no file that the test itself opened has changed. Another process read the sources,
-	// so stat them here.
+	return DependOn(program)
+}
+
+// DependOn makes the test's cached result depend on the sources of packages that other processes read: go test reuses a
+// result if no file that the test itself opened has changed. The arguments are those of go list.
+func DependOn(packages ...string) error {
 	const files = `{{if not .Standard}}{{$dir := .Dir}}{{range .GoFiles}}{{$dir}}/{{.}}{{"\n"}}{{end}}{{end}}`
-	sources, err := exec.Command("go", "list", "-deps", "-f", files, program).Output()
+	sources, err := exec.Command("go", append([]string{"list", "-deps", "-f", files}, packages...)...).Output()
 	if err != nil {
-		return fmt.Errorf("list the sources of %s: %w", command, err)
+		return fmt.Errorf("list the sources of %s: %w", packages, err)
 	}
 	for name := range strings.FieldsSeq(string(sources)) {
-		if _, err := os.Stat(name); err != nil {
+		if _, err := os.Stat(name); err != nil && strings.HasSuffix(name, ".go") { // others are generated
 			return err
 		}
 	}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package vm runs the tests of limits in virtual machines whose control groups are of version 2 alone. A guest consists
+// of a kernel of Debian, systemd and other programs of this host, the unit of our packages, and test binaries. It is
+// emulated: it needs neither hardware support nor root.
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getpid() == 1 && os.Args[0] == guestInit {
+		fmt.Println(boot())
+		return // the kernel panics and the emulator ends
+	}
+	os.Exit(m.Run())
+}
+
+// A service is a unit of systemd that runs a test binary.
+type service struct {
+	name   string
+	unit   string // file of our packages that the directives extend, if not empty
+	add    string // directives of [Service]
+	binary string
+	run    string   // as in -test.run
+	want   []string // tests that must pass, among others
+}
+
+// groupTests are the tests of control groups that need those of the guest.
+var groupTests = []string{
+	"TestMissingExplainsWhatCannotBeLimited", "TestMemoryIsLimitedAndCounted", "TestProcessesAreLimitedAndCounted",
+	"TestGroupsOfDeadWorkersAreRemoved", "TestCloseRemovesEveryGroup", "TestV2RemoveKillsTheProcesses",
+	"TestV2WorkerMovesToLeaf",
+}
+
+// services run in this order.
+var services = []service{
+	{name: "root", add: "Delegate=yes", binary: "cgroup", run: ".", want: groupTests},
+	{name: "user", add: "Delegate=yes\nUser=cloister", binary: "cgroup", run: ".", want: groupTests},
+	{
+		name: "undelegated", add: "User=cloister", binary: "cgroup", run: "^TestOrdinaryUserGetsReasonAndFix$",
+		want: []string{"TestOrdinaryUserGetsReasonAndFix"},
+	},
+	{
+		name: "cloister", unit: "cloister.service", add: "WatchdogSec=0\nRestart=no", binary: "namespace",
+		run: "^(TestBackend|TestNoSlotIsWithoutItsGroup|TestUsageMarksWhatWasNotMeasured)$/^(Probe|Limits|Usage)",
+		want: []string{
+			"TestBackend/ProbeSaysFull", "TestBackend/LimitsAreEnforced/memory_of_files",
+			"TestBackend/LimitsAreEnforced/memory_of_processes", "TestBackend/LimitsAreEnforced/time_of_many_processes",
+			"TestBackend/LimitsAreEnforced/processes", "TestBackend/LimitsOfOneRunDoNotOutliveIt",
+			"TestNoSlotIsWithoutItsGroup", "TestUsageMarksWhatWasNotMeasured",
+		},
+	},
+}
+
+// kernels are packages of Debian 12. Its default, Linux 6.1, does not boot with clocks that count instructions.
+var kernels = []string{"linux-image-6.12-cloud-amd64"}
+
+const qemu = "qemu-system-x86_64"
+
+func TestLimits(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		sandboxtest.Unavailable(t, "vm", "a processor other than amd64")
+	}
+	for _, tool := range []string{qemu, systemd, "apt-get", "dpkg-deb"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			sandboxtest.Unavailable(t, "vm", err)
+		}
+	}
+	binaries := compile(t)
+	for _, name := range kernels {
+		t.Run(name, func(t *testing.T) {
+			k, err := fetch(t.Context(), name)
+			if err != nil {
+				sandboxtest.Unavailable(t, "vm", err)
+			}
+			im := image{}
+			if err := errors.Join(im.system(binaries), im.units(binaries), k.addModules(im)); err != nil {
+				t.Fatal(err)
+			}
+			report := run(t, k, im)
+			version, report, _ := strings.Cut(report, "\n")
+			if t.Log(version); !strings.HasPrefix(version, "Linux ") {
+				t.Error("the guest has no swap")
+			}
+			for _, s := range services {
+				var output string
+				output, report, _ = strings.Cut(report, "end "+s.name+"\n")
+				t.Run(s.name, func(t *testing.T) { s.check(t, output) })
+			}
+		})
+	}
+}
+
+// compile returns the directory of the test binaries.
+func compile(t *testing.T) string {
+	t.Helper()
+	packages := []string{"../../sandbox/internal/cgroup", "../../sandbox/namespace", "."}
+	dir := t.TempDir()
+	args := append([]string{"test", "-c", "-ldflags=-s -w", "-o", dir + "/"}, packages...)
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go test -c: %v\n%s", err, out)
+	}
+	if err := bazelrun.DependOn(append([]string{"-test"}, packages...)...); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// system adds the guest's programs and accounts to the image.
+func (im image) system(binaries string) error {
+	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
+		im.add("/"+dir, link, "usr/"+dir)
+	}
+	for _, dir := range []string{"dev", "home", "proc", "root", "run", "sys", "var/lib", "var/tmp"} {
+		im.add("/"+dir, directory, "")
+	}
+	im.add("/tmp", directory|0o1777, "")
+	im.add("/etc/passwd", regular, "root:x:0:0::/:/bin/sh\ncloister:x:990:990::/:/bin/sh\n")
+	im.add("/etc/group", regular, "root:x:0:\ncloister:x:990:\n")
+	im.add("/etc/machine-id", regular, strings.Repeat("1", 32)+"\n")
+	im.add("/etc/os-release", regular, "ID=debian\n")
+	programs := strings.Fields("bash cat dd false head mkdir mkfifo sh sleep tail true uname /sbin/mkswap /sbin/swapon")
+	programs = append(programs, systemd)
+	if executor := systemd + "-executor"; exists(executor) { // since version 255
+		programs = append(programs, executor)
+	}
+	return errors.Join(im.programs(programs...), im.copy(guestInit, filepath.Join(binaries, "vm.test")))
+}
+
+// units adds the services, one that enables swap and writes the kernel's version, and one that powers off.
+func (im image) units(binaries string) error {
+	const dir = "/etc/systemd/system/"
+	var errs []error
+	after, all := "begin.service", ""
+	for _, s := range services {
+		name := s.name + ".service"
+		if s.unit != "" {
+			errs = append(errs, im.copy(dir+name, filepath.Join("../../cmd/packaging/systemd", s.unit)))
+			name += ".d/test.conf"
+		}
+		errs = append(errs, im.copy("/tests/"+s.binary+".test", filepath.Join(binaries, s.binary+".test")))
+		im.add(dir+name, regular, oneshot(after, fmt.Sprintf(`%s
+TimeoutStartSec=infinity
+Environment=PATH=/usr/bin:/bin TMPDIR=/tmp HOME=/tmp CLOISTER_REQUIRE=limits,namespaces
+ExecStart=
+ExecStart=/tests/%s.test -test.v -test.timeout=15m "-test.run=%s"
+ExecStopPost=/bin/sh -c 'echo "$$SERVICE_RESULT"; echo end %s'
+`, s.add, s.binary, strings.ReplaceAll(s.run, "$", "$$"), s.name)))
+		after = s.name + ".service"
+		all += " " + after
+	}
+	im.add(dir+"begin.service", regular, oneshot("", `
+ExecStart=/bin/sh -c '/sbin/mkswap /dev/vda > /dev/null && /sbin/swapon /dev/vda && exec uname -srv'
+`))
+	const end = "[Unit]\nSuccessAction=poweroff-immediate\nFailureAction=poweroff-immediate\n"
+	im.add(dir+"end.service", regular, end+oneshot(after, "ExecStart=/bin/true\n"))
+	im.add(dir+"default.target", regular, "[Unit]\nDefaultDependencies=no\nWants=begin.service end.service"+all+"\n")
+	return errors.Join(errs...)
+}
+
+// oneshot returns a unit that starts after another and writes to the second serial port.
+func oneshot(after, directives string) string {
+	return "[Unit]\nDefaultDependencies=no\nAfter=" + after +
+		"\n[Service]\nType=oneshot\nStandardOutput=file:/dev/ttyS1\nStandardError=inherit\n" + directives
+}
+
+func exists(name string) bool {
+	_, err := os.Stat(name)
+	return err == nil
+}
+
+// run boots the image and returns what its services wrote.
+func run(t *testing.T, k kernel, im image) string {
+	t.Helper()
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	vmlinuz, err := k.file("boot/vmlinuz-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, size := range map[string]int64{"disk": 256 << 20, "report": 0, "console": 0} {
+		if err := errors.Join(os.WriteFile(at(name), nil, 0o600), os.Truncate(at(name), size)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(at("initrd"), im.bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, qemu, "-nodefaults", "-display", "none", "-no-reboot",
+		// The guest's clocks count instructions of 2 ns each, so it loses no time to a busy host.
+		"-icount", "shift=1,sleep=off", "-rtc", "clock=vm",
+		"-machine", "q35", "-accel", "tcg", "-cpu", "max", "-smp", "2", "-m", "1G",
+		"-kernel", vmlinuz, "-initrd", at("initrd"),
+		"-append", "console=ttyS0 quiet panic=-1 cgroup_no_v1=all systemd.show_status=no systemd.log_target=console",
+		"-drive", "if=none,id=disk,format=raw,file="+at("disk"), "-device", "virtio-blk-pci,drive=disk",
+		"-serial", "file:"+at("console"), "-serial", "file:"+at("report"))
+	out, err := cmd.CombinedOutput()
+	read := func(name string) string {
+		b, err := os.ReadFile(at(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.ReplaceAll(string(b), "\r", "")
+	}
+	report := read("report")
+	if last := services[len(services)-1].name; err != nil || !strings.Contains(report, "end "+last+"\n") {
+		t.Fatalf("%s: %v\n%s\nconsole: %s\nreport: %s", qemu, err, out, read("console"), report)
+	}
+	return report
+}
+
+var resultLine = regexp.MustCompile(`(?m)^ *--- (PASS|FAIL|SKIP): (\S+)`)
+
+// check reports the result of each test of a service.
+func (s *service) check(t *testing.T, output string) {
+	passed := map[string]bool{}
+	for _, m := range resultLine.FindAllStringSubmatch(output, -1) {
+		if m[1] == "SKIP" {
+			continue
+		}
+		passed[m[2]] = m[1] == "PASS"
+		t.Run(m[2], func(t *testing.T) {
+			if m[1] == "FAIL" {
+				t.Error("failed; the output of the service follows")
+			}
+		})
+	}
+	for _, name := range s.want {
+		if !passed[name] {
+			t.Errorf("%s did not pass", name)
+		}
+	}
+	if !strings.HasSuffix(output, "success\n") || t.Failed() {
+		t.Errorf("the service failed:\n%s", output)
+	}
+}
