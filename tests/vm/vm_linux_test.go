@@ -44,7 +44,7 @@ type service struct {
 var groupTests = []string{
 	"TestMissingExplainsWhatCannotBeLimited", "TestMemoryIsLimitedAndCounted", "TestProcessesAreLimitedAndCounted",
 	"TestGroupsOfDeadWorkersAreRemoved", "TestCloseRemovesEveryGroup", "TestV2RemoveKillsTheProcesses",
-	"TestV2WorkerMovesToLeaf",
+	"TestV2WorkerMovesToLeaf", "TestProcessorIsSharedByGroups",
 }
 
 // services run in this order.

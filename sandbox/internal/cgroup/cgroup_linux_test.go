@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,6 +28,18 @@ var roles = map[string]func(args []string) error{
 			b[i] = 1
 		}
 		return err
+	},
+	// Keeps the first processor busy until it is killed.
+	"spin": func(args []string) error {
+		runtime.LockOSThread()
+		var first unix.CPUSet
+		first.Set(0)
+		if err := unix.SchedSetaffinity(0, &first); err != nil {
+			return err
+		}
+		for {
+			os.Getppid()
+		}
 	},
 	// A worker that exits without closing its Host.
 	"worker": func(args []string) error {
@@ -271,6 +284,46 @@ func TestProcessesAreLimitedAndCounted(t *testing.T) {
 	// The kernel keeps the peak of 4.
 	if u := run(4, 1); u.ForksRefused != 0 || u.PeakProcesses != 0 {
 		t.Errorf("2 of 4 processes after a run with 4: got %+v", u)
+	}
+}
+
+// TestProcessorIsSharedByGroups: four processes in one group get no more of a processor than one in another.
+func TestProcessorIsSharedByGroups(t *testing.T) {
+	h := openHost(t)
+	if h.dirs["cpu"] == "" {
+		t.Skip("needs a cpu controller of version 2, as in tests/vm")
+	}
+	one, four := newGroup(t, h, "one"), newGroup(t, h, "four")
+	for _, g := range []*Group{four, four, four, four, one} {
+		cmd := self("spin")
+		dir, _ := g.Join()
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, dir
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait() // killed
+		}()
+	}
+	used := func(g *Group) time.Duration {
+		u := sample(t, g)
+		return u.User + u.System
+	}
+	for used(one) == 0 { // starting takes time, too
+		time.Sleep(time.Millisecond)
+	}
+	for _, g := range []*Group{one, four} {
+		if err := g.Reset(Limits{Unlimited, Unlimited}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for used(one)+used(four) < 2*time.Second {
+		time.Sleep(time.Millisecond)
+	}
+	// Divided by thread it would be a quarter.
+	if one, four := used(one), used(four); 3*one < four {
+		t.Errorf("one process got %v, and four in another group %v", one, four)
 	}
 }
 

@@ -160,7 +160,8 @@ func ownV2(mount, group string) (v2, error) {
 		return v2{}, err
 	}
 	have, err := m.Controllers()
-	useful := slices.DeleteFunc([]string{"memory", "pids", "io"}, func(c string) bool { return !slices.Contains(have, c) })
+	useful := []string{"memory", "pids", "io", "cpu"} // cpu divides the processors by group instead of by thread
+	useful = slices.DeleteFunc(useful, func(c string) bool { return !slices.Contains(have, c) })
 	return v2{Manager: m, dir: filepath.Join(mount, group), controllers: useful}, err
 }
 

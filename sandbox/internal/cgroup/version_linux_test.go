@@ -77,14 +77,14 @@ func plainV2(t *testing.T) (g *Group, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Join(own.controllers, " "); got != "memory pids io" {
+	if got := strings.Join(own.controllers, " "); got != "memory pids io cpu" {
 		t.Fatalf("got controllers %q", got)
 	}
 	h := &Host{mode: V2}
 	if err := h.createV2(own); err != nil { // it has no cgroup.type, as a root
 		t.Fatal(err)
 	}
-	wantFiles(t, own.dir, map[string]string{"cgroup.subtree_control": "+memory +pids +io"})
+	wantFiles(t, own.dir, map[string]string{"cgroup.subtree_control": "+memory +pids +io +cpu"})
 	files(t, h.dirs["memory"], map[string]string{"cgroup.subtree_control": ""})
 	dir = filepath.Join(h.dirs["memory"], "g")
 	files(t, dir, map[string]string{
