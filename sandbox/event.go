@@ -68,6 +68,9 @@ const (
 	EventRefused EventKind = "refused"
 )
 
+// violations are the kinds of events that Spec.Kill may name.
+var violations = []EventKind{EventConnect, EventWrite, EventRead, EventExec, EventSyscall, EventLimit}
+
 // NeverRan stands for the exit code of an action that was refused before it ran.
 const NeverRan = -1
 

@@ -97,6 +97,8 @@ type Result struct {
 	// Exceeded is the limit that ended the run or made it fail, or nil. A run that hit a limit and continued, as after
 	// a failed fork, has an event only.
 	Exceeded *Event
+	// KilledForViolation means that the run was killed at an event of a kind of Spec.Kill, which is one of Events.
+	KilledForViolation bool
 	// Released means that the kernel has released every file of the run. Otherwise files are still open, with their
 	// locks, because they were sent over a socket and never received: the run's inputs must not be reused.
 	Released bool
@@ -156,6 +158,8 @@ type Features struct {
 	Audits []Audit
 	// Endpoints means that Network.Allow is supported, ListenControl that listening can be denied.
 	Endpoints, ListenControl bool
+	// Kill means that Spec.Kill is supported.
+	Kill bool
 	// Lower means that Spec.Lower is supported.
 	Lower bool
 	// Root means that Spec.Root and an output at "/" are supported, Superuser that Spec.Superuser is.
@@ -185,6 +189,9 @@ func (f *Features) Covers(s *Spec) error {
 	}
 	if !slices.Contains(f.Audits, s.Audit) {
 		return fmt.Errorf("%w: this worker does not support the audit level %s", ErrUnsupported, s.Audit)
+	}
+	if len(s.Kill) > 0 && !f.Kill {
+		return fmt.Errorf("%w: this worker cannot kill a run at its first violation (%s)", ErrUnsupported, s.Kill[0])
 	}
 	if len(s.Network.Allow) > 0 && !f.Endpoints {
 		return fmt.Errorf("%w: this worker cannot allow network endpoints (%s)", ErrUnsupported, s.Network.Allow[0])

@@ -43,6 +43,10 @@ type Spec struct {
 	Limits Limits
 	// Audit is how closely the run is monitored. The zero value records violations.
 	Audit Audit
+	// Kill are the kinds of events that end the run: it is killed at the first, if the Backend notices it during the run.
+	// The call that makes the attempt never returns. An EventExec is known only at the end, because searching PATH tries
+	// many programs, and so may be an EventLimit.
+	Kill []EventKind
 	// Conditions change what the run can observe. The zero value changes nothing.
 	Conditions Conditions
 
@@ -145,6 +149,14 @@ func (s *Spec) validate() error {
 	}
 	if !s.Audit.known() {
 		return fmt.Errorf("audit %q is none of %q, %q and %q", string(s.Audit), string(AuditViolations), string(AuditFull), string(AuditOff))
+	}
+	for _, k := range s.Kill {
+		if !slices.Contains(violations, k) {
+			return fmt.Errorf("events of kind %q are no violations, so that they cannot end the run", string(k))
+		}
+		if k != EventLimit && s.Audit == AuditOff {
+			return fmt.Errorf("events of kind %q end the run, but the audit level %s records none", string(k), s.Audit)
+		}
 	}
 	return nil
 }

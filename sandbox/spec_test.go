@@ -62,6 +62,8 @@ func TestValidateRefuses(t *testing.T) {
 		"an endpoint on loopback":      func(s *sandbox.Spec) { s.Network.Allow[0].Host = "127.0.0.1" },
 		"an endpoint without a router": func(s *sandbox.Spec) { s.Network.Allow[0].Host = "169.254.169.254" },
 		"an endpoint twice":            func(s *sandbox.Spec) { s.Network.Allow = append(s.Network.Allow, s.Network.Allow[0]) },
+		"a kill without a monitor":     func(s *sandbox.Spec) { s.Audit, s.Kill = sandbox.AuditOff, []sandbox.EventKind{sandbox.EventWrite} },
+		"a kill for what is permitted": func(s *sandbox.Spec) { s.Kill = []sandbox.EventKind{sandbox.EventAllowed} },
 		"an unknown audit":             func(s *sandbox.Spec) { s.Audit = "some" },
 	} {
 		s := valid()
@@ -74,7 +76,7 @@ func TestValidateRefuses(t *testing.T) {
 
 func TestText(t *testing.T) {
 	s := valid()
-	s.Audit = sandbox.AuditFull
+	s.Audit, s.Kill = sandbox.AuditFull, []sandbox.EventKind{sandbox.EventWrite}
 	const want = `cloister spec 1
 arg "cc"
 dir "/build"
@@ -93,6 +95,7 @@ limit "open files" 4096
 limit "output bytes" 17179869184
 limit "output files" 1000000
 audit full
+kill write
 timeout 0
 grace 0
 `
@@ -106,7 +109,7 @@ grace 0
 		t.Errorf("got:\n%s", got)
 	}
 	other := valid()
-	other.Audit = sandbox.AuditFull
+	other.Audit, other.Kill = s.Audit, s.Kill
 	other.Workspace, other.Inputs[0].Source, other.Inputs[1].Source = "/proc/self/fd/9", "/other/usr", "in/7"
 	if s.Hash() != other.Hash() {
 		t.Error("two hosts with the same permissions have different hashes")
@@ -125,7 +128,8 @@ func TestNilSpecIsInvalid(t *testing.T) {
 
 func TestCovers(t *testing.T) {
 	s := valid()
-	full := sandbox.Features{Limits: sandbox.AllLimits, Audits: []sandbox.Audit{sandbox.AuditViolations}, Endpoints: true, ListenControl: true}
+	s.Kill = []sandbox.EventKind{sandbox.EventConnect}
+	full := sandbox.Features{Limits: sandbox.AllLimits, Audits: []sandbox.Audit{sandbox.AuditViolations}, Endpoints: true, ListenControl: true, Kill: true}
 	if err := full.Covers(s); err != nil {
 		t.Error(err)
 	}
@@ -135,6 +139,7 @@ func TestCovers(t *testing.T) {
 		"audit level": func(f *sandbox.Features) { f.Audits = []sandbox.Audit{sandbox.AuditOff} },
 		// Zero Features do not mean that the host lacks something.
 		"Backend.Probe": func(f *sandbox.Features) { *f = sandbox.Features{} },
+		"connect":       func(f *sandbox.Features) { f.Kill = false },
 		"listening":     func(f *sandbox.Features) { f.ListenControl = false },
 	} {
 		f := full

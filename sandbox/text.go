@@ -56,6 +56,9 @@ func (s *Spec) Text() string {
 	if s.Audit != AuditViolations {
 		line("audit %s", s.Audit)
 	}
+	for _, k := range s.Kill {
+		line("kill %s", k)
+	}
 	for _, c := range AllConditions {
 		if v := s.Conditions.Of(c); v != "" {
 			line("condition %+q %s", c, v)

@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/sandbox/printable"
+	"github.com/cloister-build/cloister/sandbox/violation"
 )
 
 const (
@@ -108,7 +109,7 @@ func (v *Violations) byImportance() []sandbox.Event {
 // rank orders events. Python tries to cache each module that it imports and continues when it cannot, so these events
 // follow all others that may explain a failure.
 func rank(e sandbox.Event) int {
-	if strings.Contains("/"+e.Subject, "/__pycache__") && e.Kind != sandbox.EventAllowed || ownLoopback(e) {
+	if violation.CachesModule(e) && e.Kind != sandbox.EventAllowed || ownLoopback(e) {
 		return 2*slices.Index(importance, sandbox.EventOutput) + 1
 	}
 	return 2 * slices.Index(importance, e.Kind)

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/internal/monitor"
 	"github.com/cloister-build/cloister/sandbox/internal/seccomp"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
+	"github.com/cloister-build/cloister/sandbox/violation"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,7 +34,7 @@ func (b *Backend) capabilities() cgroup.Capabilities {
 // features returns what this backend enforces.
 func (b *Backend) features(can cgroup.Capabilities) *sandbox.Features {
 	f := &sandbox.Features{
-		Backend: name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp),
+		Backend: name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp), Kill: true,
 		Conditions: b.supportedConditions(), Lower: !b.noLower.Load(), SameUser: b.rootless,
 		Root: b.root.Load(), Superuser: b.root.Load(),
 	}
@@ -118,10 +119,12 @@ func encode(program []unix.SockFilter) []byte {
 func (r *run) monitorConfig() monitor.Config {
 	spec := r.spec
 	v := monitor.Config{
-		User:       r.backend.user(r.slot),
-		Unwritable: r.unwritable, Source: r.source, Writable: []string{"/dev/shm"}, Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull,
+		User: r.backend.user(r.slot), Unwritable: r.unwritable, Source: r.source, Writable: []string{"/dev/shm"},
+		Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull, Conditions: spec.Conditions,
 		Resolver: r.slot.resolver, Sockets: r.slot.sockets, Hosts: addresses(spec.Network.Allow),
-		Conditions: spec.Conditions,
+	}
+	if violation.NeedMonitor(spec.Kill) {
+		v.Kill = r.killFor
 	}
 	for _, o := range spec.Outputs {
 		v.Writable = append(v.Writable, o.Target)
@@ -142,6 +145,19 @@ func (r *run) monitorConfig() monitor.Config {
 		}
 	}
 	return v
+}
+
+// killFor kills the run if an event is a violation of Spec.Kill, and reports whether it did. A failed execution is none
+// before the end of the run: see monitor.Monitor.Events.
+func (r *run) killFor(e sandbox.Event) bool {
+	if e.Kind == sandbox.EventExec || !violation.Counts(e, r.spec.Kill) {
+		return false
+	}
+	r.mu.Lock()
+	r.violated = true
+	r.mu.Unlock()
+	r.kill()
+	return true
 }
 
 // user returns the user of the runs in a slot.
@@ -186,21 +202,47 @@ func (r *run) enforceLimits(p *progress) {
 		case <-tick.C:
 		}
 		r.checkSpace()
-		if r.slot.group == nil {
-			continue
-		}
-		used, err := r.slot.group.Sample()
+		used, err := r.sample()
 		if err != nil {
 			continue // account reads it again
 		}
+		if slices.ContainsFunc(r.refusals(&used), r.killFor) {
+			return
+		}
 		if e := r.exceededBy(&used); e != nil {
 			r.mu.Lock()
-			r.exceeded = e
+			r.exceeded, r.violated = e, r.violated || violation.Counts(*e, r.spec.Kill)
 			r.mu.Unlock()
 			r.kill()
 			return
 		}
 	}
+}
+
+// sample returns what the run has used, or nothing without a control group.
+func (r *run) sample() (cgroup.Usage, error) {
+	if r.slot.group == nil {
+		return cgroup.Usage{}, nil
+	}
+	return r.slot.group.Sample()
+}
+
+// refusals returns the limits at which calls of the run have failed, as far as they are known before its end.
+func (r *run) refusals(used *cgroup.Usage) []sandbox.Event {
+	var events []sandbox.Event
+	if l := r.spec.Limits.Processes; used.ForksRefused > 0 && l != sandbox.Unlimited {
+		e := exceeded(sandbox.LimitProcesses, l, l) // the peak is known only if it exceeds that of earlier runs
+		e.Count = int(used.ForksRefused)
+		events = append(events, *e)
+	}
+	limits := r.outputLimits()
+	if r.noBytes && limits.Bytes != sandbox.Unlimited {
+		events = append(events, *exceeded(sandbox.LimitOutputBytes, limits.Bytes, limits.Bytes))
+	}
+	if r.noFiles && limits.Files != sandbox.Unlimited {
+		events = append(events, *exceeded(sandbox.LimitOutputFiles, limits.Files, limits.Files))
+	}
+	return events
 }
 
 // exceededBy returns the limit that ends the run, or nil.
@@ -227,11 +269,11 @@ func exceeded(l sandbox.Limit, actual, limit int64) *sandbox.Event {
 func (r *run) account(res *sandbox.Result, can cgroup.Capabilities) error {
 	u := &res.Usage
 	res.Exceeded = r.exceeded
+	used, err := r.sample()
+	if err != nil {
+		return fmt.Errorf("usage of the run: %w", err)
+	}
 	if r.slot.group != nil {
-		used, err := r.slot.group.Sample()
-		if err != nil {
-			return fmt.Errorf("usage of the run: %w", err)
-		}
 		if used.User+used.System > u.User+u.System {
 			u.User, u.System = used.User, used.System
 		}
@@ -242,14 +284,8 @@ func (r *run) account(res *sandbox.Result, can cgroup.Capabilities) error {
 		if res.Exceeded == nil {
 			res.Exceeded = r.exceededBy(&used)
 		}
-		if used.ForksRefused > 0 && r.spec.Limits.Processes != sandbox.Unlimited {
-			// The peak is known only if it exceeds that of earlier runs.
-			e := exceeded(sandbox.LimitProcesses, r.spec.Limits.Processes, r.spec.Limits.Processes)
-			e.Count = int(used.ForksRefused)
-			r.limitHit(res, e)
-		}
 	}
-	r.recordFull(res)
+	r.recordFull(res, &used)
 	networkClean := false
 	if r.syscalls != nil {
 		r.syscalls.Stop()
@@ -265,11 +301,11 @@ func (r *run) account(res *sandbox.Result, can cgroup.Capabilities) error {
 	}
 	u.Measured.PacketsRefused = true // none, if the run made no socket
 	if r.slot.networkClean = networkClean; !networkClean {
-		var err error
 		if u.PacketsRefused, u.Measured.PacketsRefused, err = r.slot.replaceNetwork(); err != nil {
 			return err
 		}
 	}
+	res.KilledForViolation = r.violated
 	if r.proxy != nil {
 		res.Events = append(res.Events, r.proxy.close()...)
 	}
@@ -323,15 +359,11 @@ func lower(a, b int64) int64 {
 	return min(a, b)
 }
 
-// recordFull records the space limits that the run hit.
-func (r *run) recordFull(res *sandbox.Result) {
+// recordFull records the limits at which calls of the run failed.
+func (r *run) recordFull(res *sandbox.Result, used *cgroup.Usage) {
 	r.checkSpace()
-	limits := r.outputLimits()
-	if r.noBytes && limits.Bytes != sandbox.Unlimited {
-		r.limitHit(res, exceeded(sandbox.LimitOutputBytes, limits.Bytes, limits.Bytes))
-	}
-	if r.noFiles && limits.Files != sandbox.Unlimited {
-		r.limitHit(res, exceeded(sandbox.LimitOutputFiles, limits.Files, limits.Files))
+	for _, e := range r.refusals(used) {
+		r.limitHit(res, &e)
 	}
 	for _, target := range r.fullTemps {
 		for _, t := range r.spec.Temp {

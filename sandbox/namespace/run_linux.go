@@ -120,6 +120,7 @@ type run struct {
 
 	mu       sync.Mutex
 	exceeded *sandbox.Event // the limit for which the run was killed
+	violated bool           // the run was killed for a violation
 	noBytes  bool           // the workspace was full at some time
 	noFiles  bool
 
@@ -267,14 +268,14 @@ func (r *run) handOver() {
 // close ends what is left of the run and waits for its goroutines.
 func (r *run) close() {
 	r.handOver()
+	if r.syscalls != nil {
+		r.syscalls.Stop() // it uses control
+	}
 	if r.reports != nil {
 		r.reports.Close()
 	}
 	if r.init >= 0 {
 		unix.Close(r.init)
-	}
-	if r.syscalls != nil {
-		r.syscalls.Stop()
 	}
 	if r.proxy != nil {
 		r.proxy.close()

@@ -76,6 +76,7 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 		{"UsageIsOfTheWholeRun", usage},
 		{"ViolationsAreRecorded", violations},
 		{"ManyViolationsHideNoOther", flood},
+		{"KillEndsTheRunAtItsFirstViolation", kill},
 		{"SharedCountersAreBounded", shared},
 		{"FullTemporaryDirectoryIsReported", fullTemp},
 		{"HostCannotBeAskedForItsFiles", oracle},

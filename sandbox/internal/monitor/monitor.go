@@ -51,6 +51,9 @@ type Config struct {
 	// Source maps directories of the sandbox to directories of the host, where Full looks up paths that the sandbox
 	// lacks. Nothing there is opened.
 	Source map[string]string
+	// Kill, if not nil, kills the run if the event is a violation for which it must die, and reports whether it did. The
+	// call that made the attempt then gets no answer, so that it never returns.
+	Kill func(sandbox.Event) bool
 	// Conditions are the run's own clock and random numbers.
 	Conditions sandbox.Conditions
 }

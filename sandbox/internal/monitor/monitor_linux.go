@@ -4,6 +4,7 @@ package monitor
 
 import (
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -152,10 +153,10 @@ func (w *session) answer(n *notification) {
 				seen = append(seen, w.interpreters(n.PID, e.Subject)...)
 			}
 		}
-		waited = w.queue.proceed(n.ID)
+		waited = w.kill(n.ID, seen) || w.queue.proceed(n.ID)
 	} else {
 		seen = []sandbox.Event{refusal(n, name)}
-		waited = w.queue.fail(n.ID, seccomp.Errno(nr))
+		waited = w.kill(n.ID, seen) || w.queue.fail(n.ID, seccomp.Errno(nr))
 	}
 	if !waited {
 		return
@@ -163,6 +164,11 @@ func (w *session) answer(n *notification) {
 	for _, e := range seen {
 		w.record(e)
 	}
+}
+
+// kill kills the run if one of the events of a call that still waits demands it, and reports whether it did.
+func (w *session) kill(id uint64, seen []sandbox.Event) bool {
+	return w.view.Kill != nil && len(seen) > 0 && w.queue.valid(id) && slices.ContainsFunc(seen, w.view.Kill)
 }
 
 // emulate answers a call that the run's own clock or random numbers replace, and reports whether it did.

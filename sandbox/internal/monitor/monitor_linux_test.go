@@ -386,6 +386,29 @@ func TestStop(t *testing.T) {
 	}
 }
 
+// TestKillLeavesItsCallUnanswered: the process does not continue after the call for which it must die, however long that
+// takes; here until Stop.
+func TestKillLeavesItsCallUnanswered(t *testing.T) {
+	for _, c := range []struct{ action, out, event string }{
+		{"hang", "create hang: ENOSYS\n", "write /in/hang openat\n"},
+		{"refused", "mount: ENOSYS\n", "syscall mount mount\n"},
+	} {
+		p := start(t, "pivot", c.action)
+		killed := make(chan sandbox.Event, 100)
+		p.view.Kill = func(e sandbox.Event) bool { killed <- e; return true }
+		r := Start(p.listener, p.view)
+		p.proceed(t)
+		<-killed
+		r.Stop()
+		if out := p.end(t); !strings.HasPrefix(out, c.out) {
+			t.Errorf("%s: the process saw %q, want it to begin with %q", c.action, out, c.out)
+		}
+		if events, _, _ := r.Events(); lines(events, "") != c.event {
+			t.Errorf("%s: got %v", c.action, events)
+		}
+	}
+}
+
 // TestKilledBeforeReceive: a call of a dead process is no event, and the monitor ends.
 func TestKilledBeforeReceive(t *testing.T) {
 	p := start(t, "pivot", "hang")
