@@ -277,7 +277,7 @@ var rules = []rule{
 		why: "a response is the same for every protocol",
 	},
 	{
-		of: "worker/runner", only: []string{"sandbox", "sandbox/policy", "worker", "proto/buildbarn/...", "google.golang.org/grpc/...", "google.golang.org/protobuf/..."},
+		of: "worker/runner", only: []string{"sandbox", "sandbox/policy", "sandbox/violation", "worker", "proto/buildbarn/...", "google.golang.org/grpc/...", "google.golang.org/protobuf/..."},
 		why: "runner commands have neither store nor queue: their inputs are in a directory",
 	},
 	{

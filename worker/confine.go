@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/sandbox/violation"
 )
 
 // ExecRoot is the path of the input root in the sandbox of every worker, unless a Variation changes it.
@@ -83,6 +84,9 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 		l.auditRefusal(t, err)
 		return nil, err
 	}
+	if len(t.Args) > 0 { // a person repeats what the action did
+		grant.Fail, grant.Kill = nil, nil
+	}
 	stated, err := l.timeout(t, req, grant)
 	if err != nil {
 		return nil, err
@@ -100,6 +104,7 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 		Network: grant.Network,
 		Limits:  grant.Limits,
 		Audit:   grant.Audit,
+		Kill:    slices.Clip(grant.Kill),
 		Timeout: timeout,
 		Grace:   l.cfg.Grace,
 	}
@@ -116,7 +121,8 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 	if req.place.path == "/" {
 		spec.Outputs = []sandbox.Output{{Target: "/"}} // stage replaces it
 	}
-	asked := slices.ContainsFunc(ask.Properties, func(p policy.Property) bool { return p.Name == "cloister-audit" })
+	asked := slices.ContainsFunc(ask.Properties, func(p policy.Property) bool { return p.Name == "cloister-audit" }) ||
+		violation.NeedMonitor(slices.Concat(grant.Fail, grant.Kill))
 	if spec.Audit == sandbox.AuditViolations && !asked && !slices.Contains(l.cfg.Features.Audits, sandbox.AuditViolations) {
 		// The operator chose a sandbox that cannot audit, which every result states, and nobody asked for more.
 		spec.Audit = sandbox.AuditOff

@@ -39,7 +39,7 @@ func wantFault(t *testing.T, what string, err error, kind FaultKind) *Fault {
 
 // able are the features of a backend that enforces everything.
 var able = sandbox.Features{
-	Backend: "function", Tier: "full", Limits: sandbox.AllLimits, Endpoints: true, ListenControl: true,
+	Backend: "function", Tier: "full", Limits: sandbox.AllLimits, Endpoints: true, ListenControl: true, Kill: true,
 	Audits: []sandbox.Audit{sandbox.AuditViolations, sandbox.AuditFull, sandbox.AuditOff},
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/printable"
+	"github.com/cloister-build/cloister/sandbox/violation"
 )
 
 const (
@@ -28,6 +29,32 @@ const AuditLogName = "audit"
 // status returns the status of the action, a line that explains it ("" if there is nothing to explain), and the limit
 // that the line mentions, if any.
 func (e *execution) status() (status Status, line string, limit *sandbox.Event) {
+	status, line, limit = e.ended()
+	if e.ran.violated == "" {
+		return status, line, limit
+	}
+	by := e.policyOnViolations()
+	switch explained := status != StatusOK || limit != nil; {
+	case explained || e.ran.violated == violation.Failed && e.ran.exited != 0:
+		line += "; its violations count, by " + by
+	case e.ran.violated == violation.Failed:
+		line = fmt.Sprintf("exit code %d instead of 0, because it counts as failed for its violations, by %s", e.ran.ExitCode, by)
+	default:
+		line = "killed at its first violation, by " + by
+	}
+	return status, line, limit
+}
+
+// policyOnViolations names the origin of what violations do.
+func (e *execution) policyOnViolations() string {
+	if slices.ContainsFunc(e.req.properties(), func(p Property) bool { return p.Name == "cloister-on-violation" }) {
+		return "property cloister-on-violation"
+	}
+	return fmt.Sprintf("on_violation of profile %q", e.box.grant.Profile)
+}
+
+// ended is status without what the policy does about violations.
+func (e *execution) ended() (status Status, line string, limit *sandbox.Event) {
 	r := e.ran
 	switch {
 	case r.timedOut && e.req.Action.GetTimeout().AsDuration() == 0:
@@ -128,6 +155,7 @@ func (e *execution) message(line string, limit *sandbox.Event, ignored string) s
 	events := slices.DeleteFunc(e.collected.byImportance(), func(v sandbox.Event) bool {
 		return v.Kind == sandbox.EventAllowed || sameLimit(limit, v)
 	})
+	slices.SortStableFunc(events, func(v, w sandbox.Event) int { return e.doesNotCount(v) - e.doesNotCount(w) })
 	shown := min(len(events), maxShown)
 	for _, v := range events[:shown] {
 		add("%s", v)
@@ -152,6 +180,14 @@ func (e *execution) message(line string, limit *sandbox.Event, ignored string) s
 		add("%s", ignored)
 	}
 	return strings.Join(lines, "\n")
+}
+
+// doesNotCount returns 0 for a violation that makes the action fail or kills it, and otherwise 1.
+func (e *execution) doesNotCount(v sandbox.Event) int {
+	if g := e.box.grant; violation.Counts(v, g.Fail) || violation.Counts(v, g.Kill) {
+		return 0
+	}
+	return 1
 }
 
 func endpoints(allow []sandbox.Endpoint) string {

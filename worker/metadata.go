@@ -90,6 +90,7 @@ func (l *Local) executionMetadata(e *execution) *cloisterpb.Execution {
 		Rule:     e.box.grant.Rule,
 		Hermetic: e.box.grant.Hermetic,
 
+		OnViolation:       e.ran.violated,
 		IgnoredProperties: e.req.ignored, Toolchain: e.box.toolchain,
 	}
 	if l.cfg.Images != nil && slices.ContainsFunc(e.req.properties(), func(p Property) bool { return isImage(p) && noImage(p.Value) }) {

@@ -75,7 +75,7 @@ func (l *Local) manifest(e *execution, out *Outcome) (*manifest.Manifest, error)
 }
 
 // grantedSpec returns the canonical text of what the policy let the action see and use, independent of what this worker
-// could enforce, audit and allow in time, and the hash of what applied here. The input root counts as a whole: which of
+// could enforce, audit, punish and allow in time, and the hash of what applied here. The input root counts as a whole: which of
 // its parts are separate mounts depends on the worker.
 func (l *Local) grantedSpec(e *execution) (granted, hash string) {
 	spec, root := *e.box.spec, e.req.Action.GetInputRootDigest()
@@ -85,9 +85,9 @@ func (l *Local) grantedSpec(e *execution) (granted, hash string) {
 		spec.Root = &sandbox.Root{Content: root.digest.String()} // also if it is merged with the input root
 	}
 	stated := spec
-	stated.Limits, stated.Audit, stated.Timeout = e.box.grant.Stated, sandbox.AuditViolations, e.box.timeout
+	stated.Limits, stated.Audit, stated.Timeout, stated.Kill = e.box.grant.Stated, sandbox.AuditViolations, e.box.timeout, nil
 	granted = stated.Text()
-	if spec.Limits == stated.Limits && spec.Audit == stated.Audit && spec.Timeout == stated.Timeout {
+	if spec.Limits == stated.Limits && spec.Audit == stated.Audit && len(spec.Kill) == 0 && spec.Timeout == stated.Timeout {
 		return granted, manifest.Hash(granted) // the common case, and faster
 	}
 	return granted, spec.Hash()

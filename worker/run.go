@@ -7,12 +7,15 @@ import (
 	"io"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/violation"
 )
 
 // ran is the result of the command and its output.
 type ran struct {
 	*sandbox.Result
 	timedOut       bool
+	violated       string // what its violations did: violation.Failed, violation.Killed or ""
+	exited         int    // the exit code of the command itself
 	stdout, stderr *capped
 }
 
@@ -30,9 +33,13 @@ func (l *Local) run(ctx context.Context, t *Task, box *confined) (*ran, error) {
 	r.Result, err = l.cfg.Backend.Run(ctx, box.spec, sandbox.Stdio{
 		Stdin: t.Stdin, Stdout: r.stdout, Stderr: r.stderr, Terminal: t.Terminal,
 	})
+	if r.Result != nil {
+		r.exited = r.ExitCode
+		r.violated = violation.Apply(r.Result, box.grant.Fail, box.grant.Kill)
+	}
 	if ctx.Err() != nil {
 		if r.Result != nil {
-			l.audit(t, NewViolations(r.Result, box.root)) // they happened, even though the client is gone
+			l.audit(t, r.violations(box, nil, 0)) // they happened, even though the client is gone
 		}
 		return nil, context.Cause(ctx)
 	}
@@ -43,6 +50,13 @@ func (l *Local) run(ctx context.Context, t *Task, box *confined) (*ran, error) {
 	logs.Stderr.Close(nil)
 	r.timedOut = r.Stopped
 	return r, nil
+}
+
+// violations returns the violations of the run. It left the files undeclared and more of them behind.
+func (r *ran) violations(box *confined, undeclared []string, more int) *Violations {
+	v := newViolations(r.Result, box.root, undeclared, more)
+	v.OnViolation = r.violated
+	return v
 }
 
 // capped keeps the first left bytes of an output, then appends one notice and discards the rest, so that endless output

@@ -41,7 +41,8 @@ func (l *Local) seal(ctx context.Context, e *execution) (*Outcome, error) {
 	}
 	out := &Outcome{
 		Result: result, Status: status, AuditLog: e.collected.log, Started: e.ran.Start, Ended: e.ran.End,
-		Uncacheable: l.uncacheable(e.task, e.req) || !e.box.grant.Cache || e.limit() != nil || unknown,
+		Uncacheable: l.uncacheable(e.task, e.req) || !e.box.grant.Cache || e.limit() != nil || unknown || e.ran.violated != "",
+		OnViolation: e.ran.violated,
 	}
 	if limit != nil && e.ran.ExitCode != 0 {
 		out.Exceeded = sandbox.Limit(limit.Subject)

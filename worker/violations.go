@@ -30,6 +30,8 @@ const (
 // policy refused an action.
 type Violations struct {
 	ExitCode int // sandbox.NeverRan if the action was refused
+	// OnViolation is "fail" or "kill" if the policy made the action fail for a violation or killed it at one.
+	OnViolation string
 	// Events are in the order of Event.Compare. Their texts are printable, and paths in the input root relative to it.
 	Events []sandbox.Event
 	// Unrecorded counts further events.
@@ -158,7 +160,7 @@ func (l *Local) addViolations(t *Task, req *request, box *confined, s *staged, r
 			}
 		}
 	}
-	c.Violations = newViolations(r.Result, box.root, undeclared, more)
+	c.Violations = r.violations(box, undeclared, more)
 	l.audit(t, c.Violations)
 	if box.spec.Audit == sandbox.AuditFull {
 		for p := range req.Input.FilePaths() {
@@ -189,6 +191,9 @@ func (c *collected) auditText(t *Task, req *request, box *confined) string {
 	}
 	line("profile %q, chosen by rule %q", box.grant.Profile, box.grant.Rule)
 	line("exit code %d", c.ExitCode)
+	if c.OnViolation != "" {
+		line("on violation %s", c.OnViolation)
+	}
 	for _, text := range c.Lines() {
 		line("%s", text)
 	}

@@ -157,8 +157,11 @@ type Outcome struct {
 	Status Status
 	// Exceeded is the limit that made the action fail, or "".
 	Exceeded sandbox.Limit
-	// Uncacheable reports that the result depends on more than the action: it hit a limit, used a network, was varied
-	// or ran interactively. It is not written to the action cache.
+	// OnViolation is "fail" or "kill" if the policy made the action fail for a violation or killed it at one. Otherwise it
+	// is "".
+	OnViolation string
+	// Uncacheable reports that the result depends on more than the action: it hit a limit, had a violation that counts,
+	// used a network, was varied or ran interactively. It is not written to the action cache.
 	Uncacheable bool
 	// Message explains why the action failed and what the sandbox denied, in at most MaxMessageLines lines of
 	// printable text. It may be "".

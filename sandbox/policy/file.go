@@ -175,6 +175,7 @@ func (r *reader) settings(p *profile) strict.Keys {
 	known["listen"] = value(r.Decoder, &p.listen, parseBool)
 	known["superuser"] = value(r.Decoder, &p.superuser, parseBool)
 	known["audit"] = value(r.Decoder, &p.audit, parseAudit)
+	known["on_violation"] = func(n *strict.Node) error { return r.readLevels(n, &p.onViolation) }
 	known["network"] = func(n *strict.Node) error {
 		return r.Mapping(n, strict.Keys{
 			"allow": func(n *strict.Node) error {

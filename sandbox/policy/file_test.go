@@ -81,6 +81,10 @@ var mistakes = []struct{ name, text string }{
 	{"listening without the parent's loopback", "version: 1\nprofiles: {b: {inherits: a, listen: true}, a: {loopback: false}}\n"},
 	{"endpoints of a parent without loopback", "version: 1\nprofiles:\n  a: {network: {allow: [example.org:443]}}\n  b: {inherits: a, loopback: false}\n"},
 	{"endpoints without loopback", "version: 1\nprofiles:\n  a:\n    loopback: false\n    network: {allow: [example.org:443]}\n"},
+	{"an unknown level", "version: 1\nprofiles:\n  a: {on_violation: abort}\n"},
+	{"an unknown level of a kind", "version: 1\nprofiles:\n  a:\n    on_violation:\n      network: true\n"},
+	{"an unknown kind of violation", "version: 1\nprofiles:\n  a: {on_violation: {networks: fail}}\n"},
+	{"a list of levels", "version: 1\nprofiles:\n  a: {on_violation: [network, write]}\n"},
 	{"a rule without a name", "version: 1\nrules:\n  - profile: build\n"},
 	{"a duplicate rule name", "version: 1\nrules:\n  - {name: a, when: {mnemonic: A}}\n  - {name: a}\n"},
 	{"a rule called default", "version: 1\nrules: [{name: default}]\n"},
@@ -176,6 +180,9 @@ func TestHashDependsOnMeaning(t *testing.T) {
 	if hash(fmt.Sprintf(rule, "b:1, a:1, B:1", "y: 1, x: 1")) != hash(fmt.Sprintf(rule, "a:1, b:1", "x: 1, y: 1")) {
 		t.Error("the order of endpoints or properties changes the hash")
 	}
+	if hash("version: 1\nprofiles: {a: {on_violation: fail}}") == hash("version: 1\nprofiles: {a: {}}") {
+		t.Error("what a violation does is not in the hash")
+	}
 	// They differ: a worker that cannot enforce a limit of the file refuses.
 	if hash("version: 1\nprofiles: {build: {memory: 4GiB}}") == policy.Default().Hash() {
 		t.Error("a limit in the file has the same hash as a built-in one")
@@ -189,6 +196,7 @@ func TestTextIsTheSamePolicy(t *testing.T) {
 		"version: 1\nprofiles: {\"null\": {}, \"true\": {}, 1e3: {inherits: test}}\nrules: [{name: \"Null\", profile: \"null\"}]",
 		"version: 1\nrules: [{name: a, when: {mnemonic: \"x: \\n\\u00e9\", instance: \"\", property: {\"a b\": \"#\"}}}]",
 		"version: 1\nallow_unenforced: [output_files, cpu, cpu]",
+		"version: 1\nprofiles: {build: {on_violation: kill}, a: {on_violation: {network: fail, read: report}}, b: {inherits: a, on_violation: {write: fail}}}",
 	} {
 		p := parse(t, text)
 		if again := parse(t, p.Text()); again.Text() != p.Text() {

@@ -43,7 +43,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("an empty request is refused: %v\n%s", err, p.Text())
 		}
 		s := sandbox.Spec{
-			Args: []string{"x"}, Dir: "/", Network: g.Network, Limits: g.Limits, Audit: g.Audit,
+			Args: []string{"x"}, Dir: "/", Network: g.Network, Limits: g.Limits, Audit: g.Audit, Kill: g.Kill,
 			Temp: []sandbox.Temp{{Target: "/tmp", Bytes: g.TempBytes}},
 		}
 		if err := s.Validate(); err != nil {

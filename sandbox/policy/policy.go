@@ -57,6 +57,9 @@ type Grant struct {
 	// the built-in process limit, which grows with it, has its minimum.
 	Stated sandbox.Limits
 	Audit  sandbox.Audit
+	// Fail and Kill are the kinds of events that make the action fail, and that kill it at the first: see Spec.Kill. An
+	// action with a violation of either has failed, and its result is not cached.
+	Fail, Kill []sandbox.EventKind
 	// Superuser reports whether the command is user 0 in its user namespace.
 	Superuser bool
 	// TempBytes is the size of /tmp.
@@ -129,6 +132,7 @@ type profile struct {
 	cache            setting[bool]               // cache results despite network access
 	audit            setting[sandbox.Audit]
 	superuser        setting[bool] // actions may be user 0
+	onViolation      levelSet
 }
 
 // A rule chooses a profile for the actions that it matches.
@@ -212,7 +216,7 @@ const prefix = "cloister-"
 
 // propertyNames are the sandbox settings, without the prefix.
 var propertyNames = func() []string {
-	names := []string{"profile", "network", "audit", "listen", "loopback"}
+	names := []string{"profile", "network", "audit", "listen", "loopback", "on-violation"}
 	for _, q := range quantities {
 		names = append(names, q.property())
 	}
@@ -255,7 +259,7 @@ func (p *Policy) Compile(r Request, enforceable []sandbox.Limit) (*Grant, error)
 	if err := c.choose(r.Mnemonic); err != nil {
 		return nil, err
 	}
-	for _, decide := range []func() error{c.amounts, c.network, c.audit} {
+	for _, decide := range []func() error{c.amounts, c.network, c.audit, c.violations} {
 		if err := decide(); err != nil {
 			return nil, err
 		}

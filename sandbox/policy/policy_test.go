@@ -54,19 +54,27 @@ profiles:
     loopback: true
     listen: false
     audit: full
+    on_violation: {network: kill, write: fail, limit: report}
     network: {allow: [b.example.org:443, a.example.org:443, A.example.org:443], cache: true}
   child: {inherits: wide, memory: 6GiB}
   mute: {loopback: false, audit: off}
   once: {network: {allow: [10.0.0.1:80]}}
+  strict: {inherits: wide, on_violation: {syscall: kill}, audit: off}
+  all: {on_violation: fail, audit: off}
 rules:
   - {name: mute, when: {instance: mute}, profile: mute}
   - {name: once, when: {instance: once}, profile: once}
   - {name: child, when: {instance: child}, profile: child}
+  - {name: strict, when: {instance: strict}, profile: strict}
+  - {name: all, when: {instance: all}, profile: all}
   - name: wide
     when: {instance: wide}
     profile: wide
     max: {memory: 50GiB, cpu: 20h, processes: 2000, open_files: 50000, output_bytes: 170GiB, output_files: 20000000, tmp: 60GiB}
 `
+
+// counted returns what a grant says about violations, and the audit level.
+func counted(g *policy.Grant) any { return fmt.Sprint(g.Fail, g.Kill, " ", g.Audit.String()) }
 
 func TestCompileGrants(t *testing.T) {
 	p := parse(t, wide)
@@ -123,6 +131,21 @@ func TestCompileGrants(t *testing.T) {
 		{"mute", "cloister-audit=off", func(g *policy.Grant) any { return g.Audit }, sandbox.AuditOff},
 		{"", "cloister-profile=test", func(g *policy.Grant) any { return g.Profile }, "test"},
 		{"child", "cloister-profile=child", func(g *policy.Grant) any { return g.Profile }, "child"},
+		// Violations: kinds that are not named keep their level, and only limits need no monitor.
+		{"", "", counted, "[] [] attempts"},
+		{"wide", "", counted, "[write] [connect] full"},
+		{"child", "", counted, "[write] [connect] full"},
+		{"strict", "", counted, "[write] [connect syscall] attempts"},
+		{"all", "", counted, "[connect write read exec syscall limit] [] attempts"},
+		{"", "cloister-on-violation=fail", counted, "[connect write read exec syscall limit] [] attempts"},
+		{"", "cloister-on-violation=kill", counted, "[] [connect write read exec syscall limit] attempts"},
+		{"", "cloister-on-violation=report", counted, "[] [] attempts"},
+		{"mute", "", counted, "[] [] off"},
+		{"mute", "cloister-on-violation=limit:kill", counted, "[] [limit] off"},
+		{"mute", "cloister-on-violation=exec:fail", counted, "[exec] [] attempts"},
+		{"", "cloister-on-violation=network:fail, syscall:kill", counted, "[connect] [syscall] attempts"},
+		{"wide", "cloister-on-violation=kill", counted, "[] [connect write read exec syscall limit] full"},
+		{"wide", "cloister-on-violation=write:kill,read:report", counted, "[] [connect write] full"},
 		// Duplicate and foreign properties.
 		{"", "cloister-tmp=1GiB cloister-tmp=1GiB", func(g *policy.Grant) any { return g.TempBytes }, int64(1 << 30)},
 		{"", "OSFamily=linux Pool=x cloisters.memory=1 Cloister.memory=1", func(g *policy.Grant) any { return g.Profile }, "build"},
@@ -182,6 +205,18 @@ func TestCompileRefuses(t *testing.T) {
 		{"wide", "cloister-audit=attempts"},
 		{"", "cloister-audit=off"},
 		{"", "cloister-audit=some"},
+		{"wide", "cloister-on-violation=report"},
+		{"wide", "cloister-on-violation=fail"},
+		{"wide", "cloister-on-violation=network:fail"},
+		{"wide", "cloister-on-violation=write:report,read:kill"},
+		{"child", "cloister-on-violation=write:report"},
+		{"", "cloister-on-violation=die"},
+		{"", "cloister-on-violation="},
+		{"", "cloister-on-violation=network:"},
+		{"", "cloister-on-violation=net:fail"},
+		{"", "cloister-on-violation=network:fail,network:kill"},
+		{"", "cloister-on-violation=network:fail,fail"},
+		{"", "cloister-on-violation=fail cloister-on-violation=kill"},
 		{"", "cloister-\x1b[2J=1"},
 		{"", "cloister-memory=" + strings.Repeat("9", 4097)},
 	} {

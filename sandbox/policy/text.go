@@ -92,6 +92,9 @@ func (w *textWriter) profile(name string, o *profile) {
 	if o.superuser.at != "" {
 		w.field(o.superuser.at, "superuser", fmt.Sprint(o.superuser.v))
 	}
+	if o.onViolation.set() {
+		w.line(2, "on_violation: %s", o.onViolation.text())
+	}
 	allow := fmt.Sprintf("[%s]", strings.Join(quoted(o.allow.v), ", "))
 	switch {
 	case o.allow.at != "" && o.cache.at != "":
@@ -139,7 +142,7 @@ func (w *textWriter) rule(u *rule) {
 
 // isDefault reports whether the file sets nothing in the profile.
 func (o *profile) isDefault() bool {
-	return !slices.ContainsFunc(o.amounts[:], func(s setting[int64]) bool { return s.at != "" }) &&
+	return !o.onViolation.set() && !slices.ContainsFunc(o.amounts[:], func(s setting[int64]) bool { return s.at != "" }) &&
 		o.maxTimeout.at+o.loopback.at+o.listen.at+o.audit.at+o.allow.at+o.cache.at+o.superuser.at == ""
 }
 

@@ -20,6 +20,32 @@ func Counts(e sandbox.Event, kinds []sandbox.EventKind) bool {
 // CachesModule reports whether e is about the directory in which Python caches modules.
 func CachesModule(e sandbox.Event) bool { return strings.Contains("/"+e.Subject, "/__pycache__") }
 
+// What the violations of a run did to it.
+const (
+	Failed = "fail" // it ran to its end and counts as failed
+	Killed = "kill" // it was killed
+)
+
+// ExitCode is the exit code of a command that exited with 0 and counts as failed.
+const ExitCode = 4
+
+// Apply returns what the violations of these kinds did to a run, or "" if it has none, and sets the exit code of r if
+// it was 0. Kinds that kill may have been noticed only after the run's end; then it counts as failed.
+func Apply(r *sandbox.Result, fail, kill []sandbox.EventKind) string {
+	counts := func(e sandbox.Event) bool { return Counts(e, fail) || Counts(e, kill) }
+	did := Failed
+	switch {
+	case r.KilledForViolation:
+		did = Killed
+	case !slices.ContainsFunc(r.Events, counts) && (r.Exceeded == nil || !counts(*r.Exceeded)):
+		return ""
+	}
+	if r.ExitCode == 0 {
+		r.ExitCode = ExitCode
+	}
+	return did
+}
+
 // NeedMonitor reports whether only the syscall monitor finds violations of one of these kinds: limits need none.
 func NeedMonitor(kinds []sandbox.EventKind) bool {
 	return slices.ContainsFunc(kinds, func(k sandbox.EventKind) bool { return k != sandbox.EventLimit })

@@ -66,6 +66,8 @@ type Entry struct {
 	Worker string
 	// Exit is the exit code of the command, or sandbox.NeverRan.
 	Exit int
+	// OnViolation is "fail" or "kill" if the policy made the action fail for a violation or killed it at one, or "".
+	OnViolation string
 	// Events and Unrecorded are those of the sandbox.Result.
 	Events     []sandbox.Event
 	Unrecorded int

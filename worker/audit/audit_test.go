@@ -121,6 +121,7 @@ func TestReadReturnsEntries(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "audit")
 	l := open(t, dir)
 	want := []audit.Entry{entry(1), entry(2), {}, entry(3)}
+	want[0].OnViolation, want[1].OnViolation = "fail", "kill"
 	want[2].Time = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	appendAll(t, l, want...)
 	prev := strings.Repeat("0", 64)

@@ -40,6 +40,7 @@ type body struct {
 	Invocation string    `json:"invocation,omitempty"`
 	Worker     string    `json:"worker,omitempty"`
 	Exit       int       `json:"exit"`
+	Violation  string    `json:"on_violation,omitempty"`
 	Events     []event   `json:"events,omitempty"`
 	Unrecorded int       `json:"unrecorded,omitempty"`
 }
@@ -82,7 +83,7 @@ func encode(seq uint64, prev, note string, drop *Drop, e *Entry) (line []byte, h
 	b := body{
 		Seq: seq, Prev: prev, Time: e.Time.UTC(), Dropped: (*dropped)(drop),
 		Action: text(e.Action), Instance: text(e.Instance), Target: text(e.Target), Mnemonic: text(e.Mnemonic),
-		Invocation: text(e.Invocation), Worker: text(e.Worker), Exit: e.Exit, Unrecorded: e.Unrecorded,
+		Invocation: text(e.Invocation), Worker: text(e.Worker), Exit: e.Exit, Violation: text(e.OnViolation), Unrecorded: e.Unrecorded,
 	}
 	for _, ev := range e.Events {
 		ev.Kind = sandbox.EventKind(text(string(ev.Kind)))
@@ -190,7 +191,7 @@ func decode(line []byte) (Record, error) {
 		Seq: b.Seq, Prev: b.Prev, Hash: says, Note: b.Note, Dropped: (*Drop)(b.Dropped),
 		Entry: Entry{
 			Time: b.Time, Action: b.Action, Instance: b.Instance, Target: b.Target, Mnemonic: b.Mnemonic,
-			Invocation: b.Invocation, Worker: b.Worker, Exit: b.Exit, Unrecorded: b.Unrecorded,
+			Invocation: b.Invocation, Worker: b.Worker, Exit: b.Exit, OnViolation: b.Violation, Unrecorded: b.Unrecorded,
 		},
 		line: string(line),
 	}

@@ -62,6 +62,7 @@ func (r *Record) Text() string {
 	field("invocation", r.Invocation)
 	field("worker", r.Worker)
 	field("exit", strconv.Itoa(r.Exit))
+	field("violation", r.OnViolation)
 	for _, e := range r.Events {
 		field(string(e.Kind), e.String())
 	}

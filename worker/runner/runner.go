@@ -29,6 +29,7 @@ import (
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/sandbox/violation"
 	"github.com/cloister-build/cloister/worker"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -85,7 +86,8 @@ func New(c Config) (*Runner, error) {
 		return nil, err
 	}
 	r := &Runner{config: c, grant: grant, audit: grant.Audit, jobs: make(chan struct{}, c.Jobs)}
-	if r.audit == sandbox.AuditViolations && !slices.Contains(c.Features.Audits, sandbox.AuditViolations) {
+	counts := violation.NeedMonitor(slices.Concat(grant.Fail, grant.Kill))
+	if r.audit == sandbox.AuditViolations && !counts && !slices.Contains(c.Features.Audits, sandbox.AuditViolations) {
 		r.audit = sandbox.AuditOff // the operator chose a sandbox that cannot audit, as the banner says
 	}
 	if err := c.Features.Covers(r.spec()); err != nil {
@@ -105,6 +107,7 @@ func (r *Runner) spec() *sandbox.Spec {
 		Network: r.grant.Network,
 		Limits:  r.grant.Limits,
 		Audit:   r.audit,
+		Kill:    r.grant.Kill,
 		Timeout: r.grant.MaxTimeout,
 	}
 }
@@ -127,7 +130,7 @@ func (r *Runner) CheckReadiness(ctx context.Context, req *runnerpb.CheckReadines
 	// Run a program that does not exist, which succeeds once everything else works. Probe would blame the host if ctx
 	// ended.
 	spec := r.spec()
-	spec.Args, spec.Dir, spec.Audit = []string{"/tmp/none"}, "/tmp", sandbox.AuditOff
+	spec.Args, spec.Dir, spec.Audit, spec.Kill = []string{"/tmp/none"}, "/tmp", sandbox.AuditOff, nil
 	if _, err := r.config.Backend.Run(ctx, spec, sandbox.Stdio{}); err != nil {
 		if ctx.Err() != nil {
 			return nil, status.FromContextError(ctx.Err()).Err()
@@ -210,7 +213,9 @@ func (r *Runner) run(ctx context.Context, c *command) (*runnerpb.RunResponse, er
 	spec.Inputs = l.inputs(spec.Inputs, filepath.Join(r.config.BuildDir, filepath.FromSlash(c.inputRoot)))
 	res, err := r.config.Backend.Run(ctx, spec, sandbox.Stdio{Stdout: stdout, Stderr: stderr})
 	if res != nil {
+		did := violation.Apply(res, r.grant.Fail, r.grant.Kill)
 		v := worker.NewViolations(res, worker.ExecRoot)
+		v.OnViolation = did
 		defer func() { r.report(c, v) }()
 		if err == nil {
 			left, refused := l.copyBack(ctx, out, in, r.grant.Limits.OutputBytes)
@@ -242,6 +247,9 @@ func (r *Runner) respond(
 		return nil, refused
 	case res.ExitCode != 0:
 		lines := v.Lines()
+		if v.OnViolation != "" {
+			lines = append([]string{fmt.Sprintf("its violations count, by on_violation of profile %q", r.grant.Profile)}, lines...)
+		}
 		if refused != nil {
 			lines = append([]string{status.Convert(refused).Message()}, lines...)
 		}
@@ -277,8 +285,11 @@ func (r *Runner) report(c *command, v *worker.Violations) {
 	if c.serverLogs == "" {
 		return
 	}
-	text := fmt.Sprintf("profile %q, chosen by rule %q\nexit code %d\n%s\n",
-		r.grant.Profile, r.grant.Rule, v.ExitCode, strings.Join(v.Lines(), "\n"))
+	lines := v.Lines()
+	if v.OnViolation != "" {
+		lines = append([]string{"on violation " + v.OnViolation}, lines...)
+	}
+	text := fmt.Sprintf("profile %q, chosen by rule %q\nexit code %d\n%s\n", r.grant.Profile, r.grant.Rule, v.ExitCode, strings.Join(lines, "\n"))
 	f, err := c.build.OpenFile(path.Join(c.serverLogs, logName), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err == nil {
 		_, err = f.WriteString(text)

@@ -414,6 +414,59 @@ func TestRunReportsViolations(t *testing.T) {
 	}
 }
 
+// bb_worker caches every result with exit code 0, so violations that count must change it.
+func TestRunFailsForViolations(t *testing.T) {
+	f := newFixture(t, "version: 1\nprofiles:\n  build: {on_violation: {write: fail, syscall: kill}}\n")
+	for _, c := range []struct {
+		name, script string
+		code         int32
+		log          string
+	}{
+		{"fail", "echo x >/usr/new; exit 0", 4, "exit code 4\non violation fail\nwrite    denied: write to /usr/new"},
+		{"a failure", "echo x >/usr/new; exit 3", 3, "exit code 3\non violation fail\nwrite    denied: write to /usr/new"},
+		{"kill", "unshare -U true; exit 0", -1, "exit code 137\non violation kill\nsyscall  denied: system call unshare"},
+		{"another kind", "/no/such/program; exit 0", 0, "exit code 0\nexec     failed"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir, req := f.action(t, nil, c.script)
+			resp, err := f.runner.Run(t.Context(), req)
+			if err != nil || resp.ExitCode != c.code {
+				t.Fatalf("got %v, %v, want exit code %d", resp, err, c.code)
+			}
+			if got := text(t, dir+"/logs/cloister.txt"); !strings.Contains(got, c.log) {
+				t.Errorf("server log: got %q, want %q in it", got, c.log)
+			}
+			counts := strings.Contains(text(t, dir+"/stderr"), `cloister: its violations count, by on_violation of profile "build"`+"\n")
+			if counts != (c.code != 0) {
+				t.Errorf("got stderr %q", text(t, dir+"/stderr"))
+			}
+		})
+	}
+	if _, err := f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
+		t.Errorf("not ready: %v", err)
+	}
+}
+
+// TestViolationsNeedTheirMonitor: a runner that cannot notice violations that count does not start.
+func TestViolationsNeedTheirMonitor(t *testing.T) {
+	for rules, ok := range map[string]bool{"write: fail": false, "network: kill": false, "limit: fail": true, "read: report": true} {
+		p, err := policy.Parse("policy.yaml", []byte("version: 1\nprofiles: {build: {on_violation: {"+rules+"}}}\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		backend := namespace.New(namespace.Config{})
+		defer backend.Close()
+		_, err = runner.New(runner.Config{
+			BuildDir: t.TempDir(), Backend: backend, Toolchain: []sandbox.Input{}, Jobs: 1, Policy: p, Features: sandbox.Features{
+				Limits: sandbox.AllLimits, Audits: []sandbox.Audit{sandbox.AuditOff}, Endpoints: true, ListenControl: true, Kill: true,
+			},
+		})
+		if (err == nil) != ok || !ok && !errors.Is(err, sandbox.ErrUnsupported) {
+			t.Errorf("%s: got %v, want an error: %t", rules, err, !ok)
+		}
+	}
+}
+
 func TestCancelledRunCopiesNothing(t *testing.T) {
 	f := newFixture(t, "")
 	dir, req := f.action(t, nil, "trap '' TERM; echo x >out; echo ready; while :; do sleep 1; done")

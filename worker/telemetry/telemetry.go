@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/violation"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -108,6 +109,10 @@ func result(out *worker.Outcome, err error) string {
 		return "cached"
 	case out.Status == worker.StatusTimedOut:
 		return "timeout"
+	case out.OnViolation == violation.Failed:
+		return "violation_fail"
+	case out.OnViolation == violation.Killed:
+		return "violation_kill"
 	case out.Exceeded == sandbox.LimitMemory:
 		return "oom"
 	case out.Exceeded != "":

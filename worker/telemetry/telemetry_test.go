@@ -31,16 +31,18 @@ func (e *ends) Execute(_ context.Context, _ *worker.Task, report func(worker.Sta
 func TestActionsAreCountedByResult(t *testing.T) {
 	exit := func(code int32) *repb.ActionResult { return &repb.ActionResult{ExitCode: code} }
 	for want, e := range map[string]*ends{
-		"ok":        {out: &worker.Outcome{Result: exit(0)}},
-		"nonzero":   {out: &worker.Outcome{Result: exit(1)}},
-		"signal":    {out: &worker.Outcome{Result: exit(139)}},
-		"timeout":   {out: &worker.Outcome{Result: exit(143), Status: worker.StatusTimedOut}},
-		"oom":       {out: &worker.Outcome{Result: exit(137), Exceeded: sandbox.LimitMemory}},
-		"limit":     {out: &worker.Outcome{Result: exit(137), Exceeded: sandbox.LimitCPU}},
-		"cached":    {out: &worker.Outcome{Result: exit(0), Cached: true}},
-		"rejected":  {err: &worker.Fault{Kind: worker.FaultUnmet, Err: errors.New("x")}},
-		"cancelled": {err: &worker.Fault{Kind: worker.FaultCancelled, Err: errors.New("x")}},
-		"infra":     {err: &worker.Fault{Kind: worker.FaultInternal, Err: errors.New("x")}},
+		"ok":             {out: &worker.Outcome{Result: exit(0)}},
+		"nonzero":        {out: &worker.Outcome{Result: exit(1)}},
+		"signal":         {out: &worker.Outcome{Result: exit(139)}},
+		"timeout":        {out: &worker.Outcome{Result: exit(143), Status: worker.StatusTimedOut}},
+		"oom":            {out: &worker.Outcome{Result: exit(137), Exceeded: sandbox.LimitMemory}},
+		"limit":          {out: &worker.Outcome{Result: exit(137), Exceeded: sandbox.LimitCPU}},
+		"violation_fail": {out: &worker.Outcome{Result: exit(4), OnViolation: "fail", Exceeded: sandbox.LimitProcesses}},
+		"violation_kill": {out: &worker.Outcome{Result: exit(137), OnViolation: "kill"}},
+		"cached":         {out: &worker.Outcome{Result: exit(0), Cached: true}},
+		"rejected":       {err: &worker.Fault{Kind: worker.FaultUnmet, Err: errors.New("x")}},
+		"cancelled":      {err: &worker.Fault{Kind: worker.FaultCancelled, Err: errors.New("x")}},
+		"infra":          {err: &worker.Fault{Kind: worker.FaultInternal, Err: errors.New("x")}},
 	} {
 		r := prometheus.NewRegistry()
 		m, err := telemetry.New(r)

@@ -67,8 +67,8 @@ func OfFault(f *worker.Fault, where string) *repb.ExecuteResponse {
 }
 
 // Parse converts the response of another worker, for an action with digests of the function fn, to an outcome or a
-// fault. The outcome has the response's result, unchecked, and lacks what only the worker knows: Exceeded and
-// Uncacheable.
+// fault. The outcome has the response's result, unchecked, and lacks what only the worker knows: Exceeded,
+// OnViolation and Uncacheable.
 //
 // Some workers attach an empty result to each of their failures. So a result beside a code other than OK counts only if
 // it says when the command began.

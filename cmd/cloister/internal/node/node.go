@@ -5,6 +5,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -358,10 +359,10 @@ func recordViolations(log *slog.Logger, record *audit.Log, name string, t *worke
 		level = slog.LevelDebug
 	}
 	log.Log(context.Background(), level, "action violated the sandbox", "action", t.Action.String(), "instance", t.Instance, "target", t.Target,
-		"mnemonic", t.Mnemonic, "exit", a.ExitCode, "events", len(a.Events)+a.Unrecorded, "first", a.First().String())
+		"mnemonic", t.Mnemonic, "exit", a.ExitCode, "on_violation", cmp.Or(a.OnViolation, "report"), "events", len(a.Events)+a.Unrecorded, "first", a.First().String())
 	err := record.Append(audit.Entry{
 		Time: time.Now(), Action: t.Action.String(), Instance: t.Instance, Target: t.Target, Mnemonic: t.Mnemonic,
-		Invocation: t.Invocation, Worker: name, Exit: a.ExitCode, Events: a.Events, Unrecorded: a.Unrecorded,
+		Invocation: t.Invocation, Worker: name, Exit: a.ExitCode, OnViolation: a.OnViolation, Events: a.Events, Unrecorded: a.Unrecorded,
 	})
 	if err != nil {
 		log.Error("cannot write the audit log; the entry is lost", "action", t.Action.String(), "err", err)
