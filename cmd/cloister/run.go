@@ -24,9 +24,9 @@ func runCommand() *cobra.Command {
 paths of --out are copied to --out-dir afterwards. Its environment has PATH, HOME, TMPDIR and what --env, --pass-env and
 --seed set, its network only loopback and --allow. A piped stdin is passed on, except with -n, --manifest or --metrics.
 
-The exit code is that of the command, or of the first run that fails; 1 if an output of --out is missing; 128+N after
-signal N; 125 if Cloister failed. With --action, an action of a server runs here; its outputs are dropped
-without --out-dir, and the exit code is also 4 if blobs are absent from the server, and 5 if it cannot be reached.`,
+The exit code is that of the command, or of the first run that fails; 1 if an output of --out is missing; 4 if
+violations make it fail; 128+N after signal N; 125 if Cloister failed. With --action, an action of a server runs here
+without outputs, unless --out-dir is set; 4 also if blobs are absent there, and 5 if it cannot be reached.`,
 		Example: `  cloister run -- /bin/sh -c 'id; ls -l /'
   cloister run --in src --out app --memory 2GiB --summary -- gcc -o app main.c
   cloister run --git .@v1.2 --seed 7 -n 10 --manifest run.txt -- ./simulate   # the files of a tag, not of the worktree
@@ -68,6 +68,7 @@ without --out-dir, and the exit code is also 4 if blobs are absent from the serv
 	c.RegisterRoot(cmd)
 	c.RegisterImage(cmd)
 	c.RegisterLimits(cmd)
+	c.RegisterOnViolation(cmd)
 	f.IntVarP(&c.Runs, "runs", "n", 1, "number of runs, each with a fresh working directory")
 	f.StringVar(&c.Manifest, "manifest", "", "file for the manifest of the first run")
 	f.StringVar(&c.Metrics, "metrics", "", "JSON file for the times and the resource usage of the runs")

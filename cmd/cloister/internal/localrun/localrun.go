@@ -295,6 +295,7 @@ func remarks(out *worker.Outcome, action cas.Digest) string {
 func (c *Config) asFlags(message string) string {
 	message = strings.ReplaceAll(message, `raise it; for a Bazel test, set timeout = "long" in BUILD or pass --test_timeout`, "raise it with --timeout")
 	message = strings.ReplaceAll(message, "set a longer one in the client", "set a longer one with --timeout")
+	message = strings.ReplaceAll(message, "property cloister-on-violation", "--on-violation")
 	if c.Sandbox.Policy == "" {
 		message = strings.ReplaceAll(message, "or allow the endpoint in the policy", "or allow the endpoint with --allow")
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/images"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -45,6 +46,8 @@ type ActionFlags struct {
 	allow      []string
 	Args       []string
 
+	onViolation string
+
 	// Set by Check.
 	Endpoints       []sandbox.Endpoint // --allow
 	repository, rev string
@@ -55,7 +58,7 @@ type ActionFlags struct {
 }
 
 // ActionFlagNames are the names of the flags. A stored action states all of this itself.
-var ActionFlagNames = []string{"in", "root", "image", "git", "submodules", "out", "env", "pass-env", "property", "timeout", "seed", "memory", "cpu-time", "processes", "allow"}
+var ActionFlagNames = []string{"in", "root", "image", "git", "submodules", "out", "env", "pass-env", "property", "timeout", "seed", "memory", "cpu-time", "processes", "allow", "on-violation"}
 
 // Register adds the flags.
 func (r *ActionFlags) Register(cmd *cobra.Command) {
@@ -80,6 +83,25 @@ func (r *ActionFlags) RegisterRoot(cmd *cobra.Command) {
 // RegisterImage adds the flag for a container image as the root file system.
 func (r *ActionFlags) RegisterImage(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&r.image, "image", "", "container image to run in: a reference, an OCI layout or a docker save file")
+}
+
+// RegisterOnViolation adds the flag for what violations do.
+func (r *ActionFlags) RegisterOnViolation(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&r.onViolation, "on-violation", "", "effect of violations: report, fail or kill, or by kind, as network:fail,write:kill")
+}
+
+// checkOnViolation turns the flag into a property.
+func (r *ActionFlags) checkOnViolation() error {
+	if r.onViolation == "" {
+		return nil
+	}
+	p := policy.Property{Name: "cloister-on-violation", Value: r.onViolation}
+	_, err := policy.Default().Compile(policy.Request{Properties: []policy.Property{p}}, sandbox.AllLimits)
+	if refused, ok := errors.AsType[*policy.RefusedError](err); ok {
+		return fmt.Errorf("--on-violation: %s", strings.TrimPrefix(refused.Reason, "refuses it: "))
+	}
+	r.property = append(r.property, p.Name+"="+p.Value)
+	return err
 }
 
 // Registries returns the registry of --image, which the command may use, or nothing.
@@ -142,6 +164,9 @@ func (r *ActionFlags) Check() error {
 		r.number = &n
 	}
 	if err := r.checkLimits(); err != nil {
+		return err
+	}
+	if err := r.checkOnViolation(); err != nil {
 		return err
 	}
 	if err := r.checkProperties(); err != nil {
