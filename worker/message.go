@@ -38,7 +38,7 @@ func (e *execution) status() (status Status, line string, limit *sandbox.Event) 
 	case explained || e.ran.violated == violation.Failed && e.ran.exited != 0:
 		line += "; its violations count, by " + by
 	case e.ran.violated == violation.Failed:
-		line = fmt.Sprintf("exit code %d instead of 0, because it counts as failed for its violations, by %s", e.ran.ExitCode, by)
+		line = fmt.Sprintf("failed for its violations, by %s: exit code %d instead of 0", by, e.ran.ExitCode)
 	default:
 		line = "killed at its first violation, by " + by
 	}

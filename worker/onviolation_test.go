@@ -43,7 +43,7 @@ func TestViolationsThatCount(t *testing.T) {
 			"fail", "{on_violation: fail}", "",
 			sandbox.Result{Events: []sandbox.Event{connect}},
 			"fail", 4,
-			"exit code 4 instead of 0, because it counts as failed for its violations" + profile,
+			"failed for its violations" + profile + ": exit code 4 instead of 0",
 		},
 		{
 			"a failure", "{on_violation: fail}", "",
@@ -55,7 +55,7 @@ func TestViolationsThatCount(t *testing.T) {
 			"property", "{}", "fail",
 			sandbox.Result{Events: []sandbox.Event{write}},
 			"fail", 4,
-			"exit code 4 instead of 0, because it counts as failed for its violations" + property,
+			"failed for its violations" + property + ": exit code 4 instead of 0",
 		},
 		{"another kind", "{on_violation: {network: fail}}", "", sandbox.Result{Events: []sandbox.Event{write}}, "", 0, write.String()},
 		{"another kind by property", "{}", "write:fail,exec:kill", sandbox.Result{Events: []sandbox.Event{connect}}, "", 0, connect.String()},
@@ -74,7 +74,7 @@ func TestViolationsThatCount(t *testing.T) {
 		{
 			"known at the end", "{on_violation: kill}", "",
 			sandbox.Result{Events: []sandbox.Event{{Kind: sandbox.EventExec, Subject: "/x", Count: 1}}},
-			"fail", 4, "exit code 4 instead of 0, because it counts as failed for its violations" + profile,
+			"fail", 4, "failed for its violations" + profile + ": exit code 4 instead of 0",
 		},
 		{
 			"a limit", "{on_violation: {limit: fail}}", "",
