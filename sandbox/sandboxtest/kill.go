@@ -30,6 +30,7 @@ func kill(t *testing.T, b sandbox.Backend) {
 	}{
 		{"connect", dial, []sandbox.EventKind{sandbox.EventConnect}, sandbox.EventConnect, true},
 		{"connect, swallowed", "(" + dial + ") 2>/dev/null", []sandbox.EventKind{sandbox.EventConnect}, sandbox.EventConnect, true},
+		{"lookup", "getent ahosts x.example.com", []sandbox.EventKind{sandbox.EventConnect}, sandbox.EventConnect, true},
 		{"write", "echo x >/usr/x", []sandbox.EventKind{sandbox.EventConnect, sandbox.EventWrite}, sandbox.EventWrite, true},
 		{"syscall", "unshare -U true", []sandbox.EventKind{sandbox.EventSyscall}, sandbox.EventSyscall, true},
 		{"read", "cat " + secret, []sandbox.EventKind{sandbox.EventRead}, sandbox.EventRead, true},

@@ -22,6 +22,7 @@ type resolver struct {
 	socket  *os.File // nil if nothing can ask
 	hosts   map[string]netip.Addr
 	lookups *lookups
+	kill    func(sandbox.Event) bool // Config.Kill
 
 	serving *os.File // a duplicate, once it runs
 	stopped atomic.Bool
@@ -69,6 +70,7 @@ func (r *resolver) stop() {
 	r.stopped.Store(true)
 	_ = r.serving.SetReadDeadline(time.Now())
 	<-r.done
+	r.kill = nil // the run has ended
 	if raw, err := r.serving.SyscallConn(); err == nil {
 		_ = raw.Control(func(socket uintptr) {
 			for left := lastAnswers; left > 0 && r.next(int(socket)); left-- {
@@ -101,6 +103,9 @@ func (r *resolver) next(socket int) bool {
 		}
 	case !at.IsValid():
 		r.lookups.add(host, typeOf(&q), process)
+		if r.kill != nil && r.kill(sandbox.Event{Kind: sandbox.EventConnect, Subject: "dns " + host, Process: process}) {
+			return true
+		}
 	}
 	if answer, err := reply(&h, &q, at); err == nil {
 		// The controls say where the datagram was sent to, and so where the answer comes from. A program that does

@@ -28,7 +28,7 @@ func Start(listener int, v Config) *Monitor {
 
 func newSession(listener int, v Config) *session {
 	w := &session{Monitor: newMonitor(v), queue: newQueue(listener), root: -1, clock: newClock(&v.Conditions), random: newRandom(&v.Conditions)}
-	w.resolver = &resolver{socket: v.Resolver, hosts: v.Hosts, lookups: &w.lookups}
+	w.resolver = &resolver{socket: v.Resolver, hosts: v.Hosts, lookups: &w.lookups, kill: v.Kill}
 	// Waiting for the next call must not occupy a thread of the worker. A failure is harmless: the worker
 	// just waits in a thread.
 	_ = unix.SetNonblock(listener, true)
