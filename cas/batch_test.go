@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // A packing store records the sizes of batches.
@@ -67,14 +68,10 @@ func TestBatchPutsTogether(t *testing.T) {
 	}
 	other, _ := castest.Blob(2, 3<<20)
 	d, err := b.AddSeeker(t.Context(), cas.SHA256, bytes.NewReader(other))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	want = append(want, d)
 	for range 2 { // the second Flush does nothing
-		if err := b.Flush(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, b.Flush(t.Context()))
 	}
 	if !slices.Equal(p.blobs, []int{50}) {
 		t.Errorf("got batches of %v, want one of 50", p.blobs)
@@ -106,9 +103,7 @@ func TestBatchIsBounded(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			if err := b.Flush(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, b.Flush(t.Context()))
 			if p.Len() != 4*each || len(b.Blobs()) != 4*each {
 				t.Errorf("%d blobs are stored, Blobs returns %d", p.Len(), len(b.Blobs()))
 			}

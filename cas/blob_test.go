@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
@@ -43,9 +44,7 @@ func TestReadProtoLimitsAmplification(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := castest.NewMemory()
 			d, err := cas.PutBytes(t.Context(), s, cas.SHA256, c.b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			err = cas.ReadProto(t.Context(), s, d, c.m)
@@ -84,9 +83,7 @@ func TestReadProtoReadsLargestDirectoryAndTree(t *testing.T) {
 	} {
 		s := castest.NewMemory()
 		d, err := cas.PutProto(t.Context(), s, cas.SHA256, c.put)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if err := cas.ReadProto(t.Context(), s, d, c.get); err != nil {
 			t.Error(err)
 		}
@@ -96,9 +93,7 @@ func TestReadProtoReadsLargestDirectoryAndTree(t *testing.T) {
 func TestReadProtoLimitsSizeByKind(t *testing.T) {
 	s := castest.NewMemory()
 	d, err := cas.PutBytes(t.Context(), s, cas.SHA256, within(1, make([]byte, cas.MaxMessage)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, m := range []proto.Message{&repb.Action{}, &repb.Command{}, &repb.Directory{}} {
 		err := cas.ReadProto(t.Context(), s, d, m)
 		if !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprint(cas.MaxMessage)) {

@@ -14,6 +14,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 )
@@ -39,9 +40,7 @@ func (o *openings) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCl
 func (o *openings) put(t *testing.T, m proto.Message) cas.Digest {
 	t.Helper()
 	d, err := cas.PutProto(t.Context(), o, cas.SHA256, m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return d
 }
 
@@ -64,9 +63,7 @@ func (m *marking) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, e
 func (m *marking) text(t *testing.T, content string) cas.Digest {
 	t.Helper()
 	d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(content))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return d
 }
 
@@ -111,9 +108,7 @@ func TestClosureReadsAndListsEachBlobOnce(t *testing.T) {
 	}
 	want = append(want, inTree, inRoot, shared, inShared)
 	got, err := cas.Closure(t.Context(), s, cas.SHA256, &r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if diff := cmp.Diff(fmt.Sprint(want), fmt.Sprint(got)); diff != "" {
 		t.Errorf("closure (-want +got):\n%s", diff)
 	}
@@ -171,9 +166,7 @@ func TestRule062_ClosureOfManyOutputsIsFetchedInFewCalls(t *testing.T) {
 	}
 	r.OutputDirectories[0].RootDirectoryDigest = s.put(t, top).Proto()
 	ds, err := cas.Closure(t.Context(), s, cas.SHA256, r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if want := 20_000 + 1 + 30 + 900 + 1; len(ds) != want {
 		t.Errorf("got a closure of %d blobs, want %d", len(ds), want)
 	}
@@ -231,9 +224,7 @@ func TestLookupCompleteGivesReason(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			action := cas.SHA256.Sum([]byte(c.name))
-			if err := s.Record(t.Context(), action, c.result); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Record(t.Context(), action, c.result))
 			_, err := cas.LookupComplete(t.Context(), in, action)
 			if !errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrInvalid) {
 				t.Fatalf("got %v, want only ErrNotFound", err)
@@ -275,18 +266,14 @@ func TestRule062And063_HitMarksItsWholeClosureOrIsNone(t *testing.T) {
 		},
 	}
 	action := cas.SHA256.Sum([]byte("action"))
-	if err := s.Record(t.Context(), action, r); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Record(t.Context(), action, r))
 	if _, err := cas.LookupComplete(t.Context(), in, action); err != nil {
 		t.Fatal(err)
 	}
 	s.wantMarked(t, blobs...)
 	for _, d := range blobs {
 		content, err := cas.ReadAll(t.Context(), s, d, 1<<20)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s.Delete(d)
 		if _, err := cas.LookupComplete(t.Context(), in, action); !errors.Is(err, cas.ErrNotFound) {
 			t.Errorf("without %q: got %v, want ErrNotFound", content, err)

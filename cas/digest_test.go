@@ -14,6 +14,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 func ExampleFunction_Sum() {
@@ -166,38 +167,28 @@ func TestLookupCompleteNeedsTheWholeClosure(t *testing.T) {
 	in := &cas.Instance{Store: m, Actions: m}
 	put := func(text string) cas.Digest {
 		d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d
 	}
 	file, stdout, stderr, leaf, inner := put("file"), put("stdout"), put("stderr"), put("leaf"), put("inner")
 	sub := &repb.Directory{Files: []*repb.FileNode{{Name: "inner", Digest: inner.Proto()}}}
 	subDigest, err := cas.PutProto(t.Context(), m, cas.SHA256, sub)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	root := &repb.Directory{
 		Files:       []*repb.FileNode{{Name: "leaf", Digest: leaf.Proto()}},
 		Directories: []*repb.DirectoryNode{{Name: "sub", Digest: subDigest.Proto()}},
 	}
 	rootDigest, err := cas.PutProto(t.Context(), m, cas.SHA256, root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	tree, err := cas.PutProto(t.Context(), m, cas.SHA256, &repb.Tree{Root: root, Children: []*repb.Directory{sub}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	action := cas.SHA256.Sum([]byte("action"))
 	err = m.Record(t.Context(), action, &repb.ActionResult{
 		OutputFiles:       []*repb.OutputFile{{Path: "f", Digest: file.Proto()}},
 		OutputDirectories: []*repb.OutputDirectory{{Path: "d", TreeDigest: tree.Proto(), RootDirectoryDigest: rootDigest.Proto()}},
 		StdoutDigest:      stdout.Proto(), StderrDigest: stderr.Proto(),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := cas.LookupComplete(t.Context(), in, action); err != nil {
 		t.Fatalf("complete result: %v", err)
 	}
@@ -206,9 +197,7 @@ func TestLookupCompleteNeedsTheWholeClosure(t *testing.T) {
 		"file of a child": inner, "root Directory": rootDigest, "child Directory": subDigest,
 	} {
 		b, err := cas.ReadAll(t.Context(), m, d, 1<<20)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		m.Delete(d)
 		_, err = cas.LookupComplete(t.Context(), in, action)
 		if !errors.Is(err, cas.ErrNotFound) || !strings.Contains(err.Error(), d.String()) {
@@ -253,9 +242,7 @@ func TestDigestAsTextAndJSON(t *testing.T) {
 	for _, f := range cas.Functions() {
 		want := record{D: f.Sum([]byte("a")), M: map[cas.Digest]string{f.Sum(nil): "empty"}}
 		text, err := json.Marshal(want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if !strings.Contains(string(text), `"d":"`+want.D.String()+`"`) {
 			t.Errorf("%v: got %s, want the text of String", f, text)
 		}

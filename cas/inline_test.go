@@ -10,6 +10,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -19,9 +20,7 @@ func fixture(t *testing.T) (*castest.Memory, *repb.ActionResult) {
 	s := castest.NewMemory()
 	put := func(n int) *repb.Digest {
 		d, err := cas.PutBytes(t.Context(), s, cas.SHA256, bytes.Repeat([]byte{'x'}, n))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d.Proto()
 	}
 	return s, &repb.ActionResult{
@@ -43,9 +42,7 @@ func TestRule064_InlineKeepsTheLimitAndDropsFilesFirst(t *testing.T) {
 	var most int
 	for limit := range size + 1200 {
 		r := proto.CloneOf(plain)
-		if err := cas.Inline(t.Context(), s, r, everything(limit)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, cas.Inline(t.Context(), s, r, everything(limit)))
 		if n := proto.Size(r); n > size && n > limit {
 			t.Fatalf("limit %d: the result has %d bytes", limit, n)
 		}
@@ -59,9 +56,7 @@ func TestRule064_InlineKeepsTheLimitAndDropsFilesFirst(t *testing.T) {
 		}
 	}
 	r := proto.CloneOf(plain)
-	if err := cas.Inline(t.Context(), s, r, everything(most)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, cas.Inline(t.Context(), s, r, everything(most)))
 	if n := len(r.StdoutRaw) + len(r.StderrRaw) + len(r.OutputFiles[0].Contents) + len(r.OutputFiles[1].Contents); n != 1000 {
 		t.Errorf("limit %d: inlined %d bytes, want 1000", most, n)
 	}
@@ -72,9 +67,7 @@ func TestRule064_InlineRemovesUnwantedContents(t *testing.T) {
 	r.StdoutRaw, r.OutputFiles[0].Contents = []byte("x"), []byte("x")
 	want := proto.CloneOf(r)
 	want.StdoutRaw, want.OutputFiles[0].Contents = nil, nil
-	if err := cas.Inline(t.Context(), s, r, cas.Inlining{Function: cas.SHA256, Hints: &repb.GetActionResultRequest{}, MaxBytes: 1 << 20}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, cas.Inline(t.Context(), s, r, cas.Inlining{Function: cas.SHA256, Hints: &repb.GetActionResultRequest{}, MaxBytes: 1 << 20}))
 	if !proto.Equal(r, want) {
 		t.Errorf("got %v, want %v", r, want)
 	}

@@ -10,15 +10,14 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestNilArgumentsAreErrors that name the missing argument.
 func TestNilArgumentsAreErrors(t *testing.T) {
 	ctx, s := t.Context(), castest.NewMemory()
 	blob, err := cas.PutBytes(ctx, s, cas.SHA256, []byte{0x0a, 0x00})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var absent *repb.Command
 	const result, message = "the ActionResult is missing", "the message is missing"
 	for name, c := range map[string]struct {

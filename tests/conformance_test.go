@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // conformance is the document with a table row for each rule.
@@ -102,9 +104,7 @@ func existingTests(t *testing.T) map[string]bool {
 // TestEveryRuleHasARow checks that the document has a row for each of the 132 rules and that the tests it names exist.
 func TestEveryRuleHasARow(t *testing.T) {
 	document, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(conformance)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, f := range rowFaults(string(document), existingTests(t)) {
 		t.Errorf("%s: %s", conformance, f)
 	}

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 var proseBelow = flag.String("prose-below", "", "check the prose of files below this directory only")
@@ -78,18 +80,14 @@ func TestProseIsPlain(t *testing.T) {
 		}
 		set := token.NewFileSet()
 		f, err := parser.ParseFile(set, path, text, parser.ParseComments)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, c := range f.Comments {
 			checkProse(t, path, set.Position(c.Pos()).Line, c.Text())
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
 			if l, ok := n.(*ast.BasicLit); ok && l.Kind == token.STRING {
 				s, err := strconv.Unquote(l.Value)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				checkProse(t, path, set.Position(l.Pos()).Line, s)
 			}
 			return true

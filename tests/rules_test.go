@@ -20,6 +20,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
@@ -149,6 +150,10 @@ var rules = []rule{
 	{
 		of: "cas/remote", never: []string{"cas/disk", "cas/casserver", "cas/tree"},
 		why: "it implements package cas like any other store",
+	},
+	{
+		of: "internal/must", only: []string{},
+		why: "tests of every package use it",
 	},
 	{
 		of: "cas/durable", only: []string{},
@@ -293,7 +298,7 @@ var rules = []rule{
 		why: "it only translates between the queue and messages",
 	},
 	{
-		of: "...", never: []string{"cas/castest/...", "sandbox/sandboxtest"},
+		of: "...", never: []string{"cas/castest/...", "sandbox/sandboxtest", "internal/must"},
 		why: "test fixtures are imported by tests only",
 	},
 }
@@ -314,9 +319,7 @@ func packages(t *testing.T) []pkg {
 	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Name,Imports,Deps,GoFiles,CgoFiles", module+"/...")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var ps []pkg
 	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
 		var p pkg
@@ -437,9 +440,7 @@ func TestNoCgoAndUnsafeIsNamed(t *testing.T) {
 func parse(t *testing.T, path string, mode parser.Mode) *ast.File {
 	t.Helper()
 	f, err := parser.ParseFile(token.NewFileSet(), path, nil, mode)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return f
 }
 
@@ -485,9 +486,7 @@ func sources(t *testing.T, visit func(path, text string), extensions ...string) 
 		visit(rel, string(b))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if n == 0 {
 		t.Fatalf("got no file with an extension of %v, want some", extensions)
 	}
@@ -517,9 +516,7 @@ func TestDocumentLinksExist(t *testing.T) {
 
 func TestEveryDecisionIsIndexed(t *testing.T) {
 	index, err := os.ReadFile(filepath.Join(root, "docs/adr/README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	records, err := filepath.Glob(filepath.Join(root, "docs/adr/[0-9]*.md"))
 	if err != nil || len(records) == 0 {
 		t.Fatalf("no decisions: %v", err)
@@ -530,9 +527,7 @@ func TestEveryDecisionIsIndexed(t *testing.T) {
 			t.Errorf("docs/adr/README.md does not list %s", name)
 		}
 		b, err := os.ReadFile(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, part := range []string{"## Context", "## Decision", "## Consequences"} {
 			if !strings.Contains(string(b), part) {
 				t.Errorf("%s has no section %q", name, part)
@@ -545,12 +540,10 @@ func TestEveryDecisionIsIndexed(t *testing.T) {
 func TestTopLevel(t *testing.T) {
 	agreed := []string{
 		"worker", "cas", "sandbox", "cmd", "proto", "tests", "go.mod", "go.sum", "WORKSPACE",
-		"MODULE.bazel", "BUILD.bazel", "Makefile", "LICENSE", "README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "examples", "bin",
+		"MODULE.bazel", "BUILD.bazel", "Makefile", "LICENSE", "README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "examples", "internal", "bin",
 	}
 	entries, err := os.ReadDir(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, e := range entries {
 		if n := e.Name(); !strings.HasPrefix(n, ".") && !strings.HasPrefix(n, "bazel-") && !strings.HasPrefix(n, "MODULE.bazel") && !slices.Contains(agreed, n) {
 			t.Errorf("%s is new at the top level: move it into a folder", n)
@@ -592,9 +585,7 @@ var skips = map[string]int{
 // TestRequirementsAreDocumented checks that CONTRIBUTING.md explains what tests may need of the host.
 func TestRequirementsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "CONTRIBUTING.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, word := range sandboxtest.Requirements {
 		if !strings.Contains(string(text), "`"+word+"`") {
 			t.Errorf("CONTRIBUTING.md does not mention the requirement %q", word)

@@ -12,6 +12,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/google/go-cmp/cmp"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -40,9 +41,7 @@ func (c *client) result(t *testing.T) (*repb.ActionResult, map[string]cas.Digest
 	t.Helper()
 	child := &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: c.put(t, "file of child").Proto()}}}
 	_, childDigest, err := cas.MarshalProto(cas.SHA256, child)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	tree := &repb.Tree{
 		Root: &repb.Directory{
 			Files:       []*repb.FileNode{{Name: "f", Digest: c.put(t, "file of root").Proto()}},
@@ -51,9 +50,7 @@ func (c *client) result(t *testing.T) (*repb.ActionResult, map[string]cas.Digest
 		Children: []*repb.Directory{child},
 	}
 	treeDigest, err := cas.PutProto(t.Context(), c.memory(t, ""), cas.SHA256, tree)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	leaf := c.directory(t, "leaf")
 	root := c.directory(t, "top", leaf)
 	blobs := map[string]cas.Digest{
@@ -127,22 +124,18 @@ func TestRule066_MalformedResultIsInvalid(t *testing.T) {
 
 func TestUpdateStoresInlinedContents(t *testing.T) {
 	c := serve(t, casserver.Config{})
-	if err := c.record(t, &repb.ActionResult{
+	must.Succeed(t, c.record(t, &repb.ActionResult{
 		StdoutRaw:   []byte("out"),
 		StderrRaw:   []byte("err"),
 		OutputFiles: []*repb.OutputFile{{Path: "f", Digest: sum("file").Proto(), Contents: []byte("file")}},
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	want := &repb.ActionResult{
 		StdoutDigest: sum("out").Proto(),
 		StderrDigest: sum("err").Proto(),
 		OutputFiles:  []*repb.OutputFile{{Path: "f", Digest: sum("file").Proto()}},
 	}
 	got, err := c.memory(t, "").Lookup(t.Context(), action)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 		t.Errorf("recorded (-want +got):\n%s", diff)
 	}
@@ -156,9 +149,7 @@ func TestUpdateStoresInlinedContents(t *testing.T) {
 func TestDamagedOutputToInlineIsMiss(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	d := c.put(t, "out")
-	if err := c.record(t, &repb.ActionResult{StdoutDigest: d.Proto()}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.record(t, &repb.ActionResult{StdoutDigest: d.Proto()}))
 	c.memory(t, "").Corrupt(d)
 	_, err := c.GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: action.Proto(), InlineStdout: true})
 	wantCode(t, err, codes.NotFound)
@@ -193,9 +184,7 @@ func TestUpdateRejectsResultsTooLargeToReturn(t *testing.T) {
 func TestResultAboveMessageLimitIsFailedPrecondition(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	for n, want := range map[int]codes.Code{4 << 20: codes.OK, 4<<20 + 1: codes.FailedPrecondition} {
-		if err := c.memory(t, "").Record(t.Context(), action, padded(n)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.memory(t, "").Record(t.Context(), action, padded(n)))
 		_, err := c.lookup(t)
 		wantCode(t, err, want, action.String(), fmt.Sprint(n), "declare fewer outputs")
 	}
@@ -237,9 +226,7 @@ func TestOnUpdateGetsRecordedResults(t *testing.T) {
 	}})
 	r, blobs := c.result(t)
 	r.StdoutRaw, r.StdoutDigest = []byte("inlined"), nil
-	if err := c.record(t, r); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.record(t, r))
 	recorded, err := c.lookup(t)
 	wantCode(t, err, codes.OK)
 	r.ExitCode = 1
@@ -260,9 +247,7 @@ func TestOnLookupGetsEachAnswer(t *testing.T) {
 	_, err := c.lookup(t)
 	wantCode(t, err, codes.NotFound)
 	r, blobs := c.result(t)
-	if err := c.record(t, r); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.record(t, r))
 	_, err = c.lookup(t)
 	wantCode(t, err, codes.OK)
 	c.memory(t, "").Delete(blobs["file"])

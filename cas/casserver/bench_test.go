@@ -12,6 +12,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -58,15 +59,11 @@ func loopback(b *testing.B, v void) *grpc.ClientConn {
 		return &cas.Instance{Name: name, Store: v}, nil
 	}})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	go s.Serve(l)
 	b.Cleanup(s.Stop)
 	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	b.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -96,18 +93,14 @@ func thinStream(b *testing.B, conn *grpc.ClientConn, method string) grpc.ClientS
 	b.Helper()
 	s, err := conn.NewStream(b.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true},
 		"/google.bytestream.ByteStream/"+method, grpc.ForceCodecV2(thin{encoding.GetCodecV2("proto")}))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	return s
 }
 
 func streamedDigest(b *testing.B) cas.Digest {
 	b.Helper()
 	d, err := cas.NewDigest(cas.SHA256, cas.SHA256.Sum(nil).Hash(), streamed)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	return d
 }
 
@@ -118,9 +111,7 @@ func BenchmarkRead(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		s := thinStream(b, conn, "Read")
-		if err := errors.Join(s.SendMsg(req), s.CloseSend()); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, errors.Join(s.SendMsg(req), s.CloseSend()))
 		n := 0
 		for {
 			if err := s.RecvMsg(&n); err == io.EOF {
@@ -147,9 +138,7 @@ func BenchmarkWrite(b *testing.B) {
 					m.ResourceName = name
 				}
 				encoded, err := proto.Marshal(m)
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, err)
 				messages = append(messages, encoded)
 			}
 			b.SetBytes(streamed)
@@ -157,13 +146,9 @@ func BenchmarkWrite(b *testing.B) {
 			for b.Loop() {
 				s := thinStream(b, conn, "Write")
 				for _, m := range messages {
-					if err := s.SendMsg(m); err != nil {
-						b.Fatal(err)
-					}
+					must.Succeed(b, s.SendMsg(m))
 				}
-				if err := errors.Join(s.CloseSend(), s.RecvMsg(&bspb.WriteResponse{})); err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, errors.Join(s.CloseSend(), s.RecvMsg(&bspb.WriteResponse{})))
 			}
 		})
 	}

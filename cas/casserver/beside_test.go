@@ -9,6 +9,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -92,9 +93,7 @@ func TestServicesBesideOthers(t *testing.T) {
 	s.RegisterService(&echo, nil)
 	c := &client{instances: castest.Instances()}
 	stop, err := casserver.Register(s, casserver.Config{Instances: c.instances})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(stop)
 	c.connect(t, s, nil)
 
@@ -107,12 +106,8 @@ func TestServicesBesideOthers(t *testing.T) {
 
 	const data = "uploaded beside others"
 	upload, err := c.Write(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := upload.Send(message(uploadName(data), 0, data, true)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, upload.Send(message(uploadName(data), 0, data, true)))
 	if _, err := upload.CloseAndRecv(); err != nil {
 		t.Errorf("Write: got %v", err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/internal/compress"
+	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 )
@@ -132,9 +133,7 @@ func TestRule047_OneUploadNameForSeveralBlobs(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	first := c.open(t.Context(), t, message(uploadName("12345678"), 0, "1234", false))
 	wantCode(t, c.uploadTo(t.Context(), "", "another"), codes.OK)
-	if err := first.Send(message("", 4, "5678", true)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, first.Send(message("", 4, "5678", true)))
 	if _, err := first.CloseAndRecv(); err != nil || !c.has(t, sum("12345678")) || !c.has(t, sum("another")) {
 		t.Errorf("got %v, and %v are stored", err, c.memory(t, "").Digests())
 	}

@@ -10,6 +10,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -18,9 +19,7 @@ import (
 func (c *client) capabilities(t *testing.T) *repb.ServerCapabilities {
 	t.Helper()
 	r, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return r
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -55,9 +56,7 @@ func serveWith(t testing.TB, c casserver.Config, options ...grpc.ServerOption) *
 	}
 	s := grpc.NewServer(options...)
 	stop, err := casserver.Register(s, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	cl := &client{instances: c.Instances, stop: stop}
 	t.Cleanup(cl.stop)
 	cl.connect(t, s, nil)
@@ -79,9 +78,7 @@ func (c *client) connect(t testing.TB, s *grpc.Server, wrap func(net.Conn) net.C
 			}
 			return conn, err
 		}))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	c.conn = conn
 	c.CapabilitiesClient = repb.NewCapabilitiesClient(conn)
@@ -93,9 +90,7 @@ func (c *client) connect(t testing.TB, s *grpc.Server, wrap func(net.Conn) net.C
 func (c *client) memory(t *testing.T, instance string) *castest.Memory {
 	t.Helper()
 	in, err := c.instances(instance)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return in.Store.(*castest.Memory)
 }
 
@@ -103,9 +98,7 @@ func (c *client) memory(t *testing.T, instance string) *castest.Memory {
 func (c *client) put(t *testing.T, data string) cas.Digest {
 	t.Helper()
 	d, err := cas.PutBytes(t.Context(), c.memory(t, ""), cas.SHA256, []byte(data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return d
 }
 
@@ -113,9 +106,7 @@ func (c *client) put(t *testing.T, data string) cas.Digest {
 func (c *client) has(t *testing.T, d cas.Digest) bool {
 	t.Helper()
 	missing, err := c.memory(t, "").Missing(t.Context(), []cas.Digest{d})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return len(missing) == 0
 }
 

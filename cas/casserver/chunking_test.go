@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/internal/chunk"
+	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -109,9 +110,7 @@ func (c *client) splicers() map[string]func(d cas.Digest, v repb.ChunkingFunctio
 func cut(t testing.TB, s cas.Store, data string, p chunk.Params) (ds []*repb.Digest) {
 	t.Helper()
 	r, err := chunk.NewReader(strings.NewReader(data), p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for {
 		b, err := r.Next()
 		if err == io.EOF {
@@ -120,9 +119,7 @@ func cut(t testing.TB, s cas.Store, data string, p chunk.Params) (ds []*repb.Dig
 			t.Fatal(err)
 		}
 		d := cas.SHA256.Sum(b)
-		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 		ds = append(ds, d.Proto())
 	}
 }
@@ -149,9 +146,7 @@ func TestRule013_ChunkingIsAdvertisedIfSupported(t *testing.T) {
 	for _, name := range []string{"", "plain"} {
 		served := name == ""
 		r, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: name})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		caps := r.CacheCapabilities
 		if caps.SplitBlobSupport != served || caps.SpliceBlobSupport != served ||
 			(caps.FastCdc_2020Params != nil) != served || (caps.RepMaxCdcParams != nil) != served {
@@ -197,13 +192,9 @@ func TestRule057_ChunksAreStoredAndMakeUpTheBlob(t *testing.T) {
 				var all []byte
 				for _, p := range got {
 					chunk, err := cas.FromProto(cas.SHA256, p)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, err)
 					b, err := cas.ReadAll(t.Context(), c.memory(t, ""), chunk, chunk.Size())
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, err)
 					all = append(all, b...)
 				}
 				if string(all) != data {
@@ -260,9 +251,7 @@ func serveMarking(t *testing.T) (*client, *marking) {
 func TestRule057_SplitMarksBlobAndChunksAsUsed(t *testing.T) {
 	c, m := serveMarking(t)
 	b, d, of := castest.PutChunks(t, m, 1, 1<<20, 2<<20)
-	if err := m.Splice(t.Context(), d, of); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.Splice(t.Context(), d, of))
 	_, small := castest.Blob(9, 100)
 	_ = m.Put(t.Context(), small, bytes.NewReader(b[:0]))
 	for name, split := range c.splitters() {
@@ -284,13 +273,9 @@ func TestRule058_LongMappingHasManyMessages(t *testing.T) {
 	piece := c.put(t, strings.Repeat("piece ", 10))
 	const n = 100_000
 	d := sum(strings.Repeat("piece ", 10*n))
-	if err := c.memory(t, "").Splice(t.Context(), d, cas.ChunkList{Function: repMax, Chunks: slices.Repeat([]cas.Digest{piece}, n)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.memory(t, "").Splice(t.Context(), d, cas.ChunkList{Function: repMax, Chunks: slices.Repeat([]cas.Digest{piece}, n)}))
 	ms, err := c.chunks(t.Context(), &repb.GetChunkMappingRequest{BlobDigest: d.Proto(), ChunkingFunction: fastCDC})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	total := 0
 	for i, m := range ms {
 		if size := proto.Size(m); size > 3<<20+1000 {
@@ -316,9 +301,7 @@ func TestRule058_SmallBlobIsItsOnlyChunk(t *testing.T) {
 			for _, size := range []int{1, most} {
 				d := c.put(t, noise(size))
 				got, _, err := split(d, v)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				wantDigests(t, got, []*repb.Digest{d.Proto()})
 			}
 			d := c.put(t, noise(most+1))
@@ -417,9 +400,7 @@ func TestRule060_SpliceVerifies(t *testing.T) {
 func has(t *testing.T, s cas.Store, d cas.Digest) bool {
 	t.Helper()
 	missing, err := s.Missing(t.Context(), []cas.Digest{d})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return len(missing) == 0
 }
 
@@ -474,9 +455,7 @@ func TestRegisterChunkMappingIsLimited(t *testing.T) {
 	part := &repb.RegisterChunkMappingRequest{ChunkDigests: slices.Repeat([]*repb.Digest{piece}, 50_000)}
 	messages := slices.Repeat([]*repb.RegisterChunkMappingRequest{part}, 21)
 	huge, err := cas.NewDigest(cas.SHA256, sum("huge").Hash(), 1<<50)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	first := &repb.RegisterChunkMappingRequest{BlobDigest: huge.Proto()}
 	wantCode(t, c.register(t.Context(), append([]*repb.RegisterChunkMappingRequest{first}, messages...)...),
 		codes.InvalidArgument, "more than 1000000 chunks")
@@ -545,25 +524,19 @@ func (m *mappingFaulty) Split(ctx context.Context, d cas.Digest) (cas.ChunkList,
 func TestSplicedBlobsShareChunks(t *testing.T) {
 	t.Parallel()
 	store, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer store.Close()
 	c := serve(t, casserver.Config{Instances: store.Instance})
 	in, err := store.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	one := noise(20 << 20)
 	other := one[:9<<20] + "eleven more" + one[9<<20:]
 	var before int64
 	for i, data := range []string{one, other} {
 		p := chunk.FastCDC{Average: 512 << 10}
-		if err := c.register(t.Context(), &repb.RegisterChunkMappingRequest{
+		must.Succeed(t, c.register(t.Context(), &repb.RegisterChunkMappingRequest{
 			BlobDigest: sum(data).Proto(), ChunkingFunction: fastCDC, ChunkDigests: cut(t, in.Store, data, p),
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		now := store.Stats().Bytes
 		if most := int64(3 << 20); i == 1 && now-before > most {
 			t.Errorf("the second blob takes %d bytes more, want at most %d", now-before, most)
@@ -592,12 +565,8 @@ func TestCancelledRegisterStoresNothing(t *testing.T) {
 	d := sum("01234567890123456789")
 	ctx, cancel := context.WithCancel(t.Context())
 	stream, err := c.RegisterChunkMapping(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Send(&repb.RegisterChunkMappingRequest{BlobDigest: d.Proto(), ChunkDigests: []*repb.Digest{a.Proto(), a.Proto()}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, stream.Send(&repb.RegisterChunkMappingRequest{BlobDigest: d.Proto(), ChunkDigests: []*repb.Digest{a.Proto(), a.Proto()}}))
 	cancel()
 	if err := stream.RecvMsg(new(repb.RegisterChunkMappingResponse)); err == nil {
 		t.Error("got no error")
@@ -617,9 +586,7 @@ func FuzzRegisterChunkMapping(f *testing.F) {
 	for i := range 8 {
 		data := noise(1 << (3 * i))
 		d, err := cas.PutBytes(context.Background(), m, cas.SHA256, []byte(data))
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.Succeed(f, err)
 		chunks, datas = append(chunks, d), append(datas, data)
 	}
 	f.Add([]byte{1, 2, 3}, []byte{1, 2, 3}, int32(0), byte(0))
@@ -682,19 +649,13 @@ func serveFuzz(f *testing.F, m *castest.Memory) *client {
 func TestBlobOfTinyChunksIsStoredWhole(t *testing.T) {
 	t.Parallel()
 	store, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer store.Close()
 	c := serve(t, casserver.Config{Instances: store.Instance})
 	in, err := store.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	piece, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, []byte("abc"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	const n, message = 1_000_000, 100_000
 	blob := strings.Repeat("abc", n)
 	first := &repb.RegisterChunkMappingRequest{BlobDigest: sum(blob).Proto()}
@@ -702,9 +663,7 @@ func TestBlobOfTinyChunksIsStoredWhole(t *testing.T) {
 	for range n / message {
 		messages = append(messages, &repb.RegisterChunkMappingRequest{ChunkDigests: slices.Repeat([]*repb.Digest{piece.Proto()}, message)})
 	}
-	if err := c.register(t.Context(), messages...); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.register(t.Context(), messages...))
 	if got := store.Stats().Bytes; got > 4<<20 {
 		t.Errorf("a blob of %d bytes takes %d bytes of the store, want at most 4 MiB", len(blob), got)
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -19,9 +20,7 @@ func encodings(t *testing.T) map[string][]byte {
 	t.Helper()
 	data := bytes.Repeat([]byte("0123456789"), 5000)
 	whole, err := proto.Marshal(&bspb.WriteRequest{ResourceName: "uploads/u/blobs/x/1", WriteOffset: 1 << 40, FinishWrite: true, Data: data})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	field := func(b []byte, n protowire.Number, v []byte) []byte {
 		return protowire.AppendBytes(protowire.AppendTag(b, n, protowire.BytesType), v)
 	}
@@ -58,9 +57,7 @@ func TestWriteRequestEqualsMessage(t *testing.T) {
 			defer got.release()
 			before := mem.BufferSlice{mem.SliceBuffer(encodings(t)["whole"])}
 			for _, message := range []mem.BufferSlice{{mem.SliceBuffer(b)}, parts} {
-				if err := newCodec().Unmarshal(before, got); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, newCodec().Unmarshal(before, got))
 				got.release()
 				err := newCodec().Unmarshal(message, got)
 				if (err == nil) != (wantErr == nil) {
@@ -87,9 +84,7 @@ func TestWriteRequestAliasesItsBuffer(t *testing.T) {
 	m := &writeRequest{}
 	for i := range 3 {
 		message := mem.BufferSlice{mem.NewBuffer(&b, &pool)}
-		if err := newCodec().Unmarshal(message, m); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, newCodec().Unmarshal(message, m))
 		message.Free() // as gRPC does after Unmarshal
 		if at := bytes.Index(b, m.Data); at < 0 || &b[at] != &m.Data[0] {
 			t.Error("the data was copied")
@@ -125,9 +120,7 @@ func TestUploadWaitsWithoutBuffer(t *testing.T) {
 	s := &script{t: t}
 	for i, text := range []string{"abc", "def", "ghi"} {
 		b, err := proto.Marshal(&bspb.WriteRequest{WriteOffset: int64(3 * i), Data: []byte(text), FinishWrite: i == 2})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s.messages = append(s.messages, b)
 	}
 	u := &upload{stream: s, digest: cas.SHA256.Sum([]byte("abcdefghi"))}

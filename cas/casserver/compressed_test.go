@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/internal/compress"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/klauspost/compress/zstd"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -35,9 +36,7 @@ func pack(t testing.TB, c repb.Compressor_Value, data string) string {
 	if _, err := io.WriteString(w, data); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.Close())
 	return b.String()
 }
 
@@ -112,9 +111,7 @@ func TestRule044_CompressedUploadsStartAtZero(t *testing.T) {
 	packed, name := pack(t, by, data), "uploads/u/"+compressedName(by, sum(data))
 	query := func() *bspb.QueryWriteStatusResponse {
 		r, err := c.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return r
 	}
 	_, err := c.write(t.Context(), message(name, 0, packed[:500], false))
@@ -180,14 +177,10 @@ func TestRule045_BombsEndAtStatedSize(t *testing.T) {
 		var read atomic.Int64
 		c := serve(t, casserver.Config{Instances: instances(counting{greedy{m}, &read}, m)})
 		stream, err := c.Write(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		bomb := pack(t, by, strings.Repeat("\x00", 64<<20))
 		d := sum(strings.Repeat("\x00", 1000))
-		if err := stream.Send(message("uploads/u/"+compressedName(by, d), 0, bomb[:len(bomb)-1], false)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, stream.Send(message("uploads/u/"+compressedName(by, d), 0, bomb[:len(bomb)-1], false)))
 		wantCode(t, stream.RecvMsg(&bspb.WriteResponse{}), codes.InvalidArgument, "longer than the 1000 bytes")
 		if m.Len() != 0 || read.Load() > 1001 {
 			t.Errorf("%d blobs are stored, and %d bytes were read", m.Len(), read.Load())
@@ -304,9 +297,7 @@ func TestRule055_CompressedBlobsTakeBoundedMemory(t *testing.T) {
 		}}
 		c := serve(t, casserver.Config{Instances: instances(s, nil)})
 		stream, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: compressedName(by, d)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		r := compress.NewReader(by, &received{stream: stream})
 		defer r.Release()
 		if n, err := io.Copy(io.Discard, r); n != size || err != nil {
@@ -314,21 +305,15 @@ func TestRule055_CompressedBlobsTakeBoundedMemory(t *testing.T) {
 		}
 
 		up, err := c.Write(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		out := &sent{stream: up, name: "uploads/u/" + compressedName(by, d)}
 		w := compress.NewWriter(by, out)
 		defer w.Release()
 		if _, err := io.CopyN(w, random(), size); err != nil {
 			t.Fatal(err)
 		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if err := up.Send(message("", out.n, "", true)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, w.Close())
+		must.Succeed(t, up.Send(message("", out.n, "", true)))
 		if resp, err := up.CloseAndRecv(); err != nil || resp.CommittedSize != out.n {
 			t.Fatalf("write: %v, %v", resp, err)
 		}
@@ -376,9 +361,7 @@ func TestRule052_CancelOfCompressedReadClosesBlob(t *testing.T) {
 	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
 		const size = 1 << 50
 		d, err := cas.NewDigest(cas.SHA256, sum("x").Hash(), size)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		begun, closed := make(chan struct{}), make(chan struct{})
 		began := sync.OnceFunc(func() { close(begun) })
 		s := &endless{d: d, data: zeros, read: func(int) { began() }, closed: func() { close(closed) }}
@@ -399,14 +382,10 @@ func TestCompressedStreamsShareMemoryLimit(t *testing.T) {
 	c, m, began, _ := puttingServer(t)
 	data := noise(1 << 20)
 	present, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var frame bytes.Buffer
 	e, err := zstd.NewWriter(&frame, zstd.WithWindowSize(compress.MaxWindow), zstd.WithSingleSegment(false))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := e.Write([]byte("beginning")); err != nil || e.Flush() != nil {
 		t.Fatal(err)
 	}

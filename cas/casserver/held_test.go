@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -41,9 +42,7 @@ func TestStopEndsUploadThatHangsInStore(t *testing.T) {
 	h := &holding{m, make(chan struct{}, 1), make(chan error, 1)}
 	s := grpc.NewServer(casserver.ServerOptions(nil)...)
 	endUploads, err := casserver.Register(s, casserver.Config{Instances: instances(h, m)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	c := &client{}
 	c.connect(t, s, nil)
 	c.open(t.Context(), t, message(uploadName("12345678"), 0, "1234", false), message("", 4, "5678", true))

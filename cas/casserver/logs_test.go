@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -52,9 +53,7 @@ func TestRule127_LogStreamNamesGoToLogs(t *testing.T) {
 	c := serve(t, casserver.Config{Logs: &l})
 	ctx := t.Context()
 	r, err := c.Read(ctx, &bspb.ReadRequest{ResourceName: "main/logstreams/a"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if m, err := r.Recv(); err != nil || string(m.Data) != "logged" {
 		t.Errorf("read: %v, %v", m, err)
 	}
@@ -76,9 +75,7 @@ func TestRule127_LogStreamNamesGoToLogs(t *testing.T) {
 func TestLogStreamNamesAreInvalidWithoutLogs(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	r, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: "main/logstreams/a"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := r.Recv(); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("got %v, want INVALID_ARGUMENT", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -75,13 +76,9 @@ func (c *client) waitKept(t *testing.T, name string, n int64) {
 func (c *client) open(ctx context.Context, t *testing.T, messages ...*bspb.WriteRequest) bspb.ByteStream_WriteClient {
 	t.Helper()
 	stream, err := c.Write(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, m := range messages {
-		if err := stream.Send(m); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, stream.Send(m))
 	}
 	return stream
 }
@@ -190,9 +187,7 @@ func TestRule056_WaitingUploadsVanishWithServer(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	store, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	c := serve(t, casserver.Config{Instances: store.Instance})
 	data, other := noise(3<<20), noise(3<<20+1)
 	_, err = c.write(t.Context(), message(uploadName(data), 0, data[:1<<20], false))
@@ -214,9 +209,7 @@ func TestRule056_WaitingUploadsVanishWithServer(t *testing.T) {
 	}
 	defer store.Close()
 	in, err := store.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	missing, err := in.Store.Missing(t.Context(), []cas.Digest{sum(data), sum(other)})
 	if err != nil || len(missing) != 1 || missing[0] != sum(other) || store.Stats().Bytes > 4<<20 {
 		t.Errorf("got missing %v, %v and %d bytes of the store, want the other blob missing", missing, err, store.Stats().Bytes)

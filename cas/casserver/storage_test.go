@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/internal/compress"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -45,9 +46,7 @@ func reads(blobs ...string) *repb.BatchReadBlobsRequest {
 func (c *client) update(t *testing.T, req *repb.BatchUpdateBlobsRequest) []codes.Code {
 	t.Helper()
 	r, err := c.BatchUpdateBlobs(t.Context(), req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var got []codes.Code
 	for i, r := range r.Responses {
 		if !proto.Equal(r.Digest, req.Requests[i].Digest) {
@@ -63,9 +62,7 @@ func TestRule024_FindMissingMarksBlobsAsUsed(t *testing.T) {
 	instances, m := behind(&probe{missing: func(ds []cas.Digest) { used = ds }})
 	c := serve(t, casserver.Config{Instances: instances})
 	d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("have"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := c.FindMissingBlobs(t.Context(), &repb.FindMissingBlobsRequest{BlobDigests: []*repb.Digest{d.Proto()}}); err != nil {
 		t.Fatal(err)
 	}
@@ -85,9 +82,7 @@ func TestRule026_MismatchIsInvalidAndNotStored(t *testing.T) {
 	req.Requests[1].Data = []byte("bb")
 	req.Requests[2].Data = []byte("HAVE")
 	r, err := c.BatchUpdateBlobs(t.Context(), req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for i, want := range []codes.Code{codes.InvalidArgument, codes.InvalidArgument, codes.InvalidArgument, codes.OK} {
 		s := r.Responses[i].Status
 		if codes.Code(s.GetCode()) != want {
@@ -136,9 +131,7 @@ func TestRule028_FullStoreIsResourceExhaustedForBlob(t *testing.T) {
 	}})
 	c := serve(t, casserver.Config{Instances: instances})
 	r, err := c.BatchUpdateBlobs(t.Context(), updates("small", "large"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if s := r.Responses[0].Status; s.GetCode() != 0 {
 		t.Errorf("small blob: %v", s)
 	}
@@ -168,9 +161,7 @@ func TestRule029_UnknownCompressorIsInvalidForBlob(t *testing.T) {
 	req := updates("a", "b")
 	req.Requests[0].Compressor = 99
 	r, err := c.BatchUpdateBlobs(t.Context(), req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	wantCode(t, status.ErrorProto(r.Responses[0].Status), codes.InvalidArgument, "99", compress.Names(), sum("a").String())
 	wantCode(t, status.ErrorProto(r.Responses[1].Status), codes.OK)
 }
@@ -203,9 +194,7 @@ func TestRule031_AbsentBlobsAreFetchedOnce(t *testing.T) {
 		}
 		s.opened = nil
 		r, err := c.BatchReadBlobs(t.Context(), reads("absent", "here", "absent too", "absent"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for i, want := range []codes.Code{codes.NotFound, codes.OK, codes.NotFound, codes.NotFound} {
 			wantCode(t, status.ErrorProto(r.Responses[i].Status), want)
 		}
@@ -254,9 +243,7 @@ func TestRule031_BatchReadHasStatusPerBlob(t *testing.T) {
 	req := reads("a", "absent", "a", "damaged")
 	req.Digests = append(req.Digests, &repb.Digest{Hash: "xyz"}, &repb.Digest{Hash: sum("a").Hash(), SizeBytes: -1})
 	r, err := c.BatchReadBlobs(t.Context(), req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for i, want := range []struct {
 		code codes.Code
 		data string
@@ -385,9 +372,7 @@ func TestRule033_BatchReadCompressesOnlyIfAcceptable(t *testing.T) {
 		req := reads(small, text, random, "absent", "")
 		req.AcceptableCompressors = row.accepted
 		r, err := c.BatchReadBlobs(t.Context(), req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for i, blob := range []string{small, text, random, "", ""} {
 			got, want := r.Responses[i], repb.Compressor_IDENTITY
 			if blob == text {

@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 )
@@ -45,9 +46,7 @@ func (c *client) directory(t *testing.T, file string, subs ...cas.Digest) cas.Di
 		dir.Directories = append(dir.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("d%06d", i), Digest: d.Proto()})
 	}
 	d, err := cas.PutProto(t.Context(), c.memory(t, ""), cas.SHA256, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return d
 }
 
@@ -79,9 +78,7 @@ func TestRule034_GetTree(t *testing.T) {
 	t.Run("pages and resumption", func(t *testing.T) {
 		for size := range int32(6) {
 			pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto(), PageSize: size})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if got := files(pages); !slices.Equal(got, all) {
 				t.Errorf("page size %d: got %v, want %v", size, got, all)
 			}
@@ -97,9 +94,7 @@ func TestRule034_GetTree(t *testing.T) {
 				rest, err := c.tree(t.Context(), &repb.GetTreeRequest{
 					RootDigest: root.Proto(), PageSize: size, PageToken: page.NextPageToken,
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				if !slices.EqualFunc(rest, pages[i+1:], func(a, b *repb.GetTreeResponse) bool { return proto.Equal(a, b) }) {
 					t.Errorf("page size %d: resumed after page %d, got %v, want %v", size, i, rest, pages[i+1:])
 				}
@@ -139,9 +134,7 @@ func TestRule035_GetTreeRejectsDirectoryAboveMessageLimit(t *testing.T) {
 			}
 		}
 		d, err := cas.PutProto(t.Context(), c.memory(t, ""), cas.SHA256, dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		_, err = c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: d.Proto()})
 		if want == codes.OK && err != nil {
 			t.Errorf("%d bytes: %v", proto.Size(dir), err)
@@ -187,9 +180,7 @@ func TestRule035_GetTreeFetchesManyDirectoriesAtOnce(t *testing.T) {
 	}})
 	put := func(dir *repb.Directory) *repb.Digest {
 		d, err := cas.PutProto(t.Context(), memory, cas.SHA256, dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d.Proto()
 	}
 	root := &repb.Directory{}
@@ -198,9 +189,7 @@ func TestRule035_GetTreeFetchesManyDirectoriesAtOnce(t *testing.T) {
 		root.Directories = append(root.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("%05d", i), Digest: leaf})
 	}
 	pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: put(root)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	n := 0
 	for _, p := range pages {
 		n += len(p.Directories)

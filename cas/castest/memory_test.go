@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 func TestMemory(t *testing.T) {
@@ -23,18 +24,14 @@ func TestMemoryReportsCorruptBlob(t *testing.T) {
 	if m.Corrupt(d) {
 		t.Error("Corrupt of an absent blob: got true")
 	}
-	if err := m.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.Put(t.Context(), d, bytes.NewReader(b)))
 	if !m.Corrupt(d) {
 		t.Error("Corrupt: got false")
 	}
 	if _, err := cas.ReadAll(t.Context(), m, d, 100); !errors.Is(err, cas.ErrCorrupt) {
 		t.Errorf("ReadAll: got %v, want ErrCorrupt", err)
 	}
-	if err := m.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.Put(t.Context(), d, bytes.NewReader(b)))
 	if got, err := cas.ReadAll(t.Context(), m, d, 100); err != nil || !bytes.Equal(got, b) {
 		t.Errorf("after Put: got %d bytes, %v", len(got), err)
 	}
@@ -45,9 +42,7 @@ func TestMemoryDigestsAndDelete(t *testing.T) {
 	var want []cas.Digest
 	for i := range 10 {
 		d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte{byte(i)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		want = append(want, d)
 	}
 	slices.SortFunc(want, func(a, b cas.Digest) int { return bytes.Compare([]byte(a.Hash()), []byte(b.Hash())) })
@@ -65,18 +60,12 @@ func TestInstancesAreIsolated(t *testing.T) {
 		t.Errorf("reserved word: got %v, want ErrInvalid", err)
 	}
 	a, err := instances("a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	d, err := cas.PutBytes(t.Context(), a.Store, cas.SHA256, []byte("x"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, want := range map[string]int{"a": 0, "": 1, "b": 1, "a/b": 1} {
 		in, err := instances(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if missing, err := in.Store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != want {
 			t.Errorf("instance %q: %d missing, %v, want %d", name, len(missing), err, want)
 		}

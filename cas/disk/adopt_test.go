@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestLostLogIsReported cuts a log at each of its records. Open reports it, and large files stay. A log that was not
@@ -59,7 +60,7 @@ func TestDamagedOrphanIsNotAdopted(t *testing.T) {
 	c := open(t, config)
 	d, sound := putSize(t, store(t, c, ""), 0, large), putSize(t, store(t, c, ""), 1, large)
 	closeStore(t, c)
-	must(t, os.Truncate(filepath.Join(config.Dir, firstLog), 0))
+	must.Succeed(t, os.Truncate(filepath.Join(config.Dir, firstLog), 0))
 	b, _ := castest.Blob(0, large)
 	damageBlob(t, config.Dir, b)
 	c = open(t, config)
@@ -80,14 +81,14 @@ func TestOrphansAreAdoptedInTheBackground(t *testing.T) {
 		}
 		before := c.Stats().Bytes
 		closeStore(t, c)
-		must(t, os.Truncate(filepath.Join(config.Dir, firstLog), 0))
+		must.Succeed(t, os.Truncate(filepath.Join(config.Dir, firstLog), 0))
 		c, err := disk.Open(config)
-		must(t, err)
+		must.Succeed(t, err)
 		if now := c.Stats().Bytes; now < before-4096 {
 			t.Errorf("files without a record count %d bytes, want %d", now, before)
 		}
 		putSize(t, store(t, c, ""), 8, large)
-		must(t, c.Close()) // some are left
+		must.Succeed(t, c.Close()) // some are left
 		c = open(t, config)
 		synctest.Wait()
 		if lost := missing(t, store(t, c, ""), ds...); len(lost) > 0 {
@@ -111,7 +112,7 @@ func TestOpenAdoptsOrphans(t *testing.T) {
 	}
 	before := c.Stats()
 	closeStore(t, c)
-	must(t, os.Truncate(filepath.Join(config.Dir, firstLog), 0))
+	must.Succeed(t, os.Truncate(filepath.Join(config.Dir, firstLog), 0))
 	c = open(t, config)
 	s := store(t, c, "")
 	var group sync.WaitGroup

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // smallBlobs returns n blobs of size bytes that depend on round.
@@ -51,9 +52,7 @@ func BenchmarkSmallBlobs(b *testing.B) {
 					round++
 					b.StartTimer()
 					for _, err := range s.PutAll(context.Background(), blobs) {
-						if err != nil {
-							b.Fatal(err)
-						}
+						must.Succeed(b, err)
 					}
 				}
 				b.ReportMetric(float64(n)*float64(b.N)/b.Elapsed().Seconds(), "blobs/s")
@@ -96,18 +95,12 @@ func BenchmarkOpen(b *testing.B) {
 	const blobs, batch = 1_000_000, 4000
 	c := disk.Config{Dir: b.TempDir(), MaxBytes: 64 << 30}
 	cache, err := disk.Open(c)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	in := store(b, cache, "")
 	for round := range blobs / batch {
-		if err := errors.Join(in.PutAll(b.Context(), smallBlobs(round, batch, 256))...); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, errors.Join(in.PutAll(b.Context(), smallBlobs(round, batch, 256))...))
 	}
-	if err := cache.Close(); err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, cache.Close())
 	var before, after runtime.MemStats
 	for b.Loop() {
 		b.StopTimer()
@@ -120,9 +113,7 @@ func BenchmarkOpen(b *testing.B) {
 		b.StopTimer()
 		debug.FreeOSMemory()
 		runtime.ReadMemStats(&after)
-		if err := cache.Close(); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, cache.Close())
 		b.StartTimer()
 	}
 	b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/blobs, "B/blob")

@@ -18,15 +18,14 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // splice puts blobs of the given sizes, and splices their concatenation.
 func splice(t testing.TB, s *disk.Store, seed byte, sizes ...int) ([]byte, cas.Digest, []cas.Digest) {
 	t.Helper()
 	b, d, m := castest.PutChunks(t, s, seed, sizes...)
-	if err := s.Splice(t.Context(), d, m); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Splice(t.Context(), d, m))
 	return b, d, m.Chunks
 }
 
@@ -51,14 +50,10 @@ func TestChunksAreStoredOnce(t *testing.T) {
 		t.Fatalf("a blob of %d bytes takes %d", chunk*chunks, one)
 	}
 	changed, piece := castest.Blob(100, chunk)
-	if err := s.Put(t.Context(), piece, bytes.NewReader(changed)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Put(t.Context(), piece, bytes.NewReader(changed)))
 	other := slices.Concat(b[:7*chunk], changed, b[8*chunk:])
 	otherOf := slices.Concat(of[:7], []cas.Digest{piece}, of[8:])
-	if err := s.Splice(t.Context(), cas.SHA256.Sum(other), cas.ChunkList{Chunks: otherOf}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Splice(t.Context(), cas.SHA256.Sum(other), cas.ChunkList{Chunks: otherOf}))
 	if both := c.Stats().Bytes; both > one+chunk+16<<10 {
 		t.Errorf("two blobs that differ in one chunk take %d bytes, one of them %d", both, one)
 	}
@@ -75,9 +70,7 @@ func TestChunkListSurvivesReopen(t *testing.T) {
 	more := slices.Concat(of, of)
 	twice := cas.SHA256.Sum(append(bytes.Clone(b), b...))
 	for _, m := range []cas.ChunkList{{Function: 1, Chunks: more}, {Function: 2, Chunks: more}} {
-		if err := s.Splice(t.Context(), twice, m); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Splice(t.Context(), twice, m))
 	}
 	before := c.Stats()
 	closeStore(t, c)
@@ -121,18 +114,12 @@ func TestUseOfSplicedBlobRenewsLeasesOfChunks(t *testing.T) {
 				parts := [][]byte{b[:10_000], b[10_000:]}
 				m := cas.ChunkList{Chunks: []cas.Digest{cas.SHA256.Sum(parts[0]), cas.SHA256.Sum(parts[1])}}
 				for i, p := range parts {
-					if err := s.Put(t.Context(), m.Chunks[i], bytes.NewReader(p)); err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, s.Put(t.Context(), m.Chunks[i], bytes.NewReader(p)))
 				}
-				if err := s.Splice(t.Context(), d, m); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, s.Splice(t.Context(), d, m))
 				for range 2 {
 					time.Sleep(lease - time.Second)
-					if err := u.use(t, s, d); err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, u.use(t, s, d))
 				}
 				if exists(filePath(config.Dir, d)) {
 					t.Error("the blob is stored as a whole")
@@ -184,9 +171,7 @@ func TestSplicedBlobDependsOnItsChunks(t *testing.T) {
 					t.Errorf("Locate: got %v", err)
 				}
 				p.Release()
-				if err := s.Put(t.Context(), of[1], bytes.NewReader(b[5000:])); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, s.Put(t.Context(), of[1], bytes.NewReader(b[5000:])))
 				wantBlob(t, s, d, b)
 				if got := missing(t, s, d); len(got) > 0 {
 					t.Errorf("Missing: got %v", got)
@@ -209,9 +194,7 @@ func TestPutReplacesIncompleteChunkList(t *testing.T) {
 		if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 		wantBlob(t, s, d, b)
 		if got := missing(t, s, append(of, d)...); !slices.Equal(got, of) {
 			t.Errorf("Missing: got %v, want both chunks", got)
@@ -249,9 +232,7 @@ func TestChunkListIsMoved(t *testing.T) {
 // listOf returns the stored form of a list of two chunks, to find and damage it.
 func listOf(t *testing.T, chunks []cas.Digest) []byte {
 	b, err := hex.DecodeString(chunks[0].Hash())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return b
 }
 
@@ -297,9 +278,7 @@ func TestDamagedChunkListIsFound(t *testing.T) {
 			if !slices.Equal(reported, []cas.Digest{d}) {
 				t.Errorf("Corrupt: got %v, want %s", reported, d)
 			}
-			if err := s.Splice(t.Context(), d, cas.ChunkList{Chunks: of}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Splice(t.Context(), d, cas.ChunkList{Chunks: of}))
 			wantBlob(t, s, d, b)
 		})
 	}
@@ -331,9 +310,7 @@ func TestDamagedChunkMakesBlobAbsent(t *testing.T) {
 				if got := missing(t, s, d, of[0], of[1]); !slices.Equal(got, []cas.Digest{d, of[1]}) {
 					t.Errorf("Missing: got %v", got)
 				}
-				if err := s.Put(t.Context(), of[1], bytes.NewReader(b[3000:])); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, s.Put(t.Context(), of[1], bytes.NewReader(b[3000:])))
 				wantBlob(t, s, d, b)
 			})
 		}
@@ -343,9 +320,7 @@ func TestDamagedChunkMakesBlobAbsent(t *testing.T) {
 // closeStoreDamaged closes a store without Check.
 func closeStoreDamaged(t *testing.T, c *disk.Cache) {
 	t.Helper()
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Close())
 }
 
 // TestLongChunkList: a list may exceed the size of a segment.
@@ -354,15 +329,11 @@ func TestLongChunkList(t *testing.T) {
 	c := open(t, config)
 	s := store(t, c, "")
 	b, piece := castest.Blob(1, 10)
-	if err := s.Put(t.Context(), piece, bytes.NewReader(b)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Put(t.Context(), piece, bytes.NewReader(b)))
 	const n = 20_000
 	whole := bytes.Repeat(b, n)
 	d := cas.SHA256.Sum(whole)
-	if err := s.Splice(t.Context(), d, cas.ChunkList{Chunks: slices.Repeat([]cas.Digest{piece}, n)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Splice(t.Context(), d, cas.ChunkList{Chunks: slices.Repeat([]cas.Digest{piece}, n)}))
 	closeStore(t, c)
 	s = store(t, open(t, config), "")
 	wantBlob(t, s, d, whole)

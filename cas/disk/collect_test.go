@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // aged opens a store with blobs of one block and of ten, and results, each put a day after the last.
@@ -33,9 +34,7 @@ func aged(t *testing.T, days int, config disk.Config) (*disk.Cache, *disk.Store)
 	for i := range byte(days) {
 		put(t, s, i)
 		d := putSize(t, s, i, 20*block)
-		if err := s.Record(t.Context(), d, &repb.ActionResult{ExitCode: int32(i)}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{ExitCode: int32(i)}))
 		time.Sleep(24 * time.Hour)
 	}
 	return c, s
@@ -54,9 +53,7 @@ func TestCollectOlderThan(t *testing.T) {
 			}
 			o.DryRun = false
 			r, err := c.Collect(t.Context(), o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			time.Sleep(time.Minute) // for a mark in each log
 			// A second call finds nothing to remove.
 			if r, err := c.Collect(t.Context(), o); err != nil || r.Freed != 0 || r.Moved != 0 || r.Segments != 0 {
@@ -130,9 +127,7 @@ func TestCollectKeepsLeasedAndPinned(t *testing.T) {
 		b, d := castest.Blob(19, block)
 		read(t, s, 19, block)
 		r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if st := c.Stats(); r.Leased != block || r.Pinned != 2*20*block || st.Blobs != 2 || r.Bytes > 45*block {
 			t.Errorf("Collect: got %+v, Stats %+v", r, st)
 		}
@@ -171,9 +166,7 @@ func TestCollectAges(t *testing.T) {
 		_, release := file(t, s, d, false) // counts as leased, not as pinned
 		defer release()
 		r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 16 << 20, DryRun: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var blobs, sum int64
 		for _, row := range r.Ages {
 			blobs += row.Blobs
@@ -234,9 +227,7 @@ func TestReadersSurviveCollect(t *testing.T) {
 		var readers []io.ReadCloser
 		for _, d := range []cas.Digest{d, sd} {
 			r, err := s.Open(t.Context(), d, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer r.Close()
 			readers = append(readers, r)
 		}
@@ -270,9 +261,7 @@ func TestDamagedBlobIsNotMoved(t *testing.T) {
 			b, _ := castest.Blob(0, block)
 			path, at := find(t, dir, b)
 			if cut {
-				if err := os.Truncate(path, int64(at)+1); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, os.Truncate(path, int64(at)+1))
 			} else {
 				damageBlob(t, dir, b)
 			}
@@ -308,9 +297,7 @@ func TestLaterResultWins(t *testing.T) {
 			s := store(t, c, "")
 			for range 4 - round { // fewer each time: orders that started again would be too low
 				n++
-				if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: int32(n)}); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, s.Record(t.Context(), action, &repb.ActionResult{ExitCode: int32(n)}))
 				for i := range byte(5) { // fill the segment
 					put(t, s, byte(n)*5+i)
 				}
@@ -350,9 +337,7 @@ func TestReplacedResultStaysReplaced(t *testing.T) {
 				_, action := castest.Blob(0, 10)
 				record := func(n int32) {
 					t.Helper()
-					if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: n}); err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, s.Record(t.Context(), action, &repb.ActionResult{ExitCode: n}))
 				}
 				var used []cas.Digest
 				record(1)
@@ -369,14 +354,10 @@ func TestReplacedResultStaysReplaced(t *testing.T) {
 					if err != nil || fi.Size()%64 != 16 {
 						t.Fatalf("%v: without the note at its end the log has %d bytes", err, fi.Size())
 					}
-					if err := os.Truncate(path, fi.Size()-16); err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, os.Truncate(path, fi.Size()-16))
 				}
 				if lost {
-					if err := os.Truncate(segmentFiles(t, config.Dir, ".data")[1], 0); err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, os.Truncate(segmentFiles(t, config.Dir, ".data")[1], 0))
 				}
 				if lost || !noted { // otherwise in one process
 					c = open(t, config)
@@ -545,9 +526,7 @@ func TestConcurrentPutsReserveFiles(t *testing.T) {
 			t.Errorf("at the end: got %d files, budget %d", files, most)
 		}
 		for i := range byte(60) {
-			if err := tryPut(t, s, i); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, tryPut(t, s, i))
 		}
 	})
 }

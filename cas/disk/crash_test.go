@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
@@ -139,9 +140,7 @@ func (w *workload) damage(blobs []crashBlob) {
 		}
 		for _, path := range segmentFiles(w, w.config.Dir, ".data") {
 			all, err := os.ReadFile(path)
-			if err != nil {
-				w.Fatal(err)
-			}
+			must.Succeed(w, err)
 			if bytes.Contains(all, data) {
 				damageBlob(w, w.config.Dir, data)
 			}
@@ -229,9 +228,7 @@ func points(t *testing.T) []string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	slices.Sort(names)
 	return slices.Compact(names)
 }
@@ -338,9 +335,7 @@ func crashAt(t *testing.T, binary, point string, n int, sync bool) (died bool) {
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	m := crashModel{broken: map[string]bool{}, blobs: map[crashBlob]int64{}, results: map[byte]int32{}, tried: map[byte]map[int32]bool{}, used: map[byte]int64{}}
 	var output []string
 	for lines := bufio.NewScanner(out); lines.Scan(); {
@@ -412,9 +407,7 @@ func leftovers(t *testing.T, what, dir string) {
 	t.Helper()
 	known := regexp.MustCompile(`^(version|lock|boot|instances|verify|checkpoint|segments|files|copies|quarantine|tmp)$`)
 	top, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, e := range top {
 		if !known.MatchString(e.Name()) {
 			t.Errorf("%s: %s is left over", what, e.Name())

@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestDamagedBlobIsNotServedAndCanBePutAgain tries every kind of damage and use. The blob must become absent and be
@@ -91,9 +92,7 @@ func TestDamagedPackedBlobIsNotServed(t *testing.T) {
 				b, _ := castest.Blob(0, block)
 				if cut {
 					path, at := find(t, dir, b)
-					if err := os.Truncate(path, int64(at)+10); err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, os.Truncate(path, int64(at)+10))
 				} else {
 					damageBlob(t, dir, b)
 				}
@@ -167,9 +166,7 @@ func TestDamagedCopyIsReplaced(t *testing.T) {
 	for _, harm := range []func(path string){
 		func(path string) { damageFile(t, path, func(b []byte) []byte { return b[:10] }) },
 		func(path string) {
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Remove(path))
 		},
 	} {
 		path, release := file(t, s, d, true)
@@ -190,9 +187,7 @@ func TestCopyIsCountedOnce(t *testing.T) {
 	d := put(t, s, 0)
 	path, first := file(t, s, d, true)
 	before := c.Stats()
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(path))
 	_, second := file(t, s, d, true)
 	if after := c.Stats(); after != before {
 		t.Errorf("Stats: got %+v, want %+v", after, before)
@@ -274,14 +269,10 @@ func TestFileIsVerifiedOnce(t *testing.T) {
 			d := put(t, store(t, earlier, ""), 0)
 			closeStore(t, earlier)
 			c, err := disk.Open(config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer c.Close()
 			s := store(t, c, "")
-			if err := verify(c, s, d); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, verify(c, s, d))
 			seed := byte(0)
 			if name == "by Put" {
 				seed = 1
@@ -329,9 +320,7 @@ func TestBlobTruncatedDuringRead(t *testing.T) {
 	for _, off := range []int64{0, 1} {
 		d := put(t, s, 0)
 		r, err := s.Open(t.Context(), d, off)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		damageFile(t, filePath(dir, d), func(b []byte) []byte { return b[:10] })
 		if got, err := io.ReadAll(r); !errors.Is(err, cas.ErrCorrupt) {
 			t.Errorf("from %d: got %d bytes, %v, want ErrCorrupt", off, len(got), err)
@@ -352,9 +341,7 @@ func TestVanishedFileIsNotFound(t *testing.T) {
 		func(d cas.Digest) error { _, _, err := s.File(t.Context(), d, true); return err },
 	} {
 		d := put(t, s, byte(i))
-		if err := os.Remove(filePath(dir, d)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Remove(filePath(dir, d)))
 		if err := use(d); !errors.Is(err, cas.ErrNotFound) {
 			t.Errorf("use %d: got %v, want ErrNotFound", i, err)
 		}
@@ -377,9 +364,7 @@ func TestDamagedResultIsMiss(t *testing.T) {
 	record := func() (path string, at, size int) {
 		t.Helper()
 		out[0], out[1] = out[0]+1, ^out[0] // unique in the segment
-		if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: 3, StdoutRaw: out}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Record(t.Context(), action, &repb.ActionResult{ExitCode: 3, StdoutRaw: out}))
 		path, in := find(t, dir, out)
 		return path, in / 512 * 512, in%512 + len(out)
 	}
@@ -390,17 +375,13 @@ func TestDamagedResultIsMiss(t *testing.T) {
 	for i := range size {
 		path, at, _ := record()
 		f, err := os.OpenFile(path, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		b := make([]byte, 1)
 		_, err = f.ReadAt(b, int64(at+i))
 		if err == nil {
 			_, err = f.WriteAt([]byte{b[0] ^ 0x10}, int64(at+i))
 		}
-		if err := errors.Join(err, f.Close()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(err, f.Close()))
 		if got, err := s.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
 			t.Errorf("byte %d flipped: got %v, %v, want ErrNotFound", i, got, err)
 		}
@@ -428,9 +409,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 		var size int64
 		for _, name := range list(t, filepath.Join(dir, "quarantine")) {
 			fi, err := os.Stat(filepath.Join(dir, "quarantine", name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if fi.Mode().IsRegular() {
 				size += fi.Size()
 			}
@@ -470,18 +449,14 @@ func TestCheckFindsInconsistencies(t *testing.T) {
 			damageFile(t, filePath(dir, d), func(b []byte) []byte { b[0] ^= 1; return b })
 		}, "corrupt"},
 		{"vanished file", func(t *testing.T, dir string, d cas.Digest) {
-			if err := os.Remove(filePath(dir, d)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Remove(filePath(dir, d)))
 		}, "no such file"},
 		{"damaged blob", func(t *testing.T, dir string, d cas.Digest) {
 			b, _ := castest.Blob(1, 1000)
 			damageBlob(t, dir, b)
 		}, "does not match the digest"},
 		{"lost record", func(t *testing.T, dir string, d cas.Digest) {
-			if err := os.Truncate(segmentFiles(t, dir, ".log")[0], 64); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Truncate(segmentFiles(t, dir, ".log")[0], 64))
 		}, "no record"},
 		{"foreign file", func(t *testing.T, dir string, d cas.Digest) {
 			write(t, filepath.Join(filepath.Dir(filePath(dir, d)), "letter.txt"), "")
@@ -495,9 +470,7 @@ func TestCheckFindsInconsistencies(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
 			cache, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer cache.Close()
 			d := putSize(t, store(t, cache, ""), 0, 70_000)
 			putSize(t, store(t, cache, ""), 1, 1000)
@@ -531,16 +504,12 @@ func TestVerifyFindsDamage(t *testing.T) {
 	otherDigest := putSize(t, other, 4, 1000)
 	_, action := castest.Blob(5, 10)
 	out, _ := castest.Blob(6, 100)
-	if err := other.Record(t.Context(), action, &repb.ActionResult{StdoutRaw: out}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, other.Record(t.Context(), action, &repb.ActionResult{StdoutRaw: out}))
 	flip := func(seed byte, size int) { b, _ := castest.Blob(seed, size); damageBlob(t, dir, b) }
 	flip(0, 1000)
 	flip(1, 70_000)
 	damageFile(t, filePath(dir, blobs["cut"]), func(b []byte) []byte { return b[:100] })
-	if err := os.Remove(filePath(dir, blobs["vanished"])); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(filePath(dir, blobs["vanished"])))
 	flip(4, 1000)
 	flip(6, 100)
 
@@ -552,9 +521,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 		"other " + otherDigest.String():  "segments/0000000", "other " + action.String(): "segments/0000000",
 	}
 	r, err := c.Verify(t.Context(), disk.VerifyOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, d := range r.Damaged {
 		name := d.Instance + " " + d.Digest.String()
 		if where, ok := want[name]; !ok || !strings.HasPrefix(d.Where, where) {
@@ -666,9 +633,7 @@ func TestVerifyResumesAtReplacedResult(t *testing.T) {
 	const blobs = 9
 	_, action := castest.Blob(0, 10)
 	for n := range int32(2) {
-		if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: n}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Record(t.Context(), action, &repb.ActionResult{ExitCode: n}))
 		for i := byte(0); n == 0 && i < blobs; i++ {
 			putSize(t, s, i, 100)
 		}
@@ -698,9 +663,7 @@ func TestVerifyEndsUnderLoad(t *testing.T) {
 		putNext := func() {
 			n++
 			b := bytes.Repeat([]byte(fmt.Sprintf("%04d", n)), 1000)
-			if err := s.Put(t.Context(), cas.SHA256.Sum(b), bytes.NewReader(b)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Put(t.Context(), cas.SHA256.Sum(b), bytes.NewReader(b)))
 		}
 		for range 20 {
 			putNext()
@@ -776,9 +739,7 @@ func TestDamageOfEveryFunction(t *testing.T) {
 			put := func(c *disk.Cache) *disk.Store {
 				s := store(t, c, "main")
 				for i, b := range [][]byte{small, large} {
-					if err := s.Put(t.Context(), ds[i], bytes.NewReader(b)); err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, s.Put(t.Context(), ds[i], bytes.NewReader(b)))
 				}
 				return s
 			}

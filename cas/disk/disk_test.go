@@ -24,6 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 const (
@@ -35,22 +36,12 @@ const (
 	none        = -1 // Config.Lease
 )
 
-// must fails the test if err is not nil.
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // open opens a store that is checked and closed at the end of the test, unless closeStore was called.
 func open(t testing.TB, config disk.Config) *disk.Cache {
 	t.Helper()
 	config.MaxBytes = cmp.Or(config.MaxBytes, 1<<20)
 	c, err := disk.Open(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		err := errors.Join(c.Check(context.Background()), c.Close())
 		if err != nil && !errors.Is(err, os.ErrClosed) {
@@ -62,17 +53,13 @@ func open(t testing.TB, config disk.Config) *disk.Cache {
 
 func closeStore(t testing.TB, c *disk.Cache) {
 	t.Helper()
-	if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(c.Check(t.Context()), c.Close()))
 }
 
 func store(t testing.TB, c *disk.Cache, instance string) *disk.Store {
 	t.Helper()
 	in, err := c.Instance(instance)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return in.Store.(*disk.Store)
 }
 
@@ -80,9 +67,7 @@ func store(t testing.TB, c *disk.Cache, instance string) *disk.Store {
 func putSize(t testing.TB, s cas.Store, seed byte, size int) cas.Digest {
 	t.Helper()
 	b, d := castest.Blob(seed, size)
-	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 	return d
 }
 
@@ -95,9 +80,7 @@ func put(t testing.TB, s cas.Store, seed byte) cas.Digest {
 func missing(t testing.TB, s cas.Store, ds ...cas.Digest) []cas.Digest {
 	t.Helper()
 	absent, err := s.Missing(t.Context(), ds)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return absent
 }
 
@@ -127,9 +110,7 @@ func read(t testing.TB, s cas.Store, seed byte, size int) {
 func file(t testing.TB, s *disk.Store, d cas.Digest, executable bool) (path string, release func()) {
 	t.Helper()
 	path, release, err := s.File(t.Context(), d, executable)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return path, release
 }
 
@@ -142,16 +123,10 @@ func filePath(dir string, d cas.Digest) string {
 func damageFile(t testing.TB, path string, change func([]byte) []byte) {
 	t.Helper()
 	fi, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, change(b), 0o600), os.Chmod(path, fi.Mode())); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, change(b), 0o600), os.Chmod(path, fi.Mode())))
 }
 
 // find returns the segment that holds b, and the offset.
@@ -159,9 +134,7 @@ func find(t testing.TB, dir string, b []byte) (path string, at int) {
 	t.Helper()
 	for _, path := range segmentFiles(t, dir, ".data") {
 		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if at := bytes.Index(data, b); at >= 0 {
 			return path, at
 		}
@@ -173,9 +146,7 @@ func find(t testing.TB, dir string, b []byte) (path string, at int) {
 func segmentFiles(t testing.TB, dir, suffix string) []string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "segments", "*"+suffix))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return paths
 }
 
@@ -189,13 +160,9 @@ func damageBlob(t testing.TB, dir string, b []byte) {
 	}
 	path, at := find(t, dir, b)
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_, err = f.WriteAt([]byte{b[len(b)/2] ^ 1}, int64(at+len(b)/2))
-	if err := errors.Join(err, f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(err, f.Close()))
 }
 
 func exists(path string) bool {
@@ -232,9 +199,7 @@ func occupied(t testing.TB, dir string) (bytes, files int64) {
 
 func write(t testing.TB, path, content string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte(content), 0o600))
 }
 
 // list returns the slash-separated paths of everything in dir.
@@ -245,9 +210,7 @@ func list(t testing.TB, dir string) []string {
 		paths = append(paths, path)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return paths
 }
 
@@ -301,9 +264,7 @@ func TestReopenKeepsEverything(t *testing.T) {
 		putSize(t, s, byte(i), 70_000)
 		_, release := file(t, s, d, true)
 		release()
-		if err := s.Record(t.Context(), d, &repb.ActionResult{ExitCode: int32(i)}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{ExitCode: int32(i)}))
 	}
 	before := c.Stats()
 	if before.Blobs != 12 || before.Results != 6 || before.Segments == 0 || before.MaxBytes != 1<<20 ||
@@ -339,9 +300,7 @@ func TestInstancesAreIsolated(t *testing.T) {
 	c := open(t, disk.Config{Dir: t.TempDir()})
 	a := store(t, c, "a")
 	d, large := put(t, a, 0), putSize(t, a, 0, 70_000)
-	if err := a.Record(t.Context(), d, &repb.ActionResult{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, a.Record(t.Context(), d, &repb.ActionResult{}))
 	for _, name := range []string{"", "A", "b", "a/b", "a%2fb", "@a"} {
 		s := store(t, c, name)
 		put(t, s, 1) // assigns a number
@@ -375,9 +334,7 @@ func TestInstanceRefusesReservedNames(t *testing.T) {
 func TestResultIsNotABlob(t *testing.T) {
 	s := store(t, open(t, disk.Config{Dir: t.TempDir()}), "")
 	_, d := castest.Blob(0, 100)
-	if err := s.Record(t.Context(), d, &repb.ActionResult{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{}))
 	if has(t, s, d) {
 		t.Error("a result made the blob of its action present")
 	}
@@ -403,9 +360,7 @@ func TestPutNeverExceedsBudget(t *testing.T) {
 			for i := range 60 {
 				b, d := castest.Blob(byte(i), 1+i*977%(7*block))
 				r := io.MultiReader(bytes.NewReader(b), checkReader(check))
-				if err := s.Put(t.Context(), d, r); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, s.Put(t.Context(), d, r))
 				check()
 				if i%3 == 0 {
 					_, release, err := s.File(t.Context(), d, true)
@@ -416,9 +371,7 @@ func TestPutNeverExceedsBudget(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				if err := s.Record(t.Context(), d, &repb.ActionResult{StdoutRaw: b[:len(b)/2]}); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{StdoutRaw: b[:len(b)/2]}))
 				check()
 			}
 			if st := c.Stats(); st.Blobs == 0 || st.Results == 0 || st.Bytes < budget/3 || st.EvictedBlobs == 0 ||
@@ -617,9 +570,7 @@ func TestEvictionSkipsWhatCannotBeRemoved(t *testing.T) {
 	s := store(t, open(t, disk.Config{Dir: dir, MaxBytes: 12 * block, Lease: none, Pack: everyFile}), "")
 	path := filePath(dir, put(t, s, 0))
 	aside := filepath.Join(t.TempDir(), "aside")
-	if err := errors.Join(os.Rename(path, aside), os.Mkdir(path, 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.Rename(path, aside), os.Mkdir(path, 0o700)))
 	write(t, filepath.Join(path, "file"), "")
 	for i := byte(1); i < 30; i++ {
 		put(t, s, i)
@@ -632,9 +583,7 @@ func TestEvictionSkipsWhatCannotBeRemoved(t *testing.T) {
 	if !errors.Is(err, cas.ErrFull) || !strings.Contains(err.Error(), path) {
 		t.Errorf("got %v, want ErrFull naming %s", err, path)
 	}
-	if err := errors.Join(os.Remove(filepath.Join(path, "file")), os.Remove(path), os.Rename(aside, path)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.Remove(filepath.Join(path, "file")), os.Remove(path), os.Rename(aside, path)))
 	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
 		t.Errorf("Put after the file can be removed: %v", err)
 	}
@@ -679,9 +628,7 @@ func TestOpenReaderSurvivesEviction(t *testing.T) {
 		b, _ := castest.Blob(0, block)
 		d := put(t, s, 0)
 		r, err := s.Open(t.Context(), d, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer r.Close()
 		evictAll(t, s, d)
 		if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, b) {
@@ -737,9 +684,7 @@ func TestOpenRefuses(t *testing.T) {
 			[]string{"not a store", "letter.txt", "choose an empty directory"},
 		},
 		{"foreign directory named like ours", func(t *testing.T, dir string) {
-			if err := os.Mkdir(filepath.Join(dir, "tmp"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Mkdir(filepath.Join(dir, "tmp"), 0o700))
 			write(t, filepath.Join(dir, "tmp", "thesis"), "chapter one")
 		}, disk.Config{MaxBytes: 1}, []string{"not a store", "tmp", "choose an empty directory"}},
 		{
@@ -791,15 +736,11 @@ func TestOpenErrorNamesDirectory(t *testing.T) {
 
 func TestOpenAcceptsRootOfFileSystemAndUnfinishedStore(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "lost+found"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(filepath.Join(dir, "lost+found"), 0o700))
 	write(t, filepath.Join(dir, "lock"), "99999999\n")
 	write(t, filepath.Join(dir, "version.new"), "cloist")
 	// mkdir may have made the directory writable for the group.
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Chmod(dir, 0o755))
 	put(t, store(t, open(t, disk.Config{Dir: dir}), ""), 0)
 }
 
@@ -807,21 +748,15 @@ func TestOpenRemovesOnlyFilesInTmp(t *testing.T) {
 	dir := t.TempDir()
 	closeStore(t, open(t, disk.Config{Dir: dir}))
 	kept := filepath.Join(dir, "tmp", "kept")
-	if err := os.Mkdir(kept, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(kept, 0o700))
 	write(t, filepath.Join(kept, "file"), "kept")
 	write(t, filepath.Join(dir, "tmp", "unfinished"), "swept")
 	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if err := c.Check(t.Context()); err == nil || !strings.Contains(err.Error(), kept) {
 		t.Errorf("Check: got %v, want an error naming %s", err, kept)
 	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Close())
 	if got, want := list(t, filepath.Join(dir, "tmp")), []string{".", "kept", "kept/file"}; !slices.Equal(got, want) {
 		t.Errorf("tmp holds %q, want %q", got, want)
 	}
@@ -899,16 +834,12 @@ func TestClosedStoreRemovesNothing(t *testing.T) {
 	s := store(t, c, "")
 	d := put(t, s, 0)
 	r, err := s.Open(t.Context(), d, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer r.Close()
 	held, release := file(t, s, put(t, s, 1), true)
 	b, _ := castest.Blob(0, block)
 	damageBlob(t, dir, b)
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Close())
 	if _, err := io.ReadAll(r); !errors.Is(err, cas.ErrCorrupt) {
 		t.Errorf("after Close: got %v, want ErrCorrupt", err)
 	}
@@ -1000,9 +931,7 @@ func TestPutKeepsFileOfPresentBlob(t *testing.T) {
 			t.Fatal(err)
 		}
 	})))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) {
 		t.Errorf("the file was replaced: %v, %v", after, err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -35,9 +36,7 @@ func isDir(path string) bool {
 func replaceOpen(t *testing.T, path, by string) (restore func()) {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, e := range fds {
 		var fd int
 		if link, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err != nil || link != path {
@@ -47,25 +46,17 @@ func replaceOpen(t *testing.T, path, by string) (restore func()) {
 			t.Fatal(err)
 		}
 		saved, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		flags := os.O_RDWR
 		if by == nowhere || isDir(by) {
 			flags = os.O_RDONLY
 		}
 		other, err := os.OpenFile(by, flags, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer other.Close()
-		if err := unix.Dup3(int(other.Fd()), fd, unix.O_CLOEXEC); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, unix.Dup3(int(other.Fd()), fd, unix.O_CLOEXEC))
 		link, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		restore = sync.OnceFunc(func() {
 			// The store may have closed it.
 			if now, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && now == link {
@@ -174,9 +165,7 @@ func TestSegmentStaysIfMoveCannotBeFlushed(t *testing.T) {
 			_, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: lease})
 			return err
 		}
-		if err := collect(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, collect())
 		moved := segmentFiles(t, config.Dir, ".log")
 		if len(moved) != 1 {
 			t.Fatalf("got segments %q", moved)
@@ -198,9 +187,7 @@ func TestSegmentStaysIfMoveCannotBeFlushed(t *testing.T) {
 			}
 		}
 		restore()
-		if err := c.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.Close())
 		// Data written to the replaced file is still in the old segment.
 		s = store(t, open(t, config), "")
 		read(t, s, 0, block)
@@ -241,9 +228,7 @@ func TestFaultChild(t *testing.T) {
 			defer cover(t, path, path)()
 		}
 		c, err := disk.Open(config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		read(t, store(t, c, ""), 0, 70_000)
 		if err := putOther(t, store(t, c, ""), 0); !errors.Is(err, cas.ErrFull) || !errors.Is(err, syscall.EBUSY) {
 			t.Errorf("got %v, want ErrFull with the reason", err)
@@ -292,7 +277,7 @@ func TestVerifySkipsUnknownErrors(t *testing.T) {
 	behind, _ := castest.Blob(1, 500)
 	damageBlob(t, config.Dir, behind)
 	pipe := filepath.Join(t.TempDir(), "pipe") // without offsets
-	must(t, syscall.Mkfifo(pipe, 0o600))
+	must.Succeed(t, syscall.Mkfifo(pipe, 0o600))
 	restore := replaceOpen(t, segmentFiles(t, config.Dir, ".data")[0], pipe)
 	r, err := c.Verify(t.Context(), disk.VerifyOptions{})
 	if !errors.Is(err, syscall.ESPIPE) {

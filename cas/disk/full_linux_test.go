@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
@@ -42,9 +43,7 @@ func runPrepared(t *testing.T, test, variable string, prepare func(t *testing.T,
 	dir := t.TempDir()
 	prepare(t, dir)
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	cmd := exec.CommandContext(t.Context(), self, "-test.run=^"+test+"$", "-test.v", "-test.timeout=15m")
 	cmd.Env = append(os.Environ(), variable+"="+dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -192,9 +191,7 @@ func mountSmall(t *testing.T, dir string, inodes bool) {
 func exhaust(t *testing.T, dir string, inodes bool) (free func()) {
 	t.Helper()
 	room := filepath.Join(dir, "..", "filler")
-	if err := os.MkdirAll(room, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(room, 0o700))
 	for i := range 10_000 {
 		f, err := os.Create(filepath.Join(room, fmt.Sprint(i)))
 		if err == nil && !inodes {
@@ -210,9 +207,7 @@ func exhaust(t *testing.T, dir string, inodes bool) (free func()) {
 				t.Fatal(err)
 			}
 			return func() {
-				if err := os.RemoveAll(room); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, os.RemoveAll(room))
 			}
 		}
 	}
@@ -237,9 +232,7 @@ func whenFull(t *testing.T, dir string, inodes bool, do func(*testing.T, *fullSt
 		f.digests = append(f.digests, d)
 		for i := range byte(3) {
 			_, d := castest.Blob(i, 10)
-			if err := f.store.Record(t.Context(), d, &repb.ActionResult{ExitCode: int32(i)}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, f.store.Record(t.Context(), d, &repb.ActionResult{ExitCode: int32(i)}))
 		}
 	}
 	time.Sleep(fullLease)

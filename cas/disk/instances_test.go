@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestInstanceNumbersRunOut: a put into one instance too many is ErrFull, and the other instances stay usable.
@@ -20,9 +21,7 @@ func TestInstanceNumbersRunOut(t *testing.T) {
 		c.instances.add(strconv.Itoa(n))
 	}
 	in, err := c.Instance("another")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	d, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, []byte("another"))
 	if !errors.Is(err, cas.ErrFull) {
 		t.Errorf("got %v, want ErrFull", err)
@@ -46,20 +45,12 @@ func TestInstanceWithAWordReservedSince(t *testing.T) {
 		}
 	}
 	in, err := c.Instance("main")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	d, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, []byte("data"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, c.Close())
 	again, err := Open(Config{Dir: dir, MaxBytes: 1 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer again.Close()
 	if in, err = again.Instance("main"); err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // killVar holds the directory and the budget of the store for TestKillChild, and whether it has leases.
@@ -38,17 +39,11 @@ func TestKillChild(t *testing.T) {
 		t.Skip("child of another test")
 	}
 	maxBytes, err := strconv.ParseInt(what[1], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	c, err := disk.Open(killConfig(what[0], maxBytes, what[2] == "true"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	in, err := c.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	const writers, rounds = 8, 2000 // an end in case nobody kills it
 	var wg sync.WaitGroup
 	for w := range writers {
@@ -132,19 +127,13 @@ func TestKilledStoreIsConsistentUnderEviction(t *testing.T) {
 func runAndKill(t *testing.T, config disk.Config, enough int, got map[string][]cas.Digest) {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	cmd := exec.CommandContext(t.Context(), self, "-test.run=^TestKillChild$", "-test.timeout=15m")
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s|%d|%v", killVar, config.Dir, config.MaxBytes, config.Lease > 0))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
 	lines := bufio.NewScanner(out)
 	for n := 0; lines.Scan(); n++ {
 		if n == enough {

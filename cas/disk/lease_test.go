@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // fill puts blobs of one block, with seeds counting up from the given one, until the store is full, and returns their
@@ -106,16 +107,12 @@ func TestLeasedIsNotEvicted(t *testing.T) {
 						c := open(t, config)
 						s := store(t, c, "")
 						d := put(t, s, 0)
-						if err := s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}); err != nil {
-							t.Fatal(err)
-						}
+						must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}))
 						for i := byte(1); i < 8; i++ {
 							put(t, s, i)
 						}
 						time.Sleep(lease - time.Second)
-						if err := u.use(t, s, d); err != nil {
-							t.Fatal(err)
-						}
+						must.Succeed(t, u.use(t, s, d))
 						if reopen {
 							closeStore(t, c)
 							c = open(t, config)
@@ -151,13 +148,9 @@ func TestUseWithinGrainRenewsLease(t *testing.T) {
 			c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 32 * block, Lease: lease})
 			s := store(t, c, "")
 			d := put(t, s, 0)
-			if err := s.Record(t.Context(), d, &repb.ActionResult{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{}))
 			time.Sleep(15 * time.Minute)
-			if err := u.use(t, s, d); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, u.use(t, s, d))
 			time.Sleep(lease)
 			if r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
 				t.Errorf("Collect: got %+v, %v", r, err)
@@ -211,9 +204,7 @@ func TestExpiredIsEvicted(t *testing.T) {
 			const lease = time.Hour
 			s := store(t, open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 32 * block, Lease: lease, Pack: pack}), "")
 			d := put(t, s, 0)
-			if err := s.Record(t.Context(), d, &repb.ActionResult{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{}))
 			fill(t, s, 0, 200)
 			if err := putOther(t, s, 1000); !errors.Is(err, cas.ErrFull) {
 				t.Errorf("got %v, want ErrFull", err)
@@ -256,9 +247,7 @@ func TestOldestIsEvictedFirst(t *testing.T) {
 				}
 				time.Sleep(10 * time.Minute)
 				for i := range 30 {
-					if err := putOther(t, s, i); err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, putOther(t, s, i))
 				}
 				got := present(t, s, 40)
 				if len(got) < 8 || len(got) > 36 {
@@ -307,15 +296,11 @@ func TestSmallerBudget(t *testing.T) {
 			if err := c.Check(t.Context()); err != nil {
 				t.Error(err)
 			}
-			if err := c.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Close())
 			// Everything left is leased.
 			config.MaxBytes = 10 * block
 			c, err := disk.Open(config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			s = store(t, c, "")
 			if again := present(t, s, 40); !bytes.Equal(again, got) {
 				t.Errorf("pack %d: left %v, want %v", pack, again, got)
@@ -323,9 +308,7 @@ func TestSmallerBudget(t *testing.T) {
 			if err := putOther(t, s, 0); !errors.Is(err, cas.ErrFull) {
 				t.Errorf("pack %d: got %v, want ErrFull", pack, err)
 			}
-			if err := c.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, c.Close())
 		})
 	}
 }
@@ -384,9 +367,7 @@ func logBytes(t *testing.T, dir string) (n int64) {
 	t.Helper()
 	for _, path := range segmentFiles(t, dir, ".log") {
 		fi, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		n += fi.Size()
 	}
 	return n
@@ -402,9 +383,7 @@ func TestUseIsWrittenOncePerGrain(t *testing.T) {
 			c := open(t, disk.Config{Dir: dir, Lease: test.lease, Sync: true})
 			s := store(t, c, "")
 			d := put(t, s, 0)
-			if err := s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}))
 			use := func(times int) {
 				for range times {
 					for _, u := range uses {
@@ -466,9 +445,7 @@ func TestUseDuringEvacuationIsKept(t *testing.T) {
 			for i := range 200 { // one half expires
 				b := fmt.Appendf(nil, "%d %d", round, i)
 				d, err := cas.PutBytes(t.Context(), s, cas.SHA256, bytes.Repeat(b, 100))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				ds = append(ds, d)
 			}
 			time.Sleep(lease)
@@ -588,9 +565,7 @@ func shorten(t *testing.T, sync bool) {
 		large := putSize(t, s, 10, 70_000)
 		ds = append(ds, large)
 		for n := range int32(5) {
-			if err := s.Record(t.Context(), ds[0], &repb.ActionResult{ExitCode: n}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Record(t.Context(), ds[0], &repb.ActionResult{ExitCode: n}))
 		}
 		b, _ := castest.Blob(5, 1000)
 		damageBlob(t, dir, b)

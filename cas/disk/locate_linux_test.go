@@ -9,6 +9,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestFailedPutKeepsLocationsValid: truncating after a failed write is not a foreign write.
@@ -31,9 +32,7 @@ func TestFailedPutKeepsLocationsValid(t *testing.T) {
 func TestLocateAllocations(t *testing.T) {
 	s := store(t, open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20}), "")
 	blobs := smallBlobs(0, 2000, 1000)
-	if err := errors.Join(s.PutAll(t.Context(), blobs)...); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(s.PutAll(t.Context(), blobs)...))
 	ds := make([]cas.Digest, len(blobs))
 	for i := range ds {
 		ds[i] = blobs[i].Digest
@@ -44,9 +43,7 @@ func TestLocateAllocations(t *testing.T) {
 	}
 	n := testing.AllocsPerRun(10, func() {
 		p, err := s.Locate(t.Context(), ds)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		p.Release()
 	})
 	if n > 100 {

@@ -19,15 +19,14 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // locate locates the blobs of ds, and releases the result at the end of the test.
 func locate(t testing.TB, s cas.Locator, ds ...cas.Digest) cas.Location {
 	t.Helper()
 	p, err := s.Locate(t.Context(), ds)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(p.Release)
 	return p
 }
@@ -57,14 +56,10 @@ func at(t testing.TB, p cas.Location, i, size int) []byte {
 func overwrite(t testing.TB, path string, b []byte, off int) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_, err = f.WriteAt(b, int64(off))
 	later := time.Now().Add(time.Minute)
-	if err := errors.Join(err, f.Close(), os.Chtimes(path, later, later)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(err, f.Close(), os.Chtimes(path, later, later)))
 }
 
 func TestLocateFindsPackedBlobs(t *testing.T) {
@@ -98,9 +93,7 @@ func TestLocateVerifies(t *testing.T) {
 			putSize(t, s, byte(i), 20_000+i) // not located
 		}
 	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Close())
 	var want []int
 	for i := 3; i < n; i += 37 {
 		b, _ := castest.Blob(byte(i), size(i))
@@ -111,9 +104,7 @@ func TestLocateVerifies(t *testing.T) {
 			off += size(i) / 2
 		}
 		old, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		overwrite(t, path, []byte{old[off] ^ 1}, off)
 		want = append(want, i)
 	}
@@ -228,14 +219,10 @@ func TestForeignWriteInvalidatesLocations(t *testing.T) {
 		}
 		// A write that does not change size and time.
 		fi, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		_, off = find(t, config.Dir, blobs[1])
 		overwrite(t, path, []byte{blobs[1][0] ^ 1}, off)
-		if err := os.Chtimes(path, fi.ModTime(), fi.ModTime()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Chtimes(path, fi.ModTime(), fi.ModTime()))
 		if got := absent(locate(t, s, ds...)); !slices.Equal(got, []int{0, 1}) {
 			t.Errorf("absent after a hidden write: got %v", got)
 		}
@@ -248,9 +235,7 @@ func TestLocateInTruncatedSegment(t *testing.T) {
 	s := store(t, open(t, config), "")
 	ds := []cas.Digest{put(t, s, 1), putSize(t, s, 2, 700)}
 	before := locate(t, s, ds...)
-	if err := os.Truncate(segmentFiles(t, config.Dir, ".data")[0], block+700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Truncate(segmentFiles(t, config.Dir, ".data")[0], block+700))
 	if before.Valid() {
 		t.Error("the Location is valid after its file was truncated")
 	}
@@ -267,13 +252,9 @@ func TestLocateInReplacedSegment(t *testing.T) {
 	d := put(t, s, 1)
 	path, other := segmentFiles(t, config.Dir, ".data")[0], filepath.Join(config.Dir, "other")
 	fi, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	write(t, other, string(make([]byte, block)))
-	if err := errors.Join(os.Chtimes(other, fi.ModTime(), fi.ModTime()), os.Rename(other, path)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.Chtimes(other, fi.ModTime(), fi.ModTime()), os.Rename(other, path)))
 	for range 2 {
 		at := locate(t, s, d, d)
 		if got := at.Extents(); got[0].File != cas.Unpacked || got[1].File != cas.Unpacked || len(at.Files()) > 0 {
@@ -311,15 +292,11 @@ func TestDamageInvalidatesLocations(t *testing.T) {
 			p := locate(t, s, d, kept)
 			path := segmentFiles(t, config.Dir, ".data")[0]
 			fi, err := os.Stat(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			b, _ := castest.Blob(1, block)
 			damageBlob(t, config.Dir, b)
 			// Damage without a write, as by the disk.
-			if err := os.Chtimes(path, fi.ModTime(), fi.ModTime()); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Chtimes(path, fi.ModTime(), fi.ModTime()))
 			if !p.Valid() {
 				t.Fatal("the Location is invalid before the damage was found")
 			}
@@ -400,9 +377,7 @@ func TestHeldSegmentsCountAgainstTheBudget(t *testing.T) {
 		})
 		var most int64
 		for _, b := range smallBlobs(0, 1000, 4000) {
-			if err := s.Put(t.Context(), b.Digest, bytes.NewReader(b.Data)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Put(t.Context(), b.Digest, bytes.NewReader(b.Data)))
 			held = append(held, locate(t, s, b.Digest))
 			onDisk, _ := occupied(t, config.Dir)
 			most = max(most, onDisk+c.Stats().HeldBytes)
@@ -433,9 +408,7 @@ func TestHeldSegmentsAreReleasedBeforePutFails(t *testing.T) {
 		})
 		blobs := smallBlobs(0, 400, 4000)
 		for _, b := range blobs[:50] {
-			if err := s.Put(t.Context(), b.Digest, bytes.NewReader(b.Data)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Put(t.Context(), b.Digest, bytes.NewReader(b.Data)))
 			held = append(held, locate(t, s, b.Digest))
 		}
 		time.Sleep(2 * time.Hour)
@@ -461,9 +434,7 @@ func BenchmarkLocate(b *testing.B) {
 	blobs := smallBlobs(0, 2000, 4096)
 	c := open(b, config)
 	s := store(b, c, "")
-	if err := errors.Join(s.PutAll(b.Context(), blobs)...); err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, errors.Join(s.PutAll(b.Context(), blobs)...))
 	ds := make([]cas.Digest, len(blobs))
 	for i := range ds {
 		ds[i] = blobs[i].Digest
@@ -472,9 +443,7 @@ func BenchmarkLocate(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			p, err := s.Locate(b.Context(), ds)
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.Succeed(b, err)
 			p.Release()
 		}
 	})
@@ -489,9 +458,7 @@ func BenchmarkLocate(b *testing.B) {
 			p.Valid()
 		}
 	})
-	if err := c.Close(); err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, c.Close())
 	b.Run("first", func(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()
@@ -500,9 +467,7 @@ func BenchmarkLocate(b *testing.B) {
 			b.StartTimer()
 			locate(b, s, ds...).Release()
 			b.StopTimer()
-			if err := c.Close(); err != nil {
-				b.Fatal(err)
-			}
+			must.Succeed(b, c.Close())
 			b.StartTimer()
 		}
 	})

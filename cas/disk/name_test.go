@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 var safe = regexp.MustCompile(`^@@?[a-z0-9_%-]*$`)
@@ -56,9 +57,7 @@ func FuzzParsePath(f *testing.F) {
 			if err == nil {
 				p, err = filepath.Rel("d/files", p)
 			}
-			if err != nil {
-				f.Fatal(err)
-			}
+			must.Succeed(f, err)
 			p = filepath.ToSlash(p)
 			if k, ok := c.parsePath(p); !ok || k.Instance != n {
 				f.Errorf("parsePath(%q) is no key, or one of instance %d", p, k.Instance)

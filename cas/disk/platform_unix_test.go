@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
@@ -33,15 +34,11 @@ func TestOpenMakesDirectoryPrivate(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "store")
 			config := disk.Config{Dir: dir, MaxBytes: 1 << 20}
-			if err := os.Mkdir(dir, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Mkdir(dir, 0o700))
 			if c.file {
 				closeStore(t, open(t, config))
 			}
-			if err := os.Chmod(dir, c.mode); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Chmod(dir, c.mode))
 			before := list(t, dir)
 			store, err := disk.Open(config)
 			if c.want != "" {
@@ -52,9 +49,7 @@ func TestOpenMakesDirectoryPrivate(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer store.Close()
 			if fi, err := os.Stat(dir); err != nil || fi.Mode().Perm() != 0o700 {
 				t.Errorf("the directory has mode %v, %v", fi.Mode(), err)
@@ -68,9 +63,7 @@ func TestOpenRefusesDirectoryOfAnotherUser(t *testing.T) {
 		sandboxtest.Unavailable(t, "root", "only root can change the owner of a directory")
 	}
 	dir := t.TempDir()
-	if err := os.Chown(dir, 63210, 63210); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Chown(dir, 63210, 63210))
 	if _, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}); err == nil ||
 		!strings.Contains(err.Error(), "belongs to user 63210") {
 		t.Errorf("%v", err)

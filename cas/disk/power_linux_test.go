@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"golang.org/x/sys/unix"
 )
@@ -88,9 +89,7 @@ func TestPowerLoss(t *testing.T) {
 			large := putSize(t, s, 0, 70_000)
 			_, other := castest.Blob(0, 10)
 			for _, action := range []cas.Digest{large, other} {
-				if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: 1}); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, s.Record(t.Context(), action, &repb.ActionResult{ExitCode: 1}))
 			}
 			c.Maintain() // durable from here on
 			before := snapshot(t, dir)
@@ -100,9 +99,7 @@ func TestPowerLoss(t *testing.T) {
 					putSize(t, s, i, 70_000)
 				}
 			}
-			if err := s.Record(t.Context(), large, &repb.ActionResult{ExitCode: 2}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Record(t.Context(), large, &repb.ActionResult{ExitCode: 2}))
 			closeStore(t, c)
 
 			config := disk.Config{Dir: losePower(t, random, before, snapshot(t, dir)), MaxBytes: 1 << 20, Pack: pack}
@@ -164,9 +161,7 @@ func TestFilePutAgainAfterEvictionMayBeLost(t *testing.T) {
 	files := snapshot(t, dir)
 	files[firstLog] = before[firstLog]
 	name, err := filepath.Rel(dir, filePath(dir, d))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	files["boot"] = []byte("another start of the machine\n")
 	for _, size := range []int{70_000, 0} {
 		files[name] = make([]byte, size) // the name is durable, the content is not
@@ -199,9 +194,7 @@ func TestOpenWithSyncMakesEarlierPutsDurable(t *testing.T) {
 func unwritten(t *testing.T, path string) uint64 {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer f.Close()
 	var st unix.Cachestat_t
 	if err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{}, &st, 0); err != nil {
@@ -216,9 +209,7 @@ func needsDisk(t *testing.T) {
 	probe := filepath.Join(t.TempDir(), "probe")
 	write(t, probe, strings.Repeat("x", 1<<20))
 	f, err := os.OpenFile(probe, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	err = errors.Join(f.Sync(), f.Close())
 	if err != nil || unwritten(t, probe) > 0 {
 		sandboxtest.Unavailable(t, "disk", fmt.Sprintf("this file system has no disk, or does not report dirty pages: %v", err))
@@ -256,15 +247,11 @@ func TestSyncIsDurable(t *testing.T) {
 				}
 				d = putSize(t, s, i, 70_000)
 				check("Put of a large one", append(segments(), filePath(dir, d))...)
-				if err := s.Record(t.Context(), d, &repb.ActionResult{}); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{}))
 				check("Record", segments()...)
 			}
 			b, d := castest.Blob(99, 5000)
-			if err := errors.Join(s.PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}})...); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, errors.Join(s.PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}})...))
 			check("PutAll", segments()...)
 			check("instances", filepath.Join(dir, "instances"))
 		})
@@ -330,9 +317,7 @@ func TestDataMovedByKilledProcessIsDurableBeforeRemoval(t *testing.T) {
 	moved := map[string][]byte{} // a segment with the same records
 	for _, suffix := range []string{".data", ".log"} {
 		b, err := os.ReadFile(filepath.Join(dir, "segments", "00000001"+suffix))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		moved[filepath.Join(dir, "segments", "00000002"+suffix)] = b
 	}
 	c.Maintain() // the first segment is durable

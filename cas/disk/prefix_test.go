@@ -12,6 +12,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestFindPrefix: packed blobs, files and spliced blobs are found in their instance, results are not.
@@ -21,13 +22,9 @@ func TestFindPrefix(t *testing.T) {
 	packed, file := putSize(t, s, 1, 100), putSize(t, s, 2, 5000)
 	_, spliced, _ := splice(t, s, 3, 700_000, 600_000)
 	blake := cas.BLAKE3.Sum([]byte("text"))
-	if err := s.Put(t.Context(), blake, strings.NewReader("text")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Put(t.Context(), blake, strings.NewReader("text")))
 	action := cas.SHA256.Sum([]byte("action"))
-	if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: 1}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Record(t.Context(), action, &repb.ActionResult{ExitCode: 1}))
 	find := func(s *disk.Store, prefix string, limit int) []cas.Digest {
 		t.Helper()
 		ds, err := s.FindPrefix(t.Context(), prefix, limit)
@@ -72,9 +69,7 @@ func TestFindPrefixOfSeveral(t *testing.T) {
 	var both []cas.Digest
 	for _, text := range collision() {
 		d := cas.SHA256.Sum([]byte(text))
-		if err := s.Put(t.Context(), d, strings.NewReader(text)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Put(t.Context(), d, strings.NewReader(text)))
 		both = append(both, d)
 	}
 	slices.SortFunc(both, func(a, b cas.Digest) int { return strings.Compare(a.Hash(), b.Hash()) })

@@ -24,6 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 func openStore(t *testing.T, config Config) (*Cache, *Store) {
@@ -32,18 +33,14 @@ func openStore(t *testing.T, config Config) (*Cache, *Store) {
 		config.MaxBytes = 1 << 20
 	}
 	c, err := Open(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(c.Check(context.Background()), c.Close()); err != nil && !errors.Is(err, os.ErrClosed) {
 			t.Error(err)
 		}
 	})
 	in, err := c.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return c, in.Store.(*Store)
 }
 
@@ -51,9 +48,7 @@ func openStore(t *testing.T, config Config) (*Cache, *Store) {
 func TestSweepToleratesVanishedFiles(t *testing.T) {
 	c, _ := openStore(t, Config{Dir: t.TempDir()})
 	for i := range 500 {
-		if err := os.WriteFile(filepath.Join(c.dir, "tmp", strconv.Itoa(i)), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(c.dir, "tmp", strconv.Itoa(i)), nil, 0o600))
 	}
 	// Each call removes files that the others have listed.
 	var group sync.WaitGroup
@@ -191,31 +186,21 @@ func TestBlobPutAgainAfterDamageSurvivesReopen(t *testing.T) {
 	c, s := openStore(t, config)
 	for i := range 3000 {
 		b := []byte(strconv.Itoa(i))
-		if err := s.Put(t.Context(), cas.SHA256.Sum(b), bytes.NewReader(b)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Put(t.Context(), cas.SHA256.Sum(b), bytes.NewReader(b)))
 	}
 	b, d := castest.Blob(0, 1000)
-	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 	e, _ := c.index.Get(keyOf(0, blob, d))
 	_ = c.damaged(e, nil)
 	c.seal(c.segments.Segment(e.Segment))
-	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
+	must.Succeed(t, c.Close())
 	for range 5 {
 		c, s := openStore(t, config)
 		if got, err := cas.ReadAll(t.Context(), s, d, d.Size()); err != nil || !bytes.Equal(got, b) {
 			t.Fatalf("got %d bytes, %v", len(got), err)
 		}
-		if err := c.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.Close())
 	}
 }
 
@@ -224,24 +209,14 @@ func TestLostPutStaysLost(t *testing.T) {
 	config := Config{Dir: t.TempDir()}
 	c, s := openStore(t, config)
 	b, d := castest.Blob(0, 1000)
-	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(filepath.Join(c.dir, "segments", "00000001.data"), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
+	must.Succeed(t, c.Close())
+	must.Succeed(t, os.Truncate(filepath.Join(c.dir, "segments", "00000001.data"), 0))
 	c, s = openStore(t, config)
 	other, o := castest.Blob(1, 1000)
-	if err := s.Put(t.Context(), o, bytes.NewReader(other)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Put(t.Context(), o, bytes.NewReader(other)))
 	c.maintainOnce() // so that no put is doubtful
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Close())
 	c, s = openStore(t, config)
 	if missing, err := s.Missing(t.Context(), []cas.Digest{d, o}); err != nil ||
 		!slices.Equal(missing, []cas.Digest{d}) {
@@ -258,9 +233,7 @@ func TestCompactionDuringPutLosesNothing(t *testing.T) {
 	c, s := openStore(t, config)
 	b, d := castest.Blob(0, 1000)
 	k, err := s.key(blob, d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := cas.PutBytes(t.Context(), s, cas.SHA256, []byte("x")); err != nil {
 		t.Fatal(err)
 	}
@@ -287,9 +260,7 @@ func TestCompactionDuringPutLosesNothing(t *testing.T) {
 		}
 		c.committed(it)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	<-shortened
 	if g.NeedsCompaction() {
 		t.Error("the log was not compacted")
@@ -310,22 +281,14 @@ func TestReaderOfDamagedFileSparesItsSuccessor(t *testing.T) {
 	b, d := castest.Blob(0, 10_000)
 	put := func() {
 		t.Helper()
-		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 	}
 	put()
 	path, err := c.pathBelow("files", keyOf(0, blob, d))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, make([]byte, len(b)), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, make([]byte, len(b)), 0o600)))
 	slow, err := s.Open(t.Context(), d, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer slow.Close()
 	if _, err := cas.ReadAll(t.Context(), s, d, d.Size()); !errors.Is(err, cas.ErrCorrupt) {
 		t.Errorf("got %v, want ErrCorrupt", err)
@@ -357,9 +320,7 @@ func TestSoundFileStaysDuringRecheck(t *testing.T) {
 	config := Config{Dir: t.TempDir(), MaxBytes: 8 << 20}
 	c, s := openStore(t, config)
 	b, d := castest.Blob(0, 2<<20)
-	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 	e, _ := c.index.Get(keyOf(0, blob, d))
 	g := c.segments.Segments()[0]
 	c.seal(g)
@@ -418,9 +379,8 @@ func useBetweenReadAndMove(t *testing.T) {
 	c, s := openStore(t, config)
 	b, d := castest.Blob(0, 1000)
 	large, ld := castest.Blob(1, 70_000)
-	if err := errors.Join(s.Put(t.Context(), d, bytes.NewReader(b)), s.Put(t.Context(), ld, bytes.NewReader(large))); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
+	must.Succeed(t, s.Put(t.Context(), ld, bytes.NewReader(large)))
 	keys := []index.Key{keyOf(0, blob, d), keyOf(0, blob, ld)}
 	g := c.segments.Segments()[0]
 	c.seal(g)
@@ -432,23 +392,15 @@ func useBetweenReadAndMove(t *testing.T) {
 		}
 		return true
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	time.Sleep(time.Hour)
 	used := seconds(time.Now())
 	if absent := c.touch(keys, used); len(absent) > 0 {
 		t.Errorf("absent: got %v, want none", absent)
 	}
-	if err := m.flush(); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.removeSegment(&plan{census: c.takeCensus(0)}, g); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.flush())
+	must.Succeed(t, c.removeSegment(&plan{census: c.takeCensus(0)}, g))
+	must.Succeed(t, errors.Join(c.Check(t.Context()), c.Close()))
 	c, _ = openStore(t, config)
 	for _, k := range keys {
 		if e, ok := c.index.Get(k); !ok || e.Stamp < used {
@@ -463,9 +415,7 @@ func recorder(t *testing.T, s *Store) (record func(int32), absent func(*Store)) 
 	_, action := castest.Blob(0, 10)
 	record = func(n int32) {
 		t.Helper()
-		if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: n}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Record(t.Context(), action, &repb.ActionResult{ExitCode: n}))
 	}
 	return record, func(s *Store) {
 		t.Helper()
@@ -498,13 +448,9 @@ func TestResultReplacedWhileMoved(t *testing.T) {
 		return m.add(r, e) == nil
 	})
 	record(2)
-	if err := errors.Join(err, m.flush(), c.removeSegment(&plan{}, g), evictAllOf(t, c, c.segments.Segment(2))); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(err, m.flush(), c.removeSegment(&plan{}, g), evictAllOf(t, c, c.segments.Segment(2))))
 	absent(s)
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Close())
 	_, s = openStore(t, config)
 	absent(s)
 }
@@ -523,13 +469,9 @@ func TestResultEvictedFromKeptSegment(t *testing.T) {
 	}
 	g.Files.Add(-1)
 	record(2)
-	if err := evictAllOf(t, c, c.segments.Segment(2)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, evictAllOf(t, c, c.segments.Segment(2)))
 	absent(s)
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Close())
 	_, s = openStore(t, config)
 	absent(s)
 }
@@ -563,20 +505,14 @@ func TestFileHandedOutDuringEvictionStays(t *testing.T) {
 	for _, executable := range []bool{false, true} {
 		c, s := openStore(t, Config{Dir: t.TempDir(), Pack: -1, Lease: -1})
 		b, d := castest.Blob(0, 1000)
-		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 		_, release, err := s.File(t.Context(), d, executable)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		release()
 		p := plan{census: c.takeCensus(0), bytes: math.MaxInt64, files: math.MaxInt64}
 		p.cutoff = p.now
 		path, release, err := s.File(t.Context(), d, executable)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if err := c.execute(t.Context(), &p); err != nil {
 			t.Error(err)
 		}
@@ -595,9 +531,7 @@ func TestVerifyDuringCompaction(t *testing.T) {
 		var keys []index.Key
 		for i := range byte(20) {
 			b, d := castest.Blob(i, 1000)
-			if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 			ds, keys = append(ds, d), append(keys, keyOf(0, blob, d))
 		}
 		g := c.segments.Segments()[0]
@@ -618,14 +552,10 @@ func TestVerifyDuringCompaction(t *testing.T) {
 		if err == nil {
 			_, err = f.WriteAt(make([]byte, 100), int64(e.Offset)*segment.Block)
 		}
-		if err := errors.Join(err, f.Close()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(err, f.Close()))
 		if when != "reading" {
 			// After the first ten: later records end before this position.
-			if err := os.WriteFile(filepath.Join(c.dir, "verify"), fmt.Appendf(nil, "segment %d record %d\n", g.N, e.Record), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(filepath.Join(c.dir, "verify"), fmt.Appendf(nil, "segment %d record %d\n", g.N, e.Record), 0o600))
 		}
 		if when == "stopped" {
 			shorten()
@@ -661,9 +591,7 @@ func TestMovedButNotRemoved(t *testing.T) {
 		config := Config{Dir: t.TempDir(), MaxBytes: 1 << 20}
 		c, s := openStore(t, config)
 		b, d := castest.Blob(0, 1000)
-		if err := errors.Join(s.Put(t.Context(), d, bytes.NewReader(b)), s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1})); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(s.Put(t.Context(), d, bytes.NewReader(b)), s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1})))
 		c.maintainOnce()
 		g := c.segments.Segments()[0]
 		c.seal(g)
@@ -672,9 +600,7 @@ func TestMovedButNotRemoved(t *testing.T) {
 			e, _ := c.index.Get(r.Key)
 			return m.add(r, e) == nil
 		})
-		if err := errors.Join(err, m.flush(), c.Close()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(err, m.flush(), c.Close()))
 		moved := filepath.Join(c.dir, "segments", "00000002.data")
 		fi, err := os.Stat(moved)
 		if err != nil || fi.Size() == 0 {
@@ -685,10 +611,8 @@ func TestMovedButNotRemoved(t *testing.T) {
 			if power == "leaves nothing" {
 				zeros = nil
 			}
-			if err := errors.Join(os.WriteFile(moved, zeros, 0o600),
-				os.WriteFile(filepath.Join(c.dir, "boot"), []byte("another start of the machine\n"), 0o600)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, errors.Join(os.WriteFile(moved, zeros, 0o600),
+				os.WriteFile(filepath.Join(c.dir, "boot"), []byte("another start of the machine\n"), 0o600)))
 		}
 		for round := range 3 {
 			c, s = openStore(t, config)
@@ -709,9 +633,7 @@ func TestMovedButNotRemoved(t *testing.T) {
 func TestMarkDurableDuringCollection(t *testing.T) {
 	c, s := openStore(t, Config{Dir: t.TempDir()})
 	b, d := castest.Blob(0, 1000)
-	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 	c.room.Lock()
 	defer c.room.Unlock()
 	c.maintainOnce()
@@ -748,9 +670,7 @@ func TestConcurrentResultsAreOrdered(t *testing.T) {
 			n++
 			return true
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
 	if n != writers*rounds {
 		t.Errorf("got %d records, want %d", n, writers*rounds)
@@ -765,20 +685,12 @@ func TestVerifyWhileRecordOfFileMoves(t *testing.T) {
 	for i, size := range []int{1000, 70_000} {
 		var b []byte
 		b, d = castest.Blob(byte(i), size)
-		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 	}
 	path, err := c.pathBelow("files", keyOf(0, blob, d))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, make([]byte, 70_000), 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, make([]byte, 70_000), 0o600)))
+	must.Succeed(t, c.Close())
 	c, _ = openStore(t, config)
 	first := true
 	r, err := c.Verify(t.Context(), VerifyOptions{Progress: func(VerifyReport) {

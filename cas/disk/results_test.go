@@ -10,6 +10,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestForget: a forgotten result does not reappear, although older ones are in the log. Another one may follow.
@@ -28,9 +29,7 @@ func TestForget(t *testing.T) {
 	forget(false)
 	for exit := range int32(3) {
 		for _, d := range []cas.Digest{action, other} {
-			if err := s.Record(t.Context(), d, &repb.ActionResult{ExitCode: exit}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{ExitCode: exit}))
 		}
 	}
 	forget(true)
@@ -51,9 +50,7 @@ func TestForget(t *testing.T) {
 		s = store(t, c, "a")
 	}
 	// The empty result is valid.
-	if err := s.Record(t.Context(), action, &repb.ActionResult{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Record(t.Context(), action, &repb.ActionResult{}))
 	if _, err := s.Lookup(t.Context(), action); err != nil {
 		t.Errorf("Lookup of an empty result: %v", err)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestBlobsAreAlignedAndPadded: a file system image may refer to a blob, so it starts at a multiple of 512 bytes and is
@@ -35,9 +36,7 @@ func TestBlobsAreAlignedAndPadded(t *testing.T) {
 		blobs = append(blobs, cas.Blob{Digest: d, Data: b})
 		putSize(t, s, byte(100+i), size)
 	}
-	if err := errors.Join(s.PutAll(t.Context(), blobs)...); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(s.PutAll(t.Context(), blobs)...))
 	seeds := []int{0, 100}
 	for i, size := range sizes {
 		for _, seed := range seeds {
@@ -47,9 +46,7 @@ func TestBlobsAreAlignedAndPadded(t *testing.T) {
 			}
 			path, at := find(t, dir, b)
 			data, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			end := (at + size + 511) / 512 * 512
 			if at%512 != 0 || len(data) < end || bytes.Count(data[at+size:end], []byte{0}) != end-at-size {
 				t.Errorf("blob of %d bytes at %d of %d: not aligned, or not padded with zeros", size, at, len(data))
@@ -78,9 +75,7 @@ func TestBlobsOfOneBatchAreAdjacent(t *testing.T) {
 			b, d := castest.Blob(byte(round*20+i), 700)
 			blobs = append(blobs, cas.Blob{Digest: d, Data: b})
 		}
-		if err := errors.Join(s.PutAll(t.Context(), blobs)...); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(s.PutAll(t.Context(), blobs)...))
 		path, at := find(t, dir, blobs[0].Data)
 		for i, b := range blobs {
 			if p, where := find(t, dir, b.Data); p != path || where != at+i*1024 {
@@ -101,9 +96,7 @@ func TestLargeBatchIsManySegments(t *testing.T) {
 		b, d := castest.Blob(i, 3000)
 		blobs = append(blobs, cas.Blob{Digest: d, Data: b})
 	}
-	if err := errors.Join(s.PutAll(t.Context(), blobs)...); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(s.PutAll(t.Context(), blobs)...))
 	for _, path := range segmentFiles(t, dir, ".data") {
 		if fi, err := os.Stat(path); err != nil || fi.Size() > limit {
 			t.Errorf("%s has %d bytes, %v", path, fi.Size(), err)
@@ -133,9 +126,7 @@ func TestDataIsNeverOverwritten(t *testing.T) {
 		}
 		for _, path := range segmentFiles(t, config.Dir, ".data") {
 			b, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			sums[path] = [2]any{len(b), sha256.Sum256(b)}
 		}
 	}
@@ -145,9 +136,7 @@ func TestDataIsNeverOverwritten(t *testing.T) {
 		for i := range 150 {
 			_, d := castest.Blob(byte(random.IntN(250)), 1+random.IntN(9000))
 			putSize(t, s, byte(random.IntN(250)), 1+random.IntN(9000))
-			if err := s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}))
 			if i%10 == 0 {
 				check()
 			}
@@ -165,17 +154,13 @@ func snapshot(t *testing.T, dir string) map[string][]byte {
 	files := map[string][]byte{}
 	for _, name := range list(t, dir) {
 		fi, err := os.Stat(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if fi.IsDir() {
 			files[name] = nil
 			continue
 		}
 		b, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		files[name] = append([]byte{}, b...)
 	}
 	return files
@@ -192,9 +177,7 @@ func restore(t *testing.T, files map[string][]byte) (dir string) {
 		} else {
 			err = errors.Join(err, os.WriteFile(path, b, 0o600))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
 	return dir
 }
@@ -222,9 +205,7 @@ func TestTornWrites(t *testing.T) {
 		b, d := castest.Blob(10+i, 600)
 		blobs = append(blobs, cas.Blob{Digest: d, Data: b})
 	}
-	if err := errors.Join(s.PutAll(t.Context(), blobs)...); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(s.PutAll(t.Context(), blobs)...))
 	closeStore(t, c)
 	after := snapshot(t, dir)
 
@@ -283,9 +264,7 @@ func TestFlippedBitInLog(t *testing.T) {
 	putSize(t, s, 4, 70_000)
 	_, action := castest.Blob(0, 10)
 	for i := range int32(3) {
-		if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: i}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Record(t.Context(), action, &repb.ActionResult{ExitCode: i}))
 	}
 	c.Maintain()
 	closeStore(t, c)
@@ -300,9 +279,7 @@ func TestFlippedBitInLog(t *testing.T) {
 		// In place: only the log differs from what Open left.
 		files[firstLog] = flipped
 		for _, name := range []string{firstLog, firstData, "checkpoint"} {
-			if err := os.WriteFile(filepath.Join(dir, name), files[name], 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(filepath.Join(dir, name), files[name], 0o600))
 		}
 		c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20})
 		if err != nil {
@@ -347,19 +324,13 @@ func TestOrphansAreSwept(t *testing.T) {
 	kept, vanished := putSize(t, s, 1, 70_000), putSize(t, s, 2, 70_000)
 	closeStore(t, c)
 	b, orphan := castest.Blob(3, 70_000)
-	if err := os.MkdirAll(filepath.Dir(filePath(dir, orphan)), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Dir(filePath(dir, orphan)), 0o700))
 	write(t, filePath(dir, orphan), string(b))
 	_, wrong := castest.Blob(4, 70_000)
-	if err := os.MkdirAll(filepath.Dir(filePath(dir, wrong)), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Dir(filePath(dir, wrong)), 0o700))
 	write(t, filePath(dir, wrong), string(b))
 	log, err := os.ReadFile(filepath.Join(dir, firstLog))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, content := range map[string]string{
 		"00000002.data": "data of a segment that was being made, or removed", "00000003.log": string(log), "00000001.log.new": "half a log",
 	} {
@@ -367,9 +338,7 @@ func TestOrphansAreSwept(t *testing.T) {
 	}
 	foreign := filepath.Join(dir, "segments", "letter.txt")
 	write(t, foreign, "dear")
-	if err := os.Remove(filePath(dir, vanished)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(filePath(dir, vanished)))
 	c = open(t, config)
 	s = store(t, c, "")
 	read(t, s, 0, block)
@@ -403,9 +372,7 @@ func TestTornInstance(t *testing.T) {
 	closeStore(t, c)
 	path := filepath.Join(dir, "instances")
 	whole, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	last := bytes.Index(whole, []byte("\n")) + 1
 	for n := last; n < len(whole); n++ {
 		write(t, path, string(whole)+string(whole[last:n]))
@@ -424,9 +391,7 @@ func TestTornInstance(t *testing.T) {
 		}
 		closeStore(t, c)
 		write(t, path, string(whole))
-		if err := os.RemoveAll(filepath.Join(dir, "segments")); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.RemoveAll(filepath.Join(dir, "segments")))
 		c = open(t, config)
 		put(t, store(t, c, ""), 0)
 		put(t, store(t, c, "second/of/a/long/name"), 1)
@@ -448,9 +413,7 @@ func TestDuplicatesAreOneBlob(t *testing.T) {
 	s := store(t, c, "")
 	b, d := castest.Blob(0, block)
 	err := errors.Join(s.PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}, {Digest: d, Data: b}, {Digest: d, Data: b}})...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if got := c.Stats().Blobs; got != 1 {
 		t.Errorf("got %d blobs", got)
 	}
@@ -458,9 +421,7 @@ func TestDuplicatesAreOneBlob(t *testing.T) {
 	// A copy of the whole segment.
 	for _, suffix := range []string{".data", ".log"} {
 		b, err := os.ReadFile(filepath.Join(dir, "segments/00000001"+suffix))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		write(t, filepath.Join(dir, "segments/00000005"+suffix), string(b))
 	}
 	c = open(t, config)

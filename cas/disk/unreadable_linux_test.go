@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // obstacles replace a file by something that cannot be read as one.
@@ -26,16 +27,18 @@ var obstacles = []struct {
 	reason string // in reports
 	put    func(t *testing.T, path string)
 }{
-	{"pipe", "not a regular file", func(t *testing.T, path string) { must(t, syscall.Mkfifo(path, 0o600)) }},
-	{"directory", "directory", func(t *testing.T, path string) { must(t, os.Mkdir(path, 0o700)) }},
-	{"full directory", "directory", func(t *testing.T, path string) { must(t, os.MkdirAll(filepath.Join(path, "x"), 0o700)) }},
-	{"symlink", "symbolic links", func(t *testing.T, path string) { must(t, os.Symlink(filepath.Base(path), path)) }},
+	{"pipe", "not a regular file", func(t *testing.T, path string) { must.Succeed(t, syscall.Mkfifo(path, 0o600)) }},
+	{"directory", "directory", func(t *testing.T, path string) { must.Succeed(t, os.Mkdir(path, 0o700)) }},
+	{"full directory", "directory", func(t *testing.T, path string) { must.Succeed(t, os.MkdirAll(filepath.Join(path, "x"), 0o700)) }},
+	{"symlink", "symbolic links", func(t *testing.T, path string) {
+		must.Succeed(t, os.Symlink(filepath.Base(path), path))
+	}},
 	{"socket", "no such device", func(t *testing.T, path string) {
 		t.Chdir(filepath.Dir(path)) // addresses are short
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "socket"})
-		must(t, err)
+		must.Succeed(t, err)
 		l.SetUnlinkOnClose(false)
-		must(t, errors.Join(l.Close(), os.Rename("socket", path)))
+		must.Succeed(t, errors.Join(l.Close(), os.Rename("socket", path)))
 	}},
 }
 
@@ -118,10 +121,10 @@ func TestUnopenableFileIsReplaced(t *testing.T) {
 					c, reports := threeFiles(t, &config)
 					path := filePath(config.Dir, digestOfBlob(1, large))
 					if reopen {
-						must(t, c.Close())
+						must.Succeed(t, c.Close())
 						c = open(t, config)
 					}
-					must(t, os.Remove(path))
+					must.Succeed(t, os.Remove(path))
 					o.put(t, path)
 					wantReplaced(t, c, u.use, "", reports)
 				})
@@ -138,7 +141,7 @@ func TestUnreadableFileOfRootIsReplaced(t *testing.T) {
 		}
 		config := disk.Config{Dir: t.TempDir()}
 		c, reports := threeFiles(t, &config)
-		must(t, os.Chmod(filePath(config.Dir, digestOfBlob(1, large)), 0))
+		must.Succeed(t, os.Chmod(filePath(config.Dir, digestOfBlob(1, large)), 0))
 		wantReplaced(t, c, u.use, "permission denied", reports)
 	}
 }
@@ -155,14 +158,14 @@ func prepareDenied(t *testing.T, dir string) {
 	for _, u := range fileUses {
 		config := disk.Config{Dir: filepath.Join(dir, u.name)}
 		c, _ := threeFiles(t, &config)
-		must(t, c.Close())
+		must.Succeed(t, c.Close())
 		path := filePath(config.Dir, digestOfBlob(1, large))
-		must(t, os.Chmod(path, 0o400))
+		must.Succeed(t, os.Chmod(path, 0o400))
 		if os.Getuid() != 0 {
-			must(t, os.Chmod(path, 0))
+			must.Succeed(t, os.Chmod(path, 0))
 			continue
 		}
-		must(t, os.Chown(path, 63210, 63210)) // who is nobody in the namespace
+		must.Succeed(t, os.Chown(path, 63210, 63210)) // who is nobody in the namespace
 	}
 }
 
@@ -191,13 +194,15 @@ func TestDescriptorsChild(t *testing.T) {
 	dir := inNamespace(t, descriptorsVar)
 	config := disk.Config{Dir: filepath.Join(dir, "store")}
 	c, reports := threeFiles(t, &config)
-	must(t, c.Close())
+	must.Succeed(t, c.Close())
 	c = open(t, config)
 	s := store(t, c, "")
 	var was syscall.Rlimit
-	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was))
-	starve := func() { must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 3, Max: was.Max})) }
-	feed := func() { must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was)) }
+	must.Succeed(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was))
+	starve := func() {
+		must.Succeed(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 3, Max: was.Max}))
+	}
+	feed := func() { must.Succeed(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was)) }
 	for _, u := range fileUses[:4] {
 		starve()
 		err := u.use(t, c, s, digestOfBlob(1, large))
@@ -235,7 +240,7 @@ func TestStuckChild(t *testing.T) {
 	d := digestOfBlob(1, large)
 	path := filePath(config.Dir, d)
 	for _, by := range []string{nothing, nowhere} {
-		must(t, syscall.Mount(by, path, "", syscall.MS_BIND, ""))
+		must.Succeed(t, syscall.Mount(by, path, "", syscall.MS_BIND, ""))
 		for round := range 2 {
 			s := store(t, c, "")
 			if round > 0 && has(t, s, d) {
@@ -251,18 +256,18 @@ func TestStuckChild(t *testing.T) {
 			if err := s.Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, syscall.EBUSY) {
 				t.Errorf("Put: got %v, want EBUSY", err)
 			}
-			must(t, c.Close())
+			must.Succeed(t, c.Close())
 			var err error
 			c, err = disk.Open(config)
-			must(t, err)
+			must.Succeed(t, err)
 		}
-		must(t, syscall.Unmount(path, 0))
+		must.Succeed(t, syscall.Unmount(path, 0))
 		if s := store(t, c, ""); !has(t, s, d) {
 			putSize(t, s, 1, large)
 		}
 		read(t, store(t, c, ""), 1, large)
 	}
-	must(t, c.Close())
+	must.Succeed(t, c.Close())
 	if !strings.Contains(log.String(), "remove its file") {
 		t.Errorf("the log has no advice: %s", &log)
 	}
@@ -288,7 +293,7 @@ func TestUnopenableSegmentIsLost(t *testing.T) {
 				d := put(t, store(t, c, ""), 200)
 				closeStore(t, c)
 				path := segmentFiles(t, config.Dir, suffix)[1]
-				must(t, os.Remove(path))
+				must.Succeed(t, os.Remove(path))
 				o.put(t, path)
 				c = open(t, config)
 				s := store(t, c, "")
@@ -318,7 +323,7 @@ func TestUnreadableLogIsLost(t *testing.T) {
 	c, _ := twoSegments(t, config)
 	closeStore(t, c)
 	data, logs := segmentFiles(t, config.Dir, ".data"), segmentFiles(t, config.Dir, ".log")
-	must(t, os.Remove(data[1]))
+	must.Succeed(t, os.Remove(data[1]))
 	dir := unreadable(t)
 	spoil := sync.OnceFunc(func() { replaceOpen(t, logs[0], dir) })
 	config.Log = slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
@@ -350,11 +355,11 @@ func unreadable(t *testing.T) string {
 	dir := t.TempDir()
 	for i := 0; ; i++ {
 		fi, err := os.Stat(dir)
-		must(t, err)
+		must.Succeed(t, err)
 		if fi.Size() > 1<<20 {
 			return dir
 		}
-		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%0200d", i)), nil, 0o600))
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%0200d", i)), nil, 0o600))
 	}
 }
 
@@ -369,14 +374,14 @@ func TestManyUnopenableSegmentsAreKept(t *testing.T) {
 	closeStore(t, c)
 	paths := segmentFiles(t, config.Dir, ".data")
 	for _, path := range paths {
-		must(t, errors.Join(os.Rename(path, path+".kept"), os.Mkdir(path, 0o700)))
+		must.Succeed(t, errors.Join(os.Rename(path, path+".kept"), os.Mkdir(path, 0o700)))
 	}
 	config.MaxBytes = 1 << 20
 	if _, err := disk.Open(config); err == nil || !strings.Contains(err.Error(), "2 of 2 segments cannot be opened; make them readable") {
 		t.Errorf("got %v, want advice", err)
 	}
 	for _, path := range paths {
-		must(t, errors.Join(os.Remove(path), os.Rename(path+".kept", path)))
+		must.Succeed(t, errors.Join(os.Remove(path), os.Rename(path+".kept", path)))
 	}
 	read(t, store(t, open(t, config), ""), 0, block)
 }
@@ -400,7 +405,7 @@ func TestOpenDoesNotWaitForPipes(t *testing.T) {
 			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 				t.Fatal(err)
 			}
-			must(t, syscall.Mkfifo(path, 0o600))
+			must.Succeed(t, syscall.Mkfifo(path, 0o600))
 			cache, err := disk.Open(config)
 			if err != nil {
 				if c.want == "" || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), config.Dir) {

@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // readOnlyVar holds the directory in which TestReadOnlyChild makes file systems read-only.
@@ -43,11 +44,10 @@ func TestReadOnlyChild(t *testing.T) {
 				config := disk.Config{Dir: filepath.Join(dir, test.name), Log: slog.New(slog.NewTextHandler(&log, nil))}
 				c, s := twoSegments(t, config)
 				putSize(t, s, 1, large)
-				if err := c.CheckWritable(); err != nil {
-					t.Fatal(err)
-				}
-				must(t, syscall.Mount(config.Dir, config.Dir, "", syscall.MS_BIND, ""))
-				must(t, syscall.Mount("", config.Dir, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+				must.Succeed(t, c.CheckWritable())
+				must.Succeed(t, syscall.Mount(config.Dir, config.Dir, "", syscall.MS_BIND, ""))
+				const readOnly = syscall.MS_BIND | syscall.MS_REMOUNT | syscall.MS_RDONLY
+				must.Succeed(t, syscall.Mount("", config.Dir, "", readOnly, ""))
 				for range 3 {
 					err := test.notice(t, c)
 					if !errors.Is(err, cas.ErrUnwritable) || !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), config.Dir) {
@@ -57,7 +57,7 @@ func TestReadOnlyChild(t *testing.T) {
 				}
 				read(t, s, 1, large)
 				read(t, s, 1, 500)
-				must(t, syscall.Unmount(config.Dir, 0))
+				must.Succeed(t, syscall.Unmount(config.Dir, 0))
 				if err := c.CheckWritable(); err != nil {
 					t.Errorf("after it became writable: %v", err)
 				}

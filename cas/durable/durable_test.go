@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // open opens a log and returns the records that it replays. The record "bad" counts as damaged.
@@ -25,9 +27,7 @@ func open(t *testing.T, c Config) (l *Log, records []string) {
 		return nil
 	}
 	l, err := Open(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { l.Close() })
 	return l, records
 }
@@ -38,9 +38,7 @@ func appendTo(t *testing.T, l *Log, records ...string) {
 	for _, r := range records {
 		b = append(b, []byte(r))
 	}
-	if err := l.Append(b...); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.Append(b...))
 }
 
 func wantRecords(t *testing.T, got []string, want ...string) {
@@ -64,13 +62,9 @@ func TestLogKilledAtEveryByte(t *testing.T) {
 		l, _ := open(t, c)
 		appendTo(t, l, "one", "", "three 3")
 		whole, err := os.ReadFile(c.Path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for n := range len(whole) + 1 {
-			if err := os.WriteFile(c.Path, whole[:n], 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(c.Path, whole[:n], 0o600))
 			want := []string{"one", "", "three 3"}[:bytes.Count(whole[:n], []byte("\n"))]
 			l, got := open(t, c)
 			wantRecords(t, got, want...)
@@ -88,9 +82,7 @@ func TestLogKilledAtEveryByte(t *testing.T) {
 func TestLogDropsDamagedLines(t *testing.T) {
 	c := Config{Path: filepath.Join(t.TempDir(), "log")}
 	text := "one\nbad\n\x00\x00two\nbad\nunfini"
-	if err := os.WriteFile(c.Path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(c.Path, []byte(text), 0o600))
 	l, got := open(t, c)
 	wantRecords(t, got, "one", "two")
 	if l.Damaged() != 2 || l.Torn() != 6 {
@@ -107,12 +99,8 @@ func TestLogVerifiesChecksums(t *testing.T) {
 	l, _ := open(t, c)
 	appendTo(t, l, "one", "two", "three")
 	text, err := os.ReadFile(c.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(c.Path, bytes.Replace(text, []byte("two"), []byte("tvo"), 1), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, os.WriteFile(c.Path, bytes.Replace(text, []byte("two"), []byte("tvo"), 1), 0o600))
 	l, got := open(t, c)
 	wantRecords(t, got, "one", "three")
 	if l.Damaged() != 1 {
@@ -122,9 +110,7 @@ func TestLogVerifiesChecksums(t *testing.T) {
 
 func TestLogReplayErrorEndsOpen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
-	if err := os.WriteFile(path, []byte("one\ntwo\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte("one\ntwo\n"), 0o600))
 	_, err := Open(Config{Path: path, Replay: func(r []byte) error {
 		if string(r) == "two" {
 			return errors.New("unknown verb")
@@ -141,13 +127,9 @@ func TestLogWithoutReplayAppends(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	whole := strings.Repeat("0123456789abcde\n", 5000)
 	for _, torn := range []int{0, 1, 64 << 10, 100_000} {
-		if err := os.WriteFile(path, []byte(whole+strings.Repeat("x", torn)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, []byte(whole+strings.Repeat("x", torn)), 0o600))
 		l, err := Open(Config{Path: path})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if l.Size() != int64(len(whole)) || l.Torn() != int64(torn) {
 			t.Errorf("got size %d, torn %d, want %d, %d", l.Size(), l.Torn(), len(whole), torn)
 		}
@@ -169,12 +151,8 @@ func TestLogRewriteReplacesRecords(t *testing.T) {
 	}
 	appendTo(t, l, "three")
 	wantFile(t, c.Path, "one\ntwo\nthree\n")
-	if err := os.Remove(c.Path + ".new"); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Rewrite(slices.Values([][]byte{[]byte("two")})); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(c.Path+".new"))
+	must.Succeed(t, l.Rewrite(slices.Values([][]byte{[]byte("two")})))
 	appendTo(t, l, "four")
 	wantFile(t, c.Path, "two\nfour\n")
 }
@@ -210,9 +188,7 @@ func TestWriteFileReplacesAtomically(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
 	for _, text := range []string{"old", "new"} {
-		if err := WriteFile(path, []byte(text), 0o640); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, WriteFile(path, []byte(text), 0o640))
 		wantFile(t, path, text)
 	}
 	failure := errors.New("failure")
@@ -234,18 +210,14 @@ func TestSegmentsExcess(t *testing.T) {
 	s := Segments{Dir: t.TempDir(), Suffix: ".v1.jsonl"}
 	for _, first := range []uint64{200, 1, 100} {
 		l, err := s.Create(first, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		appendTo(t, l, strings.Repeat("x", 99))
 		l.Close()
 	}
 	if _, err := s.Create(100, false); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("create a segment twice: got %v, want fs.ErrExist", err)
 	}
-	if err := os.WriteFile(filepath.Join(s.Dir, "1.v1.jsonl"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(s.Dir, "1.v1.jsonl"), nil, 0o600))
 	if got, err := s.List(); err != nil || !slices.Equal(got, []uint64{1, 100, 200}) {
 		t.Errorf("List: got %v, %v", got, err)
 	}
@@ -274,22 +246,16 @@ func TestLogCompactKeepsAppends(t *testing.T) {
 	for _, sync := range []bool{false, true} {
 		path := filepath.Join(t.TempDir(), "log")
 		l, _ := open(t, Config{Path: path, Sync: sync})
-		if err := l.Append([]byte("one"), []byte("two")); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Append([]byte("one"), []byte("two")))
 		released := &duringUnlock{f: func() {
 			if err := l.Append([]byte("three")); err != nil {
 				t.Error(err)
 			}
 			wantFile(t, path, "one\ntwo\nthree\n")
 		}}
-		if err := l.Compact(released, slices.Values([][]byte{[]byte("two")})); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Compact(released, slices.Values([][]byte{[]byte("two")})))
 		wantFile(t, path, "two\nthree\n")
-		if err := l.Append([]byte("four")); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Append([]byte("four")))
 		wantFile(t, path, "two\nthree\nfour\n")
 		released.f = func() { l.Close() }
 		if err := l.Compact(released, slices.Values([][]byte(nil))); !errors.Is(err, os.ErrClosed) {
@@ -317,9 +283,7 @@ func TestLogFlushRepairs(t *testing.T) {
 		{"unfinished", "one\ntwo\nthr", "one\ntwo\n"},
 		{"damaged", "one\nbad\ntwo\n", "one\ntwo\n"},
 	} {
-		if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, []byte(test.text), 0o600))
 		l, _ := open(t, Config{Path: path})
 		if err := l.Flush(); err != nil {
 			t.Errorf("%s: %v", test.name, err)

@@ -10,15 +10,15 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestOnlyRegularFilesAreOpened: opening a pipe would wait for its other end.
 func TestOnlyRegularFilesAreOpened(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, syscall.Mkfifo(pipe, 0o600))
 	for _, path := range []string{pipe, dir, os.DevNull} {
 		if _, err := ReadFile(path); !errors.Is(err, ErrNotRegular) {
 			t.Errorf("ReadFile(%s): got %v, want ErrNotRegular", path, err)
@@ -30,9 +30,7 @@ func TestOnlyRegularFilesAreOpened(t *testing.T) {
 		}
 	}
 	path := filepath.Join(dir, "file")
-	if err := os.WriteFile(path, []byte("text"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte("text"), 0o600))
 	if b, err := ReadFile(path); err != nil || string(b) != "text" {
 		t.Errorf("ReadFile: got %q, %v", b, err)
 	}

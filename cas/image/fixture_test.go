@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/image"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/google/go-containerregistry/pkg/compression"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -59,16 +60,12 @@ func archive(t *testing.T, entries ...tar.Header) []byte {
 			content, h.Uname = h.Uname, ""
 		}
 		h.Uid, h.Gid = 1000, 1000
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, w.WriteHeader(&h))
 		if _, err := io.WriteString(w, content); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.Close())
 	return b.Bytes()
 }
 
@@ -77,9 +74,7 @@ func layerOf(t *testing.T, data []byte, options ...tarball.LayerOption) v1.Layer
 	t.Helper()
 	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil },
 		options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return l
 }
 
@@ -91,13 +86,9 @@ func imageOf(t *testing.T, layers ...v1.Layer) v1.Image {
 func imageFor(t *testing.T, architecture string, layers ...v1.Layer) v1.Image {
 	t.Helper()
 	im, err := mutate.AppendLayers(empty.Image, layers...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	cf, err := im.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	cf = cf.DeepCopy()
 	cf.OS, cf.Architecture = "linux", architecture
 	cf.Config.Env = []string{"PATH=/opt/bin:/bin", "LANG=C"}
@@ -116,13 +107,9 @@ func simple(t *testing.T, content string) v1.Image {
 func layoutOf(t *testing.T, images ...v1.Image) string {
 	t.Helper()
 	p, err := layout.Write(t.TempDir(), empty.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, im := range images {
-		if err := p.AppendImage(im); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.AppendImage(im))
 	}
 	return string(p)
 }
@@ -152,26 +139,18 @@ func list(t *testing.T, s cas.Store, root cas.Digest) string {
 func listBelow(t *testing.T, s cas.Store, d cas.Digest, at string, lines *[]string) {
 	t.Helper()
 	var m repb.Directory
-	if err := cas.ReadProto(t.Context(), s, d, &m); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, cas.ReadProto(t.Context(), s, d, &m))
 	for _, n := range m.Directories {
 		*lines = append(*lines, at+n.Name+"/")
 		below, err := cas.FromProto(cas.SHA256, n.Digest)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		listBelow(t, s, below, at+n.Name+"/", lines)
 	}
 	for _, n := range m.Files {
 		below, err := cas.FromProto(cas.SHA256, n.Digest)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		content, err := cas.ReadAll(context.Background(), s, below, 1<<30)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		exec := ""
 		if n.IsExecutable {
 			exec = "*"

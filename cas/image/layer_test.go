@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/image"
+	"github.com/cloister-build/cloister/internal/must"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
@@ -116,9 +117,7 @@ func TestLayersAreApplied(t *testing.T) {
 			}
 			cfg := config(t)
 			got, err := load(t, cfg, imageOf(t, layers...))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if l := list(t, cfg.Store, got.Root); l != c.want {
 				t.Errorf("got  %s\nwant %s", l, c.want)
 			}
@@ -139,9 +138,7 @@ func TestHostileLayersAreRefused(t *testing.T) {
 		many = append(many, file(name+"/"+deep[:998]+"x", "1"))
 	}
 	var huge bytes.Buffer // only the header
-	if err := tar.NewWriter(&huge).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "big", Size: 1 << 40}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, tar.NewWriter(&huge).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "big", Size: 1 << 40}))
 	for _, c := range []struct {
 		name  string
 		layer []byte

@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/image"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/google/go-containerregistry/pkg/authn"
 )
 
@@ -27,9 +28,7 @@ func open(t *testing.T, change func(*image.LibraryConfig)) *image.Library {
 	c := image.LibraryConfig{Config: image.Config{Function: cas.SHA256, Dir: t.TempDir()}, Instances: castest.Instances()}
 	change(&c)
 	l, err := image.OpenLibrary(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Error(err)
@@ -56,20 +55,14 @@ func TestLibraryRemembersImages(t *testing.T) {
 	path := filepath.Join(t.TempDir(), image.LibraryFile)
 	setup := func(c *image.LibraryConfig) { c.Path, c.Allowed = path, []string{s.host} }
 	first, err := open(t, setup).Get(t.Context(), "main", ref, cas.Digest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	// The process is killed while it writes the next record.
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := f.WriteString(`01234567 {"reference":"torn`); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.Close())
 
 	s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		w.WriteHeader(http.StatusNotFound)
@@ -87,9 +80,7 @@ func TestLibraryRemembersImages(t *testing.T) {
 	if e, err := again.Get(t.Context(), "other", pinned, cas.Digest{}); err == nil {
 		t.Errorf("another instance: got %+v, want an error, because its store does not have the image", e)
 	}
-	if err := again.Remove(all...); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, again.Remove(all...))
 	if all := open(t, setup).List(); len(all) != 0 {
 		t.Errorf("after Remove: got %+v, want nothing", all)
 	}
@@ -118,9 +109,7 @@ func TestLibraryPullsWhatIsGone(t *testing.T) {
 		c.Instances = func(name string) (*cas.Instance, error) { return &cas.Instance{Name: name, Store: stores[0]}, nil }
 	})
 	e, err := l.Get(t.Context(), "", ref, cas.Digest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	stores[0] = stores[1] // everything is evicted
 	if e, err = l.Get(t.Context(), "", ref, e.Root); err != nil {
 		t.Fatal(err)
@@ -149,9 +138,7 @@ func TestLibraryAllowsRegistries(t *testing.T) {
 		t.Errorf("a layout without a name: got %v, want ErrInvalid", err)
 	}
 	loaded, err := l.Load(t.Context(), "", layoutOf(t, im), "", "toolchain:5")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if e, err := l.Get(t.Context(), "", pinned, cas.Digest{}); err != nil || e.Root != loaded.Root || asked {
 		t.Errorf("the digest of a loaded image: got %+v, %v (asked the registry: %t), want root %s", e, err, asked, loaded.Root)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/image"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -76,30 +77,22 @@ func (s *server) push(t *testing.T, repository string, im v1.Image) image.Refere
 	t.Helper()
 	ref := reference(t, s.host+"/"+repository)
 	to, err := name.ParseReference(ref.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.Write(to, im); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, remote.Write(to, im))
 	return ref
 }
 
 func reference(t *testing.T, s string) image.Reference {
 	t.Helper()
 	ref, err := image.ParseReference(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return ref
 }
 
 func digestOf(t *testing.T, im interface{ Digest() (v1.Hash, error) }) string {
 	t.Helper()
 	d, err := im.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return d.String()
 }
 
@@ -111,9 +104,7 @@ func TestPull(t *testing.T) {
 	for _, ref := range []image.Reference{byTag, byDigest} {
 		c := config(t)
 		got, err := image.Pull(t.Context(), c, ref)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if l := list(t, c.Store, got.Root); l != "bin/ bin/tool*=one" {
 			t.Errorf("%s: got %s", ref, l)
 		}
@@ -146,19 +137,13 @@ func TestPullSelectsThePlatform(t *testing.T) {
 	}
 	push := func(repository string, ix v1.ImageIndex) image.Reference {
 		to, err := name.ParseReference(s.host + "/" + repository)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := remote.WriteIndex(to, ix); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
+		must.Succeed(t, remote.WriteIndex(to, ix))
 		return reference(t, to.String())
 	}
 	c := config(t)
 	got, err := image.Pull(t.Context(), c, push("both:1", index(map[string]v1.Image{other: foreign, runtime.GOARCH: own})))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if l := list(t, c.Store, got.Root); l != "a=own" || got.Digest != digestOf(t, own) {
 		t.Errorf("got %s of %s, want a=own of %s", l, got.Digest, digestOf(t, own))
 	}
@@ -179,9 +164,7 @@ func TestPullRefusesWrongContent(t *testing.T) {
 		s, im := serve(t), imageOf(t, layerOf(t, large))
 		ref := s.push(t, "a:1", im)
 		layers, err := im.Layers()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 			if !strings.HasSuffix(r.URL.Path, digestOf(t, layers[0])) {
 				return false
@@ -206,24 +189,16 @@ func TestPullRefusesWrongContent(t *testing.T) {
 	}{
 		{"a layer of a layout", func(t *testing.T, dir string, im v1.Image) {
 			layers, err := im.Layers()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			other, err := layerOf(t, archive(t, file("a", strings.Repeat("y", 1000)))).Compressed()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			b, err := io.ReadAll(other)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			overwrite(t, dir, digestOf(t, layers[0]), b)
 		}, "): the content has the digest"},
 		{"a configuration", func(t *testing.T, dir string, im v1.Image) {
 			d, err := im.ConfigName()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			overwrite(t, dir, d.String(), []byte("{}"))
 		}, "has the digest"},
 		{
@@ -244,9 +219,7 @@ func TestPullRefusesWrongContent(t *testing.T) {
 	t.Run("what the configuration states of a layer", func(t *testing.T) {
 		im := imageOf(t, layerOf(t, large))
 		cf, err := im.ConfigFile()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		cf = cf.DeepCopy()
 		cf.RootFS.DiffIDs[0].Hex = strings.Repeat("0", 64)
 		if im, err = mutate.ConfigFile(im, cf); err != nil {
@@ -265,9 +238,7 @@ func TestPullRefusesWrongContent(t *testing.T) {
 			Layer: layerOf(t, large),
 			URLs:  []string{elsewhere.URL + "/layer"},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s := serve(t)
 		ref := s.push(t, "a:1", im)
 		s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
@@ -285,13 +256,9 @@ func TestPullRefusesWrongContent(t *testing.T) {
 	})
 	t.Run("a large configuration", func(t *testing.T) {
 		im, err := mutate.AppendLayers(imageOf(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		cf, err := im.ConfigFile()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		cf = cf.DeepCopy()
 		cf.Author = strings.Repeat("x", 5<<20)
 		if im, err = mutate.ConfigFile(im, cf); err != nil {
@@ -306,9 +273,7 @@ func TestPullRefusesWrongContent(t *testing.T) {
 // overwrite replaces a blob of a layout.
 func overwrite(t *testing.T, dir, digest string, b []byte) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, "blobs", strings.Replace(digest, ":", "/", 1)), b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "blobs", strings.Replace(digest, ":", "/", 1)), b, 0o600))
 }
 
 // TestPullLimitsMessages: no configuration is read and no manifest parsed that is too large or whose size is hidden.
@@ -380,9 +345,7 @@ func TestPullUsesCredentials(t *testing.T) {
 	write := func(registry string) {
 		auth := "YnVpbGRlcjpzZWNyZXQ=" // builder:secret
 		text := fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, registry, auth)
-		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(text), 0o600))
 	}
 	write("registry.example.com")
 	if _, err := image.Pull(t.Context(), config(t), ref); err == nil || !strings.Contains(err.Error(), "401") {
@@ -400,9 +363,7 @@ func TestPullReadsLayersAgain(t *testing.T) {
 	im := imageOf(t, layerOf(t, archive(t, file("a", noise(3<<20)))))
 	ref := s.push(t, "a:1", im)
 	layers, err := im.Layers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var breaks atomic.Int64
 	s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if !strings.HasSuffix(r.URL.Path, digestOf(t, layers[0])) || breaks.Add(-1) < 0 {
@@ -457,22 +418,16 @@ func TestLoad(t *testing.T) {
 		to := map[name.Tag]v1.Image{}
 		for s, im := range images {
 			tag, err := name.NewTag(s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			to[tag] = im
 		}
 		path := filepath.Join(t.TempDir(), "images.tar")
-		if err := tarball.MultiWriteToFile(path, to); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, tarball.MultiWriteToFile(path, to))
 		return path
 	}
 	idOf := func(im v1.Image) string {
 		d, err := im.ConfigName()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d.String()
 	}
 	for _, c := range []struct {
@@ -502,9 +457,7 @@ func TestLoad(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if l := list(t, cfg.Store, got.Root); l != c.want || got.Digest != c.digest || got.Reference != c.reference {
 				t.Errorf("got %s, %s, %q\nwant %s, %s, %q", l, got.Digest, got.Reference, c.want, c.digest, c.reference)
 			}
@@ -554,9 +507,7 @@ func FuzzLayer(f *testing.F) {
 		file(".wh..wh..opq", ""),
 	} {
 		h.Uname = ""
-		if err := w.WriteHeader(&h); err != nil {
-			f.Fatal(err)
-		}
+		must.Succeed(f, w.WriteHeader(&h))
 	}
 	f.Add(b.Bytes())
 	f.Add([]byte("not an archive"))

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/image"
+	"github.com/cloister-build/cloister/internal/must"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
@@ -89,9 +90,7 @@ func TestLibraryResolvesTags(t *testing.T) {
 	get := func(ref image.Reference) *image.Entry {
 		t.Helper()
 		e, err := l.Get(t.Context(), "", ref, cas.Digest{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return e
 	}
 	first := get(ref)

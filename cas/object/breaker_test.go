@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/object"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/minio/minio-go/v7"
 )
 
@@ -45,12 +46,12 @@ func inBubble(t *testing.T, test func(t *testing.T, b *bubble)) {
 		b.address = "http://bucket.example.com"
 		var err error
 		b.client, err = object.NewOver(t.Context(), object.Config{URL: b.url("")}, b)
-		must(t, err)
+		must.Succeed(t, err)
 		defer b.client.Close()
 		b.store = named(t, b.client, "")
 		data, _ := castest.Blob(1, 1000)
 		b.present = put(t, b.store, data)
-		must(t, b.store.Record(t.Context(), b.present, &repb.ActionResult{}))
+		must.Succeed(t, b.store.Record(t.Context(), b.present, &repb.ActionResult{}))
 		test(t, b)
 	})
 }
@@ -179,7 +180,7 @@ func TestNewWaitsForTheBucket(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.respond(killed)
 		c, err := object.NewOver(t.Context(), object.Config{URL: b.url("")}, b)
-		must(t, err)
+		must.Succeed(t, err)
 		defer c.Close()
 		<-c.Probed()
 		b.client, b.store = c, named(t, c, "")
@@ -330,7 +331,7 @@ func TestCompletingMayTakeTime(t *testing.T) {
 			time.Sleep(63 * time.Second)
 			return resp, r.Context().Err()
 		})
-		must(t, b.store.Put(t.Context(), d, bytes.NewReader(large)))
+		must.Succeed(t, b.store.Put(t.Context(), d, bytes.NewReader(large)))
 	})
 }
 
@@ -360,7 +361,7 @@ func TestLostAnswerToCompletion(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bubble) {
 				// An earlier object of the same size, for example a damaged one, does not belong to this upload.
-				must(t, b.store.Put(t.Context(), d, bytes.NewReader(large)))
+				must.Succeed(t, b.store.Put(t.Context(), d, bytes.NewReader(large)))
 				n := 0
 				b.respond(func(kind string, r *http.Request) (*http.Response, error) {
 					if kind != "complete" {

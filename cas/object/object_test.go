@@ -25,6 +25,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/object"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc/codes"
 )
 
@@ -54,13 +55,13 @@ func TestLargeBlobsGoInParts(t *testing.T) {
 		for i, size := range []int{16 << 20, 16<<20 + 1, 48 << 20} {
 			b, d := castest.Blob(byte(i), size)
 			s.spoil(faults{})
-			must(t, store.Put(t.Context(), d, iotest.DataErrReader(bytes.NewReader(b))))
+			must.Succeed(t, store.Put(t.Context(), d, iotest.DataErrReader(bytes.NewReader(b))))
 			if got, want := s.called("part"), []int{0, 2, 3}[i]; got != want {
 				t.Errorf("%d bytes were sent in %d parts, want %d", size, got, want)
 			}
 			for _, off := range []int64{0, 16 << 20} {
 				r, err := store.Open(t.Context(), d, off)
-				must(t, err)
+				must.Succeed(t, err)
 				got, err := io.ReadAll(r)
 				r.Close()
 				if err != nil || !bytes.Equal(got, b[off:]) {
@@ -155,7 +156,7 @@ func TestPutRejectsBlobAboveObjectSize(t *testing.T) {
 	store := s.instance(t)
 	_, small := castest.Blob(1, 100)
 	d, err := cas.NewDigest(cas.SHA256, small.Hash(), 10_000*16<<20+1)
-	must(t, err)
+	must.Succeed(t, err)
 	if err := store.Put(t.Context(), d, iotest.ErrReader(errors.New("read"))); !errors.Is(err, cas.ErrUpstreamFull) ||
 		s.called("begin") != 0 {
 		t.Errorf("got %v after %d uploads, want ErrUpstreamFull before any", err, s.called("begin"))
@@ -177,13 +178,13 @@ func TestKeys(t *testing.T) {
 	var want []string
 	for name, part := range names {
 		in, err := c.Instance(name)
-		must(t, err)
+		must.Succeed(t, err)
 		if missing, err := in.Store.Missing(t.Context(), []cas.Digest{cas.SHA256.Sum([]byte("x"))}); err != nil ||
 			len(missing) != 1 {
 			t.Errorf("%q: got %v missing, %v; want the blob of another instance missing", name, missing, err)
 		}
 		d := put(t, in.Store, []byte("x"))
-		must(t, in.Actions.Record(t.Context(), d, &repb.ActionResult{}))
+		must.Succeed(t, in.Actions.Record(t.Context(), d, &repb.ActionResult{}))
 		want = append(want, "team/one/"+part+"/blobs/sha256/"+hash+"-1", "team/one/"+part+"/results/sha256/"+hash+"-1")
 	}
 	got := s.keys(t)
@@ -279,12 +280,10 @@ func TestDamagedResult(t *testing.T) {
 		store := s.instance(t)
 		_, action := castest.Blob(1, 100)
 		record := func() {
-			if err := store.Record(t.Context(), action, &repb.ActionResult{
+			must.Succeed(t, store.Record(t.Context(), action, &repb.ActionResult{
 				StdoutRaw: []byte("hello"),
 				ExitCode:  3,
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 		}
 		record()
 		key := s.only(t)
@@ -337,7 +336,7 @@ func TestServerErrors(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
 		present := put(t, store, []byte("present"))
-		must(t, store.Record(t.Context(), present, &repb.ActionResult{}))
+		must.Succeed(t, store.Record(t.Context(), present, &repb.ActionResult{}))
 		grant := map[string]string{"s3": "s3:AbortMultipartUpload and s3:ListBucket on bucket " + bucketName, "gs": "objectUser"}[s.scheme]
 		for _, c := range []struct {
 			status int
@@ -368,7 +367,7 @@ func TestServerErrors(t *testing.T) {
 					return true
 				}})
 				err := f(t.Context())
-				must(t, client.Close())
+				must.Succeed(t, client.Close())
 				// A response to HEAD has no body.
 				head := call == "Missing" || call == "Open at the end"
 				if head && (c.code == "NoSuchBucket" || c.status == 400) || call == "Check" && c.want == cas.ErrUpstreamFull {
@@ -424,7 +423,7 @@ func TestTransientErrorsAreRetried(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
 		present := put(t, store, []byte("present"))
-		must(t, store.Record(t.Context(), present, &repb.ActionResult{}))
+		must.Succeed(t, store.Record(t.Context(), present, &repb.ActionResult{}))
 		var turn int
 		var mu sync.Mutex
 		s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, kind string, n int) bool {
@@ -465,7 +464,7 @@ func TestTransientErrorsAreRetried(t *testing.T) {
 
 func TestUnreachableServerIsUnavailable(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	must.Succeed(t, err)
 	l.Close()
 	both(t, func(t *testing.T, s *server) {
 		store := s.instance(t)
@@ -506,7 +505,7 @@ func TestContextEndsEveryCall(t *testing.T) {
 		present := put(t, store, b)
 		ctx, cancel := context.WithCancel(t.Context())
 		r, err := store.Open(ctx, present, 0)
-		must(t, err)
+		must.Succeed(t, err)
 		if _, err := io.ReadFull(r, b[:1<<20]); err != nil {
 			t.Fatal(err)
 		}
@@ -552,7 +551,7 @@ func TestBrokenDownloadsAreResumed(t *testing.T) {
 		for _, off := range []int64{0, 12345} {
 			s.spoil(faults{breakAt: 1 << 20, breaks: 3})
 			r, err := store.Open(t.Context(), d, off)
-			must(t, err)
+			must.Succeed(t, err)
 			got, err := io.ReadAll(r)
 			r.Close()
 			if err != nil || !bytes.Equal(got, b[off:]) || s.called("GET") != 4 {
@@ -581,7 +580,7 @@ func TestBrokenDownloadsAreResumed(t *testing.T) {
 		// The object is deleted during the download.
 		s.spoil(faults{breakAt: 1 << 20, breaks: 1})
 		r, err := store.Open(t.Context(), d, 0)
-		must(t, err)
+		must.Succeed(t, err)
 		defer r.Close()
 		if _, err := s.objects.DeleteObject(bucketName, s.only(t)); err != nil {
 			t.Fatal(err)
@@ -602,7 +601,7 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 		blob := "team/one/!/blobs/sha256/" + d.Hash() + "-1000"
 		result := "team/one/!/results/sha256/" + d.Hash() + "-1000"
 		put(t, store, b)
-		must(t, store.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}))
+		must.Succeed(t, store.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}))
 		recorded := s.content(t, result)
 		use := map[string]func(store *object.Store) error{
 			blob: func(store *object.Store) error {
@@ -639,7 +638,7 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 			// A Put or Record renews it, too, without a query.
 			s.replace(t, key, content, time.Now().Add(-9*day))
 			put(t, store, b)
-			must(t, store.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}))
+			must.Succeed(t, store.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}))
 			s.spoil(faults{})
 			if err := use[key](store); err != nil || s.called("copy") != 0 {
 				t.Errorf("%s, stored again: got %v and %d copies", key, err, s.called("copy"))
@@ -663,7 +662,7 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 		}
 		// S3 cannot copy it, so it must be put again. Google can, but this server does not have it.
 		d, err := cas.NewDigest(cas.SHA256, d.Hash(), 5<<30+1)
-		must(t, err)
+		must.Succeed(t, err)
 		s.spoil(faults{before: func(w http.ResponseWriter, r *http.Request, _ string, _ int) bool {
 			if r.Method != http.MethodHead {
 				return false
@@ -749,7 +748,7 @@ func TestCheckFindsMissingPermissions(t *testing.T) {
 			}
 			return r.Method != http.MethodGet
 		}})
-		must(t, c.Check(t.Context())) // once is enough
+		must.Succeed(t, c.Check(t.Context())) // once is enough
 		_, err := object.Open(t.Context(), object.Config{URL: s.url("")})
 		if !errors.Is(err, cas.ErrDenied) || !strings.Contains(err.Error(), "write to the bucket in "+s.scheme) {
 			t.Errorf("got %v, want ErrDenied for writing", err)
@@ -785,7 +784,7 @@ func TestCallsAreObserved(t *testing.T) {
 		b, d := castest.Blob(1, 1000)
 		put(t, store, b)
 		_, err := cas.ReadAll(t.Context(), store, d, 1000)
-		must(t, err)
+		must.Succeed(t, err)
 		if got, want := take(), []string{"put ok 1 1000 0", "get ok 1 0 1000"}; !slices.Equal(got, want) {
 			t.Errorf("got %q, want %q", got, want)
 		}
@@ -793,7 +792,7 @@ func TestCallsAreObserved(t *testing.T) {
 		store.Missing(t.Context(), []cas.Digest{absent})
 		s.spoil(faults{breakAt: 500, breaks: 1})
 		_, err = cas.ReadAll(t.Context(), store, d, 1000)
-		must(t, err)
+		must.Succeed(t, err)
 		s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, kind string, n int) bool {
 			if kind == "HEAD" && n < 3 {
 				refuse(w, 429, "", "")

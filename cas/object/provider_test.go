@@ -23,6 +23,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/object"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // secure starts a server with TLS and a trusted certificate.
@@ -31,10 +32,8 @@ func secure(t *testing.T, scheme string) *server {
 	s := newServer(t, scheme)
 	web := s.listen(t, (*httptest.Server).StartTLS)
 	trusted := filepath.Join(t.TempDir(), "trusted.pem")
-	if err := os.WriteFile(trusted, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}),
-		0o600); err != nil {
-		t.Fatal(err)
-	}
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw})
+	must.Succeed(t, os.WriteFile(trusted, certificate, 0o600))
 	s.ca = trusted
 	return s
 }
@@ -45,16 +44,16 @@ func account(t *testing.T, tokens http.HandlerFunc) {
 	web := httptest.NewServer(tokens)
 	t.Cleanup(web.Close)
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	must(t, err)
+	must.Succeed(t, err)
 	private, err := x509.MarshalPKCS8PrivateKey(key)
-	must(t, err)
+	must.Succeed(t, err)
 	file, err := json.Marshal(map[string]string{
 		"type": "service_account", "client_email": "farm@example.com", "token_uri": web.URL,
 		"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})),
 	})
-	must(t, err)
+	must.Succeed(t, err)
 	path := filepath.Join(t.TempDir(), "account.json")
-	must(t, os.WriteFile(path, file, 0o600))
+	must.Succeed(t, os.WriteFile(path, file, 0o600))
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", path)
 }
 
@@ -130,12 +129,12 @@ func TestTLSRequiresTrustedCertificate(t *testing.T) {
 func TestAuthoritiesOfTheURL(t *testing.T) {
 	s := secure(t, "s3")
 	good, err := os.ReadFile(s.ca)
-	must(t, err)
+	must.Succeed(t, err)
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	must(t, err)
+	must.Succeed(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	must(t, err)
+	must.Succeed(t, err)
 	other := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	for name, c := range map[string]struct {
 		ca   string
@@ -147,13 +146,13 @@ func TestAuthoritiesOfTheURL(t *testing.T) {
 		"both":                    {string(other) + string(good), nil, ""},
 		"the server's, and a cut": {string(good) + string(other[:len(other)/2]), object.ErrURL, "1 of 2 certificates are damaged"},
 	} {
-		must(t, os.WriteFile(s.ca, []byte(c.ca), 0o600))
+		must.Succeed(t, os.WriteFile(s.ca, []byte(c.ca), 0o600))
 		client, err := object.Open(t.Context(), object.Config{URL: s.url("")})
 		if !errors.Is(err, c.want) || err != nil && !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: got %v, want %v with %q", name, err, c.want, c.text)
 		}
 		if err == nil {
-			must(t, client.Close())
+			must.Succeed(t, client.Close())
 		}
 	}
 }
@@ -162,11 +161,9 @@ func TestAuthoritiesOfTheURL(t *testing.T) {
 func TestAmazonCredentials(t *testing.T) {
 	s := serve(t, "s3")
 	profile := filepath.Join(t.TempDir(), "credentials")
-	if err := os.WriteFile(profile,
+	must.Succeed(t, os.WriteFile(profile,
 		[]byte("[default]\naws_access_key_id = "+accessKey+"\naws_secret_access_key = x\n"+
-			"[other]\naws_access_key_id = OTHER\naws_secret_access_key = x\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+			"[other]\naws_access_key_id = OTHER\naws_secret_access_key = x\n"), 0o600))
 	var silent atomic.Bool
 	role := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if silent.Load() {

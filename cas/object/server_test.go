@@ -20,6 +20,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/object"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/johannesboyne/gofakes3"
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 	"github.com/minio/minio-go/v7"
@@ -102,7 +103,7 @@ func newServer(t *testing.T, scheme string) *server {
 	t.Helper()
 	s := &server{scheme: scheme, objects: s3mem.New(), calls: map[string]int{}}
 	s.store = gofakes3.New(s.objects, gofakes3.WithLogger(gofakes3.DiscardLog())).Server()
-	must(t, s.objects.CreateBucket(bucketName))
+	must.Succeed(t, s.objects.CreateBucket(bucketName))
 	return s
 }
 
@@ -120,7 +121,7 @@ func (s *server) open(t *testing.T, cfg object.Config) *object.Client {
 		cfg.URL = s.url("")
 	}
 	c, err := object.Open(t.Context(), cfg)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -134,7 +135,7 @@ func (s *server) instance(t *testing.T) *object.Store {
 func named(t *testing.T, c *object.Client, name string) *object.Store {
 	t.Helper()
 	store, err := c.Store(name)
-	must(t, err)
+	must.Succeed(t, err)
 	return store
 }
 
@@ -263,7 +264,7 @@ func (b *breaking) Write(p []byte) (int, error) {
 func (s *server) keys(t *testing.T) []string {
 	t.Helper()
 	list, err := s.objects.ListBucket(bucketName, nil, gofakes3.ListBucketPage{})
-	must(t, err)
+	must.Succeed(t, err)
 	var keys []string
 	for _, o := range list.Contents {
 		keys = append(keys, o.Key)
@@ -300,17 +301,17 @@ func (s *server) replace(t *testing.T, key string, content []byte, at time.Time)
 	_, err2 := s.objects.PutObject(bucketName, key,
 		map[string]string{"Last-Modified": at.UTC().Format(http.TimeFormat)}, bytes.NewReader(content),
 		int64(len(content)), nil)
-	must(t, errors.Join(err1, err2))
+	must.Succeed(t, errors.Join(err1, err2))
 }
 
 // content returns the content of an object.
 func (s *server) content(t *testing.T, key string) []byte {
 	t.Helper()
 	o, err := s.objects.GetObject(bucketName, key, nil)
-	must(t, err)
+	must.Succeed(t, err)
 	defer o.Contents.Close()
 	b, err := io.ReadAll(o.Contents)
-	must(t, err)
+	must.Succeed(t, err)
 	return b
 }
 
@@ -318,16 +319,9 @@ func (s *server) content(t *testing.T, key string) []byte {
 func put(t *testing.T, s cas.Store, b []byte) cas.Digest {
 	t.Helper()
 	d, err := cas.PutBytes(t.Context(), s, cas.SHA256, b)
-	must(t, err)
+	must.Succeed(t, err)
 	return d
 }
 
 // hang blocks until the client disconnects.
 func hang(ctx context.Context) { <-ctx.Done() }
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}

@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestFullJournal checks that an entry that does not fit into the journal is not acknowledged, and harms no later one.
@@ -22,14 +23,14 @@ func TestFullJournal(t *testing.T) {
 	_, before := put(t, p.store, 1, 100)
 
 	var old syscall.Rlimit
-	must(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old))
+	must.Succeed(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old))
 	info, err := os.Stat(p.journal)
-	must(t, err)
+	must.Succeed(t, err)
 	signal.Ignore(syscall.SIGXFSZ)
 	defer signal.Reset(syscall.SIGXFSZ)
 	// Enough for one and a half lines.
 	limit := syscall.Rlimit{Cur: uint64(info.Size() + info.Size()/2), Max: old.Max}
-	must(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit))
+	must.Succeed(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit))
 	defer syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old)
 	b, refused := castest.Blob(2, 100)
 	err = p.store.Put(t.Context(), refused, bytes.NewReader(b))
@@ -51,7 +52,7 @@ func TestFullJournal(t *testing.T) {
 		strings.Count(string(text), "\n") != 1 {
 		t.Errorf("got journal %q, %v", text, err)
 	}
-	must(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old))
+	must.Succeed(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old))
 	_, after := put(t, p.store, 3, 100)
 	p.faultyUpstream.Heal()
 	p.drain(t)

@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // serving returns instances of upstream that serve only SHA-256, and report it once known is set.
@@ -86,7 +87,7 @@ func TestWritesOfUnservedFunctionsAreDropped(t *testing.T) {
 		b := []byte("of two functions")
 		mine, other := cas.SHA256.Sum(b), cas.SHA1.Sum(b)
 		for _, d := range []cas.Digest{other, mine} {
-			must(t, in.Store.Put(t.Context(), d, bytes.NewReader(b)))
+			must.Succeed(t, in.Store.Put(t.Context(), d, bytes.NewReader(b)))
 		}
 		synctest.Wait()
 		known.Store(true)

@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // newLocator returns an overlay of a disk and a faulty store in memory, with a few blobs in the upstream.
@@ -21,7 +22,7 @@ func newLocator(t *testing.T) (s cas.Store, local *faulty.Store, mem *castest.Me
 	mem = castest.NewMemory()
 	upstream = faulty.New(mem, mem)
 	in, err := onDisk(t, t.TempDir())("")
-	must(t, err)
+	must.Succeed(t, err)
 	local = faulty.New(in.Store, in.Actions)
 	disk := struct {
 		*faulty.Store
@@ -65,7 +66,7 @@ func TestLocateFetches(t *testing.T) {
 			asked = []cas.Digest{nowhere, ds[0], ds[1], nowhere, cas.SHA256.Sum(nil)}
 		}
 		p, err := locate(t, s, asked)
-		must(t, err)
+		must.Succeed(t, err)
 		defer p.Release()
 		if got := absent(p); !slices.Equal(got, want) {
 			t.Errorf("absent: got %v, want %v", got, want)
@@ -92,7 +93,7 @@ func TestLocateSkipsDamagedBlobs(t *testing.T) {
 	s, _, mem, _, ds := newLocator(t)
 	mem.Corrupt(ds[1])
 	p, err := locate(t, s, ds)
-	must(t, err)
+	must.Succeed(t, err)
 	defer p.Release()
 	if got := absent(p); !slices.Equal(got, []int{1}) {
 		t.Errorf("absent: got %v, want the damaged blob", got)

@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestWriteBackAfterRefusedUploads checks that a blob that the upstream refused with WriteThrough is present once
@@ -28,7 +29,7 @@ func TestWriteBackAfterRefusedUploads(t *testing.T) {
 			wantError(t, "write", err, cas.ErrUnavailable)
 			p.restart(t, overlay.WriteBack)
 			_, err = write(t, p.store, 3<<20)
-			must(t, err)
+			must.Succeed(t, err)
 			wantMissing(t, "acknowledged", p.store, []cas.Digest{d}, nil)
 			wantPutMissing(t, p.store, d)
 		})
@@ -71,7 +72,7 @@ func TestPendingIsRenewedAtStart(t *testing.T) {
 	p := newPair(t, overlay.WriteBack)
 	disconnect(p.faultyUpstream)
 	_, d := put(t, p.store, 1, 100)
-	must(t, p.actions.Record(t.Context(), d, &repb.ActionResult{}))
+	must.Succeed(t, p.actions.Record(t.Context(), d, &repb.ActionResult{}))
 	queries, lookups := p.faultyLocal.Calls(faulty.Missing), p.faultyLocal.Calls(faulty.Lookup)
 	gate := p.faultyLocal.Hold(faulty.Open) // the sender reads nothing
 	defer gate.Open()

@@ -25,6 +25,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/overlay"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -71,7 +72,7 @@ func open(t testing.TB, c overlay.Config) *overlay.Overlay {
 		c.Journal = filepath.Join(t.TempDir(), "journal")
 	}
 	o, err := overlay.New(c)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
@@ -84,7 +85,7 @@ func open(t testing.TB, c overlay.Config) *overlay.Overlay {
 func instance(t *testing.T, o *overlay.Overlay) *cas.Instance {
 	t.Helper()
 	in, err := o.Instance("")
-	must(t, err)
+	must.Succeed(t, err)
 	return in
 }
 
@@ -102,7 +103,7 @@ func (p *pair) drain(t *testing.T) {
 func put(t *testing.T, m cas.Store, seed byte, size int) ([]byte, cas.Digest) {
 	t.Helper()
 	b, d := castest.Blob(seed, size)
-	must(t, m.Put(t.Context(), d, bytes.NewReader(b)))
+	must.Succeed(t, m.Put(t.Context(), d, bytes.NewReader(b)))
 	return b, d
 }
 
@@ -114,7 +115,7 @@ func disconnect(f *faulty.Store) {
 func has(t *testing.T, s cas.Store, d cas.Digest) bool {
 	t.Helper()
 	missing, err := s.Missing(t.Context(), []cas.Digest{d})
-	must(t, err)
+	must.Succeed(t, err)
 	return len(missing) == 0
 }
 
@@ -151,7 +152,7 @@ func serve(t testing.TB, instances cas.Instances) string {
 	g := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
 	casserver.Register(g, casserver.Config{Instances: instances})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	must.Succeed(t, err)
 	go g.Serve(l)
 	t.Cleanup(g.Stop)
 	return l.Addr().String()
@@ -161,7 +162,7 @@ func serve(t testing.TB, instances cas.Instances) string {
 func blobsOf(t *testing.T, instances cas.Instances) repb.ContentAddressableStorageClient {
 	t.Helper()
 	conn, err := grpc.NewClient(serve(t, instances), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return repb.NewContentAddressableStorageClient(conn)
 }
@@ -170,7 +171,7 @@ func blobsOf(t *testing.T, instances cas.Instances) repb.ContentAddressableStora
 func served(t *testing.T, instances cas.Instances) *remote.Client {
 	t.Helper()
 	c, err := remote.New("grpc://" + serve(t, instances))
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -179,7 +180,7 @@ func served(t *testing.T, instances cas.Instances) *remote.Client {
 func onDisk(t *testing.T, dir string) cas.Instances {
 	t.Helper()
 	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 256 << 20})
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c.Instance
 }
@@ -192,7 +193,7 @@ func TestContractsOfDiskAndServer(t *testing.T) {
 				Local: onDisk(t, t.TempDir()), Upstream: served(t, castest.Instances()).Instance,
 				Policy: policy, Journal: filepath.Join(t.TempDir(), "journal"),
 			}).Instance("a/b")
-			must(t, err)
+			must.Succeed(t, err)
 			return in
 		}
 		t.Run(name, func(t *testing.T) {
@@ -214,12 +215,12 @@ func TestInstancesAreSeparate(t *testing.T) {
 	local, upstream := castest.Instances(), castest.Instances()
 	o := open(t, overlay.Config{Local: local, Upstream: upstream})
 	a, err := o.Instance("a")
-	must(t, err)
+	must.Succeed(t, err)
 	_, d := put(t, a.Store, 1, 100)
 	for name, want := range map[string]bool{"a": true, "b": false, "": false} {
 		for _, instances := range []cas.Instances{local, upstream, o.Instance} {
 			in, err := instances(name)
-			must(t, err)
+			must.Succeed(t, err)
 			if in.Name != name || has(t, in.Store, d) != want {
 				t.Errorf("instance %q: got name %q, blob present %v, want %v", name, in.Name, !want, want)
 			}
@@ -236,7 +237,7 @@ func TestFileIsFetched(t *testing.T) {
 	_, d := put(t, upstream, 1, 100_000)
 	filer, _ := cas.As[cas.Filer](in.Store)
 	path, release, err := filer.File(t.Context(), d, true)
-	must(t, err)
+	must.Succeed(t, err)
 	if path == "" {
 		t.Error("no path")
 	}
@@ -534,7 +535,7 @@ func TestDamagedBlobsAreNotCopied(t *testing.T) {
 				t.Errorf("%s: got %d bytes, which are also local; want an error", name, len(got))
 			}
 			p.faultyUpstream.Heal()
-			must(t, p.upstream.Put(t.Context(), d, bytes.NewReader(want)))
+			must.Succeed(t, p.upstream.Put(t.Context(), d, bytes.NewReader(want)))
 		}
 		if got, err := cas.ReadAll(t.Context(), p.store, d, d.Size()); err != nil || !bytes.Equal(got, want) {
 			t.Errorf("healed: got %d bytes, %v", len(got), err)
@@ -581,7 +582,7 @@ func TestUnavailableUpstream(t *testing.T) {
 			_, there := put(t, p.upstream, 2, 100)
 			action, known := cas.SHA256.Sum([]byte("a")), cas.SHA256.Sum([]byte("b"))
 			for m, d := range map[*castest.Memory]cas.Digest{p.upstream: action, p.local: known} {
-				must(t, m.Record(t.Context(), d, &repb.ActionResult{ExitCode: 3}))
+				must.Succeed(t, m.Record(t.Context(), d, &repb.ActionResult{ExitCode: 3}))
 			}
 			disconnect(p.faultyUpstream)
 			if got, err := cas.ReadAll(t.Context(), p.store, here, 100); err != nil || !bytes.Equal(got, want) {
@@ -627,7 +628,7 @@ func TestServerReadsBatches(t *testing.T) {
 			req.Digests = append(req.Digests, d.Proto())
 		}
 		resp, err := client.BatchReadBlobs(t.Context(), req)
-		must(t, err)
+		must.Succeed(t, err)
 		for _, r := range resp.Responses {
 			got = append(got, codes.Code(r.GetStatus().GetCode()))
 		}
@@ -698,7 +699,7 @@ func (s *strictCache) Record(ctx context.Context, action cas.Digest, r *repb.Act
 // newStrict is newPair with a strictCache upstream.
 func newStrict(t *testing.T, policy overlay.Policy) *pair {
 	p := newPair(t, policy)
-	must(t, p.Close(t.Context()))
+	must.Succeed(t, p.Close(t.Context()))
 	p.Overlay = open(t, overlay.Config{
 		Local: one(p.faultyLocal, p.faultyLocal), Upstream: one(p.faultyUpstream,
 			&strictCache{p.faultyUpstream, p.upstream, t}), Policy: policy, Journal: p.journal,
@@ -715,7 +716,7 @@ func built(t *testing.T, s cas.Store, seed byte) (action cas.Digest, r *repb.Act
 	_, inner := put(t, s, seed, 2<<20)
 	tree, err := cas.PutProto(t.Context(), s, cas.SHA256,
 		&repb.Tree{Root: &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: inner.Proto()}}}})
-	must(t, err)
+	must.Succeed(t, err)
 	return cas.SHA256.Sum([]byte{seed}), &repb.ActionResult{
 		OutputFiles:       []*repb.OutputFile{{Path: "o", Digest: file.Proto()}},
 		OutputDirectories: []*repb.OutputDirectory{{Path: "d", TreeDigest: tree.Proto()}},
@@ -728,14 +729,12 @@ func TestResults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := newStrict(t, policy)
 			action, r := built(t, p.local, 1) // without the overlay
-			must(t, p.actions.Record(t.Context(), action, r))
+			must.Succeed(t, p.actions.Record(t.Context(), action, r))
 			// A result with absent blobs stays local.
 			lonely := cas.SHA256.Sum([]byte("lonely"))
 			_, nowhere := castest.Blob(9, 9)
-			if err := p.actions.Record(t.Context(), lonely,
-				&repb.ActionResult{StdoutDigest: nowhere.Proto()}); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, p.actions.Record(t.Context(), lonely,
+				&repb.ActionResult{StdoutDigest: nowhere.Proto()}))
 			p.drain(t)
 			for _, m := range []*castest.Memory{p.local, p.upstream} {
 				if got, err := m.Lookup(t.Context(), action); err != nil || !proto.Equal(got, r) {
@@ -751,7 +750,7 @@ func TestResults(t *testing.T) {
 func TestLookupRecordsLocally(t *testing.T) {
 	p := newPair(t, overlay.WriteThrough)
 	action, r := built(t, p.upstream, 1)
-	must(t, p.upstream.Record(t.Context(), action, r))
+	must.Succeed(t, p.upstream.Record(t.Context(), action, r))
 	in := instance(t, p.Overlay)
 	for range 3 {
 		if got, err := cas.LookupComplete(t.Context(), in, action); err != nil || !proto.Equal(got, r) {
@@ -775,7 +774,7 @@ func TestLookupRecordsLocally(t *testing.T) {
 	}
 	p.faultyLocal.Fail(cas.ErrFull, faulty.Record)
 	other := cas.SHA256.Sum([]byte("other"))
-	must(t, p.upstream.Record(t.Context(), other, r))
+	must.Succeed(t, p.upstream.Record(t.Context(), other, r))
 	if _, err := p.actions.Lookup(t.Context(), other); err != nil {
 		t.Errorf("local store full: %v", err)
 	}
@@ -790,7 +789,7 @@ func TestLostBlobsAreMissing(t *testing.T) {
 		for i := range 200 {
 			b := fmt.Append(nil, i)
 			d, err := cas.PutBytes(t.Context(), p.store, cas.SHA256, b)
-			must(t, err)
+			must.Succeed(t, err)
 			ds, want[d] = append(ds, d), b
 		}
 		gone := map[cas.Digest]int{}
@@ -798,7 +797,7 @@ func TestLostBlobsAreMissing(t *testing.T) {
 			gone[d]++
 		}
 		missing, err := p.store.Missing(t.Context(), ds)
-		must(t, err)
+		must.Succeed(t, err)
 		for _, d := range ds {
 			got, err := cas.ReadAll(t.Context(), p.store, d, 100)
 			if lost := gone[d] == 2; lost != slices.Contains(missing, d) || lost != errors.Is(err, cas.ErrNotFound) ||
@@ -807,12 +806,5 @@ func TestLostBlobsAreMissing(t *testing.T) {
 					got, err)
 			}
 		}
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

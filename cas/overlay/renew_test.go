@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // An expiringStore deletes blobs at an age, like a bucket with a lifecycle rule.
@@ -111,7 +112,7 @@ func TestUsedBlobsDoNotExpire(t *testing.T) {
 				_, used := put(t, s, 1, 100)
 				_, idle := put(t, s, 2, 100)
 				for range 5 * 24 {
-					must(t, use(t, s, used))
+					must.Succeed(t, use(t, s, used))
 					time.Sleep(time.Hour)
 					upstream.expire()
 					if !has(t, upstream.Memory, used) {
@@ -238,7 +239,7 @@ func TestUnservedBlobsAreNotRenewed(t *testing.T) {
 			},
 		})).Store
 		d, err := cas.PutBytes(t.Context(), local, cas.SHA1, []byte("unserved"))
-		must(t, err)
+		must.Succeed(t, err)
 		wantMissing(t, "used", s, []cas.Digest{d}, nil)
 		time.Sleep(time.Hour)
 		if n := flaky.Calls(faulty.Missing); n != 0 || has(t, upstream, d) {
@@ -253,7 +254,7 @@ func TestUsedResultsAreRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteThrough)
 		action := cas.SHA256.Sum([]byte("a"))
-		must(t, p.local.Record(t.Context(), action, &repb.ActionResult{ExitCode: 3}))
+		must.Succeed(t, p.local.Record(t.Context(), action, &repb.ActionResult{ExitCode: 3}))
 		for range 36 {
 			if r, err := p.actions.Lookup(t.Context(), action); err != nil || r.ExitCode != 3 {
 				t.Errorf("got %v, %v", r, err)

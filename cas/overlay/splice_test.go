@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // newSplicer returns an overlay whose upstream has no chunk lists.
@@ -53,7 +54,7 @@ func TestSplicedBlobIsWholeUpstream(t *testing.T) {
 						at = p.upstream
 					}
 					b, d, of := castest.PutChunks(t, at, 1, 100_000, 2_000_000)
-					must(t, m.Splice(t.Context(), d, of))
+					must.Succeed(t, m.Splice(t.Context(), d, of))
 					if policy == overlay.WriteBack {
 						p.drain(t)
 					}
@@ -79,7 +80,7 @@ func TestSplicedBlobIsWholeUpstream(t *testing.T) {
 func TestSplicedBlobWithLostChunkIsFetched(t *testing.T) {
 	p, m := newSplicer(t, overlay.WriteThrough)
 	b, d, of := castest.PutChunks(t, p.store, 1, 100_000, 2_000_000)
-	must(t, m.Splice(t.Context(), d, of))
+	must.Succeed(t, m.Splice(t.Context(), d, of))
 	p.local.Delete(of.Chunks[1])
 	if has(t, p.local, d) || !has(t, p.store, d) {
 		t.Error("want the blob only in the upstream")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
+	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -19,7 +20,7 @@ import (
 func streamsTo(t testing.TB, instances cas.Instances) bspb.ByteStreamClient {
 	t.Helper()
 	conn, err := grpc.NewClient(serve(t, instances), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return bspb.NewByteStreamClient(conn)
 }

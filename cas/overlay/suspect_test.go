@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -72,7 +73,7 @@ func TestUnknownInstanceLosesNothing(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
 		p.faultyUpstream.Fail(cas.ErrNotFound, faulty.Missing, faulty.Put, faulty.PutAll, faulty.Record)
 		action, r := built(t, p.store, 1)
-		must(t, p.actions.Record(t.Context(), action, r))
+		must.Succeed(t, p.actions.Record(t.Context(), action, r))
 		time.Sleep(time.Minute)
 		if s := p.Stats(); s.Lost != 0 || s.Pending != 4 {
 			t.Errorf("got %+v, want 4 pending", s)
@@ -87,7 +88,7 @@ func TestUnknownInstanceLosesNothing(t *testing.T) {
 		local, upstream := castest.NewMemory(), castest.NewMemory()
 		_, d := put(t, local, 1, 100)
 		journal := filepath.Join(t.TempDir(), "journal")
-		must(t, os.WriteFile(journal, fmt.Appendf(nil, "add blob \"\" %s\n", d), 0o600))
+		must.Succeed(t, os.WriteFile(journal, fmt.Appendf(nil, "add blob \"\" %s\n", d), 0o600))
 		refused := time.Now().Add(time.Minute)
 		o := open(t, overlay.Config{
 			Local: one(local, local), Policy: overlay.WriteBack, Journal: journal,
@@ -235,7 +236,7 @@ func TestUnreadableBlobDoesNotEndBatch(t *testing.T) {
 		ds = append(ds, d)
 	}
 	flaky.FailNth(faulty.Open, 2, cas.ErrUnavailable)
-	must(t, cas.Fetch(t.Context(), in.Store, ds))
+	must.Succeed(t, cas.Fetch(t.Context(), in.Store, ds))
 	wantMissing(t, "after the batch", in.Store, ds, ds[1:2])
 	if !has(t, local, ds[0]) {
 		t.Error("the batch copied nothing")
@@ -256,12 +257,12 @@ func TestUnreadableBlobsOfBatch(t *testing.T) {
 	put(t, held, 0, 100)
 	put(t, held, 2, 100)
 	for range 2 {
-		must(t, cas.Fetch(t.Context(), in.Store, ds))
+		must.Succeed(t, cas.Fetch(t.Context(), in.Store, ds))
 		wantMissing(t, "not delivered", in.Store, ds, []cas.Digest{ds[1], ds[3]})
 	}
 	put(t, held, 1, 100)
 	put(t, held, 3, 100)
-	must(t, cas.Fetch(t.Context(), in.Store, ds))
+	must.Succeed(t, cas.Fetch(t.Context(), in.Store, ds))
 	local.Delete(ds[1])
 	wantMissing(t, "delivered", in.Store, ds, nil)
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // restart replaces the overlay of p, which stays open, as after a kill.
@@ -113,7 +114,7 @@ func TestUnfinishedUploadIsMissing(t *testing.T) {
 	gate.Arrived()
 	gate.Open()
 	for range 2 {
-		must(t, <-done)
+		must.Succeed(t, <-done)
 	}
 	wantMissing(t, "after the upload", p.store, []cas.Digest{d}, nil)
 }
@@ -129,7 +130,8 @@ func TestUnsentBlobIsSentWithItsResult(t *testing.T) {
 			p.faultyUpstream.Heal()
 			p.restart(t, policy)
 			wantMissing(t, "before the result", p.store, []cas.Digest{d}, []cas.Digest{d})
-			must(t, p.actions.Record(t.Context(), cas.SHA256.Sum(nil), &repb.ActionResult{StdoutDigest: d.Proto()}))
+			r := &repb.ActionResult{StdoutDigest: d.Proto()}
+			must.Succeed(t, p.actions.Record(t.Context(), cas.SHA256.Sum(nil), r))
 			p.drain(t)
 			if wantMissing(t, "after the result", p.store, []cas.Digest{d}, nil); !has(t, p.upstream, d) {
 				t.Error("the blob is not in the upstream")
@@ -143,7 +145,7 @@ func TestUnsentListIsBounded(t *testing.T) {
 	p := newPair(t, overlay.WriteThrough)
 	b, d := castest.Blob(1, 1<<20+1)
 	for range 120 {
-		must(t, p.store.Put(t.Context(), d, bytes.NewReader(b)))
+		must.Succeed(t, p.store.Put(t.Context(), d, bytes.NewReader(b)))
 		p.local.Delete(d)
 	}
 	p.faultyUpstream.Fail(cas.ErrUnavailable, faulty.Put)
@@ -153,7 +155,7 @@ func TestUnsentListIsBounded(t *testing.T) {
 	list := func() string {
 		p.AwaitCompaction()
 		text, err := os.ReadFile(p.journal + ".unsent")
-		must(t, err)
+		must.Succeed(t, err)
 		return string(text)
 	}
 	if text := list(); strings.Count(text, "\n") > 202 || !strings.Contains(text, lost.String()) {
@@ -223,10 +225,10 @@ func TestUnsentBlobsOfLostLogAreMissing(t *testing.T) {
 	disconnect(down)
 	run := func(f func(s cas.Store)) {
 		c, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "local"), MaxBytes: 512 << 20})
-		must(t, err)
+		must.Succeed(t, err)
 		o := open(t, overlay.Config{Local: c.Instance, Upstream: one(down, down), Journal: journal})
 		f(instance(t, o).Store)
-		must(t, errors.Join(o.Close(t.Context()), c.Close()))
+		must.Succeed(t, errors.Join(o.Close(t.Context()), c.Close()))
 	}
 	var ds []cas.Digest
 	run(func(s cas.Store) {
@@ -237,15 +239,15 @@ func TestUnsentBlobsOfLostLogAreMissing(t *testing.T) {
 		}
 	})
 	logs, err := filepath.Glob(filepath.Join(dir, "local", "segments", "*"))
-	must(t, err)
+	must.Succeed(t, err)
 	for _, log := range logs {
-		must(t, os.Remove(log))
+		must.Succeed(t, os.Remove(log))
 	}
 	run(func(s cas.Store) {
 		for _, d := range ds {
 			r, err := s.Open(t.Context(), d, 0)
-			must(t, err)
-			must(t, r.Close())
+			must.Succeed(t, err)
+			must.Succeed(t, r.Close())
 		}
 		wantMissing(t, "unsent", s, ds, ds)
 	})
@@ -280,12 +282,12 @@ func TestKillDuringUpload(t *testing.T) {
 	cmd.Env = append(os.Environ(), "OVERLAY_TEST_DIR="+dir)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Errorf("the process printed %q, %v", line, err)
 	}
-	must(t, cmd.Process.Kill())
+	must.Succeed(t, cmd.Process.Kill())
 	cmd.Wait()
 
 	upstream := castest.NewMemory()
@@ -312,7 +314,7 @@ func TestDeniedResultIsSentLater(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
 		p.faultyUpstream.Fail(cas.ErrDenied, faulty.Record)
 		action, r := built(t, p.store, 1)
-		must(t, p.actions.Record(t.Context(), action, r))
+		must.Succeed(t, p.actions.Record(t.Context(), action, r))
 		time.Sleep(time.Hour)
 		if s := p.Stats(); s.Pending != 1 || s.Refused != 0 {
 			t.Errorf("denied: got %d pending and %d refused, want 1 and 0", s.Pending, s.Refused)
@@ -323,7 +325,7 @@ func TestDeniedResultIsSentLater(t *testing.T) {
 			t.Errorf("permitted: got %v and %d pending, want the result upstream", err, p.Stats().Pending)
 		}
 		p.faultyUpstream.Fail(cas.ErrDenied, faulty.Record)
-		must(t, p.actions.Record(t.Context(), action, r))
+		must.Succeed(t, p.actions.Record(t.Context(), action, r))
 		time.Sleep(25 * time.Hour)
 		if s := p.Stats(); s.Pending != 0 || s.Refused != 1 {
 			t.Errorf("denied for a day: got %d pending and %d refused, want 0 and 1", s.Pending, s.Refused)
@@ -338,7 +340,7 @@ func TestLeftoversAreSentWithWriteThrough(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
 		disconnect(p.faultyUpstream)
 		action, r := built(t, p.store, 1)
-		must(t, p.actions.Record(t.Context(), action, r))
+		must.Succeed(t, p.actions.Record(t.Context(), action, r))
 		first, d := put(t, p.store, 9, 100)
 		_, other := put(t, p.store, 10, 3<<20)
 		p.restart(t, overlay.WriteThrough)
@@ -347,7 +349,7 @@ func TestLeftoversAreSentWithWriteThrough(t *testing.T) {
 			t.Errorf("MissingForPut: got %v, %v, want the blob", missing, err)
 		}
 		p.faultyUpstream.Heal()
-		must(t, p.store.Put(t.Context(), d, bytes.NewReader(first))) // before the sender tries again
+		must.Succeed(t, p.store.Put(t.Context(), d, bytes.NewReader(first))) // before the sender tries again
 		wantMissing(t, "put again", p.store, []cas.Digest{d, other}, []cas.Digest{other})
 		time.Sleep(time.Minute)
 		wantMissing(t, "sent", p.store, []cas.Digest{d, other}, nil)
@@ -367,7 +369,7 @@ func TestResultsFollowTheirBlobs(t *testing.T) {
 				p := newPair(t, policy)
 				action, r := built(t, p.store, 1)
 				before := p.faultyUpstream.Calls(faulty.Missing)
-				must(t, p.actions.Record(t.Context(), action, r))
+				must.Succeed(t, p.actions.Record(t.Context(), action, r))
 				time.Sleep(30 * time.Second)
 				if _, err := p.upstream.Lookup(t.Context(), action); err != nil {
 					t.Error(err)
@@ -379,7 +381,7 @@ func TestResultsFollowTheirBlobs(t *testing.T) {
 				if policy == overlay.WriteThrough {
 					time.Sleep(10 * time.Minute)
 					lost := p.faultyUpstream.Lose(1, 1)
-					must(t, p.actions.Record(t.Context(), action, r))
+					must.Succeed(t, p.actions.Record(t.Context(), action, r))
 					for _, d := range lost {
 						if !has(t, p.faultyUpstream, d) {
 							t.Errorf("blob %s was not sent again", d)

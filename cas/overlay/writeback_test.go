@@ -24,6 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -39,7 +40,7 @@ func TestWriteBack(t *testing.T) {
 			t.Fatal(errs[0])
 		}
 		action, r := built(t, p.store, 4)
-		must(t, p.actions.Record(t.Context(), action, r))
+		must.Succeed(t, p.actions.Record(t.Context(), action, r))
 		synctest.Wait()
 		if n := p.Stats().Pending; n != 7 || p.upstream.Len() != 0 || !has(t, p.local, large) {
 			t.Errorf("got %d pending and %d upstream, want 7 and 0", n, p.upstream.Len())
@@ -91,7 +92,7 @@ func TestNewerResultIsSent(t *testing.T) {
 		action := cas.SHA256.Sum([]byte("a"))
 		gate := p.faultyUpstream.Hold(faulty.Record)
 		for i := range 2 {
-			must(t, p.actions.Record(t.Context(), action, &repb.ActionResult{ExitCode: int32(i)}))
+			must.Succeed(t, p.actions.Record(t.Context(), action, &repb.ActionResult{ExitCode: int32(i)}))
 			synctest.Wait() // the first waits at the gate
 		}
 		gate.Open()
@@ -124,10 +125,8 @@ func TestPendingLeasesAreRenewed(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
 		disconnect(p.faultyUpstream)
 		_, d := put(t, p.store, 1, 100)
-		if err := p.actions.Record(t.Context(), cas.SHA256.Sum(nil),
-			&repb.ActionResult{StdoutDigest: d.Proto()}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.actions.Record(t.Context(), cas.SHA256.Sum(nil),
+			&repb.ActionResult{StdoutDigest: d.Proto()}))
 		synctest.Wait()
 		renewals, lookups := p.faultyLocal.Calls(faulty.Missing), p.faultyLocal.Calls(faulty.Lookup)
 		p.faultyUpstream.Hold(faulty.PutAll) // sending queries the local store, too
@@ -159,7 +158,7 @@ func TestCloseEndsWithContext(t *testing.T) {
 			Local:    one(p.local, p.local),
 			Upstream: one(p.faultyUpstream, p.faultyUpstream), Policy: overlay.WriteBack, Journal: p.journal,
 		})
-		must(t, err)
+		must.Succeed(t, err)
 		if err := o.Close(t.Context()); err != nil || !has(t, p.upstream, d) {
 			t.Errorf("the next overlay: %v", err)
 		}
@@ -209,7 +208,7 @@ func TestJournalReplay(t *testing.T) {
 	_, c := put(t, local, 3, 100)
 	journal := filepath.Join(t.TempDir(), "journal")
 	start := func(text string) (*overlay.Overlay, error) {
-		must(t, os.WriteFile(journal, []byte(text), 0o600))
+		must.Succeed(t, os.WriteFile(journal, []byte(text), 0o600))
 		return overlay.New(overlay.Config{
 			Local: one(local, local), Upstream: one(upstream, upstream),
 			Policy: overlay.WriteBack, Journal: journal,
@@ -235,7 +234,7 @@ func TestJournalReplay(t *testing.T) {
 		}
 	}
 	o, err := start(fmt.Sprintf("add blob %[1]q %[2]s\nadd blob %[1]q %[3]s\nadd blob %[1]q %[2]s\ndone blob %[1]q %[3]s\nadd blob %[1]q %.9[4]s", "an instance", a, b, c))
-	must(t, err)
+	must.Succeed(t, err)
 	if err := o.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -270,7 +269,7 @@ func TestJournalIsCompacted(t *testing.T) {
 	group.Wait()
 	p.drain(t)
 	info, err := os.Stat(p.journal)
-	must(t, err)
+	must.Succeed(t, err)
 	// 60,000 lines of 80 bytes would be 4.8 MB.
 	if info.Size() > 2_000_000 || p.upstream.Len() != len(blobs) {
 		t.Errorf("the journal has %d bytes, the upstream %d blobs", info.Size(), p.upstream.Len())
@@ -291,8 +290,8 @@ func TestKill(t *testing.T) {
 		cmd.Env = append(os.Environ(), "OVERLAY_TEST_DIR="+dir, fmt.Sprint("OVERLAY_TEST_ROUND=", round))
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
-		must(t, err)
-		must(t, cmd.Start())
+		must.Succeed(t, err)
+		must.Succeed(t, cmd.Start())
 		lines := bufio.NewScanner(out)
 		for n := 0; n < 50+37*round && lines.Scan(); n++ {
 			d, err := cas.ParseDigest(lines.Text())
@@ -301,7 +300,7 @@ func TestKill(t *testing.T) {
 			}
 			acknowledged = append(acknowledged, d)
 		}
-		must(t, cmd.Process.Kill())
+		must.Succeed(t, cmd.Process.Kill())
 		for lines.Scan() { // the rest of its output
 			if d, err := cas.ParseDigest(lines.Text()); err == nil {
 				acknowledged = append(acknowledged, d)
@@ -314,7 +313,7 @@ func TestKill(t *testing.T) {
 		Local: onDisk(t, filepath.Join(dir, "local")), Upstream: one(upstream, upstream), Policy: overlay.WriteBack,
 		Journal: filepath.Join(dir, "journal"),
 	})
-	must(t, err)
+	must.Succeed(t, err)
 	if err := o.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -343,7 +342,7 @@ func writeUntilKilled(t *testing.T, dir string) {
 		} else {
 			err = in.Store.Put(t.Context(), d, bytes.NewReader(b))
 		}
-		must(t, err)
+		must.Succeed(t, err)
 		fmt.Println(d)
 	}
 }
@@ -355,7 +354,7 @@ func TestFrozenUpstream(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)
 		_, there := put(t, p.upstream, 1, 100)
 		action := cas.SHA256.Sum([]byte("a"))
-		must(t, p.upstream.Record(t.Context(), action, &repb.ActionResult{}))
+		must.Succeed(t, p.upstream.Record(t.Context(), action, &repb.ActionResult{}))
 		var gates []*faulty.Gate
 		for _, op := range []faulty.Op{
 			faulty.Open, faulty.Put, faulty.PutAll, faulty.Missing, faulty.Lookup, faulty.Record,
@@ -371,10 +370,10 @@ func TestFrozenUpstream(t *testing.T) {
 			put(t, p.store, 2, 100)
 			put(t, p.store, 3, 3<<20)
 			b, d := castest.Blob(4, 100)
-			must(t, p.store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}})[0])
-			must(t, p.actions.Record(t.Context(), d, &repb.ActionResult{}))
+			must.Succeed(t, p.store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}})[0])
+			must.Succeed(t, p.actions.Record(t.Context(), d, &repb.ActionResult{}))
 			_, err := cas.MissingForPut(t.Context(), p.store, []cas.Digest{there, d})
-			must(t, err)
+			must.Succeed(t, err)
 		}
 		queries := func() {
 			wantMissing(t, "upstream frozen", p.store, []cas.Digest{there}, []cas.Digest{there})
@@ -413,7 +412,7 @@ func TestPendingIsReported(t *testing.T) {
 		_, first := put(t, p.store, 1, 100)
 		time.Sleep(time.Hour)
 		put(t, p.store, 2, 3<<20)
-		must(t, p.actions.Record(t.Context(), first, &repb.ActionResult{}))
+		must.Succeed(t, p.actions.Record(t.Context(), first, &repb.ActionResult{}))
 		for range 2 {
 			s := p.Stats()
 			if s.Pending != 3 || s.PendingBytes != 3<<20+100 || !s.Oldest.Truncate(time.Second).Equal(began) {
@@ -470,14 +469,14 @@ func TestSenderRests(t *testing.T) {
 				all = append(all, cas.Blob{Digest: cas.SHA256.Sum(b), Data: b})
 				n++
 			}
-			must(t, errors.Join(s.(cas.Batcher).PutAll(t.Context(), all)...))
+			must.Succeed(t, errors.Join(s.(cas.Batcher).PutAll(t.Context(), all)...))
 		}
 		sentWhile := func(use bool, d time.Duration) int {
 			before := upstream.Len()
 			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 				if use {
 					_, err := cas.MissingForPut(t.Context(), s, nil)
-					must(t, err)
+					must.Succeed(t, err)
 				}
 			}
 			return upstream.Len() - before
@@ -527,7 +526,7 @@ func TestSenderYields(t *testing.T) {
 		use := func(d time.Duration) {
 			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 				_, err := cas.MissingForPut(t.Context(), s, nil)
-				must(t, err)
+				must.Succeed(t, err)
 			}
 		}
 		var all []cas.Blob
@@ -535,11 +534,11 @@ func TestSenderYields(t *testing.T) {
 			data := fmt.Append(nil, i)
 			all = append(all, cas.Blob{Digest: cas.SHA256.Sum(data), Data: data})
 		}
-		must(t, errors.Join(s.(cas.Batcher).PutAll(t.Context(), all)...))
+		must.Succeed(t, errors.Join(s.(cas.Batcher).PutAll(t.Context(), all)...))
 		use(time.Minute)
-		must(t, errors.Join(s.(cas.Batcher).PutAll(t.Context(), all)...))
+		must.Succeed(t, errors.Join(s.(cas.Batcher).PutAll(t.Context(), all)...))
 		time.Sleep(time.Second) // the overlay is idle
-		must(t, errors.Join(s.(cas.Batcher).PutAll(t.Context(), all)...))
+		must.Succeed(t, errors.Join(s.(cas.Batcher).PutAll(t.Context(), all)...))
 		time.Sleep(time.Minute)
 		bucket.mu.Lock()
 		if most := slices.Max(bucket.sizes); slices.Max(bucket.sizes[:20]) > 1 || most > 4 {

@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -55,9 +56,7 @@ func inBubble(t *testing.T, c casserver.Config, away bool, test func(t *testing.
 			}
 			return b.listener.DialContext(ctx)
 		}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer b.client.Close()
 		if b.store, err = b.client.Store(""); err != nil {
 			t.Fatal(err)
@@ -233,9 +232,7 @@ func TestProbeIgnoresCallLimit(t *testing.T) {
 
 func TestUploadIsNotRepeatedToDownServer(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
-		if err := b.ask(t); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, b.ask(t))
 		b.intercept(butProbes(func(context.Context, string, int) error {
 			return status.Error(codes.Unavailable, "out of order")
 		}))
@@ -268,9 +265,7 @@ func TestCancelledCallsDoNotCount(t *testing.T) {
 
 func testCancelledCalls(t *testing.T, delay time.Duration) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
-		if err := b.ask(t); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, b.ask(t))
 		var sick atomic.Bool
 		b.intercept(func(ctx context.Context, method string, n int) error {
 			if sick.Load() {
@@ -319,9 +314,7 @@ func TestUnansweredCallsCount(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 				_, d := b.put(t, 1, 5<<20)
-				if err := b.ask(t); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, b.ask(t))
 				var hung atomic.Bool
 				hung.Store(true)
 				b.intercept(butProbes(func(ctx context.Context, method string, n int) error {
@@ -355,9 +348,7 @@ func TestUnansweredCallsCount(t *testing.T) {
 
 func TestDeadlineOfServerCounts(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
-		if err := b.ask(t); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, b.ask(t))
 		b.intercept(func(context.Context, string, int) error { return status.Error(codes.DeadlineExceeded, "of a proxy") })
 		for range 5 {
 			if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) {
@@ -370,9 +361,7 @@ func TestDeadlineOfServerCounts(t *testing.T) {
 
 func TestCallsTimeOut(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
-		if err := b.ask(t); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, b.ask(t))
 		b.intercept(never)
 		start := time.Now()
 		for method, err := range everyCall(t, &b.server, b.store) {
@@ -396,9 +385,7 @@ func TestStalledDownloadResumes(t *testing.T) {
 		}
 		b.breakStreams(0, 0)
 		r, err := b.store.Open(t.Context(), d, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer r.Close()
 		for n := 0; n < len(want); {
 			m, err := r.Read(make([]byte, 1<<20))
@@ -416,9 +403,7 @@ func TestStalledDownloadResumes(t *testing.T) {
 
 func TestConcurrentCallsAreLimited(t *testing.T) {
 	inBubble(t, casserver.Config{MaxBatchBytes: 10}, false, func(t *testing.T, b *bubble) {
-		if err := b.ask(t); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, b.ask(t))
 		_, d := b.put(t, 1, 100)
 		other, e := castest.Blob(2, 100)
 		for method, call := range map[string]func(ctx context.Context) error{
@@ -465,18 +450,14 @@ func TestClosedReadersReleaseLimit(t *testing.T) {
 		_, d := b.put(t, 1, 100)
 		for range 200 {
 			r, err := b.store.Open(t.Context(), d, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			r.Close()
 			if _, err := r.Read(make([]byte, 1)); err == nil {
 				t.Error("a closed reader returned data")
 			}
 		}
 		to, err := b.client.Store("elsewhere")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		var group sync.WaitGroup
@@ -515,9 +496,7 @@ func TestStalledUploadsCount(t *testing.T) {
 	for name, limit := range map[string]time.Duration{"caller": 15 * time.Second, "client": time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
-				if err := b.ask(t); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, b.ask(t))
 				// more than the connection buffers
 				data, d := castest.Blob(1, 8<<20)
 				put := func(limit time.Duration) {

@@ -28,6 +28,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -196,9 +197,7 @@ func listen(t *testing.T, s *server, register func(*grpc.Server), options ...grp
 	g := grpc.NewServer(append(options, grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream))...)
 	register(g)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	go g.Serve(l)
 	t.Cleanup(g.Stop)
 	s.address = "grpc://" + l.Addr().String()
@@ -213,14 +212,10 @@ func (s *server) dial(t *testing.T, name string) *remote.Store {
 		stream, err := streamer(ctx, desc, cc, method, opts...)
 		return &changed{stream, s.after}, err
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { c.Close() })
 	store, err := c.Store(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return store
 }
 
@@ -228,9 +223,7 @@ func (s *server) dial(t *testing.T, name string) *remote.Store {
 func (s *server) memory(t *testing.T, name string) *castest.Memory {
 	t.Helper()
 	in, err := s.instances(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return in.Store.(*castest.Memory)
 }
 
@@ -238,9 +231,7 @@ func (s *server) memory(t *testing.T, name string) *castest.Memory {
 func (s *server) put(t *testing.T, seed byte, size int) ([]byte, cas.Digest) {
 	t.Helper()
 	b, d := castest.Blob(seed, size)
-	if err := s.memory(t, "").Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.memory(t, "").Put(t.Context(), d, bytes.NewReader(b)))
 	return b, d
 }
 
@@ -310,9 +301,7 @@ func TestResultsThroughCasserver(t *testing.T) {
 		t.Errorf("a failure: got %v, want the server's reason and address", err)
 	}
 	want := &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: "out", Digest: file.Proto()}}}
-	if err := store.Record(t.Context(), action, want); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, store.Record(t.Context(), action, want))
 	if got, err := store.Lookup(t.Context(), action); err != nil || !proto.Equal(got, want) {
 		t.Errorf("got %v, %v, want %v", got, err, want)
 	}
@@ -325,13 +314,9 @@ func TestInstanceNamesCombine(t *testing.T) {
 		{"", "", ""}, {"/", "", ""}, {"", "a/b", "a/b"}, {"/x/y", "", "x/y"}, {"/x", "y/z", "x/y/z"}, {"/with%20space", "", "with space"},
 	} {
 		client, err := remote.Dial(t.Context(), s.address+c.path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		in, err := client.Instance(c.name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if err := in.Store.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
 			t.Error(err)
 		}
@@ -360,9 +345,7 @@ func TestDialRejectsAddressesAndServers(t *testing.T) {
 	}
 
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	l.Close()
 	nobody := "grpc://" + l.Addr().String()
 	if _, err := remote.Dial(t.Context(), nobody); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), nobody) {
@@ -383,9 +366,7 @@ func TestTLS(t *testing.T) {
 	web := httptest.NewTLSServer(nil)
 	defer web.Close()
 	trusted := filepath.Join(t.TempDir(), "trusted.pem")
-	if err := os.WriteFile(trusted, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(trusted, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), 0o600))
 	// Go reads the certificates once; no other test in this package uses TLS.
 	t.Setenv("SSL_CERT_FILE", trusted)
 	plain := serve(t, casserver.Config{})
@@ -464,9 +445,7 @@ func everyCall(t *testing.T, s *server, store *remote.Store) map[string]error {
 	newSmall, smallDigest := castest.Blob(3, 1<<20)
 	newLarge, largeDigest := castest.Blob(4, 5<<20)
 	known, unknown := cas.SHA256.Sum([]byte("known")), cas.SHA256.Sum([]byte("unknown"))
-	if err := s.memory(t, "").Record(t.Context(), known, &repb.ActionResult{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.memory(t, "").Record(t.Context(), known, &repb.ActionResult{}))
 	errs := map[string]error{}
 	var mu sync.Mutex
 	var group sync.WaitGroup
@@ -613,9 +592,7 @@ func TestServerMessagesArePrintable(t *testing.T) {
 	s := serve(t, casserver.Config{})
 	store := s.dial(t, "")
 	details, err := status.New(codes.Aborted, long).WithDetails(&repb.Digest{Hash: "detail"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s.intercept(func(context.Context, string, int) error { return details.Err() })
 	for method, err := range everyCall(t, s, store) {
 		check(method, err)
@@ -660,9 +637,7 @@ func TestBrokenStreamsAreRepeated(t *testing.T) {
 	for _, off := range []int64{0, 12345} {
 		s.breakStreams(3, 3)
 		r, err := store.Open(t.Context(), d, off)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		got, err := io.ReadAll(r)
 		r.Close()
 		if err != nil || !bytes.Equal(got, want[off:]) || s.called("Read") != 4 {
@@ -787,9 +762,7 @@ func TestFetch(t *testing.T) {
 	var ds []cas.Digest
 	for i := range 40_000 { // more than fit into one call by number
 		d, err := cas.PutBytes(t.Context(), s.memory(t, ""), cas.SHA256, fmt.Append(nil, i))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		ds = append(ds, d)
 	}
 	for i := range 10 { // more than fit into one call by size
@@ -801,9 +774,7 @@ func TestFetch(t *testing.T) {
 		ds = append(ds, d)
 	}
 	have, mine := castest.Blob(9, 100)
-	if err := to.Put(t.Context(), mine, bytes.NewReader(have)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, to.Put(t.Context(), mine, bytes.NewReader(have)))
 	ds = append(ds, mine, cas.SHA256.Sum(nil), ds[0])
 
 	_, lost := castest.Blob(10, 100)

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/klauspost/compress/zstd"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
@@ -242,9 +243,7 @@ func TestBlobsAreSentCompressed(t *testing.T) {
 			b := bytes.Repeat([]byte("compressible"), size/10)
 			d := cas.SHA256.Sum(b)
 			p.wire = 0
-			if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 			plain := size == 10 || size == 500_000 && !batches
 			if up := p.wire; plain != (up == len(b)) || !plain && up > len(b)/50 {
 				t.Errorf("batches %v: sent %d bytes for %d", batches, up, len(b))
@@ -263,9 +262,7 @@ func TestBlobsAreSentCompressed(t *testing.T) {
 func TestCompressedDownloadResumes(t *testing.T) {
 	p, s := servePacked(t, true)
 	want, d := castest.Blob(1, 5<<20) // incompressible
-	if err := p.Put(t.Context(), d, bytes.NewReader(want)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Put(t.Context(), d, bytes.NewReader(want)))
 	p.breakAt = 20
 	got, err := cas.ReadAll(t.Context(), s, d, d.Size())
 	if err != nil || !bytes.Equal(got, want) {
@@ -277,9 +274,7 @@ func TestCompressedDownloadResumes(t *testing.T) {
 	// Partial reads are not compressed.
 	p.names, p.breakAt = nil, 0
 	r, err := s.Open(t.Context(), d, 12345)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer r.Close()
 	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, want[12345:]) || !slices.Equal(p.names, []string{"blobs 12345"}) {
 		t.Errorf("got %d bytes, %v, of %q", len(got), err, p.names)
@@ -292,9 +287,7 @@ func TestDecompressionIsLimited(t *testing.T) {
 	for _, size := range []int{1000, 3 << 20} {
 		p, s := servePacked(t, true)
 		b, d := castest.Blob(1, size)
-		if err := p.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Put(t.Context(), d, bytes.NewReader(b)))
 		for name, sent := range map[string][]byte{
 			"256 MiB": bomb, "no frame": []byte("not compressed"), "nothing": {},
 			"part of a frame": frame[:len(frame)-1], "two blobs": append(pack(b), pack(b)...),
@@ -354,9 +347,7 @@ func TestPutAllBatchesAndDeduplicates(t *testing.T) {
 		blobs = append(blobs, cas.Blob{Digest: d, Data: b}, cas.Blob{Digest: d, Data: b})
 		total += len(b)
 	}
-	if err := errors.Join(s.PutAll(t.Context(), blobs)...); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(s.PutAll(t.Context(), blobs)...))
 	if p.Len() != 4510 || p.wire > total+4500*4 {
 		t.Errorf("%d blobs came in %d bytes", p.Len(), p.wire)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/revision"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/google/go-cmp/cmp"
 )
@@ -66,7 +67,7 @@ func (r *repository) git(stdin string, args ...string) string {
 func (r *repository) write(name, text string, mode fs.FileMode) {
 	r.t.Helper()
 	path := filepath.Join(r.dir, name)
-	must(r.t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), mode)))
+	must.Succeed(r.t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), mode)))
 }
 
 // commit commits all files and returns the name of the commit.
@@ -90,7 +91,7 @@ func (r *repository) raw(entries ...[3]string) string {
 	var text strings.Builder
 	for _, e := range entries {
 		object, err := hex.DecodeString(e[2])
-		must(r.t, err)
+		must.Succeed(r.t, err)
 		fmt.Fprintf(&text, "%s %s\x00%s", e[0], e[1], object)
 	}
 	tree := r.git(text.String(), "hash-object", "-w", "-t", "tree", "--literally", "--stdin")
@@ -101,7 +102,7 @@ func (r *repository) raw(entries ...[3]string) string {
 func read(t *testing.T, dir, rev string, change func(*revision.Config)) (*revision.Revision, cas.Store, error) {
 	t.Helper()
 	in, err := castest.Instances()("")
-	must(t, err)
+	must.Succeed(t, err)
 	c := revision.Config{Store: in.Store, Function: cas.SHA256, Dir: t.TempDir(), MaxBytes: 1 << 30}
 	if change != nil {
 		change(&c)
@@ -117,16 +118,16 @@ func read(t *testing.T, dir, rev string, change func(*revision.Config)) (*revisi
 func listing(t *testing.T, s cas.Store, d cas.Digest, above string) []string {
 	t.Helper()
 	var dir repb.Directory
-	must(t, cas.ReadProto(t.Context(), s, d, &dir))
+	must.Succeed(t, cas.ReadProto(t.Context(), s, d, &dir))
 	digest := func(p *repb.Digest) cas.Digest {
 		d, err := cas.FromProto(cas.SHA256, p)
-		must(t, err)
+		must.Succeed(t, err)
 		return d
 	}
 	var lines []string
 	for _, f := range dir.Files {
 		b, err := cas.ReadAll(t.Context(), s, digest(f.Digest), 16<<20)
-		must(t, err)
+		must.Succeed(t, err)
 		text := string(b)
 		if len(b) > 100 {
 			text = fmt.Sprintf("%d bytes", len(b))
@@ -167,7 +168,7 @@ func TestReadGivesTheFilesOfTheCommit(t *testing.T) {
 			r.commit()
 
 			rv, s, err := read(t, r.dir, "v1", nil)
-			must(t, err)
+			must.Succeed(t, err)
 			if rv.Commit != commit || !rv.Time.Equal(time.Unix(1700000001, 0)) || rv.Files != 7 {
 				t.Errorf("%+v", rv)
 			}
@@ -286,8 +287,8 @@ func TestReadVerifiesObjects(t *testing.T) {
 	commit := r.odd("100644", "blob", good, "a")
 	object := func(name string) string { return filepath.Join(r.dir, ".git/objects", name[:2], name[2:]) }
 	b, err := os.ReadFile(object(evil))
-	must(t, err)
-	must(t, errors.Join(os.Remove(object(good)), os.WriteFile(object(good), b, 0o444)))
+	must.Succeed(t, err)
+	must.Succeed(t, errors.Join(os.Remove(object(good)), os.WriteFile(object(good), b, 0o444)))
 	if _, _, err := read(t, r.dir, commit, nil); err == nil || !strings.Contains(err.Error(), good) {
 		t.Errorf("got %v, want an error that names %s", err, good)
 	}
@@ -308,7 +309,7 @@ func TestMemoryOfGitIsLimited(t *testing.T) {
 	var packed bytes.Buffer
 	w := zlib.NewWriter(&packed)
 	fmt.Fprintf(w, "tag %d\x00", int64(16<<30))
-	must(t, w.Close())
+	must.Succeed(t, w.Close())
 	r.write(filepath.Join(".git/objects", name[:2], name[2:]), packed.String(), 0o444)
 	if _, _, err := read(t, r.dir, name, nil); err == nil || !strings.Contains(err.Error(), "over limit") {
 		t.Errorf("got %v, want an error of the memory limit", err)
@@ -320,7 +321,7 @@ func TestReadSortsEntries(t *testing.T) {
 	blob := r.git("odd", "hash-object", "-w", "--stdin")
 	rv, s, err := read(t, r.dir, r.raw([3]string{"100644", "b", blob}, [3]string{"120000", "c", blob},
 		[3]string{"100644", "a", blob}), nil)
-	must(t, err)
+	must.Succeed(t, err)
 	if _, err := tree.Load(t.Context(), s, rv.Root); err != nil {
 		t.Error(err)
 	}
@@ -347,10 +348,8 @@ func TestReadRunsNothingAndWritesNothing(t *testing.T) {
 	r := newRepository(t)
 	mark := filepath.Join(t.TempDir(), "mark")
 	script := filepath.Join(t.TempDir(), "script")
-	if err := os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\necho \"$0 $*\" >> %s\nexit 1\n", mark),
-		0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\necho \"$0 $*\" >> %s\nexit 1\n", mark),
+		0o755))
 	r.write("a", "text\n", 0o644)
 	r.write(".gitattributes", "* filter=x diff=x text eol=crlf\n", 0o644)
 	commit := r.commit()
@@ -426,7 +425,7 @@ func state(t *testing.T, dir string) map[string]string {
 		files[path] = fmt.Sprint(st.Mode(), st.Size(), st.ModTime().UnixNano(), cas.SHA256.Sum(text))
 		return nil
 	})
-	must(t, err)
+	must.Succeed(t, err)
 	return files
 }
 
@@ -438,7 +437,7 @@ func TestForeignRepositoryNeedsTrust(t *testing.T) {
 	if err := os.Chown(r.dir, 12345, 12345); err != nil {
 		sandboxtest.Unavailable(t, "root", err)
 	}
-	must(t, os.Chown(filepath.Join(r.dir, ".git"), 12345, 12345))
+	must.Succeed(t, os.Chown(filepath.Join(r.dir, ".git"), 12345, 12345))
 	_, _, err := read(t, filepath.Join(r.dir, "sub"), "HEAD", nil)
 	fix := fmt.Sprintf("git config --global --add safe.directory %q", r.dir)
 	if err == nil || !strings.Contains(err.Error(), fix) {
@@ -453,7 +452,7 @@ func TestForeignRepositoryNeedsTrust(t *testing.T) {
 func TestSplit(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for _, dir := range []string{"repo", "a@b", "a"} {
-		must(t, os.Mkdir(dir, 0o755))
+		must.Succeed(t, os.Mkdir(dir, 0o755))
 	}
 	for spec, want := range map[string][3]string{
 		"repo":             {"repo", "HEAD"},
@@ -477,13 +476,6 @@ func TestSplit(t *testing.T) {
 			!strings.Contains(err.Error(), want[2]) {
 			t.Errorf("%q: got %q, %q, %v, want %q", spec, repository, rev, err, want)
 		}
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

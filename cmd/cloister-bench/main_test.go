@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc"
 )
 
@@ -50,9 +51,7 @@ func blobServer(t *testing.T) string {
 func TestBlobs(t *testing.T) {
 	one, two := blobServer(t), blobServer(t)
 	pid := filepath.Join(t.TempDir(), "pid")
-	if err := os.WriteFile(pid, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(pid, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600))
 	out, code := command(t, "blobs", "--executor", "ours=grpc://"+one+"/main", "--against", "theirs="+two,
 		"--watch", "theirs="+pid, "--blobs", "50", "--large", "200KiB", "-c", "2", "--rounds", "2")
 	if code != 0 {
@@ -70,16 +69,12 @@ func TestBlobs(t *testing.T) {
 
 func TestExitCodes(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	closed := l.Addr().String()
 	l.Close()
 	address := blobServer(t)
 	file := filepath.Join(t.TempDir(), "pid")
-	if err := os.WriteFile(file, []byte("not a number"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(file, []byte("not a number"), 0o600))
 	for _, c := range []struct {
 		name string
 		args []string

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/spf13/pflag"
 )
 
@@ -21,9 +22,7 @@ func TestEachServerGetsItsOwnToken(t *testing.T) {
 		f := pflag.NewFlagSet("bench", pflag.ContinueOnError)
 		p.register(f, "")
 		p.registerStores(f)
-		if err := f.Parse([]string{"--executor", server, "--cas", storage}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, f.Parse([]string{"--executor", server, "--cas", storage}))
 		if got := atStorage(p.storeCredentials(server, storage).DialOptions("grpc://" + storage)); got != want {
 			t.Errorf("separate store: got token %q, want %q", got, want)
 		}

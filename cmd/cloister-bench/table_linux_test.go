@@ -17,6 +17,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/soak"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
@@ -55,9 +56,7 @@ func program(t *testing.T) string {
 	if _, err := b.Probe(t.Context()); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	if err := build(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, build())
 	return filepath.Join(programDir, "cloister")
 }
 
@@ -78,17 +77,11 @@ func TestTableMeasuresOwnServer(t *testing.T) {
 		w.Tree.Files, w.Tree.Dirs = w.Tree.Files/50, w.Tree.Dirs/50
 		c.load.Workloads = append(c.load.Workloads, w)
 	}
-	if err := c.check(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.check())
 	report, err := c.measureTable(t.Context(), io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var out strings.Builder
-	if err := printTable(&out, report); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, printTable(&out, report))
 	if lines := strings.Count(out.String(), "\n"); lines != 10 || strings.Contains(out.String(), "not watched") {
 		t.Errorf("got %d lines, want 10 with the server watched:\n%s", lines, out.String())
 	}
@@ -113,9 +106,7 @@ func TestOwnServerEnds(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			stop, err := c.startServer(ctx, dir, io.Discard)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			out, code := command(t, "noop", "--executor", c.servers.executor, "--watch", c.servers.watch[0],
 				"--actions", "3", "-c", "2", "--rounds", "2", "--local-time", "1ms")
 			const want = "medians of 2 rounds of 3 actions\nnoop, 2 in flight\n"
@@ -123,9 +114,7 @@ func TestOwnServerEnds(t *testing.T) {
 				t.Errorf("got exit code %d and\n%s\nwant 0 and %q", code, out, want)
 			}
 			pid, err := readPID(filepath.Join(dir, "pid"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if err := end(stop, cancel); err != nil {
 				t.Error(err)
 			}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/attestation"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/repro/attest"
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
@@ -26,21 +27,13 @@ import (
 func keyFiles(t *testing.T, dir, name string) (private, public string) {
 	t.Helper()
 	p, k, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	block, err := ssh.MarshalPrivateKey(k, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s, err := ssh.NewPublicKey(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	private, public = filepath.Join(dir, name), filepath.Join(dir, name+".pub")
-	if err := errors.Join(os.WriteFile(private, pem.EncodeToMemory(block), 0o600), os.WriteFile(public, ssh.MarshalAuthorizedKey(s), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.WriteFile(private, pem.EncodeToMemory(block), 0o600), os.WriteFile(public, ssh.MarshalAuthorizedKey(s), 0o644)))
 	return private, public
 }
 
@@ -59,15 +52,11 @@ func TestAttestVerify(t *testing.T) {
 	private, public := keyFiles(t, dir, "key")
 	_, foreign := keyFiles(t, dir, "other")
 	app := filepath.Join(dir, "app")
-	if err := os.WriteFile(app, []byte("app"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(app, []byte("app"), 0o755))
 	sum := sha256.Sum256([]byte("app"))
 	link := sha256.Sum256([]byte("target"))
 	target := filepath.Join(dir, "target")
-	if err := os.WriteFile(target, []byte("target"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(target, []byte("target"), 0o644))
 	outputs := []attest.Descriptor{
 		{Name: "bin/\x1b[31mapp", Digest: map[string]string{"sha256": hex.EncodeToString(sum[:])}},
 		{Name: "link\nsigned by    SHA256:nobody", Digest: map[string]string{"sha256": hex.EncodeToString(link[:])}, MediaType: attestation.MediaLink},
@@ -87,9 +76,7 @@ func TestAttestVerify(t *testing.T) {
 		if err == nil {
 			err = to.Write(t.Context(), s, k)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return to.Path
 	}
 	signed := write("signed", statement(varied, attest.Same), private)
@@ -141,9 +128,7 @@ func TestAttestVerify(t *testing.T) {
 func TestAttestKeyMustBePrivate(t *testing.T) {
 	dir := t.TempDir()
 	private, public := keyFiles(t, dir, "key")
-	if err := os.Chmod(private, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Chmod(private, 0o644))
 	t.Setenv("SSH_AUTH_SOCK", "")
 	for _, e := range []attestation.Flags{{Path: "x", Key: private}, {Path: "x", Key: public}, {Path: "x", Key: filepath.Join(dir, "absent")}, {Key: private}} {
 		if k, err := e.Load(t.Context()); err == nil {
@@ -151,9 +136,7 @@ func TestAttestKeyMustBePrivate(t *testing.T) {
 		}
 	}
 	path := filepath.Join(dir, "statement")
-	if err := os.WriteFile(path, []byte("before"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte("before"), 0o644))
 	e := attestation.Flags{Path: path}
 	if err := e.Write(t.Context(), &attest.Statement{}, nil); err == nil {
 		t.Error("a statement that says nothing is written")
@@ -169,31 +152,21 @@ func TestAttestKeyIsUnlocked(t *testing.T) {
 	dir := t.TempDir()
 	plain, public := keyFiles(t, dir, "plain")
 	text, err := os.ReadFile(plain)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	raw, err := ssh.ParseRawPrivateKey(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	block, err := ssh.MarshalPrivateKeyWithPassphrase(*raw.(*ed25519.PrivateKey), "", []byte("to be kept"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	write := func(name, text string, mode os.FileMode) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), mode); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, []byte(text), mode))
 		return path
 	}
 	locked := write("locked", string(pem.EncodeToMemory(block)), 0o600)
 	good := write("good", "to be kept\nanother line\n", 0o600)
 	ring, socket := agent.NewKeyring(), filepath.Join(dir, "agent")
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close()
 	go func() {
 		for {
@@ -206,13 +179,9 @@ func TestAttestKeyIsUnlocked(t *testing.T) {
 		}
 	}()
 	_, foreign := keyFiles(t, dir, "foreign")
-	if err := ring.Add(agent.AddedKey{PrivateKey: raw}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, ring.Add(agent.AddedKey{PrivateKey: raw}))
 	both, err := os.ReadFile(foreign)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, c := range []struct {
 		key, passphrase, agent string
 		says                   string // "" if it signs

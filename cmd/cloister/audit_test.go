@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker/audit"
 )
@@ -23,17 +24,11 @@ import (
 func TestVerifyReportsDeletedEntries(t *testing.T) {
 	store := t.TempDir()
 	l, err := audit.Open(audit.Config{Dir: storedir.Audit(store), MaxBytes: 24_000})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for i := range 200 {
-		if err := l.Append(audit.Entry{Time: time.Date(2026, 11, 22, 9, i, 0, 0, time.UTC), Action: "9f2c"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Append(audit.Entry{Time: time.Date(2026, 11, 22, 9, i, 0, 0, time.UTC), Action: "9f2c"}))
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.Close())
 	const when = `\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`
 	check := func(want string) {
 		t.Helper()
@@ -49,9 +44,7 @@ func TestVerifyReportsDeletedEntries(t *testing.T) {
 	if err != nil || len(segments) < 3 {
 		t.Fatalf("segments %q, %v", segments, err)
 	}
-	if err := os.Remove(segments[0]); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(segments[0]))
 	check(`, and not by the log itself, which deleted those up to \d+,`)
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestVerifyReportsUnnamedBlobs: for a blob whose digest the store cannot reconstruct, verify claims neither "no
@@ -17,12 +18,8 @@ func TestVerifyReportsUnnamedBlobs(t *testing.T) {
 	store := &localstore.Store{Dir: t.TempDir(), Client: &diskctl.Client{}}
 	r := &disk.VerifyReport{Damaged: []disk.Damage{{Instance: "main", Where: "segments/1.data at 0"}}}
 	var text, json strings.Builder
-	if err := verifyText(&text, store, r, true, 0); err != nil {
-		t.Fatal(err)
-	}
-	if err := verifyJSON(&json, store, r, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, verifyText(&text, store, r, true, 0))
+	must.Succeed(t, verifyJSON(&json, store, r, true))
 	for _, lie := range []string{"no digest", "nowhere"} {
 		if strings.Contains(text.String()+json.String(), lie) {
 			t.Errorf("%q in\n%s%s", lie, &text, &json)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // Diffoscope's output follows the differences if it is requested. If it is not installed, diff fails before it compares
@@ -17,18 +18,14 @@ func TestDiffoscopeFlag(t *testing.T) {
 	dir := t.TempDir()
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	for path, text := range map[string]string{a: "one", b: "two"} {
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	t.Setenv("PATH", dir)
 	if out, code := runCLI(t, "diff", a, b, "--diffoscope"); code != exit.Trouble || !strings.Contains(out, "not installed") {
 		t.Errorf("without diffoscope: %q, exit %d", out, code)
 	}
 	script := "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\necho \"asked about $2 and $3\"\nexit 1\n"
-	if err := os.WriteFile(filepath.Join(dir, "diffoscope"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "diffoscope"), []byte(script), 0o755))
 	for _, c := range []struct {
 		args  []string
 		asked bool

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -25,9 +26,7 @@ func TestEveryDialShowsWhoCalls(t *testing.T) {
 		}
 		for _, name := range files {
 			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			for line := range strings.Lines(string(text)) {
 				if strings.HasSuffix(name, "_test.go") || !slices.ContainsFunc(calls, func(c string) bool { return strings.Contains(line, c) }) {
 					continue
@@ -58,9 +57,7 @@ func documents(t *testing.T) []document {
 		}
 		for _, path := range paths {
 			text, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			all = append(all, document{path, string(text)})
 		}
 	}
@@ -184,14 +181,10 @@ func TestMetricsOfDocuments(t *testing.T) {
 	named := map[string]bool{}
 	for _, folder := range []string{"internal/gate", "internal/node", "../../worker/service", "../../worker/telemetry"} {
 		paths, err := filepath.Glob(filepath.Join(folder, "*.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, path := range paths {
 			text, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if strings.HasSuffix(path, "_test.go") {
 				continue
 			}
@@ -225,9 +218,7 @@ func TestLinksOfDocuments(t *testing.T) {
 	blocks := regexp.MustCompile("(?s)```.*?```")
 	headings := func(path string) map[string]bool {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		all := map[string]bool{}
 		for _, m := range regexp.MustCompile(`(?m)^#+ +(.*)$`).FindAllStringSubmatch(blocks.ReplaceAllString(string(text), ""), -1) {
 			name := strings.ToLower(regexp.MustCompile(`[^\w\- ]`).ReplaceAllString(m[1], ""))

@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc"
 )
@@ -54,19 +55,13 @@ func TestImagePullShowsProgress(t *testing.T) {
 	}
 
 	none, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer none.Close()
 	shown, screen, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer shown.Close()
 	person, err := terminal.Open(none, screen)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	pull(person.TTY)
 	person.Close()
 	screen.Close()

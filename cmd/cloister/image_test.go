@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/imageservice"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -40,17 +41,13 @@ func imageServer(t *testing.T) (dir, address, host string) {
 	host = strings.TrimPrefix(s.URL, "http://")
 	dir = filepath.Join(t.TempDir(), "store")
 	store, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { store.Close() })
 	l, err := image.OpenLibrary(image.LibraryConfig{
 		Config: image.Config{Function: cas.SHA256, Dir: t.TempDir()}, Path: filepath.Join(dir, image.LibraryFile),
 		Instances: store.Instance, Allowed: []string{host},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { l.Close() })
 	register := func(local bool) func(grpc.ServiceRegistrar) {
 		return func(r grpc.ServiceRegistrar) {
@@ -60,9 +57,7 @@ func imageServer(t *testing.T) (dir, address, host string) {
 		}
 	}
 	control, err := diskctl.Serve(dir, store, register(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { control.Close() })
 	return dir, "grpc://" + grpctest.Serve(t, func(s *grpc.Server) { register(false)(s) }), host
 }
@@ -88,9 +83,7 @@ func pushImage(t *testing.T, to string) string {
 	if err == nil {
 		err = remote.Write(ref, im)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return d.String()
 }
 
@@ -129,9 +122,7 @@ func TestImageCommands(t *testing.T) {
 		"size         2.0 KiB in 2 files\n", "environment  PATH=/opt/bin:/bin\n", `$'GREETING=hello \033world'`,
 		"pulled       ", " ago\n", `exec_properties = {"container-image": "docker://`+pinned+`"}`)
 	var l imageList
-	if err := json.Unmarshal([]byte(check(0, "ls", "--json")), &l); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal([]byte(check(0, "ls", "--json")), &l))
 	if len(l.Images) != 1 || l.Images[0].Property != "docker://"+pinned || l.Images[0].Bytes != 2000 || l.Pulls == nil {
 		t.Errorf("ls --json: got %+v", l)
 	}
@@ -158,9 +149,7 @@ func TestImageCommands(t *testing.T) {
 func TestImageLoadCommand(t *testing.T) {
 	dir, address, _ := imageServer(t)
 	im, err := random.Image(1000, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	at, err := layout.Write(t.TempDir(), empty.Index)
 	if err == nil {
 		err = at.AppendImage(im)
@@ -203,9 +192,7 @@ func TestImageLoadCommand(t *testing.T) {
 func TestImageNames(t *testing.T) {
 	dir, address, _ := imageServer(t)
 	im, err := random.Image(1000, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	at, err := layout.Write(t.TempDir(), empty.Index)
 	if err == nil {
 		err = at.AppendImage(im)

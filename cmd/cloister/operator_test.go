@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/server"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 	"github.com/cloister-build/cloister/worker/service"
@@ -34,9 +35,7 @@ func newHead(t *testing.T, drains queue.DrainState) (head *service.Server) {
 			return nil
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return head
 }
 
@@ -54,9 +53,7 @@ func TestDrain(t *testing.T) {
 	slots := map[string]*queue.Slot{}
 	for _, name := range []string{"anvil", "bellows"} {
 		s, err := work.Join(queue.Offer{Worker: name, Slot: "1"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		slots[name] = s
 	}
 	submit := func(text string) {
@@ -67,9 +64,7 @@ func TestDrain(t *testing.T) {
 	}
 	submit("first")
 	run, err := slots["anvil"].Take(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 
 	if out, code := runCLI(t, "drain", "anvil", "--reason", "a new kernel", "--cas", at); code != 0 || out != "drained anvil; 1 action running there\n" {
 		t.Errorf("drain: exit %d, %q", code, out)
@@ -130,9 +125,7 @@ func TestDrain(t *testing.T) {
 func TestDrainWaitsOverARestart(t *testing.T) {
 	// While the server is stopped, a connection of another program may take its port on 127.0.0.1.
 	listener, err := net.Listen("tcp", "127.35.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	at := listener.Addr().String()
 	serve := func(listener net.Listener, drains queue.DrainState) (*service.Server, *grpc.Server) {
 		head, s := newHead(t, drains), grpc.NewServer()
@@ -145,9 +138,7 @@ func TestDrainWaitsOverARestart(t *testing.T) {
 	head, server := serve(listener, queue.DrainState{})
 	work := head.Queue()
 	slot, err := work.Join(queue.Offer{Worker: "anvil", Slot: "1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := work.Join(queue.Offer{Worker: "anvil", Slot: "2"}); err != nil {
 		t.Fatal(err)
 	}

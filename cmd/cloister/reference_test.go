@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
@@ -22,27 +23,19 @@ func TestReferenceIsCurrent(t *testing.T) {
 	dir := t.TempDir()
 	if *updateReference {
 		dir = committed
-		if err := os.RemoveAll(dir); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.RemoveAll(dir))
 	}
 	man := filepath.Join(dir, "man")
-	if err := os.MkdirAll(man, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(man, 0o755))
 	root := rootCommand()
 	if completion, _, err := root.Find([]string{"completion"}); err == nil {
 		root.RemoveCommand(completion) // documented by cobra itself
 	}
 	visitCommands(root, func(c *cobra.Command) { c.DisableAutoGenTag = true })
-	if err := doc.GenMarkdownTree(root, dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, doc.GenMarkdownTree(root, dir))
 	undated := time.Unix(0, 0)
 	header := &doc.GenManHeader{Section: "1", Source: "Cloister", Manual: "Cloister", Date: &undated}
-	if err := doc.GenManTree(root, header, man); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, doc.GenManTree(root, header, man))
 	if diff := cmp.Diff(readTree(t, committed), readTree(t, dir)); diff != "" {
 		t.Errorf("docs/reference is not current; run make reference (- committed, + generated):\n%s", diff)
 	}
@@ -61,18 +54,12 @@ func readTree(t *testing.T, dir string) map[string]string {
 	files := map[string]string{}
 	for _, pattern := range []string{"*.md", "man/*.1"} {
 		paths, err := filepath.Glob(filepath.Join(dir, pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, path := range paths {
 			text, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			name, err := filepath.Rel(dir, path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			files[name] = string(text)
 		}
 	}

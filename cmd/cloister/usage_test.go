@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -64,9 +65,7 @@ func TestEmptyValuesAreMistakes(t *testing.T) {
 	each = func(path ...string) {
 		find := func() *cobra.Command { // a new one each time, with no flag given
 			c, _, err := rootCommand().Find(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			return c
 		}
 		find().Flags().VisitAll(func(f *pflag.Flag) {
@@ -119,9 +118,7 @@ func TestEveryCommandExplainsMistakes(t *testing.T) {
 // TestPortErrorsNameTheFlag: if a port cannot be opened, the error names the flag and the reason.
 func TestPortErrorsNameTheFlag(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer taken.Close()
 	for _, c := range []struct {
 		address, want string
@@ -142,9 +139,7 @@ func TestPortErrorsNameTheFlag(t *testing.T) {
 // jargon.
 func TestUnreachableServerIsExplained(t *testing.T) {
 	gone, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	address := gone.Addr().String()
 	gone.Close()
 	for _, line := range []string{"status", "action ls", "action show ^1", "action log -f " + noDigest, "cas stat " + noDigest, "cache show " + noDigest} {

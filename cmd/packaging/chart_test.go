@@ -16,6 +16,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"helm.sh/helm/v3/pkg/chart/loader"
@@ -276,13 +277,9 @@ func TestChartRendersWhatTheClusterTakes(t *testing.T) {
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".yaml"), func(t *testing.T) {
 			values, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			objects, err := render(values)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			for _, o := range objects {
 				if err := validate(o, all); err != nil {
 					t.Error(err)
@@ -442,15 +439,11 @@ func matches(selector any, labels object) bool {
 func TestChecksOfTheChartBite(t *testing.T) {
 	all := allSchemas(t)
 	values, err := os.ReadFile("testdata/values/farm-keda.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	objects := func(t *testing.T) []object {
 		t.Helper()
 		os, err := render(values)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return os
 	}
 	first := func(os []object, name string) object { return kind(os, name)[0] }
@@ -534,9 +527,7 @@ func TestNotesSayWhoMayCall(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			all, err := texts([]byte(c.values))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			notes := all["cloister/templates/NOTES.txt"]
 			for _, text := range c.open {
 				if !strings.Contains(notes, text) {

@@ -24,6 +24,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 )
@@ -80,21 +81,15 @@ func one(t *testing.T, suffix string) string {
 func TestSameCommitGivesSameBytes(t *testing.T) {
 	first := packages(t)
 	second, err := makeIn(filepath.Join(t.TempDir(), "elsewhere"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if len(first.made) != 4 || len(second.made) != len(first.made) {
 		t.Fatalf("made %v and %v, want 4 each", first.made, second.made)
 	}
 	for i, name := range first.made {
 		a, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		b, err := os.ReadFile(second.made[i])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if !bytes.Equal(a, b) {
 			t.Errorf("%s: %x, and made again %x", filepath.Base(name), sha256.Sum256(a), sha256.Sum256(b))
 		}
@@ -138,9 +133,7 @@ func TestUnitsPassSystemdAnalyze(t *testing.T) {
 		dir := t.TempDir()
 		units := filepath.Join(dir, "usr/lib/systemd/system")
 		for _, d := range []string{units, filepath.Join(dir, "usr/bin"), filepath.Join(dir, "etc")} {
-			if err := os.MkdirAll(d, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.MkdirAll(d, 0o755))
 		}
 		// The units' dependencies are the host's.
 		targets, err := filepath.Glob("/lib/systemd/system/*.target")
@@ -155,22 +148,14 @@ func TestUnitsPassSystemdAnalyze(t *testing.T) {
 			if err == nil {
 				err = os.WriteFile(filepath.Join(units, filepath.Base(name)), body, 0o644)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "usr/bin/cloister"), []byte("#!/bin/sh\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, "usr/bin/cloister"), []byte("#!/bin/sh\n"), 0o755))
 		args := []string{"verify", "--man=no", "--root=" + dir}
 		for _, name := range []string{"cloister.service", "cloister-join.service"} {
 			body, err := os.ReadFile(filepath.Join("systemd", name))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(units, name), []byte(change(string(body))), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
+			must.Succeed(t, os.WriteFile(filepath.Join(units, name), []byte(change(string(body))), 0o644))
 			args = append(args, name)
 		}
 		out, err := exec.CommandContext(t.Context(), "systemd-analyze", args...).CombinedOutput()
@@ -193,18 +178,14 @@ func TestUnitsPassSystemdAnalyze(t *testing.T) {
 func TestUnitsWaitForTheDrain(t *testing.T) {
 	for _, name := range []string{"cloister.service", "cloister-join.service"} {
 		body, err := os.ReadFile(filepath.Join("systemd", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		find := func(expression string) time.Duration {
 			m := regexp.MustCompile(expression).FindSubmatch(body)
 			if m == nil {
 				t.Fatalf("%s: no %s", name, expression)
 			}
 			d, err := time.ParseDuration(strings.TrimSuffix(string(m[1]), "in"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			return d
 		}
 		drain, stop := find(`--drain-timeout (\S+)`), find(`(?m)^TimeoutStopSec=(\S+)$`)
@@ -242,9 +223,7 @@ func TestFlagsExist(t *testing.T) {
 	for _, name := range []string{"cloister.service", "cloister-join.service"} {
 		t.Run(name, func(t *testing.T) {
 			body, err := os.ReadFile(filepath.Join("systemd", name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			m := regexp.MustCompile(`(?m)^ExecStart=/usr/bin/cloister (.*)$`).FindSubmatch(body)
 			if m == nil {
 				t.Fatal("it does not start cloister")
@@ -253,19 +232,13 @@ func TestFlagsExist(t *testing.T) {
 		})
 	}
 	files, err := filepath.Glob("testdata/values/*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			values, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			objects, err := render(values)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			for _, o := range append(kind(objects, "Deployment"), kind(objects, "StatefulSet")...) {
 				list, _ := at(o, "spec", "template", "spec", "containers", 0, "args").([]any)
 				var args []string
@@ -320,35 +293,23 @@ func TestImageIsTheProgramAlone(t *testing.T) {
 	dir := t.TempDir()
 	extract(t, one(t, ".oci.tar"), dir)
 	index, err := layout.ImageIndexFromPath(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	outer, err := index.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if len(outer.Manifests) != 1 || outer.Manifests[0].Annotations["org.opencontainers.image.ref.name"] != made.b.version {
 		t.Fatalf("index: %+v", outer.Manifests)
 	}
 	inner, err := index.ImageIndex(outer.Manifests[0].Digest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	manifest, err := inner.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if len(manifest.Manifests) != 1 || manifest.Manifests[0].Platform.Architecture != runtime.GOARCH {
 		t.Fatalf("index of the image: %+v", manifest.Manifests)
 	}
 	img, err := inner.Image(manifest.Manifests[0].Digest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	config, err := img.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if c := config.Config; c.User != "65532:65532" || fmt.Sprint(c.Entrypoint, c.Cmd) != "[/usr/bin/cloister] [serve --dir /var/lib/cloister]" {
 		t.Errorf("config: %+v", c)
 	}
@@ -357,27 +318,21 @@ func TestImageIsTheProgramAlone(t *testing.T) {
 		t.Fatalf("%d layers, %v", len(layers), err)
 	}
 	body, err := layers[0].Uncompressed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer body.Close()
 	// The image's user must be able to enter every directory above.
 	files, err := os.MkdirTemp("", "cloister-image-")
 	if err == nil {
 		err = os.Chmod(files, 0o755)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer os.RemoveAll(files)
 	names := untar(t, body, files)
 	if want := "etc/ etc/group etc/passwd tmp/ usr/ usr/bin/ usr/bin/cloister var/ var/lib/ var/lib/cloister/"; strings.Join(names, " ") != want {
 		t.Errorf("the image has %v", names)
 	}
 	// Container runtimes mount /proc, too.
-	if err := os.Mkdir(filepath.Join(files, "proc"), 0o555); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(filepath.Join(files, "proc"), 0o555))
 	tools(t, "unshare", "chroot")
 	inside := func(args ...string) *exec.Cmd {
 		script := fmt.Sprintf(`mount -t proc proc "$0/proc" && exec chroot --userspec=%d:%[1]d "$0" /usr/bin/cloister "$@"`, user)
@@ -389,14 +344,10 @@ func TestImageIsTheProgramAlone(t *testing.T) {
 	// A head executes nothing.
 	head := inside("serve", "--dir", "/var/lib/cloister", "--jobs", "0", "--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0", "--max-size", "1GiB")
 	said, err := head.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var complaints bytes.Buffer
 	head.Stderr = &complaints
-	if err := head.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, head.Start())
 	lines, ready := bufio.NewScanner(said), false
 	for !ready && lines.Scan() {
 		ready = strings.HasPrefix(lines.Text(), "bazel ")
@@ -416,9 +367,7 @@ func TestImageIsTheProgramAlone(t *testing.T) {
 func extract(t *testing.T, name, dir string) {
 	t.Helper()
 	f, err := os.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer f.Close()
 	untar(t, f, dir)
 }
@@ -431,27 +380,19 @@ func untar(t *testing.T, r io.Reader, dir string) (names []string) {
 		if err == io.EOF {
 			return names
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		names = append(names, h.Name)
 		path := filepath.Join(dir, h.Name)
 		if h.Typeflag == tar.TypeDir {
-			if err := errors.Join(os.MkdirAll(path, 0o755), os.Lchown(path, h.Uid, h.Gid)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, errors.Join(os.MkdirAll(path, 0o755), os.Lchown(path, h.Uid, h.Gid)))
 			continue
 		}
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		body, err := io.ReadAll(tr)
 		if err == nil {
 			err = os.WriteFile(path, body, fs.FileMode(h.Mode))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
 }
 
@@ -505,20 +446,14 @@ func cleanRoot(t *testing.T) string {
 		sandboxtest.Unavailable(t, "packaging", err)
 	}
 	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	dir := filepath.Join(cache, "cloister-packaging", m.suite+"-"+runtime.GOARCH+"-1")
 	if _, err := os.Stat(dir); err == nil {
 		return dir
 	}
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Dir(dir), 0o755))
 	tmp, err := os.MkdirTemp(filepath.Dir(dir), "tmp-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	args := []string{"--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "debootstrap", "--variant=minbase", "--include=systemd"}
@@ -556,9 +491,7 @@ func cgroupOf(t *testing.T) (group string) {
 		sandboxtest.Unavailable(t, "packaging", err)
 	}
 	mounts, err := os.Open("/proc/self/mounts")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer mounts.Close()
 	m := regexp.MustCompile(`(?m)^0::(.*)$`).FindSubmatch(own)
 	for s := bufio.NewScanner(mounts); m != nil && s.Scan(); {
@@ -601,17 +534,11 @@ func TestDebInACleanSystem(t *testing.T) {
 		if err == nil {
 			err = os.WriteFile(filepath.Join(work, name), body, 0o755)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
-	if err := os.WriteFile(said, nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(said, nil, 0o666))
 	boot, err := filepath.Abs("testdata/boot.sh")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c",

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/memory"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execclient"
 	"github.com/cloister-build/cloister/worker/service"
@@ -58,9 +59,7 @@ func TestWorker(t *testing.T) {
 	head, err := service.NewServer(t.Context(), service.Config{Worker: worker.Config{
 		Name: "head", Instances: func(string) (*cas.Instance, error) { return &cas.Instance{Store: store, Actions: store}, nil },
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	clients, workers := serve(t, head.Register), serve(t, head.RegisterWorkers)
 	stop := start(t, "worker", workers)
 	if got := execute(t, clients); got != "hello\n" {
@@ -103,9 +102,7 @@ func start(t *testing.T, name string, args ...string) (stop func()) {
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(context.Background(), build(t, name), args...)
 	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	return func() {
 		t.Helper()
@@ -120,9 +117,7 @@ func start(t *testing.T, name string, args ...string) (stop func()) {
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.35.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close()
 	return l.Addr().String()
 }
@@ -132,12 +127,8 @@ func serve(t *testing.T, register func(grpc.ServiceRegistrar) error) string {
 	t.Helper()
 	s := grpc.NewServer(casserver.ServerOptions(nil)...)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := register(s); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, register(s))
 	go s.Serve(l)
 	t.Cleanup(s.Stop)
 	return l.Addr().String()
@@ -147,9 +138,7 @@ func dial(t *testing.T, address string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -162,19 +151,13 @@ func execute(t *testing.T, address string) string {
 		t.Fatal(err)
 	}
 	client, err := remote.New("grpc://" + address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer client.Close()
 	in, err := client.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	put := func(d cas.Digest, err error) *repb.Digest {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d.Proto()
 	}
 	ctx, f := t.Context(), cas.SHA256
@@ -182,24 +165,16 @@ func execute(t *testing.T, address string) string {
 		CommandDigest:   put(cas.PutProto(ctx, in.Store, f, &repb.Command{Arguments: strings.Fields("/bin/echo hello")})),
 		InputRootDigest: put(cas.PutProto(ctx, in.Store, f, &repb.Directory{})),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	executor, err := execclient.New(conn, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	out, err := executor.Execute(ctx, &worker.Task{Action: action}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	stdout, err := cas.FromProto(f, out.Result.StdoutDigest)
 	if err != nil {
 		return string(out.Result.StdoutRaw)
 	}
 	b, err := cas.ReadAll(ctx, in.Store, stdout, 1000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return string(b)
 }

@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
@@ -57,9 +58,7 @@ func newRig(t *testing.T, user *syscall.Credential) *rig {
 		sandboxtest.Unavailable(t, "bazel", err)
 	}
 	dir, err := bazelrun.TempDir(user)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if err := bazelrun.Remove(dir); err != nil {
 			t.Error(err)
@@ -74,9 +73,7 @@ func newRig(t *testing.T, user *syscall.Credential) *rig {
 		sandboxtest.Unavailable(t, what, err)
 	}
 	address, err := loopback.Address()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	r := &rig{
 		Bazel: &bazelrun.Bazel{
 			Workspace: filepath.Join(dir, "workspace"), Root: filepath.Join(dir, "bazel"),
@@ -87,18 +84,12 @@ func newRig(t *testing.T, user *syscall.Credential) *rig {
 			Listen: address, User: user, Log: &lines{t: t},
 		},
 	}
-	if err := bazelrun.CopyWorkspace(r.Workspace, "../.."); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, bazelrun.CopyWorkspace(r.Workspace, "../.."))
 	r.config.Args = []string{"--source-tree", r.Workspace}
 	for _, d := range []string{r.Root, r.config.Home} {
-		if err := os.Mkdir(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Mkdir(d, 0o755))
 		if user != nil {
-			if err := os.Chown(d, int(user.Uid), int(user.Gid)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Chown(d, int(user.Uid), int(user.Gid)))
 		}
 	}
 	r.serve(t)
@@ -119,9 +110,7 @@ func (r *rig) serve(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), serveTime, errors.New("time limit exceeded"))
 	defer cancel()
 	server, err := bazelrun.StartServer(ctx, r.config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	r.server = server
 	r.Endpoint = server.Addr
 }
@@ -132,9 +121,7 @@ func (r *rig) bazel(t *testing.T, verb string, args ...string) *bazelrun.Build {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), bazelTime, errors.New("time limit exceeded"))
 	defer cancel()
 	build, err := r.Run(ctx, verb, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return build
 }
 
@@ -142,9 +129,7 @@ func (r *rig) bazel(t *testing.T, verb string, args ...string) *bazelrun.Build {
 func (r *rig) blobs(t *testing.T) int {
 	t.Helper()
 	n, err := bazelrun.Verify(t.Context(), r.config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if n == 0 {
 		t.Fatal("the store is empty")
 	}
@@ -196,9 +181,7 @@ func TestExampleBuildsAndIsCached(t *testing.T) {
 	step("after clean everything is a remote cache hit", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), bazelTime)
 		defer cancel()
-		if err := r.Clean(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, r.Clean(ctx))
 		build := r.bazel(t, "test", "//examples/...")
 		wantAll(t, build, "remote cache hit")
 		if hits := build.Processes()["remote cache hit"]; hits != remote {
@@ -277,9 +260,7 @@ func processes(token string) []string {
 
 func testHostile(t *testing.T, r *rig) {
 	listener, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer listener.Close()
 	var accepted atomic.Int32
 	go func() {
@@ -316,9 +297,7 @@ func testHostile(t *testing.T, r *rig) {
 	}
 	// From outside the connection works, so the sandbox refused it.
 	conn, err := net.Dial("tcp4", listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
 	if secret, err := io.ReadAll(conn); err != nil || len(secret) == 0 {
 		t.Errorf("got %q, %v from the listener, want a secret", secret, err)
@@ -344,9 +323,7 @@ func testUnprivileged(t *testing.T, first *rig, executed map[string]ran) {
 	wantEqualRuns(t, first, r, executed, r.executed(t))
 	ctx, cancel := context.WithTimeout(t.Context(), bazelTime)
 	defer cancel()
-	if err := r.Clean(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, r.Clean(ctx))
 	build = r.bazel(t, "test", targets...)
 	wantAll(t, build, "remote cache hit")
 	before := r.blobs(t)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/containers"
 )
 
@@ -32,12 +33,8 @@ genrule(
 `, mark, mark+".txt", image)
 	}
 	pkg := filepath.Join(r.Workspace, "images")
-	if err := os.Mkdir(pkg, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(pkg, "BUILD.bazel"), []byte(text.String()), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(pkg, 0o755))
+	must.Succeed(t, os.WriteFile(filepath.Join(pkg, "BUILD.bazel"), []byte(text.String()), 0o644))
 	for _, kind := range []string{"remote", "remote cache hit"} {
 		r.clean(t)
 		build := r.bazel(t, "build", "//images:all")
@@ -45,9 +42,7 @@ genrule(
 			t.Fatalf("exit %d, want 0 and 2 times %s\n%s", build.ExitCode, kind, build.Output)
 		}
 		outputs, err := r.Outputs("images")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, mark := range []string{"one", "two"} {
 			if got, err := os.ReadFile(filepath.Join(outputs, mark+".txt")); err != nil || string(got) != mark+"\n" {
 				t.Errorf("%s: got %q, %v", mark, got, err)

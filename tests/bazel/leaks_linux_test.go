@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
@@ -45,9 +46,7 @@ func limits(t *testing.T) []sandbox.Limit {
 	b := namespace.New(namespace.Config{})
 	defer b.Close()
 	features, err := b.Probe(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return features.Limits
 }
 
@@ -139,9 +138,7 @@ func TestLeaksAreNamed(t *testing.T) {
 // testFetches checks that an allowed endpoint is reachable, that each connection is an event, and that the result is not cached.
 func testFetches(t *testing.T, r *rig) {
 	listener, err := net.Listen("tcp4", ownAddress(t)+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer listener.Close()
 	var silent atomic.Bool
 	go func() {
@@ -164,12 +161,8 @@ profiles:
 rules:
   - {name: downloads, when: {target: "//examples/hostile:fetches", mnemonic: Genrule}, profile: fetch}
 `, endpoint)
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.server.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(file, []byte(text), 0o644))
+	must.Succeed(t, r.server.Stop())
 	r.config.Args = append(r.config.Args, "--policy", file)
 	r.serve(t)
 
@@ -181,9 +174,7 @@ rules:
 		wantAll(t, r.bazel(t, "build", flags...), "remote")
 		ctx, cancel := context.WithTimeout(t.Context(), bazelTime)
 		defer cancel()
-		if err := r.Clean(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, r.Clean(ctx))
 	}
 	silent.Store(true)
 	build := r.bazel(t, "build", flags...)
@@ -215,9 +206,7 @@ rules:
 func ownAddress(t *testing.T) string {
 	t.Helper()
 	addresses, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, a := range addresses {
 		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && n.IP.IsGlobalUnicast() {
 			return n.IP.String()

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
@@ -41,9 +42,7 @@ func (r *rig) cloister(t *testing.T, args ...string) []byte {
 func (r *rig) executed(t *testing.T) map[string]ran {
 	t.Helper()
 	var rows []ran
-	if err := json.Unmarshal(r.cloister(t, "action", "ls", "--all", "--limit", "10000", "--json"), &rows); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(r.cloister(t, "action", "ls", "--all", "--limit", "10000", "--json"), &rows))
 	executed := map[string]ran{}
 	for _, row := range rows {
 		if row.How == "executed" {
@@ -57,9 +56,7 @@ func (r *rig) executed(t *testing.T) map[string]ran {
 func (r *rig) manifest(t *testing.T, action string) *manifest.Manifest {
 	t.Helper()
 	m, err := manifest.Parse(r.cloister(t, "action", "show", action, "--manifest"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return m
 }
 
@@ -103,9 +100,7 @@ func (r *rig) wantReproducible(t *testing.T, executed map[string]ran) {
 		args = append(args, digest)
 	}
 	var report repro.Report
-	if err := json.Unmarshal(r.cloister(t, args...), &report); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(r.cloister(t, args...), &report))
 	var judged []string
 	for _, v := range report {
 		row := executed[v.Action]
@@ -128,9 +123,7 @@ func TestBuildsThatOnlyUseTheCacheAreExplained(t *testing.T) {
 	write := func(name, text string) {
 		t.Helper()
 		name = filepath.Join(r.Workspace, "pair", name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644)))
 	}
 	write("BUILD", `
 genrule(name = "first", srcs = ["source"], outs = ["one"], cmd = "cat $< > $@")
@@ -143,9 +136,7 @@ genrule(name = "other", outs = ["three"], cmd = "echo three > $@")
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), bazelTime)
 		defer cancel()
-		if err := r.Clean(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, r.Clean(ctx))
 		builds++
 		id := fmt.Sprintf("00000000-0000-4000-8000-%012d", builds)
 		flags = append(flags, "--remote_executor=", "--remote_cache=grpc://"+r.Endpoint, "--remote_upload_local_results",
@@ -180,9 +171,7 @@ genrule(name = "other", outs = ["three"], cmd = "echo three > $@")
 	want(source, variable, 1, "actions: 3 changed\n", "\nchanged: Genrule //pair:other\n", "\n    environment LEVEL\n      + 3\n")
 
 	var rows []ran
-	if err := json.Unmarshal(r.cloister(t, "action", "ls", "--all", "--json"), &rows); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(r.cloister(t, "action", "ls", "--all", "--json"), &rows))
 	counts := map[string]int{}
 	for _, row := range rows {
 		counts[row.How]++

@@ -21,6 +21,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 )
@@ -34,18 +35,14 @@ const patient = "--remote_retries=20"
 func newGraphRig(t *testing.T, g *bazelrun.Graph) *rig {
 	t.Helper()
 	r := newRig(t, nil)
-	if err := g.Write(r.Workspace); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, g.Write(r.Workspace))
 	return r
 }
 
 // restart stops the server, calls change, and starts it again.
 func (r *rig) restart(t *testing.T, change func()) {
 	t.Helper()
-	if err := r.server.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, r.server.Stop())
 	change()
 	r.serve(t)
 }
@@ -55,9 +52,7 @@ func (r *rig) clean(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), bazelTime, errors.New("it takes too long"))
 	defer cancel()
-	if err := r.Clean(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, r.Clean(ctx))
 }
 
 // wantGraph checks that the build succeeded with correct outputs.
@@ -67,9 +62,7 @@ func (r *rig) wantGraph(t *testing.T, g *bazelrun.Graph, build *bazelrun.Build) 
 		t.Fatalf("bazel: exit %d, want 0", build.ExitCode)
 	}
 	dir, err := r.Outputs("graph")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, want := range g.Outputs() {
 		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("output %s: got %d bytes beginning with %.16q, %v; want %d beginning with %.16q",
@@ -82,14 +75,10 @@ func (r *rig) wantGraph(t *testing.T, g *bazelrun.Graph, build *bazelrun.Build) 
 func (r *rig) stored(t *testing.T, g *bazelrun.Graph) int {
 	t.Helper()
 	client, err := remote.Dial(t.Context(), "grpc://"+r.Endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer client.Close()
 	store, err := client.Store("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var ds []cas.Digest
 	for _, files := range []map[string][]byte{g.Inputs(), g.Outputs()} {
 		for _, content := range files {
@@ -234,9 +223,7 @@ func TestBuildAfterLoss(t *testing.T) {
 	}}
 	log := &record{}
 	metrics, err := loopback.Address()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	r := newGraphRig(t, g)
 	r.restart(t, func() {
 		r.config.Args = append(r.config.Args, "--metrics", metrics)
@@ -248,17 +235,13 @@ func TestBuildAfterLoss(t *testing.T) {
 	var flipped, removed, extents int
 	small := func() {
 		n, err := bazelrun.DamageSegments(r.config.Dir, rnd, share)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		extents += n
 	}
 	all := func() {
 		small()
 		f, m, err := bazelrun.DamageFiles(r.config.Dir, rnd, share)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		flipped, removed = flipped+f, removed+m
 	}
 	var counted float64 // by all starts of serve
@@ -289,14 +272,10 @@ func TestBuildAfterLoss(t *testing.T) {
 				r.clean(t)
 			}
 			if c.fresh {
-				if err := r.Shutdown(); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, r.Shutdown())
 			}
 			g.Edit(2, rounds)
-			if err := g.Write(r.Workspace); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, g.Write(r.Workspace))
 			r.wantGraph(t, g, r.bazel(t, "build", "//graph:all"))
 			rounds++
 		})
@@ -314,9 +293,7 @@ func TestBuildAfterLoss(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for h := range quarantined {
 		if h == "" || !strings.Contains(log.text(), h) {
 			t.Errorf("blob %q is in quarantine but not in the server's log", h)
@@ -333,22 +310,16 @@ func TestBuildAfterLoss(t *testing.T) {
 func corrupt(t *testing.T, metrics string) float64 {
 	t.Helper()
 	resp, err := http.Get("http://" + metrics + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	match := regexp.MustCompile(`(?m)^cloister_cas_corrupt_total ([0-9.e+]+)$`).FindSubmatch(body)
 	if match == nil {
 		t.Fatal("got no metric cloister_cas_corrupt_total")
 	}
 	n, err := strconv.ParseFloat(string(match[1]), 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return n
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
@@ -78,12 +79,8 @@ func TestActionsWriteBesideTheirInputs(t *testing.T) {
 		if strings.HasSuffix(name, ".sh") || strings.HasSuffix(name, "configure") {
 			mode = 0o755
 		}
-		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(p, []byte(text), mode); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Dir(p), 0o755))
+		must.Succeed(t, os.WriteFile(p, []byte(text), mode))
 	}
 	for _, c := range [][]string{
 		{"build", "//writable:all"},

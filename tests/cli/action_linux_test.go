@@ -14,6 +14,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"google.golang.org/grpc"
@@ -25,8 +26,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// must is for errors that only a broken machine causes.
-func must[T any](v T, err error) T {
+// orPanic is for errors that only a broken machine causes.
+func orPanic[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
 	}
@@ -44,9 +45,7 @@ func plain(t testing.TB, address string) *guest {
 	t.Helper()
 	secure := grpc.WithTransportCredentials(insecure.NewCredentials())
 	conn, err := grpc.NewClient("passthrough:///"+address, secure)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	t.Cleanup(cancel)
@@ -75,7 +74,7 @@ func (g *guest) blob(instance string, data []byte) (*repb.Digest, error) {
 }
 
 func (g *guest) put(instance string, m proto.Message) (*repb.Digest, error) {
-	return g.blob(instance, must(proto.Marshal(m)))
+	return g.blob(instance, orPanic(proto.Marshal(m)))
 }
 
 // executed is the result of an execution.
@@ -173,7 +172,7 @@ func (s *story) order(args []string) (*order, error) {
 	}
 	o.name, o.script = f.Arg(0), f.Arg(1)
 	o.guest = s.guest(o.token)
-	who := string(must(proto.Marshal(&o.metadata)))
+	who := string(orPanic(proto.Marshal(&o.metadata)))
 	o.guest.ctx = metadata.AppendToOutgoingContext(o.guest.ctx, "build.bazel.remote.execution.v2.requestmetadata-bin", who)
 	return &o, nil
 }

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
@@ -32,7 +33,7 @@ type commandBlock struct {
 // blocksOf returns the blocks of a document that name a machine.
 func blocksOf(t *testing.T, document string) []commandBlock {
 	t.Helper()
-	text := must(os.ReadFile(document))
+	text := orPanic(os.ReadFile(document))
 	var all []commandBlock
 	section, inside := "", false
 	var block []string
@@ -136,19 +137,11 @@ func newNetwork(t *testing.T) *network {
 	t.Helper()
 	c := &network{dir: t.TempDir(), ports: map[string]string{}, machines: map[string]*machine{}}
 	bin := filepath.Join(c.dir, "bin")
-	if err := os.Mkdir(bin, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(built.Path(t), filepath.Join(bin, "cloister")); err != nil {
-		t.Fatal(err)
-	}
-	if err := bazelrun.BuildCommand(filepath.Join(bin, "cloister-bench"), "cloister-bench"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(bin, 0o755))
+	must.Succeed(t, os.Symlink(built.Path(t), filepath.Join(bin, "cloister")))
+	must.Succeed(t, bazelrun.BuildCommand(filepath.Join(bin, "cloister-bench"), "cloister-bench"))
 	for name, text := range map[string]string{"apt": nothing, "chgrp": nothing, "scp": copies, "bazel": bazel} {
-		if err := os.WriteFile(filepath.Join(bin, name), []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(bin, name), []byte(text), 0o755))
 	}
 	return c
 }
@@ -161,9 +154,7 @@ func (c *network) at(t *testing.T, name string) *machine {
 		p = &machine{network: c, name: name, dir: filepath.Join(c.dir, name), services: map[string]*service{}}
 		c.machines[name] = p
 		for _, dir := range []string{"etc", "var", "home"} {
-			if err := os.MkdirAll(filepath.Join(p.dir, dir), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.MkdirAll(filepath.Join(p.dir, dir), 0o700))
 		}
 	}
 	return p
@@ -203,9 +194,7 @@ func (p *machine) here(t *testing.T, line string) string {
 func unusedPort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	return port
@@ -277,13 +266,13 @@ func (p *machine) systemctl(t *testing.T, words []string) {
 		if s := p.services[unit]; s != nil {
 			s.stop(t)
 		}
-		text := string(must(os.ReadFile("../../cmd/packaging/systemd/" + unit + ".service")))
+		text := string(orPanic(os.ReadFile("../../cmd/packaging/systemd/" + unit + ".service")))
 		command := regexp.MustCompile(`(?m)^ExecStart=/usr/bin/cloister (.*)$`).FindStringSubmatch(text)
 		file := regexp.MustCompile(`(?m)^EnvironmentFile=-(.*)$`).FindStringSubmatch(text)
 		if command == nil || file == nil {
 			t.Fatalf("the unit %s says neither what it starts nor where its flags are:\n%s", unit, text)
 		}
-		flags := regexp.MustCompile(`(?m)^CLOISTER_FLAGS="(.*)"$`).FindSubmatch(must(os.ReadFile(p.here(t, file[1]))))
+		flags := regexp.MustCompile(`(?m)^CLOISTER_FLAGS="(.*)"$`).FindSubmatch(orPanic(os.ReadFile(p.here(t, file[1]))))
 		if flags == nil {
 			t.Fatalf("there are no flags in %s", file[1])
 		}
@@ -309,15 +298,11 @@ func (p *machine) start(t *testing.T, name string, args ...string) {
 		t.Fatal(err)
 	}
 	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s := &service{cmd: exec.Command(filepath.Join(p.network.dir, "bin/cloister"), args...), ended: make(chan struct{})}
 	s.cmd.Dir, s.cmd.Env = "/", append(p.environment(), "NOTIFY_SOCKET="+socket)
 	s.cmd.Stdout, s.cmd.Stderr = &s.said, &s.said
-	if err := s.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.cmd.Start())
 	p.services[name] = s
 	ready := make(chan struct{})
 	go func() {

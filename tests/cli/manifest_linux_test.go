@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
@@ -21,14 +22,12 @@ func TestForeignResults(t *testing.T) {
 	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
 		Binary: built.Path(t), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer s.Stop()
 	g := plain(t, s.Addr)
-	action := must(g.put("", &repb.Action{
-		CommandDigest:   must(g.put("", &repb.Command{Arguments: []string{"/bin/true"}})),
-		InputRootDigest: must(g.put("", &repb.Directory{})),
+	action := orPanic(g.put("", &repb.Action{
+		CommandDigest:   orPanic(g.put("", &repb.Command{Arguments: []string{"/bin/true"}})),
+		InputRootDigest: orPanic(g.put("", &repb.Directory{})),
 	}))
 	got := g.execute(&repb.ExecuteRequest{ActionDigest: action}, nil)
 	if got.err != nil {
@@ -37,13 +36,9 @@ func TestForeignResults(t *testing.T) {
 	result := got.response.Result
 	aux := result.ExecutionMetadata.AuxiliaryMetadata[0]
 	var e cloisterpb.Execution
-	if err := aux.UnmarshalTo(&e); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, aux.UnmarshalTo(&e))
 	e.StableHash = strings.Repeat("0", 64)
-	if err := aux.MarshalFrom(&e); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, aux.MarshalFrom(&e))
 	for _, c := range []struct {
 		change func()
 		code   int
@@ -55,9 +50,7 @@ func TestForeignResults(t *testing.T) {
 		c.change()
 		_, err := repb.NewActionCacheClient(g).UpdateActionResult(g.ctx,
 			&repb.UpdateActionResultRequest{ActionDigest: action, ActionResult: result})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		cmd := exec.CommandContext(t.Context(), built.Path(t),
 			"action", "show", named(action), "--manifest", "--cas", "grpc://"+s.Addr)
 		out, _ := cmd.CombinedOutput() // the exit code is checked below

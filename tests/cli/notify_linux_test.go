@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
 
@@ -16,13 +17,9 @@ import (
 func TestServeNotifiesItsServiceManager(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "notify")
 	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer manager.Close()
-	if err := manager.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, manager.SetReadDeadline(time.Now().Add(time.Minute)))
 	hear := func(want string) {
 		t.Helper()
 		for b := make([]byte, 4096); ; {
@@ -41,9 +38,7 @@ func TestServeNotifiesItsServiceManager(t *testing.T) {
 		Binary: built.Path(t), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0",
 		Env: []string{"NOTIFY_SOCKET=" + name, "WATCHDOG_USEC=20000"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	hear("READY=1")
 	hear("WATCHDOG=1\nSTATUS=0 running, 0 queued, 0 done, ")
 	if err := s.Stop(); err != nil {

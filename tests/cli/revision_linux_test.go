@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/google/go-cmp/cmp"
 )
@@ -55,9 +56,7 @@ func lay(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for name, text := range files {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o755)))
 	}
 }
 
@@ -84,19 +83,13 @@ func surroundings(t *testing.T, repo, tmp, mark string) map[string]string {
 			all[path] = fmt.Sprintf("%v %d %d %x", st.Mode(), st.Size(), st.ModTime().UnixNano(), sha256.Sum256(text))
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	all["mounts"] = string(mounts)
 	links, err := filepath.Glob("/proc/[0-9]*/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, l := range links {
 		program, _ := os.Readlink(l)
 		line, _ := os.ReadFile(filepath.Join(filepath.Dir(l), "cmdline"))

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
@@ -20,18 +21,12 @@ func TestRunInRoot(t *testing.T) {
 	roots := map[string]bool{}
 	for _, name := range []string{"one", "two"} {
 		at := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Join(at, "etc"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Join(at, "etc"), 0o755))
 		root, err := os.OpenRoot(at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer root.Close()
 		sandboxtest.CopyPrograms(t, root, "sh", "cat", "ls")
-		if err := root.WriteFile("etc/marker", []byte(name+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, root.WriteFile("etc/marker", []byte(name+"\n"), 0o644))
 		cmd := exec.CommandContext(t.Context(), built.Path(t), "run", "--root", at, "--manifest", filepath.Join(dir, "manifest"),
 			"--", "/bin/sh", "-c", "cat /etc/marker; ls -d /usr/share /etc/passwd /home; echo x > /etc/new")
 		cmd.Dir = dir
@@ -41,9 +36,7 @@ func TestRunInRoot(t *testing.T) {
 			t.Errorf("got %v and\n%s", err, text)
 		}
 		manifest, err := os.ReadFile(filepath.Join(dir, "manifest"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for line := range strings.Lines(string(manifest)) {
 			if strings.Contains(line, "root \"") {
 				roots[line] = true

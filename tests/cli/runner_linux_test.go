@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -38,18 +39,12 @@ type runnerProcess struct {
 func startRunner(t *testing.T, dir string) *runnerProcess {
 	t.Helper()
 	r := &runnerProcess{socket: filepath.Join(dir, "sock"), build: filepath.Join(dir, "build"), stderr: &bytes.Buffer{}}
-	if err := os.MkdirAll(r.build, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(r.build, 0o755))
 	r.cmd = exec.Command(built.Path(t), "runner", "--socket", r.socket, "--build-dir", r.build, "--socket-mode", "0660")
 	r.cmd.Stderr = r.stderr
 	stdout, err := r.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, r.cmd.Start())
 	t.Cleanup(func() {
 		if r.cmd.ProcessState == nil {
 			_ = r.cmd.Process.Kill()
@@ -63,9 +58,7 @@ func startRunner(t *testing.T, dir string) *runnerProcess {
 		}
 	}
 	conn, err := grpc.NewClient("unix://"+r.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	r.RunnerClient = runnerpb.NewRunnerClient(conn)
 	return r
@@ -74,9 +67,7 @@ func startRunner(t *testing.T, dir string) *runnerProcess {
 // begin starts a script and returns when it has printed "ready", with a function that waits for its end.
 func (r *runnerProcess) begin(t *testing.T, name, script string) <-chan error {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Join(r.build, name, "root"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Join(r.build, name, "root"), 0o777))
 	done := make(chan error, 1)
 	go func() {
 		resp, err := r.Run(context.WithoutCancel(t.Context()), &runnerpb.RunRequest{
@@ -104,9 +95,7 @@ func (r *runnerProcess) begin(t *testing.T, name, script string) <-chan error {
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cl-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -124,9 +113,7 @@ func TestRunnerDrains(t *testing.T) {
 		t.Errorf("got banner %q", r.banner)
 	}
 	done := r.begin(t, "first", "sleep 1; echo x >out")
-	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, r.cmd.Process.Signal(syscall.SIGTERM))
 	for { // until it reacts
 		if _, err := os.Lstat(r.socket); errors.Is(err, fs.ErrNotExist) {
 			break
@@ -149,9 +136,7 @@ func TestRunnerDrains(t *testing.T) {
 	r = startRunner(t, dir)
 	done = r.begin(t, "second", "echo x >out; sleep 600")
 	for range 2 {
-		if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, r.cmd.Process.Signal(syscall.SIGTERM))
 		for { // simultaneous signals may merge
 			if _, err := os.Lstat(r.socket); errors.Is(err, fs.ErrNotExist) {
 				break

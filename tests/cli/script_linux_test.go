@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/ca"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
@@ -75,9 +76,7 @@ import (
 //	needs WHAT               skip the story where the machine lacks the sandbox, its records of lookups, root or a tool
 func TestScripts(t *testing.T) {
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	path := built.Path(t)
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
@@ -261,9 +260,7 @@ func (s *story) port(args []string) error {
 func unused(t testing.TB) string {
 	t.Helper()
 	address, err := loopback.Address()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return address
 }
 

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
@@ -25,9 +26,7 @@ func TestDemoWithoutBazelExecutesThenHitsThenRefuses(t *testing.T) {
 		sandboxtest.Unavailable(t, "bazel", err) // which installs the compiler
 	}
 	cloister := filepath.Join(t.TempDir(), "cloister")
-	if err := bazelrun.BuildCloister(cloister); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, bazelrun.BuildCloister(cloister))
 	if err := bazelrun.Confines(t.Context(), cloister, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
@@ -49,9 +48,7 @@ func TestDemoWithoutBazelExecutesThenHitsThenRefuses(t *testing.T) {
 		}
 	}
 	recorded, err := os.ReadFile("docs/demo.svg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	r := newRecording(io.Discard)
 	io.WriteString(r, out.String())
 	if got, want := stable(string(recorded)), stable(r.SVG("make demo")); !slices.Equal(got, want) {

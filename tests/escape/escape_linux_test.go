@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	_ "github.com/cloister-build/cloister/sandbox/namespace/earlyinit" // as in the released program
@@ -102,29 +103,21 @@ type fixture struct {
 // newFixture sets everything up for one test. It skips the test if this host has no sandbox.
 func newFixture(t *testing.T) *fixture {
 	program, err := build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	mark := fmt.Sprintf("escape-%d", os.Getpid())
 	w := &fixture{
 		test: t, program: program, store: filepath.Join(dir, "store-"+mark), secret: filepath.Join(dir, "secret"),
 		abstract: "@" + mark, mark: mark, backends: map[string]*namespace.Backend{}, features: map[*namespace.Backend]sandbox.Features{},
 	}
-	if err := os.WriteFile(w.secret, []byte("secret"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(w.secret, []byte("secret"), 0o644))
 	for _, l := range [][2]string{{"tcp", "127.0.0.1:0"}, {"tcp", "[::1]:0"}, {"unix", w.abstract}} {
 		listener, err := net.Listen(l[0], l[1])
 		if err != nil && l[1] == "[::1]:0" {
 			continue // a host without IPv6
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		t.Cleanup(func() { listener.Close() })
 		if l[0] == "tcp" {
 			w.listeners = append(w.listeners, listener.Addr().String())
@@ -554,18 +547,14 @@ func noSurvivors(w *fixture) error {
 func TestFlood(t *testing.T) {
 	w := newFixture(t)
 	b := w.backend(t, nil)
-	if err := w.resetStore(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.resetStore())
 	const mib = 64
 	for _, bytes := range []int64{mib << 20, 1 << 20} {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		spec := w.spec([]string{"flood", fmt.Sprint(mib)})
 		ws, err := workspace(ctx, b, &spec.Limits)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer ws.Close()
 		spec.Workspace = ws.Name()
 		sink := &sink{left: bytes}
@@ -601,20 +590,14 @@ func TestEscapesUnprivileged(t *testing.T) {
 		t.Skip("TestEscapes already runs as an ordinary user")
 	}
 	program, err := build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	dir, err := os.MkdirTemp("", "cloister-escape-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer os.RemoveAll(dir)
 	own := map[string]string{"/proc/self/exe": filepath.Join(dir, "escape.test"), program: filepath.Join(dir, "hostile")}
 	for from, to := range own {
 		b, err := os.ReadFile(from)
-		if err := errors.Join(err, os.WriteFile(to, b, 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(err, os.WriteFile(to, b, 0o755)))
 	}
 	if err := os.Chown(dir, unprivilegedUser, unprivilegedUser); err != nil {
 		sandboxtest.Unavailable(t, "unprivileged", err)

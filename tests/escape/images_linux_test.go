@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
@@ -26,13 +27,9 @@ import (
 // image, and then verifies the store.
 func TestEscapesFromImages(t *testing.T) {
 	program, err := build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	dir, err := os.MkdirTemp("/var/tmp", "cloister-escape-") // images need a disk
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	backend := namespace.New(namespace.Config{Hidden: []string{dir}})
 	t.Cleanup(func() { backend.Close() })
@@ -41,48 +38,34 @@ func TestEscapesFromImages(t *testing.T) {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	cache, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: 256 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { cache.Close() })
 	in, err := cache.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	stager, why := worker.NewStager(t.Context(), backend, tree.StagerConfig{Dir: dir, Budget: 64 << 20})
 	if why != nil {
 		sandboxtest.Unavailable(t, "namespaces", why)
 	}
 	t.Cleanup(func() { stager.Close() })
 	toolchain, err := sandbox.HostToolchain()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	local, err := worker.New(worker.Config{
 		Name: "w", Instances: cache.Instance, Backend: backend, Features: features, Stager: stager, Toolchain: toolchain,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 
 	put := func(b []byte) *repb.Digest {
 		d, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d.Proto()
 	}
 	message := func(m proto.Message) *repb.Digest {
 		b, _, err := cas.MarshalProto(cas.SHA256, m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return put(b)
 	}
 	text, err := os.ReadFile(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	sub := &repb.Directory{}
 	for i := range 30 {
 		sub.Files = append(sub.Files, &repb.FileNode{Name: fmt.Sprintf("f%02d", i), Digest: put([]byte("original"))})
@@ -114,9 +97,7 @@ func TestEscapesFromImages(t *testing.T) {
 					EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "ROUND", Value: fmt.Sprint(round)}},
 				}),
 			}))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			var output bytes.Buffer
 			out, err := local.Execute(t.Context(), &worker.Task{Action: action, Stdout: &output, Stderr: &output}, func(worker.Stage) {})
 			if err != nil {
@@ -126,18 +107,14 @@ func TestEscapesFromImages(t *testing.T) {
 				t.Errorf("%v, round %d: got exit code %d, %.200q, want \"held: ...\"", attack, round, out.Result.ExitCode, output.String())
 			}
 			var m cloisterpb.Execution
-			if err := out.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, out.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m))
 			if m.Sandbox.Inputs != string(tree.FormImage) {
 				t.Errorf("%v: inputs were staged by %q, because %q", attack, m.Sandbox.Inputs, m.Sandbox.InputsReason)
 			}
 		}
 	}
 	report, err := cache.Verify(t.Context(), disk.VerifyOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if len(report.Damaged) > 0 || report.Blobs == 0 {
 		t.Errorf("of %d blobs, these are damaged: %v", report.Blobs, report.Damaged)
 	}

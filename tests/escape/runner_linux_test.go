@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
@@ -58,26 +59,18 @@ type runnerProcess struct {
 func startRunner(t *testing.T, w *fixture, policy string, flags ...string) *runnerProcess {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cl-") // short, for the address of a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	m := &runnerProcess{build: filepath.Join(w.store, "build")}
 	rules, socket := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "runner")
-	if err := errors.Join(os.MkdirAll(m.build, 0o755), os.WriteFile(rules, []byte(policy), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.MkdirAll(m.build, 0o755), os.WriteFile(rules, []byte(policy), 0o644)))
 	args := append([]string{"runner", "--socket", socket, "--build-dir", m.build, "--policy", rules, "--jobs", "4"}, flags...)
 	cmd := exec.Command(cloister.Path(t), args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		err := cmd.Wait()
@@ -99,9 +92,7 @@ func startRunner(t *testing.T, w *fixture, policy string, flags ...string) *runn
 	}
 	go io.Copy(io.Discard, banner) // ends with the process
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	m.RunnerClient = runnerpb.NewRunnerClient(conn)
 	if _, err := m.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
@@ -298,9 +289,7 @@ func newRunnerFixture(t *testing.T) (*fixture, sandbox.Features) {
 	if f.Tier != "full" && f.Tier != "partial" {
 		sandboxtest.Unavailable(t, "namespaces", fmt.Sprintf("tier %q", f.Tier))
 	}
-	if err := w.resetStore(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.resetStore())
 	return w, f
 }
 
@@ -326,9 +315,7 @@ func TestEscapesThroughRunner(t *testing.T) {
 			restore := func() error {
 				return errors.Join(inputFile(rewrite, os.Chmod, filepath.Join(w.store, "file")), inputFile(rewrite, os.Chmod, filepath.Join(w.store, "open", "sub")))
 			}
-			if err := restore(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, restore())
 			w.reached = nil
 			m := wide
 			if g.spec != nil {
@@ -379,9 +366,7 @@ func TestRunnerKillsCancelledCommand(t *testing.T) {
 	w, _ := newRunnerFixture(t)
 	m := startRunner(t, w, roomy)
 	a, err := m.action(w, []string{"stubborn", w.mark})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	_, text, err := m.run(ctx, a, func(line string) {

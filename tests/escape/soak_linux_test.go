@@ -20,6 +20,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 )
 
@@ -61,29 +62,19 @@ type blobs struct {
 func newBlobs(t *testing.T) *blobs {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	cache, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: 1 << 30})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { cache.Close() })
 	in, err := cache.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b := &blobs{store: in.Store}
 	for i := range 16 {
 		d, err := cas.PutBytes(t.Context(), b.store, cas.SHA256, bytes.Repeat([]byte(strconv.Itoa(i)), 100_000))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		filer, _ := cas.As[cas.Filer](b.store)
 		file, release, err := filer.File(t.Context(), d, i%2 == 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		t.Cleanup(release)
 		b.digests = append(b.digests, d)
 		b.inputs = append(b.inputs, sandbox.Input{Target: fmt.Sprintf("/blobs/%d", i), Content: d.String(), Source: file})
@@ -109,12 +100,8 @@ func (b *blobs) verify(t *testing.T) {
 func TestSoak(t *testing.T) {
 	w := newFixture(t)
 	b := w.backend(t, nil)
-	if err := w.resetStore(); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.fillSlots(t.Context(), b); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.resetStore())
+	must.Succeed(t, w.fillSlots(t.Context(), b))
 	blobs := newBlobs(t)
 	before := settled(t, w, nil)
 	var all sync.WaitGroup
@@ -198,9 +185,7 @@ func settled(t *testing.T, w *fixture, want census) census {
 	var got census
 	for range 100 {
 		next, err := count(w)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		same := func(a, b census) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
 		if want != nil && same(next, want) || want == nil && same(next, got) {
 			return next

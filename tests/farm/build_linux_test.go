@@ -22,6 +22,7 @@ import (
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/worker"
@@ -131,9 +132,7 @@ func (f *farm) buildOnOneServer(t *testing.T, bazel *bazelrun.Bazel) map[string]
 	config.Log = &lineLogger{t: t, name: "serve"}
 	bazel.Endpoint = f.serve(t, config).Addr
 	wantPassed(t, <-start(t, bazel))
-	if err := bazel.Clean(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, bazel.Clean(t.Context()))
 	return f.history(t, bazel.Endpoint)
 }
 
@@ -141,12 +140,8 @@ func (f *farm) buildOnOneServer(t *testing.T, bazel *bazelrun.Bazel) map[string]
 func (f *farm) bazel(t *testing.T) *bazelrun.Bazel {
 	t.Helper()
 	b := &bazelrun.Bazel{Workspace: filepath.Join(f.dir, "workspace"), Root: filepath.Join(f.dir, "bazel"), Log: &lineLogger{t: t, name: "bazel"}}
-	if err := bazelrun.CopyWorkspace(b.Workspace, "../.."); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(b.Root, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, bazelrun.CopyWorkspace(b.Workspace, "../.."))
+	must.Succeed(t, os.Mkdir(b.Root, 0o755))
 	t.Cleanup(func() {
 		if err := b.Shutdown(); err != nil {
 			t.Error(err)
@@ -219,9 +214,7 @@ type pendingAction struct {
 func (w *farmWorker) begin(t *testing.T, c *client, command string) *pendingAction {
 	t.Helper()
 	action, err := c.put(t.Context(), "exec "+command, w.name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	a := &pendingAction{operation: make(chan string, 1), ended: make(chan error, 1)}
 	go func() {
 		r, err := c.execute(t.Context(), action, func(name string) { a.operation <- name })
@@ -256,13 +249,9 @@ func (w *farmWorker) executing(command string) []processID {
 func (f *farm) history(t *testing.T, address string) map[string]executedAction {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), built.Path(t), "action", "ls", "--all", "--limit", "10000", "--json", "--cas", "grpc://"+address).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var rows []executedAction
-	if err := json.Unmarshal(out, &rows); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(out, &rows))
 	c := dial(t, address)
 	all := map[string]executedAction{}
 	for _, row := range rows {
@@ -273,9 +262,7 @@ func (f *farm) history(t *testing.T, address string) map[string]executedAction {
 			continue // requested by the test
 		}
 		action, err := cas.ParseDigest(row.Action)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if row.result, err = c.in.Actions.Lookup(t.Context(), action); err != nil {
 			t.Errorf("result of %s (%s of %s): %v", row.Action, row.Mnemonic, row.Target, err)
 			continue

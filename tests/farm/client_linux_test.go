@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -30,18 +31,12 @@ type client struct {
 func dial(t *testing.T, address string) *client {
 	t.Helper()
 	server, err := remote.Dial(t.Context(), "grpc://"+address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { server.Close() })
 	in, err := server.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return &client{in: in, execution: repb.NewExecutionClient(conn), cancels: longrunningpb.NewOperationsClient(conn)}
 }
@@ -99,9 +94,7 @@ func (c *client) execute(ctx context.Context, action cas.Digest, begun func(stri
 func (w *farmWorker) awaitJoin(t *testing.T, c *client) {
 	t.Helper()
 	action, err := c.put(t.Context(), "true", w.name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	until(t, time.Minute, w.name+" has joined", func() bool {
 		answer, err := c.execute(t.Context(), action, nil)
 		if err != nil {
@@ -115,9 +108,7 @@ func (w *farmWorker) awaitJoin(t *testing.T, c *client) {
 func (w *farmWorker) wantExecutes(t *testing.T, c *client, script string) {
 	t.Helper()
 	action, err := c.put(t.Context(), script, w.name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	answer, err := c.execute(t.Context(), action, nil)
 	if err != nil {
 		t.Fatalf("%s: %v", w.name, err)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestEachActionIsAnsweredOnce checks that each of many small actions is executed once, and that its client gets one
@@ -95,9 +96,7 @@ func answered(t *testing.T, c *client, n int) (string, error) {
 func (w *farmWorker) executed(t *testing.T) int {
 	t.Helper()
 	r, err := http.Get("http://" + w.machine.address + metricsPort + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer r.Body.Close()
 	total := 0
 	for lines := bufio.NewScanner(r.Body); lines.Scan(); {

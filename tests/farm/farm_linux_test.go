@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/program"
@@ -64,9 +65,7 @@ func newFarm(t *testing.T, flags ...string) *farm {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	dir, err := bazelrun.TempDir(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if err := bazelrun.Remove(dir); err != nil {
 			t.Error(err)
@@ -86,9 +85,7 @@ func (f *farm) serve(t *testing.T, config bazelrun.ServerConfig) *bazelrun.Serve
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 30*time.Second, errors.New("timeout"))
 	defer cancel()
 	s, err := bazelrun.StartServer(ctx, config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if err := s.Stop(); err != nil {
 			t.Error(err)

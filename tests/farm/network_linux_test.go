@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -73,14 +74,10 @@ func newMachine(t *testing.T, name string, n int) *machine {
 		m.network, err = os.Open("/proc/thread-self/ns/net")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { m.network.Close() })
 	const peer = "link add name %s type veth peer name eth0 netns /proc/%d/fd/%d"
-	if err := ip(fmt.Sprintf(peer, name, os.Getpid(), m.network.Fd()), "link set dev "+name+" master farm up"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, ip(fmt.Sprintf(peer, name, os.Getpid(), m.network.Fd()), "link set dev "+name+" master farm up"))
 	t.Cleanup(func() {
 		if err := ip("link del dev " + name); err != nil {
 			t.Error(err)
@@ -89,9 +86,7 @@ func newMachine(t *testing.T, name string, n int) *machine {
 	err = m.inside(func() error {
 		return ip("link set dev lo up", "addr add "+m.address+"/24 dev eth0", "link set dev eth0 up")
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return m
 }
 
@@ -118,15 +113,11 @@ func onThread(f func() error) error {
 // unplug disconnects the machine from the bridge. Both sides keep their link, but no packet passes.
 func (m *machine) unplug(t *testing.T) {
 	t.Helper()
-	if err := ip("link set dev " + m.name + " nomaster"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, ip("link set dev "+m.name+" nomaster"))
 }
 
 // plug reconnects the machine to the bridge.
 func (m *machine) plug(t *testing.T) {
 	t.Helper()
-	if err := ip("link set dev " + m.name + " master farm"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, ip("link set dev "+m.name+" master farm"))
 }

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // stopTime limits how long a process may take to stop.
@@ -57,9 +59,7 @@ func (m *machine) start(t *testing.T, name string, args ...string) *process {
 		default:
 		}
 	}()
-	if err := <-started; err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, <-started)
 	p.pid = p.cmd.Process.Pid
 	t.Cleanup(func() {
 		if p.alive() {

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // A watch polls the kernel for the processes of workers:
@@ -58,9 +60,7 @@ type processInfo struct {
 func newWatch(t *testing.T, program string) *watch {
 	t.Helper()
 	info, err := os.Stat(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	w := &watch{program: info, stop: make(chan struct{}), workers: map[string]*observation{}}
 	w.stopped.Go(func() {
 		for {

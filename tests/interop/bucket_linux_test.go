@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/object"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 	"github.com/minio/minio-go/v7"
@@ -46,13 +47,13 @@ func newBucket(t *testing.T, kind string) *bucket {
 	t.Helper()
 	b := &bucket{name: kind, options: peers.Options{Dir: t.TempDir(), Args: []string{"--versioning-dir", t.TempDir()}}}
 	b.start(t)
-	must(t, b.admin.MakeBucket(t.Context(), b.name, minio.MakeBucketOptions{ObjectLocking: kind == "locked"}))
+	must.Succeed(t, b.admin.MakeBucket(t.Context(), b.name, minio.MakeBucketOptions{ObjectLocking: kind == "locked"}))
 	if kind == "versioned" {
-		must(t, b.admin.EnableVersioning(t.Context(), b.name))
+		must.Succeed(t, b.admin.EnableVersioning(t.Context(), b.name))
 	}
 	if kind == "locked" {
 		mode, days, unit := minio.Governance, uint(1), minio.Days
-		must(t, b.admin.SetBucketObjectLockConfig(t.Context(), b.name, &mode, &days, &unit))
+		must.Succeed(t, b.admin.SetBucketObjectLockConfig(t.Context(), b.name, &mode, &days, &unit))
 	}
 	return b
 }
@@ -64,13 +65,13 @@ func (b *bucket) start(t *testing.T) {
 	b.options.Listen = b.Addr
 	var err error
 	b.admin, err = minio.New(b.Addr, &minio.Options{Creds: credentials.NewStaticV4(peers.AccessKey, peers.SecretKey, "")})
-	must(t, err)
+	must.Succeed(t, err)
 }
 
 // freeze stops the server without ending it, until the returned function or the end of the test.
 func freeze(t *testing.T, b *bucket) (thaw func()) {
 	t.Helper()
-	must(t, syscall.Kill(b.PID, syscall.SIGSTOP))
+	must.Succeed(t, syscall.Kill(b.PID, syscall.SIGSTOP))
 	// Until one thread has received the signal, the others may still answer.
 	until(t, "all threads have stopped", func() bool {
 		stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", b.PID))
@@ -79,7 +80,7 @@ func freeze(t *testing.T, b *bucket) (thaw func()) {
 			return err == nil && !strings.Contains(string(text), ") T ")
 		})
 	})
-	thaw = sync.OnceFunc(func() { must(t, syscall.Kill(b.PID, syscall.SIGCONT)) })
+	thaw = sync.OnceFunc(func() { must.Succeed(t, syscall.Kill(b.PID, syscall.SIGCONT)) })
 	t.Cleanup(thaw)
 	return thaw
 }
@@ -93,7 +94,7 @@ func (b *bucket) url(prefix string) string {
 func (b *bucket) open(t *testing.T, prefix string, observe func(object.Call)) *object.Client {
 	t.Helper()
 	c, err := object.Open(t.Context(), object.Config{URL: b.url(prefix), Observe: observe})
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -102,7 +103,7 @@ func (b *bucket) open(t *testing.T, prefix string, observe func(object.Call)) *o
 func (b *bucket) store(t *testing.T, prefix string) *object.Store {
 	t.Helper()
 	s, err := b.open(t, prefix, nil).Store("")
-	must(t, err)
+	must.Succeed(t, err)
 	return s
 }
 
@@ -116,7 +117,7 @@ func (b *bucket) files(t *testing.T, prefix string) (paths []string) {
 		return err
 	})
 	if !errors.Is(err, fs.ErrNotExist) {
-		must(t, err)
+		must.Succeed(t, err)
 	}
 	return paths
 }
@@ -132,13 +133,6 @@ func (b *bucket) wantObject(t *testing.T, prefix string, d cas.Digest) {
 	data, err := os.ReadFile(b.file(prefix, d))
 	if err != nil || d.Function().Sum(data) != d {
 		t.Errorf("the bucket has no object of blob %s: %d bytes, %v", d, len(data), err)
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -170,12 +164,12 @@ func TestBucketBlobsAreVerifiedAndReplaced(t *testing.T) {
 		store := b.store(t, "x")
 		for i, size := range []int{1000, 20 << 20} {
 			data, d := castest.Blob(byte(i), size)
-			put := func() { must(t, store.Put(t.Context(), d, bytes.NewReader(data))) }
+			put := func() { must.Succeed(t, store.Put(t.Context(), d, bytes.NewReader(data))) }
 			put()
 			f, err := os.OpenFile(b.file("x", d), os.O_WRONLY, 0)
-			must(t, err)
+			must.Succeed(t, err)
 			_, err = f.WriteAt([]byte("damage"), int64(size/2))
-			must(t, errors.Join(err, f.Close()))
+			must.Succeed(t, errors.Join(err, f.Close()))
 			if _, err := cas.ReadAll(t.Context(), store, d, int64(size)); !errors.Is(err, cas.ErrCorrupt) {
 				t.Errorf("%d bytes, damaged: got %v, want ErrCorrupt", size, err)
 			}
@@ -185,7 +179,7 @@ func TestBucketBlobsAreVerifiedAndReplaced(t *testing.T) {
 			if got, err := cas.ReadAll(t.Context(), store, d, int64(size)); err != nil || !bytes.Equal(got, data) {
 				t.Errorf("%d bytes, put again: got %d bytes, %v", size, len(got), err)
 			}
-			must(t, b.admin.RemoveObject(t.Context(), b.name, strings.TrimPrefix(b.file("x", d), filepath.Join(b.options.Dir, b.name)+"/"), minio.RemoveObjectOptions{}))
+			must.Succeed(t, b.admin.RemoveObject(t.Context(), b.name, strings.TrimPrefix(b.file("x", d), filepath.Join(b.options.Dir, b.name)+"/"), minio.RemoveObjectOptions{}))
 			wantMissing(t, store, d, true)
 			put()
 			wantMissing(t, store, d, false)
@@ -211,21 +205,21 @@ func TestBucketRenewsObjects(t *testing.T) {
 		}
 		for i, size := range []int{1000, 20 << 20} {
 			data, d := castest.Blob(byte(i), size)
-			must(t, store.Put(t.Context(), d, bytes.NewReader(data)))
+			must.Succeed(t, store.Put(t.Context(), d, bytes.NewReader(data)))
 			age := func() time.Duration {
 				info, err := os.Stat(b.file("x", d))
-				must(t, err)
+				must.Succeed(t, err)
 				return time.Since(info.ModTime())
 			}
 			for _, days := range []int{4, 6} {
 				at := time.Now().Add(-time.Duration(days) * 24 * time.Hour)
-				must(t, os.Chtimes(b.file("x", d), at, at))
+				must.Succeed(t, os.Chtimes(b.file("x", d), at, at))
 				absent, err := store.Renew(t.Context(), []cas.Digest{d})
 				if soon := days > 5; err != nil || len(absent) == 0 && soon && age() > 24*time.Hour || len(absent) > 0 && !soon {
 					t.Errorf("%d bytes, %d days: got %v, %v at the age %v", size, days, absent, err, age())
 				}
 			}
-			must(t, store.Put(t.Context(), d, bytes.NewReader(data)))
+			must.Succeed(t, store.Put(t.Context(), d, bytes.NewReader(data)))
 			if age() > 24*time.Hour {
 				t.Errorf("%d bytes, put again: got age %v", size, age())
 			}
@@ -257,9 +251,9 @@ func TestUnreachableBucket(t *testing.T) {
 				}
 			})
 			store, err := c.Store("")
-			must(t, err)
+			must.Succeed(t, err)
 			data, d := castest.Blob(1, 1000)
-			must(t, store.Put(t.Context(), d, bytes.NewReader(data)))
+			must.Succeed(t, store.Put(t.Context(), d, bytes.NewReader(data)))
 			back := stop(t, b)
 			until(t, "the bucket is known to be down", func() bool {
 				_, err := store.Missing(t.Context(), []cas.Digest{d})
@@ -311,21 +305,21 @@ func TestFullBucket(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "versitygw")
 	text := fmt.Sprintf("#!/bin/sh\nexec unshare %s --propagation private -- sh -c 'mount -t tmpfs -o size=20m none %s && exec %s \"$@\"' sh \"$@\"\n",
 		strings.Join(flags, " "), dir, program)
-	must(t, os.WriteFile(script, []byte(text), 0o755))
+	must.Succeed(t, os.WriteFile(script, []byte(text), 0o755))
 	s, err := peers.VersityGW.Start(t.Context(), peers.Options{Program: script, Dir: dir})
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if err := s.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
 	admin, err := minio.New(s.Addr, &minio.Options{Creds: credentials.NewStaticV4(peers.AccessKey, peers.SecretKey, "")})
-	must(t, err)
-	must(t, admin.MakeBucket(t.Context(), "full", minio.MakeBucketOptions{}))
+	must.Succeed(t, err)
+	must.Succeed(t, admin.MakeBucket(t.Context(), "full", minio.MakeBucketOptions{}))
 	b := &bucket{Server: s, name: "full", admin: admin}
 	store := b.store(t, "x")
 	small, smallDigest := castest.Blob(1, 8<<20)
-	must(t, store.Put(t.Context(), smallDigest, bytes.NewReader(small)))
+	must.Succeed(t, store.Put(t.Context(), smallDigest, bytes.NewReader(small)))
 	for i, size := range []int{16 << 20, 40 << 20} { // in one request, and in parts
 		large, d := castest.Blob(byte(2+i), size)
 		err := store.Put(t.Context(), d, bytes.NewReader(large))
@@ -336,9 +330,9 @@ func TestFullBucket(t *testing.T) {
 	}
 	wantMissing(t, store, smallDigest, false)
 	c := b.open(t, "x", nil) // a full bucket can be opened
-	must(t, c.Check(t.Context()))
-	must(t, admin.RemoveObject(t.Context(), "full", "x/!/blobs/sha256/"+strings.ReplaceAll(smallDigest.String(), "/", "-"), minio.RemoveObjectOptions{}))
-	must(t, store.Put(t.Context(), smallDigest, bytes.NewReader(small)))
+	must.Succeed(t, c.Check(t.Context()))
+	must.Succeed(t, admin.RemoveObject(t.Context(), "full", "x/!/blobs/sha256/"+strings.ReplaceAll(smallDigest.String(), "/", "-"), minio.RemoveObjectOptions{}))
+	must.Succeed(t, store.Put(t.Context(), smallDigest, bytes.NewReader(small)))
 }
 
 // TestBucketThatMayOnlyBeRead checks that missing permission is found at the start, names the remedy, and leaves the
@@ -347,7 +341,7 @@ func TestBucketThatMayOnlyBeRead(t *testing.T) {
 	t.Parallel()
 	b := newBucket(t, "plain")
 	data, d := castest.Blob(1, 1000)
-	must(t, b.store(t, "x").Put(t.Context(), d, bytes.NewReader(data)))
+	must.Succeed(t, b.store(t, "x").Put(t.Context(), d, bytes.NewReader(data)))
 	readOnly := launch(t, peers.VersityGW, peers.Options{Dir: b.options.Dir, ReadOnly: true})
 	url := fmt.Sprintf("s3://%s/x?endpoint=http://%s", b.name, readOnly.Addr)
 	_, err := object.Open(t.Context(), object.Config{URL: url})
@@ -355,7 +349,7 @@ func TestBucketThatMayOnlyBeRead(t *testing.T) {
 		t.Errorf("got %v, want ErrDenied with the permission and the bucket", err)
 	}
 	program, err := cloister()
-	must(t, err)
+	must.Succeed(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, "serve", "--listen", "127.0.0.1:0", "--dir", t.TempDir(), "--max-size", "1GiB", "--store", url)

@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // An uploader uploads distinct blobs until it is stopped, and records the acknowledged ones.
@@ -130,7 +131,7 @@ func TestFunctionsAndInstancesShareABucket(t *testing.T) {
 		for _, f := range cas.Functions() {
 			data, _ := castest.Blob(byte(i), 2000)
 			d, err := cas.PutBytes(t.Context(), store, f, data)
-			must(t, err)
+			must.Succeed(t, err)
 			want[name] = append(want[name], d)
 		}
 	}

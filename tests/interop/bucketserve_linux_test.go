@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
@@ -48,7 +49,7 @@ func serveBucket(t *testing.T, b *bucket, flags ...string) *served {
 func (s *served) start(t *testing.T) {
 	t.Helper()
 	program, err := cloister()
-	must(t, err)
+	must.Succeed(t, err)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
@@ -57,7 +58,7 @@ func (s *served) start(t *testing.T) {
 		Args: append([]string{"--store", s.bucket.url("serve"), "--drain-timeout=1s"}, s.flags...),
 		Env:  []string{"AWS_ACCESS_KEY_ID=" + peers.AccessKey, "AWS_SECRET_ACCESS_KEY=" + peers.SecretKey},
 	})
-	must(t, err)
+	must.Succeed(t, err)
 	s.store = dialAt(t, s.Addr, "")
 }
 
@@ -66,7 +67,7 @@ func (s *served) stop(t *testing.T) {
 	t.Helper()
 	server := s.Server
 	s.Server = nil
-	must(t, server.Stop())
+	must.Succeed(t, server.Stop())
 }
 
 // put uploads a blob.
@@ -79,9 +80,9 @@ func (s *served) put(t *testing.T, data []byte) error {
 func (s *served) upload(t *testing.T, data []byte) {
 	t.Helper()
 	missing, err := s.store.Missing(t.Context(), []cas.Digest{cas.SHA256.Sum(data)})
-	must(t, err)
+	must.Succeed(t, err)
 	if len(missing) > 0 {
-		must(t, s.put(t, data))
+		must.Succeed(t, s.put(t, data))
 	}
 }
 
@@ -142,7 +143,7 @@ func TestKilledUploadReachesTheBucketLater(t *testing.T) {
 		s.start(t)
 		s.upload(t, data)
 		b.wantObject(t, "serve", d)
-		must(t, os.Remove(b.file("serve", d))) // for the second round
+		must.Succeed(t, os.Remove(b.file("serve", d))) // for the second round
 		s.stop(t)
 		s.dir = t.TempDir()
 		s.start(t)
@@ -175,7 +176,7 @@ func TestDamagedObjectIsReplacedThroughServe(t *testing.T) {
 		d := cas.SHA256.Sum(data)
 		damaged := slices.Clone(data)
 		damaged[len(data)/2] ^= 1
-		must(t, os.WriteFile(b.file("serve", d), damaged, 0o644))
+		must.Succeed(t, os.WriteFile(b.file("serve", d), damaged, 0o644))
 	}
 	second := serveBucket(t, b)
 	for _, data := range blobs() {
@@ -203,7 +204,7 @@ func TestEmptiedBucketIsRefilled(t *testing.T) {
 			full := func() bool { return len(b.files(t, "serve")) == len(blobs()) }
 			until(t, "all blobs are in the bucket", full)
 			for _, file := range b.files(t, "serve") {
-				must(t, os.Remove(file))
+				must.Succeed(t, os.Remove(file))
 			}
 			s.stop(t)
 			s.start(t)
@@ -227,17 +228,17 @@ func TestServeStartsWithoutTheBucket(t *testing.T) {
 	b := newBucket(t, "plain")
 	b.Kill()
 	metrics, err := loopback.Address()
-	must(t, err)
+	must.Succeed(t, err)
 	s := serveBucket(t, b, "--cas-write=back", "--metrics="+metrics)
 	for _, data := range blobs() {
 		s.upload(t, data)
 	}
 	scrape := func() string {
 		resp, err := http.Get("http://" + metrics + "/metrics")
-		must(t, err)
+		must.Succeed(t, err)
 		defer resp.Body.Close()
 		text, err := io.ReadAll(resp.Body)
-		must(t, err)
+		must.Succeed(t, err)
 		return string(text)
 	}
 	if text := scrape(); !strings.Contains(text, `cloister_cas_upstream_requests_total{kind="probe",outcome="unavailable"}`) {

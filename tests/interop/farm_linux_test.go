@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
@@ -47,9 +48,7 @@ func farm(t *testing.T, flags ...string) *buildbarn {
 	t.Helper()
 	store := start(t, peers.BazelRemote)
 	metrics, err := loopback.Address()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b := &buildbarn{store: store, metrics: metrics, flags: flags}
 	b.schedule(t, "")
 	return b
@@ -87,16 +86,12 @@ func action(t *testing.T, store *remote.Store, script string, timeout time.Durat
 	t.Helper()
 	blob := func(b []byte) *repb.Digest {
 		d := cas.SHA256.Sum(b)
-		if err := store.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, store.Put(t.Context(), d, bytes.NewReader(b)))
 		return d.Proto()
 	}
 	message := func(m proto.Message) *repb.Digest {
 		b, err := proto.Marshal(m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return blob(b)
 	}
 	platform := &repb.Platform{Properties: []*repb.Platform_Property{{Name: "os", Value: "linux"}}}
@@ -153,18 +148,12 @@ func executeOnce(ctx context.Context, addr, instance string, action *repb.Digest
 func content(t *testing.T, store *remote.Store, d *repb.Digest) string {
 	t.Helper()
 	digest, err := cas.FromProto(cas.SHA256, d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	r, err := store.Open(t.Context(), digest, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer r.Close()
 	b, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return string(b)
 }
 
@@ -203,9 +192,7 @@ func wantExecutes(t *testing.T, addr, instance string) {
 	store := dialAt(t, addr, instance)
 	d := action(t, store, "cp in/name out/copy && echo $WHERE && echo there >&2", time.Minute)
 	response, err := execute(t.Context(), addr, instance, d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	result := response.GetResult()
 	if response.GetStatus().GetCode() != 0 || result.GetExitCode() != 0 || len(result.GetOutputFiles()) != 1 {
 		t.Fatalf("response is %v, want one output", response)
@@ -223,9 +210,7 @@ func wantExecutes(t *testing.T, addr, instance string) {
 		}
 	}
 	digest, err := cas.FromProto(cas.SHA256, d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if recorded, err := store.Lookup(t.Context(), digest); err != nil || len(recorded.GetOutputFiles()) != 1 {
 		t.Errorf("recorded result is %v, %v, want one output", recorded, err)
 	}
@@ -257,9 +242,7 @@ func scrape(t *testing.T, addr string) []byte {
 		time.Sleep(20 * time.Millisecond)
 		r, err = http.Get("http://" + addr + "/metrics")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer r.Body.Close()
 	text, err := io.ReadAll(r.Body)
 	if err != nil || r.StatusCode != http.StatusOK {
@@ -278,9 +261,7 @@ func (b *buildbarn) tasks(t *testing.T) (queued, executing float64) {
 	sum := map[string]float64{}
 	for _, m := range counted.FindAllSubmatch(scrape(t, b.metrics), -1) {
 		v, err := strconv.ParseFloat(string(m[2]), 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		sum[string(m[1])] += v
 	}
 	return sum["scheduled_total"] - sum["queued_duration_seconds_count"],
@@ -322,9 +303,7 @@ func TestSchedulerReportsQueueDepth(t *testing.T) {
 	b.wantTasks(t, n, 0)
 	b.worker(t, "-property", "os=linux", "-id", "host=one")
 	b.wantTasks(t, n-1, 1)
-	if err := os.WriteFile(gate, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(gate, nil, 0o600))
 	for range n {
 		if err := <-ended; err != nil {
 			t.Error(err)
@@ -413,9 +392,7 @@ func bazelFor(t *testing.T) *bazelrun.Bazel {
 		sandboxtest.Unavailable(t, "bazel", err)
 	}
 	bazel := &bazelrun.Bazel{Workspace: filepath.Join(t.TempDir(), "workspace"), Root: t.TempDir()}
-	if err := bazelrun.CopyWorkspace(bazel.Workspace, filepath.Join("..", "..")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, bazelrun.CopyWorkspace(bazel.Workspace, filepath.Join("..", "..")))
 	t.Cleanup(func() {
 		if err := bazel.Shutdown(); err != nil {
 			t.Error(err)
@@ -432,9 +409,7 @@ func wantBazel(t *testing.T, addr string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	build, err := bazel.Run(ctx, "test", "//examples/hash:adler32_test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if ways := build.Processes(); build.ExitCode != 0 || ways["remote"] == 0 {
 		t.Errorf("bazel: exit %d, processes %v; want success and only remote ones:\n%s", build.ExitCode, ways, build.Output)
 	}
@@ -448,13 +423,9 @@ func wantAll(t *testing.T, bazel *bazelrun.Bazel) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), wholeTime)
 	defer cancel()
-	if err := bazel.Clean(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, bazel.Clean(ctx))
 	build, err := bazel.Run(ctx, "test", "//examples/...")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ways := build.Processes()
 	delete(ways, "internal")
 	if build.ExitCode != 0 || ways["remote"] < 200 || len(ways) != 1 {

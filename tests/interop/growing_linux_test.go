@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
@@ -22,9 +23,7 @@ import (
 // flags of step 2. Only addresses and the directory differ.
 func TestGrowingToBuildbarn(t *testing.T) {
 	text, err := os.ReadFile("../../docs/growing.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	flags := regexp.MustCompile(`(?m)^CLOISTER_FLAGS="(grpc://scheduler:8983 .*)"$`).FindSubmatch(text)
 	clientFlag := func(flag string) string {
 		m := regexp.MustCompile(`(?m)^build --` + flag + `=(\S+)$`).FindSubmatch(text)
@@ -37,24 +36,18 @@ func TestGrowingToBuildbarn(t *testing.T) {
 		t.Fatal("docs/growing.md has no flags for a worker of a scheduler")
 	}
 	program, err := cloister()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	b := farm(t)
 	metrics, err := loopback.Address()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	line := strings.NewReplacer("scheduler:8983", b.scheduler.Addr, "storage:8980", b.store.Addr, "127.0.0.1:8982", metrics).Replace(string(flags[1]))
 	var out bytes.Buffer
 	join := exec.Command(program, append([]string{"join", "--dir", t.TempDir(), "--max-size", "1GiB"}, strings.Fields(line)...)...)
 	join.Stdout, join.Stderr = &out, &out
-	if err := join.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, join.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- join.Wait() }()
 	defer func() {

@@ -19,6 +19,7 @@ import (
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
@@ -43,9 +44,7 @@ type head struct {
 func newHead(t *testing.T, flags ...string) *head {
 	t.Helper()
 	program, err := cloister()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var addrs [3]string
 	for i := range addrs {
 		if addrs[i], err = loopback.Address(); err != nil {
@@ -138,9 +137,7 @@ type barrier struct{ dir string }
 func newBarrier(t *testing.T) barrier {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cloister-barrier-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -156,9 +153,7 @@ func (b barrier) script(line string) string {
 
 func (b barrier) open(t *testing.T) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(b.dir, "open"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(b.dir, "open"), nil, 0o644))
 }
 
 // arrived waits for n lines and returns them.
@@ -221,9 +216,7 @@ func withMetadata(t *testing.T) context.Context {
 	md, err := proto.Marshal(&repb.RequestMetadata{
 		TargetId: target, ActionMnemonic: "Some", ToolInvocationId: "an-invocation", CorrelatedInvocationsId: "a-correlated",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return metadata.AppendToOutgoingContext(t.Context(),
 		"build.bazel.remote.execution.v2.requestmetadata-bin", string(md), "traceparent", "00-"+trace+"-b7ad6b7169203331-01")
 }
@@ -234,9 +227,7 @@ func wantMetadata(t *testing.T, r *repb.ActionResult, added proto.Message) {
 	md, found := &repb.RequestMetadata{}, false
 	for _, m := range r.GetExecutionMetadata().GetAuxiliaryMetadata() {
 		if m.MessageIs(md) {
-			if err := m.UnmarshalTo(md); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, m.UnmarshalTo(md))
 		}
 		found = found || m.MessageIs(added)
 	}
@@ -290,19 +281,13 @@ func TestHeadCancelsActionOfBuildbarnsWorker(t *testing.T) {
 	h.worker(t, "one")
 	store := dialAt(t, h.clients, "")
 	conn, err := grpc.NewClient(h.clients, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
 	d := action(t, store, g.script("$$"), time.Hour)
 	stream, err := repb.NewExecutionClient(conn).Execute(t.Context(), &repb.ExecuteRequest{ActionDigest: d, SkipCacheLookup: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	op, err := stream.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	pid := g.arrived(t, 1)[0]
 	if _, err := longrunningpb.NewOperationsClient(conn).CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: op.Name}); err != nil {
 		t.Fatal(err)

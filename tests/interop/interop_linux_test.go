@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 	"google.golang.org/protobuf/proto"
@@ -71,9 +72,7 @@ func launch(t *testing.T, k peers.Kind, o peers.Options) *peers.Server {
 		o.Dir = t.TempDir()
 	}
 	s, err := k.Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if err := s.Stop(); err != nil {
 			t.Error(err)
@@ -92,14 +91,10 @@ func dial(t *testing.T, s *peers.Server, instance string) *remote.Store {
 func dialAt(t *testing.T, addr, instance string) *remote.Store {
 	t.Helper()
 	c, err := remote.Dial(t.Context(), "grpc://"+addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { c.Close() })
 	store, err := c.Store(instance)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return store
 }
 

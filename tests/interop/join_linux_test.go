@@ -19,6 +19,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
@@ -48,9 +49,7 @@ func marked(t *testing.T, script string) (string, func() []string) {
 	return script + "\n: " + mark, func() []string {
 		t.Helper()
 		names, err := filepath.Glob("/proc/[0-9]*/cmdline")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var pids []string
 		for _, name := range names {
 			// The process may have ended.
@@ -210,9 +209,7 @@ func TestJoinTakesNoActionsWithoutStore(t *testing.T) {
 	b := farm(t, "-declare", "-property", "os=linux")
 	r := relayTo(t, b.store.Addr)
 	metrics, err := loopback.Address()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	one := b.joinWith(t, r.addr, "one", "--property", "os=linux", "--metrics", metrics)
 	store := dial(t, b.scheduler, "")
 	request(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
@@ -291,13 +288,9 @@ func TestExamplesWithBuildbarnsScheduler(t *testing.T) {
 	equal, timed, workers := 0, 0, map[string]int{}
 	for _, row := range executed(t, alone) {
 		d, err := cas.ParseDigest(row.Action)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		here, err := served.Lookup(t.Context(), d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		there, err := farmed.Lookup(t.Context(), d)
 		switch {
 		case errors.Is(err, cas.ErrNotFound) && row.Mnemonic == "TestRunner":
@@ -340,9 +333,7 @@ type executedAction struct {
 func executed(t *testing.T, addr string) []executedAction {
 	t.Helper()
 	var rows []executedAction
-	if err := json.Unmarshal(call(t, addr, "action", "ls", "--all", "--limit", "10000", "--json"), &rows); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(call(t, addr, "action", "ls", "--all", "--limit", "10000", "--json"), &rows))
 	return slices.DeleteFunc(rows, func(r executedAction) bool { return r.How != "executed" })
 }
 
@@ -354,9 +345,7 @@ func stableHash(t *testing.T, r *repb.ActionResult) string {
 		if !m.MessageIs(execution) {
 			continue
 		}
-		if err := m.UnmarshalTo(execution); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, m.UnmarshalTo(execution))
 	}
 	return execution.StableHash
 }
@@ -371,9 +360,7 @@ func manifestOf(t *testing.T, addr, action string) []byte {
 func call(t *testing.T, addr string, args ...string) []byte {
 	t.Helper()
 	program, err := cloister()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), program, append(args, "--cas", "grpc://"+addr)...)
 	cmd.Stdout, cmd.Stderr = &out, &errs

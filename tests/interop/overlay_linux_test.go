@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 )
 
@@ -22,9 +23,7 @@ func over(t *testing.T, s *peers.Server, policy overlay.Policy) *cas.Instance {
 	t.Helper()
 	upstream := peer{dial(t, s, "")}
 	served, err := upstream.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	o, err := overlay.New(overlay.Config{
 		Local: castest.Instances(),
 		Upstream: func(name string) (*cas.Instance, error) {
@@ -32,9 +31,7 @@ func over(t *testing.T, s *peers.Server, policy overlay.Policy) *cas.Instance {
 		},
 		Policy: policy, Journal: filepath.Join(t.TempDir(), "journal"),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -43,9 +40,7 @@ func over(t *testing.T, s *peers.Server, policy overlay.Policy) *cas.Instance {
 		}
 	})
 	in, err := o.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return in
 }
 
@@ -75,9 +70,7 @@ func put(t *testing.T, s cas.Store, seed byte) []cas.Digest {
 	var ds []cas.Digest
 	for _, size := range sizes {
 		b, d := castest.Blob(seed, size)
-		if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 		ds = append(ds, d)
 	}
 	return ds

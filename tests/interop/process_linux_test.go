@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
@@ -53,9 +54,7 @@ func (p *process) wantPrinted(t *testing.T, text string, times int) {
 func confining(t *testing.T, args ...string) *process {
 	t.Helper()
 	program, err := cloister()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
@@ -63,9 +62,7 @@ func confining(t *testing.T, args ...string) *process {
 	p.cmd.Dir = "/"
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.cmd.Start())
 	go func() {
 		p.err = p.cmd.Wait()
 		close(p.ended)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
@@ -46,13 +47,9 @@ func TestProtocolsMatchBuildbarns(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, program).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	theirs := &descriptorpb.FileDescriptorSet{}
-	if err := proto.Unmarshal(out, theirs); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, proto.Unmarshal(out, theirs))
 	ours := &descriptorpb.FileDescriptorSet{}
 	for _, file := range []protoreflect.FileDescriptor{
 		remoteworkerpb.File_buildbarn_remoteworker_remoteworker_proto,

@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 )
@@ -62,12 +63,8 @@ func write(t testing.TB, dir string, files map[string]string) {
 	t.Helper()
 	for name, text := range files {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.Succeed(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 }
 
@@ -104,14 +101,10 @@ func TestRemoteToolWorksWithServe(t *testing.T) {
 
 	root := r.action("cat a.txt sub/deep/more > out; mkdir -p dir; cp a.txt dir/made; echo text")
 	input, err := os.OpenRoot(filepath.Join(root, "input"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer input.Close()
 	want, err := tree.Ingest(t.Context(), castest.NewMemory(), cas.SHA256, input)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	r.must("upload_dir", []string{"-path", filepath.Join(root, "input")}, want.String())
 	down := filepath.Join(r.home, "down")
 	r.must("download_dir", []string{"-digest", want.String(), "-path", down})

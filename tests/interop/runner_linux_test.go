@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 )
 
@@ -53,9 +54,7 @@ func TestRunnerReplacesBuildbarnsRunner(t *testing.T) {
 // runner, cannot change its inputs, and delivers its output.
 func TestRunnerConfinesBuildbarnsActions(t *testing.T) {
 	host := filepath.Join(t.TempDir(), "host")
-	if err := os.WriteFile(host, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(host, nil, 0o644))
 	const sees, changes = 10, 11
 	script := fmt.Sprintf(`if test -e %s; then exit %d; fi
 if echo other > in/name; then exit %d; fi

@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
@@ -29,14 +30,10 @@ var cloister = sync.OnceValues(func() (string, error) {
 func serve(t *testing.T, upstream *peers.Server, flags ...string) *remote.Store {
 	t.Helper()
 	c, err := remote.Dial(t.Context(), "grpc://"+listen(t, append([]string{"--cas", "grpc://" + upstream.Addr}, flags...)...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { c.Close() })
 	store, err := c.Store("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return store
 }
 
@@ -44,24 +41,18 @@ func serve(t *testing.T, upstream *peers.Server, flags ...string) *remote.Store 
 func listen(t *testing.T, flags ...string) string {
 	t.Helper()
 	program, err := cloister()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	// It may print several addresses.
 	addr, err := loopback.Address()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
 		Binary: program, Dir: t.TempDir(), Home: t.TempDir(), Listen: addr,
 		Args: flags,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if err := s.Stop(); err != nil {
 			t.Error(err)

@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -90,9 +91,7 @@ func behind(t testing.TB, f *fault) *client {
 	server := grpc.NewServer(casserver.ServerOptions(nil)...)
 	instances := castest.Instances()
 	stop, err := casserver.Register(server, casserver.Config{Instances: instances, MaxBlobBytes: 1 << 30})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		if err := server.Serve(listener); err != nil {
@@ -102,9 +101,7 @@ func behind(t testing.TB, f *fault) *client {
 	conn, err := grpc.NewClient("passthrough:///memory", append(f.options(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		conn.Close()
 		server.Stop()
@@ -121,9 +118,7 @@ func behind(t testing.TB, f *fault) *client {
 		}
 		in.Store.(*castest.Memory).Delete(d)
 	}
-	if err := c.getCapabilities(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.getCapabilities(t.Context()))
 	return c
 }
 

@@ -23,6 +23,7 @@ import (
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/reapi/probe/seen"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -67,9 +68,7 @@ var probe = sync.OnceValues(func() (string, error) {
 func (c *client) probeFile() file {
 	c.Helper()
 	text, err := probe()
-	if err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, err)
 	return file{text: text, x: true}
 }
 
@@ -405,9 +404,7 @@ func (c *client) lists(what string, err error, ds ...*repb.Digest) {
 func encoded(t testing.TB, m proto.Message) ([]byte, *repb.Digest) {
 	t.Helper()
 	b, d, err := cas.MarshalProto(cas.SHA256, m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return b, d.Proto()
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/bazelbuild/remote-apis-sdks/go/pkg/rexec"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -51,9 +52,7 @@ type log struct {
 func (c *client) log(name string, offset int64) *log {
 	c.Helper()
 	r, err := c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: name, ReadOffset: offset})
-	if err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, err)
 	return &log{c, r, ""}
 }
 
@@ -124,9 +123,7 @@ func TestRule127_OutputIsReadWhileTheActionRuns(t *testing.T) {
 	}
 	errs.reach("oh\n")
 	w, err := c.exec.WaitExecution(t.Context(), &repb.WaitExecutionRequest{Name: op.Name})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if now, err := w.Recv(); err != nil || now.Done {
 		t.Fatalf("operation after the first line: got %v, %v, want it running", now, err)
 	}
@@ -156,22 +153,16 @@ func TestRule127_ClientWritesLogStream(t *testing.T) {
 	c.put([]byte("a blob"))
 	made, err := logpb.NewLogStreamServiceClient(c.conn).CreateLogStream(t.Context(),
 		&logpb.CreateLogStreamRequest{Parent: "main"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	l := c.log(made.Name, 0)
 	for i, text := range []string{"one ", "two"} {
 		w, err := c.bs.Write(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		m := &bspb.WriteRequest{
 			ResourceName: made.WriteResourceName, WriteOffset: int64(4 * i), Data: []byte(text),
 			FinishWrite: i == 1,
 		}
-		if err := w.Send(m); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, w.Send(m))
 		if r, err := w.CloseAndRecv(); err != nil || r.CommittedSize != int64(4*i+len(text)) {
 			t.Fatalf("%v, %v", r, err)
 		}
@@ -185,18 +176,14 @@ func TestRule127_SDKStreamsOutput(t *testing.T) {
 	c := serve(t)
 	for _, instance := range []string{"", "main"} {
 		g, err := sdk.NewClient(t.Context(), instance, sdk.DialParams{Service: c.server.Addr, NoSecurity: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer g.Close()
 		mark := fmt.Sprintf("streamed to %q %d", instance, os.Getpid())
 		cmd := &command.Command{
 			Identifiers: &command.Identifiers{}, ExecRoot: t.TempDir(), Args: []string{"/bin/sh", "-c", waiting(mark)},
 			InputSpec: &command.InputSpec{},
 		}
-		if err := os.WriteFile(filepath.Join(cmd.ExecRoot, "input"), []byte("x"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(cmd.ExecRoot, "input"), []byte("x"), 0o644))
 		cmd.InputSpec.Inputs = []string{"input"}
 		out, into := io.Pipe()
 		var stderr strings.Builder

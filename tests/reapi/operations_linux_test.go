@@ -8,6 +8,7 @@ import (
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"google.golang.org/grpc/codes"
 	headers "google.golang.org/grpc/metadata"
@@ -18,9 +19,7 @@ import (
 func (c *client) building(m *repb.RequestMetadata) context.Context {
 	c.Helper()
 	b, err := proto.Marshal(m)
-	if err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, err)
 	return headers.AppendToOutgoingContext(c.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", string(b))
 }
 
@@ -36,16 +35,12 @@ func TestOperations(t *testing.T) {
 		ToolInvocationId: "one",
 	}),
 		&repb.ExecuteRequest{ActionDigest: d})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	until(t, "running", func() bool { return len(sandboxtest.Running(t, mark)) >= 3 })
 	list := func(filter string) []*longrunningpb.Operation {
 		t.Helper()
 		page, err := ops.ListOperations(t.Context(), &longrunningpb.ListOperationsRequest{Filter: filter})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return page.Operations
 	}
 	running := list("target=//a:* stage=EXECUTING")

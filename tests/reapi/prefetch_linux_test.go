@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 )
@@ -20,22 +21,16 @@ func TestInputsArePrefetchedWhileQueued(t *testing.T) {
 	t.Parallel()
 	upstream := serve(t)
 	metrics, err := loopback.Address()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	server := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Jobs: 1, Args: []string{
 		"--cas", "grpc://" + upstream.server.Addr, "--cas-write", "back", "--drain-timeout", "1s", "--metrics", metrics,
 	}})
 	fetched := func() int {
 		resp, err := http.Get("http://" + metrics + "/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer resp.Body.Close()
 		text, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var n int
 		_, value, _ := strings.Cut(string(text), "\ncloister_cas_upstream_fetched_total ")
 		fmt.Sscan(value, &n)

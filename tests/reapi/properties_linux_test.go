@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -90,9 +91,7 @@ func nodeProperties(c *client) {
 		}
 	}
 	got, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(c.Context(), &repb.GetCapabilitiesRequest{})
-	if err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, err)
 	if names := got.ExecutionCapabilities.SupportedNodeProperties; !slices.Equal(names, []string{"mtime", "unix_mode"}) {
 		c.Errorf("supported_node_properties: got %q", names)
 	}

@@ -15,6 +15,7 @@ import (
 	assetpb "github.com/bazelbuild/remote-apis/build/bazel/remote/asset/v1"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -61,9 +62,7 @@ func TestBuck2(t *testing.T) {
 // configure is the startup of Buck2.
 func (b *buck2) configure() {
 	b.Helper()
-	if err := b.getCapabilities(b.Context()); err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, b.getCapabilities(b.Context()))
 	if !execution.met(b.client) {
 		b.Fatal("exec_enabled is false: Buck2 would fail")
 	}
@@ -132,9 +131,7 @@ func (b *buck2) upload(blobs map[string][]byte) {
 	}
 	for part := range slices.Chunk(all, 100) {
 		absent, err := b.absent(b.Context(), part...)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		missing = append(missing, absent...)
 	}
 	if len(missing) != len(all) {
@@ -239,13 +236,9 @@ func TestSiso(t *testing.T) {
 	s, err := c.open(ctx, d, func(r *repb.ExecuteRequest) {
 		r.DigestFunction, r.SkipCacheLookup = repb.DigestFunction_SHA256, true
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	op, err := s.Recv() // may take long on a busy machine
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	time.AfterFunc(drop, cancel)
 	name := op.Name
 	drops := 0
@@ -265,9 +258,7 @@ func TestSiso(t *testing.T) {
 		}
 		ctx, cancel = context.WithTimeout(t.Context(), drop)
 		w, err := c.exec.WaitExecution(ctx, &repb.WaitExecutionRequest{Name: name})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s = w
 	}
 	cancel()

@@ -13,6 +13,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -123,9 +124,7 @@ func (c *client) losing() func(blobs [][]byte) *client {
 	case c.server != nil:
 		return func(blobs [][]byte) *client {
 			*c.ended = true
-			if err := c.server.Stop(); err != nil {
-				c.Fatal(err)
-			}
+			must.Succeed(c, c.server.Stop())
 			for _, b := range blobs {
 				hash, found := cas.SHA256.Sum(b).Hash(), 0
 				err := filepath.WalkDir(filepath.Join(c.dir, "files"), func(path string, e fs.DirEntry, err error) error {
@@ -172,9 +171,7 @@ func incompleteHit(c *client) {
 		actions, victims = append(actions, action), append(victims, r.victim)
 	}
 	kept := c.anAction()
-	if err := c.record(kept, &repb.ActionResult{StdoutDigest: c.put(fresh(100))}); err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, c.record(kept, &repb.ActionResult{StdoutDigest: c.put(fresh(100))}))
 	c = lose(victims)
 	for i, r := range rs {
 		_, err := c.lookup(actions[i])
@@ -206,9 +203,7 @@ func hitStays(c *client) {
 			blobs = append(blobs, cas.SHA256.Sum(r.victim).Proto())
 		}
 		action := c.anAction()
-		if err := c.record(action, merged); err != nil {
-			c.Fatal(err)
-		}
+		must.Succeed(c, c.record(action, merged))
 		var others []*repb.Digest
 		for range 4 {
 			others = append(others, c.put(fresh(400_000)))
@@ -245,9 +240,7 @@ func inlining(c *client) {
 		StdoutDigest: c.put(out), StderrDigest: c.put(errors),
 		OutputFiles: []*repb.OutputFile{{Path: "a", Digest: c.put(a)}, {Path: "b/c", Digest: c.put(b)}},
 	})
-	if err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, err)
 	r, err := c.ac.GetActionResult(c.Context(), &repb.GetActionResultRequest{
 		InstanceName: c.instance, ActionDigest: action,
 		InlineStdout: true, InlineStderr: true, InlineOutputFiles: []string{"a", "nothing"},

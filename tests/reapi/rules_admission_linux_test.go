@@ -11,6 +11,7 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -206,9 +207,7 @@ func (c *client) order(all []contender) []string {
 	// If the blocking action ends before all are queued, for example on a busy machine, repeat with a longer one.
 	for block := 2 * time.Second; block < time.Minute; block *= 3 {
 		blocker, err := c.open(ctx, c.prepare(job{steps: []string{"sleep " + block.String()}}), nil)
-		if err != nil {
-			c.Fatal(err)
-		}
+		must.Succeed(c, err)
 		awaitStage(blocker, repb.ExecutionStage_EXECUTING)
 		type ending struct {
 			name string
@@ -223,9 +222,7 @@ func (c *client) order(all []contender) []string {
 			s, err := c.open(ctx, digests[w.name], func(r *repb.ExecuteRequest) {
 				r.ExecutionPolicy = &repb.ExecutionPolicy{Priority: w.priority}
 			})
-			if err != nil {
-				c.Fatal(err)
-			}
+			must.Succeed(c, err)
 			awaitStage(s, repb.ExecutionStage_QUEUED)
 			go func() { ends <- ending{w.name, answered(s, nil)} }()
 		}

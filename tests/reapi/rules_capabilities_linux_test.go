@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/bazelbuild/remote-apis/build/bazel/semver"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/ca"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
@@ -184,18 +185,14 @@ func (c *client) forCallers(check func(c *client, may bool)) {
 			cas.SHA256.Sum([]byte(token)).Hash(), rights)
 	}
 	file := filepath.Join(c.TempDir(), "auth.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, os.WriteFile(file, []byte(text), 0o600))
 	server := c.own(bazelrun.ServerConfig{Args: []string{"--auth", file}})
 	nobody := server.methods()[0].call("", repb.DigestFunction_SHA256, absentDigest(10))
 	c.wantCode("FindMissingBlobs without a token", nobody, codes.Unauthenticated)
 	for may, token := range tokens {
 		d := dial(c.TB, server.server.Addr, grpc.WithPerRPCCredentials(ca.Bearer(token)))
 		d.ours = true
-		if err := d.getCapabilities(c.Context()); err != nil {
-			c.Fatal(err)
-		}
+		must.Succeed(c, d.getCapabilities(c.Context()))
 		check(d, may)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -333,9 +334,7 @@ func presentStays(c *client) {
 	var promised []*repb.Digest
 	for i := range 60 {
 		b := random(rnd, 1+rnd.IntN([]int{1000, 50_000, 300_000}[i%3]))
-		if err := c.store(b); err != nil {
-			c.Fatal(err)
-		}
+		must.Succeed(c, c.store(b))
 		promised = append(promised, cas.SHA256.Sum(b).Proto())
 	}
 	if missing, err := c.absent(c.Context(), promised...); err != nil || len(missing) > 0 {

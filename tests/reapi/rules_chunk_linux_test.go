@@ -18,6 +18,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -279,13 +280,9 @@ func splice(c *client) {
 func specification(t testing.TB, file string) []string {
 	t.Helper()
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/bazelbuild/remote-apis").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "build/bazel/remote/execution/v2", file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var lines []string
 	for s := bufio.NewScanner(bytes.NewReader(text)); s.Scan(); {
 		if s.Text() != "" && !strings.HasPrefix(s.Text(), "#") {

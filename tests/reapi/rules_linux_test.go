@@ -20,6 +20,7 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -98,9 +99,7 @@ const fullQueueRule = 86
 // TestRules checks the rules and prints a line for each.
 func TestRules(t *testing.T) {
 	wanted, err := selected(*parts, *numbers)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var c *client
 	if *endpoint == "" {
 		cfg := bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Binary: built.Path(t), Jobs: 8} // most actions sleep
@@ -197,9 +196,7 @@ func dial(t testing.TB, address string, options ...grpc.DialOption) *client {
 		secure = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12})
 	}
 	conn, err := grpc.NewClient(address, append(options, grpc.WithTransportCredentials(secure))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return over(t, conn)
 }
@@ -231,9 +228,7 @@ func (c *client) own(cfg bazelrun.ServerConfig) *client {
 	}
 	d := connect(c.TB, cfg)
 	d.ours = true
-	if err := d.getCapabilities(c.Context()); err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, d.getCapabilities(c.Context()))
 	return d
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc"
@@ -54,9 +55,7 @@ func firstOperation(c *client) {
 	c.wantResult("sleep", a)
 	first := a.ops[0]
 	m, err := stageOf(first)
-	if err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, err)
 	if first.GetName() == "" || first.GetDone() || m.GetStage() != repb.ExecutionStage_QUEUED &&
 		m.GetStage() != repb.ExecutionStage_CACHE_CHECK {
 		c.Errorf("first message: got %v with stage %v, want a name and stage CACHE_CHECK or QUEUED", first, m.GetStage())

@@ -15,6 +15,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
@@ -182,9 +183,7 @@ func (c *client) ownMetadata(m *repb.ExecutedActionMetadata) {
 		c.Fatalf("auxiliary metadata: got %v, want an Execution and a POSIXResourceUsage", m.GetAuxiliaryMetadata())
 	}
 	var x cloisterpb.Execution
-	if err := m.AuxiliaryMetadata[0].UnmarshalTo(&x); err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, m.AuxiliaryMetadata[0].UnmarshalTo(&x))
 	tier := "full"
 	if len(x.Sandbox.GetNotEnforced()) > 0 {
 		tier = "partial"
@@ -322,9 +321,7 @@ func liveOutput(c *client) {
 	ctx, cancel := context.WithTimeout(c.Context(), executeTime)
 	defer cancel()
 	s, err := c.open(ctx, d, nil)
-	if err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, err)
 	var stdout, stderr string
 	for stdout == "" {
 		op, err := s.Recv()
@@ -332,9 +329,7 @@ func liveOutput(c *client) {
 			c.Fatalf("before a stream name was reported: %v", err)
 		}
 		m, err := stageOf(op)
-		if err != nil {
-			c.Fatal(err)
-		}
+		must.Succeed(c, err)
 		if op.GetDone() {
 			c.Skip("stdout_stream_name")
 		}
@@ -400,9 +395,7 @@ func requestMetadata(c *client) {
 		ToolDetails: &repb.ToolDetails{ToolName: "conformance", ToolVersion: "1"}, ActionId: "a", ToolInvocationId: uuid(),
 		CorrelatedInvocationsId: uuid(), ActionMnemonic: "Mnemonic", TargetId: "//x:y", ConfigurationId: "c",
 	})
-	if err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, err)
 	unknown := append(slices.Clone(valid), 0xfa, 0x3f, 2, 'x', 'y') // field 1023
 	for what, values := range map[string][]string{
 		"none": nil, "a valid one": {string(valid)}, "an empty one": {""}, "an invalid one": {string(garbage())},

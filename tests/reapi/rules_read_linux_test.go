@@ -19,6 +19,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -85,9 +86,7 @@ func readPieces(c *client) {
 	}
 	open := func() int {
 		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.server.PID))
-		if err != nil {
-			c.Fatal(err)
-		}
+		must.Succeed(c, err)
 		return len(files)
 	}
 	before := 0
@@ -119,13 +118,9 @@ func readWhileEvicted(c *client) {
 		b, d := freshBlob(size)
 		c.put(b)
 		r, err := c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: c.readName(d)})
-		if err != nil {
-			c.Fatal(err)
-		}
+		must.Succeed(c, err)
 		m, err := r.Recv()
-		if err != nil {
-			c.Fatal(err)
-		}
+		must.Succeed(c, err)
 		got := bytes.Clone(m.Data)
 		for range 10 {
 			c.put(fresh(3 << 20))
@@ -241,9 +236,7 @@ func fiveGiB(c *client) {
 
 	name := c.writeName(d)
 	w, err := c.bs.Write(c.Context())
-	if err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, err)
 	for off := int64(0); off < size; off += int64(len(l.block)) {
 		b := l.at(off)
 		m := &bspb.WriteRequest{ResourceName: name, WriteOffset: off, Data: b, FinishWrite: off+int64(len(b)) == size}
@@ -264,9 +257,7 @@ func fiveGiB(c *client) {
 	written := time.Now()
 
 	r, err := c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: c.readName(d)})
-	if err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, err)
 	var off int64
 	var rest []byte // of the current block
 	for {
@@ -318,15 +309,11 @@ func crashWhileWriting(c *client) {
 	for _, size := range []int{1000, 100_000, 2 << 20, 20 << 20} {
 		b := fresh(size)
 		w, err := before.bs.Write(before.Context())
-		if err != nil {
-			c.Fatal(err)
-		}
+		must.Succeed(c, err)
 		d := cas.SHA256.Sum(b).Proto()
 		ms := pieces(before.writeName(d), b, max(100, size/20))
 		for _, m := range ms[:len(ms)-1] {
-			if err := w.Send(m); err != nil {
-				c.Fatal(err)
-			}
+			must.Succeed(c, w.Send(m))
 		}
 		parts = append(parts, part{d, b})
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/ca"
 	"google.golang.org/grpc/codes"
@@ -35,9 +36,7 @@ func (c *client) secured(a *ca.Authority, callers ...string) (address string, gu
 	s, err := bazelrun.StartServer(ctx, bazelrun.ServerConfig{
 		Binary: built.Path(c.TB), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0", Args: args,
 	})
-	if err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, err)
 	c.Cleanup(func() {
 		if err := s.Stop(); err != nil {
 			c.Error(err)

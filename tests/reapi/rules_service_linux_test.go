@@ -11,6 +11,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc/codes"
@@ -113,9 +114,7 @@ func secondSignal(c *client) {
 	until(c, "running", alive)
 	stopped := c.stop()
 	until(c, "draining", c.drains)
-	if err := syscall.Kill(c.server.PID, syscall.SIGTERM); err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, syscall.Kill(c.server.PID, syscall.SIGTERM))
 	if a := answered(s, nil); a.code() != codes.Unavailable {
 		c.Errorf("the action: got %v, want UNAVAILABLE, so that the client retries", a.err)
 	}
@@ -216,15 +215,11 @@ func (c *client) damaged() {
 	build(s)
 	rnd := seeded(132)
 	for range 2 {
-		if err := bazelrun.LoseFiles(s.dir, rnd, 0.4); err != nil {
-			c.Fatal(err)
-		}
+		must.Succeed(c, bazelrun.LoseFiles(s.dir, rnd, 0.4))
 		build(s)
 	}
 	// A server reads a verified blob only once, so corrupt blobs between two runs.
-	if err := <-s.stop(); err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, <-s.stop())
 	if _, _, err := bazelrun.DamageFiles(s.dir, rnd, 0.4); err != nil {
 		c.Fatal(err)
 	}

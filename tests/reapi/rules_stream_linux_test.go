@@ -16,6 +16,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -230,9 +231,7 @@ func presentEndsWrite(c *client) {
 	// The blob arrives by another upload during the write.
 	b, d = freshBlob(2 << 20)
 	w, err := c.bs.Write(c.Context())
-	if err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, err)
 	ms := pieces(c.writeName(d), b, 256<<10)
 	for i, m := range ms {
 		if i == len(ms)/2 {
@@ -266,9 +265,7 @@ func writeMismatch(c *client) {
 	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
 	w, err := c.bs.Write(ctx)
-	if err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, err)
 	var sent int64
 	const enough = 64 << 20
 	for sent < enough {

@@ -20,6 +20,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -93,15 +94,11 @@ func TestScale(t *testing.T) {
 func peak(t testing.TB, pid int) int64 {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_, rest, _ := strings.Cut(string(status), "VmHWM:")
 	kib, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
 	n, err := strconv.ParseInt(kib, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return n << 10
 }
 
@@ -113,9 +110,7 @@ func (c *client) putAll(blobs [][]byte) []*repb.Digest {
 		b := blobs[len(ds)]
 		ds = append(ds, cas.SHA256.Sum(b).Proto())
 		if size += len(b) + 100; size > 1<<20 || len(ds) == len(blobs) {
-			if err := errors.Join(c.batch(blobs[start:len(ds)])...); err != nil {
-				c.Fatal(err)
-			}
+			must.Succeed(c, errors.Join(c.batch(blobs[start:len(ds)])...))
 			start, size = len(ds), 0
 		}
 	}
@@ -158,9 +153,7 @@ func queued(c *client, n int) {
 	turn := make(chan struct{}, 16) // limits concurrent connections
 	for part := range slices.Chunk(todo, streams) {
 		conn, err := grpc.NewClient("passthrough:///"+c.server.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			c.Fatal(err)
-		}
+		must.Succeed(c, err)
 		defer conn.Close()
 		turn <- struct{}{}
 		clients.Go(func() {

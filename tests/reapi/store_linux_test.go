@@ -18,6 +18,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc/codes"
@@ -114,9 +115,7 @@ func (c *client) fill(rnd *rand.Rand, size int, limit int) (stored []*repb.Diges
 		if status.Code(err) == codes.ResourceExhausted {
 			return stored, b, err
 		}
-		if err != nil {
-			c.Fatal(err)
-		}
+		must.Succeed(c, err)
 		stored = append(stored, cas.SHA256.Sum(b).Proto())
 	}
 	c.Fatalf("all %d bytes in blobs of %d were stored, want some rejected", limit, size)
@@ -178,9 +177,7 @@ func TestRule024_ShortLeases(t *testing.T) {
 		mu.Unlock()
 		asked := time.Now()
 		missing, err := c.absent(t.Context(), sample...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		present := slices.DeleteFunc(sample, func(d *repb.Digest) bool {
 			return slices.ContainsFunc(missing, func(m *repb.Digest) bool { return m.Hash == d.Hash })
 		})
@@ -189,9 +186,7 @@ func TestRule024_ShortLeases(t *testing.T) {
 			continue
 		}
 		resp, err := c.cas.BatchReadBlobs(t.Context(), &repb.BatchReadBlobsRequest{Digests: present})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if time.Since(asked) >= lease {
 			late++ // the lease has ended
 			continue
@@ -272,9 +267,7 @@ func TestAcknowledgedBlobsSurviveKill(t *testing.T) {
 	var whole []*repb.Digest
 	for _, d := range interrupted {
 		missing, err := c.absent(t.Context(), d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if len(missing) == 0 {
 			whole = append(whole, d)
 		}
@@ -302,9 +295,7 @@ func onSmallDisk(t *testing.T, dir, options, ballast string) string {
 	path := filepath.Join(t.TempDir(), "cloister")
 	script := fmt.Sprintf("#!/bin/sh\nexec unshare %s --propagation private -- sh -c 'set -e; mount -t tmpfs -o %s none %s; (cd %[3]s; %s); exec %s \"$@\"' sh \"$@\"\n",
 		flags, options, dir, ballast, built.Path(t))
-	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte(script), 0o755))
 	return path
 }
 
@@ -362,9 +353,7 @@ func checkFullDisk(c *client, disk string, sizes []int) {
 		c.Errorf("temporary files: got %v, %v, want none", left, err)
 	}
 
-	if err := os.RemoveAll(filepath.Join(disk, "ballast")); err != nil {
-		c.Fatal(err)
-	}
+	must.Succeed(c, os.RemoveAll(filepath.Join(disk, "ballast")))
 	for _, b := range refused {
 		if err := c.store(b); err != nil {
 			c.Errorf("after space was freed: %v", err)

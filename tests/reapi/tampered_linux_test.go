@@ -12,6 +12,7 @@ import (
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
@@ -162,9 +163,7 @@ func TestRulesDetectFaultyExecution(t *testing.T) {
 	t.Parallel()
 	c := connect(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Jobs: 8})
 	c.ours = true
-	if err := c.getCapabilities(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.getCapabilities(t.Context()))
 	named := map[int]rule{}
 	for _, r := range rules() {
 		named[r.number] = r

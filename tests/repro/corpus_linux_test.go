@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/program"
@@ -57,9 +58,7 @@ func scripts(t *testing.T, dir string) []script {
 	var all []script
 	for _, name := range names {
 		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s := script{name: dir + "/" + strings.TrimSuffix(filepath.Base(name), ".sh")}
 		for line := range strings.Lines(string(text)) {
 			head, comment := strings.CutPrefix(line, "# ")
@@ -94,18 +93,12 @@ func scripts(t *testing.T, dir string) []script {
 func inputs(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS("testdata")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.CopyFS(dir, os.DirFS("testdata")))
 	for _, name := range []string{"mapiter", "mapsorted"} {
 		source := filepath.Join(t.TempDir(), name+".go")
 		text, err := os.ReadFile(filepath.Join("testdata/programs", name+".go.txt"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(source, text, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
+		must.Succeed(t, os.WriteFile(source, text, 0o644))
 		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "programs", name), source)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -278,9 +271,7 @@ const (
 func TestDocumentListsPrograms(t *testing.T) {
 	const path = "../../docs/repro.md"
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	before, rest, ok := strings.Cut(string(text), begin)
 	old, after, ends := strings.Cut(rest, end)
 	if !ok || !ends {
@@ -307,7 +298,5 @@ func TestDocumentListsPrograms(t *testing.T) {
 	if !*update {
 		t.Fatalf("%s is out of date; run this test with -update", path)
 	}
-	if err := os.WriteFile(path, []byte(before+begin+b.String()+end+after), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte(before+begin+b.String()+end+after), 0o644))
 }

@@ -17,6 +17,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
@@ -44,10 +45,10 @@ func TestRecord(t *testing.T) {
 		return
 	}
 	dir, err := os.MkdirTemp("", "cloister-upgrade-")
-	must(t, err)
+	must.Succeed(t, err)
 	defer os.RemoveAll(dir)
 	help, err := exec.Command(*program, "serve", "--help").Output()
-	must(t, err)
+	must.Succeed(t, err)
 	args := []string{"serve", "--dir", filepath.Join(dir, storeName), "--listen", "127.0.0.1:0", "--max-size", "1GiB"}
 	checks := bytes.Contains(help, []byte("--repro-sample"))
 	if checks {
@@ -57,8 +58,8 @@ func TestRecord(t *testing.T) {
 	cmd := exec.Command("unshare", append([]string{"--uts", "sh", "-c", `hostname worker; exec "$0" "$@"`, *program}, args...)...)
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
 	defer cmd.Process.Kill()
 	r := &recorder{T: t, Contents: &Contents{From: time.Now().UTC()}}
 	r.connect(addressOf(t, bufio.NewScanner(stdout)))
@@ -80,12 +81,12 @@ func TestRecord(t *testing.T) {
 		}
 	}
 	r.Until = time.Now().UTC()
-	must(t, r.conn.Close())
-	must(t, cmd.Process.Signal(os.Interrupt))
-	must(t, cmd.Wait())
-	must(t, os.WriteFile(filepath.Join(dir, storeName, "boot"), []byte("00000000-0000-0000-0000-000000000000\n"), 0o600))
+	must.Succeed(t, r.conn.Close())
+	must.Succeed(t, cmd.Process.Signal(os.Interrupt))
+	must.Succeed(t, cmd.Wait())
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, storeName, "boot"), []byte("00000000-0000-0000-0000-000000000000\n"), 0o600))
 	version, err := os.ReadFile(filepath.Join(dir, storeName, "version"))
-	must(t, err)
+	must.Succeed(t, err)
 	r.Version = strings.TrimSpace(string(version))
 	pack(t, archiveOf(*record), dir, r.Contents)
 }
@@ -104,16 +105,16 @@ func addressOf(t *testing.T, lines *bufio.Scanner) string {
 
 func (r *recorder) connect(address string) {
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(r.T, err)
+	must.Succeed(r.T, err)
 	r.conn = conn
 	who, err := proto.Marshal(&repb.RequestMetadata{
 		ToolInvocationId: "upgrade", TargetId: "//upgrade:target", ActionMnemonic: "Upgrade",
 	})
-	must(r.T, err)
+	must.Succeed(r.T, err)
 	r.ctx = metadata.AppendToOutgoingContext(r.Context(),
 		"build.bazel.remote.execution.v2.requestmetadata-bin", string(who))
 	r.caps, err = repb.NewCapabilitiesClient(conn).GetCapabilities(r.ctx, &repb.GetCapabilitiesRequest{InstanceName: "main"})
-	must(r.T, err)
+	must.Succeed(r.T, err)
 }
 
 // put uploads a blob.
@@ -124,7 +125,7 @@ func (r *recorder) put(instance string, f cas.Function, content []byte) cas.Dige
 		InstanceName: instance, DigestFunction: f.Proto(),
 		Requests: []*repb.BatchUpdateBlobsRequest_Request{{Digest: d.Proto(), Data: content}},
 	})
-	must(r.T, err)
+	must.Succeed(r.T, err)
 	if code := answer.Responses[0].Status.GetCode(); code != 0 {
 		r.Fatalf("%v blob: %v", f, answer)
 	}
@@ -150,7 +151,7 @@ func (r *recorder) fill(instance string, f cas.Function) {
 		_, err := repb.NewContentAddressableStorageClient(r.conn).SpliceBlob(r.ctx, &repb.SpliceBlobRequest{
 			InstanceName: instance, BlobDigest: d.Proto(), ChunkDigests: chunks, DigestFunction: f.Proto(),
 		})
-		must(r.T, err)
+		must.Succeed(r.T, err)
 		r.Blobs = append(r.Blobs, Blob{instance, d.String(), true})
 	}
 	action := r.put(instance, f, []byte{})
@@ -162,7 +163,7 @@ func (r *recorder) fill(instance string, f cas.Function) {
 		InstanceName: instance, ActionDigest: action.Proto(), DigestFunction: f.Proto(),
 		ActionResult: &repb.ActionResult{StdoutRaw: []byte(stdout), ExecutionMetadata: &repb.ExecutedActionMetadata{Worker: "upgrade"}},
 	})
-	must(r.T, err)
+	must.Succeed(r.T, err)
 	r.Results = append(r.Results, Result{instance, action.String(), stdout})
 }
 
@@ -171,7 +172,7 @@ func (r *recorder) execute(script string) (action, message string) {
 	r.Helper()
 	encode := func(m proto.Message) cas.Digest {
 		b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-		must(r.T, err)
+		must.Succeed(r.T, err)
 		return r.put("main", cas.SHA256, b)
 	}
 	command := encode(&repb.Command{
@@ -180,15 +181,15 @@ func (r *recorder) execute(script string) (action, message string) {
 	})
 	d := encode(&repb.Action{CommandDigest: command.Proto(), InputRootDigest: encode(&repb.Directory{}).Proto()})
 	stream, err := repb.NewExecutionClient(r.conn).Execute(r.ctx, &repb.ExecuteRequest{InstanceName: "main", ActionDigest: d.Proto()})
-	must(r.T, err)
+	must.Succeed(r.T, err)
 	for {
 		operation, err := stream.Recv()
-		must(r.T, err)
+		must.Succeed(r.T, err)
 		if !operation.Done {
 			continue
 		}
 		var answer repb.ExecuteResponse
-		must(r.T, operation.GetResponse().UnmarshalTo(&answer))
+		must.Succeed(r.T, operation.GetResponse().UnmarshalTo(&answer))
 		if code := answer.Status.GetCode(); code != 0 {
 			r.Fatalf("%s: %v", script, &answer)
 		}

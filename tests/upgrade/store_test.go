@@ -19,6 +19,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // Contents are what a recorded store contains: want.json beside the store.
@@ -52,14 +54,14 @@ const (
 func pack(t *testing.T, archive, dir string, c *Contents) {
 	t.Helper()
 	text, err := json.MarshalIndent(c, "", "  ")
-	must(t, err)
-	must(t, os.WriteFile(filepath.Join(dir, contentsName), append(text, '\n'), 0o600))
+	must.Succeed(t, err)
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, contentsName), append(text, '\n'), 0o600))
 	f, err := os.Create(archive)
-	must(t, err)
+	must.Succeed(t, err)
 	zip, err := gzip.NewWriterLevel(f, gzip.BestCompression)
-	must(t, err)
+	must.Succeed(t, err)
 	w := tar.NewWriter(zip)
-	must(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+	must.Succeed(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -86,7 +88,7 @@ func pack(t *testing.T, archive, dir string, c *Contents) {
 		_, err = w.Write(data)
 		return err
 	}))
-	must(t, errors.Join(w.Close(), zip.Close(), f.Close()))
+	must.Succeed(t, errors.Join(w.Close(), zip.Close(), f.Close()))
 }
 
 // unpack unpacks an archive into a new directory, and returns the store's directory and contents.
@@ -94,35 +96,28 @@ func unpack(t *testing.T, archive string) (store string, c *Contents) {
 	t.Helper()
 	dir := t.TempDir()
 	f, err := os.Open(archive)
-	must(t, err)
+	must.Succeed(t, err)
 	defer f.Close()
 	zip, err := gzip.NewReader(f)
-	must(t, err)
+	must.Succeed(t, err)
 	for r := tar.NewReader(zip); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		must(t, err)
+		must.Succeed(t, err)
 		path := filepath.Join(dir, filepath.FromSlash(h.Name))
 		if h.Typeflag == tar.TypeDir {
-			must(t, os.MkdirAll(path, 0o700))
+			must.Succeed(t, os.MkdirAll(path, 0o700))
 			continue
 		}
 		data, err := io.ReadAll(r)
-		must(t, err)
-		must(t, os.WriteFile(path, data, fs.FileMode(h.Mode)))
+		must.Succeed(t, err)
+		must.Succeed(t, os.WriteFile(path, data, fs.FileMode(h.Mode)))
 	}
 	text, err := os.ReadFile(filepath.Join(dir, contentsName))
-	must(t, err)
+	must.Succeed(t, err)
 	c = &Contents{}
-	must(t, json.Unmarshal(text, c))
+	must.Succeed(t, json.Unmarshal(text, c))
 	return filepath.Join(dir, storeName), c
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

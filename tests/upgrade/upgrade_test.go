@@ -13,6 +13,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/audit"
 	"github.com/cloister-build/cloister/worker/history"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -57,7 +58,7 @@ func TestRecordedStoresAreComplete(t *testing.T) {
 func open(t *testing.T, dir string, lease time.Duration) *disk.Cache {
 	t.Helper()
 	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 30, Lease: lease})
-	must(t, err)
+	must.Succeed(t, err)
 	if s := c.Stats(); s.LogDamage > 0 || s.LogLost > 0 {
 		t.Errorf("got %d bytes of damage and %d lost records, want none", s.LogDamage, s.LogLost)
 	}
@@ -80,11 +81,11 @@ func wantLeases(t *testing.T, dir string, want *Contents) {
 		}
 		c := open(t, dir, k.lease)
 		r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Second, DryRun: true})
-		must(t, err)
+		must.Succeed(t, err)
 		if got := r.Blobs + r.Files; k.leased && got > 0 || !k.leased && r.Leased > 0 {
 			t.Errorf("lease %v: got %d files to be removed and %d leased bytes, want leased: %v", k.lease, got, r.Leased, k.leased)
 		}
-		must(t, c.Close())
+		must.Succeed(t, c.Close())
 	}
 }
 
@@ -96,9 +97,9 @@ func wantBlobs(t *testing.T, dir string, want *Contents) {
 	defer c.Close()
 	for _, b := range want.Blobs {
 		d, err := cas.ParseDigest(b.Digest)
-		must(t, err)
+		must.Succeed(t, err)
 		in, err := c.Instance(b.Instance)
-		must(t, err)
+		must.Succeed(t, err)
 		content, err := cas.ReadAll(ctx, in.Store, d, d.Size())
 		if err != nil || d.Function().Sum(content) != d {
 			t.Errorf("blob %s of instance %q: got %d other bytes, %v", b.Digest, b.Instance, len(content), err)
@@ -109,7 +110,7 @@ func wantBlobs(t *testing.T, dir string, want *Contents) {
 	}
 	for _, r := range want.Results {
 		in, err := c.Instance(r.Instance)
-		must(t, err)
+		must.Succeed(t, err)
 		got, err := in.Actions.Lookup(ctx, digest(t, r.Action))
 		if err != nil || got.ExecutionMetadata.GetWorker() != "upgrade" {
 			t.Errorf("result of %s in instance %q: got %v, %v, want that of the recording", r.Action, r.Instance, got, err)
@@ -118,9 +119,9 @@ func wantBlobs(t *testing.T, dir string, want *Contents) {
 		stdout := got.StdoutRaw
 		if got.StdoutDigest != nil { // the server made a blob of it
 			d, err := cas.FromProto(digest(t, r.Action).Function(), got.StdoutDigest)
-			must(t, err)
+			must.Succeed(t, err)
 			stdout, err = cas.ReadAll(ctx, in.Store, d, d.Size())
-			must(t, err)
+			must.Succeed(t, err)
 		}
 		if string(stdout) != r.Stdout {
 			t.Errorf("result of %s in instance %q: got stdout %q, want %q", r.Action, r.Instance, stdout, r.Stdout)
@@ -130,10 +131,10 @@ func wantBlobs(t *testing.T, dir string, want *Contents) {
 		return
 	}
 	known, err := repro.OpenVerdicts(repro.VerdictsConfig{Path: filepath.Join(dir, repro.VerdictsFile)})
-	must(t, err)
+	must.Succeed(t, err)
 	defer known.Close()
 	in, err := known.Withhold(c.Instance)("main")
-	must(t, err)
+	must.Succeed(t, err)
 	if _, err := in.Actions.Lookup(ctx, digest(t, want.Verdict)); err == nil || !strings.Contains(err.Error(), "differs") {
 		t.Errorf("action %s: got %v, want its result withheld since it differs", want.Verdict, err)
 	}
@@ -142,7 +143,7 @@ func wantBlobs(t *testing.T, dir string, want *Contents) {
 func digest(t *testing.T, text string) cas.Digest {
 	t.Helper()
 	d, err := cas.ParseDigest(text)
-	must(t, err)
+	must.Succeed(t, err)
 	return d
 }
 
@@ -153,10 +154,10 @@ func wantHistory(t *testing.T, dir string, want *Contents) {
 		return
 	}
 	l, err := history.Open(history.Config{Dir: filepath.Join(dir, "history"), MaxAge: time.Since(want.From) + time.Hour})
-	must(t, err)
+	must.Succeed(t, err)
 	defer l.Close()
 	var found []history.Entry
-	must(t, l.Search(t.Context(), history.Filter{Instance: "main", Action: want.Executed}, 100, func(e *history.Entry) error {
+	must.Succeed(t, l.Search(t.Context(), history.Filter{Instance: "main", Action: want.Executed}, 100, func(e *history.Entry) error {
 		found = append(found, *e)
 		return nil
 	}))
@@ -174,7 +175,7 @@ func wantViolation(t *testing.T, dir string, want *Contents) {
 		return
 	}
 	found := false
-	must(t, audit.Read(filepath.Join(dir, "audit"), func(r audit.Record) error {
+	must.Succeed(t, audit.Read(filepath.Join(dir, "audit"), func(r audit.Record) error {
 		found = found || r.Action == want.Violation && r.Target == "//upgrade:target" && len(r.Events) > 0
 		return nil
 	}))
@@ -209,14 +210,14 @@ func TestUnreadableStoresAreRefused(t *testing.T) {
 		}
 	}
 	dir, _ := unpack(t, archiveOf(recordings[len(recordings)-1].name))
-	must(t, os.WriteFile(filepath.Join(dir, "version"), []byte("cloister-store v3\n"), 0o600))
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "version"), []byte("cloister-store v3\n"), 0o600))
 	refuse("newer", dir, "cloister-store v3")
 }
 
 // listing returns the names and contents of all files below dir.
 func listing(t *testing.T, dir string) (all []string) {
 	t.Helper()
-	must(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+	must.Succeed(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
 			return err
 		}
@@ -233,7 +234,7 @@ func TestLastRecordingIsCurrent(t *testing.T) {
 	last := recordings[len(recordings)-1]
 	_, want := unpack(t, archiveOf(last.name))
 	dir := t.TempDir()
-	must(t, open(t, dir, -1).Close())
+	must.Succeed(t, open(t, dir, -1).Close())
 	if version, err := os.ReadFile(filepath.Join(dir, "version")); err != nil || string(version) != last.version+"\n" {
 		t.Errorf("this program writes version %q, %v, but the last recorded store has %q", version, err, last.version)
 	}
@@ -252,7 +253,7 @@ func TestLastRecordingIsCurrent(t *testing.T) {
 func TestRecordingsAreSmall(t *testing.T) {
 	for _, r := range recordings {
 		info, err := os.Stat(archiveOf(r.name))
-		must(t, err)
+		must.Succeed(t, err)
 		if info.Size() > 200<<10 {
 			t.Errorf("%s has %d bytes, want at most 200 KiB", archiveOf(r.name), info.Size())
 		}

@@ -33,6 +33,7 @@ import (
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker/access"
 	"github.com/cloister-build/cloister/worker/transport"
@@ -59,21 +60,15 @@ type authority struct {
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "an authority"}, IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	a := &authority{t, cert, key, filepath.Join(t.TempDir(), "ca.pem")}
 	write(t, a.file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 	return a
@@ -83,23 +78,15 @@ func newAuthority(t *testing.T) *authority {
 func (a *authority) sign(template x509.Certificate, certFile, keyFile string) {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	must.Succeed(a.t, err)
 	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	must.Succeed(a.t, err)
 	template.SerialNumber = serial
 	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
 	der, err := x509.CreateCertificate(rand.Reader, &template, a.cert, &key.PublicKey, a.key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	must.Succeed(a.t, err)
 	secret, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	must.Succeed(a.t, err)
 	write(a.t, certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 	write(a.t, keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 }
@@ -115,9 +102,7 @@ func (a *authority) pair(template x509.Certificate) (cert, key string) {
 
 func write(t *testing.T, name string, b []byte) {
 	t.Helper()
-	if err := os.WriteFile(name, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(name, b, 0o600))
 }
 
 func sum(token string) string {
@@ -128,9 +113,7 @@ func sum(token string) string {
 func parse(t *testing.T, text string) *access.Rules {
 	t.Helper()
 	r, err := access.Parse(filepath.Join(t.TempDir(), "auth.yaml"), []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return r
 }
 
@@ -182,9 +165,7 @@ func serve(t *testing.T, rules guard, config *tls.Config) *server {
 func listen(t *testing.T, g *grpc.Server) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ended := make(chan struct{})
 	go func() { g.Serve(l); close(ended) }()
 	t.Cleanup(func() { g.Stop(); <-ended })
@@ -211,9 +192,7 @@ func (s *server) dial(config *tls.Config, authorization string) *grpc.ClientConn
 		grpc.WithChainStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, method string, next grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
 			return next(header(ctx), d, cc, method, o...)
 		}))
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	s.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -554,9 +533,7 @@ callers:
 	for _, token := range []string{"old", "new"} {
 		for instance, want := range map[string][2]bool{"a": {true, false}, "b": {false, true}, "c": {false, false}} {
 			r, err := repb.NewCapabilitiesClient(s.dial(nil, "Bearer "+token)).GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: instance})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			got := [2]bool{r.ExecutionCapabilities.ExecEnabled, r.CacheCapabilities.ActionCacheUpdateCapabilities.UpdateEnabled}
 			if got != want {
 				t.Errorf("in %s: exec_enabled and update_enabled are %v, want %v", instance, got, want)
@@ -645,33 +622,23 @@ callers:
 	}
 	cert, key := ours.pair(loopback)
 	pair, err := transport.NewPair(cert, key, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	optional, err := pair.Server(ours.file, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s := serve(t, rules, optional)
 	trusted, err := transport.ReadPool(ours.file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	connect := func(a *authority, template *x509.Certificate, s *server) *grpc.ClientConn {
 		c := &tls.Config{RootCAs: trusted}
 		if template != nil {
 			mine, err := transport.NewPair(first(a.pair(*template)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			mine.Client(c)
 		}
 		return s.dial(c, "")
 	}
 	farm, err := url.Parse("spiffe://farm/worker/1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for instance, template := range map[string]*x509.Certificate{
 		"cn":  {Subject: pkix.Name{CommonName: "laptop-7"}},
 		"uri": {URIs: []*url.URL{farm}},
@@ -699,9 +666,7 @@ callers:
 		}
 	}
 	demanded, err := pair.Server(ours.file, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	closed := serve(t, rules, demanded)
 	if _, err := healthpb.NewHealthClient(connect(ours, nil, closed)).Check(t.Context(), &healthpb.HealthCheckRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("without a certificate where one is demanded: %v", err)
@@ -724,17 +689,11 @@ callers:
 `)
 	cert, key := ours.pair(loopback)
 	pair, err := transport.NewPair(first(cert, key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	config, err := pair.Server(ours.file, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	trusted, err := transport.ReadPool(ours.file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s := serve(t, rules, config)
 	for _, c := range []struct {
 		uris     string
@@ -761,15 +720,11 @@ callers:
 		template := x509.Certificate{}
 		for text := range strings.FieldsSeq(c.uris) {
 			u, err := url.Parse(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			template.URIs = append(template.URIs, u)
 		}
 		mine, err := transport.NewPair(first(ours.pair(template)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		client := &tls.Config{RootCAs: trusted}
 		mine.Client(client)
 		conn := s.dial(client, "")
@@ -799,24 +754,16 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	cert, key := a.pair(loopback)
 	var log syncBuffer
 	pair, err := transport.NewPair(cert, key, slog.New(slog.NewTextHandler(&log, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	config, err := pair.Server("", false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s := serve(t, parse(t, "version: 1\ncallers: [{name: g, anonymous: true, rights: [read]}]"), config)
 	pool, err := transport.ReadPool(a.file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	shown := func() string {
 		t.Helper()
 		conn, err := tls.Dial("tcp", s.address, &tls.Config{RootCAs: pool, NextProtos: []string{"h2"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer conn.Close()
 		return conn.ConnectionState().PeerCertificates[0].SerialNumber.String()
 	}
@@ -829,9 +776,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	touch := func() {
 		stamp = stamp.Add(time.Second)
 		for _, name := range []string{cert, key} {
-			if err := os.Chtimes(name, stamp, stamp); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Chtimes(name, stamp, stamp))
 		}
 	}
 	a.sign(loopback, cert, key)
@@ -876,17 +821,13 @@ func TestStrangersMustHurry(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		t.Cleanup(cancel)
 		stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return stream
 	}
 	known := begin(s.dial(nil, "Bearer secret"), repb.ContentAddressableStorage_FindMissingBlobs_FullMethodName)
 	conn := s.dial(nil, "")
 	watch, err := healthpb.NewHealthClient(conn).Watch(t.Context(), &healthpb.HealthCheckRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if m, err := watch.Recv(); err != nil || m.Status != healthpb.HealthCheckResponse_SERVING {
 		t.Fatalf("health: %v, %v", m, err)
 	}
@@ -902,9 +843,7 @@ func TestStrangersMustHurry(t *testing.T) {
 		}
 	}
 	// The time limit has passed several times.
-	if err := known.SendMsg(&repb.FindMissingBlobsRequest{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, known.SendMsg(&repb.FindMissingBlobsRequest{}))
 	if err := errors.Join(known.CloseSend(), known.RecvMsg(&repb.FindMissingBlobsResponse{})); err != nil {
 		t.Errorf("a caller who took his time: %v", err)
 	}

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/access"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -87,14 +88,10 @@ func TestMistakes(t *testing.T) {
 		fmt.Fprintf(&said, "== %s\n%v\n\n", c.name, err)
 	}
 	if *update {
-		if err := os.WriteFile("testdata/mistakes.txt", []byte(said.String()), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile("testdata/mistakes.txt", []byte(said.String()), 0o666))
 	}
 	want, err := os.ReadFile("testdata/mistakes.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if said.String() != string(want) {
 		t.Errorf("got\n%s\nwant testdata/mistakes.txt\n%s", &said, want)
 	}
@@ -112,9 +109,7 @@ func TestWarnings(t *testing.T) {
 	dir := t.TempDir()
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Unix(1_700_000_000, 0)}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, k.ec.Public(), a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	write(t, filepath.Join(dir, "expired.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 	write(t, filepath.Join(dir, "keys.pem"), publicPEM(t, k.ec.Public()))
 	jwt := func(text string) string {
@@ -137,9 +132,7 @@ func TestWarnings(t *testing.T) {
 	} {
 		file := filepath.Join(dir, "auth.yaml")
 		write(t, file, []byte(c.text))
-		if err := errors.Join(os.Chmod(file, c.file), os.Chmod(filepath.Join(dir, "keys.pem"), c.key), os.Chmod(dir, c.dir)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.Chmod(file, c.file), os.Chmod(filepath.Join(dir, "keys.pem"), c.key), os.Chmod(dir, c.dir)))
 		var log syncBuffer
 		live, err := access.NewLive(file, func(*access.Rules) error { return nil }, slog.New(slog.NewTextHandler(&log, nil)))
 		if err != nil {

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/access"
 	"github.com/golang-jwt/jwt/v5"
 	"google.golang.org/grpc/codes"
@@ -42,9 +43,7 @@ func newKeys(t *testing.T) *keys {
 	k.ec, errs[2] = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	_, k.ed, errs[3] = ed25519.GenerateKey(rand.Reader)
 	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
 	return &k
 }
@@ -53,9 +52,7 @@ func newKeys(t *testing.T) *keys {
 func publicPEM(t *testing.T, public crypto.PublicKey) []byte {
 	t.Helper()
 	der, err := x509.MarshalPKIXPublicKey(public)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
 }
 
@@ -65,9 +62,7 @@ func sign(t *testing.T, method jwt.SigningMethod, secret any, header map[string]
 	token := jwt.NewWithClaims(method, claims)
 	maps.Copy(token.Header, header)
 	text, err := token.SignedString(secret)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return text
 }
 
@@ -87,9 +82,7 @@ callers:
     jwt: {keys: keys.pem, issuer: "https://issuer.example.com", audience: cloister, claims: {sub: "repo:org/*", groups: builders}}
     rights: [read]
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s := serve(t, rules, nil)
 	call := func(token string) error {
 		return calls["BatchReadBlobs"](t.Context(), s.dial(nil, "Bearer "+token), "")
@@ -102,9 +95,7 @@ callers:
 		}
 	}
 	for range 2 {
-		if err := call(sign(t, jwt.SigningMethodRS256, k.rsa, nil, good())); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, call(sign(t, jwt.SigningMethodRS256, k.rsa, nil, good())))
 	}
 	// Refusals of malformed tokens are printable, whatever these contain.
 	for _, head := range []string{"{\"alg\":\u00e9}", "{\"alg\":\x1b[31m", "{\"alg\":\"\u00e9\"}", "\xff"} {
@@ -189,9 +180,7 @@ func TestSignedTokenEnds(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "keys.pem"), publicPEM(t, k.ed.Public()))
 	rules, err := access.Parse(filepath.Join(dir, "auth.yaml"), []byte("version: 1\ncallers: [{name: j, jwt: {keys: keys.pem}, rights: [read]}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	conn := serve(t, rules, nil).dial(nil, "Bearer "+sign(t, jwt.SigningMethodEdDSA, k.ed, nil,
 		jwt.MapClaims{"exp": time.Now().Add(-28 * time.Second).Unix()}))
 	// Valid for a second or two, given the leeway of 30 seconds.
@@ -208,9 +197,7 @@ func TestSignedTokenEnds(t *testing.T) {
 func TestKeySet(t *testing.T) {
 	k := newKeys(t)
 	point, err := k.ec.PublicKey.Bytes()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	set := func(extra ...map[string]any) []byte {
 		all := append([]map[string]any{
 			{"kty": "RSA", "kid": "r", "alg": "PS384", "n": b64(k.rsa.N.Bytes()), "e": b64(big.NewInt(int64(k.rsa.E)).Bytes())},
@@ -220,9 +207,7 @@ func TestKeySet(t *testing.T) {
 		}, extra...)
 		all = append(all, map[string]any{"kty": "RSA", "kid": "o", "n": b64(k.other.N.Bytes()), "e": "AQAB"})
 		b, err := json.Marshal(map[string]any{"keys": all})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return b
 	}
 	dir := t.TempDir()
@@ -231,9 +216,7 @@ func TestKeySet(t *testing.T) {
 		return access.Parse(filepath.Join(dir, "auth.yaml"), []byte("version: 1\ncallers: [{name: j, jwt: {keys: keys.json}, rights: [read]}]"))
 	}
 	rules, err := read(set())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s := serve(t, rules, nil)
 	claims := jwt.MapClaims{"exp": time.Now().Add(time.Hour).Unix()}
 	named := func(kid string) map[string]any { return map[string]any{"kid": kid} }
@@ -259,13 +242,9 @@ func TestKeySet(t *testing.T) {
 		}
 	}
 	small, err := rsa.GenerateKey(rand.Reader, 1024)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	secret, err := x509.MarshalPKCS8PrivateKey(k.ed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, bad := range map[string][]byte{
 		"HMAC":              set(map[string]any{"kty": "oct", "k": "AAAA", "alg": "HS256"}),
 		"a secret key":      set(map[string]any{"kty": "OKP", "crv": "Ed25519", "x": b64(make([]byte, 32)), "d": "AAAA"}),

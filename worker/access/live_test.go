@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/access"
 	"github.com/golang-jwt/jwt/v5"
 	"google.golang.org/grpc/codes"
@@ -33,9 +34,7 @@ func (w *written) write(text string) {
 	if w.at = w.at.Add(time.Second); w.at.Year() == 1 {
 		w.at = time.Now().Add(-time.Hour)
 	}
-	if err := os.Chtimes(w.name, w.at, w.at); err != nil {
-		w.t.Fatal(err)
-	}
+	must.Succeed(w.t, os.Chtimes(w.name, w.at, w.at))
 }
 
 // ofToken returns the text of a file with one caller.
@@ -56,9 +55,7 @@ func TestCallersAreReadAgain(t *testing.T) {
 		}
 		return nil
 	}, slog.New(slog.NewTextHandler(&log, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer live.Close()
 	s := serve(t, live, nil)
 	before, after := s.dial(nil, "Bearer old"), s.dial(nil, "Bearer new")
@@ -89,9 +86,7 @@ func TestCallersAreReadAgain(t *testing.T) {
 		file.write(mistake)
 		check("with a mistake", codes.Unauthenticated, codes.OK)
 	}
-	if err := os.Remove(file.name); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(file.name))
 	check("removed", codes.Unauthenticated, codes.OK)
 	if text := log.String(); strings.Count(text, "cannot read the callers file") != 5 || !strings.Contains(text, certain.Error()) {
 		t.Errorf("five mistakes, and the log says\n%s", text)
@@ -109,15 +104,11 @@ func TestReplacedFileWithSameTimeAndSizeIsReadAgain(t *testing.T) {
 	replace := func(text string) {
 		t.Helper()
 		write(t, name+".new", []byte(text))
-		if err := errors.Join(os.Chtimes(name+".new", at, at), os.Rename(name+".new", name)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.Chtimes(name+".new", at, at), os.Rename(name+".new", name)))
 	}
 	replace(ofToken("old", "read"))
 	live, err := access.NewLive(name, func(*access.Rules) error { return nil }, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer live.Close()
 	s := serve(t, live, nil)
 	before, after := s.dial(nil, "Bearer old"), s.dial(nil, "Bearer new")
@@ -142,9 +133,7 @@ func TestKeysAreReadAgain(t *testing.T) {
 	keys.write(string(publicPEM(t, k.rsa.Public())))
 	file.write("version: 1\ncallers: [{name: ci, jwt: {keys: keys.pem}, rights: [read]}]\n")
 	live, err := access.NewLive(file.name, func(*access.Rules) error { return nil }, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer live.Close()
 	s := serve(t, live, nil)
 	first, second := s.dial(nil, token(k.rsa)), s.dial(nil, token(k.other))
@@ -167,9 +156,7 @@ func TestCallsWhileTheFileChanges(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "auth.yaml")
 	write(t, name, []byte(ofToken("ci", "read")))
 	live, err := access.NewLive(name, func(*access.Rules) error { return nil }, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer live.Close()
 	s := serve(t, live, nil)
 	var wg sync.WaitGroup
@@ -186,9 +173,7 @@ func TestCallsWhileTheFileChanges(t *testing.T) {
 	for i := range 50 { // as documented: the whole of a new one, under the name at once
 		text := ofToken("ci", "read") + strings.Repeat("#", i)
 		write(t, name+".new", []byte(text))
-		if err := os.Rename(name+".new", name); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Rename(name+".new", name))
 		live.Look()
 	}
 	wg.Wait()

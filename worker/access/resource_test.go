@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/logstream"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
@@ -36,9 +37,7 @@ func TestNoNameReachesAnotherInstance(t *testing.T) {
 		return memory(name)
 	}
 	logs, err := logstream.New(logstream.Config{Instances: instances})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer logs.Close()
 	g := grpc.NewServer(append(casserver.ServerOptions(slog.New(slog.DiscardHandler)), rules.Options()...)...)
 	casserver.Register(g, casserver.Config{Instances: instances, Logs: logs})
@@ -85,9 +84,7 @@ func TestNoNameReachesAnotherInstance(t *testing.T) {
 // names, and tries to read and write them with rights in instances that they contain.
 func TestNoNameReachesALogStreamOfAnotherInstance(t *testing.T) {
 	logs, err := logstream.New(logstream.Config{Instances: castest.Instances()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer logs.Close()
 	var streams []*logpb.LogStream
 	parents := []string{""}

@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	"github.com/cloister-build/cloister/worker/access"
 	"google.golang.org/grpc"
@@ -28,14 +29,10 @@ func TestPipeInPlaceOfTheFile(t *testing.T) {
 	write(t, name, []byte(ofToken("old", "read")))
 	var log syncBuffer
 	live, err := access.NewLive(name, func(*access.Rules) error { return nil }, slog.New(slog.NewTextHandler(&log, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer live.Close()
 	conn := serve(t, live, nil).dial(nil, "Bearer old")
-	if err := errors.Join(os.Remove(name), syscall.Mkfifo(name, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.Remove(name), syscall.Mkfifo(name, 0o600)))
 	live.Look()
 	if err := calls["BatchReadBlobs"](t.Context(), conn, ""); err != nil {
 		t.Errorf("with a pipe: %v, want the previous rules", err)
@@ -43,9 +40,7 @@ func TestPipeInPlaceOfTheFile(t *testing.T) {
 	if text := log.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "not a regular file") {
 		t.Errorf("got the log %s, want one warning", text)
 	}
-	if err := os.Remove(name); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(name))
 	write(t, name, []byte(ofToken("new", "read")))
 	live.Look()
 	if err := calls["BatchReadBlobs"](t.Context(), conn, ""); status.Code(err) != codes.Unauthenticated {
@@ -74,9 +69,7 @@ func TestFileThatDoesNotAnswer(t *testing.T) {
 			<-hung
 			return nil, errors.New("stale file handle")
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer live.Close()
 		old := live.Rules()
 		write(t, name, nil)
@@ -156,9 +149,7 @@ func TestRevokedWorkerStopsWaiting(t *testing.T) {
 			name := filepath.Join(t.TempDir(), "auth.yaml")
 			write(t, name, []byte("version: 1\ncallers:\n"+entry("w", "work")+entry("other", "work")))
 			live, err := access.NewLive(name, func(*access.Rules) error { return nil }, slog.New(slog.DiscardHandler))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer live.Close()
 			queue := &patient{waiting: make(chan struct{}), answer: c.answer}
 			g := grpc.NewServer(live.WorkerOptions()...)

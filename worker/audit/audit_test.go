@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker/audit"
 	"github.com/google/go-cmp/cmp"
@@ -48,9 +49,7 @@ func openConfig(t testing.TB, c audit.Config) *audit.Log {
 	if errors.Is(err, errors.ErrUnsupported) {
 		t.Skipf("no file lock: %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Error(err)
@@ -62,9 +61,7 @@ func openConfig(t testing.TB, c audit.Config) *audit.Log {
 func appendAll(t testing.TB, l *audit.Log, entries ...audit.Entry) {
 	t.Helper()
 	for _, e := range entries {
-		if err := l.Append(e); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Append(e))
 	}
 }
 
@@ -80,9 +77,7 @@ func read(t testing.TB, dir string) []audit.Record {
 func verify(t testing.TB, dir, head string) *audit.Report {
 	t.Helper()
 	r, err := audit.Verify(dir, head)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return r
 }
 
@@ -90,9 +85,7 @@ func verify(t testing.TB, dir, head string) *audit.Report {
 func segments(t testing.TB, dir string) []string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return paths
 }
 
@@ -105,9 +98,7 @@ func filled(t testing.TB) (dir, head string) {
 	for i := range 12 {
 		appendAll(t, l, entry(i))
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.Close())
 	for _, path := range segments(t, dir) {
 		b, err := os.ReadFile(path)
 		if err != nil || bytes.Count(b, []byte("\n")) != 4 {
@@ -153,9 +144,7 @@ func TestReadReturnsEntries(t *testing.T) {
 func TestReleasedFormat(t *testing.T) {
 	const head = "cd2a1e5a5d7bde09332c832dd755543a941620e4e8496cd14fa1ecde3e0e4906"
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS("testdata/v1")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.CopyFS(dir, os.DirFS("testdata/v1")))
 	report := verify(t, dir, head)
 	if report.Entries != 18 || report.First != 85 || !report.Announced() {
 		t.Errorf("got %+v, want 18 entries from 85", *report)
@@ -196,9 +185,7 @@ func TestOldestSegmentsMayBeDeleted(t *testing.T) {
 	dir, head := filled(t)
 	anchor := read(t, dir)[4].Prev
 	l := open(t, dir) // the writer need not stop
-	if err := os.Remove(segments(t, dir)[0]); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(segments(t, dir)[0]))
 	for _, h := range []string{"", head, anchor} {
 		if r := verify(t, dir, h); r.First != 5 || r.Entries != 8 {
 			t.Errorf("head %q: got %+v, want 8 entries from 5", h, r)
@@ -234,9 +221,7 @@ func TestReadWhileTheOldestSegmentsAreDeleted(t *testing.T) {
 func TestVerifyMissingFile(t *testing.T) {
 	dir, head := filled(t)
 	path := segments(t, dir)[1]
-	if err := errors.Join(os.Remove(path), os.Symlink("nowhere", path)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.Remove(path), os.Symlink("nowhere", path)))
 	if _, err := audit.Verify(dir, head); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v, want ErrNotExist", err)
 	}
@@ -254,17 +239,13 @@ func TestVerifyDetectsTampering(t *testing.T) {
 	edit := func(segment int, change func(lines [][]byte) [][]byte) func(*testing.T, []string) {
 		return func(t *testing.T, paths []string) {
 			b, err := os.ReadFile(paths[segment])
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			lines := change(bytes.Split(bytes.TrimSuffix(b, []byte("\n")), []byte("\n")))
 			b = bytes.Join(lines, []byte("\n"))
 			if len(lines) > 0 {
 				b = append(b, '\n')
 			}
-			if err := os.WriteFile(paths[segment], b, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(paths[segment], b, 0o600))
 		}
 	}
 	replace := func(line int, old, new string, fix bool) func([][]byte) [][]byte {
@@ -282,9 +263,7 @@ func TestVerifyDetectsTampering(t *testing.T) {
 	}
 	remove := func(segment int) func(*testing.T, []string) {
 		return func(t *testing.T, paths []string) {
-			if err := os.Remove(paths[segment]); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Remove(paths[segment]))
 		}
 	}
 	for _, c := range []struct {
@@ -317,20 +296,14 @@ func TestVerifyDetectsTampering(t *testing.T) {
 			if err == nil {
 				err = os.Truncate(paths[1], fi.Size()-1)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 		}, 1, 4, "is truncated"},
 		{"a segment renamed", func(t *testing.T, paths []string) {
-			if err := os.Rename(paths[2], strings.Replace(paths[2], "009.", "010.", 1)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Rename(paths[2], strings.Replace(paths[2], "009.", "010.", 1)))
 		}, 2, 1, "expected entry 9"},
 		{"the end removed", edit(2, func(l [][]byte) [][]byte { return l[:3] }), 2, 0, "no line has the hash"},
 		{"the end truncated within a line", func(t *testing.T, paths []string) {
-			if err := os.Truncate(paths[2], 100); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Truncate(paths[2], 100))
 		}, 2, 0, "no line has the hash"},
 		{"the last segment deleted", remove(2), 2, 0, "no line has the hash"},
 		{"everything deleted", func(t *testing.T, paths []string) {
@@ -370,14 +343,10 @@ func TestVerifyDetectsEveryChangedByte(t *testing.T) {
 	appendAll(t, open(t, dir), entry(1))
 	path := segments(t, dir)[0]
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for i := range len(b) - 1 { // not the line end, without which the line is unfinished
 		b[i] ^= 1
-		if err := os.WriteFile(path, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, b, 0o600))
 		if _, err := audit.Verify(dir, ""); !errors.Is(err, audit.ErrTampered) {
 			t.Errorf("changed byte %d, %q: got %v, want ErrTampered", i, b[i]^1, err)
 		}
@@ -389,12 +358,8 @@ func TestOpenRefusesDamagedLog(t *testing.T) {
 	dir, _ := filled(t)
 	paths := segments(t, dir)
 	b, err := os.ReadFile(paths[2])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(paths[2], bytes.Replace(b, []byte("curl"), []byte("wget"), 1), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, os.WriteFile(paths[2], bytes.Replace(b, []byte("curl"), []byte("wget"), 1), 0o600))
 	for range 2 { // the lock was released
 		if _, err := audit.Open(audit.Config{Dir: dir}); !errors.Is(err, audit.ErrTampered) || !strings.Contains(err.Error(), "move "+dir+" aside") {
 			t.Errorf("got %v, want ErrTampered and advice", err)
@@ -405,9 +370,7 @@ func TestOpenRefusesDamagedLog(t *testing.T) {
 func TestOpenEmptySegment(t *testing.T) {
 	t.Run("after another", func(t *testing.T) {
 		dir, head := filled(t)
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%020d.v1.jsonl", 13)), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%020d.v1.jsonl", 13)), nil, 0o600))
 		appendAll(t, open(t, dir), entry(12))
 		if r := verify(t, dir, head); r.Entries != 13 || len(segments(t, dir)) != 4 {
 			t.Errorf("got %+v, want 13 entries in 4 segments", r)
@@ -415,9 +378,7 @@ func TestOpenEmptySegment(t *testing.T) {
 	})
 	t.Run("alone", func(t *testing.T) {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%020d.v1.jsonl", 13)), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%020d.v1.jsonl", 13)), nil, 0o600))
 		if l, err := audit.Open(audit.Config{Dir: dir}); !errors.Is(err, audit.ErrTampered) && !errors.Is(err, errors.ErrUnsupported) {
 			t.Errorf("got %v, %v, want ErrTampered: there is no hash to continue from", l, err)
 		}
@@ -488,9 +449,7 @@ func TestConcurrentAppends(t *testing.T) {
 
 func TestAppendToClosedLog(t *testing.T) {
 	l := open(t, t.TempDir())
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.Close())
 	if err := l.Append(entry(1)); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("got %v, want ErrClosed", err)
 	}
@@ -520,9 +479,7 @@ func TestTextCannotForgeLines(t *testing.T) {
 		})
 	}
 	stored, err := os.ReadFile(segments(t, dir)[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for i, b := range stored {
 		if (b < ' ' || b > '~') && b != '\n' {
 			t.Fatalf("byte %d of the log is %#x, in %q", i, b, stored[max(0, i-30):i+1])
@@ -620,9 +577,7 @@ func BenchmarkAppend(b *testing.B) {
 			e := entry(1)
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := l.Append(e); err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, l.Append(e))
 			}
 		})
 	}
@@ -637,14 +592,10 @@ func BenchmarkOpen(b *testing.B) {
 			appendAll(b, l, entry(i))
 		}
 	}
-	if err := l.Close(); err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, l.Close())
 	for b.Loop() {
 		l, err := audit.Open(audit.Config{Dir: dir})
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		l.Close()
 	}
 }
@@ -653,16 +604,10 @@ func BenchmarkOpen(b *testing.B) {
 func TestFilesSince(t *testing.T) {
 	dir := t.TempDir()
 	l, err := audit.Open(audit.Config{Dir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(l.Append(audit.Entry{Time: time.Now()}), l.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, errors.Join(l.Append(audit.Entry{Time: time.Now()}), l.Close()))
 	empty, err := audit.CreateFile(dir, 2) // as after a rotation, before the first entry
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	empty.Close()
 	files, err := audit.Files(dir, time.Now().Add(-time.Hour))
 	if err != nil || len(files) != 2 || files[0].First != 1 || files[1].First != 2 {

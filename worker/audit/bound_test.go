@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/audit"
 	"github.com/google/go-cmp/cmp"
 )
@@ -29,9 +30,7 @@ func bounded(t testing.TB, n int) (dir string) {
 	for i := range n {
 		appendAll(t, l, entry(i))
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.Close())
 	return dir
 }
 
@@ -40,9 +39,7 @@ func bytesOf(t testing.TB, dir string) (n int64) {
 	t.Helper()
 	for _, path := range segments(t, dir) {
 		info, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		n += info.Size()
 	}
 	return n
@@ -118,9 +115,7 @@ func TestOpenWithAnotherLimit(t *testing.T) {
 		if n := bytesOf(t, dir); most > 0 && n > most {
 			t.Errorf("limit %[2]d: got %[1]d bytes", n, most)
 		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Close())
 		if r := verify(t, dir, ""); !r.Announced() || r.First <= before.First {
 			t.Errorf("limit %d: got %+v", most, *r)
 		}
@@ -131,9 +126,7 @@ func TestOpenWithAnotherLimit(t *testing.T) {
 	for i := range 200 {
 		appendAll(t, l, entry(i))
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.Close())
 	openConfig(t, audit.Config{Dir: dir, MaxBytes: bound})
 	if n, r := bytesOf(t, dir), verify(t, dir, ""); n > bound || !r.Announced() || r.First != 201 {
 		t.Errorf("got %d bytes, %+v, want at most %d bytes from entry 201", n, *r, bound)
@@ -143,16 +136,12 @@ func TestOpenWithAnotherLimit(t *testing.T) {
 func TestUnannouncedDeletion(t *testing.T) {
 	dir := bounded(t, 200)
 	announced := verify(t, dir, "").Dropped.Dropped.Last
-	if err := os.Remove(segments(t, dir)[0]); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(segments(t, dir)[0]))
 	if r := verify(t, dir, ""); r.Announced() || r.Dropped.Dropped.Last != announced || r.First <= announced+1 {
 		t.Errorf("got %+v, want an unannounced deletion", *r)
 	}
 	dir, _ = filled(t)
-	if err := os.Remove(segments(t, dir)[0]); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(segments(t, dir)[0]))
 	if r := verify(t, dir, ""); r.Announced() {
 		t.Errorf("unlimited log: got %+v, want an unannounced deletion", *r)
 	}
@@ -163,9 +152,7 @@ func TestFailedDeletion(t *testing.T) {
 	dir := bounded(t, 200)
 	oldest := segments(t, dir)[0]
 	aside := filepath.Join(t.TempDir(), "aside")
-	if err := errors.Join(os.Rename(oldest, aside), os.MkdirAll(filepath.Join(oldest, "x"), 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.Rename(oldest, aside), os.MkdirAll(filepath.Join(oldest, "x"), 0o700)))
 	var logged bytes.Buffer
 	l := openConfig(t, audit.Config{Dir: dir, MaxBytes: bound, Log: slog.New(slog.NewTextHandler(&logged, nil))})
 	for i := range 40 {
@@ -174,9 +161,7 @@ func TestFailedDeletion(t *testing.T) {
 	if n := strings.Count(logged.String(), "cannot be deleted"); n == 0 || n > 20 {
 		t.Errorf("got %d warnings for 40 entries in some ten segments:\n%s", n, logged.String())
 	}
-	if err := errors.Join(os.RemoveAll(oldest), os.Rename(aside, oldest)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.RemoveAll(oldest), os.Rename(aside, oldest)))
 	if r := verify(t, dir, ""); !r.Announced() {
 		t.Errorf("got %+v", *r)
 	}
@@ -245,17 +230,11 @@ func TestUnfinishedLineBeforeRotation(t *testing.T) {
 	for i := range 200 {
 		appendAll(t, l, entry(i))
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.Close())
 	path := segments(t, dir)[0]
 	whole, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, whole[:len(whole)-10], 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, os.WriteFile(path, whole[:len(whole)-10], 0o600))
 	l = openConfig(t, audit.Config{Dir: dir, MaxBytes: int64(len(whole)) + bound})
 	appendAll(t, l, entry(200))
 	if n := len(segments(t, dir)); n < 2 {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/audit"
 )
 
@@ -19,9 +20,7 @@ func FuzzRead(f *testing.F) {
 	dir, _ := filled(f)
 	for _, path := range segments(f, dir) {
 		b, err := os.ReadFile(path)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.Succeed(f, err)
 		for _, fix := range []bool{false, true} {
 			f.Add(b, fix)
 			f.Add(b[:len(b)-10], fix)
@@ -40,9 +39,7 @@ func FuzzRead(f *testing.F) {
 			}
 			b = bytes.Join(lines, []byte("\n"))
 		}
-		if err := os.WriteFile(path, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, b, 0o600))
 		size, last := 0, uint64(0)
 		readErr := audit.Read(dir, func(r audit.Record) error {
 			if r.Seq != last+1 {

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/audit"
 )
 
@@ -40,9 +41,7 @@ func TestMain(m *testing.M) {
 func child(t *testing.T, role, dir string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	cmd := exec.CommandContext(t.Context(), self, dir)
 	cmd.Env = append(os.Environ(), roleVar+"="+role)
 	cmd.Stderr = os.Stderr
@@ -81,16 +80,12 @@ func TestKilledWriterKeepsAcknowledgedEntries(t *testing.T) {
 		if err == nil {
 			err = cmd.Start()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		in := bufio.NewScanner(out)
 		for n := 0; in.Scan(); n++ {
 			acknowledged = append(acknowledged, in.Text())
 			if n == 20+37*round {
-				if err := cmd.Process.Kill(); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, cmd.Process.Kill())
 			}
 		}
 		var died *exec.ExitError
@@ -98,9 +93,7 @@ func TestKilledWriterKeepsAcknowledgedEntries(t *testing.T) {
 			t.Fatalf("the writer was not killed: %v", err)
 		}
 		verify(t, dir, head) // before the next writer repairs it
-		if err := open(t, dir).Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, open(t, dir).Close())
 		report := verify(t, dir, head)
 		if report.Unfinished != 0 {
 			t.Errorf("round %d: got an unfinished line of %d bytes", round, report.Unfinished)
@@ -127,23 +120,17 @@ func TestUnfinishedLineIsRemoved(t *testing.T) {
 	head := read(t, dir)[10].Hash // the last whole line
 	path := segments(t, dir)[2]
 	whole, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	line := len(read(t, dir)[11].JSON()) + 1
 	for cut := 1; cut < line; cut += 1 + cut/3 {
-		if err := os.WriteFile(path, whole[:len(whole)-cut], 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, whole[:len(whole)-cut], 0o600))
 		before := verify(t, dir, head)
 		if before.Entries != 11 || before.Unfinished != int64(line-cut) {
 			t.Errorf("cut by %d: got %+v, want 11 entries and %d bytes", cut, *before, line-cut)
 		}
 		l := open(t, dir)
 		appendAll(t, l, entry(12))
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Close())
 		if r := verify(t, dir, head); r.Entries != 13 || r.Unfinished != 0 {
 			t.Errorf("cut by %d: got %+v, want 13 entries", cut, *r)
 		}
@@ -155,9 +142,7 @@ func TestUnfinishedLineIsRemoved(t *testing.T) {
 			t.Errorf("cut by %d: shown as %q", cut, lines)
 		}
 		for _, later := range segments(t, dir)[3:] {
-			if err := os.Remove(later); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Remove(later))
 		}
 	}
 }
@@ -179,16 +164,12 @@ func TestSecondWriterIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	cmd := child(t, "hold", dir)
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatalf("%q, %v", line, err)
 	}
@@ -257,9 +238,7 @@ func fill(dir string) error {
 func TestFullDiskLeavesNoPartialLine(t *testing.T) {
 	dir := t.TempDir()
 	out, err := child(t, "fill", dir).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	report := verify(t, dir, "")
 	if fmt.Sprintln(report.Entries) != string(out) || report.Unfinished != 0 {
 		t.Errorf("got %+v, want %s entries", *report, out)
@@ -422,12 +401,8 @@ func TestWriterKilledDuringRotation(t *testing.T) {
 						t.Errorf("round %d: the log begins with entry %d without an announcement: %+v", round, r.First, r.Dropped)
 					}
 					l, err := audit.Open(audit.Config{Dir: dir, MaxBytes: bound})
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := l.Close(); err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, err)
+					must.Succeed(t, l.Close())
 					if n := bytesOf(t, dir); n > bound {
 						t.Errorf("round %d: got %d bytes, want at most %d", round, n, bound)
 					}
@@ -465,9 +440,7 @@ func TestVerifyWhileSegmentsAreDeleted(t *testing.T) {
 	if err == nil {
 		err = syscall.Mkfifo(paths[0], 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	go func() {
 		pipe, err := os.OpenFile(paths[0], os.O_WRONLY, 0) // waits for the reader, which has listed the segments
 		if err != nil {

@@ -20,6 +20,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
@@ -845,9 +846,7 @@ func TestAssignmentBecomesATask(t *testing.T) {
 		return &worker.Outcome{Result: &repb.ActionResult{}}, nil
 	}
 	md, err := anypb.New(&repb.RequestMetadata{TargetId: "//a:b", ActionMnemonic: "CppCompile", ToolInvocationId: "i\n"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	join(t, e, func(c *buildbarn.ClientConfig) { c.Prefix = "main" }, func(j *joined) {
 		a := task("a")
 		a.InstanceNameSuffix, a.W3CTraceContext = "sub", map[string]string{"traceparent": parent, "tracestate": "a=b"}
@@ -904,9 +903,7 @@ func TestSentActionIsUsedIfItMatchesItsDigest(t *testing.T) {
 	join(t, e, nil, func(j *joined) {
 		for _, test := range tests {
 			blob, err := proto.Marshal(test.action)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			a := task("")
 			a.ActionDigest, a.Action = cas.SHA256.Sum(blob).Proto(), test.sent
 			j.add(a)
@@ -922,9 +919,7 @@ func TestSentActionIsUsedIfItMatchesItsDigest(t *testing.T) {
 // in the store.
 func TestMessageLinksToTheBrowser(t *testing.T) {
 	base, err := url.Parse("http://browser/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var store cas.Store
 	e := func(ctx context.Context, task *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
 		if task.Approve(ctx, nil) && task.Action == digestOf("good") {
@@ -935,9 +930,7 @@ func TestMessageLinksToTheBrowser(t *testing.T) {
 	change := func(c *buildbarn.ClientConfig) {
 		c.Browser = base
 		in, err := c.Instances("sub")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		store = in.Store
 	}
 	join(t, e, change, func(j *joined) {
@@ -958,13 +951,9 @@ func TestMessageLinksToTheBrowser(t *testing.T) {
 			t.Fatalf("got %q", r.Message)
 		}
 		d, err := cas.ParseDigest(strings.Replace(strings.TrimSuffix(name, "/"), "-", "/", 1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		data, err := cas.ReadAll(t.Context(), store, d, 1<<20)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if want := digestOf("again").Hash(); !strings.Contains(string(data), want) || !strings.Contains(string(data), "exit code 3") {
 			t.Errorf("stored message is %q, want the action and the exit code", data)
 		}

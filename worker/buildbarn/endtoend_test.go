@@ -15,6 +15,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -32,9 +33,7 @@ func (h *head) worker(t *testing.T, name string, slots int, e executor, changes 
 		change(&config)
 	}
 	c, err := buildbarn.NewClient(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ctx, kill := context.WithCancel(t.Context())
 	ended = make(chan struct{})
 	go func() {

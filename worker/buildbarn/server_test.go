@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
+	"github.com/cloister-build/cloister/internal/must"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker"
@@ -97,9 +98,7 @@ func inBubble(t *testing.T, change func(*buildbarn.ServerConfig), test func(t *t
 		serving.Go(func() { _ = server.Serve(listener) })
 		conn, err := grpc.NewClient("passthrough:///head", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		h.OperationQueueClient = remoteworkerpb.NewOperationQueueClient(conn)
 		test(t, h)
 		h.server.Close()
@@ -126,9 +125,7 @@ func (h *head) submit(t *testing.T, salt string, change ...func(*queue.Request, 
 		t.Fatal(err)
 	}
 	o, err := h.queue.Submit(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	// Keep the operation alive.
 	go func() {
 		for seen := 0; ; {
@@ -147,9 +144,7 @@ func (h *head) submit(t *testing.T, salt string, change ...func(*queue.Request, 
 func (h *head) put(t *testing.T, fn cas.Function, text string) *repb.Digest {
 	t.Helper()
 	d, err := cas.PutBytes(t.Context(), h.in.Store, fn, []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return d.Proto()
 }
 
@@ -175,9 +170,7 @@ func (h *head) slot(machine, name string, properties ...string) *slot {
 func (s *slot) report(t *testing.T, state *remoteworkerpb.CurrentState) *remoteworkerpb.SynchronizeResponse {
 	t.Helper()
 	r, err := s.try(t.Context(), state)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return r
 }
 
@@ -294,9 +287,7 @@ func TestIdleWorkerWaitsForAnAction(t *testing.T) {
 		})
 		time.Sleep(30 * time.Second)
 		aux, err := anypb.New(&repb.Command{Arguments: []string{"anything"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		trace := map[string]string{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 		o := h.submit(t, "a", func(r *queue.Request, _ *repb.Action) {
 			r.Task = worker.Task{Target: "//x", Mnemonic: "M", Invocation: "i", Correlated: "c", Auxiliary: []*anypb.Any{aux}, Trace: trace}
@@ -312,9 +303,7 @@ func TestIdleWorkerWaitsForAnAction(t *testing.T) {
 		md, err := anypb.New(&repb.RequestMetadata{
 			ActionId: o.Action().Hash(), TargetId: "//x", ActionMnemonic: "M", ToolInvocationId: "i", CorrelatedInvocationsId: "c",
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		want := &remoteworkerpb.DesiredState_Executing{
 			ActionDigest:      o.Action().Proto(),
 			Action:            &repb.Action{Salt: []byte("a"), Timeout: durationpb.New(24 * time.Hour)},
@@ -1054,9 +1043,7 @@ func TestWorkerIDBelongsToItsCaller(t *testing.T) {
 		thief.req.InstanceNamePrefix = "elsewhere"
 		o := h.submit(t, "a")
 		r, err := w.try(as("smith"), idle())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		wantTask(t, r, o)
 		for _, prefix := range []string{"elsewhere", ""} {
 			thief.req.InstanceNamePrefix = prefix
@@ -1168,9 +1155,7 @@ func TestResultsAreChecked(t *testing.T) {
 		st, err := status.New(codes.FailedPrecondition, "inputs are missing").WithDetails(&errdetails.PreconditionFailure{
 			Violations: []*errdetails.PreconditionFailure_Violation{{Type: "MISSING", Subject: fmt.Sprintf("blobs/%s/%d", d.Hash(), d.Size())}},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return st.Proto()
 	}
 	absent := cas.SHA256.Sum([]byte("absent"))

@@ -12,6 +12,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
@@ -49,9 +50,7 @@ func TestStorm(t *testing.T) {
 		for _, o := range ops {
 			for seen := 0; ; {
 				s, version, err := o.Wait(t.Context(), seen)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				seen = version
 				if s.Stage != repb.ExecutionStage_COMPLETED {
 					continue

@@ -16,6 +16,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/memory"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execclient"
 	"google.golang.org/grpc"
@@ -38,9 +39,7 @@ func TestNewRefusesMistakes(t *testing.T) {
 // TestNilTaskIsAFault that names the Task.
 func TestNilTaskIsAFault(t *testing.T) {
 	c, err := execclient.New(&grpc.ClientConn{}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_, err = c.Execute(t.Context(), nil, nil)
 	if f, ok := errors.AsType[*worker.Fault](err); !ok || f.Kind != worker.FaultInvalid || !strings.Contains(err.Error(), "the Task is missing") {
 		t.Errorf("got %v, want a fault that names the Task", err)
@@ -107,14 +106,10 @@ func executeIn(ctx context.Context, t *testing.T, answers ...answer) (*worker.Ou
 	defer func() { g.Stop(); <-done }()
 	conn, err := grpc.NewClient("passthrough:///server", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
 	c, err := execclient.New(conn, "main")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	out, err := c.Execute(ctx, &worker.Task{Action: cas.BLAKE3.Sum([]byte("x"))}, nil)
 	g.Stop() // the calls have ended
 	return out, s.calls, err
@@ -126,9 +121,7 @@ var running = &longrunningpb.Operation{Name: "op"}
 func exited(t *testing.T, r *repb.ExecuteResponse) *longrunningpb.Operation {
 	t.Helper()
 	response, err := anypb.New(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return &longrunningpb.Operation{Name: "op", Done: true, Result: &longrunningpb.Operation_Response{Response: response}}
 }
 
@@ -198,9 +191,7 @@ func TestCancelledWhileBusy(t *testing.T) {
 // TestExecuteRefusesRoots: the server would ignore the root file system of a task.
 func TestExecuteRefusesRoots(t *testing.T) {
 	c, err := execclient.New(&grpc.ClientConn{}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := c.Execute(t.Context(), &worker.Task{Action: cas.SHA256.Sum(nil), Root: cas.SHA256.Sum(nil)}, nil); err == nil {
 		t.Error("a task with a root file system was executed")
 	}
@@ -210,25 +201,15 @@ func TestExecuteRefusesRoots(t *testing.T) {
 func TestUploadIsUncacheableAndComplete(t *testing.T) {
 	ctx, from, to := t.Context(), memory.New(0), memory.New(0)
 	file, err := cas.PutBytes(ctx, from, cas.SHA256, []byte("input"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	root, err := cas.PutProto(ctx, from, cas.SHA256, &repb.Directory{Files: []*repb.FileNode{{Name: "a", Digest: file.Proto()}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	command, err := cas.PutProto(ctx, from, cas.SHA256, &repb.Command{Arguments: []string{"true"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	action, err := cas.PutProto(ctx, from, cas.SHA256, &repb.Action{CommandDigest: command.Proto(), InputRootDigest: root.Proto()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	there, err := execclient.Upload(ctx, from, to, action)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var a repb.Action
 	if err := cas.ReadProto(ctx, to, there, &a); err != nil || !a.DoNotCache {
 		t.Errorf("got action %v, %v, want do_not_cache", &a, err)

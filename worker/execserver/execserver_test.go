@@ -22,6 +22,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -124,9 +125,7 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 		}()
 		return handle(srv, to)
 	}))
-	if err := execserver.Register(server, c); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, execserver.Register(server, c))
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(listener) })
 	t.Cleanup(func() { server.Stop(); serving.Wait() })
@@ -138,9 +137,7 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 				s.wire = conn
 				return conn, err
 			}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		t.Cleanup(func() { conn.Close() })
 		return conn
 	}
@@ -154,9 +151,7 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 func (s *site) put(t *testing.T, m proto.Message) cas.Digest {
 	t.Helper()
 	d, err := cas.PutProto(t.Context(), s.in.Store, cas.SHA256, m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return d
 }
 
@@ -170,18 +165,14 @@ func (s *site) action(t *testing.T, salt string) cas.Digest {
 func (s *site) blob(t *testing.T, b []byte) *repb.Digest {
 	t.Helper()
 	d, err := cas.PutBytes(t.Context(), s.in.Store, cas.SHA256, b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return d.Proto()
 }
 
 // record puts a result into the action cache.
 func (s *site) record(t *testing.T, action cas.Digest, r *repb.ActionResult) {
 	t.Helper()
-	if err := s.in.Actions.Record(t.Context(), action, r); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.in.Actions.Record(t.Context(), action, r))
 }
 
 type stream = grpc.ServerStreamingClient[longrunningpb.Operation]
@@ -196,18 +187,14 @@ func (s *site) execute(
 		change(req)
 	}
 	st, err := s.Execute(ctx, req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return st
 }
 
 func (s *site) wait(ctx context.Context, t *testing.T, name string) stream {
 	t.Helper()
 	st, err := s.WaitExecution(ctx, &repb.WaitExecutionRequest{Name: name})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return st
 }
 
@@ -422,9 +409,7 @@ func TestRule072_ManyMissingBlobsFitIntoOneMessage(t *testing.T) {
 		f := &worker.Fault{Kind: worker.FaultMissing, Err: errors.New("absent"), Blobs: make([]cas.Digest, 100_000)}
 		for i := range f.Blobs {
 			d, err := cas.NewDigest(c.fn, fmt.Sprintf("%0*x", 2*c.fn.Size(), i), c.size)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			f.Blobs[i] = d
 		}
 		s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
@@ -593,9 +578,7 @@ func (s *slow) Send(m *longrunningpb.Operation) error {
 
 func TestRegisterNamesTheMissingField(t *testing.T) {
 	q, err := queue.New(queue.Config{Head: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer q.Close()
 	whole := execserver.Config{
 		Queue: q, Instances: castest.Instances(),
@@ -617,23 +600,17 @@ func TestRegisterNamesTheMissingField(t *testing.T) {
 func TestRule088_FirstMessageOfABriefActionIsCacheCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, err := queue.New(queue.Config{Executor: function(succeed)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer q.Close()
 		var d direct
 		err = execserver.Register(&d, execserver.Config{
 			Queue: q, Instances: castest.Instances(),
 			Admit: func(context.Context, *worker.Task) (worker.Admission, error) { return worker.Admission{}, nil },
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		st := &slow{ctx: t.Context()}
 		req := &repb.ExecuteRequest{ActionDigest: cas.SHA256.Sum([]byte("x")).Proto()}
-		if err := d.Execute(req, st); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, d.Execute(req, st))
 		var stages []repb.ExecutionStage_Value
 		for _, m := range st.sent {
 			stages = append(stages, stageOf(t, m))
@@ -677,9 +654,7 @@ func TestRule093_CancelledCallEndsTheActionSoon(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			st, err := repb.NewExecutionClient(s.dial()).Execute(ctx, &repb.ExecuteRequest{ActionDigest: s.action(t, "x").Proto()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			o, ok := s.queue.Operation(reach(t, st, repb.ExecutionStage_EXECUTING).Name)
 			if !ok {
 				t.Fatal("the operation is unknown")
@@ -847,9 +822,7 @@ func TestRule127_LogStreamsAreNamedSinceExecuting(t *testing.T) {
 	ms = append(ms, all(t, first)...)
 	for _, m := range ms {
 		var md repb.ExecuteOperationMetadata
-		if err := m.Metadata.UnmarshalTo(&md); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, m.Metadata.UnmarshalTo(&md))
 		if md.StdoutStreamName != "logstreams/out" || md.StderrStreamName != "logstreams/err" {
 			t.Errorf("at %v the streams are %q and %q, want out and err", md.Stage, md.StdoutStreamName, md.StderrStreamName)
 		}
@@ -1069,9 +1042,7 @@ func TestRule125_AuditLogIsAServerLog(t *testing.T) {
 func withMetadata(t *testing.T, m *repb.RequestMetadata) context.Context {
 	t.Helper()
 	b, err := proto.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return header(t, string(b))
 }
 

@@ -14,6 +14,7 @@ import (
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -91,9 +92,7 @@ func TestGetOperationEqualsWaitExecution(t *testing.T) {
 	get := func() *longrunningpb.Operation {
 		t.Helper()
 		m, err := s.ops.GetOperation(t.Context(), &longrunningpb.GetOperationRequest{Name: name})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return m
 	}
 	m := get()
@@ -151,9 +150,7 @@ func TestWaitOperationWaitsForTheEnd(t *testing.T) {
 	}
 	open()
 	m, err := wait(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	wantCode(t, responseOf(t, m), codes.OK)
 }
 

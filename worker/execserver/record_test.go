@@ -12,6 +12,7 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
@@ -27,9 +28,7 @@ import (
 func withHistory(t *testing.T, e function) (*site, *history.Log) {
 	t.Helper()
 	l, err := history.Open(history.Config{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { l.Close() })
 	return serve(t, e, func(q *queue.Config, c *execserver.Config) {
 		q.Ended = execserver.RecordOperations(l, nil)
@@ -55,9 +54,7 @@ func TestEndOfEachOperationIsRecorded(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	text := fmt.Sprintf("%064d/7", 3)
 	aux, err := anypb.New(&cloisterpb.Execution{Manifest: text, StableHash: "5ab1e"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ran := &repb.ActionResult{ExitCode: 3, ExecutionMetadata: &repb.ExecutedActionMetadata{
 		Worker: "w", ExecutionStartTimestamp: timestamppb.New(at), ExecutionCompletedTimestamp: timestamppb.New(at.Add(time.Second)),
 		AuxiliaryMetadata: []*anypb.Any{aux},

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -30,9 +31,7 @@ func head(t *testing.T, demands ...worker.Property) *site {
 func (s *site) join(t *testing.T, name string, properties ...worker.Property) *queue.Slot {
 	t.Helper()
 	slot, err := s.queue.Join(queue.Offer{Worker: name, Slot: "0", Properties: properties})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return slot
 }
 
@@ -40,9 +39,7 @@ func (s *site) join(t *testing.T, name string, properties ...worker.Property) *q
 func take(t *testing.T, s *queue.Slot) *queue.Run {
 	t.Helper()
 	r, err := s.Take(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return r
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/durable"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc/codes"
 )
 
@@ -55,9 +56,7 @@ func (s *fixture) close() {
 
 func (s *fixture) store() cas.Store {
 	in, err := s.cache.Instance("main")
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	return in.Store
 }
 
@@ -65,9 +64,7 @@ func (s *fixture) store() cas.Store {
 func (s *fixture) blob(name string, n int) *repb.Digest {
 	s.Helper()
 	d, err := cas.PutBytes(s.Context(), s.store(), cas.SHA256, append([]byte(name), make([]byte, n)...))
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	return d.Proto()
 }
 
@@ -81,15 +78,11 @@ func (s *fixture) fail(name string, output int) *failed {
 	s.Helper()
 	command := s.blob(name+" command", 10)
 	action, err := cas.PutProto(s.Context(), s.store(), cas.SHA256, &repb.Action{CommandDigest: command})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	tree, err := cas.PutProto(s.Context(), s.store(), cas.SHA256, &repb.Tree{Root: &repb.Directory{
 		Files: []*repb.FileNode{{Name: "f", Digest: s.blob(name+" in a tree", 10)}},
 	}})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	manifest := s.blob(name+" manifest", 10)
 	r := &repb.ExecuteResponse{
 		Result: &repb.ActionResult{
@@ -107,9 +100,7 @@ func (s *fixture) fail(name string, output int) *failed {
 	f := &failed{kept: []cas.Digest{action, response}}
 	for _, p := range []*repb.Digest{command, manifest, r.Result.StdoutDigest, r.Result.StderrDigest, r.ServerLogs["audit"].Digest} {
 		d, err := cas.FromProto(cas.SHA256, p)
-		if err != nil {
-			s.Fatal(err)
-		}
+		must.Succeed(s, err)
 		f.kept = append(f.kept, d)
 	}
 	if f.outputs, err = cas.Closure(s.Context(), s.store(), cas.SHA256, &repb.ActionResult{
@@ -155,9 +146,7 @@ func TestFailuresAreProtectedFromEviction(t *testing.T) {
 		s.day()
 		s.wantPresent("failure", slices.Concat(f.kept, f.outputs), true)
 		d, err := cas.FromProto(cas.SHA256, plain)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s.wantPresent("another blob", []cas.Digest{d}, false)
 	})
 }
@@ -214,9 +203,7 @@ func TestFailuresOutliveSuccesses(t *testing.T) {
 			e.Action, e.How = digest(i), Executed
 			l.Add(e)
 			if i%50 == 0 {
-				if err := l.flush(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, l.flush(t.Context()))
 			}
 		}
 	}
@@ -244,13 +231,9 @@ func TestFailuresOutliveSuccesses(t *testing.T) {
 		t.Fatalf("reduced segments are %v, %v, want some", firsts, err)
 	}
 	text, err := os.ReadFile(reduced.Path(firsts[0]))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	both := (durable.Segments{Dir: dir, Suffix: suffix}).Path(firsts[0])
-	if err := os.WriteFile(both, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(both, text, 0o600))
 	l = open(t, Config{Dir: dir, MaxBytes: most})
 	if got := found(t, l, Filter{Failed: true}); !slices.Equal(got, want) {
 		t.Errorf("after a restart found the failures %v, want %v", got, want)
@@ -264,14 +247,10 @@ func TestFailuresOutliveSuccesses(t *testing.T) {
 	failed := found(t, l, Filter{Failed: true})
 	var size int64
 	files, err := filepath.Glob(filepath.Join(dir, "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, f := range files {
 		info, err := os.Stat(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if size += info.Size(); strings.HasSuffix(f, ".new") {
 			t.Errorf("%s is left", f)
 		}
@@ -295,9 +274,7 @@ func TestReducingKeepsTheLatestAnswer(t *testing.T) {
 		for range 2000 {
 			add(others, Entry{How: Executed})
 			if others++; others%50 == 0 {
-				if err := l.flush(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, l.flush(t.Context()))
 			}
 		}
 	}

@@ -18,6 +18,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas/durable"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -25,9 +26,7 @@ import (
 func open(t *testing.T, c Config) *Log {
 	t.Helper()
 	l, err := Open(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -186,9 +185,7 @@ func TestEntriesSurviveARestart(t *testing.T) {
 			l.Close()
 			l.Close()
 			f, err := os.OpenFile((durable.Segments{Dir: dir, Suffix: suffix}).Path(1), os.O_WRONLY|os.O_APPEND, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if _, err := f.WriteString(torn); err != nil {
 				t.Fatal(err)
 			}
@@ -217,9 +214,7 @@ func TestSizeAndAgeAreBounded(t *testing.T) {
 	for i := range 3000 {
 		l.Add(Entry{Action: digest(i), Time: now})
 		if i%100 == 0 {
-			if err := l.flush(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, l.flush(t.Context()))
 		}
 	}
 	got := found(t, l, Filter{})
@@ -228,14 +223,10 @@ func TestSizeAndAgeAreBounded(t *testing.T) {
 	}
 	var total int64
 	files, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, f := range files {
 		info, err := f.Info()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		total += info.Size()
 	}
 	if total > most || len(files) < 2 {
@@ -284,9 +275,7 @@ func TestHostileTextsAreBoundedAndPrintable(t *testing.T) {
 func TestAddNeverBlocks(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "history")
 	l := open(t, Config{Dir: dir})
-	if err := os.Remove(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(dir))
 	for i := range 10 {
 		l.Add(Entry{Action: digest(i)})
 	}
@@ -294,12 +283,8 @@ func TestAddNeverBlocks(t *testing.T) {
 		t.Fatalf("Lost is %d, want 10: %v", l.Lost(), err)
 	}
 	l.Add(Entry{Action: digest(10)}) // reports ten lost entries, and is lost itself
-	if err := l.flush(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.flush(t.Context()))
+	must.Succeed(t, os.Mkdir(dir, 0o700))
 	l.Add(Entry{Action: digest(11)})
 	l.Add(Entry{Action: digest(12)})
 	got := entries(t, l, Filter{})
@@ -388,9 +373,7 @@ func TestConcurrentUse(t *testing.T) {
 // BenchmarkSearch finds the oldest build among a million entries.
 func BenchmarkSearch(b *testing.B) {
 	l, err := Open(Config{Dir: b.TempDir(), MaxBytes: 8 << 30})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	defer l.Close()
 	for i := range 1_000_000 {
 		l.Add(Entry{
@@ -398,9 +381,7 @@ func BenchmarkSearch(b *testing.B) {
 			Target: fmt.Sprintf("//some/package/of/a/program:target_%d", i), Mnemonic: "CppCompile", Result: digest(i)[:32], Ran: 1234567890, Waited: 12345678,
 		})
 		if i%1000 == 0 {
-			if err := l.flush(b.Context()); err != nil {
-				b.Fatal(err)
-			}
+			must.Succeed(b, l.flush(b.Context()))
 		}
 	}
 	for b.Loop() {
@@ -415,9 +396,7 @@ func BenchmarkSearch(b *testing.B) {
 func TestFilesOfEarlierVersionsAreRead(t *testing.T) {
 	dir := t.TempDir()
 	line := `{"n":7,"time":"` + time.Now().UTC().Format(time.RFC3339) + `","how":"executed","action":"` + digest(1) + `","target":"//ä"}` + "\n"
-	if err := os.WriteFile(filepath.Join(dir, "00000000000000000007.v1.jsonl"), []byte(line), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "00000000000000000007.v1.jsonl"), []byte(line), 0o600))
 	l := open(t, Config{Dir: dir})
 	l.Add(Entry{Action: digest(2), Target: "//ä"})
 	if got := found(t, l, Filter{Target: "//ä"}); !slices.Equal(got, []uint64{8, 7}) {

@@ -12,15 +12,14 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/durable"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestOpenDoesNotWaitForPipe in place of a segment.
 func TestOpenDoesNotWaitForPipe(t *testing.T) {
 	dir := t.TempDir()
 	path := durable.Segments{Dir: dir, Suffix: suffix}.Path(1)
-	if err := syscall.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, syscall.Mkfifo(path, 0o600))
 	if _, err := Open(Config{Dir: dir}); !errors.Is(err, durable.ErrNotRegular) || !strings.Contains(err.Error(), filepath.Base(path)) {
 		t.Errorf("got %v, want ErrNotRegular naming the segment", err)
 	}

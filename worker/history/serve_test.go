@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -24,17 +25,13 @@ func client(t *testing.T, l *Log) cloisterpb.HistoryClient {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
 	server := grpc.NewServer()
-	if err := Register(server, l, castest.Instances(), func(_ context.Context, instance string) bool { return instance != "secret" }); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, Register(server, l, castest.Instances(), func(_ context.Context, instance string) bool { return instance != "secret" }))
 	ended := make(chan struct{})
 	go func() { _ = server.Serve(listener); close(ended) }()
 	t.Cleanup(func() { server.Stop(); <-ended })
 	conn, err := grpc.NewClient("passthrough:///history", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return cloisterpb.NewHistoryClient(conn)
 }

@@ -21,6 +21,7 @@ import (
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/logstream"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
@@ -71,13 +72,9 @@ func serve(t *testing.T, c logstream.Config) *site {
 	t.Helper()
 	c.Instances = castest.Instances()
 	in, err := c.Instances("main")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	registry, err := logstream.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b := &byteStream{Registry: registry}
 	server, listener := grpc.NewServer(), bufconn.Listen(1<<20)
 	bspb.RegisterByteStreamServer(server, b)
@@ -86,9 +83,7 @@ func serve(t *testing.T, c logstream.Config) *site {
 	serving.Go(func() { _ = server.Serve(listener) })
 	conn, err := grpc.NewClient("passthrough:///site", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return &site{b.Registry, logpb.NewLogStreamServiceClient(conn), bspb.NewByteStreamClient(conn), in.Store.(*castest.Memory), &b.reads, func() {
 		b.Close()
 		conn.Close()
@@ -117,9 +112,7 @@ func (s *site) outcome(t *testing.T, stdout, stderr string) *worker.Outcome {
 	t.Helper()
 	put := func(text string) *repb.Digest {
 		d, err := cas.PutBytes(t.Context(), s.store, cas.SHA256, []byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d.Proto()
 	}
 	return &worker.Outcome{Result: &repb.ActionResult{StdoutDigest: put(stdout), StderrDigest: put(stderr)}}
@@ -129,9 +122,7 @@ func (s *site) outcome(t *testing.T, stdout, stderr string) *worker.Outcome {
 func (s *site) follow(t *testing.T, name string) bspb.ByteStream_ReadClient {
 	t.Helper()
 	r, err := s.bytes.Read(t.Context(), &bspb.ReadRequest{ResourceName: name})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return r
 }
 
@@ -154,9 +145,7 @@ func rest(r bspb.ByteStream_ReadClient) (string, codes.Code) {
 func (s *site) read(t *testing.T, req *bspb.ReadRequest) (string, codes.Code) {
 	t.Helper()
 	r, err := s.bytes.Read(t.Context(), req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return rest(r)
 }
 
@@ -266,9 +255,7 @@ func TestRule127_NamesAreForReadingOrForWriting(t *testing.T) {
 	logs.Stdout.Close(nil)
 	end(s.outcome(t, "text", ""))
 	made, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	token := strings.TrimPrefix(made.WriteResourceName, made.Name+"/")
 	for _, c := range []struct {
 		name        string
@@ -329,13 +316,9 @@ func TestReadOffsetsAndLimits(t *testing.T) {
 	}
 	check("running")
 	ahead, err := s.bytes.Read(t.Context(), &bspb.ReadRequest{ResourceName: logs.Stdout.Name, ReadOffset: 12})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	beyond, err := s.bytes.Read(t.Context(), &bspb.ReadRequest{ResourceName: logs.Stdout.Name, ReadOffset: 15})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	io.WriteString(&logs.Stdout, "abcd")
 	wantNext(t, ahead, "cd")
 	logs.Stdout.Close(nil)

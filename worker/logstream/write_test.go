@@ -14,6 +14,7 @@ import (
 	"time"
 
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/logstream"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -24,9 +25,7 @@ import (
 func (s *site) create(t *testing.T) *logpb.LogStream {
 	t.Helper()
 	made, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return made
 }
 
@@ -97,16 +96,10 @@ func TestWrittenStreamIsFollowedResumedAndFinished(t *testing.T) {
 	r := s.follow(t, l.Name)
 
 	w, err := s.bytes.Write(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Send(message(to, 0, "one ", false)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, w.Send(message(to, 0, "one ", false)))
 	wantNext(t, r, "one ") // while the writer's call is open
-	if err := w.Send(message("", 4, "two ", false)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.Send(message("", 4, "two ", false)))
 	wantNext(t, r, "two ")
 	if res, err := w.CloseAndRecv(); err != nil || res.CommittedSize != 8 {
 		t.Fatalf("a call without finish_write: %v, %v, want 8 bytes committed", res, err)
@@ -261,13 +254,9 @@ func TestIdleStreamEnds(t *testing.T) {
 	bubble(t, logstream.Config{Keep: time.Minute, Idle: 10 * time.Minute}, func(t *testing.T, s *site) {
 		idle, busy, done := s.create(t), s.create(t), s.create(t)
 		r := s.follow(t, idle.Name)
-		if err := s.write(t, message(done.WriteResourceName, 0, "done", true)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.write(t, message(done.WriteResourceName, 0, "done", true)))
 		for i := range int64(30) {
-			if err := s.write(t, message(busy.WriteResourceName, i, "x", false)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.write(t, message(busy.WriteResourceName, i, "x", false)))
 			time.Sleep(30 * time.Second)
 		}
 		text, code := rest(r)
@@ -288,12 +277,8 @@ func TestCloseEndsReadersAndWriters(t *testing.T) {
 		l := s.create(t)
 		r := s.follow(t, l.Name)
 		w, err := s.bytes.Write(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := w.Send(message(l.WriteResourceName, 0, "text", false)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
+		must.Succeed(t, w.Send(message(l.WriteResourceName, 0, "text", false)))
 		wantNext(t, r, "text")
 		s.Registry.Close()
 		text, code := rest(r)

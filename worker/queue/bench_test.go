@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 )
@@ -39,9 +40,7 @@ func BenchmarkStep(b *testing.B) {
 		b.Run(fmt.Sprint(waiting, " waiting"), func(b *testing.B) {
 			g := stepper{make(chan struct{}), make(chan struct{}, 1)}
 			q, err := queue.New(queue.Config{Executor: g, Slots: 1, MaxLive: 1 << 30})
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.Succeed(b, err)
 			defer q.Close()
 			n := 0
 			submit := func() {
@@ -67,9 +66,7 @@ func BenchmarkStep(b *testing.B) {
 func BenchmarkSubmit(b *testing.B) {
 	g := stepper{make(chan struct{}), make(chan struct{}, 1)}
 	q, err := queue.New(queue.Config{Executor: g, Slots: 1, MaxLive: 1 << 30})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	defer q.Close()
 	n := 0
 	for b.Loop() {

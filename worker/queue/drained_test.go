@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 )
 
@@ -15,9 +16,7 @@ import (
 // be.
 func TestDrained(t *testing.T) {
 	q, err := New(Config{Head: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer q.Close()
 	want := func(when, why string) {
 		t.Helper()
@@ -28,9 +27,7 @@ func TestDrained(t *testing.T) {
 	join := func(name string) *Slot {
 		t.Helper()
 		s, err := q.Join(Offer{Worker: name, Slot: "0"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return s
 	}
 	want("at first", "")
@@ -55,9 +52,7 @@ func TestDrained(t *testing.T) {
 // TestDrainStateRestoresDrains checks that a queue with the DrainState of another drains the same workers.
 func TestDrainStateRestoresDrains(t *testing.T) {
 	before, err := New(Config{Head: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer before.Close()
 	for _, name := range []string{"a", "b", "c"} {
 		if _, err := before.Join(Offer{Worker: name, Slot: "0"}); err != nil {
@@ -69,9 +64,7 @@ func TestDrainStateRestoresDrains(t *testing.T) {
 		var text string
 		for _, name := range []string{"a", "b", "c", "new"} {
 			s, err := q.Join(Offer{Worker: name, Slot: "more"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer s.Leave("end of test")
 		}
 		for _, w := range q.Workers() {
@@ -95,17 +88,11 @@ func TestDrainStateRestoresDrains(t *testing.T) {
 	} {
 		step.do()
 		text, err := json.Marshal(before.DrainState())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var state DrainState
-		if err := json.Unmarshal(text, &state); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, json.Unmarshal(text, &state))
 		after, err := New(Config{Head: true, Drains: state})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if again, _ := json.Marshal(after.DrainState()); string(again) != string(text) {
 			t.Errorf("DrainState = %s, want %s", again, text)
 		}
@@ -119,23 +106,15 @@ func TestDrainStateRestoresDrains(t *testing.T) {
 // TestLostRunsAreCounted also checks the loss after which the action is not retried.
 func TestLostRunsAreCounted(t *testing.T) {
 	q, err := New(Config{Head: true, Attempts: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer q.Close()
 	o, err := q.Submit(Request{Task: worker.Task{Action: cas.SHA256.Sum(nil)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for i, name := range []string{"a", "b"} {
 		s, err := q.Join(Offer{Worker: name, Slot: "0"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		r, err := s.Take(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		r.Lost("crash")
 		s.Leave("stop")
 		if got := q.Stats(); got.Lost != int64(i+1) || got.Again != 1 {

@@ -15,6 +15,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 )
@@ -98,9 +99,7 @@ func bubble(t *testing.T, c queue.Config, f func(t *testing.T, q *queue.Queue, e
 	}
 	synctest.Test(t, func(t *testing.T) {
 		q, err := queue.New(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer q.Close()
 		f(t, q, e)
 	})
@@ -875,9 +874,7 @@ func TestCloseCancelsRunningActions(t *testing.T) {
 	e := &executor{}
 	synctest.Test(t, func(t *testing.T) {
 		q, err := queue.New(queue.Config{Executor: e, Slots: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		a, b := submit(t, q, "a", nil), submit(t, q, "b", nil)
 		q.Close()
 		// synctest fails if a goroutine is left.
@@ -896,9 +893,7 @@ func TestCloseRightAfterSubmit(t *testing.T) {
 	for range 200 {
 		bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 			o, err := q.Submit(queue.Request{Task: worker.Task{Action: action("x")}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			q.Close()
 			wantFault(t, o, worker.FaultUnavailable)
 		})

@@ -14,6 +14,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 )
@@ -55,9 +56,7 @@ func TestStorm(t *testing.T) {
 		Renew: func(context.Context, *worker.Task) {}, RenewEvery: time.Millisecond,
 		Fetch: func(_ context.Context, _ *worker.Task, reserve func(int64) bool) { reserve(int64(rand.IntN(3000))) }, FetchBytes: 2000,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var ops sync.Map
 	var wg sync.WaitGroup
 	for range 16 {
@@ -142,9 +141,7 @@ func TestStormOfSlots(t *testing.T) {
 		Attempts: 1000, Grace: time.Minute, Retain: 50 * time.Millisecond, MaxRetained: 50,
 		Fetch: func(_ context.Context, _ *worker.Task, reserve func(int64) bool) { reserve(int64(rand.IntN(3000))) }, FetchBytes: 2000,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	over, stop := context.WithCancel(t.Context())
 	var workers, clients sync.WaitGroup
 	var runs atomic.Int64

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 )
@@ -22,16 +23,12 @@ func TestWorkerMayHaveTheNameOfTheHead(t *testing.T) {
 	}}
 	bubble(t, c, func(t *testing.T, q *queue.Queue, e *executor) {
 		s, err := q.Join(queue.Offer{Worker: "anvil", Slot: "7"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer s.Leave("end of test")
 		defer watch(t, submit(t, q, "a", nil))()
 		defer watch(t, submit(t, q, "b", nil))()
 		r, err := s.Take(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer r.Lost("end of test")
 		if task := r.Task(); !task.SkipCacheLookup {
 			t.Error("the worker's task does not skip the cache lookup")
@@ -53,9 +50,7 @@ func TestRememberedWorkersAreBounded(t *testing.T) {
 	bubble(t, queue.Config{Head: true}, func(t *testing.T, q *queue.Queue, _ *executor) {
 		visit := func(name, value string) {
 			s, err := q.Join(queue.Offer{Worker: name, Slot: "0", Properties: []worker.Property{{Name: "pod", Value: value}}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			time.Sleep(time.Millisecond)
 			s.Leave("stop")
 		}
@@ -90,9 +85,7 @@ func TestRememberedWorkersAreBounded(t *testing.T) {
 			t.Errorf("after an hour: %d workers and %d drains, want 0 and the one by name", n, names)
 		}
 		s, err := q.Join(queue.Offer{Worker: last, Slot: "0"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer s.Leave("end of test")
 		if w := q.Workers(); len(w) != 1 || w[0].Drained.IsZero() {
 			t.Errorf("Workers = %+v, want one drained", w)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/cloister-build/cloister/worker/repro/compare"
@@ -36,13 +37,9 @@ func hostileVerdict(t *testing.T, files int) *repro.Verdict {
 func TestReportsEscapeHostileText(t *testing.T) {
 	r := repro.Report{hostileVerdict(t, 2)}
 	html, err := r.HTML()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var text bytes.Buffer
-	if err := r[0].Text(&text, repro.TextOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, r[0].Text(&text, repro.TextOptions{}))
 	for what, b := range map[string][]byte{"html": html, "text": text.Bytes(), "markdown": r.Markdown(), "line": []byte(r[0].Line())} {
 		if bytes.ContainsAny(b, "\x1b\x00") {
 			t.Errorf("%s has a control character:\n%s", what, b)
@@ -111,9 +108,7 @@ func TestTextShowsRunsCausesAndFactors(t *testing.T) {
 	o.Bisect, o.Factors = true, []repro.Factor{"hostname", "umask"}
 	v := check(t, s, s.action(), o)
 	var b bytes.Buffer
-	if err := v.Text(&b, repro.TextOptions{Verbose: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, v.Text(&b, repro.TextOptions{Verbose: true}))
 	for _, want := range []string{
 		"//a:b  Make  " + v.Action + "  DIFFERS  3 runs: local\n",
 		"  run 1   local, no variation\n", "  run 2   local, hostname elsewhere1, umask 0077\n",
@@ -135,9 +130,7 @@ func TestTextCountsSimilarDifferences(t *testing.T) {
 		return m
 	})
 	var b bytes.Buffer
-	if err := check(t, s, s.action(), s.options()).Text(&b, repro.TextOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, check(t, s, s.action(), s.options()).Text(&b, repro.TextOptions{}))
 	if !strings.Contains(b.String(), "\n    hostname in 40 files\n") || strings.Contains(b.String(), "nothing") {
 		t.Errorf("got\n%s", b.String())
 	}
@@ -149,9 +142,7 @@ func TestReportsCountActionsByMnemonic(t *testing.T) {
 	}
 	r := repro.Report{verdict("Link", repro.Differs), verdict("Compile", repro.Same), verdict("Compile", repro.FlakyExit), verdict("", repro.Same), verdict("", repro.Unvaried)}
 	var b bytes.Buffer
-	if err := r.Table(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, r.Table(&b))
 	want := `
 mnemonic        actions     same  unvaried  differs  flaky exit
 nothing               2        1         1        0           0

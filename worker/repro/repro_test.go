@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -610,9 +611,7 @@ func TestCheckUsesAnEarlierRun(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file("x") })
 	task := s.action()
 	out, err := s.Execute(t.Context(), task, func(worker.Stage) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	o := s.options()
 	o.Runs, o.First, o.Factors = 2, out, []repro.Factor{"hostname"}
 	if v := check(t, s, task, o); v.Result != repro.Same || s.runs() != 2 || len(v.Runs) != 2 {
@@ -737,9 +736,7 @@ func TestVerdictsAreDeterministic(t *testing.T) {
 		o := s.options()
 		o.Factors = []repro.Factor{}
 		b, err := json.Marshal(check(t, s, s.action(), o))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		texts = append(texts, b)
 	}
 	for _, b := range texts[1:] {

@@ -15,6 +15,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -63,18 +64,14 @@ func (s *script) sampler(b *book, gate bool, changes ...func(*repro.SamplerConfi
 		change(&c)
 	}
 	e, err := repro.NewSampler(c)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.Succeed(s.t, err)
 	return e
 }
 
 func execute(t *testing.T, e worker.Executor, task *worker.Task) *worker.Outcome {
 	t.Helper()
 	out, err := e.Execute(t.Context(), task, func(worker.Stage) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return out
 }
 
@@ -146,9 +143,7 @@ func TestGateKeepsCheckingIrreproducibleActions(t *testing.T) {
 	s, fixed := irreproducible(t)
 	b := &book{}
 	known, err := repro.OpenVerdicts(repro.VerdictsConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	keep := func(c *repro.SamplerConfig) { c.Verdicts = known }
 	task := s.action()
 	execute(t, s.sampler(b, true, keep), task)
@@ -179,9 +174,7 @@ func TestVerdictsSurviveRestarts(t *testing.T) {
 	// begin starts a server without stopping the one before.
 	begin := func(rate float64, gate bool, port string) (*repro.Sampler, cas.Instances) {
 		v, err := repro.OpenVerdicts(repro.VerdictsConfig{Path: path})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		t.Cleanup(func() { v.Close() })
 		e := s.sampler(b, gate, func(c *repro.SamplerConfig) { c.Verdicts, c.SampleRate, c.Command = v, rate, commandOn(port) })
 		return e, v.Withhold(s.instances)
@@ -192,9 +185,7 @@ func TestVerdictsSurviveRestarts(t *testing.T) {
 	served := func(instances cas.Instances, name string) bool {
 		t.Helper()
 		in, err := instances(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		_, err = in.Actions.Lookup(t.Context(), task.Action)
 		if err != nil && !errors.Is(err, cas.ErrNotFound) {
 			t.Error(err)
@@ -473,9 +464,7 @@ func TestNewSamplerNamesTheMissingField(t *testing.T) {
 		}
 	}
 	e, err := repro.NewSampler(whole)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_, err = e.Execute(t.Context(), nil, nil)
 	if f, ok := errors.AsType[*worker.Fault](err); !ok || f.Kind != worker.FaultInvalid || !strings.Contains(err.Error(), "the Task is missing") {
 		t.Errorf("Execute: got %v, want a fault that names the Task", err)

@@ -14,6 +14,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
@@ -144,17 +145,11 @@ func (s *script) action(env ...string) *worker.Task {
 		command.EnvironmentVariables = append(command.EnvironmentVariables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
 	}
 	c, err := cas.PutProto(s.t.Context(), s.store, cas.SHA256, command)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.Succeed(s.t, err)
 	root, err := cas.PutProto(s.t.Context(), s.store, cas.SHA256, &repb.Directory{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.Succeed(s.t, err)
 	a, err := cas.PutProto(s.t.Context(), s.store, cas.SHA256, &repb.Action{CommandDigest: c.Proto(), InputRootDigest: root.Proto()})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.Succeed(s.t, err)
 	return &worker.Task{Action: a, Target: "//a:b", Mnemonic: "Make"}
 }
 
@@ -170,9 +165,7 @@ func (s *script) options() repro.Options {
 func check(t *testing.T, s *script, task *worker.Task, o repro.Options) *repro.Verdict {
 	t.Helper()
 	v, err := repro.Check(t.Context(), task, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return v
 }
 

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // opened opens the verdicts of a file until the test ends. It also returns the log.
@@ -23,9 +24,7 @@ func opened(t *testing.T, path string) (*Verdicts, *bytes.Buffer) {
 	t.Helper()
 	var logged bytes.Buffer
 	v, err := OpenVerdicts(VerdictsConfig{Path: path, Log: slog.New(slog.NewTextHandler(&logged, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { v.Close() })
 	return v, &logged
 }
@@ -42,9 +41,7 @@ func nth(i int) actionKey { return actionKey{"an instance", cas.SHA256.Sum([]byt
 func lines(t *testing.T, path string) int {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return bytes.Count(data, []byte("\n"))
 }
 
@@ -101,9 +98,7 @@ func TestDamagedVerdictsAreDroppedWithOneWarning(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), VerdictsFile)
-			if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(path, []byte(c.text), 0o600))
 			v, logged := opened(t, path)
 			if strings.Count(logged.String(), "dropped damaged verdicts") != 1 || strings.Count(logged.String(), "\n") != 1 {
 				t.Errorf("got log %q", logged)
@@ -187,9 +182,7 @@ func TestFailedWritesAreRetried(t *testing.T) {
 			if strings.Count(logged.String(), "cannot write verdicts") != 1 {
 				t.Errorf("got log %q", logged)
 			}
-			if err := os.Mkdir(dir, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Mkdir(dir, 0o700))
 			switch how {
 			case "the next verdict":
 				v.forget(nth(2))
@@ -215,13 +208,9 @@ func TestCloseEndsWriting(t *testing.T) {
 	path := filepath.Join(t.TempDir(), VerdictsFile)
 	v, _ := opened(t, path)
 	v.keep(nth(1), strings.Repeat("x", 2*slack))
-	if err := v.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, v.Close())
 	const others = "by another server\n"
-	if err := os.WriteFile(path, []byte(others), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte(others), 0o600))
 	v.forget(nth(1)) // would compact the file
 	if data, err := os.ReadFile(path); err != nil || string(data) != others {
 		t.Errorf("the file was overwritten with %d bytes: %v", len(data), err)
@@ -232,9 +221,7 @@ func TestFailedWritesLeaveNoFiles(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, VerdictsFile)
 	v, _ := opened(t, path)
-	if err := os.MkdirAll(filepath.Join(path, "in the way"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Join(path, "in the way"), 0o700))
 	v.keep(nth(1), "one differs")
 	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
 		t.Errorf("got files %v, %v", files, err)
@@ -280,9 +267,7 @@ func BenchmarkOpenVerdicts(b *testing.B) {
 		why := "not reproducible: bazel-out/k8-fastbuild/bin/some/package/of/a/program/library.a differs (timestamp)"
 		all.WriteString(fileLine(encode(nth(i), why)))
 	}
-	if err := os.WriteFile(path, all.Bytes(), 0o600); err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, os.WriteFile(path, all.Bytes(), 0o600))
 	b.SetBytes(int64(all.Len()))
 	for b.Loop() {
 		v, err := OpenVerdicts(VerdictsConfig{Path: path})

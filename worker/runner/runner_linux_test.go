@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
 	"github.com/cloister-build/cloister/sandbox"
@@ -40,9 +41,7 @@ type fixture struct {
 func newFixture(t testing.TB, rules string) *fixture {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	backend := namespace.New(namespace.Config{Hidden: []string{dir}})
 	t.Cleanup(func() { backend.Close() })
 	features, err := backend.Probe(t.Context())
@@ -50,9 +49,7 @@ func newFixture(t testing.TB, rules string) *fixture {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	toolchain, err := sandbox.HostToolchain()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	c := runner.Config{BuildDir: dir, Backend: backend, Features: features, Toolchain: toolchain, Jobs: 4, Log: slog.New(slog.DiscardHandler)}
 	if rules != "" {
 		if c.Policy, err = policy.Parse("policy.yaml", []byte(rules)); err != nil {
@@ -60,9 +57,7 @@ func newFixture(t testing.TB, rules string) *fixture {
 		}
 	}
 	r, err := runner.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return &fixture{dir: dir, backend: backend, runner: r}
 }
 
@@ -74,16 +69,12 @@ func (f *fixture) action(t testing.TB, files map[string]string, script string) (
 	name := fmt.Sprintf("a%d", f.n)
 	dir := filepath.Join(f.dir, name)
 	for _, d := range []string{"root", "tmp", "logs"} {
-		if err := os.MkdirAll(filepath.Join(dir, d), 0o777); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Join(dir, d), 0o777))
 	}
 	for file, text := range files {
 		p := filepath.Join(dir, "root", file)
 		if strings.HasSuffix(file, "/") {
-			if err := os.MkdirAll(p, 0o777); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.MkdirAll(p, 0o777))
 			continue
 		}
 		err := os.MkdirAll(filepath.Dir(p), 0o777)
@@ -92,9 +83,7 @@ func (f *fixture) action(t testing.TB, files map[string]string, script string) (
 		} else {
 			err = errors.Join(err, os.WriteFile(p, []byte(text), 0o444))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
 	return dir, &runnerpb.RunRequest{
 		Arguments:            []string{"/bin/sh", "-c", script},
@@ -129,18 +118,14 @@ func tree(t testing.TB, dir string) map[string]string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return got
 }
 
 func text(t testing.TB, p string) string {
 	t.Helper()
 	b, err := os.ReadFile(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return string(b)
 }
 
@@ -222,9 +207,7 @@ func TestRun(t *testing.T) {
 				c.change(req)
 			}
 			resp, err := f.runner.Run(t.Context(), req)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			var usage resourceusagepb.POSIXResourceUsage
 			if len(resp.ResourceUsage) != 1 || resp.ResourceUsage[0].UnmarshalTo(&usage) != nil || usage.MaximumResidentSetSize == 0 && c.code != 127 {
 				t.Errorf("resource usage %v", resp.ResourceUsage)
@@ -255,13 +238,9 @@ func TestRunCannotModifyCachedInputs(t *testing.T) {
 	cached := filepath.Join(f.dir, "cached")
 	// Its permissions allow everything: only the mount protects it.
 	err := errors.Join(os.WriteFile(cached, []byte("original"), 0o666), os.Chmod(cached, 0o666), os.Link(cached, dir+"/root/in"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	before, err := os.Stat(cached)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := f.runner.Run(t.Context(), req); err != nil {
 		t.Fatal(err)
 	}
@@ -550,9 +529,7 @@ func TestRunWaitsForAJob(t *testing.T) {
 func TestCheckReadiness(t *testing.T) {
 	f := newFixture(t, "")
 	for path, want := range map[string]codes.Code{"": codes.OK, "there": codes.OK, "none": codes.Unavailable, "../x": codes.InvalidArgument, "/": codes.InvalidArgument} {
-		if err := os.MkdirAll(f.dir+"/there", 0o777); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(f.dir+"/there", 0o777))
 		if _, err := f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{Path: path}); status.Code(err) != want {
 			t.Errorf("%q: got %v, want %v", path, err, want)
 		}
@@ -562,9 +539,7 @@ func TestCheckReadiness(t *testing.T) {
 // A worker may create or mount it after the runner has started.
 func TestBuildDirectoryMayAppearLater(t *testing.T) {
 	f := newFixture(t, "")
-	if err := os.Rename(f.dir, f.dir+".gone"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Rename(f.dir, f.dir+".gone"))
 	if _, err := f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("without the directory: got %v, want UNAVAILABLE", err)
 	}
@@ -611,9 +586,7 @@ func TestNewRefusesUnenforceablePolicy(t *testing.T) {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	rules, err := policy.Parse("policy.yaml", []byte("version: 1\nprofiles:\n  build: {audit: full}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := runner.New(runner.Config{BuildDir: t.TempDir(), Backend: backend, Features: features, Toolchain: []sandbox.Input{}, Policy: rules, Jobs: 1}); err == nil {
 		t.Error("New accepted a policy with a full audit, which the backend does not support")
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -51,9 +52,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		t.Errorf("got %v, want an error that asks for a connection", err)
 	}
 	s, err := service.NewServer(t.Context(), able)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer s.Close()
 	if err := s.RegisterWorkers(grpc.NewServer()); err == nil || !strings.Contains(err.Error(), "Worker.Fleet") {
 		t.Errorf("got %v, want an error that names Worker.Fleet", err)
@@ -90,9 +89,7 @@ func TestMetricsOfServersAreApart(t *testing.T) {
 		s, err := service.NewServer(t.Context(), service.Config{
 			Worker: worker.Config{Name: "head", Instances: castest.Instances()}, Metrics: r,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer s.Close()
 	}
 	names, err := registry.Gather()
@@ -104,13 +101,9 @@ func TestMetricsOfServersAreApart(t *testing.T) {
 // TestCloseTwice: a second Close does nothing, and neither does a Drain after it.
 func TestCloseTwice(t *testing.T) {
 	s, err := service.NewServer(t.Context(), service.Config{Worker: worker.Config{Name: "head", Instances: castest.Instances()}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	g := grpc.NewServer()
-	if err := s.Register(g); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Register(g))
 	g.Stop()
 	for range 2 {
 		if err := s.Close(); err != nil {
@@ -130,9 +123,7 @@ func (r registrar) RegisterService(d *grpc.ServiceDesc, service any) { r[d.Servi
 // TestAnyRegistrarWillDo: the services need no grpc.Server.
 func TestAnyRegistrarWillDo(t *testing.T) {
 	s, err := service.NewServer(t.Context(), service.Config{Worker: worker.Config{Name: "head", Instances: castest.Instances()}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer s.Close()
 	clients, workers := registrar{}, registrar{}
 	if err := errors.Join(s.Register(clients), s.RegisterWorkers(workers)); err != nil || len(clients) != 8 || len(workers) != 5 {

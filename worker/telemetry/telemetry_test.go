@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/telemetry"
@@ -46,9 +47,7 @@ func TestActionsAreCountedByResult(t *testing.T) {
 	} {
 		r := prometheus.NewRegistry()
 		m, err := telemetry.New(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var stages []worker.Stage
 		out, err := m.Executor(e).Execute(t.Context(), &worker.Task{}, func(s worker.Stage) { stages = append(stages, s) })
 		if out != e.out || err != e.err || len(stages) != 2 {
@@ -71,9 +70,7 @@ cloister_actions_total{result="` + want + `"} 1
 func TestViolationsAreCountedByKind(t *testing.T) {
 	r := prometheus.NewRegistry()
 	m, err := telemetry.New(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := telemetry.New(r); err == nil {
 		t.Error("New registered the same names twice")
 	}

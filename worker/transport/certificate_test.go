@@ -17,20 +17,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/transport"
 )
 
 // TestPoolIsWholeOrAnError: no authority of a file is skipped.
 func TestPoolIsWholeOrAnError(t *testing.T) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	good := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	broken := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der[:len(der)-1]})
 	lines := bytes.SplitAfter(good, []byte("\n"))
@@ -52,9 +49,7 @@ func TestPoolIsWholeOrAnError(t *testing.T) {
 		"no PEM":                {"ssh-ed25519 AAAA", "no certificate found"},
 	} {
 		file := filepath.Join(t.TempDir(), "ca.pem")
-		if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(file, []byte(c.text), 0o600))
 		pool, err := transport.ReadPool(file)
 		if c.want == "" && (err != nil || pool == nil) || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), file)) {
 			t.Errorf("%s: got %v, want %q", name, err, c.want)

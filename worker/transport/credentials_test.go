@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestTokenFileIsReread: tokens are renewed while a command runs.
@@ -15,18 +17,14 @@ func TestTokenFileIsReread(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	b := &bearer{file: file}
 	for _, token := range []string{"one", "another"} {
-		if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(file, []byte(token+"\n"), 0o600))
 		got, err := b.GetRequestMetadata(t.Context())
 		if err != nil || len(got) != 1 || got["authorization"] != "Bearer "+token {
 			t.Errorf("got %v, %v, want %s", got, err, token)
 		}
 	}
 	for _, bad := range []string{"", "two words", "line\nbreak", "\u00fcml\u00e4ut"} {
-		if err := os.WriteFile(file, []byte(bad), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(file, []byte(bad), 0o600))
 		if got, err := b.GetRequestMetadata(t.Context()); err == nil || bad != "" && strings.Contains(err.Error(), bad) {
 			t.Errorf("%q: got %v, %v", bad, got, err)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestFaultyWithoutFaults: without faults it keeps the contracts.
@@ -87,14 +88,10 @@ func TestFaultyLoses(t *testing.T) {
 func TestFaultyReaders(t *testing.T) {
 	f := faulty.New(castest.NewMemory(), nil)
 	b, d := castest.Blob(1, 1000)
-	if err := f.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.Put(t.Context(), d, bytes.NewReader(b)))
 	read := func() ([]byte, error) {
 		r, err := f.Open(t.Context(), d, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer r.Close()
 		return io.ReadAll(r)
 	}

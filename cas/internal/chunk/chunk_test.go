@@ -19,6 +19,7 @@ import (
 	"testing/iotest"
 
 	"github.com/buildbarn/go-cdc"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // noise returns n pseudorandom bytes determined by seed.
@@ -32,9 +33,7 @@ func noise(seed byte, n int) []byte {
 func lengths(t testing.TB, r io.Reader, p Params, want []byte) (all []int) {
 	t.Helper()
 	c, err := NewReader(r, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for {
 		b, err := c.Next()
 		if err == io.EOF {
@@ -65,9 +64,7 @@ type vector struct {
 func vectors(t *testing.T) (all []vector) {
 	t.Helper()
 	f, err := os.Open("testdata/fastcdc2020_test_vectors.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer f.Close()
 	var seed uint32
 	for lines := bufio.NewScanner(f); lines.Scan(); {
@@ -158,9 +155,7 @@ func TestRule061_FastCDCUsesTheHashOfGoCDC(t *testing.T) {
 				rest := b[at:]
 				src := bufio.NewReaderSize(bytes.NewReader(rest), 4*average)
 				chunk, err := theirs.NewChunkReader(src).ReadNextChunk()
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				want := len(chunk)
 				if got < 4*average && got < len(rest) {
 					want--
@@ -342,9 +337,7 @@ func TestNextKeepsReturningReadErrors(t *testing.T) {
 	} {
 		b := noise(1, 100_000)
 		c, err := NewReader(io.MultiReader(bytes.NewReader(b), iotest.ErrReader(broken), bytes.NewReader(b)), p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for err == nil {
 			_, err = c.Next()
 		}

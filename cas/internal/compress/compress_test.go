@@ -15,6 +15,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/internal/compress"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/klauspost/compress/zstd"
 )
 
@@ -37,9 +38,7 @@ func pack(t testing.TB, c repb.Compressor_Value, data []byte) []byte {
 	if _, err := w.Write(data); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.Close())
 	return b.Bytes()
 }
 
@@ -147,9 +146,7 @@ func TestZstdLimitsWindow(t *testing.T) {
 	for size, valid := range map[int]bool{compress.MaxWindow: true, 2 * compress.MaxWindow: false} {
 		var b bytes.Buffer
 		e, err := zstd.NewWriter(&b, zstd.WithWindowSize(size), zstd.WithSingleSegment(false))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		// Flush, so that the encoder does not know the size.
 		if _, err := e.Write([]byte("little")); err != nil || e.Flush() != nil || e.Close() != nil {
 			t.Fatal(err)
@@ -259,9 +256,7 @@ func windowed(t *testing.T, size int, text string) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	e, err := zstd.NewWriter(&b, zstd.WithWindowSize(max(size, zstd.MinWindowSize)), zstd.WithSingleSegment(size == 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if size == 0 {
 		return e.EncodeAll([]byte(text), nil)
 	}

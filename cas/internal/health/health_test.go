@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/internal/health"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 var (
@@ -77,9 +78,7 @@ func (u *upstream) wantDown(t *testing.T, reason string) {
 
 func TestFailuresInARowOpenTheBreaker(t *testing.T) {
 	inBubble(t, func(t *testing.T, u *upstream) {
-		if err := u.check.Probe(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, u.check.Probe(t.Context()))
 		observe := func(errs ...error) {
 			for _, err := range errs {
 				if err := u.check.Err(); err != nil {

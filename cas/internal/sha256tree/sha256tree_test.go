@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/internal/sha256tree"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // sequence returns n bytes: 0 to 250, repeated.
@@ -38,9 +39,7 @@ func sum(b []byte, step int) string {
 // that many bytes of the sequence.
 func TestRule061_SHA256TREEVectors(t *testing.T) {
 	f, err := os.Open("testdata/vectors.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer f.Close()
 	checked := 0
 	for lines := bufio.NewScanner(f); lines.Scan(); checked++ {

@@ -8,15 +8,14 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // Rule 19: the operator chooses among digest functions with hashes of equal length.
 func TestDefaultDigestFunction(t *testing.T) {
 	var m DigestFunctions
 	for _, s := range []string{"blake3", "git/hub=gitsha1", "old=sha256"} {
-		if err := m.Set(s); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, m.Set(s))
 	}
 	for _, s := range []string{"", "BLAKE3", "vso", "a//b=sha1", "=x"} {
 		if err := m.Set(s); err == nil {
@@ -37,9 +36,7 @@ func TestDefaultDigestFunction(t *testing.T) {
 		{"old", cas.SHA256.Sum(nil), cas.SHA256},
 	} {
 		in, err := instances(row.instance)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		got, err := in.FunctionOf(repb.DigestFunction_UNKNOWN, row.sample.Proto())
 		if got != row.want || err != nil {
 			t.Errorf("instance %q: a hash of %d digits is of %v, %v, want %v", row.instance, len(row.sample.Hash()), got, err, row.want)

@@ -10,14 +10,13 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestTokensAreNotSentInClearText to other hosts, and no message repeats one.
 func TestTokensAreNotSentInClearText(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("secret-token\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(file, []byte("secret-token\n"), 0o600))
 	for address, good := range map[string]bool{
 		"grpcs://build.example.com:443": true, "grpc://127.0.0.1:8980": true, "grpc://[::1]:8980/main": true, "grpc://localhost:8980": true,
 		"grpc://build.example.com:8980": false, "grpc://10.0.0.1:8980": false, "grpc://127.0.0.1.example.com:1": false, "grpc://localhost@example.com:1": false, "": false,

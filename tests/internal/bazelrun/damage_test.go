@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -27,12 +28,8 @@ func TestDamageMatchesItsCounts(t *testing.T) {
 	content["segments/00000001.log"] = []byte("a log")
 	for name, b := range content {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, b, 0o444); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.Succeed(t, os.WriteFile(path, b, 0o444))
 	}
 	type damage struct{ Flipped, Removed, Extents int }
 	var did, found damage
@@ -44,9 +41,7 @@ func TestDamageMatchesItsCounts(t *testing.T) {
 	if did.Extents, err = DamageSegments(dir, rnd, 0.1); err != nil {
 		t.Fatal(err)
 	}
-	if err := LoseFiles(dir, rnd, 0.1); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, LoseFiles(dir, rnd, 0.1))
 	did.Removed += 9 // a tenth of the remaining 95
 	for name, want := range content {
 		got, err := os.ReadFile(filepath.Join(dir, name))

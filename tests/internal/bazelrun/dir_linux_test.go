@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 func TestMountIsFoundAtOrBelowADirectory(t *testing.T) {
@@ -26,15 +28,9 @@ func TestMountIsFoundAtOrBelowADirectory(t *testing.T) {
 
 func TestRemoveHandlesReadOnlyDirectories(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "tree")
-	if err := os.MkdirAll(filepath.Join(dir, "a", "b"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(filepath.Join(dir, "a"), 0o555); err != nil {
-		t.Fatal(err)
-	}
-	if err := Remove(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Join(dir, "a", "b"), 0o755))
+	must.Succeed(t, os.Chmod(filepath.Join(dir, "a"), 0o555))
+	must.Succeed(t, Remove(dir))
 	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("after Remove: got %v, want it not to exist", err)
 	}

@@ -9,15 +9,15 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 func TestGraphPredictsItsOutputs(t *testing.T) {
 	workspace := t.TempDir()
 	g := &Graph{Layers: 3, Width: 4, Lines: func(layer, i int) int { return 10*layer + i }}
 	g.Edit(1, 2)
-	if err := g.Write(workspace); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, g.Write(workspace))
 	dir := filepath.Join(workspace, "graph")
 	outputs := g.Outputs()
 	if len(outputs) != 12 {
@@ -59,21 +59,15 @@ func TestEditChangesATargetAndItsDependents(t *testing.T) {
 func TestWriteLeavesUnchangedFilesAlone(t *testing.T) {
 	workspace := t.TempDir()
 	g := &Graph{Layers: 1, Width: 2}
-	if err := g.Write(workspace); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, g.Write(workspace))
 	node := filepath.Join(workspace, "graph", "node.sh")
 	before, err := os.Stat(node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if before.Mode().Perm()&0o111 == 0 {
 		t.Errorf("node.sh: got mode %v, want it executable", before.Mode())
 	}
 	g.Edit(0, 1)
-	if err := g.Write(workspace); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, g.Write(workspace))
 	if after, err := os.Stat(node); err != nil || !after.ModTime().Equal(before.ModTime()) {
 		t.Errorf("node.sh was rewritten, want it left alone: %v", err)
 	}

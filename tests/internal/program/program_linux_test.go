@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestTimeLimitExcludesCompilation uses a go command that compiles slowly.
@@ -14,16 +16,12 @@ func TestTimeLimitExcludesCompilation(t *testing.T) {
 	bin := t.TempDir()
 	// Called as go build FLAGS -o NAME PACKAGE and as go list.
 	const slow = "#!/bin/sh\n[ \"$1\" = list ] || { sleep 0.3; : > \"$4\"; }\n"
-	if err := os.WriteFile(filepath.Join(bin, "go"), []byte(slow), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(bin, "go"), []byte(slow), 0o755))
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	p := Program{dir: t.TempDir()}
 	ctx, path := p.Within(t, time.Minute)
 	made, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	// File times may lag by a tick of the kernel.
 	if end, ok := ctx.Deadline(); !ok || end.Sub(made.ModTime()) < time.Minute {
 		t.Errorf("got deadline %v, want at least a minute after the compilation at %v", end, made.ModTime())

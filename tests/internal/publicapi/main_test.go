@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 )
 
@@ -51,13 +52,9 @@ func check(t *testing.T, path, source string, imports *types.Package) *types.Pac
 	t.Helper()
 	set := token.NewFileSet()
 	f, err := parser.ParseFile(set, "p.go", source, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	p, err := (&types.Config{Importer: imported{imports}}).Check(path, set, []*ast.File{f}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return p
 }
 
@@ -154,15 +151,11 @@ func TestTooMany(t *testing.T) {
 func TestEveryPackageHasAnExample(t *testing.T) {
 	t.Chdir("../../..")
 	paths, err := public()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, path := range paths {
 		dir := strings.TrimPrefix(path, module+"/")
 		files, err := filepath.Glob(dir + "/*_test.go")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if !slices.ContainsFunc(files, func(file string) bool {
 			text, err := os.ReadFile(file)
 			return err == nil && bytes.Contains(text, []byte("\nfunc Example"))
@@ -175,9 +168,7 @@ func TestEveryPackageHasAnExample(t *testing.T) {
 // The document maps every field of Spec and Profile to what it permits.
 func TestEveryFieldIsMapped(t *testing.T) {
 	text, err := os.ReadFile("../../../" + document)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_, section, _ := strings.Cut(string(text), "## What a run may access")
 	section, _, _ = strings.Cut(section, "\n## ")
 	for _, s := range []any{sandbox.Spec{}, sandbox.Profile{}, sandbox.Root{}, sandbox.Lower{}} {

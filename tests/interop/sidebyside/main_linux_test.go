@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/interop/peers"
@@ -20,9 +21,7 @@ func TestSideBySideMeasuresEveryServer(t *testing.T) {
 		}
 	}
 	program, err := peers.BuildCloister(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
@@ -53,9 +52,7 @@ func TestBucketIsMeasuredWhenIdle(t *testing.T) {
 		sandboxtest.Unavailable(t, "interop", err)
 	}
 	program, err := peers.BuildCloister(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}

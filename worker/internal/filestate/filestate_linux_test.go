@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/internal/filestate"
 )
 
@@ -31,9 +32,7 @@ func TestChangeWithSameInodeSizeAndTimeIsNoticed(t *testing.T) {
 	file, at := filepath.Join(t.TempDir(), "file"), time.Unix(1, 0)
 	write := func(text string) {
 		t.Helper()
-		if err := errors.Join(os.WriteFile(file, []byte(text), 0o600), os.Chtimes(file, at, at)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.WriteFile(file, []byte(text), 0o600), os.Chtimes(file, at, at)))
 	}
 	write("one")
 	first := filestate.Of(file)
@@ -49,9 +48,7 @@ func TestChangeWithSameInodeSizeAndTimeIsNoticed(t *testing.T) {
 	if settled(t, file).Equal(before) {
 		t.Error("the state is the same after a change of equal size and modification time")
 	}
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(file))
 	if gone := filestate.Of(file); gone.Equal(before) || !gone.Equal(filestate.State{}) {
 		t.Error("a missing file has a state")
 	}
@@ -60,9 +57,7 @@ func TestChangeWithSameInodeSizeAndTimeIsNoticed(t *testing.T) {
 func TestRead(t *testing.T) {
 	dir := t.TempDir()
 	file, pipe := filepath.Join(dir, "file"), filepath.Join(dir, "pipe")
-	if err := errors.Join(os.WriteFile(file, []byte("text"), 0o640), syscall.Mkfifo(pipe, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.WriteFile(file, []byte("text"), 0o640), syscall.Mkfifo(pipe, 0o600)))
 	text, state, err := filestate.Read(file, 4)
 	if err != nil || string(text) != "text" || state.Mode() != 0o640 {
 		t.Errorf("got %q, %v, %v", text, state.Mode(), err)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/internal/fleet"
@@ -27,19 +28,13 @@ import (
 func serve(t *testing.T, c fleet.Config) cloisterpb.FleetClient {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s := grpc.NewServer()
-	if err := fleet.Register(s, c); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, fleet.Register(s, c))
 	go s.Serve(listener)
 	t.Cleanup(s.Stop)
 	conn, err := grpc.NewClient("passthrough:///"+listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return cloisterpb.NewFleetClient(conn)
 }
@@ -53,31 +48,23 @@ func TestRegisterWithoutQueue(t *testing.T) {
 // TestStatusReportsTheQueue in full to a viewer of the instance, and with stage and age only to others.
 func TestStatusReportsTheQueue(t *testing.T) {
 	work, err := queue.New(queue.Config{Head: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer work.Close()
 	linux := worker.Property{Name: "OSFamily", Value: "linux"}
 	slot, err := work.Join(queue.Offer{Worker: "anvil", Slot: "1", Prefix: "main", Properties: []worker.Property{linux}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	submit := func(text string, demands ...worker.Property) cas.Digest {
 		t.Helper()
 		action := cas.SHA256.Sum([]byte(text))
 		_, err := work.Submit(queue.Request{Demands: demands, Task: worker.Task{
 			Instance: "main/team", Action: action, Target: "//a", Mnemonic: "CppCompile", Invocation: "build-1",
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return action
 	}
 	action := submit("first", linux)
 	run, err := slot.Take(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	submit("second", worker.Property{Name: "OSFamily", Value: "windows"})
 	began := time.Now().Add(-time.Hour)
 	viewers := &viewer{"main/team"}
@@ -89,17 +76,13 @@ func TestStatusReportsTheQueue(t *testing.T) {
 	for s, word := range map[worker.Stage]string{worker.StageInputs: "fetch", worker.StageRun: "run", worker.StagePublish: "upload"} {
 		run.Report(s)
 		m, err := client.Status(t.Context(), &cloisterpb.StatusRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if got := m.Workers[0].Slots[0].Stage; got != word {
 			t.Errorf("stage %v is reported as %q, want %q", s, got, word)
 		}
 	}
 	m, err := client.Status(t.Context(), &cloisterpb.StatusRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if m.Name != "head" || m.Version != "1.2" || !m.Started.AsTime().Equal(began) || m.Time == nil || !slices.Equal(m.Unready, []string{"full"}) ||
 		!slices.Equal(m.Notes, []string{"late"}) ||
 		m.Queued != 1 || m.Running != 1 || m.Oldest == nil {
@@ -157,9 +140,7 @@ func (v *viewer) SeesBelow(_ context.Context, prefix string) bool {
 // TestTenantsSeeOnlyTheirInstances and the workers that serve them: no name, property or drain reason of others.
 func TestTenantsSeeOnlyTheirInstances(t *testing.T) {
 	work, err := queue.New(queue.Config{Head: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer work.Close()
 	for _, o := range []queue.Offer{
 		{Worker: "for-crimson", Slot: "1", Prefix: "crimson", Properties: []worker.Property{{Name: "pool", Value: "crimson-only"}}},
@@ -180,17 +161,13 @@ func TestTenantsSeeOnlyTheirInstances(t *testing.T) {
 		_, err := work.Submit(queue.Request{Demands: []worker.Property{{Name: "gpu", Value: r.gpu}}, Task: worker.Task{
 			Instance: r.instance, Action: cas.SHA256.Sum([]byte{byte(i)}),
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
 	status := func(c fleet.Config) *cloisterpb.StatusResponse {
 		t.Helper()
 		c.Queue = work
 		m, err := serve(t, c).Status(t.Context(), &cloisterpb.StatusRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return m
 	}
 
@@ -218,9 +195,7 @@ func TestTenantsSeeOnlyTheirInstances(t *testing.T) {
 // TestDrainRecordsReasonAndCaller and reports unknown names with the known ones.
 func TestDrainRecordsReasonAndCaller(t *testing.T) {
 	work, err := queue.New(queue.Config{Head: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer work.Close()
 	client := serve(t, fleet.Config{Queue: work, Caller: func(context.Context) string { return "ops" }})
 	unknown := func(want string) {
@@ -267,9 +242,7 @@ func TestDrainRecordsReasonAndCaller(t *testing.T) {
 // TestDrainsAreKept before the call returns, and a failure to keep them is reported.
 func TestDrainsAreKept(t *testing.T) {
 	work, err := queue.New(queue.Config{Head: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer work.Close()
 	if _, err := work.Join(queue.Offer{Worker: "anvil", Slot: "1", Ending: true}); err != nil {
 		t.Fatal(err)
@@ -281,9 +254,7 @@ func TestDrainsAreKept(t *testing.T) {
 		return broken
 	}})
 	m, err := client.Status(t.Context(), &cloisterpb.StatusRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if s := m.Workers[0].Slots[0]; s.Began == nil || s.Stage != "end" || s.Action != "" {
 		t.Errorf("ending slot is reported as %v", s)
 	}

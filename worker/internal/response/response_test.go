@@ -10,6 +10,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/internal/response"
 	"github.com/google/go-cmp/cmp"
@@ -26,13 +27,9 @@ import (
 func sent(t *testing.T, r *repb.ExecuteResponse) *repb.ExecuteResponse {
 	t.Helper()
 	data, err := proto.Marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	again := &repb.ExecuteResponse{}
-	if err := proto.Unmarshal(data, again); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, proto.Unmarshal(data, again))
 	return again
 }
 
@@ -116,9 +113,7 @@ func TestParseFailuresOfOtherWorkers(t *testing.T) {
 		st := status.New(c, text)
 		for _, d := range details {
 			with, err := st.WithDetails(d)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			st = with
 		}
 		return st.Proto()

@@ -29,6 +29,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 	"golang.org/x/crypto/ssh"
@@ -66,13 +67,9 @@ func provenance() *Statement {
 func TestDecodeIsInverseOfEncode(t *testing.T) {
 	for _, s := range []*Statement{reproducible(), provenance()} {
 		text, err := s.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		got, err := decode(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		again, err := got.Encode()
 		if err != nil || !bytes.Equal(text, again) {
 			t.Errorf("%v: wrote\n%s\nand then\n%s", err, text, again)
@@ -112,9 +109,7 @@ func TestEncodeAndDecodeRejectContradictions(t *testing.T) {
 	s.Reproducibility.Verdict = Differs
 	s.Reproducibility.Runs[1].Stderr.Digest = hash("e")
 	text, err := s.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	forged := bytes.Replace(text, []byte(`"verdict":"differs"`), []byte(`"verdict":"same"`), 1)
 	if _, err := decode(forged); bytes.Equal(forged, text) || !errors.Is(err, ErrStatement) {
 		t.Errorf("forged verdict: got %v, want ErrStatement", err)
@@ -130,27 +125,17 @@ func executable(outputs []Descriptor) []Descriptor {
 
 func TestOpenRejectsOtherPayloadTypes(t *testing.T) {
 	_, private, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	key := privateKeys(t, private)[0]
 	text, err := reproducible().Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	signer, err := dsse.NewEnvelopeSigner(party{key})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for kind, good := range map[string]bool{payloadType: true, "text/plain": false} {
 		e, err := signer.SignPayload(t.Context(), kind, text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		envelope, err := json.Marshal(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, keys := range [][]*Key{{key}, nil} {
 			if _, _, err := Open(t.Context(), envelope, keys); (err == nil) != good ||
 				!good && !errors.Is(err, ErrStatement) {
@@ -162,9 +147,7 @@ func TestOpenRejectsOtherPayloadTypes(t *testing.T) {
 
 func TestDecodeRejectsInvalidStatements(t *testing.T) {
 	good, err := provenance().Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, text := range map[string]string{
 		"empty":                 "",
 		"no JSON":               "cloister",
@@ -187,26 +170,18 @@ func TestDecodeRejectsInvalidStatements(t *testing.T) {
 
 func TestOpenAcceptsOnlySignaturesOfGivenKeys(t *testing.T) {
 	_, edwards, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	curve, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_, foreign, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_, others := keys(t, foreign, foreign.Public())
 	large := rsaKey(t)
 	for name, pair := range map[string][2]any{"Ed25519": {edwards, edwards.Public()}, "ECDSA": {curve, curve.Public()}, "RSA": {large, large.Public()}} {
 		for i, k := range privateKeys(t, pair[0]) {
 			_, public := keys(t, pair[0], pair[1])
 			text, err := Sign(t.Context(), reproducible(), k)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			s, by, err := Open(t.Context(), text, append(others, public...))
 			if err != nil || s.Reproducibility == nil || len(by) != 1 || by[0] != k.ID() {
 				t.Errorf("%s, format %d: by %q, %v", name, i, by, err)
@@ -226,9 +201,7 @@ func TestOpenAcceptsOnlySignaturesOfGivenKeys(t *testing.T) {
 		}
 	}
 	plain, err := reproducible().Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, _, err := Open(t.Context(), plain, others); !errors.Is(err, ErrSignature) {
 		t.Errorf("unsigned: got %v, want ErrSignature", err)
 	}
@@ -240,14 +213,10 @@ func TestOpenAcceptsOnlySignaturesOfGivenKeys(t *testing.T) {
 // TestNilArgumentsAreErrors that name the missing argument. A zero Key counts as missing.
 func TestNilArgumentsAreErrors(t *testing.T) {
 	_, k, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	private, public := keys(t, k, k.Public())
 	text, err := Sign(t.Context(), reproducible(), private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := Sign(t.Context(), nil, private); !errors.Is(err, ErrStatement) || !strings.Contains(err.Error(), "the Statement is missing") {
 		t.Errorf("Sign: got %v, want an error that names the Statement", err)
 	}
@@ -268,13 +237,9 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 func changed(t *testing.T, text []byte, public []*Key) {
 	t.Helper()
 	var e map[string]any
-	if err := json.Unmarshal(text, &e); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(text, &e))
 	payload, err := base64.StdEncoding.DecodeString(e["payload"].(string))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, change := range map[string]func(){
 		"payload": func() {
 			e["payload"] = base64.StdEncoding.EncodeToString(bytes.Replace(payload, []byte("one"), []byte("two"), 1))
@@ -288,9 +253,7 @@ func changed(t *testing.T, text []byte, public []*Key) {
 		kept := map[string]any{"payload": e["payload"], "payloadType": e["payloadType"], "signatures": e["signatures"]}
 		change()
 		other, err := json.Marshal(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if s, by, err := Open(t.Context(), other, public); err == nil {
 			t.Errorf("%s changed: opened, by %q: %+v", name, by, s)
 		}
@@ -302,19 +265,13 @@ func changed(t *testing.T, text []byte, public []*Key) {
 func privateKeys(t *testing.T, private any) []*Key {
 	t.Helper()
 	openssh, err := ssh.MarshalPrivateKey(private, "somebody")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	der, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var ks []*Key
 	for _, block := range []*pem.Block{openssh, {Type: "PRIVATE KEY", Bytes: der}} {
 		k, err := ParsePrivateKey(pem.EncodeToMemory(block), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		ks = append(ks, k)
 	}
 	return ks
@@ -324,21 +281,13 @@ func privateKeys(t *testing.T, private any) []*Key {
 func keys(t *testing.T, private, public any) (*Key, []*Key) {
 	t.Helper()
 	s, err := ssh.NewPublicKey(public)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	line, err := ParsePublicKeys(append([]byte("# who\n\n"), ssh.MarshalAuthorizedKey(s)...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	der, err := x509.MarshalPKIXPublicKey(public)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	block, err := ParsePublicKeys(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if line[0].ID() != block[0].ID() {
 		t.Errorf("IDs of one key: got %s and %s", line[0].ID(), block[0].ID())
 	}
@@ -347,13 +296,9 @@ func keys(t *testing.T, private, public any) (*Key, []*Key) {
 
 func TestParseRejectsUnusableKeys(t *testing.T) {
 	small, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	curve, err := ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	texts := map[string][]byte{
 		"nothing": nil, "no key": []byte("key"),
 		"PKCS #8 with a passphrase": pem.EncodeToMemory(&pem.Block{Type: "ENCRYPTED PRIVATE KEY", Bytes: []byte("0")}),
@@ -361,9 +306,7 @@ func TestParseRejectsUnusableKeys(t *testing.T) {
 	}
 	for name, k := range map[string]any{"RSA of 2048 bits": small, "P-384": curve} {
 		der, err := x509.MarshalPKCS8PrivateKey(k)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		texts[name] = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 	}
 	for name, text := range texts {
@@ -403,9 +346,7 @@ var rsaKey = func() func(*testing.T) *rsa.PrivateKey {
 	return func(t *testing.T) *rsa.PrivateKey {
 		t.Helper()
 		k, err := generate()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return k
 	}
 }()
@@ -413,39 +354,25 @@ var rsaKey = func() func(*testing.T) *rsa.PrivateKey {
 func publicBlock(t *testing.T, public any) []byte {
 	t.Helper()
 	der, err := x509.MarshalPKIXPublicKey(public)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
 }
 
 func TestParsePrivateKeyNeedsThePassphrase(t *testing.T) {
 	_, edwards, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	openssh, err := ssh.MarshalPrivateKeyWithPassphrase(edwards, "", []byte("secret"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	// What ssh-keygen made until 2018, and -m PEM makes today
 	older, err := x509.EncryptPEMBlock(rand.Reader, "RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(rsaKey(t)),
 		[]byte("secret"), x509.PEMCipherAES128)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	curve, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	der, err := x509.MarshalECPrivateKey(curve)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	olderCurve, err := x509.EncryptPEMBlock(rand.Reader, "EC PRIVATE KEY", der, []byte("secret"), x509.PEMCipherAES128)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, c := range map[string]struct {
 		block *pem.Block
 		tries int
@@ -471,14 +398,10 @@ func TestVerifyAcceptsBothRSASchemes(t *testing.T) {
 	data := []byte("data")
 	sum := sha256.Sum256(data)
 	plain, err := rsa.SignPKCS1v15(nil, rsaKey(t), crypto.SHA256, sum[:])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, salt := range []int{rsa.PSSSaltLengthEqualsHash, rsa.PSSSaltLengthAuto} {
 		pss, err := rsa.SignPSS(rand.Reader, rsaKey(t), crypto.SHA256, sum[:], &rsa.PSSOptions{SaltLength: salt})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, signature := range [][]byte{plain, pss} {
 			if err := public[0].verify(data, signature); err != nil {
 				t.Errorf("salt %d: %v", salt, err)
@@ -499,17 +422,11 @@ func TestVerifyAcceptsBothRSASchemes(t *testing.T) {
 func TestOpenRejectsAmbiguousEnvelopes(t *testing.T) {
 	private, public := keys(t, rsaKey(t), rsaKey(t).Public())
 	text, err := Sign(t.Context(), reproducible(), private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var e dsse.Envelope
-	if err := json.Unmarshal(text, &e); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(text, &e))
 	one, err := json.Marshal(e.Signatures[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	many := func(n int) string {
 		return strings.Replace(string(text), string(one), strings.Repeat(`{"sig":"AAAA"},`, n)+string(one), 1)
 	}
@@ -550,9 +467,7 @@ func TestOpenSSHKeysAndAgentSign(t *testing.T) {
 	socket := filepath.Join(dir, "agent")
 	ctx, end := context.WithCancel(t.Context())
 	running := exec.CommandContext(ctx, agent, "-D", "-a", socket)
-	if err := running.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, running.Start())
 	defer func() { end(); running.Wait() }()
 	await(t, socket)
 	for name, c := range map[string]struct {
@@ -577,17 +492,13 @@ func TestOpenSSHKeysAndAgentSign(t *testing.T) {
 			}
 		}
 		k, err := ParsePrivateKey(text[0], []byte(c.passphrase))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		out, err := exec.Command(keygen, "-l", "-f", path+".pub").Output()
 		if err != nil || !strings.Contains(string(out), " "+k.ID()+" ") {
 			t.Errorf("%s is not in %q, %v", k.ID(), out, err)
 		}
 		public, err := ParsePublicKeys(text[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		opens(t, k, public)
 		if c.passphrase != "" {
 			continue
@@ -631,9 +542,7 @@ func await(t *testing.T, socket string) {
 func opens(t *testing.T, k *Key, public []*Key) {
 	t.Helper()
 	signed, err := Sign(t.Context(), provenance(), k)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, by, err := Open(t.Context(), signed, public); err != nil || len(by) != 1 || by[0] != k.ID() {
 		t.Errorf("by %q, %v", by, err)
 	}
@@ -642,9 +551,7 @@ func opens(t *testing.T, k *Key, public []*Key) {
 // An agent that gives anything but the signature that was asked for has signed nothing.
 func TestAgentIsNotBelieved(t *testing.T) {
 	_, edwards, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, c := range map[string]struct {
 		private any
 		spoil   func(*ssh.Signature)
@@ -659,14 +566,10 @@ func TestAgentIsNotBelieved(t *testing.T) {
 		"too long":       {rsaKey(t), func(s *ssh.Signature) { s.Blob = append(s.Blob, 0) }, false},
 	} {
 		ring := &falseAgent{Agent: agent.NewKeyring(), spoil: c.spoil}
-		if err := ring.Add(agent.AddedKey{PrivateKey: c.private}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, ring.Add(agent.AddedKey{PrivateKey: c.private}))
 		socket := filepath.Join(t.TempDir(), "agent")
 		l, err := net.Listen("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer l.Close()
 		go func() {
 			for {
@@ -680,9 +583,7 @@ func TestAgentIsNotBelieved(t *testing.T) {
 		}()
 		_, public := keys(t, c.private, c.private.(crypto.Signer).Public())
 		k, err := AgentKey(t.Context(), socket, public[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if _, err := Sign(t.Context(), provenance(), k); (err == nil) != c.good {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -719,9 +620,7 @@ func (a *falseAgent) Extension(string, []byte) ([]byte, error) {
 func FuzzOpen(f *testing.F) {
 	for _, s := range []*Statement{reproducible(), provenance()} {
 		text, err := s.Encode()
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.Succeed(f, err)
 		f.Add(text)
 	}
 	f.Add([]byte(`{"payloadType":"application/vnd.in-toto+json","payload":"e30=","signatures":[{"sig":""}]}`))
@@ -776,14 +675,10 @@ func TestVersion1IsRead(t *testing.T) {
 		s := reproducible()
 		s.Reproducibility.Runs[1].Varied = []string{"time +1d"}
 		text, err := s.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var w wire
 		var r Reproducibility
-		if err := errors.Join(json.Unmarshal(text, &w), json.Unmarshal(w.Predicate, &r)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(json.Unmarshal(text, &w), json.Unmarshal(w.Predicate, &r)))
 		c.change(&r.Runs[1])
 		w.PredicateType = reproducibilityV1
 		for verdict, good := range map[string]bool{Same: true, Unvaried: false, Differs: false} {

@@ -18,11 +18,11 @@ import (
 func ExampleSign() {
 	ctx := context.Background()
 	private := ed25519.NewKeyFromSeed([]byte(strings.Repeat("s", ed25519.SeedSize))) // yours comes from a file
-	key, err := attest.ParsePrivateKey(encode("PRIVATE KEY", must(x509.MarshalPKCS8PrivateKey(private))), nil)
+	key, err := attest.ParsePrivateKey(encode("PRIVATE KEY", orExit(x509.MarshalPKCS8PrivateKey(private))), nil)
 	if err != nil {
 		log.Fatal(err)
 	}
-	keys, err := attest.ParsePublicKeys(encode("PUBLIC KEY", must(x509.MarshalPKIXPublicKey(private.Public()))))
+	keys, err := attest.ParsePublicKeys(encode("PUBLIC KEY", orExit(x509.MarshalPKIXPublicKey(private.Public()))))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func statement() *attest.Statement {
 	}}
 }
 
-func must(b []byte, err error) []byte {
+func orExit(b []byte, err error) []byte {
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
@@ -38,18 +39,14 @@ func (s *fixture) reader() *Reader { return &Reader{Store: s.Memory} }
 func (s *fixture) put(m proto.Message) cas.Digest {
 	s.Helper()
 	d, err := cas.PutProto(s.Context(), s.Memory, cas.SHA256, m)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	return d
 }
 
 func (s *fixture) blob(text string) *repb.Digest {
 	s.Helper()
 	d, err := cas.PutBytes(s.Context(), s.Memory, cas.SHA256, []byte(text))
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	return d.Proto()
 }
 
@@ -103,9 +100,7 @@ func TestActionsNamesEachChangedPart(t *testing.T) {
 	// of returns the same root with properties.
 	of := func(all, file *repb.NodeProperties) cas.Digest {
 		var d repb.Directory
-		if err := cas.ReadProto(t.Context(), s.Memory, root, &d); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, cas.ReadProto(t.Context(), s.Memory, root, &d))
 		d.NodeProperties, d.Files[0].NodeProperties = all, file
 		return s.put(&d)
 	}
@@ -163,9 +158,7 @@ func TestActionsNamesEachChangedPart(t *testing.T) {
 				c.root = root
 			}
 			got, err := Actions(t.Context(), s.reader(), base, s.action(command, c.root, c.action))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			wantLines(t, got, c.want...)
 		})
 	}
@@ -192,9 +185,7 @@ func TestDirectoriesComparesKindsModesAndLinks(t *testing.T) {
 		Symlinks:    []*repb.SymlinkNode{{Name: "link", Target: "else where"}},
 	}
 	got, err := Directories(t.Context(), "input", s.reader().Directory(s.put(a)), s.reader().Directory(s.put(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	wantLines(t, got,
 		`input | link | link to there | link to "else where"`,
 		"input | mode | "+digestText("m")+" | "+digestText("m")+" executable",
@@ -258,9 +249,7 @@ func TestResultsNamesEachChange(t *testing.T) {
 		ExecutionMetadata: &repb.ExecutedActionMetadata{Worker: "another"},
 	}
 	got, err := Results(t.Context(), s.reader(), cas.SHA256, a, b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	wantLines(t, got, "exit code |  | 0 | 1", "output | l |  | link to t", "output | o | "+digestText("1")+" | "+digestText("2"),
 		"stderr |  | "+digestText("err 1")+" | "+digestText("err 2"))
 	in, done, err := got[2].EntryB.Open(t.Context())
@@ -280,9 +269,7 @@ func TestBuildsNamesCausesBeforeConsequences(t *testing.T) {
 		return &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: path, Digest: s.blob(text)}}}
 	}
 	record := func(a cas.Digest, r *repb.ActionResult) cas.Digest {
-		if err := s.Record(t.Context(), a, r); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Record(t.Context(), a, r))
 		return a
 	}
 	compile := func(source, object string) cas.Digest {
@@ -299,9 +286,7 @@ func TestBuildsNamesCausesBeforeConsequences(t *testing.T) {
 		}
 		s.blob(text)
 		d, err := cas.PutBytes(t.Context(), s.Memory, cas.SHA256, []byte(m.Text()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d
 	}
 	use := func(text string) cas.Digest {
@@ -333,9 +318,7 @@ func TestBuildsNamesCausesBeforeConsequences(t *testing.T) {
 		{Action: twin("new", "1"), Target: "//:new", Mnemonic: "Gen"},
 	}
 	pairs, err := Builds(t.Context(), s.reader(), s.Memory, a, b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var got []string
 	for _, p := range pairs {
 		step := p.A
@@ -403,9 +386,7 @@ func TestReaderCopiesLimitedBlobsOfOtherMachines(t *testing.T) {
 	s := newFixture(t)
 	large := strings.Repeat("0123456789abcdef", 9<<16) // more than is kept in memory
 	d, err := cas.FromProto(cas.SHA256, s.blob(large))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	temporary := t.TempDir()
 	t.Setenv("TMPDIR", temporary)
 	for name, r := range map[string]*Reader{

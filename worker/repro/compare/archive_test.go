@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
@@ -39,9 +40,7 @@ func runScript(t *testing.T, script string, tools []string, env ...string) strin
 		t.Fatalf("%s: %v\n%s", script, err, text)
 	}
 	data, err := os.ReadFile(filepath.Join(dir, "out"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return string(data)
 }
 

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/klauspost/compress/zstd"
 )
 
@@ -27,9 +28,7 @@ func gzipped(t testing.TB, data []byte) string {
 	if _, err := w.Write(data); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.Close())
 	return out.String()
 }
 
@@ -42,13 +41,9 @@ func zipped(t testing.TB, names ...string) string {
 		if err == nil {
 			_, err = f.Write([]byte(name + " is its content"))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.Close())
 	return out.String()
 }
 
@@ -58,16 +53,12 @@ func tarred(t testing.TB, names ...string) string {
 	w := tar.NewWriter(&out)
 	for _, name := range names {
 		content := name + " is its content"
-		if err := w.WriteHeader(&tar.Header{Name: name, Size: int64(len(content)), Mode: 0o644}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, w.WriteHeader(&tar.Header{Name: name, Size: int64(len(content)), Mode: 0o644}))
 		if _, err := io.WriteString(w, content); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.Close())
 	return out.String()
 }
 
@@ -91,16 +82,12 @@ func TestBombsAreNotUnpacked(t *testing.T) {
 		if _, err := w.Write(append(slices.Clip(zeros), last, last)); err != nil {
 			t.Fatal(err)
 		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, w.Close())
 		return out.String()
 	}
 	zst := func(w io.Writer) io.WriteCloser {
 		e, err := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return e
 	}
 	for _, row := range []struct {
@@ -128,9 +115,7 @@ func TestUnpackLimitsSizeRatioAndBudget(t *testing.T) {
 	c = newComparison(t.Context(), Known{})
 	c.budget.live = 10
 	_, release, err := c.unpack(strings.NewReader("12345678"), 100)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, _, err := c.unpack(strings.NewReader("123"), 100); !errors.Is(err, errTooMuch) {
 		t.Errorf("8 of 10 live bytes in use: got %v", err)
 	}
@@ -232,9 +217,7 @@ func TestLargeZipDirectoriesAreComparedAsBytes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.Close())
 	a := out.String()
 	if _, err := readZip(section([]byte(a))); !errors.Is(err, errManyMembers) {
 		t.Errorf("directory of 10 MB: got %v", err)
@@ -301,9 +284,7 @@ func TestWordsHaveABudget(t *testing.T) {
 	} {
 		c := newComparison(t.Context(), Known{})
 		c.budget.words = 0
-		if err := c.descend("x", section([]byte(pair[0])), section([]byte(pair[1]))); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.descend("x", section([]byte(pair[0])), section([]byte(pair[1]))))
 		if ds := c.found.all(); len(ds) == 0 || ds[0].Cause != Unknown {
 			t.Errorf("%s: got %+v", name, ds)
 		}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
@@ -29,9 +30,7 @@ const (
 
 func TestDocumentContainsCausesTable(t *testing.T) {
 	old, err := os.ReadFile(causesDocument)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	before, rest, ok := bytes.Cut(bytes.ReplaceAll(old, []byte("\r\n"), []byte("\n")), []byte(tableBegins))
 	_, after, ok2 := bytes.Cut(rest, []byte(tableEnds))
 	if !ok || !ok2 {
@@ -39,9 +38,7 @@ func TestDocumentContainsCausesTable(t *testing.T) {
 	}
 	want := slices.Concat(before, []byte(tableBegins), []byte(causesTable()), []byte(tableEnds), after)
 	if *update {
-		if err := os.WriteFile(causesDocument, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(causesDocument, want, 0o644))
 	} else if table, _, _ := bytes.Cut(rest, []byte(tableEnds)); string(table) != causesTable() {
 		t.Errorf("%s is out of date; run go test ./worker/repro/compare -run Causes -update", causesDocument)
 	}
@@ -50,17 +47,13 @@ func TestDocumentContainsCausesTable(t *testing.T) {
 // Each declared cause has a row, a meaning and a fix.
 func TestCausesAreComplete(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "compare.go", nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	declared := map[Cause]bool{}
 	ast.Inspect(file, func(n ast.Node) bool {
 		if spec, ok := n.(*ast.ValueSpec); ok {
 			if name, ok := spec.Type.(*ast.Ident); ok && name.Name == "Cause" {
 				text, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				declared[Cause(text)] = true
 			}
 		}

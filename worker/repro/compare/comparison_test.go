@@ -6,15 +6,15 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // blobs calls Blobs on two strings. The test fails on errors and unprintable differences.
 func blobs(t testing.TB, name, a, b string, k Known) []Difference {
 	t.Helper()
 	ds, err := Blobs(t.Context(), name, section([]byte(a)), section([]byte(b)), k)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	checkDifferences(t, ds)
 	return ds
 }

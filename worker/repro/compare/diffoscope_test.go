@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
@@ -17,9 +18,7 @@ func TestDiffoscopeReportsDifferences(t *testing.T) {
 	dir := t.TempDir()
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	for path, content := range map[string]string{a: "one\n", b: "two\n"} {
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, []byte(content), 0o600))
 	}
 	text, err := Diffoscope(t.Context(), a, b)
 	if errors.Is(err, ErrNoDiffoscope) {
@@ -33,12 +32,8 @@ func TestDiffoscopeReportsDifferences(t *testing.T) {
 	}
 	// Metadata of directories is not reported.
 	for _, d := range []string{"old", "new"} {
-		if err := os.MkdirAll(filepath.Join(dir, d, "sub"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, d, "sub", "f"), []byte(d), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Join(dir, d, "sub"), 0o700))
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, d, "sub", "f"), []byte(d), 0o600))
 	}
 	text, err = Diffoscope(t.Context(), filepath.Join(dir, "old"), filepath.Join(dir, "new"))
 	if err != nil || !strings.Contains(text, "-old") || strings.Contains(text, "Modify") || strings.Contains(text, `\u`) {
@@ -63,9 +58,7 @@ func TestDiffoscopeOutputIsLimitedAndPrintable(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			program := filepath.Join(t.TempDir(), "diffoscope")
-			if err := os.WriteFile(program, []byte("#!/bin/sh\n"+row.script+"\n"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(program, []byte("#!/bin/sh\n"+row.script+"\n"), 0o700))
 			text, err := diffoscope(t.Context(), program, "a", "b")
 			if text != row.text {
 				t.Errorf("got %d bytes: %.80q", len(text), text)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
@@ -25,13 +26,9 @@ func (b *build) run(t *testing.T, dir string, env ...string) (string, *Facts) {
 	t.Helper()
 	sandboxtest.Tool(t, b.tool)
 	dir = filepath.Join(t.TempDir(), dir)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(dir, 0o755))
 	for name, text := range b.sources {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
 	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-ec", b.script)
 	cmd.Dir = dir
@@ -40,9 +37,7 @@ func (b *build) run(t *testing.T, dir string, env ...string) (string, *Facts) {
 		t.Fatalf("%s: %v\n%s", b.script, err, out)
 	}
 	data, err := os.ReadFile(filepath.Join(dir, "out"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return string(data), &Facts{Root: dir}
 }
 

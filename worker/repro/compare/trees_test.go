@@ -9,6 +9,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/repro/changes"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -18,18 +19,14 @@ import (
 func put(t *testing.T, s cas.Store, content string) *repb.Digest {
 	t.Helper()
 	d, err := cas.PutBytes(t.Context(), s, cas.SHA256, []byte(content))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return d.Proto()
 }
 
 func putMessage(t *testing.T, s cas.Store, m proto.Message) cas.Digest {
 	t.Helper()
 	d, err := cas.PutProto(t.Context(), s, cas.SHA256, m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return d
 }
 
@@ -51,9 +48,7 @@ func TestEntriesNamesEntriesAndContents(t *testing.T) {
 	a := dir("12:00:00", "x", true, file("core.pid-12"), file("only"))
 	b := dir("13:00:00", "y", false, file("core.pid-77"), file("sub2"))
 	ds, err := Entries(t.Context(), "out", folder(s, a), folder(s, b), Known{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	checkDifferences(t, ds)
 	want := []string{
 		"out/same: executable: file mode", "out/sub/log: line 2: timestamp", "out/to: target of the link: ",
@@ -69,17 +64,13 @@ func TestEntriesOfTreesNeedNoStoredDirectories(t *testing.T) {
 	tree := func(content string) *changes.Entry {
 		sub := &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: put(t, s, content)}}}
 		_, digest, err := cas.MarshalProto(cas.SHA256, sub)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		root := &repb.Directory{Directories: []*repb.DirectoryNode{{Name: "d", Digest: digest.Proto()}}}
 		d := putMessage(t, s, &repb.Tree{Root: root, Children: []*repb.Directory{sub}})
 		return &changes.Entry{Directory: (&changes.Reader{Store: s}).Tree(d)}
 	}
 	ds, err := Entries(t.Context(), "out", tree("at 12:00:00"), tree("at 13:00:00"), Known{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if got, want := summaries(ds), []string{"out/d/f: line 1: timestamp"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -96,9 +87,7 @@ func TestEntriesPairsRenamedEntries(t *testing.T) {
 	k := knownRuns()
 	k.A.User = "build" // like the directory
 	ds, err := Entries(t.Context(), "out", dir("core.pid-12", "on-cloister"), dir("core.pid-77", "on-host-b7"), k)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if got, want := summaries(ds), []string{"out/build/core.pid-12: name: process id", "out/build/on-cloister: name: hostname"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
@@ -144,14 +145,10 @@ func TestVectors(t *testing.T) {
 		file := filepath.Join("testdata", name+".manifest")
 		hashes.WriteString(m.StableHash() + "  " + name + ".manifest\n")
 		if *update {
-			if err := os.WriteFile(file, []byte(m.Text()), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(file, []byte(m.Text()), 0o644))
 		}
 		want, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if m.Text() != string(want) {
 			t.Errorf("%s: got\n%s\nwant\n%s", name, m.Text(), want)
 		}
@@ -165,9 +162,7 @@ func TestVectors(t *testing.T) {
 		}
 	}
 	if *update {
-		if err := os.WriteFile("testdata/stable-hashes", []byte(hashes.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile("testdata/stable-hashes", []byte(hashes.String()), 0o644))
 	}
 	if want, err := os.ReadFile("testdata/stable-hashes"); err != nil || hashes.String() != string(want) {
 		t.Errorf("%v: got\n%s\nwant\n%s", err, &hashes, want)
@@ -181,9 +176,7 @@ func verify(t *testing.T, change func(dir string)) error {
 		sandboxtest.Tool(t, tool)
 	}
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS("testdata")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.CopyFS(dir, os.DirFS("testdata")))
 	if change != nil {
 		change(dir)
 	}
@@ -212,9 +205,7 @@ func TestScriptVerifiesVectorsAndFindsChanges(t *testing.T) {
 			if err != nil || !strings.Contains(string(text), change[1]) {
 				t.Fatalf("%s: %v, or it lacks %q", file, err, change[1])
 			}
-			if err := os.WriteFile(file, []byte(strings.Replace(string(text), change[1], change[2], 1)), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(file, []byte(strings.Replace(string(text), change[1], change[2], 1)), 0o644))
 		})
 		if exit := new(exec.ExitError); !errors.As(err, &exit) {
 			t.Errorf("%s: got %v, want an exit error", name, err)
@@ -239,12 +230,9 @@ func TestScriptVerifiesVectorsAndFindsChanges(t *testing.T) {
 	if err := verify(t, func(dir string) {
 		file := filepath.Join(dir, "plain.manifest")
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(strings.Replace(string(text), `worker "one"`, `worker "two"`, 1)), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
+		other := strings.Replace(string(text), `worker "one"`, `worker "two"`, 1)
+		must.Succeed(t, os.WriteFile(file, []byte(other), 0o644))
 	}); err != nil {
 		t.Errorf("another worker changes the stable hash: %v", err)
 	}
@@ -255,9 +243,7 @@ func rewrite(t *testing.T, dir, prefix string, change func(lines []string) []str
 	t.Helper()
 	file := filepath.Join(dir, "outputs.manifest")
 	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	stable, rest, _ := strings.Cut(string(b), "volatile\n")
 	var before, list, after []string
 	for line := range strings.Lines(stable) {
@@ -287,9 +273,7 @@ func rewrite(t *testing.T, dir, prefix string, change func(lines []string) []str
 	}
 	text := strings.Join(all, "")
 	sums := fmt.Sprintf("%x outputs.manifest\n", sha256.Sum256([]byte(text)))
-	if err := errors.Join(os.WriteFile(file, []byte(text+"volatile\n"+rest), 0o644), os.WriteFile(filepath.Join(dir, "stable-hashes"), []byte(sums), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.WriteFile(file, []byte(text+"volatile\n"+rest), 0o644), os.WriteFile(filepath.Join(dir, "stable-hashes"), []byte(sums), 0o644)))
 }
 
 func TestTextSortsLists(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // events is a Visitor that records its calls.
@@ -41,9 +42,7 @@ func (h *events) Touch(r *Record, stamp uint32) {
 func openSet(t testing.TB, c Config) *Set {
 	t.Helper()
 	s, err := Open(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -84,9 +83,7 @@ func TestReplayReportsAppendedRecords(t *testing.T) {
 				items[1].Data, items[1].Length = nil, 0
 			}
 			err := a.Append(items, func(it *Item) { want = append(want, it.Record) })
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 		}
 		g := s.Segments()[0]
 		where := func(n int) func() (uint32, bool) {
@@ -98,9 +95,7 @@ func TestReplayReportsAppendedRecords(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if err := g.Drop(where(4)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, g.Drop(where(4)))
 		s.Close()
 		later, h := replay(t, dir)
 		kept := slices.Delete(slices.Clone(want), 4, 5)
@@ -131,9 +126,7 @@ func TestMarkDurable(t *testing.T) {
 	a := s.NewAppender(nil)
 	put := func(n byte) {
 		t.Helper()
-		if err := a.Append([]Item{newItem(n, 10)}, func(*Item) {}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, a.Append([]Item{newItem(n, 10)}, func(*Item) {}))
 	}
 	put(0)
 	flushed := 0
@@ -143,9 +136,7 @@ func TestMarkDurable(t *testing.T) {
 		put(1)
 		return nil
 	}
-	if err := s.MarkDurable(1, flush); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.MarkDurable(1, flush))
 	s.Close()
 	s, h := replay(t, dir)
 	if !slices.Equal(h.doubtful, []bool{false, true}) {
@@ -169,9 +160,7 @@ func TestNoMarkAfterFailedFlush(t *testing.T) {
 	a := s.NewAppender(nil)
 	failed := errors.New("no")
 	for _, flushed := range []error{failed, nil, nil} {
-		if err := a.Append([]Item{newItem(0, 10)}, func(*Item) {}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, a.Append([]Item{newItem(0, 10)}, func(*Item) {}))
 		if err := s.MarkDurable(7, func() error { return flushed }); !errors.Is(err, failed) {
 			t.Errorf("got %v", err)
 		}
@@ -189,9 +178,7 @@ func TestNoMarkAfterFailedFlush(t *testing.T) {
 func breakFlush(t *testing.T, g *Segment) {
 	t.Helper()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if flush(null) == nil {
 		t.Skip("this system can sync " + os.DevNull)
 	}
@@ -213,14 +200,10 @@ func TestFailedFlushIsFinal(t *testing.T) {
 	a.Flushed = true
 	append := func() {
 		t.Helper()
-		if err := a.Append([]Item{newItem(0, 10)}, func(*Item) {}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, a.Append([]Item{newItem(0, 10)}, func(*Item) {}))
 	}
 	append()
-	if err := a.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, a.Flush())
 	breakFlush(t, s.Segments()[0])
 	append()
 	for range 2 {
@@ -240,13 +223,9 @@ func TestFlushToo(t *testing.T) {
 	for _, marked := range []bool{false, true} {
 		dir := t.TempDir()
 		s := openSet(t, Config{Dir: dir, Limit: 1 << 20})
-		if err := s.NewAppender(nil).Append([]Item{newItem(0, 10)}, func(*Item) {}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.NewAppender(nil).Append([]Item{newItem(0, 10)}, func(*Item) {}))
 		if marked {
-			if err := s.MarkDurable(7, func() error { return nil }); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.MarkDurable(7, func() error { return nil }))
 		}
 		s.Close()
 		s, _ = replay(t, dir)
@@ -265,18 +244,14 @@ func TestDataCountsAfterFailedFlush(t *testing.T) {
 	dir := t.TempDir()
 	s := openSet(t, Config{Dir: dir, Limit: 1 << 20, Sync: true})
 	a := s.NewAppender(nil)
-	if err := a.Append([]Item{newItem(0, 10)}, func(*Item) {}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, a.Append([]Item{newItem(0, 10)}, func(*Item) {}))
 	g := s.Segments()[0]
 	breakFlush(t, g)
 	if err := a.Append([]Item{newItem(1, 5000)}, func(*Item) { t.Error("committed") }); err == nil {
 		t.Fatal("the flush did not fail")
 	}
 	fi, err := os.Stat(filepath.Join(dir, "00000001.data"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if data, log := g.Size(); data != fi.Size() || s.Bytes() != data+log {
 		t.Errorf("the file has %d bytes; got %d bytes in total, %d of data", fi.Size(), s.Bytes(), data)
 	}
@@ -307,9 +282,7 @@ func TestHashIsNotARecord(t *testing.T) {
 		log[at+9] ^= 1
 		err := errors.Join(os.WriteFile(filepath.Join(dir, "00000001.log"), log, 0o600),
 			os.WriteFile(filepath.Join(dir, "00000001.data"), make([]byte, Block), 0o600))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s, h := replay(t, dir)
 		if len(h.puts) != 2 || h.puts[0].Key != first.Key || h.puts[1].Key != last.Key || len(h.drops) > 0 || len(h.stamps) > 0 ||
 			!slices.Equal(h.doubtful, []bool{true, true}) {
@@ -325,13 +298,9 @@ func TestLostPutIsDropped(t *testing.T) {
 	dir := t.TempDir()
 	s := openSet(t, Config{Dir: dir, Limit: 1 << 20})
 	items := []Item{newItem(0, 10), newItem(1, 10)}
-	if err := s.NewAppender(nil).Append(items, func(*Item) {}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.NewAppender(nil).Append(items, func(*Item) {}))
 	s.Close()
-	if err := os.Truncate(filepath.Join(dir, "00000001.data"), Block); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Truncate(filepath.Join(dir, "00000001.data"), Block))
 	for round := range 2 {
 		s, h := replay(t, dir)
 		if len(h.puts) != 1 || !slices.Equal(h.drops, []uint32{items[1].Position.Record}) {
@@ -352,14 +321,10 @@ func compactAt(t *testing.T, now, want uint32) {
 	dir := t.TempDir()
 	s := openSet(t, Config{Dir: dir, Limit: 1 << 20})
 	items := []Item{newItem(0, 10), newItem(1, 10)}
-	if err := s.NewAppender(nil).Append(items, func(*Item) {}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.NewAppender(nil).Append(items, func(*Item) {}))
 	g := s.Segments()[0]
 	for _, stamp := range []uint32{5000, 7000, 6000} {
-		if err := g.Touch([]index.Key{items[1].Key}, func(index.Key) (uint32, uint32, bool) { return items[1].Position.Record, stamp, true }); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, g.Touch([]index.Key{items[1].Key}, func(index.Key) (uint32, uint32, bool) { return items[1].Position.Record, stamp, true }))
 	}
 	live := func(r *Record) bool { return r.Hash[0] == 1 }
 	if err := g.Compact(now, live, func(from index.Position, to *Record) {
@@ -432,14 +397,10 @@ func TestRemovedSegmentIsGone(t *testing.T) {
 	a := s.NewAppender(nil)
 	it := newItem(1, 100)
 	items := []Item{it}
-	if err := a.Append(items, func(*Item) {}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, a.Append(items, func(*Item) {}))
 	g := s.Segments()[0]
 	a.Seal(g)
-	if err := s.Remove(g); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Remove(g))
 	if err := s.Read(&items[0].Entry, make([]byte, 100)); !errors.Is(err, ErrGone) {
 		t.Errorf("Read: got %v, want ErrGone", err)
 	}
@@ -462,15 +423,11 @@ func TestFailedWriteLeavesLogUnchanged(t *testing.T) {
 	dir := t.TempDir()
 	s := openSet(t, Config{Dir: dir, Limit: 1 << 20})
 	a := s.NewAppender(nil)
-	if err := a.Append([]Item{newItem(1, 100)}, func(*Item) {}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, a.Append([]Item{newItem(1, 100)}, func(*Item) {}))
 	g := s.Segments()[0]
 	log := g.log
 	readOnly, err := os.Open(log.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	g.log = readOnly
 	before := s.Bytes()
 	called := false
@@ -543,9 +500,7 @@ func FuzzReplay(f *testing.F) {
 		}
 		err := errors.Join(os.WriteFile(filepath.Join(dir, "00000001.log"), log, 0o600),
 			os.WriteFile(filepath.Join(dir, "00000001.data"), bytes.Repeat([]byte{1}, int(data)), 0o600))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s, first := replay(t, dir)
 		for _, r := range first.puts {
 			if end := int64(r.Offset)*Block + int64(r.Length); !r.File && end > int64(data) {
@@ -564,9 +519,7 @@ func FuzzReplay(f *testing.F) {
 		// New data must not overwrite reported data.
 		a := s.NewAppender(s.Segments()[0])
 		items := []Item{newItem(200, 700)}
-		if err := a.Append(items, func(*Item) {}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, a.Append(items, func(*Item) {}))
 		if items[0].Segment == 1 && int64(items[0].Offset)*Block < size {
 			t.Errorf("written at block %d, of %d bytes", items[0].Offset, size)
 		}
@@ -596,13 +549,9 @@ func (f badFile) ReadAt(p []byte, off int64) (int, error) {
 func TestLogIsReadAroundBadSectors(t *testing.T) {
 	content := bytes.Repeat([]byte("log"), 300_000)
 	path := filepath.Join(t.TempDir(), "log")
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, content, 0o600))
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer f.Close()
 	size := int64(len(content))
 	for _, c := range []struct{ from, to, zeroFrom, zeroTo int64 }{

@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/internal/must"
 	rpcpb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -46,9 +47,7 @@ func serveWorker(t *testing.T, spoil func(*repb.ExecuteResponse), options ...grp
 	t.Helper()
 	instances := castest.Instances()
 	in, err := instances("main")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	w = &bareWorker{t: t, in: in, spoil: spoil}
 	address = grpctest.Serve(t, func(s *grpc.Server) {
 		casserver.Register(s, casserver.Config{Instances: instances})
@@ -165,16 +164,12 @@ func TestExecuteRunsEveryWorkload(t *testing.T) {
 		Platform:  []*repb.Platform_Property{{Name: "pool", Value: "b"}, {Name: "OSFamily", Value: "linux"}},
 	}
 	report, err := execute(t, c, address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	digests := map[string]bool{}
 	for _, req := range w.executed {
 		digests[req.ActionDigest.Hash] = true
 		var a repb.Action
-		if err := w.read(req.ActionDigest, &a); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, w.read(req.ActionDigest, &a))
 		p := a.Platform.GetProperties()
 		if !req.SkipCacheLookup || req.InstanceName != "main" || len(p) != 2 || p[0].Name != "OSFamily" {
 			t.Errorf("got request %v for action %v, want skip_cache_lookup, instance main and two sorted properties", req, &a)
@@ -195,9 +190,7 @@ func TestExecuteRunsEveryWorkload(t *testing.T) {
 		}
 	}
 	var text strings.Builder
-	if err := report.Text(&text); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, report.Text(&text))
 	if got := text.String(); strings.Count(got, "fork+exec") != len(c.Workloads) || !strings.Contains(got, "first on the tree") {
 		t.Errorf("got\n%s\nwant fork+exec once per workload and \"first on the tree\"", got)
 	}
@@ -244,18 +237,12 @@ func TestChangedFilesAreSpread(t *testing.T) {
 		dirs[i], files[i] = map[string]string{}, map[string]string{}
 		var a repb.Action
 		var root repb.Directory
-		if err := w.read(w.executed[i].ActionDigest, &a); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.read(a.InputRootDigest, &root); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, w.read(w.executed[i].ActionDigest, &a))
+		must.Succeed(t, w.read(a.InputRootDigest, &root))
 		for _, sub := range root.Directories {
 			dirs[i][sub.Name] = sub.Digest.Hash
 			var d repb.Directory
-			if err := w.read(sub.Digest, &d); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, w.read(sub.Digest, &d))
 			for _, f := range d.Files {
 				files[i][sub.Name+"/"+f.Name] = f.Digest.Hash
 			}
@@ -394,9 +381,7 @@ func TestSeparateStore(t *testing.T) {
 	other, _ := serveWorker(t, nil)
 	server := dial(t, "one", address)
 	c := load.ExecConfig{Salt: "salt", Workloads: []load.Workload{tiny(load.Noop)}, Rounds: 1, LocalTime: time.Millisecond}
-	if err := server.DialStore(t.Context(), other); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, server.DialStore(t.Context(), other))
 	if _, err := load.Execute(t.Context(), c, []*load.Server{server}); err == nil || len(w.executed) != 1 {
 		t.Errorf("got %v after %d requests, want the first to miss its blobs", err, len(w.executed))
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/klauspost/compress/zstd"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	rpcpb "google.golang.org/genproto/googleapis/rpc/status"
@@ -44,9 +45,7 @@ func serve(t *testing.T, spoil spoiler) (address string, store *castest.Memory) 
 	t.Helper()
 	instances := castest.Instances()
 	in, err := instances("main")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var options []grpc.ServerOption
 	if spoil != nil {
 		options = append(options,
@@ -88,9 +87,7 @@ func small() load.Config {
 func dial(t *testing.T, name, address string) *load.Server {
 	t.Helper()
 	s, err := load.Dial(t.Context(), name, address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -113,9 +110,7 @@ func TestRunDoesEveryStepOnEveryServer(t *testing.T) {
 		}
 	}
 	report, err := load.Run(t.Context(), c, servers)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	// Batched, streamed, and a large one; the blobs of all rounds differ.
 	if want := c.Rounds * (2*c.Blobs + 1); first.Len() != want || !slices.Equal(first.Digests(), second.Digests()) {
 		t.Errorf("the servers store %d and %d blobs, want the same %d", first.Len(), second.Len(), want)
@@ -174,22 +169,16 @@ func TestBlobsAreHalfCompressible(t *testing.T) {
 		t.Fatal(err)
 	}
 	e, err := zstd.NewWriter(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer e.Close()
 	for _, d := range store.Digests() {
 		if d.Size() != c.Large {
 			continue
 		}
 		r, err := store.Open(t.Context(), d, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		b, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if n := len(e.EncodeAll(b, nil)); n < len(b)*4/10 || n > len(b)*6/10 {
 			t.Errorf("%d bytes compress to %d, want 40 to 60 %%", len(b), n)
 		}
@@ -208,9 +197,7 @@ func TestStepsCanBeSkipped(t *testing.T) {
 			c := small()
 			change(&c)
 			report, err := load.Run(t.Context(), c, []*load.Server{dial(t, "one", address)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if n := len(report.Servers[0].Steps); n == 0 || n == len(steps) {
 				t.Errorf("got %d of %d steps, want some but not all", n, len(steps))
 			}
@@ -328,9 +315,7 @@ func TestReportText(t *testing.T) {
 		}},
 	}}
 	var out strings.Builder
-	if err := r.Text(&out); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, r.Text(&out))
 	var got []string
 	for line := range strings.Lines(out.String()) {
 		got = append(got, strings.Join(strings.Fields(line), " "))

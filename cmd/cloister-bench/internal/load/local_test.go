@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 func TestLocalResultsAreChecked(t *testing.T) {
@@ -29,15 +31,11 @@ func TestLocalResultsAreChecked(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			j, err := newJob(&c.work, nil, "salt")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			c.spoil(&j.actions[0].local)
 			t.Setenv("TMPDIR", t.TempDir())
 			s, err := newScratch(j, &ExecConfig{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			_, err = s.commands(t.Context(), &c.work, 1)
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("got %v, want %q", err, c.want)

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestUsage compares /proc with getrusage.
@@ -19,16 +21,12 @@ func TestUsage(t *testing.T) {
 	}
 	self := func() time.Duration {
 		var r syscall.Rusage
-		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, syscall.Getrusage(syscall.RUSAGE_SELF, &r))
 		return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 	}
 	before := self()
 	u, err := usageOf(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	// User and system time are rounded separately.
 	if after := self(); u.cpu < before-2*tick || u.cpu > after+2*tick {
 		t.Errorf("got CPU time %v, want %v to %v", u.cpu, before, after)
@@ -47,32 +45,20 @@ func TestTreeCPU(t *testing.T) {
 	c := exec.Command("/bin/sh", "-c", `busy='i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'
 		/bin/sh -c "$busy"; eval "$busy"; echo ready; read line`)
 	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	pids := []int{os.Getpid()}
 	liveBefore, exitedBefore, err := treeCPU(pids)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, c.Start())
 	if _, err := out.Read(make([]byte, 10)); err != nil {
 		t.Fatal(err)
 	}
 	live, exited, err := treeCPU(pids)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_, ofChild, err := treeCPU([]int{c.Process.Pid})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if live-liveBefore < tick || ofChild < tick || exited-exitedBefore < ofChild {
 		t.Errorf("got live %v, exited %v, exited below the child %v, want at least a tick each",
 			live-liveBefore, exited-exitedBefore, ofChild)
@@ -82,9 +68,7 @@ func TestTreeCPU(t *testing.T) {
 		t.Fatal("the shell read a line from a closed pipe")
 	}
 	_, exitedAfter, err := treeCPU(pids)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if exitedAfter-exited < tick {
 		t.Errorf("the exit of the child added %v, want at least a tick", exitedAfter-exited)
 	}
@@ -97,18 +81,12 @@ func TestTreeCPU(t *testing.T) {
 func TestSettleWaitsForIdleProcesses(t *testing.T) {
 	c := exec.Command("/bin/sh", "-c", `i=0; while [ $i -lt 5000000 ]; do i=$((i+1)); done; echo done; read line`)
 	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	out, err := os.CreateTemp(t.TempDir(), "out")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer out.Close()
 	c.Stdout = out
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Start())
 	defer func() {
 		in.Close()
 		_ = c.Wait() // it read no line
@@ -117,9 +95,7 @@ func TestSettleWaitsForIdleProcesses(t *testing.T) {
 	s := &Server{pids: []int{c.Process.Pid}}
 	var b []byte
 	for range 3 { // of which each takes a second if the process looks idle, so the process works for longer
-		if err := settle(t.Context(), true, []*Server{s}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, settle(t.Context(), true, []*Server{s}))
 		if b, err = os.ReadFile(out.Name()); err != nil || string(b) == "done\n" {
 			break
 		}
@@ -131,18 +107,14 @@ func TestSettleWaitsForIdleProcesses(t *testing.T) {
 
 func TestMachineCPUIncludesThisProcess(t *testing.T) {
 	before, err := machineCPU()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	self, _ := ownCPU()
 	var sum [32]byte
 	for range 1_000_000 {
 		sum = sha256.Sum256(sum[:])
 	}
 	after, err := machineCPU()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	now, _ := ownCPU()
 	if now-self < 3*tick || after-before < now-self-3*tick {
 		t.Errorf("got %v for this process and %v for the machine, want at least %v and no less for the machine",

@@ -10,37 +10,29 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestMeasureSeesGrowth takes this process for a server: whatever it adds must be counted.
 func TestMeasureSeesGrowth(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	routines := 10
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintf(w, "# TYPE go_goroutines gauge\ngo_goroutines %d\n", routines)
 	}))
 	defer server.Close()
 	p := Process{PID: os.Getpid(), Dir: filepath.Join(dir, "store"), Log: filepath.Join(dir, "log"), Metrics: server.URL}
-	if err := os.MkdirAll(filepath.Join(p.Dir, "history"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Join(p.Dir, "history"), 0o700))
 	write := func(path string, size int) {
 		t.Helper()
-		if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, make([]byte, size), 0o600))
 	}
 	before, err := p.measure(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	child := exec.Command("sleep", "1000")
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, child.Start())
 	defer func() {
 		_ = child.Process.Kill()
 		_ = child.Wait()
@@ -48,20 +40,14 @@ func TestMeasureSeesGrowth(t *testing.T) {
 	write(filepath.Join(p.Dir, "blob"), mib)
 	write(filepath.Join(p.Dir, "removed"), 2*mib)
 	held, err := os.Open(filepath.Join(p.Dir, "removed"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer held.Close()
-	if err := os.Remove(held.Name()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(held.Name()))
 	write(filepath.Join(p.Dir, "history", "1.log"), mib)
 	write(p.Log, mib)
 	routines++
 	after, err := p.measure(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, want := range map[string]float64{
 		descriptors: 1, goroutines: 1, processes: 1, stored: 3 * mib, logs: 2 * mib, helpers: 4 << 10,
 	} {

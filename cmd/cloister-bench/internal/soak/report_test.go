@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // series returns samples of a run of minutes, one a minute.
@@ -56,9 +58,7 @@ func TestTextReportsWhatExceedsABound(t *testing.T) {
 	} {
 		var text strings.Builder
 		exceeded, err := Text(&text, c.samples, measures)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if slices.Contains(exceeded, memory) != c.want || strings.Contains(text.String(), "EXCEEDED") != c.want {
 			t.Errorf("%s: got %v, want %v\n%s", c.name, exceeded, c.want, &text)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
@@ -84,9 +85,7 @@ func (f *farm) Read(req *bspb.ReadRequest, to bspb.ByteStream_ReadServer) error 
 func (f *farm) serve(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s := grpc.NewServer()
 	repb.RegisterExecutionServer(s, f)
 	repb.RegisterActionCacheServer(s, f)
@@ -101,9 +100,7 @@ func (f *farm) serve(t *testing.T) string {
 func packed(t *testing.T, m proto.Message) *anypb.Any {
 	t.Helper()
 	a, err := anypb.New(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return a
 }
 

@@ -7,15 +7,15 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // A statement takes no file's place but its own: neither one beside it, nor what a link there leads to, nor a device.
 func TestStatementReplacesOneFile(t *testing.T) {
 	dir := t.TempDir()
 	beside, link, target := filepath.Join(dir, "s.new"), filepath.Join(dir, "link"), filepath.Join(dir, "target")
-	if err := errors.Join(os.WriteFile(beside, []byte("mine"), 0o600), os.WriteFile(target, []byte("old"), 0o600), os.Symlink("target", link)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.WriteFile(beside, []byte("mine"), 0o600), os.WriteFile(target, []byte("old"), 0o600), os.Symlink("target", link)))
 	for _, path := range []string{filepath.Join(dir, "s"), link, os.DevNull} {
 		if err := replaceFile(path, []byte("new")); err != nil {
 			t.Error(err)

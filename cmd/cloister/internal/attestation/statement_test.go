@@ -8,6 +8,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/repro"
 )
 
@@ -62,9 +63,7 @@ func TestStatementOfVerdict(t *testing.T) {
 	none := repro.Run{Result: &repb.ActionResult{}}
 	varied := repro.Run{Varied: []string{"umask 0077"}, Result: none.Result}
 	s, err = OfVerdict(&repro.Verdict{Action: same.Action, Result: repro.Same, Runs: []repro.Run{none, varied}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if text, err := s.Encode(); err != nil || bytes.Contains(text, []byte("null")) || !bytes.Contains(text, []byte(`"outputs":[]`)) {
 		t.Errorf("got %s, %v", text, err)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 )
@@ -29,14 +30,10 @@ func TestDownloadTakesFewCalls(t *testing.T) {
 	const files = 300
 	instances := castest.Instances()
 	in, err := instances("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	put := func(b []byte) cas.Digest {
 		d, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d
 	}
 	root := &repb.Directory{Files: []*repb.FileNode{{Name: "large", Digest: put(make([]byte, 3<<20)).Proto()}}}
@@ -48,9 +45,7 @@ func TestDownloadTakesFewCalls(t *testing.T) {
 	var calls atomic.Int64
 	at := grpctest.Serve(t, func(s *grpc.Server) {
 		stop, err := casserver.Register(s, casserver.Config{Instances: instances})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		t.Cleanup(stop)
 	}, grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		calls.Add(1)
@@ -60,22 +55,14 @@ func TestDownloadTakesFewCalls(t *testing.T) {
 		return next(srv, s)
 	}))
 	client, err := remote.New("grpc://"+at, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer client.Close()
 	store, err := client.Store("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	digest, err := cas.PutProto(t.Context(), in.Store, cas.SHA256, root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	dir := t.TempDir()
-	if err := DownloadDirectory(t.Context(), store, digest, false, dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, DownloadDirectory(t.Context(), store, digest, false, dir))
 	for i := range files {
 		got, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("small%03d", i)))
 		if want := fmt.Sprintf("file %d", i/2); err != nil || string(got) != want {

@@ -14,6 +14,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -35,17 +36,13 @@ func (f *failing) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClo
 // interrupt ends the listing.
 func TestTreeDistinguishesAbsentFromUnreachable(t *testing.T) {
 	in, err := castest.Instances()("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	put := func(m proto.Message) cas.Digest {
 		b, d, err := cas.MarshalProto(cas.SHA256, m)
 		if err == nil {
 			err = in.Store.Put(t.Context(), d, bytes.NewReader(b))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d
 	}
 	sub := put(&repb.Directory{Symlinks: []*repb.SymlinkNode{{Name: "link", Target: "x"}}})

@@ -9,19 +9,16 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"golang.org/x/sys/unix"
 )
 
 // TestUploadRejectsPipe: it returns at once instead of waiting for a writer.
 func TestUploadRejectsPipe(t *testing.T) {
 	in, err := castest.Instances()("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	pipe := filepath.Join(t.TempDir(), "pipe")
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Mkfifo(pipe, 0o600))
 	if d, err := Upload(t.Context(), in.Store, cas.SHA256, pipe, nil); err == nil || !strings.Contains(err.Error(), "neither a file nor a directory") {
 		t.Errorf("got %v, %v", d, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker/history"
 	"google.golang.org/grpc"
@@ -28,9 +29,7 @@ func server(t *testing.T, register func(*grpc.Server), options ...grpc.ServerOpt
 // TestActionByPrefix: a name selects its action, or the error says why not.
 func TestActionByPrefix(t *testing.T) {
 	l, err := history.Open(history.Config{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close()
 	from := server(t, func(g *grpc.Server) { register(t, g, l) })
 	digest := func(i int) string { return fmt.Sprintf("%056d%08x/%d", 0, i, i) }
@@ -93,9 +92,7 @@ func TestActionByPrefix(t *testing.T) {
 // TestOlderSelectsPackages: /... means a package and those below it, and no other with a longer name.
 func TestOlderSelectsPackages(t *testing.T) {
 	l, err := history.Open(history.Config{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close()
 	from := server(t, func(g *grpc.Server) { register(t, g, l) })
 	targets := []string{"//server:a", "//server/api:b", "//server2:c", "//server2/api:d", "@@repo//server:e"}

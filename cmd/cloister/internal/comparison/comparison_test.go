@@ -8,6 +8,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/repro/changes"
 	"github.com/cloister-build/cloister/worker/repro/compare"
 	"google.golang.org/protobuf/proto"
@@ -20,9 +21,7 @@ func TestLogDifferencesAreNamed(t *testing.T) {
 	var entries [2]*changes.Entry
 	for i, text := range []string{"one\n", "two\n"} {
 		d, err := cas.PutBytes(t.Context(), store, cas.SHA256, []byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		entries[i] = r.File("stdout", d, false)
 	}
 	var c Config
@@ -51,9 +50,7 @@ func TestMessagesAreRecognised(t *testing.T) {
 	} {
 		for _, m := range all {
 			b, err := proto.Marshal(m)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if got := message(b, cas.SHA256); got != want {
 				t.Errorf("%v is taken for %q, want %q", m, got, want)
 			}

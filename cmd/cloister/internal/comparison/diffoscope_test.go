@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/repro/changes"
 )
 
@@ -24,26 +25,20 @@ func TestDiffoscopeSeesDifferingFiles(t *testing.T) {
 		dir := &repb.Directory{}
 		for _, name := range slices.Sorted(maps.Keys(nodes)) {
 			d, err := cas.PutBytes(t.Context(), store, cas.SHA256, []byte(nodes[name]))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			dir.Files = append(dir.Files, &repb.FileNode{Name: name, Digest: d.Proto()})
 		}
 		for _, name := range links {
 			dir.Symlinks = append(dir.Symlinks, &repb.SymlinkNode{Name: name, Target: "/"})
 		}
 		d, err := cas.PutProto(t.Context(), store, cas.SHA256, dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d
 	}
 	r := &changes.Reader{Store: store}
 	found, err := changes.Directories(t.Context(), "file", r.Directory(put(map[string]string{"same": "s", "f": "one", "\n\x1b": "a", "gone": "g"}, "link")),
 		r.Directory(put(map[string]string{"same": "s", "f": "two", "../up": "b", "link/x": "b", "/abs": "b", "nul\x00": "b", "": "b"}, "other")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	absent := cas.SHA256.Sum([]byte("absent"))
 	found = append(found, changes.Change{What: "stdout", EntryA: r.File("stdout", absent, false)},
 		changes.Change{What: "file", Path: "large", EntryB: r.File("large", cas.SHA256.Sum(make([]byte, 100)), false)})
@@ -54,9 +49,7 @@ func TestDiffoscopeSeesDifferingFiles(t *testing.T) {
 	dir := t.TempDir()
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	p := changed{left: 20}
-	if err := p.write(t.Context(), all, [2]string{a, b}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.write(t.Context(), all, [2]string{a, b}))
 	got := map[string]string{}
 	if err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() {

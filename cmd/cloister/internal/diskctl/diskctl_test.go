@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -33,14 +34,10 @@ import (
 func openStore(t *testing.T, dir string) (*disk.Cache, []cas.Digest) {
 	t.Helper()
 	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20, Lease: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { c.Close() })
 	in, err := c.Instance("main")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var ds []cas.Digest
 	for i := range 20 {
 		data := bytes.Repeat([]byte{byte(i)}, 1000)
@@ -48,9 +45,7 @@ func openStore(t *testing.T, dir string) (*disk.Cache, []cas.Digest) {
 			data = bytes.Repeat([]byte("large"), 100_000)
 		}
 		d := cas.SHA256.Sum(data)
-		if err := in.Store.Put(t.Context(), d, bytes.NewReader(data)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, in.Store.Put(t.Context(), d, bytes.NewReader(data)))
 		ds = append(ds, d)
 	}
 	return c, ds
@@ -63,13 +58,9 @@ func damage(t *testing.T, dir string, d cas.Digest) {
 	if err != nil || len(paths) != 1 {
 		t.Fatalf("files of %s: %q, %v", d, paths, err)
 	}
-	if err := os.Chmod(paths[0], 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Chmod(paths[0], 0o600))
 	f, err := os.OpenFile(paths[0], os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer f.Close()
 	if _, err := f.WriteAt([]byte("X"), 4321); err != nil {
 		t.Fatal(err)
@@ -79,9 +70,7 @@ func damage(t *testing.T, dir string, d cas.Digest) {
 func client(t *testing.T, dir string) *diskctl.Client {
 	t.Helper()
 	c, err := diskctl.Open(t.Context(), dir, -1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -89,9 +78,7 @@ func client(t *testing.T, dir string) *diskctl.Client {
 func serve(t *testing.T, dir string, c *disk.Cache) *diskctl.Server {
 	t.Helper()
 	s, err := diskctl.Serve(dir, c, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -230,22 +217,16 @@ func TestDial(t *testing.T) {
 	}
 	dial("without a socket")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "control"), Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	l.SetUnlinkOnClose(false)
 	l.Close()
 	dial("with the socket of a killed process")
 	register := func(r grpc.ServiceRegistrar) { healthpb.RegisterHealthServer(r, health.NewServer()) }
 	s, err := diskctl.Serve(dir, cache, register)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer s.Close()
 	conn, err := diskctl.Dial(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer conn.Close()
 	if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
 		t.Errorf("a service that register added: %v", err)
@@ -262,23 +243,17 @@ func TestSocket(t *testing.T) {
 
 	t.Chdir(dir)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "control", Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	l.SetUnlinkOnClose(false)
 	l.Close()
 
 	s := serve(t, dir, cache)
 	// Reuse the descriptor through which the server bound the socket.
 	other := t.TempDir()
-	if err := os.WriteFile(filepath.Join(other, "control"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(other, "control"), nil, 0o600))
 	for range 50 {
 		d, err := os.Open(other)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer d.Close()
 	}
 	if fi, err := os.Lstat(filepath.Join(dir, "control")); err != nil || fi.Mode() != os.ModeSocket|0o600 {
@@ -362,9 +337,7 @@ func serveFake(t *testing.T, dir string, s cloisterpb.StoreServer) {
 	if err == nil {
 		err = os.Rename(short, filepath.Join(dir, "control"))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { l.Close() })
 	if s != nil {
 		server := grpc.NewServer()

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -15,9 +16,7 @@ import (
 // TestSearchesAreLimited: a search that waits for another one ends with its call, and beyond maxSearching they are refused.
 func TestSearchesAreLimited(t *testing.T) {
 	cache, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer cache.Close()
 	x := &blobIndex{cache: cache, searching: make(chan struct{}, maxSearching), search: make(chan struct{}, 1)}
 	req := &cloisterpb.FindRequest{Prefix: "01234567", Limit: 1}

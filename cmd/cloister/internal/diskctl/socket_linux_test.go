@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
@@ -23,9 +24,7 @@ func TestOpenRefusesServerOfAnotherUser(t *testing.T) {
 	if c := client(t, dir); c.Holder() != os.Getpid() {
 		t.Fatalf("got holder %d, want this process", c.Holder())
 	}
-	if err := os.Chown(dir, 63210, 63210); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Chown(dir, 63210, 63210))
 	if c, err := diskctl.Open(t.Context(), dir, 0); err == nil ||
 		!strings.Contains(err.Error(), "belongs to user 63210") {
 		t.Errorf("got %v, %v, want an error naming the owner", c, err)

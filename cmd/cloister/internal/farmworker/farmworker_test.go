@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/spf13/cobra"
 )
 
@@ -18,9 +19,7 @@ func TestTokensGoToTheirServers(t *testing.T) {
 	scheduler, atScheduler := grpctest.Authorization(t)
 	storage, atStorage := grpctest.Authorization(t)
 	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("of-the-file"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(file, []byte("of-the-file"), 0o600))
 	for name, c := range map[string]struct {
 		flags            string
 		token, casToken  string // variables
@@ -43,12 +42,8 @@ func TestTokensGoToTheirServers(t *testing.T) {
 			join := Config{Config: node.NewConfig(), Scheduler: "grpc://" + scheduler}
 			cmd := &cobra.Command{}
 			join.Register(cmd)
-			if err := cmd.ParseFlags(strings.Fields(c.flags)); err != nil {
-				t.Fatal(err)
-			}
-			if err := join.Check(cmd); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, cmd.ParseFlags(strings.Fields(c.flags)))
+			must.Succeed(t, join.Check(cmd))
 			if got := atScheduler(join.Identity.DialOptions("grpc://" + scheduler)); got != c.shown {
 				t.Errorf("the scheduler is shown %q, want %q", got, c.shown)
 			}
@@ -64,9 +59,7 @@ func TestStoreID(t *testing.T) {
 	id := func(dir string) string {
 		t.Helper()
 		id, err := storeID(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return id
 	}
 	dir := t.TempDir()
@@ -78,9 +71,7 @@ func TestStoreID(t *testing.T) {
 		t.Errorf("two directories are called %q", other)
 	}
 	for _, damage := range []string{"", "\x00\x00\x00", "a b"} {
-		if err := os.WriteFile(filepath.Join(dir, "worker.id"), []byte(damage), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, "worker.id"), []byte(damage), 0o600))
 		if anew := id(dir); anew == first || id(dir) != anew {
 			t.Errorf("of %q came %q, and then %q", damage, anew, id(dir))
 		}

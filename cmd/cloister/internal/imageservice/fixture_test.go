@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cas/image"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/imageservice"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -65,9 +66,7 @@ func newFixture(t *testing.T, local, allowed bool) *fixture {
 		c.Allowed = []string{f.host}
 	}
 	l, err := image.OpenLibrary(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	at := grpctest.Serve(t, func(r *grpc.Server) {
 		imageservice.Register(r, imageservice.Config{
@@ -75,9 +74,7 @@ func newFixture(t *testing.T, local, allowed bool) *fixture {
 		})
 	})
 	conn, err := grpc.NewClient(at, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	f.images = cloisterpb.NewImagesClient(conn)
 	return f
@@ -95,9 +92,7 @@ func (f *fixture) hold() (release func()) {
 func newImage(t *testing.T) v1.Image {
 	t.Helper()
 	im, err := random.Image(1000, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return im
 }
 
@@ -145,9 +140,7 @@ func (f *fixture) pull(
 func (f *fixture) mustPull(instance, ref string) *cloisterpb.ContainerImage {
 	f.Helper()
 	m, err := f.pull(f.Context(), instance, ref, nil)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Succeed(f, err)
 	return m
 }
 
@@ -165,9 +158,7 @@ func (f *fixture) begin(ctx context.Context, instance, ref string) <-chan error 
 func (f *fixture) list(req *cloisterpb.ListImagesRequest) (string, []*cloisterpb.ImagePull) {
 	f.Helper()
 	m, err := f.images.List(f.Context(), req)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Succeed(f, err)
 	var refs []string
 	for _, e := range m.Images {
 		refs = append(refs, e.InstanceName+" "+strings.TrimPrefix(e.Reference, f.host+"/"))

@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -42,9 +43,7 @@ func TestPullReportsProgress(t *testing.T) {
 				t.Errorf("progress: got %v", p)
 			}
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if seen < 3 || m.Reference != ref || m.Pinned != f.host+"/tools@"+digest || m.Digest != digest || m.Loaded ||
 			m.InstanceName != instance || m.Files != 1 || m.Bytes != 1000 || time.Since(m.Pulled.AsTime()) > time.Hour {
 			t.Errorf("got %d messages and %v", seen, m)
@@ -130,13 +129,9 @@ func TestPullCompletesImages(t *testing.T) {
 	f.stores.Store(&empty)
 	m := f.mustPull("", ref)
 	root, err := cas.ParseDigest(m.Root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	in, err := empty("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := tree.Load(t.Context(), in.Store, root); err != nil {
 		t.Errorf("after the second pull: %v", err)
 	}
@@ -157,22 +152,16 @@ func TestLoad(t *testing.T) {
 	if err == nil {
 		err = tarball.WriteToFile(saved, tag, im)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	f := newFixture(t, true, false)
 	load := func(req *cloisterpb.LoadImageRequest) (*cloisterpb.ContainerImage, error) {
 		m, err := f.images.Load(t.Context(), req)
 		return m.GetImage(), err
 	}
 	fromLayout, err := load(&cloisterpb.LoadImageRequest{InstanceName: "main", Path: string(dir), Reference: "laid:1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	fromSaved, err := load(&cloisterpb.LoadImageRequest{InstanceName: "main", Path: saved})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if !fromLayout.Loaded || !fromSaved.Loaded || fromLayout.Root != fromSaved.Root {
 		t.Errorf("got %v and %v, want the same tree twice", fromLayout, fromSaved)
 	}
@@ -227,9 +216,7 @@ func TestFindAndRemove(t *testing.T) {
 	}
 	expect(t, "an image of another instance", remove("b", two), codes.NotFound, "tools:2", `"b"`)
 	expect(t, "a digest", remove("a", digest), codes.NotFound)
-	if err := remove("a", one); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, remove("a", one))
 	expect(t, "a removed image", remove("a", one), codes.NotFound)
 	find("*", "", "a tools:2, b tools:1")
 }

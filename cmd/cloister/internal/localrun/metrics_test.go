@@ -10,6 +10,7 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 )
 
@@ -26,17 +27,11 @@ func TestMetricsAreOfAllRuns(t *testing.T) {
 		}
 		name := filepath.Join(t.TempDir(), "m.json")
 		m.finish()
-		if err := m.write(name); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, m.write(name))
 		b, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var got metrics
-		if err := json.Unmarshal(b, &got); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, json.Unmarshal(b, &got))
 		want := Spread{time.Duration(c.p50) * time.Second, time.Duration(c.p95) * time.Second}
 		if got.Run != want || got.SetUp != (Spread{time.Minute, time.Minute}) || !got.Equal || len(got.Runs) != c.runs {
 			t.Errorf("%d runs: got %+v, want %+v", c.runs, got.Run, want)
@@ -51,13 +46,9 @@ func TestMetricsAreOfAllRuns(t *testing.T) {
 // TestUnmeasuredPeaksAreAbsent: a peak of 0 was not measured; 0 bytes were.
 func TestUnmeasuredPeaksAreAbsent(t *testing.T) {
 	b, err := json.Marshal(runMetrics{PeakResident: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var got map[string]any
-	if err := json.Unmarshal(b, &got); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(b, &got))
 	for name, want := range map[string]bool{
 		"peak_memory_bytes": false, "peak_processes": false, "peak_resident_bytes": true, "read_bytes": true, "written_bytes": true,
 	} {

@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -39,9 +40,7 @@ func boast(t *testing.T) *boaster {
 	t.Helper()
 	instances := castest.Instances()
 	in, err := instances("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b := &boaster{store: in.Store}
 	options := append(casserver.ServerOptions(slog.New(slog.DiscardHandler)),
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
@@ -61,9 +60,7 @@ func boast(t *testing.T) *boaster {
 	g := grpc.NewServer(options...)
 	casserver.Register(g, casserver.Config{Instances: instances})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	go g.Serve(l)
 	t.Cleanup(g.Stop)
 	b.address = "grpc://" + l.Addr().String()
@@ -101,9 +98,7 @@ func (o *overheard) RecvMsg(m any) error {
 func (b *boaster) put(t *testing.T, m proto.Message) *repb.Digest {
 	t.Helper()
 	d, err := cas.PutProto(t.Context(), b.store, cas.SHA256, m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return d.Proto()
 }
 
@@ -172,14 +167,10 @@ func TestHostileTreesAreNotFetched(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			to, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: math.MaxInt64})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer to.Close()
 			digest, err := cas.FromProto(cas.SHA256, c.action)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			_, err = fetch(t.Context(), to, most, &client.Server{Address: b.address}, digest)
 			for _, want := range c.want {
 				if err == nil || !strings.Contains(err.Error(), want) {
@@ -197,20 +188,14 @@ func TestHostileTreesAreNotFetched(t *testing.T) {
 func TestFetchAcceptsTheLimit(t *testing.T) {
 	b := boast(t)
 	blob, large := castest.Blob(1, 100_000)
-	if err := b.store.Put(t.Context(), large, strings.NewReader(string(blob))); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, b.store.Put(t.Context(), large, strings.NewReader(string(blob))))
 	root := b.put(t, &repb.Directory{Files: []*repb.FileNode{{Name: "a", Digest: large.Proto()}, {Name: "b", Digest: large.Proto()}}})
 	action, err := cas.FromProto(cas.SHA256, b.put(t, &repb.Action{CommandDigest: b.put(t, &repb.Command{Arguments: []string{"true"}}), InputRootDigest: root}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	const needed = 3*4096 + 25*4096 // three messages and one file
 	for _, most := range []int64{needed, needed - 1} {
 		to, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: math.MaxInt64})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer to.Close()
 		if _, err := fetch(t.Context(), to, most, &client.Server{Address: b.address}, action); (err == nil) != (most == needed) {
 			t.Errorf("%d bytes: %v", most, err)
@@ -221,20 +206,14 @@ func TestFetchAcceptsTheLimit(t *testing.T) {
 // TestFetchTakesAFifthOfTheDisk, whatever size a server claims for the inputs.
 func TestFetchTakesAFifthOfTheDisk(t *testing.T) {
 	size, err := flags.DiskBytes(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Setenv("TMPDIR", t.TempDir())
 	b := boast(t)
 	root := b.put(t, &repb.Directory{Files: []*repb.FileNode{{Name: "a", Digest: stated(1, math.MaxInt64)}}})
 	action, err := cas.FromProto(cas.SHA256, b.put(t, &repb.Action{CommandDigest: b.put(t, &repb.Command{Arguments: []string{"true"}}), InputRootDigest: root}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	w, err := Open(&confinement.Flags{Tier: "full"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer w.Close()
 	_, err = w.Fetch(t.Context(), &client.Server{Address: b.address}, action)
 	if want := fmt.Sprintf("(%d bytes) are permitted: a fifth of the disk", size/5); err == nil || !strings.Contains(err.Error(), want) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestAbandonedDirectoriesAreRemoved: those of killed processes, and no others.
@@ -16,42 +17,26 @@ func TestAbandonedDirectoriesAreRemoved(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
 	living, err := Open(&confinement.Flags{Tier: "full"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	name := func(s string) string { return tempPrefix + s }
 	for _, d := range []string{name("dead/store/sub"), name("other"), name("foreign"), "elsewhere", "mine"} {
-		if err := os.MkdirAll(filepath.Join(tmp, d), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Join(tmp, d), 0o700))
 	}
 	for _, f := range []string{name("dead/lock"), name("dead/store/sub/file"), name("foreign/lock"), "elsewhere/lock", "mine/kept"} {
-		if err := os.WriteFile(filepath.Join(tmp, f), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(tmp, f), nil, 0o600))
 	}
-	if err := os.Symlink("elsewhere", filepath.Join(tmp, name("link"))); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("../../mine", filepath.Join(tmp, name("dead/store/out"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Symlink("elsewhere", filepath.Join(tmp, name("link"))))
+	must.Succeed(t, os.Symlink("../../mine", filepath.Join(tmp, name("dead/store/out"))))
 	want := []string{name("link"), name("other"), "elsewhere", "mine", filepath.Base(living.Dir)}
 	if os.Geteuid() == 0 { // only root can give a file away
-		if err := os.Chown(filepath.Join(tmp, name("foreign")), 12345, 12345); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Chown(filepath.Join(tmp, name("foreign")), 12345, 12345))
 		want = append(want, name("foreign"))
 	}
 	second, err := Open(&confinement.Flags{Tier: "full"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	listing := func() (names []string) {
 		all, err := os.ReadDir(tmp)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, e := range all {
 			names = append(names, e.Name())
 		}

@@ -19,14 +19,13 @@ import (
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestFailedWritesMarkTheStoreAsFull: every kind of write does, for a minute.
 func TestFailedWritesMarkTheStoreAsFull(t *testing.T) {
 	c, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 10})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer c.Close()
 	// A blob that never fits says nothing.
 	var never fullStore
@@ -37,9 +36,7 @@ func TestFailedWritesMarkTheStoreAsFull(t *testing.T) {
 	}
 	var filling fullStore
 	in, err := filling.instances(c.Instance, c.Stats().MaxBytes/2)("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, ok := cas.As[cas.Locator](in.Store); !ok {
 		t.Error("what is on a disk is no cas.Locator")
 	}
@@ -91,23 +88,17 @@ func TestFailedWritesMarkTheStoreAsFull(t *testing.T) {
 // TestReadsDoNotMarkTheStoreAsFull: fetching from an upstream may fail without the server being full.
 func TestReadsDoNotMarkTheStoreAsFull(t *testing.T) {
 	near, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 10})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer near.Close()
 	far := castest.Instances()
 	front, err := overlay.New(overlay.Config{
 		Local: near.Instance, Upstream: far, Journal: filepath.Join(t.TempDir(), "journal"),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer front.Close(t.Context())
 	var f fullStore
 	in, err := f.instances(front.Instance, near.Stats().MaxBytes/2)("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, ok := cas.As[cas.Fetcher](in.Store); !ok {
 		t.Error("what is read from an upstream is no cas.Fetcher")
 	}
@@ -118,16 +109,12 @@ func TestReadsDoNotMarkTheStoreAsFull(t *testing.T) {
 		t.Error("what is on a disk is no cas.Splicer in front of an upstream")
 	}
 	behind, err := far("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var ds []cas.Digest
 	for i := range 500 {
 		data := bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 1000)
 		d := cas.SHA256.Sum(data)
-		if err := behind.Store.Put(t.Context(), d, bytes.NewReader(data)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, behind.Store.Put(t.Context(), d, bytes.NewReader(data)))
 		ds = append(ds, d)
 	}
 	if err := cas.Fetch(t.Context(), in.Store, ds); err != nil {
@@ -171,9 +158,7 @@ func TestPendingWritesAreNoted(t *testing.T) {
 			return &cas.Instance{Name: name, Store: far, Actions: far}, nil
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	defer front.Close(ctx)
@@ -183,9 +168,7 @@ func TestPendingWritesAreNoted(t *testing.T) {
 	}
 	n.Ready.notes = n.Notes
 	in, err := front.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, make([]byte, 1<<10)); err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestLargeBudgetIsReported: a budget larger than the file system is a warning at start.
@@ -22,9 +23,7 @@ func TestLargeBudgetIsReported(t *testing.T) {
 		var text bytes.Buffer
 		c := &Config{Dir: t.TempDir(), maxSize: size}
 		store, err := openStore(c, slog.New(slog.NewTextHandler(&text, nil)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		store.Close()
 		if strings.Count(text.String(), "--max-size is larger than the file system") != want {
 			t.Errorf("%v: got the log %q, want %d warnings", size, &text, want)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/notify"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // A manager is the other end of the socket.
@@ -27,9 +28,7 @@ type manager struct {
 func listen(t *testing.T, name string) *manager {
 	t.Helper()
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	t.Setenv("NOTIFY_SOCKET", name)
 	t.Setenv("WATCHDOG_USEC", "")
@@ -42,18 +41,14 @@ func (m *manager) next() string {
 	m.t.Helper()
 	b := make([]byte, 4096)
 	n, err := m.conn.Read(b)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must.Succeed(m.t, err)
 	return string(b[:n])
 }
 
 func (m *manager) ready(check func() (string, error)) *notify.Service {
 	m.t.Helper()
 	s, err := notify.Ready(notify.Config{Check: check, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must.Succeed(m.t, err)
 	return s
 }
 
@@ -104,15 +99,11 @@ func TestWatchdogNeedsSuccessfulCheck(t *testing.T) {
 	m.expect("STATUS=cannot serve requests: the store is gone")
 	// Many intervals pass while the check is stuck.
 	time.Sleep(50 * time.Millisecond)
-	if err := m.conn.SetReadDeadline(time.Now()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.conn.SetReadDeadline(time.Now()))
 	if n, err := m.conn.Read(make([]byte, 100)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("while the check was stuck: %d bytes, %v", n, err)
 	}
-	if err := m.conn.SetReadDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.conn.SetReadDeadline(time.Time{}))
 	close(release)
 	m.expect("WATCHDOG=1\nSTATUS=well")
 	s.Close()

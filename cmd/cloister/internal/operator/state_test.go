@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -96,9 +97,7 @@ func TestStatusOfOtherInstances(t *testing.T) {
 // The JSON has stable names and plain numbers.
 func TestStatusJSON(t *testing.T) {
 	b, err := json.Marshal(stateOf(aFleet()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var s struct {
 		Ready   *bool
 		Up      float64 `json:"up_seconds"`
@@ -111,9 +110,7 @@ func TestStatusJSON(t *testing.T) {
 			Running             []map[string]any
 		}
 	}
-	if err := json.Unmarshal(b, &s); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(b, &s))
 	if s.Ready == nil || *s.Ready || s.Up != 26*3600 || s.Queued != 12 || s.Oldest != 34 || len(s.Workers) != 4 {
 		t.Errorf("%s", b)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/service"
 	"golang.org/x/sys/unix"
@@ -21,9 +22,7 @@ import (
 func pipe(t *testing.T) (r, w *os.File) {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { r.Close(); w.Close() })
 	return r, w
 }
@@ -31,9 +30,7 @@ func pipe(t *testing.T) (r, w *os.File) {
 // TestTopOnTerminal: it redraws in place and within the screen until q, and restores the terminal.
 func TestTopOnTerminal(t *testing.T) {
 	head, err := service.NewServer(t.Context(), service.Config{Worker: worker.Config{Name: "head", Instances: castest.Instances()}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { head.Close() })
 	address := grpctest.Serve(t, func(s *grpc.Server) {
 		if err := head.Register(s); err != nil {
@@ -43,9 +40,7 @@ func TestTopOnTerminal(t *testing.T) {
 	none, _ := pipe(t)
 	shown, out := pipe(t)
 	persons, err := terminal.Open(none, out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer persons.Close()
 	settings := func() (s *unix.Termios) {
 		if err := terminal.Control(persons.TTY, func(fd int) (err error) {

@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/internal/grpctest"
 	"github.com/cloister-build/cloister/cmd/internal/identity"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
 	"google.golang.org/grpc"
@@ -77,25 +78,17 @@ func elsewhere(t *testing.T, c *Config, on string) (*repro.Verdict, []repro.Exec
 	c.On = []string{on}
 	all, err := c.dial(t.Context())
 	defer func() { t.Cleanup(all.close) }()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	here := castest.NewMemory()
 	put := func(text string) *repb.Digest {
 		d, err := cas.PutBytes(t.Context(), here, cas.SHA256, []byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d.Proto()
 	}
 	action, err := cas.PutProto(t.Context(), here, cas.SHA256, &repb.Action{CommandDigest: put("\n\x04true"), InputRootDigest: put("")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	p, err := all[on].executor(t.Context(), on, here, action)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	executors := []repro.Executor{*p}
 	v, err := repro.Check(t.Context(), &worker.Task{Action: action}, repro.Options{Runs: 2, Executors: executors})
 	return v, executors, err
@@ -104,9 +97,7 @@ func elsewhere(t *testing.T, c *Config, on string) (*repro.Verdict, []repro.Exec
 // TestTokenGoesToOneServer: only the server of --cas receives the token.
 func TestTokenGoesToOneServer(t *testing.T) {
 	token := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(token, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(token, []byte("secret"), 0o600))
 	answer := &repb.ExecuteResponse{Result: &repb.ActionResult{}}
 	mine, at := lying(t, answer)
 	other, there := lying(t, answer)
@@ -129,14 +120,10 @@ func TestServersRecordNothing(t *testing.T) {
 		t.Fatalf("asked %d times, %v", len(l.asked), err)
 	}
 	in, err := l.in("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for i, req := range l.asked {
 		d, err := cas.FromProto(cas.SHA256, req.ActionDigest)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var a repb.Action
 		if err := cas.ReadProto(t.Context(), in.Store, d, &a); err != nil || !a.DoNotCache || !req.SkipCacheLookup || v.Runs[i].Action != d.String() {
 			t.Errorf("asked for %v, which is %v, and told %q: %v", req, &a, v.Runs[i].Action, err)
@@ -152,9 +139,7 @@ func TestHostileServers(t *testing.T) {
 		OutputFiles:    []*repb.OutputFile{{Path: "\x1b[2J", Digest: huge}, {Path: "none"}, {Path: "../out", Digest: huge}},
 		OutputSymlinks: []*repb.OutputSymlink{{Path: "../../link", Target: "/etc"}}, StdoutDigest: huge,
 	}})))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var b strings.Builder
 	if err := v.Text(&b, repro.TextOptions{Verbose: true}); err != nil || strings.Contains(b.String(), "\x1b") {
 		t.Errorf("printed %q, %v", b.String(), err)

@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
@@ -58,27 +59,19 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 		// Its parent has exited.
 		{"a process", "no process left, no namespace left", func(t *testing.T, _ *localworker.Worker) {
 			out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!").Output()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL); _, _ = unix.Wait4(pid, nil, 0, nil) })
 		}},
 		{"a file", "no file left", func(t *testing.T, _ *localworker.Worker) {
 			name := filepath.Join(os.TempDir(), "left")
-			if err := os.WriteFile(name, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(name, nil, 0o600))
 			t.Cleanup(func() { os.Remove(name); os.Remove(filepath.Dir(name)) })
 		}},
 		{"a descriptor", "no namespace left", func(t *testing.T, _ *localworker.Worker) {
 			f, err := os.Open("/proc/self/ns/net")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			t.Cleanup(func() { f.Close() })
 		}},
 		{"a mount", "no mount left", func(t *testing.T, _ *localworker.Worker) {
@@ -100,9 +93,7 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 			if err == nil {
 				err = unix.Flock(int(f.Fd()), unix.LOCK_EX) // otherwise it counts as that of a dead worker
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			t.Cleanup(func() { f.Close(); os.Remove(dir) })
 		}},
 	} {
@@ -138,17 +129,11 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 // TestSelfTestChecks covers results that no layer can be made to produce here.
 func TestSelfTestChecks(t *testing.T) {
 	in, err := castest.Instances()("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	input, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, selfInput)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	other, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, []byte("changed"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	const connect, write = `{"Kind":"connect","What":"x","Error":"refused"}`, `{"Kind":"write","What":"x","Error":"refused"}`
 	for _, c := range []struct {
 		said, hash, broken string

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestUnreadableHistorySaysWhatToDo checks that serve names the file and the flag that disables the history.
@@ -14,9 +16,7 @@ func TestUnreadableHistorySaysWhatToDo(t *testing.T) {
 	var c Config
 	c.Dir, c.History = t.TempDir(), 1<<20
 	file := filepath.Join(c.Dir, "history", "00000000000000000001.v1.jsonl")
-	if err := os.MkdirAll(file, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(file, 0o700))
 	_, err := c.openHistory(nil)
 	if err == nil || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), "--history-size 0") {
 		t.Errorf("got %v, want the file and advice", err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
@@ -26,17 +27,13 @@ func TestDrainsSurviveRestart(t *testing.T) {
 		{Joining: &queue.Drain{Since: at}, Admitted: []string{"c"}},
 		{},
 	} {
-		if err := keepDrains(dir, want); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, keepDrains(dir, want))
 		if got, err := readDrains(dir); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v, %v; want %+v", got, err, want)
 		}
 	}
 	for _, text := range []string{"", "{", `{"version":2}`, "{}", `{"version":1,"workers":[]}`} {
-		if err := os.WriteFile(drainsPath(dir), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(drainsPath(dir), []byte(text), 0o600))
 		var e *exit.Error
 		if _, err := readDrains(dir); !errors.As(err, &e) || e.Code != exit.Environment || !strings.Contains(err.Error(), "drains.json") {
 			t.Errorf("%q: %v", text, err)

@@ -10,14 +10,13 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/durable"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestPendingDoesNotWaitForPipe in place of the journal.
 func TestPendingDoesNotWaitForPipe(t *testing.T) {
 	dir := t.TempDir()
-	if err := syscall.Mkfifo(Journal(dir), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, syscall.Mkfifo(Journal(dir), 0o600))
 	if _, err := Pending(dir); !errors.Is(err, durable.ErrNotRegular) {
 		t.Errorf("got %v, want ErrNotRegular", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestPendingReadsTheJournal that an overlay writes.
@@ -30,21 +31,15 @@ func TestPendingReadsTheJournal(t *testing.T) {
 	flaky.Fail(cas.ErrUnavailable, faulty.Missing)
 	for _, want := range []int{3, 0} {
 		front, err := overlay.New(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		if want > 0 {
 			cancel()
 			in, err := front.Instance("a name")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			for i := range want {
 				data := []byte{byte(i)}
-				if err := in.Store.Put(t.Context(), cas.SHA256.Sum(data), bytes.NewReader(data)); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, in.Store.Put(t.Context(), cas.SHA256.Sum(data), bytes.NewReader(data)))
 			}
 		} else {
 			flaky.Heal()

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/internal/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,18 +26,14 @@ func shell(t *testing.T, on *PTY) *exec.Cmd {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = on.TTY, on.TTY, on.TTY
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "PS1=", "PS2="}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, cmd.Start())
 	return cmd
 }
 
 func pipe(t *testing.T) (r, w *os.File) {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { r.Close(); w.Close() })
 	return r, w
 }
@@ -47,9 +44,7 @@ func TestTerminalOfPipes(t *testing.T) {
 	in, keys := pipe(t)
 	shown, out := pipe(t)
 	term, err := Open(in, out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer term.Close()
 	cmd := shell(t, term)
 	// The last line has no end, and cat wants one of its own.
@@ -85,9 +80,7 @@ func TestTerminalOfAPerson(t *testing.T) {
 	none, _ := pipe(t)
 	_, ignored := pipe(t)
 	persons, err := Open(none, ignored)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer persons.Close()
 	settings := func() (s *unix.Termios) {
 		if err := Control(persons.TTY, func(fd int) (err error) {
@@ -109,9 +102,7 @@ func TestTerminalOfAPerson(t *testing.T) {
 	size(33, 77)
 	shown, out := pipe(t)
 	term, err := Open(persons.TTY, out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer term.Close()
 	if s := settings(); s.Lflag&(unix.ICANON|unix.ECHO|unix.ISIG) != 0 || s.Oflag&unix.OPOST != 0 {
 		t.Errorf("the person's terminal still has a mind of its own: %+v", s)
@@ -161,14 +152,10 @@ func TestSecretIsNotShown(t *testing.T) {
 	none, _ := pipe(t)
 	shown, out := pipe(t)
 	persons, err := Open(none, out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer persons.Close()
 	tty, err := os.OpenFile(persons.TTY.Name(), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer tty.Close()
 	settings := func() (s unix.Termios) {
 		if err := Control(tty, func(fd int) error {
@@ -239,9 +226,7 @@ func TestSecretIsNotShown(t *testing.T) {
 		}
 		text.Reset()
 		end(nil)
-		if err := tty.SetReadDeadline(time.Time{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, tty.SetReadDeadline(time.Time{}))
 	}
 	if _, err := readSecret(t.Context(), none, "Passphrase: "); err == nil {
 		t.Error("a pipe is a terminal")
