@@ -25,17 +25,21 @@ import (
 	"github.com/cloister-build/cloister/internal/must"
 )
 
-// aged opens a store with blobs of one block and of ten, and results, each put a day after the last.
-func aged(t *testing.T, days int, config disk.Config) (*disk.Cache, *disk.Store) {
+// step is the time between the puts of aged. The store syncs a file every 15 minutes, so longer steps take longer to
+// test.
+const step = 2 * time.Hour
+
+// aged opens a store with blobs of one block and of ten, and results, each put a step after the last.
+func aged(t *testing.T, steps int, config disk.Config) (*disk.Cache, *disk.Store) {
 	t.Helper()
 	config.Dir, config.MaxBytes = t.TempDir(), 16<<20
 	c := open(t, config)
 	s := store(t, c, "")
-	for i := range byte(days) {
+	for i := range byte(steps) {
 		put(t, s, i)
 		d := putSize(t, s, i, 20*block)
 		must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{ExitCode: int32(i)}))
-		time.Sleep(24 * time.Hour)
+		time.Sleep(step)
 	}
 	return c, s
 }
@@ -43,10 +47,10 @@ func aged(t *testing.T, days int, config disk.Config) (*disk.Cache, *disk.Store)
 func TestCollectOlderThan(t *testing.T) {
 	for _, pack := range []int64{0, everyFile, 1 << 20} {
 		synctest.Test(t, func(t *testing.T) {
-			const days, kept = 40, 10
-			c, s := aged(t, days, disk.Config{Pack: pack})
+			const steps, kept = 40, 10
+			c, s := aged(t, steps, disk.Config{Pack: pack})
 			before := c.Stats()
-			o := disk.CollectOptions{OlderThan: kept*24*time.Hour + time.Hour, DryRun: true}
+			o := disk.CollectOptions{OlderThan: kept*step + step/2, DryRun: true}
 			dry, err := c.Collect(t.Context(), o)
 			if err != nil || c.Stats() != before {
 				t.Fatalf("the dry run changed %+v to %+v, %v", before, c.Stats(), err)
@@ -59,19 +63,19 @@ func TestCollectOlderThan(t *testing.T) {
 			if r, err := c.Collect(t.Context(), o); err != nil || r.Freed != 0 || r.Moved != 0 || r.Segments != 0 {
 				t.Errorf("pack %d: second Collect: got %+v, %v", pack, r, err)
 			}
-			if r.Blobs+r.Files != 3*(days-kept) || c.Stats().EvictedBlobs != 3*(days-kept) {
+			if r.Blobs+r.Files != 3*(steps-kept) || c.Stats().EvictedBlobs != 3*(steps-kept) {
 				t.Errorf("pack %d: Collect: got %+v", pack, r)
 			}
-			if got := present(t, s, days); len(got) != kept || got[0] != days-kept {
+			if got := present(t, s, steps); len(got) != kept || got[0] != steps-kept {
 				t.Errorf("pack %d: left %v", pack, got)
 			}
-			for i := range byte(days) {
+			for i := range byte(steps) {
 				b, d := castest.Blob(i, 20*block)
 				got, err := cas.ReadAll(t.Context(), s, d, d.Size())
-				if (err == nil && bytes.Equal(got, b)) != (i >= days-kept) {
+				if (err == nil && bytes.Equal(got, b)) != (i >= steps-kept) {
 					t.Errorf("pack %d: large blob %d: %v", pack, i, err)
 				}
-				if _, err := s.Lookup(t.Context(), d); (err == nil) != (i >= days-kept) {
+				if _, err := s.Lookup(t.Context(), d); (err == nil) != (i >= steps-kept) {
 					t.Errorf("pack %d: result %d: %v", pack, i, err)
 				}
 			}
@@ -90,8 +94,8 @@ func TestCollectOlderThan(t *testing.T) {
 func TestCollectMaxBytes(t *testing.T) {
 	for _, pack := range []int64{0, everyFile, 1 << 20} {
 		synctest.Test(t, func(t *testing.T) {
-			const days = 40
-			c, s := aged(t, days, disk.Config{Pack: pack})
+			const steps = 40
+			c, s := aged(t, steps, disk.Config{Pack: pack})
 			before := c.Stats()
 			o := disk.CollectOptions{MaxBytes: before.Bytes / 2, DryRun: true}
 			dry, err := c.Collect(t.Context(), o)
@@ -109,7 +113,7 @@ func TestCollectMaxBytes(t *testing.T) {
 				t.Errorf("pack %d: the dry run reported %+v, Collect %+v", pack, dry, r)
 			}
 			// The youngest stay.
-			for i := byte(days - 8); i < days; i++ {
+			for i := byte(steps - 8); i < steps; i++ {
 				read(t, s, i, block)
 				read(t, s, i, 20*block)
 			}
@@ -119,11 +123,11 @@ func TestCollectMaxBytes(t *testing.T) {
 
 func TestCollectKeepsLeasedAndPinned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, s := aged(t, 20, disk.Config{Lease: 5 * 24 * time.Hour})
+		c, s := aged(t, 20, disk.Config{Lease: 5 * step})
 		_, old := castest.Blob(0, 20*block)
 		path, release := file(t, s, old, false)
 		copied, releaseCopy := file(t, s, old, true)
-		time.Sleep(6 * 24 * time.Hour) // the lease from File has expired, too
+		time.Sleep(6 * step) // the lease from File has expired, too
 		b, d := castest.Blob(19, block)
 		read(t, s, 19, block)
 		r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1})
@@ -142,7 +146,7 @@ func TestCollectKeepsLeasedAndPinned(t *testing.T) {
 		}
 		release()
 		releaseCopy()
-		time.Sleep(7 * 24 * time.Hour)
+		time.Sleep(7 * step)
 		if r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil || r.Copies != 1 ||
 			r.Files != 1 || c.Stats().Bytes != 0 {
 			t.Errorf("after release: got %+v, %v, Stats %+v", r, err, c.Stats())
@@ -206,7 +210,7 @@ func TestCollectStopsWithItsContext(t *testing.T) {
 	for calls := 1; calls < 60; calls += 6 {
 		synctest.Test(t, func(t *testing.T) {
 			c, s := aged(t, 20, disk.Config{Pack: 1 << 20})
-			_, err := c.Collect(&endsAfter{Context: t.Context(), calls: calls}, disk.CollectOptions{OlderThan: 10*24*time.Hour + time.Hour})
+			_, err := c.Collect(&endsAfter{Context: t.Context(), calls: calls}, disk.CollectOptions{OlderThan: 10*step + step/2})
 			if err != nil && !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
@@ -231,7 +235,7 @@ func TestReadersSurviveCollect(t *testing.T) {
 			defer r.Close()
 			readers = append(readers, r)
 		}
-		time.Sleep(40 * 24 * time.Hour)
+		time.Sleep(40 * step)
 		if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil || c.Stats().Blobs > 0 {
 			t.Fatal(err, c.Stats())
 		}
