@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,6 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/overlay"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -151,11 +151,7 @@ func serve(t testing.TB, instances cas.Instances) string {
 	t.Helper()
 	g := grpc.NewServer(casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
 	casserver.Register(g, casserver.Config{Instances: instances})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Succeed(t, err)
-	go g.Serve(l)
-	t.Cleanup(g.Stop)
-	return l.Addr().String()
+	return grpctest.Listen(t, g)
 }
 
 // blobsOf returns a gRPC client of a new server for instances.

@@ -28,6 +28,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
@@ -196,11 +197,7 @@ func listen(t *testing.T, s *server, register func(*grpc.Server), options ...grp
 	options = append(options, casserver.ServerOptions(slog.New(slog.DiscardHandler))...)
 	g := grpc.NewServer(append(options, grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream))...)
 	register(g)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Succeed(t, err)
-	go g.Serve(l)
-	t.Cleanup(g.Stop)
-	s.address = "grpc://" + l.Addr().String()
+	s.address = "grpc://" + grpctest.Listen(t, g)
 }
 
 // dial connects to the server and returns an instance.

@@ -6,7 +6,7 @@ import (
 	"cmp"
 	"testing"
 
-	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	"github.com/spf13/pflag"
 )

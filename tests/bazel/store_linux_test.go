@@ -15,13 +15,13 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/internal/syncbuf"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 )
@@ -221,7 +221,7 @@ func TestBuildAfterLoss(t *testing.T) {
 		}
 		return 10_000
 	}}
-	log := &record{}
+	log := &syncbuf.Buffer{}
 	metrics, err := loopback.Address()
 	must.Succeed(t, err)
 	r := newGraphRig(t, g)
@@ -295,7 +295,7 @@ func TestBuildAfterLoss(t *testing.T) {
 	})
 	must.Succeed(t, err)
 	for h := range quarantined {
-		if h == "" || !strings.Contains(log.text(), h) {
+		if h == "" || !strings.Contains(log.String(), h) {
 			t.Errorf("blob %q is in quarantine but not in the server's log", h)
 		}
 	}
@@ -321,22 +321,4 @@ func corrupt(t *testing.T, metrics string) float64 {
 	n, err := strconv.ParseFloat(string(match[1]), 64)
 	must.Succeed(t, err)
 	return n
-}
-
-// A record collects what is written to it. It is safe for concurrent use.
-type record struct {
-	mu  sync.Mutex
-	all bytes.Buffer // guarded by mu
-}
-
-func (r *record) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.all.Write(p)
-}
-
-func (r *record) text() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.all.String()
 }

@@ -14,12 +14,12 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/internal/syncbuf"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
@@ -76,25 +76,7 @@ type service struct {
 	cmd   *exec.Cmd
 	ended chan struct{} // closed when it has ended, after err is set
 	err   error
-	said  shared
-}
-
-// A shared buffer is written by a server while a test reads it.
-type shared struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *shared) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *shared) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
+	said  syncbuf.Buffer
 }
 
 // stop sends SIGTERM to the service and fails the test if it ends with an error.

@@ -3,16 +3,15 @@
 package interop_test
 
 import (
-	"bytes"
 	"fmt"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/internal/syncbuf"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
@@ -22,26 +21,8 @@ type process struct {
 	cmd    *exec.Cmd
 	ended  chan struct{} // closed when it has ended and err is set
 	err    error
-	out    output
+	out    syncbuf.Buffer
 	killed bool
-}
-
-// An output collects the output of a process.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer // guarded by mu
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
 }
 
 // wantPrinted waits until the process has printed a text that many times.

@@ -5,23 +5,20 @@ package reapi_test
 import (
 	"context"
 	"io"
-	"net"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	grpcmeta "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
@@ -87,28 +84,12 @@ func (s *faultyStream) RecvMsg(m any) error {
 // behind returns a client of a correct in-memory server behind a fault.
 func behind(t testing.TB, f *fault) *client {
 	t.Helper()
-	listener := bufconn.Listen(1 << 20)
 	server := grpc.NewServer(casserver.ServerOptions(nil)...)
 	instances := castest.Instances()
 	stop, err := casserver.Register(server, casserver.Config{Instances: instances, MaxBlobBytes: 1 << 30})
 	must.Succeed(t, err)
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		if err := server.Serve(listener); err != nil {
-			t.Errorf("serve in memory: %v", err)
-		}
-	})
-	conn, err := grpc.NewClient("passthrough:///memory", append(f.options(),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))...)
-	must.Succeed(t, err)
-	t.Cleanup(func() {
-		conn.Close()
-		server.Stop()
-		serving.Wait()
-		stop()
-	})
-	c := over(t, conn)
+	t.Cleanup(stop)
+	c := over(t, grpctest.Connect(t, server, f.options()...))
 	c.ours = true
 	c.lose = func(d cas.Digest) {
 		in, err := instances("")

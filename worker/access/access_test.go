@@ -23,7 +23,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -33,7 +32,9 @@ import (
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/internal/syncbuf"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker/access"
 	"github.com/cloister-build/cloister/worker/transport"
@@ -158,18 +159,7 @@ func serve(t *testing.T, rules guard, config *tls.Config) *server {
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(g, alive)
 	reflection.Register(g)
-	return &server{t, listen(t, g), g.GetServiceInfo(), alive}
-}
-
-// listen serves g until the test ends and returns its address.
-func listen(t *testing.T, g *grpc.Server) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Succeed(t, err)
-	ended := make(chan struct{})
-	go func() { g.Serve(l); close(ended) }()
-	t.Cleanup(func() { g.Stop(); <-ended })
-	return l.Addr().String()
+	return &server{t, grpctest.Listen(t, g), g.GetServiceInfo(), alive}
 }
 
 // dial returns a connection that sends an authorization header unless it is "".
@@ -586,24 +576,6 @@ func TestStrangeResourceNames(t *testing.T) {
 	}
 }
 
-// A syncBuffer is a buffer for concurrent use.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
-
 // loopback is a server certificate.
 var loopback = x509.Certificate{IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, Subject: pkix.Name{CommonName: "server"}}
 
@@ -752,7 +724,7 @@ func first(cert, key string) (string, string, *slog.Logger) {
 func TestCertificateIsReadAgain(t *testing.T) {
 	a := newAuthority(t)
 	cert, key := a.pair(loopback)
-	var log syncBuffer
+	var log syncbuf.Buffer
 	pair, err := transport.NewPair(cert, key, slog.New(slog.NewTextHandler(&log, nil)))
 	must.Succeed(t, err)
 	config, err := pair.Server("", false)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/internal/syncbuf"
 	"github.com/cloister-build/cloister/worker/access"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -133,7 +134,7 @@ func TestWarnings(t *testing.T) {
 		file := filepath.Join(dir, "auth.yaml")
 		write(t, file, []byte(c.text))
 		must.Succeed(t, errors.Join(os.Chmod(file, c.file), os.Chmod(filepath.Join(dir, "keys.pem"), c.key), os.Chmod(dir, c.dir)))
-		var log syncBuffer
+		var log syncbuf.Buffer
 		live, err := access.NewLive(file, func(*access.Rules) error { return nil }, slog.New(slog.NewTextHandler(&log, nil)))
 		if err != nil {
 			t.Fatalf("%s: %v", c.name, err)

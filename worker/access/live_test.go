@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/internal/syncbuf"
 	"github.com/cloister-build/cloister/worker/access"
 	"github.com/golang-jwt/jwt/v5"
 	"google.golang.org/grpc/codes"
@@ -47,7 +48,7 @@ func ofToken(token, right string) string {
 func TestCallersAreReadAgain(t *testing.T) {
 	file := &written{t: t, name: filepath.Join(t.TempDir(), "auth.yaml")}
 	file.write(ofToken("old", "read"))
-	var log syncBuffer
+	var log syncbuf.Buffer
 	certain := errors.New("no certificates here")
 	live, err := access.NewLive(file.name, func(r *access.Rules) error {
 		if r.Certificates() {

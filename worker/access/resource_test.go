@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker/logstream"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
@@ -41,7 +42,7 @@ func TestNoNameReachesAnotherInstance(t *testing.T) {
 	defer logs.Close()
 	g := grpc.NewServer(append(casserver.ServerOptions(slog.New(slog.DiscardHandler)), rules.Options()...)...)
 	casserver.Register(g, casserver.Config{Instances: instances, Logs: logs})
-	s := &server{T: t, address: listen(t, g)}
+	s := &server{T: t, address: grpctest.Listen(t, g)}
 	c := bspb.NewByteStreamClient(s.dial(nil, ""))
 	reads, queries := 0, 0
 	try := func(name string) {
@@ -106,7 +107,7 @@ func TestNoNameReachesALogStreamOfAnotherInstance(t *testing.T) {
 		rules := parse(t, fmt.Sprintf("version: 1\ncallers: [{name: g, anonymous: true, rights: [{read: %q}, {write: %[1]q}]}]", mine))
 		g := grpc.NewServer(append(casserver.ServerOptions(slog.New(slog.DiscardHandler)), rules.Options()...)...)
 		casserver.Register(g, casserver.Config{Instances: castest.Instances(), Logs: logs})
-		c := bspb.NewByteStreamClient((&server{T: t, address: listen(t, g)}).dial(nil, ""))
+		c := bspb.NewByteStreamClient((&server{T: t, address: grpctest.Listen(t, g)}).dial(nil, ""))
 		for _, l := range streams {
 			for _, before := range append(parents, "-") {
 				name, to := l.Name, l.WriteResourceName

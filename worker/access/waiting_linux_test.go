@@ -15,7 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/internal/syncbuf"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	"github.com/cloister-build/cloister/worker/access"
 	"google.golang.org/grpc"
@@ -27,7 +29,7 @@ import (
 func TestPipeInPlaceOfTheFile(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "auth.yaml")
 	write(t, name, []byte(ofToken("old", "read")))
-	var log syncBuffer
+	var log syncbuf.Buffer
 	live, err := access.NewLive(name, func(*access.Rules) error { return nil }, slog.New(slog.NewTextHandler(&log, nil)))
 	must.Succeed(t, err)
 	defer live.Close()
@@ -54,7 +56,7 @@ func TestFileThatDoesNotAnswer(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "auth.yaml")
 	write(t, name, []byte(ofToken("old", "read")))
 	synctest.Test(t, func(t *testing.T) {
-		var log syncBuffer
+		var log syncbuf.Buffer
 		hung, repaired := make(chan struct{}), make(chan struct{})
 		var reads atomic.Int32
 		live, err := access.NewLiveReading(name, slog.New(slog.NewTextHandler(&log, nil)), func(file string) (*access.Rules, error) {
@@ -154,7 +156,7 @@ func TestRevokedWorkerStopsWaiting(t *testing.T) {
 			queue := &patient{waiting: make(chan struct{}), answer: c.answer}
 			g := grpc.NewServer(live.WorkerOptions()...)
 			remoteworkerpb.RegisterOperationQueueServer(g, queue)
-			s := &server{T: t, address: listen(t, g)}
+			s := &server{T: t, address: grpctest.Listen(t, g)}
 			ended := map[string]chan error{}
 			ctx, cancel := context.WithCancel(t.Context())
 			for _, who := range []string{"w", "other"} {

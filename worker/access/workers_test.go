@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	"github.com/cloister-build/cloister/worker/access"
 	"google.golang.org/grpc"
@@ -27,7 +28,7 @@ func serveWorkers(t *testing.T, rules *access.Rules) *server {
 	remoteworkerpb.RegisterOperationQueueServer(g, remoteworkerpb.UnimplementedOperationQueueServer{})
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(g, alive)
-	return &server{t, listen(t, g), g.GetServiceInfo(), alive}
+	return &server{t, grpctest.Listen(t, g), g.GetServiceInfo(), alive}
 }
 
 func synchronize(ctx context.Context, conn *grpc.ClientConn, prefix string) error {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"runtime"
 	"strings"
 	"sync"
@@ -20,7 +19,9 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/internal/syncbuf"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker"
@@ -32,10 +33,8 @@ import (
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -50,32 +49,14 @@ type head struct {
 	server *buildbarn.Server
 	queue  *queue.Queue
 	in     *cas.Instance
-	log    *buffer
-}
-
-// A buffer collects a log.
-type buffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
+	log    *syncbuf.Buffer
 }
 
 // inBubble runs test with a head and a fake clock; change may be nil.
 func inBubble(t *testing.T, change func(*buildbarn.ServerConfig), test func(t *testing.T, h *head)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		h := &head{log: &buffer{}}
+		h := &head{log: &syncbuf.Buffer{}}
 		instances := castest.Instances()
 		var err error
 		if h.in, err = instances(""); err != nil {
@@ -90,21 +71,13 @@ func inBubble(t *testing.T, change func(*buildbarn.ServerConfig), test func(t *t
 			change(&c)
 		}
 		h.queue = c.Queue
-		listener, server := bufconn.Listen(1<<20), grpc.NewServer()
+		server := grpc.NewServer()
 		if h.server, err = buildbarn.Register(server, c); err != nil {
 			t.Fatal(err)
 		}
-		var serving sync.WaitGroup
-		serving.Go(func() { _ = server.Serve(listener) })
-		conn, err := grpc.NewClient("passthrough:///head", grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-		must.Succeed(t, err)
-		h.OperationQueueClient = remoteworkerpb.NewOperationQueueClient(conn)
+		defer h.server.Close()
+		h.OperationQueueClient = remoteworkerpb.NewOperationQueueClient(grpctest.Connect(t, server))
 		test(t, h)
-		h.server.Close()
-		conn.Close()
-		server.Stop()
-		serving.Wait()
 	})
 }
 

@@ -5,7 +5,6 @@ package execclient_test
 import (
 	"context"
 	"errors"
-	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -16,14 +15,13 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/memory"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execclient"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
@@ -99,16 +97,9 @@ func execute(t *testing.T, answers ...answer) (*worker.Outcome, []string, error)
 
 func executeIn(ctx context.Context, t *testing.T, answers ...answer) (*worker.Outcome, []string, error) {
 	t.Helper()
-	listener, g, s := bufconn.Listen(1<<20), grpc.NewServer(), &server{answers: answers}
+	g, s := grpc.NewServer(), &server{answers: answers}
 	repb.RegisterExecutionServer(g, s)
-	done := make(chan struct{})
-	go func() { _ = g.Serve(listener); close(done) }()
-	defer func() { g.Stop(); <-done }()
-	conn, err := grpc.NewClient("passthrough:///server", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	must.Succeed(t, err)
-	defer conn.Close()
-	c, err := execclient.New(conn, "main")
+	c, err := execclient.New(grpctest.Connect(t, g), "main")
 	must.Succeed(t, err)
 	out, err := c.Execute(ctx, &worker.Task{Action: cas.BLAKE3.Sum([]byte("x"))}, nil)
 	g.Stop() // the calls have ended

@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/internal/syncbuf"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -55,34 +56,16 @@ type site struct {
 	ops   longrunningpb.OperationsClient
 	queue *queue.Queue
 	in    *cas.Instance
-	log   *buffer
+	log   *syncbuf.Buffer
 	dial  func() *grpc.ClientConn
 	wire  net.Conn      // of the connection made last
 	left  chan struct{} // receives when a stream has ended
 }
 
-// A buffer collects a log.
-type buffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
 // serve starts a site; change may be nil.
 func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Config)) *site {
 	t.Helper()
-	s := &site{log: &buffer{}}
+	s := &site{log: &syncbuf.Buffer{}}
 	instances := castest.Instances()
 	qc := queue.Config{Executor: e, Slots: 2, Offer: &queue.Offer{Worker: "anvil", Any: true}}
 	c := execserver.Config{

@@ -6,34 +6,24 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"testing"
 	"time"
 
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 )
 
 // client returns a client of a server of l.
 func client(t *testing.T, l *Log) cloisterpb.HistoryClient {
 	t.Helper()
-	listener := bufconn.Listen(1 << 20)
 	server := grpc.NewServer()
 	must.Succeed(t, Register(server, l, castest.Instances(), func(_ context.Context, instance string) bool { return instance != "secret" }))
-	ended := make(chan struct{})
-	go func() { _ = server.Serve(listener); close(ended) }()
-	t.Cleanup(func() { server.Stop(); <-ended })
-	conn, err := grpc.NewClient("passthrough:///history", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	must.Succeed(t, err)
-	t.Cleanup(func() { conn.Close() })
-	return cloisterpb.NewHistoryClient(conn)
+	return cloisterpb.NewHistoryClient(grpctest.Connect(t, server))
 }
 
 // listed returns all entries that List sends.

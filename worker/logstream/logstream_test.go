@@ -7,10 +7,8 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -21,15 +19,14 @@ import (
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/logstream"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 )
 
 // A site is a server with its registry and gRPC clients.
@@ -39,7 +36,6 @@ type site struct {
 	bytes   bspb.ByteStreamClient
 	store   *castest.Memory // of the instance "main"
 	serving *atomic.Int32   // concurrent reads
-	close   func()
 }
 
 // byteStream serves ByteStream for log streams only.
@@ -67,7 +63,7 @@ func (b *byteStream) QueryWriteStatus(ctx context.Context, req *bspb.QueryWriteS
 	return b.Registry.QueryWriteStatus(ctx, req)
 }
 
-// serve starts a site, which the test closes.
+// serve starts a site that ends with the test.
 func serve(t *testing.T, c logstream.Config) *site {
 	t.Helper()
 	c.Instances = castest.Instances()
@@ -76,20 +72,12 @@ func serve(t *testing.T, c logstream.Config) *site {
 	registry, err := logstream.New(c)
 	must.Succeed(t, err)
 	b := &byteStream{Registry: registry}
-	server, listener := grpc.NewServer(), bufconn.Listen(1<<20)
+	server := grpc.NewServer()
 	bspb.RegisterByteStreamServer(server, b)
 	b.Register(server)
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = server.Serve(listener) })
-	conn, err := grpc.NewClient("passthrough:///site", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	must.Succeed(t, err)
-	return &site{b.Registry, logpb.NewLogStreamServiceClient(conn), bspb.NewByteStreamClient(conn), in.Store.(*castest.Memory), &b.reads, func() {
-		b.Close()
-		conn.Close()
-		server.Stop()
-		serving.Wait()
-	}}
+	conn := grpctest.Connect(t, server)
+	t.Cleanup(b.Close)
+	return &site{b.Registry, logpb.NewLogStreamServiceClient(conn), bspb.NewByteStreamClient(conn), in.Store.(*castest.Memory), &b.reads}
 }
 
 // bubble runs f with a site and a fake clock.
@@ -97,7 +85,6 @@ func bubble(t *testing.T, c logstream.Config, f func(t *testing.T, s *site)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := serve(t, c)
-		defer s.close()
 		f(t, s)
 	})
 }
@@ -166,7 +153,6 @@ func wantNext(t *testing.T, r bspb.ByteStream_ReadClient, text string) {
 
 func TestRule127_ReadersSeeOutputWhileTheRunLasts(t *testing.T) {
 	s := serve(t, logstream.Config{})
-	defer s.close()
 	logs, end := s.begin()
 	out, errs := &logs.Stdout, &logs.Stderr
 	if !strings.HasPrefix(out.Name, "main/logstreams/") || !strings.HasPrefix(errs.Name, "main/logstreams/") || out.Name == errs.Name {
@@ -200,7 +186,6 @@ func TestRule127_ReadersSeeOutputWhileTheRunLasts(t *testing.T) {
 // TestRule127_SlowReaderBlocksNothing neither the run nor the release of its memory, and misses nothing.
 func TestRule127_SlowReaderBlocksNothing(t *testing.T) {
 	s := serve(t, logstream.Config{})
-	defer s.close()
 	logs, end := s.begin()
 	slow := s.follow(t, logs.Stdout.Name)
 	name, held := logs.Stdout.Name, weak.Make(logs)
@@ -249,7 +234,6 @@ func TestRule127_CancelledReadEndsAtOnce(t *testing.T) {
 
 func TestRule127_NamesAreForReadingOrForWriting(t *testing.T) {
 	s := serve(t, logstream.Config{})
-	defer s.close()
 	logs, end := s.begin()
 	io.WriteString(&logs.Stdout, "text")
 	logs.Stdout.Close(nil)
@@ -295,7 +279,6 @@ func TestRule127_NamesAreForReadingOrForWriting(t *testing.T) {
 
 func TestReadOffsetsAndLimits(t *testing.T) {
 	s := serve(t, logstream.Config{})
-	defer s.close()
 	logs, end := s.begin()
 	io.WriteString(&logs.Stdout, "0123456789")
 	check := func(when string) {
@@ -335,7 +318,6 @@ func TestReadOffsetsAndLimits(t *testing.T) {
 // TestReadAfterARunWithoutOwnOutput returns the output of a cached result; lost output never looks complete.
 func TestReadAfterARunWithoutOwnOutput(t *testing.T) {
 	s := serve(t, logstream.Config{})
-	defer s.close()
 	cached := s.outcome(t, "recorded", "")
 	for _, c := range []struct {
 		name string

@@ -66,7 +66,6 @@ func (s *site) wantStatus(t *testing.T, l *logpb.LogStream, size int64, complete
 
 func TestCreateLogStreamReturnsDistinctNames(t *testing.T) {
 	s := serve(t, logstream.Config{})
-	defer s.close()
 	a, b := s.create(t), s.create(t)
 	for _, l := range []*logpb.LogStream{a, b} {
 		token, ok := strings.CutPrefix(l.WriteResourceName, l.Name+"/")
@@ -90,7 +89,6 @@ func TestCreateLogStreamReturnsDistinctNames(t *testing.T) {
 // TestWrittenStreamIsFollowedResumedAndFinished is the example from the API.
 func TestWrittenStreamIsFollowedResumedAndFinished(t *testing.T) {
 	s := serve(t, logstream.Config{})
-	defer s.close()
 	l := s.create(t)
 	to := l.WriteResourceName
 	r := s.follow(t, l.Name)
@@ -145,7 +143,6 @@ func TestWrittenStreamIsFollowedResumedAndFinished(t *testing.T) {
 // TestWritersDoNotOverwriteEachOther checks that one of several concurrent writes at the same offset succeeds.
 func TestWritersDoNotOverwriteEachOther(t *testing.T) {
 	s := serve(t, logstream.Config{})
-	defer s.close()
 	l := s.create(t)
 	const writers, size = 8, 100_000
 	for off := int64(0); off < 5*size; off += size {
@@ -185,7 +182,6 @@ func (singleMessage) SendAndClose(*bspb.WriteResponse) error { return nil }
 // TestWritersAppendAtTheCommittedSize checks that concurrent writers that query the size first never overlap.
 func TestWritersAppendAtTheCommittedSize(t *testing.T) {
 	s := serve(t, logstream.Config{})
-	defer s.close()
 	l := s.create(t)
 	const size, whole = 16, 16 * 20_000
 	var all sync.WaitGroup
@@ -219,7 +215,6 @@ func TestWritersAppendAtTheCommittedSize(t *testing.T) {
 
 func TestStreamsOfClientsAreBounded(t *testing.T) {
 	s := serve(t, logstream.Config{MaxStreams: 3, MaxBytes: 100, MaxStreamBytes: 60})
-	defer s.close()
 	a, b, c := s.create(t), s.create(t), s.create(t)
 	if l, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("fourth stream: %v, %v, want RESOURCE_EXHAUSTED", l, err)

@@ -3,7 +3,6 @@
 package peers
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,10 +11,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sync"
 	"syscall"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/syncbuf"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 )
 
@@ -27,7 +26,7 @@ type Server struct {
 	done    chan struct{} // closed when it has ended and err is set
 	err     error
 	stopped bool // by Stop or Kill
-	log     output
+	log     syncbuf.Buffer
 }
 
 const (
@@ -79,9 +78,9 @@ func (k Kind) Start(ctx context.Context, o Options) (*Server, error) {
 		}
 		select {
 		case <-s.done:
-			return nil, fmt.Errorf("%s ended before it was ready: %v\n%s", k.Name, s.err, s.log.text())
+			return nil, fmt.Errorf("%s ended before it was ready: %v\n%s", k.Name, s.err, s.log.String())
 		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("%s does not listen on %s: %w\n%s", k.Name, s.Addr, ctx.Err(), s.log.text()), s.Stop())
+			return nil, errors.Join(fmt.Errorf("%s does not listen on %s: %w\n%s", k.Name, s.Addr, ctx.Err(), s.log.String()), s.Stop())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -96,14 +95,14 @@ func (s *Server) Stop() error {
 	s.stopped = true
 	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		<-s.done
-		return fmt.Errorf("%s had already ended: %w\n%s", s.cmd.Path, errors.Join(err, s.err), s.log.text())
+		return fmt.Errorf("%s had already ended: %w\n%s", s.cmd.Path, errors.Join(err, s.err), s.log.String())
 	}
 	select {
 	case <-s.done:
 		return nil // some exit with 0, some by the signal
 	case <-time.After(stopTime):
 		s.Kill()
-		return fmt.Errorf("%s did not stop within %v and was killed\n%s", s.cmd.Path, stopTime, s.log.text())
+		return fmt.Errorf("%s did not stop within %v and was killed\n%s", s.cmd.Path, stopTime, s.log.String())
 	}
 }
 
@@ -112,22 +111,4 @@ func (s *Server) Kill() {
 	s.stopped = true
 	_ = s.cmd.Process.Kill() // fails only if it has ended
 	<-s.done
-}
-
-// An output collects the output of a peer.
-type output struct {
-	mu   sync.Mutex
-	data bytes.Buffer // guarded by mu
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.data.Write(p)
-}
-
-func (o *output) text() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.data.String()
 }

@@ -5,13 +5,13 @@ package fleet_test
 import (
 	"context"
 	"errors"
-	"net"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/worker"
@@ -19,7 +19,6 @@ import (
 	"github.com/cloister-build/cloister/worker/queue"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
@@ -27,16 +26,9 @@ import (
 // serve starts a server and returns a client of it.
 func serve(t *testing.T, c fleet.Config) cloisterpb.FleetClient {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Succeed(t, err)
 	s := grpc.NewServer()
 	must.Succeed(t, fleet.Register(s, c))
-	go s.Serve(listener)
-	t.Cleanup(s.Stop)
-	conn, err := grpc.NewClient("passthrough:///"+listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.Succeed(t, err)
-	t.Cleanup(func() { conn.Close() })
-	return cloisterpb.NewFleetClient(conn)
+	return cloisterpb.NewFleetClient(grpctest.Connect(t, s))
 }
 
 func TestRegisterWithoutQueue(t *testing.T) {

@@ -5,9 +5,7 @@ package actions
 import (
 	"context"
 	"errors"
-	"net"
 	"strings"
-	"sync"
 	"testing"
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
@@ -15,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
@@ -84,17 +83,12 @@ func (f *farm) Read(req *bspb.ReadRequest, to bspb.ByteStream_ReadServer) error 
 // serve returns the address of f, which ends with the test.
 func (f *farm) serve(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	must.Succeed(t, err)
 	s := grpc.NewServer()
 	repb.RegisterExecutionServer(s, f)
 	repb.RegisterActionCacheServer(s, f)
 	longrunningpb.RegisterOperationsServer(s, f)
 	bspb.RegisterByteStreamServer(s, f)
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = s.Serve(l) })
-	t.Cleanup(func() { s.Stop(); serving.Wait() })
-	return "grpc://" + l.Addr().String()
+	return "grpc://" + grpctest.Listen(t, s)
 }
 
 func packed(t *testing.T, m proto.Message) *anypb.Any {

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
-	"github.com/cloister-build/cloister/cmd/internal/grpctest"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	"github.com/spf13/cobra"
 )

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
@@ -59,11 +59,7 @@ func boast(t *testing.T) *boaster {
 		}))
 	g := grpc.NewServer(options...)
 	casserver.Register(g, casserver.Config{Instances: instances})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Succeed(t, err)
-	go g.Serve(l)
-	t.Cleanup(g.Stop)
-	b.address = "grpc://" + l.Addr().String()
+	b.address = "grpc://" + grpctest.Listen(t, g)
 	return b
 }
 
