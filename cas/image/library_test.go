@@ -37,16 +37,6 @@ func open(t *testing.T, change func(*image.LibraryConfig)) *image.Library {
 	return l
 }
 
-// eventually waits until ok returns true.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not after %v: %s", patience, what)
-		}
-	}
-}
-
 // TestLibraryRemembersImages: a library survives a kill during a write.
 func TestLibraryRemembersImages(t *testing.T) {
 	s := serve(t)
@@ -188,7 +178,7 @@ func TestConcurrentRequestsShareAPull(t *testing.T) {
 		_, err := l.Get(ctx, "", ref, cas.Digest{})
 		left <- err
 	}()
-	eventually(t, "all wait for one pull", func() bool {
+	must.Hold(t, "all wait for one pull", func() bool {
 		p := l.Pulling()
 		return len(p) == 1 && p[0].Waiting == n && p[0].Pinned == ref.Pin(digestOf(t, im))
 	})
@@ -226,7 +216,7 @@ func TestAbandonedPullEnds(t *testing.T) {
 		_, err := l.Get(ctx, "", ref, cas.Digest{})
 		left <- err
 	}()
-	eventually(t, "the registry is asked for a blob", func() bool { return s.layers.Load() > 0 })
+	must.Hold(t, "the registry is asked for a blob", func() bool { return s.layers.Load() > 0 })
 	cancel()
 	if err := <-left; !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want context.Canceled", err)
@@ -281,7 +271,7 @@ func TestCredentialHelperThatHangs(t *testing.T) {
 			failed <- err
 		}()
 		if limit == time.Hour {
-			eventually(t, "the pull waits", func() bool { return len(l.Pulling()) == 1 })
+			must.Hold(t, "the pull waits", func() bool { return len(l.Pulling()) == 1 })
 			if err := l.Close(); err != nil {
 				t.Error(err)
 			}

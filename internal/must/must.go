@@ -3,12 +3,25 @@
 // Package must ends a test whose preparation fails.
 package must
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // Succeed ends the test if err is not nil.
 func Succeed(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Hold waits until condition holds, and ends the test if it does not within a minute.
+func Hold(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !condition(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("timeout: %s", what)
+		}
 	}
 }

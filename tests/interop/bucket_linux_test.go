@@ -73,7 +73,7 @@ func freeze(t *testing.T, b *bucket) (thaw func()) {
 	t.Helper()
 	must.Succeed(t, syscall.Kill(b.PID, syscall.SIGSTOP))
 	// Until one thread has received the signal, the others may still answer.
-	until(t, "all threads have stopped", func() bool {
+	must.Hold(t, "all threads have stopped", func() bool {
 		stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", b.PID))
 		return len(stats) > 0 && !slices.ContainsFunc(stats, func(name string) bool {
 			text, err := os.ReadFile(name)
@@ -255,7 +255,7 @@ func TestUnreachableBucket(t *testing.T) {
 			data, d := castest.Blob(1, 1000)
 			must.Succeed(t, store.Put(t.Context(), d, bytes.NewReader(data)))
 			back := stop(t, b)
-			until(t, "the bucket is known to be down", func() bool {
+			must.Hold(t, "the bucket is known to be down", func() bool {
 				_, err := store.Missing(t.Context(), []cas.Digest{d})
 				if !errors.Is(err, cas.ErrUnavailable) {
 					t.Errorf("got %v, want ErrUnavailable", err)
@@ -280,7 +280,7 @@ func TestUnreachableBucket(t *testing.T) {
 			}
 			mu.Unlock()
 			back()
-			until(t, "the bucket is up again", func() bool { return c.Err() == nil })
+			must.Hold(t, "the bucket is up again", func() bool { return c.Err() == nil })
 			wantMissing(t, store, d, false)
 		})
 	}

@@ -65,17 +65,17 @@ func TestKillsAndOutagesLoseNothing(t *testing.T) {
 	s := serveBucket(t, b)
 	for round := range 4 {
 		u := upload(t, s.store, round)
-		until(t, "uploads", func() bool { n, _ := u.counts(); return n > 10 })
+		must.Hold(t, "uploads", func() bool { n, _ := u.counts(); return n > 10 })
 		b.Kill()
 		_, refused := u.counts()
-		until(t, "refused uploads", func() bool { _, n := u.counts(); return n > refused+3 })
+		must.Hold(t, "refused uploads", func() bool { _, n := u.counts(); return n > refused+3 })
 		if round%2 == 0 { // serve ends during the outage
 			s.Kill()
 		}
 		b.start(t)
 		if round%2 == 1 {
 			before, _ := u.counts()
-			until(t, "uploads after the outage", func() bool { n, _ := u.counts(); return n > before+10 })
+			must.Hold(t, "uploads after the outage", func() bool { n, _ := u.counts(); return n > before+10 })
 			s.Kill()
 		}
 		close(u.stop)
@@ -109,10 +109,10 @@ func TestLeftoversReachTheBucketWithWriteThrough(t *testing.T) {
 	b.start(t)
 	s.flags = nil
 	s.start(t)
-	until(t, "all blobs are in the bucket", func() bool { return len(b.files(t, "serve")) == len(blobs()) })
+	must.Hold(t, "all blobs are in the bucket", func() bool { return len(b.files(t, "serve")) == len(blobs()) })
 	for _, data := range blobs() {
 		b.wantObject(t, "serve", cas.SHA256.Sum(data))
-		until(t, "the blob is present", func() bool {
+		must.Hold(t, "the blob is present", func() bool {
 			missing, err := s.store.Missing(t.Context(), []cas.Digest{cas.SHA256.Sum(data)})
 			return err == nil && len(missing) == 0
 		})
@@ -135,7 +135,7 @@ func TestFunctionsAndInstancesShareABucket(t *testing.T) {
 			want[name] = append(want[name], d)
 		}
 	}
-	until(t, "all blobs are in the bucket", func() bool { return len(b.files(t, "serve")) == 2*len(cas.Functions()) })
+	must.Hold(t, "all blobs are in the bucket", func() bool { return len(b.files(t, "serve")) == 2*len(cas.Functions()) })
 	s.stop(t)
 	s.dir = t.TempDir() // another machine
 	s.start(t)

@@ -131,7 +131,7 @@ func TestKilledUploadReachesTheBucketLater(t *testing.T) {
 		<-source.paused
 		if sent == len(data) {
 			close(source.release) // kill it between the last byte and the answer
-			until(t, "parts in the bucket", func() bool { return len(b.files(t, "")) > 0 })
+			must.Hold(t, "parts in the bucket", func() bool { return len(b.files(t, "")) > 0 })
 		}
 		s.Kill()
 		if sent < len(data) {
@@ -202,13 +202,13 @@ func TestEmptiedBucketIsRefilled(t *testing.T) {
 				s.upload(t, data)
 			}
 			full := func() bool { return len(b.files(t, "serve")) == len(blobs()) }
-			until(t, "all blobs are in the bucket", full)
+			must.Hold(t, "all blobs are in the bucket", full)
 			for _, file := range b.files(t, "serve") {
 				must.Succeed(t, os.Remove(file))
 			}
 			s.stop(t)
 			s.start(t)
-			until(t, "the blobs are in the bucket again", func() bool {
+			must.Hold(t, "the blobs are in the bucket again", func() bool {
 				for _, data := range blobs() {
 					s.upload(t, data)
 				}
@@ -245,11 +245,11 @@ func TestServeStartsWithoutTheBucket(t *testing.T) {
 		t.Errorf("got metrics without failed probes:\n%s", text)
 	}
 	b.start(t)
-	until(t, "all blobs are in the bucket", func() bool { return len(b.files(t, "serve")) == len(blobs()) })
+	must.Hold(t, "all blobs are in the bucket", func() bool { return len(b.files(t, "serve")) == len(blobs()) })
 	for _, data := range blobs() {
 		b.wantObject(t, "serve", cas.SHA256.Sum(data))
 	}
 	for _, line := range []string{`kind="put",outcome="ok"} 3`, `kind="complete",outcome="ok"} 1`, `direction="sent"`} {
-		until(t, "metrics with "+line, func() bool { return strings.Contains(scrape(), line) })
+		must.Hold(t, "metrics with "+line, func() bool { return strings.Contains(scrape(), line) })
 	}
 }

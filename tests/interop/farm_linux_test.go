@@ -355,7 +355,7 @@ func TestSchedulerDrainsWorker(t *testing.T) {
 	const queue = `{"platformQueueName": {"platform": {"properties": [{"name": "os", "value": "linux"}]}}}`
 	const drain = `{"sizeClassQueueName": ` + queue + `, "workerIdPattern": {"host": "one"}}`
 	b.state(t, "AddDrain", drain)
-	until(t, "the worker is listed", func() bool {
+	must.Hold(t, "the worker is listed", func() bool {
 		return strings.Contains(b.state(t, "ListWorkers", `{"filter": {"all": `+queue+`}, "pageSize": 10}`), `"one"`)
 	})
 	d := action(t, dial(t, b.scheduler, ""), "true", time.Minute)

@@ -177,7 +177,7 @@ func (b barrier) arrived(t *testing.T, n int) []string {
 // wantGone waits until a process has ended.
 func wantGone(t *testing.T, pid string) {
 	t.Helper()
-	until(t, "process "+pid+" ends", func() bool {
+	must.Hold(t, "process "+pid+" ends", func() bool {
 		stat, err := os.ReadFile("/proc/" + pid + "/stat")
 		return errors.Is(err, os.ErrNotExist) || bytes.Contains(stat, []byte(") Z "))
 	})

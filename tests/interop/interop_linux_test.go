@@ -127,16 +127,6 @@ func (p peer) Record(ctx context.Context, action cas.Digest, r *repb.ActionResul
 	return p.Store.Record(ctx, key(action), r)
 }
 
-// until polls a condition for up to a minute.
-func until(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !condition(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("timeout: %s", what)
-		}
-	}
-}
-
 func TestPeersMeetTheStoreContract(t *testing.T) {
 	t.Parallel()
 	for _, k := range peers.Kinds() {

@@ -64,13 +64,13 @@ func marked(t *testing.T, script string) (string, func() []string) {
 // wantSome waits until there are processes.
 func wantSome(t *testing.T, pids func() []string) {
 	t.Helper()
-	until(t, "the action runs", func() bool { return len(pids()) > 0 })
+	must.Hold(t, "the action runs", func() bool { return len(pids()) > 0 })
 }
 
 // wantNone waits until there are no processes.
 func wantNone(t *testing.T, pids func() []string) {
 	t.Helper()
-	until(t, "the action's processes end", func() bool { return len(pids()) == 0 })
+	must.Hold(t, "the action's processes end", func() bool { return len(pids()) == 0 })
 }
 
 // TestJoinReplacesBuildbarnsWorker and its runner with Buildbarn's scheduler and a foreign store.
@@ -261,7 +261,7 @@ func (b *buildbarn) taken(t *testing.T, a *pendingAction) bool {
 // wantReady waits until /ready of a process has this answer.
 func wantReady(t *testing.T, addr string, want bool) {
 	t.Helper()
-	until(t, fmt.Sprintf("/ready is %v", want), func() bool {
+	must.Hold(t, fmt.Sprintf("/ready is %v", want), func() bool {
 		r, err := http.Get("http://" + addr + "/ready")
 		if err != nil {
 			return false

@@ -28,7 +28,7 @@ type process struct {
 // wantPrinted waits until the process has printed a text that many times.
 func (p *process) wantPrinted(t *testing.T, text string, times int) {
 	t.Helper()
-	until(t, fmt.Sprintf("%q printed %d times", text, times), func() bool { return strings.Count(p.out.String(), text) >= times })
+	must.Hold(t, fmt.Sprintf("%q printed %d times", text, times), func() bool { return strings.Count(p.out.String(), text) >= times })
 }
 
 // confining starts a cloister that needs the sandbox. It is stopped at the end of the test, and must succeed.

@@ -134,18 +134,6 @@ func (c *client) in(t testing.TB) *client {
 	return &d
 }
 
-// until waits up to 10 seconds for done.
-func until(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	for range 1000 {
-		if done() {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("after 10 s: not %s", what)
-}
-
 // A blocker is an action that runs until end.
 type blocker struct {
 	*client
@@ -159,7 +147,7 @@ func (c *client) block() *blocker {
 	b := &blocker{c, fmt.Sprintf("trap 'exit 0' USR1; sleep 1h & wait # %x", fresh(8)), make(chan *answer, 1)}
 	d := c.prepare(job{script: b.script})
 	go func() { b.result <- c.request(d, nil) }()
-	until(c, "running", func() bool { return len(sandboxtest.Running(c, b.script)) > 0 })
+	must.Hold(c, "running", func() bool { return len(sandboxtest.Running(c, b.script)) > 0 })
 	return b
 }
 
@@ -171,7 +159,7 @@ func (b *blocker) end() {
 		b.Fatalf("the blocking action ended too early: %v, %v", a.response, a.err)
 	default:
 	}
-	until(b, "signalled", func() bool { return sandboxtest.Signal(b, b.script, syscall.SIGUSR1) > 0 })
+	must.Hold(b, "signalled", func() bool { return sandboxtest.Signal(b, b.script, syscall.SIGUSR1) > 0 })
 	b.wantSuccess("the blocking action", <-b.result)
 }
 

@@ -36,7 +36,7 @@ func TestOperations(t *testing.T) {
 	}),
 		&repb.ExecuteRequest{ActionDigest: d})
 	must.Succeed(t, err)
-	until(t, "running", func() bool { return len(sandboxtest.Running(t, mark)) >= 3 })
+	must.Hold(t, "running", func() bool { return len(sandboxtest.Running(t, mark)) >= 3 })
 	list := func(filter string) []*longrunningpb.Operation {
 		t.Helper()
 		page, err := ops.ListOperations(t.Context(), &longrunningpb.ListOperationsRequest{Filter: filter})
@@ -55,7 +55,7 @@ func TestOperations(t *testing.T) {
 	if a.code() != codes.Canceled || a.response.GetResult() != nil || a.name() != running[0].Name {
 		t.Errorf("got operation %q, %v, %v, want CANCELLED of %q", a.name(), a.response, a.err, running[0].Name)
 	}
-	until(t, "ended", func() bool { return len(sandboxtest.Running(t, mark)) == 0 })
+	must.Hold(t, "ended", func() bool { return len(sandboxtest.Running(t, mark)) == 0 })
 
 	failed := c.run(job{script: "exit 3"})
 	var ended repb.ExecuteResponse

@@ -45,7 +45,7 @@ func TestInputsArePrefetchedWhileQueued(t *testing.T) {
 	}})
 	before := fetched()
 	go func() { waiting <- server.request(next, nil) }()
-	until(t, "prefetched", func() bool { return fetched() == before+8 })
+	must.Hold(t, "prefetched", func() bool { return fetched() == before+8 })
 	*upstream.ended = true
 	upstream.server.Kill()
 	blocking.end()

@@ -306,7 +306,7 @@ func (c *client) abandon(lose bool) (wait func()) {
 	}
 	name, _, leave := from.begin(c.prepare(job{steps: []string{"sleep " + sleep}}))
 	alive := func() bool { return len(sandboxtest.Running(c, "sleep "+sleep)) > 0 }
-	until(c, "running", alive)
+	must.Hold(c, "running", alive)
 	if lose {
 		from.conn.Close()
 	}

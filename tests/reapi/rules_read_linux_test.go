@@ -106,7 +106,7 @@ func readPieces(c *client) {
 	}
 	c.wantBlob("after 100 cancelled reads", c.readName(d), b)
 	if c.server != nil {
-		until(c.TB, "the files of cancelled reads closed", func() bool { return open() <= before+5 })
+		must.Hold(c.TB, "the files of cancelled reads closed", func() bool { return open() <= before+5 })
 	}
 }
 

@@ -92,7 +92,7 @@ func drainLetsEnd(c *client) {
 	defer leave()
 	later := c.prepare(job{steps: []string{"say later"}})
 	stopped := c.stop()
-	until(c, "draining", c.drains)
+	must.Hold(c, "draining", c.drains)
 	if a := c.request(later, nil); a.code() != codes.Unavailable {
 		c.Errorf("a new action while draining: got %v, want UNAVAILABLE", a.err)
 	}
@@ -111,14 +111,14 @@ func secondSignal(c *client) {
 	_, s, leave := c.begin(c.prepare(job{steps: []string{"sleep " + sleep}}))
 	defer leave()
 	alive := func() bool { return len(sandboxtest.Running(c, "sleep "+sleep)) > 0 }
-	until(c, "running", alive)
+	must.Hold(c, "running", alive)
 	stopped := c.stop()
-	until(c, "draining", c.drains)
+	must.Hold(c, "draining", c.drains)
 	must.Succeed(c, syscall.Kill(c.server.PID, syscall.SIGTERM))
 	if a := answered(s, nil); a.code() != codes.Unavailable {
 		c.Errorf("the action: got %v, want UNAVAILABLE, so that the client retries", a.err)
 	}
-	until(c, "ended with the server", func() bool { return !alive() })
+	must.Hold(c, "ended with the server", func() bool { return !alive() })
 	if err := <-stopped; err != nil {
 		c.Errorf("after the second signal: %v", err)
 	}

@@ -16,15 +16,13 @@ import (
 )
 
 // settled returns the state of a file once no further change can have the same time.
-func settled(t *testing.T, file string) filestate.State {
+func settled(t *testing.T, file string) (s filestate.State) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if s := filestate.Of(file); s.Equal(s) {
-			return s
-		} else if time.Now().After(end) {
-			t.Fatal("the state of a file that does not change equals no other")
-		}
-	}
+	must.Hold(t, "the state of a file that does not change equals itself", func() bool {
+		s = filestate.Of(file)
+		return s.Equal(s)
+	})
+	return s
 }
 
 // TestChangeWithSameInodeSizeAndTimeIsNoticed: an editor may write into the file and set its time back.

@@ -528,14 +528,13 @@ func TestOpenSSHKeysAndAgentSign(t *testing.T) {
 // await waits for a listener at a socket.
 func await(t *testing.T, socket string) {
 	t.Helper()
-	for range 3000 {
-		if conn, err := net.Dial("unix", socket); err == nil {
+	must.Hold(t, "a listener at "+socket, func() bool {
+		conn, err := net.Dial("unix", socket)
+		if err == nil {
 			conn.Close()
-			return
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("no listener at %s", socket)
+		return err == nil
+	})
 }
 
 // opens checks that public verifies a signature by k.

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
@@ -176,15 +175,5 @@ func expect(t *testing.T, what string, err error, code codes.Code, texts ...stri
 	}
 	if status.Code(err) != code {
 		t.Errorf("%s: got %v, want %v", what, err, code)
-	}
-}
-
-// until waits for something that must happen.
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within a minute: %s", what)
-		}
 	}
 }

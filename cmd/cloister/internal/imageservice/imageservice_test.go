@@ -29,7 +29,7 @@ func TestPullReportsProgress(t *testing.T) {
 	for instance, ref := range map[string]string{"a": ref, "b": f.host + "/tools@" + digest} {
 		release := f.hold()
 		older := []<-chan error{f.begin(t.Context(), instance, other), f.begin(t.Context(), "other than "+instance, ref)}
-		until(t, "older pulls of another image and in another instance", func() bool {
+		must.Hold(t, "older pulls of another image and in another instance", func() bool {
 			_, pulls := f.list(&cloisterpb.ListImagesRequest{AllInstances: true})
 			return len(pulls) == len(older)
 		})
@@ -71,20 +71,20 @@ func TestClientsShareAPull(t *testing.T) {
 	}
 	ctx, leave := context.WithCancel(t.Context())
 	alone := f.begin(ctx, "", ref)
-	until(t, "a pull", func() bool { return waiting() == 1 })
-	until(t, "its request for the configuration", func() bool { return f.blobs.Load() == 1 })
+	must.Hold(t, "a pull", func() bool { return waiting() == 1 })
+	must.Hold(t, "its request for the configuration", func() bool { return f.blobs.Load() == 1 })
 	leave()
 	expect(t, "the only client", <-alone, codes.Canceled)
-	until(t, "the end of a pull that nobody waits for", func() bool { return waiting() == 0 })
+	must.Hold(t, "the end of a pull that nobody waits for", func() bool { return waiting() == 0 })
 
 	before := f.blobs.Load()
 	stays := f.begin(t.Context(), "", ref)
 	ctx, leave = context.WithCancel(t.Context())
 	leaves := f.begin(ctx, "", ref)
-	until(t, "two clients", func() bool { return waiting() == 2 })
+	must.Hold(t, "two clients", func() bool { return waiting() == 2 })
 	leave()
 	expect(t, "the client that leaves", <-leaves, codes.Canceled)
-	until(t, "one client", func() bool { return waiting() == 1 })
+	must.Hold(t, "one client", func() bool { return waiting() == 1 })
 	if all, pulls := f.list(&cloisterpb.ListImagesRequest{AllInstances: true}); all != "" || len(pulls) != 1 {
 		t.Errorf("got images %q and %d pulls, want one pull", all, len(pulls))
 	}
