@@ -12,10 +12,10 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
@@ -62,9 +62,7 @@ func loopback(b *testing.B, v void) *grpc.ClientConn {
 	must.Succeed(b, err)
 	go s.Serve(l)
 	b.Cleanup(s.Stop)
-	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.Succeed(b, err)
-	b.Cleanup(func() { conn.Close() })
+	conn := grpctest.Dial(b, l.Addr().String())
 	return conn
 }
 

@@ -28,7 +28,6 @@ import (
 	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -157,9 +156,7 @@ func serve(t testing.TB, instances cas.Instances) string {
 // blobsOf returns a gRPC client of a new server for instances.
 func blobsOf(t *testing.T, instances cas.Instances) repb.ContentAddressableStorageClient {
 	t.Helper()
-	conn, err := grpc.NewClient(serve(t, instances), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.Succeed(t, err)
-	t.Cleanup(func() { conn.Close() })
+	conn := grpctest.Dial(t, serve(t, instances))
 	return repb.NewContentAddressableStorageClient(conn)
 }
 

@@ -10,18 +10,14 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 )
 
 // streamsTo returns a ByteStream client of a new server for instances.
 func streamsTo(t testing.TB, instances cas.Instances) bspb.ByteStreamClient {
 	t.Helper()
-	conn, err := grpc.NewClient(serve(t, instances), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.Succeed(t, err)
-	t.Cleanup(func() { conn.Close() })
+	conn := grpctest.Dial(t, serve(t, instances))
 	return bspb.NewByteStreamClient(conn)
 }
 

@@ -19,7 +19,6 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/memory"
 	"github.com/cloister-build/cloister/cas/remote"
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execclient"
 	"github.com/cloister-build/cloister/worker/service"
@@ -59,7 +58,9 @@ func TestWorker(t *testing.T) {
 	head, err := service.NewServer(t.Context(), service.Config{Worker: worker.Config{
 		Name: "head", Instances: func(string) (*cas.Instance, error) { return &cas.Instance{Store: store, Actions: store}, nil },
 	}})
-	must.Succeed(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	clients, workers := serve(t, head.Register), serve(t, head.RegisterWorkers)
 	stop := start(t, "worker", workers)
 	if got := execute(t, clients); got != "hello\n" {
@@ -102,7 +103,9 @@ func start(t *testing.T, name string, args ...string) (stop func()) {
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(context.Background(), build(t, name), args...)
 	cmd.Stderr = &stderr
-	must.Succeed(t, cmd.Start())
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	return func() {
 		t.Helper()
@@ -117,7 +120,9 @@ func start(t *testing.T, name string, args ...string) (stop func()) {
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.35.0.1:0")
-	must.Succeed(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer l.Close()
 	return l.Addr().String()
 }
@@ -127,8 +132,12 @@ func serve(t *testing.T, register func(grpc.ServiceRegistrar) error) string {
 	t.Helper()
 	s := grpc.NewServer(casserver.ServerOptions(nil)...)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Succeed(t, err)
-	must.Succeed(t, register(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := register(s); err != nil {
+		t.Fatal(err)
+	}
 	go s.Serve(l)
 	t.Cleanup(s.Stop)
 	return l.Addr().String()
@@ -138,7 +147,9 @@ func dial(t *testing.T, address string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
-	must.Succeed(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -151,13 +162,19 @@ func execute(t *testing.T, address string) string {
 		t.Fatal(err)
 	}
 	client, err := remote.New("grpc://" + address)
-	must.Succeed(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer client.Close()
 	in, err := client.Instance("")
-	must.Succeed(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	put := func(d cas.Digest, err error) *repb.Digest {
 		t.Helper()
-		must.Succeed(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		return d.Proto()
 	}
 	ctx, f := t.Context(), cas.SHA256
@@ -165,16 +182,24 @@ func execute(t *testing.T, address string) string {
 		CommandDigest:   put(cas.PutProto(ctx, in.Store, f, &repb.Command{Arguments: strings.Fields("/bin/echo hello")})),
 		InputRootDigest: put(cas.PutProto(ctx, in.Store, f, &repb.Directory{})),
 	})
-	must.Succeed(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	executor, err := execclient.New(conn, "")
-	must.Succeed(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	out, err := executor.Execute(ctx, &worker.Task{Action: action}, nil)
-	must.Succeed(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	stdout, err := cas.FromProto(f, out.Result.StdoutDigest)
 	if err != nil {
 		return string(out.Result.StdoutRaw)
 	}
 	b, err := cas.ReadAll(ctx, in.Store, stdout, 1000)
-	must.Succeed(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return string(b)
 }

@@ -17,11 +17,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 )
 
@@ -57,9 +56,7 @@ func startRunner(t *testing.T, dir string) *runnerProcess {
 			t.Fatalf("the runner did not start: %s%s", r.banner, r.stderr)
 		}
 	}
-	conn, err := grpc.NewClient("unix://"+r.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.Succeed(t, err)
-	t.Cleanup(func() { conn.Close() })
+	conn := grpctest.Dial(t, "unix://"+r.socket)
 	r.RunnerClient = runnerpb.NewRunnerClient(conn)
 	return r
 }

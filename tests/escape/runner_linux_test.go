@@ -19,15 +19,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/worker"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 )
 
@@ -91,9 +90,7 @@ func startRunner(t *testing.T, w *fixture, policy string, flags ...string) *runn
 		}
 	}
 	go io.Copy(io.Discard, banner) // ends with the process
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.Succeed(t, err)
-	t.Cleanup(func() { conn.Close() })
+	conn := grpctest.Dial(t, "unix://"+socket)
 	m.RunnerClient = runnerpb.NewRunnerClient(conn)
 	if _, err := m.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
 		t.Fatal(err)

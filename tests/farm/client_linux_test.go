@@ -13,10 +13,9 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -35,9 +34,7 @@ func dial(t *testing.T, address string) *client {
 	t.Cleanup(func() { server.Close() })
 	in, err := server.Instance("")
 	must.Succeed(t, err)
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.Succeed(t, err)
-	t.Cleanup(func() { conn.Close() })
+	conn := grpctest.Dial(t, address)
 	return &client{in: in, execution: repb.NewExecutionClient(conn), cancels: longrunningpb.NewOperationsClient(conn)}
 }
 

@@ -19,14 +19,13 @@ import (
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/interop/peers"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -280,9 +279,7 @@ func TestHeadCancelsActionOfBuildbarnsWorker(t *testing.T) {
 	h, g := newHead(t, "--worker-timeout", "3s"), newBarrier(t)
 	h.worker(t, "one")
 	store := dialAt(t, h.clients, "")
-	conn, err := grpc.NewClient(h.clients, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.Succeed(t, err)
-	defer conn.Close()
+	conn := grpctest.Dial(t, h.clients)
 	d := action(t, store, g.script("$$"), time.Hour)
 	stream, err := repb.NewExecutionClient(conn).Execute(t.Context(), &repb.ExecuteRequest{ActionDigest: d, SkipCacheLookup: true})
 	must.Succeed(t, err)

@@ -20,10 +20,9 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/grpctest"
 	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -152,9 +151,7 @@ func queued(c *client, n int) {
 	var clients sync.WaitGroup
 	turn := make(chan struct{}, 16) // limits concurrent connections
 	for part := range slices.Chunk(todo, streams) {
-		conn, err := grpc.NewClient("passthrough:///"+c.server.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		must.Succeed(c, err)
-		defer conn.Close()
+		conn := grpctest.Dial(c, "passthrough:///"+c.server.Addr)
 		turn <- struct{}{}
 		clients.Go(func() {
 			defer func() { <-turn }()

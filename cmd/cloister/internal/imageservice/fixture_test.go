@@ -28,7 +28,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 )
 
@@ -72,9 +71,7 @@ func newFixture(t *testing.T, local, allowed bool) *fixture {
 			Library: l, Instances: c.Instances, Local: local, Log: slog.New(slog.DiscardHandler),
 		})
 	})
-	conn, err := grpc.NewClient(at, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.Succeed(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
+	conn := grpctest.Dial(t, at)
 	f.images = cloisterpb.NewImagesClient(conn)
 	return f
 }
