@@ -20,8 +20,7 @@ import (
 // cut is not reported, whether the process was killed or not.
 func TestLostLogIsReported(t *testing.T) {
 	dir := t.TempDir()
-	c := open(t, disk.Config{Dir: dir, MaxBytes: 4 << 20})
-	s := store(t, c, "")
+	c, s := openStore(t, disk.Config{Dir: dir, MaxBytes: 4 << 20})
 	var small, files []cas.Digest
 	for i := range byte(6) {
 		small, files = append(small, putSize(t, s, i, 500)), append(files, putSize(t, s, i, large))
@@ -34,8 +33,7 @@ func TestLostLogIsReported(t *testing.T) {
 		log := state[firstLog]
 		for n := 0; n <= len(log); n += 64 {
 			state[firstLog] = log[:n]
-			c := open(t, disk.Config{Dir: restore(t, state), MaxBytes: 4 << 20})
-			s := store(t, c, "")
+			c, s := openStore(t, disk.Config{Dir: restore(t, state), MaxBytes: 4 << 20})
 			if damage := c.Stats().LogDamage; damage != int64(len(log)-n) {
 				t.Errorf("%s, log cut by %d bytes: reported %d", name, len(log)-n, damage)
 			}

@@ -40,8 +40,7 @@ func wantBlob(t testing.TB, s *disk.Store, d cas.Digest, b []byte) {
 
 // TestChunksAreStoredOnce: blobs share common chunks.
 func TestChunksAreStoredOnce(t *testing.T) {
-	c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
-	s := store(t, c, "")
+	c, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
 	const chunk, chunks = 512 << 10, 40
 	sizes := slices.Repeat([]int{chunk}, chunks)
 	b, d, of := splice(t, s, 0, sizes...)
@@ -63,8 +62,7 @@ func TestChunksAreStoredOnce(t *testing.T) {
 
 func TestChunkListSurvivesReopen(t *testing.T) {
 	config := disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20}
-	c := open(t, config)
-	s := store(t, c, "")
+	c, s := openStore(t, config)
 	b, d, of := splice(t, s, 0, 1000, 100_000)
 	// The list is replaced, and the first one must not reappear.
 	more := slices.Concat(of, of)
@@ -75,8 +73,7 @@ func TestChunkListSurvivesReopen(t *testing.T) {
 	before := c.Stats()
 	closeStore(t, c)
 	for range 2 {
-		c = open(t, config)
-		s = store(t, c, "")
+		c, s = openStore(t, config)
 		if got := c.Stats(); got.Blobs != before.Blobs || got.Results != 0 || got.Blobs != 4 {
 			t.Errorf("got %d blobs and %d results, want 2 chunks and 2 lists", got.Blobs, got.Results)
 		}
@@ -108,8 +105,7 @@ func TestUseOfSplicedBlobRenewsLeasesOfChunks(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const lease, size = time.Hour, 150_000
 				config := disk.Config{Dir: t.TempDir(), MaxBytes: 16 << 20, Lease: lease}
-				c := open(t, config)
-				s := store(t, c, "")
+				c, s := openStore(t, config)
 				b, d := castest.Blob(0, size)
 				parts := [][]byte{b[:10_000], b[10_000:]}
 				m := cas.ChunkList{Chunks: []cas.Digest{cas.SHA256.Sum(parts[0]), cas.SHA256.Sum(parts[1])}}
@@ -146,8 +142,7 @@ func TestSplicedBlobDependsOnItsChunks(t *testing.T) {
 	for name, size := range map[string]int{"packed": 5000, "file": 100_000} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Lease: time.Hour})
-				s := store(t, c, "")
+				c, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Lease: time.Hour})
 				b, d, of := splice(t, s, 0, 5000, size)
 				time.Sleep(4 * time.Hour)
 				// The list and one chunk are used; the other chunk is not.
@@ -184,8 +179,7 @@ func TestSplicedBlobDependsOnItsChunks(t *testing.T) {
 // TestPutReplacesIncompleteChunkList: a blob that lost a chunk can be put as a whole.
 func TestPutReplacesIncompleteChunkList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Lease: none})
-		s := store(t, c, "")
+		c, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Lease: none})
 		b, d, of := splice(t, s, 0, 100_000, 200_000)
 		time.Sleep(2 * time.Hour)
 		if _, err := s.Split(t.Context(), d); err != nil {
@@ -211,8 +205,7 @@ func TestPutReplacesIncompleteChunkList(t *testing.T) {
 func TestChunkListIsMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		config := disk.Config{Dir: t.TempDir(), MaxBytes: 16 << 20, Lease: time.Hour}
-		c := open(t, config)
-		s := store(t, c, "")
+		c, s := openStore(t, config)
 		for i := range byte(100) {
 			put(t, s, i)
 		}
@@ -289,13 +282,11 @@ func TestDamagedChunkMakesBlobAbsent(t *testing.T) {
 		for _, size := range []int{4000, 100_000} {
 			t.Run(fmt.Sprint(off, ",", size), func(t *testing.T) {
 				dir := t.TempDir()
-				c := open(t, disk.Config{Dir: dir, MaxBytes: 16 << 20})
-				s := store(t, c, "")
+				c, s := openStore(t, disk.Config{Dir: dir, MaxBytes: 16 << 20})
 				b, d, of := splice(t, s, 0, 3000, size)
 				damageBlob(t, dir, b[3000:])
 				closeStoreDamaged(t, c)
-				c = open(t, disk.Config{Dir: dir, MaxBytes: 16 << 20})
-				s = store(t, c, "")
+				_, s = openStore(t, disk.Config{Dir: dir, MaxBytes: 16 << 20})
 				r, err := s.Open(t.Context(), d, off)
 				if err == nil {
 					var got []byte
@@ -326,8 +317,7 @@ func closeStoreDamaged(t *testing.T, c *disk.Cache) {
 // TestLongChunkList: a list may exceed the size of a segment.
 func TestLongChunkList(t *testing.T) {
 	config := disk.Config{Dir: t.TempDir(), MaxBytes: 8 << 20}
-	c := open(t, config)
-	s := store(t, c, "")
+	c, s := openStore(t, config)
 	b, piece := castest.Blob(1, 10)
 	must.Succeed(t, s.Put(t.Context(), piece, bytes.NewReader(b)))
 	const n = 20_000

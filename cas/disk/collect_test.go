@@ -33,8 +33,7 @@ const step = 2 * time.Hour
 func aged(t *testing.T, steps int, config disk.Config) (*disk.Cache, *disk.Store) {
 	t.Helper()
 	config.Dir, config.MaxBytes = t.TempDir(), 16<<20
-	c := open(t, config)
-	s := store(t, c, "")
+	c, s := openStore(t, config)
 	for i := range byte(steps) {
 		put(t, s, i)
 		d := putSize(t, s, i, 20*block)
@@ -157,8 +156,7 @@ func TestCollectKeepsLeasedAndPinned(t *testing.T) {
 func TestCollectAges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const day = 24 * time.Hour
-		c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 16 << 20})
-		s := store(t, c, "")
+		c, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: 16 << 20})
 		for i, wait := range []time.Duration{40 * day, 15 * day, 3 * day, 10 * time.Hour, 0} {
 			for range 1 << i {
 				putSize(t, s, byte(c.Stats().Blobs), 1000)
@@ -254,8 +252,7 @@ func TestDamagedBlobIsNotMoved(t *testing.T) {
 			const lease = time.Hour
 			dir := t.TempDir()
 			var reported []cas.Digest
-			c := open(t, disk.Config{Dir: dir, Lease: lease, Corrupt: func(_ string, d cas.Digest, _ string) { reported = append(reported, d) }})
-			s := store(t, c, "")
+			c, s := openStore(t, disk.Config{Dir: dir, Lease: lease, Corrupt: func(_ string, d cas.Digest, _ string) { reported = append(reported, d) }})
 			for i := byte(1); i < 4; i++ {
 				put(t, s, i)
 			}
@@ -336,8 +333,7 @@ func TestReplacedResultStaysReplaced(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				// One result is no reason to evacuate a large segment.
 				config := disk.Config{Dir: t.TempDir(), MaxBytes: 4 << 20}
-				c := open(t, config)
-				s := store(t, c, "")
+				c, s := openStore(t, config)
 				_, action := castest.Blob(0, 10)
 				record := func(n int32) {
 					t.Helper()
@@ -364,8 +360,7 @@ func TestReplacedResultStaysReplaced(t *testing.T) {
 					must.Succeed(t, os.Truncate(segmentFiles(t, config.Dir, ".data")[1], 0))
 				}
 				if lost || !noted { // otherwise in one process
-					c = open(t, config)
-					s = store(t, c, "")
+					c, s = openStore(t, config)
 				}
 				if !lost {
 					time.Sleep(48 * time.Hour)
@@ -439,8 +434,7 @@ func TestBudgetsHoldUnderLoad(t *testing.T) {
 		t.Run(fmt.Sprintf("bytes=%d,files=%d,pack=%d", config.MaxBytes, config.MaxFiles, config.Pack), func(t *testing.T) {
 			const workers, rounds = 6, 150
 			config.Dir = t.TempDir()
-			c := open(t, config)
-			s := store(t, c, "")
+			c, s := openStore(t, config)
 			var wg sync.WaitGroup
 			for w := range workers {
 				wg.Go(func() {
@@ -507,8 +501,7 @@ func TestConcurrentPutsReserveFiles(t *testing.T) {
 	const most = 20
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		c := open(t, disk.Config{Dir: dir, MaxFiles: most, Pack: everyFile, Lease: none})
-		s := store(t, c, "")
+		c, s := openStore(t, disk.Config{Dir: dir, MaxFiles: most, Pack: everyFile, Lease: none})
 		gate := make(chan struct{})
 		var wg sync.WaitGroup
 		for i := range byte(60) {

@@ -86,8 +86,7 @@ func TestDamagedPackedBlobIsNotServed(t *testing.T) {
 				dir := t.TempDir()
 				var reported []string
 				config := disk.Config{Dir: dir, Corrupt: func(instance string, d cas.Digest, where string) { reported = append(reported, where) }}
-				c := open(t, config)
-				s := store(t, c, "")
+				c, s := openStore(t, config)
 				kept, d := put(t, s, 1), put(t, s, 0)
 				b, _ := castest.Blob(0, block)
 				if cut {
@@ -113,8 +112,7 @@ func TestDamagedPackedBlobIsNotServed(t *testing.T) {
 				}
 				// Also after reopening.
 				closeStore(t, c)
-				c = open(t, config)
-				s = store(t, c, "")
+				c, s = openStore(t, config)
 				if has(t, s, d) {
 					t.Error("the blob is present again after reopening")
 				}
@@ -182,8 +180,7 @@ func TestDamagedCopyIsReplaced(t *testing.T) {
 
 // TestCopyIsCountedOnce removes a copy that is in use. Check compares the counters.
 func TestCopyIsCountedOnce(t *testing.T) {
-	c := open(t, disk.Config{Dir: t.TempDir()})
-	s := store(t, c, "")
+	c, s := openStore(t, disk.Config{Dir: t.TempDir()})
 	d := put(t, s, 0)
 	path, first := file(t, s, d, true)
 	before := c.Stats()
@@ -333,8 +330,7 @@ func TestBlobTruncatedDuringRead(t *testing.T) {
 
 func TestVanishedFileIsNotFound(t *testing.T) {
 	dir := t.TempDir()
-	c := open(t, disk.Config{Dir: dir, Pack: everyFile})
-	s := store(t, c, "")
+	c, s := openStore(t, disk.Config{Dir: dir, Pack: everyFile})
 	for i, use := range []func(cas.Digest) error{
 		func(d cas.Digest) error { _, err := s.Open(t.Context(), d, 0); return err },
 		func(d cas.Digest) error { _, _, err := s.File(t.Context(), d, false); return err },
@@ -356,8 +352,7 @@ func TestVanishedFileIsNotFound(t *testing.T) {
 
 func TestDamagedResultIsMiss(t *testing.T) {
 	dir := t.TempDir()
-	c := open(t, disk.Config{Dir: dir, MaxBytes: 16 << 20})
-	s := store(t, c, "")
+	c, s := openStore(t, disk.Config{Dir: dir, MaxBytes: 16 << 20})
 	_, action := castest.Blob(0, 10)
 	out, _ := castest.Blob(1, 20)
 	const sum = 32 // length of the checksum before the message
@@ -396,8 +391,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		const budget = 2 << 20
 		dir := t.TempDir()
-		c := open(t, disk.Config{Dir: dir, MaxBytes: budget, Pack: pack, Lease: none})
-		s := store(t, c, "")
+		_, s := openStore(t, disk.Config{Dir: dir, MaxBytes: budget, Pack: pack, Lease: none})
 		for i := range byte(150) {
 			d := putSize(t, s, i, 3*block)
 			b, _ := castest.Blob(i, 3*block)
@@ -561,8 +555,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 // TestWaitingVerifyEndsWithItsContext: a Verify that waits for another one does not outlast its context.
 func TestWaitingVerifyEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := open(t, disk.Config{Dir: t.TempDir()})
-		s := store(t, c, "")
+		c, s := openStore(t, disk.Config{Dir: t.TempDir()})
 		putSize(t, s, 0, 1000)
 		putSize(t, s, 1, 1000)
 		first, stop := context.WithCancel(t.Context())
@@ -592,8 +585,7 @@ func TestVerifyResumes(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		for _, reopen := range []bool{false, true} {
 			config := disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20, Pack: pack}
-			c := open(t, config)
-			s := store(t, c, "")
+			c, s := openStore(t, config)
 			const blobs = 60
 			for i := range byte(blobs) {
 				putSize(t, s, i, 3000)
@@ -628,8 +620,7 @@ func TestVerifyResumes(t *testing.T) {
 
 // TestVerifyResumesAtReplacedResult: Verify reads the later result at its position, and neither stops nor skips.
 func TestVerifyResumesAtReplacedResult(t *testing.T) {
-	c := open(t, disk.Config{Dir: t.TempDir()})
-	s := store(t, c, "")
+	c, s := openStore(t, disk.Config{Dir: t.TempDir()})
 	const blobs = 9
 	_, action := castest.Blob(0, 10)
 	for n := range int32(2) {
@@ -657,8 +648,7 @@ func TestVerifyResumesAtReplacedResult(t *testing.T) {
 // TestVerifyEndsUnderLoad puts data faster than Verify may read it.
 func TestVerifyEndsUnderLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := open(t, disk.Config{Dir: t.TempDir(), Lease: none})
-		s := store(t, c, "")
+		c, s := openStore(t, disk.Config{Dir: t.TempDir(), Lease: none})
 		n := 0
 		putNext := func() {
 			n++
@@ -696,8 +686,7 @@ func TestVerifyEndsUnderLoad(t *testing.T) {
 func TestVerifyKeepsItsRate(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		synctest.Test(t, func(t *testing.T) {
-			c := open(t, disk.Config{Dir: t.TempDir(), Pack: pack})
-			s := store(t, c, "")
+			c, s := openStore(t, disk.Config{Dir: t.TempDir(), Pack: pack})
 			for i := range byte(100) {
 				putSize(t, s, i, 1000)
 			}

@@ -63,6 +63,13 @@ func store(t testing.TB, c *disk.Cache, instance string) *disk.Store {
 	return in.Store.(*disk.Store)
 }
 
+// openStore opens a store and returns its instance "" as well.
+func openStore(t testing.TB, config disk.Config) (*disk.Cache, *disk.Store) {
+	t.Helper()
+	c := open(t, config)
+	return c, store(t, c, "")
+}
+
 // putSize stores a blob of size bytes that depends on seed.
 func putSize(t testing.TB, s cas.Store, seed byte, size int) cas.Digest {
 	t.Helper()
@@ -347,8 +354,7 @@ func TestPutNeverExceedsBudget(t *testing.T) {
 		t.Run(k.name, func(t *testing.T) {
 			dir := t.TempDir()
 			k.config.Dir, k.config.MaxBytes, k.config.Lease = dir, budget, none
-			c := open(t, k.config)
-			s := store(t, c, "")
+			c, s := openStore(t, k.config)
 			check := func() {
 				if n, _ := occupied(t, dir); n > budget {
 					t.Errorf("files occupy %d bytes of a budget of %d", n, budget)
@@ -401,8 +407,7 @@ func TestPutAboveBudgetIsFull(t *testing.T) {
 // TestPutReservesAsBytesArrive: a large claimed size evicts nothing by itself.
 func TestPutReservesAsBytesArrive(t *testing.T) {
 	const blobs, size, budget = 8, 2 << 20, 17 << 20 // 544 KiB are kept free
-	c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: budget, Lease: none})
-	s := store(t, c, "")
+	c, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: budget, Lease: none})
 	var all []cas.Digest
 	for i := range byte(blobs) {
 		all = append(all, putSize(t, s, i, size))
@@ -438,8 +443,7 @@ func TestPutReservesAsBytesArrive(t *testing.T) {
 // TestPutIsFullMidway: a Put that runs out of space leaves nothing behind.
 func TestPutIsFullMidway(t *testing.T) {
 	dir := t.TempDir()
-	c := open(t, disk.Config{Dir: dir, MaxBytes: 8 << 20})
-	s := store(t, c, "")
+	c, s := openStore(t, disk.Config{Dir: dir, MaxBytes: 8 << 20})
 	putSize(t, s, 0, 1<<20)
 	before := c.Stats()
 	b, d := castest.Blob(1, 7<<20)
@@ -458,8 +462,7 @@ func TestRejectedPutReleasesItsReservation(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			k.config.Dir = t.TempDir()
-			c := open(t, k.config)
-			s := store(t, c, "")
+			c, s := openStore(t, k.config)
 			for _, size := range []int{4 * block, 500_000} {
 				_, d := castest.Blob(0, size)
 				for range 5 {
@@ -548,8 +551,7 @@ func TestFileIsNotEvictedBeforeRelease(t *testing.T) {
 }
 
 func TestPinsAreCounted(t *testing.T) {
-	c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 24 * block, Lease: none, Pack: everyFile})
-	s := store(t, c, "")
+	_, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: 24 * block, Lease: none, Pack: everyFile})
 	d := put(t, s, 0)
 	path, release := file(t, s, d, false)
 	_, other := file(t, s, d, false)
@@ -590,8 +592,7 @@ func TestEvictionSkipsWhatCannotBeRemoved(t *testing.T) {
 }
 
 func TestPutIsFullWhenEverythingIsPinned(t *testing.T) {
-	c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 12 * block, Lease: none, Pack: everyFile})
-	s := store(t, c, "")
+	_, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: 12 * block, Lease: none, Pack: everyFile})
 	var release []func()
 	for i := range byte(100) {
 		b, d := castest.Blob(i, block)
@@ -764,8 +765,7 @@ func TestOpenRemovesOnlyFilesInTmp(t *testing.T) {
 
 func TestOpenRemovesCopies(t *testing.T) {
 	dir := t.TempDir()
-	c := open(t, disk.Config{Dir: dir})
-	s := store(t, c, "")
+	c, s := openStore(t, disk.Config{Dir: dir})
 	path, _ := file(t, s, put(t, s, 0), true)
 	closeStore(t, c)
 	c = open(t, disk.Config{Dir: dir})
@@ -781,8 +781,7 @@ func TestClosedStoreRefuses(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		synctest.Test(t, func(t *testing.T) {
 			config := disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20, Pack: pack}
-			c := open(t, config)
-			s := store(t, c, "")
+			c, s := openStore(t, config)
 			d := put(t, s, 0)
 			b, d1 := castest.Blob(1, block)
 			closing := make(chan error, 1)
@@ -830,8 +829,7 @@ func TestClosedStoreRefuses(t *testing.T) {
 // TestClosedStoreRemovesNothing: after Close the directory may belong to another process.
 func TestClosedStoreRemovesNothing(t *testing.T) {
 	dir := t.TempDir()
-	c := open(t, disk.Config{Dir: dir, Pack: everyFile})
-	s := store(t, c, "")
+	c, s := openStore(t, disk.Config{Dir: dir, Pack: everyFile})
 	d := put(t, s, 0)
 	r, err := s.Open(t.Context(), d, 0)
 	must.Succeed(t, err)
@@ -863,8 +861,7 @@ func TestConcurrentUseUnderEviction(t *testing.T) {
 
 func concurrentUse(t *testing.T, config disk.Config) {
 	const workers, rounds, blobs = 8, 150, 40
-	c := open(t, config)
-	s := store(t, c, "")
+	c, s := openStore(t, config)
 	tolerable := func(err error) bool {
 		return err == nil || errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrFull)
 	}

@@ -78,8 +78,7 @@ func replaceOpen(t *testing.T, path, by string) (restore func()) {
 // twoSegments opens a store whose first segment is full and holds blob 0, and none of blobs 1 to 9.
 func twoSegments(t *testing.T, config disk.Config) (*disk.Cache, *disk.Store) {
 	t.Helper()
-	c := open(t, config)
-	s := store(t, c, "")
+	c, s := openStore(t, config)
 	put(t, s, 0)
 	for i := byte(100); len(segmentFiles(t, config.Dir, ".data")) < 2; i++ {
 		put(t, s, i)
@@ -154,8 +153,7 @@ func TestSegmentStaysIfMoveCannotBeFlushed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lease = time.Hour
 		config := disk.Config{Dir: t.TempDir(), Lease: lease}
-		c := open(t, config)
-		s := store(t, c, "")
+		c, s := openStore(t, config)
 		// The first Collect creates the segment for moves.
 		put(t, s, 0)
 		put(t, s, 1)
@@ -216,8 +214,7 @@ func TestFaultChild(t *testing.T) {
 	}
 	t.Run("Open with a smaller budget", func(t *testing.T) {
 		config := disk.Config{Dir: filepath.Join(dir, "budget"), Lease: none}
-		c := open(t, config)
-		s := store(t, c, "")
+		c, s := openStore(t, config)
 		var paths []string
 		for i := range byte(8) {
 			paths = append(paths, filePath(config.Dir, putSize(t, s, i, 70_000)))
@@ -240,8 +237,7 @@ func TestFaultChild(t *testing.T) {
 	for _, power := range []bool{false, true} {
 		t.Run(fmt.Sprintf("bad sector,power=%v", power), func(t *testing.T) {
 			config := disk.Config{Dir: filepath.Join(dir, fmt.Sprint(power)), MaxBytes: 1 << 20}
-			c := open(t, config)
-			s := store(t, c, "")
+			c, s := openStore(t, config)
 			d := putSize(t, s, 0, 70_000)
 			put(t, s, 1)
 			closeStore(t, c)

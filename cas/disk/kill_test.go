@@ -98,8 +98,7 @@ func TestKilledStoreKeepsWhatItAcknowledged(t *testing.T) {
 	for round := range 4 {
 		runAndKill(t, config, 50+200*round, acknowledged)
 
-		c := open(t, config)
-		s := store(t, c, "")
+		c, s := openStore(t, config)
 		if len(acknowledged["blob"]) == 0 || len(acknowledged["result"]) == 0 {
 			t.Fatal("nothing was acknowledged")
 		}

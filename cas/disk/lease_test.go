@@ -104,8 +104,7 @@ func TestLeasedIsNotEvicted(t *testing.T) {
 				t.Run(fmt.Sprintf("%s,pack=%d,reopen=%v", u.name, pack, reopen), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						config := disk.Config{Dir: t.TempDir(), MaxBytes: 32 * block, Lease: lease, Pack: pack}
-						c := open(t, config)
-						s := store(t, c, "")
+						c, s := openStore(t, config)
 						d := put(t, s, 0)
 						must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}))
 						for i := byte(1); i < 8; i++ {
@@ -115,8 +114,7 @@ func TestLeasedIsNotEvicted(t *testing.T) {
 						must.Succeed(t, u.use(t, s, d))
 						if reopen {
 							closeStore(t, c)
-							c = open(t, config)
-							s = store(t, c, "")
+							_, s = openStore(t, config)
 						}
 						time.Sleep(lease)
 						// The lease of everything else has expired.
@@ -145,8 +143,7 @@ func TestUseWithinGrainRenewsLease(t *testing.T) {
 	for _, u := range uses {
 		synctest.Test(t, func(t *testing.T) {
 			const lease = 2 * time.Hour
-			c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 32 * block, Lease: lease})
-			s := store(t, c, "")
+			c, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: 32 * block, Lease: lease})
 			d := put(t, s, 0)
 			must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{}))
 			time.Sleep(15 * time.Minute)
@@ -168,8 +165,7 @@ func TestUseWithinGrainRenewsLease(t *testing.T) {
 
 func TestLongestLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := open(t, disk.Config{Dir: t.TempDir(), Lease: math.MaxInt64})
-		s := store(t, c, "")
+		c, s := openStore(t, disk.Config{Dir: t.TempDir(), Lease: math.MaxInt64})
 		put(t, s, 0)
 		time.Sleep(24 * time.Hour)
 		if r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil || r.Freed != 0 ||
@@ -233,8 +229,7 @@ func TestOldestIsEvictedFirst(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				dir := t.TempDir()
 				config := disk.Config{Dir: dir, MaxBytes: 64 * block, Lease: lease, Pack: pack}
-				c := open(t, config)
-				s := store(t, c, "")
+				c, s := openStore(t, config)
 				for i := range byte(40) {
 					put(t, s, i)
 					time.Sleep(10 * time.Minute)
@@ -274,16 +269,14 @@ func TestSmallerBudget(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			const lease = time.Hour
 			config := disk.Config{Dir: t.TempDir(), MaxBytes: 64 * block, Lease: lease, Pack: pack}
-			c := open(t, config)
-			s := store(t, c, "")
+			c, s := openStore(t, config)
 			for i := range byte(40) {
 				put(t, s, i)
 				time.Sleep(lease)
 			}
 			closeStore(t, c)
 			config.MaxBytes = 24 * block
-			c = open(t, config)
-			s = store(t, c, "")
+			c, s = openStore(t, config)
 			used := present(t, s, 3)
 			time.Sleep(time.Minute)
 			if got := c.Stats(); got.Bytes > 24*block || got.Blobs < 10 {
@@ -380,8 +373,7 @@ func TestUseIsWrittenOncePerGrain(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			dir := t.TempDir()
-			c := open(t, disk.Config{Dir: dir, Lease: test.lease, Sync: true})
-			s := store(t, c, "")
+			c, s := openStore(t, disk.Config{Dir: dir, Lease: test.lease, Sync: true})
 			d := put(t, s, 0)
 			must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{ExitCode: 1}))
 			use := func(times int) {
@@ -416,8 +408,7 @@ func TestUseIsWrittenOncePerGrain(t *testing.T) {
 func TestDuplicateDigestsAreNotedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		c := open(t, disk.Config{Dir: dir})
-		s := store(t, c, "")
+		c, s := openStore(t, disk.Config{Dir: dir})
 		a, b := put(t, s, 0), put(t, s, 1)
 		c.Maintain() // so that nothing else is written
 		before := logBytes(t, dir)
@@ -439,8 +430,7 @@ func TestUseDuringEvacuationIsKept(t *testing.T) {
 	for round := range 5 {
 		synctest.Test(t, func(t *testing.T) {
 			config := disk.Config{Dir: t.TempDir(), MaxBytes: 512 << 10, Lease: lease}
-			c := open(t, config)
-			s := store(t, c, "")
+			c, s := openStore(t, config)
 			var ds []cas.Digest
 			for i := range 200 { // one half expires
 				b := fmt.Appendf(nil, "%d %d", round, i)
@@ -495,8 +485,7 @@ func TestMissingRenewsLeaseUnderEviction(t *testing.T) {
 		t.Run(fmt.Sprintf("pack=%d", pack), func(t *testing.T) {
 			const lease, workers, blobs = time.Minute, 6, 30
 			synctest.Test(t, func(t *testing.T) {
-				c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 40 * block, Lease: lease, Pack: pack})
-				s := store(t, c, "")
+				c, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: 40 * block, Lease: lease, Pack: pack})
 				evicted := int64(0)
 				for round := range 12 {
 					time.Sleep(lease + lease/8 + 2*time.Second) // everything may be evicted
@@ -556,8 +545,7 @@ func shorten(t *testing.T, sync bool) {
 		const lease = time.Hour
 		dir := t.TempDir()
 		config := disk.Config{Dir: dir, Lease: lease, Sync: sync}
-		c := open(t, config)
-		s := store(t, c, "")
+		c, s := openStore(t, config)
 		var ds []cas.Digest
 		for i := range byte(10) {
 			ds = append(ds, putSize(t, s, i, 1000))
@@ -607,8 +595,7 @@ func shorten(t *testing.T, sync bool) {
 		time.Sleep(lease - 2*time.Minute)
 		for range 2 {
 			closeStore(t, c)
-			c = open(t, config)
-			s = store(t, c, "")
+			c, s = openStore(t, config)
 			if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
 				t.Error(err)
 			}

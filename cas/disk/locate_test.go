@@ -83,8 +83,7 @@ func TestLocateVerifies(t *testing.T) {
 	config := disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Pack: 1 << 20}
 	var reported atomic.Int32
 	config.Corrupt = func(string, cas.Digest, string) { reported.Add(1) }
-	c := open(t, config)
-	s := store(t, c, "")
+	c, s := openStore(t, config)
 	size := func(i int) int { return []int{100, 3000, 513, 200_000, 40_000, 1, 10_000}[i%7] + i }
 	var ds []cas.Digest
 	for i := range n {
@@ -108,8 +107,7 @@ func TestLocateVerifies(t *testing.T) {
 		overwrite(t, path, []byte{old[off] ^ 1}, off)
 		want = append(want, i)
 	}
-	c = open(t, config)
-	s = store(t, c, "")
+	_, s = openStore(t, config)
 	p := locate(t, s, append(slices.Clone(ds), ds...)...)
 	all := absent(p)
 	if got := all[:len(all)/2]; !slices.Equal(got, want) || len(all) != 2*len(want) || !p.Valid() {
@@ -131,8 +129,7 @@ func TestLocationOutlivesItsSegment(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				config := disk.Config{Dir: t.TempDir(), Lease: none}
-				c := open(t, config)
-				s := store(t, c, "")
+				c, s := openStore(t, config)
 				put(t, s, 9)
 				if how == "moved" {
 					time.Sleep(10 * time.Hour)
@@ -192,8 +189,7 @@ func TestLocationOutlivesItsSegment(t *testing.T) {
 func TestForeignWriteInvalidatesLocations(t *testing.T) {
 	for _, put := range []bool{false, true} {
 		config := disk.Config{Dir: t.TempDir()}
-		c := open(t, config)
-		s := store(t, c, "")
+		_, s := openStore(t, config)
 		var ds []cas.Digest
 		var blobs [][]byte
 		for i := range byte(3) {
@@ -286,8 +282,7 @@ func TestDamageInvalidatesLocations(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := disk.Config{Dir: t.TempDir()}
-			c := open(t, config)
-			s := store(t, c, "")
+			c, s := openStore(t, config)
 			d, kept := put(t, s, 1), put(t, s, 2)
 			p := locate(t, s, d, kept)
 			path := segmentFiles(t, config.Dir, ".data")[0]
@@ -315,8 +310,7 @@ func TestDamageInvalidatesLocations(t *testing.T) {
 
 // TestConcurrentLocate: extents are right and stay valid during puts, evictions and moves.
 func TestConcurrentLocate(t *testing.T) {
-	c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 600 << 10, Lease: none})
-	s := store(t, c, "")
+	c, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: 600 << 10, Lease: none})
 	var group sync.WaitGroup
 	for w := range 3 {
 		group.Go(func() {
@@ -363,8 +357,7 @@ func TestConcurrentLocate(t *testing.T) {
 func TestHeldSegmentsCountAgainstTheBudget(t *testing.T) {
 	for _, releases := range []bool{true, false} {
 		config := disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20, Lease: -1}
-		c := open(t, config)
-		s := store(t, c, "")
+		c, s := openStore(t, config)
 		var held []cas.Location
 		c.SetHolder(func() bool {
 			i := slices.IndexFunc(held, cas.Location.Removed)
@@ -395,8 +388,7 @@ func TestHeldSegmentsCountAgainstTheBudget(t *testing.T) {
 // TestHeldSegmentsAreReleasedBeforePutFails fills the store with leased blobs.
 func TestHeldSegmentsAreReleasedBeforePutFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20, Lease: time.Hour})
-		s := store(t, c, "")
+		c, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20, Lease: time.Hour})
 		var held []cas.Location
 		c.SetHolder(func() bool {
 			if len(held) == 0 {

@@ -81,8 +81,7 @@ func TestPowerLoss(t *testing.T) {
 		for round := range 30 {
 			random := rand.New(rand.NewPCG(uint64(round), 7))
 			dir := t.TempDir()
-			c := open(t, disk.Config{Dir: dir, Pack: pack})
-			s := store(t, c, "")
+			c, s := openStore(t, disk.Config{Dir: dir, Pack: pack})
 			for i := range byte(8) {
 				putSize(t, s, i, 2000)
 			}
@@ -145,8 +144,7 @@ func TestPowerLoss(t *testing.T) {
 // TestFilePutAgainAfterEvictionMayBeLost: the old record of an evicted file does not vouch for a new one.
 func TestFilePutAgainAfterEvictionMayBeLost(t *testing.T) {
 	dir := t.TempDir()
-	c := open(t, disk.Config{Dir: dir, Lease: none})
-	s := store(t, c, "")
+	c, s := openStore(t, disk.Config{Dir: dir, Lease: none})
 	d := putSize(t, s, 0, 70_000)
 	put(t, s, 1) // keeps the segment
 	c.Maintain()
@@ -234,8 +232,7 @@ func TestSyncIsDurable(t *testing.T) {
 	for _, pack := range []int64{0, everyFile} {
 		t.Run(fmt.Sprintf("pack=%d", pack), func(t *testing.T) {
 			dir := t.TempDir()
-			c := open(t, disk.Config{Dir: dir, Sync: true, Lease: none, Pack: pack})
-			s := store(t, c, "")
+			_, s := openStore(t, disk.Config{Dir: dir, Sync: true, Lease: none, Pack: pack})
 			segments := func() []string {
 				return slices.Concat(segmentFiles(t, dir, ".data"), segmentFiles(t, dir, ".log"))
 			}
@@ -258,8 +255,7 @@ func TestSyncIsDurable(t *testing.T) {
 	}
 	t.Run("mark", func(t *testing.T) {
 		dir := t.TempDir()
-		c := open(t, disk.Config{Dir: dir})
-		s := store(t, c, "")
+		c, s := openStore(t, disk.Config{Dir: dir})
 		put(t, s, 0)
 		d := putSize(t, s, 0, 70_000)
 		c.Maintain()
@@ -273,8 +269,7 @@ func TestMovedDataIsDurableBeforeRemoval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lease = time.Hour
 		dir := t.TempDir()
-		c := open(t, disk.Config{Dir: dir, Lease: lease})
-		s := store(t, c, "")
+		c, s := openStore(t, disk.Config{Dir: dir, Lease: lease})
 		for i := range byte(40) {
 			put(t, s, i)
 		}
@@ -308,8 +303,7 @@ func TestMovedDataIsDurableBeforeRemoval(t *testing.T) {
 func TestDataMovedByKilledProcessIsDurableBeforeRemoval(t *testing.T) {
 	needsDisk(t)
 	dir := t.TempDir()
-	c := open(t, disk.Config{Dir: dir})
-	s := store(t, c, "")
+	c, s := openStore(t, disk.Config{Dir: dir})
 	var ds []cas.Digest
 	for i := range byte(3) {
 		ds = append(ds, put(t, s, i))

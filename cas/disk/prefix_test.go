@@ -64,8 +64,7 @@ func TestFindPrefix(t *testing.T) {
 
 // TestFindPrefixOfSeveral: the number of blobs with the same prefix is limited.
 func TestFindPrefixOfSeveral(t *testing.T) {
-	c := open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20})
-	s := store(t, c, "")
+	_, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20})
 	var both []cas.Digest
 	for _, text := range collision() {
 		d := cas.SHA256.Sum([]byte(text))

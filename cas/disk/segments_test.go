@@ -27,8 +27,7 @@ import (
 // padded with zeros.
 func TestBlobsAreAlignedAndPadded(t *testing.T) {
 	dir := t.TempDir()
-	c := open(t, disk.Config{Dir: dir})
-	s := store(t, c, "")
+	_, s := openStore(t, disk.Config{Dir: dir})
 	sizes := []int{1, 511, 512, 513, 4095, 5000, 20_000, 17}
 	var blobs []cas.Blob
 	for i, size := range sizes {
@@ -58,8 +57,7 @@ func TestBlobsAreAlignedAndPadded(t *testing.T) {
 // TestBlobsOfOneBatchAreAdjacent puts other blobs concurrently.
 func TestBlobsOfOneBatchAreAdjacent(t *testing.T) {
 	dir := t.TempDir()
-	c := open(t, disk.Config{Dir: dir, MaxBytes: 8 << 20})
-	s := store(t, c, "")
+	_, s := openStore(t, disk.Config{Dir: dir, MaxBytes: 8 << 20})
 	done := make(chan struct{})
 	go func() { // concurrent puts
 		defer close(done)
@@ -131,8 +129,7 @@ func TestDataIsNeverOverwritten(t *testing.T) {
 		}
 	}
 	for range 4 {
-		c := open(t, config)
-		s := store(t, c, "")
+		c, s := openStore(t, config)
 		for i := range 150 {
 			_, d := castest.Blob(byte(random.IntN(250)), 1+random.IntN(9000))
 			putSize(t, s, byte(random.IntN(250)), 1+random.IntN(9000))
@@ -192,14 +189,12 @@ func TestTornWrites(t *testing.T) {
 	t.Parallel() // after tests that fork: between fork and exec, children hold the lock
 	dir := t.TempDir()
 	config := disk.Config{Dir: dir}
-	c := open(t, config)
-	s := store(t, c, "")
+	c, s := openStore(t, config)
 	put(t, s, 0)
 	putSize(t, s, 1, 70_000)
 	closeStore(t, c)
 	before := snapshot(t, dir)
-	c = open(t, config)
-	s = store(t, c, "")
+	c, s = openStore(t, config)
 	var blobs []cas.Blob
 	for i := range byte(3) {
 		b, d := castest.Blob(10+i, 600)
@@ -256,8 +251,7 @@ func TestTornWrites(t *testing.T) {
 // TestFlippedBitInLog: a flipped bit loses at most the entry of its record, and never leads to wrong content.
 func TestFlippedBitInLog(t *testing.T) {
 	dir := t.TempDir()
-	c := open(t, disk.Config{Dir: dir})
-	s := store(t, c, "")
+	c, s := openStore(t, disk.Config{Dir: dir})
 	for i := range byte(4) {
 		putSize(t, s, i, 1000)
 	}
@@ -318,8 +312,7 @@ func TestFlippedBitInLog(t *testing.T) {
 func TestOrphansAreSwept(t *testing.T) {
 	dir := t.TempDir()
 	config := disk.Config{Dir: dir}
-	c := open(t, config)
-	s := store(t, c, "")
+	c, s := openStore(t, config)
 	put(t, s, 0)
 	kept, vanished := putSize(t, s, 1, 70_000), putSize(t, s, 2, 70_000)
 	closeStore(t, c)
@@ -339,8 +332,7 @@ func TestOrphansAreSwept(t *testing.T) {
 	foreign := filepath.Join(dir, "segments", "letter.txt")
 	write(t, foreign, "dear")
 	must.Succeed(t, os.Remove(filePath(dir, vanished)))
-	c = open(t, config)
-	s = store(t, c, "")
+	_, s = openStore(t, config)
 	read(t, s, 0, block)
 	read(t, s, 1, 70_000)
 	if !has(t, s, kept) || has(t, s, vanished) || !has(t, s, orphan) || has(t, s, wrong) {
@@ -409,8 +401,7 @@ func TestTornInstance(t *testing.T) {
 func TestDuplicatesAreOneBlob(t *testing.T) {
 	dir := t.TempDir()
 	config := disk.Config{Dir: dir}
-	c := open(t, config)
-	s := store(t, c, "")
+	c, s := openStore(t, config)
 	b, d := castest.Blob(0, block)
 	err := errors.Join(s.PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}, {Digest: d, Data: b}, {Digest: d, Data: b}})...)
 	must.Succeed(t, err)
@@ -436,8 +427,7 @@ func TestPackMayChange(t *testing.T) {
 	config := disk.Config{Dir: t.TempDir()}
 	for i, pack := range []int64{0, everyFile, 1 << 20, 2000, 0} {
 		config.Pack = pack
-		c := open(t, config)
-		s := store(t, c, "")
+		c, s := openStore(t, config)
 		for j := range byte(i) {
 			read(t, s, j, 3000)
 			read(t, s, j, 70_000)
