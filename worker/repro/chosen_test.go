@@ -79,7 +79,7 @@ func TestExecutableBitIsADifference(t *testing.T) {
 	o.Executors[0].Executor = changed{s, func(t *worker.Task, o *worker.Outcome) {
 		o.Result.OutputFiles[0].IsExecutable = t.Variation.Conditions.Umask == 0o077
 	}}
-	v := check(t, s, s.action(), o)
+	v := check(t, s.action(), o)
 	if v.Result != repro.Differs || len(v.Differences) != 1 || v.Differences[0].What != "executable" {
 		t.Errorf("got %s, %+v", v.Result, v.Differences)
 	}
@@ -93,7 +93,7 @@ func TestFiftyOutputsAreExplained(t *testing.T) {
 		}
 		return m
 	})
-	v := check(t, s, s.action(), s.options())
+	v := check(t, s.action(), s.options())
 	differing := 0
 	for _, o := range v.Outputs {
 		if o.Differ {
@@ -117,7 +117,7 @@ func TestEachExecutorHasARun(t *testing.T) {
 		p.Name = fmt.Sprint("place", i)
 		o.Executors = append(o.Executors, p)
 	}
-	if v := check(t, s, s.action(), o); len(v.Runs) != 5 || v.Runs[4].On != "place3" {
+	if v := check(t, s.action(), o); len(v.Runs) != 5 || v.Runs[4].On != "place3" {
 		t.Errorf("got runs %+v", v.Runs)
 	}
 }

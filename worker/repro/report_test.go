@@ -29,7 +29,7 @@ func hostileVerdict(t *testing.T, files int) *repro.Verdict {
 	o.Bisect, o.Factors = true, []repro.Factor{"hostname"}
 	task := s.action()
 	task.Target, task.Mnemonic = hostile, hostile
-	v := check(t, s, task, o)
+	v := check(t, task, o)
 	v.Differences = append(v.Differences, repro.Difference{Difference: compare.Difference{Where: []string{hostile, hostile}, What: hostile, A: hostile, B: hostile, Fix: hostile}})
 	return v
 }
@@ -106,7 +106,7 @@ func TestTextShowsRunsCausesAndFactors(t *testing.T) {
 	})
 	o := s.options()
 	o.Bisect, o.Factors = true, []repro.Factor{"hostname", "umask"}
-	v := check(t, s, s.action(), o)
+	v := check(t, s.action(), o)
 	var b bytes.Buffer
 	must.Succeed(t, v.Text(&b, repro.TextOptions{Verbose: true}))
 	for _, want := range []string{
@@ -130,7 +130,7 @@ func TestTextCountsSimilarDifferences(t *testing.T) {
 		return m
 	})
 	var b bytes.Buffer
-	must.Succeed(t, check(t, s, s.action(), s.options()).Text(&b, repro.TextOptions{}))
+	must.Succeed(t, check(t, s.action(), s.options()).Text(&b, repro.TextOptions{}))
 	if !strings.Contains(b.String(), "\n    hostname in 40 files\n") || strings.Contains(b.String(), "nothing") {
 		t.Errorf("got\n%s", b.String())
 	}

@@ -83,9 +83,7 @@ func TestBisectFindsEveryFactor(t *testing.T) {
 			s := newScript(t, func(n int, v *worker.Variation) made {
 				return made{files: map[string]string{"out": "x" + observed(factor, n, v), "steady": "y"}}
 			})
-			o := s.options()
-			o.Bisect = true
-			v := check(t, s, s.action(), o)
+			v := bisect(t, s)
 			if v.Result != repro.Differs || len(v.Outputs) != 2 || !v.Outputs[0].Differ || v.Outputs[1].Differ {
 				t.Fatalf("got %s, %+v; want one of two outputs that differs", v.Result, v.Outputs)
 			}
@@ -108,7 +106,7 @@ func TestSingleVariedFactorIsTheCause(t *testing.T) {
 	})
 	o := s.options()
 	o.Factors = []repro.Factor{"environment"}
-	v := check(t, s, s.action(), o)
+	v := check(t, s.action(), o)
 	if len(v.Differences) != 1 || v.Differences[0].Cause != compare.Environment {
 		t.Errorf("got %+v", v.Differences)
 	}
@@ -118,7 +116,7 @@ func TestReproducibleActionIsTheSame(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made {
 		return made{files: map[string]string{"out": "x"}, stdout: "said", exit: 3, directory: map[string]string{"a": "1"}}
 	})
-	v := check(t, s, s.action(), s.options())
+	v := check(t, s.action(), s.options())
 	if v.Result != repro.Same || len(v.Differences) > 0 || len(v.Skipped) > 0 || len(v.Factors) != len(repro.AllFactors) {
 		t.Errorf("got %+v", v)
 	}
@@ -142,7 +140,7 @@ func TestVariedRunsHaveDifferentConditions(t *testing.T) {
 			o := s.options()
 			o.Runs, o.Factors = 30, []repro.Factor{factor}
 			seen := map[string]int{}
-			for i, r := range check(t, s, s.action(), o).Runs {
+			for i, r := range check(t, s.action(), o).Runs {
 				what := strings.Join(r.Varied, ", ")
 				if j, ok := seen[what]; ok {
 					t.Errorf("runs %d and %d both have %q", j, i, what)
@@ -181,7 +179,7 @@ func TestCheckFindsEveryKindOfDifference(t *testing.T) {
 			s := newScript(t, func(n int, _ *worker.Variation) made { return c.act(n) })
 			o := s.options()
 			o.Factors = []repro.Factor{}
-			v := check(t, s, s.action(), o)
+			v := check(t, s.action(), o)
 			if v.Result != c.want {
 				t.Fatalf("got %s, want %s", v.Result, c.want)
 			}
@@ -202,7 +200,7 @@ func TestCheckFindsEveryKindOfDifference(t *testing.T) {
 func TestDeclaredVariablesAreNotVaried(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 	o := s.options()
-	v := check(t, s, s.action("TZ=UTC", "LC_COLLATE=C", "CLOISTER_PADDING=1"), o)
+	v := check(t, s.action("TZ=UTC", "LC_COLLATE=C", "CLOISTER_PADDING=1"), o)
 	for _, name := range []repro.Factor{"zone", "locale", "environment"} {
 		i := slices.IndexFunc(v.Skipped, func(k repro.Skipped) bool { return k.Factor == name })
 		if i < 0 || !strings.Contains(v.Skipped[i].Why, "the command sets") {
@@ -221,7 +219,7 @@ func TestSeedIsNotVaried(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made { return file(observed("random", n, v)) })
 	task, seed := s.action(), uint64(0)
 	task.Seed = &seed
-	if v := check(t, s, task, s.options()); v.Result != repro.Same || slices.Contains(v.Factors, "random") {
+	if v := check(t, task, s.options()); v.Result != repro.Same || slices.Contains(v.Factors, "random") {
 		t.Errorf("got %s, with %q varied", v.Result, v.Factors)
 	}
 }
@@ -231,7 +229,7 @@ func TestUnsupportedFactorsAreSkipped(t *testing.T) {
 	o := s.options()
 	o.Executors[0].Features = &sandbox.Features{Conditions: []sandbox.Condition{sandbox.ConditionHostname}}
 	o.Factors = []repro.Factor{"hostname", "umask"}
-	v := check(t, s, s.action(), o)
+	v := check(t, s.action(), o)
 	if !slices.Equal(v.Factors, []repro.Factor{"hostname"}) || len(v.Skipped) != 1 || v.Skipped[0].Factor != "umask" || !strings.Contains(v.Skipped[0].Why, "this worker cannot") {
 		t.Errorf("factors %q, skipped %+v", v.Factors, v.Skipped)
 	}
@@ -246,9 +244,7 @@ func TestBisectReportsNondeterminism(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		return made{files: map[string]string{"raced": fmt.Sprint(n), "named": observed("hostname", n, v)}}
 	})
-	o := s.options()
-	o.Bisect = true
-	b := check(t, s, s.action(), o).Bisection
+	b := bisect(t, s).Bisection
 	if !slices.Equal(b.Nondeterministic, []string{"raced"}) || !slices.Equal(b.Factors, []repro.Factor{"hostname"}) ||
 		!strings.Contains(b.Summary, "scheduling") || !strings.Contains(b.Summary, "caused by hostname") {
 		t.Errorf("got %+v", b)
@@ -264,9 +260,7 @@ func TestBisectReportsTimeDependence(t *testing.T) {
 		}
 		return made{files: map[string]string{"out": fmt.Sprintf("written %d\nthen\nby %s\nat last\n", at, observed("hostname", n, v))}}
 	})
-	o := s.options()
-	o.Bisect = true
-	v := check(t, s, s.action(), o) // the controls are runs 6 to 8, after three runs with two copies
+	v := bisect(t, s) // the controls are runs 6 to 8, after three runs with two copies
 	if b := v.Bisection; !slices.Equal(b.TimeDependent, []string{"out"}) || !slices.Equal(b.Factors, []repro.Factor{"time", "hostname"}) || len(b.Nondeterministic) > 0 {
 		t.Errorf("got %+v", b)
 	}
@@ -279,9 +273,7 @@ func TestBisectReportsTimeDependence(t *testing.T) {
 
 func TestRacesAreNotTimeDependence(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file(fmt.Sprint("x", n > 1, max(7, n))) })
-	o := s.options()
-	o.Bisect = true
-	if b := check(t, s, s.action(), o).Bisection; b == nil || len(b.TimeDependent) > 0 || !slices.Equal(b.Nondeterministic, []string{"out"}) {
+	if b := bisect(t, s).Bisection; b == nil || len(b.TimeDependent) > 0 || !slices.Equal(b.Nondeterministic, []string{"out"}) {
 		t.Errorf("got %+v", b)
 	}
 }
@@ -292,7 +284,7 @@ func TestNoiseIsNotAttributedToFactors(t *testing.T) {
 	})
 	o := s.options()
 	o.Bisect = true
-	v := check(t, s, s.action(), o)
+	v := check(t, s.action(), o)
 	if b := v.Bisection; !slices.Equal(b.TimeDependent, []string{"out"}) || !slices.Equal(b.Nondeterministic, []string{"out"}) || !slices.Equal(b.Factors, []repro.Factor{"time", "hostname"}) {
 		t.Errorf("got %+v", b)
 	}
@@ -304,7 +296,7 @@ func TestNoiseIsNotAttributedToFactors(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	o.Factors = []repro.Factor{"hostname"}
-	for _, d := range check(t, s, s.action(), o).Differences {
+	for _, d := range check(t, s.action(), o).Differences {
 		if slices.Contains(d.Factors, "time") {
 			t.Errorf("got a factor that was not varied: %+v", d)
 		}
@@ -320,11 +312,11 @@ func TestOrderIsSchedulingIfAllFactorsAreHeld(t *testing.T) {
 	})
 	o := s.options()
 	o.Bisect = true
-	if b := check(t, s, s.action(), o).Bisection; !slices.Equal(b.Factors, []repro.Factor{"parallel"}) || !slices.Equal(b.Nondeterministic, []string{"out"}) {
+	if b := check(t, s.action(), o).Bisection; !slices.Equal(b.Factors, []repro.Factor{"parallel"}) || !slices.Equal(b.Nondeterministic, []string{"out"}) {
 		t.Errorf("got %+v", b)
 	}
 	o.Executors[0].Features = &sandbox.Features{Conditions: []sandbox.Condition{sandbox.ConditionHostname}}
-	if b := check(t, s, s.action(), o).Bisection; slices.Contains(b.Factors, "parallel") {
+	if b := check(t, s.action(), o).Bisection; slices.Contains(b.Factors, "parallel") {
 		t.Errorf("got %+v", b)
 	}
 }
@@ -359,9 +351,7 @@ func TestProvedFactorsOutweighLooks(t *testing.T) {
 	} {
 		t.Run(string(c.factor), func(t *testing.T) {
 			s := newScript(t, func(_ int, v *worker.Variation) made { return file(c.says(v)) })
-			o := s.options()
-			o.Bisect = true
-			v := check(t, s, s.action(), o)
+			v := bisect(t, s)
 			if len(v.Differences) == 0 || v.Differences[0].Cause != c.cause || !slices.Contains(v.Differences[0].Factors, c.factor) || v.Differences[0].Fix != compare.FixFor(c.cause, "") {
 				t.Errorf("got %+v", v.Differences)
 			}
@@ -375,7 +365,7 @@ func TestCheckPausesToVaryTime(t *testing.T) {
 		s := newScript(t, func(int, *worker.Variation) made { return file(fmt.Sprint("made at ", time.Now().Unix()/2)) })
 		o := s.options()
 		o.Pause, o.Executors[0].Features = 0, &sandbox.Features{}
-		if v := check(t, s, s.action(), o); v.Result != repro.Differs {
+		if v := check(t, s.action(), o); v.Result != repro.Differs {
 			t.Errorf("got %s", v.Result)
 		}
 		for what, change := range map[string]func(){
@@ -392,7 +382,7 @@ func TestCheckPausesToVaryTime(t *testing.T) {
 			o.First = nil
 			change()
 			began := time.Now()
-			if check(t, s, s.action(), o); time.Now() != began {
+			if check(t, s.action(), o); time.Now() != began {
 				t.Errorf("%s: the check paused for %v", what, time.Since(began))
 			}
 		}
@@ -405,7 +395,7 @@ func TestUnconfirmedChangesAreNotFactors(t *testing.T) {
 	})
 	o := s.options()
 	o.Bisect, o.Factors = true, []repro.Factor{"hostname", "umask"}
-	if b := check(t, s, s.action(), o).Bisection; len(b.Factors) > 0 {
+	if b := check(t, s.action(), o).Bisection; len(b.Factors) > 0 {
 		t.Errorf("got %+v", b)
 	}
 }
@@ -415,9 +405,7 @@ func TestHeldFactorsAreNotTheCause(t *testing.T) {
 		order := []string{"123456", "651423", "236451", "124356"}[n%4]
 		return file(strings.Join(strings.Split(order, ""), "\n") + "\n")
 	})
-	o := s.options()
-	o.Bisect = true
-	if v := check(t, s, s.action(), o); len(v.Differences) == 0 || v.Differences[0].Cause != compare.Parallel {
+	if v := bisect(t, s); len(v.Differences) == 0 || v.Differences[0].Cause != compare.Parallel {
 		t.Errorf("got %+v", v.Differences)
 	}
 }
@@ -426,9 +414,7 @@ func TestFactorsAreAttributedByLocation(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		return file(fmt.Sprintf("by %s\nsame\nmask %s\nsame\n", observed("hostname", n, v), observed("umask", n, v)))
 	})
-	o := s.options()
-	o.Bisect = true
-	v := check(t, s, s.action(), o)
+	v := bisect(t, s)
 	if len(v.Differences) != 2 || !slices.Equal(v.Differences[0].Factors, []repro.Factor{"hostname"}) || !slices.Equal(v.Differences[1].Factors, []repro.Factor{"umask"}) {
 		t.Errorf("got %+v", v.Differences)
 	}
@@ -444,9 +430,7 @@ func TestEachCauseAtALocationHasItsFactor(t *testing.T) {
 		day := map[bool]string{false: "Nov 22 02:13", true: "Nov 22 16:13"}[slices.ContainsFunc(v.Env, func(kv string) bool { return strings.HasPrefix(kv, "TZ=") })]
 		return file(fmt.Sprintf("%s 1 %s %s out\nsame\n", mode, user, day))
 	})
-	o := s.options()
-	o.Bisect = true
-	v := check(t, s, s.action(), o)
+	v := bisect(t, s)
 	var got []string
 	for _, d := range v.Differences {
 		got = append(got, fmt.Sprintf("%s: %s %s", d.What, d.Cause, d.Factors))
@@ -467,9 +451,7 @@ func TestDurationsAreNotAttributedToFactors(t *testing.T) {
 				}
 				return file(fmt.Sprintf("real\t0m0.%03ds\nuser\t0m0.00%ds\nby %s\n", real, user, observed("hostname", n, v)))
 			})
-			o := s.options()
-			o.Bisect = true
-			v := check(t, s, s.action(), o)
+			v := bisect(t, s)
 			if b := v.Bisection; !slices.Equal(slices.Sorted(slices.Values(b.Factors)), []repro.Factor{"hostname", "time"}) || !slices.Equal(b.TimeDependent, []string{"out"}) {
 				t.Errorf("got %+v", b)
 			}
@@ -488,9 +470,7 @@ func TestUnheldHashSeedHasNoFactor(t *testing.T) {
 		words := []string{"alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta"}
 		return file("[" + strings.Join(append(words[n%7:], words[:n%7]...), ", ") + "]\n")
 	})
-	o := s.options()
-	o.Bisect = true
-	v := check(t, s, s.action(), o)
+	v := bisect(t, s)
 	if b := v.Bisection; len(b.Factors) > 0 || !slices.Equal(b.Nondeterministic, []string{"out"}) {
 		t.Errorf("got %+v", b)
 	}
@@ -505,9 +485,7 @@ func TestSeveralSeedFactorsAreRandom(t *testing.T) {
 		c := &v.Conditions
 		return file(fmt.Sprintln((int64(c.ClockOffset/time.Second) + c.FrozenClock + 7919*int64(c.SkippedPIDs) + int64(c.UID)) % 32768))
 	})
-	o := s.options()
-	o.Bisect = true
-	v := check(t, s, s.action(), o)
+	v := bisect(t, s)
 	if d := v.Differences; len(d) != 1 || !slices.Equal(d[0].Factors, []repro.Factor{"time", "user", "pids"}) || d[0].Cause != compare.Random {
 		t.Errorf("got %+v", d)
 	}
@@ -525,9 +503,7 @@ func TestRemainingFactorIsTheCause(t *testing.T) {
 		}
 		return file(text + "salt " + salt + "\n")
 	})
-	o := s.options()
-	o.Bisect = true
-	v := check(t, s, s.action(), o)
+	v := bisect(t, s)
 	if d := v.Differences; len(d) != 2 || !slices.Equal(d[1].Factors, []repro.Factor{"path"}) || d[1].Cause != compare.Path {
 		t.Errorf("got %+v", d)
 	}
@@ -541,9 +517,7 @@ func TestOrderByRandomNumbersIsAHashSeed(t *testing.T) {
 		}
 		return file(strings.Join(parts, ""))
 	})
-	o := s.options()
-	o.Bisect = true
-	v := check(t, s, s.action(), o)
+	v := bisect(t, s)
 	if d := v.Differences; len(d) != 1 || !slices.Equal(d[0].Factors, []repro.Factor{"random"}) || d[0].Cause != compare.HashSeed {
 		t.Errorf("got %+v", d)
 	}
@@ -554,9 +528,7 @@ func TestFixDependsOnFormat(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		return file("oncg*22B" + map[bool]string{false: "1234", true: "5678"}[v.Root != ""] + "\x00\x00")
 	})
-	o := s.options()
-	o.Bisect = true
-	v := check(t, s, s.action(), o)
+	v := bisect(t, s)
 	if d := v.Differences; len(d) != 1 || d[0].Cause != compare.Path || d[0].Fix != compare.FixFor(compare.Path, "gcov") {
 		t.Errorf("got %+v", d)
 	}
@@ -569,18 +541,14 @@ func TestBisectReportsFactorsThatActTogether(t *testing.T) {
 		}
 		return file("even")
 	})
-	o := s.options()
-	o.Bisect = true
-	if b := check(t, s, s.action(), o).Bisection; !b.Together || len(b.Factors) > 0 || !strings.Contains(b.Summary, "all together do") {
+	if b := bisect(t, s).Bisection; !b.Together || len(b.Factors) > 0 || !strings.Contains(b.Summary, "all together do") {
 		t.Errorf("got %+v", b)
 	}
 }
 
 func TestBisectReportsRareDifferences(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file(map[bool]string{true: "odd"}[n == 2]) })
-	o := s.options()
-	o.Bisect = true
-	if b := check(t, s, s.action(), o).Bisection; !strings.Contains(b.Summary, "try more than") {
+	if b := bisect(t, s).Bisection; !strings.Contains(b.Summary, "try more than") {
 		t.Errorf("got %+v", b)
 	}
 }
@@ -601,7 +569,7 @@ func TestParallelRunsOverlap(t *testing.T) {
 	}
 	o := s.options()
 	o.Runs, o.Factors = 2, []repro.Factor{"parallel"}
-	v := check(t, s, s.action(), o)
+	v := check(t, s.action(), o)
 	if v.Result != repro.Same || s.runs() != 3 || !slices.Contains(v.Runs[1].Varied, "parallel, with another run") {
 		t.Errorf("got %d runs, %+v", s.runs(), v.Runs)
 	}
@@ -614,7 +582,7 @@ func TestCheckUsesAnEarlierRun(t *testing.T) {
 	must.Succeed(t, err)
 	o := s.options()
 	o.Runs, o.First, o.Factors = 2, out, []repro.Factor{"hostname"}
-	if v := check(t, s, task, o); v.Result != repro.Same || s.runs() != 2 || len(v.Runs) != 2 {
+	if v := check(t, task, o); v.Result != repro.Same || s.runs() != 2 || len(v.Runs) != 2 {
 		t.Errorf("%d runs, %+v", s.runs(), v)
 	}
 }
@@ -628,7 +596,7 @@ func TestExecutorsAreComparedByContent(t *testing.T) {
 	other := there.action("A=B")
 	o := here.options()
 	o.Executors = append(o.Executors, repro.Executor{Name: "there\x1b[0m", Executor: there, Store: there.store, Action: other.Action})
-	v := check(t, here, task, o)
+	v := check(t, task, o)
 	if v.Result != repro.Same || len(v.Runs) != 3 || here.runs() < 2 || there.runs() != 1 || v.Runs[1].Action != other.Action.String() {
 		t.Errorf("got %+v", v)
 	}
@@ -716,7 +684,7 @@ func TestUnvariedRunsAreNotTheSame(t *testing.T) {
 	} {
 		o := s.options()
 		c.change(&o)
-		v := check(t, s, s.action(), o)
+		v := check(t, s.action(), o)
 		if v.Result != c.want || len(v.Factors) > 0 || !v.Result.AllEqual() || v.Line() != "" {
 			t.Errorf("%s: got %s with %q varied, want %s", name, v.Result, v.Factors, c.want)
 		}
@@ -735,7 +703,7 @@ func TestVerdictsAreDeterministic(t *testing.T) {
 		})
 		o := s.options()
 		o.Factors = []repro.Factor{}
-		b, err := json.Marshal(check(t, s, s.action(), o))
+		b, err := json.Marshal(check(t, s.action(), o))
 		must.Succeed(t, err)
 		texts = append(texts, b)
 	}
@@ -789,7 +757,7 @@ func TestOrderOfLinesThatMovesWithEverythingHeldIsARace(t *testing.T) {
 				s := newScript(t, c.command)
 				o := s.options()
 				o.Bisect = bisect
-				v := check(t, s, s.action(), o)
+				v := check(t, s.action(), o)
 				if d := v.Differences; len(d) != 1 || d[0].Cause != c.want || d[0].Fix != compare.FixFor(c.want, "") {
 					t.Errorf("got %+v, want the cause %s", d, c.want)
 				}

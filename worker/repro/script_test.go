@@ -162,11 +162,19 @@ func (s *script) options() repro.Options {
 	return repro.Options{Executors: []repro.Executor{{Name: "local", Executor: s, Store: s.store, Features: able}}, Factors: repro.AllFactors, Host: host, Pause: 1}
 }
 
-func check(t *testing.T, s *script, task *worker.Task, o repro.Options) *repro.Verdict {
+func check(t *testing.T, task *worker.Task, o repro.Options) *repro.Verdict {
 	t.Helper()
 	v, err := repro.Check(t.Context(), task, o)
 	must.Succeed(t, err)
 	return v
+}
+
+// bisect checks the action of s and searches for the factors.
+func bisect(t *testing.T, s *script) *repro.Verdict {
+	t.Helper()
+	o := s.options()
+	o.Bisect = true
+	return check(t, s.action(), o)
 }
 
 // file returns the result of a run that writes one file.
