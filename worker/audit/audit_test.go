@@ -65,6 +65,14 @@ func appendAll(t testing.TB, l *audit.Log, entries ...audit.Entry) {
 	}
 }
 
+// appendEntries appends n entries.
+func appendEntries(t testing.TB, l *audit.Log, n int) {
+	t.Helper()
+	for i := range n {
+		appendAll(t, l, entry(i))
+	}
+}
+
 func read(t testing.TB, dir string) []audit.Record {
 	t.Helper()
 	var rs []audit.Record
@@ -95,9 +103,7 @@ func filled(t testing.TB) (dir, head string) {
 	dir = filepath.Join(t.TempDir(), "audit")
 	l := open(t, dir)
 	l.SetSegmentBytes(3000)
-	for i := range 12 {
-		appendAll(t, l, entry(i))
-	}
+	appendEntries(t, l, 12)
 	must.Succeed(t, l.Close())
 	for _, path := range segments(t, dir) {
 		b, err := os.ReadFile(path)

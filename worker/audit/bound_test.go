@@ -27,9 +27,7 @@ func bounded(t testing.TB, n int) (dir string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "audit")
 	l := openConfig(t, audit.Config{Dir: dir, MaxBytes: bound})
-	for i := range n {
-		appendAll(t, l, entry(i))
-	}
+	appendEntries(t, l, n)
 	must.Succeed(t, l.Close())
 	return dir
 }
@@ -93,9 +91,7 @@ func TestUnlimitedLogKeepsEverything(t *testing.T) {
 	dir := t.TempDir()
 	l := open(t, dir)
 	l.SetSegmentBytes(3000)
-	for i := range 200 {
-		appendAll(t, l, entry(i))
-	}
+	appendEntries(t, l, 200)
 	if r := verify(t, dir, ""); r.Entries != 200 || r.First != 1 || r.Dropped != nil || !r.Announced() {
 		t.Errorf("got %+v, want all of 200", *r)
 	}
@@ -109,9 +105,7 @@ func TestOpenWithAnotherLimit(t *testing.T) {
 		if n := bytesOf(t, dir); most > 0 && n > most {
 			t.Errorf("limit %[2]d: got %[1]d bytes", n, most)
 		}
-		for i := range 40 {
-			appendAll(t, l, entry(i))
-		}
+		appendEntries(t, l, 40)
 		if n := bytesOf(t, dir); most > 0 && n > most {
 			t.Errorf("limit %[2]d: got %[1]d bytes", n, most)
 		}
@@ -123,9 +117,7 @@ func TestOpenWithAnotherLimit(t *testing.T) {
 	// A segment of an unlimited log is larger than the whole limit.
 	dir = filepath.Join(t.TempDir(), "large")
 	l := open(t, dir)
-	for i := range 200 {
-		appendAll(t, l, entry(i))
-	}
+	appendEntries(t, l, 200)
 	must.Succeed(t, l.Close())
 	openConfig(t, audit.Config{Dir: dir, MaxBytes: bound})
 	if n, r := bytesOf(t, dir), verify(t, dir, ""); n > bound || !r.Announced() || r.First != 201 {
@@ -155,9 +147,7 @@ func TestFailedDeletion(t *testing.T) {
 	must.Succeed(t, errors.Join(os.Rename(oldest, aside), os.MkdirAll(filepath.Join(oldest, "x"), 0o700)))
 	var logged bytes.Buffer
 	l := openConfig(t, audit.Config{Dir: dir, MaxBytes: bound, Log: slog.New(slog.NewTextHandler(&logged, nil))})
-	for i := range 40 {
-		appendAll(t, l, entry(i))
-	}
+	appendEntries(t, l, 40)
 	if n := strings.Count(logged.String(), "cannot be deleted"); n == 0 || n > 20 {
 		t.Errorf("got %d warnings for 40 entries in some ten segments:\n%s", n, logged.String())
 	}
@@ -165,9 +155,7 @@ func TestFailedDeletion(t *testing.T) {
 	if r := verify(t, dir, ""); !r.Announced() {
 		t.Errorf("got %+v", *r)
 	}
-	for i := range 8 {
-		appendAll(t, l, entry(i))
-	}
+	appendEntries(t, l, 8)
 	if n, r := bytesOf(t, dir), verify(t, dir, ""); n > bound || !r.Announced() {
 		t.Errorf("after the retry: got %d bytes, want at most %d; %+v", n, bound, *r)
 	}
@@ -195,9 +183,7 @@ func TestVerifyDuringDeletion(t *testing.T) {
 			}
 		})
 	}
-	for i := range 300 {
-		appendAll(t, l, entry(i))
-	}
+	appendEntries(t, l, 300)
 	close(done)
 	wg.Wait()
 }
@@ -227,9 +213,7 @@ func TestDropFormat(t *testing.T) {
 func TestUnfinishedLineBeforeRotation(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "audit")
 	l := open(t, dir)
-	for i := range 200 {
-		appendAll(t, l, entry(i))
-	}
+	appendEntries(t, l, 200)
 	must.Succeed(t, l.Close())
 	path := segments(t, dir)[0]
 	whole, err := os.ReadFile(path)
