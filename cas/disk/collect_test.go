@@ -157,7 +157,7 @@ func TestCollectAges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const day = 24 * time.Hour
 		c, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: 16 << 20})
-		for i, wait := range []time.Duration{40 * day, 15 * day, 3 * day, 10 * time.Hour, 0} {
+		for i, wait := range []time.Duration{32 * day, 8 * day, 2 * day, 10 * time.Hour, 0} {
 			for range 1 << i {
 				putSize(t, s, byte(c.Stats().Blobs), 1000)
 			}
@@ -180,7 +180,7 @@ func TestCollectAges(t *testing.T) {
 		if want := int64(31*1024 + 5*20*block); blobs != 36 || sum != want || len(r.Ages) != 5 {
 			t.Errorf("got %d blobs of %d bytes, want 36 of %d: %+v", blobs, sum, want, r.Ages)
 		}
-		// 40 days and more, 15, 3, and half a day; leased blobs come first.
+		// 42 days, 10, 2, and half a day; leased blobs come first.
 		for i, want := range []int64{18, 9, 5, 3, 1} {
 			if r.Ages[i].Blobs != want {
 				t.Errorf("%q: got %d blobs, want %d", r.Ages[i].Label, r.Ages[i].Blobs, want)
