@@ -3,6 +3,7 @@
 package cli_test
 
 import (
+	"io"
 	"net"
 	"path/filepath"
 	"strings"
@@ -19,9 +20,9 @@ func TestServeNotifiesItsServiceManager(t *testing.T) {
 	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
 	must.Succeed(t, err)
 	defer manager.Close()
-	must.Succeed(t, manager.SetReadDeadline(time.Now().Add(time.Minute)))
 	hear := func(want string) {
 		t.Helper()
+		must.Succeed(t, manager.SetReadDeadline(time.Now().Add(time.Minute)))
 		for b := make([]byte, 4096); ; {
 			n, err := manager.Read(b)
 			if err != nil {
@@ -41,8 +42,12 @@ func TestServeNotifiesItsServiceManager(t *testing.T) {
 	must.Succeed(t, err)
 	hear("READY=1")
 	hear("WATCHDOG=1\nSTATUS=0 running, 0 queued, 0 done, ")
-	if err := s.Stop(); err != nil {
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.Stop() }() // the server waits while the socket is full
+	hear("STOPPING=1")
+	must.Succeed(t, manager.SetReadDeadline(time.Time{}))
+	go func() { _, _ = io.Copy(io.Discard, manager) }()
+	if err := <-stopped; err != nil {
 		t.Error(err)
 	}
-	hear("STOPPING=1")
 }
