@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 )
 
@@ -40,9 +41,7 @@ func TestEachConditionIsInTextAndCovers(t *testing.T) {
 	able := sandbox.Features{
 		Limits: sandbox.AllLimits, Audits: []sandbox.Audit{sandbox.AuditViolations}, Endpoints: true, ListenControl: true,
 	}
-	if err := able.Covers(usual); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, able.Covers(usual))
 	for i, name := range sandbox.AllConditions {
 		s := valid()
 		s.Conditions = unusual[name].given

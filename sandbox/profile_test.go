@@ -13,15 +13,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 )
 
 func TestProfileDefaults(t *testing.T) {
 	p := sandbox.Profile{Args: []string{"cc"}, Env: []string{"B=2", "A=1", "TMPDIR"}, Outputs: []string{"/build/out", "/log"}}
 	build, err := sandbox.ForBuild(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	l := build.Limits
 	if l.Memory != 4<<30 || l.CPU != time.Hour || l.Processes != 128 || len(build.Network.Allow) > 0 {
 		t.Errorf("got limits %+v, network %+v", l, build.Network)
@@ -32,9 +31,7 @@ func TestProfileDefaults(t *testing.T) {
 		t.Errorf("got env %q, outputs %v, dir %s", build.Env, build.Outputs, build.Dir)
 	}
 	test, err := sandbox.ForTest(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if l.Processes = 1024; test.Limits != l {
 		t.Errorf("limits of a test: got %+v, want %+v", test.Limits, l)
 	}
@@ -47,18 +44,12 @@ func TestProfileDefaults(t *testing.T) {
 
 func TestProfileFollowsLinks(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	link := filepath.Join(dir, "link")
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "real"), 0o755), os.Symlink("real", link)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.Mkdir(filepath.Join(dir, "real"), 0o755), os.Symlink("real", link)))
 	p := sandbox.Profile{Args: []string{"cc"}, Tools: []sandbox.Input{{Target: "/tool", Source: filepath.ToSlash(link)}}}
 	spec, err := sandbox.ForBuild(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if got, want := spec.Inputs[0].Source, filepath.Join(dir, "real"); got != want {
 		t.Errorf("source: got %s, want %s", got, want)
 	}

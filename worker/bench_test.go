@@ -12,6 +12,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"google.golang.org/protobuf/proto"
 )
@@ -69,9 +70,7 @@ func (s scratch) Close() error {
 func put(b *testing.B, s cas.Store, m proto.Message) *repb.Digest {
 	b.Helper()
 	d, err := cas.PutProto(b.Context(), s, cas.SHA256, m)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	return d.Proto()
 }
 
@@ -96,9 +95,7 @@ func newForest(b *testing.B, s cas.Store) *forest {
 
 func (f *forest) file(i, j, version int) *repb.Digest {
 	d, err := cas.PutBytes(f.b.Context(), f.store, cas.SHA256, fmt.Append(nil, "file ", i, " ", j, " ", version))
-	if err != nil {
-		f.b.Fatal(err)
-	}
+	must.Succeed(f.b, err)
 	return d.Proto()
 }
 
@@ -120,9 +117,7 @@ func action(b *testing.B, s cas.Store, n int, root *repb.Digest, outputs ...stri
 	b.Helper()
 	command := put(b, s, &repb.Command{Arguments: []string{"cc", fmt.Sprint(n)}, OutputPaths: outputs})
 	d, err := cas.FromProto(cas.SHA256, put(b, s, &repb.Action{CommandDigest: command, InputRootDigest: root}))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	return &Task{Action: d}
 }
 
@@ -197,9 +192,7 @@ func BenchmarkExecute(b *testing.B) {
 						}
 						content[100] = byte(i)
 						_ = out.MkdirAll(filepath.Dir(name), 0o755)
-						if err := out.WriteFile(name, content, 0o644); err != nil {
-							b.Fatal(err)
-						}
+						must.Succeed(b, out.WriteFile(name, content, 0o644))
 					}
 					b.StartTimer()
 				}

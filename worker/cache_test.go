@@ -18,6 +18,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/google/go-cmp/cmp"
 )
@@ -73,9 +74,7 @@ func TestEachMessageIsReadOnce(t *testing.T) {
 	action := b.action(nil)
 	messages := slices.DeleteFunc(b.store.Digests(), func(d cas.Digest) bool { return d == cas.SHA256.Sum([]byte("12345")) })
 	in, err := b.cfg.Instances("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := b.Action(t.Context(), in, action); err != nil { // like the lookup in the action cache
 		t.Fatal(err)
 	}
@@ -102,9 +101,7 @@ func TestActionBlobIsNotRead(t *testing.T) {
 	b, s := newTallyBench(t, ended(0))
 	action := b.action(nil)
 	known, err := cas.ReadAll(t.Context(), b.store, action, cas.MaxMessage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b.do(&Task{Action: action, ActionBlob: known})
 	if n := s.opened[action]; n != 0 {
 		t.Errorf("got %d reads of the action, want none", n)
@@ -139,9 +136,7 @@ func TestOutputsAreBatched(t *testing.T) {
 		t.Errorf("got batches of %v and %d single blobs, want one batch of 6 and 1", s.packs, s.puts)
 	}
 	ds, err := cas.Closure(t.Context(), s, cas.SHA256, out.Result)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if missing, err := s.Memory.Missing(t.Context(), ds); err != nil || len(missing) > 0 || len(ds) != 7 {
 		t.Errorf("got %d blobs, %d missing, %v, want 7 blobs", len(ds), len(missing), err)
 	}
@@ -152,18 +147,14 @@ func TestInputsLostAfterAdmission(t *testing.T) {
 	b := newBench(t, ended(0))
 	first := cas.SHA256.Sum([]byte("12345"))
 	second, err := cas.PutBytes(t.Context(), b.store, cas.SHA256, []byte("second"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	root := b.put(&repb.Directory{Files: []*repb.FileNode{{Name: "a", Digest: first.Proto()}, {Name: "b", Digest: second.Proto()}}})
 	action := b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = root })
 	admit := func() error {
 		_, err := b.Admit(t.Context(), &Task{Action: action})
 		return err
 	}
-	if err := admit(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, admit())
 	lost := []cas.Digest{first, second}
 	for _, d := range lost {
 		b.store.Delete(d)
@@ -215,9 +206,7 @@ func TestRule024_RenewInputsMarksAllInputs(t *testing.T) {
 	b.Local.inputs = newLocal(Config{RenewInterval: time.Nanosecond}).inputs // a cache that expires at once
 	text := func(content string) *repb.Digest {
 		d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(content))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d.Proto()
 	}
 	dir := func(name string, content *repb.Digest) *repb.Directory {
@@ -233,9 +222,7 @@ func TestRule024_RenewInputsMarksAllInputs(t *testing.T) {
 
 	digest := func(p *repb.Digest) cas.Digest {
 		d, err := cas.FromProto(cas.SHA256, p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d
 	}
 	renewed := func(logged string, want ...*repb.Digest) {

@@ -8,6 +8,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestRule100_OldBazelFindsItsOutputDirectories: the API says that only the parents of outputs exist before the action;
@@ -34,9 +35,7 @@ func TestRule100_OldBazelFindsItsOutputDirectories(t *testing.T) {
 		task := &Task{Action: action}
 		task.SetMetadata(&repb.RequestMetadata{ToolDetails: &repb.ToolDetails{ToolName: c.tool, ToolVersion: c.version}})
 		req, err := b.Local.resolveFor(t.Context(), &cas.Instance{Store: b.store, Actions: b.store}, task, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		layout := req.Layout.String()
 		if got := strings.Contains(layout, "dir 00777 d/made\n"); got != c.want || !strings.Contains(layout, "dir 01777 d\n") {
 			t.Errorf("%s %q: got directory %v, want %v and its parent:\n%s", c.tool, c.version, got, c.want, layout)

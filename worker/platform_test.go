@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
@@ -88,9 +89,7 @@ func executionOf(t *testing.T, out *Outcome) *cloisterpb.Execution {
 	for _, a := range out.Result.GetExecutionMetadata().GetAuxiliaryMetadata() {
 		var e cloisterpb.Execution
 		if a.MessageIs(&e) {
-			if err := a.UnmarshalTo(&e); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, a.UnmarshalTo(&e))
 			return &e
 		}
 	}
@@ -125,9 +124,7 @@ func TestDefaultPropertiesAreChecked(t *testing.T) {
 	b := newBench(t, compiles)
 	var err error
 	b.cfg.Policy, err = policy.Parse("p.yaml", []byte("version: 1\ndefault_properties:\n  \"\": {container-image: docker://a}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_, err = b.Admit(t.Context(), &Task{Action: b.action(nil)})
 	wantFault(t, "an image by default", err, FaultUnmet)
 }

@@ -12,6 +12,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
@@ -22,9 +23,7 @@ import (
 func (b *bench) manifest(out *Outcome) *manifest.Manifest {
 	b.t.Helper()
 	text, err := cas.ReadAll(b.t.Context(), b.store, out.Manifest, manifest.MaxBytes)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.Succeed(b.t, err)
 	m, err := manifest.Parse(text)
 	if err != nil {
 		b.t.Fatalf("%v:\n%s", err, text)
@@ -40,12 +39,8 @@ func (b *bench) tooled() (cc string) {
 	b.t.Helper()
 	dir := b.t.TempDir()
 	cc = filepath.Join(dir, "bin", "cc")
-	if err := os.Mkdir(filepath.Dir(cc), 0o755); err != nil {
-		b.t.Fatal(err)
-	}
-	if err := os.WriteFile(cc, []byte("program"), 0o755); err != nil {
-		b.t.Fatal(err)
-	}
+	must.Succeed(b.t, os.Mkdir(filepath.Dir(cc), 0o755))
+	must.Succeed(b.t, os.WriteFile(cc, []byte("program"), 0o755))
 	b.cfg.Toolchain = []sandbox.Input{{Target: "/usr", Content: "host", Source: dir}}
 	b.cfg.Host = manifest.Host{OS: "debian", Version: "12", Architecture: "amd64", Kernel: "Linux", Release: "6.18.0"}
 	return cc
@@ -76,13 +71,9 @@ func TestManifestRecordsRun(t *testing.T) {
 	out := b.do(&Task{Action: action, Seed: &seed, Revision: "abc", Queued: time.Unix(1, 0)})
 	m := b.manifest(out)
 	req, err := b.resolve(t.Context(), &cas.Instance{Store: b.store, Actions: b.store}, action)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	command, root, err := parts(action, req.Action)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if m.Action != action || m.Command != command || m.InputRoot != root || *m.Seed != 7 || m.Revision != "abc" || m.Status != "OK" {
 		t.Errorf("got %+v", m)
 	}
@@ -180,9 +171,7 @@ func TestStableHashDependsOnInfluences(t *testing.T) {
 func (b *bench) ruled(text string) {
 	b.t.Helper()
 	p, err := policy.Parse("policy.yaml", []byte("version: 1\n"+text+"\n"))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.Succeed(b.t, err)
 	b.cfg.Policy = p
 }
 
@@ -208,9 +197,7 @@ func TestRunWithoutAuditNamesItsProgram(t *testing.T) {
 	b := newBench(t, ended(0))
 	cc := b.tooled()
 	b.cfg.Features.Audits = []sandbox.Audit{sandbox.AuditOff}
-	if err := os.Rename(cc, cc+"-1"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Rename(cc, cc+"-1"))
 	if err := os.Symlink("cc-1", cc); err != nil {
 		t.Skipf("needs symbolic links: %v", err)
 	}
@@ -231,9 +218,7 @@ func TestRunWithoutAuditNamesItsProgram(t *testing.T) {
 func TestWatchdogProgramsAreVolatile(t *testing.T) {
 	b := newBench(t, executing("/usr/bin/cc", "/usr/bin/pgrep", "/usr/bin/ps", "/usr/bin/sleep"))
 	cc := b.tooled()
-	if err := os.Link(cc, filepath.Join(filepath.Dir(cc), "sleep")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Link(cc, filepath.Join(filepath.Dir(cc), "sleep")))
 	for command, want := range map[string][2]string{
 		"cc":    {"/usr/bin/cc", "/usr/bin/pgrep /usr/bin/ps /usr/bin/sleep"},
 		"sleep": {"/usr/bin/cc /usr/bin/sleep", "/usr/bin/pgrep /usr/bin/ps"},
@@ -258,12 +243,8 @@ func TestSumsAreCached(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "program")
 	stamp := time.Unix(1_000_000_000, 0)
 	write := func(text string) {
-		if err := os.WriteFile(name, []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(name, stamp, stamp); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(name, []byte(text), 0o755))
+		must.Succeed(t, os.Chtimes(name, stamp, stamp))
 	}
 	s := newSums()
 	write("one")

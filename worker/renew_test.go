@@ -18,6 +18,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 )
 
@@ -121,9 +122,7 @@ func TestRule072_AllLostInputsAreListed(t *testing.T) {
 	command := b.put(&repb.Command{Arguments: []string{"cc", "-c"}, OutputPaths: []string{"o/x"}})
 	action := b.action(nil)
 	d, err := cas.FromProto(cas.SHA256, command)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	lost := []cas.Digest{d, cas.SHA256.Sum([]byte("12345"))}
 	for _, d := range lost {
 		b.store.Delete(d)
@@ -204,9 +203,7 @@ func TestRule063_ResultBlobsAreMarked(t *testing.T) {
 				want = append(want, cas.SHA256.Sum([]byte(content)))
 			}
 			tree, err := cas.FromProto(cas.SHA256, out.Result.OutputDirectories[0].TreeDigest)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			for _, d := range append(want, tree) {
 				if got[d] == 0 {
 					t.Errorf("%s was not marked", d)

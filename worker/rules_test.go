@@ -12,6 +12,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -25,16 +26,12 @@ func TestRule070_MissingOrMalformedAction(t *testing.T) {
 		t.Errorf("got missing %v, want the action", f.Blobs)
 	}
 	odd, err := cas.FromProto(cas.SHA256, b.raw(garbage))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b.want("garbage", odd, FaultInvalid, odd.Hash())
 	rootless := b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = nil })
 	b.want("no input root", rootless, FaultInvalid, "input_root_digest")
 	without, err := cas.FromProto(cas.SHA256, b.put(&repb.Action{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b.want("no digests", without, FaultInvalid, "command_digest")
 }
 
@@ -43,17 +40,13 @@ func TestRule071_MissingOrMalformedCommand(t *testing.T) {
 	b := newBench(t, nil)
 	root := b.put(&repb.Directory{})
 	odd, err := cas.FromProto(cas.SHA256, b.put(&repb.Action{CommandDigest: b.raw(garbage), InputRootDigest: root}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b.want("garbage", odd, FaultInvalid)
 	absent := cas.SHA256.Sum([]byte("absent command"))
 	file := cas.SHA256.Sum([]byte("absent file"))
 	root = b.put(&repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: file.Proto()}}})
 	action, err := cas.FromProto(cas.SHA256, b.put(&repb.Action{CommandDigest: absent.Proto(), InputRootDigest: root}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if f := b.want("absent", action, FaultMissing); !slices.Equal(f.Blobs, []cas.Digest{absent, file}) {
 		t.Errorf("got missing %v, want %v", f.Blobs, []cas.Digest{absent, file})
 	}
@@ -94,9 +87,7 @@ func TestRule081_Timeout(t *testing.T) {
 	b.want("out of range", with(&durationpb.Duration{Seconds: 1 << 60}), FaultInvalid, "timeout")
 	b.want("malformed", with(&durationpb.Duration{Seconds: 1, Nanos: -1}), FaultInvalid, "timeout")
 	in, err := b.cfg.Instances("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, c := range []struct {
 		asked *durationpb.Duration
 		want  time.Duration
@@ -129,9 +120,7 @@ func TestRule083_PlatformOfTheActionWins(t *testing.T) {
 func TestRule068_CachedFailureIsIgnored(t *testing.T) {
 	b := newBench(t, ended(0))
 	action := b.action(nil)
-	if err := b.store.Record(t.Context(), action, &repb.ActionResult{ExitCode: 1}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, b.store.Record(t.Context(), action, &repb.ActionResult{ExitCode: 1}))
 	if out := b.do(&Task{Action: action}); out.Cached || out.Result.ExitCode != 0 {
 		t.Errorf("got %+v, want a new run", out)
 	}

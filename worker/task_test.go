@@ -11,6 +11,7 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -21,9 +22,7 @@ import (
 func TestAuxiliaryIsCopiedIntoResult(t *testing.T) {
 	b := newBench(t, compiles)
 	theirs, err := anypb.New(&repb.RequestMetadata{TargetId: "//a"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	unknown := &anypb.Any{TypeUrl: "type.googleapis.com/unknown.Message", Value: []byte("\xff\x00")}
 	action := b.action(nil)
 	out := b.do(&Task{Action: action, Auxiliary: []*anypb.Any{theirs, unknown}})
@@ -31,9 +30,7 @@ func TestAuxiliaryIsCopiedIntoResult(t *testing.T) {
 		t.Error("the worker's own metadata is not first")
 	}
 	recorded, err := b.store.Lookup(t.Context(), action)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, r := range []*repb.ActionResult{out.Result, recorded} {
 		aux := r.ExecutionMetadata.AuxiliaryMetadata
 		if n := len(aux); n < 3 || !proto.Equal(aux[n-2], theirs) || !proto.Equal(aux[n-1], unknown) {

@@ -10,6 +10,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
@@ -35,16 +36,12 @@ func TestVariedRunsInSandbox(t *testing.T) {
 		CommandDigest:   c.message(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}, OutputPaths: []string{"o/x"}}),
 		InputRootDigest: c.message(root), DoNotCache: true,
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	run := func(v *Variation) (lines []string, result *repb.ActionResult) {
 		t.Helper()
 		var text bytes.Buffer
 		out, err := c.Execute(t.Context(), &Task{Action: action, Variation: v, Stdout: &text, Stderr: &text}, func(Stage) {})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if out.Result.ExitCode != 0 || len(out.Result.OutputFiles) != 1 {
 			t.Fatalf("exit code %d, %d outputs: %s", out.Result.ExitCode, len(out.Result.OutputFiles), text.String())
 		}

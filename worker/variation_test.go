@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 )
 
@@ -25,9 +26,7 @@ func TestVariedRunsAreNotCached(t *testing.T) {
 	if out := b.do(task); !out.Uncacheable || out.Cached || b.recorded(action) {
 		t.Errorf("got %+v, cached %v, want an uncached run", out, b.recorded(action))
 	}
-	if err := b.store.Record(t.Context(), action, &repb.ActionResult{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, b.store.Record(t.Context(), action, &repb.ActionResult{}))
 	if out := b.do(task); out.Cached || runs != 2 {
 		t.Error("got a cached result for a varied run")
 	}

@@ -16,6 +16,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
@@ -137,9 +138,7 @@ func TestInteractiveRunIsNotCached(t *testing.T) {
 			t.Errorf("got timeout %v, want the maximum of an hour", got.Timeout)
 		}
 	}
-	if err := b.store.Record(t.Context(), action, &repb.ActionResult{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, b.store.Record(t.Context(), action, &repb.ActionResult{}))
 	if out := b.do(&Task{Action: action, Args: []string{"sh"}}); out.Cached {
 		t.Error("got a cached result for a shell")
 	}
@@ -306,9 +305,7 @@ func TestGrantBecomesSpec(t *testing.T) {
 	grant, err := policy.Default().Compile(policy.Request{
 		Properties: []policy.Property{{Name: "cloister-audit", Value: "full"}},
 	}, sandbox.AllLimits)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b.do(&Task{Action: b.action(properties)})
 	if d := cmp.Diff(grant.Network, got.Network) + cmp.Diff(grant.Limits, got.Limits); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
@@ -387,9 +384,7 @@ func TestResultWithNetworkAccess(t *testing.T) {
 			Loopback: true, Allow: []sandbox.Endpoint{{Host: "example.org", Port: 443}},
 		}}
 		out, err := newLocal(Config{Name: "w"}).seal(t.Context(), c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		want := `cloister: not hermetic, so its result is not cached: profile "fetch", chosen by rule "downloads", permits example.org:443`
 		if cache {
 			want = strings.Replace(want, "is not cached", "is cached anyway", 1)
@@ -413,9 +408,7 @@ rules:
     when: {instance: main, target: "//third_party/...", mnemonic: Fetch}
     profile: fetch
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b := newBench(t, ended(0))
 	b.cfg.Policy = p
 	action := b.action(func(_ *repb.Action, c *repb.Command) { c.Platform = platform("cloister-network", "example.org:443") })

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/google/go-cmp/cmp"
@@ -129,9 +130,7 @@ func TestNewNamesTheMissingField(t *testing.T) {
 		"Task.Action": {whole, cas.Digest{}}, "Config.Backend": {head, absent}, absent.String(): {whole, absent},
 	} {
 		l, err := New(c.config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if _, err := l.Execute(t.Context(), &Task{Action: c.action}, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want a fault that names %s", err, want)
 		}
@@ -141,9 +140,7 @@ func TestNewNamesTheMissingField(t *testing.T) {
 // TestNilArgumentsAreFaults that name the missing argument; methods without an error do nothing.
 func TestNilArgumentsAreFaults(t *testing.T) {
 	l, err := New(Config{Name: "w", Instances: castest.Instances(), Backend: unable{}, Features: able, Toolchain: []sandbox.Input{}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, call := range map[string]func() error{
 		"Execute": func() error { _, err := l.Execute(t.Context(), nil, nil); return err },
 		"Admit":   func() error { _, err := l.Admit(t.Context(), nil); return err },
@@ -169,19 +166,13 @@ func TestNilArgumentsAreFaults(t *testing.T) {
 func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
 	m := castest.NewMemory()
 	root, err := cas.PutProto(t.Context(), m, cas.SHA256, &repb.Directory{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	cmd, err := cas.PutProto(t.Context(), m, cas.SHA256, &repb.Command{Arguments: []string{"true"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	put := func(a *repb.Action) cas.Digest {
 		a.CommandDigest, a.InputRootDigest = cmd.Proto(), root.Proto()
 		d, err := cas.PutProto(t.Context(), m, cas.SHA256, a)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d
 	}
 	in := &cas.Instance{Store: m, Actions: m}
@@ -196,9 +187,7 @@ func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
 
 	// A cached result needs no sandbox.
 	want := &repb.ActionResult{StdoutRaw: []byte("cached")}
-	if err := m.Record(t.Context(), action, want); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.Record(t.Context(), action, want))
 	out, err := l.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
 	if err != nil || !out.Cached || string(out.Result.StdoutRaw) != "cached" {
 		t.Errorf("got %v, %v, want the cached result", out, err)
@@ -318,9 +307,7 @@ func TestSealExplainsFailure(t *testing.T) {
 		e := finished(c.ran)
 		e.collected.bad = c.bad
 		out, err := newLocal(Config{Name: "w", Reproduce: rerun}).seal(t.Context(), e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if out.Status != c.code || out.Uncacheable != c.oneOff || !strings.Contains(out.Message, c.says) || (c.says == "") != (out.Message == "") {
 			t.Errorf("%s: got status %v, uncacheable %v, message %q", c.name, out.Status, out.Uncacheable, out.Message)
 		}
@@ -336,16 +323,12 @@ func TestSealExplainsFailure(t *testing.T) {
 func TestRule119_PublishRefusesMissingBlobs(t *testing.T) {
 	m := castest.NewMemory()
 	d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("an output"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	req := &request{Instance: &cas.Instance{Store: m, Actions: m}, Action: &repb.Action{}}
 	task := &Task{Action: cas.SHA256.Sum([]byte("action"))}
 	out := &Outcome{Result: &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: "o", Digest: d.Proto()}}}}
 	l := newLocal(Config{Name: "w"})
-	if err := l.publish(t.Context(), task, req, out, []cas.Digest{d}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.publish(t.Context(), task, req, out, []cas.Digest{d}))
 	m.Delete(d)
 	other := &Task{Action: cas.SHA256.Sum([]byte("another action"))}
 	wantFault(t, "missing output", l.publish(t.Context(), other, req, out, []cas.Digest{d}), FaultExhausted)
@@ -363,9 +346,7 @@ func TestSealRefusesTooLargeResult(t *testing.T) {
 	got.Violations, got.batch = c.collected.Violations, c.collected.batch
 	c.collected = got
 	out, err := newLocal(Config{Name: "w"}).seal(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if out.Status != StatusBadOutput || !strings.Contains(out.Message, "60000 output files") {
 		t.Errorf("got status %v, message %q", out.Status, out.Message)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
@@ -43,21 +44,21 @@ func BenchmarkLoad(b *testing.B) {
 	root := manyFiles().put(b, store)
 	for b.Loop() {
 		_, err := tree.Load(b.Context(), store, root)
-		must(b, err)
+		must.Succeed(b, err)
 	}
 }
 
 func BenchmarkCapture(b *testing.B) {
 	store := castest.NewMemory()
 	out, err := os.OpenRoot(memoryDir(b))
-	must(b, err)
+	must.Succeed(b, err)
 	defer out.Close()
 	manyFiles().make(b, out)
 	w := tree.OutputSpec{Paths: []string{"a"}}
 	for b.Loop() {
 		batch := cas.NewBatch(store)
 		_, err := tree.Capture(b.Context(), batch, cas.SHA256, out, w, &repb.ActionResult{})
-		must(b, err)
-		must(b, batch.Flush(b.Context()))
+		must.Succeed(b, err)
+		must.Succeed(b, batch.Flush(b.Context()))
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
@@ -38,7 +39,7 @@ func TestCacheHoldsEachDirectoryOnce(t *testing.T) {
 			})
 		}
 		d, err := cas.PutProto(t.Context(), m, cas.SHA256, dir)
-		must(t, err)
+		must.Succeed(t, err)
 		return d
 	}
 	leaf := put()
@@ -48,7 +49,7 @@ func TestCacheHoldsEachDirectoryOnce(t *testing.T) {
 	c := NewCache(1<<20, time.Hour)
 	load := func(s cas.Store, root cas.Digest) *Input {
 		in, err := c.Load(t.Context(), &cas.Instance{Store: s}, root)
-		must(t, err)
+		must.Succeed(t, err)
 		return in
 	}
 	var one *Input

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
@@ -68,7 +69,7 @@ func instance(name string, s cas.Store) *cas.Instance { return &cas.Instance{Nam
 func loaded(t testing.TB, c *tree.Cache, in *cas.Instance, root cas.Digest) *tree.Input {
 	t.Helper()
 	input, err := c.Load(t.Context(), in, root)
-	must(t, err)
+	must.Succeed(t, err)
 	return input
 }
 
@@ -195,7 +196,7 @@ func TestCacheCountsDecodedSize(t *testing.T) {
 	d := putBytes(t, s, bytes.Repeat([]byte{2<<3 | 2, 0}, 100_000)) // environment variables without a name
 	c := tree.NewCache(budget, time.Hour)
 	m, err := tree.Read(t.Context(), c, instance("", s), d, &repb.Command{})
-	must(t, err)
+	must.Succeed(t, err)
 	if n := int64(len(m.EnvironmentVariables)); n != 100_000 || c.Bytes() < 64*n {
 		t.Errorf("got %d variables and an estimate of %d bytes, want 100000 and at least 64 each", n, c.Bytes())
 	}
@@ -224,7 +225,7 @@ func TestCacheKeepsInstancesApart(t *testing.T) {
 
 	command := putProto(t, a.memory, &repb.Command{Arguments: []string{"secret"}})
 	_, err := tree.Read(t.Context(), c, instance("a", a), command, &repb.Command{})
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = tree.Read(t.Context(), c, instance("b", b), command, &repb.Command{})
 	wantError(t, err, cas.ErrNotFound, "")
 }
@@ -236,9 +237,9 @@ func TestReadIsOncePerType(t *testing.T) {
 	d := putProto(t, s.memory, &repb.Action{CommandDigest: &repb.Digest{Hash: "x"}})
 	for range 3 {
 		a, err := tree.Read(t.Context(), c, in, d, &repb.Action{})
-		must(t, err)
+		must.Succeed(t, err)
 		b, err := tree.Read(t.Context(), c, in, d, &repb.Command{})
-		must(t, err)
+		must.Succeed(t, err)
 		if a.CommandDigest.GetHash() != "x" || len(b.Arguments) != 1 {
 			t.Errorf("got %v and %v", a, b)
 		}
@@ -248,7 +249,7 @@ func TestReadIsOncePerType(t *testing.T) {
 	}
 	small := tree.NewCache(0, time.Hour)
 	_, err := tree.Read(t.Context(), small, in, d, &repb.Action{})
-	must(t, err)
+	must.Succeed(t, err)
 	if small.Bytes() != 0 {
 		t.Errorf("a cache of budget 0 takes %d bytes", small.Bytes())
 	}
@@ -265,7 +266,7 @@ func TestCacheRenewsLeases(t *testing.T) {
 		read := func() {
 			t.Helper()
 			_, err := tree.Read(t.Context(), c, in, command, &repb.Command{})
-			must(t, err)
+			must.Succeed(t, err)
 		}
 		loaded(t, c, in, old.put(t, s.memory))
 		read()

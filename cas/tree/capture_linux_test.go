@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
@@ -18,7 +19,7 @@ import (
 // mknod makes a named pipe or a socket. Opening a named pipe would block forever.
 func mknod(t *testing.T, dir *os.Root, name string, kind uint32) {
 	t.Helper()
-	must(t, syscall.Mknod(filepath.Join(dir.Name(), name), kind|0o666, 0))
+	must.Succeed(t, syscall.Mknod(filepath.Join(dir.Name(), name), kind|0o666, 0))
 }
 
 func TestRule116_DeclaredSpecialFileIsRefused(t *testing.T) {
@@ -45,13 +46,13 @@ func TestRule116_SpecialFilesInDirectoriesAreLeftOut(t *testing.T) {
 	}
 	omitted, err := tree.Capture(t.Context(), cas.NewBatch(store), cas.SHA256, out,
 		tree.OutputSpec{Paths: []string{"d"}}, &repb.ActionResult{})
-	must(t, err)
+	must.Succeed(t, err)
 	if want := `the named pipe "d/fifo", the socket "d/z/socket", the named pipe "d/z/t" and 2 more`; omitted != want {
 		t.Errorf("omitted: got %s, want %s", omitted, want)
 	}
 	r := capture(t, store, out, tree.OutputSpec{Paths: []string{"d"}})
 	into := newRoot(t)
-	must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
+	must.Succeed(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
 	same(t, "output", read(t, into, "."), parse(t, "d/a = 1", "d/z/b = 2"))
 }
 
@@ -63,7 +64,7 @@ func TestRule117_NamesThatAreNotUTF8AreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := execRoot(t, "d/")
-			must(t, make(out))
+			must.Succeed(t, make(out))
 			wantError(t, captureError(t, out, tree.OutputSpec{Paths: []string{"d"}}), tree.ErrOutput, `\xff`)
 		})
 	}

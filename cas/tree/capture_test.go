@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"google.golang.org/protobuf/proto"
@@ -35,12 +36,12 @@ func capture(t testing.TB, store cas.Store, out *os.Root, w tree.OutputSpec) *re
 	var r repb.ActionResult
 	b := cas.NewBatch(store)
 	_, err := tree.Capture(t.Context(), b, cas.SHA256, out, w, &r)
-	must(t, err)
-	must(t, b.Flush(t.Context()))
+	must.Succeed(t, err)
+	must.Succeed(t, b.Flush(t.Context()))
 	ds, err := cas.Closure(t.Context(), store, cas.SHA256, &r)
-	must(t, err)
+	must.Succeed(t, err)
 	missing, err := store.Missing(t.Context(), ds)
-	must(t, err)
+	must.Succeed(t, err)
 	if len(missing) > 0 {
 		t.Errorf("missing blobs of the result: %v", missing)
 	}
@@ -302,9 +303,9 @@ func TestRule115_TreeIsDeterministic(t *testing.T) {
 			t.Fatal(err)
 		}
 		sub, err := out.OpenRoot("d")
-		must(t, err)
+		must.Succeed(t, err)
 		p.kids["d"].make(t, sub)
-		must(t, sub.Close())
+		must.Succeed(t, sub.Close())
 	}
 	second := capture(t, store, out, tree.OutputSpec{Paths: []string{"d"}})
 	if !proto.Equal(first, second) {
@@ -331,7 +332,7 @@ func TestRule116_UnreadableOutputsAreRead(t *testing.T) {
 		if p == "p/x" {
 			mode = 0o011 // is still executable
 		}
-		must(t, out.Chmod(p, mode))
+		must.Succeed(t, out.Chmod(p, mode))
 	}
 	r := capture(t, store, out, tree.OutputSpec{Paths: []string{"p/d", "p/x"}})
 	if !r.OutputFiles[0].IsExecutable {
@@ -339,13 +340,13 @@ func TestRule116_UnreadableOutputsAreRead(t *testing.T) {
 	}
 	for _, p := range unreadable {
 		info, err := out.Lstat(p)
-		must(t, err)
+		must.Succeed(t, err)
 		if info.Mode()&0o400 == 0 {
 			t.Errorf("%s still has mode %v", p, info.Mode())
 		}
 	}
 	into := newRoot(t)
-	must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
+	must.Succeed(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
 	same(t, "output", read(t, into, "."), parse(t, "p/d/f = 1", "p/d/s/g = 2", "p/x *= 3"))
 }
 
@@ -354,7 +355,7 @@ func TestCaptureLimitsDepth(t *testing.T) {
 	t.Parallel()
 	for depth, want := range map[int]error{1000: nil, 1001: tree.ErrOutput} {
 		out := newRoot(t)
-		must(t, out.MkdirAll("d"+strings.Repeat("/d", depth), 0o755))
+		must.Succeed(t, out.MkdirAll("d"+strings.Repeat("/d", depth), 0o755))
 		err := captureError(t, out, tree.OutputSpec{Paths: []string{"d"}})
 		if !errors.Is(err, want) {
 			t.Errorf("%d levels: got %v, want %v", depth, err, want)
@@ -367,7 +368,7 @@ func TestRule075_LengthOfPathsOfOutputsIsLimited(t *testing.T) {
 	name := strings.Repeat("n", 199)
 	for depth, want := range map[int]error{19: nil, 20: tree.ErrOutput} {
 		out := newRoot(t)
-		must(t, out.MkdirAll("d"+strings.Repeat("/"+name, depth), 0o755))
+		must.Succeed(t, out.MkdirAll("d"+strings.Repeat("/"+name, depth), 0o755))
 		err := captureError(t, out, tree.OutputSpec{Paths: []string{"d"}})
 		if !errors.Is(err, want) || err != nil && len(err.Error()) > 500 {
 			t.Errorf("%d levels: got %v, want %v", depth, err, want)
@@ -385,11 +386,11 @@ func TestRule119_ManyOutputs(t *testing.T) {
 	var paths []string
 	for i := range 50 {
 		dir := fmt.Sprintf("d%02d", i)
-		must(t, out.Mkdir(dir, 0o755))
+		must.Succeed(t, out.Mkdir(dir, 0o755))
 		paths = append(paths, dir)
 		for j := range 99 {
 			paths = append(paths, fmt.Sprintf("%s/%03d", dir, j))
-			must(t, out.WriteFile(paths[len(paths)-1], fmt.Append(nil, i, j), 0o644))
+			must.Succeed(t, out.WriteFile(paths[len(paths)-1], fmt.Append(nil, i, j), 0o644))
 		}
 	}
 	store := &batches{Memory: castest.NewMemory()}
@@ -420,10 +421,10 @@ func (b *batches) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 
 func TestIngestKeepsModes(t *testing.T) {
 	dir := execRoot(t, "f = 1")
-	must(t, dir.Chmod("f", 0o040))
+	must.Succeed(t, dir.Chmod("f", 0o040))
 	tree.Ingest(t.Context(), castest.NewMemory(), cas.SHA256, dir) // fails unless we are root
 	info, err := dir.Lstat("f")
-	must(t, err)
+	must.Succeed(t, err)
 	if info.Mode().Perm() != 0o040 {
 		t.Errorf("mode is %v, want 0040", info.Mode())
 	}
@@ -435,7 +436,7 @@ func TestExtractReplacesAndMerges(t *testing.T) {
 	r := capture(t, store, out, tree.OutputSpec{Paths: []string{"d", "file", "deep/er/f", "dl"}})
 	into := execRoot(t, "d/.cloister-extract = left by a crash", "d/same = old", "d/other = kept",
 		"d/l = was a file", "file -> victim", "victim = kept", "dl = was a file")
-	must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
+	must.Succeed(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
 	same(t, "directory", read(t, into, "."), parse(t, "d/same = new", "d/other = kept",
 		"d/sub/f *= new", "d/l -> x", "file = new", "victim = kept", "deep/er/f = new", "dl -> d"))
 }
@@ -452,7 +453,7 @@ func TestExtractStaysInside(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			into := newRoot(t)
-			must(t, into.Symlink(outside.Name(), "way"))
+			must.Succeed(t, into.Symlink(outside.Name(), "way"))
 			if err := tree.Extract(t.Context(), store, cas.SHA256, r, into); err == nil {
 				t.Error("Extract succeeded")
 			}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 func TestUndeclared(t *testing.T) {
@@ -64,10 +65,10 @@ func TestUndeclared(t *testing.T) {
 			l := plan(t, load(t, store, parse(t, c.input...)), c.workdir, append(c.outputs, c.dirs...), c.dirs)
 			ws := newRoot(t)
 			s, err := l.Stage(t.Context(), store, ws)
-			must(t, err)
+			must.Succeed(t, err)
 			defer s.Release()
 			out, err := ws.OpenRoot("out")
-			must(t, err)
+			must.Succeed(t, err)
 			defer out.Close()
 			for _, line := range c.left {
 				leave(t, out, line)
@@ -90,22 +91,22 @@ func TestUndeclared(t *testing.T) {
 func leave(t testing.TB, out *os.Root, line string) {
 	t.Helper()
 	if p, target, ok := strings.Cut(line, " -> "); ok {
-		must(t, out.Symlink(target, p))
+		must.Succeed(t, out.Symlink(target, p))
 		return
 	}
 	p, content, _ := strings.Cut(line, " = ")
-	must(t, out.MkdirAll(filepath.Dir(p), 0o755))
-	must(t, out.WriteFile(p, []byte(content), 0o644))
+	must.Succeed(t, out.MkdirAll(filepath.Dir(p), 0o755))
+	must.Succeed(t, out.WriteFile(p, []byte(content), 0o644))
 }
 
 func TestUndeclaredFollowsNoSymlink(t *testing.T) {
 	store := castest.NewMemory()
 	l := plan(t, load(t, store, parse(t, "a = 1")), "", []string{"o/p/x", "q/r/y"}, nil)
 	out := newRoot(t)
-	must(t, out.MkdirAll("elsewhere/p", 0o755))
-	must(t, out.WriteFile("elsewhere/p/secret", nil, 0o644))
-	must(t, out.Symlink("elsewhere", "o"))
-	must(t, out.WriteFile("q", nil, 0o644))
+	must.Succeed(t, out.MkdirAll("elsewhere/p", 0o755))
+	must.Succeed(t, out.WriteFile("elsewhere/p/secret", nil, 0o644))
+	must.Succeed(t, out.Symlink("elsewhere", "o"))
+	must.Succeed(t, out.WriteFile("q", nil, 0o644))
 	got, _, err := l.Undeclared(out, 10)
 	if want := []string{"elsewhere/"}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %q, %v; want %q", got, err, want)
@@ -116,9 +117,9 @@ func TestUndeclaredReadsUnreadableDirectories(t *testing.T) {
 	store := castest.NewMemory()
 	l := plan(t, load(t, store, parse(t, "a = 1")), "", []string{"o/x"}, nil)
 	out := newRoot(t)
-	must(t, out.Mkdir("o", 0o700))
-	must(t, out.WriteFile("o/y", nil, 0o600))
-	must(t, out.Chmod("o", 0))
+	must.Succeed(t, out.Mkdir("o", 0o700))
+	must.Succeed(t, out.WriteFile("o/y", nil, 0o600))
+	must.Succeed(t, out.Chmod("o", 0))
 	got, _, err := l.Undeclared(out, 10)
 	if want := []string{"o/y"}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %q, %v; want %q", got, err, want)
@@ -134,10 +135,10 @@ func BenchmarkUndeclared(b *testing.B) {
 	l := plan(b, load(b, store, parse(b, "src/a.c = 1", "src/a.h = 1")), "", outputs, nil)
 	ws := newRoot(b)
 	s, err := l.Stage(b.Context(), store, ws)
-	must(b, err)
+	must.Succeed(b, err)
 	defer s.Release()
 	out, err := ws.OpenRoot("out")
-	must(b, err)
+	must.Succeed(b, err)
 	defer out.Close()
 	for b.Loop() {
 		if got, _, err := l.Undeclared(out, 100); err != nil || len(got) > 0 {

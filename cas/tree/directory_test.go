@@ -15,6 +15,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"google.golang.org/protobuf/proto"
@@ -34,7 +35,7 @@ func seedDirectory() *repb.Directory {
 // Clients state sizes; their sum must not overflow.
 func TestMeasureSaturatesBytes(t *testing.T) {
 	d, err := cas.NewDigest(cas.SHA256, strings.Repeat("a", 64), math.MaxInt64)
-	must(t, err)
+	must.Succeed(t, err)
 	dir := &directory{entries: []entry{{name: "a", kind: File, digest: d}, {name: "b", kind: File, digest: d}}}
 	if err := dir.measure(0); err != nil || dir.bytes != math.MaxInt64 {
 		t.Errorf("got %d bytes, %v, want %d", dir.bytes, err, int64(math.MaxInt64))
@@ -64,10 +65,10 @@ func TestScannerRejectsOversizedMessages(t *testing.T) {
 func TestScannerLimitsEntries(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"a", "b"} {
-		must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
 	root, err := os.OpenRoot(dir)
-	must(t, err)
+	must.Succeed(t, err)
 	defer root.Close()
 	for ofRun, want := range map[bool]error{true: ErrOutput, false: cas.ErrInvalid} {
 		s := &scanner{root: root, ofRun: ofRun, limit: noLimit, entries: maxEntries - 2}
@@ -140,7 +141,7 @@ func canonical(m *repb.Directory) bool {
 func FuzzDirectory(f *testing.F) {
 	for _, m := range append(badDirectories(), &repb.Directory{}, seedDirectory()) {
 		b, err := proto.Marshal(m)
-		must(f, err)
+		must.Succeed(f, err)
 		f.Add(b, "", "b/out")
 		f.Add(b, "b", "a/../../x")
 		f.Add(b, ".", "")
@@ -183,18 +184,18 @@ func FuzzDirectory(f *testing.F) {
 			}
 		}
 		encoded, err := again.encode(cas.SHA256)
-		must(t, err)
+		must.Succeed(t, err)
 		var back repb.Directory
-		must(t, proto.Unmarshal(encoded.Data, &back))
+		must.Succeed(t, proto.Unmarshal(encoded.Data, &back))
 		third := &directory{digest: encoded.Digest}
-		must(t, third.decode(&back))
+		must.Succeed(t, third.decode(&back))
 		for i := range third.entries {
 			third.entries[i].dir = d.entries[i].dir
 		}
 		if !reflect.DeepEqual(third.entries, d.entries) || !reflect.DeepEqual(third.props, d.props) {
 			t.Fatalf("encode turned %+v into %+v", d.entries, third.entries)
 		}
-		must(t, d.measure(0))
+		must.Succeed(t, d.measure(0))
 		l, err := (&Input{root: d}).Plan(workdir, []string{output, "out"}, []string{output})
 		if err != nil {
 			if !errors.Is(err, cas.ErrInvalid) {
@@ -215,7 +216,7 @@ func FuzzTree(f *testing.F) {
 	child := seedDirectory()
 	child.Directories = nil
 	_, d, err := cas.MarshalProto(cas.SHA256, child)
-	must(f, err)
+	must.Succeed(f, err)
 	x, y := &repb.DirectoryNode{Name: "x", Digest: d.Proto()}, &repb.DirectoryNode{Name: "y", Digest: d.Proto()}
 	root := &repb.Directory{Directories: []*repb.DirectoryNode{x, y}}
 	trees := []proto.Message{
@@ -228,7 +229,7 @@ func FuzzTree(f *testing.F) {
 	}
 	for _, m := range trees {
 		b, err := proto.Marshal(m)
-		must(f, err)
+		must.Succeed(f, err)
 		f.Add(b, "out", "link")
 		f.Add(b, "a/b", "a")
 		f.Add(b, "", "../x")
@@ -237,7 +238,7 @@ func FuzzTree(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, p, linkAt string) {
 		store := castest.NewMemory()
 		d, err := cas.PutBytes(t.Context(), store, cas.SHA256, b)
-		must(t, err)
+		must.Succeed(t, err)
 		r := &repb.ActionResult{
 			OutputDirectories: []*repb.OutputDirectory{{Path: p, TreeDigest: d.Proto()}},
 			OutputSymlinks:    []*repb.OutputSymlink{{Path: linkAt, Target: ".."}},
@@ -248,9 +249,9 @@ func FuzzTree(f *testing.F) {
 			t.Fatalf("Closure: got error %v, want ErrInvalid", err)
 		}
 		above := t.TempDir()
-		must(t, os.Mkdir(filepath.Join(above, "in"), 0o755))
+		must.Succeed(t, os.Mkdir(filepath.Join(above, "in"), 0o755))
 		in, err := os.OpenRoot(filepath.Join(above, "in"))
-		must(t, err)
+		must.Succeed(t, err)
 		defer in.Close()
 		for range 2 { // also over existing files
 			_ = Extract(t.Context(), store, cas.SHA256, r, in) // may fail
@@ -277,11 +278,4 @@ func FuzzTree(f *testing.F) {
 			t.Fatalf("%d directories in a tree of %d entries", n, root.count)
 		}
 	})
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

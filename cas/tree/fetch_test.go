@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // A fetcher is a local store with an upstream. It serves only fetched blobs, and records the calls of Fetch.
@@ -48,7 +49,7 @@ func TestFetchBatchesBlobs(t *testing.T) {
 	root := n.put(t, upstream)
 	store := &fetcher{Memory: castest.NewMemory(), upstream: upstream}
 	in, err := tree.Load(t.Context(), store, root)
-	must(t, err)
+	must.Succeed(t, err)
 	var sizes []int
 	for _, ds := range store.fetched {
 		sizes = append(sizes, len(ds))
@@ -72,7 +73,7 @@ func TestFetchErrorsAreReturned(t *testing.T) {
 	wantError(t, err, cas.ErrUnavailable, "")
 	store.err = nil
 	in, err := tree.Load(t.Context(), store, root)
-	must(t, err)
+	must.Succeed(t, err)
 	store.err = cas.ErrUnavailable
 	l := plan(t, in, "", nil, nil)
 	_, err = l.Stage(t.Context(), store, newRoot(t))
@@ -82,7 +83,7 @@ func TestFetchErrorsAreReturned(t *testing.T) {
 func TestOversizedDirectoryIsNotFetched(t *testing.T) {
 	upstream := castest.NewMemory()
 	huge, err := cas.NewDigest(cas.SHA256, cas.SHA256.Sum(nil).Hash(), cas.MaxMessage+1)
-	must(t, err)
+	must.Succeed(t, err)
 	root := putProto(t, upstream, parent("d", huge))
 	store := &fetcher{Memory: castest.NewMemory(), upstream: upstream}
 	_, err = tree.Load(t.Context(), store, root)

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"google.golang.org/protobuf/proto"
@@ -140,17 +141,17 @@ func (r *node) make(t testing.TB, dir *os.Root) {
 	for _, name := range slices.Sorted(maps.Keys(r.kids)) {
 		switch n := r.kids[name]; {
 		case n.kids != nil:
-			must(t, dir.Mkdir(name, 0o755))
+			must.Succeed(t, dir.Mkdir(name, 0o755))
 			sub, err := dir.OpenRoot(name)
-			must(t, err)
+			must.Succeed(t, err)
 			n.make(t, sub)
-			must(t, sub.Close())
+			must.Succeed(t, sub.Close())
 		case n.target != "":
-			must(t, dir.Symlink(n.target, name))
+			must.Succeed(t, dir.Symlink(n.target, name))
 		case n.exec:
-			must(t, dir.WriteFile(name, []byte(n.content), 0o755))
+			must.Succeed(t, dir.WriteFile(name, []byte(n.content), 0o755))
 		default:
-			must(t, dir.WriteFile(name, []byte(n.content), 0o644))
+			must.Succeed(t, dir.WriteFile(name, []byte(n.content), 0o644))
 		}
 	}
 }
@@ -159,26 +160,26 @@ func (r *node) make(t testing.TB, dir *os.Root) {
 func read(t testing.TB, dir *os.Root, p string) *node {
 	t.Helper()
 	info, err := dir.Lstat(p)
-	must(t, err)
+	must.Succeed(t, err)
 	switch info.Mode().Type() {
 	case fs.ModeDir:
 		n := dirNode()
 		d, err := dir.Open(p)
-		must(t, err)
+		must.Succeed(t, err)
 		names, err := d.Readdirnames(-1)
-		must(t, err)
-		must(t, d.Close())
+		must.Succeed(t, err)
+		must.Succeed(t, d.Close())
 		for _, name := range names {
 			n.kids[name] = read(t, dir, path.Join(p, name))
 		}
 		return n
 	case fs.ModeSymlink:
 		target, err := dir.Readlink(p)
-		must(t, err)
+		must.Succeed(t, err)
 		return &node{target: target}
 	case 0:
 		b, err := dir.ReadFile(p)
-		must(t, err)
+		must.Succeed(t, err)
 		return &node{content: string(b), exec: info.Mode()&0o111 != 0}
 	}
 	t.Fatalf("%s has the mode %v", p, info.Mode())
@@ -214,9 +215,9 @@ func bindAll(t testing.TB, root *node, ws *os.Root, s *tree.Staged) {
 		from := &node{}
 		if filepath.IsAbs(b.Source) {
 			data, err := os.ReadFile(b.Source)
-			must(t, err)
+			must.Succeed(t, err)
 			info, err := os.Stat(b.Source)
-			must(t, err)
+			must.Succeed(t, err)
 			*from = node{content: string(data), exec: info.Mode()&0o111 != 0}
 		} else {
 			from = read(t, ws, b.Source)
@@ -240,24 +241,17 @@ func same(t testing.TB, what string, got, want fmt.Stringer) {
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func putBytes(t testing.TB, store cas.Store, b []byte) cas.Digest {
 	t.Helper()
 	d, err := cas.PutBytes(t.Context(), store, cas.SHA256, b)
-	must(t, err)
+	must.Succeed(t, err)
 	return d
 }
 
 func putProto(t testing.TB, store cas.Store, m proto.Message) cas.Digest {
 	t.Helper()
 	d, err := cas.PutProto(t.Context(), store, cas.SHA256, m)
-	must(t, err)
+	must.Succeed(t, err)
 	return d
 }
 
@@ -265,7 +259,7 @@ func putProto(t testing.TB, store cas.Store, m proto.Message) cas.Digest {
 func newRoot(t testing.TB) *os.Root {
 	t.Helper()
 	r, err := os.OpenRoot(t.TempDir())
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if os.Getuid() != 0 { // so that TempDir can be removed
 			fs.WalkDir(r.FS(), ".", func(p string, e fs.DirEntry, err error) error {
@@ -284,7 +278,7 @@ func newRoot(t testing.TB) *os.Root {
 func load(t testing.TB, store cas.Store, n *node) *tree.Input {
 	t.Helper()
 	in, err := tree.Load(t.Context(), store, n.put(t, store))
-	must(t, err)
+	must.Succeed(t, err)
 	return in
 }
 
@@ -292,7 +286,7 @@ func load(t testing.TB, store cas.Store, n *node) *tree.Input {
 func plan(t testing.TB, in *tree.Input, workdir string, outputs, dirs []string) *tree.Layout {
 	t.Helper()
 	l, err := in.Plan(workdir, outputs, dirs)
-	must(t, err)
+	must.Succeed(t, err)
 	return l
 }
 

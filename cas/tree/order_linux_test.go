@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"golang.org/x/sys/unix"
 )
@@ -24,10 +25,10 @@ func inMemory(t *testing.T) *os.Root {
 		sandboxtest.Unavailable(t, "tmpfs", "/dev/shm is not a tmpfs")
 	}
 	dir, err := os.MkdirTemp("/dev/shm", "cloister-order-")
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	ws, err := os.OpenRoot(dir)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { ws.Close() })
 	return ws
 }
@@ -36,7 +37,7 @@ func inMemory(t *testing.T) *os.Root {
 func listings(t *testing.T, ws *os.Root) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	must(t, fs.WalkDir(ws.FS(), ".", func(p string, d fs.DirEntry, err error) error {
+	must.Succeed(t, fs.WalkDir(ws.FS(), ".", func(p string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
 			return err
 		}
@@ -61,7 +62,7 @@ func TestDirectoriesListInTheOrderOfTheLayout(t *testing.T) {
 	list := func(seed uint64) map[string]string {
 		ws := inMemory(t)
 		s, err := l.WithOrder(seed).Stage(t.Context(), store, ws)
-		must(t, err)
+		must.Succeed(t, err)
 		s.Release()
 		return listings(t, ws)
 	}
@@ -92,8 +93,8 @@ func TestDirectoriesListInTheOrderOfTheLayout(t *testing.T) {
 // written in parallel.
 func TestCopiesListSorted(t *testing.T) {
 	probe := inMemory(t)
-	must(t, probe.Mkdir("b", 0o700))
-	must(t, probe.Mkdir("a", 0o700))
+	must.Succeed(t, probe.Mkdir("b", 0o700))
+	must.Succeed(t, probe.Mkdir("a", 0o700))
 	if listings(t, probe)["."] != "a b" {
 		t.Skip("the tmpfs of this kernel does not list the newest entry first")
 	}
@@ -112,7 +113,7 @@ func TestCopiesListSorted(t *testing.T) {
 	for range 3 {
 		ws := inMemory(t)
 		s, err := l.Stage(t.Context(), store, ws)
-		must(t, err)
+		must.Succeed(t, err)
 		s.Release()
 		listed := 0
 		for p, names := range listings(t, ws) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 var update = flag.Bool("update", false, "rewrite the plans in testdata")
@@ -31,14 +32,14 @@ type shape struct {
 
 func shapes(t testing.TB) []shape {
 	paths, err := filepath.Glob("testdata/plan/*.txt")
-	must(t, err)
+	must.Succeed(t, err)
 	if len(paths) == 0 {
 		t.Fatal("no plans in testdata")
 	}
 	var all []shape
 	for _, p := range paths {
 		b, err := os.ReadFile(p)
-		must(t, err)
+		must.Succeed(t, err)
 		head, plan, ok := strings.Cut(string(b), "---\n")
 		if !ok {
 			t.Fatalf("%s has no plan", p)
@@ -84,7 +85,7 @@ func TestPlan(t *testing.T) {
 				t.Errorf("the file name does not match the error %v", err)
 			}
 			if *update {
-				must(t, os.WriteFile("testdata/plan/"+s.name+".txt", []byte(s.head+"---\n"+got), 0o644))
+				must.Succeed(t, os.WriteFile("testdata/plan/"+s.name+".txt", []byte(s.head+"---\n"+got), 0o644))
 			} else if got != s.plan {
 				t.Errorf("got\n%s\nwant\n%s", got, s.plan)
 			}
@@ -136,7 +137,7 @@ func TestPlanLimitsWritableDirectories(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := in.Plan("", c.outputs, nil)
 			if c.want == "" {
-				must(t, err)
+				must.Succeed(t, err)
 			} else {
 				wantError(t, err, cas.ErrInvalid, c.want)
 			}

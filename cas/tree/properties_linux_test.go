@@ -5,6 +5,8 @@ package tree_test
 import (
 	"fmt"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestRule098_NodePropertiesInImages covers images of one run, cached images, and files bound from the store.
@@ -22,7 +24,7 @@ func TestRule098_NodePropertiesInImages(t *testing.T) {
 		}
 		root := r.overlay(t, ws, s)
 		checkFacts(t, want, func(p string) string { return facts(t, ws, root, s, p) })
-		must(t, root.Close())
+		must.Succeed(t, root.Close())
 		seen := r.see(ws, s)
 		n.at("suid").exec = true // as its mode says
 		same(t, "exec root", seen, n)
@@ -53,7 +55,7 @@ func TestRule098_CachedImagesRespectProperties(t *testing.T) {
 					t.Errorf("%s: got %s, want %s", f, got, want)
 				}
 			}
-			must(t, root.Close())
+			must.Succeed(t, root.Close())
 			staged.Release()
 		}
 	}

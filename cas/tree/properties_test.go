@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"google.golang.org/protobuf/proto"
@@ -102,7 +103,7 @@ func facts(t testing.TB, ws, root *os.Root, s *tree.Staged, p string) string {
 	if os.Getuid() != 0 && errors.Is(err, fs.ErrPermission) {
 		return "hidden" // by the mode of its parent
 	}
-	must(t, err)
+	must.Succeed(t, err)
 	return fmt.Sprintf("%v %d.%09d", info.Mode(), info.ModTime().Unix(), info.ModTime().Nanosecond())
 }
 
@@ -115,10 +116,10 @@ func TestRule098_NodePropertiesOfInputsAreApplied(t *testing.T) {
 			l := plan(t, load(t, store, n), "", outputs, nil)
 			ws := newRoot(t)
 			s, err := l.Stage(t.Context(), store, ws)
-			must(t, err)
+			must.Succeed(t, err)
 			defer s.Release()
 			out, err := ws.OpenRoot("out")
-			must(t, err)
+			must.Succeed(t, err)
 			defer out.Close()
 			checkFacts(t, want, func(p string) string { return facts(t, ws, out, s, p) })
 			if os.Getuid() != 0 {
@@ -182,7 +183,7 @@ func TestRule098_BadNodePropertiesAreRefused(t *testing.T) {
 func TestRule082_PropertiesOfOutputs(t *testing.T) {
 	make := func() *os.Root {
 		out := execRoot(t, "d/closed/f = 1", "d/x *= 2", "d/l -> x", "f = 3", "l -> f", "late = 4", "early = 5")
-		setTime := func(p string, s, ns int64) { must(t, out.Chtimes(p, time.Unix(s, ns), time.Unix(s, ns))) }
+		setTime := func(p string, s, ns int64) { must.Succeed(t, out.Chtimes(p, time.Unix(s, ns), time.Unix(s, ns))) }
 		setTime("d/closed/f", 11, 1)
 		setTime("d/closed", 12, 0)
 		setTime("d/x", 13, 0)
@@ -201,7 +202,7 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 			{"late", 0o600},
 			{"early", 0o600},
 		} {
-			must(t, out.Chmod(m.path, m.mode))
+			must.Succeed(t, out.Chmod(m.path, m.mode))
 		}
 		return out
 	}
@@ -222,8 +223,8 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 	for _, o := range r.OutputDirectories {
 		var m repb.Tree
 		d, err := cas.FromProto(cas.SHA256, o.TreeDigest)
-		must(t, err)
-		must(t, cas.ReadProto(t.Context(), store, d, &m))
+		must.Succeed(t, err)
+		must.Succeed(t, cas.ReadProto(t.Context(), store, d, &m))
 		for i, dir := range append([]*repb.Directory{m.Root}, m.Children...) {
 			at := fmt.Sprint(o.Path, ":", i)
 			got[at] = dir.NodeProperties
@@ -237,14 +238,14 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 		// Both formats agree, including properties.
 		var root repb.Directory
 		d, err = cas.FromProto(cas.SHA256, o.RootDirectoryDigest)
-		must(t, err)
-		must(t, cas.ReadProto(t.Context(), store, d, &root))
+		must.Succeed(t, err)
+		must.Succeed(t, cas.ReadProto(t.Context(), store, d, &root))
 		if !proto.Equal(&root, m.Root) {
 			t.Errorf("%s: the root Directory is %v, the root of the Tree %v", o.Path, &root, m.Root)
 		}
 		// The output of one action can be the input of another.
 		_, err = tree.Load(t.Context(), store, d)
-		must(t, err)
+		must.Succeed(t, err)
 	}
 	want := map[string]*repb.NodeProperties{
 		"d:0": withBoth(0o755, 14, 0), "d:0/x": withBoth(0o711, 13, 0), "d:1": withBoth(0, 12, 0),
@@ -274,7 +275,7 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 		t.Errorf("no properties requested: got %v", plain)
 	}
 	later := make()
-	must(t, later.Chtimes("d/x", time.Unix(99, 0), time.Unix(99, 0)))
+	must.Succeed(t, later.Chtimes("d/x", time.Unix(99, 0), time.Unix(99, 0)))
 	if again := capture(t, store, later, wanted); !proto.Equal(again, plain) {
 		t.Errorf("a time that was not requested changed the result: got %v, want %v", plain, again)
 	}

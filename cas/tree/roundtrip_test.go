@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"google.golang.org/protobuf/proto"
@@ -51,12 +52,12 @@ func FuzzRoundTrip(f *testing.F) {
 
 		store := newFiler(t)
 		got, err := tree.Ingest(t.Context(), store, cas.SHA256, host)
-		must(t, err)
+		must.Succeed(t, err)
 		if got != digest {
 			t.Fatalf("Ingest: got %v, want %v", got, digest)
 		}
 		in, err := tree.Load(t.Context(), store, digest)
-		must(t, err)
+		must.Succeed(t, err)
 
 		ws, staged := stage(t, store, in, "", "made/by/run")
 		want.set("made/by", dirNode())
@@ -70,7 +71,7 @@ func FuzzRoundTrip(f *testing.F) {
 		same(t, "private", read(t, ws, "out"), want)
 
 		out, err := ws.OpenRoot("out")
-		must(t, err)
+		must.Succeed(t, err)
 		defer out.Close()
 		formats := []repb.Command_OutputDirectoryFormat{repb.Command_DIRECTORY_ONLY, repb.Command_TREE_ONLY}
 		for _, format := range formats {
@@ -79,7 +80,7 @@ func FuzzRoundTrip(f *testing.F) {
 				t.Errorf("Capture: got %v, want %v", root, digest)
 			}
 			into := newRoot(t)
-			must(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
+			must.Succeed(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
 			same(t, fmt.Sprintf("extracted %v", format), read(t, into, "."), want)
 		}
 	})

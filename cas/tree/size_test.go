@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // taken returns the size of a workspace on a memory-backed file system.
@@ -21,11 +22,11 @@ func taken(t testing.TB, ws *os.Root, s *tree.Staged) (bytes, files int64) {
 		files = 2 // of the overlay
 	}
 	page := int64(os.Getpagesize())
-	must(t, fs.WalkDir(ws.FS(), ".", func(_ string, e fs.DirEntry, err error) error {
-		must(t, err)
+	must.Succeed(t, fs.WalkDir(ws.FS(), ".", func(_ string, e fs.DirEntry, err error) error {
+		must.Succeed(t, err)
 		files++
 		info, err := e.Info()
-		must(t, err)
+		must.Succeed(t, err)
 		if e.Type().IsRegular() || e.Type() == fs.ModeSymlink && info.Size() >= 128 {
 			bytes += (info.Size() + page - 1) / page * page
 		}
@@ -66,7 +67,7 @@ func TestSizeEstimateIsWhatStageTakes(t *testing.T) {
 				for _, l := range []*tree.Layout{usual, usual.Layered()} {
 					ws := newRoot(t)
 					s, err := l.Stage(t.Context(), store, ws)
-					must(t, err)
+					must.Succeed(t, err)
 					defer s.Release()
 					bytes, files := l.SizeEstimate(store)
 					if b, f := taken(t, ws, s); b != bytes || f != files {

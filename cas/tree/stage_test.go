@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // stage plans in and stages it in a new workspace.
@@ -27,7 +28,7 @@ func stage(t testing.TB, store cas.Store, in *tree.Input, workdir string, output
 	l := plan(t, in, workdir, outputs, nil)
 	ws := newRoot(t)
 	s, err := l.Stage(t.Context(), store, ws)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(s.Release)
 	return ws, s
 }
@@ -50,7 +51,7 @@ func TestStageShowsInputRootAndParentsOfOutputs(t *testing.T) {
 			same(t, "exec root", view(t, ws, staged), s.input)
 			ws = newRoot(t)
 			layered, err := plan(t, in, s.workdir, s.outputs, nil).Layered().Stage(t.Context(), store, ws)
-			must(t, err)
+			must.Succeed(t, err)
 			defer layered.Release()
 			same(t, "layered exec root", view(t, ws, layered), s.input)
 		})
@@ -70,7 +71,7 @@ func TestOrderChangesNothingElse(t *testing.T) {
 			l := plan(t, in, s.workdir, s.outputs, nil)
 			ws := newRoot(t)
 			staged, err := l.WithOrder(5).Stage(t.Context(), store, ws)
-			must(t, err)
+			must.Succeed(t, err)
 			defer staged.Release()
 			same(t, "exec root", view(t, ws, staged), view(t, usualWS, usual))
 			if staged.Form != usual.Form || len(staged.Binds) != len(usual.Binds) {
@@ -97,7 +98,7 @@ func modes(t *testing.T, got, want *os.Root) {
 		}
 		return nil
 	})
-	must(t, err)
+	must.Succeed(t, err)
 }
 
 func TestStageBindsLargeFilesFromStore(t *testing.T) {
@@ -179,7 +180,7 @@ func TestStageReportsErrors(t *testing.T) {
 	ended, cancel := context.WithCancelCause(t.Context())
 	cancel(reason)
 	used := newRoot(t)
-	must(t, used.Mkdir("out", 0o777))
+	must.Succeed(t, used.Mkdir("out", 0o777))
 	corrupt := castest.NewMemory()
 	corrupt.Corrupt(putBytes(t, corrupt, []byte("content")))
 	for _, c := range []struct {
@@ -207,7 +208,7 @@ func TestRule075_DeepTreeIsStaged(t *testing.T) {
 	store := castest.NewMemory()
 	root := chain(t, store, 1000, "d", files("f"))
 	in, err := tree.Load(t.Context(), store, root)
-	must(t, err)
+	must.Succeed(t, err)
 	ws, _ := stage(t, store, in, "")
 	deep := "out" + strings.Repeat("/d", 1000) + "/f"
 	if _, err := ws.Lstat(deep); err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // A mounter mounts images without a path.
@@ -63,12 +64,12 @@ func imageDir(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
 	var st unix.Statfs_t
-	must(t, unix.Statfs(dir, &st))
+	must.Succeed(t, unix.Statfs(dir, &st))
 	if st.Type != unix.TMPFS_MAGIC {
 		return dir
 	}
 	dir, err := os.MkdirTemp("/var/tmp", "cloister-images-")
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -122,7 +123,7 @@ func (m *mounter) root(t testing.TB, name string) *os.Root {
 		t.Fatalf("image %q is not mounted", name)
 	}
 	r, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", fd))
-	must(t, err)
+	must.Succeed(t, err)
 	return r
 }
 
@@ -164,7 +165,7 @@ func newSegmented(t testing.TB) *segmented {
 	s := &segmented{filer: newFiler(t), at: map[cas.Digest]cas.Extent{}}
 	for range 2 {
 		f, err := os.Create(filepath.Join(t.TempDir(), "segment"))
-		must(t, err)
+		must.Succeed(t, err)
 		t.Cleanup(func() { f.Close() })
 		s.files = append(s.files, f)
 	}
@@ -234,9 +235,9 @@ func (s *segmented) damage(t testing.TB) {
 	defer s.mu.Unlock()
 	for _, f := range s.files {
 		info, err := f.Stat()
-		must(t, err)
+		must.Succeed(t, err)
 		_, err = f.WriteAt(bytes.Repeat([]byte{'!'}, int(info.Size())), 0)
-		must(t, err)
+		must.Succeed(t, err)
 	}
 	s.ages++
 	clear(s.at)
@@ -290,7 +291,7 @@ func newRig(t testing.TB, budget int64) *rig {
 		t: t, store: newSegmented(t), mounter: m,
 		Stager: tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: budget}),
 	}
-	t.Cleanup(func() { must(t, r.Stager.Close()) })
+	t.Cleanup(func() { must.Succeed(t, r.Stager.Close()) })
 	return r
 }
 
@@ -321,7 +322,7 @@ func stageSized(t testing.TB, s *tree.Stager, l *tree.Layout, in *cas.Instance) 
 		bytes, files = b, f
 		return ws, nil
 	})
-	must(t, err)
+	must.Succeed(t, err)
 	if b, f := taken(t, ws, staged); b != bytes || f != files {
 		t.Errorf("requested a workspace of %d bytes in %d files, used %d in %d", bytes, files, b, f)
 	}
@@ -364,7 +365,7 @@ func TestRunsShareNoMount(t *testing.T) {
 		}
 	}
 	unclean, err := r.Stager.Stage(t.Context(), l, r.in(""), into(newRoot(t)))
-	must(t, err)
+	must.Succeed(t, err)
 	spoiled := used(unclean)
 	for _, s := range []*tree.Staged{a, b, unclean} {
 		s.Release()
@@ -402,23 +403,23 @@ func (m *mounter) overlay(t testing.TB, ws *os.Root, s *tree.Staged) *os.Root {
 	t.Helper()
 	if len(s.Lower) == 0 {
 		out, err := ws.OpenRoot("out")
-		must(t, err)
+		must.Succeed(t, err)
 		return out
 	}
 	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
-	must(t, err)
+	must.Succeed(t, err)
 	defer unix.Close(fsfd)
-	must(t, ws.MkdirAll("work", 0o700))
+	must.Succeed(t, ws.MkdirAll("work", 0o700))
 	layer := func(key string, dir *os.Root) {
 		defer dir.Close()
 		f, err := dir.Open(".")
-		must(t, err)
+		must.Succeed(t, err)
 		defer f.Close()
-		must(t, unix.FsconfigSetFd(fsfd, key, int(f.Fd())))
+		must.Succeed(t, unix.FsconfigSetFd(fsfd, key, int(f.Fd())))
 	}
 	sub := func(name string) *os.Root {
 		dir, err := ws.OpenRoot(name)
-		must(t, err)
+		must.Succeed(t, err)
 		return dir
 	}
 	for _, l := range s.Lower {
@@ -430,13 +431,13 @@ func (m *mounter) overlay(t testing.TB, ws *os.Root, s *tree.Staged) *os.Root {
 	}
 	layer("upperdir", sub("out"))
 	layer("workdir", sub("work"))
-	must(t, unix.FsconfigSetString(fsfd, "redirect_dir", "follow"))
-	must(t, unix.FsconfigCreate(fsfd))
+	must.Succeed(t, unix.FsconfigSetString(fsfd, "redirect_dir", "follow"))
+	must.Succeed(t, unix.FsconfigCreate(fsfd))
 	fd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, 0)
-	must(t, err)
+	must.Succeed(t, err)
 	defer unix.Close(fd)
 	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", fd))
-	must(t, err)
+	must.Succeed(t, err)
 	return root
 }
 
@@ -547,7 +548,7 @@ dtrwxrwxrwx src/sub/s
 -rwxr-xr-x src/sub/x
 -rwxr-xr-x src/x
 `)
-		must(t, root.Close())
+		must.Succeed(t, root.Close())
 		s.Release()
 	}
 }
@@ -776,7 +777,7 @@ func TestLeasesOfCachedSubtreesAreRenewed(t *testing.T) {
 		ws := newRoot(t)
 		_, err := r.Stager.Stage(t.Context(), l, r.in(""), into(ws))
 		wantMissingBlobs(t, err, lost)
-		must(t, r.Close()) // stops a timer of this bubble
+		must.Succeed(t, r.Close()) // stops a timer of this bubble
 	})
 }
 
@@ -786,7 +787,7 @@ func TestImageReportsVanishedBlobs(t *testing.T) {
 		r := newRig(t, plenty)
 		l, err := load(t, r.store, parse(t, "d/a/kept = "+large+"kept", "d/x = "+lost, "d/y = "+lost)).Plan("", nil,
 			nil)
-		must(t, err)
+		must.Succeed(t, err)
 		d := cas.SHA256.Sum([]byte(lost))
 		r.store.Delete(d)
 		_, err = r.Stager.Stage(t.Context(), l, &cas.Instance{Store: r.store}, nil)
@@ -875,7 +876,7 @@ func TestFallsBackToCopies(t *testing.T) {
 				same(t, "exec root", view(t, ws, staged), n)
 				staged.Release()
 			}
-			must(t, s.Close())
+			must.Succeed(t, s.Close())
 		})
 	}
 }
@@ -885,7 +886,7 @@ func TestCopyUpTo(t *testing.T) {
 	m := newMounter(t)
 	store := newSegmented(t)
 	s := tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: plenty, CopyUpTo: 11})
-	defer func() { must(t, s.Close()) }()
+	defer func() { must.Succeed(t, s.Close()) }()
 	ten := leaves(1, 10, nil).at("a/0") // and 0, their parent
 	for i, n := range []*node{ten, ten, ten, parse(t, "1 = 1", "2 = 2")} {
 		root := dirNode()
@@ -896,7 +897,7 @@ func TestCopyUpTo(t *testing.T) {
 		l := plan(t, load(t, store, root), "", nil, nil)
 		ws := newRoot(t)
 		staged, err := s.Stage(t.Context(), l, &cas.Instance{Store: store}, into(ws))
-		must(t, err)
+		must.Succeed(t, err)
 		if want := []tree.Form{tree.FormImage, tree.FormImage, tree.FormImage, tree.FormCopy}[i]; staged.Form != want {
 			t.Errorf("stage %d: got form %q (%s), want %q", i, staged.Form, staged.CopyReason, want)
 		}
@@ -907,7 +908,7 @@ func TestCopyUpTo(t *testing.T) {
 // TestProbe checks that Probe leaves no mount, and that Stage copies after a failed Probe.
 func TestProbe(t *testing.T) {
 	r := newRig(t, 0)
-	must(t, r.Probe(t.Context()))
+	must.Succeed(t, r.Probe(t.Context()))
 	if r.made != 1 || r.mounted() != 0 {
 		t.Errorf("%d images were mounted and %d still are, want 1 and 0", r.made, r.mounted())
 	}
@@ -929,7 +930,7 @@ func TestProbe(t *testing.T) {
 		{"no directory", tree.StagerConfig{Mounter: r.mounter, Dir: filepath.Join(imageDir(t), "absent")}, "absent"},
 	} {
 		s := tree.NewStager(c.config)
-		defer func() { must(t, s.Close()) }()
+		defer func() { must.Succeed(t, s.Close()) }()
 		broken.err = errors.New("no such mount")
 		why := s.Probe(t.Context())
 		if why == nil || !strings.Contains(why.Error(), c.why) {
@@ -938,7 +939,7 @@ func TestProbe(t *testing.T) {
 		}
 		broken.err = nil
 		staged, err := s.Stage(t.Context(), l, r.in(""), into(newRoot(t)))
-		must(t, err)
+		must.Succeed(t, err)
 		staged.Release()
 		if staged.Form != tree.FormCopy || staged.CopyReason != why.Error() {
 			t.Errorf("%s: got form %q (%s), want copy (%v)", c.name, staged.Form, staged.CopyReason, why)
@@ -954,7 +955,7 @@ func TestFailedStageReleasesImages(t *testing.T) {
 		_, err := r.Stager.Stage(t.Context(), l, r.in(""), func(_, _ int64) (*os.Root, error) { return nil, reason })
 		wantError(t, err, reason, "")
 		used := newRoot(t)
-		must(t, used.Mkdir("out", 0o777))
+		must.Succeed(t, used.Mkdir("out", 0o777))
 		_, err = r.Stager.Stage(t.Context(), l, r.in(""), into(used))
 		wantError(t, err, os.ErrExist, "out")
 	}
@@ -1021,7 +1022,7 @@ func TestCachedImagesExpire(t *testing.T) {
 		if n := r.mounted(); n != 1 {
 			t.Errorf("%d images are mounted, want the replacement", n)
 		}
-		must(t, r.Close()) // stops a timer of this bubble
+		must.Succeed(t, r.Close()) // stops a timer of this bubble
 	})
 }
 
@@ -1092,14 +1093,14 @@ func TestReleaseRemoved(t *testing.T) {
 func TestMountedTreesStayWithinTheBudgetOfTheStore(t *testing.T) {
 	m := newMounter(t)
 	c, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 4 << 20, Lease: -1})
-	must(t, err)
+	must.Succeed(t, err)
 	defer c.Close()
 	s := tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: plenty})
 	defer s.Close()
 	c.SetHolder(s.ReleaseRemoved)
 	r := &rig{t: t, mounter: m, Stager: s}
 	in, err := c.Instance("")
-	must(t, err)
+	must.Succeed(t, err)
 	cached := 0
 	for i := range 130 {
 		n := leaves(1, 10, map[int]string{0: fmt.Sprint(i)})
@@ -1107,14 +1108,14 @@ func TestMountedTreesStayWithinTheBudgetOfTheStore(t *testing.T) {
 		for range 2 {
 			ws := newRoot(t)
 			staged, err := s.Stage(t.Context(), l, in, into(ws))
-			must(t, err)
+			must.Succeed(t, err)
 			same(t, "exec root", r.see(ws, staged), n)
 			staged.AllowReuse()
 			staged.Release()
 		}
 		for j := range 10 {
 			_, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, bytes.Repeat(fmt.Appendf(nil, "%7d %2d ", i, j), 1000))
-			must(t, err)
+			must.Succeed(t, err)
 		}
 		stats := c.Stats()
 		if stats.HeldBytes > stats.MaxBytes/4 || stats.Bytes > stats.MaxBytes {
@@ -1161,7 +1162,7 @@ func TestImageOverDisk(t *testing.T) {
 	m := newMounter(t)
 	dir := t.TempDir()
 	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 30})
-	must(t, err)
+	must.Succeed(t, err)
 	defer c.Close()
 	s := tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: plenty})
 	defer s.Close()
@@ -1171,23 +1172,23 @@ func TestImageOverDisk(t *testing.T) {
 	n.set("a/empty", &node{})
 	n.set("f", &node{content: strings.Repeat("f", tree.LargeFile-1)})
 	in, err := c.Instance("")
-	must(t, err)
+	must.Succeed(t, err)
 	// Two blobs are stored as chunks.
 	for name, size := range map[string]int{"a/chunks": 2 * tree.LargeFile, "few": 300} {
 		content := strings.Repeat("c", size)
 		half := cas.SHA256.Sum([]byte(content[:size/2]))
-		must(t, in.Store.Put(t.Context(), half, strings.NewReader(content[:size/2])))
-		must(t, in.Store.(cas.Splicer).Splice(t.Context(), cas.SHA256.Sum([]byte(content)),
+		must.Succeed(t, in.Store.Put(t.Context(), half, strings.NewReader(content[:size/2])))
+		must.Succeed(t, in.Store.(cas.Splicer).Splice(t.Context(), cas.SHA256.Sum([]byte(content)),
 			cas.ChunkList{Chunks: []cas.Digest{half, half}}))
 		n.set(name, &node{content: content, exec: true})
 	}
 	l := plan(t, load(t, in.Store, n), "", nil, nil)
 	for range 3 {
 		in, err := c.Instance("")
-		must(t, err)
+		must.Succeed(t, err)
 		ws := newRoot(t)
 		staged, err := s.Stage(t.Context(), l, in, into(ws))
-		must(t, err)
+		must.Succeed(t, err)
 		if staged.Form != tree.FormImage || !staged.Valid() {
 			t.Errorf("got form %q (%s), valid %v, want image and true", staged.Form, staged.CopyReason, staged.Valid())
 		}
@@ -1203,10 +1204,10 @@ func TestImageOverDisk(t *testing.T) {
 func BenchmarkStageForms(b *testing.B) {
 	m := newMounter(b)
 	c, err := disk.Open(disk.Config{Dir: b.TempDir(), MaxBytes: plenty})
-	must(b, err)
+	must.Succeed(b, err)
 	defer c.Close()
 	in, err := c.Instance("")
-	must(b, err)
+	must.Succeed(b, err)
 	l := plan(b, load(b, in.Store, manyFiles()), "", []string{"out/x"}, nil)
 	for _, c := range []struct {
 		name   string
@@ -1220,16 +1221,16 @@ func BenchmarkStageForms(b *testing.B) {
 			once := func() {
 				n++
 				p := filepath.Join(dir, fmt.Sprint(n))
-				must(b, os.Mkdir(p, 0o755))
+				must.Succeed(b, os.Mkdir(p, 0o755))
 				ws, err := os.OpenRoot(p)
-				must(b, err)
+				must.Succeed(b, err)
 				b.StartTimer()
 				staged, err := s.Stage(b.Context(), l, in, into(ws))
-				must(b, err)
+				must.Succeed(b, err)
 				staged.Release()
 				b.StopTimer()
-				must(b, ws.Close())
-				must(b, os.RemoveAll(p))
+				must.Succeed(b, ws.Close())
+				must.Succeed(b, os.RemoveAll(p))
 			}
 			b.StopTimer()
 			for range 3 {
@@ -1239,7 +1240,7 @@ func BenchmarkStageForms(b *testing.B) {
 			for range b.N {
 				once()
 			}
-			must(b, s.Close())
+			must.Succeed(b, s.Close())
 		})
 	}
 }

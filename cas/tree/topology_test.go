@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -102,14 +103,14 @@ func TestRule115_TreesAreTopologicallySorted(t *testing.T) {
 			Format: repb.Command_TREE_AND_DIRECTORY,
 		}).OutputDirectories[0]
 		td, err := cas.FromProto(cas.SHA256, o.TreeDigest)
-		must(t, err)
+		must.Succeed(t, err)
 		b, err := cas.ReadAll(t.Context(), store, td, 1<<20)
-		must(t, err)
+		must.Succeed(t, err)
 		if err := sorted(b); err != nil || !o.IsTopologicallySorted {
 			t.Fatalf("seed %d: is_topologically_sorted %v: %v", seed, o.IsTopologicallySorted, err)
 		}
 		dirs, err := records(b)
-		must(t, err)
+		must.Succeed(t, err)
 		if d := cas.SHA256.Sum(dirs[0]); d.Hash() != o.RootDirectoryDigest.Hash {
 			t.Errorf("seed %d: root_directory_digest differs from Tree.root", seed)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 )
@@ -325,7 +326,7 @@ func TestLoadReadsEachDirectoryOnce(t *testing.T) {
 	c := &counter{Store: castest.NewMemory(), opened: map[cas.Digest]int{}}
 	root := parse(t, "a/same/f = 1", "b/c/same/f = 1", "same/f = 1").put(t, c)
 	_, err := tree.Load(t.Context(), c, root)
-	must(t, err)
+	must.Succeed(t, err)
 	for d, n := range c.opened {
 		if n != 1 {
 			t.Errorf("Directory %s was read %d times", d, n)
@@ -379,9 +380,7 @@ func wantError(t testing.TB, err, kind error, text string) {
 func TestMissingArgumentsAreErrors(t *testing.T) {
 	ctx, f, m := t.Context(), cas.SHA256, castest.NewMemory()
 	dir, err := os.OpenRoot(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer dir.Close()
 	result := &repb.ActionResult{}
 	s := tree.NewStager(tree.StagerConfig{})

@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -26,10 +27,10 @@ import (
 // listing returns the modes of everything below dir, and checks the modification times.
 func listing(t *testing.T, ws *os.Root, dir string) string {
 	var b strings.Builder
-	must(t, fs.WalkDir(ws.FS(), dir, func(p string, e fs.DirEntry, err error) error {
-		must(t, err)
+	must.Succeed(t, fs.WalkDir(ws.FS(), dir, func(p string, e fs.DirEntry, err error) error {
+		must.Succeed(t, err)
 		info, err := e.Info()
-		must(t, err)
+		must.Succeed(t, err)
 		fmt.Fprintf(&b, "%v %s\n", info.Mode(), strings.TrimPrefix(p, dir))
 		if got := info.ModTime().Unix(); got != 1_000_000_000 && info.Mode().Type() != fs.ModeSymlink {
 			t.Errorf("%s: got modification time %d, want 1000000000", p, got)
@@ -74,7 +75,7 @@ dtrwxrwxrwx /src/sub
 	}
 	ws = newRoot(t)
 	s, err := l.Layered().Stage(t.Context(), store, ws)
-	must(t, err)
+	must.Succeed(t, err)
 	if want := []tree.Lower{{Source: "in"}}; len(s.Binds) > 0 || !slices.Equal(s.Lower, want) {
 		t.Errorf("layered: got binds %v, lower %v, want %v", s.Binds, s.Lower, want)
 	}
@@ -113,11 +114,11 @@ dtrwxrwxrwx /src/sub
 func TestCaptureEndsWithContext(t *testing.T) {
 	out := execRoot(t, "hole = ")
 	f, err := out.OpenFile("hole", os.O_WRONLY, 0)
-	must(t, err)
+	must.Succeed(t, err)
 	if err := f.Truncate(1 << 43); err != nil {
 		sandboxtest.Unavailable(t, "disk", err)
 	}
-	must(t, f.Close())
+	must.Succeed(t, f.Close())
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	w := tree.OutputSpec{Paths: []string{"hole"}}

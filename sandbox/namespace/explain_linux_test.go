@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
@@ -20,14 +21,10 @@ func TestWorkspacePathsAreExplained(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	w, err := b.Workspace(t.Context(), sandbox.Unlimited, sandbox.Unlimited)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer w.Close()
 	root := w.Root()
-	if err := errors.Join(root.WriteFile("file", nil, 0o644), root.Symlink("file", "link"), root.Mkdir("closed", 0), root.Mkdir("out", 0o777)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(root.WriteFile("file", nil, 0o644), root.Symlink("file", "link"), root.Mkdir("closed", 0), root.Mkdir("out", 0o777)))
 	for source, want := range map[string]string{
 		"link":   "source link of output /build: invalid sandbox spec: link is a symbolic link: use the path that it leads to",
 		"file":   "source file of output /build: invalid sandbox spec: it is not a directory",
@@ -57,17 +54,13 @@ func TestFullWorkspace(t *testing.T) {
 	b, _ := backend(t, namespace.Config{})
 	for _, limit := range []int64{16 << 30, sandbox.Unlimited} {
 		w, err := b.Workspace(t.Context(), size, 100)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer w.Close()
 		s := script(t, "head -c 2000000 /dev/zero > file")
 		s.Workspace, s.Limits.OutputBytes, s.Dir = w.Name(), limit, "/build"
 		s.Outputs = []sandbox.Output{{Target: "/build", Source: "out"}}
 		res, err := b.Run(t.Context(), s, sandbox.Stdio{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if e := res.Exceeded; e == nil || e.LimitValue != size || e.ActualValue != size {
 			t.Errorf("limit %d: got %v, want %d bytes", limit, e, size)
 		}
@@ -78,21 +71,13 @@ func TestFullWorkspace(t *testing.T) {
 func TestHiddenPathsAreResolved(t *testing.T) {
 	t.Parallel()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	link := filepath.Join(dir, "link")
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "the-store"), 0o755), os.Symlink("the-store", link)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.Mkdir(filepath.Join(dir, "the-store"), 0o755), os.Symlink("the-store", link)))
 	here, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	relative, err := filepath.Rel(here, link)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for i, hidden := range []string{filepath.Join(dir, "the-store"), link, relative} {
 		b, f := backend(t, namespace.Config{Hidden: []string{hidden}})
 		if !slices.ContainsFunc(f.Checks, func(c sandbox.Check) bool { return c.Name == string(namespace.HiddenPaths) && c.OK }) {

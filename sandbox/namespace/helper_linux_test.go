@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestHelperThatCannotStart: if a program prevents the helper processes from starting, the error names the cause and
@@ -24,9 +26,7 @@ func TestHelperThatCannotStart(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), program)
 			cmd.Env = []string{"HOME=/", "PROGRAM_CALLS_INIT=" + c.callsInit}
 			out, err := cmd.Output()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if got := string(out); !strings.Contains(got, c.want) || !strings.Contains(got, "unsupported: false") {
 				t.Errorf("Probe got %q, want an error with %q that is not ErrUnsupported", got, c.want)
 			}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"github.com/cloister-build/cloister/sandbox/namespace"
@@ -63,9 +64,7 @@ func erofs(text string) []byte {
 func mountImage(t *testing.T, b *namespace.Backend, text string) sandbox.Mount {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "secret-name.erofs"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer f.Close()
 	if _, err := f.Write(erofs(text)); err != nil {
 		t.Fatal(err)
@@ -170,9 +169,7 @@ func TestImagesAttached(t *testing.T) {
 	b := namespace.NewAttached(namespace.Config{})
 	defer b.Close()
 	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer f.Close()
 	if _, err := f.Write(erofs("")); err != nil {
 		t.Fatal(err)
@@ -189,15 +186,11 @@ const sharedVariable = "CLOISTER_TEST_SHARED"
 // something in the input.
 func beShared(t testing.TB, dir string) {
 	for _, flags := range []uintptr{unix.MS_PRIVATE, unix.MS_SHARED} {
-		if err := unix.Mount("", "/", "", unix.MS_REC|flags, ""); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, unix.Mount("", "/", "", unix.MS_REC|flags, ""))
 	}
 	b := namespace.New(namespace.Config{})
 	defer b.Close()
-	if err := os.MkdirAll(filepath.Join(dir, "in", "below"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Join(dir, "in", "below"), 0o755))
 	r := sandboxtest.Run{
 		Script: "cat /proc/self/mountinfo; echo ready; read x < /build/go; touch /build/in/below/x /in/below/x 2>/dev/null && echo CHANGED; cat /proc/self/mountinfo",
 		Spec: func(s *sandbox.Spec) {

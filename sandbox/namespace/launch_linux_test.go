@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
@@ -124,9 +125,7 @@ func TestBasesDoNotMix(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "mark"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "mark"), nil, 0o644))
 	const script = `cat /etc/hosts; df -B1 /tmp | tail -n1; test -e /host/mark && echo mark; ls -d /build/* /other 2>/dev/null; cat /proc/self/net/dev | grep -c lo:; exec 2>/dev/null; exec 3<>/dev/tcp/127.0.0.1/9`
 	changes := []func(*sandbox.Spec){
 		func(s *sandbox.Spec) {},
@@ -149,9 +148,7 @@ func TestBasesDoNotMix(t *testing.T) {
 		r := sandboxtest.Run{
 			Spec: func(s *sandbox.Spec) { s.Args = []string{"/bin/bash", "-c", script}; changes[i](s) },
 			Setup: func(t testing.TB, ws *os.Root) {
-				if err := errors.Join(ws.Mkdir("out/x", 0o755), ws.Mkdir("out/y", 0o755)); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, errors.Join(ws.Mkdir("out/x", 0o755), ws.Mkdir("out/y", 0o755)))
 			},
 		}
 		r.Do(t, b)
@@ -199,9 +196,7 @@ func TestFailedTemplateIsForgotten(t *testing.T) {
 			t.Errorf("got %v, want an error that names %s", err, dir)
 		}
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(dir, 0o755))
 	r.Do(t, b)
 }
 
@@ -213,15 +208,11 @@ func TestTemplateFollowsTheHost(t *testing.T) {
 	put := func(name, text string) {
 		t.Helper()
 		p := filepath.Join(dir, name)
-		if err := errors.Join(os.Mkdir(p, 0o755), os.WriteFile(filepath.Join(p, "file"), []byte(text), 0o644)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.Mkdir(p, 0o755), os.WriteFile(filepath.Join(p, "file"), []byte(text), 0o644)))
 	}
 	move := func(from, to string) {
 		t.Helper()
-		if err := os.Rename(filepath.Join(dir, from), filepath.Join(dir, to)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Rename(filepath.Join(dir, from), filepath.Join(dir, to)))
 	}
 	r := sandboxtest.Run{Script: "cat /sdk/file", Spec: func(s *sandbox.Spec) {
 		s.Inputs = append(s.Inputs, sandbox.Input{Target: "/sdk", Content: "host", Source: filepath.Join(dir, "sdk")})
@@ -264,9 +255,7 @@ func TestKilledSlotLosesItsRunAlone(t *testing.T) {
 	if !eventually(func() bool { return running() == 2 }) {
 		t.Fatal("the runs are not there")
 	}
-	if err := syscall.Kill(first[0], syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, syscall.Kill(first[0], syscall.SIGKILL))
 	lost := <-ended
 	if lost.err == nil || !strings.Contains(lost.err.Error(), "it was killed by signal 9 (SIGKILL)") {
 		t.Errorf("a run without its slot ended with %+v, %v", lost.r.Result, lost.err)
@@ -283,9 +272,7 @@ func TestKilledSlotLosesItsRunAlone(t *testing.T) {
 	}
 	// All of them, while they wait.
 	for _, pid := range slotProcesses(t, b) {
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, syscall.Kill(pid, syscall.SIGKILL))
 	}
 	if !eventually(func() bool { return len(slotProcesses(t, b)) == 0 }) {
 		t.Fatal("the slots live")
@@ -318,9 +305,7 @@ func TestIdleProcessesDie(t *testing.T) {
 		}) {
 			t.Fatalf("got processes %v, want a slot and a pid 1", all)
 		}
-		if err := end(b); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, end(b))
 		if !eventually(func() bool { return !slices.ContainsFunc(all, alive) }) {
 			t.Errorf("without the %s these live: %v", name, slices.DeleteFunc(all, func(pid int) bool { return !alive(pid) }))
 		}
@@ -420,19 +405,13 @@ func TestSlotStaysSmall(t *testing.T) {
 	}
 	state := func() (fds, processes int, resident int64) {
 		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", slots[0]))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", slots[0]))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for line := range strings.Lines(string(status)) {
 			if v, ok := strings.CutPrefix(line, "VmRSS:"); ok {
 				resident, err = strconv.ParseInt(strings.Fields(v)[0], 10, 64)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 			}
 		}
 		return len(entries), len(children(t, slots[0])), resident << 10
@@ -498,12 +477,8 @@ func TestEverythingDiesWithTheWorker(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
 		cmd.Env = append(os.Environ(), churnVariable+"="+mark)
 		stdout, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
+		must.Succeed(t, cmd.Start())
 		line, err := bufio.NewReader(stdout).ReadString('\n')
 		zygote := strings.TrimSpace(line)
 		if err != nil {
@@ -511,14 +486,10 @@ func TestEverythingDiesWithTheWorker(t *testing.T) {
 		}
 		time.Sleep(time.Duration(i) * 1300 * time.Microsecond)
 		if i%2 == 0 {
-			if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, cmd.Process.Signal(syscall.SIGSTOP))
 			time.Sleep(20 * time.Millisecond)
 		}
-		if err := cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, cmd.Process.Kill())
 		_ = cmd.Wait() // killed, as asked
 		left := func() []string { return append(session(t, zygote), sandboxtest.Running(t, "sleep\x000.00"+mark)...) }
 		if !eventually(func() bool { return len(left()) == 0 }) {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/google/go-cmp/cmp"
 )
@@ -34,9 +35,7 @@ func TestPlan(t *testing.T) {
 			{Host: "10.0.0.1", Port: 80}, {Host: "example.org", Port: 443}, {Host: "example.org", Port: 80},
 		}},
 	}
-	if err := spec.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, spec.Validate())
 	var b strings.Builder
 	p, _ := plan(spec, &planOptions{landlock: 7})
 	for _, op := range p.Ops {
@@ -44,23 +43,15 @@ func TestPlan(t *testing.T) {
 	}
 	p.Ops = nil
 	rest, err := json.MarshalIndent(p, "", "\t")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	fmt.Fprintf(&b, "%s\n", rest)
 	const golden = "testdata/plan.txt"
 	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(golden, []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll("testdata", 0o755))
+		must.Succeed(t, os.WriteFile(golden, []byte(b.String()), 0o644))
 	}
 	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if d := cmp.Diff(string(want), b.String()); d != "" {
 		t.Errorf("the plan differs from %s (-want +got):\n%s", golden, d)
 	}

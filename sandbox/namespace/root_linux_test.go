@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
@@ -34,9 +35,7 @@ func TestClosedRootIsNotReused(t *testing.T) {
 	}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
 	root := func(text string) sandbox.Workspace {
 		w, err := b.Workspace(t.Context(), sandbox.Unlimited, sandbox.Unlimited)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
@@ -27,9 +28,7 @@ default_properties:
 // them.
 func TestDefaultPropertiesCompleteAnAction(t *testing.T) {
 	p, err := policy.Parse("p.yaml", []byte(defaultsFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, c := range []struct {
 		name, instance string
 		asked, want    []policy.Property

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 )
 
@@ -20,19 +21,11 @@ func host(t *testing.T) (dir string, inputs []sandbox.Input) {
 	dir = t.TempDir()
 	for name, text := range map[string]string{"usr/bin/cc": "a compiler", "usr/lib/deep/er/crt1.o": "object", "etc/ld.so.cache": "cache"} {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(path, time.Time{}, time.Unix(1_000_000_000, 0)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.Succeed(t, os.WriteFile(path, []byte(text), 0o755))
+		must.Succeed(t, os.Chtimes(path, time.Time{}, time.Unix(1_000_000_000, 0)))
 	}
-	if err := os.Symlink("cc", filepath.Join(dir, "usr/bin/gcc")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Symlink("cc", filepath.Join(dir, "usr/bin/gcc")))
 	return dir, []sandbox.Input{
 		{Target: "/usr", Source: filepath.Join(dir, "usr")},
 		{Target: "/bin", Source: filepath.Join(dir, "usr/bin")},
@@ -43,9 +36,7 @@ func host(t *testing.T) (dir string, inputs []sandbox.Input) {
 func fingerprint(t *testing.T, inputs []sandbox.Input) string {
 	t.Helper()
 	s, err := Read(t.Context(), inputs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return s.Fingerprint
 }
 
@@ -78,9 +69,7 @@ func TestFingerprintCoversEveryEntry(t *testing.T) {
 		{"a single file", func() error { return os.WriteFile(at("etc/ld.so.cache"), nil, 0o755) }},
 		{"a removed file", func() error { return os.Remove(at("usr/bin/cc")) }},
 	} {
-		if err := c.change(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.change())
 		now := fingerprint(t, inputs)
 		if same := seen[now]; same != "" {
 			t.Errorf("%s: got the fingerprint after %s", c.what, same)
@@ -110,9 +99,7 @@ func TestWatchNoticesChanges(t *testing.T) {
 	if want := fingerprint(t, inputs); first != want {
 		t.Fatalf("got %q, want %s", first, want)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "usr/lib/deep/new"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "usr/lib/deep/new"), nil, 0o644))
 	if got := after(time.Second); got != first {
 		t.Errorf("after a second: got %s, want the first fingerprint, without a check", got)
 	}
@@ -123,15 +110,11 @@ func TestWatchNoticesChanges(t *testing.T) {
 	if !strings.Contains(text.String(), "the toolchain of this host changed") {
 		t.Errorf("log: got %q, want the change", text.String())
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "usr/lib/__pycache__"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Join(dir, "usr/lib/__pycache__"), 0o755))
 	if got := after(backgroundAge); got != second {
 		t.Errorf("after a new __pycache__: got %s, want %s", got, second)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "usr/bin/cc"), []byte("patched in place"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "usr/bin/cc"), []byte("patched in place"), 0o755))
 	if got := after(backgroundAge); got != second {
 		t.Errorf("directories are unchanged: got %s, want no scan", got)
 	}
@@ -140,9 +123,7 @@ func TestWatchNoticesChanges(t *testing.T) {
 		t.Errorf("after a minute: got %s, want another fingerprint", third)
 	}
 	// After a pause, the first call waits for the check.
-	if err := os.Remove(filepath.Join(dir, "usr/bin/cc")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(filepath.Join(dir, "usr/bin/cc")))
 	now = now.Add(time.Hour)
 	if got := w.Fingerprint(); got == third {
 		t.Errorf("after an hour: got %s, want another fingerprint at once", got)

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // places are small writes in unusual places. IN is an input file and OUT the declared output; local and here say whether
@@ -49,13 +51,9 @@ func TestWritesInUnusualPlaces(t *testing.T) {
 			"if (set -e; "+command+") 2> /dev/null; then echo permitted; else echo refused; fi > $@")
 	}
 	dir := filepath.Join(r.Workspace, "places")
-	if err := os.MkdirAll(filepath.Join(dir, "in"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(filepath.Join(dir, "in"), 0o755))
 	for name, text := range map[string]string{"BUILD.bazel": rules.String(), "in/a.txt": "a\n"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
 	build := func(flags ...string) map[string]bool {
 		t.Helper()
@@ -63,23 +61,17 @@ func TestWritesInUnusualPlaces(t *testing.T) {
 			t.Fatalf("bazel build %v: exit %d, want 0\n%s", flags, build.ExitCode, build.Output)
 		}
 		out, err := r.Outputs("places")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		permitted := map[string]bool{}
 		for _, p := range places {
 			b, err := os.ReadFile(filepath.Join(out, p.name+".txt"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			permitted[p.name] = string(b) == "permitted\n"
 		}
 		return permitted
 	}
 	here := build()
-	if err := r.Clean(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, r.Clean(t.Context()))
 	local := build("--remote_executor=", "--spawn_strategy=linux-sandbox")
 	for _, p := range places {
 		if here[p.name] != p.here || local[p.name] != p.local {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 )
@@ -72,9 +73,7 @@ func (p *project) want(output, text string) {
 func executions(t *testing.T, addr, instance string) int {
 	t.Helper()
 	program, err := cloister()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	out, err := exec.Command(program, "action", "ls", "--server", "grpc://"+addr, "--instance", instance, "--json").Output()
 	if err != nil {
 		t.Fatalf("cloister action ls: %v", err)
@@ -184,9 +183,7 @@ source-caches: {servers: [%[1]s]}
 `, strings.Replace(service, "}", ", push: true}", 1)),
 	})
 	root, err := os.OpenRoot(filepath.Join(p.dir, "files/root"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer root.Close()
 	sandboxtest.CopyPrograms(t, root, "sh", "mkdir", "cat", "touch", "cp")
 	p.must("chmod", "+x", "bin/bwrap")
@@ -253,9 +250,7 @@ func TestOldBazel(t *testing.T) {
 	addr := listen(t)
 	p := newProject(t, peers.OldBazel, nil)
 	top, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	output := "--output_user_root=" + filepath.Join(p.dir, "output")
 	p.dir = top
 	out := p.must(p.program, output, "test", "--symlink_prefix=/", "--remote_executor=grpc://"+addr, "--remote_instance_name=main",

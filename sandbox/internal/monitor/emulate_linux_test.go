@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
@@ -75,9 +76,7 @@ func TestStubsAreFound(t *testing.T) {
 		sandboxtest.Unavailable(t, "monitor", fmt.Sprint("this kernel has no vDSO: ", err))
 	}
 	f, err := os.Open("/proc/self/mem")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer f.Close()
 	image := memory(f.Fd()).image(aux[auxVDSO])
 	there := 0
@@ -156,9 +155,7 @@ func TestFrozenClock(t *testing.T) {
 // TestTimespecMatchesTheKernel: what the kernel rejects is rejected, and late times do not overflow.
 func TestTimespecMatchesTheKernel(t *testing.T) {
 	f, err := os.CreateTemp(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer f.Close()
 	for _, c := range []struct {
 		sec, nsec int64

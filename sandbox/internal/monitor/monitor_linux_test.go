@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
@@ -44,9 +45,7 @@ func start(t testing.TB, root, action string) *process {
 	}
 	p.view = layout(t, dir, p.base)
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	p.control = pair[0]
 	t.Cleanup(func() { unix.Close(pair[0]) })
 	theirs := os.NewFile(uintptr(pair[1]), "control")
@@ -75,13 +74,9 @@ func start(t testing.TB, root, action string) *process {
 		t.Fatalf("no listener: %v; %v: %s", err, p.cmd.Wait(), p.err.String())
 	}
 	messages, err := unix.ParseSocketControlMessage(oob[:n])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	p.listener = fds[0]
 	return p
 }
@@ -241,13 +236,9 @@ func TestExecutedInputsAreNamed(t *testing.T) {
 		"bin/script": "#! " + p.base + "/bin/link -x\n", "bin/interpreter": "#!" + p.base + "/in/keep\n",
 		"out/script": "#!" + p.base + "/bin/other\n", "bin/other": "", "bin/never": "",
 	} {
-		if err := os.WriteFile(filepath.Join(p.base, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(p.base, name), []byte(text), 0o644))
 	}
-	if err := os.Symlink("interpreter", p.base+"/bin/link"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Symlink("interpreter", p.base+"/bin/link"))
 	r := Start(p.listener, p.view)
 	p.proceed(t)
 	p.end(t)
@@ -315,9 +306,7 @@ func TestFullRecordsReads(t *testing.T) {
 	everyRoot(t, func(t *testing.T, root string) {
 		p := start(t, root, "read")
 		source := t.TempDir()
-		if err := os.WriteFile(source+"/header.h", nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(source+"/header.h", nil, 0o600))
 		p.view.Full = true
 		p.view.Source = map[string]string{p.base + "/out": source}
 		_, opened := wantEvents(t, p, `read /out/header.h newfstatat, the source tree has it: add it to srcs, hdrs or data in BUILD
@@ -427,9 +416,7 @@ func TestKilledAfterReceive(t *testing.T) {
 	p.waiting(t)
 	w := newSession(p.listener, p.view)
 	n, err := w.queue.receive()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if !w.queue.valid(n.ID) {
 		t.Error("a call that waits is not valid")
 	}
@@ -447,9 +434,7 @@ func TestKilledAfterReceive(t *testing.T) {
 
 func kill(t *testing.T, p *process) {
 	t.Helper()
-	if err := p.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.cmd.Process.Kill())
 	_ = p.cmd.Wait() // reports the kill
 }
 
@@ -461,14 +446,10 @@ func TestNothingStaysOpen(t *testing.T) {
 	}
 	run() // the Go runtime keeps what it opens
 	before, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	run()
 	after, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if len(after) != len(before)+1 { // the test's own socket
 		t.Errorf("%d descriptors before, %d after", len(before), len(after))
 	}
@@ -486,9 +467,7 @@ func BenchmarkOpen(b *testing.B) {
 				}
 				p.proceed(b)
 				ns, err := strconv.Atoi(p.end(b))
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, err)
 				total += ns
 			}
 			b.ReportMetric(float64(total)/float64(b.N), "ns/open")

@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
@@ -238,9 +239,7 @@ func TestOtherArchitecturesGetSIGSYS(t *testing.T) {
 		t.Skip("needs amd64: the test has no program for other architectures")
 	}
 	program := filepath.Join(t.TempDir(), "i386")
-	if err := os.WriteFile(program, foreign(), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(program, foreign(), 0o700))
 	var exit *exec.ExitError
 	if err := exec.CommandContext(t.Context(), program).Run(); !errors.As(err, &exit) || exit.ExitCode() != 42 {
 		sandboxtest.Unavailable(t, "ia32", fmt.Sprintf("this kernel executes no 32-bit programs: %v", err))
@@ -304,9 +303,7 @@ func BenchmarkInstall(b *testing.B) {
 					spent += time.Since(begin)
 					done <- err
 				}()
-				if err := <-done; err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, <-done)
 			}
 			b.ReportMetric(float64(spent.Nanoseconds())/float64(b.N), "ns/install")
 		})
@@ -330,9 +327,7 @@ func BenchmarkCall(b *testing.B) {
 					}
 					done <- err
 				}()
-				if err := <-done; err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, <-done)
 			})
 		}
 	}

@@ -10,20 +10,18 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestNames compares the names of all architectures with the constants of x/sys/unix.
 func TestNames(t *testing.T) {
 	dir, err := exec.Command("go", "list", "-f", "{{.Dir}}", "golang.org/x/sys/unix").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	constant := regexp.MustCompile(`\tSYS_(\w+) += (\d+)`)
 	for name, a := range architectures {
 		source, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "zsysnum_linux_"+name+".go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		want := map[string]string{}
 		for _, m := range constant.FindAllStringSubmatch(string(source), -1) {
 			want[m[2]] = strings.ToLower(m[1])

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,28 +17,18 @@ import (
 // open, returns ErrTruncated, leaks nothing, and the next one arrives.
 func TestTruncatedPacketCostsNoOther(t *testing.T) {
 	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer unix.Close(sv[0])
 	defer unix.Close(sv[1])
 	for _, packet := range []string{"first", "second"} {
-		if err := Send(sv[0], []byte(packet), sv[0]); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, Send(sv[0], []byte(packet), sv[0]))
 	}
 	free, err := unix.FcntlInt(uintptr(sv[0]), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	unix.Close(free)
 	var before syscall.Rlimit
-	if err := syscall.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Setrlimit(unix.RLIMIT_NOFILE, &syscall.Rlimit{Cur: uint64(free), Max: before.Max}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, syscall.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	must.Succeed(t, syscall.Setrlimit(unix.RLIMIT_NOFILE, &syscall.Rlimit{Cur: uint64(free), Max: before.Max}))
 	_, fds, err := Receive(sv[1])
 	if restoreErr := syscall.Setrlimit(unix.RLIMIT_NOFILE, &before); restoreErr != nil {
 		t.Fatal(restoreErr)
@@ -55,16 +46,10 @@ func TestTruncatedPacketCostsNoOther(t *testing.T) {
 // TestReceiveAfterReset: a packet is received even if its sender closed with unread data.
 func TestReceiveAfterReset(t *testing.T) {
 	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer unix.Close(sv[0])
-	if err := Send(sv[0], []byte("kill")); err != nil {
-		t.Fatal(err)
-	}
-	if err := Send(sv[1], []byte("last words")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, Send(sv[0], []byte("kill")))
+	must.Succeed(t, Send(sv[1], []byte("last words")))
 	unix.Close(sv[1])
 	if got, _, err := Receive(sv[0]); err != nil || string(got) != "last words" {
 		t.Errorf("got %q, %v, want last words", got, err)
@@ -91,12 +76,8 @@ func TestEndComesAfterTheLastPacket(t *testing.T) {
 	defer close(ends)
 	for i := range 20_000 {
 		sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.SetNonblock(sv[0], true); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
+		must.Succeed(t, unix.SetNonblock(sv[0], true))
 		ends <- sv[1]
 		var got []byte
 		for err = unix.EAGAIN; errors.Is(err, unix.EAGAIN); {

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // lacks skips the test because the host lacks what, or fails it if CLOISTER_REQUIRE lists namespaces.
@@ -36,7 +37,7 @@ func realDir(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
 	var st unix.Statfs_t
-	must(t, unix.Statfs(dir, &st))
+	must.Succeed(t, unix.Statfs(dir, &st))
 	if st.Type != unix.TMPFS_MAGIC {
 		return dir
 	}
@@ -52,7 +53,7 @@ func realDir(t testing.TB) string {
 func mount(t testing.TB, image []byte, devices []string) int {
 	t.Helper()
 	p := filepath.Join(realDir(t), "image")
-	must(t, os.WriteFile(p, image, 0o600))
+	must.Succeed(t, os.WriteFile(p, image, 0o600))
 	fsfd, err := unix.Fsopen("erofs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		lacks(t, "EROFS mount", err)
@@ -62,7 +63,7 @@ func mount(t testing.TB, image []byte, devices []string) int {
 	for _, d := range devices {
 		err = errors.Join(err, unix.FsconfigSetString(fsfd, "device", d))
 	}
-	must(t, err)
+	must.Succeed(t, err)
 	if err := unix.FsconfigCreate(fsfd); errors.Is(err, unix.ENOTBLK) || errors.Is(err, unix.EPERM) {
 		lacks(t, "EROFS mount of files", err)
 	} else if err != nil {
@@ -72,7 +73,7 @@ func mount(t testing.TB, image []byte, devices []string) int {
 			log[:max(n, 0)])
 	}
 	root, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_RDONLY)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { unix.Close(root) })
 	return root
 }
@@ -92,7 +93,7 @@ func compare(t testing.TB, at *os.File, n *node, segments [][]byte) {
 	t.Helper()
 	defer at.Close()
 	names, err := at.Readdirnames(-1)
-	must(t, err)
+	must.Succeed(t, err)
 	want := slices.Sorted(maps.Keys(n.kids))
 	if slices.Sort(names); !slices.Equal(names, want) {
 		t.Fatalf("got %d names %.500q, want %d %.500q", len(names), names, len(want), want)
@@ -150,7 +151,7 @@ func segments(t testing.TB, r *rand.Rand, n, size int) (paths []string, data [][
 			b[j] = byte(r.Uint32())
 		}
 		p := filepath.Join(dir, fmt.Sprint(i))
-		must(t, os.WriteFile(p, b, 0o600))
+		must.Succeed(t, os.WriteFile(p, b, 0o600))
 		paths, data, sizes = append(paths, p), append(data, b), append(sizes, int64(size))
 	}
 	return paths, data, sizes
@@ -262,13 +263,13 @@ func TestKernelSeesZerosBehindFiles(t *testing.T) {
 	segment := make([]byte, 4096)
 	copy(segment, "first")
 	copy(segment[512:], "second")
-	must(t, os.WriteFile(p, segment, 0o600))
+	must.Succeed(t, os.WriteFile(p, segment, 0o600))
 	n := &node{mode: 0o555, kids: map[string]*node{"f": {mode: 0o444, size: 5}}}
 	root := mount(t, encode(t, n, []int64{4096}, nil), []string{p})
 	f := open(t, root, "f", unix.O_RDONLY)
 	defer f.Close()
 	m, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ, unix.MAP_SHARED)
-	must(t, err)
+	must.Succeed(t, err)
 	defer unix.Munmap(m)
 	if got := string(bytes.TrimRight(m, "\x00")); got != "first" {
 		t.Errorf("got %q", got)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // A node is an expected file, symlink or directory.
@@ -206,9 +207,9 @@ func (r *reader) inode(nid, parent uint64, kind byte) *node {
 func encode(t testing.TB, n *node, devices []int64, buf []byte) []byte {
 	t.Helper()
 	b, err := erofs.Encode(buf, n.flat(devices, len(devices)%2 == 0))
-	must(t, err)
+	must.Succeed(t, err)
 	got, blocks, err := decode(b)
-	must(t, err)
+	must.Succeed(t, err)
 	if g, w := got.String(), n.String(); g != w {
 		t.Fatalf("got\n%.4000s\nwant\n%.4000s", g, w)
 	}
@@ -259,11 +260,4 @@ func random(r *rand.Rand, n int, devices int, size int64) *node {
 		}
 	}
 	return root
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -34,14 +35,10 @@ type fixture struct {
 func newFixture(t *testing.T, dir string) *fixture {
 	t.Helper()
 	cache, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20, MaxFiles: 1 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { cache.Close() })
 	control, err := diskctl.Serve(dir, cache, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { control.Close() })
 	return &fixture{t, &server{Config: Config{Instances: cache.Instance, Index: control.Index()}}, cache, dir}
 }
@@ -49,13 +46,9 @@ func newFixture(t *testing.T, dir string) *fixture {
 func (f *fixture) put(fn cas.Function, b []byte) *repb.Digest {
 	f.Helper()
 	in, err := f.Instances("main")
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Succeed(f, err)
 	d, err := cas.PutBytes(f.Context(), in.Store, fn, b)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Succeed(f, err)
 	return d.Proto()
 }
 
@@ -70,9 +63,7 @@ func (f *fixture) tree(content string, without ...string) (root *repb.Digest) {
 	}
 	encode := func(m *repb.Directory) []byte {
 		b, _, err := cas.MarshalProto(cas.SHA256, m)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.Succeed(f, err)
 		return b
 	}
 	file := put("file", []byte(content))
@@ -234,9 +225,7 @@ func TestAssetsSurviveAKill(t *testing.T) {
 	if err := os.Remove(f.dir + "/control"); err != nil { // a socket cannot be copied
 		t.Fatal(err)
 	}
-	if err := os.CopyFS(left, os.DirFS(f.dir)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.CopyFS(left, os.DirFS(f.dir)))
 	again := newFixture(t, left)
 	m, err := again.fetchBlob("u")
 	if err != nil || !proto.Equal(m.BlobDigest, d) {
@@ -248,9 +237,7 @@ func TestAssetsSurviveAKill(t *testing.T) {
 func TestFetchRenewsLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cache, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, MaxFiles: 1 << 20})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer cache.Close()
 		f := &fixture{t, &server{Config: Config{Instances: cache.Instance}}, cache, ""}
 		root := f.tree("used")
@@ -265,17 +252,11 @@ func TestFetchRenewsLeases(t *testing.T) {
 			ReferencesDirectories: []*repb.Digest{unused},
 		})
 		in, err := cache.Instance("main")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		d, err := cas.FromProto(cas.SHA256, root)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		all, err := cas.DirectoryClosure(t.Context(), in.Store, d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for range 3 {
 			time.Sleep(disk.DefaultLease * 9 / 10)
 			if _, err := cache.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Second}); err != nil {
@@ -297,17 +278,13 @@ func TestFetchRenewsLeases(t *testing.T) {
 func TestIncompleteAssetsAreNotFound(t *testing.T) {
 	f := newFixture(t, t.TempDir())
 	in, err := f.Instances("main")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	whole := f.put(cas.SHA256, []byte("whole"))
 	f.push(&assetpb.PushBlobRequest{Uris: []string{"whole"}, BlobDigest: whole})
 	absent := cas.SHA256.Sum([]byte("absent")).Proto()
 	record := func(uri string, r *repb.ActionResult) {
 		t.Helper()
-		if err := in.Actions.Record(t.Context(), key(cas.SHA256, blob, uri, nil), r); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, in.Actions.Record(t.Context(), key(cas.SHA256, blob, uri, nil), r))
 	}
 	for i, req := range []*assetpb.PushBlobRequest{
 		{BlobDigest: absent},
@@ -316,9 +293,7 @@ func TestIncompleteAssetsAreNotFound(t *testing.T) {
 		{BlobDigest: whole, ReferencesBlobs: []*repb.Digest{{Hash: "malformed"}}},
 	} {
 		d, err := cas.FromProto(cas.SHA256, req.BlobDigest)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		record("partial", encode(blob, d, req))
 		_, err = f.fetchBlob("partial")
 		expect(t, fmt.Sprint(i), err, codes.NotFound)

@@ -13,6 +13,7 @@ import (
 	assetpb "github.com/bazelbuild/remote-apis/build/bazel/remote/asset/v1"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -102,9 +103,7 @@ func TestBlobsAreFoundByChecksum(t *testing.T) {
 	d := f.put(cas.SHA256, []byte("archive"))
 	sri := func(hash string) string {
 		sum, err := hex.DecodeString(hash)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return "sha256-" + base64.StdEncoding.EncodeToString(sum)
 	}
 	checksum := sri(d.Hash)
