@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"google.golang.org/protobuf/proto"
@@ -102,9 +103,7 @@ func newBench(t *testing.T, run runFunc) *bench {
 func (b *bench) put(m proto.Message) *repb.Digest {
 	b.t.Helper()
 	d, err := cas.PutProto(b.t.Context(), b.store, cas.SHA256, m)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.Succeed(b.t, err)
 	return d.Proto()
 }
 
@@ -112,9 +111,7 @@ func (b *bench) put(m proto.Message) *repb.Digest {
 func (b *bench) action(change func(*repb.Action, *repb.Command)) cas.Digest {
 	b.t.Helper()
 	blob, err := cas.PutBytes(b.t.Context(), b.store, cas.SHA256, []byte("12345"))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.Succeed(b.t, err)
 	sub := b.put(&repb.Directory{Files: []*repb.FileNode{{Name: "b", Digest: blob.Proto()}}})
 	action := &repb.Action{InputRootDigest: b.put(&repb.Directory{
 		Files:       []*repb.FileNode{{Name: "a", Digest: blob.Proto()}},
@@ -126,9 +123,7 @@ func (b *bench) action(change func(*repb.Action, *repb.Command)) cas.Digest {
 	}
 	action.CommandDigest = b.put(command)
 	d, err := cas.FromProto(cas.SHA256, b.put(action))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.Succeed(b.t, err)
 	return d
 }
 
@@ -136,9 +131,7 @@ func (b *bench) action(change func(*repb.Action, *repb.Command)) cas.Digest {
 func (b *bench) do(task *Task) *Outcome {
 	b.t.Helper()
 	out, err := b.Execute(b.t.Context(), task, func(Stage) {})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.Succeed(b.t, err)
 	return out
 }
 
@@ -152,9 +145,7 @@ func (b *bench) recorded(action cas.Digest) bool {
 func (b *bench) execution(out *Outcome) *cloisterpb.Execution {
 	b.t.Helper()
 	var m cloisterpb.Execution
-	if err := out.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m); err != nil {
-		b.t.Fatal(err)
-	}
+	must.Succeed(b.t, out.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m))
 	return &m
 }
 
@@ -162,9 +153,7 @@ func (b *bench) execution(out *Outcome) *cloisterpb.Execution {
 func (b *bench) text(out *Outcome) string {
 	b.t.Helper()
 	text, err := cas.ReadAll(b.t.Context(), b.store, out.AuditLog, 1<<20)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.Succeed(b.t, err)
 	return string(text)
 }
 
@@ -187,9 +176,7 @@ func ended(exit int, events ...sandbox.Event) runFunc {
 func (b *bench) raw(text string) *repb.Digest {
 	b.t.Helper()
 	d, err := cas.PutBytes(b.t.Context(), b.store, cas.SHA256, []byte(text))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.Succeed(b.t, err)
 	return d.Proto()
 }
 

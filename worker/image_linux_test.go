@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
@@ -47,23 +48,17 @@ func newConfining(t *testing.T, dir string, budget int64, changes ...func(*disk.
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	toolchain, err := sandbox.HostToolchain()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	at := filepath.Join(onDisk(t), "store")
 	config := disk.Config{Dir: at, MaxBytes: 64 << 20}
 	for _, change := range changes {
 		change(&config)
 	}
 	store, err := disk.Open(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { store.Close() })
 	in, err := store.Instance("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	stager, why := NewStager(t.Context(), backend, tree.StagerConfig{Dir: dir, Budget: budget})
 	t.Cleanup(func() {
 		if err := stager.Close(); err != nil {
@@ -83,9 +78,7 @@ func onDisk(t *testing.T) string {
 		return dir
 	}
 	dir, err := os.MkdirTemp("/var/tmp", "cloister-worker-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -93,27 +86,21 @@ func onDisk(t *testing.T) string {
 func inMemory(t *testing.T, dir string) bool {
 	t.Helper()
 	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Statfs(dir, &st))
 	return st.Type == unix.TMPFS_MAGIC
 }
 
 func (c *confining) blob(b []byte) *repb.Digest {
 	c.t.Helper()
 	d, err := cas.PutBytes(c.t.Context(), c.in.Store, cas.SHA256, b)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Succeed(c.t, err)
 	return d.Proto()
 }
 
 func (c *confining) message(m proto.Message) *repb.Digest {
 	c.t.Helper()
 	d, err := cas.PutProto(c.t.Context(), c.in.Store, cas.SHA256, m)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Succeed(c.t, err)
 	return d.Proto()
 }
 
@@ -129,9 +116,7 @@ func (c *confining) command(root *repb.Directory, command *repb.Command) cas.Dig
 	d, err := cas.FromProto(cas.SHA256, c.message(&repb.Action{
 		CommandDigest: c.message(command), InputRootDigest: c.message(root), DoNotCache: true,
 	}))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Succeed(c.t, err)
 	return d
 }
 
@@ -141,13 +126,9 @@ func (c *confining) shell(script string, root *repb.Directory, outputs ...string
 	action := c.command(root, &repb.Command{Arguments: []string{"/bin/sh", "-c", script}, OutputPaths: outputs})
 	var text bytes.Buffer
 	out, err := c.Execute(c.t.Context(), &Task{Action: action, Stdout: &text, Stderr: &text}, func(Stage) {})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Succeed(c.t, err)
 	var m cloisterpb.Execution
-	if err := out.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m); err != nil {
-		c.t.Fatal(err)
-	}
+	must.Succeed(c.t, out.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m))
 	if out.Result.ExitCode != 0 {
 		c.t.Errorf("exit code %d: %s", out.Result.ExitCode, text.String())
 	}
@@ -332,21 +313,15 @@ func TestMetadataExplainsStaging(t *testing.T) {
 func asOrdinaryUser(t *testing.T, name string) {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	dir, err := os.MkdirTemp("", "cloister-unprivileged-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer os.RemoveAll(dir)
 	program, err := os.ReadFile(self)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "worker.test"), program, 0o755)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if err := os.Chown(dir, unprivilegedUser, unprivilegedUser); err != nil {
 		sandboxtest.Unavailable(t, "unprivileged", err)
 	}
@@ -436,9 +411,7 @@ func TestResultOfChangedInputsIsDiscarded(t *testing.T) {
 		CommandDigest:   c.message(&repb.Command{Arguments: []string{"/bin/sh", "-c", "echo ready; sleep 0.5; cat f*"}}),
 		InputRootDigest: c.message(root),
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	overwrite := sync.OnceFunc(func() {
 		segments, err := filepath.Glob(filepath.Join(c.dir, "segments", "*.data"))
 		if err != nil || len(segments) == 0 {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
@@ -18,9 +19,7 @@ import (
 func (b *bench) setPolicy(build string) {
 	b.t.Helper()
 	p, err := policy.Parse("policy.yaml", []byte("version: 1\nprofiles: {build: "+build+"}\n"))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.Succeed(b.t, err)
 	b.cfg.Policy = p
 }
 

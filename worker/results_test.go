@@ -11,6 +11,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker/internal/results"
@@ -25,18 +26,14 @@ func TestResultsOfAnotherToolchainAreMisses(t *testing.T) {
 	b.cfg.Fingerprint = func() string { return now }
 	instances := results.Filter(b.cfg.Instances, results.OtherToolchain(b.cfg.Fingerprint))
 	in, err := instances("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	action := b.action(nil)
 	out := b.do(&Task{Action: action})
 	if meta, text := b.execution(out).Toolchain, b.manifest(out).Volatile.Fingerprint; meta != now || text != now {
 		t.Errorf("got toolchain %q in the metadata and %q in the manifest, want %q", meta, text, now)
 	}
 	foreign := cas.SHA256.Sum([]byte("an action of another program"))
-	if err := in.Actions.Record(t.Context(), foreign, &repb.ActionResult{StdoutRaw: []byte("x")}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, in.Actions.Record(t.Context(), foreign, &repb.ActionResult{StdoutRaw: []byte("x")}))
 	for _, c := range []struct {
 		toolchain string
 		served    bool
@@ -105,9 +102,7 @@ func TestResultsOfAnotherImageAreMisses(t *testing.T) {
 		{"unpinned, permitted", &cloisterpb.Execution{Image: "x@sha256:1", Unpinned: true}, true, false, true},
 	} {
 		aux, err := anypb.New(c.made)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		r := &repb.ActionResult{ExecutionMetadata: &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}}}
 		refuse := results.OtherImage(c.permitted, func(string) bool { return c.byDefault })
 		if why := refuse("", cas.Digest{}, r); (why == "") != c.served {

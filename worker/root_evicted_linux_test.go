@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestRootOutlivesEviction: a run reads the right bytes of its root file system although the store evicts everything
@@ -37,9 +38,7 @@ func TestRootOutlivesEviction(t *testing.T) {
 		}
 
 		stdin, release, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer stdin.Close()
 		defer release.Close()
 		stdout := &signalled{written: make(chan struct{}, 1)}
@@ -58,9 +57,7 @@ func TestRootOutlivesEviction(t *testing.T) {
 		if _, err := io.WriteString(release, "\n"); err != nil {
 			t.Fatal(err)
 		}
-		if err := <-ended; err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, <-ended)
 		if got := stdout.text.String(); got != "begun\n"+want {
 			t.Errorf("a run during the eviction read %d bytes, %.60q..., want %d", len(got), got, len(want))
 		}

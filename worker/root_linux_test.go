@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
@@ -24,25 +25,17 @@ import (
 func (c *confining) rootFiles(files map[string]string) cas.Digest {
 	c.t.Helper()
 	dir, err := os.OpenRoot(c.t.TempDir())
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Succeed(c.t, err)
 	defer dir.Close()
 	sandboxtest.CopyPrograms(c.t, dir, "sh", "cat", "cp", "id", "ls", "mkdir", "readlink", "rm", "touch")
 	for p, text := range files {
 		if i := strings.LastIndex(p, "/"); i > 0 {
-			if err := dir.MkdirAll(p[:i], 0o755); err != nil {
-				c.t.Fatal(err)
-			}
+			must.Succeed(c.t, dir.MkdirAll(p[:i], 0o755))
 		}
-		if err := dir.WriteFile(p, []byte(text), 0o644); err != nil {
-			c.t.Fatal(err)
-		}
+		must.Succeed(c.t, dir.WriteFile(p, []byte(text), 0o644))
 	}
 	d, err := tree.Ingest(c.t.Context(), c.in.Store, cas.SHA256, dir)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Succeed(c.t, err)
 	return d
 }
 
@@ -69,9 +62,7 @@ func (c *confining) actionOf(r *rootRun) cas.Digest {
 		input, err := cas.FromProto(cas.SHA256, c.message(&repb.Directory{
 			Files: []*repb.FileNode{{Name: "input", Digest: c.blob([]byte("an input\n"))}},
 		}))
-		if err != nil {
-			c.t.Fatal(err)
-		}
+		must.Succeed(c.t, err)
 		r.input = input
 	}
 	command := &repb.Command{
@@ -83,9 +74,7 @@ func (c *confining) actionOf(r *rootRun) cas.Digest {
 	action, err := cas.FromProto(cas.SHA256, c.message(&repb.Action{
 		CommandDigest: c.message(command), InputRootDigest: r.input.Proto(), DoNotCache: !r.cache,
 	}))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Succeed(c.t, err)
 	return action
 }
 
@@ -108,9 +97,7 @@ func (c *confining) try(r *rootRun, task Task) error {
 // run is try for a task that must succeed with this output.
 func (c *confining) run(r rootRun, task Task, want string) *rootRun {
 	c.t.Helper()
-	if err := c.try(&r, task); err != nil {
-		c.t.Fatal(err)
-	}
+	must.Succeed(c.t, c.try(&r, task))
 	if r.stdout != want || r.outcome.Result.ExitCode != 0 {
 		c.t.Errorf("%s: got %q and exit code %d, want %q\n%s", r.script, r.stdout, r.outcome.Result.ExitCode, want, r.outcome.Message)
 	}
@@ -317,9 +304,7 @@ func TestRefusedPlaces(t *testing.T) {
 func TestRootIsStagedOnce(t *testing.T) {
 	rootWorkers(t, func(t *testing.T, c *confining) {
 		root, err := c.inputs.Load(t.Context(), c.in, c.rootFiles(map[string]string{"etc/marker": "root\n"}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		stage := func() *tree.Root {
 			r, err := c.cfg.Stager.StageRoot(context.Background(), root, []string{"dev", "proc", "tmp", "build"}, c.in,
 				func(bytes, files int64) (tree.Workspace, error) {
@@ -357,9 +342,7 @@ func TestRootIsStagedOnce(t *testing.T) {
 func parsePolicy(t *testing.T, text string) *policy.Policy {
 	t.Helper()
 	p, err := policy.Parse("policy.yaml", []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return p
 }
 
@@ -369,15 +352,11 @@ func TestRootIsNotCached(t *testing.T) {
 	input := c.message(&repb.Directory{})
 	command := &repb.Command{Arguments: []string{"/bin/sh", "-c", "cat /etc/marker"}}
 	action, err := cas.FromProto(cas.SHA256, c.message(&repb.Action{CommandDigest: c.message(command), InputRootDigest: input}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, text := range []string{"first\n", "second\n"} {
 		root := c.rootFiles(map[string]string{"etc/marker": text})
 		o, err := c.Execute(t.Context(), &Task{Action: action, Root: root}, func(Stage) {})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if want := cas.SHA256.Sum([]byte(text)).Proto(); o.Cached || !o.Uncacheable || !proto.Equal(o.Result.StdoutDigest, want) {
 			t.Errorf("in the root with %q: got stdout %v, cached %v, uncacheable %v; want %v, false, true",
 				text, o.Result.StdoutDigest, o.Cached, o.Uncacheable, want)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
@@ -56,9 +57,7 @@ var acts = map[string]func(string) error{
 func program(t testing.TB, words ...string) *sandboxtest.Run {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return &sandboxtest.Run{Spec: func(s *sandbox.Spec) {
 		s.Args = []string{"/inside"}
 		s.Timeout = 2 * time.Minute

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 )
@@ -39,17 +40,11 @@ func TestWhatIsLacking(t *testing.T) {
 		t.Skip("TestKernelsThatLackALayer runs it")
 	}
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	dir = filepath.Join(dir, "the-store")
-	if err := os.Mkdir(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(dir, 0o777))
 	blob := filepath.Join(dir, "blob")
-	if err := os.WriteFile(blob, []byte("text"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(blob, []byte("text"), 0o666))
 	b, f := backend(t, namespace.Config{Hidden: []string{dir}})
 	enforced := func(name string) bool {
 		return slices.ContainsFunc(f.Checks, func(c sandbox.Check) bool { return c.Name == name && c.OK })

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"github.com/cloister-build/cloister/sandbox/namespace"
@@ -57,9 +58,7 @@ type end struct {
 
 func kill(t *testing.T, pid int, signal syscall.Signal) {
 	t.Helper()
-	if err := syscall.Kill(pid, signal); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, syscall.Kill(pid, signal))
 }
 
 // TestSlotKilledBetweenRuns: whatever the killed slot was doing, the next run gets another, monitored or not.
@@ -221,12 +220,8 @@ func TestSlotSaysWhyItLostARun(t *testing.T) {
 	s := script(t, "exit 3")
 	b, slot, _ := oneSlot(t, s)
 	var before unix.Rlimit
-	if err := unix.Prlimit(slot, unix.RLIMIT_NOFILE, nil, &before); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Prlimit(slot, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: before.Max}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Prlimit(slot, unix.RLIMIT_NOFILE, nil, &before))
+	must.Succeed(t, unix.Prlimit(slot, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: before.Max}, nil))
 	res, err := b.Run(t.Context(), s, sandbox.Stdio{})
 	if err == nil || !strings.Contains(err.Error(), "it reports: receive a run: too many open files to receive a descriptor") {
 		t.Errorf("got %+v, %v", res, err)
@@ -234,9 +229,7 @@ func TestSlotSaysWhyItLostARun(t *testing.T) {
 	if b.Lost() != 3 {
 		t.Errorf("the run was tried %d times, want 3", b.Lost())
 	}
-	if err := unix.Prlimit(slot, unix.RLIMIT_NOFILE, &before, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Prlimit(slot, unix.RLIMIT_NOFILE, &before, nil))
 	res, err = b.Run(t.Context(), s, sandbox.Stdio{})
 	if slots := slotProcesses(t, b); err != nil || res.ExitCode != 3 || len(slots) != 1 || slots[0] != slot {
 		t.Errorf("got %+v, %v, and slots %v, want %d", res, err, slots, slot)
@@ -249,17 +242,13 @@ func TestEndedRunOutlivesItsSlot(t *testing.T) {
 	t.Parallel()
 	pair := func() (ours, theirs int) {
 		sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return sv[0], sv[1]
 	}
 	for _, said := range [][]string{nil, {"."}} {
 		ours, theirs := pair()
 		for _, packet := range said {
-			if err := zygote.Send(theirs, []byte(packet)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, zygote.Send(theirs, []byte(packet)))
 		}
 		unix.Close(theirs)
 		if n, known, err := namespace.LeaveNetwork(ours); n != 0 || known || err != nil {
@@ -268,9 +257,7 @@ func TestEndedRunOutlivesItsSlot(t *testing.T) {
 	}
 	ours, theirs := pair()
 	defer unix.Close(theirs)
-	if err := errors.Join(zygote.Send(theirs, []byte(".")), zygote.Send(theirs, []byte(".no room"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(zygote.Send(theirs, []byte(".")), zygote.Send(theirs, []byte(".no room"))))
 	if _, _, err := namespace.LeaveNetwork(ours); err == nil || err.Error() != "network of the run: no room" {
 		t.Errorf("of a slot that cannot: got %v", err)
 	}
@@ -280,14 +267,10 @@ func TestEndedRunOutlivesItsSlot(t *testing.T) {
 func TestStopIsNotLost(t *testing.T) {
 	t.Parallel()
 	sv, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer unix.Close(sv[0])
 	defer unix.Close(sv[1])
-	if err := unix.SetNonblock(sv[0], true); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.SetNonblock(sv[0], true))
 	for err == nil {
 		err = zygote.Send(sv[0], []byte(zygote.WordTerm))
 	}

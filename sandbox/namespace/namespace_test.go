@@ -25,6 +25,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
@@ -131,13 +132,9 @@ func TestBackendUnprivileged(t *testing.T) {
 		t.Skip("TestBackend already runs as an ordinary user")
 	}
 	dir, err := os.MkdirTemp("", "cloister-unprivileged-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer os.RemoveAll(dir)
-	if err := os.Chown(dir, unprivilegedUser, unprivilegedUser); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Chown(dir, unprivilegedUser, unprivilegedUser))
 	self := filepath.Join(dir, "namespace.test")
 	copyExecutable(t, self)
 	t.Parallel() // not before: a child forked meanwhile would keep the copy open for writing
@@ -164,20 +161,14 @@ func TestBackendUnprivileged(t *testing.T) {
 func copyExecutable(t *testing.T, to string) {
 	t.Helper()
 	src, err := os.Open("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer src.Close()
 	dst, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o755)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := io.Copy(dst, src); err != nil {
 		t.Fatal(err)
 	}
-	if err := dst.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, dst.Close())
 }
 
 // hold runs a command that would outlive its worker if it could.
@@ -267,12 +258,8 @@ func TestRunDiesWithItsWorker(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
 	cmd.Env = append(os.Environ(), holdVariable+"="+mark)
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "started\n" {
 		t.Fatalf("the run did not start: %q, %v", line, err)
 	}
@@ -286,9 +273,7 @@ func TestRunDiesWithItsWorker(t *testing.T) {
 	if len(alive()) != 2 {
 		t.Fatal("the run did not start its processes")
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, cmd.Process.Kill())
 	_ = cmd.Wait() // reports the kill
 	for range 500 {
 		if len(alive()) == 0 {
@@ -308,9 +293,7 @@ func TestBackendSurvivesItsZygote(t *testing.T) {
 	}
 	r := sandboxtest.Run{Script: "exit 3"}
 	r.Do(t, b)
-	if err := b.KillZygote(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, b.KillZygote())
 	r.Do(t, b)
 	if r.Result.ExitCode != 3 {
 		t.Errorf("got exit code %d, want 3", r.Result.ExitCode)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 )
@@ -47,9 +48,7 @@ func TestNetworkIsKeptOnlyUnused(t *testing.T) {
 					r.Spec = func(s *sandbox.Spec) { set(s); c.spec(s) }
 				}
 				r.Setup = func(t testing.TB, ws *os.Root) {
-					if err := ws.Mkdir("in", 0o755); err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, ws.Mkdir("in", 0o755))
 				}
 				r.Do(t, b)
 				id, text, _ = strings.Cut(r.Stdout, "\n")

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
@@ -55,9 +56,7 @@ func groups(t *testing.T) []string {
 		}
 		return nil // other groups come and go
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return found
 }
 
@@ -79,9 +78,7 @@ func TestRunsDieWithTheirZygote(t *testing.T) {
 	if !eventually(func() bool { return len(alive()) == 3*61 }) {
 		t.Fatal("the runs did not start")
 	}
-	if err := b.KillZygote(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, b.KillZygote())
 	ended.Wait()
 	if left := alive(); len(left) > 0 {
 		t.Errorf("alive after Run returned: %v", left)
@@ -208,9 +205,7 @@ func TestNothingAccumulates(t *testing.T) {
 	}
 	count := func(dir string) int {
 		entries, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return len(entries)
 	}
 	zygote := fmt.Sprintf("/proc/%d/", b.Zygote())
@@ -309,9 +304,7 @@ func TestNoSlotIsWithoutItsGroup(t *testing.T) {
 	inTheWay := groups(t)
 	for i, g := range inTheWay {
 		inTheWay[i] = filepath.Join(g, "slot1")
-		if err := os.Mkdir(inTheWay[i], 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Mkdir(inTheWay[i], 0o755))
 	}
 	limit := func(s *sandbox.Spec) { s.Limits.Memory = 64 << 20 }
 	first := sandboxtest.Run{Script: "true", Spec: limit}
@@ -322,9 +315,7 @@ func TestNoSlotIsWithoutItsGroup(t *testing.T) {
 			t.Error("a run was executed without a control group")
 		}
 		for _, g := range inTheWay {
-			if err := os.Remove(g); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Remove(g))
 		}
 		second.Do(t, b)
 		if second.Result.Exceeded == nil {
@@ -339,18 +330,12 @@ func TestNoSlotIsWithoutItsGroup(t *testing.T) {
 func TestHiddenDirectory(t *testing.T) {
 	t.Parallel()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	dir = filepath.Join(dir, "the-store")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(dir, 0o755))
 	blob := func(name, text string) string {
 		p := filepath.Join(dir, name)
-		if err := os.WriteFile(p, []byte(text), 0o444); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(p, []byte(text), 0o444))
 		return p
 	}
 	b, f := backend(t, namespace.Config{Hidden: []string{dir}})
@@ -358,13 +343,9 @@ func TestHiddenDirectory(t *testing.T) {
 		sandboxtest.Unavailable(t, "namespaces", "this host cannot hide paths")
 	}
 	w, err := b.Workspace(t.Context(), sandbox.Unlimited, sandbox.Unlimited)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer w.Close()
-	if err := w.Root().Mkdir("out", 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, w.Root().Mkdir("out", 0o777))
 	removed, replaced := blob("removed", "one"), blob("replaced", "two")
 	s := script(t, `cat /proc/self/mountinfo /proc/self/mounts; echo ready
 while ! test -e /build/go; do sleep 0.02; done

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
@@ -21,14 +22,10 @@ var update = flag.Bool("update", false, "update testdata")
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	if *update {
-		if err := os.WriteFile("testdata/"+name, []byte(got), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile("testdata/"+name, []byte(got), 0o666))
 	}
 	want, err := os.ReadFile("testdata/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if got != string(want) {
 		t.Errorf("got\n%s\nwant testdata/%s\n%s", got, name, want)
 	}
@@ -128,22 +125,16 @@ func TestParseRefusesLargeFiles(t *testing.T) {
 
 func TestParseReadsTheExample(t *testing.T) {
 	text, err := os.ReadFile("../../examples/policy.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	p, err := policy.Parse("policy.yaml", text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	golden(t, "example.txt", p.Text())
 }
 
 // TestDocumentation parses every policy in the document, and compares the one with the built-in values.
 func TestDocumentation(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/policy.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(doc, -1)
 	if len(blocks) < 3 {
 		t.Fatalf("got %d blocks of YAML, want at least 3", len(blocks))
@@ -208,17 +199,13 @@ func TestTextIsTheSamePolicy(t *testing.T) {
 func parse(t *testing.T, text string) *policy.Policy {
 	t.Helper()
 	p, err := policy.Parse("policy.yaml", []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return p
 }
 
 func compile(t *testing.T, p *policy.Policy, r policy.Request) *policy.Grant {
 	t.Helper()
 	g, err := p.Compile(r, sandbox.AllLimits)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return g
 }

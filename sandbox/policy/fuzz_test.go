@@ -7,6 +7,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
@@ -15,9 +16,7 @@ import (
 // text is the same policy.
 func FuzzParse(f *testing.F) {
 	example, err := os.ReadFile("../../examples/policy.yaml")
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Succeed(f, err)
 	f.Add(example)
 	for _, c := range mistakes {
 		f.Add([]byte(c.text))
@@ -46,9 +45,7 @@ func FuzzParse(f *testing.F) {
 			Args: []string{"x"}, Dir: "/", Network: g.Network, Limits: g.Limits, Audit: g.Audit, Kill: g.Kill,
 			Temp: []sandbox.Temp{{Target: "/tmp", Bytes: g.TempBytes}},
 		}
-		if err := s.Validate(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Validate())
 		// If nothing can be enforced, a limit of the file is the only reason to refuse.
 		if _, err := p.Compile(policy.Request{}, nil); err != nil && !errors.Is(err, sandbox.ErrUnsupported) {
 			t.Fatal(err)

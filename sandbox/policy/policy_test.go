@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
@@ -309,9 +310,7 @@ func TestTargetPatterns(t *testing.T) {
 func TestCompileRefusesUnenforceableLimits(t *testing.T) {
 	few := []sandbox.Limit{sandbox.LimitCPU}
 	g, err := policy.Default().Compile(policy.Request{}, few)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	want := sandbox.Limits{Memory: -1, CPU: time.Hour, Processes: -1, OpenFiles: -1, OutputBytes: -1, OutputFiles: -1}
 	if g.Limits != want {
 		t.Errorf("got %+v, want %+v", g.Limits, want)
@@ -393,13 +392,9 @@ rules:
 func TestZeroPolicy(t *testing.T) {
 	var zero policy.Policy
 	got, err := zero.Compile(policy.Request{}, sandbox.AllLimits)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	want, err := policy.Default().Compile(policy.Request{}, sandbox.AllLimits)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if got.Limits != want.Limits || got.Profile != want.Profile || zero.Hash() != policy.Default().Hash() {
 		t.Errorf("got grant %+v, want %+v", got, want)
 	}

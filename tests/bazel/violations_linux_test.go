@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/internal/must"
 )
 
 // TestSwallowedViolationTurnsTheBuildRed: a test that reaches for the network and ignores the error passes by default. If
@@ -46,12 +48,8 @@ func TestSwallowedViolationTurnsTheBuildRed(t *testing.T) {
 	passes(t, byProperty+"write:fail,exec:fail,syscall:kill")
 
 	file := filepath.Join(filepath.Dir(r.Workspace), "policy.yaml")
-	if err := os.WriteFile(file, []byte("version: 1\nprofiles: {test: {on_violation: {network: fail}}}\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.server.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(file, []byte("version: 1\nprofiles: {test: {on_violation: {network: fail}}}\n"), 0o644))
+	must.Succeed(t, r.server.Stop())
 	r.config.Args = append(r.config.Args, "--policy", file)
 	r.serve(t)
 	for range 2 {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 )
 
@@ -22,12 +23,8 @@ func TestGateExample(t *testing.T) {
 	sandboxtest.Tool(t, "python3")
 	const readme = "../../examples/gate/README.md"
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(filepath.Dir(readme))); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(dir, "README.md")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.CopyFS(dir, os.DirFS(filepath.Dir(readme))))
+	must.Succeed(t, os.Remove(filepath.Join(dir, "README.md")))
 	hash := commit(t, dir)
 	cmd := exec.CommandContext(t.Context(), "sh", "ci.sh")
 	cmd.Dir = dir
@@ -37,16 +34,12 @@ func TestGateExample(t *testing.T) {
 		t.Fatalf("got exit code %d, want 4; output:\n%s", code, out)
 	}
 	report, err := os.ReadFile(filepath.Join(dir, "evidence", hash, "report.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	// What this machine lacks is not part of the example.
 	got := regexp.MustCompile(`(?m)^\| not enforced .*\n`).ReplaceAllString(string(report), "")
 	got = regexp.MustCompile(`(?m)^\| sandbox \| \w+;`).ReplaceAllString(got, "| sandbox | full;")
 	text, err := os.ReadFile(readme)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	shown := regexp.MustCompile("(?s)(\n```markdown\n)(.*)(```\n)$").FindSubmatchIndex(text)
 	if shown == nil {
 		t.Fatalf("%s has no report", readme)
@@ -57,7 +50,5 @@ func TestGateExample(t *testing.T) {
 	if !*update {
 		t.Fatalf("%s does not show the report; run make gate-example. The report is\n%s", readme, got)
 	}
-	if err := os.WriteFile(readme, []byte(string(text[:shown[4]])+got+string(text[shown[5]:])), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(readme, []byte(string(text[:shown[4]])+got+string(text[shown[5]:])), 0o644))
 }

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 )
@@ -89,9 +90,7 @@ func TestLimits(t *testing.T) {
 				sandboxtest.Unavailable(t, "vm", err)
 			}
 			im := image{}
-			if err := errors.Join(im.system(binaries), im.units(binaries), k.addModules(im)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, errors.Join(im.system(binaries), im.units(binaries), k.addModules(im)))
 			report := run(t, k, im)
 			version, report, _ := strings.Cut(report, "\n")
 			if t.Log(version); !strings.HasPrefix(version, "Linux ") {
@@ -117,9 +116,7 @@ func compile(t *testing.T) string {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("go test -c: %v\n%s", err, out)
 	}
-	if err := bazelrun.DependOn(append([]string{"-test"}, packages...)...); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, bazelrun.DependOn(append([]string{"-test"}, packages...)...))
 	return dir
 }
 
@@ -192,17 +189,11 @@ func run(t *testing.T, k kernel, im image) string {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	vmlinuz, err := k.file("boot/vmlinuz-*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for name, size := range map[string]int64{"disk": 256 << 20, "report": 0, "console": 0} {
-		if err := errors.Join(os.WriteFile(at(name), nil, 0o600), os.Truncate(at(name), size)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.WriteFile(at(name), nil, 0o600), os.Truncate(at(name), size)))
 	}
-	if err := os.WriteFile(at("initrd"), im.bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(at("initrd"), im.bytes(), 0o600))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, qemu, "-nodefaults", "-display", "none", "-no-reboot",
@@ -216,9 +207,7 @@ func run(t *testing.T, k kernel, im image) string {
 	out, err := cmd.CombinedOutput()
 	read := func(name string) string {
 		b, err := os.ReadFile(at(name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return strings.ReplaceAll(string(b), "\r", "")
 	}
 	report := read("report")

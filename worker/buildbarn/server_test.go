@@ -1088,9 +1088,7 @@ func TestToolchainIsRequired(t *testing.T) {
 		call := func(toolchain string, state *remoteworkerpb.CurrentState) *remoteworkerpb.SynchronizeResponse {
 			t.Helper()
 			r, err := anvil.try(with(toolchain), state)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			return r
 		}
 		first, second := h.submit(t, "a"), h.submit(t, "b")
@@ -1102,9 +1100,7 @@ func TestToolchainIsRequired(t *testing.T) {
 		wantTask(t, call("gcc 14", idle()), second)
 		changed := exited(0)
 		aux, err := anypb.New(&cloisterpb.Execution{Toolchain: "gcc 15"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		changed.Result.ExecutionMetadata = &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}}
 		wantIdle(t, call("gcc 15", completed(second.Action().Proto(), changed)))
 		wantFault(t, second, worker.FaultUnavailable, `the toolchain of the worker changed to "gcc 15"`)

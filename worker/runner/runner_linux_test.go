@@ -430,9 +430,7 @@ func TestRunFailsForViolations(t *testing.T) {
 func TestViolationsNeedTheirMonitor(t *testing.T) {
 	for rules, ok := range map[string]bool{"write: fail": false, "network: kill": false, "limit: fail": true, "read: report": true} {
 		p, err := policy.Parse("policy.yaml", []byte("version: 1\nprofiles: {build: {on_violation: {"+rules+"}}}\n"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		backend := namespace.New(namespace.Config{})
 		defer backend.Close()
 		_, err = runner.New(runner.Config{

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/containerd/cgroups/v3/cgroup1"
 	"golang.org/x/sys/unix"
@@ -109,9 +110,7 @@ func self(role string, args ...string) *exec.Cmd {
 func openHost(t testing.TB) *Host {
 	t.Helper()
 	h, err := Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	closeHost(t, h)
 	if h.Mode() == None {
 		reason, fix := h.Missing()
@@ -131,9 +130,7 @@ func closeHost(t testing.TB, h *Host) {
 func newGroup(t testing.TB, h *Host, name string) *Group {
 	t.Helper()
 	g, err := h.New(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return g
 }
 
@@ -167,9 +164,7 @@ func inside(t testing.TB, g *Group, cmd *exec.Cmd, l Limits, f func() error) err
 func sample(t testing.TB, g *Group) Usage {
 	t.Helper()
 	u, err := g.Sample()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return u
 }
 
@@ -205,9 +200,7 @@ func TestMemoryIsLimitedAndCounted(t *testing.T) {
 		return least <= u.PeakMemory && u.PeakMemory <= most
 	}
 	g, other := newGroup(t, h, "g"), newGroup(t, h, "other")
-	if err := other.Reset(Limits{Unlimited, Unlimited}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, other.Reset(Limits{Unlimited, Unlimited}))
 	const limit = 64 << 20
 	cmd := self("hog")
 	err := inside(t, g, cmd, Limits{limit, Unlimited}, cmd.Run)
@@ -222,17 +215,13 @@ func TestMemoryIsLimitedAndCounted(t *testing.T) {
 	if u := sample(t, other); u != (Usage{}) {
 		t.Errorf("another group counted %+v", u)
 	}
-	if err := g.Reset(Limits{Unlimited, Unlimited}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, g.Reset(Limits{Unlimited, Unlimited}))
 	if u := sample(t, g); u != (Usage{}) {
 		t.Errorf("after Reset: got %+v, want zeros", u)
 	}
 	// The next run has its own limit and counters.
 	cmd = self("hog")
-	if err := inside(t, g, cmd, Limits{4 * limit, Unlimited}, cmd.Run); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, inside(t, g, cmd, Limits{4 * limit, Unlimited}, cmd.Run))
 	if u := sample(t, g); u.OOMKilled || !peaked(u, 2*limit, 4*limit) {
 		t.Errorf("got %+v, want no kill and a peak of %d", u, 2*limit)
 	}
@@ -244,9 +233,7 @@ func TestProcessesAreLimitedAndCounted(t *testing.T) {
 		sandboxtest.Unavailable(t, "limits", "no pids controller")
 	}
 	// Orphans of the shell become children of this process.
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 	defer unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 	g := newGroup(t, h, "g")
 	run := func(limit int64, sleepers int) (u Usage) {
@@ -298,9 +285,7 @@ func TestProcessorIsSharedByGroups(t *testing.T) {
 		cmd := self("spin")
 		dir, _ := g.Join()
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, dir
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, cmd.Start())
 		defer func() {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait() // killed
@@ -314,9 +299,7 @@ func TestProcessorIsSharedByGroups(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	for _, g := range []*Group{one, four} {
-		if err := g.Reset(Limits{Unlimited, Unlimited}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, g.Reset(Limits{Unlimited, Unlimited}))
 	}
 	for used(one)+used(four) < 2*time.Second {
 		time.Sleep(time.Millisecond)
@@ -331,9 +314,7 @@ func TestGroupsOfDeadWorkersAreRemoved(t *testing.T) {
 	h := openHost(t)
 	g := newGroup(t, h, "living")
 	out, err := self("worker").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	left := strings.Fields(string(out))
 	if len(left) == 0 {
 		t.Fatal("the worker had no groups")
@@ -361,9 +342,7 @@ func TestGroupsInOneHierarchyAreRemoved(t *testing.T) {
 	h := openHost(t)
 	for controller, dir := range h.dirs {
 		left := filepath.Join(filepath.Dir(dir), fmt.Sprintf("%s%d.left-%s", prefix, os.Getpid(), controller))
-		if err := os.MkdirAll(filepath.Join(left, "slot"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Join(left, "slot"), 0o755))
 		openHost(t)
 		if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: got %v, want it removed", left, err)
@@ -374,9 +353,7 @@ func TestGroupsInOneHierarchyAreRemoved(t *testing.T) {
 func TestCloseRemovesEveryGroup(t *testing.T) {
 	h := openHost(t)
 	g := newGroup(t, h, "g")
-	if err := h.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.Close())
 	for _, d := range g.dirs {
 		if _, err := os.Stat(filepath.Dir(d)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: got %v, want it removed", d, err)
@@ -387,9 +364,7 @@ func TestCloseRemovesEveryGroup(t *testing.T) {
 func TestOrdinaryUserGetsReasonAndFix(t *testing.T) {
 	if os.Getuid() != 0 {
 		h, err := Open()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		closeHost(t, h)
 		if reason, fix := h.Missing(); h.Mode() == None && (reason == "" || fix == "") {
 			t.Errorf("got %q, %q", reason, fix)
@@ -408,9 +383,7 @@ func BenchmarkResetAndSample(b *testing.B) {
 	h := openHost(b)
 	g := newGroup(b, h, "g")
 	for b.Loop() {
-		if err := g.Reset(Limits{1 << 30, 128}); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, g.Reset(Limits{1 << 30, 128}))
 		sample(b, g)
 	}
 }
@@ -428,9 +401,7 @@ func BenchmarkModuleStat(b *testing.B) {
 			case v2:
 				_, err = c.Stat()
 			}
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.Succeed(b, err)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/containerd/cgroups/v3"
 	"github.com/containerd/cgroups/v3/cgroup1"
@@ -21,13 +22,9 @@ import (
 // files creates a directory of plain files that stands for a group.
 func files(t *testing.T, dir string, text map[string]string) {
 	t.Helper()
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.MkdirAll(dir, 0o700))
 	for name, text := range text {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 }
 
@@ -74,9 +71,7 @@ func plainV2(t *testing.T) (g *Group, dir string) {
 		"cgroup.controllers": "cpu io memory hugetlb pids\n", "cgroup.subtree_control": "", "cgroup.procs": fmt.Sprintln(os.Getpid()),
 	})
 	own, err := ownV2(mount, "/own")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if got := strings.Join(own.controllers, " "); got != "memory pids io cpu" {
 		t.Fatalf("got controllers %q", got)
 	}
@@ -94,21 +89,15 @@ func plainV2(t *testing.T) (g *Group, dir string) {
 		"cpu.stat": "usage_usec 1000\nuser_usec 700\nsystem_usec 300\ncore_sched.force_idle_usec 0\n",
 	})
 	c, err := h.parent.create("g")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	g = &Group{host: h, name: "g", control: c, dirs: map[string]string{"memory": dir, "pids": dir, "io": dir, "cpuacct": dir}}
-	if err := g.open(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, g.open())
 	return g, dir
 }
 
 func TestV2LimitsAndCounters(t *testing.T) {
 	g, dir := plainV2(t)
-	if err := g.Reset(Limits{Memory: 1 << 20, Processes: 16}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, g.Reset(Limits{Memory: 1 << 20, Processes: 16}))
 	wantFiles(t, dir, map[string]string{
 		"memory.max": "1048576", "memory.swap.max": "0", "memory.oom.group": "1", "memory.peak": "0", "pids.max": "16",
 	})
@@ -126,9 +115,7 @@ func TestV2LimitsAndCounters(t *testing.T) {
 	if u := sample(t, g); u != want {
 		t.Errorf("got %+v, want %+v", u, want)
 	}
-	if err := g.Reset(Limits{Unlimited, Unlimited}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, g.Reset(Limits{Unlimited, Unlimited}))
 	wantFiles(t, dir, map[string]string{"memory.max": "9223372036854775807", "pids.max": "max"})
 	files(t, dir, map[string]string{"memory.peak": "0"})
 	if u := sample(t, g); u != (Usage{}) {
@@ -147,17 +134,11 @@ func TestV1LimitsSwap(t *testing.T) {
 	names := []string{"memory.limit_in_bytes", "memory.memsw.limit_in_bytes"}
 	files(t, dir, map[string]string{names[0]: "0", names[1]: "0", "tasks": ""})
 	c, err := newV1("g", map[cgroup1.Name]string{cgroup1.Memory: "/"}, []cgroup1.Subsystem{cgroup1.NewMemory(root)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	g := &Group{host: &Host{mode: V1}, control: c, dirs: map[string]string{"memory": dir}}
-	if err := g.open(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, g.open())
 	for _, limit := range []int64{2 << 20, 1 << 20, 3 << 20} {
-		if err := g.Reset(Limits{limit, Unlimited}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, g.Reset(Limits{limit, Unlimited}))
 		want := fmt.Sprint(limit)
 		wantFiles(t, dir, map[string]string{names[0]: want, names[1]: want})
 	}
@@ -223,9 +204,7 @@ func TestV2RemoveKillsTheProcesses(t *testing.T) {
 	g := newGroup(t, h, "g")
 	cmd := exec.Command("/bin/sleep", "60")
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
-	if err := inside(t, g, cmd, Limits{Unlimited, Unlimited}, cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, inside(t, g, cmd, Limits{Unlimited, Unlimited}, cmd.Start))
 	if n := processes(t, g); n != 1 {
 		t.Errorf("got %d processes, want 1", n)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 )
 
@@ -65,9 +66,7 @@ func FuzzQuestion(f *testing.F) {
 		}
 		for _, at := range []netip.Addr{{}, netip.AddrFrom4([4]byte{127, 1, 0, 1})} {
 			answer, err := reply(&h, &q, at)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			var m dnsmessage.Message
 			if err := m.Unpack(answer); err != nil || m.ID != h.ID || !m.Response || len(m.Questions) != 1 || m.Questions[0] != q {
 				t.Errorf("the answer to %v is %v, %v", q, m, err)

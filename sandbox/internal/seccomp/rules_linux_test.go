@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
@@ -134,9 +135,7 @@ func answers(t testing.TB, c call) string {
 	var words []string
 	for _, w := range []Level{MonitorOff, MonitorViolations, MonitorFull} {
 		a, err := run(Program(Config{Monitor: w}), c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		words = append(words, word(a))
 	}
 	return strings.Join(words, " ")
@@ -354,9 +353,7 @@ func TestChangedConditionsAreNotified(t *testing.T) {
 		var words []string
 		for _, conf := range []Config{{}, {Clock: true}, {Random: true}} {
 			a, err := run(Program(conf), call{nr: nr, arch: arch, args: x.args})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			words = append(words, word(a))
 		}
 		if got := strings.Join(words, " "); got != x.want {
@@ -451,17 +448,13 @@ func TestGolden(t *testing.T) {
 	}
 	golden := "testdata/verdicts_" + runtime.GOARCH + ".txt"
 	if *update {
-		if err := os.WriteFile(golden, []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(golden, []byte(b.String()), 0o644))
 	}
 	want, err := os.ReadFile(golden)
 	if errors.Is(err, os.ErrNotExist) && runtime.GOARCH != "amd64" {
 		t.Skipf("needs %s: write it on this architecture with -update", golden)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if d := cmp.Diff(string(want), b.String()); d != "" {
 		t.Errorf("the verdicts differ from %s (-want +got):\n%s", golden, d)
 	}

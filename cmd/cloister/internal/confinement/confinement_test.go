@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
@@ -31,9 +32,7 @@ func TestTierTextNamesMissingLimits(t *testing.T) {
 // TestEndpointsOfFlags: --allow extends the built-in policy and no other.
 func TestEndpointsOfFlags(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policy.yaml")
-	if err := os.WriteFile(file, []byte("version: 1\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(file, []byte("version: 1\n"), 0o644))
 	for _, c := range []struct {
 		policy, mnemonic, request string
 		ok                        bool
@@ -46,9 +45,7 @@ func TestEndpointsOfFlags(t *testing.T) {
 		f := Flags{Policy: c.policy}
 		f.AllowEndpoints([]sandbox.Endpoint{{Host: "example.org", Port: 443}, {Host: "192.0.2.1", Port: 80}})
 		p, err := f.LoadPolicy()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		request := policy.Request{Mnemonic: c.mnemonic, Properties: []policy.Property{{Name: "cloister-network", Value: c.request}}}
 		if _, err = p.Compile(request, sandbox.AllLimits); (err == nil) != c.ok || err != nil && !errors.Is(err, policy.ErrRefused) {
 			t.Errorf("policy %q, mnemonic %q, endpoint %s: got %v", c.policy, c.mnemonic, c.request, err)

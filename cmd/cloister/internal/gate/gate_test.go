@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 )
 
@@ -56,9 +57,7 @@ func TestPolicyMistakes(t *testing.T) {
 func TestEndpoints(t *testing.T) {
 	day := func(text string) time.Time {
 		d, err := time.Parse(time.DateOnly, text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return d
 	}
 	old, last, later := day("2026-01-01"), day("2026-02-01"), day("2026-03-01")
@@ -86,9 +85,7 @@ func TestSchemaHasTheKeysOfThePolicy(t *testing.T) {
 		object
 		Defs map[string]object `json:"$defs"`
 	}
-	if err := json.Unmarshal([]byte(Schema), &schema); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal([]byte(Schema), &schema))
 	step := schema.Defs["step"]
 	for _, c := range []struct {
 		text string
@@ -149,9 +146,7 @@ func TestSecretsAreRemoved(t *testing.T) {
 		"NPM_PASSWORD=short", "LONG_SECRET=abc\"<>&'\\def-and-more", "PWD=/home/x/project",
 	})
 	encoded, err := encode("abc\"<>&'\\def")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	r := report{Steps: []stepReport{{ID: "x", Message: "abc\"<>&'\\def", Verdict: failed}}}
 	for text, want := range map[string]string{
 		"x abc\"<>&'\\def y":               "x [removed] y",
