@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // unusual has, for each condition, Conditions that change it and how Spec.Text shows it.

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 var proseBelow = flag.String("prose-below", "", "check the prose of files below this directory only")

@@ -20,8 +20,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 const module = "github.com/cloister-build/cloister"
@@ -152,7 +152,7 @@ var rules = []rule{
 		why: "it implements package cas like any other store",
 	},
 	{
-		of: "internal/must", only: []string{},
+		of: "tests/must", only: []string{},
 		why: "tests of every package use it",
 	},
 	{
@@ -298,7 +298,7 @@ var rules = []rule{
 		why: "it only translates between the queue and messages",
 	},
 	{
-		of: "...", never: []string{"cas/castest/...", "sandbox/sandboxtest", "internal/..."},
+		of: "...", never: []string{"cas/castest/...", "sandbox/sandboxtest", "tests/..."},
 		why: "test fixtures are imported by tests only",
 	},
 }
@@ -540,7 +540,7 @@ func TestEveryDecisionIsIndexed(t *testing.T) {
 func TestTopLevel(t *testing.T) {
 	agreed := []string{
 		"worker", "cas", "sandbox", "cmd", "proto", "tests", "go.mod", "go.sum", "WORKSPACE",
-		"MODULE.bazel", "BUILD.bazel", "Makefile", "LICENSE", "README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "examples", "internal", "bin",
+		"MODULE.bazel", "BUILD.bazel", "Makefile", "LICENSE", "README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "examples", "bin",
 	}
 	entries, err := os.ReadDir(root)
 	must.Succeed(t, err)

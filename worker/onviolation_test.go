@@ -10,9 +10,9 @@ import (
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // setPolicy makes b follow a policy with this built-in profile.

@@ -11,9 +11,9 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/internal/results"
 	"google.golang.org/protobuf/types/known/anypb"
 )

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/disk"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestRootOutlivesEviction: a run reads the right bytes of its root file system although the store evicts everything

@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // A varied run neither reads nor writes the action cache, even if the variation changes nothing.

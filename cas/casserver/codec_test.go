@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"

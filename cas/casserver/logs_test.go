@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/casserver"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"

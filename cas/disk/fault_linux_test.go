@@ -16,7 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
 

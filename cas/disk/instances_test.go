@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestInstanceNumbersRunOut: a put into one instance too many is ErrFull, and the other instances stay usable.

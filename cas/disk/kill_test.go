@@ -18,7 +18,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // killVar holds the directory and the budget of the store for TestKillChild, and whether it has leases.

@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/disk"
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestOpenMakesDirectoryPrivate: Open refuses a directory that other users could have written to.

@@ -12,7 +12,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestFindPrefix: packed blobs, files and spliced blobs are found in their instance, results are not.

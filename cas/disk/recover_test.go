@@ -24,7 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 func openStore(t *testing.T, config Config) (*Cache, *Store) {

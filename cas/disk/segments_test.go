@@ -20,7 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestBlobsAreAlignedAndPadded: a file system image may refer to a blob, so it starts at a multiple of 512 bytes and is

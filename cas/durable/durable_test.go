@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // open opens a log and returns the records that it replays. The record "bad" counts as damaged.

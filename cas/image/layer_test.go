@@ -14,7 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/image"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 

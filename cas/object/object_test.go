@@ -25,7 +25,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/object"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
 )
 

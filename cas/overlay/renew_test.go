@@ -17,7 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // An expiringStore deletes blobs at an age, like a bucket with a lifecycle rule.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
-	"github.com/cloister-build/cloister/internal/grpctest"
+	"github.com/cloister-build/cloister/tests/grpctest"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 )
 

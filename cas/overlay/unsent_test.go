@@ -22,7 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/overlay"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // restart replaces the overlay of p, which stays open, as after a kill.

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/castest"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 func TestUndeclared(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // A fetcher is a local store with an upstream. It serves only fetched blobs, and records the calls of Fetch.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 var update = flag.Bool("update", false, "rewrite the plans in testdata")

@@ -14,8 +14,8 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
-	"github.com/cloister-build/cloister/internal/grpctest"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/grpctest"
+	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc"
 )
 

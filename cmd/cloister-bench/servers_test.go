@@ -6,8 +6,8 @@ import (
 	"cmp"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/grpctest"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/grpctest"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/spf13/pflag"
 )
 

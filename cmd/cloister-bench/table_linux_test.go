@@ -17,9 +17,9 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/soak"
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // programDir contains the compiled cloister.

@@ -17,7 +17,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/attestation"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/repro/attest"
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"

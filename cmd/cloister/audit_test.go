@@ -14,8 +14,8 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/audit"
 )
 

@@ -9,7 +9,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestVerifyReportsUnnamedBlobs: for a blob whose digest the store cannot reconstruct, verify claims neither "no

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/internal/exit"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // Diffoscope's output follows the differences if it is requested. If it is not installed, diff fails before it compares

@@ -11,9 +11,9 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
-	"github.com/cloister-build/cloister/internal/grpctest"
-	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/grpctest"
+	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc"
 )
 

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/internal/exit"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )

@@ -24,8 +24,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 )
 

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestWorkspacePathsAreExplained: what is wrong with a source in the workspace is an ErrSpec that names it.

@@ -13,11 +13,11 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
 

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestKernelsThatLackALayer runs the parts of the contract that concern files and processes, and TestWhatIsLacking, as

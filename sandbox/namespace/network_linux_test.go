@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestNetworkIsKeptOnlyUnused: the second run in a slot gets the network of the first only if that made no socket in

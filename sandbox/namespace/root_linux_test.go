@@ -6,10 +6,10 @@ import (
 	"bytes"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestRootsAreSupported: on kernels that copy detached mounts (Linux 6.15), runs can have root file systems.

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 const defaultsFile = `version: 1

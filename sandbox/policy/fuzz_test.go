@@ -7,9 +7,9 @@ import (
 	"os"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // FuzzParse checks that Parse returns an error with a position, or a policy that answers requests and whose canonical

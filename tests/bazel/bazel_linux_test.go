@@ -23,11 +23,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/internal/program"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // Time limits for one call of Bazel and one start of serve.

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/containers"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestBuildInContainerImages builds a target in the image that its exec_properties name, and the same target in another

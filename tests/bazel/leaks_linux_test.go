@@ -15,10 +15,10 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // audit runs cloister audit on the server's log and returns its output.

@@ -20,10 +20,10 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
-	"github.com/cloister-build/cloister/internal/must"
-	"github.com/cloister-build/cloister/internal/syncbuf"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
+	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/tests/syncbuf"
 )
 
 // patient makes Bazel tolerate an absent server. Bazel waits 0.1 s before the second attempt, then twice as long each time, at

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestSwallowedViolationTurnsTheBuildRed: a test that reaches for the network and ignores the error passes by default. If

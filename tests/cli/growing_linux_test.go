@@ -18,10 +18,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
-	"github.com/cloister-build/cloister/internal/syncbuf"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/tests/syncbuf"
 )
 
 // A commandBlock is a block of commands of a document, with the machine to type them on.

@@ -9,9 +9,9 @@ import (
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
-	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestForeignResults checks that action show --manifest refuses the manifest of another action, and reports that

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestServeNotifiesItsServiceManager checks the notifications of readiness, watchdog and stop.

@@ -17,9 +17,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/grpctest"
-	"github.com/cloister-build/cloister/internal/must"
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
+	"github.com/cloister-build/cloister/tests/grpctest"
+	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )

@@ -21,10 +21,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/ca"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/rogpeppe/go-internal/testscript"
 )
 

@@ -14,9 +14,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // Without Bazel the demo must show the same: actions execute once, then come from the cache, and the sandbox refuses

@@ -21,12 +21,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	_ "github.com/cloister-build/cloister/sandbox/namespace/earlyinit" // as in the released program
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/program"
+	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
 

@@ -14,11 +14,11 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/tree"
-	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"google.golang.org/protobuf/proto"
 )

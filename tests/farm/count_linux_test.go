@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestEachActionIsAnsweredOnce checks that each of many small actions is executed once, and that its client gets one

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // A watch polls the kernel for the processes of workers:

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/interop/peers"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // A project is a directory in which a client builds.

@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestGrowingToBuildbarn checks the worker's flags of docs/growing.md, step 4, with Buildbarn's scheduler and clients'

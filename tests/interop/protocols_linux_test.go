@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/interop/peers"
+	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"

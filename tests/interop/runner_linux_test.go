@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/interop/peers"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // runner starts cloister runner for a build directory and returns its address.

@@ -8,8 +8,8 @@ import (
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
 	headers "google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"

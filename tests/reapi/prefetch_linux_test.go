@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestInputsArePrefetchedWhileQueued checks that a queued action runs although the upstream server with its inputs

@@ -19,8 +19,8 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 	grpcmeta "google.golang.org/grpc/metadata"

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/ca"
+	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
 )
 

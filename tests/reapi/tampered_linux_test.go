@@ -12,8 +12,8 @@ import (
 
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"

@@ -20,10 +20,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/program"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )

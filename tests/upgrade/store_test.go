@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // Contents are what a recorded store contains: want.json beside the store.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/audit"
 	"github.com/cloister-build/cloister/worker/history"
 	"github.com/cloister-build/cloister/worker/repro"

@@ -18,9 +18,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 func TestMain(m *testing.M) {

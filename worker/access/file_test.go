@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
-	"github.com/cloister-build/cloister/internal/syncbuf"
+	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/tests/syncbuf"
 	"github.com/cloister-build/cloister/worker/access"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"

@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/access"
 	"github.com/golang-jwt/jwt/v5"
 	"google.golang.org/grpc/codes"

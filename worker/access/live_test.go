@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
-	"github.com/cloister-build/cloister/internal/syncbuf"
+	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/tests/syncbuf"
 	"github.com/cloister-build/cloister/worker/access"
 	"github.com/golang-jwt/jwt/v5"
 	"google.golang.org/grpc/codes"

@@ -15,10 +15,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/grpctest"
-	"github.com/cloister-build/cloister/internal/must"
-	"github.com/cloister-build/cloister/internal/syncbuf"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	"github.com/cloister-build/cloister/tests/grpctest"
+	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/tests/syncbuf"
 	"github.com/cloister-build/cloister/worker/access"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"

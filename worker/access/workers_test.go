@@ -10,8 +10,8 @@ import (
 
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
-	"github.com/cloister-build/cloister/internal/grpctest"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/worker/access"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"

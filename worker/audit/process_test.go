@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/audit"
 )
 

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
-	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
 	"github.com/cloister-build/cloister/worker/history"

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/durable"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestOpenDoesNotWaitForPipe in place of a segment.

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/logstream"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/cloister-build/cloister/worker/repro/compare"

@@ -16,7 +16,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // opened opens the verdicts of a file until the test ends. It also returns the log.

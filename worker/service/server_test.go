@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/castest"
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/cloister-build/cloister/worker/service"

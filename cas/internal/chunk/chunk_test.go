@@ -19,7 +19,7 @@ import (
 	"testing/iotest"
 
 	"github.com/buildbarn/go-cdc"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // noise returns n pseudorandom bytes determined by seed.

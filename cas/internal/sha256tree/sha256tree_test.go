@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/internal/sha256tree"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // sequence returns n bytes: 0 to 250, repeated.

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/containerd/cgroups/v3/cgroup1"
 	"golang.org/x/sys/unix"
 )

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 const query = "\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x07Example\x03com\x00\x00\x01\x00\x01"

@@ -22,8 +22,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // filteredVariable makes the test binary filter itself and perform a test; see filtered.

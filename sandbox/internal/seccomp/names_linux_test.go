@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestNames compares the names of all architectures with the constants of x/sys/unix.

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 func TestGraphPredictsItsOutputs(t *testing.T) {

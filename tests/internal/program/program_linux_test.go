@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestTimeLimitExcludesCompilation uses a go command that compiles slowly.

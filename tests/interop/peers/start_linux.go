@@ -14,8 +14,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/syncbuf"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
+	"github.com/cloister-build/cloister/tests/syncbuf"
 )
 
 // A Server is a running peer. The caller stops it.

@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/interop/peers"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 func TestSideBySideMeasuresEveryServer(t *testing.T) {

@@ -29,8 +29,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"

@@ -15,8 +15,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/printable"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 var update = flag.Bool("update", false, "write the table of causes to docs/causes.md")

@@ -9,7 +9,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/repro/changes"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"

@@ -17,7 +17,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // events is a Visitor that records its calls.

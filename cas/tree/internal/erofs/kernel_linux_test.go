@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // lacks skips the test because the host lacks what, or fails it if CLOISTER_REQUIRE lists namespaces.

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // A node is an expected file, symlink or directory.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 func TestLocalResultsAreChecked(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
-	"github.com/cloister-build/cloister/internal/grpctest"
+	"github.com/cloister-build/cloister/tests/grpctest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"

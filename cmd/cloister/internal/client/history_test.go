@@ -11,9 +11,9 @@ import (
 
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
-	"github.com/cloister-build/cloister/internal/grpctest"
-	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/grpctest"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/history"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"

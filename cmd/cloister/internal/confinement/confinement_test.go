@@ -8,9 +8,9 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestTierTextNamesMissingLimits: the tier must not hide that an action may take all memory.

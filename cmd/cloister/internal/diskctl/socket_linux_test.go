@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestOpenRefusesServerOfAnotherUser puts a socket of this user into the store of another one.

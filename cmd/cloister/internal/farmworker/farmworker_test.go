@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
-	"github.com/cloister-build/cloister/internal/grpctest"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/grpctest"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/spf13/cobra"
 )
 

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestPolicyMistakes: each mistake is an error with file, line and what to write.

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestAbandonedDirectoriesAreRemoved: those of killed processes, and no others.

@@ -19,7 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/overlay"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestFailedWritesMarkTheStoreAsFull: every kind of write does, for a minute.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestLargeBudgetIsReported: a budget larger than the file system is a warning at start.

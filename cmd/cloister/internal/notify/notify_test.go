@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/notify"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // A manager is the other end of the socket.

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cloister-build/cloister/internal/must"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )

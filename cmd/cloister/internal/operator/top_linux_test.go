@@ -11,8 +11,8 @@ import (
 
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
-	"github.com/cloister-build/cloister/internal/grpctest"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/grpctest"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/service"
 	"golang.org/x/sys/unix"

@@ -18,10 +18,10 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
-	"github.com/cloister-build/cloister/internal/must"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"golang.org/x/sys/unix"
 )

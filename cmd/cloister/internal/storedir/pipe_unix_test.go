@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/durable"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestPendingDoesNotWaitForPipe in place of the journal.

@@ -11,7 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestPendingReadsTheJournal that an overlay writes.

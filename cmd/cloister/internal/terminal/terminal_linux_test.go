@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
-	"github.com/cloister-build/cloister/internal/must"
+	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
 
