@@ -601,6 +601,7 @@ func TestSlotWaitsForTheEndOfItsRun(t *testing.T) {
 	recorded := make(chan struct{})
 	inBubble(t, func(c *buildbarn.ServerConfig) {
 		c.Queue.Close()
+		c.Idle = 1000 * time.Hour // a poll waits for a random part of it
 		recorded = make(chan struct{})
 		var err error
 		if c.Queue, err = queue.New(queue.Config{Head: true, Ended: func(_ *worker.Task, _ *worker.Outcome, f *worker.Fault) func(queue.Info, queue.State) {
