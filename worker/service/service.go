@@ -23,7 +23,6 @@
 package service
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -194,8 +193,8 @@ func (m *machine) confine(ctx context.Context, c *Config) (err error) {
 		watch := toolchain.NewWatch(w.Toolchain, w.Log)
 		m.onClose(func() error { watch.Close(); return nil })
 		if w.Fingerprint = watch.Fingerprint; w.Fleet { // its results are served in any case
-			w.Fingerprint = watch.Last
-			c.Join.Toolchain = func() string { return cmp.Or(watch.Last(), watch.Fingerprint()) } // waits for the first scan
+			watch.Fingerprint() // waits for the first scan, since the head may require it of each call
+			w.Fingerprint, c.Join.Toolchain = watch.Last, watch.Last
 		}
 	}
 	if !c.ToolchainDrift && !w.Fleet && w.Instances != nil {
