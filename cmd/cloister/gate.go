@@ -17,15 +17,15 @@ func gateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gate [--policy FILE] [--step ID]... [--mode report|enforce|strict] [--out DIR] [--json]",
 		Short: "Run CI steps that must not touch the network",
-		Long: `Gate runs the steps of a policy file in the sandbox, each on a clean checkout of a commit and with a sanitised
-environment. It fails if a step tries to reach the network or listens on it, even if the step ignores the error, unless an
-exception of the policy allows it. It leaves a report and the logs as evidence in DIR/COMMIT; see docs/gate.md.
+		Long: `Gate runs the steps of a policy file in the sandbox, each on a clean checkout of a commit and without the environment
+variables of the caller. It fails if a step tries to reach the network or to listen on it, even if the step ignores the
+error, unless the policy has an exception. It leaves a report and the logs as evidence in DIR/COMMIT; see docs/gate.md.
 
-The mode report records violations and ignores them, enforce fails, and strict also demands the full sandbox. Values of
-sensitive environment variables never reach a step or the evidence.
+Violations are recorded in mode report, fail the gate in mode enforce, and strict also requires the full sandbox. Values
+of sensitive environment variables are removed from the evidence.
 
-The exit code is 0 if all steps are clean, 1 if a command failed, 2 after a mistake in the policy or the command line, 3
-if this machine cannot enforce or observe what the mode demands, 4 after a violation, and 128+N after signal N.`,
+The exit code is 0 if all steps succeeded, 1 if a command failed, 2 if the policy or the command line is invalid, 3 if
+this machine cannot run the steps as the mode requires, 4 after a violation, and 128+N after signal N.`,
 		Example: `  cloister gate                                   # docs/ci/HERMETIC_CI_POLICY.yml, on HEAD
   cloister gate --step unit-tests --mode report
   cloister gate --mode strict --attest gate.intoto.json --key ~/.ssh/id_ed25519
@@ -55,10 +55,10 @@ if this machine cannot enforce or observe what the mode demands, 4 after a viola
 	f.StringArrayVar(&c.Steps, "step", nil, "ID of a step to run; repeatable (default: all steps)")
 	f.StringVar(&c.Mode, "mode", gate.DefaultMode, "effect of violations: report, enforce or strict")
 	f.StringVar(&c.Out, "out", gate.DefaultOut, "directory for the evidence")
-	f.StringVar(&c.Revision, "revision", "HEAD", "commit of the repository of the working directory to run on")
-	f.StringVar(&c.Prometheus, "prometheus", "", "file for times, violations and exceptions in the text format of Prometheus")
+	f.StringVar(&c.Revision, "revision", "HEAD", "commit to run on, in the repository of the working directory")
+	f.StringVar(&c.Prometheus, "prometheus", "", "file for metrics in the Prometheus text format")
 	f.BoolVar(&c.JSON, "json", false, "print the report as JSON")
-	f.BoolVar(&schema, "schema", false, "print the JSON schema of policy files, and do nothing else")
+	f.BoolVar(&schema, "schema", false, "print the JSON schema of policy files and exit")
 	c.Sandbox.RegisterTier(cmd)
 	c.Attest.Register(cmd)
 	return cmd

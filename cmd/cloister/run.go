@@ -22,11 +22,11 @@ func runCommand() *cobra.Command {
 		Short: "Run a command or a stored action in the sandbox",
 		Long: `Run executes a command as an action. The files of --in or --git are its read-only inputs in the working directory; the
 paths of --out are copied to --out-dir afterwards. Its environment has PATH, HOME, TMPDIR and what --env, --pass-env and
---seed set, its network only loopback and --allow. A piped stdin is passed on, except with -n, --manifest or --metrics.
+--seed set; its network has loopback and --allow. A piped stdin is passed on, except with -n, --manifest or --metrics.
 
 The exit code is that of the command, or of the first run that fails; 1 if an output of --out is missing; 4 if
-violations make it fail; 128+N after signal N; 125 if Cloister failed. With --action, an action of a server runs here
-without outputs, unless --out-dir is set; 4 also if blobs are absent there, and 5 if it cannot be reached.`,
+violations make it fail; 128+N after signal N; 125 if Cloister failed. --action runs a stored action here and drops its
+outputs unless --out-dir is set; the exit code is also 4 if the server lacks blobs, and 5 if it cannot be reached.`,
 		Example: `  cloister run -- /bin/sh -c 'id; ls -l /'
   cloister run --in src --out app --memory 2GiB --summary -- gcc -o app main.c
   cloister run --git .@v1.2 --seed 7 -n 10 --manifest run.txt -- ./simulate   # the files of a tag, not of the worktree

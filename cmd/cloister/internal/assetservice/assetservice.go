@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package assetservice serves the Remote Asset API: clients push blobs and directories under URIs and qualifiers, and
-// fetch them by these. It contacts no origin.
+// fetch them again. It contacts no origin.
 //
 // An asset is an entry of the action cache: it is as durable as a result, evicted like one, and shared through an
 // upstream. Assets of different digest functions are different assets.
@@ -123,7 +123,7 @@ func (s *server) fetch(ctx context.Context, kind string, req fetchRequest) (*ass
 			return a, nil
 		}
 		switch casstatus.Code(err) {
-		case codes.NotFound, codes.InvalidArgument: // invalid if somebody else recorded it
+		case codes.NotFound, codes.InvalidArgument: // invalid if not recorded by push
 			why = err.Error()
 		default:
 			return nil, err
@@ -154,7 +154,7 @@ func find(ctx context.Context, in *cas.Instance, f cas.Function, kind string, re
 		}
 		a, err := decode(f, kind, uri, r)
 		if err != nil {
-			continue // somebody else recorded it
+			continue // not recorded by push
 		}
 		oldest := req.GetOldestContentAccepted()
 		if (a.expire.IsZero() || time.Now().Before(a.expire)) && (oldest == nil || !a.pushed.Before(oldest.AsTime())) {

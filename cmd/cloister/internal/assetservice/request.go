@@ -56,7 +56,7 @@ func (s *server) check(req request) (*cas.Instance, error) {
 	}
 	uris, qualifiers := req.GetUris(), req.GetQualifiers()
 	if len(uris) == 0 || len(uris) > maxURIs {
-		return invalid("%d uris; state 1 to %d", len(uris), maxURIs)
+		return invalid("%d URIs: send 1 to %d", len(uris), maxURIs)
 	}
 	for _, u := range uris {
 		if u == "" || len(u) > maxURIBytes {
@@ -102,7 +102,7 @@ func (s *server) stored(
 		case q.Name == "checksum.sri":
 			sum = sha256Of(q.Value)
 		case strings.HasPrefix(q.Name, "http_header:"), strings.HasPrefix(q.Name, "http_header_url:"):
-			// They are for the origin.
+			// These are for the origin.
 		default:
 			return nil, nil
 		}

@@ -82,7 +82,7 @@ func (c *Flags) AllowRegistries(registries []string) error {
 	return nil
 }
 
-// AllowEndpoints makes the built-in policy allow endpoints. A file of --policy decides itself.
+// AllowEndpoints makes the built-in policy allow endpoints. With --policy, only the file decides.
 func (c *Flags) AllowEndpoints(endpoints []sandbox.Endpoint) {
 	for _, e := range endpoints {
 		c.endpoints = append(c.endpoints, e.String())

@@ -21,8 +21,8 @@ import (
 	"time"
 )
 
-// git runs git in a directory and returns its output. It neither asks nor fetches from elsewhere nor takes optional
-// locks. A repository of our own ignores the configuration of the user, whose filters would run programs; the user's
+// git runs git in a directory and returns its output. Git then neither prompts, nor fetches from other hosts, nor takes
+// optional locks. A repository of our own ignores the configuration of the user, whose filters would run programs; the user's
 // repository needs it for safe.directory.
 func git(ctx context.Context, dir string, own bool, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "git", append([]string{"--no-pager", "-C", dir}, args...)...)
@@ -51,14 +51,14 @@ func git(ctx context.Context, dir string, own bool, args ...string) (string, err
 	return strings.TrimSpace(stdout.String()), err
 }
 
-// A source is what a step runs on: a clean checkout of a commit, with a repository of its own, or a directory.
+// A source has the files of a step: a clean checkout of a commit, with a repository of its own, or a directory.
 type source struct {
 	dir    string
 	commit string
 	time   time.Time // of all files
 }
 
-// resolve returns the name of the commit that a revision of a repository means.
+// resolve returns the hash of the commit that a revision names.
 func resolve(ctx context.Context, repository, revision string) (string, error) {
 	commit, err := git(ctx, repository, false, "rev-parse", "--verify", "--quiet", "--end-of-options", revision+"^{commit}")
 	if exitErr, ok := errors.AsType[*exec.ExitError](err); ok && exitErr.ExitCode() == 1 {

@@ -43,7 +43,7 @@ const (
 	DefaultMode   = modeEnforce
 )
 
-// Config is the flags of gate.
+// Config holds the flags of cloister gate.
 type Config struct {
 	Policy, Revision, Mode, Out string
 	Steps                       []string // "" is all
@@ -145,7 +145,7 @@ func (g *gate) check(ctx context.Context) (err error) {
 	return nil
 }
 
-// open resolves the revision and opens the evidence. It reports what it removed of gates that were killed.
+// open resolves the revision and opens the evidence. It reports the directories of killed commands that were removed.
 func (g *gate) open(ctx context.Context, removed []string) error {
 	commit, err := resolve(ctx, ".", g.Revision)
 	if err != nil {
@@ -167,7 +167,7 @@ func (g *gate) open(ctx context.Context, removed []string) error {
 	return nil
 }
 
-// runSteps runs the steps, in order or as many at a time as the policy says, unless this machine lacks what the mode demands.
+// runSteps runs the steps, as many at a time as the policy permits, unless this machine lacks what the mode requires.
 func (g *gate) runSteps(ctx context.Context) {
 	for _, s := range g.steps {
 		f := s.find(nil, g.Policy, g.today)
@@ -217,7 +217,7 @@ func (g *gate) runOne(ctx context.Context, s *step, r *stepReport) {
 	g.note("step %s: %s", s.id, r.Verdict)
 }
 
-// note prints a line about the progress.
+// note prints a progress line.
 func (g *gate) note(format string, args ...any) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -236,7 +236,7 @@ func (g *gate) describeSandbox() {
 	}
 }
 
-// shortfall returns what the mode demands and this machine lacks, with the remedy, or "".
+// shortfall returns what the mode requires and this machine lacks, with the remedy, or "".
 func (g *gate) shortfall() string {
 	if g.Mode != modeStrict {
 		return ""

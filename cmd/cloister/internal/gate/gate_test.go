@@ -45,7 +45,7 @@ func TestPolicyMistakes(t *testing.T) {
 		{host("host: 127.0.0.1"), `invalid host "127.0.0.1"`},
 		{host("host: '::1'"), `invalid host "::1"`},
 		{step("allow: {outbound_ports: [{port: 0, owner: x, reason: y, expires: 2030-01-01}]}"), `invalid port "0": write a number from 1 to 65535`},
-		{step("allow: {outbound_ports: [{port: 1, owner: x, reason: y, expires: 2030-01-01}]}"), "outbound_ports are those of outbound_hosts, of which step a has none"},
+		{step("allow: {outbound_ports: [{port: 1, owner: x, reason: y, expires: 2030-01-01}]}"), "step a has outbound_ports without outbound_hosts: write the hosts"},
 	} {
 		if _, err := parsePolicy("p.yml", []byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want %s", c.text, err, c.want)

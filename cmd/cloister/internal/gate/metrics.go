@@ -19,7 +19,7 @@ type metrics struct {
 	Host    string    `json:"host"`
 	PID     int       `json:"pid"`
 
-	// Of the steps: from the request to the start of the command, to its end, and until everything is removed.
+	// Times of the steps: before the command starts, while it runs, and until everything is removed.
 	SetUp   localrun.Spread `json:"set_up"`
 	Run     localrun.Spread `json:"run"`
 	CleanUp localrun.Spread `json:"clean_up"`
@@ -74,7 +74,7 @@ func (m *metrics) finish(g *gate) {
 				}
 				m.Expiring = append(m.Expiring, expiry{s.id, e.name(), e.owner, days})
 				if on := e.expires.Format(time.DateOnly); days >= 0 {
-					g.note("step %s: the exception for %s of %s expires on %s", s.id, e.name(), e.owner, on)
+					g.note("step %s: the exception for %s (owner %s) expires after %s", s.id, e.name(), e.owner, on)
 				}
 			}
 		}

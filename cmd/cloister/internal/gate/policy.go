@@ -101,7 +101,7 @@ var (
 	variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
-// limitKeys are the limits of a step, which have the names of the policy of actions (docs/policy.md).
+// limitKeys are the limits of a step, named as in the policy of actions (docs/policy.md).
 var limitKeys = []string{"cpu", "memory", "open_files", "output_bytes", "output_files", "processes", "tmp"}
 
 // readPolicy reads a policy file. Errors have the exit code of a usage error.
@@ -173,7 +173,7 @@ func (r *reader) line(n *strict.Node) int {
 	return line
 }
 
-// text returns a function that decodes a scalar which is not empty.
+// text returns a function that decodes a non-empty scalar.
 func (r *reader) text(to *string) func(*strict.Node) error {
 	return func(n *strict.Node) (err error) {
 		if *to, err = r.Scalar(n); err == nil && strings.TrimSpace(*to) == "" {
@@ -183,7 +183,7 @@ func (r *reader) text(to *string) func(*strict.Node) error {
 	}
 }
 
-// step decodes a step that follows others.
+// step decodes a step; before are the steps above it.
 func (r *reader) step(n *strict.Node, before []*step) (*step, error) {
 	s := &step{line: r.line(n), timeout: defaultTimeout}
 	err := r.Mapping(n, strict.Keys{
@@ -281,7 +281,7 @@ func (r *reader) limits(n *strict.Node, s *step) error {
 	})
 }
 
-// grant returns the limits of a test on this machine, which properties may change.
+// grant returns the limits of a test on this machine, as changed by properties.
 func grant(properties []policy.Property, enforceable []sandbox.Limit) (*policy.Grant, error) {
 	return confinement.DefaultPolicy().Compile(policy.Request{Mnemonic: "TestRunner", Properties: properties}, enforceable)
 }
@@ -302,7 +302,7 @@ func (r *reader) allow(n *strict.Node, s *step) error {
 	}
 	err := r.Mapping(n, strict.Keys{"outbound_hosts": list("host", &s.hosts), "outbound_ports": list("port", &s.ports)})
 	if err == nil && ports != nil && len(s.hosts) == 0 {
-		err = r.Errorf(ports, "outbound_ports are those of outbound_hosts, of which step %s has none", s.id)
+		err = r.Errorf(ports, "step %s has outbound_ports without outbound_hosts: write the hosts", s.id)
 	}
 	return err
 }

@@ -23,7 +23,7 @@ const (
 	violated    = "violation"
 	failed      = "failed"
 	timedOut    = "timeout"
-	impossible  = "impossible" // this machine cannot enforce or observe what the mode demands, or run the step
+	impossible  = "impossible" // this machine cannot run the step, or not as the mode requires
 	interrupted = "interrupted"
 	notRun      = "not run"
 )
@@ -66,7 +66,7 @@ type stepReport struct {
 	Message    string      `json:"message,omitempty"`
 	Violations []violation `json:"violations"`
 	Exceptions []use       `json:"exceptions"`
-	Denied     []string    `json:"denied,omitempty"` // what else the sandbox denied to a step that failed
+	Denied     []string    `json:"denied,omitempty"` // other denials, of a step that failed
 }
 
 // count returns the number of violations.
@@ -97,7 +97,7 @@ func (r *report) markdown() string {
 	if r.Message != "" {
 		line("\n%s", r.Message)
 	}
-	line("\n| step | verdict | exit code | violations | connections by exceptions |\n|---|---|---|---|---|")
+	line("\n| step | verdict | exit code | violations | allowed connections |\n|---|---|---|---|---|")
 	for i := range r.Steps {
 		s := &r.Steps[i]
 		uses := 0
@@ -174,7 +174,7 @@ func encode(v any) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// publish puts the files in place of the evidence of an earlier gate.
+// publish replaces the evidence of an earlier gate.
 func (e *evidence) publish() error {
 	partial := e.final + ".partial" // left by a gate that was killed in this moment
 	for _, do := range []func() error{

@@ -90,7 +90,7 @@ func (g *gate) runStep(ctx context.Context, s *step, r *stepReport) error {
 	return errors.Join(err, context.Cause(ctx))
 }
 
-// source returns what a step runs on, which steps of one commit share.
+// source returns the files of a step. Steps on one commit share them.
 func (g *gate) source(ctx context.Context, s *step) (*source, error) {
 	if s.directory != "" {
 		return &source{dir: s.directory, time: time.Unix(0, 0)}, nil
@@ -114,7 +114,7 @@ func (g *gate) source(ctx context.Context, s *step) (*source, error) {
 	return g.sources[commit], nil
 }
 
-// spec returns what a step may see and use. Its environment has nothing of this process's.
+// spec returns what a step may see and use. Its environment contains no variable of this process.
 func (g *gate) spec(s *step, src *source) (*sandbox.Spec, error) {
 	tools, err := sandbox.HostToolchain()
 	if err != nil {
@@ -182,9 +182,9 @@ type listener struct {
 	Count    int    `json:"count"`
 }
 
-// programs is what a step executed of its tools.
+// programs lists the tools that a step executed.
 type programs struct {
-	// Complete means that every executed file is listed, or the interpreter of a file of the step's own.
+	// Complete means that every executed tool is listed, and the interpreter of each executed file of the step.
 	Complete bool     `json:"complete"`
 	Executed []string `json:"executed"`
 }

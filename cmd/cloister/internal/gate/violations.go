@@ -39,12 +39,12 @@ type use struct {
 	Failed      int `json:"failed"`
 }
 
-// harmless are the kinds of events that concern no network. Every other kind of event is about one.
+// harmless are the kinds of events that do not concern the network. Every other kind does.
 var harmless = []sandbox.EventKind{
 	sandbox.EventWrite, sandbox.EventExec, sandbox.EventRead, sandbox.EventOutput, sandbox.EventLimit, sandbox.EventRefused,
 }
 
-// local are the families of refused sockets that lead to no other host.
+// local are the refused sockets that cannot reach another host.
 var local = []string{"socket(AF_ALG)", "socket(AF_NETLINK", "socketpair("}
 
 // classify returns the kind of violation that an event is, or "" if it is none.
@@ -71,13 +71,13 @@ type findings struct {
 	denied     []string // that concern no network
 }
 
-// find returns the findings of a step that ran, or before it ran, if r is nil.
+// find returns the findings about a step from its result, or those before it runs if r is nil.
 func (s *step) find(r *sandbox.Result, policy string, today time.Time) *findings {
 	f := &findings{violations: []violation{}, uses: []use{}}
 	for _, e := range slices.Concat(s.hosts, s.ports) {
 		if e.expired(today) {
-			text := fmt.Sprintf("expired on %s: exception for %s of %s (%s:%d); renew or remove it",
-				e.expires.Format(time.DateOnly), e.name(), e.owner, policy, e.line)
+			text := fmt.Sprintf("exception for %s (owner %s) expired after %s (%s:%d): renew or remove it",
+				e.name(), e.owner, e.expires.Format(time.DateOnly), policy, e.line)
 			f.violations = append(f.violations,
 				violation{Kind: "exception", Host: e.host, Subject: e.name(), Count: 1, Text: text})
 		}
@@ -118,7 +118,7 @@ func (s *step) find(r *sandbox.Result, policy string, today time.Time) *findings
 	if r.Usage.PacketsRefused > 0 && !network {
 		f.violations = append(f.violations, violation{
 			Kind: "packets", Host: "unknown", Subject: "packets", Count: 1,
-			Text: "denied: packets to other hosts, which the kernel counted and no record names",
+			Text: "denied: packets to unknown hosts (counted by the kernel)",
 		})
 	}
 	slices.SortStableFunc(f.violations, func(a, b violation) int {

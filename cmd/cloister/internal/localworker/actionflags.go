@@ -87,7 +87,7 @@ func (r *ActionFlags) RegisterImage(cmd *cobra.Command) {
 
 // RegisterOnViolation adds the flag for what violations do.
 func (r *ActionFlags) RegisterOnViolation(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&r.onViolation, "on-violation", "", "effect of violations: report, fail or kill, or by kind, as network:fail,write:kill")
+	cmd.Flags().StringVar(&r.onViolation, "on-violation", "", "effect of violations: report, fail or kill, or by kind, such as network:fail,write:kill")
 }
 
 // checkOnViolation turns the flag into a property.

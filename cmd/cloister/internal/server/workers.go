@@ -36,7 +36,7 @@ func (w *workersConfig) Register(cmd *cobra.Command) {
 	f.StringVar(&w.listen, "worker-listen", "", "address and port for machines that run cloister join (default: none)")
 	f.DurationVar(&w.timeout, "worker-timeout", time.Minute, "silence after which a worker is lost and its actions run elsewhere")
 	f.StringVar(&w.toolchain, "require-toolchain", "",
-		"fingerprint that the toolchain of workers and of cached results must have, as cloister check prints it; needs --jobs 0 (default: any)")
+		"required toolchain fingerprint of workers and cached results, as cloister check prints it; needs --jobs 0 (default: any)")
 	f.StringArrayVar(&w.texts, "property", nil, "platform property that this machine offers with --worker-listen, NAME=VALUE; repeatable (default: it takes every action)")
 }
 
