@@ -14,7 +14,7 @@ import (
 type Network struct {
 	// Loopback gives the run a private loopback interface.
 	Loopback bool
-	// Listen permits listening sockets, and binding datagram sockets, which is denied to monitored runs only. Nothing
+	// Listen permits listening sockets and binding datagram sockets; an unmonitored run may always bind the latter. Nothing
 	// outside the run can reach them.
 	Listen bool
 	// Allow lists endpoints outside the sandbox that may be reached; each connection is an event. They are reached

@@ -147,7 +147,7 @@ type Usage struct {
 // Features describes what a backend enforces on this host. It is data, so that it can be printed and compared.
 type Features struct {
 	Backend string
-	// Tier is the level of confinement in force: "full", "partial" (this host lacks what a Check names that is not OK),
+	// Tier is the level of confinement in force: "full", "partial" (this host lacks a layer: see the Checks that are not OK),
 	// "namespaces" (the operator disabled the system call filter, Landlock and the syscall monitor), "weakened" or "none".
 	Tier string
 	// Layers are the mechanisms in force, outermost first.

@@ -152,7 +152,7 @@ func (s *Spec) validate() error {
 	}
 	for _, k := range s.Kill {
 		if !slices.Contains(violations, k) {
-			return fmt.Errorf("events of kind %q are no violations, so that they cannot end the run", string(k))
+			return fmt.Errorf("events of kind %q are not violations and cannot end the run", string(k))
 		}
 		if k != EventLimit && s.Audit == AuditOff {
 			return fmt.Errorf("events of kind %q end the run, but the audit level %s records none", string(k), s.Audit)

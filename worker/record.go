@@ -74,9 +74,9 @@ func (l *Local) manifest(e *execution, out *Outcome) (*manifest.Manifest, error)
 	return m, d.err
 }
 
-// grantedSpec returns the canonical text of what the policy let the action see and use, independent of what this worker
-// could enforce, audit, punish and allow in time, and the hash of what applied here. The input root counts as a whole: which of
-// its parts are separate mounts depends on the worker.
+// grantedSpec returns the canonical text of what the policy let the action see and use, and the hash of what applied
+// here. The text does not depend on which limits this worker can enforce, how closely it audits, and when it kills the
+// run. The input root counts as a whole: which of its parts are separate mounts depends on the worker.
 func (l *Local) grantedSpec(e *execution) (granted, hash string) {
 	spec, root := *e.box.spec, e.req.Action.GetInputRootDigest()
 	whole := sandbox.Input{Target: e.box.root, Content: fmt.Sprintf("%s/%d", root.GetHash(), root.GetSizeBytes())}

@@ -57,8 +57,8 @@ type Grant struct {
 	// the built-in process limit, which grows with it, has its minimum.
 	Stated sandbox.Limits
 	Audit  sandbox.Audit
-	// Fail and Kill are the kinds of events that make the action fail, and that kill it at the first: see Spec.Kill. An
-	// action with a violation of either has failed, and its result is not cached.
+	// Fail are the kinds of events that make the action fail, and Kill those that kill it at the first one: see Spec.Kill.
+	// The result of an action with a violation of either is not cached.
 	Fail, Kill []sandbox.EventKind
 	// Superuser reports whether the command is user 0 in its user namespace.
 	Superuser bool

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenerOf returns what a call would make a listening socket of: "tcp 127.0.0.1:80", "udp 0.0.0.0:53", "unix", or "" if it
-// is unknown or would make none. A datagram socket receives once it is bound.
+// listenerOf returns where a call would make a socket listen: "tcp 127.0.0.1:80", "udp 0.0.0.0:53", "unix", or "" if it
+// is unknown or the socket would not listen. A datagram socket receives once it is bound.
 func listenerOf(n *notification, name string) string {
 	switch name {
 	case "bind":
@@ -24,7 +24,7 @@ func listenerOf(n *notification, name string) string {
 	return ""
 }
 
-// bound returns what the socket of a call is bound to.
+// bound returns the address of the socket of a call.
 func bound(n *notification) string {
 	socket, err := socket(n)
 	if err != nil {

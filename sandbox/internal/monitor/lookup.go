@@ -20,7 +20,7 @@ const (
 	maxQuery = 1232 // bytes; the size that resolvers agree to send
 )
 
-// question returns the question of a DNS query; false if the packet is none.
+// question returns the question of a DNS query, and false if the packet is not a query.
 func question(packet []byte) (dnsmessage.Header, dnsmessage.Question, bool) {
 	var p dnsmessage.Parser
 	h, err := p.Start(packet)
@@ -49,13 +49,13 @@ func typeOf(q *dnsmessage.Question) string {
 	return "TYPE" + name
 }
 
-// ownName reports whether a question is about the run's own loopback, which says nothing about the action.
+// ownName reports whether a name is that of the run's own loopback, whose lookups are not recorded.
 func ownName(host string) bool {
 	return host == "localhost" || strings.HasSuffix(host, ".localhost") || strings.HasSuffix(host, ".127.in-addr.arpa")
 }
 
-// reply returns the answer to a question: the address if the question is for that, nothing if the name has others, and
-// otherwise that there is no such name.
+// reply returns the answer to a question: the address for type A, no record for other types, and NXDOMAIN if at is not
+// valid.
 func reply(h *dnsmessage.Header, q *dnsmessage.Question, at netip.Addr) ([]byte, error) {
 	m := dnsmessage.Message{
 		Header: dnsmessage.Header{
@@ -75,17 +75,17 @@ func reply(h *dnsmessage.Header, q *dnsmessage.Question, at netip.Addr) ([]byte,
 	return m.Pack()
 }
 
-// lookups are the names that a run looked up. The methods may be called concurrently.
+// lookups counts the names that a run looked up. The methods may be called concurrently.
 type lookups struct {
 	mu    sync.Mutex
-	asked map[asker]map[string]int // how often for each type
-	more  int                      // further ones
+	asked map[asker]map[string]int // counts by type
+	more  int                      // lookups beyond the limits
 }
 
 // An asker is a process that looks up a name.
 type asker struct{ name, process string }
 
-// add records one lookup; without a name, a datagram that is none.
+// add records one lookup, or without a name a datagram that is not a query.
 func (l *lookups) add(name, kind, process string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,7 +105,7 @@ func (l *lookups) add(name, kind, process string) {
 	types[kind]++
 }
 
-// maxTypes is how many types of one name are recorded.
+// maxTypes is the maximum number of recorded types of one name.
 const maxTypes = 10
 
 // recordLookups records the lookups as events. A program that asks for several types of a name counts once.

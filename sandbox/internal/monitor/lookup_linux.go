@@ -16,8 +16,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// A resolver answers what a run asks at port 53 of its own loopback, and records the names. It runs once the run has a
-// socket that could ask. Nothing leaves the host: it knows the names that the run may reach, and no others exist.
+// A resolver answers the DNS queries of a run at port 53 of the run's loopback, and records the names. It starts when the
+// run has a socket that could send a query. Nothing leaves the host: it resolves only the names that the run may reach.
 type resolver struct {
 	socket  *os.File // nil if nothing can ask
 	hosts   map[string]netip.Addr
@@ -32,7 +32,7 @@ type resolver struct {
 	senders map[uint16]string // the process that sends from a port
 }
 
-// start makes the resolver answer. It may be called again.
+// start starts the resolver, unless it is running.
 func (r *resolver) start() {
 	if r.socket == nil || r.serving != nil {
 		return
@@ -55,14 +55,14 @@ func (r *resolver) serve() {
 	if err != nil {
 		return
 	}
-	_ = raw.Read(func(socket uintptr) bool { // which stop interrupts
+	_ = raw.Read(func(socket uintptr) bool { // until stop sets the deadline
 		for !r.stopped.Load() && r.next(int(socket)) {
 		}
 		return r.stopped.Load()
 	})
 }
 
-// stop records what was asked and ends the resolver, at most lastAnswers later.
+// stop ends the resolver. It first answers up to lastAnswers queries that have arrived.
 func (r *resolver) stop() {
 	if r.serving == nil {
 		return
@@ -108,22 +108,22 @@ func (r *resolver) next(socket int) bool {
 		}
 	}
 	if answer, err := reply(&h, &q, at); err == nil {
-		// The controls say where the datagram was sent to, and so where the answer comes from. A program that does
-		// not wait for it is not asked to.
+		// The control message has the address that the query was sent to, from which the answer must come. A full
+		// socket buffer loses the answer.
 		_ = unix.Sendmsg(socket, answer, control[:controls], from, unix.MSG_DONTWAIT)
 	}
 	return true
 }
 
-// sender returns the process that sends from an address, "" if it is unknown.
+// sender returns the process that sends from an address, or "" if it is unknown.
 func (r *resolver) sender(from unix.Sockaddr) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.senders[portOf(from)]
 }
 
-// identifySender records which process sends from the socket of a call, since a lookup arrives with a port only. A socket
-// without a port gets the one that the call would give it.
+// identifySender records which process sends from the socket of a call, since a query carries only a port. It binds a
+// socket without a port, as the call itself would.
 func (w *session) identifySender(n *notification) {
 	if w.resolver.socket == nil {
 		return
@@ -175,8 +175,8 @@ func portOf(a unix.Sockaddr) uint16 {
 	return 0
 }
 
-// asks returns the record of the name in a datagram that a process sends to port 53 of another host. seen is what is
-// known of the call.
+// asks returns a record of the name in a query that a process sends to port 53 of another host. seen are the events of
+// the call.
 func (w *session) asks(n *notification, seen []sandbox.Event) []sandbox.Event {
 	if !slices.ContainsFunc(seen, func(e sandbox.Event) bool {
 		return e.Endpoint.Port == dnsPort && strings.HasPrefix(e.Subject, "udp ")

@@ -13,8 +13,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// connectsLoopback returns the record of a TCP connection to the run's own loopback: that something listens there, or the
-// event that nothing does.
+// connectsLoopback returns the record of a TCP connection to the run's own loopback: a listener, or the event that
+// nothing listens there.
 func (w *session) connectsLoopback(n *notification, to netip.AddrPort) []sandbox.Event {
 	if w.view.Sockets == nil || n.Nr != unix.SYS_CONNECT {
 		return nil
@@ -37,7 +37,7 @@ func (w *session) connectsLoopback(n *notification, to netip.AddrPort) []sandbox
 	}}
 }
 
-// findsListeners reports whether the kernel finds TCP listeners. One without that module knows of none.
+// findsListeners reports whether the kernel can find TCP listeners, for which it needs inet_diag.
 var findsListeners = sync.OnceValue(func() bool {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -54,7 +54,7 @@ var findsListeners = sync.OnceValue(func() bool {
 })
 
 // listens reports whether a TCP socket listens at an address in the network of a netlink socket, as the kernel would find
-// it for a connection. It returns false, false if that is unknown.
+// it for a connection. If that is unknown, ok is false.
 func listens(sockets int, at netip.AddrPort) (found, ok bool) {
 	const byFamily = 20 // SOCK_DIAG_BY_FAMILY
 	// struct nlmsghdr, struct inet_diag_req_v2 (linux/inet_diag.h)

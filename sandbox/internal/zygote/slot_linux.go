@@ -436,8 +436,8 @@ func (s *slot) readProc(name string) string {
 // userNamespace returns the descriptor of a new user namespace with one user uid, and a group of the same number, who
 // is user outside. Without nested no further namespace can be created in it.
 //
-// Its uid_map shows who that user is in the namespace around it. For every slot that is user 0: without privileges in
-// the zygote's namespace, otherwise in one that has no other purpose.
+// Its uid_map shows the user's ID in the parent namespace, which is 0 for every slot: without privileges, the parent is
+// the zygote's namespace; otherwise it is a namespace that exists only for this.
 func userNamespace(user, uid int, rootless, nested bool) (int, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -455,7 +455,7 @@ func userNamespace(user, uid int, rootless, nested bool) (int, error) {
 	attr := &syscall.SysProcAttr{UidMappings: idMap(uid, user), GidMappings: idMap(uid, user)}
 	if !rootless {
 		args[0] = nameOuterHolder
-		// Who makes a namespace must exist in the one around it: here as user 1.
+		// The creator of a namespace must be mapped in its parent: here as user 1.
 		attr.UidMappings = append(idMap(0, user), idMap(1, os.Geteuid())...)
 		attr.GidMappings = append(idMap(0, user), idMap(1, os.Getegid())...)
 		attr.AmbientCaps = []uintptr{unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SETFCAP}

@@ -122,8 +122,7 @@ func systemCalls(r *report, _ []string) {
 	}
 }
 
-// hostCounters uses up resources of which the kernel has one amount for all users of the machine, or makes it work for
-// all of them.
+// hostCounters exhausts resources that all users of the machine share, or makes the kernel work for all of them.
 func hostCounters(r *report, _ []string) {
 	context := make([]byte, 8)
 	_, err := call(unix.SYS_IO_SETUP, 1000, context)
