@@ -106,7 +106,7 @@ func TestViolationsThatCount(t *testing.T) {
 			}
 			if len(c.result.Events) > 0 {
 				if len(b.audited) != 1 || b.audited[0].OnViolation != c.did || b.audited[0].ExitCode != int(c.code) {
-					t.Errorf("got audit %+v", b.audited)
+					t.Errorf("got audit %+v, want one entry with %q and exit code %d", b.audited, c.did, c.code)
 				}
 				if says := strings.Contains(b.text(out), "\non violation "+c.did+"\n"); says != (c.did != "") {
 					t.Errorf("got server log\n%s", b.text(out))
@@ -127,7 +127,7 @@ func TestShellSurvivesItsViolations(t *testing.T) {
 	b.setPolicy("{on_violation: {network: kill, write: fail}}")
 	out := b.do(&Task{Action: b.action(nil), Args: []string{"/bin/sh", "-i"}})
 	if out.OnViolation != "" || out.Result.ExitCode != 0 {
-		t.Errorf("got %q, exit code %d", out.OnViolation, out.Result.ExitCode)
+		t.Errorf("got %q, exit code %d; want no effect and 0", out.OnViolation, out.Result.ExitCode)
 	}
 }
 
@@ -141,7 +141,7 @@ func TestCountedViolationsComeFirst(t *testing.T) {
 	b.setPolicy("{on_violation: {read: fail}, audit: full}")
 	out := b.do(&Task{Action: b.action(nil)})
 	if lines := strings.Split(out.Message, "\n"); len(lines) < 2 || lines[1] != "cloister: "+events[0].String() {
-		t.Errorf("got message %q", out.Message)
+		t.Errorf("got message %q, want the read first", out.Message)
 	}
 }
 
@@ -191,6 +191,6 @@ func TestCancelledRunRecordsItsViolations(t *testing.T) {
 	_, err := b.Execute(ctx, &Task{Action: b.action(nil)}, nil)
 	wantFault(t, "a cancelled run", err, FaultCancelled)
 	if len(b.audited) != 1 || b.audited[0].OnViolation != "fail" {
-		t.Errorf("got audit %+v", b.audited)
+		t.Errorf("got audit %+v, want one entry with \"fail\"", b.audited)
 	}
 }

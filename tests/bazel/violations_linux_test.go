@@ -12,8 +12,8 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// TestSwallowedViolationTurnsTheBuildRed: a test that reaches for the network and ignores the error passes by default. If
-// the action or the policy makes violations count, Bazel reports a failed test and why, each time.
+// TestSwallowedViolationTurnsTheBuildRed: a test that tries to reach the network and ignores the error passes by
+// default. If the action or the policy makes violations count, Bazel reports a failed test and the reason, each time.
 func TestSwallowedViolationTurnsTheBuildRed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

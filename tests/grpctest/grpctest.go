@@ -67,8 +67,8 @@ func serve(t testing.TB, s *grpc.Server, l net.Listener) {
 	t.Cleanup(func() { s.Stop(); <-done })
 }
 
-// Authorization serves nothing at address. shown calls the server with the given options and returns the authorization
-// header that it receives.
+// Authorization starts a server without services at address. shown calls it with the given options and returns the
+// authorization header that it receives.
 func Authorization(t *testing.T) (address string, shown func([]grpc.DialOption, error) string) {
 	t.Helper()
 	seen := make(chan []string, 1)

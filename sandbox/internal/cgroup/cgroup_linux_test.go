@@ -304,9 +304,9 @@ func TestProcessorIsSharedByGroups(t *testing.T) {
 	for used(one)+used(four) < 2*time.Second {
 		time.Sleep(time.Millisecond)
 	}
-	// Divided by thread it would be a quarter.
+	// If processors were divided by thread, it would be a quarter.
 	if one, four := used(one), used(four); 3*one < four {
-		t.Errorf("one process got %v, and four in another group %v", one, four)
+		t.Errorf("one process got %v and the group of four %v, want equal shares", one, four)
 	}
 }
 

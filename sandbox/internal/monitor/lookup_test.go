@@ -50,10 +50,10 @@ func TestLookupsAreBounded(t *testing.T) {
 	close(r.done)
 	events, unrecorded, _ := r.Events()
 	if len(events) != maxKind || unrecorded != 2*maxKind+maxTypes+1 {
-		t.Errorf("%d events, %d unrecorded", len(events), unrecorded)
+		t.Errorf("got %d events and %d unrecorded ones, want %d and %d", len(events), unrecorded, maxKind, 2*maxKind+maxTypes+1)
 	}
 	if e := events[0]; e.Kind != sandbox.EventConnect || e.Subject != `dns "a\x1b[2J b.0"` || strings.Count(e.Detail, ",") != maxTypes-1 {
-		t.Errorf("got %+v", e)
+		t.Errorf("got %+v, want the escaped name and %d types", e, maxTypes)
 	}
 }
 

@@ -393,7 +393,7 @@ func TestKillLeavesItsCallUnanswered(t *testing.T) {
 			t.Errorf("%s: the process saw %q, want it to begin with %q", c.action, out, c.out)
 		}
 		if events, _, _ := r.Events(); lines(events, "") != c.event {
-			t.Errorf("%s: got %v", c.action, events)
+			t.Errorf("%s: got %v, want %q", c.action, events, c.event)
 		}
 	}
 }

@@ -63,11 +63,11 @@ func TestEndpoints(t *testing.T) {
 	old, last, later := day("2026-01-01"), day("2026-02-01"), day("2026-03-01")
 	s := &step{hosts: []*exception{{host: "a", expires: last}, {host: "b", expires: old}, {host: "c", expires: later}}}
 	if got := s.endpoints(last); !slices.Equal(got, []sandbox.Endpoint{{Host: "a", Port: 443}, {Host: "c", Port: 443}}) {
-		t.Errorf("got %v", got)
+		t.Errorf("without ports: got %v, want a:443 and c:443", got)
 	}
 	s.ports = []*exception{{port: 1, expires: later}, {port: 2, expires: old}}
 	if got := s.endpoints(last); !slices.Equal(got, []sandbox.Endpoint{{Host: "a", Port: 1}, {Host: "c", Port: 1}}) {
-		t.Errorf("got %v", got)
+		t.Errorf("with ports: got %v, want a:1 and c:1", got)
 	}
 	f := s.find(nil, "p.yml", last)
 	if len(f.violations) != 2 || f.violations[0].Subject != "b" || f.violations[1].Subject != "port 2" {
