@@ -75,6 +75,7 @@ func stable(svg string) []string {
 		case section == "serve:":
 			lines = append(lines, words[0])
 		case section == "sandbox:" || section == "worker:":
+			line = regexp.MustCompile(`127\.0\.0\.1:\d+`).ReplaceAllString(line, "SERVER")
 			lines = append(lines, regexp.MustCompile(`/usr/bin/\S+`).ReplaceAllString(line, "/usr/bin/COMPILER"))
 		}
 	}
