@@ -60,7 +60,7 @@ var services = []service{
 		name: "cloister", unit: "cloister.service", add: "WatchdogSec=0\nRestart=no", binary: "namespace",
 		run: "^(TestBackend|TestNoSlotIsWithoutItsGroup|TestUsageMarksWhatWasNotMeasured)$/^(Probe|Limits|Usage)",
 		want: []string{
-			"TestBackend/ProbeSaysFull", "TestBackend/LimitsAreEnforced/memory_of_files",
+			"TestBackend/ProbeNamesTheTier", "TestBackend/LimitsAreEnforced/memory_of_files",
 			"TestBackend/LimitsAreEnforced/memory_of_processes", "TestBackend/LimitsAreEnforced/time_of_many_processes",
 			"TestBackend/LimitsAreEnforced/processes", "TestBackend/LimitsOfOneRunDoNotOutliveIt",
 			"TestNoSlotIsWithoutItsGroup", "TestUsageMarksWhatWasNotMeasured",
