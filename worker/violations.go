@@ -111,7 +111,7 @@ func (v *Violations) byImportance() []sandbox.Event {
 // rank orders events. Python tries to cache each module that it imports and continues when it cannot, so these events
 // follow all others that may explain a failure.
 func rank(e sandbox.Event) int {
-	if violation.CachesModule(e) && e.Kind != sandbox.EventAllowed || ownLoopback(e) {
+	if violation.CachesModule(e) || ownLoopback(e) {
 		return 2*slices.Index(importance, sandbox.EventOutput) + 1
 	}
 	return 2 * slices.Index(importance, e.Kind)

@@ -17,8 +17,15 @@ func Counts(e sandbox.Event, kinds []sandbox.EventKind) bool {
 	return slices.Contains(kinds, e.Kind) && !CachesModule(e)
 }
 
-// CachesModule reports whether e is about the directory in which Python caches modules.
-func CachesModule(e sandbox.Event) bool { return strings.Contains("/"+e.Subject, "/__pycache__") }
+// CachesModule reports whether e is about the directory in which Python caches modules. Names of hosts, sockets and
+// programs may contain that text, too.
+func CachesModule(e sandbox.Event) bool {
+	switch e.Kind {
+	case sandbox.EventConnect, sandbox.EventAllowed, sandbox.EventExec:
+		return false
+	}
+	return strings.Contains("/"+e.Subject, "/__pycache__")
+}
 
 // What the violations of a run did to it.
 const (

@@ -23,6 +23,8 @@ func TestCounts(t *testing.T) {
 		{sandbox.EventWrite, "lib/__pycache__/a.pyc", false},
 		{sandbox.EventWrite, "__pycache__", false},
 		{sandbox.EventWrite, "a__pycache__/x", true},
+		{sandbox.EventConnect, "dns /__pycache__.example.com", true},
+		{sandbox.EventConnect, "unix /run/__pycache__/socket", true},
 	} {
 		if got := violation.Counts(sandbox.Event{Kind: c.kind, Subject: c.subject}, kinds); got != c.want {
 			t.Errorf("%s %s: got %t, want %t", c.kind, c.subject, got, c.want)
