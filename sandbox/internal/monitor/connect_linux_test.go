@@ -47,6 +47,22 @@ func FuzzAddress(f *testing.F) {
 	})
 }
 
+func TestDatagramSocketsMayAsk(t *testing.T) {
+	for _, c := range []struct {
+		args [6]uint64
+		want bool
+	}{
+		{[6]uint64{unix.AF_INET, unix.SOCK_DGRAM | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK}, true},
+		{[6]uint64{1<<32 | unix.AF_INET6, 1<<32 | unix.SOCK_DGRAM}, true}, // the kernel reads an int
+		{[6]uint64{unix.AF_INET, unix.SOCK_STREAM}, false},
+		{[6]uint64{1<<32 | unix.AF_NETLINK, unix.SOCK_DGRAM}, false},
+	} {
+		if got := mayAsk(c.args); got != c.want {
+			t.Errorf("%x: got %t", c.args, got)
+		}
+	}
+}
+
 func TestSocketsAreDescribed(t *testing.T) {
 	for want, args := range map[string][6]uint64{
 		"AF_VSOCK":               {unix.AF_VSOCK, unix.SOCK_STREAM},

@@ -49,6 +49,12 @@ func (r *resolver) start() {
 	go r.serve()
 }
 
+// mayAsk reports whether socket(2) makes a socket that could send a lookup.
+func mayAsk(args [6]uint64) bool {
+	kind := uint32(args[1]) &^ (unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK)
+	return uint32(args[0]) != unix.AF_NETLINK && kind == unix.SOCK_DGRAM
+}
+
 func (r *resolver) serve() {
 	defer close(r.done)
 	raw, err := r.serving.SyscallConn()

@@ -142,7 +142,7 @@ func (w *session) answer(n *notification) {
 	if seccomp.Permitted(nr, n.Args) && listenerOf(n, name) == "" {
 		if name == "socket" {
 			w.networked = true
-			if uint32(n.Args[0]) != unix.AF_NETLINK && n.Args[1]&^(unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK) == unix.SOCK_DGRAM {
+			if mayAsk(n.Args) {
 				w.resolver.start() // it may send a lookup in ways that are not reported
 			}
 		}
