@@ -119,10 +119,11 @@ func listen(t *testing.T, b sandbox.Backend) {
 	if _, err := os.Stat("/usr/bin/perl"); err != nil {
 		Unavailable(t, "namespaces", "the test listens with perl")
 	}
-	for kind, script := range map[string]string{
-		"listen(tcp": `socket(S, PF_INET, SOCK_STREAM, 0) &&
+	for event, script := range map[string]string{
+		"listen(tcp 127.0.0.1:": `socket(S, PF_INET, SOCK_STREAM, 0) &&
 			bind(S, sockaddr_in(0, INADDR_LOOPBACK)) or die "no socket"; listen(S, 1) or die $!`,
-		"bind(udp": `socket(S, PF_INET, SOCK_DGRAM, 0) or die "no socket"; bind(S, sockaddr_in(0, INADDR_LOOPBACK)) or die $!`,
+		"bind(udp 127.0.0.1:": `socket(S, PF_INET, SOCK_DGRAM, 0) or die "no socket"; bind(S, sockaddr_in(0, INADDR_LOOPBACK)) or die $!`,
+		"bind(udp unknown":    `socket(S, PF_INET, SOCK_DGRAM, 0) or die "no socket"; bind(S, "\0" x 16) or die $!`,
 	} {
 		for _, permitted := range []bool{false, true} {
 			r := run(t, b, Run{Spec: func(s *sandbox.Spec) {
@@ -130,11 +131,11 @@ func listen(t *testing.T, b sandbox.Backend) {
 				s.Network = sandbox.Network{Loopback: true, Listen: permitted}
 			}})
 			if (r.Result.ExitCode == 0) != permitted || strings.Contains(r.Stderr, "not permitted") == permitted {
-				t.Errorf("%s, permitted %v: exit code %d, %s", kind, permitted, r.Result.ExitCode, r.Stderr)
+				t.Errorf("%s, permitted %v: exit code %d, %s", event, permitted, r.Result.ExitCode, r.Stderr)
 			}
-			denied := len(r.Result.Events) == 1 && strings.HasPrefix(r.Result.Events[0].Subject, kind+" 127.0.0.1:")
+			denied := len(r.Result.Events) == 1 && strings.HasPrefix(r.Result.Events[0].Subject, event)
 			if denied == permitted {
-				t.Errorf("%s, permitted %v: got events %v", kind, permitted, r.Result.Events)
+				t.Errorf("%s, permitted %v: got events %v", event, permitted, r.Result.Events)
 			}
 		}
 	}

@@ -13,15 +13,30 @@ import (
 func listenerOf(n *notification, name string) string {
 	switch name {
 	case "bind":
+		if !isUDP(n) {
+			return ""
+		}
 		var b [unix.SizeofSockaddrInet6]byte
 		size := min(n.Args[2]&0xffffffff, uint64(len(b))) // an int in the kernel
-		if at, ok := endpoint(b[:readMemory(n.PID, n.Args[1], b[:size])]); ok && protocol(n) == "udp" {
+		if at, ok := endpoint(b[:readMemory(n.PID, n.Args[1], b[:size])]); ok {
 			return "udp " + at.String()
 		}
+		return "udp unknown" // the kernel takes an address without a family for 0.0.0.0
 	case "listen":
 		return bound(n)
 	}
 	return ""
+}
+
+// isUDP reports whether the socket of a call is a UDP socket.
+func isUDP(n *notification) bool {
+	socket, err := socket(n)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(socket)
+	kind, _ := unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	return kind == unix.IPPROTO_UDP
 }
 
 // bound returns the address of the socket of a call.
