@@ -69,20 +69,34 @@ except OSError as e: print(e.strerror)' - 1`, append(of(address, "python3", "A")
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			Tool(t, c.tool)
-			if _, err := os.Stat("/proc/net/if_inet6"); c.name == "IPv6" && err != nil {
-				Unavailable(t, "address", err)
+			if c.name == "IPv6" {
+				needIPv6(t)
 			}
 			r := run(t, b, Run{Spec: func(s *sandbox.Spec) {
 				s.Args = []string{"/bin/bash", "-c", c.script}
 				s.Env = []string{"HOME=/tmp", "PATH=/usr/bin:/bin"}
 			}})
-			if !slices.Equal(r.Result.Events, c.want) {
+			if !slices.EqualFunc(r.Result.Events, c.want, sameLookup) {
 				t.Errorf("got events\n%#v, want\n%#v; %s%s", r.Result.Events, c.want, r.Stdout, r.Stderr)
 			}
 			if !strings.Contains(r.Stdout, c.text) {
 				t.Errorf("got %q, want %q; %s", r.Stdout, c.text, r.Stderr)
 			}
 		})
+	}
+}
+
+// sameLookup reports whether got is want. A program looks a name up more often if it waits some seconds for an answer.
+func sameLookup(got, want sandbox.Event) bool {
+	if strings.HasPrefix(got.Subject, "dns ") {
+		got.Count = min(got.Count, want.Count)
+	}
+	return got == want
+}
+
+func needIPv6(t *testing.T) {
+	if _, err := os.Stat("/proc/net/if_inet6"); err != nil {
+		Unavailable(t, "address", err)
 	}
 }
 
@@ -109,7 +123,7 @@ const dns = require("dns").promises;
 		t.Errorf("got %q, want %q; %s", r.Stdout, want, r.Stderr)
 	}
 	got := slices.DeleteFunc(slices.Clone(r.Result.Events), func(e sandbox.Event) bool { return e.Kind != sandbox.EventConnect })
-	if want := []sandbox.Event{{Kind: sandbox.EventConnect, Subject: "dns b.example.org", Process: "node", Count: 1, Detail: "AAAA"}}; !slices.Equal(got, want) {
+	if want := []sandbox.Event{{Kind: sandbox.EventConnect, Subject: "dns b.example.org", Process: "node", Count: 1, Detail: "AAAA"}}; !slices.EqualFunc(got, want, sameLookup) {
 		t.Errorf("got events %v, want %v", got, want)
 	}
 }
@@ -138,9 +152,16 @@ def listen(port): return socket.create_server(("127.0.0.1", port))
 		{"it listens", "l = listen(8080); connect('127.0.0.1', 8080)", "True\n", ""},
 		{"it listens later", "connect('127.0.0.1', 8080); l = listen(8080); connect('127.0.0.1', 8080)", "False\nTrue\n", ""},
 		{"at every address", "l = socket.create_server(('::', 8080), family=socket.AF_INET6, dualstack_ipv6=True); connect('127.0.0.9', 8080)", "True\n", ""},
+		{"at no address", "l = listen(8080); connect('0.0.0.0', 8080); connect('0.0.0.0', 8081)", "True\nFalse\n",
+			"failed: connection to 0.0.0.0:8081 by python3 (connect); nothing in the sandbox listens there"},
+		{"a lookup", "connect('127.0.0.53', 53)", "False\n",
+			"denied: connection to tcp 127.0.0.53:53 (no network) by python3 (connect); it looks a name up"},
 		{"a datagram", "s = socket.socket(type=socket.SOCK_DGRAM); s.connect(('127.0.0.1', 5432)); print(s.send(b'x'))", "1\n", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			if strings.Contains(c.script, "::") {
+				needIPv6(t)
+			}
 			r := run(t, b, Run{Spec: func(s *sandbox.Spec) { s.Args = []string{"/usr/bin/python3", "-c", connects + c.script} }})
 			var got []string
 			for _, e := range r.Result.Events {

@@ -13,27 +13,38 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// connectsLoopback returns the record of a TCP connection to the run's own loopback: a listener, or the event that
-// nothing listens there.
+// connectsLoopback returns the record of a TCP connection to the run's own loopback: that something listens there, or the
+// event that nothing does. At port 53 that is a lookup.
 func (w *session) connectsLoopback(n *notification, to netip.AddrPort) []sandbox.Event {
 	if w.view.Sockets == nil || n.Nr != unix.SYS_CONNECT {
 		return nil
 	}
+	at := to
+	if to.Addr().IsUnspecified() { // which the kernel replaces
+		at = netip.AddrPortFrom(netip.IPv6Loopback(), to.Port())
+		if to.Addr().Is4() {
+			at = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), to.Port())
+		}
+	}
 	found, ok := false, false
 	if raw, err := w.view.Sockets.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { found, ok = listens(int(fd), to) })
+		_ = raw.Control(func(fd uintptr) { found, ok = listens(int(fd), at) })
 	}
+	endpoint := sandbox.Endpoint{Host: to.Addr().String(), Port: to.Port()}
 	switch {
-	case !ok:
-		return nil
 	case found:
 		return []sandbox.Event{{Kind: programFound, Subject: listenerName(to.Port())}}
-	case protocol(n) != "tcp" || !findsListeners():
+	case protocol(n) != "tcp":
+		return nil
+	case to.Port() == dnsPort:
+		return []sandbox.Event{{
+			Kind: sandbox.EventConnect, Subject: "tcp " + to.String(), Detail: "it looks a name up", Endpoint: endpoint,
+		}}
+	case !ok || !findsListeners():
 		return nil
 	}
 	return []sandbox.Event{{
-		Kind: sandbox.EventUnreachable, Subject: to.String(), Detail: "nothing in the sandbox listens there",
-		Endpoint: sandbox.Endpoint{Host: to.Addr().String(), Port: to.Port()},
+		Kind: sandbox.EventUnreachable, Subject: to.String(), Detail: "nothing in the sandbox listens there", Endpoint: endpoint,
 	}}
 }
 
