@@ -122,6 +122,7 @@ func (r *run) monitorConfig() monitor.Config {
 		User: r.backend.user(r.slot), Unwritable: r.unwritable, Source: r.source, Writable: []string{"/dev/shm"},
 		Loopback: spec.Network.Loopback, Full: spec.Audit == sandbox.AuditFull, Conditions: spec.Conditions,
 		Resolver: r.slot.resolver, Sockets: r.slot.sockets, Hosts: addresses(spec.Network.Allow),
+		Minor: violation.CachesModule,
 	}
 	if violation.NeedMonitor(spec.Kill) {
 		v.Kill = r.killFor

@@ -54,6 +54,8 @@ type Config struct {
 	// Kill, if not nil, kills the run if the event is a violation for which it must die, and reports whether it did. The
 	// call that made the attempt then gets no answer, so that it never returns.
 	Kill func(sandbox.Event) bool
+	// Minor, if not nil, reports whether the event must leave room for others of its kind, because it never counts.
+	Minor func(sandbox.Event) bool
 	// Conditions are the run's own clock and random numbers.
 	Conditions sandbox.Conditions
 }
@@ -201,7 +203,11 @@ func (r *Monitor) record(e sandbox.Event) {
 		return
 	}
 	// Each kind has its own limit, so that many of one cannot hide the first of another.
-	if r.kinds[e.Kind] == maxKind {
+	limit := maxKind
+	if r.view.Minor != nil && r.view.Minor(e) {
+		limit /= 2
+	}
+	if r.kinds[e.Kind] >= limit {
 		r.unrecorded++
 		return
 	}

@@ -3,6 +3,7 @@
 package monitor
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -95,5 +96,21 @@ func TestMemoryIsBounded(t *testing.T) {
 	close(r.done)
 	if _, all := r.Executed(); all {
 		t.Error("Executed reports a truncated list as complete")
+	}
+}
+
+// TestMinorEventsLeaveRoom: what never counts as a violation hides none.
+func TestMinorEventsLeaveRoom(t *testing.T) {
+	r := newMonitor(Config{Minor: func(e sandbox.Event) bool { return strings.HasPrefix(e.Subject, "/usr/__pycache__/") }})
+	for i := range 2 * maxKind {
+		r.record(sandbox.Event{Kind: sandbox.EventWrite, Subject: "/usr/__pycache__/" + strconv.Itoa(i)})
+	}
+	for i := range maxKind / 2 {
+		r.record(sandbox.Event{Kind: sandbox.EventWrite, Subject: "/usr/" + strconv.Itoa(i)})
+	}
+	close(r.done)
+	events, unrecorded, _ := r.Events()
+	if n := len(events); n != maxKind || events[n-1].Subject != "/usr/__pycache__/99" || unrecorded != maxKind*3/2 {
+		t.Errorf("%d events, %d unrecorded, the last is %v", n, unrecorded, events[len(events)-1])
 	}
 }
