@@ -5,6 +5,7 @@ package grpctest
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strings"
 	"testing"
@@ -60,7 +61,7 @@ func serve(t testing.TB, s *grpc.Server, l net.Listener) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := s.Serve(l); err != nil {
+		if err := s.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // before it served
 			t.Error(err)
 		}
 	}()
