@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -93,7 +94,14 @@ func (g *gate) runStep(ctx context.Context, s *step, r *stepReport) error {
 // source returns the files of a step. Steps on one commit share them.
 func (g *gate) source(ctx context.Context, s *step) (*source, error) {
 	if s.directory != "" {
-		return &source{dir: s.directory, time: time.Unix(0, 0)}, nil
+		dir, err := filepath.EvalSymlinks(s.directory)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("inputs: %w", err)
+		case !filepath.IsLocal(dir):
+			return nil, fmt.Errorf("inputs: directory %s leads out of the working directory", s.directory)
+		}
+		return &source{dir: dir, time: time.Unix(0, 0)}, nil
 	}
 	commit := g.report.Revision
 	if s.revision != "" {
@@ -105,9 +113,10 @@ func (g *gate) source(ctx context.Context, s *step) (*source, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.sources[commit] == nil {
-		src, err := checkOut(ctx, ".", commit, filepath.Join(g.dir, commit))
-		if err != nil {
-			return nil, fmt.Errorf("check out %s: %w", commit, err)
+		dir := filepath.Join(g.dir, commit)
+		src, err := checkOut(ctx, ".", commit, dir)
+		if err != nil { // the next step fails in the same way
+			return nil, errors.Join(fmt.Errorf("check out %s: %w", commit, err), os.RemoveAll(dir))
 		}
 		g.sources[commit] = src
 	}
