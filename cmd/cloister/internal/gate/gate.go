@@ -148,7 +148,10 @@ func (g *gate) check(ctx context.Context) (err error) {
 // open resolves the revision and opens the evidence. It reports the directories of killed commands that were removed.
 func (g *gate) open(ctx context.Context, removed []string) error {
 	commit, err := resolve(ctx, ".", g.Revision)
-	if err != nil {
+	switch {
+	case ctx.Err() != nil:
+		return interrupt.Explain(ctx, err, err.Error())
+	case err != nil:
 		return exit.New(exit.Usage, fmt.Errorf("--revision %s: %w", g.Revision, err))
 	}
 	if g.evidence, err = openEvidence(g.Out, commit, filepath.Join(g.dir, "evidence"), g.clean); err != nil {

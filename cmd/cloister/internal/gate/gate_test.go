@@ -3,13 +3,18 @@
 package gate
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -38,6 +43,10 @@ func TestPolicyMistakes(t *testing.T) {
 		{step("inputs: {}"), "write either revision: NAME or directory: PATH"},
 		{step("inputs: {directory: ../x}"), `directory "../x": write a path below the working directory`},
 		{host("host: a.example.com"), "p.yml: [2:52] the exception has no owner: an exception states host, owner, reason and expires"},
+		{
+			host("host: a, owner: x, reason: y, expires: 2030-01-01}, {host: a, owner: z, reason: y, expires: 2031-01-01"),
+			"duplicate exception for a: line 2 has one",
+		},
 		{host("host: a.example.com, owner: x, reason: y, expires: soon"), `invalid day "soon": write the last day of the exception as YYYY-MM-DD`},
 		{host("host: 'https://A.example.com/x'"), `invalid host "https://A.example.com/x": did you mean "a.example.com"?`},
 		{host("host: 'a.example.com:443'"), `did you mean "a.example.com"? Ports are in outbound_ports`},
@@ -50,6 +59,16 @@ func TestPolicyMistakes(t *testing.T) {
 		if _, err := parsePolicy("p.yml", []byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want %s", c.text, err, c.want)
 		}
+	}
+}
+
+// TestSignalBeforeTheSteps: a signal while the gate asks git for the revision is no mistake in the command line.
+func TestSignalBeforeTheSteps(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(&interrupt.Error{Signal: syscall.SIGTERM})
+	err := (&gate{Config: &Config{Revision: "HEAD"}}).open(ctx, nil)
+	if by, ok := errors.AsType[*exit.Error](err); !ok || by.Code != 128+int(syscall.SIGTERM) {
+		t.Errorf("got %v, want the exit code of the signal", err)
 	}
 }
 
@@ -143,7 +162,8 @@ func TestEveryNetworkEventIsAViolation(t *testing.T) {
 func TestSecretsAreRemoved(t *testing.T) {
 	clean := secrets([]string{
 		"DEPLOY_TOKEN=abc\"<>&'\\def", "SSH_KEY=-----BEGIN-----\nline-of-the-key\n", "DB=postgres://u:pass-word@h/d", "GIT_AUTHOR_NAME=somebody",
-		"NPM_PASSWORD=short", "LONG_SECRET=abc\"<>&'\\def-and-more", "PWD=/home/x/project",
+		"SSHPASS=pass-word-2", "DB_PASS=pass-word-3", "GCP_CREDS=pass-word-4", "CI_JOB_JWT=pass-word-5", "BYPASS=nothing-secret",
+		"AZURE_STORAGE_CONNECTION_STRING=pass-word-6", "NPM_PASSWORD=short", "LONG_SECRET=abc\"<>&'\\def-and-more", "PWD=/home/x/project",
 	})
 	encoded, err := encode("abc\"<>&'\\def")
 	must.Succeed(t, err)
@@ -153,6 +173,9 @@ func TestSecretsAreRemoved(t *testing.T) {
 		"abc\"<>&'\\def-and-more":          "[removed]",
 		string(encoded):                    "\"[removed]\"\n",
 		"--line-of-the-key--":              "--[removed]--",
+		"2 pass-word-2 3 pass-word-3":      "2 [removed] 3 [removed]",
+		"4 pass-word-4 5 pass-word-5":      "4 [removed] 5 [removed]",
+		"6 pass-word-6 7 nothing-secret":   "6 [removed] 7 nothing-secret",
 		"postgres://u:pass-word@h/d":       "postgres://u:[removed]@h/d",
 		"somebody short /home/x/project/y": "somebody short /home/x/project/y",
 	} {

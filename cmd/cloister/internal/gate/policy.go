@@ -295,8 +295,14 @@ func (r *reader) allow(n *strict.Node, s *step) error {
 			}
 			return r.Sequence(n, func(n *strict.Node) error {
 				e, err := r.exception(n, key)
+				if err != nil {
+					return err
+				}
+				if i := slices.IndexFunc(*to, func(o *exception) bool { return o.name() == e.name() }); i >= 0 {
+					return r.Errorf(n, "duplicate exception for %s: line %d has one", e.name(), (*to)[i].line)
+				}
 				*to = append(*to, e)
-				return err
+				return nil
 			})
 		}
 	}

@@ -14,7 +14,8 @@ import (
 
 // sensitive matches the names of variables whose values are secrets in most CI systems.
 var sensitive = regexp.MustCompile(`(?i)token|secret|passw|passphrase|credential|private|api_?key|access_?key|oauth|` +
-	`authorization|cookie|signature|webhook|(^|_)(auth|key|keys|pat|dsn)($|_)|_pwd($|_)`)
+	`authorization|cookie|signature|webhook|connection_?string|(^|_)(auth|creds?|jwt|key|keys|pass|pat|dsn)($|_)|` +
+	`sshpass|_pwd($|_)`)
 
 // password matches the password in a URL.
 var password = regexp.MustCompile(`://[^/\s:@]*:([^/\s@]+)@`)
