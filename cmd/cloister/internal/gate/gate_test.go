@@ -158,6 +158,16 @@ func TestEveryNetworkEventIsAViolation(t *testing.T) {
 	}
 }
 
+// TestLimitIsNamedOnce: by the message of the step, not among what else was denied.
+func TestLimitIsNamedOnce(t *testing.T) {
+	limit := sandbox.Event{Kind: sandbox.EventLimit, Subject: "memory", Count: 1}
+	write := sandbox.Event{Kind: sandbox.EventWrite, Subject: "/usr/x", Count: 1}
+	f := (&step{}).find(&sandbox.Result{Exceeded: &limit, Events: []sandbox.Event{write}}, "p.yml", time.Now())
+	if len(f.denied) != 1 || f.denied[0] != write.String() {
+		t.Errorf("got %q, want the write only", f.denied)
+	}
+}
+
 // TestSecretsAreRemoved in every notation of the evidence.
 func TestSecretsAreRemoved(t *testing.T) {
 	clean := secrets([]string{

@@ -111,6 +111,7 @@ func (s *step) find(r *sandbox.Result, policy string, today time.Time) *findings
 			if e.Kind == sandbox.EventUnreachable {
 				f.uses[i].Failed += e.Count
 			}
+		case r.Exceeded != nil && e.String() == r.Exceeded.String(): // the message names it
 		case e.Kind != sandbox.EventOutput:
 			f.denied = append(f.denied, e.String())
 		}
