@@ -6,9 +6,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -195,5 +199,38 @@ func TestSecretsAreRemoved(t *testing.T) {
 	}
 	if got := clean.Replace(string(r.junit())); !strings.Contains(got, ">[removed]<") {
 		t.Errorf("got %s, want the secret removed", got)
+	}
+}
+
+// TestGatesPublishAtOnce: the evidence of a commit is that of one gate, as a whole, and nothing else is left.
+func TestGatesPublishAtOnce(t *testing.T) {
+	out := t.TempDir()
+	var running sync.WaitGroup
+	for i := range 8 {
+		e, err := openEvidence(out, "commit", t.TempDir(), secrets(nil))
+		must.Succeed(t, err)
+		for n := range 50 {
+			must.Succeed(t, e.write(fmt.Sprint("logs/", n), []byte(fmt.Sprint(i))))
+		}
+		running.Go(func() {
+			if err := e.publish(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	running.Wait()
+	left, err := filepath.Glob(filepath.Join(out, "*"))
+	must.Succeed(t, err)
+	if len(left) != 1 {
+		t.Errorf("got %q, want the evidence only", left)
+	}
+	var texts []string
+	for n := range 50 {
+		text, err := os.ReadFile(filepath.Join(out, "commit/logs", fmt.Sprint(n)))
+		must.Succeed(t, err)
+		texts = append(texts, string(text))
+	}
+	if len(slices.Compact(texts)) != 1 {
+		t.Errorf("got the files of several gates: %q", texts)
 	}
 }

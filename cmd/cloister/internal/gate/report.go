@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -174,18 +175,26 @@ func encode(v any) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// publish replaces the evidence of an earlier gate.
+// publish replaces the evidence of an earlier gate. Gates on one commit may publish at once: the evidence is then that
+// of one of them.
 func (e *evidence) publish() error {
-	partial := e.final + ".partial" // left by a gate that was killed in this moment
-	for _, do := range []func() error{
-		func() error { return os.RemoveAll(partial) },
-		func() error { return os.CopyFS(partial, os.DirFS(e.dir)) },
-		func() error { return os.RemoveAll(e.final) },
-		func() error { return os.Rename(partial, e.final) },
-	} {
-		if err := do(); err != nil {
-			return err
+	partial, err := os.MkdirTemp(filepath.Dir(e.final), filepath.Base(e.final)+".partial")
+	if err != nil {
+		return err
+	}
+	const tries = 100
+	if err = errors.Join(os.Chmod(partial, 0o755), os.CopyFS(partial, os.DirFS(e.dir))); err == nil {
+		for range tries {
+			if err = os.RemoveAll(e.final); err == nil {
+				err = os.Rename(partial, e.final)
+			}
+			if !errors.Is(err, fs.ErrExist) {
+				break
+			} // another gate has just published
 		}
 	}
-	return nil
+	if err != nil {
+		err = errors.Join(err, os.RemoveAll(partial))
+	}
+	return err
 }
