@@ -202,6 +202,25 @@ func TestSecretsAreRemoved(t *testing.T) {
 	}
 }
 
+// TestLinksDoNotMoveTheEvidence: a link of the repository does not lead the evidence out of the working directory.
+func TestLinksDoNotMoveTheEvidence(t *testing.T) {
+	elsewhere := t.TempDir()
+	t.Chdir(t.TempDir())
+	must.Succeed(t, os.Symlink(elsewhere, "artifacts"))
+	for _, out := range []string{"artifacts", "artifacts/gate"} {
+		if _, err := openEvidence(out, "commit", t.TempDir(), secrets(nil)); err == nil || !strings.Contains(err.Error(), "absolute path") {
+			t.Errorf("%s: got %v, want an error that advises an absolute path", out, err)
+		}
+	}
+	if left, err := os.ReadDir(elsewhere); err != nil || len(left) > 0 {
+		t.Errorf("got %v, %v, want nothing outside of the working directory", left, err)
+	}
+	for _, out := range []string{"new/gate", ".", elsewhere} {
+		_, err := openEvidence(out, "commit", t.TempDir(), secrets(nil))
+		must.Succeed(t, err)
+	}
+}
+
 // TestGatesPublishAtOnce: the evidence of a commit is that of one gate, as a whole, and nothing else is left.
 func TestGatesPublishAtOnce(t *testing.T) {
 	out := t.TempDir()

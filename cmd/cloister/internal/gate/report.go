@@ -137,10 +137,19 @@ type evidence struct {
 }
 
 // openEvidence returns the evidence of a commit, which is collected in the directory dir and published below out. It
-// fails if out is not writable.
+// fails if out is not writable, or if links of the repository lead a relative one out of the working directory.
 func openEvidence(out, commit, dir string, clean *strings.Replacer) (*evidence, error) {
 	e := &evidence{final: filepath.Join(out, commit), dir: dir, clean: clean}
-	if err := os.MkdirAll(out, 0o755); err != nil {
+	if filepath.IsLocal(out) {
+		here, err := os.OpenRoot(".")
+		if err != nil {
+			return nil, err
+		}
+		defer here.Close()
+		if err := here.MkdirAll(out, 0o755); err != nil {
+			return nil, fmt.Errorf("%w; to follow links, write an absolute path", err)
+		}
+	} else if err := os.MkdirAll(out, 0o755); err != nil {
 		return nil, err
 	}
 	probe, err := os.MkdirTemp(out, "probe")
@@ -184,13 +193,13 @@ func (e *evidence) publish() error {
 	}
 	const tries = 100
 	if err = errors.Join(os.Chmod(partial, 0o755), os.CopyFS(partial, os.DirFS(e.dir))); err == nil {
-		for range tries {
+		for range tries { // again if another gate has published meanwhile
 			if err = os.RemoveAll(e.final); err == nil {
 				err = os.Rename(partial, e.final)
 			}
 			if !errors.Is(err, fs.ErrExist) {
 				break
-			} // another gate has just published
+			}
 		}
 	}
 	if err != nil {
