@@ -41,7 +41,8 @@ type EventKind string
 // The kinds of Event.
 const (
 	// EventConnect is a denied connection, a datagram to a peer or a lookup of a name. Subject is the protocol and the peer:
-	// "tcp 10.0.0.1:443", "unix @name", "vsock"; "dns" and the name for a lookup, with the types in Detail: "A, AAAA".
+	// "tcp 10.0.0.1:443", "unix @name", "vsock"; "dns" and the name for a lookup, with the types in Detail: "A, AAAA"; or
+	// "other hosts" if packets were refused and no system call shows where to.
 	EventConnect EventKind = "connect"
 	// EventAllowed is a connection to an allowed endpoint. Subject is the endpoint.
 	EventAllowed EventKind = "allowed"

@@ -305,6 +305,7 @@ func (r *run) account(res *sandbox.Result, can cgroup.Capabilities) error {
 		if u.PacketsRefused, u.Measured.PacketsRefused, err = r.slot.replaceNetwork(); err != nil {
 			return err
 		}
+		r.recordPackets(res)
 	}
 	res.KilledForViolation = r.violated
 	if r.proxy != nil {
@@ -320,6 +321,15 @@ func (r *run) account(res *sandbox.Result, can cgroup.Capabilities) error {
 	}
 	slices.SortFunc(res.Events, sandbox.Event.Compare)
 	return nil
+}
+
+// recordPackets records that packets of a monitored run were refused, if its system calls do not show that: sendmsg(2)
+// has its addresses in memory.
+func (r *run) recordPackets(res *sandbox.Result) {
+	known := func(e sandbox.Event) bool { return e.Kind == sandbox.EventConnect }
+	if res.Usage.PacketsRefused > 0 && r.spec.Audit != sandbox.AuditOff && !slices.ContainsFunc(res.Events, known) {
+		res.Events = append(res.Events, sandbox.Event{Kind: sandbox.EventConnect, Subject: "other hosts", Count: 1})
+	}
 }
 
 // limitHit records a limit that the run hit. If its command failed, this is the cause.

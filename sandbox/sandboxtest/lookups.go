@@ -63,6 +63,9 @@ except OSError as e: print(e.strerror)' - 1`, append(of(address, "python3", "A")
 			Kind: sandbox.EventConnect, Subject: "udp 192.0.2.1:53", Syscall: "sendto", Process: "python3", Count: 1,
 			Endpoint: sandbox.Endpoint{Host: "192.0.2.1", Port: 53},
 		}), "Network is unreachable\n"},
+		{"packets to another host", "python3", `python3 -c '` + asks + `
+try: s.sendmsg([query], [], 0, ("192.0.2.1", 53))
+except OSError as e: print(e.strerror)' - 1`, []sandbox.Event{{Kind: sandbox.EventConnect, Subject: "other hosts", Count: 1}}, "Network is unreachable\n"},
 		{"no query", "python3", `python3 -c '` + asks + `s.sendto(b"junk", ("127.0.0.1", 53))' - 1`, []sandbox.Event{{
 			Kind: sandbox.EventConnect, Subject: "udp 127.0.0.1:53", Process: "python3", Count: 1, Detail: "not a query",
 		}}, ""},
