@@ -94,6 +94,22 @@ func TestKilledRunTakesItsNetworkAlong(t *testing.T) {
 	}
 }
 
+// TestNetworkHidesTheWorker: what finds the listeners of a run in its network shows no process ID of the host.
+func TestNetworkHidesTheWorker(t *testing.T) {
+	t.Parallel()
+	b, _ := backend(t, namespace.Config{})
+	got := act(t, b, "tcp", "cat=/proc/self/net/netlink")
+	for line := range strings.Lines(got) {
+		f := strings.Fields(line)
+		if len(f) == 10 && f[2] != "Pid" && f[2] != "0" && f[2] != "1" {
+			t.Errorf("got %q", line)
+		}
+	}
+	if !strings.Contains(got, "Pid") {
+		t.Errorf("got %q", got)
+	}
+}
+
 // TestPacketsAreOfTheirRun: packets count for the run that sent them only.
 func TestPacketsAreOfTheirRun(t *testing.T) {
 	t.Parallel()

@@ -315,6 +315,10 @@ func (s *slot) resolve(control int) error {
 		return fmt.Errorf("socket that finds others: %w", err)
 	}
 	defer unix.Close(sockets)
+	// The run can read this number, which would otherwise be the worker's process ID.
+	if err := unix.Bind(sockets, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: 1}); err != nil {
+		return fmt.Errorf("socket that finds others: %w", err)
+	}
 	s.resolving = true
 	return report(control, Report{Resolving: true}, fd, sockets)
 }
