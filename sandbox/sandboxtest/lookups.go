@@ -155,10 +155,14 @@ def listen(port): return socket.create_server(("127.0.0.1", port))
 		{"it listens", "l = listen(8080); connect('127.0.0.1', 8080)", "True\n", ""},
 		{"it listens later", "connect('127.0.0.1', 8080); l = listen(8080); connect('127.0.0.1', 8080)", "False\nTrue\n", ""},
 		{"at every address", "l = socket.create_server(('::', 8080), family=socket.AF_INET6, dualstack_ipv6=True); connect('127.0.0.9', 8080)", "True\n", ""},
-		{"at no address", "l = listen(8080); connect('0.0.0.0', 8080); connect('0.0.0.0', 8081)", "True\nFalse\n",
-			"failed: connection to 0.0.0.0:8081 by python3 (connect); nothing in the sandbox listens there"},
-		{"a lookup", "connect('127.0.0.53', 53)", "False\n",
-			"denied: connection to tcp 127.0.0.53:53 (no network) by python3 (connect); it looks a name up"},
+		{
+			"at no address", "l = listen(8080); connect('0.0.0.0', 8080); connect('0.0.0.0', 8081)", "True\nFalse\n",
+			"failed: connection to 0.0.0.0:8081 by python3 (connect); nothing in the sandbox listens there",
+		},
+		{
+			"a lookup", "connect('127.0.0.53', 53)", "False\n",
+			"denied: connection to tcp 127.0.0.53:53 (no network) by python3 (connect); it looks a name up",
+		},
 		{"a datagram", "s = socket.socket(type=socket.SOCK_DGRAM); s.connect(('127.0.0.1', 5432)); print(s.send(b'x'))", "1\n", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
