@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,7 +41,7 @@ func Main() {
 	default:
 		return
 	}
-	os.Exit(0)
+	syscall.Exit(0) // os.Exit would sleep for a second under the race detector
 }
 
 // probeMain prints the Facts of the sandbox that this process runs in.

@@ -64,7 +64,7 @@ func slotMain() {
 		}
 		for s.serve() {
 		}
-		os.Exit(0) // what still runs dies with this process
+		syscall.Exit(0) // what still runs dies with this process
 	}()
 	select {}
 }
