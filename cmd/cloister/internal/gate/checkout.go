@@ -105,12 +105,25 @@ func checkOut(ctx context.Context, repository, commit, dir string) (*source, err
 	return s, err
 }
 
+// walk calls f for each file and directory of a source, parents first. Of a directory it omits repositories: their
+// configuration may contain credentials of the pipeline.
+func (s *source) walk(f func(p string, e fs.DirEntry) error) error {
+	return filepath.WalkDir(s.dir, func(p string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case s.commit != "" || e.Name() != ".git":
+			return f(p, e)
+		case e.IsDir():
+			return fs.SkipDir
+		}
+		return nil
+	})
+}
+
 // measure returns the size of the files of a source in blocks, and the number of its files and directories.
 func (s *source) measure() (size, files int64, err error) {
-	err = filepath.WalkDir(s.dir, func(_ string, e fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
+	err = s.walk(func(_ string, e fs.DirEntry) error {
 		fi, err := e.Info()
 		if err != nil {
 			return err
@@ -129,10 +142,7 @@ func (s *source) measure() (size, files int64, err error) {
 func (s *source) copyTo(root *os.Root, to string) (names []string, sum string, err error) {
 	h := sha256.New()
 	var dirs []string
-	err = filepath.WalkDir(s.dir, func(p string, e fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
+	err = s.walk(func(p string, e fs.DirEntry) error {
 		rel, err := filepath.Rel(s.dir, p)
 		if err != nil {
 			return err

@@ -202,6 +202,31 @@ func TestSecretsAreRemoved(t *testing.T) {
 	}
 }
 
+// TestDirectoriesLoseTheirRepositories: a step on a directory does not see the configuration of Git, which may contain
+// credentials. A checkout keeps its own repository.
+func TestDirectoriesLoseTheirRepositories(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"a", ".git/config", "module/.git", "module/b", ".gitignore"} {
+		file := filepath.Join(dir, name)
+		must.Succeed(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		must.Succeed(t, os.WriteFile(file, nil, 0o600))
+	}
+	for commit, want := range map[string][]string{
+		"":     {"out", "out/.gitignore", "out/a", "out/module", "out/module/b"},
+		"1234": {"out", "out/.git", "out/.git/config", "out/.gitignore", "out/a", "out/module", "out/module/.git", "out/module/b"},
+	} {
+		src := &source{dir: dir, commit: commit, time: time.Unix(0, 0)}
+		root, err := os.OpenRoot(t.TempDir())
+		must.Succeed(t, err)
+		defer root.Close()
+		got, _, err := src.copyTo(root, "out")
+		must.Succeed(t, err)
+		if _, n, err := src.measure(); err != nil || n != int64(len(want)) || !slices.Equal(got, want) {
+			t.Errorf("commit %q: got %d names %q, %v; want %q", commit, n, got, err, want)
+		}
+	}
+}
+
 // TestLinksDoNotMoveTheEvidence: a link of the repository does not lead the evidence out of the working directory.
 func TestLinksDoNotMoveTheEvidence(t *testing.T) {
 	elsewhere := t.TempDir()
