@@ -253,9 +253,15 @@ func TestOldBazel(t *testing.T) {
 	must.Succeed(t, err)
 	output := "--output_user_root=" + filepath.Join(p.dir, "output")
 	p.dir = top
+	t.Cleanup(func() {
+		cmd := exec.Command(p.program, output, "shutdown")
+		cmd.Dir, cmd.Env = p.dir, p.env
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("bazel shutdown: %v\n%s", err, out)
+		}
+	})
 	out := p.must(p.program, output, "test", "--symlink_prefix=/", "--remote_executor=grpc://"+addr, "--remote_instance_name=main",
 		"//examples/geometry/...")
-	p.must(p.program, output, "shutdown")
 	p.want(out, "5 out of 5 tests: 5 tests pass")
 	if n := executions(t, addr, "main"); n < 20 {
 		t.Errorf("got %d executed actions, want at least 20", n)
