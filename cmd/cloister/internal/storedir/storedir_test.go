@@ -28,7 +28,7 @@ func TestPendingReadsTheJournal(t *testing.T) {
 			return &cas.Instance{Name: name, Store: flaky, Actions: flaky}, nil
 		},
 	}
-	flaky.Fail(cas.ErrUnavailable, faulty.Missing)
+	flaky.Fail(cas.ErrUnavailable, faulty.Put, faulty.PutAll)
 	for _, want := range []int{3, 0} {
 		front, err := overlay.New(c)
 		must.Succeed(t, err)
