@@ -120,7 +120,6 @@ type Rules struct {
 	callers []*caller
 	read    map[string]source // the files they were read from
 	risks   []string          // returned by Warnings
-	timeout time.Duration     // for the first message of an unauthenticated call; 0 means unauthenticatedTimeout
 
 	mu       sync.Mutex
 	verified map[[32]byte]verified // guarded by mu; signed tokens by SHA-256

@@ -5,11 +5,7 @@ package access
 import (
 	"context"
 	"log/slog"
-	"time"
 )
-
-// SetUnauthenticatedTimeout sets the time limit for the first message of an unauthenticated call.
-func (r *Rules) SetUnauthenticatedTimeout(d time.Duration) { r.timeout = d }
 
 // Look checks the files now.
 func (l *Live) Look() { l.look(context.Background()) }

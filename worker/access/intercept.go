@@ -3,7 +3,6 @@
 package access
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -71,7 +70,7 @@ func (g guard) limitUnauthenticated(ctx context.Context, call *tap.Info) (contex
 		return ctx, nil
 	}
 	ctx, cancel := context.WithCancel(ctx) // gRPC cancels the parent when the call ends
-	end := time.AfterFunc(cmp.Or(g.rules().timeout, unauthenticatedTimeout), cancel)
+	end := time.AfterFunc(unauthenticatedTimeout, cancel)
 	return context.WithValue(ctx, unauthenticatedKey{}, &unauthenticatedCall{end, err}), nil
 }
 

@@ -26,9 +26,8 @@ func serveWorkers(t *testing.T, rules *access.Rules) *server {
 	g := grpc.NewServer(append(casserver.ServerOptions(slog.New(slog.DiscardHandler)), rules.WorkerOptions()...)...)
 	casserver.Register(g, casserver.Config{Instances: castest.Instances(), Rights: rules.WorkerRights})
 	remoteworkerpb.RegisterOperationQueueServer(g, remoteworkerpb.UnimplementedOperationQueueServer{})
-	alive := health.NewServer()
-	healthpb.RegisterHealthServer(g, alive)
-	return &server{t, grpctest.Listen(t, g), g.GetServiceInfo(), alive}
+	healthpb.RegisterHealthServer(g, health.NewServer())
+	return &server{t, grpctest.Listen(t, g), g.GetServiceInfo()}
 }
 
 func synchronize(ctx context.Context, conn *grpc.ClientConn, prefix string) error {
