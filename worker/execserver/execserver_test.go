@@ -662,22 +662,24 @@ func TestRule093_CancelledCallEndsTheActionSoon(t *testing.T) {
 
 // A deadline that passes says nothing about the client's wishes.
 func TestRule093_DeadlineIsNoCancellation(t *testing.T) {
-	e, open, _ := blocking()
-	s := serve(t, e, func(c *queue.Config, _ *execserver.Config) { c.Grace, c.CancelGrace = time.Hour, time.Millisecond })
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	st := s.execute(ctx, t, s.action(t, "x"), nil)
-	o, ok := s.queue.Operation(recv(t, st).Name)
-	if !ok {
-		t.Fatal("the operation is unknown")
-	}
-	<-s.left
-	time.Sleep(100 * time.Millisecond) // of an hour
-	if got := o.State().Stage; got == repb.ExecutionStage_COMPLETED {
-		t.Error("the operation has ended with the deadline")
-	}
-	open()
-	wantCode(t, end(t, s.wait(t.Context(), t, o.Name())), codes.OK)
+	synctest.Test(t, func(t *testing.T) {
+		e, open, _ := blocking()
+		s := serve(t, e, func(c *queue.Config, _ *execserver.Config) { c.Grace, c.CancelGrace = time.Hour, time.Millisecond })
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		st := s.execute(ctx, t, s.action(t, "x"), nil)
+		o, ok := s.queue.Operation(recv(t, st).Name)
+		if !ok {
+			t.Fatal("the operation is unknown")
+		}
+		<-s.left
+		time.Sleep(time.Minute) // of an hour
+		if got := o.State().Stage; got == repb.ExecutionStage_COMPLETED {
+			t.Error("the operation has ended with the deadline")
+		}
+		open()
+		wantCode(t, end(t, s.wait(t.Context(), t, o.Name())), codes.OK)
+	})
 }
 
 func TestRule094_ActionCacheHitIsServed(t *testing.T) {
