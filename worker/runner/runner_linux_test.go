@@ -480,6 +480,7 @@ func TestRunDeadlines(t *testing.T) {
 	if _, err := f.runner.Run(t.Context(), req); status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "policy") {
 		t.Errorf("got %v, want DEADLINE_EXCEEDED by the policy", err)
 	}
+	f = newFixture(t, "") // a limit of its own could pass before the caller's is noticed
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	_, req = f.action(t, nil, "sleep 60")
@@ -493,7 +494,7 @@ func TestRunWaitsForAJob(t *testing.T) {
 	var calls []chan error
 	var dirs []string
 	for range 4 {
-		dir, req := f.action(t, nil, "echo ready; sleep 60")
+		dir, req := f.action(t, nil, "echo ready; sleep 600")
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		done := make(chan error, 1)
