@@ -264,24 +264,10 @@ func TestRunDiesWithItsWorker(t *testing.T) {
 		t.Fatalf("the run did not start: %q, %v", line, err)
 	}
 	alive := func() []string { return sandboxtest.Running(t, "sleep\x00"+mark) }
-	for range 500 {
-		if len(alive()) == 2 {
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	if len(alive()) != 2 {
-		t.Fatal("the run did not start its processes")
-	}
+	must.Hold(t, "the run starts its processes", func() bool { return len(alive()) == 2 })
 	must.Succeed(t, cmd.Process.Kill())
 	_ = cmd.Wait() // reports the kill
-	for range 500 {
-		if len(alive()) == 0 {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Errorf("the run outlived its worker: %v", alive())
+	must.Hold(t, "the run ends with its worker", func() bool { return len(alive()) == 0 })
 }
 
 func TestBackendSurvivesItsZygote(t *testing.T) {

@@ -35,9 +35,9 @@ func backend(t *testing.T, c namespace.Config) (*namespace.Backend, sandbox.Feat
 	return b, f
 }
 
-// eventually waits until f holds, for at most ten seconds, and reports whether it does.
+// eventually waits until f holds, for a minute or more, and reports whether it does.
 func eventually(f func() bool) bool {
-	for range 500 {
+	for range 3000 {
 		if f() {
 			return true
 		}

@@ -68,7 +68,7 @@ func limitsEnforced(t *testing.T, b sandbox.Backend) {
 		t.Run(c.name, func(t *testing.T) {
 			c.run.Spec = func(s *sandbox.Spec) {
 				s.Limits.Set(c.limit, c.value)
-				s.Timeout = time.Minute // for a limit that does not hold
+				s.Timeout = 10 * time.Minute // for a limit that does not hold
 			}
 			if unsupported(t, b, f, c.limit, &c.run) {
 				return
@@ -203,8 +203,8 @@ func usage(t *testing.T, b sandbox.Backend) {
 	// The busy process is not waited for.
 	r := Run{Script: `
 mkfifo wait
-(i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo > wait; exec sleep 60) &
-i=0; while [ $i -lt 60 ]; do sleep 60 & i=$((i+1)); done
+(i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo > wait; exec sleep 600) &
+i=0; while [ $i -lt 60 ]; do sleep 600 & i=$((i+1)); done
 dd if=/dev/zero of=/dev/shm/x bs=1M count=32 2>/dev/null
 read x < wait`}
 	r.Do(t, b)

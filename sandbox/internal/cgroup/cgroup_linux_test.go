@@ -138,7 +138,7 @@ func newGroup(t testing.TB, h *Host, name string) *Group {
 func inside(t testing.TB, g *Group, cmd *exec.Cmd, l Limits, f func() error) error {
 	t.Helper()
 	// The thread of the last call may still be on its way out.
-	for range 1000 {
+	for range 60_000 {
 		b, err := os.ReadFile(filepath.Join(g.dirs["pids"], "pids.current"))
 		if err != nil || string(b) == "0\n" {
 			break
