@@ -8,6 +8,7 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	assetpb "github.com/bazelbuild/remote-apis/build/bazel/remote/asset/v1"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
@@ -210,10 +212,17 @@ func (b *buck2) load(d *repb.Digest) string {
 	return string(data)
 }
 
-// slow is an action that takes about two seconds.
-var slow = job{script: "sleep 2; echo done > out", outputs: []string{"out"}}
+// held uploads an action that runs until release is called.
+func (c *client) held() (d *repb.Digest, release func()) {
+	c.Helper()
+	mark := "held " + uuid()
+	script := `trap 'go=1' USR1; while [ "$go" = "" ]; do sleep 0.05; done; echo done > out # ` + mark
+	return c.prepare(job{script: script, outputs: []string{"out"}}), func() {
+		must.Hold(c, "the action runs", func() bool { return sandboxtest.Signal(c, mark, syscall.SIGUSR1) > 0 })
+	}
+}
 
-// wantFresh checks that an operation is done and has the result of slow, not from the action cache.
+// wantFresh checks that an operation is done and has the result of a held action, not from the action cache.
 func (c *client) wantFresh(what string, op *longrunningpb.Operation) *repb.ExecuteResponse {
 	c.Helper()
 	var r repb.ExecuteResponse
@@ -226,12 +235,11 @@ func (c *client) wantFresh(what string, op *longrunningpb.Operation) *repb.Execu
 	return &r
 }
 
-// TestSiso replays Siso, which drops the Execute stream every minute (here every 300 ms) and continues with
+// TestSiso replays Siso, which drops the Execute stream every minute (here three times, after 300 ms) and continues with
 // WaitExecution. It sets the platform in Action and Command, and rejects a success without outputs.
 func TestSiso(t *testing.T) {
 	c := serve(t)
-	d := c.prepare(slow)
-	drop := 300 * time.Millisecond
+	d, release := c.held()
 	ctx, cancel := context.WithCancel(t.Context())
 	s, err := c.open(ctx, d, func(r *repb.ExecuteRequest) {
 		r.DigestFunction, r.SkipCacheLookup = repb.DigestFunction_SHA256, true
@@ -239,10 +247,13 @@ func TestSiso(t *testing.T) {
 	must.Succeed(t, err)
 	op, err := s.Recv() // may take long on a busy machine
 	must.Succeed(t, err)
-	time.AfterFunc(drop, cancel)
 	name := op.Name
-	drops := 0
-	for ; !op.GetDone() && drops < 100; drops++ {
+	for drops := 0; !op.GetDone(); drops++ {
+		if drops == 3 {
+			release()
+		} else {
+			time.AfterFunc(300*time.Millisecond, cancel)
+		}
 		for {
 			next, err := s.Recv()
 			if err != nil {
@@ -253,18 +264,14 @@ func TestSiso(t *testing.T) {
 			}
 		}
 		cancel()
-		if op.Done {
+		if drops == 3 {
 			break
 		}
-		ctx, cancel = context.WithTimeout(t.Context(), drop)
-		w, err := c.exec.WaitExecution(ctx, &repb.WaitExecutionRequest{Name: name})
+		ctx, cancel = context.WithCancel(t.Context())
+		s, err = c.exec.WaitExecution(ctx, &repb.WaitExecutionRequest{Name: name})
 		must.Succeed(t, err)
-		s = w
 	}
 	cancel()
-	if drops < 3 {
-		t.Errorf("got %d dropped streams, want at least 3", drops)
-	}
 	c.wantFresh("after dropped streams", op)
 }
 
@@ -272,11 +279,14 @@ func TestSiso(t *testing.T) {
 // resumes the operation, and the action runs once. NOT_FOUND would fail the build (bazel#21530).
 func TestBazelKeepalive(t *testing.T) {
 	c := serve(t)
-	d := c.prepare(slow)
-	const deadline = 200 * time.Millisecond
+	d, release := c.held()
+	const deadline, least = 200 * time.Millisecond, 4
 	var op *longrunningpb.Operation
-	calls := 0
-	for ; !op.GetDone() && calls < 100; calls++ {
+	for calls := 0; !op.GetDone(); calls++ {
+		if calls >= least && op != nil && release != nil {
+			release()
+			release = nil
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), deadline)
 		var s stream
 		var err error
@@ -292,12 +302,12 @@ func TestBazelKeepalive(t *testing.T) {
 			}
 		}
 		cancel()
-		if err != io.EOF && status.Code(err) != codes.DeadlineExceeded {
+		if err != io.EOF && status.Code(err) != codes.DeadlineExceeded || calls == 1000 {
 			t.Fatalf("call %d: %v", calls+1, err)
 		}
 	}
-	if calls < 4 {
-		t.Errorf("got %d calls, want at least 4", calls)
+	if release != nil {
+		t.Errorf("the action ended before %d calls", least)
 	}
 	r := c.wantFresh("after calls with deadlines", op)
 	// The result remains available.

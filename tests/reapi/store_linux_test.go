@@ -220,6 +220,7 @@ func TestAcknowledgedBlobsSurviveKill(t *testing.T) {
 		c.wantAll(acknowledged)
 		var mu sync.Mutex
 		var all sync.WaitGroup
+		before := len(acknowledged)
 		// note records the result of an upload and reports whether to continue.
 		note := func(b []byte, err error) bool {
 			d := cas.SHA256.Sum(b).Proto()
@@ -257,6 +258,11 @@ func TestAcknowledgedBlobsSurviveKill(t *testing.T) {
 				}
 			})
 		}
+		must.Hold(t, "a blob is acknowledged", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(acknowledged) > before
+		})
 		time.Sleep(time.Duration(5+rnd.IntN(150)) * time.Millisecond)
 		c.kill()
 		all.Wait()
