@@ -8,7 +8,6 @@ import (
 	"io"
 	"strings"
 	"testing"
-	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -63,13 +62,10 @@ func (c *client) wantKept(t *testing.T, name string, n int64) {
 // waitKept waits until n bytes of an upload have arrived.
 func (c *client) waitKept(t *testing.T, name string, n int64) {
 	t.Helper()
-	for range 10_000 {
-		if got, _, code := c.query(t, name); code == codes.OK && got == n {
-			return
-		}
-		time.Sleep(time.Millisecond)
-	}
-	t.Fatalf("%s: %d bytes never arrived", name, n)
+	must.Hold(t, fmt.Sprintf("%d bytes of %s arrive", n, name), func() bool {
+		got, _, code := c.query(t, name)
+		return code == codes.OK && got == n
+	})
 }
 
 // open starts a Write stream.
