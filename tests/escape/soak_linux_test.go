@@ -178,12 +178,12 @@ func (w *fixture) fillSlots(parent context.Context, b sandbox.Backend) error {
 // A census counts the resources of this process on the host.
 type census map[string]string
 
-// settled returns a census once it equals want, or after ten seconds, because the kernel cleans up with a delay. If
+// settled returns a census once it equals want, or after a minute, because the kernel cleans up with a delay. If
 // want is nil, it waits until two censuses are equal.
 func settled(t *testing.T, w *fixture, want census) census {
 	t.Helper()
 	var got census
-	for range 100 {
+	for range 600 {
 		next, err := count(w)
 		must.Succeed(t, err)
 		same := func(a, b census) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
