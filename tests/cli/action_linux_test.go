@@ -47,7 +47,7 @@ func plain(t testing.TB, address string) *guest {
 	conn, err := grpc.NewClient("passthrough:///"+address, secure)
 	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
 	t.Cleanup(cancel)
 	return &guest{conn, ctx}
 }
@@ -301,8 +301,8 @@ func (s *story) finish(args []string) error {
 	select {
 	case e := <-s.flights[args[0]].ended:
 		return s.show(args[0], e)
-	case <-time.After(time.Minute):
-		return fmt.Errorf("%s did not end within a minute", args[0])
+	case <-time.After(patience):
+		return fmt.Errorf("%s did not end within %v", args[0], patience)
 	}
 }
 

@@ -7,12 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -88,7 +90,7 @@ func (s *service) stop(t *testing.T) {
 		if s.err != nil {
 			t.Errorf("%q ended: %v\n%s", s.cmd.Args, s.err, &s.said)
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		s.kill()
 		t.Errorf("%q does not end:\n%s", s.cmd.Args, &s.said)
 	}
@@ -166,20 +168,22 @@ func (p *machine) here(t *testing.T, line string) string {
 		}
 		key := host + ":" + port
 		if p.ports[key] == "" {
-			p.ports[key] = unusedPort(t)
+			p.ports[key] = unusedPort()
 		}
 		return as + ":" + p.ports[key]
 	})
 }
 
-// unusedPort returns an unused port of 127.0.0.1.
-func unusedPort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	must.Succeed(t, err)
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
+// unusedPort returns an unused port of 127.0.0.1, below those that the kernel gives to connections of any program (ip(7),
+// ip_local_port_range).
+func unusedPort() string {
+	for {
+		port := strconv.Itoa(10_000 + rand.IntN(20_000))
+		if l, err := net.Listen("tcp4", "127.0.0.1:"+port); err == nil {
+			l.Close()
+			return port
+		}
+	}
 }
 
 // environment returns the environment of programs on the machine.
@@ -197,7 +201,7 @@ func (p *machine) types(t *testing.T, lines []string) string {
 		if len(script) == 0 {
 			return
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, "/bin/sh", "-e", "-c", strings.Join(script, "\n"))
 		cmd.Dir, cmd.Env = p.dir+"/home", p.environment()
@@ -309,7 +313,7 @@ func (p *machine) start(t *testing.T, name string, args ...string) {
 	case <-ready:
 	case <-s.ended:
 		t.Fatalf("%s %q ended before it was ready: %v\n%s", p.name, args, s.err, &s.said)
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		t.Fatalf("%s %q is not ready:\n%s", p.name, args, &s.said)
 	}
 }

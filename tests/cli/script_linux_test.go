@@ -139,11 +139,14 @@ func command(f func(s *story, args []string) error) func(*testscript.TestScript,
 	}
 }
 
-// await waits until done returns true, for at most a minute.
+// patience is how long to wait for something that must happen.
+const patience = 3 * time.Minute
+
+// await waits until done returns true.
 func await(what string, done func() bool) error {
-	for end := time.Now().Add(3 * time.Minute); !done(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(patience); !done(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			return fmt.Errorf("not within 3 minutes: %s", what)
+			return fmt.Errorf("not within %v: %s", patience, what)
 		}
 	}
 	return nil

@@ -82,7 +82,7 @@ func newFarm(t *testing.T, flags ...string) *farm {
 // serve starts a server, which ends with the test.
 func (f *farm) serve(t *testing.T, config bazelrun.ServerConfig) *bazelrun.Server {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 30*time.Second, errors.New("timeout"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 3*time.Minute, errors.New("timeout"))
 	defer cancel()
 	s, err := bazelrun.StartServer(ctx, config)
 	must.Succeed(t, err)
