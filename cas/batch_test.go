@@ -67,8 +67,7 @@ func TestBatchPutsTogether(t *testing.T) {
 		t.Errorf("a large blob waits: %d blobs are stored, batches %v", p.Len(), p.blobs)
 	}
 	other, _ := castest.Blob(2, 3<<20)
-	d, err := b.AddSeeker(t.Context(), cas.SHA256, bytes.NewReader(other))
-	must.Succeed(t, err)
+	d := must.Get(b.AddSeeker(t.Context(), cas.SHA256, bytes.NewReader(other)))(t)
 	want = append(want, d)
 	for range 2 { // the second Flush does nothing
 		must.Succeed(t, b.Flush(t.Context()))
@@ -121,9 +120,7 @@ func TestBatchReturnsErrorOfStore(t *testing.T) {
 	p := &packing{Memory: castest.NewMemory(), refuse: cas.ErrFull}
 	b := cas.NewBatch(p)
 	for i := range 3 {
-		if _, err := b.AddBytes(t.Context(), cas.SHA256, []byte{byte(i)}); err != nil {
-			t.Error(err)
-		}
+		must.Get(b.AddBytes(t.Context(), cas.SHA256, []byte{byte(i)}))(t)
 	}
 	if err := b.Flush(t.Context()); !errors.Is(err, cas.ErrFull) {
 		t.Errorf("got %v, want ErrFull", err)

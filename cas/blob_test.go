@@ -43,11 +43,10 @@ func TestReadProtoLimitsAmplification(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := castest.NewMemory()
-			d, err := cas.PutBytes(t.Context(), s, cas.SHA256, c.b)
-			must.Succeed(t, err)
+			d := must.Get(cas.PutBytes(t.Context(), s, cas.SHA256, c.b))(t)
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			err = cas.ReadProto(t.Context(), s, d, c.m)
+			err := cas.ReadProto(t.Context(), s, d, c.m)
 			runtime.ReadMemStats(&after)
 			limit := fmt.Sprint(4 * cas.MaxMessage)
 			if strings.HasPrefix(c.name, "Tree") {
@@ -82,25 +81,21 @@ func TestReadProtoReadsLargestDirectoryAndTree(t *testing.T) {
 		{&repb.Tree{Root: fill(cas.MaxTree)}, &repb.Tree{}},
 	} {
 		s := castest.NewMemory()
-		d, err := cas.PutProto(t.Context(), s, cas.SHA256, c.put)
-		must.Succeed(t, err)
-		if err := cas.ReadProto(t.Context(), s, d, c.get); err != nil {
-			t.Error(err)
-		}
+		d := must.Get(cas.PutProto(t.Context(), s, cas.SHA256, c.put))(t)
+		must.Succeed(t, cas.ReadProto(t.Context(), s, d, c.get))
 	}
 }
 
 func TestReadProtoLimitsSizeByKind(t *testing.T) {
 	s := castest.NewMemory()
-	d, err := cas.PutBytes(t.Context(), s, cas.SHA256, within(1, make([]byte, cas.MaxMessage)))
-	must.Succeed(t, err)
+	d := must.Get(cas.PutBytes(t.Context(), s, cas.SHA256, within(1, make([]byte, cas.MaxMessage))))(t)
 	for _, m := range []proto.Message{&repb.Action{}, &repb.Command{}, &repb.Directory{}} {
 		err := cas.ReadProto(t.Context(), s, d, m)
 		if !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprint(cas.MaxMessage)) {
 			t.Errorf("%T: got %v, want ErrInvalid naming the limit", m, err)
 		}
 	}
-	err = cas.CheckMessage(make([]byte, cas.MaxMessage+1), &repb.Tree{})
+	err := cas.CheckMessage(make([]byte, cas.MaxMessage+1), &repb.Tree{})
 	if err != nil {
 		t.Errorf("Tree larger than the limit of a Directory: %v", err)
 	}

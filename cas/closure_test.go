@@ -39,9 +39,7 @@ func (o *openings) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCl
 
 func (o *openings) put(t *testing.T, m proto.Message) cas.Digest {
 	t.Helper()
-	d, err := cas.PutProto(t.Context(), o, cas.SHA256, m)
-	must.Succeed(t, err)
-	return d
+	return must.Get(cas.PutProto(t.Context(), o, cas.SHA256, m))(t)
 }
 
 // A marking store counts how often each digest was passed to Missing.
@@ -62,9 +60,7 @@ func (m *marking) Missing(ctx context.Context, ds []cas.Digest) ([]cas.Digest, e
 // text stores a blob that is not a message.
 func (m *marking) text(t *testing.T, content string) cas.Digest {
 	t.Helper()
-	d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(content))
-	must.Succeed(t, err)
-	return d
+	return must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, []byte(content)))(t)
 }
 
 // wantMarked checks that since the last call exactly the blobs in want were marked, each once.
@@ -107,8 +103,7 @@ func TestClosureReadsAndListsEachBlobOnce(t *testing.T) {
 		}
 	}
 	want = append(want, inTree, inRoot, shared, inShared)
-	got, err := cas.Closure(t.Context(), s, cas.SHA256, &r)
-	must.Succeed(t, err)
+	got := must.Get(cas.Closure(t.Context(), s, cas.SHA256, &r))(t)
 	if diff := cmp.Diff(fmt.Sprint(want), fmt.Sprint(got)); diff != "" {
 		t.Errorf("closure (-want +got):\n%s", diff)
 	}
@@ -165,8 +160,7 @@ func TestRule062_ClosureOfManyOutputsIsFetchedInFewCalls(t *testing.T) {
 		top.Directories = append(top.Directories, &repb.DirectoryNode{Name: fmt.Sprint(100 + i), Digest: s.put(t, mid).Proto()})
 	}
 	r.OutputDirectories[0].RootDirectoryDigest = s.put(t, top).Proto()
-	ds, err := cas.Closure(t.Context(), s, cas.SHA256, r)
-	must.Succeed(t, err)
+	ds := must.Get(cas.Closure(t.Context(), s, cas.SHA256, r))(t)
 	if want := 20_000 + 1 + 30 + 900 + 1; len(ds) != want {
 		t.Errorf("got a closure of %d blobs, want %d", len(ds), want)
 	}
@@ -267,13 +261,10 @@ func TestRule062And063_HitMarksItsWholeClosureOrIsNone(t *testing.T) {
 	}
 	action := cas.SHA256.Sum([]byte("action"))
 	must.Succeed(t, s.Record(t.Context(), action, r))
-	if _, err := cas.LookupComplete(t.Context(), in, action); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cas.LookupComplete(t.Context(), in, action))(t)
 	s.wantMarked(t, blobs...)
 	for _, d := range blobs {
-		content, err := cas.ReadAll(t.Context(), s, d, 1<<20)
-		must.Succeed(t, err)
+		content := must.Get(cas.ReadAll(t.Context(), s, d, 1<<20))(t)
 		s.Delete(d)
 		if _, err := cas.LookupComplete(t.Context(), in, action); !errors.Is(err, cas.ErrNotFound) {
 			t.Errorf("without %q: got %v, want ErrNotFound", content, err)

@@ -166,20 +166,16 @@ func TestLookupCompleteNeedsTheWholeClosure(t *testing.T) {
 	m := castest.NewMemory()
 	in := &cas.Instance{Store: m, Actions: m}
 	put := func(text string) cas.Digest {
-		d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(text))
-		must.Succeed(t, err)
-		return d
+		return must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, []byte(text)))(t)
 	}
 	file, stdout, stderr, leaf, inner := put("file"), put("stdout"), put("stderr"), put("leaf"), put("inner")
 	sub := &repb.Directory{Files: []*repb.FileNode{{Name: "inner", Digest: inner.Proto()}}}
-	subDigest, err := cas.PutProto(t.Context(), m, cas.SHA256, sub)
-	must.Succeed(t, err)
+	subDigest := must.Get(cas.PutProto(t.Context(), m, cas.SHA256, sub))(t)
 	root := &repb.Directory{
 		Files:       []*repb.FileNode{{Name: "leaf", Digest: leaf.Proto()}},
 		Directories: []*repb.DirectoryNode{{Name: "sub", Digest: subDigest.Proto()}},
 	}
-	rootDigest, err := cas.PutProto(t.Context(), m, cas.SHA256, root)
-	must.Succeed(t, err)
+	rootDigest := must.Get(cas.PutProto(t.Context(), m, cas.SHA256, root))(t)
 	tree, err := cas.PutProto(t.Context(), m, cas.SHA256, &repb.Tree{Root: root, Children: []*repb.Directory{sub}})
 	must.Succeed(t, err)
 	action := cas.SHA256.Sum([]byte("action"))
@@ -196,16 +192,13 @@ func TestLookupCompleteNeedsTheWholeClosure(t *testing.T) {
 		"file": file, "stdout": stdout, "stderr": stderr, "Tree": tree, "file of the Tree": leaf,
 		"file of a child": inner, "root Directory": rootDigest, "child Directory": subDigest,
 	} {
-		b, err := cas.ReadAll(t.Context(), m, d, 1<<20)
-		must.Succeed(t, err)
+		b := must.Get(cas.ReadAll(t.Context(), m, d, 1<<20))(t)
 		m.Delete(d)
 		_, err = cas.LookupComplete(t.Context(), in, action)
 		if !errors.Is(err, cas.ErrNotFound) || !strings.Contains(err.Error(), d.String()) {
 			t.Errorf("without the %s: got %v, want ErrNotFound naming %s", name, err, d)
 		}
-		if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, b); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, b))(t)
 	}
 }
 
@@ -241,8 +234,7 @@ func TestDigestAsTextAndJSON(t *testing.T) {
 	}
 	for _, f := range cas.Functions() {
 		want := record{D: f.Sum([]byte("a")), M: map[cas.Digest]string{f.Sum(nil): "empty"}}
-		text, err := json.Marshal(want)
-		must.Succeed(t, err)
+		text := must.Get(json.Marshal(want))(t)
 		if !strings.Contains(string(text), `"d":"`+want.D.String()+`"`) {
 			t.Errorf("%v: got %s, want the text of String", f, text)
 		}

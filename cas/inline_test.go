@@ -19,8 +19,7 @@ func fixture(t *testing.T) (*castest.Memory, *repb.ActionResult) {
 	t.Helper()
 	s := castest.NewMemory()
 	put := func(n int) *repb.Digest {
-		d, err := cas.PutBytes(t.Context(), s, cas.SHA256, bytes.Repeat([]byte{'x'}, n))
-		must.Succeed(t, err)
+		d := must.Get(cas.PutBytes(t.Context(), s, cas.SHA256, bytes.Repeat([]byte{'x'}, n)))(t)
 		return d.Proto()
 	}
 	return s, &repb.ActionResult{

@@ -16,8 +16,7 @@ import (
 // TestNilArgumentsAreErrors that name the missing argument.
 func TestNilArgumentsAreErrors(t *testing.T) {
 	ctx, s := t.Context(), castest.NewMemory()
-	blob, err := cas.PutBytes(ctx, s, cas.SHA256, []byte{0x0a, 0x00})
-	must.Succeed(t, err)
+	blob := must.Get(cas.PutBytes(ctx, s, cas.SHA256, []byte{0x0a, 0x00}))(t)
 	var absent *repb.Command
 	const result, message = "the ActionResult is missing", "the message is missing"
 	for name, c := range map[string]struct {

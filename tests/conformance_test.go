@@ -103,8 +103,7 @@ func existingTests(t *testing.T) map[string]bool {
 
 // TestEveryRuleHasARow checks that the document has a row for each of the 132 rules and that the tests it names exist.
 func TestEveryRuleHasARow(t *testing.T) {
-	document, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(conformance)))
-	must.Succeed(t, err)
+	document := must.Get(os.ReadFile(filepath.Join(root, filepath.FromSlash(conformance))))(t)
 	for _, f := range rowFaults(string(document), existingTests(t)) {
 		t.Errorf("%s: %s", conformance, f)
 	}

@@ -79,15 +79,13 @@ func TestProseIsPlain(t *testing.T) {
 			return
 		}
 		set := token.NewFileSet()
-		f, err := parser.ParseFile(set, path, text, parser.ParseComments)
-		must.Succeed(t, err)
+		f := must.Get(parser.ParseFile(set, path, text, parser.ParseComments))(t)
 		for _, c := range f.Comments {
 			checkProse(t, path, set.Position(c.Pos()).Line, c.Text())
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
 			if l, ok := n.(*ast.BasicLit); ok && l.Kind == token.STRING {
-				s, err := strconv.Unquote(l.Value)
-				must.Succeed(t, err)
+				s := must.Get(strconv.Unquote(l.Value))(t)
 				checkProse(t, path, set.Position(l.Pos()).Line, s)
 			}
 			return true

@@ -318,8 +318,7 @@ func packages(t *testing.T) []pkg {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Name,Imports,Deps,GoFiles,CgoFiles", module+"/...")
 	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	must.Succeed(t, err)
+	out := must.Get(cmd.Output())(t)
 	var ps []pkg
 	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
 		var p pkg
@@ -439,9 +438,7 @@ func TestNoCgoAndUnsafeIsNamed(t *testing.T) {
 
 func parse(t *testing.T, path string, mode parser.Mode) *ast.File {
 	t.Helper()
-	f, err := parser.ParseFile(token.NewFileSet(), path, nil, mode)
-	must.Succeed(t, err)
-	return f
+	return must.Get(parser.ParseFile(token.NewFileSet(), path, nil, mode))(t)
 }
 
 func TestEveryPackageIsDocumented(t *testing.T) {
@@ -515,8 +512,7 @@ func TestDocumentLinksExist(t *testing.T) {
 }
 
 func TestEveryDecisionIsIndexed(t *testing.T) {
-	index, err := os.ReadFile(filepath.Join(root, "docs/adr/README.md"))
-	must.Succeed(t, err)
+	index := must.Get(os.ReadFile(filepath.Join(root, "docs/adr/README.md")))(t)
 	records, err := filepath.Glob(filepath.Join(root, "docs/adr/[0-9]*.md"))
 	if err != nil || len(records) == 0 {
 		t.Fatalf("no decisions: %v", err)
@@ -526,8 +522,7 @@ func TestEveryDecisionIsIndexed(t *testing.T) {
 		if !strings.Contains(string(index), "("+name+")") {
 			t.Errorf("docs/adr/README.md does not list %s", name)
 		}
-		b, err := os.ReadFile(r)
-		must.Succeed(t, err)
+		b := must.Get(os.ReadFile(r))(t)
 		for _, part := range []string{"## Context", "## Decision", "## Consequences"} {
 			if !strings.Contains(string(b), part) {
 				t.Errorf("%s has no section %q", name, part)
@@ -542,8 +537,7 @@ func TestTopLevel(t *testing.T) {
 		"worker", "cas", "sandbox", "cmd", "proto", "tests", "go.mod", "go.sum", "WORKSPACE",
 		"MODULE.bazel", "BUILD.bazel", "Makefile", "LICENSE", "README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "examples", "bin",
 	}
-	entries, err := os.ReadDir(root)
-	must.Succeed(t, err)
+	entries := must.Get(os.ReadDir(root))(t)
 	for _, e := range entries {
 		if n := e.Name(); !strings.HasPrefix(n, ".") && !strings.HasPrefix(n, "bazel-") && !strings.HasPrefix(n, "MODULE.bazel") && !slices.Contains(agreed, n) {
 			t.Errorf("%s is new at the top level: move it into a folder", n)
@@ -584,8 +578,7 @@ var skips = map[string]int{
 
 // TestRequirementsAreDocumented checks that CONTRIBUTING.md explains what tests may need of the host.
 func TestRequirementsAreDocumented(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "CONTRIBUTING.md"))
-	must.Succeed(t, err)
+	text := must.Get(os.ReadFile(filepath.Join(root, "CONTRIBUTING.md")))(t)
 	for _, word := range sandboxtest.Requirements {
 		if !strings.Contains(string(text), "`"+word+"`") {
 			t.Errorf("CONTRIBUTING.md does not mention the requirement %q", word)

@@ -69,8 +69,7 @@ func (s scratch) Close() error {
 // put stores m.
 func put(b *testing.B, s cas.Store, m proto.Message) *repb.Digest {
 	b.Helper()
-	d, err := cas.PutProto(b.Context(), s, cas.SHA256, m)
-	must.Succeed(b, err)
+	d := must.Get(cas.PutProto(b.Context(), s, cas.SHA256, m))(b)
 	return d.Proto()
 }
 
@@ -116,8 +115,7 @@ func (f *forest) next() *repb.Digest {
 func action(b *testing.B, s cas.Store, n int, root *repb.Digest, outputs ...string) *Task {
 	b.Helper()
 	command := put(b, s, &repb.Command{Arguments: []string{"cc", fmt.Sprint(n)}, OutputPaths: outputs})
-	d, err := cas.FromProto(cas.SHA256, put(b, s, &repb.Action{CommandDigest: command, InputRootDigest: root}))
-	must.Succeed(b, err)
+	d := must.Get(cas.FromProto(cas.SHA256, put(b, s, &repb.Action{CommandDigest: command, InputRootDigest: root})))(b)
 	return &Task{Action: d}
 }
 
@@ -148,9 +146,7 @@ func BenchmarkRequest(b *testing.B) {
 				}
 				t := action(b, m, n, root, "o/x")
 				b.StartTimer()
-				if _, err := l.Admit(b.Context(), t); err != nil {
-					b.Fatal(err)
-				}
+				must.Get(l.Admit(b.Context(), t))(b)
 				if _, _, err := l.fetch(b.Context(), t); err != nil {
 					b.Fatal(err)
 				}
@@ -203,12 +199,8 @@ func BenchmarkExecute(b *testing.B) {
 			for b.Loop() {
 				n++
 				t := action(b, m, n, root, outputs...)
-				if _, err := l.Admit(b.Context(), t); err != nil {
-					b.Fatal(err)
-				}
-				if _, err := l.Execute(b.Context(), t, func(Stage) {}); err != nil {
-					b.Fatal(err)
-				}
+				must.Get(l.Admit(b.Context(), t))(b)
+				must.Get(l.Execute(b.Context(), t, func(Stage) {}))(b)
 			}
 		})
 	}

@@ -73,14 +73,11 @@ func TestEachMessageIsReadOnce(t *testing.T) {
 	b, s := newTallyBench(t, ended(0))
 	action := b.action(nil)
 	messages := slices.DeleteFunc(b.store.Digests(), func(d cas.Digest) bool { return d == cas.SHA256.Sum([]byte("12345")) })
-	in, err := b.cfg.Instances("")
-	must.Succeed(t, err)
+	in := must.Get(b.cfg.Instances(""))(t)
 	if _, err := b.Action(t.Context(), in, action); err != nil { // like the lookup in the action cache
 		t.Fatal(err)
 	}
-	if _, err := b.Admit(t.Context(), &Task{Action: action}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(b.Admit(t.Context(), &Task{Action: action}))(t)
 	b.do(&Task{Action: action})
 	want := map[cas.Digest]int{}
 	for _, d := range messages {
@@ -100,14 +97,13 @@ func TestEachMessageIsReadOnce(t *testing.T) {
 func TestActionBlobIsNotRead(t *testing.T) {
 	b, s := newTallyBench(t, ended(0))
 	action := b.action(nil)
-	known, err := cas.ReadAll(t.Context(), b.store, action, cas.MaxMessage)
-	must.Succeed(t, err)
+	known := must.Get(cas.ReadAll(t.Context(), b.store, action, cas.MaxMessage))(t)
 	b.do(&Task{Action: action, ActionBlob: known})
 	if n := s.opened[action]; n != 0 {
 		t.Errorf("got %d reads of the action, want none", n)
 	}
 	another := b.action(command(func(c *repb.Command) { c.Arguments = append(c.Arguments, "another") }))
-	_, err = b.Execute(t.Context(), &Task{Action: another, ActionBlob: known}, func(Stage) {})
+	_, err := b.Execute(t.Context(), &Task{Action: another, ActionBlob: known}, func(Stage) {})
 	if f, ok := errors.AsType[*Fault](err); !ok || f.Kind != FaultInvalid || !strings.Contains(f.Error(), another.String()) {
 		t.Errorf("blob of another action: got %v, want a fault of kind Invalid", err)
 	}
@@ -135,8 +131,7 @@ func TestOutputsAreBatched(t *testing.T) {
 	if !slices.Equal(s.packs, []int{6}) || s.puts != 1 {
 		t.Errorf("got batches of %v and %d single blobs, want one batch of 6 and 1", s.packs, s.puts)
 	}
-	ds, err := cas.Closure(t.Context(), s, cas.SHA256, out.Result)
-	must.Succeed(t, err)
+	ds := must.Get(cas.Closure(t.Context(), s, cas.SHA256, out.Result))(t)
 	if missing, err := s.Memory.Missing(t.Context(), ds); err != nil || len(missing) > 0 || len(ds) != 7 {
 		t.Errorf("got %d blobs, %d missing, %v, want 7 blobs", len(ds), len(missing), err)
 	}
@@ -146,8 +141,7 @@ func TestOutputsAreBatched(t *testing.T) {
 func TestInputsLostAfterAdmission(t *testing.T) {
 	b := newBench(t, ended(0))
 	first := cas.SHA256.Sum([]byte("12345"))
-	second, err := cas.PutBytes(t.Context(), b.store, cas.SHA256, []byte("second"))
-	must.Succeed(t, err)
+	second := must.Get(cas.PutBytes(t.Context(), b.store, cas.SHA256, []byte("second")))(t)
 	root := b.put(&repb.Directory{Files: []*repb.FileNode{{Name: "a", Digest: first.Proto()}, {Name: "b", Digest: second.Proto()}}})
 	action := b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = root })
 	admit := func() error {
@@ -160,7 +154,7 @@ func TestInputsLostAfterAdmission(t *testing.T) {
 		b.store.Delete(d)
 	}
 	var f *Fault
-	_, err = b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
+	_, err := b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
 	if !errors.As(err, &f) || f.Kind != FaultMissing || len(f.Blobs) == 0 || !slices.Contains(lost, f.Blobs[0]) {
 		t.Errorf("got %v, want a fault of kind Missing with an input", err)
 	}
@@ -168,13 +162,9 @@ func TestInputsLostAfterAdmission(t *testing.T) {
 		t.Errorf("got %v, want %v missing", err, lost)
 	}
 	for _, content := range []string{"12345", "second"} {
-		if _, err := cas.PutBytes(t.Context(), b.store, cas.SHA256, []byte(content)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(cas.PutBytes(t.Context(), b.store, cas.SHA256, []byte(content)))(t)
 	}
-	if err := admit(); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, admit())
 	if out := b.do(&Task{Action: action}); out.Result.ExitCode != 0 {
 		t.Errorf("got %v", out)
 	}
@@ -190,9 +180,7 @@ func TestInstancesAreSeparate(t *testing.T) {
 		m := castest.NewMemory()
 		return &cas.Instance{Name: name, Store: m, Actions: m}, nil
 	}
-	if _, err := b.Admit(t.Context(), &Task{Action: action, Instance: "own"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(b.Admit(t.Context(), &Task{Action: action, Instance: "own"}))(t)
 	var f *Fault
 	_, err := b.Admit(t.Context(), &Task{Action: action, Instance: "other"})
 	if !errors.As(err, &f) || f.Kind != FaultMissing || !slices.Equal(f.Blobs, []cas.Digest{action}) {
@@ -205,8 +193,7 @@ func TestRule024_RenewInputsMarksAllInputs(t *testing.T) {
 	b, m, log := newMarkingBench(t, ended(0))
 	b.Local.inputs = newLocal(Config{RenewInterval: time.Nanosecond}).inputs // a cache that expires at once
 	text := func(content string) *repb.Digest {
-		d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(content))
-		must.Succeed(t, err)
+		d := must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, []byte(content)))(t)
 		return d.Proto()
 	}
 	dir := func(name string, content *repb.Digest) *repb.Directory {
@@ -221,9 +208,7 @@ func TestRule024_RenewInputsMarksAllInputs(t *testing.T) {
 	command := b.put(&repb.Command{Arguments: []string{"cc", "-c"}, OutputPaths: []string{"o/x"}})
 
 	digest := func(p *repb.Digest) cas.Digest {
-		d, err := cas.FromProto(cas.SHA256, p)
-		must.Succeed(t, err)
-		return d
+		return must.Get(cas.FromProto(cas.SHA256, p))(t)
 	}
 	renewed := func(logged string, want ...*repb.Digest) {
 		t.Helper()

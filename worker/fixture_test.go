@@ -102,16 +102,14 @@ func newBench(t *testing.T, run runFunc) *bench {
 // put stores m.
 func (b *bench) put(m proto.Message) *repb.Digest {
 	b.t.Helper()
-	d, err := cas.PutProto(b.t.Context(), b.store, cas.SHA256, m)
-	must.Succeed(b.t, err)
+	d := must.Get(cas.PutProto(b.t.Context(), b.store, cas.SHA256, m))(b.t)
 	return d.Proto()
 }
 
 // action stores an action with the inputs a and d/b and the output o/x; change may be nil.
 func (b *bench) action(change func(*repb.Action, *repb.Command)) cas.Digest {
 	b.t.Helper()
-	blob, err := cas.PutBytes(b.t.Context(), b.store, cas.SHA256, []byte("12345"))
-	must.Succeed(b.t, err)
+	blob := must.Get(cas.PutBytes(b.t.Context(), b.store, cas.SHA256, []byte("12345")))(b.t)
 	sub := b.put(&repb.Directory{Files: []*repb.FileNode{{Name: "b", Digest: blob.Proto()}}})
 	action := &repb.Action{InputRootDigest: b.put(&repb.Directory{
 		Files:       []*repb.FileNode{{Name: "a", Digest: blob.Proto()}},
@@ -122,16 +120,14 @@ func (b *bench) action(change func(*repb.Action, *repb.Command)) cas.Digest {
 		change(action, command)
 	}
 	action.CommandDigest = b.put(command)
-	d, err := cas.FromProto(cas.SHA256, b.put(action))
-	must.Succeed(b.t, err)
+	d := must.Get(cas.FromProto(cas.SHA256, b.put(action)))(b.t)
 	return d
 }
 
 // do executes a task.
 func (b *bench) do(task *Task) *Outcome {
 	b.t.Helper()
-	out, err := b.Execute(b.t.Context(), task, func(Stage) {})
-	must.Succeed(b.t, err)
+	out := must.Get(b.Execute(b.t.Context(), task, func(Stage) {}))(b.t)
 	return out
 }
 
@@ -152,8 +148,7 @@ func (b *bench) execution(out *Outcome) *cloisterpb.Execution {
 // text returns the content of the audit log.
 func (b *bench) text(out *Outcome) string {
 	b.t.Helper()
-	text, err := cas.ReadAll(b.t.Context(), b.store, out.AuditLog, 1<<20)
-	must.Succeed(b.t, err)
+	text := must.Get(cas.ReadAll(b.t.Context(), b.store, out.AuditLog, 1<<20))(b.t)
 	return string(text)
 }
 
@@ -175,8 +170,7 @@ func ended(exit int, events ...sandbox.Event) runFunc {
 // raw stores bytes.
 func (b *bench) raw(text string) *repb.Digest {
 	b.t.Helper()
-	d, err := cas.PutBytes(b.t.Context(), b.store, cas.SHA256, []byte(text))
-	must.Succeed(b.t, err)
+	d := must.Get(cas.PutBytes(b.t.Context(), b.store, cas.SHA256, []byte(text)))(b.t)
 	return d.Proto()
 }
 

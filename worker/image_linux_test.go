@@ -47,24 +47,17 @@ func newConfining(t *testing.T, dir string, budget int64, changes ...func(*disk.
 	if err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	toolchain, err := sandbox.HostToolchain()
-	must.Succeed(t, err)
+	toolchain := must.Get(sandbox.HostToolchain())(t)
 	at := filepath.Join(onDisk(t), "store")
 	config := disk.Config{Dir: at, MaxBytes: 64 << 20}
 	for _, change := range changes {
 		change(&config)
 	}
-	store, err := disk.Open(config)
-	must.Succeed(t, err)
+	store := must.Get(disk.Open(config))(t)
 	t.Cleanup(func() { store.Close() })
-	in, err := store.Instance("")
-	must.Succeed(t, err)
+	in := must.Get(store.Instance(""))(t)
 	stager, why := NewStager(t.Context(), backend, tree.StagerConfig{Dir: dir, Budget: budget})
-	t.Cleanup(func() {
-		if err := stager.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must.Succeed(t, stager.Close()) })
 	return &confining{newLocal(Config{
 		Name: "w", Instances: store.Instance, Backend: backend, Features: features, Stager: stager, Toolchain: toolchain,
 	}), t, store, in, at, why}
@@ -77,8 +70,7 @@ func onDisk(t *testing.T) string {
 	if !inMemory(t, dir) {
 		return dir
 	}
-	dir, err := os.MkdirTemp("/var/tmp", "cloister-worker-")
-	must.Succeed(t, err)
+	dir = must.Get(os.MkdirTemp("/var/tmp", "cloister-worker-"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -92,15 +84,13 @@ func inMemory(t *testing.T, dir string) bool {
 
 func (c *confining) blob(b []byte) *repb.Digest {
 	c.t.Helper()
-	d, err := cas.PutBytes(c.t.Context(), c.in.Store, cas.SHA256, b)
-	must.Succeed(c.t, err)
+	d := must.Get(cas.PutBytes(c.t.Context(), c.in.Store, cas.SHA256, b))(c.t)
 	return d.Proto()
 }
 
 func (c *confining) message(m proto.Message) *repb.Digest {
 	c.t.Helper()
-	d, err := cas.PutProto(c.t.Context(), c.in.Store, cas.SHA256, m)
-	must.Succeed(c.t, err)
+	d := must.Get(cas.PutProto(c.t.Context(), c.in.Store, cas.SHA256, m))(c.t)
 	return d.Proto()
 }
 
@@ -113,10 +103,9 @@ func (c *confining) action(root *repb.Directory, args ...string) cas.Digest {
 // command is action with a whole Command.
 func (c *confining) command(root *repb.Directory, command *repb.Command) cas.Digest {
 	c.t.Helper()
-	d, err := cas.FromProto(cas.SHA256, c.message(&repb.Action{
+	d := must.Get(cas.FromProto(cas.SHA256, c.message(&repb.Action{
 		CommandDigest: c.message(command), InputRootDigest: c.message(root), DoNotCache: true,
-	}))
-	must.Succeed(c.t, err)
+	})))(c.t)
 	return d
 }
 
@@ -125,8 +114,7 @@ func (c *confining) shell(script string, root *repb.Directory, outputs ...string
 	c.t.Helper()
 	action := c.command(root, &repb.Command{Arguments: []string{"/bin/sh", "-c", script}, OutputPaths: outputs})
 	var text bytes.Buffer
-	out, err := c.Execute(c.t.Context(), &Task{Action: action, Stdout: &text, Stderr: &text}, func(Stage) {})
-	must.Succeed(c.t, err)
+	out := must.Get(c.Execute(c.t.Context(), &Task{Action: action, Stdout: &text, Stderr: &text}, func(Stage) {}))(c.t)
 	var m cloisterpb.Execution
 	must.Succeed(c.t, out.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m))
 	if out.Result.ExitCode != 0 {
@@ -312,10 +300,8 @@ func TestMetadataExplainsStaging(t *testing.T) {
 // asOrdinaryUser runs the test of that name as a user that owns nothing, in another process.
 func asOrdinaryUser(t *testing.T, name string) {
 	t.Helper()
-	self, err := os.Executable()
-	must.Succeed(t, err)
-	dir, err := os.MkdirTemp("", "cloister-unprivileged-")
-	must.Succeed(t, err)
+	self := must.Get(os.Executable())(t)
+	dir := must.Get(os.MkdirTemp("", "cloister-unprivileged-"))(t)
 	defer os.RemoveAll(dir)
 	program, err := os.ReadFile(self)
 	if err == nil {

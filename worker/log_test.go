@@ -124,12 +124,11 @@ func TestRule127_FollowedLogEqualsBlob(t *testing.T) {
 	})
 	b.cfg.LogBytes = 25
 	var text string
-	out, err := b.Execute(t.Context(), &Task{Action: b.action(nil), Logs: logs}, func(s Stage) {
+	out := must.Get(b.Execute(t.Context(), &Task{Action: b.action(nil), Logs: logs}, func(s Stage) {
 		if s == StageCollect {
 			text = <-followed
 		}
-	})
-	must.Succeed(t, err)
+	}))(t)
 	for _, c := range []struct {
 		text   string
 		digest *repb.Digest

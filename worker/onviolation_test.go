@@ -18,8 +18,7 @@ import (
 // setPolicy makes b follow a policy with this built-in profile.
 func (b *bench) setPolicy(build string) {
 	b.t.Helper()
-	p, err := policy.Parse("policy.yaml", []byte("version: 1\nprofiles: {build: "+build+"}\n"))
-	must.Succeed(b.t, err)
+	p := must.Get(policy.Parse("policy.yaml", []byte("version: 1\nprofiles: {build: "+build+"}\n")))(b.t)
 	b.cfg.Policy = p
 }
 

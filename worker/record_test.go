@@ -22,8 +22,7 @@ import (
 // manifest returns the manifest of a run.
 func (b *bench) manifest(out *Outcome) *manifest.Manifest {
 	b.t.Helper()
-	text, err := cas.ReadAll(b.t.Context(), b.store, out.Manifest, manifest.MaxBytes)
-	must.Succeed(b.t, err)
+	text := must.Get(cas.ReadAll(b.t.Context(), b.store, out.Manifest, manifest.MaxBytes))(b.t)
 	m, err := manifest.Parse(text)
 	if err != nil {
 		b.t.Fatalf("%v:\n%s", err, text)
@@ -70,8 +69,7 @@ func TestManifestRecordsRun(t *testing.T) {
 	seed := uint64(7)
 	out := b.do(&Task{Action: action, Seed: &seed, Revision: "abc", Queued: time.Unix(1, 0)})
 	m := b.manifest(out)
-	req, err := b.resolve(t.Context(), &cas.Instance{Store: b.store, Actions: b.store}, action)
-	must.Succeed(t, err)
+	req := must.Get(b.resolve(t.Context(), &cas.Instance{Store: b.store, Actions: b.store}, action))(t)
 	command, root, err := parts(action, req.Action)
 	must.Succeed(t, err)
 	if m.Action != action || m.Command != command || m.InputRoot != root || *m.Seed != 7 || m.Revision != "abc" || m.Status != "OK" {
@@ -170,8 +168,7 @@ func TestStableHashDependsOnInfluences(t *testing.T) {
 // ruled sets the worker's policy.
 func (b *bench) ruled(text string) {
 	b.t.Helper()
-	p, err := policy.Parse("policy.yaml", []byte("version: 1\n"+text+"\n"))
-	must.Succeed(b.t, err)
+	p := must.Get(policy.Parse("policy.yaml", []byte("version: 1\n"+text+"\n")))(b.t)
 	b.cfg.Policy = p
 }
 

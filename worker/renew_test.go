@@ -121,13 +121,12 @@ func TestRule072_AllLostInputsAreListed(t *testing.T) {
 	b := newBench(t, ended(0))
 	command := b.put(&repb.Command{Arguments: []string{"cc", "-c"}, OutputPaths: []string{"o/x"}})
 	action := b.action(nil)
-	d, err := cas.FromProto(cas.SHA256, command)
-	must.Succeed(t, err)
+	d := must.Get(cas.FromProto(cas.SHA256, command))(t)
 	lost := []cas.Digest{d, cas.SHA256.Sum([]byte("12345"))}
 	for _, d := range lost {
 		b.store.Delete(d)
 	}
-	_, err = b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
+	_, err := b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
 	var f *Fault
 	if !errors.As(err, &f) || f.Kind != FaultMissing || !slices.Equal(f.Blobs, lost) {
 		t.Errorf("got %v, want a fault of kind Missing with %v", err, lost)
@@ -202,8 +201,7 @@ func TestRule063_ResultBlobsAreMarked(t *testing.T) {
 			for _, content := range []string{"said", "complained", "output", "in the Tree", "in a child"} {
 				want = append(want, cas.SHA256.Sum([]byte(content)))
 			}
-			tree, err := cas.FromProto(cas.SHA256, out.Result.OutputDirectories[0].TreeDigest)
-			must.Succeed(t, err)
+			tree := must.Get(cas.FromProto(cas.SHA256, out.Result.OutputDirectories[0].TreeDigest))(t)
 			for _, d := range append(want, tree) {
 				if got[d] == 0 {
 					t.Errorf("%s was not marked", d)

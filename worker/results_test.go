@@ -25,8 +25,7 @@ func TestResultsOfAnotherToolchainAreMisses(t *testing.T) {
 	now := "gcc 14"
 	b.cfg.Fingerprint = func() string { return now }
 	instances := results.Filter(b.cfg.Instances, results.OtherToolchain(b.cfg.Fingerprint))
-	in, err := instances("")
-	must.Succeed(t, err)
+	in := must.Get(instances(""))(t)
 	action := b.action(nil)
 	out := b.do(&Task{Action: action})
 	if meta, text := b.execution(out).Toolchain, b.manifest(out).Volatile.Fingerprint; meta != now || text != now {
@@ -101,8 +100,7 @@ func TestResultsOfAnotherImageAreMisses(t *testing.T) {
 		{"unpinned", &cloisterpb.Execution{Image: "x@sha256:1", Unpinned: true}, false, false, false},
 		{"unpinned, permitted", &cloisterpb.Execution{Image: "x@sha256:1", Unpinned: true}, true, false, true},
 	} {
-		aux, err := anypb.New(c.made)
-		must.Succeed(t, err)
+		aux := must.Get(anypb.New(c.made))(t)
 		r := &repb.ActionResult{ExecutionMetadata: &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}}}
 		refuse := results.OtherImage(c.permitted, func(string) bool { return c.byDefault })
 		if why := refuse("", cas.Digest{}, r); (why == "") != c.served {

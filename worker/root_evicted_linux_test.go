@@ -54,9 +54,7 @@ func TestRootOutlivesEviction(t *testing.T) {
 			t.Fatalf("the action ended with %v before its input", err)
 		}
 		c.evict()
-		if _, err := io.WriteString(release, "\n"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(io.WriteString(release, "\n"))(t)
 		must.Succeed(t, <-ended)
 		if got := stdout.text.String(); got != "begun\n"+want {
 			t.Errorf("a run during the eviction read %d bytes, %.60q..., want %d", len(got), got, len(want))

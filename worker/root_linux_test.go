@@ -24,8 +24,7 @@ import (
 // rootFiles stores a root file system with a shell, and files by path, and returns its digest.
 func (c *confining) rootFiles(files map[string]string) cas.Digest {
 	c.t.Helper()
-	dir, err := os.OpenRoot(c.t.TempDir())
-	must.Succeed(c.t, err)
+	dir := must.Get(os.OpenRoot(c.t.TempDir()))(c.t)
 	defer dir.Close()
 	sandboxtest.CopyPrograms(c.t, dir, "sh", "cat", "cp", "id", "ls", "mkdir", "readlink", "rm", "touch")
 	for p, text := range files {
@@ -34,8 +33,7 @@ func (c *confining) rootFiles(files map[string]string) cas.Digest {
 		}
 		must.Succeed(c.t, dir.WriteFile(p, []byte(text), 0o644))
 	}
-	d, err := tree.Ingest(c.t.Context(), c.in.Store, cas.SHA256, dir)
-	must.Succeed(c.t, err)
+	d := must.Get(tree.Ingest(c.t.Context(), c.in.Store, cas.SHA256, dir))(c.t)
 	return d
 }
 
@@ -59,10 +57,9 @@ type rootRun struct {
 func (c *confining) actionOf(r *rootRun) cas.Digest {
 	c.t.Helper()
 	if r.input.IsZero() {
-		input, err := cas.FromProto(cas.SHA256, c.message(&repb.Directory{
+		input := must.Get(cas.FromProto(cas.SHA256, c.message(&repb.Directory{
 			Files: []*repb.FileNode{{Name: "input", Digest: c.blob([]byte("an input\n"))}},
-		}))
-		must.Succeed(c.t, err)
+		})))(c.t)
 		r.input = input
 	}
 	command := &repb.Command{
@@ -71,10 +68,9 @@ func (c *confining) actionOf(r *rootRun) cas.Digest {
 	for k, v := range r.env {
 		command.EnvironmentVariables = append(command.EnvironmentVariables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
 	}
-	action, err := cas.FromProto(cas.SHA256, c.message(&repb.Action{
+	action := must.Get(cas.FromProto(cas.SHA256, c.message(&repb.Action{
 		CommandDigest: c.message(command), InputRootDigest: r.input.Proto(), DoNotCache: !r.cache,
-	}))
-	must.Succeed(c.t, err)
+	})))(c.t)
 	return action
 }
 
@@ -303,8 +299,7 @@ func TestRefusedPlaces(t *testing.T) {
 // evicted is staged again.
 func TestRootIsStagedOnce(t *testing.T) {
 	rootWorkers(t, func(t *testing.T, c *confining) {
-		root, err := c.inputs.Load(t.Context(), c.in, c.rootFiles(map[string]string{"etc/marker": "root\n"}))
-		must.Succeed(t, err)
+		root := must.Get(c.inputs.Load(t.Context(), c.in, c.rootFiles(map[string]string{"etc/marker": "root\n"})))(t)
 		stage := func() *tree.Root {
 			r, err := c.cfg.Stager.StageRoot(context.Background(), root, []string{"dev", "proc", "tmp", "build"}, c.in,
 				func(bytes, files int64) (tree.Workspace, error) {
@@ -341,9 +336,7 @@ func TestRootIsStagedOnce(t *testing.T) {
 
 func parsePolicy(t *testing.T, text string) *policy.Policy {
 	t.Helper()
-	p, err := policy.Parse("policy.yaml", []byte(text))
-	must.Succeed(t, err)
-	return p
+	return must.Get(policy.Parse("policy.yaml", []byte(text)))(t)
 }
 
 // TestRootIsNotCached: the action cache does not know the root, so it has no results of runs in one.
@@ -355,8 +348,7 @@ func TestRootIsNotCached(t *testing.T) {
 	must.Succeed(t, err)
 	for _, text := range []string{"first\n", "second\n"} {
 		root := c.rootFiles(map[string]string{"etc/marker": text})
-		o, err := c.Execute(t.Context(), &Task{Action: action, Root: root}, func(Stage) {})
-		must.Succeed(t, err)
+		o := must.Get(c.Execute(t.Context(), &Task{Action: action, Root: root}, func(Stage) {}))(t)
 		if want := cas.SHA256.Sum([]byte(text)).Proto(); o.Cached || !o.Uncacheable || !proto.Equal(o.Result.StdoutDigest, want) {
 			t.Errorf("in the root with %q: got stdout %v, cached %v, uncacheable %v; want %v, false, true",
 				text, o.Result.StdoutDigest, o.Cached, o.Uncacheable, want)

@@ -13,8 +13,7 @@ import (
 // An action with a root file system never runs with the host's.
 func TestRootIsNotIgnored(t *testing.T) {
 	b := newBench(t, compiles)
-	root, err := cas.FromProto(cas.SHA256, b.put(&repb.Directory{}))
-	must.Succeed(t, err)
-	_, err = b.Execute(t.Context(), &Task{Action: b.action(nil), Root: root}, nil)
+	root := must.Get(cas.FromProto(cas.SHA256, b.put(&repb.Directory{})))(t)
+	_, err := b.Execute(t.Context(), &Task{Action: b.action(nil), Root: root}, nil)
 	wantFault(t, "an action with a root file system", err, FaultUnmet)
 }

@@ -25,13 +25,11 @@ func TestRule070_MissingOrMalformedAction(t *testing.T) {
 	if f := b.want("absent", absent, FaultMissing, absent.String()); !slices.Equal(f.Blobs, []cas.Digest{absent}) {
 		t.Errorf("got missing %v, want the action", f.Blobs)
 	}
-	odd, err := cas.FromProto(cas.SHA256, b.raw(garbage))
-	must.Succeed(t, err)
+	odd := must.Get(cas.FromProto(cas.SHA256, b.raw(garbage)))(t)
 	b.want("garbage", odd, FaultInvalid, odd.Hash())
 	rootless := b.action(func(a *repb.Action, _ *repb.Command) { a.InputRootDigest = nil })
 	b.want("no input root", rootless, FaultInvalid, "input_root_digest")
-	without, err := cas.FromProto(cas.SHA256, b.put(&repb.Action{}))
-	must.Succeed(t, err)
+	without := must.Get(cas.FromProto(cas.SHA256, b.put(&repb.Action{})))(t)
 	b.want("no digests", without, FaultInvalid, "command_digest")
 }
 
@@ -86,8 +84,7 @@ func TestRule081_Timeout(t *testing.T) {
 	b.want("above the maximum", with(durationpb.New(time.Hour+1)), FaultInvalid, "timeout of 1h0m0.000000001s", "maximum of 1h0m0s")
 	b.want("out of range", with(&durationpb.Duration{Seconds: 1 << 60}), FaultInvalid, "timeout")
 	b.want("malformed", with(&durationpb.Duration{Seconds: 1, Nanos: -1}), FaultInvalid, "timeout")
-	in, err := b.cfg.Instances("")
-	must.Succeed(t, err)
+	in := must.Get(b.cfg.Instances(""))(t)
 	for _, c := range []struct {
 		asked *durationpb.Duration
 		want  time.Duration

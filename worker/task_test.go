@@ -21,16 +21,14 @@ import (
 // Task.Auxiliary follows the worker's own metadata, also in the cached result.
 func TestAuxiliaryIsCopiedIntoResult(t *testing.T) {
 	b := newBench(t, compiles)
-	theirs, err := anypb.New(&repb.RequestMetadata{TargetId: "//a"})
-	must.Succeed(t, err)
+	theirs := must.Get(anypb.New(&repb.RequestMetadata{TargetId: "//a"}))(t)
 	unknown := &anypb.Any{TypeUrl: "type.googleapis.com/unknown.Message", Value: []byte("\xff\x00")}
 	action := b.action(nil)
 	out := b.do(&Task{Action: action, Auxiliary: []*anypb.Any{theirs, unknown}})
 	if b.execution(out).Manifest == "" {
 		t.Error("the worker's own metadata is not first")
 	}
-	recorded, err := b.store.Lookup(t.Context(), action)
-	must.Succeed(t, err)
+	recorded := must.Get(b.store.Lookup(t.Context(), action))(t)
 	for _, r := range []*repb.ActionResult{out.Result, recorded} {
 		aux := r.ExecutionMetadata.AuxiliaryMetadata
 		if n := len(aux); n < 3 || !proto.Equal(aux[n-2], theirs) || !proto.Equal(aux[n-1], unknown) {

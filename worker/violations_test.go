@@ -302,10 +302,9 @@ func TestGrantBecomesSpec(t *testing.T) {
 		a.Platform = platform("cloister-audit", "full", "OSFamily", "linux")
 		c.Platform = platform("cloister-audit", "off") // replaced by the action's
 	}
-	grant, err := policy.Default().Compile(policy.Request{
+	grant := must.Get(policy.Default().Compile(policy.Request{
 		Properties: []policy.Property{{Name: "cloister-audit", Value: "full"}},
-	}, sandbox.AllLimits)
-	must.Succeed(t, err)
+	}, sandbox.AllLimits))(t)
 	b.do(&Task{Action: b.action(properties)})
 	if d := cmp.Diff(grant.Network, got.Network) + cmp.Diff(grant.Limits, got.Limits); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
@@ -383,8 +382,7 @@ func TestResultWithNetworkAccess(t *testing.T) {
 		c.box.grant = &policy.Grant{Profile: "fetch", Rule: "downloads", Cache: cache, Network: sandbox.Network{
 			Loopback: true, Allow: []sandbox.Endpoint{{Host: "example.org", Port: 443}},
 		}}
-		out, err := newLocal(Config{Name: "w"}).seal(t.Context(), c)
-		must.Succeed(t, err)
+		out := must.Get(newLocal(Config{Name: "w"}).seal(t.Context(), c))(t)
 		want := `cloister: not hermetic, so its result is not cached: profile "fetch", chosen by rule "downloads", permits example.org:443`
 		if cache {
 			want = strings.Replace(want, "is not cached", "is cached anyway", 1)
@@ -400,15 +398,14 @@ func TestResultWithNetworkAccess(t *testing.T) {
 
 // Instance, target, mnemonic and properties select the policy rule.
 func TestMetadataSelectsPolicyRule(t *testing.T) {
-	p, err := policy.Parse("policy.yaml", []byte(`version: 1
+	p := must.Get(policy.Parse("policy.yaml", []byte(`version: 1
 profiles:
   fetch: {inherits: build, network: {allow: ["example.org:443"]}}
 rules:
   - name: downloads
     when: {instance: main, target: "//third_party/...", mnemonic: Fetch}
     profile: fetch
-`))
-	must.Succeed(t, err)
+`)))(t)
 	b := newBench(t, ended(0))
 	b.cfg.Policy = p
 	action := b.action(func(_ *repb.Action, c *repb.Command) { c.Platform = platform("cloister-network", "example.org:443") })

@@ -129,8 +129,7 @@ func TestNewNamesTheMissingField(t *testing.T) {
 	}{
 		"Task.Action": {whole, cas.Digest{}}, "Config.Backend": {head, absent}, absent.String(): {whole, absent},
 	} {
-		l, err := New(c.config)
-		must.Succeed(t, err)
+		l := must.Get(New(c.config))(t)
 		if _, err := l.Execute(t.Context(), &Task{Action: c.action}, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want a fault that names %s", err, want)
 		}
@@ -165,21 +164,17 @@ func TestNilArgumentsAreFaults(t *testing.T) {
 
 func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
 	m := castest.NewMemory()
-	root, err := cas.PutProto(t.Context(), m, cas.SHA256, &repb.Directory{})
-	must.Succeed(t, err)
-	cmd, err := cas.PutProto(t.Context(), m, cas.SHA256, &repb.Command{Arguments: []string{"true"}})
-	must.Succeed(t, err)
+	root := must.Get(cas.PutProto(t.Context(), m, cas.SHA256, &repb.Directory{}))(t)
+	cmd := must.Get(cas.PutProto(t.Context(), m, cas.SHA256, &repb.Command{Arguments: []string{"true"}}))(t)
 	put := func(a *repb.Action) cas.Digest {
 		a.CommandDigest, a.InputRootDigest = cmd.Proto(), root.Proto()
-		d, err := cas.PutProto(t.Context(), m, cas.SHA256, a)
-		must.Succeed(t, err)
-		return d
+		return must.Get(cas.PutProto(t.Context(), m, cas.SHA256, a))(t)
 	}
 	in := &cas.Instance{Store: m, Actions: m}
 	l := newLocal(Config{Name: "w", Instances: func(string) (*cas.Instance, error) { return in, nil }, Backend: unable{}, Features: able, MaxTimeout: time.Hour})
 	var stages []Stage
 	action := put(&repb.Action{})
-	_, err = l.Execute(t.Context(), &Task{Action: action}, func(s Stage) { stages = append(stages, s) })
+	_, err := l.Execute(t.Context(), &Task{Action: action}, func(s Stage) { stages = append(stages, s) })
 	wantFault(t, "no sandbox", err, FaultUnmet)
 	if d := cmp.Diff([]Stage{StageFetch, StageConfine, StageInputs}, stages); d != "" {
 		t.Errorf("stages (-want +got):\n%s", d)
@@ -306,8 +301,7 @@ func TestSealExplainsFailure(t *testing.T) {
 	} {
 		e := finished(c.ran)
 		e.collected.bad = c.bad
-		out, err := newLocal(Config{Name: "w", Reproduce: rerun}).seal(t.Context(), e)
-		must.Succeed(t, err)
+		out := must.Get(newLocal(Config{Name: "w", Reproduce: rerun}).seal(t.Context(), e))(t)
 		if out.Status != c.code || out.Uncacheable != c.oneOff || !strings.Contains(out.Message, c.says) || (c.says == "") != (out.Message == "") {
 			t.Errorf("%s: got status %v, uncacheable %v, message %q", c.name, out.Status, out.Uncacheable, out.Message)
 		}
@@ -322,8 +316,7 @@ func TestSealExplainsFailure(t *testing.T) {
 
 func TestRule119_PublishRefusesMissingBlobs(t *testing.T) {
 	m := castest.NewMemory()
-	d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("an output"))
-	must.Succeed(t, err)
+	d := must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, []byte("an output")))(t)
 	req := &request{Instance: &cas.Instance{Store: m, Actions: m}, Action: &repb.Action{}}
 	task := &Task{Action: cas.SHA256.Sum([]byte("action"))}
 	out := &Outcome{Result: &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: "o", Digest: d.Proto()}}}}
@@ -345,8 +338,7 @@ func TestSealRefusesTooLargeResult(t *testing.T) {
 	c := finished(&sandbox.Result{})
 	got.Violations, got.batch = c.collected.Violations, c.collected.batch
 	c.collected = got
-	out, err := newLocal(Config{Name: "w"}).seal(t.Context(), c)
-	must.Succeed(t, err)
+	out := must.Get(newLocal(Config{Name: "w"}).seal(t.Context(), c))(t)
 	if out.Status != StatusBadOutput || !strings.Contains(out.Message, "60000 output files") {
 		t.Errorf("got status %v, message %q", out.Status, out.Message)
 	}

@@ -41,8 +41,7 @@ func TestMemoryDigestsAndDelete(t *testing.T) {
 	m := castest.NewMemory()
 	var want []cas.Digest
 	for i := range 10 {
-		d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte{byte(i)})
-		must.Succeed(t, err)
+		d := must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, []byte{byte(i)}))(t)
 		want = append(want, d)
 	}
 	slices.SortFunc(want, func(a, b cas.Digest) int { return bytes.Compare([]byte(a.Hash()), []byte(b.Hash())) })
@@ -59,13 +58,10 @@ func TestInstancesAreIsolated(t *testing.T) {
 	if _, err := instances("a/blobs"); !errors.Is(err, cas.ErrInvalid) {
 		t.Errorf("reserved word: got %v, want ErrInvalid", err)
 	}
-	a, err := instances("a")
-	must.Succeed(t, err)
-	d, err := cas.PutBytes(t.Context(), a.Store, cas.SHA256, []byte("x"))
-	must.Succeed(t, err)
+	a := must.Get(instances("a"))(t)
+	d := must.Get(cas.PutBytes(t.Context(), a.Store, cas.SHA256, []byte("x")))(t)
 	for name, want := range map[string]int{"a": 0, "": 1, "b": 1, "a/b": 1} {
-		in, err := instances(name)
-		must.Succeed(t, err)
+		in := must.Get(instances(name))(t)
 		if missing, err := in.Store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != want {
 			t.Errorf("instance %q: %d missing, %v, want %d", name, len(missing), err, want)
 		}

@@ -26,8 +26,7 @@ func open(t *testing.T, c Config) (l *Log, records []string) {
 		records = append(records, string(r))
 		return nil
 	}
-	l, err := Open(c)
-	must.Succeed(t, err)
+	l = must.Get(Open(c))(t)
 	t.Cleanup(func() { l.Close() })
 	return l, records
 }
@@ -61,8 +60,7 @@ func TestLogKilledAtEveryByte(t *testing.T) {
 		c.Path = filepath.Join(t.TempDir(), "log")
 		l, _ := open(t, c)
 		appendTo(t, l, "one", "", "three 3")
-		whole, err := os.ReadFile(c.Path)
-		must.Succeed(t, err)
+		whole := must.Get(os.ReadFile(c.Path))(t)
 		for n := range len(whole) + 1 {
 			must.Succeed(t, os.WriteFile(c.Path, whole[:n], 0o600))
 			want := []string{"one", "", "three 3"}[:bytes.Count(whole[:n], []byte("\n"))]
@@ -98,8 +96,7 @@ func TestLogVerifiesChecksums(t *testing.T) {
 	c := Config{Path: filepath.Join(t.TempDir(), "log"), Checksum: true}
 	l, _ := open(t, c)
 	appendTo(t, l, "one", "two", "three")
-	text, err := os.ReadFile(c.Path)
-	must.Succeed(t, err)
+	text := must.Get(os.ReadFile(c.Path))(t)
 	must.Succeed(t, os.WriteFile(c.Path, bytes.Replace(text, []byte("two"), []byte("tvo"), 1), 0o600))
 	l, got := open(t, c)
 	wantRecords(t, got, "one", "three")
@@ -128,8 +125,7 @@ func TestLogWithoutReplayAppends(t *testing.T) {
 	whole := strings.Repeat("0123456789abcde\n", 5000)
 	for _, torn := range []int{0, 1, 64 << 10, 100_000} {
 		must.Succeed(t, os.WriteFile(path, []byte(whole+strings.Repeat("x", torn)), 0o600))
-		l, err := Open(Config{Path: path})
-		must.Succeed(t, err)
+		l := must.Get(Open(Config{Path: path}))(t)
 		if l.Size() != int64(len(whole)) || l.Torn() != int64(torn) {
 			t.Errorf("got size %d, torn %d, want %d, %d", l.Size(), l.Torn(), len(whole), torn)
 		}
@@ -143,9 +139,7 @@ func TestLogRewriteReplacesRecords(t *testing.T) {
 	c := Config{Path: filepath.Join(t.TempDir(), "log"), Sync: true}
 	l, _ := open(t, c)
 	appendTo(t, l, "one", "two")
-	if err := os.Mkdir(c.Path+".new", 0o700); err != nil { // no room for the new file
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(c.Path+".new", 0o700))
 	if err := l.Rewrite(slices.Values([][]byte{[]byte("two")})); err == nil {
 		t.Error("got no error from a rewrite that cannot create its file")
 	}
@@ -171,14 +165,10 @@ func TestLogFailedAppendLeavesNothing(t *testing.T) {
 	}
 	l.file.Close()
 	l.file = file
-	if _, err := file.WriteAt([]byte("a part of two"), l.size); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(file.WriteAt([]byte("a part of two"), l.size))(t)
 	appendTo(t, l, "three")
 	wantFile(t, c.Path, "one\nthree\n")
-	if err := errors.Join(l.Close(), l.Close()); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, errors.Join(l.Close(), l.Close()))
 	if err := l.Append([]byte("four")); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("append to a closed log: got %v, want os.ErrClosed", err)
 	}
@@ -209,8 +199,7 @@ func TestWriteFileReplacesAtomically(t *testing.T) {
 func TestSegmentsExcess(t *testing.T) {
 	s := Segments{Dir: t.TempDir(), Suffix: ".v1.jsonl"}
 	for _, first := range []uint64{200, 1, 100} {
-		l, err := s.Create(first, true)
-		must.Succeed(t, err)
+		l := must.Get(s.Create(first, true))(t)
 		appendTo(t, l, strings.Repeat("x", 99))
 		l.Close()
 	}
@@ -291,9 +280,7 @@ func TestLogFlushRepairs(t *testing.T) {
 		wantFile(t, path, test.want)
 	}
 	l, _ := open(t, Config{Path: path + "-absent"})
-	if err := l.Flush(); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, l.Flush())
 	if _, err := os.Stat(path + "-absent"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("flush of an empty log created the file: %v", err)
 	}

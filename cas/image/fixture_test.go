@@ -61,9 +61,7 @@ func archive(t *testing.T, entries ...tar.Header) []byte {
 		}
 		h.Uid, h.Gid = 1000, 1000
 		must.Succeed(t, w.WriteHeader(&h))
-		if _, err := io.WriteString(w, content); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(io.WriteString(w, content))(t)
 	}
 	must.Succeed(t, w.Close())
 	return b.Bytes()
@@ -85,17 +83,12 @@ func imageOf(t *testing.T, layers ...v1.Layer) v1.Image {
 
 func imageFor(t *testing.T, architecture string, layers ...v1.Layer) v1.Image {
 	t.Helper()
-	im, err := mutate.AppendLayers(empty.Image, layers...)
-	must.Succeed(t, err)
-	cf, err := im.ConfigFile()
-	must.Succeed(t, err)
+	im := must.Get(mutate.AppendLayers(empty.Image, layers...))(t)
+	cf := must.Get(im.ConfigFile())(t)
 	cf = cf.DeepCopy()
 	cf.OS, cf.Architecture = "linux", architecture
 	cf.Config.Env = []string{"PATH=/opt/bin:/bin", "LANG=C"}
-	if im, err = mutate.ConfigFile(im, cf); err != nil {
-		t.Fatal(err)
-	}
-	return im
+	return must.Get(mutate.ConfigFile(im, cf))(t)
 }
 
 // simple returns an image with one file, /bin/tool, with this content.
@@ -106,8 +99,7 @@ func simple(t *testing.T, content string) v1.Image {
 // layoutOf writes images to an OCI layout and returns its directory.
 func layoutOf(t *testing.T, images ...v1.Image) string {
 	t.Helper()
-	p, err := layout.Write(t.TempDir(), empty.Index)
-	must.Succeed(t, err)
+	p := must.Get(layout.Write(t.TempDir(), empty.Index))(t)
 	for _, im := range images {
 		must.Succeed(t, p.AppendImage(im))
 	}
@@ -142,15 +134,12 @@ func listBelow(t *testing.T, s cas.Store, d cas.Digest, at string, lines *[]stri
 	must.Succeed(t, cas.ReadProto(t.Context(), s, d, &m))
 	for _, n := range m.Directories {
 		*lines = append(*lines, at+n.Name+"/")
-		below, err := cas.FromProto(cas.SHA256, n.Digest)
-		must.Succeed(t, err)
+		below := must.Get(cas.FromProto(cas.SHA256, n.Digest))(t)
 		listBelow(t, s, below, at+n.Name+"/", lines)
 	}
 	for _, n := range m.Files {
-		below, err := cas.FromProto(cas.SHA256, n.Digest)
-		must.Succeed(t, err)
-		content, err := cas.ReadAll(context.Background(), s, below, 1<<30)
-		must.Succeed(t, err)
+		below := must.Get(cas.FromProto(cas.SHA256, n.Digest))(t)
+		content := must.Get(cas.ReadAll(context.Background(), s, below, 1<<30))(t)
 		exec := ""
 		if n.IsExecutable {
 			exec = "*"

@@ -116,8 +116,7 @@ func TestLayersAreApplied(t *testing.T) {
 				layers = append(layers, layerOf(t, archive(t, l...)))
 			}
 			cfg := config(t)
-			got, err := load(t, cfg, imageOf(t, layers...))
-			must.Succeed(t, err)
+			got := must.Get(load(t, cfg, imageOf(t, layers...)))(t)
 			if l := list(t, cfg.Store, got.Root); l != c.want {
 				t.Errorf("got  %s\nwant %s", l, c.want)
 			}

@@ -27,13 +27,8 @@ func open(t *testing.T, change func(*image.LibraryConfig)) *image.Library {
 	t.Helper()
 	c := image.LibraryConfig{Config: image.Config{Function: cas.SHA256, Dir: t.TempDir()}, Instances: castest.Instances()}
 	change(&c)
-	l, err := image.OpenLibrary(c)
-	must.Succeed(t, err)
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	l := must.Get(image.OpenLibrary(c))(t)
+	t.Cleanup(func() { must.Succeed(t, l.Close()) })
 	return l
 }
 
@@ -44,14 +39,10 @@ func TestLibraryRemembersImages(t *testing.T) {
 	ref := s.push(t, "tools:1", im)
 	path := filepath.Join(t.TempDir(), image.LibraryFile)
 	setup := func(c *image.LibraryConfig) { c.Path, c.Allowed = path, []string{s.host} }
-	first, err := open(t, setup).Get(t.Context(), "main", ref, cas.Digest{})
-	must.Succeed(t, err)
+	first := must.Get(open(t, setup).Get(t.Context(), "main", ref, cas.Digest{}))(t)
 	// The process is killed while it writes the next record.
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
-	must.Succeed(t, err)
-	if _, err := f.WriteString(`01234567 {"reference":"torn`); err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0))(t)
+	must.Get(f.WriteString(`01234567 {"reference":"torn`))(t)
 	must.Succeed(t, f.Close())
 
 	s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
@@ -98,12 +89,9 @@ func TestLibraryPullsWhatIsGone(t *testing.T) {
 		c.Allowed = []string{s.host}
 		c.Instances = func(name string) (*cas.Instance, error) { return &cas.Instance{Name: name, Store: stores[0]}, nil }
 	})
-	e, err := l.Get(t.Context(), "", ref, cas.Digest{})
-	must.Succeed(t, err)
+	e := must.Get(l.Get(t.Context(), "", ref, cas.Digest{}))(t)
 	stores[0] = stores[1] // everything is evicted
-	if e, err = l.Get(t.Context(), "", ref, e.Root); err != nil {
-		t.Fatal(err)
-	}
+	e = must.Get(l.Get(t.Context(), "", ref, e.Root))(t)
 	if got := list(t, stores[1], e.Root); got != "bin/ bin/tool*=one" {
 		t.Errorf("got %s, want the whole tree", got)
 	}
@@ -127,8 +115,7 @@ func TestLibraryAllowsRegistries(t *testing.T) {
 	if _, err := l.Load(t.Context(), "", layoutOf(t, im), "", ""); !errors.Is(err, cas.ErrInvalid) {
 		t.Errorf("a layout without a name: got %v, want ErrInvalid", err)
 	}
-	loaded, err := l.Load(t.Context(), "", layoutOf(t, im), "", "toolchain:5")
-	must.Succeed(t, err)
+	loaded := must.Get(l.Load(t.Context(), "", layoutOf(t, im), "", "toolchain:5"))(t)
 	if e, err := l.Get(t.Context(), "", pinned, cas.Digest{}); err != nil || e.Root != loaded.Root || asked {
 		t.Errorf("the digest of a loaded image: got %+v, %v (asked the registry: %t), want root %s", e, err, asked, loaded.Root)
 	}
@@ -272,9 +259,7 @@ func TestCredentialHelperThatHangs(t *testing.T) {
 		}()
 		if limit == time.Hour {
 			must.Hold(t, "the pull waits", func() bool { return len(l.Pulling()) == 1 })
-			if err := l.Close(); err != nil {
-				t.Error(err)
-			}
+			must.Succeed(t, l.Close())
 		}
 		select {
 		case err := <-failed:

@@ -76,23 +76,19 @@ func (s *server) intercept(f func(http.ResponseWriter, *http.Request) bool) {
 func (s *server) push(t *testing.T, repository string, im v1.Image) image.Reference {
 	t.Helper()
 	ref := reference(t, s.host+"/"+repository)
-	to, err := name.ParseReference(ref.String())
-	must.Succeed(t, err)
+	to := must.Get(name.ParseReference(ref.String()))(t)
 	must.Succeed(t, remote.Write(to, im))
 	return ref
 }
 
 func reference(t *testing.T, s string) image.Reference {
 	t.Helper()
-	ref, err := image.ParseReference(s)
-	must.Succeed(t, err)
-	return ref
+	return must.Get(image.ParseReference(s))(t)
 }
 
 func digestOf(t *testing.T, im interface{ Digest() (v1.Hash, error) }) string {
 	t.Helper()
-	d, err := im.Digest()
-	must.Succeed(t, err)
+	d := must.Get(im.Digest())(t)
 	return d.String()
 }
 
@@ -103,8 +99,7 @@ func TestPull(t *testing.T) {
 	byDigest := reference(t, byTag.Pin(digestOf(t, im)))
 	for _, ref := range []image.Reference{byTag, byDigest} {
 		c := config(t)
-		got, err := image.Pull(t.Context(), c, ref)
-		must.Succeed(t, err)
+		got := must.Get(image.Pull(t.Context(), c, ref))(t)
 		if l := list(t, c.Store, got.Root); l != "bin/ bin/tool*=one" {
 			t.Errorf("%s: got %s", ref, l)
 		}
@@ -136,8 +131,7 @@ func TestPullSelectsThePlatform(t *testing.T) {
 		return all
 	}
 	push := func(repository string, ix v1.ImageIndex) image.Reference {
-		to, err := name.ParseReference(s.host + "/" + repository)
-		must.Succeed(t, err)
+		to := must.Get(name.ParseReference(s.host + "/" + repository))(t)
 		must.Succeed(t, remote.WriteIndex(to, ix))
 		return reference(t, to.String())
 	}
@@ -163,8 +157,7 @@ func TestPullRefusesWrongContent(t *testing.T) {
 	t.Run("a layer of a registry", func(t *testing.T) {
 		s, im := serve(t), imageOf(t, layerOf(t, large))
 		ref := s.push(t, "a:1", im)
-		layers, err := im.Layers()
-		must.Succeed(t, err)
+		layers := must.Get(im.Layers())(t)
 		s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 			if !strings.HasSuffix(r.URL.Path, digestOf(t, layers[0])) {
 				return false
@@ -177,7 +170,7 @@ func TestPullRefusesWrongContent(t *testing.T) {
 			_, _ = w.Write(b) // the client may have left
 			return true
 		})
-		_, err = image.Pull(t.Context(), config(t), ref)
+		_, err := image.Pull(t.Context(), config(t), ref)
 		if !errors.Is(err, image.ErrDigest) || !strings.Contains(err.Error(), "layer 1 (sha256:") {
 			t.Errorf("got %v, want ErrDigest of layer 1", err)
 		}
@@ -188,17 +181,13 @@ func TestPullRefusesWrongContent(t *testing.T) {
 		want   string
 	}{
 		{"a layer of a layout", func(t *testing.T, dir string, im v1.Image) {
-			layers, err := im.Layers()
-			must.Succeed(t, err)
-			other, err := layerOf(t, archive(t, file("a", strings.Repeat("y", 1000)))).Compressed()
-			must.Succeed(t, err)
-			b, err := io.ReadAll(other)
-			must.Succeed(t, err)
+			layers := must.Get(im.Layers())(t)
+			other := must.Get(layerOf(t, archive(t, file("a", strings.Repeat("y", 1000)))).Compressed())(t)
+			b := must.Get(io.ReadAll(other))(t)
 			overwrite(t, dir, digestOf(t, layers[0]), b)
 		}, "): the content has the digest"},
 		{"a configuration", func(t *testing.T, dir string, im v1.Image) {
-			d, err := im.ConfigName()
-			must.Succeed(t, err)
+			d := must.Get(im.ConfigName())(t)
 			overwrite(t, dir, d.String(), []byte("{}"))
 		}, "has the digest"},
 		{
@@ -218,13 +207,10 @@ func TestPullRefusesWrongContent(t *testing.T) {
 	}
 	t.Run("what the configuration states of a layer", func(t *testing.T) {
 		im := imageOf(t, layerOf(t, large))
-		cf, err := im.ConfigFile()
-		must.Succeed(t, err)
+		cf := must.Get(im.ConfigFile())(t)
 		cf = cf.DeepCopy()
 		cf.RootFS.DiffIDs[0].Hex = strings.Repeat("0", 64)
-		if im, err = mutate.ConfigFile(im, cf); err != nil {
-			t.Fatal(err)
-		}
+		im = must.Get(mutate.ConfigFile(im, cf))(t)
 		if _, err := load(t, config(t), im); !errors.Is(err, image.ErrDigest) ||
 			!strings.Contains(err.Error(), "decompressed content") {
 			t.Errorf("got %v, want ErrDigest of the decompressed content", err)
@@ -234,11 +220,10 @@ func TestPullRefusesWrongContent(t *testing.T) {
 		asked := atomic.Bool{}
 		elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Store(true) }))
 		defer elsewhere.Close()
-		im, err := mutate.Append(imageOf(t), mutate.Addendum{
+		im := must.Get(mutate.Append(imageOf(t), mutate.Addendum{
 			Layer: layerOf(t, large),
 			URLs:  []string{elsewhere.URL + "/layer"},
-		})
-		must.Succeed(t, err)
+		}))(t)
 		s := serve(t)
 		ref := s.push(t, "a:1", im)
 		s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
@@ -255,15 +240,11 @@ func TestPullRefusesWrongContent(t *testing.T) {
 		}
 	})
 	t.Run("a large configuration", func(t *testing.T) {
-		im, err := mutate.AppendLayers(imageOf(t))
-		must.Succeed(t, err)
-		cf, err := im.ConfigFile()
-		must.Succeed(t, err)
+		im := must.Get(mutate.AppendLayers(imageOf(t)))(t)
+		cf := must.Get(im.ConfigFile())(t)
 		cf = cf.DeepCopy()
 		cf.Author = strings.Repeat("x", 5<<20)
-		if im, err = mutate.ConfigFile(im, cf); err != nil {
-			t.Fatal(err)
-		}
+		im = must.Get(mutate.ConfigFile(im, cf))(t)
 		if _, err := image.Pull(t.Context(), config(t), serve(t).push(t, "a:1", im)); !errors.Is(err, image.ErrTooLarge) {
 			t.Errorf("got %v, want ErrTooLarge", err)
 		}
@@ -362,8 +343,7 @@ func TestPullReadsLayersAgain(t *testing.T) {
 	s := serve(t)
 	im := imageOf(t, layerOf(t, archive(t, file("a", noise(3<<20)))))
 	ref := s.push(t, "a:1", im)
-	layers, err := im.Layers()
-	must.Succeed(t, err)
+	layers := must.Get(im.Layers())(t)
 	var breaks atomic.Int64
 	s.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if !strings.HasSuffix(r.URL.Path, digestOf(t, layers[0])) || breaks.Add(-1) < 0 {
@@ -417,8 +397,7 @@ func TestLoad(t *testing.T) {
 	saved := func(images map[string]v1.Image) string {
 		to := map[name.Tag]v1.Image{}
 		for s, im := range images {
-			tag, err := name.NewTag(s)
-			must.Succeed(t, err)
+			tag := must.Get(name.NewTag(s))(t)
 			to[tag] = im
 		}
 		path := filepath.Join(t.TempDir(), "images.tar")
@@ -426,8 +405,7 @@ func TestLoad(t *testing.T) {
 		return path
 	}
 	idOf := func(im v1.Image) string {
-		d, err := im.ConfigName()
-		must.Succeed(t, err)
+		d := must.Get(im.ConfigName())(t)
 		return d.String()
 	}
 	for _, c := range []struct {

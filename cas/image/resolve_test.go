@@ -90,9 +90,7 @@ func TestLibraryResolvesTags(t *testing.T) {
 	l := open(t, func(c *image.LibraryConfig) { c.Allowed, c.TagAge = []string{s.host}, time.Nanosecond })
 	get := func(ref image.Reference) *image.Entry {
 		t.Helper()
-		e, err := l.Get(t.Context(), "", ref, cas.Digest{})
-		must.Succeed(t, err)
-		return e
+		return must.Get(l.Get(t.Context(), "", ref, cas.Digest{}))(t)
 	}
 	first := get(ref)
 	if want := ref.Pin(digestOf(t, one)); first.Pinned != want {
@@ -164,9 +162,7 @@ func TestTagOfALoadedImageMoves(t *testing.T) {
 	one, two := simple(t, "one"), simple(t, "two")
 	ref := s.push(t, "tools:latest", one)
 	l := open(t, func(c *image.LibraryConfig) { c.Allowed, c.TagAge = []string{s.host}, time.Nanosecond })
-	if _, err := l.Load(t.Context(), "", layoutOf(t, one), "", "local/tools:1"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(l.Load(t.Context(), "", layoutOf(t, one), "", "local/tools:1"))(t)
 	for _, im := range []v1.Image{one, two} {
 		s.push(t, "tools:latest", im)
 		if e, err := l.Get(t.Context(), "", ref, cas.Digest{}); err != nil || e.Pinned != ref.Pin(digestOf(t, im)) || e.Loaded {

@@ -44,9 +44,7 @@ func inBubble(t *testing.T, test func(t *testing.T, b *bubble)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{server: newServer(t, "s3"), sent: map[string]int{}}
 		b.address = "http://bucket.example.com"
-		var err error
-		b.client, err = object.NewOver(t.Context(), object.Config{URL: b.url("")}, b)
-		must.Succeed(t, err)
+		b.client = must.Get(object.NewOver(t.Context(), object.Config{URL: b.url("")}, b))(t)
 		defer b.client.Close()
 		b.store = named(t, b.client, "")
 		data, _ := castest.Blob(1, 1000)
@@ -179,8 +177,7 @@ func TestDownBucketIsNotCalled(t *testing.T) {
 func TestNewWaitsForTheBucket(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.respond(killed)
-		c, err := object.NewOver(t.Context(), object.Config{URL: b.url("")}, b)
-		must.Succeed(t, err)
+		c := must.Get(object.NewOver(t.Context(), object.Config{URL: b.url("")}, b))(t)
 		defer c.Close()
 		<-c.Probed()
 		b.client, b.store = c, named(t, c, "")

@@ -59,8 +59,7 @@ func TestLargeBlobsGoInParts(t *testing.T) {
 				t.Errorf("%d bytes were sent in %d parts, want %d", size, got, want)
 			}
 			for _, off := range []int64{0, 16 << 20} {
-				r, err := store.Open(t.Context(), d, off)
-				must.Succeed(t, err)
+				r := must.Get(store.Open(t.Context(), d, off))(t)
 				got, err := io.ReadAll(r)
 				r.Close()
 				if err != nil || !bytes.Equal(got, b[off:]) {
@@ -154,8 +153,7 @@ func TestPutRejectsBlobAboveObjectSize(t *testing.T) {
 	s := serve(t, "s3")
 	store := s.instance(t)
 	_, small := castest.Blob(1, 100)
-	d, err := cas.NewDigest(cas.SHA256, small.Hash(), 10_000*16<<20+1)
-	must.Succeed(t, err)
+	d := must.Get(cas.NewDigest(cas.SHA256, small.Hash(), 10_000*16<<20+1))(t)
 	if err := store.Put(t.Context(), d, iotest.ErrReader(errors.New("read"))); !errors.Is(err, cas.ErrUpstreamFull) ||
 		s.called("begin") != 0 {
 		t.Errorf("got %v after %d uploads, want ErrUpstreamFull before any", err, s.called("begin"))
@@ -176,8 +174,7 @@ func TestKeys(t *testing.T) {
 	}
 	var want []string
 	for name, part := range names {
-		in, err := c.Instance(name)
-		must.Succeed(t, err)
+		in := must.Get(c.Instance(name))(t)
 		if missing, err := in.Store.Missing(t.Context(), []cas.Digest{cas.SHA256.Sum([]byte("x"))}); err != nil ||
 			len(missing) != 1 {
 			t.Errorf("%q: got %v missing, %v; want the blob of another instance missing", name, missing, err)
@@ -252,9 +249,7 @@ func TestDamagedBlob(t *testing.T) {
 				t.Errorf("%s, damaged again: got %v, want ErrCorrupt", name, err)
 			}
 			s.replace(t, key, b, time.Now())
-			if _, err := cas.ReadAll(t.Context(), store, d, 1<<20); err != nil {
-				t.Error(err)
-			}
+			must.Get(cas.ReadAll(t.Context(), store, d, 1<<20))(t)
 			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 0 {
 				t.Errorf("%s, repaired by another: got %v, %v, want none missing", name, missing, err)
 			}
@@ -500,11 +495,8 @@ func TestContextEndsEveryCall(t *testing.T) {
 		b, _ := castest.Blob(1, 10<<20)
 		present := put(t, store, b)
 		ctx, cancel := context.WithCancel(t.Context())
-		r, err := store.Open(ctx, present, 0)
-		must.Succeed(t, err)
-		if _, err := io.ReadFull(r, b[:1<<20]); err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(store.Open(ctx, present, 0))(t)
+		must.Get(io.ReadFull(r, b[:1<<20]))(t)
 		cancel()
 		if _, err := io.Copy(io.Discard, r); !errors.Is(err, context.Canceled) {
 			t.Errorf("the rest of a blob: got %v, want Canceled", err)
@@ -546,8 +538,7 @@ func TestBrokenDownloadsAreResumed(t *testing.T) {
 		put(t, store, b)
 		for _, off := range []int64{0, 12345} {
 			s.spoil(faults{breakAt: 1 << 20, breaks: 3})
-			r, err := store.Open(t.Context(), d, off)
-			must.Succeed(t, err)
+			r := must.Get(store.Open(t.Context(), d, off))(t)
 			got, err := io.ReadAll(r)
 			r.Close()
 			if err != nil || !bytes.Equal(got, b[off:]) || s.called("GET") != 4 {
@@ -575,12 +566,9 @@ func TestBrokenDownloadsAreResumed(t *testing.T) {
 		}
 		// The object is deleted during the download.
 		s.spoil(faults{breakAt: 1 << 20, breaks: 1})
-		r, err := store.Open(t.Context(), d, 0)
-		must.Succeed(t, err)
+		r := must.Get(store.Open(t.Context(), d, 0))(t)
 		defer r.Close()
-		if _, err := s.objects.DeleteObject(bucketName, s.only(t)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.objects.DeleteObject(bucketName, s.only(t)))(t)
 		if _, err := io.Copy(io.Discard, r); !errors.Is(err, cas.ErrNotFound) {
 			t.Errorf("deleted: got %v, want ErrNotFound", err)
 		}
@@ -623,9 +611,7 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 				s.replace(t, key, content, time.Now().Add(-c.age))
 				s.spoil(faults{})
 				for range 2 {
-					if err := use[key](c.store); err != nil {
-						t.Error(err)
-					}
+					must.Succeed(t, use[key](c.store))
 				}
 				if n := s.called("copy"); n != c.copied || !bytes.Equal(s.content(t, key), content) {
 					t.Errorf("%s at %v: copied %d times, want %d", key, c.age, n, c.copied)
@@ -657,8 +643,7 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 			s.spoil(faults{})
 		}
 		// S3 cannot copy it, so it must be put again. Google can, but this server does not have it.
-		d, err := cas.NewDigest(cas.SHA256, d.Hash(), 5<<30+1)
-		must.Succeed(t, err)
+		d = must.Get(cas.NewDigest(cas.SHA256, d.Hash(), 5<<30+1))(t)
 		s.spoil(faults{before: func(w http.ResponseWriter, r *http.Request, _ string, _ int) bool {
 			if r.Method != http.MethodHead {
 				return false
@@ -779,16 +764,14 @@ func TestCallsAreObserved(t *testing.T) {
 		take()
 		b, d := castest.Blob(1, 1000)
 		put(t, store, b)
-		_, err := cas.ReadAll(t.Context(), store, d, 1000)
-		must.Succeed(t, err)
+		must.Get(cas.ReadAll(t.Context(), store, d, 1000))(t)
 		if got, want := take(), []string{"put ok 1 1000 0", "get ok 1 0 1000"}; !slices.Equal(got, want) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 		_, absent := castest.Blob(2, 1000)
 		store.Missing(t.Context(), []cas.Digest{absent})
 		s.spoil(faults{breakAt: 500, breaks: 1})
-		_, err = cas.ReadAll(t.Context(), store, d, 1000)
-		must.Succeed(t, err)
+		must.Get(cas.ReadAll(t.Context(), store, d, 1000))(t)
 		s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, kind string, n int) bool {
 			if kind == "HEAD" && n < 3 {
 				refuse(w, 429, "", "")

@@ -43,15 +43,12 @@ func account(t *testing.T, tokens http.HandlerFunc) {
 	t.Helper()
 	web := httptest.NewServer(tokens)
 	t.Cleanup(web.Close)
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	must.Succeed(t, err)
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	must.Succeed(t, err)
-	file, err := json.Marshal(map[string]string{
+	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
+	private := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
+	file := must.Get(json.Marshal(map[string]string{
 		"type": "service_account", "client_email": "farm@example.com", "token_uri": web.URL,
 		"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})),
-	})
-	must.Succeed(t, err)
+	}))(t)
 	path := filepath.Join(t.TempDir(), "account.json")
 	must.Succeed(t, os.WriteFile(path, file, 0o600))
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", path)
@@ -128,13 +125,10 @@ func TestTLSRequiresTrustedCertificate(t *testing.T) {
 // TestAuthoritiesOfTheURL checks that ca= replaces the authorities of the host, and that none of them is skipped.
 func TestAuthoritiesOfTheURL(t *testing.T) {
 	s := secure(t, "s3")
-	good, err := os.ReadFile(s.ca)
-	must.Succeed(t, err)
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	must.Succeed(t, err)
+	good := must.Get(os.ReadFile(s.ca))(t)
+	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	must.Succeed(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))(t)
 	other := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	for name, c := range map[string]struct {
 		ca   string

@@ -120,8 +120,7 @@ func (s *server) open(t *testing.T, cfg object.Config) *object.Client {
 	if cfg.URL == "" {
 		cfg.URL = s.url("")
 	}
-	c, err := object.Open(t.Context(), cfg)
-	must.Succeed(t, err)
+	c := must.Get(object.Open(t.Context(), cfg))(t)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -134,9 +133,7 @@ func (s *server) instance(t *testing.T) *object.Store {
 
 func named(t *testing.T, c *object.Client, name string) *object.Store {
 	t.Helper()
-	store, err := c.Store(name)
-	must.Succeed(t, err)
-	return store
+	return must.Get(c.Store(name))(t)
 }
 
 // kind returns the kind of a request.
@@ -263,8 +260,7 @@ func (b *breaking) Write(p []byte) (int, error) {
 // keys returns the keys of all objects.
 func (s *server) keys(t *testing.T) []string {
 	t.Helper()
-	list, err := s.objects.ListBucket(bucketName, nil, gofakes3.ListBucketPage{})
-	must.Succeed(t, err)
+	list := must.Get(s.objects.ListBucket(bucketName, nil, gofakes3.ListBucketPage{}))(t)
 	var keys []string
 	for _, o := range list.Contents {
 		keys = append(keys, o.Key)
@@ -307,20 +303,15 @@ func (s *server) replace(t *testing.T, key string, content []byte, at time.Time)
 // content returns the content of an object.
 func (s *server) content(t *testing.T, key string) []byte {
 	t.Helper()
-	o, err := s.objects.GetObject(bucketName, key, nil)
-	must.Succeed(t, err)
+	o := must.Get(s.objects.GetObject(bucketName, key, nil))(t)
 	defer o.Contents.Close()
-	b, err := io.ReadAll(o.Contents)
-	must.Succeed(t, err)
-	return b
+	return must.Get(io.ReadAll(o.Contents))(t)
 }
 
 // put stores bytes and returns their digest.
 func put(t *testing.T, s cas.Store, b []byte) cas.Digest {
 	t.Helper()
-	d, err := cas.PutBytes(t.Context(), s, cas.SHA256, b)
-	must.Succeed(t, err)
-	return d
+	return must.Get(cas.PutBytes(t.Context(), s, cas.SHA256, b))(t)
 }
 
 // hang blocks until the client disconnects.

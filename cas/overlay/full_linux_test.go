@@ -24,8 +24,7 @@ func TestFullJournal(t *testing.T) {
 
 	var old syscall.Rlimit
 	must.Succeed(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &old))
-	info, err := os.Stat(p.journal)
-	must.Succeed(t, err)
+	info := must.Get(os.Stat(p.journal))(t)
 	signal.Ignore(syscall.SIGXFSZ)
 	defer signal.Reset(syscall.SIGXFSZ)
 	// Enough for one and a half lines.
@@ -33,7 +32,7 @@ func TestFullJournal(t *testing.T) {
 	must.Succeed(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit))
 	defer syscall.Setrlimit(syscall.RLIMIT_FSIZE, &old)
 	b, refused := castest.Blob(2, 100)
-	err = p.store.Put(t.Context(), refused, bytes.NewReader(b))
+	err := p.store.Put(t.Context(), refused, bytes.NewReader(b))
 	errs := p.store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{
 		{Digest: refused, Data: b},
 		{Digest: refused, Data: b[1:]},

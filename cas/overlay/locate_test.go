@@ -21,8 +21,7 @@ func newLocator(t *testing.T) (s cas.Store, local *faulty.Store, mem *castest.Me
 	t.Helper()
 	mem = castest.NewMemory()
 	upstream = faulty.New(mem, mem)
-	in, err := onDisk(t, t.TempDir())("")
-	must.Succeed(t, err)
+	in := must.Get(onDisk(t, t.TempDir())(""))(t)
 	local = faulty.New(in.Store, in.Actions)
 	disk := struct {
 		*faulty.Store
@@ -65,8 +64,7 @@ func TestLocateFetches(t *testing.T) {
 		if want != nil {
 			asked = []cas.Digest{nowhere, ds[0], ds[1], nowhere, cas.SHA256.Sum(nil)}
 		}
-		p, err := locate(t, s, asked)
-		must.Succeed(t, err)
+		p := must.Get(locate(t, s, asked))(t)
 		defer p.Release()
 		if got := absent(p); !slices.Equal(got, want) {
 			t.Errorf("absent: got %v, want %v", got, want)
@@ -92,8 +90,7 @@ func TestLocateFetches(t *testing.T) {
 func TestLocateSkipsDamagedBlobs(t *testing.T) {
 	s, _, mem, _, ds := newLocator(t)
 	mem.Corrupt(ds[1])
-	p, err := locate(t, s, ds)
-	must.Succeed(t, err)
+	p := must.Get(locate(t, s, ds))(t)
 	defer p.Release()
 	if got := absent(p); !slices.Equal(got, []int{1}) {
 		t.Errorf("absent: got %v, want the damaged blob", got)

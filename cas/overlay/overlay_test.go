@@ -70,8 +70,7 @@ func open(t testing.TB, c overlay.Config) *overlay.Overlay {
 	if c.Journal == "" {
 		c.Journal = filepath.Join(t.TempDir(), "journal")
 	}
-	o, err := overlay.New(c)
-	must.Succeed(t, err)
+	o := must.Get(overlay.New(c))(t)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
@@ -83,9 +82,7 @@ func open(t testing.TB, c overlay.Config) *overlay.Overlay {
 // instance returns the instance "" of o.
 func instance(t *testing.T, o *overlay.Overlay) *cas.Instance {
 	t.Helper()
-	in, err := o.Instance("")
-	must.Succeed(t, err)
-	return in
+	return must.Get(o.Instance(""))(t)
 }
 
 // drain closes p after it has sent everything.
@@ -93,9 +90,7 @@ func (p *pair) drain(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // enough in every case
 	defer cancel()
-	if err := p.Close(ctx); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, p.Close(ctx))
 }
 
 // put stores a blob in m.
@@ -113,8 +108,7 @@ func disconnect(f *faulty.Store) {
 
 func has(t *testing.T, s cas.Store, d cas.Digest) bool {
 	t.Helper()
-	missing, err := s.Missing(t.Context(), []cas.Digest{d})
-	must.Succeed(t, err)
+	missing := must.Get(s.Missing(t.Context(), []cas.Digest{d}))(t)
 	return len(missing) == 0
 }
 
@@ -163,8 +157,7 @@ func blobsOf(t *testing.T, instances cas.Instances) repb.ContentAddressableStora
 // served returns a remote.Client of a new server for instances.
 func served(t *testing.T, instances cas.Instances) *remote.Client {
 	t.Helper()
-	c, err := remote.New("grpc://" + serve(t, instances))
-	must.Succeed(t, err)
+	c := must.Get(remote.New("grpc://" + serve(t, instances)))(t)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -172,8 +165,7 @@ func served(t *testing.T, instances cas.Instances) *remote.Client {
 // onDisk returns instances of a disk store.
 func onDisk(t *testing.T, dir string) cas.Instances {
 	t.Helper()
-	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 256 << 20})
-	must.Succeed(t, err)
+	c := must.Get(disk.Open(disk.Config{Dir: dir, MaxBytes: 256 << 20}))(t)
 	t.Cleanup(func() { c.Close() })
 	return c.Instance
 }
@@ -182,11 +174,10 @@ func onDisk(t *testing.T, dir string) cas.Instances {
 func TestContractsOfDiskAndServer(t *testing.T) {
 	for name, policy := range policies {
 		instance := func(t *testing.T) *cas.Instance {
-			in, err := open(t, overlay.Config{
+			in := must.Get(open(t, overlay.Config{
 				Local: onDisk(t, t.TempDir()), Upstream: served(t, castest.Instances()).Instance,
 				Policy: policy, Journal: filepath.Join(t.TempDir(), "journal"),
-			}).Instance("a/b")
-			must.Succeed(t, err)
+			}).Instance("a/b"))(t)
 			return in
 		}
 		t.Run(name, func(t *testing.T) {
@@ -207,13 +198,11 @@ func TestContractsOfDiskAndServer(t *testing.T) {
 func TestInstancesAreSeparate(t *testing.T) {
 	local, upstream := castest.Instances(), castest.Instances()
 	o := open(t, overlay.Config{Local: local, Upstream: upstream})
-	a, err := o.Instance("a")
-	must.Succeed(t, err)
+	a := must.Get(o.Instance("a"))(t)
 	_, d := put(t, a.Store, 1, 100)
 	for name, want := range map[string]bool{"a": true, "b": false, "": false} {
 		for _, instances := range []cas.Instances{local, upstream, o.Instance} {
-			in, err := instances(name)
-			must.Succeed(t, err)
+			in := must.Get(instances(name))(t)
 			if in.Name != name || has(t, in.Store, d) != want {
 				t.Errorf("instance %q: got name %q, blob present %v, want %v", name, in.Name, !want, want)
 			}
@@ -620,8 +609,7 @@ func TestServerReadsBatches(t *testing.T) {
 		for _, d := range ds {
 			req.Digests = append(req.Digests, d.Proto())
 		}
-		resp, err := client.BatchReadBlobs(t.Context(), req)
-		must.Succeed(t, err)
+		resp := must.Get(client.BatchReadBlobs(t.Context(), req))(t)
 		for _, r := range resp.Responses {
 			got = append(got, codes.Code(r.GetStatus().GetCode()))
 		}
@@ -707,9 +695,8 @@ func built(t *testing.T, s cas.Store, seed byte) (action cas.Digest, r *repb.Act
 	t.Helper()
 	_, file := put(t, s, seed, 100+int(seed))
 	_, inner := put(t, s, seed, 2<<20)
-	tree, err := cas.PutProto(t.Context(), s, cas.SHA256,
-		&repb.Tree{Root: &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: inner.Proto()}}}})
-	must.Succeed(t, err)
+	tree := must.Get(cas.PutProto(t.Context(), s, cas.SHA256,
+		&repb.Tree{Root: &repb.Directory{Files: []*repb.FileNode{{Name: "f", Digest: inner.Proto()}}}}))(t)
 	return cas.SHA256.Sum([]byte{seed}), &repb.ActionResult{
 		OutputFiles:       []*repb.OutputFile{{Path: "o", Digest: file.Proto()}},
 		OutputDirectories: []*repb.OutputDirectory{{Path: "d", TreeDigest: tree.Proto()}},
@@ -781,16 +768,14 @@ func TestLostBlobsAreMissing(t *testing.T) {
 		var ds []cas.Digest
 		for i := range 200 {
 			b := fmt.Append(nil, i)
-			d, err := cas.PutBytes(t.Context(), p.store, cas.SHA256, b)
-			must.Succeed(t, err)
+			d := must.Get(cas.PutBytes(t.Context(), p.store, cas.SHA256, b))(t)
 			ds, want[d] = append(ds, d), b
 		}
 		gone := map[cas.Digest]int{}
 		for _, d := range slices.Concat(p.faultyLocal.Lose(seed, 0.3), p.faultyUpstream.Lose(seed+100, 0.3)) {
 			gone[d]++
 		}
-		missing, err := p.store.Missing(t.Context(), ds)
-		must.Succeed(t, err)
+		missing := must.Get(p.store.Missing(t.Context(), ds))(t)
 		for _, d := range ds {
 			got, err := cas.ReadAll(t.Context(), p.store, d, 100)
 			if lost := gone[d] == 2; lost != slices.Contains(missing, d) || lost != errors.Is(err, cas.ErrNotFound) ||

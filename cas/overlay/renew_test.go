@@ -241,8 +241,7 @@ func TestUnservedBlobsAreNotRenewed(t *testing.T) {
 				return &cas.Instance{Name: name, Store: flaky, Actions: flaky, Functions: []cas.Function{cas.SHA256}}, nil
 			},
 		})).Store
-		d, err := cas.PutBytes(t.Context(), local, cas.SHA1, []byte("unserved"))
-		must.Succeed(t, err)
+		d := must.Get(cas.PutBytes(t.Context(), local, cas.SHA1, []byte("unserved")))(t)
 		wantMissing(t, "used", s, []cas.Digest{d}, nil)
 		time.Sleep(time.Hour)
 		if n := flaky.Calls(faulty.Missing); n != 0 || has(t, upstream, d) {

@@ -45,9 +45,7 @@ func TestRefusedResultIsNoError(t *testing.T) {
 					p := newPair(t, policy)
 					p.faultyUpstream.Fail(refusal, faulty.Record)
 					action, r := built(t, p.store, 1)
-					if err := p.actions.Record(t.Context(), action, r); err != nil {
-						t.Error(err)
-					}
+					must.Succeed(t, p.actions.Record(t.Context(), action, r))
 					p.drain(t)
 					if n := p.Stats().Refused; n != 1 || p.faultyUpstream.Calls(faulty.Record) != 1 {
 						t.Errorf("%d refused after %d calls, want 1 after 1", n, p.faultyUpstream.Calls(faulty.Record))
@@ -112,9 +110,7 @@ func TestRejectedBlobIsDelayed(t *testing.T) {
 		p.faultyUpstream.Fail(cas.ErrFull, faulty.Put)
 		_, large := put(t, p.store, 1, 3<<20)
 		for i := range 600 {
-			if _, err := cas.PutBytes(t.Context(), p.store, cas.SHA256, fmt.Append(nil, i)); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(cas.PutBytes(t.Context(), p.store, cas.SHA256, fmt.Append(nil, i)))(t)
 			time.Sleep(time.Second)
 		}
 		// After 0, 1, 3, 7, ... 511 seconds.
@@ -159,9 +155,7 @@ func TestUnreadableBlobsAreMissing(t *testing.T) {
 				_, err = p.store.Open(t.Context(), d, 0)
 				wantError(t, "Open", err, want)
 				p.faultyUpstream.Heal()
-				if _, err := cas.ReadAll(t.Context(), p.store, d, 100); err != nil {
-					t.Error(err)
-				}
+				must.Get(cas.ReadAll(t.Context(), p.store, d, 100))(t)
 				p.local.Delete(d)
 				wantMissing(t, "after a successful read", p.store, ds, nil)
 			})

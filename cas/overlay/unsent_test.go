@@ -154,8 +154,7 @@ func TestUnsentListIsBounded(t *testing.T) {
 	p.local.Delete(lost)
 	list := func() string {
 		p.AwaitCompaction()
-		text, err := os.ReadFile(p.journal + ".unsent")
-		must.Succeed(t, err)
+		text := must.Get(os.ReadFile(p.journal + ".unsent"))(t)
 		return string(text)
 	}
 	if text := list(); strings.Count(text, "\n") > 202 || !strings.Contains(text, lost.String()) {
@@ -224,8 +223,7 @@ func TestUnsentBlobsOfLostLogAreMissing(t *testing.T) {
 	journal, down := filepath.Join(dir, "journal"), faulty.New(castest.NewMemory(), castest.NewMemory())
 	disconnect(down)
 	run := func(f func(s cas.Store)) {
-		c, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "local"), MaxBytes: 512 << 20})
-		must.Succeed(t, err)
+		c := must.Get(disk.Open(disk.Config{Dir: filepath.Join(dir, "local"), MaxBytes: 512 << 20}))(t)
 		o := open(t, overlay.Config{Local: c.Instance, Upstream: one(down, down), Journal: journal})
 		f(instance(t, o).Store)
 		must.Succeed(t, errors.Join(o.Close(t.Context()), c.Close()))
@@ -238,15 +236,13 @@ func TestUnsentBlobsOfLostLogAreMissing(t *testing.T) {
 			ds = append(ds, d)
 		}
 	})
-	logs, err := filepath.Glob(filepath.Join(dir, "local", "segments", "*"))
-	must.Succeed(t, err)
+	logs := must.Get(filepath.Glob(filepath.Join(dir, "local", "segments", "*")))(t)
 	for _, log := range logs {
 		must.Succeed(t, os.Remove(log))
 	}
 	run(func(s cas.Store) {
 		for _, d := range ds {
-			r, err := s.Open(t.Context(), d, 0)
-			must.Succeed(t, err)
+			r := must.Get(s.Open(t.Context(), d, 0))(t)
 			must.Succeed(t, r.Close())
 		}
 		wantMissing(t, "unsent", s, ds, ds)
@@ -281,8 +277,7 @@ func TestKillDuringUpload(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run=^TestKillDuringUpload$")
 	cmd.Env = append(os.Environ(), "OVERLAY_TEST_DIR="+dir)
 	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	must.Succeed(t, err)
+	out := must.Get(cmd.StdoutPipe())(t)
 	must.Succeed(t, cmd.Start())
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Errorf("the process printed %q, %v", line, err)
@@ -371,9 +366,7 @@ func TestResultsFollowTheirBlobs(t *testing.T) {
 				before := p.faultyUpstream.Calls(faulty.Missing)
 				must.Succeed(t, p.actions.Record(t.Context(), action, r))
 				time.Sleep(30 * time.Second)
-				if _, err := p.upstream.Lookup(t.Context(), action); err != nil {
-					t.Error(err)
-				}
+				must.Get(p.upstream.Lookup(t.Context(), action))(t)
 				if n := p.faultyUpstream.Calls(faulty.Missing) - before; n != 0 {
 					t.Errorf("got %d queries, want none", n)
 				}

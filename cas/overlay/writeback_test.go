@@ -154,11 +154,10 @@ func TestCloseEndsWithContext(t *testing.T) {
 			t.Errorf("got %v, want the number of entries and the journal", err)
 		}
 		gate.Open()
-		o, err := overlay.New(overlay.Config{
+		o := must.Get(overlay.New(overlay.Config{
 			Local:    one(p.local, p.local),
 			Upstream: one(p.faultyUpstream, p.faultyUpstream), Policy: overlay.WriteBack, Journal: p.journal,
-		})
-		must.Succeed(t, err)
+		}))(t)
 		if err := o.Close(t.Context()); err != nil || !has(t, p.upstream, d) {
 			t.Errorf("the next overlay: %v", err)
 		}
@@ -176,9 +175,7 @@ func TestCloseEndsFetches(t *testing.T) {
 			done <- err
 		}()
 		synctest.Wait()
-		if err := p.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, p.Close(t.Context()))
 		wantError(t, "running read", <-done, cas.ErrUnavailable)
 		_, err := p.store.Open(t.Context(), d, 0)
 		wantError(t, "later read", err, cas.ErrUnavailable)
@@ -235,16 +232,12 @@ func TestJournalReplay(t *testing.T) {
 	}
 	o, err := start(fmt.Sprintf("add blob %[1]q %[2]s\nadd blob %[1]q %[3]s\nadd blob %[1]q %[2]s\ndone blob %[1]q %[3]s\nadd blob %[1]q %.9[4]s", "an instance", a, b, c))
 	must.Succeed(t, err)
-	if err := o.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, o.Close(t.Context()))
 	if !has(t, upstream, a) || has(t, upstream, b) || has(t, upstream, c) {
 		t.Errorf("upstream has %v, want only the first blob", upstream.Digests())
 	}
-	if o, err = start(strings.Repeat(fmt.Sprintf("add blob %[1]q %[2]s\ndone blob %[1]q %[2]s\n", "", b), 3) +
-		fmt.Sprintf("add blob %q %s\n", "", b)); err != nil {
-		t.Fatal(err)
-	}
+	o = must.Get(start(strings.Repeat(fmt.Sprintf("add blob %[1]q %[2]s\ndone blob %[1]q %[2]s\n", "", b), 3) +
+		fmt.Sprintf("add blob %q %s\n", "", b)))(t)
 	if err := o.Close(t.Context()); err != nil || o.Stats().Sent != 1 || !has(t, upstream, b) {
 		t.Errorf("entry struck out and added again: got %v, %d sent, want 1", err, o.Stats().Sent)
 	}
@@ -268,8 +261,7 @@ func TestJournalIsCompacted(t *testing.T) {
 	}
 	group.Wait()
 	p.drain(t)
-	info, err := os.Stat(p.journal)
-	must.Succeed(t, err)
+	info := must.Get(os.Stat(p.journal))(t)
 	// 60,000 lines of 80 bytes would be 4.8 MB.
 	if info.Size() > 2_000_000 || p.upstream.Len() != len(blobs) {
 		t.Errorf("the journal has %d bytes, the upstream %d blobs", info.Size(), p.upstream.Len())
@@ -289,8 +281,7 @@ func TestKill(t *testing.T) {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestKill$")
 		cmd.Env = append(os.Environ(), "OVERLAY_TEST_DIR="+dir, fmt.Sprint("OVERLAY_TEST_ROUND=", round))
 		cmd.Stderr = os.Stderr
-		out, err := cmd.StdoutPipe()
-		must.Succeed(t, err)
+		out := must.Get(cmd.StdoutPipe())(t)
 		must.Succeed(t, cmd.Start())
 		lines := bufio.NewScanner(out)
 		for n := 0; n < 50+37*round && lines.Scan(); n++ {
@@ -309,14 +300,11 @@ func TestKill(t *testing.T) {
 		cmd.Wait()
 	}
 	upstream := castest.NewMemory()
-	o, err := overlay.New(overlay.Config{
+	o := must.Get(overlay.New(overlay.Config{
 		Local: onDisk(t, filepath.Join(dir, "local")), Upstream: one(upstream, upstream), Policy: overlay.WriteBack,
 		Journal: filepath.Join(dir, "journal"),
-	})
-	must.Succeed(t, err)
-	if err := o.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	}))(t)
+	must.Succeed(t, o.Close(t.Context()))
 	missing, err := upstream.Missing(t.Context(), acknowledged)
 	if err != nil || len(missing) > 0 || len(acknowledged) < rounds*50 {
 		t.Errorf("%d of %d acknowledged blobs were lost, %v", len(missing), len(acknowledged), err)
@@ -372,8 +360,7 @@ func TestFrozenUpstream(t *testing.T) {
 			b, d := castest.Blob(4, 100)
 			must.Succeed(t, p.store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}})[0])
 			must.Succeed(t, p.actions.Record(t.Context(), d, &repb.ActionResult{}))
-			_, err := cas.MissingForPut(t.Context(), p.store, []cas.Digest{there, d})
-			must.Succeed(t, err)
+			must.Get(cas.MissingForPut(t.Context(), p.store, []cas.Digest{there, d}))(t)
 		}
 		queries := func() {
 			wantMissing(t, "upstream frozen", p.store, []cas.Digest{there}, []cas.Digest{there})
@@ -397,9 +384,7 @@ func TestFrozenUpstream(t *testing.T) {
 		}
 		synctest.Wait()
 		wantMissing(t, "upstream answers", p.store, []cas.Digest{there}, nil)
-		if _, err := p.actions.Lookup(t.Context(), action); err != nil {
-			t.Error(err)
-		}
+		must.Get(p.actions.Lookup(t.Context(), action))(t)
 	})
 }
 
@@ -475,8 +460,7 @@ func TestSenderRests(t *testing.T) {
 			before := upstream.Len()
 			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 				if use {
-					_, err := cas.MissingForPut(t.Context(), s, nil)
-					must.Succeed(t, err)
+					must.Get(cas.MissingForPut(t.Context(), s, nil))(t)
 				}
 			}
 			return upstream.Len() - before
@@ -525,8 +509,7 @@ func TestSenderYields(t *testing.T) {
 		})).Store
 		use := func(d time.Duration) {
 			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-				_, err := cas.MissingForPut(t.Context(), s, nil)
-				must.Succeed(t, err)
+				must.Get(cas.MissingForPut(t.Context(), s, nil))(t)
 			}
 		}
 		var all []cas.Blob

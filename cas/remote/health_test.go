@@ -58,9 +58,7 @@ func inBubble(t *testing.T, c casserver.Config, away bool, test func(t *testing.
 		}))
 		must.Succeed(t, err)
 		defer b.client.Close()
-		if b.store, err = b.client.Store(""); err != nil {
-			t.Fatal(err)
-		}
+		b.store = must.Get(b.client.Store(""))(t)
 		test(t, b)
 	})
 }
@@ -151,9 +149,7 @@ func TestNewWaitsForServer(t *testing.T) {
 
 func TestFirstCallWaits(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
-		if err := b.ask(t); err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, b.ask(t))
 		b.wantBack(t)
 	})
 	// The caller's context ends the wait.
@@ -222,9 +218,7 @@ func TestProbeIgnoresCallLimit(t *testing.T) {
 		}
 		sick.Store(false)
 		time.Sleep(3 * time.Second)
-		if err := b.client.Err(); err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, b.client.Err())
 		cancel()
 		group.Wait()
 	})
@@ -384,8 +378,7 @@ func TestStalledDownloadResumes(t *testing.T) {
 			t.Errorf("stalled: got %d bytes, %v after %d calls", len(got), err, b.called("Read"))
 		}
 		b.breakStreams(0, 0)
-		r, err := b.store.Open(t.Context(), d, 0)
-		must.Succeed(t, err)
+		r := must.Get(b.store.Open(t.Context(), d, 0))(t)
 		defer r.Close()
 		for n := 0; n < len(want); {
 			m, err := r.Read(make([]byte, 1<<20))
@@ -449,15 +442,13 @@ func TestClosedReadersReleaseLimit(t *testing.T) {
 	inBubble(t, casserver.Config{MaxBatchBytes: 10}, false, func(t *testing.T, b *bubble) {
 		_, d := b.put(t, 1, 100)
 		for range 200 {
-			r, err := b.store.Open(t.Context(), d, 0)
-			must.Succeed(t, err)
+			r := must.Get(b.store.Open(t.Context(), d, 0))(t)
 			r.Close()
 			if _, err := r.Read(make([]byte, 1)); err == nil {
 				t.Error("a closed reader returned data")
 			}
 		}
-		to, err := b.client.Store("elsewhere")
-		must.Succeed(t, err)
+		to := must.Get(b.client.Store("elsewhere"))(t)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		var group sync.WaitGroup

@@ -210,16 +210,13 @@ func (s *server) dial(t *testing.T, name string) *remote.Store {
 	}))
 	must.Succeed(t, err)
 	t.Cleanup(func() { c.Close() })
-	store, err := c.Store(name)
-	must.Succeed(t, err)
-	return store
+	return must.Get(c.Store(name))(t)
 }
 
 // memory returns the store of an instance.
 func (s *server) memory(t *testing.T, name string) *castest.Memory {
 	t.Helper()
-	in, err := s.instances(name)
-	must.Succeed(t, err)
+	in := must.Get(s.instances(name))(t)
 	return in.Store.(*castest.Memory)
 }
 
@@ -309,13 +306,9 @@ func TestInstanceNamesCombine(t *testing.T) {
 	for _, c := range []struct{ path, name, want string }{
 		{"", "", ""}, {"/", "", ""}, {"", "a/b", "a/b"}, {"/x/y", "", "x/y"}, {"/x", "y/z", "x/y/z"}, {"/with%20space", "", "with space"},
 	} {
-		client, err := remote.Dial(t.Context(), s.address+c.path)
-		must.Succeed(t, err)
-		in, err := client.Instance(c.name)
-		must.Succeed(t, err)
-		if err := in.Store.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-			t.Error(err)
-		}
+		client := must.Get(remote.Dial(t.Context(), s.address+c.path))(t)
+		in := must.Get(client.Instance(c.name))(t)
+		must.Succeed(t, in.Store.Put(t.Context(), d, bytes.NewReader(b)))
 		if in.Name != c.want || s.memory(t, c.want).Len() != 1 {
 			t.Errorf("%s with %q is %q, and %q holds %d blobs", c.path, c.name, in.Name, c.want, s.memory(t, c.want).Len())
 		}
@@ -584,8 +577,7 @@ func TestServerMessagesArePrintable(t *testing.T) {
 	}
 	s := serve(t, casserver.Config{})
 	store := s.dial(t, "")
-	details, err := status.New(codes.Aborted, long).WithDetails(&repb.Digest{Hash: "detail"})
-	must.Succeed(t, err)
+	details := must.Get(status.New(codes.Aborted, long).WithDetails(&repb.Digest{Hash: "detail"}))(t)
 	s.intercept(func(context.Context, string, int) error { return details.Err() })
 	for method, err := range everyCall(t, s, store) {
 		check(method, err)
@@ -593,7 +585,7 @@ func TestServerMessagesArePrintable(t *testing.T) {
 			t.Errorf("%s: code %v, details %v", method, st.Code(), st.Details())
 		}
 	}
-	_, err = remote.Dial(t.Context(), s.address)
+	_, err := remote.Dial(t.Context(), s.address)
 	check("Dial", err)
 	s.intercept(func(context.Context, string, int) error { return status.Error(codes.ResourceExhausted, long) })
 	small, d := castest.Blob(1, 200)
@@ -629,8 +621,7 @@ func TestBrokenStreamsAreRepeated(t *testing.T) {
 	want, d := s.put(t, 1, 10<<20)
 	for _, off := range []int64{0, 12345} {
 		s.breakStreams(3, 3)
-		r, err := store.Open(t.Context(), d, off)
-		must.Succeed(t, err)
+		r := must.Get(store.Open(t.Context(), d, off))(t)
 		got, err := io.ReadAll(r)
 		r.Close()
 		if err != nil || !bytes.Equal(got, want[off:]) || s.called("Read") != 4 {
@@ -640,9 +631,7 @@ func TestBrokenStreamsAreRepeated(t *testing.T) {
 	s.breakStreams(3, 3)
 	b, d := castest.Blob(2, 5<<20)
 	whole := io.NewSectionReader(bytes.NewReader(append([]byte("head"), b...)), 0, 1<<30)
-	if _, err := whole.Seek(4, io.SeekStart); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(whole.Seek(4, io.SeekStart))(t)
 	if err := store.Put(t.Context(), d, whole); err != nil || s.called("Write") != 4 {
 		t.Errorf("upload: %v after %d calls", err, s.called("Write"))
 	}
@@ -736,9 +725,7 @@ func TestMissingSplitsLongLists(t *testing.T) {
 	for i := range 40_000 {
 		d := cas.SHA256.Sum(fmt.Append(nil, i))
 		if ds = append(ds, d); i%1000 == 0 {
-			if _, err := cas.PutBytes(t.Context(), s.memory(t, ""), cas.SHA256, fmt.Append(nil, i)); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(cas.PutBytes(t.Context(), s.memory(t, ""), cas.SHA256, fmt.Append(nil, i)))(t)
 		} else {
 			want = append(want, d)
 		}
@@ -754,8 +741,7 @@ func TestFetch(t *testing.T) {
 	store, to := s.dial(t, ""), castest.NewMemory()
 	var ds []cas.Digest
 	for i := range 40_000 { // more than fit into one call by number
-		d, err := cas.PutBytes(t.Context(), s.memory(t, ""), cas.SHA256, fmt.Append(nil, i))
-		must.Succeed(t, err)
+		d := must.Get(cas.PutBytes(t.Context(), s.memory(t, ""), cas.SHA256, fmt.Append(nil, i)))(t)
 		ds = append(ds, d)
 	}
 	for i := range 10 { // more than fit into one call by size

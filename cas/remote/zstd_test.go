@@ -273,8 +273,7 @@ func TestCompressedDownloadResumes(t *testing.T) {
 	}
 	// Partial reads are not compressed.
 	p.names, p.breakAt = nil, 0
-	r, err := s.Open(t.Context(), d, 12345)
-	must.Succeed(t, err)
+	r := must.Get(s.Open(t.Context(), d, 12345))(t)
 	defer r.Close()
 	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, want[12345:]) || !slices.Equal(p.names, []string{"blobs 12345"}) {
 		t.Errorf("got %d bytes, %v, of %q", len(got), err, p.names)

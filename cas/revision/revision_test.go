@@ -90,8 +90,7 @@ func (r *repository) raw(entries ...[3]string) string {
 	r.t.Helper()
 	var text strings.Builder
 	for _, e := range entries {
-		object, err := hex.DecodeString(e[2])
-		must.Succeed(r.t, err)
+		object := must.Get(hex.DecodeString(e[2]))(r.t)
 		fmt.Fprintf(&text, "%s %s\x00%s", e[0], e[1], object)
 	}
 	tree := r.git(text.String(), "hash-object", "-w", "-t", "tree", "--literally", "--stdin")
@@ -101,8 +100,7 @@ func (r *repository) raw(entries ...[3]string) string {
 // read reads a revision into a new store.
 func read(t *testing.T, dir, rev string, change func(*revision.Config)) (*revision.Revision, cas.Store, error) {
 	t.Helper()
-	in, err := castest.Instances()("")
-	must.Succeed(t, err)
+	in := must.Get(castest.Instances()(""))(t)
 	c := revision.Config{Store: in.Store, Function: cas.SHA256, Dir: t.TempDir(), MaxBytes: 1 << 30}
 	if change != nil {
 		change(&c)
@@ -120,14 +118,11 @@ func listing(t *testing.T, s cas.Store, d cas.Digest, above string) []string {
 	var dir repb.Directory
 	must.Succeed(t, cas.ReadProto(t.Context(), s, d, &dir))
 	digest := func(p *repb.Digest) cas.Digest {
-		d, err := cas.FromProto(cas.SHA256, p)
-		must.Succeed(t, err)
-		return d
+		return must.Get(cas.FromProto(cas.SHA256, p))(t)
 	}
 	var lines []string
 	for _, f := range dir.Files {
-		b, err := cas.ReadAll(t.Context(), s, digest(f.Digest), 16<<20)
-		must.Succeed(t, err)
+		b := must.Get(cas.ReadAll(t.Context(), s, digest(f.Digest), 16<<20))(t)
 		text := string(b)
 		if len(b) > 100 {
 			text = fmt.Sprintf("%d bytes", len(b))
@@ -286,8 +281,7 @@ func TestReadVerifiesObjects(t *testing.T) {
 	evil := r.git("evil", "hash-object", "-w", "--stdin")
 	commit := r.odd("100644", "blob", good, "a")
 	object := func(name string) string { return filepath.Join(r.dir, ".git/objects", name[:2], name[2:]) }
-	b, err := os.ReadFile(object(evil))
-	must.Succeed(t, err)
+	b := must.Get(os.ReadFile(object(evil)))(t)
 	must.Succeed(t, errors.Join(os.Remove(object(good)), os.WriteFile(object(good), b, 0o444)))
 	if _, _, err := read(t, r.dir, commit, nil); err == nil || !strings.Contains(err.Error(), good) {
 		t.Errorf("got %v, want an error that names %s", err, good)
@@ -322,9 +316,7 @@ func TestReadSortsEntries(t *testing.T) {
 	rv, s, err := read(t, r.dir, r.raw([3]string{"100644", "b", blob}, [3]string{"120000", "c", blob},
 		[3]string{"100644", "a", blob}), nil)
 	must.Succeed(t, err)
-	if _, err := tree.Load(t.Context(), s, rv.Root); err != nil {
-		t.Error(err)
-	}
+	must.Get(tree.Load(t.Context(), s, rv.Root))(t)
 }
 
 func TestGraftsAreIgnored(t *testing.T) {

@@ -31,11 +31,7 @@ func memoryDir(b *testing.B) string {
 	if err != nil {
 		return b.TempDir()
 	}
-	b.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			b.Error(err)
-		}
-	})
+	b.Cleanup(func() { must.Succeed(b, os.RemoveAll(dir)) })
 	return dir
 }
 
@@ -43,22 +39,19 @@ func BenchmarkLoad(b *testing.B) {
 	store := castest.NewMemory()
 	root := manyFiles().put(b, store)
 	for b.Loop() {
-		_, err := tree.Load(b.Context(), store, root)
-		must.Succeed(b, err)
+		must.Get(tree.Load(b.Context(), store, root))(b)
 	}
 }
 
 func BenchmarkCapture(b *testing.B) {
 	store := castest.NewMemory()
-	out, err := os.OpenRoot(memoryDir(b))
-	must.Succeed(b, err)
+	out := must.Get(os.OpenRoot(memoryDir(b)))(b)
 	defer out.Close()
 	manyFiles().make(b, out)
 	w := tree.OutputSpec{Paths: []string{"a"}}
 	for b.Loop() {
 		batch := cas.NewBatch(store)
-		_, err := tree.Capture(b.Context(), batch, cas.SHA256, out, w, &repb.ActionResult{})
-		must.Succeed(b, err)
+		must.Get(tree.Capture(b.Context(), batch, cas.SHA256, out, w, &repb.ActionResult{}))(b)
 		must.Succeed(b, batch.Flush(b.Context()))
 	}
 }

@@ -38,9 +38,7 @@ func TestCacheHoldsEachDirectoryOnce(t *testing.T) {
 				Digest: d.Proto(),
 			})
 		}
-		d, err := cas.PutProto(t.Context(), m, cas.SHA256, dir)
-		must.Succeed(t, err)
-		return d
+		return must.Get(cas.PutProto(t.Context(), m, cas.SHA256, dir))(t)
 	}
 	leaf := put()
 	sub := put(leaf, leaf)
@@ -48,9 +46,7 @@ func TestCacheHoldsEachDirectoryOnce(t *testing.T) {
 
 	c := NewCache(1<<20, time.Hour)
 	load := func(s cas.Store, root cas.Digest) *Input {
-		in, err := c.Load(t.Context(), &cas.Instance{Store: s}, root)
-		must.Succeed(t, err)
-		return in
+		return must.Get(c.Load(t.Context(), &cas.Instance{Store: s}, root))(t)
 	}
 	var one *Input
 	two := load(&hookedStore{m, func(d cas.Digest) {

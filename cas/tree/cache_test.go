@@ -68,9 +68,7 @@ func instance(name string, s cas.Store) *cas.Instance { return &cas.Instance{Nam
 // loaded loads root, which must succeed.
 func loaded(t testing.TB, c *tree.Cache, in *cas.Instance, root cas.Digest) *tree.Input {
 	t.Helper()
-	input, err := c.Load(t.Context(), in, root)
-	must.Succeed(t, err)
-	return input
+	return must.Get(c.Load(t.Context(), in, root))(t)
 }
 
 // wantMissing checks that Load reports exactly the blobs want as missing.
@@ -195,8 +193,7 @@ func TestCacheCountsDecodedSize(t *testing.T) {
 	s := castest.NewMemory()
 	d := putBytes(t, s, bytes.Repeat([]byte{2<<3 | 2, 0}, 100_000)) // environment variables without a name
 	c := tree.NewCache(budget, time.Hour)
-	m, err := tree.Read(t.Context(), c, instance("", s), d, &repb.Command{})
-	must.Succeed(t, err)
+	m := must.Get(tree.Read(t.Context(), c, instance("", s), d, &repb.Command{}))(t)
 	if n := int64(len(m.EnvironmentVariables)); n != 100_000 || c.Bytes() < 64*n {
 		t.Errorf("got %d variables and an estimate of %d bytes, want 100000 and at least 64 each", n, c.Bytes())
 	}
@@ -224,9 +221,8 @@ func TestCacheKeepsInstancesApart(t *testing.T) {
 		n.kids["e"].put(t, castest.NewMemory()))
 
 	command := putProto(t, a.memory, &repb.Command{Arguments: []string{"secret"}})
-	_, err := tree.Read(t.Context(), c, instance("a", a), command, &repb.Command{})
-	must.Succeed(t, err)
-	_, err = tree.Read(t.Context(), c, instance("b", b), command, &repb.Command{})
+	must.Get(tree.Read(t.Context(), c, instance("a", a), command, &repb.Command{}))(t)
+	_, err := tree.Read(t.Context(), c, instance("b", b), command, &repb.Command{})
 	wantError(t, err, cas.ErrNotFound, "")
 }
 
@@ -236,10 +232,8 @@ func TestReadIsOncePerType(t *testing.T) {
 	// Field 1 is a list of strings in a Command and a message in an Action: these bytes are both.
 	d := putProto(t, s.memory, &repb.Action{CommandDigest: &repb.Digest{Hash: "x"}})
 	for range 3 {
-		a, err := tree.Read(t.Context(), c, in, d, &repb.Action{})
-		must.Succeed(t, err)
-		b, err := tree.Read(t.Context(), c, in, d, &repb.Command{})
-		must.Succeed(t, err)
+		a := must.Get(tree.Read(t.Context(), c, in, d, &repb.Action{}))(t)
+		b := must.Get(tree.Read(t.Context(), c, in, d, &repb.Command{}))(t)
 		if a.CommandDigest.GetHash() != "x" || len(b.Arguments) != 1 {
 			t.Errorf("got %v and %v", a, b)
 		}
@@ -248,8 +242,7 @@ func TestReadIsOncePerType(t *testing.T) {
 		t.Errorf("read %d times, want once per type", s.opened[d])
 	}
 	small := tree.NewCache(0, time.Hour)
-	_, err := tree.Read(t.Context(), small, in, d, &repb.Action{})
-	must.Succeed(t, err)
+	must.Get(tree.Read(t.Context(), small, in, d, &repb.Action{}))(t)
 	if small.Bytes() != 0 {
 		t.Errorf("a cache of budget 0 takes %d bytes", small.Bytes())
 	}
@@ -265,8 +258,7 @@ func TestCacheRenewsLeases(t *testing.T) {
 		command := putProto(t, s.memory, &repb.Command{})
 		read := func() {
 			t.Helper()
-			_, err := tree.Read(t.Context(), c, in, command, &repb.Command{})
-			must.Succeed(t, err)
+			must.Get(tree.Read(t.Context(), c, in, command, &repb.Command{}))(t)
 		}
 		loaded(t, c, in, old.put(t, s.memory))
 		read()

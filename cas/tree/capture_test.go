@@ -35,13 +35,10 @@ func capture(t testing.TB, store cas.Store, out *os.Root, w tree.OutputSpec) *re
 	t.Helper()
 	var r repb.ActionResult
 	b := cas.NewBatch(store)
-	_, err := tree.Capture(t.Context(), b, cas.SHA256, out, w, &r)
-	must.Succeed(t, err)
+	must.Get(tree.Capture(t.Context(), b, cas.SHA256, out, w, &r))(t)
 	must.Succeed(t, b.Flush(t.Context()))
-	ds, err := cas.Closure(t.Context(), store, cas.SHA256, &r)
-	must.Succeed(t, err)
-	missing, err := store.Missing(t.Context(), ds)
-	must.Succeed(t, err)
+	ds := must.Get(cas.Closure(t.Context(), store, cas.SHA256, &r))(t)
+	missing := must.Get(store.Missing(t.Context(), ds))(t)
 	if len(missing) > 0 {
 		t.Errorf("missing blobs of the result: %v", missing)
 	}
@@ -302,8 +299,7 @@ func TestRule115_TreeIsDeterministic(t *testing.T) {
 		if err := out.Mkdir("d", 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			t.Fatal(err)
 		}
-		sub, err := out.OpenRoot("d")
-		must.Succeed(t, err)
+		sub := must.Get(out.OpenRoot("d"))(t)
 		p.kids["d"].make(t, sub)
 		must.Succeed(t, sub.Close())
 	}
@@ -339,8 +335,7 @@ func TestRule116_UnreadableOutputsAreRead(t *testing.T) {
 		t.Error("a file of mode 0011 was captured as not executable")
 	}
 	for _, p := range unreadable {
-		info, err := out.Lstat(p)
-		must.Succeed(t, err)
+		info := must.Get(out.Lstat(p))(t)
 		if info.Mode()&0o400 == 0 {
 			t.Errorf("%s still has mode %v", p, info.Mode())
 		}
@@ -423,8 +418,7 @@ func TestIngestKeepsModes(t *testing.T) {
 	dir := execRoot(t, "f = 1")
 	must.Succeed(t, dir.Chmod("f", 0o040))
 	tree.Ingest(t.Context(), castest.NewMemory(), cas.SHA256, dir) // fails unless we are root
-	info, err := dir.Lstat("f")
-	must.Succeed(t, err)
+	info := must.Get(dir.Lstat("f"))(t)
 	if info.Mode().Perm() != 0o040 {
 		t.Errorf("mode is %v, want 0040", info.Mode())
 	}

@@ -64,11 +64,9 @@ func TestUndeclared(t *testing.T) {
 			store := castest.NewMemory()
 			l := plan(t, load(t, store, parse(t, c.input...)), c.workdir, append(c.outputs, c.dirs...), c.dirs)
 			ws := newRoot(t)
-			s, err := l.Stage(t.Context(), store, ws)
-			must.Succeed(t, err)
+			s := must.Get(l.Stage(t.Context(), store, ws))(t)
 			defer s.Release()
-			out, err := ws.OpenRoot("out")
-			must.Succeed(t, err)
+			out := must.Get(ws.OpenRoot("out"))(t)
 			defer out.Close()
 			for _, line := range c.left {
 				leave(t, out, line)
@@ -134,11 +132,9 @@ func BenchmarkUndeclared(b *testing.B) {
 	}
 	l := plan(b, load(b, store, parse(b, "src/a.c = 1", "src/a.h = 1")), "", outputs, nil)
 	ws := newRoot(b)
-	s, err := l.Stage(b.Context(), store, ws)
-	must.Succeed(b, err)
+	s := must.Get(l.Stage(b.Context(), store, ws))(b)
 	defer s.Release()
-	out, err := ws.OpenRoot("out")
-	must.Succeed(b, err)
+	out := must.Get(ws.OpenRoot("out"))(b)
 	defer out.Close()
 	for b.Loop() {
 		if got, _, err := l.Undeclared(out, 100); err != nil || len(got) > 0 {

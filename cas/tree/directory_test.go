@@ -34,8 +34,7 @@ func seedDirectory() *repb.Directory {
 
 // Clients state sizes; their sum must not overflow.
 func TestMeasureSaturatesBytes(t *testing.T) {
-	d, err := cas.NewDigest(cas.SHA256, strings.Repeat("a", 64), math.MaxInt64)
-	must.Succeed(t, err)
+	d := must.Get(cas.NewDigest(cas.SHA256, strings.Repeat("a", 64), math.MaxInt64))(t)
 	dir := &directory{entries: []entry{{name: "a", kind: File, digest: d}, {name: "b", kind: File, digest: d}}}
 	if err := dir.measure(0); err != nil || dir.bytes != math.MaxInt64 {
 		t.Errorf("got %d bytes, %v, want %d", dir.bytes, err, int64(math.MaxInt64))
@@ -67,8 +66,7 @@ func TestScannerLimitsEntries(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
-	root, err := os.OpenRoot(dir)
-	must.Succeed(t, err)
+	root := must.Get(os.OpenRoot(dir))(t)
 	defer root.Close()
 	for ofRun, want := range map[bool]error{true: ErrOutput, false: cas.ErrInvalid} {
 		s := &scanner{root: root, ofRun: ofRun, limit: noLimit, entries: maxEntries - 2}
@@ -140,8 +138,7 @@ func canonical(m *repb.Directory) bool {
 // panic on the result.
 func FuzzDirectory(f *testing.F) {
 	for _, m := range append(badDirectories(), &repb.Directory{}, seedDirectory()) {
-		b, err := proto.Marshal(m)
-		must.Succeed(f, err)
+		b := must.Get(proto.Marshal(m))(f)
 		f.Add(b, "", "b/out")
 		f.Add(b, "b", "a/../../x")
 		f.Add(b, ".", "")
@@ -183,8 +180,7 @@ func FuzzDirectory(f *testing.F) {
 				d.entries[i].dir = e.dir
 			}
 		}
-		encoded, err := again.encode(cas.SHA256)
-		must.Succeed(t, err)
+		encoded := must.Get(again.encode(cas.SHA256))(t)
 		var back repb.Directory
 		must.Succeed(t, proto.Unmarshal(encoded.Data, &back))
 		third := &directory{digest: encoded.Digest}
@@ -228,8 +224,7 @@ func FuzzTree(f *testing.F) {
 		trees = append(trees, &repb.Tree{Root: m.(*repb.Directory), Children: []*repb.Directory{{}}})
 	}
 	for _, m := range trees {
-		b, err := proto.Marshal(m)
-		must.Succeed(f, err)
+		b := must.Get(proto.Marshal(m))(f)
 		f.Add(b, "out", "link")
 		f.Add(b, "a/b", "a")
 		f.Add(b, "", "../x")
@@ -237,8 +232,7 @@ func FuzzTree(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte, p, linkAt string) {
 		store := castest.NewMemory()
-		d, err := cas.PutBytes(t.Context(), store, cas.SHA256, b)
-		must.Succeed(t, err)
+		d := must.Get(cas.PutBytes(t.Context(), store, cas.SHA256, b))(t)
 		r := &repb.ActionResult{
 			OutputDirectories: []*repb.OutputDirectory{{Path: p, TreeDigest: d.Proto()}},
 			OutputSymlinks:    []*repb.OutputSymlink{{Path: linkAt, Target: ".."}},
@@ -250,8 +244,7 @@ func FuzzTree(f *testing.F) {
 		}
 		above := t.TempDir()
 		must.Succeed(t, os.Mkdir(filepath.Join(above, "in"), 0o755))
-		in, err := os.OpenRoot(filepath.Join(above, "in"))
-		must.Succeed(t, err)
+		in := must.Get(os.OpenRoot(filepath.Join(above, "in")))(t)
 		defer in.Close()
 		for range 2 { // also over existing files
 			_ = Extract(t.Context(), store, cas.SHA256, r, in) // may fail

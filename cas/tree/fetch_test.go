@@ -48,8 +48,7 @@ func TestFetchBatchesBlobs(t *testing.T) {
 		"out/i/j = 6", "l -> f")
 	root := n.put(t, upstream)
 	store := &fetcher{Memory: castest.NewMemory(), upstream: upstream}
-	in, err := tree.Load(t.Context(), store, root)
-	must.Succeed(t, err)
+	in := must.Get(tree.Load(t.Context(), store, root))(t)
 	var sizes []int
 	for _, ds := range store.fetched {
 		sizes = append(sizes, len(ds))
@@ -72,8 +71,7 @@ func TestFetchErrorsAreReturned(t *testing.T) {
 	_, err := tree.Load(t.Context(), store, root)
 	wantError(t, err, cas.ErrUnavailable, "")
 	store.err = nil
-	in, err := tree.Load(t.Context(), store, root)
-	must.Succeed(t, err)
+	in := must.Get(tree.Load(t.Context(), store, root))(t)
 	store.err = cas.ErrUnavailable
 	l := plan(t, in, "", nil, nil)
 	_, err = l.Stage(t.Context(), store, newRoot(t))
@@ -82,11 +80,10 @@ func TestFetchErrorsAreReturned(t *testing.T) {
 
 func TestOversizedDirectoryIsNotFetched(t *testing.T) {
 	upstream := castest.NewMemory()
-	huge, err := cas.NewDigest(cas.SHA256, cas.SHA256.Sum(nil).Hash(), cas.MaxMessage+1)
-	must.Succeed(t, err)
+	huge := must.Get(cas.NewDigest(cas.SHA256, cas.SHA256.Sum(nil).Hash(), cas.MaxMessage+1))(t)
 	root := putProto(t, upstream, parent("d", huge))
 	store := &fetcher{Memory: castest.NewMemory(), upstream: upstream}
-	_, err = tree.Load(t.Context(), store, root)
+	_, err := tree.Load(t.Context(), store, root)
 	wantError(t, err, cas.ErrInvalid, huge.String())
 	if len(store.fetched) != 1 {
 		t.Errorf("fetched %v, want only the root", store.fetched)

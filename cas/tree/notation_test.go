@@ -142,8 +142,7 @@ func (r *node) make(t testing.TB, dir *os.Root) {
 		switch n := r.kids[name]; {
 		case n.kids != nil:
 			must.Succeed(t, dir.Mkdir(name, 0o755))
-			sub, err := dir.OpenRoot(name)
-			must.Succeed(t, err)
+			sub := must.Get(dir.OpenRoot(name))(t)
 			n.make(t, sub)
 			must.Succeed(t, sub.Close())
 		case n.target != "":
@@ -159,27 +158,22 @@ func (r *node) make(t testing.TB, dir *os.Root) {
 // read returns the node at p in dir.
 func read(t testing.TB, dir *os.Root, p string) *node {
 	t.Helper()
-	info, err := dir.Lstat(p)
-	must.Succeed(t, err)
+	info := must.Get(dir.Lstat(p))(t)
 	switch info.Mode().Type() {
 	case fs.ModeDir:
 		n := dirNode()
-		d, err := dir.Open(p)
-		must.Succeed(t, err)
-		names, err := d.Readdirnames(-1)
-		must.Succeed(t, err)
+		d := must.Get(dir.Open(p))(t)
+		names := must.Get(d.Readdirnames(-1))(t)
 		must.Succeed(t, d.Close())
 		for _, name := range names {
 			n.kids[name] = read(t, dir, path.Join(p, name))
 		}
 		return n
 	case fs.ModeSymlink:
-		target, err := dir.Readlink(p)
-		must.Succeed(t, err)
+		target := must.Get(dir.Readlink(p))(t)
 		return &node{target: target}
 	case 0:
-		b, err := dir.ReadFile(p)
-		must.Succeed(t, err)
+		b := must.Get(dir.ReadFile(p))(t)
 		return &node{content: string(b), exec: info.Mode()&0o111 != 0}
 	}
 	t.Fatalf("%s has the mode %v", p, info.Mode())
@@ -214,10 +208,8 @@ func bindAll(t testing.TB, root *node, ws *os.Root, s *tree.Staged) {
 	for _, b := range s.Binds {
 		from := &node{}
 		if filepath.IsAbs(b.Source) {
-			data, err := os.ReadFile(b.Source)
-			must.Succeed(t, err)
-			info, err := os.Stat(b.Source)
-			must.Succeed(t, err)
+			data := must.Get(os.ReadFile(b.Source))(t)
+			info := must.Get(os.Stat(b.Source))(t)
 			*from = node{content: string(data), exec: info.Mode()&0o111 != 0}
 		} else {
 			from = read(t, ws, b.Source)
@@ -243,23 +235,18 @@ func same(t testing.TB, what string, got, want fmt.Stringer) {
 
 func putBytes(t testing.TB, store cas.Store, b []byte) cas.Digest {
 	t.Helper()
-	d, err := cas.PutBytes(t.Context(), store, cas.SHA256, b)
-	must.Succeed(t, err)
-	return d
+	return must.Get(cas.PutBytes(t.Context(), store, cas.SHA256, b))(t)
 }
 
 func putProto(t testing.TB, store cas.Store, m proto.Message) cas.Digest {
 	t.Helper()
-	d, err := cas.PutProto(t.Context(), store, cas.SHA256, m)
-	must.Succeed(t, err)
-	return d
+	return must.Get(cas.PutProto(t.Context(), store, cas.SHA256, m))(t)
 }
 
 // newRoot returns a new empty directory, which may get subdirectories of any mode.
 func newRoot(t testing.TB) *os.Root {
 	t.Helper()
-	r, err := os.OpenRoot(t.TempDir())
-	must.Succeed(t, err)
+	r := must.Get(os.OpenRoot(t.TempDir()))(t)
 	t.Cleanup(func() {
 		if os.Getuid() != 0 { // so that TempDir can be removed
 			fs.WalkDir(r.FS(), ".", func(p string, e fs.DirEntry, err error) error {
@@ -277,17 +264,13 @@ func newRoot(t testing.TB) *os.Root {
 // load stores and loads a tree.
 func load(t testing.TB, store cas.Store, n *node) *tree.Input {
 	t.Helper()
-	in, err := tree.Load(t.Context(), store, n.put(t, store))
-	must.Succeed(t, err)
-	return in
+	return must.Get(tree.Load(t.Context(), store, n.put(t, store)))(t)
 }
 
 // plan returns the layout of in.
 func plan(t testing.TB, in *tree.Input, workdir string, outputs, dirs []string) *tree.Layout {
 	t.Helper()
-	l, err := in.Plan(workdir, outputs, dirs)
-	must.Succeed(t, err)
-	return l
+	return must.Get(in.Plan(workdir, outputs, dirs))(t)
 }
 
 // A filer is a Memory that is also a cas.Filer.

@@ -24,11 +24,9 @@ func inMemory(t *testing.T) *os.Root {
 	if err := unix.Statfs("/dev/shm", &st); err != nil || st.Type != unix.TMPFS_MAGIC {
 		sandboxtest.Unavailable(t, "tmpfs", "/dev/shm is not a tmpfs")
 	}
-	dir, err := os.MkdirTemp("/dev/shm", "cloister-order-")
-	must.Succeed(t, err)
+	dir := must.Get(os.MkdirTemp("/dev/shm", "cloister-order-"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	ws, err := os.OpenRoot(dir)
-	must.Succeed(t, err)
+	ws := must.Get(os.OpenRoot(dir))(t)
 	t.Cleanup(func() { ws.Close() })
 	return ws
 }
@@ -61,8 +59,7 @@ func TestDirectoriesListInTheOrderOfTheLayout(t *testing.T) {
 	l := plan(t, in, "w", []string{"w/n", "w/sub/out"}, nil)
 	list := func(seed uint64) map[string]string {
 		ws := inMemory(t)
-		s, err := l.WithOrder(seed).Stage(t.Context(), store, ws)
-		must.Succeed(t, err)
+		s := must.Get(l.WithOrder(seed).Stage(t.Context(), store, ws))(t)
 		s.Release()
 		return listings(t, ws)
 	}
@@ -112,8 +109,7 @@ func TestCopiesListSorted(t *testing.T) {
 	l := plan(t, in, "w", []string{"w/n/x", "w/out"}, nil)
 	for range 3 {
 		ws := inMemory(t)
-		s, err := l.Stage(t.Context(), store, ws)
-		must.Succeed(t, err)
+		s := must.Get(l.Stage(t.Context(), store, ws))(t)
 		s.Release()
 		listed := 0
 		for p, names := range listings(t, ws) {

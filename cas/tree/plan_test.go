@@ -31,15 +31,13 @@ type shape struct {
 }
 
 func shapes(t testing.TB) []shape {
-	paths, err := filepath.Glob("testdata/plan/*.txt")
-	must.Succeed(t, err)
+	paths := must.Get(filepath.Glob("testdata/plan/*.txt"))(t)
 	if len(paths) == 0 {
 		t.Fatal("no plans in testdata")
 	}
 	var all []shape
 	for _, p := range paths {
-		b, err := os.ReadFile(p)
-		must.Succeed(t, err)
+		b := must.Get(os.ReadFile(p))(t)
 		head, plan, ok := strings.Cut(string(b), "---\n")
 		if !ok {
 			t.Fatalf("%s has no plan", p)

@@ -115,11 +115,9 @@ func TestRule098_NodePropertiesOfInputsAreApplied(t *testing.T) {
 			n, outputs, want := propertied(t)
 			l := plan(t, load(t, store, n), "", outputs, nil)
 			ws := newRoot(t)
-			s, err := l.Stage(t.Context(), store, ws)
-			must.Succeed(t, err)
+			s := must.Get(l.Stage(t.Context(), store, ws))(t)
 			defer s.Release()
-			out, err := ws.OpenRoot("out")
-			must.Succeed(t, err)
+			out := must.Get(ws.OpenRoot("out"))(t)
 			defer out.Close()
 			checkFacts(t, want, func(p string) string { return facts(t, ws, out, s, p) })
 			if os.Getuid() != 0 {
@@ -222,8 +220,7 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 	}
 	for _, o := range r.OutputDirectories {
 		var m repb.Tree
-		d, err := cas.FromProto(cas.SHA256, o.TreeDigest)
-		must.Succeed(t, err)
+		d := must.Get(cas.FromProto(cas.SHA256, o.TreeDigest))(t)
 		must.Succeed(t, cas.ReadProto(t.Context(), store, d, &m))
 		for i, dir := range append([]*repb.Directory{m.Root}, m.Children...) {
 			at := fmt.Sprint(o.Path, ":", i)
@@ -237,15 +234,13 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 		}
 		// Both formats agree, including properties.
 		var root repb.Directory
-		d, err = cas.FromProto(cas.SHA256, o.RootDirectoryDigest)
-		must.Succeed(t, err)
+		d = must.Get(cas.FromProto(cas.SHA256, o.RootDirectoryDigest))(t)
 		must.Succeed(t, cas.ReadProto(t.Context(), store, d, &root))
 		if !proto.Equal(&root, m.Root) {
 			t.Errorf("%s: the root Directory is %v, the root of the Tree %v", o.Path, &root, m.Root)
 		}
 		// The output of one action can be the input of another.
-		_, err = tree.Load(t.Context(), store, d)
-		must.Succeed(t, err)
+		must.Get(tree.Load(t.Context(), store, d))(t)
 	}
 	want := map[string]*repb.NodeProperties{
 		"d:0": withBoth(0o755, 14, 0), "d:0/x": withBoth(0o711, 13, 0), "d:1": withBoth(0, 12, 0),

@@ -51,13 +51,11 @@ func FuzzRoundTrip(f *testing.F) {
 		digest := want.put(t, castest.NewMemory())
 
 		store := newFiler(t)
-		got, err := tree.Ingest(t.Context(), store, cas.SHA256, host)
-		must.Succeed(t, err)
+		got := must.Get(tree.Ingest(t.Context(), store, cas.SHA256, host))(t)
 		if got != digest {
 			t.Fatalf("Ingest: got %v, want %v", got, digest)
 		}
-		in, err := tree.Load(t.Context(), store, digest)
-		must.Succeed(t, err)
+		in := must.Get(tree.Load(t.Context(), store, digest))(t)
 
 		ws, staged := stage(t, store, in, "", "made/by/run")
 		want.set("made/by", dirNode())
@@ -70,8 +68,7 @@ func FuzzRoundTrip(f *testing.F) {
 		}
 		same(t, "private", read(t, ws, "out"), want)
 
-		out, err := ws.OpenRoot("out")
-		must.Succeed(t, err)
+		out := must.Get(ws.OpenRoot("out"))(t)
 		defer out.Close()
 		formats := []repb.Command_OutputDirectoryFormat{repb.Command_DIRECTORY_ONLY, repb.Command_TREE_ONLY}
 		for _, format := range formats {

@@ -25,8 +25,7 @@ func taken(t testing.TB, ws *os.Root, s *tree.Staged) (bytes, files int64) {
 	must.Succeed(t, fs.WalkDir(ws.FS(), ".", func(_ string, e fs.DirEntry, err error) error {
 		must.Succeed(t, err)
 		files++
-		info, err := e.Info()
-		must.Succeed(t, err)
+		info := must.Get(e.Info())(t)
 		if e.Type().IsRegular() || e.Type() == fs.ModeSymlink && info.Size() >= 128 {
 			bytes += (info.Size() + page - 1) / page * page
 		}
@@ -66,8 +65,7 @@ func TestSizeEstimateIsWhatStageTakes(t *testing.T) {
 				usual := plan(t, load(t, store, c.input), "", c.outputs, nil)
 				for _, l := range []*tree.Layout{usual, usual.Layered()} {
 					ws := newRoot(t)
-					s, err := l.Stage(t.Context(), store, ws)
-					must.Succeed(t, err)
+					s := must.Get(l.Stage(t.Context(), store, ws))(t)
 					defer s.Release()
 					bytes, files := l.SizeEstimate(store)
 					if b, f := taken(t, ws, s); b != bytes || f != files {

@@ -27,8 +27,7 @@ func stage(t testing.TB, store cas.Store, in *tree.Input, workdir string, output
 	t.Helper()
 	l := plan(t, in, workdir, outputs, nil)
 	ws := newRoot(t)
-	s, err := l.Stage(t.Context(), store, ws)
-	must.Succeed(t, err)
+	s := must.Get(l.Stage(t.Context(), store, ws))(t)
 	t.Cleanup(s.Release)
 	return ws, s
 }
@@ -50,8 +49,7 @@ func TestStageShowsInputRootAndParentsOfOutputs(t *testing.T) {
 			}
 			same(t, "exec root", view(t, ws, staged), s.input)
 			ws = newRoot(t)
-			layered, err := plan(t, in, s.workdir, s.outputs, nil).Layered().Stage(t.Context(), store, ws)
-			must.Succeed(t, err)
+			layered := must.Get(plan(t, in, s.workdir, s.outputs, nil).Layered().Stage(t.Context(), store, ws))(t)
 			defer layered.Release()
 			same(t, "layered exec root", view(t, ws, layered), s.input)
 		})
@@ -70,8 +68,7 @@ func TestOrderChangesNothingElse(t *testing.T) {
 			usualWS, usual := stage(t, store, in, s.workdir, s.outputs...)
 			l := plan(t, in, s.workdir, s.outputs, nil)
 			ws := newRoot(t)
-			staged, err := l.WithOrder(5).Stage(t.Context(), store, ws)
-			must.Succeed(t, err)
+			staged := must.Get(l.WithOrder(5).Stage(t.Context(), store, ws))(t)
 			defer staged.Release()
 			same(t, "exec root", view(t, ws, staged), view(t, usualWS, usual))
 			if staged.Form != usual.Form || len(staged.Binds) != len(usual.Binds) {
@@ -207,11 +204,8 @@ func TestRule075_DeepTreeIsStaged(t *testing.T) {
 	t.Parallel()
 	store := castest.NewMemory()
 	root := chain(t, store, 1000, "d", files("f"))
-	in, err := tree.Load(t.Context(), store, root)
-	must.Succeed(t, err)
+	in := must.Get(tree.Load(t.Context(), store, root))(t)
 	ws, _ := stage(t, store, in, "")
 	deep := "out" + strings.Repeat("/d", 1000) + "/f"
-	if _, err := ws.Lstat(deep); err != nil {
-		t.Error(err)
-	}
+	must.Get(ws.Lstat(deep))(t)
 }

@@ -68,8 +68,7 @@ func imageDir(t testing.TB) string {
 	if st.Type != unix.TMPFS_MAGIC {
 		return dir
 	}
-	dir, err := os.MkdirTemp("/var/tmp", "cloister-images-")
-	must.Succeed(t, err)
+	dir = must.Get(os.MkdirTemp("/var/tmp", "cloister-images-"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -122,9 +121,7 @@ func (m *mounter) root(t testing.TB, name string) *os.Root {
 	if !ok {
 		t.Fatalf("image %q is not mounted", name)
 	}
-	r, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", fd))
-	must.Succeed(t, err)
-	return r
+	return must.Get(os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", fd)))(t)
 }
 
 type mount struct {
@@ -164,8 +161,7 @@ func newSegmented(t testing.TB) *segmented {
 	t.Helper()
 	s := &segmented{filer: newFiler(t), at: map[cas.Digest]cas.Extent{}}
 	for range 2 {
-		f, err := os.Create(filepath.Join(t.TempDir(), "segment"))
-		must.Succeed(t, err)
+		f := must.Get(os.Create(filepath.Join(t.TempDir(), "segment")))(t)
 		t.Cleanup(func() { f.Close() })
 		s.files = append(s.files, f)
 	}
@@ -234,10 +230,8 @@ func (s *segmented) damage(t testing.TB) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.files {
-		info, err := f.Stat()
-		must.Succeed(t, err)
-		_, err = f.WriteAt(bytes.Repeat([]byte{'!'}, int(info.Size())), 0)
-		must.Succeed(t, err)
+		info := must.Get(f.Stat())(t)
+		must.Get(f.WriteAt(bytes.Repeat([]byte{'!'}, int(info.Size())), 0))(t)
 	}
 	s.ages++
 	clear(s.at)
@@ -318,11 +312,10 @@ func stageSized(t testing.TB, s *tree.Stager, l *tree.Layout, in *cas.Instance) 
 	t.Helper()
 	ws := newRoot(t)
 	var bytes, files int64
-	staged, err := s.Stage(t.Context(), l, in, func(b, f int64) (*os.Root, error) {
+	staged := must.Get(s.Stage(t.Context(), l, in, func(b, f int64) (*os.Root, error) {
 		bytes, files = b, f
 		return ws, nil
-	})
-	must.Succeed(t, err)
+	}))(t)
 	if b, f := taken(t, ws, staged); b != bytes || f != files {
 		t.Errorf("requested a workspace of %d bytes in %d files, used %d in %d", bytes, files, b, f)
 	}
@@ -364,8 +357,7 @@ func TestRunsShareNoMount(t *testing.T) {
 			t.Errorf("two concurrent runs share the mount %q", name)
 		}
 	}
-	unclean, err := r.Stager.Stage(t.Context(), l, r.in(""), into(newRoot(t)))
-	must.Succeed(t, err)
+	unclean := must.Get(r.Stager.Stage(t.Context(), l, r.in(""), into(newRoot(t))))(t)
 	spoiled := used(unclean)
 	for _, s := range []*tree.Staged{a, b, unclean} {
 		s.Release()
@@ -402,25 +394,19 @@ func (r *rig) see(ws *os.Root, s *tree.Staged) *node {
 func (m *mounter) overlay(t testing.TB, ws *os.Root, s *tree.Staged) *os.Root {
 	t.Helper()
 	if len(s.Lower) == 0 {
-		out, err := ws.OpenRoot("out")
-		must.Succeed(t, err)
-		return out
+		return must.Get(ws.OpenRoot("out"))(t)
 	}
-	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
-	must.Succeed(t, err)
+	fsfd := must.Get(unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC))(t)
 	defer unix.Close(fsfd)
 	must.Succeed(t, ws.MkdirAll("work", 0o700))
 	layer := func(key string, dir *os.Root) {
 		defer dir.Close()
-		f, err := dir.Open(".")
-		must.Succeed(t, err)
+		f := must.Get(dir.Open("."))(t)
 		defer f.Close()
 		must.Succeed(t, unix.FsconfigSetFd(fsfd, key, int(f.Fd())))
 	}
 	sub := func(name string) *os.Root {
-		dir, err := ws.OpenRoot(name)
-		must.Succeed(t, err)
-		return dir
+		return must.Get(ws.OpenRoot(name))(t)
 	}
 	for _, l := range s.Lower {
 		if l.Image == "" {
@@ -433,12 +419,9 @@ func (m *mounter) overlay(t testing.TB, ws *os.Root, s *tree.Staged) *os.Root {
 	layer("workdir", sub("work"))
 	must.Succeed(t, unix.FsconfigSetString(fsfd, "redirect_dir", "follow"))
 	must.Succeed(t, unix.FsconfigCreate(fsfd))
-	fd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, 0)
-	must.Succeed(t, err)
+	fd := must.Get(unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, 0))(t)
 	defer unix.Close(fd)
-	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", fd))
-	must.Succeed(t, err)
-	return root
+	return must.Get(os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", fd)))(t)
 }
 
 // leaves returns a tree of n directories with files files each. changed modifies the directories with these numbers.
@@ -785,12 +768,11 @@ func TestImageReportsVanishedBlobs(t *testing.T) {
 	large := strings.Repeat("L", tree.LargeFile)
 	for _, lost := range []string{"small", large} {
 		r := newRig(t, plenty)
-		l, err := load(t, r.store, parse(t, "d/a/kept = "+large+"kept", "d/x = "+lost, "d/y = "+lost)).Plan("", nil,
-			nil)
-		must.Succeed(t, err)
+		l := must.Get(load(t, r.store, parse(t, "d/a/kept = "+large+"kept", "d/x = "+lost, "d/y = "+lost)).Plan("", nil,
+			nil))(t)
 		d := cas.SHA256.Sum([]byte(lost))
 		r.store.Delete(d)
-		_, err = r.Stager.Stage(t.Context(), l, &cas.Instance{Store: r.store}, nil)
+		_, err := r.Stager.Stage(t.Context(), l, &cas.Instance{Store: r.store}, nil)
 		wantMissingBlobs(t, err, d)
 	}
 }
@@ -896,8 +878,7 @@ func TestCopyUpTo(t *testing.T) {
 		}
 		l := plan(t, load(t, store, root), "", nil, nil)
 		ws := newRoot(t)
-		staged, err := s.Stage(t.Context(), l, &cas.Instance{Store: store}, into(ws))
-		must.Succeed(t, err)
+		staged := must.Get(s.Stage(t.Context(), l, &cas.Instance{Store: store}, into(ws)))(t)
 		if want := []tree.Form{tree.FormImage, tree.FormImage, tree.FormImage, tree.FormCopy}[i]; staged.Form != want {
 			t.Errorf("stage %d: got form %q (%s), want %q", i, staged.Form, staged.CopyReason, want)
 		}
@@ -938,8 +919,7 @@ func TestProbe(t *testing.T) {
 			continue
 		}
 		broken.err = nil
-		staged, err := s.Stage(t.Context(), l, r.in(""), into(newRoot(t)))
-		must.Succeed(t, err)
+		staged := must.Get(s.Stage(t.Context(), l, r.in(""), into(newRoot(t))))(t)
 		staged.Release()
 		if staged.Form != tree.FormCopy || staged.CopyReason != why.Error() {
 			t.Errorf("%s: got form %q (%s), want copy (%v)", c.name, staged.Form, staged.CopyReason, why)
@@ -1092,23 +1072,20 @@ func TestReleaseRemoved(t *testing.T) {
 // TestMountedTreesStayWithinTheBudgetOfTheStore churns a small store while many trees stay mounted.
 func TestMountedTreesStayWithinTheBudgetOfTheStore(t *testing.T) {
 	m := newMounter(t)
-	c, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 4 << 20, Lease: -1})
-	must.Succeed(t, err)
+	c := must.Get(disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 4 << 20, Lease: -1}))(t)
 	defer c.Close()
 	s := tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: plenty})
 	defer s.Close()
 	c.SetHolder(s.ReleaseRemoved)
 	r := &rig{t: t, mounter: m, Stager: s}
-	in, err := c.Instance("")
-	must.Succeed(t, err)
+	in := must.Get(c.Instance(""))(t)
 	cached := 0
 	for i := range 130 {
 		n := leaves(1, 10, map[int]string{0: fmt.Sprint(i)})
 		l := plan(t, load(t, in.Store, n), "", nil, nil)
 		for range 2 {
 			ws := newRoot(t)
-			staged, err := s.Stage(t.Context(), l, in, into(ws))
-			must.Succeed(t, err)
+			staged := must.Get(s.Stage(t.Context(), l, in, into(ws)))(t)
 			same(t, "exec root", r.see(ws, staged), n)
 			staged.AllowReuse()
 			staged.Release()
@@ -1161,8 +1138,7 @@ func TestConcurrentStages(t *testing.T) {
 func TestImageOverDisk(t *testing.T) {
 	m := newMounter(t)
 	dir := t.TempDir()
-	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 30})
-	must.Succeed(t, err)
+	c := must.Get(disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 30}))(t)
 	defer c.Close()
 	s := tree.NewStager(tree.StagerConfig{Mounter: m, Dir: imageDir(t), Budget: plenty})
 	defer s.Close()
@@ -1171,8 +1147,7 @@ func TestImageOverDisk(t *testing.T) {
 	n.set("a/large", &node{content: strings.Repeat("L", tree.LargeFile), exec: true})
 	n.set("a/empty", &node{})
 	n.set("f", &node{content: strings.Repeat("f", tree.LargeFile-1)})
-	in, err := c.Instance("")
-	must.Succeed(t, err)
+	in := must.Get(c.Instance(""))(t)
 	// Two blobs are stored as chunks.
 	for name, size := range map[string]int{"a/chunks": 2 * tree.LargeFile, "few": 300} {
 		content := strings.Repeat("c", size)
@@ -1184,11 +1159,9 @@ func TestImageOverDisk(t *testing.T) {
 	}
 	l := plan(t, load(t, in.Store, n), "", nil, nil)
 	for range 3 {
-		in, err := c.Instance("")
-		must.Succeed(t, err)
+		in := must.Get(c.Instance(""))(t)
 		ws := newRoot(t)
-		staged, err := s.Stage(t.Context(), l, in, into(ws))
-		must.Succeed(t, err)
+		staged := must.Get(s.Stage(t.Context(), l, in, into(ws)))(t)
 		if staged.Form != tree.FormImage || !staged.Valid() {
 			t.Errorf("got form %q (%s), valid %v, want image and true", staged.Form, staged.CopyReason, staged.Valid())
 		}
@@ -1203,11 +1176,9 @@ func TestImageOverDisk(t *testing.T) {
 
 func BenchmarkStageForms(b *testing.B) {
 	m := newMounter(b)
-	c, err := disk.Open(disk.Config{Dir: b.TempDir(), MaxBytes: plenty})
-	must.Succeed(b, err)
+	c := must.Get(disk.Open(disk.Config{Dir: b.TempDir(), MaxBytes: plenty}))(b)
 	defer c.Close()
-	in, err := c.Instance("")
-	must.Succeed(b, err)
+	in := must.Get(c.Instance(""))(b)
 	l := plan(b, load(b, in.Store, manyFiles()), "", []string{"out/x"}, nil)
 	for _, c := range []struct {
 		name   string
@@ -1222,11 +1193,9 @@ func BenchmarkStageForms(b *testing.B) {
 				n++
 				p := filepath.Join(dir, fmt.Sprint(n))
 				must.Succeed(b, os.Mkdir(p, 0o755))
-				ws, err := os.OpenRoot(p)
-				must.Succeed(b, err)
+				ws := must.Get(os.OpenRoot(p))(b)
 				b.StartTimer()
-				staged, err := s.Stage(b.Context(), l, in, into(ws))
-				must.Succeed(b, err)
+				staged := must.Get(s.Stage(b.Context(), l, in, into(ws)))(b)
 				staged.Release()
 				b.StopTimer()
 				must.Succeed(b, ws.Close())

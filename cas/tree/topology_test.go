@@ -102,15 +102,12 @@ func TestRule115_TreesAreTopologicallySorted(t *testing.T) {
 			Paths:  []string{"d"},
 			Format: repb.Command_TREE_AND_DIRECTORY,
 		}).OutputDirectories[0]
-		td, err := cas.FromProto(cas.SHA256, o.TreeDigest)
-		must.Succeed(t, err)
-		b, err := cas.ReadAll(t.Context(), store, td, 1<<20)
-		must.Succeed(t, err)
+		td := must.Get(cas.FromProto(cas.SHA256, o.TreeDigest))(t)
+		b := must.Get(cas.ReadAll(t.Context(), store, td, 1<<20))(t)
 		if err := sorted(b); err != nil || !o.IsTopologicallySorted {
 			t.Fatalf("seed %d: is_topologically_sorted %v: %v", seed, o.IsTopologicallySorted, err)
 		}
-		dirs, err := records(b)
-		must.Succeed(t, err)
+		dirs := must.Get(records(b))(t)
 		if d := cas.SHA256.Sum(dirs[0]); d.Hash() != o.RootDirectoryDigest.Hash {
 			t.Errorf("seed %d: root_directory_digest differs from Tree.root", seed)
 		}

@@ -325,8 +325,7 @@ func (c *counter) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClo
 func TestLoadReadsEachDirectoryOnce(t *testing.T) {
 	c := &counter{Store: castest.NewMemory(), opened: map[cas.Digest]int{}}
 	root := parse(t, "a/same/f = 1", "b/c/same/f = 1", "same/f = 1").put(t, c)
-	_, err := tree.Load(t.Context(), c, root)
-	must.Succeed(t, err)
+	must.Get(tree.Load(t.Context(), c, root))(t)
 	for d, n := range c.opened {
 		if n != 1 {
 			t.Errorf("Directory %s was read %d times", d, n)
@@ -379,8 +378,7 @@ func wantError(t testing.TB, err, kind error, text string) {
 // Errors name the missing argument, and nothing panics.
 func TestMissingArgumentsAreErrors(t *testing.T) {
 	ctx, f, m := t.Context(), cas.SHA256, castest.NewMemory()
-	dir, err := os.OpenRoot(t.TempDir())
-	must.Succeed(t, err)
+	dir := must.Get(os.OpenRoot(t.TempDir()))(t)
 	defer dir.Close()
 	result := &repb.ActionResult{}
 	s := tree.NewStager(tree.StagerConfig{})

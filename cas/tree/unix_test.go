@@ -29,8 +29,7 @@ func listing(t *testing.T, ws *os.Root, dir string) string {
 	var b strings.Builder
 	must.Succeed(t, fs.WalkDir(ws.FS(), dir, func(p string, e fs.DirEntry, err error) error {
 		must.Succeed(t, err)
-		info, err := e.Info()
-		must.Succeed(t, err)
+		info := must.Get(e.Info())(t)
 		fmt.Fprintf(&b, "%v %s\n", info.Mode(), strings.TrimPrefix(p, dir))
 		if got := info.ModTime().Unix(); got != 1_000_000_000 && info.Mode().Type() != fs.ModeSymlink {
 			t.Errorf("%s: got modification time %d, want 1000000000", p, got)
@@ -74,8 +73,7 @@ dtrwxrwxrwx /src/sub
 		t.Errorf("owned: got %q, want %q", got, want)
 	}
 	ws = newRoot(t)
-	s, err := l.Layered().Stage(t.Context(), store, ws)
-	must.Succeed(t, err)
+	s = must.Get(l.Layered().Stage(t.Context(), store, ws))(t)
 	if want := []tree.Lower{{Source: "in"}}; len(s.Binds) > 0 || !slices.Equal(s.Lower, want) {
 		t.Errorf("layered: got binds %v, lower %v, want %v", s.Binds, s.Lower, want)
 	}
@@ -113,8 +111,7 @@ dtrwxrwxrwx /src/sub
 // A run can leave a sparse file that takes days to read.
 func TestCaptureEndsWithContext(t *testing.T) {
 	out := execRoot(t, "hole = ")
-	f, err := out.OpenFile("hole", os.O_WRONLY, 0)
-	must.Succeed(t, err)
+	f := must.Get(out.OpenFile("hole", os.O_WRONLY, 0))(t)
 	if err := f.Truncate(1 << 43); err != nil {
 		sandboxtest.Unavailable(t, "disk", err)
 	}
@@ -122,6 +119,6 @@ func TestCaptureEndsWithContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	w := tree.OutputSpec{Paths: []string{"hole"}}
-	_, err = tree.Capture(ctx, cas.NewBatch(castest.NewMemory()), cas.SHA256, out, w, &repb.ActionResult{})
+	_, err := tree.Capture(ctx, cas.NewBatch(castest.NewMemory()), cas.SHA256, out, w, &repb.ActionResult{})
 	wantError(t, err, context.DeadlineExceeded, "")
 }

@@ -78,8 +78,7 @@ func TestTableMeasuresOwnServer(t *testing.T) {
 		c.load.Workloads = append(c.load.Workloads, w)
 	}
 	must.Succeed(t, c.check())
-	report, err := c.measureTable(t.Context(), io.Discard)
-	must.Succeed(t, err)
+	report := must.Get(c.measureTable(t.Context(), io.Discard))(t)
 	var out strings.Builder
 	must.Succeed(t, printTable(&out, report))
 	if lines := strings.Count(out.String(), "\n"); lines != 10 || strings.Contains(out.String(), "not watched") {
@@ -105,19 +104,15 @@ func TestOwnServerEnds(t *testing.T) {
 			dir := t.TempDir()
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			stop, err := c.startServer(ctx, dir, io.Discard)
-			must.Succeed(t, err)
+			stop := must.Get(c.startServer(ctx, dir, io.Discard))(t)
 			out, code := command(t, "noop", "--executor", c.servers.executor, "--watch", c.servers.watch[0],
 				"--actions", "3", "-c", "2", "--rounds", "2", "--local-time", "1ms")
 			const want = "medians of 2 rounds of 3 actions\nnoop, 2 in flight\n"
 			if code != 0 || !strings.Contains(out, want) || !strings.Contains(out, " cloister\n") {
 				t.Errorf("got exit code %d and\n%s\nwant 0 and %q", code, out, want)
 			}
-			pid, err := readPID(filepath.Join(dir, "pid"))
-			must.Succeed(t, err)
-			if err := end(stop, cancel); err != nil {
-				t.Error(err)
-			}
+			pid := must.Get(readPID(filepath.Join(dir, "pid")))(t)
+			must.Succeed(t, end(stop, cancel))
 			if err := syscall.Kill(pid, 0); err == nil {
 				t.Errorf("the server (process %d) is still running", pid)
 			}
@@ -127,9 +122,7 @@ func TestOwnServerEnds(t *testing.T) {
 
 func TestServerThatDoesNotStart(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "store"), nil, 0o600); err != nil { // not a directory
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "store"), nil, 0o600))
 	c := execBench{cloister: program(t)}
 	if _, err := c.startServer(t.Context(), dir, io.Discard); err == nil || !strings.Contains(err.Error(), "cloister serve ended") {
 		t.Errorf("got %v, want cloister serve ended", err)

@@ -28,10 +28,8 @@ func keyFiles(t *testing.T, dir, name string) (private, public string) {
 	t.Helper()
 	p, k, err := ed25519.GenerateKey(rand.Reader)
 	must.Succeed(t, err)
-	block, err := ssh.MarshalPrivateKey(k, "")
-	must.Succeed(t, err)
-	s, err := ssh.NewPublicKey(p)
-	must.Succeed(t, err)
+	block := must.Get(ssh.MarshalPrivateKey(k, ""))(t)
+	s := must.Get(ssh.NewPublicKey(p))(t)
 	private, public = filepath.Join(dir, name), filepath.Join(dir, name+".pub")
 	must.Succeed(t, errors.Join(os.WriteFile(private, pem.EncodeToMemory(block), 0o600), os.WriteFile(public, ssh.MarshalAuthorizedKey(s), 0o644)))
 	return private, public
@@ -151,12 +149,9 @@ func TestAttestKeyMustBePrivate(t *testing.T) {
 func TestAttestKeyIsUnlocked(t *testing.T) {
 	dir := t.TempDir()
 	plain, public := keyFiles(t, dir, "plain")
-	text, err := os.ReadFile(plain)
-	must.Succeed(t, err)
-	raw, err := ssh.ParseRawPrivateKey(text)
-	must.Succeed(t, err)
-	block, err := ssh.MarshalPrivateKeyWithPassphrase(*raw.(*ed25519.PrivateKey), "", []byte("to be kept"))
-	must.Succeed(t, err)
+	text := must.Get(os.ReadFile(plain))(t)
+	raw := must.Get(ssh.ParseRawPrivateKey(text))(t)
+	block := must.Get(ssh.MarshalPrivateKeyWithPassphrase(*raw.(*ed25519.PrivateKey), "", []byte("to be kept")))(t)
 	write := func(name, text string, mode os.FileMode) string {
 		path := filepath.Join(dir, name)
 		must.Succeed(t, os.WriteFile(path, []byte(text), mode))
@@ -165,8 +160,7 @@ func TestAttestKeyIsUnlocked(t *testing.T) {
 	locked := write("locked", string(pem.EncodeToMemory(block)), 0o600)
 	good := write("good", "to be kept\nanother line\n", 0o600)
 	ring, socket := agent.NewKeyring(), filepath.Join(dir, "agent")
-	l, err := net.Listen("unix", socket)
-	must.Succeed(t, err)
+	l := must.Get(net.Listen("unix", socket))(t)
 	defer l.Close()
 	go func() {
 		for {
@@ -180,8 +174,7 @@ func TestAttestKeyIsUnlocked(t *testing.T) {
 	}()
 	_, foreign := keyFiles(t, dir, "foreign")
 	must.Succeed(t, ring.Add(agent.AddedKey{PrivateKey: raw}))
-	both, err := os.ReadFile(foreign)
-	must.Succeed(t, err)
+	both := must.Get(os.ReadFile(foreign))(t)
 	for _, c := range []struct {
 		key, passphrase, agent string
 		says                   string // "" if it signs

@@ -23,8 +23,7 @@ import (
 // entries.
 func TestVerifyReportsDeletedEntries(t *testing.T) {
 	store := t.TempDir()
-	l, err := audit.Open(audit.Config{Dir: storedir.Audit(store), MaxBytes: 24_000})
-	must.Succeed(t, err)
+	l := must.Get(audit.Open(audit.Config{Dir: storedir.Audit(store), MaxBytes: 24_000}))(t)
 	for i := range 200 {
 		must.Succeed(t, l.Append(audit.Entry{Time: time.Date(2026, 11, 22, 9, i, 0, 0, time.UTC), Action: "9f2c"}))
 	}

@@ -25,8 +25,7 @@ func TestEveryDialShowsWhoCalls(t *testing.T) {
 			t.Fatalf("%s: got %v, %v", pattern, files, err)
 		}
 		for _, name := range files {
-			text, err := os.ReadFile(name)
-			must.Succeed(t, err)
+			text := must.Get(os.ReadFile(name))(t)
 			for line := range strings.Lines(string(text)) {
 				if strings.HasSuffix(name, "_test.go") || !slices.ContainsFunc(calls, func(c string) bool { return strings.Contains(line, c) }) {
 					continue
@@ -56,8 +55,7 @@ func documents(t *testing.T) []document {
 			t.Fatalf("%s: %v, %v", pattern, paths, err)
 		}
 		for _, path := range paths {
-			text, err := os.ReadFile(path)
-			must.Succeed(t, err)
+			text := must.Get(os.ReadFile(path))(t)
 			all = append(all, document{path, string(text)})
 		}
 	}
@@ -180,11 +178,9 @@ func TestMetricsOfDocuments(t *testing.T) {
 	exist := map[string]bool{"cloister_build_info": true} // a library names it after the program
 	named := map[string]bool{}
 	for _, folder := range []string{"internal/gate", "internal/node", "../../worker/service", "../../worker/telemetry"} {
-		paths, err := filepath.Glob(filepath.Join(folder, "*.go"))
-		must.Succeed(t, err)
+		paths := must.Get(filepath.Glob(filepath.Join(folder, "*.go")))(t)
 		for _, path := range paths {
-			text, err := os.ReadFile(path)
-			must.Succeed(t, err)
+			text := must.Get(os.ReadFile(path))(t)
 			if strings.HasSuffix(path, "_test.go") {
 				continue
 			}
@@ -217,8 +213,7 @@ func TestMetricsOfDocuments(t *testing.T) {
 func TestLinksOfDocuments(t *testing.T) {
 	blocks := regexp.MustCompile("(?s)```.*?```")
 	headings := func(path string) map[string]bool {
-		text, err := os.ReadFile(path)
-		must.Succeed(t, err)
+		text := must.Get(os.ReadFile(path))(t)
 		all := map[string]bool{}
 		for _, m := range regexp.MustCompile(`(?m)^#+ +(.*)$`).FindAllStringSubmatch(blocks.ReplaceAllString(string(text), ""), -1) {
 			name := strings.ToLower(regexp.MustCompile(`[^\w\- ]`).ReplaceAllString(m[1], ""))

@@ -54,14 +54,12 @@ func TestImagePullShowsProgress(t *testing.T) {
 		t.Errorf("without a terminal: got %q, want %q", plain.String(), size)
 	}
 
-	none, err := os.Open(os.DevNull)
-	must.Succeed(t, err)
+	none := must.Get(os.Open(os.DevNull))(t)
 	defer none.Close()
 	shown, screen, err := os.Pipe()
 	must.Succeed(t, err)
 	defer shown.Close()
-	person, err := terminal.Open(none, screen)
-	must.Succeed(t, err)
+	person := must.Get(terminal.Open(none, screen))(t)
 	pull(person.TTY)
 	person.Close()
 	screen.Close()

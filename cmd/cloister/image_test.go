@@ -40,14 +40,12 @@ func imageServer(t *testing.T) (dir, address, host string) {
 	t.Cleanup(s.Close)
 	host = strings.TrimPrefix(s.URL, "http://")
 	dir = filepath.Join(t.TempDir(), "store")
-	store, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20})
-	must.Succeed(t, err)
+	store := must.Get(disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20}))(t)
 	t.Cleanup(func() { store.Close() })
-	l, err := image.OpenLibrary(image.LibraryConfig{
+	l := must.Get(image.OpenLibrary(image.LibraryConfig{
 		Config: image.Config{Function: cas.SHA256, Dir: t.TempDir()}, Path: filepath.Join(dir, image.LibraryFile),
 		Instances: store.Instance, Allowed: []string{host},
-	})
-	must.Succeed(t, err)
+	}))(t)
 	t.Cleanup(func() { l.Close() })
 	register := func(local bool) func(grpc.ServiceRegistrar) {
 		return func(r grpc.ServiceRegistrar) {
@@ -56,8 +54,7 @@ func imageServer(t *testing.T) (dir, address, host string) {
 			})
 		}
 	}
-	control, err := diskctl.Serve(dir, store, register(true))
-	must.Succeed(t, err)
+	control := must.Get(diskctl.Serve(dir, store, register(true)))(t)
 	t.Cleanup(func() { control.Close() })
 	return dir, "grpc://" + grpctest.Serve(t, func(s *grpc.Server) { register(false)(s) }), host
 }
@@ -148,8 +145,7 @@ func TestImageCommands(t *testing.T) {
 // TestImageLoadCommand loads an image from a file, which only the control socket permits.
 func TestImageLoadCommand(t *testing.T) {
 	dir, address, _ := imageServer(t)
-	im, err := random.Image(1000, 1)
-	must.Succeed(t, err)
+	im := must.Get(random.Image(1000, 1))(t)
 	at, err := layout.Write(t.TempDir(), empty.Index)
 	if err == nil {
 		err = at.AppendImage(im)
@@ -191,8 +187,7 @@ func TestImageLoadCommand(t *testing.T) {
 // TestImageNames: a digest selects all names of an image, and nothing if it begins those of several images.
 func TestImageNames(t *testing.T) {
 	dir, address, _ := imageServer(t)
-	im, err := random.Image(1000, 1)
-	must.Succeed(t, err)
+	im := must.Get(random.Image(1000, 1))(t)
 	at, err := layout.Write(t.TempDir(), empty.Index)
 	if err == nil {
 		err = at.AppendImage(im)

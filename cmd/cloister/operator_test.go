@@ -52,8 +52,7 @@ func TestDrain(t *testing.T) {
 	})
 	slots := map[string]*queue.Slot{}
 	for _, name := range []string{"anvil", "bellows"} {
-		s, err := work.Join(queue.Offer{Worker: name, Slot: "1"})
-		must.Succeed(t, err)
+		s := must.Get(work.Join(queue.Offer{Worker: name, Slot: "1"}))(t)
 		slots[name] = s
 	}
 	submit := func(text string) {
@@ -63,8 +62,7 @@ func TestDrain(t *testing.T) {
 		}
 	}
 	submit("first")
-	run, err := slots["anvil"].Take(t.Context())
-	must.Succeed(t, err)
+	run := must.Get(slots["anvil"].Take(t.Context()))(t)
 
 	if out, code := runCLI(t, "drain", "anvil", "--reason", "a new kernel", "--cas", at); code != 0 || out != "drained anvil; 1 action running there\n" {
 		t.Errorf("drain: exit %d, %q", code, out)
@@ -124,8 +122,7 @@ func TestDrain(t *testing.T) {
 // there once it was heard of each of its slots and none executes anything, also nothing of before.
 func TestDrainWaitsOverARestart(t *testing.T) {
 	// While the server is stopped, a connection of another program may take its port on 127.0.0.1.
-	listener, err := net.Listen("tcp", "127.35.0.1:0")
-	must.Succeed(t, err)
+	listener := must.Get(net.Listen("tcp", "127.35.0.1:0"))(t)
 	at := listener.Addr().String()
 	serve := func(listener net.Listener, drains queue.DrainState) (*service.Server, *grpc.Server) {
 		head, s := newHead(t, drains), grpc.NewServer()
@@ -137,17 +134,10 @@ func TestDrainWaitsOverARestart(t *testing.T) {
 	}
 	head, server := serve(listener, queue.DrainState{})
 	work := head.Queue()
-	slot, err := work.Join(queue.Offer{Worker: "anvil", Slot: "1"})
-	must.Succeed(t, err)
-	if _, err := work.Join(queue.Offer{Worker: "anvil", Slot: "2"}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := work.Submit(queue.Request{Task: worker.Task{Action: cas.SHA256.Sum(nil)}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := slot.Take(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	slot := must.Get(work.Join(queue.Offer{Worker: "anvil", Slot: "1"}))(t)
+	must.Get(work.Join(queue.Offer{Worker: "anvil", Slot: "2"}))(t)
+	must.Get(work.Submit(queue.Request{Task: worker.Task{Action: cas.SHA256.Sum(nil)}}))(t)
+	must.Get(slot.Take(t.Context()))(t)
 	waited := make(chan string, 1)
 	go func() {
 		out, code := runCLI(t, "drain", "anvil", "--wait", "--cas", "grpc://"+at)
@@ -169,21 +159,15 @@ func TestDrainWaitsOverARestart(t *testing.T) {
 	drains := work.DrainState()
 	head.Close()
 	still("while the server is away")
-	if listener, err = net.Listen("tcp", at); err != nil {
-		t.Fatal(err)
-	}
+	listener = must.Get(net.Listen("tcp", at))(t)
 	head, server = serve(listener, drains)
 	work = head.Queue()
 	defer head.Close()
 	defer server.Stop()
 	still("before it was heard of")
-	if _, err := work.Join(queue.Offer{Worker: "anvil", Slot: "2"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(work.Join(queue.Offer{Worker: "anvil", Slot: "2"}))(t)
 	still("while it was heard of a slot alone that has nothing")
-	if slot, err = work.Join(queue.Offer{Worker: "anvil", Slot: "1", Ending: true}); err != nil {
-		t.Fatal(err)
-	}
+	slot = must.Get(work.Join(queue.Offer{Worker: "anvil", Slot: "1", Ending: true}))(t)
 	still("while it ends what it had")
 	slot.SetEnding(false)
 	if got := <-waited; got != "0 drained anvil; 1 action running there\nidle    anvil\n" {

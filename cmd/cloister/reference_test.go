@@ -53,13 +53,10 @@ func readTree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
 	for _, pattern := range []string{"*.md", "man/*.1"} {
-		paths, err := filepath.Glob(filepath.Join(dir, pattern))
-		must.Succeed(t, err)
+		paths := must.Get(filepath.Glob(filepath.Join(dir, pattern)))(t)
 		for _, path := range paths {
-			text, err := os.ReadFile(path)
-			must.Succeed(t, err)
-			name, err := filepath.Rel(dir, path)
-			must.Succeed(t, err)
+			text := must.Get(os.ReadFile(path))(t)
+			name := must.Get(filepath.Rel(dir, path))(t)
 			files[name] = string(text)
 		}
 	}

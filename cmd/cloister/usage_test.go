@@ -117,8 +117,7 @@ func TestEveryCommandExplainsMistakes(t *testing.T) {
 
 // TestPortErrorsNameTheFlag: if a port cannot be opened, the error names the flag and the reason.
 func TestPortErrorsNameTheFlag(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Succeed(t, err)
+	taken := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer taken.Close()
 	for _, c := range []struct {
 		address, want string

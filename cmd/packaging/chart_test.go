@@ -276,14 +276,10 @@ func TestChartRendersWhatTheClusterTakes(t *testing.T) {
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".yaml"), func(t *testing.T) {
-			values, err := os.ReadFile(file)
-			must.Succeed(t, err)
-			objects, err := render(values)
-			must.Succeed(t, err)
+			values := must.Get(os.ReadFile(file))(t)
+			objects := must.Get(render(values))(t)
 			for _, o := range objects {
-				if err := validate(o, all); err != nil {
-					t.Error(err)
-				}
+				must.Succeed(t, validate(o, all))
 			}
 			for _, err := range holds(objects) {
 				t.Error(err)
@@ -438,12 +434,10 @@ func matches(selector any, labels object) bool {
 // TestChartChecksFindFaults checks the checker.
 func TestChecksOfTheChartBite(t *testing.T) {
 	all := allSchemas(t)
-	values, err := os.ReadFile("testdata/values/farm-keda.yaml")
-	must.Succeed(t, err)
+	values := must.Get(os.ReadFile("testdata/values/farm-keda.yaml"))(t)
 	objects := func(t *testing.T) []object {
 		t.Helper()
-		os, err := render(values)
-		must.Succeed(t, err)
+		os := must.Get(render(values))(t)
 		return os
 	}
 	first := func(os []object, name string) object { return kind(os, name)[0] }
@@ -526,8 +520,7 @@ func TestNotesSayWhoMayCall(t *testing.T) {
 		{"certificates", "image: {repository: r}\ntls: {secretName: s, clientCA: true}", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			all, err := texts([]byte(c.values))
-			must.Succeed(t, err)
+			all := must.Get(texts([]byte(c.values)))(t)
 			notes := all["cloister/templates/NOTES.txt"]
 			for _, text := range c.open {
 				if !strings.Contains(notes, text) {

@@ -80,16 +80,13 @@ func one(t *testing.T, suffix string) string {
 // TestSameCommitGivesSameBytes, also in another directory and at another time.
 func TestSameCommitGivesSameBytes(t *testing.T) {
 	first := packages(t)
-	second, err := makeIn(filepath.Join(t.TempDir(), "elsewhere"))
-	must.Succeed(t, err)
+	second := must.Get(makeIn(filepath.Join(t.TempDir(), "elsewhere")))(t)
 	if len(first.made) != 4 || len(second.made) != len(first.made) {
 		t.Fatalf("made %v and %v, want 4 each", first.made, second.made)
 	}
 	for i, name := range first.made {
-		a, err := os.ReadFile(name)
-		must.Succeed(t, err)
-		b, err := os.ReadFile(second.made[i])
-		must.Succeed(t, err)
+		a := must.Get(os.ReadFile(name))(t)
+		b := must.Get(os.ReadFile(second.made[i]))(t)
 		if !bytes.Equal(a, b) {
 			t.Errorf("%s: %x, and made again %x", filepath.Base(name), sha256.Sum256(a), sha256.Sum256(b))
 		}
@@ -153,8 +150,7 @@ func TestUnitsPassSystemdAnalyze(t *testing.T) {
 		must.Succeed(t, os.WriteFile(filepath.Join(dir, "usr/bin/cloister"), []byte("#!/bin/sh\n"), 0o755))
 		args := []string{"verify", "--man=no", "--root=" + dir}
 		for _, name := range []string{"cloister.service", "cloister-join.service"} {
-			body, err := os.ReadFile(filepath.Join("systemd", name))
-			must.Succeed(t, err)
+			body := must.Get(os.ReadFile(filepath.Join("systemd", name)))(t)
 			must.Succeed(t, os.WriteFile(filepath.Join(units, name), []byte(change(string(body))), 0o644))
 			args = append(args, name)
 		}
@@ -177,15 +173,13 @@ func TestUnitsPassSystemdAnalyze(t *testing.T) {
 // TestUnitsWaitForTheDrain checks that systemd and Kubernetes wait longer than the drain timeout.
 func TestUnitsWaitForTheDrain(t *testing.T) {
 	for _, name := range []string{"cloister.service", "cloister-join.service"} {
-		body, err := os.ReadFile(filepath.Join("systemd", name))
-		must.Succeed(t, err)
+		body := must.Get(os.ReadFile(filepath.Join("systemd", name)))(t)
 		find := func(expression string) time.Duration {
 			m := regexp.MustCompile(expression).FindSubmatch(body)
 			if m == nil {
 				t.Fatalf("%s: no %s", name, expression)
 			}
-			d, err := time.ParseDuration(strings.TrimSuffix(string(m[1]), "in"))
-			must.Succeed(t, err)
+			d := must.Get(time.ParseDuration(strings.TrimSuffix(string(m[1]), "in")))(t)
 			return d
 		}
 		drain, stop := find(`--drain-timeout (\S+)`), find(`(?m)^TimeoutStopSec=(\S+)$`)
@@ -222,8 +216,7 @@ func TestFlagsExist(t *testing.T) {
 	}
 	for _, name := range []string{"cloister.service", "cloister-join.service"} {
 		t.Run(name, func(t *testing.T) {
-			body, err := os.ReadFile(filepath.Join("systemd", name))
-			must.Succeed(t, err)
+			body := must.Get(os.ReadFile(filepath.Join("systemd", name)))(t)
 			m := regexp.MustCompile(`(?m)^ExecStart=/usr/bin/cloister (.*)$`).FindSubmatch(body)
 			if m == nil {
 				t.Fatal("it does not start cloister")
@@ -231,14 +224,11 @@ func TestFlagsExist(t *testing.T) {
 			taken(t, name, strings.Fields(string(m[1])))
 		})
 	}
-	files, err := filepath.Glob("testdata/values/*.yaml")
-	must.Succeed(t, err)
+	files := must.Get(filepath.Glob("testdata/values/*.yaml"))(t)
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
-			values, err := os.ReadFile(file)
-			must.Succeed(t, err)
-			objects, err := render(values)
-			must.Succeed(t, err)
+			values := must.Get(os.ReadFile(file))(t)
+			objects := must.Get(render(values))(t)
 			for _, o := range append(kind(objects, "Deployment"), kind(objects, "StatefulSet")...) {
 				list, _ := at(o, "spec", "template", "spec", "containers", 0, "args").([]any)
 				var args []string
@@ -292,24 +282,18 @@ func TestImageIsTheProgramAlone(t *testing.T) {
 	root(t)
 	dir := t.TempDir()
 	extract(t, one(t, ".oci.tar"), dir)
-	index, err := layout.ImageIndexFromPath(dir)
-	must.Succeed(t, err)
-	outer, err := index.IndexManifest()
-	must.Succeed(t, err)
+	index := must.Get(layout.ImageIndexFromPath(dir))(t)
+	outer := must.Get(index.IndexManifest())(t)
 	if len(outer.Manifests) != 1 || outer.Manifests[0].Annotations["org.opencontainers.image.ref.name"] != made.b.version {
 		t.Fatalf("index: %+v", outer.Manifests)
 	}
-	inner, err := index.ImageIndex(outer.Manifests[0].Digest)
-	must.Succeed(t, err)
-	manifest, err := inner.IndexManifest()
-	must.Succeed(t, err)
+	inner := must.Get(index.ImageIndex(outer.Manifests[0].Digest))(t)
+	manifest := must.Get(inner.IndexManifest())(t)
 	if len(manifest.Manifests) != 1 || manifest.Manifests[0].Platform.Architecture != runtime.GOARCH {
 		t.Fatalf("index of the image: %+v", manifest.Manifests)
 	}
-	img, err := inner.Image(manifest.Manifests[0].Digest)
-	must.Succeed(t, err)
-	config, err := img.ConfigFile()
-	must.Succeed(t, err)
+	img := must.Get(inner.Image(manifest.Manifests[0].Digest))(t)
+	config := must.Get(img.ConfigFile())(t)
 	if c := config.Config; c.User != "65532:65532" || fmt.Sprint(c.Entrypoint, c.Cmd) != "[/usr/bin/cloister] [serve --dir /var/lib/cloister]" {
 		t.Errorf("config: %+v", c)
 	}
@@ -317,8 +301,7 @@ func TestImageIsTheProgramAlone(t *testing.T) {
 	if err != nil || len(layers) != 1 {
 		t.Fatalf("%d layers, %v", len(layers), err)
 	}
-	body, err := layers[0].Uncompressed()
-	must.Succeed(t, err)
+	body := must.Get(layers[0].Uncompressed())(t)
 	defer body.Close()
 	// The image's user must be able to enter every directory above.
 	files, err := os.MkdirTemp("", "cloister-image-")
@@ -343,8 +326,7 @@ func TestImageIsTheProgramAlone(t *testing.T) {
 	}
 	// A head executes nothing.
 	head := inside("serve", "--dir", "/var/lib/cloister", "--jobs", "0", "--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0", "--max-size", "1GiB")
-	said, err := head.StdoutPipe()
-	must.Succeed(t, err)
+	said := must.Get(head.StdoutPipe())(t)
 	var complaints bytes.Buffer
 	head.Stderr = &complaints
 	must.Succeed(t, head.Start())
@@ -366,8 +348,7 @@ func TestImageIsTheProgramAlone(t *testing.T) {
 // extract extracts the tarball name into dir.
 func extract(t *testing.T, name, dir string) {
 	t.Helper()
-	f, err := os.Open(name)
-	must.Succeed(t, err)
+	f := must.Get(os.Open(name))(t)
 	defer f.Close()
 	untar(t, f, dir)
 }
@@ -445,15 +426,13 @@ func cleanRoot(t *testing.T) string {
 	if err != nil {
 		sandboxtest.Unavailable(t, "packaging", err)
 	}
-	cache, err := os.UserCacheDir()
-	must.Succeed(t, err)
+	cache := must.Get(os.UserCacheDir())(t)
 	dir := filepath.Join(cache, "cloister-packaging", m.suite+"-"+runtime.GOARCH+"-1")
 	if _, err := os.Stat(dir); err == nil {
 		return dir
 	}
 	must.Succeed(t, os.MkdirAll(filepath.Dir(dir), 0o755))
-	tmp, err := os.MkdirTemp(filepath.Dir(dir), "tmp-")
-	must.Succeed(t, err)
+	tmp := must.Get(os.MkdirTemp(filepath.Dir(dir), "tmp-"))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	args := []string{"--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "debootstrap", "--variant=minbase", "--include=systemd"}
@@ -490,8 +469,7 @@ func cgroupOf(t *testing.T) (group string) {
 	if err != nil {
 		sandboxtest.Unavailable(t, "packaging", err)
 	}
-	mounts, err := os.Open("/proc/self/mounts")
-	must.Succeed(t, err)
+	mounts := must.Get(os.Open("/proc/self/mounts"))(t)
 	defer mounts.Close()
 	m := regexp.MustCompile(`(?m)^0::(.*)$`).FindSubmatch(own)
 	for s := bufio.NewScanner(mounts); m != nil && s.Scan(); {
@@ -537,8 +515,7 @@ func TestDebInACleanSystem(t *testing.T) {
 		must.Succeed(t, err)
 	}
 	must.Succeed(t, os.WriteFile(said, nil, 0o666))
-	boot, err := filepath.Abs("testdata/boot.sh")
-	must.Succeed(t, err)
+	boot := must.Get(filepath.Abs("testdata/boot.sh"))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c",

@@ -57,13 +57,8 @@ func newRig(t *testing.T, user *syscall.Credential) *rig {
 	if err := bazelrun.Find(); err != nil {
 		sandboxtest.Unavailable(t, "bazel", err)
 	}
-	dir, err := bazelrun.TempDir(user)
-	must.Succeed(t, err)
-	t.Cleanup(func() {
-		if err := bazelrun.Remove(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := must.Get(bazelrun.TempDir(user))(t)
+	t.Cleanup(func() { must.Succeed(t, bazelrun.Remove(dir)) })
 	cloister := built.Path(t)
 	if err := bazelrun.Confines(t.Context(), cloister, user); err != nil {
 		what := "namespaces"
@@ -72,8 +67,7 @@ func newRig(t *testing.T, user *syscall.Credential) *rig {
 		}
 		sandboxtest.Unavailable(t, what, err)
 	}
-	address, err := loopback.Address()
-	must.Succeed(t, err)
+	address := must.Get(loopback.Address())(t)
 	r := &rig{
 		Bazel: &bazelrun.Bazel{
 			Workspace: filepath.Join(dir, "workspace"), Root: filepath.Join(dir, "bazel"),
@@ -93,14 +87,7 @@ func newRig(t *testing.T, user *syscall.Credential) *rig {
 		}
 	}
 	r.serve(t)
-	t.Cleanup(func() {
-		if err := r.Shutdown(); err != nil {
-			t.Error(err)
-		}
-		if err := r.server.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must.Succeed(t, errors.Join(r.Shutdown(), r.server.Stop())) })
 	return r
 }
 
@@ -109,8 +96,7 @@ func (r *rig) serve(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), serveTime, errors.New("time limit exceeded"))
 	defer cancel()
-	server, err := bazelrun.StartServer(ctx, r.config)
-	must.Succeed(t, err)
+	server := must.Get(bazelrun.StartServer(ctx, r.config))(t)
 	r.server = server
 	r.Endpoint = server.Addr
 }
@@ -120,16 +106,13 @@ func (r *rig) bazel(t *testing.T, verb string, args ...string) *bazelrun.Build {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), bazelTime, errors.New("time limit exceeded"))
 	defer cancel()
-	build, err := r.Run(ctx, verb, args...)
-	must.Succeed(t, err)
-	return build
+	return must.Get(r.Run(ctx, verb, args...))(t)
 }
 
 // blobs verifies the store and returns its number of blobs and results.
 func (r *rig) blobs(t *testing.T) int {
 	t.Helper()
-	n, err := bazelrun.Verify(t.Context(), r.config)
-	must.Succeed(t, err)
+	n := must.Get(bazelrun.Verify(t.Context(), r.config))(t)
 	if n == 0 {
 		t.Fatal("the store is empty")
 	}
@@ -266,8 +249,7 @@ func processes(token string) []string {
 }
 
 func testHostile(t *testing.T, r *rig) {
-	listener, err := net.Listen("tcp4", "127.0.0.1:0")
-	must.Succeed(t, err)
+	listener := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	var accepted atomic.Int32
 	go func() {
@@ -303,8 +285,7 @@ func testHostile(t *testing.T, r *rig) {
 		t.Errorf("got %d connections from the sandbox, want none", n)
 	}
 	// From outside the connection works, so the sandbox refused it.
-	conn, err := net.Dial("tcp4", listener.Addr().String())
-	must.Succeed(t, err)
+	conn := must.Get(net.Dial("tcp4", listener.Addr().String()))(t)
 	defer conn.Close()
 	if secret, err := io.ReadAll(conn); err != nil || len(secret) == 0 {
 		t.Errorf("got %q, %v from the listener, want a secret", secret, err)

@@ -41,8 +41,7 @@ genrule(
 		if build.ExitCode != 0 || build.Processes()[kind] != 2 {
 			t.Fatalf("exit %d, want 0 and 2 times %s\n%s", build.ExitCode, kind, build.Output)
 		}
-		outputs, err := r.Outputs("images")
-		must.Succeed(t, err)
+		outputs := must.Get(r.Outputs("images"))(t)
 		for _, mark := range []string{"one", "two"} {
 			if got, err := os.ReadFile(filepath.Join(outputs, mark+".txt")); err != nil || string(got) != mark+"\n" {
 				t.Errorf("%s: got %q, %v", mark, got, err)

@@ -45,8 +45,7 @@ func limits(t *testing.T) []sandbox.Limit {
 	t.Helper()
 	b := namespace.New(namespace.Config{})
 	defer b.Close()
-	features, err := b.Probe(t.Context())
-	must.Succeed(t, err)
+	features := must.Get(b.Probe(t.Context()))(t)
 	return features.Limits
 }
 
@@ -137,8 +136,7 @@ func TestLeaksAreNamed(t *testing.T) {
 
 // testFetches checks that an allowed endpoint is reachable, that each connection is an event, and that the result is not cached.
 func testFetches(t *testing.T, r *rig) {
-	listener, err := net.Listen("tcp4", ownAddress(t)+":0")
-	must.Succeed(t, err)
+	listener := must.Get(net.Listen("tcp4", ownAddress(t)+":0"))(t)
 	defer listener.Close()
 	var silent atomic.Bool
 	go func() {
@@ -205,8 +203,7 @@ rules:
 // ownAddress returns a non-loopback address of this host, which a policy may allow.
 func ownAddress(t *testing.T) string {
 	t.Helper()
-	addresses, err := net.InterfaceAddrs()
-	must.Succeed(t, err)
+	addresses := must.Get(net.InterfaceAddrs())(t)
 	for _, a := range addresses {
 		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && n.IP.IsGlobalUnicast() {
 			return n.IP.String()

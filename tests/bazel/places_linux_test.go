@@ -60,12 +60,10 @@ func TestWritesInUnusualPlaces(t *testing.T) {
 		if build := r.bazel(t, "build", append(flags, "//places:all")...); build.ExitCode != 0 {
 			t.Fatalf("bazel build %v: exit %d, want 0\n%s", flags, build.ExitCode, build.Output)
 		}
-		out, err := r.Outputs("places")
-		must.Succeed(t, err)
+		out := must.Get(r.Outputs("places"))(t)
 		permitted := map[string]bool{}
 		for _, p := range places {
-			b, err := os.ReadFile(filepath.Join(out, p.name+".txt"))
-			must.Succeed(t, err)
+			b := must.Get(os.ReadFile(filepath.Join(out, p.name+".txt")))(t)
 			permitted[p.name] = string(b) == "permitted\n"
 		}
 		return permitted

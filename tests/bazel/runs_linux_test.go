@@ -55,9 +55,7 @@ func (r *rig) executed(t *testing.T) map[string]ran {
 // manifest returns the manifest of an action's run.
 func (r *rig) manifest(t *testing.T, action string) *manifest.Manifest {
 	t.Helper()
-	m, err := manifest.Parse(r.cloister(t, "action", "show", action, "--manifest"))
-	must.Succeed(t, err)
-	return m
+	return must.Get(manifest.Parse(r.cloister(t, "action", "show", action, "--manifest")))(t)
 }
 
 // wantEqualRuns checks that each action executed by second has the same stable hash at first, which may have executed more.

@@ -61,8 +61,7 @@ func (r *rig) wantGraph(t *testing.T, g *bazelrun.Graph, build *bazelrun.Build) 
 	if build.ExitCode != 0 {
 		t.Fatalf("bazel: exit %d, want 0", build.ExitCode)
 	}
-	dir, err := r.Outputs("graph")
-	must.Succeed(t, err)
+	dir := must.Get(r.Outputs("graph"))(t)
 	for name, want := range g.Outputs() {
 		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("output %s: got %d bytes beginning with %.16q, %v; want %d beginning with %.16q",
@@ -74,11 +73,9 @@ func (r *rig) wantGraph(t *testing.T, g *bazelrun.Graph, build *bazelrun.Build) 
 // stored reads every input and output of the graph from the server, verifies them, and returns their number.
 func (r *rig) stored(t *testing.T, g *bazelrun.Graph) int {
 	t.Helper()
-	client, err := remote.Dial(t.Context(), "grpc://"+r.Endpoint)
-	must.Succeed(t, err)
+	client := must.Get(remote.Dial(t.Context(), "grpc://"+r.Endpoint))(t)
 	defer client.Close()
-	store, err := client.Store("")
-	must.Succeed(t, err)
+	store := must.Get(client.Store(""))(t)
 	var ds []cas.Digest
 	for _, files := range []map[string][]byte{g.Inputs(), g.Outputs()} {
 		for _, content := range files {
@@ -90,9 +87,7 @@ func (r *rig) stored(t *testing.T, g *bazelrun.Graph) int {
 		t.Fatalf("got %d of %d blobs missing, want none; among them %v: %v", len(missing), len(ds), missing[:min(3, len(missing))], err)
 	}
 	for _, d := range ds {
-		if _, err := cas.ReadAll(t.Context(), store, d, d.Size()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(cas.ReadAll(t.Context(), store, d, d.Size()))(t)
 	}
 	return len(ds)
 }
@@ -222,8 +217,7 @@ func TestBuildAfterLoss(t *testing.T) {
 		return 10_000
 	}}
 	log := &syncbuf.Buffer{}
-	metrics, err := loopback.Address()
-	must.Succeed(t, err)
+	metrics := must.Get(loopback.Address())(t)
 	r := newGraphRig(t, g)
 	r.restart(t, func() {
 		r.config.Args = append(r.config.Args, "--metrics", metrics)
@@ -234,8 +228,7 @@ func TestBuildAfterLoss(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seed, seed))
 	var flipped, removed, extents int
 	small := func() {
-		n, err := bazelrun.DamageSegments(r.config.Dir, rnd, share)
-		must.Succeed(t, err)
+		n := must.Get(bazelrun.DamageSegments(r.config.Dir, rnd, share))(t)
 		extents += n
 	}
 	all := func() {
@@ -285,7 +278,7 @@ func TestBuildAfterLoss(t *testing.T) {
 	}
 	quarantined := map[string]bool{}
 	hash := regexp.MustCompile(`[0-9a-f]{64}`)
-	err = filepath.WalkDir(filepath.Join(r.config.Dir, "quarantine"), func(path string, e fs.DirEntry, err error) error {
+	err := filepath.WalkDir(filepath.Join(r.config.Dir, "quarantine"), func(path string, e fs.DirEntry, err error) error {
 		if err == nil && e.Type().IsRegular() {
 			quarantined[hash.FindString(e.Name())] = true
 		}
@@ -308,16 +301,12 @@ func TestBuildAfterLoss(t *testing.T) {
 // corrupt returns the value of cloister_cas_corrupt_total at a metrics address.
 func corrupt(t *testing.T, metrics string) float64 {
 	t.Helper()
-	resp, err := http.Get("http://" + metrics + "/metrics")
-	must.Succeed(t, err)
+	resp := must.Get(http.Get("http://" + metrics + "/metrics"))(t)
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	must.Succeed(t, err)
+	body := must.Get(io.ReadAll(resp.Body))(t)
 	match := regexp.MustCompile(`(?m)^cloister_cas_corrupt_total ([0-9.e+]+)$`).FindSubmatch(body)
 	if match == nil {
 		t.Fatal("got no metric cloister_cas_corrupt_total")
 	}
-	n, err := strconv.ParseFloat(string(match[1]), 64)
-	must.Succeed(t, err)
-	return n
+	return must.Get(strconv.ParseFloat(string(match[1]), 64))(t)
 }

@@ -44,8 +44,7 @@ type guest struct {
 func plain(t testing.TB, address string) *guest {
 	t.Helper()
 	secure := grpc.WithTransportCredentials(insecure.NewCredentials())
-	conn, err := grpc.NewClient("passthrough:///"+address, secure)
-	must.Succeed(t, err)
+	conn := must.Get(grpc.NewClient("passthrough:///"+address, secure))(t)
 	t.Cleanup(func() { conn.Close() })
 	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
 	t.Cleanup(cancel)

@@ -33,13 +33,11 @@ func TestGateExample(t *testing.T) {
 	if code := cmd.ProcessState.ExitCode(); code != 4 || !strings.Contains(string(out), "hermetic gate: a step touched the network") {
 		t.Fatalf("got exit code %d, want 4; output:\n%s", code, out)
 	}
-	report, err := os.ReadFile(filepath.Join(dir, "evidence", hash, "report.md"))
-	must.Succeed(t, err)
+	report := must.Get(os.ReadFile(filepath.Join(dir, "evidence", hash, "report.md")))(t)
 	// What this machine lacks is not part of the example.
 	got := regexp.MustCompile(`(?m)^\| not enforced .*\n`).ReplaceAllString(string(report), "")
 	got = regexp.MustCompile(`(?m)^\| sandbox \| \w+;`).ReplaceAllString(got, "| sandbox | full;")
-	text, err := os.ReadFile(readme)
-	must.Succeed(t, err)
+	text := must.Get(os.ReadFile(readme))(t)
 	shown := regexp.MustCompile("(?s)(\n```markdown\n)(.*)(```\n)$").FindSubmatchIndex(text)
 	if shown == nil {
 		t.Fatalf("%s has no report", readme)

@@ -283,8 +283,7 @@ func (p *machine) start(t *testing.T, name string, args ...string) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
-	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
-	must.Succeed(t, err)
+	manager := must.Get(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"}))(t)
 	s := &service{cmd: exec.Command(filepath.Join(p.network.dir, "bin/cloister"), args...), ended: make(chan struct{})}
 	s.cmd.Dir, s.cmd.Env = "/", append(p.environment(), "NOTIFY_SOCKET="+socket)
 	s.cmd.Stdout, s.cmd.Stderr = &s.said, &s.said

@@ -19,10 +19,9 @@ import (
 func TestForeignResults(t *testing.T) {
 	confined(t)
 	dir := t.TempDir()
-	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
+	s := must.Get(bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
 		Binary: built.Path(t), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0",
-	})
-	must.Succeed(t, err)
+	}))(t)
 	defer s.Stop()
 	g := plain(t, s.Addr)
 	action := orPanic(g.put("", &repb.Action{
@@ -48,9 +47,8 @@ func TestForeignResults(t *testing.T) {
 		{func() { result.ExecutionMetadata.AuxiliaryMetadata = nil }, 4, "names no manifest"},
 	} {
 		c.change()
-		_, err := repb.NewActionCacheClient(g).UpdateActionResult(g.ctx,
-			&repb.UpdateActionResultRequest{ActionDigest: action, ActionResult: result})
-		must.Succeed(t, err)
+		must.Get(repb.NewActionCacheClient(g).UpdateActionResult(g.ctx,
+			&repb.UpdateActionResultRequest{ActionDigest: action, ActionResult: result}))(t)
 		cmd := exec.CommandContext(t.Context(), built.Path(t),
 			"action", "show", named(action), "--manifest", "--cas", "grpc://"+s.Addr)
 		out, _ := cmd.CombinedOutput() // the exit code is checked below

@@ -17,8 +17,7 @@ import (
 // TestServeNotifiesItsServiceManager checks the notifications of readiness, watchdog and stop.
 func TestServeNotifiesItsServiceManager(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "notify")
-	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
-	must.Succeed(t, err)
+	manager := must.Get(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"}))(t)
 	defer manager.Close()
 	hear := func(want string) {
 		t.Helper()
@@ -35,11 +34,10 @@ func TestServeNotifiesItsServiceManager(t *testing.T) {
 	}
 	confined(t)
 	dir := t.TempDir()
-	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
+	s := must.Get(bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
 		Binary: built.Path(t), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0",
 		Env: []string{"NOTIFY_SOCKET=" + name, "WATCHDOG_USEC=20000"},
-	})
-	must.Succeed(t, err)
+	}))(t)
 	hear("READY=1")
 	hear("WATCHDOG=1\nSTATUS=0 running, 0 queued, 0 done, ")
 	stopped := make(chan error, 1)
@@ -47,7 +45,5 @@ func TestServeNotifiesItsServiceManager(t *testing.T) {
 	hear("STOPPING=1")
 	must.Succeed(t, manager.SetReadDeadline(time.Time{}))
 	go func() { _, _ = io.Copy(io.Discard, manager) }()
-	if err := <-stopped; err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, <-stopped)
 }

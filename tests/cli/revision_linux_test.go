@@ -85,11 +85,9 @@ func surroundings(t *testing.T, repo, tmp, mark string) map[string]string {
 		})
 		must.Succeed(t, err)
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	must.Succeed(t, err)
+	mounts := must.Get(os.ReadFile("/proc/self/mountinfo"))(t)
 	all["mounts"] = string(mounts)
-	links, err := filepath.Glob("/proc/[0-9]*/exe")
-	must.Succeed(t, err)
+	links := must.Get(filepath.Glob("/proc/[0-9]*/exe"))(t)
 	for _, l := range links {
 		program, _ := os.Readlink(l)
 		line, _ := os.ReadFile(filepath.Join(filepath.Dir(l), "cmdline"))

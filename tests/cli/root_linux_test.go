@@ -22,8 +22,7 @@ func TestRunInRoot(t *testing.T) {
 	for _, name := range []string{"one", "two"} {
 		at := filepath.Join(dir, name)
 		must.Succeed(t, os.MkdirAll(filepath.Join(at, "etc"), 0o755))
-		root, err := os.OpenRoot(at)
-		must.Succeed(t, err)
+		root := must.Get(os.OpenRoot(at))(t)
 		defer root.Close()
 		sandboxtest.CopyPrograms(t, root, "sh", "cat", "ls")
 		must.Succeed(t, root.WriteFile("etc/marker", []byte(name+"\n"), 0o644))
@@ -35,8 +34,7 @@ func TestRunInRoot(t *testing.T) {
 			!strings.Contains(string(text), "denied: write to /etc/new") {
 			t.Errorf("got %v and\n%s", err, text)
 		}
-		manifest, err := os.ReadFile(filepath.Join(dir, "manifest"))
-		must.Succeed(t, err)
+		manifest := must.Get(os.ReadFile(filepath.Join(dir, "manifest")))(t)
 		for line := range strings.Lines(string(manifest)) {
 			if strings.Contains(line, "root \"") {
 				roots[line] = true

@@ -41,8 +41,7 @@ func startRunner(t *testing.T, dir string) *runnerProcess {
 	must.Succeed(t, os.MkdirAll(r.build, 0o755))
 	r.cmd = exec.Command(built.Path(t), "runner", "--socket", r.socket, "--build-dir", r.build, "--socket-mode", "0660")
 	r.cmd.Stderr = r.stderr
-	stdout, err := r.cmd.StdoutPipe()
-	must.Succeed(t, err)
+	stdout := must.Get(r.cmd.StdoutPipe())(t)
 	must.Succeed(t, r.cmd.Start())
 	t.Cleanup(func() {
 		if r.cmd.ProcessState == nil {
@@ -91,8 +90,7 @@ func (r *runnerProcess) begin(t *testing.T, name, script string) <-chan error {
 
 func shortDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "cl-")
-	must.Succeed(t, err)
+	dir := must.Get(os.MkdirTemp("", "cl-"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -120,9 +118,7 @@ func TestRunnerDrains(t *testing.T) {
 	if _, err := net.Dial("unix", r.socket); err == nil {
 		t.Error("connected to a draining runner, want its socket gone")
 	}
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, <-done)
 	if b, err := os.ReadFile(filepath.Join(r.build, "first/root/out")); string(b) != "x\n" {
 		t.Errorf("output: got %q, %v", b, err)
 	}

@@ -75,8 +75,7 @@ import (
 //	empty DIR                check that a directory is empty
 //	needs WHAT               skip the story where the machine lacks the sandbox, its records of lookups, root or a tool
 func TestScripts(t *testing.T) {
-	root, err := filepath.Abs("../..")
-	must.Succeed(t, err)
+	root := must.Get(filepath.Abs("../.."))(t)
 	path := built.Path(t)
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
@@ -262,9 +261,7 @@ func (s *story) port(args []string) error {
 // unused returns an unused address.
 func unused(t testing.TB) string {
 	t.Helper()
-	address, err := loopback.Address()
-	must.Succeed(t, err)
-	return address
+	return must.Get(loopback.Address())(t)
 }
 
 func (s *story) empty(args []string) error {

@@ -47,8 +47,7 @@ func TestDemoWithoutBazelExecutesThenHitsThenRefuses(t *testing.T) {
 			t.Errorf("got output that does not match %q:\n%s", want, out.String())
 		}
 	}
-	recorded, err := os.ReadFile("docs/demo.svg")
-	must.Succeed(t, err)
+	recorded := must.Get(os.ReadFile("docs/demo.svg"))(t)
 	r := newRecording(io.Discard)
 	io.WriteString(r, out.String())
 	if got, want := stable(string(recorded)), stable(r.SVG("make demo")); !slices.Equal(got, want) {

@@ -102,10 +102,8 @@ type fixture struct {
 
 // newFixture sets everything up for one test. It skips the test if this host has no sandbox.
 func newFixture(t *testing.T) *fixture {
-	program, err := build()
-	must.Succeed(t, err)
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	must.Succeed(t, err)
+	program := must.Get(build())(t)
+	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 	mark := fmt.Sprintf("escape-%d", os.Getpid())
 	w := &fixture{
 		test: t, program: program, store: filepath.Join(dir, "store-"+mark), secret: filepath.Join(dir, "secret"),
@@ -553,8 +551,7 @@ func TestFlood(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		spec := w.spec([]string{"flood", fmt.Sprint(mib)})
-		ws, err := workspace(ctx, b, &spec.Limits)
-		must.Succeed(t, err)
+		ws := must.Get(workspace(ctx, b, &spec.Limits))(t)
 		defer ws.Close()
 		spec.Workspace = ws.Name()
 		sink := &sink{left: bytes}
@@ -589,10 +586,8 @@ func TestEscapesUnprivileged(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("TestEscapes already runs as an ordinary user")
 	}
-	program, err := build()
-	must.Succeed(t, err)
-	dir, err := os.MkdirTemp("", "cloister-escape-")
-	must.Succeed(t, err)
+	program := must.Get(build())(t)
+	dir := must.Get(os.MkdirTemp("", "cloister-escape-"))(t)
 	defer os.RemoveAll(dir)
 	own := map[string]string{"/proc/self/exe": filepath.Join(dir, "escape.test"), program: filepath.Join(dir, "hostile")}
 	for from, to := range own {

@@ -26,8 +26,7 @@ import (
 // TestEscapesFromImages attacks a worker whose inputs are in mounted images, twice so that the second run reuses the
 // image, and then verifies the store.
 func TestEscapesFromImages(t *testing.T) {
-	program, err := build()
-	must.Succeed(t, err)
+	program := must.Get(build())(t)
 	dir, err := os.MkdirTemp("/var/tmp", "cloister-escape-") // images need a disk
 	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -37,26 +36,22 @@ func TestEscapesFromImages(t *testing.T) {
 	if err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	cache, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: 256 << 20})
-	must.Succeed(t, err)
+	cache := must.Get(disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: 256 << 20}))(t)
 	t.Cleanup(func() { cache.Close() })
-	in, err := cache.Instance("")
-	must.Succeed(t, err)
+	in := must.Get(cache.Instance(""))(t)
 	stager, why := worker.NewStager(t.Context(), backend, tree.StagerConfig{Dir: dir, Budget: 64 << 20})
 	if why != nil {
 		sandboxtest.Unavailable(t, "namespaces", why)
 	}
 	t.Cleanup(func() { stager.Close() })
-	toolchain, err := sandbox.HostToolchain()
-	must.Succeed(t, err)
+	toolchain := must.Get(sandbox.HostToolchain())(t)
 	local, err := worker.New(worker.Config{
 		Name: "w", Instances: cache.Instance, Backend: backend, Features: features, Stager: stager, Toolchain: toolchain,
 	})
 	must.Succeed(t, err)
 
 	put := func(b []byte) *repb.Digest {
-		d, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, b)
-		must.Succeed(t, err)
+		d := must.Get(cas.PutBytes(t.Context(), in.Store, cas.SHA256, b))(t)
 		return d.Proto()
 	}
 	message := func(m proto.Message) *repb.Digest {
@@ -64,8 +59,7 @@ func TestEscapesFromImages(t *testing.T) {
 		must.Succeed(t, err)
 		return put(b)
 	}
-	text, err := os.ReadFile(program)
-	must.Succeed(t, err)
+	text := must.Get(os.ReadFile(program))(t)
 	sub := &repb.Directory{}
 	for i := range 30 {
 		sub.Files = append(sub.Files, &repb.FileNode{Name: fmt.Sprintf("f%02d", i), Digest: put([]byte("original"))})
@@ -113,8 +107,7 @@ func TestEscapesFromImages(t *testing.T) {
 			}
 		}
 	}
-	report, err := cache.Verify(t.Context(), disk.VerifyOptions{})
-	must.Succeed(t, err)
+	report := must.Get(cache.Verify(t.Context(), disk.VerifyOptions{}))(t)
 	if len(report.Damaged) > 0 || report.Blobs == 0 {
 		t.Errorf("of %d blobs, these are damaged: %v", report.Blobs, report.Damaged)
 	}

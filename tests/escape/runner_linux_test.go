@@ -67,8 +67,7 @@ func startRunner(t *testing.T, w *fixture, policy string, flags ...string) *runn
 	cmd := exec.Command(cloister.Path(t), args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	stdout, err := cmd.StdoutPipe()
-	must.Succeed(t, err)
+	stdout := must.Get(cmd.StdoutPipe())(t)
 	must.Succeed(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
@@ -92,9 +91,7 @@ func startRunner(t *testing.T, w *fixture, policy string, flags ...string) *runn
 	go io.Copy(io.Discard, banner) // ends with the process
 	conn := grpctest.Dial(t, "unix://"+socket)
 	m.RunnerClient = runnerpb.NewRunnerClient(conn)
-	if _, err := m.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(m.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}))(t)
 	return m
 }
 
@@ -365,8 +362,7 @@ func rewrite(name string, b []byte, mode os.FileMode) error {
 func TestRunnerKillsCancelledCommand(t *testing.T) {
 	w, _ := newRunnerFixture(t)
 	m := startRunner(t, w, roomy)
-	a, err := m.action(w, []string{"stubborn", w.mark})
-	must.Succeed(t, err)
+	a := must.Get(m.action(w, []string{"stubborn", w.mark}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	_, text, err := m.run(ctx, a, func(line string) {
@@ -381,7 +377,5 @@ func TestRunnerKillsCancelledCommand(t *testing.T) {
 		t.Fatalf("%v: %s", err, text)
 	}
 	must.Hold(t, "no process has the mark", func() bool { return noSurvivors(w) == nil })
-	if err := errors.Join(a.checkInputs(), w.checkInputs()); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, errors.Join(a.checkInputs(), w.checkInputs()))
 }

@@ -61,17 +61,13 @@ type blobs struct {
 // newBlobs creates a store with blobs.
 func newBlobs(t *testing.T) *blobs {
 	t.Helper()
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	must.Succeed(t, err)
-	cache, err := disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: 1 << 30})
-	must.Succeed(t, err)
+	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
+	cache := must.Get(disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: 1 << 30}))(t)
 	t.Cleanup(func() { cache.Close() })
-	in, err := cache.Instance("")
-	must.Succeed(t, err)
+	in := must.Get(cache.Instance(""))(t)
 	b := &blobs{store: in.Store}
 	for i := range 16 {
-		d, err := cas.PutBytes(t.Context(), b.store, cas.SHA256, bytes.Repeat([]byte(strconv.Itoa(i)), 100_000))
-		must.Succeed(t, err)
+		d := must.Get(cas.PutBytes(t.Context(), b.store, cas.SHA256, bytes.Repeat([]byte(strconv.Itoa(i)), 100_000)))(t)
 		filer, _ := cas.As[cas.Filer](b.store)
 		file, release, err := filer.File(t.Context(), d, i%2 == 0)
 		must.Succeed(t, err)
@@ -131,9 +127,7 @@ func TestSoak(t *testing.T) {
 			t.Errorf("%s: got %[3]s after %[4]d runs, want %[2]s", what, want, got, *soak)
 		}
 	}
-	if err := w.checkInputs(); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, w.checkInputs())
 	blobs.verify(t)
 	if pids := w.survivors(); len(pids) > 0 {
 		t.Errorf("processes %v are still alive", pids)

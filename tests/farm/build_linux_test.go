@@ -106,9 +106,7 @@ func TestBuildSurvivesTheLossOfWorkers(t *testing.T) {
 	if len(forever.ended) > 0 {
 		t.Errorf("an endless action ended: %v", <-forever.ended)
 	}
-	if _, err := c.cancels.CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: <-forever.operation}); err != nil {
-		t.Error(err)
-	}
+	must.Get(c.cancels.CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: <-forever.operation}))(t)
 	until(t, time.Minute, "a cancelled action ends", func() bool { return !again.alive() })
 	wantPassed(t, <-ended)
 
@@ -142,11 +140,7 @@ func (f *farm) bazel(t *testing.T) *bazelrun.Bazel {
 	b := &bazelrun.Bazel{Workspace: filepath.Join(f.dir, "workspace"), Root: filepath.Join(f.dir, "bazel"), Log: &lineLogger{t: t, name: "bazel"}}
 	must.Succeed(t, bazelrun.CopyWorkspace(b.Workspace, "../.."))
 	must.Succeed(t, os.Mkdir(b.Root, 0o755))
-	t.Cleanup(func() {
-		if err := b.Shutdown(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must.Succeed(t, b.Shutdown()) })
 	return b
 }
 
@@ -213,8 +207,7 @@ type pendingAction struct {
 // begin requests an action that only this worker may execute, and returns when it runs.
 func (w *farmWorker) begin(t *testing.T, c *client, command string) *pendingAction {
 	t.Helper()
-	action, err := c.put(t.Context(), "exec "+command, w.name)
-	must.Succeed(t, err)
+	action := must.Get(c.put(t.Context(), "exec "+command, w.name))(t)
 	a := &pendingAction{operation: make(chan string, 1), ended: make(chan error, 1)}
 	go func() {
 		r, err := c.execute(t.Context(), action, func(name string) { a.operation <- name })
@@ -261,8 +254,7 @@ func (f *farm) history(t *testing.T, address string) map[string]executedAction {
 		if row.Target == "" {
 			continue // requested by the test
 		}
-		action, err := cas.ParseDigest(row.Action)
-		must.Succeed(t, err)
+		action := must.Get(cas.ParseDigest(row.Action))(t)
 		if row.result, err = c.in.Actions.Lookup(t.Context(), action); err != nil {
 			t.Errorf("result of %s (%s of %s): %v", row.Action, row.Mnemonic, row.Target, err)
 			continue

@@ -29,11 +29,9 @@ type client struct {
 // dial connects to a server until the test ends.
 func dial(t *testing.T, address string) *client {
 	t.Helper()
-	server, err := remote.Dial(t.Context(), "grpc://"+address)
-	must.Succeed(t, err)
+	server := must.Get(remote.Dial(t.Context(), "grpc://"+address))(t)
 	t.Cleanup(func() { server.Close() })
-	in, err := server.Instance("")
-	must.Succeed(t, err)
+	in := must.Get(server.Instance(""))(t)
 	conn := grpctest.Dial(t, address)
 	return &client{in: in, execution: repb.NewExecutionClient(conn), cancels: longrunningpb.NewOperationsClient(conn)}
 }
@@ -90,8 +88,7 @@ func (c *client) execute(ctx context.Context, action cas.Digest, begun func(stri
 // awaitJoin waits until the head knows the worker: it refuses actions that no worker takes.
 func (w *farmWorker) awaitJoin(t *testing.T, c *client) {
 	t.Helper()
-	action, err := c.put(t.Context(), "true", w.name)
-	must.Succeed(t, err)
+	action := must.Get(c.put(t.Context(), "true", w.name))(t)
 	until(t, time.Minute, w.name+" has joined", func() bool {
 		answer, err := c.execute(t.Context(), action, nil)
 		if err != nil {
@@ -104,8 +101,7 @@ func (w *farmWorker) awaitJoin(t *testing.T, c *client) {
 // wantExecutes checks that the worker executes an action that only it may.
 func (w *farmWorker) wantExecutes(t *testing.T, c *client, script string) {
 	t.Helper()
-	action, err := c.put(t.Context(), script, w.name)
-	must.Succeed(t, err)
+	action := must.Get(c.put(t.Context(), script, w.name))(t)
 	answer, err := c.execute(t.Context(), action, nil)
 	if err != nil {
 		t.Fatalf("%s: %v", w.name, err)

@@ -64,13 +64,8 @@ func newFarm(t *testing.T, flags ...string) *farm {
 	if err := bazelrun.Confines(t.Context(), built.Path(t), nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	dir, err := bazelrun.TempDir(nil)
-	must.Succeed(t, err)
-	t.Cleanup(func() {
-		if err := bazelrun.Remove(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := must.Get(bazelrun.TempDir(nil))(t)
+	t.Cleanup(func() { must.Succeed(t, bazelrun.Remove(dir)) })
 	f := &farm{dir: dir, watch: newWatch(t, built.Path(t)), config: bazelrun.ServerConfig{
 		Binary: built.Path(t), Dir: filepath.Join(dir, "head"), Home: dir, Listen: "127.0.0.1:0", Log: &lineLogger{t: t, name: "head"},
 		Args: append([]string{"--jobs", "0", "--worker-listen", headAddress + workerPort}, flags...),
@@ -84,13 +79,8 @@ func (f *farm) serve(t *testing.T, config bazelrun.ServerConfig) *bazelrun.Serve
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 3*time.Minute, errors.New("timeout"))
 	defer cancel()
-	s, err := bazelrun.StartServer(ctx, config)
-	must.Succeed(t, err)
-	t.Cleanup(func() {
-		if err := s.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	s := must.Get(bazelrun.StartServer(ctx, config))(t)
+	t.Cleanup(func() { must.Succeed(t, s.Stop()) })
 	return s
 }
 

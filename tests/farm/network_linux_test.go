@@ -78,11 +78,7 @@ func newMachine(t *testing.T, name string, n int) *machine {
 	t.Cleanup(func() { m.network.Close() })
 	const peer = "link add name %s type veth peer name eth0 netns /proc/%d/fd/%d"
 	must.Succeed(t, ip(fmt.Sprintf(peer, name, os.Getpid(), m.network.Fd()), "link set dev "+name+" master farm up"))
-	t.Cleanup(func() {
-		if err := ip("link del dev " + name); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must.Succeed(t, ip("link del dev "+name)) })
 	err = m.inside(func() error {
 		return ip("link set dev lo up", "addr add "+m.address+"/24 dev eth0", "link set dev eth0 up")
 	})

@@ -62,12 +62,10 @@ func (m *machine) start(t *testing.T, name string, args ...string) *process {
 	must.Succeed(t, <-started)
 	p.pid = p.cmd.Process.Pid
 	t.Cleanup(func() {
+		defer p.sweep()
 		if p.alive() {
-			if err := p.stop(); err != nil {
-				t.Error(err)
-			}
+			must.Succeed(t, p.stop())
 		}
-		p.sweep()
 	})
 	return p
 }

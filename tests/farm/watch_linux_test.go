@@ -59,8 +59,7 @@ type processInfo struct {
 // newWatch starts a watch, which ends with the test. program is the path of cloister.
 func newWatch(t *testing.T, program string) *watch {
 	t.Helper()
-	info, err := os.Stat(program)
-	must.Succeed(t, err)
+	info := must.Get(os.Stat(program))(t)
 	w := &watch{program: info, stop: make(chan struct{}), workers: map[string]*observation{}}
 	w.stopped.Go(func() {
 		for {

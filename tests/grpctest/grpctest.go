@@ -31,8 +31,7 @@ func Serve(t testing.TB, register func(*grpc.Server), options ...grpc.ServerOpti
 // Listen serves s until the test ends, and returns HOST:PORT.
 func Listen(t testing.TB, s *grpc.Server) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Succeed(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	serve(t, s, l)
 	return l.Addr().String()
 }
@@ -51,8 +50,7 @@ func Connect(t testing.TB, s *grpc.Server, options ...grpc.DialOption) *grpc.Cli
 func Dial(t testing.TB, target string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	options = append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, options...)
-	conn, err := grpc.NewClient(target, options...)
-	must.Succeed(t, err)
+	conn := must.Get(grpc.NewClient(target, options...))(t)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }

@@ -93,8 +93,7 @@ func (b *bucket) url(prefix string) string {
 // open returns a client for a prefix of the bucket.
 func (b *bucket) open(t *testing.T, prefix string, observe func(object.Call)) *object.Client {
 	t.Helper()
-	c, err := object.Open(t.Context(), object.Config{URL: b.url(prefix), Observe: observe})
-	must.Succeed(t, err)
+	c := must.Get(object.Open(t.Context(), object.Config{URL: b.url(prefix), Observe: observe}))(t)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -102,8 +101,7 @@ func (b *bucket) open(t *testing.T, prefix string, observe func(object.Call)) *o
 // store returns the instance "" of a client for a prefix of the bucket.
 func (b *bucket) store(t *testing.T, prefix string) *object.Store {
 	t.Helper()
-	s, err := b.open(t, prefix, nil).Store("")
-	must.Succeed(t, err)
+	s := must.Get(b.open(t, prefix, nil).Store(""))(t)
 	return s
 }
 
@@ -166,9 +164,8 @@ func TestBucketBlobsAreVerifiedAndReplaced(t *testing.T) {
 			data, d := castest.Blob(byte(i), size)
 			put := func() { must.Succeed(t, store.Put(t.Context(), d, bytes.NewReader(data))) }
 			put()
-			f, err := os.OpenFile(b.file("x", d), os.O_WRONLY, 0)
-			must.Succeed(t, err)
-			_, err = f.WriteAt([]byte("damage"), int64(size/2))
+			f := must.Get(os.OpenFile(b.file("x", d), os.O_WRONLY, 0))(t)
+			_, err := f.WriteAt([]byte("damage"), int64(size/2))
 			must.Succeed(t, errors.Join(err, f.Close()))
 			if _, err := cas.ReadAll(t.Context(), store, d, int64(size)); !errors.Is(err, cas.ErrCorrupt) {
 				t.Errorf("%d bytes, damaged: got %v, want ErrCorrupt", size, err)
@@ -207,8 +204,7 @@ func TestBucketRenewsObjects(t *testing.T) {
 			data, d := castest.Blob(byte(i), size)
 			must.Succeed(t, store.Put(t.Context(), d, bytes.NewReader(data)))
 			age := func() time.Duration {
-				info, err := os.Stat(b.file("x", d))
-				must.Succeed(t, err)
+				info := must.Get(os.Stat(b.file("x", d)))(t)
 				return time.Since(info.ModTime())
 			}
 			for _, days := range []int{4, 6} {
@@ -250,8 +246,7 @@ func TestUnreachableBucket(t *testing.T) {
 					requests += c.Requests
 				}
 			})
-			store, err := c.Store("")
-			must.Succeed(t, err)
+			store := must.Get(c.Store(""))(t)
 			data, d := castest.Blob(1, 1000)
 			must.Succeed(t, store.Put(t.Context(), d, bytes.NewReader(data)))
 			back := stop(t, b)
@@ -306,13 +301,8 @@ func TestFullBucket(t *testing.T) {
 	text := fmt.Sprintf("#!/bin/sh\nexec unshare %s --propagation private -- sh -c 'mount -t tmpfs -o size=20m none %s && exec %s \"$@\"' sh \"$@\"\n",
 		strings.Join(flags, " "), dir, program)
 	must.Succeed(t, os.WriteFile(script, []byte(text), 0o755))
-	s, err := peers.VersityGW.Start(t.Context(), peers.Options{Program: script, Dir: dir})
-	must.Succeed(t, err)
-	t.Cleanup(func() {
-		if err := s.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	s := must.Get(peers.VersityGW.Start(t.Context(), peers.Options{Program: script, Dir: dir}))(t)
+	t.Cleanup(func() { must.Succeed(t, s.Stop()) })
 	admin, err := minio.New(s.Addr, &minio.Options{Creds: credentials.NewStaticV4(peers.AccessKey, peers.SecretKey, "")})
 	must.Succeed(t, err)
 	must.Succeed(t, admin.MakeBucket(t.Context(), "full", minio.MakeBucketOptions{}))
@@ -348,8 +338,7 @@ func TestBucketThatMayOnlyBeRead(t *testing.T) {
 	if !errors.Is(err, cas.ErrDenied) || !strings.Contains(err.Error(), "s3:PutObject") || !strings.Contains(err.Error(), "bucket plain") {
 		t.Errorf("got %v, want ErrDenied with the permission and the bucket", err)
 	}
-	program, err := cloister()
-	must.Succeed(t, err)
+	program := must.Get(cloister())(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, "serve", "--listen", "127.0.0.1:0", "--dir", t.TempDir(), "--max-size", "1GiB", "--store", url)

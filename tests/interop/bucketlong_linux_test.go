@@ -130,8 +130,7 @@ func TestFunctionsAndInstancesShareABucket(t *testing.T) {
 		store := dialAt(t, s.Addr, name)
 		for _, f := range cas.Functions() {
 			data, _ := castest.Blob(byte(i), 2000)
-			d, err := cas.PutBytes(t.Context(), store, f, data)
-			must.Succeed(t, err)
+			d := must.Get(cas.PutBytes(t.Context(), store, f, data))(t)
 			want[name] = append(want[name], d)
 		}
 	}

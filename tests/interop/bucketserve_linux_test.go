@@ -48,17 +48,15 @@ func serveBucket(t *testing.T, b *bucket, flags ...string) *served {
 // start starts it, again with the same store.
 func (s *served) start(t *testing.T) {
 	t.Helper()
-	program, err := cloister()
-	must.Succeed(t, err)
+	program := must.Get(cloister())(t)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	s.Server, err = bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
+	s.Server = must.Get(bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
 		Binary: program, Dir: s.dir, Home: t.TempDir(), Listen: "127.0.0.1:0", MaxSize: "1GiB",
 		Args: append([]string{"--store", s.bucket.url("serve"), "--drain-timeout=1s"}, s.flags...),
 		Env:  []string{"AWS_ACCESS_KEY_ID=" + peers.AccessKey, "AWS_SECRET_ACCESS_KEY=" + peers.SecretKey},
-	})
-	must.Succeed(t, err)
+	}))(t)
 	s.store = dialAt(t, s.Addr, "")
 }
 
@@ -79,8 +77,7 @@ func (s *served) put(t *testing.T, data []byte) error {
 // upload does what a client does: it uploads a blob if it is missing.
 func (s *served) upload(t *testing.T, data []byte) {
 	t.Helper()
-	missing, err := s.store.Missing(t.Context(), []cas.Digest{cas.SHA256.Sum(data)})
-	must.Succeed(t, err)
+	missing := must.Get(s.store.Missing(t.Context(), []cas.Digest{cas.SHA256.Sum(data)}))(t)
 	if len(missing) > 0 {
 		must.Succeed(t, s.put(t, data))
 	}
@@ -227,18 +224,15 @@ func TestServeStartsWithoutTheBucket(t *testing.T) {
 	t.Parallel()
 	b := newBucket(t, "plain")
 	b.Kill()
-	metrics, err := loopback.Address()
-	must.Succeed(t, err)
+	metrics := must.Get(loopback.Address())(t)
 	s := serveBucket(t, b, "--cas-write=back", "--metrics="+metrics)
 	for _, data := range blobs() {
 		s.upload(t, data)
 	}
 	scrape := func() string {
-		resp, err := http.Get("http://" + metrics + "/metrics")
-		must.Succeed(t, err)
+		resp := must.Get(http.Get("http://" + metrics + "/metrics"))(t)
 		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		must.Succeed(t, err)
+		text := must.Get(io.ReadAll(resp.Body))(t)
 		return string(text)
 	}
 	if text := scrape(); !strings.Contains(text, `cloister_cas_upstream_requests_total{kind="probe",outcome="unavailable"}`) {

@@ -72,8 +72,7 @@ func (p *project) want(output, text string) {
 // executions returns the number of actions of an instance that a server has executed.
 func executions(t *testing.T, addr, instance string) int {
 	t.Helper()
-	program, err := cloister()
-	must.Succeed(t, err)
+	program := must.Get(cloister())(t)
 	out, err := exec.Command(program, "action", "ls", "--server", "grpc://"+addr, "--instance", instance, "--json").Output()
 	if err != nil {
 		t.Fatalf("cloister action ls: %v", err)
@@ -182,8 +181,7 @@ config:
 source-caches: {servers: [%[1]s]}
 `, strings.Replace(service, "}", ", push: true}", 1)),
 	})
-	root, err := os.OpenRoot(filepath.Join(p.dir, "files/root"))
-	must.Succeed(t, err)
+	root := must.Get(os.OpenRoot(filepath.Join(p.dir, "files/root")))(t)
 	defer root.Close()
 	sandboxtest.CopyPrograms(t, root, "sh", "mkdir", "cat", "touch", "cp")
 	p.must("chmod", "+x", "bin/bwrap")
@@ -249,8 +247,7 @@ func TestOldBazel(t *testing.T) {
 	t.Parallel()
 	addr := listen(t)
 	p := newProject(t, peers.OldBazel, nil)
-	top, err := filepath.Abs("../..")
-	must.Succeed(t, err)
+	top := must.Get(filepath.Abs("../.."))(t)
 	output := "--output_user_root=" + filepath.Join(p.dir, "output")
 	p.dir = top
 	t.Cleanup(func() {

@@ -47,8 +47,7 @@ type buildbarn struct {
 func farm(t *testing.T, flags ...string) *buildbarn {
 	t.Helper()
 	store := start(t, peers.BazelRemote)
-	metrics, err := loopback.Address()
-	must.Succeed(t, err)
+	metrics := must.Get(loopback.Address())(t)
 	b := &buildbarn{store: store, metrics: metrics, flags: flags}
 	b.schedule(t, "")
 	return b
@@ -90,8 +89,7 @@ func action(t *testing.T, store *remote.Store, script string, timeout time.Durat
 		return d.Proto()
 	}
 	message := func(m proto.Message) *repb.Digest {
-		b, err := proto.Marshal(m)
-		must.Succeed(t, err)
+		b := must.Get(proto.Marshal(m))(t)
 		return blob(b)
 	}
 	platform := &repb.Platform{Properties: []*repb.Platform_Property{{Name: "os", Value: "linux"}}}
@@ -147,13 +145,10 @@ func executeOnce(ctx context.Context, addr, instance string, action *repb.Digest
 // content reads a blob of a store.
 func content(t *testing.T, store *remote.Store, d *repb.Digest) string {
 	t.Helper()
-	digest, err := cas.FromProto(cas.SHA256, d)
-	must.Succeed(t, err)
-	r, err := store.Open(t.Context(), digest, 0)
-	must.Succeed(t, err)
+	digest := must.Get(cas.FromProto(cas.SHA256, d))(t)
+	r := must.Get(store.Open(t.Context(), digest, 0))(t)
 	defer r.Close()
-	b, err := io.ReadAll(r)
-	must.Succeed(t, err)
+	b := must.Get(io.ReadAll(r))(t)
 	return string(b)
 }
 
@@ -191,8 +186,7 @@ func wantExecutes(t *testing.T, addr, instance string) {
 	t.Helper()
 	store := dialAt(t, addr, instance)
 	d := action(t, store, "cp in/name out/copy && echo $WHERE && echo there >&2", time.Minute)
-	response, err := execute(t.Context(), addr, instance, d)
-	must.Succeed(t, err)
+	response := must.Get(execute(t.Context(), addr, instance, d))(t)
 	result := response.GetResult()
 	if response.GetStatus().GetCode() != 0 || result.GetExitCode() != 0 || len(result.GetOutputFiles()) != 1 {
 		t.Fatalf("response is %v, want one output", response)
@@ -209,13 +203,12 @@ func wantExecutes(t *testing.T, addr, instance string) {
 			t.Errorf("%s is %q, want %q", c.name, got, c.want)
 		}
 	}
-	digest, err := cas.FromProto(cas.SHA256, d)
-	must.Succeed(t, err)
+	digest := must.Get(cas.FromProto(cas.SHA256, d))(t)
 	if recorded, err := store.Lookup(t.Context(), digest); err != nil || len(recorded.GetOutputFiles()) != 1 {
 		t.Errorf("recorded result is %v, %v, want one output", recorded, err)
 	}
 
-	response, err = execute(t.Context(), addr, instance, action(t, store, "exit 3", time.Minute))
+	response, err := execute(t.Context(), addr, instance, action(t, store, "exit 3", time.Minute))
 	if err != nil || response.GetStatus().GetCode() != 0 || response.GetResult().GetExitCode() != 3 {
 		t.Errorf("response is %v, %v, want exit code 3", response, err)
 	}
@@ -260,8 +253,7 @@ func (b *buildbarn) tasks(t *testing.T) (queued, executing float64) {
 	t.Helper()
 	sum := map[string]float64{}
 	for _, m := range counted.FindAllSubmatch(scrape(t, b.metrics), -1) {
-		v, err := strconv.ParseFloat(string(m[2]), 64)
-		must.Succeed(t, err)
+		v := must.Get(strconv.ParseFloat(string(m[2]), 64))(t)
 		sum[string(m[1])] += v
 	}
 	return sum["scheduled_total"] - sum["queued_duration_seconds_count"],
@@ -305,9 +297,7 @@ func TestSchedulerReportsQueueDepth(t *testing.T) {
 	b.wantTasks(t, n-1, 1)
 	must.Succeed(t, os.WriteFile(gate, nil, 0o600))
 	for range n {
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, <-ended)
 	}
 	b.wantTasks(t, 0, 0)
 }
@@ -371,9 +361,7 @@ func TestSchedulerDrainsWorker(t *testing.T) {
 	}
 	b.wantTasks(t, 1, 0)
 	b.state(t, "RemoveDrain", drain)
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, <-ended)
 	b.wantTasks(t, 0, 0)
 }
 
@@ -393,11 +381,7 @@ func bazelFor(t *testing.T) *bazelrun.Bazel {
 	}
 	bazel := &bazelrun.Bazel{Workspace: filepath.Join(t.TempDir(), "workspace"), Root: t.TempDir()}
 	must.Succeed(t, bazelrun.CopyWorkspace(bazel.Workspace, filepath.Join("..", "..")))
-	t.Cleanup(func() {
-		if err := bazel.Shutdown(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must.Succeed(t, bazel.Shutdown()) })
 	return bazel
 }
 
@@ -408,8 +392,7 @@ func wantBazel(t *testing.T, addr string) {
 	bazel.Endpoint = addr
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	build, err := bazel.Run(ctx, "test", "//examples/hash:adler32_test")
-	must.Succeed(t, err)
+	build := must.Get(bazel.Run(ctx, "test", "//examples/hash:adler32_test"))(t)
 	if ways := build.Processes(); build.ExitCode != 0 || ways["remote"] == 0 {
 		t.Errorf("bazel: exit %d, processes %v; want success and only remote ones:\n%s", build.ExitCode, ways, build.Output)
 	}
@@ -424,8 +407,7 @@ func wantAll(t *testing.T, bazel *bazelrun.Bazel) {
 	ctx, cancel := context.WithTimeout(t.Context(), wholeTime)
 	defer cancel()
 	must.Succeed(t, bazel.Clean(ctx))
-	build, err := bazel.Run(ctx, "test", "//examples/...")
-	must.Succeed(t, err)
+	build := must.Get(bazel.Run(ctx, "test", "//examples/..."))(t)
 	ways := build.Processes()
 	delete(ways, "internal")
 	if build.ExitCode != 0 || ways["remote"] < 200 || len(ways) != 1 {

@@ -22,8 +22,7 @@ import (
 // TestGrowingToBuildbarn checks the worker's flags of docs/growing.md, step 4, with Buildbarn's scheduler and clients'
 // flags of step 2. Only addresses and the directory differ.
 func TestGrowingToBuildbarn(t *testing.T) {
-	text, err := os.ReadFile("../../docs/growing.md")
-	must.Succeed(t, err)
+	text := must.Get(os.ReadFile("../../docs/growing.md"))(t)
 	flags := regexp.MustCompile(`(?m)^CLOISTER_FLAGS="(grpc://scheduler:8983 .*)"$`).FindSubmatch(text)
 	clientFlag := func(flag string) string {
 		m := regexp.MustCompile(`(?m)^build --` + flag + `=(\S+)$`).FindSubmatch(text)
@@ -35,14 +34,12 @@ func TestGrowingToBuildbarn(t *testing.T) {
 	if flags == nil {
 		t.Fatal("docs/growing.md has no flags for a worker of a scheduler")
 	}
-	program, err := cloister()
-	must.Succeed(t, err)
+	program := must.Get(cloister())(t)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	b := farm(t)
-	metrics, err := loopback.Address()
-	must.Succeed(t, err)
+	metrics := must.Get(loopback.Address())(t)
 	line := strings.NewReplacer("scheduler:8983", b.scheduler.Addr, "storage:8980", b.store.Addr, "127.0.0.1:8982", metrics).Replace(string(flags[1]))
 	var out bytes.Buffer
 	join := exec.Command(program, append([]string{"join", "--dir", t.TempDir(), "--max-size", "1GiB"}, strings.Fields(line)...)...)

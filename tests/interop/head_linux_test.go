@@ -42,13 +42,10 @@ type head struct {
 // newHead starts a head with further flags.
 func newHead(t *testing.T, flags ...string) *head {
 	t.Helper()
-	program, err := cloister()
-	must.Succeed(t, err)
+	program := must.Get(cloister())(t)
 	var addrs [3]string
 	for i := range addrs {
-		if addrs[i], err = loopback.Address(); err != nil {
-			t.Fatal(err)
-		}
+		addrs[i] = must.Get(loopback.Address())(t)
 	}
 	h := &head{clients: addrs[0], workers: addrs[1], metrics: addrs[2]}
 	h.config = bazelrun.ServerConfig{
@@ -60,9 +57,7 @@ func newHead(t *testing.T, flags ...string) *head {
 		if h.server == nil {
 			return
 		}
-		if err := h.server.Stop(); err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, h.server.Stop())
 	})
 	return h
 }
@@ -70,10 +65,7 @@ func newHead(t *testing.T, flags ...string) *head {
 // start starts or restarts the program at its addresses and with its store.
 func (h *head) start(t *testing.T) {
 	t.Helper()
-	var err error
-	if h.server, err = bazelrun.StartServer(t.Context(), h.config); err != nil {
-		t.Fatal(err)
-	}
+	h.server = must.Get(bazelrun.StartServer(t.Context(), h.config))(t)
 }
 
 // worker starts a Buildbarn worker for the head, with further flags. Its commands find the name of the host in $HOST.
@@ -135,13 +127,8 @@ type barrier struct{ dir string }
 
 func newBarrier(t *testing.T) barrier {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "cloister-barrier-")
-	must.Succeed(t, err)
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := must.Get(os.MkdirTemp("", "cloister-barrier-"))(t)
+	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(dir)) })
 	return barrier{dir}
 }
 
@@ -283,8 +270,7 @@ func TestHeadCancelsActionOfBuildbarnsWorker(t *testing.T) {
 	d := action(t, store, g.script("$$"), time.Hour)
 	stream, err := repb.NewExecutionClient(conn).Execute(t.Context(), &repb.ExecuteRequest{ActionDigest: d, SkipCacheLookup: true})
 	must.Succeed(t, err)
-	op, err := stream.Recv()
-	must.Succeed(t, err)
+	op := must.Get(stream.Recv())(t)
 	pid := g.arrived(t, 1)[0]
 	if _, err := longrunningpb.NewOperationsClient(conn).CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: op.Name}); err != nil {
 		t.Fatal(err)
@@ -350,9 +336,7 @@ func TestHeadDrainsActionsOfBuildbarnsWorker(t *testing.T) {
 	}
 	g.open(t)
 	a.want(t)
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, <-ended)
 	w.Kill() // on SIGTERM it would wait a minute for the head
 }
 

@@ -46,9 +46,7 @@ func TestProgramsCompile(t *testing.T) {
 			}
 		})
 	}
-	if _, err := cloister(); err != nil {
-		t.Error(err)
-	}
+	must.Get(cloister())(t)
 }
 
 // start starts a peer with an empty store that serves results without checking their blobs.
@@ -71,13 +69,8 @@ func launch(t *testing.T, k peers.Kind, o peers.Options) *peers.Server {
 	if o.Dir == "" {
 		o.Dir = t.TempDir()
 	}
-	s, err := k.Start(t.Context(), o)
-	must.Succeed(t, err)
-	t.Cleanup(func() {
-		if err := s.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	s := must.Get(k.Start(t.Context(), o))(t)
+	t.Cleanup(func() { must.Succeed(t, s.Stop()) })
 	return s
 }
 
@@ -90,11 +83,9 @@ func dial(t *testing.T, s *peers.Server, instance string) *remote.Store {
 // dialAt returns the store of an instance at an address.
 func dialAt(t *testing.T, addr, instance string) *remote.Store {
 	t.Helper()
-	c, err := remote.Dial(t.Context(), "grpc://"+addr)
-	must.Succeed(t, err)
+	c := must.Get(remote.Dial(t.Context(), "grpc://"+addr))(t)
 	t.Cleanup(func() { c.Close() })
-	store, err := c.Store(instance)
-	must.Succeed(t, err)
+	store := must.Get(c.Store(instance))(t)
 	return store
 }
 

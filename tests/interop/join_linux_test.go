@@ -48,8 +48,7 @@ func marked(t *testing.T, script string) (string, func() []string) {
 	mark := fmt.Sprintf("cloister-mark-%d-%d", os.Getpid(), time.Now().UnixNano())
 	return script + "\n: " + mark, func() []string {
 		t.Helper()
-		names, err := filepath.Glob("/proc/[0-9]*/cmdline")
-		must.Succeed(t, err)
+		names := must.Get(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
 		var pids []string
 		for _, name := range names {
 			// The process may have ended.
@@ -208,8 +207,7 @@ func TestJoinTakesNoActionsWithoutStore(t *testing.T) {
 	t.Parallel()
 	b := farm(t, "-declare", "-property", "os=linux")
 	r := relayTo(t, b.store.Addr)
-	metrics, err := loopback.Address()
-	must.Succeed(t, err)
+	metrics := must.Get(loopback.Address())(t)
 	one := b.joinWith(t, r.addr, "one", "--property", "os=linux", "--metrics", metrics)
 	store := dial(t, b.scheduler, "")
 	request(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute)).want(t)
@@ -287,10 +285,8 @@ func TestExamplesWithBuildbarnsScheduler(t *testing.T) {
 	farmed, served := dial(t, b.scheduler, ""), dialAt(t, alone, "")
 	equal, timed, workers := 0, 0, map[string]int{}
 	for _, row := range executed(t, alone) {
-		d, err := cas.ParseDigest(row.Action)
-		must.Succeed(t, err)
-		here, err := served.Lookup(t.Context(), d)
-		must.Succeed(t, err)
+		d := must.Get(cas.ParseDigest(row.Action))(t)
+		here := must.Get(served.Lookup(t.Context(), d))(t)
 		there, err := farmed.Lookup(t.Context(), d)
 		switch {
 		case errors.Is(err, cas.ErrNotFound) && row.Mnemonic == "TestRunner":
@@ -359,8 +355,7 @@ func manifestOf(t *testing.T, addr, action string) []byte {
 // call runs cloister with the address of a server and returns its output.
 func call(t *testing.T, addr string, args ...string) []byte {
 	t.Helper()
-	program, err := cloister()
-	must.Succeed(t, err)
+	program := must.Get(cloister())(t)
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), program, append(args, "--cas", "grpc://"+addr)...)
 	cmd.Stdout, cmd.Stderr = &out, &errs

@@ -22,25 +22,20 @@ import (
 func over(t *testing.T, s *peers.Server, policy overlay.Policy) *cas.Instance {
 	t.Helper()
 	upstream := peer{dial(t, s, "")}
-	served, err := upstream.Instance("")
-	must.Succeed(t, err)
-	o, err := overlay.New(overlay.Config{
+	served := must.Get(upstream.Instance(""))(t)
+	o := must.Get(overlay.New(overlay.Config{
 		Local: castest.Instances(),
 		Upstream: func(name string) (*cas.Instance, error) {
 			return &cas.Instance{Name: name, Store: upstream, Actions: upstream, Functions: served.Functions}, nil
 		},
 		Policy: policy, Journal: filepath.Join(t.TempDir(), "journal"),
-	})
-	must.Succeed(t, err)
+	}))(t)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		if err := o.Close(ctx); err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, o.Close(ctx))
 	})
-	in, err := o.Instance("")
-	must.Succeed(t, err)
+	in := must.Get(o.Instance(""))(t)
 	return in
 }
 

@@ -34,8 +34,7 @@ func (p *process) wantPrinted(t *testing.T, text string, times int) {
 // confining starts a cloister that needs the sandbox. It is stopped at the end of the test, and must succeed.
 func confining(t *testing.T, args ...string) *process {
 	t.Helper()
-	program, err := cloister()
-	must.Succeed(t, err)
+	program := must.Get(cloister())(t)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}

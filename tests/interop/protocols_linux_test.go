@@ -46,8 +46,7 @@ func TestProtocolsMatchBuildbarns(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, program).Output()
-	must.Succeed(t, err)
+	out := must.Get(exec.CommandContext(ctx, program).Output())(t)
 	theirs := &descriptorpb.FileDescriptorSet{}
 	must.Succeed(t, proto.Unmarshal(out, theirs))
 	ours := &descriptorpb.FileDescriptorSet{}

@@ -35,10 +35,8 @@ type relay struct {
 // relayTo starts a relay to an address.
 func relayTo(t *testing.T, addr string) *relay {
 	t.Helper()
-	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.Succeed(t, err)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Succeed(t, err)
+	conn := must.Get(grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	r := &relay{addr: l.Addr().String(), conn: conn, traced: map[string][]string{}}
 	s := grpc.NewServer(grpc.UnknownServiceHandler(r.forward))
 	ended := make(chan error, 1)
@@ -46,9 +44,7 @@ func relayTo(t *testing.T, addr string) *relay {
 	t.Cleanup(func() {
 		s.Stop()
 		conn.Close()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, <-ended)
 	})
 	return r
 }

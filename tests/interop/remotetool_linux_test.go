@@ -100,11 +100,9 @@ func TestRemoteToolWorksWithServe(t *testing.T) {
 	r := &tool{t, program, listen(t, "--images=ignore"), t.TempDir()}
 
 	root := r.action("cat a.txt sub/deep/more > out; mkdir -p dir; cp a.txt dir/made; echo text")
-	input, err := os.OpenRoot(filepath.Join(root, "input"))
-	must.Succeed(t, err)
+	input := must.Get(os.OpenRoot(filepath.Join(root, "input")))(t)
 	defer input.Close()
-	want, err := tree.Ingest(t.Context(), castest.NewMemory(), cas.SHA256, input)
-	must.Succeed(t, err)
+	want := must.Get(tree.Ingest(t.Context(), castest.NewMemory(), cas.SHA256, input))(t)
 	r.must("upload_dir", []string{"-path", filepath.Join(root, "input")}, want.String())
 	down := filepath.Join(r.home, "down")
 	r.must("download_dir", []string{"-digest", want.String(), "-path", down})

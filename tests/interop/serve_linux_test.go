@@ -32,32 +32,24 @@ func serve(t *testing.T, upstream *peers.Server, flags ...string) *remote.Store 
 	c, err := remote.Dial(t.Context(), "grpc://"+listen(t, append([]string{"--cas", "grpc://" + upstream.Addr}, flags...)...))
 	must.Succeed(t, err)
 	t.Cleanup(func() { c.Close() })
-	store, err := c.Store("")
-	must.Succeed(t, err)
+	store := must.Get(c.Store(""))(t)
 	return store
 }
 
 // listen starts cloister serve and returns its address.
 func listen(t *testing.T, flags ...string) string {
 	t.Helper()
-	program, err := cloister()
-	must.Succeed(t, err)
+	program := must.Get(cloister())(t)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
 	// It may print several addresses.
-	addr, err := loopback.Address()
-	must.Succeed(t, err)
-	s, err := bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
+	addr := must.Get(loopback.Address())(t)
+	s := must.Get(bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
 		Binary: program, Dir: t.TempDir(), Home: t.TempDir(), Listen: addr,
 		Args: flags,
-	})
-	must.Succeed(t, err)
-	t.Cleanup(func() {
-		if err := s.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	}))(t)
+	t.Cleanup(func() { must.Succeed(t, s.Stop()) })
 	return addr
 }
 

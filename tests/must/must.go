@@ -16,6 +16,15 @@ func Succeed(t testing.TB, err error) {
 	}
 }
 
+// Get ends the test if err is not nil, and returns v: f := must.Get(os.Open(name))(t).
+func Get[T any](v T, err error) func(t testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		Succeed(t, err)
+		return v
+	}
+}
+
 // Hold waits until condition holds, and ends the test if it does not within a minute.
 func Hold(t testing.TB, what string, condition func() bool) {
 	t.Helper()

@@ -86,8 +86,7 @@ func behind(t testing.TB, f *fault) *client {
 	t.Helper()
 	server := grpc.NewServer(casserver.ServerOptions(nil)...)
 	instances := castest.Instances()
-	stop, err := casserver.Register(server, casserver.Config{Instances: instances, MaxBlobBytes: 1 << 30})
-	must.Succeed(t, err)
+	stop := must.Get(casserver.Register(server, casserver.Config{Instances: instances, MaxBlobBytes: 1 << 30}))(t)
 	t.Cleanup(stop)
 	c := over(t, grpctest.Connect(t, server, f.options()...))
 	c.ours = true

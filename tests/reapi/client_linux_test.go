@@ -114,8 +114,7 @@ func start(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	cfg.Listen = "127.0.0.1:0"
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	s, err := bazelrun.StartServer(ctx, cfg)
-	must.Succeed(t, err)
+	s := must.Get(bazelrun.StartServer(ctx, cfg))(t)
 	ended := false
 	t.Cleanup(func() {
 		if err := s.Stop(); err != nil && !ended {

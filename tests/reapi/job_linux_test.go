@@ -67,8 +67,7 @@ var probe = sync.OnceValues(func() (string, error) {
 // probeFile returns the probe as a file of an input tree.
 func (c *client) probeFile() file {
 	c.Helper()
-	text, err := probe()
-	must.Succeed(c, err)
+	text := must.Get(probe())(c)
 	return file{text: text, x: true}
 }
 

@@ -51,8 +51,7 @@ type log struct {
 // log starts reading a log stream.
 func (c *client) log(name string, offset int64) *log {
 	c.Helper()
-	r, err := c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: name, ReadOffset: offset})
-	must.Succeed(c, err)
+	r := must.Get(c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: name, ReadOffset: offset}))(c)
 	return &log{c, r, ""}
 }
 
@@ -122,8 +121,7 @@ func TestRule127_OutputIsReadWhileTheActionRuns(t *testing.T) {
 		l.reach("first\n")
 	}
 	errs.reach("oh\n")
-	w, err := c.exec.WaitExecution(t.Context(), &repb.WaitExecutionRequest{Name: op.Name})
-	must.Succeed(t, err)
+	w := must.Get(c.exec.WaitExecution(t.Context(), &repb.WaitExecutionRequest{Name: op.Name}))(t)
 	if now, err := w.Recv(); err != nil || now.Done {
 		t.Fatalf("operation after the first line: got %v, %v, want it running", now, err)
 	}
@@ -151,13 +149,11 @@ func TestRule127_OutputIsReadWhileTheActionRuns(t *testing.T) {
 func TestRule127_ClientWritesLogStream(t *testing.T) {
 	c := serve(t)
 	c.put([]byte("a blob"))
-	made, err := logpb.NewLogStreamServiceClient(c.conn).CreateLogStream(t.Context(),
-		&logpb.CreateLogStreamRequest{Parent: "main"})
-	must.Succeed(t, err)
+	made := must.Get(logpb.NewLogStreamServiceClient(c.conn).CreateLogStream(t.Context(),
+		&logpb.CreateLogStreamRequest{Parent: "main"}))(t)
 	l := c.log(made.Name, 0)
 	for i, text := range []string{"one ", "two"} {
-		w, err := c.bs.Write(t.Context())
-		must.Succeed(t, err)
+		w := must.Get(c.bs.Write(t.Context()))(t)
 		m := &bspb.WriteRequest{
 			ResourceName: made.WriteResourceName, WriteOffset: int64(4 * i), Data: []byte(text),
 			FinishWrite: i == 1,
@@ -175,8 +171,7 @@ func TestRule127_ClientWritesLogStream(t *testing.T) {
 func TestRule127_SDKStreamsOutput(t *testing.T) {
 	c := serve(t)
 	for _, instance := range []string{"", "main"} {
-		g, err := sdk.NewClient(t.Context(), instance, sdk.DialParams{Service: c.server.Addr, NoSecurity: true})
-		must.Succeed(t, err)
+		g := must.Get(sdk.NewClient(t.Context(), instance, sdk.DialParams{Service: c.server.Addr, NoSecurity: true}))(t)
 		defer g.Close()
 		mark := fmt.Sprintf("streamed to %q %d", instance, os.Getpid())
 		cmd := &command.Command{

@@ -18,8 +18,7 @@ import (
 // building returns a context with request metadata.
 func (c *client) building(m *repb.RequestMetadata) context.Context {
 	c.Helper()
-	b, err := proto.Marshal(m)
-	must.Succeed(c, err)
+	b := must.Get(proto.Marshal(m))(c)
 	return headers.AppendToOutgoingContext(c.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", string(b))
 }
 
@@ -30,27 +29,23 @@ func TestOperations(t *testing.T) {
 	ops := longrunningpb.NewOperationsClient(c.conn)
 	const mark = "1073.25" // unique among the processes
 	d := c.prepare(job{script: "setsid sleep " + mark + " & sleep " + mark + "; true"})
-	st, err := c.exec.Execute(c.building(&repb.RequestMetadata{
+	st := must.Get(c.exec.Execute(c.building(&repb.RequestMetadata{
 		TargetId: "//a:endless", ActionMnemonic: "Genrule",
 		ToolInvocationId: "one",
 	}),
-		&repb.ExecuteRequest{ActionDigest: d})
-	must.Succeed(t, err)
+		&repb.ExecuteRequest{ActionDigest: d}))(t)
 	must.Hold(t, "running", func() bool { return len(sandboxtest.Running(t, mark)) >= 3 })
 	list := func(filter string) []*longrunningpb.Operation {
 		t.Helper()
-		page, err := ops.ListOperations(t.Context(), &longrunningpb.ListOperationsRequest{Filter: filter})
-		must.Succeed(t, err)
+		page := must.Get(ops.ListOperations(t.Context(), &longrunningpb.ListOperationsRequest{Filter: filter}))(t)
 		return page.Operations
 	}
 	running := list("target=//a:* stage=EXECUTING")
 	if len(running) != 1 {
 		t.Fatalf("got %d running operations, want one: %v", len(running), running)
 	}
-	if _, err := ops.CancelOperation(t.Context(),
-		&longrunningpb.CancelOperationRequest{Name: running[0].Name}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(ops.CancelOperation(t.Context(),
+		&longrunningpb.CancelOperationRequest{Name: running[0].Name}))(t)
 	a := answered(st, nil)
 	if a.code() != codes.Canceled || a.response.GetResult() != nil || a.name() != running[0].Name {
 		t.Errorf("got operation %q, %v, %v, want CANCELLED of %q", a.name(), a.response, a.err, running[0].Name)

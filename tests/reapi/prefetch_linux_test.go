@@ -20,17 +20,14 @@ import (
 func TestInputsArePrefetchedWhileQueued(t *testing.T) {
 	t.Parallel()
 	upstream := serve(t)
-	metrics, err := loopback.Address()
-	must.Succeed(t, err)
+	metrics := must.Get(loopback.Address())(t)
 	server := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Jobs: 1, Args: []string{
 		"--cas", "grpc://" + upstream.server.Addr, "--cas-write", "back", "--drain-timeout", "1s", "--metrics", metrics,
 	}})
 	fetched := func() int {
-		resp, err := http.Get("http://" + metrics + "/metrics")
-		must.Succeed(t, err)
+		resp := must.Get(http.Get("http://" + metrics + "/metrics"))(t)
 		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		must.Succeed(t, err)
+		text := must.Get(io.ReadAll(resp.Body))(t)
 		var n int
 		_, value, _ := strings.Cut(string(text), "\ncloister_cas_upstream_fetched_total ")
 		fmt.Sscan(value, &n)

@@ -90,8 +90,7 @@ func nodeProperties(c *client) {
 			c.Errorf("got the Tree %v", tree)
 		}
 	}
-	got, err := repb.NewCapabilitiesClient(c.conn).GetCapabilities(c.Context(), &repb.GetCapabilitiesRequest{})
-	must.Succeed(c, err)
+	got := must.Get(repb.NewCapabilitiesClient(c.conn).GetCapabilities(c.Context(), &repb.GetCapabilitiesRequest{}))(c)
 	if names := got.ExecutionCapabilities.SupportedNodeProperties; !slices.Equal(names, []string{"mtime", "unix_mode"}) {
 		c.Errorf("supported_node_properties: got %q", names)
 	}

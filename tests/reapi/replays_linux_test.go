@@ -132,8 +132,7 @@ func (b *buck2) upload(blobs map[string][]byte) {
 		all = append(all, &repb.Digest{Hash: hash, SizeBytes: int64(len(data))})
 	}
 	for part := range slices.Chunk(all, 100) {
-		absent, err := b.absent(b.Context(), part...)
-		must.Succeed(b, err)
+		absent := must.Get(b.absent(b.Context(), part...))(b)
 		missing = append(missing, absent...)
 	}
 	if len(missing) != len(all) {
@@ -241,10 +240,9 @@ func TestSiso(t *testing.T) {
 	c := serve(t)
 	d, release := c.held()
 	ctx, cancel := context.WithCancel(t.Context())
-	s, err := c.open(ctx, d, func(r *repb.ExecuteRequest) {
+	s := must.Get(c.open(ctx, d, func(r *repb.ExecuteRequest) {
 		r.DigestFunction, r.SkipCacheLookup = repb.DigestFunction_SHA256, true
-	})
-	must.Succeed(t, err)
+	}))(t)
 	op, err := s.Recv() // may take long on a busy machine
 	must.Succeed(t, err)
 	name := op.Name
@@ -333,16 +331,12 @@ func TestBuildStreamCaches(t *testing.T) {
 	const urn = "urn:fdc:buildstream.build:2020:"
 	uris := []string{urn + "artifact:demo/hello/strong", urn + "artifact:demo/hello/weak"}
 	source := []string{urn + "source:local/1"}
-	if _, err := assetpb.NewPushClient(c.conn).PushBlob(t.Context(), &assetpb.PushBlobRequest{
+	must.Get(assetpb.NewPushClient(c.conn).PushBlob(t.Context(), &assetpb.PushBlobRequest{
 		InstanceName: c.instance, Uris: uris, BlobDigest: artifact, ReferencesDirectories: []*repb.Digest{files},
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := assetpb.NewPushClient(c.conn).PushDirectory(t.Context(), &assetpb.PushDirectoryRequest{
+	}))(t)
+	must.Get(assetpb.NewPushClient(c.conn).PushDirectory(t.Context(), &assetpb.PushDirectoryRequest{
 		InstanceName: c.instance, Uris: source, RootDirectoryDigest: files,
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	c.kill()
 	for _, c := range []*client{connect(t, cfg), upstream} {
 		fetch := assetpb.NewFetchClient(c.conn)

@@ -206,8 +206,7 @@ func (c *client) order(all []contender) []string {
 	defer cancel()
 	// If the blocking action ends before all are queued, for example on a busy machine, repeat with a longer one.
 	for block := 2 * time.Second; block < time.Minute; block *= 3 {
-		blocker, err := c.open(ctx, c.prepare(job{steps: []string{"sleep " + block.String()}}), nil)
-		must.Succeed(c, err)
+		blocker := must.Get(c.open(ctx, c.prepare(job{steps: []string{"sleep " + block.String()}}), nil))(c)
 		awaitStage(blocker, repb.ExecutionStage_EXECUTING)
 		type ending struct {
 			name string
@@ -219,10 +218,9 @@ func (c *client) order(all []contender) []string {
 			if digests[w.name] == nil {
 				digests[w.name] = c.prepare(job{steps: []string{"say " + w.name}})
 			}
-			s, err := c.open(ctx, digests[w.name], func(r *repb.ExecuteRequest) {
+			s := must.Get(c.open(ctx, digests[w.name], func(r *repb.ExecuteRequest) {
 				r.ExecutionPolicy = &repb.ExecutionPolicy{Priority: w.priority}
-			})
-			must.Succeed(c, err)
+			}))(c)
 			awaitStage(s, repb.ExecutionStage_QUEUED)
 			go func() { ends <- ending{w.name, answered(s, nil)} }()
 		}

@@ -279,8 +279,7 @@ func splice(c *client) {
 // specification returns the lines of a file with published test vectors.
 func specification(t testing.TB, file string) []string {
 	t.Helper()
-	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/bazelbuild/remote-apis").Output()
-	must.Succeed(t, err)
+	dir := must.Get(exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/bazelbuild/remote-apis").Output())(t)
 	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "build/bazel/remote/execution/v2", file))
 	must.Succeed(t, err)
 	var lines []string

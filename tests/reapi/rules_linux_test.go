@@ -98,17 +98,12 @@ const fullQueueRule = 86
 
 // TestRules checks the rules and prints a line for each.
 func TestRules(t *testing.T) {
-	wanted, err := selected(*parts, *numbers)
-	must.Succeed(t, err)
+	wanted := must.Get(selected(*parts, *numbers))(t)
 	var c *client
 	if *endpoint == "" {
 		cfg := bazelrun.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Binary: built.Path(t), Jobs: 8} // most actions sleep
 		// Whatever was sent, every stored blob must match its digest.
-		t.Cleanup(func() {
-			if _, err := bazelrun.Verify(context.Background(), cfg); err != nil {
-				t.Error(err)
-			}
-		})
+		t.Cleanup(func() { must.Get(bazelrun.Verify(context.Background(), cfg))(t) })
 		c = connect(t, cfg)
 		c.ours = true
 	} else {
@@ -195,8 +190,7 @@ func dial(t testing.TB, address string, options ...grpc.DialOption) *client {
 	if isTLS {
 		secure = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12})
 	}
-	conn, err := grpc.NewClient(address, append(options, grpc.WithTransportCredentials(secure))...)
-	must.Succeed(t, err)
+	conn := must.Get(grpc.NewClient(address, append(options, grpc.WithTransportCredentials(secure))...))(t)
 	t.Cleanup(func() { conn.Close() })
 	return over(t, conn)
 }
@@ -408,8 +402,6 @@ func report(t testing.TB, results []*result) {
 	fmt.Fprintf(&text, "%d pass, %d fail, %d not supported\n", count[pass], count[fail], count[unsupported])
 	os.Stdout.WriteString(text.String())
 	if *reportFile != "" {
-		if err := os.WriteFile(*reportFile, []byte(text.String()), 0o644); err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, os.WriteFile(*reportFile, []byte(text.String()), 0o644))
 	}
 }

@@ -54,8 +54,7 @@ func firstOperation(c *client) {
 	a := c.request(d, nil)
 	c.wantResult("sleep", a)
 	first := a.ops[0]
-	m, err := stageOf(first)
-	must.Succeed(c, err)
+	m := must.Get(stageOf(first))(c)
 	if first.GetName() == "" || first.GetDone() || m.GetStage() != repb.ExecutionStage_QUEUED &&
 		m.GetStage() != repb.ExecutionStage_CACHE_CHECK {
 		c.Errorf("first message: got %v with stage %v, want a name and stage CACHE_CHECK or QUEUED", first, m.GetStage())

@@ -320,16 +320,14 @@ func liveOutput(c *client) {
 	d := c.prepare(job{steps: []string{"say first", "ebytes 6c6f67", "sleep 4s", "say last"}})
 	ctx, cancel := context.WithTimeout(c.Context(), executeTime)
 	defer cancel()
-	s, err := c.open(ctx, d, nil)
-	must.Succeed(c, err)
+	s := must.Get(c.open(ctx, d, nil))(c)
 	var stdout, stderr string
 	for stdout == "" {
 		op, err := s.Recv()
 		if err != nil {
 			c.Fatalf("before a stream name was reported: %v", err)
 		}
-		m, err := stageOf(op)
-		must.Succeed(c, err)
+		m := must.Get(stageOf(op))(c)
 		if op.GetDone() {
 			c.Skip("stdout_stream_name")
 		}

@@ -85,8 +85,7 @@ func readPieces(c *client) {
 		c.Errorf("Read of %d bytes: got %s in pieces of at most %d, %v", size, brief(got), largest, err)
 	}
 	open := func() int {
-		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.server.PID))
-		must.Succeed(c, err)
+		files := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.server.PID)))(c)
 		return len(files)
 	}
 	before := 0
@@ -117,10 +116,8 @@ func readWhileEvicted(c *client) {
 	for range 5 {
 		b, d := freshBlob(size)
 		c.put(b)
-		r, err := c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: c.readName(d)})
-		must.Succeed(c, err)
-		m, err := r.Recv()
-		must.Succeed(c, err)
+		r := must.Get(c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: c.readName(d)}))(c)
+		m := must.Get(r.Recv())(c)
 		got := bytes.Clone(m.Data)
 		for range 10 {
 			c.put(fresh(3 << 20))
@@ -130,6 +127,7 @@ func readWhileEvicted(c *client) {
 			c.Fatal(lookup)
 		}
 		evicted += len(missing)
+		var err error
 		for err == nil {
 			if m, err = r.Recv(); err == nil {
 				got = append(got, m.Data...)
@@ -235,8 +233,7 @@ func fiveGiB(c *client) {
 	began := time.Now()
 
 	name := c.writeName(d)
-	w, err := c.bs.Write(c.Context())
-	must.Succeed(c, err)
+	w := must.Get(c.bs.Write(c.Context()))(c)
 	for off := int64(0); off < size; off += int64(len(l.block)) {
 		b := l.at(off)
 		m := &bspb.WriteRequest{ResourceName: name, WriteOffset: off, Data: b, FinishWrite: off+int64(len(b)) == size}
@@ -256,8 +253,7 @@ func fiveGiB(c *client) {
 	}
 	written := time.Now()
 
-	r, err := c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: c.readName(d)})
-	must.Succeed(c, err)
+	r := must.Get(c.bs.Read(c.Context(), &bspb.ReadRequest{ResourceName: c.readName(d)}))(c)
 	var off int64
 	var rest []byte // of the current block
 	for {
@@ -308,8 +304,7 @@ func crashWhileWriting(c *client) {
 	before.put(kept)
 	for _, size := range []int{1000, 100_000, 2 << 20, 20 << 20} {
 		b := fresh(size)
-		w, err := before.bs.Write(before.Context())
-		must.Succeed(c, err)
+		w := must.Get(before.bs.Write(before.Context()))(c)
 		d := cas.SHA256.Sum(b).Proto()
 		ms := pieces(before.writeName(d), b, max(100, size/20))
 		for _, m := range ms[:len(ms)-1] {

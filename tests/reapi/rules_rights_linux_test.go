@@ -33,15 +33,10 @@ func (c *client) secured(a *ca.Authority, callers ...string) (address string, gu
 	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
 	dir := c.TempDir()
-	s, err := bazelrun.StartServer(ctx, bazelrun.ServerConfig{
+	s := must.Get(bazelrun.StartServer(ctx, bazelrun.ServerConfig{
 		Binary: built.Path(c.TB), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0", Args: args,
-	})
-	must.Succeed(c, err)
-	c.Cleanup(func() {
-		if err := s.Stop(); err != nil {
-			c.Error(err)
-		}
-	})
+	}))(c)
+	c.Cleanup(func() { must.Succeed(c, s.Stop()) })
 	return s.Addr, func(name, token string) *client {
 		g := over(c.TB, a.Dial(s.Addr, name, token))
 		g.ours, g.instance = true, "main"

@@ -223,9 +223,7 @@ func (c *client) damaged() {
 	if _, _, err := bazelrun.DamageFiles(s.dir, rnd, 0.4); err != nil {
 		c.Fatal(err)
 	}
-	if _, err := bazelrun.DamageSegments(s.dir, rnd, 0.2); err != nil {
-		c.Fatal(err)
-	}
+	must.Get(bazelrun.DamageSegments(s.dir, rnd, 0.2))(c)
 	build(c.own(bazelrun.ServerConfig{Jobs: 2, Dir: s.dir}))
 }
 

@@ -230,8 +230,7 @@ func presentEndsWrite(c *client) {
 	}
 	// The blob arrives by another upload during the write.
 	b, d = freshBlob(2 << 20)
-	w, err := c.bs.Write(c.Context())
-	must.Succeed(c, err)
+	w := must.Get(c.bs.Write(c.Context()))(c)
 	ms := pieces(c.writeName(d), b, 256<<10)
 	for i, m := range ms {
 		if i == len(ms)/2 {
@@ -264,8 +263,7 @@ func writeMismatch(c *client) {
 	small := absentDigest(1000)
 	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
-	w, err := c.bs.Write(ctx)
-	must.Succeed(c, err)
+	w := must.Get(c.bs.Write(ctx))(c)
 	var sent int64
 	const enough = 64 << 20
 	for sent < enough {

@@ -92,12 +92,10 @@ func TestScale(t *testing.T) {
 // peak returns the peak memory of a process in bytes.
 func peak(t testing.TB, pid int) int64 {
 	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	must.Succeed(t, err)
+	status := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t)
 	_, rest, _ := strings.Cut(string(status), "VmHWM:")
 	kib, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
-	n, err := strconv.ParseInt(kib, 10, 64)
-	must.Succeed(t, err)
+	n := must.Get(strconv.ParseInt(kib, 10, 64))(t)
 	return n << 10
 }
 

@@ -176,8 +176,7 @@ func TestRule024_ShortLeases(t *testing.T) {
 		}
 		mu.Unlock()
 		asked := time.Now()
-		missing, err := c.absent(t.Context(), sample...)
-		must.Succeed(t, err)
+		missing := must.Get(c.absent(t.Context(), sample...))(t)
 		present := slices.DeleteFunc(sample, func(d *repb.Digest) bool {
 			return slices.ContainsFunc(missing, func(m *repb.Digest) bool { return m.Hash == d.Hash })
 		})
@@ -185,8 +184,7 @@ func TestRule024_ShortLeases(t *testing.T) {
 		if len(present) == 0 {
 			continue
 		}
-		resp, err := c.cas.BatchReadBlobs(t.Context(), &repb.BatchReadBlobsRequest{Digests: present})
-		must.Succeed(t, err)
+		resp := must.Get(c.cas.BatchReadBlobs(t.Context(), &repb.BatchReadBlobsRequest{Digests: present}))(t)
 		if time.Since(asked) >= lease {
 			late++ // the lease has ended
 			continue
@@ -272,8 +270,7 @@ func TestAcknowledgedBlobsSurviveKill(t *testing.T) {
 	// Interrupted uploads must be complete or absent.
 	var whole []*repb.Digest
 	for _, d := range interrupted {
-		missing, err := c.absent(t.Context(), d)
-		must.Succeed(t, err)
+		missing := must.Get(c.absent(t.Context(), d))(t)
 		if len(missing) == 0 {
 			whole = append(whole, d)
 		}

@@ -57,8 +57,7 @@ func scripts(t *testing.T, dir string) []script {
 	}
 	var all []script
 	for _, name := range names {
-		text, err := os.ReadFile(name)
-		must.Succeed(t, err)
+		text := must.Get(os.ReadFile(name))(t)
 		s := script{name: dir + "/" + strings.TrimSuffix(filepath.Base(name), ".sh")}
 		for line := range strings.Lines(string(text)) {
 			head, comment := strings.CutPrefix(line, "# ")
@@ -96,8 +95,7 @@ func inputs(t *testing.T) string {
 	must.Succeed(t, os.CopyFS(dir, os.DirFS("testdata")))
 	for _, name := range []string{"mapiter", "mapsorted"} {
 		source := filepath.Join(t.TempDir(), name+".go")
-		text, err := os.ReadFile(filepath.Join("testdata/programs", name+".go.txt"))
-		must.Succeed(t, err)
+		text := must.Get(os.ReadFile(filepath.Join("testdata/programs", name+".go.txt")))(t)
 		must.Succeed(t, os.WriteFile(source, text, 0o644))
 		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "programs", name), source)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -270,8 +268,7 @@ const (
 
 func TestDocumentListsPrograms(t *testing.T) {
 	const path = "../../docs/repro.md"
-	text, err := os.ReadFile(path)
-	must.Succeed(t, err)
+	text := must.Get(os.ReadFile(path))(t)
 	before, rest, ok := strings.Cut(string(text), begin)
 	old, after, ends := strings.Cut(rest, end)
 	if !ok || !ends {

@@ -44,11 +44,9 @@ func TestRecord(t *testing.T) {
 	if *record == "" {
 		return
 	}
-	dir, err := os.MkdirTemp("", "cloister-upgrade-")
-	must.Succeed(t, err)
+	dir := must.Get(os.MkdirTemp("", "cloister-upgrade-"))(t)
 	defer os.RemoveAll(dir)
-	help, err := exec.Command(*program, "serve", "--help").Output()
-	must.Succeed(t, err)
+	help := must.Get(exec.Command(*program, "serve", "--help").Output())(t)
 	args := []string{"serve", "--dir", filepath.Join(dir, storeName), "--listen", "127.0.0.1:0", "--max-size", "1GiB"}
 	checks := bytes.Contains(help, []byte("--repro-sample"))
 	if checks {
@@ -57,8 +55,7 @@ func TestRecord(t *testing.T) {
 	// In a UTS namespace, since the store has the name of its host.
 	cmd := exec.Command("unshare", append([]string{"--uts", "sh", "-c", `hostname worker; exec "$0" "$@"`, *program}, args...)...)
 	cmd.Stderr = os.Stderr
-	stdout, err := cmd.StdoutPipe()
-	must.Succeed(t, err)
+	stdout := must.Get(cmd.StdoutPipe())(t)
 	must.Succeed(t, cmd.Start())
 	defer cmd.Process.Kill()
 	r := &recorder{T: t, Contents: &Contents{From: time.Now().UTC()}}
@@ -85,8 +82,7 @@ func TestRecord(t *testing.T) {
 	must.Succeed(t, cmd.Process.Signal(os.Interrupt))
 	must.Succeed(t, cmd.Wait())
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, storeName, "boot"), []byte("00000000-0000-0000-0000-000000000000\n"), 0o600))
-	version, err := os.ReadFile(filepath.Join(dir, storeName, "version"))
-	must.Succeed(t, err)
+	version := must.Get(os.ReadFile(filepath.Join(dir, storeName, "version")))(t)
 	r.Version = strings.TrimSpace(string(version))
 	pack(t, archiveOf(*record), dir, r.Contents)
 }
@@ -104,17 +100,15 @@ func addressOf(t *testing.T, lines *bufio.Scanner) string {
 }
 
 func (r *recorder) connect(address string) {
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.Succeed(r.T, err)
+	conn := must.Get(grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())))(r.T)
 	r.conn = conn
-	who, err := proto.Marshal(&repb.RequestMetadata{
+	who := must.Get(proto.Marshal(&repb.RequestMetadata{
 		ToolInvocationId: "upgrade", TargetId: "//upgrade:target", ActionMnemonic: "Upgrade",
-	})
-	must.Succeed(r.T, err)
+	}))(r.T)
 	r.ctx = metadata.AppendToOutgoingContext(r.Context(),
 		"build.bazel.remote.execution.v2.requestmetadata-bin", string(who))
-	r.caps, err = repb.NewCapabilitiesClient(conn).GetCapabilities(r.ctx, &repb.GetCapabilitiesRequest{InstanceName: "main"})
-	must.Succeed(r.T, err)
+	query := &repb.GetCapabilitiesRequest{InstanceName: "main"}
+	r.caps = must.Get(repb.NewCapabilitiesClient(conn).GetCapabilities(r.ctx, query))(r.T)
 }
 
 // put uploads a blob.
@@ -148,10 +142,9 @@ func (r *recorder) fill(instance string, f cas.Function) {
 			whole = append(whole, chunk...)
 		}
 		d := f.Sum(whole)
-		_, err := repb.NewContentAddressableStorageClient(r.conn).SpliceBlob(r.ctx, &repb.SpliceBlobRequest{
+		must.Get(repb.NewContentAddressableStorageClient(r.conn).SpliceBlob(r.ctx, &repb.SpliceBlobRequest{
 			InstanceName: instance, BlobDigest: d.Proto(), ChunkDigests: chunks, DigestFunction: f.Proto(),
-		})
-		must.Succeed(r.T, err)
+		}))(r.T)
 		r.Blobs = append(r.Blobs, Blob{instance, d.String(), true})
 	}
 	action := r.put(instance, f, []byte{})
@@ -171,8 +164,7 @@ func (r *recorder) fill(instance string, f cas.Function) {
 func (r *recorder) execute(script string) (action, message string) {
 	r.Helper()
 	encode := func(m proto.Message) cas.Digest {
-		b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-		must.Succeed(r.T, err)
+		b := must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(m))(r.T)
 		return r.put("main", cas.SHA256, b)
 	}
 	command := encode(&repb.Command{
@@ -183,8 +175,7 @@ func (r *recorder) execute(script string) (action, message string) {
 	stream, err := repb.NewExecutionClient(r.conn).Execute(r.ctx, &repb.ExecuteRequest{InstanceName: "main", ActionDigest: d.Proto()})
 	must.Succeed(r.T, err)
 	for {
-		operation, err := stream.Recv()
-		must.Succeed(r.T, err)
+		operation := must.Get(stream.Recv())(r.T)
 		if !operation.Done {
 			continue
 		}

@@ -53,13 +53,10 @@ const (
 // pack writes the store in dir and its contents to an archive. It leaves out what belongs to a running process.
 func pack(t *testing.T, archive, dir string, c *Contents) {
 	t.Helper()
-	text, err := json.MarshalIndent(c, "", "  ")
-	must.Succeed(t, err)
+	text := must.Get(json.MarshalIndent(c, "", "  "))(t)
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, contentsName), append(text, '\n'), 0o600))
-	f, err := os.Create(archive)
-	must.Succeed(t, err)
-	zip, err := gzip.NewWriterLevel(f, gzip.BestCompression)
-	must.Succeed(t, err)
+	f := must.Get(os.Create(archive))(t)
+	zip := must.Get(gzip.NewWriterLevel(f, gzip.BestCompression))(t)
 	w := tar.NewWriter(zip)
 	must.Succeed(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
@@ -95,11 +92,9 @@ func pack(t *testing.T, archive, dir string, c *Contents) {
 func unpack(t *testing.T, archive string) (store string, c *Contents) {
 	t.Helper()
 	dir := t.TempDir()
-	f, err := os.Open(archive)
-	must.Succeed(t, err)
+	f := must.Get(os.Open(archive))(t)
 	defer f.Close()
-	zip, err := gzip.NewReader(f)
-	must.Succeed(t, err)
+	zip := must.Get(gzip.NewReader(f))(t)
 	for r := tar.NewReader(zip); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
@@ -111,12 +106,10 @@ func unpack(t *testing.T, archive string) (store string, c *Contents) {
 			must.Succeed(t, os.MkdirAll(path, 0o700))
 			continue
 		}
-		data, err := io.ReadAll(r)
-		must.Succeed(t, err)
+		data := must.Get(io.ReadAll(r))(t)
 		must.Succeed(t, os.WriteFile(path, data, fs.FileMode(h.Mode)))
 	}
-	text, err := os.ReadFile(filepath.Join(dir, contentsName))
-	must.Succeed(t, err)
+	text := must.Get(os.ReadFile(filepath.Join(dir, contentsName)))(t)
 	c = &Contents{}
 	must.Succeed(t, json.Unmarshal(text, c))
 	return filepath.Join(dir, storeName), c

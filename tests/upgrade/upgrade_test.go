@@ -57,8 +57,7 @@ func TestRecordedStoresAreComplete(t *testing.T) {
 // open opens a store with a lease.
 func open(t *testing.T, dir string, lease time.Duration) *disk.Cache {
 	t.Helper()
-	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 30, Lease: lease})
-	must.Succeed(t, err)
+	c := must.Get(disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 30, Lease: lease}))(t)
 	if s := c.Stats(); s.LogDamage > 0 || s.LogLost > 0 {
 		t.Errorf("got %d bytes of damage and %d lost records, want none", s.LogDamage, s.LogLost)
 	}
@@ -80,8 +79,7 @@ func wantLeases(t *testing.T, dir string, want *Contents) {
 			continue // it was recorded just now
 		}
 		c := open(t, dir, k.lease)
-		r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Second, DryRun: true})
-		must.Succeed(t, err)
+		r := must.Get(c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Second, DryRun: true}))(t)
 		if got := r.Blobs + r.Files; k.leased && got > 0 || !k.leased && r.Leased > 0 {
 			t.Errorf("lease %v: got %d files to be removed and %d leased bytes, want leased: %v", k.lease, got, r.Leased, k.leased)
 		}
@@ -96,10 +94,8 @@ func wantBlobs(t *testing.T, dir string, want *Contents) {
 	c := open(t, dir, -1)
 	defer c.Close()
 	for _, b := range want.Blobs {
-		d, err := cas.ParseDigest(b.Digest)
-		must.Succeed(t, err)
-		in, err := c.Instance(b.Instance)
-		must.Succeed(t, err)
+		d := must.Get(cas.ParseDigest(b.Digest))(t)
+		in := must.Get(c.Instance(b.Instance))(t)
 		content, err := cas.ReadAll(ctx, in.Store, d, d.Size())
 		if err != nil || d.Function().Sum(content) != d {
 			t.Errorf("blob %s of instance %q: got %d other bytes, %v", b.Digest, b.Instance, len(content), err)
@@ -109,8 +105,7 @@ func wantBlobs(t *testing.T, dir string, want *Contents) {
 		}
 	}
 	for _, r := range want.Results {
-		in, err := c.Instance(r.Instance)
-		must.Succeed(t, err)
+		in := must.Get(c.Instance(r.Instance))(t)
 		got, err := in.Actions.Lookup(ctx, digest(t, r.Action))
 		if err != nil || got.ExecutionMetadata.GetWorker() != "upgrade" {
 			t.Errorf("result of %s in instance %q: got %v, %v, want that of the recording", r.Action, r.Instance, got, err)
@@ -118,10 +113,8 @@ func wantBlobs(t *testing.T, dir string, want *Contents) {
 		}
 		stdout := got.StdoutRaw
 		if got.StdoutDigest != nil { // the server made a blob of it
-			d, err := cas.FromProto(digest(t, r.Action).Function(), got.StdoutDigest)
-			must.Succeed(t, err)
-			stdout, err = cas.ReadAll(ctx, in.Store, d, d.Size())
-			must.Succeed(t, err)
+			d := must.Get(cas.FromProto(digest(t, r.Action).Function(), got.StdoutDigest))(t)
+			stdout = must.Get(cas.ReadAll(ctx, in.Store, d, d.Size()))(t)
 		}
 		if string(stdout) != r.Stdout {
 			t.Errorf("result of %s in instance %q: got stdout %q, want %q", r.Action, r.Instance, stdout, r.Stdout)
@@ -130,11 +123,9 @@ func wantBlobs(t *testing.T, dir string, want *Contents) {
 	if want.Verdict == "" {
 		return
 	}
-	known, err := repro.OpenVerdicts(repro.VerdictsConfig{Path: filepath.Join(dir, repro.VerdictsFile)})
-	must.Succeed(t, err)
+	known := must.Get(repro.OpenVerdicts(repro.VerdictsConfig{Path: filepath.Join(dir, repro.VerdictsFile)}))(t)
 	defer known.Close()
-	in, err := known.Withhold(c.Instance)("main")
-	must.Succeed(t, err)
+	in := must.Get(known.Withhold(c.Instance)("main"))(t)
 	if _, err := in.Actions.Lookup(ctx, digest(t, want.Verdict)); err == nil || !strings.Contains(err.Error(), "differs") {
 		t.Errorf("action %s: got %v, want its result withheld since it differs", want.Verdict, err)
 	}
@@ -142,9 +133,7 @@ func wantBlobs(t *testing.T, dir string, want *Contents) {
 
 func digest(t *testing.T, text string) cas.Digest {
 	t.Helper()
-	d, err := cas.ParseDigest(text)
-	must.Succeed(t, err)
-	return d
+	return must.Get(cas.ParseDigest(text))(t)
 }
 
 // wantHistory checks the history.
@@ -252,8 +241,7 @@ func TestLastRecordingIsCurrent(t *testing.T) {
 // TestRecordingsAreSmall, since they stay in the repository for ever.
 func TestRecordingsAreSmall(t *testing.T) {
 	for _, r := range recordings {
-		info, err := os.Stat(archiveOf(r.name))
-		must.Succeed(t, err)
+		info := must.Get(os.Stat(archiveOf(r.name)))(t)
 		if info.Size() > 200<<10 {
 			t.Errorf("%s has %d bytes, want at most 200 KiB", archiveOf(r.name), info.Size())
 		}

@@ -188,8 +188,7 @@ func run(t *testing.T, k kernel, im image) string {
 	t.Helper()
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
-	vmlinuz, err := k.file("boot/vmlinuz-*")
-	must.Succeed(t, err)
+	vmlinuz := must.Get(k.file("boot/vmlinuz-*"))(t)
 	for name, size := range map[string]int64{"disk": 256 << 20, "report": 0, "console": 0} {
 		must.Succeed(t, errors.Join(os.WriteFile(at(name), nil, 0o600), os.Truncate(at(name), size)))
 	}
@@ -206,8 +205,7 @@ func run(t *testing.T, k kernel, im image) string {
 		"-serial", "file:"+at("console"), "-serial", "file:"+at("report"))
 	out, err := cmd.CombinedOutput()
 	read := func(name string) string {
-		b, err := os.ReadFile(at(name))
-		must.Succeed(t, err)
+		b := must.Get(os.ReadFile(at(name)))(t)
 		return strings.ReplaceAll(string(b), "\r", "")
 	}
 	report := read("report")

@@ -50,11 +50,7 @@ func openConfig(t testing.TB, c audit.Config) *audit.Log {
 		t.Skipf("no file lock: %v", err)
 	}
 	must.Succeed(t, err)
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must.Succeed(t, l.Close()) })
 	return l
 }
 
@@ -76,25 +72,19 @@ func appendEntries(t testing.TB, l *audit.Log, n int) {
 func read(t testing.TB, dir string) []audit.Record {
 	t.Helper()
 	var rs []audit.Record
-	if err := audit.Read(dir, func(r audit.Record) error { rs = append(rs, r); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, audit.Read(dir, func(r audit.Record) error { rs = append(rs, r); return nil }))
 	return rs
 }
 
 func verify(t testing.TB, dir, head string) *audit.Report {
 	t.Helper()
-	r, err := audit.Verify(dir, head)
-	must.Succeed(t, err)
-	return r
+	return must.Get(audit.Verify(dir, head))(t)
 }
 
 // segments returns the paths of the segments of dir, oldest first.
 func segments(t testing.TB, dir string) []string {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
-	must.Succeed(t, err)
-	return paths
+	return must.Get(filepath.Glob(filepath.Join(dir, "*.jsonl")))(t)
 }
 
 // filled creates a log of 12 entries in segments of four.
@@ -244,8 +234,7 @@ func TestVerifyDetectsTampering(t *testing.T) {
 	// edit changes the lines of one segment.
 	edit := func(segment int, change func(lines [][]byte) [][]byte) func(*testing.T, []string) {
 		return func(t *testing.T, paths []string) {
-			b, err := os.ReadFile(paths[segment])
-			must.Succeed(t, err)
+			b := must.Get(os.ReadFile(paths[segment]))(t)
 			lines := change(bytes.Split(bytes.TrimSuffix(b, []byte("\n")), []byte("\n")))
 			b = bytes.Join(lines, []byte("\n"))
 			if len(lines) > 0 {
@@ -348,8 +337,7 @@ func TestVerifyDetectsEveryChangedByte(t *testing.T) {
 	dir := t.TempDir()
 	appendAll(t, open(t, dir), entry(1))
 	path := segments(t, dir)[0]
-	b, err := os.ReadFile(path)
-	must.Succeed(t, err)
+	b := must.Get(os.ReadFile(path))(t)
 	for i := range len(b) - 1 { // not the line end, without which the line is unfinished
 		b[i] ^= 1
 		must.Succeed(t, os.WriteFile(path, b, 0o600))
@@ -363,8 +351,7 @@ func TestVerifyDetectsEveryChangedByte(t *testing.T) {
 func TestOpenRefusesDamagedLog(t *testing.T) {
 	dir, _ := filled(t)
 	paths := segments(t, dir)
-	b, err := os.ReadFile(paths[2])
-	must.Succeed(t, err)
+	b := must.Get(os.ReadFile(paths[2]))(t)
 	must.Succeed(t, os.WriteFile(paths[2], bytes.Replace(b, []byte("curl"), []byte("wget"), 1), 0o600))
 	for range 2 { // the lock was released
 		if _, err := audit.Open(audit.Config{Dir: dir}); !errors.Is(err, audit.ErrTampered) || !strings.Contains(err.Error(), "move "+dir+" aside") {
@@ -484,8 +471,7 @@ func TestTextCannotForgeLines(t *testing.T) {
 			Events: []sandbox.Event{{Kind: sandbox.EventKind(s), Subject: s, Syscall: s, Process: s, Count: 1, Actual: s, Limit: s, Detail: s}},
 		})
 	}
-	stored, err := os.ReadFile(segments(t, dir)[0])
-	must.Succeed(t, err)
+	stored := must.Get(os.ReadFile(segments(t, dir)[0]))(t)
 	for i, b := range stored {
 		if (b < ' ' || b > '~') && b != '\n' {
 			t.Fatalf("byte %d of the log is %#x, in %q", i, b, stored[max(0, i-30):i+1])
@@ -600,8 +586,7 @@ func BenchmarkOpen(b *testing.B) {
 	}
 	must.Succeed(b, l.Close())
 	for b.Loop() {
-		l, err := audit.Open(audit.Config{Dir: dir})
-		must.Succeed(b, err)
+		l := must.Get(audit.Open(audit.Config{Dir: dir}))(b)
 		l.Close()
 	}
 }
@@ -609,8 +594,7 @@ func BenchmarkOpen(b *testing.B) {
 // TestFilesSince: files are omitted only if every entry is certainly older.
 func TestFilesSince(t *testing.T) {
 	dir := t.TempDir()
-	l, err := audit.Open(audit.Config{Dir: dir})
-	must.Succeed(t, err)
+	l := must.Get(audit.Open(audit.Config{Dir: dir}))(t)
 	must.Succeed(t, errors.Join(l.Append(audit.Entry{Time: time.Now()}), l.Close()))
 	empty, err := audit.CreateFile(dir, 2) // as after a rotation, before the first entry
 	must.Succeed(t, err)

@@ -36,8 +36,7 @@ func bounded(t testing.TB, n int) (dir string) {
 func bytesOf(t testing.TB, dir string) (n int64) {
 	t.Helper()
 	for _, path := range segments(t, dir) {
-		info, err := os.Stat(path)
-		must.Succeed(t, err)
+		info := must.Get(os.Stat(path))(t)
 		n += info.Size()
 	}
 	return n
@@ -216,8 +215,7 @@ func TestUnfinishedLineBeforeRotation(t *testing.T) {
 	appendEntries(t, l, 200)
 	must.Succeed(t, l.Close())
 	path := segments(t, dir)[0]
-	whole, err := os.ReadFile(path)
-	must.Succeed(t, err)
+	whole := must.Get(os.ReadFile(path))(t)
 	must.Succeed(t, os.WriteFile(path, whole[:len(whole)-10], 0o600))
 	l = openConfig(t, audit.Config{Dir: dir, MaxBytes: int64(len(whole)) + bound})
 	appendAll(t, l, entry(200))

@@ -19,8 +19,7 @@ import (
 func FuzzRead(f *testing.F) {
 	dir, _ := filled(f)
 	for _, path := range segments(f, dir) {
-		b, err := os.ReadFile(path)
-		must.Succeed(f, err)
+		b := must.Get(os.ReadFile(path))(f)
 		for _, fix := range []bool{false, true} {
 			f.Add(b, fix)
 			f.Add(b[:len(b)-10], fix)

@@ -40,8 +40,7 @@ func TestMain(m *testing.M) {
 // child returns the command for a role. It is killed at the end of the test.
 func child(t *testing.T, role, dir string) *exec.Cmd {
 	t.Helper()
-	self, err := os.Executable()
-	must.Succeed(t, err)
+	self := must.Get(os.Executable())(t)
 	cmd := exec.CommandContext(t.Context(), self, dir)
 	cmd.Env = append(os.Environ(), roleVar+"="+role)
 	cmd.Stderr = os.Stderr
@@ -119,8 +118,7 @@ func TestUnfinishedLineIsRemoved(t *testing.T) {
 	dir, _ := filled(t)
 	head := read(t, dir)[10].Hash // the last whole line
 	path := segments(t, dir)[2]
-	whole, err := os.ReadFile(path)
-	must.Succeed(t, err)
+	whole := must.Get(os.ReadFile(path))(t)
 	line := len(read(t, dir)[11].JSON()) + 1
 	for cut := 1; cut < line; cut += 1 + cut/3 {
 		must.Succeed(t, os.WriteFile(path, whole[:len(whole)-cut], 0o600))
@@ -163,8 +161,7 @@ func hold(dir string) error {
 func TestSecondWriterIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	cmd := child(t, "hold", dir)
-	stdin, err := cmd.StdinPipe()
-	must.Succeed(t, err)
+	stdin := must.Get(cmd.StdinPipe())(t)
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -182,9 +179,7 @@ func TestSecondWriterIsRefused(t *testing.T) {
 	if _, err := audit.Verify(dir, ""); err != nil {
 		t.Errorf("Verify while the log is locked: %v", err)
 	}
-	if err := errors.Join(stdin.Close(), cmd.Wait()); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, errors.Join(stdin.Close(), cmd.Wait()))
 	open(t, dir)
 }
 
@@ -237,8 +232,7 @@ func fill(dir string) error {
 
 func TestFullDiskLeavesNoPartialLine(t *testing.T) {
 	dir := t.TempDir()
-	out, err := child(t, "fill", dir).Output()
-	must.Succeed(t, err)
+	out := must.Get(child(t, "fill", dir).Output())(t)
 	report := verify(t, dir, "")
 	if fmt.Sprintln(report.Entries) != string(out) || report.Unfinished != 0 {
 		t.Errorf("got %+v, want %s entries", *report, out)
@@ -400,8 +394,7 @@ func TestWriterKilledDuringRotation(t *testing.T) {
 					if !r.Announced() {
 						t.Errorf("round %d: the log begins with entry %d without an announcement: %+v", round, r.First, r.Dropped)
 					}
-					l, err := audit.Open(audit.Config{Dir: dir, MaxBytes: bound})
-					must.Succeed(t, err)
+					l := must.Get(audit.Open(audit.Config{Dir: dir, MaxBytes: bound}))(t)
 					must.Succeed(t, l.Close())
 					if n := bytesOf(t, dir); n > bound {
 						t.Errorf("round %d: got %d bytes, want at most %d", round, n, bound)

@@ -255,10 +255,7 @@ func join(t *testing.T, e executor, change func(*buildbarn.ClientConfig), test f
 		if change != nil {
 			change(&c)
 		}
-		var err error
-		if j.Client, err = buildbarn.NewClient(c); err != nil {
-			t.Fatal(err)
-		}
+		j.Client = must.Get(buildbarn.NewClient(c))(t)
 		ctx, kill := context.WithCancel(t.Context())
 		j.kill = kill
 		go func() {
@@ -902,8 +899,7 @@ func TestSentActionIsUsedIfItMatchesItsDigest(t *testing.T) {
 	}
 	join(t, e, nil, func(j *joined) {
 		for _, test := range tests {
-			blob, err := proto.Marshal(test.action)
-			must.Succeed(t, err)
+			blob := must.Get(proto.Marshal(test.action))(t)
 			a := task("")
 			a.ActionDigest, a.Action = cas.SHA256.Sum(blob).Proto(), test.sent
 			j.add(a)
@@ -918,8 +914,7 @@ func TestSentActionIsUsedIfItMatchesItsDigest(t *testing.T) {
 // TestMessageLinksToTheBrowser checks the pages of cached results, found by action, and of others, found by a message
 // in the store.
 func TestMessageLinksToTheBrowser(t *testing.T) {
-	base, err := url.Parse("http://browser/")
-	must.Succeed(t, err)
+	base := must.Get(url.Parse("http://browser/"))(t)
 	var store cas.Store
 	e := func(ctx context.Context, task *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
 		if task.Approve(ctx, nil) && task.Action == digestOf("good") {
@@ -929,8 +924,7 @@ func TestMessageLinksToTheBrowser(t *testing.T) {
 	}
 	change := func(c *buildbarn.ClientConfig) {
 		c.Browser = base
-		in, err := c.Instances("sub")
-		must.Succeed(t, err)
+		in := must.Get(c.Instances("sub"))(t)
 		store = in.Store
 	}
 	join(t, e, change, func(j *joined) {
@@ -950,10 +944,8 @@ func TestMessageLinksToTheBrowser(t *testing.T) {
 		if first != "cloister: exit code 3" || !ok {
 			t.Fatalf("got %q", r.Message)
 		}
-		d, err := cas.ParseDigest(strings.Replace(strings.TrimSuffix(name, "/"), "-", "/", 1))
-		must.Succeed(t, err)
-		data, err := cas.ReadAll(t.Context(), store, d, 1<<20)
-		must.Succeed(t, err)
+		d := must.Get(cas.ParseDigest(strings.Replace(strings.TrimSuffix(name, "/"), "-", "/", 1)))(t)
+		data := must.Get(cas.ReadAll(t.Context(), store, d, 1<<20))(t)
 		if want := digestOf("again").Hash(); !strings.Contains(string(data), want) || !strings.Contains(string(data), "exit code 3") {
 			t.Errorf("stored message is %q, want the action and the exit code", data)
 		}

@@ -32,8 +32,7 @@ func (h *head) worker(t *testing.T, name string, slots int, e executor, changes 
 	for _, change := range changes {
 		change(&config)
 	}
-	c, err := buildbarn.NewClient(config)
-	must.Succeed(t, err)
+	c = must.Get(buildbarn.NewClient(config))(t)
 	ctx, kill := context.WithCancel(t.Context())
 	ended = make(chan struct{})
 	go func() {

@@ -58,13 +58,8 @@ func inBubble(t *testing.T, change func(*buildbarn.ServerConfig), test func(t *t
 	synctest.Test(t, func(t *testing.T) {
 		h := &head{log: &syncbuf.Buffer{}}
 		instances := castest.Instances()
-		var err error
-		if h.in, err = instances(""); err != nil {
-			t.Fatal(err)
-		}
-		if h.queue, err = queue.New(queue.Config{Head: true}); err != nil {
-			t.Fatal(err)
-		}
+		h.in = must.Get(instances(""))(t)
+		h.queue = must.Get(queue.New(queue.Config{Head: true}))(t)
 		defer func() { h.queue.Close() }()
 		c := buildbarn.ServerConfig{Queue: h.queue, Instances: instances, Log: slog.New(slog.NewTextHandler(h.log, nil))}
 		if change != nil {
@@ -72,9 +67,7 @@ func inBubble(t *testing.T, change func(*buildbarn.ServerConfig), test func(t *t
 		}
 		h.queue = c.Queue
 		server := grpc.NewServer()
-		if h.server, err = buildbarn.Register(server, c); err != nil {
-			t.Fatal(err)
-		}
+		h.server = must.Get(buildbarn.Register(server, c))(t)
 		defer h.server.Close()
 		h.OperationQueueClient = remoteworkerpb.NewOperationQueueClient(grpctest.Connect(t, server))
 		test(t, h)
@@ -89,16 +82,12 @@ func (h *head) submit(t *testing.T, salt string, change ...func(*queue.Request, 
 	for _, c := range change {
 		c(&r, a)
 	}
-	in, err := h.in, error(nil)
 	fn := cas.SHA256
 	if r.Task.Action.Function() == cas.BLAKE3 {
 		fn = cas.BLAKE3
 	}
-	if r.Task.Action, err = cas.PutProto(t.Context(), in.Store, fn, a); err != nil {
-		t.Fatal(err)
-	}
-	o, err := h.queue.Submit(r)
-	must.Succeed(t, err)
+	r.Task.Action = must.Get(cas.PutProto(t.Context(), h.in.Store, fn, a))(t)
+	o := must.Get(h.queue.Submit(r))(t)
 	// Keep the operation alive.
 	go func() {
 		for seen := 0; ; {
@@ -116,8 +105,7 @@ func (h *head) submit(t *testing.T, salt string, change ...func(*queue.Request, 
 // put stores a blob.
 func (h *head) put(t *testing.T, fn cas.Function, text string) *repb.Digest {
 	t.Helper()
-	d, err := cas.PutBytes(t.Context(), h.in.Store, fn, []byte(text))
-	must.Succeed(t, err)
+	d := must.Get(cas.PutBytes(t.Context(), h.in.Store, fn, []byte(text)))(t)
 	return d.Proto()
 }
 
@@ -142,9 +130,7 @@ func (h *head) slot(machine, name string, properties ...string) *slot {
 // report synchronizes with a state and returns the answer.
 func (s *slot) report(t *testing.T, state *remoteworkerpb.CurrentState) *remoteworkerpb.SynchronizeResponse {
 	t.Helper()
-	r, err := s.try(t.Context(), state)
-	must.Succeed(t, err)
-	return r
+	return must.Get(s.try(t.Context(), state))(t)
 }
 
 func (s *slot) try(ctx context.Context, state *remoteworkerpb.CurrentState) (*remoteworkerpb.SynchronizeResponse, error) {
@@ -259,8 +245,7 @@ func TestIdleWorkerWaitsForAnAction(t *testing.T) {
 			}
 		})
 		time.Sleep(30 * time.Second)
-		aux, err := anypb.New(&repb.Command{Arguments: []string{"anything"}})
-		must.Succeed(t, err)
+		aux := must.Get(anypb.New(&repb.Command{Arguments: []string{"anything"}}))(t)
 		trace := map[string]string{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 		o := h.submit(t, "a", func(r *queue.Request, _ *repb.Action) {
 			r.Task = worker.Task{Target: "//x", Mnemonic: "M", Invocation: "i", Correlated: "c", Auxiliary: []*anypb.Any{aux}, Trace: trace}
@@ -536,7 +521,7 @@ func TestActionThatLosesThreeWorkersFails(t *testing.T) {
 }
 
 func TestWorkerWhoseCallEndedGetsActions(t *testing.T) {
-	inBubble(t, nil, func(t *testing.T, h *head) {
+	inBubble(t, func(c *buildbarn.ServerConfig) { c.Idle = 1000 * time.Hour }, func(t *testing.T, h *head) {
 		w := h.slot("anvil", "0")
 		// A deadline would also reach the server, which may answer in the very instant in which the client gives up.
 		ctx, cancel := context.WithCancel(t.Context())
@@ -1016,8 +1001,7 @@ func TestWorkerIDBelongsToItsCaller(t *testing.T) {
 		w, thief := h.slot("anvil", "0"), h.slot("anvil", "0")
 		thief.req.InstanceNamePrefix = "elsewhere"
 		o := h.submit(t, "a")
-		r, err := w.try(as("smith"), idle())
-		must.Succeed(t, err)
+		r := must.Get(w.try(as("smith"), idle()))(t)
 		wantTask(t, r, o)
 		for _, prefix := range []string{"elsewhere", ""} {
 			thief.req.InstanceNamePrefix = prefix
@@ -1025,14 +1009,10 @@ func TestWorkerIDBelongsToItsCaller(t *testing.T) {
 				t.Errorf("another caller with prefix %q: %v, want PERMISSION_DENIED without the owner's name", prefix, err)
 			}
 		}
-		if r, err = w.try(as("smith"), executing(o.Action().Proto())); err != nil {
-			t.Fatal(err)
-		}
+		r = must.Get(w.try(as("smith"), executing(o.Action().Proto())))(t)
 		wantCarryOn(t, r)
 		w.req.PreferBeingIdle = true
-		if r, err = w.try(as("smith"), completed(o.Action().Proto(), exited(0))); err != nil {
-			t.Fatal(err)
-		}
+		r = must.Get(w.try(as("smith"), completed(o.Action().Proto(), exited(0))))(t)
 		wantIdle(t, r)
 		wantSuccess(t, o)
 		time.Sleep(time.Minute + time.Second)
@@ -1088,9 +1068,7 @@ func TestToolchainIsRequired(t *testing.T) {
 		}
 		call := func(toolchain string, state *remoteworkerpb.CurrentState) *remoteworkerpb.SynchronizeResponse {
 			t.Helper()
-			r, err := anvil.try(with(toolchain), state)
-			must.Succeed(t, err)
-			return r
+			return must.Get(anvil.try(with(toolchain), state))(t)
 		}
 		first, second := h.submit(t, "a"), h.submit(t, "b")
 		wantTask(t, call("gcc 14", idle()), first)
@@ -1100,8 +1078,7 @@ func TestToolchainIsRequired(t *testing.T) {
 		wantWaiting(t, second, repb.ExecutionStage_QUEUED)
 		wantTask(t, call("gcc 14", idle()), second)
 		changed := exited(0)
-		aux, err := anypb.New(&cloisterpb.Execution{Toolchain: "gcc 15"})
-		must.Succeed(t, err)
+		aux := must.Get(anypb.New(&cloisterpb.Execution{Toolchain: "gcc 15"}))(t)
 		changed.Result.ExecutionMetadata = &repb.ExecutedActionMetadata{AuxiliaryMetadata: []*anypb.Any{aux}}
 		wantIdle(t, call("gcc 15", completed(second.Action().Proto(), changed)))
 		wantFault(t, second, worker.FaultUnavailable, `the toolchain of the worker changed to "gcc 15"`)

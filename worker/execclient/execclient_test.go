@@ -36,9 +36,8 @@ func TestNewRefusesMistakes(t *testing.T) {
 
 // TestNilTaskIsAFault that names the Task.
 func TestNilTaskIsAFault(t *testing.T) {
-	c, err := execclient.New(&grpc.ClientConn{}, "")
-	must.Succeed(t, err)
-	_, err = c.Execute(t.Context(), nil, nil)
+	c := must.Get(execclient.New(&grpc.ClientConn{}, ""))(t)
+	_, err := c.Execute(t.Context(), nil, nil)
 	if f, ok := errors.AsType[*worker.Fault](err); !ok || f.Kind != worker.FaultInvalid || !strings.Contains(err.Error(), "the Task is missing") {
 		t.Errorf("got %v, want a fault that names the Task", err)
 	}
@@ -99,8 +98,7 @@ func executeIn(ctx context.Context, t *testing.T, answers ...answer) (*worker.Ou
 	t.Helper()
 	g, s := grpc.NewServer(), &server{answers: answers}
 	repb.RegisterExecutionServer(g, s)
-	c, err := execclient.New(grpctest.Connect(t, g), "main")
-	must.Succeed(t, err)
+	c := must.Get(execclient.New(grpctest.Connect(t, g), "main"))(t)
 	out, err := c.Execute(ctx, &worker.Task{Action: cas.BLAKE3.Sum([]byte("x"))}, nil)
 	g.Stop() // the calls have ended
 	return out, s.calls, err
@@ -111,8 +109,7 @@ var running = &longrunningpb.Operation{Name: "op"}
 
 func exited(t *testing.T, r *repb.ExecuteResponse) *longrunningpb.Operation {
 	t.Helper()
-	response, err := anypb.New(r)
-	must.Succeed(t, err)
+	response := must.Get(anypb.New(r))(t)
 	return &longrunningpb.Operation{Name: "op", Done: true, Result: &longrunningpb.Operation_Response{Response: response}}
 }
 
@@ -181,8 +178,7 @@ func TestCancelledWhileBusy(t *testing.T) {
 
 // TestExecuteRefusesRoots: the server would ignore the root file system of a task.
 func TestExecuteRefusesRoots(t *testing.T) {
-	c, err := execclient.New(&grpc.ClientConn{}, "")
-	must.Succeed(t, err)
+	c := must.Get(execclient.New(&grpc.ClientConn{}, ""))(t)
 	if _, err := c.Execute(t.Context(), &worker.Task{Action: cas.SHA256.Sum(nil), Root: cas.SHA256.Sum(nil)}, nil); err == nil {
 		t.Error("a task with a root file system was executed")
 	}
@@ -191,16 +187,13 @@ func TestExecuteRefusesRoots(t *testing.T) {
 // TestUploadIsUncacheableAndComplete: the store has the command, the inputs and an action with do_not_cache.
 func TestUploadIsUncacheableAndComplete(t *testing.T) {
 	ctx, from, to := t.Context(), memory.New(0), memory.New(0)
-	file, err := cas.PutBytes(ctx, from, cas.SHA256, []byte("input"))
-	must.Succeed(t, err)
+	file := must.Get(cas.PutBytes(ctx, from, cas.SHA256, []byte("input")))(t)
 	root, err := cas.PutProto(ctx, from, cas.SHA256, &repb.Directory{Files: []*repb.FileNode{{Name: "a", Digest: file.Proto()}}})
 	must.Succeed(t, err)
-	command, err := cas.PutProto(ctx, from, cas.SHA256, &repb.Command{Arguments: []string{"true"}})
-	must.Succeed(t, err)
+	command := must.Get(cas.PutProto(ctx, from, cas.SHA256, &repb.Command{Arguments: []string{"true"}}))(t)
 	action, err := cas.PutProto(ctx, from, cas.SHA256, &repb.Action{CommandDigest: command.Proto(), InputRootDigest: root.Proto()})
 	must.Succeed(t, err)
-	there, err := execclient.Upload(ctx, from, to, action)
-	must.Succeed(t, err)
+	there := must.Get(execclient.Upload(ctx, from, to, action))(t)
 	var a repb.Action
 	if err := cas.ReadProto(ctx, to, there, &a); err != nil || !a.DoNotCache {
 		t.Errorf("got action %v, %v, want do_not_cache", &a, err)

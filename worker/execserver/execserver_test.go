@@ -87,13 +87,8 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 	if change != nil {
 		change(&qc, &c)
 	}
-	var err error
-	if s.in, err = c.Instances(""); err != nil {
-		t.Fatal(err)
-	}
-	if s.queue, err = queue.New(qc); err != nil {
-		t.Fatal(err)
-	}
+	s.in = must.Get(c.Instances(""))(t)
+	s.queue = must.Get(queue.New(qc))(t)
 	t.Cleanup(s.queue.Close)
 	c.Queue = s.queue
 
@@ -113,14 +108,13 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 	serving.Go(func() { _ = server.Serve(listener) })
 	t.Cleanup(func() { server.Stop(); serving.Wait() })
 	s.dial = func() *grpc.ClientConn {
-		conn, err := grpc.NewClient("passthrough:///site",
+		conn := must.Get(grpc.NewClient("passthrough:///site",
 			grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 				conn, err := listener.DialContext(ctx)
 				s.wire = conn
 				return conn, err
-			}))
-		must.Succeed(t, err)
+			})))(t)
 		t.Cleanup(func() { conn.Close() })
 		return conn
 	}
@@ -133,9 +127,7 @@ func serve(t *testing.T, e function, change func(*queue.Config, *execserver.Conf
 // put stores m.
 func (s *site) put(t *testing.T, m proto.Message) cas.Digest {
 	t.Helper()
-	d, err := cas.PutProto(t.Context(), s.in.Store, cas.SHA256, m)
-	must.Succeed(t, err)
-	return d
+	return must.Get(cas.PutProto(t.Context(), s.in.Store, cas.SHA256, m))(t)
 }
 
 // action stores an Action that its salt makes unique.
@@ -147,8 +139,7 @@ func (s *site) action(t *testing.T, salt string) cas.Digest {
 // blob stores b.
 func (s *site) blob(t *testing.T, b []byte) *repb.Digest {
 	t.Helper()
-	d, err := cas.PutBytes(t.Context(), s.in.Store, cas.SHA256, b)
-	must.Succeed(t, err)
+	d := must.Get(cas.PutBytes(t.Context(), s.in.Store, cas.SHA256, b))(t)
 	return d.Proto()
 }
 
@@ -169,16 +160,12 @@ func (s *site) execute(
 	if change != nil {
 		change(req)
 	}
-	st, err := s.Execute(ctx, req)
-	must.Succeed(t, err)
-	return st
+	return must.Get(s.Execute(ctx, req))(t)
 }
 
 func (s *site) wait(ctx context.Context, t *testing.T, name string) stream {
 	t.Helper()
-	st, err := s.WaitExecution(ctx, &repb.WaitExecutionRequest{Name: name})
-	must.Succeed(t, err)
-	return st
+	return must.Get(s.WaitExecution(ctx, &repb.WaitExecutionRequest{Name: name}))(t)
 }
 
 func recv(t *testing.T, st stream) *longrunningpb.Operation {
@@ -391,8 +378,7 @@ func TestRule072_ManyMissingBlobsFitIntoOneMessage(t *testing.T) {
 	}{{cas.SHA256, 10_000, 39_000}, {cas.SHA256, math.MaxInt64, 38_000}, {cas.SHA512, math.MaxInt64, 20_000}} {
 		f := &worker.Fault{Kind: worker.FaultMissing, Err: errors.New("absent"), Blobs: make([]cas.Digest, 100_000)}
 		for i := range f.Blobs {
-			d, err := cas.NewDigest(c.fn, fmt.Sprintf("%0*x", 2*c.fn.Size(), i), c.size)
-			must.Succeed(t, err)
+			d := must.Get(cas.NewDigest(c.fn, fmt.Sprintf("%0*x", 2*c.fn.Size(), i), c.size))(t)
 			f.Blobs[i] = d
 		}
 		s := serve(t, succeed, func(_ *queue.Config, c *execserver.Config) {
@@ -560,8 +546,7 @@ func (s *slow) Send(m *longrunningpb.Operation) error {
 }
 
 func TestRegisterNamesTheMissingField(t *testing.T) {
-	q, err := queue.New(queue.Config{Head: true})
-	must.Succeed(t, err)
+	q := must.Get(queue.New(queue.Config{Head: true}))(t)
 	defer q.Close()
 	whole := execserver.Config{
 		Queue: q, Instances: castest.Instances(),
@@ -582,11 +567,10 @@ func TestRegisterNamesTheMissingField(t *testing.T) {
 
 func TestRule088_FirstMessageOfABriefActionIsCacheCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, err := queue.New(queue.Config{Executor: function(succeed)})
-		must.Succeed(t, err)
+		q := must.Get(queue.New(queue.Config{Executor: function(succeed)}))(t)
 		defer q.Close()
 		var d direct
-		err = execserver.Register(&d, execserver.Config{
+		err := execserver.Register(&d, execserver.Config{
 			Queue: q, Instances: castest.Instances(),
 			Admit: func(context.Context, *worker.Task) (worker.Admission, error) { return worker.Admission{}, nil },
 		})
@@ -1026,8 +1010,7 @@ func TestRule125_AuditLogIsAServerLog(t *testing.T) {
 // withMetadata returns a context with request metadata.
 func withMetadata(t *testing.T, m *repb.RequestMetadata) context.Context {
 	t.Helper()
-	b, err := proto.Marshal(m)
-	must.Succeed(t, err)
+	b := must.Get(proto.Marshal(m))(t)
 	return header(t, string(b))
 }
 

@@ -91,9 +91,7 @@ func TestGetOperationEqualsWaitExecution(t *testing.T) {
 	name := reach(t, st, repb.ExecutionStage_EXECUTING).Name
 	get := func() *longrunningpb.Operation {
 		t.Helper()
-		m, err := s.ops.GetOperation(t.Context(), &longrunningpb.GetOperationRequest{Name: name})
-		must.Succeed(t, err)
-		return m
+		return must.Get(s.ops.GetOperation(t.Context(), &longrunningpb.GetOperationRequest{Name: name}))(t)
 	}
 	m := get()
 	md, who := metadataOf(t, m)
@@ -149,8 +147,7 @@ func TestWaitOperationWaitsForTheEnd(t *testing.T) {
 		t.Errorf("after the client left: %v", err)
 	}
 	open()
-	m, err := wait(nil)
-	must.Succeed(t, err)
+	m := must.Get(wait(nil))(t)
 	wantCode(t, responseOf(t, m), codes.OK)
 }
 
@@ -165,9 +162,7 @@ func TestCancelOperationLeavesTheRunToOthers(t *testing.T) {
 	cancel := func() {
 		t.Helper()
 		ctx := withMetadata(t, &repb.RequestMetadata{ToolInvocationId: "i-2"})
-		if _, err := s.ops.CancelOperation(ctx, &longrunningpb.CancelOperationRequest{Name: name}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.ops.CancelOperation(ctx, &longrunningpb.CancelOperationRequest{Name: name}))(t)
 	}
 	cancel()
 	r := end(t, first)
@@ -195,9 +190,7 @@ func TestCancelOfTheLastOperationEndsTheRun(t *testing.T) {
 	}, nil)
 	st := s.execute(t.Context(), t, s.action(t, "x"), nil)
 	name := reach(t, st, repb.ExecutionStage_EXECUTING).Name
-	if _, err := s.ops.CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: name}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.ops.CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: name}))(t)
 	wantCode(t, end(t, st), codes.Canceled)
 	<-killed
 }
@@ -216,9 +209,7 @@ func TestDeleteOperationRequiresTheEnd(t *testing.T) {
 	}
 	open()
 	wantCode(t, end(t, st), codes.OK)
-	if err := forget(); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, forget())
 	if got := codeOf(t, s.wait(t.Context(), t, name)); got != codes.NotFound {
 		t.Errorf("WaitExecution after the deletion ended with %v, want %v", got, codes.NotFound)
 	}

@@ -27,8 +27,7 @@ import (
 // withHistory starts a site with a history.
 func withHistory(t *testing.T, e function) (*site, *history.Log) {
 	t.Helper()
-	l, err := history.Open(history.Config{Dir: t.TempDir()})
-	must.Succeed(t, err)
+	l := must.Get(history.Open(history.Config{Dir: t.TempDir()}))(t)
 	t.Cleanup(func() { l.Close() })
 	return serve(t, e, func(q *queue.Config, c *execserver.Config) {
 		q.Ended = execserver.RecordOperations(l, nil)
@@ -42,9 +41,7 @@ func withHistory(t *testing.T, e function) (*site, *history.Log) {
 func recorded(t *testing.T, l *history.Log) []history.Entry {
 	t.Helper()
 	var all []history.Entry
-	if err := l.Search(t.Context(), history.Filter{}, 1000, func(e *history.Entry) error { all = append(all, *e); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.Search(t.Context(), history.Filter{}, 1000, func(e *history.Entry) error { all = append(all, *e); return nil }))
 	slices.Reverse(all)
 	return all
 }
@@ -53,8 +50,7 @@ func recorded(t *testing.T, l *history.Log) []history.Entry {
 func TestEndOfEachOperationIsRecorded(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	text := fmt.Sprintf("%064d/7", 3)
-	aux, err := anypb.New(&cloisterpb.Execution{Manifest: text, StableHash: "5ab1e"})
-	must.Succeed(t, err)
+	aux := must.Get(anypb.New(&cloisterpb.Execution{Manifest: text, StableHash: "5ab1e"}))(t)
 	ran := &repb.ActionResult{ExitCode: 3, ExecutionMetadata: &repb.ExecutedActionMetadata{
 		Worker: "w", ExecutionStartTimestamp: timestamppb.New(at), ExecutionCompletedTimestamp: timestamppb.New(at.Add(time.Second)),
 		AuxiliaryMetadata: []*anypb.Any{aux},

@@ -30,17 +30,13 @@ func head(t *testing.T, demands ...worker.Property) *site {
 // join adds slot 0 of a worker.
 func (s *site) join(t *testing.T, name string, properties ...worker.Property) *queue.Slot {
 	t.Helper()
-	slot, err := s.queue.Join(queue.Offer{Worker: name, Slot: "0", Properties: properties})
-	must.Succeed(t, err)
-	return slot
+	return must.Get(s.queue.Join(queue.Offer{Worker: name, Slot: "0", Properties: properties}))(t)
 }
 
 // take waits for an action.
 func take(t *testing.T, s *queue.Slot) *queue.Run {
 	t.Helper()
-	r, err := s.Take(t.Context())
-	must.Succeed(t, err)
-	return r
+	return must.Get(s.Take(t.Context()))(t)
 }
 
 // wantMessage checks the code of r and the parts of its message.

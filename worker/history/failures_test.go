@@ -36,13 +36,8 @@ const lease = 3 * time.Hour
 func (s *fixture) open(dir string, protected int64) {
 	s.Helper()
 	s.config = disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: 4 << 20, Lease: lease}
-	var err error
-	if s.cache, err = disk.Open(s.config); err != nil {
-		s.Fatal(err)
-	}
-	if s.log, err = Open(Config{Dir: filepath.Join(dir, "history")}); err != nil {
-		s.Fatal(err)
-	}
+	s.cache = must.Get(disk.Open(s.config))(s)
+	s.log = must.Get(Open(Config{Dir: filepath.Join(dir, "history")}))(s)
 	s.failures = KeepFailures(FailuresConfig{
 		Log: s.log, Instances: s.cache.Instance, MaxBytes: protected, RenewInterval: lease / 3,
 	})
@@ -55,16 +50,14 @@ func (s *fixture) close() {
 }
 
 func (s *fixture) store() cas.Store {
-	in, err := s.cache.Instance("main")
-	must.Succeed(s, err)
+	in := must.Get(s.cache.Instance("main"))(s)
 	return in.Store
 }
 
 // blob stores n bytes that begin with name.
 func (s *fixture) blob(name string, n int) *repb.Digest {
 	s.Helper()
-	d, err := cas.PutBytes(s.Context(), s.store(), cas.SHA256, append([]byte(name), make([]byte, n)...))
-	must.Succeed(s, err)
+	d := must.Get(cas.PutBytes(s.Context(), s.store(), cas.SHA256, append([]byte(name), make([]byte, n)...)))(s)
 	return d.Proto()
 }
 
@@ -77,12 +70,10 @@ type failed struct {
 func (s *fixture) fail(name string, output int) *failed {
 	s.Helper()
 	command := s.blob(name+" command", 10)
-	action, err := cas.PutProto(s.Context(), s.store(), cas.SHA256, &repb.Action{CommandDigest: command})
-	must.Succeed(s, err)
-	tree, err := cas.PutProto(s.Context(), s.store(), cas.SHA256, &repb.Tree{Root: &repb.Directory{
+	action := must.Get(cas.PutProto(s.Context(), s.store(), cas.SHA256, &repb.Action{CommandDigest: command}))(s)
+	tree := must.Get(cas.PutProto(s.Context(), s.store(), cas.SHA256, &repb.Tree{Root: &repb.Directory{
 		Files: []*repb.FileNode{{Name: "f", Digest: s.blob(name+" in a tree", 10)}},
-	}})
-	must.Succeed(s, err)
+	}}))(s)
 	manifest := s.blob(name+" manifest", 10)
 	r := &repb.ExecuteResponse{
 		Result: &repb.ActionResult{
@@ -99,15 +90,12 @@ func (s *fixture) fail(name string, output int) *failed {
 	})
 	f := &failed{kept: []cas.Digest{action, response}}
 	for _, p := range []*repb.Digest{command, manifest, r.Result.StdoutDigest, r.Result.StderrDigest, r.ServerLogs["audit"].Digest} {
-		d, err := cas.FromProto(cas.SHA256, p)
-		must.Succeed(s, err)
+		d := must.Get(cas.FromProto(cas.SHA256, p))(s)
 		f.kept = append(f.kept, d)
 	}
-	if f.outputs, err = cas.Closure(s.Context(), s.store(), cas.SHA256, &repb.ActionResult{
+	f.outputs = must.Get(cas.Closure(s.Context(), s.store(), cas.SHA256, &repb.ActionResult{
 		OutputFiles: r.Result.OutputFiles, OutputDirectories: r.Result.OutputDirectories,
-	}); err != nil {
-		s.Fatal(err)
-	}
+	}))(s)
 	return f
 }
 
@@ -145,8 +133,7 @@ func TestFailuresAreProtectedFromEviction(t *testing.T) {
 		defer s.close()
 		s.day()
 		s.wantPresent("failure", slices.Concat(f.kept, f.outputs), true)
-		d, err := cas.FromProto(cas.SHA256, plain)
-		must.Succeed(t, err)
+		d := must.Get(cas.FromProto(cas.SHA256, plain))(t)
 		s.wantPresent("another blob", []cas.Digest{d}, false)
 	})
 }
@@ -230,8 +217,7 @@ func TestFailuresOutliveSuccesses(t *testing.T) {
 	if err != nil || len(firsts) == 0 {
 		t.Fatalf("reduced segments are %v, %v, want some", firsts, err)
 	}
-	text, err := os.ReadFile(reduced.Path(firsts[0]))
-	must.Succeed(t, err)
+	text := must.Get(os.ReadFile(reduced.Path(firsts[0])))(t)
 	both := (durable.Segments{Dir: dir, Suffix: suffix}).Path(firsts[0])
 	must.Succeed(t, os.WriteFile(both, text, 0o600))
 	l = open(t, Config{Dir: dir, MaxBytes: most})
@@ -246,11 +232,9 @@ func TestFailuresOutliveSuccesses(t *testing.T) {
 	add(l, 5000, Entry{})
 	failed := found(t, l, Filter{Failed: true})
 	var size int64
-	files, err := filepath.Glob(filepath.Join(dir, "*"))
-	must.Succeed(t, err)
+	files := must.Get(filepath.Glob(filepath.Join(dir, "*")))(t)
 	for _, f := range files {
-		info, err := os.Stat(f)
-		must.Succeed(t, err)
+		info := must.Get(os.Stat(f))(t)
 		if size += info.Size(); strings.HasSuffix(f, ".new") {
 			t.Errorf("%s is left", f)
 		}

@@ -25,8 +25,7 @@ import (
 // open opens a log and closes it at the end of the test.
 func open(t *testing.T, c Config) *Log {
 	t.Helper()
-	l, err := Open(c)
-	must.Succeed(t, err)
+	l := must.Get(Open(c))(t)
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -44,9 +43,7 @@ func found(t *testing.T, l *Log, f Filter) []uint64 {
 func entries(t *testing.T, l *Log, f Filter) []Entry {
 	t.Helper()
 	var all []Entry
-	if err := l.Search(t.Context(), f, 1_000_000, func(e *Entry) error { all = append(all, *e); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.Search(t.Context(), f, 1_000_000, func(e *Entry) error { all = append(all, *e); return nil }))
 	return all
 }
 
@@ -186,9 +183,7 @@ func TestEntriesSurviveARestart(t *testing.T) {
 			l.Close()
 			f, err := os.OpenFile((durable.Segments{Dir: dir, Suffix: suffix}).Path(1), os.O_WRONLY|os.O_APPEND, 0)
 			must.Succeed(t, err)
-			if _, err := f.WriteString(torn); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(f.WriteString(torn))(t)
 			f.Close()
 
 			l = open(t, Config{Dir: dir})
@@ -222,11 +217,9 @@ func TestSizeAndAgeAreBounded(t *testing.T) {
 		t.Errorf("%d entries are kept, from %d to %d; want the newest", len(got), got[len(got)-1], got[0])
 	}
 	var total int64
-	files, err := os.ReadDir(dir)
-	must.Succeed(t, err)
+	files := must.Get(os.ReadDir(dir))(t)
 	for _, f := range files {
-		info, err := f.Info()
-		must.Succeed(t, err)
+		info := must.Get(f.Info())(t)
 		total += info.Size()
 	}
 	if total > most || len(files) < 2 {
@@ -372,8 +365,7 @@ func TestConcurrentUse(t *testing.T) {
 
 // BenchmarkSearch finds the oldest build among a million entries.
 func BenchmarkSearch(b *testing.B) {
-	l, err := Open(Config{Dir: b.TempDir(), MaxBytes: 8 << 30})
-	must.Succeed(b, err)
+	l := must.Get(Open(Config{Dir: b.TempDir(), MaxBytes: 8 << 30}))(b)
 	defer l.Close()
 	for i := range 1_000_000 {
 		l.Add(Entry{

@@ -67,10 +67,8 @@ func (b *byteStream) QueryWriteStatus(ctx context.Context, req *bspb.QueryWriteS
 func serve(t *testing.T, c logstream.Config) *site {
 	t.Helper()
 	c.Instances = castest.Instances()
-	in, err := c.Instances("main")
-	must.Succeed(t, err)
-	registry, err := logstream.New(c)
-	must.Succeed(t, err)
+	in := must.Get(c.Instances("main"))(t)
+	registry := must.Get(logstream.New(c))(t)
 	b := &byteStream{Registry: registry}
 	server := grpc.NewServer()
 	bspb.RegisterByteStreamServer(server, b)
@@ -98,8 +96,7 @@ func (s *site) begin() (*worker.Logs, func(*worker.Outcome)) {
 func (s *site) outcome(t *testing.T, stdout, stderr string) *worker.Outcome {
 	t.Helper()
 	put := func(text string) *repb.Digest {
-		d, err := cas.PutBytes(t.Context(), s.store, cas.SHA256, []byte(text))
-		must.Succeed(t, err)
+		d := must.Get(cas.PutBytes(t.Context(), s.store, cas.SHA256, []byte(text)))(t)
 		return d.Proto()
 	}
 	return &worker.Outcome{Result: &repb.ActionResult{StdoutDigest: put(stdout), StderrDigest: put(stderr)}}
@@ -108,9 +105,7 @@ func (s *site) outcome(t *testing.T, stdout, stderr string) *worker.Outcome {
 // follow begins to read a stream.
 func (s *site) follow(t *testing.T, name string) bspb.ByteStream_ReadClient {
 	t.Helper()
-	r, err := s.bytes.Read(t.Context(), &bspb.ReadRequest{ResourceName: name})
-	must.Succeed(t, err)
-	return r
+	return must.Get(s.bytes.Read(t.Context(), &bspb.ReadRequest{ResourceName: name}))(t)
 }
 
 // rest reads what is left of a stream, and how it ends.
@@ -131,8 +126,7 @@ func rest(r bspb.ByteStream_ReadClient) (string, codes.Code) {
 // read reads a part of a stream to its end.
 func (s *site) read(t *testing.T, req *bspb.ReadRequest) (string, codes.Code) {
 	t.Helper()
-	r, err := s.bytes.Read(t.Context(), req)
-	must.Succeed(t, err)
+	r := must.Get(s.bytes.Read(t.Context(), req))(t)
 	return rest(r)
 }
 
@@ -216,9 +210,7 @@ func TestRule127_CancelledReadEndsAtOnce(t *testing.T) {
 	bubble(t, logstream.Config{}, func(t *testing.T, s *site) {
 		logs, end := s.begin()
 		ctx, cancel := context.WithCancel(t.Context())
-		if _, err := s.bytes.Read(ctx, &bspb.ReadRequest{ResourceName: logs.Stdout.Name}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.bytes.Read(ctx, &bspb.ReadRequest{ResourceName: logs.Stdout.Name}))(t)
 		synctest.Wait()
 		if n := s.serving.Load(); n != 1 {
 			t.Fatalf("%d concurrent reads, want 1", n)
@@ -238,8 +230,7 @@ func TestRule127_NamesAreForReadingOrForWriting(t *testing.T) {
 	io.WriteString(&logs.Stdout, "text")
 	logs.Stdout.Close(nil)
 	end(s.outcome(t, "text", ""))
-	made, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"})
-	must.Succeed(t, err)
+	made := must.Get(s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"}))(t)
 	token := strings.TrimPrefix(made.WriteResourceName, made.Name+"/")
 	for _, c := range []struct {
 		name        string
@@ -298,10 +289,8 @@ func TestReadOffsetsAndLimits(t *testing.T) {
 		}
 	}
 	check("running")
-	ahead, err := s.bytes.Read(t.Context(), &bspb.ReadRequest{ResourceName: logs.Stdout.Name, ReadOffset: 12})
-	must.Succeed(t, err)
-	beyond, err := s.bytes.Read(t.Context(), &bspb.ReadRequest{ResourceName: logs.Stdout.Name, ReadOffset: 15})
-	must.Succeed(t, err)
+	ahead := must.Get(s.bytes.Read(t.Context(), &bspb.ReadRequest{ResourceName: logs.Stdout.Name, ReadOffset: 12}))(t)
+	beyond := must.Get(s.bytes.Read(t.Context(), &bspb.ReadRequest{ResourceName: logs.Stdout.Name, ReadOffset: 15}))(t)
 	io.WriteString(&logs.Stdout, "abcd")
 	wantNext(t, ahead, "cd")
 	logs.Stdout.Close(nil)

@@ -24,9 +24,7 @@ import (
 // create makes a stream.
 func (s *site) create(t *testing.T) *logpb.LogStream {
 	t.Helper()
-	made, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"})
-	must.Succeed(t, err)
-	return made
+	return must.Get(s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{Parent: "main"}))(t)
 }
 
 // write writes messages in one call.
@@ -93,8 +91,7 @@ func TestWrittenStreamIsFollowedResumedAndFinished(t *testing.T) {
 	to := l.WriteResourceName
 	r := s.follow(t, l.Name)
 
-	w, err := s.bytes.Write(t.Context())
-	must.Succeed(t, err)
+	w := must.Get(s.bytes.Write(t.Context()))(t)
 	must.Succeed(t, w.Send(message(to, 0, "one ", false)))
 	wantNext(t, r, "one ") // while the writer's call is open
 	must.Succeed(t, w.Send(message("", 4, "two ", false)))
@@ -271,8 +268,7 @@ func TestCloseEndsReadersAndWriters(t *testing.T) {
 	bubble(t, logstream.Config{}, func(t *testing.T, s *site) {
 		l := s.create(t)
 		r := s.follow(t, l.Name)
-		w, err := s.bytes.Write(t.Context())
-		must.Succeed(t, err)
+		w := must.Get(s.bytes.Write(t.Context()))(t)
 		must.Succeed(t, w.Send(message(l.WriteResourceName, 0, "text", false)))
 		wantNext(t, r, "text")
 		s.Registry.Close()

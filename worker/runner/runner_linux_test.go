@@ -40,24 +40,19 @@ type fixture struct {
 // newFixture returns a runner with a policy, or the default one for "".
 func newFixture(t testing.TB, rules string) *fixture {
 	t.Helper()
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	must.Succeed(t, err)
+	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 	backend := namespace.New(namespace.Config{Hidden: []string{dir}})
 	t.Cleanup(func() { backend.Close() })
 	features, err := backend.Probe(t.Context())
 	if err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	toolchain, err := sandbox.HostToolchain()
-	must.Succeed(t, err)
+	toolchain := must.Get(sandbox.HostToolchain())(t)
 	c := runner.Config{BuildDir: dir, Backend: backend, Features: features, Toolchain: toolchain, Jobs: 4, Log: slog.New(slog.DiscardHandler)}
 	if rules != "" {
-		if c.Policy, err = policy.Parse("policy.yaml", []byte(rules)); err != nil {
-			t.Fatal(err)
-		}
+		c.Policy = must.Get(policy.Parse("policy.yaml", []byte(rules)))(t)
 	}
-	r, err := runner.New(c)
-	must.Succeed(t, err)
+	r := must.Get(runner.New(c))(t)
 	return &fixture{dir: dir, backend: backend, runner: r}
 }
 
@@ -124,8 +119,7 @@ func tree(t testing.TB, dir string) map[string]string {
 
 func text(t testing.TB, p string) string {
 	t.Helper()
-	b, err := os.ReadFile(p)
-	must.Succeed(t, err)
+	b := must.Get(os.ReadFile(p))(t)
 	return string(b)
 }
 
@@ -206,8 +200,7 @@ func TestRun(t *testing.T) {
 			if c.change != nil {
 				c.change(req)
 			}
-			resp, err := f.runner.Run(t.Context(), req)
-			must.Succeed(t, err)
+			resp := must.Get(f.runner.Run(t.Context(), req))(t)
 			var usage resourceusagepb.POSIXResourceUsage
 			if len(resp.ResourceUsage) != 1 || resp.ResourceUsage[0].UnmarshalTo(&usage) != nil || usage.MaximumResidentSetSize == 0 && c.code != 127 {
 				t.Errorf("resource usage %v", resp.ResourceUsage)
@@ -239,11 +232,8 @@ func TestRunCannotModifyCachedInputs(t *testing.T) {
 	// Its permissions allow everything: only the mount protects it.
 	err := errors.Join(os.WriteFile(cached, []byte("original"), 0o666), os.Chmod(cached, 0o666), os.Link(cached, dir+"/root/in"))
 	must.Succeed(t, err)
-	before, err := os.Stat(cached)
-	must.Succeed(t, err)
-	if _, err := f.runner.Run(t.Context(), req); err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(os.Stat(cached))(t)
+	must.Get(f.runner.Run(t.Context(), req))(t)
 	after, err := os.Stat(dir + "/root/in")
 	if err != nil || !os.SameFile(before, after) || after.Mode() != before.Mode() || after.ModTime() != before.ModTime() || text(t, cached) != "original" {
 		t.Errorf("the cached file was %v, is %v (%v), and contains %q", before, after, err, text(t, cached))
@@ -368,9 +358,7 @@ func TestRunReportsViolations(t *testing.T) {
 	for name, script := range map[string]string{"success": attempt + "; exit 0", "failure": attempt + "; exit 3"} {
 		t.Run(name, func(t *testing.T) {
 			dir, req := f.action(t, nil, script)
-			if _, err := f.runner.Run(t.Context(), req); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(f.runner.Run(t.Context(), req))(t)
 			b, err := os.ReadFile(dir + "/logs/cloister.txt")
 			if errors.Is(err, fs.ErrNotExist) {
 				sandboxtest.Unavailable(t, "monitor", err)
@@ -385,9 +373,7 @@ func TestRunReportsViolations(t *testing.T) {
 		})
 	}
 	dir, req := f.action(t, nil, "exit 0")
-	if _, err := f.runner.Run(t.Context(), req); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.runner.Run(t.Context(), req))(t)
 	if got := tree(t, dir+"/logs"); len(got) > 0 {
 		t.Errorf("without violations: got server logs %q, want none", got)
 	}
@@ -543,9 +529,7 @@ func TestBuildDirectoryMayAppearLater(t *testing.T) {
 		t.Errorf("without the directory: got %v, want UNAVAILABLE", err)
 	}
 	dir, req := f.action(t, map[string]string{"in": "x"}, "cat in >out")
-	if _, err := f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
-		t.Error(err)
-	}
+	must.Get(f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}))(t)
 	if resp, err := f.runner.Run(t.Context(), req); err != nil || resp.ExitCode != 0 || text(t, dir+"/root/out") != "x" {
 		t.Errorf("after it was replaced: %v, %v", resp, err)
 	}
@@ -584,8 +568,7 @@ func TestNewRefusesUnenforceablePolicy(t *testing.T) {
 	if err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	rules, err := policy.Parse("policy.yaml", []byte("version: 1\nprofiles:\n  build: {audit: full}\n"))
-	must.Succeed(t, err)
+	rules := must.Get(policy.Parse("policy.yaml", []byte("version: 1\nprofiles:\n  build: {audit: full}\n")))(t)
 	if _, err := runner.New(runner.Config{BuildDir: t.TempDir(), Backend: backend, Features: features, Toolchain: []sandbox.Input{}, Policy: rules, Jobs: 1}); err == nil {
 		t.Error("New accepted a policy with a full audit, which the backend does not support")
 	}
@@ -622,8 +605,6 @@ func BenchmarkRun(b *testing.B) {
 func BenchmarkCheckReadiness(b *testing.B) {
 	f := newFixture(b, "")
 	for b.Loop() {
-		if _, err := f.runner.CheckReadiness(b.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
-			b.Fatal(err)
-		}
+		must.Get(f.runner.CheckReadiness(b.Context(), &runnerpb.CheckReadinessRequest{}))(b)
 	}
 }

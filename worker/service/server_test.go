@@ -51,8 +51,7 @@ func TestMistakesAreNamed(t *testing.T) {
 	if _, err := service.NewWorker(t.Context(), nil, able); err == nil || !strings.Contains(err.Error(), "connection") {
 		t.Errorf("got %v, want an error that asks for a connection", err)
 	}
-	s, err := service.NewServer(t.Context(), able)
-	must.Succeed(t, err)
+	s := must.Get(service.NewServer(t.Context(), able))(t)
 	defer s.Close()
 	if err := s.RegisterWorkers(grpc.NewServer()); err == nil || !strings.Contains(err.Error(), "Worker.Fleet") {
 		t.Errorf("got %v, want an error that names Worker.Fleet", err)
@@ -86,10 +85,9 @@ func (broken) Probe(context.Context) (sandbox.Features, error) {
 func TestMetricsOfServersAreApart(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	for _, r := range []prometheus.Registerer{nil, nil, registry} {
-		s, err := service.NewServer(t.Context(), service.Config{
+		s := must.Get(service.NewServer(t.Context(), service.Config{
 			Worker: worker.Config{Name: "head", Instances: castest.Instances()}, Metrics: r,
-		})
-		must.Succeed(t, err)
+		}))(t)
 		defer s.Close()
 	}
 	names, err := registry.Gather()
@@ -106,13 +104,9 @@ func TestCloseTwice(t *testing.T) {
 	must.Succeed(t, s.Register(g))
 	g.Stop()
 	for range 2 {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, s.Close())
 	}
-	if err := s.Drain(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, s.Drain(t.Context()))
 }
 
 // A registrar is not a grpc.Server.

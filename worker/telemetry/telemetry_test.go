@@ -46,8 +46,7 @@ func TestActionsAreCountedByResult(t *testing.T) {
 		"infra":          {err: &worker.Fault{Kind: worker.FaultInternal, Err: errors.New("x")}},
 	} {
 		r := prometheus.NewRegistry()
-		m, err := telemetry.New(r)
-		must.Succeed(t, err)
+		m := must.Get(telemetry.New(r))(t)
 		var stages []worker.Stage
 		out, err := m.Executor(e).Execute(t.Context(), &worker.Task{}, func(s worker.Stage) { stages = append(stages, s) })
 		if out != e.out || err != e.err || len(stages) != 2 {
@@ -58,9 +57,7 @@ func TestActionsAreCountedByResult(t *testing.T) {
 # TYPE cloister_actions_total counter
 cloister_actions_total{result="` + want + `"} 1
 `
-		if err := testutil.GatherAndCompare(r, strings.NewReader(text), "cloister_actions_total"); err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, testutil.GatherAndCompare(r, strings.NewReader(text), "cloister_actions_total"))
 		if n, err := testutil.GatherAndCount(r, "cloister_action_stage_duration_seconds"); n != 2 || err != nil {
 			t.Errorf("%s: got %d timed stages, %v, want 2", want, n, err)
 		}
@@ -69,8 +66,7 @@ cloister_actions_total{result="` + want + `"} 1
 
 func TestViolationsAreCountedByKind(t *testing.T) {
 	r := prometheus.NewRegistry()
-	m, err := telemetry.New(r)
-	must.Succeed(t, err)
+	m := must.Get(telemetry.New(r))(t)
 	if _, err := telemetry.New(r); err == nil {
 		t.Error("New registered the same names twice")
 	}
@@ -89,7 +85,5 @@ cloister_sandbox_violations_total{kind="connect"} 4
 cloister_sandbox_violations_total{kind="unrecorded"} 7
 cloister_sandbox_violations_total{kind="write"} 1
 `
-	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "cloister_sandbox_violations_total"); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, testutil.GatherAndCompare(r, strings.NewReader(want), "cloister_sandbox_violations_total"))
 }

@@ -23,11 +23,9 @@ import (
 
 // TestPoolIsWholeOrAnError: no authority of a file is skipped.
 func TestPoolIsWholeOrAnError(t *testing.T) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must.Succeed(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	must.Succeed(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))(t)
 	good := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	broken := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der[:len(der)-1]})
 	lines := bytes.SplitAfter(good, []byte("\n"))

@@ -53,9 +53,7 @@ func TestFaultyLoses(t *testing.T) {
 	lose := func(seed uint64) (*faulty.Store, []cas.Digest) {
 		f := faulty.New(castest.NewMemory(), nil)
 		for i := range 100 {
-			if _, err := cas.PutBytes(t.Context(), f, cas.SHA256, []byte{byte(i)}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(cas.PutBytes(t.Context(), f, cas.SHA256, []byte{byte(i)}))(t)
 		}
 		return f, f.Lose(seed, 0.1)
 	}
@@ -76,9 +74,7 @@ func TestFaultyLoses(t *testing.T) {
 		t.Errorf("Put of other content: got %v, want ErrMismatch", err)
 	}
 	for i := range 100 {
-		if _, err := cas.PutBytes(t.Context(), f, cas.SHA256, []byte{byte(i)}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(cas.PutBytes(t.Context(), f, cas.SHA256, []byte{byte(i)}))(t)
 	}
 	if missing, err := f.Missing(t.Context(), lost); err != nil || len(missing) > 0 {
 		t.Errorf("after Put: %d blobs are missing, %v", len(missing), err)
@@ -90,8 +86,7 @@ func TestFaultyReaders(t *testing.T) {
 	b, d := castest.Blob(1, 1000)
 	must.Succeed(t, f.Put(t.Context(), d, bytes.NewReader(b)))
 	read := func() ([]byte, error) {
-		r, err := f.Open(t.Context(), d, 0)
-		must.Succeed(t, err)
+		r := must.Get(f.Open(t.Context(), d, 0))(t)
 		defer r.Close()
 		return io.ReadAll(r)
 	}

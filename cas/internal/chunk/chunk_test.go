@@ -32,8 +32,7 @@ func noise(seed byte, n int) []byte {
 // lengths returns the sizes of the chunks of r, whose contents must be want.
 func lengths(t testing.TB, r io.Reader, p Params, want []byte) (all []int) {
 	t.Helper()
-	c, err := NewReader(r, p)
-	must.Succeed(t, err)
+	c := must.Get(NewReader(r, p))(t)
 	for {
 		b, err := c.Next()
 		if err == io.EOF {
@@ -63,8 +62,7 @@ type vector struct {
 
 func vectors(t *testing.T) (all []vector) {
 	t.Helper()
-	f, err := os.Open("testdata/fastcdc2020_test_vectors.txt")
-	must.Succeed(t, err)
+	f := must.Get(os.Open("testdata/fastcdc2020_test_vectors.txt"))(t)
 	defer f.Close()
 	var seed uint32
 	for lines := bufio.NewScanner(f); lines.Scan(); {
@@ -154,8 +152,7 @@ func TestRule061_FastCDCUsesTheHashOfGoCDC(t *testing.T) {
 			for _, got := range ours {
 				rest := b[at:]
 				src := bufio.NewReaderSize(bytes.NewReader(rest), 4*average)
-				chunk, err := theirs.NewChunkReader(src).ReadNextChunk()
-				must.Succeed(t, err)
+				chunk := must.Get(theirs.NewChunkReader(src).ReadNextChunk())(t)
 				want := len(chunk)
 				if got < 4*average && got < len(rest) {
 					want--
@@ -336,8 +333,8 @@ func TestNextKeepsReturningReadErrors(t *testing.T) {
 		"FastCDC": FastCDC{Average: 1 << 10}, "RepMaxCDC": RepMaxCDC{1 << 10, 8 << 10},
 	} {
 		b := noise(1, 100_000)
-		c, err := NewReader(io.MultiReader(bytes.NewReader(b), iotest.ErrReader(broken), bytes.NewReader(b)), p)
-		must.Succeed(t, err)
+		c := must.Get(NewReader(io.MultiReader(bytes.NewReader(b), iotest.ErrReader(broken), bytes.NewReader(b)), p))(t)
+		var err error
 		for err == nil {
 			_, err = c.Next()
 		}

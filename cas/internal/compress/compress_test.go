@@ -35,9 +35,7 @@ func pack(t testing.TB, c repb.Compressor_Value, data []byte) []byte {
 	var b bytes.Buffer
 	w := compress.NewWriter(c, &b)
 	defer w.Release()
-	if _, err := w.Write(data); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.Write(data))(t)
 	must.Succeed(t, w.Close())
 	return b.Bytes()
 }
@@ -145,13 +143,12 @@ func TestZstdAcceptsSeveralFrames(t *testing.T) {
 func TestZstdLimitsWindow(t *testing.T) {
 	for size, valid := range map[int]bool{compress.MaxWindow: true, 2 * compress.MaxWindow: false} {
 		var b bytes.Buffer
-		e, err := zstd.NewWriter(&b, zstd.WithWindowSize(size), zstd.WithSingleSegment(false))
-		must.Succeed(t, err)
+		e := must.Get(zstd.NewWriter(&b, zstd.WithWindowSize(size), zstd.WithSingleSegment(false)))(t)
 		// Flush, so that the encoder does not know the size.
 		if _, err := e.Write([]byte("little")); err != nil || e.Flush() != nil || e.Close() != nil {
 			t.Fatal(err)
 		}
-		_, err = unpack(repb.Compressor_ZSTD, &b)
+		_, err := unpack(repb.Compressor_ZSTD, &b)
 		if valid && err != nil || !valid && !errors.Is(err, cas.ErrInvalid) {
 			t.Errorf("window of %d bytes: %v", size, err)
 		}
@@ -199,18 +196,14 @@ func TestReleaseAtAnyTime(t *testing.T) {
 		good := pack(t, c, data)
 		for range 3 {
 			r := compress.NewReader(c, bytes.NewReader(good))
-			if _, err := io.ReadFull(r, make([]byte, 1000)); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(io.ReadFull(r, make([]byte, 1000)))(t)
 			r.Release()
 			r.Release()
 			if n, err := r.Read(make([]byte, 1)); n > 0 || err == nil {
 				t.Errorf("a released Reader: got %d bytes, %v, want an error", n, err)
 			}
 			w := compress.NewWriter(c, io.Discard)
-			if _, err := w.Write(data[:1000]); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(w.Write(data[:1000]))(t)
 			w.Release()
 			w.Release()
 			if got, err := compress.Decode(c, pack(t, c, data), int64(len(data))); err != nil || !bytes.Equal(got, data) {
@@ -270,9 +263,7 @@ func windowed(t *testing.T, size int, text string) []byte {
 // Batches contain many small blobs, and there may be thousands of them at once.
 func TestDecodeAllocatesNoWindow(t *testing.T) {
 	data := windowed(t, compress.MaxWindow, "little")
-	if _, err := compress.Decode(repb.Compressor_ZSTD, data, 6); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(compress.Decode(repb.Compressor_ZSTD, data, 6))(t)
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)

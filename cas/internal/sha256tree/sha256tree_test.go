@@ -38,8 +38,7 @@ func sum(b []byte, step int) string {
 // TestRule061_SHA256TREEVectors uses the vectors of the API (sha256tree_test_vectors.txt): a length, and the hash of
 // that many bytes of the sequence.
 func TestRule061_SHA256TREEVectors(t *testing.T) {
-	f, err := os.Open("testdata/vectors.txt")
-	must.Succeed(t, err)
+	f := must.Get(os.Open("testdata/vectors.txt"))(t)
 	defer f.Close()
 	checked := 0
 	for lines := bufio.NewScanner(f); lines.Scan(); checked++ {

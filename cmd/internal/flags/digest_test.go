@@ -35,8 +35,7 @@ func TestDefaultDigestFunction(t *testing.T) {
 		{"git/hub", cas.SHA256.Sum(nil), cas.SHA256},
 		{"old", cas.SHA256.Sum(nil), cas.SHA256},
 	} {
-		in, err := instances(row.instance)
-		must.Succeed(t, err)
+		in := must.Get(instances(row.instance))(t)
 		got, err := in.FunctionOf(repb.DigestFunction_UNKNOWN, row.sample.Proto())
 		if got != row.want || err != nil {
 			t.Errorf("instance %q: a hash of %d digits is of %v, %v, want %v", row.instance, len(row.sample.Hash()), got, err, row.want)

@@ -38,9 +38,7 @@ func TestDamageMatchesItsCounts(t *testing.T) {
 	if did.Flipped, did.Removed, err = DamageFiles(dir, rnd, 0.1); err != nil {
 		t.Fatal(err)
 	}
-	if did.Extents, err = DamageSegments(dir, rnd, 0.1); err != nil {
-		t.Fatal(err)
-	}
+	did.Extents = must.Get(DamageSegments(dir, rnd, 0.1))(t)
 	must.Succeed(t, LoseFiles(dir, rnd, 0.1))
 	did.Removed += 9 // a tenth of the remaining 95
 	for name, want := range content {

@@ -61,8 +61,7 @@ func TestWriteLeavesUnchangedFilesAlone(t *testing.T) {
 	g := &Graph{Layers: 1, Width: 2}
 	must.Succeed(t, g.Write(workspace))
 	node := filepath.Join(workspace, "graph", "node.sh")
-	before, err := os.Stat(node)
-	must.Succeed(t, err)
+	before := must.Get(os.Stat(node))(t)
 	if before.Mode().Perm()&0o111 == 0 {
 		t.Errorf("node.sh: got mode %v, want it executable", before.Mode())
 	}

@@ -51,11 +51,8 @@ func (i imported) Import(string) (*types.Package, error) { return i.p, nil }
 func check(t *testing.T, path, source string, imports *types.Package) *types.Package {
 	t.Helper()
 	set := token.NewFileSet()
-	f, err := parser.ParseFile(set, "p.go", source, 0)
-	must.Succeed(t, err)
-	p, err := (&types.Config{Importer: imported{imports}}).Check(path, set, []*ast.File{f}, nil)
-	must.Succeed(t, err)
-	return p
+	f := must.Get(parser.ParseFile(set, "p.go", source, 0))(t)
+	return must.Get((&types.Config{Importer: imported{imports}}).Check(path, set, []*ast.File{f}, nil))(t)
 }
 
 // Every exported identifier has a line with its type, promoted ones included, and nothing else has one.
@@ -150,12 +147,10 @@ func TestTooMany(t *testing.T) {
 // Every public package has an Example, which pkg.go.dev shows.
 func TestEveryPackageHasAnExample(t *testing.T) {
 	t.Chdir("../../..")
-	paths, err := public()
-	must.Succeed(t, err)
+	paths := must.Get(public())(t)
 	for _, path := range paths {
 		dir := strings.TrimPrefix(path, module+"/")
-		files, err := filepath.Glob(dir + "/*_test.go")
-		must.Succeed(t, err)
+		files := must.Get(filepath.Glob(dir + "/*_test.go"))(t)
 		if !slices.ContainsFunc(files, func(file string) bool {
 			text, err := os.ReadFile(file)
 			return err == nil && bytes.Contains(text, []byte("\nfunc Example"))
@@ -167,8 +162,7 @@ func TestEveryPackageHasAnExample(t *testing.T) {
 
 // The document maps every field of Spec and Profile to what it permits.
 func TestEveryFieldIsMapped(t *testing.T) {
-	text, err := os.ReadFile("../../../" + document)
-	must.Succeed(t, err)
+	text := must.Get(os.ReadFile("../../../" + document))(t)
 	_, section, _ := strings.Cut(string(text), "## What a run may access")
 	section, _, _ = strings.Cut(section, "\n## ")
 	for _, s := range []any{sandbox.Spec{}, sandbox.Profile{}, sandbox.Root{}, sandbox.Lower{}} {

@@ -20,8 +20,7 @@ func TestSideBySideMeasuresEveryServer(t *testing.T) {
 			sandboxtest.Unavailable(t, "interop", err)
 		}
 	}
-	program, err := peers.BuildCloister(t.Context())
-	must.Succeed(t, err)
+	program := must.Get(peers.BuildCloister(t.Context()))(t)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
@@ -51,8 +50,7 @@ func TestBucketIsMeasuredWhenIdle(t *testing.T) {
 	if _, err := peers.VersityGW.Build(t.Context()); err != nil {
 		sandboxtest.Unavailable(t, "interop", err)
 	}
-	program, err := peers.BuildCloister(t.Context())
-	must.Succeed(t, err)
+	program := must.Get(peers.BuildCloister(t.Context()))(t)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}

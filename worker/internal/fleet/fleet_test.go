@@ -39,8 +39,7 @@ func TestRegisterWithoutQueue(t *testing.T) {
 
 // TestStatusReportsTheQueue in full to a viewer of the instance, and with stage and age only to others.
 func TestStatusReportsTheQueue(t *testing.T) {
-	work, err := queue.New(queue.Config{Head: true})
-	must.Succeed(t, err)
+	work := must.Get(queue.New(queue.Config{Head: true}))(t)
 	defer work.Close()
 	linux := worker.Property{Name: "OSFamily", Value: "linux"}
 	slot, err := work.Join(queue.Offer{Worker: "anvil", Slot: "1", Prefix: "main", Properties: []worker.Property{linux}})
@@ -48,15 +47,13 @@ func TestStatusReportsTheQueue(t *testing.T) {
 	submit := func(text string, demands ...worker.Property) cas.Digest {
 		t.Helper()
 		action := cas.SHA256.Sum([]byte(text))
-		_, err := work.Submit(queue.Request{Demands: demands, Task: worker.Task{
+		must.Get(work.Submit(queue.Request{Demands: demands, Task: worker.Task{
 			Instance: "main/team", Action: action, Target: "//a", Mnemonic: "CppCompile", Invocation: "build-1",
-		}})
-		must.Succeed(t, err)
+		}}))(t)
 		return action
 	}
 	action := submit("first", linux)
-	run, err := slot.Take(t.Context())
-	must.Succeed(t, err)
+	run := must.Get(slot.Take(t.Context()))(t)
 	submit("second", worker.Property{Name: "OSFamily", Value: "windows"})
 	began := time.Now().Add(-time.Hour)
 	viewers := &viewer{"main/team"}
@@ -67,14 +64,12 @@ func TestStatusReportsTheQueue(t *testing.T) {
 	})
 	for s, word := range map[worker.Stage]string{worker.StageInputs: "fetch", worker.StageRun: "run", worker.StagePublish: "upload"} {
 		run.Report(s)
-		m, err := client.Status(t.Context(), &cloisterpb.StatusRequest{})
-		must.Succeed(t, err)
+		m := must.Get(client.Status(t.Context(), &cloisterpb.StatusRequest{}))(t)
 		if got := m.Workers[0].Slots[0].Stage; got != word {
 			t.Errorf("stage %v is reported as %q, want %q", s, got, word)
 		}
 	}
-	m, err := client.Status(t.Context(), &cloisterpb.StatusRequest{})
-	must.Succeed(t, err)
+	m := must.Get(client.Status(t.Context(), &cloisterpb.StatusRequest{}))(t)
 	if m.Name != "head" || m.Version != "1.2" || !m.Started.AsTime().Equal(began) || m.Time == nil || !slices.Equal(m.Unready, []string{"full"}) ||
 		!slices.Equal(m.Notes, []string{"late"}) ||
 		m.Queued != 1 || m.Running != 1 || m.Oldest == nil {
@@ -100,9 +95,7 @@ func TestStatusReportsTheQueue(t *testing.T) {
 	}
 
 	viewers.instance = "main/other"
-	if m, err = client.Status(t.Context(), &cloisterpb.StatusRequest{}); err != nil {
-		t.Fatal(err)
-	}
+	m = must.Get(client.Status(t.Context(), &cloisterpb.StatusRequest{}))(t)
 	if len(m.Demands) != 0 || m.Queued != 1 || m.Elsewhere.GetQueued() != 1 || m.Elsewhere.Workers != 0 {
 		t.Errorf("a viewer of another instance sees demands %v and elsewhere %v, want none and one queued", m.Demands, m.Elsewhere)
 	}
@@ -112,9 +105,7 @@ func TestStatusReportsTheQueue(t *testing.T) {
 
 	viewers.instance = "main/team"
 	slot.Leave("power off")
-	if m, err = client.Status(t.Context(), &cloisterpb.StatusRequest{}); err != nil {
-		t.Fatal(err)
-	}
+	m = must.Get(client.Status(t.Context(), &cloisterpb.StatusRequest{}))(t)
 	if w := m.Workers[0]; w.Gone == nil || w.Lost != 1 || len(w.Slots) != 0 || m.Queued != 2 || m.Again != 1 {
 		t.Errorf("after the worker left: %v", m)
 	}
@@ -131,8 +122,7 @@ func (v *viewer) SeesBelow(_ context.Context, prefix string) bool {
 
 // TestTenantsSeeOnlyTheirInstances and the workers that serve them: no name, property or drain reason of others.
 func TestTenantsSeeOnlyTheirInstances(t *testing.T) {
-	work, err := queue.New(queue.Config{Head: true})
-	must.Succeed(t, err)
+	work := must.Get(queue.New(queue.Config{Head: true}))(t)
 	defer work.Close()
 	for _, o := range []queue.Offer{
 		{Worker: "for-crimson", Slot: "1", Prefix: "crimson", Properties: []worker.Property{{Name: "pool", Value: "crimson-only"}}},
@@ -140,9 +130,7 @@ func TestTenantsSeeOnlyTheirInstances(t *testing.T) {
 		{Worker: "for-blue", Slot: "1", Prefix: "blue"},
 		{Worker: "for-all", Slot: "1", Properties: []worker.Property{{Name: "pool", Value: "shared"}}},
 	} {
-		if _, err := work.Join(o); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(work.Join(o))(t)
 	}
 	work.DrainWorker("for-crimson", "crimson's kernel")
 	work.DrainWorker("for-blue", "blue's kernel")
@@ -150,17 +138,14 @@ func TestTenantsSeeOnlyTheirInstances(t *testing.T) {
 	for i, r := range []struct{ instance, gpu string }{
 		{"crimson", "crimson-gpu"}, {"crimson/team", "both"}, {"blue", "both"}, {"blue", "both"}, {"blue", "blue-gpu"},
 	} {
-		_, err := work.Submit(queue.Request{Demands: []worker.Property{{Name: "gpu", Value: r.gpu}}, Task: worker.Task{
+		must.Get(work.Submit(queue.Request{Demands: []worker.Property{{Name: "gpu", Value: r.gpu}}, Task: worker.Task{
 			Instance: r.instance, Action: cas.SHA256.Sum([]byte{byte(i)}),
-		}})
-		must.Succeed(t, err)
+		}}))(t)
 	}
 	status := func(c fleet.Config) *cloisterpb.StatusResponse {
 		t.Helper()
 		c.Queue = work
-		m, err := serve(t, c).Status(t.Context(), &cloisterpb.StatusRequest{})
-		must.Succeed(t, err)
-		return m
+		return must.Get(serve(t, c).Status(t.Context(), &cloisterpb.StatusRequest{}))(t)
 	}
 
 	all := status(fleet.Config{})
@@ -186,8 +171,7 @@ func TestTenantsSeeOnlyTheirInstances(t *testing.T) {
 
 // TestDrainRecordsReasonAndCaller and reports unknown names with the known ones.
 func TestDrainRecordsReasonAndCaller(t *testing.T) {
-	work, err := queue.New(queue.Config{Head: true})
-	must.Succeed(t, err)
+	work := must.Get(queue.New(queue.Config{Head: true}))(t)
 	defer work.Close()
 	client := serve(t, fleet.Config{Queue: work, Caller: func(context.Context) string { return "ops" }})
 	unknown := func(want string) {
@@ -201,9 +185,7 @@ func TestDrainRecordsReasonAndCaller(t *testing.T) {
 	}
 	unknown("known workers: none")
 	for _, name := range []string{"anvil", "bellows"} {
-		if _, err := work.Join(queue.Offer{Worker: name, Slot: "1"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(work.Join(queue.Offer{Worker: name, Slot: "1"}))(t)
 	}
 	unknown("known workers: anvil, bellows")
 	for _, reason := range []string{"two\nlines", strings.Repeat("long ", 200)} {
@@ -233,20 +215,16 @@ func TestDrainRecordsReasonAndCaller(t *testing.T) {
 
 // TestDrainsAreKept before the call returns, and a failure to keep them is reported.
 func TestDrainsAreKept(t *testing.T) {
-	work, err := queue.New(queue.Config{Head: true})
-	must.Succeed(t, err)
+	work := must.Get(queue.New(queue.Config{Head: true}))(t)
 	defer work.Close()
-	if _, err := work.Join(queue.Offer{Worker: "anvil", Slot: "1", Ending: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(work.Join(queue.Offer{Worker: "anvil", Slot: "1", Ending: true}))(t)
 	var kept queue.DrainState
 	var broken error
 	client := serve(t, fleet.Config{Queue: work, Keep: func(s queue.DrainState) error {
 		kept = s
 		return broken
 	}})
-	m, err := client.Status(t.Context(), &cloisterpb.StatusRequest{})
-	must.Succeed(t, err)
+	m := must.Get(client.Status(t.Context(), &cloisterpb.StatusRequest{}))(t)
 	if s := m.Workers[0].Slots[0]; s.Began == nil || s.Stage != "end" || s.Action != "" {
 		t.Errorf("ending slot is reported as %v", s)
 	}

@@ -26,8 +26,7 @@ import (
 // sent encodes and decodes r.
 func sent(t *testing.T, r *repb.ExecuteResponse) *repb.ExecuteResponse {
 	t.Helper()
-	data, err := proto.Marshal(r)
-	must.Succeed(t, err)
+	data := must.Get(proto.Marshal(r))(t)
 	again := &repb.ExecuteResponse{}
 	must.Succeed(t, proto.Unmarshal(data, again))
 	return again
@@ -112,8 +111,7 @@ func TestParseFailuresOfOtherWorkers(t *testing.T) {
 	failed := func(c codes.Code, text string, details ...*errdetails.PreconditionFailure) *statuspb.Status {
 		st := status.New(c, text)
 		for _, d := range details {
-			with, err := st.WithDetails(d)
-			must.Succeed(t, err)
+			with := must.Get(st.WithDetails(d))(t)
 			st = with
 		}
 		return st.Proto()

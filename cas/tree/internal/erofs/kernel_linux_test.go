@@ -72,8 +72,7 @@ func mount(t testing.TB, image []byte, devices []string) int {
 		t.Fatalf("mounting an image of %d bytes with %d devices: %v: %s", len(image), len(devices), err,
 			log[:max(n, 0)])
 	}
-	root, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_RDONLY)
-	must.Succeed(t, err)
+	root := must.Get(unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_RDONLY))(t)
 	t.Cleanup(func() { unix.Close(root) })
 	return root
 }
@@ -92,8 +91,7 @@ func open(t testing.TB, at int, name string, flags int) *os.File {
 func compare(t testing.TB, at *os.File, n *node, segments [][]byte) {
 	t.Helper()
 	defer at.Close()
-	names, err := at.Readdirnames(-1)
-	must.Succeed(t, err)
+	names := must.Get(at.Readdirnames(-1))(t)
 	want := slices.Sorted(maps.Keys(n.kids))
 	if slices.Sort(names); !slices.Equal(names, want) {
 		t.Fatalf("got %d names %.500q, want %d %.500q", len(names), names, len(want), want)
@@ -268,8 +266,7 @@ func TestKernelSeesZerosBehindFiles(t *testing.T) {
 	root := mount(t, encode(t, n, []int64{4096}, nil), []string{p})
 	f := open(t, root, "f", unix.O_RDONLY)
 	defer f.Close()
-	m, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ, unix.MAP_SHARED)
-	must.Succeed(t, err)
+	m := must.Get(unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ, unix.MAP_SHARED))(t)
 	defer unix.Munmap(m)
 	if got := string(bytes.TrimRight(m, "\x00")); got != "first" {
 		t.Errorf("got %q", got)

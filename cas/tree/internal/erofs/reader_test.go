@@ -206,8 +206,7 @@ func (r *reader) inode(nid, parent uint64, kind byte) *node {
 // encode returns the image of n and checks that the reader decodes it.
 func encode(t testing.TB, n *node, devices []int64, buf []byte) []byte {
 	t.Helper()
-	b, err := erofs.Encode(buf, n.flat(devices, len(devices)%2 == 0))
-	must.Succeed(t, err)
+	b := must.Get(erofs.Encode(buf, n.flat(devices, len(devices)%2 == 0)))(t)
 	got, blocks, err := decode(b)
 	must.Succeed(t, err)
 	if g, w := got.String(), n.String(); g != w {

@@ -46,8 +46,7 @@ type bareWorker struct {
 func serveWorker(t *testing.T, spoil func(*repb.ExecuteResponse), options ...grpc.ServerOption) (address string, w *bareWorker) {
 	t.Helper()
 	instances := castest.Instances()
-	in, err := instances("main")
-	must.Succeed(t, err)
+	in := must.Get(instances("main"))(t)
 	w = &bareWorker{t: t, in: in, spoil: spoil}
 	address = grpctest.Serve(t, func(s *grpc.Server) {
 		casserver.Register(s, casserver.Config{Instances: instances})
@@ -163,8 +162,7 @@ func TestExecuteRunsEveryWorkload(t *testing.T) {
 		Rounds:    2,
 		Platform:  []*repb.Platform_Property{{Name: "pool", Value: "b"}, {Name: "OSFamily", Value: "linux"}},
 	}
-	report, err := execute(t, c, address)
-	must.Succeed(t, err)
+	report := must.Get(execute(t, c, address))(t)
 	digests := map[string]bool{}
 	for _, req := range w.executed {
 		digests[req.ActionDigest.Hash] = true
@@ -215,9 +213,7 @@ func TestExecuteAlternates(t *testing.T) {
 		Salt: "salt", Workloads: []load.Workload{tiny(load.Noop)}, Rounds: 3, LocalTime: time.Millisecond,
 		Progress: func(int, *load.Workload) { order = append(order, "round") },
 	}
-	if _, err := load.Execute(t.Context(), c, []*load.Server{dial(t, "one", one), dial(t, "two", two)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(load.Execute(t.Context(), c, []*load.Server{dial(t, "one", one), dial(t, "two", two)}))(t)
 	if want := []string{"round", "one", "two", "round", "one", "two", "round", "two", "one"}; !slices.Equal(order, want) {
 		t.Errorf("got %q, want %q", order, want)
 	}
@@ -228,9 +224,7 @@ func TestChangedFilesAreSpread(t *testing.T) {
 	address, w := serveWorker(t, nil)
 	one := tiny(load.Trees)
 	one.Tree.Changed = 2
-	if _, err := execute(t, load.ExecConfig{Workloads: []load.Workload{one}}, address); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(execute(t, load.ExecConfig{Workloads: []load.Workload{one}}, address))(t)
 	var dirs [2]map[string]string // digests by name
 	var files [2]map[string]string
 	for i := range dirs {
@@ -362,9 +356,7 @@ func TestUploadRespectsBatchLimit(t *testing.T) {
 	}
 	address, w := serveWorker(t, nil, grpc.UnaryInterceptor(intercept))
 	one := tiny(load.Trees)
-	if _, err := execute(t, load.ExecConfig{Workloads: []load.Workload{one}}, address); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(execute(t, load.ExecConfig{Workloads: []load.Workload{one}}, address))(t)
 	large := 0
 	for _, d := range w.in.Store.(*castest.Memory).Digests() {
 		if d.Size() > most {

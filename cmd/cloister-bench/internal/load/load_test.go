@@ -44,8 +44,7 @@ func on[M proto.Message](spoil func(M)) spoiler {
 func serve(t *testing.T, spoil spoiler) (address string, store *castest.Memory) {
 	t.Helper()
 	instances := castest.Instances()
-	in, err := instances("main")
-	must.Succeed(t, err)
+	in := must.Get(instances("main"))(t)
 	var options []grpc.ServerOption
 	if spoil != nil {
 		options = append(options,
@@ -86,8 +85,7 @@ func small() load.Config {
 
 func dial(t *testing.T, name, address string) *load.Server {
 	t.Helper()
-	s, err := load.Dial(t.Context(), name, address)
-	must.Succeed(t, err)
+	s := must.Get(load.Dial(t.Context(), name, address))(t)
 	t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -109,8 +107,7 @@ func TestRunDoesEveryStepOnEveryServer(t *testing.T) {
 			t.Errorf("Progress: got round %d, want %d", round, rounds)
 		}
 	}
-	report, err := load.Run(t.Context(), c, servers)
-	must.Succeed(t, err)
+	report := must.Get(load.Run(t.Context(), c, servers))(t)
 	// Batched, streamed, and a large one; the blobs of all rounds differ.
 	if want := c.Rounds * (2*c.Blobs + 1); first.Len() != want || !slices.Equal(first.Digests(), second.Digests()) {
 		t.Errorf("the servers store %d and %d blobs, want the same %d", first.Len(), second.Len(), want)
@@ -150,9 +147,7 @@ func TestServersAlternate(t *testing.T) {
 	}
 	one, _ := serve(t, note("one"))
 	two, _ := serve(t, note("two"))
-	if _, err := load.Run(t.Context(), small(), []*load.Server{dial(t, "one", one), dial(t, "two", two)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(load.Run(t.Context(), small(), []*load.Server{dial(t, "one", one), dial(t, "two", two)}))(t)
 	want := []string{
 		"one writes", "two writes", "one reads", "two reads", "two writes", "one writes", "two reads", "one reads",
 	}
@@ -165,20 +160,15 @@ func TestBlobsAreHalfCompressible(t *testing.T) {
 	address, store := serve(t, nil)
 	c := small()
 	c.Rounds = 1
-	if _, err := load.Run(t.Context(), c, []*load.Server{dial(t, "one", address)}); err != nil {
-		t.Fatal(err)
-	}
-	e, err := zstd.NewWriter(nil)
-	must.Succeed(t, err)
+	must.Get(load.Run(t.Context(), c, []*load.Server{dial(t, "one", address)}))(t)
+	e := must.Get(zstd.NewWriter(nil))(t)
 	defer e.Close()
 	for _, d := range store.Digests() {
 		if d.Size() != c.Large {
 			continue
 		}
-		r, err := store.Open(t.Context(), d, 0)
-		must.Succeed(t, err)
-		b, err := io.ReadAll(r)
-		must.Succeed(t, err)
+		r := must.Get(store.Open(t.Context(), d, 0))(t)
+		b := must.Get(io.ReadAll(r))(t)
 		if n := len(e.EncodeAll(b, nil)); n < len(b)*4/10 || n > len(b)*6/10 {
 			t.Errorf("%d bytes compress to %d, want 40 to 60 %%", len(b), n)
 		}
@@ -196,8 +186,7 @@ func TestStepsCanBeSkipped(t *testing.T) {
 			address, _ := serve(t, nil)
 			c := small()
 			change(&c)
-			report, err := load.Run(t.Context(), c, []*load.Server{dial(t, "one", address)})
-			must.Succeed(t, err)
+			report := must.Get(load.Run(t.Context(), c, []*load.Server{dial(t, "one", address)}))(t)
 			if n := len(report.Servers[0].Steps); n == 0 || n == len(steps) {
 				t.Errorf("got %d of %d steps, want some but not all", n, len(steps))
 			}

@@ -30,13 +30,11 @@ func TestLocalResultsAreChecked(t *testing.T) {
 		{"NotWritten", outputs, func(c *command) { c.files["f1"] = "00" }, "f1: no such file"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			j, err := newJob(&c.work, nil, "salt")
-			must.Succeed(t, err)
+			j := must.Get(newJob(&c.work, nil, "salt"))(t)
 			c.spoil(&j.actions[0].local)
 			t.Setenv("TMPDIR", t.TempDir())
-			s, err := newScratch(j, &ExecConfig{})
-			must.Succeed(t, err)
-			_, err = s.commands(t.Context(), &c.work, 1)
+			s := must.Get(newScratch(j, &ExecConfig{}))(t)
+			_, err := s.commands(t.Context(), &c.work, 1)
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}

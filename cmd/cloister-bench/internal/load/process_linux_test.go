@@ -25,8 +25,7 @@ func TestUsage(t *testing.T) {
 		return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 	}
 	before := self()
-	u, err := usageOf(os.Getpid())
-	must.Succeed(t, err)
+	u := must.Get(usageOf(os.Getpid()))(t)
 	// User and system time are rounded separately.
 	if after := self(); u.cpu < before-2*tick || u.cpu > after+2*tick {
 		t.Errorf("got CPU time %v, want %v to %v", u.cpu, before, after)
@@ -44,17 +43,13 @@ func TestTreeCPU(t *testing.T) {
 	// The shell works after its child has exited, reports that, and waits.
 	c := exec.Command("/bin/sh", "-c", `busy='i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'
 		/bin/sh -c "$busy"; eval "$busy"; echo ready; read line`)
-	in, err := c.StdinPipe()
-	must.Succeed(t, err)
-	out, err := c.StdoutPipe()
-	must.Succeed(t, err)
+	in := must.Get(c.StdinPipe())(t)
+	out := must.Get(c.StdoutPipe())(t)
 	pids := []int{os.Getpid()}
 	liveBefore, exitedBefore, err := treeCPU(pids)
 	must.Succeed(t, err)
 	must.Succeed(t, c.Start())
-	if _, err := out.Read(make([]byte, 10)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(out.Read(make([]byte, 10)))(t)
 	live, exited, err := treeCPU(pids)
 	must.Succeed(t, err)
 	_, ofChild, err := treeCPU([]int{c.Process.Pid})
@@ -80,10 +75,8 @@ func TestTreeCPU(t *testing.T) {
 // TestSettleWaitsForIdleProcesses lets a process work for a while before it waits.
 func TestSettleWaitsForIdleProcesses(t *testing.T) {
 	c := exec.Command("/bin/sh", "-c", `i=0; while [ $i -lt 5000000 ]; do i=$((i+1)); done; echo done; read line`)
-	in, err := c.StdinPipe()
-	must.Succeed(t, err)
-	out, err := os.CreateTemp(t.TempDir(), "out")
-	must.Succeed(t, err)
+	in := must.Get(c.StdinPipe())(t)
+	out := must.Get(os.CreateTemp(t.TempDir(), "out"))(t)
 	defer out.Close()
 	c.Stdout = out
 	must.Succeed(t, c.Start())
@@ -94,6 +87,7 @@ func TestSettleWaitsForIdleProcesses(t *testing.T) {
 	_ = syscall.Setpriority(syscall.PRIO_PROCESS, c.Process.Pid, -20) // only root may; a process that gets no time looks idle
 	s := &Server{pids: []int{c.Process.Pid}}
 	var b []byte
+	var err error
 	for range 3 { // of which each takes a second if the process looks idle, so the process works for longer
 		must.Succeed(t, settle(t.Context(), true, []*Server{s}))
 		if b, err = os.ReadFile(out.Name()); err != nil || string(b) == "done\n" {
@@ -106,15 +100,13 @@ func TestSettleWaitsForIdleProcesses(t *testing.T) {
 }
 
 func TestMachineCPUIncludesThisProcess(t *testing.T) {
-	before, err := machineCPU()
-	must.Succeed(t, err)
+	before := must.Get(machineCPU())(t)
 	self, _ := ownCPU()
 	var sum [32]byte
 	for range 1_000_000 {
 		sum = sha256.Sum256(sum[:])
 	}
-	after, err := machineCPU()
-	must.Succeed(t, err)
+	after := must.Get(machineCPU())(t)
 	now, _ := ownCPU()
 	if now-self < 3*tick || after-before < now-self-3*tick {
 		t.Errorf("got %v for this process and %v for the machine, want at least %v and no less for the machine",

@@ -16,8 +16,7 @@ import (
 
 // TestMeasureSeesGrowth takes this process for a server: whatever it adds must be counted.
 func TestMeasureSeesGrowth(t *testing.T) {
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	must.Succeed(t, err)
+	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 	routines := 10
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintf(w, "# TYPE go_goroutines gauge\ngo_goroutines %d\n", routines)
@@ -29,8 +28,7 @@ func TestMeasureSeesGrowth(t *testing.T) {
 		t.Helper()
 		must.Succeed(t, os.WriteFile(path, make([]byte, size), 0o600))
 	}
-	before, err := p.measure(t.Context())
-	must.Succeed(t, err)
+	before := must.Get(p.measure(t.Context()))(t)
 	child := exec.Command("sleep", "1000")
 	must.Succeed(t, child.Start())
 	defer func() {
@@ -39,15 +37,13 @@ func TestMeasureSeesGrowth(t *testing.T) {
 	}()
 	write(filepath.Join(p.Dir, "blob"), mib)
 	write(filepath.Join(p.Dir, "removed"), 2*mib)
-	held, err := os.Open(filepath.Join(p.Dir, "removed"))
-	must.Succeed(t, err)
+	held := must.Get(os.Open(filepath.Join(p.Dir, "removed")))(t)
 	defer held.Close()
 	must.Succeed(t, os.Remove(held.Name()))
 	write(filepath.Join(p.Dir, "history", "1.log"), mib)
 	write(p.Log, mib)
 	routines++
-	after, err := p.measure(t.Context())
-	must.Succeed(t, err)
+	after := must.Get(p.measure(t.Context()))(t)
 	for name, want := range map[string]float64{
 		descriptors: 1, goroutines: 1, processes: 1, stored: 3 * mib, logs: 2 * mib, helpers: 4 << 10,
 	} {

@@ -57,8 +57,7 @@ func TestTextReportsWhatExceedsABound(t *testing.T) {
 		{"beyond the level in a short run", series(2, grow(30)), true},
 	} {
 		var text strings.Builder
-		exceeded, err := Text(&text, c.samples, measures)
-		must.Succeed(t, err)
+		exceeded := must.Get(Text(&text, c.samples, measures))(t)
 		if slices.Contains(exceeded, memory) != c.want || strings.Contains(text.String(), "EXCEEDED") != c.want {
 			t.Errorf("%s: got %v, want %v\n%s", c.name, exceeded, c.want, &text)
 		}

@@ -93,9 +93,7 @@ func (f *farm) serve(t *testing.T) string {
 
 func packed(t *testing.T, m proto.Message) *anypb.Any {
 	t.Helper()
-	a, err := anypb.New(m)
-	must.Succeed(t, err)
-	return a
+	return must.Get(anypb.New(m))(t)
 }
 
 func TestLogFindsOutput(t *testing.T) {

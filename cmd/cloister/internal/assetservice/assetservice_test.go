@@ -34,21 +34,17 @@ type fixture struct {
 
 func newFixture(t *testing.T, dir string) *fixture {
 	t.Helper()
-	cache, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20, MaxFiles: 1 << 20})
-	must.Succeed(t, err)
+	cache := must.Get(disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20, MaxFiles: 1 << 20}))(t)
 	t.Cleanup(func() { cache.Close() })
-	control, err := diskctl.Serve(dir, cache, nil)
-	must.Succeed(t, err)
+	control := must.Get(diskctl.Serve(dir, cache, nil))(t)
 	t.Cleanup(func() { control.Close() })
 	return &fixture{t, &server{Config: Config{Instances: cache.Instance, Index: control.Index()}}, cache, dir}
 }
 
 func (f *fixture) put(fn cas.Function, b []byte) *repb.Digest {
 	f.Helper()
-	in, err := f.Instances("main")
-	must.Succeed(f, err)
-	d, err := cas.PutBytes(f.Context(), in.Store, fn, b)
-	must.Succeed(f, err)
+	in := must.Get(f.Instances("main"))(f)
+	d := must.Get(cas.PutBytes(f.Context(), in.Store, fn, b))(f)
 	return d.Proto()
 }
 
@@ -81,9 +77,7 @@ func qualifiers(pairs ...string) (qs []*assetpb.Qualifier) {
 func (f *fixture) push(req *assetpb.PushBlobRequest) {
 	f.Helper()
 	req.InstanceName = "main"
-	if _, err := f.PushBlob(f.Context(), req); err != nil {
-		f.Fatal(err)
-	}
+	must.Get(f.PushBlob(f.Context(), req))(f)
 }
 
 func (f *fixture) fetchBlob(uris ...string) (*assetpb.FetchBlobResponse, error) {
@@ -120,11 +114,9 @@ func TestFetchFindsWhatWasPushed(t *testing.T) {
 	f.push(&assetpb.PushBlobRequest{Uris: []string{"later"}, BlobDigest: old, ExpireAt: future})
 	f.push(&assetpb.PushBlobRequest{Uris: []string{"expired"}, BlobDigest: old})
 	f.push(&assetpb.PushBlobRequest{Uris: []string{"expired"}, BlobDigest: old, ExpireAt: past})
-	if _, err := f.PushDirectory(t.Context(), &assetpb.PushDirectoryRequest{
+	must.Get(f.PushDirectory(t.Context(), &assetpb.PushDirectoryRequest{
 		InstanceName: "main", Uris: []string{"u", "tree"}, RootDirectoryDigest: root,
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	const sha1, sha256 = repb.DigestFunction_SHA1, repb.DigestFunction_SHA256
 	now := timestamppb.New(start)
 	for _, test := range []struct {
@@ -222,9 +214,7 @@ func TestAssetsSurviveAKill(t *testing.T) {
 	d := f.put(cas.SHA256, []byte("x"))
 	f.push(&assetpb.PushBlobRequest{Uris: []string{"u"}, BlobDigest: d})
 	left := t.TempDir()
-	if err := os.Remove(f.dir + "/control"); err != nil { // a socket cannot be copied
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(f.dir+"/control"))
 	must.Succeed(t, os.CopyFS(left, os.DirFS(f.dir)))
 	again := newFixture(t, left)
 	m, err := again.fetchBlob("u")
@@ -236,8 +226,7 @@ func TestAssetsSurviveAKill(t *testing.T) {
 // TestFetchRenewsLeases of the asset and everything it refers to. Assets that nobody fetches are evicted.
 func TestFetchRenewsLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cache, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, MaxFiles: 1 << 20})
-		must.Succeed(t, err)
+		cache := must.Get(disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, MaxFiles: 1 << 20}))(t)
 		defer cache.Close()
 		f := &fixture{t, &server{Config: Config{Instances: cache.Instance}}, cache, ""}
 		root := f.tree("used")
@@ -251,25 +240,18 @@ func TestFetchRenewsLeases(t *testing.T) {
 			Uris: []string{"unused"}, BlobDigest: f.put(cas.SHA256, []byte("2")),
 			ReferencesDirectories: []*repb.Digest{unused},
 		})
-		in, err := cache.Instance("main")
-		must.Succeed(t, err)
-		d, err := cas.FromProto(cas.SHA256, root)
-		must.Succeed(t, err)
-		all, err := cas.DirectoryClosure(t.Context(), in.Store, d)
-		must.Succeed(t, err)
+		in := must.Get(cache.Instance("main"))(t)
+		d := must.Get(cas.FromProto(cas.SHA256, root))(t)
+		all := must.Get(cas.DirectoryClosure(t.Context(), in.Store, d))(t)
 		for range 3 {
 			time.Sleep(disk.DefaultLease * 9 / 10)
-			if _, err := cache.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Second}); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := f.fetchBlob("used"); err != nil {
-				t.Error(err)
-			}
+			must.Get(cache.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Second}))(t)
+			must.Get(f.fetchBlob("used"))(t)
 		}
 		if missing, err := in.Store.Missing(t.Context(), all); err != nil || len(missing) > 0 {
 			t.Errorf("got %v, %v, want all blobs of the asset", missing, err)
 		}
-		_, err = f.fetchBlob("unused")
+		_, err := f.fetchBlob("unused")
 		expect(t, "an asset that nobody uses", err, codes.NotFound)
 	})
 }
@@ -277,8 +259,7 @@ func TestFetchRenewsLeases(t *testing.T) {
 // TestIncompleteAssetsAreNotFound, but older ones of other URIs are.
 func TestIncompleteAssetsAreNotFound(t *testing.T) {
 	f := newFixture(t, t.TempDir())
-	in, err := f.Instances("main")
-	must.Succeed(t, err)
+	in := must.Get(f.Instances("main"))(t)
 	whole := f.put(cas.SHA256, []byte("whole"))
 	f.push(&assetpb.PushBlobRequest{Uris: []string{"whole"}, BlobDigest: whole})
 	absent := cas.SHA256.Sum([]byte("absent")).Proto()
@@ -292,10 +273,9 @@ func TestIncompleteAssetsAreNotFound(t *testing.T) {
 		{BlobDigest: whole, ReferencesDirectories: []*repb.Digest{absent}},
 		{BlobDigest: whole, ReferencesBlobs: []*repb.Digest{{Hash: "malformed"}}},
 	} {
-		d, err := cas.FromProto(cas.SHA256, req.BlobDigest)
-		must.Succeed(t, err)
+		d := must.Get(cas.FromProto(cas.SHA256, req.BlobDigest))(t)
 		record("partial", encode(blob, d, req))
-		_, err = f.fetchBlob("partial")
+		_, err := f.fetchBlob("partial")
 		expect(t, fmt.Sprint(i), err, codes.NotFound)
 		m, err := f.fetchBlob("partial", "whole")
 		if err != nil || m.Uri != "whole" {
@@ -303,7 +283,7 @@ func TestIncompleteAssetsAreNotFound(t *testing.T) {
 		}
 	}
 	record("empty", &repb.ActionResult{})
-	_, err = f.fetchBlob("empty")
+	_, err := f.fetchBlob("empty")
 	expect(t, "a result that is no asset", err, codes.NotFound)
 }
 

@@ -90,11 +90,9 @@ func TestMalformedRequestsAreRefused(t *testing.T) {
 		Uris: long, Qualifiers: many(maxQualifiers), BlobDigest: d,
 		ReferencesBlobs: slices.Repeat([]*repb.Digest{d}, maxReferences),
 	})
-	if _, err := f.FetchBlob(t.Context(), &assetpb.FetchBlobRequest{
+	must.Get(f.FetchBlob(t.Context(), &assetpb.FetchBlobRequest{
 		InstanceName: "main", Uris: long, Qualifiers: many(maxQualifiers),
-	}); err != nil {
-		t.Error(err)
-	}
+	}))(t)
 }
 
 // TestBlobsAreFoundByChecksum if no other qualifier may select something else.
@@ -102,8 +100,7 @@ func TestBlobsAreFoundByChecksum(t *testing.T) {
 	f := newFixture(t, t.TempDir())
 	d := f.put(cas.SHA256, []byte("archive"))
 	sri := func(hash string) string {
-		sum, err := hex.DecodeString(hash)
-		must.Succeed(t, err)
+		sum := must.Get(hex.DecodeString(hash))(t)
 		return "sha256-" + base64.StdEncoding.EncodeToString(sum)
 	}
 	checksum := sri(d.Hash)

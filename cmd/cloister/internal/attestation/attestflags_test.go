@@ -17,9 +17,7 @@ func TestStatementReplacesOneFile(t *testing.T) {
 	beside, link, target := filepath.Join(dir, "s.new"), filepath.Join(dir, "link"), filepath.Join(dir, "target")
 	must.Succeed(t, errors.Join(os.WriteFile(beside, []byte("mine"), 0o600), os.WriteFile(target, []byte("old"), 0o600), os.Symlink("target", link)))
 	for _, path := range []string{filepath.Join(dir, "s"), link, os.DevNull} {
-		if err := replaceFile(path, []byte("new")); err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, replaceFile(path, []byte("new")))
 	}
 	for path, want := range map[string]string{beside: "mine", filepath.Join(dir, "s"): "new", target: "new", link: "new", os.DevNull: ""} {
 		if text, err := os.ReadFile(path); err != nil || string(text) != want {

@@ -62,8 +62,7 @@ func TestStatementOfVerdict(t *testing.T) {
 	// An action without outputs is a statement about the action, and what is a list is one if it is empty.
 	none := repro.Run{Result: &repb.ActionResult{}}
 	varied := repro.Run{Varied: []string{"umask 0077"}, Result: none.Result}
-	s, err = OfVerdict(&repro.Verdict{Action: same.Action, Result: repro.Same, Runs: []repro.Run{none, varied}})
-	must.Succeed(t, err)
+	s = must.Get(OfVerdict(&repro.Verdict{Action: same.Action, Result: repro.Same, Runs: []repro.Run{none, varied}}))(t)
 	if text, err := s.Encode(); err != nil || bytes.Contains(text, []byte("null")) || !bytes.Contains(text, []byte(`"outputs":[]`)) {
 		t.Errorf("got %s, %v", text, err)
 	}

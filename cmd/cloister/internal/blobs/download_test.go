@@ -29,12 +29,9 @@ import (
 func TestDownloadTakesFewCalls(t *testing.T) {
 	const files = 300
 	instances := castest.Instances()
-	in, err := instances("")
-	must.Succeed(t, err)
+	in := must.Get(instances(""))(t)
 	put := func(b []byte) cas.Digest {
-		d, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, b)
-		must.Succeed(t, err)
-		return d
+		return must.Get(cas.PutBytes(t.Context(), in.Store, cas.SHA256, b))(t)
 	}
 	root := &repb.Directory{Files: []*repb.FileNode{{Name: "large", Digest: put(make([]byte, 3<<20)).Proto()}}}
 	for i := range files {
@@ -44,8 +41,7 @@ func TestDownloadTakesFewCalls(t *testing.T) {
 	absent := &repb.Directory{Files: slices.Concat(root.Files, []*repb.FileNode{{Name: "z", Digest: cas.SHA256.Sum([]byte("absent")).Proto()}})}
 	var calls atomic.Int64
 	at := grpctest.Serve(t, func(s *grpc.Server) {
-		stop, err := casserver.Register(s, casserver.Config{Instances: instances})
-		must.Succeed(t, err)
+		stop := must.Get(casserver.Register(s, casserver.Config{Instances: instances}))(t)
 		t.Cleanup(stop)
 	}, grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		calls.Add(1)
@@ -54,13 +50,10 @@ func TestDownloadTakesFewCalls(t *testing.T) {
 		calls.Add(1)
 		return next(srv, s)
 	}))
-	client, err := remote.New("grpc://"+at, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.Succeed(t, err)
+	client := must.Get(remote.New("grpc://"+at, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	defer client.Close()
-	store, err := client.Store("")
-	must.Succeed(t, err)
-	digest, err := cas.PutProto(t.Context(), in.Store, cas.SHA256, root)
-	must.Succeed(t, err)
+	store := must.Get(client.Store(""))(t)
+	digest := must.Get(cas.PutProto(t.Context(), in.Store, cas.SHA256, root))(t)
 	dir := t.TempDir()
 	must.Succeed(t, DownloadDirectory(t.Context(), store, digest, false, dir))
 	for i := range files {
@@ -75,10 +68,8 @@ func TestDownloadTakesFewCalls(t *testing.T) {
 	if n := calls.Load(); n > 20 {
 		t.Errorf("got %d calls for %d files, want at most 20", n, files)
 	}
-	if digest, err = cas.PutProto(t.Context(), in.Store, cas.SHA256, absent); err != nil {
-		t.Fatal(err)
-	}
-	err = DownloadDirectory(t.Context(), store, digest, false, t.TempDir())
+	digest = must.Get(cas.PutProto(t.Context(), in.Store, cas.SHA256, absent))(t)
+	err := DownloadDirectory(t.Context(), store, digest, false, t.TempDir())
 	if missing, ok := errors.AsType[*tree.MissingError](err); !ok || len(missing.Blobs) != 1 {
 		t.Errorf("an absent file: got %v, want a MissingError", err)
 	}

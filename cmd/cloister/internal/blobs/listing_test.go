@@ -35,8 +35,7 @@ func (f *failing) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadClo
 // TestTreeDistinguishesAbsentFromUnreachable: an absent directory is marked and skipped; an unreachable server or an
 // interrupt ends the listing.
 func TestTreeDistinguishesAbsentFromUnreachable(t *testing.T) {
-	in, err := castest.Instances()("")
-	must.Succeed(t, err)
+	in := must.Get(castest.Instances()(""))(t)
 	put := func(m proto.Message) cas.Digest {
 		b, d, err := cas.MarshalProto(cas.SHA256, m)
 		if err == nil {

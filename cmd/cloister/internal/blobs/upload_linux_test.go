@@ -15,8 +15,7 @@ import (
 
 // TestUploadRejectsPipe: it returns at once instead of waiting for a writer.
 func TestUploadRejectsPipe(t *testing.T) {
-	in, err := castest.Instances()("")
-	must.Succeed(t, err)
+	in := must.Get(castest.Instances()(""))(t)
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	must.Succeed(t, unix.Mkfifo(pipe, 0o600))
 	if d, err := Upload(t.Context(), in.Store, cas.SHA256, pipe, nil); err == nil || !strings.Contains(err.Error(), "neither a file nor a directory") {

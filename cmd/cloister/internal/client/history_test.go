@@ -28,8 +28,7 @@ func server(t *testing.T, register func(*grpc.Server), options ...grpc.ServerOpt
 
 // TestActionByPrefix: a name selects its action, or the error says why not.
 func TestActionByPrefix(t *testing.T) {
-	l, err := history.Open(history.Config{Dir: t.TempDir()})
-	must.Succeed(t, err)
+	l := must.Get(history.Open(history.Config{Dir: t.TempDir()}))(t)
 	defer l.Close()
 	from := server(t, func(g *grpc.Server) { register(t, g, l) })
 	digest := func(i int) string { return fmt.Sprintf("%056d%08x/%d", 0, i, i) }
@@ -91,8 +90,7 @@ func TestActionByPrefix(t *testing.T) {
 
 // TestOlderSelectsPackages: /... means a package and those below it, and no other with a longer name.
 func TestOlderSelectsPackages(t *testing.T) {
-	l, err := history.Open(history.Config{Dir: t.TempDir()})
-	must.Succeed(t, err)
+	l := must.Get(history.Open(history.Config{Dir: t.TempDir()}))(t)
 	defer l.Close()
 	from := server(t, func(g *grpc.Server) { register(t, g, l) })
 	targets := []string{"//server:a", "//server/api:b", "//server2:c", "//server2/api:d", "@@repo//server:e"}
@@ -155,7 +153,5 @@ func TestHostileHistories(t *testing.T) {
 // register adds the service of l to g.
 func register(t *testing.T, g *grpc.Server, l *history.Log) {
 	t.Helper()
-	if err := history.Register(g, l, castest.Instances(), nil); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, history.Register(g, l, castest.Instances(), nil))
 }

@@ -20,8 +20,7 @@ func TestLogDifferencesAreNamed(t *testing.T) {
 	r := &changes.Reader{Store: store}
 	var entries [2]*changes.Entry
 	for i, text := range []string{"one\n", "two\n"} {
-		d, err := cas.PutBytes(t.Context(), store, cas.SHA256, []byte(text))
-		must.Succeed(t, err)
+		d := must.Get(cas.PutBytes(t.Context(), store, cas.SHA256, []byte(text)))(t)
 		entries[i] = r.File("stdout", d, false)
 	}
 	var c Config
@@ -49,8 +48,7 @@ func TestMessagesAreRecognised(t *testing.T) {
 		"tree":      {&repb.Tree{Root: dir}, &repb.Tree{Root: &repb.Directory{}, Children: []*repb.Directory{dir}}, &repb.Tree{Root: &repb.Directory{Files: dir.Files}}},
 	} {
 		for _, m := range all {
-			b, err := proto.Marshal(m)
-			must.Succeed(t, err)
+			b := must.Get(proto.Marshal(m))(t)
 			if got := message(b, cas.SHA256); got != want {
 				t.Errorf("%v is taken for %q, want %q", m, got, want)
 			}

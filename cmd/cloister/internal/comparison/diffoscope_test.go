@@ -24,16 +24,13 @@ func TestDiffoscopeSeesDifferingFiles(t *testing.T) {
 	put := func(nodes map[string]string, links ...string) cas.Digest {
 		dir := &repb.Directory{}
 		for _, name := range slices.Sorted(maps.Keys(nodes)) {
-			d, err := cas.PutBytes(t.Context(), store, cas.SHA256, []byte(nodes[name]))
-			must.Succeed(t, err)
+			d := must.Get(cas.PutBytes(t.Context(), store, cas.SHA256, []byte(nodes[name])))(t)
 			dir.Files = append(dir.Files, &repb.FileNode{Name: name, Digest: d.Proto()})
 		}
 		for _, name := range links {
 			dir.Symlinks = append(dir.Symlinks, &repb.SymlinkNode{Name: name, Target: "/"})
 		}
-		d, err := cas.PutProto(t.Context(), store, cas.SHA256, dir)
-		must.Succeed(t, err)
-		return d
+		return must.Get(cas.PutProto(t.Context(), store, cas.SHA256, dir))(t)
 	}
 	r := &changes.Reader{Store: store}
 	found, err := changes.Directories(t.Context(), "file", r.Directory(put(map[string]string{"same": "s", "f": "one", "\n\x1b": "a", "gone": "g"}, "link")),
@@ -51,7 +48,7 @@ func TestDiffoscopeSeesDifferingFiles(t *testing.T) {
 	p := changed{left: 20}
 	must.Succeed(t, p.write(t.Context(), all, [2]string{a, b}))
 	got := map[string]string{}
-	if err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+	must.Succeed(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -59,9 +56,7 @@ func TestDiffoscopeSeesDifferingFiles(t *testing.T) {
 		name, _ := filepath.Rel(dir, path)
 		got[name] = string(text)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	want := map[string]string{"a/f": "one", "a/\n\x1b": "a", "a/gone": "g", "b/f": "two", "b/link/x": "b"}
 	if !maps.Equal(got, want) {
 		t.Errorf("written are %q, want %q", got, want)

@@ -44,10 +44,9 @@ func TestEndpointsOfFlags(t *testing.T) {
 	} {
 		f := Flags{Policy: c.policy}
 		f.AllowEndpoints([]sandbox.Endpoint{{Host: "example.org", Port: 443}, {Host: "192.0.2.1", Port: 80}})
-		p, err := f.LoadPolicy()
-		must.Succeed(t, err)
+		p := must.Get(f.LoadPolicy())(t)
 		request := policy.Request{Mnemonic: c.mnemonic, Properties: []policy.Property{{Name: "cloister-network", Value: c.request}}}
-		if _, err = p.Compile(request, sandbox.AllLimits); (err == nil) != c.ok || err != nil && !errors.Is(err, policy.ErrRefused) {
+		if _, err := p.Compile(request, sandbox.AllLimits); (err == nil) != c.ok || err != nil && !errors.Is(err, policy.ErrRefused) {
 			t.Errorf("policy %q, mnemonic %q, endpoint %s: got %v", c.policy, c.mnemonic, c.request, err)
 		}
 	}

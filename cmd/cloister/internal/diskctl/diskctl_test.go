@@ -33,11 +33,9 @@ import (
 // openStore creates a store in dir without leases, with a large blob and 19 small ones.
 func openStore(t *testing.T, dir string) (*disk.Cache, []cas.Digest) {
 	t.Helper()
-	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20, Lease: -1})
-	must.Succeed(t, err)
+	c := must.Get(disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20, Lease: -1}))(t)
 	t.Cleanup(func() { c.Close() })
-	in, err := c.Instance("main")
-	must.Succeed(t, err)
+	in := must.Get(c.Instance("main"))(t)
 	var ds []cas.Digest
 	for i := range 20 {
 		data := bytes.Repeat([]byte{byte(i)}, 1000)
@@ -59,26 +57,21 @@ func damage(t *testing.T, dir string, d cas.Digest) {
 		t.Fatalf("files of %s: %q, %v", d, paths, err)
 	}
 	must.Succeed(t, os.Chmod(paths[0], 0o600))
-	f, err := os.OpenFile(paths[0], os.O_WRONLY, 0)
-	must.Succeed(t, err)
+	f := must.Get(os.OpenFile(paths[0], os.O_WRONLY, 0))(t)
 	defer f.Close()
-	if _, err := f.WriteAt([]byte("X"), 4321); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.WriteAt([]byte("X"), 4321))(t)
 }
 
 func client(t *testing.T, dir string) *diskctl.Client {
 	t.Helper()
-	c, err := diskctl.Open(t.Context(), dir, -1)
-	must.Succeed(t, err)
+	c := must.Get(diskctl.Open(t.Context(), dir, -1))(t)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
 
 func serve(t *testing.T, dir string, c *disk.Cache) *diskctl.Server {
 	t.Helper()
-	s, err := diskctl.Serve(dir, c, nil)
-	must.Succeed(t, err)
+	s := must.Get(diskctl.Serve(dir, c, nil))(t)
 	t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -218,17 +211,14 @@ func TestDial(t *testing.T) {
 		}
 	}
 	dial("without a socket")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "control"), Net: "unix"})
-	must.Succeed(t, err)
+	l := must.Get(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "control"), Net: "unix"}))(t)
 	l.SetUnlinkOnClose(false)
 	l.Close()
 	dial("with the socket of a killed process")
 	register := func(r grpc.ServiceRegistrar) { healthpb.RegisterHealthServer(r, health.NewServer()) }
-	s, err := diskctl.Serve(dir, cache, register)
-	must.Succeed(t, err)
+	s := must.Get(diskctl.Serve(dir, cache, register))(t)
 	defer s.Close()
-	conn, err := diskctl.Dial(t.Context(), dir)
-	must.Succeed(t, err)
+	conn := must.Get(diskctl.Dial(t.Context(), dir))(t)
 	defer conn.Close()
 	if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
 		t.Errorf("a service that register added: %v", err)
@@ -244,8 +234,7 @@ func TestSocket(t *testing.T) {
 	}
 
 	t.Chdir(dir)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "control", Net: "unix"})
-	must.Succeed(t, err)
+	l := must.Get(net.ListenUnix("unix", &net.UnixAddr{Name: "control", Net: "unix"}))(t)
 	l.SetUnlinkOnClose(false)
 	l.Close()
 
@@ -254,8 +243,7 @@ func TestSocket(t *testing.T) {
 	other := t.TempDir()
 	must.Succeed(t, os.WriteFile(filepath.Join(other, "control"), nil, 0o600))
 	for range 50 {
-		d, err := os.Open(other)
-		must.Succeed(t, err)
+		d := must.Get(os.Open(other))(t)
 		defer d.Close()
 	}
 	if fi, err := os.Lstat(filepath.Join(dir, "control")); err != nil || fi.Mode() != os.ModeSocket|0o600 {
@@ -264,9 +252,7 @@ func TestSocket(t *testing.T) {
 	if c := client(t, dir); c.Holder() == 0 {
 		t.Error("Open did not connect to the server")
 	}
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, s.Close())
 	if _, err := os.Lstat(filepath.Join(other, "control")); err != nil {
 		t.Errorf("Close removed a file in another directory: %v", err)
 	}
@@ -275,9 +261,7 @@ func TestSocket(t *testing.T) {
 	}
 
 	// A socket without a process.
-	if l, err = net.ListenUnix("unix", &net.UnixAddr{Name: "control", Net: "unix"}); err != nil {
-		t.Fatal(err)
-	}
+	l = must.Get(net.ListenUnix("unix", &net.UnixAddr{Name: "control", Net: "unix"}))(t)
 	l.SetUnlinkOnClose(false)
 	l.Close()
 	cache.Close()

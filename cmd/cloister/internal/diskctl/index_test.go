@@ -15,14 +15,11 @@ import (
 
 // TestSearchesAreLimited: a search that waits for another one ends with its call, and beyond maxSearching they are refused.
 func TestSearchesAreLimited(t *testing.T) {
-	cache, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20})
-	must.Succeed(t, err)
+	cache := must.Get(disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20}))(t)
 	defer cache.Close()
 	x := &blobIndex{cache: cache, searching: make(chan struct{}, maxSearching), search: make(chan struct{}, 1)}
 	req := &cloisterpb.FindRequest{Prefix: "01234567", Limit: 1}
-	if _, err := x.Find(t.Context(), req); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(x.Find(t.Context(), req))(t)
 	x.search <- struct{}{} // as a search in progress
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

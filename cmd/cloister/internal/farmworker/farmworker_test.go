@@ -58,9 +58,7 @@ func TestTokensGoToTheirServers(t *testing.T) {
 func TestStoreID(t *testing.T) {
 	id := func(dir string) string {
 		t.Helper()
-		id, err := storeID(dir)
-		must.Succeed(t, err)
-		return id
+		return must.Get(storeID(dir))(t)
 	}
 	dir := t.TempDir()
 	first := id(dir)

@@ -63,8 +63,7 @@ func newFixture(t *testing.T, local, allowed bool) *fixture {
 	if allowed {
 		c.Allowed = []string{f.host}
 	}
-	l, err := image.OpenLibrary(c)
-	must.Succeed(t, err)
+	l := must.Get(image.OpenLibrary(c))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	at := grpctest.Serve(t, func(r *grpc.Server) {
 		imageservice.Register(r, imageservice.Config{
@@ -87,9 +86,7 @@ func (f *fixture) hold() (release func()) {
 
 func newImage(t *testing.T) v1.Image {
 	t.Helper()
-	im, err := random.Image(1000, 1)
-	must.Succeed(t, err)
-	return im
+	return must.Get(random.Image(1000, 1))(t)
 }
 
 // push stores a new image and returns its reference and the digest of its manifest.
@@ -135,9 +132,7 @@ func (f *fixture) pull(
 
 func (f *fixture) mustPull(instance, ref string) *cloisterpb.ContainerImage {
 	f.Helper()
-	m, err := f.pull(f.Context(), instance, ref, nil)
-	must.Succeed(f, err)
-	return m
+	return must.Get(f.pull(f.Context(), instance, ref, nil))(f)
 }
 
 // begin pulls in the background and returns the error at the end.
@@ -153,8 +148,7 @@ func (f *fixture) begin(ctx context.Context, instance, ref string) <-chan error 
 // list returns the references of the images that name identifies, and the pulls.
 func (f *fixture) list(req *cloisterpb.ListImagesRequest) (string, []*cloisterpb.ImagePull) {
 	f.Helper()
-	m, err := f.images.List(f.Context(), req)
-	must.Succeed(f, err)
+	m := must.Get(f.images.List(f.Context(), req))(f)
 	var refs []string
 	for _, e := range m.Images {
 		refs = append(refs, e.InstanceName+" "+strings.TrimPrefix(e.Reference, f.host+"/"))

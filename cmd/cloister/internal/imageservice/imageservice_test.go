@@ -34,7 +34,7 @@ func TestPullReportsProgress(t *testing.T) {
 			return len(pulls) == len(older)
 		})
 		seen := 0
-		m, err := f.pull(t.Context(), instance, ref, func(p *cloisterpb.ImagePull) {
+		m := must.Get(f.pull(t.Context(), instance, ref, func(p *cloisterpb.ImagePull) {
 			if seen++; seen == 3 {
 				release()
 			}
@@ -42,16 +42,13 @@ func TestPullReportsProgress(t *testing.T) {
 				time.Since(p.Started.AsTime()) > time.Hour {
 				t.Errorf("progress: got %v", p)
 			}
-		})
-		must.Succeed(t, err)
+		}))(t)
 		if seen < 3 || m.Reference != ref || m.Pinned != f.host+"/tools@"+digest || m.Digest != digest || m.Loaded ||
 			m.InstanceName != instance || m.Files != 1 || m.Bytes != 1000 || time.Since(m.Pulled.AsTime()) > time.Hour {
 			t.Errorf("got %d messages and %v", seen, m)
 		}
 		for _, done := range older {
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
+			must.Succeed(t, <-done)
 		}
 	}
 }
@@ -128,10 +125,8 @@ func TestPullCompletesImages(t *testing.T) {
 	empty := castest.Instances()
 	f.stores.Store(&empty)
 	m := f.mustPull("", ref)
-	root, err := cas.ParseDigest(m.Root)
-	must.Succeed(t, err)
-	in, err := empty("")
-	must.Succeed(t, err)
+	root := must.Get(cas.ParseDigest(m.Root))(t)
+	in := must.Get(empty(""))(t)
 	if _, err := tree.Load(t.Context(), in.Store, root); err != nil {
 		t.Errorf("after the second pull: %v", err)
 	}
@@ -160,8 +155,7 @@ func TestLoad(t *testing.T) {
 	}
 	fromLayout, err := load(&cloisterpb.LoadImageRequest{InstanceName: "main", Path: string(dir), Reference: "laid:1"})
 	must.Succeed(t, err)
-	fromSaved, err := load(&cloisterpb.LoadImageRequest{InstanceName: "main", Path: saved})
-	must.Succeed(t, err)
+	fromSaved := must.Get(load(&cloisterpb.LoadImageRequest{InstanceName: "main", Path: saved}))(t)
 	if !fromLayout.Loaded || !fromSaved.Loaded || fromLayout.Root != fromSaved.Root {
 		t.Errorf("got %v and %v, want the same tree twice", fromLayout, fromSaved)
 	}

@@ -28,8 +28,7 @@ func TestMetricsAreOfAllRuns(t *testing.T) {
 		name := filepath.Join(t.TempDir(), "m.json")
 		m.finish()
 		must.Succeed(t, m.write(name))
-		b, err := os.ReadFile(name)
-		must.Succeed(t, err)
+		b := must.Get(os.ReadFile(name))(t)
 		var got metrics
 		must.Succeed(t, json.Unmarshal(b, &got))
 		want := Spread{time.Duration(c.p50) * time.Second, time.Duration(c.p95) * time.Second}
@@ -45,8 +44,7 @@ func TestMetricsAreOfAllRuns(t *testing.T) {
 
 // TestUnmeasuredPeaksAreAbsent: a peak of 0 was not measured; 0 bytes were.
 func TestUnmeasuredPeaksAreAbsent(t *testing.T) {
-	b, err := json.Marshal(runMetrics{PeakResident: 1})
-	must.Succeed(t, err)
+	b := must.Get(json.Marshal(runMetrics{PeakResident: 1}))(t)
 	var got map[string]any
 	must.Succeed(t, json.Unmarshal(b, &got))
 	for name, want := range map[string]bool{

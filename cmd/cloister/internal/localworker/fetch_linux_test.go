@@ -39,8 +39,7 @@ type boaster struct {
 func boast(t *testing.T) *boaster {
 	t.Helper()
 	instances := castest.Instances()
-	in, err := instances("")
-	must.Succeed(t, err)
+	in := must.Get(instances(""))(t)
 	b := &boaster{store: in.Store}
 	options := append(casserver.ServerOptions(slog.New(slog.DiscardHandler)),
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
@@ -93,8 +92,7 @@ func (o *overheard) RecvMsg(m any) error {
 // put stores a message.
 func (b *boaster) put(t *testing.T, m proto.Message) *repb.Digest {
 	t.Helper()
-	d, err := cas.PutProto(t.Context(), b.store, cas.SHA256, m)
-	must.Succeed(t, err)
+	d := must.Get(cas.PutProto(t.Context(), b.store, cas.SHA256, m))(t)
 	return d.Proto()
 }
 
@@ -162,12 +160,10 @@ func TestHostileTreesAreNotFetched(t *testing.T) {
 		})), stated(1_000_000, 1), []string{"1020000 distinct files", "and 1000000 are permitted"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			to, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: math.MaxInt64})
-			must.Succeed(t, err)
+			to := must.Get(disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: math.MaxInt64}))(t)
 			defer to.Close()
-			digest, err := cas.FromProto(cas.SHA256, c.action)
-			must.Succeed(t, err)
-			_, err = fetch(t.Context(), to, most, &client.Server{Address: b.address}, digest)
+			digest := must.Get(cas.FromProto(cas.SHA256, c.action))(t)
+			_, err := fetch(t.Context(), to, most, &client.Server{Address: b.address}, digest)
 			for _, want := range c.want {
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("got %v, want %q", err, want)
@@ -190,8 +186,7 @@ func TestFetchAcceptsTheLimit(t *testing.T) {
 	must.Succeed(t, err)
 	const needed = 3*4096 + 25*4096 // three messages and one file
 	for _, most := range []int64{needed, needed - 1} {
-		to, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: math.MaxInt64})
-		must.Succeed(t, err)
+		to := must.Get(disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: math.MaxInt64}))(t)
 		defer to.Close()
 		if _, err := fetch(t.Context(), to, most, &client.Server{Address: b.address}, action); (err == nil) != (most == needed) {
 			t.Errorf("%d bytes: %v", most, err)
@@ -201,15 +196,13 @@ func TestFetchAcceptsTheLimit(t *testing.T) {
 
 // TestFetchTakesAFifthOfTheDisk, whatever size a server claims for the inputs.
 func TestFetchTakesAFifthOfTheDisk(t *testing.T) {
-	size, err := flags.DiskBytes(t.TempDir())
-	must.Succeed(t, err)
+	size := must.Get(flags.DiskBytes(t.TempDir()))(t)
 	t.Setenv("TMPDIR", t.TempDir())
 	b := boast(t)
 	root := b.put(t, &repb.Directory{Files: []*repb.FileNode{{Name: "a", Digest: stated(1, math.MaxInt64)}}})
 	action, err := cas.FromProto(cas.SHA256, b.put(t, &repb.Action{CommandDigest: b.put(t, &repb.Command{Arguments: []string{"true"}}), InputRootDigest: root}))
 	must.Succeed(t, err)
-	w, err := Open(&confinement.Flags{Tier: "full"})
-	must.Succeed(t, err)
+	w := must.Get(Open(&confinement.Flags{Tier: "full"}))(t)
 	defer w.Close()
 	_, err = w.Fetch(t.Context(), &client.Server{Address: b.address}, action)
 	if want := fmt.Sprintf("(%d bytes) are permitted: a fifth of the disk", size/5); err == nil || !strings.Contains(err.Error(), want) {

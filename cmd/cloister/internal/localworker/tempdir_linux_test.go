@@ -16,8 +16,7 @@ import (
 func TestAbandonedDirectoriesAreRemoved(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
-	living, err := Open(&confinement.Flags{Tier: "full"})
-	must.Succeed(t, err)
+	living := must.Get(Open(&confinement.Flags{Tier: "full"}))(t)
 	name := func(s string) string { return tempPrefix + s }
 	for _, d := range []string{name("dead/store/sub"), name("other"), name("foreign"), "elsewhere", "mine"} {
 		must.Succeed(t, os.MkdirAll(filepath.Join(tmp, d), 0o700))
@@ -32,11 +31,9 @@ func TestAbandonedDirectoriesAreRemoved(t *testing.T) {
 		must.Succeed(t, os.Chown(filepath.Join(tmp, name("foreign")), 12345, 12345))
 		want = append(want, name("foreign"))
 	}
-	second, err := Open(&confinement.Flags{Tier: "full"})
-	must.Succeed(t, err)
+	second := must.Get(Open(&confinement.Flags{Tier: "full"}))(t)
 	listing := func() (names []string) {
-		all, err := os.ReadDir(tmp)
-		must.Succeed(t, err)
+		all := must.Get(os.ReadDir(tmp))(t)
 		for _, e := range all {
 			names = append(names, e.Name())
 		}
@@ -46,13 +43,9 @@ func TestAbandonedDirectoriesAreRemoved(t *testing.T) {
 	if got := listing(); !slices.Equal(got, sorted(append(want, filepath.Base(second.Dir)))) {
 		t.Errorf("there are %q, want %q and %s", got, want, second.Dir)
 	}
-	if _, err := os.Stat(filepath.Join(tmp, "mine/kept")); err != nil {
-		t.Error(err)
-	}
+	must.Get(os.Stat(filepath.Join(tmp, "mine/kept")))(t)
 	for _, w := range []*Worker{living, second} {
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, w.Close())
 	}
 	if got := listing(); slices.Contains(got, filepath.Base(living.Dir)) || slices.Contains(got, filepath.Base(second.Dir)) {
 		t.Errorf("left are %q", got)

@@ -24,8 +24,7 @@ import (
 
 // TestFailedWritesMarkTheStoreAsFull: every kind of write does, for a minute.
 func TestFailedWritesMarkTheStoreAsFull(t *testing.T) {
-	c, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 10})
-	must.Succeed(t, err)
+	c := must.Get(disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 10}))(t)
 	defer c.Close()
 	// A blob that never fits says nothing.
 	var never fullStore
@@ -35,8 +34,7 @@ func TestFailedWritesMarkTheStoreAsFull(t *testing.T) {
 		t.Errorf("a blob above the budget: %v, noted as %q", err, never.full(time.Now()))
 	}
 	var filling fullStore
-	in, err := filling.instances(c.Instance, c.Stats().MaxBytes/2)("")
-	must.Succeed(t, err)
+	in := must.Get(filling.instances(c.Instance, c.Stats().MaxBytes/2)(""))(t)
 	if _, ok := cas.As[cas.Locator](in.Store); !ok {
 		t.Error("what is on a disk is no cas.Locator")
 	}
@@ -45,6 +43,7 @@ func TestFailedWritesMarkTheStoreAsFull(t *testing.T) {
 	}
 	var held cas.Digest
 	var content []byte // of held
+	var err error
 	for i := 0; err == nil; i++ {
 		if filling.full(time.Now()) != "" {
 			t.Fatal("full before a write was refused")
@@ -87,18 +86,15 @@ func TestFailedWritesMarkTheStoreAsFull(t *testing.T) {
 
 // TestReadsDoNotMarkTheStoreAsFull: fetching from an upstream may fail without the server being full.
 func TestReadsDoNotMarkTheStoreAsFull(t *testing.T) {
-	near, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 10})
-	must.Succeed(t, err)
+	near := must.Get(disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 10}))(t)
 	defer near.Close()
 	far := castest.Instances()
-	front, err := overlay.New(overlay.Config{
+	front := must.Get(overlay.New(overlay.Config{
 		Local: near.Instance, Upstream: far, Journal: filepath.Join(t.TempDir(), "journal"),
-	})
-	must.Succeed(t, err)
+	}))(t)
 	defer front.Close(t.Context())
 	var f fullStore
-	in, err := f.instances(front.Instance, near.Stats().MaxBytes/2)("")
-	must.Succeed(t, err)
+	in := must.Get(f.instances(front.Instance, near.Stats().MaxBytes/2)(""))(t)
 	if _, ok := cas.As[cas.Fetcher](in.Store); !ok {
 		t.Error("what is read from an upstream is no cas.Fetcher")
 	}
@@ -108,8 +104,7 @@ func TestReadsDoNotMarkTheStoreAsFull(t *testing.T) {
 	if _, ok := cas.As[cas.Splicer](in.Store); !ok {
 		t.Error("what is on a disk is no cas.Splicer in front of an upstream")
 	}
-	behind, err := far("")
-	must.Succeed(t, err)
+	behind := must.Get(far(""))(t)
 	var ds []cas.Digest
 	for i := range 500 {
 		data := bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 1000)
@@ -117,13 +112,9 @@ func TestReadsDoNotMarkTheStoreAsFull(t *testing.T) {
 		must.Succeed(t, behind.Store.Put(t.Context(), d, bytes.NewReader(data)))
 		ds = append(ds, d)
 	}
-	if err := cas.Fetch(t.Context(), in.Store, ds); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, cas.Fetch(t.Context(), in.Store, ds))
 	for _, d := range ds {
-		if _, err := cas.ReadAll(t.Context(), in.Store, d, d.Size()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(cas.ReadAll(t.Context(), in.Store, d, d.Size()))(t)
 	}
 	if missing, err := near.Instance(""); err != nil {
 		t.Fatal(err)
@@ -152,13 +143,12 @@ func TestPendingWritesAreNoted(t *testing.T) {
 	memory := castest.NewMemory()
 	far := faulty.New(memory, memory)
 	far.Fail(cas.ErrUnavailable, faulty.PutAll)
-	front, err := overlay.New(overlay.Config{
+	front := must.Get(overlay.New(overlay.Config{
 		Local: castest.Instances(), Policy: overlay.WriteBack, Journal: filepath.Join(t.TempDir(), "journal"),
 		Upstream: func(name string) (*cas.Instance, error) {
 			return &cas.Instance{Name: name, Store: far, Actions: far}, nil
 		},
-	})
-	must.Succeed(t, err)
+	}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	defer front.Close(ctx)
@@ -167,11 +157,8 @@ func TestPendingWritesAreNoted(t *testing.T) {
 		Upstream: &upstream{address: "s3://b"},
 	}
 	n.Ready.notes = n.Notes
-	in, err := front.Instance("")
-	must.Succeed(t, err)
-	if _, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, make([]byte, 1<<10)); err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(front.Instance(""))(t)
+	must.Get(cas.PutBytes(t.Context(), in.Store, cas.SHA256, make([]byte, 1<<10)))(t)
 	ready := func(want ...string) {
 		t.Helper()
 		w := httptest.NewRecorder()

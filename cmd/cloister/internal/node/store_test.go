@@ -22,8 +22,7 @@ func TestLargeBudgetIsReported(t *testing.T) {
 	for size, want := range map[flags.Size]int{{Bytes: 1 << 62}: 1, {Bytes: 1 << 20}: 0, {Percent: 50}: 0} {
 		var text bytes.Buffer
 		c := &Config{Dir: t.TempDir(), maxSize: size}
-		store, err := openStore(c, slog.New(slog.NewTextHandler(&text, nil)))
-		must.Succeed(t, err)
+		store := must.Get(openStore(c, slog.New(slog.NewTextHandler(&text, nil))))(t)
 		store.Close()
 		if strings.Count(text.String(), "--max-size is larger than the file system") != want {
 			t.Errorf("%v: got the log %q, want %d warnings", size, &text, want)

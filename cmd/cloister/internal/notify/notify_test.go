@@ -27,8 +27,7 @@ type manager struct {
 // listen starts a manager at a path, or at an abstract name if it begins with @.
 func listen(t *testing.T, name string) *manager {
 	t.Helper()
-	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
-	must.Succeed(t, err)
+	conn := must.Get(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"}))(t)
 	t.Cleanup(func() { conn.Close() })
 	t.Setenv("NOTIFY_SOCKET", name)
 	t.Setenv("WATCHDOG_USEC", "")
@@ -40,15 +39,13 @@ func listen(t *testing.T, name string) *manager {
 func (m *manager) next() string {
 	m.t.Helper()
 	b := make([]byte, 4096)
-	n, err := m.conn.Read(b)
-	must.Succeed(m.t, err)
+	n := must.Get(m.conn.Read(b))(m.t)
 	return string(b[:n])
 }
 
 func (m *manager) ready(check func() (string, error)) *notify.Service {
 	m.t.Helper()
-	s, err := notify.Ready(notify.Config{Check: check, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
-	must.Succeed(m.t, err)
+	s := must.Get(notify.Ready(notify.Config{Check: check, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}))(m.t)
 	return s
 }
 

@@ -96,8 +96,7 @@ func TestStatusOfOtherInstances(t *testing.T) {
 
 // The JSON has stable names and plain numbers.
 func TestStatusJSON(t *testing.T) {
-	b, err := json.Marshal(stateOf(aFleet()))
-	must.Succeed(t, err)
+	b := must.Get(json.Marshal(stateOf(aFleet())))(t)
 	var s struct {
 		Ready   *bool
 		Up      float64 `json:"up_seconds"`

@@ -39,23 +39,18 @@ func TestTopOnTerminal(t *testing.T) {
 	})
 	none, _ := pipe(t)
 	shown, out := pipe(t)
-	persons, err := terminal.Open(none, out)
-	must.Succeed(t, err)
+	persons := must.Get(terminal.Open(none, out))(t)
 	defer persons.Close()
 	settings := func() (s *unix.Termios) {
-		if err := terminal.Control(persons.TTY, func(fd int) (err error) {
+		must.Succeed(t, terminal.Control(persons.TTY, func(fd int) (err error) {
 			s, err = unix.IoctlGetTermios(fd, unix.TCGETS)
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return s
 	}
-	if err := terminal.Control(persons.TTY, func(fd int) error {
+	must.Succeed(t, terminal.Control(persons.TTY, func(fd int) error {
 		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 3, Col: 20})
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	before := settings()
 	c := Top{Interval: 100 * time.Millisecond}
 	c.From.Server.Address = "grpc://" + address
@@ -79,9 +74,7 @@ func TestTopOnTerminal(t *testing.T) {
 	if s := settings(); s.Lflag&(unix.ICANON|unix.ECHO) != 0 || s.Lflag&unix.ISIG == 0 {
 		t.Errorf("keys do not come at once, or Ctrl-C is no signal: %+v", s)
 	}
-	if _, err := io.WriteString(persons.PTMX, "xq"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(persons.PTMX, "xq"))(t)
 	if err := <-ended; err != nil {
 		t.Errorf("q: %v", err)
 	}

@@ -81,14 +81,12 @@ func elsewhere(t *testing.T, c *Config, on string) (*repro.Verdict, []repro.Exec
 	must.Succeed(t, err)
 	here := castest.NewMemory()
 	put := func(text string) *repb.Digest {
-		d, err := cas.PutBytes(t.Context(), here, cas.SHA256, []byte(text))
-		must.Succeed(t, err)
+		d := must.Get(cas.PutBytes(t.Context(), here, cas.SHA256, []byte(text)))(t)
 		return d.Proto()
 	}
 	action, err := cas.PutProto(t.Context(), here, cas.SHA256, &repb.Action{CommandDigest: put("\n\x04true"), InputRootDigest: put("")})
 	must.Succeed(t, err)
-	p, err := all[on].executor(t.Context(), on, here, action)
-	must.Succeed(t, err)
+	p := must.Get(all[on].executor(t.Context(), on, here, action))(t)
 	executors := []repro.Executor{*p}
 	v, err := repro.Check(t.Context(), &worker.Task{Action: action}, repro.Options{Runs: 2, Executors: executors})
 	return v, executors, err
@@ -119,11 +117,9 @@ func TestServersRecordNothing(t *testing.T) {
 	if err != nil || len(l.asked) != 2 {
 		t.Fatalf("asked %d times, %v", len(l.asked), err)
 	}
-	in, err := l.in("")
-	must.Succeed(t, err)
+	in := must.Get(l.in(""))(t)
 	for i, req := range l.asked {
-		d, err := cas.FromProto(cas.SHA256, req.ActionDigest)
-		must.Succeed(t, err)
+		d := must.Get(cas.FromProto(cas.SHA256, req.ActionDigest))(t)
 		var a repb.Action
 		if err := cas.ReadProto(t.Context(), in.Store, d, &a); err != nil || !a.DoNotCache || !req.SkipCacheLookup || v.Runs[i].Action != d.String() {
 			t.Errorf("asked for %v, which is %v, and told %q: %v", req, &a, v.Runs[i].Action, err)

@@ -60,8 +60,7 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 		{"a process", "no process left, no namespace left", func(t *testing.T, _ *localworker.Worker) {
 			out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!").Output()
 			must.Succeed(t, err)
-			pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
-			must.Succeed(t, err)
+			pid := must.Get(strconv.Atoi(strings.TrimSpace(string(out))))(t)
 			t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL); _, _ = unix.Wait4(pid, nil, 0, nil) })
 		}},
 		{"a file", "no file left", func(t *testing.T, _ *localworker.Worker) {
@@ -70,8 +69,7 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 			t.Cleanup(func() { os.Remove(name); os.Remove(filepath.Dir(name)) })
 		}},
 		{"a descriptor", "no namespace left", func(t *testing.T, _ *localworker.Worker) {
-			f, err := os.Open("/proc/self/ns/net")
-			must.Succeed(t, err)
+			f := must.Get(os.Open("/proc/self/ns/net"))(t)
 			t.Cleanup(func() { f.Close() })
 		}},
 		{"a mount", "no mount left", func(t *testing.T, _ *localworker.Worker) {
@@ -128,12 +126,9 @@ func TestSelfTestNamesWhatIsBroken(t *testing.T) {
 
 // TestSelfTestChecks covers results that no layer can be made to produce here.
 func TestSelfTestChecks(t *testing.T) {
-	in, err := castest.Instances()("")
-	must.Succeed(t, err)
-	input, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, selfInput)
-	must.Succeed(t, err)
-	other, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, []byte("changed"))
-	must.Succeed(t, err)
+	in := must.Get(castest.Instances()(""))(t)
+	input := must.Get(cas.PutBytes(t.Context(), in.Store, cas.SHA256, selfInput))(t)
+	other := must.Get(cas.PutBytes(t.Context(), in.Store, cas.SHA256, []byte("changed")))(t)
 	const connect, write = `{"Kind":"connect","What":"x","Error":"refused"}`, `{"Kind":"write","What":"x","Error":"refused"}`
 	for _, c := range []struct {
 		said, hash, broken string
@@ -151,9 +146,7 @@ func TestSelfTestChecks(t *testing.T) {
 		run := func(hash string) *worker.Outcome {
 			return &worker.Outcome{StableHash: hash, Result: &repb.ActionResult{StdoutRaw: []byte("[" + c.said + "]"), OutputFiles: []*repb.OutputFile{{}}}}
 		}
-		if err := s.check(t.Context(), in.Store, [2]*worker.Outcome{run("1"), run(c.hash)}); err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, s.check(t.Context(), in.Store, [2]*worker.Outcome{run("1"), run(c.hash)}))
 		if (c.broken != "") != s.failed || c.broken != "" && !strings.Contains(out.String(), "FAIL  "+c.broken) || strings.Count(out.String(), "FAIL") > 1 {
 			t.Errorf("%s:\n%s", c.said, &out)
 		}

@@ -30,13 +30,11 @@ func TestPendingReadsTheJournal(t *testing.T) {
 	}
 	flaky.Fail(cas.ErrUnavailable, faulty.Put, faulty.PutAll)
 	for _, want := range []int{3, 0} {
-		front, err := overlay.New(c)
-		must.Succeed(t, err)
+		front := must.Get(overlay.New(c))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		if want > 0 {
 			cancel()
-			in, err := front.Instance("a name")
-			must.Succeed(t, err)
+			in := must.Get(front.Instance("a name"))(t)
 			for i := range want {
 				data := []byte{byte(i)}
 				must.Succeed(t, in.Store.Put(t.Context(), cas.SHA256.Sum(data), bytes.NewReader(data)))

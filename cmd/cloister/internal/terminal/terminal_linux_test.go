@@ -43,8 +43,7 @@ func pipe(t *testing.T) (r, w *os.File) {
 func TestTerminalOfPipes(t *testing.T) {
 	in, keys := pipe(t)
 	shown, out := pipe(t)
-	term, err := Open(in, out)
-	must.Succeed(t, err)
+	term := must.Get(Open(in, out))(t)
 	defer term.Close()
 	cmd := shell(t, term)
 	// The last line has no end, and cat wants one of its own.
@@ -79,30 +78,24 @@ func TestTerminalOfPipes(t *testing.T) {
 func TestTerminalOfAPerson(t *testing.T) {
 	none, _ := pipe(t)
 	_, ignored := pipe(t)
-	persons, err := Open(none, ignored)
-	must.Succeed(t, err)
+	persons := must.Get(Open(none, ignored))(t)
 	defer persons.Close()
 	settings := func() (s *unix.Termios) {
-		if err := Control(persons.TTY, func(fd int) (err error) {
+		must.Succeed(t, Control(persons.TTY, func(fd int) (err error) {
 			s, err = unix.IoctlGetTermios(fd, unix.TCGETS)
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return s
 	}
 	size := func(rows, columns uint16) {
-		if err := Control(persons.TTY, func(fd int) error {
+		must.Succeed(t, Control(persons.TTY, func(fd int) error {
 			return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: columns})
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	before := settings()
 	size(33, 77)
 	shown, out := pipe(t)
-	term, err := Open(persons.TTY, out)
-	must.Succeed(t, err)
+	term := must.Get(Open(persons.TTY, out))(t)
 	defer term.Close()
 	if s := settings(); s.Lflag&(unix.ICANON|unix.ECHO|unix.ISIG) != 0 || s.Oflag&unix.OPOST != 0 {
 		t.Errorf("the person's terminal still has a mind of its own: %+v", s)
@@ -120,9 +113,7 @@ func TestTerminalOfAPerson(t *testing.T) {
 		t.Fatalf("%q never came: %v", want, lines.Err())
 	}
 	say := func(keys string) {
-		if _, err := io.WriteString(persons.PTMX, keys); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(io.WriteString(persons.PTMX, keys))(t)
 	}
 	say("stty size\n")
 	await("33 77")
@@ -151,28 +142,22 @@ func TestTerminalOfAPerson(t *testing.T) {
 func TestSecretIsNotShown(t *testing.T) {
 	none, _ := pipe(t)
 	shown, out := pipe(t)
-	persons, err := Open(none, out)
-	must.Succeed(t, err)
+	persons := must.Get(Open(none, out))(t)
 	defer persons.Close()
-	tty, err := os.OpenFile(persons.TTY.Name(), os.O_RDWR|unix.O_NOCTTY, 0)
-	must.Succeed(t, err)
+	tty := must.Get(os.OpenFile(persons.TTY.Name(), os.O_RDWR|unix.O_NOCTTY, 0))(t)
 	defer tty.Close()
 	settings := func() (s unix.Termios) {
-		if err := Control(tty, func(fd int) error {
+		must.Succeed(t, Control(tty, func(fd int) error {
 			now, err := unix.IoctlGetTermios(fd, unix.TCGETS)
 			if err == nil {
 				s = *now
 			}
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return s
 	}
 	// As a shell has it.
-	if _, err := setTerminal(tty, func(s *unix.Termios) { s.Lflag |= unix.ECHO }); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(setTerminal(tty, func(s *unix.Termios) { s.Lflag |= unix.ECHO }))(t)
 	before := settings()
 	shown.SetReadDeadline(time.Now().Add(time.Minute)) // a bound, which is not met
 	var text strings.Builder
