@@ -288,7 +288,7 @@ func leaving(c *client) {
 		if a.code() != codes.Canceled || time.Since(left) < 5*time.Second {
 			break
 		}
-		c.Log("the machine stalled for as long as a server keeps the action of a client that left")
+		c.Log("the machine stalled until the server dropped the action of a client that left")
 	}
 	if r := c.wantResult("WaitExecution of an action whose client left", a); r.Result.GetExitCode() != 0 ||
 		len(r.Result.GetOutputFiles()) != 1 {
