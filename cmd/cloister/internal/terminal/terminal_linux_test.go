@@ -101,10 +101,10 @@ func TestTerminalOfAPerson(t *testing.T) {
 		t.Errorf("the person's terminal still has a mind of its own: %+v", s)
 	}
 	cmd := shell(t, term)
-	shown.SetReadDeadline(time.Now().Add(time.Minute)) // a bound, which is not met
 	lines := bufio.NewScanner(shown)
 	await := func(want string) {
 		t.Helper()
+		shown.SetReadDeadline(time.Now().Add(time.Minute)) // a bound, which is not met
 		for lines.Scan() {
 			if strings.Contains(lines.Text(), want) {
 				return
