@@ -263,7 +263,7 @@ func TestThreadsOfBuildbarnsWorkerAreSlots(t *testing.T) {
 // TestHeadCancelsActionOfBuildbarnsWorker, whose process ends, and which takes the next action.
 func TestHeadCancelsActionOfBuildbarnsWorker(t *testing.T) {
 	// A worker calls after a third of this time.
-	h, g := newHead(t, "--worker-timeout", "3s"), newBarrier(t)
+	h, g := newHead(t, "--worker-timeout", "10s"), newBarrier(t)
 	h.worker(t, "one")
 	store := dialAt(t, h.clients, "")
 	conn := grpctest.Dial(t, h.clients)
@@ -291,7 +291,7 @@ func TestHeadCancelsActionOfBuildbarnsWorker(t *testing.T) {
 
 // TestActionOfALostBuildbarnWorkerRunsElsewhere unnoticed by its client.
 func TestActionOfALostBuildbarnWorkerRunsElsewhere(t *testing.T) {
-	h, g := newHead(t, "--worker-timeout", "3s"), newBarrier(t)
+	h, g := newHead(t, "--worker-timeout", "10s"), newBarrier(t)
 	workers := map[string]*peers.Server{"one": h.worker(t, "one"), "two": h.worker(t, "two")}
 	store := dialAt(t, h.clients, "")
 	a := request(t.Context(), h.clients, action(t, store, g.script("$HOST"), time.Minute))
@@ -342,7 +342,7 @@ func TestHeadDrainsActionsOfBuildbarnsWorker(t *testing.T) {
 
 // TestBuildbarnsWorkerSurvivesHeadCrash: it kills the abandoned action and takes actions from the restarted head.
 func TestBuildbarnsWorkerSurvivesHeadCrash(t *testing.T) {
-	h, g := newHead(t, "--worker-timeout", "3s"), newBarrier(t)
+	h, g := newHead(t, "--worker-timeout", "10s"), newBarrier(t)
 	h.worker(t, "one")
 	a := request(t.Context(), h.clients, action(t, dialAt(t, h.clients, ""), g.script("$$"), time.Hour))
 	pid := g.arrived(t, 1)[0]

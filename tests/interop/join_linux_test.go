@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
@@ -126,11 +128,18 @@ func TestJoinDrainsOnSIGTERM(t *testing.T) {
 	b := farm(t, "-declare", "-property", "os=linux")
 	one := b.join(t, "one", "--property", "os=linux")
 	store := dial(t, b.scheduler, "")
-	script, pids := marked(t, "sleep 3")
+	script, pids := marked(t, `trap 'go=1' USR1; while [ "$go" = "" ]; do sleep 0.05; done`)
 	first := request(t.Context(), b.scheduler.Addr, action(t, store, script, time.Minute))
 	wantSome(t, pids)
 	second := request(t.Context(), b.scheduler.Addr, action(t, store, "true", time.Minute))
 	b.wantTasks(t, 1, 1)
+	must.Succeed(t, one.cmd.Process.Signal(syscall.SIGTERM))
+	one.wantPrinted(t, "draining", 1)
+	must.Hold(t, "the first action ends", func() bool {
+		_, mark, _ := strings.Cut(script, "\n: ")
+		return sandboxtest.Signal(t, mark, syscall.SIGUSR1) > 0
+	})
+	<-one.ended
 	one.stop(t)
 	if w := first.want(t).GetExecutionMetadata().GetWorker(); !strings.Contains(w, "one") {
 		t.Errorf("the first action ran on %q, want one", w)
