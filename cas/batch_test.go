@@ -5,13 +5,13 @@ package cas_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -72,15 +72,11 @@ func TestBatchPutsTogether(t *testing.T) {
 	for range 2 { // the second Flush does nothing
 		must.Succeed(t, b.Flush(t.Context()))
 	}
-	if !slices.Equal(p.blobs, []int{50}) {
-		t.Errorf("got batches of %v, want one of 50", p.blobs)
-	}
+	expect.Slices(t, p.blobs, []int{50}, "batches")
 	if !slices.Equal(b.Blobs(), want) {
 		t.Errorf("Blobs: got %d, want %d", len(b.Blobs()), len(want))
 	}
-	if missing, err := p.Missing(t.Context(), want); err != nil || len(missing) > 0 {
-		t.Errorf("%d blobs are absent, %v", len(missing), err)
-	}
+	expect.Equal(t, len(must.Get(p.Missing(t.Context(), want))(t)), 0)
 }
 
 // TestBatchIsBounded: Add flushes when too much is waiting.
@@ -95,9 +91,7 @@ func TestBatchIsBounded(t *testing.T) {
 				wg.Go(func() {
 					for i := range each {
 						data := bytes.Repeat([]byte{byte(g), byte(i), byte(i >> 8)}, size/3)
-						if _, err := b.AddBytes(t.Context(), cas.SHA256, data); err != nil {
-							t.Error(err)
-						}
+						expect.Error(t, expect.Err(b.AddBytes(t.Context(), cas.SHA256, data)), nil)
 					}
 				})
 			}
@@ -122,7 +116,5 @@ func TestBatchReturnsErrorOfStore(t *testing.T) {
 	for i := range 3 {
 		must.Get(b.AddBytes(t.Context(), cas.SHA256, []byte{byte(i)}))(t)
 	}
-	if err := b.Flush(t.Context()); !errors.Is(err, cas.ErrFull) {
-		t.Errorf("got %v, want ErrFull", err)
-	}
+	expect.Error(t, b.Flush(t.Context()), cas.ErrFull)
 }

@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -96,9 +97,7 @@ func TestReadProtoLimitsSizeByKind(t *testing.T) {
 		}
 	}
 	err := cas.CheckMessage(make([]byte, cas.MaxMessage+1), &repb.Tree{})
-	if err != nil {
-		t.Errorf("Tree larger than the limit of a Directory: %v", err)
-	}
+	expect.Error(t, err, nil, "Tree larger than the limit of a Directory")
 	err = cas.CheckMessage(make([]byte, cas.MaxTree+1), &repb.Tree{})
 	if !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprint(cas.MaxTree)) {
 		t.Errorf("Tree larger than its limit: got %v, want ErrInvalid naming the limit", err)

@@ -7,13 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"sync"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
@@ -70,9 +70,8 @@ func (m *marking) wantMarked(t *testing.T, want ...cas.Digest) {
 	for _, d := range want {
 		once[d] = 1
 	}
-	if diff := cmp.Diff(once, m.marks, cmp.Comparer(func(a, b cas.Digest) bool { return a == b })); diff != "" {
-		t.Errorf("blobs marked as used (-want +got):\n%s", diff)
-	}
+	expect.Equal(t, cmp.Diff(once, m.marks, cmp.Comparer(func(a, b cas.Digest) bool { return a == b })), "",
+		"blobs marked as used (-want +got)")
 	clear(m.marks)
 }
 
@@ -104,13 +103,9 @@ func TestClosureReadsAndListsEachBlobOnce(t *testing.T) {
 	}
 	want = append(want, inTree, inRoot, shared, inShared)
 	got := must.Get(cas.Closure(t.Context(), s, cas.SHA256, &r))(t)
-	if diff := cmp.Diff(fmt.Sprint(want), fmt.Sprint(got)); diff != "" {
-		t.Errorf("closure (-want +got):\n%s", diff)
-	}
+	expect.Equal(t, cmp.Diff(fmt.Sprint(want), fmt.Sprint(got)), "", "closure (-want +got)")
 	for d, n := range s.n {
-		if n != 1 {
-			t.Errorf("blob %s was read %d times, want 1", d, n)
-		}
+		expect.Equal(t, n, 1, "blob %s was read N times", d)
 	}
 	if len(s.n) != 5 { // the Tree, three roots, the shared Directory
 		t.Errorf("%d blobs were read, want 5", len(s.n))
@@ -223,11 +218,7 @@ func TestLookupCompleteGivesReason(t *testing.T) {
 			if !errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrInvalid) {
 				t.Fatalf("got %v, want only ErrNotFound", err)
 			}
-			for _, want := range []string{action.String(), c.want} {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("got %q, want it to contain %q", err, want)
-				}
-			}
+			expect.Texts(t, err.Error(), []string{action.String(), c.want})
 		})
 	}
 }
@@ -266,9 +257,7 @@ func TestRule062And063_HitMarksItsWholeClosureOrIsNone(t *testing.T) {
 	for _, d := range blobs {
 		content := must.Get(cas.ReadAll(t.Context(), s, d, 1<<20))(t)
 		s.Delete(d)
-		if _, err := cas.LookupComplete(t.Context(), in, action); !errors.Is(err, cas.ErrNotFound) {
-			t.Errorf("without %q: got %v, want ErrNotFound", content, err)
-		}
+		expect.Error(t, expect.Err(cas.LookupComplete(t.Context(), in, action)), cas.ErrNotFound, "without %q", content)
 		s.text(t, string(content))
 	}
 }
@@ -294,7 +283,6 @@ func TestDirectoryClosure(t *testing.T) {
 	if o.n[leaf] != 1 || o.n[root] != 1 {
 		t.Errorf("openings: got %v, want one of each Directory", o.n)
 	}
-	if _, err := cas.DirectoryClosure(t.Context(), o, cas.SHA256.Sum([]byte("absent"))); !errors.Is(err, cas.ErrNotFound) {
-		t.Errorf("absent: got %v, want ErrNotFound", err)
-	}
+	expect.Error(t, expect.Err(cas.DirectoryClosure(t.Context(), o, cas.SHA256.Sum([]byte("absent")))), cas.ErrNotFound,
+		"absent")
 }

@@ -14,6 +14,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -36,9 +37,7 @@ func TestDigestRejectsMalformed(t *testing.T) {
 			t.Errorf("%s: got %v, %v, want ErrInvalid", name, d, err)
 		}
 	}
-	if _, err := cas.FromProto(cas.SHA256, nil); !errors.Is(err, cas.ErrInvalid) {
-		t.Errorf("unset: got %v, want ErrInvalid", err)
-	}
+	expect.Error(t, expect.Err(cas.FromProto(cas.SHA256, nil)), cas.ErrInvalid, "unset")
 }
 
 func FuzzParseDigest(f *testing.F) {
@@ -105,17 +104,11 @@ func TestFunctionsMatchOtherPrograms(t *testing.T) {
 		cas.SHA256TREE: "sha256tree:5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03/6",
 		cas.GITSHA1:    "gitsha1:ce013625030ba8dba906f756967f9e9ca394464a/6",
 	} {
-		if got := f.Sum([]byte("hello\n")).String(); got != want {
-			t.Errorf("%v: got %s, want %s", f, got, want)
-		}
+		expect.Equal(t, f.Sum([]byte("hello\n")).String(), want, "%v", f)
 	}
 	const empty = "blake3:af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262/0"
-	if got := cas.BLAKE3.Sum(nil).String(); got != empty {
-		t.Errorf("got %s, want %s", got, empty)
-	}
-	if n := len(cas.Functions()); n != 8 {
-		t.Errorf("got %d functions, want 8", n)
-	}
+	expect.Equal(t, cas.BLAKE3.Sum(nil).String(), empty)
+	expect.Equal(t, len(cas.Functions()), 8, "functions")
 }
 
 // Rule 20. SHA256TREE equals SHA256 up to 1024 bytes.
@@ -141,23 +134,17 @@ func TestGitHashReset(t *testing.T) {
 
 func TestInstanceNames(t *testing.T) {
 	for _, ok := range []string{"", "a", "a/b/c", "Blobs", "ünï", "a b", ".."} {
-		if err := cas.CheckInstanceName(ok); err != nil {
-			t.Errorf("%q: %v", ok, err)
-		}
+		expect.Error(t, cas.CheckInstanceName(ok), nil, "%q", ok)
 	}
 	for _, bad := range []string{"/", "a//b", "a/", "/a", "blobs", "a/uploads/b", "x/actionResults", "\xff", "a\x00", strings.Repeat("x", 257)} {
-		if err := cas.CheckInstanceName(bad); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("%q: got %v, want ErrInvalid", bad, err)
-		}
+		expect.Error(t, cas.CheckInstanceName(bad), cas.ErrInvalid, "%q", bad)
 	}
 }
 
 func TestVerifyFindsEveryDifference(t *testing.T) {
 	d := cas.SHA256.Sum([]byte("hello"))
 	for text, want := range map[string]error{"hello": nil, "hellO": cas.ErrCorrupt, "hell": cas.ErrCorrupt, "hello!": cas.ErrCorrupt, "": cas.ErrCorrupt} {
-		if _, err := io.ReadAll(cas.Verify(d, strings.NewReader(text))); !errors.Is(err, want) {
-			t.Errorf("%q: got %v, want %v", text, err, want)
-		}
+		expect.Error(t, expect.Err(io.ReadAll(cas.Verify(d, strings.NewReader(text)))), want, "%q", text)
 	}
 }
 
@@ -219,9 +206,7 @@ func TestZeroDigestIsInvalid(t *testing.T) {
 		"Batch.Add": func() error { return cas.NewBatch(m).Add(ctx, cas.Blob{}) },
 		"Closure":   func() error { _, err := cas.DirectoryClosure(ctx, m, cas.Digest{}); return err },
 	} {
-		if err := call(); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("%s: got %v, want ErrInvalid", name, err)
-		}
+		expect.Error(t, call(), cas.ErrInvalid, "%s", name)
 	}
 }
 
@@ -235,22 +220,16 @@ func TestDigestAsTextAndJSON(t *testing.T) {
 	for _, f := range cas.Functions() {
 		want := record{D: f.Sum([]byte("a")), M: map[cas.Digest]string{f.Sum(nil): "empty"}}
 		text := must.Get(json.Marshal(want))(t)
-		if !strings.Contains(string(text), `"d":"`+want.D.String()+`"`) {
-			t.Errorf("%v: got %s, want the text of String", f, text)
-		}
+		expect.Text(t, string(text), `"d":"`+want.D.String()+`"`, "%v (the text of String)", f)
 		var got record
 		if err := json.Unmarshal(text, &got); err != nil || got.D != want.D || !maps.Equal(got.M, want.M) {
 			t.Errorf("%v: got %v, %v, want %v", f, got, err, want)
 		}
 	}
-	if text, err := json.Marshal(record{}); err != nil || string(text) != `{"d":""}` {
-		t.Errorf(`the zero Digest: got %s, %v, want {"d":""}`, text, err)
-	}
+	expect.Equal(t, string(must.Get(json.Marshal(record{}))(t)), `{"d":""}`, "the zero Digest")
 	kept := record{D: cas.SHA256.Sum(nil)}
 	if err := json.Unmarshal([]byte(`{"d":""}`), &kept); err != nil || !kept.D.IsZero() {
 		t.Errorf("empty text: got %v, %v, want the zero Digest", kept.D, err)
 	}
-	if err := json.Unmarshal([]byte(`{"d":"xyz/1"}`), &kept); !errors.Is(err, cas.ErrInvalid) {
-		t.Errorf("malformed text: got %v, want ErrInvalid", err)
-	}
+	expect.Error(t, json.Unmarshal([]byte(`{"d":"xyz/1"}`), &kept), cas.ErrInvalid, "malformed text")
 }

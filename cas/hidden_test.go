@@ -7,13 +7,13 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"slices"
 	"sync/atomic"
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/memory"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // A store that embeds another one without Unwrap loses the abilities that As would find. Hidden lists them.
@@ -39,9 +39,7 @@ func TestHidden(t *testing.T) {
 		"decorates nothing":       {decorator{}, nil},
 		"forwards one, hides one": {&forwarding{opaque{m}}, []string{"Splicer"}},
 	} {
-		if got := cas.Hidden(test.store); !slices.Equal(got, test.want) {
-			t.Errorf("%s: got %q, want %q", name, got, test.want)
-		}
+		expect.Slices(t, cas.Hidden(test.store), test.want, "%s", name)
 	}
 }
 

@@ -4,12 +4,12 @@ package cas_test
 
 import (
 	"bytes"
-	"errors"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/protobuf/proto"
 )
@@ -19,8 +19,7 @@ func fixture(t *testing.T) (*castest.Memory, *repb.ActionResult) {
 	t.Helper()
 	s := castest.NewMemory()
 	put := func(n int) *repb.Digest {
-		d := must.Get(cas.PutBytes(t.Context(), s, cas.SHA256, bytes.Repeat([]byte{'x'}, n)))(t)
-		return d.Proto()
+		return must.Get(cas.PutBytes(t.Context(), s, cas.SHA256, bytes.Repeat([]byte{'x'}, n)))(t).Proto()
 	}
 	return s, &repb.ActionResult{
 		StdoutDigest: put(100), StderrDigest: put(200),
@@ -79,14 +78,10 @@ func TestRule064_InlineRemovesUnwantedContents(t *testing.T) {
 func TestInlineReportsAbsentAndMalformed(t *testing.T) {
 	s, r := fixture(t)
 	s.Delete(cas.SHA256.Sum(bytes.Repeat([]byte{'x'}, 200)))
-	if err := cas.Inline(t.Context(), s, r, everything(1<<20)); !errors.Is(err, cas.ErrNotFound) {
-		t.Errorf("absent stderr: got %v, want ErrNotFound", err)
-	}
+	expect.Error(t, cas.Inline(t.Context(), s, r, everything(1<<20)), cas.ErrNotFound, "absent stderr")
 	if len(r.StdoutRaw) != 100 || r.StderrRaw != nil {
 		t.Errorf("absent stderr: got the result %v", r)
 	}
 	r.StdoutDigest.Hash = "xyz"
-	if err := cas.Inline(t.Context(), s, r, everything(1<<20)); !errors.Is(err, cas.ErrInvalid) {
-		t.Errorf("malformed digest: got %v, want ErrInvalid", err)
-	}
+	expect.Error(t, cas.Inline(t.Context(), s, r, everything(1<<20)), cas.ErrInvalid, "malformed digest")
 }

@@ -10,6 +10,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -40,9 +41,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 			t.Errorf("%s: got %v, want ErrInvalid with %q", name, c.err, c.want)
 		}
 	}
-	if _, err := cas.LookupComplete(ctx, nil, blob); err == nil || !strings.Contains(err.Error(), "the Instance is missing") {
-		t.Errorf("LookupComplete: got %v, want an error that names the Instance", err)
-	}
+	expect.Message(t, expect.Err(cas.LookupComplete(ctx, nil, blob)), "the Instance is missing", "LookupComplete")
 }
 
 // second returns the error of a call.

@@ -21,6 +21,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -154,6 +155,10 @@ var rules = []rule{
 	{
 		of: "tests/must", only: []string{},
 		why: "tests of every package use it",
+	},
+	{
+		of: "tests/expect", only: []string{"google.golang.org/grpc/codes", "google.golang.org/grpc/status"},
+		why: "likewise",
 	},
 	{
 		of: "cas/durable", only: []string{},
@@ -492,9 +497,7 @@ func sources(t *testing.T, visit func(path, text string), extensions ...string) 
 func TestEveryFileStatesItsLicence(t *testing.T) {
 	sources(t, func(path, text string) {
 		head := strings.SplitN(text, "\n", 4)
-		if !strings.Contains(strings.Join(head[:min(3, len(head))], "\n"), "SPDX-License-Identifier: Apache-2.0") {
-			t.Errorf("%s: want SPDX-License-Identifier: Apache-2.0 in the first three lines", path)
-		}
+		expect.Text(t, strings.Join(head[:min(3, len(head))], "\n"), "SPDX-License-Identifier: Apache-2.0", "%s", path)
 	}, ".go", ".sh", ".bzl", ".cc", ".h")
 }
 
@@ -504,9 +507,8 @@ var link = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
 func TestDocumentLinksExist(t *testing.T) {
 	sources(t, func(path, text string) {
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
-			if _, err := os.Stat(filepath.Join(root, filepath.Dir(path), m[1])); err != nil {
-				t.Errorf("%s links to %s, which does not exist", path, m[1])
-			}
+			expect.Error(t, expect.Err(os.Stat(filepath.Join(root, filepath.Dir(path), m[1]))), nil,
+				"%s links to %s, which does not exist", path, m[1])
 		}
 	}, ".md")
 }
@@ -523,11 +525,7 @@ func TestEveryDecisionIsIndexed(t *testing.T) {
 			t.Errorf("docs/adr/README.md does not list %s", name)
 		}
 		b := must.Get(os.ReadFile(r))(t)
-		for _, part := range []string{"## Context", "## Decision", "## Consequences"} {
-			if !strings.Contains(string(b), part) {
-				t.Errorf("%s has no section %q", name, part)
-			}
-		}
+		expect.Texts(t, string(b), []string{"## Context", "## Decision", "## Consequences"}, "%s", name)
 	}
 }
 

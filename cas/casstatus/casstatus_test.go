@@ -9,6 +9,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casstatus"
+	"github.com/cloister-build/cloister/tests/expect"
 	"google.golang.org/grpc/codes"
 )
 
@@ -18,8 +19,6 @@ func TestCodes(t *testing.T) {
 		cas.ErrNotFound: codes.NotFound, cas.ErrFull: codes.ResourceExhausted, cas.ErrCorrupt: codes.NotFound,
 		context.Canceled: codes.Canceled, errors.New("x"): codes.Internal,
 	} {
-		if got := casstatus.Code(err); got != want {
-			t.Errorf("Code(%v): got %v, want %v", err, got, want)
-		}
+		expect.Equal(t, casstatus.Code(err), want, "Code(%v)", err)
 	}
 }

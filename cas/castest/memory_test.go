@@ -4,12 +4,12 @@ package castest_test
 
 import (
 	"bytes"
-	"errors"
 	"slices"
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -28,13 +28,9 @@ func TestMemoryReportsCorruptBlob(t *testing.T) {
 	if !m.Corrupt(d) {
 		t.Error("Corrupt: got false")
 	}
-	if _, err := cas.ReadAll(t.Context(), m, d, 100); !errors.Is(err, cas.ErrCorrupt) {
-		t.Errorf("ReadAll: got %v, want ErrCorrupt", err)
-	}
+	expect.Error(t, expect.Err(cas.ReadAll(t.Context(), m, d, 100)), cas.ErrCorrupt, "ReadAll")
 	must.Succeed(t, m.Put(t.Context(), d, bytes.NewReader(b)))
-	if got, err := cas.ReadAll(t.Context(), m, d, 100); err != nil || !bytes.Equal(got, b) {
-		t.Errorf("after Put: got %d bytes, %v", len(got), err)
-	}
+	expect.Equal(t, string(must.Get(cas.ReadAll(t.Context(), m, d, 100))(t)), string(b), "after Put")
 }
 
 func TestMemoryDigestsAndDelete(t *testing.T) {
@@ -55,15 +51,11 @@ func TestMemoryDigestsAndDelete(t *testing.T) {
 // Rule 22.
 func TestInstancesAreIsolated(t *testing.T) {
 	instances := castest.Instances()
-	if _, err := instances("a/blobs"); !errors.Is(err, cas.ErrInvalid) {
-		t.Errorf("reserved word: got %v, want ErrInvalid", err)
-	}
+	expect.Error(t, expect.Err(instances("a/blobs")), cas.ErrInvalid, "reserved word")
 	a := must.Get(instances("a"))(t)
 	d := must.Get(cas.PutBytes(t.Context(), a.Store, cas.SHA256, []byte("x")))(t)
 	for name, want := range map[string]int{"a": 0, "": 1, "b": 1, "a/b": 1} {
 		in := must.Get(instances(name))(t)
-		if missing, err := in.Store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != want {
-			t.Errorf("instance %q: %d missing, %v, want %d", name, len(missing), err, want)
-		}
+		expect.Equal(t, len(must.Get(in.Store.Missing(t.Context(), []cas.Digest{d}))(t)), want, "instance %q", name)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -42,16 +43,12 @@ func appendTo(t *testing.T, l *Log, records ...string) {
 
 func wantRecords(t *testing.T, got []string, want ...string) {
 	t.Helper()
-	if !slices.Equal(got, want) {
-		t.Errorf("records: got %q, want %q", got, want)
-	}
+	expect.Slices(t, got, want, "records")
 }
 
 func wantFile(t *testing.T, path, want string) {
 	t.Helper()
-	if got, err := os.ReadFile(path); err != nil || string(got) != want {
-		t.Errorf("%s: got %q, %v, want %q", filepath.Base(path), got, err, want)
-	}
+	expect.Equal(t, string(must.Get(os.ReadFile(path))(t)), want, "%s", filepath.Base(path))
 }
 
 // TestLogKilledAtEveryByte cuts a log off at each of its bytes, as a crash during a write does.
@@ -100,9 +97,7 @@ func TestLogVerifiesChecksums(t *testing.T) {
 	must.Succeed(t, os.WriteFile(c.Path, bytes.Replace(text, []byte("two"), []byte("tvo"), 1), 0o600))
 	l, got := open(t, c)
 	wantRecords(t, got, "one", "three")
-	if l.Damaged() != 1 {
-		t.Errorf("got %d damaged lines, want 1", l.Damaged())
-	}
+	expect.Equal(t, l.Damaged(), 1, "damaged lines")
 }
 
 func TestLogReplayErrorEndsOpen(t *testing.T) {
@@ -169,9 +164,7 @@ func TestLogFailedAppendLeavesNothing(t *testing.T) {
 	appendTo(t, l, "three")
 	wantFile(t, c.Path, "one\nthree\n")
 	must.Succeed(t, errors.Join(l.Close(), l.Close()))
-	if err := l.Append([]byte("four")); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("append to a closed log: got %v, want os.ErrClosed", err)
-	}
+	expect.Error(t, l.Append([]byte("four")), os.ErrClosed, "append to a closed log")
 }
 
 func TestWriteFileReplacesAtomically(t *testing.T) {
@@ -186,14 +179,9 @@ func TestWriteFileReplacesAtomically(t *testing.T) {
 		_, err := f.WriteString("half")
 		return errors.Join(err, failure)
 	})
-	if !errors.Is(err, failure) {
-		t.Errorf("got %v, want %v", err, failure)
-	}
+	expect.Error(t, err, failure)
 	wantFile(t, path, "new")
-	files, err := os.ReadDir(dir)
-	if err != nil || len(files) != 1 {
-		t.Errorf("got the files %v, %v, want no temporary file", files, err)
-	}
+	expect.Equal(t, len(must.Get(os.ReadDir(dir))(t)), 1)
 }
 
 func TestSegmentsExcess(t *testing.T) {
@@ -203,13 +191,9 @@ func TestSegmentsExcess(t *testing.T) {
 		appendTo(t, l, strings.Repeat("x", 99))
 		l.Close()
 	}
-	if _, err := s.Create(100, false); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("create a segment twice: got %v, want fs.ErrExist", err)
-	}
+	expect.Error(t, expect.Err(s.Create(100, false)), fs.ErrExist, "create a segment twice")
 	must.Succeed(t, os.WriteFile(filepath.Join(s.Dir, "1.v1.jsonl"), nil, 0o600))
-	if got, err := s.List(); err != nil || !slices.Equal(got, []uint64{1, 100, 200}) {
-		t.Errorf("List: got %v, %v", got, err)
-	}
+	expect.Slices(t, must.Get(s.List())(t), []uint64{1, 100, 200}, "List")
 	year := time.Now().AddDate(-1, 0, 0)
 	for _, test := range []struct {
 		name   string
@@ -237,9 +221,7 @@ func TestLogCompactKeepsAppends(t *testing.T) {
 		l, _ := open(t, Config{Path: path, Sync: sync})
 		must.Succeed(t, l.Append([]byte("one"), []byte("two")))
 		released := &duringUnlock{f: func() {
-			if err := l.Append([]byte("three")); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, l.Append([]byte("three")), nil)
 			wantFile(t, path, "one\ntwo\nthree\n")
 		}}
 		must.Succeed(t, l.Compact(released, slices.Values([][]byte{[]byte("two")})))
@@ -247,13 +229,9 @@ func TestLogCompactKeepsAppends(t *testing.T) {
 		must.Succeed(t, l.Append([]byte("four")))
 		wantFile(t, path, "two\nthree\nfour\n")
 		released.f = func() { l.Close() }
-		if err := l.Compact(released, slices.Values([][]byte(nil))); !errors.Is(err, os.ErrClosed) {
-			t.Errorf("closed: got %v, want ErrClosed", err)
-		}
+		expect.Error(t, l.Compact(released, slices.Values([][]byte(nil))), os.ErrClosed, "closed")
 		wantFile(t, path, "two\nthree\nfour\n")
-		if _, err := os.Stat(path + ".new"); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the new file is left: %v", err)
-		}
+		expect.Error(t, expect.Err(os.Stat(path+".new")), fs.ErrNotExist, "the new file is left")
 	}
 }
 
@@ -274,14 +252,10 @@ func TestLogFlushRepairs(t *testing.T) {
 	} {
 		must.Succeed(t, os.WriteFile(path, []byte(test.text), 0o600))
 		l, _ := open(t, Config{Path: path})
-		if err := l.Flush(); err != nil {
-			t.Errorf("%s: %v", test.name, err)
-		}
+		expect.Error(t, l.Flush(), nil, "%s", test.name)
 		wantFile(t, path, test.want)
 	}
 	l, _ := open(t, Config{Path: path + "-absent"})
 	must.Succeed(t, l.Flush())
-	if _, err := os.Stat(path + "-absent"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("flush of an empty log created the file: %v", err)
-	}
+	expect.Error(t, expect.Err(os.Stat(path+"-absent")), fs.ErrNotExist, "flush of an empty log created the file")
 }

@@ -5,12 +5,12 @@
 package durable
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -20,18 +20,12 @@ func TestOnlyRegularFilesAreOpened(t *testing.T) {
 	pipe := filepath.Join(dir, "pipe")
 	must.Succeed(t, syscall.Mkfifo(pipe, 0o600))
 	for _, path := range []string{pipe, dir, os.DevNull} {
-		if _, err := ReadFile(path); !errors.Is(err, ErrNotRegular) {
-			t.Errorf("ReadFile(%s): got %v, want ErrNotRegular", path, err)
-		}
+		expect.Error(t, expect.Err(ReadFile(path)), ErrNotRegular, "ReadFile(%s)", path)
 		for _, replay := range []func([]byte) error{nil, func([]byte) error { return nil }} {
-			if _, err := Open(Config{Path: path, Replay: replay}); !errors.Is(err, ErrNotRegular) {
-				t.Errorf("Open(%s): got %v, want ErrNotRegular", path, err)
-			}
+			expect.Error(t, expect.Err(Open(Config{Path: path, Replay: replay})), ErrNotRegular, "Open(%s)", path)
 		}
 	}
 	path := filepath.Join(dir, "file")
 	must.Succeed(t, os.WriteFile(path, []byte("text"), 0o600))
-	if b, err := ReadFile(path); err != nil || string(b) != "text" {
-		t.Errorf("ReadFile: got %q, %v", b, err)
-	}
+	expect.Equal(t, string(must.Get(ReadFile(path))(t)), "text", "ReadFile")
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/image"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
@@ -116,10 +117,7 @@ func TestLayersAreApplied(t *testing.T) {
 				layers = append(layers, layerOf(t, archive(t, l...)))
 			}
 			cfg := config(t)
-			got := must.Get(load(t, cfg, imageOf(t, layers...)))(t)
-			if l := list(t, cfg.Store, got.Root); l != c.want {
-				t.Errorf("got  %s\nwant %s", l, c.want)
-			}
+			expect.Equal(t, list(t, cfg.Store, must.Get(load(t, cfg, imageOf(t, layers...)))(t).Root), c.want)
 		})
 	}
 }
@@ -222,10 +220,7 @@ func TestHostileLayersAreRefused(t *testing.T) {
 				!strings.Contains(fmt.Sprint(err), "layer 2 (sha256:") {
 				t.Errorf("got  %v\nwant %q of layer 2 and an error of kind %q", err, c.want, c.kind)
 			}
-			left, err := os.ReadDir(cfg.Dir)
-			if err != nil || len(left) > 0 {
-				t.Errorf("temporary files are left: %v, %v", left, err)
-			}
+			expect.Equal(t, len(must.Get(os.ReadDir(cfg.Dir))(t)), 0, "temporary files are left")
 		})
 	}
 }
@@ -261,9 +256,7 @@ func TestEqualImagesHaveEqualRoots(t *testing.T) {
 		if want == "" {
 			want = got.Root.String()
 		}
-		if got.Root.String() != want {
-			t.Errorf("%s: got root %s, want %s", c.name, got.Root, want)
-		}
+		expect.Equal(t, got.Root.String(), want, "%s: root", c.name)
 		if got.Files != 3 || got.Entries != 4 || got.Bytes != int64(len(big)+2) {
 			t.Errorf("%s: got %d files of %d entries and %d bytes, want 3 of 4 and %d", c.name, got.Files, got.Entries,
 				got.Bytes, len(big)+2)
@@ -277,7 +270,5 @@ func TestLoadEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)
 	c := image.Config{Store: castest.NewMemory(), Function: 1}
-	if _, err := image.Load(ctx, c, layoutOf(t, simple(t, "1")), ""); !errors.Is(err, why) {
-		t.Errorf("got %v, want %v", err, why)
-	}
+	expect.Error(t, expect.Err(image.Load(ctx, c, layoutOf(t, simple(t, "1")), "")), why)
 }

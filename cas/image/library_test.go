@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/image"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-containerregistry/pkg/authn"
 )
@@ -55,9 +56,8 @@ func TestLibraryRemembersImages(t *testing.T) {
 		t.Fatalf("got %+v, want %+v", all, *first)
 	}
 	pinned := reference(t, first.Pinned)
-	if e, err := again.Get(t.Context(), "main", pinned, cas.Digest{}); err != nil || e.Root != first.Root {
-		t.Errorf("a known digest, without the registry: got %+v, %v, want root %s", e, err, first.Root)
-	}
+	expect.Equal(t, must.Get(again.Get(t.Context(), "main", pinned, cas.Digest{}))(t).Root, first.Root,
+		"a known digest")
 	if e, err := again.Get(t.Context(), "other", pinned, cas.Digest{}); err == nil {
 		t.Errorf("another instance: got %+v, want an error, because its store does not have the image", e)
 	}
@@ -74,9 +74,7 @@ func TestPlaces(t *testing.T) {
 		"": false, "https://registry.example.com": false, "registry.example.com/": false, "a b": false, "registry.example.com//x": false,
 		"registry.example.com/UPPER": false, "registry.example.com/a:tag": false,
 	} {
-		if got := image.IsPlace(place); got != want {
-			t.Errorf("IsPlace(%q): got %t, want %t", place, got, want)
-		}
+		expect.Equal(t, image.IsPlace(place), want, "IsPlace(%q)", place)
 	}
 }
 
@@ -92,9 +90,7 @@ func TestLibraryPullsWhatIsGone(t *testing.T) {
 	e := must.Get(l.Get(t.Context(), "", ref, cas.Digest{}))(t)
 	stores[0] = stores[1] // everything is evicted
 	e = must.Get(l.Get(t.Context(), "", ref, e.Root))(t)
-	if got := list(t, stores[1], e.Root); got != "bin/ bin/tool*=one" {
-		t.Errorf("got %s, want the whole tree", got)
-	}
+	expect.Equal(t, list(t, stores[1], e.Root), "bin/ bin/tool*=one")
 }
 
 // TestLibraryAllowsRegistries: only listed registries and images loaded from files are allowed.
@@ -112,16 +108,14 @@ func TestLibraryAllowsRegistries(t *testing.T) {
 			t.Errorf("%s: got %v (asked the registry: %t), want ErrNotAllowed without a call", r, err, asked)
 		}
 	}
-	if _, err := l.Load(t.Context(), "", layoutOf(t, im), "", ""); !errors.Is(err, cas.ErrInvalid) {
-		t.Errorf("a layout without a name: got %v, want ErrInvalid", err)
-	}
+	expect.Error(t, expect.Err(l.Load(t.Context(), "", layoutOf(t, im), "", "")), cas.ErrInvalid,
+		"a layout without a name")
 	loaded := must.Get(l.Load(t.Context(), "", layoutOf(t, im), "", "toolchain:5"))(t)
 	if e, err := l.Get(t.Context(), "", pinned, cas.Digest{}); err != nil || e.Root != loaded.Root || asked {
 		t.Errorf("the digest of a loaded image: got %+v, %v (asked the registry: %t), want root %s", e, err, asked, loaded.Root)
 	}
-	if e, err := l.Loaded("", reference(t, "toolchain:5")); err != nil || e.Root != loaded.Root {
-		t.Errorf("the name of a loaded image: got %+v, %v, want root %s", e, err, loaded.Root)
-	}
+	expect.Equal(t, must.Get(l.Loaded("", reference(t, "toolchain:5")))(t).Root, loaded.Root,
+		"the name of a loaded image")
 	if e, err := l.Loaded("", reference(t, "toolchain:6")); !errors.Is(err, cas.ErrNotFound) {
 		t.Errorf("another name: got %+v, %v, want ErrNotFound", e, err)
 	}
@@ -170,18 +164,14 @@ func TestConcurrentRequestsShareAPull(t *testing.T) {
 		return len(p) == 1 && p[0].Waiting == n && p[0].Pinned == ref.Pin(digestOf(t, im))
 	})
 	cancel(gone)
-	if err := <-left; !errors.Is(err, gone) {
-		t.Errorf("the cancelled request: got %v, want its cause", err)
-	}
+	expect.Error(t, <-left, gone, "the cancelled request (its cause)")
 	close(proceed)
 	for range n - 1 {
 		if a := <-answers; a.error != nil || a.Digest != digestOf(t, im) {
 			t.Errorf("another request: got %+v, %v, want the image", a.Entry, a.error)
 		}
 	}
-	if got := s.layers.Load(); got != 2 {
-		t.Errorf("got %d requests for the configuration and the layer, want 2 in all", got)
-	}
+	expect.Equal(t, s.layers.Load(), 2, "requests for the configuration and the layer (2 in all)")
 }
 
 // TestAbandonedPullEnds: a pull ends when its last request is cancelled, and the next request starts another.
@@ -205,18 +195,14 @@ func TestAbandonedPullEnds(t *testing.T) {
 	}()
 	must.Hold(t, "the registry is asked for a blob", func() bool { return s.layers.Load() > 0 })
 	cancel()
-	if err := <-left; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want context.Canceled", err)
-	}
+	expect.Error(t, <-left, context.Canceled)
 	select {
 	case <-ended:
 	case <-time.After(patience):
 		t.Fatal("the pull continues although nobody waits for it")
 	}
 	s.intercept(nil)
-	if _, err := l.Get(t.Context(), "", ref, cas.Digest{}); err != nil {
-		t.Errorf("the next request: %v", err)
-	}
+	expect.Error(t, expect.Err(l.Get(t.Context(), "", ref, cas.Digest{})), nil, "the next request")
 }
 
 // TestPullHasATimeLimit: the error names the limit.
@@ -230,10 +216,8 @@ func TestPullHasATimeLimit(t *testing.T) {
 		return false
 	})
 	l := open(t, func(c *image.LibraryConfig) { c.Allowed, c.MaxPull = []string{s.host}, 50*time.Millisecond })
-	if _, err := l.Get(t.Context(), "", ref, cas.Digest{}); err == nil ||
-		!strings.Contains(err.Error(), "longer than the limit of 50ms") {
-		t.Errorf("got %v, want the limit", err)
-	}
+	expect.Message(t, expect.Err(l.Get(t.Context(), "", ref, cas.Digest{})), "longer than the limit of 50ms",
+		"the limit")
 }
 
 // helper is a credential helper that never answers.

@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/image"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -76,8 +77,7 @@ func (s *server) intercept(f func(http.ResponseWriter, *http.Request) bool) {
 func (s *server) push(t *testing.T, repository string, im v1.Image) image.Reference {
 	t.Helper()
 	ref := reference(t, s.host+"/"+repository)
-	to := must.Get(name.ParseReference(ref.String()))(t)
-	must.Succeed(t, remote.Write(to, im))
+	must.Succeed(t, remote.Write(must.Get(name.ParseReference(ref.String()))(t), im))
 	return ref
 }
 
@@ -88,8 +88,7 @@ func reference(t *testing.T, s string) image.Reference {
 
 func digestOf(t *testing.T, im interface{ Digest() (v1.Hash, error) }) string {
 	t.Helper()
-	d := must.Get(im.Digest())(t)
-	return d.String()
+	return must.Get(im.Digest())(t).String()
 }
 
 // TestPull: a pull by tag or digest returns the tree, the manifest's digest and the environment.
@@ -183,12 +182,10 @@ func TestPullRefusesWrongContent(t *testing.T) {
 		{"a layer of a layout", func(t *testing.T, dir string, im v1.Image) {
 			layers := must.Get(im.Layers())(t)
 			other := must.Get(layerOf(t, archive(t, file("a", strings.Repeat("y", 1000)))).Compressed())(t)
-			b := must.Get(io.ReadAll(other))(t)
-			overwrite(t, dir, digestOf(t, layers[0]), b)
+			overwrite(t, dir, digestOf(t, layers[0]), must.Get(io.ReadAll(other))(t))
 		}, "): the content has the digest"},
 		{"a configuration", func(t *testing.T, dir string, im v1.Image) {
-			d := must.Get(im.ConfigName())(t)
-			overwrite(t, dir, d.String(), []byte("{}"))
+			overwrite(t, dir, must.Get(im.ConfigName())(t).String(), []byte("{}"))
 		}, "has the digest"},
 		{
 			"a manifest", func(t *testing.T, dir string, im v1.Image) { overwrite(t, dir, digestOf(t, im), []byte("{}")) },
@@ -245,9 +242,7 @@ func TestPullRefusesWrongContent(t *testing.T) {
 		cf = cf.DeepCopy()
 		cf.Author = strings.Repeat("x", 5<<20)
 		im = must.Get(mutate.ConfigFile(im, cf))(t)
-		if _, err := image.Pull(t.Context(), config(t), serve(t).push(t, "a:1", im)); !errors.Is(err, image.ErrTooLarge) {
-			t.Errorf("got %v, want ErrTooLarge", err)
-		}
+		expect.Error(t, expect.Err(image.Pull(t.Context(), config(t), serve(t).push(t, "a:1", im))), image.ErrTooLarge)
 	})
 }
 
@@ -329,13 +324,9 @@ func TestPullUsesCredentials(t *testing.T) {
 		must.Succeed(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(text), 0o600))
 	}
 	write("registry.example.com")
-	if _, err := image.Pull(t.Context(), config(t), ref); err == nil || !strings.Contains(err.Error(), "401") {
-		t.Errorf("without credentials: got %v, want 401", err)
-	}
+	expect.Message(t, expect.Err(image.Pull(t.Context(), config(t), ref)), "401", "without credentials")
 	write(s.host)
-	if _, err := image.Pull(t.Context(), config(t), ref); err != nil {
-		t.Errorf("with credentials: %v", err)
-	}
+	expect.Error(t, expect.Err(image.Pull(t.Context(), config(t), ref)), nil, "with credentials")
 }
 
 // TestPullReadsLayersAgain: a layer is read again if the connection breaks; if it always breaks, that is the error.
@@ -397,16 +388,14 @@ func TestLoad(t *testing.T) {
 	saved := func(images map[string]v1.Image) string {
 		to := map[name.Tag]v1.Image{}
 		for s, im := range images {
-			tag := must.Get(name.NewTag(s))(t)
-			to[tag] = im
+			to[must.Get(name.NewTag(s))(t)] = im
 		}
 		path := filepath.Join(t.TempDir(), "images.tar")
 		must.Succeed(t, tarball.MultiWriteToFile(path, to))
 		return path
 	}
 	idOf := func(im v1.Image) string {
-		d := must.Get(im.ConfigName())(t)
-		return d.String()
+		return must.Get(im.ConfigName())(t).String()
 	}
 	for _, c := range []struct {
 		name, path, selector string
@@ -430,9 +419,7 @@ func TestLoad(t *testing.T) {
 			cfg := config(t)
 			got, err := image.Load(t.Context(), cfg, c.path, c.selector)
 			if c.digest == "" {
-				if err == nil || !strings.Contains(err.Error(), c.want) {
-					t.Errorf("got %v, want %q", err, c.want)
-				}
+				expect.Message(t, err, c.want)
 				return
 			}
 			must.Succeed(t, err)
@@ -462,17 +449,13 @@ func TestReferencesAreInPlaces(t *testing.T) {
 		{"docker.io/me/tool", "docker.io/library", false},
 		{"debian", "", false},
 	} {
-		if got := reference(t, c.ref).In([]string{c.place}); got != c.want {
-			t.Errorf("%s in %q: got %t, want %t", c.ref, c.place, got, c.want)
-		}
+		expect.Equal(t, reference(t, c.ref).In([]string{c.place}), c.want, "%s in %q", c.ref, c.place)
 	}
 	for _, bad := range []string{
 		"", "UPPER/case", "a b", "x@sha256:12", strings.Repeat("a", 2000), "../etc",
 		"registry.example.com/a/../b", "registry.example.com/a//b", "http://a/b",
 	} {
-		if _, err := image.ParseReference(bad); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("ParseReference(%.20q): got %v, want ErrInvalid", bad, err)
-		}
+		expect.Error(t, expect.Err(image.ParseReference(bad)), cas.ErrInvalid, "ParseReference(%.20q)", bad)
 	}
 }
 

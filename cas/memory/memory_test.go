@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/memory"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 func TestStore(t *testing.T) {
@@ -37,24 +38,16 @@ func TestSizeIsBounded(t *testing.T) {
 			t.Fatalf("blob %d: got %v, want a FullError of LimitBytes", i, err)
 		}
 	}
-	if len(kept) != 5 {
-		t.Errorf("got %d blobs of 500 bytes, want 5", len(kept))
-	}
+	expect.Equal(t, len(kept), 5, "blobs of 500 bytes")
 	action := cas.SHA256.Sum([]byte("action"))
 	large := &repb.ActionResult{StdoutRaw: make([]byte, 1000)}
-	if err := s.Record(ctx, action, large); !errors.Is(err, cas.ErrFull) {
-		t.Errorf("Record in a full store: got %v, want ErrFull", err)
-	}
+	expect.Error(t, s.Record(ctx, action, large), cas.ErrFull, "Record in a full store")
 	m := cas.ChunkList{Chunks: kept[:4]}
-	if err := s.Splice(ctx, cas.SHA256.Sum(make([]byte, 2000)), m); !errors.Is(err, cas.ErrFull) {
-		t.Errorf("Splice in a full store: got %v, want ErrFull", err)
-	}
+	expect.Error(t, s.Splice(ctx, cas.SHA256.Sum(make([]byte, 2000)), m), cas.ErrFull, "Splice in a full store")
 	s.Delete(kept[0])
 	s.Delete(kept[1])
 	for range 3 { // replacing costs nothing
-		if err := s.Record(ctx, action, large); err != nil {
-			t.Errorf("Record after Delete: %v", err)
-		}
+		expect.Error(t, s.Record(ctx, action, large), nil, "Record after Delete")
 	}
 	for _, d := range kept {
 		s.Delete(d)
@@ -73,9 +66,7 @@ func TestSizeIsBounded(t *testing.T) {
 func TestBlobAboveTheLimitIsNotBuffered(t *testing.T) {
 	s, text := memory.New(1000), strings.Repeat("x", 1<<20)
 	r := strings.NewReader(text)
-	if err := s.Put(t.Context(), cas.SHA256.Sum([]byte(text)), r); !errors.Is(err, cas.ErrFull) {
-		t.Errorf("got %v, want ErrFull", err)
-	}
+	expect.Error(t, s.Put(t.Context(), cas.SHA256.Sum([]byte(text)), r), cas.ErrFull)
 	if read := len(text) - r.Len(); read > 64<<10 {
 		t.Errorf("Put read %d bytes for a store of 1000", read)
 	}

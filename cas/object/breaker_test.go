@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/object"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/minio/minio-go/v7"
 )
@@ -128,9 +129,7 @@ func (b *bubble) wantDown(t *testing.T, why string) {
 func (b *bubble) wantUp(t *testing.T) {
 	t.Helper()
 	for call, f := range calls(b.store, b.present) {
-		if err := f(t.Context()); err != nil {
-			t.Errorf("%s: %v", call, err)
-		}
+		expect.Error(t, f(t.Context()), nil, "%s", call)
 	}
 }
 
@@ -305,14 +304,10 @@ func TestCancelledSlowUploadsDoNotOpenTheBreaker(t *testing.T) {
 		data, d := castest.Blob(2, 50)
 		for range 10 {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			if err := b.store.Put(ctx, d, bytes.NewReader(data)); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("got %v, want DeadlineExceeded", err)
-			}
+			expect.Error(t, b.store.Put(ctx, d, bytes.NewReader(data)), context.DeadlineExceeded)
 			cancel()
 		}
-		if err := b.client.Err(); err != nil {
-			t.Errorf("the bucket is up, but: %v", err)
-		}
+		expect.Error(t, b.client.Err(), nil, "the bucket")
 	})
 }
 

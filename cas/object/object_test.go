@@ -24,6 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/object"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
 )
@@ -67,9 +68,7 @@ func TestLargeBlobsGoInParts(t *testing.T) {
 				}
 			}
 		}
-		if n := s.uploads(t); n != 0 {
-			t.Errorf("%d uploads are unfinished", n)
-		}
+		expect.Equal(t, s.uploads(t), 0, "uploads are unfinished")
 	})
 }
 
@@ -96,9 +95,7 @@ func TestFailedPutLeavesNothing(t *testing.T) {
 				},
 			} {
 				s.spoil(faults{})
-				if err := store.Put(t.Context(), d, c.r); !errors.Is(err, c.want) {
-					t.Errorf("%d bytes, %s: got %v, want %v", size, name, err, c.want)
-				}
+				expect.Error(t, store.Put(t.Context(), d, c.r), c.want, "%d bytes, %s", size, name)
 				if keys, n := s.keys(t), s.uploads(t); len(keys) > 0 || n > 0 || s.called("complete") > 0 {
 					t.Errorf("%d bytes, %s: objects %q, %d uploads, %d completed", size, name, keys, n,
 						s.called("complete"))
@@ -114,9 +111,7 @@ func TestFailedPutLeavesNothing(t *testing.T) {
 			}
 			return false
 		}})
-		if err := store.Put(ctx, d, bytes.NewReader(b)); !errors.Is(err, context.Canceled) {
-			t.Errorf("cancelled: got %v, want Canceled", err)
-		}
+		expect.Error(t, store.Put(ctx, d, bytes.NewReader(b)), context.Canceled, "cancelled")
 		if keys, n := s.keys(t), s.uploads(t); len(keys) > 0 || n > 0 || s.called("begin") != 1 {
 			t.Errorf("cancelled: objects %q, %d uploads of %d", keys, n, s.called("begin"))
 		}
@@ -186,13 +181,9 @@ func TestKeys(t *testing.T) {
 	got := s.keys(t)
 	slices.Sort(got)
 	slices.Sort(want)
-	if !slices.Equal(got, want) {
-		t.Errorf("got  %q\nwant %q", got, want)
-	}
+	expect.Slices(t, got, want)
 	for _, name := range []string{"blobs", "a//b", strings.Repeat("a", 257)} {
-		if _, err := c.Instance(name); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("%.20q: got %v, want ErrInvalid", name, err)
-		}
+		expect.Error(t, expect.Err(c.Instance(name)), cas.ErrInvalid, "%.20q", name)
 	}
 }
 
@@ -219,9 +210,7 @@ func TestDamagedBlob(t *testing.T) {
 				t.Errorf("%s, before a read: got %v, %v", name, missing, err)
 			}
 			for range 2 {
-				if _, err := cas.ReadAll(t.Context(), store, d, 1<<20); !errors.Is(err, cas.ErrCorrupt) {
-					t.Errorf("%s: read: got %v, want ErrCorrupt", name, err)
-				}
+				expect.Error(t, expect.Err(cas.ReadAll(t.Context(), store, d, 1<<20)), cas.ErrCorrupt, "%s: read", name)
 			}
 			if r, err := store.Open(t.Context(), d, 60_000); name != "one bit" && !errors.Is(err, cas.ErrCorrupt) {
 				t.Errorf("%s: read from 60000: got %v, %v, want ErrCorrupt", name, r, err)
@@ -233,26 +222,19 @@ func TestDamagedBlob(t *testing.T) {
 			if _, err := store.Fetch(t.Context(), to, []cas.Digest{d}); err == nil || to.Len() != 0 {
 				t.Errorf("%s: Fetch: got %v and %d blobs", name, err, to.Len())
 			}
-			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 1 {
-				t.Errorf("%s: got %v, %v, want it missing", name, missing, err)
-			}
+			expect.Equal(t, len(must.Get(store.Missing(t.Context(), []cas.Digest{d}))(t)), 1, "%s", name)
 			put(t, store, b)
-			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 0 {
-				t.Errorf("%s, after Put: got %v, %v, want none missing", name, missing, err)
-			}
-			if got, err := cas.ReadAll(t.Context(), store, d, 1<<20); err != nil || !bytes.Equal(got, b) {
-				t.Errorf("%s, after Put: got %d bytes, %v", name, len(got), err)
-			}
+			expect.Equal(t, len(must.Get(store.Missing(t.Context(), []cas.Digest{d}))(t)), 0, "%s, after Put", name)
+			expect.Equal(t, string(must.Get(cas.ReadAll(t.Context(), store, d, 1<<20))(t)), string(b), "%s, after Put",
+				name)
 			// Another process may have repaired it.
 			s.replace(t, key, append([]byte{b[0] ^ 1}, b[1:]...), time.Now())
-			if _, err := cas.ReadAll(t.Context(), store, d, 1<<20); !errors.Is(err, cas.ErrCorrupt) {
-				t.Errorf("%s, damaged again: got %v, want ErrCorrupt", name, err)
-			}
+			expect.Error(t, expect.Err(cas.ReadAll(t.Context(), store, d, 1<<20)), cas.ErrCorrupt, "%s, damaged again",
+				name)
 			s.replace(t, key, b, time.Now())
 			must.Get(cas.ReadAll(t.Context(), store, d, 1<<20))(t)
-			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 0 {
-				t.Errorf("%s, repaired by another: got %v, %v, want none missing", name, missing, err)
-			}
+			expect.Equal(t, len(must.Get(store.Missing(t.Context(), []cas.Digest{d}))(t)), 0, "%s, repaired by another",
+				name)
 		})
 	}
 }
@@ -264,9 +246,7 @@ func TestDamagedBlobsAreBounded(t *testing.T) {
 	for i := range object.MaxDamaged + 100 {
 		store.SetDamaged(cas.SHA256.Sum(fmt.Append(nil, i)))
 	}
-	if n := c.Damaged(); n != object.MaxDamaged {
-		t.Errorf("got %d damaged blobs, want %d", n, object.MaxDamaged)
-	}
+	expect.Equal(t, c.Damaged(), object.MaxDamaged, "damaged blobs")
 }
 
 func TestDamagedResult(t *testing.T) {
@@ -291,9 +271,7 @@ func TestDamagedResult(t *testing.T) {
 				t.Errorf("%s: got %v, %v, want ErrNotFound", name, r, err)
 			}
 			record()
-			if r, err := store.Lookup(t.Context(), action); err != nil || r.ExitCode != 3 {
-				t.Errorf("%s, after Record: got %v, %v", name, r, err)
-			}
+			expect.Equal(t, must.Get(store.Lookup(t.Context(), action))(t).ExitCode, 3, "%s, after Record", name)
 		}
 	})
 }
@@ -440,9 +418,7 @@ func TestTransientErrorsAreRetried(t *testing.T) {
 		}})
 		for call, f := range calls(store, present) {
 			err := f(t.Context())
-			if err != nil {
-				t.Errorf("%s: %v", call, err)
-			}
+			expect.Error(t, err, nil, "%s", call)
 		}
 		for status, want := range map[int]int{403: 1, 503: 5} {
 			s.spoil(faults{before: func(w http.ResponseWriter, _ *http.Request, _ string, _ int) bool {
@@ -468,9 +444,7 @@ func TestUnreachableServerIsUnavailable(t *testing.T) {
 		}})
 		for call, f := range calls(store, present) {
 			err := f(t.Context())
-			if !errors.Is(err, cas.ErrUnavailable) {
-				t.Errorf("%s: got %v, want ErrUnavailable", call, err)
-			}
+			expect.Error(t, err, cas.ErrUnavailable, "%s", call)
 		}
 		if _, err := object.Open(t.Context(), object.Config{URL: s.scheme + "://" + bucketName + "?endpoint=http://" +
 			nobody}); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), nobody) {
@@ -498,9 +472,7 @@ func TestContextEndsEveryCall(t *testing.T) {
 		r := must.Get(store.Open(ctx, present, 0))(t)
 		must.Get(io.ReadFull(r, b[:1<<20]))(t)
 		cancel()
-		if _, err := io.Copy(io.Discard, r); !errors.Is(err, context.Canceled) {
-			t.Errorf("the rest of a blob: got %v, want Canceled", err)
-		}
+		expect.Error(t, expect.Err(io.Copy(io.Discard, r)), context.Canceled, "the rest of a blob")
 		r.Close()
 
 		var waiting atomic.Pointer[context.CancelFunc]
@@ -522,9 +494,7 @@ func TestContextEndsEveryCall(t *testing.T) {
 		for call, f := range all {
 			ctx, cancel := context.WithCancel(t.Context())
 			waiting.Store(&cancel)
-			if err := f(ctx); !errors.Is(err, context.Canceled) {
-				t.Errorf("%s: got %v, want Canceled", call, err)
-			}
+			expect.Error(t, f(ctx), context.Canceled, "%s", call)
 			cancel()
 		}
 	})
@@ -557,21 +527,15 @@ func TestBrokenDownloadsAreResumed(t *testing.T) {
 			}
 			return r.Method == http.MethodGet
 		}})
-		if _, err := store.Open(t.Context(), d, 0); !errors.Is(err, cas.ErrUnavailable) {
-			t.Errorf("response without a length: got %v, want ErrUnavailable", err)
-		}
+		expect.Error(t, expect.Err(store.Open(t.Context(), d, 0)), cas.ErrUnavailable, "response without a length")
 		// An unreadable blob is not damaged.
-		if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 0 {
-			t.Errorf("got %v, %v, want it present", missing, err)
-		}
+		expect.Equal(t, len(must.Get(store.Missing(t.Context(), []cas.Digest{d}))(t)), 0)
 		// The object is deleted during the download.
 		s.spoil(faults{breakAt: 1 << 20, breaks: 1})
 		r := must.Get(store.Open(t.Context(), d, 0))(t)
 		defer r.Close()
 		must.Get(s.objects.DeleteObject(bucketName, s.only(t)))(t)
-		if _, err := io.Copy(io.Discard, r); !errors.Is(err, cas.ErrNotFound) {
-			t.Errorf("deleted: got %v, want ErrNotFound", err)
-		}
+		expect.Error(t, expect.Err(io.Copy(io.Discard, r)), cas.ErrNotFound, "deleted")
 	})
 }
 
@@ -634,9 +598,7 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 				return false
 			}})
 			if key == result {
-				if _, err := store.Lookup(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
-					t.Errorf("deleted during the copy: got %v, want ErrNotFound", err)
-				}
+				expect.Error(t, expect.Err(store.Lookup(t.Context(), d)), cas.ErrNotFound, "deleted during the copy")
 			} else if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 1 {
 				t.Errorf("deleted during the copy: got %v, %v, want it missing", missing, err)
 			}
@@ -653,13 +615,9 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 			return true
 		}})
 		for store, want := range map[*object.Store]int{store: 1, forever: 0} {
-			if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != want {
-				t.Errorf("5 GiB: got %v, %v, want %d missing", missing, err, want)
-			}
+			expect.Equal(t, len(must.Get(store.Missing(t.Context(), []cas.Digest{d}))(t)), want, "5 GiB")
 		}
-		if copied := s.called("copy") == 1; copied != (s.scheme == "gs") {
-			t.Errorf("5 GiB: got copied %v, want only for Google", copied)
-		}
+		expect.Equal(t, s.called("copy") == 1, s.scheme == "gs", "5 GiB")
 	})
 }
 
@@ -790,9 +748,7 @@ func TestCallsAreObserved(t *testing.T) {
 				got2[i] = want[4] // the rest is the error message
 			}
 		}
-		if !slices.Equal(got2, want) {
-			t.Errorf("got %q, want %q", got2, want)
-		}
+		expect.Slices(t, got2, want)
 	})
 }
 
@@ -866,9 +822,7 @@ func TestMemoryOfUploadsIsBounded(t *testing.T) {
 	var group sync.WaitGroup
 	for range 8 {
 		group.Go(func() {
-			if err := store.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, store.Put(t.Context(), d, bytes.NewReader(b)), nil)
 		})
 	}
 	for range 8 {
@@ -883,9 +837,7 @@ func TestMemoryOfUploadsIsBounded(t *testing.T) {
 	}
 	close(free)
 	group.Wait()
-	if err := store.Put(t.Context(), d, ninth); err != nil {
-		t.Errorf("after the others: %v", err)
-	}
+	expect.Error(t, store.Put(t.Context(), d, ninth), nil, "after the others")
 }
 
 func TestErrorsRedactSecretsInURLs(t *testing.T) {
@@ -923,9 +875,7 @@ func TestURL(t *testing.T) {
 		"s3://farm-cache?expire_days=", "s3://farm-cache?ca=", "s3://farm-cache?ca=/no-such-file",
 		"s3://farm-cache?ca=object_test.go", "s3://farm-cache?endpoint=http://localhost&ca=x.pem",
 	} {
-		if _, err := object.Open(t.Context(), object.Config{URL: url}); !errors.Is(err, object.ErrURL) {
-			t.Errorf("%q: got %v, want ErrURL", url, err)
-		}
+		expect.Error(t, expect.Err(object.Open(t.Context(), object.Config{URL: url})), object.ErrURL, "%q", url)
 	}
 	for url, prefix := range map[string]string{
 		"s3://farm-cache": "", "s3://farm-cache/": "", "s3://farm-cache/a": "a/", "s3://farm-cache/a/b.c/": "a/b.c/",

@@ -23,6 +23,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/object"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -43,8 +44,7 @@ func account(t *testing.T, tokens http.HandlerFunc) {
 	t.Helper()
 	web := httptest.NewServer(tokens)
 	t.Cleanup(web.Close)
-	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
-	private := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
+	private := must.Get(x509.MarshalPKCS8PrivateKey(must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)))(t)
 	file := must.Get(json.Marshal(map[string]string{
 		"type": "service_account", "client_email": "farm@example.com", "token_uri": web.URL,
 		"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})),
@@ -71,9 +71,7 @@ func TestGoogleTokenRequiresTLS(t *testing.T) {
 	}
 	plain := serve(t, "gs") // rejects requests with a token
 	put(t, plain.instance(t), []byte("x"))
-	if n := issued.Load(); n != 1 {
-		t.Errorf("got %d tokens after a request without TLS, want 1", n)
-	}
+	expect.Equal(t, issued.Load(), 1, "tokens after a request without TLS")
 }
 
 // TestGoogleTokenErrors covers a failed token request, one that is cancelled, and missing credentials.
@@ -98,18 +96,14 @@ func TestGoogleTokenErrors(t *testing.T) {
 			left.Store(true)
 		}
 	})
-	if _, err := object.Open(ctx, object.Config{URL: s.url("")}); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want Canceled", err)
-	}
+	expect.Error(t, expect.Err(object.Open(ctx, object.Config{URL: s.url("")})), context.Canceled)
 	if left.Load() {
 		t.Error("the call waited for the end of the token request")
 	}
 	close(over)
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", filepath.Join(t.TempDir(), "none.json"))
-	if _, err := object.Open(t.Context(), object.Config{URL: s.url("")}); err == nil ||
-		!strings.Contains(err.Error(), "gcloud auth application-default login") {
-		t.Errorf("no account: got %v, want advice", err)
-	}
+	expect.Message(t, expect.Err(object.Open(t.Context(), object.Config{URL: s.url("")})),
+		"gcloud auth application-default login", "no account")
 }
 
 func TestTLSRequiresTrustedCertificate(t *testing.T) {
@@ -175,22 +169,16 @@ func TestAmazonCredentials(t *testing.T) {
 		return err
 	}
 	t.Setenv("AWS_PROFILE", "other")
-	if err := open(); err != nil {
-		t.Errorf("environment: %v", err)
-	}
+	expect.Error(t, open(), nil, "environment")
 	t.Setenv("AWS_ACCESS_KEY_ID", "")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "")
 	if err := open(); !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "Credential=OTHER") {
 		t.Errorf("another profile: got %v, want os.ErrPermission", err)
 	}
 	t.Setenv("AWS_PROFILE", "")
-	if err := open(); err != nil {
-		t.Errorf("profile: %v", err)
-	}
+	expect.Error(t, open(), nil, "profile")
 	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", filepath.Join(t.TempDir(), "none"))
-	if err := open(); err != nil {
-		t.Errorf("role: %v", err)
-	}
+	expect.Error(t, open(), nil, "role")
 	silent.Store(true)
 	s.spoil(faults{})
 	if err := open(); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), "set AWS_ACCESS_KEY_ID") ||

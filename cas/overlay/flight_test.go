@@ -10,6 +10,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // TestLargeBlobsAreFetchedOnce checks that calls with different blobs share the flight of a large one.
@@ -26,16 +27,12 @@ func TestLargeBlobsAreFetchedOnce(t *testing.T) {
 		var group sync.WaitGroup
 		for _, ds := range [][]cas.Digest{{small[0], large, small[1]}, {large}, {small[2], small[1], large, small[3]}} {
 			group.Go(func() {
-				if err := cas.Fetch(t.Context(), p.store, ds); err != nil {
-					t.Error(err)
-				}
+				expect.Error(t, cas.Fetch(t.Context(), p.store, ds), nil)
 			})
 			synctest.Wait()
 		}
 		group.Go(func() {
-			if _, err := cas.ReadAll(t.Context(), p.store, large, large.Size()); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, expect.Err(cas.ReadAll(t.Context(), p.store, large, large.Size())), nil)
 		})
 		synctest.Wait()
 		gate.Open()
@@ -58,14 +55,10 @@ func TestLargeBlobsAreLimitedPerCall(t *testing.T) {
 		gate := p.faultyUpstream.Hold(faulty.Open)
 		var group sync.WaitGroup
 		group.Go(func() {
-			if err := cas.Fetch(t.Context(), p.store, ds); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, cas.Fetch(t.Context(), p.store, ds), nil)
 		})
 		synctest.Wait()
-		if n := p.faultyUpstream.Calls(faulty.Open); n != 4 {
-			t.Errorf("got %d parallel reads, want 4", n)
-		}
+		expect.Equal(t, p.faultyUpstream.Calls(faulty.Open), 4, "parallel reads")
 		gate.Open()
 		group.Wait()
 		for _, d := range ds {
@@ -88,9 +81,7 @@ func TestJoinedFlightIsRetried(t *testing.T) {
 		var group sync.WaitGroup
 		for _, ds := range [][]cas.Digest{{damaged, a, b}, {a, b}} {
 			group.Go(func() {
-				if err := cas.Fetch(t.Context(), p.store, ds); err != nil {
-					t.Error(err)
-				}
+				expect.Error(t, cas.Fetch(t.Context(), p.store, ds), nil)
 			})
 			synctest.Wait()
 		}
@@ -117,9 +108,7 @@ func TestLargeBlobsDoNotWaitForOthers(t *testing.T) {
 		var group sync.WaitGroup
 		for _, want := range []int{4, 8, 10} {
 			group.Go(func() {
-				if err := cas.Fetch(t.Context(), p.store, ds); err != nil {
-					t.Error(err)
-				}
+				expect.Error(t, cas.Fetch(t.Context(), p.store, ds), nil)
 			})
 			synctest.Wait()
 			if n := p.faultyUpstream.Calls(faulty.Open); n != want {

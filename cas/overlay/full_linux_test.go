@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -38,14 +39,10 @@ func TestFullJournal(t *testing.T) {
 		{Digest: refused, Data: b[1:]},
 	})
 	for _, err := range []error{err, errs[0]} {
-		if err == nil || !strings.Contains(err.Error(), "journal") {
-			t.Errorf("write to a full journal: got %v", err)
-		}
+		expect.Message(t, err, "journal", "write to a full journal")
 	}
 	wantError(t, "wrong bytes", errs[1], cas.ErrMismatch)
-	if n := p.Stats().Pending; n != 1 {
-		t.Errorf("got %d pending, want 1", n)
-	}
+	expect.Equal(t, p.Stats().Pending, 1, "pending")
 	text, err := os.ReadFile(p.journal)
 	if err != nil || !strings.HasPrefix(string(text), "add blob \"\" "+before.String()+" ") ||
 		strings.Count(string(text), "\n") != 1 {

@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -42,9 +43,7 @@ func TestWritesOfUnservedFunctionsAreRefused(t *testing.T) {
 		in := instance(t, o)
 		b := []byte("of two functions")
 		mine, other := cas.SHA256.Sum(b), cas.SHA1.Sum(b)
-		if err := in.Store.Put(t.Context(), other, bytes.NewReader(b)); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("%v: Put: got %v, want ErrInvalid", policy, err)
-		}
+		expect.Error(t, in.Store.Put(t.Context(), other, bytes.NewReader(b)), cas.ErrInvalid, "%v: Put", policy)
 		errs := in.Store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{
 			{Digest: other, Data: b},
 			{Digest: mine, Data: b},
@@ -52,13 +51,10 @@ func TestWritesOfUnservedFunctionsAreRefused(t *testing.T) {
 		if !errors.Is(errs[0], cas.ErrInvalid) || errs[1] != nil {
 			t.Errorf("%v: PutAll: got %v, want ErrInvalid and nil", policy, errs)
 		}
-		if err := in.Actions.Record(t.Context(), other, &repb.ActionResult{}); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("%v: Record: got %v, want ErrInvalid", policy, err)
-		}
-		if err := in.Store.(cas.Splicer).Splice(t.Context(), other,
-			cas.ChunkList{Chunks: []cas.Digest{other}}); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("%v: Splice: got %v, want ErrInvalid", policy, err)
-		}
+		expect.Error(t, in.Actions.Record(t.Context(), other, &repb.ActionResult{}), cas.ErrInvalid, "%v: Record",
+			policy)
+		expect.Error(t, in.Store.(cas.Splicer).Splice(t.Context(), other,
+			cas.ChunkList{Chunks: []cas.Digest{other}}), cas.ErrInvalid, "%v: Splice", policy)
 		if has(t, local, other) || !has(t, local, mine) {
 			t.Errorf("%v: the local store accepted the unserved function, or rejected the served one", policy)
 		}

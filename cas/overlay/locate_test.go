@@ -4,13 +4,13 @@ package overlay_test
 
 import (
 	"bytes"
-	"slices"
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -66,9 +66,7 @@ func TestLocateFetches(t *testing.T) {
 		}
 		p := must.Get(locate(t, s, asked))(t)
 		defer p.Release()
-		if got := absent(p); !slices.Equal(got, want) {
-			t.Errorf("absent: got %v, want %v", got, want)
-		}
+		expect.Slices(t, absent(p), want, "absent")
 		if want == nil {
 			b, _ := castest.Blob(4, 3000)
 			got := make([]byte, 3000)
@@ -81,9 +79,7 @@ func TestLocateFetches(t *testing.T) {
 			t.Errorf("got %d upstream reads, want %d", n, len(ds))
 		}
 	}
-	if n := upstream.Calls(faulty.Missing); n != 0 {
-		t.Errorf("got %d upstream queries, want 0", n)
-	}
+	expect.Equal(t, upstream.Calls(faulty.Missing), 0, "upstream queries")
 }
 
 // TestLocateSkipsDamagedBlobs checks that a blob damaged in the upstream is absent, and others are located.
@@ -92,9 +88,7 @@ func TestLocateSkipsDamagedBlobs(t *testing.T) {
 	mem.Corrupt(ds[1])
 	p := must.Get(locate(t, s, ds))(t)
 	defer p.Release()
-	if got := absent(p); !slices.Equal(got, []int{1}) {
-		t.Errorf("absent: got %v, want the damaged blob", got)
-	}
+	expect.Slices(t, absent(p), []int{1}, "absent (the damaged one)")
 }
 
 // TestLocateReportsErrors checks that a failed fetch is an error, and not an absent blob.

@@ -5,7 +5,6 @@ package overlay_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -37,9 +37,7 @@ func TestWriteBackAfterRefusedUploads(t *testing.T) {
 
 func wantPutMissing(t *testing.T, s cas.Store, d cas.Digest) {
 	t.Helper()
-	if m, err := cas.MissingForPut(t.Context(), s, []cas.Digest{d}); err != nil || len(m) > 0 {
-		t.Errorf("MissingForPut: got %v, %v, want none", m, err)
-	}
+	expect.Equal(t, len(must.Get(cas.MissingForPut(t.Context(), s, []cas.Digest{d}))(t)), 0, "MissingForPut")
 }
 
 // TestLargeUploadOutlivesItsClient checks that clients that give up on a large upload find it continued.
@@ -50,9 +48,7 @@ func TestLargeUploadOutlivesItsClient(t *testing.T) {
 		data, d := castest.Blob(1, 3<<20)
 		for range 3 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			if err := p.store.Put(ctx, d, bytes.NewReader(data)); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("got %v, want DeadlineExceeded", err)
-			}
+			expect.Error(t, p.store.Put(ctx, d, bytes.NewReader(data)), context.DeadlineExceeded)
 			cancel()
 		}
 		wantMissing(t, "being sent", p.store, []cas.Digest{d}, []cas.Digest{d})

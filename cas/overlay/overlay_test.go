@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -24,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/overlay"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc"
@@ -108,15 +108,12 @@ func disconnect(f *faulty.Store) {
 
 func has(t *testing.T, s cas.Store, d cas.Digest) bool {
 	t.Helper()
-	missing := must.Get(s.Missing(t.Context(), []cas.Digest{d}))(t)
-	return len(missing) == 0
+	return len(must.Get(s.Missing(t.Context(), []cas.Digest{d}))(t)) == 0
 }
 
 func wantError(t *testing.T, what string, err, want error) {
 	t.Helper()
-	if !errors.Is(err, want) {
-		t.Errorf("%s: got %v, want %v", what, err, want)
-	}
+	expect.Error(t, err, want, "%s", what)
 }
 
 func TestContracts(t *testing.T) {
@@ -208,9 +205,7 @@ func TestInstancesAreSeparate(t *testing.T) {
 			}
 		}
 	}
-	if _, err := o.Instance("blobs"); !errors.Is(err, cas.ErrInvalid) {
-		t.Errorf("instance \"blobs\": got %v, want ErrInvalid", err)
-	}
+	expect.Error(t, expect.Err(o.Instance("blobs")), cas.ErrInvalid, "instance \"blobs\"")
 }
 
 func TestFileIsFetched(t *testing.T) {
@@ -236,9 +231,7 @@ func TestConcurrentReadsFetchOnce(t *testing.T) {
 		for i := range 50 {
 			group.Go(func() {
 				if i%2 == 0 {
-					if err := cas.Fetch(t.Context(), p.store, []cas.Digest{d}); err != nil {
-						t.Error(err)
-					}
+					expect.Error(t, cas.Fetch(t.Context(), p.store, []cas.Digest{d}), nil)
 				}
 				got, err := cas.ReadAll(t.Context(), p.store, d, d.Size())
 				if err != nil || !bytes.Equal(got, want) {
@@ -321,9 +314,7 @@ func TestOrphansAreBounded(t *testing.T) {
 			}
 			gate.Open()
 			synctest.Wait()
-			if n := p.local.Len(); n != 16 {
-				t.Errorf("%d of 20 blobs were fetched, want 16", n)
-			}
+			expect.Equal(t, p.local.Len(), 16, "of 20 blobs were fetched")
 		}
 	})
 }
@@ -350,26 +341,20 @@ func TestSingleReadDoesNotJoinBatch(t *testing.T) {
 		_, b := put(t, upstream, 2, 100)
 		var group sync.WaitGroup
 		group.Go(func() {
-			if err := cas.Fetch(t.Context(), in.Store, []cas.Digest{a, b}); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, cas.Fetch(t.Context(), in.Store, []cas.Digest{a, b}), nil)
 		})
 		synctest.Wait()
 		gate := flaky.Hold(faulty.Open)
 		var readers sync.WaitGroup
 		for range 5 {
 			readers.Go(func() {
-				if _, err := cas.ReadAll(t.Context(), in.Store, a, 100); err != nil {
-					t.Error(err)
-				}
+				expect.Error(t, expect.Err(cas.ReadAll(t.Context(), in.Store, a, 100)), nil)
 			})
 		}
 		synctest.Wait()
 		gate.Open()
 		readers.Wait()
-		if n := flaky.Calls(faulty.Open); n != 1 {
-			t.Errorf("got %d upstream reads, want 1", n)
-		}
+		expect.Equal(t, flaky.Calls(faulty.Open), 1, "upstream reads")
 		close(s.free)
 		group.Wait()
 	})
@@ -385,9 +370,7 @@ func TestBatchFailureIsOfOneBlob(t *testing.T) {
 		gate := p.faultyUpstream.Hold(faulty.Open)
 		var group sync.WaitGroup
 		group.Go(func() {
-			if err := cas.Fetch(t.Context(), p.store, []cas.Digest{bad, good}); err != nil {
-				t.Errorf("Fetch of both: %v", err)
-			}
+			expect.Error(t, cas.Fetch(t.Context(), p.store, []cas.Digest{bad, good}), nil, "Fetch of both")
 			_, err := p.store.Open(t.Context(), bad, 0)
 			wantError(t, "Open of the damaged blob", err, cas.ErrCorrupt)
 			wantMissing(t, "after the fetch", p.store, []cas.Digest{bad, good}, []cas.Digest{bad})
@@ -477,9 +460,7 @@ func TestFetchReportsAbsentBlobs(t *testing.T) {
 	for _, ds := range [][]cas.Digest{{small, nowhere, large, neither, nowhere, both}, {nowhere}, {neither}} {
 		want := slices.DeleteFunc([]cas.Digest{nowhere, neither, both},
 			func(d cas.Digest) bool { return !slices.Contains(ds, d) })
-		if absent, err := p.store.(cas.Fetcher).Fetch(t.Context(), ds); err != nil || !slices.Equal(absent, want) {
-			t.Errorf("got %v, %v, want %v", absent, err, want)
-		}
+		expect.Slices(t, must.Get(p.store.(cas.Fetcher).Fetch(t.Context(), ds))(t), want)
 	}
 	// An unreachable upstream does not mean absence.
 	disconnect(p.faultyUpstream)
@@ -493,9 +474,7 @@ func TestLocalStoreIsFull(t *testing.T) {
 	p := newPair(t, overlay.WriteThrough)
 	want, d := put(t, p.upstream, 1, 1000)
 	p.faultyLocal.Fail(cas.ErrFull, faulty.Put, faulty.PutAll)
-	if err := cas.Fetch(t.Context(), p.store, []cas.Digest{d}); err != nil {
-		t.Errorf("Fetch: %v", err)
-	}
+	expect.Error(t, cas.Fetch(t.Context(), p.store, []cas.Digest{d}), nil, "Fetch")
 	if got, err := cas.ReadAll(t.Context(), p.store, d, 1000); err != nil || !bytes.Equal(got, want) ||
 		p.local.Len() != 0 {
 		t.Errorf("got %d bytes, %v", len(got), err)
@@ -519,9 +498,7 @@ func TestDamagedBlobsAreNotCopied(t *testing.T) {
 			p.faultyUpstream.Heal()
 			must.Succeed(t, p.upstream.Put(t.Context(), d, bytes.NewReader(want)))
 		}
-		if got, err := cas.ReadAll(t.Context(), p.store, d, d.Size()); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("healed: got %d bytes, %v", len(got), err)
-		}
+		expect.Equal(t, string(must.Get(cas.ReadAll(t.Context(), p.store, d, d.Size()))(t)), string(want), "healed")
 	}
 }
 
@@ -538,9 +515,7 @@ func TestMissing(t *testing.T) {
 				t.Errorf("got %v, %v", got, err)
 			}
 			p.faultyUpstream.Fail(cas.ErrUnavailable, faulty.Missing)
-			if got, err := missing(here, here); err != nil || len(got) > 0 {
-				t.Errorf("upstream unavailable, all local: got %v, %v", got, err)
-			}
+			expect.Equal(t, len(must.Get(missing(here, here))(t)), 0, "upstream unavailable, all local")
 			got, err := missing(here, there, nowhere)
 			if policy == overlay.WriteThrough {
 				wantError(t, "upstream unavailable", err, cas.ErrUnavailable)
@@ -548,9 +523,7 @@ func TestMissing(t *testing.T) {
 				t.Errorf("upstream unavailable: got %v, %v, %d unanswered", got, err, p.Stats().Unanswered)
 			}
 			p.faultyUpstream.Fail(errors.New("not you"), faulty.Missing)
-			if _, err := missing(nowhere); err == nil || !strings.Contains(err.Error(), "not you") {
-				t.Errorf("upstream refuses: got %v", err)
-			}
+			expect.Message(t, expect.Err(missing(nowhere)), "not you", "upstream refuses")
 		})
 	}
 }
@@ -567,21 +540,16 @@ func TestUnavailableUpstream(t *testing.T) {
 				must.Succeed(t, m.Record(t.Context(), d, &repb.ActionResult{ExitCode: 3}))
 			}
 			disconnect(p.faultyUpstream)
-			if got, err := cas.ReadAll(t.Context(), p.store, here, 100); err != nil || !bytes.Equal(got, want) {
-				t.Errorf("local blob: got %d bytes, %v", len(got), err)
-			}
+			expect.Equal(t, string(must.Get(cas.ReadAll(t.Context(), p.store, here, 100))(t)), string(want),
+				"local blob")
 			_, err := cas.ReadAll(t.Context(), p.store, there, 100)
 			wantError(t, "upstream blob", err, cas.ErrUnavailable)
 			wantError(t, "Fetch", cas.Fetch(t.Context(), p.store, []cas.Digest{here, there}), cas.ErrUnavailable)
-			if r, err := p.actions.Lookup(t.Context(), known); err != nil || r.ExitCode != 3 {
-				t.Errorf("local result: got %v, %v", r, err)
-			}
+			expect.Equal(t, must.Get(p.actions.Lookup(t.Context(), known))(t).ExitCode, 3, "local result")
 			_, err = p.actions.Lookup(t.Context(), action)
 			wantError(t, "upstream result", err, cas.ErrNotFound)
 			b, d := castest.Blob(3, 100)
-			if err := p.actions.Record(t.Context(), action, &repb.ActionResult{}); err != nil {
-				t.Errorf("Record: %v", err)
-			}
+			expect.Error(t, p.actions.Record(t.Context(), action, &repb.ActionResult{}), nil, "Record")
 			errs := append(p.store.(cas.Batcher).PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}}),
 				p.store.Put(t.Context(), d, bytes.NewReader(b)))
 			for _, err := range errs {
@@ -629,9 +597,8 @@ func TestServerReadsBatches(t *testing.T) {
 	}
 	c.fail = cas.ErrUnavailable
 	disconnect(flaky)
-	if got := read(ds...); !slices.Equal(got, []codes.Code{codes.OK, codes.OK, codes.Unavailable, codes.Unavailable}) {
-		t.Errorf("upstream unavailable: got %v", got)
-	}
+	expect.Slices(t, read(ds...), []codes.Code{codes.OK, codes.OK, codes.Unavailable, codes.Unavailable},
+		"upstream unavailable")
 }
 
 // TestWriteThrough checks that acknowledged blobs are in the upstream, and that a batch stays one.
@@ -668,12 +635,8 @@ type strictCache struct {
 
 func (s *strictCache) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
 	ds, err := cas.Closure(ctx, s.store, cas.SHA256, r)
-	if err != nil {
-		s.t.Errorf("a result was sent before its Trees: %v", err)
-	}
-	if missing, err := s.store.Missing(ctx, ds); err != nil || len(missing) > 0 {
-		s.t.Errorf("a result was sent before its blobs: %v, %v", missing, err)
-	}
+	expect.Error(s.t, err, nil, "a result was sent before its Trees")
+	expect.Equal(s.t, len(must.Get(s.store.Missing(ctx, ds))(s.t)), 0, "a result was sent before its blobs")
 	return s.Store.Record(ctx, action, r)
 }
 
@@ -737,9 +700,7 @@ func TestLookupRecordsLocally(t *testing.T) {
 			t.Fatalf("got %v, %v", got, err)
 		}
 	}
-	if n := p.faultyUpstream.Calls(faulty.Lookup); n != 1 {
-		t.Errorf("got %d upstream lookups, want 1", n)
-	}
+	expect.Equal(t, p.faultyUpstream.Calls(faulty.Lookup), 1, "upstream lookups")
 	// A result with lost blobs is a miss.
 	p.upstream.Delete(cas.SHA256.Sum(nil))
 	for _, d := range p.upstream.Digests() {
@@ -755,9 +716,7 @@ func TestLookupRecordsLocally(t *testing.T) {
 	p.faultyLocal.Fail(cas.ErrFull, faulty.Record)
 	other := cas.SHA256.Sum([]byte("other"))
 	must.Succeed(t, p.upstream.Record(t.Context(), other, r))
-	if _, err := p.actions.Lookup(t.Context(), other); err != nil {
-		t.Errorf("local store full: %v", err)
-	}
+	expect.Error(t, expect.Err(p.actions.Lookup(t.Context(), other)), nil, "local store full")
 }
 
 // TestLostBlobsAreMissing checks that no unreadable blob is reported present after random losses in both stores.

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -258,9 +259,7 @@ func TestUsedResultsAreRenewed(t *testing.T) {
 		action := cas.SHA256.Sum([]byte("a"))
 		must.Succeed(t, p.local.Record(t.Context(), action, &repb.ActionResult{ExitCode: 3}))
 		for range 36 {
-			if r, err := p.actions.Lookup(t.Context(), action); err != nil || r.ExitCode != 3 {
-				t.Errorf("got %v, %v", r, err)
-			}
+			expect.Equal(t, must.Get(p.actions.Lookup(t.Context(), action))(t).ExitCode, 3)
 			time.Sleep(time.Hour)
 		}
 		if n := p.faultyUpstream.Calls(faulty.Lookup); n != 3 || p.faultyUpstream.Calls(faulty.Record) != 0 {
@@ -282,8 +281,6 @@ func TestRenewalCanBeDisabled(t *testing.T) {
 			wantMissing(t, "used", s, []cas.Digest{d}, nil)
 			time.Sleep(time.Hour)
 		}
-		if n := flaky.Calls(faulty.Missing); n != 0 {
-			t.Errorf("got %d upstream queries, want 0", n)
-		}
+		expect.Equal(t, flaky.Calls(faulty.Missing), 0, "upstream queries")
 	})
 }

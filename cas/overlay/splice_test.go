@@ -3,7 +3,6 @@
 package overlay_test
 
 import (
-	"bytes"
 	"errors"
 	"path/filepath"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -37,9 +37,7 @@ func newSplicer(t *testing.T, policy overlay.Policy) (p *pair, m cas.Splicer) {
 
 func wantWhole(t *testing.T, s cas.Store, d cas.Digest, b []byte) {
 	t.Helper()
-	if got, err := cas.ReadAll(t.Context(), s, d, d.Size()); err != nil || !bytes.Equal(got, b) {
-		t.Errorf("got %d bytes, %v", len(got), err)
-	}
+	expect.Equal(t, string(must.Get(cas.ReadAll(t.Context(), s, d, d.Size()))(t)), string(b))
 }
 
 // The local store has the chunks and the upstream the whole blob, wherever the chunks were.
@@ -67,9 +65,7 @@ func TestSplicedBlobIsWholeUpstream(t *testing.T) {
 					if !slices.Contains(p.upstream.Digests(), d) {
 						t.Error("the upstream lacks the whole blob")
 					}
-					if got, err := m.Split(t.Context(), d); err != nil || !slices.Equal(got.Chunks, of.Chunks) {
-						t.Errorf("Split: got %v, %v", got, err)
-					}
+					expect.Slices(t, must.Get(m.Split(t.Context(), d))(t).Chunks, of.Chunks, "Split")
 				})
 			})
 		}

@@ -3,13 +3,11 @@
 package overlay_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -28,9 +27,7 @@ import (
 // wantMissing checks that exactly the blobs want of ds are missing.
 func wantMissing(t *testing.T, what string, s cas.Store, ds, want []cas.Digest) {
 	t.Helper()
-	if got, err := s.Missing(t.Context(), ds); err != nil || !slices.Equal(got, want) {
-		t.Errorf("%s: got %v, %v, want %v", what, got, err, want)
-	}
+	expect.Slices(t, must.Get(s.Missing(t.Context(), ds))(t), want, "%s", what)
 }
 
 // TestRefusedResultIsNoError checks that a result that the upstream refuses is sent once.
@@ -176,9 +173,7 @@ func TestUnreadableBlobIsReplaced(t *testing.T) {
 					_, err := cas.ReadAll(t.Context(), p.store, d, 4<<20)
 					wantError(t, "read", err, cas.ErrCorrupt)
 				}
-				if n := p.Stats().Unreadable; n != 2 {
-					t.Errorf("got %d unreadable, want 2", n)
-				}
+				expect.Equal(t, p.Stats().Unreadable, 2, "unreadable")
 				p.upstream.Corrupt(d)
 				p.faultyUpstream.Heal()
 				wantMissing(t, "unreadable", p.store, []cas.Digest{d}, []cas.Digest{d})
@@ -310,9 +305,7 @@ func TestLocalDamageIsRepaired(t *testing.T) {
 	p := newPair(t, overlay.WriteThrough)
 	want, d := put(t, p.store, 1, 100)
 	p.faultyLocal.FailNth(faulty.Open, 1, cas.ErrCorrupt)
-	if got, err := cas.ReadAll(t.Context(), p.store, d, 100); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("Open: got %d bytes, %v", len(got), err)
-	}
+	expect.Equal(t, string(must.Get(cas.ReadAll(t.Context(), p.store, d, 100))(t)), string(want), "Open")
 	in := instance(t, open(t, overlay.Config{
 		Local:    one(&wornStore{Store: p.local, memory: p.local}, nil),
 		Upstream: one(p.upstream, nil),

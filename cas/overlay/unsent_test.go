@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -161,9 +162,7 @@ func TestUnsentListIsBounded(t *testing.T) {
 		t.Errorf("got %d lines, want at most 202 and the refused blob", strings.Count(text, "\n"))
 	}
 	p.restart(t, overlay.WriteThrough)
-	if text := list(); text != "" {
-		t.Errorf("after a restart: got %q, want nothing", text)
-	}
+	expect.Equal(t, list(), "", "after a restart")
 }
 
 // TestUnsentListHasLimit checks that unsent blobs take bounded memory, and that none beyond the limit becomes visible
@@ -242,8 +241,7 @@ func TestUnsentBlobsOfLostLogAreMissing(t *testing.T) {
 	}
 	run(func(s cas.Store) {
 		for _, d := range ds {
-			r := must.Get(s.Open(t.Context(), d, 0))(t)
-			must.Succeed(t, r.Close())
+			must.Succeed(t, must.Get(s.Open(t.Context(), d, 0))(t).Close())
 		}
 		wantMissing(t, "unsent", s, ds, ds)
 	})
@@ -340,9 +338,7 @@ func TestLeftoversAreSentWithWriteThrough(t *testing.T) {
 		_, other := put(t, p.store, 10, 3<<20)
 		p.restart(t, overlay.WriteThrough)
 		wantMissing(t, "not sent", p.store, []cas.Digest{d, other}, []cas.Digest{d, other})
-		if missing, err := cas.MissingForPut(t.Context(), p.store, []cas.Digest{d}); err != nil || len(missing) != 1 {
-			t.Errorf("MissingForPut: got %v, %v, want the blob", missing, err)
-		}
+		expect.Equal(t, len(must.Get(cas.MissingForPut(t.Context(), p.store, []cas.Digest{d}))(t)), 1, "MissingForPut")
 		p.faultyUpstream.Heal()
 		must.Succeed(t, p.store.Put(t.Context(), d, bytes.NewReader(first))) // before the sender tries again
 		wantMissing(t, "put again", p.store, []cas.Digest{d, other}, []cas.Digest{other})
@@ -367,9 +363,7 @@ func TestResultsFollowTheirBlobs(t *testing.T) {
 				must.Succeed(t, p.actions.Record(t.Context(), action, r))
 				time.Sleep(30 * time.Second)
 				must.Get(p.upstream.Lookup(t.Context(), action))(t)
-				if n := p.faultyUpstream.Calls(faulty.Missing) - before; n != 0 {
-					t.Errorf("got %d queries, want none", n)
-				}
+				expect.Equal(t, p.faultyUpstream.Calls(faulty.Missing)-before, 0, "queries")
 				// A blob that the upstream has lost since is sent again.
 				if policy == overlay.WriteThrough {
 					time.Sleep(10 * time.Minute)

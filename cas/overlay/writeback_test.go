@@ -24,6 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/protobuf/proto"
 )
@@ -52,9 +53,8 @@ func TestWriteBack(t *testing.T) {
 		if !has(t, p.upstream, small) || !has(t, p.upstream, batched) || has(t, p.upstream, large) {
 			t.Error("rejected blobs delay accepted ones")
 		}
-		if _, err := p.upstream.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
-			t.Errorf("a result with absent blobs was sent: %v", err)
-		}
+		expect.Error(t, expect.Err(p.upstream.Lookup(t.Context(), action)), cas.ErrNotFound,
+			"a result with absent blobs was sent")
 		p.faultyUpstream.Heal()
 		p.drain(t)
 		if got, err := p.upstream.Lookup(t.Context(), action); err != nil || !proto.Equal(got, r) ||
@@ -97,9 +97,7 @@ func TestNewerResultIsSent(t *testing.T) {
 		}
 		gate.Open()
 		p.drain(t)
-		if r, err := p.upstream.Lookup(t.Context(), action); err != nil || r.ExitCode != 1 {
-			t.Errorf("upstream result: got %v, %v, want exit code 1", r, err)
-		}
+		expect.Equal(t, must.Get(p.upstream.Lookup(t.Context(), action))(t).ExitCode, 1, "upstream result")
 	})
 }
 
@@ -132,12 +130,8 @@ func TestPendingLeasesAreRenewed(t *testing.T) {
 		p.faultyUpstream.Hold(faulty.PutAll) // sending queries the local store, too
 		time.Sleep(10*time.Hour + time.Minute)
 		synctest.Wait()
-		if n := p.faultyLocal.Calls(faulty.Missing) - renewals; n != 10 {
-			t.Errorf("blobs were renewed %d times in 10 hours, want 10", n)
-		}
-		if n := p.faultyLocal.Calls(faulty.Lookup) - lookups; n != 10 {
-			t.Errorf("results were looked up %d times in 10 hours, want 10", n)
-		}
+		expect.Equal(t, p.faultyLocal.Calls(faulty.Missing)-renewals, 10, "blobs were renewed N times in 10 hours")
+		expect.Equal(t, p.faultyLocal.Calls(faulty.Lookup)-lookups, 10, "results were looked up N times in 10 hours")
 	})
 }
 
@@ -195,9 +189,7 @@ func TestJournalReplay(t *testing.T) {
 			Journal: filepath.Join(t.TempDir(), "no/journal"),
 		}
 		change(&c)
-		if _, err := overlay.New(c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want an error that names %s", err, want)
-		}
+		expect.Message(t, expect.Err(overlay.New(c)), want)
 	}
 	local, upstream := castest.NewMemory(), castest.NewMemory()
 	_, a := put(t, local, 1, 100)
@@ -226,9 +218,7 @@ func TestJournalReplay(t *testing.T) {
 			t.Errorf("line %q: got %v, %d lost, next line sent: %v; want 1 lost and true", line, err, o.Stats().Lost,
 				has(t, upstream, sound))
 		}
-		if left, err := os.ReadFile(journal + ".damaged"); err != nil || string(left) != text {
-			t.Errorf("line %q: got copy %q, %v", line, left, err)
-		}
+		expect.Equal(t, string(must.Get(os.ReadFile(journal+".damaged"))(t)), text, "line %q", line)
 	}
 	o, err := start(fmt.Sprintf("add blob %[1]q %[2]s\nadd blob %[1]q %[3]s\nadd blob %[1]q %[2]s\ndone blob %[1]q %[3]s\nadd blob %[1]q %.9[4]s", "an instance", a, b, c))
 	must.Succeed(t, err)
@@ -254,9 +244,7 @@ func TestJournalIsCompacted(t *testing.T) {
 	var group sync.WaitGroup
 	for part := range 10 {
 		group.Go(func() {
-			if err := errors.Join(p.store.(cas.Batcher).PutAll(t.Context(), blobs[part*3000:][:3000])...); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, errors.Join(p.store.(cas.Batcher).PutAll(t.Context(), blobs[part*3000:][:3000])...), nil)
 		})
 	}
 	group.Wait()
@@ -376,9 +364,7 @@ func TestFrozenUpstream(t *testing.T) {
 		if n := took(func() { writes(); queries(); queries() }); n > 0 {
 			t.Errorf("further calls took %v", n)
 		}
-		if n := p.Stats().Unanswered; n != 6 {
-			t.Errorf("got %d unanswered, want 6", n)
-		}
+		expect.Equal(t, p.Stats().Unanswered, 6, "unanswered")
 		for _, gate := range gates {
 			gate.Open()
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -112,9 +113,7 @@ func (b *bubble) wantAway(t *testing.T, why string) {
 	if errs := b.store.PutAll(t.Context(), []cas.Blob{{Digest: d, Data: data}}); !errors.Is(errs[0], cas.ErrUnavailable) {
 		t.Errorf("PutAll: got %v, want ErrUnavailable", errs[0])
 	}
-	if time.Since(start) != 0 {
-		t.Errorf("failing took %v, want no time", time.Since(start))
-	}
+	expect.Equal(t, time.Since(start), 0, "failing")
 	if err := b.client.Err(); !errors.Is(err, cas.ErrUnavailable) || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), "since 20") {
 		t.Errorf("Err: got %v, want ErrUnavailable since when and for %q", err, why)
 	}
@@ -123,13 +122,9 @@ func (b *bubble) wantAway(t *testing.T, why string) {
 // wantBack checks that calls of every kind succeed.
 func (b *bubble) wantBack(t *testing.T) {
 	t.Helper()
-	if err := b.client.Err(); err != nil {
-		t.Errorf("Err: %v", err)
-	}
+	expect.Error(t, b.client.Err(), nil, "Err")
 	for method, err := range everyCall(t, &b.server, b.store) {
-		if err != nil {
-			t.Errorf("%s: %v", method, err)
-		}
+		expect.Error(t, err, nil, "%s", method)
 	}
 }
 
@@ -157,18 +152,14 @@ func TestFirstCallWaits(t *testing.T) {
 		b.intercept(never)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := b.store.Missing(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v, want DeadlineExceeded", err)
-		}
+		expect.Error(t, expect.Err(b.store.Missing(ctx, nil)), context.DeadlineExceeded)
 	})
 }
 
 func TestUnansweredProbeFails(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		b.intercept(never)
-		if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) {
-			t.Errorf("got %v, want ErrUnavailable", err)
-		}
+		expect.Error(t, b.ask(t), cas.ErrUnavailable)
 	})
 }
 
@@ -177,9 +168,7 @@ func TestServerIsDownAfterOneFailureAndAProbe(t *testing.T) {
 	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
 		b.wantBack(t)
 		b.intercept(func(context.Context, string, int) error { return status.Error(codes.Unavailable, "out of order") })
-		if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) {
-			t.Errorf("got %v, want ErrUnavailable", err)
-		}
+		expect.Error(t, b.ask(t), cas.ErrUnavailable)
 		synctest.Wait()
 		b.wantAway(t, "out of order")
 		b.intercept(nil)
@@ -209,9 +198,7 @@ func TestProbeIgnoresCallLimit(t *testing.T) {
 		}
 		synctest.Wait()
 		for range 5 {
-			if _, err := b.store.Open(t.Context(), d, 0); !errors.Is(err, cas.ErrUnavailable) {
-				t.Errorf("got %v, want ErrUnavailable", err)
-			}
+			expect.Error(t, expect.Err(b.store.Open(t.Context(), d, 0)), cas.ErrUnavailable)
 		}
 		if b.client.Err() == nil {
 			t.Error("got no error from Err")
@@ -273,17 +260,14 @@ func testCancelledCalls(t *testing.T, delay time.Duration) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second+delay)
 			defer cancel()
 			own := late{ctx, time.Now().Add(time.Second)}
-			if _, err := b.store.Missing(own, []cas.Digest{cas.SHA256.Sum([]byte("x"))}); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("got %v, want DeadlineExceeded", err)
-			}
+			expect.Error(t, expect.Err(b.store.Missing(own, []cas.Digest{cas.SHA256.Sum([]byte("x"))})),
+				context.DeadlineExceeded)
 		}
 		for range 10 {
 			giveUp()
 		}
 		for range 5 {
-			if err := b.client.Err(); err != nil {
-				t.Errorf("too early: %v", err)
-			}
+			expect.Error(t, b.client.Err(), nil, "too early")
 			giveUp()
 			sick.Store(true)
 			b.ask(t)
@@ -318,9 +302,7 @@ func TestUnansweredCallsCount(t *testing.T) {
 					return nil
 				}))
 				for i := range 5 {
-					if err := b.client.Err(); err != nil {
-						t.Errorf("too early: %v", err)
-					}
+					expect.Error(t, b.client.Err(), nil, "too early")
 					ctx, cancel := end(t.Context())
 					if i%2 == 0 {
 						b.store.Missing(ctx, []cas.Digest{d})
@@ -345,9 +327,7 @@ func TestDeadlineOfServerCounts(t *testing.T) {
 		must.Succeed(t, b.ask(t))
 		b.intercept(func(context.Context, string, int) error { return status.Error(codes.DeadlineExceeded, "of a proxy") })
 		for range 5 {
-			if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) {
-				t.Errorf("got %v, want ErrUnavailable", err)
-			}
+			expect.Error(t, b.ask(t), cas.ErrUnavailable)
 		}
 		b.wantAway(t, "of a proxy")
 	})
@@ -359,9 +339,7 @@ func TestCallsTimeOut(t *testing.T) {
 		b.intercept(never)
 		start := time.Now()
 		for method, err := range everyCall(t, &b.server, b.store) {
-			if !errors.Is(err, cas.ErrUnavailable) {
-				t.Errorf("%s: got %v, want ErrUnavailable", method, err)
-			}
+			expect.Error(t, err, cas.ErrUnavailable, "%s", method)
 		}
 		if n := time.Since(start); n > 10*time.Minute {
 			t.Errorf("they gave up after %v", n)
@@ -417,22 +395,16 @@ func TestConcurrentCallsAreLimited(t *testing.T) {
 			var group sync.WaitGroup
 			for range 200 {
 				group.Go(func() {
-					if err := call(t.Context()); err != nil {
-						t.Errorf("%s: %v", method, err)
-					}
+					expect.Error(t, call(t.Context()), nil, "%s", method)
 				})
 			}
 			synctest.Wait()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("%s: one who waits no longer got %v", method, err)
-			}
+			expect.Error(t, call(ctx), context.DeadlineExceeded, "%s: one who waits no longer", method)
 			cancel()
 			close(release)
 			group.Wait()
-			if most.Load() != 64 {
-				t.Errorf("%s: %d calls at once, want 64", method, most.Load())
-			}
+			expect.Equal(t, most.Load(), 64, "%s: calls at once", method)
 		}
 	})
 }
@@ -461,9 +433,7 @@ func TestClosedReadersReleaseLimit(t *testing.T) {
 					return
 				}
 				defer r.Close()
-				if err := to.Put(ctx, d, r); err != nil {
-					t.Error(err)
-				}
+				expect.Error(t, to.Put(ctx, d, r), nil)
 			})
 		}
 		group.Wait()
@@ -477,9 +447,7 @@ func TestCloseEndsWaitingCalls(t *testing.T) {
 		go func() { done <- b.ask(t) }()
 		synctest.Wait()
 		b.client.Close()
-		if err := <-done; !errors.Is(err, cas.ErrUnavailable) {
-			t.Errorf("got %v, want ErrUnavailable", err)
-		}
+		expect.Error(t, <-done, cas.ErrUnavailable)
 	})
 }
 
@@ -506,9 +474,7 @@ func TestStalledUploadsCount(t *testing.T) {
 					put(time.Second)
 				}
 				for range 5 {
-					if err := b.client.Err(); err != nil {
-						t.Errorf("too early: %v", err)
-					}
+					expect.Error(t, b.client.Err(), nil, "too early")
 					put(limit)
 				}
 				if b.client.Err() == nil {

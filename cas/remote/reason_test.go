@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/tests/expect"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -24,9 +25,7 @@ func TestReason(t *testing.T) {
 		{codes.NotFound, `no worker is called "a"`, `no worker is called "a"`},
 		{codes.Unavailable, "away\x1b[2J\n", `away\x1b[2J\n`},
 	} {
-		if got := remote.Reason(status.New(c.code, c.text)); got != c.want {
-			t.Errorf("%v: %s: got %s, want %s", c.code, c.text, got, c.want)
-		}
+		expect.Equal(t, remote.Reason(status.New(c.code, c.text)), c.want, "%v: %s", c.code, c.text)
 	}
 	if got := remote.Reason(status.New(codes.Internal, strings.Repeat("long ", 1000))); len(got) > 1000 {
 		t.Errorf("a long text: %d bytes", len(got))

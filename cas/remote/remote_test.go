@@ -27,6 +27,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
@@ -216,8 +217,7 @@ func (s *server) dial(t *testing.T, name string) *remote.Store {
 // memory returns the store of an instance.
 func (s *server) memory(t *testing.T, name string) *castest.Memory {
 	t.Helper()
-	in := must.Get(s.instances(name))(t)
-	return in.Store.(*castest.Memory)
+	return must.Get(s.instances(name))(t).Store.(*castest.Memory)
 }
 
 // put stores a blob directly.
@@ -312,9 +312,7 @@ func TestInstanceNamesCombine(t *testing.T) {
 		if in.Name != c.want || s.memory(t, c.want).Len() != 1 {
 			t.Errorf("%s with %q is %q, and %q holds %d blobs", c.path, c.name, in.Name, c.want, s.memory(t, c.want).Len())
 		}
-		if _, err := client.Instance("blobs"); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("an instance named blobs: got %v, want ErrInvalid", err)
-		}
+		expect.Error(t, expect.Err(client.Instance("blobs")), cas.ErrInvalid, "an instance named blobs")
 		client.Close()
 	}
 }
@@ -325,13 +323,9 @@ func TestDialRejectsAddressesAndServers(t *testing.T) {
 	for _, address := range []string{
 		"", host, "http://" + host, "grpc://", "grpc://localhost", "grpc://u@" + host, s.address + "?a=b", s.address + "#a", "grpc://a b:1", "grpc://%zz:1",
 	} {
-		if _, err := remote.Dial(t.Context(), address); !errors.Is(err, remote.ErrAddress) {
-			t.Errorf("%q: got %v, want ErrAddress", address, err)
-		}
+		expect.Error(t, expect.Err(remote.Dial(t.Context(), address)), remote.ErrAddress, "%q", address)
 	}
-	if _, err := remote.Dial(t.Context(), s.address+"/blobs"); !errors.Is(err, cas.ErrInvalid) {
-		t.Errorf("an instance named blobs: got %v, want ErrInvalid", err)
-	}
+	expect.Error(t, expect.Err(remote.Dial(t.Context(), s.address+"/blobs")), cas.ErrInvalid, "an instance named blobs")
 
 	const nobody = "grpc://127.0.0.1:1"
 	if _, err := remote.Dial(t.Context(), nobody); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), nobody) {
@@ -342,9 +336,8 @@ func TestDialRejectsAddressesAndServers(t *testing.T) {
 	listen(t, other, func(g *grpc.Server) {
 		repb.RegisterCapabilitiesServer(g, &capable{functions: []repb.DigestFunction_Value{repb.DigestFunction_VSO}})
 	})
-	if _, err := remote.Dial(t.Context(), other.address); err == nil || !strings.Contains(err.Error(), "VSO") {
-		t.Errorf("a server without a supported function: got %v", err)
-	}
+	expect.Message(t, expect.Err(remote.Dial(t.Context(), other.address)), "VSO",
+		"a server without a supported function")
 }
 
 func TestTLS(t *testing.T) {
@@ -391,9 +384,8 @@ func TestReadsAreVerified(t *testing.T) {
 				}
 			}
 			store, to := s.dial(t, ""), castest.NewMemory()
-			if _, err := cas.ReadAll(t.Context(), store, d, int64(size)); !errors.Is(err, cas.ErrCorrupt) {
-				t.Errorf("%s of %d: read: got %v, want ErrCorrupt", name, size, err)
-			}
+			expect.Error(t, expect.Err(cas.ReadAll(t.Context(), store, d, int64(size))), cas.ErrCorrupt,
+				"%s of %d: read", name, size)
 			// Only the length of a partial read can be checked.
 			if r, err := store.Open(t.Context(), d, 1); name != "one bit" {
 				var got []byte
@@ -417,9 +409,7 @@ func TestDataLossIsCorrupt(t *testing.T) {
 		_, d := s.put(t, 1, size)
 		store := s.dial(t, "")
 		s.intercept(func(context.Context, string, int) error { return status.Error(codes.DataLoss, "damaged") })
-		if _, err := cas.ReadAll(t.Context(), store, d, int64(size)); !errors.Is(err, cas.ErrCorrupt) {
-			t.Errorf("%d bytes: got %v, want ErrCorrupt", size, err)
-		}
+		expect.Error(t, expect.Err(cas.ReadAll(t.Context(), store, d, int64(size))), cas.ErrCorrupt, "%d bytes", size)
 	}
 }
 
@@ -513,9 +503,7 @@ func TestErrorsAboutUsAreNotPassedOn(t *testing.T) {
 			if !errors.Is(err, want.kind) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "the reason") {
 				t.Errorf("%v of %s: got %v, want %v", code, method, err, want.kind)
 			}
-			if got := status.Code(casstatus.Error(err)); got != want.passed {
-				t.Errorf("%v of %s: passed on as %v, want %v", code, method, got, want.passed)
-			}
+			expect.Equal(t, status.Code(casstatus.Error(err)), want.passed, "%v of %s", code, method)
 		}
 	}
 }
@@ -637,9 +625,8 @@ func TestBrokenStreamsAreRepeated(t *testing.T) {
 	}
 	b, d = castest.Blob(3, 5<<20)
 	s.breakStreams(3, 3)
-	if err := store.Put(t.Context(), d, io.MultiReader(bytes.NewReader(b))); !errors.Is(err, cas.ErrUnavailable) {
-		t.Errorf("upload that cannot be restarted: got %v, want Unavailable", err)
-	}
+	expect.Error(t, store.Put(t.Context(), d, io.MultiReader(bytes.NewReader(b))), cas.ErrUnavailable,
+		"upload that cannot be restarted")
 	// A download continues as long as its streams make progress.
 	s.breakStreams(3, 1000)
 	_, d = s.put(t, 4, 30<<20)
@@ -647,9 +634,7 @@ func TestBrokenStreamsAreRepeated(t *testing.T) {
 		t.Errorf("stream that breaks repeatedly: %v after %d calls", err, s.called("Read"))
 	}
 	s.breakStreams(1, 1000)
-	if _, err := cas.ReadAll(t.Context(), store, d, 1<<30); !errors.Is(err, cas.ErrUnavailable) {
-		t.Errorf("stream without data: got %v, want Unavailable", err)
-	}
+	expect.Error(t, expect.Err(cas.ReadAll(t.Context(), store, d, 1<<30)), cas.ErrUnavailable, "stream without data")
 }
 
 // A mute server sends the first byte of a blob, and then messages without data.
@@ -680,9 +665,7 @@ func TestEmptyMessagesAreNotProgress(t *testing.T) {
 		bspb.RegisterByteStreamServer(g, &mute{})
 	})
 	_, d := castest.Blob(1, 5<<20)
-	if _, err := cas.ReadAll(t.Context(), s.dial(t, ""), d, d.Size()); !errors.Is(err, cas.ErrUnavailable) {
-		t.Errorf("got %v, want ErrUnavailable", err)
-	}
+	expect.Error(t, expect.Err(cas.ReadAll(t.Context(), s.dial(t, ""), d, d.Size())), cas.ErrUnavailable)
 }
 
 func TestDeadlineEndsEveryCall(t *testing.T) {
@@ -707,9 +690,7 @@ func TestDeadlineEndsEveryCall(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 1)
 		err := call(ctx)
 		cancel()
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%s: got %v, want DeadlineExceeded", name, err)
-		}
+		expect.Error(t, err, context.DeadlineExceeded, "%s", name)
 	}
 }
 
@@ -762,9 +743,7 @@ func TestFetch(t *testing.T) {
 	if err != nil || !slices.Equal(absent, []cas.Digest{lost, alsoLost}) {
 		t.Fatalf("got %v, %v, want the 2 that are absent", absent, err)
 	}
-	if missing, err := to.Missing(t.Context(), ds); err != nil || len(missing) > 0 {
-		t.Errorf("%d were not copied, %v", len(missing), err)
-	}
+	expect.Equal(t, len(must.Get(to.Missing(t.Context(), ds))(t)), 0)
 	if absent, err = store.Fetch(t.Context(), to, ds); err != nil || len(absent) > 0 || s.called("Read") != 3 {
 		t.Errorf("again: got %v, %v and %d streams, want nothing more", absent, err, s.called("Read"))
 	}
@@ -841,16 +820,10 @@ func TestMismatchedUploadIsNotFinished(t *testing.T) {
 	other := bytes.Clone(b)
 	other[0] ^= 1
 	for _, data := range [][]byte{other, b[1:], append(bytes.Clone(b), 0)} {
-		if err := store.Put(t.Context(), d, bytes.NewReader(data)); !errors.Is(err, cas.ErrMismatch) {
-			t.Errorf("got %v, want ErrMismatch", err)
-		}
+		expect.Error(t, store.Put(t.Context(), d, bytes.NewReader(data)), cas.ErrMismatch)
 	}
-	if n := finished.Load(); n != 0 {
-		t.Errorf("%d uploads were finished", n)
-	}
-	if err := store.Put(t.Context(), d, bytes.NewReader(b)); err == nil || !strings.Contains(err.Error(), "committed 1 bytes") {
-		t.Errorf("a server that reports less: got %v", err)
-	}
+	expect.Equal(t, finished.Load(), 0, "uploads were finished")
+	expect.Message(t, store.Put(t.Context(), d, bytes.NewReader(b)), "committed 1 bytes", "a server that reports less")
 }
 
 // credulous is a ByteStream service that accepts everything and reports one committed byte.

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/klauspost/compress/zstd"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
@@ -249,9 +250,7 @@ func TestBlobsAreSentCompressed(t *testing.T) {
 				t.Errorf("batches %v: sent %d bytes for %d", batches, up, len(b))
 			}
 			p.wire = 0
-			if got, err := cas.ReadAll(t.Context(), s, d, d.Size()); err != nil || !bytes.Equal(got, b) {
-				t.Errorf("got %d bytes, %v", len(got), err)
-			}
+			expect.Equal(t, string(must.Get(cas.ReadAll(t.Context(), s, d, d.Size()))(t)), string(b))
 			if down := p.wire; size > 10 && down > len(b)/50 {
 				t.Errorf("received %d bytes for %d", down, len(b))
 			}
@@ -298,17 +297,13 @@ func TestDecompressionIsLimited(t *testing.T) {
 			runtime.ReadMemStats(&before)
 			got, err := cas.ReadAll(t.Context(), s, d, d.Size())
 			runtime.ReadMemStats(&after)
-			if !errors.Is(err, cas.ErrCorrupt) {
-				t.Errorf("%s for %d: got %d bytes, %v, want ErrCorrupt", name, size, len(got), err)
-			}
+			expect.Error(t, err, cas.ErrCorrupt, "%s for %d: %d bytes", name, size, len(got))
 			if n := after.TotalAlloc - before.TotalAlloc; n > 100<<20 {
 				t.Errorf("%s for %d: it took %d MiB", name, size, n>>20)
 			}
 		}
 		p.pack = pack // the pooled decoders must still work
-		if got, err := cas.ReadAll(t.Context(), s, d, d.Size()); err != nil || !bytes.Equal(got, b) {
-			t.Errorf("after bombs: got %d bytes, %v", len(got), err)
-		}
+		expect.Equal(t, string(must.Get(cas.ReadAll(t.Context(), s, d, d.Size()))(t)), string(b), "after bombs")
 	}
 }
 

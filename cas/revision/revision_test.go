@@ -25,6 +25,7 @@ import (
 	"github.com/cloister-build/cloister/cas/revision"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-cmp/cmp"
 )
@@ -268,10 +269,8 @@ func TestReadRejects(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gone := errors.New("gone")
 	cancel(gone)
-	if _, err := revision.Read(ctx, revision.Config{Store: s, Function: cas.SHA256}, r.dir, "HEAD"); !errors.Is(err,
-		gone) {
-		t.Errorf("got %v, want %v", err, gone)
-	}
+	expect.Error(t, expect.Err(revision.Read(ctx, revision.Config{Store: s, Function: cas.SHA256}, r.dir, "HEAD")),
+		gone)
 }
 
 // TestReadVerifiesObjects checks that objects match their names, which git does not verify for blobs.
@@ -377,9 +376,7 @@ func TestReadRunsNothingAndWritesNothing(t *testing.T) {
 	if _, _, err := read(t, r.dir, commit, nil); err != nil {
 		t.Error(err)
 	}
-	if diff := cmp.Diff(before, state(t, r.dir)); diff != "" {
-		t.Errorf("the repository changed: %s", diff)
-	}
+	expect.Equal(t, cmp.Diff(before, state(t, r.dir)), "", "the repository changed")
 	for _, url := range []string{"ext::" + script, "ssh://localhost/x", "file://" + r.dir, "git://127.0.0.1:1/x"} {
 		r.git("", "config", "remote.origin.url", url)
 		r.git("", "config", "remote.origin.uploadpack", script)
@@ -387,9 +384,7 @@ func TestReadRunsNothingAndWritesNothing(t *testing.T) {
 		if _, _, err := read(t, r.dir, lacking, nil); err == nil {
 			t.Errorf("%s: an absent blob was read", url)
 		}
-		if diff := cmp.Diff(before, state(t, r.dir)); diff != "" {
-			t.Errorf("%s: the repository changed: %s", url, diff)
-		}
+		expect.Equal(t, cmp.Diff(before, state(t, r.dir)), "", "%s: the repository changed", url)
 	}
 	if b, err := os.ReadFile(mark); err == nil {
 		t.Errorf("Read ran\n%s", b)
@@ -476,8 +471,6 @@ func TestReadNamesMissingField(t *testing.T) {
 		"Store":    {Function: cas.SHA256},
 		"Function": {Store: castest.NewMemory()},
 	} {
-		if _, err := revision.Read(t.Context(), c, ".", "HEAD"); err == nil || !strings.Contains(err.Error(), field) {
-			t.Errorf("got %v, want an error that names Config.%s", err, field)
-		}
+		expect.Message(t, expect.Err(revision.Read(t.Context(), c, ".", "HEAD")), field)
 	}
 }

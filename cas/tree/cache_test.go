@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -238,14 +239,10 @@ func TestReadIsOncePerType(t *testing.T) {
 			t.Errorf("got %v and %v", a, b)
 		}
 	}
-	if s.opened[d] != 2 {
-		t.Errorf("read %d times, want once per type", s.opened[d])
-	}
+	expect.Equal(t, s.opened[d], 2, "read N times (once per type)")
 	small := tree.NewCache(0, time.Hour)
 	must.Get(tree.Read(t.Context(), small, in, d, &repb.Action{}))(t)
-	if small.Bytes() != 0 {
-		t.Errorf("a cache of budget 0 takes %d bytes", small.Bytes())
-	}
+	expect.Equal(t, small.Bytes(), 0, "a cache of budget 0 takes")
 }
 
 // TestCacheRenewsLeases checks that the leases of used blobs are renewed, but not at every use.
@@ -349,9 +346,7 @@ func TestLoadRenewsPresentBlobs(t *testing.T) {
 	_, err := tree.Load(t.Context(), s, root)
 	wantError(t, err, cas.ErrCorrupt, "")
 	for _, content := range []string{"1", "4"} {
-		if s.renewed[cas.SHA256.Sum([]byte(content))] != 1 {
-			t.Errorf("the lease of file %q was not renewed once", content)
-		}
+		expect.Equal(t, s.renewed[cas.SHA256.Sum([]byte(content))], 1, "renewals of %q", content)
 	}
 }
 
@@ -438,8 +433,6 @@ func TestCacheIsConcurrent(t *testing.T) {
 		for _, root := range roots {
 			loaded(t, once, in, root)
 		}
-		if c.Bytes() != once.Bytes() {
-			t.Errorf("the cache takes %d bytes, want %d", c.Bytes(), once.Bytes())
-		}
+		expect.Equal(t, c.Bytes(), once.Bytes(), "bytes of the cache")
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -352,9 +353,7 @@ func TestCaptureLimitsDepth(t *testing.T) {
 		out := newRoot(t)
 		must.Succeed(t, out.MkdirAll("d"+strings.Repeat("/d", depth), 0o755))
 		err := captureError(t, out, tree.OutputSpec{Paths: []string{"d"}})
-		if !errors.Is(err, want) {
-			t.Errorf("%d levels: got %v, want %v", depth, err, want)
-		}
+		expect.Error(t, err, want, "%d levels", depth)
 	}
 }
 

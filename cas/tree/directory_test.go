@@ -15,6 +15,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -70,9 +71,7 @@ func TestScannerLimitsEntries(t *testing.T) {
 	defer root.Close()
 	for ofRun, want := range map[bool]error{true: ErrOutput, false: cas.ErrInvalid} {
 		s := &scanner{root: root, ofRun: ofRun, limit: noLimit, entries: maxEntries - 2}
-		if _, err := s.scan(t.Context(), ".", &directory{}); err != nil {
-			t.Errorf("at the limit: %v", err)
-		}
+		expect.Error(t, expect.Err(s.scan(t.Context(), ".", &directory{})), nil, "at the limit")
 		s.entries = maxEntries - 1
 		_, err := s.scan(t.Context(), ".", &directory{})
 		if !errors.Is(err, want) || !strings.Contains(err.Error(), "1000000 entries") {

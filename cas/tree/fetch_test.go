@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -85,7 +86,5 @@ func TestOversizedDirectoryIsNotFetched(t *testing.T) {
 	store := &fetcher{Memory: castest.NewMemory(), upstream: upstream}
 	_, err := tree.Load(t.Context(), store, root)
 	wantError(t, err, cas.ErrInvalid, huge.String())
-	if len(store.fetched) != 1 {
-		t.Errorf("fetched %v, want only the root", store.fetched)
-	}
+	expect.Equal(t, len(store.fetched), 1, "fetched %v", store.fetched)
 }

@@ -173,8 +173,7 @@ func read(t testing.TB, dir *os.Root, p string) *node {
 		target := must.Get(dir.Readlink(p))(t)
 		return &node{target: target}
 	case 0:
-		b := must.Get(dir.ReadFile(p))(t)
-		return &node{content: string(b), exec: info.Mode()&0o111 != 0}
+		return &node{content: string(must.Get(dir.ReadFile(p))(t)), exec: info.Mode()&0o111 != 0}
 	}
 	t.Fatalf("%s has the mode %v", p, info.Mode())
 	return nil
@@ -209,8 +208,7 @@ func bindAll(t testing.TB, root *node, ws *os.Root, s *tree.Staged) {
 		from := &node{}
 		if filepath.IsAbs(b.Source) {
 			data := must.Get(os.ReadFile(b.Source))(t)
-			info := must.Get(os.Stat(b.Source))(t)
-			*from = node{content: string(data), exec: info.Mode()&0o111 != 0}
+			*from = node{content: string(data), exec: must.Get(os.Stat(b.Source))(t).Mode()&0o111 != 0}
 		} else {
 			from = read(t, ws, b.Source)
 		}

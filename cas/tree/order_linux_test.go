@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
@@ -74,9 +75,7 @@ func TestDirectoriesListInTheOrderOfTheLayout(t *testing.T) {
 		if slices.Sort(a); !slices.IsSorted(b) {
 			slices.Sort(b)
 		}
-		if !slices.Equal(a, b) {
-			t.Errorf("%s has entries %q with seed 1, %q with seed 2", p, a, b)
-		}
+		expect.Slices(t, a, b, "entries of %s", p)
 	}
 	for range 3 {
 		if again := list(1); again["out"] != one["out"] || again["out/d/e"] != one["out/d/e"] ||
@@ -121,9 +120,7 @@ func TestCopiesListSorted(t *testing.T) {
 				t.Errorf("%s lists %.200q", p, names)
 			}
 		}
-		if listed != 4 {
-			t.Errorf("%d directories are large, want 4", listed)
-		}
+		expect.Equal(t, listed, 4, "directories are large")
 	}
 }
 
@@ -137,9 +134,7 @@ func TestOrderRequiresCopies(t *testing.T) {
 			laid = l.WithOrder(seed)
 		}
 		_, s := r.stageLayout(t, "", laid)
-		if s.Form != want {
-			t.Errorf("seed %d: got %s (%s), want %s", seed, s.Form, s.CopyReason, want)
-		}
+		expect.Equal(t, s.Form, want, "seed %d (%s)", seed, s.CopyReason)
 		s.Release()
 	}
 }

@@ -4,6 +4,7 @@ package tree
 
 import (
 	"fmt"
+	"github.com/cloister-build/cloister/tests/expect"
 	"slices"
 	"testing"
 )
@@ -14,9 +15,7 @@ func TestPermutationsDiffer(t *testing.T) {
 		seen := map[string]bool{}
 		for seed := range uint64(orders) {
 			p := permutation(seed+1, n)
-			if !slices.Equal(p, permutation(seed+1, n)) {
-				t.Errorf("seed %d gave two orders of %d", seed+1, n)
-			}
+			expect.Slices(t, p, permutation(seed+1, n), "seed %d gave two orders of %d", seed+1, n)
 			seen[fmt.Sprint(p)] = true
 			slices.Sort(p)
 			for i, v := range p {
@@ -39,9 +38,7 @@ func TestPermutationsAreStable(t *testing.T) {
 	}{
 		{1, []int{3, 2, 0, 1}}, {7, []int{0, 4, 5, 7, 1, 3, 2, 6}}, {1 << 63, []int{5, 7, 0, 1, 6, 2, 4, 3}},
 	} {
-		if got := permutation(c.seed, len(c.want)); !slices.Equal(got, c.want) {
-			t.Errorf("seed %d: got %v, want %v", c.seed, got, c.want)
-		}
+		expect.Slices(t, permutation(c.seed, len(c.want)), c.want, "seed %d", c.seed)
 	}
 }
 
@@ -58,8 +55,6 @@ func TestLayersShareAnOrder(t *testing.T) {
 		for _, f := range s.creationOrder(slices.Clone(one)) {
 			want = append(want, f.name)
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("seed %d: got %q, want %q as in one layer", seed+1, got, want)
-		}
+		expect.Slices(t, got, want, "seed %d", seed+1)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -37,8 +38,7 @@ func shapes(t testing.TB) []shape {
 	}
 	var all []shape
 	for _, p := range paths {
-		b := must.Get(os.ReadFile(p))(t)
-		head, plan, ok := strings.Cut(string(b), "---\n")
+		head, plan, ok := strings.Cut(string(must.Get(os.ReadFile(p))(t)), "---\n")
 		if !ok {
 			t.Fatalf("%s has no plan", p)
 		}
@@ -79,9 +79,8 @@ func TestPlan(t *testing.T) {
 			default:
 				got = l.String()
 			}
-			if strings.HasPrefix(s.name, "error_") != (err != nil) {
-				t.Errorf("the file name does not match the error %v", err)
-			}
+			expect.Equal(t, strings.HasPrefix(s.name, "error_"), err != nil,
+				"the file name does not match the error %v", err)
 			if *update {
 				must.Succeed(t, os.WriteFile("testdata/plan/"+s.name+".txt", []byte(s.head+"---\n"+got), 0o644))
 			} else if got != s.plan {

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -115,17 +115,11 @@ func TestStageBindsLargeFilesFromStore(t *testing.T) {
 	}
 	// An input at an output path is private, whatever its size.
 	want := []string{"top store", "d/tool store", "d/e/large store"}
-	if !slices.Equal(got, want) {
-		t.Errorf("binds: got %v, want %v", got, want)
-	}
-	if n := store.lent.Load(); n != 3 {
-		t.Errorf("%d files of the store are in use, want 3", n)
-	}
+	expect.Slices(t, got, want, "binds")
+	expect.Equal(t, store.lent.Load(), 3, "files of the store are in use")
 	s.Release()
 	s.Release()
-	if n := store.lent.Load(); n != 0 {
-		t.Errorf("%d files were not released", n)
-	}
+	expect.Equal(t, store.lent.Load(), 0, "files were not released")
 }
 
 // A fullFiler is a Filer without room for any file.
@@ -157,9 +151,7 @@ func TestStageReportsVanishedBlob(t *testing.T) {
 		store.Delete(d)
 		_, err := l.Stage(t.Context(), store, newRoot(t))
 		wantMissingBlobs(t, err, d)
-		if n := store.lent.Load(); n != 0 {
-			t.Errorf("%d files were not released after the failure", n)
-		}
+		expect.Equal(t, store.lent.Load(), 0, "files were not released after the failure")
 	}
 }
 
@@ -204,8 +196,7 @@ func TestRule075_DeepTreeIsStaged(t *testing.T) {
 	t.Parallel()
 	store := castest.NewMemory()
 	root := chain(t, store, 1000, "d", files("f"))
-	in := must.Get(tree.Load(t.Context(), store, root))(t)
-	ws, _ := stage(t, store, in, "")
+	ws, _ := stage(t, store, must.Get(tree.Load(t.Context(), store, root))(t), "")
 	deep := "out" + strings.Repeat("/d", 1000) + "/f"
 	must.Get(ws.Lstat(deep))(t)
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -52,9 +53,7 @@ func newMounter(t testing.TB) *mounter {
 		t.Skipf("EROFS images cannot be mounted: %v", err)
 	}
 	t.Cleanup(func() {
-		if n := m.mounted(); n != 0 {
-			t.Errorf("%d images are still mounted", n)
-		}
+		expect.Equal(t, m.mounted(), 0, "images are still mounted")
 	})
 	return m
 }
@@ -230,8 +229,7 @@ func (s *segmented) damage(t testing.TB) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.files {
-		info := must.Get(f.Stat())(t)
-		must.Get(f.WriteAt(bytes.Repeat([]byte{'!'}, int(info.Size())), 0))(t)
+		must.Get(f.WriteAt(bytes.Repeat([]byte{'!'}, int(must.Get(f.Stat())(t).Size())), 0))(t)
 	}
 	s.ages++
 	clear(s.at)
@@ -348,9 +346,7 @@ func TestRunsShareNoMount(t *testing.T) {
 	}
 	made := r.made
 	_, a := r.stageLayout(t, "", l)
-	if r.made != made+2 {
-		t.Errorf("%d images were mounted, want one twice, since all subtrees are cached", r.made-made)
-	}
+	expect.Equal(t, r.made, made+2, "mounted images")
 	_, b := r.stageLayout(t, "", l)
 	for name := range used(b) {
 		if used(a)[name] {
@@ -375,9 +371,7 @@ func TestRunsShareNoMount(t *testing.T) {
 	for _, s := range next {
 		s.Release()
 	}
-	if n := r.mounted(); n != 3 {
-		t.Errorf("%d mounts are cached, want 3, the number of concurrent runs", n)
-	}
+	expect.Equal(t, r.mounted(), 3, "mounts are cached (the number of concurrent runs)")
 }
 
 // see returns the exec root that a run sees.
@@ -497,9 +491,7 @@ func TestImageModesAndTimes(t *testing.T) {
 	for i := range 3 {
 		ws, s := r.stage("", n, "src/out", "old/f")
 		same := func(where, got, want string) {
-			if got != want {
-				t.Errorf("stage %d, %s: got\n%s\nwant\n%s", i, where, got, want)
-			}
+			expect.Equal(t, got, want, "stage %d, %s", i, where)
 		}
 		same("out", listing(t, ws, "out"), `dtrwxrwxrwx 
 dtrwxrwxrwx /old
@@ -554,9 +546,7 @@ func TestOnlyChangedSubtreesAreWritten(t *testing.T) {
 		same(t, "exec root", r.see(ws, s), n)
 		s.Release()
 	}
-	if n := r.mounted(); n != 1 {
-		t.Errorf("%d images are cached, want 1 with all recurring subtrees", n)
-	}
+	expect.Equal(t, r.mounted(), 1, "images are cached (with all recurring subtrees)")
 }
 
 // TestPartsOfCachedSubtreesAreFound checks that directories in a cached subtree are bound from there.
@@ -602,9 +592,7 @@ func TestInstancesShareNoMounts(t *testing.T) {
 			s.Release()
 		}
 	}
-	if n := r.mounted(); n != 2 {
-		t.Errorf("%d images are cached, want one for each instance", n)
-	}
+	expect.Equal(t, r.mounted(), 2, "images are cached (one for each instance)")
 }
 
 // TestMountCacheKeepsItsBudget checks that the least recently used image is evicted, but not while a run uses it.
@@ -632,13 +620,9 @@ func TestMountCacheKeepsItsBudget(t *testing.T) {
 	stage("a").Release() // so that b was used before a
 	stage("c").Release()
 	stage("c").Release()
-	if got := r.mounted(); got != 5 {
-		t.Errorf("%d images are mounted, want a, c, and b and the two of the run that uses it", got)
-	}
+	expect.Equal(t, r.mounted(), 5, "images are mounted (a, c, and b and the two of the run that uses it)")
 	inUse.Release()
-	if got := r.mounted(); got != 2 {
-		t.Errorf("%d images are cached, want a and c", got)
-	}
+	expect.Equal(t, r.mounted(), 2, "images are cached (a and c)")
 	r.store.counts()
 	stage("a").Release()
 	if placed, _ := r.store.counts(); placed != 0 {
@@ -726,9 +710,7 @@ func TestLargeFilesAreBoundAsFiles(t *testing.T) {
 	n := parse(t, "d/large *= "+strings.Repeat("L", tree.LargeFile), "d/small = s")
 	ws, s := r.stage("", n)
 	same(t, "exec root", r.see(ws, s), n)
-	if n := r.store.lent.Load(); n != 1 {
-		t.Errorf("%d files of the store are in use, want one", n)
-	}
+	expect.Equal(t, r.store.lent.Load(), 1, "files of the store are in use")
 	s.Release()
 }
 
@@ -750,9 +732,7 @@ func TestLeasesOfCachedSubtreesAreRenewed(t *testing.T) {
 			if i == 2 {
 				time.Sleep(5 * time.Minute)
 			}
-			if got := renewed(); got != want {
-				t.Errorf("use %d renewed %d files, want %d", i, got, want)
-			}
+			expect.Equal(t, renewed(), want, "use %d renewed N files", i)
 		}
 		time.Sleep(5 * time.Minute)
 		lost := cas.SHA256.Sum([]byte(fmt.Sprint(1, 1, "")))
@@ -896,9 +876,7 @@ func TestProbe(t *testing.T) {
 	l := plan(t, load(t, r.store, leaves(2, 10, nil)), "", nil, nil)
 	_, s := r.stageLayout(t, "", l)
 	s.Release()
-	if s.Form != tree.FormImage {
-		t.Errorf("after a successful probe: got form %q (%s), want image", s.Form, s.CopyReason)
-	}
+	expect.Equal(t, s.Form, tree.FormImage, "after a successful probe: form (%s)", s.CopyReason)
 
 	broken := newMounter(t)
 	for _, c := range []struct {
@@ -943,9 +921,7 @@ func TestFailedStageReleasesImages(t *testing.T) {
 	cancel(reason)
 	_, err := r.Stager.Stage(ctx, l, &cas.Instance{Store: r.store}, nil)
 	wantError(t, err, reason, "")
-	if n := r.mounted(); n != 1 {
-		t.Errorf("%d images are mounted, want the cached one", n)
-	}
+	expect.Equal(t, r.mounted(), 1, "images are mounted (the cached one)")
 }
 
 // TestBindsFromCachedImagesAreLimited: the run still sees the subtrees beyond the limit.
@@ -988,20 +964,14 @@ func TestCachedImagesExpire(t *testing.T) {
 		}
 		time.Sleep(15*time.Minute - time.Second)
 		inUse := stage(0)
-		if n := r.mounted(); n != 5 {
-			t.Errorf("%d images are mounted, want the cached ones and the two of the run", n)
-		}
+		expect.Equal(t, r.mounted(), 5, "images are mounted (the cached ones and the two of the run)")
 		time.Sleep(time.Second)
 		synctest.Wait() // for the timer of the images
 		again := stage(0)
-		if n := r.mounted(); n != 6 {
-			t.Errorf("%d images are mounted, want the one in use, its replacement and two of each run", n)
-		}
+		expect.Equal(t, r.mounted(), 6, "images are mounted (the one in use, its replacement and two of each run)")
 		inUse.Release()
 		again.Release()
-		if n := r.mounted(); n != 1 {
-			t.Errorf("%d images are mounted, want the replacement", n)
-		}
+		expect.Equal(t, r.mounted(), 1, "images are mounted (the replacement)")
 		must.Succeed(t, r.Close()) // stops a timer of this bubble
 	})
 }
@@ -1018,9 +988,7 @@ func TestIdleImagesExpire(t *testing.T) {
 		wantMounted := func(want int) {
 			t.Helper()
 			synctest.Wait()
-			if got := r.mounted(); got != want {
-				t.Errorf("%d images are mounted, want %d", got, want)
-			}
+			expect.Equal(t, r.mounted(), want, "images are mounted")
 		}
 		for _, l := range layouts {
 			for range 2 {
@@ -1064,9 +1032,7 @@ func TestReleaseRemoved(t *testing.T) {
 		t.Error("released an image again")
 	}
 	inUse.Release()
-	if n := r.mounted(); n != 0 {
-		t.Errorf("%d images are mounted after the end of the run, want none", n)
-	}
+	expect.Equal(t, r.mounted(), 0, "images are mounted after the end of the run")
 }
 
 // TestMountedTreesStayWithinTheBudgetOfTheStore churns a small store while many trees stay mounted.
@@ -1123,9 +1089,7 @@ func TestConcurrentStages(t *testing.T) {
 			for i := range 12 {
 				at := (g + i) % len(layouts)
 				ws, s := r.stageLayout(t, "", layouts[at])
-				if s.Form != tree.FormImage {
-					t.Errorf("got form %q (%s), want image", s.Form, s.CopyReason)
-				}
+				expect.Equal(t, s.Form, tree.FormImage, "form (%s)", s.CopyReason)
 				same(t, "exec root "+strconv.Itoa(at), r.see(ws, s), trees[at])
 				s.Release()
 			}
@@ -1169,9 +1133,7 @@ func TestImageOverDisk(t *testing.T) {
 		staged.AllowReuse()
 		staged.Release()
 	}
-	if m.mounted() != 1 {
-		t.Errorf("%d images are cached, want 1", m.mounted())
-	}
+	expect.Equal(t, m.mounted(), 1, "images are cached")
 }
 
 func BenchmarkStageForms(b *testing.B) {
@@ -1195,8 +1157,7 @@ func BenchmarkStageForms(b *testing.B) {
 				must.Succeed(b, os.Mkdir(p, 0o755))
 				ws := must.Get(os.OpenRoot(p))(b)
 				b.StartTimer()
-				staged := must.Get(s.Stage(b.Context(), l, in, into(ws)))(b)
-				staged.Release()
+				must.Get(s.Stage(b.Context(), l, in, into(ws)))(b).Release()
 				b.StopTimer()
 				must.Succeed(b, ws.Close())
 				must.Succeed(b, os.RemoveAll(p))

@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -191,9 +192,8 @@ func chain(t testing.TB, store cas.Store, depth int, name string, end *repb.Dire
 func TestRule075_DepthIsLimited(t *testing.T) {
 	t.Parallel()
 	store := castest.NewMemory()
-	if _, err := tree.Load(t.Context(), store, chain(t, store, 1000, "d", files("f"))); err != nil {
-		t.Errorf("1000 levels: %v", err)
-	}
+	expect.Error(t, expect.Err(tree.Load(t.Context(), store, chain(t, store, 1000, "d", files("f")))), nil,
+		"1000 levels")
 	_, err := tree.Load(t.Context(), store, chain(t, store, 1001, "d", files("f")))
 	wantError(t, err, cas.ErrInvalid, "deeper than 1000")
 	// Much deeper, with every Directory also a child of the root, so that a breadth-first depth is wrong.
@@ -217,9 +217,8 @@ func TestRule075_DepthIsLimited(t *testing.T) {
 func TestRule075_LengthOfPathsIsLimited(t *testing.T) {
 	store := castest.NewMemory()
 	name := strings.Repeat("n", 99)
-	if _, err := tree.Load(t.Context(), store, chain(t, store, 39, name, files(name))); err != nil {
-		t.Errorf("path of 3999 bytes: %v", err)
-	}
+	expect.Error(t, expect.Err(tree.Load(t.Context(), store, chain(t, store, 39, name, files(name)))), nil,
+		"path of 3999 bytes")
 	_, err := tree.Load(t.Context(), store, chain(t, store, 40, name, files(name)))
 	wantError(t, err, cas.ErrInvalid, "longer than 4000")
 }
@@ -258,9 +257,7 @@ func TestLoadLimitsDistinctDirectories(t *testing.T) {
 	c := &counter{Store: store, opened: map[cas.Digest]int{}}
 	_, err := tree.Load(t.Context(), c, putProto(t, store, root))
 	wantError(t, err, cas.ErrInvalid, "more than 200000 distinct directories")
-	if len(c.opened) != 21 {
-		t.Errorf("%d Directories were read before the error, want 21", len(c.opened))
-	}
+	expect.Equal(t, len(c.opened), 21, "Directories were read before the error")
 }
 
 // A level is rejected as soon as it exceeds the limit, before all of it is decoded.
@@ -300,12 +297,8 @@ func TestLoadEndsBetweenLevelsWithContext(t *testing.T) {
 	root := parse(t, "a/1/", "b/2/", "c/3/").put(t, c)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	if _, err := tree.Load(endingContext{ctx, cancel}, c, root); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want Canceled", err)
-	}
-	if len(c.opened) != 1 {
-		t.Errorf("%d Directories were read, want only the root", len(c.opened))
-	}
+	expect.Error(t, expect.Err(tree.Load(endingContext{ctx, cancel}, c, root)), context.Canceled)
+	expect.Equal(t, len(c.opened), 1, "Directories were read (only the root)")
 }
 
 // A counter counts the calls of Open for each blob.
@@ -327,9 +320,7 @@ func TestLoadReadsEachDirectoryOnce(t *testing.T) {
 	root := parse(t, "a/same/f = 1", "b/c/same/f = 1", "same/f = 1").put(t, c)
 	must.Get(tree.Load(t.Context(), c, root))(t)
 	for d, n := range c.opened {
-		if n != 1 {
-			t.Errorf("Directory %s was read %d times", d, n)
-		}
+		expect.Equal(t, n, 1, "Directory %s was read", d)
 	}
 	if len(c.opened) != 4 { // root, a (also b/c), b, same
 		t.Errorf("%d blobs were read, want 4", len(c.opened))
@@ -397,8 +388,6 @@ func TestMissingArgumentsAreErrors(t *testing.T) {
 		"store: Stage": func() error { _, err := s.Stage(ctx, nil, &cas.Instance{}, nil); return err },
 	} {
 		word, _, _ := strings.Cut(name, ":")
-		if err := call(); err == nil || !strings.Contains(err.Error(), word) {
-			t.Errorf("%s: got %v, want an error that names the %s", name, err, word)
-		}
+		expect.Message(t, call(), word, "%s", name)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -65,9 +66,7 @@ dtrwxrwxrwx /src/sub
 -rwxr-xr-x /src/sub/x
 -rwxr-xr-x /src/x
 `
-	if got := listing(t, ws, "out"); got != want {
-		t.Errorf("out: got\n%s\nwant\n%s", got, want)
-	}
+	expect.Equal(t, listing(t, ws, "out"), want, "out")
 	l := plan(t, in, "src", []string{"src/out", "old/f", "old/d", "deep/er/out"}, nil)
 	if got, want := l.Owned(), []string{"old/d", "old/f"}; !slices.Equal(got, want) {
 		t.Errorf("owned: got %q, want %q", got, want)
@@ -102,9 +101,7 @@ dtrwxrwxrwx /src
 dtrwxrwxrwx /src/sub
 `,
 	} {
-		if got := listing(t, ws, dir); got != want {
-			t.Errorf("layered %s: got\n%s\nwant\n%s", dir, got, want)
-		}
+		expect.Equal(t, listing(t, ws, dir), want, "layered %s", dir)
 	}
 }
 

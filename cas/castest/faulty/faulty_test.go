@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/castest/faulty"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -29,16 +30,12 @@ func TestFaultyFails(t *testing.T) {
 	f := faulty.New(castest.NewMemory(), nil)
 	f.FailNth(faulty.Missing, 2, cas.ErrUnavailable)
 	for i, want := range []error{nil, cas.ErrUnavailable, nil} {
-		if _, err := f.Missing(t.Context(), nil); !errors.Is(err, want) {
-			t.Errorf("call %d: got %v, want %v", i+1, err, want)
-		}
+		expect.Error(t, expect.Err(f.Missing(t.Context(), nil)), want, "call %d", i+1)
 	}
 	f.Fail(cas.ErrFull, faulty.Put, faulty.PutAll)
 	b, d := castest.Blob(1, 100)
 	for range 3 {
-		if err := f.Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, cas.ErrFull) {
-			t.Errorf("Put: got %v, want ErrFull", err)
-		}
+		expect.Error(t, f.Put(t.Context(), d, bytes.NewReader(b)), cas.ErrFull, "Put")
 		if errs := f.PutAll(t.Context(), make([]cas.Blob, 2)); len(errs) != 2 || !errors.Is(errs[1], cas.ErrFull) {
 			t.Errorf("PutAll: got %v, want ErrFull twice", errs)
 		}
@@ -64,21 +61,13 @@ func TestFaultyLoses(t *testing.T) {
 	if _, other := lose(2); slices.Equal(lost, other) {
 		t.Error("two seeds lost the same blobs")
 	}
-	if missing, err := f.Missing(t.Context(), lost); err != nil || !slices.Equal(missing, lost) {
-		t.Errorf("Missing: got %d, %v", len(missing), err)
-	}
-	if _, err := f.Open(t.Context(), lost[0], 0); !errors.Is(err, cas.ErrNotFound) {
-		t.Errorf("Open: got %v, want ErrNotFound", err)
-	}
-	if err := f.Put(t.Context(), lost[0], bytes.NewReader([]byte("x"))); !errors.Is(err, cas.ErrMismatch) {
-		t.Errorf("Put of other content: got %v, want ErrMismatch", err)
-	}
+	expect.Slices(t, must.Get(f.Missing(t.Context(), lost))(t), lost, "Missing")
+	expect.Error(t, expect.Err(f.Open(t.Context(), lost[0], 0)), cas.ErrNotFound, "Open")
+	expect.Error(t, f.Put(t.Context(), lost[0], bytes.NewReader([]byte("x"))), cas.ErrMismatch, "Put of other content")
 	for i := range 100 {
 		must.Get(cas.PutBytes(t.Context(), f, cas.SHA256, []byte{byte(i)}))(t)
 	}
-	if missing, err := f.Missing(t.Context(), lost); err != nil || len(missing) > 0 {
-		t.Errorf("after Put: %d blobs are missing, %v", len(missing), err)
-	}
+	expect.Equal(t, len(must.Get(f.Missing(t.Context(), lost))(t)), 0, "after Put")
 }
 
 func TestFaultyReaders(t *testing.T) {
@@ -97,9 +86,7 @@ func TestFaultyReaders(t *testing.T) {
 		}
 	}
 	f.Cut(1000)
-	if got, err := read(); err != nil || !bytes.Equal(got, b) {
-		t.Errorf("cut at the end: got %d bytes, %v", len(got), err)
-	}
+	expect.Equal(t, string(must.Get(read())(t)), string(b), "cut at the end")
 	f.Flip()
 	if got, err := read(); !errors.Is(err, cas.ErrCorrupt) || bytes.Equal(got, b) {
 		t.Errorf("flipped: got %v, want other content and ErrCorrupt", err)
@@ -119,12 +106,8 @@ func TestFaultyHolds(t *testing.T) {
 		gate.Arrived()
 	}
 	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled at the gate: got %v, want context.Canceled", err)
-	}
+	expect.Error(t, <-done, context.Canceled, "cancelled at the gate")
 	gate.Open()
 	gate.Open()
-	if err := <-done; err != nil {
-		t.Errorf("after Open of the gate: %v", err)
-	}
+	expect.Error(t, <-done, nil, "after Open of the gate")
 }

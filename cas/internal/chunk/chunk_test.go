@@ -19,6 +19,7 @@ import (
 	"testing/iotest"
 
 	"github.com/buildbarn/go-cdc"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -356,9 +357,7 @@ func checkChunks(t *testing.T, p Params, least int, b []byte, step byte) {
 		"in halves": iotest.HalfReader(bytes.NewReader(b)), "with the end": iotest.DataErrReader(bytes.NewReader(b)),
 		"by steps": &stepReader{bytes.NewReader(b), int(step) + 1},
 	} {
-		if again := lengths(t, r, p, b); !slices.Equal(again, all) {
-			t.Errorf("read %s: got %v, want %v", name, again, all)
-		}
+		expect.Slices(t, lengths(t, r, p, b), all, "read %s", name)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/internal/compress"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/klauspost/compress/zstd"
 )
@@ -113,13 +114,10 @@ func TestTruncatedAndTrailingDataIsInvalid(t *testing.T) {
 				"bytewise":  iotest.OneByteReader(bytes.NewReader(long)),
 				"after all": io.MultiReader(bytes.NewReader(good), bytes.NewReader(long[len(good):])),
 			} {
-				if _, err := unpack(c, r); !errors.Is(err, cas.ErrInvalid) {
-					t.Errorf("%d trailing bytes, %s: got %v, want ErrInvalid", n, way, err)
-				}
+				expect.Error(t, expect.Err(unpack(c, r)), cas.ErrInvalid, "%d trailing bytes, %s", n, way)
 			}
-			if _, err := compress.Decode(c, long, int64(len(data))); !errors.Is(err, cas.ErrInvalid) {
-				t.Errorf("%d trailing bytes: Decode: %v, want ErrInvalid", n, err)
-			}
+			expect.Error(t, expect.Err(compress.Decode(c, long, int64(len(data)))), cas.ErrInvalid,
+				"%d trailing bytes: Decode", n)
 		}
 		// A pooled decoder must work after a failure.
 		if got, err := unpack(c, bytes.NewReader(good)); err != nil || !bytes.Equal(got, data) {
@@ -132,12 +130,8 @@ func TestZstdAcceptsSeveralFrames(t *testing.T) {
 	c := repb.Compressor_ZSTD
 	skippable := []byte{0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 'a', 'b', 'c'}
 	b := append(append(append(pack(t, c, []byte("one ")), skippable...), pack(t, c, nil)...), pack(t, c, []byte("two"))...)
-	if got, err := unpack(c, bytes.NewReader(b)); err != nil || string(got) != "one two" {
-		t.Errorf("got %q, %v", got, err)
-	}
-	if got, err := compress.Decode(c, b, 7); err != nil || string(got) != "one two" {
-		t.Errorf("Decode: got %q, %v", got, err)
-	}
+	expect.Equal(t, string(must.Get(unpack(c, bytes.NewReader(b)))(t)), "one two")
+	expect.Equal(t, string(must.Get(compress.Decode(c, b, 7))(t)), "one two", "Decode")
 }
 
 func TestZstdLimitsWindow(t *testing.T) {
@@ -297,9 +291,7 @@ func TestAdmitReturnsAndEnforcesMemory(t *testing.T) {
 	} {
 		all := append(test.first, test.second...)
 		memory, reader := compress.Admit(c, all)
-		if memory != test.memory {
-			t.Errorf("%s: got memory %d, want %d", name, memory, test.memory)
-		}
+		expect.Equal(t, memory, test.memory, "%s: memory", name)
 		r := reader(bytes.NewReader(all))
 		got, err := io.ReadAll(r)
 		if r.Release(); test.valid && (err != nil || string(got) != "one two") || !test.valid && !errors.Is(err, cas.ErrInvalid) {

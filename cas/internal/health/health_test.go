@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/internal/health"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -81,9 +82,7 @@ func TestFailuresInARowOpenTheBreaker(t *testing.T) {
 		must.Succeed(t, u.check.Probe(t.Context()))
 		observe := func(errs ...error) {
 			for _, err := range errs {
-				if err := u.check.Err(); err != nil {
-					t.Errorf("too early: %v", err)
-				}
+				expect.Error(t, u.check.Err(), nil, "too early")
 				u.check.Observe(t.Context(), time.Now(), err)
 			}
 		}
@@ -103,14 +102,10 @@ func TestFailuresInARowOpenTheBreaker(t *testing.T) {
 		}
 		u.answer(nil)
 		time.Sleep(3 * time.Second)
-		if err := u.check.Ready(t.Context()); err != nil {
-			t.Errorf("after recovery: %v", err)
-		}
+		expect.Error(t, u.check.Ready(t.Context()), nil, "after recovery")
 		probes := u.probes.Load()
 		time.Sleep(time.Minute)
-		if n := u.probes.Load() - probes; n != 0 {
-			t.Errorf("got %d probes of an upstream that is up", n)
-		}
+		expect.Equal(t, u.probes.Load()-probes, 0, "probes of an upstream that is up")
 	})
 }
 
@@ -121,9 +116,7 @@ func TestFailedCallIsFollowedByAProbe(t *testing.T) {
 		u.answer(errSilent)
 		u.check.Observe(t.Context(), time.Now(), errRefused)
 		synctest.Wait()
-		if n := u.probes.Load(); n != 1 {
-			t.Errorf("got %d probes after a call that was answered, want only the first", n)
-		}
+		expect.Equal(t, u.probes.Load(), 1, "probes after a call that was answered (only the first)")
 		u.check.Observe(t.Context(), time.Now(), errSilent)
 		synctest.Wait()
 		u.wantDown(t, "no answer")
@@ -166,15 +159,11 @@ func TestProbeOpensTheBreaker(t *testing.T) {
 		if err := u.check.Probe(ctx); !errors.Is(err, errSilent) || u.check.Err() != nil {
 			t.Errorf("cancelled: got %v and %v, want errSilent and up", err, u.check.Err())
 		}
-		if err := u.check.Probe(t.Context()); !errors.Is(err, errSilent) {
-			t.Errorf("got %v, want errSilent", err)
-		}
+		expect.Error(t, u.check.Probe(t.Context()), errSilent)
 		u.wantDown(t, "no answer")
 		u.answer(errRefused)
 		time.Sleep(3 * time.Second)
-		if err := u.check.Err(); err != nil {
-			t.Errorf("it answers, but: %v", err)
-		}
+		expect.Error(t, u.check.Err(), nil, "it answers")
 	})
 }
 
@@ -202,9 +191,7 @@ func TestStartProbesAtOnce(t *testing.T) {
 		}
 		synctest.Wait()
 		u.wantDown(t, "no answer")
-		if n := u.probes.Load(); n != 2 {
-			t.Errorf("got %d probes, want 2", n)
-		}
+		expect.Equal(t, u.probes.Load(), 2, "probes")
 	})
 }
 
@@ -213,15 +200,11 @@ func TestReadyWaitsForTheFirstProbe(t *testing.T) {
 	inBubble(t, func(t *testing.T, u *upstream) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := u.check.Ready(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v, want DeadlineExceeded", err)
-		}
+		expect.Error(t, u.check.Ready(ctx), context.DeadlineExceeded)
 		done := make(chan error, 1)
 		go func() { done <- u.check.Ready(t.Context()) }()
 		synctest.Wait()
 		u.check.Close()
-		if err := <-done; !errors.Is(err, cas.ErrUnavailable) {
-			t.Errorf("closed: got %v, want ErrUnavailable", err)
-		}
+		expect.Error(t, <-done, cas.ErrUnavailable, "closed")
 	})
 }

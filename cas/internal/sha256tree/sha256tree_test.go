@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/internal/sha256tree"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -48,14 +49,10 @@ func TestRule061_SHA256TREEVectors(t *testing.T) {
 			t.Fatalf("line %q: %v", lines.Text(), err)
 		}
 		for _, step := range []int{n, 1024, 1000, 1} {
-			if got := sum(sequence(n), step); got != want {
-				t.Errorf("%d bytes in steps of %d: got %s, want %s", n, step, got, want)
-			}
+			expect.Equal(t, sum(sequence(n), step), want, "%d bytes in steps of %d", n, step)
 		}
 	}
-	if checked != 18 {
-		t.Errorf("got %d vectors, want 18", checked)
-	}
+	expect.Equal(t, checked, 18, "vectors")
 }
 
 func TestOneLeafIsPlainSHA256(t *testing.T) {
@@ -71,13 +68,9 @@ func TestSumAndReset(t *testing.T) {
 	h := sha256tree.New()
 	h.Write(sequence(5000))
 	first := hex.EncodeToString(h.Sum(nil))
-	if again := hex.EncodeToString(h.Sum(nil)); again != first {
-		t.Errorf("second Sum: got %s, want %s", again, first)
-	}
+	expect.Equal(t, hex.EncodeToString(h.Sum(nil)), first, "second Sum")
 	h.Write(sequence(3000))
 	h.Reset()
 	h.Write(sequence(5000))
-	if again := hex.EncodeToString(h.Sum(nil)); again != first {
-		t.Errorf("after Reset: got %s, want %s", again, first)
-	}
+	expect.Equal(t, hex.EncodeToString(h.Sum(nil)), first, "after Reset")
 }

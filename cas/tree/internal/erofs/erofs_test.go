@@ -4,7 +4,6 @@ package erofs_test
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // TestReadsBack checks that an image decodes to its tree, also in a reused buffer.
@@ -120,13 +120,9 @@ func TestEncodeRejectsInvalidTrees(t *testing.T) {
 			{Name: "a", Kind: erofs.File},
 		}},
 	} {
-		if _, err := erofs.Encode(nil, tree); !errors.Is(err, erofs.ErrTree) {
-			t.Errorf("%s: got error %v, want ErrTree", name, err)
-		}
+		expect.Error(t, expect.Err(erofs.Encode(nil, tree)), erofs.ErrTree, "%s", name)
 	}
-	if _, err := erofs.Encode(nil, one(file)); err != nil {
-		t.Errorf("the valid tree: got error %v", err)
-	}
+	expect.Error(t, expect.Err(erofs.Encode(nil, one(file))), nil, "the valid tree")
 }
 
 // FuzzEncode checks that any tree decodes to itself.

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -268,9 +269,7 @@ func TestKernelSeesZerosBehindFiles(t *testing.T) {
 	defer f.Close()
 	m := must.Get(unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ, unix.MAP_SHARED))(t)
 	defer unix.Munmap(m)
-	if got := string(bytes.TrimRight(m, "\x00")); got != "first" {
-		t.Errorf("got %q", got)
-	}
+	expect.Equal(t, string(bytes.TrimRight(m, "\x00")), "first")
 	if err := unix.Fchmod(int(f.Fd()), 0o777); !errors.Is(err, fs.ErrPermission) && err != unix.EROFS {
 		t.Errorf("changing the mode: %v", err)
 	}
