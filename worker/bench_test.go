@@ -69,8 +69,7 @@ func (s scratch) Close() error {
 // put stores m.
 func put(b *testing.B, s cas.Store, m proto.Message) *repb.Digest {
 	b.Helper()
-	d := must.Get(cas.PutProto(b.Context(), s, cas.SHA256, m))(b)
-	return d.Proto()
+	return must.Get(cas.PutProto(b.Context(), s, cas.SHA256, m))(b).Proto()
 }
 
 // A forest creates input roots of 2,000 files in 100 directories. Each root has 10 unique files.

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-cmp/cmp"
 )
@@ -88,9 +89,7 @@ func TestEachMessageIsReadOnce(t *testing.T) {
 	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b cas.Digest) bool { return a == b })); len(want) != 4 || d != "" {
 		t.Errorf("messages read (-want +got):\n%s", d)
 	}
-	if s.asked != 1 {
-		t.Errorf("got %d calls of Missing, want 1: there are no outputs", s.asked)
-	}
+	expect.Equal(t, s.asked, 1, "calls of Missing (1: there are no outputs)")
 }
 
 // A Task.ActionBlob is not read again, and is refused if it is not the action.
@@ -99,9 +98,7 @@ func TestActionBlobIsNotRead(t *testing.T) {
 	action := b.action(nil)
 	known := must.Get(cas.ReadAll(t.Context(), b.store, action, cas.MaxMessage))(t)
 	b.do(&Task{Action: action, ActionBlob: known})
-	if n := s.opened[action]; n != 0 {
-		t.Errorf("got %d reads of the action, want none", n)
-	}
+	expect.Equal(t, s.opened[action], 0, "reads of the action")
 	another := b.action(command(func(c *repb.Command) { c.Arguments = append(c.Arguments, "another") }))
 	_, err := b.Execute(t.Context(), &Task{Action: another, ActionBlob: known}, func(Stage) {})
 	if f, ok := errors.AsType[*Fault](err); !ok || f.Kind != FaultInvalid || !strings.Contains(f.Error(), another.String()) {
@@ -115,22 +112,17 @@ func TestOutputsAreBatched(t *testing.T) {
 		std.Stdout.Write([]byte("said"))
 		for name, content := range map[string]string{"o/x": "output", "o/empty": "", "t/a": "a", "t/b/c": "c", "big": strings.Repeat("big", 100_000)} {
 			if i := strings.LastIndex(name, "/"); i > 0 {
-				if err := out.MkdirAll(name[:i], 0o755); err != nil {
-					t.Error(err)
-				}
+				expect.Error(t, out.MkdirAll(name[:i], 0o755), nil)
 			}
-			if err := out.WriteFile(name, []byte(content), 0o644); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, out.WriteFile(name, []byte(content), 0o644), nil)
 		}
 		return &sandbox.Result{}
 	})
 	action := b.action(func(_ *repb.Action, c *repb.Command) { c.OutputPaths = []string{"o/x", "o/empty", "t", "big"} })
 	out := b.do(&Task{Action: action})
 	// stdout, o/x, t/a, t/b/c, the Tree and the manifest; big on its own.
-	if !slices.Equal(s.packs, []int{6}) || s.puts != 1 {
-		t.Errorf("got batches of %v and %d single blobs, want one batch of 6 and 1", s.packs, s.puts)
-	}
+	expect.That(t, slices.Equal(s.packs, []int{6}) && s.puts == 1,
+		"got batches of %v and %d single blobs, want one batch of 6 and 1", s.packs, s.puts)
 	ds := must.Get(cas.Closure(t.Context(), s, cas.SHA256, out.Result))(t)
 	if missing, err := s.Memory.Missing(t.Context(), ds); err != nil || len(missing) > 0 || len(ds) != 7 {
 		t.Errorf("got %d blobs, %d missing, %v, want 7 blobs", len(ds), len(missing), err)
@@ -183,9 +175,8 @@ func TestInstancesAreSeparate(t *testing.T) {
 	must.Get(b.Admit(t.Context(), &Task{Action: action, Instance: "own"}))(t)
 	var f *Fault
 	_, err := b.Admit(t.Context(), &Task{Action: action, Instance: "other"})
-	if !errors.As(err, &f) || f.Kind != FaultMissing || !slices.Equal(f.Blobs, []cas.Digest{action}) {
-		t.Errorf("got %v, want a missing action", err)
-	}
+	expect.That(t, errors.As(err, &f) && f.Kind == FaultMissing && slices.Equal(f.Blobs, []cas.Digest{action}),
+		"got %v, want a missing action", err)
 }
 
 // Missing or damaged blobs do not prevent the others from being marked.
@@ -217,9 +208,7 @@ func TestRule024_RenewInputsMarksAllInputs(t *testing.T) {
 		b.RenewInputs(t.Context(), &Task{Action: action})
 		got := m.taken()
 		for _, p := range append(want, action.Proto(), command) {
-			if got[digest(p)] == 0 {
-				t.Errorf("%s was not marked", p.Hash)
-			}
+			expect.That(t, got[digest(p)] != 0, "%s was not marked", p.Hash)
 		}
 		if !strings.Contains(log.String(), logged) || logged == "" && log.Len() > 0 {
 			t.Errorf("got log %q, want %q", log, logged)
@@ -239,7 +228,5 @@ func TestRule024_RenewInputsMarksAllInputs(t *testing.T) {
 	m.Delete(action)
 	log.Reset()
 	b.RenewInputs(t.Context(), &Task{Action: action})
-	if !strings.Contains(log.String(), fmt.Sprint("first=", action)) {
-		t.Errorf("got log %q", log)
-	}
+	expect.Text(t, log.String(), fmt.Sprint("first=", action))
 }

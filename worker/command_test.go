@@ -4,11 +4,11 @@ package worker
 
 import (
 	"errors"
-	"strings"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // commandError checks that a command is refused, with a printable error that contains each of what.
@@ -20,11 +20,7 @@ func commandError(t *testing.T, c *repb.Command, what ...string) {
 		t.Errorf("%v: got %v, want ErrInvalid", c, err)
 		return
 	}
-	for _, text := range what {
-		if !strings.Contains(err.Error(), text) {
-			t.Errorf("%v: got %v, want %q in it", c, err, text)
-		}
-	}
+	expect.Texts(t, err.Error(), what, "%v", c)
 	for _, r := range err.Error() {
 		if r < ' ' || r > '~' {
 			t.Errorf("%v: %q is not printable ASCII", c, err)
@@ -71,9 +67,8 @@ func TestRule078_OldFieldsAreIgnoredBesideOutputPaths(t *testing.T) {
 		Arguments: []string{"true"}, OutputPaths: []string{"p"}, OutputFiles: []string{"/absolute", "p", "p/x"}, OutputDirectories: []string{"x/"},
 	}
 	outputs, dirs, err := checkCommand(c)
-	if err != nil || len(outputs) != 1 || outputs[0] != "p" || len(dirs) != 0 {
-		t.Errorf("got %q, %q, %v; want only output_paths", outputs, dirs, err)
-	}
+	expect.That(t, err == nil && len(outputs) == 1 && outputs[0] == "p" && len(dirs) == 0,
+		"got %q, %q, %v; want only output_paths", outputs, dirs, err)
 }
 
 func TestRule079_OldFieldsMustNotOverlap(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // An imageRoot is what Root returns for an image.
@@ -92,9 +93,8 @@ func TestActionRunsInImage(t *testing.T) {
 		}
 		r.platform = platform("container-image", "docker://"+pinnedTwo)
 		other := c.run(r, Task{}, "second\nan input\ncommand\n")
-		if other.outcome.StableHash == ran.outcome.StableHash {
-			t.Errorf("both images have the stable hash %s", other.outcome.StableHash)
-		}
+		expect.That(t, other.outcome.StableHash != ran.outcome.StableHash,
+			"both images have the stable hash %s", other.outcome.StableHash)
 		r.platform, r.script = platform("container-image", "docker://"+pinnedTwo, "chroot-path", "/"), "cat /etc/marker /input"
 		c.run(r, Task{}, "second\nan input\n")
 	})
@@ -119,9 +119,8 @@ func TestUnpinnedImages(t *testing.T) {
 			c.cfg.Policy, r.platform = byDefault, nil
 		}
 		ran := c.run(r, Task{}, "first\n")
-		if ran.outcome.Uncacheable == row.cached {
-			t.Errorf("image %q, cache unpinned %t: got uncacheable %t", row.image, row.cacheUnpinned, ran.outcome.Uncacheable)
-		}
+		expect.That(t, ran.outcome.Uncacheable != row.cached,
+			"image %q, cache unpinned %t: got uncacheable %t", row.image, row.cacheUnpinned, ran.outcome.Uncacheable)
 		action := ran.action
 		_, err := c.in.Actions.Lookup(t.Context(), action)
 		if (err == nil) != row.cached {
@@ -193,9 +192,7 @@ func TestRefusedImages(t *testing.T) {
 	} {
 		r := rootRun{script: "true", platform: platform(row.pairs...)}
 		f := wantFault(t, row.name, c.try(&r, Task{}), row.kind)
-		if !strings.Contains(f.Error(), row.want) {
-			t.Errorf("%s: got %q, want %q in it", row.name, f, row.want)
-		}
+		expect.Text(t, f.Error(), row.want, "%s", row.name)
 		calls := len(s.stale)
 		a, err := c.Admit(t.Context(), &Task{Action: r.action})
 		if row.admitted != (err == nil) && c.cfg.Features.Root || len(s.stale) != calls {

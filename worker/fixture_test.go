@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/protobuf/proto"
 )
@@ -102,8 +102,7 @@ func newBench(t *testing.T, run runFunc) *bench {
 // put stores m.
 func (b *bench) put(m proto.Message) *repb.Digest {
 	b.t.Helper()
-	d := must.Get(cas.PutProto(b.t.Context(), b.store, cas.SHA256, m))(b.t)
-	return d.Proto()
+	return must.Get(cas.PutProto(b.t.Context(), b.store, cas.SHA256, m))(b.t).Proto()
 }
 
 // action stores an action with the inputs a and d/b and the output o/x; change may be nil.
@@ -120,15 +119,13 @@ func (b *bench) action(change func(*repb.Action, *repb.Command)) cas.Digest {
 		change(action, command)
 	}
 	action.CommandDigest = b.put(command)
-	d := must.Get(cas.FromProto(cas.SHA256, b.put(action)))(b.t)
-	return d
+	return must.Get(cas.FromProto(cas.SHA256, b.put(action)))(b.t)
 }
 
 // do executes a task.
 func (b *bench) do(task *Task) *Outcome {
 	b.t.Helper()
-	out := must.Get(b.Execute(b.t.Context(), task, func(Stage) {}))(b.t)
-	return out
+	return must.Get(b.Execute(b.t.Context(), task, func(Stage) {}))(b.t)
 }
 
 // recorded reports whether the action cache has a result.
@@ -148,8 +145,7 @@ func (b *bench) execution(out *Outcome) *cloisterpb.Execution {
 // text returns the content of the audit log.
 func (b *bench) text(out *Outcome) string {
 	b.t.Helper()
-	text := must.Get(cas.ReadAll(b.t.Context(), b.store, out.AuditLog, 1<<20))(b.t)
-	return string(text)
+	return string(must.Get(cas.ReadAll(b.t.Context(), b.store, out.AuditLog, 1<<20))(b.t))
 }
 
 func platform(pairs ...string) *repb.Platform {
@@ -170,8 +166,7 @@ func ended(exit int, events ...sandbox.Event) runFunc {
 // raw stores bytes.
 func (b *bench) raw(text string) *repb.Digest {
 	b.t.Helper()
-	d := must.Get(cas.PutBytes(b.t.Context(), b.store, cas.SHA256, []byte(text)))(b.t)
-	return d.Proto()
+	return must.Get(cas.PutBytes(b.t.Context(), b.store, cas.SHA256, []byte(text)))(b.t).Proto()
 }
 
 // garbage cannot be decoded as a message.
@@ -182,11 +177,7 @@ func (b *bench) want(what string, action cas.Digest, kind FaultKind, words ...st
 	b.t.Helper()
 	_, err := b.Admit(b.t.Context(), &Task{Action: action})
 	f := wantFault(b.t, what, err, kind)
-	for _, w := range words {
-		if !strings.Contains(f.Error(), w) {
-			b.t.Errorf("%s: got %q, want %q in it", what, f.Error(), w)
-		}
-	}
+	expect.Texts(b.t, f.Error(), words, "%s", what)
 	return f
 }
 

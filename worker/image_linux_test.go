@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
@@ -84,14 +85,12 @@ func inMemory(t *testing.T, dir string) bool {
 
 func (c *confining) blob(b []byte) *repb.Digest {
 	c.t.Helper()
-	d := must.Get(cas.PutBytes(c.t.Context(), c.in.Store, cas.SHA256, b))(c.t)
-	return d.Proto()
+	return must.Get(cas.PutBytes(c.t.Context(), c.in.Store, cas.SHA256, b))(c.t).Proto()
 }
 
 func (c *confining) message(m proto.Message) *repb.Digest {
 	c.t.Helper()
-	d := must.Get(cas.PutProto(c.t.Context(), c.in.Store, cas.SHA256, m))(c.t)
-	return d.Proto()
+	return must.Get(cas.PutProto(c.t.Context(), c.in.Store, cas.SHA256, m))(c.t).Proto()
 }
 
 // action stores an action that is not cached.
@@ -117,9 +116,7 @@ func (c *confining) shell(script string, root *repb.Directory, outputs ...string
 	out := must.Get(c.Execute(c.t.Context(), &Task{Action: action, Stdout: &text, Stderr: &text}, func(Stage) {}))(c.t)
 	var m cloisterpb.Execution
 	must.Succeed(c.t, out.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m))
-	if out.Result.ExitCode != 0 {
-		c.t.Errorf("exit code %d: %s", out.Result.ExitCode, text.String())
-	}
+	expect.That(c.t, out.Result.ExitCode == 0, "exit code %d: %s", out.Result.ExitCode, text.String())
 	return text.String(), m.Sandbox
 }
 
@@ -188,21 +185,15 @@ func TestInputsLookTheSame(t *testing.T) {
 	own, o := c.shell(look, root)
 	c.shell(look, root)
 	kept, k := c.shell(look, root)
-	if o.Inputs != "image" || k.Inputs != "image" {
-		t.Fatalf("staged inputs: got %v and %v, want images", o, k)
-	}
+	must.Be(t, o.Inputs == "image" && k.Inputs == "image", "staged inputs: got %v and %v, want images", o, k)
 	c.Local.cfg.Stager = newLocal(Config{}).cfg.Stager
 	copied, s := c.shell(look, root)
-	if s.Inputs != "copy" {
-		t.Fatalf("staged inputs: got %v, want copies", s)
-	}
+	must.Be(t, s.Inputs == "copy", "staged inputs: got %v, want copies", s)
 	if strings.Contains(copied, "WRITTEN") || !strings.Contains(copied, "executed") || strings.Count(copied, "\n") < 600 {
 		t.Errorf("unexpected copies:\n%s", copied)
 	}
 	for name, got := range map[string]string{"own": own, "kept": kept} {
-		if got != copied {
-			t.Errorf("%s image: %s", name, firstDifference(got, copied))
-		}
+		expect.Equal(t, got, copied, "%s image: %s", name, firstDifference(got, copied))
 	}
 }
 
@@ -237,15 +228,12 @@ func TestListingsDoNotDependOnTheCache(t *testing.T) {
 	var first string
 	for i := range 4 {
 		got, s := c.shell(list, root(fmt.Sprint(max(i-1, 0))), "n/out", "pkg/out", "m.txt") // the second caches the first
-		if s.GetInputs() != "image" {
-			t.Fatalf("run %d: inputs: got %q, %s, want images", i, s.GetInputs(), s.GetInputsReason())
-		}
+		must.Be(t, s.GetInputs() == "image",
+			"run %d: inputs: got %q, %s, want images", i, s.GetInputs(), s.GetInputsReason())
 		if i == 0 {
 			first = got
 		}
-		if got != first {
-			t.Errorf("run %d: %s", i, firstDifference(got, first))
-		}
+		expect.Equal(t, got, first, "run %d: %s", i, firstDifference(got, first))
 	}
 }
 
@@ -367,9 +355,7 @@ time.sleep(60)
 		})
 	}
 	for range 2 { // both keep running
-		if got := <-results; got != "locked\n" {
-			t.Errorf("got %q, want locked", got)
-		}
+		expect.Equal(t, <-results, "locked\n", "locked")
 	}
 	cancel()
 	runs.Wait()
@@ -400,9 +386,7 @@ func TestResultOfChangedInputsIsDiscarded(t *testing.T) {
 	must.Succeed(t, err)
 	overwrite := sync.OnceFunc(func() {
 		segments, err := filepath.Glob(filepath.Join(c.dir, "segments", "*.data"))
-		if err != nil || len(segments) == 0 {
-			t.Errorf("segments %v, %v", segments, err)
-		}
+		expect.That(t, err == nil && len(segments) != 0, "segments %v, %v", segments, err)
 		for _, name := range segments {
 			// Write the same byte: the write itself counts.
 			f, err := os.OpenFile(name, os.O_RDWR, 0)
@@ -414,21 +398,14 @@ func TestResultOfChangedInputsIsDiscarded(t *testing.T) {
 			if _, err = f.ReadAt(b, 0); err == nil {
 				_, err = f.WriteAt(b, 0)
 			}
-			if err := errors.Join(err, f.Close()); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, errors.Join(err, f.Close()), nil)
 		}
 	})
 	_, err = c.Execute(t.Context(), &Task{Action: action, Stdout: lineWriter(func(string) { overwrite() })}, func(Stage) {})
 	var f *Fault
-	if !errors.As(err, &f) || f.Kind != FaultUnavailable || !strings.Contains(err.Error(), "run it again") {
-		t.Errorf("got %v, want an advice to run the action again", err)
-	}
-	if _, err := c.in.Actions.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
-		t.Errorf("got %v, want no cached result", err)
-	}
+	expect.That(t, errors.As(err, &f) && f.Kind == FaultUnavailable && strings.Contains(err.Error(), "run it again"),
+		"got %v, want an advice to run the action again", err)
+	expect.Error(t, expect.Err(c.in.Actions.Lookup(t.Context(), action)), cas.ErrNotFound, "no cached result")
 	out, err := c.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
-	if err != nil || out.Cached || out.Result.ExitCode != 0 {
-		t.Errorf("second run: got %v, %v", out, err)
-	}
+	expect.That(t, err == nil && !out.Cached && out.Result.ExitCode == 0, "second run: got %v, %v", out, err)
 }

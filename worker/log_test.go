@@ -14,6 +14,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -57,9 +58,7 @@ func TestLogIsReadWhileItGrows(t *testing.T) {
 		synctest.Wait()
 		select {
 		case c := <-at:
-			if c != 'e' {
-				t.Errorf("got %q at 4, want e", c)
-			}
+			expect.Equal(t, c, 'e', "at 4")
 		default:
 			t.Error("a waiting reader was not woken")
 		}
@@ -67,13 +66,9 @@ func TestLogIsReadWhileItGrows(t *testing.T) {
 		l.Close(errors.New("too late"))
 		synctest.Wait()
 		for _, text := range got {
-			if text != "abcdefgh" {
-				t.Errorf("got %q, want abcdefgh", text)
-			}
+			expect.Equal(t, text, "abcdefgh")
 		}
-		if err := <-beyond; !errors.Is(err, cas.ErrRange) {
-			t.Errorf("beyond the end: got %v, want ErrRange", err)
-		}
+		expect.Error(t, <-beyond, cas.ErrRange, "beyond the end")
 		if n, err := l.ReadAt(t.Context(), p, 8); n != 0 || err != io.EOF {
 			t.Errorf("at the end: got %d, %v, want EOF", n, err)
 		}

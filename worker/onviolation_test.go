@@ -12,6 +12,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -125,9 +126,8 @@ func TestShellSurvivesItsViolations(t *testing.T) {
 	})
 	b.setPolicy("{on_violation: {network: kill, write: fail}}")
 	out := b.do(&Task{Action: b.action(nil), Args: []string{"/bin/sh", "-i"}})
-	if out.OnViolation != "" || out.Result.ExitCode != 0 {
-		t.Errorf("got %q, exit code %d; want no effect and 0", out.OnViolation, out.Result.ExitCode)
-	}
+	expect.That(t, out.OnViolation == "" && out.Result.ExitCode == 0,
+		"got %q, exit code %d; want no effect and 0", out.OnViolation, out.Result.ExitCode)
 }
 
 // TestCountedViolationsComeFirst: the message, which is short, does not hide the violation that made the action fail.
@@ -189,7 +189,6 @@ func TestCancelledRunRecordsItsViolations(t *testing.T) {
 	b.setPolicy("{on_violation: fail}")
 	_, err := b.Execute(ctx, &Task{Action: b.action(nil)}, nil)
 	wantFault(t, "a cancelled run", err, FaultCancelled)
-	if len(b.audited) != 1 || b.audited[0].OnViolation != "fail" {
-		t.Errorf("got audit %+v, want one entry with \"fail\"", b.audited)
-	}
+	expect.That(t, len(b.audited) == 1 && b.audited[0].OnViolation == "fail",
+		"got audit %+v, want one entry with \"fail\"", b.audited)
 }

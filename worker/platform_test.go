@@ -11,6 +11,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -58,9 +59,7 @@ func TestPropertiesOfAnotherPlatform(t *testing.T) {
 		_, err := b.Admit(t.Context(), &Task{Action: action})
 		if c.want == refused {
 			f := wantFault(t, property, err, FaultUnmet)
-			if !strings.Contains(f.Error(), property) {
-				t.Errorf("%s: got %v, want the property in it", property, f)
-			}
+			expect.Text(t, f.Error(), property)
 			if strings.Contains("osfamily os isa arch cpu", strings.ToLower(c.name)) && !strings.Contains(f.Error(), host) {
 				t.Errorf("%s: got %v, want %s in it", property, f, host)
 			}
@@ -113,9 +112,8 @@ func TestIgnoredImagesAreReported(t *testing.T) {
 		if got := strings.Contains(out.Message, want); got != c.told {
 			t.Errorf("%s: got message %q, want the image in it: %t", c.mnemonic, out.Message, c.told)
 		}
-		if got := executionOf(t, out).IgnoredProperties; !slices.Equal(got, []string{"container-image=docker://a/b:1"}) {
-			t.Errorf("%s: got ignored properties %q, want the image", c.mnemonic, got)
-		}
+		expect.Slices(t, executionOf(t, out).IgnoredProperties, []string{"container-image=docker://a/b:1"}, "%s",
+			c.mnemonic)
 	}
 }
 
@@ -140,7 +138,5 @@ func TestFleetMatchesProperties(t *testing.T) {
 			{Name: "InputRootAbsolutePath", Value: "/w"},
 		}}
 	})
-	if a, err := b.Admit(t.Context(), &Task{Action: action}); err != nil || len(a.Demands) != 3 {
-		t.Errorf("got %+v, %v, want three demands", a, err)
-	}
+	expect.Equal(t, len(must.Get(b.Admit(t.Context(), &Task{Action: action}))(t).Demands), 3)
 }

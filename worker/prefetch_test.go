@@ -11,6 +11,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // A fetcher records the blobs that it fetches.
@@ -54,14 +55,10 @@ func TestPrefetchInputs(t *testing.T) {
 	}
 	upstream.fetch = func() error { return cas.ErrUnavailable }
 	fetch(true)
-	if log.Len() > 0 {
-		t.Errorf("got log %s, want none: stage reports the error", &log)
-	}
+	expect.That(t, log.Len() <= 0, "got log %s, want none: stage reports the error", &log)
 	upstream.fetch = func() error { panic("broken") }
 	fetch(true)
-	if !strings.Contains(log.String(), "broken") {
-		t.Errorf("got log %q, want the panic", &log)
-	}
+	expect.Text(t, log.String(), "broken", "log (the panic)")
 	store = b.store
 	if asked, _ := fetch(true); asked != -1 {
 		t.Error("got a reservation for a local store")

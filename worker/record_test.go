@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -24,12 +25,8 @@ func (b *bench) manifest(out *Outcome) *manifest.Manifest {
 	b.t.Helper()
 	text := must.Get(cas.ReadAll(b.t.Context(), b.store, out.Manifest, manifest.MaxBytes))(b.t)
 	m, err := manifest.Parse(text)
-	if err != nil {
-		b.t.Fatalf("%v:\n%s", err, text)
-	}
-	if m.StableHash() != out.StableHash {
-		b.t.Errorf("got stable hash %s in the outcome, %s in the text", out.StableHash, m.StableHash())
-	}
+	must.Be(b.t, err == nil, "%v:\n%s", err, text)
+	expect.Equal(b.t, m.StableHash(), out.StableHash)
 	return m
 }
 
@@ -80,9 +77,7 @@ func TestManifestRecordsRun(t *testing.T) {
 		t.Errorf("got outputs %v, stdout %v, stderr %v", m.Outputs, m.Stdout, m.Stderr)
 	}
 	for _, line := range []string{"arg \"cc\"", `input "/usr" "host"`, `input "/build" "` + root.Hash(), `limit "memory"`} {
-		if !strings.Contains(m.Spec, line) {
-			t.Errorf("the spec lacks %s:\n%s", line, m.Spec)
-		}
+		expect.Text(t, m.Spec, line, "the spec")
 	}
 	// Programs in the input root are not listed.
 	sum := cas.SHA256.Sum([]byte("program")).Hash()
@@ -132,9 +127,7 @@ func TestStableHashDependsOnInfluences(t *testing.T) {
 		"watchdog":    func(b *bench, _ *Task) { b.backend.run = executing("/usr/bin/cc", "/usr/bin/ps", "/usr/bin/sleep") },
 		"cache bytes": func(b *bench, _ *Task) { b.cfg.CacheBytes, b.cfg.RenewInterval = 1, time.Minute },
 	} {
-		if got := hash(change); got != usual {
-			t.Errorf("%s changes the stable hash", name)
-		}
+		expect.Equal(t, hash(change), usual, "%s changes the stable hash", name)
 	}
 	seed := uint64(1)
 	for name, change := range map[string]func(b *bench, task *Task){
@@ -168,8 +161,7 @@ func TestStableHashDependsOnInfluences(t *testing.T) {
 // ruled sets the worker's policy.
 func (b *bench) ruled(text string) {
 	b.t.Helper()
-	p := must.Get(policy.Parse("policy.yaml", []byte("version: 1\n"+text+"\n")))(b.t)
-	b.cfg.Policy = p
+	b.cfg.Policy = must.Get(policy.Parse("policy.yaml", []byte("version: 1\n"+text+"\n")))(b.t)
 }
 
 func using(run runFunc, u sandbox.Usage) runFunc {
@@ -205,9 +197,8 @@ func TestRunWithoutAuditNamesItsProgram(t *testing.T) {
 		if p := m.Toolchain.Programs; len(p) > 0 {
 			got = p[0].Path
 		}
-		if got != want || m.Toolchain.Complete {
-			t.Errorf("%s: got %+v, want %q, incomplete", command, m.Toolchain, want)
-		}
+		expect.That(t, got == want && !m.Toolchain.Complete,
+			"%s: got %+v, want %q, incomplete", command, m.Toolchain, want)
 	}
 }
 
@@ -221,9 +212,7 @@ func TestWatchdogProgramsAreVolatile(t *testing.T) {
 		"sleep": {"/usr/bin/cc /usr/bin/sleep", "/usr/bin/pgrep /usr/bin/ps"},
 	} {
 		m := b.manifest(b.do(&Task{Action: b.action(func(_ *repb.Action, c *repb.Command) { c.Arguments = []string{command} })}))
-		if got := [2]string{paths(m.Toolchain.Programs), paths(m.Volatile.Programs)}; got != want {
-			t.Errorf("%s: got %q, want %q", command, got, want)
-		}
+		expect.Equal(t, [2]string{paths(m.Toolchain.Programs), paths(m.Volatile.Programs)}, want, "%s", command)
 	}
 }
 
@@ -246,23 +235,16 @@ func TestSumsAreCached(t *testing.T) {
 	s := newSums()
 	write("one")
 	first := s.of(name)
-	if first != cas.SHA256.Sum([]byte("one")).Hash() || s.of(name) != first || len(s.known) > 1 {
-		t.Errorf("got %s, cache %v", first, s.known)
-	}
+	expect.That(t, first == cas.SHA256.Sum([]byte("one")).Hash() && s.of(name) == first && len(s.known) <= 1,
+		"got %s, cache %v", first, s.known)
 	for id := range s.known {
 		s.known[id] = "remembered"
-		if got := s.of(name); got != "remembered" {
-			t.Errorf("got %s, want the cached sum", got)
-		}
+		expect.Equal(t, s.of(name), "remembered", "the cached sum")
 	}
 	write("two")
-	if got := s.of(name); got != cas.SHA256.Sum([]byte("two")).Hash() {
-		t.Errorf("after a change: got %s", got)
-	}
+	expect.Equal(t, s.of(name), cas.SHA256.Sum([]byte("two")).Hash(), "after a change")
 	for _, p := range []string{name + "-absent", filepath.Dir(name)} {
-		if got := s.of(p); got != manifest.Unreadable {
-			t.Errorf("%s: got %s", p, got)
-		}
+		expect.Equal(t, s.of(p), manifest.Unreadable, "%s", p)
 	}
 }
 

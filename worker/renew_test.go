@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -72,18 +73,14 @@ func TestRule024_InputsOfARunningActionAreRenewed(t *testing.T) {
 				synctest.Wait()
 				got := m.taken()
 				for _, d := range inputs {
-					if got[d] != 1 {
-						t.Errorf("hour %d: %s was marked %d times, want once", hour, d, got[d])
-					}
+					expect.Equal(t, got[d], 1, "hour %d: %s was marked N times", hour, d)
 				}
 			}
 			return &sandbox.Result{}
 		})
 		action := b.action(nil)
 		inputs = b.store.Digests() // an action, a command, two Directories, a file
-		if len(inputs) != 5 {
-			t.Fatalf("got %d blobs, want 5", len(inputs))
-		}
+		must.Be(t, len(inputs) == 5, "got %d blobs, want 5", len(inputs))
 		b.do(&Task{Action: action})
 		m.taken()
 		time.Sleep(10 * time.Hour)
@@ -111,9 +108,7 @@ func TestInputLostDuringRun(t *testing.T) {
 		if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, lost.String()) || !strings.Contains(text, action.String()) {
 			t.Errorf("got log %q, want a line with %s and %s", text, lost, action)
 		}
-		if m.taken()[lost] == 0 {
-			t.Error("the lost blob was not marked")
-		}
+		expect.That(t, m.taken()[lost] != 0, "the lost blob was not marked")
 	})
 }
 
@@ -128,9 +123,8 @@ func TestRule072_AllLostInputsAreListed(t *testing.T) {
 	}
 	_, err := b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
 	var f *Fault
-	if !errors.As(err, &f) || f.Kind != FaultMissing || !slices.Equal(f.Blobs, lost) {
-		t.Errorf("got %v, want a fault of kind Missing with %v", err, lost)
-	}
+	expect.That(t, errors.As(err, &f) && f.Kind == FaultMissing && slices.Equal(f.Blobs, lost),
+		"got %v, want a fault of kind Missing with %v", err, lost)
 }
 
 // RenewInputs works on one action at a time, does not wait if its action is over, and survives a panic of the store.
@@ -154,13 +148,9 @@ func TestRenewInputsIsSequential(t *testing.T) {
 		over, cancel := context.WithCancel(t.Context())
 		cancel()
 		b.RenewInputs(over, task)
-		if d := time.Since(began); d != 0 {
-			t.Errorf("got a wait of %v for an action that is over", d)
-		}
+		expect.Equal(t, time.Since(began), 0)
 		wg.Wait()
-		if most != 1 || log.Len() > 0 {
-			t.Errorf("got %d concurrent calls, log %q", most, log)
-		}
+		expect.That(t, most == 1 && log.Len() <= 0, "got %d concurrent calls, log %q", most, log)
 
 		m.hook = func() { panic("a defect") }
 		b.RenewInputs(t.Context(), task)
@@ -181,21 +171,15 @@ func TestRule063_ResultBlobsAreMarked(t *testing.T) {
 				std.Stdout.Write([]byte("said"))
 				std.Stderr.Write([]byte("complained"))
 				for name, content := range map[string]string{"o/x": "output", "o/t/f": "in the Tree", "o/t/d/f": "in a child"} {
-					if err := out.MkdirAll(name[:strings.LastIndex(name, "/")], 0o755); err != nil {
-						t.Error(err)
-					}
-					if err := out.WriteFile(name, []byte(content), 0o644); err != nil {
-						t.Error(err)
-					}
+					expect.Error(t, out.MkdirAll(name[:strings.LastIndex(name, "/")], 0o755), nil)
+					expect.Error(t, out.WriteFile(name, []byte(content), 0o644), nil)
 				}
 				m.taken()
 				return &sandbox.Result{ExitCode: exit, Events: []sandbox.Event{connect}}
 			}
 			action := b.action(func(_ *repb.Action, c *repb.Command) { c.OutputPaths = append(c.OutputPaths, "o/t") })
 			out := b.do(&Task{Action: action})
-			if b.recorded(action) != (exit == 0) {
-				t.Errorf("got cached %v", b.recorded(action))
-			}
+			expect.Equal(t, b.recorded(action), exit == 0)
 			got := m.taken()
 			want := []cas.Digest{out.AuditLog}
 			for _, content := range []string{"said", "complained", "output", "in the Tree", "in a child"} {
@@ -203,9 +187,7 @@ func TestRule063_ResultBlobsAreMarked(t *testing.T) {
 			}
 			tree := must.Get(cas.FromProto(cas.SHA256, out.Result.OutputDirectories[0].TreeDigest))(t)
 			for _, d := range append(want, tree) {
-				if got[d] == 0 {
-					t.Errorf("%s was not marked", d)
-				}
+				expect.That(t, got[d] != 0, "%s was not marked", d)
 			}
 		})
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/internal/results"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -41,9 +42,8 @@ func TestResultsOfAnotherToolchainAreMisses(t *testing.T) {
 		if _, err := in.Actions.Lookup(t.Context(), action); (err == nil) != c.served || err != nil && !errors.Is(err, cas.ErrNotFound) {
 			t.Errorf("toolchain %q: got %v, want the result served: %t", c.toolchain, err, c.served)
 		}
-		if _, err := in.Actions.Lookup(t.Context(), foreign); err != nil {
-			t.Errorf("toolchain %q: a result that states no toolchain: got %v", c.toolchain, err)
-		}
+		expect.Error(t, expect.Err(in.Actions.Lookup(t.Context(), foreign)), nil,
+			"toolchain %q: a result that states no toolchain", c.toolchain)
 	}
 	now = "gcc 15"
 	b.cfg.Instances = instances
@@ -65,12 +65,9 @@ func TestToolchainChangesDuringARun(t *testing.T) {
 	b.cfg.Fingerprint = func() string { return string(rune('a' + changes.Load())) }
 	action := b.action(nil)
 	out := b.do(&Task{Action: action})
-	if !out.Uncacheable || b.recorded(action) {
-		t.Errorf("got uncacheable %t, recorded %t, want the result not cached", out.Uncacheable, b.recorded(action))
-	}
-	if got := b.execution(out).Toolchain; got != "" {
-		t.Errorf("metadata: got toolchain %q, want none", got)
-	}
+	expect.That(t, out.Uncacheable && !b.recorded(action),
+		"got uncacheable %t, recorded %t, want the result not cached", out.Uncacheable, b.recorded(action))
+	expect.Equal(t, b.execution(out).Toolchain, "", "metadata: toolchain")
 }
 
 // TestUnreadableToolchain: a result is not cached if the toolchain that made it cannot be identified.

@@ -17,6 +17,7 @@ import (
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/protobuf/proto"
 )
@@ -33,8 +34,7 @@ func (c *confining) rootFiles(files map[string]string) cas.Digest {
 		}
 		must.Succeed(c.t, dir.WriteFile(p, []byte(text), 0o644))
 	}
-	d := must.Get(tree.Ingest(c.t.Context(), c.in.Store, cas.SHA256, dir))(c.t)
-	return d
+	return must.Get(tree.Ingest(c.t.Context(), c.in.Store, cas.SHA256, dir))(c.t)
 }
 
 // A rootRun is an action and what it did.
@@ -149,12 +149,8 @@ func TestActionRunsInRoot(t *testing.T) {
 			copied[0].Digest.GetHash() != c.blob([]byte(large)).GetHash() {
 			t.Errorf("a large file of the root: got %v", copied)
 		}
-		if !strings.Contains(r.outcome.Message, "denied: write to /etc/new") {
-			t.Errorf("message: got %q, want the attempt to write to the root", r.outcome.Message)
-		}
-		if r.meta.Root != root.String() {
-			t.Errorf("metadata: got root %q, want %s", r.meta.Root, root)
-		}
+		expect.Text(t, r.outcome.Message, "denied: write to /etc/new", "message (the attempt to write to the root)")
+		expect.Equal(t, r.meta.Root, root.String(), "metadata: root")
 		c.run(rootRun{script: "cat /etc/marker"}, task, "first\n")
 		c.run(rootRun{script: "cat /etc/marker"}, Task{Root: other}, "second\n")
 		c.run(rootRun{script: "cat /etc/marker 2>/dev/null; ls -d /usr/bin"}, Task{}, "/usr/bin\n")
@@ -327,9 +323,7 @@ func TestRootIsStagedOnce(t *testing.T) {
 			r.Release()
 		}
 		again := stage()
-		if again.Image != all[0].Image {
-			t.Errorf("a later action got %s, want %s", again.Image, all[0].Image)
-		}
+		expect.Equal(t, again.Image, all[0].Image, "a later action")
 		again.Release()
 	})
 }

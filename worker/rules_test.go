@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -67,9 +68,7 @@ func TestRule076_Environment(t *testing.T) {
 	b.want("equals sign", vars("A=B", "1"), FaultInvalid, "A=B")
 	b.want("NUL in a name", vars("A\x00", "1"), FaultInvalid)
 	b.want("NUL in a value", vars("A", "\x00"), FaultInvalid)
-	if _, err := b.Admit(t.Context(), &Task{Action: vars("B", "1", "A", "2")}); err != nil {
-		t.Errorf("unsorted: %v", err)
-	}
+	expect.Error(t, expect.Err(b.Admit(t.Context(), &Task{Action: vars("B", "1", "A", "2")})), nil, "unsorted")
 	if got := environment(nil, &repb.Command{EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "B", Value: "1"}, {Name: "A", Value: "="}}}); !slices.IsSorted(got) || !slices.Contains(got, "A==") {
 		t.Errorf("got environment %q, want it sorted", got)
 	}
@@ -89,9 +88,8 @@ func TestRule081_Timeout(t *testing.T) {
 		asked *durationpb.Duration
 		want  time.Duration
 	}{{nil, time.Hour}, {durationpb.New(0), time.Hour}, {durationpb.New(time.Hour), time.Hour}, {durationpb.New(1), 1}} {
-		if req, err := b.resolveHere(t.Context(), in, with(c.asked)); err != nil || req.Timeout != c.want {
-			t.Errorf("timeout %v: got %v, %v, want %v", c.asked, req.Timeout, err, c.want)
-		}
+		expect.Equal(t, must.Get(b.resolveHere(t.Context(), in, with(c.asked)))(t).Timeout, c.want, "timeout %v",
+			c.asked)
 	}
 }
 
@@ -108,9 +106,7 @@ func TestRule083_PlatformOfTheActionWins(t *testing.T) {
 	}{
 		{named, other, []Property{{Name: "name", Value: "action"}}}, {&repb.Platform{}, other, nil}, {nil, other, []Property{{Name: "name", Value: "command"}}}, {nil, nil, nil},
 	} {
-		if got := of(c.action, c.command); !slices.Equal(got, c.want) {
-			t.Errorf("properties: got %v, want %v", got, c.want)
-		}
+		expect.Slices(t, of(c.action, c.command), c.want, "properties")
 	}
 }
 
@@ -129,9 +125,7 @@ func TestRule108_TimeoutHasResult(t *testing.T) {
 			t.Errorf("got timeout %v", spec.Timeout)
 		}
 		std.Stdout.Write([]byte("partial"))
-		if err := out.WriteFile("o/x", []byte("half"), 0o644); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, out.WriteFile("o/x", []byte("half"), 0o644), nil)
 		return &sandbox.Result{ExitCode: 143, Signal: 15, Stopped: true}
 	})
 	for _, c := range []struct {
@@ -151,9 +145,7 @@ func TestRule108_TimeoutHasResult(t *testing.T) {
 		if out.Status != StatusTimedOut || !strings.Contains(out.Message, c.says) || out.Result.ExecutionMetadata == nil {
 			t.Errorf("got status %v, message %q, metadata %v", out.Status, out.Message, out.Result.ExecutionMetadata)
 		}
-		if b.recorded(action) {
-			t.Error("the result of a timeout was cached")
-		}
+		expect.That(t, !b.recorded(action), "the result of a timeout was cached")
 	}
 }
 
@@ -172,9 +164,7 @@ func TestRule120_OnlySuccessIsRecorded(t *testing.T) {
 		b := newBench(t, returns(c.result))
 		action := b.action(nil)
 		b.do(&Task{Action: action})
-		if got := b.recorded(action); got != c.want {
-			t.Errorf("%s: got cached %v, want %v", c.name, got, c.want)
-		}
+		expect.Equal(t, b.recorded(action), c.want, "%s: cached", c.name)
 	}
 }
 
@@ -194,9 +184,7 @@ func TestRule123_WarnsAboutSuccessWithoutOutputs(t *testing.T) {
 	} {
 		b := newBench(t, func(_ context.Context, _ *sandbox.Spec, _ sandbox.Stdio, out *os.Root) *sandbox.Result {
 			if c.make != "" {
-				if err := out.WriteFile(c.make, nil, 0o644); err != nil {
-					t.Error(err)
-				}
+				expect.Error(t, out.WriteFile(c.make, nil, 0o644), nil)
 			}
 			return &sandbox.Result{}
 		})

@@ -12,6 +12,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -25,9 +26,7 @@ func TestAuxiliaryIsCopiedIntoResult(t *testing.T) {
 	unknown := &anypb.Any{TypeUrl: "type.googleapis.com/unknown.Message", Value: []byte("\xff\x00")}
 	action := b.action(nil)
 	out := b.do(&Task{Action: action, Auxiliary: []*anypb.Any{theirs, unknown}})
-	if b.execution(out).Manifest == "" {
-		t.Error("the worker's own metadata is not first")
-	}
+	expect.That(t, b.execution(out).Manifest != "", "the worker's own metadata is not first")
 	recorded := must.Get(b.store.Lookup(t.Context(), action))(t)
 	for _, r := range []*repb.ActionResult{out.Result, recorded} {
 		aux := r.ExecutionMetadata.AuxiliaryMetadata
@@ -40,9 +39,8 @@ func TestAuxiliaryIsCopiedIntoResult(t *testing.T) {
 func TestAuxiliaryCountsTowardsResultSize(t *testing.T) {
 	b := newBench(t, compiles)
 	out := b.do(&Task{Action: b.action(nil), Auxiliary: []*anypb.Any{{TypeUrl: "x", Value: make([]byte, MaxResult)}}})
-	if len(out.Result.OutputFiles) != 0 || !strings.Contains(out.Message, "more than the") {
-		t.Errorf("got %d outputs and %q", len(out.Result.OutputFiles), out.Message)
-	}
+	expect.That(t, len(out.Result.OutputFiles) == 0 && strings.Contains(out.Message, "more than the"),
+		"got %d outputs and %q", len(out.Result.OutputFiles), out.Message)
 }
 
 func TestSmallestTimeoutApplies(t *testing.T) {
@@ -63,9 +61,7 @@ func TestSmallestTimeoutApplies(t *testing.T) {
 				a.Timeout = durationpb.New(c.action)
 			}
 		})})
-		if got != c.want {
-			t.Errorf("action %v, task %v: got %v, want %v", c.action, c.task, got, c.want)
-		}
+		expect.Equal(t, got, c.want, "action %v, task %v", c.action, c.task)
 	}
 }
 
@@ -95,15 +91,11 @@ func TestParseTrace(t *testing.T) {
 		"state with non-ASCII": {good, "a=\u00e9", map[string]string{"traceparent": good}},
 	} {
 		got := ParseTrace(map[string]string{"traceparent": c.parent, "tracestate": c.state, "other": "x"})
-		if !maps.Equal(got, c.want) {
-			t.Errorf("%s: got %q, want %q", name, got, c.want)
-		}
+		expect.That(t, maps.Equal(got, c.want), "%s: got %q, want %q", name, got, c.want)
 		wantID := ""
 		if c.want != nil {
 			wantID = id
 		}
-		if TraceID(got) != wantID {
-			t.Errorf("%s: got ID %q, want %q", name, TraceID(got), wantID)
-		}
+		expect.Equal(t, TraceID(got), wantID, "%s: ID", name)
 	}
 }

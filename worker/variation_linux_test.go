@@ -13,6 +13,7 @@ import (
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -42,9 +43,8 @@ func TestVariedRunsInSandbox(t *testing.T) {
 		var text bytes.Buffer
 		out, err := c.Execute(t.Context(), &Task{Action: action, Variation: v, Stdout: &text, Stderr: &text}, func(Stage) {})
 		must.Succeed(t, err)
-		if out.Result.ExitCode != 0 || len(out.Result.OutputFiles) != 1 {
-			t.Fatalf("exit code %d, %d outputs: %s", out.Result.ExitCode, len(out.Result.OutputFiles), text.String())
-		}
+		must.Be(t, out.Result.ExitCode == 0 && len(out.Result.OutputFiles) == 1,
+			"exit code %d, %d outputs: %s", out.Result.ExitCode, len(out.Result.OutputFiles), text.String())
 		return strings.Split(strings.TrimSpace(text.String()), "\n"), out.Result
 	}
 	usual, first := run(nil)
@@ -60,22 +60,15 @@ func TestVariedRunsInSandbox(t *testing.T) {
 		t.Errorf("normal run: got %q", usual)
 	}
 	for i, where := range map[int]string{7: "the root", 8: "a directory in it"} {
-		if one[i] == two[i] || one[i] == usual[i] {
-			t.Errorf("order of %s: got %q, %q, normally %q, want three different ones", where, one[i], two[i], usual[i])
-		}
+		expect.That(t, one[i] != two[i] && one[i] != usual[i],
+			"order of %s: got %q, %q, normally %q, want three different ones", where, one[i], two[i], usual[i])
 	}
-	if one[9] != "f00f01" || one[10] != "-rw-------" {
-		t.Errorf("got content %q, mode %q", one[9], one[10])
-	}
-	if strings.Join(last[:7], " ") != strings.Join(usual[:7], " ") {
-		t.Errorf("normal run after varied ones: got %q, want %q", last, usual)
-	}
-	if first.OutputFiles[0].Digest.Hash != varied.OutputFiles[0].Digest.Hash {
-		t.Error("the varied run has another output")
-	}
-	if bare[0] != ExecRoot || bare[1] != "mallory" {
-		t.Errorf("run with conditions only: got %q", bare)
-	}
+	expect.That(t, one[9] == "f00f01" && one[10] == "-rw-------", "got content %q, mode %q", one[9], one[10])
+	expect.That(t, strings.Join(last[:7], " ") == strings.Join(usual[:7], " "),
+		"normal run after varied ones: got %q, want %q", last, usual)
+	expect.That(t, first.OutputFiles[0].Digest.Hash == varied.OutputFiles[0].Digest.Hash,
+		"the varied run has another output")
+	expect.That(t, bare[0] == ExecRoot && bare[1] == "mallory", "run with conditions only: got %q", bare)
 	usually := "copy"
 	if c.why == nil {
 		usually = "image"

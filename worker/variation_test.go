@@ -11,6 +11,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -31,9 +32,7 @@ func TestVariedRunsAreNotCached(t *testing.T) {
 		t.Error("got a cached result for a varied run")
 	}
 	admission, err := b.Admit(t.Context(), task)
-	if err != nil || !admission.DoNotMerge {
-		t.Errorf("got %+v, %v, want DoNotMerge", admission, err)
-	}
+	expect.That(t, err == nil && admission.DoNotMerge, "got %+v, %v, want DoNotMerge", admission, err)
 }
 
 func TestVariationChangesSpec(t *testing.T) {
@@ -51,12 +50,8 @@ func TestVariationChangesSpec(t *testing.T) {
 	hash := func(v *Variation) string { return b.execution(b.do(&Task{Action: action, Variation: v})).SpecHash }
 
 	usual := hash(nil)
-	if hash(&Variation{}) != usual {
-		t.Error("the zero variation changes the spec")
-	}
-	if hash(&Variation{Order: 7}) != usual {
-		t.Error("an order changes the spec hash")
-	}
+	expect.That(t, hash(&Variation{}) == usual, "the zero variation changes the spec")
+	expect.That(t, hash(&Variation{Order: 7}) == usual, "an order changes the spec hash")
 	v := &Variation{
 		Conditions: sandbox.Conditions{Hostname: "elsewhere"}, Root: "/home/x/src",
 		Env: []string{"A=3", "B", "C=4", "HOME", "NOTSET"},
@@ -70,9 +65,7 @@ func TestVariationChangesSpec(t *testing.T) {
 		t.Errorf("got spec %+v", got)
 	}
 	for _, in := range got.Inputs {
-		if in.Target == ExecRoot || in.Target == ExecRoot+"/a" {
-			t.Errorf("got an input at %s", in.Target)
-		}
+		expect.That(t, in.Target != ExecRoot && in.Target != ExecRoot+"/a", "got an input at %s", in.Target)
 	}
 }
 

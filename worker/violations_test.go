@@ -20,6 +20,7 @@ import (
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -41,17 +42,13 @@ func TestViolationsAreReported(t *testing.T) {
 	}
 	text := b.text(out)
 	for _, part := range []string{action.String(), "target //a:b", "mnemonic Genrule", "invocation i-1", `profile "build"`, "exit code 1", connect.String()} {
-		if !strings.Contains(text, part) {
-			t.Errorf("the audit log lacks %q:\n%s", part, text)
-		}
+		expect.Text(t, text, part, "the audit log")
 	}
 	if want := []*Violations{{ExitCode: 1, Events: []sandbox.Event{connect}}}; cmp.Diff(want, b.audited) != "" {
 		t.Errorf("got audit %+v", b.audited)
 	}
 	want := []*cloisterpb.Event{{Kind: "connect", Subject: "tcp 10.0.0.1:443", Syscall: "connect", Process: "curl", Count: 3}}
-	if d := cmp.Diff(want, b.execution(out).Events, protocmp.Transform()); d != "" {
-		t.Errorf("events of the metadata (-want +got):\n%s", d)
-	}
+	expect.Equal(t, cmp.Diff(want, b.execution(out).Events, protocmp.Transform()), "", "events of the metadata (-want +got)")
 }
 
 func TestRunWithoutViolations(t *testing.T) {
@@ -61,9 +58,7 @@ func TestRunWithoutViolations(t *testing.T) {
 	if out.Message != "" || out.Reproduce != "" || !out.AuditLog.IsZero() || len(b.audited) != 0 {
 		t.Errorf("got message %q, reproduce %q, audit log %v, audit %v, want none", out.Message, out.Reproduce, out.AuditLog, b.audited)
 	}
-	if !b.recorded(action) {
-		t.Error("the result is not cached")
-	}
+	expect.That(t, b.recorded(action), "the result is not cached")
 }
 
 // Violations do not prevent caching, because every worker denies the same operations (ADR 0017).
@@ -71,12 +66,9 @@ func TestResultWithViolationsIsCached(t *testing.T) {
 	b := newBench(t, ended(0, connect))
 	action := b.action(func(_ *repb.Action, c *repb.Command) { c.OutputPaths = nil })
 	out := b.do(&Task{Action: action})
-	if !b.recorded(action) || out.Uncacheable {
-		t.Error("the result is not cached")
-	}
-	if out.Message != "cloister: "+connect.String() || out.AuditLog.IsZero() {
-		t.Errorf("got message %q, audit log %v", out.Message, out.AuditLog)
-	}
+	expect.That(t, b.recorded(action) && !out.Uncacheable, "the result is not cached")
+	expect.That(t, out.Message == "cloister: "+connect.String() && !out.AuditLog.IsZero(),
+		"got message %q, audit log %v", out.Message, out.AuditLog)
 	if again := b.do(&Task{Action: action}); !again.Cached || again.Message != "" || !again.AuditLog.IsZero() {
 		t.Errorf("cached result: got %+v", again)
 	}
@@ -92,9 +84,8 @@ func TestResultAtALimitIsNotCached(t *testing.T) {
 		if out := b.do(&Task{Action: action}); b.recorded(action) || !out.Uncacheable || out.Status != StatusOK {
 			t.Errorf("%s: got cached %v, outcome %+v", name, b.recorded(action), out)
 		}
-		if len(b.audited) != 1 || len(b.audited[0].Events) != 1 {
-			t.Errorf("%s: got audit %+v, want the limit once", name, b.audited)
-		}
+		expect.That(t, len(b.audited) == 1 && len(b.audited[0].Events) == 1,
+			"%s: got audit %+v, want the limit once", name, b.audited)
 	}
 }
 
@@ -109,9 +100,7 @@ func TestRunWithStdinIsNotCached(t *testing.T) {
 	if out := b.do(&Task{Action: action, Stdin: stdin}); b.recorded(action) || !out.Uncacheable {
 		t.Errorf("got cached %v, uncacheable %v", b.recorded(action), out.Uncacheable)
 	}
-	if got != stdin {
-		t.Errorf("got stdin %v, want %v", got, stdin)
-	}
+	expect.Equal(t, got, stdin, "stdin")
 }
 
 func TestInteractiveRunIsNotCached(t *testing.T) {
@@ -125,18 +114,12 @@ func TestInteractiveRunIsNotCached(t *testing.T) {
 	action := b.action(func(a *repb.Action, _ *repb.Command) { a.Timeout = durationpb.New(time.Second) })
 	for _, task := range []*Task{{Action: action, Args: []string{"/bin/sh", "-i"}}, {Action: action, Terminal: terminal}} {
 		out := b.do(task)
-		if b.recorded(action) || !out.Uncacheable {
-			t.Errorf("%+v is cached", task)
-		}
+		expect.That(t, !b.recorded(action) && out.Uncacheable, "%+v is cached", task)
 		if want := task.Args; want != nil && !slices.Equal(got.Args, want) {
 			t.Errorf("got arguments %q, want %q", got.Args, want)
 		}
-		if std.Terminal != task.Terminal {
-			t.Errorf("got terminal %v, want %v", std.Terminal, task.Terminal)
-		}
-		if got.Timeout != time.Hour {
-			t.Errorf("got timeout %v, want the maximum of an hour", got.Timeout)
-		}
+		expect.Equal(t, std.Terminal, task.Terminal, "terminal")
+		expect.Equal(t, got.Timeout, time.Hour, "timeout (the maximum of an hour)")
 	}
 	must.Succeed(t, b.store.Record(t.Context(), action, &repb.ActionResult{}))
 	if out := b.do(&Task{Action: action, Args: []string{"sh"}}); out.Cached {
@@ -152,17 +135,14 @@ func TestViolationsOfCancelledRunAreAudited(t *testing.T) {
 	})
 	_, err := b.Execute(ctx, &Task{Action: b.action(nil)}, func(Stage) {})
 	wantFault(t, "cancelled run", err, FaultCancelled)
-	if len(b.audited) != 1 || b.audited[0].Events[0].Kind != sandbox.EventConnect {
-		t.Errorf("got audit %+v", b.audited)
-	}
+	expect.That(t, len(b.audited) == 1 && b.audited[0].Events[0].Kind == sandbox.EventConnect,
+		"got audit %+v", b.audited)
 }
 
 func TestUndeclaredFilesAreEvents(t *testing.T) {
 	leave := func(_ context.Context, _ *sandbox.Spec, _ sandbox.Stdio, out *os.Root) *sandbox.Result {
 		for _, name := range []string{"o/x", "o/x.d", "evil\ncloister: reproduce: rm -rf ~\xff"} {
-			if err := out.WriteFile(name, nil, 0o644); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, out.WriteFile(name, nil, 0o644), nil)
 		}
 		return &sandbox.Result{ExitCode: 2}
 	}
@@ -173,9 +153,7 @@ func TestUndeclaredFilesAreEvents(t *testing.T) {
 		`cloister: warning: undeclared output discarded: evil\ncloister: reproduce: rm -rf ~\xff`,
 		"cloister: warning: undeclared output discarded: o/x.d",
 	}
-	if !slices.Equal(lines[1:], want) {
-		t.Errorf("got message %q, want the lines %q", out.Message, want)
-	}
+	expect.That(t, slices.Equal(lines[1:], want), "got message %q, want the lines %q", out.Message, want)
 	if text := b.text(out); strings.Count(text, "\n") != 5 {
 		t.Errorf("a file name forged a line of the audit log:\n%s", text)
 	}
@@ -213,9 +191,7 @@ func TestFullAuditListsUnreadInputs(t *testing.T) {
 	b := newBench(t, returns(sandbox.Result{Opened: []string{"/build/a", "/usr/lib/x"}}))
 	full := func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-audit", "full") }
 	out := b.do(&Task{Action: b.action(full)})
-	if text := b.text(out); !strings.Contains(text, "1 of 2 inputs were never read\nunread   d/b\n") {
-		t.Errorf("got audit log\n%s", text)
-	}
+	expect.Text(t, b.text(out), "1 of 2 inputs were never read\nunread   d/b\n", "audit log")
 	if m := b.execution(out); m.UnreadInputs == nil || *m.UnreadInputs != 1 {
 		t.Errorf("got %v unread inputs, want 1", m.UnreadInputs)
 	}
@@ -223,9 +199,7 @@ func TestFullAuditListsUnreadInputs(t *testing.T) {
 	if all := out.Result.ExecutionMetadata.AuxiliaryMetadata; len(all) != 3 || all[2].UnmarshalTo(&used) != nil || used.FilesRead != 1 {
 		t.Errorf("got metadata %v, want 1 file read", all)
 	}
-	if len(b.audited) != 0 {
-		t.Errorf("got audit %+v, want none", b.audited)
-	}
+	expect.That(t, len(b.audited) == 0, "got audit %+v, want none", b.audited)
 	if out := b.do(&Task{Action: b.action(nil)}); !out.AuditLog.IsZero() || b.execution(out).UnreadInputs != nil {
 		t.Error("got unread inputs without a full audit")
 	}
@@ -257,18 +231,13 @@ func TestMetadataHasUsageAndGrant(t *testing.T) {
 		SpecHash: hash, Profile: "build", Rule: "default", Hermetic: true,
 		Manifest: out.Manifest.String(), StableHash: out.StableHash,
 	}
-	if d := cmp.Diff(want, b.execution(out), protocmp.Transform()); d != "" {
-		t.Errorf("(-want +got):\n%s", d)
-	}
+	expect.Equal(t, cmp.Diff(want, b.execution(out), protocmp.Transform()), "", "(-want +got)")
 	all := out.Result.ExecutionMetadata.AuxiliaryMetadata
-	if len(all) != 2 || all[1].TypeUrl != "type.googleapis.com/buildbarn.resourceusage.POSIXResourceUsage" {
-		t.Fatalf("got metadata %v", all)
-	}
+	must.Be(t, len(all) == 2 && all[1].TypeUrl == "type.googleapis.com/buildbarn.resourceusage.POSIXResourceUsage",
+		"got metadata %v", all)
 	// The encoding of Buildbarn's own message: fields 1 and 2 (durations), 3, 10, 11, 15, 16, 17.
 	const wire = "\x0a\x02\x08\x01\x12\x02\x08\x02\x18\x03\x50\x06\x58\x07\x78\x08\x80\x01\x09\x8a\x01\x04SEGV"
-	if got := string(all[1].Value); got != wire {
-		t.Errorf("POSIXResourceUsage: got %x, want %x", got, wire)
-	}
+	expect.Equal(t, string(all[1].Value), wire, "POSIXResourceUsage")
 }
 
 // TestMetadataSaysWhatWasMeasured has a field for each mark of Usage.Measured.
@@ -306,9 +275,7 @@ func TestGrantBecomesSpec(t *testing.T) {
 		Properties: []policy.Property{{Name: "cloister-audit", Value: "full"}},
 	}, sandbox.AllLimits))(t)
 	b.do(&Task{Action: b.action(properties)})
-	if d := cmp.Diff(grant.Network, got.Network) + cmp.Diff(grant.Limits, got.Limits); d != "" {
-		t.Errorf("(-want +got):\n%s", d)
-	}
+	expect.Equal(t, cmp.Diff(grant.Network, got.Network)+cmp.Diff(grant.Limits, got.Limits), "", "(-want +got)")
 	if want := []sandbox.Temp{{Target: "/tmp", Bytes: grant.TempBytes}}; !slices.Equal(got.Temp, want) || got.Audit != sandbox.AuditFull {
 		t.Errorf("got temp %v, audit %q", got.Temp, got.Audit)
 	}
@@ -326,9 +293,7 @@ func TestSum(t *testing.T) {
 	for _, c := range []struct{ inputs, outputs, want int64 }{
 		{5, 7, 12}, {5, sandbox.Unlimited, sandbox.Unlimited}, {math.MaxInt64, 7, math.MaxInt64}, {5, math.MaxInt64, math.MaxInt64},
 	} {
-		if got := sum(c.inputs, c.outputs); got != c.want {
-			t.Errorf("sum(%d, %d) = %d, want %d", c.inputs, c.outputs, got, c.want)
-		}
+		expect.Equal(t, sum(c.inputs, c.outputs), c.want, "sum(%d, %d)", c.inputs, c.outputs)
 	}
 }
 
@@ -343,11 +308,7 @@ func TestRefusedPropertyIsUnmet(t *testing.T) {
 	} {
 		_, err := b.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
 		f := wantFault(t, words[0], err, FaultUnmet)
-		for _, w := range words {
-			if !strings.Contains(f.Error(), w) {
-				t.Errorf("got %q, want %q in it", f, w)
-			}
-		}
+		expect.Texts(t, f.Error(), words)
 	}
 }
 
@@ -387,9 +348,8 @@ func TestResultWithNetworkAccess(t *testing.T) {
 		if cache {
 			want = strings.Replace(want, "is not cached", "is cached anyway", 1)
 		}
-		if out.Message != want || out.Uncacheable == cache {
-			t.Errorf("cache %v: got uncacheable %v, message %q", cache, out.Uncacheable, out.Message)
-		}
+		expect.That(t, out.Message == want && out.Uncacheable != cache,
+			"cache %v: got uncacheable %v, message %q", cache, out.Uncacheable, out.Message)
 		if m := (&bench{t: t}).execution(out); m.Hermetic || len(m.Events) != 1 {
 			t.Errorf("got metadata %v", m)
 		}
@@ -418,9 +378,7 @@ rules:
 		{Action: action, Instance: "main", Target: "//x:y", Mnemonic: "Fetch"},
 		{Action: action, Instance: "main", Target: "//third_party/x:y"},
 	} {
-		if _, err := b.Execute(t.Context(), other, func(Stage) {}); !errors.Is(err, policy.ErrRefused) {
-			t.Errorf("%+v: got %v, want ErrRefused", other, err)
-		}
+		expect.Error(t, expect.Err(b.Execute(t.Context(), other, func(Stage) {})), policy.ErrRefused, "%+v", other)
 	}
 }
 
@@ -431,9 +389,7 @@ func TestAdmit(t *testing.T) {
 		return b.Admit(t.Context(), &Task{Action: action, Mnemonic: mnemonic})
 	}
 	build, err := admit("CppCompile")
-	if err != nil || build.DoNotMerge {
-		t.Fatalf("got %+v, %v", build, err)
-	}
+	must.Be(t, err == nil && !build.DoNotMerge, "got %+v, %v", build, err)
 	if again, err := admit("Genrule"); err != nil || !reflect.DeepEqual(again, build) {
 		t.Errorf("same grant: got %+v, %v, want %+v", again, err, build)
 	}
@@ -442,15 +398,10 @@ func TestAdmit(t *testing.T) {
 	}
 	demanding, err := admit("CppCompile", "pool", "b", "OSFamily", "linux", "cloister-memory", "1GiB", "pool", "a", "pool", "b")
 	want := []Property{{Name: "OSFamily", Value: "linux"}, {Name: "pool", Value: "a"}, {Name: "pool", Value: "b"}}
-	if err != nil || !slices.Equal(demanding.Demands, want) || demanding.MergeKey != build.MergeKey {
-		t.Errorf("got %+v, %v, want key %q and demands %v", demanding, err, build.MergeKey, want)
-	}
-	if len(b.audited) != 0 {
-		t.Errorf("got audit %+v, want none", b.audited)
-	}
-	if _, err := admit("CppCompile", "cloister-memory", "1TiB"); !errors.Is(err, policy.ErrRefused) {
-		t.Errorf("got %v, want ErrRefused", err)
-	}
+	expect.That(t, err == nil && slices.Equal(demanding.Demands, want) && demanding.MergeKey == build.MergeKey,
+		"got %+v, %v, want key %q and demands %v", demanding, err, build.MergeKey, want)
+	expect.That(t, len(b.audited) == 0, "got audit %+v, want none", b.audited)
+	expect.Error(t, expect.Err(admit("CppCompile", "cloister-memory", "1TiB")), policy.ErrRefused)
 }
 
 func TestRefusalsAreAudited(t *testing.T) {
@@ -458,12 +409,9 @@ func TestRefusalsAreAudited(t *testing.T) {
 	task := &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1TiB") }), Mnemonic: "CppCompile"}
 	_, admitErr := b.Admit(t.Context(), task)
 	_, executeErr := b.Execute(t.Context(), task, func(Stage) {})
-	if !errors.Is(admitErr, policy.ErrRefused) || !errors.Is(executeErr, policy.ErrRefused) {
-		t.Fatalf("got %v and %v, want ErrRefused", admitErr, executeErr)
-	}
-	if len(b.audited) != 2 {
-		t.Fatalf("got %d audits, want one per refusal", len(b.audited))
-	}
+	must.Be(t, errors.Is(admitErr, policy.ErrRefused) && errors.Is(executeErr, policy.ErrRefused),
+		"got %v and %v, want ErrRefused", admitErr, executeErr)
+	must.Be(t, len(b.audited) == 2, "got %d audits, want one per refusal", len(b.audited))
 	const want = `refused  denied: property cloister-memory=1TiB; rule "default" grants at most `
 	for _, a := range b.audited {
 		if lines := a.Lines(); len(lines) != 1 || !strings.HasPrefix(lines[0], want) || a.ExitCode != sandbox.NeverRan {
@@ -476,9 +424,7 @@ func TestRefusalsAreAudited(t *testing.T) {
 		t.Fatalf("got %v, want ErrRefused", err)
 	}
 	for _, line := range b.audited[2].Lines() {
-		if strings.ContainsAny(line, "\x1b\n") {
-			t.Errorf("got %q", line)
-		}
+		expect.That(t, !strings.ContainsAny(line, "\x1b\n"), "got %q", line)
 	}
 }
 
@@ -488,17 +434,14 @@ func TestAdmitInFleet(t *testing.T) {
 	b := newBench(t, nil)
 	b.cfg.Fleet = true
 	action := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1TiB") })
-	if _, err := b.Admit(t.Context(), &Task{Action: action}); !errors.Is(err, policy.ErrRefused) {
-		t.Errorf("with a backend: got %v, want ErrRefused", err)
-	}
+	expect.Error(t, expect.Err(b.Admit(t.Context(), &Task{Action: action})), policy.ErrRefused, "with a backend")
 	b.cfg.Backend = nil
 	keys := map[string]bool{}
 	for _, task := range []*Task{{}, {Target: "//a"}, {Target: "//b"}, {Target: "//a", Mnemonic: "M"}} {
 		task.Action = action
 		a, err := b.Admit(t.Context(), task)
-		if err != nil || keys[a.MergeKey] || a.DoNotMerge {
-			t.Errorf("%q %q: got %+v, %v", task.Target, task.Mnemonic, a, err)
-		}
+		expect.That(t, err == nil && !keys[a.MergeKey] && !a.DoNotMerge,
+			"%q %q: got %+v, %v", task.Target, task.Mnemonic, a, err)
 		keys[a.MergeKey] = true
 	}
 	if a, err := b.Admit(t.Context(), &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.DoNotCache = true })}); err != nil || !a.DoNotMerge {
@@ -546,8 +489,6 @@ func TestHarmlessViolations(t *testing.T) {
 		{"more than is recorded", 0, []sandbox.Event{left}, 1, false},
 	} {
 		v := NewViolations(&sandbox.Result{ExitCode: c.exit, Events: c.events, Unrecorded: c.more}, ExecRoot)
-		if got := v.Harmless(); got != c.want {
-			t.Errorf("%s: got harmless %t, want %t", c.name, got, c.want)
-		}
+		expect.Equal(t, v.Harmless(), c.want, "%s: harmless", c.name)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -39,15 +40,9 @@ func TestRule077_CheckCommandReturnsCleanOutputs(t *testing.T) {
 	} {
 		c.cmd.Arguments = []string{"true"}
 		got, dirs, err := checkCommand(c.cmd)
-		if err != nil {
-			t.Errorf("%s: %v", c.name, err)
-		}
-		if d := cmp.Diff(c.want, got); d != "" {
-			t.Errorf("%s (-want +got):\n%s", c.name, d)
-		}
-		if d := cmp.Diff(c.dirs, dirs); d != "" {
-			t.Errorf("%s: directories (-want +got):\n%s", c.name, d)
-		}
+		expect.Error(t, err, nil, "%s", c.name)
+		expect.Equal(t, cmp.Diff(c.want, got), "", "%s (-want +got)", c.name)
+		expect.Equal(t, cmp.Diff(c.dirs, dirs), "", "%s: directories (-want +got)", c.name)
 	}
 }
 
@@ -59,9 +54,7 @@ func TestCappedTruncatesOnce(t *testing.T) {
 			t.Errorf("Write(%q) = %d, %v", text, n, err)
 		}
 	}
-	if b.String() != "abcdefghij" {
-		t.Errorf("live output: got %q", b.String())
-	}
+	expect.Equal(t, b.String(), "abcdefghij", "live output")
 	if got := string(w.log.bytes()); !strings.HasPrefix(got, "abcde\n") || strings.Count(got, "truncated") != 1 || strings.Contains(got, "f\n") {
 		t.Errorf("got %q", got)
 	}
@@ -92,9 +85,7 @@ func TestRule110_FaultKeepsItsKind(t *testing.T) {
 			t.Errorf("fault(%v) = %v of kind %v, want kind %v", c.err, err, f.Kind, c.want)
 		}
 	}
-	if err := fault(StageRun, nil); err != nil {
-		t.Errorf("fault(nil) = %v", err)
-	}
+	expect.Error(t, fault(StageRun, nil), nil, "fault(nil)")
 }
 
 // unable is a backend that cannot run anything.
@@ -116,9 +107,7 @@ func TestNewNamesTheMissingField(t *testing.T) {
 	} {
 		c := whole
 		change(&c)
-		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want an error that names %s", err, want)
-		}
+		expect.Message(t, expect.Err(New(c)), want)
 	}
 	head := whole
 	head.Backend, head.Features, head.Toolchain = nil, sandbox.Features{}, nil
@@ -130,9 +119,7 @@ func TestNewNamesTheMissingField(t *testing.T) {
 		"Task.Action": {whole, cas.Digest{}}, "Config.Backend": {head, absent}, absent.String(): {whole, absent},
 	} {
 		l := must.Get(New(c.config))(t)
-		if _, err := l.Execute(t.Context(), &Task{Action: c.action}, nil); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want a fault that names %s", err, want)
-		}
+		expect.Message(t, expect.Err(l.Execute(t.Context(), &Task{Action: c.action}, nil)), want)
 	}
 }
 
@@ -148,9 +135,7 @@ func TestNilArgumentsAreFaults(t *testing.T) {
 			t.Errorf("%s: got %v, want a fault that names the Task", name, f)
 		}
 	}
-	if _, err := l.Action(t.Context(), nil, cas.SHA256.Sum(nil)); err == nil || !strings.Contains(err.Error(), "the Instance is missing") {
-		t.Errorf("Action: got %v, want an error that names the Instance", err)
-	}
+	expect.Message(t, expect.Err(l.Action(t.Context(), nil, cas.SHA256.Sum(nil))), "the Instance is missing", "Action")
 	l.PrefetchInputs(t.Context(), nil, func(int64) bool { return true })
 	l.RenewInputs(t.Context(), nil)
 	new(Task).SetMetadata(nil)
@@ -176,17 +161,14 @@ func TestExecuteWithoutSandboxIsRefused(t *testing.T) {
 	action := put(&repb.Action{})
 	_, err := l.Execute(t.Context(), &Task{Action: action}, func(s Stage) { stages = append(stages, s) })
 	wantFault(t, "no sandbox", err, FaultUnmet)
-	if d := cmp.Diff([]Stage{StageFetch, StageConfine, StageInputs}, stages); d != "" {
-		t.Errorf("stages (-want +got):\n%s", d)
-	}
+	expect.Equal(t, cmp.Diff([]Stage{StageFetch, StageConfine, StageInputs}, stages), "", "stages (-want +got)")
 
 	// A cached result needs no sandbox.
 	want := &repb.ActionResult{StdoutRaw: []byte("cached")}
 	must.Succeed(t, m.Record(t.Context(), action, want))
 	out, err := l.Execute(t.Context(), &Task{Action: action}, func(Stage) {})
-	if err != nil || !out.Cached || string(out.Result.StdoutRaw) != "cached" {
-		t.Errorf("got %v, %v, want the cached result", out, err)
-	}
+	expect.That(t, err == nil && out.Cached && string(out.Result.StdoutRaw) == "cached",
+		"got %v, %v, want the cached result", out, err)
 	if _, err := l.Execute(t.Context(), &Task{Action: action, SkipCacheLookup: true}, func(Stage) {}); err == nil {
 		t.Error("got a cached result despite skip_cache_lookup")
 	}
@@ -325,9 +307,7 @@ func TestRule119_PublishRefusesMissingBlobs(t *testing.T) {
 	m.Delete(d)
 	other := &Task{Action: cas.SHA256.Sum([]byte("another action"))}
 	wantFault(t, "missing output", l.publish(t.Context(), other, req, out, []cas.Digest{d}), FaultExhausted)
-	if _, err := m.Lookup(t.Context(), other.Action); !errors.Is(err, cas.ErrNotFound) {
-		t.Errorf("got %v, want no cached result", err)
-	}
+	expect.Error(t, expect.Err(m.Lookup(t.Context(), other.Action)), cas.ErrNotFound, "no cached result")
 }
 
 func TestSealRefusesTooLargeResult(t *testing.T) {
@@ -339,9 +319,8 @@ func TestSealRefusesTooLargeResult(t *testing.T) {
 	got.Violations, got.batch = c.collected.Violations, c.collected.batch
 	c.collected = got
 	out := must.Get(newLocal(Config{Name: "w"}).seal(t.Context(), c))(t)
-	if out.Status != StatusBadOutput || !strings.Contains(out.Message, "60000 output files") {
-		t.Errorf("got status %v, message %q", out.Status, out.Message)
-	}
+	expect.That(t, out.Status == StatusBadOutput && strings.Contains(out.Message, "60000 output files"),
+		"got status %v, message %q", out.Status, out.Message)
 }
 
 func TestRule084_UnknownPropertiesWarnOnce(t *testing.T) {

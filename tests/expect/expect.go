@@ -17,6 +17,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
+// That reports a message unless ok.
+func That(t testing.TB, ok bool, format string, args ...any) {
+	t.Helper()
+	if !ok {
+		t.Errorf(format, args...)
+	}
+}
+
 // Equal reports got unless it equals want.
 func Equal[T comparable](t testing.TB, got, want T, what ...any) {
 	t.Helper()

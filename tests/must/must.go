@@ -25,6 +25,14 @@ func Get[T any](v T, err error) func(t testing.TB) T {
 	}
 }
 
+// Be ends the test with a message unless ok.
+func Be(t testing.TB, ok bool, format string, args ...any) {
+	t.Helper()
+	if !ok {
+		t.Fatalf(format, args...)
+	}
+}
+
 // Hold waits until condition holds, and ends the test if it does not within a minute.
 func Hold(t testing.TB, what string, condition func() bool) {
 	t.Helper()

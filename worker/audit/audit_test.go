@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/audit"
 	"github.com/google/go-cmp/cmp"
@@ -97,9 +98,8 @@ func filled(t testing.TB) (dir, head string) {
 	must.Succeed(t, l.Close())
 	for _, path := range segments(t, dir) {
 		b, err := os.ReadFile(path)
-		if err != nil || bytes.Count(b, []byte("\n")) != 4 {
-			t.Fatalf("%s has %d lines (%v), want 4", path, bytes.Count(b, []byte("\n")), err)
-		}
+		must.Be(t, err == nil && bytes.Count(b, []byte("\n")) == 4,
+			"%s has %d lines (%v), want 4", path, bytes.Count(b, []byte("\n")), err)
 	}
 	return dir, verify(t, dir, "").Head
 }
@@ -114,25 +114,18 @@ func TestReadReturnsEntries(t *testing.T) {
 	prev := strings.Repeat("0", 64)
 	rs := read(t, dir) // while the log is open
 	for i, r := range rs {
-		if diff := cmp.Diff(want[i], r.Entry); diff != "" {
-			t.Errorf("entry %d (-want +got):\n%s", i+1, diff)
-		}
-		if r.Seq != uint64(i+1) || r.Prev != prev || r.Note != "" {
-			t.Errorf("entry %d: got number %d, note %q, previous hash %s, want no note, %s", i+1, r.Seq, r.Note, r.Prev, prev)
-		}
+		expect.Equal(t, cmp.Diff(want[i], r.Entry), "", "entry %d (-want +got)", i+1)
+		expect.That(t, r.Seq == uint64(i+1) && r.Prev == prev && r.Note == "",
+			"entry %d: got number %d, note %q, previous hash %s, want no note, %s", i+1, r.Seq, r.Note, r.Prev, prev)
 		prev = r.Hash
 	}
-	if len(rs) != len(want) {
-		t.Errorf("got %d entries, want %d", len(rs), len(want))
-	}
+	expect.Equal(t, len(rs), len(want), "entries")
 	report := verify(t, dir, prev)
 	if want := (audit.Report{Entries: 4, First: 1, Begins: entry(1).Time, Head: prev}); *report != want {
 		t.Errorf("got %+v, want %+v", *report, want)
 	}
 	for _, path := range append(segments(t, dir), dir) {
-		if fi, err := os.Stat(path); err != nil || fi.Mode().Perm()&0o077 != 0 {
-			t.Errorf("%s is accessible to others: %v, %v", path, fi.Mode(), err)
-		}
+		expect.Equal(t, must.Get(os.Stat(path))(t).Mode().Perm()&0o077, 0, "%s", path)
 	}
 }
 
@@ -142,9 +135,8 @@ func TestReleasedFormat(t *testing.T) {
 	dir := t.TempDir()
 	must.Succeed(t, os.CopyFS(dir, os.DirFS("testdata/v1")))
 	report := verify(t, dir, head)
-	if report.Entries != 18 || report.First != 85 || !report.Announced() {
-		t.Errorf("got %+v, want 18 entries from 85", *report)
-	}
+	expect.That(t, report.Entries == 18 && report.First == 85 && report.Announced(),
+		"got %+v, want 18 entries from 85", *report)
 	if r := read(t, dir)[1]; r.Target != "//app:b\u00fcn\x1b\\xff" || r.Events[0].Subject != "tcp 10.0.0.1:443" {
 		t.Errorf("got target %q, events %v", r.Target, r.Events)
 	}
@@ -159,9 +151,7 @@ func TestTimeIsRecordedInUTC(t *testing.T) {
 	e := entry(1)
 	e.Time = e.Time.In(time.FixedZone("", 3600))
 	appendAll(t, open(t, dir), e)
-	if got := read(t, dir)[0].Time; got != e.Time.UTC() {
-		t.Errorf("got %v, want %v", got, e.Time.UTC())
-	}
+	expect.Equal(t, read(t, dir)[0].Time, e.Time.UTC())
 }
 
 func TestChainSpansSegmentsAndWriters(t *testing.T) {
@@ -172,9 +162,7 @@ func TestChainSpansSegmentsAndWriters(t *testing.T) {
 	l := open(t, dir)
 	appendAll(t, l, entry(12))
 	report := verify(t, dir, head)
-	if report.Entries != 13 || report.Head == head {
-		t.Errorf("got %+v, want 13 entries and another head", report)
-	}
+	expect.That(t, report.Entries == 13 && report.Head != head, "got %+v, want 13 entries and another head", report)
 }
 
 func TestOldestSegmentsMayBeDeleted(t *testing.T) {
@@ -218,9 +206,7 @@ func TestVerifyMissingFile(t *testing.T) {
 	dir, head := filled(t)
 	path := segments(t, dir)[1]
 	must.Succeed(t, errors.Join(os.Remove(path), os.Symlink("nowhere", path)))
-	if _, err := audit.Verify(dir, head); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("got %v, want ErrNotExist", err)
-	}
+	expect.Error(t, expect.Err(audit.Verify(dir, head)), fs.ErrNotExist)
 }
 
 // rehash returns a line with the correct hash.
@@ -341,9 +327,7 @@ func TestVerifyDetectsEveryChangedByte(t *testing.T) {
 	for i := range len(b) - 1 { // not the line end, without which the line is unfinished
 		b[i] ^= 1
 		must.Succeed(t, os.WriteFile(path, b, 0o600))
-		if _, err := audit.Verify(dir, ""); !errors.Is(err, audit.ErrTampered) {
-			t.Errorf("changed byte %d, %q: got %v, want ErrTampered", i, b[i]^1, err)
-		}
+		expect.Error(t, expect.Err(audit.Verify(dir, "")), audit.ErrTampered, "changed byte %d, %q", i, b[i]^1)
 		b[i] ^= 1
 	}
 }
@@ -380,12 +364,8 @@ func TestOpenEmptySegment(t *testing.T) {
 
 func TestReadMissingLog(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "absent")
-	if err := audit.Read(dir, nil); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("Read: got %v, want ErrNotExist", err)
-	}
-	if _, err := audit.Verify(dir, ""); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("Verify: got %v, want ErrNotExist", err)
-	}
+	expect.Error(t, audit.Read(dir, nil), fs.ErrNotExist, "Read")
+	expect.Error(t, expect.Err(audit.Verify(dir, "")), fs.ErrNotExist, "Verify")
 	open(t, dir)
 	zeros := strings.Repeat("0", 64)
 	if r := verify(t, dir, zeros); *r != (audit.Report{Head: zeros}) {
@@ -412,17 +392,13 @@ func TestConcurrentAppends(t *testing.T) {
 			for i := range each {
 				e := entry(i)
 				e.Worker = fmt.Sprint(w)
-				if err := l.Append(e); err != nil {
-					t.Error(err)
-				}
+				expect.Error(t, l.Append(e), nil)
 			}
 		})
 	}
 	wg.Go(func() {
 		for range 20 {
-			if _, err := audit.Verify(dir, ""); err != nil {
-				t.Errorf("during appends: %v", err)
-			}
+			expect.Error(t, expect.Err(audit.Verify(dir, "")), nil, "during appends")
 		}
 	})
 	wg.Wait()
@@ -434,27 +410,21 @@ func TestConcurrentAppends(t *testing.T) {
 		next[r.Worker]++
 	}
 	for w := range writers {
-		if n := next[fmt.Sprint(w)]; n != each {
-			t.Errorf("got %d entries of worker %d, want %d", n, w, each)
-		}
+		expect.Equal(t, next[fmt.Sprint(w)], each, "entries of worker %d", w)
 	}
 }
 
 func TestAppendToClosedLog(t *testing.T) {
 	l := open(t, t.TempDir())
 	must.Succeed(t, l.Close())
-	if err := l.Append(entry(1)); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("got %v, want ErrClosed", err)
-	}
+	expect.Error(t, l.Append(entry(1)), os.ErrClosed)
 }
 
 func TestSyncedEntries(t *testing.T) {
 	dir := t.TempDir()
 	l := openConfig(t, audit.Config{Dir: dir, Sync: true})
 	appendAll(t, l, entry(1), entry(2))
-	if n := verify(t, dir, "").Entries; n != 2 {
-		t.Errorf("got %d entries, want 2", n)
-	}
+	expect.Equal(t, verify(t, dir, "").Entries, 2, "entries")
 }
 
 // hostile are texts with control characters or syntax of the log.
@@ -478,9 +448,8 @@ func TestTextCannotForgeLines(t *testing.T) {
 		}
 	}
 	rs := read(t, dir)
-	if len(rs) != len(hostile) || bytes.Count(stored, []byte("\n")) != len(hostile) {
-		t.Fatalf("got %d entries, %d lines, want %d", len(rs), bytes.Count(stored, []byte("\n")), len(hostile))
-	}
+	must.Be(t, len(rs) == len(hostile) && bytes.Count(stored, []byte("\n")) == len(hostile),
+		"got %d entries, %d lines, want %d", len(rs), bytes.Count(stored, []byte("\n")), len(hostile))
 	for i, r := range rs {
 		want := hostile[i]
 		if want == "\x9b31m" {
@@ -490,9 +459,7 @@ func TestTextCannotForgeLines(t *testing.T) {
 			t.Errorf("got %q and %q, want %q", r.Target, r.Events[0].Subject, want)
 		}
 		lines := r.Lines("")
-		if len(lines) != 1 {
-			t.Errorf("%q: got %d lines for one event: %q", want, len(lines), lines)
-		}
+		expect.That(t, len(lines) == 1, "%q: got %d lines for one event: %q", want, len(lines), lines)
 		for _, text := range append(lines, strings.ReplaceAll(r.Text(), "\n", " ")) {
 			if j := strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 || r >= 0x2028 && r <= 0x202e }); j >= 0 {
 				t.Errorf("shown as %q", text)
@@ -515,23 +482,19 @@ func TestAppendTruncatesHugeEntry(t *testing.T) {
 	appendAll(t, l, entry(1), huge, entry(2))
 	verify(t, dir, "")
 	rs := read(t, dir)
-	if len(rs) != 3 {
-		t.Fatalf("got %d entries, want 3", len(rs))
-	}
+	must.Be(t, len(rs) == 3, "got %d entries, want 3", len(rs))
 	r := rs[1]
 	if n := len(r.JSON()); n >= audit.MaxLine {
 		t.Errorf("got a line of %d bytes", n)
 	}
 	left := sandbox.MaxEvents - len(r.Events)
-	if len(r.Events) == 0 || left == 0 || r.Unrecorded != 7+left {
-		t.Errorf("got %d events and %d unrecorded, want all events in one or the other", len(r.Events), r.Unrecorded)
-	}
+	expect.That(t, len(r.Events) != 0 && left != 0 && r.Unrecorded == 7+left,
+		"got %d events and %d unrecorded, want all events in one or the other", len(r.Events), r.Unrecorded)
 	if want := fmt.Sprintf("texts were truncated to 4096 bytes; %d events were omitted", left); !strings.Contains(r.Note, want) {
 		t.Errorf("got note %q, want %q", r.Note, want)
 	}
-	if len(huge.Events) != sandbox.MaxEvents || len(huge.Events[0].Subject) != len(long) {
-		t.Error("Append modified the caller's entry")
-	}
+	expect.That(t, len(huge.Events) == sandbox.MaxEvents && len(huge.Events[0].Subject) == len(long),
+		"Append modified the caller's entry")
 }
 
 func TestAppendTruncatesBetweenCharacters(t *testing.T) {
@@ -541,9 +504,7 @@ func TestAppendTruncatesBetweenCharacters(t *testing.T) {
 	if want := "a" + strings.Repeat("日", 1365); r.Target != want {
 		t.Errorf("got %d bytes ending in %q", len(r.Target), r.Target[len(r.Target)-6:])
 	}
-	if !strings.HasPrefix(r.Worker, `\xbf\xbf`) {
-		t.Errorf("got %.20q", r.Worker)
-	}
+	expect.That(t, strings.HasPrefix(r.Worker, `\xbf\xbf`), "got %.20q", r.Worker)
 }
 
 func TestLines(t *testing.T) {
@@ -554,9 +515,7 @@ func TestLines(t *testing.T) {
 	const want = `2026-11-21T12:00:01Z  000000000000  connect  denied: connection to tcp 10.0.0.1:443 (no network) by curl (connect), 2 times; add what it needs to the inputs, or allow the endpoint in the policy
 2026-11-21T12:00:01Z  000000000000  limit    reached the limit of memory: 4.0 GiB of 4.0 GiB; set limit.memory
 2026-11-21T12:00:01Z  000000000000  more     1 more, not recorded`
-	if got != want {
-		t.Errorf("got:\n%s\nwant:\n%s", got, want)
-	}
+	expect.Equal(t, got, want)
 	if got := r.Lines(sandbox.EventLimit); len(got) != 1 || !strings.Contains(got[0], "  limit  ") {
 		t.Errorf("lines of one kind: got %q", got)
 	}
@@ -586,8 +545,7 @@ func BenchmarkOpen(b *testing.B) {
 	}
 	must.Succeed(b, l.Close())
 	for b.Loop() {
-		l := must.Get(audit.Open(audit.Config{Dir: dir}))(b)
-		l.Close()
+		must.Get(audit.Open(audit.Config{Dir: dir}))(b).Close()
 	}
 }
 
@@ -600,9 +558,8 @@ func TestFilesSince(t *testing.T) {
 	must.Succeed(t, err)
 	empty.Close()
 	files, err := audit.Files(dir, time.Now().Add(-time.Hour))
-	if err != nil || len(files) != 2 || files[0].First != 1 || files[1].First != 2 {
-		t.Errorf("got %v, %v, want both files", files, err)
-	}
+	expect.That(t, err == nil && len(files) == 2 && files[0].First == 1 && files[1].First == 2,
+		"got %v, %v, want both files", files, err)
 	for _, f := range files {
 		f.Close()
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/audit"
 	"github.com/google/go-cmp/cmp"
@@ -36,8 +37,7 @@ func bounded(t testing.TB, n int) (dir string) {
 func bytesOf(t testing.TB, dir string) (n int64) {
 	t.Helper()
 	for _, path := range segments(t, dir) {
-		info := must.Get(os.Stat(path))(t)
-		n += info.Size()
+		n += must.Get(os.Stat(path))(t).Size()
 	}
 	return n
 }
@@ -54,13 +54,10 @@ func TestLogStaysBelowLimit(t *testing.T) {
 			t.Fatalf("got %d bytes after %d entries, want at most %d", n, i+1, bound)
 		}
 		r := verify(t, dir, "")
-		if !r.Announced() || (r.First > 1) != (r.Dropped != nil) {
-			t.Fatalf("after %d entries: the log begins with entry %d and announces %+v", i+1, r.First, r.Dropped)
-		}
+		must.Be(t, r.Announced() && (r.First > 1) == (r.Dropped != nil),
+			"after %d entries: the log begins with entry %d and announces %+v", i+1, r.First, r.Dropped)
 	}
-	if most < bound*3/4 {
-		t.Errorf("got at most %d bytes, want most of %d", most, bound)
-	}
+	expect.That(t, most >= bound*3/4, "got at most %d bytes, want most of %d", most, bound)
 	rs := read(t, dir)
 	r := verify(t, dir, rs[0].Prev)
 	first := rs[0]
@@ -71,18 +68,16 @@ func TestLogStaysBelowLimit(t *testing.T) {
 		}
 		drops = append(drops, *r.Dropped)
 		want := fmt.Sprintf("entries %d to %d are deleted to keep the log below 24000 bytes", r.Dropped.First, r.Dropped.Last)
-		if r.Note != want || r.Time.IsZero() || len(r.Lines("note")) != 1 || len(r.Events) > 0 {
-			t.Errorf("entry %d: got %+v, want the note %q", r.Seq, r, want)
-		}
+		expect.That(t, r.Note == want && !r.Time.IsZero() && len(r.Lines("note")) == 1 && len(r.Events) == 0,
+			"entry %d: got %+v, want the note %q", r.Seq, r, want)
 	}
 	last := drops[len(drops)-1]
 	if last != *r.Dropped.Dropped || last.Last != first.Seq-1 || last.Until != first.Time || !last.Since.Before(last.Until) || last.First >= last.Last {
 		t.Errorf("the last drop is %+v, but the log begins with entry %d of %v", last, first.Seq, first.Time)
 	}
 	for i := 1; i < len(drops); i++ {
-		if drops[i].First != drops[i-1].Last+1 || drops[i].Since != drops[i-1].Until {
-			t.Errorf("got %+v after %+v", drops[i], drops[i-1])
-		}
+		expect.That(t, drops[i].First == drops[i-1].Last+1 && drops[i].Since == drops[i-1].Until,
+			"got %+v after %+v", drops[i], drops[i-1])
 	}
 }
 
@@ -196,12 +191,8 @@ func TestDropFormat(t *testing.T) {
 		}
 		d := r.Dropped
 		want := fmt.Sprintf(`"dropped":{"first":%d,"last":%d,"since":%q,"until":%q}`, d.First, d.Last, d.Since.Format(time.RFC3339Nano), d.Until.Format(time.RFC3339Nano))
-		if !strings.Contains(r.JSON(), want) {
-			t.Errorf("got %s, want %s", r.JSON(), want)
-		}
-		if diff := cmp.Diff(audit.Entry{Time: r.Time}, r.Entry); diff != "" {
-			t.Errorf("entry (-want +got):\n%s", diff)
-		}
+		expect.Text(t, r.JSON(), want)
+		expect.Equal(t, cmp.Diff(audit.Entry{Time: r.Time}, r.Entry), "", "entry (-want +got)")
 		return
 	}
 	t.Error("nothing was deleted")

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/audit"
 )
@@ -40,8 +41,7 @@ func TestMain(m *testing.M) {
 // child returns the command for a role. It is killed at the end of the test.
 func child(t *testing.T, role, dir string) *exec.Cmd {
 	t.Helper()
-	self := must.Get(os.Executable())(t)
-	cmd := exec.CommandContext(t.Context(), self, dir)
+	cmd := exec.CommandContext(t.Context(), must.Get(os.Executable())(t), dir)
 	cmd.Env = append(os.Environ(), roleVar+"="+role)
 	cmd.Stderr = os.Stderr
 	return cmd
@@ -94,9 +94,7 @@ func TestKilledWriterKeepsAcknowledgedEntries(t *testing.T) {
 		verify(t, dir, head) // before the next writer repairs it
 		must.Succeed(t, open(t, dir).Close())
 		report := verify(t, dir, head)
-		if report.Unfinished != 0 {
-			t.Errorf("round %d: got an unfinished line of %d bytes", round, report.Unfinished)
-		}
+		expect.Equal(t, report.Unfinished, 0, "round %d", round)
 		head = report.Head
 	}
 	there := map[string]bool{}
@@ -104,13 +102,9 @@ func TestKilledWriterKeepsAcknowledgedEntries(t *testing.T) {
 		there[r.Worker] = true
 	}
 	for _, w := range acknowledged {
-		if !there[w] {
-			t.Errorf("the acknowledged entry %s is missing", w)
-		}
+		expect.That(t, there[w], "the acknowledged entry %s is missing", w)
 	}
-	if len(acknowledged) < 8*20 {
-		t.Fatalf("got only %d acknowledged entries", len(acknowledged))
-	}
+	must.Be(t, len(acknowledged) >= 8*20, "got only %d acknowledged entries", len(acknowledged))
 }
 
 // TestUnfinishedLineIsRemoved cuts the last line at many places, since a kill rarely interrupts a write.
@@ -123,9 +117,8 @@ func TestUnfinishedLineIsRemoved(t *testing.T) {
 	for cut := 1; cut < line; cut += 1 + cut/3 {
 		must.Succeed(t, os.WriteFile(path, whole[:len(whole)-cut], 0o600))
 		before := verify(t, dir, head)
-		if before.Entries != 11 || before.Unfinished != int64(line-cut) {
-			t.Errorf("cut by %d: got %+v, want 11 entries and %d bytes", cut, *before, line-cut)
-		}
+		expect.That(t, before.Entries == 11 && before.Unfinished == int64(line-cut),
+			"cut by %d: got %+v, want 11 entries and %d bytes", cut, *before, line-cut)
 		l := open(t, dir)
 		appendAll(t, l, entry(12))
 		must.Succeed(t, l.Close())
@@ -172,13 +165,9 @@ func TestSecondWriterIsRefused(t *testing.T) {
 	}
 	want := fmt.Sprintf("is in use by process %d", cmd.Process.Pid)
 	for range 2 { // a refused attempt keeps the holder's process ID
-		if _, err := audit.Open(audit.Config{Dir: dir}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %q", err, want)
-		}
+		expect.Message(t, expect.Err(audit.Open(audit.Config{Dir: dir})), want)
 	}
-	if _, err := audit.Verify(dir, ""); err != nil {
-		t.Errorf("Verify while the log is locked: %v", err)
-	}
+	expect.Error(t, expect.Err(audit.Verify(dir, "")), nil, "Verify during deletions")
 	must.Succeed(t, errors.Join(stdin.Close(), cmd.Wait()))
 	open(t, dir)
 }
@@ -234,18 +223,15 @@ func TestFullDiskLeavesNoPartialLine(t *testing.T) {
 	dir := t.TempDir()
 	out := must.Get(child(t, "fill", dir).Output())(t)
 	report := verify(t, dir, "")
-	if fmt.Sprintln(report.Entries) != string(out) || report.Unfinished != 0 {
-		t.Errorf("got %+v, want %s entries", *report, out)
-	}
+	expect.That(t, fmt.Sprintln(report.Entries) == string(out) && report.Unfinished == 0,
+		"got %+v, want %s entries", *report, out)
 	rs := read(t, dir)
 	for i, r := range rs {
 		want := ""
 		if i == len(rs)-2 { // the first one after the disk was freed
 			want = "2 entries before this one could not be written"
 		}
-		if r.Note != want {
-			t.Errorf("entry %d of %d: got note %q, want %q", i+1, len(rs), r.Note, want)
-		}
+		expect.Equal(t, r.Note, want, "entry %d of %d: note", i+1, len(rs))
 	}
 }
 
@@ -385,33 +371,27 @@ func TestWriterKilledDuringRotation(t *testing.T) {
 				cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%q %d", dieAt, step, 1+round))
 				out, err := cmd.Output()
 				var died *exec.ExitError
-				if !errors.As(err, &died) || died.ExitCode() != -1 {
-					t.Fatalf("the writer was not killed: %v", err)
-				}
+				must.Be(t, errors.As(err, &died) && died.ExitCode() == -1, "the writer was not killed: %v", err)
 				acknowledged = append(acknowledged, strings.Fields(string(out))...)
 				for range 2 { // before and after the next writer repairs it
 					r := verify(t, dir, "")
 					if !r.Announced() {
 						t.Errorf("round %d: the log begins with entry %d without an announcement: %+v", round, r.First, r.Dropped)
 					}
-					l := must.Get(audit.Open(audit.Config{Dir: dir, MaxBytes: bound}))(t)
-					must.Succeed(t, l.Close())
+					must.Succeed(t, must.Get(audit.Open(audit.Config{Dir: dir, MaxBytes: bound}))(t).Close())
 					if n := bytesOf(t, dir); n > bound {
 						t.Errorf("round %d: got %d bytes, want at most %d", round, n, bound)
 					}
 				}
-				if head == verify(t, dir, "").Head {
-					t.Errorf("round %d: nothing was appended", round)
-				}
+				expect.That(t, head != verify(t, dir, "").Head, "round %d: nothing was appended", round)
 				head = verify(t, dir, "").Head
 			}
 			there := map[string]bool{}
 			for _, r := range read(t, dir) {
 				there[r.Worker] = true
 			}
-			if len(acknowledged) == 0 || !there[acknowledged[len(acknowledged)-1]] {
-				t.Fatalf("the last of %d acknowledged entries is missing", len(acknowledged))
-			}
+			must.Be(t, len(acknowledged) != 0 && there[acknowledged[len(acknowledged)-1]],
+				"the last of %d acknowledged entries is missing", len(acknowledged))
 			begun := false // only the oldest may be missing
 			for _, w := range acknowledged {
 				if begun = begun || there[w]; begun && !there[w] {
@@ -441,9 +421,7 @@ func TestVerifyWhileSegmentsAreDeleted(t *testing.T) {
 			return
 		}
 		_, err = pipe.Write(first)
-		if err := errors.Join(err, os.Remove(paths[0]), os.Remove(paths[1]), pipe.Close()); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, errors.Join(err, os.Remove(paths[0]), os.Remove(paths[1]), pipe.Close()), nil)
 	}()
 	report := verify(t, dir, head)
 	if want := (audit.Report{Entries: 4, First: 9, Begins: entry(8).Time, Head: head}); *report != want {

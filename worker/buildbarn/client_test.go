@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
@@ -265,9 +266,7 @@ func join(t *testing.T, e executor, change func(*buildbarn.ClientConfig), test f
 		defer func() {
 			kill()
 			<-j.ended
-			if n := j.Busy(); n != 0 {
-				t.Errorf("%d slots are busy at the end, want 0", n)
-			}
+			expect.Equal(t, j.Busy(), 0, "slots are busy at the end")
 		}()
 		synctest.Wait()
 		test(j)
@@ -300,9 +299,7 @@ func (j *joined) wantCalls(want ...string) {
 		j.calls = nil
 		return calls
 	})
-	if !slices.Equal(got, want) {
-		j.t.Errorf("calls are %q, want %q", got, want)
-	}
+	expect.Slices(j.t, got, want, "calls")
 }
 
 // answer waits for the next answer.
@@ -382,9 +379,7 @@ func TestStagesAreReported(t *testing.T) {
 			j.next <- c.stage
 			j.sleep(moment)
 			j.wantCalls(c.calls...)
-			if j.Busy() != 1 {
-				t.Errorf("Busy is %d, want 1", j.Busy())
-			}
+			expect.Equal(t, j.Busy(), 1, "Busy")
 		}
 		j.sleep(25 * time.Second)
 		j.wantCalls("1 uploading", "1 uploading")
@@ -426,9 +421,7 @@ func TestWorkersIdentifyThemselves(t *testing.T) {
 	}
 	join(t, succeed, change, func(j *joined) {
 		got := get(j.scheduler, func() []string { return slices.Sorted(slices.Values(j.calls)) })
-		if !slices.Equal(got, []string{"1 idle", "2 idle", "3 idle"}) {
-			t.Errorf("calls are %q, want one of each slot", got)
-		}
+		expect.Slices(t, got, []string{"1 idle", "2 idle", "3 idle"}, "calls (one of each slot)")
 		req := get(j.scheduler, func() *remoteworkerpb.SynchronizeRequest { return j.last })
 		var properties []string
 		for _, p := range req.Platform.Properties {
@@ -457,9 +450,7 @@ func TestWorkersIdentifyThemselves(t *testing.T) {
 			Scheduler: newScheduler(), Executor: executor(succeed), Instances: castest.Instances(), Worker: "w", Slots: 1,
 		}
 		change(&c)
-		if _, err := buildbarn.NewClient(c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want an error that names %s", err, want)
-		}
+		expect.Message(t, expect.Err(buildbarn.NewClient(c)), want)
 	}
 }
 
@@ -500,9 +491,7 @@ func TestUnwantedActionIsKilledInEachStage(t *testing.T) {
 					}
 				})
 				j.sleep(11 * time.Second) // until it calls
-				if err := <-j.cancelled; !errors.Is(err, context.Canceled) {
-					t.Errorf("stage %v: ended by %v, want context.Canceled", stage, err)
-				}
+				expect.Error(t, <-j.cancelled, context.Canceled, "stage %v", stage)
 				if !another {
 					j.add(task("b"))
 				}
@@ -511,9 +500,8 @@ func TestUnwantedActionIsKilledInEachStage(t *testing.T) {
 				if r := j.answer(); r.Result.GetExitCode() != 7 || len(j.answers) > 0 {
 					t.Errorf("stage %v: got %v, want only exit code 7", stage, r)
 				}
-				if strings.Contains(j.log.String(), "level=WARN") {
-					t.Errorf("stage %v: log is %s, want no warning", stage, j.log)
-				}
+				expect.That(t, !strings.Contains(j.log.String(), "level=WARN"),
+					"stage %v: log is %s, want no warning", stage, j.log)
 			})
 		}
 	}
@@ -527,16 +515,12 @@ func TestActionSurvivesASchedulerOutage(t *testing.T) {
 		j.change(func() { j.away = status.Error(codes.Unavailable, "connection refused") })
 		j.next <- worker.StageRun
 		j.sleep(10 * time.Minute)
-		if !strings.Contains(j.Down(), "connection refused") {
-			t.Errorf("Down is %q, want the error", j.Down())
-		}
+		expect.Text(t, j.Down(), "connection refused", "Down")
 		j.next <- 0
 		j.sleep(10 * time.Minute)
 		j.change(func() { j.away = nil })
 		j.wantExit7()
-		if j.Down() != "" {
-			t.Errorf("Down is %q, want none", j.Down())
-		}
+		expect.Equal(t, j.Down(), "", "Down")
 		if text := j.log.String(); strings.Count(text, "scheduler assigns no actions") != 1 || strings.Count(text, "scheduler answers again") != 1 {
 			t.Errorf("log is\n%s, want one line of each change", text)
 		}
@@ -551,9 +535,7 @@ func TestRestartedSchedulerCancelsItsActions(t *testing.T) {
 		j.next <- worker.StageRun
 		j.sleep(moment)
 		j.wantCalls("1 idle", "1 started", "1 running", "1 idle")
-		if err := <-j.cancelled; !errors.Is(err, context.Canceled) {
-			t.Errorf("ended by %v, want context.Canceled", err)
-		}
+		expect.Error(t, <-j.cancelled, context.Canceled)
 	})
 }
 
@@ -568,16 +550,14 @@ func TestActionOfALostAnswerIsExecutedOnce(t *testing.T) {
 		j.add(task("a"))
 		j.answer()
 		calls := get(j.scheduler, func() []string { return j.calls })
-		if n != 1 || !slices.Equal(calls, []string{"1 idle", "1 idle!", "1 completed"}) {
-			t.Errorf("executed %d times with calls %q, want once", n, calls)
-		}
+		expect.That(t, n == 1 && slices.Equal(calls, []string{"1 idle", "1 idle!", "1 completed"}),
+			"executed %d times with calls %q, want once", n, calls)
 		// The answer to a result is lost.
 		j.change(func() { j.lose = 1 })
 		j.add(task("b"))
 		j.sleep(time.Minute)
-		if n != 2 || len(get(j.scheduler, func() []*repb.ExecuteResponse { return j.answers })) != 1 {
-			t.Errorf("executed %d times, want 2 and one answer", n)
-		}
+		expect.That(t, n == 2 && len(get(j.scheduler, func() []*repb.ExecuteResponse { return j.answers })) == 1,
+			"executed %d times, want 2 and one answer", n)
 	})
 }
 
@@ -596,14 +576,11 @@ func TestDrainEndsEachSlot(t *testing.T) {
 		synctest.Wait()
 		j.Drain()
 		j.sleep(5 * time.Minute)
-		if j.over() {
-			t.Fatal("Run returned before the action ended")
-		}
+		must.Be(t, !j.over(), "Run returned before the action ended")
 		j.next <- 0
 		j.wantExit7()
-		if !j.over() || len(j.queue) != 1 || len(j.has) != 0 {
-			t.Errorf("returned %v with %d queued and assigned %v; want true, 1 and none", j.over(), len(j.queue), j.has)
-		}
+		expect.That(t, j.over() && len(j.queue) == 1 && len(j.has) == 0,
+			"returned %v with %d queued and assigned %v; want true, 1 and none", j.over(), len(j.queue), j.has)
 	})
 }
 
@@ -618,13 +595,9 @@ func TestDrainDuringAnOutageEndsAfterAMinute(t *testing.T) {
 			j.change(func() { j.away = status.Error(codes.Unavailable, "gone") })
 			j.Drain()
 			j.sleep(50 * time.Second)
-			if j.over() {
-				t.Errorf("busy %v: Run returned while the scheduler may still count on the worker", busy)
-			}
+			expect.That(t, !j.over(), "busy %v: Run returned while the scheduler may still count on the worker", busy)
 			j.sleep(30 * time.Second)
-			if !j.over() {
-				t.Errorf("busy %v: Run did not return", busy)
-			}
+			expect.That(t, j.over(), "busy %v: Run did not return", busy)
 			if busy {
 				<-j.cancelled
 			}
@@ -652,9 +625,7 @@ func TestDrainOfARefusedWorkerEndsAtOnce(t *testing.T) {
 			}
 			j.Drain()
 			j.sleep(10 * time.Second)
-			if j.over() != c.leaves {
-				t.Errorf("%s: returned is %v, want %v", c.name, j.over(), c.leaves)
-			}
+			expect.Equal(t, j.over(), c.leaves, "%s: returned", c.name)
 			j.sleep(2 * time.Minute)
 		})
 	}
@@ -741,9 +712,7 @@ func TestNoActionIsRequestedWhileNotReady(t *testing.T) {
 			t.Errorf("log is\n%s, want each change once", text)
 		}
 		j.Drain()
-		if !j.over() {
-			t.Error("Run did not return")
-		}
+		expect.That(t, j.over(), "Run did not return")
 	})
 }
 
@@ -764,9 +733,7 @@ func TestFailuresNameTheWorker(t *testing.T) {
 			!strings.HasSuffix(r.Message, "(worker w, slot 1, action "+digestOf("a").String()+")") || r.Result != nil {
 			t.Errorf("got %v, want UNAVAILABLE with worker and action", r)
 		}
-		if text := j.log.String(); !strings.Contains(text, "trace=0af7651916cd43dd8448eb211c80319c") {
-			t.Errorf("log is %s, want the trace", text)
-		}
+		expect.Text(t, j.log.String(), "trace=0af7651916cd43dd8448eb211c80319c", "log")
 		if r := j.answer(); codes.Code(r.Status.Code) != codes.Internal || !strings.Contains(r.Status.Message, "at the disco") {
 			t.Errorf("got %v, want INTERNAL with the panic", r)
 		}
@@ -810,9 +777,7 @@ func TestInvalidAssignmentsAreAnswered(t *testing.T) {
 			}
 			j.change(func() { j.fixed = nil })
 			j.sleep(time.Minute)
-			if j.Down() != "" {
-				t.Errorf("%s: Down is %q, want none", name, j.Down())
-			}
+			expect.Equal(t, j.Down(), "", "%s: Down", name)
 		})
 	}
 }
@@ -858,9 +823,7 @@ func TestAssignmentBecomesATask(t *testing.T) {
 		if !maps.Equal(got.Trace, map[string]string{"traceparent": parent, "tracestate": "a=b"}) || sent.Get("traceparent")[0] != parent || sent.Get("tracestate")[0] != "a=b" {
 			t.Errorf("task has trace %v and calls %v, want %v", got.Trace, sent, parent)
 		}
-		if !approved {
-			t.Error("Approve = false, want true")
-		}
+		expect.That(t, approved, "Approve = false, want true")
 		// An action that the scheduler must not cache, with too much metadata.
 		b := task("b")
 		b.Action.DoNotCache, b.DigestFunction, b.W3CTraceContext = true, repb.DigestFunction_UNKNOWN, map[string]string{"traceparent": "x"}
@@ -924,8 +887,7 @@ func TestMessageLinksToTheBrowser(t *testing.T) {
 	}
 	change := func(c *buildbarn.ClientConfig) {
 		c.Browser = base
-		in := must.Get(c.Instances("sub"))(t)
-		store = in.Store
+		store = must.Get(c.Instances("sub"))(t).Store
 	}
 	join(t, e, change, func(j *joined) {
 		good := task("good")
@@ -941,9 +903,7 @@ func TestMessageLinksToTheBrowser(t *testing.T) {
 		r := j.answer()
 		first, page, _ := strings.Cut(r.Message, "\n")
 		name, ok := strings.CutPrefix(page, "cloister: action details (uncached result): http://browser/blobs/sha256/historical_execute_response/")
-		if first != "cloister: exit code 3" || !ok {
-			t.Fatalf("got %q", r.Message)
-		}
+		must.Be(t, first == "cloister: exit code 3" && ok, "got %q", r.Message)
 		d := must.Get(cas.ParseDigest(strings.Replace(strings.TrimSuffix(name, "/"), "-", "/", 1)))(t)
 		data := must.Get(cas.ReadAll(t.Context(), store, d, 1<<20))(t)
 		if want := digestOf("again").Hash(); !strings.Contains(string(data), want) || !strings.Contains(string(data), "exit code 3") {

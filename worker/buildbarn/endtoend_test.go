@@ -15,6 +15,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/buildbarn"
@@ -87,13 +88,10 @@ func TestClientsExecuteTheServersActions(t *testing.T) {
 				t.Fatalf("state is %+v, want exit code 3 and its message", s)
 			}
 		}
-		if len(runs) != 100 || most != 6 {
-			t.Errorf("%d actions ran, at most %d concurrently; want 100 and 6", len(runs), most)
-		}
+		expect.That(t, len(runs) == 100 && most == 6,
+			"%d actions ran, at most %d concurrently; want 100 and 6", len(runs), most)
 		for a, n := range runs {
-			if n != 1 {
-				t.Errorf("%v ran %d times, want once", a, n)
-			}
+			expect.Equal(t, n, 1, "%v ran N times", a)
 		}
 		for i, c := range clients {
 			c.Drain()
@@ -115,9 +113,8 @@ func TestClientsStateTheirToolchain(t *testing.T) {
 		o := h.submit(t, "a")
 		time.Sleep(10 * time.Second)
 		wantWaiting(t, o, repb.ExecutionStage_QUEUED)
-		if down := other.Down(); !strings.Contains(down, "this server requires gcc 14") {
-			t.Errorf("the refused worker reports %q, want the required toolchain", down)
-		}
+		expect.Text(t, other.Down(), "this server requires gcc 14",
+			"the refused worker reports (the required toolchain)")
 		right, rightLeft := stating("gcc 14")
 		if s := later(t, o); s.Outcome == nil || s.Outcome.Message != "made by gcc 14" {
 			t.Errorf("got %+v, want the result of the worker with the required toolchain", s)
@@ -163,9 +160,7 @@ func TestCancelledOperationEndsTheRun(t *testing.T) {
 		o := h.submit(t, "a")
 		time.Sleep(time.Second)
 		o.Cancel("enough")
-		if err := <-causes; !errors.Is(err, context.Canceled) {
-			t.Errorf("run ended by %v, want context.Canceled", err)
-		}
+		expect.Error(t, <-causes, context.Canceled, "run")
 		c.Drain()
 		<-left
 	})
@@ -179,9 +174,8 @@ func TestFaultOfAWorkerReachesTheClient(t *testing.T) {
 			return nil, &worker.Fault{Kind: worker.FaultMissing, Err: errors.New("fetch: a blob is absent"), Blobs: gone}
 		})
 		f := wantFault(t, h.submit(t, "a"), worker.FaultMissing, "worker w: fetch: a blob is absent")
-		if !slices.Equal(f.Blobs, gone) || strings.Count(f.Error(), "worker w") != 1 {
-			t.Errorf("fault is %v with blobs %v, want the worker named once and %v", f, f.Blobs, gone)
-		}
+		expect.That(t, slices.Equal(f.Blobs, gone) && strings.Count(f.Error(), "worker w") == 1,
+			"fault is %v with blobs %v, want the worker named once and %v", f, f.Blobs, gone)
 		c.Drain()
 		<-left
 	})

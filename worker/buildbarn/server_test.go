@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/tests/syncbuf"
@@ -105,8 +106,7 @@ func (h *head) submit(t *testing.T, salt string, change ...func(*queue.Request, 
 // put stores a blob.
 func (h *head) put(t *testing.T, fn cas.Function, text string) *repb.Digest {
 	t.Helper()
-	d := must.Get(cas.PutBytes(t.Context(), h.in.Store, fn, []byte(text)))(t)
-	return d.Proto()
+	return must.Get(cas.PutBytes(t.Context(), h.in.Store, fn, []byte(text)))(t).Proto()
 }
 
 type syncRequest = remoteworkerpb.SynchronizeRequest
@@ -165,17 +165,14 @@ func exited(code int32) *repb.ExecuteResponse {
 func wantTask(t *testing.T, r *remoteworkerpb.SynchronizeResponse, o *queue.Operation) *remoteworkerpb.DesiredState_Executing {
 	t.Helper()
 	e := r.GetDesiredState().GetExecuting()
-	if !proto.Equal(e.GetActionDigest(), o.Action().Proto()) {
-		t.Fatalf("desired state is %v, want execution of %v", r.DesiredState, o.Action())
-	}
+	must.Be(t, proto.Equal(e.GetActionDigest(), o.Action().Proto()),
+		"desired state is %v, want execution of %v", r.DesiredState, o.Action())
 	return e
 }
 
 func wantIdle(t *testing.T, r *remoteworkerpb.SynchronizeResponse) {
 	t.Helper()
-	if r.GetDesiredState().GetIdle() == nil {
-		t.Fatalf("desired state is %v, want idle", r.DesiredState)
-	}
+	must.Be(t, r.GetDesiredState().GetIdle() != nil, "desired state is %v, want idle", r.DesiredState)
 	if at := r.NextSynchronizationAt.AsTime(); at.After(time.Now()) {
 		t.Errorf("next call is at %v, want now", at)
 	}
@@ -183,9 +180,7 @@ func wantIdle(t *testing.T, r *remoteworkerpb.SynchronizeResponse) {
 
 func wantCarryOn(t *testing.T, r *remoteworkerpb.SynchronizeResponse) {
 	t.Helper()
-	if r.DesiredState != nil {
-		t.Fatalf("desired state is %v, want none", r.DesiredState)
-	}
+	must.Be(t, r.DesiredState == nil, "desired state is %v, want none", r.DesiredState)
 }
 
 // ended returns the final state of o.
@@ -193,9 +188,7 @@ func ended(t *testing.T, o *queue.Operation) queue.State {
 	t.Helper()
 	synctest.Wait()
 	s := o.State()
-	if s.Stage != repb.ExecutionStage_COMPLETED {
-		t.Fatalf("stage is %v, want COMPLETED", s.Stage)
-	}
+	must.Be(t, s.Stage == repb.ExecutionStage_COMPLETED, "stage is %v, want COMPLETED", s.Stage)
 	return s
 }
 
@@ -209,14 +202,9 @@ func wantSuccess(t *testing.T, o *queue.Operation) {
 func wantFault(t *testing.T, o *queue.Operation, k worker.FaultKind, texts ...string) *worker.Fault {
 	t.Helper()
 	s := ended(t, o)
-	if s.Fault == nil || s.Fault.Kind != k {
-		t.Fatalf("got outcome %v and fault %v, want a fault of kind %d", s.Outcome, s.Fault, k)
-	}
-	for _, text := range texts {
-		if !strings.Contains(s.Fault.Error(), text) {
-			t.Errorf("fault is %v, want it to contain %q", s.Fault, text)
-		}
-	}
+	must.Be(t, s.Fault != nil && s.Fault.Kind == k,
+		"got outcome %v and fault %v, want a fault of kind %d", s.Outcome, s.Fault, k)
+	expect.Texts(t, s.Fault.Error(), texts, "fault")
 	return s.Fault
 }
 
@@ -251,13 +239,9 @@ func TestIdleWorkerWaitsForAnAction(t *testing.T) {
 			r.Task = worker.Task{Target: "//x", Mnemonic: "M", Invocation: "i", Correlated: "c", Auxiliary: []*anypb.Any{aux}, Trace: trace}
 		})
 		calling.Wait()
-		if waited := time.Since(began); waited != 30*time.Second {
-			t.Errorf("the call took %v, want 30s", waited)
-		}
+		expect.Equal(t, time.Since(began), 30*time.Second, "the call")
 		got := wantTask(t, answer, o)
-		if next := time.Until(answer.NextSynchronizationAt.AsTime()); next != 10*time.Second {
-			t.Errorf("next call is in %v, want 10s", next)
-		}
+		expect.Equal(t, time.Until(answer.NextSynchronizationAt.AsTime()), 10*time.Second, "next call is in")
 		md, err := anypb.New(&repb.RequestMetadata{
 			ActionId: o.Action().Hash(), TargetId: "//x", ActionMnemonic: "M", ToolInvocationId: "i", CorrelatedInvocationsId: "c",
 		})
@@ -270,9 +254,7 @@ func TestIdleWorkerWaitsForAnAction(t *testing.T) {
 			W3CTraceContext:   trace,
 			DigestFunction:    repb.DigestFunction_SHA256,
 		}
-		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-			t.Errorf("-want +got\n%s", diff)
-		}
+		expect.Equal(t, cmp.Diff(want, got, protocmp.Transform()), "", "-want +got")
 	})
 }
 
@@ -304,21 +286,16 @@ func TestIdleCallEndsAfterARandomTime(t *testing.T) {
 			began := time.Now()
 			wantIdle(t, w.report(t, idle()))
 			took := time.Since(began)
-			if took > 5*time.Minute {
-				t.Errorf("a call took %v, want at most 5m", took)
-			}
+			expect.That(t, took <= 5*time.Minute, "a call took %v, want at most 5m", took)
 			times = append(times, took)
 		}
 		short, long := times[0], times[0]
 		for _, d := range times {
 			short, long = min(short, d), max(long, d)
 		}
-		if long-short < time.Second || long < time.Minute {
-			t.Errorf("calls took %v to %v, want random times", short, long)
-		}
-		if strings.Contains(h.log.String(), "left") {
-			t.Errorf("log is\n%s, want no worker that left", h.log)
-		}
+		expect.That(t, long-short >= time.Second && long >= time.Minute,
+			"calls took %v to %v, want random times", short, long)
+		expect.That(t, !strings.Contains(h.log.String(), "left"), "log is\n%s, want no worker that left", h.log)
 	})
 }
 
@@ -344,9 +321,8 @@ func TestConcurrentCallWithTheSameIDIsRefused(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
 		defer cancel()
-		if _, err := h.slot("anvil", "1").try(ctx, idle()); status.Code(err) != codes.DeadlineExceeded {
-			t.Errorf("call of another slot: %v, want DEADLINE_EXCEEDED", err)
-		}
+		expect.Code(t, expect.Err(h.slot("anvil", "1").try(ctx, idle())), codes.DeadlineExceeded,
+			"call of another slot")
 		synctest.Wait() // until the server has ended that call
 		o = h.submit(t, "a")
 		close(ready)
@@ -363,9 +339,7 @@ func TestCallAfterAnAbandonedOne(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			var calling sync.WaitGroup
 			calling.Go(func() {
-				if _, err := w.try(ctx, idle()); status.Code(err) != codes.Canceled {
-					t.Errorf("abandoned call: %v, want CANCELED", err)
-				}
+				expect.Code(t, expect.Err(w.try(ctx, idle())), codes.Canceled, "abandoned call")
 			})
 			synctest.Wait()
 			cancel()
@@ -475,9 +449,7 @@ func TestPreferBeingIdleNeitherWaitsNorTakes(t *testing.T) {
 		began := time.Now()
 		wantIdle(t, w.report(t, completed(o.Action().Proto(), exited(0))))
 		wantIdle(t, w.report(t, idle()))
-		if took := time.Since(began); took != 0 {
-			t.Errorf("two calls took %v, want 0", took)
-		}
+		expect.Equal(t, time.Since(began), 0, "two calls")
 		wantSuccess(t, o)
 		wantWaiting(t, next, repb.ExecutionStage_QUEUED)
 		w.req.PreferBeingIdle = false
@@ -526,9 +498,7 @@ func TestWorkerWhoseCallEndedGetsActions(t *testing.T) {
 		// A deadline would also reach the server, which may answer in the very instant in which the client gives up.
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
-		if _, err := w.try(ctx, idle()); status.Code(err) != codes.Canceled {
-			t.Errorf("abandoned call: got %v, want CANCELED", err)
-		}
+		expect.Code(t, expect.Err(w.try(ctx, idle())), codes.Canceled, "abandoned call")
 		synctest.Wait()
 		o := h.submit(t, "a")
 		wantTask(t, w.report(t, idle()), o)
@@ -547,9 +517,7 @@ func TestOutdatedCallIsIgnored(t *testing.T) {
 		late := proto.CloneOf(w.req)
 		late.CurrentState = idle()
 		// A gRPC client would not send it.
-		if _, err := h.server.Synchronize(ctx, late); status.Code(err) != codes.Canceled {
-			t.Errorf("abandoned call: %v, want CANCELED", err)
-		}
+		expect.Code(t, expect.Err(h.server.Synchronize(ctx, late)), codes.Canceled, "abandoned call")
 		wantCarryOn(t, w.report(t, executing(o.Action().Proto())))
 		wantWaiting(t, o, repb.ExecutionStage_EXECUTING)
 	})
@@ -687,9 +655,7 @@ func TestTooLargeActionFails(t *testing.T) {
 func TestJoiningAClosedQueueIsUnavailable(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		h.queue.Close()
-		if _, err := h.slot("anvil", "0").try(t.Context(), idle()); status.Code(err) != codes.Unavailable {
-			t.Errorf("got %v, want UNAVAILABLE", err)
-		}
+		expect.Code(t, expect.Err(h.slot("anvil", "0").try(t.Context(), idle())), codes.Unavailable)
 	})
 }
 
@@ -731,9 +697,8 @@ func TestMalformedCallsAreInvalid(t *testing.T) {
 				w.req.CurrentState = executing(d)
 				row.change(w.req)
 				_, err := h.Synchronize(t.Context(), w.req)
-				if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), row.want) {
-					t.Errorf("got %.300v, want INVALID_ARGUMENT with %q", err, row.want)
-				}
+				expect.That(t, status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), row.want),
+					"got %.300v, want INVALID_ARGUMENT with %q", err, row.want)
 				if text := h.log.String(); strings.Contains(text, "joined") {
 					t.Errorf("log is\n%s, want no worker that joined", text)
 				}
@@ -780,14 +745,8 @@ func TestSecondProcessOfOneNameIsRefused(t *testing.T) {
 		refused := func(when string, want ...string) {
 			t.Helper()
 			_, err := second.try(t.Context(), idle())
-			if status.Code(err) != codes.FailedPrecondition {
-				t.Fatalf("%s: got %v, want FAILED_PRECONDITION", when, err)
-			}
-			for _, text := range append(want, "anvil", "its own name") {
-				if !strings.Contains(err.Error(), text) {
-					t.Errorf("%s: got %v, want it to contain %q", when, err, text)
-				}
-			}
+			must.Be(t, status.Code(err) == codes.FailedPrecondition, "%s: got %v, want FAILED_PRECONDITION", when, err)
+			expect.Texts(t, err.Error(), append(want, "anvil", "its own name"), "%s", when)
 		}
 		wantTask(t, first.report(t, idle()), o)
 		time.Sleep(3 * time.Second)
@@ -851,39 +810,27 @@ func TestWorkerIsEndingUntilItReportsIdle(t *testing.T) {
 		ending := func() bool {
 			t.Helper()
 			all := h.queue.Workers()
-			if len(all) != 1 || len(all[0].Slots) != 1 {
-				t.Fatalf("Workers = %+v, want one slot", all)
-			}
+			must.Be(t, len(all) == 1 && len(all[0].Slots) == 1, "Workers = %+v, want one slot", all)
 			return !all[0].Slots[0].Ending.IsZero()
 		}
 		old := h.put(t, cas.SHA256, "action of an earlier head")
 		wantIdle(t, w.report(t, executing(old)))
-		if !ending() {
-			t.Error("not Ending with the action of an earlier head")
-		}
+		expect.That(t, ending(), "not Ending with the action of an earlier head")
 		w.req.PreferBeingIdle = true
 		wantIdle(t, w.report(t, idle()))
-		if ending() {
-			t.Error("Ending although it reported idle")
-		}
+		expect.That(t, !ending(), "Ending although it reported idle")
 		w.req.PreferBeingIdle = false
 		o := h.submit(t, "a")
 		wantTask(t, w.report(t, idle()), o)
 		wantCarryOn(t, w.report(t, executing(o.Action().Proto())))
-		if ending() {
-			t.Error("Ending with its assigned action")
-		}
+		expect.That(t, !ending(), "Ending with its assigned action")
 		o.Cancel("enough")
 		synctest.Wait()
 		wantIdle(t, w.report(t, executing(o.Action().Proto())))
-		if !ending() {
-			t.Error("not Ending with a cancelled action")
-		}
+		expect.That(t, ending(), "not Ending with a cancelled action")
 		next := h.submit(t, "b")
 		wantTask(t, w.report(t, idle()), next)
-		if ending() {
-			t.Error("Ending with its next action")
-		}
+		expect.That(t, !ending(), "Ending with its next action")
 	})
 }
 
@@ -1017,9 +964,7 @@ func TestWorkerIDBelongsToItsCaller(t *testing.T) {
 		wantSuccess(t, o)
 		time.Sleep(time.Minute + time.Second)
 		thief.req.PreferBeingIdle = true
-		if _, err := thief.try(as("thief"), idle()); err != nil {
-			t.Errorf("worker ID of a lost worker: %v", err)
-		}
+		expect.Error(t, expect.Err(thief.try(as("thief"), idle())), nil, "worker ID of a lost worker")
 	})
 }
 
@@ -1042,9 +987,7 @@ func TestRefusedWorkerTakesNothing(t *testing.T) {
 			}()
 			synctest.Wait()
 			o := h.submit(t, "a", func(*queue.Request, *repb.Action) { refuse(errors.New("the right is gone")) })
-			if err := <-answered; status.Code(err) != codes.Canceled {
-				t.Errorf("the refused worker got %v", err)
-			}
+			expect.Code(t, <-answered, codes.Canceled, "the refused worker")
 			wantTask(t, h.slot("bench", "0").report(t, idle()), o)
 		})
 	}
@@ -1273,20 +1216,14 @@ func TestCloseEndsCalls(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		var calling sync.WaitGroup
 		calling.Go(func() {
-			if _, err := h.slot("anvil", "0").try(t.Context(), idle()); status.Code(err) != codes.Unavailable {
-				t.Errorf("waiting call: %v, want UNAVAILABLE", err)
-			}
+			expect.Code(t, expect.Err(h.slot("anvil", "0").try(t.Context(), idle())), codes.Unavailable, "waiting call")
 		})
 		synctest.Wait()
 		began := time.Now()
 		h.server.Close()
 		calling.Wait()
-		if took := time.Since(began); took != 0 {
-			t.Errorf("waiting call ended after %v, want 0", took)
-		}
-		if _, err := h.slot("anvil", "1").try(t.Context(), idle()); status.Code(err) != codes.Unavailable {
-			t.Errorf("later call: %v, want UNAVAILABLE", err)
-		}
+		expect.Equal(t, time.Since(began), 0, "waiting call ended after")
+		expect.Code(t, expect.Err(h.slot("anvil", "1").try(t.Context(), idle())), codes.Unavailable, "later call")
 	})
 }
 
@@ -1337,9 +1274,7 @@ func TestRegisterNamesTheMissingField(t *testing.T) {
 		for want, c := range map[string]buildbarn.ServerConfig{
 			"ServerConfig.Queue": {Instances: castest.Instances()}, "ServerConfig.Instances": {Queue: h.queue},
 		} {
-			if _, err := buildbarn.Register(grpc.NewServer(), c); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("got %v, want an error that names %s", err, want)
-			}
+			expect.Message(t, expect.Err(buildbarn.Register(grpc.NewServer(), c)), want)
 		}
 	})
 }

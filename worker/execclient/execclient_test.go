@@ -15,6 +15,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/memory"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
@@ -36,8 +37,7 @@ func TestNewRefusesMistakes(t *testing.T) {
 
 // TestNilTaskIsAFault that names the Task.
 func TestNilTaskIsAFault(t *testing.T) {
-	c := must.Get(execclient.New(&grpc.ClientConn{}, ""))(t)
-	_, err := c.Execute(t.Context(), nil, nil)
+	_, err := must.Get(execclient.New(&grpc.ClientConn{}, ""))(t).Execute(t.Context(), nil, nil)
 	if f, ok := errors.AsType[*worker.Fault](err); !ok || f.Kind != worker.FaultInvalid || !strings.Contains(err.Error(), "the Task is missing") {
 		t.Errorf("got %v, want a fault that names the Task", err)
 	}
@@ -140,9 +140,8 @@ func TestExecute(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, calls, err := execute(t, c.answers...)
-			if err != nil || out.Result.ExitCode != 7 || !slices.Equal(calls, c.calls) {
-				t.Errorf("got %+v, %v, after %q; want exit code 7 after %q", out, err, calls, c.calls)
-			}
+			expect.That(t, err == nil && out.Result.ExitCode == 7 && slices.Equal(calls, c.calls),
+				"got %+v, %v, after %q; want exit code 7 after %q", out, err, calls, c.calls)
 		})
 	}
 }
@@ -159,9 +158,8 @@ func TestExecuteFails(t *testing.T) {
 		`from its cache`:          {{ops: []*longrunningpb.Operation{exited(t, &repb.ExecuteResponse{Result: &repb.ActionResult{}, CachedResult: true})}}},
 	} {
 		out, calls, err := execute(t, answers...)
-		if err == nil || !strings.Contains(err.Error(), want) || len(calls) != len(answers) {
-			t.Errorf("got %+v, %v, after %d calls; want %s after %d", out, err, len(calls), want, len(answers))
-		}
+		expect.That(t, err != nil && strings.Contains(err.Error(), want) && len(calls) == len(answers),
+			"got %+v, %v, after %d calls; want %s after %d", out, err, len(calls), want, len(answers))
 	}
 }
 
@@ -198,7 +196,5 @@ func TestUploadIsUncacheableAndComplete(t *testing.T) {
 	if err := cas.ReadProto(ctx, to, there, &a); err != nil || !a.DoNotCache {
 		t.Errorf("got action %v, %v, want do_not_cache", &a, err)
 	}
-	if missing, err := to.Missing(ctx, []cas.Digest{file, root, command}); err != nil || len(missing) > 0 {
-		t.Errorf("got %v missing, %v, want none", missing, err)
-	}
+	expect.Equal(t, len(must.Get(to.Missing(ctx, []cas.Digest{file, root, command}))(t)), 0)
 }

@@ -22,6 +22,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/tests/syncbuf"
 	"github.com/cloister-build/cloister/worker"
@@ -139,8 +140,7 @@ func (s *site) action(t *testing.T, salt string) cas.Digest {
 // blob stores b.
 func (s *site) blob(t *testing.T, b []byte) *repb.Digest {
 	t.Helper()
-	d := must.Get(cas.PutBytes(t.Context(), s.in.Store, cas.SHA256, b))(t)
-	return d.Proto()
+	return must.Get(cas.PutBytes(t.Context(), s.in.Store, cas.SHA256, b))(t).Proto()
 }
 
 // record puts a result into the action cache.
@@ -171,9 +171,7 @@ func (s *site) wait(ctx context.Context, t *testing.T, name string) stream {
 func recv(t *testing.T, st stream) *longrunningpb.Operation {
 	t.Helper()
 	m, err := st.Recv()
-	if err != nil {
-		t.Fatalf("Recv: %v", err)
-	}
+	must.Be(t, err == nil, "Recv: %v", err)
 	return m
 }
 
@@ -195,9 +193,7 @@ func all(t *testing.T, st stream) []*longrunningpb.Operation {
 		if err == io.EOF {
 			return ms
 		}
-		if err != nil {
-			t.Fatalf("Recv: %v", err)
-		}
+		must.Be(t, err == nil, "Recv: %v", err)
 		ms = append(ms, m)
 	}
 }
@@ -206,18 +202,14 @@ func all(t *testing.T, st stream) []*longrunningpb.Operation {
 func end(t *testing.T, st stream) *repb.ExecuteResponse {
 	t.Helper()
 	ms := all(t, st)
-	if len(ms) == 0 {
-		t.Fatal("the stream has no message")
-	}
+	must.Be(t, len(ms) != 0, "the stream has no message")
 	return responseOf(t, ms[len(ms)-1])
 }
 
 func responseOf(t *testing.T, m *longrunningpb.Operation) *repb.ExecuteResponse {
 	t.Helper()
 	var r repb.ExecuteResponse
-	if !m.Done || m.GetResponse() == nil {
-		t.Fatalf("operation %v has no response", m)
-	}
+	must.Be(t, m.Done && m.GetResponse() != nil, "operation %v has no response", m)
 	if err := m.GetResponse().UnmarshalTo(&r); err != nil {
 		t.Fatalf("response: %v", err)
 	}
@@ -228,18 +220,14 @@ func responseOf(t *testing.T, m *longrunningpb.Operation) *repb.ExecuteResponse 
 func codeOf(t *testing.T, st stream) codes.Code {
 	t.Helper()
 	m, err := st.Recv()
-	if err == nil {
-		t.Fatalf("the call succeeded with %v", m)
-	}
+	must.Be(t, err != nil, "the call succeeded with %v", m)
 	return status.Code(err)
 }
 
 func wantCode(t *testing.T, r *repb.ExecuteResponse, want codes.Code) *status.Status {
 	t.Helper()
 	st := status.FromProto(r.Status)
-	if st.Code() != want {
-		t.Fatalf("status is %v, want %v", st, want)
-	}
+	must.Be(t, st.Code() == want, "status is %v, want %v", st, want)
 	return st
 }
 
@@ -328,32 +316,20 @@ func TestRule072_085_110_FaultsBecomeStatuses(t *testing.T) {
 				last := ms[len(ms)-1]
 				r := responseOf(t, last)
 				st := wantCode(t, r, c.code)
-				if r.Result != nil {
-					t.Errorf("a fault has the result %v, want none", r.Result)
-				}
-				if st.Message() != "stage: the reason" {
-					t.Errorf("message of the status is %q, want the reason on one line", st.Message())
-				}
+				expect.That(t, r.Result == nil, "a fault has the result %v, want none", r.Result)
+				expect.Equal(t, st.Message(), "stage: the reason", "message of the status")
 				// Rule 126: the worker, or the server if none had it, the operation and the action.
 				executor := "(worker anvil, "
 				if where == "before a slot" {
 					executor = "(server smithy, "
 				}
-				for _, part := range []string{"stage: the reason", executor, last.Name, a.String()} {
-					if !strings.Contains(r.Message, part) {
-						t.Errorf("message is %q, want it to contain %q", r.Message, part)
-					}
-				}
-				if strings.Contains(r.Message, "\n") {
-					t.Errorf("message is %q, want one line", r.Message)
-				}
+				expect.Texts(t, r.Message, []string{"stage: the reason", executor, last.Name, a.String()}, "message")
+				expect.That(t, !strings.Contains(r.Message, "\n"), "message is %q, want one line", r.Message)
 				var details []string
 				for _, d := range r.Status.Details {
 					details = append(details, string(d.MessageName()))
 				}
-				if !slices.Equal(details, c.details) {
-					t.Errorf("details are %q, want %q", details, c.details)
-				}
+				expect.Slices(t, details, c.details, "details")
 				if c.kind != worker.FaultMissing || len(st.Details()) != 1 {
 					return
 				}
@@ -362,9 +338,7 @@ func TestRule072_085_110_FaultsBecomeStatuses(t *testing.T) {
 					want = append(want, &violation{Type: "MISSING", Subject: d.Resource()})
 				}
 				got := st.Details()[0].(*errdetails.PreconditionFailure).Violations
-				if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-					t.Errorf("violations (-want +got):\n%s", diff)
-				}
+				expect.Equal(t, cmp.Diff(want, got, protocmp.Transform()), "", "violations (-want +got)")
 			})
 		}
 	}
@@ -387,13 +361,9 @@ func TestRule072_ManyMissingBlobsFitIntoOneMessage(t *testing.T) {
 		// The client itself refuses a message above 4 MiB.
 		st := wantCode(t, end(t, s.execute(t.Context(), t, s.action(t, "x"), nil)), codes.FailedPrecondition)
 		n := len(st.Details()[0].(*errdetails.PreconditionFailure).Violations)
-		if n < c.want {
-			t.Errorf("%v: %d blobs are listed, want at least %d", c.fn, n, c.want)
-		}
+		expect.That(t, n >= c.want, "%v: %d blobs are listed, want at least %d", c.fn, n, c.want)
 		for _, words := range []string{"100000 blobs are absent", fmt.Sprintf("the first %d are listed", n)} {
-			if !strings.Contains(st.Message(), words) {
-				t.Errorf("%v: message is %q, want it to contain %q", c.fn, st.Message(), words)
-			}
+			expect.Text(t, st.Message(), words, "%v: message", c.fn)
 		}
 	}
 }
@@ -441,9 +411,8 @@ func TestRule086_087_BadRequestsFailAtOnce(t *testing.T) {
 		{"instance with an empty part", func(r *repb.ExecuteRequest) { r.InstanceName = "a//b" }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := codeOf(t, s.execute(t.Context(), t, a, c.change)); got != codes.InvalidArgument {
-				t.Errorf("the call ended with %v, want %v", got, codes.InvalidArgument)
-			}
+			expect.Equal(t, codeOf(t, s.execute(t.Context(), t, a, c.change)), codes.InvalidArgument,
+				"the call ended with")
 		})
 	}
 	if got := s.queue.Stats(); got != (queue.Stats{Slots: got.Slots}) {
@@ -559,9 +528,7 @@ func TestRegisterNamesTheMissingField(t *testing.T) {
 	} {
 		c := whole
 		change(&c)
-		if err := execserver.Register(grpc.NewServer(), c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want an error that names %s", err, want)
-		}
+		expect.Message(t, execserver.Register(grpc.NewServer(), c), want)
 	}
 }
 
@@ -583,9 +550,7 @@ func TestRule088_FirstMessageOfABriefActionIsCacheCheck(t *testing.T) {
 			stages = append(stages, stageOf(t, m))
 		}
 		want := []repb.ExecutionStage_Value{repb.ExecutionStage_CACHE_CHECK, repb.ExecutionStage_COMPLETED}
-		if !slices.Equal(stages, want) {
-			t.Errorf("stages are %v, want %v", stages, want)
-		}
+		expect.Slices(t, stages, want, "stages")
 	})
 }
 
@@ -623,9 +588,7 @@ func TestRule093_CancelledCallEndsTheActionSoon(t *testing.T) {
 			st, err := repb.NewExecutionClient(s.dial()).Execute(ctx, &repb.ExecuteRequest{ActionDigest: s.action(t, "x").Proto()})
 			must.Succeed(t, err)
 			o, ok := s.queue.Operation(reach(t, st, repb.ExecutionStage_EXECUTING).Name)
-			if !ok {
-				t.Fatal("the operation is unknown")
-			}
+			must.Be(t, ok, "the operation is unknown")
 			test.leave(s, cancel)
 			<-s.left
 			if test.soon {
@@ -635,9 +598,7 @@ func TestRule093_CancelledCallEndsTheActionSoon(t *testing.T) {
 				return
 			}
 			time.Sleep(100 * time.Millisecond) // of an hour
-			if got := o.State().Stage; got != repb.ExecutionStage_EXECUTING {
-				t.Errorf("stage is %v, want EXECUTING", got)
-			}
+			expect.Equal(t, o.State().Stage, repb.ExecutionStage_EXECUTING, "stage")
 			open()
 			wantCode(t, end(t, s.wait(t.Context(), t, o.Name())), codes.OK)
 		})
@@ -653,9 +614,7 @@ func TestRule093_DeadlineIsNoCancellation(t *testing.T) {
 		defer cancel()
 		st := s.execute(ctx, t, s.action(t, "x"), nil)
 		o, ok := s.queue.Operation(recv(t, st).Name)
-		if !ok {
-			t.Fatal("the operation is unknown")
-		}
+		must.Be(t, ok, "the operation is unknown")
 		<-s.left
 		time.Sleep(time.Minute) // of an hour
 		if got := o.State().Stage; got == repb.ExecutionStage_COMPLETED {
@@ -682,16 +641,10 @@ func TestRule094_ActionCacheHitIsServed(t *testing.T) {
 	}
 	r := end(t, st)
 	wantCode(t, r, codes.OK)
-	if !r.CachedResult {
-		t.Error("cached_result is false")
-	}
+	expect.That(t, r.CachedResult, "cached_result is false")
 	// Rule 122: the metadata are those of the original run.
-	if diff := cmp.Diff(want, r.Result, protocmp.Transform()); diff != "" {
-		t.Errorf("result (-recorded +served):\n%s", diff)
-	}
-	if n := begun(); n != 1 {
-		t.Errorf("%d actions ran, want only the one that holds the slot", n)
-	}
+	expect.Equal(t, cmp.Diff(want, r.Result, protocmp.Transform()), "", "result (-recorded +served)")
+	expect.Equal(t, begun(), 1, "actions ran (only the one that holds the slot)")
 	open()
 	wantCode(t, end(t, holder), codes.OK)
 }
@@ -733,17 +686,12 @@ func TestRule068_094_096_UnusableCacheEntryIsNotServed(t *testing.T) {
 			s.record(t, a, c.result)
 			r := end(t, s.execute(t.Context(), t, a, c.change))
 			wantCode(t, r, codes.OK)
-			if r.CachedResult || string(r.Result.GetStdoutRaw()) != "new" {
-				t.Errorf("response is %v, want a new result", r)
-			}
+			expect.That(t, !r.CachedResult && string(r.Result.GetStdoutRaw()) == "new",
+				"response is %v, want a new result", r)
 			mu.Lock()
 			defer mu.Unlock()
-			if task.SkipCacheLookup != c.skipped {
-				t.Errorf("SkipCacheLookup of the task is %v, want %v", task.SkipCacheLookup, c.skipped)
-			}
-			if task.Queued.IsZero() {
-				t.Error("Queued of the task is zero")
-			}
+			expect.Equal(t, task.SkipCacheLookup, c.skipped, "SkipCacheLookup of the task")
+			expect.That(t, !task.Queued.IsZero(), "Queued of the task is zero")
 		})
 	}
 }
@@ -792,9 +740,8 @@ func TestRule127_LogStreamsAreNamedSinceExecuting(t *testing.T) {
 	for _, m := range ms {
 		var md repb.ExecuteOperationMetadata
 		must.Succeed(t, m.Metadata.UnmarshalTo(&md))
-		if md.StdoutStreamName != "logstreams/out" || md.StderrStreamName != "logstreams/err" {
-			t.Errorf("at %v the streams are %q and %q, want out and err", md.Stage, md.StdoutStreamName, md.StderrStreamName)
-		}
+		expect.That(t, md.StdoutStreamName == "logstreams/out" && md.StderrStreamName == "logstreams/err",
+			"at %v the streams are %q and %q, want out and err", md.Stage, md.StdoutStreamName, md.StderrStreamName)
 	}
 	hit := s.action(t, "known")
 	s.record(t, hit, result())
@@ -825,15 +772,11 @@ func TestRule108_FailedActionsHaveAResult(t *testing.T) {
 			}, nil)
 			r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
 			st := wantCode(t, r, c.code)
-			if diff := cmp.Diff(want, r.Result, protocmp.Transform()); diff != "" {
-				t.Errorf("result (-want +got):\n%s", diff)
-			}
+			expect.Equal(t, cmp.Diff(want, r.Result, protocmp.Transform()), "", "result (-want +got)")
 			if r.Message != c.text || c.code != codes.OK && st.Message() != c.text {
 				t.Errorf("messages are %q and %q, want %q", r.Message, st.Message(), c.text)
 			}
-			if len(st.Details()) > 0 {
-				t.Errorf("details are %v, want none", st.Details())
-			}
+			expect.That(t, len(st.Details()) == 0, "details are %v, want none", st.Details())
 		})
 	}
 }
@@ -854,9 +797,8 @@ func TestRule124_InliningLeavesTheOutcomeAsItIs(t *testing.T) {
 	if got := r.Result; string(got.StdoutRaw) != "out" || string(got.OutputFiles[0].Contents) != "file" {
 		t.Errorf("got %v, want its stdout and file inlined", got)
 	}
-	if diff := cmp.Diff(plain, shared, protocmp.Transform()); diff != "" {
-		t.Errorf("the shared outcome was modified (-before +after):\n%s", diff)
-	}
+	expect.Equal(t, cmp.Diff(plain, shared, protocmp.Transform()), "",
+		"the shared outcome was modified (-before +after)")
 }
 
 func TestRule124_AbsentBlobToInlineIsNoFailure(t *testing.T) {
@@ -869,9 +811,7 @@ func TestRule124_AbsentBlobToInlineIsNoFailure(t *testing.T) {
 		r.InlineStdout = true
 	}))
 	wantCode(t, r, codes.OK)
-	if diff := cmp.Diff(want, r.Result, protocmp.Transform()); diff != "" {
-		t.Errorf("result (-want +got):\n%s", diff)
-	}
+	expect.Equal(t, cmp.Diff(want, r.Result, protocmp.Transform()), "", "result (-want +got)")
 }
 
 func TestRule124_TooLargeResultIsRefused(t *testing.T) {
@@ -900,30 +840,22 @@ func TestRule126_MessageIsOneReadableLine(t *testing.T) {
 	a := s.action(t, "x")
 	r := end(t, s.execute(t.Context(), t, a, nil))
 	st := wantCode(t, r, codes.Internal)
-	if !strings.Contains(r.Message, a.String()) {
-		t.Errorf("message is %q, want it to name the action", r.Message)
-	}
+	expect.Text(t, r.Message, a.String(), "message")
 	for _, text := range []string{r.Message, st.Message()} {
 		if !strings.Contains(text, `mount: bad \xff name\u00e9 \u00e9 `) || !strings.Contains(text, `\u00e9 ...`) {
 			t.Errorf("message is %q, want one line, truncated between characters", text)
 		}
 		wantReadable(t, text)
 	}
-	if !strings.Contains(s.log.String(), "mount: bad") {
-		t.Errorf("log is %q, want the defect", s.log.String())
-	}
+	expect.Text(t, s.log.String(), "mount: bad", "log (the defect)")
 }
 
 // wantReadable checks that text is one short line of ASCII. Bazel 4 garbles anything else.
 func wantReadable(t *testing.T, text string) {
 	t.Helper()
-	if text == "" || len(text) > 3000 {
-		t.Errorf("message has %d bytes, want between 1 and 3000", len(text))
-	}
+	expect.That(t, text != "" && len(text) <= 3000, "message has %d bytes, want between 1 and 3000", len(text))
 	for _, c := range []byte(text) {
-		if c < ' ' || c > '~' {
-			t.Fatalf("message has byte %#x, want printable ASCII: %q", c, text)
-		}
+		must.Be(t, c >= ' ' && c <= '~', "message has byte %#x, want printable ASCII: %q", c, text)
 	}
 }
 
@@ -955,14 +887,11 @@ func TestRule126_MessageKeepsItsLines(t *testing.T) {
 	}
 	outcome.Message = strings.Repeat("cloister: again\n", 1000)
 	r = end(t, s.execute(t.Context(), t, s.action(t, "y"), nil))
-	if got := strings.Count(r.Message, "\n") + 1; got != worker.MaxMessageLines+2 {
-		t.Errorf("message has %d lines, want %d", got, worker.MaxMessageLines+2)
-	}
+	expect.Equal(t, strings.Count(r.Message, "\n")+1, worker.MaxMessageLines+2, "message has N lines")
 	outcome.Message = strings.Repeat("cloister: again\n", worker.MaxMessageLines)
 	r = end(t, s.execute(t.Context(), t, s.action(t, "z"), nil))
-	if !strings.HasSuffix(r.Message, "\ncloister: reproduce: cloister run --action x/1") {
-		t.Errorf("message is %q, want it to end with the command to reproduce it", r.Message)
-	}
+	expect.That(t, strings.HasSuffix(r.Message, "\ncloister: reproduce: cloister run --action x/1"),
+		"message is %q, want it to end with the command to reproduce it", r.Message)
 }
 
 // TestRemarkIsInEachMessage of its action, as one line, for new and cached results.
@@ -978,9 +907,8 @@ func TestRemarkIsInEachMessage(t *testing.T) {
 		})
 		odd = s.action(t, "x")
 		r := end(t, s.execute(t.Context(), t, odd, nil))
-		if r.Message != `cloister: it is\x1b odd` || r.CachedResult != cached {
-			t.Errorf("cached %v: message is %q, want the remark", cached, r.Message)
-		}
+		expect.That(t, r.Message == `cloister: it is\x1b odd` && r.CachedResult == cached,
+			"cached %v: message is %q, want the remark", cached, r.Message)
 		if r := end(t, s.execute(t.Context(), t, s.action(t, "y"), nil)); r.Message != "" {
 			t.Errorf("message of another action is %q, want none", r.Message)
 		}
@@ -998,9 +926,7 @@ func TestRule125_AuditLogIsAServerLog(t *testing.T) {
 	}, nil)
 	r := end(t, s.execute(t.Context(), t, s.action(t, "x"), nil))
 	want := map[string]*repb.LogFile{"audit": {Digest: log.Proto(), HumanReadable: true}}
-	if diff := cmp.Diff(want, r.ServerLogs, protocmp.Transform()); diff != "" {
-		t.Errorf("server logs (-want +got):\n%s", diff)
-	}
+	expect.Equal(t, cmp.Diff(want, r.ServerLogs, protocmp.Transform()), "", "server logs (-want +got)")
 	ctx := withMetadata(t, &repb.RequestMetadata{TargetId: "quiet"})
 	if r := end(t, s.execute(ctx, t, s.action(t, "y"), nil)); len(r.ServerLogs) != 0 {
 		t.Errorf("server logs are %v, want none", r.ServerLogs)
@@ -1010,8 +936,7 @@ func TestRule125_AuditLogIsAServerLog(t *testing.T) {
 // withMetadata returns a context with request metadata.
 func withMetadata(t *testing.T, m *repb.RequestMetadata) context.Context {
 	t.Helper()
-	b := must.Get(proto.Marshal(m))(t)
-	return header(t, string(b))
+	return header(t, string(must.Get(proto.Marshal(m))(t)))
 }
 
 // header returns a context with the given value of the request metadata header.
@@ -1041,9 +966,7 @@ func TestRule128_RequestMetadataReachesTheTask(t *testing.T) {
 	} {
 		end(t, s.execute(c.ctx, t, s.action(t, fmt.Sprint(i)), nil))
 		task := <-tasks
-		if got := (labels{task.Target, task.Mnemonic, task.Invocation}); got != c.want {
-			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
-		}
+		expect.Equal(t, (labels{task.Target, task.Mnemonic, task.Invocation}), c.want, "%s", c.name)
 	}
 }
 

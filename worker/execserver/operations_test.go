@@ -14,6 +14,7 @@ import (
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
@@ -48,9 +49,7 @@ func (s *site) list(t *testing.T, req *longrunningpb.ListOperationsRequest) (all
 	req = proto.CloneOf(req)
 	for pages < 1000 {
 		page, err := s.ops.ListOperations(t.Context(), req)
-		if err != nil {
-			t.Fatalf("ListOperations: %v", err)
-		}
+		must.Be(t, err == nil, "ListOperations: %v", err)
 		all = append(all, page.Operations...)
 		pages++
 		if req.PageToken = page.NextPageToken; req.PageToken == "" {
@@ -99,14 +98,11 @@ func TestGetOperationEqualsWaitExecution(t *testing.T) {
 		t.Errorf("operation is %v, want %s, EXECUTING", m, name)
 	}
 	want := &repb.RequestMetadata{TargetId: "//a:b", ActionMnemonic: "CppCompile", ToolInvocationId: "i-1", ActionId: a.Hash()}
-	if diff := cmp.Diff(want, who, protocmp.Transform()); diff != "" {
-		t.Errorf("request metadata (-want +got):\n%s", diff)
-	}
+	expect.Equal(t, cmp.Diff(want, who, protocmp.Transform()), "", "request metadata (-want +got)")
 	open()
 	response := end(t, st)
-	if diff := cmp.Diff(response, responseOf(t, get()), protocmp.Transform()); diff != "" {
-		t.Errorf("response (-Execute +GetOperation):\n%s", diff)
-	}
+	expect.Equal(t, cmp.Diff(response, responseOf(t, get()), protocmp.Transform()), "",
+		"response (-Execute +GetOperation)")
 }
 
 func TestUnknownOperationIsNotFoundByEveryMethod(t *testing.T) {
@@ -117,9 +113,7 @@ func TestUnknownOperationIsNotFoundByEveryMethod(t *testing.T) {
 		_, cancel := s.ops.CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: name})
 		_, forget := s.ops.DeleteOperation(t.Context(), &longrunningpb.DeleteOperationRequest{Name: name})
 		for i, err := range []error{get, wait, cancel, forget} {
-			if status.Code(err) != codes.NotFound {
-				t.Errorf("method %d: %v, want NOT_FOUND", i, err)
-			}
+			expect.Code(t, err, codes.NotFound, "method %d", i)
 			wantReadable(t, status.Convert(err).Message())
 		}
 	}
@@ -138,17 +132,14 @@ func TestWaitOperationWaitsForTheEnd(t *testing.T) {
 			t.Errorf("after a timeout of %v: %v, %v; want the present state", d, m, err)
 		}
 	}
-	if _, err := wait(&durationpb.Duration{Nanos: -1, Seconds: 1}); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("malformed timeout: %v, want INVALID_ARGUMENT", err)
-	}
+	expect.Code(t, expect.Err(wait(&durationpb.Duration{Nanos: -1, Seconds: 1})), codes.InvalidArgument,
+		"malformed timeout")
 	ctx, leave := context.WithCancel(t.Context())
 	leave()
-	if _, err := s.ops.WaitOperation(ctx, &longrunningpb.WaitOperationRequest{Name: name}); status.Code(err) != codes.Canceled {
-		t.Errorf("after the client left: %v", err)
-	}
+	expect.Code(t, expect.Err(s.ops.WaitOperation(ctx, &longrunningpb.WaitOperationRequest{Name: name})),
+		codes.Canceled, "after the client left")
 	open()
-	m := must.Get(wait(nil))(t)
-	wantCode(t, responseOf(t, m), codes.OK)
+	wantCode(t, responseOf(t, must.Get(wait(nil))(t)), codes.OK)
 }
 
 // TestCancelOperationLeavesTheRunToOthers and names the client that cancelled.
@@ -169,14 +160,10 @@ func TestCancelOperationLeavesTheRunToOthers(t *testing.T) {
 	if st := wantCode(t, r, codes.Canceled); !strings.Contains(st.Message(), "CancelOperation") || !strings.Contains(st.Message(), "i-2") {
 		t.Errorf("status is %v, want the invocation that cancelled", st)
 	}
-	if r.Result != nil {
-		t.Errorf("result is %v, want none", r.Result)
-	}
+	expect.That(t, r.Result == nil, "result is %v, want none", r.Result)
 	open()
 	wantCode(t, end(t, second), codes.OK)
-	if n := begun(); n != 1 {
-		t.Errorf("%d runs began, want 1", n)
-	}
+	expect.Equal(t, begun(), 1, "runs began")
 	cancel() // changes nothing
 	wantCode(t, end(t, s.wait(t.Context(), t, name)), codes.Canceled)
 }
@@ -204,15 +191,12 @@ func TestDeleteOperationRequiresTheEnd(t *testing.T) {
 		_, err := s.ops.DeleteOperation(t.Context(), &longrunningpb.DeleteOperationRequest{Name: name})
 		return err
 	}
-	if err := forget(); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("running: %v, want FAILED_PRECONDITION", err)
-	}
+	expect.Code(t, forget(), codes.FailedPrecondition, "running")
 	open()
 	wantCode(t, end(t, st), codes.OK)
 	must.Succeed(t, forget())
-	if got := codeOf(t, s.wait(t.Context(), t, name)); got != codes.NotFound {
-		t.Errorf("WaitExecution after the deletion ended with %v, want %v", got, codes.NotFound)
-	}
+	expect.Equal(t, codeOf(t, s.wait(t.Context(), t, name)), codes.NotFound,
+		"WaitExecution after the deletion ended with")
 }
 
 // TestListOperationsFiltersAndPages the operations of one instance, newest first.
@@ -325,9 +309,7 @@ func TestInvalidListRequestsAreRefused(t *testing.T) {
 		{Filter: "target=a OR target=b"},
 	} {
 		_, err := s.ops.ListOperations(t.Context(), req)
-		if status.Code(err) != codes.InvalidArgument {
-			t.Errorf("request %d ended with %v, want INVALID_ARGUMENT", i, err)
-		}
+		expect.Code(t, err, codes.InvalidArgument, "request %d", i)
 		wantReadable(t, status.Convert(err).Message())
 	}
 }
@@ -357,7 +339,6 @@ func TestPagesFitIntoMessages(t *testing.T) {
 		end(t, s.execute(withMetadata(t, &repb.RequestMetadata{ActionMnemonic: mnemonic}), t, s.action(t, fmt.Sprint(i)), nil))
 	}
 	ops, pages := s.list(t, &longrunningpb.ListOperationsRequest{PageSize: 100_000})
-	if len(ops) != n || pages < 3 || pages > 10 {
-		t.Errorf("%d operations on %d pages, want %d on a few", len(ops), pages, n)
-	}
+	expect.That(t, len(ops) == n && pages >= 3 && pages <= 10,
+		"%d operations on %d pages, want %d on a few", len(ops), pages, n)
 }

@@ -13,6 +13,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
@@ -75,9 +76,7 @@ func TestEndOfEachOperationIsRecorded(t *testing.T) {
 	end(t, s.execute(t.Context(), t, absent, nil))
 
 	got := recorded(t, l)
-	if len(got) != 4 {
-		t.Fatalf("%d entries, want 4", len(got))
-	}
+	must.Be(t, len(got) == 4, "%d entries, want 4", len(got))
 	if e := got[0]; e.How != history.Executed || e.Action != s.action(t, "x").String() || e.Target != "//a:b" || e.Mnemonic != "Good" || e.Invocation != "i-1" ||
 		e.Correlated != "c-1" || e.Exit != 3 || e.Code != 0 || e.Worker != "w" || e.Ran != time.Second || e.Manifest != text || e.StableHash != "5ab1e" ||
 		e.Result != history.Identity(ran) || e.Time.IsZero() {
@@ -106,9 +105,7 @@ func TestOperationsOfASharedRunAreRecordedEach(t *testing.T) {
 	reach(t, second, repb.ExecutionStage_EXECUTING)
 	name := reach(t, third, repb.ExecutionStage_EXECUTING).Name
 	o, ok := s.queue.Operation(name)
-	if !ok {
-		t.Fatal("the operation is unknown")
-	}
+	must.Be(t, ok, "the operation is unknown")
 	o.Cancel("a person says so")
 	open()
 	all(t, first)
@@ -145,9 +142,8 @@ func TestLookupsAndUploadsOfBuildsAreRecorded(t *testing.T) {
 	if e := got[len(got)-1]; e.How != history.Uploaded || e.Target != "//a:b" || e.Mnemonic != "M" || e.Result == "" || e.Action != a.String() {
 		t.Errorf("upload is recorded as %+v", e)
 	}
-	if callers := []string{got[0].Caller, got[1].Caller, got[2].Caller}; !slices.Equal(callers, []string{"ci", "ci", "recorder"}) {
-		t.Errorf("callers are %q", callers)
-	}
+	expect.Slices(t, []string{got[0].Caller, got[1].Caller, got[2].Caller}, []string{"ci", "ci", "recorder"},
+		"callers are")
 	if len(got) != 3 || got[0].How != history.Absent || got[0].Target != "//a:b" || got[0].Mnemonic != "M" || got[0].Correlated != "c" || got[0].Result != "" ||
 		got[1].How != history.Found || got[1].Result == "" || got[1].Action != a.String() {
 		t.Errorf("recorded are %+v", got)

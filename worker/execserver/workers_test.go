@@ -5,10 +5,10 @@ package execserver_test
 import (
 	"context"
 	"errors"
-	"strings"
 	"testing"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/execserver"
@@ -43,11 +43,7 @@ func take(t *testing.T, s *queue.Slot) *queue.Run {
 func wantMessage(t *testing.T, r *repb.ExecuteResponse, code codes.Code, parts ...string) {
 	t.Helper()
 	wantCode(t, r, code)
-	for _, part := range parts {
-		if !strings.Contains(r.Message, part) {
-			t.Errorf("message is %q, want it to contain %q", r.Message, part)
-		}
-	}
+	expect.Texts(t, r.Message, parts, "message")
 }
 
 // TestRule126_FailuresNameTheWorkerThatHadTheAction rather than the server.
@@ -59,9 +55,7 @@ func TestRule126_FailuresNameTheWorkerThatHadTheAction(t *testing.T) {
 		run := take(t, slot)
 		began, _ := metadataOf(t, reach(t, st, repb.ExecutionStage_EXECUTING))
 		name := map[*queue.Slot]string{a: "a", b: "b"}[slot]
-		if got := began.GetPartialExecutionMetadata().GetWorker(); got != name {
-			t.Errorf("worker in the metadata is %q, want %q", got, name)
-		}
+		expect.Equal(t, began.GetPartialExecutionMetadata().GetWorker(), name, "worker in the metadata")
 		run.End(nil, &worker.Fault{Kind: worker.FaultUnavailable, Err: errors.New("its disk is full")})
 		wantMessage(t, end(t, st), codes.Unavailable, "its disk is full (worker "+name+", operation ")
 	}
@@ -76,9 +70,7 @@ func TestRule126_LossesAreReported(t *testing.T) {
 		slot := s.join(t, name)
 		take(t, slot)
 		md, _ := metadataOf(t, reach(t, st, repb.ExecutionStage_EXECUTING))
-		if got := md.GetPartialExecutionMetadata().GetWorker(); got != name {
-			t.Errorf("worker in the metadata is %q, want %q", got, name)
-		}
+		expect.Equal(t, md.GetPartialExecutionMetadata().GetWorker(), name, "worker in the metadata")
 		slot.Leave("silent for 1m0s")
 		if name == "c" {
 			break

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/durable"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
 )
@@ -50,8 +51,7 @@ func (s *fixture) close() {
 }
 
 func (s *fixture) store() cas.Store {
-	in := must.Get(s.cache.Instance("main"))(s)
-	return in.Store
+	return must.Get(s.cache.Instance("main"))(s).Store
 }
 
 // blob stores n bytes that begin with name.
@@ -90,8 +90,7 @@ func (s *fixture) fail(name string, output int) *failed {
 	})
 	f := &failed{kept: []cas.Digest{action, response}}
 	for _, p := range []*repb.Digest{command, manifest, r.Result.StdoutDigest, r.Result.StderrDigest, r.ServerLogs["audit"].Digest} {
-		d := must.Get(cas.FromProto(cas.SHA256, p))(s)
-		f.kept = append(f.kept, d)
+		f.kept = append(f.kept, must.Get(cas.FromProto(cas.SHA256, p))(s))
 	}
 	f.outputs = must.Get(cas.Closure(s.Context(), s.store(), cas.SHA256, &repb.ActionResult{
 		OutputFiles: r.Result.OutputFiles, OutputDirectories: r.Result.OutputDirectories,
@@ -133,8 +132,7 @@ func TestFailuresAreProtectedFromEviction(t *testing.T) {
 		defer s.close()
 		s.day()
 		s.wantPresent("failure", slices.Concat(f.kept, f.outputs), true)
-		d := must.Get(cas.FromProto(cas.SHA256, plain))(t)
-		s.wantPresent("another blob", []cas.Digest{d}, false)
+		s.wantPresent("another blob", []cas.Digest{must.Get(cas.FromProto(cas.SHA256, plain))(t)}, false)
 	})
 }
 
@@ -199,31 +197,23 @@ func TestFailuresOutliveSuccesses(t *testing.T) {
 	add(l, 1, Entry{Code: 4, Target: "//a:fails"})
 	add(l, 5000, Entry{})
 	want := []uint64{5006, 5, 4, 3, 2, 1}
-	if got := found(t, l, Filter{Failed: true}); !slices.Equal(got, want) {
-		t.Errorf("found the failures %v, want %v", got, want)
-	}
+	expect.Slices(t, found(t, l, Filter{Failed: true}), want, "found the failures")
 	all := found(t, l, Filter{})
 	if !slices.IsSortedFunc(all, func(a, b uint64) int { return int(b) - int(a) }) || len(all) < 200 || len(all) > 1000 {
 		t.Errorf("found %d entries, want the newest hundreds and the failures, newest first", len(all))
 	}
-	if got := found(t, l, Filter{Before: 5006, Failed: true}); !slices.Equal(got, want[1:]) {
-		t.Errorf("before 5006 found %v, want %v", got, want[1:])
-	}
+	expect.Slices(t, found(t, l, Filter{Before: 5006, Failed: true}), want[1:], "before 5006 found")
 	l.Close()
 
 	// A writer that is killed while it reduces a segment leaves the complete one, too.
 	reduced := durable.Segments{Dir: dir, Suffix: reducedSuffix}
 	firsts, err := reduced.List()
-	if err != nil || len(firsts) == 0 {
-		t.Fatalf("reduced segments are %v, %v, want some", firsts, err)
-	}
+	must.Be(t, err == nil && len(firsts) != 0, "reduced segments are %v, %v, want some", firsts, err)
 	text := must.Get(os.ReadFile(reduced.Path(firsts[0])))(t)
 	both := (durable.Segments{Dir: dir, Suffix: suffix}).Path(firsts[0])
 	must.Succeed(t, os.WriteFile(both, text, 0o600))
 	l = open(t, Config{Dir: dir, MaxBytes: most})
-	if got := found(t, l, Filter{Failed: true}); !slices.Equal(got, want) {
-		t.Errorf("after a restart found the failures %v, want %v", got, want)
-	}
+	expect.Slices(t, found(t, l, Filter{Failed: true}), want, "after a restart found the failures")
 
 	add(l, 5000, Entry{Exit: 1})
 	if got := found(t, l, Filter{Failed: true}); slices.Contains(got, 5006) || len(got) < 100 {

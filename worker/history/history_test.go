@@ -18,6 +18,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas/durable"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-cmp/cmp"
 )
@@ -53,9 +54,7 @@ func TestDistinctIgnoresChecks(t *testing.T) {
 	l.Add(Entry{Action: digest(1), How: Executed})
 	l.Add(Entry{Action: digest(2), How: Executed})
 	l.Add(Entry{Action: digest(1), How: Checked, Verdict: "differs"})
-	if got := found(t, l, Filter{Distinct: true}); !slices.Equal(got, []uint64{2, 1}) {
-		t.Errorf("distinct entries are %d, want 2 and 1", got)
-	}
+	expect.Slices(t, found(t, l, Filter{Distinct: true}), []uint64{2, 1}, "distinct entries (2 and 1)")
 	if got := found(t, l, Filter{}); len(got) != 3 {
 		t.Errorf("found %d, want all three", got)
 	}
@@ -85,9 +84,7 @@ func TestFilesAreReadableByTheOwnerOnly(t *testing.T) {
 	l.Add(Entry{Action: digest(1), How: Executed})
 	found(t, l, Filter{}) // writes the entry
 	files, err := filepath.Glob(filepath.Join(dir, "*"))
-	if err != nil || len(files) != 1 {
-		t.Fatalf("files are %q, %v, want one", files, err)
-	}
+	must.Be(t, err == nil && len(files) == 1, "files are %q, %v, want one", files, err)
 	for _, path := range append(files, dir) {
 		if fi, err := os.Stat(path); err != nil || runtime.GOOS != "windows" && fi.Mode().Perm()&0o077 != 0 {
 			t.Errorf("mode of %s is %v, %v, want access for the owner only", path, fi.Mode(), err)
@@ -101,9 +98,7 @@ func TestClockSetBackHidesNoEntries(t *testing.T) {
 	l.Add(Entry{Action: digest(1), How: Executed})
 	l.Add(Entry{Action: digest(2), How: Executed, Time: time.Unix(1, 0)})
 	l.Add(Entry{Action: digest(3), How: Executed})
-	if got := found(t, l, Filter{}); !slices.Equal(got, []uint64{3, 1}) {
-		t.Errorf("found %d, want 3 and 1", got)
-	}
+	expect.Slices(t, found(t, l, Filter{}), []uint64{3, 1}, "found (3 and 1)")
 }
 
 func digest(i int) string { return fmt.Sprintf("%064x/%d", i, i) }
@@ -146,9 +141,7 @@ func TestSearchAppliesTheFilter(t *testing.T) {
 		{"JSON escapes", Filter{Invocation: `say "hi"`}, []uint64{6}},
 		{"HTML escapes", Filter{Target: "//p<&>"}, []uint64{6}},
 	} {
-		if got := found(t, l, c.Filter); !slices.Equal(got, c.want) {
-			t.Errorf("%s: found %v, want %v", c.name, got, c.want)
-		}
+		expect.Slices(t, found(t, l, c.Filter), c.want, "%s: found", c.name)
 	}
 	n := 0
 	if err := l.Search(t.Context(), Filter{}, 2, func(*Entry) error { n++; return nil }); err != nil || n != 2 {
@@ -160,9 +153,7 @@ func TestSearchAppliesTheFilter(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := l.Search(ctx, Filter{}, 2, func(*Entry) error { return nil }); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled search: %v, want context.Canceled", err)
-	}
+	expect.Error(t, l.Search(ctx, Filter{}, 2, func(*Entry) error { return nil }), context.Canceled, "cancelled search")
 }
 
 // TestEntriesSurviveARestart with and without the remains of a killed writer.
@@ -188,12 +179,8 @@ func TestEntriesSurviveARestart(t *testing.T) {
 
 			l = open(t, Config{Dir: dir})
 			l.Add(Entry{Action: digest(3)})
-			if got := found(t, l, Filter{}); !slices.Equal(got, []uint64{3, 2}) {
-				t.Errorf("after a restart found %v, want 3 and 2", got)
-			}
-			if diff := cmp.Diff([]Entry{want}, entries(t, l, Filter{Instance: "main"})); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			expect.Slices(t, found(t, l, Filter{}), []uint64{3, 2}, "after a restart found (3 and 2)")
+			expect.Equal(t, cmp.Diff([]Entry{want}, entries(t, l, Filter{Instance: "main"})), "", "(-want +got)")
 			text, err := os.ReadFile((durable.Segments{Dir: dir, Suffix: suffix}).Path(1))
 			if err != nil || name != "damage" && name != "a long line" && bytes.Count(text, []byte("\n")) != 3 {
 				t.Errorf("segment has %d lines, %v, want 3", bytes.Count(text, []byte("\n")), err)
@@ -219,12 +206,10 @@ func TestSizeAndAgeAreBounded(t *testing.T) {
 	var total int64
 	files := must.Get(os.ReadDir(dir))(t)
 	for _, f := range files {
-		info := must.Get(f.Info())(t)
-		total += info.Size()
+		total += must.Get(f.Info())(t).Size()
 	}
-	if total > most || len(files) < 2 {
-		t.Errorf("%d files with %d bytes, want several with at most %d", len(files), total, most)
-	}
+	expect.That(t, total <= most && len(files) >= 2,
+		"%d files with %d bytes, want several with at most %d", len(files), total, most)
 
 	l.Close()
 	now = now.Add(2 * time.Hour)
@@ -233,9 +218,7 @@ func TestSizeAndAgeAreBounded(t *testing.T) {
 		t.Errorf("%d expired entries are listed, want 0", len(got))
 	}
 	l.Add(Entry{Action: digest(1)})
-	if got := found(t, l, Filter{}); !slices.Equal(got, []uint64{3001}) {
-		t.Errorf("after all expired found %v, want 3001", got)
-	}
+	expect.Slices(t, found(t, l, Filter{}), []uint64{3001}, "after all expired found")
 	if left, err := l.segs.List(); err != nil || len(left) > 2 {
 		t.Errorf("segments are %v, %v, want at most 2", left, err)
 	}
@@ -248,9 +231,7 @@ func TestHostileTextsAreBoundedAndPrintable(t *testing.T) {
 	l.Add(Entry{Action: digest(1), Target: evil, Invocation: strings.Repeat("\x00", 1<<20), Mnemonic: strings.Repeat("ä", 400), How: How(evil), Worker: evil})
 	l.Close()
 	got := entries(t, l, Filter{Target: evil})
-	if len(got) != 1 {
-		t.Fatalf("%d entries, want 1", len(got))
-	}
+	must.Be(t, len(got) == 1, "%d entries, want 1", len(got))
 	e := got[0]
 	if want := `\x1b[2J\n{"n":7}\n\u202e\xff`; e.Target != want || string(e.How) != want || e.Worker != want {
 		t.Errorf("texts are %q, %q, %q, want %q", e.Target, e.How, e.Worker, want)
@@ -281,23 +262,18 @@ func TestAddNeverBlocks(t *testing.T) {
 	l.Add(Entry{Action: digest(11)})
 	l.Add(Entry{Action: digest(12)})
 	got := entries(t, l, Filter{})
-	if len(got) != 2 || got[1].Lost != 11 || got[0].Lost != 0 {
-		t.Errorf("found %+v, want two, the older with Lost 11", got)
-	}
+	expect.That(t, len(got) == 2 && got[1].Lost == 11 && got[0].Lost == 0,
+		"found %+v, want two, the older with Lost 11", got)
 	l.Close()
 	l.Add(Entry{Action: digest(13)}) // from a call that ends late
-	if len(entries(t, l, Filter{})) != 2 {
-		t.Error("Add after Close wrote an entry")
-	}
+	expect.That(t, len(entries(t, l, Filter{})) == 2, "Add after Close wrote an entry")
 
 	// A writer that blocks.
 	stuck := &Log{cfg: Config{now: time.Now}, entries: make(chan Entry, 2)}
 	for range 5 {
 		stuck.Add(Entry{})
 	}
-	if stuck.Lost() != 3 {
-		t.Errorf("Lost is %d, want 3", stuck.Lost())
-	}
+	expect.Equal(t, stuck.Lost(), 3, "Lost")
 }
 
 func TestIdentityDependsOnOutputsOnly(t *testing.T) {
@@ -311,9 +287,8 @@ func TestIdentityDependsOnOutputsOnly(t *testing.T) {
 		}
 	}
 	want := Identity(base())
-	if len(want) != 32 || Identity(nil) != "" || Identity(&repb.ActionResult{}) == "" {
-		t.Errorf("Identity is %q, and %q of nil; want 32 digits and none", want, Identity(nil))
-	}
+	expect.That(t, len(want) == 32 && Identity(nil) == "" && Identity(&repb.ActionResult{}) != "",
+		"Identity is %q, and %q of nil; want 32 digits and none", want, Identity(nil))
 	for name, change := range map[string]func(*repb.ActionResult){
 		"order":    func(r *repb.ActionResult) { slices.Reverse(r.OutputFiles) },
 		"metadata": func(r *repb.ActionResult) { r.ExecutionMetadata = &repb.ExecutedActionMetadata{Worker: "w"} },
@@ -391,9 +366,7 @@ func TestFilesOfEarlierVersionsAreRead(t *testing.T) {
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "00000000000000000007.v1.jsonl"), []byte(line), 0o600))
 	l := open(t, Config{Dir: dir})
 	l.Add(Entry{Action: digest(2), Target: "//ä"})
-	if got := found(t, l, Filter{Target: "//ä"}); !slices.Equal(got, []uint64{8, 7}) {
-		t.Errorf("found %d, want 8 and 7", got)
-	}
+	expect.Slices(t, found(t, l, Filter{Target: "//ä"}), []uint64{8, 7}, "found (8 and 7)")
 }
 
 func TestMatch(t *testing.T) {

@@ -11,11 +11,11 @@ import (
 
 	"github.com/cloister-build/cloister/cas/castest"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // client returns a client of a server of l.
@@ -55,9 +55,7 @@ func TestListServesSearches(t *testing.T) {
 	l.Add(Entry{Action: digest(0), Instance: "other"})
 	l.Add(Entry{Action: digest(0), Instance: "secret"})
 	all, err := listed(t, c, &cloisterpb.ListHistoryRequest{InstanceName: "main"})
-	if err != nil || len(all) != 3*pageSize {
-		t.Fatalf("%d entries, %v, want %d", len(all), err, 3*pageSize)
-	}
+	must.Be(t, err == nil && len(all) == 3*pageSize, "%d entries, %v, want %d", len(all), err, 3*pageSize)
 	e := all[0]
 	if e.Number != 3*pageSize || e.Action != digest(3*pageSize-1) || e.How != "executed" || e.TargetId != "//t" || e.ActionMnemonic != "m" || e.InvocationId != "i1" ||
 		e.ExitCode != 2 || e.Ran.AsDuration() != time.Second || e.Waited.AsDuration() != time.Minute || e.Time == nil || e.InstanceName != "main" {
@@ -79,14 +77,10 @@ func TestListServesSearches(t *testing.T) {
 		{&cloisterpb.ListHistoryRequest{InstanceName: "main", TargetId: "//u"}, 0},
 		{&cloisterpb.ListHistoryRequest{InstanceName: "main", ActionMnemonic: "m*", CorrelatedInvocationsId: "c"}, 0},
 	} {
-		if got, err := listed(t, c, c2.req); err != nil || len(got) != c2.want {
-			t.Errorf("%v: %d entries, want %d: %v", c2.req, len(got), c2.want, err)
-		}
+		expect.Equal(t, len(must.Get(listed(t, c, c2.req))(t)), c2.want, "%v", c2.req)
 	}
 	for _, req := range []*cloisterpb.ListHistoryRequest{{Limit: -1}, {InstanceName: "blobs"}, {InstanceName: "main", AllInstances: true}} {
-		if _, err := listed(t, c, req); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%v: got %v, want INVALID_ARGUMENT", req, err)
-		}
+		expect.Code(t, expect.Err(listed(t, c, req)), codes.InvalidArgument, "%v", req)
 	}
 }
 

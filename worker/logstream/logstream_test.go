@@ -19,6 +19,7 @@ import (
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
@@ -68,8 +69,7 @@ func serve(t *testing.T, c logstream.Config) *site {
 	t.Helper()
 	c.Instances = castest.Instances()
 	in := must.Get(c.Instances("main"))(t)
-	registry := must.Get(logstream.New(c))(t)
-	b := &byteStream{Registry: registry}
+	b := &byteStream{Registry: must.Get(logstream.New(c))(t)}
 	server := grpc.NewServer()
 	bspb.RegisterByteStreamServer(server, b)
 	b.Register(server)
@@ -96,8 +96,7 @@ func (s *site) begin() (*worker.Logs, func(*worker.Outcome)) {
 func (s *site) outcome(t *testing.T, stdout, stderr string) *worker.Outcome {
 	t.Helper()
 	put := func(text string) *repb.Digest {
-		d := must.Get(cas.PutBytes(t.Context(), s.store, cas.SHA256, []byte(text)))(t)
-		return d.Proto()
+		return must.Get(cas.PutBytes(t.Context(), s.store, cas.SHA256, []byte(text)))(t).Proto()
 	}
 	return &worker.Outcome{Result: &repb.ActionResult{StdoutDigest: put(stdout), StderrDigest: put(stderr)}}
 }
@@ -126,15 +125,13 @@ func rest(r bspb.ByteStream_ReadClient) (string, codes.Code) {
 // read reads a part of a stream to its end.
 func (s *site) read(t *testing.T, req *bspb.ReadRequest) (string, codes.Code) {
 	t.Helper()
-	r := must.Get(s.bytes.Read(t.Context(), req))(t)
-	return rest(r)
+	return rest(must.Get(s.bytes.Read(t.Context(), req))(t))
 }
 
 func want(t *testing.T, what string, text string, code codes.Code, wantText string, wantCode codes.Code) {
 	t.Helper()
-	if text != wantText || code != wantCode {
-		t.Errorf("%s: got %.200q of %d bytes and %v, want %.200q and %v", what, text, len(text), code, wantText, wantCode)
-	}
+	expect.That(t, text == wantText && code == wantCode,
+		"%s: got %.200q of %d bytes and %v, want %.200q and %v", what, text, len(text), code, wantText, wantCode)
 }
 
 // wantNext checks the data of the next message.
@@ -217,9 +214,7 @@ func TestRule127_CancelledReadEndsAtOnce(t *testing.T) {
 		}
 		cancel()
 		synctest.Wait()
-		if n := s.serving.Load(); n != 0 {
-			t.Errorf("%d concurrent reads after the reader left, want 0", n)
-		}
+		expect.Equal(t, s.serving.Load(), 0, "concurrent reads after the reader left")
 		end(nil)
 	})
 }
@@ -256,9 +251,7 @@ func TestRule127_NamesAreForReadingOrForWriting(t *testing.T) {
 		if _, err := s.bytes.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: c.name}); status.Code(err) != c.write {
 			t.Errorf("QueryWriteStatus of %s: %v, want %v", c.name, err, c.write)
 		}
-		if err := s.write(t, &bspb.WriteRequest{ResourceName: c.name}); status.Code(err) != c.write {
-			t.Errorf("Write of %s: %v, want %v", c.name, err, c.write)
-		}
+		expect.Code(t, s.write(t, &bspb.WriteRequest{ResourceName: c.name}), c.write, "Write of %s", c.name)
 		if c.name == made.Name {
 			continue // it is not finished
 		}
@@ -370,7 +363,5 @@ func TestRunsAreKeptForAWhile(t *testing.T) {
 }
 
 func TestNewWithoutInstances(t *testing.T) {
-	if _, err := logstream.New(logstream.Config{}); err == nil || !strings.Contains(err.Error(), "Config.Instances") {
-		t.Errorf("got %v, want an error that names Config.Instances", err)
-	}
+	expect.Message(t, expect.Err(logstream.New(logstream.Config{})), "Config.Instances")
 }

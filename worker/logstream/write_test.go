@@ -14,6 +14,7 @@ import (
 	"time"
 
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/logstream"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
@@ -57,9 +58,8 @@ func message(name string, off int64, data string, finish bool) *bspb.WriteReques
 func (s *site) wantStatus(t *testing.T, l *logpb.LogStream, size int64, complete bool) {
 	t.Helper()
 	r, err := s.bytes.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: l.WriteResourceName})
-	if err != nil || r.CommittedSize != size || r.Complete != complete {
-		t.Errorf("status is %v, %v, want %d bytes, complete %v", r, err, size, complete)
-	}
+	expect.That(t, err == nil && r.CommittedSize == size && r.Complete == complete,
+		"status is %v, %v, want %d bytes, complete %v", r, err, size, complete)
 }
 
 func TestCreateLogStreamReturnsDistinctNames(t *testing.T) {
@@ -71,9 +71,7 @@ func TestCreateLogStreamReturnsDistinctNames(t *testing.T) {
 			t.Errorf("names are %q and %q, want the second to add a token", l.Name, l.WriteResourceName)
 		}
 	}
-	if a.Name == b.Name {
-		t.Error("two streams have the same name")
-	}
+	expect.That(t, a.Name != b.Name, "two streams have the same name")
 	if l, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{}); err != nil || !strings.HasPrefix(l.Name, "logstreams/") {
 		t.Errorf("without a parent: %v, %v, want logstreams/ID", l, err)
 	}
@@ -114,24 +112,17 @@ func TestWrittenStreamIsFollowedResumedAndFinished(t *testing.T) {
 			t.Errorf("%s: %v, want %v with the size 8 and without the token", c.name, err, c.code)
 		}
 	}
-	if err := s.write(t, message(to, 8, "three", false), message(l.Name, 13, "x", false)); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("changed name: %v, want INVALID_ARGUMENT", err)
-	}
+	expect.Code(t, s.write(t, message(to, 8, "three", false), message(l.Name, 13, "x", false)), codes.InvalidArgument,
+		"changed name")
 	wantNext(t, r, "three")
-	if n, err := s.committed(t.Context(), message(to, 13, "", true)); err != nil || n != 13 {
-		t.Errorf("finish: %d, %v, want 13", n, err)
-	}
+	expect.Equal(t, must.Get(s.committed(t.Context(), message(to, 13, "", true)))(t), 13, "finish")
 	text, code := rest(r)
 	want(t, "the end", text, code, "", codes.OK)
 	s.wantStatus(t, l, 13, true)
 
-	if n, err := s.committed(t.Context(), message(to, 13, "", true)); err != nil || n != 13 {
-		t.Errorf("finish again: %d, %v, want 13", n, err)
-	}
+	expect.Equal(t, must.Get(s.committed(t.Context(), message(to, 13, "", true)))(t), 13, "finish again")
 	for _, m := range []*bspb.WriteRequest{message(to, 13, "more", true), message(to, 13, "more", false), message(to, 13, "", false)} {
-		if err := s.write(t, m); status.Code(err) != codes.FailedPrecondition {
-			t.Errorf("%v after the end: %v, want FAILED_PRECONDITION", m, err)
-		}
+		expect.Code(t, s.write(t, m), codes.FailedPrecondition, "%v after the end", m)
 	}
 	text, code = s.read(t, &bspb.ReadRequest{ResourceName: l.Name, ReadOffset: 4})
 	want(t, "finished", text, code, "two three", codes.OK)
@@ -157,9 +148,7 @@ func TestWritersDoNotOverwriteEachOther(t *testing.T) {
 			})
 		}
 		all.Wait()
-		if won.Load() != 1 {
-			t.Fatalf("%d writers wrote at %d, want 1", won.Load(), off)
-		}
+		must.Be(t, won.Load() == 1, "%d writers wrote at %d, want 1", won.Load(), off)
 	}
 	s.wantStatus(t, l, 5*size, false)
 	text, code := s.read(t, &bspb.ReadRequest{ResourceName: l.Name, ReadLimit: 5 * size})
@@ -219,9 +208,7 @@ func TestStreamsOfClientsAreBounded(t *testing.T) {
 	fill := func(l *logpb.LogStream, off int64, n int, finish bool, want codes.Code) {
 		t.Helper()
 		err := s.write(t, message(l.WriteResourceName, off, strings.Repeat("x", n), finish))
-		if status.Code(err) != want {
-			t.Errorf("%d bytes: %v, want %v", n, err, want)
-		}
+		expect.Code(t, err, want, "%d bytes", n)
 	}
 	fill(a, 0, 61, false, codes.ResourceExhausted)
 	s.wantStatus(t, a, 0, false)
@@ -254,9 +241,8 @@ func TestIdleStreamEnds(t *testing.T) {
 		text, code := rest(r)
 		want(t, "idle", text, code, "", codes.Aborted)
 		for _, l := range []*logpb.LogStream{idle, done} {
-			if err := s.write(t, message(l.WriteResourceName, 0, "x", false)); status.Code(err) != codes.NotFound {
-				t.Errorf("write to an ended stream: %v, want NOT_FOUND", err)
-			}
+			expect.Code(t, s.write(t, message(l.WriteResourceName, 0, "x", false)), codes.NotFound,
+				"write to an ended stream")
 			_, code = s.read(t, &bspb.ReadRequest{ResourceName: l.Name})
 			want(t, "ended", "", code, "", codes.NotFound)
 		}
@@ -275,9 +261,7 @@ func TestCloseEndsReadersAndWriters(t *testing.T) {
 		text, code := rest(r)
 		want(t, "reader", text, code, "", codes.Unavailable)
 		synctest.Wait()
-		if n := s.serving.Load(); n != 0 {
-			t.Errorf("%d concurrent reads, want 0", n)
-		}
+		expect.Equal(t, s.serving.Load(), 0, "concurrent reads")
 		_ = w.Send(message("", 4, "more", true)) // CloseAndRecv returns the error
 		if _, err := w.CloseAndRecv(); status.Code(err) != codes.Unavailable || err == io.EOF {
 			t.Errorf("writer: %v, want UNAVAILABLE", err)

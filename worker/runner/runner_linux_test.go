@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/runner"
 	"google.golang.org/grpc/codes"
@@ -52,8 +53,7 @@ func newFixture(t testing.TB, rules string) *fixture {
 	if rules != "" {
 		c.Policy = must.Get(policy.Parse("policy.yaml", []byte(rules)))(t)
 	}
-	r := must.Get(runner.New(c))(t)
-	return &fixture{dir: dir, backend: backend, runner: r}
+	return &fixture{dir: dir, backend: backend, runner: must.Get(runner.New(c))(t)}
 }
 
 // action creates the directory of an action as bb_worker does, and returns it with the request to run a script. A file
@@ -119,8 +119,7 @@ func tree(t testing.TB, dir string) map[string]string {
 
 func text(t testing.TB, p string) string {
 	t.Helper()
-	b := must.Get(os.ReadFile(p))(t)
-	return string(b)
+	return string(must.Get(os.ReadFile(p))(t))
 }
 
 func TestRun(t *testing.T) {
@@ -208,9 +207,7 @@ func TestRun(t *testing.T) {
 			if resp.ExitCode != c.code || usage.TerminationSignal != c.signal {
 				t.Errorf("exit code %d, signal %q, want %d, %q; stderr %q", resp.ExitCode, usage.TerminationSignal, c.code, c.signal, text(t, dir+"/stderr"))
 			}
-			if got := text(t, dir+"/stdout"); got != c.stdout {
-				t.Errorf("stdout %q, want %q", got, c.stdout)
-			}
+			expect.Equal(t, text(t, dir+"/stdout"), c.stdout, "stdout")
 			if got := text(t, dir+"/stderr"); !strings.HasPrefix(got, c.stderr) || c.stderr == "" && c.code == 0 && got != "" {
 				t.Errorf("stderr %q, want %q", got, c.stderr)
 			}
@@ -238,9 +235,7 @@ func TestRunCannotModifyCachedInputs(t *testing.T) {
 	if err != nil || !os.SameFile(before, after) || after.Mode() != before.Mode() || after.ModTime() != before.ModTime() || text(t, cached) != "original" {
 		t.Errorf("the cached file was %v, is %v (%v), and contains %q", before, after, err, text(t, cached))
 	}
-	if got := text(t, dir+"/root/out"); got != "new\n" {
-		t.Errorf("output: got %q, want %q", got, "new\n")
-	}
+	expect.Equal(t, text(t, dir+"/root/out"), "new\n", "output")
 }
 
 func TestRunRefusesMalformedRequests(t *testing.T) {
@@ -329,9 +324,8 @@ func TestRunRefusesUncacheableSuccess(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir, req := f.action(t, c.files, c.script)
 			resp, err := f.runner.Run(t.Context(), req)
-			if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, %v, want FAILED_PRECONDITION with %q; stderr %q", resp, err, c.want, text(t, dir+"/stderr"))
-			}
+			expect.That(t, status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), c.want),
+				"got %v, %v, want FAILED_PRECONDITION with %q; stderr %q", resp, err, c.want, text(t, dir+"/stderr"))
 		})
 	}
 	t.Run("endless log", func(t *testing.T) {
@@ -363,9 +357,8 @@ func TestRunReportsViolations(t *testing.T) {
 			if errors.Is(err, fs.ErrNotExist) {
 				sandboxtest.Unavailable(t, "monitor", err)
 			}
-			if err != nil || !strings.Contains(string(b), "write    denied: write to /usr/new (read-only)") {
-				t.Errorf("server log: got %q, %v", b, err)
-			}
+			expect.That(t, err == nil && strings.Contains(string(b), "write    denied: write to /usr/new (read-only)"),
+				"server log: got %q, %v", b, err)
 			reported := strings.Contains(text(t, dir+"/stderr"), "cloister: write    denied: write to /usr/new (read-only)")
 			if want := name == "failure"; reported != want {
 				t.Errorf("reported in stderr: got %v, want %v", reported, want)
@@ -395,21 +388,14 @@ func TestRunFailsForViolations(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir, req := f.action(t, nil, c.script)
 			resp, err := f.runner.Run(t.Context(), req)
-			if err != nil || resp.ExitCode != c.code {
-				t.Fatalf("got %v, %v, want exit code %d", resp, err, c.code)
-			}
-			if got := text(t, dir+"/logs/cloister.txt"); !strings.Contains(got, c.log) {
-				t.Errorf("server log: got %q, want %q in it", got, c.log)
-			}
+			must.Be(t, err == nil && resp.ExitCode == c.code, "got %v, %v, want exit code %d", resp, err, c.code)
+			expect.Text(t, text(t, dir+"/logs/cloister.txt"), c.log, "server log")
 			counts := strings.Contains(text(t, dir+"/stderr"), `cloister: its violations count, by on_violation of profile "build"`+"\n")
-			if counts != (c.code != 0) {
-				t.Errorf("got stderr %q", text(t, dir+"/stderr"))
-			}
+			expect.That(t, counts == (c.code != 0), "got stderr %q", text(t, dir+"/stderr"))
 		})
 	}
-	if _, err := f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); err != nil {
-		t.Errorf("not ready: %v", err)
-	}
+	expect.Error(t, expect.Err(f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{})), nil,
+		"not ready")
 }
 
 // TestViolationsNeedTheirMonitor: a runner that cannot notice violations that count does not start.
@@ -452,9 +438,7 @@ func TestCancelledRunCopiesNothing(t *testing.T) {
 		}
 	}
 	cancel()
-	if err := <-done; status.Code(err) != codes.Canceled {
-		t.Errorf("got %v, want CANCELLED", err)
-	}
+	expect.Code(t, <-done, codes.Canceled)
 	if got := tree(t, dir+"/root"); len(got) > 0 {
 		t.Errorf("input root: got %q, want nothing", got)
 	}
@@ -503,21 +487,16 @@ func TestRunWaitsForAJob(t *testing.T) {
 	dir, req := f.action(t, nil, "echo ran")
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	if _, err := f.runner.Run(ctx, req); status.Code(err) != codes.DeadlineExceeded {
-		t.Errorf("fifth run with four jobs: got %v, want DEADLINE_EXCEEDED", err)
-	}
-	if _, err := os.Stat(dir + "/stdout"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a waiting run has a log: %v", err)
-	}
+	expect.Code(t, expect.Err(f.runner.Run(ctx, req)), codes.DeadlineExceeded, "fifth run with four jobs")
+	expect.Error(t, expect.Err(os.Stat(dir+"/stdout")), fs.ErrNotExist, "a waiting run has a log")
 }
 
 func TestCheckReadiness(t *testing.T) {
 	f := newFixture(t, "")
 	for path, want := range map[string]codes.Code{"": codes.OK, "there": codes.OK, "none": codes.Unavailable, "../x": codes.InvalidArgument, "/": codes.InvalidArgument} {
 		must.Succeed(t, os.MkdirAll(f.dir+"/there", 0o777))
-		if _, err := f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{Path: path}); status.Code(err) != want {
-			t.Errorf("%q: got %v, want %v", path, err, want)
-		}
+		expect.Code(t, expect.Err(f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{Path: path})),
+			want, "%q", path)
 	}
 }
 
@@ -525,9 +504,8 @@ func TestCheckReadiness(t *testing.T) {
 func TestBuildDirectoryMayAppearLater(t *testing.T) {
 	f := newFixture(t, "")
 	must.Succeed(t, os.Rename(f.dir, f.dir+".gone"))
-	if _, err := f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); status.Code(err) != codes.Unavailable {
-		t.Errorf("without the directory: got %v, want UNAVAILABLE", err)
-	}
+	expect.Code(t, expect.Err(f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{})),
+		codes.Unavailable, "without the directory")
 	dir, req := f.action(t, map[string]string{"in": "x"}, "cat in >out")
 	must.Get(f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}))(t)
 	if resp, err := f.runner.Run(t.Context(), req); err != nil || resp.ExitCode != 0 || text(t, dir+"/root/out") != "x" {
@@ -538,9 +516,8 @@ func TestBuildDirectoryMayAppearLater(t *testing.T) {
 func TestCheckReadinessOfBrokenSandbox(t *testing.T) {
 	f := newFixture(t, "")
 	f.backend.Close()
-	if _, err := f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{}); status.Code(err) != codes.Unavailable {
-		t.Errorf("got %v, want UNAVAILABLE", err)
-	}
+	expect.Code(t, expect.Err(f.runner.CheckReadiness(t.Context(), &runnerpb.CheckReadinessRequest{})),
+		codes.Unavailable)
 }
 
 func TestNewNamesTheMissingField(t *testing.T) {
@@ -555,9 +532,7 @@ func TestNewNamesTheMissingField(t *testing.T) {
 	} {
 		c := whole
 		change(&c)
-		if _, err := runner.New(c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want an error that names %s", err, want)
-		}
+		expect.Message(t, expect.Err(runner.New(c)), want)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // TestCachesShareTheMemory checks that the limits of all caches add up to Config.Memory.
@@ -14,14 +15,10 @@ func TestCachesShareTheMemory(t *testing.T) {
 	for _, memory := range []int64{MinMemory, DefaultMemory, 1 << 40} {
 		var sum int64
 		for _, limit := range reflect.ValueOf(divide(memory)).Fields() {
-			if limit.Int() < 1<<20 {
-				t.Errorf("%d bytes of memory: a cache has %d", memory, limit.Int())
-			}
+			expect.That(t, limit.Int() >= 1<<20, "%d bytes of memory: a cache has %d", memory, limit.Int())
 			sum += limit.Int()
 		}
-		if sum != memory {
-			t.Errorf("got limits of %d bytes together, want %d", sum, memory)
-		}
+		expect.Equal(t, sum, memory, "limits together")
 	}
 }
 

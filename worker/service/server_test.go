@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -43,23 +44,15 @@ func TestMistakesAreNamed(t *testing.T) {
 		}
 	}
 	conn := &grpc.ClientConn{}
-	if _, err := service.NewWorker(t.Context(), conn, head); err == nil || !strings.Contains(err.Error(), "Worker.Backend") {
-		t.Errorf("got %v, want an error that names Worker.Backend", err)
-	}
+	expect.Message(t, expect.Err(service.NewWorker(t.Context(), conn, head)), "Worker.Backend")
 	able := head
 	able.Worker.Backend, able.Worker.Features = unable{}, sandbox.Features{Audits: []sandbox.Audit{sandbox.AuditOff}}
-	if _, err := service.NewWorker(t.Context(), nil, able); err == nil || !strings.Contains(err.Error(), "connection") {
-		t.Errorf("got %v, want an error that asks for a connection", err)
-	}
+	expect.Message(t, expect.Err(service.NewWorker(t.Context(), nil, able)), "connection")
 	s := must.Get(service.NewServer(t.Context(), able))(t)
 	defer s.Close()
-	if err := s.RegisterWorkers(grpc.NewServer()); err == nil || !strings.Contains(err.Error(), "Worker.Fleet") {
-		t.Errorf("got %v, want an error that names Worker.Fleet", err)
-	}
+	expect.Message(t, s.RegisterWorkers(grpc.NewServer()), "Worker.Fleet")
 	for name, register := range map[string]func(grpc.ServiceRegistrar) error{"Register": s.Register, "RegisterWorkers": s.RegisterWorkers} {
-		if err := register(nil); err == nil || !strings.Contains(err.Error(), "gRPC server") {
-			t.Errorf("%s of nil: got %v, want an error that names the server", name, err)
-		}
+		expect.Message(t, register(nil), "gRPC server", "%s of nil", name)
 	}
 }
 
@@ -91,9 +84,7 @@ func TestMetricsOfServersAreApart(t *testing.T) {
 		defer s.Close()
 	}
 	names, err := registry.Gather()
-	if err != nil || len(names) == 0 {
-		t.Errorf("got %d metrics, %v", len(names), err)
-	}
+	expect.That(t, err == nil && len(names) != 0, "got %d metrics, %v", len(names), err)
 }
 
 // TestCloseTwice: a second Close does nothing, and neither does a Drain after it.

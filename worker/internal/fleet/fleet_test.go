@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
@@ -32,9 +33,7 @@ func serve(t *testing.T, c fleet.Config) cloisterpb.FleetClient {
 }
 
 func TestRegisterWithoutQueue(t *testing.T) {
-	if err := fleet.Register(grpc.NewServer(), fleet.Config{}); err == nil || !strings.Contains(err.Error(), "Config.Queue") {
-		t.Errorf("got %v, want an error that names Config.Queue", err)
-	}
+	expect.Message(t, fleet.Register(grpc.NewServer(), fleet.Config{}), "Config.Queue")
 }
 
 // TestStatusReportsTheQueue in full to a viewer of the instance, and with stage and age only to others.
@@ -65,9 +64,7 @@ func TestStatusReportsTheQueue(t *testing.T) {
 	for s, word := range map[worker.Stage]string{worker.StageInputs: "fetch", worker.StageRun: "run", worker.StagePublish: "upload"} {
 		run.Report(s)
 		m := must.Get(client.Status(t.Context(), &cloisterpb.StatusRequest{}))(t)
-		if got := m.Workers[0].Slots[0].Stage; got != word {
-			t.Errorf("stage %v is reported as %q, want %q", s, got, word)
-		}
+		expect.Equal(t, m.Workers[0].Slots[0].Stage, word, "stage %v is reported as", s)
 	}
 	m := must.Get(client.Status(t.Context(), &cloisterpb.StatusRequest{}))(t)
 	if m.Name != "head" || m.Version != "1.2" || !m.Started.AsTime().Equal(began) || m.Time == nil || !slices.Equal(m.Unready, []string{"full"}) ||
@@ -90,9 +87,7 @@ func TestStatusReportsTheQueue(t *testing.T) {
 		t.Errorf("slot is reported as %v, want %v", w.Slots[0], want)
 	}
 
-	if m.Elsewhere != nil {
-		t.Errorf("a viewer of everything sees Elsewhere: %v, want none", m.Elsewhere)
-	}
+	expect.That(t, m.Elsewhere == nil, "a viewer of everything sees Elsewhere: %v, want none", m.Elsewhere)
 
 	viewers.instance = "main/other"
 	m = must.Get(client.Status(t.Context(), &cloisterpb.StatusRequest{}))(t)
@@ -149,16 +144,14 @@ func TestTenantsSeeOnlyTheirInstances(t *testing.T) {
 	}
 
 	all := status(fleet.Config{})
-	if len(all.Workers) != 3 || len(all.Demands) != 3 || all.Demands[1].Queued != 3 || all.Elsewhere != nil {
-		t.Errorf("without Viewers: %v, want everything", all)
-	}
+	expect.That(t, len(all.Workers) == 3 && len(all.Demands) == 3 && all.Demands[1].Queued == 3 && all.Elsewhere == nil,
+		"without Viewers: %v, want everything", all)
 	m := status(fleet.Config{Viewers: &viewer{"blue"}})
 	if text := m.String(); strings.Contains(text, "crimson") {
 		t.Errorf("blue sees crimson: %s", text)
 	}
-	if len(m.Demands) != 2 || m.Demands[0].Queued != 1 || m.Demands[1].Queued != 2 || len(m.Workers) != 2 {
-		t.Errorf("blue sees %v and %v, want two demands and two workers", m.Demands, m.Workers)
-	}
+	expect.That(t, len(m.Demands) == 2 && m.Demands[0].Queued == 1 && m.Demands[1].Queued == 2 && len(m.Workers) == 2,
+		"blue sees %v and %v, want two demands and two workers", m.Demands, m.Workers)
 	if want := (&cloisterpb.Elsewhere{Queued: 2, Workers: 1, Slots: 2}); !proto.Equal(m.Elsewhere, want) || m.Queued != 5 {
 		t.Errorf("blue sees %v elsewhere of %d queued, want %v of 5", m.Elsewhere, m.Queued, want)
 	}
@@ -178,9 +171,8 @@ func TestDrainRecordsReasonAndCaller(t *testing.T) {
 		t.Helper()
 		for _, do := range []func(context.Context, *cloisterpb.DrainRequest, ...grpc.CallOption) (*cloisterpb.DrainResponse, error){client.Drain, client.Undrain} {
 			_, err := do(t.Context(), &cloisterpb.DrainRequest{Worker: "tongs"})
-			if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), want) {
-				t.Errorf("unknown name: %v, want NOT_FOUND with %q", err, want)
-			}
+			expect.That(t, status.Code(err) == codes.NotFound && strings.Contains(err.Error(), want),
+				"unknown name: %v, want NOT_FOUND with %q", err, want)
 		}
 	}
 	unknown("known workers: none")
@@ -189,9 +181,8 @@ func TestDrainRecordsReasonAndCaller(t *testing.T) {
 	}
 	unknown("known workers: anvil, bellows")
 	for _, reason := range []string{"two\nlines", strings.Repeat("long ", 200)} {
-		if _, err := client.Drain(t.Context(), &cloisterpb.DrainRequest{Worker: "anvil", Reason: reason}); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("reason %.20q: %v, want INVALID_ARGUMENT", reason, err)
-		}
+		expect.Code(t, expect.Err(client.Drain(t.Context(), &cloisterpb.DrainRequest{Worker: "anvil", Reason: reason})),
+			codes.InvalidArgument, "reason %.20q", reason)
 	}
 	if w := work.Workers()[0]; !w.Drained.IsZero() {
 		t.Errorf("a refused call drained %+v", w)

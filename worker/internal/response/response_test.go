@@ -10,6 +10,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/internal/response"
@@ -71,16 +72,14 @@ func TestParseIsInverseOfOf(t *testing.T) {
 func TestRemarkIsPassedOn(t *testing.T) {
 	out := &worker.Outcome{Result: ran(1), Message: strings.Repeat("cloister: line\n", worker.MaxMessageLines), Reproduce: "cloister run"}
 	first := response.Of(out, "see\nthere")
-	if !strings.HasSuffix(first.Message, "\ncloister: reproduce: cloister run\ncloister: see there") {
-		t.Fatalf("got %q", first.Message)
-	}
+	must.Be(t, strings.HasSuffix(first.Message, "\ncloister: reproduce: cloister run\ncloister: see there"),
+		"got %q", first.Message)
 	read, f := response.Parse(sent(t, first), cas.SHA256)
 	if f != nil {
 		t.Fatal(f)
 	}
-	if read.Reproduce != "cloister run" || !strings.HasSuffix(read.Message, "cloister: see there") {
-		t.Errorf("got %q and %q", read.Message, read.Reproduce)
-	}
+	expect.That(t, read.Reproduce == "cloister run" && strings.HasSuffix(read.Message, "cloister: see there"),
+		"got %q and %q", read.Message, read.Reproduce)
 	if again := response.Of(read, "").Message; strings.Count(again, "\n") != strings.Count(first.Message, "\n") {
 		t.Errorf("passed on: got %q, want the lines of %q", again, first.Message)
 	}
@@ -95,9 +94,8 @@ func TestParseIsInverseOfOfFault(t *testing.T) {
 			f.Blobs = blobs
 		}
 		r := sent(t, response.OfFault(f, "worker w"))
-		if r.Result != nil || !strings.HasSuffix(r.Message, "fetch: so it is (worker w)") {
-			t.Errorf("%v: got %v", kind, r)
-		}
+		expect.That(t, r.Result == nil && strings.HasSuffix(r.Message, "fetch: so it is (worker w)"),
+			"%v: got %v", kind, r)
 		out, got := response.Parse(r, cas.SHA256)
 		if out != nil || got == nil || got.Kind != kind || got.Error() != "fetch: so it is" || !cmp.Equal(got.Blobs, f.Blobs, cmp.Comparer(func(a, b cas.Digest) bool { return a == b })) {
 			t.Errorf("kind %d: got %+v", kind, got)
@@ -111,8 +109,7 @@ func TestParseFailuresOfOtherWorkers(t *testing.T) {
 	failed := func(c codes.Code, text string, details ...*errdetails.PreconditionFailure) *statuspb.Status {
 		st := status.New(c, text)
 		for _, d := range details {
-			with := must.Get(st.WithDetails(d))(t)
-			st = with
+			st = must.Get(st.WithDetails(d))(t)
 		}
 		return st.Proto()
 	}
