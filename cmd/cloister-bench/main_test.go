@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc"
@@ -53,16 +54,12 @@ func TestBlobs(t *testing.T) {
 	must.Succeed(t, os.WriteFile(pid, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600))
 	out, code := command(t, "blobs", "--executor", "ours=grpc://"+one+"/main", "--against", "theirs="+two,
 		"--watch", "theirs="+pid, "--blobs", "50", "--large", "200KiB", "-c", "2", "--rounds", "2")
-	if code != 0 {
-		t.Fatalf("got exit code %d, want 0", code)
-	}
+	must.Be(t, code == 0, "got exit code %d, want 0", code)
 	for _, want := range []string{
 		"50 blobs of 1.0 KiB, large 200.0 KiB, 2 calls in flight, medians of 2 rounds\n",
 		"ours", "theirs", "find missing", "peak memory",
 	} {
-		if !strings.Contains(out, want) {
-			t.Errorf("got output\n%s\nwant %q in it", out, want)
-		}
+		expect.Text(t, out, want)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/spf13/pflag"
@@ -23,9 +24,8 @@ func TestEachServerGetsItsOwnToken(t *testing.T) {
 		p.register(f, "")
 		p.registerStores(f)
 		must.Succeed(t, f.Parse([]string{"--executor", server, "--cas", storage}))
-		if got := atStorage(p.storeCredentials(server, storage).DialOptions("grpc://" + storage)); got != want {
-			t.Errorf("separate store: got token %q, want %q", got, want)
-		}
+		expect.Equal(t, atStorage(p.storeCredentials(server, storage).DialOptions("grpc://"+storage)), want,
+			"separate store: token")
 		same, atSame := grpctest.Authorization(t)
 		got := atSame(p.storeCredentials("grpc://"+same, same+"/main").DialOptions("grpc://" + same))
 		if want := "Bearer " + cmp.Or(variable, "one"); got != want {

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/soak"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -88,9 +89,7 @@ func TestTableMeasuresOwnServer(t *testing.T) {
 	if s := report.Workloads[1].Servers[0]; s.PeakRSS == 0 || s.Phases[0][0] <= 0 || s.Phases[2][0] < 0 || s.Phases[4][0] <= 0 {
 		t.Errorf("got %+v, want positive measurements", s)
 	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-		t.Errorf("got %d files left behind, %v, want none", len(left), err)
-	}
+	expect.Equal(t, len(must.Get(os.ReadDir(dir))(t)), 0)
 }
 
 func TestOwnServerEnds(t *testing.T) {
@@ -108,9 +107,8 @@ func TestOwnServerEnds(t *testing.T) {
 			out, code := command(t, "noop", "--executor", c.servers.executor, "--watch", c.servers.watch[0],
 				"--actions", "3", "-c", "2", "--rounds", "2", "--local-time", "1ms")
 			const want = "medians of 2 rounds of 3 actions\nnoop, 2 in flight\n"
-			if code != 0 || !strings.Contains(out, want) || !strings.Contains(out, " cloister\n") {
-				t.Errorf("got exit code %d and\n%s\nwant 0 and %q", code, out, want)
-			}
+			expect.That(t, code == 0 && strings.Contains(out, want) && strings.Contains(out, " cloister\n"),
+				"got exit code %d and\n%s\nwant 0 and %q", code, out, want)
 			pid := must.Get(readPID(filepath.Join(dir, "pid")))(t)
 			must.Succeed(t, end(stop, cancel))
 			if err := syscall.Kill(pid, 0); err == nil {
@@ -124,9 +122,7 @@ func TestServerThatDoesNotStart(t *testing.T) {
 	dir := t.TempDir()
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "store"), nil, 0o600))
 	c := execBench{cloister: program(t)}
-	if _, err := c.startServer(t.Context(), dir, io.Discard); err == nil || !strings.Contains(err.Error(), "cloister serve ended") {
-		t.Errorf("got %v, want cloister serve ended", err)
-	}
+	expect.Message(t, expect.Err(c.startServer(t.Context(), dir, io.Discard)), "cloister serve ended")
 }
 
 // TestTargets checks that a target is met at its value and missed beyond it.
@@ -167,11 +163,7 @@ func TestSoakMeasuresOwnServer(t *testing.T) {
 		t.Fatalf("%v\n%s%s", err, &out, &info)
 	}
 	for _, m := range soak.Bounds(soakStore) {
-		if !strings.Contains(out.String(), m.Name) {
-			t.Errorf("the table lacks %q:\n%s", m.Name, &out)
-		}
+		expect.Text(t, out.String(), m.Name, "the table")
 	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-		t.Errorf("got %d files left behind, %v, want none", len(left), err)
-	}
+	expect.Equal(t, len(must.Get(os.ReadDir(dir))(t)), 0)
 }

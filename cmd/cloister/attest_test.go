@@ -17,6 +17,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/attestation"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/repro/attest"
 	"golang.org/x/crypto/ssh"
@@ -110,15 +111,10 @@ func TestAttestVerify(t *testing.T) {
 		{[]string{signed, "--key", public, "--action", "x"}, exit.Usage, "--action"},
 	} {
 		out, code := runCLI(t, append([]string{"attest", "verify"}, c.args...)...)
-		if code != c.code || !strings.Contains(out, c.says) {
-			t.Errorf("%q: exit %d with %q; want %d with %q", c.args, code, out, c.code, c.says)
-		}
-		if strings.Contains(out, "\x1b") {
-			t.Errorf("%q: a control character is printed: %q", c.args, out)
-		}
-		if strings.Contains(out, "\nsigned by") {
-			t.Errorf("%q: a name prints a line of its own: %q", c.args, out)
-		}
+		expect.That(t, code == c.code && strings.Contains(out, c.says),
+			"%q: exit %d with %q; want %d with %q", c.args, code, out, c.code, c.says)
+		expect.That(t, !strings.Contains(out, "\x1b"), "%q: a control character is printed: %q", c.args, out)
+		expect.That(t, !strings.Contains(out, "\nsigned by"), "%q: a name prints a line of its own: %q", c.args, out)
 	}
 }
 
@@ -139,9 +135,7 @@ func TestAttestKeyMustBePrivate(t *testing.T) {
 	if err := e.Write(t.Context(), &attest.Statement{}, nil); err == nil {
 		t.Error("a statement that says nothing is written")
 	}
-	if text, err := os.ReadFile(path); err != nil || string(text) != "before" {
-		t.Errorf("there is %q, %v", text, err)
-	}
+	expect.Equal(t, string(must.Get(os.ReadFile(path))(t)), "before")
 }
 
 // A key with a passphrase signs with the passphrase file, and ssh-agent signs for a public key; errors name the

@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/audit"
 )
@@ -40,9 +41,7 @@ func TestVerifyReportsDeletedEntries(t *testing.T) {
 	}
 	check(` for --audit-size, the last of them \(\d+ to \d+, since ` + when + `\)`)
 	segments, err := filepath.Glob(filepath.Join(storedir.Audit(store), "*.jsonl"))
-	if err != nil || len(segments) < 3 {
-		t.Fatalf("segments %q, %v", segments, err)
-	}
+	must.Be(t, err == nil && len(segments) >= 3, "segments %q, %v", segments, err)
 	must.Succeed(t, os.Remove(segments[0]))
 	check(`, and not by the log itself, which deleted those up to \d+,`)
 }
@@ -66,16 +65,10 @@ func TestAuditSizeFlag(t *testing.T) {
 	}
 	for _, text := range []string{"0", "", "-1", "10%", "none"} {
 		var b flags.Limit
-		if err := b.Set(text); err == nil || !strings.Contains(err.Error(), flags.Unlimited) {
-			t.Errorf("%q: got %v, %v, want what to write", text, &b, err)
-		}
+		expect.Message(t, b.Set(text), flags.Unlimited, "%q: %v", text, &b)
 	}
 	c := node.NewConfig()
-	if c.Audit != 1<<30 {
-		t.Errorf("the default is %s", &c.Audit)
-	}
+	expect.Equal(t, c.Audit, 1<<30, "the default")
 	c.Jobs, c.Audit = 1, 1<<20
-	if err := c.Check(serveCommand()); err == nil || !strings.Contains(err.Error(), "at least 16") {
-		t.Errorf("got %v for --audit-size 1MiB", err)
-	}
+	expect.Message(t, c.Check(serveCommand()), "at least 16", "for --audit-size 1MiB")
 }

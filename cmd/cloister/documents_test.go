@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -21,9 +22,7 @@ func TestEveryDialShowsWhoCalls(t *testing.T) {
 	dials := 0
 	for _, pattern := range []string{"*.go", "internal/*/*.go", "../cloister-bench/*.go"} {
 		files, err := filepath.Glob(pattern)
-		if err != nil || len(files) == 0 {
-			t.Fatalf("%s: got %v, %v", pattern, files, err)
-		}
+		must.Be(t, err == nil && len(files) != 0, "%s: got %v, %v", pattern, files, err)
 		for _, name := range files {
 			text := must.Get(os.ReadFile(name))(t)
 			for line := range strings.Lines(string(text)) {
@@ -37,9 +36,7 @@ func TestEveryDialShowsWhoCalls(t *testing.T) {
 			}
 		}
 	}
-	if dials < 5 {
-		t.Errorf("found %d dials, want 5 or more", dials)
-	}
+	expect.That(t, dials >= 5, "found %d dials, want 5 or more", dials)
 }
 
 // A document is a file for people: README.md, CONTRIBUTING.md, SECURITY.md and what is in docs, without the records of decisions,
@@ -51,12 +48,9 @@ func documents(t *testing.T) []document {
 	var all []document
 	for _, pattern := range []string{"../../*.md", "../../docs/*.md", "../../examples/*/*.md"} {
 		paths, err := filepath.Glob(pattern)
-		if err != nil || len(paths) == 0 {
-			t.Fatalf("%s: %v, %v", pattern, paths, err)
-		}
+		must.Be(t, err == nil && len(paths) != 0, "%s: %v, %v", pattern, paths, err)
 		for _, path := range paths {
-			text := must.Get(os.ReadFile(path))(t)
-			all = append(all, document{path, string(text)})
+			all = append(all, document{path, string(must.Get(os.ReadFile(path))(t))})
 		}
 	}
 	return all
@@ -133,15 +127,11 @@ func TestCommandsOfDocuments(t *testing.T) {
 		for line := range strings.Lines(strings.ReplaceAll(d.text, "\\\n", " ")) {
 			for _, m := range typed.FindAllStringSubmatch(unquote(strings.TrimSpace(line)), -1) {
 				lines++
-				if why := fits(m[1]); why != "" {
-					t.Errorf("%s: cloister %s: %s", d.path, m[1], why)
-				}
+				expect.Equal(t, fits(m[1]), "", "%s: cloister %s", d.path, m[1])
 			}
 		}
 	}
-	if lines < 180 {
-		t.Errorf("%d command lines were found: the documents have more", lines)
-	}
+	expect.That(t, lines >= 180, "%d command lines were found: the documents have more", lines)
 }
 
 // TestFlagsOfDocuments: each flag is named in a document, and has a text in --help.
@@ -200,13 +190,9 @@ func TestMetricsOfDocuments(t *testing.T) {
 		}
 	}
 	for m := range exist {
-		if !named[m] {
-			t.Errorf("no document says what the metric %s is", m)
-		}
+		expect.That(t, named[m], "no document says what the metric %s is", m)
 	}
-	if len(exist) < 30 {
-		t.Errorf("%d metrics were found: there are more", len(exist))
-	}
+	expect.That(t, len(exist) >= 30, "%d metrics were found: there are more", len(exist))
 }
 
 // TestLinksOfDocuments: what a document refers to by a path exists, with the heading that it names.
@@ -240,7 +226,5 @@ func TestLinksOfDocuments(t *testing.T) {
 			}
 		}
 	}
-	if links < 100 {
-		t.Errorf("%d links were found: the documents have more", links)
-	}
+	expect.That(t, links >= 100, "%d links were found: the documents have more", links)
 }

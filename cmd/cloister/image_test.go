@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/imageservice"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -90,28 +91,18 @@ func TestImageCommands(t *testing.T) {
 	check := func(want int, args ...string) string {
 		t.Helper()
 		out, code := runCLI(t, append(append([]string{"image"}, args...), "--dir", dir)...)
-		if code != want {
-			t.Errorf("image %v: exit %d, want %d: %s", args, code, want, out)
-		}
+		expect.That(t, code == want, "image %v: exit %d, want %d: %s", args, code, want, out)
 		return out
 	}
 	contains := func(out string, texts ...string) {
 		t.Helper()
-		for _, text := range texts {
-			if !strings.Contains(out, text) {
-				t.Errorf("got %s, want %q in it", out, text)
-			}
-		}
+		expect.Texts(t, out, texts)
 	}
-	if out := check(0, "ls"); out != "" {
-		t.Errorf("ls: got %q, want nothing", out)
-	}
+	expect.Equal(t, check(0, "ls"), "", "ls")
 	ref := host + "/tools:1"
 	digest := pushImage(t, ref)
 	pinned := host + "/tools@" + digest
-	if out := check(0, "pull", ref, "-q"); out != "docker://"+pinned+"\n" {
-		t.Errorf("pull -q: got %q", out)
-	}
+	expect.Equal(t, check(0, "pull", ref, "-q"), "docker://"+pinned+"\n", "pull -q")
 	contains(check(0, "pull", "docker://"+ref), pinned)
 	contains(check(0, "ls"), "image ", ref+" ", digest[7:19]+" ", "2.0 KiB ", "''")
 	contains(check(0, "show", digest[7:15]),
@@ -133,13 +124,9 @@ func TestImageCommands(t *testing.T) {
 	contains(check(exit.Usage, "rm", ref), `"" and "main"`, "--instance")
 	contains(check(exit.Absent, "rm", ref, host+"/absent:1", "--instance", "main"), "absent:1")
 	contains(check(0, "show", ref, "--instance", "main"), "main")
-	if out := check(0, "rm", ref, ref, digest, "--instance", "main"); out != "removed  "+ref+"\n" {
-		t.Errorf("rm: got %q", out)
-	}
+	expect.Equal(t, check(0, "rm", ref, ref, digest, "--instance", "main"), "removed  "+ref+"\n", "rm")
 	check(0, "rm", "docker://"+pinned)
-	if out := check(0, "ls"); out != "" {
-		t.Errorf("ls at the end: got %q, want nothing", out)
-	}
+	expect.Equal(t, check(0, "ls"), "", "ls at the end")
 }
 
 // TestImageLoadCommand loads an image from a file, which only the control socket permits.
@@ -156,14 +143,11 @@ func TestImageLoadCommand(t *testing.T) {
 	}
 	property := "oci:tools@" + digest.String()
 	out, code := runCLI(t, "image", "load", string(at), "--as", "tools:v3", "--dir", dir, "-q")
-	if code != 0 || out != property+"\n" {
-		t.Errorf("load: exit %d, %q, want %s", code, out, property)
-	}
+	expect.That(t, code == 0 && out == property+"\n", "load: exit %d, %q, want %s", code, out, property)
 	for _, name := range []string{"tools:v3", property, digest.String()} {
 		out, code := runCLI(t, "image", "show", name, "--server", address)
-		if code != 0 || !strings.Contains(out, `"`+property+`"}`) || !strings.Contains(out, "loaded       ") {
-			t.Errorf("show %s: exit %d, %s", name, code, out)
-		}
+		expect.That(t, code == 0 && strings.Contains(out, `"`+property+`"}`) && strings.Contains(out, "loaded       "),
+			"show %s: exit %d, %s", name, code, out)
 	}
 	for _, c := range []struct {
 		code int
@@ -178,9 +162,8 @@ func TestImageLoadCommand(t *testing.T) {
 		{exit.Unreachable, "cloister serve --dir", []string{string(at), "--as", "x", "--dir", t.TempDir()}},
 	} {
 		out, code := runCLI(t, append([]string{"image", "load"}, c.args...)...)
-		if code != c.code || !strings.Contains(out, c.want) {
-			t.Errorf("load %v: exit %d, %q, want %d and %q", c.args, code, out, c.code, c.want)
-		}
+		expect.That(t, code == c.code && strings.Contains(out, c.want),
+			"load %v: exit %d, %q, want %d and %q", c.args, code, out, c.code, c.want)
 	}
 }
 
@@ -202,17 +185,14 @@ func TestImageNames(t *testing.T) {
 		}
 	}
 	out, code := runCLI(t, "image", "show", digest.Hex[:8], "--server", address)
-	if code != 0 || strings.Count(out, "image        ") != 2 {
-		t.Errorf("show: exit %d, %s, want both names", code, out)
-	}
+	expect.That(t, code == 0 && strings.Count(out, "image        ") == 2,
+		"show: exit %d, %s, want both names", code, out)
 	if out, code := runCLI(t, "__complete", "image", "rm", "--dir", dir, "index."); code != 0 ||
 		!strings.HasPrefix(out, "index.docker.io/library/tools:1\t") {
 		t.Errorf("completion: exit %d, %q", code, out)
 	}
 	out, code = runCLI(t, "image", "rm", digest.String(), "--server", address)
-	if code != 0 || strings.Count(out, "removed ") != 2 {
-		t.Errorf("rm: exit %d, %s, want both names", code, out)
-	}
+	expect.That(t, code == 0 && strings.Count(out, "removed ") == 2, "rm: exit %d, %s, want both names", code, out)
 	if out, code := runCLI(t, "image", "ls", "--server", "grpc://127.0.0.1:1"); code != exit.Unreachable {
 		t.Errorf("nobody there: exit %d, %q", code, out)
 	}

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/server"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
@@ -46,9 +46,7 @@ func TestDrain(t *testing.T) {
 	defer head.Close()
 	work := head.Queue()
 	at := "grpc://" + grpctest.Serve(t, func(s *grpc.Server) {
-		if err := head.Register(s); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, head.Register(s), nil)
 	})
 	slots := map[string]*queue.Slot{}
 	for _, name := range []string{"anvil", "bellows"} {
@@ -82,16 +80,12 @@ func TestDrain(t *testing.T) {
 		waited <- code
 	}()
 	run.End(&worker.Outcome{}, nil)
-	if code := <-waited; code != 0 {
-		t.Errorf("drain --wait: exit %d", code)
-	}
+	expect.Equal(t, <-waited, 0, "drain --wait: exit")
 
 	submit("second")
 	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := slots["anvil"].Take(soon); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a drained worker takes an action: %v", err)
-	}
+	expect.Error(t, expect.Err(slots["anvil"].Take(soon)), context.DeadlineExceeded, "a drained worker takes an action")
 	if out, code := runCLI(t, "drain", "--all", "--cas", at); code != 0 || !strings.HasPrefix(out, "drained anvil, bellows;") {
 		t.Errorf("drain of all: exit %d, %q", code, out)
 	}
@@ -126,9 +120,7 @@ func TestDrainWaitsOverARestart(t *testing.T) {
 	at := listener.Addr().String()
 	serve := func(listener net.Listener, drains queue.DrainState) (*service.Server, *grpc.Server) {
 		head, s := newHead(t, drains), grpc.NewServer()
-		if err := head.Register(s); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, head.Register(s), nil)
 		go s.Serve(listener)
 		return head, s
 	}
@@ -170,7 +162,5 @@ func TestDrainWaitsOverARestart(t *testing.T) {
 	slot = must.Get(work.Join(queue.Offer{Worker: "anvil", Slot: "1", Ending: true}))(t)
 	still("while it ends what it had")
 	slot.SetEnding(false)
-	if got := <-waited; got != "0 drained anvil; 1 action running there\nidle    anvil\n" {
-		t.Errorf("at last: %q", got)
-	}
+	expect.Equal(t, <-waited, "0 drained anvil; 1 action running there\nidle    anvil\n", "at last")
 }

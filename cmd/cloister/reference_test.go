@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
@@ -36,9 +37,8 @@ func TestReferenceIsCurrent(t *testing.T) {
 	undated := time.Unix(0, 0)
 	header := &doc.GenManHeader{Section: "1", Source: "Cloister", Manual: "Cloister", Date: &undated}
 	must.Succeed(t, doc.GenManTree(root, header, man))
-	if diff := cmp.Diff(readTree(t, committed), readTree(t, dir)); diff != "" {
-		t.Errorf("docs/reference is not current; run make reference (- committed, + generated):\n%s", diff)
-	}
+	expect.Equal(t, cmp.Diff(readTree(t, committed), readTree(t, dir)), "",
+		"docs/reference is not current; run make reference (- committed, + generated)")
 }
 
 func visitCommands(c *cobra.Command, visit func(*cobra.Command)) {
@@ -55,9 +55,7 @@ func readTree(t *testing.T, dir string) map[string]string {
 	for _, pattern := range []string{"*.md", "man/*.1"} {
 		paths := must.Get(filepath.Glob(filepath.Join(dir, pattern)))(t)
 		for _, path := range paths {
-			text := must.Get(os.ReadFile(path))(t)
-			name := must.Get(filepath.Rel(dir, path))(t)
-			files[name] = string(text)
+			files[must.Get(filepath.Rel(dir, path))(t)] = string(must.Get(os.ReadFile(path))(t))
 		}
 	}
 	return files

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -51,9 +52,8 @@ func TestMistakesNameTheCorrection(t *testing.T) {
 		{"run --in /nonexistent -- true", "--in /nonexistent: no such file or directory"},
 	} {
 		got, code := runCLI(t, strings.Fields(c.line)...)
-		if code != exit.Usage || !strings.HasPrefix(got, c.want) || strings.Contains(got, "\n") {
-			t.Errorf("cloister %s: exit %d, %q; want exit 2, and one line that begins with %q", c.line, code, got, c.want)
-		}
+		expect.That(t, code == exit.Usage && strings.HasPrefix(got, c.want) && !strings.Contains(got, "\n"),
+			"cloister %s: exit %d, %q; want exit 2, and one line that begins with %q", c.line, code, got, c.want)
 	}
 }
 
@@ -77,9 +77,8 @@ func TestEmptyValuesAreMistakes(t *testing.T) {
 			err := c.ParseFlags([]string{"--" + f.Name + "="})
 			if err == nil {
 				err = c.Args(c, nil)
-				if err == nil || !strings.HasPrefix(err.Error(), "--"+f.Name+" is empty") {
-					t.Errorf("cloister %v --%s=: %v; want that it is empty", path, f.Name, err)
-				}
+				expect.That(t, err != nil && strings.HasPrefix(err.Error(), "--"+f.Name+" is empty"),
+					"cloister %v --%s=: %v; want that it is empty", path, f.Name, err)
 			} // else the empty text is not of the flag's type
 		})
 		for _, sub := range find().Commands() {
@@ -87,9 +86,7 @@ func TestEmptyValuesAreMistakes(t *testing.T) {
 		}
 	}
 	each()
-	if tried < 100 {
-		t.Errorf("tried only %d flags", tried)
-	}
+	expect.That(t, tried >= 100, "tried only %d flags", tried)
 }
 
 // cobraWords are words of cobra, pflag and Go's parsers.
@@ -128,9 +125,8 @@ func TestPortErrorsNameTheFlag(t *testing.T) {
 		{"127.0.0.1:80000", `--metrics "127.0.0.1:80000": write ADDRESS:PORT`, exit.Usage},
 	} {
 		got, code := runCLI(t, "serve", "--jobs", "0", "--listen", "127.0.0.1:0", "--worker-listen", "127.0.0.1:0", "--dir", t.TempDir(), "--max-size", "64MiB", "--metrics", c.address)
-		if code != c.code || !strings.HasSuffix(got, c.want) {
-			t.Errorf("--metrics %s: exit %d, %q; want exit %d, %q", c.address, code, got, c.code, c.want)
-		}
+		expect.That(t, code == c.code && strings.HasSuffix(got, c.want),
+			"--metrics %s: exit %d, %q; want exit %d, %q", c.address, code, got, c.code, c.want)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -59,7 +60,5 @@ func TestIdentityMistakes(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if options, err := (&Flags{}).DialOptions("grpc://build.example.com:8980"); err != nil || len(options) != 0 {
-		t.Errorf("without flags: %v, %v", options, err)
-	}
+	expect.Equal(t, len(must.Get((&Flags{}).DialOptions("grpc://build.example.com:8980"))(t)), 0, "without flags")
 }

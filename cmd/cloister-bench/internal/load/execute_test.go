@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	rpcpb "google.golang.org/genproto/googleapis/rpc/status"
@@ -169,9 +170,8 @@ func TestExecuteRunsEveryWorkload(t *testing.T) {
 		var a repb.Action
 		must.Succeed(t, w.read(req.ActionDigest, &a))
 		p := a.Platform.GetProperties()
-		if !req.SkipCacheLookup || req.InstanceName != "main" || len(p) != 2 || p[0].Name != "OSFamily" {
-			t.Errorf("got request %v for action %v, want skip_cache_lookup, instance main and two sorted properties", req, &a)
-		}
+		expect.That(t, req.SkipCacheLookup && req.InstanceName == "main" && len(p) == 2 && p[0].Name == "OSFamily",
+			"got request %v for action %v, want skip_cache_lookup, instance main and two sorted properties", req, &a)
 	}
 	// Two actions run before the clock starts.
 	if want := c.Rounds * len(c.Workloads) * (5 + 2); len(w.executed) != want || len(digests) != want {
@@ -179,9 +179,8 @@ func TestExecuteRunsEveryWorkload(t *testing.T) {
 	}
 	for _, m := range report.Workloads {
 		s := &m.Servers[0]
-		if len(s.Rates) != 2 || len(m.Local.Rates) != 2 || len(m.Local.Spawns) != 2 {
-			t.Errorf("%s: got %+v and %+v, want two rounds", m.Kind, m.Local, s)
-		}
+		expect.That(t, len(s.Rates) == 2 && len(m.Local.Rates) == 2 && len(m.Local.Spawns) == 2,
+			"%s: got %+v and %+v, want two rounds", m.Kind, m.Local, s)
 		first, next, _ := s.FirstExtra()
 		if min(s.Rate(), m.Local.Spawn(), s.SpawnRatio(&m.Local), s.P50(), s.P50Ratio(&m.Local), first, next) <= 0 {
 			t.Errorf("%s: got %+v and %+v, want positive rates and times", m.Kind, m.Local, s)
@@ -312,9 +311,8 @@ func TestWrongResultsAreFound(t *testing.T) {
 			})
 			_, err := execute(t, load.ExecConfig{Workloads: []load.Workload{tiny(c.kind)}}, address)
 			pattern := "^one: " + string(c.kind) + ": action [0-9a-f]{64}/[0-9]+: .*" + c.want
-			if err == nil || !regexp.MustCompile(pattern).MatchString(err.Error()) {
-				t.Errorf("got %v, want %s", err, pattern)
-			}
+			expect.That(t, err != nil && regexp.MustCompile(pattern).MatchString(err.Error()),
+				"got %v, want %s", err, pattern)
 		})
 	}
 }
@@ -330,9 +328,7 @@ func TestOutputsMustBeStored(t *testing.T) {
 		w.in.Store.(*castest.Memory).Delete(d)
 	})
 	_, err := execute(t, load.ExecConfig{Workloads: []load.Workload{tiny(load.Outputs)}}, address)
-	if err == nil || !strings.Contains(err.Error(), "is absent from the store") {
-		t.Errorf("got %v, want an output blob absent from the store", err)
-	}
+	expect.Message(t, err, "is absent from the store", "an output blob absent from the store")
 }
 
 // TestUploadRespectsBatchLimit checks that batches respect the limit of the server, and that streams send larger blobs.
@@ -363,9 +359,8 @@ func TestUploadRespectsBatchLimit(t *testing.T) {
 			large++
 		}
 	}
-	if batches < 2 || large == 0 {
-		t.Errorf("got %d batches and %d large blobs, want at least 2 and 1", batches, large)
-	}
+	expect.That(t, batches >= 2 && large != 0,
+		"got %d batches and %d large blobs, want at least 2 and 1", batches, large)
 }
 
 func TestSeparateStore(t *testing.T) {

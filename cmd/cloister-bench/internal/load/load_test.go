@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/cloister-bench/internal/load"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/klauspost/compress/zstd"
@@ -112,20 +113,16 @@ func TestRunDoesEveryStepOnEveryServer(t *testing.T) {
 	if want := c.Rounds * (2*c.Blobs + 1); first.Len() != want || !slices.Equal(first.Digests(), second.Digests()) {
 		t.Errorf("the servers store %d and %d blobs, want the same %d", first.Len(), second.Len(), want)
 	}
-	if rounds != c.Rounds {
-		t.Errorf("Progress was called %d times, want %d", rounds, c.Rounds)
-	}
+	expect.Equal(t, rounds, c.Rounds, "Progress was called N times")
 	for i, r := range report.Servers {
 		var names []string
 		for _, m := range r.Steps {
 			names = append(names, m.Step)
-			if len(m.Rates) != c.Rounds || slices.Min(m.Rates) <= 0 {
-				t.Errorf("%s: %s: got rates %v, want %d positive ones", r.Name, m.Step, m.Rates, c.Rounds)
-			}
+			expect.That(t, len(m.Rates) == c.Rounds && slices.Min(m.Rates) > 0,
+				"%s: %s: got rates %v, want %d positive ones", r.Name, m.Step, m.Rates, c.Rounds)
 		}
-		if r.Name != servers[i].Name || !slices.Equal(names, steps) {
-			t.Errorf("%s: got steps %q, want %q", r.Name, names, steps)
-		}
+		expect.That(t, r.Name == servers[i].Name && slices.Equal(names, steps),
+			"%s: got steps %q, want %q", r.Name, names, steps)
 	}
 }
 
@@ -151,9 +148,7 @@ func TestServersAlternate(t *testing.T) {
 	want := []string{
 		"one writes", "two writes", "one reads", "two reads", "two writes", "one writes", "two reads", "one reads",
 	}
-	if !slices.Equal(order, want) {
-		t.Errorf("got %q, want %q", order, want)
-	}
+	expect.Slices(t, order, want)
 }
 
 func TestBlobsAreHalfCompressible(t *testing.T) {
@@ -167,8 +162,7 @@ func TestBlobsAreHalfCompressible(t *testing.T) {
 		if d.Size() != c.Large {
 			continue
 		}
-		r := must.Get(store.Open(t.Context(), d, 0))(t)
-		b := must.Get(io.ReadAll(r))(t)
+		b := must.Get(io.ReadAll(must.Get(store.Open(t.Context(), d, 0))(t)))(t)
 		if n := len(e.EncodeAll(b, nil)); n < len(b)*4/10 || n > len(b)*6/10 {
 			t.Errorf("%d bytes compress to %d, want 40 to 60 %%", len(b), n)
 		}
@@ -191,9 +185,7 @@ func TestStepsCanBeSkipped(t *testing.T) {
 				t.Errorf("got %d of %d steps, want some but not all", n, len(steps))
 			}
 			for _, m := range report.Servers[0].Steps {
-				if strings.HasPrefix(m.Step, name) {
-					t.Errorf("%s was not skipped", m.Step)
-				}
+				expect.That(t, !strings.HasPrefix(m.Step, name), "%s was not skipped", m.Step)
 			}
 		})
 	}
@@ -235,9 +227,8 @@ func TestWrongAnswersAreFound(t *testing.T) {
 			config := small()
 			config.Rounds = 1
 			_, err := load.Run(t.Context(), config, []*load.Server{dial(t, "one", address)})
-			if err == nil || !regexp.MustCompile("^one: "+c.want).MatchString(err.Error()) {
-				t.Errorf("got %v, want one: %s", err, c.want)
-			}
+			expect.That(t, err != nil && regexp.MustCompile("^one: "+c.want).MatchString(err.Error()),
+				"got %v, want one: %s", err, c.want)
 		})
 	}
 }
@@ -253,9 +244,8 @@ func TestFailedCallsAreFound(t *testing.T) {
 	}))
 	stores <- store
 	_, err := load.Run(t.Context(), small(), []*load.Server{dial(t, "one", address)})
-	if status.Code(err) != codes.NotFound || !strings.HasPrefix(err.Error(), "one: small stream read: ") {
-		t.Errorf("got %v, want NotFound in small stream read", err)
-	}
+	expect.That(t, status.Code(err) == codes.NotFound && strings.HasPrefix(err.Error(), "one: small stream read: "),
+		"got %v, want NotFound in small stream read", err)
 }
 
 func TestRunEndsWithItsContext(t *testing.T) {
@@ -317,7 +307,5 @@ func TestReportText(t *testing.T) {
 		"CPU of large stream read 0.25 s -",
 		"peak memory 100 MiB -",
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", out.String(), strings.Join(want, "\n"))
-	}
+	expect.Slices(t, got, want)
 }

@@ -3,12 +3,12 @@
 package load
 
 import (
-	"errors"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -33,8 +33,7 @@ func TestLocalResultsAreChecked(t *testing.T) {
 			j := must.Get(newJob(&c.work, nil, "salt"))(t)
 			c.spoil(&j.actions[0].local)
 			t.Setenv("TMPDIR", t.TempDir())
-			s := must.Get(newScratch(j, &ExecConfig{}))(t)
-			_, err := s.commands(t.Context(), &c.work, 1)
+			_, err := must.Get(newScratch(j, &ExecConfig{}))(t).commands(t.Context(), &c.work, 1)
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
@@ -46,17 +45,14 @@ func TestLocalResultsAreChecked(t *testing.T) {
 func TestRepeat(t *testing.T) {
 	s := scratch{time: time.Nanosecond}
 	all, err := s.repeat(t.Context(), 2, 1000, func(int) error { time.Sleep(time.Microsecond); return nil })
-	if err != nil || len(all.took) == 0 || len(all.took) > 2 {
-		t.Errorf("time limit: got %d runs, %v, want 1 or 2", len(all.took), err)
-	}
+	expect.That(t, err == nil && len(all.took) != 0 && len(all.took) <= 2,
+		"time limit: got %d runs, %v, want 1 or 2", len(all.took), err)
 	s.time = time.Hour
 	all, err = s.repeat(t.Context(), 2, 5, func(int) error { return nil })
-	if err != nil || len(all.took) != 5 || all.rate() <= 0 || all.p50() <= 0 {
-		t.Errorf("maximum: got %+v, %v, want 5 runs", all, err)
-	}
-	if _, err := s.repeat(t.Context(), 2, 5, func(int) error { return os.ErrClosed }); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("error: got %v, want %v", err, os.ErrClosed)
-	}
+	expect.That(t, err == nil && len(all.took) == 5 && all.rate() > 0 && all.p50() > 0,
+		"maximum: got %+v, %v, want 5 runs", all, err)
+	expect.Error(t, expect.Err(s.repeat(t.Context(), 2, 5, func(int) error { return os.ErrClosed })), os.ErrClosed,
+		"error")
 }
 
 // TestChecksum compares with the output of cksum.
@@ -64,8 +60,6 @@ func TestChecksum(t *testing.T) {
 	for data, want := range map[string]string{"": "4294967295 0\n", "a": "1220704766 1\n", "123456789": "930766865 9\n"} {
 		half := len(data) / 2
 		got := checksum([]*file{{blob: blob{data: []byte(data[:half])}}, {blob: blob{data: []byte(data[half:])}}})
-		if got != want {
-			t.Errorf("checksum of %q: got %q, want %q", data, got, want)
-		}
+		expect.Equal(t, got, want, "checksum of %q", data)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/tests/expect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -18,9 +19,8 @@ func TestAdd(t *testing.T) {
 		r.add(st, took, usage{cpu: time.Second}, after)
 	}
 	m := r.Steps[0]
-	if len(r.Steps) != 1 || len(m.Rates) != 3 || median(m.Rates) != 500 || median(m.CPUs) != 1 {
-		t.Errorf("got %+v, want one step with median rate 500 and CPU time 1", r.Steps)
-	}
+	expect.That(t, len(r.Steps) == 1 && len(m.Rates) == 3 && median(m.Rates) == 500 && median(m.CPUs) == 1,
+		"got %+v, want one step with median rate 500 and CPU time 1", r.Steps)
 	if want := int64(4 * time.Second); r.PeakRSS != want {
 		t.Errorf("got memory %d, want the maximum %d", r.PeakRSS, want)
 	}
@@ -28,9 +28,7 @@ func TestAdd(t *testing.T) {
 		values []float64
 		want   float64
 	}{{[]float64{3}, 3}, {[]float64{3, 1}, 2}, {[]float64{9, 1, 2}, 2}, {[]float64{4, 1, 9, 2}, 3}} {
-		if got := median(c.values); got != c.want {
-			t.Errorf("median of %v: got %v, want %v", c.values, got, c.want)
-		}
+		expect.Equal(t, median(c.values), c.want, "median of %v", c.values)
 	}
 }
 
@@ -53,9 +51,7 @@ func TestPercentile(t *testing.T) {
 		{hundred[96:], 50, 2},
 		{hundred[90:], 95, 10},
 	} {
-		if got := percentile(c.values, c.p); got != c.want {
-			t.Errorf("percentile %d of %d values: got %v, want %v", c.p, len(c.values), got, c.want)
-		}
+		expect.Equal(t, percentile(c.values, c.p), c.want, "percentile %d of %d values", c.p, len(c.values))
 	}
 }
 
@@ -105,8 +101,6 @@ func TestMedians(t *testing.T) {
 		{"output upload", median(s.Phases[3]), 0},
 		{"rest", median(s.Phases[4]), 13},
 	} {
-		if c.got != c.want {
-			t.Errorf("%s: got %v, want %v", c.name, c.got, c.want)
-		}
+		expect.Equal(t, c.got, c.want, "%s", c.name)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -51,10 +52,7 @@ func TestMeasureSeesGrowth(t *testing.T) {
 			t.Errorf("%s: got growth of %v, want at least %v", name, got, want)
 		}
 	}
-	if after[memory] < mib || after[mounts] < 1 {
-		t.Errorf("got %v bytes of memory and %v mounts, want those of this process", after[memory], after[mounts])
-	}
-	if got := len(p.Leftovers()); got != 1 {
-		t.Errorf("got %d leftovers, want the open file", got)
-	}
+	expect.That(t, after[memory] >= mib && after[mounts] >= 1,
+		"got %v bytes of memory and %v mounts, want those of this process", after[memory], after[mounts])
+	expect.Equal(t, len(p.Leftovers()), 1, "leftovers (the open file)")
 }

@@ -3,6 +3,7 @@
 package actions
 
 import (
+	"github.com/cloister-build/cloister/tests/expect"
 	"strings"
 	"testing"
 )
@@ -54,9 +55,7 @@ func TestLines(t *testing.T) {
 			"\x1b[31mdiffers           \x1b[0m -              -  0123456789ab  -           -",
 		},
 	} {
-		if got := c.row.line(false, true); got != c.want {
-			t.Errorf("got  %q\nwant %q", got, c.want)
-		}
+		expect.Equal(t, c.row.line(false, true), c.want)
 		if got := c.row.line(false, false); strings.Contains(got, "\x1b") {
 			t.Errorf("got %q without a terminal, want no colours", got)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -43,9 +44,7 @@ func newFixture(t *testing.T, dir string) *fixture {
 
 func (f *fixture) put(fn cas.Function, b []byte) *repb.Digest {
 	f.Helper()
-	in := must.Get(f.Instances("main"))(f)
-	d := must.Get(cas.PutBytes(f.Context(), in.Store, fn, b))(f)
-	return d.Proto()
+	return must.Get(cas.PutBytes(f.Context(), must.Get(f.Instances("main"))(f).Store, fn, b))(f).Proto()
 }
 
 // tree stores the Directory with a file in a subdirectory, except for the named parts.
@@ -84,16 +83,13 @@ func (f *fixture) fetchBlob(uris ...string) (*assetpb.FetchBlobResponse, error) 
 	return f.FetchBlob(f.Context(), &assetpb.FetchBlobRequest{InstanceName: "main", Uris: uris})
 }
 
-// expect checks the code of an error and that its message has every text.
-func expect(t *testing.T, what string, err error, code codes.Code, texts ...string) {
+// expectCode checks the code of an error and that its message has every text.
+func expectCode(t *testing.T, what string, err error, code codes.Code, texts ...string) {
 	t.Helper()
-	if status.Code(err) != code {
-		t.Errorf("%s: got %v, want %v", what, err, code)
-	}
+	expect.Code(t, err, code, "%s", what)
 	for _, text := range texts {
-		if !strings.Contains(status.Convert(err).Message(), text) {
-			t.Errorf("%s: got %v, want it to contain %q", what, err, text)
-		}
+		expect.That(t, strings.Contains(status.Convert(err).Message(), text),
+			"%s: got %v, want it to contain %q", what, err, text)
 	}
 }
 
@@ -154,20 +150,20 @@ func TestFetchFindsWhatWasPushed(t *testing.T) {
 		}
 		m, err := f.FetchBlob(t.Context(), req)
 		if test.want == nil {
-			expect(t, test.what, err, codes.NotFound, `"main"`, "fetches nothing from origins")
+			expectCode(t, test.what, err, codes.NotFound, `"main"`, "fetches nothing from origins")
 		} else if err != nil || m.Uri != test.uri || !proto.Equal(m.BlobDigest, test.want) || m.DigestFunction == 0 {
 			t.Errorf("%s: got %v, %v, want %s %v", test.what, m, err, test.uri, test.want)
 		}
 		req.InstanceName = "other"
 		_, err = f.FetchBlob(t.Context(), req)
-		expect(t, test.what+" of another instance", err, codes.NotFound)
+		expectCode(t, test.what+" of another instance", err, codes.NotFound)
 	}
 	m, err := f.FetchDirectory(t.Context(), &assetpb.FetchDirectoryRequest{InstanceName: "main", Uris: []string{"u"}})
 	if err != nil || !proto.Equal(m.RootDirectoryDigest, root) || m.DigestFunction != repb.DigestFunction_SHA256 {
 		t.Errorf("got %v, %v, want the directory %v", m, err, root)
 	}
 	_, err = f.FetchDirectory(t.Context(), &assetpb.FetchDirectoryRequest{InstanceName: "main", Uris: []string{"v"}})
-	expect(t, "a blob as a directory", err, codes.NotFound)
+	expectCode(t, "a blob as a directory", err, codes.NotFound)
 }
 
 // TestPushNeedsAllBlobs of the asset and of what it refers to.
@@ -186,25 +182,24 @@ func TestPushNeedsAllBlobs(t *testing.T) {
 	} {
 		req.InstanceName, req.Uris = "main", []string{"u"}
 		_, err := f.PushBlob(t.Context(), req)
-		expect(t, "absent "+what, err, codes.FailedPrecondition, absent.Hash, "upload")
+		expectCode(t, "absent "+what, err, codes.FailedPrecondition, absent.Hash, "upload")
 	}
 	for _, name := range []string{"root", "subdirectory", "file"} {
 		root := f.tree("without "+name, name)
 		_, err := f.PushDirectory(t.Context(), &assetpb.PushDirectoryRequest{
 			InstanceName: "main", Uris: []string{"d"}, RootDirectoryDigest: root,
 		})
-		expect(t, "a directory without its "+name, err, codes.FailedPrecondition, "upload")
+		expectCode(t, "a directory without its "+name, err, codes.FailedPrecondition, "upload")
 	}
 	_, err := f.PushDirectory(t.Context(), &assetpb.PushDirectoryRequest{
 		InstanceName: "main", Uris: []string{"d"}, RootDirectoryDigest: f.put(cas.SHA256, []byte("\xff")),
 	})
-	expect(t, "a directory that is none", err, codes.InvalidArgument)
+	expectCode(t, "a directory that is none", err, codes.InvalidArgument)
 	_, err = f.FetchDirectory(t.Context(), &assetpb.FetchDirectoryRequest{InstanceName: "main", Uris: []string{"d"}})
-	expect(t, "after refused pushes", err, codes.NotFound)
+	expectCode(t, "after refused pushes", err, codes.NotFound)
 	m, err := f.fetchBlob("u")
-	if err != nil || !proto.Equal(m.BlobDigest, asset) {
-		t.Errorf("after refused pushes: got %v, %v, want the first asset", m, err)
-	}
+	expect.That(t, err == nil && proto.Equal(m.BlobDigest, asset),
+		"after refused pushes: got %v, %v, want the first asset", m, err)
 }
 
 // TestAssetsSurviveAKill: a copy of the store's files at the time of the answer, which is what a killed server leaves,
@@ -218,9 +213,7 @@ func TestAssetsSurviveAKill(t *testing.T) {
 	must.Succeed(t, os.CopyFS(left, os.DirFS(f.dir)))
 	again := newFixture(t, left)
 	m, err := again.fetchBlob("u")
-	if err != nil || !proto.Equal(m.BlobDigest, d) {
-		t.Errorf("got %v, %v, want %v", m, err, d)
-	}
+	expect.That(t, err == nil && proto.Equal(m.BlobDigest, d), "got %v, %v, want %v", m, err, d)
 }
 
 // TestFetchRenewsLeases of the asset and everything it refers to. Assets that nobody fetches are evicted.
@@ -248,11 +241,9 @@ func TestFetchRenewsLeases(t *testing.T) {
 			must.Get(cache.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Second}))(t)
 			must.Get(f.fetchBlob("used"))(t)
 		}
-		if missing, err := in.Store.Missing(t.Context(), all); err != nil || len(missing) > 0 {
-			t.Errorf("got %v, %v, want all blobs of the asset", missing, err)
-		}
+		expect.Equal(t, len(must.Get(in.Store.Missing(t.Context(), all))(t)), 0)
 		_, err := f.fetchBlob("unused")
-		expect(t, "an asset that nobody uses", err, codes.NotFound)
+		expectCode(t, "an asset that nobody uses", err, codes.NotFound)
 	})
 }
 
@@ -276,15 +267,12 @@ func TestIncompleteAssetsAreNotFound(t *testing.T) {
 		d := must.Get(cas.FromProto(cas.SHA256, req.BlobDigest))(t)
 		record("partial", encode(blob, d, req))
 		_, err := f.fetchBlob("partial")
-		expect(t, fmt.Sprint(i), err, codes.NotFound)
-		m, err := f.fetchBlob("partial", "whole")
-		if err != nil || m.Uri != "whole" {
-			t.Errorf("%d: got %v, %v, want the older asset", i, m, err)
-		}
+		expectCode(t, fmt.Sprint(i), err, codes.NotFound)
+		expect.Equal(t, must.Get(f.fetchBlob("partial", "whole"))(t).Uri, "whole", "%d", i)
 	}
 	record("empty", &repb.ActionResult{})
 	_, err := f.fetchBlob("empty")
-	expect(t, "a result that is no asset", err, codes.NotFound)
+	expectCode(t, "a result that is no asset", err, codes.NotFound)
 }
 
 // TestNoActionHasTheKeyOfAnAsset: executing an action cannot push.

@@ -59,12 +59,12 @@ func TestMalformedRequestsAreRefused(t *testing.T) {
 			req.InstanceName = "main"
 		}
 		_, err := f.PushBlob(t.Context(), req)
-		expect(t, "push "+what, err, codes.InvalidArgument)
+		expectCode(t, "push "+what, err, codes.InvalidArgument)
 		_, err = f.PushDirectory(t.Context(), &assetpb.PushDirectoryRequest{
 			InstanceName: req.InstanceName, Uris: req.Uris, Qualifiers: req.Qualifiers, RootDirectoryDigest: req.BlobDigest,
 			ExpireAt: req.ExpireAt, ReferencesBlobs: req.ReferencesBlobs, DigestFunction: req.DigestFunction,
 		})
-		expect(t, "push directory "+what, err, codes.InvalidArgument)
+		expectCode(t, "push directory "+what, err, codes.InvalidArgument)
 		code := codes.InvalidArgument
 		if strings.Contains(what, "digest") && !strings.Contains(what, "function") || strings.Contains(what, "size") ||
 			strings.Contains(what, "reference") {
@@ -74,12 +74,12 @@ func TestMalformedRequestsAreRefused(t *testing.T) {
 			InstanceName: req.InstanceName, Uris: req.Uris, Qualifiers: req.Qualifiers,
 			OldestContentAccepted: req.ExpireAt, DigestFunction: req.DigestFunction,
 		})
-		expect(t, "fetch "+what, err, code)
+		expectCode(t, "fetch "+what, err, code)
 		_, err = f.FetchDirectory(t.Context(), &assetpb.FetchDirectoryRequest{
 			InstanceName: req.InstanceName, Uris: req.Uris, Qualifiers: req.Qualifiers,
 			OldestContentAccepted: req.ExpireAt, DigestFunction: req.DigestFunction,
 		})
-		expect(t, "fetch directory "+what, err, code)
+		expectCode(t, "fetch directory "+what, err, code)
 	}
 	// The largest request that is accepted can be fetched.
 	long := make([]string, maxURIs)
@@ -100,8 +100,7 @@ func TestBlobsAreFoundByChecksum(t *testing.T) {
 	f := newFixture(t, t.TempDir())
 	d := f.put(cas.SHA256, []byte("archive"))
 	sri := func(hash string) string {
-		sum := must.Get(hex.DecodeString(hash))(t)
-		return "sha256-" + base64.StdEncoding.EncodeToString(sum)
+		return "sha256-" + base64.StdEncoding.EncodeToString(must.Get(hex.DecodeString(hash))(t))
 	}
 	checksum := sri(d.Hash)
 	for _, test := range []struct {
@@ -126,12 +125,12 @@ func TestBlobsAreFoundByChecksum(t *testing.T) {
 		}
 		m, err := f.FetchBlob(t.Context(), req)
 		if !test.found {
-			expect(t, test.what, err, codes.NotFound)
+			expectCode(t, test.what, err, codes.NotFound)
 		} else if err != nil || m.Uri != req.Uris[0] || !proto.Equal(m.BlobDigest, d) {
 			t.Errorf("%s: got %v, %v, want %v", test.what, m, err, d)
 		}
 		req.InstanceName = "other"
 		_, err = f.FetchBlob(t.Context(), req)
-		expect(t, test.what+" in another instance", err, codes.NotFound)
+		expectCode(t, test.what+" in another instance", err, codes.NotFound)
 	}
 }

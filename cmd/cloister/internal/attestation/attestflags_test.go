@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -20,9 +21,7 @@ func TestStatementReplacesOneFile(t *testing.T) {
 		must.Succeed(t, replaceFile(path, []byte("new")))
 	}
 	for path, want := range map[string]string{beside: "mine", filepath.Join(dir, "s"): "new", target: "new", link: "new", os.DevNull: ""} {
-		if text, err := os.ReadFile(path); err != nil || string(text) != want {
-			t.Errorf("%s: %q, %v; want %q", path, text, err, want)
-		}
+		expect.Equal(t, string(must.Get(os.ReadFile(path))(t)), want, "%s", path)
 	}
 	if fi, err := os.Lstat(link); err != nil || fi.Mode()&os.ModeSymlink == 0 {
 		t.Errorf("the link is %v, %v", fi.Mode(), err)
@@ -30,7 +29,5 @@ func TestStatementReplacesOneFile(t *testing.T) {
 	if err := replaceFile(filepath.Join(dir, "absent", "s"), nil); err == nil {
 		t.Error("written below what is not there")
 	}
-	if names, err := os.ReadDir(dir); err != nil || len(names) != 4 {
-		t.Errorf("left are %v, %v", names, err)
-	}
+	expect.Equal(t, len(must.Get(os.ReadDir(dir))(t)), 4, "left")
 }

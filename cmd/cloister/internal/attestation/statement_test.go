@@ -8,6 +8,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/repro"
 )
@@ -41,9 +42,7 @@ func TestStatementOfVerdict(t *testing.T) {
 		if err == nil {
 			_, err = s.Encode()
 		}
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Error(t, err, nil, "%s", name)
 	}
 	same := &repro.Verdict{Action: cas.SHA256.Sum([]byte("action")).String(), Result: repro.Same, Runs: []repro.Run{
 		{Result: result(func(*repb.ActionResult) {})},

@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc"
@@ -41,8 +42,7 @@ func TestDownloadTakesFewCalls(t *testing.T) {
 	absent := &repb.Directory{Files: slices.Concat(root.Files, []*repb.FileNode{{Name: "z", Digest: cas.SHA256.Sum([]byte("absent")).Proto()}})}
 	var calls atomic.Int64
 	at := grpctest.Serve(t, func(s *grpc.Server) {
-		stop := must.Get(casserver.Register(s, casserver.Config{Instances: instances}))(t)
-		t.Cleanup(stop)
+		t.Cleanup(must.Get(casserver.Register(s, casserver.Config{Instances: instances}))(t))
 	}, grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		calls.Add(1)
 		return next(ctx, req)
@@ -62,9 +62,7 @@ func TestDownloadTakesFewCalls(t *testing.T) {
 			t.Errorf("file %d: got %q, %v, want %q", i, got, err, want)
 		}
 	}
-	if st, err := os.Stat(filepath.Join(dir, "large")); err != nil || st.Size() != 3<<20 {
-		t.Errorf("large: got %v, %v", st, err)
-	}
+	expect.Equal(t, must.Get(os.Stat(filepath.Join(dir, "large")))(t).Size(), 3<<20, "large")
 	if n := calls.Load(); n > 20 {
 		t.Errorf("got %d calls for %d files, want at most 20", n, files)
 	}

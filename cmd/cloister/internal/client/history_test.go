@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/history"
@@ -45,9 +46,7 @@ func TestActionByPrefix(t *testing.T) {
 		digest(3)[:64]: digest(3), digest(3)[:64] + "/": digest(3), "bbbbbbbb": blake, "blake3:bbbbbbbb": blake,
 	} {
 		got, err := from.Action(t.Context(), name)
-		if err != nil || got.Digest.String() != want {
-			t.Errorf("%s is %v, want %s: %v", name, got, want, err)
-		}
+		expect.That(t, err == nil && got.Digest.String() == want, "%s is %v, want %s: %v", name, got, want, err)
 	}
 	if got, err := from.Action(t.Context(), "^3"); err != nil || got.Target != "//t7" || got.Mnemonic != "M" {
 		t.Errorf("^3 is %+v, %v", got, err)
@@ -82,9 +81,8 @@ func TestActionByPrefix(t *testing.T) {
 				t.Errorf("%s of a server that %s: %v", action, name, err)
 			}
 		}
-		if got, err := silent.Action(t.Context(), digest(1)); err != nil || got.Digest.String() != digest(1) {
-			t.Errorf("a digest at a server that %s: %v", name, err)
-		}
+		expect.Equal(t, must.Get(silent.Action(t.Context(), digest(1)))(t).Digest.String(), digest(1),
+			"a digest at a server that %s", name)
 	}
 }
 
@@ -112,9 +110,8 @@ func TestOlderSelectsPackages(t *testing.T) {
 				}
 			}
 		}
-		if err != nil || strings.Join(got, " ") != want {
-			t.Errorf("%s selects %q, %v, want %s", target, got, err, want)
-		}
+		expect.That(t, err == nil && strings.Join(got, " ") == want,
+			"%s selects %q, %v, want %s", target, got, err, want)
 	}
 }
 
@@ -136,17 +133,14 @@ func (b *boundless) List(_ *cloisterpb.ListHistoryRequest, to grpc.ServerStreami
 // TestHostileHistories: the client stops at its limit and escapes what the server sends.
 func TestHostileHistories(t *testing.T) {
 	from := server(t, func(g *grpc.Server) { cloisterpb.RegisterHistoryServer(g, &boundless{}) })
-	if all, err := from.Actions(t.Context(), Filter{All: true}, 3); err != nil || len(all) != 3 {
-		t.Errorf("%d entries, %v", len(all), err)
-	}
+	expect.Equal(t, len(must.Get(from.Actions(t.Context(), Filter{All: true}, 3))(t)), 3)
 	for _, code := range []codes.Code{codes.Internal, codes.PermissionDenied, codes.Unavailable} {
 		from := server(t, func(g *grpc.Server) {
 			cloisterpb.RegisterHistoryServer(g, &boundless{err: status.Error(code, "\x1b[2J"+strings.Repeat("x", 5000))})
 		})
 		_, err := from.Actions(t.Context(), Filter{All: true}, 3)
-		if err == nil || strings.Contains(err.Error(), "\x1b") || len(err.Error()) > 1500 {
-			t.Errorf("%v: %q", code, err)
-		}
+		expect.That(t, err != nil && !strings.Contains(err.Error(), "\x1b") && len(err.Error()) <= 1500,
+			"%v: %q", code, err)
 	}
 }
 

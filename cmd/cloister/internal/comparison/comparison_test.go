@@ -8,6 +8,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/repro/changes"
 	"github.com/cloister-build/cloister/worker/repro/compare"
@@ -48,15 +49,10 @@ func TestMessagesAreRecognised(t *testing.T) {
 		"tree":      {&repb.Tree{Root: dir}, &repb.Tree{Root: &repb.Directory{}, Children: []*repb.Directory{dir}}, &repb.Tree{Root: &repb.Directory{Files: dir.Files}}},
 	} {
 		for _, m := range all {
-			b := must.Get(proto.Marshal(m))(t)
-			if got := message(b, cas.SHA256); got != want {
-				t.Errorf("%v is taken for %q, want %q", m, got, want)
-			}
+			expect.Equal(t, message(must.Get(proto.Marshal(m))(t), cas.SHA256), want, "message in %v", m)
 		}
 	}
 	for _, text := range []string{"a text\n", "\n\n", "{}", "\x7fELF\x02\x01\x01", "cloister-manifest v1\n", "#!/bin/sh\n", "\x00\x00"} {
-		if got := message([]byte(text), cas.SHA256); got != "" {
-			t.Errorf("%q is taken for %q", text, got)
-		}
+		expect.Equal(t, message([]byte(text), cas.SHA256), "", "message in %q", text)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/repro/changes"
 )
@@ -58,11 +59,7 @@ func TestDiffoscopeSeesDifferingFiles(t *testing.T) {
 		return err
 	}))
 	want := map[string]string{"a/f": "one", "a/\n\x1b": "a", "a/gone": "g", "b/f": "two", "b/link/x": "b"}
-	if !maps.Equal(got, want) {
-		t.Errorf("written are %q, want %q", got, want)
-	}
+	expect.That(t, maps.Equal(got, want), "written are %q, want %q", got, want)
 	// The name that is none, those with NUL, .. and / in front, what is absent and what is too large.
-	if p.files != len(want) || p.without != 6 || !strings.Contains(p.why, "stdout is absent") {
-		t.Errorf("%+v", p)
-	}
+	expect.That(t, p.files == len(want) && p.without == 6 && strings.Contains(p.why, "stdout is absent"), "%+v", p)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -23,9 +24,7 @@ func TestTierTextNamesMissingLimits(t *testing.T) {
 		{"full", sandbox.AllLimits, "full"},
 		{"partial", sandbox.AllLimits[2:], "partial, without limits of memory, CPU time"},
 	} {
-		if got := TierText(sandbox.Features{Tier: c.tier, Limits: c.limits}); got != c.want {
-			t.Errorf("limits %v: got %q, want %q", c.limits, got, c.want)
-		}
+		expect.Equal(t, TierText(sandbox.Features{Tier: c.tier, Limits: c.limits}), c.want, "limits %v", c.limits)
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -53,9 +54,7 @@ func openStore(t *testing.T, dir string) (*disk.Cache, []cas.Digest) {
 func damage(t *testing.T, dir string, d cas.Digest) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "files", "*", "*", "*", fmt.Sprintf("%s-%d", d.Hash(), d.Size())))
-	if err != nil || len(paths) != 1 {
-		t.Fatalf("files of %s: %q, %v", d, paths, err)
-	}
+	must.Be(t, err == nil && len(paths) == 1, "files of %s: %q, %v", d, paths, err)
 	must.Succeed(t, os.Chmod(paths[0], 0o600))
 	f := must.Get(os.OpenFile(paths[0], os.O_WRONLY, 0))(t)
 	defer f.Close()
@@ -118,12 +117,9 @@ func TestClientIsTheSameWithoutServer(t *testing.T) {
 			t.Errorf("served %v: Verify: got %+v, want 20 blobs, damage in %s of main", served, a.verify, ds[0])
 		}
 		kept, err := os.ReadFile(diskctl.Quarantine(dir, ds[0]))
-		if err != nil || len(kept) != 500_000 || kept[4321] != 'X' {
-			t.Errorf("served %v: quarantine: got %d bytes, %v, want the 500000 damaged ones", served, len(kept), err)
-		}
-		if diskctl.Quarantine(dir, ds[1]) != "" {
-			t.Errorf("served %v: a sound blob is in quarantine", served)
-		}
+		expect.That(t, err == nil && len(kept) == 500_000 && kept[4321] == 'X',
+			"served %v: quarantine: got %d bytes, %v, want the 500000 damaged ones", served, len(kept), err)
+		expect.Equal(t, diskctl.Quarantine(dir, ds[1]), "", "served %v: a sound blob", served)
 		if a.collect.Blobs != 19 || a.collect.Segments < 1 || a.collect.Freed <= 0 || len(a.collect.Ages) < 4 {
 			t.Errorf("served %v: Collect: got %+v, want 19 blobs and a segment removed", served, a.collect)
 		}
@@ -153,15 +149,12 @@ func TestOneVerifies(t *testing.T) {
 	<-began
 	c := client(t, dir)
 	restore := diskctl.SetPatience(time.Millisecond)
-	if _, err := c.Verify(t.Context(), disk.VerifyOptions{}); err == nil || !strings.Contains(err.Error(), "another cas verify") {
-		t.Errorf("a second Verify: got %v, want a refusal", err)
-	}
+	expect.Message(t, expect.Err(c.Verify(t.Context(), disk.VerifyOptions{})), "another cas verify",
+		"a second Verify (a refusal)")
 	restore()
 	interrupt()
 	<-ended
-	if _, err := c.Verify(t.Context(), disk.VerifyOptions{}); err != nil {
-		t.Errorf("after the first: %v", err)
-	}
+	expect.Error(t, expect.Err(c.Verify(t.Context(), disk.VerifyOptions{})), nil, "after the first")
 }
 
 // TestVerifyReportsDamageOnce: the last response does not repeat earlier ones.
@@ -187,28 +180,20 @@ func TestClientReturnsErrorsOfServer(t *testing.T) {
 	cache, _ := openStore(t, dir)
 	s := serve(t, dir, cache)
 	c := client(t, dir)
-	if _, err := c.Collect(t.Context(), disk.CollectOptions{}); err == nil ||
-		!strings.Contains(err.Error(), "no target size or age") {
-		t.Errorf("Collect without a target: got %v", err)
-	}
+	expect.Message(t, expect.Err(c.Collect(t.Context(), disk.CollectOptions{})), "no target size or age",
+		"Collect without a target")
 	s.Close()
-	if _, err := c.Stats(t.Context()); !errors.Is(err, cas.ErrUnavailable) {
-		t.Errorf("Stats after the server closed: got %v, want ErrUnavailable", err)
-	}
+	expect.Error(t, expect.Err(c.Stats(t.Context())), cas.ErrUnavailable, "Stats after the server closed")
 }
 
 // TestDial connects only if a process has the store open.
 func TestDial(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
-	if _, err := diskctl.Dial(t.Context(), dir); !errors.Is(err, diskctl.ErrNoStore) {
-		t.Errorf("no directory: got %v, want ErrNoStore", err)
-	}
+	expect.Error(t, expect.Err(diskctl.Dial(t.Context(), dir)), diskctl.ErrNoStore, "no directory")
 	cache, _ := openStore(t, dir)
 	dial := func(when string) {
 		t.Helper()
-		if _, err := diskctl.Dial(t.Context(), dir); !errors.Is(err, diskctl.ErrNoServer) {
-			t.Errorf("%s: got %v, want ErrNoServer", when, err)
-		}
+		expect.Error(t, expect.Err(diskctl.Dial(t.Context(), dir)), diskctl.ErrNoServer, "%s", when)
 	}
 	dial("without a socket")
 	l := must.Get(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "control"), Net: "unix"}))(t)
@@ -220,9 +205,8 @@ func TestDial(t *testing.T) {
 	defer s.Close()
 	conn := must.Get(diskctl.Dial(t.Context(), dir))(t)
 	defer conn.Close()
-	if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
-		t.Errorf("a service that register added: %v", err)
-	}
+	expect.Error(t, expect.Err(healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{})), nil,
+		"a service that register added")
 }
 
 // TestSocket uses a directory with a long name in which a killed process left a socket.
@@ -246,19 +230,15 @@ func TestSocket(t *testing.T) {
 		d := must.Get(os.Open(other))(t)
 		defer d.Close()
 	}
-	if fi, err := os.Lstat(filepath.Join(dir, "control")); err != nil || fi.Mode() != os.ModeSocket|0o600 {
-		t.Errorf("socket: got %v, %v, want mode 0600", fi, err)
-	}
+	expect.Equal(t, must.Get(os.Lstat(filepath.Join(dir, "control")))(t).Mode(), os.ModeSocket|0o600, "socket")
 	if c := client(t, dir); c.Holder() == 0 {
 		t.Error("Open did not connect to the server")
 	}
 	must.Succeed(t, s.Close())
-	if _, err := os.Lstat(filepath.Join(other, "control")); err != nil {
-		t.Errorf("Close removed a file in another directory: %v", err)
-	}
-	if _, err := os.Lstat(filepath.Join(dir, "control")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("Close did not remove the socket: %v", err)
-	}
+	expect.Error(t, expect.Err(os.Lstat(filepath.Join(other, "control"))), nil,
+		"Close removed a file in another directory")
+	expect.Error(t, expect.Err(os.Lstat(filepath.Join(dir, "control"))), os.ErrNotExist,
+		"Close did not remove the socket")
 
 	// A socket without a process.
 	l = must.Get(net.ListenUnix("unix", &net.UnixAddr{Name: "control", Net: "unix"}))(t)
@@ -277,9 +257,7 @@ func TestOpenRefuses(t *testing.T) {
 			t.Errorf("%s: got %v, %v, want ErrNoStore", dir, c, err)
 		}
 	}
-	if left, err := os.ReadDir(empty); err != nil || len(left) > 0 {
-		t.Errorf("Open created %v, %v", left, err)
-	}
+	expect.Equal(t, len(must.Get(os.ReadDir(empty))(t)), 0, "Open created")
 	// A holder without a server.
 	t.Cleanup(diskctl.SetPatience(time.Millisecond))
 	dir := filepath.Join(t.TempDir(), "store")
@@ -404,9 +382,8 @@ func TestInterruptedVerifyResumes(t *testing.T) {
 		t.Fatalf("interrupted Verify: got %v, want context.Canceled", err)
 	}
 	r, err := c.Verify(t.Context(), disk.VerifyOptions{})
-	if err != nil || !r.Resumed || r.Blobs == 0 || r.Blobs > 19 || len(r.Damaged) > 0 {
-		t.Errorf("second Verify: got %+v, %v, want it to resume", r, err)
-	}
+	expect.That(t, err == nil && r.Resumed && r.Blobs != 0 && r.Blobs <= 19 && len(r.Damaged) == 0,
+		"second Verify: got %+v, %v, want it to resume", r, err)
 	if r, err = c.Verify(t.Context(), disk.VerifyOptions{}); err != nil || r.Resumed || r.Blobs != 19 {
 		t.Errorf("third Verify: got %+v, %v, want all 19 blobs", r, err)
 	}
@@ -426,15 +403,12 @@ func TestVerifyInterruptsScrub(t *testing.T) {
 	}()
 	defer func() { cancel(); <-ended }()
 	for cache.Stats().Corrupt == 0 {
-		if t.Context().Err() != nil {
-			t.Fatal("Scrub does not start")
-		}
+		must.Be(t, t.Context().Err() == nil, "Scrub does not start")
 		time.Sleep(10 * time.Millisecond)
 	}
 	bounded, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	r, err := client(t, dir).Verify(bounded, disk.VerifyOptions{})
-	if err != nil || !r.Resumed || r.Blobs > 19 {
-		t.Errorf("Verify during Scrub: got %+v, %v, want it to resume", r, err)
-	}
+	expect.That(t, err == nil && r.Resumed && r.Blobs <= 19,
+		"Verify during Scrub: got %+v, %v, want it to resume", r, err)
 }

@@ -8,9 +8,9 @@ import (
 
 	"github.com/cloister-build/cloister/cas/disk"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // TestSearchesAreLimited: a search that waits for another one ends with its call, and beyond maxSearching they are refused.
@@ -23,13 +23,9 @@ func TestSearchesAreLimited(t *testing.T) {
 	x.search <- struct{}{} // as a search in progress
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := x.Find(ctx, req); status.Code(err) != codes.Canceled {
-		t.Errorf("cancelled while it waits: got %v, want CANCELLED", err)
-	}
+	expect.Code(t, expect.Err(x.Find(ctx, req)), codes.Canceled, "cancelled while it waits")
 	for range maxSearching {
 		x.searching <- struct{}{}
 	}
-	if _, err := x.Find(t.Context(), req); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("too many: got %v, want RESOURCE_EXHAUSTED", err)
-	}
+	expect.Code(t, expect.Err(x.Find(t.Context(), req)), codes.ResourceExhausted, "too many")
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/spf13/cobra"
@@ -44,12 +45,10 @@ func TestTokensGoToTheirServers(t *testing.T) {
 			join.Register(cmd)
 			must.Succeed(t, cmd.ParseFlags(strings.Fields(c.flags)))
 			must.Succeed(t, join.Check(cmd))
-			if got := atScheduler(join.Identity.DialOptions("grpc://" + scheduler)); got != c.shown {
-				t.Errorf("the scheduler is shown %q, want %q", got, c.shown)
-			}
-			if got := atStorage(join.Upstream.Identity.DialOptions("grpc://" + storage)); got != c.shownToIt {
-				t.Errorf("the store is shown %q, want %q", got, c.shownToIt)
-			}
+			expect.Equal(t, atScheduler(join.Identity.DialOptions("grpc://"+scheduler)), c.shown,
+				"the scheduler is shown")
+			expect.Equal(t, atStorage(join.Upstream.Identity.DialOptions("grpc://"+storage)), c.shownToIt,
+				"the store is shown")
 		})
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas/image"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/imageservice"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -156,15 +157,12 @@ func (f *fixture) list(req *cloisterpb.ListImagesRequest) (string, []*cloisterpb
 	return strings.Join(refs, ", "), m.Pulls
 }
 
-// expect checks an error's code and that its message has every text.
-func expect(t *testing.T, what string, err error, code codes.Code, texts ...string) {
+// expectCode checks an error's code and that its message has every text.
+func expectCode(t *testing.T, what string, err error, code codes.Code, texts ...string) {
 	t.Helper()
 	for _, text := range texts {
-		if !strings.Contains(status.Convert(err).Message(), text) {
-			t.Errorf("%s: got %v, want it to contain %q", what, err, text)
-		}
+		expect.That(t, strings.Contains(status.Convert(err).Message(), text),
+			"%s: got %v, want it to contain %q", what, err, text)
 	}
-	if status.Code(err) != code {
-		t.Errorf("%s: got %v, want %v", what, err, code)
-	}
+	expect.Code(t, err, code, "%s", what)
 }

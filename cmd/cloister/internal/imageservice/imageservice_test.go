@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -71,7 +72,7 @@ func TestClientsShareAPull(t *testing.T) {
 	must.Hold(t, "a pull", func() bool { return waiting() == 1 })
 	must.Hold(t, "its request for the configuration", func() bool { return f.blobs.Load() == 1 })
 	leave()
-	expect(t, "the only client", <-alone, codes.Canceled)
+	expectCode(t, "the only client", <-alone, codes.Canceled)
 	must.Hold(t, "the end of a pull that nobody waits for", func() bool { return waiting() == 0 })
 
 	before := f.blobs.Load()
@@ -80,7 +81,7 @@ func TestClientsShareAPull(t *testing.T) {
 	leaves := f.begin(ctx, "", ref)
 	must.Hold(t, "two clients", func() bool { return waiting() == 2 })
 	leave()
-	expect(t, "the client that leaves", <-leaves, codes.Canceled)
+	expectCode(t, "the client that leaves", <-leaves, codes.Canceled)
 	must.Hold(t, "one client", func() bool { return waiting() == 1 })
 	if all, pulls := f.list(&cloisterpb.ListImagesRequest{AllInstances: true}); all != "" || len(pulls) != 1 {
 		t.Errorf("got images %q and %d pulls, want one pull", all, len(pulls))
@@ -89,12 +90,8 @@ func TestClientsShareAPull(t *testing.T) {
 		t.Errorf("another instance: got pulls %v", pulls)
 	}
 	release()
-	if err := <-stays; err != nil {
-		t.Errorf("the client that stays: %v", err)
-	}
-	if n := f.blobs.Load() - before; n != 2 {
-		t.Errorf("both clients: got %d requests for blobs, want 2, those of one pull", n)
-	}
+	expect.Error(t, <-stays, nil, "the client that stays")
+	expect.Equal(t, f.blobs.Load()-before, 2, "both clients: requests for blobs (those of one pull)")
 }
 
 // TestPullRefuses what it must, with the reasons and what to do.
@@ -102,19 +99,19 @@ func TestPullRefuses(t *testing.T) {
 	f := newFixture(t, false, false)
 	ref, _ := f.push("tools:1")
 	_, err := f.pull(t.Context(), "", ref, nil)
-	expect(t, "a registry that is not allowed", err, codes.FailedPrecondition, f.host, "--images="+f.host)
+	expectCode(t, "a registry that is not allowed", err, codes.FailedPrecondition, f.host, "--images="+f.host)
 	_, err = f.pull(t.Context(), "", "Tools:1", nil)
-	expect(t, "a malformed reference", err, codes.InvalidArgument, "Tools:1")
+	expectCode(t, "a malformed reference", err, codes.InvalidArgument, "Tools:1")
 	_, err = f.pull(t.Context(), "a//b", ref, nil)
-	expect(t, "a malformed instance", err, codes.InvalidArgument)
+	expectCode(t, "a malformed instance", err, codes.InvalidArgument)
 
 	f = newFixture(t, false, true)
 	_, err = f.pull(t.Context(), "", f.host+"/absent:1", nil)
-	expect(t, "an image that its registry lacks", err, codes.FailedPrecondition, "NAME_UNKNOWN")
+	expectCode(t, "an image that its registry lacks", err, codes.FailedPrecondition, "NAME_UNKNOWN")
 	instances := cas.Instances(func(string) (*cas.Instance, error) { return nil, cas.ErrUnavailable })
 	f.stores.Store(&instances)
 	_, err = f.pull(t.Context(), "", f.host+"/absent:1", nil)
-	expect(t, "without a store", err, codes.Unavailable)
+	expectCode(t, "without a store", err, codes.Unavailable)
 }
 
 // TestPullCompletesImages: if the store has lost blobs of an image, a pull gets them again.
@@ -127,9 +124,7 @@ func TestPullCompletesImages(t *testing.T) {
 	m := f.mustPull("", ref)
 	root := must.Get(cas.ParseDigest(m.Root))(t)
 	in := must.Get(empty(""))(t)
-	if _, err := tree.Load(t.Context(), in.Store, root); err != nil {
-		t.Errorf("after the second pull: %v", err)
-	}
+	expect.Error(t, expect.Err(tree.Load(t.Context(), in.Store, root)), nil, "after the second pull")
 }
 
 // TestLoad loads an OCI layout and the output of docker save, only through the socket.
@@ -156,26 +151,25 @@ func TestLoad(t *testing.T) {
 	fromLayout, err := load(&cloisterpb.LoadImageRequest{InstanceName: "main", Path: string(dir), Reference: "laid:1"})
 	must.Succeed(t, err)
 	fromSaved := must.Get(load(&cloisterpb.LoadImageRequest{InstanceName: "main", Path: saved}))(t)
-	if !fromLayout.Loaded || !fromSaved.Loaded || fromLayout.Root != fromSaved.Root {
-		t.Errorf("got %v and %v, want the same tree twice", fromLayout, fromSaved)
-	}
+	expect.That(t, fromLayout.Loaded && fromSaved.Loaded && fromLayout.Root == fromSaved.Root,
+		"got %v and %v, want the same tree twice", fromLayout, fromSaved)
 	want := "main example.com/saved:2, main index.docker.io/library/laid:1"
 	if got, _ := f.list(&cloisterpb.ListImagesRequest{InstanceName: "main"}); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 
 	_, err = load(&cloisterpb.LoadImageRequest{Path: string(dir)})
-	expect(t, "without a name", err, codes.InvalidArgument, "name")
+	expectCode(t, "without a name", err, codes.InvalidArgument, "name")
 	_, err = load(&cloisterpb.LoadImageRequest{Path: "saved.tar"})
-	expect(t, "a relative path", err, codes.InvalidArgument, "absolute")
+	expectCode(t, "a relative path", err, codes.InvalidArgument, "absolute")
 	_, err = load(&cloisterpb.LoadImageRequest{Path: saved + ".gone"})
-	expect(t, "an absent file", err, codes.NotFound, "saved.tar.gone")
+	expectCode(t, "an absent file", err, codes.NotFound, "saved.tar.gone")
 	_, err = load(&cloisterpb.LoadImageRequest{Path: filepath.Join(string(dir), "index.json"), Reference: "x"})
-	expect(t, "another file", err, codes.FailedPrecondition, "docker save")
+	expectCode(t, "another file", err, codes.FailedPrecondition, "docker save")
 
 	f = newFixture(t, false, false)
 	_, err = load(&cloisterpb.LoadImageRequest{Path: saved})
-	expect(t, "not through the socket", err, codes.PermissionDenied, "image load", "--dir")
+	expectCode(t, "not through the socket", err, codes.PermissionDenied, "image load", "--dir")
 	if got, _ := f.list(&cloisterpb.ListImagesRequest{AllInstances: true}); got != "" {
 		t.Errorf("after a refused load: got %s", got)
 	}
@@ -208,9 +202,9 @@ func TestFindAndRemove(t *testing.T) {
 		_, err := f.images.Remove(t.Context(), &cloisterpb.RemoveImageRequest{InstanceName: instance, Reference: reference})
 		return err
 	}
-	expect(t, "an image of another instance", remove("b", two), codes.NotFound, "tools:2", `"b"`)
-	expect(t, "a digest", remove("a", digest), codes.NotFound)
+	expectCode(t, "an image of another instance", remove("b", two), codes.NotFound, "tools:2", `"b"`)
+	expectCode(t, "a digest", remove("a", digest), codes.NotFound)
 	must.Succeed(t, remove("a", one))
-	expect(t, "a removed image", remove("a", one), codes.NotFound)
+	expectCode(t, "a removed image", remove("a", one), codes.NotFound)
 	find("*", "", "a tools:2, b tools:1")
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 )
@@ -36,9 +37,7 @@ func TestMetricsAreOfAllRuns(t *testing.T) {
 			t.Errorf("%d runs: got %+v, want %+v", c.runs, got.Run, want)
 		}
 		m.add(base, &worker.Outcome{Result: &repb.ActionResult{}, StableHash: "other"})
-		if m.StableHashes != 2 {
-			t.Errorf("%d stable hashes", m.StableHashes)
-		}
+		expect.Equal(t, m.StableHashes, 2, "stable hashes")
 	}
 }
 

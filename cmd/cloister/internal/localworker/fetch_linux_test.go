@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
@@ -39,8 +40,7 @@ type boaster struct {
 func boast(t *testing.T) *boaster {
 	t.Helper()
 	instances := castest.Instances()
-	in := must.Get(instances(""))(t)
-	b := &boaster{store: in.Store}
+	b := &boaster{store: must.Get(instances(""))(t).Store}
 	options := append(casserver.ServerOptions(slog.New(slog.DiscardHandler)),
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			switch m := req.(type) {
@@ -92,8 +92,7 @@ func (o *overheard) RecvMsg(m any) error {
 // put stores a message.
 func (b *boaster) put(t *testing.T, m proto.Message) *repb.Digest {
 	t.Helper()
-	d := must.Get(cas.PutProto(t.Context(), b.store, cas.SHA256, m))(t)
-	return d.Proto()
+	return must.Get(cas.PutProto(t.Context(), b.store, cas.SHA256, m))(t).Proto()
 }
 
 // stated returns the digest of a missing blob with a claimed size.
@@ -165,13 +164,9 @@ func TestHostileTreesAreNotFetched(t *testing.T) {
 			digest := must.Get(cas.FromProto(cas.SHA256, c.action))(t)
 			_, err := fetch(t.Context(), to, most, &client.Server{Address: b.address}, digest)
 			for _, want := range c.want {
-				if err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("got %v, want %q", err, want)
-				}
+				expect.Message(t, err, want)
 			}
-			if b.asked(c.never) {
-				t.Errorf("blob %v was asked for", c.never)
-			}
+			expect.That(t, !b.asked(c.never), "blob %v was asked for", c.never)
 		})
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -45,9 +46,7 @@ func TestFailedWritesMarkTheStoreAsFull(t *testing.T) {
 	var content []byte // of held
 	var err error
 	for i := 0; err == nil; i++ {
-		if filling.full(time.Now()) != "" {
-			t.Fatal("full before a write was refused")
-		}
+		must.Be(t, filling.full(time.Now()) == "", "full before a write was refused")
 		data := bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 200)
 		d := cas.SHA256.Sum(data)
 		if err = in.Store.Put(t.Context(), d, bytes.NewReader(data)); err == nil {
@@ -57,9 +56,7 @@ func TestFailedWritesMarkTheStoreAsFull(t *testing.T) {
 	if text := filling.full(time.Now()); !errors.Is(err, cas.ErrFull) || !strings.Contains(text, "full since") || !strings.Contains(text, "within the lease") {
 		t.Errorf("Put: %v, noted as %q", err, text)
 	}
-	if text := filling.full(time.Now().Add(2 * time.Minute)); text != "" {
-		t.Errorf("two minutes later: %q", text)
-	}
+	expect.Equal(t, filling.full(time.Now().Add(2*time.Minute)), "", "two minutes later")
 	data := []byte("one more")
 	for name, write := range map[string]func(in *cas.Instance) error{
 		"PutAll": func(in *cas.Instance) error {
@@ -78,9 +75,8 @@ func TestFailedWritesMarkTheStoreAsFull(t *testing.T) {
 		if err == nil {
 			err = write(in)
 		}
-		if !errors.Is(err, cas.ErrFull) || f.full(time.Now()) == "" {
-			t.Errorf("%s: %v, noted as %q", name, err, f.full(time.Now()))
-		}
+		expect.That(t, errors.Is(err, cas.ErrFull) && f.full(time.Now()) != "",
+			"%s: %v, noted as %q", name, err, f.full(time.Now()))
 	}
 }
 
@@ -164,13 +160,9 @@ func TestPendingWritesAreNoted(t *testing.T) {
 		w := httptest.NewRecorder()
 		n.Ready.ServeHTTP(w, nil)
 		lines := strings.Split(strings.TrimSpace(w.Body.String()), "\n")
-		if w.Code != 200 || len(lines) != len(want) {
-			t.Fatalf("got %d with %q, want 200 with %q", w.Code, lines, want)
-		}
+		must.Be(t, w.Code == 200 && len(lines) == len(want), "got %d with %q, want 200 with %q", w.Code, lines, want)
 		for i := range want {
-			if !strings.Contains(lines[i], want[i]) {
-				t.Errorf("line %d: got %q, want %q", i, lines[i], want[i])
-			}
+			expect.Text(t, lines[i], want[i], "line %d", i)
 		}
 	}
 	ready("ready")

@@ -3,8 +3,8 @@
 package node
 
 import (
+	"github.com/cloister-build/cloister/tests/expect"
 	"log/slog"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -41,9 +41,7 @@ func TestRepeatedWarningsAreCounted(t *testing.T) {
 			for len(out) > 0 {
 				got = append(got, <-out)
 			}
-			if !slices.Equal(got, want) {
-				t.Errorf("%s: got\n%s\nwant\n%s", when, strings.Join(got, "\n"), strings.Join(want, "\n"))
-			}
+			expect.Slices(t, got, want, "%s", when)
 		}
 		for i := range 5 {
 			log.With("server", "a").Warn("violation", "action", i)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/worker"
 )
 
@@ -30,8 +31,6 @@ func TestReproduceCanBePasted(t *testing.T) {
 		{"line end", worker.Task{Instance: "a\nb"}, nil, ""},
 	} {
 		c.task.Action = d
-		if got := reproduce(&c.task, c.flags); got != c.want {
-			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
-		}
+		expect.Equal(t, reproduce(&c.task, c.flags), c.want, "%s", c.name)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -22,11 +23,9 @@ func TestLargeBudgetIsReported(t *testing.T) {
 	for size, want := range map[flags.Size]int{{Bytes: 1 << 62}: 1, {Bytes: 1 << 20}: 0, {Percent: 50}: 0} {
 		var text bytes.Buffer
 		c := &Config{Dir: t.TempDir(), maxSize: size}
-		store := must.Get(openStore(c, slog.New(slog.NewTextHandler(&text, nil))))(t)
-		store.Close()
-		if strings.Count(text.String(), "--max-size is larger than the file system") != want {
-			t.Errorf("%v: got the log %q, want %d warnings", size, &text, want)
-		}
+		must.Get(openStore(c, slog.New(slog.NewTextHandler(&text, nil))))(t).Close()
+		expect.That(t, strings.Count(text.String(), "--max-size is larger than the file system") == want,
+			"%v: got the log %q, want %d warnings", size, &text, want)
 	}
 }
 
@@ -37,11 +36,7 @@ func TestFullHintNamesTheFlags(t *testing.T) {
 		cas.LimitFiles: {"--max-files", "cloister gc"},
 		cas.LimitDisk:  {"free space", "inodes"},
 	} {
-		for _, w := range want {
-			if got := FullHint(limit); !strings.Contains(got, w) {
-				t.Errorf("limit %d: got %q, want it to contain %q", limit, got, w)
-			}
-		}
+		expect.Texts(t, FullHint(limit), want, "limit %d", limit)
 		var f fullStore
 		err := &cas.FullError{Limit: limit, Err: fmt.Errorf("no room: %w", cas.ErrFull)}
 		if got := f.note(err); !errors.Is(got, cas.ErrFull) || !strings.HasSuffix(f.full(f.last), FullHint(limit)) {
@@ -61,8 +56,7 @@ func TestUnwritableStoreIsNotReady(t *testing.T) {
 		if err != nil {
 			want, code = reason.Error()+"\n", 503
 		}
-		if w.Code != code || w.Body.String() != want {
-			t.Errorf("%v: got %d %q, want %d %q", err, w.Code, w.Body, code, want)
-		}
+		expect.That(t, w.Code == code && w.Body.String() == want,
+			"%v: got %d %q, want %d %q", err, w.Code, w.Body, code, want)
 	}
 }

@@ -5,6 +5,7 @@ package node
 import (
 	"context"
 	"errors"
+	"github.com/cloister-build/cloister/tests/expect"
 	"log/slog"
 	"sync/atomic"
 	"testing"
@@ -37,9 +38,7 @@ func TestUpstreamStateFollowsTheBreaker(t *testing.T) {
 				state.Store(&failure)
 			}
 			time.Sleep(2 * time.Second)
-			if got := u.Down() != ""; got != down {
-				t.Errorf("got down %v, want %v", got, down)
-			}
+			expect.Equal(t, u.Down() != "", down, "down")
 		}
 		probes.Store(0)
 		time.Sleep(time.Minute)

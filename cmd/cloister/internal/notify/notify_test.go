@@ -39,8 +39,7 @@ func listen(t *testing.T, name string) *manager {
 func (m *manager) next() string {
 	m.t.Helper()
 	b := make([]byte, 4096)
-	n := must.Get(m.conn.Read(b))(m.t)
-	return string(b[:n])
+	return string(b[:must.Get(m.conn.Read(b))(m.t)])
 }
 
 func (m *manager) ready(check func() (string, error)) *notify.Service {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -58,14 +59,10 @@ b       draining       1/1         0     0  since 5m00s: a new\nkernel
 c       drained        0/1         0     0  since 2h00m
 d       gone           0/0         0     2  since 3m00s
 `
-	if got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
+	expect.Equal(t, got, want)
 	idle := stateOf(&cloisterpb.StatusResponse{Name: "head", Version: "0.1.0", Time: timestamppb.Now(), Started: timestamppb.Now()})
 	const none = "head  cloister 0.1.0  up 0.0s  ready\nqueue    0 waiting, 0 running on 0 slots, 0 done, 0 hits, 0 errors\nworkers  none"
-	if got := strings.Join(idle.Lines(), "\n"); got != none {
-		t.Errorf("got\n%s\nwant\n%s", got, none)
-	}
+	expect.Equal(t, strings.Join(idle.Lines(), "\n"), none)
 }
 
 // Instances that the caller cannot see appear as totals.
@@ -76,9 +73,7 @@ func TestStatusOfOtherInstances(t *testing.T) {
 	}
 	const none = "head  cloister 0.1.0  up 0.0s  ready\nqueue    3 waiting (the oldest for 0.0s), 2 running on 8 slots, 0 done, 0 hits, 0 errors\n" +
 		"         3 of instances that you may not execute in\nworkers  2 of instances that you may not execute in, 2/8 busy"
-	if got := strings.Join(stateOf(m).Lines(), "\n"); got != none {
-		t.Errorf("got\n%s\nwant\n%s", got, none)
-	}
+	expect.Equal(t, strings.Join(stateOf(m).Lines(), "\n"), none)
 	m.Workers = []*cloisterpb.Worker{{Name: "a", Slots: []*cloisterpb.Slot{{Name: "1"}}}}
 	got := stateOf(m).Lines()
 	if last := got[len(got)-1]; !strings.Contains(got[1], " 9 slots") || last != "and 2 of instances that you may not execute in, 2/8 busy" {
@@ -89,9 +84,8 @@ func TestStatusOfOtherInstances(t *testing.T) {
 		t.Errorf("top: %s", got)
 	}
 	b, err := json.Marshal(stateOf(m))
-	if err != nil || !strings.Contains(string(b), `"elsewhere":{"queued":3,"workers":2,"slots":8,"busy":2}`) {
-		t.Errorf("%s, %v", b, err)
-	}
+	expect.That(t, err == nil && strings.Contains(string(b), `"elsewhere":{"queued":3,"workers":2,"slots":8,"busy":2}`),
+		"%s, %v", b, err)
 }
 
 // The JSON has stable names and plain numbers.
@@ -131,7 +125,5 @@ func TestTopLine(t *testing.T) {
 	f := frame{State: stateOf(aFleet()), rate: 2.5, rated: true}
 	const want = `NOT READY (full since 2026-11-22T04:00:00Z: caf\u00e9\x1b[2J); ` +
 		"12 waiting (the oldest for 34s), 2 running on 4 slots, 120 done, 90 hits, 3 errors, 1 run again; workers: 1 working, 1 draining, 1 drained, 1 gone; 2.5/s"
-	if got := f.summary(); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
+	expect.Equal(t, f.summary(), want)
 }

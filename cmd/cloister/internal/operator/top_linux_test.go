@@ -11,6 +11,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
@@ -33,9 +34,7 @@ func TestTopOnTerminal(t *testing.T) {
 	must.Succeed(t, err)
 	t.Cleanup(func() { head.Close() })
 	address := grpctest.Serve(t, func(s *grpc.Server) {
-		if err := head.Register(s); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, head.Register(s), nil)
 	})
 	none, _ := pipe(t)
 	shown, out := pipe(t)
@@ -65,9 +64,7 @@ func TestTopOnTerminal(t *testing.T) {
 		for strings.Count(text.String(), want) < times {
 			n, err := shown.Read(buffer)
 			text.Write(buffer[:n])
-			if err != nil {
-				t.Fatalf("%q never came %d times: %v in\n%q", want, times, err, text.String())
-			}
+			must.Be(t, err == nil, "%q never came %d times: %v in\n%q", want, times, err, text.String())
 		}
 	}
 	await(screenHome, 3) // two whole pages
@@ -75,17 +72,14 @@ func TestTopOnTerminal(t *testing.T) {
 		t.Errorf("keys do not come at once, or Ctrl-C is no signal: %+v", s)
 	}
 	must.Get(io.WriteString(persons.PTMX, "xq"))(t)
-	if err := <-ended; err != nil {
-		t.Errorf("q: %v", err)
-	}
+	expect.Error(t, <-ended, nil, "q")
 	await(screenClose, 1)
 	if after := settings(); *after != *before {
 		t.Errorf("the terminal is not as it was: %+v, before %+v", after, before)
 	}
 	got := text.String()
-	if !strings.HasPrefix(got, screenOpen) || !strings.HasSuffix(got, screenClose) {
-		t.Errorf("it does not begin and end on a page of its own: %q", got)
-	}
+	expect.That(t, strings.HasPrefix(got, screenOpen) && strings.HasSuffix(got, screenClose),
+		"it does not begin and end on a page of its own: %q", got)
 	page := strings.Split(got, screenHome)[1]
 	if n := strings.Count(page, "\r\n"); n != 2 || !strings.Contains(page, "more lines") {
 		t.Errorf("a page of a terminal of 3 lines has %d: %q", n, page)

@@ -81,13 +81,11 @@ func elsewhere(t *testing.T, c *Config, on string) (*repro.Verdict, []repro.Exec
 	must.Succeed(t, err)
 	here := castest.NewMemory()
 	put := func(text string) *repb.Digest {
-		d := must.Get(cas.PutBytes(t.Context(), here, cas.SHA256, []byte(text)))(t)
-		return d.Proto()
+		return must.Get(cas.PutBytes(t.Context(), here, cas.SHA256, []byte(text)))(t).Proto()
 	}
 	action, err := cas.PutProto(t.Context(), here, cas.SHA256, &repb.Action{CommandDigest: put("\n\x04true"), InputRootDigest: put("")})
 	must.Succeed(t, err)
-	p := must.Get(all[on].executor(t.Context(), on, here, action))(t)
-	executors := []repro.Executor{*p}
+	executors := []repro.Executor{*must.Get(all[on].executor(t.Context(), on, here, action))(t)}
 	v, err := repro.Check(t.Context(), &worker.Task{Action: action}, repro.Options{Runs: 2, Executors: executors})
 	return v, executors, err
 }

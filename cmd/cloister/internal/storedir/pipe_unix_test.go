@@ -5,11 +5,11 @@
 package storedir
 
 import (
-	"errors"
 	"syscall"
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/durable"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -17,7 +17,5 @@ import (
 func TestPendingDoesNotWaitForPipe(t *testing.T) {
 	dir := t.TempDir()
 	must.Succeed(t, syscall.Mkfifo(Journal(dir), 0o600))
-	if _, err := Pending(dir); !errors.Is(err, durable.ErrNotRegular) {
-		t.Errorf("got %v, want ErrNotRegular", err)
-	}
+	expect.Error(t, expect.Err(Pending(dir)), durable.ErrNotRegular)
 }

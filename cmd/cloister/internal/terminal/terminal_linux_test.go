@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
@@ -64,13 +65,11 @@ func TestTerminalOfPipes(t *testing.T) {
 		t.Errorf("exit code %d", cmd.ProcessState.ExitCode())
 	}
 	for _, want := range []string{"/dev/pts/", "42\n", strings.Repeat("x", 100_000)} {
-		if !strings.Contains(got, want) {
-			t.Errorf("%.40q is not among the %d bytes shown: %.200q", want, len(got), got)
-		}
+		expect.That(t, strings.Contains(got, want),
+			"%.40q is not among the %d bytes shown: %.200q", want, len(got), got)
 	}
-	if strings.Contains(got, "$((40") || strings.Contains(got, "\r") {
-		t.Errorf("commands are shown, or lines end as on a terminal: %.200q", got)
-	}
+	expect.That(t, !strings.Contains(got, "$((40") && !strings.Contains(got, "\r"),
+		"commands are shown, or lines end as on a terminal: %.200q", got)
 }
 
 // TestTerminalOfAPerson: keys are passed on as they are, sizes follow, and the terminal is given back as it
@@ -129,9 +128,7 @@ func TestTerminalOfAPerson(t *testing.T) {
 	await("interrupted")
 	cmd.Wait()
 	term.Close()
-	if code := cmd.ProcessState.ExitCode(); code != 5 {
-		t.Errorf("exit code %d, want 5", code)
-	}
+	expect.Equal(t, cmd.ProcessState.ExitCode(), 5, "exit code")
 	if after := settings(); *after != *before {
 		t.Errorf("the person's terminal is not as it was: %+v, before %+v", after, before)
 	}
@@ -167,9 +164,7 @@ func TestSecretIsNotShown(t *testing.T) {
 		for !strings.Contains(text.String(), want) {
 			n, err := shown.Read(b)
 			text.Write(b[:n])
-			if err != nil {
-				t.Fatalf("%q never came: %v in %q", want, err, text.String())
-			}
+			must.Be(t, err == nil, "%q never came: %v in %q", want, err, text.String())
 		}
 	}
 	type answer struct {
@@ -202,13 +197,10 @@ func TestSecretIsNotShown(t *testing.T) {
 		case typed != "" && len(typed) <= maxSecret && (a.err != nil || string(a.line)+"\n" != typed):
 			t.Errorf("%q: %q, %v", typed, a.line, a.err)
 		}
-		if after := settings(); after != before {
-			t.Errorf("the terminal is not as it was: %+v, before %+v", after, before)
-		}
+		expect.Equal(t, settings(), before, "the terminal")
 		await("\n")
-		if strings.Contains(text.String(), "kept") || strings.Contains(text.String(), "xx") {
-			t.Errorf("shown is %q", text.String())
-		}
+		expect.That(t, !strings.Contains(text.String(), "kept") && !strings.Contains(text.String(), "xx"),
+			"shown is %q", text.String())
 		text.Reset()
 		end(nil)
 		must.Succeed(t, tty.SetReadDeadline(time.Time{}))
