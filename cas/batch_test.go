@@ -47,9 +47,7 @@ func TestBatchPutsTogether(t *testing.T) {
 	add := func(data []byte) {
 		t.Helper()
 		d, err := b.AddBytes(t.Context(), cas.SHA256, data)
-		if err != nil || d != cas.SHA256.Sum(data) {
-			t.Errorf("got %v, %v", d, err)
-		}
+		expect.That(t, err == nil && d == cas.SHA256.Sum(data), "got %v, %v", d, err)
 		if len(data) > 0 && !slices.Contains(want, d) {
 			want = append(want, d)
 		}
@@ -58,14 +56,11 @@ func TestBatchPutsTogether(t *testing.T) {
 		add([]byte{byte(i % 50)})
 		add(nil)
 	}
-	if p.Len() != 0 || len(p.blobs) != 0 {
-		t.Errorf("%d blobs were put at once", p.Len())
-	}
+	expect.That(t, p.Len() == 0 && len(p.blobs) == 0, "%d blobs were put at once", p.Len())
 	large, _ := castest.Blob(1, 2<<20)
 	add(large)
-	if p.Len() != 1 || len(p.blobs) != 0 {
-		t.Errorf("a large blob waits: %d blobs are stored, batches %v", p.Len(), p.blobs)
-	}
+	expect.That(t, p.Len() == 1 && len(p.blobs) == 0,
+		"a large blob waits: %d blobs are stored, batches %v", p.Len(), p.blobs)
 	other, _ := castest.Blob(2, 3<<20)
 	d := must.Get(b.AddSeeker(t.Context(), cas.SHA256, bytes.NewReader(other)))(t)
 	want = append(want, d)
@@ -73,9 +68,7 @@ func TestBatchPutsTogether(t *testing.T) {
 		must.Succeed(t, b.Flush(t.Context()))
 	}
 	expect.Slices(t, p.blobs, []int{50}, "batches")
-	if !slices.Equal(b.Blobs(), want) {
-		t.Errorf("Blobs: got %d, want %d", len(b.Blobs()), len(want))
-	}
+	expect.That(t, slices.Equal(b.Blobs(), want), "Blobs: got %d, want %d", len(b.Blobs()), len(want))
 	expect.Equal(t, len(must.Get(p.Missing(t.Context(), want))(t)), 0)
 }
 
@@ -97,9 +90,8 @@ func TestBatchIsBounded(t *testing.T) {
 			}
 			wg.Wait()
 			must.Succeed(t, b.Flush(t.Context()))
-			if p.Len() != 4*each || len(b.Blobs()) != 4*each {
-				t.Errorf("%d blobs are stored, Blobs returns %d", p.Len(), len(b.Blobs()))
-			}
+			expect.That(t, p.Len() == 4*each && len(b.Blobs()) == 4*each,
+				"%d blobs are stored, Blobs returns %d", p.Len(), len(b.Blobs()))
 			if n := slices.Max(p.bytes); n > 5<<20 {
 				t.Errorf("got a batch of %d bytes", n)
 			}

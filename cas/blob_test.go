@@ -92,16 +92,14 @@ func TestReadProtoLimitsSizeByKind(t *testing.T) {
 	d := must.Get(cas.PutBytes(t.Context(), s, cas.SHA256, within(1, make([]byte, cas.MaxMessage))))(t)
 	for _, m := range []proto.Message{&repb.Action{}, &repb.Command{}, &repb.Directory{}} {
 		err := cas.ReadProto(t.Context(), s, d, m)
-		if !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprint(cas.MaxMessage)) {
-			t.Errorf("%T: got %v, want ErrInvalid naming the limit", m, err)
-		}
+		expect.That(t, errors.Is(err, cas.ErrInvalid) && strings.Contains(err.Error(), fmt.Sprint(cas.MaxMessage)),
+			"%T: got %v, want ErrInvalid naming the limit", m, err)
 	}
 	err := cas.CheckMessage(make([]byte, cas.MaxMessage+1), &repb.Tree{})
 	expect.Error(t, err, nil, "Tree larger than the limit of a Directory")
 	err = cas.CheckMessage(make([]byte, cas.MaxTree+1), &repb.Tree{})
-	if !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprint(cas.MaxTree)) {
-		t.Errorf("Tree larger than its limit: got %v, want ErrInvalid naming the limit", err)
-	}
+	expect.That(t, errors.Is(err, cas.ErrInvalid) && strings.Contains(err.Error(), fmt.Sprint(cas.MaxTree)),
+		"Tree larger than its limit: got %v, want ErrInvalid naming the limit", err)
 }
 
 // FuzzCheckMessage: no small blob is rejected, even if it is malformed.

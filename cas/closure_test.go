@@ -129,9 +129,7 @@ func (f *remoteStore) Fetch(_ context.Context, ds []cas.Digest) ([]cas.Digest, e
 }
 
 func (f *remoteStore) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
-	if !f.fetched[d] {
-		f.t.Errorf("%s was opened before it was fetched", d)
-	}
+	expect.That(f.t, f.fetched[d], "%s was opened before it was fetched", d)
 	return f.openings.Open(ctx, d, off)
 }
 
@@ -182,9 +180,7 @@ func TestClosureReadsBlobInEachRole(t *testing.T) {
 	for _, dirs := range [][]*repb.OutputDirectory{{asTree, asRoot, asTree}, {asRoot, asTree, asRoot}} {
 		s.n = map[cas.Digest]int{}
 		_, err := cas.Closure(t.Context(), s, cas.SHA256, &repb.ActionResult{OutputDirectories: dirs})
-		if err != nil || s.n[empty] != 2 {
-			t.Errorf("Tree and Directory: read %d times, %v, want 2", s.n[empty], err)
-		}
+		expect.That(t, err == nil && s.n[empty] == 2, "Tree and Directory: read %d times, %v, want 2", s.n[empty], err)
 	}
 }
 
@@ -215,9 +211,8 @@ func TestLookupCompleteGivesReason(t *testing.T) {
 			action := cas.SHA256.Sum([]byte(c.name))
 			must.Succeed(t, s.Record(t.Context(), action, c.result))
 			_, err := cas.LookupComplete(t.Context(), in, action)
-			if !errors.Is(err, cas.ErrNotFound) || errors.Is(err, cas.ErrInvalid) {
-				t.Fatalf("got %v, want only ErrNotFound", err)
-			}
+			must.Be(t, errors.Is(err, cas.ErrNotFound) && !errors.Is(err, cas.ErrInvalid),
+				"got %v, want only ErrNotFound", err)
 			expect.Texts(t, err.Error(), []string{action.String(), c.want})
 		})
 	}
@@ -280,9 +275,7 @@ func TestDirectoryClosure(t *testing.T) {
 	if diff := cmp.Diff(fmt.Sprint(want), fmt.Sprint(got)); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if o.n[leaf] != 1 || o.n[root] != 1 {
-		t.Errorf("openings: got %v, want one of each Directory", o.n)
-	}
+	expect.That(t, o.n[leaf] == 1 && o.n[root] == 1, "openings: got %v, want one of each Directory", o.n)
 	expect.Error(t, expect.Err(cas.DirectoryClosure(t.Context(), o, cas.SHA256.Sum([]byte("absent")))), cas.ErrNotFound,
 		"absent")
 }

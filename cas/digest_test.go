@@ -114,9 +114,8 @@ func TestFunctionsMatchOtherPrograms(t *testing.T) {
 // Rule 20. SHA256TREE equals SHA256 up to 1024 bytes.
 func TestEqualHashesOfTwoFunctionsAreDifferentDigests(t *testing.T) {
 	a, b := cas.SHA256.Sum([]byte("x")), cas.SHA256TREE.Sum([]byte("x"))
-	if a.Hash() != b.Hash() || a == b || a.String() == b.String() || a.Resource() == b.Resource() {
-		t.Errorf("got %v and %v, %s and %s, want them to differ", a, b, a.Resource(), b.Resource())
-	}
+	expect.That(t, a.Hash() == b.Hash() && a != b && a.String() != b.String() && a.Resource() != b.Resource(),
+		"got %v and %v, %s and %s, want them to differ", a, b, a.Resource(), b.Resource())
 	if want := "blobs/sha256tree/" + b.Hash() + "/1"; b.Resource() != want {
 		t.Errorf("Resource: got %s, want %s", b.Resource(), want)
 	}
@@ -182,9 +181,8 @@ func TestLookupCompleteNeedsTheWholeClosure(t *testing.T) {
 		b := must.Get(cas.ReadAll(t.Context(), m, d, 1<<20))(t)
 		m.Delete(d)
 		_, err = cas.LookupComplete(t.Context(), in, action)
-		if !errors.Is(err, cas.ErrNotFound) || !strings.Contains(err.Error(), d.String()) {
-			t.Errorf("without the %s: got %v, want ErrNotFound naming %s", name, err, d)
-		}
+		expect.That(t, errors.Is(err, cas.ErrNotFound) && strings.Contains(err.Error(), d.String()),
+			"without the %s: got %v, want ErrNotFound naming %s", name, err, d)
 		must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, b))(t)
 	}
 }

@@ -49,9 +49,7 @@ func TestRule064_InlineKeepsTheLimitAndDropsFilesFirst(t *testing.T) {
 			t.Errorf("limit %d: files are inlined, but not stdout: %v", limit, sizes)
 		}
 		most = limit
-		if r.StdoutDigest == nil || r.OutputFiles[0].Digest == nil {
-			t.Fatalf("limit %d: a digest was removed", limit)
-		}
+		must.Be(t, r.StdoutDigest != nil && r.OutputFiles[0].Digest != nil, "limit %d: a digest was removed", limit)
 	}
 	r := proto.CloneOf(plain)
 	must.Succeed(t, cas.Inline(t.Context(), s, r, everything(most)))
@@ -66,9 +64,7 @@ func TestRule064_InlineRemovesUnwantedContents(t *testing.T) {
 	want := proto.CloneOf(r)
 	want.StdoutRaw, want.OutputFiles[0].Contents = nil, nil
 	must.Succeed(t, cas.Inline(t.Context(), s, r, cas.Inlining{Function: cas.SHA256, Hints: &repb.GetActionResultRequest{}, MaxBytes: 1 << 20}))
-	if !proto.Equal(r, want) {
-		t.Errorf("got %v, want %v", r, want)
-	}
+	expect.That(t, proto.Equal(r, want), "got %v, want %v", r, want)
 	only := &repb.ActionResult{StdoutRaw: []byte("the only copy")}
 	if err := cas.Inline(t.Context(), s, only, everything(1)); err != nil || string(only.StdoutRaw) != "the only copy" {
 		t.Errorf("stdout without a digest: got %q, %v", only.StdoutRaw, err)
@@ -79,9 +75,7 @@ func TestInlineReportsAbsentAndMalformed(t *testing.T) {
 	s, r := fixture(t)
 	s.Delete(cas.SHA256.Sum(bytes.Repeat([]byte{'x'}, 200)))
 	expect.Error(t, cas.Inline(t.Context(), s, r, everything(1<<20)), cas.ErrNotFound, "absent stderr")
-	if len(r.StdoutRaw) != 100 || r.StderrRaw != nil {
-		t.Errorf("absent stderr: got the result %v", r)
-	}
+	expect.That(t, len(r.StdoutRaw) == 100 && r.StderrRaw == nil, "absent stderr: got the result %v", r)
 	r.StdoutDigest.Hash = "xyz"
 	expect.Error(t, cas.Inline(t.Context(), s, r, everything(1<<20)), cas.ErrInvalid, "malformed digest")
 }

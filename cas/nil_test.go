@@ -37,9 +37,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"DecodeSized":            {second(cas.DecodeSized(nil, blob, nil)), message},
 		"FromProto":              {second(cas.FromProto(cas.SHA256, nil)), "digest"},
 	} {
-		if !errors.Is(c.err, cas.ErrInvalid) || !strings.Contains(c.err.Error(), c.want) {
-			t.Errorf("%s: got %v, want ErrInvalid with %q", name, c.err, c.want)
-		}
+		expect.That(t, errors.Is(c.err, cas.ErrInvalid) && strings.Contains(c.err.Error(), c.want),
+			"%s: got %v, want ErrInvalid with %q", name, c.err, c.want)
 	}
 	expect.Message(t, expect.Err(cas.LookupComplete(ctx, nil, blob)), "the Instance is missing", "LookupComplete")
 }

@@ -21,13 +21,9 @@ func TestMemory(t *testing.T) {
 func TestMemoryReportsCorruptBlob(t *testing.T) {
 	m := castest.NewMemory()
 	b, d := castest.Blob(1, 100)
-	if m.Corrupt(d) {
-		t.Error("Corrupt of an absent blob: got true")
-	}
+	expect.That(t, !m.Corrupt(d), "Corrupt of an absent blob: got true")
 	must.Succeed(t, m.Put(t.Context(), d, bytes.NewReader(b)))
-	if !m.Corrupt(d) {
-		t.Error("Corrupt: got false")
-	}
+	expect.That(t, m.Corrupt(d), "Corrupt: got false")
 	expect.Error(t, expect.Err(cas.ReadAll(t.Context(), m, d, 100)), cas.ErrCorrupt, "ReadAll")
 	must.Succeed(t, m.Put(t.Context(), d, bytes.NewReader(b)))
 	expect.Equal(t, string(must.Get(cas.ReadAll(t.Context(), m, d, 100))(t)), string(b), "after Put")

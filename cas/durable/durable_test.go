@@ -63,9 +63,8 @@ func TestLogKilledAtEveryByte(t *testing.T) {
 			want := []string{"one", "", "three 3"}[:bytes.Count(whole[:n], []byte("\n"))]
 			l, got := open(t, c)
 			wantRecords(t, got, want...)
-			if l.Damaged() != 0 || l.Size()+l.Torn() != int64(n) {
-				t.Errorf("%d bytes: got %d damaged lines, size %d, torn %d", n, l.Damaged(), l.Size(), l.Torn())
-			}
+			expect.That(t, l.Damaged() == 0 && l.Size()+l.Torn() == int64(n),
+				"%d bytes: got %d damaged lines, size %d, torn %d", n, l.Damaged(), l.Size(), l.Torn())
 			appendTo(t, l, "next")
 			l.Close()
 			_, got = open(t, c)
@@ -80,9 +79,8 @@ func TestLogDropsDamagedLines(t *testing.T) {
 	must.Succeed(t, os.WriteFile(c.Path, []byte(text), 0o600))
 	l, got := open(t, c)
 	wantRecords(t, got, "one", "two")
-	if l.Damaged() != 2 || l.Torn() != 6 {
-		t.Errorf("got %d damaged lines, %d bytes torn, want 2, 6", l.Damaged(), l.Torn())
-	}
+	expect.That(t, l.Damaged() == 2 && l.Torn() == 6,
+		"got %d damaged lines, %d bytes torn, want 2, 6", l.Damaged(), l.Torn())
 	wantFile(t, c.Path, text)
 	appendTo(t, l, "three")
 	wantFile(t, c.Path+DamagedSuffix, text)
@@ -121,9 +119,8 @@ func TestLogWithoutReplayAppends(t *testing.T) {
 	for _, torn := range []int{0, 1, 64 << 10, 100_000} {
 		must.Succeed(t, os.WriteFile(path, []byte(whole+strings.Repeat("x", torn)), 0o600))
 		l := must.Get(Open(Config{Path: path}))(t)
-		if l.Size() != int64(len(whole)) || l.Torn() != int64(torn) {
-			t.Errorf("got size %d, torn %d, want %d, %d", l.Size(), l.Torn(), len(whole), torn)
-		}
+		expect.That(t, l.Size() == int64(len(whole)) && l.Torn() == int64(torn),
+			"got size %d, torn %d, want %d, %d", l.Size(), l.Torn(), len(whole), torn)
 		appendTo(t, l, "next")
 		wantFile(t, path, whole+"next\n")
 		l.Close()
@@ -208,9 +205,8 @@ func TestSegmentsExcess(t *testing.T) {
 		{"too old", 350, time.Now().Add(time.Hour), []uint64{1, 100}, 200},
 	} {
 		got, next, err := s.Excess(150, test.limit, test.oldest)
-		if err != nil || !slices.Equal(got, test.want) || next != test.next {
-			t.Errorf("%s: got %v, %d, %v, want %v, %d", test.name, got, next, err, test.want, test.next)
-		}
+		expect.That(t, err == nil && slices.Equal(got, test.want) && next == test.next,
+			"%s: got %v, %d, %v, want %v, %d", test.name, got, next, err, test.want, test.next)
 	}
 }
 

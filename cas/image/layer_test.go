@@ -250,9 +250,7 @@ func TestEqualImagesHaveEqualRoots(t *testing.T) {
 		{"zstd", imageOf(t, layerOf(t, archive(t, file("a", "1"), file("d/b", big), file("d/c", "3")), zstdLayer))},
 	} {
 		got, err := load(t, cfg, c.im)
-		if err != nil {
-			t.Fatalf("%s: %v", c.name, err)
-		}
+		must.Be(t, err == nil, "%s: %v", c.name, err)
 		if want == "" {
 			want = got.Root.String()
 		}

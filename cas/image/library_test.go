@@ -52,9 +52,8 @@ func TestLibraryRemembersImages(t *testing.T) {
 	})
 	again := open(t, setup)
 	all := again.List()
-	if len(all) != 1 || fmt.Sprintf("%+v", *all[0]) != fmt.Sprintf("%+v", *first) {
-		t.Fatalf("got %+v, want %+v", all, *first)
-	}
+	must.Be(t, len(all) == 1 && fmt.Sprintf("%+v", *all[0]) == fmt.Sprintf("%+v", *first),
+		"got %+v, want %+v", all, *first)
 	pinned := reference(t, first.Pinned)
 	expect.Equal(t, must.Get(again.Get(t.Context(), "main", pinned, cas.Digest{}))(t).Root, first.Root,
 		"a known digest")

@@ -170,9 +170,8 @@ func TestPullRefusesWrongContent(t *testing.T) {
 			return true
 		})
 		_, err := image.Pull(t.Context(), config(t), ref)
-		if !errors.Is(err, image.ErrDigest) || !strings.Contains(err.Error(), "layer 1 (sha256:") {
-			t.Errorf("got %v, want ErrDigest of layer 1", err)
-		}
+		expect.That(t, errors.Is(err, image.ErrDigest) && strings.Contains(err.Error(), "layer 1 (sha256:"),
+			"got %v, want ErrDigest of layer 1", err)
 	})
 	for _, c := range []struct {
 		name   string
@@ -358,12 +357,9 @@ func TestPullReadsLayersAgain(t *testing.T) {
 	c := config(t)
 	c.Limits.Bytes = 4 << 20 // what the failed attempts read does not count
 	got, err := image.Pull(t.Context(), c, ref)
-	if err != nil {
-		t.Fatalf("a connection that breaks twice: %v", err)
-	}
-	if got.Files != 1 || got.Bytes != 3<<20 {
-		t.Errorf("got %d files of %d bytes, want 1 of %d", got.Files, got.Bytes, 3<<20)
-	}
+	must.Be(t, err == nil, "a connection that breaks twice: %v", err)
+	expect.That(t, got.Files == 1 && got.Bytes == 3<<20,
+		"got %d files of %d bytes, want 1 of %d", got.Files, got.Bytes, 3<<20)
 	breaks.Store(1 << 30)
 	if _, err := image.Pull(t.Context(), config(t), ref); err == nil ||
 		!strings.Contains(err.Error(), "layer 1 (sha256:") || !strings.Contains(err.Error(), "EOF") {

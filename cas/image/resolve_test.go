@@ -4,7 +4,6 @@ package image_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/image"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
@@ -35,18 +35,14 @@ func TestFrozenRegistryIsNotAskedAgain(t *testing.T) {
 	l := open(t, func(c *image.LibraryConfig) { c.Allowed = []string{frozen.host, healthy.host} })
 	for i := range 5 {
 		_, err := l.Pin(t.Context(), "", reference(t, fmt.Sprintf("%s/tools:v%d", frozen.host, i)))
-		if err == nil || !strings.Contains(err.Error(), "did not answer") {
-			t.Errorf("tag %d: got %v, want that the registry did not answer", i, err)
-		}
+		expect.Message(t, err, "did not answer", "tag %d", i)
 	}
 	// The first query may try HTTPS and HTTP.
 	if n := asked.Load(); n > 2 {
 		t.Errorf("got %d requests for 5 tags, want those of one query", n)
 	}
 	image.SetMaxQuery(time.Minute)
-	if _, err := l.Pin(t.Context(), "", ref); err != nil {
-		t.Errorf("another registry: %v", err)
-	}
+	expect.Error(t, expect.Err(l.Pin(t.Context(), "", ref)), nil, "another registry")
 }
 
 // TestStalledPullEnds: a pull ends when its registry sends nothing any more, and then keeps no other pull waiting.
@@ -77,9 +73,7 @@ func TestStalledPullEnds(t *testing.T) {
 		}
 	}
 	image.SetMaxStall(time.Minute)
-	if _, err := l.Get(t.Context(), "", ref, cas.Digest{}); err != nil {
-		t.Errorf("another registry: %v", err)
-	}
+	expect.Error(t, expect.Err(l.Get(t.Context(), "", ref, cas.Digest{})), nil, "another registry")
 }
 
 // TestLibraryResolvesTags: a tag is resolved again after TagAge, and the entry has the digest.
@@ -135,9 +129,7 @@ func TestTagQueriesAreShared(t *testing.T) {
 	// A cancelled request does not affect the others.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := l.Pin(ctx, "", ref); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: got %v", err)
-	}
+	expect.Error(t, expect.Err(l.Pin(ctx, "", ref)), context.Canceled, "cancelled")
 	close(answer)
 	first := <-pins
 	for range 4 {
@@ -147,9 +139,8 @@ func TestTagQueriesAreShared(t *testing.T) {
 	}
 	absent := reference(t, s.host+"/team/absent:v1")
 	for range 3 {
-		if _, err := l.Pin(t.Context(), "", absent); err == nil || !strings.Contains(err.Error(), "NAME_UNKNOWN") {
-			t.Errorf("an absent tag: got %v, want the registry's message", err)
-		}
+		expect.Message(t, expect.Err(l.Pin(t.Context(), "", absent)), "NAME_UNKNOWN",
+			"an absent tag (the registry's message)")
 	}
 	if got := asked.Load(); got > 3 { // HEAD for the tag, HEAD and GET for the absent one
 		t.Errorf("got %d requests, want at most 3", got)

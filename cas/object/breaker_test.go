@@ -416,9 +416,8 @@ func TestShortOutageDoesNotEndUpload(t *testing.T) {
 				})
 				start := time.Now()
 				err := b.store.Put(t.Context(), d, bytes.NewReader(large))
-				if !errors.Is(err, c.wanted) || time.Since(start) > time.Minute {
-					t.Errorf("got %v after %v, want %v within a minute", err, time.Since(start), c.wanted)
-				}
+				expect.That(t, errors.Is(err, c.wanted) && time.Since(start) <= time.Minute,
+					"got %v after %v, want %v within a minute", err, time.Since(start), c.wanted)
 				if missing, err := b.store.Missing(t.Context(), []cas.Digest{d}); c.wanted == nil && (err != nil || len(missing) > 0) {
 					t.Errorf("got %v, %v, want the blob", missing, err)
 				}

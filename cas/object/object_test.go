@@ -63,9 +63,8 @@ func TestLargeBlobsGoInParts(t *testing.T) {
 				r := must.Get(store.Open(t.Context(), d, off))(t)
 				got, err := io.ReadAll(r)
 				r.Close()
-				if err != nil || !bytes.Equal(got, b[off:]) {
-					t.Errorf("%d bytes from %d: got %d bytes, %v", size, off, len(got), err)
-				}
+				expect.That(t, err == nil && bytes.Equal(got, b[off:]),
+					"%d bytes from %d: got %d bytes, %v", size, off, len(got), err)
 			}
 		}
 		expect.Equal(t, s.uploads(t), 0, "uploads are unfinished")
@@ -383,9 +382,8 @@ func TestThrottlingIsNotDamage(t *testing.T) {
 				return kind == "GET"
 			}})
 			_, err := store.Open(t.Context(), present, 0)
-			if !errors.Is(err, cas.ErrUnavailable) || errors.Is(err, cas.ErrThrottled) != c.throttled {
-				t.Errorf("%d %s: got %v, want ErrUnavailable, and ErrThrottled: %v", c.status, c.code, err, c.throttled)
-			}
+			expect.That(t, errors.Is(err, cas.ErrUnavailable) && errors.Is(err, cas.ErrThrottled) == c.throttled,
+				"%d %s: got %v, want ErrUnavailable, and ErrThrottled: %v", c.status, c.code, err, c.throttled)
 		}
 	})
 }
@@ -511,9 +509,8 @@ func TestBrokenDownloadsAreResumed(t *testing.T) {
 			r := must.Get(store.Open(t.Context(), d, off))(t)
 			got, err := io.ReadAll(r)
 			r.Close()
-			if err != nil || !bytes.Equal(got, b[off:]) || s.called("GET") != 4 {
-				t.Errorf("from %d: %d bytes, %v, after %d calls", off, len(got), err, s.called("GET"))
-			}
+			expect.That(t, err == nil && bytes.Equal(got, b[off:]) && s.called("GET") == 4,
+				"from %d: %d bytes, %v, after %d calls", off, len(got), err, s.called("GET"))
 		}
 		s.spoil(faults{breakAt: 0, breaks: 1000})
 		if _, err := cas.ReadAll(t.Context(), store, d, 5<<20); !errors.Is(err, cas.ErrUnavailable) ||
@@ -554,9 +551,7 @@ func TestExpiringObjectsAreRenewed(t *testing.T) {
 		use := map[string]func(store *object.Store) error{
 			blob: func(store *object.Store) error {
 				missing, err := store.Missing(t.Context(), []cas.Digest{d})
-				if len(missing) > 0 {
-					t.Error("the blob is missing")
-				}
+				expect.That(t, len(missing) == 0, "the blob is missing")
 				return err
 			},
 			result: func(store *object.Store) error { _, err := store.Lookup(t.Context(), d); return err },
@@ -712,9 +707,8 @@ func TestCallsAreObserved(t *testing.T) {
 			defer mu.Unlock()
 			for _, c := range got {
 				calls = append(calls, fmt.Sprint(c.Kind, " ", c.Outcome, " ", c.Requests, " ", c.Sent, " ", c.Received))
-				if c.Time <= 0 || (c.Err == nil) != (c.Outcome == "ok") {
-					t.Errorf("got %+v, want a time, and an error unless it is ok", c)
-				}
+				expect.That(t, c.Time > 0 && (c.Err == nil) == (c.Outcome == "ok"),
+					"got %+v, want a time, and an error unless it is ok", c)
 			}
 			got = nil
 			return calls
@@ -852,9 +846,8 @@ func TestErrorsRedactSecretsInURLs(t *testing.T) {
 		"http://SECRET@farm-cache?endpoint=http://a@b?c=d": `"http://...@b?..."`,
 	} {
 		_, err := object.Open(t.Context(), object.Config{URL: url})
-		if err == nil || strings.Contains(err.Error(), "SECRET") || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %s", err, want)
-		}
+		expect.That(t, err != nil && !strings.Contains(err.Error(), "SECRET") && strings.Contains(err.Error(), want),
+			"got %v, want %s", err, want)
 	}
 }
 
@@ -883,8 +876,6 @@ func TestURL(t *testing.T) {
 		in := named(t, s.open(t, object.Config{URL: url + "?region=eu-west-1&endpoint=" + s.address}), "x")
 		d := put(t, in, []byte(url))
 		key := fmt.Sprintf("%sx/blobs/sha256/%s-%d", prefix, d.Hash(), d.Size())
-		if !slices.Contains(s.keys(t), key) {
-			t.Errorf("%s: got keys without %s: %q", url, key, s.keys(t))
-		}
+		expect.That(t, slices.Contains(s.keys(t), key), "%s: got keys without %s: %q", url, key, s.keys(t))
 	}
 }

@@ -97,9 +97,7 @@ func TestGoogleTokenErrors(t *testing.T) {
 		}
 	})
 	expect.Error(t, expect.Err(object.Open(ctx, object.Config{URL: s.url("")})), context.Canceled)
-	if left.Load() {
-		t.Error("the call waited for the end of the token request")
-	}
+	expect.That(t, !left.Load(), "the call waited for the end of the token request")
 	close(over)
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", filepath.Join(t.TempDir(), "none.json"))
 	expect.Message(t, expect.Err(object.Open(t.Context(), object.Config{URL: s.url("")})),

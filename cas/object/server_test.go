@@ -283,9 +283,7 @@ func (s *server) uploads(t *testing.T) int {
 func (s *server) only(t *testing.T) string {
 	t.Helper()
 	keys := s.keys(t)
-	if len(keys) != 1 {
-		t.Fatalf("the bucket has the objects %q, want one", keys)
-	}
+	must.Be(t, len(keys) == 1, "the bucket has the objects %q, want one", keys)
 	return keys[0]
 }
 

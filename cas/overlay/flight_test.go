@@ -62,9 +62,7 @@ func TestLargeBlobsAreLimitedPerCall(t *testing.T) {
 		gate.Open()
 		group.Wait()
 		for _, d := range ds {
-			if !has(t, p.local, d) {
-				t.Errorf("blob %s is not local", d)
-			}
+			expect.That(t, has(t, p.local, d), "blob %s is not local", d)
 		}
 	})
 }

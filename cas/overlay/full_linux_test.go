@@ -52,7 +52,6 @@ func TestFullJournal(t *testing.T) {
 	_, after := put(t, p.store, 3, 100)
 	p.faultyUpstream.Heal()
 	p.drain(t)
-	if !has(t, p.upstream, before) || !has(t, p.upstream, after) {
-		t.Error("acknowledged writes are not in the upstream")
-	}
+	expect.That(t, has(t, p.upstream, before) && has(t, p.upstream, after),
+		"acknowledged writes are not in the upstream")
 }

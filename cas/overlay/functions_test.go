@@ -48,16 +48,14 @@ func TestWritesOfUnservedFunctionsAreRefused(t *testing.T) {
 			{Digest: other, Data: b},
 			{Digest: mine, Data: b},
 		})
-		if !errors.Is(errs[0], cas.ErrInvalid) || errs[1] != nil {
-			t.Errorf("%v: PutAll: got %v, want ErrInvalid and nil", policy, errs)
-		}
+		expect.That(t, errors.Is(errs[0], cas.ErrInvalid) && errs[1] == nil,
+			"%v: PutAll: got %v, want ErrInvalid and nil", policy, errs)
 		expect.Error(t, in.Actions.Record(t.Context(), other, &repb.ActionResult{}), cas.ErrInvalid, "%v: Record",
 			policy)
 		expect.Error(t, in.Store.(cas.Splicer).Splice(t.Context(), other,
 			cas.ChunkList{Chunks: []cas.Digest{other}}), cas.ErrInvalid, "%v: Splice", policy)
-		if has(t, local, other) || !has(t, local, mine) {
-			t.Errorf("%v: the local store accepted the unserved function, or rejected the served one", policy)
-		}
+		expect.That(t, !has(t, local, other) && has(t, local, mine),
+			"%v: the local store accepted the unserved function, or rejected the served one", policy)
 		if err := o.Close(t.Context()); err != nil || !has(t, upstream, mine) {
 			t.Errorf("%v: got %v and %d upstream blobs", policy, err, upstream.Len())
 		}

@@ -39,9 +39,7 @@ func newLocator(t *testing.T) (s cas.Store, local *faulty.Store, mem *castest.Me
 func locate(t *testing.T, s cas.Store, ds []cas.Digest) (cas.Location, error) {
 	t.Helper()
 	l, ok := cas.As[cas.Locator](s)
-	if !ok {
-		t.Fatal("the overlay is not a cas.Locator")
-	}
+	must.Be(t, ok, "the overlay is not a cas.Locator")
 	return l.Locate(t.Context(), ds)
 }
 
@@ -103,8 +101,6 @@ func TestLocateReportsErrors(t *testing.T) {
 	wantError(t, "local store full", err, cas.ErrFull)
 	local.Heal()
 	p, err := locate(t, s, ds)
-	if err != nil || len(absent(p)) > 0 {
-		t.Fatalf("absent: got %v, %v", absent(p), err)
-	}
+	must.Be(t, err == nil && len(absent(p)) == 0, "absent: got %v, %v", absent(p), err)
 	p.Release()
 }

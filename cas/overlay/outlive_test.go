@@ -72,7 +72,6 @@ func TestPendingIsRenewedAtStart(t *testing.T) {
 	gate := p.faultyLocal.Hold(faulty.Open) // the sender reads nothing
 	defer gate.Open()
 	p.restart(t, overlay.WriteBack)
-	if p.faultyLocal.Calls(faulty.Missing) == queries || p.faultyLocal.Calls(faulty.Lookup) == lookups {
-		t.Error("pending blobs and results are not renewed before New returns")
-	}
+	expect.That(t, p.faultyLocal.Calls(faulty.Missing) != queries && p.faultyLocal.Calls(faulty.Lookup) != lookups,
+		"pending blobs and results are not renewed before New returns")
 }

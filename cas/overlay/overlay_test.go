@@ -185,9 +185,8 @@ func TestContractsOfDiskAndServer(t *testing.T) {
 			_, filer := cas.As[cas.Filer](s)
 			_, locator := cas.As[cas.Locator](s)
 			_, splicer := cas.As[cas.Splicer](s)
-			if !filer || !locator || !splicer {
-				t.Errorf("over a disk: got Filer %v, Locator %v, Splicer %v, want all", filer, locator, splicer)
-			}
+			expect.That(t, filer && locator && splicer,
+				"over a disk: got Filer %v, Locator %v, Splicer %v, want all", filer, locator, splicer)
 		})
 	}
 }
@@ -200,9 +199,8 @@ func TestInstancesAreSeparate(t *testing.T) {
 	for name, want := range map[string]bool{"a": true, "b": false, "": false} {
 		for _, instances := range []cas.Instances{local, upstream, o.Instance} {
 			in := must.Get(instances(name))(t)
-			if in.Name != name || has(t, in.Store, d) != want {
-				t.Errorf("instance %q: got name %q, blob present %v, want %v", name, in.Name, !want, want)
-			}
+			expect.That(t, in.Name == name && has(t, in.Store, d) == want,
+				"instance %q: got name %q, blob present %v, want %v", name, in.Name, !want, want)
 		}
 	}
 	expect.Error(t, expect.Err(o.Instance("blobs")), cas.ErrInvalid, "instance \"blobs\"")
@@ -215,9 +213,7 @@ func TestFileIsFetched(t *testing.T) {
 	filer, _ := cas.As[cas.Filer](in.Store)
 	path, release, err := filer.File(t.Context(), d, true)
 	must.Succeed(t, err)
-	if path == "" {
-		t.Error("no path")
-	}
+	expect.That(t, path != "", "no path")
 	release()
 }
 
@@ -234,9 +230,7 @@ func TestConcurrentReadsFetchOnce(t *testing.T) {
 					expect.Error(t, cas.Fetch(t.Context(), p.store, []cas.Digest{d}), nil)
 				}
 				got, err := cas.ReadAll(t.Context(), p.store, d, d.Size())
-				if err != nil || !bytes.Equal(got, want) {
-					t.Errorf("got %d bytes, %v", len(got), err)
-				}
+				expect.That(t, err == nil && bytes.Equal(got, want), "got %d bytes, %v", len(got), err)
 			})
 		}
 		synctest.Wait() // all wait for the flight
@@ -428,9 +422,8 @@ func TestFetchUsesCopier(t *testing.T) {
 	ds = append(ds, mine, nowhere, neither, cas.SHA256.Sum(nil))
 	for range 2 {
 		absent, err := in.Store.(cas.Fetcher).Fetch(t.Context(), ds)
-		if err != nil || !slices.Equal(absent, []cas.Digest{nowhere, neither}) {
-			t.Fatalf("got %v, %v, want the two blobs that are nowhere", absent, err)
-		}
+		must.Be(t, err == nil && slices.Equal(absent, []cas.Digest{nowhere, neither}),
+			"got %v, %v, want the two blobs that are nowhere", absent, err)
 	}
 	if len(c.calls) != 2 || len(c.calls[0]) != 12 || o.Stats().Fetched != 10 || local.Len() != 11 ||
 		flaky.Calls(faulty.Open) != 0 {
@@ -607,9 +600,8 @@ func TestWriteThrough(t *testing.T) {
 	_, d := put(t, p.store, 1, 100)
 	_, large := put(t, p.store, 2, 3<<20)
 	put(t, p.store, 1, 0)
-	if !has(t, p.upstream, d) || !has(t, p.upstream, large) || p.faultyUpstream.Calls(faulty.Put) != 2 {
-		t.Errorf("got %d upstream writes, want 2", p.faultyUpstream.Calls(faulty.Put))
-	}
+	expect.That(t, has(t, p.upstream, d) && has(t, p.upstream, large) && p.faultyUpstream.Calls(faulty.Put) == 2,
+		"got %d upstream writes, want 2", p.faultyUpstream.Calls(faulty.Put))
 	var blobs []cas.Blob
 	for i := range 20 {
 		b, d := castest.Blob(byte(i), 500)

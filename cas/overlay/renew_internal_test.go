@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // TestUsesBeyondTheQueueAreRenewedLater: a blob that finds the queue full is queued at its next use.
@@ -53,16 +54,13 @@ func TestItemsWithEqualHashes(t *testing.T) {
 	for n, want := range []int{2, 1, 0} {
 		removed := all[(n+1)%3]
 		set.remove(removed)
-		if set.n != want || set.same(removed) != nil {
-			t.Errorf("got %d items, want %d without the removed one", set.n, want)
-		}
+		expect.That(t, set.n == want && set.same(removed) == nil,
+			"got %d items, want %d without the removed one", set.n, want)
 		for m := n + 1; m < 3; m++ {
 			if left := all[(m+1)%3]; set.same(left) != left {
 				t.Errorf("item %d is lost", (m+1)%3)
 			}
 		}
 	}
-	if len(set.byHash) > 0 {
-		t.Errorf("%d hashes are left, want none", len(set.byHash))
-	}
+	expect.That(t, len(set.byHash) == 0, "%d hashes are left, want none", len(set.byHash))
 }

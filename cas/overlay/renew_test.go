@@ -116,13 +116,9 @@ func TestUsedBlobsDoNotExpire(t *testing.T) {
 					must.Succeed(t, use(t, s, used))
 					time.Sleep(time.Hour)
 					upstream.expire()
-					if !has(t, upstream.Memory, used) {
-						t.Fatal("the upstream has deleted a blob that is used")
-					}
+					must.Be(t, has(t, upstream.Memory, used), "the upstream has deleted a blob that is used")
 				}
-				if has(t, upstream.Memory, idle) {
-					t.Error("the upstream keeps a blob that is not used")
-				}
+				expect.That(t, !has(t, upstream.Memory, idle), "the upstream keeps a blob that is not used")
 				if n := o.Stats().Renewed; n > 5*8 {
 					t.Errorf("it was renewed %d times in 5 days, want at most 40", n)
 				}

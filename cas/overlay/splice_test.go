@@ -29,9 +29,7 @@ func newSplicer(t *testing.T, policy overlay.Policy) (p *pair, m cas.Splicer) {
 	in := instance(t, p.Overlay)
 	p.store, p.actions = in.Store, in.Actions
 	m, ok := cas.As[cas.Splicer](p.store)
-	if !ok {
-		t.Fatal("the overlay is not a cas.Splicer")
-	}
+	must.Be(t, ok, "the overlay is not a cas.Splicer")
 	return p, m
 }
 
@@ -62,9 +60,7 @@ func TestSplicedBlobIsWholeUpstream(t *testing.T) {
 					if got := p.local.Digests(); slices.Contains(got, d) || len(got) != 2 {
 						t.Errorf("local store has %v, want the two chunks", got)
 					}
-					if !slices.Contains(p.upstream.Digests(), d) {
-						t.Error("the upstream lacks the whole blob")
-					}
+					expect.That(t, slices.Contains(p.upstream.Digests(), d), "the upstream lacks the whole blob")
 					expect.Slices(t, must.Get(m.Split(t.Context(), d))(t).Chunks, of.Chunks, "Split")
 				})
 			})
@@ -78,13 +74,9 @@ func TestSplicedBlobWithLostChunkIsFetched(t *testing.T) {
 	b, d, of := castest.PutChunks(t, p.store, 1, 100_000, 2_000_000)
 	must.Succeed(t, m.Splice(t.Context(), d, of))
 	p.local.Delete(of.Chunks[1])
-	if has(t, p.local, d) || !has(t, p.store, d) {
-		t.Error("want the blob only in the upstream")
-	}
+	expect.That(t, !has(t, p.local, d) && has(t, p.store, d), "want the blob only in the upstream")
 	wantWhole(t, p.store, d, b)
-	if !slices.Contains(p.local.Digests(), d) {
-		t.Error("the blob was not fetched")
-	}
+	expect.That(t, slices.Contains(p.local.Digests(), d), "the blob was not fetched")
 }
 
 // An absent chunk is an error. So is an unavailable upstream, except with WriteBack.
@@ -96,9 +88,7 @@ func TestSpliceFails(t *testing.T) {
 				b, d, of := castest.PutChunks(t, p.store, 1, 1000, 2000)
 				_, nowhere := castest.Blob(9, 2000)
 				err := m.Splice(t.Context(), d, cas.ChunkList{Chunks: []cas.Digest{of.Chunks[0], nowhere}})
-				if !errors.Is(err, cas.ErrNotFound) || has(t, p.local, d) {
-					t.Errorf("got %v, want ErrNotFound", err)
-				}
+				expect.That(t, errors.Is(err, cas.ErrNotFound) && !has(t, p.local, d), "got %v, want ErrNotFound", err)
 				p.faultyUpstream.Fail(cas.ErrUnavailable, faulty.Put, faulty.PutAll, faulty.Missing)
 				err = m.Splice(t.Context(), d, of)
 				if policy == overlay.WriteThrough && !errors.Is(err, cas.ErrUnavailable) ||

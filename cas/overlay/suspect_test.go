@@ -116,9 +116,7 @@ func TestRejectedBlobIsDelayed(t *testing.T) {
 		}
 		renewals := p.faultyLocal.Calls(faulty.Missing)
 		time.Sleep(time.Hour)
-		if p.faultyLocal.Calls(faulty.Missing) == renewals {
-			t.Error("the lease of a delayed blob was not renewed")
-		}
+		expect.That(t, p.faultyLocal.Calls(faulty.Missing) != renewals, "the lease of a delayed blob was not renewed")
 		p.faultyUpstream.Heal()
 		time.Sleep(10 * time.Minute)
 		if n := p.Stats().Pending; n != 0 || !has(t, p.upstream, large) {
@@ -227,9 +225,7 @@ func TestUnreadableBlobDoesNotEndBatch(t *testing.T) {
 	flaky.FailNth(faulty.Open, 2, cas.ErrUnavailable)
 	must.Succeed(t, cas.Fetch(t.Context(), in.Store, ds))
 	wantMissing(t, "after the batch", in.Store, ds, ds[1:2])
-	if !has(t, local, ds[0]) {
-		t.Error("the batch copied nothing")
-	}
+	expect.That(t, has(t, local, ds[0]), "the batch copied nothing")
 }
 
 // TestUnreadableBlobsOfBatch covers a Copier that does not deliver every listed blob.

@@ -66,9 +66,8 @@ func TestRefusedBlobsAreMissing(t *testing.T) {
 				for range 3 {
 					wantMissing(t, "refused", p.store, []cas.Digest{d}, []cas.Digest{d})
 					missing, err := cas.MissingForPut(t.Context(), p.store, []cas.Digest{d})
-					if err != nil || len(missing) != 1 {
-						t.Errorf("MissingForPut: got %v, %v, want the blob", missing, err)
-					}
+					expect.That(t, err == nil && len(missing) == 1,
+						"MissingForPut: got %v, %v, want the blob", missing, err)
 					p.restart(t, overlay.WriteThrough)
 				}
 				if _, err := write(t, p.store, size); err != nil || !has(t, p.upstream, d) {
@@ -105,9 +104,7 @@ func TestUnfinishedUploadIsMissing(t *testing.T) {
 	upload := func(s cas.Store) { done <- s.Put(t.Context(), d, bytes.NewReader(b)) }
 	go upload(p.store)
 	gate.Arrived()
-	if !has(t, p.local, d) {
-		t.Fatal("a large blob is not stored locally first; adapt this test")
-	}
+	must.Be(t, has(t, p.local, d), "a large blob is not stored locally first; adapt this test")
 	wantMissing(t, "during the upload", p.store, []cas.Digest{d}, []cas.Digest{d})
 	p.restart(t, overlay.WriteThrough)
 	wantMissing(t, "after a kill", p.store, []cas.Digest{d}, []cas.Digest{d})
@@ -181,18 +178,15 @@ func TestUnsentListHasLimit(t *testing.T) {
 	wantMissing(t, "refused", p.store, ds, ds)
 	p.restart(t, overlay.WriteThrough)
 	wantMissing(t, "after a restart", p.store, ds, ds)
-	if !has(t, p.local, ds[1]) || has(t, p.local, ds[2]) {
-		t.Error("want a local copy of each blob within the limit, and of no other")
-	}
+	expect.That(t, has(t, p.local, ds[1]) && !has(t, p.local, ds[2]),
+		"want a local copy of each blob within the limit, and of no other")
 	p.LimitUnsent(2)
 	for i := range ds {
 		put(t, p.store, byte(len(ds)-1-i), 2<<20)
 	}
 	wantMissing(t, "put again", p.store, ds, nil)
 	for _, d := range ds {
-		if !has(t, p.upstream, d) {
-			t.Errorf("blob %s is not in the upstream", d)
-		}
+		expect.That(t, has(t, p.upstream, d), "blob %s is not in the upstream", d)
 	}
 }
 
@@ -370,9 +364,7 @@ func TestResultsFollowTheirBlobs(t *testing.T) {
 					lost := p.faultyUpstream.Lose(1, 1)
 					must.Succeed(t, p.actions.Record(t.Context(), action, r))
 					for _, d := range lost {
-						if !has(t, p.faultyUpstream, d) {
-							t.Errorf("blob %s was not sent again", d)
-						}
+						expect.That(t, has(t, p.faultyUpstream, d), "blob %s was not sent again", d)
 					}
 				}
 			})

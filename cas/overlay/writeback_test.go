@@ -50,9 +50,8 @@ func TestWriteBack(t *testing.T) {
 		p.faultyUpstream.Heal()
 		p.faultyUpstream.Fail(cas.ErrFull, faulty.Put)
 		time.Sleep(time.Minute)
-		if !has(t, p.upstream, small) || !has(t, p.upstream, batched) || has(t, p.upstream, large) {
-			t.Error("rejected blobs delay accepted ones")
-		}
+		expect.That(t, has(t, p.upstream, small) && has(t, p.upstream, batched) && !has(t, p.upstream, large),
+			"rejected blobs delay accepted ones")
 		expect.Error(t, expect.Err(p.upstream.Lookup(t.Context(), action)), cas.ErrNotFound,
 			"a result with absent blobs was sent")
 		p.faultyUpstream.Heal()
@@ -211,9 +210,7 @@ func TestJournalReplay(t *testing.T) {
 		_, sound := put(t, local, byte(100+i), 100)
 		text := fmt.Sprintf("%s\n\x00\x00\x00add blob \"\" %s\n", line, sound)
 		o, err := start(text)
-		if err != nil {
-			t.Fatalf("line %q: %v", line, err)
-		}
+		must.Be(t, err == nil, "line %q: %v", line, err)
 		if err := o.Close(t.Context()); err != nil || o.Stats().Lost != 1 || !has(t, upstream, sound) {
 			t.Errorf("line %q: got %v, %d lost, next line sent: %v; want 1 lost and true", line, err, o.Stats().Lost,
 				has(t, upstream, sound))
@@ -223,9 +220,8 @@ func TestJournalReplay(t *testing.T) {
 	o, err := start(fmt.Sprintf("add blob %[1]q %[2]s\nadd blob %[1]q %[3]s\nadd blob %[1]q %[2]s\ndone blob %[1]q %[3]s\nadd blob %[1]q %.9[4]s", "an instance", a, b, c))
 	must.Succeed(t, err)
 	must.Succeed(t, o.Close(t.Context()))
-	if !has(t, upstream, a) || has(t, upstream, b) || has(t, upstream, c) {
-		t.Errorf("upstream has %v, want only the first blob", upstream.Digests())
-	}
+	expect.That(t, has(t, upstream, a) && !has(t, upstream, b) && !has(t, upstream, c),
+		"upstream has %v, want only the first blob", upstream.Digests())
 	o = must.Get(start(strings.Repeat(fmt.Sprintf("add blob %[1]q %[2]s\ndone blob %[1]q %[2]s\n", "", b), 3) +
 		fmt.Sprintf("add blob %q %s\n", "", b)))(t)
 	if err := o.Close(t.Context()); err != nil || o.Stats().Sent != 1 || !has(t, upstream, b) {
@@ -251,9 +247,8 @@ func TestJournalIsCompacted(t *testing.T) {
 	p.drain(t)
 	info := must.Get(os.Stat(p.journal))(t)
 	// 60,000 lines of 80 bytes would be 4.8 MB.
-	if info.Size() > 2_000_000 || p.upstream.Len() != len(blobs) {
-		t.Errorf("the journal has %d bytes, the upstream %d blobs", info.Size(), p.upstream.Len())
-	}
+	expect.That(t, info.Size() <= 2_000_000 && p.upstream.Len() == len(blobs),
+		"the journal has %d bytes, the upstream %d blobs", info.Size(), p.upstream.Len())
 }
 
 // TestKill checks that writes acknowledged before a SIGKILL reach the upstream.
@@ -274,9 +269,7 @@ func TestKill(t *testing.T) {
 		lines := bufio.NewScanner(out)
 		for n := 0; n < 50+37*round && lines.Scan(); n++ {
 			d, err := cas.ParseDigest(lines.Text())
-			if err != nil {
-				t.Fatalf("the writer printed %q", lines.Text())
-			}
+			must.Be(t, err == nil, "the writer printed %q", lines.Text())
 			acknowledged = append(acknowledged, d)
 		}
 		must.Succeed(t, cmd.Process.Kill())
@@ -294,9 +287,8 @@ func TestKill(t *testing.T) {
 	}))(t)
 	must.Succeed(t, o.Close(t.Context()))
 	missing, err := upstream.Missing(t.Context(), acknowledged)
-	if err != nil || len(missing) > 0 || len(acknowledged) < rounds*50 {
-		t.Errorf("%d of %d acknowledged blobs were lost, %v", len(missing), len(acknowledged), err)
-	}
+	expect.That(t, err == nil && len(missing) == 0 && len(acknowledged) >= rounds*50,
+		"%d of %d acknowledged blobs were lost, %v", len(missing), len(acknowledged), err)
 	t.Logf("%d kills, %d acknowledged blobs, %d lost", rounds, len(acknowledged), len(missing))
 }
 
@@ -386,9 +378,8 @@ func TestPendingIsReported(t *testing.T) {
 		must.Succeed(t, p.actions.Record(t.Context(), first, &repb.ActionResult{}))
 		for range 2 {
 			s := p.Stats()
-			if s.Pending != 3 || s.PendingBytes != 3<<20+100 || !s.Oldest.Truncate(time.Second).Equal(began) {
-				t.Errorf("got %+v, want 3 pending since %v", s, began)
-			}
+			expect.That(t, s.Pending == 3 && s.PendingBytes == 3<<20+100 && s.Oldest.Truncate(time.Second).Equal(began),
+				"got %+v, want 3 pending since %v", s, began)
 			p.restart(t, overlay.WriteBack)
 		}
 		p.faultyUpstream.Heal()

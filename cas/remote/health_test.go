@@ -200,9 +200,7 @@ func TestProbeIgnoresCallLimit(t *testing.T) {
 		for range 5 {
 			expect.Error(t, expect.Err(b.store.Open(t.Context(), d, 0)), cas.ErrUnavailable)
 		}
-		if b.client.Err() == nil {
-			t.Error("got no error from Err")
-		}
+		expect.That(t, b.client.Err() != nil, "got no error from Err")
 		sick.Store(false)
 		time.Sleep(3 * time.Second)
 		must.Succeed(t, b.client.Err())
@@ -223,9 +221,8 @@ func TestUploadIsNotRepeatedToDownServer(t *testing.T) {
 		data, d := castest.Blob(1, 3<<20)
 		err := b.store.Put(t.Context(), d, bytes.NewReader(data))
 		// gRPC tries each upload five times, and the second one makes five consecutive failures.
-		if !errors.Is(err, cas.ErrUnavailable) || b.called("Write") != 10 {
-			t.Errorf("got %v after %d calls, want ErrUnavailable after 10", err, b.called("Write"))
-		}
+		expect.That(t, errors.Is(err, cas.ErrUnavailable) && b.called("Write") == 10,
+			"got %v after %d calls, want ErrUnavailable after 10", err, b.called("Write"))
 	})
 }
 
@@ -272,9 +269,7 @@ func testCancelledCalls(t *testing.T, delay time.Duration) {
 			sick.Store(true)
 			b.ask(t)
 		}
-		if b.client.Err() == nil {
-			t.Error("got no error from Err after five failed calls")
-		}
+		expect.That(t, b.client.Err() != nil, "got no error from Err after five failed calls")
 	})
 }
 
@@ -311,9 +306,7 @@ func TestUnansweredCallsCount(t *testing.T) {
 					}
 					cancel()
 				}
-				if b.client.Err() == nil {
-					t.Error("got no error from Err after five unanswered calls")
-				}
+				expect.That(t, b.client.Err() != nil, "got no error from Err after five unanswered calls")
 				hung.Store(false)
 				time.Sleep(time.Minute)
 				b.wantBack(t)
@@ -352,17 +345,14 @@ func TestStalledDownloadResumes(t *testing.T) {
 		want, d := b.put(t, 1, 5<<20)
 		b.stallAt = 3
 		got, err := cas.ReadAll(t.Context(), b.store, d, d.Size())
-		if err != nil || !bytes.Equal(got, want) || b.called("Read") != 2 {
-			t.Errorf("stalled: got %d bytes, %v after %d calls", len(got), err, b.called("Read"))
-		}
+		expect.That(t, err == nil && bytes.Equal(got, want) && b.called("Read") == 2,
+			"stalled: got %d bytes, %v after %d calls", len(got), err, b.called("Read"))
 		b.breakStreams(0, 0)
 		r := must.Get(b.store.Open(t.Context(), d, 0))(t)
 		defer r.Close()
 		for n := 0; n < len(want); {
 			m, err := r.Read(make([]byte, 1<<20))
-			if err != nil {
-				t.Fatalf("after %d bytes: %v", n, err)
-			}
+			must.Be(t, err == nil, "after %d bytes: %v", n, err)
 			n += m
 			time.Sleep(time.Hour)
 		}
@@ -477,9 +467,7 @@ func TestStalledUploadsCount(t *testing.T) {
 					expect.Error(t, b.client.Err(), nil, "too early")
 					put(limit)
 				}
-				if b.client.Err() == nil {
-					t.Error("got no error from Err after five stalled uploads")
-				}
+				expect.That(t, b.client.Err() != nil, "got no error from Err after five stalled uploads")
 			})
 		})
 	}

@@ -309,9 +309,8 @@ func TestInstanceNamesCombine(t *testing.T) {
 		client := must.Get(remote.Dial(t.Context(), s.address+c.path))(t)
 		in := must.Get(client.Instance(c.name))(t)
 		must.Succeed(t, in.Store.Put(t.Context(), d, bytes.NewReader(b)))
-		if in.Name != c.want || s.memory(t, c.want).Len() != 1 {
-			t.Errorf("%s with %q is %q, and %q holds %d blobs", c.path, c.name, in.Name, c.want, s.memory(t, c.want).Len())
-		}
+		expect.That(t, in.Name == c.want && s.memory(t, c.want).Len() == 1,
+			"%s with %q is %q, and %q holds %d blobs", c.path, c.name, in.Name, c.want, s.memory(t, c.want).Len())
 		expect.Error(t, expect.Err(client.Instance("blobs")), cas.ErrInvalid, "an instance named blobs")
 		client.Close()
 	}
@@ -392,9 +391,8 @@ func TestReadsAreVerified(t *testing.T) {
 				if err == nil {
 					got, err = io.ReadAll(r)
 				}
-				if !errors.Is(err, cas.ErrCorrupt) || len(got) > size-1 {
-					t.Errorf("%s of %d from offset 1: got %d bytes and %v, want ErrCorrupt", name, size, len(got), err)
-				}
+				expect.That(t, errors.Is(err, cas.ErrCorrupt) && len(got) <= size-1,
+					"%s of %d from offset 1: got %d bytes and %v, want ErrCorrupt", name, size, len(got), err)
 			}
 			if _, err := store.Fetch(t.Context(), to, []cas.Digest{d}); err == nil || to.Len() != 0 {
 				t.Errorf("%s of %d: Fetch: got %v and %d blobs, want an error and none", name, size, err, to.Len())
@@ -544,9 +542,8 @@ func TestErrorsHideSecretsInAddresses(t *testing.T) {
 		"grpc://localhost:1/in?a=SECRET@x:1#y": `"grpc://...@x:1#..."`,
 	} {
 		_, err := remote.New(address)
-		if err == nil || strings.Contains(err.Error(), "SECRET") || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %s", err, want)
-		}
+		expect.That(t, err != nil && !strings.Contains(err.Error(), "SECRET") && strings.Contains(err.Error(), want),
+			"got %v, want %s", err, want)
 	}
 }
 
@@ -612,9 +609,8 @@ func TestBrokenStreamsAreRepeated(t *testing.T) {
 		r := must.Get(store.Open(t.Context(), d, off))(t)
 		got, err := io.ReadAll(r)
 		r.Close()
-		if err != nil || !bytes.Equal(got, want[off:]) || s.called("Read") != 4 {
-			t.Errorf("from %d: %d bytes, %v, after %d calls", off, len(got), err, s.called("Read"))
-		}
+		expect.That(t, err == nil && bytes.Equal(got, want[off:]) && s.called("Read") == 4,
+			"from %d: %d bytes, %v, after %d calls", off, len(got), err, s.called("Read"))
 	}
 	s.breakStreams(3, 3)
 	b, d := castest.Blob(2, 5<<20)
@@ -740,9 +736,8 @@ func TestFetch(t *testing.T) {
 	_, lost := castest.Blob(10, 100)
 	_, alsoLost := castest.Blob(11, 5<<20)
 	absent, err := store.Fetch(t.Context(), to, append([]cas.Digest{lost, alsoLost, lost}, ds...))
-	if err != nil || !slices.Equal(absent, []cas.Digest{lost, alsoLost}) {
-		t.Fatalf("got %v, %v, want the 2 that are absent", absent, err)
-	}
+	must.Be(t, err == nil && slices.Equal(absent, []cas.Digest{lost, alsoLost}),
+		"got %v, %v, want the 2 that are absent", absent, err)
 	expect.Equal(t, len(must.Get(to.Missing(t.Context(), ds))(t)), 0)
 	if absent, err = store.Fetch(t.Context(), to, ds); err != nil || len(absent) > 0 || s.called("Read") != 3 {
 		t.Errorf("again: got %v, %v and %d streams, want nothing more", absent, err, s.called("Read"))
@@ -802,9 +797,8 @@ func TestExhaustedServer(t *testing.T) {
 	}
 	put, record := store.Put(t.Context(), d, bytes.NewReader(data)), store.Record(t.Context(), d, &repb.ActionResult{})
 	for what, err := range map[string]error{"Put": put, "Record": record} {
-		if !errors.Is(err, cas.ErrUpstreamFull) || errors.Is(err, cas.ErrUnavailable) {
-			t.Errorf("%s: got %v, want ErrUpstreamFull", what, err)
-		}
+		expect.That(t, errors.Is(err, cas.ErrUpstreamFull) && !errors.Is(err, cas.ErrUnavailable),
+			"%s: got %v, want ErrUpstreamFull", what, err)
 	}
 }
 

@@ -264,12 +264,9 @@ func TestCompressedDownloadResumes(t *testing.T) {
 	must.Succeed(t, p.Put(t.Context(), d, bytes.NewReader(want)))
 	p.breakAt = 20
 	got, err := cas.ReadAll(t.Context(), s, d, d.Size())
-	if err != nil || !bytes.Equal(got, want) {
-		t.Errorf("got %d bytes, %v", len(got), err)
-	}
-	if len(p.names) != 2 || p.names[0] != "compressed-blobs 0" || !strings.HasPrefix(p.names[1], "blobs 1") {
-		t.Errorf("got reads %q, want the second one resumed uncompressed", p.names)
-	}
+	expect.That(t, err == nil && bytes.Equal(got, want), "got %d bytes, %v", len(got), err)
+	expect.That(t, len(p.names) == 2 && p.names[0] == "compressed-blobs 0" && strings.HasPrefix(p.names[1], "blobs 1"),
+		"got reads %q, want the second one resumed uncompressed", p.names)
 	// Partial reads are not compressed.
 	p.names, p.breakAt = nil, 0
 	r := must.Get(s.Open(t.Context(), d, 12345))(t)
@@ -342,7 +339,5 @@ func TestPutAllBatchesAndDeduplicates(t *testing.T) {
 		total += len(b)
 	}
 	must.Succeed(t, errors.Join(s.PutAll(t.Context(), blobs)...))
-	if p.Len() != 4510 || p.wire > total+4500*4 {
-		t.Errorf("%d blobs came in %d bytes", p.Len(), p.wire)
-	}
+	expect.That(t, p.Len() == 4510 && p.wire <= total+4500*4, "%d blobs came in %d bytes", p.Len(), p.wire)
 }

@@ -59,9 +59,7 @@ func (r *repository) git(stdin string, args ...string) string {
 	cmd := exec.CommandContext(r.t.Context(), "git", args...)
 	cmd.Dir, cmd.Env, cmd.Stdin = r.dir, r.env, strings.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		r.t.Fatalf("git %v: %v\n%s", args, err, out)
-	}
+	must.Be(r.t, err == nil, "git %v: %v\n%s", args, err, out)
 	return strings.TrimSpace(string(out))
 }
 
@@ -165,9 +163,7 @@ func TestReadGivesTheFilesOfTheCommit(t *testing.T) {
 
 			rv, s, err := read(t, r.dir, "v1", nil)
 			must.Succeed(t, err)
-			if rv.Commit != commit || !rv.Time.Equal(time.Unix(1700000001, 0)) || rv.Files != 7 {
-				t.Errorf("%+v", rv)
-			}
+			expect.That(t, rv.Commit == commit && rv.Time.Equal(time.Unix(1700000001, 0)) && rv.Files == 7, "%+v", rv)
 			want := []string{
 				".gitattributes false a export-ignore\n* text eol=crlf\n", "a false first\n", "empty false ",
 				"large false 3145728 bytes", "lib.c false same\n",
@@ -191,9 +187,8 @@ func TestReadGivesTheFilesOfTheCommit(t *testing.T) {
 				{bare, "v1"},
 			} {
 				again, _, err := read(t, c[0], c[1], nil)
-				if err != nil || again.Root != rv.Root || again.Commit != commit {
-					t.Errorf("%v: %+v, %v", c, again, err)
-				}
+				expect.That(t, err == nil && again.Root == rv.Root && again.Commit == commit,
+					"%v: %+v, %v", c, again, err)
 			}
 		})
 	}
@@ -255,9 +250,7 @@ func TestReadRejects(t *testing.T) {
 	// EmptySubmodules turns a submodule into an empty directory.
 	rv, s, err := read(t, r.dir, r.odd("160000", "commit", absent, "sub"),
 		func(c *revision.Config) { c.EmptySubmodules = true })
-	if err != nil || !slices.Equal(listing(t, s, rv.Root, ""), []string{"sub/"}) {
-		t.Errorf("%+v, %v", rv, err)
-	}
+	expect.That(t, err == nil && slices.Equal(listing(t, s, rv.Root, ""), []string{"sub/"}), "%+v, %v", rv, err)
 	// MaxBytes counts blocks.
 	for _, most := range []int64{4096, 4095} {
 		_, _, err := read(t, r.dir, "HEAD", func(c *revision.Config) { c.MaxBytes = most })
@@ -427,9 +420,7 @@ func TestForeignRepositoryNeedsTrust(t *testing.T) {
 	must.Succeed(t, os.Chown(filepath.Join(r.dir, ".git"), 12345, 12345))
 	_, _, err := read(t, filepath.Join(r.dir, "sub"), "HEAD", nil)
 	fix := fmt.Sprintf("git config --global --add safe.directory %q", r.dir)
-	if err == nil || !strings.Contains(err.Error(), fix) {
-		t.Fatalf("got %v, want %q", err, fix)
-	}
+	must.Be(t, err != nil && strings.Contains(err.Error(), fix), "got %v, want %q", err, fix)
 	r.git("", "config", "--global", "--add", "safe.directory", r.dir)
 	if _, _, err := read(t, r.dir, "HEAD", nil); err != nil {
 		t.Errorf("after trusting it: %v", err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -63,18 +64,14 @@ func TestCacheHoldsEachDirectoryOnce(t *testing.T) {
 		bytes += it.bytes
 		for _, e := range it.dir.entries {
 			below := c.items[key{k.instance, e.digest, ""}]
-			if below == nil || below.dir != e.dir {
-				t.Fatalf("a child of %s is not the cached value", k.digest)
-			}
+			must.Be(t, below != nil && below.dir == e.dir, "a child of %s is not the cached value", k.digest)
 			refs[below]++
 		}
 	}
 	for k, it := range c.items {
-		if it.refs != refs[it] || (it.element == nil) != (it.refs > 0) {
-			t.Errorf("%s has %d references, want %d", k.digest, it.refs, refs[it])
-		}
+		expect.That(t, it.refs == refs[it] && (it.element == nil) == (it.refs > 0),
+			"%s has %d references, want %d", k.digest, it.refs, refs[it])
 	}
-	if len(c.items) != 4 || bytes != c.Bytes() || c.idle.Len() != 2 {
-		t.Errorf("got %d directories of %d bytes, %d without references", len(c.items), bytes, c.idle.Len())
-	}
+	expect.That(t, len(c.items) == 4 && bytes == c.Bytes() && c.idle.Len() == 2,
+		"got %d directories of %d bytes, %d without references", len(c.items), bytes, c.idle.Len())
 }

@@ -132,9 +132,7 @@ func TestCacheKeepsItsBudget(t *testing.T) {
 	s.counts()
 	for i := range 500 { // each evicts the one before the last, but not the shared directories
 		loaded(t, c, in, with(i).put(t, s.memory))
-		if c.Bytes() > max {
-			t.Fatalf("the cache takes %d bytes after %d trees, want at most %d", c.Bytes(), i, max)
-		}
+		must.Be(t, c.Bytes() <= max, "the cache takes %d bytes after %d trees, want at most %d", c.Bytes(), i, max)
 	}
 	if opened, _ := s.counts(); opened != 53+499*2 {
 		t.Errorf("%d blobs were read, want %d, each once", opened, 53+499*2)
@@ -151,9 +149,7 @@ func TestCacheKeepsItsBudget(t *testing.T) {
 	}
 	// A tree larger than the budget is loaded, but not cached.
 	loaded(t, c, in, forest(func(i int) int { return i + 7 }, 200).put(t, s.memory))
-	if c.Bytes() > max {
-		t.Errorf("the cache takes %d bytes, want at most %d", c.Bytes(), max)
-	}
+	expect.That(t, c.Bytes() <= max, "the cache takes %d bytes, want at most %d", c.Bytes(), max)
 }
 
 // TestCacheEstimatesMemory checks that the estimate is not far below the growth of the heap.
@@ -235,9 +231,7 @@ func TestReadIsOncePerType(t *testing.T) {
 	for range 3 {
 		a := must.Get(tree.Read(t.Context(), c, in, d, &repb.Action{}))(t)
 		b := must.Get(tree.Read(t.Context(), c, in, d, &repb.Command{}))(t)
-		if a.CommandDigest.GetHash() != "x" || len(b.Arguments) != 1 {
-			t.Errorf("got %v and %v", a, b)
-		}
+		expect.That(t, a.CommandDigest.GetHash() == "x" && len(b.Arguments) == 1, "got %v and %v", a, b)
 	}
 	expect.Equal(t, s.opened[d], 2, "read N times (once per type)")
 	small := tree.NewCache(0, time.Hour)
@@ -412,9 +406,8 @@ func TestCacheIsConcurrent(t *testing.T) {
 				for i := range 40 {
 					root := roots[(g*7+i*3)%len(roots)]
 					input, err := c.Load(t.Context(), in, root)
-					if err != nil || input.Digest() != root || input.Files() != 24 {
-						t.Errorf("got %v, %v, want %v with 24 files", input, err, root)
-					}
+					expect.That(t, err == nil && input.Digest() == root && input.Files() == 24,
+						"got %v, %v, want %v with 24 files", input, err, root)
 					if i%10 == 0 {
 						c.Invalidate("")
 					}
@@ -422,9 +415,7 @@ func TestCacheIsConcurrent(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if c.Bytes() > max {
-			t.Errorf("the cache takes %d bytes, want at most %d", c.Bytes(), max)
-		}
+		expect.That(t, c.Bytes() <= max, "the cache takes %d bytes, want at most %d", c.Bytes(), max)
 		if max < budget {
 			continue
 		}

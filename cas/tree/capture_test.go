@@ -40,9 +40,7 @@ func capture(t testing.TB, store cas.Store, out *os.Root, w tree.OutputSpec) *re
 	must.Succeed(t, b.Flush(t.Context()))
 	ds := must.Get(cas.Closure(t.Context(), store, cas.SHA256, &r))(t)
 	missing := must.Get(store.Missing(t.Context(), ds))(t)
-	if len(missing) > 0 {
-		t.Errorf("missing blobs of the result: %v", missing)
-	}
+	expect.That(t, len(missing) == 0, "missing blobs of the result: %v", missing)
 	return &r
 }
 
@@ -305,9 +303,7 @@ func TestRule115_TreeIsDeterministic(t *testing.T) {
 		must.Succeed(t, sub.Close())
 	}
 	second := capture(t, store, out, tree.OutputSpec{Paths: []string{"d"}})
-	if !proto.Equal(first, second) {
-		t.Errorf("equal directories gave\n%v\nand\n%v", first, second)
-	}
+	expect.That(t, proto.Equal(first, second), "equal directories gave\n%v\nand\n%v", first, second)
 }
 
 // Rule 115: Directories are stored separately only if requested.
@@ -332,14 +328,10 @@ func TestRule116_UnreadableOutputsAreRead(t *testing.T) {
 		must.Succeed(t, out.Chmod(p, mode))
 	}
 	r := capture(t, store, out, tree.OutputSpec{Paths: []string{"p/d", "p/x"}})
-	if !r.OutputFiles[0].IsExecutable {
-		t.Error("a file of mode 0011 was captured as not executable")
-	}
+	expect.That(t, r.OutputFiles[0].IsExecutable, "a file of mode 0011 was captured as not executable")
 	for _, p := range unreadable {
 		info := must.Get(out.Lstat(p))(t)
-		if info.Mode()&0o400 == 0 {
-			t.Errorf("%s still has mode %v", p, info.Mode())
-		}
+		expect.That(t, info.Mode()&0o400 != 0, "%s still has mode %v", p, info.Mode())
 	}
 	into := newRoot(t)
 	must.Succeed(t, tree.Extract(t.Context(), store, cas.SHA256, r, into))
@@ -389,9 +381,8 @@ func TestRule119_ManyOutputs(t *testing.T) {
 	}
 	store := &batches{Memory: castest.NewMemory()}
 	r := capture(t, store, out, tree.OutputSpec{Paths: paths, Properties: []string{"mtime"}})
-	if len(r.OutputFiles) != 4_950 || len(r.OutputDirectories) != 50 {
-		t.Errorf("got %d files and %d directories, want 4950 and 50", len(r.OutputFiles), len(r.OutputDirectories))
-	}
+	expect.That(t, len(r.OutputFiles) == 4_950 && len(r.OutputDirectories) == 50,
+		"got %d files and %d directories, want 4950 and 50", len(r.OutputFiles), len(r.OutputDirectories))
 	if n := store.calls.Load(); n > 20 {
 		t.Errorf("they were stored in %d calls, want at most 20", n)
 	}
@@ -418,9 +409,7 @@ func TestIngestKeepsModes(t *testing.T) {
 	must.Succeed(t, dir.Chmod("f", 0o040))
 	tree.Ingest(t.Context(), castest.NewMemory(), cas.SHA256, dir) // fails unless we are root
 	info := must.Get(dir.Lstat("f"))(t)
-	if info.Mode().Perm() != 0o040 {
-		t.Errorf("mode is %v, want 0040", info.Mode())
-	}
+	expect.That(t, info.Mode().Perm() == 0o040, "mode is %v, want 0040", info.Mode())
 }
 
 func TestExtractReplacesAndMerges(t *testing.T) {

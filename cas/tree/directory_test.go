@@ -56,9 +56,8 @@ func TestScannerRejectsOversizedMessages(t *testing.T) {
 		s := &scanner{ofRun: true, limit: noLimit}
 		b := cas.NewBatch(store)
 		_, err := s.putTree(t.Context(), b, cas.SHA256, []*directory{large}, format)
-		if !errors.Is(err, ErrOutput) || len(b.Blobs()) != 0 || store.Len() != 0 {
-			t.Errorf("%v: got %v and %d blobs, want ErrOutput and none", format, err, len(b.Blobs()))
-		}
+		expect.That(t, errors.Is(err, ErrOutput) && len(b.Blobs()) == 0 && store.Len() == 0,
+			"%v: got %v and %d blobs, want ErrOutput and none", format, err, len(b.Blobs()))
 	}
 }
 
@@ -74,9 +73,8 @@ func TestScannerLimitsEntries(t *testing.T) {
 		expect.Error(t, expect.Err(s.scan(t.Context(), ".", &directory{})), nil, "at the limit")
 		s.entries = maxEntries - 1
 		_, err := s.scan(t.Context(), ".", &directory{})
-		if !errors.Is(err, want) || !strings.Contains(err.Error(), "1000000 entries") {
-			t.Errorf("above the limit: got %v, want %v that names the limit", err, want)
-		}
+		expect.That(t, errors.Is(err, want) && strings.Contains(err.Error(), "1000000 entries"),
+			"above the limit: got %v, want %v that names the limit", err, want)
 	}
 }
 
@@ -149,28 +147,21 @@ func FuzzDirectory(f *testing.F) {
 		}
 		d := &directory{digest: cas.SHA256.Sum(b)}
 		if err := d.decode(&m); err != nil {
-			if !errors.Is(err, cas.ErrInvalid) || !strings.Contains(err.Error(), d.digest.String()) {
-				t.Fatalf("decode: got error %v, want ErrInvalid that names the Directory", err)
-			}
+			must.Be(t, errors.Is(err, cas.ErrInvalid) && strings.Contains(err.Error(), d.digest.String()),
+				"decode: got error %v, want ErrInvalid that names the Directory", err)
 			if i := strings.IndexFunc(err.Error(), func(r rune) bool { return r < ' ' || r > '~' }); i >= 0 {
 				t.Fatalf("%q is not printable ASCII", err)
 			}
 			return
 		}
-		if !canonical(&m) {
-			t.Fatalf("decode accepted %v", &m)
-		}
+		must.Be(t, canonical(&m), "decode accepted %v", &m)
 		for i := range d.entries {
 			e := &d.entries[i]
-			if e.name == "" || e.name == "." || e.name == ".." || strings.ContainsAny(e.name, "/\x00") {
-				t.Fatalf("decode accepted the name %q", e.name)
-			}
-			if d.find(e.name) != e {
-				t.Fatalf("find does not find %q", e.name)
-			}
-			if e.mode(false)&^0o777 != 0 || e.mode(true)&^0o777 != 0 {
-				t.Fatalf("%q has the mode %v", e.name, e.mode(false))
-			}
+			must.Be(t, e.name != "" && e.name != "." && e.name != ".." && !strings.ContainsAny(e.name, "/\x00"),
+				"decode accepted the name %q", e.name)
+			must.Be(t, d.find(e.name) == e, "find does not find %q", e.name)
+			must.Be(t, e.mode(false)&^0o777 == 0 && e.mode(true)&^0o777 == 0,
+				"%q has the mode %v", e.name, e.mode(false))
 		}
 		again := &directory{entries: slices.Clone(d.entries), props: d.props}
 		for i := range again.entries {
@@ -187,15 +178,12 @@ func FuzzDirectory(f *testing.F) {
 		for i := range third.entries {
 			third.entries[i].dir = d.entries[i].dir
 		}
-		if !reflect.DeepEqual(third.entries, d.entries) || !reflect.DeepEqual(third.props, d.props) {
-			t.Fatalf("encode turned %+v into %+v", d.entries, third.entries)
-		}
+		must.Be(t, reflect.DeepEqual(third.entries, d.entries) && reflect.DeepEqual(third.props, d.props),
+			"encode turned %+v into %+v", d.entries, third.entries)
 		must.Succeed(t, d.measure(0))
 		l, err := (&Input{root: d}).Plan(workdir, []string{output, "out"}, []string{output})
 		if err != nil {
-			if !errors.Is(err, cas.ErrInvalid) {
-				t.Fatalf("Plan: got error %v, want ErrInvalid", err)
-			}
+			must.Be(t, errors.Is(err, cas.ErrInvalid), "Plan: got error %v, want ErrInvalid", err)
 			return
 		}
 		_, _, _ = l.String(), l.contents(false), l.contents(true)
@@ -257,17 +245,13 @@ func FuzzTree(f *testing.F) {
 		}
 		root, err := fromTree(cas.SHA256, &m)
 		if err != nil {
-			if !errors.Is(err, cas.ErrInvalid) {
-				t.Fatalf("fromTree: got error %v, want ErrInvalid", err)
-			}
+			must.Be(t, errors.Is(err, cas.ErrInvalid), "fromTree: got error %v, want ErrInvalid", err)
 			return
 		}
 		n := int64(0)
 		for range root.all(".") {
 			n++
 		}
-		if n > root.count+1 {
-			t.Fatalf("%d directories in a tree of %d entries", n, root.count)
-		}
+		must.Be(t, n <= root.count+1, "%d directories in a tree of %d entries", n, root.count)
 	})
 }

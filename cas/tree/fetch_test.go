@@ -60,9 +60,8 @@ func TestFetchBatchesBlobs(t *testing.T) {
 	}
 	store.fetched = nil
 	stage(t, store, in, "", "out/x")
-	if len(store.fetched) != 1 || len(store.fetched[0]) != 6 {
-		t.Errorf("Stage fetched %v, want 6 files in one call", store.fetched)
-	}
+	expect.That(t, len(store.fetched) == 1 && len(store.fetched[0]) == 6,
+		"Stage fetched %v, want 6 files in one call", store.fetched)
 }
 
 func TestFetchErrorsAreReturned(t *testing.T) {

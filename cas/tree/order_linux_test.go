@@ -68,9 +68,7 @@ func TestDirectoriesListInTheOrderOfTheLayout(t *testing.T) {
 	// The root, an input directory and its subdirectory, the working directory, a private directory.
 	dirs := []string{"out", "out/d", "out/d/e", "out/w", "out/w/n"}
 	for _, p := range dirs {
-		if one[p] == "" || one[p] == two[p] {
-			t.Errorf("%s lists %q with seed 1, %q with seed 2", p, one[p], two[p])
-		}
+		expect.That(t, one[p] != "" && one[p] != two[p], "%s lists %q with seed 1, %q with seed 2", p, one[p], two[p])
 		a, b := strings.Fields(one[p]), strings.Fields(two[p])
 		if slices.Sort(a); !slices.IsSorted(b) {
 			slices.Sort(b)

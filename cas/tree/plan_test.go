@@ -33,15 +33,11 @@ type shape struct {
 
 func shapes(t testing.TB) []shape {
 	paths := must.Get(filepath.Glob("testdata/plan/*.txt"))(t)
-	if len(paths) == 0 {
-		t.Fatal("no plans in testdata")
-	}
+	must.Be(t, len(paths) != 0, "no plans in testdata")
 	var all []shape
 	for _, p := range paths {
 		head, plan, ok := strings.Cut(string(must.Get(os.ReadFile(p))(t)), "---\n")
-		if !ok {
-			t.Fatalf("%s has no plan", p)
-		}
+		must.Be(t, ok, "%s has no plan", p)
 		s := shape{name: strings.TrimSuffix(filepath.Base(p), ".txt"), head: head, plan: plan}
 		var lines []string
 		for line := range strings.Lines(head) {

@@ -16,9 +16,7 @@ func TestRule098_NodePropertiesInImages(t *testing.T) {
 	l := plan(t, load(t, r.store, n), "", outputs, nil)
 	for i := range 4 {
 		ws, s := r.stageLayout(t, "", l)
-		if s.Form != "image" {
-			t.Fatalf("got form %q (%s), want image", s.Form, s.CopyReason)
-		}
+		must.Be(t, s.Form == "image", "got form %q (%s), want image", s.Form, s.CopyReason)
 		if i > 0 && len(images(s)) < 2 {
 			t.Errorf("run %d uses no cached image", i)
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -236,9 +237,8 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 		var root repb.Directory
 		d = must.Get(cas.FromProto(cas.SHA256, o.RootDirectoryDigest))(t)
 		must.Succeed(t, cas.ReadProto(t.Context(), store, d, &root))
-		if !proto.Equal(&root, m.Root) {
-			t.Errorf("%s: the root Directory is %v, the root of the Tree %v", o.Path, &root, m.Root)
-		}
+		expect.That(t, proto.Equal(&root, m.Root),
+			"%s: the root Directory is %v, the root of the Tree %v", o.Path, &root, m.Root)
 		// The output of one action can be the input of another.
 		must.Get(tree.Load(t.Context(), store, d))(t)
 	}
@@ -249,9 +249,7 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 		"f": withBoth(0o640, 15, 5), "late": withBoth(0o600, 1<<33-1, 0), "early": withBoth(0o600, -1<<31, 0),
 	}
 	for p, w := range want {
-		if !proto.Equal(got[p], w) {
-			t.Errorf("%s: got %v, want %v", p, got[p], w)
-		}
+		expect.That(t, proto.Equal(got[p], w), "%s: got %v, want %v", p, got[p], w)
 	}
 	for _, link := range []string{"l", "d:0/l"} {
 		if p := got[link]; p.GetMtime() == nil || p.GetUnixMode().GetValue() != 0o777 {
@@ -266,9 +264,7 @@ func TestRule082_PropertiesOfOutputs(t *testing.T) {
 	}
 	wanted.Properties = nil
 	plain := capture(t, store, make(), wanted)
-	if strings.Contains(plain.String(), "node_properties") {
-		t.Errorf("no properties requested: got %v", plain)
-	}
+	expect.That(t, !strings.Contains(plain.String(), "node_properties"), "no properties requested: got %v", plain)
 	later := make()
 	must.Succeed(t, later.Chtimes("d/x", time.Unix(99, 0), time.Unix(99, 0)))
 	if again := capture(t, store, later, wanted); !proto.Equal(again, plain) {

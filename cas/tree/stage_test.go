@@ -71,9 +71,8 @@ func TestOrderChangesNothingElse(t *testing.T) {
 			staged := must.Get(l.WithOrder(5).Stage(t.Context(), store, ws))(t)
 			defer staged.Release()
 			same(t, "exec root", view(t, ws, staged), view(t, usualWS, usual))
-			if staged.Form != usual.Form || len(staged.Binds) != len(usual.Binds) {
-				t.Errorf("got binds %v, want %v", staged.Binds, usual.Binds)
-			}
+			expect.That(t, staged.Form == usual.Form && len(staged.Binds) == len(usual.Binds),
+				"got binds %v, want %v", staged.Binds, usual.Binds)
 			modes(t, ws, usualWS)
 		})
 	}
@@ -135,9 +134,7 @@ func TestStageCopiesLargeFilesIfTheFilerIsFull(t *testing.T) {
 	n := parse(t, "d/e/large = "+large, "d/tool *= "+large, "top = "+large, "small = s")
 	ws, s := stage(t, store, load(t, store, n), "", "old")
 	same(t, "exec root", view(t, ws, s), n)
-	if len(s.Binds) > 0 {
-		t.Errorf("got binds %v, want copies", s.Binds)
-	}
+	expect.That(t, len(s.Binds) == 0, "got binds %v, want copies", s.Binds)
 	s.Release()
 }
 

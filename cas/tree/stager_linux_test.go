@@ -117,9 +117,7 @@ func (m *mounter) root(t testing.TB, name string) *os.Root {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	fd, ok := m.roots[name]
-	if !ok {
-		t.Fatalf("image %q is not mounted", name)
-	}
+	must.Be(t, ok, "image %q is not mounted", name)
 	return must.Get(os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", fd)))(t)
 }
 
@@ -165,9 +163,8 @@ func newSegmented(t testing.TB) *segmented {
 		s.files = append(s.files, f)
 	}
 	t.Cleanup(func() {
-		if s.held != 0 || s.lent.Load() != 0 {
-			t.Errorf("%d locations and %d files were not released", s.held, s.lent.Load())
-		}
+		expect.That(t, s.held == 0 && s.lent.Load() == 0,
+			"%d locations and %d files were not released", s.held, s.lent.Load())
 	})
 	return s
 }
@@ -292,9 +289,7 @@ func (r *rig) stage(instance string, n *node, outputs ...string) (*os.Root, *tre
 	r.t.Helper()
 	l := plan(r.t, load(r.t, r.store, n), "", outputs, nil)
 	ws, s := r.stageLayout(r.t, instance, l)
-	if s.Form != tree.FormImage || s.CopyReason != "" {
-		r.t.Fatalf("got form %q (%s), want image", s.Form, s.CopyReason)
-	}
+	must.Be(r.t, s.Form == tree.FormImage && s.CopyReason == "", "got form %q (%s), want image", s.Form, s.CopyReason)
 	return ws, s
 }
 
@@ -349,9 +344,7 @@ func TestRunsShareNoMount(t *testing.T) {
 	expect.Equal(t, r.made, made+2, "mounted images")
 	_, b := r.stageLayout(t, "", l)
 	for name := range used(b) {
-		if used(a)[name] {
-			t.Errorf("two concurrent runs share the mount %q", name)
-		}
+		expect.That(t, !used(a)[name], "two concurrent runs share the mount %q", name)
 	}
 	unclean := must.Get(r.Stager.Stage(t.Context(), l, r.in(""), into(newRoot(t))))(t)
 	spoiled := used(unclean)
@@ -363,9 +356,7 @@ func TestRunsShareNoMount(t *testing.T) {
 		_, s := r.stageLayout(t, "", l)
 		next = append(next, s)
 		for name := range used(s) {
-			if spoiled[name] {
-				t.Errorf("the mount %q of an unclean run is reused", name)
-			}
+			expect.That(t, !spoiled[name], "the mount %q of an unclean run is reused", name)
 		}
 	}
 	for _, s := range next {
@@ -466,9 +457,8 @@ func TestImageShowsInputRootAndParentsOfOutputs(t *testing.T) {
 			}
 			for range 3 {
 				ws, staged := r.stageLayout(t, "", l)
-				if staged.Form != tree.FormImage {
-					t.Fatalf("got form %q (%s), want image", staged.Form, staged.CopyReason)
-				}
+				must.Be(t, staged.Form == tree.FormImage,
+					"got form %q (%s), want image", staged.Form, staged.CopyReason)
 				same(t, "exec root", r.see(ws, staged), s.input)
 				if _, err := ws.Lstat("in"); err == nil {
 					t.Error("in/ exists, though nothing is copied")
@@ -645,25 +635,19 @@ func TestDamagedImagesAreNotReused(t *testing.T) {
 	n.set("f", &node{content: "not cached"})
 	for range 3 {
 		_, s := r.stage("", n)
-		if !s.Valid() {
-			t.Error("Valid: got false before the damage")
-		}
+		expect.That(t, s.Valid(), "Valid: got false before the damage")
 		s.Release()
 	}
 	_, s := r.stage("", n)
 	_, both := r.stage("", leaves(3, 10, map[int]string{1: "x"})) // only cached images
 	r.store.damage(t)
-	if s.Valid() || both.Valid() {
-		t.Error("Valid: got true after the damage")
-	}
+	expect.That(t, !s.Valid() && !both.Valid(), "Valid: got true after the damage")
 	s.Release()
 	both.Release()
 	r.store.counts()
 	for i := range 2 {
 		ws, s := r.stage("", n)
-		if !s.Valid() {
-			t.Error("Valid: got false for a run after the damage")
-		}
+		expect.That(t, s.Valid(), "Valid: got false for a run after the damage")
 		same(t, "exec root", r.see(ws, s), n)
 		if placed, _ := r.store.counts(); i == 0 && placed != 31 || i == 1 && placed != 1 {
 			t.Errorf("stage %d after the damage placed %d files, want 31, then 1", i, placed)
@@ -675,13 +659,9 @@ func TestDamagedImagesAreNotReused(t *testing.T) {
 func TestDamageOfUncachedImagesIsReported(t *testing.T) {
 	r := newRig(t, 0)
 	_, s := r.stage("", parse(t, "d/f = 1"))
-	if !s.Valid() {
-		t.Error("Valid: got false before the damage")
-	}
+	expect.That(t, s.Valid(), "Valid: got false before the damage")
 	r.store.damage(t)
-	if s.Valid() {
-		t.Error("Valid: got true after the damage")
-	}
+	expect.That(t, !s.Valid(), "Valid: got true after the damage")
 	s.Release()
 }
 
@@ -832,9 +812,8 @@ func TestFallsBackToCopies(t *testing.T) {
 			l := plan(t, load(t, store, n), "", []string{"out"}, nil)
 			for range 2 {
 				ws, staged := stageSized(t, s, l, &cas.Instance{Store: store})
-				if staged.Form != tree.FormCopy || !strings.Contains(staged.CopyReason, c.why) {
-					t.Errorf("got form %q (%s), want copy (%s)", staged.Form, staged.CopyReason, c.why)
-				}
+				expect.That(t, staged.Form == tree.FormCopy && strings.Contains(staged.CopyReason, c.why),
+					"got form %q (%s), want copy (%s)", staged.Form, staged.CopyReason, c.why)
 				same(t, "exec root", view(t, ws, staged), n)
 				staged.Release()
 			}
@@ -870,9 +849,8 @@ func TestCopyUpTo(t *testing.T) {
 func TestProbe(t *testing.T) {
 	r := newRig(t, 0)
 	must.Succeed(t, r.Probe(t.Context()))
-	if r.made != 1 || r.mounted() != 0 {
-		t.Errorf("%d images were mounted and %d still are, want 1 and 0", r.made, r.mounted())
-	}
+	expect.That(t, r.made == 1 && r.mounted() == 0,
+		"%d images were mounted and %d still are, want 1 and 0", r.made, r.mounted())
 	l := plan(t, load(t, r.store, leaves(2, 10, nil)), "", nil, nil)
 	_, s := r.stageLayout(t, "", l)
 	s.Release()
@@ -899,9 +877,8 @@ func TestProbe(t *testing.T) {
 		broken.err = nil
 		staged := must.Get(s.Stage(t.Context(), l, r.in(""), into(newRoot(t))))(t)
 		staged.Release()
-		if staged.Form != tree.FormCopy || staged.CopyReason != why.Error() {
-			t.Errorf("%s: got form %q (%s), want copy (%v)", c.name, staged.Form, staged.CopyReason, why)
-		}
+		expect.That(t, staged.Form == tree.FormCopy && staged.CopyReason == why.Error(),
+			"%s: got form %q (%s), want copy (%v)", c.name, staged.Form, staged.CopyReason, why)
 	}
 }
 
@@ -1018,19 +995,14 @@ func TestReleaseRemoved(t *testing.T) {
 		stage(i).Release()
 		stage(i).Release()
 	}
-	if r.ReleaseRemoved() {
-		t.Error("released an image whose files the store still has")
-	}
+	expect.That(t, !r.ReleaseRemoved(), "released an image whose files the store still has")
 	inUse := stage(0)
 	r.store.removed = true
 	for i, want := range []int{4, 3, 3} { // the one in use is the last one, and its run has two of its own
-		if !r.ReleaseRemoved() || r.mounted() != want {
-			t.Errorf("call %d: %d images are mounted, want %d", i, r.mounted(), want)
-		}
+		expect.That(t, r.ReleaseRemoved() && r.mounted() == want,
+			"call %d: %d images are mounted, want %d", i, r.mounted(), want)
 	}
-	if r.ReleaseRemoved() {
-		t.Error("released an image again")
-	}
+	expect.That(t, !r.ReleaseRemoved(), "released an image again")
 	inUse.Release()
 	expect.Equal(t, r.mounted(), 0, "images are mounted after the end of the run")
 }
@@ -1067,9 +1039,7 @@ func TestMountedTreesStayWithinTheBudgetOfTheStore(t *testing.T) {
 		}
 		cached = max(cached, m.mounted())
 	}
-	if cached < 20 {
-		t.Errorf("at most %d images were cached, want some 25 within a quarter of the budget", cached)
-	}
+	expect.That(t, cached >= 20, "at most %d images were cached, want some 25 within a quarter of the budget", cached)
 }
 
 // TestConcurrentStages checks that each run sees its tree, whatever others mount and unmount.
@@ -1126,9 +1096,8 @@ func TestImageOverDisk(t *testing.T) {
 		in := must.Get(c.Instance(""))(t)
 		ws := newRoot(t)
 		staged := must.Get(s.Stage(t.Context(), l, in, into(ws)))(t)
-		if staged.Form != tree.FormImage || !staged.Valid() {
-			t.Errorf("got form %q (%s), valid %v, want image and true", staged.Form, staged.CopyReason, staged.Valid())
-		}
+		expect.That(t, staged.Form == tree.FormImage && staged.Valid(),
+			"got form %q (%s), valid %v, want image and true", staged.Form, staged.CopyReason, staged.Valid())
 		same(t, "exec root", r.see(ws, staged), n)
 		staged.AllowReuse()
 		staged.Release()

@@ -334,9 +334,7 @@ func TestInputTotalsAndLookup(t *testing.T) {
 	if got, want := in.Digest(), n.put(t, store); got != want {
 		t.Errorf("Digest: got %v, want %v", got, want)
 	}
-	if in.Files() != 3 || in.Bytes() != 8 {
-		t.Errorf("got %d files of %d bytes, want 3 of 8", in.Files(), in.Bytes())
-	}
+	expect.That(t, in.Files() == 3 && in.Bytes() == 8, "got %d files of %d bytes, want 3 of 8", in.Files(), in.Bytes())
 	for p, want := range map[string]tree.Kind{
 		"": tree.Directory, ".": tree.Directory, "a": tree.Directory, "a/same": tree.Directory,
 		"empty":    tree.Directory,
@@ -353,17 +351,15 @@ func TestInputTotalsAndLookup(t *testing.T) {
 func wantMissingBlobs(t testing.TB, err error, want ...cas.Digest) {
 	t.Helper()
 	var missing *tree.MissingError
-	if !errors.As(err, &missing) || !slices.Equal(missing.Blobs, want) {
-		t.Errorf("got error %v, want MissingError for %v", err, want)
-	}
+	expect.That(t, errors.As(err, &missing) && slices.Equal(missing.Blobs, want),
+		"got error %v, want MissingError for %v", err, want)
 }
 
 // wantError checks that err is kind and contains text.
 func wantError(t testing.TB, err, kind error, text string) {
 	t.Helper()
-	if !errors.Is(err, kind) || !strings.Contains(fmt.Sprint(err), text) {
-		t.Errorf("got error %v, want %v with %q", err, kind, text)
-	}
+	expect.That(t, errors.Is(err, kind) && strings.Contains(fmt.Sprint(err), text),
+		"got error %v, want %v with %q", err, kind, text)
 }
 
 // Errors name the missing argument, and nothing panics.

@@ -47,9 +47,7 @@ func TestStageModesAndTimes(t *testing.T) {
 	in := load(t, store, parse(t, "src/a = 1", "src/x *= 2", "src/sub/f = 3", "src/sub/x *= 3", "old/f = 4",
 		"old/d/x *= 5", "old/d/l -> x", "old/kept = 6"))
 	ws, s := stage(t, store, in, "src", "src/out", "old/f", "old/d", "deep/er/out")
-	if len(s.Binds)+len(s.Lower) > 0 {
-		t.Errorf("got binds %v, lower %v, want none", s.Binds, s.Lower)
-	}
+	expect.That(t, len(s.Binds)+len(s.Lower) == 0, "got binds %v, lower %v, want none", s.Binds, s.Lower)
 	want := `dtrwxrwxrwx 
 dtrwxrwxrwx /deep
 dtrwxrwxrwx /deep/er

@@ -41,15 +41,12 @@ func lengths(t testing.TB, r io.Reader, p Params, want []byte) (all []int) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		if len(b) == 0 || len(b) > len(want) || !bytes.Equal(b, want[:len(b)]) {
-			t.Fatalf("chunk %d of %d bytes differs from the stream", len(all), len(b))
-		}
+		must.Be(t, len(b) != 0 && len(b) <= len(want) && bytes.Equal(b, want[:len(b)]),
+			"chunk %d of %d bytes differs from the stream", len(all), len(b))
 		want = want[len(b):]
 		all = append(all, len(b))
 	}
-	if len(want) > 0 {
-		t.Fatalf("last %d bytes of the stream are in no chunk", len(want))
-	}
+	must.Be(t, len(want) == 0, "last %d bytes of the stream are in no chunk", len(want))
 	return all
 }
 
@@ -77,9 +74,7 @@ func vectors(t *testing.T) (all []vector) {
 		}
 		all = append(all, v)
 	}
-	if len(all) != 12 {
-		t.Fatalf("got %d vectors, want 12", len(all))
-	}
+	must.Be(t, len(all) == 12, "got %d vectors, want 12", len(all))
 	return all
 }
 
@@ -95,9 +90,8 @@ func TestRule061_FastCDCTestVectors(t *testing.T) {
 		t.Fatal(err)
 	}
 	sum := sha256.Sum256(b)
-	if hex.EncodeToString(sum[:]) != "d9e749d9367fc908876749d6502eb212fee88c9a94892fb07da5ef3ba8bc39ed" {
-		t.Fatalf("SHA-256 of %s: got %x, want d9e749d9367fc908...", picture, sum)
-	}
+	must.Be(t, hex.EncodeToString(sum[:]) == "d9e749d9367fc908876749d6502eb212fee88c9a94892fb07da5ef3ba8bc39ed",
+		"SHA-256 of %s: got %x, want d9e749d9367fc908...", picture, sum)
 	for _, v := range all {
 		n, hash := newFastCDC(4096, 16384, 65535, v.seed).cut(b[v.offset:])
 		sum := sha256.Sum256(b[v.offset:][:n])
@@ -105,9 +99,8 @@ func TestRule061_FastCDCTestVectors(t *testing.T) {
 		if n%2 == 0 && v.offset+n < len(b) {
 			hash <<= 1
 		}
-		if n != v.length || hex.EncodeToString(sum[:]) != v.sum || hash != v.fingerprint {
-			t.Errorf("seed %d, offset %d: got length %d, sum %x, hash %d, want %+v", v.seed, v.offset, n, sum, hash, v)
-		}
+		expect.That(t, n == v.length && hex.EncodeToString(sum[:]) == v.sum && hash == v.fingerprint,
+			"seed %d, offset %d: got length %d, sum %x, hash %d, want %+v", v.seed, v.offset, n, sum, hash, v)
 	}
 }
 
@@ -126,9 +119,8 @@ func TestVectorHashesFitTheMasks(t *testing.T) {
 		if end := v.offset + v.length; end < 109_466 && v.fingerprint&mask != 0 {
 			t.Errorf("seed %d, offset %d: got hash %#x, want no bits of %#x", v.seed, v.offset, v.fingerprint, mask)
 		}
-		if v.length > c.most || v.length < c.least {
-			t.Errorf("seed %d, offset %d: got length %d, want %d to %d", v.seed, v.offset, v.length, c.least, c.most)
-		}
+		expect.That(t, v.length <= c.most && v.length >= c.least,
+			"seed %d, offset %d: got length %d, want %d to %d", v.seed, v.offset, v.length, c.least, c.most)
 	}
 }
 
@@ -302,9 +294,8 @@ func TestInsertionChangesFewChunks(t *testing.T) {
 				sums[sum] = true
 			}
 		}
-		if fresh == 0 || fresh > 10 {
-			t.Errorf("%s, %d chunks: got %d new chunks after an insertion, want 1 to 10", name, total, fresh)
-		}
+		expect.That(t, fresh != 0 && fresh <= 10,
+			"%s, %d chunks: got %d new chunks after an insertion, want 1 to 10", name, total, fresh)
 	}
 }
 

@@ -59,9 +59,7 @@ func TestRoundTrip(t *testing.T) {
 	each(t, func(t *testing.T, c repb.Compressor_Value) {
 		for name, data := range texts() {
 			packed := pack(t, c, data)
-			if len(packed) == 0 {
-				t.Errorf("%s: got no bytes, which some decoders reject", name)
-			}
+			expect.That(t, len(packed) != 0, "%s: got no bytes, which some decoders reject", name)
 			for way, r := range map[string]io.Reader{"at once": bytes.NewReader(packed), "in halves": iotest.HalfReader(bytes.NewReader(packed)), "with its end": iotest.DataErrReader(bytes.NewReader(packed))} {
 				if got, err := unpack(c, r); err != nil || !bytes.Equal(got, data) {
 					t.Errorf("%s %s: got %d bytes, %v, want %d", name, way, len(got), err, len(data))
@@ -90,9 +88,8 @@ func TestNamesAndOrder(t *testing.T) {
 			t.Errorf("%q: got %v, want ErrInvalid with the supported ones", name, err)
 		}
 	}
-	if compress.Supported(repb.Compressor_IDENTITY) || compress.Names() != "zstd, brotli, deflate" {
-		t.Errorf("got %s", compress.Names())
-	}
+	expect.That(t, !compress.Supported(repb.Compressor_IDENTITY) && compress.Names() == "zstd, brotli, deflate",
+		"got %s", compress.Names())
 }
 
 func TestTruncatedAndTrailingDataIsInvalid(t *testing.T) {

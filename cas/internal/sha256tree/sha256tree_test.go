@@ -45,9 +45,7 @@ func TestRule061_SHA256TREEVectors(t *testing.T) {
 	for lines := bufio.NewScanner(f); lines.Scan(); checked++ {
 		length, want, _ := strings.Cut(lines.Text(), "\t")
 		n, err := strconv.Atoi(length)
-		if err != nil {
-			t.Fatalf("line %q: %v", lines.Text(), err)
-		}
+		must.Be(t, err == nil, "line %q: %v", lines.Text(), err)
 		for _, step := range []int{n, 1024, 1000, 1} {
 			expect.Equal(t, sum(sequence(n), step), want, "%d bytes in steps of %d", n, step)
 		}

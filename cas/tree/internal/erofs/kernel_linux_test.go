@@ -82,9 +82,7 @@ func mount(t testing.TB, image []byte, devices []string) int {
 func open(t testing.TB, at int, name string, flags int) *os.File {
 	t.Helper()
 	fd, err := unix.Openat(at, name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
+	must.Be(t, err == nil, "%s: %v", name, err)
 	return os.NewFile(uintptr(fd), name)
 }
 

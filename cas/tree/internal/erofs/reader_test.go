@@ -213,9 +213,8 @@ func encode(t testing.TB, n *node, devices []int64, buf []byte) []byte {
 		t.Fatalf("got\n%.4000s\nwant\n%.4000s", g, w)
 	}
 	for i, size := range devices {
-		if i >= len(blocks) || int64(blocks[i]) != size/512 {
-			t.Fatalf("got device blocks %d, want those of %d bytes", blocks, devices)
-		}
+		must.Be(t, i < len(blocks) && int64(blocks[i]) == size/512,
+			"got device blocks %d, want those of %d bytes", blocks, devices)
 	}
 	return b
 }
