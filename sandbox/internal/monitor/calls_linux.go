@@ -94,7 +94,7 @@ var operands = map[string][]operand{
 }
 
 // silent are the records that are not events.
-var silent = []sandbox.EventKind{inputOpened, inputExecuted, programFound}
+var silent = []sandbox.EventKind{inputOpened, inputExecuted, unnamedExecuted, programFound}
 
 // examine returns the records for a reported call.
 func (w *session) examine(n *notification, name string) []sandbox.Event {
@@ -109,7 +109,9 @@ func (w *session) examine(n *notification, name string) []sandbox.Event {
 	for _, o := range operands[name] {
 		p, ok := w.path(n, o)
 		if !ok {
-			w.unnamed = w.unnamed || o.access == execution
+			if o.access == execution {
+				seen = append(seen, sandbox.Event{Kind: unnamedExecuted})
+			}
 			break
 		}
 		var flags uint64

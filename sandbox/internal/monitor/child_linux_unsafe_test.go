@@ -29,6 +29,13 @@ const (
 	envAction = "WITNESS_TEST_DEED"
 )
 
+// The child's main goroutine stays in the first thread, whose name is that of the process.
+func init() {
+	if os.Getenv(envAction) != "" {
+		runtime.LockOSThread()
+	}
+}
+
 func TestMain(m *testing.M) {
 	if action := os.Getenv(envAction); action != "" {
 		if err := child(action); err != nil {
@@ -43,7 +50,6 @@ func TestMain(m *testing.M) {
 // child confines the process, installs a filter, sends its listener to the parent, waits, and performs an action. It
 // prints what it observes.
 func child(action string) error {
-	runtime.LockOSThread()
 	base := os.Getenv(envBase)
 	if err := os.Chdir(base); err != nil {
 		return err

@@ -21,7 +21,7 @@ func (w *session) executes(pid uint32, at location) []sandbox.Event {
 	case at.mode == unix.S_IFREG:
 		return w.interpreters(pid, at.path)
 	case at.mode == 0 && !at.absent && !strings.HasSuffix(at.path, "/exe"): // /proc/PID/exe was executed before
-		w.unnamed = true
+		return []sandbox.Event{{Kind: unnamedExecuted}}
 	}
 	return nil
 }
@@ -32,7 +32,9 @@ func (w *session) interpreters(pid uint32, p string) []sandbox.Event {
 	for range maxInterpreters {
 		name, ok := w.interpreter(p)
 		if !path.IsAbs(name) {
-			w.unnamed = w.unnamed || !ok || name != "" // relative to the process's directory
+			if !ok || name != "" { // relative to the process's directory
+				seen = append(seen, sandbox.Event{Kind: unnamedExecuted})
+			}
 			break
 		}
 		at := w.resolve(pid, name, true)

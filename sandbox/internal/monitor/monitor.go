@@ -105,10 +105,11 @@ type entry struct {
 
 // Kinds of records that are not events.
 const (
-	nameAsked     sandbox.EventKind = "name asked" // Detail is the type
-	inputOpened   sandbox.EventKind = "input opened"
-	inputExecuted sandbox.EventKind = "input executed"
-	programFound  sandbox.EventKind = "program found"
+	nameAsked       sandbox.EventKind = "name asked" // Detail is the type
+	inputOpened     sandbox.EventKind = "input opened"
+	inputExecuted   sandbox.EventKind = "input executed"
+	unnamedExecuted sandbox.EventKind = "unnamed executed"
+	programFound    sandbox.EventKind = "program found"
 )
 
 func newMonitor(v Config) *Monitor {
@@ -182,6 +183,9 @@ func (r *Monitor) record(e sandbox.Event) {
 		return
 	case nameAsked:
 		r.lookups.add(e.Subject, e.Detail, e.Process)
+		return
+	case unnamedExecuted:
+		r.unnamed = true
 		return
 	case programFound:
 		r.found(path.Base(e.Subject))

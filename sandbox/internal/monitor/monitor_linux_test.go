@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/seccomp"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -429,6 +430,24 @@ func TestKilledAfterReceive(t *testing.T) {
 	w.serve()
 	if events, _, _ := w.Events(); len(events) > 0 {
 		t.Errorf("got %v", events)
+	}
+}
+
+// TestInterruptedExecutionIsNotReported: a signal interrupts the call, and the kernel reports it again.
+func TestInterruptedExecutionIsNotReported(t *testing.T) {
+	p := start(t, "pivot", "descriptor")
+	p.proceed(t)
+	w := newSession(p.listener, p.view)
+	n := must.Get(w.queue.receive())(t)
+	for seccomp.Name(int(n.Nr)) != "execveat" {
+		w.answer(&n)
+		n = must.Get(w.queue.receive())(t)
+	}
+	kill(t, p) // a signal, too
+	w.answer(&n)
+	w.serve()
+	if got, all := w.Executed(); len(got) > 0 || !all {
+		t.Errorf("got %v, all %v; want nothing", got, all)
 	}
 }
 
