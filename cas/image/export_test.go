@@ -4,6 +4,9 @@ package image
 
 import "time"
 
+// The registries of tests are slow when the machine is.
+func init() { maxQuery = time.Minute }
+
 // SetMaxStall sets the maximum time that a pull makes no progress, and returns a function that restores it.
 func SetMaxStall(d time.Duration) (restore func()) {
 	interval, stall := reportInterval, maxStall

@@ -187,10 +187,10 @@ func TestImageNames(t *testing.T) {
 	out, code := runCLI(t, "image", "show", digest.Hex[:8], "--server", address)
 	expect.That(t, code == 0 && strings.Count(out, "image        ") == 2,
 		"show: exit %d, %s, want both names", code, out)
-	if out, code := runCLI(t, "__complete", "image", "rm", "--dir", dir, "index."); code != 0 ||
-		!strings.HasPrefix(out, "index.docker.io/library/tools:1\t") {
-		t.Errorf("completion: exit %d, %q", code, out)
-	}
+	must.Hold(t, "completion offers the names, if the server answers within two seconds", func() bool {
+		out, code := runCLI(t, "__complete", "image", "rm", "--dir", dir, "index.")
+		return code == 0 && strings.HasPrefix(out, "index.docker.io/library/tools:1\t")
+	})
 	out, code = runCLI(t, "image", "rm", digest.String(), "--server", address)
 	expect.That(t, code == 0 && strings.Count(out, "removed ") == 2, "rm: exit %d, %s, want both names", code, out)
 	if out, code := runCLI(t, "image", "ls", "--server", "grpc://127.0.0.1:1"); code != exit.Unreachable {
