@@ -243,7 +243,7 @@ func (w *fixture) spec(attack []string) *sandbox.Spec {
 		Temp:    []sandbox.Temp{{Target: "/tmp", Bytes: 16 << 20}},
 		Network: sandbox.Network{Loopback: true, Listen: true},
 		Limits:  sandboxtest.Limits(),
-		Timeout: time.Minute,
+		Timeout: 5 * time.Minute, // for an attack that does not end
 	}
 }
 
@@ -314,7 +314,7 @@ func (w *fixture) attempt(t *testing.T, g *guarantee, without []namespace.Layer)
 		ctx, cancel := context.WithCancel(t.Context())
 		ready, failed := make(chan struct{}), ""
 		spec := w.spec(g.concurrent)
-		spec.Timeout = time.Minute
+		spec.Timeout = 5 * time.Minute
 		go func() {
 			defer close(ended)
 			_, text, err := w.run(ctx, b, spec, func(line string) {

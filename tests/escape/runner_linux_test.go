@@ -196,7 +196,7 @@ func (m *runnerProcess) attempt(t *testing.T, w *fixture, g *guarantee) (escaped
 		if err != nil {
 			return "", "", err
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		ready, failed := make(chan struct{}), ""
 		go func() {
 			defer close(ended)
