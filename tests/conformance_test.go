@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -136,9 +137,7 @@ func TestRowFaultsAreReported(t *testing.T) {
 		"another package":        {with(5, "| 5 | what | how | `TestRules/005`, `tree.TestOfSomething` |"), "no test tree.TestOfSomething"},
 		"a row without a column": {with(5, "| 5 | what | `TestRules/005` |"), "2 columns"},
 	} {
-		if faults := strings.Join(rowFaults(c.document, tests), "\n"); !strings.Contains(faults, c.words) {
-			t.Errorf("%s: got %q, want %q", what, faults, c.words)
-		}
+		expect.Text(t, strings.Join(rowFaults(c.document, tests), "\n"), c.words, "%s", what)
 	}
 	delete(tests, "TestRules/009")
 	if faults := rowFaults(with(5, good[4]), tests); len(faults) != 1 || !strings.Contains(faults[0], "no test TestRules/009") {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -85,8 +86,7 @@ func TestProseIsPlain(t *testing.T) {
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
 			if l, ok := n.(*ast.BasicLit); ok && l.Kind == token.STRING {
-				s := must.Get(strconv.Unquote(l.Value))(t)
-				checkProse(t, path, set.Position(l.Pos()).Line, s)
+				checkProse(t, path, set.Position(l.Pos()).Line, must.Get(strconv.Unquote(l.Value))(t))
 			}
 			return true
 		})
@@ -109,13 +109,9 @@ func TestProseCheckBites(t *testing.T) {
 		"It has the caller do this", "the client is told of it", "Whoever calls", "so often", "what is absent, is missing",
 		"There is no blob of that name that matches", "for as long as it runs", "uploads that go on", "judges", "all that it wrote",
 	} {
-		if !bannedPhrase.MatchString(s) {
-			t.Errorf("%q passes, want it refused", s)
-		}
+		expect.That(t, bannedPhrase.MatchString(s), "%q passes, want it refused", s)
 	}
 	for _, s := range []string{"what is missing", "a shared cache", "something likely", "by turning", "although", "ongoing"} {
-		if found := bannedPhrase.FindString(s); found != "" {
-			t.Errorf("%q is refused for %q, want it accepted", s, found)
-		}
+		expect.Equal(t, bannedPhrase.FindString(s), "", "%q is refused", s)
 	}
 }

@@ -334,9 +334,7 @@ func packages(t *testing.T) []pkg {
 		}
 		ps = append(ps, p)
 	}
-	if len(ps) < 10 {
-		t.Fatalf("got %d packages from go list, want at least 10", len(ps))
-	}
+	must.Be(t, len(ps) >= 10, "got %d packages from go list, want at least 10", len(ps))
 	return ps
 }
 
@@ -406,27 +404,21 @@ func TestRulesBite(t *testing.T) {
 		{"std/net", "net"},
 		{"std/net/...", "net/http"},
 	} {
-		if !covers(c.pattern, c.path) {
-			t.Errorf("covers(%q, %q) = false, want true", c.pattern, c.path)
-		}
+		expect.That(t, covers(c.pattern, c.path), "covers(%q, %q) = false, want true", c.pattern, c.path)
 	}
 	for _, c := range []struct{ pattern, path string }{
 		{"cas", module + "/cas/disk"}, {"cas/...", module + "/castle"}, {"worker", module + "/workers"},
 	} {
-		if covers(c.pattern, c.path) {
-			t.Errorf("covers(%q, %q) = true, want false", c.pattern, c.path)
-		}
+		expect.That(t, !covers(c.pattern, c.path), "covers(%q, %q) = true, want false", c.pattern, c.path)
 	}
-	if standard("golang.org/x/sys/unix") || !standard("net/http") {
-		t.Error("standard confuses the standard library with other modules")
-	}
+	expect.That(t, !standard("golang.org/x/sys/unix") && standard("net/http"),
+		"standard confuses the standard library with other modules")
 }
 
 func TestNoCgoAndUnsafeIsNamed(t *testing.T) {
 	for _, p := range packages(t) {
-		if len(p.CgoFiles) > 0 {
-			t.Errorf("%s: %v use cgo, want none: go build must work without a C compiler", p.ImportPath, p.CgoFiles)
-		}
+		expect.That(t, len(p.CgoFiles) == 0,
+			"%s: %v use cgo, want none: go build must work without a C compiler", p.ImportPath, p.CgoFiles)
 		for _, name := range p.GoFiles {
 			if strings.HasSuffix(name, ".pb.go") {
 				continue // generated
@@ -489,9 +481,7 @@ func sources(t *testing.T, visit func(path, text string), extensions ...string) 
 		return err
 	})
 	must.Succeed(t, err)
-	if n == 0 {
-		t.Fatalf("got no file with an extension of %v, want some", extensions)
-	}
+	must.Be(t, n != 0, "got no file with an extension of %v, want some", extensions)
 }
 
 func TestEveryFileStatesItsLicence(t *testing.T) {
@@ -516,14 +506,10 @@ func TestDocumentLinksExist(t *testing.T) {
 func TestEveryDecisionIsIndexed(t *testing.T) {
 	index := must.Get(os.ReadFile(filepath.Join(root, "docs/adr/README.md")))(t)
 	records, err := filepath.Glob(filepath.Join(root, "docs/adr/[0-9]*.md"))
-	if err != nil || len(records) == 0 {
-		t.Fatalf("no decisions: %v", err)
-	}
+	must.Be(t, err == nil && len(records) != 0, "no decisions: %v", err)
 	for _, r := range records {
 		name := filepath.Base(r)
-		if !strings.Contains(string(index), "("+name+")") {
-			t.Errorf("docs/adr/README.md does not list %s", name)
-		}
+		expect.That(t, strings.Contains(string(index), "("+name+")"), "docs/adr/README.md does not list %s", name)
 		b := must.Get(os.ReadFile(r))(t)
 		expect.Texts(t, string(b), []string{"## Context", "## Decision", "## Consequences"}, "%s", name)
 	}
@@ -578,9 +564,8 @@ var skips = map[string]int{
 func TestRequirementsAreDocumented(t *testing.T) {
 	text := must.Get(os.ReadFile(filepath.Join(root, "CONTRIBUTING.md")))(t)
 	for _, word := range sandboxtest.Requirements {
-		if !strings.Contains(string(text), "`"+word+"`") {
-			t.Errorf("CONTRIBUTING.md does not mention the requirement %q", word)
-		}
+		expect.That(t, strings.Contains(string(text), "`"+word+"`"),
+			"CONTRIBUTING.md does not mention the requirement %q", word)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -43,9 +44,8 @@ func TestDemoWithoutBazelExecutesThenHitsThenRefuses(t *testing.T) {
 		`(?m)^worker: violations it reported\n  cloister: denied: write to /usr/bin/\S*gcc\S* \(read-only\) .*\n  cloister: denied: write to input victim\.txt \(read-only\) by bash \(openat\)$`,
 		`(?m)^sandbox +5 attempts, 5 refused$`,
 	} {
-		if !regexp.MustCompile(want).MatchString(out.String()) {
-			t.Errorf("got output that does not match %q:\n%s", want, out.String())
-		}
+		expect.That(t, regexp.MustCompile(want).MatchString(out.String()),
+			"got output that does not match %q:\n%s", want, out.String())
 	}
 	recorded := must.Get(os.ReadFile("docs/demo.svg"))(t)
 	r := newRecording(io.Discard)
@@ -53,9 +53,7 @@ func TestDemoWithoutBazelExecutesThenHitsThenRefuses(t *testing.T) {
 	if got, want := stable(string(recorded)), stable(r.SVG("make demo")); !slices.Equal(got, want) {
 		t.Errorf("docs/demo.svg shows\n%s\nbut the demo prints\n%s\nrun make recording", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	if left, err := os.ReadDir(temp); err != nil || len(left) > 0 {
-		t.Errorf("files left in TMPDIR: got %v, %v; want none", left, err)
-	}
+	expect.Equal(t, len(must.Get(os.ReadDir(temp))(t)), 0, "files left in TMPDIR")
 }
 
 // stable returns the part of a recording that is equal on every machine and for every client: the headings, the names in
@@ -103,15 +101,8 @@ func TestRecordingEscapesThinsAndOrdersLines(t *testing.T) {
 	}
 	fmt.Fprint(r, "a <b> & c\n\nfirst build  327\n")
 	svg := r.SVG("make demo")
-	for _, want := range []string{"$ make demo", "[1 / 40]", "[40 / 40]", "a &lt;b&gt; &amp; c", `result" x="16"`} {
-		if !strings.Contains(svg, want) {
-			t.Errorf("got an SVG without %q:\n%s", want, svg)
-		}
-	}
-	if got := strings.Count(svg, "/ 40]"); got != svgProgress {
-		t.Errorf("got %d progress lines, want %d", got, svgProgress)
-	}
-	if !strings.HasSuffix(out.String(), "327\n") {
-		t.Errorf("got %q passed through, want everything that was written", out.String())
-	}
+	expect.Texts(t, svg, []string{"$ make demo", "[1 / 40]", "[40 / 40]", "a &lt;b&gt; &amp; c", `result" x="16"`})
+	expect.Equal(t, strings.Count(svg, "/ 40]"), svgProgress, "progress lines")
+	expect.That(t, strings.HasSuffix(out.String(), "327\n"),
+		"got %q passed through, want everything that was written", out.String())
 }

@@ -182,9 +182,7 @@ func (c *client) putProto(m proto.Message) *repb.Digest {
 func (c *client) get(d *repb.Digest) string {
 	c.Helper()
 	text, err := c.download(d)
-	if err != nil {
-		c.Fatalf("download of %v: %v", d, err)
-	}
+	must.Be(c, err == nil, "download of %v: %v", d, err)
 	return text
 }
 

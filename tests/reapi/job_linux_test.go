@@ -23,6 +23,7 @@ import (
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/tests/reapi/probe/seen"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -394,9 +395,8 @@ func (c *client) lists(what string, err error, ds ...*repb.Digest) {
 		want = append(want, fmt.Sprintf("blobs/%s/%d", d.GetHash(), d.GetSizeBytes()))
 	}
 	slices.Sort(want)
-	if !slices.Equal(got, want) {
-		c.Errorf("%s: got %d missing blobs %.10q, want %d: %.10q", what, len(got), got, len(want), want)
-	}
+	expect.That(c, slices.Equal(got, want),
+		"%s: got %d missing blobs %.10q, want %d: %.10q", what, len(got), got, len(want), want)
 }
 
 // encoded returns the encoding of m and its digest.
@@ -417,7 +417,5 @@ func (c *client) still(after string) {
 	defer cancel()
 	_, err := c.cas.FindMissingBlobs(ctx,
 		&repb.FindMissingBlobsRequest{InstanceName: c.instance, BlobDigests: []*repb.Digest{absentDigest(1)}})
-	if err != nil {
-		c.Errorf("FindMissingBlobs after %s: %v", after, err)
-	}
+	expect.Error(c, err, nil, "FindMissingBlobs after %s", after)
 }

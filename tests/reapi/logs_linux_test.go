@@ -20,6 +20,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -36,9 +37,7 @@ func waiting(mark string) string {
 // wake sends SIGUSR1 to the sandboxed process whose command line contains mark.
 func wake(t testing.TB, mark string) {
 	t.Helper()
-	if sandboxtest.Signal(t, mark, syscall.SIGUSR1) == 0 {
-		t.Fatal("the action is not running")
-	}
+	must.Be(t, sandboxtest.Signal(t, mark, syscall.SIGUSR1) != 0, "the action is not running")
 }
 
 // A log is a log stream that a client reads.
@@ -70,9 +69,7 @@ func (l *log) reach(text string) {
 			l.Fatalf("after %q: %v", l.text, err)
 		}
 	}
-	if l.text != text {
-		l.Errorf("got %q, want %q", l.text, text)
-	}
+	expect.Equal(l.TB, l.text, text)
 }
 
 // end reads to the end, and checks the text.
@@ -83,9 +80,7 @@ func (l *log) end(text string) {
 			l.Fatalf("after %q: %v", l.text, err)
 		}
 	}
-	if l.text != text {
-		l.Errorf("got %q, want %q", l.text, text)
-	}
+	expect.Equal(l.TB, l.text, text)
 }
 
 // executing executes an action and returns its operation and metadata once it is executing.
@@ -136,9 +131,7 @@ func TestRule127_OutputIsReadWhileTheActionRuns(t *testing.T) {
 	l := c.log(m.StdoutStreamName, 6)
 	l.end("second\n")
 	l = c.log(m.StdoutStreamName+"/0123", 0)
-	if err := l.next(); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("read of a write name: %v", err)
-	}
+	expect.Code(t, l.next(), codes.InvalidArgument, "read of a write name")
 	if _, err := c.bs.QueryWriteStatus(t.Context(),
 		&bspb.QueryWriteStatusRequest{ResourceName: m.StdoutStreamName}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("write of a read name: %v", err)
@@ -188,9 +181,7 @@ func TestRule127_SDKStreamsOutput(t *testing.T) {
 			opts := command.DefaultExecutionOptions()
 			opts.StreamOutErr = true
 			res, _ := r.Run(t.Context(), cmd, opts, outerr.NewStreamOutErr(into, &stderr))
-			if !res.IsOk() || res.ExitCode != 0 {
-				t.Errorf("instance %q: %+v", instance, res)
-			}
+			expect.That(t, res.IsOk() && res.ExitCode == 0, "instance %q: %+v", instance, res)
 		}()
 		line := make([]byte, len("first\n"))
 		if _, err := io.ReadFull(out, line); err != nil || string(line) != "first\n" {
@@ -198,8 +189,7 @@ func TestRule127_SDKStreamsOutput(t *testing.T) {
 		}
 		wake(t, mark)
 		rest, err := io.ReadAll(out)
-		if err != nil || string(rest) != "second\n" || stderr.String() != "oh\n" {
-			t.Errorf("instance %q: got %q and %q at the end, %v", instance, rest, stderr.String(), err)
-		}
+		expect.That(t, err == nil && string(rest) == "second\n" && stderr.String() == "oh\n",
+			"instance %q: got %q and %q at the end, %v", instance, rest, stderr.String(), err)
 	}
 }

@@ -41,9 +41,7 @@ func TestOperations(t *testing.T) {
 		return page.Operations
 	}
 	running := list("target=//a:* stage=EXECUTING")
-	if len(running) != 1 {
-		t.Fatalf("got %d running operations, want one: %v", len(running), running)
-	}
+	must.Be(t, len(running) == 1, "got %d running operations, want one: %v", len(running), running)
 	must.Get(ops.CancelOperation(t.Context(),
 		&longrunningpb.CancelOperationRequest{Name: running[0].Name}))(t)
 	a := answered(st, nil)

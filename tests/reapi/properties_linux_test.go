@@ -4,10 +4,10 @@ package reapi_test
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -69,19 +69,13 @@ func nodeProperties(c *client) {
 			" 4294967296.000000000 d/to\n", "600 -0.000000001 hidden\n", "604 3.000000000 old\n", "715 4.000000000 tool\n",
 			"ran\ntext", " 131075\nhidden\nclosed\n",
 		} {
-			if !strings.Contains(out, want) {
-				c.Errorf("stdout lacks %q:\n%s", want, out)
-			}
+			expect.Text(c, out, want, "stdout")
 		}
-		if len(r.OutputFiles) != 1 || !proto.Equal(r.OutputFiles[0].NodeProperties, own(0o640, 81, 1)) {
-			c.Errorf("got output files %v", r.OutputFiles)
-		}
-		if len(r.OutputSymlinks) != 1 || r.OutputSymlinks[0].NodeProperties.GetMtime().GetSeconds() != 82 {
-			c.Errorf("got output symlinks %v", r.OutputSymlinks)
-		}
-		if len(r.OutputDirectories) != 1 {
-			c.Fatalf("got output directories %v", r.OutputDirectories)
-		}
+		expect.That(c, len(r.OutputFiles) == 1 && proto.Equal(r.OutputFiles[0].NodeProperties, own(0o640, 81, 1)),
+			"got output files %v", r.OutputFiles)
+		expect.That(c, len(r.OutputSymlinks) == 1 && r.OutputSymlinks[0].NodeProperties.GetMtime().GetSeconds() == 82,
+			"got output symlinks %v", r.OutputSymlinks)
+		must.Be(c, len(r.OutputDirectories) == 1, "got output directories %v", r.OutputDirectories)
 		tree := c.decodeTree(r.OutputDirectories[0].TreeDigest)
 		if len(tree.Children) != 1 || !proto.Equal(tree.Root.NodeProperties, own(0o701, 80, 0)) ||
 			!proto.Equal(tree.Children[0].NodeProperties, own(0, 78, 0)) ||
@@ -91,7 +85,6 @@ func nodeProperties(c *client) {
 		}
 	}
 	got := must.Get(repb.NewCapabilitiesClient(c.conn).GetCapabilities(c.Context(), &repb.GetCapabilitiesRequest{}))(c)
-	if names := got.ExecutionCapabilities.SupportedNodeProperties; !slices.Equal(names, []string{"mtime", "unix_mode"}) {
-		c.Errorf("supported_node_properties: got %q", names)
-	}
+	expect.Slices(c, got.ExecutionCapabilities.SupportedNodeProperties, []string{"mtime", "unix_mode"},
+		"supported_node_properties")
 }

@@ -17,6 +17,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
@@ -65,9 +66,7 @@ func TestBuck2(t *testing.T) {
 func (b *buck2) configure() {
 	b.Helper()
 	must.Succeed(b, b.getCapabilities(b.Context()))
-	if !execution.met(b.client) {
-		b.Fatal("exec_enabled is false: Buck2 would fail")
-	}
+	must.Be(b, execution.met(b.client), "exec_enabled is false: Buck2 would fail")
 	b.limit = min(b.caps.GetCacheCapabilities().GetMaxBatchTotalSizeBytes(), 4_000_000)
 	if b.zstd = zstdStreams.met(b.client); !b.zstd {
 		b.Error("supported_compressors lacks zstd, which Buck2 prefers")
@@ -132,12 +131,9 @@ func (b *buck2) upload(blobs map[string][]byte) {
 		all = append(all, &repb.Digest{Hash: hash, SizeBytes: int64(len(data))})
 	}
 	for part := range slices.Chunk(all, 100) {
-		absent := must.Get(b.absent(b.Context(), part...))(b)
-		missing = append(missing, absent...)
+		missing = append(missing, must.Get(b.absent(b.Context(), part...))(b)...)
 	}
-	if len(missing) != len(all) {
-		b.Errorf("%d of %d new blobs are missing", len(missing), len(all))
-	}
+	expect.Equal(b, len(missing), len(all))
 	var batch []*repb.BatchUpdateBlobsRequest_Request
 	for _, d := range missing {
 		data := blobs[d.Hash]
@@ -161,33 +157,23 @@ func (b *buck2) upload(blobs map[string][]byte) {
 // check checks what Buck2 requires of a result.
 func (b *buck2) check(r *repb.ActionResult, large []byte) {
 	b.Helper()
-	if r.ExecutionMetadata == nil {
-		b.Error("no execution_metadata")
-	}
+	expect.That(b, r.ExecutionMetadata != nil, "no execution_metadata")
 	want := map[string]string{"buck-out/copy": string(large), "buck-out/count": "400000\n"}
 	for _, f := range r.OutputFiles {
-		if f.Digest == nil {
-			b.Fatalf("output file %s has no digest", f.Path)
-		}
+		must.Be(b, f.Digest != nil, "output file %s has no digest", f.Path)
 		if got := b.load(f.Digest); got != want[f.Path] {
 			b.Errorf("output file %s has %d bytes, want %d", f.Path, len(got), len(want[f.Path]))
 		}
 		delete(want, f.Path)
 	}
-	if len(want) > 0 {
-		b.Errorf("output files %v lack %d", r.OutputFiles, len(want))
-	}
-	if len(r.OutputDirectories) != 1 || r.OutputDirectories[0].TreeDigest == nil {
-		b.Fatalf("output directories are %v, want one with a tree_digest", r.OutputDirectories)
-	}
+	expect.That(b, len(want) == 0, "output files %v lack %d", r.OutputFiles, len(want))
+	must.Be(b, len(r.OutputDirectories) == 1 && r.OutputDirectories[0].TreeDigest != nil,
+		"output directories are %v, want one with a tree_digest", r.OutputDirectories)
 	var tree repb.Tree
 	err := proto.Unmarshal([]byte(b.load(r.OutputDirectories[0].TreeDigest)), &tree)
-	if err != nil || len(tree.GetRoot().GetFiles()) != 1 {
-		b.Errorf("the Tree is %v, %v, want one file", &tree, err)
-	}
-	if len(r.OutputSymlinks) != 1 || r.OutputSymlinks[0].Target != "count" {
-		b.Errorf("output_symlinks are %v, want buck-out/link -> count", r.OutputSymlinks)
-	}
+	expect.That(b, err == nil && len(tree.GetRoot().GetFiles()) == 1, "the Tree is %v, %v, want one file", &tree, err)
+	expect.That(b, len(r.OutputSymlinks) == 1 && r.OutputSymlinks[0].Target == "count",
+		"output_symlinks are %v, want buck-out/link -> count", r.OutputSymlinks)
 }
 
 // load downloads a blob: a small one in a batch, a large one compressed.
@@ -201,13 +187,10 @@ func (b *buck2) load(d *repb.Digest) string {
 		return string(rs[0].Data)
 	}
 	packed, _, err := b.read(b.compressedName(zstdCompressor, d), 0, 0)
-	if err != nil {
-		b.Fatalf("read %v: %v", d, err)
-	}
+	must.Be(b, err == nil, "read %v: %v", d, err)
 	data, err := decompress(zstdCompressor, packed)
-	if err != nil || b.fn.Sum(data).Hash() != d.Hash {
-		b.Fatalf("read %v: %d bytes of other content, %v", d, len(data), err)
-	}
+	must.Be(b, err == nil && b.fn.Sum(data).Hash() == d.Hash,
+		"read %v: %d bytes of other content, %v", d, len(data), err)
 	return string(data)
 }
 
@@ -228,9 +211,8 @@ func (c *client) wantFresh(what string, op *longrunningpb.Operation) *repb.Execu
 	if err := op.GetResponse().UnmarshalTo(&r); err != nil || !op.Done {
 		c.Fatalf("%s: got operation %v, %v, want it done", what, op, err)
 	}
-	if r.GetStatus().GetCode() != 0 || r.CachedResult || len(r.Result.GetOutputFiles()) != 1 {
-		c.Errorf("%s: got %v, want a new result with one output", what, &r)
-	}
+	expect.That(c, r.GetStatus().GetCode() == 0 && !r.CachedResult && len(r.Result.GetOutputFiles()) == 1,
+		"%s: got %v, want a new result with one output", what, &r)
 	return &r
 }
 
@@ -266,8 +248,7 @@ func TestSiso(t *testing.T) {
 			break
 		}
 		ctx, cancel = context.WithCancel(t.Context())
-		s, err = c.exec.WaitExecution(ctx, &repb.WaitExecutionRequest{Name: name})
-		must.Succeed(t, err)
+		s = must.Get(c.exec.WaitExecution(ctx, &repb.WaitExecutionRequest{Name: name}))(t)
 	}
 	cancel()
 	c.wantFresh("after dropped streams", op)
@@ -304,9 +285,7 @@ func TestBazelKeepalive(t *testing.T) {
 			t.Fatalf("call %d: %v", calls+1, err)
 		}
 	}
-	if release != nil {
-		t.Errorf("the action ended before %d calls", least)
-	}
+	expect.That(t, release == nil, "the action ended before %d calls", least)
 	r := c.wantFresh("after calls with deadlines", op)
 	// The result remains available.
 	if a := c.waitExecution(op.Name); a.err != nil || !proto.Equal(a.response, r) {
@@ -342,13 +321,11 @@ func TestBuildStreamCaches(t *testing.T) {
 		fetch := assetpb.NewFetchClient(c.conn)
 		for _, uri := range uris {
 			m, err := fetch.FetchBlob(t.Context(), &assetpb.FetchBlobRequest{InstanceName: c.instance, Uris: []string{uri}})
-			if err != nil || !proto.Equal(m.BlobDigest, artifact) {
-				t.Errorf("%s: got %v, %v, want %v", uri, m, err, artifact)
-			}
+			expect.That(t, err == nil && proto.Equal(m.BlobDigest, artifact),
+				"%s: got %v, %v, want %v", uri, m, err, artifact)
 		}
 		m, err := fetch.FetchDirectory(t.Context(), &assetpb.FetchDirectoryRequest{InstanceName: c.instance, Uris: source})
-		if err != nil || !proto.Equal(m.RootDirectoryDigest, files) {
-			t.Errorf("source: got %v, %v, want %v", m, err, files)
-		}
+		expect.That(t, err == nil && proto.Equal(m.RootDirectoryDigest, files),
+			"source: got %v, %v, want %v", m, err, files)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
@@ -134,9 +135,7 @@ func (c *client) losing() func(blobs [][]byte) *client {
 					}
 					return err
 				})
-				if err != nil || found != 1 {
-					c.Fatalf("%d files of blob %s in the store: %v", found, hash, err)
-				}
+				must.Be(c, err == nil && found == 1, "%d files of blob %s in the store: %v", found, hash, err)
 			}
 			return c.own(bazelrun.ServerConfig{Dir: c.dir})
 		}
@@ -165,9 +164,7 @@ func incompleteHit(c *client) {
 		if err := c.record(action, r.result); err != nil {
 			c.Fatalf("UpdateActionResult with %s: %v", r.by, err)
 		}
-		if _, err := c.lookup(action); err != nil {
-			c.Errorf("GetActionResult of a complete result with %s: %v", r.by, err)
-		}
+		expect.Error(c, expect.Err(c.lookup(action)), nil, "GetActionResult of a complete result with %s", r.by)
 		actions, victims = append(actions, action), append(victims, r.victim)
 	}
 	kept := c.anAction()
@@ -186,9 +183,7 @@ func hitStays(c *client) {
 	const lease, budget = 5 * time.Second, 12 << 20
 	c = c.own(bazelrun.ServerConfig{MaxSize: fmt.Sprint(budget), Args: []string{"--lease", lease.String()}})
 	for try := 0; ; try++ {
-		if try == 5 {
-			c.Fatal("the machine was too slow five times")
-		}
+		must.Be(c, try != 5, "the machine was too slow five times")
 		if try > 0 {
 			time.Sleep(lease) // until the leases have ended
 		}
@@ -223,9 +218,7 @@ func hitStays(c *client) {
 		if time.Since(asked) >= lease {
 			continue // the lease has ended
 		}
-		if len(lost) > 0 {
-			c.Errorf("blobs evicted within the lease of a cache hit: %s", strings.Join(lost, ", "))
-		}
+		expect.That(c, len(lost) == 0, "blobs evicted within the lease of a cache hit: %s", strings.Join(lost, ", "))
 		if missing, err := c.absent(c.Context(), others...); err != nil || len(missing) == 0 {
 			c.Errorf("no blob without a lease was evicted from a full store: %v", err)
 		}
@@ -245,9 +238,8 @@ func inlining(c *client) {
 		InstanceName: c.instance, ActionDigest: action,
 		InlineStdout: true, InlineStderr: true, InlineOutputFiles: []string{"a", "nothing"},
 	})
-	if err != nil || len(r.GetOutputFiles()) != 2 {
-		c.Fatalf("GetActionResult: got %d output files, %v", len(r.GetOutputFiles()), err)
-	}
+	must.Be(c, err == nil && len(r.GetOutputFiles()) == 2,
+		"GetActionResult: got %d output files, %v", len(r.GetOutputFiles()), err)
 	for _, x := range []struct {
 		what string
 		raw  []byte
@@ -261,9 +253,8 @@ func inlining(c *client) {
 		if string(x.raw) != string(x.want) && (len(x.raw) > 0 || c.ours) {
 			c.Errorf("%s, to be inlined: got %s, want %s", x.what, brief(x.raw), brief(x.want))
 		}
-		if x.d.GetHash() != cas.SHA256.Sum(x.want).Hash() {
-			c.Errorf("%s, inlined: got digest %s, want that of the contents", x.what, name(x.d))
-		}
+		expect.That(c, x.d.GetHash() == cas.SHA256.Sum(x.want).Hash(),
+			"%s, inlined: got digest %s, want that of the contents", x.what, name(x.d))
 	}
 	if got := r.OutputFiles[1]; len(got.GetContents()) > 0 && c.ours {
 		c.Errorf("output file b/c: got %s, want no inlined contents", brief(got.GetContents()))
@@ -429,9 +420,8 @@ func resultsApart(c *client) {
 	})
 	c.wantCode("UpdateActionResult", err, codes.OK)
 	got, err := c.lookup(action)
-	if err != nil || got.GetStdoutDigest().GetHash() != out.Hash {
-		c.Errorf("GetActionResult: got stdout %s, %v, want %s", name(got.GetStdoutDigest()), err, name(out))
-	}
+	expect.That(c, err == nil && got.GetStdoutDigest().GetHash() == out.Hash,
+		"GetActionResult: got stdout %s, %v, want %s", name(got.GetStdoutDigest()), err, name(out))
 	_, err = c.lookup(salted("b"))
 	c.wantCode("GetActionResult of the same action with another salt", err, codes.NotFound)
 	for _, v := range []repb.DigestFunction_Value{repb.DigestFunction_BLAKE3, repb.DigestFunction_SHA256TREE} {

@@ -8,6 +8,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -130,9 +131,7 @@ func batchRead(c *client) {
 	if string(rs[0].Data) != string(b) || string(rs[4].Data) != string(b) || string(rs[3].Data) != string(other) {
 		c.Errorf("got data %s, %s, %s, want %s, %s, %s", brief(rs[0].Data), brief(rs[3].Data), brief(rs[4].Data), brief(b), brief(other), brief(b))
 	}
-	if len(rs[1].Data)+len(rs[2].Data) > 0 {
-		c.Error("got data for absent or malformed digests")
-	}
+	expect.That(c, len(rs[1].Data)+len(rs[2].Data) == 0, "got data for absent or malformed digests")
 }
 
 func batchReadTooLarge(c *client) {
@@ -223,9 +222,7 @@ func getTree(c *client) {
 				c.Errorf("%s: Directory %s is sent %d times, want once", what, n[len(salt):], got)
 			}
 		}
-		if len(times) > 0 {
-			c.Errorf("%s: got Directories that are not in the tree: %v", what, times)
-		}
+		expect.That(c, len(times) == 0, "%s: got Directories that are not in the tree: %v", what, times)
 	}
 	pages, err := c.getTree(req)
 	c.wantCode("GetTree with an absent descendant", err, codes.OK)

@@ -13,6 +13,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/bazelbuild/remote-apis/build/bazel/semver"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/ca"
 	"github.com/cloister-build/cloister/tests/must"
@@ -51,9 +52,7 @@ func reportsCapabilities(c *client) {
 	if !c.wantCode("GetCapabilities", err, codes.OK, codes.PermissionDenied, codes.Unauthenticated) || err != nil {
 		return
 	}
-	if caps.GetCacheCapabilities() == nil {
-		c.Error("cache_capabilities are missing")
-	}
+	expect.That(c, caps.GetCacheCapabilities() != nil, "cache_capabilities are missing")
 	if caps.GetExecutionCapabilities() == nil && c.server != nil {
 		c.Error("execution_capabilities are missing")
 	}
@@ -67,12 +66,10 @@ func servesOldAndNew(c *client) {
 	order := func(v *semver.SemVer) int64 { return int64(v.GetMajor())<<32 + int64(v.GetMinor()) }
 	text := func(v *semver.SemVer) string { return fmt.Sprintf("%d.%d", v.GetMajor(), v.GetMinor()) }
 	low, high, deprecated := c.caps.GetLowApiVersion(), c.caps.GetHighApiVersion(), c.caps.GetDeprecatedApiVersion()
-	if low.GetMajor() != 2 || low.GetMinor() != 0 {
-		c.Errorf("low_api_version is %s, want 2.0: clients of 2.0 would be warned or rejected", text(low))
-	}
-	if order(high) < order(&semver.SemVer{Major: 2, Minor: 12}) {
-		c.Errorf("high_api_version is %s, want 2.12 or above", text(high))
-	}
+	expect.That(c, low.GetMajor() == 2 && low.GetMinor() == 0,
+		"low_api_version is %s, want 2.0: clients of 2.0 would be warned or rejected", text(low))
+	expect.That(c, order(high) >= order(&semver.SemVer{Major: 2, Minor: 12}),
+		"high_api_version is %s, want 2.12 or above", text(high))
 	if c.ours && (text(high) != "2.13" || text(deprecated) != "2.0") {
 		c.Errorf("high_api_version is %s, deprecated_api_version %s, want 2.13 and 2.0", text(high), text(deprecated))
 	}
@@ -93,14 +90,11 @@ func function(v repb.DigestFunction_Value) (cas.Function, bool) {
 
 func listsFunctions(c *client) {
 	listed := c.caps.GetCacheCapabilities().GetDigestFunctions()
-	if len(listed) == 0 {
-		c.Fatal("digest_functions is empty")
-	}
+	must.Be(c, len(listed) != 0, "digest_functions is empty")
 	oneOf(c, "first of digest_functions", listed[0], repb.DigestFunction_SHA256, listed[0])
 	for i, v := range listed {
-		if v == repb.DigestFunction_UNKNOWN || slices.Contains(listed[:i], v) {
-			c.Errorf("digest_functions %v has UNKNOWN, or one function twice", listed)
-		}
+		expect.That(c, v != repb.DigestFunction_UNKNOWN && !slices.Contains(listed[:i], v),
+			"digest_functions %v has UNKNOWN, or one function twice", listed)
 	}
 	for _, f := range cas.Functions() {
 		if c.ours && !slices.Contains(listed, f.Proto()) {
@@ -138,9 +132,8 @@ func first(errs []error, err error) error {
 
 func listsExecutionFunction(c *client) {
 	x := c.caps.GetExecutionCapabilities()
-	if x.GetDigestFunction() == repb.DigestFunction_UNKNOWN {
-		c.Error("execution_capabilities.digest_function is UNKNOWN")
-	}
+	expect.That(c, x.GetDigestFunction() != repb.DigestFunction_UNKNOWN,
+		"execution_capabilities.digest_function is UNKNOWN")
 	oneOf(c, "execution_capabilities.digest_function", x.GetDigestFunction(), repb.DigestFunction_SHA256, x.GetDigestFunction())
 	if all := x.GetDigestFunctions(); (len(all) > 0 || c.ours) && !slices.Contains(all, x.GetDigestFunction()) {
 		c.Errorf("execution_capabilities.digest_functions %v lacks digest_function %v", all, x.GetDigestFunction())
@@ -156,9 +149,7 @@ func execEnabledIsTrue(c *client) {
 		c.wantCode("Execute with exec_enabled false", err, codes.Unimplemented, refusals...)
 	}
 	c.forCallers(func(c *client, may bool) {
-		if got := c.caps.GetExecutionCapabilities().GetExecEnabled(); got != may {
-			c.Errorf("got exec_enabled %t, want %t", got, may)
-		}
+		expect.Equal(c, c.caps.GetExecutionCapabilities().GetExecEnabled(), may, "exec_enabled")
 		err := c.request(action, nil).err
 		want := codes.PermissionDenied
 		if may {
@@ -214,9 +205,7 @@ func (c *client) anAction() *repb.Digest {
 func updateEnabledIsTrue(c *client) {
 	updateAndLookup(c)
 	c.forCallers(func(c *client, may bool) {
-		if got := updates.met(c); got != may {
-			c.Errorf("got update_enabled %t, want %t", got, may)
-		}
+		expect.Equal(c, updates.met(c), may, "update_enabled")
 		updateAndLookup(c)
 	})
 }
@@ -224,13 +213,10 @@ func updateEnabledIsTrue(c *client) {
 func prioritiesAreAccepted(c *client) {
 	check := func(what string, p *repb.PriorityCapabilities) []int32 {
 		var inside []int32
-		if len(p.GetPriorities()) == 0 {
-			c.Errorf("%s has no ranges: Bazel rejects all priorities", what)
-		}
+		expect.That(c, len(p.GetPriorities()) != 0, "%s has no ranges: Bazel rejects all priorities", what)
 		for _, r := range p.GetPriorities() {
-			if r.GetMinPriority() > r.GetMaxPriority() {
-				c.Errorf("%s: got range %d to %d, want minimum before maximum", what, r.GetMinPriority(), r.GetMaxPriority())
-			}
+			expect.That(c, r.GetMinPriority() <= r.GetMaxPriority(),
+				"%s: got range %d to %d, want minimum before maximum", what, r.GetMinPriority(), r.GetMaxPriority())
 			inside = append(inside, r.GetMinPriority(), r.GetMaxPriority())
 		}
 		if c.ours && !slices.Equal(inside, []int32{math.MinInt32, math.MaxInt32}) {
@@ -285,9 +271,7 @@ func batchLimit(c *client) {
 	c.wantCode(fmt.Sprintf("BatchUpdateBlobs of %d bytes, as max_batch_total_size_bytes permits", n), first(errs, err),
 		codes.OK)
 	if int64(n) != c.caps.GetCacheCapabilities().GetMaxBatchTotalSizeBytes() {
-		if c.ours {
-			c.Error("max_batch_total_size_bytes is not set")
-		}
+		expect.That(c, !c.ours, "max_batch_total_size_bytes is not set")
 		return
 	}
 	_, err = c.update(blob(fresh(n/2)), blob(fresh(n-n/2+1)))

@@ -11,6 +11,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
@@ -83,9 +84,7 @@ func otherSize(c *client) {
 		c.wantPresent(what, other, false)
 		got, _, err := c.read(c.readName(other), 0, 0)
 		c.wantCode(what+": Read", err, codes.NotFound, codes.InvalidArgument)
-		if len(got) > 0 {
-			c.Errorf("%s: got data %s, want none", what, brief(got))
-		}
+		expect.That(c, len(got) == 0, "%s: got data %s, want none", what, brief(got))
 		if size <= 1001 {
 			rs, err := c.fetch(&repb.BatchReadBlobsRequest{Digests: []*repb.Digest{other}})
 			c.wantCode(what+": BatchReadBlobs", only(rs, err), codes.NotFound, codes.InvalidArgument)
@@ -119,9 +118,8 @@ func emptyBlob(c *client) {
 			resp, err := c.cas.FindMissingBlobs(c.Context(), &repb.FindMissingBlobsRequest{
 				InstanceName: c.instance, DigestFunction: v, BlobDigests: []*repb.Digest{d.Proto()},
 			})
-			if err != nil || len(resp.MissingBlobDigests) > 0 {
-				c.Errorf("%v: FindMissingBlobs of the empty blob: got %v, %v, want none", v, resp.GetMissingBlobDigests(), err)
-			}
+			expect.That(c, err == nil && len(resp.MissingBlobDigests) == 0,
+				"%v: FindMissingBlobs of the empty blob: got %v, %v, want none", v, resp.GetMissingBlobDigests(), err)
 			c.wantBlob(fmt.Sprintf("%v: the empty blob", v), c.resource("%s", d.Resource()), nil)
 			rs, err := c.fetch(&repb.BatchReadBlobsRequest{DigestFunction: v, Digests: []*repb.Digest{d.Proto()}})
 			if err := only(rs, err); err != nil || len(rs[0].Data) > 0 {
@@ -131,9 +129,8 @@ func emptyBlob(c *client) {
 			if !c.ours && status.Code(err) == codes.Unimplemented {
 				continue
 			}
-			if err != nil || len(pages) == 0 || len(pages[0].Directories) != 1 {
-				c.Errorf("%v: GetTree of the empty blob: got %v, %v, want one empty Directory", v, pages, err)
-			}
+			expect.That(c, err == nil && len(pages) != 0 && len(pages[0].Directories) == 1,
+				"%v: GetTree of the empty blob: got %v, %v, want one empty Directory", v, pages, err)
 		}
 	}
 }
@@ -307,16 +304,10 @@ func findMissing(c *client) {
 			}
 		}
 		missing, err := c.absent(c.Context(), ask...)
-		if err != nil {
-			c.Fatalf("FindMissingBlobs of %d digests: %v", len(ask), err)
-		}
+		must.Be(c, err == nil, "FindMissingBlobs of %d digests: %v", len(ask), err)
 		for _, d := range missing {
-			if present[d.GetHash()] {
-				c.Fatalf("FindMissingBlobs returns %s, which is present", name(d))
-			}
-			if !want[d.GetHash()] {
-				c.Fatalf("FindMissingBlobs returns %s twice or without being asked", name(d))
-			}
+			must.Be(c, !present[d.GetHash()], "FindMissingBlobs returns %s, which is present", name(d))
+			must.Be(c, want[d.GetHash()], "FindMissingBlobs returns %s twice or without being asked", name(d))
 			delete(want, d.GetHash())
 		}
 		if len(want) > 0 {
@@ -342,9 +333,7 @@ func presentStays(c *client) {
 	}
 	for _, size := range []int{1 << 20, 100_000, 10_000} {
 		stored, _, err := c.fill(rnd, size, 64<<20)
-		if !strings.Contains(err.Error(), "lease") {
-			c.Errorf("rejection of %d bytes: got %v, want the reason", size, err)
-		}
+		expect.Text(c, err.Error(), "lease", "rejection of %d bytes", size)
 		promised = append(promised, stored...)
 	}
 	c.wantAll(promised)

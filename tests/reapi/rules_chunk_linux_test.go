@@ -18,6 +18,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
@@ -106,9 +107,7 @@ func (c *client) wantChunks(what string, b []byte, chunks []*repb.Digest) {
 		}
 		all = append(all, got...)
 	}
-	if !bytes.Equal(all, b) {
-		c.Errorf("%s: got chunks of %s, want %s", what, brief(all), brief(b))
-	}
+	expect.That(c, bytes.Equal(all, b), "%s: got chunks of %s, want %s", what, brief(all), brief(b))
 }
 
 func splitBlob(c *client) {
@@ -145,18 +144,15 @@ func streamedMapping(c *client) {
 	chunks, _, err := c.chunksOf(c.put(small), 0)
 	if c.wantCode("chunks of a blob of 1000 bytes", err, codes.OK, codes.NotFound) && err == nil {
 		c.wantChunks("a blob of 1000 bytes", small, chunks)
-		if len(chunks) != 1 {
-			c.Errorf("a blob of 1000 bytes has %d chunks, want one", len(chunks))
-		}
+		expect.Equal(c, len(chunks), 1, "a blob of 1000 bytes has N chunks")
 	}
 	if !c.streamsMappings() {
 		return
 	}
 	ms, err := c.mapping(&repb.GetChunkMappingRequest{InstanceName: c.instance, BlobDigest: c.put(fresh(8 << 20)), DigestFunction: repb.DigestFunction_SHA256})
 	if c.wantCode("GetChunkMapping of 8 MiB", err, codes.OK, codes.NotFound) && err == nil {
-		if len(ms) == 0 || ms[0].GetChunkingFunction() == repb.ChunkingFunction_UNKNOWN {
-			c.Errorf("GetChunkMapping of 8 MiB: %d messages, want chunking_function in the first", len(ms))
-		}
+		expect.That(c, len(ms) != 0 && ms[0].GetChunkingFunction() != repb.ChunkingFunction_UNKNOWN,
+			"GetChunkMapping of 8 MiB: %d messages, want chunking_function in the first", len(ms))
 	}
 	if !splicing.met(c) {
 		return
@@ -370,9 +366,7 @@ func vectors(c *client) {
 			for _, d := range chunks {
 				got = append(got, d.GetSizeBytes())
 			}
-			if !slices.Equal(got, want) {
-				c.Errorf("chunks of 24 MiB by FAST_CDC_2020 have sizes %v, want %v", got, want)
-			}
+			expect.Slices(c, got, want, "chunks of 24 MiB by FAST_CDC_2020 have sizes")
 		}
 	}
 	if !checked || c.ours && params == nil {

@@ -12,6 +12,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -159,9 +160,8 @@ func inputsStay(c *client) {
 		steps: []string{"write? undeclared", "write? ../o/p/undeclared"}, files: map[string]file{"w/in": {text: "x"}},
 		outputs: []string{"../o/p/out"}, command: &repb.Command{WorkingDirectory: "w"},
 	})
-	if stdout != "made\nmade\n" {
-		c.Errorf("undeclared files in the working directory and beside an output: got %q, want both created", stdout)
-	}
+	expect.That(c, stdout == "made\nmade\n",
+		"undeclared files in the working directory and beside an output: got %q, want both created", stdout)
 	// So is every directory of inputs, and other actions do not see what is made there.
 	root = c.tree(withProbe(c, map[string]file{"in/a/b": {text: "x"}, "in/e/f": {text: "y"}}))
 	made := job{
@@ -172,9 +172,7 @@ func inputsStay(c *client) {
 	oneOf(c, "new files in directories of inputs", stdout, "made\nmade\nmade\n")
 	c.wantOutputs("undeclared files", result)
 	stdout, _ = c.succeed(job{steps: []string{"absent in/new", "absent in/a/new", "absent in/a/c"}, root: root})
-	if stdout != "" {
-		c.Errorf("files that another action left in directories of inputs: got %q, want none", stdout)
-	}
+	expect.Equal(c, stdout, "", "files that another action left in directories of inputs")
 }
 
 // withProbe adds the probe to an input tree.
@@ -210,15 +208,11 @@ func inputAtOutput(c *client) {
 	if f, g := c.file(r, "f"), c.file(r, "g"); f != "new" || g != "again" {
 		c.Errorf("outputs over inputs: got %q and %q, want new and again", f, g)
 	}
-	if got := c.treeOf(r, "d"); !slices.Equal(got, []string{"keep", "y"}) {
-		c.Errorf("an output directory over an input: got %q, want keep and y", got)
-	}
+	expect.Slices(c, c.treeOf(r, "d"), []string{"keep", "y"}, "an output directory over an input (keep and y)")
 	// Modify the input in place, if the action has its own copy.
 	a := c.try(job{steps: []string{"append f more"}, files: map[string]file{"f": {text: "old"}}, outputs: []string{"f"}})
 	if r := c.wantResult("append", a).Result; r.GetExitCode() == 0 {
-		if got := c.file(r, "f"); got != "oldmore" {
-			c.Errorf("an input that was appended to: got %q, want oldmore", got)
-		}
+		expect.Equal(c, c.file(r, "f"), "oldmore", "an input that was appended to")
 	} else if c.ours {
 		c.Errorf("an input at the path of an output could not be appended to: exit code %d", r.GetExitCode())
 	}
@@ -332,9 +326,7 @@ func programFound(c *client) {
 		}
 		if c.ours && want >= 126 {
 			stderr := c.output(a.response.GetResult().GetStderrRaw(), a.response.GetResult().GetStderrDigest())
-			if !strings.Contains(stderr, cmd.Arguments[0]) {
-				c.Errorf("%s: got stderr %q, want one that names %q", what, stderr, cmd.Arguments[0])
-			}
+			expect.Text(c, stderr, cmd.Arguments[0], "%s", what)
 			c.notRecorded(what, d)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc"
@@ -59,13 +60,9 @@ func firstOperation(c *client) {
 		m.GetStage() != repb.ExecutionStage_CACHE_CHECK {
 		c.Errorf("first message: got %v with stage %v, want a name and stage CACHE_CHECK or QUEUED", first, m.GetStage())
 	}
-	if !proto.Equal(m.GetActionDigest(), d) {
-		c.Errorf("first message: got action %v, want %v", m.GetActionDigest(), d)
-	}
+	expect.That(c, proto.Equal(m.GetActionDigest(), d), "first message: got action %v, want %v", m.GetActionDigest(), d)
 	for _, op := range a.ops {
-		if op.GetName() != first.GetName() {
-			c.Errorf("operation name: got %q, then %q", first.GetName(), op.GetName())
-		}
+		expect.Equal(c, op.GetName(), first.GetName(), "operation name")
 	}
 }
 
@@ -80,15 +77,13 @@ func stagesInOrder(c *client) {
 			c.Errorf("after %v: %v", stages, err)
 			continue
 		}
-		if !proto.Equal(m.GetActionDigest(), d) {
-			c.Errorf("action of a message: got %v, want %v", m.GetActionDigest(), d)
-		}
+		expect.That(c, proto.Equal(m.GetActionDigest(), d),
+			"action of a message: got %v, want %v", m.GetActionDigest(), d)
 		stages = append(stages, m.GetStage())
 	}
 	for i, s := range stages {
-		if s < repb.ExecutionStage_CACHE_CHECK || s > repb.ExecutionStage_COMPLETED {
-			c.Errorf("stages %v: %v is not a valid stage", stages, s)
-		}
+		expect.That(c, s >= repb.ExecutionStage_CACHE_CHECK && s <= repb.ExecutionStage_COMPLETED,
+			"stages %v: %v is not a valid stage", stages, s)
 		// Returning to QUEUED is permitted, since the worker may have been lost.
 		if i > 0 && s < stages[i-1] && s != repb.ExecutionStage_QUEUED {
 			c.Errorf("stages %v: %v after %v", stages, s, stages[i-1])
@@ -97,9 +92,8 @@ func stagesInOrder(c *client) {
 	if c.ours && !slices.Contains(stages, repb.ExecutionStage_EXECUTING) {
 		c.Errorf("got stages %v of a sleeping action, want EXECUTING among them", stages)
 	}
-	if len(stages) == 0 || stages[len(stages)-1] != repb.ExecutionStage_COMPLETED {
-		c.Errorf("got stages %v, want COMPLETED last", stages)
-	}
+	expect.That(c, len(stages) != 0 && stages[len(stages)-1] == repb.ExecutionStage_COMPLETED,
+		"got stages %v, want COMPLETED last", stages)
 }
 
 func doneOnce(c *client) {
@@ -111,9 +105,7 @@ func doneOnce(c *client) {
 	} {
 		a := c.try(j)
 		if len(a.ops) == 0 { // the call itself was rejected
-			if a.err == nil || what != "a rejected action" {
-				c.Errorf("%s: got no operation, and %v", what, a.err)
-			}
+			expect.That(c, a.err != nil && what == "a rejected action", "%s: got no operation, and %v", what, a.err)
 			continue
 		}
 		if a.response == nil {
@@ -129,9 +121,8 @@ func doneOnce(c *client) {
 			if completed := m.GetStage() == repb.ExecutionStage_COMPLETED; completed != last || op.GetDone() != last {
 				c.Errorf("%s: message %d of %d: got done=%v in stage %v", what, i+1, len(a.ops), op.GetDone(), m.GetStage())
 			}
-			if op.GetError() != nil {
-				c.Errorf("%s: Operation.error is %v, want an ExecuteResponse with a status", what, op.GetError())
-			}
+			expect.That(c, op.GetError() == nil,
+				"%s: Operation.error is %v, want an ExecuteResponse with a status", what, op.GetError())
 		}
 	}
 }
@@ -246,9 +237,7 @@ func waitExecutions(c *client) {
 			}
 		}
 		cancel() // the next iteration opens the stream again
-		if err != nil {
-			c.Errorf("WaitExecution of an action that runs: %v", err)
-		}
+		expect.Error(c, err, nil, "WaitExecution of an action that runs")
 	}
 	answers := make([]*answer, 30)
 	var all sync.WaitGroup
@@ -261,9 +250,8 @@ func waitExecutions(c *client) {
 		answers = append(answers, c.waitExecution(name)) // after the end
 	}
 	for _, a := range answers {
-		if a.err != nil || !proto.Equal(a.response.GetResult(), first.Result) {
-			c.Errorf("WaitExecution: got %v, %v, want the result of Execute: %v", a.response.GetResult(), a.err, first.Result)
-		}
+		expect.That(c, a.err == nil && proto.Equal(a.response.GetResult(), first.Result),
+			"WaitExecution: got %v, %v, want the result of Execute: %v", a.response.GetResult(), a.err, first.Result)
 	}
 }
 
@@ -343,13 +331,11 @@ func hitsAndSkips(c *client) {
 			first)
 	}
 	again := c.wantResult("skip_cache_lookup", c.request(d, skip))
-	if again.GetCachedResult() || c.file(again.Result, "out") == c.file(first, "out") {
-		c.Errorf("skip_cache_lookup: got cached_result=%v and %v, want another run", again.GetCachedResult(), again.Result)
-	}
+	expect.That(c, !again.GetCachedResult() && c.file(again.Result, "out") != c.file(first, "out"),
+		"skip_cache_lookup: got cached_result=%v and %v, want another run", again.GetCachedResult(), again.Result)
 	now, err := c.recorded(d)
-	if err != nil || c.file(now, "out") != c.file(again.Result, "out") {
-		c.Errorf("after skip_cache_lookup the action cache has %v, %v, want %v", now, err, again.Result)
-	}
+	expect.That(c, err == nil && c.file(now, "out") == c.file(again.Result, "out"),
+		"after skip_cache_lookup the action cache has %v, %v, want %v", now, err, again.Result)
 }
 
 // atOnce executes an action n times while the first one runs.
@@ -409,14 +395,10 @@ func notCached(c *client) {
 	seen := map[string]bool{}
 	for _, a := range answers {
 		_, r := c.wantSuccess("do_not_cache", a)
-		if a.response.GetCachedResult() {
-			c.Error("an action with do_not_cache was answered from the action cache")
-		}
+		expect.That(c, !a.response.GetCachedResult(), "an action with do_not_cache was answered from the action cache")
 		seen[c.file(r, "out")] = true
 	}
-	if len(seen) != len(answers) {
-		c.Errorf("%d executions of an action with do_not_cache: got %d runs", len(answers), len(seen))
-	}
+	expect.Equal(c, len(seen), len(answers))
 	d = c.prepare(j)
 	c.wantSuccess("do_not_cache", c.request(d, nil))
 	c.notRecorded("an action with do_not_cache", d)

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -28,9 +29,8 @@ import (
 func exactStreams(c *client) {
 	r := c.run(job{steps: []string{"bytes 6100ff620d0a", "ebytes 65fe72", "exit 7"}})
 	stdout, stderr := c.stdout(r.Result), c.output(r.Result.GetStderrRaw(), r.Result.GetStderrDigest())
-	if stdout != "a\x00\xffb\r\n" || stderr != "e\xfer" || r.Result.GetExitCode() != 7 {
-		c.Errorf("got exit code %d, stdout %q, stderr %q", r.Result.GetExitCode(), stdout, stderr)
-	}
+	expect.That(c, stdout == "a\x00\xffb\r\n" && stderr == "e\xfer" && r.Result.GetExitCode() == 7,
+		"got exit code %d, stdout %q, stderr %q", r.Result.GetExitCode(), stdout, stderr)
 	const line = "0123456789abcde\n"
 	stdout, _ = c.succeed(job{steps: []string{"repeat 500000 " + line}})
 	if want := strings.Repeat(line, 500_000); stdout != want {
@@ -50,9 +50,8 @@ func exactStreams(c *client) {
 		return
 	}
 	c.Logf("40 MB of stdout: kept %d bytes, then %q", kept, stdout[kept:min(len(stdout), kept+200)])
-	if kept < 1<<20 || len(stdout) == kept || len(stdout) > kept+1000 {
-		c.Errorf("40 MB of stdout: got %d bytes with %d correct ones, want all, or a notice", len(stdout), kept)
-	}
+	expect.That(c, kept >= 1<<20 && len(stdout) != kept && len(stdout) <= kept+1000,
+		"40 MB of stdout: got %d bytes with %d correct ones, want all, or a notice", len(stdout), kept)
 }
 
 // blobsOf returns the blobs that a result refers to, including those of its Trees.
@@ -87,20 +86,17 @@ func completeResult(c *client) {
 		_, r := c.wantSuccess("an action with outputs", c.request(d, nil))
 		blobs := c.blobsOf(r)
 		missing, err := c.absent(c.Context(), blobs...)
-		if err != nil || len(missing) > 0 || len(blobs) < 7 {
-			c.Errorf("action with %d blobs: when done, %v were missing, %v", len(blobs), missing, err)
-		}
+		expect.That(c, err == nil && len(missing) == 0 && len(blobs) >= 7,
+			"action with %d blobs: when done, %v were missing, %v", len(blobs), missing, err)
 		got, err := c.recorded(d)
-		if err != nil || !proto.Equal(got, r) {
-			c.Errorf("action cache when an action was done: got %v, %v, want %v", got, err, r)
-		}
+		expect.That(c, err == nil && proto.Equal(got, r),
+			"action cache when an action was done: got %v, %v, want %v", got, err, r)
 	}
 	if c.ours {
 		// Outputs that do not fit must not become a result.
 		c.executeInSmallStore(func(what string, _ *repb.Digest, a *answer) {
-			if a.err == nil || a.response.GetResult() != nil {
-				c.Errorf("%s: got %v, %v, want an error and no result", what, a.err, a.response.GetResult())
-			}
+			expect.That(c, a.err != nil && a.response.GetResult() == nil,
+				"%s: got %v, %v, want an error and no result", what, a.err, a.response.GetResult())
 		})
 	}
 }
@@ -128,9 +124,7 @@ func executionMetadata(c *client) {
 	before := time.Now()
 	clock, r := c.succeed(job{steps: []string{"sleep 20ms", "clock", "write out 1"}, outputs: []string{"out"}})
 	m := r.GetExecutionMetadata()
-	if m.GetWorker() == "" {
-		c.Errorf("no worker name: %v", m)
-	}
+	expect.That(c, m.GetWorker() != "", "no worker name: %v", m)
 	times := []struct {
 		name string
 		at   *timestamppb.Timestamp
@@ -167,9 +161,7 @@ func executionMetadata(c *client) {
 		c.Errorf("virtual execution time: got %v, want at most the execution time %v", v, wall)
 	}
 	for _, a := range m.GetAuxiliaryMetadata() {
-		if a.GetTypeUrl() == "" {
-			c.Errorf("auxiliary metadata without a type: %v", a)
-		}
+		expect.That(c, a.GetTypeUrl() != "", "auxiliary metadata without a type: %v", a)
 	}
 	if c.ours {
 		c.ownMetadata(m)
@@ -179,9 +171,8 @@ func executionMetadata(c *client) {
 // ownMetadata checks the metadata that our server adds.
 func (c *client) ownMetadata(m *repb.ExecutedActionMetadata) {
 	c.Helper()
-	if len(m.GetAuxiliaryMetadata()) != 2 {
-		c.Fatalf("auxiliary metadata: got %v, want an Execution and a POSIXResourceUsage", m.GetAuxiliaryMetadata())
-	}
+	must.Be(c, len(m.GetAuxiliaryMetadata()) == 2,
+		"auxiliary metadata: got %v, want an Execution and a POSIXResourceUsage", m.GetAuxiliaryMetadata())
 	var x cloisterpb.Execution
 	must.Succeed(c, m.AuxiliaryMetadata[0].UnmarshalTo(&x))
 	tier := "full"
@@ -219,17 +210,13 @@ func keptMetadata(c *client) {
 func neverEmpty(c *client) {
 	d := c.prepare(job{steps: []string{"bytes "}})
 	r := c.wantResult("an action that does nothing", c.request(d, nil))
-	if proto.Size(r.Result) == 0 {
-		c.Error("an action that does nothing: got an empty result")
-	}
+	expect.That(c, proto.Size(r.Result) != 0, "an action that does nothing: got an empty result")
 	if got, err := c.recorded(d); err != nil || proto.Size(got) == 0 {
 		c.Errorf("GetActionResult of an action that does nothing: got %v, %v, want one with a field set", got, err)
 	}
 	// Siso rejects a success without any output.
 	r = c.run(job{steps: []string{"bytes "}, outputs: []string{"never", "nowhere"}})
-	if r.Result.GetExitCode() != 0 {
-		c.Errorf("a success without its outputs: got exit code %d", r.Result.GetExitCode())
-	}
+	expect.Equal(c, r.Result.GetExitCode(), 0, "a success without its outputs: exit code")
 	if c.ours && !strings.Contains(r.GetMessage(), "output") {
 		c.Errorf("a success without any of its outputs: got message %q, want a warning", r.GetMessage())
 	}
@@ -259,9 +246,7 @@ func inlinedOutputs(c *client) {
 			if len(f.GetContents()) > 0 && string(f.GetContents()) != c.get(f.GetDigest()) {
 				c.Errorf("%s: the contents of %s do not match its digest", what, f.GetPath())
 			}
-			if f.GetDigest() == nil {
-				c.Errorf("%s: %s has no digest", what, f.GetPath())
-			}
+			expect.That(c, f.GetDigest() != nil, "%s: %s has no digest", what, f.GetPath())
 			if c.ours && f.GetPath() == "small" && string(f.GetContents()) != "inlined" {
 				c.Errorf("%s: small has the contents %q", what, f.GetContents())
 			}
@@ -300,9 +285,7 @@ func messages(c *client) {
 	c.executeInSmallStore(func(what string, d *repb.Digest, a *answer) {
 		small = a
 		for _, part := range []string{"worker", "operation " + a.name(), "action", d.GetHash()} {
-			if text := a.response.GetMessage(); !strings.Contains(text, part) {
-				c.Errorf("%s: got message %q, want %q in it", what, text, part)
-			}
+			expect.Text(c, a.response.GetMessage(), part, "%s", what)
 		}
 	})
 	failed := c.run(job{steps: []string{"exit 4"}})
@@ -324,9 +307,7 @@ func liveOutput(c *client) {
 	var stdout, stderr string
 	for stdout == "" {
 		op, err := s.Recv()
-		if err != nil {
-			c.Fatalf("before a stream name was reported: %v", err)
-		}
+		must.Be(c, err == nil, "before a stream name was reported: %v", err)
 		m := must.Get(stageOf(op))(c)
 		if op.GetDone() {
 			c.Skip("stdout_stream_name")
@@ -364,9 +345,7 @@ func liveOutput(c *client) {
 	// The action sleeps after the line, so the line must arrive before the end.
 	select {
 	case err := <-firstLine:
-		if err != nil {
-			c.Errorf("ByteStream.Read of %s ended with %v before the first line", stdout, err)
-		}
+		expect.Error(c, err, nil, "ByteStream.Read of %s ended with", stdout)
 	case a := <-ended:
 		ended <- a
 		c.Errorf("the action ended before its first line was read")
@@ -403,9 +382,8 @@ func requestMetadata(c *client) {
 		for _, v := range values {
 			ctx = headers.AppendToOutgoingContext(ctx, header, v)
 		}
-		if _, err := c.absent(ctx, absentDigest(1)); err != nil {
-			c.Errorf("FindMissingBlobs with request metadata, %s: %v", what, err)
-		}
+		expect.Error(c, expect.Err(c.absent(ctx, absentDigest(1))), nil, "FindMissingBlobs with request metadata, %s",
+			what)
 		ctx, cancel := context.WithTimeout(ctx, executeTime)
 		a := answered(c.open(ctx, c.prepare(job{steps: []string{"say x"}}), nil))
 		cancel()

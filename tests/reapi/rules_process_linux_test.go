@@ -11,6 +11,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/reapi/probe/seen"
 	"google.golang.org/grpc/codes"
@@ -28,18 +29,14 @@ func commandsEnvironment(c *client) {
 	names := map[string]bool{}
 	for _, v := range r.Env {
 		name, _, _ := strings.Cut(v, "=")
-		if names[name] {
-			c.Errorf("variable %s is set twice: %q", name, r.Env)
-		}
+		expect.That(c, !names[name], "variable %s is set twice: %q", name, r.Env)
 		names[name] = true
 		if !slices.Contains([]string{"A", "EMPTY", "HOME", "Z"}, name) {
 			more = append(more, v)
 		}
 	}
 	for _, want := range []string{"A=x y", "EMPTY=", "HOME=/mine", "Z=a=b\n"} {
-		if !slices.Contains(r.Env, want) {
-			c.Errorf("got the environment %q, want %q in it", r.Env, want)
-		}
+		expect.That(c, slices.Contains(r.Env, want), "got the environment %q, want %q in it", r.Env, want)
 	}
 	// Only their author can check that these are documented and reveal nothing about the worker.
 	c.Logf("the server adds %q", more)
@@ -56,19 +53,12 @@ func processState(c *client) {
 	if want := []int{0, 1, 2}; !slices.Equal(r.FDs, want) {
 		c.Errorf("descriptors %v are open, want %v", r.FDs, want)
 	}
-	if r.Stdin != 0 || r.TTY {
-		c.Errorf("%d bytes of stdin, terminal %v: want neither", r.Stdin, r.TTY)
-	}
-	if r.Umask != 0o022 {
-		c.Errorf("umask %03o, want 022", r.Umask)
-	}
-	if len(r.Ignored) > 0 || len(r.Blocked) > 0 {
-		c.Errorf("signals %v are ignored and %v blocked, want none", r.Ignored, r.Blocked)
-	}
+	expect.That(c, r.Stdin == 0 && !r.TTY, "%d bytes of stdin, terminal %v: want neither", r.Stdin, r.TTY)
+	expect.Equal(c, r.Umask, 0o022, "umask")
+	expect.That(c, len(r.Ignored) == 0 && len(r.Blocked) == 0,
+		"signals %v are ignored and %v blocked, want none", r.Ignored, r.Blocked)
 	again := c.look(job{})
-	if fmt.Sprint(r.Limits) != fmt.Sprint(again.Limits) {
-		c.Errorf("limits differ: %v, then %v", r.Limits, again.Limits)
-	}
+	expect.Equal(c, fmt.Sprint(r.Limits), fmt.Sprint(again.Limits), "limits")
 	c.Logf("limits: %v", r.Limits)
 }
 
@@ -76,9 +66,7 @@ func newTemporaries(c *client) {
 	name := "left-" + uuid()
 	look := func() *seen.Report {
 		r := c.look(job{})
-		if !r.TempWorks {
-			c.Error("cannot create a file in the temporary directory")
-		}
+		expect.That(c, r.TempWorks, "cannot create a file in the temporary directory")
 		for _, names := range [][]string{r.Tmp, r.TempDir} {
 			if len(names) > 0 {
 				c.Errorf("got %q in /tmp and %q in TMPDIR, want both empty", r.Tmp, r.TempDir)
@@ -90,9 +78,8 @@ func newTemporaries(c *client) {
 	first := look()
 	c.succeed(job{steps: []string{"write? /tmp/" + name, "write? " + name, "write? /var/tmp/" + name, "write? /dev/shm/" + name}})
 	stdout, _ := c.succeed(job{steps: []string{"exists /tmp/" + name, "exists " + name, "exists /var/tmp/" + name, "exists /dev/shm/" + name}})
-	if stdout != strings.Repeat("no\n", 4) {
-		c.Errorf("files left in /tmp, the working directory, /var/tmp and /dev/shm: got %q, want none", stdout)
-	}
+	expect.Equal(c, stdout, strings.Repeat("no\n", 4),
+		"files left in /tmp, the working directory, /var/tmp and /dev/shm")
 	second := look()
 	if first.Hostname != second.Hostname || first.UID != second.UID || first.GID != second.GID {
 		c.Errorf("got host %q and user %d:%d, then %q and %d:%d, want the same", first.Hostname, first.UID, first.GID, second.Hostname, second.UID, second.GID)
@@ -105,27 +92,21 @@ func noNetwork(c *client) {
 	stdout, _ := c.succeed(job{steps: []string{"report", "dial " + address, "dial 192.0.2.1:80"}})
 	text, dialled, _ := strings.Cut(stdout, "\n")
 	r := c.report(text)
-	if dialled != "unreachable\nunreachable\n" {
-		c.Errorf("the server and an unused address: got %q, want both unreachable", dialled)
-	}
+	expect.Equal(c, dialled, "unreachable\nunreachable\n", "the server and an unused address (both unreachable)")
 	for _, name := range r.Interfaces {
 		if name != "lo" {
 			c.Errorf("got interfaces %q, want only loopback", r.Interfaces)
 			break
 		}
 	}
-	if !r.Loopback {
-		c.Error("127.0.0.1 is unreachable")
-	}
+	expect.That(c, r.Loopback, "127.0.0.1 is unreachable")
 }
 
 func daemonsEnd(c *client) {
 	life := mark()
 	a := c.try(job{steps: []string{"mkdir d", "daemon " + life + " d", "say started"}, outputs: []string{"d"}})
 	stdout, r := c.wantSuccess("an action that leaves a daemon", a)
-	if stdout != "started\n" {
-		c.Errorf("an action that leaves a daemon: got stdout %q", stdout)
-	}
+	expect.Equal(c, stdout, "started\n", "an action that leaves a daemon: stdout")
 	if names := c.treeOf(r, "d"); len(names) == 0 {
 		c.Error("the daemon wrote nothing while the action ran")
 	}
@@ -159,9 +140,7 @@ func timeoutResult(c *client) {
 	if !strings.HasPrefix(stdout, "before\n") || c.ours && stdout != "before\nterminated\n" {
 		c.Errorf("a timeout: got stdout %q, want the output before and on SIGTERM", stdout)
 	}
-	if got := c.file(r.Result, "out"); got != "partial" {
-		c.Errorf("a timeout: got output %q, want partial", got)
-	}
+	expect.Equal(c, c.file(r.Result, "out"), "partial", "a timeout: output")
 	if m := r.Result.GetExecutionMetadata(); m.GetWorker() == "" || m.GetExecutionStartTimestamp() == nil {
 		c.Errorf("a timeout: got metadata %v, want worker and start time", m)
 	}
@@ -201,9 +180,8 @@ func signalCodes(c *client) {
 	}
 	// A signal that Go programs handle as their own crash.
 	r := c.run(job{command: &repb.Command{Arguments: []string{"/bin/sh", "-c", "kill -SEGV $$"}}})
-	if r.Result.GetExitCode() != 139 || !strings.Contains(r.GetMessage(), "signal 11") {
-		c.Errorf("killed by signal 11: got exit code %d, message %q", r.Result.GetExitCode(), r.GetMessage())
-	}
+	expect.That(c, r.Result.GetExitCode() == 139 && strings.Contains(r.GetMessage(), "signal 11"),
+		"killed by signal 11: got exit code %d, message %q", r.Result.GetExitCode(), r.GetMessage())
 	d := c.prepare(job{steps: []string{"memory 1000000000"}, change: func(a *repb.Action) {
 		a.Platform = &repb.Platform{Properties: []*repb.Platform_Property{{Name: "cloister-memory", Value: "64MiB"}}}
 	}})

@@ -19,6 +19,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
@@ -34,16 +35,13 @@ func readOffsets(c *client) {
 	c.wantText("Read of an absent blob", err, []string{absent.Hash}, codes.NotFound)
 	for _, off := range []int64{0, 1, 50_000, 99_999, 100_000} {
 		got, _, err := c.read(c.readName(d), off, 0)
-		if err != nil || !bytes.Equal(got, b[off:]) {
-			c.Errorf("Read of 100,000 bytes from offset %d: got %s, %v, want %s", off, brief(got), err, brief(b[off:]))
-		}
+		expect.That(c, err == nil && bytes.Equal(got, b[off:]),
+			"Read of 100,000 bytes from offset %d: got %s, %v, want %s", off, brief(got), err, brief(b[off:]))
 	}
 	for _, off := range []int64{100_001, 1 << 40, -1, -1 << 62} {
 		got, _, err := c.read(c.readName(d), off, 0)
 		c.wantCode(fmt.Sprintf("Read of 100,000 bytes from offset %d", off), err, codes.OutOfRange)
-		if len(got) > 0 {
-			c.Errorf("Read from offset %d: got data %s, want none", off, brief(got))
-		}
+		expect.That(c, len(got) == 0, "Read from offset %d: got data %s, want none", off, brief(got))
 	}
 	_, _, err = c.read(c.readName(d), 0, -1)
 	c.wantCode("Read with read_limit -1", err, codes.InvalidArgument, codes.OutOfRange)
@@ -98,9 +96,7 @@ func readPieces(c *client) {
 		if err == nil {
 			_, err = r.Recv()
 		}
-		if err != nil {
-			c.Fatalf("Read: %v", err)
-		}
+		must.Be(c, err == nil, "Read: %v", err)
 		cancel()
 	}
 	c.wantBlob("after 100 cancelled reads", c.readName(d), b)
@@ -144,9 +140,7 @@ func readWhileEvicted(c *client) {
 			c.Errorf("Read of a blob evicted meanwhile: got other bytes and %v", err)
 		}
 	}
-	if evicted == 0 {
-		c.Error("no blob was evicted while it was read, want at least one of 5")
-	}
+	expect.That(c, evicted != 0, "no blob was evicted while it was read, want at least one of 5")
 	c.Logf("%d blobs were evicted while they were read; %d reads were complete, %d failed", evicted, whole, failed)
 }
 
@@ -244,9 +238,8 @@ func fiveGiB(c *client) {
 		}
 	}
 	resp, err := w.CloseAndRecv()
-	if err != nil || resp.CommittedSize != size {
-		c.Fatalf("Write of %d bytes: got committed_size %d, %v", int64(size), resp.GetCommittedSize(), err)
-	}
+	must.Be(c, err == nil && resp.CommittedSize == size,
+		"Write of %d bytes: got committed_size %d, %v", int64(size), resp.GetCommittedSize(), err)
 	c.wantPresent("after a Write of 5 GiB", d, true)
 	if q, err := c.bs.QueryWriteStatus(c.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name}); err != nil || q.CommittedSize != size || !q.Complete {
 		c.Errorf("QueryWriteStatus after a Write of 5 GiB: got %v, %v", q, err)
@@ -261,23 +254,18 @@ func fiveGiB(c *client) {
 		if err == io.EOF {
 			break
 		}
-		if err != nil {
-			c.Fatalf("Read of 5 GiB, after %d bytes: %v", off, err)
-		}
+		must.Be(c, err == nil, "Read of 5 GiB, after %d bytes: %v", off, err)
 		for data := m.Data; len(data) > 0; {
 			if len(rest) == 0 && off < size {
 				rest = l.at(off)
 			}
 			n := min(len(rest), len(data))
-			if n == 0 || !bytes.Equal(data[:n], rest[:n]) {
-				c.Fatalf("Read of 5 GiB: wrong or extra bytes at offset %d", off)
-			}
+			must.Be(c, n != 0 && bytes.Equal(data[:n], rest[:n]),
+				"Read of 5 GiB: wrong or extra bytes at offset %d", off)
 			data, rest, off = data[n:], rest[n:], off+int64(n)
 		}
 	}
-	if off != size {
-		c.Errorf("Read of %d bytes: got %d", int64(size), off)
-	}
+	expect.Equal(c, off, size, "Read of %d bytes", int64(size))
 	tail := bytes.Clone(l.at(size - 3)) // the last block has only three bytes
 	if got, _, err := c.read(c.readName(d), size-3, 0); err != nil || !bytes.Equal(got, tail) {
 		c.Errorf("Read of the last 3 bytes of 5 GiB: got %s, %v, want %s", brief(got), err, brief(tail))

@@ -9,6 +9,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 )
@@ -79,9 +80,7 @@ func outputFiles(c *client) {
 	}
 	slices.Sort(got)
 	want := []string{"../empty 0 false", "a/b/c 4 false", "big 3000000 false", "group 1 true", "one 1 false", "tool 1 true"}
-	if !slices.Equal(got, want) {
-		c.Errorf("got %q, want %q", got, want)
-	}
+	expect.Slices(c, got, want)
 	for _, f := range r.GetOutputFiles() {
 		if f.GetPath() == "../empty" && f.GetDigest().GetHash() != cas.SHA256.Sum(nil).Hash() {
 			c.Errorf("an empty output: got digest %v", f.GetDigest())
@@ -144,21 +143,16 @@ func outputDirectories(c *client) {
 			digests[o.GetTreeDigest().GetHash()] = true
 			t := c.decodeTree(o.GetTreeDigest())
 			paths, err := walk(t)
-			if err != nil || !slices.Equal(paths, wantPaths) {
-				c.Errorf("%s: got a Tree with %q, %v, want %q", what, paths, err, wantPaths)
-			}
-			if err := once(t); err != nil {
-				c.Errorf("%s: %v", what, err)
-			}
+			expect.That(c, err == nil && slices.Equal(paths, wantPaths),
+				"%s: got a Tree with %q, %v, want %q", what, paths, err, wantPaths)
+			expect.Error(c, once(t), nil, "%s", what)
 			if err := sorted(t); o.GetIsTopologicallySorted() && err != nil {
 				c.Errorf("%s: is_topologically_sorted is set, but %v", what, err)
 			} else if c.ours && !o.GetIsTopologicallySorted() {
 				c.Errorf("%s: is_topologically_sorted is not set", what)
 			}
 			for _, f := range t.GetRoot().GetFiles() {
-				if !f.GetIsExecutable() {
-					c.Errorf("%s: %s is not executable", what, f.GetName())
-				}
+				expect.That(c, f.GetIsExecutable(), "%s: %s is not executable", what, f.GetName())
 				c.get(f.GetDigest())
 			}
 		}
@@ -170,9 +164,7 @@ func outputDirectories(c *client) {
 			c.Errorf("%s: root_directory_digest is missing: %v", what, o)
 		}
 	}
-	if len(digests) != 1 {
-		c.Errorf("got different Trees for the same directory: %v", digests)
-	}
+	expect.That(c, len(digests) == 1, "got different Trees for the same directory: %v", digests)
 }
 
 // once returns an error if a child of a Tree occurs twice or belongs to no directory.
@@ -232,9 +224,8 @@ func (c *client) directoriesOf(what string, root, tree *repb.Digest) {
 		}
 	}
 	// The root, d/x, d/y, d/empty, and d/x/same, which equals d/y/same.
-	if err != nil || len(n) != 5 || !n[root.GetHash()] {
-		c.Errorf("%s: GetTree of root_directory_digest: got %d directories, %v, want 5", what, len(n), err)
-	}
+	expect.That(c, err == nil && len(n) == 5 && n[root.GetHash()],
+		"%s: GetTree of root_directory_digest: got %d directories, %v, want 5", what, len(n), err)
 	if tree == nil {
 		return
 	}
@@ -251,18 +242,14 @@ func specialFiles(c *client) {
 		} else {
 			_, r := c.wantSuccess(special, a)
 			c.wantOutputs("a "+special+" as an output", r, "file fine")
-			if c.ours {
-				c.Errorf("a %s as an output: got %v, want FAILED_PRECONDITION", special, r)
-			}
+			expect.That(c, !c.ours, "a %s as an output: got %v, want FAILED_PRECONDITION", special, r)
 		}
 		a = c.try(job{steps: []string{"mkdir d", special + " d/odd", "write d/fine 1"}, outputs: []string{"d"}})
 		if !c.wantCode("a "+special+" in an output directory", a.err, codes.OK, codes.FailedPrecondition) || a.err != nil {
 			continue
 		}
 		_, r := c.wantSuccess(special, a)
-		if got := c.treeOf(r, "d"); !slices.Equal(got, []string{"fine"}) {
-			c.Errorf("a %s in an output directory: got %q, want only fine", special, got)
-		}
+		expect.Slices(c, c.treeOf(r, "d"), []string{"fine"}, "a %s in an output directory (only fine)", special)
 		if text := a.response.GetMessage(); c.ours && !strings.Contains(text, `"d/odd"`) {
 			c.Errorf("a %s in an output directory: got message %q, want one that names d/odd", special, text)
 		}
@@ -270,21 +257,16 @@ func specialFiles(c *client) {
 	if c.ours {
 		// If the action itself failed, the client needs to see that.
 		r := c.run(job{steps: []string{"fifo odd", "write fine 1", "exit 3"}, outputs: []string{"fine", "odd"}})
-		if r.Result.GetExitCode() != 3 {
-			c.Errorf("a failed action with a fifo as an output: got %v, want its exit code 3", r)
-		}
+		expect.That(c, r.Result.GetExitCode() == 3,
+			"a failed action with a fifo as an output: got %v, want its exit code 3", r)
 		c.wantOutputs("a failed action with a fifo as an output", r.Result, "file fine")
 	}
 	_, r := c.succeed(job{
 		steps:   []string{"write f secret", "chmod 0 f", "mkdir d", "write d/f secret", "chmod 0 d/f", "chmod 0 d"},
 		outputs: []string{"d", "f"},
 	})
-	if got := c.file(r, "f"); got != "secret" {
-		c.Errorf("a file of mode 000: got %q", got)
-	}
-	if got := c.treeOf(r, "d"); !slices.Equal(got, []string{"f"}) {
-		c.Errorf("a directory of mode 000: got %q, want f in it", got)
-	}
+	expect.Equal(c, c.file(r, "f"), "secret", "a file of mode 000")
+	expect.Slices(c, c.treeOf(r, "d"), []string{"f"}, "a directory of mode 000 (f in it)")
 }
 
 func nonUTF8Names(c *client) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/ca"
 	"github.com/cloister-build/cloister/tests/must"
@@ -40,9 +41,7 @@ func (c *client) secured(a *ca.Authority, callers ...string) (address string, gu
 	return s.Addr, func(name, token string) *client {
 		g := over(c.TB, a.Dial(s.Addr, name, token))
 		g.ours, g.instance = true, "main"
-		if err := g.getCapabilities(c.Context()); err != nil {
-			c.Error(err)
-		}
+		expect.Error(c, g.getCapabilities(c.Context()), nil)
 		return g
 	}
 }

@@ -12,6 +12,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
@@ -48,9 +49,7 @@ func healthAndReflection(c *client) {
 		services = []string{"", "build.bazel.remote.execution.v2.Execution", "google.bytestream.ByteStream"}
 	}
 	for _, service := range services {
-		if got, err := c.serving(service); err != nil || got != healthpb.HealthCheckResponse_SERVING {
-			c.Errorf("health of %q: got %v, %v, want SERVING", service, got, err)
-		}
+		expect.Equal(c, must.Get(c.serving(service))(c), healthpb.HealthCheckResponse_SERVING, "health of %q", service)
 	}
 	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
 	defer cancel()
@@ -67,9 +66,8 @@ func healthAndReflection(c *client) {
 	for _, service := range r.GetListServicesResponse().GetService() {
 		names = append(names, service.GetName())
 	}
-	if err != nil || !slices.Contains(names, "build.bazel.remote.execution.v2.ContentAddressableStorage") {
-		c.Errorf("reflection: got the services %q, %v", names, err)
-	}
+	expect.That(c, err == nil && slices.Contains(names, "build.bazel.remote.execution.v2.ContentAddressableStorage"),
+		"reflection: got the services %q, %v", names, err)
 }
 
 func draining(c *client) {
@@ -100,9 +98,7 @@ func drainLetsEnd(c *client) {
 	if out := r.GetOutputFiles(); r.GetExitCode() != 0 || len(out) != 1 || out[0].GetDigest().GetHash() != cas.SHA256.Sum([]byte("done")).Hash() {
 		c.Errorf("the running action: got %v", r)
 	}
-	if err := <-stopped; err != nil {
-		c.Errorf("after draining: %v", err)
-	}
+	expect.Error(c, <-stopped, nil, "after draining")
 }
 
 // secondSignal checks that a second signal stops the server despite running actions.
@@ -119,9 +115,7 @@ func secondSignal(c *client) {
 		c.Errorf("the action: got %v, want UNAVAILABLE, so that the client retries", a.err)
 	}
 	must.Hold(c, "ended with the server", func() bool { return !alive() })
-	if err := <-stopped; err != nil {
-		c.Errorf("after the second signal: %v", err)
-	}
+	expect.Error(c, <-stopped, nil, "after the second signal")
 }
 
 func crashesAndLostBlobs(c *client) {

@@ -16,6 +16,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -175,9 +176,7 @@ func finishWrite(c *client) {
 	if err == nil {
 		err = w.Send(pieces(c.writeName(d), b, size/2)[0])
 	}
-	if err != nil {
-		c.Errorf("Write: %v", err)
-	}
+	expect.Error(c, err, nil, "Write")
 	cancel()
 	c.wantPresent("after a cancelled Write", d, false)
 
@@ -280,9 +279,7 @@ func writeMismatch(c *client) {
 	}
 	_, err = w.CloseAndRecv()
 	c.wantText("Write of too many bytes", err, []string{small.Hash}, codes.InvalidArgument, codes.OutOfRange)
-	if sent >= enough {
-		c.Errorf("Write of too many bytes: the server accepted %d bytes for a blob of 1000", sent)
-	}
+	expect.That(c, sent < enough, "Write of too many bytes: the server accepted %d bytes for a blob of 1000", sent)
 	c.wantPresent("after Write of too many bytes", small, false)
 }
 
@@ -293,9 +290,7 @@ func queryWrite(c *client) {
 	b, d := freshBlob(5000)
 	q, err := query(c.writeName(d))
 	c.wantCode("QueryWriteStatus of an unknown upload", err, codes.NotFound, codes.OK)
-	if q.GetComplete() || q.GetCommittedSize() != 0 {
-		c.Errorf("QueryWriteStatus of an unknown upload: got %v", q)
-	}
+	expect.That(c, !q.GetComplete() && q.GetCommittedSize() == 0, "QueryWriteStatus of an unknown upload: got %v", q)
 	name := c.writeName(d)
 	c.wantWritten("Write", b, pieces(name, b, 1000)...)
 	names := []string{name}
@@ -304,9 +299,8 @@ func queryWrite(c *client) {
 	}
 	for _, name := range names {
 		q, err := query(name)
-		if err != nil || !q.GetComplete() || q.GetCommittedSize() != 5000 {
-			c.Errorf("QueryWriteStatus of a blob that is present: got %v, %v, want complete with 5000", q, err)
-		}
+		expect.That(c, err == nil && q.GetComplete() && q.GetCommittedSize() == 5000,
+			"QueryWriteStatus of a blob that is present: got %v, %v, want complete with 5000", q, err)
 	}
 	_, err = query("not an upload name")
 	c.wantCode("QueryWriteStatus of an invalid name", err, codes.InvalidArgument, codes.NotFound)

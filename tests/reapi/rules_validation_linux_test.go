@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/tests/expect"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 )
@@ -276,9 +277,7 @@ func badOutputPaths(c *client) {
 // wantOutputs checks the outputs of a result in the form of outputsOf.
 func (c *client) wantOutputs(what string, r *repb.ActionResult, want ...string) {
 	c.Helper()
-	if got := outputsOf(r); !slices.Equal(got, want) {
-		c.Errorf("%s: got outputs %q, want %q", what, got, want)
-	}
+	expect.Slices(c, outputsOf(r), want, "%s: outputs", what)
 }
 
 func outputFields(c *client) {

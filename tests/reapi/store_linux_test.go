@@ -19,6 +19,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
@@ -97,9 +98,7 @@ func (c *client) absent(ctx context.Context, ds ...*repb.Digest) ([]*repb.Digest
 func (c *client) wantAll(ds []*repb.Digest) {
 	c.Helper()
 	missing, err := c.absent(c.Context(), ds...)
-	if err != nil || len(missing) > 0 {
-		c.Fatalf("%d of %d blobs are missing: %v", len(missing), len(ds), err)
-	}
+	must.Be(c, err == nil && len(missing) == 0, "%d of %d blobs are missing: %v", len(missing), len(ds), err)
 	for _, d := range ds {
 		c.get(d)
 	}
@@ -198,9 +197,8 @@ func TestRule024_ShortLeases(t *testing.T) {
 	}
 	end()
 	missing, err := c.absent(t.Context(), stored...)
-	if err != nil || len(missing) == 0 || kept == 0 {
-		t.Errorf("got %d evicted blobs and %d checks within the lease, want some of each: %v", len(missing), kept, err)
-	}
+	expect.That(t, err == nil && len(missing) != 0 && kept != 0,
+		"got %d evicted blobs and %d checks within the lease, want some of each: %v", len(missing), kept, err)
 	t.Logf("%d blobs stored after %d rejections, %d evicted; %d checks within the lease, %d after it",
 		len(stored), refusals, len(missing), kept, late)
 }
@@ -276,9 +274,8 @@ func TestAcknowledgedBlobsSurviveKill(t *testing.T) {
 		}
 	}
 	c.wantAll(whole)
-	if len(acknowledged) == 0 || len(interrupted) == 0 {
-		t.Errorf("got %d acknowledged and %d interrupted blobs, want some of each", len(acknowledged), len(interrupted))
-	}
+	expect.That(t, len(acknowledged) != 0 && len(interrupted) != 0,
+		"got %d acknowledged and %d interrupted blobs, want some of each", len(acknowledged), len(interrupted))
 	t.Logf("%d kills: 0 of %d acknowledged blobs lost; of %d interrupted ones, %d are complete and the others absent",
 		rounds, len(acknowledged), len(interrupted), len(whole))
 }
@@ -348,19 +345,13 @@ func checkFullDisk(c *client, disk string, sizes []int) {
 	c.wantCode("outputs that do not fit", c.request(uploaded, skip).err, codes.ResourceExhausted)
 	c.wantAll(stored)
 	for _, b := range refused {
-		if missing, err := c.absent(c.Context(), cas.SHA256.Sum(b).Proto()); err != nil || len(missing) != 1 {
-			c.Errorf("rejected blob: got missing %v, %v, want one", missing, err)
-		}
+		expect.Equal(c, len(must.Get(c.absent(c.Context(), cas.SHA256.Sum(b).Proto()))(c)), 1, "rejected blob")
 	}
-	if left, err := os.ReadDir(filepath.Join(disk, "store", "tmp")); err != nil || len(left) > 0 {
-		c.Errorf("temporary files: got %v, %v, want none", left, err)
-	}
+	expect.Equal(c, len(must.Get(os.ReadDir(filepath.Join(disk, "store", "tmp")))(c)), 0, "temporary files")
 
 	must.Succeed(c, os.RemoveAll(filepath.Join(disk, "ballast")))
 	for _, b := range refused {
-		if err := c.store(b); err != nil {
-			c.Errorf("after space was freed: %v", err)
-		}
+		expect.Error(c, c.store(b), nil, "after space was freed")
 		stored = append(stored, cas.SHA256.Sum(b).Proto())
 	}
 	_, r := c.wantSuccess("after space was freed", c.request(uploaded, skip))

@@ -82,8 +82,7 @@ func TestRecord(t *testing.T) {
 	must.Succeed(t, cmd.Process.Signal(os.Interrupt))
 	must.Succeed(t, cmd.Wait())
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, storeName, "boot"), []byte("00000000-0000-0000-0000-000000000000\n"), 0o600))
-	version := must.Get(os.ReadFile(filepath.Join(dir, storeName, "version")))(t)
-	r.Version = strings.TrimSpace(string(version))
+	r.Version = strings.TrimSpace(string(must.Get(os.ReadFile(filepath.Join(dir, storeName, "version")))(t)))
 	pack(t, archiveOf(*record), dir, r.Contents)
 }
 
@@ -164,8 +163,7 @@ func (r *recorder) fill(instance string, f cas.Function) {
 func (r *recorder) execute(script string) (action, message string) {
 	r.Helper()
 	encode := func(m proto.Message) cas.Digest {
-		b := must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(m))(r.T)
-		return r.put("main", cas.SHA256, b)
+		return r.put("main", cas.SHA256, must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(m))(r.T))
 	}
 	command := encode(&repb.Command{
 		Arguments: []string{"/bin/sh", "-c", script}, OutputPaths: []string{"out"}, OutputFiles: []string{"out"},

@@ -106,8 +106,7 @@ func unpack(t *testing.T, archive string) (store string, c *Contents) {
 			must.Succeed(t, os.MkdirAll(path, 0o700))
 			continue
 		}
-		data := must.Get(io.ReadAll(r))(t)
-		must.Succeed(t, os.WriteFile(path, data, fs.FileMode(h.Mode)))
+		must.Succeed(t, os.WriteFile(path, must.Get(io.ReadAll(r))(t), fs.FileMode(h.Mode)))
 	}
 	text := must.Get(os.ReadFile(filepath.Join(dir, contentsName)))(t)
 	c = &Contents{}

@@ -7,12 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/audit"
 	"github.com/cloister-build/cloister/worker/history"
@@ -41,9 +41,7 @@ func TestRecordedStoresAreComplete(t *testing.T) {
 		}
 		t.Run(r.name, func(t *testing.T) {
 			dir, want := unpack(t, archiveOf(r.name))
-			if want.Version != r.version {
-				t.Errorf("got version %q, want %q", want.Version, r.version)
-			}
+			expect.Equal(t, want.Version, r.version, "version")
 			wantLeases(t, dir, want)
 			for range 2 {
 				wantBlobs(t, dir, want)
@@ -97,12 +95,10 @@ func wantBlobs(t *testing.T, dir string, want *Contents) {
 		d := must.Get(cas.ParseDigest(b.Digest))(t)
 		in := must.Get(c.Instance(b.Instance))(t)
 		content, err := cas.ReadAll(ctx, in.Store, d, d.Size())
-		if err != nil || d.Function().Sum(content) != d {
-			t.Errorf("blob %s of instance %q: got %d other bytes, %v", b.Digest, b.Instance, len(content), err)
-		}
-		if missing, err := in.Store.Missing(ctx, []cas.Digest{d}); err != nil || len(missing) > 0 {
-			t.Errorf("blob %s of instance %q: missing %v, %v", b.Digest, b.Instance, missing, err)
-		}
+		expect.That(t, err == nil && d.Function().Sum(content) == d,
+			"blob %s of instance %q: got %d other bytes, %v", b.Digest, b.Instance, len(content), err)
+		expect.Equal(t, len(must.Get(in.Store.Missing(ctx, []cas.Digest{d}))(t)), 0, "blob %s of instance %q: missing",
+			b.Digest, b.Instance)
 	}
 	for _, r := range want.Results {
 		in := must.Get(c.Instance(r.Instance))(t)
@@ -116,9 +112,7 @@ func wantBlobs(t *testing.T, dir string, want *Contents) {
 			d := must.Get(cas.FromProto(digest(t, r.Action).Function(), got.StdoutDigest))(t)
 			stdout = must.Get(cas.ReadAll(ctx, in.Store, d, d.Size()))(t)
 		}
-		if string(stdout) != r.Stdout {
-			t.Errorf("result of %s in instance %q: got stdout %q, want %q", r.Action, r.Instance, stdout, r.Stdout)
-		}
+		expect.Equal(t, string(stdout), r.Stdout, "result of %s in instance %q: stdout", r.Action, r.Instance)
 	}
 	if want.Verdict == "" {
 		return
@@ -126,9 +120,8 @@ func wantBlobs(t *testing.T, dir string, want *Contents) {
 	known := must.Get(repro.OpenVerdicts(repro.VerdictsConfig{Path: filepath.Join(dir, repro.VerdictsFile)}))(t)
 	defer known.Close()
 	in := must.Get(known.Withhold(c.Instance)("main"))(t)
-	if _, err := in.Actions.Lookup(ctx, digest(t, want.Verdict)); err == nil || !strings.Contains(err.Error(), "differs") {
-		t.Errorf("action %s: got %v, want its result withheld since it differs", want.Verdict, err)
-	}
+	expect.Message(t, expect.Err(in.Actions.Lookup(ctx, digest(t, want.Verdict))), "differs",
+		"action %s (its result withheld since it differs)", want.Verdict)
 }
 
 func digest(t *testing.T, text string) cas.Digest {
@@ -184,9 +177,7 @@ func TestUnreadableStoresAreRefused(t *testing.T) {
 			t.Fatalf("%s: opened, want an error", name)
 		}
 		for _, want := range []string{version, recordings[len(recordings)-1].version, "choose another directory", "delete"} {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: got %v, want %q in it", name, err, want)
-			}
+			expect.Text(t, err.Error(), want, "%s", name)
 		}
 		if after := listing(t, dir); !slices.Equal(before, after) {
 			t.Errorf("%s: got files %q, want them unchanged: %q", name, after, before)
@@ -242,8 +233,6 @@ func TestLastRecordingIsCurrent(t *testing.T) {
 func TestRecordingsAreSmall(t *testing.T) {
 	for _, r := range recordings {
 		info := must.Get(os.Stat(archiveOf(r.name)))(t)
-		if info.Size() > 200<<10 {
-			t.Errorf("%s has %d bytes, want at most 200 KiB", archiveOf(r.name), info.Size())
-		}
+		expect.That(t, info.Size() <= 200<<10, "%s has %d bytes, want at most 200 KiB", archiveOf(r.name), info.Size())
 	}
 }

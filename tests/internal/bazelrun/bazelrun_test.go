@@ -5,6 +5,7 @@ package bazelrun
 import (
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -22,9 +23,7 @@ func TestProcessesAreCountedByKind(t *testing.T) {
 		{"no summary", "ERROR: no such target", map[string]int{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if diff := cmp.Diff(c.want, (&Build{Output: c.output}).Processes()); diff != "" {
-				t.Errorf("want -, got +:\n%s", diff)
-			}
+			expect.Equal(t, cmp.Diff(c.want, (&Build{Output: c.output}).Processes()), "")
 		})
 	}
 }

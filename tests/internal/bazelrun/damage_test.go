@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-cmp/cmp"
 )
@@ -47,9 +48,7 @@ func TestDamageMatchesItsCounts(t *testing.T) {
 			found.Removed++
 			continue
 		}
-		if err != nil || len(got) != len(want) {
-			t.Fatalf("%s: got %d bytes, want %d: %v", name, len(got), len(want), err)
-		}
+		must.Be(t, err == nil && len(got) == len(want), "%s: got %d bytes, want %d: %v", name, len(got), len(want), err)
 		for i := range got {
 			if got[i] == want[i] {
 				continue
@@ -63,14 +62,8 @@ func TestDamageMatchesItsCounts(t *testing.T) {
 				found.Flipped++
 			}
 		}
-		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o444 {
-			t.Errorf("%s: got mode %v, want 0444: %v", name, info.Mode(), err)
-		}
+		expect.Equal(t, must.Get(os.Stat(filepath.Join(dir, name)))(t).Mode().Perm(), 0o444, "%s", name)
 	}
-	if diff := cmp.Diff(damage{5, 14, 5}, did); diff != "" {
-		t.Errorf("want -, got +:\n%s", diff)
-	}
-	if diff := cmp.Diff(did, found); diff != "" {
-		t.Errorf("reported -, done +:\n%s", diff)
-	}
+	expect.Equal(t, cmp.Diff(damage{5, 14, 5}, did), "")
+	expect.Equal(t, cmp.Diff(did, found), "", "reported -, done +")
 }

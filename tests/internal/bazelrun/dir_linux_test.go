@@ -3,12 +3,12 @@
 package bazelrun
 
 import (
-	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -20,9 +20,7 @@ func TestMountIsFoundAtOrBelowADirectory(t *testing.T) {
 		"/tmp/dem":          "",
 		"/tmp/demo/store/y": "",
 	} {
-		if got := mountIn(dir, mounts); got != want {
-			t.Errorf("mountIn(%q) = %q, want %q", dir, got, want)
-		}
+		expect.Equal(t, mountIn(dir, mounts), want, "mountIn(%q)", dir)
 	}
 }
 
@@ -31,7 +29,5 @@ func TestRemoveHandlesReadOnlyDirectories(t *testing.T) {
 	must.Succeed(t, os.MkdirAll(filepath.Join(dir, "a", "b"), 0o755))
 	must.Succeed(t, os.Chmod(filepath.Join(dir, "a"), 0o555))
 	must.Succeed(t, Remove(dir))
-	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("after Remove: got %v, want it not to exist", err)
-	}
+	expect.Error(t, expect.Err(os.Lstat(dir)), fs.ErrNotExist, "after Remove")
 }

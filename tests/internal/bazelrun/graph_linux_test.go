@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -20,9 +21,7 @@ func TestGraphPredictsItsOutputs(t *testing.T) {
 	must.Succeed(t, g.Write(workspace))
 	dir := filepath.Join(workspace, "graph")
 	outputs := g.Outputs()
-	if len(outputs) != 12 {
-		t.Errorf("got %d outputs, want 12", len(outputs))
-	}
+	expect.Equal(t, len(outputs), 12, "outputs")
 	g.each(func(name string, layer, i int) {
 		args := []string{"./node.sh", strconv.Itoa(g.lines(layer, i)), "0", name + ".out", name + ".src"}
 		for _, dep := range g.below(layer, i) {
@@ -34,9 +33,8 @@ func TestGraphPredictsItsOutputs(t *testing.T) {
 			t.Fatalf("%v: %v\n%s", args, err, out)
 		}
 		got, err := os.ReadFile(filepath.Join(dir, name+".out"))
-		if err != nil || !bytes.Equal(got, outputs[name+".out"]) {
-			t.Errorf("%s: got %.80q, %v; want %.80q", name, got, err, outputs[name+".out"])
-		}
+		expect.That(t, err == nil && bytes.Equal(got, outputs[name+".out"]),
+			"%s: got %.80q, %v; want %.80q", name, got, err, outputs[name+".out"])
 	})
 }
 
@@ -62,9 +60,7 @@ func TestWriteLeavesUnchangedFilesAlone(t *testing.T) {
 	must.Succeed(t, g.Write(workspace))
 	node := filepath.Join(workspace, "graph", "node.sh")
 	before := must.Get(os.Stat(node))(t)
-	if before.Mode().Perm()&0o111 == 0 {
-		t.Errorf("node.sh: got mode %v, want it executable", before.Mode())
-	}
+	expect.That(t, before.Mode().Perm()&0o111 != 0, "node.sh: got mode %v, want it executable", before.Mode())
 	g.Edit(0, 1)
 	must.Succeed(t, g.Write(workspace))
 	if after, err := os.Stat(node); err != nil || !after.ModTime().Equal(before.ModTime()) {

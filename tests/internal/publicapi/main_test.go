@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -74,9 +75,7 @@ func TestDescribe(t *testing.T) {
 		"a/p: field (Wrapper) Value any",
 		"a/p: method (Wrapper) Next() *other.Element",
 	}
-	if got := describe(p); !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	expect.Slices(t, describe(p), want)
 }
 
 // Fields and methods of interfaces belong to their types.
@@ -84,9 +83,7 @@ func TestIdentifiers(t *testing.T) {
 	lines := []string{
 		"p: type A struct", "p: field (A) F int", "p: method (A) M()", "p: type B[T any] interface", "p: method (B) M()", "p: func F()",
 	}
-	if got := identifiers(lines); got != 4 {
-		t.Errorf("got %d, want 4: A, A.M, B and F", got)
-	}
+	expect.Equal(t, identifiers(lines), 4, "identifiers A, A.M, B and F")
 }
 
 // A changed line is both removed and added, and equal texts have no difference.
@@ -94,9 +91,7 @@ func TestDifference(t *testing.T) {
 	if got, want := difference("a\nb 1\n", "a\nb 2\n"), "- b 1\n+ b 2\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if got := difference("a\nb\n", "a\nb\n"); got != "" {
-		t.Errorf("equal texts: got %q, want nothing", got)
-	}
+	expect.Equal(t, difference("a\nb\n", "a\nb\n"), "", "equal texts")
 }
 
 // A public struct exposes the fields of structs of other packages of the module, at any depth, and no methods.
@@ -120,9 +115,7 @@ type Config struct { Settings settings.Config }
 	want := []string{
 		"settings: field (Config) Limits map[string][]*Limit", "settings: field (Config) Self *Config", "settings: field (Limit) Bytes int64",
 	}
-	if got := exposed([]*types.Package{public}); !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	expect.Slices(t, exposed([]*types.Package{public}), want)
 	if got := exposed([]*types.Package{public, other}); len(got) > 0 {
 		t.Errorf("of public packages: got %v, which their own records have", got)
 	}
@@ -130,18 +123,10 @@ type Config struct { Settings settings.Config }
 
 // The maximum is allowed, and one more identifier is an error with the number, the maximum and the remedy.
 func TestTooMany(t *testing.T) {
-	if err := tooMany(600); err != nil {
-		t.Errorf("600 identifiers: %v", err)
-	}
+	expect.Error(t, tooMany(600), nil, "600 identifiers")
 	err := tooMany(601)
-	if err == nil {
-		t.Fatal("601 identifiers: got no error")
-	}
-	for _, part := range []string{"601 identifiers", "1 more than the maximum of 600", "unexport", "-count"} {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("got %q, which lacks %q", err, part)
-		}
-	}
+	must.Be(t, err != nil, "601 identifiers: got no error")
+	expect.Texts(t, err.Error(), []string{"601 identifiers", "1 more than the maximum of 600", "unexport", "-count"})
 }
 
 // Every public package has an Example, which pkg.go.dev shows.
