@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/internal/program"
@@ -113,22 +114,16 @@ func (r *rig) bazel(t *testing.T, verb string, args ...string) *bazelrun.Build {
 func (r *rig) blobs(t *testing.T) int {
 	t.Helper()
 	n := must.Get(bazelrun.Verify(t.Context(), r.config))(t)
-	if n == 0 {
-		t.Fatal("the store is empty")
-	}
+	must.Be(t, n != 0, "the store is empty")
 	return n
 }
 
 // wantAll checks that the build or test succeeded and that all its actions are of one kind.
 func wantAll(t *testing.T, build *bazelrun.Build, kind string) {
 	t.Helper()
-	if build.ExitCode != 0 {
-		t.Fatalf("bazel: exit %d, want 0", build.ExitCode)
-	}
+	must.Be(t, build.ExitCode == 0, "bazel: exit %d, want 0", build.ExitCode)
 	counts := build.Processes()
-	if counts[kind] == 0 {
-		t.Errorf("got processes %v, want some of kind %q", counts, kind)
-	}
+	expect.That(t, counts[kind] != 0, "got processes %v, want some of kind %q", counts, kind)
 	for other := range counts {
 		// Internal actions execute nothing: they write a file that Bazel already knows.
 		if other != kind && other != "internal" {
@@ -152,9 +147,7 @@ func TestExampleBuildsAndIsCached(t *testing.T) {
 		wantAll(t, build, "remote")
 		remote = build.Processes()["remote"]
 		passed := regexp.MustCompile(`(?m)^//examples/\S+ +PASSED`).FindAllString(build.Output, -1)
-		if len(passed) < 20 {
-			t.Errorf("got %d passed tests, want at least 20", len(passed))
-		}
+		expect.That(t, len(passed) >= 20, "got %d passed tests, want at least 20", len(passed))
 		r.wantNoEvents(t)
 		if executed = r.executed(t); len(executed) != remote {
 			t.Errorf("got %d executed actions in the history, want %d", len(executed), remote)
@@ -167,9 +160,8 @@ func TestExampleBuildsAndIsCached(t *testing.T) {
 		must.Succeed(t, r.Clean(ctx))
 		build := r.bazel(t, "test", "//examples/...")
 		wantAll(t, build, "remote cache hit")
-		if hits := build.Processes()["remote cache hit"]; hits != remote {
-			t.Errorf("got %d remote cache hits, want %d, the number of executed actions", hits, remote)
-		}
+		expect.Equal(t, build.Processes()["remote cache hit"], remote,
+			"remote cache hits (the number of executed actions)")
 	})
 	before := r.blobs(t)
 	t.Run("a failing test shows its log", func(t *testing.T) { testFailureShowsLog(t, r) })
@@ -185,22 +177,16 @@ func TestExampleBuildsAndIsCached(t *testing.T) {
 
 func testFailureShowsLog(t *testing.T, r *rig) {
 	build := r.bazel(t, "test", "//examples/hostile:fails_test")
-	if build.ExitCode != 3 {
-		t.Errorf("bazel: exit %d, want 3", build.ExitCode)
-	}
+	expect.Equal(t, build.ExitCode, 3, "bazel: exit")
 	for _, want := range []string{"examples/hostile/fails_test.cc:6: 6 * 9: got 54, want 42", "fails_test   "} {
-		if !strings.Contains(build.Output, want) {
-			t.Errorf("output does not contain %q", want)
-		}
+		expect.Text(t, build.Output, want, "output")
 	}
 }
 
 func testTimeout(t *testing.T, r *rig) {
 	// A machine that stalls may need a longer timeout to get that far.
 	for timeout := 3; !testTimeoutOf(t, r, timeout); timeout *= 6 {
-		if timeout > 100 {
-			t.Fatal("the test never began")
-		}
+		must.Be(t, timeout <= 100, "the test never began")
 	}
 }
 
@@ -221,15 +207,9 @@ func testTimeoutOf(t *testing.T, r *rig, timeout int) bool {
 		fmt.Sprint("--test_timeout=", timeout), "--test_env=HOSTILE_TOKEN="+token)
 	left := processes(token)
 	cancel()
-	if len(left) > 0 {
-		t.Errorf("got live processes %v of the test, want none", left)
-	}
-	if build.ExitCode != 3 {
-		t.Errorf("bazel: exit %d, want 3", build.ExitCode)
-	}
-	if !strings.Contains(build.Output, "TIMEOUT") {
-		t.Error("output does not contain TIMEOUT")
-	}
+	expect.That(t, len(left) == 0, "got live processes %v of the test, want none", left)
+	expect.Equal(t, build.ExitCode, 3, "bazel: exit")
+	expect.That(t, strings.Contains(build.Output, "TIMEOUT"), "output does not contain TIMEOUT")
 	// Only the absence of a process that was seen proves something.
 	return <-seen && strings.Contains(build.Output, "sleeping as "+token)
 }
@@ -273,17 +253,11 @@ func testHostile(t *testing.T, r *rig) {
 		t.Run(c.target, func(t *testing.T) {
 			build := r.bazel(t, "build", "//examples/hostile:"+c.target,
 				"--define=HOSTILE_PORT="+port(listener), "--define=HOSTILE_WORKSPACE="+r.Workspace)
-			if build.ExitCode != 1 {
-				t.Errorf("bazel: exit %d, want 1", build.ExitCode)
-			}
-			if !regexp.MustCompile(c.why).MatchString(build.Output) {
-				t.Errorf("output does not match %q", c.why)
-			}
+			expect.Equal(t, build.ExitCode, 1, "bazel: exit")
+			expect.That(t, regexp.MustCompile(c.why).MatchString(build.Output), "output does not match %q", c.why)
 		})
 	}
-	if n := accepted.Load(); n != 0 {
-		t.Errorf("got %d connections from the sandbox, want none", n)
-	}
+	expect.Equal(t, accepted.Load(), 0, "connections from the sandbox")
 	// From outside the connection works, so the sandbox refused it.
 	conn := must.Get(net.Dial("tcp4", listener.Addr().String()))(t)
 	defer conn.Close()

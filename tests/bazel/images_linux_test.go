@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/containers"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -38,14 +39,12 @@ genrule(
 	for _, kind := range []string{"remote", "remote cache hit"} {
 		r.clean(t)
 		build := r.bazel(t, "build", "//images:all")
-		if build.ExitCode != 0 || build.Processes()[kind] != 2 {
-			t.Fatalf("exit %d, want 0 and 2 times %s\n%s", build.ExitCode, kind, build.Output)
-		}
+		must.Be(t, build.ExitCode == 0 && build.Processes()[kind] == 2,
+			"exit %d, want 0 and 2 times %s\n%s", build.ExitCode, kind, build.Output)
 		outputs := must.Get(r.Outputs("images"))(t)
 		for _, mark := range []string{"one", "two"} {
-			if got, err := os.ReadFile(filepath.Join(outputs, mark+".txt")); err != nil || string(got) != mark+"\n" {
-				t.Errorf("%s: got %q, %v", mark, got, err)
-			}
+			expect.Equal(t, string(must.Get(os.ReadFile(filepath.Join(outputs, mark+".txt")))(t)), mark+"\n", "%s",
+				mark)
 		}
 	}
 }

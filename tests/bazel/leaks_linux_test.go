@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -26,18 +27,14 @@ func (r *rig) audit(t *testing.T, args ...string) string {
 	t.Helper()
 	args = append([]string{"audit", "--dir", r.config.Dir}, args...)
 	out, err := exec.CommandContext(t.Context(), r.config.Binary, args...).Output()
-	if err != nil {
-		t.Fatalf("cloister %v: %v", args, err)
-	}
+	must.Be(t, err == nil, "cloister %v: %v", args, err)
 	return string(out)
 }
 
 // wantNoEvents checks that no action had a violation.
 func (r *rig) wantNoEvents(t *testing.T) {
 	t.Helper()
-	if events := r.audit(t, "ls", "--limit", "10"); events != "" {
-		t.Errorf("got events in the audit log of an ordinary build, want none:\n%s", events)
-	}
+	expect.Equal(t, r.audit(t, "ls", "--limit", "10"), "")
 }
 
 // limits returns the limits that a worker of the current user enforces.
@@ -45,8 +42,7 @@ func limits(t *testing.T) []sandbox.Limit {
 	t.Helper()
 	b := namespace.New(namespace.Config{})
 	defer b.Close()
-	features := must.Get(b.Probe(t.Context()))(t)
-	return features.Limits
+	return must.Get(b.Probe(t.Context()))(t).Limits
 }
 
 // reproduce matches the line of a message that names its action.
@@ -99,19 +95,14 @@ func TestLeaksAreNamed(t *testing.T) {
 				sandboxtest.Unavailable(t, "limits", fmt.Sprintf("this worker cannot limit %s", c.limit))
 			}
 			build := r.bazel(t, "build", "//examples/hostile:"+c.target)
-			if build.ExitCode != 1 {
-				t.Errorf("bazel: exit %d, want 1", build.ExitCode)
-			}
+			expect.Equal(t, build.ExitCode, 1, "bazel: exit")
 			if c.line == "" {
 				c.line = c.event
 			}
-			if !regexp.MustCompile(`(?m)^cloister: ` + c.line + `$`).MatchString(build.Output) {
-				t.Errorf("got no console line %q", "cloister: "+c.line)
-			}
+			expect.That(t, regexp.MustCompile(`(?m)^cloister: `+c.line+`$`).MatchString(build.Output),
+				"got no console line %q", "cloister: "+c.line)
 			action := reproduce.FindStringSubmatch(build.Output)
-			if action == nil {
-				t.Fatalf("got no console line that matches %q", reproduce)
-			}
+			must.Be(t, action != nil, "got no console line that matches %q", reproduce)
 			event := fmt.Sprintf(`^\S+  %s  %-7s  %s\n$`, action[1][:12], c.kind, c.event)
 			if got := r.audit(t, "ls", "--action", action[1]); !regexp.MustCompile(event).MatchString(got) {
 				t.Errorf("the audit log has of the action\n%swant one line that matches %q", got, event)
@@ -120,13 +111,9 @@ func TestLeaksAreNamed(t *testing.T) {
 	}
 	t.Run("asks_too_much", func(t *testing.T) {
 		build := r.bazel(t, "build", "//examples/hostile:asks_too_much")
-		if build.ExitCode == 0 {
-			t.Error("bazel: got exit 0, want a failure")
-		}
+		expect.That(t, build.ExitCode != 0, "bazel: got exit 0, want a failure")
 		const want = `(?m)^Failed Precondition: confine: property cloister-memory=1TiB: rule "default" grants at most \d+[MG]iB \(this machine\); lower the property`
-		if !regexp.MustCompile(want).MatchString(build.Output) {
-			t.Errorf("got no console line that matches %q", want)
-		}
+		expect.That(t, regexp.MustCompile(want).MatchString(build.Output), "got no console line that matches %q", want)
 	})
 	t.Run("fetches", func(t *testing.T) { testFetches(t, r) })
 	if got := r.audit(t, "verify"); !regexp.MustCompile(`^\d+ entries, head [0-9a-f]{64}\n$`).MatchString(got) {
@@ -176,25 +163,18 @@ rules:
 	}
 	silent.Store(true)
 	build := r.bazel(t, "build", flags...)
-	if build.ExitCode != 1 {
-		t.Errorf("bazel: exit %d, want 1", build.ExitCode)
-	}
+	expect.Equal(t, build.ExitCode, 1, "bazel: exit")
 	want := fmt.Sprintf("\ncloister: not hermetic, so its result is not cached: profile \"fetch\", chosen by rule \"downloads\", permits %s\n", endpoint)
-	if !strings.Contains(build.Output, want) {
-		t.Errorf("got no console line %q", want)
-	}
-	if strings.Contains(build.Output, "denied: connection") {
-		t.Error("the console reports a permitted connection as an attempt")
-	}
+	expect.Text(t, build.Output, want)
+	expect.That(t, !strings.Contains(build.Output, "denied: connection"),
+		"the console reports a permitted connection as an attempt")
 	var events string
 	for _, received := range []int{5, 5, 0} {
 		at := regexp.QuoteMeta(endpoint)
 		events += fmt.Sprintf(`\S+  \S+  allowed  allowed: connection to %s; at %s, 0 bytes sent, %d received\n`, at, at, received)
 	}
 	action := reproduce.FindStringSubmatch(build.Output)
-	if action == nil {
-		t.Fatalf("got no console line that matches %q", reproduce)
-	}
+	must.Be(t, action != nil, "got no console line that matches %q", reproduce)
 	if got := r.audit(t, "ls", "--action", action[1]); !regexp.MustCompile("^" + events + "$").MatchString(got) {
 		t.Errorf("the audit log has of the action\n%swant lines that match %q", got, events)
 	}

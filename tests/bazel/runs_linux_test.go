@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
@@ -77,9 +78,7 @@ func wantEqualRuns(t *testing.T, first, second *rig, atFirst, atSecond map[strin
 			equal++
 		}
 	}
-	if equal < 50 {
-		t.Errorf("got %d equal stable hashes, want at least 50", equal)
-	}
+	expect.That(t, equal >= 50, "got %d equal stable hashes, want at least 50", equal)
 	t.Logf("two servers of two users: %d actions compared, %d stable hashes equal, %d actions in one build only",
 		len(atSecond)-alone, equal, alone)
 }
@@ -103,14 +102,11 @@ func (r *rig) wantReproducible(t *testing.T, executed map[string]ran) {
 	for _, v := range report {
 		row := executed[v.Action]
 		judged = append(judged, row.Mnemonic)
-		if v.Result != repro.Same || len(v.Factors) < 10 {
-			t.Errorf("%s of %s, varied in %v: %s", row.Mnemonic, row.Target, v.Factors, v.Result)
-		}
+		expect.That(t, v.Result == repro.Same && len(v.Factors) >= 10,
+			"%s of %s, varied in %v: %s", row.Mnemonic, row.Target, v.Factors, v.Result)
 	}
 	slices.Sort(judged)
-	if got := strings.Join(judged, " "); got != "CppCompile CppLink Genrule Pages TestRunner" {
-		t.Errorf("got verdicts %s", got)
-	}
+	expect.Equal(t, strings.Join(judged, " "), "CppCompile CppLink Genrule Pages TestRunner", "verdicts")
 }
 
 // TestBuildsThatOnlyUseTheCacheAreExplained checks that builds can be compared by lookups and uploads, without execution.
@@ -152,11 +148,7 @@ genrule(name = "other", outs = ["three"], cmd = "echo three > $@")
 		if got := cmd.ProcessState.ExitCode(); got != code {
 			t.Errorf("got exit code %d, want %d: %v", got, code, err)
 		}
-		for _, text := range texts {
-			if !strings.Contains(string(out), text) {
-				t.Errorf("got output without %q:\n%s", text, out)
-			}
-		}
+		expect.Texts(t, string(out), texts)
 	}
 	write("source", "a\n")
 	first := build()
@@ -174,7 +166,5 @@ genrule(name = "other", outs = ["three"], cmd = "echo three > $@")
 	for _, row := range rows {
 		counts[row.How]++
 	}
-	if fmt.Sprint(counts) != "map[absent:8 found:4 uploaded:8]" {
-		t.Errorf("got history %v", counts)
-	}
+	expect.That(t, fmt.Sprint(counts) == "map[absent:8 found:4 uploaded:8]", "got history %v", counts)
 }

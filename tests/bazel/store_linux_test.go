@@ -20,6 +20,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/must"
@@ -58,9 +59,7 @@ func (r *rig) clean(t *testing.T) {
 // wantGraph checks that the build succeeded with correct outputs.
 func (r *rig) wantGraph(t *testing.T, g *bazelrun.Graph, build *bazelrun.Build) {
 	t.Helper()
-	if build.ExitCode != 0 {
-		t.Fatalf("bazel: exit %d, want 0", build.ExitCode)
-	}
+	must.Be(t, build.ExitCode == 0, "bazel: exit %d, want 0", build.ExitCode)
 	dir := must.Get(r.Outputs("graph"))(t)
 	for name, want := range g.Outputs() {
 		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !bytes.Equal(got, want) {
@@ -137,9 +136,7 @@ func TestBuildSurvivesKilledServe(t *testing.T) {
 	if e.err != nil {
 		t.Fatal(e.err)
 	}
-	if killed < least {
-		t.Errorf("got %d kills during the build, want at least %d", killed, least)
-	}
+	expect.That(t, killed >= least, "got %d kills during the build, want at least %d", killed, least)
 	r.wantGraph(t, g, e.build)
 
 	// Everything acknowledged before any kill must still hold.
@@ -149,9 +146,7 @@ func TestBuildSurvivesKilledServe(t *testing.T) {
 	build := r.bazel(t, "build", "//graph:all")
 	r.wantGraph(t, g, build)
 	wantAll(t, build, "remote cache hit")
-	if hits := build.Processes()["remote cache hit"]; hits != actions {
-		t.Errorf("got %d remote cache hits, want %d", hits, actions)
-	}
+	expect.Equal(t, build.Processes()["remote cache hit"], actions, "remote cache hits")
 	if !t.Failed() {
 		t.Logf("%d kills during a build of %d actions: 0 results and 0 of %d blobs lost", killed, actions, blobs)
 	}
@@ -190,17 +185,14 @@ func TestBuildUnderSmallBudget(t *testing.T) {
 				r.config.Dir, r.config.MaxSize, r.config.Args = filepath.Join(t.TempDir(), "store"), budget, append(args, c.limits...)
 			})
 			build := r.bazel(t, "build", append(c.flags, "//graph:all")...)
-			if found := hole.FindString(build.Output); found != "" {
-				t.Errorf("got %q on the console, want no missing blob", found)
-			}
+			expect.Equal(t, hole.FindString(build.Output), "", "on the console")
 			if build.ExitCode == 0 || !c.leased {
 				r.wantGraph(t, g, build)
 				return
 			}
 			for _, want := range []string{`(?i)resource[ _]exhausted`, `(?i)lease`} {
-				if !regexp.MustCompile(want).MatchString(build.Output) {
-					t.Errorf("bazel: got exit %d and no console line that matches %q", build.ExitCode, want)
-				}
+				expect.That(t, regexp.MustCompile(want).MatchString(build.Output),
+					"bazel: got exit %d and no console line that matches %q", build.ExitCode, want)
 			}
 		})
 	}
@@ -228,8 +220,7 @@ func TestBuildAfterLoss(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seed, seed))
 	var flipped, removed, extents int
 	small := func() {
-		n := must.Get(bazelrun.DamageSegments(r.config.Dir, rnd, share))(t)
-		extents += n
+		extents += must.Get(bazelrun.DamageSegments(r.config.Dir, rnd, share))(t)
 	}
 	all := func() {
 		small()
@@ -291,9 +282,8 @@ func TestBuildAfterLoss(t *testing.T) {
 			return h != "" && strings.Contains(log.String(), h)
 		})
 	}
-	if len(quarantined) == 0 || int(counted) < len(quarantined) {
-		t.Errorf("got %d blobs in quarantine, want cloister_cas_corrupt_total, %v", len(quarantined), counted)
-	}
+	expect.That(t, len(quarantined) != 0 && int(counted) >= len(quarantined),
+		"got %d blobs in quarantine, want cloister_cas_corrupt_total, %v", len(quarantined), counted)
 	t.Logf("%d rounds, %d damaged or lost parts of the store (%d files flipped, %d removed, %d extents of segments): %d blobs found damaged, %d builds right in every byte",
 		rounds, flipped+removed+extents, flipped, removed, extents, int(counted), rounds)
 }
@@ -305,8 +295,6 @@ func corrupt(t *testing.T, metrics string) float64 {
 	defer resp.Body.Close()
 	body := must.Get(io.ReadAll(resp.Body))(t)
 	match := regexp.MustCompile(`(?m)^cloister_cas_corrupt_total ([0-9.e+]+)$`).FindSubmatch(body)
-	if match == nil {
-		t.Fatal("got no metric cloister_cas_corrupt_total")
-	}
+	must.Be(t, match != nil, "got no metric cloister_cas_corrupt_total")
 	return must.Get(strconv.ParseFloat(string(match[1]), 64))(t)
 }

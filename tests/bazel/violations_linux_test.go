@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -27,16 +28,11 @@ func TestSwallowedViolationTurnsTheBuildRed(t *testing.T) {
 	fails := func(t *testing.T, line string, flags ...string) {
 		t.Helper()
 		build := r.bazel(t, "test", append(flags, "--test_output=errors", target)...)
-		if build.ExitCode != 3 || !regexp.MustCompile(`(?m)^`+target+` +FAILED`).MatchString(build.Output) {
-			t.Errorf("bazel: exit %d, want 3 and a failed test", build.ExitCode)
-		}
-		if strings.Contains(build.Output, "cached") {
-			t.Error("bazel reports a cached result")
-		}
+		expect.That(t, build.ExitCode == 3 && regexp.MustCompile(`(?m)^`+target+` +FAILED`).MatchString(build.Output),
+			"bazel: exit %d, want 3 and a failed test", build.ExitCode)
+		expect.That(t, !strings.Contains(build.Output, "cached"), "bazel reports a cached result")
 		for _, want := range []string{"cloister: " + line + "\n", "cloister: denied: connection to tcp 192.0.2.1:443 (no network) by "} {
-			if !strings.Contains(build.Output, want) {
-				t.Errorf("the console lacks %q", want)
-			}
+			expect.Text(t, build.Output, want, "the console")
 		}
 	}
 	const failed, code = "failed for its violations, by ", ": exit code 4 instead of 0"

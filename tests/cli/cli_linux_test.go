@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/program"
 )
 
@@ -43,15 +44,13 @@ func TestHelpHasExamples(t *testing.T) {
 	for command := range strings.SplitSeq(commands, ",") {
 		args := append(strings.Fields(command), "--help")
 		out, err := exec.CommandContext(t.Context(), built.Path(t), args...).Output()
-		if err != nil || !bytes.Contains(out, []byte("Examples:\n  cloister")) {
-			t.Errorf("cloister %q: got %v and\n%s\nwant an example", args, err, out)
-		}
+		expect.That(t, err == nil && bytes.Contains(out, []byte("Examples:\n  cloister")),
+			"cloister %q: got %v and\n%s\nwant an example", args, err, out)
 	}
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		out, err := exec.CommandContext(t.Context(), built.Path(t), "completion", shell).Output()
-		if err != nil || !bytes.Contains(out, []byte("cloister")) {
-			t.Errorf("completion %s: got %v and\n%s\nwant a script", shell, err, out)
-		}
+		expect.That(t, err == nil && bytes.Contains(out, []byte("cloister")),
+			"completion %s: got %v and\n%s\nwant a script", shell, err, out)
 	}
 }
 

@@ -39,14 +39,10 @@ func TestGateExample(t *testing.T) {
 	got = regexp.MustCompile(`(?m)^\| sandbox \| \w+;`).ReplaceAllString(got, "| sandbox | full;")
 	text := must.Get(os.ReadFile(readme))(t)
 	shown := regexp.MustCompile("(?s)(\n```markdown\n)(.*)(```\n)$").FindSubmatchIndex(text)
-	if shown == nil {
-		t.Fatalf("%s has no report", readme)
-	}
+	must.Be(t, shown != nil, "%s has no report", readme)
 	if string(text[shown[4]:shown[5]]) == got {
 		return
 	}
-	if !*update {
-		t.Fatalf("%s does not show the report; run make gate-example. The report is\n%s", readme, got)
-	}
+	must.Be(t, *update, "%s does not show the report; run make gate-example. The report is\n%s", readme, got)
 	must.Succeed(t, os.WriteFile(readme, []byte(string(text[:shown[4]])+got+string(text[shown[5]:])), 0o644))
 }

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/tests/syncbuf"
@@ -87,9 +88,7 @@ func (s *service) stop(t *testing.T) {
 	_ = s.cmd.Process.Signal(syscall.SIGTERM) // fails only if it has ended
 	select {
 	case <-s.ended:
-		if s.err != nil {
-			t.Errorf("%q ended: %v\n%s", s.cmd.Args, s.err, &s.said)
-		}
+		expect.That(t, s.err == nil, "%q ended: %v\n%s", s.cmd.Args, s.err, &s.said)
 	case <-time.After(patience):
 		s.kill()
 		t.Errorf("%q does not end:\n%s", s.cmd.Args, &s.said)
@@ -255,13 +254,10 @@ func (p *machine) systemctl(t *testing.T, words []string) {
 		text := string(orPanic(os.ReadFile("../../cmd/packaging/systemd/" + unit + ".service")))
 		command := regexp.MustCompile(`(?m)^ExecStart=/usr/bin/cloister (.*)$`).FindStringSubmatch(text)
 		file := regexp.MustCompile(`(?m)^EnvironmentFile=-(.*)$`).FindStringSubmatch(text)
-		if command == nil || file == nil {
-			t.Fatalf("the unit %s says neither what it starts nor where its flags are:\n%s", unit, text)
-		}
+		must.Be(t, command != nil && file != nil,
+			"the unit %s says neither what it starts nor where its flags are:\n%s", unit, text)
 		flags := regexp.MustCompile(`(?m)^CLOISTER_FLAGS="(.*)"$`).FindSubmatch(orPanic(os.ReadFile(p.here(t, file[1]))))
-		if flags == nil {
-			t.Fatalf("there are no flags in %s", file[1])
-		}
+		must.Be(t, flags != nil, "there are no flags in %s", file[1])
 		args := strings.Fields(strings.ReplaceAll(p.here(t, command[1]), "$CLOISTER_FLAGS", string(flags[1])))
 		if args[0] == "join" {
 			args = append(args, "--name", p.name)
@@ -344,9 +340,7 @@ func TestGrowing(t *testing.T) {
 			continue
 		}
 		where := machine.FindAllString(b.where, -1)
-		if len(where) == 0 {
-			t.Fatalf("a block of section %q is typed on %q: which machine is that", b.section, b.where)
-		}
+		must.Be(t, len(where) != 0, "a block of section %q is typed on %q: which machine is that", b.section, b.where)
 		for _, name := range where {
 			said[b.section] += c.at(t, strings.TrimPrefix(name, "your ")).types(t, b.lines)
 		}
@@ -357,18 +351,16 @@ func TestGrowing(t *testing.T) {
 		"3 A head and workers": {"build-1", "build-2", "drained"},
 	} {
 		for _, want := range wants {
-			if !strings.Contains(strings.ToLower(said[section]), want) {
-				t.Errorf("section %q says nothing of %q:\n%s", section, want, said[section])
-			}
+			expect.That(t, strings.Contains(strings.ToLower(said[section]), want),
+				"section %q says nothing of %q:\n%s", section, want, said[section])
 		}
 	}
 	// While build-1 was drained, build-2 executed actions.
 	status := "cloister status --server grpcs://box:8980 --tls-ca ~/box.pem --token-file ~/operate.token"
 	last := c.at(t, "laptop").types(t, []string{status})
 	for _, name := range []string{"build-1", "build-2"} {
-		if !regexp.MustCompile(`(?m)^` + name + ` +working +0/\d+ +[1-9]`).MatchString(last) {
-			t.Errorf("%s has executed nothing, or takes no actions:\n%s", name, last)
-		}
+		expect.That(t, regexp.MustCompile(`(?m)^`+name+` +working +0/\d+ +[1-9]`).MatchString(last),
+			"%s has executed nothing, or takes no actions:\n%s", name, last)
 	}
 	if t.Failed() {
 		for name, s := range c.every() {

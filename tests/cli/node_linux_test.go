@@ -15,6 +15,7 @@ import (
 	"syscall"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/johannesboyne/gofakes3"
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
@@ -87,9 +88,7 @@ func (s *story) as(id string, config *bazelrun.ServerConfig) error {
 		return err
 	}
 	s.Cleanup(func() {
-		if err := bazelrun.Remove(dir); err != nil {
-			s.Error(err)
-		}
+		expect.Error(s, bazelrun.Remove(dir), nil)
 	})
 	program, err := os.ReadFile(config.Binary)
 	if err != nil {

@@ -24,9 +24,7 @@ func TestServeNotifiesItsServiceManager(t *testing.T) {
 		must.Succeed(t, manager.SetReadDeadline(time.Now().Add(time.Minute)))
 		for b := make([]byte, 4096); ; {
 			n, err := manager.Read(b)
-			if err != nil {
-				t.Fatalf("got no %q: %v", want, err)
-			}
+			must.Be(t, err == nil, "got no %q: %v", want, err)
 			if strings.HasPrefix(string(b[:n]), want) {
 				return
 			}

@@ -33,9 +33,7 @@ func git(t testing.TB, dir string, args ...string) string {
 		"GIT_COMMITTER_NAME=C", "GIT_COMMITTER_EMAIL=c@example.com", "GIT_COMMITTER_DATE=1700000001 +0100",
 	}
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("git %v: %v\n%s", args, err, out)
-	}
+	must.Be(t, err == nil, "git %v: %v\n%s", args, err, out)
 	return strings.TrimSpace(string(out))
 }
 

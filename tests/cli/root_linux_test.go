@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -41,7 +42,5 @@ func TestRunInRoot(t *testing.T) {
 			}
 		}
 	}
-	if len(roots) != 2 {
-		t.Errorf("the manifests name the roots %v, want two", roots)
-	}
+	expect.Equal(t, len(roots), 2, "the manifests name the roots %v", roots)
 }

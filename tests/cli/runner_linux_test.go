@@ -18,6 +18,7 @@ import (
 	"time"
 
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
@@ -101,12 +102,9 @@ func TestRunnerDrains(t *testing.T) {
 	confined(t)
 	dir := shortDir(t)
 	r := startRunner(t, dir)
-	if st, err := os.Stat(r.socket); err != nil || st.Mode().Perm() != 0o660 {
-		t.Errorf("socket: got %v, %v, want mode 0660", st.Mode(), err)
-	}
-	if !strings.Contains(r.banner, "sandbox  ") || !strings.Contains(r.banner, "build directory "+r.build) {
-		t.Errorf("got banner %q", r.banner)
-	}
+	expect.Equal(t, must.Get(os.Stat(r.socket))(t).Mode().Perm(), 0o660, "socket")
+	expect.That(t, strings.Contains(r.banner, "sandbox  ") && strings.Contains(r.banner, "build directory "+r.build),
+		"got banner %q", r.banner)
 	done := r.begin(t, "first", "sleep 1; echo x >out")
 	must.Succeed(t, r.cmd.Process.Signal(syscall.SIGTERM))
 	for { // until it reacts
@@ -143,7 +141,6 @@ func TestRunnerDrains(t *testing.T) {
 	if err := r.cmd.Wait(); err != nil {
 		t.Errorf("runner: got %v at its end: %s", err, r.stderr)
 	}
-	if left, err := os.ReadDir(filepath.Join(r.build, "second/root")); err != nil || len(left) > 0 {
-		t.Errorf("stopped command: left behind %v, %v, want nothing", left, err)
-	}
+	expect.Equal(t, len(must.Get(os.ReadDir(filepath.Join(r.build, "second/root")))(t)), 0,
+		"stopped command: left behind")
 }

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/ca"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/must"
@@ -385,9 +386,7 @@ func (s *story) close() {
 			if n.Server == nil || worker != (n.config.Join != "") {
 				continue
 			}
-			if err := n.end(); err != nil {
-				s.Errorf("%s: %v", name, err)
-			}
+			expect.Error(s, n.end(), nil, "%s", name)
 		}
 	}
 	if s.Failed() {

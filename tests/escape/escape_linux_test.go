@@ -166,9 +166,7 @@ func (w *fixture) checkInputs() error {
 func (w *fixture) backend(t *testing.T, without []namespace.Layer) *namespace.Backend {
 	t.Helper()
 	b, err := w.newBackend(without)
-	if err != nil {
-		t.Fatalf("without %v: %v", without, err)
-	}
+	must.Be(t, err == nil, "without %v: %v", without, err)
 	return b
 }
 
@@ -608,9 +606,7 @@ func TestEscapesUnprivileged(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: unprivilegedUser, Gid: unprivilegedUser}}
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)
-	if err != nil {
-		t.Fatalf("as user %d: %v", unprivilegedUser, err)
-	}
+	must.Be(t, err == nil, "as user %d: %v", unprivilegedUser, err)
 	for _, name := range []string{"TestEscapes", "TestFlood", "TestSoak"} {
 		switch {
 		case strings.Contains(string(out), "--- SKIP: "+name+" "):

@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"google.golang.org/protobuf/proto"
@@ -94,21 +95,17 @@ func TestEscapesFromImages(t *testing.T) {
 			must.Succeed(t, err)
 			var output bytes.Buffer
 			out, err := local.Execute(t.Context(), &worker.Task{Action: action, Stdout: &output, Stderr: &output}, func(worker.Stage) {})
-			if err != nil {
-				t.Fatalf("%v: %v", attack, err)
-			}
+			must.Be(t, err == nil, "%v: %v", attack, err)
 			if !strings.HasPrefix(output.String(), "held:") || out.Result.ExitCode != 0 {
 				t.Errorf("%v, round %d: got exit code %d, %.200q, want \"held: ...\"", attack, round, out.Result.ExitCode, output.String())
 			}
 			var m cloisterpb.Execution
 			must.Succeed(t, out.Result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m))
-			if m.Sandbox.Inputs != string(tree.FormImage) {
-				t.Errorf("%v: inputs were staged by %q, because %q", attack, m.Sandbox.Inputs, m.Sandbox.InputsReason)
-			}
+			expect.That(t, m.Sandbox.Inputs == string(tree.FormImage),
+				"%v: inputs were staged by %q, because %q", attack, m.Sandbox.Inputs, m.Sandbox.InputsReason)
 		}
 	}
 	report := must.Get(cache.Verify(t.Context(), disk.VerifyOptions{}))(t)
-	if len(report.Damaged) > 0 || report.Blobs == 0 {
-		t.Errorf("of %d blobs, these are damaged: %v", report.Blobs, report.Damaged)
-	}
+	expect.That(t, len(report.Damaged) == 0 && report.Blobs != 0,
+		"of %d blobs, these are damaged: %v", report.Blobs, report.Damaged)
 }

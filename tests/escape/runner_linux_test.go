@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
@@ -316,9 +317,7 @@ func TestEscapesThroughRunner(t *testing.T) {
 				m = narrow
 			}
 			escaped, reported, err := m.attempt(t, w, g)
-			if err != nil || escaped != "" {
-				t.Fatalf("%s\n%s%v", g.promise, escaped, err)
-			}
+			must.Be(t, err == nil && escaped == "", "%s\n%s%v", g.promise, escaped, err)
 			if g.limit != "" && !strings.Contains(reported, string(g.limit)) {
 				t.Errorf("the limit of %s is not reported: %s", g.limit, reported)
 			}
@@ -345,9 +344,7 @@ func TestEscapesThroughRunner(t *testing.T) {
 			}
 		})
 	}
-	if tried < 40 {
-		t.Errorf("got %d attacks, want at least 40", tried)
-	}
+	expect.That(t, tried >= 40, "got %d attacks, want at least 40", tried)
 }
 
 // rewrite writes a file only if its content differs, because others may have it open.
@@ -367,15 +364,11 @@ func TestRunnerKillsCancelledCommand(t *testing.T) {
 	defer cancel()
 	_, text, err := m.run(ctx, a, func(line string) {
 		if line == "ready" {
-			if len(w.survivors()) == 0 {
-				t.Error("no process has the mark")
-			}
+			expect.That(t, len(w.survivors()) != 0, "no process has the mark")
 			cancel()
 		}
 	})
-	if status.Code(err) != codes.Canceled {
-		t.Fatalf("%v: %s", err, text)
-	}
+	must.Be(t, status.Code(err) == codes.Canceled, "%v: %s", err, text)
 	must.Hold(t, "no process has the mark", func() bool { return noSurvivors(w) == nil })
 	must.Succeed(t, errors.Join(a.checkInputs(), w.checkInputs()))
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -64,8 +65,7 @@ func newBlobs(t *testing.T) *blobs {
 	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 	cache := must.Get(disk.Open(disk.Config{Dir: filepath.Join(dir, "store"), MaxBytes: 1 << 30}))(t)
 	t.Cleanup(func() { cache.Close() })
-	in := must.Get(cache.Instance(""))(t)
-	b := &blobs{store: in.Store}
+	b := &blobs{store: must.Get(cache.Instance(""))(t).Store}
 	for i := range 16 {
 		d := must.Get(cas.PutBytes(t.Context(), b.store, cas.SHA256, bytes.Repeat([]byte(strconv.Itoa(i)), 100_000)))(t)
 		filer, _ := cas.As[cas.Filer](b.store)
@@ -82,13 +82,10 @@ func newBlobs(t *testing.T) *blobs {
 func (b *blobs) verify(t *testing.T) {
 	t.Helper()
 	for i, d := range b.digests {
-		if _, err := cas.ReadAll(t.Context(), b.store, d, 1<<20); err != nil {
-			t.Errorf("blob %d: %v", i, err)
-		}
+		expect.Error(t, expect.Err(cas.ReadAll(t.Context(), b.store, d, 1<<20)), nil, "blob %d", i)
 		given, err := os.ReadFile(b.inputs[i].Source)
-		if err != nil || cas.SHA256.Sum(given) != d {
-			t.Errorf("the file of blob %d has %d other bytes (%v)", i, len(given), err)
-		}
+		expect.That(t, err == nil && cas.SHA256.Sum(given) == d,
+			"the file of blob %d has %d other bytes (%v)", i, len(given), err)
 	}
 }
 
@@ -178,8 +175,7 @@ func settled(t *testing.T, w *fixture, want census) census {
 	t.Helper()
 	var got census
 	for range 600 {
-		next, err := count(w)
-		must.Succeed(t, err)
+		next := must.Get(count(w))(t)
 		same := func(a, b census) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
 		if want != nil && same(next, want) || want == nil && same(next, got) {
 			return next

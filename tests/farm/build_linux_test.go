@@ -23,6 +23,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
@@ -85,9 +86,7 @@ func TestBuildSurvivesTheLossOfWorkers(t *testing.T) {
 	last := drained.begin(t, c, "sleep 2.5")
 	t.Logf("%s is stopped", drained.name)
 	drained.stop(t)
-	if err := <-last.ended; err != nil {
-		t.Errorf("action that only %s may execute, stopped while it ran: %v", drained.name, err)
-	}
+	expect.Error(t, <-last.ended, nil, "action that only %s may execute, stopped while it ran", drained.name)
 	t.Logf("%s has ended", drained.name)
 
 	time.Sleep(time.Until(back))
@@ -103,9 +102,7 @@ func TestBuildSurvivesTheLossOfWorkers(t *testing.T) {
 		again = now[0]
 		return again != forever.process
 	})
-	if len(forever.ended) > 0 {
-		t.Errorf("an endless action ended: %v", <-forever.ended)
-	}
+	expect.That(t, len(forever.ended) == 0, "an endless action ended: %v", <-forever.ended)
 	must.Get(c.cancels.CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: <-forever.operation}))(t)
 	until(t, time.Minute, "a cancelled action ends", func() bool { return !again.alive() })
 	wantPassed(t, <-ended)
@@ -169,9 +166,8 @@ func wantPassed(t *testing.T, b buildResult) {
 		t.Fatal(b.err)
 	}
 	counts := b.Processes()
-	if b.ExitCode != 0 || counts["remote"] < 300 {
-		t.Fatalf("bazel: exit %d, processes %v; want 0 and at least 300 remote", b.ExitCode, counts)
-	}
+	must.Be(t, b.ExitCode == 0 && counts["remote"] >= 300,
+		"bazel: exit %d, processes %v; want 0 and at least 300 remote", b.ExitCode, counts)
 	for way := range counts {
 		if way != "remote" && way != "internal" {
 			t.Errorf("processes are %v, want only remote and internal", counts)
@@ -189,9 +185,7 @@ func (w *farmWorker) awaitProgress(t *testing.T, ended <-chan buildResult, more 
 	t.Helper()
 	before, _ := w.farm.watch.of(w.name)
 	until(t, buildTime, w.name+" executes", func() bool {
-		if len(ended) > 0 {
-			t.Fatalf("the build ended before %s executed %d more actions", w.name, more)
-		}
+		must.Be(t, len(ended) == 0, "the build ended before %s executed %d more actions", w.name, more)
 		runs, executing := w.farm.watch.of(w.name)
 		return runs >= before+more && executing > len(w.executing(sleeper))
 	})
@@ -270,9 +264,7 @@ func (f *farm) history(t *testing.T, address string) map[string]executedAction {
 // wantEqual checks that both servers executed the same actions with equal results and stable hashes.
 func wantEqual(t *testing.T, got, want map[string]executedAction) {
 	t.Helper()
-	if len(got) != len(want) {
-		t.Errorf("%d actions were executed, want %d", len(got), len(want))
-	}
+	expect.Equal(t, len(got), len(want), "actions were executed")
 	equal, alone := 0, 0
 	for digest, there := range got {
 		here, known := want[digest]
@@ -290,9 +282,7 @@ func wantEqual(t *testing.T, got, want map[string]executedAction) {
 			equal++
 		}
 	}
-	if equal < 250 {
-		t.Errorf("%d results are equal, want at least 250", equal)
-	}
+	expect.That(t, equal >= 250, "%d results are equal, want at least 250", equal)
 	t.Logf("%d results are equal; %d actions are in one build only", equal, alone)
 }
 
@@ -311,9 +301,8 @@ func wantWithinSlots(t *testing.T, executed map[string]executedAction, workers [
 	changes := map[string][]change{}
 	for digest, e := range executed {
 		m := e.result.GetExecutionMetadata()
-		if !m.GetWorkerStartTimestamp().IsValid() || !m.GetWorkerCompletedTimestamp().IsValid() {
-			t.Errorf("%s: metadata %v lack the times of the worker", digest, m)
-		}
+		expect.That(t, m.GetWorkerStartTimestamp().IsValid() && m.GetWorkerCompletedTimestamp().IsValid(),
+			"%s: metadata %v lack the times of the worker", digest, m)
 		name := workerOf(e.result)
 		changes[name] = append(changes[name], change{m.GetWorkerStartTimestamp().AsTime(), 1}, change{m.GetWorkerCompletedTimestamp().AsTime(), -1})
 	}

@@ -91,9 +91,7 @@ func (w *farmWorker) awaitJoin(t *testing.T, c *client) {
 	action := must.Get(c.put(t.Context(), "true", w.name))(t)
 	until(t, time.Minute, w.name+" has joined", func() bool {
 		answer, err := c.execute(t.Context(), action, nil)
-		if err != nil {
-			t.Fatalf("%s: %v", w.name, err)
-		}
+		must.Be(t, err == nil, "%s: %v", w.name, err)
 		return codes.Code(answer.GetStatus().GetCode()) != codes.FailedPrecondition
 	})
 }
@@ -101,14 +99,10 @@ func (w *farmWorker) awaitJoin(t *testing.T, c *client) {
 // wantExecutes checks that the worker executes an action that only it may.
 func (w *farmWorker) wantExecutes(t *testing.T, c *client, script string) {
 	t.Helper()
-	action := must.Get(c.put(t.Context(), script, w.name))(t)
-	answer, err := c.execute(t.Context(), action, nil)
-	if err != nil {
-		t.Fatalf("%s: %v", w.name, err)
-	}
-	if answer.GetStatus().GetCode() != 0 || answer.GetResult().GetExitCode() != 0 {
-		t.Fatalf("%s: got %v, want exit code 0", w.name, answer)
-	}
+	answer, err := c.execute(t.Context(), must.Get(c.put(t.Context(), script, w.name))(t), nil)
+	must.Be(t, err == nil, "%s: %v", w.name, err)
+	must.Be(t, answer.GetStatus().GetCode() == 0 && answer.GetResult().GetExitCode() == 0,
+		"%s: got %v, want exit code 0", w.name, answer)
 }
 
 // workerOf returns the worker of a result.

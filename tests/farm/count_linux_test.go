@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -39,9 +40,7 @@ func TestEachActionIsAnsweredOnce(t *testing.T) {
 		asking.Go(func() {
 			for n := range numbers {
 				worker, err := answered(t, c, n)
-				if err != nil {
-					t.Errorf("action %d: %v", n, err)
-				}
+				expect.Error(t, err, nil, "action %d", n)
 				mu.Lock()
 				by[worker]++
 				mu.Unlock()
@@ -57,17 +56,11 @@ func TestEachActionIsAnsweredOnce(t *testing.T) {
 	sum := 0
 	for _, w := range f.workers {
 		n := w.executed(t) - before[w.name]
-		if n == 0 {
-			t.Errorf("worker %s executed nothing", w.name)
-		}
-		if n != by[w.name] {
-			t.Errorf("worker %s executed %d actions, but %d responses name it", w.name, n, by[w.name])
-		}
+		expect.That(t, n != 0, "worker %s executed nothing", w.name)
+		expect.Equal(t, n, by[w.name], "worker %s executed", w.name)
 		sum += n
 	}
-	if sum != actions {
-		t.Errorf("%d actions were executed, want %d: %v", sum, actions, by)
-	}
+	expect.That(t, sum == actions, "%d actions were executed, want %d: %v", sum, actions, by)
 	t.Logf("%d actions by worker: %v", actions, by)
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/program"
 	"github.com/cloister-build/cloister/tests/must"
@@ -106,9 +107,7 @@ func (w *farmWorker) boot(t *testing.T) {
 func (w *farmWorker) stop(t *testing.T) {
 	t.Helper()
 	w.process.wantAllEnd(t, func() {
-		if err := w.process.stop(); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, w.process.stop(), nil)
 	})
 }
 
@@ -116,8 +115,6 @@ func (w *farmWorker) stop(t *testing.T) {
 func until(t *testing.T, limit time.Duration, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !condition(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("timeout: %s, want it within %v", what, limit)
-		}
+		must.Be(t, !time.Now().After(deadline), "timeout: %s, want it within %v", what, limit)
 	}
 }

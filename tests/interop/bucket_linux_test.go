@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/object"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/minio/minio-go/v7"
@@ -101,8 +102,7 @@ func (b *bucket) open(t *testing.T, prefix string, observe func(object.Call)) *o
 // store returns the instance "" of a client for a prefix of the bucket.
 func (b *bucket) store(t *testing.T, prefix string) *object.Store {
 	t.Helper()
-	s := must.Get(b.open(t, prefix, nil).Store(""))(t)
-	return s
+	return must.Get(b.open(t, prefix, nil).Store(""))(t)
 }
 
 // files returns the paths of objects below a prefix.
@@ -129,9 +129,8 @@ func (b *bucket) file(prefix string, d cas.Digest) string {
 func (b *bucket) wantObject(t *testing.T, prefix string, d cas.Digest) {
 	t.Helper()
 	data, err := os.ReadFile(b.file(prefix, d))
-	if err != nil || d.Function().Sum(data) != d {
-		t.Errorf("the bucket has no object of blob %s: %d bytes, %v", d, len(data), err)
-	}
+	expect.That(t, err == nil && d.Function().Sum(data) == d,
+		"the bucket has no object of blob %s: %d bytes, %v", d, len(data), err)
 }
 
 // kindsOfBuckets runs a test in parallel for each kind of bucket.
@@ -167,9 +166,8 @@ func TestBucketBlobsAreVerifiedAndReplaced(t *testing.T) {
 			f := must.Get(os.OpenFile(b.file("x", d), os.O_WRONLY, 0))(t)
 			_, err := f.WriteAt([]byte("damage"), int64(size/2))
 			must.Succeed(t, errors.Join(err, f.Close()))
-			if _, err := cas.ReadAll(t.Context(), store, d, int64(size)); !errors.Is(err, cas.ErrCorrupt) {
-				t.Errorf("%d bytes, damaged: got %v, want ErrCorrupt", size, err)
-			}
+			expect.Error(t, expect.Err(cas.ReadAll(t.Context(), store, d, int64(size))), cas.ErrCorrupt,
+				"%d bytes, damaged", size)
 			wantMissing(t, store, d, true)
 			put()
 			wantMissing(t, store, d, false)
@@ -187,9 +185,7 @@ func TestBucketBlobsAreVerifiedAndReplaced(t *testing.T) {
 
 func wantMissing(t *testing.T, store cas.Store, d cas.Digest, want bool) {
 	t.Helper()
-	if missing, err := store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) == 1 != want {
-		t.Errorf("blob %s: got missing %v, %v, want missing %v", d, missing, err, want)
-	}
+	expect.Equal(t, len(must.Get(store.Missing(t.Context(), []cas.Digest{d}))(t)) == 1, want, "blob %s", d)
 }
 
 // TestBucketRenewsObjects checks that an object that expires soon becomes new, by a copy or by another Put. This server
@@ -197,15 +193,12 @@ func wantMissing(t *testing.T, store cas.Store, d cas.Digest, want bool) {
 func TestBucketRenewsObjects(t *testing.T) {
 	kindsOfBuckets(t, func(t *testing.T, b *bucket) {
 		store := b.store(t, "x")
-		if store.Lifetime() != 10*24*time.Hour {
-			t.Errorf("got lifetime %v, want ten days", store.Lifetime())
-		}
+		expect.Equal(t, store.Lifetime(), 10*24*time.Hour, "lifetime (ten days)")
 		for i, size := range []int{1000, 20 << 20} {
 			data, d := castest.Blob(byte(i), size)
 			must.Succeed(t, store.Put(t.Context(), d, bytes.NewReader(data)))
 			age := func() time.Duration {
-				info := must.Get(os.Stat(b.file("x", d)))(t)
-				return time.Since(info.ModTime())
+				return time.Since(must.Get(os.Stat(b.file("x", d)))(t).ModTime())
 			}
 			for _, days := range []int{4, 6} {
 				at := time.Now().Add(-time.Duration(days) * 24 * time.Hour)
@@ -216,9 +209,7 @@ func TestBucketRenewsObjects(t *testing.T) {
 				}
 			}
 			must.Succeed(t, store.Put(t.Context(), d, bytes.NewReader(data)))
-			if age() > 24*time.Hour {
-				t.Errorf("%d bytes, put again: got age %v", size, age())
-			}
+			expect.That(t, age() <= 24*time.Hour, "%d bytes, put again: got age %v", size, age())
 			wantMissing(t, store, d, false)
 			b.wantObject(t, "x", d)
 		}
@@ -252,9 +243,7 @@ func TestUnreachableBucket(t *testing.T) {
 			back := stop(t, b)
 			must.Hold(t, "the bucket is known to be down", func() bool {
 				_, err := store.Missing(t.Context(), []cas.Digest{d})
-				if !errors.Is(err, cas.ErrUnavailable) {
-					t.Errorf("got %v, want ErrUnavailable", err)
-				}
+				expect.Error(t, err, cas.ErrUnavailable)
 				return c.Err() != nil
 			})
 			mu.Lock()
@@ -270,9 +259,7 @@ func TestUnreachableBucket(t *testing.T) {
 				}
 			}
 			mu.Lock()
-			if requests != 0 {
-				t.Errorf("got %d requests to a bucket that is known to be down", requests)
-			}
+			expect.Equal(t, requests, 0, "requests to a bucket that is known to be down")
 			mu.Unlock()
 			back()
 			must.Hold(t, "the bucket is up again", func() bool { return c.Err() == nil })
@@ -313,9 +300,8 @@ func TestFullBucket(t *testing.T) {
 	for i, size := range []int{16 << 20, 40 << 20} { // in one request, and in parts
 		large, d := castest.Blob(byte(2+i), size)
 		err := store.Put(t.Context(), d, bytes.NewReader(large))
-		if !errors.Is(err, cas.ErrUpstreamFull) || !strings.Contains(err.Error(), "free space in the bucket") {
-			t.Errorf("%d bytes: got %v, want ErrUpstreamFull with advice", size, err)
-		}
+		expect.That(t, errors.Is(err, cas.ErrUpstreamFull) && strings.Contains(err.Error(), "free space in the bucket"),
+			"%d bytes: got %v, want ErrUpstreamFull with advice", size, err)
 		wantMissing(t, store, d, true)
 	}
 	wantMissing(t, store, smallDigest, false)
@@ -343,10 +329,7 @@ func TestBucketThatMayOnlyBeRead(t *testing.T) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, "serve", "--listen", "127.0.0.1:0", "--dir", t.TempDir(), "--max-size", "1GiB", "--store", url)
 	out, err := cmd.CombinedOutput()
-	if cmd.ProcessState.ExitCode() <= 0 || !strings.Contains(string(out), "s3:PutObject") {
-		t.Errorf("cloister serve: got %v, %s; want an error with the permission", err, out)
-	}
-	if files := b.files(t, ""); !slices.Equal(files, []string{b.file("x", d)}) {
-		t.Errorf("got files %q, want only that of the blob", files)
-	}
+	expect.That(t, cmd.ProcessState.ExitCode() > 0 && strings.Contains(string(out), "s3:PutObject"),
+		"cloister serve: got %v, %s; want an error with the permission", err, out)
+	expect.Slices(t, b.files(t, ""), []string{b.file("x", d)}, "files (only that of the blob)")
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -85,9 +86,8 @@ func TestKillsAndOutagesLoseNothing(t *testing.T) {
 			b.wantObject(t, "serve", d)
 		}
 		missing, err := s.store.Missing(t.Context(), u.acked)
-		if err != nil || len(missing) > 0 {
-			t.Errorf("round %d: %d of %d acknowledged blobs are missing, %v", round, len(missing), len(u.acked), err)
-		}
+		expect.That(t, err == nil && len(missing) == 0,
+			"round %d: %d of %d acknowledged blobs are missing, %v", round, len(missing), len(u.acked), err)
 	}
 	// What is reported present is in the bucket, whatever became of its upload.
 	for _, data := range blobs() {
@@ -147,9 +147,8 @@ func TestFunctionsAndInstancesShareABucket(t *testing.T) {
 		}
 		for _, d := range ds {
 			data, err := cas.ReadAll(t.Context(), dialAt(t, s.Addr, name), d, 1<<20)
-			if err != nil || d.Function().Sum(data) != d {
-				t.Errorf("instance %q: blob %s: got %d bytes, %v", name, d, len(data), err)
-			}
+			expect.That(t, err == nil && d.Function().Sum(data) == d,
+				"instance %q: blob %s: got %d bytes, %v", name, d, len(data), err)
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/interop/peers"
@@ -232,12 +233,9 @@ func TestServeStartsWithoutTheBucket(t *testing.T) {
 	scrape := func() string {
 		resp := must.Get(http.Get("http://" + metrics + "/metrics"))(t)
 		defer resp.Body.Close()
-		text := must.Get(io.ReadAll(resp.Body))(t)
-		return string(text)
+		return string(must.Get(io.ReadAll(resp.Body))(t))
 	}
-	if text := scrape(); !strings.Contains(text, `cloister_cas_upstream_requests_total{kind="probe",outcome="unavailable"}`) {
-		t.Errorf("got metrics without failed probes:\n%s", text)
-	}
+	expect.Text(t, scrape(), `cloister_cas_upstream_requests_total{kind="probe",outcome="unavailable"}`)
 	b.start(t)
 	must.Hold(t, "all blobs are in the bucket", func() bool { return len(b.files(t, "serve")) == len(blobs()) })
 	for _, data := range blobs() {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -55,18 +56,14 @@ func (p *project) must(program string, args ...string) string {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir, cmd.Env = p.dir, p.env
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		p.Fatalf("%s %v: %v\n%s", filepath.Base(program), args, err, out)
-	}
+	must.Be(p, err == nil, "%s %v: %v\n%s", filepath.Base(program), args, err, out)
 	return string(out)
 }
 
 // want checks that output contains a text.
 func (p *project) want(output, text string) {
 	p.Helper()
-	if !strings.Contains(output, text) {
-		p.Errorf("got output without %q:\n%s", text, output)
-	}
+	expect.Text(p, output, text)
 }
 
 // executions returns the number of actions of an instance that a server has executed.
@@ -74,9 +71,7 @@ func executions(t *testing.T, addr, instance string) int {
 	t.Helper()
 	program := must.Get(cloister())(t)
 	out, err := exec.Command(program, "action", "ls", "--server", "grpc://"+addr, "--instance", instance, "--json").Output()
-	if err != nil {
-		t.Fatalf("cloister action ls: %v", err)
-	}
+	must.Be(t, err == nil, "cloister action ls: %v", err)
 	var actions []json.RawMessage
 	if err := json.Unmarshal(out, &actions); err != nil {
 		t.Fatalf("cloister action ls: %v in %s", err, out)
@@ -127,9 +122,8 @@ experimental_test_shell_command(
 		"src/in.txt": "an input\n",
 	})
 	p.must(p.program, "export-codegen", "src:gen")
-	if b, err := os.ReadFile(filepath.Join(p.dir, "dist/codegen/src/out/copy.txt")); err != nil || string(b) != "an input\n" {
-		t.Errorf("generated file: got %q, %v", b, err)
-	}
+	expect.Equal(t, string(must.Get(os.ReadFile(filepath.Join(p.dir, "dist/codegen/src/out/copy.txt")))(t)),
+		"an input\n", "generated file")
 	p.want(p.must(p.program, "test", "src:test"), "src:test succeeded in")
 	p.want(p.must(p.program, "test", "src:test"), "(cached remotely)")
 }
@@ -189,9 +183,7 @@ source-caches: {servers: [%[1]s]}
 
 	for _, state := range []string{"empty", "filled by the first build"} {
 		p.must(p.program, "--config", "user.conf", "--no-colors", "build", "hello.bst")
-		if n := executions(t, addr, "bst"); n != 1 {
-			t.Errorf("with an action cache that is %s: got %d executions in total, want 1", state, n)
-		}
+		expect.Equal(t, executions(t, addr, "bst"), 1, "with an action cache that is %s: executions in total", state)
 		p.must(p.program, "--config", "user.conf", "artifact", "checkout", "hello.bst", "--directory", "out")
 		if b, err := os.ReadFile(filepath.Join(p.dir, "out/share/copy.txt")); err != nil || string(b) != "an input\n" {
 			t.Errorf("with an action cache that is %s: got artifact %q, %v", state, b, err)
@@ -237,9 +229,7 @@ func TestMoon(t *testing.T) {
 	first := made()
 	p.must("rm", "-r", "app/out", ".moon/cache")
 	p.want(p.must(p.program, "run", "app:build"), "cached from remote")
-	if second := made(); second != first {
-		t.Errorf("restored output: got %q, want %q", second, first)
-	}
+	expect.Equal(t, made(), first, "restored output")
 }
 
 // TestOldBazel tests a part of the examples with the oldest version that is published in a package.

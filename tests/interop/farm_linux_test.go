@@ -24,6 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/interop/peers"
@@ -188,9 +189,8 @@ func wantExecutes(t *testing.T, addr, instance string) {
 	d := action(t, store, "cp in/name out/copy && echo $WHERE && echo there >&2", time.Minute)
 	response := must.Get(execute(t.Context(), addr, instance, d))(t)
 	result := response.GetResult()
-	if response.GetStatus().GetCode() != 0 || result.GetExitCode() != 0 || len(result.GetOutputFiles()) != 1 {
-		t.Fatalf("response is %v, want one output", response)
-	}
+	must.Be(t, response.GetStatus().GetCode() == 0 && result.GetExitCode() == 0 && len(result.GetOutputFiles()) == 1,
+		"response is %v, want one output", response)
 	for _, c := range []struct {
 		name, want string
 		d          *repb.Digest
@@ -199,19 +199,14 @@ func wantExecutes(t *testing.T, addr, instance string) {
 		{"stdout", "here\n", result.StdoutDigest},
 		{"stderr", "there\n", result.StderrDigest},
 	} {
-		if got := content(t, store, c.d); got != c.want {
-			t.Errorf("%s is %q, want %q", c.name, got, c.want)
-		}
+		expect.Equal(t, content(t, store, c.d), c.want, "%s", c.name)
 	}
 	digest := must.Get(cas.FromProto(cas.SHA256, d))(t)
-	if recorded, err := store.Lookup(t.Context(), digest); err != nil || len(recorded.GetOutputFiles()) != 1 {
-		t.Errorf("recorded result is %v, %v, want one output", recorded, err)
-	}
+	expect.Equal(t, len(must.Get(store.Lookup(t.Context(), digest))(t).GetOutputFiles()), 1, "recorded result")
 
 	response, err := execute(t.Context(), addr, instance, action(t, store, "exit 3", time.Minute))
-	if err != nil || response.GetStatus().GetCode() != 0 || response.GetResult().GetExitCode() != 3 {
-		t.Errorf("response is %v, %v, want exit code 3", response, err)
-	}
+	expect.That(t, err == nil && response.GetStatus().GetCode() == 0 && response.GetResult().GetExitCode() == 3,
+		"response is %v, %v, want exit code 3", response, err)
 	for timeout := time.Second; timeout < time.Minute; timeout *= 2 {
 		response, err = execute(t.Context(), addr, instance, action(t, store, fmt.Sprintf("echo before; : %v; sleep 600", timeout), timeout))
 		if r := response.GetResult(); r.GetExitCode() != -1 && r.GetStdoutDigest().GetSizeBytes() > 0 {
@@ -220,12 +215,9 @@ func wantExecutes(t *testing.T, addr, instance string) {
 		// A machine that stalls needs a longer one. And bb_runner enforces the timeout, too: if it is first, it reports a killed
 		// command, and bb_worker no timeout.
 	}
-	if err != nil || codes.Code(response.GetStatus().GetCode()) != codes.DeadlineExceeded {
-		t.Fatalf("response is %v, %v, want DEADLINE_EXCEEDED", response, err)
-	}
-	if got := content(t, store, response.GetResult().GetStdoutDigest()); got != "before\n" {
-		t.Errorf("stdout before the timeout is %q, want before", got)
-	}
+	must.Be(t, err == nil && codes.Code(response.GetStatus().GetCode()) == codes.DeadlineExceeded,
+		"response is %v, %v, want DEADLINE_EXCEEDED", response, err)
+	expect.Equal(t, content(t, store, response.GetResult().GetStdoutDigest()), "before\n", "stdout before the timeout")
 }
 
 // scrape returns /metrics of a process, which may serve it a moment after everything else.
@@ -239,9 +231,7 @@ func scrape(t *testing.T, addr string) []byte {
 	must.Succeed(t, err)
 	defer r.Body.Close()
 	text, err := io.ReadAll(r.Body)
-	if err != nil || r.StatusCode != http.StatusOK {
-		t.Fatalf("metrics: %s, %v", r.Status, err)
-	}
+	must.Be(t, err == nil && r.StatusCode == http.StatusOK, "metrics: %s, %v", r.Status, err)
 	return text
 }
 
@@ -269,9 +259,8 @@ func (b *buildbarn) wantTasks(t *testing.T, queued, executing float64) {
 		if q == queued && e == executing {
 			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%v tasks queued and %v executing, want %v and %v", q, e, queued, executing)
-		}
+		must.Be(t, !time.Now().After(deadline),
+			"%v tasks queued and %v executing, want %v and %v", q, e, queued, executing)
 	}
 }
 
@@ -334,9 +323,7 @@ func (b *buildbarn) state(t *testing.T, method, request string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, program, b.scheduler.Addr, method, request).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v: %s", method, request, err, out)
-	}
+	must.Be(t, err == nil, "%s %s: %v: %s", method, request, err, out)
 	return string(out)
 }
 
@@ -357,9 +344,7 @@ func TestSchedulerDrainsWorker(t *testing.T) {
 	}()
 	b.wantTasks(t, 1, 0)
 	// A worker that is not drained would have taken it before this is answered.
-	if drains := b.state(t, "ListDrains", `{"sizeClassQueueName": `+queue+`}`); !strings.Contains(drains, `"one"`) {
-		t.Errorf("drains are %s, want worker one", drains)
-	}
+	expect.Text(t, b.state(t, "ListDrains", `{"sizeClassQueueName": `+queue+`}`), `"one"`, "drains (worker one)")
 	b.wantTasks(t, 1, 0)
 	b.state(t, "RemoveDrain", drain)
 	must.Succeed(t, <-ended)
@@ -411,7 +396,6 @@ func wantAll(t *testing.T, bazel *bazelrun.Bazel) {
 	build := must.Get(bazel.Run(ctx, "test", "//examples/..."))(t)
 	ways := build.Processes()
 	delete(ways, "internal")
-	if build.ExitCode != 0 || ways["remote"] < 200 || len(ways) != 1 {
-		t.Fatalf("bazel: exit %d, processes %v; want success and only remote ones:\n%s", build.ExitCode, ways, build.Output)
-	}
+	must.Be(t, build.ExitCode == 0 && ways["remote"] >= 200 && len(ways) == 1,
+		"bazel: exit %d, processes %v; want success and only remote ones:\n%s", build.ExitCode, ways, build.Output)
 }

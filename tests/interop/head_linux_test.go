@@ -20,6 +20,7 @@ import (
 	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
@@ -89,9 +90,7 @@ func (h *head) wantActions(t *testing.T, queued, running string) {
 		if n["queued"] == queued && n["running"] == running {
 			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("actions are %v, want %s queued and %s running", n, queued, running)
-		}
+		must.Be(t, !time.Now().After(deadline), "actions are %v, want %s queued and %s running", n, queued, running)
 	}
 }
 
@@ -116,9 +115,8 @@ func request(ctx context.Context, addr string, action *repb.Digest) *pendingActi
 func (a *pendingAction) want(t *testing.T) *repb.ActionResult {
 	t.Helper()
 	<-a.ended
-	if a.err != nil || a.response.GetStatus().GetCode() != 0 || a.response.GetResult().GetExitCode() != 0 {
-		t.Fatalf("response is %v, %v, want exit code 0", a.response, a.err)
-	}
+	must.Be(t, a.err == nil && a.response.GetStatus().GetCode() == 0 && a.response.GetResult().GetExitCode() == 0,
+		"response is %v, %v, want exit code 0", a.response, a.err)
 	return a.response.GetResult()
 }
 
@@ -154,9 +152,7 @@ func (b barrier) arrived(t *testing.T, n int) []string {
 		if lines = lines[:len(lines)-1]; len(lines) >= n {
 			return lines
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("lines are %q, want %d", lines, n)
-		}
+		must.Be(t, !time.Now().After(deadline), "lines are %q, want %d", lines, n)
 	}
 }
 
@@ -220,9 +216,7 @@ func wantMetadata(t *testing.T, r *repb.ActionResult, added proto.Message) {
 	if md.TargetId != target || md.ActionMnemonic != "Some" || md.ToolInvocationId != "an-invocation" || md.CorrelatedInvocationsId != "a-correlated" {
 		t.Errorf("request metadata of the result are %v, want the client's", md)
 	}
-	if !found {
-		t.Errorf("the result has no %T", added)
-	}
+	expect.That(t, found, "the result has no %T", added)
 }
 
 // TestHeadPropagatesMetadataAndTrace to Buildbarn's worker.
@@ -282,9 +276,8 @@ func TestHeadCancelsActionOfBuildbarnsWorker(t *testing.T) {
 	if err == nil {
 		err = op.GetResponse().UnmarshalTo(response)
 	}
-	if err != nil || codes.Code(response.GetStatus().GetCode()) != codes.Canceled {
-		t.Errorf("response is %v, %v, want CANCELED", response, err)
-	}
+	expect.That(t, err == nil && codes.Code(response.GetStatus().GetCode()) == codes.Canceled,
+		"response is %v, %v, want CANCELED", response, err)
 	wantGone(t, pid)
 	request(t.Context(), h.clients, action(t, store, "true", time.Minute)).want(t)
 }
@@ -298,9 +291,7 @@ func TestActionOfALostBuildbarnWorkerRunsElsewhere(t *testing.T) {
 	lost := g.arrived(t, 1)[0]
 	workers[lost].Kill()
 	other := g.arrived(t, 2)[1]
-	if other == lost || workers[other] == nil {
-		t.Errorf("after %s it ran on %q, want the other worker", lost, other)
-	}
+	expect.That(t, other != lost && workers[other] != nil, "after %s it ran on %q, want the other worker", lost, other)
 	g.open(t)
 	if result := a.want(t); ranOn(t, result) != other {
 		t.Errorf("worker is %s, want %s", result.GetExecutionMetadata().GetWorker(), other)

@@ -85,8 +85,7 @@ func dialAt(t *testing.T, addr, instance string) *remote.Store {
 	t.Helper()
 	c := must.Get(remote.Dial(t.Context(), "grpc://"+addr))(t)
 	t.Cleanup(func() { c.Close() })
-	store := must.Get(c.Store(instance))(t)
-	return store
+	return must.Get(c.Store(instance))(t)
 }
 
 // A peer is a peer's store without harmless deviations from the contract.

@@ -23,6 +23,7 @@ import (
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
@@ -141,14 +142,10 @@ func TestJoinDrainsOnSIGTERM(t *testing.T) {
 	})
 	<-one.ended
 	one.stop(t)
-	if w := first.want(t).GetExecutionMetadata().GetWorker(); !strings.Contains(w, "one") {
-		t.Errorf("the first action ran on %q, want one", w)
-	}
+	expect.Text(t, first.want(t).GetExecutionMetadata().GetWorker(), "one", "the first action ran on")
 	b.wantTasks(t, 1, 0)
 	b.join(t, "two", "--property", "os=linux")
-	if w := second.want(t).GetExecutionMetadata().GetWorker(); !strings.Contains(w, "two") {
-		t.Errorf("the second action ran on %q, want two", w)
-	}
+	expect.Text(t, second.want(t).GetExecutionMetadata().GetWorker(), "two", "the second action ran on")
 }
 
 func TestJoinIsDrainedByBuildbarnsScheduler(t *testing.T) {
@@ -183,9 +180,8 @@ func TestKilledJoinLeavesNoProcess(t *testing.T) {
 	if err == nil {
 		err = status.ErrorProto(lost.response.GetStatus())
 	}
-	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `"one"`) {
-		t.Errorf("execution: %v, want UNAVAILABLE with the worker's name", err)
-	}
+	expect.That(t, status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), `"one"`),
+		"execution: %v, want UNAVAILABLE with the worker's name", err)
 	wantNone(t, pids)
 	b.join(t, "two", "--property", "os=linux")
 	request(t.Context(), b.scheduler.Addr, d("true")).want(t)
@@ -231,9 +227,7 @@ func TestJoinTakesNoActionsWithoutStore(t *testing.T) {
 	// It may just have got one, which fails so that clients retry.
 	for tries := 1; b.taken(t, a); tries++ {
 		<-a.ended
-		if tries == 5 {
-			t.Fatal("the worker keeps taking actions")
-		}
+		must.Be(t, tries != 5, "the worker keeps taking actions")
 		if code := codes.Code(a.response.GetStatus().GetCode()); a.err != nil || code != codes.Unavailable {
 			t.Fatalf("response is %v, %v, want UNAVAILABLE", a.response, a.err)
 		}
@@ -256,9 +250,7 @@ func (b *buildbarn) taken(t *testing.T, a *pendingAction) bool {
 		if queued, _ := b.tasks(t); queued == 1 {
 			break
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("the action is neither queued nor ended")
-		}
+		must.Be(t, !time.Now().After(deadline), "the action is neither queued nor ended")
 	}
 	b.state(t, "ListDrains", `{"sizeClassQueueName": {"platformQueueName": {"platform": {"properties": [{"name": "os", "value": "linux"}]}}}}`)
 	queued, _ := b.tasks(t)
@@ -319,12 +311,8 @@ func TestExamplesWithBuildbarnsScheduler(t *testing.T) {
 		}
 		equal++
 	}
-	if equal < 200 {
-		t.Errorf("%d results are equal, want at least 200", equal)
-	}
-	if len(workers) != 3 {
-		t.Errorf("results by worker are %v, want some of all three", workers)
-	}
+	expect.That(t, equal >= 200, "%d results are equal, want at least 200", equal)
+	expect.Equal(t, len(workers), 3, "results by worker are %v", workers)
 	t.Logf("%d results are equal, %d in one build only, by worker %v", equal, timed, workers)
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/overlay"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -35,8 +36,7 @@ func over(t *testing.T, s *peers.Server, policy overlay.Policy) *cas.Instance {
 		defer cancel()
 		must.Succeed(t, o.Close(ctx))
 	})
-	in := must.Get(o.Instance(""))(t)
-	return in
+	return must.Get(o.Instance(""))(t)
 }
 
 func TestOverlayMeetsTheStoreContract(t *testing.T) {
@@ -92,13 +92,9 @@ func read(t *testing.T, s cas.Store, seed byte, d cas.Digest) error {
 // wantRead checks that all blobs of seed are present and readable.
 func wantRead(t *testing.T, s cas.Store, seed byte, ds []cas.Digest) {
 	t.Helper()
-	if missing, err := s.Missing(t.Context(), ds); err != nil || len(missing) > 0 {
-		t.Errorf("missing are %v, %v, want none", missing, err)
-	}
+	expect.Equal(t, len(must.Get(s.Missing(t.Context(), ds))(t)), 0, "missing")
 	for _, d := range ds {
-		if err := read(t, s, seed, d); err != nil {
-			t.Errorf("read %s: %v", d, err)
-		}
+		expect.Error(t, read(t, s, seed, d), nil, "read %s", d)
 	}
 }
 
@@ -116,14 +112,11 @@ func TestUpstreamOutage(t *testing.T) {
 			unknown := put(t, upstream, 3)
 			s.Kill()
 			for _, d := range known {
-				if err := read(t, in.Store, 2, d); err != nil {
-					t.Errorf("read local blob %s without the upstream: %v", d, err)
-				}
+				expect.Error(t, read(t, in.Store, 2, d), nil, "read local blob %s", d)
 			}
 			for _, d := range unknown {
-				if err := read(t, in.Store, 3, d); !errors.Is(err, cas.ErrUnavailable) {
-					t.Errorf("read upstream blob %s without the upstream: got %v, want ErrUnavailable", d, err)
-				}
+				expect.Error(t, read(t, in.Store, 3, d), cas.ErrUnavailable,
+					"read upstream blob %s without the upstream", d)
 			}
 		})
 	}

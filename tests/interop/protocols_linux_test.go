@@ -15,6 +15,7 @@ import (
 	resourceusagepb "github.com/cloister-build/cloister/proto/buildbarn/resourceusage"
 	runnerpb "github.com/cloister-build/cloister/proto/buildbarn/runner"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/protobuf/proto"
@@ -66,18 +67,12 @@ func TestProtocolsMatchBuildbarns(t *testing.T) {
 	}
 	got := lines(ours)
 	for _, l := range want {
-		if !slices.Contains(got, l) {
-			t.Errorf("only Buildbarn has: %s", l)
-		}
+		expect.That(t, slices.Contains(got, l), "only Buildbarn has: %s", l)
 	}
 	for _, l := range got {
-		if !slices.Contains(want, l) {
-			t.Errorf("only Cloister has: %s", l)
-		}
+		expect.That(t, slices.Contains(want, l), "only Cloister has: %s", l)
 	}
-	if len(want) < 50 {
-		t.Errorf("compared %d lines, want at least 50", len(want))
-	}
+	expect.That(t, len(want) >= 50, "compared %d lines, want at least 50", len(want))
 }
 
 // lines describes the wire format of each message, field, value and method in a line.

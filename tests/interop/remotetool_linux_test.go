@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -39,9 +40,7 @@ func (t *tool) run(operation string, args ...string) (string, bool) {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
-	if ctx.Err() != nil {
-		t.Fatalf("remotetool %s %v did not end:\n%s", operation, args, &out)
-	}
+	must.Be(t, ctx.Err() == nil, "remotetool %s %v did not end:\n%s", operation, args, &out)
 	return out.String(), err == nil
 }
 
@@ -52,9 +51,7 @@ func (t *tool) must(operation string, args []string, texts ...string) string {
 	for _, text := range texts {
 		ok = ok && strings.Contains(out, text)
 	}
-	if !ok {
-		t.Fatalf("remotetool %s %v failed or did not print %q:\n%s", operation, args, texts, out)
-	}
+	must.Be(t, ok, "remotetool %s %v failed or did not print %q:\n%s", operation, args, texts, out)
 	return out
 }
 
@@ -71,9 +68,7 @@ func write(t testing.TB, dir string, files map[string]string) {
 // holds checks the content of a file.
 func (t *tool) holds(path, want string) {
 	t.Helper()
-	if b, err := os.ReadFile(path); err != nil || string(b) != want {
-		t.Errorf("%s is %q, %v, want %q", path, b, err, want)
-	}
+	expect.Equal(t, string(must.Get(os.ReadFile(path))(t)), want, "%s", path)
 }
 
 // action writes the files that execute_action reads: an action whose script makes out and dir/made.
@@ -112,9 +107,7 @@ func TestRemoteToolWorksWithServe(t *testing.T) {
 	out := r.must("execute_action", []string{"-action_root", root, "-path", filepath.Join(r.home, "made")}, "Number of Output Files: 1", "Number of Output Directories: 1", "text")
 	r.holds(filepath.Join(r.home, "made/dir/made"), "an input\n")
 	found := digestLine.FindStringSubmatch(out)
-	if found == nil {
-		t.Fatalf("execute_action printed no action digest:\n%s", out)
-	}
+	must.Be(t, found != nil, "execute_action printed no action digest:\n%s", out)
 	action := found[1]
 	r.must("show_action", []string{"-digest", action}, "/bin/sh", "out", "dir")
 	result := filepath.Join(r.home, "result")

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/interop/peers"
 )
 
@@ -41,9 +42,7 @@ func TestCheckerRatesPeers(t *testing.T) {
 			peer.Kill() // it would wait for streams
 			for outcome, rules := range map[string][]string{"pass": row.pass, "fail": row.fail, "not supported": row.absent} {
 				for _, rule := range rules {
-					if got := outcomes[rule]; got != outcome {
-						t.Errorf("rule %s: %q, want %q", rule, got, outcome)
-					}
+					expect.Equal(t, outcomes[rule], outcome, "rule %s", rule)
 				}
 			}
 		})
@@ -85,8 +84,7 @@ func rulesOf(t *testing.T, addr string) map[string]string {
 			counts = append(counts, "none has outcome "+outcome)
 		}
 	}
-	if len(counts) > 0 || len(outcomes) < 60 {
-		t.Errorf("%d rules: %s\n%s", len(outcomes), strings.Join(counts, ", "), &out)
-	}
+	expect.That(t, len(counts) == 0 && len(outcomes) >= 60,
+		"%d rules: %s\n%s", len(outcomes), strings.Join(counts, ", "), &out)
 	return outcomes
 }

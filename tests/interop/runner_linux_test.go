@@ -29,9 +29,7 @@ func runner(t *testing.T, build string) string {
 			t.Fatalf("cloister runner ended: %v", p.err)
 		default:
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("cloister runner does not listen on %s", socket)
-		}
+		must.Be(t, !time.Now().After(deadline), "cloister runner does not listen on %s", socket)
 	}
 }
 

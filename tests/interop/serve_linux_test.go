@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/interop/peers"
@@ -32,8 +33,7 @@ func serve(t *testing.T, upstream *peers.Server, flags ...string) *remote.Store 
 	c, err := remote.Dial(t.Context(), "grpc://"+listen(t, append([]string{"--cas", "grpc://" + upstream.Addr}, flags...)...))
 	must.Succeed(t, err)
 	t.Cleanup(func() { c.Close() })
-	store := must.Get(c.Store(""))(t)
-	return store
+	return must.Get(c.Store(""))(t)
 }
 
 // listen starts cloister serve and returns its address.
@@ -73,9 +73,7 @@ func TestServersShareAnUpstream(t *testing.T) {
 			known := put(t, two, 2)
 			s.Kill()
 			for _, d := range known {
-				if err := read(t, two, 2, d); err != nil {
-					t.Errorf("read local blob %s without the upstream: %v", d, err)
-				}
+				expect.Error(t, read(t, two, 2, d), nil, "read local blob %s", d)
 			}
 			_, unknown := castest.Blob(3, 100)
 			if err := read(t, two, 3, unknown); err == nil || errors.Is(err, cas.ErrNotFound) {

@@ -22,6 +22,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
@@ -170,9 +171,7 @@ func queued(c *client, n int) {
 	}
 	clients.Wait()
 	s, err := c.exec.Execute(ctx, &repb.ExecuteRequest{ActionDigest: last, ExecutionPolicy: &repb.ExecutionPolicy{Priority: -1}})
-	if err != nil || !awaitStage(s, repb.ExecutionStage_QUEUED) {
-		c.Fatalf("the overtaking action is not queued: %v", err)
-	}
+	must.Be(c, err == nil && awaitStage(s, repb.ExecutionStage_QUEUED), "the overtaking action is not queued: %v", err)
 	blocking.end()
 	if got, _ := c.wantSuccess("the overtaking action", answered(s, nil)); got != "overtook\n" {
 		c.Errorf("the overtaking action: got output %q", got)
@@ -223,22 +222,16 @@ func manyOutputs(c *client, n int) {
 	for _, f := range tree.Root.GetFiles() {
 		files[f.Name] = f.Digest
 	}
-	if len(files) != n {
-		c.Fatalf("the directory has %d files, want %d", len(files), n)
-	}
+	must.Be(c, len(files) == n, "the directory has %d files, want %d", len(files), n)
 	name := strconv.Itoa(n - 1)
-	if got := c.get(files[name]); got != "file "+name+"\n" {
-		c.Errorf("file %s is %q", name, got)
-	}
+	expect.Equal(c, c.get(files[name]), "file "+name+"\n", "file %s is", name)
 }
 
 // muchStdout runs an action that writes n bytes, which are truncated.
 func muchStdout(c *client, n int) {
 	const kept = 32 << 20
 	stdout, r := c.succeed(job{script: fmt.Sprintf("head -c %d /dev/zero && echo whole >&2", n)})
-	if stderr := c.output(r.GetStderrRaw(), r.GetStderrDigest()); stderr != "whole\n" {
-		c.Errorf("got stderr %q, want %q", stderr, "whole\n")
-	}
+	expect.Equal(c, c.output(r.GetStderrRaw(), r.GetStderrDigest()), "whole\n", "stderr")
 	got := []byte(stdout)
 	if len(got) < kept || !bytes.Equal(got[:kept], make([]byte, kept)) ||
 		!strings.Contains(string(got[kept:]), "truncated") {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/program"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -52,9 +53,7 @@ type script struct {
 func scripts(t *testing.T, dir string) []script {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join("testdata", dir, "*.sh"))
-	if err != nil || len(names) < 20 {
-		t.Fatalf("got %d programs in %s, %v, want at least 20", len(names), dir, err)
-	}
+	must.Be(t, err == nil && len(names) >= 20, "got %d programs in %s, %v, want at least 20", len(names), dir, err)
 	var all []script
 	for _, name := range names {
 		text := must.Get(os.ReadFile(name))(t)
@@ -123,9 +122,7 @@ func (s *script) checked(t *testing.T, in string, flags ...string) (*repro.Verdi
 		t.Fatalf("%v: exit code %d, %d verdicts, %v\n%s", args, cmd.ProcessState.ExitCode(), len(r), err, stderr.String())
 	}
 	for i, run := range r[0].Runs {
-		if run.ExitCode != 0 || run.Code != "" {
-			t.Fatalf("run %d: exit code %d %s", i+1, run.ExitCode, run.Code)
-		}
+		must.Be(t, run.ExitCode == 0 && run.Code == "", "run %d: exit code %d %s", i+1, run.ExitCode, run.Code)
 	}
 	return r[0], cmd.ProcessState.ExitCode()
 }
@@ -205,9 +202,8 @@ func TestCorpus(t *testing.T) {
 				if why := s.missing(v); why != "" {
 					sandboxtest.Unavailable(t, "conditions", why)
 				}
-				if code != 1 || v.Result != repro.Differs || v.Bisection == nil || len(v.Differences) == 0 {
-					t.Fatalf("exit code %d, %s, %+v", code, v.Result, v.Bisection)
-				}
+				must.Be(t, code == 1 && v.Result == repro.Differs && v.Bisection != nil && len(v.Differences) != 0,
+					"exit code %d, %s, %+v", code, v.Result, v.Bisection)
 				for _, wrong := range s.problems(v) {
 					t.Error(wrong)
 				}
@@ -222,9 +218,8 @@ func TestCorpus(t *testing.T) {
 				atOnce <- struct{}{}
 				defer func() { <-atOnce }()
 				v, code := s.checked(t, in)
-				if code != 0 || v.Result != repro.Same || len(v.Runs) != repro.DefaultRuns {
-					t.Errorf("exit code %d, %s: %+v", code, v.Result, v.Differences)
-				}
+				expect.That(t, code == 0 && v.Result == repro.Same && len(v.Runs) == repro.DefaultRuns,
+					"exit code %d, %s: %+v", code, v.Result, v.Differences)
 				lines.add(s.name, "same in %d runs, %d factors", len(v.Runs), len(v.Factors))
 			})
 		}
@@ -243,21 +238,15 @@ func TestCorpusShowsEveryCause(t *testing.T) {
 		}
 	}
 	for _, row := range compare.Causes {
-		if !shown[string(row.Cause)] {
-			t.Errorf("no program shows the cause %s", row.Cause)
-		}
+		expect.That(t, shown[string(row.Cause)], "no program shows the cause %s", row.Cause)
 		delete(shown, string(row.Cause))
 	}
-	if len(shown) > 0 {
-		t.Errorf("unknown causes %v", shown)
-	}
+	expect.That(t, len(shown) == 0, "unknown causes %v", shown)
 	varied := slices.Clone(repro.AllFactors)
 	for _, s := range scripts(t, "differs") {
 		varied = slices.DeleteFunc(varied, func(f repro.Factor) bool { return slices.Contains(s.factors, f) })
 	}
-	if len(varied) > 0 {
-		t.Errorf("no program shows the factors %q", varied)
-	}
+	expect.That(t, len(varied) == 0, "no program shows the factors %q", varied)
 }
 
 // docs/repro.md contains the table between these marks.
@@ -268,12 +257,9 @@ const (
 
 func TestDocumentListsPrograms(t *testing.T) {
 	const path = "../../docs/repro.md"
-	text := must.Get(os.ReadFile(path))(t)
-	before, rest, ok := strings.Cut(string(text), begin)
+	before, rest, ok := strings.Cut(string(must.Get(os.ReadFile(path))(t)), begin)
 	old, after, ends := strings.Cut(rest, end)
-	if !ok || !ends {
-		t.Fatalf("%s lacks the marks %q and %q", path, begin, end)
-	}
+	must.Be(t, ok && ends, "%s lacks the marks %q and %q", path, begin, end)
 	var b strings.Builder
 	fmt.Fprintf(&b, "| Program | Description | Cause | Factor |\n|---|---|---|---|\n")
 	for _, dir := range []string{"differs", "same"} {
@@ -292,8 +278,6 @@ func TestDocumentListsPrograms(t *testing.T) {
 	if b.String() == old {
 		return
 	}
-	if !*update {
-		t.Fatalf("%s is out of date; run this test with -update", path)
-	}
+	must.Be(t, *update, "%s is out of date; run this test with -update", path)
 	must.Succeed(t, os.WriteFile(path, []byte(before+begin+b.String()+end+after), 0o644))
 }

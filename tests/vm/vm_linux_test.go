@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -205,8 +206,7 @@ func run(t *testing.T, k kernel, im image) string {
 		"-serial", "file:"+at("console"), "-serial", "file:"+at("report"))
 	out, err := cmd.CombinedOutput()
 	read := func(name string) string {
-		b := must.Get(os.ReadFile(at(name)))(t)
-		return strings.ReplaceAll(string(b), "\r", "")
+		return strings.ReplaceAll(string(must.Get(os.ReadFile(at(name)))(t)), "\r", "")
 	}
 	report := read("report")
 	if last := services[len(services)-1].name; err != nil || !strings.Contains(report, "end "+last+"\n") {
@@ -226,17 +226,11 @@ func (s *service) check(t *testing.T, output string) {
 		}
 		passed[m[2]] = m[1] == "PASS"
 		t.Run(m[2], func(t *testing.T) {
-			if m[1] == "FAIL" {
-				t.Error("failed; the output of the service follows")
-			}
+			expect.That(t, m[1] != "FAIL", "failed; the output of the service follows")
 		})
 	}
 	for _, name := range s.want {
-		if !passed[name] {
-			t.Errorf("%s did not pass", name)
-		}
+		expect.That(t, passed[name], "%s did not pass", name)
 	}
-	if !strings.HasSuffix(output, "success\n") || t.Failed() {
-		t.Errorf("the service failed:\n%s", output)
-	}
+	expect.That(t, strings.HasSuffix(output, "success\n") && !t.Failed(), "the service failed:\n%s", output)
 }
