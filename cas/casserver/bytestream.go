@@ -11,8 +11,8 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/internal/compress"
-	"golang.org/x/sync/semaphore"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -24,16 +24,14 @@ const (
 	maxData = 1<<20 - headSize
 	// maxCompressedData is the most compressed data of one ReadResponse: less, so that the client can start early.
 	maxCompressedData = 128<<10 - headSize
-	// maxCompressMemory limits the memory of all compressed streams; further streams wait.
-	maxCompressMemory = 1 << 30
 )
 
 // byteStream is the ByteStream service.
 type byteStream struct {
 	bspb.UnimplementedByteStreamServer
 	Config
-	uploads        *uploads
-	compressMemory *semaphore.Weighted
+	uploads *uploads
+	memory  *memoryPool
 }
 
 // Read sends a blob, or the part of it that the offset and limit select. The offset counts uncompressed bytes even if
@@ -57,11 +55,27 @@ func (s *byteStream) Read(req *bspb.ReadRequest, stream bspb.ByteStream_ReadServ
 		return status.Errorf(codes.InvalidArgument,
 			"read_limit is %d, but compressed reads must not have one", req.ReadLimit)
 	}
+	single := d.Size()-req.ReadOffset <= maxData || req.ReadLimit > 0 && req.ReadLimit <= maxData
+	if single && !res.compressed() {
+		return s.read(in, res, d, req, stream, nil) // a single message, which does not wait for the client
+	}
+	return s.watch(stream, func(w *watched) error {
+		to := &grpc.GenericServerStream[bspb.ReadRequest, bspb.ReadResponse]{ServerStream: w}
+		return s.read(in, res, d, req, to, w)
+	})
+}
+
+// read sends the part of d that the request selects. The stream is that of w, unless it sends a single message.
+func (s *byteStream) read(
+	in *cas.Instance, res resource, d cas.Digest, req *bspb.ReadRequest, stream bspb.ByteStream_ReadServer, w *watched,
+) error {
+	ctx := stream.Context()
 	if res.compressed() {
-		if err := s.compressMemory.Acquire(ctx, compress.WriterMemory); err != nil {
+		release, err := s.memory.acquire(ctx, s.holder(ctx), compress.WriterMemory, w)
+		if err != nil {
 			return casstatus.Error(err)
 		}
-		defer s.compressMemory.Release(compress.WriterMemory)
+		defer release()
 	}
 	r, err := in.Store.Open(ctx, d, req.ReadOffset)
 	if err != nil {

@@ -4,11 +4,11 @@
 // Capabilities, ContentAddressableStorage, ByteStream and ActionCache. It neither authorizes callers nor serves
 // Execution.
 //
-// Memory per call is bounded: one request message, one page of the reply and the window of a compressor; for GetTree
-// the digests of the tree; for chunking calls the digests of up to a million chunks and the lookahead of the chunking
-// function. An upload streams from the client into Store.Put. When its stream breaks, that Put waits up to ten minutes
-// for another stream to resume it; these uploads are the only state of the package. Compressed uploads cannot be
-// resumed: they restart at offset 0.
+// Memory per call is bounded: one request message, one page of the reply and the window of a compressor, which share
+// 1 GiB; for GetTree the digests of the tree; for chunking calls the digests of up to a million chunks and the lookahead
+// of the chunking function. An upload streams from the client into Store.Put. When its stream breaks, that Put waits up
+// to ten minutes for another stream to resume it; these uploads are the only state of the package. Compressed uploads
+// cannot be resumed: they restart at offset 0.
 //
 // Keeping the Put open needs no second copy of the bytes, no format for partial blobs and no second way into a store.
 // Resuming a compressed upload would require the state of its decompressor. A second stream of an upload supersedes the
@@ -21,10 +21,10 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
-	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 )
 
@@ -51,6 +51,12 @@ type Config struct {
 	MaxBlobBytes int64
 	// ReadOnlyActions rejects UpdateActionResult: only execution records results.
 	ReadOnlyActions bool
+	// StreamIdle is how long a client may neither send nor take data of a ByteStream call of several messages before the
+	// call ends; 0 means a minute. Streams of Logs are exempt.
+	StreamIdle time.Duration
+	// Caller, if not nil, returns who calls. Calls that compress or decompress share memory, of which one caller at one
+	// address gets at most half.
+	Caller func(context.Context) string
 	// Logs, if not nil, serves the log streams of ByteStream.
 	Logs Logs
 	// FullHint, if not nil, returns advice for the operator about a limit that a store on this machine has reached.
@@ -83,14 +89,15 @@ func Register(s grpc.ServiceRegistrar, c Config) (stop func(), err error) {
 	if c.MaxBlobBytes <= 0 {
 		c.MaxBlobBytes = math.MaxInt64
 	}
-	u := newUploads(c.MaxBlobBytes)
+	if c.StreamIdle <= 0 {
+		c.StreamIdle = defaultStreamIdle
+	}
+	u, memory := newUploads(c.MaxBlobBytes), newMemoryPool()
 	repb.RegisterCapabilitiesServer(s, &capabilities{Config: c})
 	repb.RegisterContentAddressableStorageServer(s, &storage{
-		Config: c, uploads: u, chunkings: make(chan struct{}, maxChunkings),
+		Config: c, uploads: u, memory: memory, chunkings: make(chan struct{}, maxChunkings),
 	})
-	s.RegisterService(&byteStreamDesc, &byteStream{
-		Config: c, uploads: u, compressMemory: semaphore.NewWeighted(maxCompressMemory),
-	})
+	s.RegisterService(&byteStreamDesc, &byteStream{Config: c, uploads: u, memory: memory})
 	repb.RegisterActionCacheServer(s, &actionCache{Config: c})
 	return u.close, nil
 }

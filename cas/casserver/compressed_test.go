@@ -24,6 +24,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
@@ -377,10 +378,33 @@ func TestRule052_CancelOfCompressedReadClosesBlob(t *testing.T) {
 	})
 }
 
-// Compressed streams wait for memory: 32 windows of 32 MiB fit at once.
-func TestCompressedStreamsShareMemoryLimit(t *testing.T) {
-	c, m, began, _ := puttingServer(t)
+// A peak store counts how many of its Puts run at most at once.
+type peak struct {
+	cas.Store
+	began     chan struct{}
+	now, most atomic.Int64
+}
+
+func (p *peak) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
+	n := p.now.Add(1)
+	defer p.now.Add(-1)
+	for most := p.most.Load(); n > most && !p.most.CompareAndSwap(most, n); most = p.most.Load() {
+	}
+	p.began <- struct{}{}
+	return p.Store.Put(ctx, d, r)
+}
+
+// Uploads that ask for much memory and then send nothing delay neither other callers nor other calls of their own: half of
+// the memory, 16 windows of 32 MiB, is the share of one caller, and silent streams lose it when others wait.
+func TestSilentStreamsYieldTheirMemory(t *testing.T) {
+	t.Parallel()
+	m := castest.NewMemory()
+	store := &peak{Store: m, began: make(chan struct{}, 1000)}
+	c := serve(t, casserver.Config{Instances: instances(store, m), Caller: func(ctx context.Context) string {
+		return strings.Join(metadata.ValueFromIncomingContext(ctx, "caller"), "")
+	}})
 	data := noise(1 << 20)
+	z := repb.Compressor_ZSTD
 	present, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data))
 	must.Succeed(t, err)
 	var frame bytes.Buffer
@@ -389,33 +413,67 @@ func TestCompressedStreamsShareMemoryLimit(t *testing.T) {
 	if _, err := e.Write([]byte("beginning")); err != nil || e.Flush() != nil {
 		t.Fatal(err)
 	}
-	const uploads = 40
-	const held = 1 << 30 / compress.MaxWindow
-	ends := make(map[int]context.CancelFunc)
-	for i := range uploads {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		ends[i] = cancel
-		d := sum(fmt.Sprint("beginning and end", i))
-		c.open(ctx, t, message(fmt.Sprintf("uploads/u%d/%s", i, compressedName(repb.Compressor_ZSTD, d)), 0, frame.String(), false))
+	const held = 1 << 29 / compress.MaxWindow
+	var streams []bspb.ByteStream_WriteClient
+	for i := range 40 {
+		name := fmt.Sprintf("uploads/u%d/%s", i, compressedName(z, sum(fmt.Sprint("beginning and end", i))))
+		streams = append(streams, c.open(t.Context(), t, message(name, 0, frame.String(), false)))
 		if i < held {
-			<-began
+			<-store.began
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if _, err := c.unpacked(ctx, repb.Compressor_ZSTD, present, 0); status.Code(err) != codes.DeadlineExceeded {
-		t.Errorf("another read: got %v, want it to wait", err)
+	for _, caller := range []string{"other", ""} {
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "caller", caller)
+		if got, err := c.unpacked(ctx, z, present, 0); err != nil || got != data {
+			t.Errorf("caller %q: read %d bytes, %v", caller, len(got), err)
+		}
+		text := "text of " + caller
+		if _, err := c.write(ctx, message("uploads/u/"+compressedName(z, sum(text)), 0, pack(t, z, text), true)); err != nil {
+			t.Errorf("caller %q: write: %v", caller, err)
+		}
+		r, err := c.BatchUpdateBlobs(ctx, &repb.BatchUpdateBlobsRequest{Requests: []*repb.BatchUpdateBlobsRequest_Request{{
+			Digest: sum("brotli" + caller).Proto(), Compressor: repb.Compressor_BROTLI,
+			Data: []byte(pack(t, repb.Compressor_BROTLI, "brotli"+caller)),
+		}}})
+		if err != nil || r.Responses[0].Status.GetCode() != 0 {
+			t.Errorf("caller %q: batch: %v, %v", caller, r, err)
+		}
 	}
-	if n := len(began); n > 0 {
-		t.Errorf("%d uploads more than %d have begun", n, held)
+	err = streams[0].RecvMsg(&bspb.WriteResponse{})
+	if wantCode(t, err, codes.ResourceExhausted, "silent", "retry"); len(status.Convert(err).Details()) != 1 {
+		t.Errorf("got details %v, want RetryInfo", status.Convert(err).Details())
 	}
-	for _, end := range ends {
-		end()
+	// One upload of each caller was written beside the silent ones.
+	if n := store.most.Load(); n > held+1 {
+		t.Errorf("%d uploads had memory at once, want at most %d", n, held+1)
 	}
-	if got, err := c.unpacked(t.Context(), repb.Compressor_ZSTD, present, 0); err != nil || got != data {
-		t.Errorf("after they ended: read %d bytes, %v", len(got), err)
+}
+
+// A client that sends nothing, or takes nothing, for too long loses its stream. What it sent of an uncompressed upload is kept.
+func TestIdleStreamsEnd(t *testing.T) {
+	d, err := cas.NewDigest(cas.SHA256, sum("x").Hash(), 1<<30)
+	must.Succeed(t, err)
+	closed := make(chan struct{}, 2)
+	s := &endless{d: d, data: random, read: func(int) {}, closed: func() { closed <- struct{}{} }}
+	c := serve(t, casserver.Config{Instances: instances(s, nil), StreamIdle: 100 * time.Millisecond})
+	for _, name := range []string{d.Resource(), compressedName(repb.Compressor_ZSTD, d)} {
+		stream, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: name})
+		must.Succeed(t, err)
+		<-closed
+		for err == nil {
+			_, err = stream.Recv()
+		}
+		wantCode(t, err, codes.Unavailable, "silent for 100ms", "retry")
 	}
+	c = serve(t, casserver.Config{StreamIdle: 100 * time.Millisecond})
+	text := noise(10_000)
+	for name, data := range map[string]string{
+		uploadName(text): text, "uploads/v/" + compressedName(repb.Compressor_ZSTD, sum(text)): pack(t, repb.Compressor_ZSTD, text),
+	} {
+		stream := c.open(t.Context(), t, message(name, 0, data[:5000], false))
+		wantCode(t, stream.RecvMsg(&bspb.WriteResponse{}), codes.Unavailable, "silent for 100ms", "retry")
+	}
+	c.waitKept(t, uploadName(text), 5000)
 }
 
 // FuzzCompressedWrite checks that only data that matches the digest is stored, and that the store gets at most one byte

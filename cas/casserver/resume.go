@@ -276,6 +276,15 @@ func (us *uploads) committedSize(key uploadKey) (n int64, ok bool) {
 	return n, true
 }
 
+// linger makes close wait for a call whose client has been told that it is over.
+func (us *uploads) linger(done <-chan struct{}) {
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	if !us.closed {
+		us.running.Go(func() { <-done })
+	}
+}
+
 // close ends all sessions, waits for them and rejects new ones.
 func (us *uploads) close() {
 	us.mu.Lock()

@@ -21,6 +21,7 @@ type storage struct {
 	repb.UnimplementedContentAddressableStorageServer
 	Config
 	uploads   *uploads
+	memory    *memoryPool
 	chunkings chan struct{} // limits concurrent chunking to maxChunkings
 }
 
@@ -87,7 +88,7 @@ func (s *storage) BatchUpdateBlobs(
 	var blobs []cas.Blob
 	var pending []*repb.BatchUpdateBlobsResponse_Response // the responses for blobs
 	for i, r := range req.Requests {
-		b, err := s.requestBlob(in, req.DigestFunction, r)
+		b, err := s.requestBlob(ctx, in, req.DigestFunction, r)
 		responses[i] = &repb.BatchUpdateBlobsResponse_Response{Digest: r.Digest, Status: status.Convert(err).Proto()}
 		if err == nil {
 			blobs = append(blobs, b)
@@ -107,7 +108,7 @@ func (s *storage) BatchUpdateBlobs(
 
 // requestBlob returns a blob of a batch, decompressed but not yet checked against its digest. Its error is a status.
 func (s *storage) requestBlob(
-	in *cas.Instance, f repb.DigestFunction_Value, r *repb.BatchUpdateBlobsRequest_Request,
+	ctx context.Context, in *cas.Instance, f repb.DigestFunction_Value, r *repb.BatchUpdateBlobsRequest_Request,
 ) (cas.Blob, error) {
 	d, err := digest(in, f, r.Digest)
 	if err == nil {
@@ -124,7 +125,7 @@ func (s *storage) requestBlob(
 			"upload %s: compressor %v is not supported; send the blob uncompressed or use one of %s",
 			d, r.Compressor, compress.Names())
 	default:
-		b.Data, err = compress.Decode(r.Compressor, r.Data, d.Size())
+		b.Data, err = s.decode(ctx, r.Compressor, r.Data, d.Size())
 	}
 	return b, casstatus.Error(s.explain("upload", d, err))
 }
@@ -164,7 +165,7 @@ func (s *storage) BatchReadBlobs(
 		b, err := s.readBlob(ctx, in, req.DigestFunction, p, absent)
 		r := &repb.BatchReadBlobsResponse_Response{Digest: p, Data: b, Status: status.Convert(err).Proto()}
 		if compressor != repb.Compressor_IDENTITY {
-			if small := compress.Encode(compressor, b); small != nil {
+			if small := s.encode(ctx, compressor, b); small != nil {
 				r.Data, r.Compressor = small, compressor
 			}
 		}
@@ -177,6 +178,26 @@ func (s *storage) BatchReadBlobs(
 		resp.Responses[i] = r
 	}
 	return resp, nil
+}
+
+// decode is compress.Decode within the memory of the caller.
+func (s *storage) decode(ctx context.Context, c repb.Compressor_Value, data []byte, size int64) ([]byte, error) {
+	release, err := s.memory.acquire(ctx, s.holder(ctx), compress.DecodeMemory(c), nil)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	return compress.Decode(c, data, size)
+}
+
+// encode is compress.Encode within the memory of the caller.
+func (s *storage) encode(ctx context.Context, c repb.Compressor_Value, data []byte) []byte {
+	release, err := s.memory.acquire(ctx, s.holder(ctx), compress.WriterMemory, nil)
+	if err != nil {
+		return nil // the call has ended
+	}
+	defer release()
+	return compress.Encode(c, data)
 }
 
 // fetchBlobs prefetches the blobs of a batch if the store supports it, and returns those known to be absent. It ignores

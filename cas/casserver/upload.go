@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/internal/compress"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -31,6 +32,18 @@ func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 	if s.isLog(u.message.ResourceName) {
 		return s.writeLog(&u.message, stream)
 	}
+	if u.message.FinishWrite {
+		return s.finish(u) // a single message: there is nothing to wait for
+	}
+	return s.watch(stream, func(w *watched) error {
+		u.stream = &grpc.GenericServerStream[bspb.WriteRequest, bspb.WriteResponse]{ServerStream: w}
+		u.watched = w
+		return s.finish(u)
+	})
+}
+
+// finish stores the blob of an upload whose first message has arrived, and answers.
+func (s *byteStream) finish(u *upload) error {
 	committed, err := s.write(u)
 	if !u.lent {
 		u.message.release()
@@ -38,7 +51,7 @@ func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 	if err != nil {
 		return casstatus.Error(err)
 	}
-	return stream.SendAndClose(&bspb.WriteResponse{CommittedSize: committed})
+	return u.stream.SendAndClose(&bspb.WriteResponse{CommittedSize: committed})
 }
 
 // write stores the blob of an upload whose first message has arrived. It returns the committed_size of the answer: the
@@ -89,13 +102,14 @@ func (s *byteStream) write(u *upload) (int64, error) {
 func (s *byteStream) putCompressed(in *cas.Instance, r resource, u *upload) error {
 	ctx := u.stream.Context()
 	memory, newReader := compress.Admit(r.compressor, u.message.Data)
-	if err := s.compressMemory.Acquire(ctx, memory); err != nil {
+	release, err := s.memory.acquire(ctx, s.holder(ctx), memory, u.watched)
+	if err != nil {
 		return err
 	}
-	defer s.compressMemory.Release(memory)
+	defer release()
 	src := &decompressed{r: newReader(u), d: u.digest}
 	defer src.r.Release()
-	err := in.Store.Put(ctx, u.digest, src)
+	err = in.Store.Put(ctx, u.digest, src)
 	if src.err != nil && src.err != io.EOF {
 		return src.err // the original error, which the store may have wrapped
 	}
@@ -106,6 +120,7 @@ func (s *byteStream) putCompressed(in *cas.Instance, r resource, u *upload) erro
 // fails in the store.
 type upload struct {
 	stream     bspb.ByteStream_WriteServer
+	watched    *watched     // that stream; nil if the first message is the last
 	message    writeRequest // the last one received
 	first      bool         // message is the first one and its data is unread
 	lent       bool         // the other fields belong to a session, which may outlive the call

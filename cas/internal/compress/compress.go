@@ -226,6 +226,14 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// DecodeMemory returns the memory in bytes that Decode takes besides the data: Zstandard uses them as its window.
+func DecodeMemory(c repb.Compressor_Value) int64 {
+	if c == repb.Compressor_ZSTD {
+		return 0
+	}
+	return formatOf(c).decoders.window
+}
+
 // Decode decompresses data to size bytes. It allocates no more, except for the window of formats other than Zstandard.
 // Malformed data and other sizes are cas.ErrInvalid.
 func Decode(c repb.Compressor_Value, data []byte, size int64) ([]byte, error) {

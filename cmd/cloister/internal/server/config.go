@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/buildinfo"
@@ -35,6 +36,7 @@ type Config struct {
 	History         flags.Bytes
 	ToolchainDrift  string // "" or allow
 	MaxQueued       int
+	StreamIdle      time.Duration
 	Auth            Auth
 	Sampling        sampling
 	Workers         workersConfig
@@ -49,6 +51,8 @@ func (c *Config) Check(cmd *cobra.Command) error {
 		return fmt.Errorf("--toolchain-drift %+.80q: write allow, or omit it", c.ToolchainDrift)
 	case c.MaxQueued < 1:
 		return fmt.Errorf("--max-queued %d: write 1 or more", c.MaxQueued)
+	case c.StreamIdle < 5*time.Second:
+		return fmt.Errorf("--stream-idle %v: write at least 5s, so that slow networks have time", c.StreamIdle)
 	case c.MaxBlob.Percent > 0:
 		return fmt.Errorf("--max-blob %s: write 512MiB or 4GiB", &c.MaxBlob)
 	}
@@ -78,7 +82,7 @@ func (s *server) assembly() (c service.Config, err error) {
 	if n.Upstream != nil {
 		c.Queue.FetchBytes = n.Store.Stats().MaxBytes / 8 // leases must leave room for outputs
 	}
-	c.Blobs = casserver.Config{MaxBlobBytes: s.MaxBlob.Bytes, FullHint: node.FullHint}
+	c.Blobs = casserver.Config{MaxBlobBytes: s.MaxBlob.Bytes, StreamIdle: s.StreamIdle, FullHint: node.FullHint}
 	c.Workers = buildbarn.ServerConfig{Silence: s.Workers.timeout, Toolchain: s.Workers.toolchain, Ready: n.CheckUpstream}
 	c.Access, c.History, c.Sampler = s.Auth.access(), s.history, s.sampler()
 	// Leases must leave room for everything else.

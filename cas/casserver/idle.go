@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver
+
+import (
+	"fmt"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// defaultStreamIdle is the default of Config.StreamIdle.
+const defaultStreamIdle = time.Minute
+
+// A watched stream knows for how long the server has waited for its client.
+type watched struct {
+	grpc.ServerStream
+	waiting atomic.Int64 // when the server began to send or to wait for a message, in Unix nanoseconds; 0: it does neither
+	end     chan error   // what ends the call early; capacity 1
+}
+
+// SendMsg implements grpc.ServerStream.
+func (w *watched) SendMsg(m any) error {
+	w.waiting.Store(time.Now().UnixNano())
+	defer w.waiting.Store(0)
+	return w.ServerStream.SendMsg(m)
+}
+
+// RecvMsg implements grpc.ServerStream.
+func (w *watched) RecvMsg(m any) error {
+	w.waiting.Store(time.Now().UnixNano())
+	defer w.waiting.Store(0)
+	return w.ServerStream.RecvMsg(m)
+}
+
+// silence returns how long the server has waited for the client's next message, or for it to take one.
+func (w *watched) silence() time.Duration {
+	if since := w.waiting.Load(); since != 0 {
+		return time.Since(time.Unix(0, since))
+	}
+	return 0
+}
+
+// stop ends the call with err, unless it ends otherwise first.
+func (w *watched) stop(err error) {
+	select {
+	case w.end <- err:
+	default:
+	}
+}
+
+// watch calls handle in a goroutine of its own, and returns without waiting for it when the client has been silent for
+// Config.StreamIdle: only the end of a call ends a send or receive.
+func (s *byteStream) watch(stream grpc.ServerStream, handle func(*watched) error) error {
+	w := &watched{ServerStream: stream, end: make(chan error, 1)}
+	var err error
+	var panicked any
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			if p := recover(); p != nil {
+				panicked = fmt.Sprintf("%v\n%s", p, debug.Stack())
+			}
+		}()
+		err = handle(w)
+	}()
+	timer := time.NewTimer(s.StreamIdle)
+	defer timer.Stop()
+	for {
+		select {
+		case <-done:
+			if panicked != nil {
+				panic(panicked)
+			}
+			return err
+		case <-timer.C:
+			silence := w.silence()
+			if silence >= s.StreamIdle {
+				w.stop(status.Errorf(codes.Unavailable, "the client was silent for %v; retry", s.StreamIdle))
+			}
+			timer.Reset(max(s.StreamIdle-silence, time.Millisecond))
+		case err := <-w.end:
+			s.uploads.linger(done)
+			return err
+		}
+	}
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package casserver
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+const (
+	// maxCompressMemory limits the memory of all calls that compress or decompress; further ones wait.
+	maxCompressMemory = 1 << 30
+	// maxCallerMemory limits the memory of one caller. 256 reads fit, or as many uploads at Zstandard's usual levels.
+	maxCallerMemory = maxCompressMemory / 2
+	// yieldAfter is how long a client may be silent while others wait for its memory.
+	yieldAfter = 2 * time.Second
+)
+
+// A memoryPool lends the memory of compressors, in order of request and within the limit of each caller. A window
+// cannot be released while its stream is idle, so streams with silent clients end while others wait.
+type memoryPool struct {
+	total *semaphore.Weighted
+
+	mu         sync.Mutex
+	waiting    int               // requests that wait for total
+	shares     map[string]*share // by caller
+	holders    map[*watched]*share
+	reclaiming bool // reclaim runs
+}
+
+// A share is the memory of one caller.
+type share struct {
+	*semaphore.Weighted
+	requests int // that wait or hold memory
+	waiting  int // those that wait for the share
+}
+
+func newMemoryPool() *memoryPool {
+	return &memoryPool{
+		total: semaphore.NewWeighted(maxCompressMemory), shares: map[string]*share{}, holders: map[*watched]*share{},
+	}
+}
+
+// acquire waits until the caller may use n bytes, which it has until it calls release. The call that needs them is w,
+// nil for one that cannot be silent.
+func (p *memoryPool) acquire(ctx context.Context, caller string, n int64, w *watched) (release func(), err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.shares[caller]
+	if s == nil {
+		s = &share{Weighted: semaphore.NewWeighted(maxCallerMemory)}
+		p.shares[caller] = s
+	}
+	s.requests++
+	leave := func() {
+		if s.requests--; s.requests == 0 {
+			delete(p.shares, caller)
+		}
+	}
+	if err := p.await(ctx, s.Weighted, n, &s.waiting); err != nil {
+		leave()
+		return nil, err
+	}
+	if err := p.await(ctx, p.total, n, &p.waiting); err != nil {
+		s.Release(n)
+		leave()
+		return nil, err
+	}
+	if w != nil {
+		p.holders[w] = s
+	}
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.total.Release(n)
+		s.Release(n)
+		delete(p.holders, w)
+		leave()
+	}, nil
+}
+
+// await acquires n bytes of sem and counts the request in waiting meanwhile. The caller holds p.mu.
+func (p *memoryPool) await(ctx context.Context, sem *semaphore.Weighted, n int64, waiting *int) error {
+	if sem.TryAcquire(n) {
+		return nil
+	}
+	*waiting++
+	if !p.reclaiming {
+		p.reclaiming = true
+		go p.reclaim()
+	}
+	p.mu.Unlock()
+	err := sem.Acquire(ctx, n)
+	p.mu.Lock()
+	*waiting--
+	return err
+}
+
+// reclaim ends streams with silent clients while requests wait for their memory.
+func (p *memoryPool) reclaim() {
+	tick := time.NewTicker(yieldAfter / 10)
+	defer tick.Stop()
+	for range tick.C {
+		if !p.endSilent() {
+			return
+		}
+	}
+}
+
+// endSilent ends the streams with silent clients for whose memory requests wait. It reports whether any request waits.
+func (p *memoryPool) endSilent() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for w, s := range p.holders {
+		if p.waiting+s.waiting > 0 && w.silence() >= yieldAfter {
+			w.stop(errSilent)
+		}
+	}
+	p.reclaiming = p.waiting > 0
+	for _, s := range p.shares {
+		p.reclaiming = p.reclaiming || s.waiting > 0
+	}
+	return p.reclaiming
+}
+
+// errSilent ends a stream whose memory others need.
+var errSilent = func() error {
+	text := "other calls need the memory of this stream, and its client was silent for " + yieldAfter.String() +
+		"; retry, or transfer the blob uncompressed"
+	s, err := status.New(codes.ResourceExhausted, text).WithDetails(
+		&errdetails.RetryInfo{RetryDelay: durationpb.New(5 * time.Second)})
+	if err != nil {
+		panic(err)
+	}
+	return s.Err()
+}()
+
+// holder returns who is responsible for a call: the caller, if callers are known, at an address.
+func (c *Config) holder(ctx context.Context) string {
+	name := ""
+	if c.Caller != nil {
+		name = c.Caller(ctx)
+	}
+	if p, ok := peer.FromContext(ctx); ok {
+		host, _, err := net.SplitHostPort(p.Addr.String())
+		if err != nil {
+			host = p.Addr.String()
+		}
+		name += "\x00" + host
+	}
+	return name
+}
