@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -623,6 +624,51 @@ func TestRule093_DeadlineIsNoCancellation(t *testing.T) {
 		open()
 		wantCode(t, end(t, s.wait(t.Context(), t, o.Name())), codes.OK)
 	})
+}
+
+// A build fails and its client disconnects while 60 of its actions wait or run, which would take forever. The next build gets
+// the slots, and a client that returns gets its action.
+func TestRule093_AbandonedBuildYieldsToTheNext(t *testing.T) {
+	old := map[cas.Digest]bool{}
+	var yielded atomic.Int32
+	release := make(chan struct{})
+	s := serve(t, func(ctx context.Context, task *worker.Task) (*worker.Outcome, error) {
+		if old[task.Action] {
+			select {
+			case <-release:
+			case <-ctx.Done():
+				yielded.Add(1)
+				return nil, &worker.Fault{Kind: worker.FaultCancelled, Err: ctx.Err()}
+			}
+		}
+		return succeed(ctx, task)
+	}, func(c *queue.Config, _ *execserver.Config) { c.Grace, c.CancelGrace = time.Hour, time.Millisecond })
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	var actions []cas.Digest
+	for i := range 60 {
+		a := s.action(t, fmt.Sprint("old", i))
+		actions, old[a] = append(actions, a), true
+	}
+	conn := s.dial()
+	var first string
+	for i, a := range actions {
+		st, err := repb.NewExecutionClient(conn).Execute(ctx, &repb.ExecuteRequest{ActionDigest: a.Proto()})
+		must.Succeed(t, err)
+		if m := recv(t, st); i == 0 {
+			first = m.Name
+			reach(t, st, repb.ExecutionStage_EXECUTING)
+		}
+	}
+	s.wire.Close()
+	for i := range 10 {
+		wantCode(t, end(t, s.execute(ctx, t, s.action(t, fmt.Sprint("new", i)), nil)), codes.OK)
+	}
+	if yielded.Load() == 0 {
+		t.Error("no abandoned action has yielded its slot")
+	}
+	close(release)
+	wantCode(t, end(t, s.wait(ctx, t, first)), codes.OK)
 }
 
 func TestRule094_ActionCacheHitIsServed(t *testing.T) {

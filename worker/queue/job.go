@@ -149,6 +149,7 @@ func (q *Queue) await(j *job) {
 		j.advance(j.ops, repb.ExecutionStage_QUEUED)
 	}
 	q.toFetch.Signal()
+	q.makeRoom(j)
 }
 
 // admits reports whether the operations of k may have the result of j. A client that does not want a cached result
@@ -174,6 +175,8 @@ func (q *Queue) merge(f, j *job) {
 		}
 	}
 	clear(j.ops)
+	q.noteUnwanted(f)
+	q.makeRoom(f)
 	q.toFetch.Signal()
 	q.reserved.Broadcast()
 }
@@ -196,6 +199,7 @@ func (q *Queue) leave(o *Operation, f *worker.Fault) {
 	delete(j.ops, o)
 	q.complete(o, end{fault: f})
 	if len(j.ops) > 0 {
+		q.noteUnwanted(j)
 		return
 	}
 	q.forget(j)

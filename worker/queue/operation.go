@@ -129,24 +129,41 @@ func (o *Operation) Cancel(why string) {
 
 // Follow counts a client of the operation until the client calls leave, once. Clients keep the operation alive: it is
 // cancelled Config.Grace after the last one has left, or Config.CancelGrace after that if each of them cancelled its
-// call. A client that did not, because its connection broke, may return within Config.Grace.
+// call. A client that did not, because its connection broke, may return within Config.Grace. Without clients the action
+// yields to those of operations that have one.
 func (o *Operation) Follow() (leave func(cancelled bool)) {
 	o.q.mu.Lock()
 	defer o.q.mu.Unlock()
-	o.clients++
 	if !o.followed {
 		o.followed, o.lost = true, time.Time{} // the expected client has arrived
 	}
+	o.enter()
 	return func(cancelled bool) {
 		o.q.mu.Lock()
 		defer o.q.mu.Unlock()
-		o.clients--
-		o.unwatched = time.Now()
-		if !cancelled {
-			o.lost = o.unwatched
-		} else if o.clients == 0 && o.job != nil {
+		o.exit(cancelled)
+		if cancelled && o.clients == 0 && o.job != nil {
 			o.expireSoon()
 		}
+	}
+}
+
+// enter counts a client.
+func (o *Operation) enter() {
+	if o.clients++; o.job != nil {
+		o.q.setBackground(o, false)
+	}
+}
+
+// exit reverts enter. The client may return unless it has cancelled its call.
+func (o *Operation) exit(cancelled bool) {
+	o.clients--
+	o.unwatched = time.Now()
+	if !cancelled {
+		o.lost = o.unwatched
+	}
+	if o.followed && o.clients == 0 && o.job != nil {
+		o.q.setBackground(o, true)
 	}
 }
 
@@ -182,13 +199,8 @@ func (o *Operation) abandoned(now time.Time) bool {
 func (o *Operation) Wait(ctx context.Context, seen int) (State, int, error) {
 	o.q.mu.Lock()
 	defer o.q.mu.Unlock()
-	o.clients++
-	defer func() {
-		if o.clients--; o.clients == 0 {
-			o.unwatched = time.Now()
-			o.lost = o.unwatched
-		}
-	}()
+	o.enter()
+	defer func() { o.exit(o.clients > 1) }() // it may return, unless another client still follows
 	for o.version == seen && o.job != nil {
 		if err := ctx.Err(); err != nil {
 			return o.state, o.version, err

@@ -89,6 +89,8 @@ type Queue struct {
 	ops            map[string]*Operation // by name
 	listed         opList                // the same, in order of arrival
 	live           int                   // operations that are not completed
+	background     int                   // those of them without a client
+	unwanted       map[*job]bool         // jobs with a run that no client waits for
 	// Completed operations, oldest first: those whose action ran, and those answered without a run.
 	executed, answered []*Operation
 	retainedBytes      int64 // of both
@@ -121,6 +123,7 @@ func New(c Config) (*Queue, error) {
 		ops:       make(map[string]*Operation),
 		drained:   make(map[string]*drain),
 		undrained: make(map[string]bool),
+		unwanted:  make(map[*job]bool),
 		started:   time.Now(),
 	}
 	q.restoreDrains(c.Drains)
@@ -162,7 +165,7 @@ func (q *Queue) Submit(r Request) (*Operation, error) {
 	if q.draining {
 		return nil, errDraining
 	}
-	if q.live >= q.cfg.MaxLive {
+	if q.live >= q.cfg.MaxLive && !q.dropBackground() {
 		return nil, fault(worker.FaultExhausted, "the queue is full: %d operations are queued or running; retry later", q.live)
 	}
 	q.seq++
@@ -321,7 +324,9 @@ func (q *Queue) complete(o *Operation, e end) {
 		e.notify(o.info, s)
 	}
 	o.change(s)
-	q.live--
+	if q.live--; o.entry.Flow.Background {
+		q.background--
+	}
 	q.stats.Done++
 	switch {
 	case e.fault != nil:

@@ -27,8 +27,9 @@ type Run struct {
 	began   time.Time
 
 	// The fields below are guarded by q.mu.
-	stage worker.Stage
-	over  bool // ended or lost
+	stage    worker.Stage
+	over     bool // ended or lost
+	yielding bool // cancelled in favour of another action; its action waits again
 }
 
 // begin assigns to s a job taken from q.ready.
@@ -54,6 +55,7 @@ func (q *Queue) begin(s *Slot, j *job) {
 	s.wake()
 	j.advance(j.ops, repb.ExecutionStage_EXECUTING)
 	q.reclaimSlot()
+	q.noteUnwanted(j)
 }
 
 // Task returns the task to execute. For a slot of another worker it skips the cache lookup, which Prepare has done.
@@ -91,19 +93,34 @@ func (r *Run) End(out *worker.Outcome, err error) {
 	}
 	r.over = true
 	j := r.job
-	cancel := j.cancel
+	cancel, yields := j.cancel, r.yielding && err != nil
 	q.mu.Unlock()
 	if r.endLogs != nil {
 		r.endLogs(out)
 	}
 	cancel()
-	e := q.endOf(&r.task, out, err)
+	var e end
+	if !yields {
+		e = q.endOf(&r.task, out, err)
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	r.slot.worker.done++
 	q.release(r)
-	q.finish(j, e)
+	if yields {
+		q.queueAgain(j)
+	} else {
+		r.slot.worker.done++
+		q.finish(j, e)
+	}
 	q.checkEmpty()
+}
+
+// queueAgain makes a job whose run has ended without a result wait again, unless no operation is left.
+func (q *Queue) queueAgain(j *job) {
+	j.run, j.ran = nil, false
+	if len(j.ops) > 0 {
+		q.await(j)
+	}
 }
 
 // release frees the slot of r.
@@ -113,6 +130,7 @@ func (q *Queue) release(r *Run) {
 	s.worker.busy--
 	s.worker.seen = time.Now()
 	q.ready.Done(&r.job.item)
+	delete(q.unwanted, r.job)
 }
 
 // A loss records how a run was lost.

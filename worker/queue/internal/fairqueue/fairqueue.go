@@ -8,7 +8,8 @@
 // constraints it is "naive fair sharing", Algorithm 1 of Zaharia et al., "Delay Scheduling" (EuroSys 2010). Two rules
 // complete the order:
 //
-//   - Priority comes first and is strict: a lower value always runs before a higher one.
+//   - Background flows come last, and priority before everything else. Both are strict: a lower value always runs before a
+//     higher one.
 //   - Flows with equally many jobs in service take turns (round robin): the least recently served is next. A new flow
 //     counts as served when it arrives, so it overtakes no flow that already waits. Within a flow, jobs are first in,
 //     first out.
@@ -46,6 +47,7 @@ type MatchKey string
 type FlowKey struct {
 	Instance, Invocation string
 	Priority             int32
+	Background           bool // runs only while nothing else waits
 }
 
 // An Item is one job, which several entries may request. It waits under each entry's flow and is served in the turn of
@@ -95,12 +97,16 @@ type bucketFlow[T any] struct {
 
 // A rank orders flows.
 type rank struct {
+	background bool
 	priority   int32
 	inService  int
 	lastServed uint64 // Queue.clock at its last service, or at its arrival
 }
 
 func (a rank) before(b rank) bool {
+	if a.background != b.background {
+		return b.background
+	}
 	return cmp.Or(cmp.Compare(a.priority, b.priority), cmp.Compare(a.inService, b.inService),
 		cmp.Compare(a.lastServed, b.lastServed)) < 0
 }
@@ -157,7 +163,7 @@ func (it *Item[T]) Add(e *Entry[T]) {
 	f := q.flows[e.Flow]
 	if f == nil {
 		q.clock++
-		f = &flow[T]{key: e.Flow, rank: rank{e.Flow.Priority, 0, q.clock}}
+		f = &flow[T]{key: e.Flow, rank: rank{e.Flow.Background, e.Flow.Priority, 0, q.clock}}
 		q.flows[e.Flow] = f
 	}
 	i := slices.IndexFunc(f.bucketFlows, func(bf *bucketFlow[T]) bool { return bf.bucket == b })
@@ -179,15 +185,31 @@ func (e *Entry[T]) Remove() {
 	if e.bucketFlow == nil {
 		return
 	}
+	if it := e.detach(); len(it.entries) == 0 {
+		it.leave()
+	}
+}
+
+// Move assigns the entry to another flow, in which it keeps its position in the order of arrival.
+func (e *Entry[T]) Move(to FlowKey) {
+	if e.bucketFlow == nil {
+		e.Flow = to
+		return
+	}
+	it := e.detach()
+	e.Flow = to
+	it.Add(e)
+}
+
+// detach removes a waiting entry from its item, and returns the item.
+func (e *Entry[T]) detach() *Item[T] {
 	it := e.item
 	last := len(it.entries) - 1
 	it.entries[e.itemIndex] = it.entries[last]
 	it.entries[e.itemIndex].itemIndex = e.itemIndex
 	it.entries = it.entries[:last]
 	e.unlink()
-	if len(it.entries) == 0 {
-		it.leave()
-	}
+	return it
 }
 
 // unlink removes e from its flow.
@@ -283,6 +305,9 @@ func (b *Bucket[T]) Len() int { return b.waiting }
 
 // Peek returns the item that Take would return.
 func (b *Bucket[T]) Peek() T { return b.flows[0].entries[0].item.Value }
+
+// Background reports whether only background flows wait in b.
+func (b *Bucket[T]) Background() bool { return b.flows[0].background }
 
 // Values returns the items that wait in b, in no particular order.
 func (b *Bucket[T]) Values() []T {

@@ -29,7 +29,7 @@ type job struct {
 func (m *model) arrive(e *Entry[*job]) {
 	if m.flows[e.Flow] == nil {
 		m.clock++
-		m.flows[e.Flow] = &rank{e.Flow.Priority, 0, m.clock}
+		m.flows[e.Flow] = &rank{e.Flow.Background, e.Flow.Priority, 0, m.clock}
 	}
 	m.waiting = append(m.waiting, e)
 }
@@ -74,7 +74,7 @@ func names(jobs []*job) (all []string) {
 	return all
 }
 
-// TestQueueFollowsTheModel compares a random history of arrivals, shared jobs, withdrawals, services and ends with the
+// TestQueueFollowsTheModel compares a random history of arrivals, shared jobs, withdrawals, moves, services and ends with the
 // model, and checks that Ahead predicts the services that follow.
 func TestQueueFollowsTheModel(t *testing.T) {
 	t.Parallel()
@@ -84,17 +84,19 @@ func TestQueueFollowsTheModel(t *testing.T) {
 		m := &model{flows: make(map[FlowKey]*rank)}
 		var seq uint64
 		var waiting, running []*job
+		newFlow := func() FlowKey {
+			return FlowKey{Invocation: fmt.Sprint(r.IntN(4)), Priority: int32(r.IntN(2)), Background: r.IntN(4) == 0}
+		}
 		newEntry := func() *Entry[*job] {
 			seq++
-			flow := FlowKey{Invocation: fmt.Sprint(r.IntN(4)), Priority: int32(r.IntN(2))}
-			return &Entry[*job]{Flow: flow, Seq: seq, Arrived: time.Unix(int64(seq), 0)}
+			return &Entry[*job]{Flow: newFlow(), Seq: seq, Arrived: time.Unix(int64(seq), 0)}
 		}
 		match := func(r *rand.Rand) func(*job) bool {
 			matching := []bool{r.IntN(3) > 0, r.IntN(3) > 0, r.IntN(3) > 0}
 			return func(j *job) bool { return matching[j.key[0]-'a'] }
 		}
 		for range 200 {
-			switch op := r.IntN(10); {
+			switch op := r.IntN(11); {
 			case op < 4:
 				j := &job{name: fmt.Sprint(seq), key: MatchKey([]string{"a", "b", "c"}[r.IntN(3)])}
 				j.Value = j
@@ -118,7 +120,13 @@ func TestQueueFollowsTheModel(t *testing.T) {
 				if len(j.others) == 0 {
 					waiting = slices.DeleteFunc(waiting, func(other *job) bool { return other == j })
 				}
-			case op < 8 && len(running) > 0:
+			case op < 7 && len(waiting) > 0:
+				j := waiting[r.IntN(len(waiting))]
+				e, flow := j.others[r.IntN(len(j.others))], newFlow()
+				e.Move(flow)
+				m.remove(func(other *Entry[*job]) bool { return other == e })
+				m.arrive(e)
+			case op < 9 && len(running) > 0:
 				i := r.IntN(len(running))
 				j := running[i]
 				running = slices.Delete(running, i, i+1)

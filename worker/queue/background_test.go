@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package queue_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/queue"
+)
+
+// timed is an Executor whose actions take a second if their target is "slow", else no time.
+type timed struct{ slow atomic.Int32 }
+
+func (e *timed) Execute(ctx context.Context, t *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
+	if t.Target == "slow" {
+		e.slow.Add(1)
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return nil, &worker.Fault{Kind: worker.FaultCancelled, Err: ctx.Err()}
+		}
+	}
+	return &worker.Outcome{Result: &repb.ActionResult{}}, nil
+}
+
+// A build of 60 actions fails and its client disconnects. The ten actions of the next build must not wait for them,
+// although neither names its build, so that they share one place in the order. All times are those of a fake clock.
+func TestAbandonedBuildDoesNotDelayTheNext(t *testing.T) {
+	for _, arrival := range []string{"at once", "in sequence"} {
+		t.Run(arrival, func(t *testing.T) {
+			e := &timed{}
+			bubble(t, queue.Config{Slots: 2, Executor: e}, func(t *testing.T, q *queue.Queue, _ *executor) {
+				var old []*queue.Operation
+				var leave []func(bool)
+				for i := range 60 {
+					o := submit(t, q, fmt.Sprint("old", i), func(r *queue.Request) { r.Task.Target = "slow" })
+					old, leave = append(old, o), append(leave, o.Follow())
+				}
+				for _, l := range leave {
+					l(false)
+				}
+				var next []func()
+				began := time.Now()
+				for i := range 10 {
+					o := submit(t, q, fmt.Sprint("new", i), nil)
+					end := o.Follow()
+					wait := func() {
+						s, seen, _ := o.Wait(t.Context(), 0)
+						for s.Stage != repb.ExecutionStage_COMPLETED {
+							s, seen, _ = o.Wait(t.Context(), seen)
+						}
+						end(false)
+					}
+					if arrival == "in sequence" {
+						wait()
+					} else {
+						next = append(next, wait)
+					}
+				}
+				for _, wait := range next {
+					wait()
+				}
+				// Those that run when the next build begins may end. In sequence, others begin between its actions.
+				most := map[string]time.Duration{"at once": time.Second, "in sequence": 6 * time.Second}[arrival]
+				if took := time.Since(began); took > most {
+					t.Errorf("%d abandoned actions ran first, for %v; want at most %v", e.slow.Load(), took, most)
+				}
+				time.Sleep(2 * time.Minute)
+				synctest.Wait()
+				for _, o := range old {
+					if o.State().Stage != repb.ExecutionStage_COMPLETED {
+						t.Fatal("an abandoned action is neither executed nor dropped after the grace period")
+					}
+				}
+				if n := queue.Flows(q); n != 0 {
+					t.Errorf("%d flows are left, want 0", n)
+				}
+			})
+		})
+	}
+}
+
+// An abandoned run keeps its slot for a few seconds, and then until another action waits for it. Then it waits again.
+func TestAbandonedRunYieldsItsSlot(t *testing.T) {
+	var ended []string
+	c := queue.Config{Slots: 1}
+	c.Ended = func(t *worker.Task, _ *worker.Outcome, f *worker.Fault) func(queue.Info, queue.State) {
+		ended = append(ended, fmt.Sprint(t.Invocation, f != nil))
+		return func(queue.Info, queue.State) {}
+	}
+	for _, early := range []bool{true, false} {
+		ended = nil
+		bubble(t, c, func(t *testing.T, q *queue.Queue, e *executor) {
+			old := submit(t, q, "old", of("old"))
+			leave := old.Follow()
+			if !early {
+				leave(false)
+				time.Sleep(time.Minute - 10*time.Second)
+				wantCounts(t, e, 1, 0, 1) // nothing else waits
+			}
+			defer submit(t, q, "next", of("next")).Follow()(false)
+			if early {
+				leave(false)
+				time.Sleep(4 * time.Second)
+				wantCounts(t, e, 1, 0, 1)
+				time.Sleep(2 * time.Second)
+			}
+			wantCounts(t, e, 2, 1, 1)
+			if s := old.State(); s.Stage != repb.ExecutionStage_QUEUED {
+				t.Errorf("the abandoned action is %v, want QUEUED", s.Stage)
+			}
+			defer old.Follow()(false)
+			e.release("next", "old")
+			wantRun(t, old, 3)
+			if got, want := strings.Join(ended, " "), "nextfalse oldfalse"; got != want {
+				t.Errorf("ended: %s, want %s", got, want)
+			}
+		})
+	}
+}
+
+// A run that another client waits for does not yield, nor does one whose slot no waiting action may take.
+func TestWantedRunDoesNotYield(t *testing.T) {
+	head(t, queue.Config{Attempts: 1}, func(t *testing.T, q *queue.Queue) {
+		a, b := join(t, q, "a", "0", "on=a"), join(t, q, "b", "0", "on=b")
+		first := submit(t, q, "x", demands("on=a"))
+		defer submit(t, q, "x", demands("on=a")).Follow()(false)
+		shared := wantTake(t, a, "x")
+		first.Follow()(false)
+		other := submit(t, q, "y", demands("on=b"))
+		lone := wantTake(t, b, "y")
+		other.Follow()(false)
+		waits := submit(t, q, "z", demands("on=a"))
+		defer waits.Follow()(false)
+		time.Sleep(time.Hour)
+		for _, r := range []*queue.Run{shared, lone} {
+			select {
+			case <-r.Cancelled():
+				t.Errorf("the run of %v has yielded", r.Task().Action)
+			default:
+			}
+		}
+		// Another machine's run yields, too, and counts as none of its attempts.
+		defer submit(t, q, "w", demands("on=b")).Follow()(false)
+		<-lone.Cancelled()
+		lone.End(nil, &worker.Fault{Kind: worker.FaultCancelled, Err: context.Canceled})
+		r := wantTake(t, b, "w")
+		r.End(&worker.Outcome{Result: &repb.ActionResult{}}, nil)
+		wantTake(t, b, "y").End(&worker.Outcome{Result: &repb.ActionResult{}}, nil)
+		if s := other.State(); s.Outcome == nil {
+			t.Errorf("the action that yielded ended as %+v, want an outcome", s)
+		}
+	})
+}
+
+// An action whose client returns has its turn again.
+func TestReturningClientRestoresTheTurn(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+		defer submit(t, q, "holds the slot", of("first")).Follow()(false)
+		var ops []*queue.Operation
+		for _, name := range []string{"a", "b", "c"} {
+			ops = append(ops, submit(t, q, name, of(name)))
+			e.release(name)
+		}
+		ops[0].Follow()(false)
+		ops[1].Follow()(false)
+		defer ops[1].Follow()(false)
+		e.release("holds the slot")
+		synctest.Wait()
+		if got, want := e.order(), "first c b a"; got != want {
+			t.Errorf("runs were of %q, want %q", got, want)
+		}
+	})
+}
+
+// A full queue drops what nobody waits for.
+func TestFullQueueDropsAbandonedOperations(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1, MaxLive: 3}, func(t *testing.T, q *queue.Queue, _ *executor) {
+		submit(t, q, "a", nil)
+		b := submit(t, q, "b", nil)
+		c := submit(t, q, "c", nil)
+		b.Follow()(false)
+		c.Follow()(false)
+		submit(t, q, "d", nil)
+		wantFault(t, b, worker.FaultCancelled)
+		if s := c.State(); s.Stage == repb.ExecutionStage_COMPLETED {
+			t.Errorf("more than the oldest was dropped: %+v", s)
+		}
+		submit(t, q, "e", nil)
+		if _, err := q.Submit(queue.Request{Task: worker.Task{Action: action("f")}}); err == nil {
+			t.Error("the queue takes more than 3 operations that are waited for")
+		}
+	})
+}
