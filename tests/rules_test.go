@@ -113,6 +113,10 @@ var rules = []rule{
 		why: "one table of codes serves every service, and importers of cas do without it",
 	},
 	{
+		of: "cas/quota", only: []string{"google.golang.org/genproto/googleapis/rpc/errdetails", "google.golang.org/grpc/...", "google.golang.org/protobuf/..."},
+		why: "the services of every tree count what their callers hold in the same way",
+	},
+	{
 		of: "cas/memory", only: []string{
 			"cas", "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2", "google.golang.org/protobuf/...",
 		},

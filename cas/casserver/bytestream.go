@@ -71,7 +71,7 @@ func (s *byteStream) read(
 ) error {
 	ctx := stream.Context()
 	if res.compressed() {
-		release, err := s.memory.acquire(ctx, s.holder(ctx), compress.WriterMemory, w)
+		release, err := s.memory.acquire(ctx, compress.WriterMemory, w)
 		if err != nil {
 			return casstatus.Error(err)
 		}

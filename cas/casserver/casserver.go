@@ -54,9 +54,6 @@ type Config struct {
 	// StreamIdle is how long a client may neither send nor take data of a ByteStream call of several messages before the
 	// call ends; 0 means a minute. Streams of Logs are exempt.
 	StreamIdle time.Duration
-	// Caller, if not nil, returns who calls. Calls that compress or decompress share memory, of which one caller at one
-	// address gets at most half.
-	Caller func(context.Context) string
 	// Logs, if not nil, serves the log streams of ByteStream.
 	Logs Logs
 	// FullHint, if not nil, returns advice for the operator about a limit that a store on this machine has reached.

@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/internal/compress"
+	"github.com/cloister-build/cloister/cas/quota"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/klauspost/compress/zstd"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
@@ -400,9 +401,10 @@ func TestSilentStreamsYieldTheirMemory(t *testing.T) {
 	t.Parallel()
 	m := castest.NewMemory()
 	store := &peak{Store: m, began: make(chan struct{}, 1000)}
-	c := serve(t, casserver.Config{Instances: instances(store, m), Caller: func(ctx context.Context) string {
+	callers := quota.New(quota.Limits{}, nil, func(ctx context.Context) string {
 		return strings.Join(metadata.ValueFromIncomingContext(ctx, "caller"), "")
-	}})
+	})
+	c := serveWith(t, casserver.Config{Instances: instances(store, m)}, callers.Options()...)
 	data := noise(1 << 20)
 	z := repb.Compressor_ZSTD
 	present, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data))

@@ -4,16 +4,11 @@ package casserver
 
 import (
 	"context"
-	"net"
 	"sync"
 	"time"
 
+	"github.com/cloister-build/cloister/cas/quota"
 	"golang.org/x/sync/semaphore"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 const (
@@ -50,9 +45,10 @@ func newMemoryPool() *memoryPool {
 	}
 }
 
-// acquire waits until the caller may use n bytes, which it has until it calls release. The call that needs them is w,
-// nil for one that cannot be silent.
-func (p *memoryPool) acquire(ctx context.Context, caller string, n int64, w *watched) (release func(), err error) {
+// acquire waits until the caller of a call may use n bytes, which it has until release is called. The stream of the call
+// is w, nil for one that cannot be silent.
+func (p *memoryPool) acquire(ctx context.Context, n int64, w *watched) (release func(), err error) {
+	caller := quota.Caller(ctx)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.shares[caller]
@@ -133,29 +129,5 @@ func (p *memoryPool) endSilent() bool {
 }
 
 // errSilent ends a stream whose memory others need.
-var errSilent = func() error {
-	text := "other calls need the memory of this stream, and its client was silent for " + yieldAfter.String() +
-		"; retry, or transfer the blob uncompressed"
-	s, err := status.New(codes.ResourceExhausted, text).WithDetails(
-		&errdetails.RetryInfo{RetryDelay: durationpb.New(5 * time.Second)})
-	if err != nil {
-		panic(err)
-	}
-	return s.Err()
-}()
-
-// holder returns who is responsible for a call: the caller, if callers are known, at an address.
-func (c *Config) holder(ctx context.Context) string {
-	name := ""
-	if c.Caller != nil {
-		name = c.Caller(ctx)
-	}
-	if p, ok := peer.FromContext(ctx); ok {
-		host, _, err := net.SplitHostPort(p.Addr.String())
-		if err != nil {
-			host = p.Addr.String()
-		}
-		name += "\x00" + host
-	}
-	return name
-}
+var errSilent = quota.Exhausted("other calls need the memory of this stream, and its client was silent for " +
+	yieldAfter.String() + "; retry, or transfer the blob uncompressed")

@@ -182,7 +182,7 @@ func (s *storage) BatchReadBlobs(
 
 // decode is compress.Decode within the memory of the caller.
 func (s *storage) decode(ctx context.Context, c repb.Compressor_Value, data []byte, size int64) ([]byte, error) {
-	release, err := s.memory.acquire(ctx, s.holder(ctx), compress.DecodeMemory(c), nil)
+	release, err := s.memory.acquire(ctx, compress.DecodeMemory(c), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +192,7 @@ func (s *storage) decode(ctx context.Context, c repb.Compressor_Value, data []by
 
 // encode is compress.Encode within the memory of the caller.
 func (s *storage) encode(ctx context.Context, c repb.Compressor_Value, data []byte) []byte {
-	release, err := s.memory.acquire(ctx, s.holder(ctx), compress.WriterMemory, nil)
+	release, err := s.memory.acquire(ctx, compress.WriterMemory, nil)
 	if err != nil {
 		return nil // the call has ended
 	}

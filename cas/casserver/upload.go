@@ -102,7 +102,7 @@ func (s *byteStream) write(u *upload) (int64, error) {
 func (s *byteStream) putCompressed(in *cas.Instance, r resource, u *upload) error {
 	ctx := u.stream.Context()
 	memory, newReader := compress.Admit(r.compressor, u.message.Data)
-	release, err := s.memory.acquire(ctx, s.holder(ctx), memory, u.watched)
+	release, err := s.memory.acquire(ctx, memory, u.watched)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ package main
 import (
 	"time"
 
+	"github.com/cloister-build/cloister/cas/quota"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/server"
@@ -14,7 +15,7 @@ import (
 )
 
 func serveCommand() *cobra.Command {
-	c := server.Config{Config: node.NewConfig(), History: history.DefaultBytes}
+	c := server.Config{Config: node.NewConfig(), History: history.DefaultBytes, CallerLimits: quota.Default()}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve remote execution and a cache",
@@ -55,6 +56,7 @@ and this machine needs no sandbox (docs/farm.md).`,
 	f.Var(&c.MaxBlob, "max-blob", "size limit of a blob (default: half of --max-size, which is the maximum)")
 	flags.HideDefault(f, "max-blob")
 	f.IntVar(&c.MaxQueued, "max-queued", 100_000, "limit of requests that wait or run, of all clients; more get RESOURCE_EXHAUSTED")
+	f.Var(&c.CallerLimits, "caller-limit", "limits of what one caller holds at once, NAME=NUMBER; more gets RESOURCE_EXHAUSTED; repeatable")
 	f.DurationVar(&c.StreamIdle, "stream-idle", time.Minute, "time after which an upload or download ends whose client neither sends nor takes data")
 	f.BoolVar(&c.StrictProperties, "strict-properties", false, "refuse actions with platform properties that have no effect here")
 	f.StringVar(&c.ToolchainDrift, "toolchain-drift", "", "treatment of cached results of another toolchain of this machine: allow serves them (default: they are misses)")

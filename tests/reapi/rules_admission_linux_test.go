@@ -140,8 +140,18 @@ func fullQueue(c *client) {
 		return
 	}
 	const most = 100
-	small := c.own(bazelrun.ServerConfig{Jobs: 1, Args: []string{"--max-queued", strconv.Itoa(most)}})
-	d = small.prepare(job{steps: []string{"sleep 10m"}})
+	for what, flag := range map[string][]string{
+		"a full queue":         {"--max-queued", strconv.Itoa(most)},
+		"a caller's own limit": {"--caller-limit", fmt.Sprintf("executions=%d", most)},
+	} {
+		c.fillQueue(what, most, flag)
+	}
+}
+
+// fillQueue checks that a server with these flags accepts most requests at once, and refuses the next.
+func (c *client) fillQueue(what string, most int, flag []string) {
+	small := c.own(bazelrun.ServerConfig{Jobs: 1, Args: flag})
+	d := small.prepare(job{steps: []string{"sleep 10m"}})
 	ctx, cancel := context.WithTimeout(c.Context(), executeTime)
 	defer cancel()
 	execute := func() error { // requests of the same action count separately
@@ -153,15 +163,15 @@ func fullQueue(c *client) {
 	}
 	for n := range most {
 		if err := execute(); err != nil {
-			c.Fatalf("request %d of at most %d: %v", n+1, most, err)
+			c.Fatalf("%s: request %d of at most %d: %v", what, n+1, most, err)
 		}
 	}
 	err := execute()
 	s := status.Convert(err)
 	if len(s.Details()) != 1 || s.Code() != codes.ResourceExhausted {
-		c.Errorf("a full queue: got %v with details %v, want RESOURCE_EXHAUSTED with RetryInfo", err, s.Details())
+		c.Errorf("%s: got %v with details %v, want RESOURCE_EXHAUSTED with RetryInfo", what, err, s.Details())
 	} else if info, ok := s.Details()[0].(*errdetails.RetryInfo); !ok || info.GetRetryDelay().AsDuration() <= 0 {
-		c.Errorf("a full queue: got %v, want RetryInfo with a delay", s.Details())
+		c.Errorf("%s: got %v, want RetryInfo with a delay", what, s.Details())
 	}
 	*small.ended = true
 	small.server.Kill() // stopping would wait for the sleeping action

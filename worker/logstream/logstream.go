@@ -74,6 +74,7 @@ func (r *Registry) ClientBytes() int64 {
 type stream struct {
 	id, instance string
 	token        string     // authorizes clients to write; "" if a worker writes
+	release      func()     // ends the count of the client that created it; nil if a worker writes
 	writeMu      sync.Mutex // held to write a client's message, before Registry.mu
 
 	// The fields below are guarded by Registry.mu.
@@ -200,6 +201,7 @@ func (r *Registry) expire(now time.Time) {
 
 // dropClient drops the stream of a client.
 func (r *Registry) dropClient(s *stream) {
+	s.release()
 	s.log.Close(errIdle)
 	delete(r.streams, s.id)
 	r.clients = slices.DeleteFunc(r.clients, func(other *stream) bool { return other == s })

@@ -65,12 +65,12 @@ func (b *byteStream) QueryWriteStatus(ctx context.Context, req *bspb.QueryWriteS
 }
 
 // serve starts a site that ends with the test.
-func serve(t *testing.T, c logstream.Config) *site {
+func serve(t *testing.T, c logstream.Config, options ...grpc.ServerOption) *site {
 	t.Helper()
 	c.Instances = castest.Instances()
 	in := must.Get(c.Instances("main"))(t)
 	b := &byteStream{Registry: must.Get(logstream.New(c))(t)}
-	server := grpc.NewServer()
+	server := grpc.NewServer(options...)
 	bspb.RegisterByteStreamServer(server, b)
 	b.Register(server)
 	conn := grpctest.Connect(t, server)

@@ -4,11 +4,13 @@ package logstream
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"time"
 
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
 	"github.com/cloister-build/cloister/cas/casstatus"
+	"github.com/cloister-build/cloister/cas/quota"
 	"github.com/cloister-build/cloister/worker"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -16,19 +18,24 @@ import (
 )
 
 // CreateLogStream implements LogStreamService. The parent is an instance name.
-func (r *Registry) CreateLogStream(_ context.Context, req *logpb.CreateLogStreamRequest) (*logpb.LogStream, error) {
+func (r *Registry) CreateLogStream(ctx context.Context, req *logpb.CreateLogStreamRequest) (*logpb.LogStream, error) {
 	if _, err := r.cfg.Instances(req.Parent); err != nil {
 		return nil, casstatus.Error(err)
 	}
+	release, err := quota.Hold(ctx, quota.LogStreams)
+	if err != nil {
+		return nil, err
+	}
 	s := &stream{
 		id: randomID(), instance: req.Parent, token: randomID(), log: &worker.Log{},
-		expires: time.Now().Add(r.cfg.Idle),
+		release: release, expires: time.Now().Add(r.cfg.Idle),
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.makeRoom(1, 0) {
-		return nil, status.Errorf(codes.ResourceExhausted,
-			"too many log streams: clients write to %d; finish one or retry later", len(r.clients))
+		release()
+		return nil, quota.Exhausted(fmt.Sprintf(
+			"too many log streams: clients write to %d; finish one or retry later", len(r.clients)))
 	}
 	r.streams[s.id] = s
 	r.clients = append(r.clients, s)
@@ -119,6 +126,7 @@ func (r *Registry) admit(s *stream, m *bspb.WriteRequest) (int64, error) {
 	r.bytes += more
 	s.finished, s.expires = m.FinishWrite, time.Now().Add(r.cfg.Idle)
 	if s.finished {
+		s.release()
 		s.expires = time.Now().Add(r.cfg.Keep)
 	}
 	return s.size, nil

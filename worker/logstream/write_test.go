@@ -14,6 +14,7 @@ import (
 	"time"
 
 	logpb "github.com/bazelbuild/remote-apis/build/bazel/remote/logstream/v1"
+	"github.com/cloister-build/cloister/cas/quota"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/logstream"
@@ -227,6 +228,27 @@ func TestStreamsOfClientsAreBounded(t *testing.T) {
 	d := s.create(t) // replaces c
 	fill(d, 0, 60, true, codes.OK)
 	s.wantStatus(t, b, 40, false)
+}
+
+// Streams that are finished or dropped do not count towards the limit of a caller.
+func TestUnfinishedStreamsOfOneCallerAreBounded(t *testing.T) {
+	limits := quota.Limits{}
+	must.Succeed(t, limits.Set("log-streams=2"))
+	s := serve(t, logstream.Config{MaxStreams: 3}, quota.New(limits, nil, nil).Options()...)
+	wantRefused := func() {
+		t.Helper()
+		l, err := s.maker.CreateLogStream(t.Context(), &logpb.CreateLogStreamRequest{})
+		if code := status.Convert(err); code.Code() != codes.ResourceExhausted || len(code.Details()) != 1 {
+			t.Errorf("got %v, %v, want RESOURCE_EXHAUSTED with RetryInfo", l, err)
+		}
+	}
+	a := s.create(t)
+	s.create(t)
+	wantRefused()
+	must.Succeed(t, s.write(t, message(a.WriteResourceName, 0, "x", true)))
+	must.Succeed(t, s.write(t, message(a.WriteResourceName, 1, "", true))) // a retry
+	s.create(t)
+	wantRefused()
 }
 
 func TestIdleStreamEnds(t *testing.T) {

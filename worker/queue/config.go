@@ -38,7 +38,8 @@ type Config struct {
 	// MaxLive limits the operations that are not completed; the default is 100,000.
 	MaxLive int
 	// Grace is how long an operation without waiting clients lives; the default is a minute. CancelGrace is the same if
-	// the clients have cancelled their calls, as opposed to losing their connections; the default is 5 seconds.
+	// the clients have cancelled their calls, as opposed to losing their connections; the default is 5 seconds. After
+	// CancelGrace a run without waiting clients yields its slot to an action that has some.
 	Grace, CancelGrace time.Duration
 	// Retain is how long a completed operation can be queried; the default is five minutes.
 	Retain time.Duration

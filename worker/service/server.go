@@ -185,8 +185,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) error {
 	}
 	var reads func(context.Context, string) bool
 	if c.Access != nil {
-		blobs.Rights, execution.Rights = c.Access.Rights, c.Access.Rights
-		blobs.Caller, execution.Caller = c.Access.Caller, c.Access.Caller
+		blobs.Rights, execution.Rights, execution.Caller = c.Access.Rights, c.Access.Rights, c.Access.Caller
 		reads = c.Access.Reads
 		operators.Viewers, operators.Caller = c.Access, c.Access.Caller
 	}
@@ -222,7 +221,7 @@ func (s *Server) RegisterWorkers(r grpc.ServiceRegistrar) error {
 	blobs.Instances = w.Instances
 	c.Queue, c.Instances, c.Action, c.Log = s.queue, w.Instances, s.local.Action, w.Log
 	if s.cfg.Access != nil {
-		blobs.Rights, blobs.Caller, c.Caller = s.cfg.Access.WorkerRights, s.cfg.Access.Caller, s.cfg.Access.Caller
+		blobs.Rights, c.Caller = s.cfg.Access.WorkerRights, s.cfg.Access.Caller
 	}
 	if err := s.registerBlobs(r, blobs); err != nil {
 		return err

@@ -70,8 +70,8 @@ type Config struct {
 	// Idle are filled in, and the Worker of the Offer if it is missing. With FetchBytes, inputs of the next actions are
 	// fetched ahead, for Instances with a remote store.
 	Queue queue.Config
-	// Blobs configures the services of the store. Instances, Execution, Logs, OnLookup, OnUpdate, Rights and Caller are
-	// filled in.
+	// Blobs configures the services of the store. Instances, Execution, Logs, OnLookup, OnUpdate and Rights are filled
+	// in.
 	Blobs casserver.Config
 	// Access, if not nil, returns callers and rights for answers that depend on them. It does not refuse calls: the
 	// gRPC server's interceptors do that, such as those of package access.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/quota"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/buildinfo"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
@@ -37,6 +38,7 @@ type Config struct {
 	ToolchainDrift  string // "" or allow
 	MaxQueued       int
 	StreamIdle      time.Duration
+	CallerLimits    quota.Limits
 	Auth            Auth
 	Sampling        sampling
 	Workers         workersConfig

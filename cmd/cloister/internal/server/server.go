@@ -127,7 +127,7 @@ func (s *server) assemble(ctx context.Context) error {
 func (s *server) openServices() error {
 	s.grpc = grpc.NewServer(slices.Concat(
 		s.node.ServerOptions(), casserver.ServerOptions(s.log), []grpc.ServerOption{casserver.Codec(), grpc.StatsHandler(&s.clients)},
-		s.Auth.clients())...)
+		s.Auth.clients(), s.callers().Options())...)
 	if err := s.registerServices(); err != nil {
 		return err
 	}

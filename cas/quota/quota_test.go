@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package quota_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/cas/quota"
+	"github.com/cloister-build/cloister/tests/grpctest"
+	"github.com/cloister-build/cloister/tests/must"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// byteStream is a service whose uploads last until their clients close them.
+type byteStream struct {
+	bspb.UnimplementedByteStreamServer
+	began chan struct{}
+}
+
+func (b *byteStream) Write(from bspb.ByteStream_WriteServer) error {
+	b.began <- struct{}{}
+	for {
+		if _, err := from.Recv(); err != nil {
+			return from.SendAndClose(&bspb.WriteResponse{})
+		}
+	}
+}
+
+func (*byteStream) QueryWriteStatus(
+	context.Context, *bspb.QueryWriteStatusRequest,
+) (*bspb.QueryWriteStatusResponse, error) {
+	return &bspb.QueryWriteStatusResponse{}, nil
+}
+
+// wantExhausted checks that err is RESOURCE_EXHAUSTED with RetryInfo, and that its message contains the words.
+func wantExhausted(t *testing.T, err error, words ...string) {
+	t.Helper()
+	s := status.Convert(err)
+	if s.Code() != codes.ResourceExhausted || len(s.Details()) != 1 {
+		t.Fatalf("got %v with details %v, want RESOURCE_EXHAUSTED with RetryInfo", err, s.Details())
+	}
+	if info, ok := s.Details()[0].(*errdetails.RetryInfo); !ok || info.GetRetryDelay().AsDuration() <= 0 {
+		t.Errorf("got details %v, want RetryInfo with a delay", s.Details())
+	}
+	for _, w := range words {
+		if !strings.Contains(s.Message(), w) {
+			t.Errorf("message %q lacks %q", s.Message(), w)
+		}
+	}
+}
+
+func TestCallersHaveSeparateLimits(t *testing.T) {
+	limits := quota.Limits{}
+	must.Succeed(t, limits.Set("uploads=2,calls=3"))
+	methods := map[string]quota.Kind{"/google.bytestream.ByteStream/Write": quota.Uploads}
+	table := quota.New(limits, methods, func(ctx context.Context) string {
+		return strings.Join(metadata.ValueFromIncomingContext(ctx, "caller"), "")
+	})
+	server := grpc.NewServer(table.Options()...)
+	service := &byteStream{began: make(chan struct{}, 100)}
+	bspb.RegisterByteStreamServer(server, service)
+	healthpb.RegisterHealthServer(server, health.NewServer())
+	conn := grpctest.Connect(t, server)
+	client, other := bspb.NewByteStreamClient(conn), metadata.AppendToOutgoingContext(t.Context(), "caller", "other")
+	upload := func(ctx context.Context) bspb.ByteStream_WriteClient {
+		s, err := client.Write(ctx)
+		must.Succeed(t, err)
+		return s
+	}
+	var open []bspb.ByteStream_WriteClient
+	for range 2 {
+		open = append(open, upload(t.Context()), upload(other))
+		<-service.began
+		<-service.began
+	}
+	wantExhausted(t, upload(t.Context()).RecvMsg(&bspb.WriteResponse{}), "too many uploads", "2", "--caller-limit uploads")
+	query := func() error {
+		_, err := client.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{})
+		return err
+	}
+	must.Succeed(t, query()) // the third call
+	// What has ended leaves room.
+	if _, err := open[0].CloseAndRecv(); err != nil {
+		t.Fatal(err)
+	}
+	upload(t.Context())
+	<-service.began
+	wantExhausted(t, upload(t.Context()).RecvMsg(&bspb.WriteResponse{}), "uploads")
+}
+
+func TestAllCallsCountButHealthChecks(t *testing.T) {
+	limits := quota.Limits{}
+	must.Succeed(t, limits.Set("calls=1"))
+	server := grpc.NewServer(quota.New(limits, nil, nil).Options()...)
+	service := &byteStream{began: make(chan struct{}, 100)}
+	bspb.RegisterByteStreamServer(server, service)
+	healthpb.RegisterHealthServer(server, health.NewServer())
+	conn := grpctest.Connect(t, server)
+	client := bspb.NewByteStreamClient(conn)
+	if _, err := client.Write(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-service.began
+	_, err := client.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{})
+	wantExhausted(t, err, "too many calls")
+	if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
+		t.Errorf("health: %v", err)
+	}
+}
+
+func TestLimitsAreAFlag(t *testing.T) {
+	limits := quota.Default()
+	must.Succeed(t, limits.Set("queries=7"))
+	must.Succeed(t, limits.Set("uploads=0"))
+	if got, want := limits.String(), "calls=20000,uploads=0,executions=10000,queries=7,log-streams=250"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	for _, bad := range []string{"", "uploads", "uploads=", "uploads=-1", "uploads=x", "nonsense=1", "uploads=1,"} {
+		if err := limits.Set(bad); err == nil || !strings.Contains(err.Error(), "log-streams") {
+			t.Errorf("%q: got %v, want an error with the names", bad, err)
+		}
+	}
+}
+
+func TestWithoutTable(t *testing.T) {
+	release, err := quota.Hold(t.Context(), quota.LogStreams)
+	must.Succeed(t, err)
+	release()
+	release()
+	if got := quota.Caller(t.Context()); got != "" {
+		t.Errorf("the caller is %q, want none", got)
+	}
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas/quota"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+)
+
+// callers returns the limits of what each caller holds at once.
+func (s *server) callers() *quota.Table {
+	var name func(context.Context) string
+	if access := s.Auth.access(); access != nil {
+		name = access.Caller
+	}
+	return quota.New(s.CallerLimits, map[string]quota.Kind{
+		"/google.bytestream.ByteStream/Write":                  quota.Uploads,
+		repb.Execution_Execute_FullMethodName:                  quota.Executions,
+		repb.Execution_WaitExecution_FullMethodName:            quota.Executions,
+		longrunningpb.Operations_WaitOperation_FullMethodName:  quota.Executions,
+		longrunningpb.Operations_ListOperations_FullMethodName: quota.Queries,
+		cloisterpb.History_List_FullMethodName:                 quota.Queries,
+		cloisterpb.BlobIndex_Find_FullMethodName:               quota.Queries,
+	}, name)
+}
