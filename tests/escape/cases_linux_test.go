@@ -40,6 +40,8 @@ type guarantee struct {
 	// prints no verdict.
 	limit sandbox.Limit
 	kills bool
+	// quiet is set if the kernel may slow the run down at the limit, without a report.
+	quiet bool
 }
 
 func event(kind sandbox.EventKind, subject string) sandbox.Event {
@@ -258,6 +260,10 @@ func guarantees(w *fixture) []guarantee {
 		{
 			name: "memory-memfd", promise: "Anonymous files count as memory.", attack: []string{"memory", "memfd", "256"},
 			spec: memory, limit: sandbox.LimitMemory, kills: true, without: []namespace.Layer{namespace.Cgroups, namespace.Rlimits},
+		},
+		{
+			name: "memory-sockets", promise: "The buffers of a run's sockets are limited with its memory.", attack: []string{"sockets", "128"},
+			spec: memory, limit: sandbox.LimitMemory, kills: true, quiet: true, without: []namespace.Layer{namespace.Cgroups, namespace.Rlimits},
 		},
 		{
 			name: "cpu", promise: "The CPU time of all processes together is limited.", attack: []string{"cpu"},

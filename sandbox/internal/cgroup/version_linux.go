@@ -31,18 +31,21 @@ type control interface {
 // noLimit is written where the module does not pass on "max" or -1; the kernel caps it.
 const noLimit = math.MaxInt64
 
+// socketFraction is the fraction of the memory limit to which version 1 limits the buffers of sockets.
+const socketFraction = 4
+
 // maxProcesses is PID_MAX_LIMIT, the highest limit that version 1 takes.
 const maxProcesses = 4 << 20
 
 // A v1 is a group of version 1 in every hierarchy that it needs.
 type v1 struct {
 	cgroup1.Cgroup
-	swap bool // the kernel accounts swap
+	swap, sockets bool // the kernel accounts swap, and buffers of sockets
 }
 
 func (c v1) create(name string) (control, error) {
 	child, err := c.New(name, &specs.LinuxResources{})
-	return v1{child, c.swap}, err
+	return v1{child, c.swap, c.sockets}, err
 }
 
 func (c v1) limit(l Limits) error {
@@ -54,6 +57,11 @@ func (c v1) limit(l Limits) error {
 		processes = maxProcesses
 	}
 	r := &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &memory}, Pids: &specs.LinuxPids{Limit: &processes}}
+	if c.sockets {
+		// The limit of memory does not count them. The kernel sets no buffer aside beyond this limit, so senders wait.
+		sockets := memory / socketFraction
+		r.Memory.KernelTCP = &sockets
+	}
 	if c.swap {
 		// The limit of memory and swap must never be below that of memory. Update would raise the memory limit first.
 		most := int64(noLimit)
@@ -85,11 +93,13 @@ func newV1(name string, groups map[cgroup1.Name]string, active []cgroup1.Subsyst
 	path := func(n cgroup1.Name) (string, error) { return filepath.Join(groups[n], name), nil }
 	hierarchy := func() ([]cgroup1.Subsystem, error) { return active, nil }
 	c, err := cgroup1.New(path, &specs.LinuxResources{}, cgroup1.WithHierarchy(hierarchy))
-	swap := slices.ContainsFunc(active, func(s cgroup1.Subsystem) bool {
-		_, err := os.Stat(filepath.Join(directory(s, filepath.Join(groups[s.Name()], name)), "memory.memsw.limit_in_bytes"))
-		return err == nil
-	})
-	return v1{c, swap}, err
+	has := func(file string) bool {
+		return slices.ContainsFunc(active, func(s cgroup1.Subsystem) bool {
+			_, err := os.Stat(filepath.Join(directory(s, filepath.Join(groups[s.Name()], name)), file))
+			return err == nil
+		})
+	}
+	return v1{c, has("memory.memsw.limit_in_bytes"), has("memory.kmem.tcp.limit_in_bytes")}, err
 }
 
 // A v2 is a group of version 2.

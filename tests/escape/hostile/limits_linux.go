@@ -76,6 +76,47 @@ func memory(r *report, args []string) {
 	r.escape("took %d MiB of memory", mib)
 }
 
+// sockets fills the buffers of connections to itself, up to a number of MiB.
+func sockets(r *report, args []string) {
+	mib, err := strconv.Atoi(args[0])
+	listener, socketErr := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if !r.must("size", err) || !r.must("socket", socketErr) {
+		return
+	}
+	if !r.must("bind", unix.Bind(listener, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})) || !r.must("listen", unix.Listen(listener, 1)) {
+		return
+	}
+	to, err := unix.Getsockname(listener)
+	if !r.must("getsockname", err) {
+		return
+	}
+	const connections = 100
+	held, piece := 0, bytes.Repeat([]byte("x"), 1<<20)
+	for range connections {
+		from, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if !r.must("socket", err) || !r.must("connect", unix.Connect(from, to)) {
+			return
+		}
+		other, _, err := unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		if !r.must("accept", err) || !r.must("set non-blocking", unix.SetNonblock(from, true)) {
+			return
+		}
+		for _, fd := range []int{from, other} {
+			for n := 0; err == nil; held += n {
+				if n, err = unix.Write(fd, piece); err != nil {
+					n = 0
+				}
+			}
+			err = nil
+		}
+		if held >= mib<<20 {
+			r.escape("the buffers of sockets hold %d MiB", held>>20)
+			return
+		}
+	}
+	r.hold("the buffers of %d sockets hold %d MiB", 2*connections, held>>20)
+}
+
 // descriptors opens a number of files.
 func descriptors(r *report, args []string) {
 	want, err := strconv.Atoi(args[0])

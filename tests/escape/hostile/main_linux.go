@@ -50,11 +50,12 @@ var attacks = map[string]func(*report, []string){
 	"lock":   lock,
 	"keys":   keys,
 	// limits
-	"forks":  forks,
-	"memory": memory,
-	"fds":    descriptors,
-	"cpu":    cpu,
-	"flood":  flood,
+	"forks":   forks,
+	"memory":  memory,
+	"sockets": sockets,
+	"fds":     descriptors,
+	"cpu":     cpu,
+	"flood":   flood,
 	// the kernel and the machine
 	"absent":       absent,
 	"syscalls":     systemCalls,
