@@ -16,25 +16,27 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/cloister-build/cloister/cmd/internal/proctree"
 )
 
 // measure returns the values of all Measures. No request may be in flight.
 func (p *Process) measure(ctx context.Context) (map[string]float64, error) {
-	tree, err := p.tree()
+	tree, err := proctree.Of(p.PID)
 	if err != nil {
 		return nil, err
 	}
 	v := map[string]float64{processes: float64(len(tree)), groups: float64(len(p.controlGroups()))}
 	held := map[file]float64{}
 	spaces := map[string]bool{}
-	for _, pid := range tree {
+	for _, member := range tree {
 		name := memory
-		if pid != p.PID {
+		if member.PID != p.PID {
 			name = helpers
 		}
-		v[name] += resident(pid)
-		v[descriptors] += p.descriptors(pid, held)
-		v[mounts] += mountsOf(pid, spaces)
+		v[name] += float64(member.Resident)
+		v[descriptors] += p.descriptors(member.PID, held)
+		v[mounts] += mountsOf(member.PID, spaces)
 	}
 	for _, bytes := range held {
 		v[stored] += bytes
@@ -44,45 +46,6 @@ func (p *Process) measure(ctx context.Context) (map[string]float64, error) {
 	}
 	v[goroutines], err = p.metric(ctx, "go_goroutines")
 	return v, err
-}
-
-// tree returns the process and its live descendants.
-func (p *Process) tree() ([]int, error) {
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		return nil, err
-	}
-	children := map[int][]int{}
-	for _, path := range stats {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			continue // it has ended
-		}
-		// The name is in parentheses and may hold anything. State and parent follow the last one.
-		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		if err != nil || len(f) < 2 || f[0] == "Z" || f[0] == "X" {
-			continue
-		}
-		if parent, err := strconv.Atoi(f[1]); err == nil {
-			children[parent] = append(children[parent], pid)
-		}
-	}
-	tree := []int{p.PID}
-	for i := 0; i < len(tree); i++ {
-		tree = append(tree, children[tree[i]]...)
-	}
-	return tree, nil
-}
-
-// resident returns the resident memory of a process in bytes, 0 if it has ended.
-func resident(pid int) float64 {
-	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	if f := strings.Fields(string(b)); len(f) > 1 {
-		pages, _ := strconv.ParseFloat(f[1], 64)
-		return pages * float64(os.Getpagesize())
-	}
-	return 0
 }
 
 // A file identifies a file without a name.

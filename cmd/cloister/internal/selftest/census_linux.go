@@ -3,17 +3,16 @@
 package selftest
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/cloister-build/cloister/cmd/internal/proctree"
 	"golang.org/x/sys/unix"
 )
 
@@ -60,17 +59,17 @@ func (c *census) compare() []line {
 		}
 		lines = append(lines, l)
 	}
-	processes, err := alive()
+	living, err := alive()
 	// A killed process takes a moment to disappear.
-	for deadline := time.Now().Add(time.Second); len(processes) > 0 && err == nil && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Second); len(living) > 0 && err == nil && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
-		processes, err = alive()
+		living, err = alive()
 	}
-	add("no process left", "no descendant is alive", processes, err)
+	add("no process left", "no descendant is alive", living, err)
 	more := without(mounts(), c.mounts)
 	add("no mount left", fmt.Sprintf("%d as before", len(c.mounts)), more, nil)
 	// A namespace lives while a process is in it, a descriptor refers to it, or it is mounted (namespaces(7)).
-	held := append(slices.Clone(processes), without(namespaceDescriptors(), c.descriptors)...)
+	held := append(slices.Clone(living), without(namespaceDescriptors(), c.descriptors)...)
 	held = append(held, slices.DeleteFunc(more, func(m string) bool { return !strings.Contains(m, " - nsfs ") })...)
 	add("no namespace left", "none held by a process, descriptor or mount", held, nil)
 	add("no control group left", fmt.Sprintf("%d as before", len(c.groups)), without(controlGroups(), c.groups), nil)
@@ -95,32 +94,13 @@ func without(all, known []string) []string {
 
 // alive returns the living descendants of this process.
 func alive() ([]string, error) {
-	children := map[int][]int{}
-	about := map[int]string{}
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	tree, err := proctree.Of(os.Getpid())
 	if err != nil {
 		return nil, err
 	}
-	for _, s := range stats {
-		b, err := os.ReadFile(s)
-		if err != nil {
-			continue // it has ended
-		}
-		// The name is in parentheses and may hold anything. State and parent follow the last one (proc_pid_stat(5)).
-		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-		pid, err1 := strconv.Atoi(filepath.Base(filepath.Dir(s)))
-		if err1 != nil || len(f) < 2 || f[0] == "Z" || f[0] == "X" {
-			continue
-		}
-		if parent, err := strconv.Atoi(f[1]); err == nil {
-			children[parent] = append(children[parent], pid)
-			about[pid] = fmt.Sprintf("process %d, %.100s", pid, b[bytes.IndexByte(b, '('):bytes.LastIndexByte(b, ')')+1])
-		}
-	}
 	var left []string
-	for tree := slices.Clone(children[os.Getpid()]); len(tree) > 0; tree = tree[1:] {
-		left = append(left, about[tree[0]])
-		tree = append(tree, children[tree[0]]...)
+	for _, p := range tree[1:] {
+		left = append(left, fmt.Sprintf("process %d, (%.100s)", p.PID, p.Name))
 	}
 	return left, nil
 }

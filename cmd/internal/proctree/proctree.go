@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package proctree reads from /proc which processes descend from one.
+package proctree
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// A Process is a living process.
+type Process struct {
+	PID      int
+	Name     string // comm
+	Resident int64  // memory in bytes
+}
+
+// Indexes of the fields that follow the name in /proc/PID/stat (proc_pid_stat(5)).
+const (
+	state  = 0
+	parent = 1
+	rss    = 21 // in pages
+)
+
+// Of returns a process and its living descendants, parents before children. It returns only the process itself, without
+// name and memory, if the process has ended or the system has no /proc.
+func Of(root int) ([]Process, error) {
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return nil, err
+	}
+	children := map[int][]Process{}
+	tree := []Process{{PID: root}}
+	for _, file := range stats {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
+		}
+		name, rest := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')') // the name may contain anything
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err != nil || name < 0 || rest < name {
+			continue
+		}
+		f := strings.Fields(string(b[rest+1:]))
+		if len(f) <= rss || f[state] == "Z" || f[state] == "X" {
+			continue
+		}
+		pages, _ := strconv.ParseInt(f[rss], 10, 64)
+		p := Process{PID: pid, Name: string(b[name+1 : rest]), Resident: pages * int64(os.Getpagesize())}
+		if pid == root {
+			tree[0] = p
+		}
+		if of, err := strconv.Atoi(f[parent]); err == nil {
+			children[of] = append(children[of], p)
+		}
+	}
+	for i := 0; i < len(tree); i++ {
+		tree = append(tree, children[tree[i].PID]...)
+	}
+	return tree, nil
+}
