@@ -58,6 +58,14 @@ type source struct {
 	time   time.Time // of all files
 }
 
+// describe returns what a report calls the source, whose files have a hash.
+func (s *source) describe(sum string) string {
+	if s.commit != "" {
+		return "commit " + s.commit
+	}
+	return "directory " + sum
+}
+
 // resolve returns the hash of the commit that a revision names.
 func resolve(ctx context.Context, repository, revision string) (string, error) {
 	commit, err := git(ctx, repository, false, "rev-parse", "--verify", "--quiet", "--end-of-options", revision+"^{commit}")

@@ -44,21 +44,26 @@ func (r *report) junit() []byte {
 		Error   *problem `xml:"error"`
 		Skipped *problem `xml:"skipped"`
 	}
+	type property struct {
+		Name  string `xml:"name,attr"`
+		Value string `xml:"value,attr"`
+	}
 	suite := struct {
-		XMLName  xml.Name   `xml:"testsuite"`
-		Name     string     `xml:"name,attr"`
-		Tests    int        `xml:"tests,attr"`
-		Failures int        `xml:"failures,attr"`
-		Errors   int        `xml:"errors,attr"`
-		Skipped  int        `xml:"skipped,attr"`
-		Cases    []testCase `xml:"testcase"`
-	}{Name: "cloister gate", Tests: len(r.Steps)}
+		XMLName    xml.Name   `xml:"testsuite"`
+		Name       string     `xml:"name,attr"`
+		Tests      int        `xml:"tests,attr"`
+		Failures   int        `xml:"failures,attr"`
+		Errors     int        `xml:"errors,attr"`
+		Skipped    int        `xml:"skipped,attr"`
+		Properties []property `xml:"properties>property"`
+		Cases      []testCase `xml:"testcase"`
+	}{Name: "cloister gate", Tests: len(r.Steps), Properties: []property{{"sandbox", r.Sandbox.String()}}}
 	for i := range r.Steps {
 		s := &r.Steps[i]
 		c := testCase{Class: "hermetic", Name: s.ID}
 		p := &problem{s.Verdict, fmt.Sprintf("%s, exit code %d", s.Verdict, s.ExitCode), strings.Join(s.lines(), "\n")}
 		switch s.Verdict {
-		case clean:
+		case clean, unseen:
 		case violated, failed, timedOut:
 			c.Failure = p
 			suite.Failures++
@@ -110,7 +115,7 @@ func (r *report) sarif() object {
 	}
 	return object{
 		"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0",
-		"runs": []object{{"tool": object{"driver": object{"name": "cloister gate", "rules": rules}}, "results": results}},
+		"runs": []object{{"tool": object{"driver": object{"name": "cloister gate", "rules": rules}}, "results": results, "properties": object{"sandbox": r.Sandbox.String()}}},
 	}
 }
 

@@ -48,6 +48,7 @@ type Config struct {
 	Policy, Revision, Mode, Out string
 	Steps                       []string // "" is all
 	JSON                        bool
+	Fallback                    bool // without a sandbox, observe the steps only
 	Prometheus                  string
 
 	Sandbox confinement.Flags
@@ -71,6 +72,7 @@ type gate struct {
 
 	backend  *namespace.Backend
 	features sandbox.Features
+	observer *observer // nil with a sandbox
 	evidence *evidence
 	report   report
 	metrics  metrics
@@ -118,6 +120,9 @@ func Run(ctx context.Context, c *Config) (code int, err error) {
 func (g *gate) check(ctx context.Context) (err error) {
 	if modes := []string{modeReport, modeEnforce, modeStrict}; !slices.Contains(modes, g.Mode) {
 		return exit.New(exit.Usage, fmt.Errorf("--mode %q: write one of %s", g.Mode, strings.Join(modes, ", ")))
+	}
+	if g.Fallback && g.Mode == modeStrict {
+		return exit.New(exit.Usage, errors.New("--fallback: strict mode needs the full sandbox: use another mode, or omit --fallback"))
 	}
 	if g.policy, err = readPolicy(g.Policy); err != nil {
 		return err
@@ -186,6 +191,15 @@ func (g *gate) runSteps(ctx context.Context) {
 	features, err := g.backend.Probe(ctx)
 	g.features = features
 	g.describeSandbox()
+	if err != nil && g.Fallback {
+		g.note("no sandbox is possible here: %v", err)
+		if g.observer, err = findObserver(ctx); err == nil {
+			g.report.Sandbox = boxReport{
+				Tier: "none", Layers: []string{}, Observer: g.observer.program, NotEnforced: []string{"network", "listening", "limits", "files"},
+			}
+			g.policy.parallel = 1
+		}
+	}
 	if err != nil && ctx.Err() == nil {
 		g.fail(fmt.Sprintf("this machine cannot run steps in the sandbox: %v; cloister check explains it", err))
 		return
@@ -287,8 +301,16 @@ func (g *gate) conclude(ctx context.Context) {
 	case r.count() > 0:
 		r.Verdict = violated
 	default:
-		r.Verdict = clean
+		r.Verdict = g.best()
 	}
+}
+
+// best returns the verdict of a step without any finding.
+func (g *gate) best() string {
+	if g.observer != nil {
+		return unseen
+	}
+	return clean
 }
 
 // finish writes the reports and publishes the evidence.
@@ -348,6 +370,9 @@ func (g *gate) print() error {
 		for _, v := range s.Violations {
 			fmt.Fprintf(&b, "             %s\n", v.Text)
 		}
+	}
+	if g.observer != nil {
+		fmt.Fprintf(&b, "sandbox: %s\n", g.report.Sandbox.String())
 	}
 	fmt.Fprintf(&b, "verdict: %s; report: %s\n", g.report.Verdict, filepath.Join(g.evidence.final, "report.md"))
 	_, err := io.WriteString(g.Stdout, g.clean.Replace(b.String()))

@@ -21,6 +21,7 @@ const reportFormat = "cloister-gate-report v1"
 // The verdicts on a step, and on all steps.
 const (
 	clean       = "clean"
+	unseen      = "no violation seen" // without a sandbox, where the observer may miss one
 	violated    = "violation"
 	failed      = "failed"
 	timedOut    = "timeout"
@@ -52,7 +53,8 @@ type policyReport struct {
 type boxReport struct {
 	Tier        string   `json:"tier"`
 	Layers      []string `json:"layers"`
-	Observed    bool     `json:"observed"` // network system calls are recorded
+	Observed    bool     `json:"observed"`           // network system calls are recorded
+	Observer    string   `json:"observer,omitempty"` // what replaces the sandbox: "strace" or "ss"
 	NotEnforced []string `json:"not_enforced"`
 }
 
@@ -68,6 +70,21 @@ type stepReport struct {
 	Violations []violation `json:"violations"`
 	Exceptions []use       `json:"exceptions"`
 	Denied     []string    `json:"denied,omitempty"` // other denials, of a step that failed
+}
+
+// String describes the sandbox to a person.
+func (b *boxReport) String() string { return b.Tier + "; " + b.observation() }
+
+func (b *boxReport) observation() string {
+	switch {
+	case b.Observer == strace.program:
+		return "nothing is prevented, and strace records network system calls"
+	case b.Observer != "":
+		return "nothing is prevented, and ss lists open sockets, but only at intervals"
+	case !b.Observed:
+		return "network system calls are not recorded"
+	}
+	return "network system calls are recorded"
 }
 
 // count returns the number of violations.
@@ -87,11 +104,11 @@ func (r *report) markdown() string {
 	line("| revision | `%s` |", r.Revision)
 	line("| policy | `%s` (SHA-256 `%.12s`) |", r.Policy.File, r.Policy.SHA256)
 	line("| mode | %s |", r.Mode)
-	observed := "network system calls are recorded"
+	observation := r.Sandbox.observation()
 	if !r.Sandbox.Observed {
-		observed = "**network system calls are not recorded**"
+		observation = "**" + observation + "**"
 	}
-	line("| sandbox | %s; %s |", r.Sandbox.Tier, observed)
+	line("| sandbox | %s; %s |", r.Sandbox.Tier, observation)
 	if n := r.Sandbox.NotEnforced; len(n) > 0 {
 		line("| not enforced | %s |", strings.Join(n, ", "))
 	}

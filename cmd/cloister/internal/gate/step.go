@@ -47,13 +47,36 @@ func (g *gate) runStep(ctx context.Context, s *step, r *stepReport) error {
 	if err != nil {
 		return err
 	}
+	run := g.confine
+	if g.observer != nil {
+		run = g.observe
+	}
+	var stdout, stderr logBuffer
+	result, record, err := run(ctx, s, r, src, sandbox.Stdio{Stdout: &stdout, Stderr: &stderr})
+	if result != nil {
+		t.SetUp, t.Run, t.CleanUp = result.Start.Sub(began), result.End.Sub(result.Start), time.Since(result.End)
+		g.complete(ctx, s, r, result)
+		err = errors.Join(err, g.keep(s, r, result, stdout.Bytes(), stderr.Bytes()))
+		if g.observer != nil {
+			err = errors.Join(err, g.evidence.write("logs/"+s.id+"/"+g.observer.record, record))
+		}
+		g.showFailure(r, stdout.Bytes(), stderr.Bytes())
+		g.mu.Lock()
+		g.metrics.Steps = append(g.metrics.Steps, t)
+		g.mu.Unlock()
+	}
+	return errors.Join(err, context.Cause(ctx))
+}
+
+// confine runs a step in the sandbox, which leaves no record of its own.
+func (g *gate) confine(ctx context.Context, s *step, r *stepReport, src *source, std sandbox.Stdio) (*sandbox.Result, []byte, error) {
 	spec, err := g.spec(s, src)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	size, files, err := src.measure()
 	if err != nil {
-		return fmt.Errorf("inputs: %w", err)
+		return nil, nil, fmt.Errorf("inputs: %w", err)
 	}
 	room := func(limit, inputs int64) int64 {
 		if limit == sandbox.Unlimited {
@@ -63,32 +86,22 @@ func (g *gate) runStep(ctx context.Context, s *step, r *stepReport) error {
 	}
 	ws, err := g.backend.Workspace(ctx, room(spec.Limits.OutputBytes, size), room(spec.Limits.OutputFiles, files))
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	defer ws.Close()
 	spec.Workspace = ws.Name()
 	var sum string
 	if spec.Owned, sum, err = src.copyTo(ws.Root(), spec.Outputs[0].Source); err != nil {
-		return fmt.Errorf("inputs: %w", err)
+		return nil, nil, errors.Join(fmt.Errorf("inputs: %w", err), ws.Close())
 	}
-	if r.Inputs = "directory " + sum; src.commit != "" {
-		r.Inputs = "commit " + src.commit
-	}
-	var stdout, stderr logBuffer
-	result, err := g.backend.Run(ctx, spec, sandbox.Stdio{Stdout: &stdout, Stderr: &stderr})
-	if result != nil {
-		t.SetUp, t.Run = result.Start.Sub(began), result.End.Sub(result.Start)
-		g.complete(ctx, s, r, spec, result)
-		err = errors.Join(err, g.keep(s, r, result, stdout.Bytes(), stderr.Bytes()))
-		g.showFailure(r, stdout.Bytes(), stderr.Bytes())
-		closed := ws.Close()
-		t.CleanUp = time.Since(result.End)
-		g.mu.Lock()
-		g.metrics.Steps = append(g.metrics.Steps, t)
-		g.mu.Unlock()
-		err = errors.Join(err, closed)
-	}
-	return errors.Join(err, context.Cause(ctx))
+	r.Inputs = src.describe(sum)
+	result, err := g.backend.Run(ctx, spec, std)
+	return result, nil, errors.Join(err, ws.Close())
+}
+
+// environment returns the variables of a step: first those that it may override.
+func (s *step) environment(src *source, more ...string) []string {
+	env := append([]string{noListen + "=1", "SOURCE_DATE_EPOCH=" + strconv.FormatInt(src.time.Unix(), 10)}, more...)
+	return append(env, s.env...)
 }
 
 // source returns the files of a step. Steps on one commit share them.
@@ -137,9 +150,8 @@ func (g *gate) spec(s *step, src *source) (*sandbox.Spec, error) {
 		}
 		tools = append(tools, certificates...)
 	}
-	env := []string{noListen + "=1", "SOURCE_DATE_EPOCH=" + strconv.FormatInt(src.time.Unix(), 10)}
 	spec, err := sandbox.ForTest(sandbox.Profile{
-		Args: s.command, Dir: workDir, Env: append(env, s.env...), Tools: tools, Outputs: []string{workDir}, Network: allow,
+		Args: s.command, Dir: workDir, Env: s.environment(src), Tools: tools, Outputs: []string{workDir}, Network: allow,
 	})
 	if err != nil {
 		return nil, err
@@ -158,8 +170,13 @@ func (g *gate) spec(s *step, src *source) (*sandbox.Spec, error) {
 }
 
 // complete completes the report of a step that ran.
-func (g *gate) complete(ctx context.Context, s *step, r *stepReport, spec *sandbox.Spec, result *sandbox.Result) {
+func (g *gate) complete(ctx context.Context, s *step, r *stepReport, result *sandbox.Result) {
 	f := s.find(result, g.Policy, g.today)
+	for i := range f.violations {
+		if v := &f.violations[i]; g.observer != nil && v.Kind != "exception" {
+			v.Text = seen(v)
+		}
+	}
 	r.Violations, r.Exceptions, r.ExitCode = f.violations, f.uses, result.ExitCode
 	if r.ExitCode != 0 {
 		r.Denied = f.denied
@@ -174,10 +191,10 @@ func (g *gate) complete(ctx context.Context, s *step, r *stepReport, spec *sandb
 	case r.ExitCode != 0:
 		r.Verdict = failed
 	default:
-		r.Verdict = clean
+		r.Verdict = g.best()
 	}
 	if result.Stopped && ctx.Err() == nil {
-		r.Message = fmt.Sprintf("killed: exceeded its timeout of %v", spec.Timeout)
+		r.Message = fmt.Sprintf("killed: exceeded its timeout of %v", s.timeout)
 	} else if e := result.Exceeded; e != nil {
 		r.Message = e.String()
 	}
