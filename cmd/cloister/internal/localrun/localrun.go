@@ -137,7 +137,9 @@ func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (
 	if m.Inputs, err = timed(func() (err error) { task, err = c.prepare(ctx, w); return err }); err != nil {
 		return 0, err
 	}
-	task.Target, task.Mnemonic, task.Stdout, task.Stderr = c.Target, c.Mnemonic, os.Stdout, os.Stderr
+	task.Target, task.Mnemonic = c.Target, c.Mnemonic
+	var line *live
+	line, task.Stdout, task.Stderr = c.liveLine()
 	task.SkipCacheLookup = true // every run counts
 	in, err := w.Store.Instance(task.Instance)
 	if err != nil {
@@ -162,7 +164,9 @@ func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (
 	for i := range c.Runs {
 		t := *task
 		t.Queued = time.Now()
+		stop := line.start(c.heading(m), interval)
 		out, err := c.execute(ctx, w.Local, &t, in.Store)
+		stop()
 		if err != nil {
 			return 0, c.ExplainRefusal(err)
 		}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package localrun
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/cmd/internal/proctree"
+	"github.com/cloister-build/cloister/tests/syncbuf"
+)
+
+// TestLiveLine: it counts the processes of the run only, stays below the output, and disappears.
+func TestLiveLine(t *testing.T) {
+	var screen syncbuf.Buffer
+	all := []proctree.Process{{PID: 1, Resident: 1 << 30}}
+	l := &live{to: &screen, ps: func() ([]proctree.Process, error) { return all, nil }}
+	before := all
+	all = append(all, proctree.Process{PID: 2, Resident: 2 << 20}, proctree.Process{PID: 3, Resident: 1 << 20})
+	out := l.beside(&screen)
+	l.draw("run 2 of 9 · ", 90*time.Second, before)
+	fmt.Fprint(out, "a\n")
+	fmt.Fprint(out, "b")
+	l.draw("", time.Second, before)
+	fmt.Fprint(out, "c\n")
+	want := "\r\x1b[Krun 2 of 9 · 1m30s · 3.0 MiB · 2 processes\r\x1b[Ka\nbc\n"
+	if got := screen.String(); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	stop := l.start("", time.Millisecond)
+	for end := time.Now().Add(time.Minute); !strings.Contains(screen.String()[len(want):], "processes"); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("no line after a minute")
+		}
+	}
+	stop()
+	if got := screen.String(); !strings.HasSuffix(got, " processes\r\x1b[K") {
+		t.Errorf("got %q, want no line at the end", got)
+	}
+}
