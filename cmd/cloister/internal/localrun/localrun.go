@@ -5,6 +5,7 @@ package localrun
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -115,7 +116,7 @@ func Run(ctx context.Context, c *Config) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	m := &metrics{}
+	m := &metrics{ID: rand.Text()}
 	code, err := c.runOn(ctx, w, m)
 	m.Close, err = timed(func() error { return errors.Join(err, w.Close()) })
 	if err != nil {
@@ -145,7 +146,7 @@ func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (
 	if err != nil {
 		return 0, err
 	}
-	config := worker.Config{Name: "run"}
+	config := worker.Config{Name: "run-" + m.ID}
 	if c.ActionName == "" {
 		config.Grace, config.MaxTimeout = time.Second, max(c.Timeout, 24*time.Hour)
 		if c.TTY && c.Timeout > 0 {

@@ -25,6 +25,7 @@ import (
 // metrics is the content of the --metrics file (docs/runs.md). Times are in nanoseconds of the monotonic clock.
 type metrics struct {
 	Format   string  `json:"format"` // metricsFormat
+	ID       string  `json:"id"`     // of this command; its manifests name the worker "run-ID"
 	Action   string  `json:"action"`
 	Revision string  `json:"revision,omitempty"`
 	Seed     *uint64 `json:"seed,omitempty"`
@@ -39,6 +40,7 @@ type metrics struct {
 
 	// Of the runs below.
 	SetUp   Spread `json:"set_up"`
+	Guard   Spread `json:"guard"`
 	Run     Spread `json:"run"`
 	CleanUp Spread `json:"clean_up"`
 	// Equal reports whether all runs have the same stable hash.
@@ -57,9 +59,10 @@ type Spread struct {
 }
 
 // runMetrics is one run: from the request to the start of the command, to its end, and until everything made for the
-// run is removed.
+// run is removed. Guard is the last part of SetUp: making the sandbox around the staged inputs.
 type runMetrics struct {
 	SetUp   time.Duration `json:"set_up_ns"`
+	Guard   time.Duration `json:"guard_ns"`
 	Run     time.Duration `json:"run_ns"`
 	CleanUp time.Duration `json:"clean_up_ns"`
 
@@ -80,6 +83,7 @@ type runMetrics struct {
 	ReadBytes     int64         `json:"read_bytes"`
 	WrittenBytes  int64         `json:"written_bytes"`
 
+	Hermetic   bool  `json:"hermetic"`   // no endpoint was allowed
 	Violations int64 `json:"violations"` // distinct ones, and limits that were hit
 }
 
@@ -120,6 +124,9 @@ func (m *metrics) add(asked time.Time, out *worker.Outcome) {
 	if !out.Manifest.IsZero() {
 		run.Manifest = out.Manifest.String()
 	}
+	if staged := r.ExecutionMetadata.GetInputFetchCompletedTimestamp(); staged != nil {
+		run.Guard = max(0, out.Started.Sub(staged.AsTime()))
+	}
 	for _, f := range r.OutputFiles {
 		run.OutputBytes += f.Digest.GetSizeBytes()
 	}
@@ -133,7 +140,7 @@ func (m *metrics) add(asked time.Time, out *worker.Outcome) {
 			run.User, run.System = u.GetUserTime().AsDuration(), u.GetSystemTime().AsDuration()
 			run.PeakMemory, run.PeakResident, run.PeakProcesses = u.GetPeakMemoryBytes(), u.GetPeakResidentBytes(), u.GetPeakProcesses()
 			run.ReadBytes, run.WrittenBytes = u.GetReadBytes(), u.GetWrittenBytes()
-			run.Violations = violations(&e)
+			run.Hermetic, run.Violations = e.Hermetic, violations(&e)
 		}
 	}
 	if !slices.ContainsFunc(m.Runs, func(o runMetrics) bool { return o.StableHash == run.StableHash }) {
@@ -166,6 +173,7 @@ func (m *metrics) finish() {
 		return SpreadOf(all)
 	}
 	m.SetUp = of(func(r *runMetrics) time.Duration { return r.SetUp })
+	m.Guard = of(func(r *runMetrics) time.Duration { return r.Guard })
 	m.Run = of(func(r *runMetrics) time.Duration { return r.Run })
 	m.CleanUp = of(func(r *runMetrics) time.Duration { return r.CleanUp })
 }
