@@ -208,7 +208,7 @@ func (r *Monitor) record(e sandbox.Event) {
 	}
 	// Each kind has its own limit, so that many of one cannot hide the first of another.
 	limit := maxKind
-	if r.view.Minor != nil && r.view.Minor(e) {
+	if r.view.Minor != nil && r.view.Minor(e) || e.Kind == sandbox.EventSyscall && !network(e.Subject) {
 		limit /= 2
 	}
 	if r.kinds[e.Kind] >= limit {
@@ -217,6 +217,19 @@ func (r *Monitor) record(e sandbox.Event) {
 	}
 	r.kinds[e.Kind]++
 	r.events[id] = &entry{e, program}
+}
+
+// network reports whether a refused call, by its subject, was to reach other hosts or to be reached. Other calls leave
+// room for these.
+func network(subject string) bool {
+	name, of, _ := strings.Cut(subject, "(")
+	switch name {
+	case "listen", "bind":
+		return of != "unix)"
+	case "socket":
+		return !strings.HasPrefix(of, "AF_NETLINK") && !strings.HasPrefix(of, "AF_ALG")
+	}
+	return false
 }
 
 // listenerName stands for a listener among the programs that were found.

@@ -3,6 +3,7 @@
 package monitor
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -112,5 +113,32 @@ func TestMinorEventsLeaveRoom(t *testing.T) {
 	events, unrecorded, _ := r.Events()
 	if n := len(events); n != maxKind || events[n-1].Subject != "/usr/__pycache__/99" || unrecorded != maxKind*3/2 {
 		t.Errorf("%d events, %d unrecorded, the last is %v", n, unrecorded, events[len(events)-1])
+	}
+}
+
+// TestCallsLeaveRoomForTheNetwork: refused calls that stay on the machine hide no listener and no socket.
+func TestCallsLeaveRoomForTheNetwork(t *testing.T) {
+	r := newMonitor(Config{})
+	refuse := func(subject, process string) {
+		r.record(sandbox.Event{Kind: sandbox.EventSyscall, Subject: subject, Process: process})
+	}
+	for i := range maxKind {
+		refuse("mount", strconv.Itoa(i))
+		refuse("listen(unix)", strconv.Itoa(i))
+		refuse("socket(AF_NETLINK, protocol "+strconv.Itoa(i)+")", "p")
+	}
+	late := []string{"bind(udp 0.0.0.0:53)", "listen", "listen(tcp 0.0.0.0:80)", "socket(AF_INET, SOCK_RAW)", "socket(AF_VSOCK)"}
+	for _, subject := range late {
+		refuse(subject, "p")
+	}
+	close(r.done)
+	events, unrecorded, _ := r.Events()
+	for _, subject := range late {
+		if !slices.ContainsFunc(events, func(e sandbox.Event) bool { return e.Subject == subject }) {
+			t.Errorf("%s is not recorded", subject)
+		}
+	}
+	if unrecorded != 3*maxKind-maxKind/2 {
+		t.Errorf("got %d unrecorded events, want %d", unrecorded, 3*maxKind-maxKind/2)
 	}
 }
