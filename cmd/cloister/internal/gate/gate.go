@@ -88,15 +88,12 @@ func Run(ctx context.Context, c *Config) (code int, err error) {
 	if err := g.check(ctx); err != nil {
 		return 0, err
 	}
-	dir, held, removed, err := localworker.NewDir()
+	dir, held, removed, err := localworker.NewDir(os.TempDir())
 	if err != nil {
 		return 0, exit.New(exit.Environment, err)
 	}
 	defer func() {
-		err = errors.Join(err, os.RemoveAll(dir))
-		if held != nil {
-			err = errors.Join(err, held.Close())
-		}
+		err = errors.Join(err, os.RemoveAll(dir), held.Close())
 	}()
 	g.dir = dir
 	config, err := c.Sandbox.BackendConfig()
@@ -159,10 +156,11 @@ func (g *gate) open(ctx context.Context, removed []string) error {
 	case err != nil:
 		return exit.New(exit.Usage, fmt.Errorf("--revision %s: %w", g.Revision, err))
 	}
-	if g.evidence, err = openEvidence(g.Out, commit, filepath.Join(g.dir, "evidence"), g.clean); err != nil {
+	var partial []string // evidence
+	if g.evidence, partial, err = openEvidence(g.Out, commit, filepath.Join(g.dir, "evidence"), g.clean); err != nil {
 		return exit.New(exit.Environment, fmt.Errorf("--out: %w", err))
 	}
-	for _, name := range removed {
+	for _, name := range append(removed, partial...) {
 		g.note("removed %s, which a killed command had left", name)
 	}
 	if changed, err := git(ctx, ".", false, "status", "--porcelain", "--untracked-files=no"); err == nil && changed != "" {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/tests/must"
@@ -177,7 +179,7 @@ func TestSecretsAreRemoved(t *testing.T) {
 	clean := secrets([]string{
 		"DEPLOY_TOKEN=abc\"<>&'\\def", "SSH_KEY=-----BEGIN-----\nline-of-the-key\n", "DB=postgres://u:pass-word@h/d", "GIT_AUTHOR_NAME=somebody",
 		"SSHPASS=pass-word-2", "DB_PASS=pass-word-3", "GCP_CREDS=pass-word-4", "CI_JOB_JWT=pass-word-5", "BYPASS=nothing-secret",
-		"AZURE_STORAGE_CONNECTION_STRING=pass-word-6", "NPM_PASSWORD=short", "LONG_SECRET=abc\"<>&'\\def-and-more", "PWD=/home/x/project",
+		"AZURE_STORAGE_CONNECTION_STRING=pass-word-6", "NPM_PASSWORD=short", "URL=https://token-as-user-name@h/ ssh://deploy@h", "OTHER=https://token-with-password:x@h/", "LONG_SECRET=abc\"<>&'\\def-and-more", "PWD=/home/x/project",
 	})
 	encoded, err := encode("abc\"<>&'\\def")
 	must.Succeed(t, err)
@@ -191,6 +193,8 @@ func TestSecretsAreRemoved(t *testing.T) {
 		"4 pass-word-4 5 pass-word-5":      "4 [removed] 5 [removed]",
 		"6 pass-word-6 7 nothing-secret":   "6 [removed] 7 nothing-secret",
 		"postgres://u:pass-word@h/d":       "postgres://u:[removed]@h/d",
+		"https://token-as-user-name@h/ x":  "https://[removed]@h/ x",
+		"deploy token-with-password":       "deploy [removed]",
 		"somebody short /home/x/project/y": "somebody short /home/x/project/y",
 	} {
 		if got := clean.Replace(text); got != want {
@@ -233,7 +237,7 @@ func TestLinksDoNotMoveTheEvidence(t *testing.T) {
 	t.Chdir(t.TempDir())
 	must.Succeed(t, os.Symlink(elsewhere, "artifacts"))
 	for _, out := range []string{"artifacts", "artifacts/gate"} {
-		if _, err := openEvidence(out, "commit", t.TempDir(), secrets(nil)); err == nil || !strings.Contains(err.Error(), "absolute path") {
+		if _, _, err := openEvidence(out, "commit", t.TempDir(), secrets(nil)); err == nil || !strings.Contains(err.Error(), "absolute path") {
 			t.Errorf("%s: got %v, want an error that advises an absolute path", out, err)
 		}
 	}
@@ -241,9 +245,32 @@ func TestLinksDoNotMoveTheEvidence(t *testing.T) {
 		t.Errorf("got %v, %v, want nothing outside of the working directory", left, err)
 	}
 	for _, out := range []string{"new/gate", ".", elsewhere} {
-		_, err := openEvidence(out, "commit", t.TempDir(), secrets(nil))
+		_, _, err := openEvidence(out, "commit", t.TempDir(), secrets(nil))
 		must.Succeed(t, err)
 	}
+}
+
+// TestPartialEvidenceIsRemoved: that of killed gates, on any commit, but not that of living ones.
+func TestPartialEvidenceIsRemoved(t *testing.T) {
+	out := t.TempDir()
+	living, held, _, err := localworker.NewDir(out)
+	must.Succeed(t, err)
+	dead, killed, _, err := localworker.NewDir(out)
+	must.Succeed(t, err)
+	must.Succeed(t, os.WriteFile(filepath.Join(dead, "report.md"), nil, 0o600))
+	must.Succeed(t, killed.Close())
+	must.Succeed(t, os.Mkdir(filepath.Join(out, "other-commit"), 0o755))
+	_, removed, err := openEvidence(out, "commit", t.TempDir(), secrets(nil))
+	must.Succeed(t, err)
+	if !slices.Equal(removed, []string{dead}) {
+		t.Errorf("got removed %q, want %q", removed, dead)
+	}
+	left, err := filepath.Glob(filepath.Join(out, "*"))
+	must.Succeed(t, err)
+	if want := []string{living, filepath.Join(out, "other-commit")}; !slices.Equal(left, want) {
+		t.Errorf("got left %q, want %q", left, want)
+	}
+	must.Succeed(t, held.Close())
 }
 
 // TestGatesPublishAtOnce: the evidence of a commit is that of one gate, as a whole, and nothing else is left.
@@ -251,7 +278,7 @@ func TestGatesPublishAtOnce(t *testing.T) {
 	out := t.TempDir()
 	var running sync.WaitGroup
 	for i := range 8 {
-		e, err := openEvidence(out, "commit", t.TempDir(), secrets(nil))
+		e, _, err := openEvidence(out, "commit", t.TempDir(), secrets(nil))
 		must.Succeed(t, err)
 		for n := range 50 {
 			must.Succeed(t, e.write(fmt.Sprint("logs/", n), []byte(fmt.Sprint(i))))
@@ -273,6 +300,9 @@ func TestGatesPublishAtOnce(t *testing.T) {
 		text, err := os.ReadFile(filepath.Join(out, "commit/logs", fmt.Sprint(n)))
 		must.Succeed(t, err)
 		texts = append(texts, string(text))
+	}
+	if _, err := os.Stat(filepath.Join(out, "commit", localworker.LockFile)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v for the lock, want none in the evidence", err)
 	}
 	if len(slices.Compact(texts)) != 1 {
 		t.Errorf("got the files of several gates: %q", texts)

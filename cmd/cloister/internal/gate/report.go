@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 )
 
@@ -153,24 +154,28 @@ type evidence struct {
 	clean      *strings.Replacer
 }
 
-// openEvidence returns the evidence of a commit, which is collected in the directory dir and published below out. It
-// fails if out is not writable, or if links of the repository lead a relative one out of the working directory.
-func openEvidence(out, commit, dir string, clean *strings.Replacer) (*evidence, error) {
-	e := &evidence{final: filepath.Join(out, commit), dir: dir, clean: clean}
+// openEvidence returns the evidence of a commit, which is collected in the directory dir and published below out, and the
+// directories of killed gates that it removed there. It fails if out is not writable, or if links of the repository lead a
+// relative one out of the working directory.
+func openEvidence(out, commit, dir string, clean *strings.Replacer) (e *evidence, removed []string, err error) {
+	e = &evidence{final: filepath.Join(out, commit), dir: dir, clean: clean}
 	if filepath.IsLocal(out) {
 		here, err := os.OpenRoot(".")
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		defer here.Close()
 		if err := here.MkdirAll(out, 0o755); err != nil {
-			return nil, fmt.Errorf("%w; to follow links, write an absolute path", err)
+			return nil, nil, fmt.Errorf("%w; to follow links, write an absolute path", err)
 		}
 	} else if err := os.MkdirAll(out, 0o755); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	probe, err := os.MkdirTemp(out, "probe")
-	return e, errors.Join(err, os.RemoveAll(probe))
+	probe, held, removed, err := localworker.NewDir(out)
+	if err != nil {
+		return nil, nil, err
+	}
+	return e, removed, errors.Join(os.RemoveAll(probe), held.Close())
 }
 
 // write writes a file without any secret.
@@ -204,10 +209,11 @@ func encode(v any) ([]byte, error) {
 // publish replaces the evidence of an earlier gate. Gates on one commit may publish at once: the evidence is then that
 // of one of them.
 func (e *evidence) publish() error {
-	partial, err := os.MkdirTemp(filepath.Dir(e.final), filepath.Base(e.final)+".partial")
+	partial, held, _, err := localworker.NewDir(filepath.Dir(e.final))
 	if err != nil {
 		return err
 	}
+	defer held.Close()
 	const tries = 100
 	if err = errors.Join(os.Chmod(partial, 0o755), os.CopyFS(partial, os.DirFS(e.dir))); err == nil {
 		for range tries { // again if another gate has published meanwhile
@@ -220,7 +226,11 @@ func (e *evidence) publish() error {
 		}
 	}
 	if err != nil {
-		err = errors.Join(err, os.RemoveAll(partial))
+		return errors.Join(err, os.RemoveAll(partial))
 	}
-	return err
+	// It may be gone, with the evidence, since another gate has published.
+	if err := os.Remove(filepath.Join(e.final, localworker.LockFile)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }

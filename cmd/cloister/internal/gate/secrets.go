@@ -17,8 +17,11 @@ var sensitive = regexp.MustCompile(`(?i)token|secret|passw|passphrase|credential
 	`authorization|cookie|signature|webhook|connection_?string|(^|_)(auth|creds?|jwt|key|keys|pass|pat|dsn)($|_)|` +
 	`sshpass|_pwd($|_)`)
 
-// password matches the password in a URL.
-var password = regexp.MustCompile(`://[^/\s:@]*:([^/\s@]+)@`)
+// userInfo matches the user name and the password in a URL. Many forges take a token as the user name.
+var userInfo = regexp.MustCompile(`://([^/\s:@]*)(?::([^/\s@]*))?@`)
+
+// minToken is the length of the shortest token in a user name. Most shorter user names are no secret.
+const minToken = 16
 
 // minSecret is the length of the shortest secret. A shorter value is part of too many words.
 const minSecret = 6
@@ -35,8 +38,10 @@ func secrets(environ []string) *strings.Replacer {
 			values = append(values, value)
 			values = append(values, strings.Split(value, "\n")...) // of a key, whose lines a program may print alone
 		}
-		for _, m := range password.FindAllStringSubmatch(value, -1) {
-			values = append(values, m[1])
+		for _, m := range userInfo.FindAllStringSubmatch(value, -1) {
+			if values = append(values, m[2]); len(m[1]) >= minToken {
+				values = append(values, m[1])
+			}
 		}
 	}
 	var needles []string

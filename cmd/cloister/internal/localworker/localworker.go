@@ -24,6 +24,9 @@ import (
 // tempPrefix begins the names of temporary directories.
 const tempPrefix = "cloister-run-"
 
+// LockFile is the file of a temporary directory that its process has locked, if the system has such locks.
+const LockFile = "lock"
+
 // A Worker executes actions for one command, with a store that lasts as long as the command. Open and Start make it in
 // two steps, so that mistakes in the inputs are reported before the sandbox is made.
 type Worker struct {
@@ -57,7 +60,7 @@ func Open(box *confinement.Flags) (*Worker, error) {
 		return nil, err
 	}
 	w.ignoreImages = box.IgnoreImages()
-	made, held, _, err := NewDir()
+	made, held, _, err := NewDir(os.TempDir())
 	if err != nil {
 		return nil, err
 	}

@@ -6,15 +6,20 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// NewDir makes a temporary directory, and removes those of processes that were killed. The returned file holds the
-// directory until it is closed.
-func NewDir() (dir string, held *os.File, removed []string, err error) {
-	dead, _ := filepath.Glob(filepath.Join(os.TempDir(), tempPrefix+"*"))
-	for _, dir := range dead {
+// NewDir makes a temporary directory in a directory, and removes those that killed processes have left there. The returned
+// file holds the directory until it is closed.
+func NewDir(in string) (dir string, held *os.File, removed []string, err error) {
+	entries, _ := os.ReadDir(in)
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), tempPrefix) {
+			continue
+		}
+		dir := filepath.Join(in, e.Name())
 		if held, err := hold(dir, 0); err == nil {
 			_ = os.RemoveAll(dir) // plain files; a later call retries
 			held.Close()
@@ -24,7 +29,7 @@ func NewDir() (dir string, held *os.File, removed []string, err error) {
 	// Another process may take the new directory for an abandoned one before it is locked.
 	const tries = 100
 	for range tries {
-		dir, err := os.MkdirTemp("", tempPrefix)
+		dir, err := os.MkdirTemp(in, tempPrefix)
 		if err != nil {
 			return "", nil, removed, err
 		}
@@ -45,7 +50,7 @@ var errNotOurs = errors.New("not ours")
 // hold locks a directory by a file in it, if it belongs to this user and no living process has locked it. Directories
 // without this file are left alone.
 func hold(dir string, create int) (*os.File, error) {
-	path := filepath.Join(dir, "lock")
+	path := filepath.Join(dir, LockFile)
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK|create, 0o600)
 	if err != nil {
 		return nil, errors.Join(errNotOurs, err)

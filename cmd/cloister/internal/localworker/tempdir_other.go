@@ -6,8 +6,10 @@ package localworker
 
 import "os"
 
-// NewDir makes a temporary directory, without a lock.
-func NewDir() (dir string, held *os.File, removed []string, err error) {
-	dir, err = os.MkdirTemp("", tempPrefix)
-	return dir, nil, nil, err
+// NewDir makes a temporary directory in a directory, without a lock.
+func NewDir(in string) (dir string, held *os.File, removed []string, err error) {
+	if dir, err = os.MkdirTemp(in, tempPrefix); err == nil {
+		held, err = os.Open(dir)
+	}
+	return dir, held, nil, err
 }
