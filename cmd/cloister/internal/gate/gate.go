@@ -156,6 +156,13 @@ func (g *gate) open(ctx context.Context, removed []string) error {
 	case err != nil:
 		return exit.New(exit.Usage, fmt.Errorf("--revision %s: %w", g.Revision, err))
 	}
+	for _, s := range g.steps {
+		if err := s.locate(ctx); ctx.Err() != nil {
+			return interrupt.Explain(ctx, err, err.Error())
+		} else if err != nil {
+			return exit.New(exit.Usage, fmt.Errorf("%s:%d: step %s: %w", g.Policy, s.line, s.id, err))
+		}
+	}
 	var partial []string // evidence
 	if g.evidence, partial, err = openEvidence(g.Out, commit, filepath.Join(g.dir, "evidence"), g.clean); err != nil {
 		return exit.New(exit.Environment, fmt.Errorf("--out: %w", err))

@@ -4,6 +4,7 @@ package gate
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -104,25 +105,34 @@ func (s *step) environment(src *source, more ...string) []string {
 	return append(env, s.env...)
 }
 
-// source returns the files of a step. Steps on one commit share them.
+// locate replaces the revision of a step by its commit, or its directory by the path without links.
+func (s *step) locate(ctx context.Context) (err error) {
+	switch given := s.directory; {
+	case s.revision != "":
+		given = s.revision
+		if s.revision, err = resolve(ctx, ".", given); err != nil {
+			return fmt.Errorf("revision %s: %w", given, err)
+		}
+	case given != "":
+		if s.directory, err = filepath.EvalSymlinks(given); err != nil {
+			return fmt.Errorf("inputs: %w", err)
+		}
+		if fi, err := os.Stat(s.directory); err != nil || !fi.IsDir() {
+			return fmt.Errorf("inputs: %s is not a directory", given)
+		}
+		if !filepath.IsLocal(s.directory) {
+			return fmt.Errorf("inputs: directory %s leads out of the working directory", given)
+		}
+	}
+	return nil
+}
+
+// source returns the files of a located step. Steps on one commit share them.
 func (g *gate) source(ctx context.Context, s *step) (*source, error) {
 	if s.directory != "" {
-		dir, err := filepath.EvalSymlinks(s.directory)
-		switch {
-		case err != nil:
-			return nil, fmt.Errorf("inputs: %w", err)
-		case !filepath.IsLocal(dir):
-			return nil, fmt.Errorf("inputs: directory %s leads out of the working directory", s.directory)
-		}
-		return &source{dir: dir, time: time.Unix(0, 0)}, nil
+		return &source{dir: s.directory, time: time.Unix(0, 0)}, nil
 	}
-	commit := g.report.Revision
-	if s.revision != "" {
-		var err error
-		if commit, err = resolve(ctx, ".", s.revision); err != nil {
-			return nil, fmt.Errorf("revision %s: %w", s.revision, err)
-		}
-	}
+	commit := cmp.Or(s.revision, g.report.Revision)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.sources[commit] == nil {
