@@ -198,7 +198,7 @@ func (g *gate) runSteps(ctx context.Context) {
 	g.describeSandbox()
 	if err != nil && g.Fallback {
 		g.note("no sandbox is possible here: %v", err)
-		if g.observer, err = findObserver(ctx); err == nil {
+		if g.observer, err = findObserver(ctx, g.dir); err == nil {
 			g.report.Sandbox = boxReport{
 				Tier: "none", Layers: []string{}, Observer: g.observer.program, NotEnforced: []string{"network", "listening", "limits", "files"},
 			}

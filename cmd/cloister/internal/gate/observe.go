@@ -4,12 +4,15 @@ package gate
 
 import (
 	"bufio"
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -31,23 +34,28 @@ var (
 // straceFlags follow all processes and print addresses, but no payload, which may contain secrets. With -D, strace is no
 // parent of the command, whose exit it does not delay.
 var straceFlags = []string{
-	"-D", "-f", "-Y", "-yy", "-s", "0", "-qq", "-e", "trace=network,io_uring_setup", "-e", "signal=none", "-o",
+	"-D", "-f", "-Y", "-yy", "-s", "0", "-qq", "-e", "trace=network,execve,io_uring_setup", "-e", "signal=none", "-o",
 }
 
 // ssFlags list the sockets of all processes and states.
 var ssFlags = []string{"-Htunap"}
 
-// findObserver returns the better observer that works here.
-func findObserver(ctx context.Context) (*observer, error) {
-	tried := exec.CommandContext(ctx, "strace", append(straceFlags, os.DevNull, "true")...).Run()
-	if tried == nil {
+// findObserver returns the better observer that works here. It needs a directory for a file.
+func findObserver(ctx context.Context, dir string) (*observer, error) {
+	file := filepath.Join(dir, "probe")
+	tried := exec.CommandContext(ctx, "strace", append(straceFlags, file, "true")...).Run()
+	if text, err := os.ReadFile(file); tried == nil && err == nil && strings.Contains(string(text), "execve(") {
 		return strace, nil
 	}
+	tried = cmp.Or(tried, errUntraced)
 	if err := exec.CommandContext(ctx, "ss", ssFlags...).Run(); err != nil {
 		return nil, fmt.Errorf("--fallback needs strace or ss: strace: %w; ss: %w", tried, err)
 	}
 	return ss, nil
 }
+
+// errUntraced means that strace ran a command without tracing it, as where ptrace is forbidden.
+var errUntraced = errors.New("strace recorded nothing")
 
 // An observation collects the events of a step. Those of loopback are none: it may be the step's own.
 type observation struct {
@@ -57,9 +65,19 @@ type observation struct {
 	counts  map[sandbox.Event]int
 	listed  map[[4]string]bool // sockets that ss has listed
 	blind   string             // why the observer did not see everything
+	// executed are the programs outside of dir.
+	executed map[string]bool
+	traced   bool
 }
 
 func (o *observation) add(e sandbox.Event) { o.counts[e]++ }
+
+func newObservation(s *step, allowed []sandbox.Endpoint, dir string) *observation {
+	return &observation{
+		step: s, allowed: allowed, dir: dir,
+		counts: map[sandbox.Event]int{}, listed: map[[4]string]bool{}, executed: map[string]bool{},
+	}
+}
 
 // events returns the events with their counts.
 func (o *observation) events() (all []sandbox.Event) {
@@ -98,11 +116,12 @@ func (o *observation) listen(process, call, protocol string, at netip.AddrPort) 
 
 // Parts of the lines of strace.
 var (
-	tracedCall  = regexp.MustCompile(`^(\d+)<(.*?)> +(?:(\w+)\((.*)|<\.\.\. \w+ resumed>(.*))$`)
-	tracedPeer  = regexp.MustCompile(`sa_family=AF_INET6?, sin6?_port=htons\((\d+)\),[^}]*?"([0-9a-fA-F.:]+)"`)
-	tracedLocal = regexp.MustCompile(`^\d+<(TCP|UDP)(?:v6)?:\[(.*?)\]>`)
-	tracedPath  = regexp.MustCompile(`sun_path="(/[^"]*)"`)
-	otherSocket = regexp.MustCompile(`^(AF_PACKET|AF_VSOCK|AF_XDP|AF_INET6?, SOCK_RAW)\b`)
+	tracedCall    = regexp.MustCompile(`^(\d+)<(.*?)> +(?:(\w+)\((.*)|<\.\.\. \w+ resumed>(.*))$`)
+	tracedPeer    = regexp.MustCompile(`sa_family=AF_INET6?, sin6?_port=htons\((\d+)\),[^}]*?"([0-9a-fA-F.:]+)"`)
+	tracedLocal   = regexp.MustCompile(`^\d+<(TCP|UDP)(?:v6)?:\[(.*?)\]>`)
+	tracedPath    = regexp.MustCompile(`sun_path="(/[^"]*)"`)
+	tracedProgram = regexp.MustCompile(`^"(/[^"]*)"`)
+	otherSocket   = regexp.MustCompile(`^(AF_PACKET|AF_VSOCK|AF_XDP|AF_INET6?, SOCK_RAW)\b`)
 )
 
 // trace reads the output of strace.
@@ -128,7 +147,10 @@ func (o *observation) trace(r io.Reader) error {
 	for _, c := range unfinished { // in which a process ended
 		o.call(c[0], c[1], c[2])
 	}
-	return lines.Err()
+	if err := lines.Err(); err != nil || o.traced {
+		return err
+	}
+	return errUntraced
 }
 
 // call records a call with its arguments and result.
@@ -161,6 +183,11 @@ func (o *observation) call(process, name, rest string) {
 	case "socket":
 		if m := otherSocket.FindString(rest); m != "" && succeeded {
 			o.add(sandbox.Event{Kind: sandbox.EventSyscall, Subject: "socket(" + m + ")", Process: process})
+		}
+	case "execve": // at least that of the command
+		o.traced = true
+		if m := tracedProgram.FindStringSubmatch(rest); m != nil && succeeded && !strings.HasPrefix(m[1], o.dir+"/") {
+			o.executed[m[1]] = true
 		}
 	case "io_uring_setup":
 		if succeeded {

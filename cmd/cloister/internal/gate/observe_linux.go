@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -59,7 +60,7 @@ func (g *gate) observe(ctx context.Context, s *step, r *stepReport, src *source,
 	cmd.Dir, cmd.Env = files, sandbox.Environment(s.environment(src, "HOME="+temp, "TMPDIR="+temp)...)
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = std.Stdout, std.Stderr, grace
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
-	o := &observation{step: s, allowed: s.endpoints(g.today), dir: dir, counts: map[sandbox.Event]int{}, listed: map[[4]string]bool{}}
+	o := newObservation(s, s.endpoints(g.today), dir)
 	result := &sandbox.Result{}
 	record, err := g.runObserved(context.WithoutCancel(ctx), cmd, o, result)
 	if cmd.ProcessState == nil {
@@ -70,7 +71,7 @@ func (g *gate) observe(ctx context.Context, s *step, r *stepReport, src *source,
 		record, unread = o.readTrace(trace)
 		err = errors.Join(err, unread)
 	}
-	result.Events, r.Message = o.events(), o.blind
+	result.Events, result.Executed, r.Message = o.events(), slices.Sorted(maps.Keys(o.executed)), o.blind
 	return result, record, err
 }
 

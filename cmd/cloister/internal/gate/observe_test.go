@@ -3,6 +3,8 @@
 package gate
 
 import (
+	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -12,11 +14,11 @@ import (
 )
 
 func observing(allowed ...sandbox.Endpoint) *observation {
-	return &observation{
-		step: &step{listen: true}, allowed: allowed, dir: "/gate/step",
-		counts: map[sandbox.Event]int{}, listed: map[[4]string]bool{},
-	}
+	return newObservation(&step{listen: true}, allowed, "/gate/step")
 }
+
+// executes is a line of every trace.
+const executes = `7<sh> execve("/usr/bin/x", [""...], 0x7ffd /* 5 vars */) = 0` + "\n"
 
 // seenBy returns what the events of an observation are, sorted.
 func seenBy(o *observation) (all []string) {
@@ -65,18 +67,30 @@ func TestTraceShowsTheNetwork(t *testing.T) {
 		{`7<x> socket(AF_INET, SOCK_RAW, IPPROTO_ICMP) = -1 EPERM (Operation not permitted)`, ""},
 	} {
 		o := observing()
-		must.Succeed(t, o.trace(strings.NewReader(c.text+"\n")))
+		must.Succeed(t, o.trace(strings.NewReader(executes+c.text+"\n")))
 		if got := strings.Join(seenBy(o), ", "); got != c.want {
 			t.Errorf("%s: got %q, want %q", c.text, got, c.want)
 		}
 	}
 	o := observing(sandbox.Endpoint{Host: "192.0.2.1", Port: 443})
-	must.Succeed(t, o.trace(strings.NewReader(
+	must.Succeed(t, o.trace(strings.NewReader(executes+
 		`7<x> connect(`+socket+`, `+peer("192.0.2.1", "443")+`, 16) = 0`+"\n"+
-			`7<x> connect(3<UDP:[1]>, `+peer("192.0.2.1", "443")+`, 16) = 0`+"\n"+
-			`7<x> io_uring_setup(8, {flags=0}) = 4`)))
+		`7<x> connect(3<UDP:[1]>, `+peer("192.0.2.1", "443")+`, 16) = 0`+"\n"+
+		`7<x> io_uring_setup(8, {flags=0}) = 4`)))
 	if got := seenBy(o); !slices.Equal(got, []string{"allowed 192.0.2.1:443 x", "connect udp 192.0.2.1:443 x"}) || !strings.Contains(o.blind, "io_uring") {
 		t.Errorf("got %q, blind %q, want an allowed connection, a datagram, and that io_uring is invisible", got, o.blind)
+	}
+}
+
+// TestNothingTracedIsNoEvidence: where ptrace is forbidden, strace runs a command all the same.
+func TestNothingTracedIsNoEvidence(t *testing.T) {
+	if err := observing().trace(strings.NewReader("")); !errors.Is(err, errUntraced) {
+		t.Errorf("got %v, want %v", err, errUntraced)
+	}
+	o := observing()
+	must.Succeed(t, o.trace(strings.NewReader(executes+`7<x> execve("/gate/step/files/y", [""...], 0x7ffd /* 5 vars */) = 0`+"\n")))
+	if got := slices.Collect(maps.Keys(o.executed)); !slices.Equal(got, []string{"/usr/bin/x"}) {
+		t.Errorf("got programs %q, want that of the host", got)
 	}
 }
 
