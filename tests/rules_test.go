@@ -264,7 +264,7 @@ var rules = []rule{
 		why: "it runs any Executor",
 	},
 	{
-		of: "worker/repro/compare", only: []string{"cas", "worker/repro/changes", "worker/repro/internal/...", "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2", "github.com/klauspost/compress/zstd"},
+		of: "worker/repro/compare", only: []string{"cas", "worker/repro/changes", "worker/repro/internal/...", "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2", "github.com/klauspost/compress/zstd", "github.com/mikelolasagasti/xz"},
 		why: "it reads hostile outputs, so it runs nothing and calls nobody",
 	},
 	{

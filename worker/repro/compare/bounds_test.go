@@ -265,8 +265,13 @@ func FuzzBlobs(f *testing.F) {
 		{gzipped(f, []byte("Nov 22 2026 12:34:56")), gzipped(f, []byte("Nov 23 2026 12:34:56"))},
 		{"pid 12 at 0x7f3a5c001230 /tmp/x.1", "pid 13 at 0x7f3a5c001240 /tmp/x.2"},
 		{"\x28\xb5\x2f\xfd\x04\x00\x09\x00\x00abc", "\x28\xb5\x2f\xfd\x04\x00\x09\x00\x00abd"},
+		{xzOne, xzTwo},
+		{rpm(1, "one", xzOne), rpm(2, "two", xzTwo)},
 	} {
 		f.Add("x", []byte(pair[0]), []byte(pair[1]))
+	}
+	for _, i := range images {
+		f.Add("x", []byte(imageOf(i.magic, i.at, i.fields, '1')), []byte(imageOf(i.magic, i.at, i.fields, '2')))
 	}
 	known := knownRuns()
 	f.Fuzz(func(t *testing.T, name string, a, b []byte) {

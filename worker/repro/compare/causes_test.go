@@ -4,6 +4,7 @@ package compare
 
 import (
 	"bytes"
+	"cmp"
 	"flag"
 	"fmt"
 	"go/ast"
@@ -63,24 +64,26 @@ func TestCausesAreComplete(t *testing.T) {
 	if len(declared) < 17 {
 		t.Fatalf("got %d declared causes, want at least 17", len(declared))
 	}
-	// Values of Fix.Format that are not in formats: all formats, directories, and programs that the go command linked.
-	beside := []string{"", "tree", "go"}
+	// Values of Fix.Format that are not in formats: directories, and programs that the go command linked.
+	beside := []string{"tree", "go"}
 	for _, row := range Causes {
 		if !declared[row.Cause] {
 			t.Errorf("%q is a duplicate or not declared", row.Cause)
 		}
 		delete(declared, row.Cause)
-		if row.Meaning == "" || len(row.Fixes) == 0 || row.Fixes[0].Format != "" {
-			t.Errorf("%q has no meaning, or its first fix is not for all formats", row.Cause)
+		i := slices.IndexFunc(fixes, func(f Fix) bool { return f.Cause == row.Cause })
+		if row.Meaning == "" || i < 0 || fixes[i].Format != "" || fixes[i].Programs != "" {
+			t.Errorf("%q has no meaning, or its first fix is not for all files", row.Cause)
 		}
-		for _, f := range row.Fixes {
-			if printable.Head(f.Text, maxText) != f.Text {
-				t.Errorf("fix %q is too long or not printable", f.Text)
-			}
-			isFormat := func(g format) bool { return g.name == f.Format }
-			if !slices.Contains(beside, f.Format) && !slices.ContainsFunc(formats(), isFormat) {
-				t.Errorf("%q has a fix for %q, which is not a format", row.Cause, f.Format)
-			}
+	}
+	for i := range fixes {
+		f := &fixes[i]
+		if printable.Head(f.Text, maxText) != f.Text {
+			t.Errorf("fix %q is too long or not printable", f.Text)
+		}
+		isFormat := func(g format) bool { return g.name == f.Format }
+		if f.Format != "" && !slices.Contains(beside, f.Format) && !slices.ContainsFunc(formats(), isFormat) {
+			t.Errorf("%q has a fix for %q, which is not a format", f.Cause, f.Format)
 		}
 	}
 	for cause := range declared {
@@ -100,18 +103,19 @@ func TestFixForDependsOnFormat(t *testing.T) {
 	}
 }
 
-// causesTable returns Causes as a Markdown table.
+// causesTable returns Causes and the fixes as a Markdown table.
 func causesTable() string {
 	var b strings.Builder
-	b.WriteString("| Cause | Meaning | Format | Fix |\n|---|---|---|---|\n")
+	b.WriteString("| Cause | Meaning | Format | Program | Fix |\n|---|---|---|---|---|\n")
+	any := func(name string) string { return strings.ReplaceAll(cmp.Or(name, "all"), " ", ", ") }
 	for _, row := range Causes {
 		cause, meaning := "`"+string(row.Cause)+"`", row.Meaning
-		for _, f := range row.Fixes {
-			format := f.Format
-			if format == "" {
-				format = "all"
+		for _, f := range fixes {
+			if f.Cause != row.Cause {
+				continue
 			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", cause, meaning, format, strings.ReplaceAll(f.Text, "|", `\|`))
+			format := cmp.Or(f.Format, "all")
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", cause, meaning, format, any(f.Programs), strings.ReplaceAll(f.Text, "|", `\|`))
 			cause, meaning = "", ""
 		}
 	}

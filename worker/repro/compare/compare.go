@@ -26,6 +26,8 @@ type Difference struct {
 	Cause Cause `json:"cause"`
 	// Format is the name of the format, for FixFor; "" if there is none.
 	Format string `json:"-"`
+	// Within are the names of the formats of the files that contain the differing one, outermost first.
+	Within []string `json:"-"`
 	// More is the number of further differences of this kind that a difference without values stands for, or 0.
 	More int `json:"more,omitempty"`
 	// Fix explains in one line how to remove the difference, or is "".

@@ -44,8 +44,9 @@ type comparison struct {
 	found      *findings
 	where      []string
 	depth      int
-	// format is the name of the files' format, or "".
+	// format is the name of the files' format, or "", and outer are those of the files that contain them.
 	format string
+	outer  []string
 	// textsOnly means that numbers in the files show no cause.
 	textsOnly bool
 }
@@ -81,7 +82,9 @@ func newComparison(ctx context.Context, k Known) *comparison {
 func (c *comparison) within(name string) *comparison {
 	in := *c
 	in.where = append(slices.Clip(c.where), printable.Head(name, maxText))
-	in.depth++
+	if in.depth++; c.format != "" {
+		in.outer = append(slices.Clip(c.outer), c.format)
+	}
 	return &in
 }
 
@@ -169,7 +172,7 @@ func (c *comparison) difference(what, a, b string, offset int64, cause Cause, be
 	a, b = excerpts(a, b)
 	return Difference{
 		Where: where, What: printable.Head(what, maxText), A: a, B: b, Offset: offset,
-		Cause: cause, Format: c.format, Fix: FixFor(cause, c.format),
+		Cause: cause, Format: c.format, Within: c.outer, Fix: FixFor(cause, c.format),
 	}
 }
 

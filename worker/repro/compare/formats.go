@@ -27,14 +27,20 @@ type format struct {
 // formats returns the formats in the order in which they are tried. The first one that finds a difference wins.
 func formats() []format {
 	return []format{
+		archiveFormat("deb", isDeb, (*comparison).arMembers),
 		archiveFormat("ar", hasMagic(arMagic, thinMagic), (*comparison).arMembers),
 		archiveFormat("tar", isTar, (*comparison).tarMembers),
 		archiveFormat("cpio", hasMagic(newcMagic, crcMagic, odcMagic), (*comparison).cpioMembers),
 		{name: "jar", is: isJar, compare: compareZip},
+		{name: "epub", is: isEpub, compare: compareZip},
+		{name: "wheel", is: isWheel, compare: compareZip},
 		{name: "zip", is: isZip, compare: compareZip},
+		{name: "jmod", is: hasMagic(jmodMagic), compare: compareJmod},
 		{name: "gzip", is: hasMagic("\x1f\x8b\x08"), compare: compareGzip},
 		packedFormat("zstd", "\x28\xb5\x2f\xfd", unpackZstd),
 		packedFormat("bzip2", "BZh", unpackBzip2),
+		packedFormat("xz", "\xfd7zXZ\x00", unpackXz),
+		{name: "rpm", is: hasMagic("\xed\xab\xee\xdb"), compare: compareRPM},
 		{name: "elf", is: hasMagic(elf.ELFMAG), compare: compareELF},
 		{name: "macho", is: hasMagic("\xcf\xfa\xed\xfe"), compare: compareMachO},
 		{name: "go object", is: hasMagic("go object "), compare: compareGoObject},
@@ -45,6 +51,11 @@ func formats() []format {
 		{name: "pdf", is: hasMagic("%PDF-"), textsOnly: true},
 		{name: "class", is: hasMagic("\xca\xfe\xba\xbe"), textsOnly: true}, // and Mach-O for several machines
 		{name: "macho", is: hasMagic("\xce\xfa\xed\xfe"), textsOnly: true}, // of 32 bits
+		imageFormat("squashfs", "hsqs", 0, squashfsFields),
+		imageFormat("fat", "\x55\xaa", 510, fatFields),
+		imageFormat("swap", "SWAPSPACE2", 4086, swapFields),
+		imageFormat("ext4", "\x53\xef", 1080, ext4Fields),
+		imageFormat("iso9660", "CD001", 32769, isoFields),
 		{name: "json", is: isJSON, compare: compareJSON},
 		{name: "text", is: isTextFile, compare: compareText},
 	}

@@ -8,9 +8,18 @@ import (
 	"io"
 
 	"github.com/klauspost/compress/zstd"
+	"github.com/mikelolasagasti/xz"
 )
 
 func unpackBzip2(r io.Reader) (io.ReadCloser, error) { return io.NopCloser(bzip2.NewReader(r)), nil }
+
+func unpackXz(r io.Reader) (io.ReadCloser, error) {
+	d, err := xz.NewReader(r, maxUnpacked) // xz -9 needs as much
+	if err != nil {
+		return nil, err
+	}
+	return io.NopCloser(d), nil
+}
 
 func unpackZstd(r io.Reader) (io.ReadCloser, error) {
 	d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxUnpacked),
