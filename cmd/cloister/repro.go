@@ -70,6 +70,7 @@ nothing: they did not start, all fail in the same way, or none produces an outpu
 	f.StringVar(&c.Vary, "vary", "all", "comma-separated factors to vary: all, none or names")
 	f.StringSliceVar(&c.On, "on", []string{"local"}, "executors to alternate between: local, remote (--server) or addresses")
 	f.BoolVar(&c.Bisect, "bisect", false, "search for the factors that cause a difference, by further runs")
+	f.BoolVar(&c.TryFixes, "verify-fixes", true, "run again with fixes that are variables or arguments, twice each")
 	f.StringVar(&c.Report, "report", "", "file for a report: .html, .md or .json")
 	f.StringVar(&c.KeepIn, "keep", "", "directory for the outputs of each run, in run1, run2 and so on")
 	f.BoolVar(&c.AllowFailure, "allow-failure", false, "accept runs that all fail in the same way, and outputs of --out that no run produces")

@@ -43,7 +43,7 @@ func (c *check) explain(ctx context.Context) {
 			rest = slices.DeleteFunc(rest, func(f Factor) bool { return slices.Contains(known, f) })
 		}
 		for _, d := range found[:min(len(found), maxDifferences-len(v.Differences))] {
-			full := Difference{Output: o.Path, Difference: d, Runs: [2]int{0, other}, Factors: bySteps[locationKey(&d)]}
+			full := Difference{Output: o.Path, Difference: d, Runs: [2]int{0, other}, Factors: bySteps[locationKey(&d)], item: name, shown: d.Cause}
 			c.attribute(o, &full, name, rest, found)
 			v.Differences = append(v.Differences, full)
 		}
@@ -72,7 +72,6 @@ func (c *check) attribute(o *Output, d *Difference, name string, rest []Factor, 
 	proved = proved || len(d.Factors) == 1 && !isOrder(d.Cause) && !isNoise
 	if c.races[name] && linesMove(locationKey(&d.Difference)) {
 		d.Cause = compare.Parallel
-		d.Fix = compare.FixFor(d.Cause, d.Format)
 		return
 	}
 	if d.Cause == compare.Unknown || proved && !canShow(d.Factors, d.Cause) || c.refuted(o, d, name) {
@@ -81,7 +80,6 @@ func (c *check) attribute(o *Output, d *Difference, name string, rest []Factor, 
 		if d.Cause == compare.Random && isOrder(shown) {
 			d.Cause = compare.HashSeed // whatever the items are
 		}
-		d.Fix = compare.FixFor(d.Cause, d.Format)
 	}
 }
 

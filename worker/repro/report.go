@@ -196,7 +196,7 @@ func (r Report) Markdown() []byte {
 				why = strings.TrimPrefix(why+", found by varying "+Join(d.Factors), ", ")
 			}
 			line("| %s | %s | %s | %s | %s |", code(d.Location()), code(text(d.A)), code(text(d.B)), why,
-				code(text(d.Fix)))
+				code(d.fixText()))
 		}
 		if v.Bisection != nil {
 			line("\nBisected in %d runs: %s.", v.Bisection.Runs, code(v.Bisection.Summary))

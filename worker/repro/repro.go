@@ -59,6 +59,8 @@ type Options struct {
 	Factors []Factor
 	// Bisect searches for the factors that cause the differences.
 	Bisect bool
+	// TryFixes tries fixes that are variables or arguments, by two runs each, to tell which ones remove a difference.
+	TryFixes bool
 	// Executors run the action alternately, beginning with the first.
 	Executors []Executor
 	Host      Host
@@ -166,6 +168,11 @@ type Difference struct {
 	Runs [2]int `json:"runs"`
 	// Factors are the factors that cause it, if known.
 	Factors []Factor `json:"factors,omitempty"`
+	// FixVerified means that the difference was gone in runs with the fix.
+	FixVerified bool `json:"fix_verified,omitempty"`
+
+	item  string        // a key of Run.items
+	shown compare.Cause // without what the factors tell
 }
 
 // maxDifferences is the maximum number of a Verdict's Differences.
@@ -210,6 +217,9 @@ func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 		}
 	}
 	c.explain(ctx)
+	if err := c.fix(ctx); err != nil {
+		return nil, err
+	}
 	return &c.verdict, ctx.Err()
 }
 

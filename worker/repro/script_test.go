@@ -139,7 +139,13 @@ func (s *script) put(text string) *repb.Digest {
 // action stores an action with variables and returns its task.
 func (s *script) action(env ...string) *worker.Task {
 	s.t.Helper()
-	command := &repb.Command{Arguments: []string{"true"}}
+	return s.actionOf([]string{"true"}, env...)
+}
+
+// actionOf is action for a command.
+func (s *script) actionOf(args []string, env ...string) *worker.Task {
+	s.t.Helper()
+	command := &repb.Command{Arguments: args}
 	for _, kv := range env {
 		k, v, _ := strings.Cut(kv, "=")
 		command.EnvironmentVariables = append(command.EnvironmentVariables, &repb.Command_EnvironmentVariable{Name: k, Value: v})

@@ -178,7 +178,7 @@ func findings(all []*Difference, each bool) []finding {
 	var groups []finding
 	for _, d := range all {
 		i := slices.IndexFunc(groups, func(f finding) bool {
-			return !each && d.Cause != compare.Unknown && f[0].Cause == d.Cause && f[0].Fix == d.Fix && slices.Equal(f[0].Factors, d.Factors)
+			return !each && d.Cause != compare.Unknown && f[0].Cause == d.Cause && f[0].fixText() == d.fixText() && slices.Equal(f[0].Factors, d.Factors)
 		})
 		if i < 0 {
 			groups = append(groups, finding{d})
@@ -205,9 +205,9 @@ func (f finding) write(line func(format string, args ...any), written map[string
 	if len(first.Factors) > 0 {
 		words = append(words, "found by varying: "+Join(first.Factors))
 	}
-	if first.Fix != "" && !written[first.Fix] {
-		written[first.Fix] = true
-		words = append(words, "fix: "+text(first.Fix))
+	if fix := first.fixText(); fix != "" && !written[fix] {
+		written[fix] = true
+		words = append(words, fix)
 	}
 	if len(words) > 0 {
 		line("      %s", strings.Join(words, "   "))

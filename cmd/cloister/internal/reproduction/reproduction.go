@@ -41,6 +41,7 @@ type Config struct {
 	Vary       string
 	On         []string
 	Bisect     bool
+	TryFixes   bool
 	Report     string
 	KeepIn     string
 	JSON       bool
@@ -213,7 +214,7 @@ func (c *Config) check(ctx context.Context, w *localworker.Worker, servers serve
 	if err != nil {
 		return nil, err
 	}
-	o := repro.Options{Runs: max(c.Runs, len(c.On)), Bisect: c.Bisect, Host: repro.ThisHost()}
+	o := repro.Options{Runs: max(c.Runs, len(c.On)), Bisect: c.Bisect, TryFixes: c.TryFixes, Host: repro.ThisHost()}
 	o.Factors, _ = repro.Choose(c.Vary) // checkFlags did
 	for _, on := range c.On {
 		if on == "local" {

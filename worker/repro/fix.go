@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/repro/changes"
+	"github.com/cloister-build/cloister/worker/repro/compare"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
+	"google.golang.org/protobuf/proto"
+)
+
+// maxTrials limits the fixes of an action that are tried.
+const maxTrials = 8
+
+// A trial is a pair of runs with a fix, without and with variation.
+type trial struct {
+	a, b *Run // nil if the fix does not fit the command, or the limit was reached
+	// found are the differences of each item, once they are known.
+	found map[string][]compare.Difference
+}
+
+// fix chooses a fix for each difference: one that removes it when tried, else the most specific one that was not tried.
+func (c *check) fix(ctx context.Context) error {
+	m := c.making(ctx)
+	trials := map[*compare.Fix]*trial{}
+	for i := range c.verdict.Differences {
+		d := &c.verdict.Differences[i]
+		d.Fix = ""
+		for _, f := range c.fixesOf(d, m) {
+			if !c.TryFixes || !f.Mechanical() || f.Programs != "" && !m.Ran(f.Programs) {
+				if d.Fix == "" {
+					d.Fix = f.Text
+				}
+				continue
+			}
+			if trials[f] == nil {
+				var err error
+				if trials[f], err = c.try(ctx, f, d.Runs[1], len(trials)); err != nil {
+					return err
+				}
+			}
+			t := trials[f]
+			if t.a == nil && d.Fix == "" {
+				d.Fix = f.Text
+			}
+			if t.removes(ctx, d) {
+				d.Fix, d.FixVerified = f.Text, true
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// fixesOf returns the fixes of a difference by the cause that was found and, if there is none for its format or for a
+// program that ran, by the one that it shows.
+func (c *check) fixesOf(d *Difference, m *compare.Making) []*compare.Fix {
+	all := d.Fixes(m)
+	if shown := d.shown; shown != d.Cause {
+		by := d.Difference
+		by.Cause = shown
+		all = append(all, by.Fixes(m)...)
+	}
+	return all
+}
+
+// making returns how the action makes its outputs: the command and, by the manifest of a run, the executed programs.
+func (c *check) making(ctx context.Context) *compare.Making {
+	m := &compare.Making{Args: c.planner.command.GetArguments()}
+	for _, v := range c.planner.command.GetEnvironmentVariables() {
+		m.Env = append(m.Env, v.Name+"="+v.Value)
+	}
+	for i := range c.verdict.Runs {
+		r := &c.verdict.Runs[i]
+		d, err := cas.ParseDigest(r.Manifest)
+		if err != nil {
+			continue
+		}
+		const limit = 16 << 20
+		text, err := cas.ReadAll(ctx, r.executor.Store, d, limit)
+		if err != nil {
+			continue
+		}
+		if parsed, err := manifest.Parse(text); err == nil {
+			for _, p := range parsed.Toolchain.Programs {
+				m.Programs = append(m.Programs, p.Path)
+			}
+			return m
+		}
+	}
+	return m
+}
+
+// try runs the action with a fix: as it is, and varied like run i. before is the number of earlier trials.
+func (c *check) try(ctx context.Context, f *compare.Fix, i, before int) (*trial, error) {
+	t := &trial{found: map[string][]compare.Difference{}}
+	x := slices.IndexFunc(c.Executors, func(x Executor) bool { return x.Features != nil && x.Action.IsZero() })
+	if x < 0 || before >= maxTrials {
+		return t, nil
+	}
+	action, err := c.fixed(ctx, &c.Executors[x], f)
+	if err != nil || action.IsZero() {
+		return t, err
+	}
+	original := c.task
+	defer func() { c.task = original }()
+	c.task.Action, c.task.ActionBlob = action, nil
+	for _, side := range []struct {
+		run     **Run
+		factors []factor
+	}{{&t.a, nil}, {&t.b, c.factors}} {
+		v, copies := c.planner.varied(side.factors, max(i, 1))
+		overrideEnv(v, f.Env)
+		if *side.run, err = c.execute(ctx, &c.Executors[x], v, copies, "with fix: "+f.Text); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// overrideEnv sets variables of a run, whatever its variation sets.
+func overrideEnv(v *worker.Variation, env []string) {
+	for _, kv := range env {
+		key, _, _ := strings.Cut(kv, "=")
+		v.Env = slices.DeleteFunc(v.Env, func(old string) bool { return old == key || strings.HasPrefix(old, key+"=") })
+		v.Env = append(v.Env, kv)
+	}
+}
+
+// fixed returns the action with the arguments that a fix changes, or a zero Digest if the fix does not fit.
+func (c *check) fixed(ctx context.Context, x *Executor, f *compare.Fix) (cas.Digest, error) {
+	if len(f.Args) == 0 && f.Swap[0] == "" && f.Before == "" {
+		return c.task.Action, nil
+	}
+	args, ok := f.Apply(c.planner.command.GetArguments())
+	if !ok {
+		return cas.Digest{}, nil
+	}
+	a, err := changes.ReadAction(ctx, x.Store, c.task.Action)
+	if err != nil {
+		return cas.Digest{}, readFault(err)
+	}
+	command := proto.CloneOf(a.Command)
+	command.Arguments = args
+	function := c.task.Action.Function()
+	d, err := cas.PutProto(ctx, x.Store, function, command)
+	if err != nil {
+		return d, fmt.Errorf("command with a fix: %w", err)
+	}
+	action := proto.CloneOf(a.Action)
+	action.CommandDigest = d.Proto()
+	d, err = cas.PutProto(ctx, x.Store, function, action)
+	if err != nil {
+		return d, fmt.Errorf("action with a fix: %w", err)
+	}
+	return d, nil
+}
+
+// removes reports whether neither run of a trial failed and the difference is gone.
+func (t *trial) removes(ctx context.Context, d *Difference) bool {
+	if t.a == nil {
+		return false
+	}
+	for _, r := range []*Run{t.a, t.b} {
+		if r.ExitCode != 0 || r.Code != "" || r.items[d.item].kind == "" {
+			return false
+		}
+	}
+	if t.a.items[d.item].name == t.b.items[d.item].name {
+		return true
+	}
+	if _, ok := t.found[d.item]; !ok {
+		found, err := differences(ctx, d.item, t.a, t.b)
+		if err != nil {
+			return false
+		}
+		t.found[d.item] = found
+	}
+	return !slices.ContainsFunc(t.found[d.item], func(other compare.Difference) bool {
+		same := other.Cause == d.shown || other.Cause == d.Cause || other.Cause == compare.Unknown
+		return same && locationKey(&other) == locationKey(&d.Difference)
+	})
+}
+
+// fixText returns the fix with a word on whether it was tried, or "".
+func (d *Difference) fixText() string {
+	switch {
+	case d.Fix == "":
+		return ""
+	case d.FixVerified:
+		return "verified fix: " + text(d.Fix)
+	}
+	return "untested fix: " + text(d.Fix)
+}

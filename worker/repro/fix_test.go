@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/repro"
+	"github.com/cloister-build/cloister/worker/repro/changes"
+	"github.com/cloister-build/cloister/worker/repro/compare"
+)
+
+// tried checks an action, varying factors, with its fixes tried.
+func tried(t *testing.T, s *script, task *worker.Task, factors ...repro.Factor) *repro.Verdict {
+	t.Helper()
+	o := s.options()
+	o.Factors, o.TryFixes = factors, true
+	return check(t, task, o)
+}
+
+func has(v *worker.Variation, kv string) bool { return slices.Contains(v.Env, kv) }
+
+func TestFixesThatRemoveADifferenceAreVerified(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		return file("in zone " + observed("zone", n, v))
+	})
+	v := tried(t, s, s.action(), repro.FactorZone)
+	if d := v.Differences; len(d) != 1 || !d[0].FixVerified || d[0].Fix != compare.FixFor(compare.Zone, "") {
+		t.Errorf("got %+v", d)
+	}
+	if s.runs() != repro.DefaultRuns+2 {
+		t.Errorf("got %d runs, want 2 beyond the check", s.runs())
+	}
+	var text strings.Builder
+	must.Succeed(t, v.Text(&text, repro.TextOptions{}))
+	if !strings.Contains(text.String(), "verified fix: set TZ=UTC") {
+		t.Errorf("got %s", text.String())
+	}
+}
+
+func TestFixesThatDoNotHelpAreNotSuggested(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		act  func(n int, v *worker.Variation) made
+	}{
+		{"same difference", func(n int, v *worker.Variation) made {
+			return file("in zone " + observed("zone", n, v) + strings.Repeat("x", n))
+		}},
+		{"failure", func(n int, v *worker.Variation) made {
+			m := file("in zone " + observed("zone", n, v))
+			if has(v, "TZ=UTC") {
+				m.exit = 1
+			}
+			return m
+		}},
+		{"no output", func(n int, v *worker.Variation) made {
+			if has(v, "TZ=UTC") {
+				return made{}
+			}
+			return file("in zone " + observed("zone", n, v))
+		}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := newScript(t, row.act)
+			v := tried(t, s, s.action(), repro.FactorZone)
+			if d := v.Differences; len(d) != 1 || d[0].FixVerified || d[0].Cause == compare.Zone && d[0].Fix != "" {
+				t.Errorf("got %+v", d)
+			}
+		})
+	}
+}
+
+// A fix that is an argument changes the command and nothing else.
+func TestFixesChangeTheCommand(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made { return file("umask " + observed("umask", n, v)) })
+	task := s.actionOf([]string{"sh", "-c", "umask > out"}, "A=b")
+	tried(t, s, task, repro.FactorUmask)
+	want := []string{"sh", "-c", "umask 022\numask > out"}
+	for i, tk := range s.tasks {
+		a, err := changes.ReadAction(t.Context(), s.store, tk.Action)
+		must.Succeed(t, err)
+		if fixed := i >= repro.DefaultRuns; fixed != slices.Equal(a.Command.Arguments, want) || len(a.Command.EnvironmentVariables) != 1 {
+			t.Errorf("run %d: got %q", i+1, a.Command)
+		}
+	}
+	if s.runs() != repro.DefaultRuns+2 {
+		t.Errorf("got %d runs, want 2 beyond the check", s.runs())
+	}
+}
