@@ -158,7 +158,7 @@ func (c *check) addNoise(ctx context.Context, b *Bisection, x, y *Run, byTime fu
 		for _, l := range b.noise.unknown(ctx, name, x, y) {
 			factor, list := Factor(""), &b.Nondeterministic
 			switch {
-			case l.cause == compare.Timestamp, l.cause == compare.Unknown && byTime != nil && byTime(name):
+			case isTime(l.cause), isVague(l.cause) && byTime != nil && byTime(name):
 				factor, list = FactorTime, &b.TimeDependent
 			case isOrder(l.cause) && l.cause != compare.HashSeed && len(b.Unheld) == 0: // clocks seed some hash tables
 				factor = FactorParallel
@@ -184,6 +184,12 @@ func (c *check) addLocation(b *Bisection, name string, l location, factor Factor
 func isOrder(c compare.Cause) bool {
 	return slices.Contains([]compare.Cause{compare.Parallel, compare.HashSeed, compare.MemberOrder, compare.Locale}, c)
 }
+
+// isTime reports whether a cause is that of a time or of a duration.
+func isTime(c compare.Cause) bool { return c == compare.Timestamp || c == compare.Duration }
+
+// isVague reports whether a cause says nothing about why.
+func isVague(c compare.Cause) bool { return c == compare.Unknown || c == compare.Compressed }
 
 // varies reports whether the check varies a factor of that name.
 func (c *check) varies(name Factor) bool {
@@ -241,7 +247,7 @@ func (c *check) beyond(ctx context.Context, b *Bisection, f *factor, r *Run) []s
 			switch {
 			case !b.chance(name, &l, f):
 				more = true
-			case l.cause == compare.Timestamp:
+			case isTime(l.cause):
 				c.addLocation(b, name, l, FactorTime, &b.TimeDependent)
 			}
 		}
@@ -252,11 +258,11 @@ func (c *check) beyond(ctx context.Context, b *Bisection, f *factor, r *Run) []s
 // chance reports whether a location differs independently of f, by the cause that it shows: a time in a text,
 // which only the time, its zone and its language change, or a cause that is noise elsewhere in the item.
 func (b *Bisection) chance(name string, l *location, f *factor) bool {
-	if l.cause == compare.Unknown || f.explains(l.cause) {
+	if isVague(l.cause) || f.explains(l.cause) {
 		return false
 	}
 	isText := l.format == "text" || l.format == "json" // numbers in other formats may be digests
-	byTime := isText && l.cause == compare.Timestamp && f.cause != compare.Zone && f.cause != compare.Locale
+	byTime := isText && isTime(l.cause) && f.cause != compare.Zone && f.cause != compare.Locale
 	return byTime || b.noise.has(name, l.cause)
 }
 

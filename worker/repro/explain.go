@@ -74,9 +74,11 @@ func (c *check) attribute(o *Output, d *Difference, name string, rest []Factor, 
 		d.Cause = compare.Parallel
 		return
 	}
-	if d.Cause == compare.Unknown || proved && !canShow(d.Factors, d.Cause) || c.refuted(o, d, name) {
+	if isVague(d.Cause) || proved && !canShow(d.Factors, d.Cause) || c.refuted(o, d, name) {
 		shown := d.Cause
-		d.Cause = c.causeBy(o, d.Factors)
+		if by := c.causeBy(o, d.Factors); by != compare.Unknown || !isVague(shown) {
+			d.Cause = by
+		}
 		if d.Cause == compare.Random && isOrder(shown) {
 			d.Cause = compare.HashSeed // whatever the items are
 		}

@@ -107,7 +107,7 @@ var factors = []factor{
 	{
 		name:      FactorTime,
 		cause:     compare.Timestamp,
-		causes:    []compare.Cause{compare.BuildDate},
+		causes:    []compare.Cause{compare.BuildDate, compare.Duration},
 		varyNeeds: sandbox.ConditionClockOffset, holdNeeds: sandbox.ConditionFrozenClock,
 		vary: func(v *worker.Variation, i int, _ *planner) { v.Conditions.ClockOffset = clockOffset(i) },
 		hold: func(v *worker.Variation) { v.Conditions.FrozenClock = heldTime },

@@ -184,7 +184,7 @@ func (t *trial) removes(ctx context.Context, d *Difference) bool {
 		t.found[d.item] = found
 	}
 	return !slices.ContainsFunc(t.found[d.item], func(other compare.Difference) bool {
-		same := other.Cause == d.shown || other.Cause == d.Cause || other.Cause == compare.Unknown
+		same := other.Cause == d.shown || other.Cause == d.Cause || isVague(other.Cause)
 		return same && locationKey(&other) == locationKey(&d.Difference)
 	})
 }

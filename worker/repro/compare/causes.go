@@ -12,6 +12,7 @@ type CauseRow struct {
 // Causes explains all causes, in the order of docs/causes.md. Callers must not change it.
 var Causes = []CauseRow{
 	{Timestamp, "the time of the run, in a field or a text"},
+	{Duration, "how long something took"},
 	{BuildDate, "the preprocessor's __DATE__, __TIME__ or __TIMESTAMP__"},
 	{BuildID, "an ID that the linker derives from the rest or draws at random"},
 	{Path, "the path of the working directory or of a temporary file"},
@@ -22,6 +23,7 @@ var Causes = []CauseRow{
 	{Zone, "the time zone"},
 	{HashSeed, "the order of a hash table with a random seed"},
 	{Random, "random bytes: UUIDs, salts, names"},
+	{Compressed, "compressed or encrypted data of a format that is not unpacked"},
 	{Hostname, "the host name"},
 	{ProcessID, "a process ID"},
 	{Address, "a pointer, which address space randomization changes"},

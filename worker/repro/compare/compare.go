@@ -44,6 +44,7 @@ type Cause string
 const (
 	Unknown     Cause = ""
 	Timestamp   Cause = "timestamp"    // the time of the run, in a field or a text
+	Duration    Cause = "duration"     // how long something took
 	BuildDate   Cause = "__DATE__"     // the preprocessor's date and time
 	BuildID     Cause = "build id"     // derived from the rest, or random
 	Path        Cause = "path"         // of the working directory or of a temporary file
@@ -54,6 +55,7 @@ const (
 	Zone        Cause = "time zone"    //
 	HashSeed    Cause = "hash seed"    // the order of a hash table
 	Random      Cause = "random"       // random bytes, UUIDs, salts
+	Compressed  Cause = "compressed"   // or encrypted data, whose differences cannot be read
 	Hostname    Cause = "hostname"     //
 	ProcessID   Cause = "process id"   //
 	Address     Cause = "address"      // a pointer under ASLR

@@ -51,6 +51,9 @@ func (c *comparison) contents(a, b []byte, below ...string) {
 		return // the same data at other offsets
 	}
 	if tally.runs > 0 {
+		if cause == Random {
+			cause = randomOr(a, b, r.from)
+		}
 		c.differ("bytes", hexText(a[r.from:]), hexText(b[r.from:]), int64(r.from), cause, below...)
 	}
 }

@@ -64,27 +64,24 @@ func (d *Difference) Fixes(m *Making) []*Fix {
 
 // rank returns how specific f is for a difference; -1 if it does not apply.
 func (f *Fix) rank(d *Difference, m *Making) int {
-	rank := 0
+	exact := f.Format != "" && f.Format == d.Format
+	outer := slices.Contains(d.Within, f.Format) && f.Programs != "" // what wrote the outer file decides
+	ran := f.Programs != "" && m.Ran(f.Programs)
 	switch {
-	case f.Format == "":
-	case f.Format == d.Format:
-		rank = 2
-	case slices.Contains(d.Within, f.Format) && m != nil && f.Programs != "": // whoever made the outer file decides
-		rank = 3
-	default:
-		return -1
-	}
-	switch {
-	case f.Programs == "":
-		return rank
-	case m.Ran(f.Programs):
-		return rank + 4
-	case f.Format == "":
-		return -1
-	case m != nil:
+	case exact && ran:
+		return 6
+	case outer && ran:
+		return 7
+	case exact && f.Programs == "":
+		return 5
+	case f.Format == "" && ran:
+		return 4
+	case exact: // by a program that did not run, or is not known to
 		return 1
+	case f.Format == "" && f.Programs == "":
+		return 0
 	}
-	return rank
+	return -1
 }
 
 // Ran reports whether one of several programs, separated by spaces, was executed or is named in the command.
@@ -100,27 +97,31 @@ func (m *Making) Ran(programs string) bool {
 	return i > 0 && len(commandsIn(m.Args[i], programs)) > 0
 }
 
-// has reports whether the command has a fix already.
+// has reports whether the command has a fix already: all its variables, all its options, or one of its marks.
 func (m *Making) has(f *Fix) bool {
 	if m == nil {
 		return false
 	}
 	text := strings.Join(m.Args, " ")
-	for _, kv := range f.Env {
+	sets := func(kv string) bool {
 		key, _, _ := strings.Cut(kv, "=")
-		if strings.Contains(text, key+"=") || slices.ContainsFunc(m.Env, func(e string) bool { return strings.HasPrefix(e, key+"=") }) {
-			return true
-		}
+		return strings.Contains(text, key+"=") || slices.ContainsFunc(m.Env, func(e string) bool { return strings.HasPrefix(e, key+"=") })
 	}
-	for _, mark := range slices.Concat(f.Marks, f.Args) {
-		if mark, _, _ = strings.Cut(mark, "="); strings.HasPrefix(mark, "-") && slices.ContainsFunc(strings.Fields(text), func(word string) bool {
+	lacks := func(arg string) bool {
+		option, _, _ := strings.Cut(arg, "=")
+		if !strings.HasPrefix(option, "-") {
+			return !strings.Contains(text, option)
+		}
+		return !slices.ContainsFunc(strings.Fields(text), func(word string) bool {
 			word, _, _ = strings.Cut(strings.Trim(word, `'"`), "=")
-			return word == mark
-		}) {
-			return true
-		}
+			return word == option
+		})
 	}
-	return slices.ContainsFunc(f.Marks, func(mark string) bool { return strings.Contains(text, mark) })
+	return len(f.Env) > 0 && !slices.ContainsFunc(f.Env, func(kv string) bool { return !sets(kv) }) ||
+		len(f.Args) > 0 && !slices.ContainsFunc(f.Args, lacks) ||
+		slices.ContainsFunc(f.Marks, func(mark string) bool {
+			return strings.Contains(text, mark) || strings.HasSuffix(mark, "EPOCH") && sets(mark+"=")
+		})
 }
 
 // Mechanical reports whether Apply can change some command.

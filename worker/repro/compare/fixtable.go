@@ -18,13 +18,19 @@ const (
 var fixes = []Fix{
 	{Cause: Timestamp, Text: "take times from SOURCE_DATE_EPOCH, in UTC, or omit them", Marks: []string{"SOURCE_DATE_EPOCH"}},
 	{Cause: Timestamp, Text: "set SOURCE_DATE_EPOCH, in seconds since 1970", Env: []string{epoch}},
+	{Cause: Timestamp, Programs: "date", Text: "date -u -d @$SOURCE_DATE_EPOCH", Args: []string{"-u", "-d", "@1577836800"}, Marks: []string{"date -d", "date -u -d"}},
+	{Cause: Timestamp, Programs: "ls", Text: "ls --time-style=+", Args: []string{"--time-style=+"}},
+	{Cause: Timestamp, Programs: "awk gawk mawk", Text: "srand with a constant in awk", Swap: [2]string{`\bsrand\(\)`, "srand(1)"}},
+	{Cause: Timestamp, Programs: "sqlite3", Text: "insert given times instead of CURRENT_TIMESTAMP"},
 	{Cause: Timestamp, Format: "ar", Programs: "ar ranlib", Text: "use the D modifier: ar crD; ranlib -D", Swap: arD},
 	{Cause: Timestamp, Format: "tar", Programs: "tar",
 		Text: "tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --pax-option=delete=atime,delete=ctime",
 		Env:  []string{tarOpts + "--sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --pax-option=delete=atime,delete=ctime"}, Marks: []string{"--mtime"}},
 	{Cause: Timestamp, Format: "tar", Programs: "python", Text: "in Python tarfile: add(..., filter=...) with a function that sets mtime = 0", Marks: []string{"filter="}},
-	{Cause: Timestamp, Format: "zip", Programs: "zip", Text: "set the files' times first (touch -d @315532800 FILE), and omit other times: TZ=UTC zip -X"},
+	{Cause: Timestamp, Format: "tar", Programs: "git", Text: "git archive of a commit instead of a tree, or --mtime (git 2.41 and later)"},
+	{Cause: Timestamp, Format: "zip", Programs: "zip", Text: "set the files' times first (touch -d @315532800 FILE), and omit other times: TZ=UTC zip -X", Swap: touched},
 	{Cause: Timestamp, Format: "zip", Programs: "python", Text: "in Python zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))", Marks: []string{"date_time="}},
+	{Cause: Timestamp, Format: "jar", Programs: "jar", Text: "jar --date=1980-01-01T00:00:02Z (JDK 17 and later)", Args: []string{"--date=1980-01-01T00:00:02Z"}},
 	{Cause: Timestamp, Format: "jar", Programs: "jar", Text: "jar --date=1980-01-01T00:00:02Z (JDK 17 and later)",
 		Swap: [2]string{`\bjar(\s+)(-?)([a-z]*[cu][a-z]*)(\s+\S+)`, "jar$1$2$3$4 --date=1980-01-01T00:00:02Z"}, Marks: []string{"--date"}},
 	{Cause: Timestamp, Format: "jmod", Programs: "jmod", Text: "jmod create --date 1980-01-01T00:00:02Z (JDK 17 and later)",
@@ -35,12 +41,13 @@ var fixes = []Fix{
 	{Cause: Timestamp, Format: "gzip", Programs: "python", Text: "in Python gzip.GzipFile(..., mtime=0)", Marks: []string{"mtime="}},
 	{Cause: Timestamp, Format: "cpio", Text: "touch -d @0 the files first; cpio --reproducible"},
 	{Cause: Timestamp, Format: "elf", Text: "omit the time, or take it from SOURCE_DATE_EPOCH, in UTC", Marks: []string{"SOURCE_DATE_EPOCH"}},
-	{Cause: Timestamp, Format: "gcov", Programs: compilers, Text: "gcc -frandom-seed=FILE, with the name of the source file", Args: []string{"-frandom-seed=0"}},
+	{Cause: Timestamp, Format: "gcov", Programs: compilers, Text: "gcc -frandom-seed=FILE, with the name of the source file", Args: []string{"-frandom-seed=1"}},
 	{Cause: Timestamp, Format: "go", Text: "go build -buildvcs=false, and no time in -ldflags=-X", Marks: []string{"-buildvcs=false"}},
 	{Cause: Timestamp, Format: "pe", Text: "link with /Brepro, or with GNU ld --no-insert-timestamp", Marks: []string{"/Brepro", "--no-insert-timestamp"}},
 	{Cause: Timestamp, Format: "png", Programs: "convert convert-im6.q16 magick", Text: "magick -define png:exclude-chunks=date,time",
 		Args: []string{"-define", "png:exclude-chunks=date,time"}, Marks: []string{"png:exclude-chunks"}},
 	{Cause: Timestamp, Format: "pdf", Text: "set SOURCE_DATE_EPOCH; in TeX also FORCE_SOURCE_DATE=1", Env: []string{epoch, "FORCE_SOURCE_DATE=1"}},
+	{Cause: Timestamp, Format: "pyc", Programs: "python", Text: "set SOURCE_DATE_EPOCH: Python then writes hashes of the sources", Env: []string{epoch}},
 	{Cause: Timestamp, Format: "pyc", Text: "python -m compileall --invalidation-mode unchecked-hash",
 		Swap: [2]string{`-m(\s+)compileall\b`, "-m${1}compileall${1}--invalidation-mode=unchecked-hash"}, Marks: []string{"--invalidation-mode"}},
 	{Cause: Timestamp, Format: "deb", Programs: "dpkg-deb dpkg-buildpackage", Text: "set SOURCE_DATE_EPOCH for dpkg-deb", Env: []string{epoch}},
@@ -64,6 +71,8 @@ var fixes = []Fix{
 		Marks: []string{"-D__DATE__"}},
 	{Cause: BuildDate, Programs: compilers, Text: "set SOURCE_DATE_EPOCH, in seconds since 1970", Env: []string{epoch}},
 
+	{Cause: Duration, Text: "omit the duration, or write it to a file that is no output"},
+
 	{Cause: BuildID, Text: "-Wl,--build-id=sha1 instead of uuid, or -Wl,--build-id=none; go build -ldflags=-buildid=",
 		Marks: []string{"--build-id=none"}},
 	{Cause: BuildID, Text: "--build-id=sha1 instead of uuid", Swap: [2]string{`--build-id=uuid`, `--build-id=sha1`}},
@@ -75,6 +84,7 @@ var fixes = []Fix{
 	{Cause: Path, Format: "elf", Programs: compilers, Text: "-ffile-prefix-map=$PWD=. (gcc, clang); with gcc -flto: PWD=/proc/self/cwd gcc", Args: []string{"-ffile-prefix-map=$PWD=."},
 		Marks: []string{"-ffile-prefix-map"}},
 	{Cause: Path, Format: "elf", Programs: compilers, Text: "PWD=/proc/self/cwd gcc, with relative paths of sources", Env: []string{"PWD=/proc/self/cwd"}},
+	{Cause: Path, Format: "elf", Programs: "as", Text: "as --debug-prefix-map=$PWD=.", Args: []string{"--debug-prefix-map=$PWD=."}},
 	{Cause: Path, Format: "elf", Text: "-ffile-prefix-map=$PWD=. (gcc, clang); go build -trimpath; rustc --remap-path-prefix; with gcc -flto: PWD=/proc/self/cwd gcc"},
 	{Cause: Path, Format: "gcov", Text: "PWD=/proc/self/cwd gcc, with relative paths of sources", Env: []string{"PWD=/proc/self/cwd"}},
 	{Cause: Path, Format: "go", Text: "go build -trimpath", Env: []string{"GOFLAGS=-trimpath"}, Marks: []string{"-trimpath"}},
@@ -93,6 +103,7 @@ var fixes = []Fix{
 	{Cause: Owner, Format: "rpm", Programs: "rpmbuild rpm", Text: "%defattr(-,root,root) in the spec file"},
 	{Cause: Owner, Format: "ext4", Programs: mke2fs, Text: "mke2fs -E root_owner=0:0, and chown the files of -d first", Args: []string{"-E", "root_owner=0:0"}},
 	{Cause: Owner, Format: "squashfs", Programs: "mksquashfs", Text: "mksquashfs -all-root"},
+	{Cause: Owner, Programs: "ls", Text: "ls -go", Args: []string{"-go"}},
 	{Cause: Owner, Programs: "git", Text: "set GIT_AUTHOR_NAME, GIT_AUTHOR_EMAIL, GIT_COMMITTER_NAME and GIT_COMMITTER_EMAIL",
 		Env: []string{"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@localhost", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@localhost"}},
 
@@ -120,24 +131,27 @@ var fixes = []Fix{
 	{Cause: HashSeed, Format: "json", Text: "write keys in sorted order: json.dumps(..., sort_keys=True), jq -S", Marks: []string{"sort_keys", "jq -S"}},
 	{Cause: HashSeed, Format: "pyc", Text: "set PYTHONHASHSEED=0 when compiling", Env: []string{"PYTHONHASHSEED=0"}},
 	{Cause: HashSeed, Programs: "python", Text: "iterate in sorted order, or set PYTHONHASHSEED=0", Env: []string{"PYTHONHASHSEED=0"}},
+	{Cause: HashSeed, Programs: "shuf", Text: "shuf --random-source=FILE", Args: []string{"--random-source=/dev/zero"}},
 	{Cause: HashSeed, Programs: "perl", Text: "iterate in sorted order, or set PERL_HASH_SEED=0 and PERL_PERTURB_KEYS=0", Env: []string{"PERL_HASH_SEED=0", "PERL_PERTURB_KEYS=0"}},
 
 	{Cause: Random, Text: "derive the value from the inputs, or seed the generator with a constant"},
-	{Cause: Random, Format: "elf", Programs: compilers, Text: "gcc -frandom-seed=FILE, with the name of the source file", Args: []string{"-frandom-seed=0"}},
+	{Cause: Random, Format: "elf", Programs: compilers, Text: "gcc -frandom-seed=FILE, with the name of the source file", Args: []string{"-frandom-seed=1"}},
 	{Cause: Random, Format: "pdf", Text: `set SOURCE_DATE_EPOCH; qpdf --deterministic-id; in TeX \pdftrailerid{}; set xmpMM:DocumentID and xmpMM:InstanceID`, Env: []string{epoch}},
-	{Cause: Random, Format: "ext4", Programs: mke2fs, Text: "mke2fs -U UUID -E hash_seed=UUID", Args: []string{"-U", sameID, "-E", "hash_seed=" + sameID}, Marks: []string{"-U"}},
+	{Cause: Random, Format: "ext4", Programs: mke2fs, Text: "mke2fs -U UUID -E hash_seed=UUID", Args: []string{"-U", sameID, "-E", "hash_seed=" + sameID}, Marks: []string{"hash_seed="}},
 	{Cause: Random, Format: "fat", Programs: "mkfs.fat mkfs.vfat", Text: "mkfs.fat -i ID", Args: []string{"-i", "12345678"}},
-	{Cause: Random, Format: "swap", Programs: "mkswap", Text: "mkswap -U UUID", Args: []string{"-U", sameID}},
+	{Cause: Random, Format: "swap", Programs: "mkswap", Text: "mkswap -U UUID", Args: []string{"-U", sameID}, Marks: []string{" -U "}},
 	{Cause: Random, Programs: "python", Text: "derive the value from the inputs: uuid.uuid5, random.Random(SEED), PYTHONHASHSEED=0", Marks: []string{"uuid5"}},
-	{Cause: Random, Programs: compilers, Text: "gcc -frandom-seed=FILE, with the name of the source file", Args: []string{"-frandom-seed=0"}},
+	{Cause: Random, Programs: compilers, Text: "gcc -frandom-seed=FILE, with the name of the source file", Args: []string{"-frandom-seed=1"}},
 	{Cause: Random, Programs: "openssl ssh-keygen gpg gpg2", Text: "keys, salts and signatures are random: make them an input"},
 
+	{Cause: Compressed, Text: "decompress to compare"},
 	{Cause: Hostname, Text: "omit the host name"},
 	{Cause: Hostname, Format: "rpm", Programs: "rpmbuild rpm", Text: `rpmbuild -D "_buildhost localhost"`, Args: []string{"-D", "_buildhost localhost"}, Marks: []string{"_buildhost"}},
 	{Cause: ProcessID, Text: "omit process IDs, also from names of temporary files"},
 	{Cause: Address, Text: "print names or indexes instead of pointers, and do not sort by pointers"},
 	{Cause: Parallel, Text: "collect results in the order of the tasks, not of their completion; or run one at a time"},
 	{Cause: Processors, Text: "fix the number of jobs or parts in the command instead of using the number of processors"},
+	{Cause: Processors, Programs: "nproc", Text: "set OMP_NUM_THREADS, which nproc obeys", Env: []string{"OMP_NUM_THREADS=1"}},
 	{Cause: Environment, Text: "omit the environment, or start the command with env -i"},
 	{Cause: Uptime, Text: "omit it"},
 }
@@ -148,6 +162,8 @@ const mke2fs = "mke2fs mkfs.ext2 mkfs.ext3 mkfs.ext4"
 var (
 	// arD replaces the modifier U of ar(1), or appends D to its operation.
 	arD = [2]string{`\b(ar\s+-?[a-zA-CE-TV-Z]*)U`, "${1}D"}
+	// touched sets the times of all files below the working directory before zip(1) runs.
+	touched = [2]string{`(?m)(^|[;&]\s*)((?:\w+=\S*\s+)*)zip\b`, "${1}find . -type f -exec touch -d @315532800 {} +; ${2}TZ=UTC zip -X"}
 	// findSorted sorts what find(1) writes to a pipe.
 	findSorted = [2]string{`(\bfind\s[^|\n;]*?)\s*\|`, "$1 | LC_ALL=C sort |"}
 )

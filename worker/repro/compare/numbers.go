@@ -93,8 +93,12 @@ func guessRun(a, b []byte, r run, k Known) (Cause, int) {
 	if to, ok := disorder(a, b, r.from); ok && !k.both(func(f *Facts) bool { return f.HeldRandom }) {
 		return Random, to
 	}
-	for _, width := range []int{8, 4} {
-		for _, at := range offsetsOf(r, width, len(a)) {
+	for _, width := range []int{8, 4, 2} {
+		first := r.to - width
+		if k.timed() {
+			first = r.from - width + 1 // the next number may differ as well
+		}
+		for _, at := range offsetsOf(max(0, first), r.from, width, len(a)) {
 			if at%4 != 0 && !k.timed() {
 				break // without facts, many unaligned numbers would look like times
 			}
@@ -103,13 +107,16 @@ func guessRun(a, b []byte, r run, k Known) (Cause, int) {
 			}
 		}
 	}
+	if to, ok := notedTimes(a, b, r, k); ok {
+		return Timestamp, to
+	}
 	return Unknown, r.to
 }
 
-// offsetsOf returns the possible offsets of a number of width bytes that contains the run, aligned ones first.
-func offsetsOf(r run, width, size int) []int {
+// offsetsOf returns the offsets between two at which a number of width bytes may be, aligned ones first.
+func offsetsOf(first, last, width, size int) []int {
 	var aligned, others []int
-	for at := max(0, r.to-width); at <= r.from && at+width <= size; at++ {
+	for at := first; at <= last && at+width <= size; at++ {
 		if at%width == 0 {
 			aligned = append(aligned, at)
 		} else {
@@ -119,16 +126,22 @@ func offsetsOf(r run, width, size int) []int {
 	return append(aligned, others...)
 }
 
-// guessNumber returns the cause that two numbers of 4 or 8 bytes indicate, in either byte order.
+// guessNumber returns the cause that two numbers of 2, 4 or 8 bytes indicate, in either byte order.
 func guessNumber(a, b []byte, k Known) Cause {
 	for _, order := range []binary.ByteOrder{binary.LittleEndian, binary.BigEndian} {
-		if len(a) == 4 {
+		switch len(a) {
+		case 2: // file systems had such numbers of users
+			if x, y := uint32(order.Uint16(a)), uint32(order.Uint16(b)); k.timed() && k.isOwner(x, y) {
+				return Owner
+			}
+			continue
+		case 4:
 			x, y := order.Uint32(a), order.Uint32(b)
 			switch {
 			case k.mayBeTimes(uint64(x), uint64(y)) &&
 				k.times(time.Unix(int64(x), 0), time.Unix(int64(y), 0), time.Second):
 				return Timestamp
-			case k.A != nil && k.B != nil && k.A.UID != k.B.UID && x == k.A.UID && y == k.B.UID:
+			case k.isOwner(x, y):
 				return Owner
 			}
 			continue
@@ -142,6 +155,11 @@ func guessNumber(a, b []byte, k Known) Cause {
 		}
 	}
 	return Unknown
+}
+
+// isOwner reports whether two numbers are those of the users of the runs.
+func (k Known) isOwner(x, y uint32) bool {
+	return k.A != nil && k.B != nil && k.A.UID != k.B.UID && x == k.A.UID && y == k.B.UID
 }
 
 // isAddress reports whether v is an address of a program, library, stack or mapping on Linux for amd64 or arm64.

@@ -52,6 +52,8 @@ func TestNumbersNamesTheCause(t *testing.T) {
 		{"arm64", le64(0xaaaa_e345_6010), le64(0xaaab_0123_4010), Known{}, Address},
 		{"a fixed layout", le64(0x7f12_3456_7000), le64(0x7ffe_0123_4000), held, Unknown},
 		{"a user", le32(1000), le32(4001), ran, Owner},
+		{"a user in two bytes", "\xe8\x03\x00\x00", "\xa1\x0f\x00\x00", ran, Owner},
+		{"a time before another number", le32(s) + "\x77", le32(u) + "\x88", ran, Timestamp},
 		{"another user", le32(1000), le32(4002), ran, Unknown},
 		{"noise", noise(1, 32), noise(2, 32), ran, Random},
 		{"much noise", noise(1, 100_000), noise(2, 100_000), ran, Random},
@@ -115,6 +117,72 @@ func TestContentsReportsTextsAndNumbers(t *testing.T) {
 	checkDifferences(t, ds)
 	if len(ds) != 1 || ds[0].A != "built in /tmp/one" || ds[0].B != "built in /tmp/three" || ds[0].Offset != 16 {
 		t.Errorf("got %+v", ds)
+	}
+}
+
+// Times in other notations than numbers of seconds, in any zone, are recognized if the time of the runs is known.
+func TestNotationsOfTime(t *testing.T) {
+	k := knownRuns()
+	bcd := func(v int) byte { return byte(v/10<<4 | v%10) }
+	for name, write := range map[string]func(t time.Time) []byte{
+		"BCD": func(t time.Time) []byte {
+			return []byte{bcd(t.Year() / 100), bcd(t.Year() % 100), bcd(int(t.Month())), bcd(t.Day()), bcd(t.Hour()), bcd(t.Minute()), bcd(t.Second())}
+		},
+		"BCD date": func(t time.Time) []byte {
+			return []byte{bcd(t.Year() / 100), bcd(t.Year() % 100), bcd(int(t.Month())), bcd(t.Day())}
+		},
+		"DOS": func(t time.Time) []byte {
+			p := binary.LittleEndian.AppendUint16(nil, uint16(t.Hour()<<11|t.Minute()<<5|t.Second()/2))
+			return binary.LittleEndian.AppendUint16(p, uint16((t.Year()-1980)<<9|int(t.Month())<<5|t.Day()))
+		},
+		"ISO 9660": func(t time.Time) []byte {
+			return []byte{byte(t.Year() - 1900), byte(t.Month()), byte(t.Day()), byte(t.Hour()), byte(t.Minute()), byte(t.Second()), 0}
+		},
+	} {
+		of := func(at time.Time) string {
+			return "\x00\x01\x02\x03\x00" + string(write(at)) + strings.Repeat("\x00\x01\x02\x03", 9)
+		}
+		a, b := k.A.Start.UTC(), k.B.Start.UTC()
+		if ds := blobs(t, "x", of(a), of(b), k); len(ds) != 1 || ds[0].Cause != Timestamp {
+			t.Errorf("%s: got %q", name, summaries(ds))
+		}
+		if ds := blobs(t, "x", of(a.AddDate(3, 0, 3)), of(b.AddDate(4, 3, 0)), k); len(ds) != 1 || ds[0].Cause == Timestamp {
+			t.Errorf("%s of other days: got %q", name, summaries(ds))
+		}
+	}
+}
+
+// Random values behind a time are found, and long ranges of bytes that look random are not called random.
+func TestRandomNeedsEvidence(t *testing.T) {
+	k := knownRuns()
+	r := rand.New(rand.NewPCG(7, 8))
+	noise := func(n int) string {
+		p := make([]byte, n)
+		for i := range p {
+			p[i] = byte(r.Uint32())
+		}
+		return string(p)
+	}
+	seconds := func(f *Facts) string { return string(binary.LittleEndian.AppendUint32(nil, uint32(f.Start.Unix()))) }
+	filler := strings.Repeat("\x00\x01\x02\x03", 1000)
+	for _, row := range []struct {
+		name, a, b string
+		want       []Cause
+	}{
+		{"an ID behind a time", filler + seconds(k.A) + filler + noise(16) + filler, filler + seconds(k.B) + filler + noise(16) + filler, []Cause{Timestamp, Random}},
+		{"compressed data behind a time", filler + seconds(k.A) + filler + noise(900), filler + seconds(k.B) + filler + noise(900), []Cause{Timestamp}},
+		{"compressed data", noise(2000), noise(2000), []Cause{Compressed}},
+		{"of other length", noise(2000), noise(1900), []Cause{Compressed}},
+		{"a key", noise(64), noise(64), []Cause{Random}},
+	} {
+		var got []Cause
+		ds := blobs(t, "x", row.a, row.b, k)
+		for _, d := range ds {
+			got = append(got, d.Cause)
+		}
+		if !slices.Equal(got, row.want) {
+			t.Errorf("%s: got %q, want %q: %q", row.name, got, row.want, summaries(ds))
+		}
 	}
 }
 

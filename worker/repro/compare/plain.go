@@ -51,6 +51,11 @@ func (c *comparison) plain(a, b *io.SectionReader, at int64) error {
 	if cause == Unknown && len(hints) > 0 && hints[0].offset <= at && at <= hints[0].offset+int64(len(hints[0].a)) {
 		cause = hints[0].cause // of the text around the first difference
 	}
+	if cause == Random {
+		if cause = randomOr(wa, wb, int(at-from)); a.Size() != b.Size() && len(wa) == before+after {
+			cause = Compressed // of another length
+		}
+	}
 	shown := int(at-from) &^ 15
 	c.differ(what, hexText(wa[min(shown, len(wa)):]), hexText(wb[min(shown, len(wb)):]), at, cause)
 	for _, h := range hints {
@@ -85,11 +90,29 @@ type hint struct {
 	cause  Cause
 }
 
-// hints returns the first place of each cause. It ignores random bytes, because all compressed data looks random.
+// maxRandom is the length, in bytes, of the longest random value in a file, such as an ID or a key. Longer ranges of
+// bytes that all look random are compressed or encrypted.
+const maxRandom = 64
+
+// isShort reports whether a value that looks random ends where it should: equal bytes or the end of both files follow.
+func isShort(a, b []byte, from, to int) bool {
+	const equal = 8
+	return len(a) == len(b) && to-from <= maxRandom && bytes.Equal(a[to:min(len(a), to+equal)], b[to:min(len(b), to+equal)])
+}
+
+// randomOr returns Random if bytes that look random, from an offset of two files on, are a short value, else Compressed.
+func randomOr(a, b []byte, from int) Cause {
+	if to, ok := disorder(a, b, from); ok && !isShort(a, b, from, to) {
+		return Compressed
+	}
+	return Random
+}
+
+// hints returns the first place of each cause, of random bytes only if they are a short value.
 func (c *comparison) hints(a, b []byte) []hint {
 	var all []hint
 	add := func(x, y string, offset int, cause Cause) {
-		if cause == Unknown || cause == Random {
+		if cause == Unknown {
 			return
 		}
 		for i := range all {
@@ -112,6 +135,7 @@ func (c *comparison) hints(a, b []byte) []hint {
 			add(x, "", bytes.Index(a, []byte(x)), c.classify(x, ""))
 			add("", y, bytes.Index(b, []byte(y)), c.classify("", y))
 		}
+		all = slices.DeleteFunc(all, func(h hint) bool { return h.cause == Random })
 		return all
 	}
 	end := 0
@@ -124,10 +148,17 @@ func (c *comparison) hints(a, b []byte) []hint {
 		switch {
 		case to > 0:
 			end = max(r.to, to)
-			add(x, y, r.from, c.classify(x, y))
+			cause := c.classify(x, y)
+			if cause == Random && !isShort(a, b, r.from, end) {
+				cause = Unknown
+			}
+			add(x, y, r.from, cause)
 		case c.known.timed() && !c.textsOnly:
 			var cause Cause
 			cause, end = guessRun(a, b, r, c.known)
+			if cause == Random && !isShort(a, b, r.from, end) {
+				cause = Unknown
+			}
 			add(hexText(a[r.from:]), hexText(b[r.from:]), r.from, cause)
 		default: // without facts, numbers in many places look like times
 			end = r.to

@@ -28,18 +28,19 @@ const (
 )
 
 // timeFormats are the usual formats, the most specific first: ISO 8601 (long, short), Go's log and ls, RFC 1123,
-// asctime(3) and date(1), __DATE__, __TIME__ and other common ones.
+// asctime(3) and date(1), __DATE__, __TIME__ and other common ones. 16 digits have hundredths of a second (ISO 9660).
 var timeFormats = func() []*regexp.Regexp {
 	var all []*regexp.Regexp
 	for _, s := range []string{
 		year + `-(?P<m>\d\d)-(?P<d>\d\d)(?:[T ]` + hms + zone + `)?`,
 		year + `/(?P<m>\d\d)/(?P<d>\d\d)(?:[T ]` + hms + zone + `)?`,
-		year + `(?P<m>[01]\d)(?P<d>[0-3]\d)(?:T?(?P<H>[0-2]\d)(?P<M>[0-5]\d)(?P<S>[0-5]\d)Z?)?\b`,
+		year + `(?P<m>[01]\d)(?P<d>[0-3]\d)(?:T?(?P<H>[0-2]\d)(?P<M>[0-5]\d)(?P<S>[0-5]\d)(?:\d\d)?Z?)?\b`,
 		`(?:` + dayName + `,? )?` + day + `[ -]` + monthName + `[ -]` + year + `(?: ` + hms + zone + `)?`,
 		dayName + ` ` + monthName + ` ` + day + ` ` + hms + zone + `(?: ` + year + `)?`,
 		dayName + ` ` + day + ` ` + monthName + ` ` + hms + zone + `(?: ` + year + `)?`,
 		monthName + ` ` + day + `,? ` + year + `(?: ` + hms + zone + `)?`,
 		monthName + ` ` + day + ` ` + hms,
+		monthName + ` ` + year + `\b`,
 		`(?P<d>\d\d?)[./](?P<m>\d\d?)[./]` + year,
 		hms,
 	} {
@@ -83,7 +84,7 @@ func parseTime(s string) (timeText, int) {
 		if at["m"] > 31 || at["d"] > 31 || at["H"] > 24 || at["M"] > 59 || at["S"] > 60 {
 			continue
 		}
-		m := timeText{date: at["d"] > 0, macro: macroText.MatchString(groups[0])}
+		m := timeText{date: at["d"]+at["y"] > 0, macro: macroText.MatchString(groups[0])}
 		_, m.clock = at["H"]
 		m.wall = time.Date(max(1, at["y"]), time.Month(max(1, at["m"])), max(1, at["d"]), at["H"], at["M"], at["S"], 0,
 			time.UTC)
@@ -100,8 +101,8 @@ func mayBeTime(s string) bool {
 		return len(s) > 3 &&
 			strings.Contains("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec Mon Tue Wed Thu Fri Sat Sun ", s[:3]+" ")
 	case digits == len(s):
-		return digits == 8 || digits == 14
-	case digits == 8, digits == 14:
+		return digits == 8 || digits == 14 || digits == 16
+	case digits == 8, digits == 14, digits == 16:
 		return true
 	case digits == 4:
 		return s[4] == '-' || s[4] == '/'

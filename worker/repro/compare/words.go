@@ -261,7 +261,8 @@ var wordCauses = map[string]Cause{
 	"umask": Mode, "mode": Mode, "perm": Mode, "perms": Mode, "permissions": Mode,
 	"cpu": Processors, "cpus": Processors, "core": Processors, "cores": Processors, "procs": Processors, "processor": Processors,
 	"processors": Processors, "nproc": Processors, "threads": Processors, "jobs": Processors, "workers": Processors,
-	"elapsed": Timestamp, "took": Timestamp, "duration": Timestamp, "real": Timestamp, "sys": Timestamp, "time": Timestamp, "timestamp": Timestamp,
+	"elapsed": Duration, "took": Duration, "duration": Duration, "real": Duration, "sys": Duration,
+	"time": Timestamp, "timestamp": Timestamp,
 }
 
 // precedingWords returns the last two words before byte i of s in lower case, and how many bytes separate the last one
@@ -324,8 +325,8 @@ func (l *lexer) number(text, s string, i int) Cause {
 		return Timestamp
 	case isAddress(v) && (len(whole) == 14 || len(whole) == 15):
 		return Address
-	case fraction != "" && word == Owner, isUnit(after): // "user 0.12" of time(1)
-		return Timestamp
+	case fraction != "" && word == Owner, isUnit(after), fraction != "" && word == Timestamp: // "user 0.12" of time(1)
+		return Duration
 	case word == ProcessID && v <= 1<<22, word == Mode && isOctal(whole), word == Owner, word == Uptime:
 		return word
 	case i >= 2 && s[i-1] == '[' && isWordByte(s[i-2]) && strings.HasPrefix(after, "]") && v <= 1<<22: // name[PID] in logs
@@ -338,8 +339,10 @@ func (l *lexer) number(text, s string, i int) Cause {
 		return Processors
 	case len(whole) > 9 && (strings.HasPrefix(last, "hash") || strings.HasPrefix(before, "hash")):
 		return HashSeed
-	case word == Timestamp, strings.HasPrefix(after, " ms"), strings.HasPrefix(after, " seconds"):
-		return Timestamp
+	case word == Duration, strings.HasPrefix(after, " ms"), strings.HasPrefix(after, " sec"):
+		return Duration
+	case word == Timestamp:
+		return word
 	case len(whole) >= 17:
 		return Random
 	}
@@ -373,5 +376,21 @@ func (l *lexer) long(s string, i int) Cause {
 			}
 		}
 	}
+	if isDigest(s[i:]) && !slices.ContainsFunc([]string{last, before}, func(w string) bool { return drawn[w] }) {
+		return Unknown
+	}
 	return Random
+}
+
+// drawn are words in front of a random value.
+var drawn = map[string]bool{
+	"salt": true, "nonce": true, "key": true, "token": true, "seed": true, "random": true, "secret": true, "boundary": true,
+	"uuid": true, "guid": true, "id": true, "iv": true,
+}
+
+// isDigest reports whether s begins with the hexadecimal digits of a usual digest, as hashes of git and names of cached
+// files do. They depend on something else that differs.
+func isDigest(s string) bool {
+	n := span(s, func(c byte) bool { return isDigit(c) || c >= 'a' && c <= 'f' })
+	return (n == len(s) || !isWordByte(s[n])) && slices.Contains([]int{32, 40, 56, 64, 96, 128}, n)
 }
