@@ -1,4 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-# The sorted keys of a map.
-# Needs: go
-./programs/mapsorted > out
