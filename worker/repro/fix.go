@@ -35,7 +35,7 @@ func (c *check) fix(ctx context.Context) error {
 		d.Fix = ""
 		for _, f := range c.fixesOf(d, m) {
 			if !c.TryFixes || !f.Mechanical() || f.Programs != "" && !m.Ran(f.Programs) {
-				if d.Fix == "" {
+				if d.Fix == "" && !d.Follows() {
 					d.Fix = f.Text
 				}
 				continue
@@ -47,7 +47,7 @@ func (c *check) fix(ctx context.Context) error {
 				}
 			}
 			t := trials[f]
-			if t.a == nil && d.Fix == "" {
+			if t.a == nil && d.Fix == "" && !d.Follows() {
 				d.Fix = f.Text
 			}
 			if t.removes(ctx, d) {

@@ -79,6 +79,12 @@ func (c *check) record(x *Executor, v *worker.Variation, out *worker.Outcome) Ru
 		Result: out.Result, items: items(out.Result, function), executor: x, facts: c.planner.facts(v, m),
 		function: function,
 	}
+	r.facts.Digests = map[string]string{}
+	for name, it := range r.items {
+		if it.kind == "file" {
+			r.facts.Digests[it.digest.GetHash()] = displayName(name)
+		}
+	}
 	if !x.Action.IsZero() && x.Action != c.task.Action {
 		r.Action = x.Action.String()
 	}

@@ -79,6 +79,8 @@ type Facts struct {
 	CPUs       int
 	// Env holds the variables as KEY=VALUE.
 	Env []string
+	// Digests are the names of the run's outputs by their digests in hexadecimal.
+	Digests map[string]string
 	// FixedLayout means that ASLR was off, HeldRandom that the kernel's random numbers had a fixed seed.
 	FixedLayout, HeldRandom bool
 }

@@ -41,6 +41,7 @@ type comparison struct {
 	// classifier finds causes by known. Callers take the words from the budget.
 	classifier *classifier
 	budget     *budget
+	sums       *sums
 	found      *findings
 	where      []string
 	depth      int
@@ -65,7 +66,7 @@ func Blobs(ctx context.Context, name string, a, b *io.SectionReader, k Known) ([
 	if err := c.descend(name, a, b); err != nil && !errors.Is(err, errEnough) {
 		return nil, err
 	}
-	return c.found.all(), nil
+	return c.sums.name(c.found.all()), nil
 }
 
 func newComparison(ctx context.Context, k Known) *comparison {
@@ -73,7 +74,7 @@ func newComparison(ctx context.Context, k Known) *comparison {
 		k.A, k.B = &Facts{}, &Facts{} // the facts of one side explain no difference
 	}
 	return &comparison{
-		ctx: ctx, known: k, classifier: newClassifier(k), found: &findings{},
+		ctx: ctx, known: k, classifier: newClassifier(k), found: &findings{}, sums: newSums(k),
 		budget: &budget{live: maxLive, work: maxWork, words: maxWords},
 	}
 }
@@ -98,6 +99,9 @@ func (c *comparison) descend(name string, a, b *io.SectionReader) error {
 	}
 	at, err := firstDifference(a, b)
 	if err != nil || at < 0 {
+		return err
+	}
+	if err := c.sums.add(name, a, b); err != nil {
 		return err
 	}
 	in := c.within(name)
@@ -233,7 +237,7 @@ func (c *comparison) identity(what, a, b string, below ...string) {
 		c.differ(what, a, b, -1, BuildID, below...)
 		return
 	}
-	c.follows(what+", which follows from the rest", a, b, c.firstCause(), below...)
+	c.follows(what+", which "+followsRest, a, b, c.firstCause(), below...)
 }
 
 // firstDifference returns the offset of the first different byte, or -1.

@@ -199,7 +199,7 @@ func (e *elfComparison) consequences(ids []elfPair) error {
 		if n := len(e.later) - len(names); n > 0 {
 			names = append(names, fmt.Sprintf("%d more", n))
 		}
-		e.follows("content of sections that follows from the rest: "+strings.Join(names, ", "), "", "",
+		e.follows("content of sections that "+followsRest+": "+strings.Join(names, ", "), "", "",
 			e.firstCause())
 	}
 	for _, p := range ids {

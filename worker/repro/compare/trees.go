@@ -27,7 +27,7 @@ func Entries(ctx context.Context, name string, a, b *changes.Entry, k Known) ([]
 	if err := c.entry(name, a, b); err != nil && !errors.Is(err, errEnough) {
 		return nil, err
 	}
-	return c.found.all(), nil
+	return c.sums.name(c.found.all()), nil
 }
 
 func entryKind(e *changes.Entry) string {
