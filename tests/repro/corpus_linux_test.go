@@ -119,14 +119,24 @@ func inputs(t *testing.T) string {
 	return dir
 }
 
+// inSandbox reports whether a program of this name is in a directory that the sandbox has.
+func inSandbox(name string) bool {
+	for _, path := range []string{name, "/usr/local/bin/" + name, "/usr/bin/" + name, "/usr/sbin/" + name} {
+		path, err := exec.LookPath(path)
+		if err == nil {
+			path, err = filepath.EvalSymlinks(path)
+		}
+		if err == nil && strings.HasPrefix(path, "/usr/") {
+			return true
+		}
+	}
+	return false
+}
+
 // checked returns the verdict of cloister repro on a program, and the exit code.
 func (s *script) checked(t *testing.T, in string, flags ...string) (*repro.Verdict, int) {
 	t.Helper()
-	path, err := exec.LookPath(s.needs)
-	if err == nil {
-		path, err = filepath.EvalSymlinks(path)
-	}
-	if err != nil || !strings.HasPrefix(path, "/usr/") && !strings.HasPrefix(path, "/bin/") { // the sandbox has no others
+	if !inSandbox(s.needs) {
 		sandboxtest.Unavailable(t, "tools", s.needs+" is not installed below /usr")
 	}
 	ctx, path := built.Within(t, 10*time.Minute)

@@ -17,24 +17,31 @@ type wordDifference struct {
 	cause    Cause
 }
 
-// classify returns the likely cause of a difference between two texts, a line or a field each, in a file of a format:
-// that of the first different words for which it finds one.
-func (t *classifier) classify(a, b, format string) Cause {
+// causes returns the likely causes of a difference between two texts, a line or a field each, in a file of a format: one
+// for each of the different words, or only Unknown.
+func (t *classifier) causes(a, b, format string) []Cause {
+	var all []Cause
 	for _, d := range t.differences(a, b, format) {
-		if d.cause != Unknown {
-			return d.cause
+		if d.cause != Unknown && !slices.Contains(all, d.cause) {
+			all = append(all, d.cause)
 		}
 	}
-	return Unknown
+	if len(all) == 0 {
+		all = []Cause{Unknown}
+	}
+	return all
 }
 
-// classify is classifier.classify in the format of c, or Unknown if the budget is used up.
-func (c *comparison) classify(a, b string) Cause {
+// causes is classifier.causes in the format of c, or Unknown if the budget is used up.
+func (c *comparison) causes(a, b string) []Cause {
 	if !c.takeWords(a, b) {
-		return Unknown
+		return []Cause{Unknown}
 	}
-	return c.classifier.classify(a, b, c.format)
+	return c.classifier.causes(a, b, c.format)
 }
+
+// classify returns the first of causes.
+func (c *comparison) classify(a, b string) Cause { return c.causes(a, b)[0] }
 
 // A classifier finds the causes of differences between texts of two runs.
 type classifier struct {

@@ -125,15 +125,15 @@ func TestClassifyNamesTheCause(t *testing.T) {
 		{"plain words", "this", "that", all, Unknown},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			if got := newClassifier(row.known).classify(row.a, row.b, "text"); got != row.want {
+			if got := newClassifier(row.known).causes(row.a, row.b, "text")[0]; got != row.want {
 				t.Errorf("got %q, want %q", got, row.want)
 			}
 			k := Known{row.known.B, row.known.A}
-			if got := newClassifier(k).classify(row.b, row.a, "text"); got != row.want {
+			if got := newClassifier(k).causes(row.b, row.a, "text")[0]; got != row.want {
 				t.Errorf("the other way round: got %q, want %q", got, row.want)
 			}
 			pre := strings.Repeat("the same text ", 100)
-			if got := newClassifier(row.known).classify(pre+row.a, pre+row.b, "text"); got != row.want {
+			if got := newClassifier(row.known).causes(pre+row.a, pre+row.b, "text")[0]; got != row.want {
 				t.Errorf("in a long line: got %q, want %q", got, row.want)
 			}
 		})
@@ -147,7 +147,7 @@ func TestClassifyNamesPreprocessorDatesInPrograms(t *testing.T) {
 		{"12:34:56", "12:34:57", "pe"},
 		{"Sun Nov  2 00:44:31 2026", "Mon Dec 27 14:44:31 2027", "elf"}, // __TIMESTAMP__
 	} {
-		if got := newClassifier(Known{}).classify(row.a, row.b, row.format); got != BuildDate && row.a[0] != 'b' {
+		if got := newClassifier(Known{}).causes(row.a, row.b, row.format)[0]; got != BuildDate && row.a[0] != 'b' {
 			t.Errorf("%q: got %q", row.a, got)
 		}
 	}

@@ -43,7 +43,7 @@ func (c *comparison) contents(a, b []byte, below ...string) {
 		end = max(r.to, to)
 		if !reported[[2]string{x, y}] {
 			reported[[2]string{x, y}] = true
-			c.differ("text", x, y, int64(r.from), c.textCause(x, y), below...)
+			c.text("text", x, y, int64(r.from), below...)
 		}
 	}
 	cause, r := tally.most()
@@ -58,13 +58,14 @@ func (c *comparison) contents(a, b []byte, below ...string) {
 	}
 }
 
-// textCause is classify for texts in programs, where anything that looks like a path is one.
-func (c *comparison) textCause(a, b string) Cause {
-	cause := c.classify(a, b)
-	if (cause == Unknown || cause == Random) && (isPath(a) || isPath(b)) {
-		return Path
+// text adds the difference of a text in a program, where anything that looks like a path is one, for each of its causes.
+func (c *comparison) text(what, a, b string, offset int64, below ...string) {
+	for _, cause := range c.causes(a, b) {
+		if (cause == Unknown || cause == Random) && (isPath(a) || isPath(b)) {
+			cause = Path
+		}
+		c.differ(what, a, b, offset, cause, below...)
 	}
-	return cause
 }
 
 // isPath reports whether s is an absolute path of two or more names.
@@ -97,7 +98,7 @@ func (c *comparison) texts(a, b []byte, least int, below ...string) bool {
 		if x == "" {
 			offset = bytes.Index(b, []byte(y))
 		}
-		c.differ("text", x, y, int64(offset+commonPrefix(x, y)), c.textCause(x, y), below...)
+		c.text("text", x, y, int64(offset+commonPrefix(x, y)), below...)
 	}
 	if len(onlyA)+len(onlyB) > 0 {
 		return true
@@ -116,7 +117,7 @@ func (c *comparison) unmatched(what string, onlyA, onlyB []string, below ...stri
 	}
 	for i := range min(maxPerPiece, max(len(onlyA), len(onlyB))) {
 		x, y := at(onlyA, i), at(onlyB, i)
-		c.differ(what, x, y, -1, c.textCause(x, y), below...)
+		c.text(what, x, y, -1, below...)
 	}
 }
 

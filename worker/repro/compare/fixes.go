@@ -76,9 +76,11 @@ func (f *Fix) rank(d *Difference, m *Making) int {
 		return 5
 	case f.Format == "" && ran:
 		return 4
-	case exact: // by a program that did not run, or is not known to
-		return 1
+	case exact && m == nil:
+		return 2
 	case f.Format == "" && f.Programs == "":
+		return 1
+	case exact: // by a program that is not known to have run
 		return 0
 	}
 	return -1
@@ -177,7 +179,10 @@ func (f *Fix) insert(script *string) bool {
 	slices.Reverse(ends)
 	var quoted strings.Builder
 	for _, arg := range f.Args {
-		if strings.ContainsAny(arg, " ;&|<>()*") {
+		switch {
+		case strings.Contains(arg, `"`):
+			arg = "'" + arg + "'"
+		case strings.ContainsAny(arg, " ;&|<>()*"):
 			arg = `"` + arg + `"`
 		}
 		quoted.WriteString(" " + arg)

@@ -95,6 +95,8 @@ func TestFixesApplyToCommands(t *testing.T) {
 		{Mode, "", "", []string{"tar", "cf", "out", "x"}, nil},
 		{MemberOrder, "", "find", sh("find . -type f | tee out"), sh("find . -type f | LC_ALL=C sort | tee out")},
 		{Timestamp, "jar", "jar", sh("jar -c -f out A.class"), sh("jar --date=1980-01-01T00:00:02Z -c -f out A.class")},
+		{MemberOrder, "ar", "find", sh("ar rcD out $(find . -name '*.o')"), sh("ar rcD out $(find . -name '*.o' | LC_ALL=C sort)")},
+		{Path, "", "", sh(`gcc -c "$PWD/a.c"`), sh(`gcc -c "./a.c"`)},
 		{Hostname, "rpm", "rpmbuild rpm", sh("rpmbuild -bb x"), sh(`rpmbuild -D "_buildhost localhost" -bb x`)},
 	} {
 		i := slices.IndexFunc(fixes, func(f Fix) bool {

@@ -26,6 +26,7 @@ var fixes = []Fix{
 	{Cause: Timestamp, Format: "tar", Programs: "tar",
 		Text: "tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --pax-option=delete=atime,delete=ctime",
 		Env:  []string{tarOpts + "--sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --pax-option=delete=atime,delete=ctime"}, Marks: []string{"--mtime"}},
+	{Cause: Timestamp, Format: "tar", Programs: "tar", Text: "tar --mtime=@0", Env: []string{tarOpts + "--mtime=@0"}, Marks: []string{"--mtime"}},
 	{Cause: Timestamp, Format: "tar", Programs: "python", Text: "in Python tarfile: add(..., filter=...) with a function that sets mtime = 0", Marks: []string{"filter="}},
 	{Cause: Timestamp, Format: "tar", Programs: "git", Text: "git archive of a commit instead of a tree, or --mtime (git 2.41 and later)"},
 	{Cause: Timestamp, Format: "zip", Programs: "zip", Text: "set the files' times first (touch -d @315532800 FILE), and omit other times: TZ=UTC zip -X", Swap: touched},
@@ -71,6 +72,8 @@ var fixes = []Fix{
 		Marks: []string{"-D__DATE__"}},
 	{Cause: BuildDate, Programs: compilers, Text: "set SOURCE_DATE_EPOCH, in seconds since 1970", Env: []string{epoch}},
 
+	{Cause: BuildDate, Programs: compilers, Text: `-Wno-builtin-macro-redefined -D__DATE__='"redacted"' -D__TIME__='"redacted"' -D__TIMESTAMP__='"redacted"'`,
+		Args: []string{"-Wno-builtin-macro-redefined", `-D__DATE__="redacted"`, `-D__TIME__="redacted"`, `-D__TIMESTAMP__="redacted"`}},
 	{Cause: Duration, Text: "omit the duration, or write it to a file that is no output"},
 
 	{Cause: BuildID, Text: "-Wl,--build-id=sha1 instead of uuid, or -Wl,--build-id=none; go build -ldflags=-buildid=",
@@ -80,6 +83,8 @@ var fixes = []Fix{
 	{Cause: BuildID, Format: "macho", Text: "ld -no_uuid (clang: -Wl,-no_uuid)"},
 
 	{Cause: Path, Text: "write paths relative to the working directory, and no names of temporary files"},
+	{Cause: Path, Text: "relative paths instead of $PWD/...", Swap: [2]string{`\$\{?PWD\}?/`, "./"}},
+	{Cause: Path, Programs: "ctags ctags-universal", Text: "ctags --pseudo-tags=-TAG_PROC_CWD", Args: []string{"--pseudo-tags=-TAG_PROC_CWD"}},
 	{Cause: Path, Format: "elf", Programs: "rustc", Text: "rustc --remap-path-prefix=$PWD=.", Args: []string{"--remap-path-prefix=$PWD=."}},
 	{Cause: Path, Format: "elf", Programs: compilers, Text: "-ffile-prefix-map=$PWD=. (gcc, clang); with gcc -flto: PWD=/proc/self/cwd gcc", Args: []string{"-ffile-prefix-map=$PWD=."},
 		Marks: []string{"-ffile-prefix-map"}},
@@ -116,6 +121,7 @@ var fixes = []Fix{
 	{Cause: MemberOrder, Text: "sort file names: LC_ALL=C sort, sorted(os.listdir(...))"},
 	{Cause: MemberOrder, Format: "elf", Text: "give the linker its objects in sorted order"},
 	{Cause: MemberOrder, Format: "ar", Text: "give ar its members in sorted order: shell wildcards are sorted, the output of find is not"},
+	{Cause: MemberOrder, Format: "ar", Programs: "find", Text: "$(find ... | LC_ALL=C sort)", Swap: [2]string{`\$\((find\s[^|;)\n]*)\)`, "$$($1 | LC_ALL=C sort)"}},
 	{Cause: MemberOrder, Format: "tar", Programs: "tar", Text: "tar --sort=name", Env: []string{tarOpts + "--sort=name"}, Marks: []string{"--sort"}},
 	{Cause: MemberOrder, Format: "cpio", Text: "find . | LC_ALL=C sort | cpio -o --reproducible", Swap: findSorted},
 	{Cause: MemberOrder, Format: "zip", Text: "find . -type f | LC_ALL=C sort | zip -X -@ FILE", Swap: findSorted},

@@ -108,7 +108,9 @@ func (c *comparison) compareValues(path string, a, b *value) {
 	case a.kind == '[':
 		c.compareArrays(path, a, b)
 	case a.text != b.text:
-		c.differ("value", a.text, b.text, -1, c.classify(lastKey(path)+": "+a.text, lastKey(path)+": "+b.text), path)
+		for _, cause := range c.causes(lastKey(path)+": "+a.text, lastKey(path)+": "+b.text) {
+			c.differ("value", a.text, b.text, -1, cause, path)
+		}
 	}
 }
 

@@ -111,16 +111,12 @@ func randomOr(a, b []byte, from int) Cause {
 // hints returns the first place of each cause, of random bytes only if they are a short value.
 func (c *comparison) hints(a, b []byte) []hint {
 	var all []hint
-	add := func(x, y string, offset int, cause Cause) {
-		if cause == Unknown {
-			return
-		}
-		for i := range all {
-			if all[i].cause == cause {
-				return
+	add := func(x, y string, offset int, causes ...Cause) {
+		for _, cause := range causes {
+			if cause != Unknown && !slices.ContainsFunc(all, func(h hint) bool { return h.cause == cause }) {
+				all = append(all, hint{x, y, int64(offset), cause})
 			}
 		}
-		all = append(all, hint{x, y, int64(offset), cause})
 	}
 	if len(a) != len(b) {
 		textsA, textsB := stringsIn(a, minText), stringsIn(b, minText)
@@ -129,11 +125,11 @@ func (c *comparison) hints(a, b []byte) []hint {
 		for i := range min(max(len(onlyA), len(onlyB)), maxRuns) {
 			x, y := at(onlyA, i), at(onlyB, i)
 			if pairs {
-				add(x, y, bytes.Index(a, []byte(x)), c.classify(x, y))
+				add(x, y, bytes.Index(a, []byte(x)), c.causes(x, y)...)
 				continue
 			}
-			add(x, "", bytes.Index(a, []byte(x)), c.classify(x, ""))
-			add("", y, bytes.Index(b, []byte(y)), c.classify("", y))
+			add(x, "", bytes.Index(a, []byte(x)), c.causes(x, "")...)
+			add("", y, bytes.Index(b, []byte(y)), c.causes("", y)...)
 		}
 		all = slices.DeleteFunc(all, func(h hint) bool { return h.cause == Random })
 		return all
@@ -148,11 +144,11 @@ func (c *comparison) hints(a, b []byte) []hint {
 		switch {
 		case to > 0:
 			end = max(r.to, to)
-			cause := c.classify(x, y)
-			if cause == Random && !isShort(a, b, r.from, end) {
-				cause = Unknown
+			causes := c.causes(x, y)
+			if !isShort(a, b, r.from, end) {
+				causes = slices.DeleteFunc(causes, func(cause Cause) bool { return cause == Random })
 			}
-			add(x, y, r.from, cause)
+			add(x, y, r.from, causes...)
 		case c.known.timed() && !c.textsOnly:
 			var cause Cause
 			cause, end = guessRun(a, b, r, c.known)

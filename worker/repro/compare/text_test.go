@@ -3,6 +3,7 @@
 package compare
 
 import (
+	"debug/elf"
 	"slices"
 	"strings"
 	"testing"
@@ -66,5 +67,33 @@ func TestTextReportsTheOffset(t *testing.T) {
 	ds = blobs(t, "x", long+"A"+long, long+"B"+long, Known{})
 	if len(ds) != 1 || ds[0].Offset != int64(len(long)) || !strings.Contains(ds[0].A, "word Aword") {
 		t.Errorf("got %+v", ds)
+	}
+}
+
+// A text in a file of any kind shows all its causes, not only the first.
+func TestTextsShowAllTheirCauses(t *testing.T) {
+	k := Known{&Facts{Hostname: "one-host", User: "alice", UID: 1}, &Facts{Hostname: "other", User: "bob", UID: 2}}
+	banner := func(f *Facts, day string) string {
+		return "built on " + f.Hostname + " by " + f.User + " at " + day + " 12:00:00"
+	}
+	a, b := banner(k.A, "2026-11-22"), banner(k.B, "2027-12-23")
+	for name, in := range map[string]func(text string) string{
+		"text":   func(text string) string { return text + "\n" },
+		"JSON":   func(text string) string { return `{"built": "` + text + `"}` },
+		"binary": func(text string) string { return "\x00\x01\x02" + text + "\x00\x03" },
+		"program": func(text string) string {
+			return elfOf(nil, elfPart{name: ".rodata", typ: elf.SHT_PROGBITS, data: text + "\x00"})
+		},
+	} {
+		var got []Cause
+		ds := blobs(t, "x", in(a), in(b), k)
+		for _, d := range ds {
+			got = append(got, d.Cause)
+		}
+		for _, want := range []Cause{Hostname, Owner, Timestamp} {
+			if !slices.Contains(got, want) {
+				t.Errorf("%s: got %q without %s: %q", name, got, want, summaries(ds))
+			}
+		}
 	}
 }
