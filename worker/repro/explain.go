@@ -43,7 +43,10 @@ func (c *check) explain(ctx context.Context) {
 			rest = slices.DeleteFunc(rest, func(f Factor) bool { return slices.Contains(known, f) })
 		}
 		for _, d := range found[:min(len(found), maxDifferences-len(v.Differences))] {
-			full := Difference{Output: o.Path, Difference: d, Runs: [2]int{0, other}, Factors: bySteps[locationKey(&d)], item: name, shown: d.Cause}
+			full := Difference{
+				Output: o.Path, Difference: d, Runs: [2]int{0, other}, Factors: bySteps[locationKey(&d)],
+				item: name, shown: d.Cause,
+			}
 			c.attribute(o, &full, name, rest, found)
 			v.Differences = append(v.Differences, full)
 		}

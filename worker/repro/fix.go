@@ -35,7 +35,7 @@ func (c *check) fix(ctx context.Context) error {
 		d.Fix = ""
 		for _, f := range c.fixesOf(d, m) {
 			if !c.TryFixes || !f.Mechanical() || f.Programs != "" && !m.Ran(f.Programs) {
-				if d.Fix == "" && !d.Follows() {
+				if d.Fix == "" && !compare.Follows(&d.Difference) {
 					d.Fix = f.Text
 				}
 				continue
@@ -47,7 +47,7 @@ func (c *check) fix(ctx context.Context) error {
 				}
 			}
 			t := trials[f]
-			if t.a == nil && d.Fix == "" && !d.Follows() {
+			if t.a == nil && d.Fix == "" && !compare.Follows(&d.Difference) {
 				d.Fix = f.Text
 			}
 			if t.removes(ctx, d) {
@@ -62,11 +62,11 @@ func (c *check) fix(ctx context.Context) error {
 // fixesOf returns the fixes of a difference by the cause that was found and, if there is none for its format or for a
 // program that ran, by the one that it shows.
 func (c *check) fixesOf(d *Difference, m *compare.Making) []*compare.Fix {
-	all := d.Fixes(m)
+	all := compare.FixesOf(&d.Difference, m)
 	if shown := d.shown; shown != d.Cause {
 		by := d.Difference
 		by.Cause = shown
-		all = append(all, by.Fixes(m)...)
+		all = append(all, compare.FixesOf(&by, m)...)
 	}
 	return all
 }

@@ -107,7 +107,7 @@ const (
 	followsRest = "follows from the rest"
 )
 
-// Follows reports whether the difference is only a consequence of another one.
-func (d *Difference) Follows() bool {
+// Follows reports whether a difference is only a consequence of another one.
+func Follows(d *Difference) bool {
 	return strings.Contains(d.What, dependsOn) || strings.Contains(d.What, followsRest)
 }

@@ -39,7 +39,7 @@ func TestDigestsNameWhatTheyDependOn(t *testing.T) {
 		found := false
 		for _, d := range ds {
 			if strings.Contains(d.What, "which depends on data") {
-				found = d.Follows() && d.Fix == "" && d.Cause == Unknown
+				found = Follows(&d) && d.Fix == "" && d.Cause == Unknown
 			}
 		}
 		if !found {
@@ -52,7 +52,7 @@ func TestDigestsNameWhatTheyDependOn(t *testing.T) {
 		t.Errorf("got %+v", ds)
 	}
 	k.B.Digests[b] = "other.so"
-	if ds := blobs(t, "sums", a+"  lib.so\n", b+"  lib.so\n", k); len(ds) != 1 || ds[0].Follows() {
+	if ds := blobs(t, "sums", a+"  lib.so\n", b+"  lib.so\n", k); len(ds) != 1 || Follows(&ds[0]) {
 		t.Errorf("digests of different outputs: got %+v", ds)
 	}
 }

@@ -38,15 +38,15 @@ type Making struct {
 // FixFor returns how to remove a cause from files of a format, "" for Unknown.
 func FixFor(cause Cause, format string) string {
 	d := Difference{Cause: cause, Format: format}
-	for _, f := range d.Fixes(nil) {
+	for _, f := range FixesOf(&d, nil) {
 		return f.Text
 	}
 	return ""
 }
 
-// Fixes returns what may remove the difference, the most specific first, without what the action does already. m may be
+// FixesOf returns what may remove a difference, the most specific first, without what the action does already. m may be
 // nil.
-func (d *Difference) Fixes(m *Making) []*Fix {
+func FixesOf(d *Difference, m *Making) []*Fix {
 	if d.Cause == Unknown {
 		return nil
 	}
@@ -107,7 +107,8 @@ func (m *Making) has(f *Fix) bool {
 	text := strings.Join(m.Args, " ")
 	sets := func(kv string) bool {
 		key, _, _ := strings.Cut(kv, "=")
-		return strings.Contains(text, key+"=") || slices.ContainsFunc(m.Env, func(e string) bool { return strings.HasPrefix(e, key+"=") })
+		inEnv := slices.ContainsFunc(m.Env, func(e string) bool { return strings.HasPrefix(e, key+"=") })
+		return inEnv || strings.Contains(text, key+"=")
 	}
 	lacks := func(arg string) bool {
 		option, _, _ := strings.Cut(arg, "=")
@@ -210,7 +211,8 @@ var (
 	shellWord = regexp.MustCompile(`[\w./+@=:$"{}-]+`)
 	// beforeCommand matches what precedes the name of a program in a script: an operator, a word of the shell or of a
 	// program that executes another, or an assignment. After python -m there is a module.
-	beforeCommand = regexp.MustCompile("(?:^|[\n;&|(`{!]|(?:^|\\s)(?:then|do|else|exec|env|xargs|time|nice|fakeroot|-exec|-m|\\w+=\\S*))[ \t]*$")
+	beforeCommand = regexp.MustCompile("(?:^|[\n;&|(`{!]|" +
+		"(?:^|\\s)(?:then|do|else|exec|env|xargs|time|nice|fakeroot|-exec|-m|\\w+=\\S*))[ \t]*$")
 )
 
 // commandsIn returns where the names of some programs end in a script, if it executes them.

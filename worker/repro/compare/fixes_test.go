@@ -10,7 +10,7 @@ import (
 // fixFrom returns the text of the first fix of a difference, or "".
 func fixFrom(t *testing.T, d Difference, m *Making) string {
 	t.Helper()
-	all := d.Fixes(m)
+	all := FixesOf(&d, m)
 	if len(all) == 0 {
 		return ""
 	}
@@ -55,14 +55,14 @@ func TestFixesInUseAreNotSuggested(t *testing.T) {
 		without := row.m
 		without.Env = nil
 		without.Args = slices.Clone(row.m.Args[:1])
-		before := row.d.Fixes(&without)
-		after := row.d.Fixes(&row.m)
+		before := FixesOf(&row.d, &without)
+		after := FixesOf(&row.d, &row.m)
 		for _, f := range after {
 			if row.m.has(f) {
 				t.Errorf("%v: suggests %q", row.m, f.Text)
 			}
 		}
-		if len(before) == 0 || slices.ContainsFunc(row.d.Fixes(&row.m), func(f *Fix) bool { return f == before[0] && row.m.has(f) }) {
+		if len(before) == 0 || slices.ContainsFunc(FixesOf(&row.d, &row.m), func(f *Fix) bool { return f == before[0] && row.m.has(f) }) {
 			t.Errorf("%v: got %d fixes without and %d with", row.m, len(before), len(after))
 		}
 	}

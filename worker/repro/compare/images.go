@@ -51,7 +51,8 @@ var (
 
 // imageFormat returns a format of files that have a magic number at an offset and a superblock.
 func imageFormat(name, magic string, at int64, fields []imageField) format {
-	return format{name: name, is: func([]byte, string) bool { return true }, compare: func(c *comparison, a, b *io.SectionReader) error {
+	any := func([]byte, string) bool { return true } // the magic number may be beyond the head
+	return format{name: name, is: any, compare: func(c *comparison, a, b *io.SectionReader) error {
 		for _, side := range []*io.SectionReader{a, b} {
 			if p, err := window(side, at, len(magic)); err != nil || string(p) != magic {
 				return errImage

@@ -42,7 +42,8 @@ func bcd(b byte) int {
 
 // dosTime decodes date and time of FAT.
 func dosTime(date, clock uint16) (y, mon, d, h, m, s int) {
-	return 1980 + int(date>>9), int(date >> 5 & 15), int(date & 31), int(clock >> 11), int(clock >> 5 & 63), int(clock&31) * 2
+	y, mon, d = 1980+int(date>>9), int(date>>5&15), int(date&31)
+	return y, mon, d, int(clock >> 11), int(clock >> 5 & 63), int(clock&31) * 2
 }
 
 // notedTimes reports whether a run of different bytes is in times of the two runs in one of the notations, and where

@@ -24,7 +24,8 @@ func isWheel(head []byte, name string) bool {
 // isEpub reports whether a zip file is an electronic book, whose first member says so (EPUB 3.3, OCF).
 func isEpub(head []byte, name string) bool {
 	const nameAt = 30
-	return isZip(head, name) && len(head) > nameAt && bytes.HasPrefix(head[nameAt:], []byte("mimetypeapplication/epub+zip"))
+	return isZip(head, name) && len(head) > nameAt &&
+		bytes.HasPrefix(head[nameAt:], []byte("mimetypeapplication/epub+zip"))
 }
 
 const jmodMagic = "JM\x01\x00"
@@ -120,7 +121,8 @@ func rpmHeader(s *io.SectionReader, off int64) (fields []field, end int64, err e
 
 // rpmValue returns the value of an entry of the index as text: numbers, or strings that end in a null.
 func rpmValue(entry, data []byte) string {
-	kind, from, count := binary.BigEndian.Uint32(entry[4:]), binary.BigEndian.Uint32(entry[8:]), binary.BigEndian.Uint32(entry[12:])
+	number := binary.BigEndian.Uint32
+	kind, from, count := number(entry[4:]), number(entry[8:]), number(entry[12:])
 	if int64(from) > int64(len(data)) {
 		return ""
 	}
