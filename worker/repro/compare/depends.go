@@ -9,6 +9,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"io"
+	"maps"
 	"regexp"
 	"strings"
 )
@@ -25,14 +26,8 @@ const maxHashed = 32 << 20
 
 func newSums(k Known) *sums {
 	s := &sums{a: map[string]string{}, b: map[string]string{}, left: maxHashed}
-	for _, side := range []struct {
-		facts *Facts
-		of    map[string]string
-	}{{k.A, s.a}, {k.B, s.b}} {
-		for sum, name := range side.facts.Digests {
-			side.of[sum] = name
-		}
-	}
+	maps.Copy(s.a, k.A.Digests)
+	maps.Copy(s.b, k.B.Digests)
 	return s
 }
 

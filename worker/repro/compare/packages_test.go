@@ -26,8 +26,11 @@ var images = []struct {
 	at            int
 	fields        []imageField
 }{
-	{"squashfs", "hsqs", 0, squashfsFields}, {"fat", "\x55\xaa", 510, fatFields}, {"swap", "SWAPSPACE2", 4086, swapFields},
-	{"ext4", "\x53\xef", 1080, ext4Fields}, {"iso9660", "CD001", 32769, isoFields},
+	{"squashfs", "hsqs", 0, squashfsFields},
+	{"fat", "\x55\xaa", 510, fatFields},
+	{"swap", "SWAPSPACE2", 4086, swapFields},
+	{"ext4", "\x53\xef", 1080, ext4Fields},
+	{"iso9660", "CD001", 32769, isoFields},
 }
 
 func TestImagesNameFieldsOfSuperblocks(t *testing.T) {
