@@ -28,8 +28,7 @@ outputs differ, with the likely cause and fix. Nothing is recorded, and other se
 ACTION is a digest or, if the server keeps a history, its first 8 digits, ^1 for the latest, or a target. Factors:
 ` + repro.Join(repro.AllFactors) + `.
 
-The exit code is 0 if all runs are the same, 1 if they differ, 5 if a server cannot be reached, and 2 if they prove
-nothing: they did not start, all fail in the same way, or none produces an output of --out.`,
+The exit code is 0 if all runs are the same, 1 if they differ, 5 if a server is down, and 2 if they prove nothing.`,
 		Example: `  cloister repro ^1                                     # the action that was executed last
   cloister repro --invocation ^1 -n 5 --vary time,path --report out.html
   cloister repro ^1 --attest app.intoto.json --key ~/.ssh/id_ed25519
