@@ -83,7 +83,7 @@ farm: tools ## build with three workers; kill one, drain one, cut one off for CU
 	@$(GO) test -count=1 -timeout 30m -v -run '^TestBuildSurvivesTheLossOfWorkers$$' ./tests/farm -args -cut=$(CUT) > bin/farm.log; code=$$?; \
 	if [ $$code = 0 ]; then sed -n 's/^ *build_linux_test.go:[0-9]*: //p' bin/farm.log; else cat bin/farm.log; fi; exit $$code
 
-vm: ## test limits under control groups version 2 on an emulated Linux 6.12 (1 minute)
+vm: ## test limits under control groups version 2 on emulated Linux 6.12 and 6.1 (3 minutes)
 	@.ci/tools vm
 	@mkdir -p bin
 	@$(GO) test -count=1 -timeout 45m -v ./tests/vm > bin/vm.log 2>&1; code=$$?; \
