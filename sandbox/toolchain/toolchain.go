@@ -192,7 +192,7 @@ const (
 
 // maxWait is the longest time for which Fingerprint waits: on a slow disk, the first scan may take minutes. It is a variable
 // for tests.
-var maxWait = 20 * time.Second
+var maxWait = time.Minute
 
 // maxLoad bounds the part of the time, as its inverse, that repeated scans take on a slow disk.
 const maxLoad = 50
@@ -232,7 +232,7 @@ func (w *Watch) begin() {
 	w.running.Go(w.check)
 }
 
-// Fingerprint returns the fingerprint, or "" if the toolchain cannot be read or its first scan takes longer than 20 seconds,
+// Fingerprint returns the fingerprint, or "" if the toolchain cannot be read or its first scan takes longer than a minute,
 // for which Fingerprint waits. Later changes appear within a few seconds, or within a minute if no directory changes.
 func (w *Watch) Fingerprint() string {
 	fingerprint, checking, age := w.last()
