@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -523,40 +524,43 @@ func (m *mappingFaulty) Split(ctx context.Context, d cas.Digest) (cas.ChunkList,
 // Two similar blobs take little more space than one.
 func TestSplicedBlobsShareChunks(t *testing.T) {
 	t.Parallel()
-	store, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
-	must.Succeed(t, err)
-	defer store.Close()
-	c := serve(t, casserver.Config{Instances: store.Instance})
-	in, err := store.Instance("")
-	must.Succeed(t, err)
-	one := noise(20 << 20)
-	other := one[:9<<20] + "eleven more" + one[9<<20:]
-	var before int64
-	for i, data := range []string{one, other} {
-		p := chunk.FastCDC{Average: 512 << 10}
-		must.Succeed(t, c.register(t.Context(), &repb.RegisterChunkMappingRequest{
-			BlobDigest: sum(data).Proto(), ChunkingFunction: fastCDC, ChunkDigests: cut(t, in.Store, data, p),
-		}))
-		now := store.Stats().Bytes
-		if most := int64(3 << 20); i == 1 && now-before > most {
-			t.Errorf("the second blob takes %d bytes more, want at most %d", now-before, most)
-		}
-		before = now
-		if got, err := cas.ReadAll(t.Context(), in.Store, sum(data), 32<<20); err != nil || string(got) != data {
-			t.Errorf("%d bytes, %v", len(got), err)
-		}
-		for name, split := range c.splitters() {
-			if got, by, err := split(sum(data), repMax); err != nil || by != fastCDC {
-				t.Errorf("%s: %d chunks, %v, %v", name, len(got), by, err)
+	// Maintenance, which writes to the store every half minute, does not run meanwhile.
+	synctest.Test(t, func(t *testing.T) {
+		store, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
+		must.Succeed(t, err)
+		defer store.Close()
+		c := serve(t, casserver.Config{Instances: store.Instance})
+		in, err := store.Instance("")
+		must.Succeed(t, err)
+		one := noise(20 << 20)
+		other := one[:9<<20] + "eleven more" + one[9<<20:]
+		var before int64
+		for i, data := range []string{one, other} {
+			p := chunk.FastCDC{Average: 512 << 10}
+			must.Succeed(t, c.register(t.Context(), &repb.RegisterChunkMappingRequest{
+				BlobDigest: sum(data).Proto(), ChunkingFunction: fastCDC, ChunkDigests: cut(t, in.Store, data, p),
+			}))
+			now := store.Stats().Bytes
+			if most := int64(3 << 20); i == 1 && now-before > most {
+				t.Errorf("the second blob takes %d bytes more, want at most %d", now-before, most)
+			}
+			before = now
+			if got, err := cas.ReadAll(t.Context(), in.Store, sum(data), 32<<20); err != nil || string(got) != data {
+				t.Errorf("%d bytes, %v", len(got), err)
+			}
+			for name, split := range c.splitters() {
+				if got, by, err := split(sum(data), repMax); err != nil || by != fastCDC {
+					t.Errorf("%s: %d chunks, %v, %v", name, len(got), by, err)
+				}
+			}
+			if now != store.Stats().Bytes {
+				t.Error("splitting a blob stored as chunks took more space")
 			}
 		}
-		if now != store.Stats().Bytes {
-			t.Error("splitting a blob stored as chunks took more space")
+		if err := store.Check(t.Context()); err != nil {
+			t.Error(err)
 		}
-	}
-	if err := store.Check(t.Context()); err != nil {
-		t.Error(err)
-	}
+	})
 }
 
 func TestCancelledRegisterStoresNothing(t *testing.T) {
