@@ -88,6 +88,7 @@ func (c *Cache) adopt(ctx context.Context, k index.Key) bool {
 	if err != nil {
 		return false
 	}
+	it := segment.Item{Failures: c.segments.Failures()}
 	err = readWhole(ctx, path, k)
 	if ctx.Err() != nil || fault.Ours(err) {
 		return false
@@ -109,7 +110,6 @@ func (c *Cache) adopt(ctx context.Context, k index.Key) bool {
 		c.discard(path)
 		return false
 	}
-	var it segment.Item
 	// The Put was its last known use.
 	stamp := min(c.now(), seconds(changedAt(fi)))
 	it.Entry = index.Entry{Key: k, Stamp: stamp, File: true, Verified: true}

@@ -25,7 +25,7 @@ func (s *Store) Splice(ctx context.Context, d cas.Digest, m cas.ChunkList) error
 	if err := cas.CheckDigests(d); err != nil {
 		return err
 	}
-	end, err := s.cache.beginWith(ctx)
+	end, err := s.cache.beginPut(ctx)
 	if err != nil {
 		return err
 	}

@@ -7,7 +7,8 @@
 //
 //	DIR/version                              one line, "cloister-store v2"
 //	DIR/lock                                 locked by the process that has the store open; holds its process ID
-//	DIR/boot                                 the boot ID of the machine when the store was last known to be intact
+//	DIR/boot                                 the boot ID of the machine when the store was last known to be intact, or
+//	                                         "flush failed"
 //	DIR/instances                            a line for each instance: its number and its name
 //	DIR/segments/                            blobs below Config.Pack, action results, chunk lists; see internal/segment
 //	DIR/files/INSTANCE/sha256/ab/HASH-SIZE   a larger blob, mode 0644
@@ -31,7 +32,8 @@
 //   - Durability: a blob exists once it was verified and its record is in the log of a segment. Put returns after
 //     that, so a crash of the process loses nothing that was acknowledged, nor does a power failure with Config.Sync.
 //     Without it, a power failure may lose the puts of the last half minute; Open reads these and drops damaged ones.
-//     The store never reports an absent blob as present.
+//     The store never reports an absent blob as present. After a failed flush it accepts puts again when it has written
+//     again what the kernel may have dropped; see flush.go.
 //   - Budget: segments, files, copies and writes in progress together never exceed Config.MaxBytes or
 //     Config.MaxFiles. A Put reserves room before it writes, and evicts if necessary. The size of a file is rounded
 //     up to 4 KiB, as in most file systems. Directories do not count. Removed segments that cas.Locations
@@ -246,6 +248,7 @@ type Stats struct {
 	// Since Open:
 	EvictedBlobs, EvictedBytes int64
 	Corrupt                    int64 // damaged blobs found
+	FailedFlushes              int64 // attempts to make data durable that failed
 
 	// Found by Open: unreadable or missing bytes of logs, not counting a torn end, and records of missing data. Each
 	// loses only the affected blob or result.
@@ -260,7 +263,8 @@ func (c *Cache) Stats() Stats {
 		MaxBytes: c.config.MaxBytes, MaxFiles: c.config.MaxFiles, Lease: c.config.Lease,
 		Segments: c.segments.Len(), HeldBytes: c.segments.Held(),
 		EvictedBlobs: c.evictedBlobs.Load(), EvictedBytes: c.evictedBytes.Load(), Corrupt: c.corrupt.Load(),
-		LogDamage: c.logDamage.Load(), LogLost: c.logLost.Load(), LostSegments: c.lostSegments.Load(),
+		FailedFlushes: int64(c.segments.Failures()),
+		LogDamage:     c.logDamage.Load(), LogLost: c.logLost.Load(), LostSegments: c.lostSegments.Load(),
 	}
 	s.Bytes, s.Files = c.used()
 	s.Blobs, s.Results = c.budget.counts()
@@ -313,6 +317,9 @@ const maintainInterval = 30 * time.Second
 func (c *Cache) maintain() {
 	tick := time.NewTicker(maintainInterval)
 	defer tick.Stop()
+	if c.segments.Failure() != nil { // of an earlier process
+		c.makeDurable()
+	}
 	for shrunk := false; ; shrunk = true {
 		select {
 		case <-c.stop:
@@ -326,11 +333,10 @@ func (c *Cache) maintain() {
 	}
 }
 
-// maintainOnce makes the segments durable and compacts logs. It ignores errors, since it runs again soon.
+// maintainOnce makes the segments durable and compacts logs. It logs errors, and runs again soon.
 func (c *Cache) maintainOnce() {
 	c.noteSuspension()
-	// On the wall clock, to be compared with the times of files.
-	_ = c.segments.MarkDurable(seconds(wall()), c.flush)
+	c.makeDurable()
 	if c.room.TryLock() { // otherwise eviction may be reading a log
 		c.compact()
 		c.room.Unlock()
@@ -354,8 +360,12 @@ func (c *Cache) compact() {
 	}
 	for g := range long {
 		c.seal(g)
-		if c.rewindVerify(g.N) == nil {
-			_ = g.Compact(c.now(), c.isLive, c.recordMoved)
+		err := c.rewindVerify(g.N)
+		if err == nil {
+			err = g.Compact(c.now(), c.isLive, c.recordMoved)
+		}
+		if err != nil {
+			_ = c.noteFailure(err) // the log stays long
 		}
 	}
 }
@@ -368,9 +378,6 @@ func (c *Cache) seal(g *segment.Segment) {
 	c.fresh.Seal(g)
 	c.moved.Seal(g)
 }
-
-// flush syncs the file system of the store.
-func (c *Cache) flush() error { return syncFileSystem(c.lock) }
 
 // isLive reports whether r is the record of an entry, and sets its stamp to that of the entry.
 func (c *Cache) isLive(r *segment.Record) bool {

@@ -20,11 +20,26 @@ const moveBytes = 1 << 20
 // evacuate evicts from g what p selects, moves the rest to another segment, and removes g. If it fails, g stays without
 // what was evicted or moved.
 func (c *Cache) evacuate(ctx context.Context, p *plan, g *segment.Segment) error {
+	evicted, err := c.empty(ctx, p, g)
+	if err == nil {
+		err = c.removeSegment(p, g)
+	}
+	if err != nil {
+		// While the segment exists, its log must not hold them.
+		for i := range evicted {
+			c.forget(&evicted[i])
+		}
+	}
+	return err
+}
+
+// empty evicts from g what p selects, and moves the rest to another segment. It returns the evicted results and chunk
+// lists.
+func (c *Cache) empty(ctx context.Context, p *plan, g *segment.Segment) (evicted []index.Entry, err error) {
 	c.seal(g)
 	m := mover{cache: c}
-	var evicted []index.Entry // results and chunk lists
 	var failed error
-	err := g.Puts(0, func(r *segment.Record) bool {
+	err = g.Puts(0, func(r *segment.Record) bool {
 		if failed = ctx.Err(); failed == nil && c.closed.Load() {
 			failed = c.closedError()
 		}
@@ -50,16 +65,8 @@ func (c *Cache) evacuate(ctx context.Context, p *plan, g *segment.Segment) error
 	p.report.Moved += m.bytes
 	if err != nil {
 		err = c.writeError(err)
-	} else {
-		err = c.removeSegment(p, g)
 	}
-	if err != nil {
-		// While the segment exists, its log must not hold them.
-		for i := range evicted {
-			c.forget(&evicted[i])
-		}
-	}
-	return err
+	return evicted, err
 }
 
 // evictPacked removes e if p still selects it.
@@ -104,7 +111,7 @@ type mover struct {
 
 // add moves e, whose record is r, in this or a later commit. It drops a damaged entry.
 func (m *mover) add(r *segment.Record, e index.Entry) error {
-	it := segment.Item{Record: *r}
+	it := segment.Item{Record: *r, Failures: m.cache.segments.Failures()}
 	it.Stamp = e.Stamp
 	if !e.File {
 		b, err := m.cache.read(e)

@@ -3,6 +3,7 @@
 package disk
 
 import (
+	"os"
 	"sync/atomic"
 	"time"
 )
@@ -20,6 +21,13 @@ func init() {
 
 // Maintain runs the periodic maintenance once.
 func (c *Cache) Maintain() { c.maintainOnce() }
+
+// SetFlush replaces the flush of the disk, until the test ends.
+func SetFlush(t interface{ Cleanup(func()) }, f func() error) {
+	was := flush
+	flush = func(*os.File) error { return f() }
+	t.Cleanup(func() { flush = was })
+}
 
 // SetWall moves the wall clock, until the test ends or SetWall is called again.
 func SetWall(t interface{ Cleanup(func()) }, by time.Duration) {

@@ -32,6 +32,7 @@ type draft struct {
 	size     int64 // final size
 	n        int64 // bytes written
 	reserved int64
+	failures uint32 // failed flushes before
 }
 
 // draft creates a draft of size bytes. The caller calls discard.
@@ -39,7 +40,7 @@ func (c *Cache) draft(size int64) (*draft, error) {
 	if charge(size) > c.maxPut() {
 		return nil, c.reserve(charge(size), 1) // returns the reason
 	}
-	d := &draft{cache: c, size: size}
+	d := &draft{cache: c, size: size, failures: c.segments.Failures()}
 	if err := d.reserve(0); err != nil {
 		return nil, err
 	}
@@ -172,7 +173,7 @@ func (s *Store) putFile(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if err := f.rename(path); err != nil {
 		return err
 	}
-	var it segment.Item
+	it := segment.Item{Failures: f.failures}
 	it.Entry = index.Entry{Key: k, Stamp: c.now(), File: true, Verified: true}
 	err = c.fresh.Append([]segment.Item{it}, func(it *segment.Item) {
 		c.budget.count(charge(k.Size), 1)
@@ -244,7 +245,8 @@ func (c *Cache) removeFile(
 	if err := remove(path); err != nil && !vanished(err) {
 		// Compaction may have removed the record meanwhile.
 		c.uncount(&e)
-		again := c.fresh.Append([]segment.Item{{Record: segment.Record{Entry: e}}}, c.committed)
+		it := segment.Item{Record: segment.Record{Entry: e}, Failures: c.segments.Failures()}
+		again := c.fresh.Append([]segment.Item{it}, c.committed)
 		if again != nil {
 			c.budget.count(-charge(k.Size), -1) // the next Open removes the file
 		}

@@ -174,6 +174,7 @@ func (c *Cache) load() (rest []index.Key, err error) {
 	}
 	if c.segments, err = segment.Open(segment.Config{
 		Dir: filepath.Join(c.dir, "segments"), Limit: segmentLimit(c.config.MaxBytes), Sync: c.config.Sync,
+		Distrusted: c.flushFailed,
 	}); err != nil {
 		return nil, err
 	}
@@ -188,7 +189,7 @@ func (c *Cache) load() (rest []index.Key, err error) {
 	rest = c.adoptAll(context.Background(), r.orphans, adoptAtOpen)
 	if c.config.Sync {
 		// Earlier puts without Sync become as durable as those of this process.
-		err := c.segments.MarkDurable(seconds(wall()), c.flush)
+		err := c.markDurable()
 		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 			return nil, err
 		}

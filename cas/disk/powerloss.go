@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk/internal/fault"
@@ -17,7 +16,7 @@ import (
 
 // detectPowerLoss checks whether the machine may have lost power since the last Open.
 func (r *recovery) detectPowerLoss() error {
-	before, err := durable.ReadFile(r.bootPath())
+	before, err := durable.ReadFile(r.cache.bootPath())
 	if err != nil && !vanished(err) {
 		if !fault.Unreadable(err) {
 			return err
@@ -26,10 +25,9 @@ func (r *recovery) detectPowerLoss() error {
 	}
 	now := bootID()
 	r.powerLost = now == "" || string(before) != now+"\n"
+	r.flushFailed = string(before) == flushFailedMark
 	return nil
 }
-
-func (r *recovery) bootPath() string { return filepath.Join(r.cache.dir, "boot") }
 
 // checkDoubtful reads everything that a power failure may have damaged, and drops what it did.
 func (r *recovery) checkDoubtful() error {
@@ -44,8 +42,12 @@ func (r *recovery) checkDoubtful() error {
 	if err := r.checkNewFiles(); err != nil {
 		return err
 	}
+	if r.flushFailed { // it may have been read from the page cache
+		r.cache.segments.Distrust(errEarlierFlush)
+		return nil
+	}
 	// Everything doubtful was read from the disk.
-	return replaceFile(r.bootPath(), bootID()+"\n")
+	return r.cache.markIntact()
 }
 
 // checkPuts verifies the puts in the log of g from a record on, including those with another copy, since they may be

@@ -28,7 +28,9 @@ type recovery struct {
 
 	earlier   checkpoint // of the earlier process
 	powerLost bool       // there may have been a power failure since the last Open
-	orphans   []index.Key
+	// flushFailed means that an earlier process did not write again what a failed flush may have lost.
+	flushFailed bool
+	orphans     []index.Key
 
 	mu         sync.Mutex
 	orders     map[index.Key]uint32 // guarded by mu; of results and chunk lists

@@ -49,7 +49,7 @@ func (s *Store) Lookup(ctx context.Context, action cas.Digest) (*repb.ActionResu
 
 // Record implements cas.ActionCache.
 func (s *Store) Record(ctx context.Context, action cas.Digest, r *repb.ActionResult) error {
-	end, err := s.cache.beginWith(ctx)
+	end, err := s.cache.beginPut(ctx)
 	if err != nil {
 		return err
 	}

@@ -142,7 +142,7 @@ func (s *Store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	if err := cas.CheckDigests(d); err != nil {
 		return err
 	}
-	end, err := s.cache.beginWith(ctx)
+	end, err := s.cache.beginPut(ctx)
 	if err != nil {
 		return err
 	}
@@ -209,7 +209,7 @@ func (s *Store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 		}
 		return errs
 	}
-	end, err := s.cache.beginWith(ctx)
+	end, err := s.cache.beginPut(ctx)
 	if err != nil {
 		return fill(err)
 	}

@@ -17,7 +17,8 @@ import (
 
 // A file system may refuse every write while the store is open: it becomes read-only after a disk error, or its device
 // disappears. Reads of blobs may still succeed. The store notices this when CheckWritable is called or a write fails,
-// at the latest that of a checkpoint. Then it probes at most once a second whether writes succeed again.
+// at the latest that of a checkpoint. Then it probes at most once a second whether writes succeed again. After a failed
+// flush it also refuses puts; see flush.go.
 
 // probeInterval is the minimum time between two attempts to write.
 const probeInterval = time.Second
@@ -33,6 +34,9 @@ type refusal struct {
 // It costs a system call; while the store cannot be written, also an attempt to write per second. The store logs when
 // writes start to fail and when they succeed again.
 func (c *Cache) CheckWritable() error {
+	if err := c.checkFlushed(); err != nil {
+		return err
+	}
 	r := &c.refusal
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,6 +102,9 @@ func (c *Cache) probe() error {
 	f, err := os.CreateTemp(filepath.Join(c.dir, "tmp"), probePrefix)
 	if err == nil {
 		_, err = f.WriteString("probe\n")
+		if err == nil && c.config.Sync {
+			err = f.Sync()
+		}
 		err = errors.Join(err, f.Close(), os.Remove(f.Name()))
 	}
 	if isFull(err) {

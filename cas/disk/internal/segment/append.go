@@ -3,6 +3,7 @@
 package segment
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -14,6 +15,8 @@ import (
 type Item struct {
 	Record
 	Data []byte
+	// Failures is the result of Set.Failures before the content of a file was written.
+	Failures uint32
 	// Next assigns the next order to the record.
 	Next bool
 }
@@ -34,7 +37,6 @@ type Appender struct {
 	buffer  []byte   // guarded by writing
 
 	unflushed []*Segment // guarded by writing; appended to since the last Flush
-	lost      error      // guarded by writing; why a Flush failed
 }
 
 // A batch is the items of one call.
@@ -92,8 +94,19 @@ func (a *Appender) take() []*batch {
 	return batches
 }
 
-// commit appends all items of batches, or none.
+// commit appends all items of batches, or none, except batches with files that a failed flush may have lost.
 func (a *Appender) commit(batches []*batch) {
+	a.set.appending.RLock()
+	defer a.set.appending.RUnlock()
+	batches = slices.DeleteFunc(batches, func(b *batch) bool {
+		if slices.ContainsFunc(b.items, func(it Item) bool { return it.File && it.Failures != a.set.failures }) {
+			b.done, b.err = true, ErrDistrusted
+		}
+		return b.done
+	})
+	if len(batches) == 0 {
+		return
+	}
 	err := a.write(batches)
 	for _, b := range batches {
 		if b.done, b.err = true, err; err != nil {
@@ -202,6 +215,9 @@ func (a *Appender) record(g *Segment, batches []*batch) error {
 		}
 	}
 	err := g.write(log)
+	if err == nil {
+		g.puts = g.units
+	}
 	g.logging.Unlock()
 	if err != nil {
 		return err
@@ -269,16 +285,30 @@ func (a *Appender) FlushToo(g *Segment) {
 	}
 }
 
-// Flush syncs everything that was appended. If it fails once, it fails forever: the kernel may have dropped data that
-// it could not write, and reports that only once.
+// Abandon makes Flush ignore g, whose live entries were appended to another segment.
+func (a *Appender) Abandon(g *Segment) {
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	a.unflushed = slices.DeleteFunc(a.unflushed, func(u *Segment) bool { return u == g })
+}
+
+// Flush syncs everything that was appended. If it fails, it calls Set.Distrust, and fails until the affected segments
+// are abandoned.
 func (a *Appender) Flush() error {
 	a.writing.Lock()
 	defer a.writing.Unlock()
-	for len(a.unflushed) > 0 && a.lost == nil {
-		a.lost = a.unflushed[0].flush()
+	for len(a.unflushed) > 0 {
+		g := a.unflushed[0]
+		if g.isLost() {
+			return fmt.Errorf("%w: %w", ErrDistrusted, a.set.Failure())
+		}
+		if err := g.flush(); err != nil {
+			a.set.Distrust(err)
+			return err
+		}
 		a.unflushed = a.unflushed[1:]
 	}
-	return a.lost
+	return nil
 }
 
 // flush syncs both files unless they were removed.

@@ -72,7 +72,7 @@ func (g *Segment) Compact(now uint32, live func(*Record) bool, moved func(from i
 	_ = g.log.Close() // obsolete
 	units := puts + 1
 	g.set.bytes.Add((int64(units) - int64(g.units)) * unit)
-	g.log, g.units, g.notes, g.durable, g.broken = f, units, 1, durable, false
+	g.log, g.units, g.notes, g.puts, g.durable, g.broken = f, units, 1, puts, durable, false
 	if durable == puts {
 		g.durable = units
 	}

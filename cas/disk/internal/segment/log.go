@@ -4,6 +4,7 @@ package segment
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 
@@ -109,15 +110,8 @@ func (g *Segment) DurableSince() uint32 {
 }
 
 // MarkDurable calls flush, which syncs the whole store, and records at the time now that everything committed before
-// is durable. If flush fails once, MarkDurable fails forever: the kernel may have dropped data that it could not
-// write, and reports that only once.
+// is durable, except in segments that Distrusted returns. If flush fails, it calls Distrust.
 func (s *Set) MarkDurable(now uint32, flush func() error) error {
-	s.mu.RLock()
-	lost := s.lost
-	s.mu.RUnlock()
-	if lost != nil {
-		return lost
-	}
 	type mark struct {
 		g     *Segment
 		units uint32
@@ -125,7 +119,7 @@ func (s *Set) MarkDurable(now uint32, flush func() error) error {
 	var marks []mark
 	for _, g := range s.Segments() {
 		g.logging.Lock()
-		if g.log != nil && g.units > g.durable {
+		if g.log != nil && g.units > g.durable && !g.lost {
 			marks = append(marks, mark{g, g.units})
 		}
 		g.logging.Unlock()
@@ -133,10 +127,10 @@ func (s *Set) MarkDurable(now uint32, flush func() error) error {
 	if len(marks) == 0 {
 		return nil
 	}
-	if err := flush(); err != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.lost = err
+	if err := flush(); errors.Is(err, errors.ErrUnsupported) {
+		return err
+	} else if err != nil {
+		s.Distrust(err)
 		return err
 	}
 	commit.Point("flushed")

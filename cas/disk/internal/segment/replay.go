@@ -44,7 +44,7 @@ func (g *Segment) Replay(v Visitor, expected uint32) (damaged int64, lost int, e
 	r := replayer{g: g, log: log, dataSize: fi.Size(), dropped: map[uint32]bool{}, visitor: v}
 	scan(log, r.collectNotes)
 	scan(log, r.visit)
-	g.units, g.durable, g.synced, g.notes = r.end, r.durable, r.synced, r.notes
+	g.units, g.durable, g.synced, g.notes, g.puts = r.end, r.durable, r.synced, r.notes, r.puts
 	if r.durable+1 == r.end {
 		g.durable = r.end
 	}
@@ -84,6 +84,7 @@ type replayer struct {
 	missing     []uint32 // puts without data
 	used, valid int64    // bytes of data with records; bytes of valid log
 	end, notes  uint32
+	puts        uint32 // where the last put ends
 }
 
 // collectNotes reads the notes that decide how visit reports puts. A note about a later record is damaged, and must not
@@ -103,6 +104,7 @@ func (r *replayer) visit(kind byte, at uint32, b []byte) {
 	case typePacked, typeFile:
 		units = putUnits
 		r.visitPut(kind, at, b)
+		r.puts = at + units
 	case typeTouch:
 		r.notes++
 		r.visitTouch(at, b)

@@ -20,8 +20,9 @@
 //
 // # Locks
 //
-// In this order: Appender.writing, Segment.using, Segment.logging, Segment.viewing, Segment.dataMu. Functions passed by
-// the caller run under these locks and must not use the Set, except for Visitor and the argument of Puts.
+// In this order: Appender.writing, Set.appending, Segment.using, Segment.logging, Segment.viewing, Segment.dataMu.
+// Functions passed by the caller run under these locks and must not use the Set, except for Visitor and the argument of
+// Puts.
 package segment
 
 import (
@@ -60,6 +61,8 @@ type Config struct {
 	Limit int64
 	// Sync syncs data and log before a commit is acknowledged.
 	Sync bool
+	// Distrusted, if not nil, is called with the error of each failed flush. It must not use the Set.
+	Distrusted func(error)
 }
 
 // A Set is the segments of a directory. It is safe for concurrent use.
@@ -73,7 +76,10 @@ type Set struct {
 	mu       sync.RWMutex
 	segments map[uint32]*Segment // guarded by mu
 	next     uint32              // guarded by mu
-	lost     error               // guarded by mu; why a flush failed
+
+	appending sync.RWMutex // held for reading during a commit, for writing by Distrust
+	failures  uint32       // guarded by appending; number of failed flushes
+	failure   error        // guarded by appending; of the last one, until Trust
 
 	// Unusable lists the segments that Open removed because a file of theirs was missing or could not be opened.
 	Unusable []error
@@ -108,6 +114,8 @@ type Segment struct {
 	durable uint32   // guarded by logging; length of the log that is known to be durable
 	synced  uint32   // guarded by logging; when that was established, in seconds since 1970; 0 is never
 	notes   uint32   // guarded by logging; units of records other than puts
+	puts    uint32   // guarded by logging; where the last put ends
+	lost    bool     // guarded by logging; a flush of its last puts failed
 	broken  bool     // guarded by logging; the log may end in a torn record that could not be truncated
 
 	using sync.RWMutex // held for reading while data is read, for writing while the files are closed

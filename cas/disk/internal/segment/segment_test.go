@@ -153,23 +153,39 @@ func TestMarkDurable(t *testing.T) {
 	}
 }
 
-// TestNoMarkAfterFailedFlush: the kernel may have dropped data, and a later flush does not report that.
+// TestNoMarkAfterFailedFlush: the kernel may have dropped data, and a later flush does not report that. Later puts go to
+// another segment, unless they are files that were written before.
 func TestNoMarkAfterFailedFlush(t *testing.T) {
 	dir := t.TempDir()
-	s := openSet(t, Config{Dir: dir, Limit: 1 << 20})
+	var reported []error
+	s := openSet(t, Config{Dir: dir, Limit: 1 << 20, Distrusted: func(err error) { reported = append(reported, err) }})
 	a := s.NewAppender(nil)
 	failed := errors.New("no")
-	for _, flushed := range []error{failed, nil, nil} {
-		must.Succeed(t, a.Append([]Item{newItem(0, 10)}, func(*Item) {}))
-		if err := s.MarkDurable(7, func() error { return flushed }); !errors.Is(err, failed) {
-			t.Errorf("got %v", err)
+	before := s.Failures()
+	for i, flushed := range []error{failed, nil, nil} {
+		must.Succeed(t, a.Append([]Item{newItem(byte(i), 10)}, func(*Item) {}))
+		if err := s.MarkDurable(7, func() error { return flushed }); !errors.Is(err, flushed) {
+			t.Errorf("got %v, want %v", err, flushed)
+		}
+		if err := s.Failure(); !errors.Is(err, failed) || len(reported) != 1 {
+			t.Errorf("Failure: got %v, %d times", err, len(reported))
 		}
 	}
-	if at := s.Segments()[0].DurableSince(); at != 0 {
-		t.Errorf("DurableSince: got %d, want 0", at)
+	if lost := s.Lost(); len(lost) != 1 || lost[0].N != 1 || lost[0].DurableSince() != 0 {
+		t.Errorf("got lost segments %v", lost)
 	}
+	if s.Trust(before) || !s.Trust(before+1) || s.Failure() != nil {
+		t.Error("Trust: want true for the last failure only")
+	}
+	file := newItem(9, 0)
+	file.File, file.Failures = true, before
+	if err := a.Append([]Item{file}, func(*Item) { t.Error("committed") }); !errors.Is(err, ErrDistrusted) {
+		t.Errorf("a file that was written before: got %v", err)
+	}
+	file.Failures = s.Failures()
+	must.Succeed(t, a.Append([]Item{file}, func(*Item) {}))
 	s.Close()
-	if _, h := replay(t, dir); !slices.Equal(h.doubtful, []bool{true, true, true}) {
+	if _, h := replay(t, dir); !slices.Equal(h.doubtful, []bool{true, false, false, true}) {
 		t.Errorf("got doubtful %v", h.doubtful)
 	}
 }
@@ -193,8 +209,8 @@ func breakFlush(t *testing.T, g *Segment) {
 	})
 }
 
-// TestFailedFlushIsFinal: the caller must never remove the source of moved data.
-func TestFailedFlushIsFinal(t *testing.T) {
+// TestFailedFlushStays until its data was written again: the caller must never remove the source of moved data.
+func TestFailedFlushStays(t *testing.T) {
 	s := openSet(t, Config{Dir: t.TempDir(), Limit: 1 << 20})
 	a := s.NewAppender(nil)
 	a.Flushed = true
@@ -213,9 +229,11 @@ func TestFailedFlushIsFinal(t *testing.T) {
 	}
 	a.Seal(s.Segments()[0])
 	append() // to another segment, which can be flushed
-	if err := a.Flush(); err == nil {
-		t.Error("Flush succeeded after a failure")
+	if err := a.Flush(); !errors.Is(err, ErrDistrusted) {
+		t.Errorf("Flush after a failure: got %v", err)
 	}
+	a.Abandon(s.Segments()[0])
+	must.Succeed(t, a.Flush())
 }
 
 // TestFlushToo: Flush also syncs what an earlier process appended, unless that is known to be durable.

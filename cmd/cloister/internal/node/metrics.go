@@ -58,6 +58,7 @@ func (n *Node) storeMetrics() []metric {
 		{"cloister_cas_evicted_bytes_total", "Evicted bytes.", stored(func(s disk.Stats) int64 { return s.EvictedBytes })},
 		{"cloister_cas_held_bytes", "Bytes of removed segments that mounted inputs keep on the disk.", stored(func(s disk.Stats) int64 { return s.HeldBytes })},
 		{"cloister_cas_writable", "1 if the file system of the store accepts writes.", func() float64 { return boolValue(n.Store.CheckWritable() == nil) }},
+		{"cloister_cas_failed_flushes_total", "Attempts to make the store durable that failed.", stored(func(s disk.Stats) int64 { return s.FailedFlushes })},
 		{"cloister_cas_corrupt_total", "Damaged blobs found.", stored(func(s disk.Stats) int64 { return s.Corrupt })},
 	}
 	if n.overlay != nil {

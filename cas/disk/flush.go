@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package disk
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk/internal/index"
+	"github.com/cloister-build/cloister/cas/disk/internal/segment"
+	"github.com/cloister-build/cloister/cas/durable"
+)
+
+// After a failed flush the kernel may have dropped what it could not write, and the next flush succeeds without it. So
+// the store refuses puts until it has read and verified what was written since the last good flush, has written it
+// again elsewhere, and a flush has succeeded; what cannot be read any more is dropped. It tries that at once and then
+// every half minute. Reads continue. In DIR/boot, a mark makes the next process do the same if this one ends before.
+
+// flushFailedMark replaces the boot ID in DIR/boot.
+const flushFailedMark = "flush failed\n"
+
+var errEarlierFlush = errors.New("a flush failed before the last start")
+
+const flushAdvice = "puts are refused until everything since the last good flush is written again; see the kernel's log"
+
+func (c *Cache) bootPath() string { return filepath.Join(c.dir, "boot") }
+
+// markIntact records that all that is doubtful was read from the disk or written again.
+func (c *Cache) markIntact() error { return replaceFile(c.bootPath(), bootID()+"\n") }
+
+// flushFailed reports a failed flush.
+func (c *Cache) flushFailed(err error) {
+	c.config.Log.Error("the store could not be flushed to its disk; "+flushAdvice, "dir", c.dir, "err", err)
+	if err := replaceFile(c.bootPath(), flushFailedMark); err != nil {
+		c.config.Log.Error("the failed flush of the store cannot be recorded: do not restart before the store can be written",
+			"dir", c.dir, "err", err)
+	}
+}
+
+// checkFlushed returns cas.ErrUnwritable if a failed flush may have lost data that was not written again yet.
+func (c *Cache) checkFlushed() error {
+	if err := c.segments.Failure(); err != nil {
+		return fmt.Errorf("store %s: %w: flush: %w; %s", c.dir, cas.ErrUnwritable, err, flushAdvice)
+	}
+	return nil
+}
+
+// beginPut is beginWith for a put. After a failed flush it fails even if the blob is present: it may not be on the disk.
+func (c *Cache) beginPut(ctx context.Context) (end func(), err error) {
+	if end, err = c.beginWith(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.checkFlushed(); err != nil {
+		end()
+		return nil, err
+	}
+	return end, nil
+}
+
+// flush syncs the file system of the store. Tests replace it.
+var flush = syncFileSystem
+
+// markDurable flushes, and marks the segments as durable on the wall clock, to be compared with the times of files.
+func (c *Cache) markDurable() error {
+	return c.segments.MarkDurable(seconds(wall()), func() error { return flush(c.lock) })
+}
+
+// makeDurable makes the segments durable, and writes again what a failed flush may have lost.
+func (c *Cache) makeDurable() {
+	err := c.markDurable()
+	if c.segments.Failure() == nil {
+		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
+			_ = c.noteFailure(err) // a mark was not written; the next one is
+		}
+		return
+	}
+	failures := c.segments.Failures()
+	if err = c.rewriteLost(); err == nil {
+		err = c.markDurable()
+	}
+	if err == nil && c.segments.Trust(failures) {
+		err = c.markIntact()
+		c.config.Log.Info("the store was flushed again; nothing that could be read was lost", "dir", c.dir)
+	}
+	if err != nil {
+		c.config.Log.Warn("the store cannot recover from a failed flush yet; retrying", "dir", c.dir, "err", err)
+	}
+}
+
+// rewriteLost writes again what a failed flush may have lost. For a moment this may exceed the budget by what was
+// written since the last good flush, since the moved data must be on the disk before the first segment is removed.
+func (c *Cache) rewriteLost() error {
+	lost := c.segments.Lost()
+	for _, g := range lost {
+		if err := c.rewriteFiles(g); err != nil {
+			return err
+		}
+	}
+	c.room.Lock()
+	defer c.room.Unlock()
+	p := plan{held: c.maxHeld()} // selects nothing
+	for _, g := range lost {
+		if _, err := c.empty(context.Background(), &p, g); err != nil {
+			return err
+		}
+		c.moved.Abandon(g)
+	}
+	idle, _ := c.copies.idle()
+	for _, f := range idle {
+		c.removeCopy(f.key, f.f) // made again when needed
+	}
+	for _, g := range lost {
+		if err := c.removeSegment(&p, g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rewriteFiles writes the files again whose puts in the log of g are not known to be durable.
+func (c *Cache) rewriteFiles(g *segment.Segment) error {
+	var files []index.Entry
+	_, from := g.Length()
+	err := g.Puts(from, func(r *segment.Record) bool {
+		if e, ok := c.index.Get(r.Key); ok && e.File && e.Position == r.Position {
+			files = append(files, e)
+		}
+		return true
+	})
+	for i := 0; i < len(files) && err == nil; i++ {
+		if err = c.rewriteFile(files[i]); isDropped(err) {
+			err = nil
+		}
+	}
+	return err
+}
+
+// rewriteFile replaces the file of e by a verified copy. It drops a damaged entry.
+func (c *Cache) rewriteFile(e index.Entry) error {
+	path, err := c.pathBelow("files", e.Key)
+	if err != nil {
+		return err
+	}
+	d, err := c.draft(e.Size)
+	if err != nil {
+		return err
+	}
+	defer d.discard()
+	old, err := durable.OpenFile(path, readFlags, 0)
+	if err == nil {
+		_, err = old.WriteTo(d)
+		err = errors.Join(err, old.Close(), d.finish(fileMode))
+	}
+	if err == nil {
+		err = readWhole(context.Background(), d.file.Name(), e.Key)
+	}
+	if err != nil {
+		return cmp.Or(c.check(context.Background(), e), err)
+	}
+	mu := &c.files[e.Hash[0]]
+	mu.Lock()
+	defer mu.Unlock()
+	if now, ok := c.index.Get(e.Key); !ok || !now.File {
+		return nil // evicted
+	}
+	return d.rename(path)
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package segment
+
+import "errors"
+
+// A failed flush leaves open what it has written: the kernel may have dropped data that it could not write, and reports
+// that only once. A later flush that succeeds says nothing about it. So the segments whose last puts were not known to
+// be durable are lost: nothing is appended to them or marked as durable in them, until the caller has written their
+// entries again, to other segments, and removed them.
+
+// ErrDistrusted reports that a failed flush may have lost data that was not written again yet.
+var ErrDistrusted = errors.New("data that a failed flush may have lost was not written again yet")
+
+// Distrust records that a flush failed with err.
+func (s *Set) Distrust(err error) {
+	s.appending.Lock()
+	s.failures++
+	s.failure = err
+	for _, g := range s.Segments() {
+		g.logging.Lock()
+		if g.puts > g.durable {
+			g.lost = true
+			g.growing.Store(false)
+		}
+		g.logging.Unlock()
+	}
+	s.appending.Unlock()
+	if s.Config.Distrusted != nil {
+		s.Config.Distrusted(err)
+	}
+}
+
+// Failures returns the number of failed flushes.
+func (s *Set) Failures() uint32 {
+	s.appending.RLock()
+	defer s.appending.RUnlock()
+	return s.failures
+}
+
+// Failure returns why the last flush failed, or nil if all flushes succeeded since the last Trust.
+func (s *Set) Failure() error {
+	s.appending.RLock()
+	defer s.appending.RUnlock()
+	return s.failure
+}
+
+// Lost returns the segments with data that a failed flush may have lost.
+func (s *Set) Lost() (lost []*Segment) {
+	for _, g := range s.Segments() {
+		if g.isLost() {
+			lost = append(lost, g)
+		}
+	}
+	return lost
+}
+
+func (g *Segment) isLost() bool {
+	g.logging.Lock()
+	defer g.logging.Unlock()
+	return g.lost && g.log != nil
+}
+
+// Trust forgets the last failure, unless there is one after the given number of failures.
+func (s *Set) Trust(failures uint32) bool {
+	s.appending.Lock()
+	defer s.appending.Unlock()
+	if s.failures != failures {
+		return false
+	}
+	s.failure = nil
+	return true
+}
