@@ -120,6 +120,7 @@ type Rules struct {
 	callers []*caller
 	read    map[string]source // the files they were read from
 	risks   []string          // returned by Warnings
+	refusal error             // of every call; nil to check it
 
 	mu       sync.Mutex
 	verified map[[32]byte]verified // guarded by mu; signed tokens by SHA-256

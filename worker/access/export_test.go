@@ -5,7 +5,14 @@ package access
 import (
 	"context"
 	"log/slog"
+
+	"google.golang.org/grpc"
 )
+
+// WorkerOptions is Live.WorkerOptions with rules that never change.
+func (r *Rules) WorkerOptions() []grpc.ServerOption {
+	return guard{rules: r.always, table: workers}.options()
+}
 
 // Look checks the files now.
 func (l *Live) Look() { l.look(context.Background()) }

@@ -28,11 +28,6 @@ func (r *Rules) Options() []grpc.ServerOption {
 	return guard{rules: r.always, table: methods}.options()
 }
 
-// WorkerOptions is Options for the workers' port.
-func (r *Rules) WorkerOptions() []grpc.ServerOption {
-	return guard{rules: r.always, table: workers}.options()
-}
-
 func (r *Rules) always() *Rules { return r }
 
 // A guard checks the calls of one port.
@@ -164,6 +159,9 @@ func (g *guarded) RecvMsg(m any) error {
 
 // caller returns the caller identified by the authorization header, or else by the certificate, or else the anonymous one.
 func (r *Rules) caller(ctx context.Context) (*caller, error) {
+	if r.refusal != nil {
+		return nil, r.refusal
+	}
 	md, _ := metadata.FromIncomingContext(ctx)
 	switch values := md.Get("authorization"); len(values) {
 	case 0:

@@ -12,23 +12,30 @@ import (
 
 	"github.com/cloister-build/cloister/worker/internal/filestate"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // Live holds the current rules of a file. One goroutine rereads the file when it or a key file changes: no call waits
 // for a file. Use NewLive; the zero Live is not usable. It is safe for concurrent use.
 type Live struct {
 	admitted
+	// FailClosed makes the Live refuse every call with UNAVAILABLE while the previous rules would stay in force because
+	// the files have a mistake or cannot be read.
+	FailClosed atomic.Bool
+
 	file  string
 	check func(*Rules) error
 	log   *slog.Logger
 	read  func(file string) (*Rules, error) // ReadFile, except in tests
 	rules atomic.Pointer[Rules]
-	late  atomic.Int64 // reads that were given up and have not ended
+	stale atomic.Pointer[error] // why the files were not read; nil if rules are those of the files
+	late  atomic.Int64          // reads that were given up and have not ended
 	stop  context.CancelFunc
 	ended chan struct{} // closed when watch has ended
 
 	looking sync.Mutex // held while the files are checked
-	logged  string     // guarded by looking; the last error, "" if there was none
+	good    *Rules     // guarded by looking; the last that were read
 
 	mu      sync.Mutex
 	waiting map[*waiter]struct{} // guarded by mu
@@ -65,6 +72,7 @@ func newLive(file string, check func(*Rules) error, log *slog.Logger, read func(
 		l.stop()
 		return nil, err
 	}
+	l.good = rules
 	l.rules.Store(rules)
 	l.warn(rules)
 	go l.watch(ctx)
@@ -97,30 +105,49 @@ func (l *Live) watch(ctx context.Context) {
 func (l *Live) look(ctx context.Context) {
 	l.looking.Lock()
 	defer l.looking.Unlock()
-	old := l.rules.Load()
+	old := l.good
 	fresh, err := l.readInTime(ctx, old)
 	if ctx.Err() != nil {
 		return
 	}
+	stale := l.Stale()
 	if err != nil {
-		if why := err.Error(); why != l.logged { // log each error once
-			l.logged = why
-			l.log.Warn("cannot read the callers file; the previous rules stay in force", "auth", l.file, "err", err)
+		l.stale.Store(&err)
+		effect := "the previous rules stay in force"
+		if l.FailClosed.Load() {
+			effect = "every call is refused"
+			l.put(&closedRules)
+		}
+		if stale == nil || stale.Error() != err.Error() { // log each error once
+			l.log.Warn("cannot read the callers file; "+effect, "auth", l.file, "err", err)
 		}
 		return
 	}
-	if fresh != old {
+	l.stale.Store(nil)
+	if l.good = fresh; fresh != l.rules.Load() {
 		l.put(fresh)
 	}
 	switch changed := !fresh.same(old); {
 	case changed:
 		l.log.Info("the callers file has changed and is in force", "auth", l.file, "callers", len(fresh.callers))
 		l.warn(fresh)
-	case l.logged != "":
+	case stale != nil:
 		l.log.Info("the callers file can be read again", "auth", l.file)
 	}
-	l.logged = ""
 }
+
+// Stale returns why the files were last not read, so that the previous rules, or with FailClosed none, are in force, or
+// nil.
+func (l *Live) Stale() error {
+	if err := l.stale.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// closedRules refuse every call.
+var closedRules = Rules{refusal: status.Error(codes.Unavailable,
+	"the server cannot read its callers file and refuses every call until its operator corrects the file")}
 
 // readInTime returns the rules in the files, or old if the files have not changed. It gives up after readTimeout.
 func (l *Live) readInTime(ctx context.Context, old *Rules) (*Rules, error) {
@@ -164,7 +191,7 @@ func (l *Live) warn(r *Rules) {
 	}
 }
 
-// Rules returns the rules in force.
+// Rules returns the rules in force; see Stale and FailClosed.
 func (l *Live) Rules() *Rules { return l.rules.Load() }
 
 // put puts rules in force, and ends the waiting calls that they do not permit.

@@ -98,6 +98,39 @@ func TestCallersAreReadAgain(t *testing.T) {
 	check("as at first", codes.OK, codes.Unauthenticated)
 }
 
+// TestFailClosed refuses every call while the file has a mistake, and applies the rules again when it has none.
+func TestFailClosed(t *testing.T) {
+	file := &written{t: t, name: filepath.Join(t.TempDir(), "auth.yaml")}
+	file.write(ofToken("ci", "read"))
+	live, err := access.NewLive(file.name, nil, nil)
+	must.Succeed(t, err)
+	defer live.Close()
+	s := serve(t, live, nil)
+	ci, stranger := s.dial(nil, "Bearer ci"), s.dial(nil, "Bearer other")
+	check := func(when string, wantCI, wantStranger codes.Code, stale bool) {
+		t.Helper()
+		live.Look()
+		if err := calls["BatchReadBlobs"](t.Context(), ci, ""); status.Code(err) != wantCI {
+			t.Errorf("%s: got %v, want %v", when, err, wantCI)
+		}
+		if err := calls["BatchReadBlobs"](t.Context(), stranger, ""); status.Code(err) != wantStranger {
+			t.Errorf("%s: a stranger: got %v, want %v", when, err, wantStranger)
+		}
+		if err := live.Stale(); (err != nil) != stale {
+			t.Errorf("%s: Stale: got %v", when, err)
+		}
+	}
+	check("at first", codes.OK, codes.Unauthenticated, false)
+	must.Succeed(t, os.Rename(file.name, file.name+".old"))
+	file.write("version: 1\n")
+	check("open", codes.OK, codes.Unauthenticated, true)
+	live.FailClosed.Store(true)
+	check("closed", codes.Unavailable, codes.Unavailable, true)
+	check("closed", codes.Unavailable, codes.Unavailable, true)
+	must.Succeed(t, os.Rename(file.name+".old", file.name))
+	check("as at first", codes.OK, codes.Unauthenticated, false)
+}
+
 // TestReplacedFileWithSameTimeAndSizeIsReadAgain covers tools that preserve file times; all hashes have one length.
 func TestReplacedFileWithSameTimeAndSizeIsReadAgain(t *testing.T) {
 	dir, at := t.TempDir(), time.Unix(1, 0)

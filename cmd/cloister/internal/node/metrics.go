@@ -61,6 +61,12 @@ func (n *Node) storeMetrics() []metric {
 		{"cloister_cas_failed_flushes_total", "Attempts to make the store durable that failed.", stored(func(s disk.Stats) int64 { return s.FailedFlushes })},
 		{"cloister_cas_corrupt_total", "Damaged blobs found.", stored(func(s disk.Stats) int64 { return s.Corrupt })},
 	}
+	if n.Ready.Callers != nil {
+		metrics = append(metrics, metric{"cloister_auth_stale", "1 if --auth has a mistake, so that the previous rights or none are in force.", func() float64 {
+			text, _ := n.Ready.Callers()
+			return boolValue(text != "")
+		}})
+	}
 	if n.overlay != nil {
 		moved := func(f func(overlay.Stats) int64) func() float64 {
 			return func() float64 { return float64(f(n.overlay.Stats())) }

@@ -36,6 +36,9 @@ type readiness struct {
 	notes    func() []string // what does not make the server unready
 	// Scheduler returns why the scheduler sends no actions, "" if it does; nil without a scheduler.
 	Scheduler func() string
+	// Callers returns why the callers file is not in force, "" if it is, and whether calls are refused until it is; nil
+	// without such a file.
+	Callers func() (text string, closed bool)
 	// Workers returns why no worker takes actions, "" if some do; nil if workers cannot be drained.
 	Workers func() string
 }
@@ -47,6 +50,9 @@ func (r *readiness) Reasons() []string {
 		reasons = append(reasons, "draining: taking no new actions")
 	}
 	reasons = append(reasons, r.executionReasons()...)
+	if text, closed := r.callers(); closed {
+		reasons = append(reasons, text)
+	}
 	for _, reason := range []func() string{r.Scheduler, r.Workers} {
 		if reason == nil {
 			continue
@@ -56,6 +62,13 @@ func (r *readiness) Reasons() []string {
 		}
 	}
 	return reasons
+}
+
+func (r *readiness) callers() (text string, closed bool) {
+	if r.Callers == nil {
+		return "", false
+	}
+	return r.Callers()
 }
 
 // executionReasons returns why actions cannot be executed or their outputs not stored, one line each.
@@ -85,6 +98,9 @@ func (r *readiness) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 		reasons = []string{"ready"}
 	} else {
 		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	if text, closed := r.callers(); text != "" && !closed {
+		reasons = append(reasons, text)
 	}
 	if r.notes != nil {
 		reasons = append(reasons, r.notes()...)

@@ -120,6 +120,9 @@ func (s *server) assemble(ctx context.Context) error {
 	}
 	s.runFlags = append(s.addressFlags(s.listener.Addr()), s.RunFlags()...)
 	n.Ready.Workers = func() string { return AllDrained(s.services.Queue()) }
+	if s.Auth.rules != nil {
+		n.Ready.Callers = s.Auth.stale
+	}
 	return n.ServeMetrics()
 }
 

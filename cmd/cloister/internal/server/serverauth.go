@@ -22,6 +22,7 @@ import (
 // Auth is the flags that control who can reach a server, and what they can do there.
 type Auth struct {
 	cert, key, clientCA, auth string
+	failClosed                bool
 
 	// Set by open: the rules, nil if everyone has all rights, and the TLS options.
 	rules *access.Live
@@ -34,6 +35,7 @@ func (a *Auth) Register(f *pflag.FlagSet) {
 	f.StringVar(&a.key, "tls-key", "", "PEM file of the key of --tls-cert")
 	f.StringVar(&a.clientCA, "tls-client-ca", "", "PEM file of the authorities of client certificates; without --auth every client needs one")
 	f.StringVar(&a.auth, "auth", "", "file of callers and their rights, reloaded when it changes (default: everyone has all rights)")
+	f.BoolVar(&a.failClosed, "auth-fail-closed", false, "refuse every call while --auth has a mistake, instead of keeping the previous rights")
 }
 
 // check validates the flags.
@@ -43,6 +45,8 @@ func (a *Auth) check() error {
 		return errors.New("--tls-cert and --tls-key go together")
 	case a.clientCA != "" && a.cert == "":
 		return errors.New("--tls-client-ca needs --tls-cert: clients show certificates only over TLS")
+	case a.failClosed && a.auth == "":
+		return errors.New("--auth-fail-closed needs --auth")
 	}
 	return nil
 }
@@ -75,8 +79,22 @@ func (a *Auth) open(log *slog.Logger) error {
 	if err != nil {
 		return exit.New(exit.Usage, fmt.Errorf("--auth: %w", err))
 	}
+	rules.FailClosed.Store(a.failClosed)
 	a.rules = rules
 	return nil
+}
+
+// stale returns why the callers file is not in force, "" if it is, and whether calls are refused until it is.
+func (a *Auth) stale() (text string, closed bool) {
+	err := a.rules.Stale()
+	switch {
+	case err == nil:
+		return "", false
+	case a.failClosed:
+		return fmt.Sprintf("every call is refused: the callers file cannot be read: %v", err), true
+	default:
+		return fmt.Sprintf("previous rights are in force: the callers file cannot be read: %v", err), false
+	}
 }
 
 // close ends what open began.
