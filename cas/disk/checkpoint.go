@@ -115,7 +115,7 @@ func (c *Cache) saveNow() {
 	c.saving.Lock()
 	c.saved = nil
 	c.saving.Unlock()
-	_ = c.saveCheckpoint(omitNone)
+	c.noted(c.saveCheckpoint(omitNone))
 }
 
 // beginCheckpoint replaces or removes the checkpoint of the earlier process, which is wrong for this process.

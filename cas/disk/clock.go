@@ -132,9 +132,9 @@ func (r *recovery) restamp(newest int64, ahead bool) {
 	}
 	for n, keys := range changed {
 		// If the disk is full, the stamps are lost at the end of the process.
-		_ = c.segments.Segment(n).Touch(keys, func(k index.Key) (record, stamp uint32, ok bool) {
+		c.noted(c.segments.Segment(n).Touch(keys, func(k index.Key) (record, stamp uint32, ok bool) {
 			e, ok := c.index.Get(k)
 			return e.Record, e.Stamp, ok
-		})
+		}))
 	}
 }

@@ -342,7 +342,7 @@ func (c *Cache) maintainOnce() {
 		c.room.Unlock()
 	}
 	if err := c.saveCheckpoint(omitNone); err != nil {
-		_ = c.noteFailure(err) // perhaps the first write for long
+		c.noted(err) // perhaps the first write for long
 	}
 }
 
@@ -365,7 +365,7 @@ func (c *Cache) compact() {
 			err = g.Compact(c.now(), c.isLive, c.recordMoved)
 		}
 		if err != nil {
-			_ = c.noteFailure(err) // the log stays long
+			c.noted(err) // the log stays long
 		}
 	}
 }

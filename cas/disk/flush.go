@@ -74,7 +74,7 @@ func (c *Cache) makeDurable() {
 	err := c.markDurable()
 	if c.segments.Failure() == nil {
 		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
-			_ = c.noteFailure(err) // a mark was not written; the next one is
+			c.noted(err) // a mark was not written; the next one is
 		}
 		return
 	}

@@ -66,10 +66,10 @@ func (c *Cache) touch(keys []index.Key, now uint32) (absent []index.Key) {
 		keys = nil
 		for n, ks := range bySegment {
 			if g := c.segments.Segment(n); g != nil {
-				_ = g.Touch(ks, func(k index.Key) (record, stamp uint32, ok bool) {
+				c.noted(g.Touch(ks, func(k index.Key) (record, stamp uint32, ok bool) {
 					e, ok := c.index.Get(k)
 					return e.Record, now, ok && e.Segment == n
-				})
+				}))
 			}
 			for _, k := range ks {
 				still := false

@@ -74,7 +74,7 @@ func (c *Cache) shrink() {
 	}
 	c.room.Lock()
 	defer c.room.Unlock()
-	_ = c.evict(0, 0) // puts return the error
+	c.noted(c.evict(0, 0)) // puts return the error
 }
 
 // inspect reports whether the directory can become a store. It fails if the directory has other content or is a store

@@ -50,10 +50,10 @@ func (c *Cache) drop(e index.Entry, b []byte, cause error) error {
 		}
 		// The log goes first: if the process ends in between, the damage is found again. If the log cannot be written,
 		// that happens after the end of this process.
-		_ = g.Drop(func() (uint32, bool) {
+		c.noted(g.Drop(func() (uint32, bool) {
 			now, ok := c.index.Get(e.Key)
 			return now.Record, ok && same(&now)
-		})
+		}))
 		commit.Point("dropped")
 		var now index.Entry
 		if now, removed = c.index.Remove(e.Key, same); removed {

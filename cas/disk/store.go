@@ -305,7 +305,7 @@ func (c *Cache) committed(it *segment.Item) {
 // evicted. If the log cannot be written, the next Open does that.
 func (c *Cache) forget(old *index.Entry) {
 	if g := c.segments.Segment(old.Segment); g != nil {
-		_ = g.Forget(old)
+		c.noted(g.Forget(old))
 	}
 }
 

@@ -80,6 +80,9 @@ func (c *Cache) noteFailure(err error) error {
 	return r.err
 }
 
+// noted is noteFailure for a note in a log that could not be written, whose loss the caller can bear.
+func (c *Cache) noted(err error) { _ = c.noteFailure(err) }
+
 // refuse logs that writes fail with err. The caller holds refusal.mu.
 func (c *Cache) refuse(err error) {
 	c.refusal.err = err

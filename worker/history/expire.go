@@ -49,19 +49,32 @@ func (l *Log) segments() ([]segment, error) {
 }
 
 // expire makes room for a full newest segment. It deletes segments that are too old, reduces the oldest ones to their
-// failures, and deletes the oldest failures if these take more than half of the limit. It retries errors at the next
-// rotation.
+// failures, and deletes the oldest failures if these take more than half of the limit. It logs errors, and retries at
+// the next rotation.
 func (l *Log) expire() {
+	if err := l.shrink(); err != nil {
+		l.cfg.Log.Warn("the oldest entries of the history cannot be reduced or deleted: it may exceed its limit",
+			"dir", l.cfg.Dir, "limit", l.cfg.MaxBytes, "err", err)
+	}
+}
+
+// shrink is expire. It returns the last error.
+func (l *Log) shrink() error {
 	all, err := l.segments()
 	if err != nil || len(all) == 0 {
-		return
+		return err
+	}
+	remove := func(path string) {
+		if e := os.Remove(path); e != nil && !errors.Is(e, fs.ErrNotExist) {
+			err = e
+		}
 	}
 	all = all[:len(all)-1] // without the newest
 	total, failures := l.segmentBytes(), int64(0)
 	oldest := l.cfg.now().Add(-l.cfg.MaxAge)
 	all = slices.DeleteFunc(all, func(g segment) bool {
 		if g.written.Before(oldest) {
-			_ = os.Remove(g.path)
+			remove(g.path)
 			return true
 		}
 		total += g.size
@@ -80,14 +93,21 @@ func (l *Log) expire() {
 		if g.reduced {
 			failures -= g.size
 		}
-		if g.reduced || l.reduce(g, all[:i]) != nil || g.size == 0 {
-			_ = os.Remove(g.path)
+		before := g.reduced
+		if !before {
+			if e := l.reduce(g, all[:i]); e != nil {
+				err, g.size = e, 0 // its failures are lost
+			}
+		}
+		if before || g.size == 0 {
+			remove(g.path)
 			all = slices.Delete(all, i, i+1)
 			continue
 		}
 		total += g.size
 		failures += g.size
 	}
+	return err
 }
 
 // reduce replaces g, which is complete, by a segment with its failures, and with the newest success of each action that

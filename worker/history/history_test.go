@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -221,6 +222,30 @@ func TestSizeAndAgeAreBounded(t *testing.T) {
 	expect.Slices(t, found(t, l, Filter{}), []uint64{3001}, "after all expired found")
 	if left, err := l.segs.List(); err != nil || len(left) > 2 {
 		t.Errorf("segments are %v, %v, want at most 2", left, err)
+	}
+}
+
+// TestSegmentThatCannotBeDeleted is logged, and the other segments stay bounded.
+func TestSegmentThatCannotBeDeleted(t *testing.T) {
+	dir := t.TempDir()
+	var log bytes.Buffer
+	l := open(t, Config{Dir: dir, MaxBytes: 64 << 10, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	first := ""
+	for i := range 3000 {
+		l.Add(Entry{Action: digest(i)})
+		must.Succeed(t, l.flush(t.Context()))
+		firsts, err := l.segs.List()
+		must.Succeed(t, err)
+		if first == "" && len(firsts) > 1 {
+			first = l.segs.Path(firsts[0])
+			must.Succeed(t, errors.Join(os.Remove(first), os.MkdirAll(filepath.Join(first, "stuck"), 0o700)))
+		}
+	}
+	if text := log.String(); !strings.Contains(text, "cannot be reduced or deleted") || !strings.Contains(text, first) {
+		t.Errorf("got the log %q, want a warning that names %s", text, first)
+	}
+	if firsts, err := l.segs.List(); err != nil || len(firsts) < 2 || len(firsts) > 20 {
+		t.Errorf("got segments %v, %v, want several, but bounded", firsts, err)
 	}
 }
 

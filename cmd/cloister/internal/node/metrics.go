@@ -3,6 +3,7 @@
 package node
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -29,7 +30,11 @@ func (n *Node) ServeMetrics() error {
 	mux.Handle("GET /ready", n.Ready)
 	mux.HandleFunc("GET /live", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "alive\n") })
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	go func() { _ = server.Serve(listener) }() // ends with Close
+	go func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			n.Log.Error("metrics and /ready are not served any more", "err", err)
+		}
+	}()
 	n.stopMetrics = func() { server.Close() }
 	return nil
 }

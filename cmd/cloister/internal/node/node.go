@@ -109,12 +109,12 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 		return nil, err
 	}
 	if n.Upstream != nil {
-		n.onClose(func() { _ = n.Upstream.close() })
+		n.onClose(func() { n.closed(n.Upstream.close()) })
 	}
 	if n.Store, err = openStore(c, log); err != nil {
 		return nil, err
 	}
-	n.onClose(func() { n.Store.Close() })
+	n.onClose(func() { n.closed(n.Store.Close()) })
 	n.Ready.writable = n.Store.CheckWritable
 	if err := n.openImages(rules); err != nil {
 		return nil, exit.New(exit.Environment, err)
@@ -229,10 +229,13 @@ type Machine interface {
 func (n *Node) Attach(m Machine) (detach func()) {
 	n.machine = m
 	n.Store.SetHolder(m.ReleaseRemoved)
-	return func() {
-		if err := m.Close(); err != nil {
-			n.Log.Warn("shutdown is incomplete", "err", err)
-		}
+	return func() { n.closed(m.Close()) }
+}
+
+// closed logs an error of Close.
+func (n *Node) closed(err error) {
+	if err != nil {
+		n.Log.Warn("shutdown is incomplete", "err", err)
 	}
 }
 
@@ -279,7 +282,7 @@ func (n *Node) openImages(rules policy.Images) (err error) {
 		Instances: n.instance, Dir: filepath.Join(n.Dir, "tmp"), File: filepath.Join(n.Dir, image.LibraryFile), Rules: rules, Log: n.Log,
 	})
 	if err == nil {
-		n.onClose(func() { _ = n.images.Close() })
+		n.onClose(func() { n.closed(n.images.Close()) })
 	}
 	return err
 }
