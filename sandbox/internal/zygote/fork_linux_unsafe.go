@@ -617,8 +617,11 @@ func (l *launch) runCommand() {
 	if !l.keepCaps {
 		// The kernel ends the list with EINVAL.
 		for c := uintptr(0); c <= lastCap; c++ {
-			if _, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0, 0, 0, 0); errno == unix.EINVAL {
+			_, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0, 0, 0, 0)
+			if errno == unix.EINVAL && c > unix.CAP_AUDIT_READ {
 				break
+			} else if errno != 0 {
+				l.fail(stepCapabilities, errno)
 			}
 		}
 		l.capData = [2]unix.CapUserData{}
