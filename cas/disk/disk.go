@@ -133,6 +133,9 @@ type Cache struct {
 	quarantinedBytes atomic.Int64 // their charges
 	orphans          orphans
 	refusal          refusal
+	unflushed        chan struct{} // receives a value when a flush has failed
+	flushing         sync.Mutex    // held by makeDurable
+	recovering       atomic.Bool   // set while flushing is held: makeDurable retries
 
 	lease, grain int64 // seconds; see lease.go
 	clock        clock
@@ -193,6 +196,7 @@ func Open(c Config) (*Cache, error) {
 	c.Pack = min(c.Pack, segmentLimit(c.MaxBytes)-recordBytes)
 	cache := &Cache{
 		config: c, dir: dir, index: index.New(), stop: make(chan struct{}), verifying: make(chan struct{}, 1),
+		unflushed: make(chan struct{}, 1),
 	}
 	cache.setLease(c.Lease)
 	cache.clock.begin()
@@ -317,17 +321,19 @@ const maintainInterval = 30 * time.Second
 func (c *Cache) maintain() {
 	tick := time.NewTicker(maintainInterval)
 	defer tick.Stop()
-	if c.segments.Failure() != nil { // of an earlier process
-		c.makeDurable()
-	}
-	for shrunk := false; ; shrunk = true {
+	shrunk := false
+	for {
 		select {
 		case <-c.stop:
 			return
+		case <-c.unflushed:
+			c.makeDurable()
+			continue
 		case <-tick.C:
 		}
 		if !shrunk { // afterwards only puts evict
 			c.shrink()
+			shrunk = true
 		}
 		c.maintainOnce()
 	}

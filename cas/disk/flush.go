@@ -18,7 +18,7 @@ import (
 // After a failed flush the kernel may have dropped what it could not write, and the next flush succeeds without it. So
 // the store refuses puts until it has read and verified what was written since the last good flush, has written it
 // again elsewhere, and a flush has succeeded; what cannot be read any more is dropped. It tries that at once and then
-// every half minute. Reads continue. In DIR/boot, a mark makes the next process do the same if this one ends before.
+// every half minute. With Config.Sync, the sync of a put is a flush, too. Reads continue. In DIR/boot, a mark makes the next process do the same if this one ends before.
 
 // flushFailedMark replaces the boot ID in DIR/boot.
 const flushFailedMark = "flush failed\n"
@@ -38,6 +38,12 @@ func (c *Cache) flushFailed(err error) {
 	if err := replaceFile(c.bootPath(), flushFailedMark); err != nil {
 		c.config.Log.Error("the failed flush of the store cannot be recorded: do not restart before the store can be written",
 			"dir", c.dir, "err", err)
+	}
+	if !c.recovering.Load() {
+		select {
+		case c.unflushed <- struct{}{}:
+		default: // maintain will see it
+		}
 	}
 }
 
@@ -71,6 +77,10 @@ func (c *Cache) markDurable() error {
 
 // makeDurable makes the segments durable, and writes again what a failed flush may have lost.
 func (c *Cache) makeDurable() {
+	c.flushing.Lock()
+	defer c.flushing.Unlock()
+	c.recovering.Store(true)
+	defer c.recovering.Store(false)
 	err := c.markDurable()
 	if c.segments.Failure() == nil {
 		if err != nil && !errors.Is(err, errors.ErrUnsupported) {

@@ -37,6 +37,7 @@ type Appender struct {
 	buffer  []byte   // guarded by writing
 
 	unflushed []*Segment // guarded by writing; appended to since the last Flush
+	unsynced  error      // guarded by writing; why the last commit could not be synced
 }
 
 // A batch is the items of one call.
@@ -96,6 +97,15 @@ func (a *Appender) take() []*batch {
 
 // commit appends all items of batches, or none, except batches with files that a failed flush may have lost.
 func (a *Appender) commit(batches []*batch) {
+	a.commitTrusted(batches)
+	if err := a.unsynced; err != nil {
+		a.unsynced = nil
+		a.set.Distrust(err)
+	}
+}
+
+// commitTrusted is commit without Distrust, which it excludes.
+func (a *Appender) commitTrusted(batches []*batch) {
 	a.set.appending.RLock()
 	defer a.set.appending.RUnlock()
 	batches = slices.DeleteFunc(batches, func(b *batch) bool {
@@ -194,6 +204,7 @@ func (a *Appender) writeData(g *Segment, begin int64) error {
 	}
 	if err := flush(g.data); err != nil {
 		a.sealActive()
+		a.unsynced = err
 		return err
 	}
 	commit.Point("data flushed")
@@ -231,6 +242,7 @@ func (a *Appender) record(g *Segment, batches []*batch) error {
 		// The kernel may have dropped the records it failed to write. If they reappear at the next Open, so does their
 		// content: more than was acknowledged, not less.
 		a.sealActive()
+		a.unsynced = err
 		return err
 	}
 	commit.Point("records flushed")

@@ -19,7 +19,7 @@ func (s *Set) Distrust(err error) {
 	s.failure = err
 	for _, g := range s.Segments() {
 		g.logging.Lock()
-		if g.puts > g.durable {
+		if g.puts > g.durable || g.size.Load() > 0 && g.puts == 0 { // or its data could not be synced
 			g.lost = true
 			g.growing.Store(false)
 		}
