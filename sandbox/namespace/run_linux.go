@@ -268,12 +268,7 @@ func (r *run) handOver() {
 // close ends what is left of the run and waits for its goroutines.
 func (r *run) close() {
 	r.handOver()
-	if r.syscalls != nil {
-		r.syscalls.Stop() // it uses control
-	}
-	if r.reports != nil {
-		r.reports.Close()
-	}
+	r.unfollow()
 	if r.init >= 0 {
 		unix.Close(r.init)
 	}
@@ -281,6 +276,16 @@ func (r *run) close() {
 		r.proxy.close()
 	}
 	r.copying.Wait()
+}
+
+// unfollow ends the syscall monitor, and drops the reports that were not received with their descriptors.
+func (r *run) unfollow() {
+	if r.syscalls != nil {
+		r.syscalls.Stop() // it uses control
+	}
+	if r.reports != nil {
+		r.reports.Close()
+	}
 }
 
 // wait follows the run to its end. When ctx ends or the timeout expires it stops the run: SIGTERM, grace period,
@@ -296,6 +301,10 @@ func (r *run) wait(ctx context.Context, can cgroup.Capabilities) (*sandbox.Resul
 	}
 	close(p.reaped)
 	stopping.Wait()
+	if err != nil {
+		// One of the reports that nobody has read may hold the listener, and a command waits for its answers.
+		r.unfollow()
+	}
 	r.copying.Wait()
 	if err != nil {
 		return nil, err
