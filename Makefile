@@ -17,7 +17,7 @@ export GOFLAGS := $(GOFLAGS) -modcacherw
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo recording repro test test-sandbox escape interop peers farm vm rules fuzz lint race cross library api bench soak golden \
+.PHONY: help build demo recording repro test test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench soak golden \
 	serve package packaging reference clean tools
 
 help: ## list the targets
@@ -82,6 +82,13 @@ farm: tools ## build with three workers; kill one, drain one, cut one off for CU
 	@mkdir -p bin
 	@$(GO) test -count=1 -timeout 30m -v -run '^TestBuildSurvivesTheLossOfWorkers$$' ./tests/farm -args -cut=$(CUT) > bin/farm.log; code=$$?; \
 	if [ $$code = 0 ]; then sed -n 's/^ *build_linux_test.go:[0-9]*: //p' bin/farm.log; else cat bin/farm.log; fi; exit $$code
+
+FAULTS ?= 10m
+
+faults: ## let random system calls of a server under load fail for FAULTS=10m (needs strace)
+	@mkdir -p bin
+	@CLOISTER_REQUIRE=strace $(GO) test -count=1 -timeout 0 -v ./tests/faults -args -faults=$(FAULTS) > bin/faults.log 2>&1; code=$$?; \
+	if [ $$code = 0 ]; then sed -n 's/^ *faults_linux_test.go:[0-9]*: \([a-z]* *[0-9]* .*\)/\1/p' bin/faults.log | grep -v '^start'; else cat bin/faults.log; fi; exit $$code
 
 vm: ## test limits under control groups version 2 on emulated Linux 6.12 and 6.1 (3 minutes)
 	@.ci/tools vm
