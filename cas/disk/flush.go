@@ -29,7 +29,7 @@ const flushAdvice = "puts are refused until everything since the last good flush
 
 func (c *Cache) bootPath() string { return filepath.Join(c.dir, "boot") }
 
-// markIntact records that all that is doubtful was read from the disk or written again.
+// markIntact records that everything doubtful was read from the disk or written again.
 func (c *Cache) markIntact() error { return replaceFile(c.bootPath(), bootID()+"\n") }
 
 // flushFailed reports a failed flush.

@@ -115,11 +115,10 @@ func inject(t *testing.T, args []string, pids []int) (end func() map[string]int)
 	t.Logf("faults: %s", strings.Join(args, " "))
 	return func() map[string]int {
 		_ = cmd.Process.Signal(syscall.SIGINT) // it detaches; it has ended if its processes have
+		// It cannot detach from a thread that waits for its vfork. If it is killed, the kernel detaches all.
 		killed := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
-		err := cmd.Wait()
-		if !killed.Stop() {
-			t.Errorf("strace does not detach: %v", err)
-		}
+		_ = cmd.Wait()
+		killed.Stop()
 		return injected(t, trace)
 	}
 }

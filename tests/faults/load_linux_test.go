@@ -46,8 +46,10 @@ func dial(t *testing.T, address string, earlier *load) *load {
 	t.Cleanup(func() { server.Close() })
 	in, err := server.Instance("")
 	must.Succeed(t, err)
-	l := &load{t: t, in: in, execution: repb.NewExecutionClient(grpctest.Dial(t, address)),
-		want: map[bool]string{}, failed: map[codes.Code]int{}, refused: map[codes.Code]int{}}
+	l := &load{
+		t: t, in: in, execution: repb.NewExecutionClient(grpctest.Dial(t, address)),
+		want: map[bool]string{}, failed: map[codes.Code]int{}, refused: map[codes.Code]int{},
+	}
 	if earlier != nil {
 		l.want, l.acknowledged, l.executed, l.failed, l.refused = earlier.want, earlier.acknowledged, earlier.executed, earlier.failed, earlier.refused
 	}
