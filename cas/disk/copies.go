@@ -283,6 +283,7 @@ func (c *Cache) makeCopy(k copyKey, write func(*draft) error) (*cachedCopy, erro
 		return nil, err
 	}
 	if err := d.rename(path); err != nil {
+		_ = os.Remove(path) // otherwise the next copy replaces it, or Open removes it
 		return nil, err
 	}
 	f := &cachedCopy{path: path, charge: charge(k.key.Size), pins: 1, used: time.Now()}

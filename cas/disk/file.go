@@ -106,7 +106,7 @@ func (d *draft) discard() {
 	d.cache.budget.release(d.reserved, 1)
 }
 
-// rename renames the file to path.
+// rename renames the file to path. If it fails, there may be a file at path nevertheless.
 func (d *draft) rename(path string) error {
 	err := os.Rename(d.file.Name(), path)
 	if vanished(err) {
@@ -115,9 +115,7 @@ func (d *draft) rename(path string) error {
 		}
 	}
 	if err == nil && d.cache.config.Sync {
-		if err = d.cache.syncPath(filepath.Dir(path)); err != nil {
-			err = errors.Join(err, os.Remove(path))
-		}
+		err = d.cache.syncPath(filepath.Dir(path))
 	}
 	if err != nil {
 		return d.cache.writeError(err)
@@ -171,6 +169,7 @@ func (s *Store) putFile(ctx context.Context, d cas.Digest, r io.Reader) error {
 		return nil // a concurrent put won
 	}
 	if err := f.rename(path); err != nil {
+		_ = os.Remove(path) // otherwise it is adopted or replaced
 		return err
 	}
 	it := segment.Item{Failures: f.failures}

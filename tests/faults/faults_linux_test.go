@@ -110,7 +110,7 @@ func (r *rig) start() {
 	r.Helper()
 	var err error
 	config := r.config
-	if r.random.IntN(2) == 0 {
+	if r.rounds == 0 || r.random.IntN(2) == 0 {
 		config.Args = []string{"--sync"}
 	}
 	r.server, err = bazelrun.StartServer(r.Context(), config)

@@ -69,6 +69,7 @@ var found = []struct {
 	{true, fault{"prctl", "EPERM"}},           // ran with capabilities in the bounding set
 	{false, fault{"recvmsg", "ENOMEM"}},       // waited for a command that waited for its syscall monitor
 	{false, fault{"syncfs fdatasync", "EIO"}}, // was never durable again, without a word
+	{false, fault{"fsync fdatasync", "EIO"}},  // with --sync, lost files that it wrote again
 }
 
 // always returns arguments for strace that inject f into every second call.
