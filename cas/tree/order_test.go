@@ -4,9 +4,10 @@ package tree
 
 import (
 	"fmt"
-	"github.com/cloister-build/cloister/tests/expect"
 	"slices"
 	"testing"
+
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // TestPermutationsDiffer checks that seeds give different orders while there are enough orders.

@@ -3,9 +3,10 @@
 package actions
 
 import (
-	"github.com/cloister-build/cloister/tests/expect"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // Finding one failed action among 100,000 queued ones must not take as many calls.

@@ -3,12 +3,13 @@
 package node
 
 import (
-	"github.com/cloister-build/cloister/tests/expect"
 	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // lines are the lines of a log, each written with one call.
