@@ -17,8 +17,8 @@ export GOFLAGS := $(GOFLAGS) -modcacherw
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo recording repro test test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench soak golden \
-	serve package packaging reference clean tools
+.PHONY: help build demo recording repro test test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench \
+	soak golden serve package packaging reference build-files self-build clean tools
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -90,6 +90,9 @@ faults: ## let random system calls of a server under load fail for FAULTS=10m (n
 	@CLOISTER_REQUIRE=strace $(GO) test -count=1 -timeout 0 -v ./tests/faults -args -faults=$(FAULTS) > bin/faults.log 2>&1; code=$$?; \
 	if [ $$code = 0 ]; then sed -n 's/^ *faults_linux_test.go:[0-9]*: \([a-z]* *[0-9]* .*\)/\1/p' bin/faults.log | grep -v '^start'; else cat bin/faults.log; fi; exit $$code
 
+self-build: ## build Cloister on Cloister, as two users, and compare the programs (5 minutes)
+	$(GO) test -count=1 -timeout 120m -v -run '^TestCloisterBuildsItself$$' ./tests/bazel -args -self
+
 vm: ## test limits under control groups version 2 on emulated Linux 6.12 and 6.1 (3 minutes)
 	@.ci/tools vm
 	@mkdir -p bin
@@ -107,9 +110,10 @@ FUZZ_REST ?= 6s
 fuzz: ## run the fuzz targets, those of messages for FUZZ=60s, others for FUZZ_REST=6s
 	@.ci/fuzz $(FUZZ) $(FUZZ_REST)
 
-lint: ## run golangci-lint (staticcheck included) and govulncheck, check the public API, and vet for every operating system
+lint: ## run golangci-lint (staticcheck included) and govulncheck, check the public API and Bazel's build files, and vet for every operating system
 	$(GO) run ./tests/internal/publicapi
 	$(TOOL) golangci-lint run --allow-parallel-runners
+	$(TOOL) gazelle update -external=static -mode=diff
 	@if [ -n "$${GOVULNDB-}" ]; then $(TOOL) govulncheck -db "$$GOVULNDB" ./...; \
 	else echo "govulncheck: skipped, set GOVULNDB to the URL of a vulnerability database (file:// works)"; fi
 	@$(MAKE) --no-print-directory cross
@@ -140,6 +144,9 @@ golden: ## rewrite the expected outputs in testdata; review the diff before you 
 
 reference: ## rewrite the command reference and man pages in docs/reference
 	$(GO) test ./cmd/cloister -run '^TestReferenceIsCurrent$$' -update
+
+build-files: ## rewrite Bazel's build files of Go packages
+	$(TOOL) gazelle update -external=static
 
 package: ## make deb, rpm, container image and Helm chart in bin/dist (ARCH=amd64,arm64: for both)
 	cd cmd/packaging && $(GO) run . $(if $(ARCH),-arch $(ARCH))

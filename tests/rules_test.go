@@ -559,6 +559,7 @@ var skips = map[string]int{
 	"sandbox/namespace/lacking_linux_test.go":       1, // tests that run only as a child process
 	"sandbox/namespace/namespace_test.go":           1, // ordinary users run the same in another test
 	"tests/bazel/bazel_linux_test.go":               1,
+	"tests/bazel/self_linux_test.go":                1, // make self-build
 	"tests/escape/escape_linux_test.go":             1,
 	"tests/farm/build_linux_test.go":                1, // make farm
 	"sandbox/sandboxtest/sandboxtest.go":            1, // Unavailable

@@ -33,7 +33,7 @@ import (
 
 // Time limits for one call of Bazel and one start of serve.
 const (
-	bazelTime = 15 * time.Minute
+	bazelTime = time.Hour
 	serveTime = 5 * time.Minute
 )
 

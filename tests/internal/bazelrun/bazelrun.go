@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -49,10 +50,10 @@ var workspace = []string{
 	".bazelignore", ".bazelrc", "MODULE.bazel", "WORKSPACE", "examples", "tests/bazel/stubs",
 }
 
-// CopyWorkspace copies the example and what Bazel needs to build it from the repository at root to dir, which must not
-// exist. The copy is world-readable.
-func CopyWorkspace(dir, root string) error {
-	for _, name := range workspace {
+// CopyWorkspace copies the example, what Bazel needs to build it, and more files and directories from the repository at root
+// to dir. The copy is world-readable.
+func CopyWorkspace(dir, root string, more ...string) error {
+	for _, name := range slices.Concat(workspace, more) {
 		from, to := filepath.Join(root, name), filepath.Join(dir, name)
 		err := filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
 			if err != nil {

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bazel_test
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/must"
+)
+
+// self enables a test that compiles everything twice.
+var self = flag.Bool("self", false, "build Cloister on Cloister")
+
+// TestCloisterBuildsItself builds the program on the servers of two users, which must run the same actions with equal
+// results.
+func TestCloisterBuildsItself(t *testing.T) {
+	if !*self {
+		t.Skip("takes minutes: make self-build, or -args -self")
+	}
+	env := []string{"--repo_env=GOMODCACHE=" + moduleCache(t), "--repo_env=PATH=" + os.Getenv("PATH")}
+	build := func(user *syscall.Credential) (map[string]ran, []byte) {
+		r := newRig(t, user)
+		must.Succeed(t, bazelrun.CopyWorkspace(r.Workspace, "../..",
+			"BUILD.bazel", "cas", "cmd", "go.mod", "go.sum", "proto", "sandbox", "tests", "worker"))
+		wantAll(t, r.bazel(t, "build", append(env, "//cmd/cloister")...), "remote")
+		r.wantNoEvents(t)
+		outputs := must.Get(r.Outputs("cmd/cloister"))(t)
+		return r.executed(t), must.Get(os.ReadFile(filepath.Join(outputs, "cloister")))(t)
+	}
+	actions, program := build(nil)
+	if os.Geteuid() == 0 {
+		others, other := build(unusedUser(t))
+		expect.That(t, bytes.Equal(program, other), "two users built different programs of %d and %d bytes",
+			len(program), len(other))
+		for digest, there := range others {
+			hash := actions[digest].StableHash
+			expect.That(t, hash != "" && hash == there.StableHash, "%s of %s: got stable hashes %q and %q, want equal ones",
+				there.Mnemonic, there.Target, hash, there.StableHash)
+		}
+	}
+}
+
+// moduleCache returns a module cache that every user can read, with the modules that the packages need.
+func moduleCache(t *testing.T) string {
+	t.Helper()
+	found := must.Get(exec.CommandContext(t.Context(), "go", "env", "GOMODCACHE", "GOPROXY").Output())(t)
+	cache, proxy, _ := strings.Cut(strings.TrimSpace(string(found)), "\n")
+	dir := must.Get(bazelrun.TempDir(nil))(t)
+	t.Cleanup(func() { must.Succeed(t, bazelrun.Remove(dir)) })
+	cmd := exec.CommandContext(t.Context(), "go", "mod", "vendor", "-o", filepath.Join(dir, "vendor"))
+	cmd.Dir = "../.."
+	cmd.Env = append(os.Environ(),
+		"GOMODCACHE="+filepath.Join(dir, "modules"), "GOPROXY=file://"+cache+"/cache/download,"+proxy)
+	out, err := cmd.CombinedOutput()
+	must.Be(t, err == nil, "go mod vendor: %v\n%s", err, out)
+	return filepath.Join(dir, "modules")
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tests
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"testing"
+
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
+)
+
+// TestBazelKnowsEveryModule checks that WORKSPACE and MODULE.bazel name each repository in the build files of packages.
+func TestBazelKnowsEveryModule(t *testing.T) {
+	used := map[string]bool{}
+	label := regexp.MustCompile(`"@((?:com|org)_\w+)//`)
+	sources(t, func(_, text string) {
+		for _, m := range label.FindAllStringSubmatch(text, -1) {
+			used[m[1]] = true
+		}
+	}, ".bazel")
+	want := slices.Sorted(maps.Keys(used))
+	listed := regexp.MustCompile(`(?m)^    "((?:com|org)_\w+)",$`)
+	for _, name := range []string{"WORKSPACE", "MODULE.bazel"} {
+		var got []string
+		for _, m := range listed.FindAllSubmatch(must.Get(os.ReadFile(filepath.Join(root, name)))(t), -1) {
+			got = append(got, string(m[1]))
+		}
+		expect.Slices(t, got, want, name)
+	}
+}
