@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -92,12 +93,21 @@ func (r *rig) wantReproducible(t *testing.T, executed map[string]ran) {
 			sample[row.Mnemonic] = digest
 		}
 	}
-	args := []string{"repro", "-n", "2", "--json"}
-	for _, digest := range sample {
-		args = append(args, digest)
+	digests := slices.Collect(maps.Values(sample))
+	var report, elsewhere repro.Report
+	must.Succeed(t, json.Unmarshal(r.cloister(t, append([]string{"repro", "-n", "2", "--json"}, digests...)...), &report))
+	must.Succeed(t, json.Unmarshal(r.cloister(t, append([]string{"repro", "-n", "2", "--vary", "none", "--on", "local,remote",
+		"--json"}, digests...)...), &elsewhere))
+	if len(elsewhere) != len(sample) {
+		t.Errorf("%d of %d actions ran here and on the server", len(elsewhere), len(sample))
 	}
-	var report repro.Report
-	must.Succeed(t, json.Unmarshal(r.cloister(t, args...), &report))
+	for _, v := range elsewhere {
+		for _, run := range v.Runs {
+			if want := executed[v.Action].StableHash; run.StableHash != want {
+				t.Errorf("%s: got stable hash %q by repro on %s, want %q", v.Title(), run.StableHash, run.On, want)
+			}
+		}
+	}
 	var judged []string
 	for _, v := range report {
 		row := executed[v.Action]

@@ -195,6 +195,7 @@ var factors = []factor{
 		cause:     compare.Address,
 		causes:    []compare.Cause{compare.HashSeed}, // hash tables with pointers as keys
 		holdNeeds: sandbox.ConditionFixedLayout,
+		unfit:     seeded,
 		hold:      func(v *worker.Variation) { v.Conditions.FixedLayout = true },
 	},
 	{
@@ -202,12 +203,7 @@ var factors = []factor{
 		cause:     compare.Random,
 		causes:    []compare.Cause{compare.HashSeed, compare.BuildID, compare.Path}, // of a temporary file
 		holdNeeds: sandbox.ConditionRandomSeed,
-		unfit: func(p *planner) string {
-			if p.seed != nil {
-				return "the action states a seed"
-			}
-			return ""
-		},
+		unfit:     seeded,
 		hold: func(v *worker.Variation) { v.Conditions.RandomSeed = 1 },
 	},
 	{
@@ -249,6 +245,14 @@ const (
 // overflow, and never whole days or hours.
 func clockOffset(i int) time.Duration {
 	return time.Duration((i-1)%9+1)*400*24*time.Hour + time.Duration(i)*(7*time.Hour+13*time.Minute+29*time.Second)
+}
+
+// seeded is a factor.unfit for what a seed determines.
+func seeded(p *planner) string {
+	if p.seed != nil {
+		return "the action states a seed"
+	}
+	return ""
 }
 
 func cycle[T any](of []T, i int) T { return of[(i-1)%len(of)] }
@@ -343,11 +347,15 @@ func (p *planner) lacks(c sandbox.Condition) bool {
 	return c != "" && (p.features == nil || !slices.Contains(p.features.Conditions, c))
 }
 
-// baseline returns the variation of a run without varied factors: the random seed that the task states, if any.
+// baseline returns the variation of a run without varied factors. If the task states a seed it holds, as in every run
+// with a seed, random numbers and memory layout.
 func (p *planner) baseline() *worker.Variation {
 	v := &worker.Variation{}
-	if p.seed != nil && !p.lacks(sandbox.ConditionRandomSeed) {
-		v.Conditions.RandomSeed = *p.seed + 1 // 0 means the kernel's own, and a seed may be 0
+	if p.seed != nil {
+		v.Conditions.FixedLayout = !p.lacks(sandbox.ConditionFixedLayout)
+		if !p.lacks(sandbox.ConditionRandomSeed) {
+			v.Conditions.RandomSeed = *p.seed + 1 // 0 means the kernel's own, and a seed may be 0
+		}
 	}
 	return v
 }

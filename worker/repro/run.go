@@ -18,13 +18,14 @@ import (
 	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro/compare"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
 // run makes run i of the check. The first one has no variation.
 func (c *check) run(ctx context.Context, i int) error {
 	x := &c.Executors[i%len(c.Executors)]
 	if i == 0 && c.First != nil {
-		c.verdict.Runs = append(c.verdict.Runs, c.record(x, &worker.Variation{}, c.First))
+		c.verdict.Runs = append(c.verdict.Runs, c.record(ctx, x, &worker.Variation{}, c.First))
 		return nil
 	}
 	v, copies := c.planner.baseline(), 0
@@ -52,11 +53,11 @@ func (c *check) execute(
 		task.Action = x.Action
 	}
 	task.Queued = time.Now()
-	ctx, cancel := context.WithCancel(ctx)
+	running, cancel := context.WithCancel(ctx)
 	var others sync.WaitGroup
 	for range copies {
 		t := task
-		others.Go(func() { _, _ = x.Executor.Execute(ctx, &t, func(worker.Stage) {}) })
+		others.Go(func() { _, _ = x.Executor.Execute(running, &t, func(worker.Stage) {}) })
 	}
 	out, err := x.Executor.Execute(ctx, &task, func(worker.Stage) {})
 	cancel()
@@ -64,7 +65,7 @@ func (c *check) execute(
 	if err != nil {
 		return nil, err
 	}
-	r := c.record(x, v, out)
+	r := c.record(ctx, x, v, out)
 	if copies > 0 {
 		r.Varied = append(r.Varied, "parallel, with another run")
 	}
@@ -72,7 +73,7 @@ func (c *check) execute(
 }
 
 // record returns the Run of an outcome.
-func (c *check) record(x *Executor, v *worker.Variation, out *worker.Outcome) Run {
+func (c *check) record(ctx context.Context, x *Executor, v *worker.Variation, out *worker.Outcome) Run {
 	m, function := out.Result.GetExecutionMetadata(), c.task.Action.Function()
 	r := Run{
 		On: text(x.Name), Worker: text(m.GetWorker()), Varied: describe(v), ExitCode: out.Result.GetExitCode(),
@@ -91,13 +92,35 @@ func (c *check) record(x *Executor, v *worker.Variation, out *worker.Outcome) Ru
 	if out.Status != worker.StatusOK {
 		r.Code = out.Status.String()
 	}
-	if !out.Manifest.IsZero() {
-		r.Manifest, r.StableHash = out.Manifest.String(), out.StableHash
+	text, hash := out.Manifest, out.StableHash
+	if text.IsZero() {
+		text, hash = worker.RecordedManifest(out.Result)
+	}
+	if !text.IsZero() {
+		r.Manifest, r.StableHash = text.String(), hash
+		if r.Action != "" {
+			r.StableHash = c.stableHash(ctx, x, text)
+		}
 	}
 	if m.GetExecutionStartTimestamp() != nil {
 		r.Start, r.End = m.GetExecutionStartTimestamp().AsTime(), m.GetExecutionCompletedTimestamp().AsTime()
 	}
 	return r
+}
+
+// stableHash returns the stable hash of a manifest with the action of the check instead of the one that x ran: they differ
+// only in that the latter is not cached. It returns "" if the manifest cannot be read.
+func (c *check) stableHash(ctx context.Context, x *Executor, text cas.Digest) string {
+	b, err := cas.ReadAll(ctx, x.Store, text, manifest.MaxBytes)
+	if err != nil {
+		return ""
+	}
+	m, err := manifest.Parse(b)
+	if err != nil || m.Action != x.Action {
+		return ""
+	}
+	m.Action = c.task.Action
+	return m.StableHash()
 }
 
 // An item is an output, stdout or stderr of one run.

@@ -148,7 +148,7 @@ func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (
 	}
 	config := worker.Config{Name: "run-" + m.ID}
 	if c.ActionName == "" {
-		config.Grace, config.MaxTimeout = time.Second, max(c.Timeout, 24*time.Hour)
+		config.MaxTimeout = max(c.Timeout, 24*time.Hour)
 		if c.TTY && c.Timeout > 0 {
 			config.MaxTimeout = c.Timeout // the only limit of a run on a terminal
 		}

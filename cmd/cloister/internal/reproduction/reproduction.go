@@ -155,7 +155,7 @@ func (c *Config) Run(ctx context.Context, out, info io.Writer) (repro.Report, er
 	}
 	defer w.Close()
 	if c.local() {
-		config := worker.Config{Name: "repro", Grace: time.Second, MaxTimeout: max(c.Timeout, 24*time.Hour)}
+		config := worker.Config{Name: "repro", MaxTimeout: max(c.Timeout, 24*time.Hour)}
 		if err := w.Start(ctx, config); err != nil {
 			return nil, err
 		}
