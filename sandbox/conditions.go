@@ -30,7 +30,7 @@ type Conditions struct {
 	// ClockOffset is added to the time of day.
 	ClockOffset time.Duration
 	// FrozenClock, if not 0, is the time of day, in seconds since 1970, at which the run begins. Each reading then
-	// advances the clock by a millisecond, however fast the run is.
+	// advances the clock by a microsecond, however fast the run is, and by a millisecond after 100,000 readings.
 	FrozenClock int64
 	// RandomSeed, if not 0, seeds all random numbers from the kernel: two runs that ask for them in the same order get
 	// the same.

@@ -182,14 +182,14 @@ func (c *clocked) isShifted(t *testing.T, b *namespace.Backend, dir string, shif
 	}
 }
 
-// isHeld checks that two runs read the same times, some milliseconds after the start.
+// isHeld checks that two runs read the same times, some microseconds after the start.
 func (c *clocked) isHeld(t *testing.T, b *namespace.Backend, dir string) {
 	t.Helper()
 	const start = 1_000_000_000
 	first := c.run(t, b, dir, sandbox.Conditions{FrozenClock: start})
 	for _, got := range first {
-		if since := got.Sub(time.Unix(start, 0)); since < 0 || since > 10*time.Second || since%time.Millisecond != 0 {
-			t.Errorf("got %v after the start, want some milliseconds", since)
+		if since := got.Sub(time.Unix(start, 0)); since < 0 || since > 10*time.Second || since%time.Microsecond != 0 {
+			t.Errorf("got %v after the start, want some microseconds", since)
 		}
 	}
 	if c.name == "Java" {

@@ -204,7 +204,7 @@ var factors = []factor{
 		causes:    []compare.Cause{compare.HashSeed, compare.BuildID, compare.Path}, // of a temporary file
 		holdNeeds: sandbox.ConditionRandomSeed,
 		unfit:     seeded,
-		hold: func(v *worker.Variation) { v.Conditions.RandomSeed = 1 },
+		hold:      func(v *worker.Variation) { v.Conditions.RandomSeed = 1 },
 	},
 	{
 		name:      FactorPIDs,

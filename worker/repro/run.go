@@ -308,7 +308,7 @@ func (p *planner) facts(v *worker.Variation, m *repb.ExecutedActionMetadata) *co
 		)
 		if c.FrozenClock != 0 {
 			f.Start = time.Unix(c.FrozenClock, 0).UTC()
-			// The held clock advances by a millisecond per reading, so the end is unknown.
+			// The held clock advances with each reading, so the end is unknown.
 			f.End = f.Start.Add(max(f.End.Sub(m.GetExecutionStartTimestamp().AsTime()), time.Minute))
 		}
 	}

@@ -23,9 +23,10 @@ type clock struct {
 	since  time.Time // start of the run by the host's clock
 	begin  time.Time // start of the run by a frozen clock
 
-	mu    sync.Mutex
-	next  time.Time       // next reading of a frozen clock; guarded by mu
-	waits map[uint32]wait // by thread, for a frozen clock; guarded by mu
+	mu       sync.Mutex
+	next     time.Time       // next reading of a frozen clock; guarded by mu
+	readings int             // of a frozen clock; guarded by mu
+	waits    map[uint32]wait // by thread, for a frozen clock; guarded by mu
 }
 
 // A wait is a thread's wait for a time of a frozen clock. It takes as long as if the clock ran.
@@ -36,8 +37,10 @@ type wait struct {
 }
 
 const (
-	// tick is how much each reading advances a frozen clock.
-	tick = time.Millisecond
+	// tick is how much each reading advances a frozen clock, so that all readings of most programs are of one second.
+	// After manyReadings, when a program probably waits for a time to come, each advances it by longTick.
+	tick, longTick = time.Microsecond, time.Millisecond
+	manyReadings   = 100_000
 	// maxWaits bounds the number of waits, most of which may be over.
 	maxWaits = 10_000
 	// maxSeconds is the latest distinguishable time, far from overflow.
@@ -67,7 +70,11 @@ func (c *clock) read(id int32) (time.Time, error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		now := c.next
-		c.next = now.Add(tick)
+		if c.readings++; c.readings > manyReadings {
+			c.next = now.Add(longTick)
+		} else {
+			c.next = now.Add(tick)
+		}
 		return now, nil
 	}
 	return time.Unix(ts.Unix()).Add(c.offset), nil

@@ -123,14 +123,14 @@ func TestFrozenClock(t *testing.T) {
 		}
 	}
 	read(0)
-	read(time.Millisecond)
+	read(tick)
 	c.advance(time.Second)
-	read(1002 * time.Millisecond)
+	read(time.Second + 2*tick)
 	left(1, 500*time.Millisecond, false) // it was then
-	read(1003 * time.Millisecond)
+	read(time.Second + 3*tick)
 	left(1, time.Hour, true)
-	left(2, 1005*time.Millisecond, true)
-	read(1004 * time.Millisecond) // others do not wait for it
+	left(2, time.Second+5*tick, true)
+	read(time.Second + 4*tick) // others do not wait for it
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		d, err := c.remaining(2, unix.CLOCK_REALTIME, time.Unix(101, 6e6))
 		if err != nil || time.Now().After(deadline) {
@@ -240,5 +240,27 @@ func TestTimersEndWithTheMonitor(t *testing.T) {
 	l.after(3, 0, func() { answered <- 3 })
 	if len(answered) > 0 || len(l.timers) != 1 || l.timers[2].Stop() {
 		t.Errorf("%d answers and %d timers after the end", len(answered), len(l.timers))
+	}
+}
+
+// TestFrozenClockStaysInItsSecond: however often a program reads the clock, until it probably waits for a later time.
+func TestFrozenClockStaysInItsSecond(t *testing.T) {
+	c := newClock(&sandbox.Conditions{FrozenClock: 1_000_000_000})
+	last := time.Time{}
+	for n := range manyReadings {
+		now, err := c.read(unix.CLOCK_REALTIME)
+		must.Succeed(t, err)
+		if now.Unix() != 1_000_000_000 || !now.After(last) {
+			t.Fatalf("reading %d: %v after %v", n, now, last)
+		}
+		last = now
+	}
+	for range 1000 {
+		var err error
+		last, err = c.read(unix.CLOCK_REALTIME)
+		must.Succeed(t, err)
+	}
+	if last.Unix() == 1_000_000_000 {
+		t.Error("a program that waits for the next second never ends")
 	}
 }
