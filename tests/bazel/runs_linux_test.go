@@ -105,6 +105,9 @@ func (r *rig) wantReproducible(t *testing.T, executed map[string]ran) {
 		for _, run := range v.Runs {
 			if want := executed[v.Action].StableHash; run.StableHash != want {
 				t.Errorf("%s: got stable hash %q by repro on %s, want %q", v.Title(), run.StableHash, run.On, want)
+				if there, err := manifest.Parse(r.cloister(t, "cas", "cat", run.Manifest)); err == nil { // else it is the local one
+					t.Errorf("%+v", manifest.Diff(r.manifest(t, v.Action), there))
+				}
 			}
 		}
 	}
