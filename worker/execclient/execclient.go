@@ -21,7 +21,9 @@ import (
 	"github.com/cloister-build/cloister/worker/internal/response"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 // A Client executes the actions of one instance of a server. Use New; the zero Client is not usable. It is safe for
@@ -142,8 +144,8 @@ func send(ctx context.Context, from cas.Store, to cas.Store, ds []cas.Digest) er
 	return batch.Flush(ctx)
 }
 
-// Execute makes the server execute the action of t, even if it has a cached result. It ignores the other fields of t
-// and reports no stages. It retries while the server is unavailable or busy, and waits for the same execution if the
+// Execute makes the server execute the action of t, even if it has a cached result. It sends the target and mnemonic of
+// t, which may select a rule of the server's policy, ignores the other fields and reports no stages. It retries while the server is unavailable or busy, and waits for the same execution if the
 // connection breaks. It refuses a task with a root file system, which the API cannot express.
 func (c *Client) Execute(ctx context.Context, t *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
 	if t == nil {
@@ -169,10 +171,18 @@ func (c *Client) Execute(ctx context.Context, t *worker.Task, _ func(worker.Stag
 	return nil, err
 }
 
+// metadataHeader is the header with the RequestMetadata (remote_execution.proto).
+const metadataHeader = "build.bazel.remote.execution.v2.requestmetadata-bin"
+
 // execute returns the answer of the server; its errors are statuses.
 func (c *Client) execute(ctx context.Context, t *worker.Task) (*repb.ExecuteResponse, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends streams that the server keeps open
+	described, err := proto.Marshal(&repb.RequestMetadata{TargetId: t.Target, ActionMnemonic: t.Mnemonic})
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "target %+.200q, mnemonic %+.200q: %v", t.Target, t.Mnemonic, err)
+	}
+	ctx = metadata.AppendToOutgoingContext(ctx, metadataHeader, string(described))
 	req := &repb.ExecuteRequest{
 		InstanceName: c.sdk.InstanceName, ActionDigest: t.Action.Proto(), DigestFunction: t.Action.Function().Proto(), SkipCacheLookup: true,
 	}

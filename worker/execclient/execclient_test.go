@@ -22,7 +22,9 @@ import (
 	"github.com/cloister-build/cloister/worker/execclient"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
@@ -76,6 +78,15 @@ func (s *server) next(call string, to grpc.ServerStreamingServer[longrunningpb.O
 }
 
 func (s *server) Execute(req *repb.ExecuteRequest, to grpc.ServerStreamingServer[longrunningpb.Operation]) error {
+	var described repb.RequestMetadata
+	for _, m := range metadata.ValueFromIncomingContext(to.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin") {
+		if err := proto.Unmarshal([]byte(m), &described); err != nil {
+			return err
+		}
+	}
+	if described.TargetId != "//a:b" || described.ActionMnemonic != "Make" {
+		return status.Error(codes.Internal, "the request does not name target and mnemonic, which select a rule of the policy")
+	}
 	if !req.SkipCacheLookup || req.DigestFunction != repb.DigestFunction_BLAKE3 {
 		return status.Error(codes.Internal, "wrong request")
 	}
@@ -99,7 +110,7 @@ func executeIn(ctx context.Context, t *testing.T, answers ...answer) (*worker.Ou
 	g, s := grpc.NewServer(), &server{answers: answers}
 	repb.RegisterExecutionServer(g, s)
 	c := must.Get(execclient.New(grpctest.Connect(t, g), "main"))(t)
-	out, err := c.Execute(ctx, &worker.Task{Action: cas.BLAKE3.Sum([]byte("x"))}, nil)
+	out, err := c.Execute(ctx, &worker.Task{Action: cas.BLAKE3.Sum([]byte("x")), Target: "//a:b", Mnemonic: "Make"}, nil)
 	g.Stop() // the calls have ended
 	return out, s.calls, err
 }
