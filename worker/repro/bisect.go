@@ -34,6 +34,8 @@ type Bisection struct {
 	Factors []Factor `json:"factors"`
 	// Together means that no factor alone changes anything, but all together do.
 	Together bool `json:"together,omitempty"`
+	// Failure is how the command fails with all factors held, if the first run succeeded.
+	Failure string `json:"failure,omitempty"`
 	// Summary is the result in one line.
 	Summary string `json:"says"`
 
@@ -72,6 +74,10 @@ func (c *check) bisect(ctx context.Context) error {
 	if err := c.controls(ctx, b, x); err != nil {
 		return err
 	}
+	if b.Failure != "" && !b.control.succeeded() {
+		b.Summary = b.Failure
+		return nil
+	}
 	for _, f := range c.factors {
 		if f.vary == nil && f.copies == 0 && slices.Contains(b.Unheld, f.name) {
 			continue // it varies in the controls, too
@@ -107,11 +113,10 @@ func (c *check) pause(ctx context.Context, since time.Time) error {
 	}
 }
 
-// controls runs the action with all factors held and records the noise: twice in a row, once after a pause and, if that
-// differs, once more to distinguish time from chance.
+// controls runs the action with all factors held and records the noise: twice in a row and once after a pause.
 func (c *check) controls(ctx context.Context, b *Bisection, x *Executor) error {
 	began := time.Now()
-	first, err := c.control(ctx, b, x)
+	first, err := c.firstControl(ctx, b, x)
 	if err != nil {
 		return err
 	}
@@ -126,19 +131,47 @@ func (c *check) controls(ctx context.Context, b *Bisection, x *Executor) error {
 			return err
 		}
 	}
-	later, err := c.control(ctx, b, x)
-	if err != nil {
-		return err
+	return c.freshControl(ctx, b, x, true)
+}
+
+// firstControl makes the first control. If it fails although the first run did not, an input such as a certificate may
+// not be valid yet at the held time, and the clock is held at the time of the first run instead.
+func (c *check) firstControl(ctx context.Context, b *Bisection, x *Executor) (*Run, error) {
+	first, err := c.control(ctx, b, x)
+	plain := &c.verdict.Runs[0]
+	if err != nil || first.succeeded() || !plain.succeeded() {
+		return first, err
 	}
-	if len(b.noise.beyond(ctx, first, later)) == 0 {
-		return nil
+	b.Failure = "with all factors held the command fails: " + first.failure()
+	if c.planner.lacks(sandbox.ConditionFrozenClock) || plain.Start.IsZero() {
+		return first, nil
+	}
+	c.planner.heldTime = plain.Start.Unix()
+	second, err := c.control(ctx, b, x)
+	if err != nil || !second.succeeded() {
+		return first, err
+	}
+	b.Failure = fmt.Sprintf("with the clock held at %s the command fails, unlike at %s: %s", date(defaultHeldTime),
+		date(c.planner.heldTime), first.failure())
+	if c.varies(factorTime) {
+		b.found(&c.verdict, factorTime, []string{displayName(exitCode)})
+	}
+	return second, nil
+}
+
+// freshControl makes another control and, if it differs, one more to distinguish time from chance: with byTime,
+// unexplained differences are times if the two are equal.
+func (c *check) freshControl(ctx context.Context, b *Bisection, x *Executor, byTime bool) error {
+	later, err := c.control(ctx, b, x)
+	if err != nil || len(b.noise.beyond(ctx, &b.control, later)) == 0 {
+		return err
 	}
 	last, err := c.control(ctx, b, x)
 	if err != nil {
 		return err
 	}
 	chance := differing(later, last)
-	c.addNoise(ctx, b, first, later, func(name string) bool { return !slices.Contains(chance, name) })
+	c.addNoise(ctx, b, &b.control, later, func(name string) bool { return byTime && !slices.Contains(chance, name) })
 	c.addNoise(ctx, b, later, last, nil)
 	return nil
 }
@@ -159,9 +192,9 @@ func (c *check) addNoise(ctx context.Context, b *Bisection, x, y *Run, byTime fu
 			factor, list := Factor(""), &b.Nondeterministic
 			switch {
 			case isTime(l.cause), isVague(l.cause) && byTime != nil && byTime(name):
-				factor, list = FactorTime, &b.TimeDependent
+				factor, list = factorTime, &b.TimeDependent
 			case isOrder(l.cause) && l.cause != compare.HashSeed && len(b.Unheld) == 0: // clocks seed some hash tables
-				factor = FactorParallel
+				factor = factorParallel
 			}
 			c.addLocation(b, name, l, factor, list)
 		}
@@ -196,46 +229,46 @@ func (c *check) varies(name Factor) bool {
 	return slices.ContainsFunc(c.factors, func(f factor) bool { return f.name == name })
 }
 
-// step varies a factor alone, as often as the check varied it, until a run differs from the control in more than noise
-// and a second run confirms it.
+// step varies a factor alone, as often as the check varied it, until a run differs in more than noise from a first and
+// from a fresh control, and a second run confirms it.
 func (c *check) step(ctx context.Context, b *Bisection, x *Executor, f *factor) error {
 	s := Step{Factor: f.name, Changed: []string{}}
 	for n := 1; n < c.Runs && s.run == nil; n++ {
-		var changed []string
-		var last *Run
-		for range 2 {
-			v, copies := c.planner.held(f, n)
-			r, err := c.execute(ctx, x, v, copies, "varied alone: "+string(f.name))
-			if err != nil {
+		r, err := c.vary(ctx, b, x, &s, f, n)
+		if err != nil {
+			return err
+		}
+		changed := c.beyond(ctx, b, f, r)
+		if len(changed) == 0 {
+			continue
+		}
+		if err := c.freshControl(ctx, b, x, false); err != nil {
+			return err
+		}
+		changed = c.beyond(ctx, b, f, r)
+		noisy := slices.ContainsFunc(changed, func(name string) bool { return b.noise[name] != nil })
+		if len(changed) > 0 && (f.vary != nil || noisy) { // another random value need not show again
+			if r, err = c.vary(ctx, b, x, &s, f, n); err != nil {
 				return err
 			}
-			b.Runs++
-			s.Runs++
-			beyond := c.beyond(ctx, b, f, r)
-			noisy := slices.ContainsFunc(beyond, func(name string) bool { return b.noise[name] != nil })
-			if noisy { // there may be more noise than is known
-				control, err := c.control(ctx, b, x)
-				if err != nil {
-					return err
-				}
-				c.addNoise(ctx, b, &b.control, control, nil)
-				beyond = c.beyond(ctx, b, f, r)
-			}
-			if last != nil { // keep what both runs changed
-				beyond = slices.DeleteFunc(beyond, func(name string) bool { return !slices.Contains(changed, name) })
-			}
-			// A factor without vary need not show again.
-			if changed, last = beyond, r; len(changed) == 0 || f.vary == nil && !noisy {
-				break
-			}
+			again := c.beyond(ctx, b, f, r)
+			changed = slices.DeleteFunc(changed, func(name string) bool { return !slices.Contains(again, name) })
 		}
 		if len(changed) > 0 {
-			s.run, s.Changed = last, displayNames(changed)
+			s.run, s.Changed = r, displayNames(changed)
 			b.found(&c.verdict, f.name, s.Changed)
 		}
 	}
 	b.Steps = append(b.Steps, s)
 	return nil
+}
+
+// vary makes a run that varies f alone.
+func (c *check) vary(ctx context.Context, b *Bisection, x *Executor, s *Step, f *factor, n int) (*Run, error) {
+	b.Runs++
+	s.Runs++
+	v, copies := c.planner.held(f, n)
+	return c.execute(ctx, x, v, copies, "varied alone: "+string(f.name))
 }
 
 // beyond returns the items in which a run that varies f differs from the control in more than noise. It adds times to
@@ -248,7 +281,7 @@ func (c *check) beyond(ctx context.Context, b *Bisection, f *factor, r *Run) []s
 			case !b.chance(name, &l, f):
 				more = true
 			case isTime(l.cause):
-				c.addLocation(b, name, l, FactorTime, &b.TimeDependent)
+				c.addLocation(b, name, l, factorTime, &b.TimeDependent)
 			}
 		}
 		return !more
@@ -281,6 +314,9 @@ func (b *Bisection) found(v *Verdict, factor Factor, outputs []string) {
 // summarize sets Summary.
 func (b *Bisection) summarize(runs int) {
 	var parts []string
+	if b.Failure != "" {
+		parts = append(parts, b.Failure)
+	}
 	if len(b.Factors) > 0 {
 		parts = append(parts, "caused by "+Join(b.Factors))
 	}

@@ -40,7 +40,7 @@ func ExampleCheck() {
 		log.Fatal(err)
 	}
 	v, err := repro.Check(ctx, &worker.Task{Action: action}, repro.Options{
-		Runs: 2, Bisect: true, Factors: []repro.Factor{repro.FactorHostname, repro.FactorUser},
+		Runs: 2, Bisect: true, Factors: []repro.Factor{"hostname", "user"},
 		Executors: []repro.Executor{{
 			Name: "local", Executor: stamper{store}, Store: store,
 			Features: &sandbox.Features{Conditions: sandbox.AllConditions},

@@ -77,13 +77,19 @@ func (c *check) attribute(o *Output, d *Difference, name string, rest []Factor, 
 		d.Cause = compare.Parallel
 		return
 	}
+	if a, b := &c.verdict.Runs[d.Runs[0]], &c.verdict.Runs[d.Runs[1]]; a.succeeded() != b.succeeded() {
+		return // a run that fails writes something else
+	}
 	if isVague(d.Cause) || proved && !canShow(d.Factors, d.Cause) || c.refuted(o, d, name) {
 		shown := d.Cause
-		if by := c.causeBy(o, d.Factors); by != compare.Unknown || !isVague(shown) {
+		if by := c.causeBy(d.Factors); by != compare.Unknown || !isVague(shown) {
 			d.Cause = by
 		}
-		if d.Cause == compare.Random && isOrder(shown) {
+		switch {
+		case d.Cause == compare.Random && isOrder(shown):
 			d.Cause = compare.HashSeed // whatever the items are
+		case d.Cause == compare.Unknown && isOrder(shown):
+			d.Cause = compare.Parallel
 		}
 	}
 }
@@ -125,14 +131,12 @@ func (c *check) refuted(o *Output, d *Difference, name string) bool {
 }
 
 // causeBy returns the cause that follows from what was varied.
-func (c *check) causeBy(o *Output, by []Factor) compare.Cause {
+func (c *check) causeBy(by []Factor) compare.Cause {
 	switch b := c.verdict.Bisection; {
 	case isSeed(by):
 		return compare.Random
 	case len(by) > 0:
 		return factorOf(by[0]).cause
-	case b != nil && slices.Contains(b.Nondeterministic, o.Path) && len(b.Unheld) == 0:
-		return compare.Parallel
 	case b == nil && len(c.verdict.Factors) == 1:
 		return factorOf(c.verdict.Factors[0]).cause // nothing else varied
 	}
@@ -143,7 +147,7 @@ func (c *check) causeBy(o *Output, by []Factor) compare.Cause {
 // clock together with process IDs or addresses.
 func isSeed(by []Factor) bool {
 	has := func(name Factor) bool { return slices.Contains(by, name) }
-	return (has(FactorTime) || has(FactorUptime)) && (has(FactorPIDs) || has(FactorASLR))
+	return (has(factorTime) || has(factorUptime)) && (has(factorPIDs) || has(factorASLR))
 }
 
 // factorsBySteps returns the factors of each location of an item that the steps of the bisection show.
@@ -159,10 +163,8 @@ func (c *check) factorsBySteps(ctx context.Context, name string) map[string][]Fa
 			continue
 		}
 		f := factorOf(s.Factor)
-		found, _ := differences(ctx, name, &b.control, s.run) // the output's factors are known anyway
-		for _, d := range found {
-			l := location{locationKey(&d), d.Cause, d.Format}
-			if !b.noise.knows(name, l.key) && !b.chance(name, &l, f) && !slices.Contains(all[l.key], s.Factor) {
+		for _, l := range b.noise.unknown(ctx, name, &b.control, s.run) {
+			if !b.chance(name, &l, f) && !slices.Contains(all[l.key], s.Factor) {
 				all[l.key] = append(all[l.key], s.Factor)
 			}
 		}

@@ -19,27 +19,27 @@ type Factor string
 
 // The factors.
 const (
-	FactorTime        Factor = "time"        // time of day, by more than a year
-	FactorZone        Factor = "zone"        // time zone (TZ)
-	FactorUser        Factor = "user"        // name and ID of the user
-	FactorHostname    Factor = "hostname"    // host name
-	FactorLocale      Factor = "locale"      // language and sorting (LC_ALL, LANG)
-	FactorUmask       Factor = "umask"       // umask
-	FactorCPUs        Factor = "cpus"        // number of processors
-	FactorReaddir     Factor = "readdir"     // order of entries in input directories
-	FactorPath        Factor = "path"        // path of the working directory
-	FactorASLR        Factor = "aslr"        // memory layout
-	FactorRandom      Factor = "random"      // random numbers of the kernel
-	FactorPIDs        Factor = "pids"        // process IDs
-	FactorUptime      Factor = "uptime"      // time since boot
-	FactorEnvironment Factor = "environment" // a variable that the command does not set
-	FactorParallel    Factor = "parallel"    // another run of the action at the same time
+	factorTime        Factor = "time"        // time of day, by more than a year
+	factorZone        Factor = "zone"        // time zone (TZ)
+	factorUser        Factor = "user"        // name and ID of the user
+	factorHostname    Factor = "hostname"    // host name
+	factorLocale      Factor = "locale"      // language and sorting (LC_ALL, LANG)
+	factorUmask       Factor = "umask"       // umask
+	factorCPUs        Factor = "cpus"        // number of processors
+	factorReaddir     Factor = "readdir"     // order of entries in input directories
+	factorPath        Factor = "path"        // path of the working directory
+	factorASLR        Factor = "aslr"        // memory layout
+	factorRandom      Factor = "random"      // random numbers of the kernel
+	factorPIDs        Factor = "pids"        // process IDs
+	factorUptime      Factor = "uptime"      // time since boot
+	factorEnvironment Factor = "environment" // a variable that the command does not set
+	factorParallel    Factor = "parallel"    // another run of the action at the same time
 )
 
 // AllFactors are the factors, in the order of messages.
 var AllFactors = []Factor{
-	FactorTime, FactorZone, FactorUser, FactorHostname, FactorLocale, FactorUmask, FactorCPUs, FactorReaddir,
-	FactorPath, FactorASLR, FactorRandom, FactorPIDs, FactorUptime, FactorEnvironment, FactorParallel,
+	factorTime, factorZone, factorUser, factorHostname, factorLocale, factorUmask, factorCPUs, factorReaddir,
+	factorPath, factorASLR, factorRandom, factorPIDs, factorUptime, factorEnvironment, factorParallel,
 }
 
 // A factor is how a Factor is varied and held. A varied factor has a different value in every run, a held one the same
@@ -57,7 +57,7 @@ type factor struct {
 	unfit func(p *planner) string
 	// vary sets the value of run i, counted from 1.
 	vary func(v *worker.Variation, i int, p *planner)
-	hold func(v *worker.Variation)
+	hold func(v *worker.Variation, p *planner)
 	// copies is the number of further runs in parallel with a varied one.
 	copies int
 }
@@ -84,6 +84,7 @@ type planner struct {
 	features *sandbox.Features
 	host     Host
 	seed     *uint64 // Task.Seed
+	heldTime int64   // start of a held clock
 }
 
 // Host describes what limits variation on a host. The zero value is valid.
@@ -93,8 +94,8 @@ type Host struct {
 	Zones   []string // installed time zones of zones
 }
 
-// heldTime is the start of a held clock. At this time each of zones has a different date.
-const heldTime = 1_700_046_000 // 2023-11-15 11:00:00 UTC
+// defaultHeldTime is the usual planner.heldTime. At this time each of zones has a different date.
+const defaultHeldTime = 1_700_046_000 // 2023-11-15 11:00:00 UTC
 
 // zones have another date than UTC for at least ten hours of each day, and all of them during the same hour.
 var zones = []string{"Etc/GMT-14", "Etc/GMT+12", "Etc/GMT-13"}
@@ -105,15 +106,15 @@ var posixZones = []string{"CLA-14", "CLB+12", "CLC-13"}
 // factors are all factors in the order of messages. The first one that explains a difference wins.
 var factors = []factor{
 	{
-		name:      FactorTime,
+		name:      factorTime,
 		cause:     compare.Timestamp,
 		causes:    []compare.Cause{compare.BuildDate, compare.Duration},
 		varyNeeds: sandbox.ConditionClockOffset, holdNeeds: sandbox.ConditionFrozenClock,
 		vary: func(v *worker.Variation, i int, _ *planner) { v.Conditions.ClockOffset = clockOffset(i) },
-		hold: func(v *worker.Variation) { v.Conditions.FrozenClock = heldTime },
+		hold: func(v *worker.Variation, p *planner) { v.Conditions.FrozenClock = p.heldTime },
 	},
 	{
-		name:   FactorZone,
+		name:   factorZone,
 		cause:  compare.Zone,
 		causes: []compare.Cause{compare.BuildDate},
 		unfit:  declares("TZ"),
@@ -126,7 +127,7 @@ var factors = []factor{
 		},
 	},
 	{
-		name:      FactorUser,
+		name:      factorUser,
 		cause:     compare.Owner,
 		causes:    []compare.Cause{compare.Path}, // of a home directory
 		varyNeeds: sandbox.ConditionUser,
@@ -135,13 +136,13 @@ var factors = []factor{
 		},
 	},
 	{
-		name:      FactorHostname,
+		name:      factorHostname,
 		cause:     compare.Hostname,
 		varyNeeds: sandbox.ConditionHostname,
 		vary:      func(v *worker.Variation, i int, _ *planner) { v.Conditions.Hostname = fmt.Sprintf("elsewhere%d", i) },
 	},
 	{
-		name:  FactorLocale,
+		name:  factorLocale,
 		cause: compare.Locale,
 		// Only installed locales: shells and Perl complain about others on stderr.
 		unfit: declares("LANG", "LANGUAGE", "LC_*"),
@@ -155,7 +156,7 @@ var factors = []factor{
 		},
 	},
 	{
-		name:      FactorUmask,
+		name:      factorUmask,
 		cause:     compare.Mode,
 		varyNeeds: sandbox.ConditionUmask,
 		vary: func(v *worker.Variation, i int, _ *planner) {
@@ -163,7 +164,7 @@ var factors = []factor{
 		},
 	},
 	{
-		name:      FactorCPUs,
+		name:      factorCPUs,
 		cause:     compare.Processors,
 		causes:    []compare.Cause{compare.Parallel},
 		varyNeeds: sandbox.ConditionCPUs,
@@ -178,43 +179,43 @@ var factors = []factor{
 		},
 	},
 	{
-		name:  FactorReaddir,
+		name:  factorReaddir,
 		cause: compare.MemberOrder,
 		vary:  func(v *worker.Variation, i int, _ *planner) { v.Order = heldOrder + uint64(i) },
-		hold:  func(v *worker.Variation) { v.Order = heldOrder },
+		hold:  func(v *worker.Variation, _ *planner) { v.Order = heldOrder },
 	},
 	{
-		name:  FactorPath,
+		name:  factorPath,
 		cause: compare.Path,
 		vary: func(v *worker.Variation, i int, _ *planner) {
 			v.Root = "/b/" + strings.Repeat("x", (i-1)%40+1) + "/build"
 		},
 	},
 	{
-		name:      FactorASLR,
+		name:      factorASLR,
 		cause:     compare.Address,
 		causes:    []compare.Cause{compare.HashSeed}, // hash tables with pointers as keys
 		holdNeeds: sandbox.ConditionFixedLayout,
 		unfit:     seeded,
-		hold:      func(v *worker.Variation) { v.Conditions.FixedLayout = true },
+		hold:      func(v *worker.Variation, _ *planner) { v.Conditions.FixedLayout = true },
 	},
 	{
-		name:      FactorRandom,
+		name:      factorRandom,
 		cause:     compare.Random,
 		causes:    []compare.Cause{compare.HashSeed, compare.BuildID, compare.Path}, // of a temporary file
 		holdNeeds: sandbox.ConditionRandomSeed,
 		unfit:     seeded,
-		hold:      func(v *worker.Variation) { v.Conditions.RandomSeed = 1 },
+		hold:      func(v *worker.Variation, _ *planner) { v.Conditions.RandomSeed = 1 },
 	},
 	{
-		name:      FactorPIDs,
+		name:      factorPIDs,
 		cause:     compare.ProcessID,
 		causes:    []compare.Cause{compare.Random, compare.Path}, // of a temporary file
 		varyNeeds: sandbox.ConditionSkippedPIDs,
 		vary:      func(v *worker.Variation, i int, _ *planner) { v.Conditions.SkippedPIDs = (i*117-1)%1000 + 1 },
 	},
 	{
-		name:      FactorUptime,
+		name:      factorUptime,
 		cause:     compare.Uptime,
 		varyNeeds: sandbox.ConditionUptime,
 		vary: func(v *worker.Variation, i int, _ *planner) {
@@ -222,7 +223,7 @@ var factors = []factor{
 		},
 	},
 	{
-		name:  FactorEnvironment,
+		name:  factorEnvironment,
 		cause: compare.Environment,
 		unfit: declares(padding),
 		vary: func(v *worker.Variation, i int, _ *planner) {
@@ -230,7 +231,7 @@ var factors = []factor{
 		},
 	},
 	{
-		name:   FactorParallel,
+		name:   factorParallel,
 		cause:  compare.Parallel,
 		copies: 1,
 	},
@@ -383,8 +384,8 @@ func (p *planner) held(vary *factor, i int) (v *worker.Variation, copies int) {
 				f.vary(v, i, p)
 			}
 			copies += f.copies
-		case f.hold != nil && (p.seed == nil || f.name != FactorRandom) && !p.lacks(f.holdNeeds):
-			f.hold(v)
+		case f.hold != nil && (p.seed == nil || f.name != factorRandom) && !p.lacks(f.holdNeeds):
+			f.hold(v, p)
 		}
 	}
 	return v, copies

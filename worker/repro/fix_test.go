@@ -28,7 +28,7 @@ func TestFixesThatRemoveADifferenceAreVerified(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		return file("in zone " + observed("zone", n, v))
 	})
-	v := tried(t, s, s.action(), repro.FactorZone)
+	v := tried(t, s, s.action(), "zone")
 	if d := v.Differences; len(d) != 1 || !d[0].FixVerified || d[0].Fix != compare.FixFor(compare.Zone, "") {
 		t.Errorf("got %+v", d)
 	}
@@ -66,7 +66,7 @@ func TestFixesThatDoNotHelpAreNotSuggested(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			s := newScript(t, row.act)
-			v := tried(t, s, s.action(), repro.FactorZone)
+			v := tried(t, s, s.action(), "zone")
 			if d := v.Differences; len(d) != 1 || d[0].FixVerified || d[0].Cause == compare.Zone && d[0].Fix != "" {
 				t.Errorf("got %+v", d)
 			}
@@ -78,7 +78,7 @@ func TestFixesThatDoNotHelpAreNotSuggested(t *testing.T) {
 func TestFixesChangeTheCommand(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made { return file("umask " + observed("umask", n, v)) })
 	task := s.actionOf([]string{"sh", "-c", "umask > out"}, "A=b")
-	tried(t, s, task, repro.FactorUmask)
+	tried(t, s, task, "umask")
 	want := []string{"sh", "-c", "umask 022\numask > out"}
 	for i, tk := range s.tasks {
 		a, err := changes.ReadAction(t.Context(), s.store, tk.Action)

@@ -4,8 +4,12 @@ package repro
 
 import (
 	"context"
+	"math"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
@@ -25,6 +29,7 @@ type location struct {
 	key    string // of locationKey, or wholeItem
 	cause  compare.Cause
 	format string // the format of the differing file
+	a, b   string // the values
 }
 
 // wholeItem is the key of a location that is an entire item.
@@ -39,7 +44,29 @@ func (n noise) unknown(ctx context.Context, name string, a, b *Run) []location {
 	if n[name] != nil || len(n) < maxPlaced {
 		all = locationsOf(ctx, name, a, b)
 	}
-	return slices.DeleteFunc(all, func(l location) bool { return n.knows(name, l.key) })
+	uptime := b.uptime - a.uptime
+	return slices.DeleteFunc(all, func(l location) bool { return n.knows(name, l.key) && !leaps(l.a, l.b, uptime) })
+}
+
+var numbers = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
+
+// leaps reports whether a number in two texts differs by a duration other than 0, give or take an hour, in a usual unit.
+// Readings of a clock that runs always differ, but only so much if somebody has set it.
+func leaps(a, b string, by time.Duration) bool {
+	x, y := numbers.FindAllString(a, -1), numbers.FindAllString(b, -1)
+	if by == 0 || len(x) != len(y) {
+		return false
+	}
+	for i := range x {
+		before, _ := strconv.ParseFloat(x[i], 64) // both match
+		after, _ := strconv.ParseFloat(y[i], 64)
+		for _, unit := range []float64{1, 100, 1e3, 1e6, 1e9} { // seconds, clock ticks, and fractions
+			if math.Abs((after-before)/unit-by.Seconds()) < time.Hour.Seconds() {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (n noise) add(name, key string, e explanation) {
@@ -92,7 +119,7 @@ func locationsOf(ctx context.Context, name string, a, b *Run) []location {
 	}
 	var all []location
 	for i := range found {
-		all = append(all, location{locationKey(&found[i]), found[i].Cause, found[i].Format})
+		all = append(all, location{locationKey(&found[i]), found[i].Cause, found[i].Format, found[i].A, found[i].B})
 	}
 	if len(found) <= limit {
 		return all

@@ -113,7 +113,7 @@ func TestTextShowsRunsCausesAndFactors(t *testing.T) {
 		"//a:b  Make  " + v.Action + "  DIFFERS  3 runs: local\n",
 		"  run 1   local, no variation\n", "  run 2   local, hostname elsewhere1, umask 0077\n",
 		"  lib.a  DIFFERS  3 digests in 3 runs  (1 of 2 outputs)  depends on hostname\n",
-		"found by varying: hostname", "  bisected in 7 runs: caused by hostname\n", "  not reproducible: hostname\n",
+		"found by varying: hostname", "  bisected in 8 runs: caused by hostname\n", "  not reproducible: hostname\n",
 	} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%q is not in:\n%s", want, b.String())

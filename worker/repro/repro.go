@@ -121,6 +121,8 @@ type Run struct {
 	ExitCode int32    `json:"exit_code"`
 	// Code is the status code of the API unless it is OK: "DeadlineExceeded".
 	Code string `json:"code,omitempty"`
+	// Stderr is the last line of stderr if the run failed.
+	Stderr string `json:"stderr,omitempty"`
 	// Start and End are when the command ran, by the worker's clock.
 	Start      time.Time `json:"start,omitzero"`
 	End        time.Time `json:"end,omitzero"`
@@ -133,7 +135,8 @@ type Run struct {
 	items    map[string]item // by path, and stdout and stderr
 	executor *Executor
 	facts    *compare.Facts
-	function cas.Function // of the outputs' digests
+	uptime   time.Duration // added to the monotonic clock
+	function cas.Function  // of the outputs' digests
 }
 
 // Function returns the digest function of the outputs.
@@ -189,7 +192,7 @@ func Check(ctx context.Context, t *worker.Task, o Options) (*Verdict, error) {
 	if o.First != nil {
 		began = o.First.Result.GetExecutionMetadata().GetExecutionStartTimestamp().AsTime()
 	}
-	varyTime := slices.Contains(o.Factors, FactorTime)
+	varyTime := slices.Contains(o.Factors, factorTime)
 	for i := range c.Runs {
 		if i == 1 && varyTime && c.planner.lacks(sandbox.ConditionClockOffset) {
 			if err := c.pause(ctx, began); err != nil {
@@ -253,7 +256,7 @@ func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {
 	if err != nil {
 		return nil, readFault(err)
 	}
-	c.planner = planner{command: a.Command, host: o.Host, seed: t.Seed}
+	c.planner = planner{command: a.Command, host: o.Host, seed: t.Seed, heldTime: defaultHeldTime}
 	for i := range o.Executors {
 		if x := &o.Executors[i]; x.Features != nil && c.planner.features == nil {
 			c.planner.features = x.Features

@@ -765,3 +765,72 @@ func TestOrderOfLinesThatMovesWithEverythingHeldIsARace(t *testing.T) {
 		}
 	}
 }
+
+// A certificate is not valid at the held time: the clock is held at the time of the first run, and its owner is found.
+func TestBisectHoldsAnotherTimeIfTheCommandFails(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		now := cmp.Or(v.Conditions.FrozenClock, 1_700_000_000+int64(v.Conditions.ClockOffset/time.Second))
+		if now > 1_700_040_000 {
+			return made{exit: 2, stderr: "checking\nthe certificate is not valid\n"}
+		}
+		return file("by " + observed("hostname", n, v))
+	})
+	v := bisect(t, s)
+	b := v.Bisection
+	if v.Result != repro.FlakyExit || !slices.Equal(b.Factors, []repro.Factor{"time", "hostname"}) ||
+		!strings.Contains(b.Summary, "held at 2023-11-15T11:00:00Z the command fails, unlike at 2023-11-14T22:13:20Z: exit 2 (the certificate is not valid)") {
+		t.Errorf("got %s, %+v", v.Result, b)
+	}
+	for _, d := range v.Differences {
+		if d.Cause != compare.Unknown && d.Cause != compare.Hostname {
+			t.Errorf("the failure is taken for a cause: %+v", d)
+		}
+	}
+	if v.Runs[1].Stderr != "the certificate is not valid" {
+		t.Errorf("got stderr %q", v.Runs[1].Stderr)
+	}
+}
+
+// A command that fails in every control, for another reason than the time, has no factors that could be found.
+func TestBisectReportsFailingControls(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		if v.Conditions.FixedLayout {
+			return made{exit: 3, stderr: "cannot map"}
+		}
+		return file(observed("random", n, v))
+	})
+	b := bisect(t, s).Bisection
+	if want := "with all factors held the command fails: exit 3 (cannot map)"; b.Summary != want || len(b.Factors)+len(b.Steps) > 0 {
+		t.Errorf("got %+v, want %q", b, want)
+	}
+}
+
+// An output that keeps changing with all factors held is no race between processes, as long as nothing shows one.
+func TestNondeterminismHasNoCause(t *testing.T) {
+	s := newScript(t, func(n int, _ *worker.Variation) made { return file(fmt.Sprint("\x00", n)) })
+	if v := bisect(t, s); len(v.Differences) != 1 || v.Differences[0].Cause != compare.Unknown {
+		t.Errorf("got %+v", v.Differences)
+	}
+}
+
+// What changes with the host's second is different in the next controls, too, and is not blamed on the factor of a step.
+func TestSlowChangesAreNotAttributedToFactors(t *testing.T) {
+	s := newScript(t, func(n int, _ *worker.Variation) made { return file(fmt.Sprint("\x00", n == 1, max(n, 9)/4)) })
+	if b := bisect(t, s).Bisection; len(b.Factors) > 0 || !slices.Equal(b.Nondeterministic, []string{"out"}) {
+		t.Errorf("got %+v", b)
+	}
+}
+
+// The monotonic clock runs in every control, but only a later boot makes it leap.
+func TestUptimeIsFoundInWhatAlwaysChanges(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		return file(fmt.Sprintf("up %.2f\nnoise %d\n", 1000+float64(n)+v.Conditions.Uptime.Seconds(), n))
+	})
+	v := bisect(t, s)
+	if b := v.Bisection; !slices.Equal(b.Factors, []repro.Factor{"uptime"}) {
+		t.Errorf("got %+v", b)
+	}
+	if d := v.Differences; len(d) != 2 || d[0].Cause != compare.Uptime || d[1].Cause != compare.Unknown || len(d[1].Factors) > 0 {
+		t.Errorf("got %+v", d)
+	}
+}

@@ -3,6 +3,7 @@
 package repro
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -78,7 +79,7 @@ func (c *check) record(ctx context.Context, x *Executor, v *worker.Variation, ou
 	r := Run{
 		On: text(x.Name), Worker: text(m.GetWorker()), Varied: describe(v), ExitCode: out.Result.GetExitCode(),
 		Result: out.Result, items: items(out.Result, function), executor: x, facts: c.planner.facts(v, m),
-		function: function,
+		function: function, uptime: v.Conditions.Uptime,
 	}
 	r.facts.Digests = map[string]string{}
 	for name, it := range r.items {
@@ -102,6 +103,9 @@ func (c *check) record(ctx context.Context, x *Executor, v *worker.Variation, ou
 			r.StableHash = c.stableHash(ctx, x, text)
 		}
 	}
+	if !r.succeeded() {
+		r.Stderr = r.lastLine(ctx)
+	}
 	if m.GetExecutionStartTimestamp() != nil {
 		r.Start, r.End = m.GetExecutionStartTimestamp().AsTime(), m.GetExecutionCompletedTimestamp().AsTime()
 	}
@@ -122,6 +126,31 @@ func (c *check) stableHash(ctx context.Context, x *Executor, text cas.Digest) st
 	m.Action = c.task.Action
 	return m.StableHash()
 }
+
+// succeeded reports whether the command exited with 0.
+func (r *Run) succeeded() bool { return r.ExitCode == 0 && r.Code == "" }
+
+// failure returns how the run ended, and the last line of its stderr.
+func (r *Run) failure() string {
+	if r.Stderr == "" {
+		return r.Ended()
+	}
+	return r.Ended() + " (" + r.Stderr + ")"
+}
+
+// lastLine returns the last line that a run wrote to stderr as printable text. It usually explains a failure.
+func (r *Run) lastLine(ctx context.Context) string {
+	const limit = 1 << 20
+	text := r.Result.GetStderrRaw()
+	if d, err := cas.FromProto(r.function, r.Result.GetStderrDigest()); len(text) == 0 && err == nil && d.Size() <= limit {
+		text, _ = cas.ReadAll(ctx, r.executor.Store, d, limit) // messages are complete without
+	}
+	text = bytes.TrimSpace(text)
+	return printable.Head(strings.TrimPrefix(string(text[bytes.LastIndexByte(text, '\n')+1:]), "cloister: "), 200)
+}
+
+// date returns a time in seconds since 1970 as text.
+func date(seconds int64) string { return time.Unix(seconds, 0).UTC().Format(time.RFC3339) }
 
 // An item is an output, stdout or stderr of one run.
 type item struct {
@@ -229,7 +258,7 @@ func describe(v *worker.Variation) []string {
 		add("time +%dd%s", c.ClockOffset/day, c.ClockOffset%day)
 	}
 	if c.FrozenClock != 0 {
-		add("time held at %s", time.Unix(c.FrozenClock, 0).UTC().Format(time.RFC3339))
+		add("time held at %s", date(c.FrozenClock))
 	}
 	for _, kv := range v.Env {
 		key, value, _ := strings.Cut(kv, "=")

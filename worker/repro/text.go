@@ -38,7 +38,7 @@ func (v *Verdict) Text(w io.Writer, o TextOptions) error {
 		}
 	}
 	if v.Result == FlakyExit {
-		line("  exit code  %s  %s", mark("DIFFERS"), v.exits())
+		line("  exit code  %s  %s%s", mark("DIFFERS"), v.exits(), dependsOn(v.exitFactors()))
 	}
 	fixes := map[string]bool{} // already written
 	differing := v.differing()
@@ -105,8 +105,8 @@ func (r *Run) about() []string {
 	if r.Action != "" {
 		words = append(words, "as action "+r.Action)
 	}
-	if r.ExitCode != 0 || r.Code != "" {
-		words = append(words, r.Ended())
+	if !r.succeeded() {
+		words = append(words, r.failure())
 	}
 	return words
 }
@@ -146,6 +146,25 @@ func dependsOn(factors []Factor) string {
 		return ""
 	}
 	return "  depends on " + Join(factors)
+}
+
+// exitFactors returns the factors that change the exit code, if they were searched for.
+func (v *Verdict) exitFactors() []Factor {
+	var all []Factor
+	for _, s := range v.steps() {
+		if slices.Contains(s.Changed, displayName(exitCode)) {
+			all = append(all, s.Factor)
+		}
+	}
+	return all
+}
+
+// steps returns the steps of the bisection, if there was one.
+func (v *Verdict) steps() []Step {
+	if v.Bisection == nil {
+		return nil
+	}
+	return v.Bisection.Steps
 }
 
 // sentence describes a difference in printable ASCII.
@@ -279,6 +298,8 @@ func (v *Verdict) conclusion() string {
 		return fmt.Sprintf("same in %d runs%s; only the executor was varied", len(v.Runs), end)
 	case v.Result == Same:
 		return fmt.Sprintf("same in %d runs%s; varied: %s", len(v.Runs), end, Join(v.Factors))
+	case v.Result == FlakyExit && len(v.exitFactors()) > 0:
+		return "not reproducible: the exit code depends on " + Join(v.exitFactors())
 	case len(causes) > 0:
 		return fmt.Sprintf("not reproducible: %s", strings.Join(causes, ", "))
 	case v.Bisection == nil:

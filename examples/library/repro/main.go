@@ -55,6 +55,6 @@ func check(ctx context.Context, on repro.Executor, script string) (*repro.Verdic
 	if err := errors.Join(err, err2, err3); err != nil {
 		return nil, err
 	}
-	options := repro.Options{Bisect: true, Factors: []repro.Factor{repro.FactorHostname}, Executors: []repro.Executor{on}}
+	options := repro.Options{Bisect: true, Factors: []repro.Factor{"hostname"}, Executors: []repro.Executor{on}}
 	return repro.Check(ctx, &worker.Task{Action: action}, options)
 }

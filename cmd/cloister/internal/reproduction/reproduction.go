@@ -235,7 +235,7 @@ func (c *Config) check(ctx context.Context, w *localworker.Worker, servers serve
 	if err != nil {
 		return nil, err
 	}
-	if err := c.checkProof(ctx, v, o.Executors); err != nil {
+	if err := c.checkProof(v); err != nil {
 		return nil, err
 	}
 	return v, errors.Join(c.keepRuns(ctx, v, o.Executors), c.runDiffoscope(ctx, w, v, o.Executors))
