@@ -139,12 +139,8 @@ func (w *session) answerTime(n *notification, name string) bool {
 	case "futex":
 		w.waitUntil(n)
 	case "fstat":
-		w.rewriteTimes(n, name)
-		w.queue.proceed(n.ID)
-	case "stat", "lstat", "newfstatat", "statx":
-		w.rewriteTimes(n, name)
-		return false // it may be recorded
-	default:
+		w.answerStat(n, name)
+	default: // the other calls for file times may be recorded first
 		return false
 	}
 	return true

@@ -3,7 +3,12 @@
 package monitor
 
 import (
+	"encoding/binary"
 	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -38,22 +43,89 @@ func (c *clock) dated(t time.Time) (time.Time, bool) {
 	return t.Add(c.offset), true
 }
 
-// rewriteTimes changes the times of the file that a call queries. If the file is unknown or cannot be changed, the
-// kernel returns its real times.
-func (w *session) rewriteTimes(n *notification, name string) {
+// changed returns the time of a file's last change or birth by the run's clock. Nobody can set it, so of a file with
+// older contents, such as an input, it says when the worker staged it: the time of the contents takes its place.
+func (c *clock) changed(t, contents unix.StatxTimestamp) unix.StatxTimestamp {
+	began := c.since.Add(c.offset)
+	if c.frozen {
+		began = c.begin.Add(-time.Second)
+	}
+	at, ok := c.dated(time.Unix(t.Sec, int64(t.Nsec)))
+	switch {
+	case !ok, time.Unix(contents.Sec, int64(contents.Nsec)).Before(began):
+		return contents
+	case c.frozen:
+		return unix.StatxTimestamp{Sec: at.Unix()}
+	}
+	return unix.StatxTimestamp{Sec: at.Unix(), Nsec: uint32(at.Nanosecond())}
+}
+
+// statBuffers are the arguments of the calls that return file times with the address of their result.
+var statBuffers = map[string]int{"fstat": 1, "stat": 1, "lstat": 1, "newfstatat": 2, "statx": 4}
+
+// answerStat answers a call that queries a file with times by the run's clock, and reports whether the call still waited.
+// What the process cannot reach, or is no file, directory or link, the kernel answers.
+func (w *session) answerStat(n *notification, name string) bool {
 	fd := w.statTarget(n, name)
 	if fd < 0 {
-		return
+		return w.queue.proceed(n.ID)
 	}
 	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return
+	w.rewriteTimes(n, fd)
+	result, ok := w.stat(n, name, fd)
+	if !ok {
+		return w.queue.proceed(n.ID)
 	}
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFREG, unix.S_IFDIR, unix.S_IFLNK:
-	default:
-		return // devices and pipes may be shared
+	m, err := w.memory(n)
+	if err != nil {
+		return w.queue.proceed(n.ID)
+	}
+	defer m.close()
+	if !m.write(n.Args[statBuffers[name]], result) {
+		return w.queue.fail(n.ID, unix.EFAULT)
+	}
+	return w.queue.value(n.ID, 0)
+}
+
+// stat returns what a call that queries a file returns, or false if the kernel has to answer it.
+func (w *session) stat(n *notification, name string, fd int) ([]byte, bool) {
+	var all unix.Statx_t
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &all); err != nil || !dated(all.Mode) {
+		return nil, false
+	}
+	users, groups := w.idMaps(n.PID)
+	changed := w.clock.changed(all.Ctime, all.Mtime)
+	var b []byte
+	var err error
+	if name == "statx" {
+		var st unix.Statx_t // with what was asked for
+		if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, int(uint32(n.Args[3])), &st); err != nil {
+			return nil, false
+		}
+		st.Uid, st.Gid, st.Ctime, st.Btime = users.inside(st.Uid), groups.inside(st.Gid), changed, w.clock.changed(st.Btime, all.Mtime)
+		b, err = binary.Append(nil, binary.NativeEndian, &st)
+	} else {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return nil, false
+		}
+		st.Uid, st.Gid = users.inside(st.Uid), groups.inside(st.Gid)
+		st.Ctim = unix.Timespec{Sec: changed.Sec, Nsec: int64(changed.Nsec)}
+		b, err = binary.Append(nil, binary.NativeEndian, &st)
+	}
+	return b, err == nil
+}
+
+// dated reports whether a mode is that of a file, directory or link. Devices and pipes may be shared.
+func dated[T uint16 | uint32](mode T) bool {
+	return slices.Contains([]uint32{unix.S_IFREG, unix.S_IFDIR, unix.S_IFLNK}, uint32(mode)&unix.S_IFMT)
+}
+
+// rewriteTimes changes the times of the file that a call queries. If it cannot be changed, it keeps its real times.
+func (w *session) rewriteTimes(n *notification, fd int) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || !dated(st.Mode) {
+		return
 	}
 	changed, ok := w.clock.dated(time.Unix(st.Mtim.Unix()))
 	if !ok || !w.queue.valid(n.ID) { // the descriptor may be another process's by now
@@ -65,6 +137,45 @@ func (w *session) rewriteTimes(n *notification, name string) {
 	}
 	_ = unix.UtimesNanoAt(fd, "", times, unix.AT_EMPTY_PATH) // fails for files that are not the run's own
 }
+
+// An idMap maps the users or groups that the monitor sees to those that a process sees (user_namespaces(7)).
+type idMap []struct{ inside, outside, count uint32 }
+
+// overflowID is what a process sees for users and groups that its user namespace lacks.
+const overflowID = 65534
+
+func (m idMap) inside(id uint32) uint32 {
+	for _, r := range m {
+		if id >= r.outside && id-r.outside < r.count {
+			return r.inside + id - r.outside
+		}
+	}
+	return overflowID
+}
+
+// idMaps returns the maps of the run, which are those of each of its processes.
+func (w *session) idMaps(pid uint32) (users, groups idMap) {
+	if w.users == nil {
+		w.users, w.groups = readIDMap(pid, "uid_map"), readIDMap(pid, "gid_map")
+	}
+	return w.users, w.groups
+}
+
+func readIDMap(pid uint32, name string) idMap {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
+	var m idMap
+	for line := range strings.Lines(string(text)) {
+		var r struct{ inside, outside, count uint32 }
+		if _, err := fmt.Sscan(line, &r.inside, &r.outside, &r.count); err == nil {
+			m = append(m, r)
+		}
+	}
+	return m
+}
+
+// statFlags are the flags of newfstatat and statx that a local file system knows.
+const statFlags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_EMPTY_PATH |
+	unix.AT_STATX_FORCE_SYNC | unix.AT_STATX_DONT_SYNC
 
 // statTarget opens the file that a call queries, following as much as the call does, or returns -1.
 func (w *session) statTarget(n *notification, name string) int {
@@ -84,6 +195,9 @@ func (w *session) statTarget(n *notification, name string) int {
 		return of(0)
 	}
 	o := operands[name][0]
+	if o.dir != none && n.Args[o.follow]&^statFlags != 0 {
+		return -1
+	}
 	p, ok := w.path(n, o)
 	if !ok {
 		if o.dir != none && n.Args[o.follow]&unix.AT_EMPTY_PATH != 0 {
@@ -92,8 +206,8 @@ func (w *session) statTarget(n *notification, name string) int {
 		return -1
 	}
 	at := w.resolve(n.PID, p, o.followed(n, 0))
-	if at.mode == 0 {
-		return -1
+	if at.mode == 0 || at.mode != unix.S_IFDIR && strings.HasSuffix(p, "/") || !w.reaches(n.PID, at.path) {
+		return -1 // the kernel knows best how it fails
 	}
 	fd, err := unix.Openat2(w.root, at.path, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
@@ -103,4 +217,29 @@ func (w *session) statTarget(n *notification, name string) int {
 		return -1
 	}
 	return fd
+}
+
+// reaches reports whether a process may search all directories above a resolved path.
+func (w *session) reaches(pid uint32, name string) bool {
+	var self unix.Stat_t // owned by its effective user and group
+	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &self); err != nil {
+		return false
+	}
+	for dir := path.Dir(name); dir != "/"; dir = path.Dir(dir) {
+		var st unix.Stat_t
+		if err := unix.Fstatat(w.root, strings.TrimPrefix(dir, "/"), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return false
+		}
+		search := st.Mode & 0o001
+		switch {
+		case st.Uid == self.Uid:
+			search = st.Mode & 0o100
+		case st.Gid == self.Gid:
+			search = st.Mode & 0o010
+		}
+		if search == 0 {
+			return false
+		}
+	}
+	return true
 }

@@ -60,7 +60,7 @@ func (q *queue) receive() (notification, error) {
 	return *n, nil
 }
 
-// proceed lets a call continue; fail makes it return an error, value a value. The first two report whether the process waited in
+// proceed lets a call continue; fail makes it return an error, value a value. They report whether the process waited in
 // this call all the time. If not, what was read from it may be another process's.
 func (q *queue) proceed(id uint64) bool {
 	return q.send(answer{ID: id, Flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE})
@@ -70,7 +70,7 @@ func (q *queue) fail(id uint64, with unix.Errno) bool {
 	return q.send(answer{ID: id, Error: -int32(with)})
 }
 
-func (q *queue) value(id uint64, v int64) { q.send(answer{ID: id, Val: v}) }
+func (q *queue) value(id uint64, v int64) bool { return q.send(answer{ID: id, Val: v}) }
 
 func (q *queue) send(a answer) bool {
 	for {

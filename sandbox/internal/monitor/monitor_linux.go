@@ -52,6 +52,8 @@ type session struct {
 	rootName string
 	text     [unix.PathMax]byte // buffer for strings of a process
 
+	// users and groups are the maps of the run's user namespace, nil until they are needed.
+	users, groups idMap
 	// clock and random are the run's own, nil if they are the host's.
 	clock  *clock
 	random *random
@@ -153,7 +155,7 @@ func (w *session) answer(n *notification) {
 				seen = append(seen, w.interpreters(n.PID, e.Subject)...)
 			}
 		}
-		waited = w.kill(n.ID, seen) || w.queue.proceed(n.ID)
+		waited = w.kill(n.ID, seen) || w.conclude(n, name)
 	} else {
 		seen = []sandbox.Event{refusal(n, name)}
 		waited = w.kill(n.ID, seen) || w.queue.fail(n.ID, seccomp.Errno(nr))
@@ -164,6 +166,14 @@ func (w *session) answer(n *notification) {
 	for _, e := range seen {
 		w.record(e)
 	}
+}
+
+// conclude lets a permitted call continue, or answers it by the run's own clock, and reports whether the call still waited.
+func (w *session) conclude(n *notification, name string) bool {
+	if _, is := statBuffers[name]; is && w.clock != nil {
+		return w.answerStat(n, name)
+	}
+	return w.queue.proceed(n.ID)
 }
 
 // kill kills the run if one of the events of a call that still waits demands it, and reports whether it did.
