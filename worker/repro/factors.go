@@ -33,13 +33,16 @@ const (
 	factorPIDs        Factor = "pids"        // process IDs
 	factorUptime      Factor = "uptime"      // time since boot
 	factorEnvironment Factor = "environment" // a variable that the command does not set
+	factorHome        Factor = "home"        // path of the home directory (HOME)
+	factorSearchPath  Factor = "search-path" // where programs are looked up (PATH)
 	factorParallel    Factor = "parallel"    // another run of the action at the same time
 )
 
 // AllFactors are the factors, in the order of messages.
 var AllFactors = []Factor{
 	factorTime, factorZone, factorUser, factorHostname, factorLocale, factorUmask, factorCPUs, factorReaddir,
-	factorPath, factorASLR, factorRandom, factorPIDs, factorUptime, factorEnvironment, factorParallel,
+	factorPath, factorASLR, factorRandom, factorPIDs, factorUptime, factorEnvironment, factorHome, factorSearchPath,
+	factorParallel,
 }
 
 // A factor is how a Factor is varied and held. A varied factor has a different value in every run, a held one the same
@@ -188,7 +191,7 @@ var factors = []factor{
 		name:  factorPath,
 		cause: compare.Path,
 		vary: func(v *worker.Variation, i int, _ *planner) {
-			v.Root = "/b/" + strings.Repeat("x", (i-1)%40+1) + "/build"
+			v.Root = fmt.Sprintf("/b/%s/work%d", strings.Repeat("x", (i-1)%40+1), i)
 		},
 	},
 	{
@@ -228,6 +231,28 @@ var factors = []factor{
 		unfit: declares(padding),
 		vary: func(v *worker.Variation, i int, _ *planner) {
 			v.Env = append(v.Env, padding+"="+strings.Repeat("x", 100+(i*37)%1000))
+		},
+	},
+	{
+		name:   factorHome,
+		cause:  compare.Environment,
+		causes: []compare.Cause{compare.Path},
+		unfit:  declares("HOME"),
+		vary: func(v *worker.Variation, i int, _ *planner) { // another path of the same directory
+			v.Env = append(v.Env, "HOME=/proc/self/root"+strings.Repeat("/.", (i-1)%40)+"/tmp")
+		},
+	},
+	{
+		name:   factorSearchPath,
+		cause:  compare.Environment,
+		causes: []compare.Cause{compare.Path},
+		unfit:  declares("PATH"),
+		vary: func(v *worker.Variation, i int, _ *planner) { // nothing else is found there
+			for _, kv := range sandbox.Environment() {
+				if strings.HasPrefix(kv, "PATH=") {
+					v.Env = append(v.Env, kv+":/usr/bin"+strings.Repeat("/.", (i-1)%40+1))
+				}
+			}
 		},
 	},
 	{

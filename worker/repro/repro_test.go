@@ -70,6 +70,10 @@ func observed(factor repro.Factor, n int, v *worker.Variation) string {
 		return fmt.Sprint(c.Uptime)
 	case "environment":
 		return variable("CLOISTER_PADDING")
+	case "home":
+		return variable("HOME")
+	case "search-path":
+		return variable("PATH")
 	}
 	return ""
 }
@@ -200,8 +204,8 @@ func TestCheckFindsEveryKindOfDifference(t *testing.T) {
 func TestDeclaredVariablesAreNotVaried(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 	o := s.options()
-	v := check(t, s.action("TZ=UTC", "LC_COLLATE=C", "CLOISTER_PADDING=1"), o)
-	for _, name := range []repro.Factor{"zone", "locale", "environment"} {
+	v := check(t, s.action("TZ=UTC", "LC_COLLATE=C", "CLOISTER_PADDING=1", "HOME=/", "PATH=/bin"), o)
+	for _, name := range []repro.Factor{"zone", "locale", "environment", "home", "search-path"} {
 		i := slices.IndexFunc(v.Skipped, func(k repro.Skipped) bool { return k.Factor == name })
 		if i < 0 || !strings.Contains(v.Skipped[i].Why, "the command sets") {
 			t.Errorf("%s: got skipped %+v", name, v.Skipped)

@@ -267,6 +267,10 @@ func describe(v *worker.Variation) []string {
 			add("zone %s", value)
 		case "LC_ALL":
 			add("locale %s", value)
+		case "HOME":
+			add("home %s", value)
+		case "PATH":
+			add("search path %s", value[strings.LastIndexByte(value, ':'):])
 		case padding:
 			add("environment +%d", len(kv)+1)
 		}
