@@ -52,10 +52,8 @@ The exit code is 0 if all runs are the same, 1 if they differ, 5 if a server is 
 			case err != nil:
 				return exit.Compared(err)
 			}
-			for _, v := range report {
-				if !v.Result.AllEqual() {
-					return exit.New(exit.No, nil)
-				}
+			if c.Fails(report) {
+				return exit.New(exit.No, nil)
 			}
 			return nil
 		},
@@ -70,6 +68,7 @@ The exit code is 0 if all runs are the same, 1 if they differ, 5 if a server is 
 	f.StringSliceVar(&c.On, "on", []string{"local"}, "executors to alternate between: local, remote (--server) or addresses")
 	f.BoolVar(&c.Bisect, "bisect", false, "search for the factors that cause a difference, by further runs")
 	f.BoolVar(&c.TryFixes, "verify-fixes", true, "run again with fixes that are variables or arguments, twice each")
+	f.StringSliceVar(&c.FailOn, "fail-on", nil, "comma-separated causes that fail the check (default any)")
 	f.StringVar(&c.Report, "report", "", "file for a report: .html, .md or .json")
 	f.StringVar(&c.KeepIn, "keep", "", "directory for the outputs of each run, in run1, run2 and so on")
 	f.BoolVar(&c.AllowFailure, "allow-failure", false, "accept runs that all fail in the same way, and outputs of --out that no run produces")

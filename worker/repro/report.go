@@ -165,7 +165,7 @@ func (r Report) Markdown() []byte {
 		kinds, all := r.count()
 		line("\n| mnemonic | actions | same | unvaried | differs | flaky exit |\n|---|---|---|---|---|---|")
 		for _, k := range kinds {
-			line("| %s | %d | %d | %d | %d | %d |", code(orNone(k.mnemonic)), k.actions(), k.same, k.unvaried, k.differ,
+			line("| %s | %d | %d | %d | %d | %d |", tableCode(orNone(k.mnemonic)), k.actions(), k.same, k.unvaried, k.differ,
 				k.flaky)
 		}
 		line("| all | %d | %d | %d | %d | %d |", all.actions(), all.same, all.unvaried, all.differ, all.flaky)
@@ -177,14 +177,14 @@ func (r Report) Markdown() []byte {
 		line("\n## %s\n\n**%s.** %s", code(v.Title()), v.Result, v.conclusion())
 		line("\n| run | where | ended | varied |\n|---|---|---|---|")
 		for i, run := range v.Runs {
-			line("| %d | %s | %s | %s |", i+1, code(run.On), run.Ended(), cells(run.Varied))
+			line("| %d | %s | %s | %s |", i+1, tableCode(run.On), tableEnd(&run), cells(run.Varied))
 		}
 		if len(v.differing()) > 0 {
 			line("\n| output | digests | depends on |\n|---|---|---|")
 		}
 		for _, name := range v.differing() {
 			o := v.output(name)
-			line("| %s | %d in %d runs | %s |", code(name), o.distinct(), len(o.Digests), Join(o.Factors))
+			line("| %s | %d in %d runs | %s |", tableCode(name), o.distinct(), len(o.Digests), Join(o.Factors))
 		}
 		if len(v.Differences) > 0 {
 			line("\n| where | one run | another | why | fix |\n|---|---|---|---|---|")
@@ -195,8 +195,8 @@ func (r Report) Markdown() []byte {
 			if len(d.Factors) > 0 {
 				why = strings.TrimPrefix(why+", found by varying "+Join(d.Factors), ", ")
 			}
-			line("| %s | %s | %s | %s | %s |", code(d.Location()), code(text(d.A)), code(text(d.B)), why,
-				code(d.fixText()))
+			line("| %s | %s | %s | %s | %s |", tableCode(d.Location()), tableCode(text(d.A)), tableCode(text(d.B)), why,
+				tableCode(d.fixText()))
 		}
 		if v.Bisection != nil {
 			line("\nBisected in %d runs: %s.", v.Bisection.Runs, code(v.Bisection.Summary))
@@ -208,18 +208,23 @@ func (r Report) Markdown() []byte {
 	return b.Bytes()
 }
 
-// code returns s as a code span that is also valid in tables; "" stays empty.
+// code returns s as a code span, which cannot contain backquotes; "" stays empty.
 func code(s string) string {
 	if s == "" {
 		return ""
 	}
-	// A code span cannot contain backquotes, and a table no bars.
-	return "`" + strings.NewReplacer("`", "'", "|", "\\x7c", "\n", " ").Replace(s) + "`"
+	return "`" + strings.NewReplacer("`", "'", "\n", " ").Replace(s) + "`"
 }
+
+// tableCode returns s as a code span in a table, where even in code spans a bar needs a backslash (GitHub Flavored Markdown).
+func tableCode(s string) string { return strings.ReplaceAll(code(s), "|", `\|`) }
+
+// tableEnd returns how a run ended, with the last line of stderr if it failed.
+func tableEnd(r *Run) string { return strings.TrimSpace(r.Ended() + " " + tableCode(r.Stderr)) }
 
 func cells(all []string) string {
 	if len(all) == 0 {
 		return "no variation"
 	}
-	return code(strings.Join(all, ", "))
+	return tableCode(strings.Join(all, ", "))
 }

@@ -141,6 +141,12 @@ func TestReportsCountActionsByMnemonic(t *testing.T) {
 		return &repro.Verdict{Action: "0123", Target: "//a:" + mnemonic, Mnemonic: mnemonic, Result: result, Runs: []repro.Run{{}}}
 	}
 	r := repro.Report{verdict("Link", repro.Differs), verdict("Compile", repro.Same), verdict("Compile", repro.FlakyExit), verdict("", repro.Same), verdict("", repro.Unvaried)}
+	r[0].Differences = []repro.Difference{
+		{Difference: compare.Difference{Cause: compare.Timestamp}}, {Difference: compare.Difference{Cause: compare.Owner}},
+		{Difference: compare.Difference{Cause: compare.Timestamp, What: "a|b", A: "x|y"}},
+	}
+	r[2].Differences = r[0].Differences[:1]
+	r[2].Runs = []repro.Run{{ExitCode: 1, Stderr: "no | here"}}
 	var b bytes.Buffer
 	must.Succeed(t, r.Table(&b))
 	want := `
@@ -148,6 +154,8 @@ mnemonic        actions     same  unvaried  differs  flaky exit
 nothing               2        1         1        0           0
 Compile               2        1         0        0           1
 Link                  1        0         0        1           0
+2 actions: timestamp
+1 action: owner
 5 actions: 2 same, 1 unvaried, 1 differ, 1 with flaky exit
 `
 	if !strings.HasSuffix(b.String(), want) {
@@ -156,6 +164,11 @@ Link                  1        0         0        1           0
 	md := string(r.Markdown())
 	if !strings.Contains(md, "| `Compile` | 2 | 1 | 0 | 0 | 1 |\n") || !strings.Contains(md, "| all | 5 | 2 | 1 | 1 | 1 |\n") {
 		t.Errorf("no counts in\n%s", md)
+	}
+	for _, want := range []string{"`: a\\|b, byte 0`", "`x\\|y`", "| exit 1 `no \\| here` |"} {
+		if !strings.Contains(md, want) {
+			t.Errorf("%q is not in\n%s", want, md)
+		}
 	}
 	if strings.Count(md, "\n## ") != 3 {
 		t.Errorf("want a section per action that is not known to be reproducible in\n%s", md)

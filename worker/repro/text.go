@@ -3,6 +3,7 @@
 package repro
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -31,10 +32,10 @@ func (v *Verdict) Text(w io.Writer, o TextOptions) error {
 		return "\x1b[31m" + word + "\x1b[0m"
 	}
 	line("%s  %s  %d runs: %s", v.Title(), mark(strings.ToUpper(string(v.Result))), len(v.Runs), v.executors())
-	matters := func(r Run) bool { return r.On != v.Runs[0].On || r.ExitCode != 0 || r.Code != "" }
+	matters := func(r Run) bool { return r.On != v.Runs[0].On || !r.succeeded() }
 	if o.Verbose || slices.ContainsFunc(v.Runs, matters) {
 		for i, r := range v.Runs {
-			line("  run %-3d %s", i+1, strings.Join(r.about(), ", "))
+			line("  run %-3d %s", i+1, strings.Join(r.about(o.Verbose), ", "))
 		}
 	}
 	if v.Result == FlakyExit {
@@ -95,13 +96,16 @@ func (v *Verdict) executors() string {
 	return strings.Join(names, ", ")
 }
 
-// about describes a run.
-func (r *Run) about() []string {
+// about describes a run, with what it varied if requested.
+func (r *Run) about(varied bool) []string {
 	words := []string{r.On}
-	if len(r.Varied) == 0 {
+	switch {
+	case !varied:
+	case len(r.Varied) == 0:
 		words = append(words, "no variation")
+	default:
+		words = append(words, r.Varied...)
 	}
-	words = append(words, r.Varied...)
 	if r.Action != "" {
 		words = append(words, "as action "+r.Action)
 	}
@@ -308,7 +312,7 @@ func (v *Verdict) conclusion() string {
 	return "not reproducible"
 }
 
-// Table writes a line per verdict and the number of each result by mnemonic.
+// Table writes a line per verdict, the number of each result by mnemonic, and the number of actions by cause.
 func (r Report) Table(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("\n")
@@ -326,10 +330,42 @@ func (r Report) Table(w io.Writer) error {
 				k.differ, k.flaky)
 		}
 	}
+	for _, s := range r.causes() {
+		b.WriteString(s + "\n")
+	}
 	fmt.Fprintf(&b, "%d actions: %d same, %d unvaried, %d differ, %d with flaky exit\n", all.actions(), all.same,
 		all.unvaried, all.differ, all.flaky)
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// causes returns the number of actions that differ by each cause, the most frequent one first: "14 actions: __DATE__". An
+// action may have several causes.
+func (r Report) causes() []string {
+	count := map[string]int{}
+	for _, v := range r {
+		if v.Result.AllEqual() {
+			continue
+		}
+		causes := v.Causes()
+		if len(causes) == 0 {
+			causes = []string{"unknown cause"}
+		}
+		for _, c := range causes {
+			count[c]++
+		}
+	}
+	names := slices.SortedFunc(maps.Keys(count), func(a, b string) int {
+		return cmp.Or(cmp.Compare(count[b], count[a]), cmp.Compare(a, b))
+	})
+	for i, name := range names {
+		noun := "actions"
+		if count[name] == 1 {
+			noun = "action"
+		}
+		names[i] = fmt.Sprintf("%d %s: %s", count[name], noun, name)
+	}
+	return names
 }
 
 // counts holds the number of each result for a mnemonic.

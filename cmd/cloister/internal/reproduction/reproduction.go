@@ -26,6 +26,7 @@ import (
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/cloister-build/cloister/worker/repro/attest"
+	"github.com/cloister-build/cloister/worker/repro/compare"
 	"github.com/spf13/cobra"
 )
 
@@ -48,6 +49,8 @@ type Config struct {
 	Diffoscope bool
 	Verbose    bool
 	Progress   io.Writer // for one line that is updated, if it is a terminal
+	// FailOn are the causes for which the check fails; none means any difference.
+	FailOn []string
 	// AllowFailure accepts equal failures and outputs that no run produces.
 	AllowFailure bool
 
@@ -83,6 +86,11 @@ func (c *Config) CheckFlags(cmd *cobra.Command) error {
 	}
 	if _, err := writerOf(c.Report); c.Report != "" && err != nil {
 		return err
+	}
+	for _, name := range c.FailOn {
+		if !slices.ContainsFunc(compare.Causes, func(row compare.CauseRow) bool { return string(row.Cause) == name }) {
+			return fmt.Errorf("--fail-on: unknown cause %+.100q: docs/causes.md lists them", name)
+		}
 	}
 	if c.Attest.Path != "" && !command && len(c.Names) != 1 {
 		return errors.New("--attest needs exactly one action")
@@ -185,6 +193,14 @@ func (c *Config) Run(ctx context.Context, out, info io.Writer) (repro.Report, er
 		}
 	}
 	return report, errors.Join(c.print(report, len(subjects), out), c.write(report), c.writeStatement(ctx, report), failed)
+}
+
+// Fails reports whether a verdict differs for a reason that matters: any, or a cause of --fail-on or a flaky exit.
+func (c *Config) Fails(r repro.Report) bool {
+	return slices.ContainsFunc(r, func(v *repro.Verdict) bool {
+		matters := func(cause string) bool { return slices.Contains(c.FailOn, cause) }
+		return !v.Result.AllEqual() && (len(c.FailOn) == 0 || v.Result == repro.FlakyExit || slices.ContainsFunc(v.Causes(), matters))
+	})
 }
 
 // print prints the summary after all verdicts.
