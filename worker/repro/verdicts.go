@@ -3,6 +3,7 @@
 package repro
 
 import (
+	"cmp"
 	"container/list"
 	"encoding/json"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -33,6 +35,8 @@ type VerdictsConfig struct {
 	Path string
 	// Sync makes verdicts survive a power failure before anybody sees them.
 	Sync bool
+	// MaxAge is how long after the last check a verdict counts; 0 is forever.
+	MaxAge time.Duration
 	// Log receives warnings about damage and failed writes; nil discards them.
 	Log *slog.Logger
 }
@@ -59,6 +63,7 @@ type Verdicts struct {
 // A reason is why an action is not reproducible, or why that is unknown.
 type reason struct {
 	why  string
+	at   int64 // seconds since 1970 when a check found it
 	size int64 // of its record; 0 if it is not a verdict, and so not in the file
 	elem *list.Element
 }
@@ -68,6 +73,7 @@ type record struct {
 	Instance string `json:"instance,omitempty"`
 	Action   string `json:"action"`
 	Why      string `json:"why,omitempty"`
+	Time     int64  `json:"time,omitempty"` // seconds since 1970
 }
 
 // OpenVerdicts reads the verdicts of a file. It drops damaged records, which a power failure may leave, and warns about
@@ -82,9 +88,9 @@ func OpenVerdicts(c VerdictsConfig) (*Verdicts, error) {
 	}
 	var err error
 	v.log, err = durable.Open(durable.Config{Path: c.Path, Checksum: true, Sync: c.Sync, Replay: func(b []byte) error {
-		k, why, err := decode(b)
+		k, r, err := decode(b)
 		if err == nil {
-			v.set(k, reason{why: why, size: int64(len(b))})
+			v.set(k, r)
 		}
 		return err
 	}})
@@ -98,23 +104,23 @@ func OpenVerdicts(c VerdictsConfig) (*Verdicts, error) {
 	return v, nil
 }
 
-// decode reads a record.
-func decode(b []byte) (k actionKey, why string, err error) {
+// decode reads a record. A verdict of an earlier version, without a time, counts as new.
+func decode(b []byte) (actionKey, reason, error) {
 	var r record
 	if err := json.Unmarshal(b, &r); err != nil {
-		return k, "", durable.ErrDamaged
+		return actionKey{}, reason{}, durable.ErrDamaged
 	}
 	d, err := cas.ParseDigest(r.Action)
 	if err != nil {
-		return k, "", durable.ErrDamaged
+		return actionKey{}, reason{}, durable.ErrDamaged
 	}
-	why = strings.TrimSuffix(r.Why, "; see: cloister repro "+r.Action) // as earlier versions wrote it
-	return actionKey{r.Instance, d}, why, nil
+	why := strings.TrimSuffix(r.Why, "; see: cloister repro "+r.Action) // as earlier versions wrote it
+	return actionKey{r.Instance, d}, reason{why: why, at: cmp.Or(r.Time, time.Now().Unix()), size: int64(len(b))}, nil
 }
 
 // encode is the inverse of decode.
-func encode(k actionKey, why string) []byte {
-	b, err := json.Marshal(record{k.instance, k.action.String(), why})
+func encode(k actionKey, why string, at int64) []byte {
+	b, err := json.Marshal(record{k.instance, k.action.String(), why, at})
 	if err != nil {
 		panic(err) // strings only
 	}
@@ -126,19 +132,30 @@ func (v *Verdicts) of(k actionKey) (why string, verdict bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	r := v.known[k]
+	if r.size > 0 && v.config.MaxAge > 0 && time.Since(time.Unix(r.at, 0)) > v.config.MaxAge {
+		return "", false
+	}
 	return r.why, r.size > 0
+}
+
+// foundToday reports whether the verdict on an action is less than a day old.
+func (v *Verdicts) foundToday(k actionKey) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return time.Since(time.Unix(v.known[k].at, 0)) < 24*time.Hour
 }
 
 // keep records that an action is not reproducible.
 func (v *Verdicts) keep(k actionKey, why string) {
 	v.writing.Lock()
 	defer v.writing.Unlock()
-	if before, verdict := v.of(k); verdict && before == why && !v.failed {
+	if before, verdict := v.of(k); verdict && before == why && !v.failed && v.foundToday(k) {
 		return
 	}
-	b := encode(k, why)
+	now := time.Now().Unix()
+	b := encode(k, why, now)
 	v.write(b)
-	v.change(k, reason{why: why, size: int64(len(b))})
+	v.change(k, reason{why: why, at: now, size: int64(len(b))})
 }
 
 // suspect records, in memory, why an action cannot be checked, unless there is a verdict.
@@ -155,7 +172,7 @@ func (v *Verdicts) forget(k actionKey) {
 	v.writing.Lock()
 	defer v.writing.Unlock()
 	if _, verdict := v.of(k); verdict {
-		v.write(encode(k, ""))
+		v.write(encode(k, "", 0))
 	}
 	v.change(k, reason{})
 }
@@ -225,7 +242,7 @@ func (v *Verdicts) records(more ...[]byte) iter.Seq[[]byte] {
 		defer v.mu.Unlock()
 		for e := v.order.Front(); e != nil; e = e.Next() {
 			k := e.Value.(actionKey)
-			if r := v.known[k]; r.size > 0 && !yield(encode(k, r.why)) {
+			if r := v.known[k]; r.size > 0 && !yield(encode(k, r.why, r.at)) {
 				return
 			}
 		}

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/tests/must"
@@ -81,8 +83,8 @@ func TestVerdictsAreWrittenAtOnce(t *testing.T) {
 }
 
 func TestDamagedVerdictsAreDroppedWithOneWarning(t *testing.T) {
-	intact := fileLine(encode(nth(1), "one differs")) + fileLine(encode(nth(2), "two differs")) +
-		fileLine(encode(nth(3), "three differs"))
+	intact := fileLine(encode(nth(1), "one differs", 1)) + fileLine(encode(nth(2), "two differs", 1)) +
+		fileLine(encode(nth(3), "three differs", 1))
 	before, after, _ := strings.Cut(intact, "two")
 	for name, c := range map[string]struct {
 		text  string
@@ -126,7 +128,7 @@ func TestVerdictsAreLimitedInNumberAndSize(t *testing.T) {
 	path := filepath.Join(t.TempDir(), VerdictsFile)
 	v, _ := opened(t, path)
 	for i := range maxKnown + 5 {
-		v.keep(nth(i), fmt.Sprint(i, " differs"))
+		v.keep(nth(i), fmt.Sprint(i, " differs", 1))
 	}
 	v.keep(nth(7), "seven differs otherwise") // keeps its position
 	wantOldest := func(v *Verdicts, oldest int) {
@@ -265,7 +267,7 @@ func BenchmarkOpenVerdicts(b *testing.B) {
 	var all bytes.Buffer
 	for i := range maxKnown {
 		why := "not reproducible: bazel-out/k8-fastbuild/bin/some/package/of/a/program/library.a differs (timestamp)"
-		all.WriteString(fileLine(encode(nth(i), why)))
+		all.WriteString(fileLine(encode(nth(i), why, 1)))
 	}
 	must.Succeed(b, os.WriteFile(path, all.Bytes(), 0o600))
 	b.SetBytes(int64(all.Len()))
@@ -276,4 +278,37 @@ func BenchmarkOpenVerdicts(b *testing.B) {
 		}
 		v.Close()
 	}
+}
+
+// Verdicts expire, also if another server found them; another check renews them.
+func TestVerdictsExpire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := VerdictsConfig{Path: filepath.Join(t.TempDir(), VerdictsFile), MaxAge: 30 * 24 * time.Hour}
+		open := func() *Verdicts {
+			v, err := OpenVerdicts(c)
+			must.Succeed(t, err)
+			return v
+		}
+		v := open()
+		v.keep(nth(1), "a differs")
+		v.keep(nth(2), "b differs")
+		time.Sleep(20 * 24 * time.Hour)
+		v.keep(nth(2), "b differs")
+		must.Succeed(t, v.Close())
+		time.Sleep(20 * 24 * time.Hour)
+		v = open()
+		if why, verdict := v.of(nth(1)); why != "" || verdict {
+			t.Errorf("got %q, %v after 40 days, want none", why, verdict)
+		}
+		if why, verdict := v.of(nth(2)); why != "b differs" || !verdict {
+			t.Errorf("got %q, %v 20 days after the last check", why, verdict)
+		}
+		must.Succeed(t, v.Close())
+		c.MaxAge = 0
+		v = open()
+		if why, verdict := v.of(nth(1)); why != "a differs" || !verdict {
+			t.Errorf("got %q, %v without a limit", why, verdict)
+		}
+		must.Succeed(t, v.Close())
+	})
 }

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
@@ -45,12 +46,18 @@ func (s *sampling) check(cmd *cobra.Command) error {
 	return nil
 }
 
+// verdictAge is how long a verdict is reported after the last check. The toolchain may have changed since.
+const verdictAge = 30 * 24 * time.Hour
+
 // openVerdicts opens the verdicts on actions, including those of earlier servers if this one samples. The caller closes
 // them when no action is running.
 func (s *sampling) openVerdicts(c *node.Config, log *slog.Logger) (*repro.Verdicts, error) {
 	v := repro.VerdictsConfig{Log: log}
 	if s.fraction > 0 {
 		v.Path, v.Sync = filepath.Join(c.Dir, repro.VerdictsFile), c.Sync
+		if !s.gate { // which checks again until the action is the same
+			v.MaxAge = verdictAge
+		}
 	}
 	known, err := repro.OpenVerdicts(v)
 	if err != nil {
