@@ -99,8 +99,10 @@ func (r *rig) wantReproducible(t *testing.T, executed map[string]ran) {
 	if *all {
 		digests = slices.Collect(maps.Keys(executed))
 	}
-	must.Succeed(t, json.Unmarshal(r.cloister(t, append([]string{"repro", "-n", "2", "--vary", "none", "--on", "local,remote",
-		"--json"}, digests...)...), &elsewhere))
+	must.Succeed(t, json.Unmarshal(r.cloister(t, append([]string{
+		"repro", "-n", "2", "--vary", "none", "--on", "local,remote",
+		"--json",
+	}, digests...)...), &elsewhere))
 	if len(elsewhere) != len(digests) {
 		t.Errorf("%d of %d actions ran here and on the server", len(elsewhere), len(digests))
 	}

@@ -142,7 +142,8 @@ func TestReportsCountActionsByMnemonic(t *testing.T) {
 	}
 	r := repro.Report{verdict("Link", repro.Differs), verdict("Compile", repro.Same), verdict("Compile", repro.FlakyExit), verdict("", repro.Same), verdict("", repro.Unvaried)}
 	r[0].Differences = []repro.Difference{
-		{Difference: compare.Difference{Cause: compare.Timestamp}}, {Difference: compare.Difference{Cause: compare.Owner}},
+		{Difference: compare.Difference{Cause: compare.Timestamp}},
+		{Difference: compare.Difference{Cause: compare.Owner}},
 		{Difference: compare.Difference{Cause: compare.Timestamp, What: "a|b", A: "x|y"}},
 	}
 	r[2].Differences = r[0].Differences[:1]
