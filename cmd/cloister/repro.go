@@ -21,9 +21,8 @@ func reproCommand() *cobra.Command {
 			"  cloister repro [--in DIR] [--image IMAGE] [--out PATH]... [--env K=V]... -- COMMAND [ARG]...\n" +
 			"  cloister repro --invocation ID | --failed | --target LABEL | --mnemonic NAME",
 		Short: "Check whether an action is reproducible, and why not",
-		Long: `Repro runs an action several times and compares outputs, exit codes, stdout and stderr. The first run is plain; the
-others vary time, user, host name, directory and other factors that no output should depend on. It reports where
-outputs differ, with the likely cause and fix. Nothing is recorded, and other servers of --on run the action unvaried.
+		Long: `Repro runs an action several times and compares outputs, exit codes, stdout and stderr. The first run is plain, others
+vary factors that no output should depend on. It reports differences with the likely cause and fix, and records nothing.
 
 ACTION is a digest or, if the server keeps a history, its first 8 digits, ^1 for the latest, or a target. Factors:
 ` + repro.Join(repro.AllFactors) + `.
