@@ -30,7 +30,6 @@ ACTION is a digest or, if the server keeps a history, its first 8 digits, ^1 for
 The exit code is 0 if all runs are the same, 1 if they differ, 5 if a server is down, and 2 if they prove nothing.`,
 		Example: `  cloister repro ^1                                     # the action that was executed last
   cloister repro --invocation ^1 -n 5 --vary time,path --report out.html
-  cloister repro ^1 --attest app.intoto.json --key ~/.ssh/id_ed25519
   cloister repro --out lib.a --in obj --bisect -- ar crU lib.a a.o b.o
   cloister repro //app:lib --on local,grpc://other.example.com:8980`,
 		RunE: func(cmd *cobra.Command, args []string) error {
