@@ -5,12 +5,13 @@ package node
 import (
 	"context"
 	"errors"
-	"github.com/cloister-build/cloister/tests/expect"
 	"log/slog"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 // TestUpstreamStateFollowsTheBreaker checks that /ready, the metrics and the log do not wait for the next probe.

@@ -3,8 +3,9 @@
 package render
 
 import (
-	"github.com/cloister-build/cloister/tests/expect"
 	"testing"
+
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 func TestAge(t *testing.T) {

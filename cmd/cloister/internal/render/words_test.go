@@ -3,9 +3,10 @@
 package render
 
 import (
-	"github.com/cloister-build/cloister/tests/expect"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 func TestCount(t *testing.T) {
