@@ -341,7 +341,7 @@ func TestCallsTimeOut(t *testing.T) {
 }
 
 func TestStalledDownloadResumes(t *testing.T) {
-	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+	inBubble(t, casserver.Config{StreamIdle: 100 * time.Hour}, false, func(t *testing.T, b *bubble) {
 		want, d := b.put(t, 1, 5<<20)
 		b.stallAt = 3
 		got, err := cas.ReadAll(t.Context(), b.store, d, d.Size())
