@@ -101,7 +101,7 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 var Requirements = []string{
 	"namespaces", "unprivileged", "limits", "conditions", "timens", "monitor",
 	"bazel", "git", "python", "node", "tools", "networks", "root", "tmpfs", "interop", "packaging", "vm",
-	"clients", "disk", "ia32", "address", "diffoscope", "strace",
+	"clients", "disk", "ia32", "address", "diffoscope", "strace", "corpus",
 }
 
 // Unavailable skips the test because the host lacks what, or fails it if CLOISTER_REQUIRE names what: a skipped
