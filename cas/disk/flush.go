@@ -15,17 +15,18 @@ import (
 	"github.com/cloister-build/cloister/cas/durable"
 )
 
-// After a failed flush the kernel may have dropped what it could not write, and the next flush succeeds without it. So
-// the store refuses puts until it has read and verified what was written since the last good flush, has written it
-// again elsewhere, and a flush has succeeded; what cannot be read any more is dropped. It tries that at once and then
-// every half minute. With Config.Sync, the sync of a put is a flush, too. Reads continue. In DIR/boot, a mark makes the next process do the same if this one ends before.
+// After a failed flush the kernel may have dropped data that it could not write, and the next flush succeeds without
+// that data. So the store refuses puts until it has read and verified everything written since the last successful
+// flush, has written it again elsewhere, and has flushed that. It drops what can no longer be read. It tries this at once
+// and then every half minute; reads continue. With Config.Sync, the sync of a put counts as a flush. A mark in DIR/boot
+// makes the next process recover in the same way if this one ends before.
 
 // flushFailedMark replaces the boot ID in DIR/boot.
 const flushFailedMark = "flush failed\n"
 
 var errEarlierFlush = errors.New("a flush failed before the last start")
 
-const flushAdvice = "puts are refused until everything since the last good flush is written again; see the kernel's log"
+const flushAdvice = "puts are refused until everything since the last successful flush is rewritten; see the kernel's log"
 
 func (c *Cache) bootPath() string { return filepath.Join(c.dir, "boot") }
 
@@ -36,7 +37,7 @@ func (c *Cache) markIntact() error { return replaceFile(c.bootPath(), bootID()+"
 func (c *Cache) flushFailed(err error) {
 	c.config.Log.Error("the store could not be flushed to its disk; "+flushAdvice, "dir", c.dir, "err", err)
 	if err := replaceFile(c.bootPath(), flushFailedMark); err != nil {
-		c.config.Log.Error("the failed flush of the store cannot be recorded: do not restart before the store can be written",
+		c.config.Log.Error("cannot record the failed flush of the store: do not restart serve until the store is writable",
 			"dir", c.dir, "err", err)
 	}
 	if !c.recovering.Load() {
@@ -47,7 +48,7 @@ func (c *Cache) flushFailed(err error) {
 	}
 }
 
-// checkFlushed returns cas.ErrUnwritable if a failed flush may have lost data that was not written again yet.
+// checkFlushed returns cas.ErrUnwritable while a failed flush may have lost data that has not been rewritten.
 func (c *Cache) checkFlushed() error {
 	if err := c.segments.Failure(); err != nil {
 		return fmt.Errorf("store %s: %w: flush: %w; %s", c.dir, cas.ErrUnwritable, err, flushAdvice)
@@ -94,7 +95,7 @@ func (c *Cache) makeDurable() {
 	}
 	if err == nil && c.segments.Trust(failures) {
 		err = c.markIntact()
-		c.config.Log.Info("the store was flushed again; nothing that could be read was lost", "dir", c.dir)
+		c.config.Log.Info("the store has recovered from a failed flush: everything readable is on the disk again", "dir", c.dir)
 	}
 	if err != nil {
 		c.config.Log.Warn("the store cannot recover from a failed flush yet; retrying", "dir", c.dir, "err", err)
@@ -102,7 +103,7 @@ func (c *Cache) makeDurable() {
 }
 
 // rewriteLost writes again what a failed flush may have lost. For a moment this may exceed the budget by what was
-// written since the last good flush, since the moved data must be on the disk before the first segment is removed.
+// written since the last successful flush, because the moved data must be on the disk before the first segment is removed.
 func (c *Cache) rewriteLost() error {
 	lost := c.segments.Lost()
 	for _, g := range lost {

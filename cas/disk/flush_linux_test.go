@@ -109,7 +109,7 @@ func TestFailedFlush(t *testing.T) {
 			t.Errorf("result: got %v, %v", r, err)
 		}
 		if inode(t, filePath(config.Dir, big)) == before {
-			t.Error("a file that was put after the last good flush was not written again")
+			t.Error("a file that was put after the last successful flush was not rewritten")
 		}
 		for _, path := range first {
 			if exists(path) {

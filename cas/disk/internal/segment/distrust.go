@@ -9,8 +9,8 @@ import "errors"
 // be durable are lost: nothing is appended to them or marked as durable in them, until the caller has written their
 // entries again, to other segments, and removed them.
 
-// ErrDistrusted reports that a failed flush may have lost data that was not written again yet.
-var ErrDistrusted = errors.New("data that a failed flush may have lost was not written again yet")
+// ErrDistrusted means that a failed flush may have lost data that has not been rewritten yet.
+var ErrDistrusted = errors.New("a failed flush may have lost data that has not been rewritten yet")
 
 // Distrust records that a flush failed with err.
 func (s *Set) Distrust(err error) {
