@@ -2,7 +2,7 @@
 
 package compare
 
-// Values of variables in fixes.
+// Values that fixes set.
 const (
 	epoch   = "SOURCE_DATE_EPOCH=1577836800"
 	sameID  = "00000000-0000-4000-8000-000000000001"
@@ -30,7 +30,7 @@ var fixes = []Fix{
 		Cause: Timestamp, Programs: "awk gawk mawk", Text: "srand with a constant in awk",
 		Swap: [2]string{`\bsrand\(\)`, "srand(1)"},
 	},
-	{Cause: Timestamp, Programs: "sqlite3", Text: "insert given times instead of CURRENT_TIMESTAMP"},
+	{Cause: Timestamp, Programs: "sqlite3", Text: "insert fixed times instead of CURRENT_TIMESTAMP"},
 	{Cause: Timestamp, Format: "ar", Programs: "ar ranlib", Text: "use the D modifier: ar crD; ranlib -D", Swap: arD},
 	{
 		Cause: Timestamp, Format: "tar", Programs: "tar",
@@ -65,7 +65,7 @@ var fixes = []Fix{
 		Args: []string{"--date=1980-01-01T00:00:02Z"},
 	},
 	{
-		Cause: Timestamp, Format: "jar", Programs: "jar", Text: "jar --date=1980-01-01T00:00:02Z (JDK 17 and later)",
+		Cause: Timestamp, Format: "jar", Programs: "jar", Text: "jar cf FILE --date=1980-01-01T00:00:02Z (JDK 17 and later)",
 		Swap:  [2]string{`\bjar(\s+)(-?)([a-z]*[cu][a-z]*)(\s+\S+)`, "jar$1$2$3$4 --date=1980-01-01T00:00:02Z"},
 		Marks: []string{"--date"},
 	},
@@ -165,7 +165,7 @@ var fixes = []Fix{
 	},
 	{
 		Cause: Timestamp, Programs: "openssl",
-		Text:  "state the dates of the certificate: openssl x509 -not_before and -not_after, or openssl ca -startdate and -enddate",
+		Text:  "set the certificate's dates: openssl x509 -not_before and -not_after, or openssl ca -startdate and -enddate",
 		Marks: []string{"-not_before", "-startdate"},
 	},
 	{
@@ -187,7 +187,7 @@ var fixes = []Fix{
 		Text: `-Wno-builtin-macro-redefined -D__DATE__='"redacted"' -D__TIME__='"redacted"' -D__TIMESTAMP__='"redacted"'`,
 		Args: []string{"-Wno-builtin-macro-redefined", `-D__DATE__="redacted"`, `-D__TIME__="redacted"`, `-D__TIMESTAMP__="redacted"`},
 	},
-	{Cause: Duration, Text: "omit the duration, or write it to a file that is no output"},
+	{Cause: Duration, Text: "omit the duration, or write it to a file that is not an output"},
 
 	{
 		Cause: BuildID, Text: "-Wl,--build-id=sha1 instead of uuid, or -Wl,--build-id=none; go build -ldflags=-buildid=",
@@ -213,7 +213,7 @@ var fixes = []Fix{
 		Args: []string{"-ffile-prefix-map=$PWD=."}, Marks: []string{"-ffile-prefix-map"},
 	},
 	{
-		Cause: Path, Format: "elf", Programs: compilers, Text: "PWD=/proc/self/cwd gcc, with relative paths of sources",
+		Cause: Path, Format: "elf", Programs: compilers, Text: "PWD=/proc/self/cwd gcc, with relative source paths",
 		Env: []string{"PWD=/proc/self/cwd"},
 	},
 	{
@@ -225,7 +225,7 @@ var fixes = []Fix{
 		Text: "-ffile-prefix-map=$PWD=. (gcc, clang); go build -trimpath; rustc --remap-path-prefix; with gcc -flto: PWD=/proc/self/cwd gcc",
 	},
 	{
-		Cause: Path, Format: "gcov", Text: "PWD=/proc/self/cwd gcc, with relative paths of sources",
+		Cause: Path, Format: "gcov", Text: "PWD=/proc/self/cwd gcc, with relative source paths",
 		Env: []string{"PWD=/proc/self/cwd"},
 	},
 	{
@@ -388,7 +388,7 @@ var fixes = []Fix{
 		Env: []string{"OMP_NUM_THREADS=1"},
 	},
 	{Cause: Environment, Text: "omit the environment, or start the command with env -i"},
-	{Cause: Uptime, Text: "omit it"},
+	{Cause: Uptime, Text: "omit times since boot"},
 }
 
 // mke2fs are the names of mke2fs(8).
