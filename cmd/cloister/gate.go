@@ -56,7 +56,7 @@ this machine cannot run the steps as the mode requires, 4 after a violation, and
 	f.StringVar(&c.Mode, "mode", gate.DefaultMode, "effect of violations: report, enforce or strict")
 	f.StringVar(&c.Out, "out", gate.DefaultOut, "directory for the evidence")
 	f.StringVar(&c.Revision, "revision", "HEAD", "commit to run on, in the repository of the working directory")
-	f.BoolVar(&c.Fallback, "fallback", false, "where no sandbox is possible, run steps without one and record them with strace or ss")
+	f.BoolVar(&c.Fallback, "fallback", false, "if no sandbox is possible, run steps without one and record them with strace or ss")
 	f.StringVar(&c.Prometheus, "prometheus", "", "file for metrics in the Prometheus text format")
 	f.BoolVar(&c.JSON, "json", false, "print the report as JSON")
 	f.BoolVar(&schema, "schema", false, "print the JSON schema of policy files and exit")

@@ -21,8 +21,8 @@ func reproCommand() *cobra.Command {
 			"  cloister repro [--in DIR] [--image IMAGE] [--out PATH]... [--env K=V]... -- COMMAND [ARG]...\n" +
 			"  cloister repro --invocation ID | --failed | --target LABEL | --mnemonic NAME",
 		Short: "Check whether an action is reproducible, and why not",
-		Long: `Repro runs an action several times and compares outputs, exit codes, stdout and stderr. The first run is plain, others
-vary factors that no output should depend on. It reports differences with the likely cause and fix, and records nothing.
+		Long: `Repro runs an action several times and compares outputs, exit codes, stdout and stderr. The first run is plain; others
+vary factors that no output should depend on. It reports differences with likely causes and fixes, and records nothing.
 
 ACTION is a digest or, if the server keeps a history, its first 8 digits, ^1 for the latest, or a target. Factors:
 ` + repro.Join(repro.AllFactors) + `.
@@ -65,7 +65,7 @@ The exit code is 0 if all runs are the same, 1 if they differ, 5 if a server is 
 	f.StringVar(&c.Vary, "vary", "all", "comma-separated factors to vary: all, none or names")
 	f.StringSliceVar(&c.On, "on", []string{"local"}, "executors to alternate between: local, remote (--server) or addresses")
 	f.BoolVar(&c.Bisect, "bisect", false, "search for the factors that cause a difference, by further runs")
-	f.BoolVar(&c.TryFixes, "verify-fixes", true, "run again with fixes that are variables or arguments, twice each")
+	f.BoolVar(&c.TryFixes, "verify-fixes", true, "try fixes that change variables, arguments or scripts, in two runs each")
 	f.StringSliceVar(&c.FailOn, "fail-on", nil, "comma-separated causes that fail the check (default any)")
 	f.StringVar(&c.Report, "report", "", "file for a report: .html, .md or .json")
 	f.StringVar(&c.KeepIn, "keep", "", "directory for the outputs of each run, in run1, run2 and so on")

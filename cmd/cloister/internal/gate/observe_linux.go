@@ -31,7 +31,7 @@ const sampling = 100 * time.Millisecond
 func (g *gate) observe(ctx context.Context, s *step, r *stepReport, src *source, std sandbox.Stdio) (*sandbox.Result, []byte, error) {
 	for _, e := range s.hosts {
 		if _, err := netip.ParseAddr(e.host); err != nil && !e.expired(g.today) {
-			return nil, nil, fmt.Errorf("%s shows addresses, and not whether the exception for %s allows them", g.observer.program, e.host)
+			return nil, nil, fmt.Errorf("%s shows only addresses and cannot check the exception for %s", g.observer.program, e.host)
 		}
 	}
 	dir := filepath.Join(g.dir, "step-"+s.id)

@@ -32,7 +32,7 @@ func (n *Node) ServeMetrics() error {
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	go func() {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			n.Log.Error("metrics and /ready are not served any more", "err", err)
+			n.Log.Error("metrics and /ready are no longer served", "err", err)
 		}
 	}()
 	n.stopMetrics = func() { server.Close() }
@@ -67,7 +67,7 @@ func (n *Node) storeMetrics() []metric {
 		{"cloister_cas_corrupt_total", "Damaged blobs found.", stored(func(s disk.Stats) int64 { return s.Corrupt })},
 	}
 	if n.Ready.Callers != nil {
-		metrics = append(metrics, metric{"cloister_auth_stale", "1 if --auth has a mistake, so that the previous rights or none are in force.", func() float64 {
+		metrics = append(metrics, metric{"cloister_auth_stale", "1 if the current file of --auth is invalid or unreadable, so that the previous rights or none are in force.", func() float64 {
 			text, _ := n.Ready.Callers()
 			return boolValue(text != "")
 		}})

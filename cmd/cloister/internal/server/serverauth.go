@@ -35,7 +35,7 @@ func (a *Auth) Register(f *pflag.FlagSet) {
 	f.StringVar(&a.key, "tls-key", "", "PEM file of the key of --tls-cert")
 	f.StringVar(&a.clientCA, "tls-client-ca", "", "PEM file of the authorities of client certificates; without --auth every client needs one")
 	f.StringVar(&a.auth, "auth", "", "file of callers and their rights, reloaded when it changes (default: everyone has all rights)")
-	f.BoolVar(&a.failClosed, "auth-fail-closed", false, "refuse every call while --auth has a mistake, instead of keeping the previous rights")
+	f.BoolVar(&a.failClosed, "auth-fail-closed", false, "refuse every call while the file of --auth is invalid, instead of keeping the previous rights")
 }
 
 // check validates the flags.
