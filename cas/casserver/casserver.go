@@ -5,10 +5,10 @@
 // Execution.
 //
 // Memory per call is bounded: one request message, one page of the reply and the window of a compressor, which share
-// 1 GiB; for GetTree the digests of the tree; for chunking calls the digests of up to a million chunks and the lookahead
-// of the chunking function. An upload streams from the client into Store.Put. When its stream breaks, that Put waits up
-// to ten minutes for another stream to resume it; these uploads are the only state of the package. Compressed uploads
-// cannot be resumed: they restart at offset 0.
+// 1 GiB; for GetTree the digests of the tree; for chunking calls the digests of up to a million chunks and the
+// lookahead of the chunking function. An upload streams from the client into Store.Put. When its stream breaks, that
+// Put waits up to ten minutes for another stream to resume it; these uploads are the only state of the package.
+// Compressed uploads cannot be resumed: they restart at offset 0.
 //
 // Keeping the Put open needs no second copy of the bytes, no format for partial blobs and no second way into a store.
 // Resuming a compressed upload would require the state of its decompressor. A second stream of an upload supersedes the
@@ -51,8 +51,8 @@ type Config struct {
 	MaxBlobBytes int64
 	// ReadOnlyActions rejects UpdateActionResult: only execution records results.
 	ReadOnlyActions bool
-	// StreamIdle is how long a client may neither send nor take data of a ByteStream call of several messages before the
-	// call ends; 0 means a minute. Streams of Logs are exempt.
+	// StreamIdle is the time after which a ByteStream call of several messages ends if its client neither sends nor
+	// receives data; 0 means a minute. Log streams are exempt.
 	StreamIdle time.Duration
 	// Logs, if not nil, serves the log streams of ByteStream.
 	Logs Logs

@@ -16,10 +16,10 @@ import (
 // defaultStreamIdle is the default of Config.StreamIdle.
 const defaultStreamIdle = time.Minute
 
-// A watched stream knows for how long the server has waited for its client.
+// A watched stream records how long the server has been waiting for its client.
 type watched struct {
 	grpc.ServerStream
-	waiting atomic.Int64 // when the server began to send or to wait for a message, in Unix nanoseconds; 0: it does neither
+	waiting atomic.Int64 // when the current send or receive began, in Unix nanoseconds; 0 if there is none
 	end     chan error   // what ends the call early; capacity 1
 }
 
@@ -37,7 +37,7 @@ func (w *watched) RecvMsg(m any) error {
 	return w.ServerStream.RecvMsg(m)
 }
 
-// silence returns how long the server has waited for the client's next message, or for it to take one.
+// silence returns how long the server has been waiting for the client to send or receive a message.
 func (w *watched) silence() time.Duration {
 	if since := w.waiting.Load(); since != 0 {
 		return time.Since(time.Unix(0, since))
@@ -53,8 +53,8 @@ func (w *watched) stop(err error) {
 	}
 }
 
-// watch calls handle in a goroutine of its own, and returns without waiting for it when the client has been silent for
-// Config.StreamIdle: only the end of a call ends a send or receive.
+// watch runs handle in a separate goroutine. When the client has been silent for Config.StreamIdle, or after stop, it
+// returns without waiting for handle: only the end of a call ends a pending send or receive.
 func (s *byteStream) watch(stream grpc.ServerStream, handle func(*watched) error) error {
 	w := &watched{ServerStream: stream, end: make(chan error, 1)}
 	var err error

@@ -14,14 +14,14 @@ import (
 const (
 	// maxCompressMemory limits the memory of all calls that compress or decompress; further ones wait.
 	maxCompressMemory = 1 << 30
-	// maxCallerMemory limits the memory of one caller. 256 reads fit, or as many uploads at Zstandard's usual levels.
+	// maxCallerMemory limits the memory of one caller to 256 reads, or as many uploads at Zstandard's usual levels.
 	maxCallerMemory = maxCompressMemory / 2
 	// yieldAfter is how long a client may be silent while others wait for its memory.
 	yieldAfter = 2 * time.Second
 )
 
-// A memoryPool lends the memory of compressors, in order of request and within the limit of each caller. A window
-// cannot be released while its stream is idle, so streams with silent clients end while others wait.
+// A memoryPool allots memory to compressors, in order of request and within a limit per caller. The window of an idle
+// stream cannot be released, so streams with silent clients end while other calls wait.
 type memoryPool struct {
 	total *semaphore.Weighted
 
@@ -35,7 +35,7 @@ type memoryPool struct {
 // A share is the memory of one caller.
 type share struct {
 	*semaphore.Weighted
-	requests int // that wait or hold memory
+	requests int // that wait for memory or hold some
 	waiting  int // those that wait for the share
 }
 
@@ -45,8 +45,8 @@ func newMemoryPool() *memoryPool {
 	}
 }
 
-// acquire waits until the caller of a call may use n bytes, which it has until release is called. The stream of the call
-// is w, nil for one that cannot be silent.
+// acquire reserves n bytes for a call until release is called, and waits for them if necessary. w is the stream of the
+// call, or nil if the call never waits for its client.
 func (p *memoryPool) acquire(ctx context.Context, n int64, w *watched) (release func(), err error) {
 	caller := quota.Caller(ctx)
 	p.mu.Lock()
@@ -112,7 +112,7 @@ func (p *memoryPool) reclaim() {
 	}
 }
 
-// endSilent ends the streams with silent clients for whose memory requests wait. It reports whether any request waits.
+// endSilent ends streams with silent clients if requests wait for their memory. It reports whether any request waits.
 func (p *memoryPool) endSilent() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,6 +128,6 @@ func (p *memoryPool) endSilent() bool {
 	return p.reclaiming
 }
 
-// errSilent ends a stream whose memory others need.
+// errSilent ends a stream whose memory other calls need.
 var errSilent = quota.Exhausted("other calls need the memory of this stream, and its client was silent for " +
 	yieldAfter.String() + "; retry, or transfer the blob uncompressed")

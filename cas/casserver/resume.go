@@ -276,7 +276,7 @@ func (us *uploads) committedSize(key uploadKey) (n int64, ok bool) {
 	return n, true
 }
 
-// linger makes close wait for the rest of a call that has ended for its client.
+// linger makes close wait for the handler of a call that has already ended for its client.
 func (us *uploads) linger(done <-chan struct{}) {
 	us.mu.Lock()
 	defer us.mu.Unlock()

@@ -180,7 +180,7 @@ func (s *storage) BatchReadBlobs(
 	return resp, nil
 }
 
-// decode is compress.Decode within the memory of the caller.
+// decode calls compress.Decode within the caller's memory limit.
 func (s *storage) decode(ctx context.Context, c repb.Compressor_Value, data []byte, size int64) ([]byte, error) {
 	release, err := s.memory.acquire(ctx, compress.DecodeMemory(c), nil)
 	if err != nil {
@@ -190,7 +190,7 @@ func (s *storage) decode(ctx context.Context, c repb.Compressor_Value, data []by
 	return compress.Decode(c, data, size)
 }
 
-// encode is compress.Encode within the memory of the caller.
+// encode calls compress.Encode within the caller's memory limit.
 func (s *storage) encode(ctx context.Context, c repb.Compressor_Value, data []byte) []byte {
 	release, err := s.memory.acquire(ctx, compress.WriterMemory, nil)
 	if err != nil {

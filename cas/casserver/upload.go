@@ -42,7 +42,7 @@ func (s *byteStream) Write(stream bspb.ByteStream_WriteServer) error {
 	})
 }
 
-// finish stores the blob of an upload whose first message has arrived, and answers.
+// finish stores the blob of an upload whose first message has arrived, and sends the response.
 func (s *byteStream) finish(u *upload) error {
 	committed, err := s.write(u)
 	if !u.lent {

@@ -106,7 +106,7 @@ func (d *draft) discard() {
 	d.cache.budget.release(d.reserved, 1)
 }
 
-// rename renames the file to path. If it fails, there may be a file at path nevertheless.
+// rename renames the file to path. Even if it fails, a file may exist at path.
 func (d *draft) rename(path string) error {
 	err := os.Rename(d.file.Name(), path)
 	if vanished(err) {

@@ -30,7 +30,7 @@ const flushAdvice = "puts are refused until everything since the last successful
 
 func (c *Cache) bootPath() string { return filepath.Join(c.dir, "boot") }
 
-// markIntact records that everything doubtful was read from the disk or written again.
+// markIntact records that all suspect data has been verified on the disk or rewritten.
 func (c *Cache) markIntact() error { return replaceFile(c.bootPath(), bootID()+"\n") }
 
 // flushFailed reports a failed flush.
@@ -56,7 +56,7 @@ func (c *Cache) checkFlushed() error {
 	return nil
 }
 
-// beginPut is beginWith for a put. After a failed flush it fails even if the blob is present: it may not be on the disk.
+// beginPut is beginWith for a put. After a failed flush it fails even if the blob is present, which may not be on the disk.
 func (c *Cache) beginPut(ctx context.Context) (end func(), err error) {
 	if end, err = c.beginWith(ctx); err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func (c *Cache) markDurable() error {
 	return c.segments.MarkDurable(seconds(wall()), func() error { return flush(c.lock) })
 }
 
-// makeDurable makes the segments durable, and writes again what a failed flush may have lost.
+// makeDurable makes the segments durable and rewrites what a failed flush may have lost.
 func (c *Cache) makeDurable() {
 	c.flushing.Lock()
 	defer c.flushing.Unlock()
@@ -85,7 +85,7 @@ func (c *Cache) makeDurable() {
 	err := c.markDurable()
 	if c.segments.Failure() == nil {
 		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
-			c.noted(err) // a mark was not written; the next one is
+			c.noted(err) // this mark was not written; the next one will be
 		}
 		return
 	}
@@ -102,8 +102,8 @@ func (c *Cache) makeDurable() {
 	}
 }
 
-// rewriteLost writes again what a failed flush may have lost. For a moment this may exceed the budget by what was
-// written since the last successful flush, because the moved data must be on the disk before the first segment is removed.
+// rewriteLost rewrites what a failed flush may have lost. It may briefly exceed the budget by the data written since the
+// last successful flush, because all moved data must be on the disk before the first segment is removed.
 func (c *Cache) rewriteLost() error {
 	lost := c.segments.Lost()
 	for _, g := range lost {
@@ -132,7 +132,7 @@ func (c *Cache) rewriteLost() error {
 	return nil
 }
 
-// rewriteFiles writes the files again whose puts in the log of g are not known to be durable.
+// rewriteFiles rewrites the files whose puts in the log of g are not known to be durable.
 func (c *Cache) rewriteFiles(g *segment.Segment) error {
 	var files []index.Entry
 	_, from := g.Length()

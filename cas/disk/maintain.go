@@ -43,7 +43,7 @@ func (c *Cache) maintainOnce() {
 		c.room.Unlock()
 	}
 	if err := c.saveCheckpoint(omitNone); err != nil {
-		c.noted(err) // perhaps the first write for long
+		c.noted(err) // this may be the first write in a long time
 	}
 }
 

@@ -80,7 +80,7 @@ func (c *Cache) noteFailure(err error) error {
 	return r.err
 }
 
-// noted is noteFailure for a note in a log that could not be written, whose loss the caller can bear.
+// noted calls noteFailure for a failed write whose loss the caller can tolerate, such as a record in a log.
 func (c *Cache) noted(err error) { _ = c.noteFailure(err) }
 
 // refuse logs that writes fail with err. The caller holds refusal.mu.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package quota limits what each caller of a server holds at once, so that none can lock out the others: calls in
-// progress, and what outlives a call. A caller is a name, if the server authenticates callers, at an address. Beyond a
-// limit a call fails with RESOURCE_EXHAUSTED and RetryInfo; nothing waits.
+// Package quota limits the concurrent calls and other resources of each caller of a server, so that no caller can lock
+// out the others. A caller is an IP address or, if the server authenticates callers, a name at an IP address. A call
+// beyond a limit fails with RESOURCE_EXHAUSTED and RetryInfo; it does not wait.
 package quota
 
 import (
@@ -24,10 +24,10 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// A Kind is something that callers hold.
+// A Kind is a kind of call or resource that has a limit.
 type Kind int
 
-// Kinds. A call may be of one besides Calls.
+// Kinds. Every call counts as one of Calls, and may count as one of another kind, too.
 const (
 	Calls      Kind = iota // calls in progress, except health checks
 	Uploads                // calls of ByteStream.Write
@@ -40,7 +40,7 @@ const (
 // names are the kinds in flags and messages.
 var names = [kinds]string{"calls", "uploads", "executions", "queries", "log-streams"}
 
-// Limits are the limits of one caller by Kind; 0 means none. It is a flag.
+// Limits are the limits of one caller by Kind; 0 means no limit. *Limits implements pflag.Value.
 type Limits [kinds]int
 
 // Default returns limits that no single build reaches: Bazel runs at most 5,000 actions at once.
@@ -72,7 +72,7 @@ func (l *Limits) String() string {
 // Type implements pflag.Value.
 func (l *Limits) Type() string { return "limits" }
 
-// A Table counts what the callers of one server hold.
+// A Table counts the calls and resources of each caller of one server.
 type Table struct {
 	limits  Limits
 	methods map[string]Kind
@@ -82,13 +82,13 @@ type Table struct {
 	held map[string]*[kinds]int // by caller; guarded by mu
 }
 
-// New returns an empty Table. The methods are the full names of those whose calls are of another kind than Calls. The
-// name of a call's caller, "" if it is unknown, may be nil.
+// New returns an empty Table. methods maps full method names to the further kind of their calls. name returns the name
+// of a call's caller, or "" if it is unknown; a nil name identifies callers by address alone.
 func New(limits Limits, methods map[string]Kind, name func(context.Context) string) *Table {
 	return &Table{limits: limits, methods: methods, name: name, held: map[string]*[kinds]int{}}
 }
 
-// Options returns the options of a gRPC server that count its calls. They follow those that authenticate callers.
+// Options returns gRPC server options that count calls. They must follow the options that authenticate callers.
 func (t *Table) Options() []grpc.ServerOption {
 	unary := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		ctx, release, err := t.enter(ctx, info.FullMethod)
@@ -109,7 +109,7 @@ func (t *Table) Options() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(unary), grpc.ChainStreamInterceptor(stream)}
 }
 
-// A counted stream has a context with its caller.
+// A counted stream has the account of its caller in its context.
 type counted struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -118,7 +118,7 @@ type counted struct {
 // Context implements grpc.ServerStream.
 func (c counted) Context() context.Context { return c.ctx }
 
-// An account is the caller of a call, in its context.
+// An account identifies the caller of a call; the call's context contains it.
 type account struct {
 	table *Table
 	name  string
@@ -126,7 +126,7 @@ type account struct {
 
 type accountKey struct{}
 
-// enter counts a call, whose context it returns.
+// enter counts a call and returns its context with the account of the caller.
 func (t *Table) enter(ctx context.Context, method string) (_ context.Context, release func(), err error) {
 	if strings.HasPrefix(method, "/"+grpc_health_v1.Health_ServiceDesc.ServiceName+"/") {
 		return ctx, func() {}, nil
@@ -141,7 +141,7 @@ func (t *Table) enter(ctx context.Context, method string) (_ context.Context, re
 	return context.WithValue(ctx, accountKey{}, a), release, nil
 }
 
-// hold counts one of each different kind, or of none.
+// hold counts one of each distinct kind, or of none if a limit is reached.
 func (t *Table) hold(caller string, all ...Kind) (release func(), err error) {
 	all = slices.Compact(all)
 	t.mu.Lock()
@@ -172,8 +172,8 @@ func (t *Table) hold(caller string, all ...Kind) (release func(), err error) {
 	}), nil
 }
 
-// Hold counts one of a kind for the caller of a call until release is called, perhaps after the call. Without a Table
-// it counts nothing.
+// Hold counts one of a kind for the caller of a call until release is called, which may be after the call. Without a
+// Table it counts nothing.
 func Hold(ctx context.Context, k Kind) (release func(), err error) {
 	a, ok := ctx.Value(accountKey{}).(account)
 	if !ok {
@@ -182,7 +182,7 @@ func Hold(ctx context.Context, k Kind) (release func(), err error) {
 	return a.table.hold(a.name, k)
 }
 
-// Caller identifies the caller of a call; without a Table by its address alone.
+// Caller returns a key for the caller of a call; without a Table, it is the address.
 func Caller(ctx context.Context) string {
 	if a, ok := ctx.Value(accountKey{}).(account); ok {
 		return a.name

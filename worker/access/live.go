@@ -20,8 +20,8 @@ import (
 // for a file. Use NewLive; the zero Live is not usable. It is safe for concurrent use.
 type Live struct {
 	admitted
-	// FailClosed makes the Live refuse every call with UNAVAILABLE while the previous rules would stay in force because
-	// the files have a mistake or cannot be read.
+	// FailClosed makes the Live refuse every call with UNAVAILABLE while the files are invalid or unreadable, instead of
+	// keeping the previous rules in force.
 	FailClosed atomic.Bool
 
 	file  string
@@ -29,7 +29,7 @@ type Live struct {
 	log   *slog.Logger
 	read  func(file string) (*Rules, error) // ReadFile, except in tests
 	rules atomic.Pointer[Rules]
-	stale atomic.Pointer[error] // why the files were not read; nil if rules are those of the files
+	stale atomic.Pointer[error] // why the files could not be read; nil if their rules are in force
 	late  atomic.Int64          // reads that were given up and have not ended
 	stop  context.CancelFunc
 	ended chan struct{} // closed when watch has ended
@@ -136,8 +136,8 @@ func (l *Live) look(ctx context.Context) {
 	}
 }
 
-// Stale returns why the files were last not read, so that the previous rules, or with FailClosed none, are in force, or
-// nil.
+// Stale returns why the files could not be read. Until it returns nil, the previous rules are in force, or with
+// FailClosed none.
 func (l *Live) Stale() error {
 	if err := l.stale.Load(); err != nil {
 		return *err

@@ -58,7 +58,7 @@ func (l *Log) expire() {
 	}
 }
 
-// shrink is expire. It returns the last error.
+// shrink implements expire and returns the last error.
 func (l *Log) shrink() error {
 	all, err := l.segments()
 	if err != nil || len(all) == 0 {

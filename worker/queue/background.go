@@ -21,7 +21,7 @@ func (j *job) wanted() bool {
 	return false
 }
 
-// setBackground records whether the last client of o, which is not completed, has left.
+// setBackground records whether o, which is not completed, has lost its last client.
 func (q *Queue) setBackground(o *Operation, background bool) {
 	flow, j := o.entry.Flow, o.job
 	if flow.Background == background {
@@ -87,8 +87,8 @@ func (q *Queue) yield(j *job) {
 	j.cancel()
 }
 
-// dropBackground cancels the oldest operation without a client, to make room for another. It reports whether there was
-// one.
+// dropBackground cancels the oldest operation without a client, to make room for another. It reports whether it
+// found one.
 func (q *Queue) dropBackground() bool {
 	if q.background == 0 {
 		return false

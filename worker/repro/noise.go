@@ -50,8 +50,8 @@ func (n noise) unknown(ctx context.Context, name string, a, b *Run) []location {
 
 var numbers = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
 
-// leaps reports whether a number in two texts differs by a duration other than 0, give or take an hour, in a usual unit.
-// Readings of a clock that runs always differ, but only so much if somebody has set it.
+// leaps reports whether a number in two texts differs by a duration other than 0, plus or minus an hour, in a usual
+// unit. Readings of a running clock always differ, but by that much only if the clock was shifted.
 func leaps(a, b string, by time.Duration) bool {
 	x, y := numbers.FindAllString(a, -1), numbers.FindAllString(b, -1)
 	if by == 0 || len(x) != len(y) {

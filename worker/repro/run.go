@@ -112,8 +112,8 @@ func (c *check) record(ctx context.Context, x *Executor, v *worker.Variation, ou
 	return r
 }
 
-// stableHash returns the stable hash of a manifest with the action of the check instead of the one that x ran: they differ
-// only in that the latter is not cached. It returns "" if the manifest cannot be read.
+// stableHash returns the stable hash of a manifest with the action of the check in place of the one that x ran, which
+// differs only in that it is not cached. It returns "" if the manifest cannot be read.
 func (c *check) stableHash(ctx context.Context, x *Executor, text cas.Digest) string {
 	b, err := cas.ReadAll(ctx, x.Store, text, manifest.MaxBytes)
 	if err != nil {

@@ -35,7 +35,7 @@ type VerdictsConfig struct {
 	Path string
 	// Sync makes verdicts survive a power failure before anybody sees them.
 	Sync bool
-	// MaxAge is how long after the last check a verdict counts; 0 is forever.
+	// MaxAge is the time after the last check at which a verdict expires; 0 means never.
 	MaxAge time.Duration
 	// Log receives warnings about damage and failed writes; nil discards them.
 	Log *slog.Logger

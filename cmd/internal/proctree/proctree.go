@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package proctree reads from /proc which processes descend from one.
+// Package proctree finds the descendants of a process in /proc.
 package proctree
 
 import (

@@ -37,8 +37,8 @@ type wait struct {
 }
 
 const (
-	// tick is how much each reading advances a frozen clock, so that all readings of most programs are of one second.
-	// After manyReadings, when a program probably waits for a time to come, each advances it by longTick.
+	// tick is how much each reading advances a frozen clock, so that most programs see only one second. A program that
+	// makes manyReadings probably polls for a later time, so each further reading advances the clock by longTick.
 	tick, longTick = time.Microsecond, time.Millisecond
 	manyReadings   = 100_000
 	// maxWaits bounds the number of waits, most of which may be over.

@@ -43,8 +43,8 @@ func (c *clock) dated(t time.Time) (time.Time, bool) {
 	return t.Add(c.offset), true
 }
 
-// changed returns the time of a file's last change or birth by the run's clock. Nobody can set it, so of a file with
-// older contents, such as an input, it says when the worker staged it: the time of the contents takes its place.
+// changed returns the ctime or btime t of a file by the run's clock. Programs cannot set these times, so for a file with
+// older contents, such as an input, they show when the worker staged the file: changed returns its mtime instead.
 func (c *clock) changed(t, contents unix.StatxTimestamp) unix.StatxTimestamp {
 	began := c.since.Add(c.offset)
 	if c.frozen {
@@ -60,11 +60,11 @@ func (c *clock) changed(t, contents unix.StatxTimestamp) unix.StatxTimestamp {
 	return unix.StatxTimestamp{Sec: at.Unix(), Nsec: uint32(at.Nanosecond())}
 }
 
-// statBuffers are the arguments of the calls that return file times with the address of their result.
+// statBuffers has the calls that return file times, each with the index of the argument that points to the result.
 var statBuffers = map[string]int{"fstat": 1, "stat": 1, "lstat": 1, "newfstatat": 2, "statx": 4}
 
-// answerStat answers a call that queries a file with times by the run's clock, and reports whether the call still waited.
-// What the process cannot reach, or is no file, directory or link, the kernel answers.
+// answerStat answers a call that queries a file with times by the run's clock, and reports whether the call still
+// waited. The kernel answers for what the process cannot reach and for anything but files, directories and links.
 func (w *session) answerStat(n *notification, name string) bool {
 	fd := w.statTarget(n, name)
 	if fd < 0 {
@@ -87,7 +87,7 @@ func (w *session) answerStat(n *notification, name string) bool {
 	return w.queue.value(n.ID, 0)
 }
 
-// stat returns what a call that queries a file returns, or false if the kernel has to answer it.
+// stat returns the result of a call that queries a file, or false if the kernel has to answer the call.
 func (w *session) stat(n *notification, name string, fd int) ([]byte, bool) {
 	var all unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &all); err != nil || !dated(all.Mode) {
@@ -98,7 +98,7 @@ func (w *session) stat(n *notification, name string, fd int) ([]byte, bool) {
 	var b []byte
 	var err error
 	if name == "statx" {
-		var st unix.Statx_t // with what was asked for
+		var st unix.Statx_t // with the requested fields
 		if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, int(uint32(n.Args[3])), &st); err != nil {
 			return nil, false
 		}
@@ -141,7 +141,7 @@ func (w *session) rewriteTimes(n *notification, fd int) {
 // An idMap maps the users or groups that the monitor sees to those that a process sees (user_namespaces(7)).
 type idMap []struct{ inside, outside, count uint32 }
 
-// overflowID is what a process sees for users and groups that its user namespace lacks.
+// overflowID is the ID that a process sees for users and groups without an ID in its user namespace.
 const overflowID = 65534
 
 func (m idMap) inside(id uint32) uint32 {
@@ -207,7 +207,7 @@ func (w *session) statTarget(n *notification, name string) int {
 	}
 	at := w.resolve(n.PID, p, o.followed(n, 0))
 	if at.mode == 0 || at.mode != unix.S_IFDIR && strings.HasSuffix(p, "/") || !w.reaches(n.PID, at.path) {
-		return -1 // the kernel knows best how it fails
+		return -1 // the kernel returns the error
 	}
 	fd, err := unix.Openat2(w.root, at.path, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,

@@ -219,8 +219,8 @@ func (r *Monitor) record(e sandbox.Event) {
 	r.events[id] = &entry{e, program}
 }
 
-// network reports whether a refused call, by its subject, was to reach other hosts or to be reached. Other calls leave
-// room for these.
+// network reports whether a refused call, by its subject, would have reached other hosts or let them connect. Events of
+// other calls leave room for these.
 func network(subject string) bool {
 	name, of, _ := strings.Cut(subject, "(")
 	switch name {

@@ -21,7 +21,7 @@ type sums struct {
 	left int64 // bytes that may still be hashed
 }
 
-// maxHashed limits the bytes of one comparison of which digests are computed.
+// maxHashed limits the bytes hashed in one comparison.
 const maxHashed = 32 << 20
 
 func newSums(k Known) *sums {

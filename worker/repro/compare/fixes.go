@@ -23,11 +23,11 @@ type Fix struct {
 	Args     []string  // arguments to insert after the name of the program
 	Swap     [2]string // a regular expression and its replacement in the command
 	Before   string    // a line to insert before a shell script
-	// Marks are texts that show in a command that it has the fix already. Names in Env and Args are implied.
+	// Marks are texts in a command that already has the fix. Names in Env and Args are implied.
 	Marks []string
 }
 
-// A Making is how an action makes its outputs, as far as it is known.
+// A Making is how an action makes its outputs, as far as known.
 type Making struct {
 	Args []string // of the command
 	Env  []string // of the command: KEY=VALUE

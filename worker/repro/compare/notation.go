@@ -13,7 +13,7 @@ type notation struct {
 	decode func(p []byte) (y, mon, d, h, m, s int)
 }
 
-// notations are the forms beside numbers of seconds.
+// notations are the binary forms other than numbers of seconds.
 var notations = []notation{
 	{7, func(p []byte) (y, mon, d, h, m, s int) { // binary-coded decimal: YYYYMMDDhhmmss
 		return bcd(p[0])*100 + bcd(p[1]), bcd(p[2]), bcd(p[3]), bcd(p[4]), bcd(p[5]), bcd(p[6])

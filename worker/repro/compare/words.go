@@ -382,7 +382,7 @@ func (l *lexer) long(s string, i int) Cause {
 	return Random
 }
 
-// drawn are words in front of a random value.
+// drawn are words that precede random values.
 var drawn = map[string]bool{
 	"salt": true, "nonce": true, "key": true, "token": true, "seed": true, "random": true, "secret": true, "boundary": true,
 	"uuid": true, "guid": true, "id": true, "iv": true,

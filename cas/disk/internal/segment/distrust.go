@@ -4,15 +4,15 @@ package segment
 
 import "errors"
 
-// A failed flush leaves open what it has written: the kernel may have dropped data that it could not write, and reports
-// that only once. A later flush that succeeds says nothing about it. So the segments whose last puts were not known to
-// be durable are lost: nothing is appended to them or marked as durable in them, until the caller has written their
-// entries again, to other segments, and removed them.
+// After a failed flush it is unknown what reached the disk. The kernel may have dropped data that it could not write,
+// and reports this only once, so a later successful flush proves nothing. Segments whose last puts were not known to be
+// durable are therefore lost: nothing is appended to them or marked as durable in them until the caller has rewritten
+// their entries to other segments and removed them.
 
 // ErrDistrusted means that a failed flush may have lost data that has not been rewritten yet.
 var ErrDistrusted = errors.New("a failed flush may have lost data that has not been rewritten yet")
 
-// Distrust records that a flush failed with err.
+// Distrust records that a flush failed with err, and marks the affected segments as lost.
 func (s *Set) Distrust(err error) {
 	s.appending.Lock()
 	s.failures++
@@ -61,7 +61,7 @@ func (g *Segment) isLost() bool {
 	return g.lost && g.log != nil
 }
 
-// Trust forgets the last failure, unless there is one after the given number of failures.
+// Trust forgets the last failure if the number of failures is still the given one, and reports whether it is.
 func (s *Set) Trust(failures uint32) bool {
 	s.appending.Lock()
 	defer s.appending.Unlock()

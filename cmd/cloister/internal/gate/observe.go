@@ -20,7 +20,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// An observer shows what a step without a sandbox does. It prevents nothing.
+// An observer is a program that records what a step does without a sandbox. It prevents nothing.
 type observer struct {
 	program string // "strace" or "ss"
 	record  string // name of its file in the evidence
@@ -31,8 +31,8 @@ var (
 	ss     = &observer{"ss", "ss_established.txt"}
 )
 
-// straceFlags follow all processes and print addresses, but no payload, which may contain secrets. With -D, strace is no
-// parent of the command, whose exit it does not delay.
+// straceFlags follow all processes and print addresses, but no payload, which may contain secrets. With -D, strace is
+// not the parent of the command and does not delay its exit.
 var straceFlags = []string{
 	"-D", "-f", "-Y", "-yy", "-s", "0", "-qq", "-e", "trace=network,execve,io_uring_setup", "-e", "signal=none", "-o",
 }
@@ -40,7 +40,7 @@ var straceFlags = []string{
 // ssFlags list the sockets of all processes and states.
 var ssFlags = []string{"-Htunap"}
 
-// findObserver returns the better observer that works here. It needs a directory for a file.
+// findObserver returns strace if it works here, otherwise ss. It writes a file into dir.
 func findObserver(ctx context.Context, dir string) (*observer, error) {
 	file := filepath.Join(dir, "probe")
 	tried := exec.CommandContext(ctx, "strace", append(straceFlags, file, "true")...).Run()
@@ -54,10 +54,10 @@ func findObserver(ctx context.Context, dir string) (*observer, error) {
 	return ss, nil
 }
 
-// errUntraced means that strace ran a command without tracing it, as where ptrace is forbidden.
+// errUntraced means that strace ran a command without tracing it, for example because ptrace is forbidden.
 var errUntraced = errors.New("strace recorded nothing")
 
-// An observation collects the events of a step. Those of loopback are none: it may be the step's own.
+// An observation collects the events of a step. Connections to loopback do not count: the step may be the peer.
 type observation struct {
 	step    *step
 	allowed []sandbox.Endpoint
@@ -144,7 +144,7 @@ func (o *observation) trace(r io.Reader) error {
 		}
 		o.call(process, name, rest)
 	}
-	for _, c := range unfinished { // in which a process ended
+	for _, c := range unfinished { // during which a process ended
 		o.call(c[0], c[1], c[2])
 	}
 	if err := lines.Err(); err != nil || o.traced {

@@ -19,7 +19,7 @@ import (
 // interval is the time between two updates of the live line, and before the first.
 const interval = time.Second
 
-// A live is a line on a terminal that shows time and resources of the current run, below what the command prints.
+// A live is a status line on a terminal, below the command's output, with the time and resources of the current run.
 type live struct {
 	to io.Writer
 	ps func() ([]proctree.Process, error) // the descendants of this process, and itself

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NewDir makes a temporary directory in a directory, and removes those that killed processes have left there. The returned
-// file holds the directory until it is closed.
+// NewDir makes a temporary directory in another one, and removes those that killed processes have left there. The
+// directory is locked until the returned file is closed.
 func NewDir(in string) (dir string, held *os.File, removed []string, err error) {
 	entries, _ := os.ReadDir(in)
 	for _, e := range entries {

@@ -6,7 +6,7 @@ package localworker
 
 import "os"
 
-// NewDir makes a temporary directory in a directory, without a lock.
+// NewDir makes a temporary directory in another one, without a lock.
 func NewDir(in string) (dir string, held *os.File, removed []string, err error) {
 	if dir, err = os.MkdirTemp(in, tempPrefix); err == nil {
 		held, err = os.Open(dir)

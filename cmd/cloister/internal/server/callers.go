@@ -11,7 +11,7 @@ import (
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 )
 
-// callers returns the limits of what each caller holds at once.
+// callers returns the table that enforces CallerLimits.
 func (s *server) callers() *quota.Table {
 	var name func(context.Context) string
 	if access := s.Auth.access(); access != nil {

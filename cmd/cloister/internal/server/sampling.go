@@ -55,7 +55,7 @@ func (s *sampling) openVerdicts(c *node.Config, log *slog.Logger) (*repro.Verdic
 	v := repro.VerdictsConfig{Log: log}
 	if s.fraction > 0 {
 		v.Path, v.Sync = filepath.Join(c.Dir, repro.VerdictsFile), c.Sync
-		if !s.gate { // which checks again until the action is the same
+		if !s.gate { // the gate checks again until both runs agree
 			v.MaxAge = verdictAge
 		}
 	}

@@ -8,7 +8,7 @@
 // constraints it is "naive fair sharing", Algorithm 1 of Zaharia et al., "Delay Scheduling" (EuroSys 2010). Two rules
 // complete the order:
 //
-//   - Background flows come last, and priority before everything else. Both are strict: a lower value always runs before a
+//   - Background flows come last; among the others, and among themselves, a lower priority value always runs before a
 //     higher one.
 //   - Flows with equally many jobs in service take turns (round robin): the least recently served is next. A new flow
 //     counts as served when it arrives, so it overtakes no flow that already waits. Within a flow, jobs are first in,
