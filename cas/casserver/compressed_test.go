@@ -379,7 +379,7 @@ func TestRule052_CancelOfCompressedReadClosesBlob(t *testing.T) {
 	})
 }
 
-// A peak store counts how many of its Puts run at most at once.
+// A peak store records the maximum number of concurrent Puts.
 type peak struct {
 	cas.Store
 	began     chan struct{}
@@ -395,8 +395,8 @@ func (p *peak) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	return p.Store.Put(ctx, d, r)
 }
 
-// Uploads that ask for much memory and then send nothing delay neither other callers nor other calls of their own: half of
-// the memory, 16 windows of 32 MiB, is the share of one caller, and silent streams lose it when others wait.
+// Uploads that reserve much memory and then send nothing delay neither other callers nor other calls of their caller:
+// one caller gets half of the memory, 16 windows of 32 MiB, and silent streams lose it when others wait.
 func TestSilentStreamsYieldTheirMemory(t *testing.T) {
 	t.Parallel()
 	m := castest.NewMemory()
@@ -445,13 +445,13 @@ func TestSilentStreamsYieldTheirMemory(t *testing.T) {
 	if wantCode(t, err, codes.ResourceExhausted, "silent", "retry"); len(status.Convert(err).Details()) != 1 {
 		t.Errorf("got details %v, want RetryInfo", status.Convert(err).Details())
 	}
-	// One upload of each caller was written beside the silent ones.
+	// One upload of each caller ran beside the silent ones.
 	if n := store.most.Load(); n > held+1 {
-		t.Errorf("%d uploads had memory at once, want at most %d", n, held+1)
+		t.Errorf("%d uploads had memory at the same time, want at most %d", n, held+1)
 	}
 }
 
-// A client that sends nothing, or takes nothing, for too long loses its stream. What it sent of an uncompressed upload is kept.
+// A client that sends or receives nothing for too long loses its stream. An uncompressed upload keeps what was sent.
 func TestIdleStreamsEnd(t *testing.T) {
 	d, err := cas.NewDigest(cas.SHA256, sum("x").Hash(), 1<<30)
 	must.Succeed(t, err)

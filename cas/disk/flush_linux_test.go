@@ -113,10 +113,10 @@ func TestFailedFlush(t *testing.T) {
 		}
 		for _, path := range first {
 			if exists(path) {
-				t.Errorf("%s was not written again", filepath.Base(path))
+				t.Errorf("%s was not rewritten", filepath.Base(path))
 			}
 		}
-		if n := strings.Count(log.String(), "could not be flushed"); n < 4 || !strings.Contains(log.String(), "was flushed again") {
+		if n := strings.Count(log.String(), "could not be flushed"); n < 4 || !strings.Contains(log.String(), "has recovered") {
 			t.Errorf("the log reports %d failures: %s", n, log.String())
 		}
 		closeStore(t, c)
@@ -126,7 +126,8 @@ func TestFailedFlush(t *testing.T) {
 	}
 }
 
-// TestPutDuringFailedFlush is not acknowledged: its content may have been dropped before its record was written.
+// TestPutDuringFailedFlush: such a put is not acknowledged, since its content may have been dropped before its record
+// was written.
 func TestPutDuringFailedFlush(t *testing.T) {
 	c, s := openStore(t, disk.Config{Dir: t.TempDir()})
 	put(t, s, 0)

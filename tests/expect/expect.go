@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package expect reports differences between what a test got and what it wants, and lets the test continue. The last
-// arguments of each function say what was compared: a format and its arguments, or nothing.
+// Package expect has the assertions of tests: a failure is reported and lets the test continue. The last arguments of
+// each function, a format and its arguments, describe what was compared; they may be omitted, except in That.
 package expect
 
 import (
@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// That reports a message unless ok.
+// That reports a message unless ok is true.
 func That(t testing.TB, ok bool, format string, args ...any) {
 	t.Helper()
 	if !ok {
@@ -33,7 +33,7 @@ func Equal[T comparable](t testing.TB, got, want T, what ...any) {
 	}
 }
 
-// Slices reports got unless it has the elements of want, in their order.
+// Slices reports got unless it has the elements of want in the same order.
 func Slices[T comparable](t testing.TB, got, want []T, what ...any) {
 	t.Helper()
 	if !slices.Equal(got, want) {
@@ -57,7 +57,7 @@ func Texts(t testing.TB, got string, parts []string, what ...any) {
 	}
 }
 
-// Error reports err unless it is of a kind; with nil, it reports any error.
+// Error reports err unless errors.Is(err, kind). With a nil kind it reports any error.
 func Error(t testing.TB, err, kind error, what ...any) {
 	t.Helper()
 	if !errors.Is(err, kind) {
@@ -73,7 +73,7 @@ func Message(t testing.TB, err error, part string, what ...any) {
 	}
 }
 
-// Code reports err unless it has a gRPC code.
+// Code reports err unless its gRPC status has the code.
 func Code(t testing.TB, err error, code codes.Code, what ...any) {
 	t.Helper()
 	if status.Code(err) != code {
@@ -81,7 +81,7 @@ func Code(t testing.TB, err error, code codes.Code, what ...any) {
 	}
 }
 
-// Err returns the error of a call.
+// Err returns the error of a call with one other result.
 func Err[T any](_ T, err error) error { return err }
 
 // show quotes texts, unless they have several lines, and shortens large ones.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package faults_test runs the server while its system calls fail, at random: those of the store, and those that set up
-// sandboxes. strace injects the errors, so the program is the one that is released. Results must be correct or errors
-// clean, nothing may leak, the server must recover by itself, and a restart must find everything that was acknowledged.
+// Package faults_test runs a server while random system calls of its store and of its sandbox setup fail. strace
+// injects the errors, so the released program is tested. Every result must be correct and every error clear, nothing
+// may leak, the server must recover by itself, and after a restart it must have everything that it acknowledged.
 package faults_test
 
 import (
@@ -26,14 +26,14 @@ import (
 )
 
 var (
-	duration = flag.Duration("faults", 0, "duration of random faults; those that have revealed mistakes come first")
-	seed     = flag.Uint64("seed", 0, "seed of the faults; 0 is a random one")
+	duration = flag.Duration("faults", 0, "duration of random faults, which follow those that have found bugs")
+	seed     = flag.Uint64("seed", 0, "seed of the faults; 0 means a random seed")
 	built    program.Program
 )
 
 func TestMain(m *testing.M) { os.Exit(built.Main(m)) }
 
-// roundTime is the time for which one choice of faults lasts.
+// roundTime is the duration of one choice of faults.
 const roundTime = 3 * time.Second
 
 // A rig is a server with a load, and counts what was done to it.
@@ -144,7 +144,7 @@ func (r *rig) round() {
 	r.add(end())
 	wait()
 	if err := r.load.wantRecovered(r.Context()); err != nil {
-		r.Errorf("does not recover: %v", err)
+		r.Errorf("the server does not recover: %v", err)
 	}
 	if now, ok := awaitWithin(r.server.PID, r.idle); !ok {
 		r.Errorf("leak: got %+v, at first %+v", now, r.idle)
@@ -187,7 +187,7 @@ func (r *rig) stop(kill bool) {
 	}
 	r.wantGone(all)
 	if left := groups(pid); len(left) > 0 && !kill { // the next server removes those of a killed one
-		r.Errorf("left control groups %v", left)
+		r.Errorf("control groups are left: %v", left)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// A fault is system calls that fail with one of the errors.
+// A fault makes system calls fail with one of several errors.
 type fault struct{ calls, errors string }
 
 // mountFaults are the calls that make and remove mounts, in the server and in the sandbox.
@@ -61,15 +61,15 @@ var sandboxFaults = append([]fault{
 	{"pidfd_send_signal close_range", "EINVAL"},
 }, mountFaults...)
 
-// found are faults that have revealed mistakes. Each is injected into every second call of a thread.
+// found are faults that have found bugs, which the comments describe. Each fault hits every second call of a thread.
 var found = []struct {
 	sandbox bool // not the server itself
 	fault
 }{
-	{true, fault{"prctl", "EPERM"}},           // ran with capabilities in the bounding set
-	{false, fault{"recvmsg", "ENOMEM"}},       // waited for a command that waited for its syscall monitor
-	{false, fault{"syncfs fdatasync", "EIO"}}, // was never durable again, without a word
-	{false, fault{"fsync fdatasync", "EIO"}},  // with --sync, lost files that it wrote again
+	{true, fault{"prctl", "EPERM"}},           // a command ran with capabilities in the bounding set
+	{false, fault{"recvmsg", "ENOMEM"}},       // the server waited for a command that waited for its monitor
+	{false, fault{"syncfs fdatasync", "EIO"}}, // the store was never durable again and did not report it
+	{false, fault{"fsync fdatasync", "EIO"}},  // with --sync, the store lost files that it rewrote
 }
 
 // always returns arguments for strace that inject f into every second call.

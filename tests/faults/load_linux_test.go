@@ -22,7 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// callTime limits a call, which may wait for a server that cannot be written.
+// callTime limits a call, which may wait while the server's store is not writable.
 const callTime = time.Minute
 
 // A load writes blobs and executes actions, and remembers what was acknowledged.
@@ -70,7 +70,7 @@ func (l *load) put(ctx context.Context, blobs ...[]byte) error {
 	return nil
 }
 
-// script prints its input and everything by which a run without part of its confinement would differ, but for its number.
+// script prints its input, everything that incomplete confinement would change, and its number.
 const script = `cat in/file; grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status; id -u; hostname; ls -a; ls /
 for f in in/file in/new /etc/new /new; do (echo x > $f) 2>&1; done; cat in/* > out; echo $N >> out`
 

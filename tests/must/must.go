@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package must ends a test whose preparation fails.
+// Package must has checks of a test's setup: a failure ends the test immediately.
 package must
 
 import (
@@ -25,7 +25,7 @@ func Get[T any](v T, err error) func(t testing.TB) T {
 	}
 }
 
-// Be ends the test with a message unless ok.
+// Be ends the test with a message unless ok is true.
 func Be(t testing.TB, ok bool, format string, args ...any) {
 	t.Helper()
 	if !ok {
@@ -33,7 +33,7 @@ func Be(t testing.TB, ok bool, format string, args ...any) {
 	}
 }
 
-// Hold waits until condition holds, and ends the test if it does not within a minute.
+// Hold waits until condition holds, and ends the test if that takes more than a minute. what describes the condition.
 func Hold(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !condition(); time.Sleep(10 * time.Millisecond) {

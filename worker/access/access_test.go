@@ -823,7 +823,7 @@ func TestStrangersMustHurry(t *testing.T) {
 		time.Sleep(time.Minute)
 		must.Succeed(t, known.SendMsg(&repb.FindMissingBlobsRequest{}))
 		if err := errors.Join(known.CloseSend(), known.RecvMsg(&repb.FindMissingBlobsResponse{})); err != nil {
-			t.Errorf("a caller who took his time: %v", err)
+			t.Errorf("a slow caller: %v", err)
 		}
 		alive.Shutdown()
 		if m, err := watch.Recv(); err != nil || m.Status != healthpb.HealthCheckResponse_NOT_SERVING {

@@ -98,7 +98,7 @@ func TestCallersAreReadAgain(t *testing.T) {
 	check("as at first", codes.OK, codes.Unauthenticated)
 }
 
-// TestFailClosed refuses every call while the file has a mistake, and applies the rules again when it has none.
+// TestFailClosed: every call is refused while the file has a mistake; once it has none, its rules apply again.
 func TestFailClosed(t *testing.T) {
 	file := &written{t: t, name: filepath.Join(t.TempDir(), "auth.yaml")}
 	file.write(ofToken("ci", "read"))

@@ -88,7 +88,8 @@ func TestAbandonedBuildDoesNotDelayTheNext(t *testing.T) {
 	}
 }
 
-// An abandoned run keeps its slot for a few seconds, and then until another action waits for it. Then it waits again.
+// An abandoned run keeps its slot for CancelGrace, and then until another action waits for the slot. Then it is queued
+// again.
 func TestAbandonedRunYieldsItsSlot(t *testing.T) {
 	var ended []string
 	c := queue.Config{Slots: 1}
@@ -148,7 +149,7 @@ func TestWantedRunDoesNotYield(t *testing.T) {
 			default:
 			}
 		}
-		// Another machine's run yields, too, and counts as none of its attempts.
+		// A run on another machine yields, too, and does not count as an attempt.
 		defer submit(t, q, "w", demands("on=b")).Follow()(false)
 		<-lone.Cancelled()
 		lone.End(nil, &worker.Fault{Kind: worker.FaultCancelled, Err: context.Canceled})
@@ -161,7 +162,7 @@ func TestWantedRunDoesNotYield(t *testing.T) {
 	})
 }
 
-// An action whose client returns has its turn again.
+// An action whose client returns regains its place in the queue.
 func TestReturningClientRestoresTheTurn(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		defer submit(t, q, "holds the slot", of("first")).Follow()(false)
@@ -176,12 +177,12 @@ func TestReturningClientRestoresTheTurn(t *testing.T) {
 		e.release("holds the slot")
 		synctest.Wait()
 		if got, want := e.order(), "first c b a"; got != want {
-			t.Errorf("runs were of %q, want %q", got, want)
+			t.Errorf("got runs of %q, want %q", got, want)
 		}
 	})
 }
 
-// A full queue drops what nobody waits for.
+// A full queue drops operations without clients.
 func TestFullQueueDropsAbandonedOperations(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1, MaxLive: 3}, func(t *testing.T, q *queue.Queue, _ *executor) {
 		submit(t, q, "a", nil)
@@ -196,7 +197,7 @@ func TestFullQueueDropsAbandonedOperations(t *testing.T) {
 		}
 		submit(t, q, "e", nil)
 		if _, err := q.Submit(queue.Request{Task: worker.Task{Action: action("f")}}); err == nil {
-			t.Error("the queue takes more than 3 operations that are waited for")
+			t.Error("the queue accepts more than 3 operations with clients")
 		}
 	})
 }

@@ -243,7 +243,7 @@ func TestTimersEndWithTheMonitor(t *testing.T) {
 	}
 }
 
-// TestFrozenClockStaysInItsSecond: however often a program reads the clock, until it probably waits for a later time.
+// TestFrozenClockStaysInItsSecond: 100,000 readings stay in one second; a program that polls for the next one ends.
 func TestFrozenClockStaysInItsSecond(t *testing.T) {
 	c := newClock(&sandbox.Conditions{FrozenClock: 1_000_000_000})
 	last := time.Time{}

@@ -116,7 +116,7 @@ func TestMinorEventsLeaveRoom(t *testing.T) {
 	}
 }
 
-// TestCallsLeaveRoomForTheNetwork: refused calls that stay on the machine hide no listener and no socket.
+// TestCallsLeaveRoomForTheNetwork: refused local calls displace no event of a listener or a network socket.
 func TestCallsLeaveRoomForTheNetwork(t *testing.T) {
 	r := newMonitor(Config{})
 	refuse := func(subject, process string) {

@@ -209,7 +209,7 @@ func breakFlush(t *testing.T, g *Segment) {
 	})
 }
 
-// TestFailedFlushStays until its data was written again: the caller must never remove the source of moved data.
+// TestFailedFlushStays: Flush fails until its data is rewritten, so that no caller removes the source of moved data.
 func TestFailedFlushStays(t *testing.T) {
 	s := openSet(t, Config{Dir: t.TempDir(), Limit: 1 << 20})
 	a := s.NewAppender(nil)

@@ -250,7 +250,7 @@ func TestLinksDoNotMoveTheEvidence(t *testing.T) {
 	}
 }
 
-// TestPartialEvidenceIsRemoved: that of killed gates, on any commit, but not that of living ones.
+// TestPartialEvidenceIsRemoved: a gate removes what killed gates left, on any commit, but not what running gates use.
 func TestPartialEvidenceIsRemoved(t *testing.T) {
 	out := t.TempDir()
 	living, held, _, err := localworker.NewDir(out)

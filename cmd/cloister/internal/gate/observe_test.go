@@ -20,7 +20,7 @@ func observing(allowed ...sandbox.Endpoint) *observation {
 // executes is a line of every trace.
 const executes = `7<sh> execve("/usr/bin/x", [""...], 0x7ffd /* 5 vars */) = 0` + "\n"
 
-// seenBy returns what the events of an observation are, sorted.
+// seenBy returns the events of an observation as sorted texts.
 func seenBy(o *observation) (all []string) {
 	for _, e := range o.events() {
 		all = append(all, strings.TrimSpace(string(e.Kind)+" "+e.Subject+" "+e.Process))
@@ -29,7 +29,7 @@ func seenBy(o *observation) (all []string) {
 	return all
 }
 
-// TestTraceShowsTheNetwork: whatever system call reaches for another host or listens, and nothing that stays on this one.
+// TestTraceShowsTheNetwork: every system call that addresses another host or listens, and no other, is an event.
 func TestTraceShowsTheNetwork(t *testing.T) {
 	const socket = `3<TCP:[28603710]>`
 	peer := func(ip, port string) string {
@@ -50,7 +50,7 @@ func TestTraceShowsTheNetwork(t *testing.T) {
 			"",
 		},
 		{`7<x> recvfrom(3<UDP:[1]>, ""..., 9, 0, ` + peer("192.0.2.1", "53") + `, [16]) = 9`, ""},
-		// A call of which another thread interrupts the line.
+		// A call whose line another thread interrupts.
 		{"7<x> connect(3<UNIX-STREAM:[1]>, {sa_family=AF_UNIX, sun_path=\"/run/docker.sock\"}, 18 <unfinished ...>\n8<y> socket(AF_INET, SOCK_STREAM, 0) = 3<TCP:[1]>\n7<x> <... connect resumed>) = 0", "connect unix /run/docker.sock x"},
 		{"7<x> connect(3<UNIX-STREAM:[1]>, {sa_family=AF_UNIX, sun_path=\"/run/docker.sock\"}, 18 <unfinished ...>\n7<x> <... connect resumed>) = -1 ENOENT (No such file or directory)", ""},
 		{`7<x> connect(` + socket + `, ` + peer("192.0.2.1", "80") + `, 16 <unfinished ...>`, "connect tcp 192.0.2.1:80 x"},
@@ -82,7 +82,7 @@ func TestTraceShowsTheNetwork(t *testing.T) {
 	}
 }
 
-// TestNothingTracedIsNoEvidence: where ptrace is forbidden, strace runs a command all the same.
+// TestNothingTracedIsNoEvidence: where ptrace is forbidden, strace runs the command without tracing it.
 func TestNothingTracedIsNoEvidence(t *testing.T) {
 	if err := observing().trace(strings.NewReader("")); !errors.Is(err, errUntraced) {
 		t.Errorf("got %v, want %v", err, errUntraced)
@@ -94,7 +94,7 @@ func TestNothingTracedIsNoEvidence(t *testing.T) {
 	}
 }
 
-// TestListsShowSockets of the step only, each once.
+// TestListsShowSockets: ss lists show the sockets of the step only, and each once.
 func TestListsShowSockets(t *testing.T) {
 	const text = `udp UNCONN 0 0 0.0.0.0:68 0.0.0.0:* users:(("dhcp",pid=7,fd=6))
 udp ESTAB 0 0 127.0.0.1:40000 127.0.0.53%lo:53 users:(("getent",pid=7,fd=3))

@@ -12,7 +12,7 @@ import (
 	"github.com/cloister-build/cloister/tests/syncbuf"
 )
 
-// TestLiveLine: it counts the processes of the run only, stays below the output, and disappears.
+// TestLiveLine: the line counts only the processes of the run, stays below the output, and disappears at the end.
 func TestLiveLine(t *testing.T) {
 	var screen syncbuf.Buffer
 	all := []proctree.Process{{PID: 1, Resident: 1 << 30}}
