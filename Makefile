@@ -85,7 +85,7 @@ farm: tools ## build with three workers; kill one, drain one, cut one off for CU
 
 FAULTS ?= 10m
 
-faults: ## let random system calls of a server under load fail for FAULTS=10m (needs strace)
+faults: ## make random system calls of a server under load fail, for FAULTS=10m (needs strace)
 	@mkdir -p bin
 	@CLOISTER_REQUIRE=strace $(GO) test -count=1 -timeout 0 -v ./tests/faults -args -faults=$(FAULTS) > bin/faults.log 2>&1; code=$$?; \
 	if [ $$code = 0 ]; then sed -n 's/^ *faults_linux_test.go:[0-9]*: \([a-z]* *[0-9]* .*\)/\1/p' bin/faults.log | grep -v '^start'; else cat bin/faults.log; fi; exit $$code

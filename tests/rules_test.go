@@ -114,7 +114,7 @@ var rules = []rule{
 	},
 	{
 		of: "cas/quota", only: []string{"google.golang.org/genproto/googleapis/rpc/errdetails", "google.golang.org/grpc/...", "google.golang.org/protobuf/..."},
-		why: "the services of every tree count what their callers hold in the same way",
+		why: "services of every tree enforce the limits of callers in the same way",
 	},
 	{
 		of: "cas/memory", only: []string{

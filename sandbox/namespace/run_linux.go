@@ -278,7 +278,7 @@ func (r *run) close() {
 	r.copying.Wait()
 }
 
-// unfollow ends the syscall monitor, and drops the reports that were not received with their descriptors.
+// unfollow stops the syscall monitor, and drops unread reports with their descriptors.
 func (r *run) unfollow() {
 	if r.syscalls != nil {
 		r.syscalls.Stop() // it uses control
@@ -302,7 +302,7 @@ func (r *run) wait(ctx context.Context, can cgroup.Capabilities) (*sandbox.Resul
 	close(p.reaped)
 	stopping.Wait()
 	if err != nil {
-		// One of the reports that nobody has read may hold the listener, and a command waits for its answers.
+		// An unread report may hold the listener, and a command waits for the listener's answers.
 		r.unfollow()
 	}
 	r.copying.Wait()

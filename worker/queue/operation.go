@@ -130,7 +130,7 @@ func (o *Operation) Cancel(why string) {
 // Follow counts a client of the operation until the client calls leave, once. Clients keep the operation alive: it is
 // cancelled Config.Grace after the last one has left, or Config.CancelGrace after that if each of them cancelled its
 // call. A client that did not, because its connection broke, may return within Config.Grace. Without clients the action
-// yields to those of operations that have one.
+// yields to actions with clients.
 func (o *Operation) Follow() (leave func(cancelled bool)) {
 	o.q.mu.Lock()
 	defer o.q.mu.Unlock()

@@ -115,7 +115,7 @@ func (r *Run) End(out *worker.Outcome, err error) {
 	q.checkEmpty()
 }
 
-// queueAgain makes a job whose run has ended without a result wait again, unless no operation is left.
+// queueAgain queues a job again after its run ended without a result, unless no operation is left.
 func (q *Queue) queueAgain(j *job) {
 	j.run, j.ran = nil, false
 	if len(j.ops) > 0 {

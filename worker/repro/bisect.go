@@ -34,7 +34,7 @@ type Bisection struct {
 	Factors []Factor `json:"factors"`
 	// Together means that no factor alone changes anything, but all together do.
 	Together bool `json:"together,omitempty"`
-	// Failure is how the command fails with all factors held, if the first run succeeded.
+	// Failure describes how the command fails with all factors held although the first run succeeded, or is "".
 	Failure string `json:"failure,omitempty"`
 	// Summary is the result in one line.
 	Summary string `json:"says"`
@@ -218,10 +218,10 @@ func isOrder(c compare.Cause) bool {
 	return slices.Contains([]compare.Cause{compare.Parallel, compare.HashSeed, compare.MemberOrder, compare.Locale}, c)
 }
 
-// isTime reports whether a cause is that of a time or of a duration.
+// isTime reports whether a cause is a time or a duration.
 func isTime(c compare.Cause) bool { return c == compare.Timestamp || c == compare.Duration }
 
-// isVague reports whether a cause says nothing about why.
+// isVague reports whether a cause does not explain a difference.
 func isVague(c compare.Cause) bool { return c == compare.Unknown || c == compare.Compressed }
 
 // varies reports whether the check varies a factor of that name.
@@ -229,8 +229,8 @@ func (c *check) varies(name Factor) bool {
 	return slices.ContainsFunc(c.factors, func(f factor) bool { return f.name == name })
 }
 
-// step varies a factor alone, as often as the check varied it, until a run differs in more than noise from a first and
-// from a fresh control, and a second run confirms it.
+// step varies a factor alone, in as many runs as the check did, until a run differs by more than noise from the first
+// and from a fresh control, and a second run confirms the difference.
 func (c *check) step(ctx context.Context, b *Bisection, x *Executor, f *factor) error {
 	s := Step{Factor: f.name, Changed: []string{}}
 	for n := 1; n < c.Runs && s.run == nil; n++ {

@@ -19,14 +19,14 @@ import (
 // maxTrials limits the fixes of an action that are tried.
 const maxTrials = 8
 
-// A trial is a pair of runs with a fix, without and with variation.
+// A trial is a pair of runs with a fix, one plain and one varied.
 type trial struct {
 	a, b *Run // nil if the fix does not fit the command, or the limit was reached
 	// found are the differences of each item, once they are known.
 	found map[string][]compare.Difference
 }
 
-// fix chooses a fix for each difference: one that removes it when tried, else the most specific one that was not tried.
+// fix chooses a fix for each difference: a tried one that removes it, else the most specific untried one.
 func (c *check) fix(ctx context.Context) error {
 	m := c.making(ctx)
 	trials := map[*compare.Fix]*trial{}
@@ -125,7 +125,7 @@ func (c *check) try(ctx context.Context, f *compare.Fix, i, before int) (*trial,
 	return t, nil
 }
 
-// overrideEnv sets variables of a run, whatever its variation sets.
+// overrideEnv sets variables of a run and overrides those of its variation.
 func overrideEnv(v *worker.Variation, env []string) {
 	for _, kv := range env {
 		key, _, _ := strings.Cut(kv, "=")
@@ -163,7 +163,7 @@ func (c *check) fixed(ctx context.Context, x *Executor, f *compare.Fix) (cas.Dig
 	return d, nil
 }
 
-// removes reports whether neither run of a trial failed and the difference is gone.
+// removes reports whether both runs of a trial succeeded without the difference.
 func (t *trial) removes(ctx context.Context, d *Difference) bool {
 	if t.a == nil {
 		return false

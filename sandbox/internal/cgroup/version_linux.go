@@ -58,7 +58,7 @@ func (c v1) limit(l Limits) error {
 	}
 	r := &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &memory}, Pids: &specs.LinuxPids{Limit: &processes}}
 	if c.sockets {
-		// The limit of memory does not count them. The kernel sets no buffer aside beyond this limit, so senders wait.
+		// The memory limit excludes socket buffers, so they have a limit of their own, beyond which senders wait.
 		sockets := memory / socketFraction
 		r.Memory.KernelTCP = &sockets
 	}

@@ -73,7 +73,7 @@ type stepReport struct {
 	Denied     []string    `json:"denied,omitempty"` // other denials, of a step that failed
 }
 
-// String describes the sandbox to a person.
+// String returns a description of the sandbox for people.
 func (b *boxReport) String() string { return b.Tier + "; " + b.observation() }
 
 func (b *boxReport) observation() string {

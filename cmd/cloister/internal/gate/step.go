@@ -69,7 +69,7 @@ func (g *gate) runStep(ctx context.Context, s *step, r *stepReport) error {
 	return errors.Join(err, context.Cause(ctx))
 }
 
-// confine runs a step in the sandbox, which leaves no record of its own.
+// confine runs a step in the sandbox. It returns no record, which only an observer writes.
 func (g *gate) confine(ctx context.Context, s *step, r *stepReport, src *source, std sandbox.Stdio) (*sandbox.Result, []byte, error) {
 	spec, err := g.spec(s, src)
 	if err != nil {

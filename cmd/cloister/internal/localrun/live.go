@@ -109,7 +109,7 @@ func (b *besideLive) Write(p []byte) (int, error) {
 }
 
 // liveLine returns the line of the runs and the writers for the output of their commands. The line is nil unless stderr is
-// a terminal and nobody types into the run.
+// a terminal and the run is not interactive.
 func (c *Config) liveLine() (l *live, stdout, stderr io.Writer) {
 	if c.Shell || c.TTY || c.Interactive || !terminal.Is(c.Notes) {
 		return nil, os.Stdout, os.Stderr
