@@ -17,7 +17,7 @@ import (
 
 // After a failed flush the kernel may have dropped data that it could not write, and the next flush succeeds without
 // that data. So the store refuses puts until it has read and verified everything written since the last successful
-// flush, has written it again elsewhere, and has flushed that. It drops what can no longer be read. It tries this at once
+// flush, has rewritten it elsewhere, and has flushed that. It drops what can no longer be read. It tries this at once
 // and then every half minute; reads continue. With Config.Sync, the sync of a put counts as a flush. A mark in DIR/boot
 // makes the next process recover in the same way if this one ends before.
 
@@ -56,7 +56,7 @@ func (c *Cache) checkFlushed() error {
 	return nil
 }
 
-// beginPut is beginWith for a put. After a failed flush it fails even if the blob is present, which may not be on the disk.
+// beginPut is beginWith for a put. After a failed flush it fails even if the blob is present: the disk may lack it.
 func (c *Cache) beginPut(ctx context.Context) (end func(), err error) {
 	if end, err = c.beginWith(ctx); err != nil {
 		return nil, err
@@ -102,8 +102,8 @@ func (c *Cache) makeDurable() {
 	}
 }
 
-// rewriteLost rewrites what a failed flush may have lost. It may briefly exceed the budget by the data written since the
-// last successful flush, because all moved data must be on the disk before the first segment is removed.
+// rewriteLost rewrites what a failed flush may have lost. It may briefly exceed the budget by what was written since
+// the last successful flush, because all moved data must be on the disk before the first segment is removed.
 func (c *Cache) rewriteLost() error {
 	lost := c.segments.Lost()
 	for _, g := range lost {

@@ -20,8 +20,8 @@ import (
 // for a file. Use NewLive; the zero Live is not usable. It is safe for concurrent use.
 type Live struct {
 	admitted
-	// FailClosed makes the Live refuse every call with UNAVAILABLE while the files are invalid or unreadable, instead of
-	// keeping the previous rules in force.
+	// FailClosed makes the Live refuse every call with UNAVAILABLE while the files are invalid or unreadable, instead
+	// of keeping the previous rules in force.
 	FailClosed atomic.Bool
 
 	file  string

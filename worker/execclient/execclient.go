@@ -146,8 +146,8 @@ func send(ctx context.Context, from cas.Store, to cas.Store, ds []cas.Digest) er
 
 // Execute makes the server execute the action of t, even if it has a cached result. It sends the target and mnemonic of
 // t, which may select a rule of the server's policy, ignores the other fields and reports no stages. It retries while
-// the server is unavailable or busy, and waits for the same execution if the connection breaks. It refuses a task with a
-// root file system, which the API cannot express.
+// the server is unavailable or busy, and waits for the same execution if the connection breaks. It refuses a task with
+// a root file system, which the API cannot express.
 func (c *Client) Execute(ctx context.Context, t *worker.Task, _ func(worker.Stage)) (*worker.Outcome, error) {
 	if t == nil {
 		return nil, &worker.Fault{Kind: worker.FaultInvalid, Err: errors.New("the Task is missing")}

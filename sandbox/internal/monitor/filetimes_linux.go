@@ -43,8 +43,8 @@ func (c *clock) dated(t time.Time) (time.Time, bool) {
 	return t.Add(c.offset), true
 }
 
-// changed returns the ctime or btime t of a file by the run's clock. Programs cannot set these times, so for a file with
-// older contents, such as an input, they show when the worker staged the file: changed returns its mtime instead.
+// changed returns the ctime or btime t of a file by the run's clock. Programs cannot set these times, so for a file
+// with older contents, such as an input, they show when the worker staged the file: changed returns its mtime instead.
 func (c *clock) changed(t, contents unix.StatxTimestamp) unix.StatxTimestamp {
 	began := c.since.Add(c.offset)
 	if c.frozen {
