@@ -88,7 +88,7 @@ func (c *Cache) adopt(ctx context.Context, k index.Key) bool {
 	if err != nil {
 		return false
 	}
-	it := segment.Item{Failures: c.segments.Failures()}
+	it := segment.Item{Failures: c.segments.Trusted()}
 	err = readWhole(ctx, path, k)
 	if ctx.Err() != nil || fault.Ours(err) {
 		return false

@@ -70,6 +70,7 @@ type cachedCopy struct {
 	charge int64
 	pins   int
 	used   time.Time
+	lost   bool // a failed flush may have lost it
 }
 
 // pin returns the copy of k and protects it from removal until unpin, or returns nil.
@@ -77,11 +78,21 @@ func (cs *copies) pin(k copyKey) *cachedCopy {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	f := cs.m[k]
-	if f != nil {
-		f.pins++
-		f.used = time.Now()
+	if f == nil || f.lost {
+		return nil
 	}
+	f.pins++
+	f.used = time.Now()
 	return f
+}
+
+// lose makes pin return none of the present copies.
+func (cs *copies) lose() {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for _, f := range cs.m {
+		f.lost = true
+	}
 }
 
 func (cs *copies) unpin(f *cachedCopy) {
@@ -98,7 +109,7 @@ func (cs *copies) add(k copyKey, f *cachedCopy) (freed int64) {
 		cs.m = map[copyKey]*cachedCopy{}
 	}
 	if old := cs.m[k]; old != nil {
-		freed = old.charge // another process has removed the file
+		freed = old.charge // lost, or another process has removed the file
 	}
 	cs.m[k] = f
 	return freed

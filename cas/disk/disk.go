@@ -350,5 +350,8 @@ func (c *Cache) writeError(err error) error {
 	if why := c.noteFailure(err); why != nil {
 		return c.unwritableError(why)
 	}
+	if errors.Is(err, segment.ErrDistrusted) {
+		return fmt.Errorf("store %s: %w: %w; retry", c.dir, cas.ErrUnwritable, err)
+	}
 	return fmt.Errorf("store %s: %w", c.dir, err)
 }

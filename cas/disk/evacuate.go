@@ -20,7 +20,7 @@ const moveBytes = 1 << 20
 // evacuate evicts from g what p selects, moves the rest to another segment, and removes g. If it fails, g stays without
 // what was evicted or moved.
 func (c *Cache) evacuate(ctx context.Context, p *plan, g *segment.Segment) error {
-	evicted, err := c.empty(ctx, p, g)
+	evicted, err := c.empty(ctx, p, g, c.segments.Trusted())
 	if err == nil {
 		err = c.removeSegment(p, g)
 	}
@@ -34,10 +34,12 @@ func (c *Cache) evacuate(ctx context.Context, p *plan, g *segment.Segment) error
 }
 
 // empty evicts from g what p selects, and moves the rest to another segment. It returns the evicted results and chunk
-// lists.
-func (c *Cache) empty(ctx context.Context, p *plan, g *segment.Segment) (evicted []index.Entry, err error) {
+// lists. The files in g were written after the given number of failed flushes; it fails if there are more.
+func (c *Cache) empty(
+	ctx context.Context, p *plan, g *segment.Segment, failures uint32,
+) (evicted []index.Entry, err error) {
 	c.seal(g)
-	m := mover{cache: c}
+	m := mover{cache: c, failures: failures}
 	var failed error
 	err = g.Puts(0, func(r *segment.Record) bool {
 		if failed = ctx.Err(); failed == nil && c.closed.Load() {
@@ -102,16 +104,17 @@ func (c *Cache) removeSegment(p *plan, g *segment.Segment) error {
 
 // A mover moves entries to another segment, many in a commit.
 type mover struct {
-	cache *Cache
-	items []segment.Item
-	from  []index.Position
-	size  int64 // of the data of items
-	bytes int64 // moved in total
+	cache    *Cache
+	failures uint32 // of the items
+	items    []segment.Item
+	from     []index.Position
+	size     int64 // of the data of items
+	bytes    int64 // moved in total
 }
 
 // add moves e, whose record is r, in this or a later commit. It drops a damaged entry.
 func (m *mover) add(r *segment.Record, e index.Entry) error {
-	it := segment.Item{Record: *r, Failures: m.cache.segments.Failures()}
+	it := segment.Item{Record: *r, Failures: m.failures}
 	it.Stamp = e.Stamp
 	if !e.File {
 		b, err := m.cache.read(e)

@@ -44,7 +44,12 @@ func (c *Cache) draft(size int64) (*draft, error) {
 	if err := d.reserve(0); err != nil {
 		return nil, err
 	}
-	var err error
+	return d.create()
+}
+
+// create creates the file of a draft that has a reservation.
+func (d *draft) create() (_ *draft, err error) {
+	c := d.cache
 	if d.file, err = os.CreateTemp(filepath.Join(c.dir, "tmp"), ""); err != nil {
 		c.budget.release(d.reserved, 1)
 		return nil, c.writeError(err)
@@ -244,7 +249,7 @@ func (c *Cache) removeFile(
 	if err := remove(path); err != nil && !vanished(err) {
 		// Compaction may have removed the record meanwhile.
 		c.uncount(&e)
-		it := segment.Item{Record: segment.Record{Entry: e}, Failures: c.segments.Failures()}
+		it := segment.Item{Record: segment.Record{Entry: e}, Failures: c.segments.Trusted()}
 		again := c.fresh.Append([]segment.Item{it}, c.committed)
 		if again != nil {
 			c.budget.count(-charge(k.Size), -1) // the next Open removes the file

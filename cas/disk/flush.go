@@ -105,7 +105,7 @@ func (c *Cache) makeDurable() {
 // rewriteLost rewrites what a failed flush may have lost. It may briefly exceed the budget by what was written since
 // the last successful flush, because all moved data must be on the disk before the first segment is removed.
 func (c *Cache) rewriteLost() error {
-	lost := c.segments.Lost()
+	failures, lost := c.segments.Failures(), c.segments.Lost()
 	for _, g := range lost {
 		if err := c.rewriteFiles(g); err != nil {
 			return err
@@ -115,16 +115,21 @@ func (c *Cache) rewriteLost() error {
 	defer c.room.Unlock()
 	p := plan{held: c.maxHeld()} // selects nothing
 	for _, g := range lost {
-		if _, err := c.empty(context.Background(), &p, g); err != nil {
+		if _, err := c.empty(context.Background(), &p, g, failures); err != nil {
 			return err
+		}
+		if err := c.moveUnlogged(g, failures); err != nil {
+			return c.writeError(err)
 		}
 		c.moved.Abandon(g)
 	}
+	c.copies.lose()
 	idle, _ := c.copies.idle()
 	for _, f := range idle {
 		c.removeCopy(f.key, f.f) // made again when needed
 	}
 	for _, g := range lost {
+		g.Revoke() // the kernel may drop what images show of it at any time
 		if err := c.removeSegment(&p, g); err != nil {
 			return err
 		}
@@ -132,12 +137,45 @@ func (c *Cache) rewriteLost() error {
 	return nil
 }
 
+// moveUnlogged moves the blobs out of g whose records cannot be read any more. It drops results and chunk lists, which
+// have an order that only their records hold.
+func (c *Cache) moveUnlogged(g *segment.Segment, failures uint32) error {
+	var rest []index.Entry
+	if g.Live.Load() != 0 || g.Files.Load() != 0 {
+		c.index.Each(func(e *index.Entry) bool {
+			if e.Segment == g.N {
+				rest = append(rest, *e)
+			}
+			return true
+		})
+	}
+	m := mover{cache: c, failures: failures}
+	for _, e := range rest {
+		var err error
+		switch {
+		case isRecord(e.Key):
+			_ = c.damaged(e, nil) // logs it
+			continue
+		case e.File:
+			err = c.rewriteFile(e)
+		}
+		if err == nil {
+			err = m.add(&segment.Record{Entry: e}, e)
+		}
+		if err != nil && !isDropped(err) {
+			return err
+		}
+	}
+	return m.flush()
+}
+
 // rewriteFiles rewrites the files whose puts in the log of g are not known to be durable.
 func (c *Cache) rewriteFiles(g *segment.Segment) error {
 	var files []index.Entry
 	_, from := g.Length()
 	err := g.Puts(from, func(r *segment.Record) bool {
-		if e, ok := c.index.Get(r.Key); ok && e.File && e.Position == r.Position {
+		// After a restart, the entry may have the record of an earlier, evicted file.
+		if e, ok := c.index.Get(r.Key); ok && e.File {
 			files = append(files, e)
 		}
 		return true
@@ -156,8 +194,10 @@ func (c *Cache) rewriteFile(e index.Entry) error {
 	if err != nil {
 		return err
 	}
-	d, err := c.draft(e.Size)
-	if err != nil {
+	// Beyond the budget: before everything is written again, little can be evicted.
+	d := &draft{cache: c, size: e.Size, reserved: charge(e.Size), failures: c.segments.Failures()}
+	c.budget.release(-d.reserved, -1)
+	if d, err = d.create(); err != nil {
 		return err
 	}
 	defer d.discard()

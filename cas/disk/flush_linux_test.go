@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -135,8 +137,8 @@ func TestPutDuringFailedFlush(t *testing.T) {
 	b, d := castest.Blob(1, large)
 	half, rest := bytes.NewReader(b[:large/2]), bytes.NewReader(b[large/2:])
 	flushing := readerFunc(func([]byte) (int, error) { c.Maintain(); return 0, io.EOF })
-	if err := s.Put(t.Context(), d, io.MultiReader(half, flushing, rest)); err == nil || has(t, s, d) {
-		t.Errorf("Put: got %v, want an error", err)
+	if err := s.Put(t.Context(), d, io.MultiReader(half, flushing, rest)); !errors.Is(err, cas.ErrUnwritable) || has(t, s, d) {
+		t.Errorf("Put: got %v, want ErrUnwritable", err)
 	}
 	putSize(t, s, 1, large)
 	if got := c.Stats().FailedFlushes; got != 1 {
@@ -147,3 +149,129 @@ func TestPutDuringFailedFlush(t *testing.T) {
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// TestEvictionBeforeFlushIsRepeated: the record of a file that a failed flush may have lost stays in its segment until the
+// file was written again.
+func TestEvictionBeforeFlushIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		c, s := openStore(t, disk.Config{Dir: dir, Lease: time.Minute})
+		for i := range byte(5) {
+			put(t, s, i)
+		}
+		big := putSize(t, s, 9, large)
+		failing := true
+		disk.SetFlush(t, func() error {
+			if failing {
+				return os.NewSyscallError("syncfs", syscall.EIO)
+			}
+			return nil
+		})
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		read(t, s, 9, large)
+		if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}); err == nil {
+			t.Error("a segment with the record of the file was removed")
+		}
+		if lost := missing(t, s, big); len(lost) > 0 {
+			t.Fatal("the file was removed")
+		}
+		before := must.Get(os.Open(filePath(dir, big)))(t) // no other file gets its inode
+		defer before.Close()
+		was := inode(t, filePath(dir, big))
+		failing = false
+		c.Maintain()
+		must.Succeed(t, c.CheckWritable())
+		if inode(t, filePath(dir, big)) == was {
+			t.Error("a file that a failed flush may have lost was not written again")
+		}
+		read(t, s, 9, large)
+	})
+}
+
+// TestFileWithTwoRecordsIsWrittenAgain: a restart prefers the durable record of a file that was evicted since.
+func TestFileWithTwoRecordsIsWrittenAgain(t *testing.T) {
+	config := disk.Config{Dir: t.TempDir(), Lease: -1}
+	c, s := openStore(t, config)
+	put(t, s, 0)
+	big := putSize(t, s, 9, large)
+	c.Maintain()
+	if r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: c.Stats().Bytes - 1}); err != nil || r.Files != 1 {
+		t.Fatalf("Collect: got %+v, %v", r, err)
+	}
+	putSize(t, s, 9, large)
+	closeStore(t, c)
+	was := inode(t, filePath(config.Dir, big))
+	must.Succeed(t, os.WriteFile(filepath.Join(config.Dir, "boot"), []byte("flush failed\n"), 0o600))
+	before := must.Get(os.Open(filePath(config.Dir, big)))(t) // no other file gets its inode
+	defer before.Close()
+	c, s = openStore(t, config)
+	for c.CheckWritable() != nil {
+		c.Maintain()
+	}
+	if inode(t, filePath(config.Dir, big)) == was {
+		t.Error("a file that was put after the last good flush was not written again")
+	}
+	read(t, s, 9, large)
+}
+
+// TestFullStoreRecoversFromFailedFlush although everything in it is leased.
+func TestFullStoreRecoversFromFailedFlush(t *testing.T) {
+	c, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: 4 << 20, Lease: time.Hour})
+	var err error
+	for i := byte(0); err == nil && i < 255; i++ {
+		b, d := castest.Blob(i, 10*large)
+		err = s.Put(t.Context(), d, bytes.NewReader(b))
+	}
+	if !errors.Is(err, cas.ErrFull) {
+		t.Fatalf("got %v, want a full store", err)
+	}
+	failFlush(t, 1, func() {})
+	c.Maintain()
+	must.Succeed(t, c.CheckWritable())
+}
+
+// TestWhatFailedFlushMayLoseIsNotShown to later actions.
+func TestWhatFailedFlushMayLoseIsNotShown(t *testing.T) {
+	c, s := openStore(t, disk.Config{Dir: t.TempDir()})
+	d := put(t, s, 0)
+	at := must.Get(s.Locate(t.Context(), []cas.Digest{d}))(t)
+	defer at.Release()
+	path, release, err := s.File(t.Context(), d, true)
+	must.Succeed(t, err)
+	defer release()
+	was := inode(t, path)
+	held := must.Get(os.Open(path))(t) // no other file gets its inode
+	defer held.Close()
+	failFlush(t, 1, func() {})
+	c.Maintain()
+	if at.Valid() {
+		t.Error("the location in the lost segment is valid")
+	}
+	path, again, err := s.File(t.Context(), d, true)
+	must.Succeed(t, err)
+	defer again()
+	if inode(t, path) == was {
+		t.Error("File returned the copy that was made before the flush failed")
+	}
+}
+
+// TestFailedFlushLosesLog: blobs whose records cannot be read any more are kept, and the store recovers.
+func TestFailedFlushLosesLog(t *testing.T) {
+	dir := t.TempDir()
+	c, s := openStore(t, disk.Config{Dir: dir})
+	small, big := put(t, s, 0), putSize(t, s, 1, large)
+	must.Succeed(t, s.Record(t.Context(), big, &repb.ActionResult{}))
+	was := inode(t, filePath(dir, big))
+	before := must.Get(os.Open(filePath(dir, big)))(t) // no other file gets its inode
+	defer before.Close()
+	failFlush(t, 1, func() { zero(t, segmentFiles(t, dir, ".log")[0], 3*64) })
+	c.Maintain()
+	must.Succeed(t, c.CheckWritable())
+	if lost := missing(t, s, small, big); len(lost) > 0 || inode(t, filePath(dir, big)) == was {
+		t.Errorf("lost %v, or did not write the file again", lost)
+	}
+	if _, err := s.Lookup(t.Context(), big); !errors.Is(err, cas.ErrNotFound) {
+		t.Errorf("the result without a record: got %v, want ErrNotFound", err)
+	}
+}

@@ -38,6 +38,14 @@ func (s *Set) Failures() uint32 {
 	return s.failures
 }
 
+// Trusted returns the number of failed flushes after which everything was written again. It is the Item.Failures of a
+// file that is known only by its record: such a record must not leave a lost segment before the file was written again.
+func (s *Set) Trusted() uint32 {
+	s.appending.RLock()
+	defer s.appending.RUnlock()
+	return s.trusted
+}
+
 // Failure returns why the last flush failed, or nil if all flushes succeeded since the last Trust.
 func (s *Set) Failure() error {
 	s.appending.RLock()
@@ -68,6 +76,6 @@ func (s *Set) Trust(failures uint32) bool {
 	if s.failures != failures {
 		return false
 	}
-	s.failure = nil
+	s.failure, s.trusted = nil, failures
 	return true
 }

@@ -80,6 +80,7 @@ type Set struct {
 	appending sync.RWMutex // held for reading during a commit, for writing by Distrust
 	failures  uint32       // guarded by appending; number of failed flushes
 	failure   error        // guarded by appending; of the last one, until Trust
+	trusted   uint32       // guarded by appending; failures at the last Trust
 
 	// Unusable lists the segments that Open removed because a file of theirs was missing or could not be opened.
 	Unusable []error
