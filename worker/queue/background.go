@@ -36,14 +36,34 @@ func (q *Queue) setBackground(o *Operation, background bool) {
 		return
 	}
 	q.background++
+	q.yieldLater(j)
+}
+
+// yieldLater ends the run of j after Config.CancelGrace if it is unwanted, and more jobs wait for such slots than runs
+// are about to yield.
+func (q *Queue) yieldLater(j *job) {
 	time.AfterFunc(q.cfg.CancelGrace, func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		if q.unwanted[j] && q.mayYield(j) {
-			w := j.run.slot.worker
-			if b := q.ready.Next(func(k *job) bool { return q.mayTake(w, k) }); b != nil && !b.Background() {
-				q.yield(j)
+		if !q.unwanted[j] || !q.mayYield(j) {
+			return
+		}
+		waiting, yielding := 0, 0
+		for _, b := range q.ready.Buckets() {
+			if n := b.Foreground(); n > 0 && q.mayTake(j.run.slot.worker, b.Peek()) {
+				waiting += n
 			}
+		}
+		for u := range q.unwanted {
+			if u.run.yielding {
+				yielding++
+			}
+		}
+		switch {
+		case waiting > yielding:
+			q.yield(j)
+		case waiting > 0:
+			q.yieldLater(j) // those that yield may be slots for other jobs
 		}
 	})
 }

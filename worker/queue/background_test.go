@@ -128,6 +128,36 @@ func TestAbandonedRunYieldsItsSlot(t *testing.T) {
 	}
 }
 
+// Only as many abandoned runs yield as actions wait.
+func TestFewestRunsYield(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		var runs []*queue.Run
+		var leave []func(bool)
+		for i := range 8 {
+			leave = append(leave, submit(t, q, fmt.Sprint("old", i), nil).Follow())
+			runs = append(runs, wantTake(t, join(t, q, "a", fmt.Sprint(i), ""), fmt.Sprint("old", i)))
+		}
+		for i := range 2 {
+			defer submit(t, q, fmt.Sprint("new", i), nil).Follow()(false)
+		}
+		for _, l := range leave {
+			l(false)
+		}
+		time.Sleep(20 * time.Second)
+		yielded := 0
+		for _, r := range runs {
+			select {
+			case <-r.Cancelled():
+				yielded++
+			default:
+			}
+		}
+		if yielded != 2 {
+			t.Errorf("%d runs yield to 2 actions", yielded)
+		}
+	})
+}
+
 // A run that another client waits for does not yield, nor does one whose slot no waiting action may take.
 func TestWantedRunDoesNotYield(t *testing.T) {
 	head(t, queue.Config{Attempts: 1}, func(t *testing.T, q *queue.Queue) {

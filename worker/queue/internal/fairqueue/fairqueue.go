@@ -306,8 +306,15 @@ func (b *Bucket[T]) Len() int { return b.waiting }
 // Peek returns the item that Take would return.
 func (b *Bucket[T]) Peek() T { return b.flows[0].entries[0].item.Value }
 
-// Background reports whether only background flows wait in b.
-func (b *Bucket[T]) Background() bool { return b.flows[0].background }
+// Foreground returns the number of entries that wait in b in flows that are not background.
+func (b *Bucket[T]) Foreground() (n int) {
+	for _, bf := range b.flows {
+		if !bf.flow.background {
+			n += len(bf.entries)
+		}
+	}
+	return n
+}
 
 // Values returns the items that wait in b, in no particular order.
 func (b *Bucket[T]) Values() []T {
