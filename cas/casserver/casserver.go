@@ -52,7 +52,8 @@ type Config struct {
 	// ReadOnlyActions rejects UpdateActionResult: only execution records results.
 	ReadOnlyActions bool
 	// StreamIdle is the time after which a ByteStream call of several messages ends if its client neither sends nor
-	// receives data; 0 means a minute. Log streams are exempt.
+	// receives data; 0 means a minute. While other calls wait for memory, compressed streams end after a sixth of it.
+	// Log streams are exempt.
 	StreamIdle time.Duration
 	// Logs, if not nil, serves the log streams of ByteStream.
 	Logs Logs
@@ -89,7 +90,7 @@ func Register(s grpc.ServiceRegistrar, c Config) (stop func(), err error) {
 	if c.StreamIdle <= 0 {
 		c.StreamIdle = defaultStreamIdle
 	}
-	u, memory := newUploads(c.MaxBlobBytes), newMemoryPool()
+	u, memory := newUploads(c.MaxBlobBytes), newMemoryPool(c.StreamIdle)
 	repb.RegisterCapabilitiesServer(s, &capabilities{Config: c})
 	repb.RegisterContentAddressableStorageServer(s, &storage{
 		Config: c, uploads: u, memory: memory, chunkings: make(chan struct{}, maxChunkings),

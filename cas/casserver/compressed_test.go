@@ -399,12 +399,13 @@ func (p *peak) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 // one caller gets half of the memory, 16 windows of 32 MiB, and silent streams lose it when others wait.
 func TestSilentStreamsYieldTheirMemory(t *testing.T) {
 	t.Parallel()
+	const idle = 18 * time.Second
 	m := castest.NewMemory()
 	store := &peak{Store: m, began: make(chan struct{}, 1000)}
 	callers := quota.New(quota.Limits{}, nil, func(ctx context.Context) string {
 		return strings.Join(metadata.ValueFromIncomingContext(ctx, "caller"), "")
 	})
-	c := serveWith(t, casserver.Config{Instances: instances(store, m)}, callers.Options()...)
+	c := serveWith(t, casserver.Config{Instances: instances(store, m), StreamIdle: idle}, callers.Options()...)
 	data := noise(1 << 20)
 	z := repb.Compressor_ZSTD
 	present, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data))
@@ -415,7 +416,7 @@ func TestSilentStreamsYieldTheirMemory(t *testing.T) {
 	if _, err := e.Write([]byte("beginning")); err != nil || e.Flush() != nil {
 		t.Fatal(err)
 	}
-	const held = 1 << 29 / compress.MaxWindow
+	const held = 1 << 29 / compress.MaxWindow // they yield after a sixth of idle
 	var streams []bspb.ByteStream_WriteClient
 	for i := range 40 {
 		name := fmt.Sprintf("uploads/u%d/%s", i, compressedName(z, sum(fmt.Sprint("beginning and end", i))))
@@ -442,7 +443,7 @@ func TestSilentStreamsYieldTheirMemory(t *testing.T) {
 		}
 	}
 	err = streams[0].RecvMsg(&bspb.WriteResponse{})
-	if wantCode(t, err, codes.ResourceExhausted, "silent", "retry"); len(status.Convert(err).Details()) != 1 {
+	if wantCode(t, err, codes.ResourceExhausted, "silent for 3s", "retry"); len(status.Convert(err).Details()) != 1 {
 		t.Errorf("got details %v, want RetryInfo", status.Convert(err).Details())
 	}
 	// One upload of each caller ran beside the silent ones.

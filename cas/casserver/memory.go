@@ -4,6 +4,7 @@ package casserver
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -16,14 +17,17 @@ const (
 	maxCompressMemory = 1 << 30
 	// maxCallerMemory limits the memory of one caller to 256 reads, or as many uploads at Zstandard's usual levels.
 	maxCallerMemory = maxCompressMemory / 2
-	// yieldAfter is how long a client may be silent while others wait for its memory.
-	yieldAfter = 2 * time.Second
+	// yieldFraction is the fraction of Config.StreamIdle for which a client may be silent while others wait for its
+	// memory. Ten seconds outlast the pauses of a garbage collector or of a network that changes, and a message of
+	// 128 KiB on a link that hundreds of downloads share: Bazel gives up after five errors within seconds.
+	yieldFraction = 6
 )
 
 // A memoryPool allots memory to compressors, in order of request and within a limit per caller. The window of an idle
 // stream cannot be released, so streams with silent clients end while other calls wait.
 type memoryPool struct {
-	total *semaphore.Weighted
+	total      *semaphore.Weighted
+	yieldAfter time.Duration // how long a client may be silent while others wait for its memory
 
 	mu         sync.Mutex
 	waiting    int               // requests that wait for total
@@ -39,9 +43,10 @@ type share struct {
 	waiting  int // those that wait for the share
 }
 
-func newMemoryPool() *memoryPool {
+func newMemoryPool(streamIdle time.Duration) *memoryPool {
 	return &memoryPool{
-		total: semaphore.NewWeighted(maxCompressMemory), shares: map[string]*share{}, holders: map[*watched]*share{},
+		total: semaphore.NewWeighted(maxCompressMemory), yieldAfter: max(streamIdle/yieldFraction, time.Millisecond),
+		shares: map[string]*share{}, holders: map[*watched]*share{},
 	}
 }
 
@@ -103,7 +108,7 @@ func (p *memoryPool) await(ctx context.Context, sem *semaphore.Weighted, n int64
 
 // reclaim ends streams with silent clients while requests wait for their memory.
 func (p *memoryPool) reclaim() {
-	tick := time.NewTicker(yieldAfter / 10)
+	tick := time.NewTicker(p.yieldAfter / 10)
 	defer tick.Stop()
 	for range tick.C {
 		if !p.endSilent() {
@@ -117,8 +122,9 @@ func (p *memoryPool) endSilent() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for w, s := range p.holders {
-		if p.waiting+s.waiting > 0 && w.silence() >= yieldAfter {
-			w.stop(errSilent)
+		if p.waiting+s.waiting > 0 && w.silence() >= p.yieldAfter {
+			w.stop(quota.Exhausted(fmt.Sprintf("other calls need the memory of this stream, and its client was silent for %v; "+
+				"retry, or transfer the blob uncompressed", p.yieldAfter)))
 		}
 	}
 	p.reclaiming = p.waiting > 0
@@ -127,7 +133,3 @@ func (p *memoryPool) endSilent() bool {
 	}
 	return p.reclaiming
 }
-
-// errSilent ends a stream whose memory other calls need.
-var errSilent = quota.Exhausted("other calls need the memory of this stream, and its client was silent for " +
-	yieldAfter.String() + "; retry, or transfer the blob uncompressed")
