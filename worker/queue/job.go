@@ -164,8 +164,9 @@ func (q *Queue) merge(f, j *job) {
 	stage := repb.ExecutionStage_EXECUTING
 	if waiting {
 		stage = repb.ExecutionStage_QUEUED
-		f.req.Task.SkipCacheLookup = f.req.Task.SkipCacheLookup || j.req.Task.SkipCacheLookup
 	}
+	// Also if f runs: it may be lost or yield, and run again.
+	f.req.Task.SkipCacheLookup = f.req.Task.SkipCacheLookup || j.req.Task.SkipCacheLookup
 	f.advance(j.ops, stage)
 	for o := range j.ops {
 		o.job = f

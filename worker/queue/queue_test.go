@@ -406,6 +406,23 @@ func TestRule094_SkipCacheLookupSharesOnlyNewResults(t *testing.T) {
 			})
 		})
 	}
+	t.Run("first runs again", func(t *testing.T) {
+		bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
+			e.fetched = true
+			submit(t, q, "x", nil).Follow()(false)
+			second := submit(t, q, "x", skip)
+			second.Follow()(false)
+			time.Sleep(10 * time.Second)
+			defer submit(t, q, "y", nil).Follow()(false)
+			wantCounts(t, e, 2, 1, 1) // x has yielded
+			defer second.Follow()(false)
+			e.release("y")
+			wantCounts(t, e, 3, 1, 1)
+			if !e.begun[2].SkipCacheLookup {
+				t.Error("the second run may use the cache although one of its clients skips the lookup")
+			}
+		})
+	})
 	t.Run("first is queued", func(t *testing.T) {
 		bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 			submit(t, q, "holds the slot", nil)
