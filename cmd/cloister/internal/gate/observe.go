@@ -32,9 +32,10 @@ var (
 )
 
 // straceFlags follow all processes and print addresses, but no payload, which may contain secrets. With -D, strace is
-// not the parent of the command and does not delay its exit.
+// not the parent of the command and does not delay its exit. Abbreviated, sendmmsg shows no address.
 var straceFlags = []string{
-	"-D", "-f", "-Y", "-yy", "-s", "0", "-qq", "-e", "trace=network,execve,io_uring_setup", "-e", "signal=none", "-o",
+	"-D", "-f", "-Y", "-yy", "-s", "0", "-q", "-e", "trace=network,execve,io_uring_setup", "-e", "abbrev=!sendmmsg",
+	"-e", "signal=none", "-o",
 }
 
 // ssFlags list the sockets of all processes and states.
@@ -54,8 +55,12 @@ func findObserver(ctx context.Context, dir string) (*observer, error) {
 	return ss, nil
 }
 
-// errUntraced means that strace ran a command without tracing it, for example because ptrace is forbidden.
-var errUntraced = errors.New("strace recorded nothing")
+var (
+	// errUntraced means that strace ran a command without tracing it, for example because ptrace is forbidden.
+	errUntraced = errors.New("strace recorded nothing")
+	// errCut means that strace was killed, after which nobody traces its processes.
+	errCut = errors.New("strace ended before the command")
+)
 
 // An observation collects the events of a step. Connections to loopback do not count: the step may be the peer.
 type observation struct {
@@ -68,6 +73,7 @@ type observation struct {
 	// executed are the programs outside of dir.
 	executed map[string]bool
 	traced   bool
+	exited   bool // the command, while it was traced; not if a signal killed it
 }
 
 func (o *observation) add(e sandbox.Event) { o.counts[e]++ }
@@ -117,6 +123,7 @@ func (o *observation) listen(process, call, protocol string, at netip.AddrPort) 
 // Parts of the lines of strace.
 var (
 	tracedCall    = regexp.MustCompile(`^(\d+)<(.*?)> +(?:(\w+)\((.*)|<\.\.\. \w+ resumed>(.*))$`)
+	tracedExit    = regexp.MustCompile(`^(\d+)<.*> \+\+\+ exited with \d+ \+\+\+$`)
 	tracedPeer    = regexp.MustCompile(`sa_family=AF_INET6?, sin6?_port=htons\((\d+)\),[^}]*?"([0-9a-fA-F.:]+)"`)
 	tracedLocal   = regexp.MustCompile(`^\d+<(TCP|UDP)(?:v6)?:\[(.*?)\]>`)
 	tracedPath    = regexp.MustCompile(`sun_path="(/[^"]*)"`)
@@ -127,13 +134,17 @@ var (
 // trace reads the output of strace.
 func (o *observation) trace(r io.Reader) error {
 	unfinished := map[string][]string{} // calls by thread
+	command := ""                       // its thread, which makes the first call
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		m := tracedCall.FindStringSubmatch(lines.Text())
 		if m == nil {
+			end := tracedExit.FindStringSubmatch(lines.Text())
+			o.exited = o.exited || end != nil && end[1] == command
 			continue
 		}
+		command = cmp.Or(command, m[1])
 		thread, process, name, rest := m[1], m[2], m[3], m[4]
 		if begun, ok := unfinished[thread]; ok && name == "" {
 			process, name, rest = begun[0], begun[1], begun[2]+m[5]

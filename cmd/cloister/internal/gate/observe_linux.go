@@ -68,7 +68,9 @@ func (g *gate) observe(ctx context.Context, s *step, r *stepReport, src *source,
 	}
 	if g.observer == strace {
 		var unread error
-		record, unread = o.readTrace(trace)
+		if record, unread = o.readTrace(trace); unread == nil && cmd.ProcessState.Exited() && !o.exited {
+			unread = errCut
+		}
 		err = errors.Join(err, unread)
 	}
 	result.Events, result.Executed, r.Message = o.events(), slices.Sorted(maps.Keys(o.executed)), o.blind

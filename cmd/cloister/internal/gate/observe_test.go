@@ -94,6 +94,20 @@ func TestNothingTracedIsNoEvidence(t *testing.T) {
 	}
 }
 
+// TestTraceOfAKilledStraceIsCut: it does not show the end of the command, though perhaps that of other processes.
+func TestTraceOfAKilledStraceIsCut(t *testing.T) {
+	for text, want := range map[string]bool{
+		"8<x> +++ exited with 0 +++\n":                              false,
+		"8<x> +++ exited with 0 +++\n7<a> b> +++ exited with 3 +++": true,
+	} {
+		o := observing()
+		must.Succeed(t, o.trace(strings.NewReader(executes+text)))
+		if o.exited != want {
+			t.Errorf("%s: got %v, want %v", text, o.exited, want)
+		}
+	}
+}
+
 // TestListsShowSockets: ss lists show the sockets of the step only, and each once.
 func TestListsShowSockets(t *testing.T) {
 	const text = `udp UNCONN 0 0 0.0.0.0:68 0.0.0.0:* users:(("dhcp",pid=7,fd=6))
