@@ -18,6 +18,7 @@ import (
 	"strings"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
 // An observer is a program that records what a step does without a sandbox. It prevents nothing.
@@ -76,7 +77,11 @@ type observation struct {
 	exited   bool // the command, while it was traced; not if a signal killed it
 }
 
-func (o *observation) add(e sandbox.Event) { o.counts[e]++ }
+// add adds an event, of which the process may have chosen every word.
+func (o *observation) add(e sandbox.Event) {
+	e.Subject, e.Process = printable.Text(e.Subject), printable.Text(e.Process)
+	o.counts[e]++
+}
 
 func newObservation(s *step, allowed []sandbox.Endpoint, dir string) *observation {
 	return &observation{

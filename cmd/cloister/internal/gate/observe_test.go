@@ -111,7 +111,7 @@ func TestTraceOfAKilledStraceIsCut(t *testing.T) {
 // TestListsShowSockets: ss lists show the sockets of the step only, and each once.
 func TestListsShowSockets(t *testing.T) {
 	const text = `udp UNCONN 0 0 0.0.0.0:68 0.0.0.0:* users:(("dhcp",pid=7,fd=6))
-udp ESTAB 0 0 127.0.0.1:40000 127.0.0.53%lo:53 users:(("getent",pid=7,fd=3))
+udp ESTAB 0 0 127.0.0.1:40000 127.0.0.53%lo:53 users:(("get` + "\x1b" + `[Ment",pid=7,fd=3))
 tcp LISTEN 0 128 *:80 *:* users:(("server",pid=7,fd=3),("server",pid=8,fd=3))
 tcp LISTEN 0 128 127.0.0.1:81 0.0.0.0:* users:(("server",pid=7,fd=4))
 tcp ESTAB 0 0 [2001:db8::2]:40000 [2001:db8::1]:443 users:(("curl",pid=7,fd=3))
@@ -126,7 +126,7 @@ tcp TIME-WAIT 0 0 10.0.0.1:23 10.0.0.2:40000
 	if again := o.list(text, func(pid string) bool { return pid == "7" }); again != "" {
 		t.Errorf("got %s again", again)
 	}
-	want := []string{"connect tcp [2001:db8::1]:443 curl", "connect udp 127.0.0.53:53 getent", "syscall listen(tcp [::]:80) server"}
+	want := []string{"connect tcp [2001:db8::1]:443 curl", "connect udp 127.0.0.53:53 get\\x1b[Ment", "syscall listen(tcp [::]:80) server"}
 	if got := seenBy(o); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
