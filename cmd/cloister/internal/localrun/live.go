@@ -79,7 +79,9 @@ func (l *live) draw(heading string, elapsed time.Duration, before []proctree.Pro
 		return
 	}
 	l.shown = true
-	fmt.Fprintf(l.to, "\r\x1b[K%s%v · %s · %d processes", heading, elapsed.Truncate(time.Second), sandbox.Bytes(memory), processes)
+	// On a narrow terminal the line is cut, since the next update could not remove one that wraps.
+	fmt.Fprintf(l.to, "\r\x1b[K\x1b[?7l%s%v · %s · %d processes\x1b[?7h",
+		heading, elapsed.Truncate(time.Second), sandbox.Bytes(memory), processes)
 }
 
 // clear removes the line. The caller holds l.mu.
@@ -109,9 +111,12 @@ func (b *besideLive) Write(p []byte) (int, error) {
 }
 
 // liveLine returns the line of the runs and the writers for the output of their commands. The line is nil unless stderr is
-// a terminal and the run is not interactive.
+// a terminal and the run is not interactive. It is also nil if stdout is a pipe, whose reader, such as less, may use the
+// terminal.
 func (c *Config) liveLine() (l *live, stdout, stderr io.Writer) {
-	if c.Shell || c.TTY || c.Interactive || !terminal.Is(c.Notes) {
+	fi, err := os.Stdout.Stat()
+	piped := err == nil && fi.Mode()&os.ModeNamedPipe != 0
+	if c.Shell || c.TTY || c.Interactive || piped || !terminal.Is(c.Notes) {
 		return nil, os.Stdout, os.Stderr
 	}
 	l = &live{to: c.Notes, ps: func() ([]proctree.Process, error) { return proctree.Of(os.Getpid()) }}

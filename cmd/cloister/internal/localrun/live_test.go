@@ -25,7 +25,7 @@ func TestLiveLine(t *testing.T) {
 	fmt.Fprint(out, "b")
 	l.draw("", time.Second, before)
 	fmt.Fprint(out, "c\n")
-	want := "\r\x1b[Krun 2 of 9 · 1m30s · 3.0 MiB · 2 processes\r\x1b[Ka\nbc\n"
+	want := "\r\x1b[K\x1b[?7lrun 2 of 9 · 1m30s · 3.0 MiB · 2 processes\x1b[?7h\r\x1b[Ka\nbc\n"
 	if got := screen.String(); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -36,7 +36,7 @@ func TestLiveLine(t *testing.T) {
 		}
 	}
 	stop()
-	if got := screen.String(); !strings.HasSuffix(got, " processes\r\x1b[K") {
+	if got := screen.String(); !strings.HasSuffix(got, " processes\x1b[?7h\r\x1b[K") {
 		t.Errorf("got %q, want no line at the end", got)
 	}
 }
