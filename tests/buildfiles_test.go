@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cloister-build/cloister/tests/expect"
@@ -31,5 +32,17 @@ func TestBazelKnowsEveryModule(t *testing.T) {
 			got = append(got, string(m[1]))
 		}
 		expect.Slices(t, got, want, name)
+	}
+}
+
+// TestWorkspaceLoadsNothingOfModules: Bazel 7 reads both files, and a repository of MODULE.bazel hides the stub of its name.
+func TestWorkspaceLoadsNothingOfModules(t *testing.T) {
+	read := func(name string) string { return string(must.Get(os.ReadFile(filepath.Join(root, name)))(t)) }
+	module := read("MODULE.bazel")
+	loads := regexp.MustCompile(`(?m)^load\("@(\w+)//`).FindAllStringSubmatch(read("WORKSPACE"), -1)
+	expect.That(t, len(loads) > 0, "WORKSPACE loads nothing")
+	for _, m := range loads {
+		hidden := strings.Contains(module, `bazel_dep(name = "`+m[1]+`"`)
+		expect.That(t, !hidden, "WORKSPACE loads from @%s, which MODULE.bazel has, too", m[1])
 	}
 }
