@@ -20,9 +20,10 @@ type Process struct {
 
 // Indexes of the fields that follow the name in /proc/PID/stat (proc_pid_stat(5)).
 const (
-	state  = 0
-	parent = 1
-	rss    = 21 // in pages
+	state   = 0
+	parent  = 1
+	threads = 17
+	rss     = 21 // in pages
 )
 
 // Of returns a process and its living descendants, parents before children. It returns only the process itself, without
@@ -45,7 +46,8 @@ func Of(root int) ([]Process, error) {
 			continue
 		}
 		f := strings.Fields(string(b[rest+1:]))
-		if len(f) <= rss || f[state] == "Z" || f[state] == "X" {
+		// A process whose first thread has ended has its state, but lives while another one does.
+		if len(f) <= rss || f[state] == "X" || f[state] == "Z" && (f[threads] == "0" || f[threads] == "1") {
 			continue
 		}
 		pages, _ := strconv.ParseInt(f[rss], 10, 64)

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proctree
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/tests/must"
+	"golang.org/x/sys/unix"
+)
+
+const withoutFirstThread = "PROCTREE_TEST_CHILD"
+
+func init() {
+	if os.Getenv(withoutFirstThread) != "" {
+		runtime.LockOSThread() // the first
+	}
+}
+
+func TestMain(m *testing.M) {
+	if os.Getenv(withoutFirstThread) != "" {
+		go func() {
+			time.Sleep(time.Hour)
+			os.Exit(1)
+		}()
+		_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0) // ends the thread only
+	}
+	os.Exit(m.Run())
+}
+
+// TestProcessOutlivesItsFirstThread: it is listed while another thread lives, though the kernel calls it a zombie, and not
+// after its end.
+func TestProcessOutlivesItsFirstThread(t *testing.T) {
+	child := exec.CommandContext(t.Context(), "/proc/self/exe")
+	child.Env = append(os.Environ(), withoutFirstThread+"=1")
+	must.Succeed(t, child.Start())
+	listed := func() bool {
+		tree := must.Get(Of(os.Getpid()))(t)
+		return slices.ContainsFunc(tree, func(p Process) bool { return p.PID == child.Process.Pid })
+	}
+	until := func(what string, done func() bool) {
+		for end := time.Now().Add(time.Minute); !done(); time.Sleep(time.Millisecond) {
+			must.Be(t, time.Now().Before(end), "%s: not after a minute", what)
+		}
+	}
+	until("the first thread ends", func() bool {
+		stat := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/stat", child.Process.Pid)))(t)
+		return strings.Contains(string(stat), ") Z ")
+	})
+	must.Be(t, listed(), "the process is not listed")
+	must.Succeed(t, child.Process.Kill())
+	until("the process ends", func() bool { return !listed() })
+	_ = child.Wait() // it was killed
+}
