@@ -18,14 +18,14 @@ import (
 // TestBazelKnowsEveryModule checks that WORKSPACE and MODULE.bazel name each repository in the build files of packages.
 func TestBazelKnowsEveryModule(t *testing.T) {
 	used := map[string]bool{}
-	label := regexp.MustCompile(`"@((?:com|org)_\w+)//`)
+	label := regexp.MustCompile(`"@(\w+_\w+_\w+)//`)
 	sources(t, func(_, text string) {
 		for _, m := range label.FindAllStringSubmatch(text, -1) {
 			used[m[1]] = true
 		}
 	}, ".bazel")
 	want := slices.Sorted(maps.Keys(used))
-	listed := regexp.MustCompile(`(?m)^    "((?:com|org)_\w+)",$`)
+	listed := regexp.MustCompile(`(?m)^    "(\w+_\w+_\w+)",$`)
 	for _, name := range []string{"WORKSPACE", "MODULE.bazel"} {
 		var got []string
 		for _, m := range listed.FindAllSubmatch(must.Get(os.ReadFile(filepath.Join(root, name)))(t), -1) {
