@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
@@ -19,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
 	"github.com/cloister-build/cloister/cmd/internal/proctree"
 	"github.com/cloister-build/cloister/sandbox"
 	"golang.org/x/sys/unix"
@@ -40,7 +40,7 @@ func (g *gate) observe(ctx context.Context, s *step, r *stepReport, src *source,
 	if err := os.MkdirAll(temp, 0o755); err != nil {
 		return nil, nil, err
 	}
-	defer removeAll(dir)
+	defer func() { _ = localworker.RemoveAll(dir) }() // what it leaves, the gate reports
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, nil, err
@@ -165,18 +165,6 @@ func (g *gate) endAll(before []proctree.Process) error {
 		}
 		time.Sleep(time.Millisecond)
 	}
-}
-
-// removeAll removes the directory of a step that has ended. The step may have made directories in it that are read-only
-// for other users than root, as Go's module cache is.
-func removeAll(dir string) {
-	_ = filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error { // what it leaves, the gate reports
-		if err == nil && e.IsDir() {
-			return os.Chmod(name, 0o700)
-		}
-		return err
-	})
-	_ = os.RemoveAll(dir)
 }
 
 // readTrace reads the output of strace and returns its beginning.

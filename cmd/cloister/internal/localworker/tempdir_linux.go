@@ -4,6 +4,7 @@ package localworker
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,9 +22,10 @@ func NewDir(in string) (dir string, held *os.File, removed []string, err error) 
 		}
 		dir := filepath.Join(in, e.Name())
 		if held, err := hold(dir, 0); err == nil {
-			_ = os.RemoveAll(dir) // plain files; a later call retries
+			if RemoveAll(dir) == nil {
+				removed = append(removed, dir)
+			}
 			held.Close()
-			removed = append(removed, dir)
 		}
 	}
 	// Another process may take the new directory for an abandoned one before it is locked.
@@ -42,6 +44,17 @@ func NewDir(in string) (dir string, held *os.File, removed []string, err error) 
 		}
 	}
 	return "", nil, removed, errors.New("temporary directories are removed as soon as they are created")
+}
+
+// RemoveAll removes a directory, also with directories that only root could change, such as Go's module cache.
+func RemoveAll(dir string) error {
+	_ = filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
+		if err == nil && e.IsDir() {
+			return os.Chmod(name, 0o700)
+		}
+		return err
+	})
+	return os.RemoveAll(dir) // it fails for the same reason
 }
 
 // errNotOurs means that a directory belongs to another process or user.

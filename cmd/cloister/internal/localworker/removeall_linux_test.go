@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package gate
+package localworker
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReadOnlyDirectoriesAreRemoved: those of a step, by an ordinary user, and nothing to which links lead.
+// TestReadOnlyDirectoriesAreRemoved: by an ordinary user, and nothing to which links lead.
 func TestReadOnlyDirectoriesAreRemoved(t *testing.T) {
 	runtime.LockOSThread() // until it ends, since a part of it is another user's
 	const nobody = 65534
@@ -26,7 +26,7 @@ func TestReadOnlyDirectoriesAreRemoved(t *testing.T) {
 	kept, removed := filepath.Join(dir, "kept"), filepath.Join(dir, "removed")
 	must.Succeed(t, errors.Join(os.MkdirAll(filepath.Join(removed, "a", "b"), 0o755), os.Mkdir(kept, 0o500)))
 	must.Succeed(t, errors.Join(os.Symlink(kept, filepath.Join(removed, "link")), os.Chmod(filepath.Join(removed, "a"), 0)))
-	removeAll(removed)
+	must.Succeed(t, RemoveAll(removed))
 	if _, err := os.Lstat(removed); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v, want the directory removed", err)
 	}
