@@ -12,6 +12,8 @@ import (
 	"maps"
 	"regexp"
 	"strings"
+
+	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
 // sums are the digests of files that differ, in hexadecimal, and their names. A text that contains those of both sides
@@ -56,17 +58,17 @@ func (s *sums) add(name string, a, b *io.SectionReader) error {
 // digestText matches digests in hexadecimal, and SHA-256 in base64 as in Python's RECORD files.
 var digestText = regexp.MustCompile(`\b[0-9a-f]{64}\b|\b[0-9a-f]{40}\b|\b[0-9a-f]{32}\b|[0-9A-Za-z_+/-]{43}`)
 
-// source returns the name of a file whose digest is in both texts, "" if there is none.
+// source returns the name of a file with another digest in each text, "" if there is none.
 func (s *sums) source(a, b string) string {
-	inA := map[string]bool{}
+	inA := map[string]string{}
 	for _, sum := range digestsIn(a) {
 		if name := s.a[sum]; name != "" {
-			inA[name] = true
+			inA[name] = sum
 		}
 	}
 	for _, sum := range digestsIn(b) {
-		if name := s.b[sum]; inA[name] {
-			return name
+		if other := inA[s.b[sum]]; other != "" && other != sum {
+			return s.b[sum]
 		}
 	}
 	return ""
@@ -90,8 +92,8 @@ func (s *sums) name(ds []Difference) []Difference {
 	for i := range ds {
 		d := &ds[i]
 		if name := s.source(d.A, d.B); name != "" {
-			d.What += dependsOn + name
-			d.Fix = ""
+			what := dependsOn + printable.Head(name, maxText/2)
+			d.What, d.Fix = printable.Head(d.What, maxText-len(what))+what, ""
 		}
 	}
 	return ds

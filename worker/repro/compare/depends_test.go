@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,10 +18,11 @@ import (
 
 // A digest of a member or of another output is reported with its name, and without a fix of its own.
 func TestDigestsNameWhatTheyDependOn(t *testing.T) {
+	member := "data"
 	packed := func(sum func(content string) string, content string) string {
 		var out bytes.Buffer
 		w := zip.NewWriter(&out)
-		for name, text := range map[string]string{"RECORD": "data,sha256=" + sum(content) + ",9\n", "data": content} {
+		for name, text := range map[string]string{"RECORD": "data,sha256=" + sum(content) + ",9\n", member: content} {
 			f, err := w.Create(name)
 			must.Succeed(t, err)
 			_, err = f.Write([]byte(text))
@@ -46,6 +48,12 @@ func TestDigestsNameWhatTheyDependOn(t *testing.T) {
 			t.Errorf("%s: got %+v", name, ds)
 		}
 	}
+	hexadecimal := func(s string) string { return hex.EncodeToString(sha(s)) }
+	member = "data\x1b]0;title\x07" + strings.Repeat("x", 300) // blobs checks each text
+	ds := blobs(t, "a.whl", packed(hexadecimal, "made on Monday"), packed(hexadecimal, "made on Tuesday"), Known{})
+	if !slices.ContainsFunc(ds, func(d Difference) bool { return Follows(&d) }) {
+		t.Errorf("a name with control characters: got %+v", ds)
+	}
 	a, b := hex.EncodeToString(sha("a")), hex.EncodeToString(sha("b"))
 	k := Known{&Facts{Digests: map[string]string{a: "lib.so"}}, &Facts{Digests: map[string]string{b: "lib.so"}}}
 	if ds := blobs(t, "sums", a+"  lib.so\n", b+"  lib.so\n", k); len(ds) != 1 || ds[0].What != "line 1, which depends on lib.so" {
@@ -54,5 +62,9 @@ func TestDigestsNameWhatTheyDependOn(t *testing.T) {
 	k.B.Digests[b] = "other.so"
 	if ds := blobs(t, "sums", a+"  lib.so\n", b+"  lib.so\n", k); len(ds) != 1 || Follows(&ds[0]) {
 		t.Errorf("digests of different outputs: got %+v", ds)
+	}
+	k.B.Digests[a] = "lib.so" // equal in both runs, and the text differs beside it
+	if ds := blobs(t, "sums", a+"  at 10:00:01\n", a+"  at 10:00:02\n", k); len(ds) != 1 || Follows(&ds[0]) {
+		t.Errorf("a digest that is the same: got %+v", ds)
 	}
 }
