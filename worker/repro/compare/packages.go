@@ -110,8 +110,11 @@ func rpmHeader(s *io.SectionReader, off int64) (fields []field, end int64, err e
 	if len(index) < int(tags)*rpmHeaderSize || len(data) < int(size) {
 		return nil, 0, errRPM
 	}
+	seen := map[uint32]bool{} // each value may take as long as all data
 	for ; len(index) > 0; index = index[rpmHeaderSize:] {
-		if f, ok := rpmTags[binary.BigEndian.Uint32(index)]; ok {
+		tag := binary.BigEndian.Uint32(index)
+		if f, ok := rpmTags[tag]; ok && !seen[tag] {
+			seen[tag] = true
 			f.text = rpmValue(index, data)
 			fields = append(fields, f)
 		}

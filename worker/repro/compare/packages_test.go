@@ -3,10 +3,14 @@
 package compare
 
 import (
+	"context"
 	"encoding/binary"
+	"io"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // imageOf returns an image of a format with a byte in each field of its superblock.
@@ -108,4 +112,49 @@ func TestXzDictionaryIsLimited(t *testing.T) {
 	if ds := blobs(t, "x", xzLarge, xzOne, Known{}); len(ds) != 1 || !strings.HasPrefix(ds[0].What, "content") {
 		t.Errorf("got %+v", ds)
 	}
+}
+
+// A header may repeat a tag for all entries of its index, each with all data as its value.
+func TestRPMTagsAreReadOnce(t *testing.T) {
+	entry := "\x00\x00\x03\xee\x00\x00\x00\x06\x00\x00\x00\x00\x00\x00\x00\x01" // 1006, a string at 0
+	header := "\x8e\xad\xe8\x01\x00\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x02" + strings.Repeat(entry, 3) + "a\x00"
+	fields, _, err := rpmHeader(section([]byte(header)), 0)
+	if err != nil || len(fields) != 1 || fields[0].text != "a" {
+		t.Errorf("got %+v, %v", fields, err)
+	}
+}
+
+// A watched context calls see whenever somebody asks whether it has ended.
+type watched struct {
+	context.Context
+	see func()
+}
+
+func (w watched) Err() error {
+	w.see()
+	return nil
+}
+
+// Unpacked contents may contain compressed files in turn, and decoders keep large dictionaries.
+func TestUnpackersEndBeforeTheirContentsAreCompared(t *testing.T) {
+	open, last := 0, -1
+	c := newComparison(watched{t.Context(), func() { last = open }}, Known{})
+	unpacker := func(r io.Reader) (io.ReadCloser, error) {
+		open++
+		return closing{r, func() { open-- }}, nil
+	}
+	must.Succeed(t, comparePacked(c, section([]byte("a")), section([]byte("b")), unpacker))
+	if last != 0 || open != 0 {
+		t.Errorf("%d decoders are open when the contents are compared, %d at the end", last, open)
+	}
+}
+
+type closing struct {
+	io.Reader
+	end func()
+}
+
+func (c closing) Close() error {
+	c.end()
+	return nil
 }

@@ -33,15 +33,16 @@ func unpackZstd(r io.Reader) (io.ReadCloser, error) {
 // comparePacked compares the unpacked contents of a and b, or adds that only the compression differs.
 func comparePacked(c *comparison, a, b *io.SectionReader, unpacker func(io.Reader) (io.ReadCloser, error)) error {
 	const name = "contents"
-	ra, err := unpacker(a)
+	x, err := unpacker(a)
 	if err != nil {
 		return err
 	}
+	ra := &untilEnd{x}
 	defer ra.Close()
-	rb, err := unpacker(b)
-	if err != nil {
+	if x, err = unpacker(b); err != nil {
 		return err
 	}
+	rb := &untilEnd{x}
 	defer rb.Close()
 	before := c.found.added
 	if err := c.descendUnpacked(name, ra, a.Size(), rb, b.Size()); err != nil {
@@ -52,6 +53,29 @@ func comparePacked(c *comparison, a, b *io.SectionReader, unpacker func(io.Reade
 			-1, Unknown)
 	}
 	return nil
+}
+
+// An untilEnd closes and forgets a decoder when it ends: its dictionary is large, and what it unpacked may contain
+// compressed files in turn.
+type untilEnd struct{ decoder io.ReadCloser }
+
+func (u *untilEnd) Read(p []byte) (int, error) {
+	if u.decoder == nil {
+		return 0, io.EOF
+	}
+	n, err := u.decoder.Read(p)
+	if err != nil {
+		_ = u.Close() // the error of Read counts
+	}
+	return n, err
+}
+
+func (u *untilEnd) Close() error {
+	d := u.decoder
+	if u.decoder = nil; d == nil {
+		return nil
+	}
+	return d.Close()
 }
 
 // descendUnpacked reads two unpacking readers into memory and compares their contents.
