@@ -33,6 +33,10 @@ type Making struct {
 	Env  []string // of the command: KEY=VALUE
 	// Programs are the paths of executed programs.
 	Programs []string
+
+	// Scripts may be long, so they are searched once.
+	ran map[string]bool // results of Ran
+	had map[*Fix]bool   // results of has
 }
 
 // FixFor returns how to remove a cause from files of a format, "" for Unknown.
@@ -54,7 +58,10 @@ func FixesOf(d *Difference, m *Making) []*Fix {
 	rank := map[*Fix]int{}
 	for i := range fixes {
 		f := &fixes[i]
-		if r := f.rank(d, m); f.Cause == d.Cause && r >= 0 && !m.has(f) {
+		if f.Cause != d.Cause {
+			continue
+		}
+		if r := f.rank(d, m); r >= 0 && !m.has(f) {
 			all, rank[f] = append(all, f), r
 		}
 	}
@@ -91,7 +98,25 @@ func (m *Making) Ran(programs string) bool {
 	if m == nil {
 		return false
 	}
-	is := func(p string) bool { return isProgramOf(p, programs) }
+	return once(&m.ran, programs, m.runs)
+}
+
+// once returns find(of), which known remembers.
+func once[K comparable](known *map[K]bool, of K, find func(K) bool) bool {
+	if *known == nil {
+		*known = map[K]bool{}
+	}
+	found, ok := (*known)[of]
+	if !ok {
+		found = find(of)
+		(*known)[of] = found
+	}
+	return found
+}
+
+func (m *Making) runs(programs string) bool {
+	names := plainNames(programs)
+	is := func(p string) bool { return names[plainName(p)] }
 	if slices.ContainsFunc(m.Programs, is) || len(m.Args) > 0 && is(m.Args[0]) {
 		return true
 	}
@@ -100,10 +125,9 @@ func (m *Making) Ran(programs string) bool {
 }
 
 // has reports whether the command has a fix already: all its variables, all its options, or one of its marks.
-func (m *Making) has(f *Fix) bool {
-	if m == nil {
-		return false
-	}
+func (m *Making) has(f *Fix) bool { return m != nil && once(&m.had, f, m.contains) }
+
+func (m *Making) contains(f *Fix) bool {
 	text := strings.Join(m.Args, " ")
 	sets := func(kv string) bool {
 		key, _, _ := strings.Cut(kv, "=")
@@ -218,8 +242,9 @@ var (
 // commandsIn returns where the names of some programs end in a script, if it executes them.
 func commandsIn(script, programs string) []int {
 	var ends []int
+	names := plainNames(programs)
 	for _, at := range shellWord.FindAllStringIndex(script, -1) {
-		if isProgramOf(script[at[0]:at[1]], programs) && beforeCommand.MatchString(script[max(0, at[0]-200):at[0]]) {
+		if names[plainName(script[at[0]:at[1]])] && beforeCommand.MatchString(script[max(0, at[0]-200):at[0]]) {
 			ends = append(ends, at[1])
 		}
 	}
@@ -230,9 +255,14 @@ var decoration = regexp.MustCompile(`^(?:x86_64|aarch64|i686|arm)-linux-gnu-|-?[
 
 // isProgramOf reports whether a path is that of one of several programs, regardless of versions and target systems:
 // python3.11 is python, x86_64-linux-gnu-gcc-12 is gcc.
-func isProgramOf(name, programs string) bool {
-	name = plainName(name)
-	return slices.ContainsFunc(strings.Fields(programs), func(p string) bool { return plainName(p) == name })
+func isProgramOf(name, programs string) bool { return plainNames(programs)[plainName(name)] }
+
+func plainNames(programs string) map[string]bool {
+	names := map[string]bool{}
+	for p := range strings.FieldsSeq(programs) {
+		names[plainName(p)] = true
+	}
+	return names
 }
 
 func plainName(name string) string {

@@ -4,6 +4,7 @@ package compare
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -122,6 +123,16 @@ func TestFixesAreWellFormed(t *testing.T) {
 		}
 		if _, ok := f.Apply([]string{"sh", "-c", "true"}); ok && len(f.Args) > 0 {
 			t.Errorf("fix %q of %s applies to a command without its program", f.Text, f.Cause)
+		}
+	}
+}
+
+// A script may be long, and each of a verdict's differences asks for its fixes: this would take hours if each fix read it.
+func TestLongScriptsAreSearchedOnce(t *testing.T) {
+	m := &Making{Args: []string{"sh", "-c", strings.Repeat("echo a b c d e f\n", 16<<10)}}
+	for range 200 {
+		for _, row := range Causes {
+			FixesOf(&Difference{Cause: row.Cause, Format: "text"}, m)
 		}
 	}
 }
