@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
@@ -29,7 +30,11 @@ type trial struct {
 // fix chooses a fix for each difference: a tried one that removes it, else the most specific untried one.
 func (c *check) fix(ctx context.Context) error {
 	m := c.making(ctx)
-	trials := map[*compare.Fix]*trial{}
+	type key struct { // a run varied like another one proves nothing about what the other one varied
+		fix  *compare.Fix
+		like int
+	}
+	trials := map[key]*trial{}
 	for i := range c.verdict.Differences {
 		d := &c.verdict.Differences[i]
 		d.Fix = ""
@@ -40,13 +45,14 @@ func (c *check) fix(ctx context.Context) error {
 				}
 				continue
 			}
-			if trials[f] == nil {
+			k := key{f, d.Runs[1]}
+			if trials[k] == nil {
 				var err error
-				if trials[f], err = c.try(ctx, f, d.Runs[1], len(trials)); err != nil {
+				if trials[k], err = c.try(ctx, f, d, len(trials)); err != nil {
 					return err
 				}
 			}
-			t := trials[f]
+			t := trials[k]
 			if t.a == nil && d.Fix == "" && !compare.Follows(&d.Difference) {
 				d.Fix = f.Text
 			}
@@ -98,25 +104,32 @@ func (c *check) making(ctx context.Context) *compare.Making {
 	return m
 }
 
-// try runs the action with a fix: as it is, and varied like run i. before is the number of earlier trials.
-func (c *check) try(ctx context.Context, f *compare.Fix, i, before int) (*trial, error) {
+// try runs the action with a fix: as it is, and varied like the second run of a difference. before is the number of
+// earlier trials. It does not try a difference between executors, which two runs of one of them cannot show.
+func (c *check) try(ctx context.Context, f *compare.Fix, d *Difference, before int) (*trial, error) {
 	t := &trial{found: map[string][]compare.Difference{}}
 	x := slices.IndexFunc(c.Executors, func(x Executor) bool { return x.Features != nil && x.Action.IsZero() })
-	if x < 0 || before >= maxTrials {
+	elsewhere := func(run int) bool { return c.verdict.Runs[run].executor != &c.Executors[x] }
+	if x < 0 || before >= maxTrials || slices.ContainsFunc(d.Runs[:], elsewhere) {
 		return t, nil
 	}
 	action, err := c.fixed(ctx, &c.Executors[x], f)
 	if err != nil || action.IsZero() {
 		return t, err
 	}
-	original := c.task
+	began, original := time.Now(), c.task
 	defer func() { c.task = original }()
 	c.task.Action, c.task.ActionBlob = action, nil
 	for _, side := range []struct {
 		run     **Run
 		factors []factor
 	}{{&t.a, nil}, {&t.b, c.factors}} {
-		v, copies := c.planner.varied(side.factors, max(i, 1))
+		if side.run == &t.b && factorOf(factorTime).explains(f.Cause) && !c.varies(factorTime) {
+			if err := c.pause(ctx, began); err != nil { // times of the same second would be equal without the fix, too
+				return nil, err
+			}
+		}
+		v, copies := c.planner.varied(side.factors, d.Runs[1])
 		overrideEnv(v, f.Env)
 		if *side.run, err = c.execute(ctx, &c.Executors[x], v, copies, "with fix: "+f.Text); err != nil {
 			return nil, err

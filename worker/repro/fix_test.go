@@ -6,7 +6,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -89,5 +92,48 @@ func TestFixesChangeTheCommand(t *testing.T) {
 	}
 	if s.runs() != repro.DefaultRuns+2 {
 		t.Errorf("got %d runs, want 2 beyond the check", s.runs())
+	}
+}
+
+// Two runs of one executor are equal with and without a fix if only the other executor makes something else.
+func TestDifferencesBetweenExecutorsHaveNoVerifiedFix(t *testing.T) {
+	s := newScript(t, func(n int, _ *worker.Variation) made {
+		return file("made " + map[bool]string{true: "2023-11-14T22:13:21Z", false: "2023-11-14T22:13:20Z"}[n == 2])
+	})
+	o := s.options()
+	o.TryFixes, o.Runs = true, 2
+	o.Executors = append(o.Executors, repro.Executor{Name: "other", Executor: s, Store: s.store})
+	if d := check(t, s.action(), o).Differences; len(d) != 1 || d[0].Cause != compare.Timestamp || d[0].FixVerified || d[0].Fix == "" {
+		t.Errorf("got %+v", d)
+	}
+}
+
+// Where the clock cannot be shifted, the runs of a trial are so far apart that times differ.
+func TestTrialsOfTimesPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		epoch := time.Now()
+		s := newScript(t, func(int, *worker.Variation) made {
+			return file("made " + time.Unix(1_700_000_000, 0).Add(time.Since(epoch)/8).UTC().Format(time.RFC3339))
+		})
+		o := s.options()
+		o.TryFixes, o.Pause, o.Executors[0].Features = true, 10*time.Second, &sandbox.Features{}
+		if d := check(t, s.action(), o).Differences; len(d) != 1 || d[0].Cause != compare.Timestamp || d[0].FixVerified {
+			t.Errorf("got %+v", d)
+		}
+	})
+}
+
+// A fix that removes what one run varied need not remove what another one varied.
+func TestEachRunHasItsTrial(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		text := "in zone "
+		if v.Conditions.Hostname == "elsewhere2" {
+			text += host.Zones[1] // whatever TZ says
+		}
+		return made{files: map[string]string{"a": "in zone " + observed("zone", n, v), "b": text}}
+	})
+	v := tried(t, s, s.action(), "zone", "hostname")
+	if d := v.Differences; len(d) != 2 || d[1].Runs != [2]int{0, 2} || !d[0].FixVerified || d[1].FixVerified {
+		t.Errorf("got %+v", d)
 	}
 }
