@@ -31,7 +31,7 @@ func (c *check) explain(ctx context.Context) {
 			v.Unexplained = append(v.Unexplained, "further outputs: too many differ")
 			return
 		}
-		other := slices.IndexFunc(v.Runs, func(r Run) bool { return r.items[name].name != v.Runs[0].items[name].name })
+		other := slices.IndexFunc(v.Runs, func(r Run) bool { return !r.items[name].equal(v.Runs[0].items[name]) })
 		found, err := differences(ctx, name, &v.Runs[0], &v.Runs[other])
 		if err != nil {
 			v.Unexplained = append(v.Unexplained, fmt.Sprintf("%s: %s", o.Path, text(err.Error())))

@@ -186,7 +186,7 @@ func (t *trial) removes(ctx context.Context, d *Difference) bool {
 			return false
 		}
 	}
-	if t.a.items[d.item].name == t.b.items[d.item].name {
+	if t.a.items[d.item].equal(t.b.items[d.item]) {
 		return true
 	}
 	if _, ok := t.found[d.item]; !ok {

@@ -144,7 +144,7 @@ const exitCode = "exit code/"
 func differing(a, b *Run) []string {
 	var names []string
 	for _, name := range itemNames([]Run{*a, *b}) {
-		if x, y := a.items[name], b.items[name]; x.kind != y.kind || x.name != y.name {
+		if !a.items[name].equal(b.items[name]) {
 			names = append(names, name)
 		}
 	}

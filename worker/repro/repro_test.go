@@ -177,6 +177,9 @@ func TestCheckFindsEveryKindOfDifference(t *testing.T) {
 			return made{files: map[string]string{"a": "x", strings.Repeat("b", n): "y"}}
 		}, repro.Differs, "b", "entry"},
 		{"content in a directory", func(n int) made { return made{directory: map[string]string{"in": fmt.Sprint(n)}} }, repro.Differs, "dir", ""},
+		{"file with the bytes of a Tree", func(n int) made {
+			return []made{{files: map[string]string{"dir": "\n\x00"}}, {directory: map[string]string{}}}[n%2]
+		}, repro.Differs, "dir", "type"},
 		{"name in a directory", func(n int) made { return made{directory: map[string]string{fmt.Sprint(n): "x"}} }, repro.Differs, "dir", "entry"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -154,13 +154,16 @@ func date(seconds int64) string { return time.Unix(seconds, 0).UTC().Format(time
 
 // An item is an output, stdout or stderr of one run.
 type item struct {
-	kind, name string // items are equal if both are; name is a digest or a target
+	kind, name string // name is a digest or a target
 	digest     *repb.Digest
 	tree       bool // digest is that of a Tree rather than a Directory
 	executable bool
 	target     string       // of a symlink
 	root       *repb.Digest // of a Tree that is compared by its root
 }
+
+// equal compares kind and name: a file may have the bytes, and so the digest, of a Tree.
+func (it item) equal(other item) bool { return it.kind == other.kind && it.name == other.name }
 
 // The keys of stdout and stderr among the items. No path ends in a slash.
 const (
@@ -221,7 +224,7 @@ func compareRuns(runs []Run) (Result, []Output) {
 			it := runs[i].items[name]
 			o.Kind = cmp.Or(o.Kind, it.kind)
 			o.Digests = append(o.Digests, text(it.name))
-			if it.kind != runs[0].items[name].kind || it.name != runs[0].items[name].name {
+			if !it.equal(runs[0].items[name]) {
 				o.Differ, result = true, Differs
 			}
 		}
