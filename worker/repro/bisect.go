@@ -74,9 +74,14 @@ func (c *check) bisect(ctx context.Context) error {
 	if err := c.controls(ctx, b, x); err != nil {
 		return err
 	}
-	if b.Failure != "" && !b.control.succeeded() {
+	switch {
+	case b.noise[exitCode] != nil: // the command fails by chance
+		b.Failure = ""
+	case b.Failure != "" && !b.control.succeeded():
 		b.Summary = b.Failure
 		return nil
+	case b.Failure != "" && c.varies(factorTime):
+		b.found(&c.verdict, factorTime, []string{displayName(exitCode)})
 	}
 	for _, f := range c.factors {
 		if f.vary == nil && f.copies == 0 && slices.Contains(b.Unheld, f.name) {
@@ -148,14 +153,23 @@ func (c *check) firstControl(ctx context.Context, b *Bisection, x *Executor) (*R
 	}
 	c.planner.heldTime = plain.Start.Unix()
 	second, err := c.control(ctx, b, x)
-	if err != nil || !second.succeeded() {
-		return first, err
+	if err != nil {
+		return nil, err
 	}
+	c.planner.heldTime = defaultHeldTime
+	if !second.succeeded() {
+		return first, nil
+	}
+	switch again, err := c.control(ctx, b, x); {
+	case err != nil:
+		return nil, err
+	case again.succeeded(): // by chance
+		b.Failure = ""
+		return again, nil
+	}
+	c.planner.heldTime = plain.Start.Unix()
 	b.Failure = fmt.Sprintf("with the clock held at %s the command fails, unlike at %s: %s", date(defaultHeldTime),
 		date(c.planner.heldTime), first.failure())
-	if c.varies(factorTime) {
-		b.found(&c.verdict, factorTime, []string{displayName(exitCode)})
-	}
 	return second, nil
 }
 

@@ -812,6 +812,22 @@ func TestBisectReportsFailingControls(t *testing.T) {
 	}
 }
 
+// A command that fails now and then does so at any time.
+func TestFailuresByChanceAreNotBlamedOnTheHeldTime(t *testing.T) {
+	for name, failing := range map[string][]int{
+		"at the held time once":            {2, 3, 6}, // runs 2 and 3 are in parallel, and run 6 is the first control
+		"at both times":                    {2, 3, 6, 7},
+		"at the held time twice, and late": {2, 3, 6, 8, 10},
+	} {
+		s := newScript(t, func(n int, _ *worker.Variation) made {
+			return made{exit: map[bool]int32{true: 1}[slices.Contains(failing, n)]}
+		})
+		if b := bisect(t, s).Bisection; b.Failure != "" || slices.Contains(b.Factors, "time") {
+			t.Errorf("%s: got %+v", name, b)
+		}
+	}
+}
+
 // An output that keeps changing with all factors held is no race between processes, as long as nothing shows one.
 func TestNondeterminismHasNoCause(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file(fmt.Sprint("\x00", n)) })
