@@ -292,6 +292,7 @@ func TestVerdictsExpire(t *testing.T) {
 		v := open()
 		v.keep(nth(1), "a differs")
 		v.keep(nth(2), "b differs")
+		v.keep(nth(3), "c differs")
 		time.Sleep(20 * 24 * time.Hour)
 		v.keep(nth(2), "b differs")
 		must.Succeed(t, v.Close())
@@ -303,9 +304,13 @@ func TestVerdictsExpire(t *testing.T) {
 		if why, verdict := v.of(nth(2)); why != "b differs" || !verdict {
 			t.Errorf("got %q, %v 20 days after the last check", why, verdict)
 		}
+		v.forget(nth(3)) // the same after 40 days
 		must.Succeed(t, v.Close())
 		c.MaxAge = 0
 		v = open()
+		if why, verdict := v.of(nth(3)); why != "" || verdict {
+			t.Errorf("got %q, %v, want no verdict on an action that is the same", why, verdict)
+		}
 		if why, verdict := v.of(nth(1)); why != "a differs" || !verdict {
 			t.Errorf("got %q, %v without a limit", why, verdict)
 		}
