@@ -264,3 +264,11 @@ func TestFrozenClockStaysInItsSecond(t *testing.T) {
 		t.Error("a program that waits for the next second never ends")
 	}
 }
+
+// A process may be killed between the reading of one map and of the other: the next one shows the other.
+func TestMapsOfIDsAreReadUntilThereAreSome(t *testing.T) {
+	w := &session{users: idMap{{0, 0, 1}}}
+	if _, groups := w.idMaps(uint32(os.Getpid())); len(groups) == 0 {
+		t.Error("every group is unknown")
+	}
+}

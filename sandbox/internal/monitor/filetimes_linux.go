@@ -155,7 +155,7 @@ func (m idMap) inside(id uint32) uint32 {
 
 // idMaps returns the maps of the run, which are those of each of its processes.
 func (w *session) idMaps(pid uint32) (users, groups idMap) {
-	if w.users == nil {
+	if w.users == nil || w.groups == nil { // a process that is killed has none
 		w.users, w.groups = readIDMap(pid, "uid_map"), readIDMap(pid, "gid_map")
 	}
 	return w.users, w.groups
