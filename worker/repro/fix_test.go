@@ -3,6 +3,7 @@
 package repro_test
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -92,6 +93,20 @@ func TestFixesChangeTheCommand(t *testing.T) {
 	}
 	if s.runs() != repro.DefaultRuns+2 {
 		t.Errorf("got %d runs, want 2 beyond the check", s.runs())
+	}
+}
+
+// A fix may make a run impossible, such as one with too long arguments. That is no reason to lose the verdict.
+func TestImpossibleTrialsLeaveTheVerdict(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made { return file("in zone " + observed("zone", n, v)) })
+	s.fail = func(n int) error {
+		if n > repro.DefaultRuns+1 {
+			return &worker.Fault{Kind: worker.FaultInvalid, Err: errors.New("too long")}
+		}
+		return nil
+	}
+	if d := tried(t, s, s.action(), "zone").Differences; len(d) != 1 || d[0].FixVerified || d[0].Fix != compare.FixFor(compare.Zone, "") {
+		t.Errorf("got %+v", d)
 	}
 }
 

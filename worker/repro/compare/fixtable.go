@@ -395,7 +395,7 @@ var fixes = []Fix{
 const mke2fs = "mke2fs mkfs.ext2 mkfs.ext3 mkfs.ext4"
 
 var (
-	// arD replaces the modifier U of ar(1), or appends D to its operation.
+	// arD replaces the modifier U of ar(1).
 	arD = [2]string{`\b(ar\s+-?[a-zA-CE-TV-Z]*)U`, "${1}D"}
 	// touched sets the times of all files below the working directory before zip(1) runs.
 	touched = [2]string{`(?m)(^|[;&]\s*)((?:\w+=\S*\s+)*)zip\b`, "${1}find . -type f -exec touch -d @315532800 {} +; ${2}TZ=UTC zip -X"}
