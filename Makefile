@@ -18,7 +18,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo recording repro test test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench \
-	soak golden serve package packaging reference build-files self-build clean tools
+	soak scale golden serve package packaging reference build-files self-build clean tools
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -137,6 +137,10 @@ MINUTES ?= 60
 soak: build ## load a server for MINUTES=60 with constant eviction, and fail if anything grows
 	$(BUILD) -o bin/cloister-bench ./cmd/cloister-bench
 	bin/cloister-bench soak --duration $(MINUTES)m
+
+scale: build ## measure a head with simulated workers and clients of three sizes (5 minutes)
+	$(BUILD) -o bin/cloister-bench ./cmd/cloister-bench
+	bin/cloister-bench scale
 
 golden: ## rewrite the expected outputs in testdata; review the diff before you commit it
 	$(GO) test -run '^TestPlan$$' ./cas/tree ./sandbox/namespace -update

@@ -40,6 +40,8 @@ type ownServer struct {
 	pid     int
 	// stop interrupts the server, waits for its end, and returns its error. The caller calls it once.
 	stop func() error
+	// kill kills the server and waits for its end.
+	kill func() error
 }
 
 // startServer starts cloister serve on a free port of loopback, with more flags. Its log goes to log.
@@ -64,11 +66,20 @@ func startServer(ctx context.Context, program string, log io.Writer, flags ...st
 		return nil, errors.Join(err, wait())
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- wait() }() // also drains stdout while the server runs
-	return &ownServer{address, cmd.Process.Pid, func() error {
+	go func() {
+		defer close(ended)
+		ended <- wait() // also drains stdout while the server runs
+	}()
+	stop := func() error {
 		err := cmd.Process.Signal(os.Interrupt)
 		return errors.Join(err, <-ended)
-	}}, nil
+	}
+	kill := func() error {
+		err := cmd.Process.Kill()
+		<-ended // reports that it was killed
+		return err
+	}
+	return &ownServer{address, cmd.Process.Pid, stop, kill}, nil
 }
 
 // startServer starts cloister serve with a new store in dir, and makes it the server to measure. The caller calls stop,

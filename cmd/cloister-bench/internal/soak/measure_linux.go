@@ -3,19 +3,15 @@
 package soak
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/cloister-build/cloister/cmd/internal/proctree"
 )
@@ -44,7 +40,7 @@ func (p *Process) measure(ctx context.Context) (map[string]float64, error) {
 	if err := p.disk(v); err != nil {
 		return nil, err
 	}
-	v[goroutines], err = p.metric(ctx, "go_goroutines")
+	v[goroutines], err = Metric(ctx, p.Metrics, "go_goroutines")
 	return v, err
 }
 
@@ -121,27 +117,6 @@ func (p *Process) disk(v map[string]float64) error {
 		v[name] += float64(info.Sys().(*syscall.Stat_t).Blocks) * 512
 		return nil
 	})
-}
-
-// metric reads a metric without labels.
-func (p *Process) metric(ctx context.Context, name string) (float64, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.Metrics, nil)
-	if err != nil {
-		return 0, err
-	}
-	client := http.Client{Timeout: time.Minute}
-	response, err := client.Do(request)
-	if err != nil {
-		return 0, err
-	}
-	defer response.Body.Close()
-	lines := bufio.NewScanner(response.Body)
-	for lines.Scan() {
-		if rest, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
-			return strconv.ParseFloat(rest, 64)
-		}
-	}
-	return 0, errors.Join(fmt.Errorf("%s has no metric %s", p.Metrics, name), lines.Err())
 }
 
 // Leftovers returns what a server that has ended left behind: processes that have its directory open, mounts of it, and
