@@ -76,3 +76,35 @@ func BenchmarkSubmit(b *testing.B) {
 		n++
 	}
 }
+
+// BenchmarkLeave lets a tenth of the workers leave while all slots run and as many actions wait.
+func BenchmarkLeave(b *testing.B) {
+	const slots = 64
+	for _, workers := range []int{250, 500, 1000} {
+		b.Run(fmt.Sprint(workers, " workers"), func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				q, err := queue.New(queue.Config{Head: true, MaxLive: 1 << 30})
+				must.Succeed(b, err)
+				for i := range 2 * slots * workers {
+					must.Get(q.Submit(numbered(i)))(b)
+				}
+				lost := make([]*queue.Slot, slots*workers)
+				for i := range lost {
+					o := queue.Offer{Worker: fmt.Sprint(i / slots), Slot: fmt.Sprint(i % slots)}
+					lost[i] = must.Get(q.Join(o))(b)
+					must.Get(lost[i].Take(b.Context()))(b)
+				}
+				lost = lost[:len(lost)/10]
+				b.StartTimer()
+				for _, s := range lost {
+					s.Leave("benchmark")
+				}
+				b.StopTimer()
+				q.Close()
+				b.StartTimer()
+			}
+			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*slots*workers/10), "us/slot")
+		})
+	}
+}
