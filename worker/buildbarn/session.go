@@ -17,8 +17,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// maxWorkers limits the sessions.
-const maxWorkers = 20_000
+// maxWorkers limits the sessions, one for each slot. It allows for 1,000 workers of 64 slots.
+const maxWorkers = 100_000
 
 // A session is one worker_id: a slot of a worker.
 type session struct {
