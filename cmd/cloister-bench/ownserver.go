@@ -76,7 +76,7 @@ func startServer(ctx context.Context, program string, log io.Writer, flags ...st
 	}
 	kill := func() error {
 		err := cmd.Process.Kill()
-		<-ended // reports that it was killed
+		_ = <-ended // that it was killed
 		return err
 	}
 	return &ownServer{address, cmd.Process.Pid, stop, kill}, nil

@@ -30,7 +30,7 @@ type scaleBench struct {
 func scaleCommand() *cobra.Command {
 	var c scaleBench
 	cmd := &cobra.Command{
-		Use:   "scale [--workers 100] [--waiting 16000]",
+		Use:   "scale [--workers 100] [--waiting 64000]",
 		Short: "Measure the head of a large simulated farm",
 		Long: `Start cloister serve without slots of its own, and simulate clients and workers that execute nothing. All
 actions wait before the workers join. When half of them are answered, a tenth of the workers vanishes, and
@@ -38,7 +38,7 @@ then the head is killed and restarted. A wrong, missing or second answer exits w
 
 Each row of the table has twice the workers, actions and builds of the row above. Figures that grow with
 them show what does not scale.`,
-		Example: "  cloister-bench scale --workers 1000 --waiting 100000 --sizes 4",
+		Example: "  cloister-bench scale --workers 1000 --waiting 128000 --sizes 4 --delay 10s",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if s := c.size; min(s.Workers, s.Actions, s.Builds)>>(max(c.sizes, 1)-1) < 2 || s.Slots < 1 || c.sizes < 1 {
@@ -53,7 +53,7 @@ them show what does not scale.`,
 	f := cmd.Flags()
 	f.IntVar(&c.size.Workers, "workers", 100, "number of workers of the largest size")
 	f.IntVar(&c.size.Slots, "slots", 64, "slots of each worker")
-	f.IntVar(&c.size.Actions, "waiting", 16000, "number of waiting actions of the largest size")
+	f.IntVar(&c.size.Actions, "waiting", 64000, "number of waiting actions of the largest size")
 	f.IntVar(&c.size.Builds, "builds", 200, "number of builds of the largest size")
 	f.IntVar(&c.sizes, "sizes", 3, "number of sizes, each twice the one before")
 	f.DurationVar(&c.delay, "delay", time.Second, "mean duration of an action")

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -27,44 +29,38 @@ type build struct {
 	actions  []*action
 }
 
-// upload makes the actions of all builds, and stores them. The longest build has ten times as many as the shortest.
-func (f *farm) upload(ctx context.Context, conn *grpc.ClientConn) error {
+// prepare makes the actions of all builds, and returns everything to upload. The longest build has ten times as many
+// actions as the shortest.
+func (f *farm) prepare() (blobs []*repb.BatchUpdateBlobsRequest_Request) {
 	f.builds = make([]build, f.cfg.Builds)
 	var turns []int // the builds, each as often as its length demands
 	for i := range f.builds {
 		f.builds[i].priority = int32(i % 3)
-		for range 1 + i/3%10 {
-			turns = append(turns, i)
-		}
+		turns = append(turns, slices.Repeat([]int{i}, 1+i/3%10)...)
 	}
-	command, commandDigest, err := encode(&repb.Command{Arguments: []string{"simulated"}})
-	if err != nil {
-		return err
+	add := func(m proto.Message) *repb.Digest {
+		data, _ := proto.Marshal(m) // its texts are ASCII
+		digest := cas.SHA256.Sum(data).Proto()
+		blobs = append(blobs, &repb.BatchUpdateBlobsRequest_Request{Digest: digest, Data: data})
+		return digest
 	}
-	blobs := []*repb.BatchUpdateBlobsRequest_Request{
-		{Digest: commandDigest, Data: command},
-	}
-	root, rootDigest, err := encode(&repb.Directory{})
-	if err != nil {
-		return err
-	}
-	blobs = append(blobs, &repb.BatchUpdateBlobsRequest_Request{Digest: rootDigest, Data: root})
+	command, root := add(&repb.Command{Arguments: []string{"simulated"}}), add(&repb.Directory{})
 	for n := range f.cfg.Actions {
-		data, digest, err := encode(&repb.Action{
-			CommandDigest: commandDigest, InputRootDigest: rootDigest, Salt: fmt.Appendf(nil, "%s/%d", f.cfg.Salt, n),
+		digest := add(&repb.Action{
+			CommandDigest: command, InputRootDigest: root, Salt: fmt.Appendf(nil, "%s/%d", f.cfg.Salt, n),
 		})
-		if err != nil {
-			return err
-		}
 		a := &action{digest: digest, build: turns[n%len(turns)]}
 		f.actions[digest.Hash] = a
 		f.builds[a.build].actions = append(f.builds[a.build].actions, a)
-		blobs = append(blobs, &repb.BatchUpdateBlobsRequest_Request{Digest: digest, Data: data})
 	}
-	const batch = 5000 // less than 4 MiB
-	for len(blobs) > 0 {
-		n := min(batch, len(blobs))
-		answer, err := repb.NewContentAddressableStorageClient(conn).BatchUpdateBlobs(ctx, &repb.BatchUpdateBlobsRequest{Requests: blobs[:n]})
+	return blobs
+}
+
+// upload stores blobs, which are small.
+func upload(ctx context.Context, conn *grpc.ClientConn, blobs []*repb.BatchUpdateBlobsRequest_Request) error {
+	for batch := range slices.Chunk(blobs, 5000) { // less than 4 MiB
+		answer, err := repb.NewContentAddressableStorageClient(conn).BatchUpdateBlobs(ctx,
+			&repb.BatchUpdateBlobsRequest{Requests: batch})
 		if err != nil {
 			return fmt.Errorf("upload: %w", err)
 		}
@@ -73,12 +69,11 @@ func (f *farm) upload(ctx context.Context, conn *grpc.ClientConn) error {
 				return fmt.Errorf("upload: %w", err)
 			}
 		}
-		blobs = blobs[n:]
 	}
 	return nil
 }
 
-// execute has an action executed once, and submits it again when the head is lost.
+// execute submits an action, and again when the head is lost, until it has the result.
 func (f *farm) execute(ctx context.Context, conn *grpc.ClientConn, a *action) error {
 	md, err := proto.Marshal(&repb.RequestMetadata{ToolInvocationId: fmt.Sprint("build ", a.build)})
 	if err != nil {

@@ -6,9 +6,6 @@ package scale
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,7 +15,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/proto"
 )
 
 // A Size is that of a farm and its load.
@@ -108,7 +104,7 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 
 // run runs the steps of Run. The caller then ends ctx, which ends the workers.
 func (f *farm) run(ctx context.Context, group *errgroup.Group, clients, workers []*grpc.ClientConn, r *Result) error {
-	if err := f.upload(ctx, clients[0]); err != nil {
+	if err := upload(ctx, clients[0], f.prepare()); err != nil {
 		return err
 	}
 	if err := f.submit(ctx, group, clients, r); err != nil {
@@ -271,14 +267,4 @@ func closeAll(conns []*grpc.ClientConn) {
 	for _, c := range conns {
 		_ = c.Close() // no call is left
 	}
-}
-
-// encode returns the deterministic encoding of m, and its digest.
-func encode(m proto.Message) ([]byte, *repb.Digest, error) {
-	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-	if err != nil {
-		return nil, nil, fmt.Errorf("encode: %w", err)
-	}
-	sum := sha256.Sum256(data)
-	return data, &repb.Digest{Hash: hex.EncodeToString(sum[:]), SizeBytes: int64(len(data))}, nil
 }
