@@ -195,11 +195,13 @@ func (c *Config) Run(ctx context.Context, out, info io.Writer) (repro.Report, er
 	return report, errors.Join(c.print(report, len(subjects), out), c.write(report), c.writeStatement(ctx, report), failed)
 }
 
-// Fails reports whether a verdict differs for a reason that matters: any, or a cause of --fail-on or a flaky exit.
+// Fails reports whether a verdict differs for a reason that matters: any without --fail-on; otherwise one of its causes, a
+// flaky exit, or an output that could not be compared, which may hide such a cause.
 func (c *Config) Fails(r repro.Report) bool {
 	return slices.ContainsFunc(r, func(v *repro.Verdict) bool {
 		matters := func(cause string) bool { return slices.Contains(c.FailOn, cause) }
-		return !v.Result.AllEqual() && (len(c.FailOn) == 0 || v.Result == repro.FlakyExit || slices.ContainsFunc(v.Causes(), matters))
+		return !v.Result.AllEqual() && (len(c.FailOn) == 0 || v.Result == repro.FlakyExit || len(v.Unexplained) > 0 ||
+			slices.ContainsFunc(v.Causes(), matters))
 	})
 }
 
