@@ -97,7 +97,10 @@ func (m *metrics) prometheus() string {
 		fmt.Fprintf(&b, "%s{quantile=\"0.5\"} %g\n", f.name, f.of.P50.Seconds())
 		fmt.Fprintf(&b, "%s{quantile=\"0.95\"} %g\n", f.name, f.of.P95.Seconds())
 	}
-	name := "cloister_gate_violations"
+	name := "cloister_gate_info"
+	family(name, "The tier of the sandbox, or what observes the steps instead.")
+	fmt.Fprintf(&b, "%s{tier=%q,observer=%q} 1\n", name, m.report.Sandbox.Tier, m.report.Sandbox.Observer)
+	name = "cloister_gate_violations"
 	family(name, "Violations of a step.")
 	for i := range m.report.Steps {
 		fmt.Fprintf(&b, "%s{step=%q} %d\n", name, m.report.Steps[i].ID, len(m.report.Steps[i].Violations))
