@@ -275,3 +275,23 @@ func TestFailedFlushLosesLog(t *testing.T) {
 		t.Errorf("the result without a record: got %v, want ErrNotFound", err)
 	}
 }
+
+// TestAdoptedFileIsWrittenAgain if the flush failed before the restart that adopts it.
+func TestAdoptedFileIsWrittenAgain(t *testing.T) {
+	config := disk.Config{Dir: t.TempDir()}
+	c, s := openStore(t, config)
+	big := putSize(t, s, 9, large)
+	closeStore(t, c)
+	must.Succeed(t, os.RemoveAll(filepath.Join(config.Dir, "segments"))) // with its record
+	must.Succeed(t, os.WriteFile(filepath.Join(config.Dir, "boot"), []byte("flush failed\n"), 0o600))
+	was := inode(t, filePath(config.Dir, big))
+	before := must.Get(os.Open(filePath(config.Dir, big)))(t) // no other file gets its inode
+	defer before.Close()
+	c, s = openStore(t, config)
+	for c.CheckWritable() != nil {
+		c.Maintain()
+	}
+	if lost := missing(t, s, big); len(lost) > 0 || inode(t, filePath(config.Dir, big)) == was {
+		t.Errorf("lost %v, or did not write the file again", lost)
+	}
+}

@@ -187,6 +187,9 @@ func (c *Cache) load() (rest []index.Key, err error) {
 		return nil, err
 	}
 	rest = c.adoptAll(context.Background(), r.orphans, adoptAtOpen)
+	if r.flushFailed { // now that the adopted files have records, which are not durable
+		c.segments.Distrust(errEarlierFlush)
+	}
 	if c.config.Sync {
 		// Earlier puts without Sync become as durable as those of this process.
 		err := c.markDurable()

@@ -42,8 +42,7 @@ func (r *recovery) checkDoubtful() error {
 	if err := r.checkNewFiles(); err != nil {
 		return err
 	}
-	if r.flushFailed { // it may have been read from the page cache
-		r.cache.segments.Distrust(errEarlierFlush)
+	if r.flushFailed { // it may have been read from the page cache; load distrusts it
 		return nil
 	}
 	// Everything doubtful was read from the disk.
