@@ -199,14 +199,15 @@ func (s *Slot) Leave(why string) {
 	s.wake()
 	w := s.worker
 	delete(w.slots, s.name)
-	if w.seen = time.Now(); len(w.slots) == 0 {
-		w.left = w.seen
-		q.forgetWorkers(w.left)
-	}
+	w.seen = time.Now()
 	if s.run != nil {
 		q.lose(s.run, why, false)
 	}
-	q.dispatchAll() // workers that lost a job may have to take it again
+	if len(w.slots) == 0 {
+		w.left = w.seen
+		q.forgetWorkers(w.left)
+		q.dispatchAll() // workers that lost a job may have to take it again
+	}
 }
 
 // dispatch assigns the jobs of b to waiting slots.
