@@ -76,7 +76,8 @@ func startServer(ctx context.Context, program string, log io.Writer, flags ...st
 	}
 	kill := func() error {
 		err := cmd.Process.Kill()
-		_ = <-ended // that it was killed
+		for range ended { // that it was killed is no error
+		}
 		return err
 	}
 	return &ownServer{address, cmd.Process.Pid, stop, kill}, nil

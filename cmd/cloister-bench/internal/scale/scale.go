@@ -253,7 +253,7 @@ func dial(address string, n int) (conns []*grpc.ClientConn, err error) {
 	for range n {
 		conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithConnectParams(grpc.ConnectParams{Backoff: quick, MinConnectTimeout: 20 * time.Second}),
-			grpc.WithSharedWriteBuffer(true))
+			grpc.WithDefaultCallOptions(grpc.WaitForReady(true))) // repeated failures would take the head's CPU time
 		if err != nil {
 			closeAll(conns)
 			return nil, err
