@@ -13,10 +13,11 @@ func actionCommand() *cobra.Command {
 		Example: `  cloister action ls
   cloister action show 9f2c...e1/142
   cloister action log -f 9f2c...e1/142
-  cloister action cancel 9f2c...e1/142`,
+  cloister action cancel 9f2c...e1/142
+  cloister action verdicts`,
 		Args: cobra.NoArgs,
 		RunE: showHelp,
 	}
-	cmd.AddCommand(actionLsCommand(), actionShowCommand(), actionLogCommand(), actionCancelCommand())
+	cmd.AddCommand(actionLsCommand(), actionShowCommand(), actionLogCommand(), actionCancelCommand(), actionVerdictsCommand())
 	return cmd
 }

@@ -117,7 +117,7 @@ func wantBlobs(t *testing.T, dir string, want *Contents) {
 	if want.Verdict == "" {
 		return
 	}
-	known := must.Get(repro.OpenVerdicts(repro.VerdictsConfig{Path: filepath.Join(dir, repro.VerdictsFile)}))(t)
+	known := must.Get(repro.OpenVerdicts(repro.VerdictsConfig{Dir: dir}))(t)
 	defer known.Close()
 	in := must.Get(known.Withhold(c.Instance)("main"))(t)
 	expect.Message(t, expect.Err(in.Actions.Lookup(ctx, digest(t, want.Verdict))), "differs",

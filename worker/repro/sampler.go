@@ -61,6 +61,7 @@ type Summary struct {
 	Action                       cas.Digest
 	Target, Mnemonic, Invocation string
 	Result                       Result
+	Causes                       []string // as far as they are known
 	// Line states what differs and which command shows more; "" if nothing differs.
 	Line string
 }
@@ -321,12 +322,12 @@ func (s *Sampler) learn(t *worker.Task, v *Verdict) {
 	k, why := actionKey{t.Instance, t.Action}, v.Line()
 	sum := &Summary{
 		Time: time.Now(), Instance: t.Instance, Action: t.Action, Target: t.Target, Mnemonic: t.Mnemonic,
-		Invocation: t.Invocation, Result: v.Result,
+		Invocation: t.Invocation, Result: v.Result, Causes: v.Causes(),
 	}
 	if v.Result.AllEqual() {
 		s.cfg.Verdicts.forget(k)
 	} else {
-		s.cfg.Verdicts.keep(k, why)
+		s.cfg.Verdicts.keep(k, why, found{clip(v.Target), clip(v.Mnemonic), v.Result, sum.Causes})
 		sum.Line = s.message(k, why)
 	}
 	s.cfg.Count(strings.ReplaceAll(string(v.Result), " ", "_"))

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -170,10 +169,10 @@ func TestGateKeepsCheckingIrreproducibleActions(t *testing.T) {
 func TestVerdictsSurviveRestarts(t *testing.T) {
 	s, fixed := irreproducible(t)
 	b := &book{}
-	path := filepath.Join(t.TempDir(), repro.VerdictsFile)
+	dir := t.TempDir()
 	// begin starts a server without stopping the one before.
 	begin := func(rate float64, gate bool, port string) (*repro.Sampler, cas.Instances) {
-		v, err := repro.OpenVerdicts(repro.VerdictsConfig{Path: path})
+		v, err := repro.OpenVerdicts(repro.VerdictsConfig{Dir: dir})
 		must.Succeed(t, err)
 		t.Cleanup(func() { v.Close() })
 		e := s.sampler(b, gate, func(c *repro.SamplerConfig) { c.Verdicts, c.SampleRate, c.Command = v, rate, commandOn(port) })

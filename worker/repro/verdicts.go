@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,8 +21,8 @@ import (
 	"github.com/cloister-build/cloister/worker/internal/results"
 )
 
-// VerdictsFile is the name of the file with a server's Verdicts. It contains the version of the format.
-const VerdictsFile = "verdicts.v1.log"
+// verdictsFile is the name of the file with a server's Verdicts. It contains the version of the format.
+const verdictsFile = "verdicts.v1.log"
 
 // Limits of Verdicts. The file has at most twice as many bytes, plus slack.
 const (
@@ -31,8 +33,8 @@ const (
 
 // VerdictsConfig configures Verdicts. The zero value keeps them in memory only.
 type VerdictsConfig struct {
-	// Path is the file, for one process at a time. The lock of the store that contains it ensures that.
-	Path string
+	// Dir is the directory of the file, for one process at a time. The lock of a store in it ensures that.
+	Dir string
 	// Sync makes verdicts survive a power failure before anybody sees them.
 	Sync bool
 	// MaxAge is the time after the last check at which a verdict expires; 0 means never.
@@ -62,10 +64,19 @@ type Verdicts struct {
 
 // A reason is why an action is not reproducible, or why that is unknown.
 type reason struct {
-	why  string
+	why string
+	found
 	at   int64 // seconds since 1970 when a check found it
 	size int64 // of its record; 0 if it is not a verdict, and so not in the file
 	elem *list.Element
+}
+
+// A found is what a verdict tells beyond its line.
+type found struct {
+	Target   string   `json:"target,omitempty"`
+	Mnemonic string   `json:"mnemonic,omitempty"`
+	Result   Result   `json:"result,omitempty"`
+	Causes   []string `json:"causes,omitempty"`
 }
 
 // A record is the JSON form of a verdict in the file. Without Why it withdraws the verdict.
@@ -74,6 +85,7 @@ type record struct {
 	Action   string `json:"action"`
 	Why      string `json:"why,omitempty"`
 	Time     int64  `json:"time,omitempty"` // seconds since 1970
+	found
 }
 
 // OpenVerdicts reads the verdicts of a file. It drops damaged records, which a power failure may leave, and warns about
@@ -83,11 +95,24 @@ func OpenVerdicts(c VerdictsConfig) (*Verdicts, error) {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	v := &Verdicts{config: c, known: map[actionKey]reason{}}
-	if c.Path == "" {
+	if c.Dir == "" {
 		return v, nil
 	}
 	var err error
-	v.log, err = durable.Open(durable.Config{Path: c.Path, Checksum: true, Sync: c.Sync, Replay: func(b []byte) error {
+	if v.log, err = v.read(); err != nil {
+		return nil, err
+	}
+	if n := v.log.Damaged(); n > 0 || v.log.Torn() > 0 {
+		c.Log.Warn("dropped damaged verdicts; their actions will be checked again", "file", v.log.Path, "lines", max(n, 1))
+	}
+	v.compact()
+	return v, nil
+}
+
+// read reads the verdicts of the file and returns its log, which has written nothing yet.
+func (v *Verdicts) read() (*durable.Log, error) {
+	path := filepath.Join(v.config.Dir, verdictsFile)
+	log, err := durable.Open(durable.Config{Path: path, Checksum: true, Sync: v.config.Sync, Replay: func(b []byte) error {
 		k, r, err := decode(b)
 		if err == nil {
 			v.set(k, r)
@@ -97,11 +122,28 @@ func OpenVerdicts(c VerdictsConfig) (*Verdicts, error) {
 	if err != nil {
 		return nil, fmt.Errorf("verdicts: %w", err)
 	}
-	if n := v.log.Damaged(); n > 0 || v.log.Torn() > 0 {
-		c.Log.Warn("dropped damaged verdicts; their actions will be checked again", "file", c.Path, "lines", max(n, 1))
+	return log, nil
+}
+
+// ReadVerdicts returns the verdicts in VerdictsConfig.Dir, the latest first, also expired ones. It changes nothing, and
+// a server may be using the directory. Verdicts of earlier versions have only Time, Instance, Action and Line.
+func ReadVerdicts(dir string) ([]*Summary, error) {
+	v := &Verdicts{config: VerdictsConfig{Dir: dir}, known: map[actionKey]reason{}}
+	if _, err := v.read(); err != nil {
+		return nil, err
 	}
-	v.compact()
-	return v, nil
+	var all []*Summary
+	for k, r := range v.known {
+		all = append(all, &Summary{
+			Time: time.Unix(r.at, 0), Instance: k.instance, Action: k.action, Target: r.Target, Mnemonic: r.Mnemonic,
+			Result: r.Result, Causes: r.Causes, Line: r.why,
+		})
+	}
+	slices.SortFunc(all, func(a, b *Summary) int {
+		return cmp.Or(b.Time.Compare(a.Time), strings.Compare(a.Action.String(), b.Action.String()),
+			strings.Compare(a.Instance, b.Instance))
+	})
+	return all, nil
 }
 
 // decode reads a record. A verdict of an earlier version, without a time, counts as new.
@@ -115,12 +157,13 @@ func decode(b []byte) (actionKey, reason, error) {
 		return actionKey{}, reason{}, durable.ErrDamaged
 	}
 	why := strings.TrimSuffix(r.Why, "; see: cloister repro "+r.Action) // as earlier versions wrote it
-	return actionKey{r.Instance, d}, reason{why: why, at: cmp.Or(r.Time, time.Now().Unix()), size: int64(len(b))}, nil
+	at := cmp.Or(r.Time, time.Now().Unix())
+	return actionKey{r.Instance, d}, reason{why: why, found: r.found, at: at, size: int64(len(b))}, nil
 }
 
 // encode is the inverse of decode.
-func encode(k actionKey, why string, at int64) []byte {
-	b, err := json.Marshal(record{k.instance, k.action.String(), why, at})
+func encode(k actionKey, r reason) []byte {
+	b, err := json.Marshal(record{k.instance, k.action.String(), r.why, r.at, r.found})
 	if err != nil {
 		panic(err) // strings only
 	}
@@ -146,16 +189,17 @@ func (v *Verdicts) foundToday(k actionKey) bool {
 }
 
 // keep records that an action is not reproducible.
-func (v *Verdicts) keep(k actionKey, why string) {
+func (v *Verdicts) keep(k actionKey, why string, f found) {
 	v.writing.Lock()
 	defer v.writing.Unlock()
 	if before, verdict := v.of(k); verdict && before == why && !v.failed && v.foundToday(k) {
 		return
 	}
-	now := time.Now().Unix()
-	b := encode(k, why, now)
+	r := reason{why: why, found: f, at: time.Now().Unix()}
+	b := encode(k, r)
+	r.size = int64(len(b))
 	v.write(b)
-	v.change(k, reason{why: why, at: now, size: int64(len(b))})
+	v.change(k, r)
 }
 
 // suspect records, in memory, why an action cannot be checked, unless there is a verdict.
@@ -175,7 +219,7 @@ func (v *Verdicts) forget(k actionKey) {
 	verdict := v.known[k].size > 0 // perhaps expired, but not for a server with a gate
 	v.mu.Unlock()
 	if verdict {
-		v.write(encode(k, "", 0))
+		v.write(encode(k, reason{}))
 	}
 	v.change(k, reason{})
 }
@@ -245,7 +289,7 @@ func (v *Verdicts) records(more ...[]byte) iter.Seq[[]byte] {
 		defer v.mu.Unlock()
 		for e := v.order.Front(); e != nil; e = e.Next() {
 			k := e.Value.(actionKey)
-			if r := v.known[k]; r.size > 0 && !yield(encode(k, r.why, r.at)) {
+			if r := v.known[k]; r.size > 0 && !yield(encode(k, r)) {
 				return
 			}
 		}
@@ -262,9 +306,9 @@ func (v *Verdicts) note(err error) {
 	if failed := err != nil; failed != v.failed {
 		v.failed = failed
 		if failed {
-			v.config.Log.Warn("cannot write verdicts; new ones are lost when this process ends", "file", v.config.Path, "err", err)
+			v.config.Log.Warn("cannot write verdicts; new ones are lost when this process ends", "file", v.log.Path, "err", err)
 		} else {
-			v.config.Log.Info("verdicts are written again", "file", v.config.Path)
+			v.config.Log.Info("verdicts are written again", "file", v.log.Path)
 		}
 	}
 }

@@ -25,7 +25,7 @@ import (
 func opened(t *testing.T, path string) (*Verdicts, *bytes.Buffer) {
 	t.Helper()
 	var logged bytes.Buffer
-	v, err := OpenVerdicts(VerdictsConfig{Path: path, Log: slog.New(slog.NewTextHandler(&logged, nil))})
+	v, err := OpenVerdicts(VerdictsConfig{Dir: filepath.Dir(path), Log: slog.New(slog.NewTextHandler(&logged, nil))})
 	must.Succeed(t, err)
 	t.Cleanup(func() { v.Close() })
 	return v, &logged
@@ -48,16 +48,16 @@ func lines(t *testing.T, path string) int {
 }
 
 func TestVerdictsAreWrittenAtOnce(t *testing.T) {
-	path := filepath.Join(t.TempDir(), VerdictsFile)
+	path := filepath.Join(t.TempDir(), verdictsFile)
 	v, _ := opened(t, path)
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the file exists before the first verdict: %v", err)
 	}
-	v.keep(nth(1), "a differs")
-	v.keep(nth(2), "b differs")
-	v.keep(nth(1), "a and c differ")
-	v.keep(nth(1), "a and c differ")
-	v.keep(actionKey{`"an` + "\n" + `instance"`, nth(3).action}, "another")
+	v.keep(nth(1), "a differs", found{})
+	v.keep(nth(2), "b differs", found{})
+	v.keep(nth(1), "a and c differ", found{})
+	v.keep(nth(1), "a and c differ", found{})
+	v.keep(actionKey{`"an` + "\n" + `instance"`, nth(3).action}, "another", found{})
 	v.forget(nth(2))
 	v.forget(nth(4))
 	v.suspect(nth(1), "it cannot be run")
@@ -83,8 +83,10 @@ func TestVerdictsAreWrittenAtOnce(t *testing.T) {
 }
 
 func TestDamagedVerdictsAreDroppedWithOneWarning(t *testing.T) {
-	intact := fileLine(encode(nth(1), "one differs", 1)) + fileLine(encode(nth(2), "two differs", 1)) +
-		fileLine(encode(nth(3), "three differs", 1))
+	var intact string
+	for i, name := range []string{"one", "two", "three"} {
+		intact += fileLine(encode(nth(i+1), reason{why: name + " differs", at: 1}))
+	}
 	before, after, _ := strings.Cut(intact, "two")
 	for name, c := range map[string]struct {
 		text  string
@@ -99,13 +101,13 @@ func TestDamagedVerdictsAreDroppedWithOneWarning(t *testing.T) {
 		"invalid digest":   {intact + fileLine([]byte(`{"action":"x"}`)), []int{1, 2, 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), VerdictsFile)
+			path := filepath.Join(t.TempDir(), verdictsFile)
 			must.Succeed(t, os.WriteFile(path, []byte(c.text), 0o600))
 			v, logged := opened(t, path)
 			if strings.Count(logged.String(), "dropped damaged verdicts") != 1 || strings.Count(logged.String(), "\n") != 1 {
 				t.Errorf("got log %q", logged)
 			}
-			v.keep(nth(9), "nine differs")
+			v.keep(nth(9), "nine differs", found{})
 			for range 2 {
 				var known []int
 				for i := range 10 {
@@ -125,12 +127,12 @@ func TestDamagedVerdictsAreDroppedWithOneWarning(t *testing.T) {
 }
 
 func TestVerdictsAreLimitedInNumberAndSize(t *testing.T) {
-	path := filepath.Join(t.TempDir(), VerdictsFile)
+	path := filepath.Join(t.TempDir(), verdictsFile)
 	v, _ := opened(t, path)
 	for i := range maxKnown + 5 {
-		v.keep(nth(i), fmt.Sprint(i, " differs", 1))
+		v.keep(nth(i), fmt.Sprint(i, " differs", 1), found{})
 	}
-	v.keep(nth(7), "seven differs otherwise") // keeps its position
+	v.keep(nth(7), "seven differs otherwise", found{}) // keeps its position
 	wantOldest := func(v *Verdicts, oldest int) {
 		t.Helper()
 		if gone, _ := v.of(nth(oldest - 1)); gone != "" {
@@ -143,13 +145,13 @@ func TestVerdictsAreLimitedInNumberAndSize(t *testing.T) {
 	wantOldest(v, 5)
 	next, _ := opened(t, path)
 	wantOldest(next, 5)
-	next.keep(nth(maxKnown+5), "x")
-	next.keep(nth(maxKnown+6), "x")
-	next.keep(nth(maxKnown+7), "x")
+	next.keep(nth(maxKnown+5), "x", found{})
+	next.keep(nth(maxKnown+6), "x", found{})
+	next.keep(nth(maxKnown+7), "x", found{})
 	wantOldest(next, 8)
 
 	for i := range 30_000 {
-		next.keep(nth(8), fmt.Sprint("differs for the ", i))
+		next.keep(nth(8), fmt.Sprint("differs for the ", i), found{})
 	}
 	fi, err := os.Stat(path)
 	if err != nil || fi.Size() > 2*next.bytes+2*slack {
@@ -163,7 +165,7 @@ func TestVerdictsAreLimitedInNumberAndSize(t *testing.T) {
 	}
 	const long = 1 << 20
 	for i := range 20 {
-		next.keep(nth(i), strings.Repeat("x", long))
+		next.keep(nth(i), strings.Repeat("x", long), found{})
 	}
 	if next.bytes > maxKnownBytes || len(next.known) != maxKnownBytes/long-1 {
 		t.Errorf("got %d verdicts of %d bytes", len(next.known), next.bytes)
@@ -174,10 +176,10 @@ func TestFailedWritesAreRetried(t *testing.T) {
 	for _, how := range []string{"the next verdict", "the same verdict", "the end"} {
 		t.Run(how, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "store")
-			path := filepath.Join(dir, VerdictsFile)
+			path := filepath.Join(dir, verdictsFile)
 			v, logged := opened(t, path)
-			v.keep(nth(1), "one differs")
-			v.keep(nth(2), "two differs")
+			v.keep(nth(1), "one differs", found{})
+			v.keep(nth(2), "two differs", found{})
 			if why, verdict := v.of(nth(1)); why == "" || !verdict {
 				t.Errorf("unwritten verdict: got %q, verdict %v", why, verdict)
 			}
@@ -189,10 +191,10 @@ func TestFailedWritesAreRetried(t *testing.T) {
 			case "the next verdict":
 				v.forget(nth(2))
 			case "the same verdict":
-				v.keep(nth(1), "one differs")
+				v.keep(nth(1), "one differs", found{})
 			case "the end":
 				v.Close()
-				v.keep(nth(3), "three differs") // by a check that ends late
+				v.keep(nth(3), "three differs", found{}) // by a check that ends late
 			}
 			next, _ := opened(t, path)
 			if why, _ := next.of(nth(1)); why != "one differs" || !strings.Contains(logged.String(), "verdicts are written again") {
@@ -207,9 +209,9 @@ func TestFailedWritesAreRetried(t *testing.T) {
 
 // The directory may belong to another server by then.
 func TestCloseEndsWriting(t *testing.T) {
-	path := filepath.Join(t.TempDir(), VerdictsFile)
+	path := filepath.Join(t.TempDir(), verdictsFile)
 	v, _ := opened(t, path)
-	v.keep(nth(1), strings.Repeat("x", 2*slack))
+	v.keep(nth(1), strings.Repeat("x", 2*slack), found{})
 	must.Succeed(t, v.Close())
 	const others = "by another server\n"
 	must.Succeed(t, os.WriteFile(path, []byte(others), 0o600))
@@ -221,26 +223,26 @@ func TestCloseEndsWriting(t *testing.T) {
 
 func TestFailedWritesLeaveNoFiles(t *testing.T) {
 	dir := t.TempDir()
-	path := filepath.Join(dir, VerdictsFile)
+	path := filepath.Join(dir, verdictsFile)
 	v, _ := opened(t, path)
 	must.Succeed(t, os.MkdirAll(filepath.Join(path, "in the way"), 0o700))
-	v.keep(nth(1), "one differs")
+	v.keep(nth(1), "one differs", found{})
 	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
 		t.Errorf("got files %v, %v", files, err)
 	}
-	if _, err := OpenVerdicts(VerdictsConfig{Path: path}); err == nil || !strings.Contains(err.Error(), path) {
+	if _, err := OpenVerdicts(VerdictsConfig{Dir: filepath.Dir(path)}); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("unreadable file: got error %v", err)
 	}
 }
 
 func TestVerdictsAreSafeForConcurrentUse(t *testing.T) {
-	path := filepath.Join(t.TempDir(), VerdictsFile)
+	path := filepath.Join(t.TempDir(), verdictsFile)
 	v, _ := opened(t, path)
 	var all sync.WaitGroup
 	for w := range 8 {
 		all.Go(func() {
 			for i := range 200 {
-				v.keep(nth(i%20), fmt.Sprint(w, " of ", i))
+				v.keep(nth(i%20), fmt.Sprint(w, " of ", i), found{})
 				v.of(nth(i))
 				if i%3 == w%3 {
 					v.forget(nth(i % 20))
@@ -263,16 +265,16 @@ func TestVerdictsAreSafeForConcurrentUse(t *testing.T) {
 }
 
 func BenchmarkOpenVerdicts(b *testing.B) {
-	path := filepath.Join(b.TempDir(), VerdictsFile)
+	path := filepath.Join(b.TempDir(), verdictsFile)
 	var all bytes.Buffer
 	for i := range maxKnown {
 		why := "not reproducible: bazel-out/k8-fastbuild/bin/some/package/of/a/program/library.a differs (timestamp)"
-		all.WriteString(fileLine(encode(nth(i), why, 1)))
+		all.WriteString(fileLine(encode(nth(i), reason{why: why, at: 1})))
 	}
 	must.Succeed(b, os.WriteFile(path, all.Bytes(), 0o600))
 	b.SetBytes(int64(all.Len()))
 	for b.Loop() {
-		v, err := OpenVerdicts(VerdictsConfig{Path: path})
+		v, err := OpenVerdicts(VerdictsConfig{Dir: filepath.Dir(path)})
 		if err != nil || len(v.known) != maxKnown {
 			b.Fatal(len(v.known), err)
 		}
@@ -283,18 +285,18 @@ func BenchmarkOpenVerdicts(b *testing.B) {
 // Verdicts expire, also if another server found them; another check renews them.
 func TestVerdictsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := VerdictsConfig{Path: filepath.Join(t.TempDir(), VerdictsFile), MaxAge: 30 * 24 * time.Hour}
+		c := VerdictsConfig{Dir: t.TempDir(), MaxAge: 30 * 24 * time.Hour}
 		open := func() *Verdicts {
 			v, err := OpenVerdicts(c)
 			must.Succeed(t, err)
 			return v
 		}
 		v := open()
-		v.keep(nth(1), "a differs")
-		v.keep(nth(2), "b differs")
-		v.keep(nth(3), "c differs")
+		v.keep(nth(1), "a differs", found{})
+		v.keep(nth(2), "b differs", found{})
+		v.keep(nth(3), "c differs", found{})
 		time.Sleep(20 * 24 * time.Hour)
-		v.keep(nth(2), "b differs")
+		v.keep(nth(2), "b differs", found{})
 		must.Succeed(t, v.Close())
 		time.Sleep(20 * 24 * time.Hour)
 		v = open()
@@ -315,5 +317,41 @@ func TestVerdictsExpire(t *testing.T) {
 			t.Errorf("got %q, %v without a limit", why, verdict)
 		}
 		must.Succeed(t, v.Close())
+	})
+}
+
+// A listing neither changes the file nor waits for the server that writes it.
+func TestReadVerdicts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), verdictsFile)
+		dir := filepath.Dir(path)
+		if all, err := ReadVerdicts(dir); len(all) != 0 || err != nil {
+			t.Errorf("without a file: got %v, %v", all, err)
+		}
+		v, _ := opened(t, path)
+		began := time.Now()
+		for i := range 3 {
+			v.keep(nth(i), "x differs", found{"//a:b", "Make", Differs, []string{"timestamp", "owner"}})
+			time.Sleep(time.Hour)
+		}
+		v.suspect(nth(9), "it cannot be run")
+		v.forget(nth(1))
+		before, err := os.ReadFile(path)
+		must.Succeed(t, err)
+		all, err := ReadVerdicts(dir)
+		must.Succeed(t, err)
+		if len(all) != 2 {
+			t.Fatalf("got %d verdicts, want 2", len(all))
+		}
+		want := &Summary{
+			Time: began.Add(2 * time.Hour), Instance: "an instance", Action: nth(2).action, Target: "//a:b", Mnemonic: "Make",
+			Result: Differs, Causes: []string{"timestamp", "owner"}, Line: "x differs",
+		}
+		if got := all[0]; fmt.Sprint(*got) != fmt.Sprint(*want) || all[1].Action != nth(0).action {
+			t.Errorf("got %v and %v, want %v first", *got, *all[1], *want)
+		}
+		if after, err := os.ReadFile(path); err != nil || !bytes.Equal(before, after) {
+			t.Errorf("the file changed: %v", err)
+		}
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -46,17 +45,17 @@ func (s *sampling) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// verdictAge is how long a verdict is reported after the last check. The toolchain may have changed since.
-const verdictAge = 30 * 24 * time.Hour
+// VerdictAge is how long a server without --repro-gate reports a verdict after the last check. The toolchain may have changed since.
+const VerdictAge = 30 * 24 * time.Hour
 
 // openVerdicts opens the verdicts on actions, including those of earlier servers if this one samples. The caller closes
 // them when no action is running.
 func (s *sampling) openVerdicts(c *node.Config, log *slog.Logger) (*repro.Verdicts, error) {
 	v := repro.VerdictsConfig{Log: log}
 	if s.fraction > 0 {
-		v.Path, v.Sync = filepath.Join(c.Dir, repro.VerdictsFile), c.Sync
+		v.Dir, v.Sync = c.Dir, c.Sync
 		if !s.gate { // the gate checks again until both runs agree
-			v.MaxAge = verdictAge
+			v.MaxAge = VerdictAge
 		}
 	}
 	known, err := repro.OpenVerdicts(v)
