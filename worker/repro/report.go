@@ -41,12 +41,7 @@ type pageLimits struct{ verdicts, outputs, differences, runs int }
 
 // limits are tried in this order. The last ones always fit into maxPage.
 var limits = []pageLimits{
-	{
-		1000,
-		200,
-		60,
-		MaxRuns,
-	},
+	{1000, 200, 60, MaxRuns},
 	{200, 60, 20, MaxRuns},
 	{100, 20, 8, MaxRuns},
 	{40, 10, 3, MaxRuns},
@@ -84,16 +79,26 @@ type cell struct {
 	Class  int
 }
 
-// HTML returns a self-contained page without scripts of at most 60 kB. If necessary it omits equal outputs, then
-// differences, and then runs, and fails if even the shortest page is larger. The other formats have no limit.
+// HTML returns a self-contained page without scripts of at most 60 kB. For several actions it begins with a matrix of
+// actions and causes and omits the reproducible ones. If necessary it also omits equal outputs, then differences, and then
+// runs, and fails if even the shortest page is larger. The other formats have no limit.
 func (r Report) HTML() ([]byte, error) {
+	shown := r
+	if len(r) > 1 {
+		shown = r.differing()
+	}
 	for _, l := range limits {
 		var b bytes.Buffer
-		var sections []*section
-		for _, v := range r[:min(len(r), l.verdicts)] {
-			sections = append(sections, v.section(l))
+		data := struct {
+			Matrix   *matrix
+			Sections []*section
+		}{}
+		if len(r) > 1 {
+			data.Matrix = r.matrix(10 * l.verdicts)
 		}
-		data := map[string]any{"Sections": sections, "All": r, "More": len(r) - len(sections)}
+		for _, v := range shown[:min(len(shown), l.verdicts)] {
+			data.Sections = append(data.Sections, v.section(l))
+		}
 		if err := pages.Execute(&b, data); err != nil {
 			return nil, err
 		}

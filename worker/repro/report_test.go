@@ -174,7 +174,39 @@ Link                  1        0         0        1           0
 	if strings.Count(md, "\n## ") != 3 {
 		t.Errorf("want a section per action that is not known to be reproducible in\n%s", md)
 	}
+	r[2].Differences[0].Factors = []repro.Factor{"time", "zone"}
+	html, err := r.HTML()
+	must.Succeed(t, err)
+	for _, want := range []string{
+		"<p>5 actions: 2 same, 1 unvaried, 1 differ, 1 with flaky exit</p>", "<th>action<th>result<th>timestamp<th>owner</tr>",
+		`<td>//a:Link  Link  0123<td>differs<td class="k1">time, zone<td class="k1">yes</tr>`,
+		`<td>//a:Compile  Compile  0123<td>flaky exit<td class="k1">time, zone<td></tr>`, "<tr><th>actions<th><th>2<th>1</tr>",
+	} {
+		if !strings.Contains(string(html), want) {
+			t.Errorf("%q is not in\n%s", want, html)
+		}
+	}
+	if strings.Count(string(html), "<h2>") != 2 {
+		t.Errorf("want a section per irreproducible action in\n%s", html)
+	}
 	if one := string(r[1:2].Markdown()); !strings.Contains(one, "\n## ") {
 		t.Errorf("want a section for a single reproducible action in\n%s", one)
+	}
+}
+
+// The page of a large build shows all of its actions, if not the details of each.
+func TestPageOfABuildHasAMatrix(t *testing.T) {
+	var r repro.Report
+	for i := range 100 {
+		v := *hostileVerdict(t, 0)
+		v.Target = fmt.Sprint("//a:", i)
+		r = append(r, &v)
+	}
+	html, err := r.HTML()
+	must.Succeed(t, err)
+	for i := range r {
+		if !strings.Contains(string(html), fmt.Sprintf("<td>//a:%d  ", i)) {
+			t.Errorf("the matrix lacks action %d", i)
+		}
 	}
 }

@@ -29,18 +29,29 @@ func (r Report) Table(w io.Writer) error {
 				k.differ, k.flaky)
 		}
 	}
-	for _, s := range r.causes() {
-		b.WriteString(s + "\n")
+	for _, c := range r.causes() {
+		noun := "actions"
+		if c.actions == 1 {
+			noun = "action"
+		}
+		fmt.Fprintf(&b, "%d %s: %s\n", c.actions, noun, c.name)
 	}
-	fmt.Fprintf(&b, "%d actions: %d same, %d unvaried, %d differ, %d with flaky exit\n", all.actions(), all.same,
-		all.unvaried, all.differ, all.flaky)
+	b.WriteString(all.String() + "\n")
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// causes returns the number of actions that differ by each cause, the most frequent one first: "14 actions: __DATE__". An
-// action may have several causes.
-func (r Report) causes() []string {
+// A causeCount is the number of actions that differ by a cause.
+type causeCount struct {
+	name    string
+	actions int
+}
+
+const unknownCause = "unknown cause"
+
+// causes returns the number of actions that differ by each cause, the most frequent one first. An action may have
+// several causes.
+func (r Report) causes() []causeCount {
 	count := map[string]int{}
 	for _, v := range r {
 		if v.Result.AllEqual() {
@@ -48,23 +59,86 @@ func (r Report) causes() []string {
 		}
 		causes := v.Causes()
 		if len(causes) == 0 {
-			causes = []string{"unknown cause"}
+			causes = []string{unknownCause}
 		}
 		for _, c := range causes {
 			count[c]++
 		}
 	}
-	names := slices.SortedFunc(maps.Keys(count), func(a, b string) int {
-		return cmp.Or(cmp.Compare(count[b], count[a]), cmp.Compare(a, b))
-	})
-	for i, name := range names {
-		noun := "actions"
-		if count[name] == 1 {
-			noun = "action"
-		}
-		names[i] = fmt.Sprintf("%d %s: %s", count[name], noun, name)
+	var all []causeCount
+	for name, n := range count {
+		all = append(all, causeCount{name, n})
 	}
-	return names
+	slices.SortFunc(all, func(a, b causeCount) int {
+		return cmp.Or(cmp.Compare(b.actions, a.actions), cmp.Compare(a.name, b.name))
+	})
+	return all
+}
+
+// A matrix shows which actions differ by which causes.
+type matrix struct {
+	Causes []string
+	Rows   []matrixRow
+	More   int    // actions that are not in Rows
+	Totals []int  // actions by cause
+	Counts string // of all results
+}
+
+// A matrixRow is an action. Its cells belong to the causes of the matrix; "" means that it does not differ by this one.
+type matrixRow struct {
+	*Verdict
+	Cells []string
+}
+
+// matrix returns the matrix of the actions that differ, with at most some rows.
+func (r Report) matrix(rows int) *matrix {
+	m := &matrix{}
+	_, all := r.count()
+	m.Counts = all.String()
+	causes := r.causes()
+	for _, c := range causes {
+		m.Causes, m.Totals = append(m.Causes, c.name), append(m.Totals, c.actions)
+	}
+	for _, v := range r.differing() {
+		if len(m.Rows) == rows {
+			m.More++
+			continue
+		}
+		row := matrixRow{Verdict: v}
+		for _, name := range m.Causes {
+			row.Cells = append(row.Cells, v.causeCell(name))
+		}
+		m.Rows = append(m.Rows, row)
+	}
+	return m
+}
+
+// differing returns the verdicts of actions that are not reproducible.
+func (r Report) differing() Report {
+	return slices.DeleteFunc(slices.Clone(r), func(v *Verdict) bool { return v.Result.AllEqual() })
+}
+
+// causeCell returns the factors of the differences with a cause, "yes" if they are not known, and "" if there are none.
+func (v *Verdict) causeCell(name string) string {
+	const listed = 3
+	var factors []Factor
+	found := name == unknownCause && len(v.Causes()) == 0
+	for i := range v.Differences {
+		if d := &v.Differences[i]; string(d.Cause) == name {
+			found, factors = true, append(factors, d.Factors...)
+		}
+	}
+	slices.Sort(factors)
+	factors = slices.Compact(factors)
+	switch {
+	case !found:
+		return ""
+	case len(factors) == 0:
+		return "yes"
+	case len(factors) > listed:
+		return fmt.Sprintf("%d factors", len(factors))
+	}
+	return Join(factors)
 }
 
 // counts holds the number of each result for a mnemonic.
@@ -74,6 +148,11 @@ type counts struct {
 }
 
 func (t *counts) actions() int { return t.same + t.unvaried + t.differ + t.flaky }
+
+func (t *counts) String() string {
+	return fmt.Sprintf("%d actions: %d same, %d unvaried, %d differ, %d with flaky exit", t.actions(), t.same, t.unvaried,
+		t.differ, t.flaky)
+}
 
 func (t *counts) add(r Result) {
 	switch r {
