@@ -22,14 +22,22 @@ const maxTrials = 8
 
 // A trial is a pair of runs with a fix, one plain and one varied.
 type trial struct {
-	a, b *Run // nil if the fix does not fit the command, or the limit was reached
+	a, b *Run   // nil if the fix does not fit the command, or the limit was reached
+	in   string // names the script that it changed, in the fix's text
 	// found are the differences of each item, once they are known.
 	found map[string][]compare.Difference
 }
 
 // fix chooses a fix for each difference: a tried one that removes it, else the most specific untried one.
 func (c *check) fix(ctx context.Context) error {
+	scripts, err := c.scripts(ctx)
+	if ctx.Err() != nil {
+		return err
+	}
 	m := c.making(ctx)
+	for _, s := range scripts {
+		m.Scripts = append(m.Scripts, s.text)
+	}
 	type key struct { // a run varied like another one proves nothing about what the other one varied
 		fix  *compare.Fix
 		like int
@@ -47,7 +55,7 @@ func (c *check) fix(ctx context.Context) error {
 			}
 			k := key{f, d.Runs[1]}
 			if trials[k] == nil {
-				t, err := c.try(ctx, f, d, len(trials))
+				t, err := c.try(ctx, f, scripts, d, len(trials))
 				switch {
 				case ctx.Err() != nil:
 					return err
@@ -61,7 +69,7 @@ func (c *check) fix(ctx context.Context) error {
 				d.Fix = f.Text
 			}
 			if t.removes(ctx, d) {
-				d.Fix, d.FixVerified = f.Text, true
+				d.Fix, d.FixVerified = f.Text+t.in, true
 				break
 			}
 		}
@@ -110,14 +118,15 @@ func (c *check) making(ctx context.Context) *compare.Making {
 
 // try runs the action with a fix: as it is, and varied like the second run of a difference. before is the number of
 // earlier trials. It does not try a difference between executors, which two runs of one of them cannot show.
-func (c *check) try(ctx context.Context, f *compare.Fix, d *Difference, before int) (*trial, error) {
+func (c *check) try(ctx context.Context, f *compare.Fix, scripts []inputScript, d *Difference, before int) (*trial, error) {
 	t := &trial{found: map[string][]compare.Difference{}}
 	x := slices.IndexFunc(c.Executors, func(x Executor) bool { return x.Features != nil && x.Action.IsZero() })
 	elsewhere := func(run int) bool { return c.verdict.Runs[run].executor != &c.Executors[x] }
 	if x < 0 || before >= maxTrials || slices.ContainsFunc(d.Runs[:], elsewhere) {
 		return t, nil
 	}
-	action, err := c.fixed(ctx, &c.Executors[x], f)
+	action, in, err := c.fixed(ctx, &c.Executors[x], f, scripts)
+	t.in = in
 	if err != nil || action.IsZero() {
 		return t, err
 	}
@@ -151,33 +160,38 @@ func overrideEnv(v *worker.Variation, env []string) {
 	}
 }
 
-// fixed returns the action with the arguments that a fix changes, or a zero Digest if the fix does not fit.
-func (c *check) fixed(ctx context.Context, x *Executor, f *compare.Fix) (cas.Digest, error) {
+// fixed returns the action with what a fix changes, the arguments of its command or else one of its scripts, and names
+// the script. It returns a zero Digest if the fix does not fit.
+func (c *check) fixed(ctx context.Context, x *Executor, f *compare.Fix, scripts []inputScript) (cas.Digest, string, error) {
 	if len(f.Args) == 0 && f.Swap[0] == "" && f.Before == "" {
-		return c.task.Action, nil
-	}
-	args, ok := f.Apply(c.planner.command.GetArguments())
-	if !ok {
-		return cas.Digest{}, nil
+		return c.task.Action, "", nil
 	}
 	a, err := changes.ReadAction(ctx, x.Store, c.task.Action)
 	if err != nil {
-		return cas.Digest{}, readFault(err)
+		return cas.Digest{}, "", readFault(err)
 	}
-	command := proto.CloneOf(a.Command)
-	command.Arguments = args
 	function := c.task.Action.Function()
-	d, err := cas.PutProto(ctx, x.Store, function, command)
-	if err != nil {
-		return d, fmt.Errorf("command with a fix: %w", err)
+	action, in := proto.CloneOf(a.Action), ""
+	if args, ok := f.Apply(a.Command.GetArguments()); ok {
+		command := proto.CloneOf(a.Command)
+		command.Arguments = args
+		d, err := cas.PutProto(ctx, x.Store, function, command)
+		if err != nil {
+			return d, "", fmt.Errorf("command with a fix: %w", err)
+		}
+		action.CommandDigest = d.Proto()
+	} else {
+		root, path, err := fixScript(ctx, x.Store, function, a, f, scripts)
+		if err != nil || path == "" {
+			return cas.Digest{}, "", err
+		}
+		action.InputRootDigest, in = root.Proto(), " (in "+clip(path)+")"
 	}
-	action := proto.CloneOf(a.Action)
-	action.CommandDigest = d.Proto()
-	d, err = cas.PutProto(ctx, x.Store, function, action)
+	d, err := cas.PutProto(ctx, x.Store, function, action)
 	if err != nil {
-		return d, fmt.Errorf("action with a fix: %w", err)
+		return d, "", fmt.Errorf("action with a fix: %w", err)
 	}
-	return d, nil
+	return d, in, nil
 }
 
 // removes reports whether both runs of a trial succeeded without the difference.

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
@@ -150,5 +152,54 @@ func TestEachRunHasItsTrial(t *testing.T) {
 	v := tried(t, s, s.action(), "zone", "hostname")
 	if d := v.Differences; len(d) != 2 || d[1].Runs != [2]int{0, 2} || !d[0].FixVerified || d[1].FixVerified {
 		t.Errorf("got %+v", d)
+	}
+}
+
+// A fix for a program that a script among the inputs executes changes a copy of that script, and its text names the
+// script. Neither the command nor other inputs change.
+func TestFixesChangeScriptsAmongInputs(t *testing.T) {
+	const text = "#!/bin/sh\nset -e\numask > out\n"
+	for _, row := range []struct {
+		name       string
+		args       []string
+		dir        string
+		file, want string
+	}{
+		{"argument of a shell", []string{"sh", "-e", "tools/make.sh"}, "", text, "#!/bin/sh\numask 022\nset -e\numask > out\n"},
+		{"program", []string{"./make.sh", "x"}, "tools", text, "#!/bin/sh\numask 022\nset -e\numask > out\n"},
+		{"another program", []string{"tools/make.sh"}, "", "#!/usr/bin/python3\n", ""},
+		{"absent", []string{"sh", "../make.sh"}, "", text, ""},
+		{"fixed already", []string{"sh", "tools/make.sh"}, "", "umask 022\n" + text, ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := newScript(t, nil)
+			inputs := func(tk *worker.Task) string {
+				a := must.Get(changes.ReadAction(t.Context(), s.store, tk.Action))(t)
+				root, tools := &repb.Directory{}, &repb.Directory{}
+				must.Succeed(t, cas.ReadProto(t.Context(), s.store, must.Get(a.Root())(t), root))
+				must.Succeed(t, cas.ReadProto(t.Context(), s.store, must.Get(cas.FromProto(cas.SHA256, root.Directories[0].Digest))(t), tools))
+				if !slices.Equal(a.Command.Arguments, row.args) || len(root.Files) != 1 || !tools.Files[0].IsExecutable {
+					t.Errorf("other parts of the action changed: %v, %v", a.Command, root)
+				}
+				d := must.Get(cas.FromProto(cas.SHA256, tools.Files[0].Digest))(t)
+				return string(must.Get(cas.ReadAll(t.Context(), s.store, d, 1<<20))(t))
+			}
+			s.act = func(n int, v *worker.Variation) made {
+				if inputs(s.tasks[n-1]) == row.want {
+					return file("a")
+				}
+				return file("umask " + observed("umask", n, v))
+			}
+			task := s.actionWith(&repb.Command{Arguments: row.args, WorkingDirectory: row.dir}, &repb.Directory{
+				Files: []*repb.FileNode{{Name: "other", Digest: s.put("x")}},
+				Directories: []*repb.DirectoryNode{{Name: "tools", Digest: s.putProto(&repb.Directory{
+					Files: []*repb.FileNode{{Name: "make.sh", Digest: s.put(row.file), IsExecutable: true}},
+				})}},
+			})
+			d := tried(t, s, task, "umask").Differences
+			if len(d) != 1 || d[0].FixVerified != (row.want != "") || row.want != "" && d[0].Fix != "umask 022 first (in tools/make.sh)" {
+				t.Errorf("got %+v", d)
+			}
+		})
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -150,13 +151,23 @@ func (s *script) actionOf(args []string, env ...string) *worker.Task {
 		k, v, _ := strings.Cut(kv, "=")
 		command.EnvironmentVariables = append(command.EnvironmentVariables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
 	}
-	c, err := cas.PutProto(s.t.Context(), s.store, cas.SHA256, command)
-	must.Succeed(s.t, err)
-	root, err := cas.PutProto(s.t.Context(), s.store, cas.SHA256, &repb.Directory{})
-	must.Succeed(s.t, err)
-	a, err := cas.PutProto(s.t.Context(), s.store, cas.SHA256, &repb.Action{CommandDigest: c.Proto(), InputRootDigest: root.Proto()})
+	return s.actionWith(command, &repb.Directory{})
+}
+
+// actionWith is action for a command and an input root.
+func (s *script) actionWith(command *repb.Command, root *repb.Directory) *worker.Task {
+	s.t.Helper()
+	action := &repb.Action{CommandDigest: s.putProto(command), InputRootDigest: s.putProto(root)}
+	a, err := cas.FromProto(cas.SHA256, s.putProto(action))
 	must.Succeed(s.t, err)
 	return &worker.Task{Action: a, Target: "//a:b", Mnemonic: "Make"}
+}
+
+func (s *script) putProto(m proto.Message) *repb.Digest {
+	s.t.Helper()
+	d, err := cas.PutProto(s.t.Context(), s.store, cas.SHA256, m)
+	must.Succeed(s.t, err)
+	return d.Proto()
 }
 
 // able are the features of a worker that supports every condition.

@@ -4,10 +4,11 @@ package compare
 
 import (
 	"cmp"
-	"path"
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/cloister-build/cloister/worker/repro/internal/shell"
 )
 
 // A Fix removes a cause from the files of a format, or from those that a program writes. It has a text for people. If
@@ -33,6 +34,8 @@ type Making struct {
 	Env  []string // of the command: KEY=VALUE
 	// Programs are the paths of executed programs.
 	Programs []string
+	// Scripts are the texts of shell scripts that the command executes and that are inputs.
+	Scripts []string
 
 	// Scripts may be long, so they are searched once.
 	ran map[string]bool // results of Ran
@@ -115,20 +118,20 @@ func once[K comparable](known *map[K]bool, of K, find func(K) bool) bool {
 }
 
 func (m *Making) runs(programs string) bool {
-	names := plainNames(programs)
-	is := func(p string) bool { return names[plainName(p)] }
+	is := shell.Programs(programs)
 	if slices.ContainsFunc(m.Programs, is) || len(m.Args) > 0 && is(m.Args[0]) {
 		return true
 	}
-	i := scriptOf(m.Args)
-	return i > 0 && len(commandsIn(m.Args[i], programs)) > 0
+	runs := func(script string) bool { return len(shell.Commands(script, programs)) > 0 }
+	i := shell.Script(m.Args)
+	return i > 0 && runs(m.Args[i]) || slices.ContainsFunc(m.Scripts, runs)
 }
 
-// has reports whether the command has a fix already: all its variables, all its options, or one of its marks.
+// has reports whether the command or a script has a fix already: all its variables, all its options, or one of its marks.
 func (m *Making) has(f *Fix) bool { return m != nil && once(&m.had, f, m.contains) }
 
 func (m *Making) contains(f *Fix) bool {
-	text := strings.Join(m.Args, " ")
+	text := strings.Join(slices.Concat(m.Args, m.Scripts), " ")
 	sets := func(kv string) bool {
 		key, _, _ := strings.Cut(kv, "=")
 		inEnv := slices.ContainsFunc(m.Env, func(e string) bool { return strings.HasPrefix(e, key+"=") })
@@ -160,7 +163,7 @@ func (f *Fix) Mechanical() bool {
 // program, or of a shell with a script after -c.
 func (f *Fix) Apply(args []string) ([]string, bool) {
 	args = slices.Clone(args)
-	script := scriptOf(args)
+	script := shell.Script(args)
 	switch {
 	case !f.Mechanical() || len(args) == 0:
 		return nil, false
@@ -172,7 +175,7 @@ func (f *Fix) Apply(args []string) ([]string, bool) {
 		args[script] = f.Before + "\n" + args[script]
 	case len(f.Args) > 0 && script > 0:
 		return args, f.insert(&args[script])
-	case len(f.Args) > 0 && (!isProgramOf(args[0], f.Programs) || slices.ContainsFunc(f.Args, isExpanded)):
+	case len(f.Args) > 0 && (!shell.IsProgram(args[0], f.Programs) || slices.ContainsFunc(f.Args, isExpanded)):
 		return nil, false
 	case len(f.Args) > 0:
 		args = slices.Insert(args, 1, f.Args...)
@@ -200,7 +203,7 @@ func isExpanded(arg string) bool { return strings.Contains(arg, "$") }
 
 // insert inserts the arguments of f after each command of a script that executes one of its programs.
 func (f *Fix) insert(script *string) bool {
-	ends := commandsIn(*script, f.Programs)
+	ends := shell.Commands(*script, f.Programs)
 	slices.Reverse(ends)
 	var quoted strings.Builder
 	for _, arg := range f.Args {
@@ -216,55 +219,4 @@ func (f *Fix) insert(script *string) bool {
 		*script = (*script)[:end] + quoted.String() + (*script)[end:]
 	}
 	return len(ends) > 0
-}
-
-// scriptOf returns the index of a shell's script among the arguments of a command, or 0.
-func scriptOf(args []string) int {
-	if len(args) < 3 || !isProgramOf(args[0], "sh bash dash") {
-		return 0
-	}
-	for i, arg := range args[1 : len(args)-1] {
-		if strings.HasPrefix(arg, "-") && strings.HasSuffix(arg, "c") && !strings.HasPrefix(arg, "--") {
-			return i + 2
-		}
-	}
-	return 0
-}
-
-var (
-	shellWord = regexp.MustCompile(`[\w./+@=:$"{}-]+`)
-	// beforeCommand matches what precedes the name of a program in a script: an operator, a word of the shell or of a
-	// program that executes another, or an assignment. After python -m there is a module.
-	beforeCommand = regexp.MustCompile("(?:^|[\n;&|(`{!]|" +
-		"(?:^|\\s)(?:then|do|else|exec|env|xargs|time|nice|fakeroot|-exec|-m|\\w+=\\S*))[ \t]*$")
-)
-
-// commandsIn returns where the names of some programs end in a script, if it executes them.
-func commandsIn(script, programs string) []int {
-	var ends []int
-	names := plainNames(programs)
-	for _, at := range shellWord.FindAllStringIndex(script, -1) {
-		if names[plainName(script[at[0]:at[1]])] && beforeCommand.MatchString(script[max(0, at[0]-200):at[0]]) {
-			ends = append(ends, at[1])
-		}
-	}
-	return ends
-}
-
-var decoration = regexp.MustCompile(`^(?:x86_64|aarch64|i686|arm)-linux-gnu-|-?[0-9.]+(?:-posix|-win32)?$`)
-
-// isProgramOf reports whether a path is that of one of several programs, regardless of versions and target systems:
-// python3.11 is python, x86_64-linux-gnu-gcc-12 is gcc.
-func isProgramOf(name, programs string) bool { return plainNames(programs)[plainName(name)] }
-
-func plainNames(programs string) map[string]bool {
-	names := map[string]bool{}
-	for p := range strings.FieldsSeq(programs) {
-		names[plainName(p)] = true
-	}
-	return names
-}
-
-func plainName(name string) string {
-	return decoration.ReplaceAllString(strings.TrimPrefix(path.Base(name), "-"), "")
 }
