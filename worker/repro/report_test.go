@@ -136,6 +136,27 @@ func TestTextCountsSimilarDifferences(t *testing.T) {
 	}
 }
 
+// Outputs that differ alike are described once, but each with -v.
+func TestTextGroupsOutputs(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		m := made{files: map[string]string{"z": "umask " + observed("umask", n, v)}}
+		for i := range 6 {
+			m.files[fmt.Sprint("f", i)] = "for " + observed("hostname", n, v)
+		}
+		return m
+	})
+	v := check(t, s.action(), s.options())
+	var short, long bytes.Buffer
+	must.Succeed(t, v.Text(&short, repro.TextOptions{}))
+	must.Succeed(t, v.Text(&long, repro.TextOptions{Verbose: true}))
+	if !strings.Contains(short.String(), "\n  alike: f1, f2, f3 and 2 more\n  z  DIFFERS") || strings.Count(short.String(), "!=") != 2 {
+		t.Errorf("got\n%s", short.String())
+	}
+	if strings.Contains(long.String(), "alike") || strings.Count(long.String(), "!=") != 7 {
+		t.Errorf("with -v: got\n%s", long.String())
+	}
+}
+
 func TestReportsCountActionsByMnemonic(t *testing.T) {
 	verdict := func(mnemonic string, result repro.Result) *repro.Verdict {
 		return &repro.Verdict{Action: "0123", Target: "//a:" + mnemonic, Mnemonic: mnemonic, Result: result, Runs: []repro.Run{{}}}

@@ -41,17 +41,22 @@ func (v *Verdict) Text(w io.Writer, o TextOptions) error {
 	}
 	fixes := map[string]bool{} // already written
 	differing := v.differing()
-	for i, name := range differing {
+	alike := v.alike(o.Verbose)
+	for i, names := range alike {
 		const limit = 40
 		if i == limit {
-			line("  and %d more", len(differing)-limit)
+			line("  and %d more", len(slices.Concat(alike[limit:]...)))
 			break
 		}
+		name := names[0]
 		out := v.output(name)
 		line("  %s  %s  %d digests in %d runs  (%d of %d outputs)%s",
 			name, mark("DIFFERS"), out.distinct(), len(out.Digests), len(differing), len(v.Outputs), dependsOn(out.Factors))
 		for _, f := range findings(v.differences(name), o.Verbose) {
 			f.write(line, fixes)
+		}
+		if len(names) > 1 {
+			line("  alike: %s", abbreviate(names[1:]))
 		}
 	}
 	for _, u := range v.Unexplained {
@@ -206,6 +211,31 @@ func findings(all []*Difference, each bool) []finding {
 		} else {
 			groups[i] = append(groups[i], d)
 		}
+	}
+	return groups
+}
+
+// alike groups the outputs that differ by the same causes, factors and fixes, or with each returns every one on its own.
+// Outputs with a difference without a cause are never grouped.
+func (v *Verdict) alike(each bool) [][]string {
+	var groups [][]string
+	group := map[string]int{} // by description
+	for _, name := range v.differing() {
+		var b strings.Builder
+		b.WriteString(Join(v.output(name).Factors))
+		all := v.differences(name)
+		for _, f := range findings(all, false) {
+			fmt.Fprintf(&b, "\n%s %s %s", f[0].Cause, Join(f[0].Factors), f[0].fixText())
+		}
+		description := b.String()
+		unknown := func(d *Difference) bool { return d.Cause == compare.Unknown }
+		i, seen := group[description]
+		if seen && !each && len(all) > 0 && !slices.ContainsFunc(all, unknown) {
+			groups[i] = append(groups[i], name)
+			continue
+		}
+		group[description] = len(groups)
+		groups = append(groups, []string{name})
 	}
 	return groups
 }
