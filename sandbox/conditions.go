@@ -12,7 +12,7 @@ import (
 // The zero value is what every run gets by default. Other values serve to repeat a run and see whether its result
 // depends on them, or to give two runs the same conditions.
 type Conditions struct {
-	// Hostname is the host name; "" is the default.
+	// Hostname is the host name and, if it is not the default, also the domain name (domainname(1)); "" is the default.
 	Hostname string
 	// User and UID are the name and number of the run's user; "" and 0 are the default. The group has the same number.
 	User string

@@ -49,7 +49,7 @@ func (b *Backend) tryConditions(ctx context.Context, names []sandbox.Condition) 
 		name sandbox.Condition
 		ok   bool
 	}{
-		{sandbox.ConditionHostname, facts.Hostname == id.hostname},
+		{sandbox.ConditionHostname, facts.Hostname == id.hostname && (c.Hostname == "" || facts.Domain == c.Hostname)},
 		{sandbox.ConditionUser, facts.UID == id.uid && facts.GID == id.gid},
 		{sandbox.ConditionUmask, c.Umask == 0 || facts.Umask == int(c.Umask)},
 		{sandbox.ConditionCPUs, c.CPUs == 0 || facts.CPUs == c.CPUs},

@@ -94,6 +94,7 @@ func (l *launch) setupNamespaces() {
 	if g.name[1] > 0 {
 		l.do(stepHostname, unix.SYS_UNSHARE, unix.CLONE_NEWUTS, 0, 0, 0, 0)
 		l.do(stepHostname, unix.SYS_SETHOSTNAME, g.name[0], g.name[1], 0, 0, 0)
+		l.do(stepHostname, unix.SYS_SETDOMAINNAME, g.name[0], g.name[1], 0, 0, 0)
 	}
 	if g.offsets[1] > 0 {
 		// It applies to programs executed from now on (time_namespaces(7)); the clocks of pid 1 stay.

@@ -48,7 +48,10 @@ func Main() {
 func probeMain() {
 	var f Facts
 	f.UID, f.GID, f.PID = os.Getuid(), os.Getgid(), os.Getpid()
-	f.Hostname, _ = os.Hostname()
+	var name unix.Utsname
+	if unix.Uname(&name) == nil {
+		f.Hostname, f.Domain = unix.ByteSliceToString(name.Nodename[:]), unix.ByteSliceToString(name.Domainname[:])
+	}
 	status, _ := os.ReadFile("/proc/self/status")
 	for line := range strings.Lines(string(status)) {
 		if v, ok := strings.CutPrefix(line, "CapEff:"); ok {

@@ -331,6 +331,7 @@ type Facts struct {
 	UID, GID     int
 	PID          int
 	Hostname     string
+	Domain       string
 	Capabilities string // the effective set in hexadecimal
 	NoNewPrivs   bool
 	// Filtered means that a system call filter is in force.
