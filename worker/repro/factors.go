@@ -331,6 +331,18 @@ func Join(names []Factor) string {
 
 // A Skipped is a factor that was not varied, with the reason.
 type Skipped struct {
-	Factor Factor `json:"factor"` // or "all"
+	Factor Factor `json:"factor"` // or "all", or one of unvaried
 	Why    string `json:"why"`
 }
+
+// unvaried are conditions that no worker can vary. They are reported if all factors are to vary.
+var unvaried = []Skipped{
+	{"output-order", "directories that the action makes list as their file system does"},
+	{"input-times", "a worker gives every input the same times and owner"},
+	{"memory", "it is the host's"},
+	{"free-space", "it is the host's"},
+	{"kernel", "it is the host's"},
+}
+
+// isUnvaried reports whether s is one of unvaried, which only complete reports need.
+func (s *Skipped) isUnvaried() bool { return slices.Contains(unvaried, *s) }

@@ -113,7 +113,7 @@ func (r Report) HTML() ([]byte, error) {
 func (v *Verdict) section(l pageLimits) *section {
 	ran := min(len(v.Runs), l.runs)
 	s := &section{
-		Verdict: v, Headline: v.conclusion(), Skips: v.skips(), Ran: v.Runs[:ran], MoreRuns: len(v.Runs) - ran,
+		Verdict: v, Headline: v.conclusion(), Skips: v.skips(false), Ran: v.Runs[:ran], MoreRuns: len(v.Runs) - ran,
 		Unknown: v.Unexplained[:min(len(v.Unexplained), l.differences)],
 	}
 	for _, differ := range []bool{true, false} {
@@ -206,7 +206,7 @@ func (r Report) Markdown() []byte {
 		if v.Bisection != nil {
 			line("\nBisected in %d runs: %s.", v.Bisection.Runs, code(v.Bisection.Summary))
 		}
-		for _, s := range v.skips() {
+		for _, s := range v.skips(false) {
 			line("\nNot varied: %s: %s.", s.Factor, code(s.Why))
 		}
 	}

@@ -94,7 +94,8 @@ type Verdict struct {
 	Target   string `json:"target,omitempty"`
 	Mnemonic string `json:"mnemonic,omitempty"`
 	Result   Result `json:"result"`
-	// Factors were varied. Skipped were requested but could not be varied.
+	// Factors were varied. Skipped were requested but could not be varied; with all factors, what no worker can vary
+	// follows them.
 	Factors []Factor  `json:"factors"`
 	Skipped []Skipped `json:"skipped,omitempty"`
 	Runs    []Run     `json:"runs"`
@@ -270,6 +271,9 @@ func newCheck(ctx context.Context, t *worker.Task, o Options) (*check, error) {
 		return c, nil
 	}
 	c.factors, v.Skipped = c.planner.fit(o.Factors)
+	if !slices.ContainsFunc(AllFactors, func(f Factor) bool { return !slices.Contains(o.Factors, f) }) {
+		v.Skipped = append(v.Skipped, unvaried...)
+	}
 	if !c.variesAny() {
 		v.Skipped = []Skipped{{"all", "no executor that can vary conditions makes a run after the first"}}
 		return c, nil

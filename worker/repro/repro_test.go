@@ -121,8 +121,22 @@ func TestReproducibleActionIsTheSame(t *testing.T) {
 		return made{files: map[string]string{"out": "x"}, stdout: "said", exit: 3, directory: map[string]string{"a": "1"}}
 	})
 	v := check(t, s.action(), s.options())
-	if v.Result != repro.Same || len(v.Differences) > 0 || len(v.Skipped) > 0 || len(v.Factors) != len(repro.AllFactors) {
+	if v.Result != repro.Same || len(v.Differences) > 0 || len(v.Factors) != len(repro.AllFactors) {
 		t.Errorf("got %+v", v)
+	}
+	// Only what no worker can vary was not varied: JSON, statements and -v tell so.
+	var names []repro.Factor
+	for _, s := range v.Skipped {
+		names = append(names, s.Factor)
+	}
+	if got := repro.Join(names); got != "output-order, input-times, memory, free-space, kernel" {
+		t.Errorf("not varied: %s", got)
+	}
+	var short, long strings.Builder
+	must.Succeed(t, v.Text(&short, repro.TextOptions{}))
+	must.Succeed(t, v.Text(&long, repro.TextOptions{Verbose: true}))
+	if strings.Contains(short.String(), "not varied") || !strings.Contains(long.String(), "\n  not varied: memory, free-space, kernel: it is the host's\n") {
+		t.Errorf("got\n%s\nand with -v\n%s", &short, &long)
 	}
 	if len(v.Runs) != repro.DefaultRuns || len(v.Runs[0].Varied) > 0 || len(v.Runs[1].Varied) < 12 || slices.Equal(v.Runs[1].Varied, v.Runs[2].Varied) {
 		t.Errorf("got runs %+v", v.Runs)

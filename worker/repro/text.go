@@ -62,7 +62,7 @@ func (v *Verdict) Text(w io.Writer, o TextOptions) error {
 	for _, u := range v.Unexplained {
 		line("  not compared: %s", u)
 	}
-	for _, s := range v.skips() {
+	for _, s := range v.skips(o.Verbose) {
 		if !o.Verbose && !v.Result.AllEqual() {
 			break // what was varied is enough
 		}
@@ -118,10 +118,13 @@ func (r *Run) about(varied bool) []string {
 	return words
 }
 
-// skips returns the skipped factors grouped by reason.
-func (v *Verdict) skips() []Skipped {
+// skips returns the skipped factors grouped by reason, with everything also what no worker can vary.
+func (v *Verdict) skips(everything bool) []Skipped {
 	var all []Skipped
 	for _, s := range v.Skipped {
+		if s.isUnvaried() && !everything {
+			continue
+		}
 		if i := slices.IndexFunc(all, func(t Skipped) bool { return t.Why == s.Why }); i >= 0 {
 			all[i].Factor += ", " + s.Factor
 		} else {
