@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"runtime/debug"
 	"strconv"
@@ -90,14 +91,19 @@ func sockets(r *report, args []string) {
 	if !r.must("getsockname", err) {
 		return
 	}
-	const connections = 100
-	held, piece := 0, bytes.Repeat([]byte("x"), 1<<20)
-	for range connections {
+	held, piece, connections := 0, bytes.Repeat([]byte("x"), 1<<20), 0
+	for ; connections < 100; connections++ {
 		from, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if errors.Is(err, unix.EMFILE) {
+			break
+		}
 		if !r.must("socket", err) || !r.must("connect", unix.Connect(from, to)) {
 			return
 		}
 		other, _, err := unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		if errors.Is(err, unix.EMFILE) {
+			break
+		}
 		if !r.must("accept", err) || !r.must("set non-blocking", unix.SetNonblock(from, true)) {
 			return
 		}
