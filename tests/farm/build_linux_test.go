@@ -102,7 +102,11 @@ func TestBuildSurvivesTheLossOfWorkers(t *testing.T) {
 		again = now[0]
 		return again != forever.process
 	})
-	expect.That(t, len(forever.ended) == 0, "an endless action ended: %v", <-forever.ended)
+	select {
+	case err := <-forever.ended:
+		t.Errorf("an endless action ended: %v", err)
+	default:
+	}
 	must.Get(c.cancels.CancelOperation(t.Context(), &longrunningpb.CancelOperationRequest{Name: <-forever.operation}))(t)
 	until(t, time.Minute, "a cancelled action ends", func() bool { return !again.alive() })
 	wantPassed(t, <-ended)
