@@ -155,20 +155,22 @@ func fixScript(ctx context.Context, store cas.Store, function cas.Function, a *c
 }
 
 // replaceFile stores an input root in which an existing file has another text.
-func replaceFile(ctx context.Context, store cas.Store, function cas.Function, root cas.Digest, name, text string) (cas.Digest, error) {
-	fail := func(err error) (cas.Digest, error) {
-		return cas.Digest{}, fmt.Errorf("script with a fix: %w", err)
-	}
+func replaceFile(ctx context.Context, store cas.Store, function cas.Function, root cas.Digest, name, text string) (_ cas.Digest, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("script with a fix: %w", err)
+		}
+	}()
 	dirs, err := readPath(ctx, store, root, name)
 	if err != nil {
-		return fail(err)
+		return cas.Digest{}, err
 	}
 	if dirs == nil {
-		return fail(cas.ErrNotFound)
+		return cas.Digest{}, cas.ErrNotFound
 	}
 	d, err := cas.PutBytes(ctx, store, function, []byte(text))
 	if err != nil {
-		return fail(err)
+		return cas.Digest{}, err
 	}
 	elements := strings.Split(name, "/")
 	for i, old := range slices.Backward(dirs) {
@@ -184,7 +186,7 @@ func replaceFile(ctx context.Context, store cas.Store, function cas.Function, ro
 			}
 		}
 		if d, err = cas.PutProto(ctx, store, function, dir); err != nil {
-			return fail(err)
+			return cas.Digest{}, err
 		}
 	}
 	return d, nil
