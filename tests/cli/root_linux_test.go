@@ -31,7 +31,7 @@ func TestRunInRoot(t *testing.T) {
 			"--", "/bin/sh", "-c", "cat /etc/marker; ls -d /usr/share /etc/passwd /home; echo x > /etc/new")
 		cmd.Dir = dir
 		text, err := cmd.CombinedOutput()
-		if err == nil || !strings.HasPrefix(string(text), name+"\n") || strings.Contains(string(text), "\n/usr/share\n") ||
+		if err == nil || !strings.Contains("\n"+string(text), "\n"+name+"\n") || strings.Contains(string(text), "\n/usr/share\n") ||
 			!strings.Contains(string(text), "denied: write to /etc/new") {
 			t.Errorf("got %v and\n%s", err, text)
 		}
