@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -90,14 +91,13 @@ func (s *story) as(id string, config *bazelrun.ServerConfig) error {
 	s.Cleanup(func() {
 		expect.Error(s, bazelrun.Remove(dir), nil)
 	})
-	program, err := os.ReadFile(config.Binary)
-	if err != nil {
-		return err
+	program := filepath.Join(dir, "cloister")
+	// Another process copies it: a child that is forked meanwhile would keep a descriptor of this one open for writing, and
+	// nobody could execute the copy (ETXTBSY).
+	if out, err := exec.Command("cp", config.Binary, program).CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
 	}
-	config.Binary, config.Dir, config.Home = filepath.Join(dir, "cloister"), filepath.Join(dir, "another", "store"), dir
-	if err := os.WriteFile(config.Binary, program, 0o755); err != nil {
-		return err
-	}
+	config.Binary, config.Dir, config.Home = program, filepath.Join(dir, "another", "store"), dir
 	if err := bazelrun.Confines(s.Context(), config.Binary, config.User); err != nil {
 		sandboxtest.Unavailable(s, "unprivileged", err)
 	}
