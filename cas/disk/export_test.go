@@ -22,11 +22,23 @@ func init() {
 // Maintain runs the periodic maintenance once.
 func (c *Cache) Maintain() { c.maintainOnce() }
 
+// replacement is what SetFlush sets.
+var replacement atomic.Pointer[func() error]
+
+func init() {
+	real := flush
+	flush = func(f *os.File) error {
+		if r := replacement.Load(); r != nil {
+			return (*r)()
+		}
+		return real(f)
+	}
+}
+
 // SetFlush replaces the flush of the disk, until the test ends.
 func SetFlush(t interface{ Cleanup(func()) }, f func() error) {
-	was := flush
-	flush = func(*os.File) error { return f() }
-	t.Cleanup(func() { flush = was })
+	replacement.Store(&f)
+	t.Cleanup(func() { replacement.Store(nil) })
 }
 
 // SetWall moves the wall clock, until the test ends or SetWall is called again.
