@@ -45,9 +45,15 @@ repro: build tools ## build the example remotely and check that each action is r
 PACKAGES ?= ./tests/bazel ./tests/reapi ./tests/cli ./...
 AT_ONCE ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 
+# RERUNS=1 runs failed tests once more, unless they are many or race for data, and lists those that then pass in bin/flaky-*.txt.
+RERUNS ?= 0
+GOTESTSUM = $(TOOL) gotestsum --format pkgname --format-hide-empty-pkg --rerun-fails=$(RERUNS) --rerun-fails-max-failures=6 \
+	--rerun-fails-run-root-test --rerun-fails-abort-on-data-race --rerun-fails-report bin/flaky-$@.txt
+
 test: tools ## run all tests and list the skipped ones with their reasons
 	$(GO) vet ./...
-	$(TOOL) gotestsum --format pkgname --format-hide-empty-pkg -- -vet=off -p $(AT_ONCE) -timeout 30m $(PACKAGES)
+	@mkdir -p bin
+	$(GOTESTSUM) --packages "$(PACKAGES)" -- -vet=off -p $(AT_ONCE) -timeout 30m
 
 # These tests measure allocations, which the race detector increases.
 NORACE = ^(TestHostileProgramsTakeLimitedMemory)$$
@@ -57,7 +63,9 @@ CONCURRENT = grep -rlE --include='*.go' --exclude-dir=testdata --exclude-dir=pac
 	'^[^/]*\bgo (func|[A-Za-z.]+)\(|\.Go\(|"sync(/atomic)?"|t\.Parallel\(\)' cas sandbox worker cmd | xargs -n 1 dirname | sort -u
 
 race: ## run the unit tests of packages with goroutines or locks with the race detector (needs a C compiler)
-	CGO_ENABLED=1 $(GO) test -race -short -vet=off -p $(AT_ONCE) -timeout 40m -skip '$(NORACE)' $$($(CONCURRENT) | sed 's|^|./|')
+	@mkdir -p bin
+	CGO_ENABLED=1 $(GOTESTSUM) --packages "$$($(CONCURRENT) | sed 's|^|./|' | tr '\n' ' ')" -- \
+		-race -short -vet=off -p $(AT_ONCE) -timeout 40m -skip '$(NORACE)'
 
 test-sandbox: ## run the sandbox tests; fail where this machine cannot confine
 	CLOISTER_REQUIRE=namespaces $(GO) test -count=1 ./sandbox/...
