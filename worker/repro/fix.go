@@ -42,7 +42,7 @@ func (c *check) fix(ctx context.Context) error {
 		fix  *compare.Fix
 		like int
 	}
-	trials := map[key]*trial{}
+	trials, tried := map[key]*trial{}, 0
 	for i := range c.verdict.Differences {
 		d := &c.verdict.Differences[i]
 		d.Fix = ""
@@ -55,12 +55,14 @@ func (c *check) fix(ctx context.Context) error {
 			}
 			k := key{f, d.Runs[1]}
 			if trials[k] == nil {
-				t, err := c.try(ctx, f, scripts, d, len(trials))
+				t, err := c.try(ctx, f, scripts, d, tried)
 				switch {
 				case ctx.Err() != nil:
 					return err
 				case err != nil: // such as arguments that are too long now; the verdict stands
-					t = &trial{}
+					t, tried = &trial{}, tried+1
+				case t.a != nil:
+					tried++
 				}
 				trials[k] = t
 			}
@@ -117,7 +119,7 @@ func (c *check) making(ctx context.Context) *compare.Making {
 }
 
 // try runs the action with a fix: as it is, and varied like the second run of a difference. before is the number of
-// earlier trials. It does not try a difference between executors, which two runs of one of them cannot show.
+// earlier trials with runs. It does not try a difference between executors, which two runs of one of them cannot show.
 func (c *check) try(ctx context.Context, f *compare.Fix, scripts []inputScript, d *Difference, before int) (*trial, error) {
 	t := &trial{found: map[string][]compare.Difference{}}
 	x := slices.IndexFunc(c.Executors, func(x Executor) bool { return x.Features != nil && x.Action.IsZero() })
@@ -163,9 +165,6 @@ func overrideEnv(v *worker.Variation, env []string) {
 // fixed returns the action with what a fix changes, the arguments of its command or else one of its scripts, and names
 // the script. It returns a zero Digest if the fix does not fit.
 func (c *check) fixed(ctx context.Context, x *Executor, f *compare.Fix, scripts []inputScript) (cas.Digest, string, error) {
-	if len(f.Args) == 0 && f.Swap[0] == "" && f.Before == "" {
-		return c.task.Action, "", nil
-	}
 	a, err := changes.ReadAction(ctx, x.Store, c.task.Action)
 	if err != nil {
 		return cas.Digest{}, "", readFault(err)

@@ -112,6 +112,23 @@ func TestImpossibleTrialsLeaveTheVerdict(t *testing.T) {
 	}
 }
 
+// Fixes that do not fit the command take no runs, so they do not count.
+func TestOnlyTrialsWithRunsAreLimited(t *testing.T) {
+	s := newScript(t, func(n int, v *worker.Variation) made {
+		if slices.ContainsFunc(v.Env, func(kv string) bool { return strings.HasPrefix(kv, "SOURCE_DATE_EPOCH=") }) {
+			return file("made 2023-11-14T22:13:20Z")
+		}
+		return file("made " + time.Unix(1_700_000_000, 0).Add(v.Conditions.ClockOffset).UTC().Format(time.RFC3339))
+	})
+	task := s.actionOf([]string{"sh", "-c", "perl a; python3 a; node a; jq a; tclsh a; sqlite3 a; awk a"})
+	if d := tried(t, s, task, "time").Differences; len(d) != 1 || !d[0].FixVerified || !strings.HasPrefix(d[0].Fix, "set SOURCE_DATE_EPOCH") {
+		t.Errorf("got %+v", d)
+	}
+	if s.runs() != repro.DefaultRuns+2 {
+		t.Errorf("got %d runs, want 2 beyond the check", s.runs())
+	}
+}
+
 // Two runs of one executor are equal with and without a fix if only the other executor makes something else.
 func TestDifferencesBetweenExecutorsHaveNoVerifiedFix(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made {
