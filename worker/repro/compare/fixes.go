@@ -12,7 +12,7 @@ import (
 )
 
 // A Fix removes a cause from the files of a format, or from those that a program writes. It has a text for people. If
-// it also has Env, Args, Swap or Before, Apply changes a command accordingly.
+// it also has Env, Args, Swap, Before or Wrap, Apply changes a command accordingly.
 type Fix struct {
 	Cause Cause
 	// Format is the name of the differing file's format, or of the format of a file that contains it; "" means any.
@@ -24,7 +24,8 @@ type Fix struct {
 	Args     []string  // arguments to insert after the name of the program
 	Swap     [2]string // a regular expression and its replacement in the command
 	Before   string    // a line to insert before a shell script
-	// Marks are texts in a command that already has the fix. Names in Env and Args are implied.
+	Wrap     []string  // a program, with arguments, that executes the command
+	// Marks are texts in a command that already has the fix. Names in Env and Args are implied, unless there is a Swap.
 	Marks []string
 }
 
@@ -147,7 +148,7 @@ func (m *Making) contains(f *Fix) bool {
 			return word == option
 		})
 	}
-	return len(f.Env) > 0 && !slices.ContainsFunc(f.Env, func(kv string) bool { return !sets(kv) }) ||
+	return len(f.Env) > 0 && f.Swap[0] == "" && !slices.ContainsFunc(f.Env, func(kv string) bool { return !sets(kv) }) ||
 		len(f.Args) > 0 && !slices.ContainsFunc(f.Args, lacks) ||
 		slices.ContainsFunc(f.Marks, func(mark string) bool {
 			return strings.Contains(text, mark) || strings.HasSuffix(mark, "EPOCH") && sets(mark+"=")
@@ -156,7 +157,7 @@ func (m *Making) contains(f *Fix) bool {
 
 // Mechanical reports whether Apply can change some command.
 func (f *Fix) Mechanical() bool {
-	return len(f.Env)+len(f.Args) > 0 || f.Swap[0] != "" || f.Before != ""
+	return len(f.Env)+len(f.Args)+len(f.Wrap) > 0 || f.Swap[0] != "" || f.Before != ""
 }
 
 // Apply returns a command with the fix, except for its variables, or false if it does not fit. args is that of a
@@ -169,6 +170,8 @@ func (f *Fix) Apply(args []string) ([]string, bool) {
 		return nil, false
 	case f.Swap[0] != "":
 		return f.swap(args, script)
+	case len(f.Wrap) > 0:
+		args = slices.Concat(f.Wrap, args)
 	case f.Before != "" && script == 0:
 		return nil, false
 	case f.Before != "":

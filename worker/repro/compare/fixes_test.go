@@ -98,6 +98,9 @@ func TestFixesApplyToCommands(t *testing.T) {
 		{Timestamp, "jar", "jar", sh("jar -c -f out A.class"), sh("jar --date=1980-01-01T00:00:02Z -c -f out A.class")},
 		{MemberOrder, "ar", "find", sh("ar rcD out $(find . -name '*.o')"), sh("ar rcD out $(find . -name '*.o' | LC_ALL=C sort)")},
 		{Path, "", "", sh(`gcc -c "$PWD/a.c"`), sh(`gcc -c "./a.c"`)},
+		{MemberOrder, "", "ls", sh("ls -U x > out"), sh("ls -1 x > out")},
+		{Address, "", "", []string{"./a", "b"}, []string{"setarch", "-R", "./a", "b"}},
+		{Timestamp, "tar", "git", sh("git archive $(git write-tree)"), sh("git archive $(git commit-tree -m tree $(git write-tree))")},
 		{Hostname, "rpm", "rpmbuild rpm", sh("rpmbuild -bb x"), sh(`rpmbuild -D "_buildhost localhost" -bb x`)},
 	} {
 		i := slices.IndexFunc(fixes, func(f Fix) bool {
@@ -111,6 +114,86 @@ func TestFixesApplyToCommands(t *testing.T) {
 		if ok != (row.want != nil) || ok && !slices.Equal(got, row.want) || !slices.Equal(args, row.args) {
 			t.Errorf("%q: got %q, %t, want %q", row.args, got, ok, row.want)
 		}
+	}
+}
+
+// Each fix of a source changes a script in a form that programs usually have, and no script with another meaning.
+func TestFixesApplyToSources(t *testing.T) {
+	const pythonTime = `int(__import__("os").environ["SOURCE_DATE_EPOCH"])`
+	applied := map[*Fix]bool{}
+	for _, row := range []struct {
+		cause        Cause
+		script, want string // want is "" if none applies
+	}{
+		{Timestamp, "awk 'BEGIN { srand(); }'", "awk 'BEGIN { srand(1); }'"},
+		{Timestamp, "perl -e 'print scalar localtime, 1'", "perl -e 'print scalar gmtime($ENV{SOURCE_DATE_EPOCH}), 1'"},
+		{Timestamp, "perl -e 'print gmtime($t)'", ""},
+		{Timestamp, "perl -e '$t = time; f()'", "perl -e '$t = $ENV{SOURCE_DATE_EPOCH}; f()'"},
+		{Timestamp, "perl -e '$t = uptime; f()'", ""},
+		{Timestamp, "python3 -c 'f(time.time())'", "python3 -c 'f(" + pythonTime + ")'"},
+		{Timestamp, "python3 -c 'datetime.datetime.now()'", "python3 -c 'datetime.datetime.utcfromtimestamp(" + pythonTime + ")'"},
+		{Timestamp, "node -e 'f(new Date())'", "node -e 'f(new Date(process.env.SOURCE_DATE_EPOCH * 1000))'"},
+		{Timestamp, "node -e 'f(new Date(0))'", ""},
+		{Timestamp, "jq -n '{at: now}'", "jq -n '{at: (env.SOURCE_DATE_EPOCH | tonumber)}'"},
+		{Timestamp, "jq -n '{at: known}'", ""},
+		{Timestamp, "tclsh <<< 'puts [clock seconds]'", "tclsh <<< 'puts $::env(SOURCE_DATE_EPOCH)'"},
+		{Timestamp, "sqlite3 a 'SELECT current_timestamp'", "sqlite3 a 'SELECT '2020-01-01 00:00:00''"},
+		{Timestamp, "python3 -c 'gzip.open(\"a\", \"wb\")'", "python3 -c 'gzip.GzipFile(\"a\", \"wb\", mtime=0)'"},
+		{Timestamp, "python3 -c 'f(PycInvalidationMode.TIMESTAMP)'", "python3 -c 'f(PycInvalidationMode.UNCHECKED_HASH)'"},
+		{Timestamp, "python3 -c 't.add(a)'", "python3 -c 't.add(a, filter=lambda m: [setattr(m, *kv) for kv in dict(mtime=0).items()] and m)'"},
+		{Timestamp, "x; A=b /usr/bin/python3 -m x", "x; find . -type f -exec touch -d @315532800 {} +; A=b /usr/bin/python3 -m x"},
+		{Timestamp, "echo python3", ""},
+		{Path, "f=$(mktemp)", "f=$(touch /tmp/tmp.fixed && echo /tmp/tmp.fixed)"},
+		{Path, "f=$(mktemp -d)", ""},
+		{Owner, "echo by $(id -un)", "echo by $(echo nobody)"},
+		{Owner, "whoami | xz > out", "echo nobody | xz > out"},
+		{Owner, "echo whoami", ""},
+		{Owner, "python3 -c 't.add(a)'", `python3 -c 't.add(a, filter=lambda m: [setattr(m, *kv) for kv in dict(uid=0, gid=0, uname="", gname="").items()] and m)'`},
+		{MemberOrder, "python3 -c 'os.listdir(a)'", "python3 -c 'sorted(os.listdir(a))'"},
+		{HashSeed, "set -e\nf 2> out\ng", "set -e\nf 2>&1 | LC_ALL=C sort > out\ng"},
+		{HashSeed, "f > out && g", ""},
+		{Parallel, "f >out", "f >&1 | LC_ALL=C sort > out"},
+		{Random, "bash -c 'echo $RANDOM'", "bash -c 'RANDOM=1; echo $RANDOM'"},
+		{Random, "python3 -c 'uuid.uuid4()'", "python3 -c 'uuid.uuid5(uuid.NAMESPACE_URL, \"name\")'"},
+		{Random, "python3 -c 'import random'", "python3 -c 'import random; random.seed(1)'"},
+		{Random, "openssl passwd -6 x", "openssl passwd -salt constant -6 x"},
+		{Random, "openssl rand 8", ""},
+		{Random, "sqlite3 a 'SELECT randomblob(9)'", "sqlite3 a 'SELECT zeroblob(9)'"},
+		{Random, "head -c 9 /dev/urandom", "head -c 9 /dev/zero"},
+		{Hostname, "echo $(uname -n)", "echo $(echo localhost)"},
+		{Hostname, "a; hostname -f > out", "a; echo localhost > out"},
+		{Hostname, "hostname=x", ""},
+		{Hostname, "python3 -c 'f(socket.gethostname())'", `python3 -c 'f("localhost")'`},
+		{ProcessID, "f > /tmp/$$", "f > /tmp/1"},
+	} {
+		d := Difference{Cause: row.cause}
+		got := ""
+		for i := range sourceFixes {
+			f := &sourceFixes[i]
+			m := &Making{Args: []string{"sh", "-c", row.script}}
+			if f.Cause != d.Cause || f.Swap[0] == "" || f.Programs != "" && !m.Ran(f.Programs) {
+				continue
+			}
+			if args, ok := f.Apply(m.Args); ok && (row.want == "" || args[2] == row.want) {
+				got, applied[f] = args[2], true
+			}
+		}
+		if got != row.want {
+			t.Errorf("%q: got %q, want %q", row.script, got, row.want)
+		}
+	}
+	for i := range sourceFixes {
+		if f := &sourceFixes[i]; f.Swap[0] != "" && !applied[f] {
+			t.Errorf("no row for the fix %q of %s", f.Text, f.Cause)
+		}
+	}
+}
+
+// A variable that a changed source reads does not mean that the source reads it already.
+func TestVariablesOfSourcesAreNotTheFix(t *testing.T) {
+	m := &Making{Args: []string{"sh", "-c", "perl -e 'print time, 1'"}, Env: []string{epoch}}
+	if got := fixFrom(t, Difference{Cause: Timestamp, Format: "text"}, m); !strings.HasPrefix(got, "in Perl ") {
+		t.Errorf("got %q", got)
 	}
 }
 

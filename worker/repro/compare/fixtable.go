@@ -2,6 +2,8 @@
 
 package compare
 
+import "slices"
+
 // Values that fixes set.
 const (
 	epoch   = "SOURCE_DATE_EPOCH=1577836800"
@@ -15,7 +17,10 @@ const (
 )
 
 // fixes are all fixes. Each cause has one for any format and any program first. Of equally specific ones the first wins.
-var fixes = []Fix{
+var fixes = slices.Concat(commandFixes, sourceFixes)
+
+// commandFixes change the environment of a program, its arguments, or what precedes it.
+var commandFixes = []Fix{
 	{
 		Cause: Timestamp, Text: "take times from SOURCE_DATE_EPOCH, in UTC, or omit them",
 		Marks: []string{"SOURCE_DATE_EPOCH"},
@@ -26,11 +31,6 @@ var fixes = []Fix{
 		Args: []string{"-u", "-d", "@1577836800"}, Marks: []string{"date -d", "date -u -d"},
 	},
 	{Cause: Timestamp, Programs: "ls", Text: "ls --time-style=+", Args: []string{"--time-style=+"}},
-	{
-		Cause: Timestamp, Programs: "awk gawk mawk", Text: "srand with a constant in awk",
-		Swap: [2]string{`\bsrand\(\)`, "srand(1)"},
-	},
-	{Cause: Timestamp, Programs: "sqlite3", Text: "insert fixed times instead of CURRENT_TIMESTAMP"},
 	{Cause: Timestamp, Format: "ar", Programs: "ar ranlib", Text: "use the D modifier: ar crD; ranlib -D", Swap: arD},
 	{
 		Cause: Timestamp, Format: "tar", Programs: "tar",
@@ -43,13 +43,10 @@ var fixes = []Fix{
 		Marks: []string{"--mtime"},
 	},
 	{
-		Cause: Timestamp, Format: "tar", Programs: "python",
-		Text:  "in Python tarfile: add(..., filter=...) with a function that sets mtime = 0",
-		Marks: []string{"filter="},
-	},
-	{
 		Cause: Timestamp, Format: "tar", Programs: "git",
-		Text: "git archive of a commit instead of a tree, or --mtime (git 2.41 and later)",
+		Text: "git archive of a commit with a fixed date instead of a tree, or --mtime (git 2.41 and later)",
+		Env:  gitFields,
+		Swap: [2]string{`\$\(git(\s+)write-tree\)`, "$$(git commit-tree -m tree $$(git${1}write-tree))"},
 	},
 	{
 		Cause: Timestamp, Format: "zip", Programs: "zip",
@@ -82,10 +79,6 @@ var fixes = []Fix{
 		Marks: []string{"touch -d"},
 	},
 	{Cause: Timestamp, Format: "gzip", Programs: "gzip pigz", Text: "gzip -n", Args: []string{"-n"}},
-	{
-		Cause: Timestamp, Format: "gzip", Programs: "python", Text: "in Python gzip.GzipFile(..., mtime=0)",
-		Marks: []string{"mtime="},
-	},
 	{Cause: Timestamp, Format: "cpio", Text: "touch -d @0 the files first; cpio --reproducible"},
 	{
 		Cause: Timestamp, Format: "elf", Text: "omit the time, or take it from SOURCE_DATE_EPOCH, in UTC",
@@ -161,7 +154,7 @@ var fixes = []Fix{
 	},
 	{
 		Cause: Timestamp, Programs: "git", Text: "set GIT_AUTHOR_DATE and GIT_COMMITTER_DATE",
-		Env: []string{"GIT_AUTHOR_DATE=1577836800 +0000", "GIT_COMMITTER_DATE=1577836800 +0000"},
+		Env: gitFields[:2],
 	},
 	{
 		Cause: Timestamp, Programs: "openssl",
@@ -249,11 +242,6 @@ var fixes = []Fix{
 		Env: []string{tarOpts + "--owner=0 --group=0 --numeric-owner"}, Marks: []string{"--owner"},
 	},
 	{
-		Cause: Owner, Format: "tar", Programs: "python",
-		Text:  "in Python tarfile: add(..., filter=...) with a function that sets uid, gid, uname and gname",
-		Marks: []string{"filter="},
-	},
-	{
 		Cause: Owner, Format: "cpio", Programs: "cpio", Text: "cpio -R 0:0", Args: []string{"-R", "0:0"},
 		Marks: []string{"-R", "--owner"},
 	},
@@ -275,7 +263,7 @@ var fixes = []Fix{
 	{
 		Cause: Owner, Programs: "git",
 		Text: "set GIT_AUTHOR_NAME, GIT_AUTHOR_EMAIL, GIT_COMMITTER_NAME and GIT_COMMITTER_EMAIL",
-		Env:  []string{"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@localhost", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@localhost"},
+		Env:  gitFields[2:],
 	},
 
 	{Cause: Mode, Text: "set modes: chmod, install -m, or umask 022 first"},
@@ -309,8 +297,8 @@ var fixes = []Fix{
 	{Cause: MemberOrder, Format: "jar", Text: "give jar its files in sorted order: jar --file F @LIST"},
 	{Cause: MemberOrder, Programs: "find", Text: "find ... | LC_ALL=C sort", Swap: findSorted, Marks: []string{"sort"}},
 	{
-		Cause: MemberOrder, Programs: "ls", Text: "ls without -U, with LC_ALL=C",
-		Swap: [2]string{`\bls(\s+-\w*)[Uf]`, "ls$1"},
+		Cause: MemberOrder, Programs: "ls", Text: "ls without -U, with LC_ALL=C", Env: []string{"LC_ALL=C"},
+		Swap: [2]string{`\bls(\s+-\w*)[Uf]`, "ls${1}1"},
 	},
 
 	{Cause: Locale, Text: "set LC_ALL=C (or C.UTF-8) for the command", Env: []string{"LC_ALL=C"}},
@@ -394,11 +382,8 @@ var fixes = []Fix{
 // mke2fs are the names of mke2fs(8).
 const mke2fs = "mke2fs mkfs.ext2 mkfs.ext3 mkfs.ext4"
 
-var (
-	// arD replaces the modifier U of ar(1).
-	arD = [2]string{`\b(ar\s+-?[a-zA-CE-TV-Z]*)U`, "${1}D"}
-	// touched sets the times of all files below the working directory before zip(1) runs.
-	touched = [2]string{`(?m)(^|[;&]\s*)((?:\w+=\S*\s+)*)zip\b`, "${1}find . -type f -exec touch -d @315532800 {} +; ${2}TZ=UTC zip -X"}
-	// findSorted sorts what find(1) writes to a pipe.
-	findSorted = [2]string{`(\bfind\s[^|\n;]*?)\s*\|`, "$1 | LC_ALL=C sort |"}
-)
+// gitFields are what a commit takes from its environment: first dates, then persons.
+var gitFields = []string{
+	"GIT_AUTHOR_DATE=1577836800 +0000", "GIT_COMMITTER_DATE=1577836800 +0000",
+	"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@localhost", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@localhost",
+}
