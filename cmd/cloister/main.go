@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/config"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
@@ -32,24 +33,27 @@ func main() {
 	os.Exit(e.Code)
 }
 
-// groups are the sections of --help.
-var groups = []struct {
+// A group is a section of --help.
+type group struct {
 	id, title string
 	commands  []func() *cobra.Command
-}{
-	{"serve", "Serve and farm", []func() *cobra.Command{serveCommand, joinCommand, runnerCommand}},
-	{"run", "Run and debug", []func() *cobra.Command{runCommand, gateCommand, actionCommand, invocationCommand, diffCommand, checkCommand, policyCommand}},
-	{"storage", "Storage", []func() *cobra.Command{casCommand, cacheCommand, imageCommand, gcCommand}},
-	{"repro", "Reproducibility", []func() *cobra.Command{reproCommand, attestCommand}},
-	{"operations", "Operations", []func() *cobra.Command{statusCommand, topCommand, drainCommand, undrainCommand, authCommand, auditCommand}},
+}
+
+func groups() []group {
+	return []group{
+		{"serve", "Serve and farm", []func() *cobra.Command{serveCommand, joinCommand, runnerCommand}},
+		{"run", "Run and debug", []func() *cobra.Command{runCommand, gateCommand, actionCommand, invocationCommand, diffCommand, checkCommand, policyCommand}},
+		{"storage", "Storage", []func() *cobra.Command{casCommand, cacheCommand, imageCommand, gcCommand}},
+		{"repro", "Reproducibility", []func() *cobra.Command{reproCommand, attestCommand}},
+		{"operations", "Operations", []func() *cobra.Command{statusCommand, topCommand, drainCommand, undrainCommand, authCommand, configCommand, auditCommand}},
+	}
 }
 
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "cloister",
 		Short: "Run build actions in a hermetic sandbox",
-		Long: `Cloister runs build actions in a sandbox, for Bazel and every other client of the Remote Execution API. An action sees
-only its declared inputs and the host's toolchain.`,
+		Long:  `Cloister runs actions of Remote Execution API clients. Each sees only its declared inputs and the host's toolchain.`,
 		Example: `  cloister serve                               # then, in a Bazel workspace:
   bazel build --remote_executor=grpc://127.0.0.1:8980 //...
   cloister run -- /bin/sh -c 'id; ls -l /'     # one command in the same sandbox
@@ -69,7 +73,7 @@ only its declared inputs and the host's toolchain.`,
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.Flags().Bool("version", false, "print version, revision, Go version and platform; so does -v alone")
 	new(render.Output).Register(root)
-	for _, g := range groups {
+	for _, g := range groups() {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title + ":"})
 		for _, command := range g.commands {
 			c := command()
@@ -82,6 +86,7 @@ only its declared inputs and the host's toolchain.`,
 	root.AddCommand(flagsTopic(root))
 	root.InitDefaultCompletionCmd() // now, so that its mistakes are explained too
 	flags.ExplainMistakes(root)
+	config.Enable(root)
 	return root
 }
 

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/config"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/runnerserver"
 	"github.com/spf13/cobra"
 )
@@ -46,6 +47,7 @@ SIGTERM drains: running commands finish. A second SIGTERM, or the end of --drain
 	f.IntVar(&c.Jobs, "jobs", runtime.GOMAXPROCS(0), "number of concurrent commands, at least bb_worker's concurrency because waiting counts against a command's timeout")
 	f.DurationVar(&c.DrainTimeout, "drain-timeout", 10*time.Minute, "time limit of running commands after SIGTERM")
 	c.Sandbox.Register(cmd)
+	config.Register(cmd)
 	for _, name := range []string{"socket", "build-dir"} {
 		if err := cmd.MarkFlagRequired(name); err != nil {
 			panic(err) // there is no such flag

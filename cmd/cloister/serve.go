@@ -7,6 +7,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/quota"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/config"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/server"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
@@ -45,6 +46,7 @@ and this machine needs no sandbox (docs/farm.md).`,
 			return server.Run(cmd.Context(), &c, unlessQuiet(cmd, cmd.OutOrStdout()))
 		},
 	}
+	config.Register(cmd)
 	c.Config.Register(cmd)
 	c.Sandbox.RegisterImages(cmd)
 	c.Upstream.Register(cmd)
@@ -62,5 +64,6 @@ and this machine needs no sandbox (docs/farm.md).`,
 	f.StringVar(&c.ToolchainDrift, "toolchain-drift", "", "treatment of cached results of another toolchain of this machine: allow serves them (default: they are misses)")
 	f.Var(&c.History, "history-size", "size limit of the history, and of the results and logs of failed actions that it protects; 0 disables it")
 	f.Var(&c.DigestFunctions, "digest-function", "default digest function among those of equal hash length, [INSTANCE=]FUNCTION; Buck2 with BLAKE3 needs blake3")
+	flags.Repeatable(f, "caller-limit", "digest-function")
 	return cmd
 }

@@ -44,7 +44,8 @@ func (n *node) end() error {
 var workersAt = regexp.MustCompile(`(?m)^workers  cloister join grpcs?://(\S+)$`)
 
 // serve starts a server. The flag -user=ID, which must be first, runs it as another user in a directory of that user;
-// ordinary users run it as themselves. The flag -local, likewise, gives it an empty /usr/local of its own.
+// ordinary users run it as themselves. The flag -local, likewise, gives it an empty /usr/local of its own, and each
+// -env=NAME=VALUE sets a variable.
 func (s *story) serve(args []string) error {
 	name := "server"
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
@@ -67,6 +68,9 @@ func (s *story) serve(args []string) error {
 			return err
 		}
 		args = args[1:]
+	}
+	for len(args) > 0 && strings.HasPrefix(args[0], "-env=") {
+		config.Env, args = append(config.Env, args[0][len("-env="):]), args[1:]
 	}
 	config.Args = args
 	if err := s.start(name, config); err != nil {

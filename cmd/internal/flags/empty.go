@@ -26,11 +26,19 @@ func AllowEmpty(f *pflag.FlagSet, names ...string) {
 // explainEmpty returns an error if a flag was given an empty value.
 func explainEmpty(cmd *cobra.Command) (err error) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if err == nil && f.Annotations[mayBeEmpty] == nil && empty(f.Value) {
-			err = fmt.Errorf("--%s is empty: write a value or omit the flag; it is the %s", f.Name, f.Usage)
+		if err == nil {
+			err = CheckEmpty(f)
 		}
 	})
 	return err
+}
+
+// CheckEmpty returns an error if the value of a flag that was given is empty, unless AllowEmpty permits that.
+func CheckEmpty(f *pflag.Flag) error {
+	if f.Annotations[mayBeEmpty] == nil && empty(f.Value) {
+		return fmt.Errorf("--%s is empty: write a value or omit the flag; it is the %s", f.Name, f.Usage)
+	}
+	return nil
 }
 
 // empty reports whether a value that was given is the empty text, or a list without elements or with an empty one.

@@ -5,6 +5,7 @@ package flags
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -148,6 +149,13 @@ func nearestFlag(flags *pflag.FlagSet, name string) string {
 // exclusive is cobra's annotation of mutually exclusive flags. Its values are the names in each group.
 const exclusive = "cobra_annotation_mutually_exclusive"
 
+// Taken reports whether f or a flag that is mutually exclusive with it was given.
+func Taken(set *pflag.FlagSet, f *pflag.Flag) bool {
+	return f.Changed || slices.ContainsFunc(f.Annotations[exclusive], func(group string) bool {
+		return slices.ContainsFunc(strings.Fields(group), set.Changed)
+	})
+}
+
 // explainGroups returns an error if a required flag is missing or mutually exclusive flags are combined.
 func explainGroups(cmd *cobra.Command) error {
 	if err := cmd.ValidateRequiredFlags(); err != nil {
@@ -158,6 +166,11 @@ func explainGroups(cmd *cobra.Command) error {
 		})
 		return err
 	}
+	return CheckExclusive(cmd)
+}
+
+// CheckExclusive returns an error if mutually exclusive flags are combined.
+func CheckExclusive(cmd *cobra.Command) error {
 	err := cmd.ValidateFlagGroups()
 	if err == nil {
 		return nil

@@ -29,7 +29,7 @@ type Flags struct {
 // Register adds the flags. A prefix distinguishes the flags of several servers.
 func (i *Flags) Register(f *pflag.FlagSet, prefix string) {
 	i.prefix = prefix
-	i.variable = "CLOISTER_" + strings.ToUpper(strings.ReplaceAll(prefix, "-", "_")) + "TOKEN"
+	i.variable = flags.Variable(prefix + "token")
 	f.StringVar(&i.CA, prefix+"tls-ca", "", "PEM file of the authorities of the server's certificate (default: those of this host)")
 	f.StringVar(&i.Cert, prefix+"tls-cert", "", "PEM file of the client certificate; needs --"+prefix+"tls-key")
 	f.StringVar(&i.Key, prefix+"tls-key", "", "PEM file of the key of --"+prefix+"tls-cert")

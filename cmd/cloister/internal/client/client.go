@@ -82,7 +82,7 @@ func (s *Server) RegisterAddress(cmd *cobra.Command) {
 		}
 		return pflag.NormalizedName(name)
 	})
-	f.StringVar(&s.Address, "server", cmp.Or(os.Getenv("CLOISTER_SERVER"), standard),
+	f.StringVar(&s.Address, "server", cmp.Or(os.Getenv(flags.Variable("server")), standard),
 		"address of the server: grpc://HOST:PORT or grpcs://HOST:PORT; CLOISTER_SERVER sets the default")
 	f.Lookup("server").DefValue = standard // --help does not depend on the environment
 	flags.Share(f, "server")

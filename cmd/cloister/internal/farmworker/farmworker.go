@@ -60,6 +60,7 @@ func (c *Config) Register(cmd *cobra.Command) {
 	f.StringVar(&c.Upstream.Server, "cas", "", "server with the store and the action cache: grpc://HOST:PORT[/INSTANCE] or grpcs:// (default: ADDRESS)")
 	f.StringVar(&c.Upstream.Bucket, "store", "", "bucket with the store and the action cache: s3://BUCKET[/PREFIX] or gs://BUCKET[/PREFIX]")
 	cmd.MarkFlagsMutuallyExclusive("cas", "store")
+	f.StringVar(&c.Scheduler, "scheduler", "", "address of the scheduler, instead of ADDRESS, for configuration files")
 	f.StringVar(&c.name, "name", "", "name of this worker, unique at the scheduler (default: the host name)")
 	f.StringVar(&c.instance, "instance", "", "instance to take actions from, with those below it (default: all)")
 	f.StringArrayVar(&c.properties, "property", nil, "platform property that this worker offers, NAME=VALUE; repeatable, also with the same name")
