@@ -221,7 +221,9 @@ func TestFlagsExist(t *testing.T) {
 			if m == nil {
 				t.Fatal("it does not start cloister")
 			}
-			taken(t, name, strings.Fields(string(m[1])))
+			args := strings.Fields(string(m[1]))
+			taken(t, name, args)
+			run(t, program, "config", "show", "--config", "systemd/config.yaml", args[0])
 		})
 	}
 	files := must.Get(filepath.Glob("testdata/values/*.yaml"))(t)
@@ -272,7 +274,7 @@ func TestRpmHasWhatTheDebHas(t *testing.T) {
 	if !slices.Equal(inRPM, inDeb) || len(inDeb) < 7 {
 		t.Errorf("the rpm has\n%s\nand the deb\n%s", strings.Join(inRPM, "\n"), strings.Join(inDeb, "\n"))
 	}
-	if configs := run(t, "rpm", "-qp", "--nosignature", "--configfiles", rpm); configs != "/etc/cloister/join.env\n/etc/cloister/serve.env\n" {
+	if configs := run(t, "rpm", "-qp", "--nosignature", "--configfiles", rpm); configs != "/etc/cloister/config.yaml\n" {
 		t.Errorf("configuration: %q", configs)
 	}
 }

@@ -253,12 +253,8 @@ func (p *machine) systemctl(t *testing.T, words []string) {
 		}
 		text := string(orPanic(os.ReadFile("../../cmd/packaging/systemd/" + unit + ".service")))
 		command := regexp.MustCompile(`(?m)^ExecStart=/usr/bin/cloister (.*)$`).FindStringSubmatch(text)
-		file := regexp.MustCompile(`(?m)^EnvironmentFile=-(.*)$`).FindStringSubmatch(text)
-		must.Be(t, command != nil && file != nil,
-			"the unit %s says neither what it starts nor where its flags are:\n%s", unit, text)
-		flags := regexp.MustCompile(`(?m)^CLOISTER_FLAGS="(.*)"$`).FindSubmatch(orPanic(os.ReadFile(p.here(t, file[1]))))
-		must.Be(t, flags != nil, "there are no flags in %s", file[1])
-		args := strings.Fields(strings.ReplaceAll(p.here(t, command[1]), "$CLOISTER_FLAGS", string(flags[1])))
+		must.Be(t, command != nil, "the unit %s does not say what it starts:\n%s", unit, text)
+		args := append(strings.Fields(p.here(t, command[1])), "--config", p.here(t, "/etc/cloister/config.yaml"))
 		if args[0] == "join" {
 			args = append(args, "--name", p.name)
 		}

@@ -19,11 +19,11 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// TestGrowingToBuildbarn checks the worker's flags of docs/growing.md, step 4, with Buildbarn's scheduler and clients'
-// flags of step 2. Only addresses and the directory differ.
+// TestGrowingToBuildbarn checks the worker's configuration of docs/growing.md, step 4, with Buildbarn's scheduler and
+// clients' flags of step 2. Only addresses and the directory differ.
 func TestGrowingToBuildbarn(t *testing.T) {
 	text := must.Get(os.ReadFile("../../docs/growing.md"))(t)
-	flags := regexp.MustCompile(`(?m)^CLOISTER_FLAGS="(grpc://scheduler:8983 .*)"$`).FindSubmatch(text)
+	config := regexp.MustCompile(`(?s)\n(version: 1\nscheduler: grpc://scheduler:8983\n.*?)EOT\n`).FindSubmatch(text)
 	clientFlag := func(flag string) string {
 		m := regexp.MustCompile(`(?m)^build --` + flag + `=(\S+)$`).FindSubmatch(text)
 		if m == nil {
@@ -31,8 +31,8 @@ func TestGrowingToBuildbarn(t *testing.T) {
 		}
 		return string(m[1])
 	}
-	if flags == nil {
-		t.Fatal("docs/growing.md has no flags for a worker of a scheduler")
+	if config == nil {
+		t.Fatal("docs/growing.md has no configuration of a worker of a scheduler")
 	}
 	program := must.Get(cloister())(t)
 	if err := bazelrun.Confines(t.Context(), program, nil); err != nil {
@@ -40,9 +40,11 @@ func TestGrowingToBuildbarn(t *testing.T) {
 	}
 	b := farm(t)
 	metrics := must.Get(loopback.Address())(t)
-	line := strings.NewReplacer("scheduler:8983", b.scheduler.Addr, "storage:8980", b.store.Addr, "127.0.0.1:8982", metrics).Replace(string(flags[1]))
+	here := strings.NewReplacer("scheduler:8983", b.scheduler.Addr, "storage:8980", b.store.Addr, "127.0.0.1:8982", metrics)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	must.Succeed(t, os.WriteFile(file, []byte(here.Replace(string(config[1]))), 0o600))
 	var out bytes.Buffer
-	join := exec.Command(program, append([]string{"join", "--dir", t.TempDir(), "--max-size", "1GiB"}, strings.Fields(line)...)...)
+	join := exec.Command(program, "join", "--dir", t.TempDir(), "--max-size", "1GiB", "--config", file)
 	join.Stdout, join.Stderr = &out, &out
 	must.Succeed(t, join.Start())
 	ended := make(chan error, 1)

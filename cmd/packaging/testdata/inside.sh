@@ -61,14 +61,14 @@ sleep 7 # longer than the watchdog waits
 echo "after restart: $(systemctl is-active cloister), $(($(show NRestarts) - restarts)) more"
 rm -r /run/systemd/system/cloister.service.d
 
-echo 'CLOISTER_FLAGS="--listen 127.0.0.1:8981"' > /etc/cloister/serve.env
+printf 'version: 1\nlisten: 127.0.0.1:8981\n' > /etc/cloister/config.yaml
 dpkg -i $work/cloister.deb > $work/dpkg 2>&1 || cat $work/dpkg
-echo "configuration: $(grep -q 8981 /etc/cloister/serve.env && echo kept || echo lost)"
+echo "configuration: $(grep -q 8981 /etc/cloister/config.yaml && echo kept || echo lost)"
 
 systemctl stop cloister
 echo "result: $(show Result) $(show ExecMainStatus)"
 
-echo 'CLOISTER_FLAGS="--bogus"' > /etc/cloister/serve.env
+echo 'bogus: true' >> /etc/cloister/config.yaml
 systemctl start cloister 2> /dev/null
 failed() { [ "$(systemctl is-failed cloister)" = failed ]; }
 wait_for 40 failed
