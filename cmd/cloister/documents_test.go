@@ -162,6 +162,19 @@ func TestFlagsOfDocuments(t *testing.T) {
 	})
 }
 
+// TestConfigurationsOfDocuments: the configurations in docs/configuration.md are valid.
+func TestConfigurationsOfDocuments(t *testing.T) {
+	text := string(must.Get(os.ReadFile("../../docs/configuration.md"))(t))
+	blocks := regexp.MustCompile("(?ms)^ *```yaml\n(.*?)^ *```$").FindAllStringSubmatch(text, -1)
+	for _, m := range blocks {
+		file := filepath.Join(t.TempDir(), "config.yaml")
+		must.Succeed(t, os.WriteFile(file, []byte(m[1]), 0o600))
+		got, code := runCLI(t, "config", "validate", file)
+		expect.That(t, code == 0, "exit %d, %s:\n%s", code, got, m[1])
+	}
+	expect.That(t, len(blocks) >= 2, "found %d configurations, want 2 or more", len(blocks))
+}
+
 // TestMetricsOfDocuments: each metric is named in a document, and each that a document names exists.
 func TestMetricsOfDocuments(t *testing.T) {
 	metric := regexp.MustCompile(`"?\bcloister_[a-z_]*[a-z]\b(\.\.\.|")?`)

@@ -9,7 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/config"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/spf13/cobra"
@@ -87,6 +89,27 @@ func TestEmptyValuesAreMistakes(t *testing.T) {
 	}
 	each()
 	expect.That(t, tried >= 100, "tried only %d flags", tried)
+}
+
+// TestEmptyVariablesAreMistakes: the same holds for environment variables of the commands that read them.
+func TestEmptyVariablesAreMistakes(t *testing.T) {
+	for _, command := range config.Commands(rootCommand()) {
+		command.InheritedFlags() // adds them to Flags
+		command.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Name == "help" {
+				return
+			}
+			variable := flags.Variable(f.Name)
+			t.Run(command.Name()+" "+variable, func(t *testing.T) {
+				t.Setenv(variable, "")
+				c, _, err := rootCommand().Find([]string{command.Name()})
+				must.Succeed(t, err)
+				must.Succeed(t, c.ParseFlags(nil))
+				err = c.Args(c, nil)
+				expect.That(t, err != nil && strings.HasPrefix(err.Error(), variable+": --"+f.Name+" "), "got %v", err)
+			})
+		})
+	}
 }
 
 // cobraWords are words of cobra, pflag and Go's parsers.
