@@ -166,12 +166,17 @@ func (c *Config) runOn(ctx context.Context, w *localworker.Worker, m *metrics) (
 		t := *task
 		t.Queued = time.Now()
 		stop := line.start(c.heading(m), interval)
-		out, err := c.execute(ctx, w.Local, &t, in.Store)
+		var staged time.Time
+		out, err := c.execute(ctx, w.Local, &t, in.Store, func(s worker.Stage) {
+			if s == worker.StageRun {
+				staged = time.Now()
+			}
+		})
 		stop()
 		if err != nil {
 			return 0, c.ExplainRefusal(err)
 		}
-		m.add(t.Queued, out)
+		m.add(t.Queued, staged, out)
 		if text := remarks(out, task.Action); text != "" {
 			if c.ActionName == "" {
 				text = c.asFlags(text)
@@ -246,7 +251,9 @@ func (c *Config) ended(out *worker.Outcome) int {
 }
 
 // execute carries out the task, with a shell instead of its command if requested.
-func (c *Config) execute(ctx context.Context, local *worker.Local, task *worker.Task, store cas.Store) (*worker.Outcome, error) {
+func (c *Config) execute(
+	ctx context.Context, local *worker.Local, task *worker.Task, store cas.Store, report func(worker.Stage),
+) (*worker.Outcome, error) {
 	if c.Shell {
 		action, err := changes.ReadAction(ctx, store, task.Action)
 		if err != nil {
@@ -274,7 +281,7 @@ func (c *Config) execute(ctx context.Context, local *worker.Local, task *worker.
 		}()
 		task.Stdin = r
 	}
-	return local.Execute(ctx, task, func(worker.Stage) {})
+	return local.Execute(ctx, task, report)
 }
 
 // readsStdin reports whether the command gets our stdin: with -i, or if it is a pipe or file and no record of the run

@@ -113,19 +113,17 @@ func (m *metrics) describe(ctx context.Context, store cas.Store, t *worker.Task)
 	return nil
 }
 
-// add adds a run that was requested at asked and has just ended.
-func (m *metrics) add(asked time.Time, out *worker.Outcome) {
+// add adds a run that was requested at asked, had its inputs at staged, and has just ended.
+func (m *metrics) add(asked, staged time.Time, out *worker.Outcome) {
 	r := out.Result
 	run := runMetrics{
-		SetUp: out.Started.Sub(asked), Run: out.Ended.Sub(out.Started), CleanUp: time.Since(out.Ended),
+		SetUp: out.Started.Sub(asked), Guard: out.Started.Sub(staged),
+		Run: out.Ended.Sub(out.Started), CleanUp: time.Since(out.Ended),
 		ExitCode: r.ExitCode, StableHash: out.StableHash,
 		StdoutBytes: r.StdoutDigest.GetSizeBytes(), StderrBytes: r.StderrDigest.GetSizeBytes(),
 	}
 	if !out.Manifest.IsZero() {
 		run.Manifest = out.Manifest.String()
-	}
-	if staged := r.ExecutionMetadata.GetInputFetchCompletedTimestamp(); staged != nil {
-		run.Guard = max(0, out.Started.Sub(staged.AsTime()))
 	}
 	for _, f := range r.OutputFiles {
 		run.OutputBytes += f.Digest.GetSizeBytes()

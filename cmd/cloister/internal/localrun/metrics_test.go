@@ -22,7 +22,7 @@ func TestMetricsAreOfAllRuns(t *testing.T) {
 		base := time.Now()
 		for i := range c.runs {
 			took := time.Duration(i*11%c.runs+1) * time.Second // each from 1 to their number, since 11 divides none of these
-			m.add(base, &worker.Outcome{
+			m.add(base, base.Add(50*time.Second), &worker.Outcome{
 				Result: &repb.ActionResult{}, StableHash: "same", Started: base.Add(time.Minute), Ended: base.Add(time.Minute + took),
 			})
 		}
@@ -33,10 +33,11 @@ func TestMetricsAreOfAllRuns(t *testing.T) {
 		var got metrics
 		must.Succeed(t, json.Unmarshal(b, &got))
 		want := Spread{time.Duration(c.p50) * time.Second, time.Duration(c.p95) * time.Second}
-		if got.Run != want || got.SetUp != (Spread{time.Minute, time.Minute}) || !got.Equal || len(got.Runs) != c.runs {
+		if got.Run != want || got.SetUp != (Spread{time.Minute, time.Minute}) ||
+			got.Guard != (Spread{10 * time.Second, 10 * time.Second}) || !got.Equal || len(got.Runs) != c.runs {
 			t.Errorf("%d runs: got %+v, want %+v", c.runs, got.Run, want)
 		}
-		m.add(base, &worker.Outcome{Result: &repb.ActionResult{}, StableHash: "other"})
+		m.add(base, base, &worker.Outcome{Result: &repb.ActionResult{}, StableHash: "other"})
 		expect.Equal(t, m.StableHashes, 2, "stable hashes")
 	}
 }
