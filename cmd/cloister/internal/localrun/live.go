@@ -21,8 +21,9 @@ const interval = time.Second
 
 // A live is a status line on a terminal, below the command's output, with the time and resources of the current run.
 type live struct {
-	to io.Writer
-	ps func() ([]proctree.Process, error) // the descendants of this process, and itself
+	to         io.Writer
+	ps         func() ([]proctree.Process, error) // the descendants of this process, and itself
+	background func() bool                        // another program may use the terminal
 
 	mu     sync.Mutex
 	shown  bool
@@ -75,7 +76,7 @@ func (l *live) draw(heading string, elapsed time.Duration, before []proctree.Pro
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.within {
+	if l.within || l.background() {
 		return
 	}
 	l.shown = true
@@ -86,7 +87,7 @@ func (l *live) draw(heading string, elapsed time.Duration, before []proctree.Pro
 
 // clear removes the line. The caller holds l.mu.
 func (l *live) clear() {
-	if l.shown {
+	if l.shown && !l.background() {
 		fmt.Fprint(l.to, "\r\x1b[K")
 	}
 	l.shown = false
@@ -111,7 +112,7 @@ func (b *besideLive) Write(p []byte) (int, error) {
 }
 
 // liveLine returns the line of the runs and the writers for the output of their commands. The line is nil unless stderr is
-// a terminal and the run is not interactive. It is also nil if stdout is a pipe, whose reader, such as less, may use the
+// a terminal and the run is not interactive, and shows nothing while the run is in the background. It is also nil if stdout is a pipe, whose reader, such as less, may use the
 // terminal.
 func (c *Config) liveLine() (l *live, stdout, stderr io.Writer) {
 	fi, err := os.Stdout.Stat()
@@ -119,7 +120,10 @@ func (c *Config) liveLine() (l *live, stdout, stderr io.Writer) {
 	if c.Shell || c.TTY || c.Interactive || piped || !terminal.Is(c.Notes) {
 		return nil, os.Stdout, os.Stderr
 	}
-	l = &live{to: c.Notes, ps: func() ([]proctree.Process, error) { return proctree.Of(os.Getpid()) }}
+	l = &live{
+		to: c.Notes, ps: func() ([]proctree.Process, error) { return proctree.Of(os.Getpid()) },
+		background: func() bool { return terminal.Background(c.Notes) },
+	}
 	if stdout = os.Stdout; terminal.Is(stdout) {
 		stdout = l.beside(stdout)
 	}

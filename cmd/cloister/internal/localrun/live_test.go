@@ -16,7 +16,10 @@ import (
 func TestLiveLine(t *testing.T) {
 	var screen syncbuf.Buffer
 	all := []proctree.Process{{PID: 1, Resident: 1 << 30}}
-	l := &live{to: &screen, ps: func() ([]proctree.Process, error) { return all, nil }}
+	background := false
+	l := &live{
+		to: &screen, ps: func() ([]proctree.Process, error) { return all, nil }, background: func() bool { return background },
+	}
 	before := all
 	all = append(all, proctree.Process{PID: 2, Resident: 2 << 20}, proctree.Process{PID: 3, Resident: 1 << 20})
 	out := l.beside(&screen)
@@ -25,6 +28,9 @@ func TestLiveLine(t *testing.T) {
 	fmt.Fprint(out, "b")
 	l.draw("", time.Second, before)
 	fmt.Fprint(out, "c\n")
+	background = true
+	l.draw("", time.Second, before)
+	background = false
 	want := "\r\x1b[K\x1b[?7lrun 2 of 9 · 1m30s · 3.0 MiB · 2 processes\x1b[?7h\r\x1b[Ka\nbc\n"
 	if got := screen.String(); got != want {
 		t.Errorf("got %q, want %q", got, want)

@@ -141,6 +141,16 @@ func (t *PTY) Close() {
 	})
 }
 
+// Background reports whether w is the controlling terminal of this process, which is in the background there.
+func Background(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	foreground := 0
+	return ok && Control(f, func(fd int) (err error) {
+		foreground, err = unix.IoctlGetInt(fd, unix.TIOCGPGRP)
+		return err
+	}) == nil && foreground != unix.Getpgrp()
+}
+
 // CharMode makes a terminal pass on each key at once, without an echo; Ctrl-C remains a signal. The caller calls restore.
 // A file that is not a terminal stays unchanged.
 func CharMode(in *os.File) (restore func()) {

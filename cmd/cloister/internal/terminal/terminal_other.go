@@ -7,6 +7,7 @@ package terminal
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"runtime"
 )
@@ -19,6 +20,9 @@ func Open(_, _ *os.File) (*PTY, error) { return nil, errors.New("--shell needs L
 
 // Close does nothing.
 func (*PTY) Close() {}
+
+// Background returns false.
+func Background(io.Writer) bool { return false }
 
 // CharMode leaves a terminal unchanged.
 func CharMode(*os.File) (restore func()) { return func() {} }
