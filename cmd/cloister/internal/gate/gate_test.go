@@ -180,6 +180,7 @@ func TestSecretsAreRemoved(t *testing.T) {
 		"DEPLOY_TOKEN=abc\"<>&'\\def", "SSH_KEY=-----BEGIN-----\nline-of-the-key\n", "DB=postgres://u:pass-word@h/d", "GIT_AUTHOR_NAME=somebody",
 		"SSHPASS=pass-word-2", "DB_PASS=pass-word-3", "GCP_CREDS=pass-word-4", "CI_JOB_JWT=pass-word-5", "BYPASS=nothing-secret",
 		"AZURE_STORAGE_CONNECTION_STRING=pass-word-6", "NPM_PASSWORD=short", "URL=https://token-as-user-name@h/ ssh://deploy@h", "OTHER=https://token-with-password:x@h/", "LONG_SECRET=abc\"<>&'\\def-and-more", "PWD=/home/x/project",
+		"GOPRIVATE=example.com/team",
 	})
 	encoded, err := encode("abc\"<>&'\\def")
 	must.Succeed(t, err)
@@ -196,6 +197,7 @@ func TestSecretsAreRemoved(t *testing.T) {
 		"https://token-as-user-name@h/ x":  "https://[removed]@h/ x",
 		"deploy token-with-password":       "deploy [removed]",
 		"somebody short /home/x/project/y": "somebody short /home/x/project/y",
+		"example.com/team/module":          "example.com/team/module",
 	} {
 		if got := clean.Replace(text); got != want {
 			t.Errorf("%q: got %q, want %q", text, got, want)

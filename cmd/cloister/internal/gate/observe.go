@@ -65,12 +65,15 @@ var (
 
 // An observation collects the events of a step. Connections to loopback do not count: the step may be the peer.
 type observation struct {
-	step    *step
-	allowed []sandbox.Endpoint
-	dir     string // of the step, where its Unix sockets are its own
-	counts  map[sandbox.Event]int
-	listed  map[[4]string]bool // sockets that ss has listed
-	blind   string             // why the observer did not see everything
+	step     *step
+	allowed  []sandbox.Endpoint
+	dir      string // of the step, where its Unix sockets are its own
+	counts   map[sandbox.Event]int
+	listed   map[[4]string]bool // sockets that ss has listed
+	abstract []sandbox.Event    // connections to abstract Unix sockets
+	bound    map[string]bool    // those that the step may have made, by name
+	blind    string             // why the observer did not see everything
+	failed   error              // of an observer that saw nothing for a time
 	// executed are the programs outside of dir.
 	executed map[string]bool
 	traced   bool
@@ -87,6 +90,7 @@ func newObservation(s *step, allowed []sandbox.Endpoint, dir string) *observatio
 	return &observation{
 		step: s, allowed: allowed, dir: dir,
 		counts: map[sandbox.Event]int{}, listed: map[[4]string]bool{}, executed: map[string]bool{},
+		bound: map[string]bool{},
 	}
 }
 
@@ -130,8 +134,9 @@ var (
 	tracedCall    = regexp.MustCompile(`^(\d+)<(.*?)> +(?:(\w+)\((.*)|<\.\.\. \w+ resumed>(.*))$`)
 	tracedExit    = regexp.MustCompile(`^(\d+)<.*> \+\+\+ exited with \d+ \+\+\+$`)
 	tracedPeer    = regexp.MustCompile(`sa_family=AF_INET6?, sin6?_port=htons\((\d+)\),[^}]*?"([0-9a-fA-F.:]+)"`)
-	tracedLocal   = regexp.MustCompile(`^\d+<(TCP|UDP)(?:v6)?:\[(.*?)\]>`)
+	tracedLocal   = regexp.MustCompile(`^\d+<(TCP|SCTP|DCCP|UDP|UDPLITE)(?:v6)?:\[(.*?)\]>`)
 	tracedPath    = regexp.MustCompile(`sun_path="(/[^"]*)"`)
+	abstractPath  = regexp.MustCompile(`sun_path=(@"(?:\\.|[^"\\])*")`)
 	tracedProgram = regexp.MustCompile(`^"(/[^"]*)"`)
 	otherSocket   = regexp.MustCompile(`^(AF_PACKET|AF_VSOCK|AF_XDP|AF_INET6?, SOCK_RAW)\b`)
 )
@@ -163,6 +168,11 @@ func (o *observation) trace(r io.Reader) error {
 	for _, c := range unfinished { // during which a process ended
 		o.call(c[0], c[1], c[2])
 	}
+	for _, e := range o.abstract {
+		if !o.bound[e.Subject] {
+			o.add(e)
+		}
+	}
 	if err := lines.Err(); err != nil || o.traced {
 		return err
 	}
@@ -184,17 +194,25 @@ func (o *observation) call(process, name, rest string) {
 		if m := tracedPath.FindStringSubmatch(rest); m != nil && succeeded && !o.harmlessSocket(m[1]) {
 			o.add(sandbox.Event{Kind: sandbox.EventConnect, Subject: "unix " + m[1], Syscall: name, Process: process})
 		}
-	case "bind": // a datagram socket receives once it is bound; to port 0, it is a client
+		if m := abstractPath.FindStringSubmatch(rest); m != nil && succeeded {
+			e := sandbox.Event{Kind: sandbox.EventConnect, Subject: "unix " + m[1], Syscall: name, Process: process}
+			o.abstract = append(o.abstract, e)
+		}
+	case "bind", "getsockname": // the kernel chooses a name that bind omits
+		if m := abstractPath.FindStringSubmatch(rest); m != nil && succeeded {
+			o.bound["unix "+m[1]] = true
+		}
+		// A datagram socket receives once it is bound; to port 0, it is a client.
 		for _, at := range peers(rest) {
-			if protocol == "udp" && at.Port() != 0 {
+			if name == "bind" && strings.HasPrefix(protocol, "udp") && at.Port() != 0 {
 				o.listen(process, name, protocol, at)
 			}
 		}
 	case "listen":
 		if at, err := netip.ParseAddrPort(local); err == nil {
 			o.listen(process, name, protocol, netip.AddrPortFrom(at.Addr().Unmap(), at.Port()))
-		} else if protocol == "tcp" { // at a port that the kernel chooses
-			o.add(sandbox.Event{Kind: sandbox.EventSyscall, Subject: name, Process: process})
+		} else if protocol != "ip" { // at a port that the kernel chooses, or that strace does not show
+			o.add(sandbox.Event{Kind: sandbox.EventSyscall, Subject: name + "(" + protocol + ")", Process: process})
 		}
 	case "socket":
 		if m := otherSocket.FindString(rest); m != "" && succeeded {

@@ -74,6 +74,7 @@ func (g *gate) observe(ctx context.Context, s *step, r *stepReport, src *source,
 		}
 		err = errors.Join(err, unread)
 	}
+	err = errors.Join(err, o.failed)
 	result.Events, result.Executed, r.Message = o.events(), slices.Sorted(maps.Keys(o.executed)), o.blind
 	return result, record, err
 }
@@ -92,7 +93,7 @@ func (g *gate) runObserved(ctx context.Context, cmd *exec.Cmd, o *observation, r
 	cmd.Cancel = func() error {
 		result.Stopped = true
 		for _, p := range since(before) {
-			if g.observer != strace || p.Name != strace.program { // which follows them to their end
+			if p.Name != g.observer.program { // which follows them to their end
 				_ = syscall.Kill(p.PID, syscall.SIGTERM) // it may have ended
 			}
 		}
@@ -135,12 +136,13 @@ func since(before []proctree.Process) []proctree.Process {
 
 // sample lists sockets of new processes.
 func (o *observation) sample(ctx context.Context, before []proctree.Process) string {
+	ours := since(before)
 	text, err := exec.CommandContext(ctx, ss.program, ssFlags...).Output()
 	if err != nil {
-		o.blind = fmt.Sprintf("ss failed: %v", err)
+		o.failed = fmt.Errorf("not observed: ss: %w", err)
 		return ""
 	}
-	ours := since(before)
+	ours = append(ours, since(before)...) // a listed process may have begun or ended meanwhile
 	return o.list(string(text), func(pid string) bool {
 		return slices.ContainsFunc(ours, func(p proctree.Process) bool { return strconv.Itoa(p.PID) == pid })
 	})

@@ -58,7 +58,15 @@ func TestTraceShowsTheNetwork(t *testing.T) {
 		{`7<x> connect(3<UNIX-STREAM:[1]>, {sa_family=AF_UNIX, sun_path="/run/systemd/resolve/io.systemd.Resolve"}, 42) = 0`, "connect unix /run/systemd/resolve/io.systemd.Resolve x"},
 		{`7<x> listen(3<TCP:[0.0.0.0:8000]>, 128) = 0`, "syscall listen(tcp 0.0.0.0:8000) x"},
 		{`7<x> listen(3<TCPv6:[[::]:8000]>, 128) = 0`, "syscall listen(tcp [::]:8000) x"},
-		{`7<x> listen(3<TCP:[28603710]>, 128) = 0`, "syscall listen x"},
+		{`7<x> listen(3<TCP:[28603710]>, 128) = 0`, "syscall listen(tcp) x"},
+		{`7<x> listen(3<SCTP:[28603710]>, 128) = 0`, "syscall listen(sctp) x"},
+		{`7<x> connect(3<SCTPv6:[1]>, ` + peer("192.0.2.1", "80") + `, 16) = 0`, "connect sctp 192.0.2.1:80 x"},
+		{`7<x> bind(3<UDPLITE:[1]>, ` + peer("0.0.0.0", "53") + `, 16) = 0`, "syscall bind(udplite 0.0.0.0:53) x"},
+		// Abstract sockets, of the host and of the step.
+		{`7<x> connect(3<UNIX-STREAM:[1]>, {sa_family=AF_UNIX, sun_path=@"/tmp/.X11-\"x"}, 20) = 0`, `connect unix @"/tmp/.X11-\"x" x`},
+		{`7<x> connect(3<UNIX-STREAM:[1]>, {sa_family=AF_UNIX, sun_path=@"a"}, 4) = -1 ECONNREFUSED (Connection refused)`, ""},
+		{"7<x> connect(3<UNIX-STREAM:[1]>, {sa_family=AF_UNIX, sun_path=@\"a\"}, 4) = 0\n8<y> bind(3<UNIX-STREAM:[2]>, {sa_family=AF_UNIX, sun_path=@\"a\"}, 4) = 0", ""},
+		{"8<y> getsockname(3<UNIX-STREAM:[2,@\"43c8f\"]>, {sa_family=AF_UNIX, sun_path=@\"43c8f\"}, [110 => 8]) = 0\n7<x> connect(3<UNIX-STREAM:[1]>, {sa_family=AF_UNIX, sun_path=@\"43c8f\"}, 8) = 0", ""},
 		{`7<x> listen(3<TCP:[127.0.0.1:8000]>, 128) = 0`, ""}, // which this step may
 		{`7<x> listen(3<UNIX-STREAM:[1]>, 128) = 0`, ""},
 		{`7<x> bind(3<UDP:[1]>, ` + peer("0.0.0.0", "53") + `, 16) = 0`, "syscall bind(udp 0.0.0.0:53) x"},

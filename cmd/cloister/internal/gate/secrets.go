@@ -34,7 +34,7 @@ func secrets(environ []string) *strings.Replacer {
 	var values []string
 	for _, kv := range environ {
 		name, value, _ := strings.Cut(kv, "=")
-		if sensitive.MatchString(name) {
+		if sensitive.MatchString(name) && name != "GOPRIVATE" { // a list of public names
 			values = append(values, value)
 			values = append(values, strings.Split(value, "\n")...) // of a key, whose lines a program may print alone
 		}

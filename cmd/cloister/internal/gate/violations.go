@@ -54,7 +54,7 @@ func classify(e *sandbox.Event) string {
 		return ""
 	case e.Kind != sandbox.EventSyscall:
 		return string(e.Kind)
-	case e.Subject == "listen" || strings.HasPrefix(e.Subject, "listen(tcp ") || strings.HasPrefix(e.Subject, "bind(udp "):
+	case e.Subject != "listen(unix)" && strings.HasPrefix(e.Subject, "listen") || strings.HasPrefix(e.Subject, "bind(udp"):
 		return "listen"
 	case slices.ContainsFunc(local, func(l string) bool { return strings.HasPrefix(e.Subject, l) }):
 		return ""
