@@ -25,7 +25,7 @@ go_compiled(name = "compiled", srcs = glob(["go.mod", "vendor/**"]), root = "%s"
 _go_modules = repository_rule(
     _go_modules_impl,
     attrs = {"go_mod": attr.label(), "go_sum": attr.label()},
-    environ = ["PATH"],
+    environ = ["GOROOT", "GOTOOLCHAIN", "PATH"],  # which select the Go that compiles
 )
 
 def _repository(module):
