@@ -30,8 +30,7 @@ outputs unless --out-dir is set; the exit code is also 4 if the server lacks blo
 		Example: `  cloister run -- /bin/sh -c 'id; ls -l /'
   cloister run --in src --out app --memory 2GiB --summary -- gcc -o app main.c
   cloister run --git .@v1.2 --seed 7 -n 10 --manifest run.txt -- ./simulate   # the files of a tag, not of the worktree
-  cloister run --image docker.io/library/gcc:14 --in . --out app -- gcc -o app main.c
-  cloister run -it --in . -- bash                        # a shell in the sandbox
+  cloister run -it --image docker.io/library/gcc:14 --in . -- bash   # a shell in the sandbox, in a container image
   cloister run --action 9f2c...e1/142 --shell            # look around where an action failed`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.Args, c.Notes = args, unlessQuiet(cmd, cmd.ErrOrStderr())

@@ -8,25 +8,42 @@ import (
 	"regexp"
 
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/spf13/cobra"
 )
 
-// limitFlags are the flags that stand for a platform property with a limit.
+// limitFlags are the flags that stand for a platform property with one value.
 var limitFlags = [...]struct{ name, property, usage string }{
 	{"memory", "cloister-memory", "memory limit of all processes together, such as 8GiB"},
 	{"cpu-time", "cloister-cpu", "limit of processor time, such as 10m"},
 	{"processes", "cloister-processes", "limit of processes and threads"},
+	{"listen-loopback", listenProperty, "permit listening sockets"},
 }
 
-const networkProperty = "cloister-network"
+const (
+	listenProperty  = "cloister-listen"
+	networkProperty = "cloister-network"
+)
 
 // RegisterLimits adds the flags for limits and endpoints.
 func (r *ActionFlags) RegisterLimits(cmd *cobra.Command) {
 	f := cmd.Flags()
 	for i, l := range limitFlags {
-		f.StringVar(&r.limits[i], l.name, "", l.usage+" (default: the policy's)")
+		usage := l.usage + " (default: the policy's)"
+		if l.property == listenProperty {
+			f.BoolFunc(l.name, usage, func(value string) error {
+				if value != "true" && value != "false" {
+					return errors.New("write true or false")
+				}
+				r.limits[i] = value
+				return nil
+			})
+			flags.AllowEmpty(f, l.name) // a boolean has no text
+			continue
+		}
+		f.StringVar(&r.limits[i], l.name, "", usage)
 	}
 	f.StringArrayVar(&r.allow, "allow", nil, "endpoint that the command may connect to, HOST:PORT; repeatable")
 }
