@@ -10,6 +10,7 @@ import (
 	"html/template"
 	"strings"
 
+	"github.com/cloister-build/cloister/internal/pagestyle"
 	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
@@ -29,6 +30,7 @@ var pages = template.Must(template.New("report").Funcs(template.FuncMap{
 	"list":  Join,
 	"short": func(s string) string { return s[:min(len(s), 12)] },
 	"clip":  clip,
+	"style": func() template.CSS { return template.CSS(pagestyle.CSS) },
 }).Parse(page))
 
 // clip returns s as printable text of limited length, because actions choose their names.
