@@ -5,10 +5,7 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"slices"
-	"strings"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
@@ -16,7 +13,6 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/namespace"
-	"github.com/cloister-build/cloister/sandbox/toolchain"
 	"github.com/spf13/cobra"
 )
 
@@ -61,57 +57,9 @@ did not.`,
 
 func check(ctx context.Context, backend sandbox.Backend, out io.Writer) error {
 	f, err := backend.Probe(ctx)
-	for _, c := range f.Checks {
-		mark := "ok  "
-		switch {
-		case !c.OK && c.Required:
-			mark = "FAIL"
-		case !c.OK:
-			mark = "off "
-		}
-		fmt.Fprintf(out, "%s  %-24s %s\n", mark, c.Name, c.Detail)
-		if c.Fix != "" {
-			fmt.Fprintf(out, "      %-24s fix: %s\n", "", c.Fix)
-		}
-	}
-	if err == nil {
-		fmt.Fprintln(out, conditionsLine(f.Conditions))
-	}
-	inputs, toolErr := sandbox.HostToolchain()
-	if toolErr == nil {
-		fmt.Fprintf(out, "ok    %-24s", "toolchain of this host")
-		for _, in := range inputs {
-			fmt.Fprintf(out, " %s", in.Target)
-		}
-		fmt.Fprintln(out)
-		var scan *toolchain.Scan
-		if scan, toolErr = toolchain.Read(ctx, inputs); toolErr == nil {
-			fmt.Fprintf(out, "ok    %-24s %s of %d files\n", "fingerprint", scan.Fingerprint, scan.Entries)
-		}
-	}
-	fmt.Fprintf(out, "tier  %s\n", confinement.TierText(f))
-	if err := errors.Join(err, toolErr); err != nil {
+	report, toolErr := confinement.NewReport(ctx, f, err == nil)
+	if err := errors.Join(err, toolErr, report.WriteText(out)); err != nil {
 		return exit.New(exit.Environment, err)
 	}
 	return nil
-}
-
-// conditionsLine describes which conditions of a run can be varied.
-func conditionsLine(given []sandbox.Condition) string {
-	mark, can, cannot := "ok  ", "", ""
-	for _, c := range sandbox.AllConditions {
-		if slices.Contains(given, c) {
-			can += ", " + string(c)
-		} else {
-			cannot += ", " + string(c)
-		}
-	}
-	detail := "runs can vary" + strings.TrimPrefix(can, ",")
-	if cannot != "" {
-		mark, detail = "off ", detail+"; but not"+strings.TrimPrefix(cannot, ",")
-	}
-	if can == "" {
-		detail = "runs cannot vary any"
-	}
-	return fmt.Sprintf("%s  %-24s %s", mark, "conditions", detail)
 }

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package confinement
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/toolchain"
+)
+
+// A Report lists the protections of a machine.
+type Report struct {
+	Checks []Check `json:"checks"`
+	Tier   string  `json:"tier"`
+}
+
+// A Check is a protection, or a property of the machine. The Result is ok, off, or FAIL if actions cannot run without it.
+type Check struct {
+	Result string `json:"result"`
+	Name   string `json:"name"`
+	Detail string `json:"detail"`
+	Fix    string `json:"fix,omitempty"`
+}
+
+// NewReport returns the report of a machine whose probe returned f. With probed it includes what runs can vary. The
+// report is valid even if the toolchain of this host cannot be read, which is the error.
+func NewReport(ctx context.Context, f sandbox.Features, probed bool) (*Report, error) {
+	r := &Report{Tier: TierText(f)}
+	for _, c := range f.Checks {
+		result := "ok"
+		switch {
+		case !c.OK && c.Required:
+			result = "FAIL"
+		case !c.OK:
+			result = "off"
+		}
+		r.Checks = append(r.Checks, Check{result, c.Name, c.Detail, c.Fix})
+	}
+	if probed {
+		r.Checks = append(r.Checks, conditions(f.Conditions))
+	}
+	inputs, err := sandbox.HostToolchain()
+	if err != nil {
+		return r, err
+	}
+	var targets []string
+	for _, in := range inputs {
+		targets = append(targets, in.Target)
+	}
+	r.Checks = append(r.Checks, Check{Result: "ok", Name: "toolchain of this host", Detail: strings.Join(targets, " ")})
+	scan, err := toolchain.Read(ctx, inputs)
+	if err == nil {
+		detail := fmt.Sprintf("%s of %d files", scan.Fingerprint, scan.Entries)
+		r.Checks = append(r.Checks, Check{Result: "ok", Name: "fingerprint", Detail: detail})
+	}
+	return r, err
+}
+
+// WriteText prints r for a person.
+func (r *Report) WriteText(out io.Writer) error {
+	var text strings.Builder
+	for _, c := range r.Checks {
+		fmt.Fprintf(&text, "%-4s  %-24s %s\n", c.Result, c.Name, c.Detail)
+		if c.Fix != "" {
+			fmt.Fprintf(&text, "      %-24s fix: %s\n", "", c.Fix)
+		}
+	}
+	fmt.Fprintf(&text, "tier  %s\n", r.Tier)
+	_, err := io.WriteString(out, text.String())
+	return err
+}
+
+// conditions describes which conditions of a run can be varied.
+func conditions(given []sandbox.Condition) Check {
+	can, cannot := "", ""
+	for _, c := range sandbox.AllConditions {
+		if slices.Contains(given, c) {
+			can += ", " + string(c)
+		} else {
+			cannot += ", " + string(c)
+		}
+	}
+	c := Check{Result: "ok", Name: "conditions", Detail: "runs can vary" + strings.TrimPrefix(can, ",")}
+	if cannot != "" {
+		c.Result = "off"
+		c.Detail += "; but not" + strings.TrimPrefix(cannot, ",")
+	}
+	if can == "" {
+		c.Detail = "runs cannot vary any"
+	}
+	return c
+}

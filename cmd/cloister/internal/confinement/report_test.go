@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package confinement
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox"
+)
+
+func TestReportListsConditions(t *testing.T) {
+	for _, c := range []struct {
+		given  []sandbox.Condition
+		result string
+		says   string
+	}{
+		{sandbox.AllConditions, "ok", "runs can vary hostname, user, umask, cpus, fixed layout, skipped pids, uptime, clock shift, clock held, random"},
+		{[]sandbox.Condition{sandbox.ConditionUser, sandbox.ConditionUmask}, "off", "runs can vary user, umask; but not hostname, cpus, "},
+		{nil, "off", "runs cannot vary any"},
+	} {
+		got := conditions(c.given)
+		if got.Result != c.result || !strings.Contains(got.Detail, c.says) || strings.Contains(got.Detail, "\n") {
+			t.Errorf("%q: got %+v, want the result %s and %q", c.given, got, c.result, c.says)
+		}
+	}
+}
