@@ -54,6 +54,7 @@ and this machine needs no sandbox (docs/farm.md).`,
 	c.Workers.Register(cmd)
 	f := cmd.Flags()
 	c.Auth.Register(f)
+	c.Web.Register(f)
 	f.StringVar(&c.Listen, "listen", client.DefaultAddress, "address and port of the gRPC services; port 0 selects a free one")
 	f.Var(&c.MaxBlob, "max-blob", "size limit of a blob (default: half of --max-size, which is the maximum)")
 	flags.HideDefault(f, "max-blob")

@@ -37,6 +37,9 @@ type Server struct {
 	Address  string
 	Instance string
 	Identity identity.Flags
+	// Anywhere makes AllInstances true, and Options add to those of each connection, for callers without a command line.
+	Anywhere bool
+	Options  []grpc.DialOption
 	flag     *pflag.Flag       // --instance, nil if the command has none
 	first    string            // the name that selected the instance, "" if none did
 	resolved map[string]Action // by name
@@ -44,6 +47,9 @@ type Server struct {
 
 // AllInstances reports whether the command line names no instance.
 func (s *Server) AllInstances() bool {
+	if s.Anywhere {
+		return true
+	}
 	u, err := url.Parse(s.Address)
 	return s.flag != nil && !s.flag.Changed && err == nil && strings.Trim(u.Path, "/") == ""
 }
@@ -97,7 +103,7 @@ func (s *Server) Open(ctx context.Context) (*remote.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := remote.Dial(ctx, strings.TrimRight(s.Address, "/")+"/"+url.PathEscape(s.Instance), options...)
+	c, err := remote.Dial(ctx, strings.TrimRight(s.Address, "/")+"/"+url.PathEscape(s.Instance), append(options, s.Options...)...)
 	switch {
 	case errors.Is(err, remote.ErrAddress), errors.Is(err, cas.ErrInvalid):
 		return nil, exit.New(exit.Usage, fmt.Errorf("--server, --instance: %w", err))
@@ -138,8 +144,23 @@ func (s *Server) ExplainCall(err error) error {
 	case codes.Unavailable, codes.DeadlineExceeded:
 		return s.Unreachable(reason)
 	}
-	return exit.New(code, fmt.Errorf("the server at %s: %s", s.Address, reason))
+	return exit.New(code, fmt.Errorf("the server at %s: %w", s.Address, &refusal{reason, err}))
 }
+
+// A refusal is the printable reason of a failed call, which keeps its status.
+type refusal struct {
+	reason string
+	err    error
+}
+
+// Error implements error.
+func (r *refusal) Error() string { return r.reason }
+
+// GRPCStatus makes package status recognize the error.
+func (r *refusal) GRPCStatus() *status.Status { return status.Convert(r.err) }
+
+// Reason returns err, of a call, with a printable text that omits the code.
+func Reason(err error) error { return &refusal{remote.Reason(status.Convert(err)), err} }
 
 // Named reports whether the command line names a server. CLOISTER_SERVER does not count: what is meant for the store of this
 // machine must not happen to another one because of a variable.
@@ -164,7 +185,7 @@ func WithStore(ctx context.Context, from *Server, f func(ctx context.Context, s 
 // Dial returns a connection on which calls may stay silent, and the name of the instance. The caller closes the
 // connection.
 func (s *Server) Dial() (*grpc.ClientConn, string, error) {
-	conn, instance, err := transport.Dial(s.Address, s.Identity.Credentials())
+	conn, instance, err := transport.Dial(s.Address, s.Identity.Credentials(), s.Options...)
 	if errors.Is(err, transport.ErrAddress) {
 		return nil, "", exit.New(exit.Usage, fmt.Errorf("--server: %w", remote.ErrAddress))
 	} else if err != nil {

@@ -109,11 +109,11 @@ func (s *Server) explainHistory(err error) error {
 	case codes.Unimplemented:
 		return exit.New(exit.No, fmt.Errorf("the server at %s keeps %w: it does not serve cloister.v1.History", s.Address, ErrNoHistory))
 	case codes.PermissionDenied:
-		return exit.New(exit.No, fmt.Errorf("the server at %s shows %w: %s", s.Address, ErrNoHistory, reason))
+		return exit.New(exit.No, fmt.Errorf("the server at %s shows %w: %w", s.Address, ErrNoHistory, Reason(err)))
 	case codes.Unavailable, codes.DeadlineExceeded:
 		return s.Unreachable(reason)
 	}
-	return exit.New(exit.No, fmt.Errorf("history of %s: %s", s.Address, reason))
+	return exit.New(exit.No, fmt.Errorf("history of %s: %w", s.Address, Reason(err)))
 }
 
 // Actions returns the distinct actions that f selects, newest first, up to a limit.

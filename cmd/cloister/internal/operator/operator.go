@@ -61,5 +61,5 @@ func (f *Fleet) explain(ctx context.Context, err error) error {
 	case codes.Unavailable, codes.DeadlineExceeded:
 		return f.Server.Unreachable(reason)
 	}
-	return exit.New(code, fmt.Errorf("%s: %s", f.Server.Address, reason))
+	return exit.New(code, fmt.Errorf("%s: %w", f.Server.Address, client.Reason(err)))
 }

@@ -149,7 +149,7 @@ func (s *State) Lines() []string {
 	for _, why := range slices.Concat(s.Unready, s.Notes) {
 		all = append(all, "         "+printable.Text(why))
 	}
-	all = append(all, "queue    "+s.counts())
+	all = append(all, "queue    "+s.Summary())
 	for _, d := range s.Demands {
 		line := fmt.Sprintf("         %d for %s", d.Queued, properties(d.Properties, "any worker"))
 		if d.Unmet != "" {
@@ -215,8 +215,8 @@ const others = "instances that you may not execute in"
 // silence is the time after which an idle worker counts as silent: it asks for work and is answered within two minutes.
 const silence = 3 * time.Minute
 
-// counts describes how much work waits, runs and is done.
-func (s *State) counts() string {
+// Summary describes how much work waits, runs and is done.
+func (s *State) Summary() string {
 	waiting := fmt.Sprintf("%d waiting", s.Queued)
 	if s.Queued > 0 {
 		waiting += fmt.Sprintf(" (the oldest for %s)", render.Age(s.Oldest))

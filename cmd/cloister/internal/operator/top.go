@@ -116,7 +116,7 @@ func (f *frame) summary() string {
 	if !f.Ready {
 		readiness = "NOT READY (" + printable.Text(strings.Join(f.Unready, "; ")) + ")"
 	}
-	parts := []string{readiness, f.counts()}
+	parts := []string{readiness, f.Summary()}
 	workers := map[string]int{}
 	for _, w := range f.Workers {
 		workers[w.State]++

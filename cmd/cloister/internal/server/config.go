@@ -42,6 +42,7 @@ type Config struct {
 	Auth            Auth
 	Sampling        sampling
 	Workers         workersConfig
+	Web             webConfig
 }
 
 // Check validates the flags.
@@ -58,7 +59,7 @@ func (c *Config) Check(cmd *cobra.Command) error {
 	case c.MaxBlob.Percent > 0:
 		return fmt.Errorf("--max-blob %s: write 512MiB or 4GiB", &c.MaxBlob)
 	}
-	return errors.Join(c.checkWorkers(cmd), c.Config.Check(cmd), c.Auth.check(), c.Sampling.check(cmd))
+	return errors.Join(c.checkWorkers(cmd), c.Config.Check(cmd), c.Auth.check(), c.Web.check(cmd, &c.Auth), c.Sampling.check(cmd))
 }
 
 // boundBlobs sets the size limit of a blob to at most half of the store, so that no blob can evict everything else.
@@ -125,7 +126,7 @@ func reachable(a net.Addr, host string) string {
 }
 
 // banner prints the properties of a server that has just started.
-func (c *Config) banner(out io.Writer, n *node.Node, addr, workers net.Addr) {
+func (c *Config) banner(out io.Writer, n *node.Node, addr, workers net.Addr, web string) {
 	n.Banner(out)
 	c.Sampling.banner(out)
 	if text := c.Auth.summary(); text != "" {
@@ -145,6 +146,9 @@ func (c *Config) banner(out io.Writer, n *node.Node, addr, workers net.Addr) {
 	}
 	if workers != nil {
 		last += fmt.Sprintf("workers  cloister join %s://%s\n", c.Auth.scheme(), reachable(workers, host))
+	}
+	if web != "" {
+		last += "console  " + web + "\n"
 	}
 	io.WriteString(out, last+"ready\n")
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/quota"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
@@ -42,7 +43,9 @@ type server struct {
 	runFlags []string // with which a command on this machine reruns an action
 	grpc     *grpc.Server
 	health   *health.Server
+	limits   *quota.Table
 	workers  *workersPort // nil without other workers
+	web      *webPort     // nil without a console
 	clients  downloads
 	closers  []func() // called by close in reverse order
 }
@@ -118,6 +121,9 @@ func (s *server) assemble(ctx context.Context) error {
 	if s.listener, err = node.Listen(s.Listen, "--listen"); err != nil {
 		return err
 	}
+	if err := s.listenWeb(); err != nil {
+		return err
+	}
 	s.runFlags = append(s.addressFlags(s.listener.Addr()), s.RunFlags()...)
 	n.Ready.Workers = func() string { return AllDrained(s.services.Queue()) }
 	if s.Auth.rules != nil {
@@ -128,9 +134,10 @@ func (s *server) assemble(ctx context.Context) error {
 
 // openServices makes the gRPC server of the clients, and the port of the workers.
 func (s *server) openServices() error {
+	s.limits = s.callers()
 	s.grpc = grpc.NewServer(slices.Concat(
 		s.node.ServerOptions(), casserver.ServerOptions(s.log), []grpc.ServerOption{casserver.Codec(), grpc.StatsHandler(&s.clients)},
-		s.Auth.clients(), s.callers().Options())...)
+		s.Auth.clients(), s.limits.Options())...)
 	if err := s.registerServices(); err != nil {
 		return err
 	}
@@ -145,7 +152,7 @@ func (s *server) openServices() error {
 		}
 		s.onClose(s.workers.server.Stop)
 	}
-	return nil
+	return s.openConsole()
 }
 
 // serve serves until a signal, and then drains.
@@ -162,7 +169,12 @@ func (s *server) serve(ctx context.Context, out io.Writer, signals <-chan os.Sig
 	if err := s.node.NotifyReady(queueStatus(s.services.Queue())); err != nil {
 		return err
 	}
-	s.banner(out, s.node, s.listener.Addr(), workers)
+	web := ""
+	if s.web != nil {
+		web = s.web.url
+		s.web.serve(s.log)
+	}
+	s.banner(out, s.node, s.listener.Addr(), workers, web)
 	go func() { failed <- s.grpc.Serve(s.listener) }()
 	stopStatus := showStatus(out, s.services.Queue())
 	select {

@@ -3,6 +3,7 @@
 package server
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,8 +26,9 @@ type Auth struct {
 	failClosed                bool
 
 	// Set by open: the rules, nil if everyone has all rights, and the TLS options.
-	rules *access.Live
-	tls   []grpc.ServerOption
+	rules  *access.Live
+	config *tls.Config // nil without TLS
+	tls    []grpc.ServerOption
 }
 
 // Register adds the flags.
@@ -62,7 +64,7 @@ func (a *Auth) open(log *slog.Logger) error {
 		if err != nil {
 			return exit.New(exit.Usage, fmt.Errorf("--tls-client-ca: %w", err))
 		}
-		a.tls = []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config))}
+		a.config, a.tls = config, []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config))}
 	}
 	if a.auth == "" {
 		return nil
@@ -106,10 +108,15 @@ func (a *Auth) close() {
 
 // clients returns the options of the server for clients, which check every call.
 func (a *Auth) clients() []grpc.ServerOption {
+	return slices.Concat(a.tls, a.checks())
+}
+
+// checks returns the options that check the calls of clients.
+func (a *Auth) checks() []grpc.ServerOption {
 	if a.rules == nil {
-		return a.tls
+		return nil
 	}
-	return slices.Concat(a.tls, a.rules.Options())
+	return a.rules.Options()
 }
 
 // workers returns the options of the server for workers, which check every call.

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package console
+
+import (
+	"cmp"
+	"strings"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/operator"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+)
+
+// overviewData is the data of /.
+type overviewData struct {
+	Live   *liveData `json:"live,omitempty"`
+	Hidden string    `json:"hidden,omitempty"` // why Live is missing
+}
+
+func overview(r *request) (any, error) {
+	d := &overviewData{}
+	state, err := r.state()
+	switch {
+	case err == nil:
+		d.Live = newLive(state)
+	case statusOf(err) == 403:
+		d.Hidden = err.Error()
+	default:
+		return nil, err
+	}
+	return d, nil
+}
+
+// state returns the state of the server as the caller may see it.
+func (r *request) state() (s *operator.State, err error) {
+	fleet := operator.Fleet{Server: *r.from}
+	err = fleet.Connect(func(c cloisterpb.FleetClient) error {
+		s, err = fleet.Status(r.Context(), c)
+		return err
+	})
+	return s, err
+}
+
+// liveData is what the overview repeats.
+type liveData struct {
+	*operator.State
+	Lanes []lane `json:"-"`
+	More  int    `json:"-"` // busy slots that are not in Lanes
+}
+
+// A lane is a busy slot.
+type lane struct {
+	Worker, Slot, Stage, Class, What, Action, Instance string
+	Seconds                                            float64
+	Width                                              int // of 1000
+}
+
+// maxLanes limits the lanes of a page.
+const maxLanes = 200
+
+func newLive(s *operator.State) *liveData {
+	d := &liveData{State: s}
+	longest := 10.0
+	for _, w := range s.Workers {
+		for _, r := range w.Running {
+			if len(d.Lanes) == maxLanes {
+				d.More++
+				continue
+			}
+			longest = max(longest, r.For)
+			d.Lanes = append(d.Lanes, lane{
+				Worker: w.Name, Slot: r.Slot, Stage: cmp.Or(r.Stage, "-"), Class: stageClass(r.Stage),
+				What: strings.TrimSpace(r.Mnemonic + " " + r.Target), Action: r.Action, Instance: r.Instance, Seconds: r.For,
+			})
+		}
+	}
+	for i := range d.Lanes {
+		d.Lanes[i].Width = max(1, int(1000*d.Lanes[i].Seconds/longest))
+	}
+	return d
+}
+
+// stageClass returns the class of the colour of a stage.
+func stageClass(name string) string {
+	switch name {
+	case "fetch":
+		return "s1"
+	case "confine", "stage":
+		return "s2"
+	case "run":
+		return "s3"
+	case "collect", "seal":
+		return "s4"
+	case "publish":
+		return "s5"
+	}
+	return "s0"
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/console"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
+	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/worker/access"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+)
+
+// defaultWeb is where serve serves the console by default.
+const defaultWeb = "127.0.0.1:8981"
+
+// webConfig is the flag of the web console.
+type webConfig struct {
+	address string
+	chosen  bool // on the command line
+}
+
+// Register adds the flag.
+func (w *webConfig) Register(f *pflag.FlagSet) {
+	f.StringVar(&w.address, "web", defaultWeb, "address and port of the web console; an empty value disables it")
+	flags.AllowEmpty(f, "web")
+}
+
+// check validates the flag.
+func (w *webConfig) check(cmd *cobra.Command, a *Auth) error {
+	w.chosen = cmd.Flags().Changed("web")
+	host, _, err := net.SplitHostPort(w.address)
+	ip := net.ParseIP(host)
+	if w.address == "" || err != nil || host == "localhost" || ip != nil && ip.IsLoopback() { // Listen explains a mistake
+		return nil
+	}
+	if a.cert == "" || a.auth+a.clientCA == "" {
+		return fmt.Errorf("--web %s: beyond loopback, the console needs --tls-cert, and --auth or --tls-client-ca", w.address)
+	}
+	return nil
+}
+
+// names returns the host names under which browsers reach the console, other than loopback.
+func (w *webConfig) names() []string {
+	host, _, _ := net.SplitHostPort(w.address) // Listen checked it
+	own, _ := os.Hostname()                    // "" admits nothing
+	return slices.DeleteFunc([]string{strings.ToLower(host), strings.ToLower(own)}, func(name string) bool { return name == "" })
+}
+
+// A webPort is where browsers find the console.
+type webPort struct {
+	url      string
+	listener net.Listener
+	server   *http.Server
+	loop     *console.Loopback
+	grpc     *grpc.Server // behind the console
+}
+
+// listenWeb opens the port of the console. If the default port is not available, there is no console.
+func (s *server) listenWeb() error {
+	if s.Web.address == "" {
+		return nil
+	}
+	listener, err := node.Listen(s.Web.address, "--web")
+	if err != nil && !s.Web.chosen {
+		s.log.Warn("no web console: its default port is not available; choose another one with --web", "err", err)
+		return nil
+	} else if err != nil {
+		return err
+	}
+	scheme := "http"
+	if s.Auth.config != nil {
+		config := s.Auth.config.Clone()
+		config.NextProtos = []string{"http/1.1"} // pages need no more
+		listener = tls.NewListener(listener, config)
+		scheme = "https"
+	}
+	s.web = &webPort{url: scheme + "://" + reachable(listener.Addr(), "127.0.0.1"), listener: listener, loop: console.NewLoopback()}
+	s.onClose(func() { listener.Close() })
+	return nil
+}
+
+// openConsole makes the console, and behind it a gRPC server with the services and access rules of clients and
+// operators. Other callers cannot reach that one.
+func (s *server) openConsole() error {
+	w := s.web
+	if w == nil {
+		return nil
+	}
+	w.grpc = grpc.NewServer(slices.Concat(casserver.ServerOptions(s.log), []grpc.ServerOption{casserver.Codec(), w.loop.Credentials()},
+		s.Auth.checks(), s.limits.Options())...)
+	s.onClose(w.grpc.Stop)
+	if err := s.services.Register(w.grpc); err != nil {
+		return err
+	}
+	s.node.RegisterIndex(w.grpc)
+	s.node.RegisterOperators(w.grpc)
+	if err := access.Check(w.grpc.GetServiceInfo()); err != nil {
+		return err
+	}
+	w.server = console.New(console.Config{
+		Address: s.Auth.scheme() + "://" + reachable(s.listener.Addr(), "127.0.0.1"), Options: w.loop.Options,
+		Confinement: s.confinement(), Names: s.Web.names(), Log: s.log,
+	}).Server()
+	s.onClose(func() { w.server.Close() })
+	return nil
+}
+
+// confinement returns a function that describes how this machine confines actions. It reads the toolchain once.
+func (s *server) confinement() func(*http.Request) *confinement.Report {
+	read := sync.OnceValue(func() *confinement.Report {
+		r, err := confinement.NewReport(s.node.Background, s.services.Features(), !s.Head)
+		if err != nil && !errors.Is(err, context.Canceled) {
+			s.log.Warn("the toolchain of this host cannot be read", "err", err)
+		}
+		return r
+	})
+	return func(*http.Request) *confinement.Report { return read() }
+}
+
+// serve serves the console until close.
+func (w *webPort) serve(log *slog.Logger) {
+	go func() {
+		if err := w.grpc.Serve(w.loop); err != nil {
+			log.Error("the web console has lost its server", "err", err)
+		}
+	}()
+	go func() {
+		if err := w.server.Serve(w.listener); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("the web console is no longer served", "err", err)
+		}
+	}()
+}
