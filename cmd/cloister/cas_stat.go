@@ -21,7 +21,6 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
-	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/spf13/cobra"
 )
@@ -114,11 +113,7 @@ func casStat(ctx context.Context, store *localstore.Store, out io.Writer) error 
 		return err
 	}
 	defer store.Close()
-	s, err := store.Stats(ctx)
-	var r disk.CollectReport
-	if err == nil {
-		r, err = store.Collect(ctx, disk.CollectOptions{OlderThan: time.Duration(flags.MaxDuration), DryRun: true})
-	}
+	s, r, err := localstore.Measure(ctx, store.Client)
 	var kept []os.DirEntry
 	if err == nil && !store.Remote() {
 		kept, err = os.ReadDir(filepath.Join(store.Dir, "quarantine"))
@@ -127,29 +122,9 @@ func casStat(ctx context.Context, store *localstore.Store, out io.Writer) error 
 		return store.Explain(err)
 	}
 	if store.JSON {
-		err = render.JSON(out, struct {
-			Dir          string              `json:"dir"`    // "": that of the server
-			Holder       int                 `json:"holder"` // 0: nobody held it
-			Blobs        int                 `json:"blobs"`
-			Results      int                 `json:"results"`
-			Bytes        int64               `json:"bytes"`
-			MaxBytes     int64               `json:"max_bytes"`
-			Files        int64               `json:"files"`
-			MaxFiles     int64               `json:"max_files"`
-			Segments     int                 `json:"segments"`
-			Lease        float64             `json:"lease_seconds"`
-			Leased       int64               `json:"leased_bytes"`
-			Pinned       int64               `json:"pinned_bytes"`
-			EvictedBlobs int64               `json:"evicted_blobs"`
-			EvictedBytes int64               `json:"evicted_bytes"`
-			Corrupt      int64               `json:"corrupt"`
-			Held         int64               `json:"held_bytes"`
-			Quarantined  int                 `json:"quarantined"` // in dir
-			Ages         []localstore.AgeRow `json:"ages"`
-		}{
-			store.Dir, store.Holder(), s.Blobs, s.Results, s.Bytes, localstore.Budget(s.MaxBytes), s.Files, localstore.Budget(s.MaxFiles), s.Segments, max(s.Lease, 0).Seconds(),
-			r.Leased, r.Pinned, s.EvictedBlobs, s.EvictedBytes, s.Corrupt, s.HeldBytes, len(kept), localstore.AgeRows(r.Ages),
-		})
+		u := localstore.NewUsage(&s, &r)
+		u.Dir, u.Holder, u.Quarantined = store.Dir, store.Holder(), len(kept)
+		err = render.JSON(out, u)
 	} else {
 		err = statText(out, store, &s, &r, len(kept))
 	}

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -112,6 +113,9 @@ func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	args = append(args, "--dir", cfg.Dir, "--max-size", cmp.Or(cfg.MaxSize, "10GiB"))
 	if cfg.Jobs > 0 {
 		args = append(args, "--jobs", strconv.Itoa(cfg.Jobs))
+	}
+	if cfg.Join == "" && !slices.Contains(cfg.Args, "--web") {
+		args = append(args, "--web", "") // servers of other tests may have the default port
 	}
 	args = append(args, cfg.Args...)
 	s := &Server{cmd: exec.Command(cfg.Binary, args...), done: make(chan struct{})}

@@ -36,7 +36,7 @@ func (c *Cancel) Run(ctx context.Context, name string, out io.Writer) error {
 	l := &logs{Log: &Log{From: c.From}, conn: conn, instance: instance}
 	operations := longrunningpb.NewOperationsClient(conn)
 	list := &List{From: c.From, Invocation: c.Invocation, Limit: 1000}
-	var only func(execution) bool
+	var only func(Execution) bool
 	recent, unique := 0, false
 	switch m := client.Recent.FindStringSubmatch(name); {
 	case m != nil:
@@ -46,12 +46,12 @@ func (c *Cancel) Run(ctx context.Context, name string, out io.Writer) error {
 		list.Target = name
 	case client.DigestPrefix.MatchString(name):
 		unique = true
-		only = func(e execution) bool {
+		only = func(e Execution) bool {
 			_, hash, _ := strings.Cut(e.Action, ":")
 			return strings.HasPrefix(e.Action, name) || strings.HasPrefix(hash, name)
 		}
 	default:
-		only = func(e execution) bool { return e.Operation == name }
+		only = func(e Execution) bool { return e.Operation == name }
 	}
 	if list.Invocation != "" {
 		if list.Invocation, err = c.From.Invocation(ctx, list.Invocation); err != nil {
@@ -59,8 +59,8 @@ func (c *Cancel) Run(ctx context.Context, name string, out io.Writer) error {
 		}
 		list.Invocation = strings.TrimSuffix(list.Invocation, "*") + "*" // a build that has just begun is not in the history
 	}
-	var found []execution
-	err = list.executions(ctx, func(e execution) (bool, error) {
+	var found []Execution
+	err = list.executions(ctx, func(e Execution) (bool, error) {
 		if e.Status == "" && (only == nil || only(e)) {
 			found = append(found, e)
 		}
@@ -78,10 +78,10 @@ func (c *Cancel) Run(ctx context.Context, name string, out io.Writer) error {
 	if len(found) == 0 {
 		return none
 	}
-	if i := slices.IndexFunc(found, func(e execution) bool { return e.Action != found[0].Action }); unique && i > 0 {
+	if i := slices.IndexFunc(found, func(e Execution) bool { return e.Action != found[0].Action }); unique && i > 0 {
 		return exit.New(exit.No, fmt.Errorf("%s: several actions have this prefix: %s, %s", name, found[0].Action, found[i].Action))
 	}
-	if i := slices.IndexFunc(found, func(e execution) bool { return e.Instance != found[0].Instance }); i > 0 {
+	if i := slices.IndexFunc(found, func(e Execution) bool { return e.Instance != found[0].Instance }); i > 0 {
 		return exit.New(exit.Usage, fmt.Errorf("%s selects executions in the instances %q and %q: select one with --instance",
 			render.Quote(what), found[0].Instance, found[i].Instance))
 	}

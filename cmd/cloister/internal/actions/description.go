@@ -31,10 +31,10 @@ import (
 // A Description is a stored action, with its result if there is one.
 type Description struct {
 	*changes.Action
-	instance string
-	input    *tree.Input // nil if inputErr is set
-	inputErr error
-	result   *repb.ActionResult // nil if there is none
+	Instance string
+	Input    *tree.Input // nil if InputErr is set
+	InputErr error
+	Result   *repb.ActionResult // nil if there is none
 	failure  *failure           // with this result; nil if it comes from the action cache
 }
 
@@ -45,21 +45,21 @@ func Describe(ctx context.Context, from *client.Server, s *remote.Store, digest 
 	if err != nil {
 		return nil, err
 	}
-	a := &Description{Action: action, instance: s.Name()}
+	a := &Description{Action: action, Instance: s.Name()}
 	root, err := a.Root()
 	if err == nil {
-		a.input, err = tree.Load(ctx, s, root)
+		a.Input, err = tree.Load(ctx, s, root)
 	}
-	a.inputErr = err
+	a.InputErr = err
 	if a.failure, err = failureOf(ctx, from, digest, failed); err != nil {
 		return nil, err
 	}
 	if a.failure != nil {
 		err = a.failure.read(ctx, s)
-		a.result = a.failure.result
+		a.Result = a.failure.result
 		return a, err
 	}
-	a.result, err = s.Lookup(ctx, digest)
+	a.Result, err = s.Lookup(ctx, digest)
 	if err != nil && !errors.Is(err, cas.ErrNotFound) {
 		return nil, err
 	}
@@ -70,8 +70,8 @@ func Describe(ctx context.Context, from *client.Server, s *remote.Store, digest 
 func (a *Description) WriteText(w io.Writer) error {
 	p := &render.Page{W: w}
 	p.Line("action", a.Digest.String())
-	if a.instance != "" {
-		p.Line("instance", render.Quote(a.instance))
+	if a.Instance != "" {
+		p.Line("instance", render.Quote(a.Instance))
 	}
 	p.Line("command", render.QuoteScript(a.Command.Arguments))
 	if a.Command.WorkingDirectory != "" {
@@ -84,10 +84,10 @@ func (a *Description) WriteText(w io.Writer) error {
 		p.Line("platform", render.Quote(q.Name)+"="+render.Quote(q.Value))
 	}
 	root := fmt.Sprintf("%s/%d", a.InputRootDigest.GetHash(), a.InputRootDigest.GetSizeBytes())
-	if a.inputErr != nil {
-		p.Line("inputs", fmt.Sprintf("%s  cannot be read: %v", render.Quote(root), a.inputErr))
+	if a.InputErr != nil {
+		p.Line("inputs", fmt.Sprintf("%s  cannot be read: %v", render.Quote(root), a.InputErr))
 	} else {
-		p.Line("inputs", fmt.Sprintf("%s  %s, %s", root, render.Count(a.input.Files(), "file"), sandbox.Bytes(a.input.Bytes())))
+		p.Line("inputs", fmt.Sprintf("%s  %s, %s", root, render.Count(a.Input.Files(), "file"), sandbox.Bytes(a.Input.Bytes())))
 	}
 	for _, o := range a.Outputs() {
 		p.Line("declares", render.Quote(o))
@@ -101,31 +101,49 @@ func (a *Description) WriteText(w io.Writer) error {
 	switch {
 	case a.failure != nil:
 		a.failure.writeText(p)
-	case a.result == nil:
+	case a.Result == nil:
 		p.Line("result", "none is recorded")
 	default:
-		p.Result(a.result)
+		p.Result(a.Result)
 	}
 	return p.Err
 }
 
-// WriteJSON prints a as one object, with the messages of the API in their JSON mapping.
+// WriteJSON prints a as one object.
 func (a *Description) WriteJSON(w io.Writer) error {
-	o := map[string]any{"digest": a.Digest.String(), "instance": a.instance}
+	o, err := a.Object()
+	if err != nil {
+		return err
+	}
+	return render.JSON(w, o)
+}
+
+// Failure describes the failure of the run: how it ended, and the lines of its message. It returns "" if the run did not
+// fail.
+func (a *Description) Failure() (summary string, lines []string) {
+	if a.failure == nil {
+		return "", nil
+	}
+	return a.failure.summary(), a.failure.lines
+}
+
+// Object returns a for JSON, with the messages of the API in their JSON mapping.
+func (a *Description) Object() (map[string]any, error) {
+	o := map[string]any{"digest": a.Digest.String(), "instance": a.Instance}
 	messages := map[string]proto.Message{"action": a.Action.Action, "command": a.Command}
 	if a.failure != nil {
 		messages["failure"] = a.failure.entry
 		o["message"] = a.failure.lines
 	}
-	if a.inputErr != nil {
-		o["input"] = map[string]any{"error": a.inputErr.Error()}
+	if a.InputErr != nil {
+		o["input"] = map[string]any{"error": a.InputErr.Error()}
 	} else {
-		o["input"] = map[string]any{"files": a.input.Files(), "bytes": a.input.Bytes()}
+		o["input"] = map[string]any{"files": a.Input.Files(), "bytes": a.Input.Bytes()}
 	}
-	if a.result != nil {
+	if a.Result != nil {
 		// An unknown type cannot be mapped, but must not hide the rest.
 		var aux []any
-		for _, m := range a.result.ExecutionMetadata.GetAuxiliaryMetadata() {
+		for _, m := range a.Result.ExecutionMetadata.GetAuxiliaryMetadata() {
 			if b, err := protojson.Marshal(m); err == nil {
 				aux = append(aux, json.RawMessage(b))
 			} else {
@@ -133,19 +151,28 @@ func (a *Description) WriteJSON(w io.Writer) error {
 			}
 		}
 		if aux != nil {
-			a.result.ExecutionMetadata.AuxiliaryMetadata = nil
 			o["auxiliaryMetadata"] = aux
 		}
-		messages["result"] = a.result
+		messages["result"] = withoutAuxiliary(a.Result)
 	}
 	for _, name := range slices.Sorted(maps.Keys(messages)) {
 		b, err := protojson.Marshal(messages[name])
 		if err != nil {
-			return exit.New(exit.No, fmt.Errorf("%s of %s: %w", name, a.Digest, err))
+			return nil, exit.New(exit.No, fmt.Errorf("%s of %s: %w", name, a.Digest, err))
 		}
 		o[name] = json.RawMessage(b)
 	}
-	return render.JSON(w, o)
+	return o, nil
+}
+
+// withoutAuxiliary returns r without the metadata that its worker added.
+func withoutAuxiliary(r *repb.ActionResult) *repb.ActionResult {
+	if r.ExecutionMetadata == nil {
+		return r
+	}
+	r = proto.CloneOf(r)
+	r.ExecutionMetadata.AuxiliaryMetadata = nil
+	return r
 }
 
 // Manifest returns the manifest of the run that made the result, after checking that it is canonical and has the stable
@@ -154,10 +181,10 @@ func (a *Description) Manifest(ctx context.Context, s cas.Store) (string, error)
 	if a.failure != nil && a.failure.evicted {
 		return "", a.failure.errEvicted(a.Digest)
 	}
-	if a.result == nil {
+	if a.Result == nil {
 		return "", exit.New(exit.Absent, fmt.Errorf("action %s: no result is recorded, so there is no manifest", a.Digest))
 	}
-	digest, stable := worker.RecordedManifest(a.result)
+	digest, stable := worker.RecordedManifest(a.Result)
 	if digest.IsZero() {
 		return "", exit.New(exit.Absent, fmt.Errorf("action %s: its result names no manifest; an older or another kind of worker made it", a.Digest))
 	}

@@ -3,6 +3,7 @@
 package actions
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -18,11 +19,13 @@ import (
 type Invocations struct {
 	From  client.Server
 	Limit int
-	JSON  bool
+	// Window limits the entries of the history that are read; 0 reads all.
+	Window int32
+	JSON   bool
 }
 
-// An invocation is the output of ls for a build.
-type invocation struct {
+// An Invocation is the output of ls for a build.
+type Invocation struct {
 	ID       string `json:"invocation"`
 	Last     string `json:"last"` // time of the latest answer
 	Executed int    `json:"executed"`
@@ -30,8 +33,8 @@ type invocation struct {
 	Failed   int    `json:"failed"`
 }
 
-// add counts an entry of the history.
-func (i *invocation) add(e *cloisterpb.HistoryEntry) {
+// Add counts an entry of the history.
+func (i *Invocation) Add(e *cloisterpb.HistoryEntry) {
 	switch e.How {
 	case "executed":
 		i.Executed++
@@ -45,19 +48,7 @@ func (i *invocation) add(e *cloisterpb.HistoryEntry) {
 
 // Run prints the builds in the history, those with the latest answers first.
 func (c *Invocations) Run(ctx context.Context, out io.Writer) error {
-	all := []*invocation{}
-	known := map[string]*invocation{}
-	err := c.From.History(ctx, &cloisterpb.ListHistoryRequest{Limit: math.MaxInt32, AllInstances: c.From.AllInstances()}, func(e *cloisterpb.HistoryEntry) error {
-		i := known[e.InvocationId]
-		if i == nil && e.InvocationId != "" && len(all) < c.Limit {
-			i = &invocation{ID: e.InvocationId, Last: e.Time.AsTime().UTC().Format(time.RFC3339)}
-			all, known[i.ID] = append(all, i), i
-		}
-		if i != nil {
-			i.add(e)
-		}
-		return nil
-	})
+	all, err := c.All(ctx)
 	if err != nil {
 		return err
 	}
@@ -76,4 +67,22 @@ func (c *Invocations) Run(ctx context.Context, out io.Writer) error {
 		}
 	}
 	return nil
+}
+
+// All returns the builds in the history, those with the latest answers first.
+func (c *Invocations) All(ctx context.Context) ([]*Invocation, error) {
+	all := []*Invocation{}
+	known := map[string]*Invocation{}
+	err := c.From.History(ctx, &cloisterpb.ListHistoryRequest{Limit: cmp.Or(c.Window, math.MaxInt32), AllInstances: c.From.AllInstances()}, func(e *cloisterpb.HistoryEntry) error {
+		i := known[e.InvocationId]
+		if i == nil && e.InvocationId != "" && len(all) < c.Limit {
+			i = &Invocation{ID: e.InvocationId, Last: e.Time.AsTime().UTC().Format(time.RFC3339)}
+			all, known[i.ID] = append(all, i), i
+		}
+		if i != nil {
+			i.Add(e)
+		}
+		return nil
+	})
+	return all, err
 }

@@ -31,6 +31,7 @@ type List struct {
 	Target                      string
 	Failed, JSON, All, Wide     bool
 	Limit                       int
+	Before                      uint64 // only entries of the history with lower numbers; 0 for all
 	Notes                       io.Writer
 }
 
@@ -58,15 +59,8 @@ func (c *List) request(instance string) *longrunningpb.ListOperationsRequest {
 
 // Run prints executions, and the history if it is requested and kept.
 func (c *List) Run(ctx context.Context, out io.Writer) error {
-	var err error
-	if c.Invocation, err = c.From.Invocation(ctx, c.Invocation); err != nil {
-		return err
-	}
-	rows := []execution{}
-	show := func(row execution) (bool, error) {
-		if len(rows) == c.Limit {
-			return false, nil
-		}
+	rows := []Execution{}
+	err := c.Each(ctx, func(row Execution) (bool, error) {
 		rows = append(rows, row)
 		if c.JSON {
 			return true, nil
@@ -81,20 +75,12 @@ func (c *List) Run(ctx context.Context, out io.Writer) error {
 		}
 		_, err := fmt.Fprintln(out, row.line(c.Wide, render.Colours(out)))
 		return true, err
-	}
-	wanted := client.Filter{Invocation: c.Invocation, Target: c.Target, Mnemonic: c.Mnemonic, Failed: c.Failed, All: c.All}
-	err = client.ErrNoHistory
-	if wanted.Set() && c.Stage == "" {
-		err = c.printHistory(ctx, wanted, show)
-	}
-	if errors.Is(err, client.ErrNoHistory) {
-		err = c.executions(ctx, show)
-	}
+	})
 	switch {
 	case err != nil:
 	case c.JSON:
 		err = render.JSON(out, rows)
-	case len(rows) == 0 && wanted.Set():
+	case len(rows) == 0 && c.filter().Set():
 		fmt.Fprintln(c.Notes, "nothing matches")
 	case len(rows) == 0:
 		fmt.Fprintln(c.Notes, "no current executions; --all lists the history")
@@ -102,11 +88,40 @@ func (c *List) Run(ctx context.Context, out io.Writer) error {
 	return err
 }
 
-// printHistory prints unfinished executions, if requested, and then the history.
-func (c *List) printHistory(ctx context.Context, wanted client.Filter, show func(execution) (bool, error)) error {
-	var rows []execution
-	if !c.Failed {
-		err := c.executions(ctx, func(row execution) (bool, error) {
+// filter returns what c selects of a history.
+func (c *List) filter() *client.Filter {
+	return &client.Filter{Invocation: c.Invocation, Target: c.Target, Mnemonic: c.Mnemonic, Failed: c.Failed, All: c.All}
+}
+
+// Each passes executions to show, and the history if it is requested and kept, up to the limit and until show returns
+// false.
+func (c *List) Each(ctx context.Context, show func(Execution) (bool, error)) (err error) {
+	if c.Invocation, err = c.From.Invocation(ctx, c.Invocation); err != nil {
+		return err
+	}
+	left := c.Limit
+	limited := func(row Execution) (bool, error) {
+		if left--; left < 0 {
+			return false, nil
+		}
+		return show(row)
+	}
+	wanted := c.filter()
+	err = client.ErrNoHistory
+	if wanted.Set() && c.Stage == "" {
+		err = c.eachOfHistory(ctx, wanted, limited)
+	}
+	if errors.Is(err, client.ErrNoHistory) {
+		err = c.executions(ctx, limited)
+	}
+	return err
+}
+
+// eachOfHistory passes unfinished executions, if requested, and then the history to show.
+func (c *List) eachOfHistory(ctx context.Context, wanted *client.Filter, show func(Execution) (bool, error)) error {
+	var rows []Execution
+	if !c.Failed && c.Before == 0 {
+		err := c.executions(ctx, func(row Execution) (bool, error) {
 			if row.Status == "" {
 				rows = append(rows, row)
 			}
@@ -118,9 +133,9 @@ func (c *List) printHistory(ctx context.Context, wanted client.Filter, show func
 		}
 	}
 	req := wanted.Request(c.Limit)
-	req.AllInstances = c.From.AllInstances()
+	req.AllInstances, req.Before = c.From.AllInstances(), c.Before
 	err := c.From.History(ctx, req, func(e *cloisterpb.HistoryEntry) error {
-		rows = append(rows, ofEntry(e))
+		rows = append(rows, OfEntry(e))
 		return nil
 	})
 	if err != nil {
@@ -134,13 +149,13 @@ func (c *List) printHistory(ctx context.Context, wanted client.Filter, show func
 	return nil
 }
 
-// ofEntry converts an entry of a history.
-func ofEntry(e *cloisterpb.HistoryEntry) execution {
-	row := execution{
+// OfEntry converts an entry of a history.
+func OfEntry(e *cloisterpb.HistoryEntry) Execution {
+	row := Execution{
 		Action: e.Action, Stage: repb.ExecutionStage_COMPLETED.String(), Status: codes.Code(e.Code).String(), How: e.How, Cached: e.How == "cached",
 		Worker: e.Worker, Ran: e.Ran.AsDuration().Seconds(), Target: e.TargetId, Mnemonic: e.ActionMnemonic, Invocation: e.InvocationId,
 		Time: e.Time.AsTime().UTC().Format(time.RFC3339), Verdict: e.Verdict, Manifest: e.Manifest, StableHash: e.StableHash,
-		Caller: e.Caller, Instance: e.InstanceName,
+		Caller: e.Caller, Instance: e.InstanceName, Number: e.Number,
 	}
 	if e.Result != "" {
 		row.ExitCode = &e.ExitCode
@@ -149,7 +164,7 @@ func ofEntry(e *cloisterpb.HistoryEntry) execution {
 }
 
 // executions passes operations to show, page by page, until show returns false.
-func (c *List) executions(ctx context.Context, show func(execution) (bool, error)) error {
+func (c *List) executions(ctx context.Context, show func(Execution) (bool, error)) error {
 	conn, instance, err := c.From.Dial()
 	if err != nil {
 		return err
@@ -178,7 +193,7 @@ func (c *List) executions(ctx context.Context, show func(execution) (bool, error
 			if err != nil {
 				return exit.New(exit.No, fmt.Errorf("operation %s: %w", render.Quote(op.Name), err))
 			}
-			if c.Failed && !row.failed() {
+			if c.Failed && !row.Failed() {
 				continue
 			}
 			if more, err := show(row); err != nil || !more {
@@ -191,8 +206,8 @@ func (c *List) executions(ctx context.Context, show func(execution) (bool, error
 	}
 }
 
-// An execution is what ls prints of an operation.
-type execution struct {
+// An Execution is what ls prints of an operation.
+type Execution struct {
 	Operation  string  `json:"operation,omitempty"`
 	Action     string  `json:"action"`
 	Stage      string  `json:"stage"`
@@ -209,6 +224,7 @@ type execution struct {
 	Message    string  `json:"message,omitempty"`
 
 	// Only from a history.
+	Number     uint64 `json:"-"`
 	How        string `json:"how,omitempty"`  // executed, cached, found, absent, uploaded, checked
 	Time       string `json:"time,omitempty"` // of the answer
 	Caller     string `json:"caller,omitempty"`
@@ -218,20 +234,20 @@ type execution struct {
 }
 
 // executionOf converts an operation of any server.
-func executionOf(op *longrunningpb.Operation) (execution, error) {
+func executionOf(op *longrunningpb.Operation) (Execution, error) {
 	var m repb.ExecuteOperationMetadata
 	if err := op.GetMetadata().UnmarshalTo(&m); err != nil {
-		return execution{}, errors.New("metadata is not an ExecuteOperationMetadata")
+		return Execution{}, errors.New("metadata is not an ExecuteOperationMetadata")
 	}
 	function, err := new(cas.Instance).FunctionOf(m.DigestFunction, m.ActionDigest)
 	if err != nil {
-		return execution{}, err
+		return Execution{}, err
 	}
 	action, err := cas.FromProto(function, m.ActionDigest)
 	if err != nil {
-		return execution{}, err
+		return Execution{}, err
 	}
-	e := execution{Operation: op.Name, Stage: m.Stage.String(), Action: action.String()}
+	e := Execution{Operation: op.Name, Stage: m.Stage.String(), Action: action.String()}
 	if i := strings.Index(op.Name, "/operations/"); i > 0 {
 		e.Instance = op.Name[:i]
 	}
@@ -250,7 +266,7 @@ func executionOf(op *longrunningpb.Operation) (execution, error) {
 	case op.GetError() != nil:
 		e.Status, e.Message = codes.Code(op.GetError().Code).String(), op.GetError().Message
 	case op.GetResponse().UnmarshalTo(&r) != nil:
-		return execution{}, errors.New("response is not an ExecuteResponse")
+		return Execution{}, errors.New("response is not an ExecuteResponse")
 	default:
 		e.Status, e.Message, e.Cached = codes.Code(r.GetStatus().GetCode()).String(), r.Message, r.CachedResult
 		if r.Result != nil {
@@ -262,7 +278,7 @@ func executionOf(op *longrunningpb.Operation) (execution, error) {
 }
 
 // times sets the worker and the times.
-func (e *execution) times(m *repb.ExecutedActionMetadata) {
+func (e *Execution) times(m *repb.ExecutedActionMetadata) {
 	if m == nil {
 		return
 	}
@@ -283,8 +299,8 @@ func between(from, to *timestamppb.Timestamp) time.Duration {
 	return max(to.AsTime().Sub(from.AsTime()), 0)
 }
 
-// failed reports whether the execution ended in failure.
-func (e *execution) failed() bool {
+// Failed reports whether the execution ended in failure.
+func (e *Execution) Failed() bool {
 	return e.Status != "" && (e.Status != codes.OK.String() || e.ExitCode != nil && *e.ExitCode != 0)
 }
 
@@ -313,13 +329,13 @@ func columns(state, cache, took, action, invocation, what string, wide, red bool
 
 // line returns e for a person, with everything that a client chose quoted. A wide line shortens nothing, and adds the
 // name of the operation or, of an entry of the history, its time.
-func (e *execution) line(wide, coloured bool) string {
+func (e *Execution) line(wide, coloured bool) string {
 	what, invocation := cmp.Or(render.QuoteAll(strings.Fields(e.Mnemonic+" "+e.Target)), "-"), "-"
 	if e.Invocation != "" {
 		invocation = render.Quote(shorten(e.Invocation, invocationDigits, wide))
 	}
-	line := columns(e.state(), e.cache(), e.duration(), render.Quote(shorten(e.Action, actionDigits, wide)), invocation, what,
-		wide, coloured && (e.failed() || e.differs()))
+	line := columns(e.State(), e.Cache(), e.Duration(), render.Quote(shorten(e.Action, actionDigits, wide)), invocation, what,
+		wide, coloured && (e.Failed() || e.Differs()))
 	if wide {
 		line += "  " + render.Quote(cmp.Or(e.Operation, e.Time))
 	}
@@ -341,11 +357,11 @@ func shorten(name string, digits int, wide bool) string {
 	return name[:at]
 }
 
-// differs reports whether a check found the action not reproducible.
-func (e *execution) differs() bool { return e.Verdict == "differs" || e.Verdict == "flaky exit" }
+// Differs reports whether a check found the action not reproducible.
+func (e *Execution) Differs() bool { return e.Verdict == "differs" || e.Verdict == "flaky exit" }
 
-// state returns the state or the end of the execution.
-func (e *execution) state() string {
+// State returns the state or the end of the execution.
+func (e *Execution) State() string {
 	switch {
 	case e.Status == "":
 		return strings.ToLower(e.Stage)
@@ -361,8 +377,8 @@ func (e *execution) state() string {
 	return strings.ToLower(e.Stage)
 }
 
-// cache returns whether the action cache had the result, if it was asked.
-func (e *execution) cache() string {
+// Cache returns whether the action cache had the result, if it was asked.
+func (e *Execution) Cache() string {
 	switch {
 	case e.Cached, e.How == "found":
 		return "hit"
@@ -372,9 +388,9 @@ func (e *execution) cache() string {
 	return "-"
 }
 
-// duration returns how long the command ran for this request.
-func (e *execution) duration() string {
-	if e.Ran == 0 || e.cache() == "hit" {
+// Duration returns how long the command ran for this request.
+func (e *Execution) Duration() string {
+	if e.Ran == 0 || e.Cache() == "hit" {
 		return "-"
 	}
 	return time.Duration(e.Ran * float64(time.Second)).Round(time.Millisecond).String()

@@ -32,27 +32,27 @@ func TestLines(t *testing.T) {
 	zero, three := int32(0), int32(3)
 	digest := strings.Repeat("0123456789abcdef", 4) + "/142"
 	for _, c := range []struct {
-		row  execution
+		row  Execution
 		want string
 	}{
-		{execution{Stage: "QUEUED", Action: digest}, "queued             -              -  0123456789ab  -           -"},
+		{Execution{Stage: "QUEUED", Action: digest}, "queued             -              -  0123456789ab  -           -"},
 		{
-			execution{Status: "OK", ExitCode: &zero, Ran: 1.5, Action: "blake3:" + digest, Invocation: "5f1d6c0e-3b0a", Mnemonic: "Copy"},
+			Execution{Status: "OK", ExitCode: &zero, Ran: 1.5, Action: "blake3:" + digest, Invocation: "5f1d6c0e-3b0a", Mnemonic: "Copy"},
 			"exit 0             miss        1.5s  blake3:0123456789ab  5f1d6c0e    Copy",
 		},
 		{
-			execution{Status: "OK", ExitCode: &zero, Cached: true, Ran: 1.5, Action: digest, Caller: "ci"},
+			Execution{Status: "OK", ExitCode: &zero, Cached: true, Ran: 1.5, Action: digest, Caller: "ci"},
 			"exit 0             hit            -  0123456789ab  -           -  by ci",
 		},
-		{execution{Status: "OK", How: "found", ExitCode: &zero, Action: digest}, "exit 0             hit            -  0123456789ab  -           -"},
-		{execution{Status: "OK", How: "absent", Action: digest}, "absent             miss           -  0123456789ab  -           -"},
+		{Execution{Status: "OK", How: "found", ExitCode: &zero, Action: digest}, "exit 0             hit            -  0123456789ab  -           -"},
+		{Execution{Status: "OK", How: "absent", Action: digest}, "absent             miss           -  0123456789ab  -           -"},
 		{
-			execution{Status: "OK", ExitCode: &three, Ran: 0.0621, Action: digest},
+			Execution{Status: "OK", ExitCode: &three, Ran: 0.0621, Action: digest},
 			"\x1b[31mexit 3            \x1b[0m miss        62ms  0123456789ab  -           -",
 		},
-		{execution{Status: "Unavailable", Action: digest}, "\x1b[31mUnavailable       \x1b[0m -              -  0123456789ab  -           -"},
+		{Execution{Status: "Unavailable", Action: digest}, "\x1b[31mUnavailable       \x1b[0m -              -  0123456789ab  -           -"},
 		{
-			execution{Status: "OK", How: "checked", Verdict: "differs", Action: digest},
+			Execution{Status: "OK", How: "checked", Verdict: "differs", Action: digest},
 			"\x1b[31mdiffers           \x1b[0m -              -  0123456789ab  -           -",
 		},
 	} {

@@ -44,7 +44,7 @@ func (l *Loopback) Close() error {
 }
 
 // Addr implements net.Listener.
-func (l *Loopback) Addr() net.Addr { return remote("loopback") }
+func (l *Loopback) Addr() net.Addr { return browserAddr("loopback") }
 
 // Credentials is the option of the server.
 func (l *Loopback) Credentials() grpc.ServerOption {
@@ -57,7 +57,7 @@ func (l *Loopback) Options(r *http.Request) []grpc.DialOption {
 	options := []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 		client, server := net.Pipe()
 		select {
-		case l.conns <- &carrier{server, remote(r.RemoteAddr), r.TLS}:
+		case l.conns <- &carrier{server, browserAddr(r.RemoteAddr), r.TLS}:
 			return client, nil
 		case <-l.closed:
 			return nil, net.ErrClosed
@@ -78,21 +78,21 @@ func (l *Loopback) Options(r *http.Request) []grpc.DialOption {
 // A carrier is the server's end of a connection.
 type carrier struct {
 	net.Conn
-	browser remote
+	browser browserAddr
 	tls     *tls.ConnectionState // of the browser, nil without TLS
 }
 
 // RemoteAddr returns the address of the browser.
 func (c *carrier) RemoteAddr() net.Addr { return c.browser }
 
-// A remote is the address of a browser.
-type remote string
+// A browserAddr is the address of a browser.
+type browserAddr string
 
 // Network implements net.Addr.
-func (remote) Network() string { return "tcp" }
+func (browserAddr) Network() string { return "tcp" }
 
 // String implements net.Addr.
-func (r remote) String() string { return string(r) }
+func (r browserAddr) String() string { return string(r) }
 
 // carried are transport credentials that take over the TLS state of the browser.
 type carried struct {

@@ -4,8 +4,13 @@ package console
 
 import (
 	"cmp"
+	"errors"
+	"net/http"
 	"strings"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/actions"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/operator"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 )
@@ -14,6 +19,17 @@ import (
 type overviewData struct {
 	Live   *liveData `json:"live,omitempty"`
 	Hidden string    `json:"hidden,omitempty"` // why Live is missing
+	// Store is missing for callers who may not operate the server, and the rest without a history.
+	Store    *storeSize            `json:"store,omitempty"`
+	Failures []actions.Execution   `json:"failures"`
+	Recent   []actions.Execution   `json:"recent"`
+	Builds   []*actions.Invocation `json:"builds"`
+}
+
+// storeSize is the size of the store and its limit.
+type storeSize struct {
+	Bytes    int64 `json:"bytes"`
+	MaxBytes int64 `json:"max_bytes"`
 }
 
 func overview(r *request) (any, error) {
@@ -22,9 +38,23 @@ func overview(r *request) (any, error) {
 	switch {
 	case err == nil:
 		d.Live = newLive(state)
-	case statusOf(err) == 403:
+	case statusOf(err) == http.StatusForbidden:
 		d.Hidden = err.Error()
 	default:
+		return nil, err
+	}
+	if s, err := r.stats(); err == nil {
+		d.Store = &storeSize{s.Bytes, localstore.Budget(s.MaxBytes)}
+	}
+	const few = 10
+	if d.Failures, err = r.rows(&actions.List{Failed: true, Limit: few}); err != nil && statusOf(err) != http.StatusForbidden {
+		return nil, err
+	}
+	if d.Recent, err = r.rows(&actions.List{Limit: few}); err != nil && statusOf(err) != http.StatusForbidden {
+		return nil, err
+	}
+	d.Builds, err = (&actions.Invocations{From: *r.from, Limit: few, Window: 10_000}).All(r.Context())
+	if err != nil && statusOf(err) != http.StatusForbidden && !errors.Is(err, client.ErrNoHistory) {
 		return nil, err
 	}
 	return d, nil

@@ -43,6 +43,13 @@ type page struct {
 func pages() []page {
 	return []page{
 		{"/{$}", "overview", "overview.html", overview},
+		{"/actions", "actions", "actions.html", listActions},
+		{"/workers", "workers", "workers.html", listWorkers},
+		{"/cache", "cache", "cache.html", showCache},
+		{"/check", "check", "check.html", showCheck},
+		{"/i/{id}", "", "invocation.html", invocation},
+		{"/a/{name}", "", "action.html", showAction},
+		{"/search", "", "", search},
 	}
 }
 
@@ -212,12 +219,13 @@ var functions = template.FuncMap{
 	"join":   strings.Join,
 	"count":  func(n int, noun string) string { return render.Count(n, noun) },
 	"short":  short,
-	"action": func(digest, instance string) string { return link("/a/", digest, instance) },
+	"action": ActionPath,
 	"blob":   func(digest, instance string) string { return link("/cas/", digest, instance) },
 	"seconds": func(s float64) string {
 		return time.Duration(s * float64(time.Second)).Round(time.Millisecond).String()
 	},
-	"path": url.PathEscape,
+	"path":    url.PathEscape,
+	"command": render.QuoteScript,
 }
 
 // short returns the first digits of a digest or an id, after its digest function.
@@ -225,6 +233,9 @@ func short(name string) string {
 	at := strings.IndexByte(name, ':') + 1
 	return printable.Head(name[:min(len(name), at+12)], 40)
 }
+
+// ActionPath returns the path and the query of an action's page.
+func ActionPath(digest, instance string) string { return link("/a/", digest, instance) }
 
 // link returns the URL of a digest HASH/SIZE below a path.
 func link(path, digest, instance string) string {

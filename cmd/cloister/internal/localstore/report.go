@@ -3,6 +3,7 @@
 package localstore
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"math"
@@ -10,10 +11,50 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
 )
+
+// Measure returns the statistics of a store, and what could be removed from it now.
+func Measure(ctx context.Context, store *diskctl.Client) (s disk.Stats, r disk.CollectReport, err error) {
+	if s, err = store.Stats(ctx); err == nil {
+		r, err = store.Collect(ctx, disk.CollectOptions{OlderThan: time.Duration(flags.MaxDuration), DryRun: true})
+	}
+	return s, r, err
+}
+
+// A Usage is the usage of a store in JSON.
+type Usage struct {
+	Dir          string   `json:"dir"`    // "": that of the server
+	Holder       int      `json:"holder"` // 0: nobody held it
+	Blobs        int      `json:"blobs"`
+	Results      int      `json:"results"`
+	Bytes        int64    `json:"bytes"`
+	MaxBytes     int64    `json:"max_bytes"`
+	Files        int64    `json:"files"`
+	MaxFiles     int64    `json:"max_files"`
+	Segments     int      `json:"segments"`
+	Lease        float64  `json:"lease_seconds"`
+	Leased       int64    `json:"leased_bytes"`
+	Pinned       int64    `json:"pinned_bytes"`
+	EvictedBlobs int64    `json:"evicted_blobs"`
+	EvictedBytes int64    `json:"evicted_bytes"`
+	Corrupt      int64    `json:"corrupt"`
+	Held         int64    `json:"held_bytes"`
+	Quarantined  int      `json:"quarantined"` // in dir
+	Ages         []AgeRow `json:"ages"`
+}
+
+// NewUsage returns what Measure found.
+func NewUsage(s *disk.Stats, r *disk.CollectReport) *Usage {
+	return &Usage{
+		Blobs: s.Blobs, Results: s.Results, Bytes: s.Bytes, MaxBytes: Budget(s.MaxBytes), Files: s.Files, MaxFiles: Budget(s.MaxFiles),
+		Segments: s.Segments, Lease: max(s.Lease, 0).Seconds(), Leased: r.Leased, Pinned: r.Pinned,
+		EvictedBlobs: s.EvictedBlobs, EvictedBytes: s.EvictedBytes, Corrupt: s.Corrupt, Held: s.HeldBytes, Ages: AgeRows(r.Ages),
+	}
+}
 
 // PrintLeases prints what cannot be removed, and why.
 func PrintLeases(p *render.Page, r *disk.CollectReport, lease time.Duration, now time.Time) {

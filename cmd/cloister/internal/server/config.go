@@ -77,6 +77,7 @@ func (c *Config) boundBlobs(storeBytes int64) error {
 func (s *server) assembly() (c service.Config, err error) {
 	n := s.node
 	c = n.Assembly(func() []string { return s.runFlags })
+	c.Worker.Reproduce = s.withPage(c.Worker.Reproduce)
 	c.ToolchainDrift = s.ToolchainDrift == "allow"
 	if c.Queue.Drains, err = readDrains(n.Dir); err != nil {
 		return c, err

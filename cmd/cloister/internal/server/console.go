@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/console"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
+	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/access"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -131,6 +132,17 @@ func (s *server) confinement() func(*http.Request) *confinement.Report {
 		return r
 	})
 	return func(*http.Request) *confinement.Report { return read() }
+}
+
+// withPage adds a line with the page of the action to the command line that reruns it.
+func (s *server) withPage(rerun func(*worker.Task) string) func(*worker.Task) string {
+	return func(t *worker.Task) string {
+		text := rerun(t)
+		if text != "" && s.web != nil {
+			text += "\ncloister: page: " + s.web.url + console.ActionPath(t.Action.String(), t.Instance)
+		}
+		return text
+	}
 }
 
 // serve serves the console until close.
