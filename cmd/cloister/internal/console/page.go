@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/buildinfo"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
@@ -69,6 +70,20 @@ func (h *Handler) request(r *http.Request) *request {
 	return &request{Request: r, from: from, h: h}
 }
 
+// admit refuses callers whom the server does not know, whatever they request.
+func (r *request) admit() error {
+	conn, _, err := r.from.Dial()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = repb.NewCapabilitiesClient(conn).GetCapabilities(r.Context(), &repb.GetCapabilitiesRequest{})
+	if code := status.Code(err); code == codes.Unauthenticated || code == codes.PermissionDenied {
+		return client.Reason(err)
+	}
+	return nil // the page reports other errors
+}
+
 // number returns a parameter that is a number from 1 to limit, or standard without it.
 func (r *request) number(name string, standard, limit int) int {
 	var n int
@@ -100,7 +115,12 @@ type navLink struct {
 func (h *Handler) serve(p *page, w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), requestTime)
 	defer cancel()
-	data, err := p.data(h.request(r.WithContext(ctx)))
+	q := h.request(r.WithContext(ctx))
+	var data any
+	err := q.admit()
+	if err == nil {
+		data, err = p.data(q)
+	}
 	if err != nil {
 		h.fail(w, r, err)
 		return
