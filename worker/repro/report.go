@@ -10,7 +10,7 @@ import (
 	"html/template"
 	"strings"
 
-	"github.com/cloister-build/cloister/internal/pagestyle"
+	"github.com/cloister-build/cloister/worker/repro/pagestyle"
 	"github.com/cloister-build/cloister/sandbox/printable"
 )
 

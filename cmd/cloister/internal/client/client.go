@@ -103,7 +103,8 @@ func (s *Server) Open(ctx context.Context) (*remote.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := remote.Dial(ctx, strings.TrimRight(s.Address, "/")+"/"+url.PathEscape(s.Instance), append(options, s.Options...)...)
+	options = append(options, s.Options...)
+	c, err := remote.Dial(ctx, strings.TrimRight(s.Address, "/")+"/"+url.PathEscape(s.Instance), options...)
 	switch {
 	case errors.Is(err, remote.ErrAddress), errors.Is(err, cas.ErrInvalid):
 		return nil, exit.New(exit.Usage, fmt.Errorf("--server, --instance: %w", err))

@@ -110,8 +110,15 @@ func fail(t *testing.T, in *cas.Instance, l *history.Log) string {
 	return strings.Replace(action.String(), "/", "-", 1)
 }
 
+// An answer is a response without its body.
+type answer struct {
+	StatusCode int
+	Status     string
+	Header     http.Header
+}
+
 // get returns the response to a request that edit may change, and its body.
-func (s *site) get(t *testing.T, path string, edit func(*http.Request)) (*http.Response, string) {
+func (s *site) get(t *testing.T, path string, edit func(*http.Request)) (*answer, string) {
 	t.Helper()
 	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+path, nil))(t)
 	if edit != nil {
@@ -120,7 +127,7 @@ func (s *site) get(t *testing.T, path string, edit func(*http.Request)) (*http.R
 	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	response := must.Get(client.Do(r))(t)
 	defer response.Body.Close()
-	return response, string(must.Get(io.ReadAll(response.Body))(t))
+	return &answer{response.StatusCode, response.Status, response.Header}, string(must.Get(io.ReadAll(response.Body))(t))
 }
 
 // paths returns a path of each page.

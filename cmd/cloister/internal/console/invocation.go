@@ -70,8 +70,13 @@ var durations = []struct {
 	below time.Duration
 	label string
 }{
-	{10 * time.Millisecond, "below 10 ms"}, {100 * time.Millisecond, "below 100 ms"}, {time.Second, "below 1 s"},
-	{10 * time.Second, "below 10 s"}, {time.Minute, "below 1 min"}, {10 * time.Minute, "below 10 min"}, {math.MaxInt64, "longer"},
+	{10 * time.Millisecond, "below 10 ms"},
+	{100 * time.Millisecond, "below 100 ms"},
+	{time.Second, "below 1 s"},
+	{10 * time.Second, "below 10 s"},
+	{time.Minute, "below 1 min"},
+	{10 * time.Minute, "below 10 min"},
+	{math.MaxInt64, "longer"},
 }
 
 func invocation(r *request) (any, error) {

@@ -23,7 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
-	"github.com/cloister-build/cloister/internal/pagestyle"
+	"github.com/cloister-build/cloister/worker/repro/pagestyle"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/printable"
 	"google.golang.org/grpc/codes"
@@ -280,5 +280,7 @@ func serveAsset(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", kinds[name])
 	w.Header().Set("Cache-Control", "max-age=300")
-	w.Write(text)
+	if _, err := w.Write(text); err != nil {
+		return // the browser left
+	}
 }
