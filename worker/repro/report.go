@@ -10,8 +10,8 @@ import (
 	"html/template"
 	"strings"
 
-	"github.com/cloister-build/cloister/worker/repro/pagestyle"
 	"github.com/cloister-build/cloister/sandbox/printable"
+	"github.com/cloister-build/cloister/worker/repro/pagestyle"
 )
 
 // A Report presents the verdicts of several actions.

@@ -23,9 +23,9 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
-	"github.com/cloister-build/cloister/worker/repro/pagestyle"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/printable"
+	"github.com/cloister-build/cloister/worker/repro/pagestyle"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
