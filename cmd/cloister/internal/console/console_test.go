@@ -125,7 +125,7 @@ func (s *site) get(t *testing.T, path string, edit func(*http.Request)) (*answer
 		edit(r)
 	}
 	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	response := must.Get(client.Do(r))(t)
+	response := must.Get(client.Do(r))(t) //nolint:bodyclose // it is closed below
 	defer response.Body.Close()
 	return &answer{response.StatusCode, response.Status, response.Header}, string(must.Get(io.ReadAll(response.Body))(t))
 }
@@ -258,15 +258,15 @@ func TestRights(t *testing.T) {
 func TestEvents(t *testing.T) {
 	s := open(t, "")
 	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+"/events", nil))(t)
-	var viewers []*http.Response
+	var feeds []io.Reader
 	for range maxViewers {
-		v := must.Get(http.DefaultClient.Do(r))(t)
+		v := must.Get(s.Client().Do(r))(t) //nolint:bodyclose // it is closed below
 		defer v.Body.Close()
-		viewers = append(viewers, v)
+		feeds = append(feeds, v.Body)
 	}
 	refused, _ := s.get(t, "/events", nil)
 	expect.Equal(t, refused.StatusCode, http.StatusServiceUnavailable, "one viewer too many")
-	lines := bufio.NewScanner(viewers[0].Body)
+	lines := bufio.NewScanner(feeds[0])
 	for seen := 0; seen < 2 && lines.Scan(); {
 		if text, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
 			var html string
