@@ -40,10 +40,10 @@ func TestTokensGoToTheirServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("CLOISTER_TOKEN", c.token)
 			t.Setenv("CLOISTER_CAS_TOKEN", c.casToken)
-			join := Config{Config: node.NewConfig(), Scheduler: "grpc://" + scheduler}
+			join := Config{Config: node.NewConfig()}
 			cmd := &cobra.Command{}
 			join.Register(cmd)
-			must.Succeed(t, cmd.ParseFlags(strings.Fields(c.flags)))
+			must.Succeed(t, cmd.ParseFlags(strings.Fields("--scheduler grpc://"+scheduler+" "+c.flags)))
 			must.Succeed(t, join.Check(cmd))
 			expect.Equal(t, atScheduler(join.Identity.DialOptions("grpc://"+scheduler)), c.shown,
 				"the scheduler is shown")
