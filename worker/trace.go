@@ -7,9 +7,7 @@ import (
 	"strings"
 )
 
-// TraceHeaders are the headers of https://www.w3.org/TR/trace-context/, in lower case.
-var TraceHeaders = []string{traceParent, traceState}
-
+// The headers of https://www.w3.org/TR/trace-context/.
 const (
 	traceParent = "traceparent"
 	traceState  = "tracestate"
@@ -21,10 +19,11 @@ const (
 // which is the version of our own calls.
 var parent = regexp.MustCompile(`^(?:[0-9a-e][0-9a-f]|f[0-9a-e])-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?$`)
 
-// ParseTrace returns the trace context of a call in the form in which it is propagated, or nil if the headers, whose
-// names are in lower case, hold none or a malformed one. It drops a tracestate that is malformed or too long.
-func ParseTrace(headers map[string]string) map[string]string {
-	text := headers[traceParent]
+// ParseTrace returns the trace context of a call in the form in which it is propagated, or nil if there is none or a
+// malformed one. header returns the value of a header by its name in lower case. ParseTrace drops a tracestate that is
+// malformed or too long.
+func ParseTrace(header func(name string) string) map[string]string {
+	text := header(traceParent)
 	if len(text) > maxTraceState {
 		return nil
 	}
@@ -36,7 +35,7 @@ func ParseTrace(headers map[string]string) map[string]string {
 		return nil // version 00 has no further fields
 	}
 	trace := map[string]string{traceParent: "00-" + m[1] + "-" + m[2] + "-" + m[3]}
-	state := strings.TrimSpace(headers[traceState])
+	state := strings.TrimSpace(header(traceState))
 	malformed := func(r rune) bool { return (r < ' ' || r > '~') && r != '\t' }
 	if state != "" && len(state) <= maxTraceState && !strings.ContainsFunc(state, malformed) {
 		trace[traceState] = state

@@ -80,7 +80,7 @@ func (s *slot) task(e *remoteworkerpb.DesiredState_Executing) (*worker.Task, err
 	for name, value := range e.W3CTraceContext {
 		headers[strings.ToLower(name)] = value
 	}
-	t.Trace = worker.ParseTrace(headers)
+	t.Trace = worker.ParseTrace(func(name string) string { return headers[name] })
 	left := maxAuxiliary
 	for _, aux := range e.AuxiliaryMetadata {
 		if left -= proto.Size(aux); left < 0 {

@@ -32,12 +32,7 @@ func requestMetadata(ctx context.Context) *repb.RequestMetadata {
 
 // trace returns the trace headers of a call.
 func trace(ctx context.Context) map[string]string {
-	headers := map[string]string{}
-	for _, name := range worker.TraceHeaders {
-		// Repeated headers are joined with commas.
-		if values := metadata.ValueFromIncomingContext(ctx, name); len(values) > 0 {
-			headers[name] = strings.Join(values, ",")
-		}
-	}
-	return worker.ParseTrace(headers)
+	return worker.ParseTrace(func(name string) string {
+		return strings.Join(metadata.ValueFromIncomingContext(ctx, name), ",") // of repeated headers
+	})
 }

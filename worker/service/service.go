@@ -42,6 +42,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/cloister-build/cloister/worker/telemetry"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // Config configures a Server or a Worker. Worker.Name and Worker.Instances are required; a Worker also needs
@@ -63,6 +64,8 @@ type Config struct {
 	// Metrics, if not nil, receives the metrics, whose names begin with cloister_. It can be used for only one Server
 	// or Worker.
 	Metrics prometheus.Registerer
+	// Tracer, if not nil, records a span for each executed action, below the client's span, and for each of its stages.
+	Tracer trace.Tracer
 
 	// The fields below are those of a Server.
 
@@ -145,7 +148,7 @@ func newMachine(ctx context.Context, c *Config) (_ *machine, err error) {
 		c.Metrics = prometheus.NewRegistry()
 	}
 	m := &machine{caches: divide(c.Memory), metrics: metrics{to: c.Metrics}}
-	if m.telemetry, err = telemetry.New(c.Metrics); err != nil {
+	if m.telemetry, err = telemetry.New(c.Metrics, c.Tracer); err != nil {
 		return nil, fmt.Errorf("service: Config.Metrics: %w", err)
 	}
 	defer func() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package telemetry counts what workers do, for Prometheus. No label is text from a client.
+// Package telemetry counts what workers do, for Prometheus, and records it as spans of OpenTelemetry. No label is text
+// from a client.
 //
 // Metric names follow the conventions of Prometheus and are an interface: users depend on them. Metrics are off by
 // default, since serving them has no authentication. Text format, histograms and registry come from Prometheus' own
@@ -16,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/violation"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // Metrics are the counters of one server. They are safe for concurrent use.
@@ -24,10 +26,11 @@ type Metrics struct {
 	stages     *prometheus.HistogramVec
 	violations *prometheus.CounterVec
 	checks     *prometheus.CounterVec
+	tracer     trace.Tracer // nil without spans
 }
 
-// New registers the counters, and fails if r has metrics of the same names.
-func New(r prometheus.Registerer) (*Metrics, error) {
+// New registers the counters, and fails if r has metrics of the same names. tracer, which may be nil, records spans.
+func New(r prometheus.Registerer, tracer trace.Tracer) (*Metrics, error) {
 	counter := func(name, help, label string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
 	}
@@ -40,6 +43,7 @@ func New(r prometheus.Registerer) (*Metrics, error) {
 		violations: counter("cloister_sandbox_violations_total",
 			"Operations that the sandbox denied, and limits that actions hit, by kind of event.", "kind"),
 		checks: counter("cloister_repro_checks_total", "Reproducibility checks by result.", "result"),
+		tracer: tracer,
 	}
 	for _, c := range []prometheus.Collector{m.actions, m.stages, m.violations, m.checks} {
 		if err := r.Register(c); err != nil {
@@ -62,7 +66,7 @@ func (m *Metrics) Violations(v *worker.Violations) {
 	}
 }
 
-// Executor returns an Executor that counts what e executes.
+// Executor returns an Executor that counts what e executes, and records its spans.
 func (m *Metrics) Executor(e worker.Executor) worker.Executor { return &counted{e, m} }
 
 type counted struct {
@@ -74,11 +78,12 @@ type counted struct {
 func (c *counted) Execute(
 	ctx context.Context, t *worker.Task, report func(worker.Stage),
 ) (*worker.Outcome, error) {
+	ctx, span := c.start(ctx, t)
 	var stage worker.Stage
 	var began time.Time
 	observe := func() {
 		if stage != 0 {
-			c.stages.WithLabelValues(stage.String()).Observe(time.Since(began).Seconds())
+			c.observe(ctx, stage, began)
 		}
 	}
 	out, err := c.Executor.Execute(ctx, t, func(s worker.Stage) {
@@ -89,8 +94,25 @@ func (c *counted) Execute(
 		}
 	})
 	observe()
-	c.actions.WithLabelValues(result(out, err)).Inc()
+	label := result(out, err)
+	c.actions.WithLabelValues(label).Inc()
+	end(span, label, out, err)
 	return out, err
+}
+
+// observe measures a stage that ends now. If the action is traced, an exemplar of the histogram leads to its trace.
+func (m *Metrics) observe(ctx context.Context, stage worker.Stage, began time.Time) {
+	now := time.Now()
+	seconds, histogram := now.Sub(began).Seconds(), m.stages.WithLabelValues(stage.String())
+	exemplars, ok := histogram.(prometheus.ExemplarObserver)
+	parent := trace.SpanContextFromContext(ctx)
+	if m.tracer == nil || !parent.IsSampled() || !ok {
+		histogram.Observe(seconds)
+		return
+	}
+	exemplars.ObserveWithExemplar(seconds, prometheus.Labels{"trace_id": parent.TraceID().String()})
+	_, span := m.tracer.Start(ctx, "action."+stage.String(), trace.WithTimestamp(began))
+	span.End(trace.WithTimestamp(now))
 }
 
 // result returns the label for the end of an action.

@@ -46,7 +46,7 @@ func TestActionsAreCountedByResult(t *testing.T) {
 		"infra":          {err: &worker.Fault{Kind: worker.FaultInternal, Err: errors.New("x")}},
 	} {
 		r := prometheus.NewRegistry()
-		m := must.Get(telemetry.New(r))(t)
+		m := must.Get(telemetry.New(r, nil))(t)
 		var stages []worker.Stage
 		out, err := m.Executor(e).Execute(t.Context(), &worker.Task{}, func(s worker.Stage) { stages = append(stages, s) })
 		if out != e.out || err != e.err || len(stages) != 2 {
@@ -66,8 +66,8 @@ cloister_actions_total{result="` + want + `"} 1
 
 func TestViolationsAreCountedByKind(t *testing.T) {
 	r := prometheus.NewRegistry()
-	m := must.Get(telemetry.New(r))(t)
-	if _, err := telemetry.New(r); err == nil {
+	m := must.Get(telemetry.New(r, nil))(t)
+	if _, err := telemetry.New(r, nil); err == nil {
 		t.Error("New registered the same names twice")
 	}
 	m.Violations(&worker.Violations{

@@ -51,17 +51,18 @@ func newCallMetrics(r *prometheus.Registry) *callMetrics {
 	return c
 }
 
-// ServerOptions returns the options with which a gRPC server counts its calls; none without --metrics. They precede all
-// others, so that refused calls and panics count as well.
+// ServerOptions returns the options with which a gRPC server traces its calls, and with --metrics counts them. They
+// precede all others, so that refused calls and panics count as well.
 func (n *Node) ServerOptions() []grpc.ServerOption {
+	options := n.tracing.ServerOptions()
 	if n.metrics == "" {
-		return nil
+		return options
 	}
-	return []grpc.ServerOption{
+	return append(options,
 		grpc.ChainUnaryInterceptor(n.calls.calls.UnaryServerInterceptor()),
 		grpc.ChainStreamInterceptor(n.calls.calls.StreamServerInterceptor()),
 		grpc.StatsHandler(n.calls),
-	}
+	)
 }
 
 // transfersKey is the context key of the transfers of a call's method.

@@ -26,7 +26,7 @@ func (n *Node) ServeMetrics() error {
 		return err
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(n.Registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(n.Registry, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	mux.Handle("GET /ready", n.Ready)
 	mux.HandleFunc("GET /live", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "alive\n") })
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}

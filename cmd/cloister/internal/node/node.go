@@ -32,6 +32,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/imageservice"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/notify"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/tracing"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
@@ -60,6 +61,7 @@ type Node struct {
 	policy   *policy.Policy
 	images   *images.Provider // nil if this node runs no container images
 	control  *diskctl.Server
+	tracing  *tracing.Tracing
 
 	// Set by Start. Instances are the stores that clients and actions see; overlay is nil without an upstream.
 	Instances cas.Instances
@@ -105,7 +107,11 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 	if n.backendConfig, err = c.Sandbox.BackendConfig(); err != nil {
 		return nil, err
 	}
-	if n.Upstream, err = c.Upstream.open(ctx, log); err != nil {
+	if n.tracing, err = tracing.Start(ctx, log); err != nil {
+		return nil, exit.New(exit.Usage, err)
+	}
+	n.onClose(n.tracing.Close)
+	if n.Upstream, err = c.Upstream.open(ctx, log, n.tracing.DialOptions()...); err != nil {
 		return nil, err
 	}
 	if n.Upstream != nil {
@@ -201,7 +207,7 @@ func (n *Node) Assembly(flags func() []string) service.Config {
 			Reproduce: func(t *worker.Task) string { return reproduce(t, flags()) },
 			Audit:     func(t *worker.Task, a *worker.Violations) { recordViolations(n.violations, n.record, n.Name, t, a) },
 		},
-		Slots: n.Jobs, Memory: int64(n.memory), Metrics: n.Registry,
+		Slots: n.Jobs, Memory: int64(n.memory), Metrics: n.Registry, Tracer: n.tracing.Tracer(),
 	}
 	if n.images != nil {
 		c.Worker.Images = n.images

@@ -55,8 +55,8 @@ func (f *UpstreamFlags) policy(cmd *cobra.Command) (overlay.Policy, error) {
 }
 
 // open connects to the upstream, or returns nil if there is none. The caller closes it. A server need not be reachable
-// yet, nor need a bucket if it is written later.
-func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger) (*upstream, error) {
+// yet, nor need a bucket if it is written later. traced are options for the connection to a server.
+func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger, traced ...grpc.DialOption) (*upstream, error) {
 	u := &upstream{address: f.Server + f.Bucket, calls: newUpstreamCalls(log), reason: errNotProbed, since: time.Now()}
 	switch {
 	case f.Server != "":
@@ -64,7 +64,7 @@ func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger) (*upstream, 
 		if err != nil {
 			return nil, err
 		}
-		options = append(options, grpc.WithStatsHandler(callStats{u.calls}))
+		options = append(append(options, traced...), grpc.WithStatsHandler(callStats{u.calls}))
 		c, err := remote.New(f.Server, options...)
 		if err != nil {
 			return nil, exit.New(exit.Usage, fmt.Errorf("--cas: %w", err))
