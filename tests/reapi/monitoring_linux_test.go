@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reapi_test
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
+	"github.com/cloister-build/cloister/tests/internal/loopback"
+	"github.com/cloister-build/cloister/tests/must"
+)
+
+// TestMonitoringUsesMetricsThatExist checks the metrics of the dashboard and the alert rules against those of a server
+// that has everything they watch: rights, an upstream, and an executed action.
+func TestMonitoringUsesMetricsThatExist(t *testing.T) {
+	t.Parallel()
+	upstream := serve(t)
+	metrics, dir := must.Get(loopback.Address())(t), t.TempDir()
+	auth := filepath.Join(dir, "auth.yaml")
+	rights := "version: 1\ncallers:\n  - {name: anyone, anonymous: true, rights: [read, write, execute]}\n"
+	must.Succeed(t, os.WriteFile(auth, []byte(rights), 0o600))
+	server := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(dir, "store"), Args: []string{
+		"--cas", "grpc://" + upstream.server.Addr, "--metrics", metrics, "--auth", auth,
+	}})
+	server.succeed(job{script: "true"})
+	resp, err := http.Get("http://" + metrics + "/metrics")
+	must.Succeed(t, err)
+	defer resp.Body.Close()
+	exists := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^[a-z_]+`).FindAllString(string(must.Get(io.ReadAll(resp.Body))(t)), -1) {
+		exists[m] = true
+	}
+	const files = "../../cmd/packaging/monitoring/"
+	for _, file := range []string{"dashboard.json", "alerts.yaml"} {
+		text := must.Get(os.ReadFile(files + file))(t)
+		expect.That(t, filepath.Ext(file) != ".json" || json.Valid(text), "%s is not valid JSON", file)
+		used := regexp.MustCompile(`\b(?:cloister|grpc_server|process)_[a-z_]+\b`).FindAllString(string(text), -1)
+		must.Be(t, len(used) >= 9, "%s uses %d metrics, want at least 9", file, len(used))
+		for _, m := range used {
+			expect.That(t, exists[m], "%s uses %s, which the server does not have", file, m)
+		}
+	}
+}
