@@ -5,4 +5,4 @@
 // github.com/bazelbuild/remote-apis.
 package proto
 
-//go:generate sh -c "protoc --plugin=protoc-gen-go=$(go tool -n protoc-gen-go) --go_out=. --go_opt=paths=source_relative cloister/v1/metadata.proto buildbarn/resourceusage/resourceusage.proto"
+//go:generate sh -c "protoc --plugin=protoc-gen-go=$(go tool -n protoc-gen-go) --go_out=. --go_opt=paths=source_relative cloister/v1/metadata.proto buildbarn/resourceusage/resourceusage.proto bazel/buildeventstream/buildeventstream.proto"

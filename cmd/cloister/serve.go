@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/quota"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/buildevents"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/config"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
@@ -16,7 +17,7 @@ import (
 )
 
 func serveCommand() *cobra.Command {
-	c := server.Config{Config: node.NewConfig(), History: history.DefaultBytes, CallerLimits: quota.Default()}
+	c := server.Config{Config: node.NewConfig(), History: history.DefaultBytes, BuildEvents: buildevents.DefaultBytes, CallerLimits: quota.Default()}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve remote execution and a cache",
@@ -64,6 +65,7 @@ and this machine needs no sandbox (docs/farm.md).`,
 	f.BoolVar(&c.StrictProperties, "strict-properties", false, "refuse actions with platform properties that have no effect here")
 	f.StringVar(&c.ToolchainDrift, "toolchain-drift", "", "treatment of cached results of another toolchain of this machine: allow serves them (default: they are misses)")
 	f.Var(&c.History, "history-size", "size limit of the history, and of the results and logs of failed actions that it protects; 0 disables it")
+	f.Var(&c.BuildEvents, "build-events-size", "size limit of the events of builds (--bes_backend of Bazel); 0 disables the Build Event Service")
 	f.Var(&c.DigestFunctions, "digest-function", "default digest function among those of equal hash length, [INSTANCE=]FUNCTION; Buck2 with BLAKE3 needs blake3")
 	flags.Repeatable(f, "caller-limit", "digest-function")
 	return cmd

@@ -40,6 +40,7 @@ import (
 	"github.com/cloister-build/cloister/worker/access"
 	"github.com/cloister-build/cloister/worker/transport"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
+	bespb "google.golang.org/genproto/googleapis/devtools/build/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -161,11 +162,25 @@ func newServer(rules guard, config *tls.Config) (*grpc.Server, *health.Server) {
 	assetpb.RegisterPushServer(g, &assetpb.UnimplementedPushServer{})
 	cloisterpb.RegisterHistoryServer(g, &cloisterpb.UnimplementedHistoryServer{})
 	cloisterpb.RegisterBlobIndexServer(g, &cloisterpb.UnimplementedBlobIndexServer{})
+	cloisterpb.RegisterBuildsServer(g, &cloisterpb.UnimplementedBuildsServer{})
+	bespb.RegisterPublishBuildEventServer(g, &publishing{})
 	cloisterpb.RegisterFleetServer(g, &cloisterpb.UnimplementedFleetServer{})
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(g, alive)
 	reflection.Register(g)
 	return g, alive
+}
+
+// publishing reads the first message, which decides about a stream.
+type publishing struct {
+	bespb.UnimplementedPublishBuildEventServer
+}
+
+func (*publishing) PublishBuildToolEventStream(s bespb.PublishBuildEvent_PublishBuildToolEventStreamServer) error {
+	if _, err := s.Recv(); err != nil {
+		return err
+	}
+	return status.Error(codes.NotFound, "no such build")
 }
 
 // dial returns a connection that sends an authorization header unless it is "".
@@ -253,6 +268,27 @@ var calls = map[string]func(ctx context.Context, conn *grpc.ClientConn, instance
 	"UpdateActionResult": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
 		_, err := repb.NewActionCacheClient(conn).UpdateActionResult(ctx,
 			&repb.UpdateActionResultRequest{InstanceName: instance, ActionDigest: blob, ActionResult: &repb.ActionResult{StdoutRaw: []byte("x")}})
+		return err
+	},
+	"cloister.v1.Builds/Read": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		s, err := cloisterpb.NewBuildsClient(conn).Read(ctx, &cloisterpb.ReadBuildRequest{InstanceName: instance})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		return err
+	},
+	"PublishLifecycleEvent": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := bespb.NewPublishBuildEventClient(conn).PublishLifecycleEvent(ctx, &bespb.PublishLifecycleEventRequest{ProjectId: instance})
+		return err
+	},
+	"PublishBuildToolEventStream": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		s, err := bespb.NewPublishBuildEventClient(conn).PublishBuildToolEventStream(ctx)
+		if err != nil {
+			return err
+		}
+		// Recv returns the stream's error.
+		_ = s.Send(&bespb.PublishBuildToolEventStreamRequest{ProjectId: instance})
+		_, err = s.Recv()
 		return err
 	},
 	"FetchBlob": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
@@ -348,8 +384,8 @@ func TestEveryMethodHasARight(t *testing.T) {
 // caller, right and instance.
 func TestRule131_RightsAreApart(t *testing.T) {
 	methods := map[string]string{
-		"read":    "GetCapabilities FindMissingBlobs BatchReadBlobs GetTree Read GetActionResult List Find FetchBlob FetchDirectory",
-		"write":   "GetCapabilities FindMissingBlobs BatchUpdateBlobs Write QueryWriteStatus CreateLogStream",
+		"read":    "GetCapabilities FindMissingBlobs BatchReadBlobs GetTree Read GetActionResult List Find cloister.v1.Builds/Read FetchBlob FetchDirectory",
+		"write":   "GetCapabilities FindMissingBlobs BatchUpdateBlobs Write QueryWriteStatus CreateLogStream PublishLifecycleEvent PublishBuildToolEventStream",
 		"cache":   "GetCapabilities UpdateActionResult PushBlob PushDirectory",
 		"execute": "GetCapabilities Execute WaitExecution CancelOperation ListOperations",
 	}

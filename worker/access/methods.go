@@ -72,6 +72,10 @@ var methods = table{
 
 	// The history reveals digests that can be read.
 	cloisterpb.History_List_FullMethodName: {rightRead, history},
+	// So do the events of builds. Publishing them is an upload.
+	cloisterpb.Builds_Read_FullMethodName:                                     {rightRead, named},
+	"/google.devtools.build.v1.PublishBuildEvent/PublishBuildToolEventStream": {rightWrite, project},
+	"/google.devtools.build.v1.PublishBuildEvent/PublishLifecycleEvent":       {rightWrite, project},
 	// So does the index of the store.
 	cloisterpb.BlobIndex_Find_FullMethodName: {rightRead, named},
 
@@ -181,6 +185,14 @@ func history(m any) ([]string, error) {
 func prefixed(m any) ([]string, error) {
 	if m, ok := m.(interface{ GetInstanceNamePrefix() string }); ok {
 		return []string{m.GetInstanceNamePrefix(), m.GetInstanceNamePrefix() + "/"}, nil
+	}
+	return nil, errMessage
+}
+
+// project is for build events, whose project is an instance.
+func project(m any) ([]string, error) {
+	if m, ok := m.(interface{ GetProjectId() string }); ok {
+		return []string{m.GetProjectId()}, nil
 	}
 	return nil, errMessage
 }

@@ -6,4 +6,4 @@
 package cloisterpb
 
 //go:generate sh -c "GOBIN=$(cd ../../.. && pwd)/bin go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.5.1"
-//go:generate sh -c "protoc -I ../.. --plugin=protoc-gen-go=$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=../../../bin/protoc-gen-go-grpc --go_out=../.. --go_opt=paths=source_relative --go-grpc_out=../.. --go-grpc_opt=paths=source_relative cloister/v1/audit.proto cloister/v1/store.proto cloister/v1/history.proto cloister/v1/fleet.proto cloister/v1/image.proto"
+//go:generate sh -c "protoc -I ../.. --plugin=protoc-gen-go=$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=../../../bin/protoc-gen-go-grpc --go_out=../.. --go_opt=paths=source_relative --go-grpc_out=../.. --go-grpc_opt=paths=source_relative cloister/v1/audit.proto cloister/v1/store.proto cloister/v1/history.proto cloister/v1/fleet.proto cloister/v1/image.proto cloister/v1/build.proto"

@@ -18,12 +18,14 @@ func (s *server) callers() *quota.Table {
 		name = access.Caller
 	}
 	return quota.New(s.CallerLimits, map[string]quota.Kind{
-		"/google.bytestream.ByteStream/Write":                  quota.Uploads,
-		repb.Execution_Execute_FullMethodName:                  quota.Executions,
-		repb.Execution_WaitExecution_FullMethodName:            quota.Executions,
-		longrunningpb.Operations_WaitOperation_FullMethodName:  quota.Executions,
-		longrunningpb.Operations_ListOperations_FullMethodName: quota.Queries,
-		cloisterpb.History_List_FullMethodName:                 quota.Queries,
-		cloisterpb.BlobIndex_Find_FullMethodName:               quota.Queries,
+		"/google.bytestream.ByteStream/Write":                                     quota.Uploads,
+		repb.Execution_Execute_FullMethodName:                                     quota.Executions,
+		"/google.devtools.build.v1.PublishBuildEvent/PublishBuildToolEventStream": quota.Uploads,
+		repb.Execution_WaitExecution_FullMethodName:                               quota.Executions,
+		longrunningpb.Operations_WaitOperation_FullMethodName:                     quota.Executions,
+		longrunningpb.Operations_ListOperations_FullMethodName:                    quota.Queries,
+		cloisterpb.History_List_FullMethodName:                                    quota.Queries,
+		cloisterpb.BlobIndex_Find_FullMethodName:                                  quota.Queries,
+		cloisterpb.Builds_Read_FullMethodName:                                     quota.Queries,
 	}, name)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/quota"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/buildevents"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/buildinfo"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
@@ -35,6 +36,7 @@ type Config struct {
 	MaxBlob         flags.Size // 0: half of the store
 	DigestFunctions flags.DigestFunctions
 	History         flags.Bytes
+	BuildEvents     flags.Bytes
 	ToolchainDrift  string // "" or allow
 	MaxQueued       int
 	StreamIdle      time.Duration
@@ -50,6 +52,8 @@ func (c *Config) Check(cmd *cobra.Command) error {
 	switch {
 	case c.History > 0 && c.History < 1<<20:
 		return fmt.Errorf("--history-size %s: write at least 1MiB, such as 64MiB or 1GiB, or 0 for no history", &c.History)
+	case c.BuildEvents > 0 && c.BuildEvents < 1<<20:
+		return fmt.Errorf("--build-events-size %s: write at least 1MiB, such as 256MiB or 1GiB, or 0 for no Build Event Service", &c.BuildEvents)
 	case c.ToolchainDrift != "" && c.ToolchainDrift != "allow":
 		return fmt.Errorf("--toolchain-drift %+.80q: write allow, or omit it", c.ToolchainDrift)
 	case c.MaxQueued < 1:
@@ -106,6 +110,18 @@ func (c *Config) openHistory(log *slog.Logger) (*history.Log, error) {
 		return nil, exit.New(exit.Environment, fmt.Errorf("%w; make it readable for this user, move it away, or pass --history-size 0", err))
 	}
 	return l, nil
+}
+
+// openBuilds opens the events of builds, or returns nil if --build-events-size is 0.
+func (c *Config) openBuilds(log *slog.Logger) (*buildevents.Store, error) {
+	if c.BuildEvents == 0 {
+		return nil, nil
+	}
+	s, err := buildevents.Open(buildevents.Config{Dir: filepath.Join(c.Dir, "builds"), MaxBytes: int64(c.BuildEvents), Log: log})
+	if err != nil {
+		return nil, exit.New(exit.Environment, fmt.Errorf("%w; make it readable for this user, move it away, or pass --build-events-size 0", err))
+	}
+	return s, nil
 }
 
 // addressFlags returns the flags with which a command on this machine finds this server.

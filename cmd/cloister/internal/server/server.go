@@ -17,6 +17,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/quota"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/buildevents"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
@@ -36,7 +37,8 @@ type server struct {
 	*Config
 	log      *slog.Logger
 	node     *node.Node
-	history  *history.Log // nil without a history
+	history  *history.Log       // nil without a history
+	builds   *buildevents.Store // nil without build events
 	verdicts *repro.Verdicts
 	services *service.Server
 	listener net.Listener
@@ -96,6 +98,9 @@ func (s *server) open(ctx context.Context) (err error) {
 	}
 	if s.history != nil {
 		s.onClose(func() { s.history.Close() })
+	}
+	if s.builds, err = s.openBuilds(s.log); err != nil {
+		return err
 	}
 	if s.verdicts, err = s.Sampling.openVerdicts(&s.Config.Config, s.log); err != nil {
 		return err
@@ -205,6 +210,13 @@ func (s *server) serve(ctx context.Context, out io.Writer, signals <-chan os.Sig
 func (s *server) registerServices() error {
 	if err := s.services.Register(s.grpc); err != nil {
 		return err
+	}
+	if s.builds != nil {
+		var caller func(context.Context) string
+		if access := s.Auth.access(); access != nil {
+			caller = access.Caller
+		}
+		s.builds.Register(s.grpc, caller)
 	}
 	s.node.RegisterIndex(s.grpc)
 	if s.Auth.rules != nil { // without them anyone could delete results and read what others attempted

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package buildevents
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/cloister-build/cloister/cas"
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	bespb "google.golang.org/genproto/googleapis/devtools/build/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// maxBatch is the number of bytes that are written at once, apart from the last event.
+const maxBatch = 1 << 20
+
+// Register adds the services to r. Rights are checked by interceptors. caller returns the name of a call's caller; nil
+// means that the server knows no callers.
+func (s *Store) Register(r grpc.ServiceRegistrar, caller func(context.Context) string) {
+	if caller == nil {
+		caller = func(context.Context) string { return "" }
+	}
+	// The generated functions of PublishBuildEvent accept only a *grpc.Server.
+	if g, ok := r.(*grpc.Server); ok {
+		bespb.RegisterPublishBuildEventServer(g, &service{store: s, caller: caller})
+	}
+	cloisterpb.RegisterBuildsServer(r, &reader{store: s})
+}
+
+type service struct {
+	store  *Store
+	caller func(context.Context) string
+}
+
+// PublishLifecycleEvent accepts what Bazel reports about a build as a whole. It adds nothing to the events of the tool,
+// so nothing is stored.
+func (s *service) PublishLifecycleEvent(_ context.Context, req *bespb.PublishLifecycleEventRequest) (*emptypb.Empty, error) {
+	if err := cas.CheckInstanceName(req.ProjectId); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// PublishBuildToolEventStream stores events in batches: while one is synced, the next one arrives. It acknowledges each
+// event once it is durable.
+func (s *service) PublishBuildToolEventStream(stream bespb.PublishBuildEvent_PublishBuildToolEventStreamServer) error {
+	ctx := stream.Context()
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	id := first.GetOrderedBuildEvent().GetStreamId()
+	if err := cas.CheckInstanceName(first.ProjectId); err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	h := Header{ID: id.GetInvocationId(), Instance: first.ProjectId, Caller: s.caller(ctx)}
+	p, err := s.store.publish(h, first.GetOrderedBuildEvent().GetSequenceNumber())
+	if err != nil {
+		return s.failed(err)
+	}
+	defer p.close()
+	in := inbox{partial: make(chan []event, 1), full: make(chan []event)}
+	go in.fill(stream, first)
+	for {
+		var batch []event
+		select {
+		case batch = <-in.partial:
+		case batch = <-in.full:
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		}
+		end := batch[len(batch)-1].err
+		if end != nil {
+			batch = batch[:len(batch)-1]
+		}
+		n, err := p.append(batch)
+		for _, e := range batch[:n] {
+			ack := &bespb.PublishBuildToolEventStreamResponse{StreamId: id, SequenceNumber: e.number}
+			if err := stream.Send(ack); err != nil {
+				return err
+			}
+		}
+		switch {
+		case err != nil:
+			return s.failed(err)
+		case end == io.EOF:
+			return nil
+		case end != nil:
+			return end
+		}
+	}
+}
+
+// failed returns the status of an error of the store. Bazel does not repeat a stream after INVALID_ARGUMENT and
+// FAILED_PRECONDITION.
+func (s *service) failed(err error) error {
+	code := codes.Unavailable
+	switch {
+	case errors.Is(err, ErrInvalid):
+		code = codes.InvalidArgument
+	case errors.Is(err, ErrOwner):
+		code = codes.PermissionDenied
+	case errors.Is(err, ErrFinished):
+		code = codes.FailedPrecondition
+	case errors.Is(err, ErrFull):
+		code = codes.ResourceExhausted
+	case errors.Is(err, ErrGap):
+		code = codes.Aborted
+	default: // the error names files of this host, which clients need not know
+		s.store.cfg.Log.Error("cannot store build events", "err", err)
+		return status.Error(code, "build events cannot be stored; see the server's log")
+	}
+	return status.Error(code, err.Error())
+}
+
+// An inbox has the events that arrived and are not stored yet, at most maxBatch bytes and an event.
+type inbox struct {
+	partial chan []event // can be extended until it is received
+	full    chan []event
+}
+
+// fill receives events until the call ends. The last one is that end.
+func (in *inbox) fill(stream bespb.PublishBuildEvent_PublishBuildToolEventStreamServer, first *bespb.PublishBuildToolEventStreamRequest) {
+	size := 0
+	for m, err := first, error(nil); ; m, err = stream.Recv() {
+		e := event{err: err}
+		if err == nil {
+			e = received(first, m)
+		}
+		var batch []event
+		select {
+		case batch = <-in.partial:
+		default:
+			size = 0
+		}
+		batch, size = append(batch, e), size+len(e.data)
+		if size < maxBatch {
+			in.partial <- batch // only this goroutine sends
+		} else {
+			select {
+			case in.full <- batch:
+			case <-stream.Context().Done():
+				return
+			}
+		}
+		if e.err != nil {
+			return
+		}
+	}
+}
+
+// received returns the event of a message in the stream that began with first.
+func received(first, m *bespb.PublishBuildToolEventStreamRequest) event {
+	o := m.GetOrderedBuildEvent()
+	if !proto.Equal(o.GetStreamId(), first.GetOrderedBuildEvent().GetStreamId()) || m.ProjectId != first.ProjectId {
+		return event{err: status.Error(codes.InvalidArgument, "the messages of a call name different streams")}
+	}
+	if o.SequenceNumber < 1 {
+		return event{err: status.Errorf(codes.InvalidArgument, "sequence number %d: numbers begin at 1", o.SequenceNumber)}
+	}
+	data, err := proto.Marshal(o.Event)
+	if err != nil {
+		return event{err: status.Error(codes.InvalidArgument, err.Error())}
+	}
+	e := event{number: o.SequenceNumber, data: data, final: o.GetEvent().GetComponentStreamFinished() != nil}
+	if len(data) > maxEvent {
+		e.data = nil
+	}
+	return e
+}
+
+type reader struct {
+	cloisterpb.UnimplementedBuildsServer
+	store *Store
+}
+
+// Read implements the method of cloister.v1.Builds.
+func (r *reader) Read(req *cloisterpb.ReadBuildRequest, to grpc.ServerStreamingServer[cloisterpb.ReadBuildResponse]) error {
+	h, err := r.store.Header(req.InvocationId)
+	if err == nil && h.Instance != req.InstanceName {
+		err = ErrUnknown
+	}
+	page, size := &cloisterpb.ReadBuildResponse{Caller: h.Caller}, 0
+	send := func() error {
+		full := page
+		page, size = &cloisterpb.ReadBuildResponse{}, 0
+		return to.Send(full)
+	}
+	var missing int64
+	if err == nil {
+		missing, err = r.store.Events(req.InvocationId, func(event []byte) error {
+			if size += len(event); size > maxBatch && len(page.Events) > 0 {
+				if err := send(); err != nil {
+					return err
+				}
+			}
+			page.Events = append(page.Events, event)
+			return nil
+		})
+	}
+	if err == nil {
+		page.Missing = missing
+		err = send()
+	}
+	var sent interface{ GRPCStatus() *status.Status } // an error of Send
+	switch {
+	case err == nil || errors.As(err, &sent):
+		return err
+	case errors.Is(err, ErrUnknown):
+		return status.Errorf(codes.NotFound, "no build events of invocation %+.80q in instance %+.256q", req.InvocationId, req.InstanceName)
+	}
+	r.store.cfg.Log.Error("cannot read build events", "err", err)
+	return status.Error(codes.Internal, "reading build events failed; see the server's log")
+}
