@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/actions"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/spf13/cobra"
@@ -14,13 +15,41 @@ import (
 func invocationCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "invocation",
-		Short: "List the builds in a server's history",
+		Short: "Show the builds of a server",
 		Example: `  cloister invocation ls
+  cloister invocation show ^1
   cloister diff --invocation ^2 ^1`,
 		Args: cobra.NoArgs,
 		RunE: showHelp,
 	}
-	cmd.AddCommand(invocationLsCommand())
+	cmd.AddCommand(invocationLsCommand(), invocationShowCommand())
+	return cmd
+}
+
+func invocationShowCommand() *cobra.Command {
+	var from client.Server
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "show INVOCATION [--server URL] [--instance NAME] [--json]",
+		Short: "Show the targets and tests of a build",
+		Long: `Show prints what Bazel published about a build with --bes_backend: its outcome, targets that were not built,
+failed actions, and each attempt of each test with the digest of its log, which cloister cas cat prints. With --json it
+prints everything, also command lines, metrics and what Bazel printed.
+
+INVOCATION is the invocation id. If the server keeps a history, it can also be its first eight digits, ^1 for the latest
+build, or ^2 for the one before. The exit code is 4 if the server has no events of the build, and 5 if it cannot be
+reached.`,
+		Example: `  cloister invocation show ^1
+  cloister invocation show 5f1d6c0e --json | jq .metrics`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, end := interrupt.Context(cmd.Context())
+			defer end()
+			return from.Explain(actions.ShowBuild(ctx, &from, args[0], asJSON, cmd.OutOrStdout()), exit.No)
+		},
+	}
+	from.Register(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
 	return cmd
 }
 

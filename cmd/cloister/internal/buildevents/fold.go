@@ -387,14 +387,14 @@ func span(d *durationpb.Duration, millis int64) time.Duration {
 
 // Count returns the facts of a build in a few words, such as "12 targets, 3 tests, 1 failed".
 func (f *Facts) Count() string {
-	text := strconv.Itoa(f.TargetCount) + " targets, " + strconv.Itoa(f.TestCount) + " tests"
+	parts := []string{strconv.Itoa(f.TargetCount) + " targets", strconv.Itoa(f.TestCount) + " tests"}
 	for _, n := range []struct {
 		count int
 		what  string
-	}{{f.NotBuilt, "not built"}, {f.TestsFailed, "failed"}, {f.TestsFlaky, "flaky"}} {
+	}{{f.NotBuilt, " not built"}, {f.TestsFailed, " failed"}, {f.TestsFlaky, " flaky"}} {
 		if n.count > 0 {
-			text += ", " + strconv.Itoa(n.count) + " " + n.what
+			parts = append(parts, strconv.Itoa(n.count)+n.what)
 		}
 	}
-	return text
+	return strings.Join(parts, ", ")
 }
