@@ -5,6 +5,8 @@ package bazel_test
 import (
 	"context"
 	"encoding/json"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
+	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/must"
 	bespb "google.golang.org/genproto/googleapis/devtools/build/v1"
 )
@@ -41,6 +44,10 @@ type shown struct {
 func TestBuildEvents(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
+	web := must.Get(loopback.Address())(t)
+	must.Succeed(t, r.server.Stop())
+	r.config.Args = append(r.config.Args, "--web", web)
+	r.serve(t)
 	for name, text := range map[string]string{
 		"BUILD.bazel": `load("@rules_shell//shell:sh_test.bzl", "sh_test")
 [sh_test(name = n, size = "small", srcs = [n + ".sh"]) for n in ["passes", "fails", "flaky"]]
@@ -54,10 +61,14 @@ func TestBuildEvents(t *testing.T) {
 		must.Succeed(t, os.WriteFile(path, []byte("#!/bin/sh\n"[:10*min(1, strings.Count(name, ".sh"))]+text), 0o755))
 	}
 	const id = "5f1d6c0e-3b0a-4f7c-9d1e-2a3b4c5d6e7f"
-	build := r.bazel(t, "test", "--bes_backend=grpc://"+r.Endpoint, "--bes_results_url=http://console.example/i/", "--invocation_id="+id,
+	build := r.bazel(t, "test", "--bes_backend=grpc://"+r.Endpoint, "--bes_results_url=http://"+web+"/i/", "--invocation_id="+id,
 		"--runs_per_test=//examples/events:flaky@2", "--runs_per_test_detects_flakes", "//examples/events/...")
 	expect.Equal(t, build.ExitCode, 3, "bazel: exit")
-	expect.Text(t, build.Output, "http://console.example/i/"+id)
+	expect.Text(t, build.Output, "http://"+web+"/i/"+id)
+	page := must.Get(http.Get("http://" + web + "/i/" + id))(t)
+	text := must.Get(io.ReadAll(page.Body))(t)
+	page.Body.Close()
+	expect.Texts(t, string(text), []string{"TESTS_FAILED", "//examples/events:flaky", ">test.log</a>", ">Profile</a>", "Command line, original"})
 
 	check := func() {
 		t.Helper()

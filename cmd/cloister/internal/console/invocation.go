@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/actions"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/buildevents"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
@@ -35,6 +36,7 @@ type invocationData struct {
 	Failures  []actions.Execution `json:"failures,omitempty"`
 	Misses    []actions.Execution `json:"misses,omitempty"`
 	Timeline  timeline            `json:"timeline"`
+	Build     *buildevents.Build  `json:"build,omitempty"` // what Bazel published
 }
 
 // A mnemonicCount counts the actions of a kind.
@@ -101,10 +103,15 @@ func invocation(r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(entries) == 0 {
+	if d.Build, err = buildEvents(r, id); err != nil {
+		return nil, err
+	}
+	if len(entries) == 0 && d.Build == nil {
 		return nil, exit.New(exit.Absent, fmt.Errorf("the history has no build %s", strconv.QuoteToASCII(id)))
 	}
-	d.Last = entries[0].Time.AsTime().UTC().Format(time.RFC3339)
+	if len(entries) > 0 {
+		d.Last = entries[0].Time.AsTime().UTC().Format(time.RFC3339)
+	}
 	d.Truncated = len(entries) == maxEntries
 	slices.SortFunc(d.Mnemonics, func(a, b *mnemonicCount) int {
 		return cmp.Or(cmp.Compare(b.Seconds, a.Seconds), cmp.Compare(a.Mnemonic, b.Mnemonic))

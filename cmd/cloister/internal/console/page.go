@@ -217,7 +217,7 @@ var files embed.FS
 var templates = parse()
 
 func parse() map[string]*template.Template {
-	shared := template.Must(template.New("").Funcs(functions).ParseFS(files, "pages/layout.html", "pages/parts.html"))
+	shared := template.Must(template.New("").Funcs(functions).ParseFS(files, "pages/layout.html", "pages/parts.html", "pages/build.html"))
 	all := map[string]*template.Template{"error.html": nil}
 	for _, p := range pages() {
 		if p.template != "" {

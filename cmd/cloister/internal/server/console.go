@@ -109,6 +109,7 @@ func (s *server) openConsole() error {
 	if err := s.services.Register(w.grpc); err != nil {
 		return err
 	}
+	s.registerBuilds(w.grpc)
 	s.node.RegisterOperators(w.grpc)
 	if err := access.Check(w.grpc.GetServiceInfo()); err != nil {
 		return err

@@ -211,13 +211,7 @@ func (s *server) registerServices() error {
 	if err := s.services.Register(s.grpc); err != nil {
 		return err
 	}
-	if s.builds != nil {
-		var caller func(context.Context) string
-		if access := s.Auth.access(); access != nil {
-			caller = access.Caller
-		}
-		s.builds.Register(s.grpc, caller)
-	}
+	s.registerBuilds(s.grpc)
 	s.node.RegisterIndex(s.grpc)
 	if s.Auth.rules != nil { // without them anyone could delete results and read what others attempted
 		s.node.RegisterOperators(s.grpc)
@@ -225,6 +219,18 @@ func (s *server) registerServices() error {
 	s.health = registerHealth(s.grpc)
 	reflection.Register(s.grpc)
 	return access.Check(s.grpc.GetServiceInfo())
+}
+
+// registerBuilds adds the services of build events, if they are stored.
+func (s *server) registerBuilds(g *grpc.Server) {
+	if s.builds == nil {
+		return
+	}
+	var caller func(context.Context) string
+	if access := s.Auth.access(); access != nil {
+		caller = access.Caller
+	}
+	s.builds.Register(g, caller)
 }
 
 // registerHealth adds the health service, which reports every service as serving.
