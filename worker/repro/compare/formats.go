@@ -15,6 +15,8 @@ type format struct {
 	name string
 	// is reports whether a file that begins with head, of at most headSize bytes, has the format. name is its name.
 	is func(head []byte, name string) bool
+	// needs is the number of bytes that is reads; with fewer it reports true, because the magic number may be beyond head.
+	needs int
 	// compare adds the differences of a and b to c. If it adds none, or fails with an error that is not from a method
 	// of c, its additions are dropped and the next format is tried. a and b are hostile. If nil, the files are compared
 	// as bytes, because diffoscope reads the format better.

@@ -51,8 +51,9 @@ var (
 
 // imageFormat returns a format of files that have a magic number at an offset and a superblock.
 func imageFormat(name, magic string, at int64, fields []imageField) format {
-	any := func([]byte, string) bool { return true } // the magic number may be beyond the head
-	return format{name: name, is: any, compare: func(c *comparison, a, b *io.SectionReader) error {
+	needs := int(at) + len(magic)
+	is := func(head []byte, _ string) bool { return len(head) < needs || string(head[at:needs]) == magic }
+	return format{name: name, is: is, needs: needs, compare: func(c *comparison, a, b *io.SectionReader) error {
 		for _, side := range []*io.SectionReader{a, b} {
 			if p, err := window(side, at, len(magic)); err != nil || string(p) != magic {
 				return errImage

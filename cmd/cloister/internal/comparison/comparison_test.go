@@ -49,10 +49,10 @@ func TestMessagesAreRecognised(t *testing.T) {
 		"tree":      {&repb.Tree{Root: dir}, &repb.Tree{Root: &repb.Directory{}, Children: []*repb.Directory{dir}}, &repb.Tree{Root: &repb.Directory{Files: dir.Files}}},
 	} {
 		for _, m := range all {
-			expect.Equal(t, message(must.Get(proto.Marshal(m))(t), cas.SHA256), want, "message in %v", m)
+			expect.Equal(t, MessageKind(must.Get(proto.Marshal(m))(t), cas.SHA256), want, "message in %v", m)
 		}
 	}
 	for _, text := range []string{"a text\n", "\n\n", "{}", "\x7fELF\x02\x01\x01", "cloister-manifest v1\n", "#!/bin/sh\n", "\x00\x00"} {
-		expect.Equal(t, message([]byte(text), cas.SHA256), "", "message in %q", text)
+		expect.Equal(t, MessageKind([]byte(text), cas.SHA256), "", "message in %q", text)
 	}
 }

@@ -75,16 +75,16 @@ func (c *Config) kinds(ctx context.Context, t operand) ([]string, error) {
 		kinds = append(kinds, "manifest")
 	}
 	if !t.digest.IsZero() {
-		if kind := message(b, t.digest.Function()); kind != "" {
+		if kind := MessageKind(b, t.digest.Function()); kind != "" {
 			kinds = append(kinds, kind)
 		}
 	}
 	return kinds, nil
 }
 
-// message returns the message of the API that b plausibly is, or "". Commands come last, because every text is a
-// plausible argument.
-func message(b []byte, f cas.Function) string {
+// MessageKind returns the message of the API that b plausibly is: "action", "tree", "directory", "command" or "".
+// Commands come last, because every text is a plausible argument.
+func MessageKind(b []byte, f cas.Function) string {
 	good := func(p *repb.Digest) bool { _, err := cas.FromProto(f, p); return err == nil }
 	parsed := func(m proto.Message) bool {
 		return cas.CheckMessage(b, m) == nil && proto.Unmarshal(b, m) == nil && len(m.ProtoReflect().GetUnknown()) == 0
