@@ -81,15 +81,15 @@ With --json it prints the whole stored entries that have such events, one per li
 			if c.limit < 0 || c.since < 0 {
 				return errors.New("--limit and --since: write a number from 0")
 			}
-			if c.kind != "" && !slices.Contains(auditKinds, c.kind) {
-				return fmt.Errorf("--kind %q: write one of %s", c.kind, strings.Join(auditKinds, ", "))
+			if c.kind != "" && !slices.Contains(auditlog.Kinds, c.kind) {
+				return fmt.Errorf("--kind %q: write one of %s", c.kind, strings.Join(auditlog.Kinds, ", "))
 			}
 			return auditLs(cmd.Context(), c, time.Now(), cmd.OutOrStdout(), unlessQuiet(cmd, cmd.ErrOrStderr()))
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&c.action, "action", "", "only actions whose digest has this prefix")
-	f.StringVar(&c.kind, "kind", "", "only events of this kind: "+strings.Join(auditKinds, ", "))
+	f.StringVar(&c.kind, "kind", "", "only events of this kind: "+strings.Join(auditlog.Kinds, ", "))
 	f.DurationVar(&c.since, "since", 0, "only events younger than this (default: all)")
 	f.IntVar(&c.limit, "limit", 0, "maximum number of lines, from the end (default: all)")
 	f.BoolVar(&c.json, "json", false, "print whole entries as JSON")
@@ -135,13 +135,6 @@ Only a head kept elsewhere reveals that the end was cut off or that the whole lo
 	}
 	cmd.Flags().StringVar(&c.head, "head", "", "hash of a line that must be present, from an earlier verify or ls")
 	return cmd
-}
-
-// auditKinds are the kinds of lines in an audit log.
-var auditKinds = []string{
-	string(sandbox.EventRefused), string(sandbox.EventConnect), string(sandbox.EventAllowed), string(sandbox.EventUnreachable),
-	string(sandbox.EventWrite), string(sandbox.EventExec), string(sandbox.EventSyscall),
-	string(sandbox.EventRead), string(sandbox.EventOutput), string(sandbox.EventLimit), "more", "note",
 }
 
 // headText matches a head.

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/cmd/cloister/internal/auditlog"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/node"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
@@ -50,8 +51,8 @@ func TestVerifyReportsDeletedEntries(t *testing.T) {
 func TestAuditKindsAreComplete(t *testing.T) {
 	r := audit.Record{Entry: audit.Entry{Action: "9f2c", Unrecorded: 2, Events: []sandbox.Event{{Kind: sandbox.EventConnect}}}, Note: "a note"}
 	for _, line := range append(r.Lines(""), r.Lines("note")...) {
-		if kind := strings.Fields(line)[2]; !slices.Contains(auditKinds, kind) {
-			t.Errorf("%q is not in %q", kind, auditKinds)
+		if kind := strings.Fields(line)[2]; !slices.Contains(auditlog.Kinds, kind) {
+			t.Errorf("%q is not in %q", kind, auditlog.Kinds)
 		}
 	}
 }

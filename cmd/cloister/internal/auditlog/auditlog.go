@@ -13,12 +13,20 @@ import (
 	"time"
 
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker/audit"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
+
+// Kinds are the kinds of lines in an audit log.
+var Kinds = []string{
+	string(sandbox.EventRefused), string(sandbox.EventConnect), string(sandbox.EventAllowed), string(sandbox.EventUnreachable),
+	string(sandbox.EventWrite), string(sandbox.EventExec), string(sandbox.EventSyscall),
+	string(sandbox.EventRead), string(sandbox.EventOutput), string(sandbox.EventLimit), "more", "note",
+}
 
 // partBytes is the size of a part of a file.
 const partBytes = 64 << 10

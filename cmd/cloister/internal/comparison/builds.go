@@ -50,33 +50,33 @@ type shownPair struct {
 }
 
 // builds compares two builds in the history of the server.
-func (c *Config) builds(ctx context.Context, a, b string, out io.Writer) (same bool, err error) {
+func (c *Config) builds(ctx context.Context, a, b string) (r *buildsReport, err error) {
 	var steps [2][]changes.Step
 	var callers [2][]string
 	ids := [2]string{a, b}
 	for i := range ids {
 		if ids[i], err = c.From.Invocation(ctx, ids[i]); err != nil {
-			return false, err
+			return nil, err
 		}
 	}
 	a, b = ids[0], ids[1]
 	for i, id := range ids {
 		if steps[i], callers[i], err = c.steps(ctx, id); err != nil {
-			return false, err
+			return nil, err
 		}
 		if len(steps[i]) == 0 {
-			return false, fmt.Errorf("the history of %s, instance %q, has no build %s; list builds with cloister invocation ls", c.From.Address, c.From.Instance, render.Quote(id))
+			return nil, fmt.Errorf("the history of %s, instance %q, has no build %s; list builds with cloister invocation ls", c.From.Address, c.From.Instance, render.Quote(id))
 		}
 	}
 	reader, err := c.reader(ctx)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	pairs, err := changes.Builds(ctx, reader, c.store, steps[0], steps[1])
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	r := &buildsReport{Kind: "build", A: a, B: b, CallersA: callers[0], CallersB: callers[1], Same: true, Count: map[string]int{}}
+	r = &buildsReport{Kind: "build", A: a, B: b, CallersA: callers[0], CallersB: callers[1], Same: true, Count: map[string]int{}}
 	explained := 0
 	for _, p := range pairs {
 		s := shown(p)
@@ -94,15 +94,14 @@ func (c *Config) builds(ctx context.Context, a, b string, out io.Writer) (same b
 			s.Changes, err = names.explained(ctx, p.Changes, compare.Known{})
 		}
 		if err != nil {
-			return false, err
+			return nil, err
 		}
 		r.Pairs = append(r.Pairs, s)
 	}
-	if c.JSON {
-		return r.Same, render.JSON(out, r)
-	}
-	return r.Same, r.print(out)
+	return r, nil
 }
+
+func (r *buildsReport) equal() bool { return r.Same }
 
 // steps returns the actions of a build, oldest first, each with its latest result, and its callers if it has several.
 func (c *Config) steps(ctx context.Context, id string) (all []changes.Step, callers []string, err error) {

@@ -29,6 +29,9 @@ type Config struct {
 	Results, Names   bool
 	Invocation, JSON bool
 	Diffoscope       bool
+	// Remote means that names are only those of a server, for callers who may not read the files of this host, and that
+	// files are not copied to it.
+	Remote bool
 
 	store *remote.Store // nil until it is needed
 	roots []*os.Root    // of directories of this host
@@ -45,8 +48,26 @@ type operand struct {
 	folder bool       // a directory of this host
 }
 
+// A Report has the differences of two operands or builds, as diff prints them in JSON.
+type Report interface {
+	equal() bool
+	print(out io.Writer) error
+}
+
 // Run compares two operands or builds, and reports whether they are the same.
 func (c *Config) Run(ctx context.Context, a, b string, out io.Writer) (same bool, err error) {
+	r, err := c.Compare(ctx, a, b)
+	switch {
+	case err != nil:
+		return false, err
+	case c.JSON:
+		return r.equal(), render.JSON(out, r)
+	}
+	return r.equal(), r.print(out)
+}
+
+// Compare compares two operands or builds.
+func (c *Config) Compare(ctx context.Context, a, b string) (Report, error) {
 	defer func() {
 		if c.store != nil {
 			c.store.Close()
@@ -56,26 +77,21 @@ func (c *Config) Run(ctx context.Context, a, b string, out io.Writer) (same bool
 		}
 	}()
 	if c.Invocation {
-		return c.builds(ctx, a, b, out)
+		return c.builds(ctx, a, b)
 	}
 	var operands [2]operand
 	for i, name := range []string{a, b} {
+		var err error
 		if operands[i], err = c.operand(ctx, name); err != nil {
-			return false, err
+			return nil, err
 		}
 	}
 	r := &diffReport{A: a, B: b}
 	if err := c.compare(ctx, r, operands[0], operands[1]); err != nil {
-		return false, err
+		return nil, err
 	}
 	r.Same = len(r.Changes)+len(r.Differences) == 0
-	if err := c.runDiffoscope(ctx, r, operands[0], operands[1]); err != nil {
-		return false, err
-	}
-	if c.JSON {
-		return r.Same, render.JSON(out, r)
-	}
-	return r.Same, r.print(out)
+	return r, c.runDiffoscope(ctx, r, operands[0], operands[1])
 }
 
 // operand resolves a name of the command line.
@@ -83,7 +99,11 @@ func (c *Config) operand(ctx context.Context, name string) (operand, error) {
 	if d, err := cas.ParseDigest(name); err == nil {
 		return operand{name: name, digest: d}, nil
 	}
-	if !client.Recent.MatchString(name) && !client.Target.MatchString(name) {
+	if c.Remote {
+		if err := client.CheckNames(name); err != nil {
+			return operand{}, err
+		}
+	} else if !client.Recent.MatchString(name) && !client.Target.MatchString(name) {
 		info, err := os.Stat(name)
 		switch {
 		case err == nil && !info.IsDir() && !info.Mode().IsRegular():
@@ -115,7 +135,11 @@ func (c *Config) reader(ctx context.Context) (*changes.Reader, error) {
 		}
 		c.store = s
 	}
-	return &changes.Reader{Store: c.store}, nil
+	r := &changes.Reader{Store: c.store}
+	if c.Remote {
+		r.MaxCopy = 1 // only what it reads into memory
+	}
+	return r, nil
 }
 
 // compare compares two operands and adds their differences to r.
@@ -295,10 +319,14 @@ func (c *Config) explained(ctx context.Context, found []changes.Change, known co
 			explained++
 			var err error
 			if s.Differences, err = differences(ctx, cmp.Or(ch.Name, ch.What), a, b, known); err != nil {
-				if ctx.Err() != nil || !errors.Is(err, cas.ErrNotFound) {
+				switch {
+				case ctx.Err() == nil && errors.Is(err, cas.ErrNotFound):
+					s.Note = "its content is absent from the server"
+				case errors.Is(err, changes.ErrTooLarge):
+					s.Note = err.Error()
+				default:
 					return nil, err
 				}
-				s.Note = "its content is absent from the server"
 			}
 		}
 		all = append(all, s)

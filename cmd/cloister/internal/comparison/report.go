@@ -33,6 +33,8 @@ type shownChange struct {
 	Note        string               `json:"note,omitempty"`
 }
 
+func (r *diffReport) equal() bool { return r.Same }
+
 // print prints r for a person. Text chosen by others is printable already.
 func (r *diffReport) print(out io.Writer) error {
 	if r.Same {
