@@ -71,7 +71,8 @@ type Entry struct {
 	Code int32 `json:"code,omitempty"`
 	Exit int32 `json:"exit,omitempty"`
 	// Message says why an action failed without a result, and Response is the digest of the ExecuteResponse of one that
-	// failed with a result, if that was stored. At most one of them is set.
+	// failed with a result, if that was stored. At most one of them is set. Of a check, Response is the repro.Verdict in
+	// JSON.
 	Message  string `json:"message,omitempty"`
 	Response string `json:"response,omitempty"`
 	// Result is the Identity of the result, "" if there is none.

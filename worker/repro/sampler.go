@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -64,12 +65,15 @@ type Summary struct {
 	Causes                       []string // as far as they are known
 	// Line states what differs and which command shows more; "" if nothing differs.
 	Line string
+	// Report is the digest of the Verdict in JSON, a blob of the instance, if it differs and could be stored.
+	Report cas.Digest
 }
 
 // Limits of a Sampler.
 const (
 	maxBacklog = 1000 // pending checks
 	maxTries   = 10   // of a check that is interrupted, or during which the toolchain changes
+	putTimeout = 10 * time.Second
 )
 
 // A Sampler is an Executor that runs a sample of the actions a second time, varies every factor that needs no second
@@ -328,7 +332,7 @@ func (s *Sampler) learn(t *worker.Task, v *Verdict) {
 		s.cfg.Verdicts.forget(k)
 	} else {
 		s.cfg.Verdicts.keep(k, why, found{clip(v.Target), clip(v.Mnemonic), v.Result, sum.Causes})
-		sum.Line = s.message(k, why)
+		sum.Line, sum.Report = s.message(k, why), s.storeReport(t, v)
 	}
 	s.cfg.Count(strings.ReplaceAll(string(v.Result), " ", "_"))
 	if !v.Result.AllEqual() {
@@ -338,6 +342,26 @@ func (s *Sampler) learn(t *worker.Task, v *Verdict) {
 	if s.cfg.Recorder != nil {
 		s.cfg.Recorder.Record(sum)
 	}
+}
+
+// storeReport stores v and returns its digest, or the zero Digest if that is impossible: the verdict stands without it.
+func (s *Sampler) storeReport(t *worker.Task, v *Verdict) cas.Digest {
+	ctx, cancel := context.WithTimeout(context.Background(), putTimeout)
+	defer cancel()
+	data, err := json.Marshal(v)
+	var in *cas.Instance
+	if err == nil {
+		in, err = s.cfg.Instances(t.Instance)
+	}
+	var d cas.Digest
+	if err == nil {
+		d, err = cas.PutBytes(ctx, in.Store, t.Action.Function(), data)
+	}
+	if err != nil {
+		s.cfg.Log.Warn("cannot store the report of a check", "action", v.Action, "instance", v.Instance, "err", err)
+		return cas.Digest{}
+	}
+	return d
 }
 
 // message explains why an action is not reproducible, what happens to its result, and which command shows more.

@@ -4,6 +4,7 @@ package repro_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -346,6 +348,27 @@ func TestSamplesAreCheckedWhenIdle(t *testing.T) {
 			t.Errorf("got summaries %+v", b.summaries)
 		}
 	})
+}
+
+// The report of a check that found a difference is a blob from which the same page can be made later.
+func TestReportsOfDifferencesAreStored(t *testing.T) {
+	for name, act := range map[repro.Result]func(int, *worker.Variation) made{
+		repro.Differs: func(_ int, v *worker.Variation) made { return file(v.Conditions.Hostname) },
+		repro.Same:    func(int, *worker.Variation) made { return file("x") },
+	} {
+		s, b := newScript(t, act), &book{}
+		execute(t, s.sampler(b, true), s.action())
+		must.Be(t, len(b.summaries) == 1 && b.summaries[0].Result == name, "got summaries %+v", b.summaries)
+		d := b.summaries[0].Report
+		if name == repro.Same {
+			expect.That(t, d.IsZero(), "equal runs have the report %s", d)
+			continue
+		}
+		var v repro.Verdict
+		must.Succeed(t, json.Unmarshal(must.Get(cas.ReadAll(t.Context(), s.store, d, 1<<20))(t), &v))
+		page := must.Get(repro.Report{&v}.HTML())(t)
+		expect.Texts(t, string(page), []string{"differs", "run 2", "hostname"})
+	}
 }
 
 func TestInterruptedChecksAreRepeatedTenTimes(t *testing.T) {

@@ -283,8 +283,13 @@ type verdicts struct{ to *history.Log }
 
 // Record implements repro.Recorder.
 func (v verdicts) Record(s *repro.Summary) {
+	report := ""
+	if !s.Report.IsZero() {
+		report = s.Report.String()
+	}
 	v.to.Add(history.Entry{
 		Time: s.Time, Instance: s.Instance, How: history.Checked, Action: s.Action.String(),
 		Invocation: s.Invocation, Target: s.Target, Mnemonic: s.Mnemonic, Verdict: string(s.Result),
+		Response: report,
 	})
 }

@@ -240,7 +240,8 @@ type HistoryEntry struct {
 	Caller string `protobuf:"bytes,19,opt,name=caller,proto3" json:"caller,omitempty"`
 	// Why the action failed without a result.
 	Message string `protobuf:"bytes,20,opt,name=message,proto3" json:"message,omitempty"`
-	// Digest of a blob of the instance, the ExecuteResponse of an action that failed with a result. Formatted as action.
+	// Digest of a blob of the instance: the ExecuteResponse of an action that failed with a result, or the report of a check,
+	// in JSON, that found a difference. Formatted as action.
 	Response string `protobuf:"bytes,21,opt,name=response,proto3" json:"response,omitempty"`
 	// The instance of the client.
 	InstanceName  string `protobuf:"bytes,22,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
