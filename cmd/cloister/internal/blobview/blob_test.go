@@ -157,13 +157,4 @@ func TestLinksOfBuildbarnsBrowser(t *testing.T) {
 		}
 		expect.Equal(t, got, want, "%s", path)
 	}
-	for _, f := range cas.Functions() {
-		d := f.Sum([]byte("x"))
-		function, name, ok := strings.Cut(PathOf(d), "/")
-		if !ok {
-			function, name = "", function
-		}
-		got, err := ParseDigest(function, name)
-		expect.That(t, err == nil && got == d, "%s: got %s, %v", PathOf(d), got, err)
-	}
 }

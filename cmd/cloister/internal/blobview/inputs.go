@@ -17,7 +17,7 @@ import (
 
 // Limits of one request about an input tree. Trees are hostile: a few Directories can describe any number of files.
 const (
-	maxDirectories = 20_000   // read, and visited by a search
+	maxDirectories = 40_000   // read, and visited by a search
 	maxNodes       = 400_000  // in them
 	maxBytes       = 64 << 20 // of them
 	maxHits        = 200      // of a search
@@ -287,4 +287,12 @@ func entriesOf(f cas.Function, m *repb.Directory, at string) (all []Entry, err e
 		add(n.Name, Entry{Kind: "symlink", Target: Visible(n.Target)})
 	}
 	return all, err
+}
+
+// Total returns the sum of entries.
+func Total(entries []Entry) (total Sum) {
+	for _, e := range entries {
+		total.add(e.Sum)
+	}
+	return total
 }

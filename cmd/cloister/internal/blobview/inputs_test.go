@@ -56,12 +56,12 @@ func TestInputs(t *testing.T) {
 		expect.Equal(t, show(must.Get(in.Listing("a"))(t)), "a/x 1 2 unread, a/y 1 3 read")
 		var area float64
 		for _, r := range in.Treemap(listing) {
-			expect.That(t, r.W > 0 && r.H > 0 && r.X >= 0 && r.Y >= 0 && r.X+r.W <= MapWidth+1e-6 && r.Y+r.H <= MapHeight+1e-6, "%+v", r)
+			expect.That(t, r.W > 0 && r.H > 0 && r.X >= 0 && r.Y >= 0 && r.X+r.W <= mapWidth+1e-6 && r.Y+r.H <= mapHeight+1e-6, "%+v", r)
 			if !r.Inner {
 				area += r.W * r.H
 			}
 		}
-		expect.That(t, math.Abs(area-MapWidth*MapHeight) < 1, "the treemap covers %v of %d", area, MapWidth*MapHeight)
+		expect.That(t, math.Abs(area-mapWidth*mapHeight) < 1, "the treemap covers %v of %d", area, mapWidth*mapHeight)
 		return nil
 	}))
 	for text, want := range map[string]string{"exit code 0\n": "", "unread   z\nand 3 more\n": "at least 0 unread"} {

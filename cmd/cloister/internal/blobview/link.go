@@ -33,25 +33,6 @@ func ParseLink(path string) (l Link, ok bool, err error) {
 	if err := cas.CheckInstanceName(l.Instance); err != nil {
 		return l, true, err
 	}
-	l.Blob, err = ParseDigest(parts[i+1], parts[i+3])
+	l.Blob, err = cas.ParseDigest(parts[i+1] + ":" + strings.Replace(parts[i+3], "-", "/", 1))
 	return l, true, err
-}
-
-// ParseDigest parses HASH-SIZE, of the digest function with this name, or of the one that the length of the hash tells.
-func ParseDigest(function, text string) (cas.Digest, error) {
-	hash, size, _ := strings.Cut(text, "-")
-	name := hash + "/" + size
-	if function != "" {
-		name = function + ":" + name
-	}
-	return cas.ParseDigest(name)
-}
-
-// PathOf is the inverse of ParseDigest: [FUNCTION/]HASH-SIZE.
-func PathOf(d cas.Digest) string {
-	name := fmt.Sprintf("%s-%d", d.Hash(), d.Size())
-	if implied, err := ParseDigest("", name); err != nil || implied != d {
-		name = d.Function().String() + "/" + name
-	}
-	return name
 }

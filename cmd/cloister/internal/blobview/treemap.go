@@ -14,16 +14,17 @@ type Rect struct {
 	Inner bool // it is inside another one
 }
 
-// Size of a treemap, and the number of entries that it shows of a directory.
+// Size of a treemap, and the number of entries that it shows of the directory and of each subdirectory.
 const (
-	MapWidth, MapHeight = 960, 320
-	mapEntries          = 40
+	mapWidth, mapHeight = 960, 320
+	outerEntries        = 24
+	innerEntries        = 8
 )
 
 // Treemap returns the rectangles of the largest entries of a directory and of its subdirectories, by size.
 func (t *Inputs) Treemap(entries []Entry) []Rect {
 	var all []Rect
-	for _, outer := range divide(largest(entries), 0, 0, MapWidth, MapHeight) {
+	for _, outer := range divide(largest(entries, outerEntries), 0, 0, mapWidth, mapHeight) {
 		all = append(all, outer)
 		if outer.Kind != Directory || outer.W < 20 || outer.H < 20 {
 			continue
@@ -37,7 +38,7 @@ func (t *Inputs) Treemap(entries []Entry) []Rect {
 			continue
 		}
 		const border, title = 3, 14
-		for _, inner := range divide(largest(below), outer.X+border, outer.Y+title, outer.W-2*border, outer.H-title-border) {
+		for _, inner := range divide(largest(below, innerEntries), outer.X+border, outer.Y+title, outer.W-2*border, outer.H-title-border) {
 			inner.Inner = true
 			all = append(all, inner)
 		}
@@ -46,10 +47,10 @@ func (t *Inputs) Treemap(entries []Entry) []Rect {
 }
 
 // largest returns the largest entries, the largest first.
-func largest(entries []Entry) []Entry {
+func largest(entries []Entry, n int) []Entry {
 	all := slices.DeleteFunc(slices.Clone(entries), func(e Entry) bool { return e.Bytes <= 0 })
 	slices.SortStableFunc(all, func(a, b Entry) int { return cmp.Compare(b.Bytes, a.Bytes) })
-	return all[:min(len(all), mapEntries)]
+	return all[:min(len(all), n)]
 }
 
 // divide divides a rectangle among entries by size: it halves them by weight and cuts along the longer side.

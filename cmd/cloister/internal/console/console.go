@@ -66,7 +66,7 @@ func New(c Config) *Handler {
 	}
 	h.mux.HandleFunc("/events", h.events)
 	h.mux.HandleFunc("/static/{name}", serveAsset)
-	h.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { h.fail(w, r, errNoPage) })
+	h.mux.HandleFunc("/", h.browserLink)
 	return h
 }
 

@@ -42,7 +42,7 @@ type page struct {
 
 // pages returns the pages of the console, in the order of the navigation.
 func pages() []page {
-	return []page{
+	return append([]page{
 		{"/{$}", "overview", "overview.html", overview},
 		{"/actions", "actions", "actions.html", listActions},
 		{"/workers", "workers", "workers.html", listWorkers},
@@ -51,7 +51,7 @@ func pages() []page {
 		{"/i/{id}", "", "invocation.html", invocation},
 		{"/a/{name}", "", "action.html", showAction},
 		{"/search", "", "", search},
-	}
+	}, viewers()...)
 }
 
 // A request is a request for a page.
