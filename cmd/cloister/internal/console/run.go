@@ -24,6 +24,12 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// View returns the URL of a page about the action: inputs, sandbox or repro.
+func (d *actionData) View(name string) string {
+	u := url.URL{Path: link("/a/", d.Digest, "") + "/" + name, RawQuery: url.Values{"instance": {d.Instance}}.Encode()}
+	return u.String()
+}
+
 // A run is the latest run of an action.
 type run struct {
 	function cas.Function

@@ -287,6 +287,8 @@ func TestPagesOfAnAction(t *testing.T) {
 	expect.Texts(t, violations, []string{"tcp 192.0.2.1:80", "add what it needs to the inputs", "audit log of the run"})
 	checkHarmless(t, violations, "sandbox")
 
+	expect.Texts(t, f.page(at("/a/", action)), []string{"/inputs?instance=", "/sandbox?instance=", "/repro?instance="})
+
 	other := f.action(root, "cc", "-O2")
 	diff := f.page(at("/diff?a=", action) + at("&b=", other))
 	expect.Texts(t, diff, []string{"argument 2", "-O0", "-O2"})
