@@ -78,7 +78,8 @@ escape: ## run hostile programs and print the guarantees (SOAK=10000: among as m
 	@$(GO) test -count=1 -timeout 30m -v -run '$(ATTACKS)' ./tests/escape -args -soak=$(SOAK) > bin/escape.log; code=$$?; \
 	if [ $$code = 0 ]; then grep -E '^ +(held|skipped|FAILED) |guarantees of|after as before|runs,' bin/escape.log; else cat bin/escape.log; fi; exit $$code
 
-interop: ## test against real bazel-remote, Buildbarn and S3 servers (builds them once: 7 minutes)
+interop: ## test with real bazel-remote, Buildbarn and S3 servers, and Chromium (builds the servers once: 7 minutes)
+	@.ci/tools browser
 	cd tests/interop && $(GO) test -count=1 -parallel 6 -timeout 60m ./...
 
 peers: ## build the programs that make interop uses

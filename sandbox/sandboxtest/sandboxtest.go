@@ -100,7 +100,7 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 // Requirements are the words for what a test may need of the host. CONTRIBUTING.md explains them.
 var Requirements = []string{
 	"namespaces", "unprivileged", "limits", "conditions", "timens", "monitor",
-	"bazel", "git", "python", "node", "tools", "networks", "root", "tmpfs", "interop", "packaging", "vm",
+	"bazel", "git", "python", "node", "tools", "networks", "root", "tmpfs", "interop", "browser", "packaging", "vm",
 	"clients", "disk", "ia32", "address", "diffoscope", "strace", "corpus",
 }
 

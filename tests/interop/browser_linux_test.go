@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interop_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	cdplog "github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/internal/loopback"
+	"github.com/cloister-build/cloister/tests/must"
+)
+
+// axe checks a page for accessibility; it is pinned so that new rules do not fail old pages.
+const axe = "axe-core@4.11.0"
+
+// maxPages limits the crawl; more pages of a kind show nothing new.
+const maxPages = 60
+
+// hostile is text that must appear as text in every place to which an action can write it.
+const hostile = `<script>document.title="taken"</script><img src="http://192.0.2.1/x"><b>&amp;` + "\x1b[31mred\x1b[0m"
+
+// TestConsoleInABrowser opens every page that links reach, in both themes, in Chromium. No page may log an error, ask
+// another origin for anything, run what an action wrote, or break a rule of accessibility. Screenshots go to
+// bin/screenshots.
+func TestConsoleInABrowser(t *testing.T) {
+	b := startBrowser(t)
+	web := must.Get(loopback.Address())(t)
+	addr := listen(t, "--web", web)
+	store := dialAt(t, addr, "")
+	for _, script := range []string{
+		"cp in/name out/copy",
+		": > out/copy",
+		"printf '%s' '" + hostile + "' | tee out/copy >&2; exit 3",
+		"echo > /dev/tcp/192.0.2.1/80; cat /etc/shadow; exit 1",
+	} {
+		must.Get(execute(t.Context(), addr, "", action(t, store, script, time.Minute)))(t)
+	}
+	origin := "http://" + web
+	var axeText string
+	t.Run("axe", func(t *testing.T) { axeText = axeSource(t) })
+
+	queue, opened := []string{"/"}, map[string]bool{}
+	for len(queue) > 0 && len(opened) < maxPages {
+		path := queue[0]
+		if queue = queue[1:]; opened[path] {
+			continue
+		}
+		opened[path] = true
+		t.Run(strings.ReplaceAll(path, "/", "."), func(t *testing.T) {
+			for _, theme := range []string{"light", "dark"} {
+				links := b.open(t, origin, path, theme)
+				b.screenshot(t, path, theme)
+				if axeText != "" {
+					b.wantAccessible(t, axeText, theme)
+				}
+				queue = append(queue, links...)
+			}
+		})
+	}
+	kinds := map[string]bool{}
+	for path := range opened {
+		kinds[regexp.MustCompile(`[0-9a-f]{64}-[0-9]+`).ReplaceAllString(strings.Split(path, "?")[0], "DIGEST")] = true
+	}
+	for _, kind := range []string{"/", "/actions", "/workers", "/cache", "/check", "/a/DIGEST"} {
+		expect.That(t, kinds[kind], "no link leads to a page like %s; links lead to %v", kind, slices.Sorted(maps.Keys(kinds)))
+	}
+}
+
+// TestOverviewFollowsActions: the overview shows an action that began after the page was opened, without a reload.
+func TestOverviewFollowsActions(t *testing.T) {
+	b := startBrowser(t)
+	web := must.Get(loopback.Address())(t)
+	addr := listen(t, "--web", web)
+	b.open(t, "http://"+web, "/", "light")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	running := request(ctx, addr, action(t, dialAt(t, addr, ""), "sleep 600", 20*time.Minute))
+	must.Succeed(t, chromedp.Run(b.ctx, chromedp.WaitVisible(`#live a[href^="/a/"]`)))
+	cancel()
+	<-running.ended
+	must.Succeed(t, chromedp.Run(b.ctx, chromedp.WaitNotPresent(`#live a[href^="/a/"]`)))
+}
+
+// TestConsoleWithTheKeyboard: the first stop of the Tab key skips the navigation, and the slash key searches.
+func TestConsoleWithTheKeyboard(t *testing.T) {
+	b := startBrowser(t)
+	web := must.Get(loopback.Address())(t)
+	listen(t, "--web", web)
+	b.open(t, "http://"+web, "/", "light")
+	for _, c := range []struct{ key, want string }{
+		{"\t", "A skip"},
+		{"/", "INPUT "},
+	} {
+		var got string
+		must.Succeed(t, chromedp.Run(b.ctx, chromedp.KeyEvent(c.key),
+			chromedp.Evaluate(`document.activeElement.tagName + " " + document.activeElement.className`, &got)))
+		expect.Equal(t, got, c.want, "focus after the key %q", c.key)
+	}
+}
+
+// A browser is a tab of a Chromium. Events of the tab append to problems.
+type browser struct {
+	ctx context.Context
+
+	mu       sync.Mutex
+	origin   string   // guarded by mu; of the current page
+	problems []string // guarded by mu
+}
+
+// startBrowser starts Chromium without access to other hosts' names. It ends with the test.
+func startBrowser(t *testing.T) *browser {
+	t.Helper()
+	program, err := exec.LookPath("chromium")
+	if err != nil {
+		sandboxtest.Unavailable(t, "browser", err)
+	}
+	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(program), chromedp.NoSandbox,
+		chromedp.UserDataDir(t.TempDir()), chromedp.WindowSize(1280, 900), chromedp.WSURLReadTimeout(2*time.Minute))
+	ctx, cancel := chromedp.NewExecAllocator(t.Context(), options...)
+	t.Cleanup(cancel)
+	tab, cancel := chromedp.NewContext(ctx)
+	t.Cleanup(cancel)
+	tab, cancel = context.WithTimeout(tab, 10*time.Minute)
+	t.Cleanup(cancel)
+	b := &browser{ctx: tab}
+	chromedp.ListenTarget(tab, b.event)
+	must.Succeed(t, chromedp.Run(tab, network.Enable(), runtime.Enable(), cdplog.Enable()))
+	return b
+}
+
+// event records what a page must not do.
+func (b *browser) event(event any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	problem := func(format string, args ...any) { b.problems = append(b.problems, fmt.Sprintf(format, args...)) }
+	switch e := event.(type) {
+	case *network.EventRequestWillBeSent:
+		if u := e.Request.URL; !strings.HasPrefix(u, b.origin+"/") && !strings.HasPrefix(u, "data:,") && u != "about:blank" {
+			problem("a request to another origin: %s", u)
+		}
+	case *network.EventResponseReceived:
+		if e.Response.Status >= 400 {
+			problem("%s is answered with %d", e.Response.URL, e.Response.Status)
+		}
+	case *runtime.EventExceptionThrown:
+		problem("an exception: %s", e.ExceptionDetails.Error())
+	case *runtime.EventConsoleAPICalled:
+		problem("a line in the console: %s %v", e.Type, e.Args)
+	case *cdplog.EventEntryAdded:
+		problem("%s: %s %s", e.Entry.Level, e.Entry.Text, e.Entry.URL)
+	}
+}
+
+// open opens a page and returns the paths of its links to other pages.
+func (b *browser) open(t *testing.T, origin, path, theme string) (links []string) {
+	t.Helper()
+	b.mu.Lock()
+	b.origin, b.problems = origin, nil
+	b.mu.Unlock()
+	var title string
+	must.Succeed(t, chromedp.Run(b.ctx,
+		emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: theme}}),
+		chromedp.Navigate(origin+path),
+		chromedp.WaitVisible("main h1"),
+		chromedp.Title(&title),
+		// Downloads and data are no pages.
+		chromedp.Evaluate(`Array.from(document.links, (a) => a.origin === location.origin ? a.pathname + a.search : a.href)`, &links),
+	))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, problem := range b.problems {
+		t.Errorf("%s, theme %s: %s", path, theme, problem)
+	}
+	expect.Text(t, title, "cloister", "title of %s", path)
+	return slices.DeleteFunc(links, func(link string) bool {
+		u, err := url.Parse(link)
+		expect.That(t, err == nil && u.Host == "", "%s links to %s", path, link)
+		return err != nil || strings.HasSuffix(u.Path, ".json") || strings.HasSuffix(u.Path, "/raw")
+	})
+}
+
+var unsafe = regexp.MustCompile(`[^a-z0-9]+`)
+
+// screenshot keeps a picture of the whole current page in bin/screenshots.
+func (b *browser) screenshot(t *testing.T, path, theme string) {
+	t.Helper()
+	var picture []byte
+	must.Succeed(t, chromedp.Run(b.ctx, chromedp.FullScreenshot(&picture, 100)))
+	dir := filepath.Join("..", "..", "bin", "screenshots")
+	must.Succeed(t, os.MkdirAll(dir, 0o755))
+	name := strings.Trim(unsafe.ReplaceAllString(regexp.MustCompile(`([0-9a-f]{8})[0-9a-f]{56}`).ReplaceAllString(path, "$1"), "-"), "-")
+	if name == "" {
+		name = "overview"
+	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, name[:min(len(name), 80)]+"-"+theme+".png"), picture, 0o644))
+}
+
+// wantAccessible applies the rules of axe to the current page.
+func (b *browser) wantAccessible(t *testing.T, source, theme string) {
+	t.Helper()
+	var report string
+	must.Succeed(t, chromedp.Run(b.ctx, chromedp.Evaluate(source+";0", nil), chromedp.Evaluate(
+		`axe.run().then((r) => JSON.stringify(r.violations.map((v) => v.id + ": " + v.help + ": " +
+			v.nodes.slice(0, 3).map((n) => n.html.slice(0, 200) + " " + n.failureSummary).join(" | "))))`, &report,
+		func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) })))
+	var violations []string
+	must.Succeed(t, json.Unmarshal([]byte(report), &violations))
+	for _, v := range violations {
+		t.Errorf("theme %s: %s", theme, v)
+	}
+}
+
+// axeSource returns axe as published for Node.
+func axeSource(t *testing.T) string {
+	t.Helper()
+	cache := filepath.Join(must.Get(os.UserCacheDir())(t), "cloister-interop", strings.ReplaceAll(axe, "@", "-"))
+	name := filepath.Join(cache, "node_modules", "axe-core", "axe.min.js")
+	if text, err := os.ReadFile(name); err == nil {
+		return string(text)
+	}
+	if _, err := exec.LookPath("npm"); err != nil {
+		sandboxtest.Unavailable(t, "node", err)
+	}
+	must.Succeed(t, os.MkdirAll(cache, 0o755))
+	if out, err := exec.CommandContext(t.Context(), "npm", "install", "--ignore-scripts", "--no-save", "--prefix", cache, axe).CombinedOutput(); err != nil {
+		sandboxtest.Unavailable(t, "node", fmt.Sprintf("npm install %s: %v\n%s", axe, err, out))
+	}
+	return string(must.Get(os.ReadFile(name))(t))
+}
