@@ -91,11 +91,10 @@ func TestOverviewFollowsActions(t *testing.T) {
 	web := must.Get(loopback.Address())(t)
 	addr := listen(t, "--web", web)
 	b.open(t, "http://"+web, "/", "light")
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	running := request(ctx, addr, action(t, dialAt(t, addr, ""), "sleep 600", 20*time.Minute))
+	d := action(t, dialAt(t, addr, ""), "sleep 600", 20*time.Minute)
+	running := request(t.Context(), addr, d)
 	must.Succeed(t, chromedp.Run(b.ctx, chromedp.WaitVisible(`#live a[href^="/a/"]`)))
-	cancel()
+	must.Succeed(t, exec.CommandContext(t.Context(), must.Get(cloister())(t), "action", "cancel", d.Hash, "--server", "grpc://"+addr).Run())
 	<-running.ended
 	must.Succeed(t, chromedp.Run(b.ctx, chromedp.WaitNotPresent(`#live a[href^="/a/"]`)))
 }
