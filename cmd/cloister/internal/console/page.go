@@ -242,7 +242,11 @@ var functions = template.FuncMap{
 	"action": ActionPath,
 	"blob":   func(digest, instance string) string { return link("/cas/", digest, instance) },
 	"seconds": func(s float64) string {
-		return time.Duration(s * float64(time.Second)).Round(time.Millisecond).String()
+		d := time.Duration(s * float64(time.Second))
+		if d < 10*time.Millisecond {
+			return d.Round(10 * time.Microsecond).String()
+		}
+		return d.Round(time.Millisecond).String()
 	},
 	"path":    url.PathEscape,
 	"command": render.QuoteScript,
