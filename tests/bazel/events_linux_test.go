@@ -65,9 +65,10 @@ func TestBuildEvents(t *testing.T) {
 		"--runs_per_test=//examples/events:flaky@2", "--runs_per_test_detects_flakes", "//examples/events/...")
 	expect.Equal(t, build.ExitCode, 3, "bazel: exit")
 	expect.Text(t, build.Output, "http://"+web+"/i/"+id)
-	page := must.Get(http.Get("http://" + web + "/i/" + id))(t)
+	page, err := http.Get("http://" + web + "/i/" + id)
+	must.Succeed(t, err)
+	defer page.Body.Close()
 	text := must.Get(io.ReadAll(page.Body))(t)
-	page.Body.Close()
 	expect.Texts(t, string(text), []string{"TESTS_FAILED", "//examples/events:flaky", ">test.log</a>", ">Profile</a>", "Command line, original"})
 
 	check := func() {
