@@ -19,7 +19,7 @@ import (
 func configCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
-		Short: "Show and check the configuration of serve, join, runner",
+		Short: "Show and check the configuration of serve, join and runner",
 		Long: `Serve, join and runner take each flag from the command line, from the environment or from a configuration file, in
 this order. docs/configuration.md describes the file.`,
 		Example: `  cloister config show serve
@@ -38,8 +38,8 @@ func configShowCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show [COMMAND [-- FLAGS...]]",
 		Short: "Show each value and its origin",
-		Long: `Show prints the value that each flag would have here, and its origin: flag, env NAME, FILE:LINE, or default. Flags of
-the command follow two dashes. The environment is that of this shell, which may differ from that of a service.`,
+		Long: `Show prints the value that each flag would have here, and its origin: flag, env NAME, FILE:LINE, or default. Write
+flags of the command after --. The environment is that of this shell, which may differ from that of a service.`,
 		Example: `  cloister config show join
   cloister config show serve --config config.yaml -- --jobs 4`,
 		ValidArgs: []string{"serve", "join", "runner"},
@@ -70,7 +70,7 @@ the command follow two dashes. The environment is that of this shell, which may 
 	return cmd
 }
 
-// eachConfigured calls visit with each command that has a configuration, none of whose flags are set.
+// eachConfigured calls visit with each command that has a configuration, before any of its flags is set.
 func eachConfigured(visit func(*cobra.Command) error) error {
 	for i := range config.Commands(rootCommand()) {
 		if err := visit(config.Commands(rootCommand())[i]); err != nil { // commands of one root share flags
@@ -80,7 +80,7 @@ func eachConfigured(visit func(*cobra.Command) error) error {
 	return nil
 }
 
-// configured returns the values of a command with some flags.
+// configured returns the values of the flags of c, given a configuration file and arguments of the command line.
 func configured(c *cobra.Command, file string, args []string) ([]config.Value, error) {
 	if file != "" {
 		args = append([]string{"--config", file}, args...)

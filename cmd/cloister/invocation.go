@@ -34,7 +34,7 @@ func invocationShowCommand() *cobra.Command {
 		Short: "Show the targets and tests of a build",
 		Long: `Show prints what Bazel published about a build with --bes_backend: its outcome, targets that were not built,
 failed actions, and each attempt of each test with the digest of its log, which cloister cas cat prints. With --json it
-prints everything, also command lines, metrics and what Bazel printed.
+also prints command lines, metrics and Bazel's output.
 
 INVOCATION is the invocation id. If the server keeps a history, it can also be its first eight digits, ^1 for the latest
 build, or ^2 for the one before. The exit code is 4 if the server has no events of the build, and 5 if it cannot be
