@@ -38,6 +38,6 @@ func TestBuildPage(t *testing.T) {
 	expect.That(t, !strings.Contains(body, "<script>") && strings.Contains(body, "&lt;script&gt;"), "got %s", body)
 	expect.Texts(t, body, []string{
 		"/cas/" + strings.Replace(blob.Digest.String(), "/", "-", 1) + "?instance=main", "<h2>Failed actions</h2>", "<h2>Tests</h2>", "<td>flaky",
-		"<h2>Targets</h2>", "<h2>Coverage</h2>", "Profile</a>", "<h2>Output of Bazel</h2>", "1 events exceeded",
+		"<h2>Targets</h2>", "<h2>Coverage</h2>", "Profile</a>", "<h2>Bazel output</h2>", "1 events exceeded",
 	})
 }
