@@ -344,7 +344,7 @@ func (s *Sampler) learn(t *worker.Task, v *Verdict) {
 	}
 }
 
-// storeReport stores v and returns its digest, or the zero Digest if that is impossible: the verdict stands without it.
+// storeReport stores v and returns its digest, or the zero Digest if that fails: the verdict does not need it.
 func (s *Sampler) storeReport(t *worker.Task, v *Verdict) cas.Digest {
 	ctx, cancel := context.WithTimeout(context.Background(), putTimeout)
 	defer cancel()

@@ -9,8 +9,8 @@ import (
 	"slices"
 )
 
-// FormatOf returns the name of the format of a file that begins with head, such as "elf", or "" if no format fits. Of some
-// file system images the magic number is beyond the first 32 KiB.
+// FormatOf returns the name of the format of a file that begins with head, such as "elf", or "" if no format fits. The
+// magic number of some file system images is beyond the first 32 KiB.
 func FormatOf(head []byte) string {
 	all := formats()
 	i := slices.IndexFunc(all, func(f format) bool { return len(head) >= f.needs && f.is(head, "") })

@@ -21,7 +21,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// ShowBuild prints what the events of a build say. The invocation is an id, or a name that the server's history resolves.
+// ShowBuild prints a summary of the events of a build. The invocation is an id, or a name that the server's history
+// resolves.
 func ShowBuild(ctx context.Context, from *client.Server, name string, asJSON bool, out io.Writer) error {
 	id, err := from.Invocation(ctx, name)
 	if err != nil && !errors.Is(err, client.ErrNoHistory) {

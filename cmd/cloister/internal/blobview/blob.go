@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package blobview reads what the pages of the console show of blobs and input trees, in bounded memory and time. Names,
-// texts and messages are hostile: what it returns contains no control characters, but it is not escaped for HTML.
+// Package blobview reads blobs and input trees for the pages of the console, in bounded memory and time. Names, texts
+// and messages are hostile: what it returns contains no control characters, but it is not escaped for HTML.
 package blobview
 
 import (

@@ -44,7 +44,7 @@ func TestVisible(t *testing.T) {
 	}
 }
 
-// Blobs are shown as what they are, unless a link says otherwise.
+// A blob is shown as the kind that it appears to be, unless a link selects another.
 func TestKinds(t *testing.T) {
 	s := castest.NewMemory()
 	file := put(t, s, "x")
@@ -100,7 +100,7 @@ func TestErrors(t *testing.T) {
 	expect.Error(t, err, cas.ErrInvalid)
 }
 
-// Of large texts, long lines and large directories a page shows the beginning, and says so.
+// A page shows only the beginning of large texts, long lines and large directories, and says so.
 func TestShownPartsAreBounded(t *testing.T) {
 	s := castest.NewMemory()
 	dir := &repb.Directory{}

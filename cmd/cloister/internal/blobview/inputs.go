@@ -34,7 +34,7 @@ type Entry struct {
 	Digest     cas.Digest `json:"digest,omitzero"`
 	Executable bool       `json:"executable,omitempty"`
 	Target     string     `json:"target,omitempty"` // of a symlink
-	// Sum counts the files below a directory; of a file it has the size.
+	// Sum counts the files below a directory; for a file it has only the size.
 	Sum
 	// Read is whether the run read the file, or how many files below a directory it did not read; "" if unknown.
 	Read string `json:"read,omitempty"`

@@ -21,7 +21,7 @@ const (
 // escapes matches the control sequences of terminals: CSI, OSC and those of one character (ECMA-48).
 var escapes = regexp.MustCompile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?|\x1b[@-_]")
 
-// Visible returns s without the control sequences of terminals. Characters without a shape, such as those that change
+// Visible returns s without the control sequences of terminals. Characters that do not print, such as those that change
 // the direction of text, and bytes that are not UTF-8 become Go escapes.
 func Visible(s string) string {
 	s = escapes.ReplaceAllString(s, "")

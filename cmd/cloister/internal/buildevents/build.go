@@ -32,7 +32,7 @@ type Facts struct {
 	TestsFlaky  int       `json:"tests_flaky"`
 }
 
-// A Build is what the events of a build say. Its texts are one line of printable ASCII each, apart from Stdout and
+// A Build summarizes the events of a build. Its texts are one line of printable ASCII each, apart from Stdout and
 // Stderr, which have several. All lists are bounded.
 type Build struct {
 	Header
@@ -122,7 +122,7 @@ type Action struct {
 	Stderr   *File    `json:"stderr,omitempty"`
 }
 
-// A Problem is the reason why something other than a target did not happen.
+// A Problem is the reason why Bazel omitted an event, such as a target that it could not load.
 type Problem struct {
 	Label       string `json:"label,omitempty"`
 	Reason      string `json:"reason"`
@@ -138,7 +138,7 @@ type File struct {
 	Contents string     `json:"contents,omitempty"`
 }
 
-// Metrics are numbers about a build.
+// Metrics are Bazel's metrics of a build.
 type Metrics struct {
 	ActionsCreated    int64            `json:"actions_created"`
 	ActionsExecuted   int64            `json:"actions_executed"`

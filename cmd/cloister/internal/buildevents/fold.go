@@ -53,7 +53,7 @@ func payload(m *bespb.BuildEvent) *bepb.BuildEvent {
 	return &e
 }
 
-// Add adds an event, a google.devtools.build.v1.BuildEvent. It ignores messages that are none; the error is nil.
+// Add adds an event, a google.devtools.build.v1.BuildEvent. It ignores other messages; the error is nil.
 func (b *Build) Add(data []byte) error {
 	var m bespb.BuildEvent
 	if proto.Unmarshal(data, &m) != nil {

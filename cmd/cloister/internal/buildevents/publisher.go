@@ -40,7 +40,7 @@ type publisher struct {
 // publish returns a publisher for a build, which it creates if events begin at number 1. The caller closes it.
 func (s *Store) publish(h Header, first int64) (*publisher, error) {
 	if !invocationID.MatchString(h.ID) {
-		return nil, fmt.Errorf("%w: invocation id %+.80q is not a UUID in lower case", ErrInvalid, h.ID)
+		return nil, fmt.Errorf("%w: invocation id %+.80q is not a lower-case UUID", ErrInvalid, h.ID)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,7 +51,7 @@ func (s *Store) publish(h Header, first int64) (*publisher, error) {
 	case r == nil && first != 1:
 		return nil, ErrGap
 	case s.open >= maxOpen && (r == nil || r.publishers == 0):
-		return nil, fmt.Errorf("%w: %d builds publish events now", ErrFull, s.open)
+		return nil, fmt.Errorf("%w: %d builds are publishing events", ErrFull, s.open)
 	case r == nil:
 		// An earlier build of this id may have been removed while it was published.
 		_ = os.Remove(s.path(h.ID, eventsSuffix))

@@ -119,7 +119,7 @@ func (s *service) failed(err error) error {
 	return status.Error(code, err.Error())
 }
 
-// An inbox has the events that arrived and are not stored yet, at most maxBatch bytes and an event.
+// An inbox holds the events that are not stored yet, at most maxBatch bytes and one more event.
 type inbox struct {
 	partial chan []event // can be extended until it is received
 	full    chan []event

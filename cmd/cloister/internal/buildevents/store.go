@@ -29,7 +29,7 @@ import (
 
 // Errors of a Store.
 var (
-	ErrUnknown  = errors.New("no build events of this invocation")
+	ErrUnknown  = errors.New("no build events for this invocation")
 	ErrInvalid  = errors.New("invalid build event")
 	ErrOwner    = errors.New("another caller or instance publishes the events of this invocation")
 	ErrGap      = errors.New("earlier events of this invocation are missing")
@@ -184,7 +184,7 @@ func (s *Store) trim(keep *record) (excess []*record) {
 	return excess
 }
 
-// notify tells those who wait for a change of r. The caller holds s.mu.
+// notify wakes those who wait for a change of r. The caller holds s.mu.
 func (s *Store) notify(r *record) {
 	close(r.changed)
 	close(s.changed)
@@ -244,8 +244,8 @@ func (s *Store) Changed(id string) (<-chan struct{}, error) {
 }
 
 // Events calls visit for the stored events of a build in order, each a google.devtools.build.v1.BuildEvent, and returns
-// the number of those that were not stored. An error of visit ends it and is returned. The time and the memory that it
-// takes are those of reading the whole file.
+// the number of those that were not stored. It stops at an error of visit, which it returns. Each call
+// reads the whole file.
 func (s *Store) Events(id string, visit func(event []byte) error) (missing int64, err error) {
 	if _, err := s.Header(id); err != nil {
 		return 0, err

@@ -29,8 +29,7 @@ type Config struct {
 	Results, Names   bool
 	Invocation, JSON bool
 	Diffoscope       bool
-	// Remote means that names are only those of a server, for callers who may not read the files of this host, and that
-	// files are not copied to it.
+	// Remote looks names up only on the server and copies no files to this host, for callers who may not read its files.
 	Remote bool
 
 	store *remote.Store // nil until it is needed

@@ -76,7 +76,7 @@ func Load(cmd *cobra.Command) (*File, error) {
 	return f, f.Apply(cmd)
 }
 
-// A setting is what a layer below the command line says about a flag.
+// A setting is the value of a flag from the environment or the file.
 type setting struct {
 	origin string
 	values []string                     // several for repeatable flags
@@ -155,7 +155,7 @@ func misspelt(cmd *cobra.Command) (notes []string) {
 		}
 		each(cmd, func(f *pflag.Flag) {
 			if near := flags.Variable(f.Name); levenshtein.ComputeDistance(name, near) <= 2 {
-				notes = append(notes, fmt.Sprintf("the variable %s belongs to no flag: did you mean %s?", name, near))
+				notes = append(notes, fmt.Sprintf("the environment variable %s matches no flag: did you mean %s?", name, near))
 			}
 		})
 	}
@@ -178,7 +178,7 @@ func Origin(f *pflag.Flag) string {
 
 var flagName = regexp.MustCompile(`--([a-z][a-z0-9-]*[a-z0-9])`)
 
-// addOrigins adds to an error which of the flags that it names are not from the command line.
+// addOrigins appends to an error the origins of the flags that it names, except those from the command line.
 func addOrigins(cmd *cobra.Command, err error) error {
 	if err == nil {
 		return nil

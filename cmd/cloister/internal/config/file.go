@@ -177,10 +177,10 @@ func (r *reader) setting(into map[string]setting, f *pflag.Flag, n *strict.Node)
 	return err
 }
 
-// watchInterval is how often a file is compared with what was read.
+// watchInterval is the interval of checks for changes.
 const watchInterval = 10 * time.Second
 
-// watch logs which file was read, and once when it has changed, until the function that it returns is called.
+// watch logs the name of the file, and warns once if the file changes. stop ends the watch.
 func (f *File) watch() (stop func()) {
 	if f == nil {
 		return func() {}

@@ -14,7 +14,7 @@ import (
 type Value struct {
 	Command string `json:"command"`
 	Key     string `json:"key"`
-	Value   string `json:"value"`  // "" for a default that depends on other things
+	Value   string `json:"value"`  // "" for a computed default
 	Origin  string `json:"origin"` // flag, env NAME, FILE:LINE, or default
 }
 

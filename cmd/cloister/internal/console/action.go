@@ -131,7 +131,7 @@ func (d *actionData) status() {
 	}
 }
 
-// result adds what the result r says.
+// result adds the outputs, stages and logs of r.
 func (d *actionData) result(ctx context.Context, store *remote.Store, r *repb.ActionResult) {
 	name := func(p *repb.Digest) string {
 		if v, err := cas.FromProto(d.Action.Digest.Function(), p); err == nil {

@@ -131,7 +131,7 @@ func rawBlob(r *request) (any, error) {
 	return &download{store, d, name}, nil
 }
 
-// ServeHTTP implements http.Handler. The time of the whole is not limited, but that of each write is.
+// ServeHTTP implements http.Handler. A download has no time limit, but each of its writes has.
 func (f *download) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer f.store.Close()
 	h := w.Header()
@@ -144,7 +144,7 @@ func (f *download) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, "", time.Time{}, in)
 }
 
-// content reads a blob as a stream that begins where it is needed.
+// content is an io.ReadSeeker of a blob. It opens a stream at the offset of the first read after a Seek.
 type content struct {
 	ctx     context.Context
 	from    *download

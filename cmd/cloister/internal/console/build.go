@@ -10,7 +10,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 )
 
-// buildEvents returns what the events of a build say, or nil if the server has none of them.
+// buildEvents returns the summary of the events of a build, or nil if the server has none.
 func buildEvents(r *request, id string) (*buildevents.Build, error) {
 	b, err := actions.ReadBuild(r.Context(), r.from, id)
 	if e, ok := errors.AsType[*exit.Error](err); ok && (e.Code == exit.Absent || e.Code == exit.No) {

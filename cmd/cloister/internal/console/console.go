@@ -93,7 +93,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "the console is read-only: use GET", http.StatusMethodNotAllowed)
 		return
 	case !h.named(r):
-		http.Error(w, "the console has another name: open it by the address that serve prints", http.StatusMisdirectedRequest)
+		http.Error(w, "unknown host name: open the console at the address that serve prints", http.StatusMisdirectedRequest)
 		return
 	case len(r.Header["Authorization"]) > 1:
 		http.Error(w, "several Authorization headers", http.StatusBadRequest)

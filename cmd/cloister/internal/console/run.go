@@ -33,7 +33,7 @@ func (d *actionData) View(name string) string {
 // A run is the latest run of an action.
 type run struct {
 	function cas.Function
-	response *repb.ExecuteResponse // with what is known
+	response *repb.ExecuteResponse // fields that are unknown are empty
 }
 
 // results are a store and its action cache.
@@ -42,8 +42,8 @@ type results interface {
 	cas.ActionCache
 }
 
-// latestRun returns the latest run of an action: the failed one that the history has, or the cached result. Without any it
-// is empty.
+// latestRun returns the latest run of an action: the failed one that the history has, or the cached result. If there is
+// neither, it is empty.
 func latestRun(r *request, store results, action cas.Digest) (*run, error) {
 	found := &run{action.Function(), &repb.ExecuteResponse{}}
 	e, err := r.from.LatestRun(r.Context(), action, false)

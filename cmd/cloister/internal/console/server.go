@@ -42,7 +42,7 @@ func (r *request) measure() (s disk.Stats, report disk.CollectReport, err error)
 	return s, report, err
 }
 
-// stats is measure without what could be removed.
+// stats returns the statistics of the store, without the report of what could be removed.
 func (r *request) stats() (s disk.Stats, err error) {
 	err = r.withStore(func(c *diskctl.Client) error {
 		s, err = c.Stats(r.Context())

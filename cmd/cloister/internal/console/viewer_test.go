@@ -234,12 +234,12 @@ func TestLinksOfBuildbarnsBrowserAreRedirected(t *testing.T) {
 	}
 }
 
-// zeros is a blob of zeros that nobody holds in memory.
+// zeros is a blob of zeros that is never in memory as a whole.
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// Neither the page nor the download of a large blob takes memory for all of it.
+// Neither the page nor the download of a large blob reads all of it into memory.
 func TestLargeBlobsTakeLittleMemory(t *testing.T) {
 	f := open(t, "")
 	const size = 256 << 20

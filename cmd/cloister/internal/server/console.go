@@ -63,7 +63,7 @@ func (w *webConfig) names() []string {
 	return slices.DeleteFunc([]string{strings.ToLower(host), strings.ToLower(own)}, func(name string) bool { return name == "" })
 }
 
-// A webPort is where browsers find the console.
+// A webPort is the listener of the console and the servers behind it.
 type webPort struct {
 	url      string
 	listener net.Listener
@@ -149,7 +149,7 @@ func (s *server) withPage(rerun func(*worker.Task) string) func(*worker.Task) st
 func (w *webPort) serve(log *slog.Logger) {
 	go func() {
 		if err := w.grpc.Serve(w.loop); err != nil {
-			log.Error("the web console has lost its server", "err", err)
+			log.Error("the gRPC server of the web console failed", "err", err)
 		}
 	}()
 	go func() {

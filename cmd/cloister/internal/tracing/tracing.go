@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tracing exports spans by OTLP/gRPC if the OTEL_ variables of OpenTelemetry ask for it.
+// Package tracing exports spans by OTLP/gRPC if the OTEL_ variables of OpenTelemetry enable that.
 package tracing
 
 import (
@@ -78,7 +78,7 @@ func wanted(env func(string) string) (bool, error) {
 	return true, nil
 }
 
-// Tracer returns what begins spans, nil for none.
+// Tracer returns the tracer that begins spans, or nil without one.
 func (t *Tracing) Tracer() trace.Tracer {
 	if t == nil {
 		return nil
