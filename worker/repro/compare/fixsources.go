@@ -81,7 +81,7 @@ var sourceFixes = []Fix{
 		Swap: [2]string{`\$\(mktemp\)`, `$$(touch /tmp/tmp.fixed && echo /tmp/tmp.fixed)`},
 	},
 	{
-		Cause: Path, Text: "set PWD=/proc/self/cwd, which shells and compilers take for the name of the directory",
+		Cause: Path, Text: "set PWD=/proc/self/cwd, which shells and compilers report as the current directory",
 		Env: []string{"PWD=/proc/self/cwd"},
 	},
 
@@ -143,7 +143,7 @@ var sourceFixes = []Fix{
 		Cause: ProcessID, Text: "a constant instead of $$, also in names of temporary files", Swap: [2]string{`\$\$`, `1`},
 	},
 	{
-		Cause: Address, Text: "setarch -R COMMAND, which turns the randomization of addresses off",
+		Cause: Address, Text: "setarch -R COMMAND, which disables address space layout randomization",
 		Wrap: []string{"setarch", "-R"}, Marks: []string{"setarch"},
 	},
 	{Cause: Environment, Programs: "env", Text: "env -i", Args: []string{"-i"}},
