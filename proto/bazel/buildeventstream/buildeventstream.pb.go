@@ -743,7 +743,7 @@ func (x *Progress) GetStderr() string {
 	return ""
 }
 
-// Aborted stands for an event that does not come, and says why.
+// Aborted replaces an announced event that Bazel does not send, and has the reason.
 type Aborted struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reason        Aborted_Reason         `protobuf:"varint,1,opt,name=reason,proto3,enum=cloister.bazel.buildeventstream.Aborted_Reason" json:"reason,omitempty"`
