@@ -61,9 +61,9 @@ sleep 7 # longer than the watchdog waits
 echo "after restart: $(systemctl is-active cloister), $(($(show NRestarts) - restarts)) more"
 rm -r /run/systemd/system/cloister.service.d
 
-printf 'version: 1\nlisten: 127.0.0.1:8981\n' > /etc/cloister/config.yaml
+printf 'version: 1\nlisten: 127.0.0.1:8989\n' > /etc/cloister/config.yaml
 dpkg -i $work/cloister.deb > $work/dpkg 2>&1 || cat $work/dpkg
-echo "configuration: $(grep -q 8981 /etc/cloister/config.yaml && echo kept || echo lost)"
+echo "configuration: $(grep -q 8989 /etc/cloister/config.yaml && echo kept || echo lost)"
 
 systemctl stop cloister
 echo "result: $(show Result) $(show ExecMainStatus)"
