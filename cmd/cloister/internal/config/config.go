@@ -44,6 +44,9 @@ func Enable(root *cobra.Command) {
 		check, run := c.Args, c.RunE
 		var from *File
 		c.Args = func(cmd *cobra.Command, args []string) (err error) {
+			if err := checkFormer(); err != nil {
+				return err
+			}
 			if from, err = Load(cmd); err != nil {
 				return err
 			}
@@ -59,10 +62,26 @@ func Enable(root *cobra.Command) {
 	}
 }
 
+// checkFormer returns an error if CLOISTER_FLAGS contains words that the command line lacks. Units of earlier packages
+// passed it on: its --auth must not vanish when the package is upgraded.
+func checkFormer() error {
+	lacks := func(word string) bool { return !slices.Contains(os.Args, word) }
+	former := flags.Variable("flags")
+	if !slices.ContainsFunc(strings.Fields(os.Getenv(former)), lacks) {
+		return nil
+	}
+	return fmt.Errorf("%s has no effect: move its flags to %s, and remove it from /etc/cloister/serve.env or join.env",
+		former, DefaultFile)
+}
+
 // Load sets the flags that the command line of cmd omits: first from the environment, then from the file, which it
 // returns. Those that have been set are Changed, as if they were on the command line.
 func Load(cmd *cobra.Command) (*File, error) {
-	if err := apply(cmd, environment(cmd)); err != nil {
+	layer, err := environment(cmd)
+	if err == nil {
+		err = apply(cmd, layer)
+	}
+	if err != nil {
 		return nil, err
 	}
 	name := cmd.Flags().Lookup("config")
@@ -109,9 +128,10 @@ func apply(cmd *cobra.Command, layer map[string]setting) error {
 	return nil
 }
 
-// environment returns the settings of the environment variables.
-func environment(cmd *cobra.Command) map[string]setting {
+// environment returns the settings of the environment variables, and an error if one is not a list of values.
+func environment(cmd *cobra.Command) (map[string]setting, error) {
 	layer := map[string]setting{}
+	var malformed error
 	each(cmd, func(f *pflag.Flag) {
 		variable := flags.Variable(f.Name)
 		text, ok := os.LookupEnv(variable)
@@ -120,15 +140,20 @@ func environment(cmd *cobra.Command) map[string]setting {
 		}
 		values := []string{text}
 		if flags.IsRepeatable(f) {
-			if record, err := csv.NewReader(strings.NewReader(text)).Read(); err == nil {
-				values = record
+			records, err := csv.NewReader(strings.NewReader(text)).ReadAll()
+			if err != nil || len(records) > 1 {
+				malformed = fmt.Errorf(`%s: write values separated by commas, on one line, and a value with a comma or quotes `+
+					`as "a,""b"""`, variable)
+			}
+			if len(records) == 1 {
+				values = records[0]
 			}
 		}
 		layer[f.Name] = setting{"env " + variable, values, func(_ int, err error) error {
 			return fmt.Errorf("%s: %w", variable, err)
 		}}
 	})
-	return layer
+	return layer, malformed
 }
 
 // each calls visit with the flags of a command.

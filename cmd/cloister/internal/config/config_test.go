@@ -84,6 +84,8 @@ func TestPrecedence(t *testing.T) {
 		{"duration", "version: 1\nwait: 5m", "", "", "wait=5m0s (c.yaml:2)"},
 		{"empty where permitted", "version: 1\ninstance: ''", "", "", "instance= (c.yaml:2)"},
 		{"password", "version: 1\ncas: grpc://user:secret@x", "", "", "cas=grpc://user:xxxxx@x (c.yaml:2)"},
+		{"password in a list", "version: 1\nproperty: {a: 'grpc://user:s@cret@x'}", "", "", "property=[a=grpc://user:xxxxx@x] (c.yaml:2)"},
+		{"password in a malformed address", "version: 1\ncas: grpc://user:100%@x", "", "", "cas=grpc://user:xxxxx@x (c.yaml:2)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if name, value, ok := strings.Cut(c.env, "="); ok {
@@ -120,6 +122,8 @@ func TestMistakes(t *testing.T) {
 		{"version: 1\njobs: &a 1", "", "[2:7] expected one value"},
 		{"version: 1", "CLOISTER_CAS=", "CLOISTER_CAS: --cas is empty"},
 		{"version: 1", "CLOISTER_PROPERTY=", "CLOISTER_PROPERTY: --property is empty"},
+		{"version: 1", "CLOISTER_PROPERTY=a=1\nb=2", "CLOISTER_PROPERTY: write values separated by commas, on one line"},
+		{"version: 1", "CLOISTER_PROPERTY=a=\"1\",b=2", "CLOISTER_PROPERTY: write values separated by commas, on one line"},
 		{"version: 1", "CLOISTER_JOBS=many", `CLOISTER_JOBS: --jobs "many": write a whole number`},
 	} {
 		t.Run(c.text+c.env, func(t *testing.T) {
@@ -148,6 +152,21 @@ func TestErrorsNameTheOrigin(t *testing.T) {
 	err = root.Execute()
 	const want = "--cas and --store are mutually exclusive: pass one of them (--cas: env CLOISTER_CAS) (--store: env CLOISTER_STORE)"
 	expect.That(t, err != nil && err.Error() == want, "got %v, want %s", err, want)
+}
+
+// TestFormerFlagsAreNotDropped: the variable of earlier packages' units is an error unless its flags are passed.
+func TestFormerFlagsAreNotDropped(t *testing.T) {
+	t.Setenv("CLOISTER_FLAGS", "--cas x  --jobs=3")
+	root := program(nil)
+	root.SetArgs([]string{"head"})
+	err := root.Execute()
+	expect.That(t, err != nil && strings.HasPrefix(err.Error(), "CLOISTER_FLAGS has no effect: move its flags to "), "got %v", err)
+
+	old := os.Args
+	defer func() { os.Args = old }()
+	os.Args = []string{"program", "head", "--cas", "x", "--jobs=3"} // as a drop-in's ExecStart= does
+	root = program(nil)
+	must.Succeed(t, root.Execute())
 }
 
 // TestSchemaHasEachKey: the schema permits the flags of the commands and nothing else.

@@ -3,7 +3,7 @@
 package config
 
 import (
-	"net/url"
+	"regexp"
 
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/spf13/cobra"
@@ -18,6 +18,9 @@ type Value struct {
 	Origin  string `json:"origin"` // flag, env NAME, FILE:LINE, or default
 }
 
+// password matches a password in an address, which may be part of a list, or malformed.
+var password = regexp.MustCompile(`(://[^/@:\s]*:)[^/\s]*@`)
+
 // Values returns the values of all flags of a command that Load has configured.
 func Values(cmd *cobra.Command) (all []Value) {
 	each(cmd, func(f *pflag.Flag) {
@@ -26,9 +29,7 @@ func Values(cmd *cobra.Command) (all []Value) {
 			text = f.Value.String()
 		}
 		// Credentials are in files of their own, but an address may contain a password.
-		if u, err := url.Parse(text); err == nil && u.User != nil {
-			text = u.Redacted()
-		}
+		text = password.ReplaceAllString(text, "${1}xxxxx@")
 		all = append(all, Value{cmd.Name(), f.Name, text, Origin(f)})
 	})
 	return all
