@@ -223,6 +223,9 @@ func TestFlagsExist(t *testing.T) {
 			}
 			args := strings.Fields(string(m[1]))
 			taken(t, name, args)
+			if file := "EnvironmentFile=-/etc/cloister/" + args[0] + ".env"; !strings.Contains(string(body), "\n"+file+"\n") {
+				t.Errorf("it lacks %s, whose variables would be ignored silently", file)
+			}
 			run(t, program, "config", "show", "--config", "systemd/config.yaml", args[0])
 		})
 	}
@@ -274,7 +277,7 @@ func TestRpmHasWhatTheDebHas(t *testing.T) {
 	if !slices.Equal(inRPM, inDeb) || len(inDeb) < 7 {
 		t.Errorf("the rpm has\n%s\nand the deb\n%s", strings.Join(inRPM, "\n"), strings.Join(inDeb, "\n"))
 	}
-	if configs := run(t, "rpm", "-qp", "--nosignature", "--configfiles", rpm); configs != "/etc/cloister/config.yaml\n" {
+	if configs := run(t, "rpm", "-qp", "--nosignature", "--configfiles", rpm); configs != "/etc/cloister/config.yaml\n/etc/cloister/join.env\n/etc/cloister/serve.env\n" {
 		t.Errorf("configuration: %q", configs)
 	}
 }
@@ -559,6 +562,7 @@ func TestDebInACleanSystem(t *testing.T) {
 		{"configuration", "kept", "what was changed survives the same package, installed again"},
 		{"result", "success 0", "SIGTERM ends it in order"},
 		{"mistake", "failed", "a mistake in the flags is not tried for ever"},
+		{"former flags", "failed CLOISTER_FLAGS has no effect", "flags of an earlier package are not dropped silently"},
 		{"removed", "0", "dpkg --purge"},
 	} {
 		if !strings.Contains(got[want.key], want.value) {

@@ -74,6 +74,13 @@ failed() { [ "$(systemctl is-failed cloister)" = failed ]; }
 wait_for 40 failed
 echo "mistake: $(systemctl is-failed cloister)"
 
+echo 'version: 1' > /etc/cloister/config.yaml
+echo 'CLOISTER_FLAGS="--auth /etc/cloister/auth.yaml"' > /etc/cloister/serve.env # of an earlier package
+systemctl reset-failed cloister
+systemctl start cloister 2> /dev/null
+wait_for 40 failed
+echo "former flags: $(systemctl is-failed cloister) $(journalctl --no-pager -u cloister | grep -o 'CLOISTER_FLAGS has no effect' | uniq)"
+
 dpkg --purge cloister > $work/dpkg 2>&1
 code=$?
 [ $code = 0 ] || cat $work/dpkg
