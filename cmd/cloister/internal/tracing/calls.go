@@ -24,9 +24,12 @@ import (
 // w3c reads and writes the headers traceparent and tracestate.
 var w3c propagation.TraceContext
 
+// maxMethod bounds the names of spans, in bytes. Callers may name methods that do not exist, before they are known.
+const maxMethod = 256
+
 // start begins the span of a call.
 func start(ctx context.Context, tracer trace.Tracer, kind trace.SpanKind, info *stats.RPCTagInfo) (context.Context, trace.Span) {
-	name := strings.TrimPrefix(info.FullMethodName, "/")
+	name := printable.Head(strings.TrimPrefix(info.FullMethodName, "/"), maxMethod)
 	return tracer.Start(ctx, name, trace.WithSpanKind(kind),
 		trace.WithAttributes(attribute.String("rpc.system.name", "grpc"), attribute.String("rpc.method", name)))
 }

@@ -102,6 +102,23 @@ func TestServerCallsJoinTheirClientsTrace(t *testing.T) {
 	}
 }
 
+// TestNamesOfSpansAreBounded: gRPC reports calls of unknown methods, too, with names of up to 16 MiB.
+func TestNamesOfSpansAreBounded(t *testing.T) {
+	k := &kept{}
+	calls := serverCalls{tracer: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(k)).Tracer("")}
+	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("traceparent", parent))
+	ctx = calls.TagRPC(ctx, &stats.RPCTagInfo{FullMethodName: "/x/" + strings.Repeat("y\x1b", 5000)})
+	calls.HandleRPC(ctx, &stats.End{Error: status.Error(codes.Unimplemented, "unknown method")})
+	expect.Equal(t, len(k.spans), 1, "spans")
+	texts := []string{k.spans[0].Name()}
+	for _, a := range k.spans[0].Attributes() {
+		texts = append(texts, a.Value.String())
+	}
+	for _, text := range texts {
+		expect.That(t, len(text) <= 256 && !strings.Contains(text, "\x1b"), "unbounded: %d bytes", len(text))
+	}
+}
+
 func TestClientCallsContinueTheirTrace(t *testing.T) {
 	k := &kept{}
 	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(k)).Tracer("")
