@@ -45,15 +45,17 @@ repro: build tools ## build the example remotely and check that each action is r
 PACKAGES ?= ./tests/bazel ./tests/reapi ./tests/cli ./...
 AT_ONCE ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 
-# RERUNS=1 runs failed tests once more, unless they are many or race for data, and lists those that then pass in bin/flaky-*.txt.
+# RERUNS=1 runs failed tests once more, unless they are many or race for data, and lists those that then pass in
+# bin/flaky-*.txt. Failures other than of tests remain.
 RERUNS ?= 0
 GOTESTSUM = $(TOOL) gotestsum --format pkgname --format-hide-empty-pkg --rerun-fails=$(RERUNS) --rerun-fails-max-failures=6 \
-	--rerun-fails-run-root-test --rerun-fails-abort-on-data-race --rerun-fails-report bin/flaky-$@.txt
+	--rerun-fails-run-root-test --rerun-fails-abort-on-data-race --rerun-fails-report bin/flaky-$@.txt --jsonfile bin/events-$@.json
 
 test: tools ## run all tests and list the skipped ones with their reasons
 	$(GO) vet ./...
 	@mkdir -p bin
 	$(GOTESTSUM) --packages "$(PACKAGES)" -- -vet=off -p $(AT_ONCE) -timeout 30m
+	@.ci/ended bin/events-$@.json
 
 # These tests measure allocations, which the race detector increases.
 NORACE = ^(TestHostileProgramsTakeLimitedMemory)$$
@@ -66,6 +68,7 @@ race: ## run the unit tests of packages with goroutines or locks with the race d
 	@mkdir -p bin
 	CGO_ENABLED=1 $(GOTESTSUM) --packages "$$($(CONCURRENT) | sed 's|^|./|' | tr '\n' ' ')" -- \
 		-race -short -vet=off -p $(AT_ONCE) -timeout 40m -skip '$(NORACE)'
+	@.ci/ended bin/events-$@.json
 
 test-sandbox: ## run the sandbox tests; fail where this machine cannot confine
 	CLOISTER_REQUIRE=namespaces $(GO) test -count=1 ./sandbox/...
