@@ -219,6 +219,13 @@ func (t *trial) removes(ctx context.Context, d *Difference) bool {
 	})
 }
 
+// verifiedMeans tells readers of a verified fix what the trial did not check.
+const verifiedMeans = "verified fixes: the difference was gone, the exit code 0; check that the outputs are still right"
+
+func (v *Verdict) hasVerifiedFix() bool {
+	return slices.ContainsFunc(v.Differences, func(d Difference) bool { return d.FixVerified })
+}
+
 // fixText returns the fix with a word on whether it was tried, or "".
 func (d *Difference) fixText() string {
 	switch {

@@ -43,8 +43,11 @@ func TestFixesThatRemoveADifferenceAreVerified(t *testing.T) {
 	}
 	var text strings.Builder
 	must.Succeed(t, v.Text(&text, repro.TextOptions{}))
-	if !strings.Contains(text.String(), "verified fix: set TZ=UTC") {
-		t.Errorf("got %s", text.String())
+	markdown := string(repro.Report{v}.Markdown())
+	for _, want := range []string{"verified fix: set TZ=UTC", "check that the outputs are still right"} {
+		if !strings.Contains(text.String(), want) || !strings.Contains(markdown, want) {
+			t.Errorf("no %q in %s or in %s", want, text.String(), markdown)
+		}
 	}
 }
 

@@ -205,6 +205,9 @@ func (r Report) Markdown() []byte {
 			line("| %s | %s | %s | %s | %s |", tableCode(d.Location()), tableCode(text(d.A)), tableCode(text(d.B)), why,
 				tableCode(d.fixText()))
 		}
+		if v.hasVerifiedFix() {
+			line("\n%s.", verifiedMeans)
+		}
 		if v.Bisection != nil {
 			line("\nBisected in %d runs: %s.", v.Bisection.Runs, code(v.Bisection.Summary))
 		}

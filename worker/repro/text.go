@@ -71,6 +71,9 @@ func (v *Verdict) Text(w io.Writer, o TextOptions) error {
 	if bisection := v.Bisection; bisection != nil {
 		line("  bisected in %d runs: %s", bisection.Runs, bisection.Summary)
 	}
+	if v.hasVerifiedFix() {
+		line("  %s", verifiedMeans)
+	}
 	line("  %s", v.conclusion())
 	b.WriteString(v.Diffoscope)
 	_, err := io.WriteString(w, b.String())
