@@ -3,10 +3,13 @@
 package config_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -167,6 +170,24 @@ func TestFormerFlagsAreNotDropped(t *testing.T) {
 	os.Args = []string{"program", "head", "--cas", "x", "--jobs=3"} // as a drop-in's ExecStart= does
 	root = program(nil)
 	must.Succeed(t, root.Execute())
+}
+
+// TestWritableFilesAreReported: who can change a configuration can remove its auth.
+func TestWritableFilesAreReported(t *testing.T) {
+	old := slog.Default()
+	defer slog.SetDefault(old)
+	for mode, want := range map[os.FileMode]bool{0o644: false, 0o666: runtime.GOOS != "windows"} {
+		var log bytes.Buffer
+		slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+		file := filepath.Join(t.TempDir(), "c.yaml")
+		must.Succeed(t, os.WriteFile(file, []byte("version: 1"), 0o600))
+		must.Succeed(t, os.Chmod(file, mode))
+		root := program(nil)
+		root.SetArgs([]string{"head", "--config", file})
+		must.Succeed(t, root.Execute())
+		got := strings.Contains(log.String(), "everybody on this host can change the configuration")
+		expect.That(t, got == want, "mode %o: got %s", mode, &log)
+	}
 }
 
 // TestSchemaHasEachKey: the schema permits the flags of the commands and nothing else.

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -186,6 +187,9 @@ func (f *File) watch() (stop func()) {
 		return func() {}
 	}
 	slog.Info("read the configuration", "file", f.name)
+	if runtime.GOOS != "windows" && f.info != nil && f.info.Mode().IsRegular() && f.info.Mode()&0o002 != 0 {
+		slog.Warn("everybody on this host can change the configuration: chmod o-w", "file", f.name)
+	}
 	done := make(chan struct{})
 	go func() {
 		tick := time.NewTicker(watchInterval)
