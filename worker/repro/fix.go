@@ -15,10 +15,14 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 // maxTrials limits the fixes of an action that are tried.
 const maxTrials = 8
+
+// trialTime limits a run with a fix of an action without a timeout. A fix whose run takes longer is not verified.
+const trialTime = 10 * time.Minute
 
 // A trial is a pair of runs with a fix, one plain and one varied.
 type trial struct {
@@ -185,6 +189,9 @@ func (c *check) fixed(ctx context.Context, x *Executor, f *compare.Fix, scripts 
 			return cas.Digest{}, "", err
 		}
 		action.InputRootDigest, in = root.Proto(), " (in "+clip(path)+")"
+	}
+	if action.GetTimeout().AsDuration() == 0 { // a fix may make a program loop: tr -dc a-z < /dev/zero | head -c 8
+		action.Timeout = durationpb.New(trialTime)
 	}
 	d, err := cas.PutProto(ctx, x.Store, function, action)
 	if err != nil {
