@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -49,7 +50,7 @@ var ErrAddress = errors.New("invalid server address: write grpc://HOST:PORT or g
 
 // Dial returns a connection to the server at address, grpc://HOST:PORT[/INSTANCE] or grpcs://HOST:PORT[/INSTANCE], and
 // the name of the instance there. The server need not be reachable yet. Dial fails with ErrAddress, or if c is unusable.
-// The caller closes the connection.
+// The caller closes the connection. Of contradicting options and credentials, the options win.
 func Dial(address string, c Credentials, options ...grpc.DialOption) (conn *grpc.ClientConn, instance string, err error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Port() == "" || u.User != nil || u.Scheme != "grpc" && u.Scheme != "grpcs" {
@@ -59,8 +60,8 @@ func Dial(address string, c Credentials, options ...grpc.DialOption) (conn *grpc
 	if err != nil {
 		return nil, "", err
 	}
-	options = append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, options...)
-	conn, err = grpc.NewClient(u.Host, append(options, secure...)...)
+	standard := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
+	conn, err = grpc.NewClient(u.Host, slices.Concat(standard, secure, options)...)
 	return conn, strings.Trim(u.Path, "/"), err
 }
 

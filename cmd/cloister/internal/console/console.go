@@ -95,6 +95,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case !h.named(r):
 		http.Error(w, "unknown host name: open the console at the address that serve prints", http.StatusMisdirectedRequest)
 		return
+	case foreign(r):
+		http.Error(w, "another site's page requests this: open it yourself", http.StatusForbidden)
+		return
 	case len(r.Header["Authorization"]) > 1:
 		http.Error(w, "several Authorization headers", http.StatusBadRequest)
 		return
@@ -129,6 +132,14 @@ func (h *Handler) named(r *http.Request) bool {
 	ip := net.ParseIP(host)
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	return ip != nil && (ip.IsLoopback() || local != nil && ip.Equal(local.IP))
+}
+
+// foreign reports whether a page of another site requests r, other than by a link that the user follows. It could not
+// read the answer, but could keep the server busy and learn from the time that it takes.
+func foreign(r *http.Request) bool {
+	site := r.Header.Get("Sec-Fetch-Site")
+	link := r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
+	return (site == "cross-site" || site == "same-site") && !link
 }
 
 // A buffer holds a page of limited size.

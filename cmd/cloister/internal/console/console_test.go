@@ -57,7 +57,9 @@ func open(t *testing.T, callers string) *site {
 	t.Cleanup(func() { l.Close() })
 	c := service.Config{Worker: worker.Config{Name: "head", Instances: store.Instance}, History: l}
 	var options []grpc.ServerOption
+	address := "grpc://127.0.0.1:1"
 	if callers != "" {
+		address = "grpcs://127.0.0.1:1" // as of a server with TLS
 		file := filepath.Join(dir, "auth.yaml")
 		must.Succeed(t, os.WriteFile(file, []byte(callers), 0o600))
 		live := must.Get(access.NewLive(file, nil, slog.New(slog.DiscardHandler)))(t)
@@ -73,7 +75,7 @@ func open(t *testing.T, callers string) *site {
 	go g.Serve(loop)
 	t.Cleanup(g.Stop)
 	h := New(Config{
-		Address: "grpc://127.0.0.1:1", Options: loop.Options, Names: []string{"console.example.com"}, Log: slog.New(slog.DiscardHandler),
+		Address: address, Options: loop.Options, Names: []string{"console.example.com"}, Log: slog.New(slog.DiscardHandler),
 		Confinement: func(*http.Request) *confinement.Report { return &confinement.Report{Tier: "full"} },
 	})
 	s := &site{Server: httptest.NewServer(h), log: l}
@@ -179,6 +181,13 @@ func TestPages(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	s := open(t, "")
 	host := func(name string) func(*http.Request) { return func(r *http.Request) { r.Host = name } }
+	fetched := func(site, mode, dest string) func(*http.Request) {
+		return func(r *http.Request) {
+			r.Header.Set("Sec-Fetch-Site", site)
+			r.Header.Set("Sec-Fetch-Mode", mode)
+			r.Header.Set("Sec-Fetch-Dest", dest)
+		}
+	}
 	for name, c := range map[string]struct {
 		path string
 		edit func(*http.Request)
@@ -194,6 +203,10 @@ func TestRefusals(t *testing.T) {
 		"localhost":       {"/", host("LOCALHOST.:1"), http.StatusOK},
 		"IPv6":            {"/", host("[::1]:80"), http.StatusOK},
 		"its name":        {"/", host("console.example.com"), http.StatusOK},
+		"a foreign image": {"/", fetched("cross-site", "no-cors", "image"), http.StatusForbidden},
+		"a foreign frame": {"/", fetched("same-site", "navigate", "iframe"), http.StatusForbidden},
+		"a foreign link":  {"/", fetched("cross-site", "navigate", "document"), http.StatusOK},
+		"its own script":  {"/", fetched("same-origin", "cors", "empty"), http.StatusOK},
 		"no page":         {"/nope", nil, http.StatusNotFound},
 		"no asset":        {"/static/layout.html", nil, http.StatusNotFound},
 		"no action":       {"/a/" + strings.Repeat("0", 64) + "-1", nil, http.StatusNotFound},
