@@ -50,6 +50,9 @@ func auditLog(r *request) (any, error) {
 	if d.Kind != "" && !slices.Contains(d.Kinds, d.Kind) {
 		return nil, fmt.Errorf("%w: unknown kind of event %+.40q", cas.ErrInvalid, d.Kind)
 	}
+	if err := r.operator(); err != nil {
+		return nil, err
+	}
 	select {
 	case audits <- struct{}{}:
 		defer func() { <-audits }()

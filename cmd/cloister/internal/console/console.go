@@ -31,6 +31,9 @@ type Config struct {
 	Options func(*http.Request) []grpc.DialOption
 	// Confinement describes how this machine confines actions.
 	Confinement func(*http.Request) *confinement.Report
+	// Operator returns an error for requests that may not use the services of operators, whatever their rights are. Nil
+	// admits all.
+	Operator func(*http.Request) error
 	// Names are the host names under which browsers reach the console, besides loopback and the address of the
 	// connection.
 	Names []string

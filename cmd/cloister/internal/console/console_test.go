@@ -267,6 +267,16 @@ func TestRights(t *testing.T) {
 	expect.Equal(t, r.StatusCode, http.StatusForbidden, "/cache without the right operate")
 }
 
+// TestOperators: what is for operators is hidden from those whom the server does not take for one.
+func TestOperators(t *testing.T) {
+	s := open(t, "")
+	s.Config.Handler.(*Handler).cfg.Operator = func(*http.Request) error { return cas.ErrDenied }
+	for path, want := range map[string]int{"/": http.StatusOK, "/cache": http.StatusForbidden, "/audit": http.StatusForbidden} {
+		r, body := s.get(t, path, nil)
+		expect.That(t, r.StatusCode == want && !strings.Contains(body, "Store:"), "%s: %s: %s", path, r.Status, body)
+	}
+}
+
 // TestEvents: a viewer gets snapshots until it leaves, and the number of viewers is limited.
 func TestEvents(t *testing.T) {
 	s := open(t, "")

@@ -84,6 +84,14 @@ func (r *request) admit() error {
 	return nil // the page reports other errors
 }
 
+// operator refuses callers who may not use the services of operators.
+func (r *request) operator() error {
+	if r.h.cfg.Operator == nil {
+		return nil
+	}
+	return r.h.cfg.Operator(r.Request)
+}
+
 // number returns a parameter that is a number from 1 to limit, or standard without it.
 func (r *request) number(name string, standard, limit int) int {
 	var n int

@@ -52,6 +52,9 @@ func (r *request) stats() (s disk.Stats, err error) {
 }
 
 func (r *request) withStore(do func(*diskctl.Client) error) error {
+	if err := r.operator(); err != nil {
+		return err
+	}
 	conn, _, err := r.from.Dial()
 	if err != nil {
 		return err

@@ -116,7 +116,7 @@ func (s *server) openConsole() error {
 	}
 	w.server = console.New(console.Config{
 		Address: s.Auth.scheme() + "://" + reachable(s.listener.Addr(), "127.0.0.1"), Options: w.loop.Options,
-		Confinement: s.confinement(), Names: s.Web.names(), Log: s.log,
+		Confinement: s.confinement(), Operator: s.operator, Names: s.Web.names(), Log: s.log,
 	}).Server()
 	s.onClose(func() { w.server.Close() })
 	return nil
