@@ -141,23 +141,32 @@ func (b *Blob) text(head []byte) (err error) {
 	return nil
 }
 
-// members lists the members of an archive. Damage is no error: the hex dump is shown anyway.
+// archives limits the copies of archives on disk.
+var archives = make(chan struct{}, 1)
+
+// members lists the members of an archive. Failures are no error: the hex dump is shown anyway.
 func (b *Blob) members(ctx context.Context, s cas.Store) error {
-	if b.Digest.Size() > maxArchive {
-		return nil
-	}
 	switch b.Format {
 	case "ar", "deb", "cpio", "tar", "jar", "epub", "wheel", "zip":
 	default:
 		return nil
 	}
-	in, done, err := (&changes.Reader{Store: s, MaxCopy: maxArchive}).Open(ctx, b.Digest)
-	if err != nil {
-		return err
+	select {
+	case archives <- struct{}{}:
+		defer func() { <-archives }()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	defer done()
-	all, err := compare.Members(ctx, in)
-	if err != nil {
+	var all []compare.Member
+	in, done, err := (&changes.Reader{Store: s, MaxCopy: maxArchive}).Open(ctx, b.Digest)
+	if err == nil {
+		defer done()
+		all, err = compare.Members(ctx, in)
+	}
+	if errors.Is(err, changes.ErrTooLarge) {
+		b.note("members are listed of archives up to %s", sandbox.Bytes(maxArchive))
+		return nil
+	} else if err != nil {
 		b.note("its members cannot be listed: %s", Visible(err.Error()))
 		return ctx.Err()
 	}

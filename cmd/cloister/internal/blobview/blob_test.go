@@ -6,6 +6,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -36,6 +37,7 @@ func TestVisible(t *testing.T) {
 		{"\x1b[31mred\x1b[0m", "red"},
 		{"\x1b]0;title\x07text\x1b]8;;http://x\x1b\\link", "textlink"},
 		{"\x1bMup\x1b", `up\x1b`},
+		{"\x1b(B\x1b[mreset", "reset"},
 		{"a\u202eb\x00\x7f\u009b", `a\u202eb\x00\x7f\u009b`},
 		{"\xff\xfe1", `\xff\xfe1`},
 		{"\ufffd", `\ufffd`},
@@ -157,4 +159,20 @@ func TestLinksOfBuildbarnsBrowser(t *testing.T) {
 		}
 		expect.Equal(t, got, want, "%s", path)
 	}
+}
+
+// Of an archive that cannot be copied, or is too large for it, a page shows the beginning.
+func TestArchivesThatCannotBeCopied(t *testing.T) {
+	s := castest.NewMemory()
+	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "absent"))
+	data := []byte("PK\x03\x04" + strings.Repeat("x", 9<<20))
+	for _, size := range []int64{int64(len(data)), maxArchive + 1} {
+		d := cas.SHA256.Sum(data)
+		b := &Blob{Digest: must.Get(cas.NewDigest(cas.SHA256, d.Hash(), size))(t), Format: "zip"}
+		must.Succeed(t, b.members(t.Context(), s))
+		expect.That(t, b.Note != "", "%d bytes: no note", size)
+	}
+	blob, err := Read(t.Context(), s, put(t, s, string(data)), "")
+	must.Succeed(t, err)
+	expect.That(t, blob.Note != "" && len(blob.Dump) > 0, "%+v", blob)
 }

@@ -18,8 +18,8 @@ const (
 	maxLine  = 4096 // bytes of one line
 )
 
-// escapes matches the control sequences of terminals: CSI, OSC and those of one character (ECMA-48).
-var escapes = regexp.MustCompile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?|\x1b[@-_]")
+// escapes matches the control sequences of terminals: CSI, OSC and short ones (ECMA-48, ISO 2022).
+var escapes = regexp.MustCompile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[ -/]*[0-Z\\\\^-~])")
 
 // Visible returns s without the control sequences of terminals. Characters that do not print, such as those that change
 // the direction of text, and bytes that are not UTF-8 become Go escapes.
@@ -43,6 +43,15 @@ func Visible(s string) string {
 		s = s[n:]
 	}
 	return b.String()
+}
+
+// Plain is Visible for a text of several lines.
+func Plain(text string) string {
+	all := strings.Split(text, "\n")
+	for i, line := range all {
+		all[i] = Visible(strings.TrimSuffix(line, "\r"))
+	}
+	return strings.Join(all, "\n")
 }
 
 // lines returns the first lines of a text, and whether that is all of it.

@@ -7,15 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strings"
-	"unicode"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/remote"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/actions"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/blobview"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -213,7 +212,7 @@ func readLog(ctx context.Context, store cas.Store, f cas.Function, raw []byte, p
 			l.Err = err.Error()
 		}
 	}
-	l.Text, l.More = plain(raw[:min(len(raw), maxLog)]), l.Size > maxLog
+	l.Text, l.More = blobview.Plain(string(raw[:min(len(raw), maxLog)])), l.Size > maxLog
 	return l
 }
 
@@ -225,21 +224,4 @@ func head(ctx context.Context, store cas.Store, d cas.Digest) ([]byte, error) {
 	}
 	defer r.Close()
 	return io.ReadAll(io.LimitReader(r, maxLog))
-}
-
-// escapes matches the escape sequences of terminals.
-var escapes = regexp.MustCompile(`\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^_` + "`" + `a-~])`)
-
-// plain returns text without escape sequences, and with a replacement for other characters that are not printable.
-func plain(text []byte) string {
-	clean := escapes.ReplaceAllString(strings.ToValidUTF8(string(text), "\ufffd"), "")
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r == '\r':
-			return -1
-		case r == '\n', r == '\t', unicode.IsPrint(r):
-			return r
-		}
-		return unicode.ReplacementChar
-	}, clean)
 }
