@@ -3,6 +3,8 @@
 package buildevents
 
 import (
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
@@ -59,6 +61,7 @@ type Build struct {
 
 	targets map[string]*Target
 	sets    map[string]*fileSet
+	parts   int // of the summary; see maxParts
 }
 
 // A CommandLine is "original", as the user gave it, or "canonical", as Bazel understood it.
@@ -154,4 +157,27 @@ type Metrics struct {
 // failed reports whether a test of that status did not pass.
 func (t *Test) failed() bool {
 	return t.Status != "" && t.Status != "passed" && t.Status != "flaky" && t.Status != "no status"
+}
+
+// keep counts n parts of the summary, and reports whether they fit.
+func (b *Build) keep(n int) bool {
+	if b.parts+n > maxParts {
+		return false
+	}
+	b.parts += n
+	return true
+}
+
+// Count returns the facts of a build in a few words, such as "12 targets, 3 tests, 1 failed".
+func (f *Facts) Count() string {
+	parts := []string{strconv.Itoa(f.TargetCount) + " targets", strconv.Itoa(f.TestCount) + " tests"}
+	for _, n := range []struct {
+		count int
+		what  string
+	}{{f.NotBuilt, " not built"}, {f.TestsFailed, " failed"}, {f.TestsFlaky, " flaky"}} {
+		if n.count > 0 {
+			parts = append(parts, strconv.Itoa(n.count)+n.what)
+		}
+	}
+	return strings.Join(parts, ", ")
 }

@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -28,6 +27,9 @@ const (
 	maxOutput = 256 << 10
 	// outputsShown bounds the output files of a target.
 	outputsShown = 100
+	// maxParts bounds the targets, tests, files and references of a build, whose events can be much shorter than what
+	// they become in memory.
+	maxParts = 400_000
 )
 
 // A fileSet is a named set of files.
@@ -75,11 +77,7 @@ func (b *Build) Add(data []byte) error {
 		id := e.GetId().GetTargetConfigured()
 		b.target(id.GetLabel(), id.GetAspect()).Rule = text(p.Configured.TargetKind)
 	case *bepb.BuildEvent_NamedSetOfFiles:
-		set := &fileSet{files: files(p.NamedSetOfFiles.Files)}
-		for _, s := range p.NamedSetOfFiles.FileSets {
-			set.sets = append(set.sets, s.Id)
-		}
-		b.sets[e.GetId().GetNamedSet().GetId()] = set
+		b.namedSet(e.GetId().GetNamedSet().GetId(), p.NamedSetOfFiles)
 	case *bepb.BuildEvent_Completed:
 		b.completed(e.GetId().GetTargetCompleted(), p.Completed)
 	case *bepb.BuildEvent_Action:
@@ -170,10 +168,23 @@ func (b *Build) target(label, aspect string) *Target {
 	key := label + "\x00" + aspect
 	t := b.targets[key]
 	if t == nil {
-		t = &Target{Label: text(label), Aspect: text(aspect)}
+		if t = (&Target{Label: text(label), Aspect: text(aspect)}); !b.keep(1) {
+			return t // it is not listed
+		}
 		b.targets[key], b.Targets = t, append(b.Targets, t)
 	}
 	return t
+}
+
+func (b *Build) namedSet(id string, p *bepb.NamedSetOfFiles) {
+	if !b.keep(1 + min(len(p.Files), maxList) + len(p.FileSets)) {
+		return
+	}
+	set := &fileSet{files: files(p.Files)}
+	for _, s := range p.FileSets {
+		set.sets = append(set.sets, s.Id)
+	}
+	b.sets[id] = set
 }
 
 func (b *Build) completed(id *bepb.BuildEventId_TargetCompletedId, p *bepb.TargetComplete) {
@@ -183,7 +194,10 @@ func (b *Build) completed(id *bepb.BuildEventId_TargetCompletedId, p *bepb.Targe
 	}
 	t.Message = text(p.FailureDetail.GetMessage())
 	for _, g := range p.OutputGroup {
-		for _, s := range g.FileSets {
+		for _, s := range g.FileSets[:min(len(g.FileSets), outputsShown)] {
+			if !b.keep(1) {
+				return
+			}
 			t.groups = append(t.groups, s.Id)
 		}
 	}
@@ -226,7 +240,7 @@ func (b *Build) test(label string) *Test {
 
 func (b *Build) testResult(id *bepb.BuildEventId_TestResultId, p *bepb.TestResult) {
 	t := b.test(id.GetLabel())
-	if len(t.Results) >= maxList {
+	if len(t.Results) >= maxList || !b.keep(1+min(len(p.TestActionOutput), maxList)) {
 		return
 	}
 	r := TestResult{
@@ -383,18 +397,4 @@ func span(d *durationpb.Duration, millis int64) time.Duration {
 		return d.AsDuration()
 	}
 	return time.Duration(max(0, min(millis, 1<<40))) * time.Millisecond
-}
-
-// Count returns the facts of a build in a few words, such as "12 targets, 3 tests, 1 failed".
-func (f *Facts) Count() string {
-	parts := []string{strconv.Itoa(f.TargetCount) + " targets", strconv.Itoa(f.TestCount) + " tests"}
-	for _, n := range []struct {
-		count int
-		what  string
-	}{{f.NotBuilt, " not built"}, {f.TestsFailed, " failed"}, {f.TestsFlaky, " flaky"}} {
-		if n.count > 0 {
-			parts = append(parts, strconv.Itoa(n.count)+n.what)
-		}
-	}
-	return strings.Join(parts, ", ")
 }

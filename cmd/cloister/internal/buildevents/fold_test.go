@@ -4,6 +4,7 @@ package buildevents
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -122,4 +123,29 @@ func FuzzAdd(f *testing.F) {
 		}
 		must.Get(json.Marshal(b))(t)
 	})
+}
+
+// A summary is not much larger than the events: what exceeds a limit is left out.
+func TestPartsAreBounded(t *testing.T) {
+	b := NewBuild(Header{})
+	set := &bepb.NamedSetOfFiles{}
+	for range maxList {
+		set.Files = append(set.Files, &bepb.File{})
+	}
+	for i := range 2 * maxParts / maxList {
+		b.namedSet(fmt.Sprint(i), set)
+	}
+	b.target("//a:late", "")
+	result := &bepb.TestResult{TestActionOutput: set.Files}
+	b.testResult(&bepb.BuildEventId_TestResultId{Label: "//a:late"}, result)
+	files := 0
+	for _, s := range b.sets {
+		files += len(s.files)
+	}
+	for _, t := range b.Targets {
+		for _, r := range t.Test.Results {
+			files += len(r.Files)
+		}
+	}
+	expect.That(t, files > maxParts/2 && files <= maxParts, "%d files", files)
 }
