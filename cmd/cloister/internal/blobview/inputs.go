@@ -223,11 +223,14 @@ var errLimit = errors.New("enough")
 
 // Search returns the entries whose name contains text, and whether these are all.
 func (t *Inputs) Search(text string) (found []Entry, all bool, err error) {
-	visits, partial := maxDirectories, false
+	visits, nodes, partial := maxDirectories, 2*maxNodes, false
 	var visit func(d cas.Digest, at string) error
 	visit = func(d cas.Digest, at string) error {
-		if visits--; visits < 0 || len(at) > maxPath {
+		if visits--; visits < 0 || nodes < 0 || len(at) > maxPath {
 			return errLimit
+		}
+		if err := t.ctx.Err(); err != nil {
+			return err
 		}
 		if t.nodes[d] == nil {
 			partial = true
@@ -241,6 +244,7 @@ func (t *Inputs) Search(text string) (found []Entry, all bool, err error) {
 		if err != nil {
 			return err
 		}
+		nodes -= len(entries)
 		for _, e := range entries {
 			if strings.Contains(e.Name, text) {
 				if len(found) == maxHits {

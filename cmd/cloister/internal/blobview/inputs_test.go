@@ -3,6 +3,7 @@
 package blobview
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"strings"
@@ -107,6 +108,28 @@ func TestHostileTree(t *testing.T) {
 		expect.That(t, len(found) == maxHits && !whole && err == nil, "%d found, %t, %v", len(found), whole, err)
 		_, whole, err = in.Search("nowhere")
 		expect.That(t, !whole && err == nil, "%t, %v", whole, err)
+		return nil
+	}))
+}
+
+// A large Directory that many others name is searched a bounded number of times, and only while somebody waits.
+func TestSearchesAreBounded(t *testing.T) {
+	s := castest.NewMemory()
+	large, root := &repb.Directory{}, &repb.Directory{}
+	for i := range 50_000 {
+		large.Symlinks = append(large.Symlinks, &repb.SymlinkNode{Name: fmt.Sprint(i), Target: "t"})
+	}
+	below := putMessage(t, s, large).Proto()
+	for i := range 30_000 {
+		root.Directories = append(root.Directories, &repb.DirectoryNode{Name: fmt.Sprint(i), Digest: below})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	must.Succeed(t, WithInputs(ctx, s, putMessage(t, s, root), nil, func(in *Inputs) error {
+		_, whole, err := in.Search("nowhere")
+		expect.That(t, !whole && err == nil, "%t, %v", whole, err)
+		cancel()
+		_, _, err = in.Search("nowhere")
+		expect.Error(t, err, context.Canceled)
 		return nil
 	}))
 }

@@ -4,6 +4,7 @@ package console
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -40,4 +41,23 @@ func TestBuildPage(t *testing.T) {
 		"/cas/" + strings.Replace(blob.Digest.String(), "/", "-", 1) + "?instance=main", "<h2>Failed actions</h2>", "<h2>Tests</h2>", "<td>flaky",
 		"<h2>Targets</h2>", "<h2>Coverage</h2>", "Profile</a>", "<h2>Bazel output</h2>", "1 events exceeded",
 	})
+}
+
+// TestLargeBuildsHaveAPage: the page of a large build shows a part of it, the failures first.
+func TestLargeBuildsHaveAPage(t *testing.T) {
+	b := &buildevents.Build{}
+	for i := range 20_000 {
+		target := &buildevents.Target{Label: fmt.Sprint("//a:", i), Outcome: "built"}
+		for range 100 {
+			target.Outputs = append(target.Outputs, buildevents.File{Name: "out", Digest: cas.SHA256.Sum(nil)})
+		}
+		b.Targets = append(b.Targets, target)
+	}
+	b.Targets[19_999].Outcome = "failed"
+	d := &invocationData{Build: b, Shortened: shorten(b)}
+	var out buffer
+	must.Succeed(t, templates["invocation.html"].ExecuteTemplate(&out, "layout.html", &view{Data: d}))
+	expect.Texts(t, out.String(), []string{"//a:19999<", "//a:0<", "are a part"})
+	small := &buildevents.Build{Targets: []*buildevents.Target{{Label: "//a"}}}
+	expect.That(t, !shorten(small) && len(small.Targets) == 1, "%+v", small)
 }

@@ -3,6 +3,7 @@
 package console
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -69,6 +70,9 @@ func (s *snapshot) get(r *request) ([]byte, error) {
 	if time.Since(s.at) < snapshotAge*9/10 {
 		return s.text, s.err
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), writeTime) // others share it
+	defer cancel()
+	r.Request = r.WithContext(ctx)
 	state, err := r.state()
 	if s.at, s.err = time.Now(), err; err != nil {
 		return nil, err

@@ -36,7 +36,8 @@ type invocationData struct {
 	Failures  []actions.Execution `json:"failures,omitempty"`
 	Misses    []actions.Execution `json:"misses,omitempty"`
 	Timeline  timeline            `json:"timeline"`
-	Build     *buildevents.Build  `json:"build,omitempty"` // what Bazel published
+	Build     *buildevents.Build  `json:"build,omitempty"`     // what Bazel published
+	Shortened bool                `json:"shortened,omitempty"` // Build has less than that
 }
 
 // A mnemonicCount counts the actions of a kind.
@@ -106,6 +107,7 @@ func invocation(r *request) (any, error) {
 	if d.Build, err = buildEvents(r, id); err != nil {
 		return nil, err
 	}
+	d.Shortened = d.Build != nil && shorten(d.Build)
 	if len(entries) == 0 && d.Build == nil {
 		return nil, exit.New(exit.Absent, fmt.Errorf("the history has no build %s", strconv.QuoteToASCII(id)))
 	}
