@@ -17,7 +17,7 @@ export GOFLAGS := $(GOFLAGS) -modcacherw
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo recording repro test test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench \
+.PHONY: help build demo recording pictures repro test test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench \
 	soak scale golden serve package packaging reference build-files self-build clean tools
 
 help: ## list the targets
@@ -84,6 +84,10 @@ escape: ## run hostile programs and print the guarantees (SOAK=10000: among as m
 interop: ## test with real bazel-remote, Buildbarn and S3 servers, and Chromium (builds the servers once: 7 minutes)
 	@.ci/tools browser
 	cd tests/interop && $(GO) test -count=1 -parallel 6 -timeout 60m ./...
+
+pictures: ## take the pictures of docs/console.md with Chromium
+	@.ci/tools browser
+	cd tests/interop && $(GO) test -count=1 -run '^TestConsoleInABrowser$$' . -args -pictures=$(CURDIR)/docs
 
 peers: ## build the programs that make interop uses
 	cd tests/interop && $(GO) test -vet=off -count=1 -timeout 60m -run '^TestProgramsCompile$$' .

@@ -5,6 +5,7 @@ package interop_test
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"maps"
 	"net/url"
@@ -29,6 +30,8 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
+var pictures = flag.String("pictures", "", "write the pictures of docs/console.md to this directory")
+
 // axe checks a page for accessibility; it is pinned so that new rules do not fail old pages.
 const axe = "axe-core@4.11.0"
 
@@ -46,13 +49,16 @@ func TestConsoleInABrowser(t *testing.T) {
 	web := must.Get(loopback.Address())(t)
 	addr := listen(t, "--web", web)
 	store := dialAt(t, addr, "")
+	var last string
 	for _, script := range []string{
 		"cp in/name out/copy",
 		": > out/copy",
 		"printf '%s' '" + hostile + "' | tee out/copy >&2; exit 3",
-		"echo > /dev/tcp/192.0.2.1/80; cat /etc/shadow; exit 1",
+		"curl -sS http://example.com/tool.tar.gz -o out/copy",
 	} {
-		must.Get(execute(t.Context(), addr, "", action(t, store, script, time.Minute)))(t)
+		d := action(t, store, script, time.Minute)
+		must.Get(execute(t.Context(), addr, "", d))(t)
+		last = fmt.Sprintf("/a/%s-%d", d.Hash, d.SizeBytes)
 	}
 	origin := "http://" + web
 	var axeText string
@@ -76,11 +82,22 @@ func TestConsoleInABrowser(t *testing.T) {
 			}
 		})
 	}
+	if *pictures != "" {
+		for path, name := range map[string]string{"/actions": "actions", last: "action", last + "/sandbox": "sandbox"} {
+			b.open(t, origin, path, "light")
+			var picture []byte
+			must.Succeed(t, chromedp.Run(b.ctx, chromedp.CaptureScreenshot(&picture)))
+			must.Succeed(t, os.WriteFile(filepath.Join(*pictures, "console-"+name+".png"), picture, 0o644))
+		}
+	}
 	kinds := map[string]bool{}
 	for path := range opened {
 		kinds[regexp.MustCompile(`[0-9a-f]{64}-[0-9]+`).ReplaceAllString(strings.Split(path, "?")[0], "DIGEST")] = true
 	}
-	for _, kind := range []string{"/", "/actions", "/workers", "/cache", "/check", "/a/DIGEST"} {
+	for _, kind := range []string{
+		"/", "/actions", "/workers", "/cache", "/check", "/audit", "/diff", "/cas/DIGEST",
+		"/a/DIGEST", "/a/DIGEST/inputs", "/a/DIGEST/sandbox", "/a/DIGEST/repro",
+	} {
 		expect.That(t, kinds[kind], "no link leads to a page like %s; links lead to %v", kind, slices.Sorted(maps.Keys(kinds)))
 	}
 }
