@@ -313,6 +313,23 @@ func TestOldBuildsAreRemoved(t *testing.T) {
 	check()
 }
 
+// TestCallersKeepTheirBuilds: a caller with many builds displaces none of another.
+func TestCallersKeepTheirBuilds(t *testing.T) {
+	r := newRig(t, 1<<20)
+	r.caller.Store("modest")
+	must.Get(r.send(numbers(1, []int{1, 2, end})...))(t)
+	r.caller.Store("greedy")
+	for n := 2; n < 100; n++ {
+		must.Get(r.send(numbers(n, []int{1, 2, end})...))(t)
+	}
+	all := r.store.List(1000)
+	expect.That(t, len(all) > 40 && len(all) < 64, "got %d builds", len(all))
+	expect.Equal(t, r.stderr(1), "line 1\nline 2\n", "build of the other caller")
+	expect.Error(t, expect.Err(r.store.Invocation(id(2))), ErrUnknown)
+	r.open(1 << 19) // a smaller limit
+	expect.Equal(t, r.stderr(1), "line 1\nline 2\n", "build of the other caller after a restart")
+}
+
 // TestFollow waits for changes as a page does.
 func TestFollow(t *testing.T) {
 	r := newRig(t, 1<<20)

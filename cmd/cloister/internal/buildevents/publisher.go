@@ -60,7 +60,7 @@ func (s *Store) publish(h Header, first int64) (*publisher, error) {
 		if err := s.writeHeader(r.Header); err != nil {
 			return nil, err
 		}
-		s.builds[h.ID], s.order, s.total = r, append(s.order, r), s.total+r.size
+		s.add(r)
 	}
 	if r.publishers++; r.publishers == 1 {
 		s.open++
@@ -98,8 +98,7 @@ func (p *publisher) append(events []event) (int, error) {
 	s := p.store
 	s.mu.Lock()
 	if s.builds[p.ID] == p.record {
-		s.total += fileBytes + size - p.size
-		p.size = fileBytes + size
+		s.resize(p.record, fileBytes+size)
 	}
 	excess := s.trim(p.record)
 	for _, r := range excess {

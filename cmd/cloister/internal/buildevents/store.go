@@ -80,8 +80,9 @@ type Store struct {
 	builds  map[string]*record
 	order   []*record // oldest first
 	total   int64
-	open    int           // builds with a Publisher
-	changed chan struct{} // closed by the next change of any build
+	sizes   map[string]int64 // of all builds, by caller
+	open    int              // builds with a Publisher
+	changed chan struct{}    // closed by the next change of any build
 }
 
 // A record is a build of a Store. The lock of the Store guards the fields up to changed, that of the record the others.
@@ -104,7 +105,8 @@ func Open(c Config) (*Store, error) {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Store{
-		cfg: c, maxBuild: min(maxBuildBytes, c.MaxBytes/4), builds: map[string]*record{}, changed: make(chan struct{}),
+		cfg: c, maxBuild: min(maxBuildBytes, c.MaxBytes/4), builds: map[string]*record{}, sizes: map[string]int64{},
+		changed: make(chan struct{}),
 	}
 	err := os.MkdirAll(c.Dir, 0o700) // builds are private
 	if err == nil {
@@ -146,7 +148,7 @@ func (s *Store) load() error {
 		case !errors.Is(err, fs.ErrNotExist):
 			return err
 		}
-		s.builds[id], s.order, s.total = r, append(s.order, r), s.total+r.size
+		s.add(r)
 	}
 	slices.SortFunc(s.order, func(a, b *record) int { return cmp.Or(a.Received.Compare(b.Received), cmp.Compare(a.ID, b.ID)) })
 	for _, f := range files {
@@ -170,17 +172,47 @@ func (s *Store) remove(r *record) {
 	}
 }
 
-// trim forgets the oldest builds other than keep until the others fit, and returns them. The caller holds s.mu.
+// add adds a build. The caller holds s.mu or has exclusive access.
+func (s *Store) add(r *record) {
+	size := r.size
+	r.size = 0
+	s.builds[r.ID], s.order = r, append(s.order, r)
+	s.resize(r, size)
+}
+
+// resize sets the size of a build. The caller holds s.mu or has exclusive access.
+func (s *Store) resize(r *record, size int64) {
+	s.total += size - r.size
+	if s.sizes[r.Caller] += size - r.size; s.sizes[r.Caller] == 0 {
+		delete(s.sizes, r.Caller)
+	}
+	r.size = size
+}
+
+// trim forgets builds other than keep until the others fit, and returns them. The next one is always the oldest of the
+// caller whose builds take most, so that nobody can displace the builds of others. The caller holds s.mu or has exclusive
+// access.
 func (s *Store) trim(keep *record) (excess []*record) {
-	s.order = slices.DeleteFunc(s.order, func(r *record) bool {
-		if s.total <= s.cfg.MaxBytes || r == keep {
-			return false
+	for s.total > s.cfg.MaxBytes {
+		largest, most := "", int64(-1)
+		for caller, size := range s.sizes {
+			if keep != nil && caller == keep.Caller {
+				size -= keep.size
+			}
+			if size > most || size == most && caller < largest {
+				largest, most = caller, size
+			}
 		}
-		s.total -= r.size
+		i := slices.IndexFunc(s.order, func(r *record) bool { return r != keep && r.Caller == largest })
+		if i < 0 {
+			break // only keep is left, which has a limit of its own
+		}
+		r := s.order[i]
+		s.order = slices.Delete(s.order, i, i+1)
+		s.resize(r, 0)
 		delete(s.builds, r.ID)
 		excess = append(excess, r)
-		return true
-	})
+	}
 	return excess
 }
 
