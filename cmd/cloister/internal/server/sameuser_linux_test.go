@@ -23,7 +23,8 @@ func TestOperatorsAreTheUserOfTheServer(t *testing.T) {
 		}
 	}))
 	defer web.Close()
-	r := must.Get(web.Client().Get(web.URL))(t)
+	r, err := web.Client().Get(web.URL)
+	must.Succeed(t, err)
 	r.Body.Close()
 	expect.Equal(t, r.StatusCode, http.StatusOK, "the same user")
 	forged := httptest.NewRequest(http.MethodGet, "/", nil)
