@@ -18,7 +18,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo recording pictures repro test test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench \
-	soak scale golden serve package packaging reference build-files self-build clean tools
+	soak scale neighbours golden serve package packaging reference build-files self-build clean tools
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -80,6 +80,11 @@ escape: ## run hostile programs and print the guarantees (SOAK=10000: among as m
 	@mkdir -p bin
 	@$(GO) test -count=1 -timeout 30m -v -run '$(ATTACKS)' ./tests/escape -args -soak=$(SOAK) > bin/escape.log; code=$$?; \
 	if [ $$code = 0 ]; then grep -E '^ +(held|skipped|FAILED) |guarantees of|after as before|runs,' bin/escape.log; else cat bin/escape.log; fi; exit $$code
+
+neighbours: ## measure a compile beside actions that take as much as they can (4 minutes on an idle machine)
+	@mkdir -p bin
+	@$(GO) test -count=1 -timeout 60m -v -run '^TestNeighbours$$' ./tests/escape -args -neighbours=5 > bin/neighbours.log; code=$$?; \
+	if [ $$code = 0 ]; then sed -n 's/^.*neighbours: //p' bin/neighbours.log; else cat bin/neighbours.log; fi; exit $$code
 
 interop: ## test with real bazel-remote, Buildbarn and S3 servers, and Chromium (builds the servers once: 7 minutes)
 	@.ci/tools browser
