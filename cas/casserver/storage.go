@@ -159,10 +159,11 @@ func (s *storage) BatchReadBlobs(
 			break
 		}
 	}
-	absent := fetchBlobs(ctx, in, req)
+	contents, errs := s.readBlobs(ctx, in, req)
 	resp := &repb.BatchReadBlobsResponse{Responses: make([]*repb.BatchReadBlobsResponse_Response, len(req.Digests))}
 	for i, p := range req.Digests {
-		b, err := s.readBlob(ctx, in, req.DigestFunction, p, absent)
+		b, err := contents[i], errs[i]
+		contents[i] = nil // b may be replaced by its compressed form
 		r := &repb.BatchReadBlobsResponse_Response{Digest: p, Data: b, Status: status.Convert(err).Proto()}
 		if compressor != repb.Compressor_IDENTITY {
 			if small := s.encode(ctx, compressor, b); small != nil {
@@ -200,20 +201,54 @@ func (s *storage) encode(ctx context.Context, c repb.Compressor_Value, data []by
 	return compress.Encode(c, data)
 }
 
-// fetchBlobs prefetches the blobs of a batch if the store supports it, and returns those known to be absent. It ignores
-// errors: reading each blob reports its own.
-func fetchBlobs(ctx context.Context, in *cas.Instance, req *repb.BatchReadBlobsRequest) map[cas.Digest]bool {
-	fetcher, ok := cas.As[cas.Fetcher](in.Store)
-	if !ok {
-		return nil
+// A localReader is an optional interface of a cas.Fetcher. ReadLocal returns the contents of those blobs of ds that need
+// not be fetched, and nil for the others.
+type localReader interface {
+	ReadLocal(ctx context.Context, ds []cas.Digest, limit int64) [][]byte
+}
+
+// readBlobs returns the blobs of a batch. The errors are statuses.
+func (s *storage) readBlobs(
+	ctx context.Context, in *cas.Instance, req *repb.BatchReadBlobsRequest,
+) (contents [][]byte, errs []error) {
+	errs = make([]error, len(req.Digests))
+	ds := make([]cas.Digest, len(req.Digests))
+	for i, p := range req.Digests {
+		ds[i], errs[i] = digest(in, req.DigestFunction, p)
 	}
-	var ds []cas.Digest
-	for _, p := range req.Digests {
-		if d, err := digest(in, req.DigestFunction, p); err == nil {
-			ds = append(ds, d)
+	if r, ok := cas.As[localReader](in.Store); ok {
+		contents = r.ReadLocal(ctx, ds, maxBatch)
+	} else {
+		contents = make([][]byte, len(ds))
+	}
+	var rest []cas.Digest
+	for i, d := range ds {
+		if errs[i] == nil && contents[i] == nil {
+			rest = append(rest, d)
 		}
 	}
-	if len(ds) == 0 {
+	absent := fetchBlobs(ctx, in.Store, rest)
+	for i, d := range ds {
+		switch {
+		case errs[i] != nil:
+			errs[i] = casstatus.Error(errs[i])
+		case contents[i] != nil:
+		case absent[d]:
+			errs[i] = casstatus.Error(s.explain("read", d, cas.ErrNotFound))
+		default:
+			var err error
+			contents[i], err = cas.ReadAll(ctx, in.Store, d, maxBatch)
+			errs[i] = casstatus.Error(s.explain("read", d, err))
+		}
+	}
+	return contents, errs
+}
+
+// fetchBlobs prefetches blobs if the store supports it, and returns those known to be absent. It ignores errors:
+// reading each blob reports its own.
+func fetchBlobs(ctx context.Context, store cas.Store, ds []cas.Digest) map[cas.Digest]bool {
+	fetcher, ok := cas.As[cas.Fetcher](store)
+	if !ok || len(ds) == 0 {
 		return nil
 	}
 	missing, _ := fetcher.Fetch(ctx, ds)
@@ -231,22 +266,4 @@ func entrySize(p *repb.Digest) int { return proto.Size(p) + 64 }
 func tooMany(digests int) error {
 	return status.Errorf(codes.InvalidArgument,
 		"batch has %d digests, too many for one reply; send smaller batches", digests)
-}
-
-// readBlob reads one blob of a batch, except those in absent. Its error is a status.
-func (s *storage) readBlob(
-	ctx context.Context, in *cas.Instance, f repb.DigestFunction_Value, p *repb.Digest, absent map[cas.Digest]bool,
-) ([]byte, error) {
-	d, err := digest(in, f, p)
-	if err != nil {
-		return nil, casstatus.Error(err)
-	}
-	if absent[d] {
-		return nil, casstatus.Error(s.explain("read", d, cas.ErrNotFound))
-	}
-	b, err := cas.ReadAll(ctx, in.Store, d, maxBatch)
-	if err != nil {
-		return nil, casstatus.Error(s.explain("read", d, err))
-	}
-	return b, nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/internal/compress"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -202,6 +203,49 @@ func TestRule031_AbsentBlobsAreFetchedOnce(t *testing.T) {
 			t.Errorf("after Fetch with %v: got %d opened blobs, want %d", s.err, len(s.opened), want)
 		}
 	}
+}
+
+// A localReading store is a fetching store that knows which blobs are local.
+type localReading struct {
+	fetching
+	local   cas.Digest
+	fetched []cas.Digest
+}
+
+func (s *localReading) Fetch(_ context.Context, ds []cas.Digest) ([]cas.Digest, error) {
+	s.fetched = append(s.fetched, ds...)
+	return s.absent, nil
+}
+
+func (s *localReading) ReadLocal(ctx context.Context, ds []cas.Digest, limit int64) [][]byte {
+	contents := make([][]byte, len(ds))
+	for i, d := range ds {
+		if d == s.local {
+			contents[i], _ = cas.ReadAll(ctx, s.Store, d, limit)
+		}
+	}
+	return contents
+}
+
+// TestLocalBlobsOfBatchAreNotFetched checks that a batch read fetches only those blobs that are not local.
+func TestLocalBlobsOfBatchAreNotFetched(t *testing.T) {
+	m := castest.NewMemory()
+	s := &localReading{fetching: fetching{Store: m, absent: []cas.Digest{sum("absent")}}, local: sum("here")}
+	c := serve(t, casserver.Config{Instances: instances(s, m)})
+	for _, data := range []string{"here", "there"} {
+		must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data)))(t)
+	}
+	r := must.Get(c.BatchReadBlobs(t.Context(), reads("absent", "here", "there", "here")))(t)
+	for i, want := range []string{"", "here", "there", "here"} {
+		code := codes.OK
+		if want == "" {
+			code = codes.NotFound
+		}
+		wantCode(t, status.ErrorProto(r.Responses[i].Status), code)
+		expect.Equal(t, string(r.Responses[i].Data), want, "blob %d", i)
+	}
+	expect.Slices(t, s.fetched, []cas.Digest{sum("absent"), sum("there")}, "fetched")
+	expect.Slices(t, s.opened, []cas.Digest{sum("there")}, "opened")
 }
 
 // The stated sizes bound both the contents of a batch and its memory.

@@ -442,6 +442,34 @@ func TestFetchUsesCopier(t *testing.T) {
 	}
 }
 
+// readLocal calls ReadLocal with a limit of 1,000 bytes.
+func readLocal(t *testing.T, s cas.Store, ds ...cas.Digest) [][]byte {
+	t.Helper()
+	r, ok := cas.As[interface {
+		ReadLocal(ctx context.Context, ds []cas.Digest, limit int64) [][]byte
+	}](s)
+	must.Be(t, ok, "the store lacks ReadLocal")
+	return r.ReadLocal(t.Context(), ds, 1000)
+}
+
+// TestReadLocalAsksNoUpstream reads a local blob and others.
+func TestReadLocalAsksNoUpstream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t, overlay.WriteBack)
+		data, here := put(t, p.local, 1, 1000)
+		_, large := put(t, p.local, 2, 1001)
+		_, there := put(t, p.upstream, 3, 1000)
+		empty := cas.SHA256.Sum(nil)
+		got := readLocal(t, p.store, there, here, large, empty, here, cas.Digest{})
+		want := [][]byte{nil, data, nil, {}, data, nil}
+		for i := range want {
+			expect.That(t, bytes.Equal(got[i], want[i]) && (got[i] == nil) == (want[i] == nil),
+				"blob %d: got %d bytes, %t, want %d", i, len(got[i]), got[i] != nil, len(want[i]))
+		}
+		expect.Equal(t, p.faultyUpstream.Calls(faulty.Open)+p.faultyUpstream.Calls(faulty.Missing), 0, "calls of the upstream")
+	})
+}
+
 // TestFetchReportsAbsentBlobs uses an upstream without Copier.
 func TestFetchReportsAbsentBlobs(t *testing.T) {
 	p := newPair(t, overlay.WriteThrough)

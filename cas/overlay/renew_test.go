@@ -94,6 +94,12 @@ func TestUsedBlobsDoNotExpire(t *testing.T) {
 		"Fetch": func(t *testing.T, s cas.Store, d cas.Digest) error {
 			return cas.Fetch(t.Context(), s, []cas.Digest{d})
 		},
+		"ReadLocal": func(t *testing.T, s cas.Store, d cas.Digest) error {
+			if readLocal(t, s, d)[0] == nil {
+				return cas.ErrNotFound
+			}
+			return nil
+		},
 		"Open": func(t *testing.T, s cas.Store, d cas.Digest) error {
 			r, err := s.Open(t.Context(), d, 0)
 			if err == nil {
