@@ -95,10 +95,6 @@ func (s *actionCache) UpdateActionResult(
 	if err != nil {
 		return nil, casstatus.Error(err)
 	}
-	if s.ReadOnlyActions {
-		return nil, status.Error(codes.PermissionDenied,
-			"action results can only be recorded by execution; disable the upload of local results")
-	}
 	r := req.ActionResult
 	if err := checkResult(r); err != nil {
 		return nil, casstatus.Error(actionError(action, err))

@@ -71,57 +71,6 @@ func (c *client) result(t *testing.T) (*repb.ActionResult, map[string]cas.Digest
 	}, blobs
 }
 
-func TestRule065_UpdateOfReadOnlyCacheIsPermissionDenied(t *testing.T) {
-	c := serve(t, casserver.Config{ReadOnlyActions: true})
-	wantCode(t, c.record(t, &repb.ActionResult{}), codes.PermissionDenied)
-	_, err := c.lookup(t)
-	wantCode(t, err, codes.NotFound)
-}
-
-func TestRule066_MalformedResultIsInvalid(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	good := c.put(t, "data").Proto()
-	file := func(path string, d *repb.Digest) *repb.ActionResult {
-		return &repb.ActionResult{OutputFiles: []*repb.OutputFile{{Path: path, Digest: d}}}
-	}
-	link := []*repb.OutputSymlink{{Path: "/l", Target: "t"}}
-	for label, r := range map[string]*repb.ActionResult{
-		"unset":                  nil,
-		"file without digest":    file("f", nil),
-		"file with bad digest":   file("f", &repb.Digest{Hash: "xyz", SizeBytes: 1}),
-		"negative size":          file("f", &repb.Digest{Hash: good.Hash, SizeBytes: -1}),
-		"bad stdout":             {StdoutDigest: &repb.Digest{Hash: "xyz"}},
-		"bad stderr":             {StderrDigest: &repb.Digest{Hash: "xyz"}},
-		"other stdout":           {StdoutDigest: good, StdoutRaw: []byte("other")},
-		"other contents":         {OutputFiles: []*repb.OutputFile{{Path: "f", Digest: good, Contents: []byte("other")}}},
-		"no path":                file("", good),
-		"absolute path":          file("/etc/passwd", good),
-		"parent":                 file("../f", good),
-		"parent within":          file("a/../b", good),
-		"dot":                    file("./f", good),
-		"double slash":           file("a//b", good),
-		"trailing slash":         file("a/", good),
-		"NUL":                    file("a\x00b", good),
-		"directory path":         {OutputDirectories: []*repb.OutputDirectory{{Path: "../d", TreeDigest: good}}},
-		"directory digest":       {OutputDirectories: []*repb.OutputDirectory{{Path: "d"}}},
-		"malformed Tree":         {OutputDirectories: []*repb.OutputDirectory{{Path: "d", TreeDigest: c.put(t, "\xff\xff").Proto()}}},
-		"symlink":                {OutputSymlinks: link},
-		"file symlink":           {OutputFileSymlinks: link},
-		"directory symlink":      {OutputDirectorySymlinks: link},
-		"symlink without target": {OutputSymlinks: []*repb.OutputSymlink{{Path: "l"}}},
-	} {
-		t.Run(label, func(t *testing.T) {
-			wantCode(t, c.record(t, r), codes.InvalidArgument, action.String())
-			_, err := c.lookup(t)
-			wantCode(t, err, codes.NotFound)
-		})
-	}
-	t.Run("working directory", func(t *testing.T) {
-		empty := sum("").Proto() // an empty Tree
-		wantCode(t, c.record(t, &repb.ActionResult{OutputDirectories: []*repb.OutputDirectory{{TreeDigest: empty}}}), codes.OK)
-	})
-}
-
 func TestUpdateStoresInlinedContents(t *testing.T) {
 	c := serve(t, casserver.Config{})
 	must.Succeed(t, c.record(t, &repb.ActionResult{

@@ -30,25 +30,6 @@ func message(name string, off int64, data string, finish bool) *bspb.WriteReques
 // uploadName returns the resource name of an upload of data.
 func uploadName(data string) string { return "uploads/u/" + sum(data).Resource() }
 
-func TestRule039_NoCommitWithoutFinishWrite(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	name := uploadName("12345678")
-	for label, messages := range map[string][]*bspb.WriteRequest{
-		"nothing finished":     {message(name, 0, "1234", false)},
-		"all but not finished": {message(name, 0, "12345678", false)},
-		"finished too early":   {message(name, 0, "1234", true)},
-		"data after the end":   {message(name, 0, "1234", true), message(name, 4, "5678", true)},
-	} {
-		t.Run(label, func(t *testing.T) {
-			_, err := c.write(t.Context(), messages...)
-			wantCode(t, err, codes.InvalidArgument, sum("12345678").String())
-			if c.memory(t, "").Len() != 0 {
-				t.Errorf("stored: %v", c.memory(t, "").Digests())
-			}
-		})
-	}
-}
-
 // The client keeps its side open: the answer must not wait for it to close.
 func TestFinishWriteIsAnsweredImmediately(t *testing.T) {
 	c := serve(t, casserver.Config{})

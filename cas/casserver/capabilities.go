@@ -47,15 +47,12 @@ func (s *capabilities) GetCapabilities(
 		LowApiVersion:        &semver.SemVer{Major: 2, Minor: 0},
 		HighApiVersion:       &semver.SemVer{Major: 2, Minor: 13},
 		CacheCapabilities: &repb.CacheCapabilities{
-			DigestFunctions: functions,
-			ActionCacheUpdateCapabilities: &repb.ActionCacheUpdateCapabilities{
-				UpdateEnabled: update && !s.ReadOnlyActions,
-			},
-			CachePriorityCapabilities:   priorities,
-			MaxBatchTotalSizeBytes:      s.MaxBatchBytes,
-			SymlinkAbsolutePathStrategy: repb.SymlinkAbsolutePathStrategy_ALLOWED,
-			SupportedCompressors:        compress.Compressors(),
-
+			DigestFunctions:                 functions,
+			ActionCacheUpdateCapabilities:   &repb.ActionCacheUpdateCapabilities{UpdateEnabled: update},
+			CachePriorityCapabilities:       priorities,
+			MaxBatchTotalSizeBytes:          maxBatch,
+			SymlinkAbsolutePathStrategy:     repb.SymlinkAbsolutePathStrategy_ALLOWED,
+			SupportedCompressors:            compress.Compressors(),
 			SupportedBatchUpdateCompressors: compress.Compressors(),
 		},
 	}

@@ -31,8 +31,7 @@ import (
 const (
 	// maxMessage is gRPC's default limit for received messages in bytes, which every client accepts.
 	maxMessage = 4 << 20
-	// maxBatch is the default and the upper bound of Config.MaxBatchBytes. It leaves room for the digests in a message
-	// of maxMessage bytes.
+	// maxBatch limits the data of one batch. It leaves room for the digests in a message of maxMessage bytes.
 	maxBatch = 4_000_000
 	// maxReply limits messages whose size the server chooses: pages of GetTree and action results with inlined blobs.
 	maxReply = 3 << 20
@@ -45,12 +44,8 @@ type Config struct {
 	// Execution is what GetCapabilities reports about the Execution service; nil for a cache without execution.
 	// Register fills in the digest functions of the instance and, if unset, the priorities.
 	Execution *repb.ExecutionCapabilities
-	// MaxBatchBytes limits the data of one batch: 1 to 4,000,000. Other values mean 4,000,000.
-	MaxBatchBytes int64
 	// MaxBlobBytes limits the size of uploaded blobs; 0 means no limit.
 	MaxBlobBytes int64
-	// ReadOnlyActions rejects UpdateActionResult: only execution records results.
-	ReadOnlyActions bool
 	// StreamIdle is the time after which a ByteStream call of several messages ends if its client neither sends nor
 	// receives data; 0 means a minute. While other calls wait for memory, compressed streams end after a sixth of it.
 	// Log streams are exempt.
@@ -81,9 +76,6 @@ func Register(s grpc.ServiceRegistrar, c Config) (stop func(), err error) {
 		return nil, errors.New("casserver: Config.Instances is nil")
 	}
 	c.Instances = complete(c.Instances)
-	if c.MaxBatchBytes < 1 || c.MaxBatchBytes > maxBatch {
-		c.MaxBatchBytes = maxBatch
-	}
 	if c.MaxBlobBytes <= 0 {
 		c.MaxBlobBytes = math.MaxInt64
 	}

@@ -338,55 +338,6 @@ func TestRule015_UnknownInstanceIsAlwaysInvalid(t *testing.T) {
 	wantCode(t, err, codes.OK)
 }
 
-func TestRule017_OtherSizeIsOtherBlob(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	c.put(t, "data")
-	want := map[string]codes.Code{
-		"FindMissingBlobs": codes.OK, "BatchUpdateBlobs": codes.InvalidArgument, "BatchReadBlobs": codes.NotFound,
-		"GetTree": codes.NotFound, "Read": codes.NotFound, "Write": codes.InvalidArgument,
-		"QueryWriteStatus": codes.NotFound, "GetActionResult": codes.NotFound,
-		"UpdateActionResult": codes.OK, // the action may be absent (rule 66)
-		"SplitBlob":          codes.NotFound, "GetChunkMapping": codes.NotFound,
-		"SpliceBlob": codes.NotFound, "RegisterChunkMapping": codes.NotFound,
-	}
-	for _, size := range []int64{3, 5} {
-		d := &repb.Digest{Hash: sum("data").Hash(), SizeBytes: size}
-		for _, call := range c.calls() {
-			t.Run(fmt.Sprintf("%s/%d", call.name, size), func(t *testing.T) {
-				wantCode(t, call.do(t.Context(), target{digest: d}), want[call.name])
-			})
-		}
-		r, err := c.FindMissingBlobs(t.Context(), &repb.FindMissingBlobsRequest{BlobDigests: []*repb.Digest{d}})
-		if err != nil || len(r.MissingBlobDigests) != 1 {
-			t.Errorf("size %d: FindMissingBlobs = %v, %v, want it missing", size, r, err)
-		}
-	}
-}
-
-func TestRule019_FunctionIsInferredOrSupported(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	c.put(t, "data")
-	for _, call := range c.calls() {
-		for _, f := range []repb.DigestFunction_Value{repb.DigestFunction_UNKNOWN, repb.DigestFunction_SHA256} {
-			t.Run(call.name+"/"+f.String(), func(t *testing.T) {
-				err := call.do(t.Context(), target{function: f, digest: sum("data").Proto()})
-				if status.Code(err) == codes.InvalidArgument && call.name != "GetTree" { // "data" is not a Directory
-					t.Error(err)
-				}
-			})
-		}
-		for _, f := range []repb.DigestFunction_Value{repb.DigestFunction_SHA1, repb.DigestFunction_SHA512, repb.DigestFunction_VSO, 99} {
-			t.Run(call.name+"/"+f.String(), func(t *testing.T) {
-				wantCode(t, call.do(t.Context(), target{function: f, digest: sum("data").Proto()}), codes.InvalidArgument)
-			})
-		}
-		t.Run(call.name+"/unknown length", func(t *testing.T) {
-			d := &repb.Digest{Hash: sum("data").Hash()[:42], SizeBytes: 4}
-			wantCode(t, call.do(t.Context(), target{digest: d}), codes.InvalidArgument)
-		})
-	}
-}
-
 // uploadTo writes data to an instance.
 func (c *client) uploadTo(ctx context.Context, instance, data string) error {
 	_, err := c.write(ctx, &bspb.WriteRequest{

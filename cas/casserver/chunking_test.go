@@ -268,32 +268,6 @@ func TestRule057_SplitMarksBlobAndChunksAsUsed(t *testing.T) {
 	}
 }
 
-func TestRule058_LongMappingHasManyMessages(t *testing.T) {
-	t.Parallel()
-	c := serve(t, casserver.Config{})
-	piece := c.put(t, strings.Repeat("piece ", 10))
-	const n = 100_000
-	d := sum(strings.Repeat("piece ", 10*n))
-	must.Succeed(t, c.memory(t, "").Splice(t.Context(), d, cas.ChunkList{Function: repMax, Chunks: slices.Repeat([]cas.Digest{piece}, n)}))
-	ms, err := c.chunks(t.Context(), &repb.GetChunkMappingRequest{BlobDigest: d.Proto(), ChunkingFunction: fastCDC})
-	must.Succeed(t, err)
-	total := 0
-	for i, m := range ms {
-		if size := proto.Size(m); size > 3<<20+1000 {
-			t.Errorf("message %d has %d bytes", i, size)
-		}
-		if by := m.ChunkingFunction; i == 0 && by != repMax {
-			t.Errorf("first message: got function %v", by)
-		}
-		total += len(m.ChunkDigests)
-	}
-	if total != n || len(ms) < 2 {
-		t.Errorf("%d chunks in %d messages, want %d in some", total, len(ms), n)
-	}
-	_, err = c.SplitBlob(t.Context(), &repb.SplitBlobRequest{BlobDigest: d.Proto()})
-	wantCode(t, err, codes.ResourceExhausted, "GetChunkMapping", d.Hash())
-}
-
 func TestRule058_SmallBlobIsItsOnlyChunk(t *testing.T) {
 	t.Parallel()
 	for v, most := range map[repb.ChunkingFunction_Value]int{unknown: 2 << 20, fastCDC: 2 << 20, repMax: 512<<10 - 1} {
@@ -314,31 +288,6 @@ func TestRule058_SmallBlobIsItsOnlyChunk(t *testing.T) {
 			}
 		}
 	}
-}
-
-func TestRule059_FirstMessageDecides(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	data := noise(3 << 20)
-	chunks := cut(t, c.memory(t, ""), data, chunk.FastCDC{Average: 512 << 10})
-	other := &repb.RegisterChunkMappingRequest{
-		InstanceName: "blobs", BlobDigest: sum("other").Proto(), DigestFunction: repb.DigestFunction_MD5, ChunkingFunction: repMax,
-		ChunkDigests: chunks[1:],
-	}
-	err := c.register(t.Context(), &repb.RegisterChunkMappingRequest{
-		BlobDigest: sum(data).Proto(), DigestFunction: repb.DigestFunction_SHA256, ChunkingFunction: fastCDC, ChunkDigests: chunks[:1],
-	}, other)
-	if err != nil || !c.has(t, sum(data)) {
-		t.Errorf("the blob is missing: %v", err)
-	}
-	if m, err := c.memory(t, "").Split(t.Context(), sum(data)); err != nil || m.Function != fastCDC {
-		t.Errorf("Mapping: %v, %v", m.Function, err)
-	}
-	wantCode(t, c.register(t.Context()), codes.InvalidArgument, "no message")
-	wantCode(t, c.register(t.Context(), &repb.RegisterChunkMappingRequest{}, &repb.RegisterChunkMappingRequest{BlobDigest: sum("x").Proto()}),
-		codes.InvalidArgument, "blob_digest")
-	wantCode(t, c.register(t.Context(), &repb.RegisterChunkMappingRequest{BlobDigest: sum("xy").Proto()},
-		&repb.RegisterChunkMappingRequest{ChunkDigests: []*repb.Digest{sum("x").Proto(), {Hash: "X", SizeBytes: 1}}}),
-		codes.InvalidArgument, "chunk_digests[1]", sum("xy").Hash())
 }
 
 func TestRule060_SpliceVerifies(t *testing.T) {
@@ -434,16 +383,6 @@ func TestRule060_StatedFunctionIsRecordedIfCorrect(t *testing.T) {
 					t.Errorf("%s: noted is %v, %v, want %v", name, got.Function, err, x.want)
 				}
 			}
-		})
-	}
-}
-
-func TestRule010_SpliceOfTooLargeBlobIsInvalid(t *testing.T) {
-	c := serve(t, casserver.Config{MaxBlobBytes: 1000})
-	d := c.put(t, noise(600))
-	for name, splice := range c.splicers() {
-		t.Run(name, func(t *testing.T) {
-			wantCode(t, splice(sum(noise(600)+noise(600)), unknown, d.Proto(), d.Proto()), codes.InvalidArgument, "max_cas_blob_size_bytes")
 		})
 	}
 }

@@ -66,31 +66,6 @@ func byEach(t *testing.T, test func(t *testing.T, by repb.Compressor_Value)) {
 	}
 }
 
-func TestRule036_DigestFunctionInTheName(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	for i, f := range cas.Functions() {
-		data := strings.Repeat(fmt.Sprint("text ", i), 1000)
-		d := f.Sum([]byte(data))
-		if _, err := c.write(t.Context(), message("uploads/u/"+d.Resource(), 0, data[:100], false)); err == nil {
-			t.Errorf("%v: no error", f)
-		}
-		c.wantKept(t, "uploads/u/"+d.Resource(), 100)
-		for way, m := range map[string]*bspb.WriteRequest{
-			"resumed":    message("uploads/u/"+d.Resource(), 100, data[100:], true),
-			"at once":    message("uploads/v/"+d.Resource(), 0, data, true),
-			"compressed": message("uploads/w/"+compressedName(repb.Compressor_DEFLATE, d)+"/x", 0, pack(t, repb.Compressor_DEFLATE, data), true),
-		} {
-			c.memory(t, "").Delete(d)
-			if n, err := c.write(t.Context(), m); err != nil || n != m.WriteOffset+int64(len(m.Data)) || !c.has(t, d) {
-				t.Errorf("%v %s: got %d, %v", f, way, n, err)
-			}
-		}
-		if got, err := c.unpacked(t.Context(), repb.Compressor_BROTLI, d, 7); err != nil || got != data[7:] {
-			t.Errorf("%v: read %d bytes, %v", f, len(got), err)
-		}
-	}
-}
-
 // The store need not read the data if it has the blob by then.
 func TestRule043_ConcurrentlyStoredBlobEndsWriteEarly(t *testing.T) {
 	m := castest.NewMemory()
@@ -150,24 +125,6 @@ func TestRule045_UnknownCompressorIsInvalid(t *testing.T) {
 		_, err = c.read(t.Context(), &bspb.ReadRequest{ResourceName: name})
 		wantCode(t, err, codes.InvalidArgument, compress.Names(), "blobs/HASH/SIZE")
 	}
-}
-
-func TestRule045_SeveralFramesAndTheEmptyBlob(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	z := repb.Compressor_ZSTD
-	packed := pack(t, z, "one ") + pack(t, z, "") + pack(t, z, "two")
-	if n, err := c.write(t.Context(), message("uploads/u/"+compressedName(z, sum("one two")), 0, packed, true)); err != nil || n != int64(len(packed)) || !c.has(t, sum("one two")) {
-		t.Errorf("two frames: got %d, %v", n, err)
-	}
-	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
-		for _, data := range []string{pack(t, by, ""), ""} {
-			_, err := c.write(t.Context(), message("uploads/u/"+compressedName(by, sum("")), 0, data, true))
-			wantCode(t, err, codes.OK)
-		}
-		if got, err := c.unpacked(t.Context(), by, sum(""), 0); err != nil || got != "" {
-			t.Errorf("read: %q, %v", got, err)
-		}
-	})
 }
 
 // The answer must come as soon as there is too much data, although the client neither finishes nor closes. The store,

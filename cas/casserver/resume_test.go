@@ -142,18 +142,6 @@ func TestRule039_InterruptedUploadResumes(t *testing.T) {
 	}
 }
 
-// Only finish_write is missing.
-func TestRule039_CompleteUploadWithoutFinishWriteResumes(t *testing.T) {
-	c := serve(t, casserver.Config{})
-	name := uploadName("12345678")
-	_, err := c.write(t.Context(), message(name, 0, "12345678", false))
-	wantCode(t, err, codes.InvalidArgument)
-	c.wantKept(t, name, 8)
-	if n, err := c.write(t.Context(), message(name, 8, "", true)); err != nil || n != 8 || !c.has(t, sum("12345678")) {
-		t.Errorf("got %d, %v", n, err)
-	}
-}
-
 func TestRule038_FirstOffsetIsZeroOrCommitted(t *testing.T) {
 	c, m, _, ended := puttingServer(t)
 	name := uploadName("12345678")

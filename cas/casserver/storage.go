@@ -65,7 +65,7 @@ func (s *storage) BatchUpdateBlobs(
 	if err != nil {
 		return nil, casstatus.Error(err)
 	}
-	rest := s.MaxBatchBytes
+	rest := int64(maxBatch)
 	for _, r := range req.Requests {
 		n := int64(len(r.Data))
 		if r.Compressor != repb.Compressor_IDENTITY {
@@ -74,7 +74,7 @@ func (s *storage) BatchUpdateBlobs(
 		if rest -= n; rest < 0 {
 			return nil, status.Errorf(codes.InvalidArgument,
 				"batch is larger than max_batch_total_size_bytes, %d bytes, uncompressed; "+
-					"send smaller batches or use ByteStream.Write", s.MaxBatchBytes)
+					"send smaller batches or use ByteStream.Write", maxBatch)
 		}
 	}
 	var reply int
@@ -139,13 +139,13 @@ func (s *storage) BatchReadBlobs(
 	if err != nil {
 		return nil, casstatus.Error(err)
 	}
-	rest, room := s.MaxBatchBytes, maxMessage
+	rest, room := int64(maxBatch), maxMessage
 	for _, p := range req.Digests {
 		// A negative size is an error of its blob and must not make room for others.
 		if rest -= max(p.SizeBytes, 0); rest < 0 {
 			return nil, status.Errorf(codes.InvalidArgument,
 				"batch is larger than max_batch_total_size_bytes, %d bytes; request fewer blobs or use ByteStream.Read",
-				s.MaxBatchBytes)
+				maxBatch)
 		}
 		room -= entrySize(p) // not part of that limit, but of the reply
 	}

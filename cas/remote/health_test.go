@@ -39,15 +39,17 @@ type bubble struct {
 }
 
 // inBubble calls test with a server and a client created by New.
-func inBubble(t *testing.T, c casserver.Config, away bool, test func(t *testing.T, b *bubble)) {
+func inBubble(t *testing.T, after func(answer any), away bool, test func(t *testing.T, b *bubble)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		c.Instances = castest.Instances()
-		b := &bubble{server: server{instances: c.Instances, calls: map[string]int{}}, listener: bufconn.Listen(1 << 20)}
+		b := &bubble{
+			server:   server{instances: castest.Instances(), calls: map[string]int{}, after: after},
+			listener: bufconn.Listen(1 << 20),
+		}
 		b.away.Store(away)
 		options := casserver.ServerOptions(slog.New(slog.DiscardHandler))
 		g := grpc.NewServer(append(options, grpc.ChainUnaryInterceptor(plainly, b.unary), grpc.ChainStreamInterceptor(b.server.stream))...)
-		casserver.Register(g, c)
+		casserver.Register(g, casserver.Config{Instances: b.instances, StreamIdle: 100 * time.Hour})
 		go g.Serve(b.listener)
 		defer g.Stop()
 		var err error
@@ -129,7 +131,7 @@ func (b *bubble) wantBack(t *testing.T) {
 }
 
 func TestNewWaitsForServer(t *testing.T) {
-	inBubble(t, casserver.Config{}, true, func(t *testing.T, b *bubble) {
+	inBubble(t, nil, true, func(t *testing.T, b *bubble) {
 		if err := b.ask(t); !errors.Is(err, cas.ErrUnavailable) { // waits only for the first probe
 			t.Errorf("the first call: got %v", err)
 		}
@@ -143,12 +145,12 @@ func TestNewWaitsForServer(t *testing.T) {
 }
 
 func TestFirstCallWaits(t *testing.T) {
-	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+	inBubble(t, nil, false, func(t *testing.T, b *bubble) {
 		must.Succeed(t, b.ask(t))
 		b.wantBack(t)
 	})
 	// The caller's context ends the wait.
-	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+	inBubble(t, nil, false, func(t *testing.T, b *bubble) {
 		b.intercept(never)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -157,7 +159,7 @@ func TestFirstCallWaits(t *testing.T) {
 }
 
 func TestUnansweredProbeFails(t *testing.T) {
-	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+	inBubble(t, nil, false, func(t *testing.T, b *bubble) {
 		b.intercept(never)
 		expect.Error(t, b.ask(t), cas.ErrUnavailable)
 	})
@@ -165,7 +167,7 @@ func TestUnansweredProbeFails(t *testing.T) {
 
 // TestServerIsDownAfterOneFailureAndAProbe checks that only the first call to a killed server waits for all its attempts.
 func TestServerIsDownAfterOneFailureAndAProbe(t *testing.T) {
-	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+	inBubble(t, nil, false, func(t *testing.T, b *bubble) {
 		b.wantBack(t)
 		b.intercept(func(context.Context, string, int) error { return status.Error(codes.Unavailable, "out of order") })
 		expect.Error(t, b.ask(t), cas.ErrUnavailable)
@@ -178,7 +180,7 @@ func TestServerIsDownAfterOneFailureAndAProbe(t *testing.T) {
 }
 
 func TestProbeIgnoresCallLimit(t *testing.T) {
-	inBubble(t, casserver.Config{MaxBatchBytes: 10}, false, func(t *testing.T, b *bubble) {
+	inBubble(t, smallBatches, false, func(t *testing.T, b *bubble) {
 		_, d := b.put(t, 1, 100)
 		var sick atomic.Bool
 		sick.Store(true)
@@ -210,7 +212,7 @@ func TestProbeIgnoresCallLimit(t *testing.T) {
 }
 
 func TestUploadIsNotRepeatedToDownServer(t *testing.T) {
-	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+	inBubble(t, nil, false, func(t *testing.T, b *bubble) {
 		must.Succeed(t, b.ask(t))
 		b.intercept(butProbes(func(context.Context, string, int) error {
 			return status.Error(codes.Unavailable, "out of order")
@@ -242,7 +244,7 @@ func TestCancelledCallsDoNotCount(t *testing.T) {
 }
 
 func testCancelledCalls(t *testing.T, delay time.Duration) {
-	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+	inBubble(t, nil, false, func(t *testing.T, b *bubble) {
 		must.Succeed(t, b.ask(t))
 		var sick atomic.Bool
 		b.intercept(func(ctx context.Context, method string, n int) error {
@@ -285,7 +287,7 @@ func TestUnansweredCallsCount(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+			inBubble(t, nil, false, func(t *testing.T, b *bubble) {
 				_, d := b.put(t, 1, 5<<20)
 				must.Succeed(t, b.ask(t))
 				var hung atomic.Bool
@@ -316,7 +318,7 @@ func TestUnansweredCallsCount(t *testing.T) {
 }
 
 func TestDeadlineOfServerCounts(t *testing.T) {
-	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+	inBubble(t, nil, false, func(t *testing.T, b *bubble) {
 		must.Succeed(t, b.ask(t))
 		b.intercept(func(context.Context, string, int) error { return status.Error(codes.DeadlineExceeded, "of a proxy") })
 		for range 5 {
@@ -327,7 +329,7 @@ func TestDeadlineOfServerCounts(t *testing.T) {
 }
 
 func TestCallsTimeOut(t *testing.T) {
-	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+	inBubble(t, nil, false, func(t *testing.T, b *bubble) {
 		must.Succeed(t, b.ask(t))
 		b.intercept(never)
 		start := time.Now()
@@ -341,7 +343,7 @@ func TestCallsTimeOut(t *testing.T) {
 }
 
 func TestStalledDownloadResumes(t *testing.T) {
-	inBubble(t, casserver.Config{StreamIdle: 100 * time.Hour}, false, func(t *testing.T, b *bubble) {
+	inBubble(t, nil, false, func(t *testing.T, b *bubble) {
 		want, d := b.put(t, 1, 5<<20)
 		b.stallAt = 3
 		got, err := cas.ReadAll(t.Context(), b.store, d, d.Size())
@@ -363,7 +365,7 @@ func TestStalledDownloadResumes(t *testing.T) {
 }
 
 func TestConcurrentCallsAreLimited(t *testing.T) {
-	inBubble(t, casserver.Config{MaxBatchBytes: 10}, false, func(t *testing.T, b *bubble) {
+	inBubble(t, smallBatches, false, func(t *testing.T, b *bubble) {
 		must.Succeed(t, b.ask(t))
 		_, d := b.put(t, 1, 100)
 		other, e := castest.Blob(2, 100)
@@ -401,7 +403,7 @@ func TestConcurrentCallsAreLimited(t *testing.T) {
 
 // Readers that are closed early release the limit, and uploads may read from downloads of the same server.
 func TestClosedReadersReleaseLimit(t *testing.T) {
-	inBubble(t, casserver.Config{MaxBatchBytes: 10}, false, func(t *testing.T, b *bubble) {
+	inBubble(t, smallBatches, false, func(t *testing.T, b *bubble) {
 		_, d := b.put(t, 1, 100)
 		for range 200 {
 			r := must.Get(b.store.Open(t.Context(), d, 0))(t)
@@ -431,7 +433,7 @@ func TestClosedReadersReleaseLimit(t *testing.T) {
 }
 
 func TestCloseEndsWaitingCalls(t *testing.T) {
-	inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+	inBubble(t, nil, false, func(t *testing.T, b *bubble) {
 		b.intercept(never)
 		done := make(chan error, 1)
 		go func() { done <- b.ask(t) }()
@@ -444,7 +446,7 @@ func TestCloseEndsWaitingCalls(t *testing.T) {
 func TestStalledUploadsCount(t *testing.T) {
 	for name, limit := range map[string]time.Duration{"caller": 15 * time.Second, "client": time.Hour} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, casserver.Config{}, false, func(t *testing.T, b *bubble) {
+			inBubble(t, nil, false, func(t *testing.T, b *bubble) {
 				must.Succeed(t, b.ask(t))
 				// more than the connection buffers
 				data, d := castest.Blob(1, 8<<20)

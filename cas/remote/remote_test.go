@@ -235,8 +235,17 @@ func TestStore(t *testing.T) {
 // TestStoreOfSmallBatches is TestStore with nearly every blob too large for a batch.
 func TestStoreOfSmallBatches(t *testing.T) {
 	castest.TestStore(t, func(t *testing.T) cas.Store {
-		return serve(t, casserver.Config{MaxBatchBytes: 10}).dial(t, "some/instance")
+		s := serve(t, casserver.Config{})
+		s.after = smallBatches
+		return s.dial(t, "some/instance")
 	})
+}
+
+// smallBatches advertises batches of at most 10 bytes.
+func smallBatches(answer any) {
+	if m, ok := answer.(*repb.ServerCapabilities); ok {
+		m.CacheCapabilities.MaxBatchTotalSizeBytes = 10
+	}
 }
 
 // bare is an ActionCache service that accepts every result, as the API permits and casserver does not.
@@ -507,7 +516,7 @@ func TestErrorsAboutUsAreNotPassedOn(t *testing.T) {
 }
 
 func TestRecordRequiresUpdateEnabled(t *testing.T) {
-	s := serve(t, casserver.Config{ReadOnlyActions: true})
+	s := serve(t, casserver.Config{Rights: func(context.Context, string) (execute, update bool) { return true, false }})
 	err := s.dial(t, "").Record(t.Context(), cas.SHA256.Sum(nil), &repb.ActionResult{})
 	if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), s.address) || s.called("UpdateActionResult") != 0 {
 		t.Errorf("got %v after %d calls, want ErrPermission after none", err, s.called("UpdateActionResult"))
