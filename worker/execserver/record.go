@@ -5,6 +5,7 @@ package execserver
 import (
 	"cmp"
 	"context"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -12,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/worker/history"
 	"github.com/cloister-build/cloister/worker/internal/response"
 	"github.com/cloister-build/cloister/worker/queue"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // RecordOperations returns a queue.Config.Ended that adds each operation to l, and the results of failed actions to
@@ -110,7 +112,15 @@ func describe(e *history.Entry, r *repb.ActionResult) {
 		return
 	}
 	e.Worker = m.Worker
-	if from, to := m.ExecutionStartTimestamp, m.ExecutionCompletedTimestamp; from != nil && to != nil {
-		e.Ran = max(to.AsTime().Sub(from.AsTime()), 0)
+	e.Prepared = between(m.WorkerStartTimestamp, m.ExecutionStartTimestamp)
+	e.Ran = between(m.ExecutionStartTimestamp, m.ExecutionCompletedTimestamp)
+	e.Stored = between(m.ExecutionCompletedTimestamp, m.OutputUploadCompletedTimestamp)
+}
+
+// between returns the time between two times that a worker states, and 0 if it is not known.
+func between(from, to *timestamppb.Timestamp) time.Duration {
+	if from == nil || to == nil {
+		return 0
 	}
+	return max(to.AsTime().Sub(from.AsTime()), 0)
 }

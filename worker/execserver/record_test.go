@@ -53,7 +53,8 @@ func TestEndOfEachOperationIsRecorded(t *testing.T) {
 	text := fmt.Sprintf("%064d/7", 3)
 	aux := must.Get(anypb.New(&cloisterpb.Execution{Manifest: text, StableHash: "5ab1e"}))(t)
 	ran := &repb.ActionResult{ExitCode: 3, ExecutionMetadata: &repb.ExecutedActionMetadata{
-		Worker: "w", ExecutionStartTimestamp: timestamppb.New(at), ExecutionCompletedTimestamp: timestamppb.New(at.Add(time.Second)),
+		Worker: "w", WorkerStartTimestamp: timestamppb.New(at.Add(-time.Minute)), ExecutionStartTimestamp: timestamppb.New(at),
+		ExecutionCompletedTimestamp: timestamppb.New(at.Add(time.Second)), OutputUploadCompletedTimestamp: timestamppb.New(at.Add(3 * time.Second)),
 		AuxiliaryMetadata: []*anypb.Any{aux},
 	}}
 	ends := map[string]error{"bad": &worker.Fault{Kind: worker.FaultInternal, Err: errors.New("a defect")}}
@@ -78,7 +79,7 @@ func TestEndOfEachOperationIsRecorded(t *testing.T) {
 	got := recorded(t, l)
 	must.Be(t, len(got) == 4, "%d entries, want 4", len(got))
 	if e := got[0]; e.How != history.Executed || e.Action != s.action(t, "x").String() || e.Target != "//a:b" || e.Mnemonic != "Good" || e.Invocation != "i-1" ||
-		e.Correlated != "c-1" || e.Exit != 3 || e.Code != 0 || e.Worker != "w" || e.Ran != time.Second || e.Manifest != text || e.StableHash != "5ab1e" ||
+		e.Correlated != "c-1" || e.Exit != 3 || e.Code != 0 || e.Worker != "w" || e.Ran != time.Second || e.Prepared != time.Minute || e.Stored != 2*time.Second || e.Manifest != text || e.StableHash != "5ab1e" ||
 		e.Result != history.Identity(ran) || e.Time.IsZero() {
 		t.Errorf("executed: %+v", e)
 	}

@@ -81,9 +81,12 @@ type Entry struct {
 	Manifest   string `json:"manifest,omitempty"`
 	StableHash string `json:"stable,omitempty"`
 	Worker     string `json:"worker,omitempty"`
-	// Waited is the time spent waiting for a slot, Ran the run time of the command, in nanoseconds.
-	Waited time.Duration `json:"waited,omitempty"`
-	Ran    time.Duration `json:"ran,omitempty"`
+	// Waited is the time spent waiting for a slot, Prepared the time from then to the start of the command, Ran the run time
+	// of the command, and Stored the time until its outputs were stored, in nanoseconds.
+	Waited   time.Duration `json:"waited,omitempty"`
+	Prepared time.Duration `json:"prepared,omitempty"`
+	Ran      time.Duration `json:"ran,omitempty"`
+	Stored   time.Duration `json:"stored,omitempty"`
 	// Verdict is the result of a check: "same", "differs", "flaky exit".
 	Verdict string `json:"verdict,omitempty"`
 	// Lost is the number of entries before this one that could not be written. Add sets it.

@@ -167,7 +167,7 @@ func TestEntriesSurviveARestart(t *testing.T) {
 			l := open(t, Config{Dir: dir})
 			want := Entry{
 				Number: 1, Time: time.Unix(1_800_000_000, 5).UTC(), Instance: "main", How: Executed, Action: digest(1), Invocation: "i", Correlated: "c",
-				Target: "//t", Mnemonic: "m", Code: 4, Exit: -1, Result: "r", Manifest: digest(2), StableHash: "s", Worker: "w", Waited: time.Second, Ran: 7, Verdict: "same",
+				Target: "//t", Mnemonic: "m", Code: 4, Exit: -1, Result: "r", Manifest: digest(2), StableHash: "s", Worker: "w", Waited: time.Second, Prepared: 5, Ran: 7, Stored: 6, Verdict: "same",
 			}
 			l.Add(want)
 			l.Add(Entry{Action: digest(2)})

@@ -5,6 +5,7 @@ package history
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casstatus"
@@ -105,11 +106,13 @@ func (e *Entry) proto() *cloisterpb.HistoryEntry {
 		Worker: e.Worker, Verdict: e.Verdict, Lost: e.Lost, Caller: e.Caller, Message: e.Message, Response: e.Response,
 		InstanceName: e.Instance,
 	}
-	if e.Waited > 0 {
-		m.Waited = durationpb.New(e.Waited)
-	}
-	if e.Ran > 0 {
-		m.Ran = durationpb.New(e.Ran)
+	for _, d := range []struct {
+		to   **durationpb.Duration
+		from time.Duration
+	}{{&m.Waited, e.Waited}, {&m.Prepared, e.Prepared}, {&m.Ran, e.Ran}, {&m.Stored, e.Stored}} {
+		if d.from > 0 {
+			*d.to = durationpb.New(d.from)
+		}
 	}
 	return m
 }

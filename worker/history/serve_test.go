@@ -50,7 +50,7 @@ func TestListServesSearches(t *testing.T) {
 	l := open(t, Config{Dir: t.TempDir()})
 	c := client(t, l)
 	for i := range 3 * pageSize {
-		l.Add(Entry{Action: digest(i), How: Executed, Invocation: fmt.Sprint("i", i%2), Target: "//t", Mnemonic: "m", Exit: int32(i % 3), Ran: time.Second, Waited: time.Minute, Instance: "main"})
+		l.Add(Entry{Action: digest(i), How: Executed, Invocation: fmt.Sprint("i", i%2), Target: "//t", Mnemonic: "m", Exit: int32(i % 3), Ran: time.Second, Waited: time.Minute, Prepared: 2, Stored: 3, Instance: "main"})
 	}
 	l.Add(Entry{Action: digest(0), Instance: "other"})
 	l.Add(Entry{Action: digest(0), Instance: "secret"})
@@ -58,7 +58,7 @@ func TestListServesSearches(t *testing.T) {
 	must.Be(t, err == nil && len(all) == 3*pageSize, "%d entries, %v, want %d", len(all), err, 3*pageSize)
 	e := all[0]
 	if e.Number != 3*pageSize || e.Action != digest(3*pageSize-1) || e.How != "executed" || e.TargetId != "//t" || e.ActionMnemonic != "m" || e.InvocationId != "i1" ||
-		e.ExitCode != 2 || e.Ran.AsDuration() != time.Second || e.Waited.AsDuration() != time.Minute || e.Time == nil || e.InstanceName != "main" {
+		e.ExitCode != 2 || e.Ran.AsDuration() != time.Second || e.Waited.AsDuration() != time.Minute || e.Prepared.Nanos != 2 || e.Stored.Nanos != 3 || e.Time == nil || e.InstanceName != "main" {
 		t.Errorf("newest entry is %v, want number %d with every field", e, 3*pageSize)
 	}
 	for _, c2 := range []struct {

@@ -244,7 +244,10 @@ type HistoryEntry struct {
 	// in JSON, that found a difference. Formatted as action.
 	Response string `protobuf:"bytes,21,opt,name=response,proto3" json:"response,omitempty"`
 	// The instance of the client.
-	InstanceName  string `protobuf:"bytes,22,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
+	InstanceName string `protobuf:"bytes,22,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
+	// How long the worker prepared the run after the action waited, and stored the outputs after it.
+	Prepared      *durationpb.Duration `protobuf:"bytes,23,opt,name=prepared,proto3" json:"prepared,omitempty"`
+	Stored        *durationpb.Duration `protobuf:"bytes,24,opt,name=stored,proto3" json:"stored,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -433,6 +436,20 @@ func (x *HistoryEntry) GetInstanceName() string {
 	return ""
 }
 
+func (x *HistoryEntry) GetPrepared() *durationpb.Duration {
+	if x != nil {
+		return x.Prepared
+	}
+	return nil
+}
+
+func (x *HistoryEntry) GetStored() *durationpb.Duration {
+	if x != nil {
+		return x.Stored
+	}
+	return nil
+}
+
 var File_cloister_v1_history_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_history_proto_rawDesc = "" +
@@ -452,7 +469,7 @@ const file_cloister_v1_history_proto_rawDesc = "" +
 	" \x01(\x05R\x05limit\x12#\n" +
 	"\rall_instances\x18\v \x01(\bR\fallInstances\"J\n" +
 	"\x13ListHistoryResponse\x123\n" +
-	"\aentries\x18\x01 \x03(\v2\x19.cloister.v1.HistoryEntryR\aentries\"\xc6\x05\n" +
+	"\aentries\x18\x01 \x03(\v2\x19.cloister.v1.HistoryEntryR\aentries\"\xb0\x06\n" +
 	"\fHistoryEntry\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x10\n" +
@@ -477,7 +494,9 @@ const file_cloister_v1_history_proto_rawDesc = "" +
 	"\x06caller\x18\x13 \x01(\tR\x06caller\x12\x18\n" +
 	"\amessage\x18\x14 \x01(\tR\amessage\x12\x1a\n" +
 	"\bresponse\x18\x15 \x01(\tR\bresponse\x12#\n" +
-	"\rinstance_name\x18\x16 \x01(\tR\finstanceName2V\n" +
+	"\rinstance_name\x18\x16 \x01(\tR\finstanceName\x125\n" +
+	"\bprepared\x18\x17 \x01(\v2\x19.google.protobuf.DurationR\bprepared\x121\n" +
+	"\x06stored\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\x06stored2V\n" +
 	"\aHistory\x12K\n" +
 	"\x04List\x12\x1f.cloister.v1.ListHistoryRequest\x1a .cloister.v1.ListHistoryResponse0\x01BAZ?github.com/cloister-build/cloister/proto/cloister/v1;cloisterpbb\x06proto3"
 
@@ -506,13 +525,15 @@ var file_cloister_v1_history_proto_depIdxs = []int32{
 	3, // 1: cloister.v1.HistoryEntry.time:type_name -> google.protobuf.Timestamp
 	4, // 2: cloister.v1.HistoryEntry.waited:type_name -> google.protobuf.Duration
 	4, // 3: cloister.v1.HistoryEntry.ran:type_name -> google.protobuf.Duration
-	0, // 4: cloister.v1.History.List:input_type -> cloister.v1.ListHistoryRequest
-	1, // 5: cloister.v1.History.List:output_type -> cloister.v1.ListHistoryResponse
-	5, // [5:6] is the sub-list for method output_type
-	4, // [4:5] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	4, // 4: cloister.v1.HistoryEntry.prepared:type_name -> google.protobuf.Duration
+	4, // 5: cloister.v1.HistoryEntry.stored:type_name -> google.protobuf.Duration
+	0, // 6: cloister.v1.History.List:input_type -> cloister.v1.ListHistoryRequest
+	1, // 7: cloister.v1.History.List:output_type -> cloister.v1.ListHistoryResponse
+	7, // [7:8] is the sub-list for method output_type
+	6, // [6:7] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_cloister_v1_history_proto_init() }
