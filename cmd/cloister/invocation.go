@@ -29,27 +29,36 @@ func invocationCommand() *cobra.Command {
 func invocationShowCommand() *cobra.Command {
 	var from client.Server
 	var asJSON bool
+	var profile string
 	cmd := &cobra.Command{
-		Use:   "show INVOCATION [--server URL] [--instance NAME] [--json]",
+		Use:   "show INVOCATION [--profile FILE] [--server URL] [--instance NAME] [--json]",
 		Short: "Show the targets and tests of a build",
 		Long: `Show prints what Bazel published about a build with --bes_backend: its outcome, targets that were not built,
 failed actions, and each attempt of each test with the digest of its log, which cloister cas cat prints. With --json it
-also prints command lines, metrics and Bazel's output.
+also prints command lines, metrics and Bazel's output. With --profile it instead writes a trace for Perfetto: Bazel's own
+profile, and when the server queued, prepared and ran each action.
 
 INVOCATION is the invocation id. If the server keeps a history, it can also be its first eight digits, ^1 for the latest
 build, or ^2 for the one before. The exit code is 4 if the server has no events of the build, and 5 if it cannot be
 reached.`,
 		Example: `  cloister invocation show ^1
-  cloister invocation show 5f1d6c0e --json | jq .metrics`,
+  cloister invocation show 5f1d6c0e --json | jq .metrics
+  cloister invocation show ^1 --profile build.profile.gz`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, end := interrupt.Context(cmd.Context())
 			defer end()
+			if profile != "" {
+				return from.Explain(actions.SaveProfile(ctx, &from, args[0], profile, cmd.ErrOrStderr()), exit.No)
+			}
 			return from.Explain(actions.ShowBuild(ctx, &from, args[0], asJSON, cmd.OutOrStdout()), exit.No)
 		},
 	}
 	from.Register(cmd)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
+	f := cmd.Flags()
+	f.BoolVar(&asJSON, "json", false, "print a JSON object")
+	f.StringVar(&profile, "profile", "", "file for the profile, compressed if its name ends in .gz")
+	cmd.MarkFlagsMutuallyExclusive("json", "profile")
 	return cmd
 }
 

@@ -100,6 +100,11 @@ func TestBuildEvents(t *testing.T) {
 		}
 		profile := r.cloister(t, "cas", "cat", b.Profile.Digest)
 		expect.That(t, strings.HasPrefix(string(profile), "\x1f\x8b"), "the profile is not compressed by gzip")
+		file := filepath.Join(t.TempDir(), "trace.json")
+		r.cloister(t, "invocation", "show", id, "--profile", file)
+		joined := must.Get(os.ReadFile(file))(t)
+		must.Be(t, json.Valid(joined), "the joined profile is not JSON")
+		expect.Texts(t, string(joined), []string{`"build_id":"` + id, `"name":"run","cat":"stage"`, `"name":"TestRunner //examples/events:flaky","cat":"action"`})
 	}
 	check()
 	r.killWhilePublishing(t)

@@ -292,10 +292,13 @@ func (b *Build) finished(p *bepb.BuildFinished) {
 	}
 }
 
+// profileName matches the names that Bazel gives its profile: command.profile.gz, since Bazel 8 command-INVOCATION.profile.gz.
+var profileName = regexp.MustCompile(`^command(-[0-9a-f-]+)?\.profile(\.gz)?$`)
+
 func (b *Build) logs(all []File) {
 	b.Logs = nil
 	for _, f := range all {
-		if strings.HasPrefix(f.Name, "command.profile") && !f.Digest.IsZero() {
+		if profileName.MatchString(f.Name) && !f.Digest.IsZero() {
 			b.Profile = &f
 		} else {
 			b.Logs = append(b.Logs, f)

@@ -77,6 +77,16 @@ func TestSummary(t *testing.T) {
 	expect.Equal(t, b.Count(), "4 targets, 1 tests, 2 not built, 1 flaky")
 }
 
+// TestProfileIsRecognized by the names that versions of Bazel give it.
+func TestProfileIsRecognized(t *testing.T) {
+	for name, want := range map[string]bool{
+		"command.profile.gz": true, "command.profile": true, "command-5f1d6c0e-3b0a-4f7c-9d1e-2a3b4c5d6e7f.profile.gz": true,
+		"command.log": false, "my-command.profile.gz": false, "command.profile.gz.txt": false,
+	} {
+		expect.Equal(t, profileName.MatchString(name), want, name)
+	}
+}
+
 // TestOnlyBlobsAreFiles keeps digests of blobs and no other place.
 func TestOnlyBlobsAreFiles(t *testing.T) {
 	for uri, want := range map[string]string{

@@ -3,8 +3,12 @@
 package console
 
 import (
+	"compress/gzip"
 	"errors"
+	"mime"
+	"net/http"
 	"slices"
+	"time"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/actions"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/blobview"
@@ -50,4 +54,45 @@ func shorten(b *buildevents.Build) (less bool) {
 		t.Outputs = t.Outputs[:fit(len(t.Outputs))]
 	}
 	return less
+}
+
+// A profileFile is the profile of a build as a file for Perfetto.
+type profileFile struct{ *actions.Profile }
+
+func buildProfile(r *request) (any, error) {
+	p, err := actions.ReadProfile(r.Context(), r.from, r.PathValue("id"))
+	return profileFile{p}, err
+}
+
+// ServeHTTP implements http.Handler. The file has no time limit, but each of its writes has.
+func (f profileFile) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", "default-src 'none'; sandbox")
+	h.Set("Content-Type", "application/gzip")
+	h.Set("Content-Disposition", mime.FormatMediaType("attachment", map[string]string{"filename": f.ID + ".profile.gz"}))
+	if r.Method == http.MethodHead {
+		return
+	}
+	out := gzip.NewWriter(&patient{w, http.NewResponseController(w)})
+	_, err := f.Write(r.Context(), out)
+	if err == nil {
+		err = out.Close()
+	}
+	if err != nil {
+		panic(http.ErrAbortHandler) // the browser left, or must notice that the file is incomplete
+	}
+}
+
+// A patient writer has a time limit for each write.
+type patient struct {
+	http.ResponseWriter
+	control *http.ResponseController
+}
+
+// Write implements io.Writer.
+func (p *patient) Write(b []byte) (int, error) {
+	if err := p.control.SetWriteDeadline(time.Now().Add(writeTime)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return 0, err
+	}
+	return p.ResponseWriter.Write(b)
 }

@@ -4,6 +4,7 @@ package console
 
 import (
 	"bufio"
+	"compress/gzip"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -177,6 +178,28 @@ func TestPages(t *testing.T) {
 	expect.That(t, i.Executed == 1 && i.Failed == 1 && len(i.Timeline.Bars) == 1 && len(i.Failures) == 1, "got %s", body)
 }
 
+// TestBuildProfile downloads the trace of a build without events, which has the server's part.
+func TestBuildProfile(t *testing.T) {
+	s := open(t, "")
+	_, page := s.get(t, "/i/"+build, nil)
+	expect.Text(t, page, `href="/i/`+build+`/profile.gz"`)
+	r, body := s.get(t, "/i/"+build[:8]+"/profile.gz", nil)
+	must.Be(t, r.StatusCode == http.StatusOK, "%s: %s", r.Status, body)
+	expect.Equal(t, r.Header.Get("Content-Disposition"), "attachment; filename="+build+".profile.gz")
+	expect.Equal(t, r.Header.Get("Content-Security-Policy"), "default-src 'none'; sandbox")
+	var trace struct {
+		TraceEvents []struct{ Name, Cat string }
+		Cloister    struct{ Problem string }
+	}
+	must.Succeed(t, json.NewDecoder(must.Get(gzip.NewReader(strings.NewReader(body)))(t)).Decode(&trace))
+	expect.Text(t, trace.Cloister.Problem, "pass --bes_backend")
+	expect.That(t, slices.ContainsFunc(trace.TraceEvents, func(e struct{ Name, Cat string }) bool {
+		return e.Cat == "action" && strings.Contains(e.Name, "<script>")
+	}), "got %+v", trace)
+	r, _ = s.get(t, "/i/a0b1c2d3-e4f5-4607-8819-2a3b4c5d6e7f/profile.gz", nil)
+	expect.Equal(t, r.StatusCode, http.StatusNotFound, "unknown build")
+}
+
 // TestRefusals: other methods, foreign names and unknown paths are refused.
 func TestRefusals(t *testing.T) {
 	s := open(t, "")
@@ -244,7 +267,7 @@ func TestRights(t *testing.T) {
 		return func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+token) }
 	}
 	password := func(r *http.Request) { r.SetBasicAuth("anyone", "secret") }
-	for _, path := range append(s.paths(), "/events") {
+	for _, path := range append(s.paths(), "/events", "/i/"+build+"/profile.gz") {
 		for name, edit := range map[string]func(*http.Request){"no token": nil, "a wrong token": bearer("wrong"), "two tokens": func(r *http.Request) {
 			r.Header["Authorization"] = []string{"Bearer secret", "Bearer secret"}
 		}} {

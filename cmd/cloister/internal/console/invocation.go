@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"net/url"
 	"slices"
 	"strconv"
 	"time"
@@ -38,6 +39,7 @@ type invocationData struct {
 	Timeline  timeline            `json:"timeline"`
 	Build     *buildevents.Build  `json:"build,omitempty"`     // what Bazel published
 	Shortened bool                `json:"shortened,omitempty"` // Build has less than that
+	Profile   string              `json:"profile"`             // path of a trace for Perfetto
 }
 
 // A mnemonicCount counts the actions of a kind.
@@ -88,7 +90,7 @@ func invocation(r *request) (any, error) {
 		return nil, err
 	}
 	d := &invocationData{Mnemonics: []*mnemonicCount{}}
-	d.ID = id
+	d.ID, d.Profile = id, (&url.URL{Path: "/i/" + id + "/profile.gz", RawQuery: r.URL.RawQuery}).String()
 	for _, b := range durations {
 		d.Durations = append(d.Durations, bucket{Label: b.label})
 	}

@@ -49,6 +49,7 @@ func pages() []page {
 		{"/cache", "cache", "cache.html", showCache},
 		{"/check", "check", "check.html", showCheck},
 		{"/i/{id}", "", "invocation.html", invocation},
+		{"/i/{id}/profile.gz", "", "", buildProfile},
 		{"/a/{name}", "", "action.html", showAction},
 		{"/search", "", "", search},
 	}, viewers()...)

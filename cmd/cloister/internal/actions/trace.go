@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package actions
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"time"
+
+	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+)
+
+const (
+	// maxTrace limits the bytes of Bazel's profile, decompressed, and maxTraceValue those of one of its values, which is
+	// held in memory.
+	maxTrace      = 512 << 20
+	maxTraceValue = 1 << 20
+	// maxLanes limits the rows in which a trace shows the concurrent actions of a worker.
+	maxLanes = 1024
+	// queueProcess is the number under which a trace shows the queue; workers follow it. Bazel's is 1.
+	queueProcess = 1000
+)
+
+// A traceEvent is an event of the Trace Event Format, which Perfetto reads. Times are in microseconds.
+type traceEvent struct {
+	Name     string         `json:"name"`
+	Category string         `json:"cat,omitempty"`
+	Phase    string         `json:"ph"`
+	ID       string         `json:"id,omitempty"`
+	Process  int            `json:"pid"`
+	Lane     int            `json:"tid"`
+	Begin    float64        `json:"ts"`
+	Duration float64        `json:"dur,omitempty"`
+	Args     map[string]any `json:"args,omitempty"`
+}
+
+// A traceWriter writes a trace as JSON. Its error is that of out.
+type traceWriter struct {
+	out    *bufio.Writer
+	events int
+	start  time.Time // the time 0 of the trace
+	err    error
+}
+
+// event writes an event, which is valid JSON.
+func (w *traceWriter) event(text []byte) {
+	separator := ",\n"
+	if w.events++; w.events == 1 {
+		separator = "\n"
+	}
+	if w.err == nil {
+		_, w.err = w.out.WriteString(separator)
+	}
+	if w.err == nil {
+		_, w.err = w.out.Write(text)
+	}
+}
+
+func (w *traceWriter) add(e *traceEvent) {
+	text, err := json.Marshal(e)
+	if err != nil && w.err == nil {
+		w.err = err
+	}
+	w.event(text)
+}
+
+// at returns a time of the server in the trace.
+func (w *traceWriter) at(t time.Time) float64 { return micros(t.Sub(w.start)) }
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+// writeTrace writes Bazel's profile, unless it is nil, and what a server executed for the build as one trace. Its time 0
+// is that of the profile, by default started, else that of the first action. A damaged profile is not an error: the trace
+// has what precedes the damage, and states the problem, which is also returned.
+func writeTrace(out io.Writer, profile io.Reader, started time.Time, entries []*cloisterpb.HistoryEntry, about map[string]any) (problem, err error) {
+	w := &traceWriter{out: bufio.NewWriter(out), start: started}
+	_, w.err = w.out.WriteString(`{"traceEvents":[`)
+	tool := json.RawMessage("{}")
+	if profile != nil {
+		if tool, problem = w.copyProfile(profile); problem != nil {
+			about["problem"] = "Bazel's profile: " + problem.Error()
+		}
+		var facts struct {
+			Start int64 `json:"profile_start_ts"` // in milliseconds; Bazel 6 and later state it
+		}
+		if json.Unmarshal(tool, &facts) == nil && facts.Start > 0 && facts.Start < 253402300800_000 {
+			w.start = time.UnixMilli(facts.Start)
+		}
+	}
+	w.server(entries)
+	if w.err != nil {
+		return problem, w.err
+	}
+	text, err := json.Marshal(about)
+	if err != nil {
+		return problem, err
+	}
+	if _, err := fmt.Fprintf(w.out, "\n],\"otherData\":%s,\"cloister\":%s}\n", tool, text); err != nil {
+		return problem, err
+	}
+	return problem, w.out.Flush()
+}
+
+// copyProfile writes the events of Bazel's profile and returns its otherData.
+func (w *traceWriter) copyProfile(in io.Reader) (about json.RawMessage, err error) {
+	about = json.RawMessage("{}")
+	values := &valueReader{value: maxTraceValue, left: maxTrace}
+	compressed := bufio.NewReader(in)
+	if values.in = compressed; startsAs(compressed, "\x1f\x8b") {
+		if values.in, err = gzip.NewReader(compressed); err != nil {
+			return about, err
+		}
+	}
+	d := json.NewDecoder(values)
+	if err := delimiter(d, json.Delim('{')); err != nil {
+		return about, err
+	}
+	for values.next(); d.More(); values.next() {
+		name, err := d.Token()
+		if err != nil {
+			return about, err
+		}
+		values.next()
+		switch name {
+		case "traceEvents":
+			err = w.copyEvents(d, values)
+		case "otherData":
+			var text json.RawMessage
+			if err = d.Decode(&text); err == nil && text[0] == '{' {
+				about = bytes.ToValidUTF8(text, []byte("\uFFFD"))
+			}
+		default:
+			err = d.Decode(&json.RawMessage{})
+		}
+		if err != nil {
+			return about, err
+		}
+	}
+	return about, delimiter(d, json.Delim('}'))
+}
+
+func startsAs(r *bufio.Reader, magic string) bool {
+	head, _ := r.Peek(len(magic)) // a read that follows returns the error
+	return string(head) == magic
+}
+
+// copyEvents writes an array of events.
+func (w *traceWriter) copyEvents(d *json.Decoder, values *valueReader) error {
+	if err := delimiter(d, json.Delim('[')); err != nil {
+		return err
+	}
+	for values.next(); d.More(); values.next() {
+		var text json.RawMessage
+		if err := d.Decode(&text); err != nil {
+			return err
+		}
+		if text[0] == '{' {
+			w.event(bytes.ToValidUTF8(text, []byte("\uFFFD")))
+		}
+		if w.err != nil {
+			return w.err // the reader left
+		}
+	}
+	return delimiter(d, json.Delim(']'))
+}
+
+func delimiter(d *json.Decoder, want json.Delim) error {
+	if got, err := d.Token(); err != nil {
+		return err
+	} else if got != want {
+		return fmt.Errorf("got %.20q in place of %s", fmt.Sprint(got), want)
+	}
+	return nil
+}
+
+// A valueReader limits the bytes of each value of a json.Decoder, which holds a value in memory, and those of all.
+type valueReader struct {
+	in          io.Reader
+	value, left int64
+}
+
+// next begins a value.
+func (r *valueReader) next() { r.value = maxTraceValue }
+
+// Read implements io.Reader.
+func (r *valueReader) Read(p []byte) (int, error) {
+	most := min(r.value, r.left)
+	if most <= 0 {
+		return 0, errors.New("it exceeds a limit")
+	}
+	n, err := r.in.Read(p[:min(int64(len(p)), most)])
+	r.value, r.left = r.value-int64(n), r.left-int64(n)
+	return n, err
+}
+
+// server writes the executions among entries of the history. The history knows when an answer was given and how long each
+// stage before it took.
+func (w *traceWriter) server(entries []*cloisterpb.HistoryEntry) {
+	began := func(e *cloisterpb.HistoryEntry) time.Time {
+		return e.Time.AsTime().Add(-e.Prepared.AsDuration() - e.Ran.AsDuration() - e.Stored.AsDuration())
+	}
+	slices.SortStableFunc(entries, func(a, b *cloisterpb.HistoryEntry) int {
+		return cmp.Or(cmp.Compare(a.Worker, b.Worker), began(a).Compare(began(b)))
+	})
+	var first time.Time
+	for _, e := range entries {
+		if t := began(e).Add(-e.Waited.AsDuration()); first.IsZero() || t.Before(first) {
+			first = t
+		}
+	}
+	if w.start.IsZero() {
+		w.start = first
+	}
+	process := queueProcess
+	w.name(process, "cloister queue")
+	var ends []time.Time // by lane of the worker
+	for i, e := range entries {
+		if i == 0 || e.Worker != entries[i-1].Worker {
+			process, ends = process+1, nil
+			w.name(process, "cloister worker "+e.Worker)
+		}
+		begin := began(e)
+		lane := slices.IndexFunc(ends, func(end time.Time) bool { return !end.After(begin) })
+		switch {
+		case lane >= 0:
+		case len(ends) < maxLanes:
+			lane, ends = len(ends), append(ends, time.Time{})
+		default:
+			lane = maxLanes - 1
+		}
+		ends[lane] = e.Time.AsTime()
+		w.execution(e, process, lane, begin)
+	}
+}
+
+func (w *traceWriter) name(process int, name string) {
+	w.add(&traceEvent{Name: "process_name", Phase: "M", Process: process, Args: map[string]any{"name": name}})
+}
+
+// execution writes an action and its stages. Waiting actions overlap, so they have asynchronous events.
+func (w *traceWriter) execution(e *cloisterpb.HistoryEntry, process, lane int, begin time.Time) {
+	name := e.ActionMnemonic + " " + e.TargetId
+	if name == " " {
+		name = e.Action
+	}
+	if wait := e.Waited.AsDuration(); wait > 0 {
+		id := strconv.FormatUint(e.Number, 10)
+		w.add(&traceEvent{Name: name, Category: "queue", Phase: "b", ID: id, Process: queueProcess, Begin: w.at(begin.Add(-wait))})
+		w.add(&traceEvent{Name: name, Category: "queue", Phase: "e", ID: id, Process: queueProcess, Begin: w.at(begin)})
+	}
+	w.add(&traceEvent{
+		Name: name, Category: "action", Phase: "X", Process: process, Lane: lane, Begin: w.at(begin),
+		Duration: max(1, micros(e.Time.AsTime().Sub(begin))),
+		Args: map[string]any{
+			"action": e.Action, "instance": e.InstanceName, "mnemonic": e.ActionMnemonic, "target": e.TargetId, "code": e.Code,
+			"exit_code": e.ExitCode,
+		},
+	})
+	for _, s := range []struct {
+		name string
+		took time.Duration
+	}{{"prepare", e.Prepared.AsDuration()}, {"run", e.Ran.AsDuration()}, {"store", e.Stored.AsDuration()}} {
+		if s.took > 0 {
+			w.add(&traceEvent{Name: s.name, Category: "stage", Phase: "X", Process: process, Lane: lane, Begin: w.at(begin), Duration: micros(s.took)})
+		}
+		begin = begin.Add(s.took)
+	}
+}
