@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/tests/syncbuf"
+	metricspb "go.opentelemetry.io/proto/otlp/collector/metrics/v1"
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
@@ -33,12 +34,40 @@ const (
 	unsampled   = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
 )
 
-// A collector receives spans over OTLP.
+// A collector receives spans and metrics over OTLP.
 type collector struct {
 	collectorpb.UnimplementedTraceServiceServer
 	address string
 	mu      sync.Mutex
-	spans   []span // guarded by mu
+	spans   []span          // guarded by mu
+	metrics map[string]bool // "PROCESS NAME"; guarded by mu
+}
+
+// meter is the part of a collector that receives metrics.
+type meter struct {
+	metricspb.UnimplementedMetricsServiceServer
+	*collector
+}
+
+// Export implements MetricsService.
+func (m meter) Export(_ context.Context, r *metricspb.ExportMetricsServiceRequest) (*metricspb.ExportMetricsServiceResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, from := range r.ResourceMetrics {
+		for _, scope := range from.ScopeMetrics {
+			for _, one := range scope.Metrics {
+				m.metrics[attributes(from.Resource.Attributes)["service.name"]+" "+one.Name] = true
+			}
+		}
+	}
+	return &metricspb.ExportMetricsServiceResponse{}, nil
+}
+
+// measured reports whether a metric has arrived from a process.
+func (c *collector) measured(process, name string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.metrics[process+" "+name]
 }
 
 // A span is what the process of that name sent.
@@ -50,8 +79,9 @@ type span struct {
 // collect starts a collector.
 func collect(t *testing.T) *collector {
 	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	c, s := &collector{address: listener.Addr().String()}, grpc.NewServer()
+	c, s := &collector{address: listener.Addr().String(), metrics: map[string]bool{}}, grpc.NewServer()
 	collectorpb.RegisterTraceServiceServer(s, c)
+	metricspb.RegisterMetricsServiceServer(s, meter{collector: c})
 	go s.Serve(listener)
 	t.Cleanup(s.Stop)
 	return c
@@ -83,9 +113,12 @@ func (c *collector) trace(id string) (spans []span) {
 	return spans
 }
 
-// environment returns the variables with which a process exports its spans to the collector.
+// environment returns the variables with which a process exports its spans and metrics to the collector.
 func (c *collector) environment(process string) []string {
-	return []string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + c.address, "OTEL_SERVICE_NAME=" + process, "OTEL_BSP_SCHEDULE_DELAY=10"}
+	return []string{
+		"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + c.address, "OTEL_SERVICE_NAME=" + process, "OTEL_BSP_SCHEDULE_DELAY=10",
+		"OTEL_METRIC_EXPORT_INTERVAL=1000",
+	}
 }
 
 // attributes returns the attributes of a span as text.
@@ -180,6 +213,9 @@ func TestTraceCoversHeadAndWorker(t *testing.T) {
 				return parent != "b7ad6b7169203331" && !strings.Contains(parent, " ")
 			})
 		})
+		must.Hold(t, "metrics of "+c.name, func() bool {
+			return to.measured(c.process, "cloister_actions_total") && to.measured("head", "cloister_cas_bytes")
+		})
 		targets, codes := map[string]bool{}, map[string]bool{}
 		must.Hold(t, "both actions", func() bool {
 			for _, s := range to.trace(traceID) {
@@ -243,7 +279,7 @@ func TestCollectorDown(t *testing.T) {
 	for range 10 {
 		server.succeed(job{script: "true"})
 	}
-	const lost = "spans are lost"
+	const lost = "spans or metrics are lost"
 	must.Hold(t, "a line in the log", func() bool { return strings.Contains(log.String(), lost) })
 	*server.ended = true
 	expect.Error(t, server.server.Stop(), nil)

@@ -51,11 +51,11 @@ func newCallMetrics(r *prometheus.Registry) *callMetrics {
 	return c
 }
 
-// ServerOptions returns the options with which a gRPC server traces its calls, and with --metrics counts them. They
+// ServerOptions returns the options with which a gRPC server traces its calls, and counts them if somebody reads the metrics. They
 // precede all others, so that refused calls and panics count as well.
 func (n *Node) ServerOptions() []grpc.ServerOption {
 	options := n.tracing.ServerOptions()
-	if n.metrics == "" {
+	if !n.counted {
 		return options
 	}
 	return append(options,

@@ -15,12 +15,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// ServeMetrics serves /metrics, /ready and /live at the address of --metrics, if it is set, until the node is closed.
+// ServeMetrics completes the metrics, and serves /metrics, /ready and /live at the address of --metrics, if it is set,
+// until the node is closed.
 func (n *Node) ServeMetrics() error {
+	if n.counted {
+		register(n.Registry, n.storeMetrics())
+	}
 	if n.metrics == "" {
 		return nil
 	}
-	register(n.Registry, n.storeMetrics())
 	listener, err := Listen(n.metrics, "--metrics")
 	if err != nil {
 		return err

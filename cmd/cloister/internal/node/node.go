@@ -68,6 +68,7 @@ type Node struct {
 	started   chan struct{} // closed when Instances is set
 	overlay   *overlay.Overlay
 	Registry  *prometheus.Registry
+	counted   bool // somebody reads the Registry
 	calls     *callMetrics
 
 	violations *slog.Logger // for violations by actions
@@ -168,6 +169,13 @@ func (n *Node) Start(ctx context.Context, wrap func(cas.Instances) cas.Instances
 	n.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		collectors.NewBuildInfoCollector(), versioncollector.NewCollector("cloister"))
 	n.calls = newCallMetrics(n.Registry)
+	stopExport, err := tracing.ExportMetrics(ctx, n.Log, n.Registry)
+	if err != nil {
+		return exit.New(exit.Usage, err)
+	}
+	if n.counted = n.metrics != "" || stopExport != nil; stopExport != nil {
+		n.onClose(stopExport)
+	}
 	// Metrics stay available while Close sends pending writes.
 	n.stopMetrics = func() {}
 	n.onClose(func() { n.stopMetrics() })

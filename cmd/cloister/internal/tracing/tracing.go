@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tracing exports spans by OTLP/gRPC if the OTEL_ variables of OpenTelemetry enable that.
+// Package tracing exports spans and metrics by OTLP/gRPC if the OTEL_ variables of OpenTelemetry enable that.
 package tracing
 
 import (
@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -28,7 +29,7 @@ import (
 const (
 	// flushTime bounds how long Close waits for a collector.
 	flushTime = 5 * time.Second
-	// quiet is the time between two log lines about a collector that takes no spans.
+	// quiet is the time between two log lines about a collector that takes no spans or metrics.
 	quiet = 10 * time.Minute
 )
 
@@ -41,38 +42,45 @@ type Tracing struct {
 // Start returns the Tracing that the environment asks for, or nil. The caller closes it. The collector need not be
 // reachable: spans wait in a bounded queue, and those that it cannot take are lost.
 func Start(ctx context.Context, log *slog.Logger) (*Tracing, error) {
-	if wanted, err := wanted(os.Getenv); err != nil {
+	if wanted, err := wanted(os.Getenv, "TRACES"); err != nil {
 		log.Warn("traces are not exported", "err", err)
 		return nil, nil
 	} else if !wanted {
 		return nil, nil
 	}
-	otel.SetErrorHandler(&failures{log: log})
+	logFailures(log)
 	exporter, err := otlptracegrpc.New(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_ENDPOINT: %w", err)
 	}
+	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(process(ctx, log)))
+	return &Tracing{provider, provider.Tracer("github.com/cloister-build/cloister")}, nil
+}
+
+// process returns the resource that describes this process.
+func process(ctx context.Context, log *slog.Logger) *resource.Resource {
 	about, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithHost(), resource.WithAttributes(
 		attribute.String("service.name", "cloister"), attribute.String("service.version", buildinfo.Version),
 	), resource.WithFromEnv())
 	if err != nil { // what is valid remains
 		log.Warn("OTEL_RESOURCE_ATTRIBUTES is not fully valid", "err", err)
 	}
-	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about))
-	return &Tracing{provider, provider.Tracer("github.com/cloister-build/cloister")}, nil
+	return about
 }
 
-// wanted reports whether the environment asks for traces, and fails if it asks for something that is not supported.
-func wanted(env func(string) string) (bool, error) {
-	exporter := env("OTEL_TRACES_EXPORTER")
-	endpoint := cmp.Or(env("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), env("OTEL_EXPORTER_OTLP_ENDPOINT"))
+// wanted reports whether the environment asks for a signal, TRACES or METRICS, and fails if it asks for something that is
+// not supported.
+func wanted(env func(string) string, signal string) (bool, error) {
+	name := "OTEL_" + signal + "_EXPORTER"
+	exporter := env(name)
+	endpoint := cmp.Or(env("OTEL_EXPORTER_OTLP_"+signal+"_ENDPOINT"), env("OTEL_EXPORTER_OTLP_ENDPOINT"))
 	switch {
 	case strings.EqualFold(env("OTEL_SDK_DISABLED"), "true"), exporter == "none", exporter == "" && endpoint == "":
 		return false, nil
 	case exporter != "" && exporter != "otlp":
-		return false, fmt.Errorf("OTEL_TRACES_EXPORTER=%+.64q: write otlp or none", exporter)
+		return false, fmt.Errorf("%s=%+.64q: write otlp or none", name, exporter)
 	}
-	if p := cmp.Or(env("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), env("OTEL_EXPORTER_OTLP_PROTOCOL"), "grpc"); p != "grpc" {
+	if p := cmp.Or(env("OTEL_EXPORTER_OTLP_"+signal+"_PROTOCOL"), env("OTEL_EXPORTER_OTLP_PROTOCOL"), "grpc"); p != "grpc" {
 		return false, fmt.Errorf("OTEL_EXPORTER_OTLP_PROTOCOL=%+.64q: write grpc", p)
 	}
 	return true, nil
@@ -114,7 +122,14 @@ func (t *Tracing) Close() {
 	}
 }
 
-// failures logs that the collector takes no spans.
+var handler sync.Once
+
+// logFailures makes the process log failed exports. Spans and metrics share the lines.
+func logFailures(log *slog.Logger) {
+	handler.Do(func() { otel.SetErrorHandler(&failures{log: log}) })
+}
+
+// failures logs that the collector takes no spans or no metrics.
 type failures struct {
 	log  *slog.Logger
 	last atomic.Int64 // Unix time of the last line, in seconds
@@ -124,6 +139,6 @@ type failures struct {
 func (f *failures) Handle(err error) {
 	now, last := time.Now().Unix(), f.last.Load()
 	if now-last >= int64(quiet/time.Second) && f.last.CompareAndSwap(last, now) {
-		f.log.Warn("spans are lost: the OTLP collector does not take them", "err", printable.Head(err.Error(), telemetry.MaxStatus))
+		f.log.Warn("spans or metrics are lost: the OTLP collector does not take them", "err", printable.Head(err.Error(), telemetry.MaxStatus))
 	}
 }

@@ -46,7 +46,7 @@ func TestEnvironmentAsksForTraces(t *testing.T) {
 				}
 			}
 			return ""
-		})
+		}, "TRACES")
 		text := ""
 		if err != nil {
 			text = err.Error()
@@ -155,6 +155,6 @@ func TestFailuresAreLoggedOnce(t *testing.T) {
 	for range 3 {
 		f.Handle(errors.New("no collector\x1b"))
 	}
-	expect.Equal(t, strings.Count(log.String(), "level=WARN msg=\"spans are lost"), 1, "lines in %s", &log)
+	expect.Equal(t, strings.Count(log.String(), "level=WARN msg=\"spans or metrics are lost"), 1, "lines in %s", &log)
 	expect.That(t, !strings.Contains(log.String(), "\x1b"), "unprintable: %s", &log)
 }
