@@ -80,8 +80,7 @@ func TestOrphansAreAdoptedInTheBackground(t *testing.T) {
 		before := c.Stats().Bytes
 		closeStore(t, c)
 		must.Succeed(t, os.Truncate(filepath.Join(config.Dir, firstLog), 0))
-		c, err := disk.Open(config)
-		must.Succeed(t, err)
+		c = must.Get(disk.Open(config))(t)
 		if now := c.Stats().Bytes; now < before-4096 {
 			t.Errorf("files without a record count %d bytes, want %d", now, before)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -33,9 +34,7 @@ func splice(t testing.TB, s *disk.Store, seed byte, sizes ...int) ([]byte, cas.D
 func wantBlob(t testing.TB, s *disk.Store, d cas.Digest, b []byte) {
 	t.Helper()
 	got, err := cas.ReadAll(t.Context(), s, d, d.Size())
-	if err != nil || !bytes.Equal(got, b) {
-		t.Errorf("blob %s: got %d bytes, %v", d, len(got), err)
-	}
+	expect.That(t, err == nil && bytes.Equal(got, b), "blob %s: got %d bytes, %v", d, len(got), err)
 }
 
 // TestChunksAreStoredOnce: blobs share common chunks.
@@ -45,9 +44,7 @@ func TestChunksAreStoredOnce(t *testing.T) {
 	sizes := slices.Repeat([]int{chunk}, chunks)
 	b, d, of := splice(t, s, 0, sizes...)
 	one := c.Stats().Bytes
-	if one < chunk*chunks || one > chunk*chunks+1<<20 {
-		t.Fatalf("a blob of %d bytes takes %d", chunk*chunks, one)
-	}
+	must.Be(t, one >= chunk*chunks && one <= chunk*chunks+1<<20, "a blob of %d bytes takes %d", chunk*chunks, one)
 	changed, piece := castest.Blob(100, chunk)
 	must.Succeed(t, s.Put(t.Context(), piece, bytes.NewReader(changed)))
 	other := slices.Concat(b[:7*chunk], changed, b[8*chunk:])
@@ -81,9 +78,7 @@ func TestChunkListSurvivesReopen(t *testing.T) {
 		if m, err := s.Split(t.Context(), twice); err != nil || m.Function != 2 || !slices.Equal(m.Chunks, more) {
 			t.Errorf("Split: got %+v, %v", m, err)
 		}
-		if has(t, store(t, c, "other"), d) {
-			t.Error("the blob is present in another instance")
-		}
+		expect.That(t, !has(t, store(t, c, "other"), d), "the blob is present in another instance")
 		closeStore(t, c)
 	}
 }
@@ -117,18 +112,12 @@ func TestUseOfSplicedBlobRenewsLeasesOfChunks(t *testing.T) {
 					time.Sleep(lease - time.Second)
 					must.Succeed(t, u.use(t, s, d))
 				}
-				if exists(filePath(config.Dir, d)) {
-					t.Error("the blob is stored as a whole")
-				}
+				expect.That(t, !exists(filePath(config.Dir, d)), "the blob is stored as a whole")
 				time.Sleep(lease)
-				if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}))(t)
 				wantBlob(t, s, d, b)
 				time.Sleep(2 * lease)
-				if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}))(t)
 				if got := missing(t, s, d, m.Chunks[0], m.Chunks[1]); len(got) != 3 {
 					t.Errorf("after the lease: missing only %v", got)
 				}
@@ -149,9 +138,7 @@ func TestSplicedBlobDependsOnItsChunks(t *testing.T) {
 				if _, err := s.Split(t.Context(), d); err != nil || !has(t, s, of[0]) {
 					t.Fatal(err)
 				}
-				if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: 2 * time.Hour}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(c.Collect(t.Context(), disk.CollectOptions{OlderThan: 2 * time.Hour}))(t)
 				if got := missing(t, s, of[1], d, of[0], d); !slices.Equal(got, []cas.Digest{of[1], d}) {
 					t.Fatalf("Missing: got %v", got)
 				}
@@ -162,9 +149,7 @@ func TestSplicedBlobDependsOnItsChunks(t *testing.T) {
 					t.Errorf("File: got %v", err)
 				}
 				p, err := s.Locate(t.Context(), []cas.Digest{d, of[1]})
-				if err != nil || p.Extents()[0].File != cas.Absent {
-					t.Errorf("Locate: got %v", err)
-				}
+				expect.That(t, err == nil && p.Extents()[0].File == cas.Absent, "Locate: got %v", err)
 				p.Release()
 				must.Succeed(t, s.Put(t.Context(), of[1], bytes.NewReader(b[5000:])))
 				wantBlob(t, s, d, b)
@@ -182,12 +167,8 @@ func TestPutReplacesIncompleteChunkList(t *testing.T) {
 		c, s := openStore(t, disk.Config{Dir: t.TempDir(), MaxBytes: 64 << 20, Lease: none})
 		b, d, of := splice(t, s, 0, 100_000, 200_000)
 		time.Sleep(2 * time.Hour)
-		if _, err := s.Split(t.Context(), d); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.Split(t.Context(), d))(t)
+		must.Get(c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}))(t)
 		must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 		wantBlob(t, s, d, b)
 		if got := missing(t, s, append(of, d)...); !slices.Equal(got, of) {
@@ -213,9 +194,7 @@ func TestChunkListIsMoved(t *testing.T) {
 		time.Sleep(3 * time.Hour)
 		wantBlob(t, s, d, b)
 		r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: 2 * time.Hour})
-		if err != nil || r.Blobs < 100 || r.Moved == 0 {
-			t.Errorf("Collect: got %+v, %v", r, err)
-		}
+		expect.That(t, err == nil && r.Blobs >= 100 && r.Moved != 0, "Collect: got %+v, %v", r, err)
 		wantBlob(t, s, d, b)
 		closeStore(t, c)
 		wantBlob(t, store(t, open(t, config), ""), d, b)
@@ -224,8 +203,7 @@ func TestChunkListIsMoved(t *testing.T) {
 
 // listOf returns the stored form of a list of two chunks, to find and damage it.
 func listOf(t *testing.T, chunks []cas.Digest) []byte {
-	b, err := hex.DecodeString(chunks[0].Hash())
-	must.Succeed(t, err)
+	b := must.Get(hex.DecodeString(chunks[0].Hash()))(t)
 	return b
 }
 
@@ -265,12 +243,8 @@ func TestDamagedChunkListIsFound(t *testing.T) {
 					err = cas.ErrNotFound
 				}
 			}
-			if !errors.Is(err, cas.ErrNotFound) {
-				t.Errorf("got %v", err)
-			}
-			if !slices.Equal(reported, []cas.Digest{d}) {
-				t.Errorf("Corrupt: got %v, want %s", reported, d)
-			}
+			expect.Error(t, err, cas.ErrNotFound)
+			expect.That(t, slices.Equal(reported, []cas.Digest{d}), "Corrupt: got %v, want %s", reported, d)
 			must.Succeed(t, s.Splice(t.Context(), d, cas.ChunkList{Chunks: of}))
 			wantBlob(t, s, d, b)
 		})
@@ -295,9 +269,8 @@ func TestDamagedChunkMakesBlobAbsent(t *testing.T) {
 						t.Errorf("got %d bytes", len(got))
 					}
 				}
-				if !errors.Is(err, cas.ErrCorrupt) && !errors.Is(err, cas.ErrNotFound) {
-					t.Errorf("got %v, want ErrCorrupt", err)
-				}
+				expect.That(t, errors.Is(err, cas.ErrCorrupt) || errors.Is(err, cas.ErrNotFound),
+					"got %v, want ErrCorrupt", err)
 				if got := missing(t, s, d, of[0], of[1]); !slices.Equal(got, []cas.Digest{d, of[1]}) {
 					t.Errorf("Missing: got %v", got)
 				}
@@ -333,7 +306,5 @@ func TestLongChunkList(t *testing.T) {
 	if err := s.Splice(t.Context(), d, cas.ChunkList{Chunks: slices.Repeat([]cas.Digest{piece}, more)}); !errors.Is(err, cas.ErrFull) {
 		t.Errorf("got %v, want ErrFull", err)
 	}
-	if has(t, s, d) {
-		t.Error("the blob is present")
-	}
+	expect.That(t, !has(t, s, d), "the blob is present")
 }

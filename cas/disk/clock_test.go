@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 const (
@@ -139,9 +140,7 @@ func TestStampsFromTheFutureKeepTheirAges(t *testing.T) {
 			disk.SetWall(t, ahead)
 			c = open(t, config)
 		}
-		if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: 100 * time.Hour}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Collect(t.Context(), disk.CollectOptions{OlderThan: 100 * time.Hour}))(t)
 		if got := present(t, store(t, c, ""), 40); len(got) < 19 || len(got) > 21 || got[0] != 40-byte(len(got)) {
 			t.Errorf("of 40 blobs used every 5 hours, %v are left after eviction of those older than 100 hours", got)
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -55,33 +56,29 @@ func TestCollectOlderThan(t *testing.T) {
 				t.Fatalf("the dry run changed %+v to %+v, %v", before, c.Stats(), err)
 			}
 			o.DryRun = false
-			r, err := c.Collect(t.Context(), o)
-			must.Succeed(t, err)
+			r := must.Get(c.Collect(t.Context(), o))(t)
 			time.Sleep(time.Minute) // for a mark in each log
 			// A second call finds nothing to remove.
 			if r, err := c.Collect(t.Context(), o); err != nil || r.Freed != 0 || r.Moved != 0 || r.Segments != 0 {
 				t.Errorf("pack %d: second Collect: got %+v, %v", pack, r, err)
 			}
-			if r.Blobs+r.Files != 3*(steps-kept) || c.Stats().EvictedBlobs != 3*(steps-kept) {
-				t.Errorf("pack %d: Collect: got %+v", pack, r)
-			}
+			expect.That(t, r.Blobs+r.Files == 3*(steps-kept) && c.Stats().EvictedBlobs == 3*(steps-kept),
+				"pack %d: Collect: got %+v", pack, r)
 			if got := present(t, s, steps); len(got) != kept || got[0] != steps-kept {
 				t.Errorf("pack %d: left %v", pack, got)
 			}
 			for i := range byte(steps) {
 				b, d := castest.Blob(i, 20*block)
 				got, err := cas.ReadAll(t.Context(), s, d, d.Size())
-				if (err == nil && bytes.Equal(got, b)) != (i >= steps-kept) {
-					t.Errorf("pack %d: large blob %d: %v", pack, i, err)
-				}
+				expect.That(t, (err == nil && bytes.Equal(got, b)) == (i >= steps-kept),
+					"pack %d: large blob %d: %v", pack, i, err)
 				if _, err := s.Lookup(t.Context(), d); (err == nil) != (i >= steps-kept) {
 					t.Errorf("pack %d: result %d: %v", pack, i, err)
 				}
 			}
 			after := c.Stats()
-			if r.Freed != before.Bytes-after.Bytes+(after.Bytes-r.Bytes) || r.MaxBytes != before.MaxBytes {
-				t.Errorf("pack %d: got %+v, and the size went from %d to %d bytes", pack, r, before.Bytes, after.Bytes)
-			}
+			expect.That(t, r.Freed == before.Bytes-after.Bytes+(after.Bytes-r.Bytes) && r.MaxBytes == before.MaxBytes,
+				"pack %d: got %+v, and the size went from %d to %d bytes", pack, r, before.Bytes, after.Bytes)
 			if dry.Freed < r.Freed*9/10 || dry.Freed > r.Freed*11/10 || dry.Files != r.Files ||
 				dry.Segments > r.Segments+1 || dry.Bytes != before.Bytes-dry.Freed {
 				t.Errorf("pack %d: the dry run reported %+v, Collect %+v", pack, dry, r)
@@ -108,9 +105,8 @@ func TestCollectMaxBytes(t *testing.T) {
 				r.Freed != before.Bytes-after.Bytes {
 				t.Errorf("pack %d: got %+v, %v, and the size went from %d to %d bytes", pack, r, err, before.Bytes, after.Bytes)
 			}
-			if dry.Freed < before.Bytes-o.MaxBytes || dry.Freed > r.Freed*3/2 {
-				t.Errorf("pack %d: the dry run reported %+v, Collect %+v", pack, dry, r)
-			}
+			expect.That(t, dry.Freed >= before.Bytes-o.MaxBytes && dry.Freed <= r.Freed*3/2,
+				"pack %d: the dry run reported %+v, Collect %+v", pack, dry, r)
 			// The youngest stay.
 			for i := byte(steps - 8); i < steps; i++ {
 				read(t, s, i, block)
@@ -129,8 +125,7 @@ func TestCollectKeepsLeasedAndPinned(t *testing.T) {
 		time.Sleep(6 * step) // the lease from File has expired, too
 		b, d := castest.Blob(19, block)
 		read(t, s, 19, block)
-		r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1})
-		must.Succeed(t, err)
+		r := must.Get(c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}))(t)
 		if st := c.Stats(); r.Leased != block || r.Pinned != 2*20*block || st.Blobs != 2 || r.Bytes > 45*block {
 			t.Errorf("Collect: got %+v, Stats %+v", r, st)
 		}
@@ -167,8 +162,7 @@ func TestCollectAges(t *testing.T) {
 		_, d := castest.Blob(0, 80_000)
 		_, release := file(t, s, d, false) // counts as leased, not as pinned
 		defer release()
-		r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 16 << 20, DryRun: true})
-		must.Succeed(t, err)
+		r := must.Get(c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 16 << 20, DryRun: true}))(t)
 		var blobs, sum int64
 		for _, row := range r.Ages {
 			blobs += row.Blobs
@@ -192,15 +186,11 @@ func TestCollectAges(t *testing.T) {
 func TestCollectRejectsInvalidOptions(t *testing.T) {
 	c := open(t, disk.Config{Dir: t.TempDir()})
 	for _, o := range []disk.CollectOptions{{}, {MaxBytes: -1}, {OlderThan: -1}, {DryRun: true}} {
-		if _, err := c.Collect(t.Context(), o); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("%+v: got %v, want ErrInvalid", o, err)
-		}
+		expect.Error(t, expect.Err(c.Collect(t.Context(), o)), cas.ErrInvalid, "%+v", o)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := c.Collect(ctx, disk.CollectOptions{MaxBytes: 1}); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want context.Canceled", err)
-	}
+	expect.Error(t, expect.Err(c.Collect(ctx, disk.CollectOptions{MaxBytes: 1})), context.Canceled)
 }
 
 // TestCollectStopsWithItsContext: a cancelled Collect leaves a consistent store.
@@ -228,8 +218,7 @@ func TestReadersSurviveCollect(t *testing.T) {
 		small, sd := castest.Blob(0, block)
 		var readers []io.ReadCloser
 		for _, d := range []cas.Digest{d, sd} {
-			r, err := s.Open(t.Context(), d, 0)
-			must.Succeed(t, err)
+			r := must.Get(s.Open(t.Context(), d, 0))(t)
 			defer r.Close()
 			readers = append(readers, r)
 		}
@@ -269,16 +258,11 @@ func TestDamagedBlobIsNotMoved(t *testing.T) {
 			if r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: lease}); err != nil || r.Segments == 0 {
 				t.Errorf("Collect: got %+v, %v", r, err)
 			}
-			if exists(path) {
-				t.Error("the segment was not evacuated")
-			}
+			expect.That(t, !exists(path), "the segment was not evacuated")
 			read(t, s, 4, block)
-			if has(t, s, d) {
-				t.Error("the damaged blob was moved")
-			}
-			if !slices.Equal(reported, []cas.Digest{d}) || c.Stats().Corrupt != 1 {
-				t.Errorf("Corrupt was called with %v, counted %d", reported, c.Stats().Corrupt)
-			}
+			expect.That(t, !has(t, s, d), "the damaged blob was moved")
+			expect.That(t, slices.Equal(reported, []cas.Digest{d}) && c.Stats().Corrupt == 1,
+				"Corrupt was called with %v, counted %d", reported, c.Stats().Corrupt)
 			if got := list(t, filepath.Join(dir, "quarantine")); len(got) != 2 && !cut {
 				t.Errorf("quarantine: got %q", got)
 			}
@@ -365,9 +349,7 @@ func TestReplacedResultStaysReplaced(t *testing.T) {
 				if !lost {
 					time.Sleep(48 * time.Hour)
 					missing(t, s, used...) // keeps the first segment
-					if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: 24 * time.Hour}); err != nil {
-						t.Fatal(err)
-					}
+					must.Get(c.Collect(t.Context(), disk.CollectOptions{OlderThan: 24 * time.Hour}))(t)
 				}
 				for round := range 2 {
 					if r, err := store(t, c, "").Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
@@ -403,9 +385,7 @@ func TestLittleEvacuationForLittleGain(t *testing.T) {
 			}
 			time.Sleep(2 * lease)
 			for i, d := range all {
-				if !lapses(i) && !has(t, s, d) {
-					t.Fatal("absent")
-				}
+				must.Be(t, lapses(i) || has(t, s, d), "absent")
 			}
 			before := segmentFiles(t, dir, ".data")
 			put(t, s, 0)
@@ -416,9 +396,8 @@ func TestLittleEvacuationForLittleGain(t *testing.T) {
 					gone++
 				}
 			}
-			if gone == 0 || gone > 8 || len(before) < 30 {
-				t.Errorf("%s: evacuated %d of %d segments", name, gone, len(before))
-			}
+			expect.That(t, gone != 0 && gone <= 8 && len(before) >= 30,
+				"%s: evacuated %d of %d segments", name, gone, len(before))
 		})
 	}
 }
@@ -473,9 +452,8 @@ func TestBudgetsHoldUnderLoad(t *testing.T) {
 						}
 						st := c.Stats()
 						// Data that is being committed counts twice.
-						if st.Bytes > st.MaxBytes+workers*2<<16 {
-							t.Errorf("got %d bytes, budget %d", st.Bytes, st.MaxBytes)
-						}
+						expect.That(t, st.Bytes <= st.MaxBytes+workers*2<<16,
+							"got %d bytes, budget %d", st.Bytes, st.MaxBytes)
 						// A file that changes while it is counted may count twice.
 						if _, files := occupied(t, config.Dir); config.MaxFiles > 0 && files > config.MaxFiles+workers {
 							t.Errorf("got %d files, budget %d", files, config.MaxFiles)
@@ -485,13 +463,10 @@ func TestBudgetsHoldUnderLoad(t *testing.T) {
 			}
 			wg.Wait()
 			st := c.Stats()
-			if st.Corrupt > 0 || st.EvictedBlobs == 0 {
-				t.Errorf("Stats: got %+v", st)
-			}
+			expect.That(t, st.Corrupt <= 0 && st.EvictedBlobs != 0, "Stats: got %+v", st)
 			r, err := c.Verify(t.Context(), disk.VerifyOptions{Restart: true})
-			if err != nil || len(r.Damaged) > 0 || r.Blobs < int64(st.Blobs+st.Results) {
-				t.Errorf("Verify: got %+v, %v", r, err)
-			}
+			expect.That(t, err == nil && len(r.Damaged) == 0 && r.Blobs >= int64(st.Blobs+st.Results),
+				"Verify: got %+v, %v", r, err)
 		})
 	}
 }

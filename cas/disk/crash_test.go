@@ -24,6 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -256,9 +257,7 @@ func TestCrashAtEveryCommitPoint(t *testing.T) {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	names := points(t)
-	if len(names) < 15 {
-		t.Fatalf("found only the points %q", names)
-	}
+	must.Be(t, len(names) >= 15, "found only the points %q", names)
 	rounds := 0
 	for i, name := range names {
 		// Two points need Sync, and one needs its absence.
@@ -274,9 +273,7 @@ func TestCrashAtEveryCommitPoint(t *testing.T) {
 				}
 			}
 		}
-		if !reached {
-			t.Errorf("no process reached %q", name)
-		}
+		expect.That(t, reached, "no process reached %q", name)
 	}
 	t.Logf("%d points, %d processes died", len(names), rounds)
 }
@@ -352,26 +349,18 @@ func crashAt(t *testing.T, binary, point string, n int, sync bool) (died bool) {
 		time.Sleep(time.Until(time.Unix(m.now, 0)))
 		for range 2 { // the second Open must succeed after the first
 			c, err := disk.Open(config)
-			if err != nil {
-				t.Fatalf("%s: %v", what, err)
-			}
+			must.Be(t, err == nil, "%s: %v", what, err)
 			if s := c.Stats(); s.LogDamage+s.LogLost+s.LostSegments > 0 {
 				t.Errorf("%s: a killed process is reported as damage: %+v", what, s)
 			}
 			m.compare(t, what, store(t, c, ""))
 			// Blobs damaged by the child and not yet found.
 			r, err := c.Verify(t.Context(), disk.VerifyOptions{Restart: true})
-			if err != nil {
-				t.Errorf("%s: %v", what, err)
-			}
+			expect.Error(t, err, nil, "%s", what)
 			for _, d := range r.Damaged {
-				if !m.broken[d.Digest.String()] {
-					t.Errorf("%s: %s is damaged", what, d.Digest)
-				}
+				expect.That(t, m.broken[d.Digest.String()], "%s: %s is damaged", what, d.Digest)
 			}
-			if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
-				t.Errorf("%s: %v", what, err)
-			}
+			expect.Error(t, errors.Join(c.Check(t.Context()), c.Close()), nil, "%s", what)
 		}
 		leftovers(t, what, config.Dir)
 	})
@@ -406,8 +395,7 @@ func (m *crashModel) compare(t *testing.T, what string, s *disk.Store) {
 func leftovers(t *testing.T, what, dir string) {
 	t.Helper()
 	known := regexp.MustCompile(`^(version|lock|boot|instances|verify|checkpoint|segments|files|copies|quarantine|tmp)$`)
-	top, err := os.ReadDir(dir)
-	must.Succeed(t, err)
+	top := must.Get(os.ReadDir(dir))(t)
 	for _, e := range top {
 		if !known.MatchString(e.Name()) {
 			t.Errorf("%s: %s is left over", what, e.Name())
@@ -417,13 +405,9 @@ func leftovers(t *testing.T, what, dir string) {
 	for _, name := range list(t, filepath.Join(dir, "segments"))[1:] {
 		digits, suffix, _ := strings.Cut(name, ".")
 		pairs[digits]++
-		if suffix != "data" && suffix != "log" {
-			t.Errorf("%s: segments/%s is left over", what, name)
-		}
+		expect.That(t, suffix == "data" || suffix == "log", "%s: segments/%s is left over", what, name)
 	}
 	for digits, n := range pairs {
-		if n != 2 {
-			t.Errorf("%s: segment %s has %d files", what, digits, n)
-		}
+		expect.That(t, n == 2, "%s: segment %s has %d files", what, digits, n)
 	}
 }

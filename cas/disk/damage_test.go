@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -42,9 +43,8 @@ func TestDamagedBlobIsNotServedAndCanBePutAgain(t *testing.T) {
 				dir := t.TempDir()
 				var reported atomic.Int32
 				s := store(t, open(t, disk.Config{Dir: dir, Pack: everyFile, Corrupt: func(instance string, d cas.Digest, where string) {
-					if instance != "" || filepath.Join(dir, where) != filePath(dir, d) {
-						t.Errorf("Corrupt: got %q, %s", instance, where)
-					}
+					expect.That(t, instance == "" && filepath.Join(dir, where) == filePath(dir, d),
+						"Corrupt: got %q, %s", instance, where)
 					reported.Add(1)
 				}}), "")
 				d := put(t, s, 0)
@@ -52,15 +52,10 @@ func TestDamagedBlobIsNotServedAndCanBePutAgain(t *testing.T) {
 				if got, err := cas.ReadAll(t.Context(), s, d, block); !errors.Is(err, cas.ErrCorrupt) {
 					t.Errorf("got %d bytes, %v, want ErrCorrupt", len(got), err)
 				}
-				if exists(filePath(dir, d)) {
-					t.Error("the damaged file still exists")
-				}
-				if !exists(filepath.Join(dir, "quarantine", fmt.Sprintf("%s-%d", d.Hash(), d.Size()))) {
-					t.Error("the blob is not in quarantine")
-				}
-				if has(t, s, d) {
-					t.Error("the damaged blob is still present")
-				}
+				expect.That(t, !exists(filePath(dir, d)), "the damaged file still exists")
+				expect.That(t, exists(filepath.Join(dir, "quarantine", fmt.Sprintf("%s-%d", d.Hash(), d.Size()))),
+					"the blob is not in quarantine")
+				expect.That(t, !has(t, s, d), "the damaged blob is still present")
 				put(t, s, 0)
 				read(t, s, 0, block)
 				if n := reported.Load(); n != 1 {
@@ -98,9 +93,8 @@ func TestDamagedPackedBlobIsNotServed(t *testing.T) {
 				if err := use(s, d); !errors.Is(err, cas.ErrCorrupt) && !errors.Is(err, cas.ErrNotFound) {
 					t.Errorf("got %v, want ErrCorrupt or ErrNotFound", err)
 				}
-				if has(t, s, d) || !has(t, s, kept) {
-					t.Error("the damaged blob is present, or its neighbour is absent")
-				}
+				expect.That(t, !has(t, s, d) && has(t, s, kept),
+					"the damaged blob is present, or its neighbour is absent")
 				if len(reported) != 1 || reported[0] != "segments/00000001.data at 4096" || c.Stats().Corrupt != 1 {
 					t.Errorf("Corrupt: got %q, counted %d", reported, c.Stats().Corrupt)
 				}
@@ -113,9 +107,7 @@ func TestDamagedPackedBlobIsNotServed(t *testing.T) {
 				// Also after reopening.
 				closeStore(t, c)
 				c, s = openStore(t, config)
-				if has(t, s, d) {
-					t.Error("the blob is present again after reopening")
-				}
+				expect.That(t, !has(t, s, d), "the blob is present again after reopening")
 				put(t, s, 0)
 				closeStore(t, c)
 				read(t, store(t, open(t, config), ""), 0, block)
@@ -131,9 +123,7 @@ func TestTruncatedBlobIsNotServedFromAnOffset(t *testing.T) {
 		d := put(t, s, byte(i))
 		damageFile(t, filePath(dir, d), func(b []byte) []byte { return b[:block/2] })
 		r, err := s.Open(t.Context(), d, off)
-		if !errors.Is(err, cas.ErrCorrupt) {
-			t.Errorf("Open at %d: got %v, want ErrCorrupt", off, err)
-		}
+		expect.Error(t, err, cas.ErrCorrupt, "Open at %d", off)
 		if r != nil {
 			r.Close()
 		}
@@ -186,14 +176,10 @@ func TestCopyIsCountedOnce(t *testing.T) {
 	before := c.Stats()
 	must.Succeed(t, os.Remove(path))
 	_, second := file(t, s, d, true)
-	if after := c.Stats(); after != before {
-		t.Errorf("Stats: got %+v, want %+v", after, before)
-	}
+	expect.Equal(t, c.Stats(), before, "Stats")
 	first()
 	second()
-	if err := c.Check(t.Context()); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, c.Check(t.Context()), nil)
 }
 
 // TestFileOfEarlierProcessIsVerifiedBeforeUse damages a blob, with its size unchanged, while the store is closed.
@@ -222,9 +208,7 @@ func TestFileOfEarlierProcessIsVerifiedBeforeUse(t *testing.T) {
 			if err := c.use(s, d); !errors.Is(err, c.want) {
 				t.Errorf("got %v, want %v", err, c.want)
 			}
-			if has(t, s, d) {
-				t.Error("the blob is present")
-			}
+			expect.That(t, !has(t, s, d), "the blob is present")
 			put(t, s, 0)
 			_, release := file(t, s, d, true)
 			release()
@@ -265,8 +249,7 @@ func TestFileIsVerifiedOnce(t *testing.T) {
 			earlier := open(t, config)
 			d := put(t, store(t, earlier, ""), 0)
 			closeStore(t, earlier)
-			c, err := disk.Open(config)
-			must.Succeed(t, err)
+			c := must.Get(disk.Open(config))(t)
 			defer c.Close()
 			s := store(t, c, "")
 			must.Succeed(t, verify(c, s, d))
@@ -276,9 +259,7 @@ func TestFileIsVerifiedOnce(t *testing.T) {
 			}
 			b, d := castest.Blob(seed, block)
 			damageBlob(t, config.Dir, b)
-			if err := use(s, d); err != nil {
-				t.Errorf("the file was read again: %v", err)
-			}
+			expect.Error(t, use(s, d), nil, "the file was read again")
 		})
 	}
 }
@@ -293,9 +274,7 @@ func TestVerificationEndsWithItsContext(t *testing.T) {
 	if _, _, err := s.File(ctx, d, false); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want context.Canceled", err)
 	}
-	if !has(t, s, d) {
-		t.Error("a blob that was read in part is considered damaged")
-	}
+	expect.That(t, has(t, s, d), "a blob that was read in part is considered damaged")
 }
 
 // endsAfter is a context that ends after a number of calls of Err.
@@ -316,15 +295,12 @@ func TestBlobTruncatedDuringRead(t *testing.T) {
 	s := store(t, open(t, disk.Config{Dir: dir, Pack: everyFile}), "")
 	for _, off := range []int64{0, 1} {
 		d := put(t, s, 0)
-		r, err := s.Open(t.Context(), d, off)
-		must.Succeed(t, err)
+		r := must.Get(s.Open(t.Context(), d, off))(t)
 		damageFile(t, filePath(dir, d), func(b []byte) []byte { return b[:10] })
 		if got, err := io.ReadAll(r); !errors.Is(err, cas.ErrCorrupt) {
 			t.Errorf("from %d: got %d bytes, %v, want ErrCorrupt", off, len(got), err)
 		}
-		if err := r.Close(); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, r.Close(), nil)
 	}
 }
 
@@ -338,9 +314,7 @@ func TestVanishedFileIsNotFound(t *testing.T) {
 	} {
 		d := put(t, s, byte(i))
 		must.Succeed(t, os.Remove(filePath(dir, d)))
-		if err := use(d); !errors.Is(err, cas.ErrNotFound) {
-			t.Errorf("use %d: got %v, want ErrNotFound", i, err)
-		}
+		expect.Error(t, use(d), cas.ErrNotFound, "use %d", i)
 	}
 	if got := present(t, s, 3); len(got) != 0 {
 		t.Errorf("vanished blobs %v are still present", got)
@@ -364,9 +338,7 @@ func TestDamagedResultIsMiss(t *testing.T) {
 		return path, in / 512 * 512, in%512 + len(out)
 	}
 	_, _, size := record()
-	if size < sum+len(out) {
-		t.Fatalf("got a result of %d bytes", size)
-	}
+	must.Be(t, size >= sum+len(out), "got a result of %d bytes", size)
 	for i := range size {
 		path, at, _ := record()
 		f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -402,15 +374,13 @@ func TestQuarantineIsBounded(t *testing.T) {
 		}
 		var size int64
 		for _, name := range list(t, filepath.Join(dir, "quarantine")) {
-			fi, err := os.Stat(filepath.Join(dir, "quarantine", name))
-			must.Succeed(t, err)
+			fi := must.Get(os.Stat(filepath.Join(dir, "quarantine", name)))(t)
 			if fi.Mode().IsRegular() {
 				size += fi.Size()
 			}
 		}
-		if size == 0 || size > budget/64 {
-			t.Errorf("pack %d: quarantine has %d bytes, budget %d", pack, size, budget)
-		}
+		expect.That(t, size != 0 && size <= budget/64,
+			"pack %d: quarantine has %d bytes, budget %d", pack, size, budget)
 	}
 }
 
@@ -463,14 +433,11 @@ func TestCheckFindsInconsistencies(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
-			cache, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20})
-			must.Succeed(t, err)
+			cache := must.Get(disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}))(t)
 			defer cache.Close()
 			d := putSize(t, store(t, cache, ""), 0, 70_000)
 			putSize(t, store(t, cache, ""), 1, 1000)
-			if err := cache.Check(t.Context()); err != nil {
-				t.Errorf("before the change: %v", err)
-			}
+			expect.Error(t, cache.Check(t.Context()), nil, "before the change")
 			c.do(t, dir, d)
 			if err := cache.Check(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want an error with %q", err, c.want)
@@ -526,30 +493,20 @@ func TestVerifyFindsDamage(t *testing.T) {
 		}
 		delete(want, name)
 	}
-	if len(want) > 0 || len(reported) != 6 || c.Stats().Corrupt != 6 {
-		t.Errorf("not found: %v; calls of Corrupt: %d, counted %d", want, len(reported), c.Stats().Corrupt)
-	}
-	if r.Blobs != 26 || r.Resumed || r.TotalBytes < 1_000_000 || r.Bytes > r.TotalBytes {
-		t.Errorf("Verify: got %+v", r)
-	}
+	expect.That(t, len(want) == 0 && len(reported) == 6 && c.Stats().Corrupt == 6,
+		"not found: %v; calls of Corrupt: %d, counted %d", want, len(reported), c.Stats().Corrupt)
+	expect.That(t, r.Blobs == 26 && !r.Resumed && r.TotalBytes >= 1_000_000 && r.Bytes <= r.TotalBytes,
+		"Verify: got %+v", r)
 	for name, d := range blobs {
-		if has(t, s, d) {
-			t.Errorf("%s is still present", name)
-		}
+		expect.That(t, !has(t, s, d), "%s is still present", name)
 	}
-	if has(t, other, otherDigest) {
-		t.Error("the damaged blob of the other instance is still present")
-	}
-	if _, err := other.Lookup(t.Context(), action); !errors.Is(err, cas.ErrNotFound) {
-		t.Errorf("damaged result: got %v, want ErrNotFound", err)
-	}
+	expect.That(t, !has(t, other, otherDigest), "the damaged blob of the other instance is still present")
+	expect.Error(t, expect.Err(other.Lookup(t.Context(), action)), cas.ErrNotFound, "damaged result")
 	if got := list(t, filepath.Join(dir, "quarantine")); len(got) < 4 {
 		t.Errorf("quarantine: got %q", got)
 	}
 	r, err = c.Verify(t.Context(), disk.VerifyOptions{})
-	if err != nil || len(r.Damaged) > 0 || r.Blobs != 20 {
-		t.Errorf("second Verify: got %+v, %v", r, err)
-	}
+	expect.That(t, err == nil && len(r.Damaged) == 0 && r.Blobs == 20, "second Verify: got %+v, %v", r, err)
 }
 
 // TestWaitingVerifyEndsWithItsContext: a Verify that waits for another one does not outlast its context.
@@ -591,9 +548,8 @@ func TestVerifyResumes(t *testing.T) {
 				putSize(t, s, i, 3000)
 			}
 			stopped, err := c.Verify(&endsAfter{Context: t.Context(), calls: 40}, disk.VerifyOptions{})
-			if !errors.Is(err, context.Canceled) || stopped.Blobs == 0 || stopped.Blobs == blobs {
-				t.Fatalf("got %+v, %v, want it to stop", stopped, err)
-			}
+			must.Be(t, errors.Is(err, context.Canceled) && stopped.Blobs != 0 && stopped.Blobs != blobs,
+				"got %+v, %v, want it to stop", stopped, err)
 			if reopen {
 				closeStore(t, c)
 				c = open(t, config)
@@ -630,18 +586,13 @@ func TestVerifyResumesAtReplacedResult(t *testing.T) {
 		}
 	}
 	all, err := c.Verify(t.Context(), disk.VerifyOptions{})
-	if err != nil || all.Blobs != blobs+1 {
-		t.Errorf("%d entries: got %+v, %v", blobs+1, all, err)
-	}
+	expect.That(t, err == nil && all.Blobs == blobs+1, "%d entries: got %+v, %v", blobs+1, all, err)
 	for calls := range 4 {
 		stopped, err := c.Verify(&endsAfter{t.Context(), calls}, disk.VerifyOptions{Restart: true})
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("got %+v, %v, want it to stop", stopped, err)
-		}
+		expect.That(t, errors.Is(err, context.Canceled), "got %+v, %v, want it to stop", stopped, err)
 		rest, err := c.Verify(t.Context(), disk.VerifyOptions{})
-		if err != nil || stopped.Blobs+rest.Blobs != all.Blobs {
-			t.Errorf("stopped after %d, then got %d, want %d in total: %v", stopped.Blobs, rest.Blobs, all.Blobs, err)
-		}
+		expect.That(t, err == nil && stopped.Blobs+rest.Blobs == all.Blobs,
+			"stopped after %d, then got %d, want %d in total: %v", stopped.Blobs, rest.Blobs, all.Blobs, err)
 	}
 }
 
@@ -670,9 +621,7 @@ func TestVerifyEndsUnderLoad(t *testing.T) {
 			time.Sleep(100 * time.Millisecond) // 40,000 bytes per second
 			select {
 			case err := <-done:
-				if err != nil {
-					t.Error(err)
-				}
+				expect.Error(t, err, nil)
 				return
 			default:
 			}
@@ -706,9 +655,7 @@ func TestVerifyKeepsItsRate(t *testing.T) {
 			}()
 			time.Sleep(time.Second)
 			before = time.Now()
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, c.Close(), nil)
 			if err := <-done; !errors.Is(err, os.ErrClosed) || time.Since(before) > time.Second {
 				t.Errorf("Verify of a closed store: got %v after %v", err, time.Since(before))
 			}
@@ -742,14 +689,11 @@ func TestDamageOfEveryFunction(t *testing.T) {
 			}
 			damageBlob(t, dir, small)
 			files, err := filepath.Glob(filepath.Join(dir, "files", "*", f.String(), "*", "*"))
-			if err != nil || len(files) != 1 {
-				t.Fatalf("files: got %q, %v", files, err)
-			}
+			must.Be(t, err == nil && len(files) == 1, "files: got %q, %v", files, err)
 			damageFile(t, files[0], func(b []byte) []byte { b[77] ^= 1; return b })
 			r, err := c.Verify(t.Context(), disk.VerifyOptions{})
-			if err != nil || len(r.Damaged) != 2 || len(missing(t, s, ds...)) != 2 {
-				t.Fatalf("after damage: got %+v, %v", r, err)
-			}
+			must.Be(t, err == nil && len(r.Damaged) == 2 && len(missing(t, s, ds...)) == 2,
+				"after damage: got %+v, %v", r, err)
 			for _, d := range r.Damaged {
 				if known := slices.Contains(ds, d.Digest); known != (f.Size() <= 32) || !known && !d.Digest.IsZero() {
 					t.Errorf("got damage %v", d)

@@ -24,6 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -40,8 +41,7 @@ const (
 func open(t testing.TB, config disk.Config) *disk.Cache {
 	t.Helper()
 	config.MaxBytes = cmp.Or(config.MaxBytes, 1<<20)
-	c, err := disk.Open(config)
-	must.Succeed(t, err)
+	c := must.Get(disk.Open(config))(t)
 	t.Cleanup(func() {
 		err := errors.Join(c.Check(context.Background()), c.Close())
 		if err != nil && !errors.Is(err, os.ErrClosed) {
@@ -58,8 +58,7 @@ func closeStore(t testing.TB, c *disk.Cache) {
 
 func store(t testing.TB, c *disk.Cache, instance string) *disk.Store {
 	t.Helper()
-	in, err := c.Instance(instance)
-	must.Succeed(t, err)
+	in := must.Get(c.Instance(instance))(t)
 	return in.Store.(*disk.Store)
 }
 
@@ -86,8 +85,7 @@ func put(t testing.TB, s cas.Store, seed byte) cas.Digest {
 
 func missing(t testing.TB, s cas.Store, ds ...cas.Digest) []cas.Digest {
 	t.Helper()
-	absent, err := s.Missing(t.Context(), ds)
-	must.Succeed(t, err)
+	absent := must.Get(s.Missing(t.Context(), ds))(t)
 	return absent
 }
 
@@ -129,10 +127,8 @@ func filePath(dir string, d cas.Digest) string {
 // damageFile replaces the content of a file.
 func damageFile(t testing.TB, path string, change func([]byte) []byte) {
 	t.Helper()
-	fi, err := os.Stat(path)
-	must.Succeed(t, err)
-	b, err := os.ReadFile(path)
-	must.Succeed(t, err)
+	fi := must.Get(os.Stat(path))(t)
+	b := must.Get(os.ReadFile(path))(t)
 	must.Succeed(t, errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, change(b), 0o600), os.Chmod(path, fi.Mode())))
 }
 
@@ -140,8 +136,7 @@ func damageFile(t testing.TB, path string, change func([]byte) []byte) {
 func find(t testing.TB, dir string, b []byte) (path string, at int) {
 	t.Helper()
 	for _, path := range segmentFiles(t, dir, ".data") {
-		data, err := os.ReadFile(path)
-		must.Succeed(t, err)
+		data := must.Get(os.ReadFile(path))(t)
 		if at := bytes.Index(data, b); at >= 0 {
 			return path, at
 		}
@@ -152,8 +147,7 @@ func find(t testing.TB, dir string, b []byte) (path string, at int) {
 
 func segmentFiles(t testing.TB, dir, suffix string) []string {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(dir, "segments", "*"+suffix))
-	must.Succeed(t, err)
+	paths := must.Get(filepath.Glob(filepath.Join(dir, "segments", "*"+suffix)))(t)
 	return paths
 }
 
@@ -285,9 +279,7 @@ func TestReopenKeepsEverything(t *testing.T) {
 	// Open removes the copies made by File.
 	before.Bytes -= 6 * block
 	before.Files -= 6
-	if after != before {
-		t.Errorf("after reopening: got %+v, want %+v", after, before)
-	}
+	expect.Equal(t, after, before, "after reopening")
 	for i, name := range instances {
 		s := store(t, c, name)
 		if got := present(t, s, byte(len(instances))); !slices.Equal(got, []byte{byte(i)}) {
@@ -312,19 +304,13 @@ func TestInstancesAreIsolated(t *testing.T) {
 		s := store(t, c, name)
 		put(t, s, 1) // assigns a number
 		for _, d := range []cas.Digest{d, large} {
-			if has(t, s, d) {
-				t.Errorf("instance %q has a blob of instance a", name)
-			}
-			if _, err := s.Open(t.Context(), d, 0); !errors.Is(err, cas.ErrNotFound) {
-				t.Errorf("Open in instance %q: got %v, want ErrNotFound", name, err)
-			}
+			expect.That(t, !has(t, s, d), "instance %q has a blob of instance a", name)
+			expect.Error(t, expect.Err(s.Open(t.Context(), d, 0)), cas.ErrNotFound, "Open in instance %q", name)
 			if _, _, err := s.File(t.Context(), d, false); !errors.Is(err, cas.ErrNotFound) {
 				t.Errorf("File in instance %q: got %v, want ErrNotFound", name, err)
 			}
 		}
-		if _, err := s.Lookup(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
-			t.Errorf("Lookup in instance %q: got %v, want ErrNotFound", name, err)
-		}
+		expect.Error(t, expect.Err(s.Lookup(t.Context(), d)), cas.ErrNotFound, "Lookup in instance %q", name)
 	}
 }
 
@@ -332,9 +318,7 @@ func TestInstancesAreIsolated(t *testing.T) {
 func TestInstanceRefusesReservedNames(t *testing.T) {
 	c := open(t, disk.Config{Dir: t.TempDir()})
 	for _, name := range []string{"blobs", "a/uploads/b", "/", "a//b", "\xff"} {
-		if _, err := c.Instance(name); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("Instance(%q): got %v, want ErrInvalid", name, err)
-		}
+		expect.Error(t, expect.Err(c.Instance(name)), cas.ErrInvalid, "Instance(%q)", name)
 	}
 }
 
@@ -342,9 +326,7 @@ func TestResultIsNotABlob(t *testing.T) {
 	s := store(t, open(t, disk.Config{Dir: t.TempDir()}), "")
 	_, d := castest.Blob(0, 100)
 	must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{}))
-	if has(t, s, d) {
-		t.Error("a result made the blob of its action present")
-	}
+	expect.That(t, !has(t, s, d), "a result made the blob of its action present")
 }
 
 // TestPutNeverExceedsBudget inspects the directory when a Put has written its temporary file but not committed.
@@ -395,9 +377,7 @@ func TestPutAboveBudgetIsFull(t *testing.T) {
 	}
 	for _, size := range []int{9 * block, 70_000, 1 << 20} {
 		b, d := castest.Blob(9, size)
-		if err := s.Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, cas.ErrFull) {
-			t.Errorf("Put of %d bytes: got %v, want ErrFull", size, err)
-		}
+		expect.Error(t, s.Put(t.Context(), d, bytes.NewReader(b)), cas.ErrFull, "Put of %d bytes", size)
 	}
 	if got := present(t, s, 4); len(got) != 4 {
 		t.Errorf("a blob larger than the budget evicted all but %v", got)
@@ -421,9 +401,7 @@ func TestPutReservesAsBytesArrive(t *testing.T) {
 				t.Errorf("Stats: got %d bytes, budget %d", n, budget)
 			}
 		}))
-		if err := s.Put(t.Context(), d, r); !errors.Is(err, cas.ErrMismatch) {
-			t.Errorf("got %v, want ErrMismatch", err)
-		}
+		expect.Error(t, s.Put(t.Context(), d, r), cas.ErrMismatch)
 		// Twice the bytes received, and a twentieth of the budget.
 		if n, most := lost(), (2*sent+budget/20+size-1)/size+1; n > most {
 			t.Errorf("%d bytes evicted %d blobs, want at most %d", sent, n, most)
@@ -432,9 +410,7 @@ func TestPutReservesAsBytesArrive(t *testing.T) {
 			t.Errorf("after a broken Put: got %d bytes, want %d", got, want)
 		}
 	}
-	if lost() == blobs {
-		t.Fatal("nothing left to evict for the complete Put")
-	}
+	must.Be(t, lost() != blobs, "nothing left to evict for the complete Put")
 	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil || lost() != blobs {
 		t.Errorf("complete Put: %v, evicted %d blobs", err, lost())
 	}
@@ -447,12 +423,8 @@ func TestPutIsFullMidway(t *testing.T) {
 	putSize(t, s, 0, 1<<20)
 	before := c.Stats()
 	b, d := castest.Blob(1, 7<<20)
-	if err := s.Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, cas.ErrFull) {
-		t.Errorf("got %v, want ErrFull", err)
-	}
-	if got := c.Stats(); got != before {
-		t.Errorf("after the Put: got %+v, want %+v", got, before)
-	}
+	expect.Error(t, s.Put(t.Context(), d, bytes.NewReader(b)), cas.ErrFull)
+	expect.Equal(t, c.Stats(), before, "after the Put")
 	if got := list(t, filepath.Join(dir, "tmp")); len(got) != 1 {
 		t.Errorf("tmp holds %q", got)
 	}
@@ -466,9 +438,7 @@ func TestRejectedPutReleasesItsReservation(t *testing.T) {
 			for _, size := range []int{4 * block, 500_000} {
 				_, d := castest.Blob(0, size)
 				for range 5 {
-					if err := s.Put(t.Context(), d, strings.NewReader("wrong")); !errors.Is(err, cas.ErrMismatch) {
-						t.Errorf("got %v, want ErrMismatch", err)
-					}
+					expect.Error(t, s.Put(t.Context(), d, strings.NewReader("wrong")), cas.ErrMismatch)
 				}
 			}
 			if got := c.Stats(); got.Bytes != 0 || got.Files != 0 {
@@ -506,14 +476,10 @@ func TestInstanceIsNumberedAtFirstPut(t *testing.T) {
 				release()
 			}
 		}
-		if _, err := s.Lookup(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
-			t.Errorf("Lookup: got %v, want ErrNotFound", err)
-		}
+		expect.Error(t, expect.Err(s.Lookup(t.Context(), d)), cas.ErrNotFound, "Lookup")
 	}
 	names := filepath.Join(dir, "instances")
-	if exists(names) {
-		t.Errorf("%s exists", names)
-	}
+	expect.That(t, !exists(names), "%s exists", names)
 	if put(t, s, 0); !exists(names) {
 		t.Errorf("%s does not exist after a Put", names)
 	}
@@ -541,9 +507,7 @@ func TestFileIsNotEvictedBeforeRelease(t *testing.T) {
 					release()
 					release() // must not release another caller's pin
 					churn(101)
-					if exists(path) {
-						t.Error("the file was not evicted after its release")
-					}
+					expect.That(t, !exists(path), "the file was not evicted after its release")
 				})
 			})
 		}
@@ -560,9 +524,7 @@ func TestPinsAreCounted(t *testing.T) {
 	for i := range byte(60) {
 		put(t, s, i)
 	}
-	if !exists(path) {
-		t.Error("releasing one File evicted the file of another")
-	}
+	expect.That(t, exists(path), "releasing one File evicted the file of another")
 	other()
 }
 
@@ -582,13 +544,10 @@ func TestEvictionSkipsWhatCannotBeRemoved(t *testing.T) {
 	}
 	b, d := castest.Blob(40, 6*block+1)
 	err := s.Put(t.Context(), d, bytes.NewReader(b))
-	if !errors.Is(err, cas.ErrFull) || !strings.Contains(err.Error(), path) {
-		t.Errorf("got %v, want ErrFull naming %s", err, path)
-	}
+	expect.That(t, errors.Is(err, cas.ErrFull) && strings.Contains(err.Error(), path),
+		"got %v, want ErrFull naming %s", err, path)
 	must.Succeed(t, errors.Join(os.Remove(filepath.Join(path, "file")), os.Remove(path), os.Rename(aside, path)))
-	if err := s.Put(t.Context(), d, bytes.NewReader(b)); err != nil {
-		t.Errorf("Put after the file can be removed: %v", err)
-	}
+	expect.Error(t, s.Put(t.Context(), d, bytes.NewReader(b)), nil, "Put after the file can be removed")
 }
 
 func TestPutIsFullWhenEverythingIsPinned(t *testing.T) {
@@ -606,9 +565,7 @@ func TestPutIsFullWhenEverythingIsPinned(t *testing.T) {
 		release = append(release, r)
 	}
 	n := byte(len(release))
-	if n < 5 || n > 12 {
-		t.Fatalf("pinned %d blobs of one block in a store of 12", n)
-	}
+	must.Be(t, n >= 5 && n <= 12, "pinned %d blobs of one block in a store of 12", n)
 	if got := present(t, s, n+1); len(got) != int(n) {
 		t.Errorf("pinned blobs: got %v, want all below %d", got, n)
 	}
@@ -628,8 +585,7 @@ func TestOpenReaderSurvivesEviction(t *testing.T) {
 		s := store(t, open(t, disk.Config{Dir: t.TempDir(), MaxBytes: 24 * block, Lease: none, Pack: pack}), "")
 		b, _ := castest.Blob(0, block)
 		d := put(t, s, 0)
-		r, err := s.Open(t.Context(), d, 0)
-		must.Succeed(t, err)
+		r := must.Get(s.Open(t.Context(), d, 0))(t)
 		defer r.Close()
 		evictAll(t, s, d)
 		if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, b) {
@@ -643,9 +599,7 @@ func evictAll(t testing.TB, s *disk.Store, d cas.Digest) {
 	t.Helper()
 	for i := range 1000 {
 		b := bytes.Repeat([]byte(strconv.Itoa(i)+" "), 700)
-		if _, err := cas.PutBytes(t.Context(), s, cas.SHA256, b); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(cas.PutBytes(t.Context(), s, cas.SHA256, b))(t)
 		if !has(t, s, d) {
 			return
 		}
@@ -658,13 +612,9 @@ func TestSecondOpenIsLocked(t *testing.T) {
 	c := open(t, disk.Config{Dir: dir})
 	put(t, store(t, c, ""), 0)
 	_, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20})
-	if !errors.Is(err, disk.ErrLocked) {
-		t.Fatalf("got %v, want ErrLocked", err)
-	}
+	must.Be(t, errors.Is(err, disk.ErrLocked), "got %v, want ErrLocked", err)
 	for _, want := range []string{dir, "(pid " + strconv.Itoa(os.Getpid()) + ")"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("got %q, want it to contain %q", err, want)
-		}
+		expect.That(t, strings.Contains(err.Error(), want), "got %q, want it to contain %q", err, want)
 	}
 	closeStore(t, c)
 	if got := present(t, store(t, open(t, disk.Config{Dir: dir}), ""), 1); len(got) != 1 {
@@ -706,13 +656,9 @@ func TestOpenRefuses(t *testing.T) {
 			c.prepare(t, c.config.Dir)
 			before := list(t, c.config.Dir)
 			_, err := disk.Open(c.config)
-			if err == nil {
-				t.Fatal("Open succeeded")
-			}
+			must.Be(t, err != nil, "Open succeeded")
 			for _, want := range c.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("got %q, want it to contain %q", err, want)
-				}
+				expect.That(t, strings.Contains(err.Error(), want), "got %q, want it to contain %q", err, want)
 			}
 			if after := list(t, c.config.Dir); !slices.Equal(after, before) {
 				t.Errorf("Open changed the directory from %q to %q", before, after)
@@ -752,8 +698,7 @@ func TestOpenRemovesOnlyFilesInTmp(t *testing.T) {
 	must.Succeed(t, os.Mkdir(kept, 0o700))
 	write(t, filepath.Join(kept, "file"), "kept")
 	write(t, filepath.Join(dir, "tmp", "unfinished"), "swept")
-	c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20})
-	must.Succeed(t, err)
+	c := must.Get(disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20}))(t)
 	if err := c.Check(t.Context()); err == nil || !strings.Contains(err.Error(), kept) {
 		t.Errorf("Check: got %v, want an error naming %s", err, kept)
 	}
@@ -769,9 +714,7 @@ func TestOpenRemovesCopies(t *testing.T) {
 	path, _ := file(t, s, put(t, s, 0), true)
 	closeStore(t, c)
 	c = open(t, disk.Config{Dir: dir})
-	if exists(path) {
-		t.Error("the copy still exists")
-	}
+	expect.That(t, !exists(path), "the copy still exists")
 	s = store(t, c, "")
 	_, release := file(t, s, put(t, s, 0), true)
 	release()
@@ -794,9 +737,7 @@ func TestClosedStoreRefuses(t *testing.T) {
 					t.Errorf("Close returned %v before the Put", err)
 				default:
 				}
-				if _, err := disk.Open(config); !errors.Is(err, disk.ErrLocked) {
-					t.Errorf("another Open during the Put: got %v, want ErrLocked", err)
-				}
+				expect.Error(t, expect.Err(disk.Open(config)), disk.ErrLocked, "another Open during the Put")
 			})))
 			if err := <-closing; err != nil {
 				t.Errorf("Close: %v", err)
@@ -815,9 +756,7 @@ func TestClosedStoreRefuses(t *testing.T) {
 				"Map":    s.Splice(t.Context(), d1, cas.ChunkList{}),
 				"Record": s.Record(t.Context(), d, &repb.ActionResult{}), "Close": c.Close(), "Check": c.Check(t.Context()),
 			} {
-				if !errors.Is(err, os.ErrClosed) {
-					t.Errorf("%s: got %v, want os.ErrClosed", name, err)
-				}
+				expect.Error(t, err, os.ErrClosed, "%s", name)
 			}
 			if got := present(t, store(t, open(t, config), ""), 2); !slices.Equal(got, []byte{0}) {
 				t.Errorf("after reopening: got %v, want 0", got)
@@ -831,21 +770,16 @@ func TestClosedStoreRemovesNothing(t *testing.T) {
 	dir := t.TempDir()
 	c, s := openStore(t, disk.Config{Dir: dir, Pack: everyFile})
 	d := put(t, s, 0)
-	r, err := s.Open(t.Context(), d, 0)
-	must.Succeed(t, err)
+	r := must.Get(s.Open(t.Context(), d, 0))(t)
 	defer r.Close()
 	held, release := file(t, s, put(t, s, 1), true)
 	b, _ := castest.Blob(0, block)
 	damageBlob(t, dir, b)
 	must.Succeed(t, c.Close())
-	if _, err := io.ReadAll(r); !errors.Is(err, cas.ErrCorrupt) {
-		t.Errorf("after Close: got %v, want ErrCorrupt", err)
-	}
+	expect.Error(t, expect.Err(io.ReadAll(r)), cas.ErrCorrupt, "after Close")
 	release()
 	for _, path := range []string{filePath(dir, d), held} {
-		if !exists(path) {
-			t.Errorf("%s is gone", path)
-		}
+		expect.That(t, exists(path), "%s is gone", path)
 	}
 }
 
@@ -898,9 +832,7 @@ func concurrentUse(t *testing.T, config disk.Config) {
 				case 5:
 					err = errors.Join(s.PutAll(t.Context(), []cas.Blob{{Digest: d, Data: b}})...)
 				}
-				if !tolerable(err) {
-					t.Errorf("%s: %v", d, err)
-				}
+				expect.That(t, tolerable(err), "%s: %v", d, err)
 				// Data that is being committed counts twice.
 				if st := c.Stats(); st.Bytes > st.MaxBytes+workers*blobs*200*2 {
 					t.Errorf("Stats: got %d bytes, budget %d", st.Bytes, st.MaxBytes)

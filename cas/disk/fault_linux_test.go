@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
@@ -35,38 +36,28 @@ func isDir(path string) bool {
 // replaceOpen replaces a file that this process has open by another one, until the result is called or the test ends.
 func replaceOpen(t *testing.T, path, by string) (restore func()) {
 	t.Helper()
-	fds, err := os.ReadDir("/proc/self/fd")
-	must.Succeed(t, err)
+	fds := must.Get(os.ReadDir("/proc/self/fd"))(t)
 	for _, e := range fds {
 		var fd int
 		if link, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err != nil || link != path {
 			continue
 		}
-		if _, err := fmt.Sscan(e.Name(), &fd); err != nil {
-			t.Fatal(err)
-		}
-		saved, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		must.Succeed(t, err)
+		must.Get(fmt.Sscan(e.Name(), &fd))(t)
+		saved := must.Get(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0))(t)
 		flags := os.O_RDWR
 		if by == nowhere || isDir(by) {
 			flags = os.O_RDONLY
 		}
-		other, err := os.OpenFile(by, flags, 0)
-		must.Succeed(t, err)
+		other := must.Get(os.OpenFile(by, flags, 0))(t)
 		defer other.Close()
 		must.Succeed(t, unix.Dup3(int(other.Fd()), fd, unix.O_CLOEXEC))
-		link, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name()))
-		must.Succeed(t, err)
+		link := must.Get(os.Readlink(filepath.Join("/proc/self/fd", e.Name())))(t)
 		restore = sync.OnceFunc(func() {
 			// The store may have closed it.
 			if now, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && now == link {
-				if err := unix.Dup3(saved, fd, unix.O_CLOEXEC); err != nil {
-					t.Error(err)
-				}
+				expect.Error(t, unix.Dup3(saved, fd, unix.O_CLOEXEC), nil)
 			}
-			if err := unix.Close(saved); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, unix.Close(saved), nil)
 		})
 		t.Cleanup(restore)
 		return restore
@@ -131,9 +122,7 @@ func TestUnreadableBlobIsDamaged(t *testing.T) {
 				if err := how.use(t, c, s, d); !errors.Is(err, how.want) {
 					t.Errorf("got %v, want %v", err, how.want)
 				}
-				if has(t, s, d) {
-					t.Error("the blob is present")
-				}
+				expect.That(t, !has(t, s, d), "the blob is present")
 				if reported[d.String()] != 1 {
 					t.Errorf("Corrupt was called %d times, want 1", reported[d.String()])
 				}
@@ -165,9 +154,7 @@ func TestSegmentStaysIfMoveCannotBeFlushed(t *testing.T) {
 		}
 		must.Succeed(t, collect())
 		moved := segmentFiles(t, config.Dir, ".log")
-		if len(moved) != 1 {
-			t.Fatalf("got segments %q", moved)
-		}
+		must.Be(t, len(moved) == 1, "got segments %q", moved)
 		put(t, s, 2)
 		put(t, s, 3)
 		source := segmentFiles(t, config.Dir, ".data")[1]
@@ -208,9 +195,7 @@ func TestFaultChild(t *testing.T) {
 			t.Fatalf("mount %s on %s: %v", by, path, err)
 		}
 		return func() {
-			if err := syscall.Unmount(path, 0); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, syscall.Unmount(path, 0), nil)
 		}
 	}
 	t.Run("Open with a smaller budget", func(t *testing.T) {
@@ -225,15 +210,12 @@ func TestFaultChild(t *testing.T) {
 		for _, path := range paths {
 			defer cover(t, path, path)()
 		}
-		c, err := disk.Open(config)
-		must.Succeed(t, err)
+		c = must.Get(disk.Open(config))(t)
 		read(t, store(t, c, ""), 0, 70_000)
 		if err := putOther(t, store(t, c, ""), 0); !errors.Is(err, cas.ErrFull) || !errors.Is(err, syscall.EBUSY) {
 			t.Errorf("got %v, want ErrFull with the reason", err)
 		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, c.Close(), nil)
 	})
 	for _, power := range []bool{false, true} {
 		t.Run(fmt.Sprintf("bad sector,power=%v", power), func(t *testing.T) {
@@ -247,9 +229,7 @@ func TestFaultChild(t *testing.T) {
 			}
 			uncover := cover(t, filePath(config.Dir, d), nowhere)
 			c, err := disk.Open(config)
-			if err != nil {
-				t.Fatalf("Open fails because of one blob: %v", err)
-			}
+			must.Be(t, err == nil, "Open fails because of one blob: %v", err)
 			s = store(t, c, "")
 			if r, err := s.Open(t.Context(), d, 0); err == nil {
 				t.Error("the blob can be read")
@@ -258,9 +238,7 @@ func TestFaultChild(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 			read(t, s, 1, block)
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, c.Close(), nil)
 			uncover()
 		})
 	}
@@ -277,12 +255,9 @@ func TestVerifySkipsUnknownErrors(t *testing.T) {
 	must.Succeed(t, syscall.Mkfifo(pipe, 0o600))
 	restore := replaceOpen(t, segmentFiles(t, config.Dir, ".data")[0], pipe)
 	r, err := c.Verify(t.Context(), disk.VerifyOptions{})
-	if !errors.Is(err, syscall.ESPIPE) {
-		t.Errorf("got %v, want ESPIPE", err)
-	}
-	if len(r.Damaged) != 1 || r.Damaged[0].Digest != digestOfBlob(1, 500) {
-		t.Errorf("got damaged %v, want the blob behind", r.Damaged)
-	}
+	expect.Error(t, err, syscall.ESPIPE)
+	expect.That(t, len(r.Damaged) == 1 && r.Damaged[0].Digest == digestOfBlob(1, 500),
+		"got damaged %v, want the blob behind", r.Damaged)
 	restore()
 	read(t, s, 0, block)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/tests/syncbuf"
 )
@@ -51,16 +52,14 @@ func zero(t *testing.T, path string, n int) {
 
 func inode(t *testing.T, path string) uint64 {
 	t.Helper()
-	fi, err := os.Stat(path)
-	must.Succeed(t, err)
+	fi := must.Get(os.Stat(path))(t)
 	return fi.Sys().(*syscall.Stat_t).Ino
 }
 
 func wantUnwritable(t *testing.T, what string, err error) {
 	t.Helper()
-	if !errors.Is(err, cas.ErrUnwritable) || !errors.Is(err, syscall.EIO) {
-		t.Errorf("%s: got %v, want ErrUnwritable and EIO", what, err)
-	}
+	expect.That(t, errors.Is(err, cas.ErrUnwritable) && errors.Is(err, syscall.EIO),
+		"%s: got %v, want ErrUnwritable and EIO", what, err)
 }
 
 // TestFailedFlush: puts are refused until everything that the kernel may have dropped was written again. What it has
@@ -113,9 +112,8 @@ func TestFailedFlush(t *testing.T) {
 		if r, err := s.Lookup(t.Context(), old); err != nil || r.ExitCode != 3 {
 			t.Errorf("result: got %v, %v", r, err)
 		}
-		if inode(t, filePath(config.Dir, big)) == before {
-			t.Error("a file that was put after the last successful flush was not rewritten")
-		}
+		expect.That(t, inode(t, filePath(config.Dir, big)) != before,
+			"a file that was put after the last successful flush was not rewritten")
 		for _, path := range first {
 			if exists(path) {
 				t.Errorf("%s was not rewritten", filepath.Base(path))
@@ -145,9 +143,7 @@ func TestPutDuringFailedFlush(t *testing.T) {
 		t.Errorf("Put: got %v, want ErrUnwritable", err)
 	}
 	putSize(t, s, 1, large)
-	if got := c.Stats().FailedFlushes; got != 1 {
-		t.Errorf("FailedFlushes: got %d, want 1", got)
-	}
+	expect.Equal(t, c.Stats().FailedFlushes, 1, "FailedFlushes")
 }
 
 type readerFunc func([]byte) (int, error)
@@ -186,9 +182,8 @@ func TestEvictionBeforeFlushIsRepeated(t *testing.T) {
 		failing = false
 		c.Maintain()
 		must.Succeed(t, c.CheckWritable())
-		if inode(t, filePath(dir, big)) == was {
-			t.Error("a file that a failed flush may have lost was not written again")
-		}
+		expect.That(t, inode(t, filePath(dir, big)) != was,
+			"a file that a failed flush may have lost was not written again")
 		read(t, s, 9, large)
 	})
 }
@@ -213,9 +208,8 @@ func TestFileWithTwoRecordsIsWrittenAgain(t *testing.T) {
 	for c.CheckWritable() != nil {
 		c.Maintain()
 	}
-	if inode(t, filePath(config.Dir, big)) == was {
-		t.Error("a file that was put after the last good flush was not written again")
-	}
+	expect.That(t, inode(t, filePath(config.Dir, big)) != was,
+		"a file that was put after the last good flush was not written again")
 	read(t, s, 9, large)
 }
 
@@ -227,9 +221,7 @@ func TestFullStoreRecoversFromFailedFlush(t *testing.T) {
 		b, d := castest.Blob(i, 10*large)
 		err = s.Put(t.Context(), d, bytes.NewReader(b))
 	}
-	if !errors.Is(err, cas.ErrFull) {
-		t.Fatalf("got %v, want a full store", err)
-	}
+	must.Be(t, errors.Is(err, cas.ErrFull), "got %v, want a full store", err)
 	failFlush(t, 1, func() {})
 	c.Maintain()
 	must.Succeed(t, c.CheckWritable())
@@ -249,15 +241,11 @@ func TestWhatFailedFlushMayLoseIsNotShown(t *testing.T) {
 	defer held.Close()
 	failFlush(t, 1, func() {})
 	c.Maintain()
-	if at.Valid() {
-		t.Error("the location in the lost segment is valid")
-	}
+	expect.That(t, !at.Valid(), "the location in the lost segment is valid")
 	path, again, err := s.File(t.Context(), d, true)
 	must.Succeed(t, err)
 	defer again()
-	if inode(t, path) == was {
-		t.Error("File returned the copy that was made before the flush failed")
-	}
+	expect.That(t, inode(t, path) != was, "File returned the copy that was made before the flush failed")
 }
 
 // TestFailedFlushLosesLog: blobs whose records cannot be read any more are kept, and the store recovers.
@@ -275,9 +263,7 @@ func TestFailedFlushLosesLog(t *testing.T) {
 	if lost := missing(t, s, small, big); len(lost) > 0 || inode(t, filePath(dir, big)) == was {
 		t.Errorf("lost %v, or did not write the file again", lost)
 	}
-	if _, err := s.Lookup(t.Context(), big); !errors.Is(err, cas.ErrNotFound) {
-		t.Errorf("the result without a record: got %v, want ErrNotFound", err)
-	}
+	expect.Error(t, expect.Err(s.Lookup(t.Context(), big)), cas.ErrNotFound, "the result without a record")
 }
 
 // TestAdoptedFileIsWrittenAgain if the flush failed before the restart that adopts it.

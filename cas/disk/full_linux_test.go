@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -42,8 +43,7 @@ func runPrepared(t *testing.T, test, variable string, prepare func(t *testing.T,
 	t.Helper()
 	dir := t.TempDir()
 	prepare(t, dir)
-	self, err := os.Executable()
-	must.Succeed(t, err)
+	self := must.Get(os.Executable())(t)
 	cmd := exec.CommandContext(t.Context(), self, "-test.run=^"+test+"$", "-test.v", "-test.timeout=15m")
 	cmd.Env = append(os.Environ(), variable+"="+dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -55,9 +55,7 @@ func runPrepared(t *testing.T, test, variable string, prepare func(t *testing.T,
 	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EINVAL) {
 		sandboxtest.Unavailable(t, "namespaces", err)
 	}
-	if err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	expect.That(t, err == nil, "%v\n%s", err, out)
 }
 
 // inNamespace returns the directory passed by runInNamespace, and makes the mounts of this child private.
@@ -181,9 +179,7 @@ func mountSmall(t *testing.T, dir string, inodes bool) {
 		t.Fatalf("mount tmpfs: %v", err)
 	}
 	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Errorf("unmount: %v", err)
-		}
+		expect.Error(t, syscall.Unmount(dir, 0), nil, "unmount")
 	})
 }
 
@@ -260,13 +256,9 @@ func whenFull(t *testing.T, dir string, inodes bool, do func(*testing.T, *fullSt
 		t.Errorf("got %q, want it to name the store and give advice", err)
 	}
 	f.read(t)
-	if err := f.cache.Check(t.Context()); err != nil {
-		t.Errorf("on a full file system: %v", err)
-	}
+	expect.Error(t, f.cache.Check(t.Context()), nil, "on a full file system")
 	free()
-	if err := do(t, f, 1000); err != nil {
-		t.Errorf("after space was freed: %v", err)
-	}
+	expect.Error(t, do(t, f, 1000), nil, "after space was freed")
 	f.read(t)
 	closeStore(t, f.cache)
 	f.cache = open(t, config)

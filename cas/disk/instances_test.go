@@ -3,29 +3,24 @@
 package disk
 
 import (
-	"errors"
 	"strconv"
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestInstanceNumbersRunOut: a put into one instance too many is ErrFull, and the other instances stay usable.
 func TestInstanceNumbersRunOut(t *testing.T) {
 	c, old := openStore(t, Config{Dir: t.TempDir()})
-	if _, err := cas.PutBytes(t.Context(), old, cas.SHA256, []byte("first")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cas.PutBytes(t.Context(), old, cas.SHA256, []byte("first")))(t)
 	for n := len(c.instances.names); n < 65_536; n++ {
 		c.instances.add(strconv.Itoa(n))
 	}
-	in, err := c.Instance("another")
-	must.Succeed(t, err)
+	in := must.Get(c.Instance("another"))(t)
 	d, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, []byte("another"))
-	if !errors.Is(err, cas.ErrFull) {
-		t.Errorf("got %v, want ErrFull", err)
-	}
+	expect.Error(t, err, cas.ErrFull)
 	if missing, err := in.Store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 1 {
 		t.Errorf("Missing: got %v, %v, want the blob", missing, err)
 	}
@@ -40,9 +35,7 @@ func TestInstanceWithAWordReservedSince(t *testing.T) {
 	dir := t.TempDir()
 	c, _ := openStore(t, Config{Dir: dir})
 	for _, name := range []string{"logstreams", "main"} {
-		if _, err := c.instances.number(name); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.instances.number(name))(t)
 	}
 	in, err := c.Instance("main")
 	must.Succeed(t, err)
@@ -58,7 +51,5 @@ func TestInstanceWithAWordReservedSince(t *testing.T) {
 	if missing, err := in.Store.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) != 0 {
 		t.Errorf("Missing: got %v, %v, want nothing", missing, err)
 	}
-	if _, err := again.Instance("logstreams"); !errors.Is(err, cas.ErrInvalid) {
-		t.Errorf("got %v, want ErrInvalid", err)
-	}
+	expect.Error(t, expect.Err(again.Instance("logstreams")), cas.ErrInvalid)
 }

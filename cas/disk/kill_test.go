@@ -18,6 +18,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -38,19 +39,14 @@ func TestKillChild(t *testing.T) {
 	if len(what) != 3 {
 		t.Skip("child of another test")
 	}
-	maxBytes, err := strconv.ParseInt(what[1], 10, 64)
-	must.Succeed(t, err)
-	c, err := disk.Open(killConfig(what[0], maxBytes, what[2] == "true"))
-	must.Succeed(t, err)
-	in, err := c.Instance("")
-	must.Succeed(t, err)
+	maxBytes := must.Get(strconv.ParseInt(what[1], 10, 64))(t)
+	c := must.Get(disk.Open(killConfig(what[0], maxBytes, what[2] == "true")))(t)
+	in := must.Get(c.Instance(""))(t)
 	const writers, rounds = 8, 2000 // an end in case nobody kills it
 	var wg sync.WaitGroup
 	for w := range writers {
 		wg.Go(func() {
-			if err := putMany(in, fmt.Sprintf("%d-%d", os.Getpid(), w), rounds); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, putMany(in, fmt.Sprintf("%d-%d", os.Getpid(), w), rounds), nil)
 		})
 	}
 	wg.Wait()
@@ -99,9 +95,7 @@ func TestKilledStoreKeepsWhatItAcknowledged(t *testing.T) {
 		runAndKill(t, config, 50+200*round, acknowledged)
 
 		c, s := openStore(t, config)
-		if len(acknowledged["blob"]) == 0 || len(acknowledged["result"]) == 0 {
-			t.Fatal("nothing was acknowledged")
-		}
+		must.Be(t, len(acknowledged["blob"]) != 0 && len(acknowledged["result"]) != 0, "nothing was acknowledged")
 		if lost := missing(t, s, acknowledged["blob"]...); len(lost) > 0 {
 			t.Errorf("round %d: of %d acknowledged blobs, missing: %v", round, len(acknowledged["blob"]), lost)
 		}
@@ -125,13 +119,11 @@ func TestKilledStoreIsConsistentUnderEviction(t *testing.T) {
 // runAndKill runs a child until it has acknowledged enough puts, and kills it. It adds what was acknowledged to got.
 func runAndKill(t *testing.T, config disk.Config, enough int, got map[string][]cas.Digest) {
 	t.Helper()
-	self, err := os.Executable()
-	must.Succeed(t, err)
+	self := must.Get(os.Executable())(t)
 	cmd := exec.CommandContext(t.Context(), self, "-test.run=^TestKillChild$", "-test.timeout=15m")
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s|%d|%v", killVar, config.Dir, config.MaxBytes, config.Lease > 0))
 	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	must.Succeed(t, err)
+	out := must.Get(cmd.StdoutPipe())(t)
 	must.Succeed(t, cmd.Start())
 	lines := bufio.NewScanner(out)
 	for n := 0; lines.Scan(); n++ {
@@ -139,12 +131,9 @@ func runAndKill(t *testing.T, config disk.Config, enough int, got map[string][]c
 			// While it runs, it has the store locked and is named in errors.
 			_, err := disk.Open(config)
 			holder := fmt.Sprintf("(pid %d)", cmd.Process.Pid)
-			if !errors.Is(err, disk.ErrLocked) || !strings.Contains(err.Error(), holder) {
-				t.Errorf("Open of a locked store: got %v, want ErrLocked naming %s", err, holder)
-			}
-			if err := cmd.Process.Kill(); err != nil {
-				t.Error(err)
-			}
+			expect.That(t, errors.Is(err, disk.ErrLocked) && strings.Contains(err.Error(), holder),
+				"Open of a locked store: got %v, want ErrLocked naming %s", err, holder)
+			expect.Error(t, cmd.Process.Kill(), nil)
 		}
 		kind, text, _ := strings.Cut(lines.Text(), " ")
 		d, err := cas.ParseDigest(text)

@@ -19,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -122,9 +123,7 @@ func TestLeasedIsNotEvicted(t *testing.T) {
 							t.Errorf("put %d blobs into a store of 32", n)
 						}
 						if u.name == "Lookup" || u.name == "Record" {
-							if _, err := s.Lookup(t.Context(), d); err != nil {
-								t.Errorf("leased result: %v", err)
-							}
+							expect.Error(t, expect.Err(s.Lookup(t.Context(), d)), nil, "leased result")
 							return
 						}
 						read(t, s, 0, block)
@@ -153,9 +152,7 @@ func TestUseWithinGrainRenewsLease(t *testing.T) {
 				t.Errorf("Collect: got %+v, %v", r, err)
 			}
 			if u.name == "Lookup" || u.name == "Record" {
-				if _, err := s.Lookup(t.Context(), d); err != nil {
-					t.Errorf("%s: %v", u.name, err)
-				}
+				expect.Error(t, expect.Err(s.Lookup(t.Context(), d)), nil, "%s", u.name)
 			} else if !has(t, s, d) {
 				t.Errorf("%s: the blob was evicted", u.name)
 			}
@@ -188,9 +185,7 @@ func TestLeaseFromFutureExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // starts years earlier
 		s := store(t, open(t, config), "")
 		time.Sleep(lease + lease/8 + 2*time.Second)
-		if err := putOther(t, s, 1000); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, putOther(t, s, 1000), nil)
 	})
 }
 
@@ -202,9 +197,7 @@ func TestExpiredIsEvicted(t *testing.T) {
 			d := put(t, s, 0)
 			must.Succeed(t, s.Record(t.Context(), d, &repb.ActionResult{}))
 			fill(t, s, 0, 200)
-			if err := putOther(t, s, 1000); !errors.Is(err, cas.ErrFull) {
-				t.Errorf("got %v, want ErrFull", err)
-			}
+			expect.Error(t, putOther(t, s, 1000), cas.ErrFull)
 			time.Sleep(lease + lease/8 + 2*time.Second) // lease and grain
 			for i := range 25 {
 				if err := putOther(t, s, 1000+i); err != nil {
@@ -212,9 +205,7 @@ func TestExpiredIsEvicted(t *testing.T) {
 				}
 				time.Sleep(lease / 5)
 			}
-			if has(t, s, d) {
-				t.Error("the blob was not evicted after its lease")
-			}
+			expect.That(t, !has(t, s, d), "the blob was not evicted after its lease")
 			if _, err := s.Lookup(t.Context(), d); pack == 0 && !errors.Is(err, cas.ErrNotFound) {
 				t.Errorf("result after its lease: got %v, want ErrNotFound", err)
 			}
@@ -245,17 +236,13 @@ func TestOldestIsEvictedFirst(t *testing.T) {
 					must.Succeed(t, putOther(t, s, i))
 				}
 				got := present(t, s, 40)
-				if len(got) < 8 || len(got) > 36 {
-					t.Fatalf("lease %v, pack %d: left %v", lease, pack, got)
-				}
-				if !bytes.HasPrefix(got, []byte{4, 5, 6, 7}) {
-					t.Errorf("lease %v, pack %d: left %v, want 4 to 7 among them", lease, pack, got)
-				}
+				must.Be(t, len(got) >= 8 && len(got) <= 36, "lease %v, pack %d: left %v", lease, pack, got)
+				expect.That(t, bytes.HasPrefix(got, []byte{4, 5, 6, 7}),
+					"lease %v, pack %d: left %v, want 4 to 7 among them", lease, pack, got)
 				// Of the others, the last ones put.
 				for _, seed := range got[4:] {
-					if int(seed) < 40-3*len(got)/2 {
-						t.Errorf("lease %v, pack %d: left %v, although %d is old", lease, pack, got, seed)
-					}
+					expect.That(t, int(seed) >= 40-3*len(got)/2,
+						"lease %v, pack %d: left %v, although %d is old", lease, pack, got, seed)
 				}
 			})
 		}
@@ -286,21 +273,16 @@ func TestSmallerBudget(t *testing.T) {
 			if len(used) != 3 || !bytes.Equal(got[:3], used) || got[len(got)-10] < 15 || got[len(got)-1] != 39 {
 				t.Errorf("pack %d: left %v", pack, got)
 			}
-			if err := c.Check(t.Context()); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, c.Check(t.Context()), nil)
 			must.Succeed(t, c.Close())
 			// Everything left is leased.
 			config.MaxBytes = 10 * block
-			c, err := disk.Open(config)
-			must.Succeed(t, err)
+			c = must.Get(disk.Open(config))(t)
 			s = store(t, c, "")
 			if again := present(t, s, 40); !bytes.Equal(again, got) {
 				t.Errorf("pack %d: left %v, want %v", pack, again, got)
 			}
-			if err := putOther(t, s, 0); !errors.Is(err, cas.ErrFull) {
-				t.Errorf("pack %d: got %v, want ErrFull", pack, err)
-			}
+			expect.Error(t, putOther(t, s, 0), cas.ErrFull, "pack %d", pack)
 			must.Succeed(t, c.Close())
 		})
 	}
@@ -327,9 +309,8 @@ func TestFullErrorGivesReason(t *testing.T) {
 				continue
 			}
 			for _, want := range []string{dir, "within the lease of", "42m0s", fmt.Sprint(32 * block)} {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%s: got %q, want it to contain %q", name, err, want)
-				}
+				expect.That(t, strings.Contains(err.Error(), want),
+					"%s: got %q, want it to contain %q", name, err, want)
 			}
 		}
 	})
@@ -359,8 +340,7 @@ func equal(a, b []string) bool { return strings.Join(a, "\n") == strings.Join(b,
 func logBytes(t *testing.T, dir string) (n int64) {
 	t.Helper()
 	for _, path := range segmentFiles(t, dir, ".log") {
-		fi, err := os.Stat(path)
-		must.Succeed(t, err)
+		fi := must.Get(os.Stat(path))(t)
 		n += fi.Size()
 	}
 	return n
@@ -434,15 +414,12 @@ func TestUseDuringEvacuationIsKept(t *testing.T) {
 			var ds []cas.Digest
 			for i := range 200 { // one half expires
 				b := fmt.Appendf(nil, "%d %d", round, i)
-				d, err := cas.PutBytes(t.Context(), s, cas.SHA256, bytes.Repeat(b, 100))
-				must.Succeed(t, err)
+				d := must.Get(cas.PutBytes(t.Context(), s, cas.SHA256, bytes.Repeat(b, 100)))(t)
 				ds = append(ds, d)
 			}
 			time.Sleep(lease)
 			for i, d := range ds {
-				if i%2 == 0 && !has(t, s, d) {
-					t.Fatal("absent")
-				}
+				must.Be(t, i%2 != 0 || has(t, s, d), "absent")
 			}
 			time.Sleep(lease) // the other half has expired
 			var wg sync.WaitGroup
@@ -450,28 +427,21 @@ func TestUseDuringEvacuationIsKept(t *testing.T) {
 			wg.Go(func() {
 				for i, d := range ds {
 					absent, err := s.Missing(t.Context(), []cas.Digest{d})
-					if err != nil {
-						t.Error(err)
-					}
+					expect.Error(t, err, nil)
 					if len(absent) == 0 {
 						used = append(used, ds[i])
 					}
 				}
 			})
 			r, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: lease})
-			if err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, err, nil)
 			wg.Wait()
-			if len(used) < len(ds)/2 || r.Segments == 0 {
-				t.Errorf("used %d blobs, evacuated %d segments", len(used), r.Segments)
-			}
+			expect.That(t, len(used) >= len(ds)/2 && r.Segments != 0,
+				"used %d blobs, evacuated %d segments", len(used), r.Segments)
 			closeStore(t, c)
 			time.Sleep(lease)
 			c = open(t, config)
-			if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, expect.Err(c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1})), nil)
 			if lost := missing(t, store(t, c, ""), used...); len(lost) > 0 {
 				t.Errorf("%d of %d blobs used within the lease were evicted", len(lost), len(used))
 			}
@@ -520,9 +490,7 @@ func TestMissingRenewsLeaseUnderEviction(t *testing.T) {
 					wg.Wait()
 					evicted = c.Stats().EvictedBlobs
 				}
-				if evicted < blobs {
-					t.Errorf("evicted only %d blobs", evicted)
-				}
+				expect.That(t, evicted >= blobs, "evicted only %d blobs", evicted)
 			})
 		})
 	}
@@ -567,18 +535,15 @@ func shorten(t *testing.T, sync bool) {
 			if lost := missing(t, s, ds...); len(lost) > 0 {
 				t.Fatal(lost)
 			}
-			if _, err := s.Lookup(t.Context(), ds[0]); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(s.Lookup(t.Context(), ds[0]))(t)
 			before = logBytes(t, dir)
 			time.Sleep(time.Minute) // two maintenance intervals
 			if after = logBytes(t, dir); after < before {
 				break // all stamps are in puts
 			}
 		}
-		if after >= before || after > 12*64+32 {
-			t.Errorf("sync %v: the log has %d bytes, before %d", sync, after, before)
-		}
+		expect.That(t, after < before && after <= 12*64+32,
+			"sync %v: the log has %d bytes, before %d", sync, after, before)
 		check := func() {
 			t.Helper()
 			for i := range byte(10) {
@@ -596,12 +561,8 @@ func shorten(t *testing.T, sync bool) {
 		for range 2 {
 			closeStore(t, c)
 			c, s = openStore(t, config)
-			if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
-				t.Error(err)
-			}
-			if has(t, s, digestOfBlob(5, 1000)) {
-				t.Error("a damaged blob is present again")
-			}
+			expect.Error(t, expect.Err(c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1})), nil)
+			expect.That(t, !has(t, s, digestOfBlob(5, 1000)), "a damaged blob is present again")
 		}
 		check()
 	})
@@ -626,9 +587,7 @@ func TestFullErrorsNameTheLimit(t *testing.T) {
 			err = putOther(t, s, i)
 		}
 		wantLimit(t, err, test.want)
-		if !strings.Contains(err.Error(), test.text) {
-			t.Errorf("got %v, want %q", err, test.text)
-		}
+		expect.That(t, strings.Contains(err.Error(), test.text), "got %v, want %q", err, test.text)
 	}
 	_, err := cas.PutBytes(t.Context(), store(t, open(t, disk.Config{Dir: t.TempDir()}), ""), cas.SHA256, make([]byte, 2<<20))
 	wantLimit(t, err, cas.LimitBytes)
@@ -637,7 +596,5 @@ func TestFullErrorsNameTheLimit(t *testing.T) {
 func wantLimit(t *testing.T, err error, want cas.Limit) {
 	t.Helper()
 	full, ok := errors.AsType[*cas.FullError](err)
-	if !ok || full.Limit != want || !errors.Is(err, cas.ErrFull) {
-		t.Errorf("got %v, want limit %d", err, want)
-	}
+	expect.That(t, ok && full.Limit == want && errors.Is(err, cas.ErrFull), "got %v, want limit %d", err, want)
 }

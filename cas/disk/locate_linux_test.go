@@ -9,6 +9,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -23,9 +24,7 @@ func TestFailedPutKeepsLocationsValid(t *testing.T) {
 		t.Fatalf("Put: %v", err)
 	}
 	restore()
-	if !p.Valid() {
-		t.Error("the Location is invalid")
-	}
+	expect.That(t, p.Valid(), "the Location is invalid")
 }
 
 // TestLocateAllocations: neither method allocates for each blob, since every action calls them.

@@ -19,14 +19,14 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
 // locate locates the blobs of ds, and releases the result at the end of the test.
 func locate(t testing.TB, s cas.Locator, ds ...cas.Digest) cas.Location {
 	t.Helper()
-	p, err := s.Locate(t.Context(), ds)
-	must.Succeed(t, err)
+	p := must.Get(s.Locate(t.Context(), ds))(t)
 	t.Cleanup(p.Release)
 	return p
 }
@@ -46,9 +46,7 @@ func at(t testing.TB, p cas.Location, i, size int) []byte {
 	t.Helper()
 	b := make([]byte, size)
 	e := p.Extents()[i]
-	if _, err := p.Files()[e.File].ReadAt(b, e.Offset); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(p.Files()[e.File].ReadAt(b, e.Offset))(t)
 	return b
 }
 
@@ -102,8 +100,7 @@ func TestLocateVerifies(t *testing.T) {
 		} else {
 			off += size(i) / 2
 		}
-		old, err := os.ReadFile(path)
-		must.Succeed(t, err)
+		old := must.Get(os.ReadFile(path))(t)
 		overwrite(t, path, []byte{old[off] ^ 1}, off)
 		want = append(want, i)
 	}
@@ -143,12 +140,8 @@ func TestLocationOutlivesItsSegment(t *testing.T) {
 					time.Sleep(10 * time.Hour)
 					fallthrough
 				case "moved":
-					if _, err := c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}); err != nil {
-						t.Fatal(err)
-					}
-					if exists(path) {
-						t.Fatal("the segment still exists")
-					}
+					must.Get(c.Collect(t.Context(), disk.CollectOptions{OlderThan: time.Hour}))(t)
+					must.Be(t, !exists(path), "the segment still exists")
 					if now := locate(t, s, d); how == "moved" &&
 						(now.Extents()[0].File != 0 || !bytes.Equal(at(t, now, 0, 5000), b)) {
 						t.Error("a moved blob has no extent")
@@ -168,9 +161,7 @@ func TestLocationOutlivesItsSegment(t *testing.T) {
 					}
 				}
 				first.Release()
-				if !p.Valid() || !bytes.Equal(at(t, p, 0, 5000), b) {
-					t.Error("the extents have changed")
-				}
+				expect.That(t, p.Valid() && bytes.Equal(at(t, p, 0, 5000), b), "the extents have changed")
 				f := p.Files()[0]
 				p.Release()
 				if _, err := f.Stat(); !errors.Is(err, os.ErrClosed) || p.Valid() {
@@ -203,19 +194,14 @@ func TestForeignWriteInvalidatesLocations(t *testing.T) {
 		if put {
 			putSize(t, s, 9, 2000)
 		}
-		if before.Valid() {
-			t.Error("the Location is valid after a foreign write")
-		}
+		expect.That(t, !before.Valid(), "the Location is valid after a foreign write")
 		p := locate(t, s, ds...)
 		if got := absent(p); !slices.Equal(got, []int{0}) || !p.Valid() || !bytes.Equal(at(t, p, 1, 2000), blobs[1]) {
 			t.Errorf("absent: got %v, valid %v", got, p.Valid())
 		}
-		if before.Valid() {
-			t.Error("the old Location is valid again")
-		}
+		expect.That(t, !before.Valid(), "the old Location is valid again")
 		// A write that does not change size and time.
-		fi, err := os.Stat(path)
-		must.Succeed(t, err)
+		fi := must.Get(os.Stat(path))(t)
 		_, off = find(t, config.Dir, blobs[1])
 		overwrite(t, path, []byte{blobs[1][0] ^ 1}, off)
 		must.Succeed(t, os.Chtimes(path, fi.ModTime(), fi.ModTime()))
@@ -232,9 +218,7 @@ func TestLocateInTruncatedSegment(t *testing.T) {
 	ds := []cas.Digest{put(t, s, 1), putSize(t, s, 2, 700)}
 	before := locate(t, s, ds...)
 	must.Succeed(t, os.Truncate(segmentFiles(t, config.Dir, ".data")[0], block+700))
-	if before.Valid() {
-		t.Error("the Location is valid after its file was truncated")
-	}
+	expect.That(t, !before.Valid(), "the Location is valid after its file was truncated")
 	if got := absent(locate(t, s, ds...)); !slices.Equal(got, []int{1}) {
 		t.Errorf("absent: got %v", got)
 	}
@@ -247,8 +231,7 @@ func TestLocateInReplacedSegment(t *testing.T) {
 	s := store(t, open(t, config), "")
 	d := put(t, s, 1)
 	path, other := segmentFiles(t, config.Dir, ".data")[0], filepath.Join(config.Dir, "other")
-	fi, err := os.Stat(path)
-	must.Succeed(t, err)
+	fi := must.Get(os.Stat(path))(t)
 	write(t, other, string(make([]byte, block)))
 	must.Succeed(t, errors.Join(os.Chtimes(other, fi.ModTime(), fi.ModTime()), os.Rename(other, path)))
 	for range 2 {
@@ -286,21 +269,16 @@ func TestDamageInvalidatesLocations(t *testing.T) {
 			d, kept := put(t, s, 1), put(t, s, 2)
 			p := locate(t, s, d, kept)
 			path := segmentFiles(t, config.Dir, ".data")[0]
-			fi, err := os.Stat(path)
-			must.Succeed(t, err)
+			fi := must.Get(os.Stat(path))(t)
 			b, _ := castest.Blob(1, block)
 			damageBlob(t, config.Dir, b)
 			// Damage without a write, as by the disk.
 			must.Succeed(t, os.Chtimes(path, fi.ModTime(), fi.ModTime()))
-			if !p.Valid() {
-				t.Fatal("the Location is invalid before the damage was found")
-			}
+			must.Be(t, p.Valid(), "the Location is invalid before the damage was found")
 			if err := discover(c, s, d); err != nil && !errors.Is(err, cas.ErrCorrupt) {
 				t.Fatal(err)
 			}
-			if p.Valid() {
-				t.Error("the Location is still valid")
-			}
+			expect.That(t, !p.Valid(), "the Location is still valid")
 			if p := locate(t, s, d, kept); !slices.Equal(absent(p), []int{0}) || !p.Valid() {
 				t.Errorf("absent: got %v, valid %v", absent(p), p.Valid())
 			}
@@ -319,9 +297,7 @@ func TestConcurrentLocate(t *testing.T) {
 				var blobs [][]byte
 				for j := range byte(10) {
 					b, d := castest.Blob(byte(5*i)+j, 3000+w)
-					if _, err := cas.PutBytes(t.Context(), s, cas.SHA256, b); err != nil {
-						t.Error(err)
-					}
+					expect.Error(t, expect.Err(cas.PutBytes(t.Context(), s, cas.SHA256, b)), nil)
 					ds, blobs = append(ds, d), append(blobs, b)
 				}
 				p, err := s.Locate(t.Context(), ds)
@@ -330,26 +306,19 @@ func TestConcurrentLocate(t *testing.T) {
 					return
 				}
 				if i%10 == 0 {
-					if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 100 << 10}); err != nil {
-						t.Error(err)
-					}
+					expect.Error(t, expect.Err(c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 100 << 10})), nil)
 				}
 				for j, e := range p.Extents() {
-					if e.File >= 0 && !bytes.Equal(at(t, p, j, len(blobs[j])), blobs[j]) {
-						t.Errorf("blob %d has other content", j)
-					}
+					expect.That(t, e.File < 0 || bytes.Equal(at(t, p, j, len(blobs[j])), blobs[j]),
+						"blob %d has other content", j)
 				}
-				if !p.Valid() {
-					t.Error("the Location is invalid")
-				}
+				expect.That(t, p.Valid(), "the Location is invalid")
 				p.Release()
 			}
 		})
 	}
 	group.Wait()
-	if got := c.Stats().HeldBytes; got != 0 {
-		t.Errorf("HeldBytes: got %d, want 0", got)
-	}
+	expect.Equal(t, c.Stats().HeldBytes, 0, "HeldBytes")
 }
 
 // TestHeldSegmentsCountAgainstTheBudget checks that removed segments and the store together stay within the budget

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -33,16 +34,12 @@ func FuzzEscape(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, a, b string) {
 		x, y := escape(a), escape(b)
-		if (x == y) != (a == b) {
-			t.Errorf("escape(%q) = %q, escape(%q) = %q", a, x, b, y)
-		}
-		if !safe.MatchString(x) || len(x) > maxName || !filepath.IsLocal(x) {
-			t.Errorf("escape(%q) = %q is not a safe file name", a, x)
-		}
+		expect.That(t, (x == y) == (a == b), "escape(%q) = %q, escape(%q) = %q", a, x, b, y)
+		expect.That(t, safe.MatchString(x) && len(x) <= maxName && filepath.IsLocal(x),
+			"escape(%q) = %q is not a safe file name", a, x)
 		// They must differ even on file systems that fold case.
-		if a != b && strings.EqualFold(x, y) {
-			t.Errorf("escape(%q) = %q and escape(%q) = %q differ only in case", a, x, b, y)
-		}
+		expect.That(t, a == b || !strings.EqualFold(x, y),
+			"escape(%q) = %q and escape(%q) = %q differ only in case", a, x, b, y)
 	})
 }
 
@@ -74,9 +71,8 @@ func FuzzParsePath(f *testing.F) {
 			return
 		}
 		got, err := c.pathBelow("files", k)
-		if err != nil || filepath.ToSlash(got) != "d/files/"+rel {
-			t.Errorf("parsePath(%q): the path of its key is %q, %v", rel, got, err)
-		}
+		expect.That(t, err == nil && filepath.ToSlash(got) == "d/files/"+rel,
+			"parsePath(%q): the path of its key is %q, %v", rel, got, err)
 	})
 }
 
@@ -89,9 +85,7 @@ func TestKeyIdentifiesDigest(t *testing.T) {
 			if got := digestOf(k); got != d && !folded || folded && !got.IsZero() {
 				t.Errorf("%v: got %v, want %v", f, got, d)
 			}
-			if !is(k, d) || is(k, f.Sum([]byte("other"))) {
-				t.Errorf("%v: is accepts another digest", f)
-			}
+			expect.That(t, is(k, d) && !is(k, f.Sum([]byte("other"))), "%v: is accepts another digest", f)
 		}
 	}
 	k := keyOf(0, blob, cas.SHA256.Sum(nil))
@@ -105,9 +99,7 @@ func TestChargeIsWholeBlocks(t *testing.T) {
 	for size, want := range map[int64]int64{
 		0: block, 1: block, block: block, block + 1: 2 * block, 1<<63 - 1: 1<<63 - 1, 1<<62 + 1: 1<<62 + block,
 	} {
-		if got := charge(size); got != want {
-			t.Errorf("charge(%d) = %d, want %d", size, got, want)
-		}
+		expect.Equal(t, charge(size), want, "charge(%d)", size)
 	}
 }
 

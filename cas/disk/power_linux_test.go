@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"golang.org/x/sys/unix"
 )
@@ -104,9 +105,7 @@ func TestPowerLoss(t *testing.T) {
 			config := disk.Config{Dir: losePower(t, random, before, snapshot(t, dir)), MaxBytes: 1 << 20, Pack: pack}
 			for range 2 { // also after reopening
 				c, err := disk.Open(config)
-				if err != nil {
-					t.Fatalf("round %d: %v", round, err)
-				}
+				must.Be(t, err == nil, "round %d: %v", round, err)
 				s := store(t, c, "")
 				for i := range byte(8) {
 					read(t, s, i, 2000)
@@ -127,15 +126,11 @@ func TestPowerLoss(t *testing.T) {
 						}
 					}
 				}
-				if err := c.Check(t.Context()); err != nil {
-					t.Errorf("round %d: %v", round, err)
-				}
+				expect.Error(t, c.Check(t.Context()), nil, "round %d", round)
 				for i := byte(16); i < 20; i++ { // written where lost data was
 					putSize(t, s, i, 2000)
 				}
-				if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
-					t.Errorf("round %d: %v", round, err)
-				}
+				expect.Error(t, errors.Join(c.Check(t.Context()), c.Close()), nil, "round %d", round)
 			}
 		}
 	}
@@ -149,24 +144,19 @@ func TestFilePutAgainAfterEvictionMayBeLost(t *testing.T) {
 	put(t, s, 1) // keeps the segment
 	c.Maintain()
 	r, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: c.Stats().Bytes - 1})
-	if err != nil || r.Files != 1 || r.Segments != 0 {
-		t.Fatalf("Collect: got %+v, %v", r, err)
-	}
+	must.Be(t, err == nil && r.Files == 1 && r.Segments == 0, "Collect: got %+v, %v", r, err)
 	c.Maintain()
 	before := snapshot(t, dir)
 	putSize(t, s, 0, 70_000)
 	closeStore(t, c)
 	files := snapshot(t, dir)
 	files[firstLog] = before[firstLog]
-	name, err := filepath.Rel(dir, filePath(dir, d))
-	must.Succeed(t, err)
+	name := must.Get(filepath.Rel(dir, filePath(dir, d)))(t)
 	files["boot"] = []byte("another start of the machine\n")
 	for _, size := range []int{70_000, 0} {
 		files[name] = make([]byte, size) // the name is durable, the content is not
 		s := store(t, open(t, disk.Config{Dir: restore(t, files)}), "")
-		if has(t, s, d) {
-			t.Errorf("a file of %d zeros is present", size)
-		}
+		expect.That(t, !has(t, s, d), "a file of %d zeros is present", size)
 		read(t, s, 1, block)
 	}
 }
@@ -191,8 +181,7 @@ func TestOpenWithSyncMakesEarlierPutsDurable(t *testing.T) {
 // unwritten returns the number of dirty pages of a file.
 func unwritten(t *testing.T, path string) uint64 {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_RDONLY, 0)
-	must.Succeed(t, err)
+	f := must.Get(os.OpenFile(path, os.O_RDONLY, 0))(t)
 	defer f.Close()
 	var st unix.Cachestat_t
 	if err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{}, &st, 0); err != nil {
@@ -220,9 +209,7 @@ func TestSyncIsDurable(t *testing.T) {
 	needsDisk(t)
 	check := func(what string, paths ...string) {
 		t.Helper()
-		if len(paths) == 0 {
-			t.Fatalf("%s: no files", what)
-		}
+		must.Be(t, len(paths) != 0, "%s: no files", what)
 		for _, path := range paths {
 			if n := unwritten(t, path); n > 0 {
 				t.Errorf("%s: %d pages of %s are not durable", what, n, path)
@@ -285,17 +272,14 @@ func TestMovedDataIsDurableBeforeRemoval(t *testing.T) {
 		moved := 0
 		for _, suffix := range []string{".data", ".log"} {
 			for _, path := range segmentFiles(t, dir, suffix) {
-				if slices.Contains(before, strings.TrimSuffix(path, suffix)+".data") {
-					t.Errorf("%s still exists", path)
-				}
+				expect.That(t, !slices.Contains(before, strings.TrimSuffix(path, suffix)+".data"),
+					"%s still exists", path)
 				if moved++; unwritten(t, path) > 0 {
 					t.Errorf("%s is not durable", path)
 				}
 			}
 		}
-		if moved < 4 {
-			t.Errorf("got only %d files", moved)
-		}
+		expect.That(t, moved >= 4, "got only %d files", moved)
 	})
 }
 
@@ -310,8 +294,7 @@ func TestDataMovedByKilledProcessIsDurableBeforeRemoval(t *testing.T) {
 	}
 	moved := map[string][]byte{} // a segment with the same records
 	for _, suffix := range []string{".data", ".log"} {
-		b, err := os.ReadFile(filepath.Join(dir, "segments", "00000001"+suffix))
-		must.Succeed(t, err)
+		b := must.Get(os.ReadFile(filepath.Join(dir, "segments", "00000001"+suffix)))(t)
 		moved[filepath.Join(dir, "segments", "00000002"+suffix)] = b
 	}
 	c.Maintain() // the first segment is durable

@@ -3,7 +3,6 @@
 package disk_test
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -28,9 +28,7 @@ func TestFindPrefix(t *testing.T) {
 	find := func(s *disk.Store, prefix string, limit int) []cas.Digest {
 		t.Helper()
 		ds, err := s.FindPrefix(t.Context(), prefix, limit)
-		if err != nil {
-			t.Errorf("prefix %s: %v", prefix, err)
-		}
+		expect.Error(t, err, nil, "prefix %s", prefix)
 		return ds
 	}
 	for _, d := range []cas.Digest{packed, file, spliced, blake} {
@@ -56,9 +54,7 @@ func TestFindPrefix(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"", "1234567", "1234567g", packed.Hash()[:8] + "*", "../" + packed.Hash()} {
-		if _, err := s.FindPrefix(t.Context(), bad, 1); !errors.Is(err, cas.ErrInvalid) {
-			t.Errorf("prefix %q: got %v", bad, err)
-		}
+		expect.Error(t, expect.Err(s.FindPrefix(t.Context(), bad, 1)), cas.ErrInvalid, "prefix %q", bad)
 	}
 }
 

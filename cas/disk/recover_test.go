@@ -24,6 +24,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
 	"github.com/cloister-build/cloister/cas/disk/internal/segment"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -32,15 +33,13 @@ func openStore(t *testing.T, config Config) (*Cache, *Store) {
 	if config.MaxBytes == 0 {
 		config.MaxBytes = 1 << 20
 	}
-	c, err := Open(config)
-	must.Succeed(t, err)
+	c := must.Get(Open(config))(t)
 	t.Cleanup(func() {
 		if err := errors.Join(c.Check(context.Background()), c.Close()); err != nil && !errors.Is(err, os.ErrClosed) {
 			t.Error(err)
 		}
 	})
-	in, err := c.Instance("")
-	must.Succeed(t, err)
+	in := must.Get(c.Instance(""))(t)
 	return c, in.Store.(*Store)
 }
 
@@ -222,9 +221,7 @@ func TestLostPutStaysLost(t *testing.T) {
 		!slices.Equal(missing, []cas.Digest{d}) {
 		t.Errorf("Missing: got %v, %v, want %v", missing, err, d)
 	}
-	if err := c.Check(t.Context()); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, c.Check(t.Context()), nil)
 }
 
 // TestCompactionDuringPutLosesNothing compacts a log when a put is recorded but not yet in the index.
@@ -234,18 +231,14 @@ func TestCompactionDuringPutLosesNothing(t *testing.T) {
 	b, d := castest.Blob(0, 1000)
 	k, err := s.key(blob, d)
 	must.Succeed(t, err)
-	if _, err := cas.PutBytes(t.Context(), s, cas.SHA256, []byte("x")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cas.PutBytes(t.Context(), s, cas.SHA256, []byte("x")))(t)
 	x, _ := s.find(blob, cas.SHA256.Sum([]byte("x")))
 	for range 100 {
 		e, _ := c.index.Get(x)
 		c.touch([]index.Key{x}, e.Stamp+1)
 	}
 	g := c.segments.Segments()[0]
-	if !g.NeedsCompaction() {
-		t.Fatal("the log does not need compaction")
-	}
+	must.Be(t, g.NeedsCompaction(), "the log does not need compaction")
 	shortened := make(chan struct{})
 	err = c.fresh.Append([]segment.Item{c.newItem(k, b)}, func(it *segment.Item) {
 		go func() {
@@ -262,12 +255,8 @@ func TestCompactionDuringPutLosesNothing(t *testing.T) {
 	})
 	must.Succeed(t, err)
 	<-shortened
-	if g.NeedsCompaction() {
-		t.Error("the log was not compacted")
-	}
-	if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
-		t.Error(err)
-	}
+	expect.That(t, !g.NeedsCompaction(), "the log was not compacted")
+	expect.Error(t, errors.Join(c.Check(t.Context()), c.Close()), nil)
 	_, s = openStore(t, config)
 	if missing, err := s.Missing(t.Context(), []cas.Digest{d, cas.SHA256.Sum([]byte("x"))}); err != nil ||
 		len(missing) > 0 {
@@ -284,15 +273,11 @@ func TestReaderOfDamagedFileSparesItsSuccessor(t *testing.T) {
 		must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 	}
 	put()
-	path, err := c.pathBelow("files", keyOf(0, blob, d))
-	must.Succeed(t, err)
+	path := must.Get(c.pathBelow("files", keyOf(0, blob, d)))(t)
 	must.Succeed(t, errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, make([]byte, len(b)), 0o600)))
-	slow, err := s.Open(t.Context(), d, 0)
-	must.Succeed(t, err)
+	slow := must.Get(s.Open(t.Context(), d, 0))(t)
 	defer slow.Close()
-	if _, err := cas.ReadAll(t.Context(), s, d, d.Size()); !errors.Is(err, cas.ErrCorrupt) {
-		t.Errorf("got %v, want ErrCorrupt", err)
-	}
+	expect.Error(t, expect.Err(cas.ReadAll(t.Context(), s, d, d.Size())), cas.ErrCorrupt)
 	put()
 	// After compaction the second put has the position of the first.
 	k := keyOf(0, blob, d)
@@ -303,9 +288,7 @@ func TestReaderOfDamagedFileSparesItsSuccessor(t *testing.T) {
 	if e, ok := c.index.Get(k); !ok || e.Position != (index.Position{Segment: 1}) {
 		t.Errorf("second put: got position %v, want that of the first", e.Position)
 	}
-	if _, err := io.ReadAll(slow); !errors.Is(err, cas.ErrCorrupt) {
-		t.Errorf("got %v, want ErrCorrupt", err)
-	}
+	expect.Error(t, expect.Err(io.ReadAll(slow)), cas.ErrCorrupt)
 	if missing, err := s.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) > 0 {
 		t.Errorf("the sound file was dropped: %v", err)
 	}
@@ -360,9 +343,7 @@ func TestSoundFileStaysDuringRecheck(t *testing.T) {
 	if got := c.Stats().Corrupt; got != 0 {
 		t.Errorf("got %d damaged blobs, want 0", got)
 	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, c.Close(), nil)
 	_, s = openStore(t, config)
 	if missing, err := s.Missing(t.Context(), []cas.Digest{d}); err != nil || len(missing) > 0 {
 		t.Errorf("Missing after Open: got %v, %v, want none", missing, err)
@@ -513,12 +494,8 @@ func TestFileHandedOutDuringEvictionStays(t *testing.T) {
 		p.cutoff = p.now
 		path, release, err := s.File(t.Context(), d, executable)
 		must.Succeed(t, err)
-		if err := c.execute(t.Context(), &p); err != nil {
-			t.Error(err)
-		}
-		if _, err := os.Lstat(path); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, c.execute(t.Context(), &p), nil)
+		expect.Error(t, expect.Err(os.Lstat(path)), nil)
 		release()
 	}
 }
@@ -573,14 +550,11 @@ func TestVerifyDuringCompaction(t *testing.T) {
 			}
 		}})
 		if when == "stopping" {
-			if !errors.Is(err, context.Canceled) || r.Blobs > 0 {
-				t.Errorf("Verify: got %+v, %v", r, err)
-			}
+			expect.That(t, errors.Is(err, context.Canceled) && r.Blobs <= 0, "Verify: got %+v, %v", r, err)
 			r, err = c.Verify(t.Context(), VerifyOptions{})
 		}
-		if err != nil || len(r.Damaged) != 1 || r.Damaged[0].Digest != ds[11] {
-			t.Errorf("%s: got %+v, %v", when, r, err)
-		}
+		expect.That(t, err == nil && len(r.Damaged) == 1 && r.Damaged[0].Digest == ds[11],
+			"%s: got %+v, %v", when, r, err)
 	}
 }
 
@@ -622,9 +596,7 @@ func TestMovedButNotRemoved(t *testing.T) {
 			if r, err := s.Lookup(t.Context(), d); err != nil || r.ExitCode != 1 {
 				t.Errorf("power %s, round %d: result: got %v, %v", power, round, r, err)
 			}
-			if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, errors.Join(c.Check(t.Context()), c.Close()), nil)
 		}
 	}
 }
@@ -637,9 +609,7 @@ func TestMarkDurableDuringCollection(t *testing.T) {
 	c.room.Lock()
 	defer c.room.Unlock()
 	c.maintainOnce()
-	if c.segments.Segments()[0].DurableSince() == 0 {
-		t.Error("nothing is marked as durable during eviction")
-	}
+	expect.That(t, c.segments.Segments()[0].DurableSince() != 0, "nothing is marked as durable during eviction")
 }
 
 // TestConcurrentResultsAreOrdered: of two concurrent results the same one wins before and after Open, because the later
@@ -652,9 +622,7 @@ func TestConcurrentResultsAreOrdered(t *testing.T) {
 	for w := range writers {
 		group.Go(func() {
 			for i := range rounds {
-				if err := s.Record(t.Context(), action, &repb.ActionResult{ExitCode: int32(w*rounds + i)}); err != nil {
-					t.Error(err)
-				}
+				expect.Error(t, s.Record(t.Context(), action, &repb.ActionResult{ExitCode: int32(w*rounds + i)}), nil)
 			}
 		})
 	}
@@ -663,18 +631,14 @@ func TestConcurrentResultsAreOrdered(t *testing.T) {
 	n := 0
 	for _, g := range c.segments.Segments() {
 		err := g.Puts(0, func(r *segment.Record) bool {
-			if r.Order != last+1 {
-				t.Errorf("record %d: got order %d after %d", n, r.Order, last)
-			}
+			expect.That(t, r.Order == last+1, "record %d: got order %d after %d", n, r.Order, last)
 			last = r.Order
 			n++
 			return true
 		})
 		must.Succeed(t, err)
 	}
-	if n != writers*rounds {
-		t.Errorf("got %d records, want %d", n, writers*rounds)
-	}
+	expect.That(t, n == writers*rounds, "got %d records, want %d", n, writers*rounds)
 }
 
 // TestVerifyWhileRecordOfFileMoves: Verify reads a file of an earlier process even if its record moves meanwhile.
@@ -687,8 +651,7 @@ func TestVerifyWhileRecordOfFileMoves(t *testing.T) {
 		b, d = castest.Blob(byte(i), size)
 		must.Succeed(t, s.Put(t.Context(), d, bytes.NewReader(b)))
 	}
-	path, err := c.pathBelow("files", keyOf(0, blob, d))
-	must.Succeed(t, err)
+	path := must.Get(c.pathBelow("files", keyOf(0, blob, d)))(t)
 	must.Succeed(t, errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, make([]byte, 70_000), 0o600)))
 	must.Succeed(t, c.Close())
 	c, _ = openStore(t, config)
@@ -700,11 +663,8 @@ func TestVerifyWhileRecordOfFileMoves(t *testing.T) {
 		first = false
 		c.room.Lock()
 		defer c.room.Unlock()
-		if err := c.evacuate(t.Context(), &plan{census: c.takeCensus(0)}, c.segments.Segments()[0]); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, c.evacuate(t.Context(), &plan{census: c.takeCensus(0)}, c.segments.Segments()[0]), nil)
 	}})
-	if err != nil || len(r.Damaged) != 1 || r.Damaged[0].Digest != d || first {
-		t.Errorf("Verify: got %+v, %v", r, err)
-	}
+	expect.That(t, err == nil && len(r.Damaged) == 1 && r.Damaged[0].Digest == d && !first,
+		"Verify: got %+v, %v", r, err)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -44,12 +45,10 @@ func TestBlobsAreAlignedAndPadded(t *testing.T) {
 				continue // too short to be unique
 			}
 			path, at := find(t, dir, b)
-			data, err := os.ReadFile(path)
-			must.Succeed(t, err)
+			data := must.Get(os.ReadFile(path))(t)
 			end := (at + size + 511) / 512 * 512
-			if at%512 != 0 || len(data) < end || bytes.Count(data[at+size:end], []byte{0}) != end-at-size {
-				t.Errorf("blob of %d bytes at %d of %d: not aligned, or not padded with zeros", size, at, len(data))
-			}
+			expect.That(t, at%512 == 0 && len(data) >= end && bytes.Count(data[at+size:end], []byte{0}) == end-at-size,
+				"blob of %d bytes at %d of %d: not aligned, or not padded with zeros", size, at, len(data))
 		}
 	}
 }
@@ -62,9 +61,7 @@ func TestBlobsOfOneBatchAreAdjacent(t *testing.T) {
 	go func() { // concurrent puts
 		defer close(done)
 		for i := range 200 {
-			if err := putOther(t, s, i); err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, putOther(t, s, i), nil)
 		}
 	}()
 	for round := range 10 {
@@ -123,8 +120,7 @@ func TestDataIsNeverOverwritten(t *testing.T) {
 			}
 		}
 		for _, path := range segmentFiles(t, config.Dir, ".data") {
-			b, err := os.ReadFile(path)
-			must.Succeed(t, err)
+			b := must.Get(os.ReadFile(path))(t)
 			sums[path] = [2]any{len(b), sha256.Sum256(b)}
 		}
 	}
@@ -140,9 +136,7 @@ func TestDataIsNeverOverwritten(t *testing.T) {
 		}
 		closeStore(t, c)
 	}
-	if len(sums) < 10 {
-		t.Errorf("got only %d segments", len(sums))
-	}
+	expect.That(t, len(sums) >= 10, "got only %d segments", len(sums))
 }
 
 // snapshot reads all files of a directory. restore writes them to another one.
@@ -150,14 +144,12 @@ func snapshot(t *testing.T, dir string) map[string][]byte {
 	t.Helper()
 	files := map[string][]byte{}
 	for _, name := range list(t, dir) {
-		fi, err := os.Stat(filepath.Join(dir, name))
-		must.Succeed(t, err)
+		fi := must.Get(os.Stat(filepath.Join(dir, name)))(t)
 		if fi.IsDir() {
 			files[name] = nil
 			continue
 		}
-		b, err := os.ReadFile(filepath.Join(dir, name))
-		must.Succeed(t, err)
+		b := must.Get(os.ReadFile(filepath.Join(dir, name)))(t)
 		files[name] = append([]byte{}, b...)
 	}
 	return files
@@ -212,9 +204,7 @@ func TestTornWrites(t *testing.T) {
 		config := disk.Config{Dir: restore(t, files), MaxBytes: 1 << 20}
 		for range 2 {
 			c, err := disk.Open(config)
-			if err != nil {
-				t.Fatalf("%s: %v", what, err)
-			}
+			must.Be(t, err == nil, "%s: %v", what, err)
 			s := store(t, c, "")
 			read(t, s, 0, block)
 			read(t, s, 1, 70_000)
@@ -224,14 +214,10 @@ func TestTornWrites(t *testing.T) {
 					t.Errorf("%s: blob %d: %v", what, i, err)
 				}
 				if err != nil {
-					if err := s.Put(t.Context(), b.Digest, bytes.NewReader(b.Data)); err != nil {
-						t.Errorf("%s: put again: %v", what, err)
-					}
+					expect.Error(t, s.Put(t.Context(), b.Digest, bytes.NewReader(b.Data)), nil, "%s: put again", what)
 				}
 			}
-			if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
-				t.Errorf("%s: %v", what, err)
-			}
+			expect.Error(t, errors.Join(c.Check(t.Context()), c.Close()), nil, "%s", what)
 		}
 	}
 	for n := len(before[firstLog]); n <= len(after[firstLog]); n++ {
@@ -276,9 +262,7 @@ func TestFlippedBitInLog(t *testing.T) {
 			must.Succeed(t, os.WriteFile(filepath.Join(dir, name), files[name], 0o600))
 		}
 		c, err := disk.Open(disk.Config{Dir: dir, MaxBytes: 1 << 20})
-		if err != nil {
-			t.Fatalf("bit %d: %v", bit, err)
-		}
+		must.Be(t, err == nil, "bit %d: %v", bit, err)
 		s := store(t, c, "")
 		lost := 0
 		for i, size := range []int{1000, 1000, 1000, 1000, 70_000} {
@@ -295,15 +279,9 @@ func TestFlippedBitInLog(t *testing.T) {
 		if err != nil || r.ExitCode != 2 {
 			lost++
 		}
-		if c.Stats().LogDamage == 0 {
-			t.Errorf("bit %d: got no damaged bytes", bit)
-		}
-		if lost > 1 {
-			t.Errorf("bit %d: got %d lost puts", bit, lost)
-		}
-		if err := errors.Join(c.Check(t.Context()), c.Close()); err != nil {
-			t.Errorf("bit %d: %v", bit, err)
-		}
+		expect.That(t, c.Stats().LogDamage != 0, "bit %d: got no damaged bytes", bit)
+		expect.That(t, lost <= 1, "bit %d: got %d lost puts", bit, lost)
+		expect.Error(t, errors.Join(c.Check(t.Context()), c.Close()), nil, "bit %d", bit)
 	}
 }
 
@@ -322,8 +300,7 @@ func TestOrphansAreSwept(t *testing.T) {
 	_, wrong := castest.Blob(4, 70_000)
 	must.Succeed(t, os.MkdirAll(filepath.Dir(filePath(dir, wrong)), 0o700))
 	write(t, filePath(dir, wrong), string(b))
-	log, err := os.ReadFile(filepath.Join(dir, firstLog))
-	must.Succeed(t, err)
+	log := must.Get(os.ReadFile(filepath.Join(dir, firstLog)))(t)
 	for name, content := range map[string]string{
 		"00000002.data": "data of a segment that was being made, or removed", "00000003.log": string(log), "00000001.log.new": "half a log",
 	} {
@@ -335,23 +312,17 @@ func TestOrphansAreSwept(t *testing.T) {
 	_, s = openStore(t, config)
 	read(t, s, 0, block)
 	read(t, s, 1, 70_000)
-	if !has(t, s, kept) || has(t, s, vanished) || !has(t, s, orphan) || has(t, s, wrong) {
-		t.Error("the wrong blobs are present")
-	}
-	if exists(filePath(dir, wrong)) {
-		t.Error("the file without a record and with wrong content still exists")
-	}
+	expect.That(t, has(t, s, kept) && !has(t, s, vanished) && has(t, s, orphan) && !has(t, s, wrong),
+		"the wrong blobs are present")
+	expect.That(t, !exists(filePath(dir, wrong)), "the file without a record and with wrong content still exists")
 	got := list(t, filepath.Join(dir, "segments"))
-	if want := []string{".", "00000001.data", "00000001.log", "letter.txt"}; !slices.Equal(got, want) {
-		t.Errorf("segments: got %q, want %q", got, want)
-	}
+	expect.Slices(t, got, []string{".", "00000001.data", "00000001.log", "letter.txt"}, "segments")
 	// Segment numbers are not reused: an old position must not refer to a new segment.
 	for i := byte(10); i < 40; i++ {
 		put(t, s, i)
 	}
-	if slices.Contains(list(t, filepath.Join(dir, "segments")), "00000003.data") {
-		t.Error("the number of a removed segment was reused")
-	}
+	expect.That(t, !slices.Contains(list(t, filepath.Join(dir, "segments")), "00000003.data"),
+		"the number of a removed segment was reused")
 }
 
 // TestTornInstance: a torn line is ignored, and the next one replaces it.
@@ -363,8 +334,7 @@ func TestTornInstance(t *testing.T) {
 	put(t, store(t, c, "second/of/a/long/name"), 1)
 	closeStore(t, c)
 	path := filepath.Join(dir, "instances")
-	whole, err := os.ReadFile(path)
-	must.Succeed(t, err)
+	whole := must.Get(os.ReadFile(path))(t)
 	last := bytes.Index(whole, []byte("\n")) + 1
 	for n := last; n < len(whole); n++ {
 		write(t, path, string(whole)+string(whole[last:n]))
@@ -378,9 +348,7 @@ func TestTornInstance(t *testing.T) {
 		if got := present(t, store(t, c, "third"), 3); !slices.Equal(got, []byte{2}) {
 			t.Errorf("torn after %d bytes: third instance: got %v", n, got)
 		}
-		if _, err := c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1}); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, expect.Err(c.Collect(t.Context(), disk.CollectOptions{MaxBytes: 1})), nil)
 		closeStore(t, c)
 		write(t, path, string(whole))
 		must.Succeed(t, os.RemoveAll(filepath.Join(dir, "segments")))
@@ -411,8 +379,7 @@ func TestDuplicatesAreOneBlob(t *testing.T) {
 	closeStore(t, c)
 	// A copy of the whole segment.
 	for _, suffix := range []string{".data", ".log"} {
-		b, err := os.ReadFile(filepath.Join(dir, "segments/00000001"+suffix))
-		must.Succeed(t, err)
+		b := must.Get(os.ReadFile(filepath.Join(dir, "segments/00000001"+suffix)))(t)
 		write(t, filepath.Join(dir, "segments/00000005"+suffix), string(b))
 	}
 	c = open(t, config)

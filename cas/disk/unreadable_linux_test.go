@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -35,8 +36,7 @@ var obstacles = []struct {
 	}},
 	{"socket", "no such device", func(t *testing.T, path string) {
 		t.Chdir(filepath.Dir(path)) // addresses are short
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "socket"})
-		must.Succeed(t, err)
+		l := must.Get(net.ListenUnix("unix", &net.UnixAddr{Name: "socket"}))(t)
 		l.SetUnlinkOnClose(false)
 		must.Succeed(t, errors.Join(l.Close(), os.Rename("socket", path)))
 	}},
@@ -85,9 +85,7 @@ func wantReplaced(
 	if err := use(t, c, s, d); !errors.Is(err, cas.ErrNotFound) && !errors.Is(err, cas.ErrCorrupt) {
 		t.Errorf("got %v, want ErrNotFound or ErrCorrupt", err)
 	}
-	if has(t, s, d) {
-		t.Error("the blob is present")
-	}
+	expect.That(t, !has(t, s, d), "the blob is present")
 	if len(*reports) != 1 || !strings.Contains((*reports)[0], reason) || c.Stats().Corrupt != 1 {
 		t.Errorf("got reports %q, want one with %q", *reports, reason)
 	}
@@ -207,16 +205,12 @@ func TestDescriptorsChild(t *testing.T) {
 		starve()
 		err := u.use(t, c, s, digestOfBlob(1, large))
 		feed()
-		if !errors.Is(err, syscall.EMFILE) {
-			t.Errorf("%s: got %v, want EMFILE", u.name, err)
-		}
+		expect.Error(t, err, syscall.EMFILE, "%s", u.name)
 	}
 	starve()
 	r, err := c.Verify(t.Context(), disk.VerifyOptions{})
 	feed()
-	if !errors.Is(err, syscall.EMFILE) || len(r.Damaged) > 0 {
-		t.Errorf("Verify: got %+v, %v, want EMFILE", r, err)
-	}
+	expect.That(t, errors.Is(err, syscall.EMFILE) && len(r.Damaged) == 0, "Verify: got %+v, %v, want EMFILE", r, err)
 	for i := range byte(3) {
 		read(t, s, i, large)
 	}
@@ -243,23 +237,15 @@ func TestStuckChild(t *testing.T) {
 		must.Succeed(t, syscall.Mount(by, path, "", syscall.MS_BIND, ""))
 		for round := range 2 {
 			s := store(t, c, "")
-			if round > 0 && has(t, s, d) {
-				t.Error("the blob is present again")
-			}
+			expect.That(t, round <= 0 || !has(t, s, d), "the blob is present again")
 			if err := openAt(t, s, d, 1); !errors.Is(err, cas.ErrNotFound) && !errors.Is(err, cas.ErrCorrupt) {
 				t.Errorf("got %v, want ErrNotFound or ErrCorrupt", err)
 			}
-			if has(t, s, d) {
-				t.Error("the blob is present")
-			}
+			expect.That(t, !has(t, s, d), "the blob is present")
 			b, _ := castest.Blob(1, large)
-			if err := s.Put(t.Context(), d, bytes.NewReader(b)); !errors.Is(err, syscall.EBUSY) {
-				t.Errorf("Put: got %v, want EBUSY", err)
-			}
+			expect.Error(t, s.Put(t.Context(), d, bytes.NewReader(b)), syscall.EBUSY, "Put")
 			must.Succeed(t, c.Close())
-			var err error
-			c, err = disk.Open(config)
-			must.Succeed(t, err)
+			c = must.Get(disk.Open(config))(t)
 		}
 		must.Succeed(t, syscall.Unmount(path, 0))
 		if s := store(t, c, ""); !has(t, s, d) {
@@ -268,9 +254,7 @@ func TestStuckChild(t *testing.T) {
 		read(t, store(t, c, ""), 1, large)
 	}
 	must.Succeed(t, c.Close())
-	if !strings.Contains(log.String(), "remove its file") {
-		t.Errorf("the log has no advice: %s", &log)
-	}
+	expect.That(t, strings.Contains(log.String(), "remove its file"), "the log has no advice: %s", &log)
 }
 
 // TestUnopenableSegmentIsLost alone: Open reports it, and adopts large files whose records it had.
@@ -299,9 +283,7 @@ func TestUnopenableSegmentIsLost(t *testing.T) {
 				s := store(t, c, "")
 				read(t, s, 0, block)
 				read(t, s, 200, block)
-				if !has(t, s, d) || has(t, s, digestOfBlob(1, 500)) {
-					t.Error("the wrong blobs are present")
-				}
+				expect.That(t, has(t, s, d) && !has(t, s, digestOfBlob(1, 500)), "the wrong blobs are present")
 				putSize(t, s, 1, 500)
 				if c.Stats().LostSegments != 1 || !strings.Contains(log.String(), "segment is lost") ||
 					!strings.Contains(log.String(), o.reason) {
@@ -332,12 +314,9 @@ func TestUnreadableLogIsLost(t *testing.T) {
 	}), nil))
 	c = open(t, config)
 	s := store(t, c, "")
-	if c.Stats().LostSegments != 2 || !strings.Contains(log.String(), "cannot be read: read "+logs[0]) {
-		t.Errorf("lost %d segments, logged %s", c.Stats().LostSegments, &log)
-	}
-	if has(t, s, digestOfBlob(0, block)) {
-		t.Error("a blob of the lost segment is present")
-	}
+	expect.That(t, c.Stats().LostSegments == 2 && strings.Contains(log.String(), "cannot be read: read "+logs[0]),
+		"lost %d segments, logged %s", c.Stats().LostSegments, &log)
+	expect.That(t, !has(t, s, digestOfBlob(0, block)), "a blob of the lost segment is present")
 	putSize(t, s, 0, block)
 	closeStore(t, c)
 	config.Log = nil
@@ -354,8 +333,7 @@ func unreadable(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for i := 0; ; i++ {
-		fi, err := os.Stat(dir)
-		must.Succeed(t, err)
+		fi := must.Get(os.Stat(dir))(t)
 		if fi.Size() > 1<<20 {
 			return dir
 		}

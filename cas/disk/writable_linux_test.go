@@ -16,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -58,9 +59,7 @@ func TestReadOnlyChild(t *testing.T) {
 				read(t, s, 1, large)
 				read(t, s, 1, 500)
 				must.Succeed(t, syscall.Unmount(config.Dir, 0))
-				if err := c.CheckWritable(); err != nil {
-					t.Errorf("after it became writable: %v", err)
-				}
+				expect.Error(t, c.CheckWritable(), nil, "after it became writable")
 				putSize(t, s, 2, large)
 				read(t, s, 2, large)
 				if text := log.String(); strings.Count(text, "cannot be written") != 1 || strings.Count(text, "can be written again") != 1 {

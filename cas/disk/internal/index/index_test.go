@@ -8,7 +8,11 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"sync"
+
 	"testing"
+
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 func key(n uint64) (k Key) {
@@ -98,20 +102,14 @@ func TestIndexIsAMap(t *testing.T) {
 				t.Fatalf("Get gave %v, %v, want %v, %v", got, ok, old, there)
 			}
 		}
-		if x.Len() != len(want) {
-			t.Fatalf("after %d steps %d entries, want %d", i, x.Len(), len(want))
-		}
+		must.Be(t, x.Len() == len(want), "after %d steps %d entries, want %d", i, x.Len(), len(want))
 	}
 	got := map[Key]Entry{}
 	x.Each(func(e *Entry) bool { got[e.Key] = *e; return true })
-	if !maps.Equal(got, want) || len(want) < 1000 {
-		t.Errorf("Each: got %d entries, want %d", len(got), len(want))
-	}
+	expect.That(t, maps.Equal(got, want) && len(want) >= 1000, "Each: got %d entries, want %d", len(got), len(want))
 	n := 0
 	x.Each(func(*Entry) bool { n++; return n < 10 })
-	if n != 10 {
-		t.Errorf("Each visited %d entries, want it to stop at 10", n)
-	}
+	expect.That(t, n == 10, "Each visited %d entries, want it to stop at 10", n)
 }
 
 func TestKeyFieldsAreSignificant(t *testing.T) {
@@ -176,15 +174,10 @@ func TestKeysAreSpread(t *testing.T) {
 				same++
 			}
 		}
-		if most > 2*mean {
-			t.Errorf("%d keys that differ in %s: %d are in one shard", n, name, most)
-		}
-		if len(buckets) < n/2 {
-			t.Errorf("%d keys that differ in %s: got %d buckets", n, name, len(buckets))
-		}
-		if same > 10 {
-			t.Errorf("%d of %d keys that differ in %s have the same hash in another index", same, n, name)
-		}
+		expect.That(t, most <= 2*mean, "%d keys that differ in %s: %d are in one shard", n, name, most)
+		expect.That(t, len(buckets) >= n/2, "%d keys that differ in %s: got %d buckets", n, name, len(buckets))
+		expect.That(t, same <= 10,
+			"%d of %d keys that differ in %s have the same hash in another index", same, n, name)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/disk/internal/index"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -41,12 +42,9 @@ func (h *events) Touch(r *Record, stamp uint32) {
 
 func openSet(t testing.TB, c Config) *Set {
 	t.Helper()
-	s, err := Open(c)
-	must.Succeed(t, err)
+	s := must.Get(Open(c))(t)
 	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, s.Close(), nil)
 	})
 	return s
 }
@@ -106,9 +104,7 @@ func TestReplayReportsAppendedRecords(t *testing.T) {
 			h.stamps[want[3].Position.Record] != 7777 {
 			t.Errorf("sync %v: got\n%v, dropped %v, touched %v; want\n%v", sync, h.puts, h.drops, h.stamps, kept)
 		}
-		if slices.Contains(h.doubtful, sync) {
-			t.Errorf("sync %v: got doubtful %v", sync, h.doubtful)
-		}
+		expect.That(t, !slices.Contains(h.doubtful, sync), "sync %v: got doubtful %v", sync, h.doubtful)
 		for _, r := range h.puts {
 			b := make([]byte, r.Length)
 			if err := later.Read(&r.Entry, b); err != nil || !r.File &&
@@ -139,18 +135,12 @@ func TestMarkDurable(t *testing.T) {
 	must.Succeed(t, s.MarkDurable(1, flush))
 	s.Close()
 	s, h := replay(t, dir)
-	if !slices.Equal(h.doubtful, []bool{false, true}) {
-		t.Errorf("got doubtful %v", h.doubtful)
-	}
+	expect.That(t, slices.Equal(h.doubtful, []bool{false, true}), "got doubtful %v", h.doubtful)
 	quiet := 0
 	for range 3 { // a mark does not call for another
-		if err := s.MarkDurable(1, func() error { quiet++; return nil }); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.MarkDurable(1, func() error { quiet++; return nil }))
 	}
-	if quiet != 1 || flushed != 1 {
-		t.Errorf("flushed %d and then %d times, want 1 and 1", flushed, quiet)
-	}
+	expect.That(t, quiet == 1 && flushed == 1, "flushed %d and then %d times, want 1 and 1", flushed, quiet)
 }
 
 // TestNoMarkAfterFailedFlush: the kernel may have dropped data, and a later flush does not report that. Later puts go to
@@ -174,9 +164,8 @@ func TestNoMarkAfterFailedFlush(t *testing.T) {
 	if lost := s.Lost(); len(lost) != 1 || lost[0].N != 1 || lost[0].DurableSince() != 0 {
 		t.Errorf("got lost segments %v", lost)
 	}
-	if s.Trust(before) || !s.Trust(before+1) || s.Failure() != nil {
-		t.Error("Trust: want true for the last failure only")
-	}
+	expect.That(t, !s.Trust(before) && s.Trust(before+1) && s.Failure() == nil,
+		"Trust: want true for the last failure only")
 	file := newItem(9, 0)
 	file.File, file.Failures = true, before
 	if err := a.Append([]Item{file}, func(*Item) { t.Error("committed") }); !errors.Is(err, ErrDistrusted) {
@@ -193,8 +182,7 @@ func TestNoMarkAfterFailedFlush(t *testing.T) {
 // breakFlush makes syncing the log of g fail until the end of the test. Writes succeed.
 func breakFlush(t *testing.T, g *Segment) {
 	t.Helper()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	must.Succeed(t, err)
+	null := must.Get(os.OpenFile(os.DevNull, os.O_RDWR, 0))(t)
 	if flush(null) == nil {
 		t.Skip("this system can sync " + os.DevNull)
 	}
@@ -229,9 +217,7 @@ func TestFailedFlushStays(t *testing.T) {
 	}
 	a.Seal(s.Segments()[0])
 	append() // to another segment, which can be flushed
-	if err := a.Flush(); !errors.Is(err, ErrDistrusted) {
-		t.Errorf("Flush after a failure: got %v", err)
-	}
+	expect.Error(t, a.Flush(), ErrDistrusted, "Flush after a failure")
 	a.Abandon(s.Segments()[0])
 	must.Succeed(t, a.Flush())
 }
@@ -268,8 +254,7 @@ func TestDataCountsAfterFailedFlush(t *testing.T) {
 	if err := a.Append([]Item{newItem(1, 5000)}, func(*Item) { t.Error("committed") }); err == nil {
 		t.Fatal("the flush did not fail")
 	}
-	fi, err := os.Stat(filepath.Join(dir, "00000001.data"))
-	must.Succeed(t, err)
+	fi := must.Get(os.Stat(filepath.Join(dir, "00000001.data")))(t)
 	if data, log := g.Size(); data != fi.Size() || s.Bytes() != data+log {
 		t.Errorf("the file has %d bytes; got %d bytes in total, %d of data", fi.Size(), s.Bytes(), data)
 	}
@@ -321,9 +306,8 @@ func TestLostPutIsDropped(t *testing.T) {
 	must.Succeed(t, os.Truncate(filepath.Join(dir, "00000001.data"), Block))
 	for round := range 2 {
 		s, h := replay(t, dir)
-		if len(h.puts) != 1 || !slices.Equal(h.drops, []uint32{items[1].Position.Record}) {
-			t.Errorf("round %d: got %v, dropped %v", round, h.puts, h.drops)
-		}
+		expect.That(t, len(h.puts) == 1 && slices.Equal(h.drops, []uint32{items[1].Position.Record}),
+			"round %d: got %v, dropped %v", round, h.puts, h.drops)
 		s.Close()
 	}
 }
@@ -346,9 +330,8 @@ func compactAt(t *testing.T, now, want uint32) {
 	}
 	live := func(r *Record) bool { return r.Hash[0] == 1 }
 	if err := g.Compact(now, live, func(from index.Position, to *Record) {
-		if from != items[1].Position || to.Position.Record != 0 {
-			t.Errorf("moved from %v to %v", from, to.Position)
-		}
+		expect.That(t, from == items[1].Position && to.Position.Record == 0,
+			"moved from %v to %v", from, to.Position)
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -377,23 +360,17 @@ func TestConcurrentAppends(t *testing.T) {
 					defer mu.Unlock()
 					all, committed = append(all, it.Record), true
 				})
-				if err != nil || !committed {
-					t.Errorf("Append: got %v, committed %v", err, committed)
-				}
+				expect.That(t, err == nil && committed, "Append: got %v, committed %v", err, committed)
 			}
 		})
 	}
 	wg.Wait()
-	if len(all) != writers*rounds || s.Len() < 5 {
-		t.Errorf("got %d records in %d segments", len(all), s.Len())
-	}
+	expect.That(t, len(all) == writers*rounds && s.Len() >= 5, "got %d records in %d segments", len(all), s.Len())
 	var total int64
 	for _, g := range s.Segments() {
 		data, log := g.Size()
 		total += data + log
-		if data > limit {
-			t.Errorf("segment %d has %d bytes, limit %d", g.N, data, limit)
-		}
+		expect.That(t, data <= limit, "segment %d has %d bytes, limit %d", g.N, data, limit)
 	}
 	if total != s.Bytes() {
 		t.Errorf("Bytes: got %d, want %d", s.Bytes(), total)
@@ -419,15 +396,9 @@ func TestRemovedSegmentIsGone(t *testing.T) {
 	g := s.Segments()[0]
 	a.Seal(g)
 	must.Succeed(t, s.Remove(g))
-	if err := s.Read(&items[0].Entry, make([]byte, 100)); !errors.Is(err, ErrGone) {
-		t.Errorf("Read: got %v, want ErrGone", err)
-	}
-	if err := g.Puts(0, func(*Record) bool { return true }); !errors.Is(err, ErrGone) {
-		t.Errorf("Puts: got %v, want ErrGone", err)
-	}
-	if err := errors.Join(g.Drop(func() (uint32, bool) { return 0, true }), g.Compact(1<<31, nil, nil)); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, s.Read(&items[0].Entry, make([]byte, 100)), ErrGone, "Read")
+	expect.Error(t, g.Puts(0, func(*Record) bool { return true }), ErrGone, "Puts")
+	expect.Error(t, errors.Join(g.Drop(func() (uint32, bool) { return 0, true }), g.Compact(1<<31, nil, nil)), nil)
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 || s.Bytes() != 0 || s.Len() != 0 {
 		t.Errorf("got files %v, %d bytes, %v, want none", left, s.Bytes(), err)
 	}
@@ -444,8 +415,7 @@ func TestFailedWriteLeavesLogUnchanged(t *testing.T) {
 	must.Succeed(t, a.Append([]Item{newItem(1, 100)}, func(*Item) {}))
 	g := s.Segments()[0]
 	log := g.log
-	readOnly, err := os.Open(log.Name())
-	must.Succeed(t, err)
+	readOnly := must.Get(os.Open(log.Name()))(t)
 	g.log = readOnly
 	before := s.Bytes()
 	called := false
@@ -460,9 +430,7 @@ func TestFailedWriteLeavesLogUnchanged(t *testing.T) {
 	}
 	// A torn record that could not be truncated.
 	g.broken = true
-	if _, err := g.log.WriteAt([]byte("torn"), int64(g.units)*unit); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(g.log.WriteAt([]byte("torn"), int64(g.units)*unit))(t)
 	touch := func() error {
 		return g.Touch([]index.Key{{}}, func(index.Key) (uint32, uint32, bool) { return 0, 5000, true })
 	}
@@ -471,14 +439,11 @@ func TestFailedWriteLeavesLogUnchanged(t *testing.T) {
 		t.Error("Touch succeeded on a log that cannot be truncated")
 	}
 	g.log = log
-	if err := errors.Join(touch(), readOnly.Close()); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, errors.Join(touch(), readOnly.Close()), nil)
 	s.Close()
 	_, h := replay(t, dir)
-	if len(h.puts) != 2 || h.stamps[0] != 5000 {
-		t.Errorf("got %d puts, touched %v, want 2 puts", len(h.puts), h.stamps)
-	}
+	expect.That(t, len(h.puts) == 2 && h.stamps[0] == 5000,
+		"got %d puts, touched %v, want 2 puts", len(h.puts), h.stamps)
 }
 
 // FuzzReplay: whatever the log, Replay reports nothing outside the data, truncates both files to what it reports, and
@@ -568,8 +533,7 @@ func TestLogIsReadAroundBadSectors(t *testing.T) {
 	content := bytes.Repeat([]byte("log"), 300_000)
 	path := filepath.Join(t.TempDir(), "log")
 	must.Succeed(t, os.WriteFile(path, content, 0o600))
-	f, err := os.Open(path)
-	must.Succeed(t, err)
+	f := must.Get(os.Open(path))(t)
 	defer f.Close()
 	size := int64(len(content))
 	for _, c := range []struct{ from, to, zeroFrom, zeroTo int64 }{
@@ -585,7 +549,5 @@ func TestLogIsReadAroundBadSectors(t *testing.T) {
 			t.Errorf("bad from %d to %d: got %d bytes, %v, want zeros from %d to %d", c.from, c.to, len(got), err, c.zeroFrom, c.zeroTo)
 		}
 	}
-	if _, err := readWhole(badFile{f, 0, size}); !errors.Is(err, syscall.EIO) {
-		t.Errorf("all bad: got %v, want EIO", err)
-	}
+	expect.Error(t, expect.Err(readWhole(badFile{f, 0, size})), syscall.EIO, "all bad")
 }
