@@ -12,6 +12,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-cmp/cmp"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
@@ -49,8 +50,7 @@ func (c *client) result(t *testing.T) (*repb.ActionResult, map[string]cas.Digest
 		},
 		Children: []*repb.Directory{child},
 	}
-	treeDigest, err := cas.PutProto(t.Context(), c.memory(t, ""), cas.SHA256, tree)
-	must.Succeed(t, err)
+	treeDigest := must.Get(cas.PutProto(t.Context(), c.memory(t, ""), cas.SHA256, tree))(t)
 	leaf := c.directory(t, "leaf")
 	root := c.directory(t, "top", leaf)
 	blobs := map[string]cas.Digest{
@@ -83,15 +83,12 @@ func TestUpdateStoresInlinedContents(t *testing.T) {
 		StderrDigest: sum("err").Proto(),
 		OutputFiles:  []*repb.OutputFile{{Path: "f", Digest: sum("file").Proto()}},
 	}
-	got, err := c.memory(t, "").Lookup(t.Context(), action)
-	must.Succeed(t, err)
+	got := must.Get(c.memory(t, "").Lookup(t.Context(), action))(t)
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 		t.Errorf("recorded (-want +got):\n%s", diff)
 	}
 	for _, data := range []string{"out", "err", "file"} {
-		if !slices.Contains(c.memory(t, "").Digests(), sum(data)) {
-			t.Errorf("%q is not stored", data)
-		}
+		expect.That(t, slices.Contains(c.memory(t, "").Digests(), sum(data)), "%q is not stored", data)
 	}
 }
 
@@ -168,9 +165,7 @@ func TestErrorsAreShort(t *testing.T) {
 func TestOnUpdateGetsRecordedResults(t *testing.T) {
 	var results []*repb.ActionResult
 	c := serve(t, casserver.Config{OnUpdate: func(_ context.Context, instance string, a cas.Digest, r *repb.ActionResult) {
-		if instance != "" || a != action {
-			t.Errorf("got instance %q, action %s", instance, a)
-		}
+		expect.That(t, instance == "" && a == action, "got instance %q, action %s", instance, a)
 		results = append(results, proto.CloneOf(r))
 	}})
 	r, blobs := c.result(t)
@@ -183,9 +178,8 @@ func TestOnUpdateGetsRecordedResults(t *testing.T) {
 	r.ExitCode = 0
 	c.memory(t, "").Delete(blobs["file"])
 	wantCode(t, c.record(t, r), codes.FailedPrecondition)
-	if len(results) != 1 || results[0].StdoutDigest == nil || !proto.Equal(results[0], recorded) {
-		t.Errorf("got %v, want only %v", results, recorded)
-	}
+	expect.That(t, len(results) == 1 && results[0].StdoutDigest != nil && proto.Equal(results[0], recorded),
+		"got %v, want only %v", results, recorded)
 }
 
 func TestOnLookupGetsEachAnswer(t *testing.T) {
@@ -205,7 +199,5 @@ func TestOnLookupGetsEachAnswer(t *testing.T) {
 	_, err = c.GetActionResult(t.Context(), &repb.GetActionResultRequest{})
 	wantCode(t, err, codes.InvalidArgument)
 	want := []string{`"" ` + action.String() + " false", `"" ` + action.String() + " true", `"" ` + action.String() + " false"}
-	if !slices.Equal(results, want) {
-		t.Errorf("got %q, want %q", results, want)
-	}
+	expect.Slices(t, results, want)
 }

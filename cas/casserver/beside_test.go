@@ -9,6 +9,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
@@ -92,8 +93,7 @@ func TestServicesBesideOthers(t *testing.T) {
 	s := grpc.NewServer(append(casserver.ServerOptions(nil), look)...)
 	s.RegisterService(&echo, nil)
 	c := &client{instances: castest.Instances()}
-	stop, err := casserver.Register(s, casserver.Config{Instances: c.instances})
-	must.Succeed(t, err)
+	stop := must.Get(casserver.Register(s, casserver.Config{Instances: c.instances}))(t)
 	t.Cleanup(stop)
 	c.connect(t, s, nil)
 
@@ -105,14 +105,9 @@ func TestServicesBesideOthers(t *testing.T) {
 	wantCode(t, c.conn.Invoke(t.Context(), "/test.Echo/Panic", new("on purpose"), &got, text), codes.Internal, "internal server error")
 
 	const data = "uploaded beside others"
-	upload, err := c.Write(t.Context())
-	must.Succeed(t, err)
+	upload := must.Get(c.Write(t.Context()))(t)
 	must.Succeed(t, upload.Send(message(uploadName(data), 0, data, true)))
-	if _, err := upload.CloseAndRecv(); err != nil {
-		t.Errorf("Write: got %v", err)
-	}
+	expect.Error(t, expect.Err(upload.CloseAndRecv()), nil, "Write")
 	b, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: sum(data).Resource()})
-	if string(b) != data {
-		t.Errorf("Read: got %q, %v, want %q", b, err, data)
-	}
+	expect.That(t, string(b) == data, "Read: got %q, %v, want %q", b, err, data)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/internal/compress"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -48,9 +49,7 @@ func TestFinishWriteIsAnsweredImmediately(t *testing.T) {
 			defer cancel()
 			stream := c.open(ctx, t, row.messages...)
 			wantCode(t, stream.RecvMsg(&bspb.WriteResponse{}), row.want)
-			if row.want == codes.OK && !c.has(t, sum(blobOf(row.messages))) {
-				t.Error("the blob is not stored")
-			}
+			expect.That(t, row.want != codes.OK || c.has(t, sum(blobOf(row.messages))), "the blob is not stored")
 		})
 	}
 }
@@ -104,9 +103,7 @@ func TestFullStoreErrorHasAdvice(t *testing.T) {
 		c := serve(t, casserver.Config{Instances: instances, FullHint: hint})
 		err := c.uploadTo(t.Context(), "", "data")
 		wantCode(t, err, codes.ResourceExhausted, sum("data").String(), leased.Error(), test.want)
-		if !strings.HasSuffix(err.Error(), test.want) {
-			t.Errorf("got %v, want it to end with %q", err, test.want)
-		}
+		expect.That(t, strings.HasSuffix(err.Error(), test.want), "got %v, want it to end with %q", err, test.want)
 	}
 }
 
@@ -138,9 +135,7 @@ func TestReadOfCorruptBlobIsIncomplete(t *testing.T) {
 				}{damage(r), r}
 			}})
 			c := serve(t, casserver.Config{Instances: instances})
-			if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data)); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data)))(t)
 			want := codes.NotFound
 			if label == "unreadable" {
 				want = codes.Internal
@@ -148,9 +143,8 @@ func TestReadOfCorruptBlobIsIncomplete(t *testing.T) {
 			for _, limit := range []int64{0, d.Size(), d.Size() + 1} {
 				got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: d.Resource(), ReadLimit: limit})
 				wantCode(t, err, want, d.String())
-				if len(got) >= len(data) {
-					t.Errorf("limit %d: got %d bytes, want fewer than %d", limit, len(got), len(data))
-				}
+				expect.That(t, len(got) < len(data),
+					"limit %d: got %d bytes, want fewer than %d", limit, len(got), len(data))
 			}
 			for _, by := range compress.Compressors() {
 				b, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: compressedName(by, d)})

@@ -8,6 +8,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -15,8 +16,7 @@ import (
 
 func (c *client) capabilities(t *testing.T) *repb.ServerCapabilities {
 	t.Helper()
-	r, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{})
-	must.Succeed(t, err)
+	r := must.Get(c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{}))(t)
 	return r
 }
 
@@ -56,7 +56,5 @@ func TestRule005_006_CapabilitiesDependOnCaller(t *testing.T) {
 	// Rights do not enable what the server does not support.
 	all := func(context.Context, string) (execute, update bool) { return true, true }
 	r := serve(t, casserver.Config{Execution: &repb.ExecutionCapabilities{}, Rights: all}).capabilities(t)
-	if r.ExecutionCapabilities.ExecEnabled {
-		t.Errorf("a right enabled something unsupported: %v", r)
-	}
+	expect.That(t, !r.ExecutionCapabilities.ExecEnabled, "a right enabled something unsupported: %v", r)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
@@ -55,8 +56,7 @@ func serveWith(t testing.TB, c casserver.Config, options ...grpc.ServerOption) *
 		c.Instances = castest.Instances()
 	}
 	s := grpc.NewServer(options...)
-	stop, err := casserver.Register(s, c)
-	must.Succeed(t, err)
+	stop := must.Get(casserver.Register(s, c))(t)
 	cl := &client{instances: c.Instances, stop: stop}
 	t.Cleanup(cl.stop)
 	cl.connect(t, s, nil)
@@ -89,24 +89,21 @@ func (c *client) connect(t testing.TB, s *grpc.Server, wrap func(net.Conn) net.C
 // memory returns the store of an instance.
 func (c *client) memory(t *testing.T, instance string) *castest.Memory {
 	t.Helper()
-	in, err := c.instances(instance)
-	must.Succeed(t, err)
+	in := must.Get(c.instances(instance))(t)
 	return in.Store.(*castest.Memory)
 }
 
 // put stores data directly.
 func (c *client) put(t *testing.T, data string) cas.Digest {
 	t.Helper()
-	d, err := cas.PutBytes(t.Context(), c.memory(t, ""), cas.SHA256, []byte(data))
-	must.Succeed(t, err)
+	d := must.Get(cas.PutBytes(t.Context(), c.memory(t, ""), cas.SHA256, []byte(data)))(t)
 	return d
 }
 
 // has reports whether the default instance has d.
 func (c *client) has(t *testing.T, d cas.Digest) bool {
 	t.Helper()
-	missing, err := c.memory(t, "").Missing(t.Context(), []cas.Digest{d})
-	must.Succeed(t, err)
+	missing := must.Get(c.memory(t, "").Missing(t.Context(), []cas.Digest{d}))(t)
 	return len(missing) == 0
 }
 
@@ -160,9 +157,7 @@ func wantCode(t testing.TB, err error, code codes.Code, words ...string) {
 		t.Errorf("got %v (%v), want %v", got, err, code)
 	}
 	for _, w := range words {
-		if err != nil && !strings.Contains(err.Error(), w) {
-			t.Errorf("error %q does not say %q", err, w)
-		}
+		expect.That(t, err == nil || strings.Contains(err.Error(), w), "error %q does not say %q", err, w)
 	}
 }
 
@@ -359,12 +354,8 @@ func TestPanicFailsOnlyItsCall(t *testing.T) {
 		case "FindMissingBlobs", "BatchUpdateBlobs", "Write":
 			err := call.do(t.Context(), target{digest: sum("data").Proto()})
 			wantCode(t, err, codes.Internal, call.name)
-			if !strings.Contains(c.log.String(), call.name) {
-				t.Errorf("want %s in the log: %s", call.name, c.log)
-			}
+			expect.That(t, strings.Contains(c.log.String(), call.name), "want %s in the log: %s", call.name, c.log)
 		}
 	}
-	if strings.Count(c.log.String(), "goroutine") < 3 {
-		t.Errorf("log: got %s, want stacks", c.log)
-	}
+	expect.That(t, strings.Count(c.log.String(), "goroutine") >= 3, "log: got %s, want stacks", c.log)
 }

@@ -5,7 +5,6 @@ package casserver_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -20,6 +19,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/internal/chunk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -110,8 +110,7 @@ func (c *client) splicers() map[string]func(d cas.Digest, v repb.ChunkingFunctio
 // cut stores the chunks of data and returns their digests.
 func cut(t testing.TB, s cas.Store, data string, p chunk.Params) (ds []*repb.Digest) {
 	t.Helper()
-	r, err := chunk.NewReader(strings.NewReader(data), p)
-	must.Succeed(t, err)
+	r := must.Get(chunk.NewReader(strings.NewReader(data), p))(t)
 	for {
 		b, err := r.Next()
 		if err == io.EOF {
@@ -146,8 +145,7 @@ func TestRule013_ChunkingIsAdvertisedIfSupported(t *testing.T) {
 	}})
 	for _, name := range []string{"", "plain"} {
 		served := name == ""
-		r, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: name})
-		must.Succeed(t, err)
+		r := must.Get(c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: name}))(t)
 		caps := r.CacheCapabilities
 		if caps.SplitBlobSupport != served || caps.SpliceBlobSupport != served ||
 			(caps.FastCdc_2020Params != nil) != served || (caps.RepMaxCdcParams != nil) != served {
@@ -182,9 +180,7 @@ func TestRule057_ChunksAreStoredAndMakeUpTheBlob(t *testing.T) {
 				}
 				c.put(t, data)
 				got, by, err := split(d, asked)
-				if err != nil || by != cutBy {
-					t.Fatalf("got %v, %v, want %v", by, err, cutBy)
-				}
+				must.Be(t, err == nil && by == cutBy, "got %v, %v, want %v", by, err, cutBy)
 				var p chunk.Params = chunk.FastCDC{Average: 512 << 10}
 				if cutBy == repMax {
 					p = chunk.RepMaxCDC{Min: 256 << 10, Horizon: 2 << 20}
@@ -192,15 +188,11 @@ func TestRule057_ChunksAreStoredAndMakeUpTheBlob(t *testing.T) {
 				wantDigests(t, got, cut(t, castest.NewMemory(), data, p))
 				var all []byte
 				for _, p := range got {
-					chunk, err := cas.FromProto(cas.SHA256, p)
-					must.Succeed(t, err)
-					b, err := cas.ReadAll(t.Context(), c.memory(t, ""), chunk, chunk.Size())
-					must.Succeed(t, err)
+					chunk := must.Get(cas.FromProto(cas.SHA256, p))(t)
+					b := must.Get(cas.ReadAll(t.Context(), c.memory(t, ""), chunk, chunk.Size()))(t)
 					all = append(all, b...)
 				}
-				if string(all) != data {
-					t.Errorf("got chunks of %d other bytes", len(all))
-				}
+				expect.That(t, string(all) == data, "got chunks of %d other bytes", len(all))
 				// The chunks suffice without the blob, but not if one of them is missing.
 				c.memory(t, "").Delete(d)
 				if again, _, err := split(d, asked); err != nil {
@@ -261,9 +253,7 @@ func TestRule057_SplitMarksBlobAndChunksAsUsed(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, want := range append(slices.Clone(of.Chunks), d) {
-			if !m.marked[want] {
-				t.Errorf("%s: %s was not marked as used", name, want)
-			}
+			expect.That(t, m.marked[want], "%s: %s was not marked as used", name, want)
 		}
 	}
 }
@@ -302,9 +292,7 @@ func TestRule060_SpliceVerifies(t *testing.T) {
 				half := len(data) / 2
 				a, b := sum(data[:half]).Proto(), sum(data[half:]).Proto()
 				put := func(data string) {
-					if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data)); err != nil {
-						t.Fatal(err)
-					}
+					must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, []byte(data)))(t)
 				}
 				put(data[:half])
 				wantCode(t, splice(d, unknown, a, b), codes.NotFound, b.Hash, d.Hash())
@@ -319,9 +307,7 @@ func TestRule060_SpliceVerifies(t *testing.T) {
 				if got := m.Digests(); !slices.Equal(got, before) || has(t, m, d) {
 					t.Errorf("got stored blobs, want none")
 				}
-				if _, err := m.Split(t.Context(), d); !errors.Is(err, cas.ErrNotFound) {
-					t.Errorf("got %v, want no chunk list", err)
-				}
+				expect.Error(t, expect.Err(m.Split(t.Context(), d)), cas.ErrNotFound)
 				if kind == "large" {
 					m.err = cas.ErrFull
 					wantCode(t, splice(d, unknown, a, b), codes.ResourceExhausted, d.Hash())
@@ -338,9 +324,7 @@ func TestRule060_SpliceVerifies(t *testing.T) {
 				// A present blob remains unchanged and is marked as used.
 				clear(m.marked)
 				wantCode(t, splice(d, unknown, b, a), codes.OK)
-				if !m.marked[d] {
-					t.Error("the blob was not marked as used")
-				}
+				expect.That(t, m.marked[d], "the blob was not marked as used")
 				wantCode(t, splice(cas.SHA256.Sum(nil), unknown), codes.OK)
 			})
 		}
@@ -349,8 +333,7 @@ func TestRule060_SpliceVerifies(t *testing.T) {
 
 func has(t *testing.T, s cas.Store, d cas.Digest) bool {
 	t.Helper()
-	missing, err := s.Missing(t.Context(), []cas.Digest{d})
-	must.Succeed(t, err)
+	missing := must.Get(s.Missing(t.Context(), []cas.Digest{d}))(t)
 	return len(missing) == 0
 }
 
@@ -394,8 +377,7 @@ func TestRegisterChunkMappingIsLimited(t *testing.T) {
 	piece := c.put(t, "0123456789").Proto()
 	part := &repb.RegisterChunkMappingRequest{ChunkDigests: slices.Repeat([]*repb.Digest{piece}, 50_000)}
 	messages := slices.Repeat([]*repb.RegisterChunkMappingRequest{part}, 21)
-	huge, err := cas.NewDigest(cas.SHA256, sum("huge").Hash(), 1<<50)
-	must.Succeed(t, err)
+	huge := must.Get(cas.NewDigest(cas.SHA256, sum("huge").Hash(), 1<<50))(t)
 	first := &repb.RegisterChunkMappingRequest{BlobDigest: huge.Proto()}
 	wantCode(t, c.register(t.Context(), append([]*repb.RegisterChunkMappingRequest{first}, messages...)...),
 		codes.InvalidArgument, "more than 1000000 chunks")
@@ -418,9 +400,7 @@ func TestConcurrentSplitsAreLimited(t *testing.T) {
 	m := faulty.New(castest.NewMemory(), nil)
 	s := &mappingFaulty{m, castest.NewMemory()}
 	c := serve(t, casserver.Config{Instances: instances(s, nil)})
-	if _, err := cas.PutBytes(t.Context(), s, cas.SHA256, []byte(data)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cas.PutBytes(t.Context(), s, cas.SHA256, []byte(data)))(t)
 	gate := m.Hold(faulty.Open)
 	const atOnce, all = 16, 20
 	done := make(chan error, all)
@@ -465,12 +445,10 @@ func TestSplicedBlobsShareChunks(t *testing.T) {
 	t.Parallel()
 	// Maintenance, which writes to the store every half minute, does not run meanwhile.
 	synctest.Test(t, func(t *testing.T) {
-		store, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
-		must.Succeed(t, err)
+		store := must.Get(disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20}))(t)
 		defer store.Close()
 		c := serve(t, casserver.Config{Instances: store.Instance})
-		in, err := store.Instance("")
-		must.Succeed(t, err)
+		in := must.Get(store.Instance(""))(t)
 		one := noise(20 << 20)
 		other := one[:9<<20] + "eleven more" + one[9<<20:]
 		var before int64
@@ -492,13 +470,9 @@ func TestSplicedBlobsShareChunks(t *testing.T) {
 					t.Errorf("%s: %d chunks, %v, %v", name, len(got), by, err)
 				}
 			}
-			if now != store.Stats().Bytes {
-				t.Error("splitting a blob stored as chunks took more space")
-			}
+			expect.That(t, now == store.Stats().Bytes, "splitting a blob stored as chunks took more space")
 		}
-		if err := store.Check(t.Context()); err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, store.Check(t.Context()), nil)
 	})
 }
 
@@ -507,16 +481,13 @@ func TestCancelledRegisterStoresNothing(t *testing.T) {
 	a := c.put(t, "0123456789")
 	d := sum("01234567890123456789")
 	ctx, cancel := context.WithCancel(t.Context())
-	stream, err := c.RegisterChunkMapping(ctx)
-	must.Succeed(t, err)
+	stream := must.Get(c.RegisterChunkMapping(ctx))(t)
 	must.Succeed(t, stream.Send(&repb.RegisterChunkMappingRequest{BlobDigest: d.Proto(), ChunkDigests: []*repb.Digest{a.Proto(), a.Proto()}}))
 	cancel()
 	if err := stream.RecvMsg(new(repb.RegisterChunkMappingResponse)); err == nil {
 		t.Error("got no error")
 	}
-	if c.has(t, d) {
-		t.Error("the blob is present")
-	}
+	expect.That(t, !c.has(t, d), "the blob is present")
 }
 
 // FuzzRegisterChunkMapping checks that registering chunks succeeds, and makes the blob present, exactly if the blob is
@@ -528,8 +499,7 @@ func FuzzRegisterChunkMapping(f *testing.F) {
 	var datas []string
 	for i := range 8 {
 		data := noise(1 << (3 * i))
-		d, err := cas.PutBytes(context.Background(), m, cas.SHA256, []byte(data))
-		must.Succeed(f, err)
+		d := must.Get(cas.PutBytes(context.Background(), m, cas.SHA256, []byte(data)))(f)
 		chunks, datas = append(chunks, d), append(datas, data)
 	}
 	f.Add([]byte{1, 2, 3}, []byte{1, 2, 3}, int32(0), byte(0))
@@ -565,12 +535,8 @@ func FuzzRegisterChunkMapping(f *testing.F) {
 		if good = good && got.String() == want.String(); stored {
 			good = true
 		}
-		if (err == nil) != good {
-			t.Errorf("register: %v, want success %v", err, good)
-		}
-		if has(t, m, d) != good {
-			t.Errorf("present: got %v, want %v", !good, good)
-		}
+		expect.That(t, (err == nil) == good, "register: %v, want success %v", err, good)
+		expect.That(t, has(t, m, d) == good, "present: got %v, want %v", !good, good)
 		if good {
 			if b, err := cas.ReadAll(t.Context(), m, d, d.Size()); err != nil || string(b) != want.String() {
 				t.Errorf("%d bytes, %v", len(b), err)
@@ -591,14 +557,11 @@ func serveFuzz(f *testing.F, m *castest.Memory) *client {
 // A million chunks of three bytes would need a list twelve times the size of the blob, read at each existence check.
 func TestBlobOfTinyChunksIsStoredWhole(t *testing.T) {
 	t.Parallel()
-	store, err := disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20})
-	must.Succeed(t, err)
+	store := must.Get(disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 256 << 20}))(t)
 	defer store.Close()
 	c := serve(t, casserver.Config{Instances: store.Instance})
-	in, err := store.Instance("")
-	must.Succeed(t, err)
-	piece, err := cas.PutBytes(t.Context(), in.Store, cas.SHA256, []byte("abc"))
-	must.Succeed(t, err)
+	in := must.Get(store.Instance(""))(t)
+	piece := must.Get(cas.PutBytes(t.Context(), in.Store, cas.SHA256, []byte("abc")))(t)
 	const n, message = 1_000_000, 100_000
 	blob := strings.Repeat("abc", n)
 	first := &repb.RegisterChunkMappingRequest{BlobDigest: sum(blob).Proto()}
@@ -613,10 +576,6 @@ func TestBlobOfTinyChunksIsStoredWhole(t *testing.T) {
 	if got, err := c.read(t.Context(), &bspb.ReadRequest{ResourceName: sum(blob).Resource()}); err != nil || string(got) != blob {
 		t.Errorf("read %d bytes, %v", len(got), err)
 	}
-	if _, err := in.Store.(cas.Splicer).Split(t.Context(), sum(blob)); !errors.Is(err, cas.ErrNotFound) {
-		t.Errorf("got %v, want no chunk list", err)
-	}
-	if err := store.Check(t.Context()); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, expect.Err(in.Store.(cas.Splicer).Split(t.Context(), sum(blob))), cas.ErrNotFound)
+	expect.Error(t, store.Check(t.Context()), nil)
 }

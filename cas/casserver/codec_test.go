@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/mem"
@@ -60,9 +61,8 @@ func TestWriteRequestEqualsMessage(t *testing.T) {
 				must.Succeed(t, newCodec().Unmarshal(before, got))
 				got.release()
 				err := newCodec().Unmarshal(message, got)
-				if (err == nil) != (wantErr == nil) {
-					t.Errorf("in %d parts: got %v, want %v", len(message), err, wantErr)
-				}
+				expect.That(t, (err == nil) == (wantErr == nil),
+					"in %d parts: got %v, want %v", len(message), err, wantErr)
 				if err == nil && !proto.Equal(&want, &got.WriteRequest) {
 					t.Errorf("in %d parts: got %.200v, want %.200v", len(message), &got.WriteRequest, &want)
 				}
@@ -89,9 +89,7 @@ func TestWriteRequestAliasesItsBuffer(t *testing.T) {
 		if at := bytes.Index(b, m.Data); at < 0 || &b[at] != &m.Data[0] {
 			t.Error("the data was copied")
 		}
-		if pool.back != i {
-			t.Errorf("during message %d: got %d returned buffers", i, pool.back)
-		}
+		expect.That(t, pool.back == i, "during message %d: got %d returned buffers", i, pool.back)
 		m.release()
 		m.release()
 	}
@@ -140,9 +138,8 @@ func TestReadResponseEqualsMessage(t *testing.T) {
 		if err != nil || len(want.Data) != n {
 			t.Fatalf("%d bytes: got %d, %v", n, len(want.Data), err)
 		}
-		if n > 0 && &encoded[0].ReadOnlyData()[encoded.Len()-1] != &p.Data[n-1] {
-			t.Errorf("%d bytes: the data was copied", n)
-		}
+		expect.That(t, n <= 0 || &encoded[0].ReadOnlyData()[encoded.Len()-1] == &p.Data[n-1],
+			"%d bytes: the data was copied", n)
 		var got bspb.ReadResponse
 		if err := newCodec().Unmarshal(encoded, &got); err != nil || !proto.Equal(want, &got) {
 			t.Errorf("%d bytes: another message, %v", n, err)

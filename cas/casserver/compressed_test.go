@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/internal/compress"
 	"github.com/cloister-build/cloister/cas/quota"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/klauspost/compress/zstd"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
@@ -35,9 +36,7 @@ func pack(t testing.TB, c repb.Compressor_Value, data string) string {
 	var b bytes.Buffer
 	w := compress.NewWriter(c, &b)
 	defer w.Release()
-	if _, err := io.WriteString(w, data); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(w, data))(t)
 	must.Succeed(t, w.Close())
 	return b.String()
 }
@@ -72,9 +71,7 @@ func TestRule043_ConcurrentlyStoredBlobEndsWriteEarly(t *testing.T) {
 	c := serve(t, casserver.Config{Instances: instances(incurious{m}, m)})
 	by, data := repb.Compressor_ZSTD, noise(1000)
 	n, err := c.write(t.Context(), message("uploads/u/"+compressedName(by, sum(data)), 0, pack(t, by, data), false))
-	if err != nil || n != -1 {
-		t.Errorf("got %d, %v, want -1", n, err)
-	}
+	expect.That(t, err == nil && n == -1, "got %d, %v, want -1", n, err)
 }
 
 // An incurious store has every blob when Put is called.
@@ -87,8 +84,7 @@ func TestRule044_CompressedUploadsStartAtZero(t *testing.T) {
 	by, data := repb.Compressor_ZSTD, noise(100_000)
 	packed, name := pack(t, by, data), "uploads/u/"+compressedName(by, sum(data))
 	query := func() *bspb.QueryWriteStatusResponse {
-		r, err := c.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name})
-		must.Succeed(t, err)
+		r := must.Get(c.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name}))(t)
 		return r
 	}
 	_, err := c.write(t.Context(), message(name, 0, packed[:500], false))
@@ -135,8 +131,7 @@ func TestRule045_BombsEndAtStatedSize(t *testing.T) {
 		m := castest.NewMemory()
 		var read atomic.Int64
 		c := serve(t, casserver.Config{Instances: instances(counting{greedy{m}, &read}, m)})
-		stream, err := c.Write(t.Context())
-		must.Succeed(t, err)
+		stream := must.Get(c.Write(t.Context()))(t)
 		bomb := pack(t, by, strings.Repeat("\x00", 64<<20))
 		d := sum(strings.Repeat("\x00", 1000))
 		must.Succeed(t, stream.Send(message("uploads/u/"+compressedName(by, d), 0, bomb[:len(bomb)-1], false)))
@@ -235,9 +230,7 @@ func TestRule055_CompressedBlobsTakeBoundedMemory(t *testing.T) {
 			size /= 4 // the others are slow
 		}
 		h := cas.SHA256.New(size)
-		if _, err := io.CopyN(h, random(), size); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(io.CopyN(h, random(), size))(t)
 		d := cas.SHA256.Digest(h, size)
 		var base runtime.MemStats
 		for range 3 {
@@ -255,22 +248,18 @@ func TestRule055_CompressedBlobsTakeBoundedMemory(t *testing.T) {
 			}
 		}}
 		c := serve(t, casserver.Config{Instances: instances(s, nil)})
-		stream, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: compressedName(by, d)})
-		must.Succeed(t, err)
+		stream := must.Get(c.Read(t.Context(), &bspb.ReadRequest{ResourceName: compressedName(by, d)}))(t)
 		r := compress.NewReader(by, &received{stream: stream})
 		defer r.Release()
 		if n, err := io.Copy(io.Discard, r); n != size || err != nil {
 			t.Fatalf("read %d bytes, %v", n, err)
 		}
 
-		up, err := c.Write(t.Context())
-		must.Succeed(t, err)
+		up := must.Get(c.Write(t.Context()))(t)
 		out := &sent{stream: up, name: "uploads/u/" + compressedName(by, d)}
 		w := compress.NewWriter(by, out)
 		defer w.Release()
-		if _, err := io.CopyN(w, random(), size); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(io.CopyN(w, random(), size))(t)
 		must.Succeed(t, w.Close())
 		must.Succeed(t, up.Send(message("", out.n, "", true)))
 		if resp, err := up.CloseAndRecv(); err != nil || resp.CommittedSize != out.n {
@@ -319,17 +308,14 @@ func (s *sent) Write(b []byte) (int, error) {
 func TestRule052_CancelOfCompressedReadClosesBlob(t *testing.T) {
 	byEach(t, func(t *testing.T, by repb.Compressor_Value) {
 		const size = 1 << 50
-		d, err := cas.NewDigest(cas.SHA256, sum("x").Hash(), size)
-		must.Succeed(t, err)
+		d := must.Get(cas.NewDigest(cas.SHA256, sum("x").Hash(), size))(t)
 		begun, closed := make(chan struct{}), make(chan struct{})
 		began := sync.OnceFunc(func() { close(begun) })
 		s := &endless{d: d, data: zeros, read: func(int) { began() }, closed: func() { close(closed) }}
 		c := serve(t, casserver.Config{Instances: instances(s, nil)})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		if _, err := c.Read(ctx, &bspb.ReadRequest{ResourceName: compressedName(by, d)}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.Read(ctx, &bspb.ReadRequest{ResourceName: compressedName(by, d)}))(t)
 		<-begun
 		cancel()
 		<-closed
@@ -395,9 +381,8 @@ func TestSilentStreamsYieldTheirMemory(t *testing.T) {
 			Digest: sum("brotli" + caller).Proto(), Compressor: repb.Compressor_BROTLI,
 			Data: []byte(pack(t, repb.Compressor_BROTLI, "brotli"+caller)),
 		}}})
-		if err != nil || r.Responses[0].Status.GetCode() != 0 {
-			t.Errorf("caller %q: batch: %v, %v", caller, r, err)
-		}
+		expect.That(t, err == nil && r.Responses[0].Status.GetCode() == 0,
+			"caller %q: batch: %v, %v", caller, r, err)
 	}
 	err = streams[0].RecvMsg(&bspb.WriteResponse{})
 	if wantCode(t, err, codes.ResourceExhausted, "silent for 3s", "retry"); len(status.Convert(err).Details()) != 1 {
@@ -411,8 +396,7 @@ func TestSilentStreamsYieldTheirMemory(t *testing.T) {
 
 // A client that sends or receives nothing for too long loses its stream. An uncompressed upload keeps what was sent.
 func TestIdleStreamsEnd(t *testing.T) {
-	d, err := cas.NewDigest(cas.SHA256, sum("x").Hash(), 1<<30)
-	must.Succeed(t, err)
+	d := must.Get(cas.NewDigest(cas.SHA256, sum("x").Hash(), 1<<30))(t)
 	closed := make(chan struct{}, 2)
 	s := &endless{d: d, data: random, read: func(int) {}, closed: func() { closed <- struct{}{} }}
 	c := serve(t, casserver.Config{Instances: instances(s, nil), StreamIdle: 100 * time.Millisecond})

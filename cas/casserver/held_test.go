@@ -41,8 +41,7 @@ func TestStopEndsUploadThatHangsInStore(t *testing.T) {
 	m := castest.NewMemory()
 	h := &holding{m, make(chan struct{}, 1), make(chan error, 1)}
 	s := grpc.NewServer(casserver.ServerOptions(nil)...)
-	endUploads, err := casserver.Register(s, casserver.Config{Instances: instances(h, m)})
-	must.Succeed(t, err)
+	endUploads := must.Get(casserver.Register(s, casserver.Config{Instances: instances(h, m)}))(t)
 	c := &client{}
 	c.connect(t, s, nil)
 	c.open(t.Context(), t, message(uploadName("12345678"), 0, "1234", false), message("", 4, "5678", true))

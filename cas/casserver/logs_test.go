@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -52,8 +53,7 @@ func TestRule127_LogStreamNamesGoToLogs(t *testing.T) {
 	var l logs
 	c := serve(t, casserver.Config{Logs: &l})
 	ctx := t.Context()
-	r, err := c.Read(ctx, &bspb.ReadRequest{ResourceName: "main/logstreams/a"})
-	must.Succeed(t, err)
+	r := must.Get(c.Read(ctx, &bspb.ReadRequest{ResourceName: "main/logstreams/a"}))(t)
 	if m, err := r.Recv(); err != nil || string(m.Data) != "logged" {
 		t.Errorf("read: %v, %v", m, err)
 	}
@@ -74,8 +74,7 @@ func TestRule127_LogStreamNamesGoToLogs(t *testing.T) {
 
 func TestLogStreamNamesAreInvalidWithoutLogs(t *testing.T) {
 	c := serve(t, casserver.Config{})
-	r, err := c.Read(t.Context(), &bspb.ReadRequest{ResourceName: "main/logstreams/a"})
-	must.Succeed(t, err)
+	r := must.Get(c.Read(t.Context(), &bspb.ReadRequest{ResourceName: "main/logstreams/a"}))(t)
 	if _, err := r.Recv(); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("got %v, want INVALID_ARGUMENT", err)
 	}
@@ -91,7 +90,5 @@ func TestRule054_HeaderMustMatchLogStreamName(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument)
 	_, err = c.QueryWriteStatus(ctx, &bspb.QueryWriteStatusRequest{ResourceName: "main/logstreams/a/token"})
 	wantCode(t, err, codes.InvalidArgument)
-	if len(l.asked) > 0 {
-		t.Errorf("got calls %q, want none", l.asked)
-	}
+	expect.That(t, len(l.asked) == 0, "got calls %q, want none", l.asked)
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -33,9 +35,7 @@ func TestRule091_PingsOnIdleConnectionArePermitted(t *testing.T) {
 			return conn
 		}, grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, PermitWithoutStream: true}))
 		for range 3 {
-			if _, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{}))(t)
 			time.Sleep(10 * time.Minute)
 		}
 		if n := dials.Load(); n != 1 {
@@ -67,9 +67,7 @@ func TestSilentClientIsDropped(t *testing.T) {
 		time.Sleep(11 * time.Minute)
 		select {
 		case err := <-ended:
-			if err == nil {
-				t.Error("the upload of a silent client succeeded")
-			}
+			expect.That(t, err != nil, "the upload of a silent client succeeded")
 		default:
 			t.Error("the upload of a silent client did not end")
 		}
@@ -155,16 +153,13 @@ func TestIncompleteInstanceFailsTheCall(t *testing.T) {
 	} {
 		c := dial(t, func(string) (*cas.Instance, error) { return in, nil }, nil)
 		_, err := c.FindMissingBlobs(t.Context(), &repb.FindMissingBlobsRequest{BlobDigests: []*repb.Digest{empty}})
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want an error with %q", err, want)
-		}
+		expect.That(t, err != nil && strings.Contains(err.Error(), want), "got %v, want an error with %q", err, want)
 	}
 	c := dial(t, instances(m, nil), nil)
 	if _, err := c.FindMissingBlobs(t.Context(), &repb.FindMissingBlobsRequest{BlobDigests: []*repb.Digest{empty}}); err != nil {
 		t.Errorf("a store alone: %v", err)
 	}
 	_, err := c.GetActionResult(t.Context(), &repb.GetActionResultRequest{ActionDigest: empty})
-	if err == nil || !strings.Contains(err.Error(), "no Actions") {
-		t.Errorf("got %v, want an error with %q", err, "no Actions")
-	}
+	expect.That(t, err != nil && strings.Contains(err.Error(), "no Actions"),
+		"got %v, want an error with %q", err, "no Actions")
 }

@@ -11,6 +11,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/internal/compress"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 func TestResourceNames(t *testing.T) {
@@ -142,9 +143,7 @@ func FuzzResourceName(f *testing.F) {
 		for _, parse := range []func(string) (resource, error){parseRead, parseWrite} {
 			r, err := parse(name)
 			if err != nil {
-				if !errors.Is(err, cas.ErrInvalid) {
-					t.Errorf("%q: error %v is not ErrInvalid", name, err)
-				}
+				expect.That(t, errors.Is(err, cas.ErrInvalid), "%q: error %v is not ErrInvalid", name, err)
 				continue
 			}
 			if d, err := r.digest(served); err != nil && !errors.Is(err, cas.ErrInvalid) {
@@ -155,9 +154,7 @@ func FuzzResourceName(f *testing.F) {
 					t.Errorf("%q names %v, but its resource name names %v, %v", name, d, same, err)
 				}
 			}
-			if err := cas.CheckInstanceName(r.instance); err != nil {
-				t.Errorf("%q: instance %q: %v", name, r.instance, err)
-			}
+			expect.Error(t, cas.CheckInstanceName(r.instance), nil, "%q: instance %q", name, r.instance)
 			if got, err := parse(r.String()); got != r || err != nil {
 				t.Errorf("%q parses as %+v, but %q as %+v, %v", name, r, r, got, err)
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
@@ -71,8 +72,7 @@ func (c *client) waitKept(t *testing.T, name string, n int64) {
 // open starts a Write stream.
 func (c *client) open(ctx context.Context, t *testing.T, messages ...*bspb.WriteRequest) bspb.ByteStream_WriteClient {
 	t.Helper()
-	stream, err := c.Write(ctx)
-	must.Succeed(t, err)
+	stream := must.Get(c.Write(ctx))(t)
 	for _, m := range messages {
 		must.Succeed(t, stream.Send(m))
 	}
@@ -122,16 +122,11 @@ func TestRule039_InterruptedUploadResumes(t *testing.T) {
 			c.wantKept(t, name, a)
 			breakOff(t, c, message(name, a, data[a:b], false))
 			c.wantKept(t, name, b)
-			if m.Len() != 0 {
-				t.Error("got stored blobs, want none")
-			}
+			expect.That(t, m.Len() == 0, "got stored blobs, want none")
 			n, err := c.write(t.Context(), message(name, b, data[b:], true))
-			if err != nil || n != int64(len(data)) {
-				t.Errorf("got %d, %v, want %d", n, err, len(data))
-			}
-			if len(began) != 1 || len(ended) != 1 || m.Len() != 1 {
-				t.Errorf("got %d started and %d ended Puts, want one", len(began), len(ended))
-			}
+			expect.That(t, err == nil && n == int64(len(data)), "got %d, %v, want %d", n, err, len(data))
+			expect.That(t, len(began) == 1 && len(ended) == 1 && m.Len() == 1,
+				"got %d started and %d ended Puts, want one", len(began), len(ended))
 			if n, complete, _ := c.query(t, name); !complete || n != int64(len(data)) {
 				t.Errorf("at the end: got %d, complete %v", n, complete)
 			}
@@ -185,9 +180,7 @@ func TestRule056_WaitingUploadsVanishWithServer(t *testing.T) {
 		t.Errorf("got %d, %v", n, err)
 	}
 	c.stop()
-	if err := store.Close(); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, store.Close(), nil)
 	if store, err = disk.Open(disk.Config{Dir: dir, MaxBytes: 64 << 20}); err != nil {
 		t.Fatal(err)
 	}
@@ -287,9 +280,7 @@ func TestWaitingUploadsAreLimited(t *testing.T) {
 	if n := len(ended); n != kept {
 		t.Errorf("%d uploads have ended when stop returns, want all %d", n, kept)
 	}
-	if m.Len() != 0 {
-		t.Error("got stored blobs, want none")
-	}
+	expect.That(t, m.Len() == 0, "got stored blobs, want none")
 	c.stop()
 }
 
@@ -302,9 +293,7 @@ func TestStopEndsUploads(t *testing.T) {
 	c.waitKept(t, running, 7)
 	c.stop()
 	wantCode(t, stream.RecvMsg(&bspb.WriteResponse{}), codes.Unavailable)
-	if len(ended) != 2 {
-		t.Errorf("%d uploads have ended when stop returns, want 2", len(ended))
-	}
+	expect.That(t, len(ended) == 2, "%d uploads have ended when stop returns, want 2", len(ended))
 	for range len(ended) {
 		if err := <-ended; err == nil || m.Len() != 0 {
 			t.Errorf("Put ended with %v, and %d blobs are stored", err, m.Len())
@@ -336,9 +325,8 @@ func TestFullStoreDropsWaitingUploads(t *testing.T) {
 	r, err := c.BatchUpdateBlobs(t.Context(), &repb.BatchUpdateBlobsRequest{Requests: []*repb.BatchUpdateBlobsRequest_Request{
 		{Digest: sum("large").Proto(), Data: []byte("large")},
 	}})
-	if err != nil || codes.Code(r.Responses[0].Status.GetCode()) != codes.ResourceExhausted {
-		t.Errorf("got %v, %v, want RESOURCE_EXHAUSTED", r, err)
-	}
+	expect.That(t, err == nil && codes.Code(r.Responses[0].Status.GetCode()) == codes.ResourceExhausted,
+		"got %v, %v, want RESOURCE_EXHAUSTED", r, err)
 	c.wantKept(t, name, 0)
 }
 
@@ -367,8 +355,7 @@ func TestPanicInSessionReachesCall(t *testing.T) {
 	c := serve(t, casserver.Config{Instances: instances})
 	_, err := c.write(t.Context(), message(uploadName("12345678"), 0, "1234", false), message("", 4, "5678", true))
 	wantCode(t, err, codes.Internal, "Write")
-	if !strings.Contains(c.log.String(), "defect") || !strings.Contains(c.log.String(), "resume_test.go") {
-		t.Errorf("log: got %s, want the location", c.log)
-	}
+	expect.That(t, strings.Contains(c.log.String(), "defect") && strings.Contains(c.log.String(), "resume_test.go"),
+		"log: got %s, want the location", c.log)
 	c.wantKept(t, uploadName("12345678"), 0)
 }

@@ -46,8 +46,7 @@ func reads(blobs ...string) *repb.BatchReadBlobsRequest {
 // update sends a batch and returns the code of each blob in order.
 func (c *client) update(t *testing.T, req *repb.BatchUpdateBlobsRequest) []codes.Code {
 	t.Helper()
-	r, err := c.BatchUpdateBlobs(t.Context(), req)
-	must.Succeed(t, err)
+	r := must.Get(c.BatchUpdateBlobs(t.Context(), req))(t)
 	var got []codes.Code
 	for i, r := range r.Responses {
 		if !proto.Equal(r.Digest, req.Requests[i].Digest) {
@@ -62,36 +61,27 @@ func TestRule024_FindMissingMarksBlobsAsUsed(t *testing.T) {
 	var used []cas.Digest
 	instances, m := behind(&probe{missing: func(ds []cas.Digest) { used = ds }})
 	c := serve(t, casserver.Config{Instances: instances})
-	d, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("have"))
-	must.Succeed(t, err)
+	d := must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, []byte("have")))(t)
 	if _, err := c.FindMissingBlobs(t.Context(), &repb.FindMissingBlobsRequest{BlobDigests: []*repb.Digest{d.Proto()}}); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(used, []cas.Digest{d}) {
-		t.Errorf("got Missing of %v, want %v", used, d)
-	}
+	expect.That(t, slices.Equal(used, []cas.Digest{d}), "got Missing of %v, want %v", used, d)
 }
 
 func TestRule026_MismatchIsInvalidAndNotStored(t *testing.T) {
 	m := castest.NewMemory()
 	c := serve(t, casserver.Config{Instances: instances(trusting{m}, m)})
-	if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("have")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, []byte("have")))(t)
 	req := updates("a", "b", "have", "c")
 	req.Requests[0].Data = []byte("x")
 	req.Requests[1].Data = []byte("bb")
 	req.Requests[2].Data = []byte("HAVE")
-	r, err := c.BatchUpdateBlobs(t.Context(), req)
-	must.Succeed(t, err)
+	r := must.Get(c.BatchUpdateBlobs(t.Context(), req))(t)
 	for i, want := range []codes.Code{codes.InvalidArgument, codes.InvalidArgument, codes.InvalidArgument, codes.OK} {
 		s := r.Responses[i].Status
-		if codes.Code(s.GetCode()) != want {
-			t.Errorf("blob %d: got %v, want %v", i, s, want)
-		}
-		if want != codes.OK && !strings.Contains(s.Message, req.Requests[i].Digest.Hash) {
-			t.Errorf("message %q does not name the blob", s.Message)
-		}
+		expect.That(t, codes.Code(s.GetCode()) == want, "blob %d: got %v, want %v", i, s, want)
+		expect.That(t, want == codes.OK || strings.Contains(s.GetMessage(), req.Requests[i].Digest.Hash),
+			"message %q does not name the blob", s.GetMessage())
 	}
 	if m.Len() != 2 {
 		t.Errorf("got blobs %v, want no mismatched one", m.Digests())
@@ -149,16 +139,13 @@ func TestRule031_AbsentBlobsAreFetchedOnce(t *testing.T) {
 	m := castest.NewMemory()
 	s := &fetching{Store: m, absent: []cas.Digest{sum("absent"), sum("absent too")}}
 	c := serve(t, casserver.Config{Instances: instances(s, m)})
-	if _, err := cas.PutBytes(t.Context(), m, cas.SHA256, []byte("here")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, []byte("here")))(t)
 	for _, s.err = range []error{nil, cas.ErrUnavailable} {
 		if s.err != nil {
 			s.absent = nil
 		}
 		s.opened = nil
-		r, err := c.BatchReadBlobs(t.Context(), reads("absent", "here", "absent too", "absent"))
-		must.Succeed(t, err)
+		r := must.Get(c.BatchReadBlobs(t.Context(), reads("absent", "here", "absent too", "absent")))(t)
 		for i, want := range []codes.Code{codes.NotFound, codes.OK, codes.NotFound, codes.NotFound} {
 			wantCode(t, status.ErrorProto(r.Responses[i].Status), want)
 		}
@@ -217,9 +204,7 @@ func TestRule029_BombsEndAtStatedSize(t *testing.T) {
 		c := serve(t, casserver.Config{})
 		bomb := strings.Repeat("\x00", 256<<20)
 		data := []byte(pack(t, by, bomb))
-		if int64(len(data)) > 4_000_000 {
-			t.Fatalf("%v: a bomb of %d bytes", by, len(data))
-		}
+		must.Be(t, int64(len(data)) <= 4_000_000, "%v: a bomb of %d bytes", by, len(data))
 		req := &repb.BatchUpdateBlobsRequest{Requests: []*repb.BatchUpdateBlobsRequest_Request{
 			{Digest: &repb.Digest{Hash: sum("x").Hash(), SizeBytes: 1000}, Data: data, Compressor: by},
 		}}
@@ -249,8 +234,7 @@ func TestRule031_BatchReadHasStatusPerBlob(t *testing.T) {
 	c.memory(t, "").Corrupt(bad)
 	req := reads("a", "absent", "a", "damaged")
 	req.Digests = append(req.Digests, &repb.Digest{Hash: "xyz"}, &repb.Digest{Hash: sum("a").Hash(), SizeBytes: -1})
-	r, err := c.BatchReadBlobs(t.Context(), req)
-	must.Succeed(t, err)
+	r := must.Get(c.BatchReadBlobs(t.Context(), req))(t)
 	for i, want := range []struct {
 		code codes.Code
 		data string
@@ -288,9 +272,8 @@ func TestRule032_BatchReadFitsIntoMessage(t *testing.T) {
 			t.Fatalf("blob %d is %q, want %q", i, r.Data, blobs[i])
 		}
 	}
-	if counts[codes.OK] == 0 || counts[codes.ResourceExhausted] == 0 || len(counts) != 2 {
-		t.Errorf("got %v, want some OK and some RESOURCE_EXHAUSTED", counts)
-	}
+	expect.That(t, counts[codes.OK] != 0 && counts[codes.ResourceExhausted] != 0 && len(counts) == 2,
+		"got %v, want some OK and some RESOURCE_EXHAUSTED", counts)
 
 	empty := slices.Repeat([]string{""}, 40_000)
 	_, err = c.BatchReadBlobs(t.Context(), reads(empty...))
@@ -342,12 +325,8 @@ func TestBatchIsStoredByOneCall(t *testing.T) {
 		codes.OK, codes.InvalidArgument, codes.OK, codes.InvalidArgument, codes.ResourceExhausted,
 		codes.InvalidArgument, codes.Unavailable, codes.OK, codes.OK,
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
-	if len(s.batches) != 1 || len(s.batches[0]) != 7 {
-		t.Errorf("got batches %v, want one of 7 blobs", s.batches)
-	}
+	expect.Slices(t, got, want)
+	expect.That(t, len(s.batches) == 1 && len(s.batches[0]) == 7, "got batches %v, want one of 7 blobs", s.batches)
 	if missing, err := m.Missing(t.Context(), []cas.Digest{sum("a"), sum("b")}); err != nil || len(missing) > 0 || m.Len() != 2 {
 		t.Errorf("got blobs %v, want a and b", m.Digests())
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -45,8 +46,7 @@ func (c *client) directory(t *testing.T, file string, subs ...cas.Digest) cas.Di
 	for i, d := range subs {
 		dir.Directories = append(dir.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("d%06d", i), Digest: d.Proto()})
 	}
-	d, err := cas.PutProto(t.Context(), c.memory(t, ""), cas.SHA256, dir)
-	must.Succeed(t, err)
+	d := must.Get(cas.PutProto(t.Context(), c.memory(t, ""), cas.SHA256, dir))(t)
 	return d
 }
 
@@ -77,15 +77,11 @@ func TestRule034_GetTree(t *testing.T) {
 	})
 	t.Run("pages and resumption", func(t *testing.T) {
 		for size := range int32(6) {
-			pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto(), PageSize: size})
-			must.Succeed(t, err)
-			if got := files(pages); !slices.Equal(got, all) {
-				t.Errorf("page size %d: got %v, want %v", size, got, all)
-			}
+			pages := must.Get(c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto(), PageSize: size}))(t)
+			expect.Slices(t, files(pages), all, "page size %d", size)
 			for i, page := range pages {
-				if size > 0 && len(page.Directories) > int(size) {
-					t.Errorf("page size %d: page %d has %d Directories", size, i, len(page.Directories))
-				}
+				expect.That(t, size <= 0 || len(page.Directories) <= int(size),
+					"page size %d: page %d has %d Directories", size, i, len(page.Directories))
 				if last := i == len(pages)-1; last != (page.NextPageToken == "") {
 					t.Errorf("page size %d: page %d of %d has the next token %q", size, i, len(pages), page.NextPageToken)
 				} else if last {
@@ -105,9 +101,7 @@ func TestRule034_GetTree(t *testing.T) {
 		late := c.directory(t, "late")
 		root := c.directory(t, "r", a, b, late, mid)
 		pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto(), PageSize: 3})
-		if err != nil || pages[0].NextPageToken != late.String() {
-			t.Fatalf("got %v, %v", pages, err)
-		}
+		must.Be(t, err == nil && pages[0].NextPageToken == late.String(), "got %v, %v", pages, err)
 		c.memory(t, "").Delete(late)
 		rest, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: root.Proto(), PageToken: late.String()})
 		if got := files(rest); err != nil || !slices.Equal(got, []string{"m"}) {
@@ -179,8 +173,7 @@ func TestRule035_GetTreeFetchesManyDirectoriesAtOnce(t *testing.T) {
 		return &cas.Instance{Store: store, Actions: memory}, nil
 	}})
 	put := func(dir *repb.Directory) *repb.Digest {
-		d, err := cas.PutProto(t.Context(), memory, cas.SHA256, dir)
-		must.Succeed(t, err)
+		d := must.Get(cas.PutProto(t.Context(), memory, cas.SHA256, dir))(t)
 		return d.Proto()
 	}
 	root := &repb.Directory{}
@@ -188,13 +181,11 @@ func TestRule035_GetTreeFetchesManyDirectoriesAtOnce(t *testing.T) {
 		leaf := put(&repb.Directory{Symlinks: []*repb.SymlinkNode{{Name: "l", Target: fmt.Sprint(i)}}})
 		root.Directories = append(root.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("%05d", i), Digest: leaf})
 	}
-	pages, err := c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: put(root)})
-	must.Succeed(t, err)
+	pages := must.Get(c.tree(t.Context(), &repb.GetTreeRequest{RootDigest: put(root)}))(t)
 	n := 0
 	for _, p := range pages {
 		n += len(p.Directories)
 	}
-	if n != 3001 || store.calls > 5 {
-		t.Errorf("got %d Directories in %d calls, want 3001 in at most 5", n, store.calls)
-	}
+	expect.That(t, n == 3001 && store.calls <= 5,
+		"got %d Directories in %d calls, want 3001 in at most 5", n, store.calls)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/quota"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	bspb "google.golang.org/genproto/googleapis/bytestream"
@@ -72,8 +73,7 @@ func TestCallersHaveSeparateLimits(t *testing.T) {
 	conn := grpctest.Connect(t, server)
 	client, other := bspb.NewByteStreamClient(conn), metadata.AppendToOutgoingContext(t.Context(), "caller", "other")
 	upload := func(ctx context.Context) bspb.ByteStream_WriteClient {
-		s, err := client.Write(ctx)
-		must.Succeed(t, err)
+		s := must.Get(client.Write(ctx))(t)
 		return s
 	}
 	var open []bspb.ByteStream_WriteClient
@@ -89,9 +89,7 @@ func TestCallersHaveSeparateLimits(t *testing.T) {
 	}
 	must.Succeed(t, query()) // the third call
 	// What has ended leaves room.
-	if _, err := open[0].CloseAndRecv(); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(open[0].CloseAndRecv())(t)
 	upload(t.Context())
 	<-service.began
 	wantExhausted(t, upload(t.Context()).RecvMsg(&bspb.WriteResponse{}), "uploads")
@@ -106,9 +104,7 @@ func TestAllCallsCountButHealthChecks(t *testing.T) {
 	healthpb.RegisterHealthServer(server, health.NewServer())
 	conn := grpctest.Connect(t, server)
 	client := bspb.NewByteStreamClient(conn)
-	if _, err := client.Write(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.Write(t.Context()))(t)
 	<-service.began
 	_, err := client.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{})
 	wantExhausted(t, err, "too many calls")
@@ -121,9 +117,7 @@ func TestLimitsAreAFlag(t *testing.T) {
 	limits := quota.Default()
 	must.Succeed(t, limits.Set("queries=7"))
 	must.Succeed(t, limits.Set("uploads=0"))
-	if got, want := limits.String(), "calls=20000,uploads=0,executions=10000,queries=7,log-streams=250"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	expect.Equal(t, limits.String(), "calls=20000,uploads=0,executions=10000,queries=7,log-streams=250")
 	for _, bad := range []string{"", "uploads", "uploads=", "uploads=-1", "uploads=x", "nonsense=1", "uploads=1,"} {
 		if err := limits.Set(bad); err == nil || !strings.Contains(err.Error(), "log-streams") {
 			t.Errorf("%q: got %v, want an error with the names", bad, err)
@@ -132,8 +126,7 @@ func TestLimitsAreAFlag(t *testing.T) {
 }
 
 func TestWithoutTable(t *testing.T) {
-	release, err := quota.Hold(t.Context(), quota.LogStreams)
-	must.Succeed(t, err)
+	release := must.Get(quota.Hold(t.Context(), quota.LogStreams))(t)
 	release()
 	release()
 	if got := quota.Caller(t.Context()); got != "" {
