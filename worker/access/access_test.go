@@ -34,6 +34,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/tests/syncbuf"
@@ -62,16 +63,13 @@ type authority struct {
 
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must.Succeed(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "an authority"}, IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	must.Succeed(t, err)
-	cert, err := x509.ParseCertificate(der)
-	must.Succeed(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))(t)
+	cert := must.Get(x509.ParseCertificate(der))(t)
 	a := &authority{t, cert, key, filepath.Join(t.TempDir(), "ca.pem")}
 	write(t, a.file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 	return a
@@ -80,16 +78,12 @@ func newAuthority(t *testing.T) *authority {
 // sign writes a new certificate for template to files.
 func (a *authority) sign(template x509.Certificate, certFile, keyFile string) {
 	a.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must.Succeed(a.t, err)
-	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
-	must.Succeed(a.t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(a.t)
+	serial := must.Get(rand.Int(rand.Reader, big.NewInt(1<<62)))(a.t)
 	template.SerialNumber = serial
 	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	der, err := x509.CreateCertificate(rand.Reader, &template, a.cert, &key.PublicKey, a.key)
-	must.Succeed(a.t, err)
-	secret, err := x509.MarshalPKCS8PrivateKey(key)
-	must.Succeed(a.t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, &template, a.cert, &key.PublicKey, a.key))(a.t)
+	secret := must.Get(x509.MarshalPKCS8PrivateKey(key))(a.t)
 	write(a.t, certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 	write(a.t, keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 }
@@ -115,8 +109,7 @@ func sum(token string) string {
 
 func parse(t *testing.T, text string) *access.Rules {
 	t.Helper()
-	r, err := access.Parse(filepath.Join(t.TempDir(), "auth.yaml"), []byte(text))
-	must.Succeed(t, err)
+	r := must.Get(access.Parse(filepath.Join(t.TempDir(), "auth.yaml"), []byte(text)))(t)
 	return r
 }
 
@@ -361,9 +354,7 @@ func passed(err error) bool {
 // TestEveryMethodHasARight checks that no served method is open or unreachable.
 func TestEveryMethodHasARight(t *testing.T) {
 	s := serve(t, parse(t, "version: 1\ncallers: [{name: nobody, anonymous: true, rights: [{read: none}]}]"), nil)
-	if err := access.Check(s.info); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, access.Check(s.info), nil)
 	s.info["strange.Service"] = grpc.ServiceInfo{Methods: []grpc.MethodInfo{{Name: "Do"}}}
 	if err := access.Check(s.info); err == nil || !strings.Contains(err.Error(), "/strange.Service/Do") {
 		t.Errorf("a method without a right: %v", err)
@@ -400,9 +391,7 @@ func TestRule131_RightsAreApart(t *testing.T) {
 			want := strings.Contains(" "+list+" ", " "+name+" ")
 			for _, instance := range []string{"main", "team/a/b"} {
 				err := call(t.Context(), conn, instance)
-				if passed(err) != want {
-					t.Errorf("%s with %s in %s: %v", name, right, instance, err)
-				}
+				expect.That(t, passed(err) == want, "%s with %s in %s: %v", name, right, instance, err)
 				text := status.Convert(err).Message()
 				if !want && !(strings.Contains(text, "caller "+right+" ") && strings.Contains(text, `"`+instance+`"`) && strings.Contains(text, "/"+name)) {
 					t.Errorf("%s: the refusal does not say who, where and what: %s", name, text)
@@ -469,12 +458,8 @@ func TestOperatorsHaveARightOfTheirOwn(t *testing.T) {
 			}
 		}
 	}
-	if rules.Reads(t.Context(), "main") {
-		t.Error("a context without a call may read")
-	}
-	if rules.Sees(t.Context(), "main") {
-		t.Error("a context of no call sees what runs")
-	}
+	expect.That(t, !rules.Reads(t.Context(), "main"), "a context without a call may read")
+	expect.That(t, !rules.Sees(t.Context(), "main"), "a context of no call sees what runs")
 }
 
 // TestSeesBelow checks that callers see workers that serve an instance in which they may execute.
@@ -494,14 +479,11 @@ func TestSeesBelow(t *testing.T) {
 		ctx := access.First(t.Context(), rules)
 		for want, list := range map[bool]string{true: c.sees, false: c.not} {
 			for prefix := range strings.SplitSeq(list, " ") {
-				if list != "" && rules.SeesBelow(ctx, prefix) != want {
-					t.Errorf("with %s, SeesBelow(%q) is %v", c.rights, prefix, !want)
-				}
+				expect.That(t, list == "" || rules.SeesBelow(ctx, prefix) == want,
+					"with %s, SeesBelow(%q) is %v", c.rights, prefix, !want)
 			}
 		}
-		if rules.SeesBelow(t.Context(), "main") {
-			t.Error("a context of no call sees what is there")
-		}
+		expect.That(t, !rules.SeesBelow(t.Context(), "main"), "a context of no call sees what is there")
 	}
 }
 
@@ -516,9 +498,7 @@ func TestRule131_NoCredential(t *testing.T) {
 		conn := s.dial(nil, header)
 		for name, call := range calls {
 			err := call(t.Context(), conn, "")
-			if status.Code(err) != codes.Unauthenticated {
-				t.Errorf("%s with %.40q: %v", name, header, err)
-			}
+			expect.That(t, status.Code(err) == codes.Unauthenticated, "%s with %.40q: %v", name, header, err)
 			if _, shown, _ := strings.Cut(header, " "); shown != "" && strings.Contains(err.Error(), shown) {
 				t.Errorf("the message repeats the token: %v", err)
 			}
@@ -531,9 +511,7 @@ func TestRule131_NoCredential(t *testing.T) {
 	if err := calls["Read"](ctx, s.dial(nil, "Bearer secret-token"), ""); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("two headers: %v", err)
 	}
-	if err := calls["BatchReadBlobs"](t.Context(), s.dial(nil, "bearer  secret-token"), ""); err != nil {
-		t.Errorf("the token: %v", err)
-	}
+	expect.Error(t, calls["BatchReadBlobs"](t.Context(), s.dial(nil, "bearer  secret-token"), ""), nil, "the token")
 }
 
 // TestAnonymous checks that clients without a credential have the anonymous rights, and those with an invalid one none.
@@ -544,9 +522,7 @@ callers:
   - {name: ci, token_sha256: `+sum("t")+`, rights: [cache]}
   - {name: guest, anonymous: true, rights: [read]}
 `), nil)
-	if err := calls["BatchReadBlobs"](t.Context(), s.dial(nil, ""), "any"); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, calls["BatchReadBlobs"](t.Context(), s.dial(nil, ""), "any"), nil)
 	if err := calls["BatchReadBlobs"](t.Context(), s.dial(nil, "Bearer x"), "any"); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("with a wrong token: %v", err)
 	}
@@ -567,9 +543,8 @@ callers:
 			r, err := repb.NewCapabilitiesClient(s.dial(nil, "Bearer "+token)).GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: instance})
 			must.Succeed(t, err)
 			got := [2]bool{r.ExecutionCapabilities.ExecEnabled, r.CacheCapabilities.ActionCacheUpdateCapabilities.UpdateEnabled}
-			if got != want {
-				t.Errorf("in %s: exec_enabled and update_enabled are %v, want %v", instance, got, want)
-			}
+			expect.That(t, got == want,
+				"in %s: exec_enabled and update_enabled are %v, want %v", instance, got, want)
 		}
 	}
 }
@@ -608,9 +583,7 @@ func TestStrangeResourceNames(t *testing.T) {
 	if err == nil {
 		_, err = w.Recv()
 	}
-	if status.Code(err) != codes.Unimplemented {
-		t.Errorf("a bare name: %v", err)
-	}
+	expect.That(t, status.Code(err) == codes.Unimplemented, "a bare name: %v", err)
 	for _, name := range []string{"operations", "b", "b/operations"} {
 		if _, err := longrunningpb.NewOperationsClient(conn).ListOperations(t.Context(), &longrunningpb.ListOperationsRequest{Name: name}); status.Code(err) != codes.PermissionDenied {
 			t.Errorf("list %s: %v", name, err)
@@ -635,24 +608,19 @@ callers:
 		t.Errorf("certificates %t, tokens %t", rules.Certificates(), rules.Tokens())
 	}
 	cert, key := ours.pair(loopback)
-	pair, err := transport.NewPair(cert, key, slog.New(slog.DiscardHandler))
-	must.Succeed(t, err)
-	optional, err := pair.Server(ours.file, false)
-	must.Succeed(t, err)
+	pair := must.Get(transport.NewPair(cert, key, slog.New(slog.DiscardHandler)))(t)
+	optional := must.Get(pair.Server(ours.file, false))(t)
 	s := serve(t, rules, optional)
-	trusted, err := transport.ReadPool(ours.file)
-	must.Succeed(t, err)
+	trusted := must.Get(transport.ReadPool(ours.file))(t)
 	connect := func(a *authority, template *x509.Certificate, s *server) *grpc.ClientConn {
 		c := &tls.Config{RootCAs: trusted}
 		if template != nil {
-			mine, err := transport.NewPair(first(a.pair(*template)))
-			must.Succeed(t, err)
+			mine := must.Get(transport.NewPair(first(a.pair(*template))))(t)
 			mine.Client(c)
 		}
 		return s.dial(c, "")
 	}
-	farm, err := url.Parse("spiffe://farm/worker/1")
-	must.Succeed(t, err)
+	farm := must.Get(url.Parse("spiffe://farm/worker/1"))(t)
 	for instance, template := range map[string]*x509.Certificate{
 		"cn":  {Subject: pkix.Name{CommonName: "laptop-7"}},
 		"uri": {URIs: []*url.URL{farm}},
@@ -679,8 +647,7 @@ callers:
 			t.Errorf("certificate %s: %v", name, err)
 		}
 	}
-	demanded, err := pair.Server(ours.file, true)
-	must.Succeed(t, err)
+	demanded := must.Get(pair.Server(ours.file, true))(t)
 	closed := serve(t, rules, demanded)
 	if _, err := healthpb.NewHealthClient(connect(ours, nil, closed)).Check(t.Context(), &healthpb.HealthCheckRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("without a certificate where one is demanded: %v", err)
@@ -702,12 +669,9 @@ callers:
   - {name: any, certificate: {uri: "*"}, rights: [{read: any}]}
 `)
 	cert, key := ours.pair(loopback)
-	pair, err := transport.NewPair(first(cert, key))
-	must.Succeed(t, err)
-	config, err := pair.Server(ours.file, true)
-	must.Succeed(t, err)
-	trusted, err := transport.ReadPool(ours.file)
-	must.Succeed(t, err)
+	pair := must.Get(transport.NewPair(first(cert, key)))(t)
+	config := must.Get(pair.Server(ours.file, true))(t)
+	trusted := must.Get(transport.ReadPool(ours.file))(t)
 	s := serve(t, rules, config)
 	for _, c := range []struct {
 		uris     string
@@ -733,12 +697,10 @@ callers:
 	} {
 		template := x509.Certificate{}
 		for text := range strings.FieldsSeq(c.uris) {
-			u, err := url.Parse(text)
-			must.Succeed(t, err)
+			u := must.Get(url.Parse(text))(t)
 			template.URIs = append(template.URIs, u)
 		}
-		mine, err := transport.NewPair(first(ours.pair(template)))
-		must.Succeed(t, err)
+		mine := must.Get(transport.NewPair(first(ours.pair(template))))(t)
 		client := &tls.Config{RootCAs: trusted}
 		mine.Client(client)
 		conn := s.dial(client, "")
@@ -767,24 +729,18 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	a := newAuthority(t)
 	cert, key := a.pair(loopback)
 	var log syncbuf.Buffer
-	pair, err := transport.NewPair(cert, key, slog.New(slog.NewTextHandler(&log, nil)))
-	must.Succeed(t, err)
-	config, err := pair.Server("", false)
-	must.Succeed(t, err)
+	pair := must.Get(transport.NewPair(cert, key, slog.New(slog.NewTextHandler(&log, nil))))(t)
+	config := must.Get(pair.Server("", false))(t)
 	s := serve(t, parse(t, "version: 1\ncallers: [{name: g, anonymous: true, rights: [read]}]"), config)
-	pool, err := transport.ReadPool(a.file)
-	must.Succeed(t, err)
+	pool := must.Get(transport.ReadPool(a.file))(t)
 	shown := func() string {
 		t.Helper()
-		conn, err := tls.Dial("tcp", s.address, &tls.Config{RootCAs: pool, NextProtos: []string{"h2"}})
-		must.Succeed(t, err)
+		conn := must.Get(tls.Dial("tcp", s.address, &tls.Config{RootCAs: pool, NextProtos: []string{"h2"}}))(t)
 		defer conn.Close()
 		return conn.ConnectionState().PeerCertificates[0].SerialNumber.String()
 	}
 	old := shown()
-	if shown() != old {
-		t.Error("another certificate without a reason")
-	}
+	expect.That(t, shown() == old, "another certificate without a reason")
 	// Files of one size and time may differ.
 	stamp := time.Now().Add(-time.Minute)
 	touch := func() {
@@ -796,15 +752,11 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	a.sign(loopback, cert, key)
 	touch()
 	fresh := shown()
-	if fresh == old {
-		t.Error("the certificate was not read again")
-	}
+	expect.That(t, fresh != old, "the certificate was not read again")
 	write(t, key, []byte("half of a key"))
 	touch()
 	for range 2 {
-		if shown() != fresh {
-			t.Error("an invalid key changed the certificate")
-		}
+		expect.That(t, shown() == fresh, "an invalid key changed the certificate")
 	}
 	if n := strings.Count(log.String(), "level=WARN"); n != 1 {
 		t.Errorf("the log says %d times what is wrong with a key:\n%s", n, &log)
@@ -839,8 +791,7 @@ func TestStrangersMustHurry(t *testing.T) {
 		}
 		secret := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer secret")
 		known := begin(secret, repb.ContentAddressableStorage_FindMissingBlobs_FullMethodName)
-		watch, err := healthpb.NewHealthClient(conn).Watch(t.Context(), &healthpb.HealthCheckRequest{})
-		must.Succeed(t, err)
+		watch := must.Get(healthpb.NewHealthClient(conn).Watch(t.Context(), &healthpb.HealthCheckRequest{}))(t)
 		if m, err := watch.Recv(); err != nil || m.Status != healthpb.HealthCheckResponse_SERVING {
 			t.Fatalf("health: %v, %v", m, err)
 		}

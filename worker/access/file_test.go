@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/tests/syncbuf"
 	"github.com/cloister-build/cloister/worker/access"
@@ -80,28 +81,20 @@ func TestMistakes(t *testing.T) {
 		{"an anchor", "version: 1\ncallers: &a []\n"},
 	} {
 		r, err := access.Parse("auth.yaml", []byte(c.text))
-		if r != nil || err == nil || !strings.HasPrefix(err.Error(), "auth.yaml:") {
-			t.Errorf("%s: got %v, %v; want an error with its place", c.name, r, err)
-		}
-		if strings.Contains(fmt.Sprint(err), "hunter2") {
-			t.Errorf("the message repeats a token: %v", err)
-		}
+		expect.That(t, r == nil && err != nil && strings.HasPrefix(err.Error(), "auth.yaml:"),
+			"%s: got %v, %v; want an error with its place", c.name, r, err)
+		expect.That(t, !strings.Contains(fmt.Sprint(err), "hunter2"), "the message repeats a token: %v", err)
 		fmt.Fprintf(&said, "== %s\n%v\n\n", c.name, err)
 	}
 	if *update {
 		must.Succeed(t, os.WriteFile("testdata/mistakes.txt", []byte(said.String()), 0o666))
 	}
-	want, err := os.ReadFile("testdata/mistakes.txt")
-	must.Succeed(t, err)
-	if said.String() != string(want) {
-		t.Errorf("got\n%s\nwant testdata/mistakes.txt\n%s", &said, want)
-	}
+	want := must.Get(os.ReadFile("testdata/mistakes.txt"))(t)
+	expect.That(t, said.String() == string(want), "got\n%s\nwant testdata/mistakes.txt\n%s", &said, want)
 	if r, err := access.ReadFile("../../examples/auth.yaml"); err != nil || r.String() != "4 callers" {
 		t.Errorf("the example: %v, %v", r, err)
 	}
-	if _, err := access.ReadFile("/nonexistent/auth.yaml"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a file that is not there: %v", err)
-	}
+	expect.Error(t, expect.Err(access.ReadFile("/nonexistent/auth.yaml")), os.ErrNotExist, "a file that is not there")
 }
 
 // TestWarnings checks that files that work but are dangerous are reported.
@@ -109,8 +102,7 @@ func TestWarnings(t *testing.T) {
 	k, a := newKeys(t), newAuthority(t)
 	dir := t.TempDir()
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Unix(1_700_000_000, 0)}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, k.ec.Public(), a.key)
-	must.Succeed(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, a.cert, k.ec.Public(), a.key))(t)
 	write(t, filepath.Join(dir, "expired.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 	write(t, filepath.Join(dir, "keys.pem"), publicPEM(t, k.ec.Public()))
 	jwt := func(text string) string {
@@ -136,17 +128,13 @@ func TestWarnings(t *testing.T) {
 		must.Succeed(t, errors.Join(os.Chmod(file, c.file), os.Chmod(filepath.Join(dir, "keys.pem"), c.key), os.Chmod(dir, c.dir)))
 		var log syncbuf.Buffer
 		live, err := access.NewLive(file, func(*access.Rules) error { return nil }, slog.New(slog.NewTextHandler(&log, nil)))
-		if err != nil {
-			t.Fatalf("%s: %v", c.name, err)
-		}
+		must.Be(t, err == nil, "%s: %v", c.name, err)
 		live.Close()
 		good := strings.Count(log.String(), "level=WARN") == len(c.want)
 		for _, text := range c.want {
 			good = good && strings.Contains(log.String(), text)
 		}
-		if !good {
-			t.Errorf("%s: got the log\n%swant the warnings %q", c.name, &log, c.want)
-		}
+		expect.That(t, good, "%s: got the log\n%swant the warnings %q", c.name, &log, c.want)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/access"
 	"github.com/golang-jwt/jwt/v5"
@@ -51,8 +52,7 @@ func newKeys(t *testing.T) *keys {
 // publicPEM returns a public key as PEM.
 func publicPEM(t *testing.T, public crypto.PublicKey) []byte {
 	t.Helper()
-	der, err := x509.MarshalPKIXPublicKey(public)
-	must.Succeed(t, err)
+	der := must.Get(x509.MarshalPKIXPublicKey(public))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
 }
 
@@ -61,8 +61,7 @@ func sign(t *testing.T, method jwt.SigningMethod, secret any, header map[string]
 	t.Helper()
 	token := jwt.NewWithClaims(method, claims)
 	maps.Copy(token.Header, header)
-	text, err := token.SignedString(secret)
-	must.Succeed(t, err)
+	text := must.Get(token.SignedString(secret))(t)
 	return text
 }
 
@@ -107,14 +106,10 @@ callers:
 	// Small clock differences are tolerated.
 	fraction := good()
 	fraction["exp"], fraction["nbf"] = float64(now.Add(time.Hour).Unix())+0.5, 0
-	if err := call(sign(t, jwt.SigningMethodRS256, k.rsa, nil, fraction)); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, call(sign(t, jwt.SigningMethodRS256, k.rsa, nil, fraction)), nil)
 	late := good()
 	late["exp"] = now.Add(-5 * time.Second).Unix()
-	if err := call(sign(t, jwt.SigningMethodRS256, k.rsa, map[string]any{"kid": "any"}, late)); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, call(sign(t, jwt.SigningMethodRS256, k.rsa, map[string]any{"kid": "any"}, late)), nil)
 	for name, change := range map[string]func(c jwt.MapClaims){
 		"no end":                        func(c jwt.MapClaims) { delete(c, "exp") },
 		"an end as text":                func(c jwt.MapClaims) { c["exp"] = "tomorrow" },
@@ -145,9 +140,7 @@ callers:
 		c := good()
 		change(c)
 		err := call(sign(t, jwt.SigningMethodRS256, k.rsa, nil, c))
-		if status.Code(err) != codes.Unauthenticated {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.That(t, status.Code(err) == codes.Unauthenticated, "%s: %v", name, err)
 	}
 	valid := sign(t, jwt.SigningMethodRS256, k.rsa, nil, good())
 	parts := strings.Split(valid, ".")
@@ -196,8 +189,7 @@ func TestSignedTokenEnds(t *testing.T) {
 // TestKeySet checks that each key of a JSON Web Key Set verifies with its algorithm and name.
 func TestKeySet(t *testing.T) {
 	k := newKeys(t)
-	point, err := k.ec.PublicKey.Bytes()
-	must.Succeed(t, err)
+	point := must.Get(k.ec.PublicKey.Bytes())(t)
 	set := func(extra ...map[string]any) []byte {
 		all := append([]map[string]any{
 			{"kty": "RSA", "kid": "r", "alg": "PS384", "n": b64(k.rsa.N.Bytes()), "e": b64(big.NewInt(int64(k.rsa.E)).Bytes())},
@@ -206,8 +198,7 @@ func TestKeySet(t *testing.T) {
 			{"kty": "oct", "kid": "for encryption", "use": "enc", "k": "AAAA"},
 		}, extra...)
 		all = append(all, map[string]any{"kty": "RSA", "kid": "o", "n": b64(k.other.N.Bytes()), "e": "AQAB"})
-		b, err := json.Marshal(map[string]any{"keys": all})
-		must.Succeed(t, err)
+		b := must.Get(json.Marshal(map[string]any{"keys": all}))(t)
 		return b
 	}
 	dir := t.TempDir()
@@ -215,8 +206,7 @@ func TestKeySet(t *testing.T) {
 		write(t, filepath.Join(dir, "keys.json"), b)
 		return access.Parse(filepath.Join(dir, "auth.yaml"), []byte("version: 1\ncallers: [{name: j, jwt: {keys: keys.json}, rights: [read]}]"))
 	}
-	rules, err := read(set())
-	must.Succeed(t, err)
+	rules := must.Get(read(set()))(t)
 	s := serve(t, rules, nil)
 	claims := jwt.MapClaims{"exp": time.Now().Add(time.Hour).Unix()}
 	named := func(kid string) map[string]any { return map[string]any{"kid": kid} }
@@ -241,10 +231,8 @@ func TestKeySet(t *testing.T) {
 			t.Errorf("%s: %v", head, err)
 		}
 	}
-	small, err := rsa.GenerateKey(rand.Reader, 1024)
-	must.Succeed(t, err)
-	secret, err := x509.MarshalPKCS8PrivateKey(k.ed)
-	must.Succeed(t, err)
+	small := must.Get(rsa.GenerateKey(rand.Reader, 1024))(t)
+	secret := must.Get(x509.MarshalPKCS8PrivateKey(k.ed))(t)
 	for name, bad := range map[string][]byte{
 		"HMAC":              set(map[string]any{"kty": "oct", "k": "AAAA", "alg": "HS256"}),
 		"a secret key":      set(map[string]any{"kty": "OKP", "crv": "Ed25519", "x": b64(make([]byte, 32)), "d": "AAAA"}),

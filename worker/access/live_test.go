@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/tests/syncbuf"
 	"github.com/cloister-build/cloister/worker/access"
@@ -102,8 +103,7 @@ func TestCallersAreReadAgain(t *testing.T) {
 func TestFailClosed(t *testing.T) {
 	file := &written{t: t, name: filepath.Join(t.TempDir(), "auth.yaml")}
 	file.write(ofToken("ci", "read"))
-	live, err := access.NewLive(file.name, nil, nil)
-	must.Succeed(t, err)
+	live := must.Get(access.NewLive(file.name, nil, nil))(t)
 	defer live.Close()
 	s := serve(t, live, nil)
 	ci, stranger := s.dial(nil, "Bearer ci"), s.dial(nil, "Bearer other")
@@ -141,8 +141,7 @@ func TestReplacedFileWithSameTimeAndSizeIsReadAgain(t *testing.T) {
 		must.Succeed(t, errors.Join(os.Chtimes(name+".new", at, at), os.Rename(name+".new", name)))
 	}
 	replace(ofToken("old", "read"))
-	live, err := access.NewLive(name, func(*access.Rules) error { return nil }, slog.New(slog.DiscardHandler))
-	must.Succeed(t, err)
+	live := must.Get(access.NewLive(name, func(*access.Rules) error { return nil }, slog.New(slog.DiscardHandler)))(t)
 	defer live.Close()
 	s := serve(t, live, nil)
 	before, after := s.dial(nil, "Bearer old"), s.dial(nil, "Bearer new")
@@ -151,9 +150,7 @@ func TestReplacedFileWithSameTimeAndSizeIsReadAgain(t *testing.T) {
 	if err := calls["BatchReadBlobs"](t.Context(), before, ""); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("the old token: %v, want Unauthenticated", err)
 	}
-	if err := calls["BatchReadBlobs"](t.Context(), after, ""); err != nil {
-		t.Errorf("the new token: %v", err)
-	}
+	expect.Error(t, calls["BatchReadBlobs"](t.Context(), after, ""), nil, "the new token")
 }
 
 // TestKeysAreReadAgain checks that a removed key verifies nothing, not even a token that was verified before.
@@ -178,9 +175,8 @@ func TestKeysAreReadAgain(t *testing.T) {
 		}
 		for range 2 {
 			a, b := calls["BatchReadBlobs"](t.Context(), first, ""), calls["BatchReadBlobs"](t.Context(), second, "")
-			if status.Code(a) != want[0] || status.Code(b) != want[1] {
-				t.Errorf("keys %d: got %v and %v, want %v", i, a, b, want)
-			}
+			expect.That(t, status.Code(a) == want[0] && status.Code(b) == want[1],
+				"keys %d: got %v and %v, want %v", i, a, b, want)
 		}
 	}
 }
@@ -189,8 +185,7 @@ func TestKeysAreReadAgain(t *testing.T) {
 func TestCallsWhileTheFileChanges(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "auth.yaml")
 	write(t, name, []byte(ofToken("ci", "read")))
-	live, err := access.NewLive(name, func(*access.Rules) error { return nil }, slog.New(slog.DiscardHandler))
-	must.Succeed(t, err)
+	live := must.Get(access.NewLive(name, func(*access.Rules) error { return nil }, slog.New(slog.DiscardHandler)))(t)
 	defer live.Close()
 	s := serve(t, live, nil)
 	var wg sync.WaitGroup
@@ -198,9 +193,7 @@ func TestCallsWhileTheFileChanges(t *testing.T) {
 		conn := s.dial(nil, "Bearer ci")
 		wg.Go(func() {
 			for range 100 {
-				if err := calls["BatchReadBlobs"](t.Context(), conn, ""); err != nil {
-					t.Error(err)
-				}
+				expect.Error(t, calls["BatchReadBlobs"](t.Context(), conn, ""), nil)
 			}
 		})
 	}

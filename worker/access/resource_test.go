@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/logstream"
@@ -37,8 +38,7 @@ func TestNoNameReachesAnotherInstance(t *testing.T) {
 		asked = append(asked, name)
 		return memory(name)
 	}
-	logs, err := logstream.New(logstream.Config{Instances: instances})
-	must.Succeed(t, err)
+	logs := must.Get(logstream.New(logstream.Config{Instances: instances}))(t)
 	defer logs.Close()
 	g := grpc.NewServer(append(casserver.ServerOptions(slog.New(slog.DiscardHandler)), rules.Options()...)...)
 	casserver.Register(g, casserver.Config{Instances: instances, Logs: logs})
@@ -59,9 +59,7 @@ func TestNoNameReachesAnotherInstance(t *testing.T) {
 		defer mu.Unlock()
 		reads += len(asked)
 		for _, instance := range asked {
-			if instance != "a" {
-				t.Errorf("%q is taken for one of instance %q", name, instance)
-			}
+			expect.That(t, instance == "a", "%q is taken for one of instance %q", name, instance)
 		}
 		asked = nil
 	}
@@ -76,16 +74,14 @@ func TestNoNameReachesAnotherInstance(t *testing.T) {
 		}
 	}
 	all(nil)
-	if reads == 0 || queries == 0 {
-		t.Errorf("%d names are of an instance, and %d are of an upload: nothing is shown", reads, queries)
-	}
+	expect.That(t, reads != 0 && queries != 0,
+		"%d names are of an instance, and %d are of an upload: nothing is shown", reads, queries)
 }
 
 // TestNoNameReachesALogStreamOfAnotherInstance creates log streams in instances whose names look like parts of stream
 // names, and tries to read and write them with rights in instances that they contain.
 func TestNoNameReachesALogStreamOfAnotherInstance(t *testing.T) {
-	logs, err := logstream.New(logstream.Config{Instances: castest.Instances()})
-	must.Succeed(t, err)
+	logs := must.Get(logstream.New(logstream.Config{Instances: castest.Instances()}))(t)
 	defer logs.Close()
 	var streams []*logpb.LogStream
 	parents := []string{""}
@@ -132,7 +128,5 @@ func TestNoNameReachesALogStreamOfAnotherInstance(t *testing.T) {
 			}
 		}
 	}
-	if reached < 4 {
-		t.Errorf("%d names reach a stream: nothing is shown", reached)
-	}
+	expect.That(t, reached >= 4, "%d names reach a stream: nothing is shown", reached)
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/tests/syncbuf"
@@ -36,9 +37,7 @@ func TestPipeInPlaceOfTheFile(t *testing.T) {
 	conn := serve(t, live, nil).dial(nil, "Bearer old")
 	must.Succeed(t, errors.Join(os.Remove(name), syscall.Mkfifo(name, 0o600)))
 	live.Look()
-	if err := calls["BatchReadBlobs"](t.Context(), conn, ""); err != nil {
-		t.Errorf("with a pipe: %v, want the previous rules", err)
-	}
+	expect.Error(t, calls["BatchReadBlobs"](t.Context(), conn, ""), nil, "with a pipe")
 	if text := log.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "not a regular file") {
 		t.Errorf("got the log %s, want one warning", text)
 	}
@@ -76,9 +75,7 @@ func TestFileThatDoesNotAnswer(t *testing.T) {
 		old := live.Rules()
 		write(t, name, nil)
 		time.Sleep(10 * time.Minute)
-		if live.Rules() != old {
-			t.Error("the rules changed without a read")
-		}
+		expect.That(t, live.Rules() == old, "the rules changed without a read")
 		if text := log.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "does not answer within 5s") {
 			t.Errorf("got the log %s, want one warning", text)
 		}
@@ -89,14 +86,11 @@ func TestFileThatDoesNotAnswer(t *testing.T) {
 		close(repaired)
 		time.Sleep(2 * time.Minute)
 		fresh := live.Rules()
-		if fresh == old || fresh.String() != "0 callers" {
-			t.Errorf("got the rules of %v, want those of the changed file", fresh)
-		}
+		expect.That(t, fresh != old && fresh.String() == "0 callers",
+			"got the rules of %v, want those of the changed file", fresh)
 		close(hung)
 		time.Sleep(time.Minute)
-		if live.Rules().String() != "0 callers" {
-			t.Error("a read that was given up replaced the rules")
-		}
+		expect.That(t, live.Rules().String() == "0 callers", "a read that was given up replaced the rules")
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/worker/access"
 	"google.golang.org/grpc"
@@ -48,9 +49,7 @@ callers:
   - {name: client, token_sha256: `+sum("client")+`, rights: [read, write, cache, execute]}
 `)
 	s := serveWorkers(t, rules)
-	if err := access.CheckWorkers(s.info); err != nil {
-		t.Error(err)
-	}
+	expect.Error(t, access.CheckWorkers(s.info), nil)
 	if err := access.Check(s.info); err == nil || !strings.Contains(err.Error(), "OperationQueue") {
 		t.Errorf("the clients' port has the queue of workers: %v", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
+	"github.com/cloister-build/cloister/tests/expect"
 )
 
 func TestWorkerIDsAreSplitIntoWorkerAndSlot(t *testing.T) {
@@ -40,8 +41,7 @@ func TestOnlyClientsImplementPlaces(t *testing.T) {
 		"imitation": {map[string]string{"hostname": "u", "thread": "7", "store": "f0"}, false},
 	} {
 		offer, _, err := parseOffer(&remoteworkerpb.SynchronizeRequest{WorkerId: c.id})
-		if err != nil || offer.Places != c.want {
-			t.Errorf("%s: got %t, %v, want %t", name, offer.Places, err, c.want)
-		}
+		expect.That(t, err == nil && offer.Places == c.want,
+			"%s: got %t, %v, want %t", name, offer.Places, err, c.want)
 	}
 }

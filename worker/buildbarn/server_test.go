@@ -425,9 +425,7 @@ func TestCancelledActionIsKilledAtTheNextCall(t *testing.T) {
 		wantCarryOn(t, w.report(t, executing(o.Action().Proto())))
 		o.Cancel("enough")
 		wantFault(t, o, worker.FaultCancelled, "enough")
-		if s := h.queue.Stats(); s.Running != 0 {
-			t.Errorf("Running is %d, want 0", s.Running)
-		}
+		expect.Equal(t, h.queue.Stats().Running, 0, "Running")
 		wantIdle(t, w.report(t, executing(o.Action().Proto())))
 		again := h.submit(t, "a")
 		wantTask(t, w.report(t, idle()), again)
@@ -1150,17 +1148,15 @@ func TestWorkerTakesInstancesBelowItsPrefix(t *testing.T) {
 		for instance, suffix := range map[string]string{"team": "", "team/x/y": "x/y"} {
 			o := h.submit(t, instance, in(instance))
 			w.req.PreferBeingIdle = false
-			if got := wantTask(t, w.report(t, idle()), o); got.InstanceNameSuffix != suffix {
-				t.Errorf("suffix of %s is %q, want %q", instance, got.InstanceNameSuffix, suffix)
-			}
+			got := wantTask(t, w.report(t, idle()), o)
+			expect.Equal(t, got.InstanceNameSuffix, suffix, "suffix of %s", instance)
 			w.req.PreferBeingIdle = true
 			wantIdle(t, w.report(t, completed(o.Action().Proto(), exited(0))))
 			wantSuccess(t, o)
 		}
 		all := h.slot("bellows", "0")
-		if got := wantTask(t, all.report(t, idle()), other); got.InstanceNameSuffix != "teams" {
-			t.Errorf("suffix without a prefix is %q, want teams", got.InstanceNameSuffix)
-		}
+		got := wantTask(t, all.report(t, idle()), other)
+		expect.Equal(t, got.InstanceNameSuffix, "teams", "suffix without a prefix")
 	})
 }
 

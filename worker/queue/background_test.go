@@ -12,6 +12,8 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 )
@@ -76,9 +78,8 @@ func TestAbandonedBuildDoesNotDelayTheNext(t *testing.T) {
 				time.Sleep(2 * time.Minute)
 				synctest.Wait()
 				for _, o := range old {
-					if o.State().Stage != repb.ExecutionStage_COMPLETED {
-						t.Fatal("an abandoned action is neither executed nor dropped after the grace period")
-					}
+					must.Be(t, o.State().Stage == repb.ExecutionStage_COMPLETED,
+						"an abandoned action is neither executed nor dropped after the grace period")
 				}
 				if n := queue.Flows(q); n != 0 {
 					t.Errorf("%d flows are left, want 0", n)
@@ -121,9 +122,7 @@ func TestAbandonedRunYieldsItsSlot(t *testing.T) {
 			defer old.Follow()(false)
 			e.release("next", "old")
 			wantRun(t, old, 3)
-			if got, want := strings.Join(ended, " "), "nextfalse oldfalse"; got != want {
-				t.Errorf("ended: %s, want %s", got, want)
-			}
+			expect.Equal(t, strings.Join(ended, " "), "nextfalse oldfalse", "ended")
 		})
 	}
 }
@@ -152,9 +151,7 @@ func TestFewestRunsYield(t *testing.T) {
 			default:
 			}
 		}
-		if yielded != 2 {
-			t.Errorf("%d runs yield to 2 actions", yielded)
-		}
+		expect.That(t, yielded == 2, "%d runs yield to 2 actions", yielded)
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 )
@@ -15,8 +16,7 @@ import (
 // TestDrained checks that the queue is drained if every present worker is, or none is present and each that joins will
 // be.
 func TestDrained(t *testing.T) {
-	q, err := New(Config{Head: true})
-	must.Succeed(t, err)
+	q := must.Get(New(Config{Head: true}))(t)
 	defer q.Close()
 	want := func(when, why string) {
 		t.Helper()
@@ -26,8 +26,7 @@ func TestDrained(t *testing.T) {
 	}
 	join := func(name string) *Slot {
 		t.Helper()
-		s, err := q.Join(Offer{Worker: name, Slot: "0"})
-		must.Succeed(t, err)
+		s := must.Get(q.Join(Offer{Worker: name, Slot: "0"}))(t)
 		return s
 	}
 	want("at first", "")
@@ -51,20 +50,16 @@ func TestDrained(t *testing.T) {
 
 // TestDrainStateRestoresDrains checks that a queue with the DrainState of another drains the same workers.
 func TestDrainStateRestoresDrains(t *testing.T) {
-	before, err := New(Config{Head: true})
-	must.Succeed(t, err)
+	before := must.Get(New(Config{Head: true}))(t)
 	defer before.Close()
 	for _, name := range []string{"a", "b", "c"} {
-		if _, err := before.Join(Offer{Worker: name, Slot: "0"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(before.Join(Offer{Worker: name, Slot: "0"}))(t)
 	}
 	drained := func(q *Queue) string {
 		t.Helper()
 		var text string
 		for _, name := range []string{"a", "b", "c", "new"} {
-			s, err := q.Join(Offer{Worker: name, Slot: "more"})
-			must.Succeed(t, err)
+			s := must.Get(q.Join(Offer{Worker: name, Slot: "more"}))(t)
 			defer s.Leave("end of test")
 		}
 		for _, w := range q.Workers() {
@@ -87,34 +82,26 @@ func TestDrainStateRestoresDrains(t *testing.T) {
 		{func() { before.UndrainWorker("") }, ""},
 	} {
 		step.do()
-		text, err := json.Marshal(before.DrainState())
-		must.Succeed(t, err)
+		text := must.Get(json.Marshal(before.DrainState()))(t)
 		var state DrainState
 		must.Succeed(t, json.Unmarshal(text, &state))
-		after, err := New(Config{Head: true, Drains: state})
-		must.Succeed(t, err)
+		after := must.Get(New(Config{Head: true, Drains: state}))(t)
 		if again, _ := json.Marshal(after.DrainState()); string(again) != string(text) {
 			t.Errorf("DrainState = %s, want %s", again, text)
 		}
-		if got := drained(after); got != step.want {
-			t.Errorf("with %s drained are %q, want %q", text, got, step.want)
-		}
+		expect.Equal(t, drained(after), step.want, "with %s drained", text)
 		after.Close()
 	}
 }
 
 // TestLostRunsAreCounted also checks the loss after which the action is not retried.
 func TestLostRunsAreCounted(t *testing.T) {
-	q, err := New(Config{Head: true, Attempts: 2})
-	must.Succeed(t, err)
+	q := must.Get(New(Config{Head: true, Attempts: 2}))(t)
 	defer q.Close()
-	o, err := q.Submit(Request{Task: worker.Task{Action: cas.SHA256.Sum(nil)}})
-	must.Succeed(t, err)
+	o := must.Get(q.Submit(Request{Task: worker.Task{Action: cas.SHA256.Sum(nil)}}))(t)
 	for i, name := range []string{"a", "b"} {
-		s, err := q.Join(Offer{Worker: name, Slot: "0"})
-		must.Succeed(t, err)
-		r, err := s.Take(t.Context())
-		must.Succeed(t, err)
+		s := must.Get(q.Join(Offer{Worker: name, Slot: "0"}))(t)
+		r := must.Get(s.Take(t.Context()))(t)
 		r.Lost("crash")
 		s.Leave("stop")
 		if got := q.Stats(); got.Lost != int64(i+1) || got.Again != 1 {

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 )
@@ -73,9 +75,7 @@ func TestRule087_SmallBuildIsNotStarved(t *testing.T) {
 	bubble(t, queue.Config{Slots: 4}, func(t *testing.T, q *queue.Queue, e *executor) {
 		for i := range 50_000 {
 			r := queue.Request{Task: worker.Task{Action: action(fmt.Sprint(i)), Invocation: "large"}}
-			if _, err := q.Submit(r); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(q.Submit(r))(t)
 		}
 		wantCounts(t, e, 4, 0, 4)
 		for i := range 5 {
@@ -147,9 +147,7 @@ func TestRule087_PriorityPrecedesFairness(t *testing.T) {
 		if got, want := e.order(), "first b b b a a a"; got != want {
 			t.Errorf("runs were of %q, want %q", got, want)
 		}
-		if e.begun[5].Instance != "other" {
-			t.Error("the build of the other instance was not served in turn")
-		}
+		expect.That(t, e.begun[5].Instance == "other", "the build of the other instance was not served in turn")
 	})
 }
 
@@ -162,9 +160,7 @@ func TestRule087_PreparationIsFair(t *testing.T) {
 				time.Sleep(time.Second)
 				order = append(order, b)
 			})
-			if _, err := q.Submit(r); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(q.Submit(r))(t)
 			synctest.Wait() // the only preparer is busy with the first until all others wait
 		}
 		time.Sleep(time.Minute)

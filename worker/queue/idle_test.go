@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/worker/queue"
 )
 
@@ -46,9 +47,7 @@ func TestIdleWorksOnlyWhileASlotIsFree(t *testing.T) {
 		e.release("b")
 		i.want(t, 1, 2)
 	})
-	if i.working.Load() != 0 {
-		t.Error("Idle still works after Close")
-	}
+	expect.That(t, i.working.Load() == 0, "Idle still works after Close")
 }
 
 // TestIdleDelaysNoAction checks that an action starts although Idle ignores its context.

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 )
@@ -50,9 +51,7 @@ func TestOlderFindsEveryOperationOnce(t *testing.T) {
 			want = slices.DeleteFunc(want, func(s string) bool { return s == gone })
 		}
 		for _, n := range []int{1, 7, 35, 100} {
-			if got := older(q, n); !slices.Equal(got, want) {
-				t.Errorf("pages of %d: %q, want %q", n, got, want)
-			}
+			expect.Slices(t, older(q, n), want, "pages of %d", n)
 		}
 		_, seq := q.Older(0, 5)
 		submit(t, q, "newer", nil)

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 )
@@ -53,13 +54,11 @@ func TestRule127_LogNamesAreKnownWhenTheRunBegins(t *testing.T) {
 			wantNames(t, o, repb.ExecutionStage_COMPLETED, "out1", "err1")
 		}
 		wantNames(t, waits, repb.ExecutionStage_EXECUTING, "out2", "err2")
-		if len(l.ended) != 1 || l.ended[0] == nil || l.ended[0] != state(t, first).Outcome {
-			t.Errorf("logs ended with %v, want the outcome of the first run", l.ended)
-		}
+		expect.That(t, len(l.ended) == 1 && l.ended[0] != nil && l.ended[0] == state(t, first).Outcome,
+			"logs ended with %v, want the outcome of the first run", l.ended)
 		q.Close() // ends the second without an outcome
-		if len(l.ended) != 2 || l.ended[1] != nil {
-			t.Errorf("logs ended with %v, want no outcome of the second run", l.ended)
-		}
+		expect.That(t, len(l.ended) == 2 && l.ended[1] == nil,
+			"logs ended with %v, want no outcome of the second run", l.ended)
 	})
 }
 
@@ -74,9 +73,8 @@ func TestLogsEndWhateverTheExecutorDoes(t *testing.T) {
 		var l logger
 		bubble(t, queue.Config{Slots: 1, Executor: f, Logs: l.logs}, func(t *testing.T, q *queue.Queue, _ *executor) {
 			submit(t, q, "x", nil)
-			if len(l.ended) != 1 || l.ended[0] != nil {
-				t.Errorf("%s: logs ended with %v, want once without an outcome", name, l.ended)
-			}
+			expect.That(t, len(l.ended) == 1 && l.ended[0] == nil,
+				"%s: logs ended with %v, want once without an outcome", name, l.ended)
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 )
@@ -61,9 +62,7 @@ func (f *fetches) want(t *testing.T, what string, list *[]cas.Digest, names ...s
 	byHash := func(a, b cas.Digest) int { return strings.Compare(a.Hash(), b.Hash()) }
 	slices.SortFunc(want, byHash)
 	got := slices.SortedFunc(slices.Values(*list), byHash)
-	if !slices.Equal(got, want) {
-		t.Errorf("%s: got %d actions, want %q", what, len(got), names)
-	}
+	expect.That(t, slices.Equal(got, want), "%s: got %d actions, want %q", what, len(got), names)
 }
 
 func (f *fetches) wantCancelled(t *testing.T, cancelled, alive int) {
@@ -71,9 +70,8 @@ func (f *fetches) wantCancelled(t *testing.T, cancelled, alive int) {
 	synctest.Wait()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.cancelled != cancelled || f.alive != alive {
-		t.Errorf("%d fetches cancelled and %d under way, want %d and %d", f.cancelled, f.alive, cancelled, alive)
-	}
+	expect.That(t, f.cancelled == cancelled && f.alive == alive,
+		"%d fetches cancelled and %d under way, want %d and %d", f.cancelled, f.alive, cancelled, alive)
 }
 
 // TestPrefetchIsInQueueOrder checks that the next actions are fetched once each, and none that a slot takes at once.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 )
@@ -40,9 +41,7 @@ func TestPullHoldsNoSlot(t *testing.T) {
 			wantStage(t, o, repb.ExecutionStage_QUEUED)
 		}
 		other := submit(t, q, "other", answer(nil, nil))
-		if got, want := q.Stats(), (queue.Stats{Queued: 3, Running: 1, Slots: 1}); got != want {
-			t.Errorf("Stats = %+v, want %+v", got, want)
-		}
+		expect.Equal(t, q.Stats(), (queue.Stats{Queued: 3, Running: 1, Slots: 1}), "Stats")
 		e.release("other")
 		wantRun(t, other, 1)
 		close(failed)

@@ -15,6 +15,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -98,8 +99,7 @@ func bubble(t *testing.T, c queue.Config, f func(t *testing.T, q *queue.Queue, e
 		c.Executor = e
 	}
 	synctest.Test(t, func(t *testing.T) {
-		q, err := queue.New(c)
-		must.Succeed(t, err)
+		q := must.Get(queue.New(c))(t)
 		defer q.Close()
 		f(t, q, e)
 	})
@@ -120,9 +120,7 @@ func submit(t *testing.T, q *queue.Queue, name string, change func(*queue.Reques
 		change(&r)
 	}
 	o, err := q.Submit(r)
-	if err != nil {
-		t.Fatalf("Submit(%s): %v", name, err)
-	}
+	must.Be(t, err == nil, "Submit(%s): %v", name, err)
 	synctest.Wait() // let every action begin that can
 	return o
 }
@@ -131,27 +129,22 @@ func submit(t *testing.T, q *queue.Queue, name string, change func(*queue.Reques
 func state(t *testing.T, o *queue.Operation) queue.State {
 	t.Helper()
 	s, _, err := o.Wait(t.Context(), 0)
-	if err != nil {
-		t.Fatalf("Wait: %v", err)
-	}
+	must.Be(t, err == nil, "Wait: %v", err)
 	return s
 }
 
 func wantStage(t *testing.T, o *queue.Operation, want repb.ExecutionStage_Value) {
 	t.Helper()
 	synctest.Wait()
-	if got := state(t, o).Stage; got != want {
-		t.Errorf("stage is %v, want %v", got, want)
-	}
+	expect.Equal(t, state(t, o).Stage, want, "stage")
 }
 
 func wantFault(t *testing.T, o *queue.Operation, want worker.FaultKind) *worker.Fault {
 	t.Helper()
 	synctest.Wait()
 	s := state(t, o)
-	if s.Stage != repb.ExecutionStage_COMPLETED || s.Fault == nil || s.Fault.Kind != want {
-		t.Fatalf("state is %+v, want COMPLETED with a fault of kind %d", s, want)
-	}
+	must.Be(t, s.Stage == repb.ExecutionStage_COMPLETED && s.Fault != nil && s.Fault.Kind == want,
+		"state is %+v, want COMPLETED with a fault of kind %d", s, want)
 	return s.Fault
 }
 
@@ -160,9 +153,8 @@ func wantRun(t *testing.T, o *queue.Operation, n int32) {
 	t.Helper()
 	synctest.Wait()
 	s := state(t, o)
-	if s.Stage != repb.ExecutionStage_COMPLETED || s.Fault != nil {
-		t.Fatalf("state is %+v, want COMPLETED without a fault", s)
-	}
+	must.Be(t, s.Stage == repb.ExecutionStage_COMPLETED && s.Fault == nil,
+		"state is %+v, want COMPLETED without a fault", s)
 	if got := s.Outcome.Result.ExitCode; got != n {
 		t.Errorf("result is of run %d, want run %d", got, n)
 	}
@@ -171,9 +163,7 @@ func wantRun(t *testing.T, o *queue.Operation, n int32) {
 func wantCounts(t *testing.T, e *executor, begun, killed, running int) {
 	t.Helper()
 	synctest.Wait()
-	if got, want := e.counts(), [3]int{begun, killed, running}; got != want {
-		t.Errorf("runs begun, cancelled, alive are %v, want %v", got, want)
-	}
+	expect.Equal(t, e.counts(), [3]int{begun, killed, running}, "runs begun, cancelled, alive")
 }
 
 // watch waits for the end of o in the background, as a client does, until leave is called.
@@ -238,9 +228,7 @@ func TestWaitReturnsAtEachChange(t *testing.T) {
 		submit(t, q, "first", nil)
 		o := submit(t, q, "second", nil)
 		s, seen, err := o.Wait(t.Context(), 0)
-		if err != nil || s.Stage != repb.ExecutionStage_QUEUED {
-			t.Fatalf("Wait = %v, %v; want QUEUED", s.Stage, err)
-		}
+		must.Be(t, err == nil && s.Stage == repb.ExecutionStage_QUEUED, "Wait = %v, %v; want QUEUED", s.Stage, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if s, v, err := o.Wait(ctx, seen); !errors.Is(err, context.DeadlineExceeded) || v != seen ||
@@ -289,9 +277,7 @@ func TestRule087_LowerPriorityValueRunsSooner(t *testing.T) {
 			i := slices.IndexFunc(want, func(name string) bool { return action(name) == task.Action })
 			got = append(got, want[i])
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("actions ran in the order\n%q, want\n%q", got, want)
-		}
+		expect.That(t, slices.Equal(got, want), "actions ran in the order\n%q, want\n%q", got, want)
 	})
 }
 
@@ -299,9 +285,7 @@ func TestRule095_EqualActionsShareOneRun(t *testing.T) {
 	bubble(t, queue.Config{Slots: 2}, func(t *testing.T, q *queue.Queue, e *executor) {
 		a := submit(t, q, "x", nil)
 		b := submit(t, q, "x", nil)
-		if a.Name() == b.Name() {
-			t.Error("two requests have the same operation name")
-		}
+		expect.That(t, a.Name() != b.Name(), "two requests have the same operation name")
 		wantStage(t, b, repb.ExecutionStage_EXECUTING)
 		elsewhere := submit(t, q, "x", func(r *queue.Request) { r.Task.Instance = "other" })
 		wantCounts(t, e, 2, 0, 2)
@@ -339,9 +323,7 @@ func TestRule095_UrgentRequestRaisesQueuedRun(t *testing.T) {
 		submit(t, q, "x", priority(9))
 		e.release("holds the slot")
 		wantCounts(t, e, 2, 0, 1)
-		if e.begun[1].Action != action("x") {
-			t.Error("the raised run did not run first")
-		}
+		expect.That(t, e.begun[1].Action == action("x"), "the raised run did not run first")
 	})
 }
 
@@ -418,9 +400,8 @@ func TestRule094_SkipCacheLookupSharesOnlyNewResults(t *testing.T) {
 			defer second.Follow()(false)
 			e.release("y")
 			wantCounts(t, e, 3, 1, 1)
-			if !e.begun[2].SkipCacheLookup {
-				t.Error("the second run may use the cache although one of its clients skips the lookup")
-			}
+			expect.That(t, e.begun[2].SkipCacheLookup,
+				"the second run may use the cache although one of its clients skips the lookup")
 		})
 	})
 	t.Run("first is queued", func(t *testing.T) {
@@ -431,9 +412,8 @@ func TestRule094_SkipCacheLookupSharesOnlyNewResults(t *testing.T) {
 			submit(t, q, "x", nil)
 			e.release("holds the slot")
 			wantCounts(t, e, 2, 0, 1)
-			if !e.begun[1].SkipCacheLookup {
-				t.Error("the shared run may use the cache although one of its clients skips the lookup")
-			}
+			expect.That(t, e.begun[1].SkipCacheLookup,
+				"the shared run may use the cache although one of its clients skips the lookup")
 		})
 	})
 }
@@ -470,14 +450,10 @@ func TestRule093_AbandonedOperationIsCancelledAfterGrace(t *testing.T) {
 				synctest.Wait()
 				switch stage {
 				case repb.ExecutionStage_CACHE_CHECK:
-					if prepared == nil {
-						t.Error("Prepare was not cancelled")
-					}
+					expect.That(t, prepared != nil, "Prepare was not cancelled")
 					wantCounts(t, e, 0, 0, 0)
 				case repb.ExecutionStage_QUEUED:
-					if got := q.Stats().Queued; got != 0 {
-						t.Errorf("Queued is %d, want 0", got)
-					}
+					expect.Equal(t, q.Stats().Queued, 0, "Queued")
 					wantCounts(t, e, 1, 0, 1)
 				case repb.ExecutionStage_EXECUTING:
 					wantCounts(t, e, 1, 1, 0)
@@ -614,9 +590,7 @@ func TestRule092_FinishedOperationAnswersUntilRetainEnds(t *testing.T) {
 		wantRun(t, o, 1)
 		time.Sleep(5 * time.Minute)
 		found, ok := q.Operation(o.Name())
-		if !ok || found != o {
-			t.Fatal("the operation is unknown within five minutes")
-		}
+		must.Be(t, ok && found == o, "the operation is unknown within five minutes")
 		wantRun(t, found, 1)
 		time.Sleep(5 * time.Minute)
 		if _, ok := q.Operation(o.Name()); ok {
@@ -649,9 +623,7 @@ func wantKnown(t *testing.T, q *queue.Queue, ops []*queue.Operation, want ...boo
 		_, ok := q.Operation(o.Name())
 		got = append(got, ok)
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("operations kept: %v, want %v", got, want)
-	}
+	expect.That(t, slices.Equal(got, want), "operations kept: %v, want %v", got, want)
 }
 
 func TestFinishedOperationsAreBoundedByBytes(t *testing.T) {
@@ -778,9 +750,7 @@ func TestLongListOfBlobsIsTruncated(t *testing.T) {
 		if want := fmt.Sprintf("%d blobs are absent", len(all.blobs)); !strings.Contains(f.Error(), want) {
 			t.Errorf("fault is %q, want it to contain %q", f, want)
 		}
-		if len(given.Blobs) != len(all.blobs) {
-			t.Error("the fault passed in was modified")
-		}
+		expect.That(t, len(given.Blobs) == len(all.blobs), "the fault passed in was modified")
 	})
 }
 
@@ -794,9 +764,7 @@ func TestNamesDiffer(t *testing.T) {
 			}
 			names[o.Name()] = true
 		}
-		if len(names) != 100 {
-			t.Errorf("100 operations have %d names", len(names))
-		}
+		expect.That(t, len(names) == 100, "100 operations have %d names", len(names))
 		if _, ok := q.Operation("no such"); ok {
 			t.Error("an unknown name is known")
 		}
@@ -821,9 +789,8 @@ func TestRule086_FullQueueRefuses(t *testing.T) {
 		submit(t, q, "b", nil)
 		_, err := q.Submit(queue.Request{Task: worker.Task{Action: action("c")}})
 		f, ok := errors.AsType[*worker.Fault](err)
-		if !ok || f.Kind != worker.FaultExhausted {
-			t.Fatalf("Submit to a full queue = %v, want a fault of kind Exhausted", err)
-		}
+		must.Be(t, ok && f.Kind == worker.FaultExhausted,
+			"Submit to a full queue = %v, want a fault of kind Exhausted", err)
 		e.release("a")
 		wantRun(t, a, 1)
 		submit(t, q, "c", nil)
@@ -854,9 +821,7 @@ func TestRule130_DrainLetsRunningFinish(t *testing.T) {
 		}
 		wantRun(t, running, 1)
 		wantRun(t, queued, 2)
-		if err := q.Drain(t.Context()); err != nil {
-			t.Errorf("second Drain: %v", err)
-		}
+		expect.Error(t, q.Drain(t.Context()), nil, "second Drain")
 	})
 }
 
@@ -881,17 +846,14 @@ func TestRule130_DrainCancelsTheRestWhenItsContextEnds(t *testing.T) {
 			wantFault(t, o, worker.FaultUnavailable)
 		}
 		wantCounts(t, e, 1, 1, 0)
-		if got, want := q.Stats(), (queue.Stats{Slots: 1, Done: 5, Failed: 5}); got != want {
-			t.Errorf("Stats = %+v, want %+v", got, want)
-		}
+		expect.Equal(t, q.Stats(), (queue.Stats{Slots: 1, Done: 5, Failed: 5}), "Stats")
 	})
 }
 
 func TestCloseCancelsRunningActions(t *testing.T) {
 	e := &executor{}
 	synctest.Test(t, func(t *testing.T) {
-		q, err := queue.New(queue.Config{Executor: e, Slots: 1})
-		must.Succeed(t, err)
+		q := must.Get(queue.New(queue.Config{Executor: e, Slots: 1}))(t)
 		a, b := submit(t, q, "a", nil), submit(t, q, "b", nil)
 		q.Close()
 		// synctest fails if a goroutine is left.
@@ -909,8 +871,7 @@ func TestCloseRightAfterSubmit(t *testing.T) {
 	// The slot may or may not have taken the job.
 	for range 200 {
 		bubble(t, queue.Config{Slots: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
-			o, err := q.Submit(queue.Request{Task: worker.Task{Action: action("x")}})
-			must.Succeed(t, err)
+			o := must.Get(q.Submit(queue.Request{Task: worker.Task{Action: action("x")}}))(t)
 			q.Close()
 			wantFault(t, o, worker.FaultUnavailable)
 		})
@@ -940,9 +901,7 @@ func TestBrokenExecutorIsAnInternalFault(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, queue.Config{Slots: 1, Executor: c.f}, func(t *testing.T, q *queue.Queue, _ *executor) {
 				f := wantFault(t, submit(t, q, "x", nil), worker.FaultInternal)
-				if !strings.Contains(f.Error(), c.want) {
-					t.Errorf("fault is %q, want it to contain %q", f, c.want)
-				}
+				expect.That(t, strings.Contains(f.Error(), c.want), "fault is %q, want it to contain %q", f, c.want)
 				if p, ok := errors.AsType[*queue.Panic](f); c.name == "panic" && (!ok || len(p.Stack) == 0) {
 					t.Error("the fault has no stack of the panic")
 				}
@@ -970,9 +929,7 @@ func TestPrepareAnswersWithoutASlot(t *testing.T) {
 			r.Prepare = func(context.Context, *queue.Request) (*worker.Outcome, error) { panic("defect") }
 		})
 		wantFault(t, broken, worker.FaultInternal)
-		if got, want := q.Stats(), (queue.Stats{Running: 1, Slots: 1, Done: 3, Cached: 1, Failed: 2}); got != want {
-			t.Errorf("Stats = %+v, want %+v", got, want)
-		}
+		expect.Equal(t, q.Stats(), (queue.Stats{Running: 1, Slots: 1, Done: 3, Cached: 1, Failed: 2}), "Stats")
 	})
 }
 
@@ -1010,15 +967,12 @@ func TestPreparationIsBounded(t *testing.T) {
 				}
 			})
 		}
-		if got := q.Stats().Queued; got != 20 {
-			t.Errorf("Queued is %d, want 20", got)
-		}
+		expect.Equal(t, q.Stats().Queued, 20, "Queued")
 		time.Sleep(20 * time.Second)
 		mu.Lock()
 		defer mu.Unlock()
-		if most != 4 || all != 20 {
-			t.Errorf("%d of %d requests were prepared concurrently, want 4 of 20", most, all)
-		}
+		expect.That(t, most == 4 && all == 20,
+			"%d of %d requests were prepared concurrently, want 4 of 20", most, all)
 	})
 }
 
@@ -1070,9 +1024,8 @@ func TestRule024_InputsOfAQueuedActionAreRenewed(t *testing.T) {
 			for _, name := range names {
 				want = append(want, action(name))
 			}
-			if !slices.Equal(renewed, want) || most > 1 {
-				t.Errorf("renewed were %v, want %v; %d concurrently, want 1", renewed, want, most)
-			}
+			expect.That(t, slices.Equal(renewed, want) && most <= 1,
+				"renewed were %v, want %v; %d concurrently, want 1", renewed, want, most)
 			renewed = nil
 		}
 		time.Sleep(time.Hour - time.Second)

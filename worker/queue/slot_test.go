@@ -13,6 +13,8 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 )
@@ -58,9 +60,7 @@ func join(t *testing.T, q *queue.Queue, name, slot, has string) *queue.Slot {
 func joinOffer(t *testing.T, q *queue.Queue, o queue.Offer) *queue.Slot {
 	t.Helper()
 	s, err := q.Join(o)
-	if err != nil {
-		t.Fatalf("Join(%+v): %v", o, err)
-	}
+	must.Be(t, err == nil, "Join(%+v): %v", o, err)
 	return s
 }
 
@@ -70,9 +70,7 @@ func take(t *testing.T, s *queue.Slot) *queue.Run {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
 	defer cancel()
 	r, err := s.Take(ctx)
-	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("Take: %v", err)
-	}
+	must.Be(t, err == nil || errors.Is(err, context.DeadlineExceeded), "Take: %v", err)
 	return r
 }
 
@@ -186,9 +184,8 @@ func TestSlotTakesWhatItOffers(t *testing.T) {
 						k = begin(t, s)
 					}
 					r := k.got()
-					if (r != nil) != c.want {
-						t.Fatalf("with the %s waiting: taken is %v, want %v", waits, r != nil, c.want)
-					}
+					must.Be(t, (r != nil) == c.want,
+						"with the %s waiting: taken is %v, want %v", waits, r != nil, c.want)
 					if r == nil {
 						wantStage(t, o, repb.ExecutionStage_QUEUED)
 						return
@@ -291,9 +288,7 @@ func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
 			wantStage(t, taken, repb.ExecutionStage_EXECUTING)
 			time.Sleep(30 * time.Second)
 			wantFault(t, o, worker.FaultUnmet)
-			if n := q.Stats().Queued; n != 0 {
-				t.Errorf("Queued is %d, want 0", n)
-			}
+			expect.Equal(t, q.Stats().Queued, 0, "Queued")
 			if n := queue.Buckets(q); n != 0 {
 				t.Errorf("%d buckets are left, want 0", n)
 			}
@@ -456,9 +451,7 @@ func TestLostActionRunsAgain(t *testing.T) {
 				again.End(ended(2), nil)
 				wantRun(t, first, 2)
 				wantRun(t, shares, 2)
-				if s := state(t, first); s.Worker != "b" {
-					t.Errorf("worker is %q, want b", s.Worker)
-				}
+				expect.Equal(t, state(t, first).Worker, "b", "worker")
 				if s := q.Stats(); s.Again != 1 || s.Running != 0 {
 					t.Errorf("Stats = %+v, want Again 1 and Running 0", s)
 				}
@@ -481,14 +474,10 @@ func TestLostActionAvoidsItsWorker(t *testing.T) {
 		wantTake(t, a2, "x").Lost("no sign of life") // the only worker that matches
 		b := join(t, q, "b", "1", "gpu=1 ssd=1")
 		waiting := begin(t, a1)
-		if waiting.got() != nil {
-			t.Fatal("the worker that lost the action gets it again while another is present")
-		}
+		must.Be(t, waiting.got() == nil, "the worker that lost the action gets it again while another is present")
 		submit(t, q, "y", demands("gpu=1"))
 		r := waiting.got()
-		if r == nil || r.Task().Action != action("y") {
-			t.Fatal("the worker that lost one action gets no other")
-		}
+		must.Be(t, r != nil && r.Task().Action == action("y"), "the worker that lost one action gets no other")
 		r.End(ended(1), nil)
 		for _, gone := range []struct {
 			name       string
@@ -498,14 +487,12 @@ func TestLostActionAvoidsItsWorker(t *testing.T) {
 			{"gone", func() { b.Leave("restart") }, func() { b = join(t, q, "b", "1", "gpu=1 ssd=1") }},
 		} {
 			waiting = begin(t, a1)
-			if waiting.got() != nil {
-				t.Fatalf("before the other worker is %s, the one that lost the action gets it again", gone.name)
-			}
+			must.Be(t, waiting.got() == nil,
+				"before the other worker is %s, the one that lost the action gets it again", gone.name)
 			gone.away()
 			r := waiting.got()
-			if r == nil || r.Task().Action != action("x") {
-				t.Fatalf("no worker gets the action while the other is %s", gone.name)
-			}
+			must.Be(t, r != nil && r.Task().Action == action("x"),
+				"no worker gets the action while the other is %s", gone.name)
 			gone.back()
 			r.Lost("no sign of life")
 		}
@@ -526,9 +513,7 @@ func TestPoisonIsNotRetriedForever(t *testing.T) {
 		f := wantFault(t, o, worker.FaultUnmet)
 		want := "action " + action("x").String() + " is suspected of crashing its workers and is not retried: it was lost 3 times, " +
 			"with worker a (no sign of a), worker b (no sign of b), worker c (no sign of c)"
-		if f.Error() != want {
-			t.Errorf("fault is\n%s, want\n%s", f, want)
-		}
+		expect.That(t, f.Error() == want, "fault is\n%s, want\n%s", f, want)
 		if s := q.Stats(); s.Again != 2 || s.Failed != 1 || s.Queued+s.Running != 0 {
 			t.Errorf("Stats = %+v, want Again 2 and Failed 1", s)
 		}
@@ -567,9 +552,7 @@ func TestLostActionWithoutClientsIsNotRetried(t *testing.T) {
 		r := wantTake(t, s, "x")
 		o.Cancel("enough")
 		<-r.Cancelled()
-		if q.Stats().Running != 1 {
-			t.Error("the slot is free before its worker ends the run")
-		}
+		expect.That(t, q.Stats().Running == 1, "the slot is free before its worker ends the run")
 		if _, err := s.Take(t.Context()); !errors.Is(err, queue.ErrBusy) {
 			t.Errorf("Take of a slot that has a run = %v, want ErrBusy", err)
 		}
@@ -608,9 +591,7 @@ func TestRemoteRunSkipsTheCacheLookup(t *testing.T) {
 		s := join(t, q, "a", "1", "")
 		submit(t, q, "x", nil)
 		r := wantTake(t, s, "x")
-		if !r.Task().SkipCacheLookup {
-			t.Error("the task of another worker does not skip the cache lookup")
-		}
+		expect.That(t, r.Task().SkipCacheLookup, "the task of another worker does not skip the cache lookup")
 		o := submit(t, q, "x", skip)
 		r.End(ended(3), nil)
 		wantRun(t, o, 3)
@@ -670,16 +651,13 @@ func TestDrainedWorkerGetsNoActions(t *testing.T) {
 		r := wantTake(t, a1, "running")
 		idle := begin(t, a2)
 		names, running := q.DrainWorker("a", "new kernel")
-		if !slices.Equal(names, []string{"a"}) || running != 1 {
-			t.Errorf("DrainWorker = %q, %d; want a, 1", names, running)
-		}
+		expect.That(t, slices.Equal(names, []string{"a"}) && running == 1,
+			"DrainWorker = %q, %d; want a, 1", names, running)
 		if names, _ := q.DrainWorker("no such", ""); len(names) != 0 {
 			t.Errorf("DrainWorker of an unknown worker = %q, want none", names)
 		}
 		submit(t, q, "x", nil)
-		if idle.got() != nil {
-			t.Error("a drained worker gets an action")
-		}
+		expect.That(t, idle.got() == nil, "a drained worker gets an action")
 		r.End(ended(1), nil) // it keeps its action
 		wantRun(t, o, 1)
 		wantTake(t, a1, "")
@@ -688,9 +666,8 @@ func TestDrainedWorkerGetsNoActions(t *testing.T) {
 		a1 = join(t, q, "a", "1", "p=2")
 		wantTake(t, a1, "")
 		w := q.Workers()
-		if len(w) != 4 || w[0].Why != "new kernel" || w[0].Drained.IsZero() || !w[3].Drained.IsZero() {
-			t.Errorf("Workers = %+v, want four, those of a drained", w)
-		}
+		expect.That(t, len(w) == 4 && w[0].Why == "new kernel" && !w[0].Drained.IsZero() && w[3].Drained.IsZero(),
+			"Workers = %+v, want four, those of a drained", w)
 		wantTake(t, b, "x").End(ended(1), nil)
 		submit(t, q, "y", nil)
 		if names, _ := q.UndrainWorker("a"); !slices.Equal(slices.Compact(names), []string{"a"}) {
@@ -833,9 +810,7 @@ func TestOwnSlotsBesideOthers(t *testing.T) {
 		f.want(t, "for own slots", &f.ended, "b", "c")
 		time.Sleep(time.Hour + time.Second)
 		synctest.Wait()
-		if renewed != 3 {
-			t.Errorf("%d actions were renewed, want 3", renewed)
-		}
+		expect.That(t, renewed == 3, "%d actions were renewed, want 3", renewed)
 		e.release("running", "b", "c")
 		wantCounts(t, e, 3, 0, 0)
 	})
@@ -889,9 +864,8 @@ func TestWorkersAndDemandsAreReported(t *testing.T) {
 		time.Sleep(time.Second)
 		submit(t, q, "z", demands("gpu=1"))
 		w := q.Workers()
-		if len(w) != 2 || w[0].Name != "a" || w[0].Prefix != "main" || len(w[1].Slots) != 2 {
-			t.Fatalf("Workers = %+v, want a and b with two slots", w)
-		}
+		must.Be(t, len(w) == 2 && w[0].Name == "a" && w[0].Prefix == "main" && len(w[1].Slots) == 2,
+			"Workers = %+v, want a and b with two slots", w)
 		if got := w[1].Properties; !slices.Equal(got, properties("x=1 y=2")) {
 			t.Errorf("properties are %v, want x=1 y=2", got)
 		}
@@ -907,9 +881,8 @@ func TestWorkersAndDemandsAreReported(t *testing.T) {
 		}
 		submit(t, q, "here", func(r *queue.Request) { demands("gpu=1")(r); r.Task.Instance = "here" })
 		d := q.Demands()
-		if len(d) != 2 || d[1].Instance != "here" || d[1].Queued != 1 {
-			t.Errorf("Demands = %+v, want two instances", d)
-		}
+		expect.That(t, len(d) == 2 && d[1].Instance == "here" && d[1].Queued == 1,
+			"Demands = %+v, want two instances", d)
 		if d[0].Instance != "" || d[0].Queued != 2 || !slices.Equal(d[0].Properties, properties("gpu=1")) || !strings.Contains(d[0].Unmet, "no gpu") {
 			t.Errorf("Demands = %+v, want two actions without gpu", d)
 		}
@@ -923,8 +896,7 @@ func TestWorkersAndDemandsAreReported(t *testing.T) {
 		b9.Leave("gone")
 		a.Leave("gone")
 		w = q.Workers()
-		if w[1].Done != 1 || w[1].Lost != 1 || w[1].Left.IsZero() || len(w[1].Slots) != 0 {
-			t.Errorf("Workers = %+v, want b gone with Done 1 and Lost 1", w)
-		}
+		expect.That(t, w[1].Done == 1 && w[1].Lost == 1 && !w[1].Left.IsZero() && len(w[1].Slots) == 0,
+			"Workers = %+v, want b gone with Done 1 and Lost 1", w)
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -22,24 +23,19 @@ func TestWorkerMayHaveTheNameOfTheHead(t *testing.T) {
 		return nil, func(*worker.Outcome) {}
 	}}
 	bubble(t, c, func(t *testing.T, q *queue.Queue, e *executor) {
-		s, err := q.Join(queue.Offer{Worker: "anvil", Slot: "7"})
-		must.Succeed(t, err)
+		s := must.Get(q.Join(queue.Offer{Worker: "anvil", Slot: "7"}))(t)
 		defer s.Leave("end of test")
 		defer watch(t, submit(t, q, "a", nil))()
 		defer watch(t, submit(t, q, "b", nil))()
-		r, err := s.Take(t.Context())
-		must.Succeed(t, err)
+		r := must.Get(s.Take(t.Context()))(t)
 		defer r.Lost("end of test")
 		if task := r.Task(); !task.SkipCacheLookup {
 			t.Error("the worker's task does not skip the cache lookup")
 		}
-		if logs != 1 {
-			t.Errorf("logs of %d runs, want 1: the own slot's", logs)
-		}
+		expect.That(t, logs == 1, "logs of %d runs, want 1: the own slot's", logs)
 		for _, w := range q.Workers() {
-			if len(w.Slots) != 1 || w.Local != (w.Slots[0].Name == "0") {
-				t.Errorf("slots are %v with Local %v, want one slot and Local for slot 0 only", w.Slots, w.Local)
-			}
+			expect.That(t, len(w.Slots) == 1 && w.Local == (w.Slots[0].Name == "0"),
+				"slots are %v with Local %v, want one slot and Local for slot 0 only", w.Slots, w.Local)
 		}
 	})
 }
@@ -61,9 +57,8 @@ func TestRememberedWorkersAreBounded(t *testing.T) {
 			visit("anvil", fmt.Sprint(i))
 		}
 		workers := q.Workers()
-		if len(workers) == 0 || len(workers) > many/2 {
-			t.Errorf("%d workers are remembered, want at most %d", len(workers), many/2)
-		}
+		expect.That(t, len(workers) != 0 && len(workers) <= many/2,
+			"%d workers are remembered, want at most %d", len(workers), many/2)
 		if n := queue.Drains(q); n > len(workers) {
 			t.Errorf("%d drains for %d workers", n, len(workers))
 		}
@@ -71,21 +66,16 @@ func TestRememberedWorkersAreBounded(t *testing.T) {
 		kept := false
 		for _, w := range workers {
 			kept = kept || w.Name == last
-			if w.Drained.IsZero() {
-				t.Errorf("worker %s is not drained", w.Name)
-			}
+			expect.That(t, !w.Drained.IsZero(), "worker %s is not drained", w.Name)
 		}
-		if !kept {
-			t.Error("the last worker to leave is forgotten")
-		}
+		expect.That(t, kept, "the last worker to leave is forgotten")
 		q.DrainWorker("anvil", "it alone")
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if n, names := len(q.Workers()), queue.Drains(q); n != 0 || names != 1 {
 			t.Errorf("after an hour: %d workers and %d drains, want 0 and the one by name", n, names)
 		}
-		s, err := q.Join(queue.Offer{Worker: last, Slot: "0"})
-		must.Succeed(t, err)
+		s := must.Get(q.Join(queue.Offer{Worker: last, Slot: "0"}))(t)
 		defer s.Leave("end of test")
 		if w := q.Workers(); len(w) != 1 || w[0].Drained.IsZero() {
 			t.Errorf("Workers = %+v, want one drained", w)
