@@ -116,9 +116,7 @@ func TestEqualHashesOfTwoFunctionsAreDifferentDigests(t *testing.T) {
 	a, b := cas.SHA256.Sum([]byte("x")), cas.SHA256TREE.Sum([]byte("x"))
 	expect.That(t, a.Hash() == b.Hash() && a != b && a.String() != b.String() && a.Resource() != b.Resource(),
 		"got %v and %v, %s and %s, want them to differ", a, b, a.Resource(), b.Resource())
-	if want := "blobs/sha256tree/" + b.Hash() + "/1"; b.Resource() != want {
-		t.Errorf("Resource: got %s, want %s", b.Resource(), want)
-	}
+	expect.Equal(t, b.Resource(), "blobs/sha256tree/"+b.Hash()+"/1", "Resource")
 }
 
 func TestGitHashReset(t *testing.T) {
@@ -126,9 +124,7 @@ func TestGitHashReset(t *testing.T) {
 	h.Write([]byte("other"))
 	h.Reset()
 	h.Write([]byte("hello\n"))
-	if got, want := cas.GITSHA1.Digest(h, 6), cas.GITSHA1.Sum([]byte("hello\n")); got != want {
-		t.Errorf("after Reset: got %v, want %v", got, want)
-	}
+	expect.Equal(t, cas.GITSHA1.Digest(h, 6), cas.GITSHA1.Sum([]byte("hello\n")), "after Reset")
 }
 
 func TestInstanceNames(t *testing.T) {

@@ -45,9 +45,8 @@ func TestRule064_InlineKeepsTheLimitAndDropsFilesFirst(t *testing.T) {
 			t.Fatalf("limit %d: the result has %d bytes", limit, n)
 		}
 		sizes := [4]int{len(r.StdoutRaw), len(r.StderrRaw), len(r.OutputFiles[0].Contents), len(r.OutputFiles[1].Contents)}
-		if sizes[2]+sizes[3] > 0 && sizes[0] == 0 {
-			t.Errorf("limit %d: files are inlined, but not stdout: %v", limit, sizes)
-		}
+		expect.That(t, sizes[2]+sizes[3] <= 0 || sizes[0] != 0,
+			"limit %d: files are inlined, but not stdout: %v", limit, sizes)
 		most = limit
 		must.Be(t, r.StdoutDigest != nil && r.OutputFiles[0].Digest != nil, "limit %d: a digest was removed", limit)
 	}

@@ -162,9 +162,7 @@ func TestPullRefusesWrongContent(t *testing.T) {
 				return false
 			}
 			n, err := layers[0].Size()
-			if err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, err, nil)
 			b := bytes.Repeat([]byte{'x'}, int(n))
 			_, _ = w.Write(b) // the client may have left
 			return true
@@ -340,9 +338,7 @@ func TestPullReadsLayersAgain(t *testing.T) {
 			return false
 		}
 		n, err := layers[0].Size()
-		if err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, err, nil)
 		body, err := layers[0].Compressed()
 		if err != nil {
 			t.Error(err)

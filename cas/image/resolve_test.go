@@ -87,9 +87,7 @@ func TestLibraryResolvesTags(t *testing.T) {
 		return must.Get(l.Get(t.Context(), "", ref, cas.Digest{}))(t)
 	}
 	first := get(ref)
-	if want := ref.Pin(digestOf(t, one)); first.Pinned != want {
-		t.Errorf("got %s, want %s", first.Pinned, want)
-	}
+	expect.Equal(t, first.Pinned, ref.Pin(digestOf(t, one)))
 	s.push(t, "tools:latest", two)
 	second := get(ref)
 	if want := ref.Pin(digestOf(t, two)); second.Pinned != want || second.Root == first.Root {
@@ -120,9 +118,7 @@ func TestTagQueriesAreShared(t *testing.T) {
 	for range 5 {
 		go func() {
 			pinned, err := l.Pin(t.Context(), "", ref)
-			if err != nil {
-				t.Error(err)
-			}
+			expect.Error(t, err, nil)
 			pins <- pinned
 		}()
 	}

@@ -273,9 +273,8 @@ func (s *server) uploads(t *testing.T) int {
 	t.Helper()
 	w := httptest.NewRecorder()
 	s.store.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/"+bucketName+"?uploads", nil))
-	if w.Code != http.StatusOK && !strings.Contains(w.Body.String(), "NoSuchUpload") {
-		t.Fatalf("list uploads: %d %s", w.Code, w.Body)
-	}
+	must.Be(t, w.Code == http.StatusOK || strings.Contains(w.Body.String(), "NoSuchUpload"),
+		"list uploads: %d %s", w.Code, w.Body)
 	return strings.Count(w.Body.String(), "<Upload>")
 }
 

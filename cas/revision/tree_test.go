@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // FuzzParse checks that the parsed entries of a tree object encode to entries that parse equally.
@@ -30,9 +32,7 @@ func FuzzParse(f *testing.F) {
 		var again []byte
 		for _, e := range entries {
 			object, err := hex.DecodeString(e.object)
-			if err != nil || len(object) != 20 || badName(e.name) != "" {
-				t.Fatalf("%+v", e)
-			}
+			must.Be(t, err == nil && len(object) == 20 && badName(e.name) == "", "%+v", e)
 			again = append(append(again, e.mode+" "+e.name+"\x00"...), object...)
 		}
 		if got, err := read(again); err != nil || !slices.Equal(got, entries) {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -72,9 +73,8 @@ func TestUndeclared(t *testing.T) {
 				leave(t, out, line)
 			}
 			got, more, err := l.Undeclared(out, 100)
-			if err != nil || more != 0 || !slices.Equal(got, c.want) {
-				t.Errorf("got %q and %d more, %v; want %q", got, more, err, c.want)
-			}
+			expect.That(t, err == nil && more == 0 && slices.Equal(got, c.want),
+				"got %q and %d more, %v; want %q", got, more, err, c.want)
 			if len(c.want) > 0 {
 				if got, more, err := l.Undeclared(out, len(c.want)-1); err != nil || more != 1 ||
 					len(got) != len(c.want)-1 {

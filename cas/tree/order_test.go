@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 // TestPermutationsDiffer checks that seeds give different orders while there are enough orders.
@@ -20,9 +21,7 @@ func TestPermutationsDiffer(t *testing.T) {
 			seen[fmt.Sprint(p)] = true
 			slices.Sort(p)
 			for i, v := range p {
-				if i != v {
-					t.Fatalf("seed %d, n %d: got %v, want a permutation", seed+1, n, p)
-				}
+				must.Be(t, i == v, "seed %d, n %d: got %v, want a permutation", seed+1, n, p)
 			}
 		}
 		if few := n <= fewEntries; few && len(seen) != orders || len(seen) < orders*9/10 {

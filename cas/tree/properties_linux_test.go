@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -17,9 +18,7 @@ func TestRule098_NodePropertiesInImages(t *testing.T) {
 	for i := range 4 {
 		ws, s := r.stageLayout(t, "", l)
 		must.Be(t, s.Form == "image", "got form %q (%s), want image", s.Form, s.CopyReason)
-		if i > 0 && len(images(s)) < 2 {
-			t.Errorf("run %d uses no cached image", i)
-		}
+		expect.That(t, i <= 0 || len(images(s)) >= 2, "run %d uses no cached image", i)
 		root := r.overlay(t, ws, s)
 		checkFacts(t, want, func(p string) string { return facts(t, ws, root, s, p) })
 		must.Succeed(t, root.Close())
@@ -49,9 +48,7 @@ func TestRule098_CachedImagesRespectProperties(t *testing.T) {
 			root := r.overlay(t, ws, staged)
 			for f := range files {
 				got := facts(t, ws, root, staged, "d/"+f)
-				if want := fmt.Sprintf("-rw-r--r-- %d.000000000", s); got != want {
-					t.Errorf("%s: got %s, want %s", f, got, want)
-				}
+				expect.Equal(t, got, fmt.Sprintf("-rw-r--r-- %d.000000000", s), "%s", f)
 			}
 			must.Succeed(t, root.Close())
 			staged.Release()

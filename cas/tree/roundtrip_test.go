@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -52,9 +53,7 @@ func FuzzRoundTrip(f *testing.F) {
 
 		store := newFiler(t)
 		got := must.Get(tree.Ingest(t.Context(), store, cas.SHA256, host))(t)
-		if got != digest {
-			t.Fatalf("Ingest: got %v, want %v", got, digest)
-		}
+		must.Be(t, got == digest, "Ingest: got %v, want %v", got, digest)
 		in := must.Get(tree.Load(t.Context(), store, digest))(t)
 
 		ws, staged := stage(t, store, in, "", "made/by/run")
@@ -63,9 +62,7 @@ func FuzzRoundTrip(f *testing.F) {
 		delete(want.kids, "made")
 
 		ws, staged = stage(t, store, in, "", "")
-		if len(staged.Binds) > 0 {
-			t.Errorf("the input root is an output, but got binds %v", staged.Binds)
-		}
+		expect.That(t, len(staged.Binds) == 0, "the input root is an output, but got binds %v", staged.Binds)
 		same(t, "private", read(t, ws, "out"), want)
 
 		out := must.Get(ws.OpenRoot("out"))(t)

@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -80,13 +81,9 @@ func TestSizeEstimateIsWhatStageTakes(t *testing.T) {
 func TestFilePathsAreOfTheExpandedTree(t *testing.T) {
 	in := load(t, castest.NewMemory(), parse(t, "a/f = 1", "b/f = 1", "b/l -> f", "c/", "d *= 2"))
 	got := slices.Sorted(in.FilePaths())
-	if want := []string{"a/f", "b/f", "d"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	expect.Slices(t, got, []string{"a/f", "b/f", "d"})
 	for p := range in.FilePaths() {
-		if p == "" {
-			t.Error("got an empty path")
-		}
+		expect.That(t, p != "", "got an empty path")
 		break // must not panic
 	}
 }

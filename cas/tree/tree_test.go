@@ -331,9 +331,7 @@ func TestInputTotalsAndLookup(t *testing.T) {
 	store := castest.NewMemory()
 	n := parse(t, "a/same/f = 123", "b/same/f = 123", "l -> a/same", "tool *= 12", "empty/")
 	in := load(t, store, n)
-	if got, want := in.Digest(), n.put(t, store); got != want {
-		t.Errorf("Digest: got %v, want %v", got, want)
-	}
+	expect.Equal(t, in.Digest(), n.put(t, store), "Digest")
 	expect.That(t, in.Files() == 3 && in.Bytes() == 8, "got %d files of %d bytes, want 3 of 8", in.Files(), in.Bytes())
 	for p, want := range map[string]tree.Kind{
 		"": tree.Directory, ".": tree.Directory, "a": tree.Directory, "a/same": tree.Directory,

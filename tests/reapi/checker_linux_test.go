@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
 	"google.golang.org/grpc"
@@ -121,9 +122,7 @@ func TestCheckerPassesCorrectServer(t *testing.T) {
 			checked++
 		}
 	}
-	if checked < 40 {
-		t.Errorf("only %d rules apply to a correct server, want at least 40", checked)
-	}
+	expect.That(t, checked >= 40, "only %d rules apply to a correct server, want at least 40", checked)
 }
 
 // TestCheckerDetectsFaults checks that the checks can fail.

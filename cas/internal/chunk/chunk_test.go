@@ -150,9 +150,8 @@ func TestRule061_FastCDCUsesTheHashOfGoCDC(t *testing.T) {
 				if got < 4*average && got < len(rest) {
 					want--
 				}
-				if got != want {
-					t.Fatalf("%s, average %d, offset %d: got chunk of %d bytes, want %d", name, average, at, got, want)
-				}
+				must.Be(t, got == want,
+					"%s, average %d, offset %d: got chunk of %d bytes, want %d", name, average, at, got, want)
 				at += got
 			}
 		}
@@ -240,9 +239,7 @@ func TestFastCDCMatchesItsDefinition(t *testing.T) {
 		for _, seed := range []uint32{0, 666} {
 			for _, average := range []int{1 << 10, 4 << 10} {
 				got := lengths(t, bytes.NewReader(b), FastCDC{average, seed}, b)
-				if want := naiveFastCDC(b, average, seed); !slices.Equal(got, want) {
-					t.Errorf("%s, average %d, seed %d: got %v, want %v", name, average, seed, got, want)
-				}
+				expect.Slices(t, got, naiveFastCDC(b, average, seed), "%s, average %d, seed %d", name, average, seed)
 			}
 		}
 	}
@@ -269,9 +266,7 @@ func TestRule061_RepMaxCDCMatchesItsDefinition(t *testing.T) {
 				continue // the definition takes quadratic time
 			}
 			got := lengths(t, bytes.NewReader(b), p, b)
-			if want := naiveRepMax(b, p.Min, p.Horizon); !slices.Equal(got, want) {
-				t.Errorf("%s, %+v: got %v, want %v", name, p, got, want)
-			}
+			expect.Slices(t, got, naiveRepMax(b, p.Min, p.Horizon), "%s, %+v", name, p)
 		}
 	}
 }
@@ -382,8 +377,6 @@ func FuzzRepMaxCDC(f *testing.F) {
 		}
 		checkChunks(t, p, least, b, step)
 		got := lengths(t, bytes.NewReader(b), p, b)
-		if want := naiveRepMax(b, 64, int(horizon)); !slices.Equal(got, want) {
-			t.Errorf("got %v, want %v", got, want)
-		}
+		expect.Slices(t, got, naiveRepMax(b, 64, int(horizon)))
 	})
 }

@@ -229,9 +229,7 @@ func FuzzDecode(f *testing.F) {
 		if same := streamErr == nil && len(streamed) == int(size); same != (err == nil) {
 			t.Fatalf("got %d bytes, %v from Reader and %d, %v from Decode; want %d", len(streamed), streamErr, len(got), err, size)
 		}
-		if err == nil && !bytes.Equal(got, streamed) {
-			t.Fatalf("Reader and Decode returned different bytes")
-		}
+		must.Be(t, err != nil || bytes.Equal(got, streamed), "Reader and Decode returned different bytes")
 	})
 }
 

@@ -27,9 +27,8 @@ import (
 // lacks skips the test because the host lacks what, or fails it if CLOISTER_REQUIRE lists namespaces.
 func lacks(t testing.TB, what string, reason error) {
 	t.Helper()
-	if os.Getuid() == 0 && slices.Contains(strings.Split(os.Getenv("CLOISTER_REQUIRE"), ","), "namespaces") {
-		t.Fatalf("%s is required by CLOISTER_REQUIRE and missing: %v", what, reason)
-	}
+	must.Be(t, os.Getuid() != 0 || !slices.Contains(strings.Split(os.Getenv("CLOISTER_REQUIRE"), ","), "namespaces"),
+		"%s is required by CLOISTER_REQUIRE and missing: %v", what, reason)
 	t.Skipf("no %s: %v", what, reason)
 }
 

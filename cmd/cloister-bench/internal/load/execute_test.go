@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -213,9 +212,7 @@ func TestExecuteAlternates(t *testing.T) {
 		Progress: func(int, *load.Workload) { order = append(order, "round") },
 	}
 	must.Get(load.Execute(t.Context(), c, []*load.Server{dial(t, "one", one), dial(t, "two", two)}))(t)
-	if want := []string{"round", "one", "two", "round", "one", "two", "round", "two", "one"}; !slices.Equal(order, want) {
-		t.Errorf("got %q, want %q", order, want)
-	}
+	expect.Slices(t, order, []string{"round", "one", "two", "round", "one", "two", "round", "two", "one"})
 }
 
 // TestChangedFilesAreSpread checks that two actions differ in their changed files only, and share the other directories.
@@ -322,9 +319,7 @@ func TestOutputsMustBeStored(t *testing.T) {
 	var w *bareWorker
 	address, w := serveWorker(t, func(r *repb.ExecuteResponse) {
 		d, err := cas.FromProto(cas.SHA256, r.Result.OutputFiles[0].Digest)
-		if err != nil {
-			t.Error(err)
-		}
+		expect.Error(t, err, nil)
 		w.in.Store.(*castest.Memory).Delete(d)
 	})
 	_, err := execute(t, load.ExecConfig{Workloads: []load.Workload{tiny(load.Outputs)}}, address)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -30,12 +31,9 @@ func TestUsage(t *testing.T) {
 	if after := self(); u.cpu < before-2*tick || u.cpu > after+2*tick {
 		t.Errorf("got CPU time %v, want %v to %v", u.cpu, before, after)
 	}
-	if before < 3*tick {
-		t.Errorf("this process used only %v, want at least %v for a meaningful comparison", before, 3*tick)
-	}
-	if u.peak < 1<<20 || u.peak > 1<<40 {
-		t.Errorf("got peak memory %d, want 1 MiB to 1 TiB", u.peak)
-	}
+	expect.That(t, before >= 3*tick,
+		"this process used only %v, want at least %v for a meaningful comparison", before, 3*tick)
+	expect.That(t, u.peak >= 1<<20 && u.peak <= 1<<40, "got peak memory %d, want 1 MiB to 1 TiB", u.peak)
 }
 
 // TestTreeCPU lets a child and a grandchild of this process work, and reads their CPU time before and after their exit.
@@ -64,9 +62,8 @@ func TestTreeCPU(t *testing.T) {
 	}
 	_, exitedAfter, err := treeCPU(pids)
 	must.Succeed(t, err)
-	if exitedAfter-exited < tick {
-		t.Errorf("the exit of the child added %v, want at least a tick", exitedAfter-exited)
-	}
+	expect.That(t, exitedAfter-exited >= tick,
+		"the exit of the child added %v, want at least a tick", exitedAfter-exited)
 	if l, e, err := treeCPU(nil); l != 0 || e != 0 || err != nil {
 		t.Errorf("no processes: got %v, %v, %v, want nothing", l, e, err)
 	}
@@ -94,9 +91,7 @@ func TestSettleWaitsForIdleProcesses(t *testing.T) {
 			break
 		}
 	}
-	if err != nil || string(b) != "done\n" {
-		t.Errorf("got %q, %v while the process was busy, want done", b, err)
-	}
+	expect.That(t, err == nil && string(b) == "done\n", "got %q, %v while the process was busy, want done", b, err)
 }
 
 func TestMachineCPUIncludesThisProcess(t *testing.T) {
