@@ -81,9 +81,7 @@ func TestAbandonedBuildDoesNotDelayTheNext(t *testing.T) {
 					must.Be(t, o.State().Stage == repb.ExecutionStage_COMPLETED,
 						"an abandoned action is neither executed nor dropped after the grace period")
 				}
-				if n := queue.Flows(q); n != 0 {
-					t.Errorf("%d flows are left, want 0", n)
-				}
+				expect.Equal(t, queue.Flows(q), 0, "flows are left")
 			})
 		})
 	}

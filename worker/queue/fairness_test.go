@@ -84,9 +84,7 @@ func TestRule087_SmallBuildIsNotStarved(t *testing.T) {
 		}
 		e.release("0") // the other runs of the large build continue
 		synctest.Wait()
-		if n := strings.Count(e.order(), "small"); n != 5 {
-			t.Errorf("%d actions of the small build began, want 5", n)
-		}
+		expect.Equal(t, strings.Count(e.order(), "small"), 5, "actions of the small build began")
 	})
 }
 
@@ -224,9 +222,7 @@ func TestFinishedBuildsAreForgotten(t *testing.T) {
 		}
 		submit(t, q, "left", of("x")).Cancel("requested")
 		synctest.Wait()
-		if n := queue.Flows(q); n != 0 {
-			t.Errorf("%d flows are left, want 0", n)
-		}
+		expect.Equal(t, queue.Flows(q), 0, "flows are left")
 	})
 }
 

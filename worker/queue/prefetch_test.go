@@ -94,9 +94,7 @@ func TestPrefetchIsInQueueOrder(t *testing.T) {
 		f.want(t, "with one taken", &f.ended, "c", "d", "e", "f", "a", "h")
 		e.release("a", "h")
 		f.want(t, "with three taken", &f.ended, "c", "d", "e", "f", "a", "h", "g")
-		if n := len(f.begun); n != 7 {
-			t.Errorf("%d fetches, want 7: one each", n)
-		}
+		expect.Equal(t, len(f.begun), 7, "fetches")
 	})
 }
 

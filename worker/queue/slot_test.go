@@ -289,9 +289,7 @@ func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
 			time.Sleep(30 * time.Second)
 			wantFault(t, o, worker.FaultUnmet)
 			expect.Equal(t, q.Stats().Queued, 0, "Queued")
-			if n := queue.Buckets(q); n != 0 {
-				t.Errorf("%d buckets are left, want 0", n)
-			}
+			expect.Equal(t, queue.Buckets(q), 0, "buckets are left")
 		})
 	})
 	t.Run("no worker at all", func(t *testing.T) {
@@ -334,9 +332,7 @@ func TestUnmatchedWaitsWhileWorkersMayCome(t *testing.T) {
 			wantStage(t, o, repb.ExecutionStage_QUEUED)
 			time.Sleep(2 * time.Minute)
 			wantFault(t, o, worker.FaultUnmet)
-			if n := len(q.Workers()); n != 1 {
-				t.Errorf("%d workers are known, want one", n)
-			}
+			expect.Equal(t, len(q.Workers()), 1, "workers are known")
 		})
 	})
 	t.Run("one that is drained", func(t *testing.T) {
@@ -392,9 +388,7 @@ func TestRule087_FairnessSpansPlatforms(t *testing.T) {
 		wantTake(t, x, "a1").End(ended(1), nil) // a was served before b
 		wantTake(t, x, "b1")
 		wantTake(t, y, "a2")
-		if n := queue.Flows(q); n != 2 {
-			t.Errorf("%d flows, want 2", n)
-		}
+		expect.Equal(t, queue.Flows(q), 2, "flows")
 	})
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		all := join(t, q, "all", "", "p=x p=y p=z")

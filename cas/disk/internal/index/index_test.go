@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"sync"
-
 	"testing"
 
 	"github.com/cloister-build/cloister/tests/expect"
