@@ -33,27 +33,8 @@ func TestRule128_RequestMetadataMayBeAnything(t *testing.T) {
 	}
 }
 
-func TestRule005_006_CapabilitiesDependOnCaller(t *testing.T) {
-	for _, may := range []struct{ execute, update bool }{{true, true}, {true, false}, {false, true}, {false, false}} {
-		c := serve(t, casserver.Config{
-			Execution: &repb.ExecutionCapabilities{ExecEnabled: true},
-			Rights: func(_ context.Context, instance string) (execute, update bool) {
-				return may.execute && instance == "", may.update && instance == ""
-			},
-		})
-		r := c.capabilities(t)
-		if got := r.ExecutionCapabilities.ExecEnabled; got != may.execute {
-			t.Errorf("%+v: exec_enabled is %t", may, got)
-		}
-		if got := r.CacheCapabilities.ActionCacheUpdateCapabilities.UpdateEnabled; got != may.update {
-			t.Errorf("%+v: update_enabled is %t", may, got)
-		}
-		other, err := c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{InstanceName: "other"})
-		if err != nil || other.ExecutionCapabilities.ExecEnabled || other.CacheCapabilities.ActionCacheUpdateCapabilities.UpdateEnabled {
-			t.Errorf("%+v: in another instance got %v, %v", may, other, err)
-		}
-	}
-	// Rights do not enable what the server does not support.
+// Rights do not enable what the server does not support. Package access tests what the rights of a caller report.
+func TestRightsEnableOnlyWhatIsSupported(t *testing.T) {
 	all := func(context.Context, string) (execute, update bool) { return true, true }
 	r := serve(t, casserver.Config{Execution: &repb.ExecutionCapabilities{}, Rights: all}).capabilities(t)
 	expect.That(t, !r.ExecutionCapabilities.ExecEnabled, "a right enabled something unsupported: %v", r)
