@@ -16,8 +16,7 @@ import (
 
 func (c *client) capabilities(t *testing.T) *repb.ServerCapabilities {
 	t.Helper()
-	r := must.Get(c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{}))(t)
-	return r
+	return must.Get(c.GetCapabilities(t.Context(), &repb.GetCapabilitiesRequest{}))(t)
 }
 
 func TestRule128_RequestMetadataMayBeAnything(t *testing.T) {

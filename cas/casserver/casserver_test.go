@@ -96,8 +96,7 @@ func (c *client) memory(t *testing.T, instance string) *castest.Memory {
 // put stores data directly.
 func (c *client) put(t *testing.T, data string) cas.Digest {
 	t.Helper()
-	d := must.Get(cas.PutBytes(t.Context(), c.memory(t, ""), cas.SHA256, []byte(data)))(t)
-	return d
+	return must.Get(cas.PutBytes(t.Context(), c.memory(t, ""), cas.SHA256, []byte(data)))(t)
 }
 
 // has reports whether the default instance has d.

@@ -84,8 +84,7 @@ func TestRule044_CompressedUploadsStartAtZero(t *testing.T) {
 	by, data := repb.Compressor_ZSTD, noise(100_000)
 	packed, name := pack(t, by, data), "uploads/u/"+compressedName(by, sum(data))
 	query := func() *bspb.QueryWriteStatusResponse {
-		r := must.Get(c.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name}))(t)
-		return r
+		return must.Get(c.QueryWriteStatus(t.Context(), &bspb.QueryWriteStatusRequest{ResourceName: name}))(t)
 	}
 	_, err := c.write(t.Context(), message(name, 0, packed[:500], false))
 	wantCode(t, err, codes.InvalidArgument, "500", "offset 0")

@@ -46,8 +46,7 @@ func (c *client) directory(t *testing.T, file string, subs ...cas.Digest) cas.Di
 	for i, d := range subs {
 		dir.Directories = append(dir.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("d%06d", i), Digest: d.Proto()})
 	}
-	d := must.Get(cas.PutProto(t.Context(), c.memory(t, ""), cas.SHA256, dir))(t)
-	return d
+	return must.Get(cas.PutProto(t.Context(), c.memory(t, ""), cas.SHA256, dir))(t)
 }
 
 // files returns the sorted names of the files in pages.

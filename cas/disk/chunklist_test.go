@@ -203,8 +203,7 @@ func TestChunkListIsMoved(t *testing.T) {
 
 // listOf returns the stored form of a list of two chunks, to find and damage it.
 func listOf(t *testing.T, chunks []cas.Digest) []byte {
-	b := must.Get(hex.DecodeString(chunks[0].Hash()))(t)
-	return b
+	return must.Get(hex.DecodeString(chunks[0].Hash()))(t)
 }
 
 func TestDamagedChunkListIsFound(t *testing.T) {

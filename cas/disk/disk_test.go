@@ -85,8 +85,7 @@ func put(t testing.TB, s cas.Store, seed byte) cas.Digest {
 
 func missing(t testing.TB, s cas.Store, ds ...cas.Digest) []cas.Digest {
 	t.Helper()
-	absent := must.Get(s.Missing(t.Context(), ds))(t)
-	return absent
+	return must.Get(s.Missing(t.Context(), ds))(t)
 }
 
 func has(t testing.TB, s cas.Store, d cas.Digest) bool { t.Helper(); return len(missing(t, s, d)) == 0 }
@@ -147,8 +146,7 @@ func find(t testing.TB, dir string, b []byte) (path string, at int) {
 
 func segmentFiles(t testing.TB, dir, suffix string) []string {
 	t.Helper()
-	paths := must.Get(filepath.Glob(filepath.Join(dir, "segments", "*"+suffix)))(t)
-	return paths
+	return must.Get(filepath.Glob(filepath.Join(dir, "segments", "*"+suffix)))(t)
 }
 
 // damageBlob flips a bit of a blob of the instance "".

@@ -73,8 +73,7 @@ func TestCallersHaveSeparateLimits(t *testing.T) {
 	conn := grpctest.Connect(t, server)
 	client, other := bspb.NewByteStreamClient(conn), metadata.AppendToOutgoingContext(t.Context(), "caller", "other")
 	upload := func(ctx context.Context) bspb.ByteStream_WriteClient {
-		s := must.Get(client.Write(ctx))(t)
-		return s
+		return must.Get(client.Write(ctx))(t)
 	}
 	var open []bspb.ByteStream_WriteClient
 	for range 2 {

@@ -109,8 +109,7 @@ func sum(token string) string {
 
 func parse(t *testing.T, text string) *access.Rules {
 	t.Helper()
-	r := must.Get(access.Parse(filepath.Join(t.TempDir(), "auth.yaml"), []byte(text)))(t)
-	return r
+	return must.Get(access.Parse(filepath.Join(t.TempDir(), "auth.yaml"), []byte(text)))(t)
 }
 
 // A server has all services over an in-memory store.

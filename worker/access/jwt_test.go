@@ -61,8 +61,7 @@ func sign(t *testing.T, method jwt.SigningMethod, secret any, header map[string]
 	t.Helper()
 	token := jwt.NewWithClaims(method, claims)
 	maps.Copy(token.Header, header)
-	text := must.Get(token.SignedString(secret))(t)
-	return text
+	return must.Get(token.SignedString(secret))(t)
 }
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
@@ -198,8 +197,7 @@ func TestKeySet(t *testing.T) {
 			{"kty": "oct", "kid": "for encryption", "use": "enc", "k": "AAAA"},
 		}, extra...)
 		all = append(all, map[string]any{"kty": "RSA", "kid": "o", "n": b64(k.other.N.Bytes()), "e": "AQAB"})
-		b := must.Get(json.Marshal(map[string]any{"keys": all}))(t)
-		return b
+		return must.Get(json.Marshal(map[string]any{"keys": all}))(t)
 	}
 	dir := t.TempDir()
 	read := func(b []byte) (*access.Rules, error) {

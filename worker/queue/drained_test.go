@@ -26,8 +26,7 @@ func TestDrained(t *testing.T) {
 	}
 	join := func(name string) *Slot {
 		t.Helper()
-		s := must.Get(q.Join(Offer{Worker: name, Slot: "0"}))(t)
-		return s
+		return must.Get(q.Join(Offer{Worker: name, Slot: "0"}))(t)
 	}
 	want("at first", "")
 	a, b := join("a"), join("b")
