@@ -54,7 +54,9 @@ func TestEndpointString(t *testing.T) {
 }
 
 func TestLimitsByName(t *testing.T) {
-	units := map[sandbox.Limit]string{sandbox.LimitMemory: "bytes", sandbox.LimitOutputBytes: "bytes", sandbox.LimitCPU: "ns"}
+	units := map[sandbox.Limit]string{
+		sandbox.LimitMemory: "bytes", sandbox.LimitOutputBytes: "bytes", sandbox.LimitCPU: "ns", sandbox.LimitMilliCPUs: "millicpus", sandbox.LimitDiskRate: "bytes/s",
+	}
 	for i, l := range sandbox.AllLimits {
 		var limits sandbox.Limits
 		limits.Set(l, int64(i+1))

@@ -4,6 +4,7 @@ package sandbox
 
 import (
 	"fmt"
+	"strconv"
 	"time"
 )
 
@@ -24,6 +25,10 @@ type Limits struct {
 	// OutputBytes and OutputFiles bound the contents of the outputs; directories and links count as files.
 	OutputBytes int64
 	OutputFiles int64
+	// MilliCPUs is in thousandths of a processor: 1500 are one and a half. The kernel delays a run that uses more.
+	MilliCPUs int64
+	// DiskRate is in bytes per second, for reads from each disk and for writes to it. What is in memory does not count.
+	DiskRate int64
 }
 
 // A Limit names one of the Limits.
@@ -37,12 +42,14 @@ const (
 	LimitOpenFiles   Limit = "open files"
 	LimitOutputBytes Limit = "output bytes"
 	LimitOutputFiles Limit = "output files"
+	LimitMilliCPUs   Limit = "processors"
+	LimitDiskRate    Limit = "disk rate"
 )
 
 // AllLimits are the limits, in the order of the fields of Limits.
-var AllLimits = []Limit{LimitMemory, LimitCPU, LimitProcesses, LimitOpenFiles, LimitOutputBytes, LimitOutputFiles}
+var AllLimits = []Limit{LimitMemory, LimitCPU, LimitProcesses, LimitOpenFiles, LimitOutputBytes, LimitOutputFiles, LimitMilliCPUs, LimitDiskRate}
 
-// DefaultLimits returns limits for a build action.
+// DefaultLimits returns limits for a build action. The number of processors and the disk rate are Unlimited.
 func DefaultLimits() Limits {
 	return Limits{
 		Memory:      4 << 30,
@@ -51,6 +58,8 @@ func DefaultLimits() Limits {
 		OpenFiles:   4096,
 		OutputBytes: 16 << 30,
 		OutputFiles: 1_000_000,
+		MilliCPUs:   Unlimited,
+		DiskRate:    Unlimited,
 	}
 }
 
@@ -67,6 +76,10 @@ func (ls *Limits) at(l Limit) *int64 {
 		return &ls.OutputBytes
 	case LimitOutputFiles:
 		return &ls.OutputFiles
+	case LimitMilliCPUs:
+		return &ls.MilliCPUs
+	case LimitDiskRate:
+		return &ls.DiskRate
 	}
 	return nil
 }
@@ -91,18 +104,22 @@ func (ls *Limits) Set(l Limit, v int64) {
 	}
 }
 
-// Unit returns the unit of the limit's values: "bytes", "ns", or "" for a count.
+// Unit returns the unit of the limit's values: "bytes", "ns", "millicpus", "bytes/s", or "" for a count.
 func (l Limit) Unit() string {
 	switch l {
 	case LimitMemory, LimitOutputBytes:
 		return "bytes"
 	case LimitCPU:
 		return "ns"
+	case LimitMilliCPUs:
+		return "millicpus"
+	case LimitDiskRate:
+		return "bytes/s"
 	}
 	return ""
 }
 
-// Format returns a value of the limit for people: "4.0 GiB", "1h0m0s", "128".
+// Format returns a value of the limit for people: "4.0 GiB", "1h0m0s", "1.5", "128".
 func (l Limit) Format(v int64) string {
 	if v == Unlimited {
 		return "unlimited"
@@ -110,8 +127,12 @@ func (l Limit) Format(v int64) string {
 	switch l.Unit() {
 	case "bytes":
 		return Bytes(v)
+	case "bytes/s":
+		return Bytes(v) + "/s"
 	case "ns":
 		return time.Duration(v).String()
+	case "millicpus":
+		return strconv.FormatFloat(float64(v)/1000, 'f', -1, 64)
 	}
 	return fmt.Sprint(v)
 }

@@ -102,6 +102,12 @@ grace 0
 	if got := s.Text(); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
+	// Later limits have a line only if they are set, so that other texts and hashes are those of earlier versions.
+	slow := valid()
+	slow.Limits.MilliCPUs, slow.Limits.DiskRate = 1500, 4096
+	if got := slow.Text(); !strings.Contains(got, " 1000000\nlimit \"processors\" 1500\nlimit \"disk rate\" 4096\n") {
+		t.Errorf("got:\n%s", got)
+	}
 	// Text escapes control sequences and everything beyond ASCII.
 	odd := valid()
 	odd.Args = []string{"cc", "\x1b[2J \u00e9 \u202e"}

@@ -51,7 +51,10 @@ func (s *Spec) Text() string {
 		line("allow %s", e)
 	}
 	for _, l := range AllLimits {
-		line("limit %+q %d", l, s.Limits.Of(l))
+		// A text without the lines of later limits is that of earlier versions.
+		if v := s.Limits.Of(l); v != Unlimited || l != LimitMilliCPUs && l != LimitDiskRate {
+			line("limit %+q %d", l, v)
+		}
 	}
 	if s.Audit != AuditViolations {
 		line("audit %s", s.Audit)

@@ -48,6 +48,8 @@ func (b *Backend) features(can cgroup.Capabilities) *sandbox.Features {
 		{sandbox.LimitOpenFiles, b.config.has(Rlimits)},
 		{sandbox.LimitOutputBytes, true},
 		{sandbox.LimitOutputFiles, true},
+		{sandbox.LimitMilliCPUs, can.LimitCPUs},
+		{sandbox.LimitDiskRate, can.LimitDisks},
 	} {
 		if row.ok {
 			f.Limits = append(f.Limits, row.limit)
@@ -174,7 +176,8 @@ func (r *run) limit(can cgroup.Capabilities) error {
 	if r.slot.group == nil {
 		return nil
 	}
-	l := cgroup.Limits{Memory: r.spec.Limits.Memory, Processes: r.spec.Limits.Processes}
+	of := &r.spec.Limits
+	l := cgroup.Limits{Memory: of.Memory, Processes: of.Processes, MilliCPUs: of.MilliCPUs, DiskRate: of.DiskRate}
 	if !can.LimitProcesses {
 		l.Processes = cgroup.Unlimited // resource limits do it
 	} else if l.Processes != sandbox.Unlimited {

@@ -334,6 +334,7 @@ func explain(err error) (detail, fix string) {
 var unlimited = sandbox.Limits{
 	Memory: sandbox.Unlimited, CPU: sandbox.Unlimited, Processes: sandbox.Unlimited,
 	OpenFiles: sandbox.Unlimited, OutputBytes: sandbox.Unlimited, OutputFiles: sandbox.Unlimited,
+	MilliCPUs: sandbox.Unlimited, DiskRate: sandbox.Unlimited,
 }
 
 // showsPath reports whether a mount table (proc_pid_mountinfo(5)) contains dir or a path below it, as a field or in an

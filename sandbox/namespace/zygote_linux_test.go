@@ -236,12 +236,13 @@ func TestLimitsThatNobodyCanKeep(t *testing.T) {
 			s.Limits.Set(l, 100<<20)
 		}}
 	}
+	grouped := []sandbox.Limit{sandbox.LimitMemory, sandbox.LimitCPU, sandbox.LimitMilliCPUs, sandbox.LimitDiskRate}
 	for _, c := range []struct {
 		without []namespace.Layer
 		lacks   []sandbox.Limit
 	}{
-		{[]namespace.Layer{namespace.Cgroups}, []sandbox.Limit{sandbox.LimitMemory, sandbox.LimitCPU}},
-		{[]namespace.Layer{namespace.Cgroups, namespace.Rlimits}, []sandbox.Limit{sandbox.LimitMemory, sandbox.LimitCPU, sandbox.LimitProcesses, sandbox.LimitOpenFiles}},
+		{[]namespace.Layer{namespace.Cgroups}, grouped},
+		{[]namespace.Layer{namespace.Cgroups, namespace.Rlimits}, append([]sandbox.Limit{sandbox.LimitProcesses, sandbox.LimitOpenFiles}, grouped...)},
 	} {
 		b, f := backend(t, namespace.Config{Without: c.without})
 		for _, l := range sandbox.AllLimits {
@@ -323,6 +324,29 @@ func TestNoSlotIsWithoutItsGroup(t *testing.T) {
 		}
 	}
 	first.Do(t, b)
+}
+
+// TestDiskRateReachesTheGroup: the rate of a run limits its control group until the next run.
+func TestDiskRateReachesTheGroup(t *testing.T) {
+	b, f := backend(t, namespace.Config{})
+	if !slices.Contains(f.Limits, sandbox.LimitDiskRate) {
+		sandboxtest.Unavailable(t, "disk", "needs an io controller of version 2, as in tests/vm")
+	}
+	for _, rate := range []int64{12 << 20, sandbox.Unlimited} {
+		r := sandboxtest.Run{Script: "true", Spec: func(s *sandbox.Spec) { s.Limits.DiskRate = rate }}
+		r.Do(t, b)
+		limits := ""
+		for _, g := range groups(t) {
+			files, err := filepath.Glob(g + "/slot*/io.max")
+			must.Succeed(t, err)
+			for _, file := range files {
+				limits += string(must.Get(os.ReadFile(file))(t))
+			}
+		}
+		if limited := strings.Contains(limits, "rbps=12582912 wbps=12582912"); limited != (rate > 0) {
+			t.Errorf("rate %d: got limits %q", rate, limits)
+		}
+	}
 }
 
 // TestHiddenDirectory: a run reads blobs of a directory without learning its path, and keeps reading them after they

@@ -243,7 +243,7 @@ func (r *reader) readRule(n *strict.Node) error {
 	for _, name := range profiles {
 		for i, q := range quantities {
 			given := r.policy.profiles[name].amounts[i]
-			if most := u.max[i]; most.at != "" && most.v < given.v {
+			if most := u.max[i]; most.at != "" && (most.v < given.v || given.v == sandbox.Unlimited) {
 				return r.Errorf(max, "max: {%s: %s} is less than what profile %s grants anyway: %s (%s)",
 					q.key, q.format(most.v), name, q.format(given.v), given.from())
 			}

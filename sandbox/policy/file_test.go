@@ -94,6 +94,7 @@ var mistakes = []struct{ name, text string }{
 	{"an unknown key of max", "version: 1\nrules: [{name: a, max: {listen: true}}]\n"},
 	{"max below the profile", "version: 1\nprofiles:\n  build: {memory: 8GiB}\nrules:\n  - name: a\n    profile: build\n    max: {processes: 256, memory: 4GiB}\n"},
 	{"max below a built-in profile", "version: 1\nrules:\n  - name: a\n    max: {processes: 256}\n"},
+	{"max below a profile without a limit", "version: 1\nrules: [{name: a, max: {cpus: 2}}]\n"},
 	{"a quantity that is not a limit", "version: 1\nallow_unenforced: [memory, tmp]\n"},
 	{"a misspelt limit", "version: 1\nallow_unenforced: [open-files]\n"},
 	{"a registry with a scheme", "version: 1\nimages: {registries: [\"https://registry.example\"]}\n"},

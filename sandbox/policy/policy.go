@@ -367,6 +367,11 @@ func (c *compilation) amounts() error {
 		given := c.profile.amounts[i]
 		v, by, explicit := given.v, c.profileText(given.from()), given.at != ""
 		stated := v
+		if _, asked := c.asked[q.property()]; v == sandbox.Unlimited && !asked {
+			c.grant.Limits.Set(q.limit, v)
+			c.grant.Stated.Set(q.limit, v)
+			continue
+		}
 		if !explicit {
 			v = c.policy.host.builtinAmount(c.profile, &q, v, c.rule.max[i].v)
 		}
@@ -422,6 +427,9 @@ const thisHost = "this machine"
 func (c *compilation) most(i int, v int64) (most int64, origin string) {
 	if m := c.rule.max[i]; m.v > 0 {
 		return m.v, m.from()
+	}
+	if v == sandbox.Unlimited {
+		return quantities[i].max, c.profile.amounts[i].from()
 	}
 	if has := min(c.policy.host.most(&quantities[i]), quantities[i].max); !c.policy.file && has > v {
 		return has, thisHost

@@ -50,6 +50,8 @@ profiles:
     open_files: 5000
     output_bytes: 17GiB
     output_files: 2000000
+    cpus: 1.5
+    disk_rate: 80MiB/s
     tmp: 6GiB
     max_timeout: 3h
     loopback: true
@@ -71,7 +73,7 @@ rules:
   - name: wide
     when: {instance: wide}
     profile: wide
-    max: {memory: 50GiB, cpu: 20h, processes: 2000, open_files: 50000, output_bytes: 170GiB, output_files: 20000000, tmp: 60GiB}
+    max: {memory: 50GiB, cpu: 20h, processes: 2000, open_files: 50000, output_bytes: 170GiB, output_files: 20000000, cpus: 2, disk_rate: 800MiB/s, tmp: 60GiB}
 `
 
 // counted returns what a grant says about violations, and the audit level.
@@ -86,6 +88,7 @@ func TestCompileGrants(t *testing.T) {
 	}{
 		{"wide", "", func(g *policy.Grant) any { return g.Limits }, sandbox.Limits{
 			Memory: 5 << 30, CPU: 2 * time.Hour, Processes: 200, OpenFiles: 5000, OutputBytes: 17 << 30, OutputFiles: 2000000,
+			MilliCPUs: 1500, DiskRate: 80 << 20,
 		}},
 		{"wide", "", func(g *policy.Grant) any { return g.TempBytes }, int64(6 << 30)},
 		{"wide", "", func(g *policy.Grant) any { return g.MaxTimeout }, 3 * time.Hour},
@@ -108,6 +111,11 @@ func TestCompileGrants(t *testing.T) {
 		{"", "cloister-output-bytes=1B", func(g *policy.Grant) any { return g.Limits.OutputBytes }, int64(1)},
 		{"", "cloister-output-files=1", func(g *policy.Grant) any { return g.Limits.OutputFiles }, int64(1)},
 		{"", "cloister-tmp=1MiB", func(g *policy.Grant) any { return g.TempBytes }, int64(1 << 20)},
+		{"", "cloister-cpus=0.01", func(g *policy.Grant) any { return g.Limits.MilliCPUs }, int64(10)},
+		{"", "cloister-cpus=1000", func(g *policy.Grant) any { return g.Limits.MilliCPUs }, int64(1_000_000)},
+		{"wide", "cloister-cpus=2.000", func(g *policy.Grant) any { return g.Limits.MilliCPUs }, int64(2000)},
+		{"child", "cloister-cpus=1", func(g *policy.Grant) any { return g.Limits.MilliCPUs }, int64(1000)},
+		{"", "cloister-disk-rate=1MB/s", func(g *policy.Grant) any { return g.Limits.DiskRate }, int64(1e6)},
 		{"wide", "cloister-cpu=20h", func(g *policy.Grant) any { return g.Limits.CPU }, 20 * time.Hour},
 		{"wide", "cloister-processes=2000", func(g *policy.Grant) any { return g.Limits.Processes }, int64(2000)},
 		{"wide", "cloister-open-files=50000", func(g *policy.Grant) any { return g.Limits.OpenFiles }, int64(50000)},
@@ -170,6 +178,19 @@ func TestCompileRefuses(t *testing.T) {
 		{"", "cloister-output-files=1000001"},
 		{"", "cloister-tmp=5GiB"},
 		{"wide", "cloister-memory=51GiB"},
+		{"wide", "cloister-cpus=2.001"},
+		{"child", "cloister-cpus=2"},
+		{"wide", "cloister-disk-rate=801MiB/s"},
+		{"", "cloister-disk-rate=1023B/s"},
+		{"", "cloister-disk-rate=1MiB"},
+		{"", "cloister-disk-rate=1/s"},
+		{"", "cloister-cpus=0.009"},
+		{"", "cloister-cpus=1000.001"},
+		{"", "cloister-cpus=1."},
+		{"", "cloister-cpus=.5"},
+		{"", "cloister-cpus=1.0005"},
+		{"", "cloister-cpus=-1"},
+		{"", "cloister-cpus=1,5"},
 		{"child", "cloister-memory=7GiB"},
 		{"", "cloister-memory=lots"},
 		{"", "cloister-cpu=-1s"},
@@ -311,7 +332,7 @@ func TestCompileRefusesUnenforceableLimits(t *testing.T) {
 	few := []sandbox.Limit{sandbox.LimitCPU}
 	g, err := policy.Default().Compile(policy.Request{}, few)
 	must.Succeed(t, err)
-	want := sandbox.Limits{Memory: -1, CPU: time.Hour, Processes: -1, OpenFiles: -1, OutputBytes: -1, OutputFiles: -1}
+	want := sandbox.Limits{Memory: -1, CPU: time.Hour, Processes: -1, OpenFiles: -1, OutputBytes: -1, OutputFiles: -1, MilliCPUs: -1, DiskRate: -1}
 	if g.Limits != want {
 		t.Errorf("got %+v, want %+v", g.Limits, want)
 	}
@@ -338,6 +359,10 @@ func TestCompileRefusesUnenforceableLimits(t *testing.T) {
 		if err != nil || g.Limits.Memory != sandbox.Unlimited {
 			t.Errorf("%s, permitted: got %+v, %v; want no limit", name, g, err)
 		}
+	}
+	_, err = policy.Default().Compile(policy.Request{Properties: properties("cloister-cpus=1.5")}, few)
+	if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "cpus 1.5") {
+		t.Errorf("a limit that no profile has: got %v, want ErrUnsupported with cpus 1.5", err)
 	}
 }
 

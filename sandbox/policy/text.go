@@ -77,6 +77,9 @@ func (w *textWriter) profile(name string, o *profile) {
 		w.line(1, "%s:", name)
 	}
 	for i, q := range quantities {
+		if o.amounts[i].v == sandbox.Unlimited {
+			continue
+		}
 		value := q.format(o.amounts[i].v)
 		if q.limit == sandbox.LimitProcesses && o.amounts[i].at == "" {
 			value = fmt.Sprintf("%d for each processor, at least %s", o.processesPerCPU, value)

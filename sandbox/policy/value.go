@@ -24,6 +24,8 @@ type kind struct {
 var (
 	sizes     = kind{parseSize, formatSize, 1 << 50}
 	counts    = kind{parseCount, formatCount, 1 << 30}
+	cpus      = kind{parseCPUs, sandbox.LimitMilliCPUs.Format, 1e6}
+	rates     = kind{parseRate, func(v int64) string { return formatSize(v) + perSecond }, sizes.max}
 	durations = kind{parseDuration, func(v int64) string { return formatDuration(time.Duration(v)) }, int64(10 * 365 * 24 * time.Hour)}
 )
 
@@ -43,6 +45,8 @@ var quantities = [...]quantity{
 	{"open_files", sandbox.LimitOpenFiles, counts, 16},
 	{"output_bytes", sandbox.LimitOutputBytes, sizes, 1},
 	{"output_files", sandbox.LimitOutputFiles, counts, 1},
+	{"cpus", sandbox.LimitMilliCPUs, cpus, 10}, // the kernel's minimum is 1 ms in each period of 100 ms
+	{"disk_rate", sandbox.LimitDiskRate, rates, 1 << 10},
 	{"tmp", "", sizes, 1 << 20},
 }
 
@@ -114,6 +118,17 @@ func formatSize(v int64) string {
 	return formatCount(v/units[i].bytes) + units[i].name
 }
 
+const perSecond = "/s"
+
+func parseRate(s string) (int64, error) {
+	size, ok := strings.CutSuffix(s, perSecond)
+	n, err := parseSize(size)
+	if !ok || err != nil {
+		return 0, fmt.Errorf("invalid rate %q: write a size per second, such as 50MiB/s", s)
+	}
+	return n, nil
+}
+
 func parseDuration(s string) (int64, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil || d <= 0 {
@@ -139,6 +154,16 @@ func parseCount(s string) (int64, error) {
 		return 0, fmt.Errorf("invalid number %q: write a whole number of at least 1", s)
 	}
 	return n, nil
+}
+
+// parseCPUs returns thousandths of a processor.
+func parseCPUs(s string) (int64, error) {
+	whole, part, _ := strings.Cut(s, ".")
+	n, err := strconv.ParseUint(whole+(part + "000")[:3], 10, 31)
+	if err != nil || whole == "" || len(part) > 3 || strings.HasSuffix(s, ".") {
+		return 0, fmt.Errorf("invalid number of processors %q: write a number with at most three decimals, such as 2 or 1.5", s)
+	}
+	return int64(n), nil
 }
 
 func formatCount(v int64) string { return strconv.FormatInt(v, 10) }

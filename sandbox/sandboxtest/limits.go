@@ -107,6 +107,29 @@ func limitsEnforced(t *testing.T, b sandbox.Backend) {
 			t.Errorf("%d files were opened beyond the first, exit code %d: %s", n, r.Result.ExitCode, r.Stderr)
 		}
 	})
+	t.Run("processors", func(t *testing.T) {
+		r := Run{Script: spend, Spec: func(s *sandbox.Spec) {
+			s.Limits.MilliCPUs, s.Limits.CPU = 100, halfSecond
+		}}
+		if unsupported(t, b, f, sandbox.LimitMilliCPUs, &r) {
+			return
+		}
+		r.Do(t, b)
+		// It takes five seconds, or longer on a busy machine.
+		if took := r.Result.End.Sub(r.Result.Start); took < 3*time.Second || r.Result.ExitCode != 137 {
+			t.Errorf("%v of processor time at a tenth of a processor took %v, exit code %d", halfSecond, took, r.Result.ExitCode)
+		}
+	})
+	t.Run("disk rate", func(t *testing.T) {
+		r := Run{Script: "true", Spec: limited(sandbox.LimitDiskRate, mebibyte)}
+		if unsupported(t, b, f, sandbox.LimitDiskRate, &r) {
+			return
+		}
+		r.Do(t, b)
+		if r.Result.ExitCode != 0 {
+			t.Errorf("got exit code %d: %s", r.Result.ExitCode, r.Stderr)
+		}
+	})
 	t.Run("what is within", func(t *testing.T) {
 		r := run(t, b, Run{
 			Script: `i=0; while [ $i -lt 9 ]; do sleep 60 & mkdir d$i || exit 3; i=$((i+1)); done;
@@ -115,7 +138,7 @@ func limitsEnforced(t *testing.T, b sandbox.Backend) {
 			Spec: func(s *sandbox.Spec) {
 				s.Limits = sandbox.Limits{
 					Memory: 64 * mebibyte, CPU: time.Minute, Processes: 20, OpenFiles: 32,
-					OutputBytes: 16 * mebibyte, OutputFiles: 100,
+					OutputBytes: 16 * mebibyte, OutputFiles: 100, MilliCPUs: 64_000, DiskRate: 1 << 30,
 				}
 				for _, l := range sandbox.AllLimits {
 					if !slices.Contains(f.Limits, l) {
@@ -140,8 +163,12 @@ func unsupported(t *testing.T, b sandbox.Backend, f *sandbox.Features, l sandbox
 	if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), string(l)) {
 		t.Errorf("got %v, want ErrUnsupported that names the limit of %s", err, l)
 	}
+	what := "limits"
+	if l == sandbox.LimitDiskRate { // which only version 2 enforces
+		what = "disk"
+	}
 	if !t.Failed() {
-		Unavailable(t, "limits", "this host cannot limit "+string(l))
+		Unavailable(t, what, "this host cannot limit "+string(l))
 	}
 	return true
 }

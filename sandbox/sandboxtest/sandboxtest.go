@@ -253,7 +253,11 @@ func probe(t *testing.T, b sandbox.Backend) {
 		t.Fatal(err)
 	}
 	want := "full"
-	if slices.ContainsFunc(f.Checks, func(c sandbox.Check) bool { return !c.OK }) || len(f.Limits) < len(sandbox.AllLimits) {
+	defaults := sandbox.DefaultLimits()
+	if slices.ContainsFunc(f.Checks, func(c sandbox.Check) bool { return !c.OK }) ||
+		slices.ContainsFunc(sandbox.AllLimits, func(l sandbox.Limit) bool {
+			return defaults.Of(l) != sandbox.Unlimited && !slices.Contains(f.Limits, l)
+		}) {
 		want = "partial"
 	}
 	if f.Tier != want || f.Backend == "" || len(f.Layers) == 0 {

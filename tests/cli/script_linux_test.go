@@ -288,6 +288,10 @@ func (s *story) needs(args []string) error {
 		if err != nil || !strings.Contains(s.script.ReadFile("stderr"), "lookup of a.example.com") {
 			sandboxtest.Unavailable(s, "monitor", "the sandbox records no lookups of names")
 		}
+	case what == "cpus":
+		if s.cloister([]string{"0", "run", "--quiet", "--cpus", "1", "--", "true"}) != nil {
+			sandboxtest.Unavailable(s, "limits", "the number of processors cannot be limited")
+		}
 	case what == "root" && os.Getuid() != 0:
 		sandboxtest.Unavailable(s, "root", "only it may read what another user owns")
 	case what == "venv":

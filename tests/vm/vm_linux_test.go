@@ -46,12 +46,12 @@ type service struct {
 var groupTests = []string{
 	"TestMissingExplainsWhatCannotBeLimited", "TestMemoryIsLimitedAndCounted", "TestProcessesAreLimitedAndCounted",
 	"TestGroupsOfDeadWorkersAreRemoved", "TestCloseRemovesEveryGroup", "TestV2RemoveKillsTheProcesses",
-	"TestV2WorkerMovesToLeaf", "TestProcessorIsSharedByGroups",
+	"TestV2WorkerMovesToLeaf", "TestProcessorIsSharedByGroups", "TestProcessorsAreLimited",
 }
 
 // services run in this order.
 var services = []service{
-	{name: "root", add: "Delegate=yes", binary: "cgroup", run: ".", want: groupTests},
+	{name: "root", add: "Delegate=yes", binary: "cgroup", run: ".", want: append([]string{"TestDisksAreLimited"}, groupTests...)},
 	{name: "user", add: "Delegate=yes\nUser=cloister", binary: "cgroup", run: ".", want: groupTests},
 	{
 		name: "undelegated", add: "User=cloister", binary: "cgroup", run: "^TestOrdinaryUserGetsReasonAndFix$",
@@ -59,11 +59,13 @@ var services = []service{
 	},
 	{
 		name: "cloister", unit: "cloister.service", add: "WatchdogSec=0\nRestart=no", binary: "namespace",
-		run: "^(TestBackend|TestNoSlotIsWithoutItsGroup|TestUsageMarksWhatWasNotMeasured)$/^(Probe|Limits|Usage)",
+		run: "^(TestBackend|TestNoSlotIsWithoutItsGroup|TestDiskRateReachesTheGroup|TestUsageMarksWhatWasNotMeasured)$/^(Probe|Limits|Usage)",
 		want: []string{
 			"TestBackend/ProbeNamesTheTier", "TestBackend/LimitsAreEnforced/memory_of_files",
 			"TestBackend/LimitsAreEnforced/memory_of_processes", "TestBackend/LimitsAreEnforced/time_of_many_processes",
-			"TestBackend/LimitsAreEnforced/processes", "TestBackend/LimitsOfOneRunDoNotOutliveIt",
+			"TestBackend/LimitsAreEnforced/processes", "TestBackend/LimitsAreEnforced/processors",
+			"TestBackend/LimitsAreEnforced/disk_rate", "TestDiskRateReachesTheGroup",
+			"TestBackend/LimitsOfOneRunDoNotOutliveIt",
 			"TestNoSlotIsWithoutItsGroup", "TestUsageMarksWhatWasNotMeasured",
 		},
 	},

@@ -32,18 +32,21 @@ const (
 
 // Capabilities are what the groups of a host can do, each found by trying it.
 type Capabilities struct {
-	LimitMemory, LimitProcesses    bool
-	CountCPU, CountMemory, CountIO bool
+	LimitMemory, LimitProcesses, LimitCPUs, LimitDisks bool
+	CountCPU, CountMemory, CountIO                     bool
 }
 
 // Unlimited is the value of a limit that is not set.
 const Unlimited = -1
 
-// Limits bound the processes of a group together: bytes of memory, none of which is swapped out, and processes and
-// threads. Each is positive or Unlimited.
+// Limits bound the processes of a group together: bytes of memory, none of which is swapped out, processes and threads,
+// thousandths of a processor, and bytes per second from and to each disk. Each is positive or Unlimited.
 type Limits struct {
-	Memory, Processes int64
+	Memory, Processes, MilliCPUs, DiskRate int64
 }
+
+// noLimits are the limits of a group that is not limited.
+var noLimits = Limits{Unlimited, Unlimited, Unlimited, Unlimited}
 
 // Usage is what the processes of a group used since its Reset. Counters that the host lacks are zero.
 type Usage struct {

@@ -5,6 +5,7 @@ package cgroup
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,6 +42,20 @@ var roles = map[string]func(args []string) error{
 		for {
 			os.Getppid()
 		}
+	},
+	// Reads 4 MiB from a disk, past the page cache.
+	"read": func(args []string) error {
+		disk, err := unix.Open(args[0], unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		b, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		for n, left := 0, 4<<20; left > 0 && err == nil; left -= n {
+			if n, err = unix.Read(disk, b); n == 0 && err == nil {
+				err = io.ErrUnexpectedEOF
+			}
+		}
+		return err
 	},
 	// A worker that exits without closing its Host.
 	"worker": func(args []string) error {
@@ -200,10 +215,10 @@ func TestMemoryIsLimitedAndCounted(t *testing.T) {
 		return least <= u.PeakMemory && u.PeakMemory <= most
 	}
 	g, other := newGroup(t, h, "g"), newGroup(t, h, "other")
-	must.Succeed(t, other.Reset(Limits{Unlimited, Unlimited}))
+	must.Succeed(t, other.Reset(noLimits))
 	const limit = 64 << 20
 	cmd := self("hog")
-	err := inside(t, g, cmd, Limits{limit, Unlimited}, cmd.Run)
+	err := inside(t, g, cmd, Limits{limit, Unlimited, Unlimited, Unlimited}, cmd.Run)
 	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || ws.Signal() != syscall.SIGKILL {
 		t.Fatalf("hog: got %v, want it killed", err)
 	}
@@ -215,7 +230,7 @@ func TestMemoryIsLimitedAndCounted(t *testing.T) {
 	if u := sample(t, other); u != (Usage{}) {
 		t.Errorf("another group counted %+v", u)
 	}
-	must.Succeed(t, g.Reset(Limits{Unlimited, Unlimited}))
+	must.Succeed(t, g.Reset(noLimits))
 	// The last steps of a dying process count after its parent has reaped it.
 	after := sample(t, g)
 	if cpu := after.User + after.System; cpu > (u.User+u.System)/2 {
@@ -226,7 +241,7 @@ func TestMemoryIsLimitedAndCounted(t *testing.T) {
 	}
 	// The next run has its own limit and counters.
 	cmd = self("hog")
-	must.Succeed(t, inside(t, g, cmd, Limits{4 * limit, Unlimited}, cmd.Run))
+	must.Succeed(t, inside(t, g, cmd, Limits{4 * limit, Unlimited, Unlimited, Unlimited}, cmd.Run))
 	if u := sample(t, g); u.OOMKilled || !peaked(u, 2*limit, 4*limit) {
 		t.Errorf("got %+v, want no kill and a peak of %d", u, 2*limit)
 	}
@@ -244,7 +259,7 @@ func TestProcessesAreLimitedAndCounted(t *testing.T) {
 	run := func(limit int64, sleepers int) (u Usage) {
 		cmd := exec.Command("/bin/sh", "-c", strings.Repeat("sleep 5 & ", sleepers)+"exit 7")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		err := inside(t, g, cmd, Limits{Unlimited, limit}, func() error {
+		err := inside(t, g, cmd, Limits{Unlimited, limit, Unlimited, Unlimited}, func() error {
 			_ = cmd.Run() // a shell that cannot fork fails
 			if n, want := processes(t, g), min(int(limit)-1, sleepers); n != want {
 				t.Errorf("got %d processes, want %d", n, want)
@@ -282,7 +297,7 @@ func TestProcessesAreLimitedAndCounted(t *testing.T) {
 // TestProcessorIsSharedByGroups: four processes in one group get no more of a processor than one in another.
 func TestProcessorIsSharedByGroups(t *testing.T) {
 	h := openHost(t)
-	if h.dirs["cpu"] == "" {
+	if h.mode != V2 || h.dirs["cpu"] == "" {
 		t.Skip("needs a cpu controller of version 2, as in tests/vm")
 	}
 	one, four := newGroup(t, h, "one"), newGroup(t, h, "four")
@@ -304,7 +319,7 @@ func TestProcessorIsSharedByGroups(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	for _, g := range []*Group{one, four} {
-		must.Succeed(t, g.Reset(Limits{Unlimited, Unlimited}))
+		must.Succeed(t, g.Reset(noLimits))
 	}
 	for used(one)+used(four) < 2*time.Second {
 		time.Sleep(time.Millisecond)
@@ -312,6 +327,67 @@ func TestProcessorIsSharedByGroups(t *testing.T) {
 	// If processors were divided by thread, it would be a quarter.
 	if one, four := used(one), used(four); 3*one < four {
 		t.Errorf("one process got %v and the group of four %v, want equal shares", one, four)
+	}
+}
+
+// TestProcessorsAreLimited: the kernel delays a busy process that may use a tenth of a processor, until the limit is
+// lifted. On a busy machine it takes longer, but never less time.
+func TestProcessorsAreLimited(t *testing.T) {
+	h := openHost(t)
+	if !h.Capabilities().LimitCPUs {
+		sandboxtest.Unavailable(t, "limits", "no cpu controller with quotas")
+	}
+	g, tenth := newGroup(t, h, "g"), Limits{Unlimited, Unlimited, 100, Unlimited}
+	cmd := self("spin")
+	must.Succeed(t, inside(t, g, cmd, tenth, cmd.Start))
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // killed
+	}()
+	delays := func() int64 {
+		var s scanner
+		n := s.value([]byte(g.value("cpu", "cpu.stat", "cpu.stat")), "nr_throttled")
+		must.Succeed(t, s.err)
+		return n
+	}
+	const cpu = 300 * time.Millisecond
+	// spend returns how long this processor time takes, and in how many periods the process was delayed.
+	spend := func(l Limits) (time.Duration, int64) {
+		must.Succeed(t, g.Reset(l))
+		before, start := delays(), time.Now()
+		for u := sample(t, g); u.User+u.System < cpu; u = sample(t, g) {
+			time.Sleep(time.Millisecond)
+		}
+		return time.Since(start), delays() - before
+	}
+	elapsed, n := spend(tenth)
+	if quota := g.value("cpu", "cpu.cfs_quota_us", "cpu.max"); elapsed < 2*time.Second || !strings.HasPrefix(quota, "10000") {
+		t.Errorf("a tenth of a processor: %v took %v with %d delays and the quota %s, want 3s", cpu, elapsed, n, quota)
+	}
+	if elapsed, n := spend(noLimits); n > 1 { // one that began before Reset
+		t.Errorf("without a limit: %v took %v with %d delays", cpu, elapsed, n)
+	}
+}
+
+// TestDisksAreLimited: 4 MiB at 1 MiB per second take seconds, or longer on a busy machine.
+func TestDisksAreLimited(t *testing.T) {
+	const disk = "/dev/vda"
+	h := openHost(t)
+	if !h.Capabilities().LimitDisks || unix.Access(disk, unix.R_OK) != nil {
+		sandboxtest.Unavailable(t, "disk", "needs an io controller of version 2 and a readable "+disk+", as in tests/vm")
+	}
+	g, cmd := newGroup(t, h, "g"), self("read", disk)
+	start := time.Now()
+	must.Succeed(t, inside(t, g, cmd, Limits{Unlimited, Unlimited, Unlimited, 1 << 20}, cmd.Run))
+	if took, u := time.Since(start), sample(t, g); took < 2*time.Second || u.ReadBytes < 4<<20 {
+		t.Errorf("%d bytes took %v, want 4 MiB in 4s", u.ReadBytes, took)
+	}
+	if limits := g.value("io", "", "io.max"); strings.Count(limits, "rbps=1048576 wbps=1048576") == 0 {
+		t.Errorf("got limits %q", limits)
+	}
+	must.Succeed(t, g.Reset(noLimits))
+	if limits := g.value("io", "", "io.max"); limits != "" {
+		t.Errorf("after Reset: got limits %q", limits)
 	}
 }
 
@@ -388,7 +464,7 @@ func BenchmarkResetAndSample(b *testing.B) {
 	h := openHost(b)
 	g := newGroup(b, h, "g")
 	for b.Loop() {
-		must.Succeed(b, g.Reset(Limits{1 << 30, 128}))
+		must.Succeed(b, g.Reset(Limits{1 << 30, 128, Unlimited, Unlimited}))
 		sample(b, g)
 	}
 }

@@ -65,11 +65,16 @@ func (g *Group) joined() int64 { return int64(min(len(g.tasks), 1)) }
 // a limit that this host cannot enforce.
 func (g *Group) Reset(l Limits) error {
 	// The module ignores a limit of zero, and takes a negative one for unlimited.
-	if l.Memory <= 0 && l.Memory != Unlimited || l.Processes <= 0 && l.Processes != Unlimited {
-		return fmt.Errorf("limit the group %s to %+v: limits must be positive", g.name, l)
-	}
-	if l.Memory != Unlimited && g.dirs["memory"] == "" || l.Processes != Unlimited && g.dirs["pids"] == "" {
-		return fmt.Errorf("limit the group %s: %w", g.name, errors.ErrUnsupported)
+	for _, c := range []struct {
+		limit      int64
+		controller string
+	}{{l.Memory, "memory"}, {l.Processes, "pids"}, {l.MilliCPUs, "cpu"}, {l.DiskRate, "io"}} {
+		switch {
+		case c.limit <= 0 && c.limit != Unlimited:
+			return fmt.Errorf("limit the group %s to %+v: limits must be positive", g.name, l)
+		case c.limit != Unlimited && g.dirs[c.controller] == "":
+			return fmt.Errorf("limit the group %s: %w: no %s controller", g.name, errors.ErrUnsupported, c.controller)
+		}
 	}
 	if l.Processes != Unlimited {
 		l.Processes += g.joined()

@@ -120,7 +120,7 @@ func (h *Host) createV1(groups map[string]string) (missing []error, err error) {
 	}
 	var usable []cgroup1.Subsystem
 	own := map[cgroup1.Name]string{}
-	for _, name := range []cgroup1.Name{cgroup1.Memory, cgroup1.Pids, cgroup1.Cpuacct} {
+	for _, name := range []cgroup1.Name{cgroup1.Memory, cgroup1.Pids, cgroup1.Cpuacct, cgroup1.Cpu} {
 		s, ok := mounted[name]
 		if !ok {
 			missing = append(missing, fmt.Errorf("no hierarchy with the %s controller is mounted", name))

@@ -26,12 +26,19 @@ func (h *Host) tryOut(failed error, missing []error, fix string) (*Host, error) 
 		return h.none(err, fix)
 	}
 	const some = 64 << 20
-	if err := g.Reset(Limits{Memory: some, Processes: Unlimited}); err != nil {
+	if err := g.Reset(Limits{some, Unlimited, Unlimited, Unlimited}); err != nil {
 		missing = append(missing, err)
-	} else if got := g.memoryLimit(); got != strconv.Itoa(some) {
+	} else if got := g.value("memory", "memory.limit_in_bytes", "memory.max"); got != strconv.Itoa(some) {
 		missing = append(missing, fmt.Errorf("the memory limit is %q after setting it to %d", got, some))
 	} else {
 		h.can.LimitMemory = true
+	}
+	// These are optional, so not missing.
+	if g.Reset(Limits{Unlimited, Unlimited, 10, Unlimited}) == nil {
+		h.can.LimitCPUs = strings.HasPrefix(g.value("cpu", "cpu.cfs_quota_us", "cpu.max"), "1000")
+	}
+	if g.Reset(Limits{Unlimited, Unlimited, Unlimited, some}) == nil {
+		h.can.LimitDisks = strings.Contains(g.value("io", "", "io.max"), "rbps="+strconv.Itoa(some))
 	}
 	h.can.CountMemory = g.memoryPeak != nil
 	h.can.CountIO = g.io != nil
@@ -53,13 +60,13 @@ func (h *Host) tryOut(failed error, missing []error, fix string) (*Host, error) 
 	return h, nil
 }
 
-// memoryLimit returns the limit as the kernel reports it.
-func (g *Group) memoryLimit() string {
-	name := "memory.max"
+// value returns a limit as the kernel reports it.
+func (g *Group) value(controller, v1, v2 string) string {
+	name := v2
 	if g.mode == V1 {
-		name = "memory.limit_in_bytes"
+		name = v1
 	}
-	b, err := os.ReadFile(filepath.Join(g.dirs["memory"], name))
+	b, err := os.ReadFile(filepath.Join(g.dirs[controller], name))
 	if err != nil {
 		return err.Error()
 	}
@@ -74,10 +81,10 @@ func (h *Host) tryProcesses(g *Group) (unlimited, err error) {
 			return nil, fmt.Errorf("join: %w", err)
 		}
 	}
-	if unlimited = g.Reset(Limits{Memory: Unlimited, Processes: 1}); unlimited == nil {
+	if unlimited = g.Reset(Limits{Unlimited, 1, Unlimited, Unlimited}); unlimited == nil {
 		// No further process may start. The module cannot set a limit of zero.
-		none := []byte(strconv.FormatInt(g.joined(), 10))
-		if unlimited = os.WriteFile(filepath.Join(g.dirs["pids"], "pids.max"), none, 0); unlimited == nil {
+		most := []byte(strconv.FormatInt(g.joined(), 10))
+		if unlimited = os.WriteFile(filepath.Join(g.dirs["pids"], "pids.max"), most, 0); unlimited == nil {
 			refused := start(dir)
 			u, err := g.Sample()
 			if h.can.LimitProcesses = refused != nil && u.ForksRefused > 0; !h.can.LimitProcesses {
@@ -85,7 +92,7 @@ func (h *Host) tryProcesses(g *Group) (unlimited, err error) {
 			}
 		}
 	}
-	if err := g.Reset(Limits{Memory: Unlimited, Processes: Unlimited}); err != nil {
+	if err := g.Reset(noLimits); err != nil {
 		return unlimited, err
 	}
 	if err := start(dir); err != nil {

@@ -37,15 +37,21 @@ const socketFraction = 4
 // maxProcesses is PID_MAX_LIMIT, the highest limit that version 1 takes.
 const maxProcesses = 4 << 20
 
+// quotaPeriod is the period in which a group with a limit of processors gets its processor time, in microseconds.
+const quotaPeriod = 100_000
+
+// quota returns the processor time that a number of processors gives in a period, in microseconds.
+func quota(milliCPUs int64) int64 { return milliCPUs * (quotaPeriod / 1000) }
+
 // A v1 is a group of version 1 in every hierarchy that it needs.
 type v1 struct {
 	cgroup1.Cgroup
-	swap, sockets bool // the kernel accounts swap, and buffers of sockets
+	swap, sockets, bandwidth bool // the kernel accounts swap and buffers of sockets, and limits processors
 }
 
 func (c v1) create(name string) (control, error) {
 	child, err := c.New(name, &specs.LinuxResources{})
-	return v1{child, c.swap, c.sockets}, err
+	return v1{child, c.swap, c.sockets, c.bandwidth}, err
 }
 
 func (c v1) limit(l Limits) error {
@@ -57,6 +63,15 @@ func (c v1) limit(l Limits) error {
 		processes = maxProcesses
 	}
 	r := &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &memory}, Pids: &specs.LinuxPids{Limit: &processes}}
+	if c.bandwidth {
+		period, most := uint64(quotaPeriod), int64(Unlimited)
+		if l.MilliCPUs != Unlimited {
+			most = quota(l.MilliCPUs)
+		}
+		r.CPU = &specs.LinuxCPU{Period: &period, Quota: &most}
+	} else if l.MilliCPUs != Unlimited {
+		return errors.ErrUnsupported
+	}
 	if c.sockets {
 		// The memory limit excludes socket buffers, so they have a limit of their own, beyond which senders wait.
 		sockets := memory / socketFraction
@@ -88,6 +103,11 @@ func directory(s cgroup1.Subsystem, group string) string {
 	return s.(interface{ Path(string) string }).Path(group)
 }
 
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
+}
+
 // newV1 creates a group for some controllers; groups has the parent for each.
 func newV1(name string, groups map[cgroup1.Name]string, active []cgroup1.Subsystem) (v1, error) {
 	path := func(n cgroup1.Name) (string, error) { return filepath.Join(groups[n], name), nil }
@@ -95,11 +115,10 @@ func newV1(name string, groups map[cgroup1.Name]string, active []cgroup1.Subsyst
 	c, err := cgroup1.New(path, &specs.LinuxResources{}, cgroup1.WithHierarchy(hierarchy))
 	has := func(file string) bool {
 		return slices.ContainsFunc(active, func(s cgroup1.Subsystem) bool {
-			_, err := os.Stat(filepath.Join(directory(s, filepath.Join(groups[s.Name()], name)), file))
-			return err == nil
+			return exists(filepath.Join(directory(s, filepath.Join(groups[s.Name()], name)), file))
 		})
 	}
-	return v1{c, has("memory.memsw.limit_in_bytes"), has("memory.kmem.tcp.limit_in_bytes")}, err
+	return v1{c, has("memory.memsw.limit_in_bytes"), has("memory.kmem.tcp.limit_in_bytes"), has("cpu.cfs_quota_us")}, err
 }
 
 // A v2 is a group of version 2.
@@ -108,6 +127,7 @@ type v2 struct {
 	dir         string
 	controllers []string // that its children can have
 	swap        bool     // the kernel accounts swap
+	bandwidth   bool     // the kernel limits processors
 }
 
 func (c v2) has(controller string) bool { return slices.Contains(c.controllers, controller) }
@@ -121,8 +141,8 @@ func (c v2) create(name string) (control, error) {
 		return nil, errors.Join(err, m.Delete())
 	}
 	dir := filepath.Join(c.dir, name)
-	_, noSwap := os.Stat(filepath.Join(dir, "memory.swap.max"))
-	return v2{m, dir, c.controllers, noSwap == nil}, nil
+	has := func(file string) bool { return exists(filepath.Join(dir, file)) }
+	return v2{m, dir, c.controllers, has("memory.swap.max"), has("cpu.max")}, nil
 }
 
 func (c v2) limit(l Limits) error {
@@ -141,7 +161,54 @@ func (c v2) limit(l Limits) error {
 	if c.has("pids") {
 		r.Pids = &cgroup2.Pids{Max: l.Processes}
 	}
+	if l.MilliCPUs != Unlimited {
+		most := quota(l.MilliCPUs)
+		r.CPU = &cgroup2.CPU{Max: cgroup2.NewCPUMax(&most, nil)}
+	} else if c.bandwidth {
+		r.CPU = &cgroup2.CPU{Max: cgroup2.NewCPUMax(nil, nil)}
+	}
+	var err error
+	if r.IO, err = c.disks(l.DiskRate); err != nil {
+		return err
+	}
 	return c.Update(r)
+}
+
+// disks returns the limits of a rate for every disk, or lifts those that the group has.
+func (c v2) disks(rate int64) (*cgroup2.IO, error) {
+	io, most, text := &cgroup2.IO{}, uint64(rate), ""
+	if rate == Unlimited {
+		b, err := os.ReadFile(filepath.Join(c.dir, "io.max"))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+		most, text = math.MaxUint64, string(b)
+	} else {
+		files, err := filepath.Glob("/sys/block/*/dev") // without partitions, which have no limits of their own
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			size, err := os.ReadFile(filepath.Join(filepath.Dir(file), "size"))
+			number, err2 := os.ReadFile(file)
+			if err := errors.Join(err, err2); err != nil {
+				return nil, err
+			}
+			if string(size) != "0\n" { // unused loop devices
+				text += string(number)
+			}
+		}
+	}
+	for line := range strings.Lines(text) {
+		var major, minor int64
+		if _, err := fmt.Sscanf(line, "%d:%d", &major, &minor); err != nil {
+			return nil, fmt.Errorf("disk %q: %w", line, err)
+		}
+		for _, t := range []cgroup2.IOType{cgroup2.ReadBPS, cgroup2.WriteBPS} {
+			io.Max = append(io.Max, cgroup2.Entry{Type: t, Major: major, Minor: minor, Rate: most})
+		}
+	}
+	return io, nil
 }
 
 // kill kills the processes in the group.

@@ -83,23 +83,24 @@ func plainV2(t *testing.T) (g *Group, dir string) {
 	files(t, h.dirs["memory"], map[string]string{"cgroup.subtree_control": ""})
 	dir = filepath.Join(h.dirs["memory"], "g")
 	files(t, dir, map[string]string{
-		"memory.max": "", "memory.swap.max": "", "memory.oom.group": "", "memory.peak": "", "pids.max": "", "io.stat": "",
+		"memory.max": "", "memory.swap.max": "", "memory.oom.group": "", "memory.peak": "", "pids.max": "", "io.stat": "", "cpu.max": "",
 		"memory.events": "low 0\nhigh 0\nmax 7\noom 6\noom_kill 5\noom_group_kill 4\n",
 		"pids.peak":     "9\n", "pids.events": "max 2\n",
 		"cpu.stat": "usage_usec 1000\nuser_usec 700\nsystem_usec 300\ncore_sched.force_idle_usec 0\n",
 	})
 	c, err := h.parent.create("g")
 	must.Succeed(t, err)
-	g = &Group{host: h, name: "g", control: c, dirs: map[string]string{"memory": dir, "pids": dir, "io": dir, "cpuacct": dir}}
+	g = &Group{host: h, name: "g", control: c, dirs: map[string]string{"memory": dir, "pids": dir, "io": dir, "cpu": dir, "cpuacct": dir}}
 	must.Succeed(t, g.open())
 	return g, dir
 }
 
 func TestV2LimitsAndCounters(t *testing.T) {
 	g, dir := plainV2(t)
-	must.Succeed(t, g.Reset(Limits{Memory: 1 << 20, Processes: 16}))
+	must.Succeed(t, g.Reset(Limits{Memory: 1 << 20, Processes: 16, MilliCPUs: 1500, DiskRate: Unlimited}))
 	wantFiles(t, dir, map[string]string{
 		"memory.max": "1048576", "memory.swap.max": "0", "memory.oom.group": "1", "memory.peak": "0", "pids.max": "16",
+		"cpu.max": "150000 100000",
 	})
 	files(t, dir, map[string]string{
 		"memory.peak":   "524288\n",
@@ -115,8 +116,8 @@ func TestV2LimitsAndCounters(t *testing.T) {
 	if u := sample(t, g); u != want {
 		t.Errorf("got %+v, want %+v", u, want)
 	}
-	must.Succeed(t, g.Reset(Limits{Unlimited, Unlimited}))
-	wantFiles(t, dir, map[string]string{"memory.max": "9223372036854775807", "pids.max": "max"})
+	must.Succeed(t, g.Reset(noLimits))
+	wantFiles(t, dir, map[string]string{"memory.max": "9223372036854775807", "pids.max": "max", "cpu.max": "max 100000"})
 	files(t, dir, map[string]string{"memory.peak": "0"})
 	if u := sample(t, g); u != (Usage{}) {
 		t.Errorf("after Reset: got %+v, want zeros", u)
@@ -138,15 +139,25 @@ func TestV1LimitsSwap(t *testing.T) {
 	g := &Group{host: &Host{mode: V1}, control: c, dirs: map[string]string{"memory": dir}}
 	must.Succeed(t, g.open())
 	for _, limit := range []int64{2 << 20, 1 << 20, 3 << 20} {
-		must.Succeed(t, g.Reset(Limits{limit, Unlimited}))
+		must.Succeed(t, g.Reset(Limits{limit, Unlimited, Unlimited, Unlimited}))
 		want := fmt.Sprint(limit)
 		wantFiles(t, dir, map[string]string{names[0]: want, names[1]: want})
 	}
 }
 
+// eachLimit returns Limits with one of them set to v.
+func eachLimit(v int64) []Limits {
+	return []Limits{
+		{v, Unlimited, Unlimited, Unlimited},
+		{Unlimited, v, Unlimited, Unlimited},
+		{Unlimited, Unlimited, v, Unlimited},
+		{Unlimited, Unlimited, Unlimited, v},
+	}
+}
+
 func TestLimitWithoutControllerIsUnsupported(t *testing.T) {
 	g := &Group{control: v2{}}
-	for _, l := range []Limits{{1, Unlimited}, {Unlimited, 1}} {
+	for _, l := range eachLimit(1) {
 		if err := g.Reset(l); !errors.Is(err, errors.ErrUnsupported) {
 			t.Errorf("%+v: got %v, want ErrUnsupported", l, err)
 		}
@@ -155,12 +166,12 @@ func TestLimitWithoutControllerIsUnsupported(t *testing.T) {
 
 func TestResetRefusesLimitsThatAreNotPositive(t *testing.T) {
 	g, dir := plainV2(t)
-	for _, l := range []Limits{{0, Unlimited}, {Unlimited, 0}, {-2, Unlimited}, {Unlimited, -2}} {
+	for _, l := range append(eachLimit(0), eachLimit(-2)...) {
 		if err := g.Reset(l); err == nil {
 			t.Errorf("%+v: got no error", l)
 		}
 	}
-	wantFiles(t, dir, map[string]string{"memory.max": "", "pids.max": ""})
+	wantFiles(t, dir, map[string]string{"memory.max": "", "pids.max": "", "cpu.max": ""})
 }
 
 func TestNewRefusesAnExistingDirectory(t *testing.T) {
@@ -204,7 +215,7 @@ func TestV2RemoveKillsTheProcesses(t *testing.T) {
 	g := newGroup(t, h, "g")
 	cmd := exec.Command("/bin/sleep", "60")
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
-	must.Succeed(t, inside(t, g, cmd, Limits{Unlimited, Unlimited}, cmd.Start))
+	must.Succeed(t, inside(t, g, cmd, noLimits, cmd.Start))
 	if n := processes(t, g); n != 1 {
 		t.Errorf("got %d processes, want 1", n)
 	}
@@ -233,7 +244,7 @@ func TestV2WorkerMovesToLeaf(t *testing.T) {
 	settle := func(controllers ...string) (string, error) {
 		cmd := self("settle", append([]string{mount, group}, controllers...)...)
 		var out []byte
-		err := inside(t, g, cmd, Limits{Unlimited, Unlimited}, func() (err error) {
+		err := inside(t, g, cmd, noLimits, func() (err error) {
 			out, err = cmd.Output()
 			return err
 		})

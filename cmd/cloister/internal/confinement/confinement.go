@@ -172,8 +172,9 @@ func parsePolicy(what, file string) (*policy.Policy, error) {
 // TierText returns the tier with the limits that this host does not enforce.
 func TierText(f sandbox.Features) string {
 	var off []string
+	defaults := sandbox.DefaultLimits() // an action that requests another limit is refused without it
 	for _, l := range sandbox.AllLimits {
-		if !slices.Contains(f.Limits, l) {
+		if defaults.Of(l) != sandbox.Unlimited && !slices.Contains(f.Limits, l) {
 			off = append(off, string(l))
 		}
 	}

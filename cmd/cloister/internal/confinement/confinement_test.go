@@ -22,6 +22,7 @@ func TestTierTextNamesMissingLimits(t *testing.T) {
 		want   string
 	}{
 		{"full", sandbox.AllLimits, "full"},
+		{"full", sandbox.AllLimits[:6], "full"}, // without those that are Unlimited by default
 		{"partial", sandbox.AllLimits[2:], "partial, without limits of memory, CPU time"},
 	} {
 		expect.Equal(t, TierText(sandbox.Features{Tier: c.tier, Limits: c.limits}), c.want, "limits %v", c.limits)

@@ -3,6 +3,7 @@
 package confinement
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -42,7 +43,7 @@ func NewReport(ctx context.Context, f sandbox.Features, probed bool) (*Report, e
 		r.Checks = append(r.Checks, Check{result, c.Name, c.Detail, c.Fix})
 	}
 	if probed {
-		r.Checks = append(r.Checks, conditions(f.Conditions))
+		r.Checks = append(r.Checks, onRequest(f.Limits), conditions(f.Conditions))
 	}
 	inputs, err := sandbox.HostToolchain()
 	if err != nil {
@@ -73,6 +74,25 @@ func (r *Report) WriteText(out io.Writer) error {
 	fmt.Fprintf(&text, "tier  %s\n", r.Tier)
 	_, err := io.WriteString(out, text.String())
 	return err
+}
+
+// onRequest describes which limits an action may request that no built-in profile has. The tier does not depend on them.
+func onRequest(given []sandbox.Limit) Check {
+	c := Check{Result: "ok", Name: "limits on request"}
+	var can, cannot []string
+	for _, l := range []sandbox.Limit{sandbox.LimitMilliCPUs, sandbox.LimitDiskRate} {
+		if slices.Contains(given, l) {
+			can = append(can, string(l))
+		} else {
+			cannot = append(cannot, string(l))
+		}
+	}
+	c.Detail = cmp.Or(strings.Join(can, ", "), "none")
+	if len(cannot) > 0 {
+		c.Result = "off"
+		c.Detail += "; not " + strings.Join(cannot, ", ") + ": an action that requests it is refused"
+	}
+	return c
 }
 
 // conditions describes which conditions of a run can be varied.

@@ -9,6 +9,21 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
+func TestReportListsLimitsOnRequest(t *testing.T) {
+	for _, c := range []struct {
+		given []sandbox.Limit
+		want  Check
+	}{
+		{sandbox.AllLimits, Check{"ok", "limits on request", "processors, disk rate", ""}},
+		{[]sandbox.Limit{sandbox.LimitMilliCPUs}, Check{"off", "limits on request", "processors; not disk rate: an action that requests it is refused", ""}},
+		{nil, Check{"off", "limits on request", "none; not processors, disk rate: an action that requests it is refused", ""}},
+	} {
+		if got := onRequest(c.given); got != c.want {
+			t.Errorf("%q: got %+v, want %+v", c.given, got, c.want)
+		}
+	}
+}
+
 func TestReportListsConditions(t *testing.T) {
 	for _, c := range []struct {
 		given  []sandbox.Condition

@@ -102,7 +102,7 @@ var (
 )
 
 // limitKeys are the limits of a step, named as in the policy of actions (docs/policy.md).
-var limitKeys = []string{"cpu", "memory", "open_files", "output_bytes", "output_files", "processes", "tmp"}
+var limitKeys = []string{"cpu", "cpus", "disk_rate", "memory", "open_files", "output_bytes", "output_files", "processes", "tmp"}
 
 // readPolicy reads a policy file. Errors have the exit code of a usage error.
 func readPolicy(file string) (*gatePolicy, error) {
