@@ -103,14 +103,20 @@ func (s *store) MissingForPut(ctx context.Context, ds []cas.Digest) ([]cas.Diges
 	}
 	missing := s.suspect(ds, nil)
 	s.addUses(ds, absent, missing)
+	if len(missing) == 0 {
+		return absent, nil
+	}
 	maps.Copy(missing, setOf(absent))
 	return selected(ds, missing), nil
 }
 
 // addUses records that the blobs ds were used, except those in absent and missing.
 func (s *store) addUses(ds, absent []cas.Digest, missing map[cas.Digest]bool) {
-	if len(absent)+len(missing) == 0 {
+	switch {
+	case len(absent)+len(missing) == 0:
 		s.o.uses.add(blob, s.name, ds...)
+		return
+	case len(absent) == len(ds): // it has no duplicates
 		return
 	}
 	not := setOf(absent)
