@@ -123,26 +123,25 @@ func (t *items) newItem(e entry, since time.Time) item {
 	return item{entry: e, hash: maphash.Comparable(t.seed, e), since: since}
 }
 
-// same returns the item in t that has the entry of i, or nil.
-func (t *items) same(i *item) *item {
-	found := t.byHash[i.hash]
-	for found != nil && found.entry != i.entry {
-		found = found.next
-	}
-	return found
-}
-
 // get returns the item of e, or nil.
-func (t *items) get(e entry) *item {
-	i := t.newItem(e, time.Time{})
-	return t.same(&i)
+func (t *items) get(e entry) *item { return t.byHash[maphash.Comparable(t.seed, e)].find(e) }
+
+// find returns the item of e among i and those after it, or nil.
+func (i *item) find(e entry) *item {
+	for i != nil && i.entry != e {
+		i = i.next
+	}
+	return i
 }
 
-// add adds i; t has no item with its entry.
-func (t *items) add(i *item) {
-	i.next = t.byHash[i.hash]
-	t.byHash[i.hash] = i
-	t.n++
+// add adds i, unless t has an item with its entry, which add returns then.
+func (t *items) add(i *item) (old *item) {
+	first := t.byHash[i.hash]
+	if old = first.find(i.entry); old == nil {
+		i.next, t.byHash[i.hash] = first, i
+		t.n++
+	}
+	return old
 }
 
 // remove removes i, which is in t.
@@ -208,17 +207,18 @@ func current(items []*item) []*item {
 	return slices.DeleteFunc(items, func(i *item) bool { return i.removed })
 }
 
-// push adds an item to the queue, unless its entry is pending. The caller holds mu, or has exclusive access.
-func (p *pending) push(i *item) {
+// push adds an item to the queue, unless its entry is pending, and reports whether it did. The caller holds mu, or has
+// exclusive access.
+func (p *pending) push(i *item) bool {
 	p.clock++
-	if old := p.items.same(i); old != nil {
+	i.addedAt = p.clock
+	if old := p.items.add(i); old != nil {
 		old.addedAt = p.clock
-		return
+		return false
 	}
-	p.items.add(i)
 	p.queue, p.byAge = append(p.queue, i), append(p.byAge, i)
 	p.bytes += i.bytes()
-	i.addedAt = p.clock
+	return true
 }
 
 // remove removes an entry, except from queue and byAge. The caller holds mu, or has exclusive access.
@@ -239,26 +239,28 @@ func (e entry) bytes() int64 {
 }
 
 // add adds entries. If it returns nil, they survive the end of the process.
-func (p *pending) add(entries ...entry) error {
+func (p *pending) add(kind kind, instance string, ds ...cas.Digest) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	items := make([]item, len(entries))
-	records := make([][]byte, 0, len(entries))
-	text := make([]byte, 0, recordBytes*len(entries)) // of all records
-	for n, e := range entries {
-		items[n] = p.items.newItem(e, now)
-		if p.items.same(&items[n]) == nil {
+	items := make([]item, len(ds))
+	records := make([][]byte, 0, len(ds))
+	text := make([]byte, 0, recordBytes*len(ds)) // of all records
+	for _, d := range ds {
+		i := &items[len(records)]
+		*i = p.items.newItem(entry{kind, instance, d}, now)
+		if p.push(i) {
 			start := len(text)
-			text = items[n].appendRecord(text, added)
+			text = i.appendRecord(text, added)
 			records = append(records, text[start:])
 		}
 	}
 	if err := p.append(records); err != nil {
+		for n := range records {
+			p.remove(items[n].entry)
+		}
+		p.queue, p.byAge = p.queue[:len(p.queue)-len(records)], p.byAge[:len(p.byAge)-len(records)]
 		return err
-	}
-	for n := range items {
-		p.push(&items[n])
 	}
 	p.changed.Broadcast()
 	return nil

@@ -137,13 +137,9 @@ func (s *store) upload(d cas.Digest) *upload {
 
 // sendLater makes the local blobs ds pending.
 func (s *store) sendLater(ds ...cas.Digest) error {
-	entries := make([]entry, len(ds))
-	for i, d := range ds {
-		entries[i] = entry{blob, s.name, d}
-	}
 	s.readable(ds...)
 	s.o.uses.renewed(blob, s.name, ds...)
-	if err := s.o.pending.add(entries...); err != nil {
+	if err := s.o.pending.add(blob, s.name, ds...); err != nil {
 		return err
 	}
 	s.o.unsent.sent(s.name, ds...) // an earlier WriteThrough could not send them; now the journal has them
@@ -237,7 +233,7 @@ func (s *store) Record(ctx context.Context, action cas.Digest, r *repb.ActionRes
 	}
 	if s.o.config.Policy == WriteBack {
 		s.o.uses.renewed(result, s.name, action)
-		return s.o.pending.add(entry{result, s.name, action})
+		return s.o.pending.add(result, s.name, action)
 	}
 	if err := s.recordUpstream(ctx, action, r); err != nil && ctx.Err() == nil {
 		s.o.count(func(st *Stats) { st.Refused++ })
