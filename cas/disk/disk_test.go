@@ -26,7 +26,10 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/tests/ramdir"
 )
+
+func TestMain(m *testing.M) { os.Exit(ramdir.Main(m)) }
 
 const (
 	block = 4096
