@@ -298,7 +298,7 @@ func TestBazelKeepalive(t *testing.T) {
 func TestBuildStreamCaches(t *testing.T) {
 	upstream := serve(t)
 	cfg := bazelrun.ServerConfig{
-		Dir: filepath.Join(t.TempDir(), "store"), Args: []string{"--cas", "grpc://" + upstream.server.Addr},
+		Dir: filepath.Join(t.TempDir(), "store"), NoJobs: true, Args: []string{"--cas", "grpc://" + upstream.server.Addr},
 	}
 	c := connect(t, cfg)
 	_, err := assetpb.NewFetchClient(c.conn).FetchBlob(t.Context(), &assetpb.FetchBlobRequest{InstanceName: c.instance})

@@ -137,7 +137,7 @@ func (c *client) losing() func(blobs [][]byte) *client {
 				})
 				must.Be(c, err == nil && found == 1, "%d files of blob %s in the store: %v", found, hash, err)
 			}
-			return c.own(bazelrun.ServerConfig{Dir: c.dir})
+			return c.own(bazelrun.ServerConfig{Dir: c.dir, NoJobs: true})
 		}
 	}
 	return nil
@@ -149,7 +149,7 @@ func incompleteHit(c *client) {
 	_, err = c.lookup(c.anAction())
 	c.wantCode("GetActionResult of an action without a result", err, codes.NotFound)
 	if c.server != nil {
-		c = c.own(bazelrun.ServerConfig{})
+		c = c.own(bazelrun.ServerConfig{NoJobs: true})
 	}
 	lose := c.losing()
 	if lose == nil {
@@ -181,7 +181,7 @@ func incompleteHit(c *client) {
 
 func hitStays(c *client) {
 	const lease, budget = 5 * time.Second, 12 << 20
-	c = c.own(bazelrun.ServerConfig{MaxSize: fmt.Sprint(budget), Args: []string{"--lease", lease.String()}})
+	c = c.own(bazelrun.ServerConfig{NoJobs: true, MaxSize: fmt.Sprint(budget), Args: []string{"--lease", lease.String()}})
 	for try := 0; ; try++ {
 		must.Be(c, try != 5, "the machine was too slow five times")
 		if try > 0 {

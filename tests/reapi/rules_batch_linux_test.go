@@ -33,7 +33,7 @@ func batchTooLarge(c *client) {
 }
 
 func batchFull(c *client) {
-	c = c.own(bazelrun.ServerConfig{MaxSize: "16MiB"})
+	c = c.own(bazelrun.ServerConfig{NoJobs: true, MaxSize: "16MiB"})
 	for round := 0; ; round++ {
 		if round == 20 {
 			c.Fatal("stored 60 MiB in a store of 16 MiB, want some rejected")

@@ -306,7 +306,7 @@ func blobLimit(c *client) {
 	}
 	// With a small limit the whole blob can be sent.
 	const small = 1 << 20
-	c = c.own(bazelrun.ServerConfig{Args: []string{"--max-blob", "1MiB"}})
+	c = c.own(bazelrun.ServerConfig{NoJobs: true, Args: []string{"--max-blob", "1MiB"}})
 	if got := c.caps.GetCacheCapabilities().GetMaxCasBlobSizeBytes(); got != small {
 		c.Fatalf("max_cas_blob_size_bytes is %d, want %d", got, small)
 	}

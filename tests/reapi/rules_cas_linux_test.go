@@ -102,7 +102,7 @@ func emptyBlob(c *client) {
 	servers := []*client{c}
 	if c.server != nil {
 		// A server that has evicted blobs.
-		small := c.own(bazelrun.ServerConfig{MaxSize: "4MiB", Args: []string{"--lease", "0"}})
+		small := c.own(bazelrun.ServerConfig{NoJobs: true, MaxSize: "4MiB", Args: []string{"--lease", "0"}})
 		for range 12 {
 			small.put(fresh(1 << 20))
 		}
@@ -320,7 +320,7 @@ func findMissing(c *client) {
 // presentStays checks that blobs which were reported present or acknowledged stay when the store is full, and that new
 // ones are rejected because of leases.
 func presentStays(c *client) {
-	c = c.own(bazelrun.ServerConfig{Dir: filepath.Join(c.TempDir(), "store"), MaxSize: "16MiB"})
+	c = c.own(bazelrun.ServerConfig{Dir: filepath.Join(c.TempDir(), "store"), NoJobs: true, MaxSize: "16MiB"})
 	rnd := seeded(24)
 	var promised []*repb.Digest
 	for i := range 60 {

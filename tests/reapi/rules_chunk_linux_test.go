@@ -130,7 +130,7 @@ func splitBlob(c *client) {
 		return
 	}
 	// Blob and chunks must not be evicted.
-	c = c.own(bazelrun.ServerConfig{MaxSize: "32MiB"})
+	c = c.own(bazelrun.ServerConfig{NoJobs: true, MaxSize: "32MiB"})
 	c.put(b)
 	chunks, _, err := c.chunksOf(d, 0)
 	c.wantCode("chunks of a blob of 8 MiB", err, codes.OK)

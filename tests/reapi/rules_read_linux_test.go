@@ -74,7 +74,7 @@ func readLimits(c *client) {
 func readPieces(c *client) {
 	const size = 9_000_000
 	if c.server != nil {
-		c = c.own(bazelrun.ServerConfig{}) // to count its open files
+		c = c.own(bazelrun.ServerConfig{NoJobs: true}) // to count its open files
 	}
 	b, d := freshBlob(size)
 	c.put(b)
@@ -106,7 +106,7 @@ func readPieces(c *client) {
 }
 
 func readWhileEvicted(c *client) {
-	c = c.own(bazelrun.ServerConfig{MaxSize: "16MiB", Args: []string{"--lease", "0"}})
+	c = c.own(bazelrun.ServerConfig{NoJobs: true, MaxSize: "16MiB", Args: []string{"--lease", "0"}})
 	const size = 6 << 20
 	whole, failed, evicted := 0, 0, 0
 	for range 5 {
@@ -214,7 +214,7 @@ func fiveGiB(c *client) {
 		c.Skipf("a max_cas_blob_size_bytes of 5 GiB: it is %d", limit)
 	}
 	if c.server != nil {
-		c = c.own(bazelrun.ServerConfig{MaxSize: "11GiB"}) // a blob may take half of it
+		c = c.own(bazelrun.ServerConfig{NoJobs: true, MaxSize: "11GiB"}) // a blob may take half of it
 	}
 	// A constant saves a third of the time on our own, empty store.
 	seed, d := [32]byte([]byte("five gibibytes and three bytes..")), &repb.Digest{SizeBytes: size}
@@ -281,7 +281,7 @@ func fiveGiB(c *client) {
 }
 
 func crashWhileWriting(c *client) {
-	cfg := bazelrun.ServerConfig{Dir: filepath.Join(c.TempDir(), "store")}
+	cfg := bazelrun.ServerConfig{Dir: filepath.Join(c.TempDir(), "store"), NoJobs: true}
 	before := c.own(cfg)
 	type part struct {
 		d *repb.Digest

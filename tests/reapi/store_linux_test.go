@@ -212,7 +212,7 @@ func TestAcknowledgedBlobsSurviveKill(t *testing.T) {
 	var acknowledged []*repb.Digest
 	interrupted := map[string]*repb.Digest{} // by hash
 	for range rounds {
-		c := connect(t, bazelrun.ServerConfig{Dir: dir})
+		c := connect(t, bazelrun.ServerConfig{Dir: dir, NoJobs: true})
 		c.wantAll(acknowledged)
 		var mu sync.Mutex
 		var all sync.WaitGroup
@@ -263,7 +263,7 @@ func TestAcknowledgedBlobsSurviveKill(t *testing.T) {
 		c.kill()
 		all.Wait()
 	}
-	c := connect(t, bazelrun.ServerConfig{Dir: dir})
+	c := connect(t, bazelrun.ServerConfig{Dir: dir, NoJobs: true})
 	c.wantAll(acknowledged)
 	// Interrupted uploads must be complete or absent.
 	var whole []*repb.Digest

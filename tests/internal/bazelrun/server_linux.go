@@ -78,6 +78,8 @@ type ServerConfig struct {
 	Home   string // its HOME
 	Listen string // HOST:PORT; port 0 is any free one
 	Jobs   int    // concurrent actions; 0 means serve's default
+	// NoJobs makes it execute nothing, so that it starts without probing the sandbox and scanning the toolchain.
+	NoJobs bool
 	// MaxSize is the size of the store; "" means 10GiB.
 	MaxSize string
 	// Args are additional flags.
@@ -113,6 +115,9 @@ func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	args = append(args, "--dir", cfg.Dir, "--max-size", cmp.Or(cfg.MaxSize, "10GiB"))
 	if cfg.Jobs > 0 {
 		args = append(args, "--jobs", strconv.Itoa(cfg.Jobs))
+	}
+	if cfg.NoJobs {
+		args = append(args, "--jobs", "0", "--worker-listen", "127.0.0.1:0")
 	}
 	if cfg.Join == "" && !slices.Contains(cfg.Args, "--web") {
 		args = append(args, "--web", "") // servers of other tests may have the default port
