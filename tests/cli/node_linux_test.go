@@ -44,8 +44,8 @@ func (n *node) end() error {
 var workersAt = regexp.MustCompile(`(?m)^workers  cloister join grpcs?://(\S+)$`)
 
 // serve starts a server. The flag -user=ID, which must be first, runs it as another user in a directory of that user;
-// ordinary users run it as themselves. The flag -local, likewise, gives it an empty /usr/local of its own, and each
-// -env=NAME=VALUE sets a variable.
+// ordinary users run it as themselves. The flag -local, likewise, gives it an empty /usr/local of its own, -nojobs makes
+// it execute nothing, and each -env=NAME=VALUE sets a variable.
 func (s *story) serve(args []string) error {
 	name := "server"
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
@@ -68,6 +68,9 @@ func (s *story) serve(args []string) error {
 			return err
 		}
 		args = args[1:]
+	}
+	if len(args) > 0 && args[0] == "-nojobs" {
+		config.NoJobs, args = true, args[1:]
 	}
 	for len(args) > 0 && strings.HasPrefix(args[0], "-env=") {
 		config.Env, args = append(config.Env, args[0][len("-env="):]), args[1:]
