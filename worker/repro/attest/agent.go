@@ -18,7 +18,7 @@ import (
 )
 
 // AgentKey returns a key that signs through the ssh-agent at a socket, which must hold the private half of public. Each
-// signature is a request to the agent, which may ask a person. It fails with ErrAgent.
+// signature is a request to the agent, which may ask a person. It fails if no ssh-agent signs with the key.
 func AgentKey(ctx context.Context, socket string, public *Key) (*Key, error) {
 	if public == nil || public.public == nil {
 		return nil, errNoKey
@@ -26,12 +26,12 @@ func AgentKey(ctx context.Context, socket string, public *Key) (*Key, error) {
 	k := *public
 	a := sshAgent{socket: socket, key: &k}
 	if err := a.has(ctx); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrAgent, err)
+		return nil, fmt.Errorf("%w: %w", errAgent, err)
 	}
 	k.sign = func(ctx context.Context, data []byte) ([]byte, error) {
 		signature, err := a.sign(ctx, data)
 		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrAgent, err)
+			return nil, fmt.Errorf("%w: %w", errAgent, err)
 		}
 		return signature, nil
 	}

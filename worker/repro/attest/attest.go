@@ -39,8 +39,8 @@ var (
 	ErrKey = errors.New("unusable key")
 	// ErrPassphrase means that the passphrase of a private key is missing or wrong.
 	ErrPassphrase = errors.New("the key needs a passphrase")
-	// ErrAgent means that no ssh-agent signs with a key.
-	ErrAgent = errors.New("ssh-agent cannot sign")
+	// errAgent means that no ssh-agent signs with a key.
+	errAgent = errors.New("ssh-agent cannot sign")
 )
 
 var errNoKey = fmt.Errorf("%w: the Key is missing", ErrKey)

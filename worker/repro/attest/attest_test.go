@@ -503,9 +503,9 @@ func TestOpenSSHKeysAndAgentSign(t *testing.T) {
 		if c.passphrase != "" {
 			continue
 		}
-		if _, err := AgentKey(t.Context(), socket, public[0]); !errors.Is(err, ErrAgent) ||
+		if _, err := AgentKey(t.Context(), socket, public[0]); !errors.Is(err, errAgent) ||
 			!strings.Contains(err.Error(), k.ID()) {
-			t.Errorf("%s, not in the agent: got %v, want ErrAgent", name, err)
+			t.Errorf("%s, not in the agent: got %v, want errAgent", name, err)
 		}
 		loaded := exec.Command(add, "-q", path)
 		loaded.Env = append(os.Environ(), "SSH_AUTH_SOCK="+socket)
@@ -518,7 +518,7 @@ func TestOpenSSHKeysAndAgentSign(t *testing.T) {
 		opens(t, k, public)
 		large := reproducible()
 		large.Reproducibility.Causes = []string{strings.Repeat("x", 256<<10)}
-		if _, err := Sign(t.Context(), large, k); !errors.Is(err, ErrAgent) ||
+		if _, err := Sign(t.Context(), large, k); !errors.Is(err, errAgent) ||
 			!strings.Contains(err.Error(), "sign with the key file") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -593,7 +593,7 @@ func TestAgentIsNotBelieved(t *testing.T) {
 		}
 	}
 	_, public := keys(t, edwards, edwards.Public())
-	if _, err := AgentKey(t.Context(), filepath.Join(t.TempDir(), "absent"), public[0]); !errors.Is(err, ErrAgent) {
+	if _, err := AgentKey(t.Context(), filepath.Join(t.TempDir(), "absent"), public[0]); !errors.Is(err, errAgent) {
 		t.Errorf("without an agent: %v", err)
 	}
 }
