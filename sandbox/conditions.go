@@ -35,6 +35,12 @@ type Conditions struct {
 	// RandomSeed, if not 0, seeds all random numbers from the kernel: two runs that ask for them in the same order get
 	// the same.
 	RandomSeed uint64
+	// InputTime, if not 0, is the modification time, in seconds since 1970, that the run sees of inputs that state none.
+	InputTime int64
+	// InputOwner, if not 0, is the user and group to which files of others, such as inputs, seem to belong.
+	InputOwner uint32
+	// OutputOrder, if not 0, selects another order in which directories list what the run has created in them.
+	OutputOrder int
 }
 
 // A Condition names one of the Conditions.
@@ -52,12 +58,14 @@ const (
 	ConditionClockOffset Condition = "clock shift"
 	ConditionFrozenClock Condition = "clock held"
 	ConditionRandomSeed  Condition = "random"
+	ConditionFiles       Condition = "files" // InputTime, InputOwner and OutputOrder
 )
 
 // AllConditions are the conditions, in the order of the fields of Conditions.
 var AllConditions = []Condition{
 	ConditionHostname, ConditionUser, ConditionUmask, ConditionCPUs, ConditionFixedLayout, ConditionSkippedPIDs,
 	ConditionUptime, ConditionClockOffset, ConditionFrozenClock, ConditionRandomSeed,
+	ConditionFiles,
 }
 
 // Of returns one condition for people, "" if it is the default.
@@ -85,6 +93,9 @@ func (c *Conditions) Of(name Condition) string {
 		value, unusual = c.FrozenClock, c.FrozenClock != 0
 	case ConditionRandomSeed:
 		value, unusual = c.RandomSeed, c.RandomSeed != 0
+	case ConditionFiles:
+		value = fmt.Sprintf("%d %d %d", c.InputTime, c.InputOwner, c.OutputOrder)
+		unusual = c.InputTime != 0 || c.InputOwner != 0 || c.OutputOrder != 0
 	}
 	if !unusual {
 		return ""
@@ -119,6 +130,10 @@ func (c *Conditions) validate() error {
 		return fmt.Errorf("the clock is frozen at %d seconds, before 1970", c.FrozenClock)
 	case c.FrozenClock != 0 && c.ClockOffset != 0:
 		return fmt.Errorf("a frozen clock cannot have an offset")
+	case c.InputTime < 0:
+		return fmt.Errorf("inputs are from %d seconds before 1970", -c.InputTime)
+	case c.OutputOrder < 0:
+		return fmt.Errorf("output order %d: the number must not be negative", c.OutputOrder)
 	}
 	return nil
 }

@@ -29,12 +29,13 @@ var unusual = map[sandbox.Condition]struct {
 	sandbox.ConditionClockOffset: {sandbox.Conditions{ClockOffset: -time.Nanosecond}, "-1ns"},
 	sandbox.ConditionFrozenClock: {sandbox.Conditions{FrozenClock: 1}, "1"},
 	sandbox.ConditionRandomSeed:  {sandbox.Conditions{RandomSeed: 1<<64 - 1}, "18446744073709551615"},
+	sandbox.ConditionFiles:       {sandbox.Conditions{InputTime: 1, InputOwner: 2, OutputOrder: 3}, "1 2 3"},
 }
 
 // TestEachConditionIsInTextAndCovers: Text shows each condition, and Covers refuses those that Features lack.
 func TestEachConditionIsInTextAndCovers(t *testing.T) {
-	// User and UID are one condition.
-	if n := reflect.TypeFor[sandbox.Conditions]().NumField() - 1; n != len(sandbox.AllConditions) || n != len(unusual) {
+	// User and UID are one condition, and so are InputTime, InputOwner and OutputOrder.
+	if n := reflect.TypeFor[sandbox.Conditions]().NumField() - 3; n != len(sandbox.AllConditions) || n != len(unusual) {
 		t.Fatalf("got %d fields, %d listed and %d tested conditions", n, len(sandbox.AllConditions), len(unusual))
 	}
 	usual := valid()
@@ -83,6 +84,8 @@ func TestValidateRefusesConditions(t *testing.T) {
 		"negative uptime":             {Uptime: -1},
 		"before 1970":                 {FrozenClock: -1},
 		"frozen clock with an offset": {FrozenClock: 1, ClockOffset: 1},
+		"inputs before 1970":          {InputTime: -1},
+		"negative order":              {OutputOrder: -1},
 	} {
 		s := valid()
 		s.Conditions = c

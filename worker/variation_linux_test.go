@@ -5,6 +5,7 @@ package worker
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // A varied run sees its variation, can read its inputs and write its outputs, and does not affect the next run.
@@ -77,6 +79,59 @@ func TestVariedRunsInSandbox(t *testing.T) {
 		var m cloisterpb.Execution
 		if err := result.ExecutionMetadata.AuxiliaryMetadata[0].UnmarshalTo(&m); err != nil || m.Sandbox.Inputs != want {
 			t.Errorf("staged inputs: got %v, %v, want %s", m.Sandbox, err, want)
+		}
+	}
+}
+
+// A varied run sees another time and owner of each input, however it is staged, except of times that an input states.
+func TestVariedRunSeesOtherTimesAndOwners(t *testing.T) {
+	c := newConfining(t, onDisk(t), 1<<20)
+	given := sandbox.Conditions{InputTime: 1_100_000_000, InputOwner: 30_001}
+	if err := c.cfg.Features.Covers(&sandbox.Spec{Conditions: given, Limits: sandboxtest.Limits(), Network: sandbox.Network{Listen: true}}); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	dir := &repb.Directory{Files: []*repb.FileNode{{Name: "large", Digest: c.blob(make([]byte, 200_000))}}}
+	for i := range 2 * copyUpTo {
+		dir.Files = append(dir.Files, &repb.FileNode{Name: fmt.Sprintf("small%02d", i), Digest: c.blob([]byte{byte(i)})})
+	}
+	root := &repb.Directory{
+		Directories: []*repb.DirectoryNode{{Name: "dir", Digest: c.message(dir)}},
+		Files: []*repb.FileNode{{
+			Name: "stated", Digest: c.blob([]byte("x")),
+			NodeProperties: &repb.NodeProperties{Mtime: &timestamppb.Timestamp{Seconds: 1_200_000_000}},
+		}},
+		Symlinks: []*repb.SymlinkNode{{Name: "link", Target: "stated"}},
+	}
+	script := "touch made; stat -c '%Y %u %g' dir/large dir/small00 link stated; stat -c '0 %u %g' made"
+	if !c.cfg.Features.SameUser { // else it is a directory of the run
+		script += "; stat -c '%Y %u %g' dir"
+	}
+	action, err := cas.FromProto(cas.SHA256, c.message(&repb.Action{
+		CommandDigest:   c.message(&repb.Command{Arguments: []string{"/bin/sh", "-c", script}}),
+		InputRootDigest: c.message(root), DoNotCache: true,
+	}))
+	must.Succeed(t, err)
+	see := func(v Variation) []string {
+		var text bytes.Buffer
+		_, err := c.Execute(t.Context(), &Task{Action: action, Variation: &v, Stdout: &text, Stderr: &text}, func(Stage) {})
+		must.Succeed(t, err)
+		return strings.Split(strings.TrimSpace(text.String()), "\n")
+	}
+	usual := see(Variation{})
+	for name, v := range map[string]Variation{
+		"image": {Conditions: given}, "copy": {Conditions: given, Order: 1},
+		"clock": {Conditions: sandbox.Conditions{InputTime: given.InputTime, FrozenClock: 1_700_000_000}},
+	} {
+		var want []string
+		for _, line := range usual {
+			at, owner, _ := strings.Cut(line, " ")
+			if at != "0" && v.Conditions.InputOwner != 0 {
+				owner = "30001 30001"
+			}
+			want = append(want, strings.Replace(at, "1000000000", "1100000000", 1)+" "+owner)
+		}
+		if got := see(v); !slices.Equal(got, want) || slices.Equal(got, usual) || len(usual) < 5 {
+			t.Errorf("%s: got %q, want %q, usually %q", name, got, want, usual)
 		}
 	}
 }

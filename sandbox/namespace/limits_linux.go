@@ -58,6 +58,7 @@ func (b *Backend) features(can cgroup.Capabilities) *sandbox.Features {
 	f.Audits = []sandbox.Audit{sandbox.AuditOff}
 	if b.config.has(Seccomp) && b.config.has(Monitor) {
 		f.Audits = append(f.Audits, sandbox.AuditViolations, sandbox.AuditFull)
+		f.Conditions = append(f.Conditions, sandbox.ConditionFiles)
 		if monitor.CanAnswer() == nil {
 			f.Conditions = append(f.Conditions, sandbox.ConditionClockOffset, sandbox.ConditionFrozenClock, sandbox.ConditionRandomSeed)
 		}
@@ -82,8 +83,9 @@ func (b *Backend) planOptions(spec *sandbox.Spec, can cgroup.Capabilities, termi
 		config := seccomp.Config{
 			Listen: spec.Network.Listen,
 			Clock:  spec.Conditions.ClockOffset != 0 || spec.Conditions.FrozenClock != 0, Random: spec.Conditions.RandomSeed != 0,
+			Files: spec.Conditions.Of(sandbox.ConditionFiles) != "",
 		}
-		if config.Clock || config.Random {
+		if config.Clock || config.Random || config.Files {
 			level = max(level, seccomp.MonitorViolations) // the monitor answers them; account discards its events
 		}
 		config.Monitor = level

@@ -144,15 +144,15 @@ exec 9</dev/urandom; echo x >&9 && echo written; (echo x >/proc/self/fd/9) && ec
 	}
 }
 
-// TestOtherConditionsRecordNothing: the monitor of clock and random numbers adds no events to a run, monitored or not.
+// TestOtherConditionsRecordNothing: the monitor of clock, random numbers and files adds no events to a run, monitored or not.
 func TestOtherConditionsRecordNothing(t *testing.T) {
 	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionRandomSeed)
 	for _, audit := range []sandbox.Audit{sandbox.AuditOff, sandbox.AuditViolations} {
 		var events []string
-		for _, own := range []sandbox.Conditions{{}, {ClockOffset: time.Hour, RandomSeed: 1}} {
+		for _, own := range []sandbox.Conditions{{}, {ClockOffset: time.Hour, RandomSeed: 1}, {InputTime: 1, InputOwner: 4711, OutputOrder: 1}} {
 			r := sandboxtest.Run{
-				Script: `date >/dev/null; cat /etc/passwd >/dev/null; echo x >/etc/new; mount -t tmpfs x /tmp; head -c 1 /dev/random >/dev/null; true`,
+				Script: `date >/dev/null; cat /etc/passwd >/dev/null; ls -l /etc /tmp >/dev/null; echo x >/etc/new; mount -t tmpfs x /tmp; head -c 1 /dev/random >/dev/null; true`,
 				Spec:   func(s *sandbox.Spec) { s.Audit, s.Conditions = audit, own },
 			}
 			r.Do(t, b)
@@ -162,8 +162,8 @@ func TestOtherConditionsRecordNothing(t *testing.T) {
 			}
 			events = append(events, text.String())
 		}
-		if (events[0] == "") != (audit == sandbox.AuditOff) || events[0] != events[1] {
-			t.Errorf("audit %q: got\n%s\nand under other conditions\n%s", audit, events[0], events[1])
+		if (events[0] == "") != (audit == sandbox.AuditOff) || events[0] != events[1] || events[0] != events[2] {
+			t.Errorf("audit %q: got\n%s\nand under other conditions\n%s\nand\n%s", audit, events[0], events[1], events[2])
 		}
 	}
 }
@@ -210,14 +210,14 @@ func TestConditionsHoldOrTheRunFails(t *testing.T) {
 func TestConditionsNeedTheMonitor(t *testing.T) {
 	t.Parallel()
 	b, f := backend(t, namespace.Config{Without: []namespace.Layer{namespace.Monitor}})
-	for _, own := range []sandbox.Conditions{{ClockOffset: time.Hour}, {FrozenClock: 1}, {RandomSeed: 1}} {
+	for _, own := range []sandbox.Conditions{{ClockOffset: time.Hour}, {FrozenClock: 1}, {RandomSeed: 1}, {OutputOrder: 1}} {
 		r := sandboxtest.Run{Script: "true", Spec: func(s *sandbox.Spec) { s.Conditions, s.Audit = own, sandbox.AuditOff }}
 		if err := r.Try(t.Context(), t, b); err == nil || !strings.Contains(err.Error(), "this worker cannot change") {
 			t.Errorf("%+v: got %v, want a refusal", own, err)
 		}
 	}
 	for _, c := range f.Conditions {
-		if c == sandbox.ConditionClockOffset || c == sandbox.ConditionFrozenClock || c == sandbox.ConditionRandomSeed {
+		if c == sandbox.ConditionClockOffset || c == sandbox.ConditionFrozenClock || c == sandbox.ConditionRandomSeed || c == sandbox.ConditionFiles {
 			t.Errorf("the condition %q is offered", c)
 		}
 	}

@@ -84,7 +84,7 @@ func hostSocket(p string) bool {
 
 // protocol returns "tcp" or "udp" for the socket of a call, or "ip" if it is unknown.
 func protocol(n *notification) string {
-	socket, err := socket(n)
+	socket, err := opened(n)
 	if err != nil {
 		return "ip"
 	}
@@ -98,8 +98,8 @@ func protocol(n *notification) string {
 	return "ip"
 }
 
-// socket returns a descriptor of the socket of a call.
-func socket(n *notification) (int, error) {
+// opened returns a descriptor of the open file, such as a socket, that is the first argument of a call.
+func opened(n *notification) (int, error) {
 	process, err := unix.PidfdOpen(leader(n.PID), 0)
 	if err != nil {
 		return -1, err

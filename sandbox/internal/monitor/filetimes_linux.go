@@ -3,6 +3,7 @@
 package monitor
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -17,6 +18,32 @@ import (
 // The kernel sets file times by the host's clock. If a run with its own clock queries a file that it has changed, the
 // file's times are first changed to the run's clock, and the kernel answers. Other times stay: those of inputs and
 // those set by programs are outside the host's time since the run began, and so are times that were changed already.
+
+// Runs can also see another time and owner of inputs: only the answers change.
+
+// inputTime is the modification time, in seconds since 1970, of inputs that state none.
+const inputTime = 1_000_000_000
+
+// changesFiles reports whether the run sees other times or owners of files than the kernel keeps.
+func (w *session) changesFiles() bool {
+	return w.clock != nil || w.view.Conditions.InputTime != 0 || w.view.Conditions.InputOwner != 0
+}
+
+// input reports whether a file of the given owner is of the host or an input: the run does not own it, or cannot change
+// it. Only if the run's user is the worker's may it own inputs.
+func (w *session) input(fd int, owner uint32) bool {
+	var of unix.Statfs_t
+	return int(owner) != w.view.User ||
+		unix.Fstatfs(fd, &of) == nil && of.Flags&unix.ST_RDONLY != 0 && of.Type != unix.PROC_SUPER_MAGIC
+}
+
+// shown returns the time that the run sees of an input.
+func (w *session) shown(t unix.StatxTimestamp) unix.StatxTimestamp {
+	if t == (unix.StatxTimestamp{Sec: inputTime}) {
+		t.Sec = cmp.Or(w.view.Conditions.InputTime, inputTime)
+	}
+	return t
+}
 
 // squeeze is how much slower files age in a run with a frozen clock: files of a quarter of an hour fit into one
 // millisecond and keep their order.
@@ -63,15 +90,17 @@ func (c *clock) changed(t, contents unix.StatxTimestamp) unix.StatxTimestamp {
 // statBuffers has the calls that return file times, each with the index of the argument that points to the result.
 var statBuffers = map[string]int{"fstat": 1, "stat": 1, "lstat": 1, "newfstatat": 2, "statx": 4}
 
-// answerStat answers a call that queries a file with times by the run's clock, and reports whether the call still
-// waited. The kernel answers for what the process cannot reach and for anything but files, directories and links.
+// answerStat answers a call that queries a file with the times and owner that the run sees, and reports whether the call
+// still waited. The kernel answers for what the process cannot reach and for anything but files, directories and links.
 func (w *session) answerStat(n *notification, name string) bool {
 	fd := w.statTarget(n, name)
 	if fd < 0 {
 		return w.queue.proceed(n.ID)
 	}
 	defer unix.Close(fd)
-	w.rewriteTimes(n, fd)
+	if w.clock != nil {
+		w.rewriteTimes(n, fd)
+	}
 	result, ok := w.stat(n, name, fd)
 	if !ok {
 		return w.queue.proceed(n.ID)
@@ -94,7 +123,16 @@ func (w *session) stat(n *notification, name string, fd int) ([]byte, bool) {
 		return nil, false
 	}
 	users, groups := w.idMaps(n.PID)
-	changed := w.clock.changed(all.Ctime, all.Mtime)
+	user, group := users.inside(all.Uid), groups.inside(all.Gid)
+	modified, accessed, changed, created := all.Mtime, all.Atime, all.Ctime, all.Btime
+	if w.input(fd, all.Uid) {
+		owner := w.view.Conditions.InputOwner
+		user, group = cmp.Or(owner, user), cmp.Or(owner, group)
+		modified, accessed = w.shown(modified), w.shown(accessed)
+	}
+	if w.clock != nil {
+		changed, created = w.clock.changed(changed, modified), w.clock.changed(created, modified)
+	}
 	var b []byte
 	var err error
 	if name == "statx" {
@@ -102,18 +140,23 @@ func (w *session) stat(n *notification, name string, fd int) ([]byte, bool) {
 		if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, int(uint32(n.Args[3])), &st); err != nil {
 			return nil, false
 		}
-		st.Uid, st.Gid, st.Ctime, st.Btime = users.inside(st.Uid), groups.inside(st.Gid), changed, w.clock.changed(st.Btime, all.Mtime)
+		st.Uid, st.Gid = user, group
+		st.Mtime, st.Atime, st.Ctime, st.Btime = modified, accessed, changed, created
 		b, err = binary.Append(nil, binary.NativeEndian, &st)
 	} else {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil {
 			return nil, false
 		}
-		st.Uid, st.Gid = users.inside(st.Uid), groups.inside(st.Gid)
-		st.Ctim = unix.Timespec{Sec: changed.Sec, Nsec: int64(changed.Nsec)}
+		st.Uid, st.Gid = user, group
+		st.Mtim, st.Atim, st.Ctim = timespec(modified), timespec(accessed), timespec(changed)
 		b, err = binary.Append(nil, binary.NativeEndian, &st)
 	}
 	return b, err == nil
+}
+
+func timespec(t unix.StatxTimestamp) unix.Timespec {
+	return unix.Timespec{Sec: t.Sec, Nsec: int64(t.Nsec)}
 }
 
 // dated reports whether a mode is that of a file, directory or link. Devices and pipes may be shared.

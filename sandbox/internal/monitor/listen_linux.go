@@ -30,7 +30,7 @@ func listenerOf(n *notification, name string) string {
 
 // isUDP reports whether the socket of a call is a UDP socket.
 func isUDP(n *notification) bool {
-	socket, err := socket(n)
+	socket, err := opened(n)
 	if err != nil {
 		return false
 	}
@@ -41,7 +41,7 @@ func isUDP(n *notification) bool {
 
 // bound returns the address of the socket of a call.
 func bound(n *notification) string {
-	socket, err := socket(n)
+	socket, err := opened(n)
 	if err != nil {
 		return ""
 	}

@@ -134,7 +134,7 @@ func (w *session) identifySender(n *notification) {
 	if w.resolver.socket == nil {
 		return
 	}
-	fd, err := socket(n)
+	fd, err := opened(n)
 	if err != nil {
 		return
 	}

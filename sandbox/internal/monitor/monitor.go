@@ -6,7 +6,8 @@
 //
 // A resolver beside it answers and records the run's lookups of names.
 //
-// In a run with its own clock or random numbers (sandbox.Conditions) it also answers the calls that read them.
+// In a run with its own clock, random numbers or view of files (sandbox.Conditions) it also answers the calls that read
+// them.
 //
 // The arguments of a call are in the memory of a process that may change it at any time, so records are evidence and
 // never decisions: nothing here may permit a call that the kernel would refuse.
@@ -56,7 +57,7 @@ type Config struct {
 	Kill func(sandbox.Event) bool
 	// Minor, if not nil, reports whether the event must leave room for others of its kind, because it never counts.
 	Minor func(sandbox.Event) bool
-	// Conditions are the run's own clock and random numbers.
+	// Conditions are the run's own clock, random numbers and view of files.
 	Conditions sandbox.Conditions
 }
 

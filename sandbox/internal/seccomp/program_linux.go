@@ -40,9 +40,10 @@ func InitFilter() []unix.SockFilter {
 // answer returns the kernel's answer for a verdict.
 func (c Config) answer(r *rule, v verdict) uint32 {
 	switch v {
-	case clock, random, startup, openRead, statFile, binding:
+	case clock, random, startup, openRead, statFile, statOpen, listing, binding:
 		if v == clock && c.Clock || v == random && c.Random || v == startup && (c.Clock || c.Random) ||
-			v == openRead && (c.Random || c.Monitor == MonitorFull) || v == statFile && (c.Clock || c.Monitor == MonitorFull) ||
+			v == openRead && (c.Random || c.Monitor == MonitorFull) || v == statFile && (c.Clock || c.Files || c.Monitor == MonitorFull) ||
+			v == statOpen && (c.Clock || c.Files) || v == listing && c.Files ||
 			v == binding && !c.Listen && c.Monitor != MonitorOff {
 			return returnNotify
 		}

@@ -39,8 +39,12 @@ const (
 	startup
 	// openRead: as lookup, and reported if Config.Random: it may open /dev/random.
 	openRead
-	// statFile: as lookup, and reported if Config.Clock: it returns file times.
+	// statFile: as lookup, and reported if Config.Clock or Config.Files: it returns file times and owners.
 	statFile
+	// statOpen: allowed, reported if Config.Clock or Config.Files.
+	statOpen
+	// listing: allowed, reported if Config.Files.
+	listing
 )
 
 // A rule is for calls that are treated alike. It checks only arguments in registers: memory behind a pointer may change
@@ -102,7 +106,8 @@ var rules = []rule{
 	{otherwise: allow, calls: `read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek
 		close close_range dup dup2 dup3 pipe pipe2 sendfile splice tee vmsplice copy_file_range
 		fstatfs fsync fdatasync sync_file_range ftruncate fallocate fadvise64 readahead flock
-		fchmod fchown fgetxattr flistxattr fsetxattr fremovexattr getdents getdents64 fchdir memfd_create`},
+		fchmod fchown fgetxattr flistxattr fsetxattr fremovexattr getdents fchdir memfd_create`},
+	{otherwise: listing, calls: `getdents64`},
 	// Paths, without changing anything and without interest for the monitor.
 	{otherwise: allow, calls: `getcwd chdir umask statfs getxattr lgetxattr listxattr llistxattr
 		name_to_handle_at inotify_init inotify_init1 inotify_add_watch inotify_rm_watch`},
@@ -174,9 +179,9 @@ var rules = []rule{
 
 	// Lookups of a path.
 	{otherwise: lookup, calls: `access faccessat faccessat2 readlink readlinkat`},
-	// Lookups that return file times.
+	// Lookups that return file times and owners.
 	{otherwise: statFile, calls: `stat lstat newfstatat statx`},
-	{otherwise: clock, calls: `fstat`},
+	{otherwise: statOpen, calls: `fstat`},
 	{
 		calls: `open`,
 		cases: []all{{{1, writing, []uint32{0}}}},

@@ -307,19 +307,21 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// TestChangedConditionsAreNotified: a run with its own clock or random numbers reports calls for them whether it is
-// monitored or not, and no other run does.
+// TestChangedConditionsAreNotified: a run with its own clock, random numbers or view of files reports calls for them
+// whether it is monitored or not, and no other run does.
 func TestChangedConditionsAreNotified(t *testing.T) {
 	const (
-		nobody = "allow allow allow"
-		time   = "allow notify allow"
-		chance = "allow allow notify"
-		either = "allow notify notify"
+		nobody = "allow allow allow allow"
+		time   = "allow notify allow allow"
+		chance = "allow allow notify allow"
+		either = "allow notify notify allow"
+		query  = "allow notify allow notify"
+		list   = "allow allow allow notify"
 	)
 	for _, x := range []struct {
 		name string
 		args [6]uint64
-		want string // usual, Clock, Random
+		want string // usual, Clock, Random, Files
 	}{
 		{"clock_gettime", [6]uint64{unix.CLOCK_REALTIME}, time},
 		{"clock_gettime", [6]uint64{high | unix.CLOCK_REALTIME_COARSE}, time},
@@ -339,10 +341,11 @@ func TestChangedConditionsAreNotified(t *testing.T) {
 		{"getrandom", [6]uint64{}, chance},
 		{"openat", [6]uint64{}, chance},
 		{"open", [6]uint64{}, chance},
-		{"stat", [6]uint64{}, time},
-		{"fstat", [6]uint64{}, time},
-		{"statx", [6]uint64{}, time},
+		{"stat", [6]uint64{}, query},
+		{"fstat", [6]uint64{}, query},
+		{"statx", [6]uint64{}, query},
 		{"access", [6]uint64{}, nobody},
+		{"getdents64", [6]uint64{}, list},
 		{"arch_prctl", [6]uint64{archSetFS}, either},
 		{"arch_prctl", [6]uint64{0x1003}, nobody},
 	} {
@@ -351,7 +354,7 @@ func TestChangedConditionsAreNotified(t *testing.T) {
 			continue
 		}
 		var words []string
-		for _, conf := range []Config{{}, {Clock: true}, {Random: true}} {
+		for _, conf := range []Config{{}, {Clock: true}, {Random: true}, {Files: true}} {
 			a, err := run(Program(conf), call{nr: nr, arch: arch, args: x.args})
 			must.Succeed(t, err)
 			words = append(words, word(a))
@@ -366,7 +369,7 @@ func TestChangedConditionsAreNotified(t *testing.T) {
 // numbers.
 func TestDefaultFilterIgnoresClockRules(t *testing.T) {
 	plain := slices.Clone(rules)
-	usual := map[verdict]verdict{clock: allow, random: allow, startup: allow, openRead: lookup, statFile: lookup}
+	usual := map[verdict]verdict{clock: allow, random: allow, startup: allow, openRead: lookup, statFile: lookup, statOpen: allow, listing: allow}
 	for i := range plain {
 		r := &plain[i]
 		if then, ok := usual[r.then]; ok && r.cases != nil {
@@ -380,7 +383,7 @@ func TestDefaultFilterIgnoresClockRules(t *testing.T) {
 		}
 	}
 	for _, conf := range configs() {
-		if conf.Clock || conf.Random {
+		if conf.Clock || conf.Random || conf.Files {
 			continue
 		}
 		want := compile(index(plain), conf, returnErrno|uint32(unix.ENOSYS))
@@ -523,7 +526,7 @@ func TestNotifiedIsPermittedOrRefused(t *testing.T) {
 				}
 				_, v := decide(rules, c)
 				notified[v]++
-				if v == clock || v == random || v == startup {
+				if v == clock || v == random || v == startup || v == statOpen || v == listing {
 					continue // TestChangedConditionsAreNotified
 				}
 				if want := v == allow || v == lookup || v == openRead || v == statFile || v == report || v == binding; Permitted(nr, c.args) != want {
@@ -534,7 +537,7 @@ func TestNotifiedIsPermittedOrRefused(t *testing.T) {
 			}
 		}
 	}
-	for _, v := range []verdict{refuse, lookup, report, listen, binding, clock, random, startup, openRead, statFile} {
+	for _, v := range []verdict{refuse, lookup, report, listen, binding, clock, random, startup, openRead, statFile, statOpen, listing} {
 		if notified[v] == 0 {
 			t.Errorf("nothing with the verdict %d was notified: the test tries nothing", v)
 		}
@@ -591,7 +594,7 @@ func configs() []Config {
 	for _, w := range []Level{MonitorOff, MonitorViolations, MonitorFull} {
 		all = append(all, Config{Monitor: w}, Config{Listen: true, Monitor: w})
 	}
-	return append(all, Config{Clock: true}, Config{Random: true}, Config{Monitor: MonitorFull, Clock: true, Random: true})
+	return append(all, Config{Clock: true}, Config{Random: true}, Config{Files: true}, Config{Monitor: MonitorFull, Clock: true, Random: true, Files: true})
 }
 
 // TestProgramsMatchRules compares each compiled program with the rules, for every number and one beyond, at the

@@ -31,4 +31,6 @@ type Config struct {
 	// Clock reports calls that read the time of day or wait for one. Random reports calls that read random numbers or
 	// open files for reading. Either reports the first call of each executed program (arch_prctl on amd64).
 	Clock, Random bool
+	// Files reports calls that query files or list directories.
+	Files bool
 }

@@ -30,7 +30,7 @@ func TestReportListsConditions(t *testing.T) {
 		result string
 		says   string
 	}{
-		{sandbox.AllConditions, "ok", "runs can vary hostname, user, umask, cpus, fixed layout, skipped pids, uptime, clock shift, clock held, random"},
+		{sandbox.AllConditions, "ok", "runs can vary hostname, user, umask, cpus, fixed layout, skipped pids, uptime, clock shift, clock held, random, files"},
 		{[]sandbox.Condition{sandbox.ConditionUser, sandbox.ConditionUmask}, "off", "runs can vary user, umask; but not hostname, cpus, "},
 		{nil, "off", "runs cannot vary any"},
 	} {
