@@ -18,29 +18,32 @@ type Factor string
 
 // The factors.
 const (
-	factorTime        Factor = "time"        // time of day, by more than a year
-	factorZone        Factor = "zone"        // time zone (TZ)
-	factorUser        Factor = "user"        // name and ID of the user
-	factorHostname    Factor = "hostname"    // host name
-	factorLocale      Factor = "locale"      // language and sorting (LC_ALL, LANG)
-	factorUmask       Factor = "umask"       // umask
-	factorCPUs        Factor = "cpus"        // number of processors
-	factorReaddir     Factor = "readdir"     // order of entries in input directories
-	factorPath        Factor = "path"        // path of the working directory
-	factorASLR        Factor = "aslr"        // memory layout
-	factorRandom      Factor = "random"      // random numbers of the kernel
-	factorPIDs        Factor = "pids"        // process IDs
-	factorUptime      Factor = "uptime"      // time since boot
-	factorEnvironment Factor = "environment" // a variable that the command does not set
-	factorHome        Factor = "home"        // path of the home directory (HOME)
-	factorSearchPath  Factor = "search-path" // where programs are looked up (PATH)
-	factorParallel    Factor = "parallel"    // another run of the action at the same time
+	factorTime        Factor = "time"         // time of day, by more than a year
+	factorZone        Factor = "zone"         // time zone (TZ)
+	factorUser        Factor = "user"         // name and ID of the user
+	factorHostname    Factor = "hostname"     // host name
+	factorLocale      Factor = "locale"       // language and sorting (LC_ALL, LANG)
+	factorUmask       Factor = "umask"        // umask
+	factorCPUs        Factor = "cpus"         // number of processors
+	factorReaddir     Factor = "readdir"      // order of entries in input directories
+	factorInputTimes  Factor = "input-times"  // modification times of inputs
+	factorInputOwner  Factor = "input-owner"  // owner of inputs
+	factorOutputOrder Factor = "output-order" // order in which directories list what the action creates
+	factorPath        Factor = "path"         // path of the working directory
+	factorASLR        Factor = "aslr"         // memory layout
+	factorRandom      Factor = "random"       // random numbers of the kernel
+	factorPIDs        Factor = "pids"         // process IDs
+	factorUptime      Factor = "uptime"       // time since boot
+	factorEnvironment Factor = "environment"  // a variable that the command does not set
+	factorHome        Factor = "home"         // path of the home directory (HOME)
+	factorSearchPath  Factor = "search-path"  // where programs are looked up (PATH)
+	factorParallel    Factor = "parallel"     // another run of the action at the same time
 )
 
 // AllFactors are the factors, in the order of messages.
 var AllFactors = []Factor{
 	factorTime, factorZone, factorUser, factorHostname, factorLocale, factorUmask, factorCPUs, factorReaddir,
-	factorPath, factorASLR, factorRandom, factorPIDs, factorUptime, factorEnvironment, factorHome, factorSearchPath,
+	factorInputTimes, factorInputOwner, factorOutputOrder, factorPath, factorASLR, factorRandom, factorPIDs, factorUptime, factorEnvironment, factorHome, factorSearchPath,
 	factorParallel,
 }
 
@@ -176,6 +179,27 @@ var factors = []factor{
 		cause: compare.MemberOrder,
 		vary:  func(v *worker.Variation, i int, _ *planner) { v.Order = heldOrder + uint64(i) },
 		hold:  func(v *worker.Variation, _ *planner) { v.Order = heldOrder },
+	},
+	{
+		name:      factorInputTimes,
+		cause:     compare.Timestamp,
+		causes:    []compare.Cause{compare.BuildDate}, // __TIMESTAMP__
+		varyNeeds: sandbox.ConditionFiles,
+		vary: func(v *worker.Variation, i int, _ *planner) { // of 2002 to 2013
+			v.Conditions.InputTime = 1_000_000_000 + int64((i-1)%40+1)*10_000_019
+		},
+	},
+	{
+		name:      factorInputOwner,
+		cause:     compare.Owner,
+		varyNeeds: sandbox.ConditionFiles,
+		vary:      func(v *worker.Variation, i int, _ *planner) { v.Conditions.InputOwner = uint32(30_000 + i) },
+	},
+	{
+		name:      factorOutputOrder,
+		cause:     compare.MemberOrder,
+		varyNeeds: sandbox.ConditionFiles,
+		vary:      func(v *worker.Variation, i int, _ *planner) { v.Conditions.OutputOrder = i },
 	},
 	{
 		name:  factorPath,
@@ -337,8 +361,6 @@ type Skipped struct {
 
 // unvaried are conditions that no worker can vary. They are reported if all factors are to vary.
 var unvaried = []Skipped{
-	{"output-order", "directories that the action makes list as their file system does"},
-	{"input-times", "a worker gives every input the same times and owner"},
 	{"memory", "it is the host's"},
 	{"free-space", "it is the host's"},
 	{"kernel", "it is the host's"},

@@ -74,6 +74,12 @@ func observed(factor repro.Factor, n int, v *worker.Variation) string {
 		return variable("HOME")
 	case "search-path":
 		return variable("PATH")
+	case "input-times":
+		return fmt.Sprint(c.InputTime)
+	case "input-owner":
+		return fmt.Sprint(c.InputOwner)
+	case "output-order":
+		return fmt.Sprint(c.OutputOrder)
 	}
 	return ""
 }
@@ -129,7 +135,7 @@ func TestReproducibleActionIsTheSame(t *testing.T) {
 	for _, s := range v.Skipped {
 		names = append(names, s.Factor)
 	}
-	if got := repro.Join(names); got != "output-order, input-times, memory, free-space, kernel" {
+	if got := repro.Join(names); got != "memory, free-space, kernel" {
 		t.Errorf("not varied: %s", got)
 	}
 	var short, long strings.Builder
@@ -249,13 +255,19 @@ func TestUnsupportedFactorsAreSkipped(t *testing.T) {
 	s := newScript(t, func(int, *worker.Variation) made { return file("x") })
 	o := s.options()
 	o.Executors[0].Features = &sandbox.Features{Conditions: []sandbox.Condition{sandbox.ConditionHostname}}
-	o.Factors = []repro.Factor{"hostname", "umask"}
+	unsupported := []repro.Factor{"umask", "input-times", "input-owner", "output-order"}
+	o.Factors = append(unsupported, "hostname")
 	v := check(t, s.action(), o)
-	if !slices.Equal(v.Factors, []repro.Factor{"hostname"}) || len(v.Skipped) != 1 || v.Skipped[0].Factor != "umask" || !strings.Contains(v.Skipped[0].Why, "this worker cannot") {
+	if !slices.Equal(v.Factors, []repro.Factor{"hostname"}) || len(v.Skipped) != len(unsupported) {
 		t.Errorf("factors %q, skipped %+v", v.Factors, v.Skipped)
 	}
+	for i, k := range v.Skipped {
+		if k.Factor != unsupported[i] || k.Why != "this worker cannot vary it" {
+			t.Errorf("skipped %+v, want %s", k, unsupported[i])
+		}
+	}
 	for _, task := range s.tasks {
-		if task.Variation.Conditions.Umask != 0 {
+		if c := task.Variation.Conditions; c != (sandbox.Conditions{Hostname: c.Hostname}) {
 			t.Error("a run requested an unsupported condition")
 		}
 	}

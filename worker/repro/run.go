@@ -299,6 +299,15 @@ func describe(v *worker.Variation) []string {
 	if v.Order != 0 {
 		add("readdir order %d", v.Order)
 	}
+	if c.InputTime != 0 {
+		add("input-times %s", date(c.InputTime))
+	}
+	if c.InputOwner != 0 {
+		add("input-owner %d", c.InputOwner)
+	}
+	if c.OutputOrder != 0 {
+		add("output-order %d", c.OutputOrder)
+	}
 	if v.Root != "" {
 		add("path %s", v.Root)
 	}
@@ -307,10 +316,11 @@ func describe(v *worker.Variation) []string {
 
 // Conditions of a run without variation (docs/sandbox.md).
 const (
-	defaultHostname = "cloister"
-	defaultUser     = "build"
-	defaultUID      = 1000
-	defaultUmask    = 0o022
+	defaultHostname   = "cloister"
+	defaultUser       = "build"
+	defaultUID        = 1000
+	defaultInputOwner = 65534
+	defaultUmask      = 0o022
 )
 
 // facts returns the conditions of a run.
@@ -319,7 +329,8 @@ func (p *planner) facts(v *worker.Variation, m *repb.ExecutedActionMetadata) *co
 	f := &compare.Facts{
 		Hostname: cmp.Or(c.Hostname, defaultHostname),
 		User:     cmp.Or(c.User, defaultUser), UID: cmp.Or(c.UID, defaultUID), Umask: cmp.Or(c.Umask, defaultUmask),
-		Root: cmp.Or(v.Root, worker.ExecRoot), CPUs: cmp.Or(c.CPUs, p.host.CPUs),
+		InputOwner: cmp.Or(c.InputOwner, defaultInputOwner),
+		Root:       cmp.Or(v.Root, worker.ExecRoot), CPUs: cmp.Or(c.CPUs, p.host.CPUs),
 		FixedLayout: c.FixedLayout, HeldRandom: c.RandomSeed != 0,
 	}
 	env := map[string]string{}

@@ -74,6 +74,7 @@ type Facts struct {
 	Hostname   string
 	User       string
 	UID        uint32
+	InputOwner uint32 // number of the user to whom inputs belong
 	Umask      uint32
 	Root       string // path of the input root
 	CPUs       int

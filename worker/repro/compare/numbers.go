@@ -157,9 +157,10 @@ func guessNumber(a, b []byte, k Known) Cause {
 	return Unknown
 }
 
-// isOwner reports whether two numbers are those of the users of the runs.
+// isOwner reports whether two numbers are those of the users of the runs, or of the owners of inputs.
 func (k Known) isOwner(x, y uint32) bool {
-	return k.A != nil && k.B != nil && k.A.UID != k.B.UID && x == k.A.UID && y == k.B.UID
+	return x != y && k.A != nil && k.B != nil &&
+		(x == k.A.UID && y == k.B.UID || x == k.A.InputOwner && y == k.B.InputOwner)
 }
 
 // isAddress reports whether v is an address of a program, library, stack or mapping on Linux for amd64 or arm64.

@@ -26,7 +26,7 @@ func TestNumbersNamesTheCause(t *testing.T) {
 		return string(p)
 	}
 	start := time.Unix(1_763_772_000, 0)
-	ran := Known{&Facts{Start: start, End: start.Add(time.Second), UID: 1000}, &Facts{Start: start.Add(time.Hour), End: start.Add(time.Hour), UID: 4_001}}
+	ran := Known{&Facts{Start: start, End: start.Add(time.Second), UID: 1000, InputOwner: 65534}, &Facts{Start: start.Add(time.Hour), End: start.Add(time.Hour), UID: 4_001, InputOwner: 30_001}}
 	held := Known{&Facts{HeldRandom: true, FixedLayout: true}, &Facts{HeldRandom: true, FixedLayout: true}}
 	s, u := uint32(start.Unix()), uint32(start.Unix()+3600)
 	frame := func(x string) string { return "head\x00\x00\x00\x00" + x + "\x00\x00\x00\x00" }
@@ -52,6 +52,7 @@ func TestNumbersNamesTheCause(t *testing.T) {
 		{"arm64", le64(0xaaaa_e345_6010), le64(0xaaab_0123_4010), Known{}, Address},
 		{"a fixed layout", le64(0x7f12_3456_7000), le64(0x7ffe_0123_4000), held, Unknown},
 		{"a user", le32(1000), le32(4001), ran, Owner},
+		{"an owner of inputs", le32(65534), le32(30001), ran, Owner},
 		{"a user in two bytes", "\xe8\x03\x00\x00", "\xa1\x0f\x00\x00", ran, Owner},
 		{"a time before another number", le32(s) + "\x77", le32(u) + "\x88", ran, Timestamp},
 		{"another user", le32(1000), le32(4002), ran, Unknown},

@@ -70,6 +70,19 @@ func TestTextReportsTheOffset(t *testing.T) {
 	}
 }
 
+// A listing of inputs shows their times and owner.
+func TestListingsShowTimesAndOwners(t *testing.T) {
+	k := Known{&Facts{InputOwner: 65534}, &Facts{InputOwner: 30001}}
+	const usual, varied = "-rw-r--r-- 1 nobody nogroup 6 Sep  9  2001 alpha\n", "-rw-r--r-- 1 30001  30001   6 Jan  2  2002 alpha\n"
+	var got []Cause
+	for _, d := range blobs(t, "x", usual, varied, k) {
+		got = append(got, d.Cause)
+	}
+	if !slices.Equal(got, []Cause{Owner, Timestamp}) {
+		t.Errorf("got %q", got)
+	}
+}
+
 // A text in a file of any kind shows all its causes, not only the first.
 func TestTextsShowAllTheirCauses(t *testing.T) {
 	k := Known{&Facts{Hostname: "one-host", User: "alice", UID: 1}, &Facts{Hostname: "other", User: "bob", UID: 2}}

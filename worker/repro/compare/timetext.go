@@ -38,7 +38,7 @@ var timeFormats = func() []*regexp.Regexp {
 		`(?:` + dayName + `,? )?` + day + `[ -]` + monthName + `[ -]` + year + `(?: ` + hms + zone + `)?`,
 		dayName + ` ` + monthName + ` ` + day + ` ` + hms + zone + `(?: ` + year + `)?`,
 		dayName + ` ` + day + ` ` + monthName + ` ` + hms + zone + `(?: ` + year + `)?`,
-		monthName + ` ` + day + `,? ` + year + `(?: ` + hms + zone + `)?`,
+		monthName + ` ` + day + `,?  ?` + year + `(?: ` + hms + zone + `)?`, // two spaces: ls -l
 		monthName + ` ` + day + ` ` + hms,
 		monthName + ` ` + year + `\b`,
 		`(?P<d>\d\d?)[./](?P<m>\d\d?)[./]` + year,

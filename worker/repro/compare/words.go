@@ -40,6 +40,9 @@ type lexer struct {
 	numbers  map[uint64]Cause
 }
 
+// nobody is the user to whom inputs belong by default.
+const nobody = 65534
+
 // newLexer returns the lexer of the side with facts f. Only facts that differ from o, those of the other side, count.
 func newLexer(f, o *Facts) *lexer {
 	l := &lexer{facts: f, numbers: map[uint64]Cause{}}
@@ -52,6 +55,10 @@ func newLexer(f, o *Facts) *lexer {
 	known(f.Hostname, o.Hostname, Hostname, 2)
 	known(f.User, o.User, Owner, 2)
 	known("/home/"+f.User, "/home/"+o.User, Owner, len("/home/")+2) // in case Root is a part of it
+	if f.InputOwner == nobody && o.InputOwner != nobody {
+		known("nobody", "", Owner, 0)
+		known("nogroup", "", Owner, 0)
+	}
 	known(f.Zone, o.Zone, Zone, 3)
 	known(zoneName(f.Zone), zoneName(o.Zone), Zone, 3)
 	known(f.Locale, o.Locale, Locale, 2)
@@ -77,6 +84,7 @@ func newLexer(f, o *Facts) *lexer {
 		{len(f.Env), len(o.Env), Environment},
 		{f.CPUs, o.CPUs, Processors},
 		{int(f.UID), int(o.UID), Owner},
+		{int(f.InputOwner), int(o.InputOwner), Owner},
 	} {
 		if n.a != n.b {
 			l.numbers[uint64(n.a)] = n.kind
