@@ -43,6 +43,8 @@ type Call struct {
 	Outcome string
 	// Err is the error of the call, nil if Outcome is ok.
 	Err error
+	// Began is when the call began.
+	Began time.Time
 	// Time is the time until the response began, with all attempts and the pauses between them.
 	Time time.Duration
 	// Requests is the number of attempts.
@@ -57,7 +59,6 @@ type call struct {
 	ctx    context.Context // of the caller
 	own    context.Context // ends with ctx, when the call ends, and to prevent another attempt
 	cancel context.CancelCauseFunc
-	start  time.Time
 	idle   time.Duration // without progress, in all ended attempts
 	size   int64         // bytes that the server may copy
 	lost   int           // number of attempts without a response
@@ -70,7 +71,7 @@ type callKey struct{}
 
 // newCall returns a call, which end reports.
 func (c *Client) newCall(ctx context.Context, kind string) *call {
-	k := &call{client: c, ctx: ctx, start: time.Now(), Call: Call{Kind: kind}}
+	k := &call{client: c, ctx: ctx, Call: Call{Kind: kind, Began: time.Now()}}
 	k.own, k.cancel = context.WithCancelCause(ctx)
 	k.own = context.WithValue(k.own, callKey{}, k)
 	return k
@@ -104,7 +105,7 @@ func (k *call) answered(what string, err error) error {
 		}
 		err = k.client.wrap(k.ctx, what, err)
 	}
-	k.Time = time.Since(k.start)
+	k.Time = time.Since(k.Began)
 	// If a caller gives up on a slow transfer, only the time since the last progress counts as waiting for the bucket.
 	k.client.health.Observe(k.ctx, time.Now().Add(-k.idle), err)
 	if down(err) != nil && k.Kind != probe {
@@ -120,7 +121,7 @@ func (k *call) end(err error) error {
 		return err
 	}
 	k.Err, k.Outcome, k.Sent, k.Received = err, outcome(err), k.sent.Load(), k.received.Load()
-	k.client.config.Observe(k.Call)
+	k.client.config.Observe(k.ctx, k.Call)
 	return err
 }
 

@@ -73,8 +73,9 @@ type Config struct {
 	URL string
 	// Corrupt receives each blob that is found damaged, and its key; it may be nil. Readers call it concurrently.
 	Corrupt func(instance string, d cas.Digest, where string)
-	// Observe receives each call when it has ended; it may be nil. Callers call it concurrently.
-	Observe func(Call)
+	// Observe receives each call when it has ended, with the context of its caller; it may be nil. Callers call it
+	// concurrently.
+	Observe func(context.Context, Call)
 }
 
 // A Client gives access to one bucket. It is safe for concurrent use. Create one with Open.

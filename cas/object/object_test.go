@@ -695,7 +695,7 @@ func TestCallsAreObserved(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
 		var mu sync.Mutex
 		var got []object.Call
-		store := named(t, s.open(t, object.Config{Observe: func(c object.Call) {
+		store := named(t, s.open(t, object.Config{Observe: func(_ context.Context, c object.Call) {
 			mu.Lock()
 			defer mu.Unlock()
 			if c.Kind != "probe" { // in the background, after a failure

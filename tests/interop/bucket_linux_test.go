@@ -92,7 +92,7 @@ func (b *bucket) url(prefix string) string {
 }
 
 // open returns a client for a prefix of the bucket.
-func (b *bucket) open(t *testing.T, prefix string, observe func(object.Call)) *object.Client {
+func (b *bucket) open(t *testing.T, prefix string, observe func(context.Context, object.Call)) *object.Client {
 	t.Helper()
 	c := must.Get(object.Open(t.Context(), object.Config{URL: b.url(prefix), Observe: observe}))(t)
 	t.Cleanup(func() { c.Close() })
@@ -230,7 +230,7 @@ func TestUnreachableBucket(t *testing.T) {
 			b := newBucket(t, "plain")
 			var mu sync.Mutex
 			requests := 0
-			c := b.open(t, "x", func(c object.Call) {
+			c := b.open(t, "x", func(_ context.Context, c object.Call) {
 				mu.Lock()
 				defer mu.Unlock()
 				if c.Kind != "probe" {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/http/httptest"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,6 +20,8 @@ import (
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/tests/syncbuf"
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
 	metricspb "go.opentelemetry.io/proto/otlp/collector/metrics/v1"
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
@@ -231,6 +234,25 @@ func TestTraceCoversHeadAndWorker(t *testing.T) {
 		expect.That(t, maps.Equal(targets, map[string]bool{"//a:b": true, "": true}), "%s: got targets %v", c.name, targets)
 		expect.That(t, maps.Equal(codes, map[string]bool{"3 nonzero": true, "0 ok": true}), "%s: got %v", c.name, codes)
 	}
+}
+
+// TestTraceCoversBucket: calls of an upstream bucket are below the action that needs them.
+func TestTraceCoversBucket(t *testing.T) {
+	t.Parallel()
+	confined(t)
+	objects := s3mem.New()
+	must.Succeed(t, objects.CreateBucket("cache"))
+	bucket := httptest.NewServer(gofakes3.New(objects, gofakes3.WithLogger(gofakes3.DiscardLog())).Server())
+	t.Cleanup(bucket.Close)
+	to := collect(t)
+	server := serveAs(t, bazelrun.ServerConfig{
+		Dir: filepath.Join(t.TempDir(), "store"), Args: []string{"--store", "s3://cache?endpoint=" + bucket.URL},
+		Env: append(to.environment("head"), "AWS_ACCESS_KEY_ID=a", "AWS_SECRET_ACCESS_KEY=b"),
+	})
+	server.wantSuccess("action", server.traced(job{script: "echo a > out", outputs: []string{"out"}}, traceParent, "//a:b"))
+	must.Hold(t, "the spans of the bucket", func() bool {
+		return contains(tree(to.trace(traceID)), []string{"head bucket.put < head action", "head action < head Execute"})
+	})
 }
 
 // TestTraceContextIsChecked checks that a malformed trace context begins a new trace, and that one that is not sampled

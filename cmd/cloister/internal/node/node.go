@@ -112,7 +112,7 @@ func Open(ctx context.Context, c *Config, log *slog.Logger) (_ *Node, err error)
 		return nil, exit.New(exit.Usage, err)
 	}
 	n.onClose(n.tracing.Close)
-	if n.Upstream, err = c.Upstream.open(ctx, log, n.tracing.DialOptions()...); err != nil {
+	if n.Upstream, err = c.Upstream.open(ctx, log, n.tracing); err != nil {
 		return nil, err
 	}
 	if n.Upstream != nil {

@@ -55,7 +55,7 @@ func (u *upstreamCalls) register(r *prometheus.Registry) {
 	r.MustRegister(u.calls, u.seconds, u.bytes, u.retries)
 }
 
-// observe is object.Config.Observe.
+// observe counts a call of a bucket.
 func (u *upstreamCalls) observe(c object.Call) {
 	u.count(c.Kind, c.Outcome, c.Time, c.Err)
 	u.retries.Add(float64(max(c.Requests-1, 0)))

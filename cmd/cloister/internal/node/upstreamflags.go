@@ -15,6 +15,7 @@ import (
 	"github.com/cloister-build/cloister/cas/object"
 	"github.com/cloister-build/cloister/cas/overlay"
 	"github.com/cloister-build/cloister/cas/remote"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/tracing"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/identity"
 	"github.com/spf13/cobra"
@@ -55,8 +56,8 @@ func (f *UpstreamFlags) policy(cmd *cobra.Command) (overlay.Policy, error) {
 }
 
 // open connects to the upstream, or returns nil if there is none. The caller closes it. A server need not be reachable
-// yet, nor need a bucket if it is written later. traced are options for the connection to a server.
-func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger, traced ...grpc.DialOption) (*upstream, error) {
+// yet, nor need a bucket if it is written later.
+func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger, traced *tracing.Tracing) (*upstream, error) {
 	u := &upstream{address: f.Server + f.Bucket, calls: newUpstreamCalls(log), reason: errNotProbed, since: time.Now()}
 	switch {
 	case f.Server != "":
@@ -64,7 +65,7 @@ func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger, traced ...gr
 		if err != nil {
 			return nil, err
 		}
-		options = append(append(options, traced...), grpc.WithStatsHandler(callStats{u.calls}))
+		options = append(append(options, traced.DialOptions()...), grpc.WithStatsHandler(callStats{u.calls}))
 		c, err := remote.New(f.Server, options...)
 		if err != nil {
 			return nil, exit.New(exit.Usage, fmt.Errorf("--cas: %w", err))
@@ -77,7 +78,7 @@ func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger, traced ...gr
 		case <-time.After(StartupProbe):
 		}
 	case f.Bucket != "":
-		if err := f.openBucket(ctx, u, log); err != nil {
+		if err := f.openBucket(ctx, u, log, traced); err != nil {
 			return nil, err
 		}
 	default:
@@ -87,11 +88,14 @@ func (f *UpstreamFlags) open(ctx context.Context, log *slog.Logger, traced ...gr
 }
 
 // openBucket connects u to the bucket and checks it.
-func (f *UpstreamFlags) openBucket(ctx context.Context, u *upstream, log *slog.Logger) error {
+func (f *UpstreamFlags) openBucket(ctx context.Context, u *upstream, log *slog.Logger, traced *tracing.Tracing) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	c, err := object.New(ctx, object.Config{
-		URL: f.Bucket, Observe: u.calls.observe,
+		URL: f.Bucket, Observe: func(ctx context.Context, c object.Call) {
+			u.calls.observe(c)
+			traced.BucketCall(ctx, c)
+		},
 		Corrupt: func(instance string, d cas.Digest, where string) {
 			log.Warn("damaged blob in the bucket", "digest", d.String(), "instance", instance, "where", where)
 		},

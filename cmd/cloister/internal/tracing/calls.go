@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas/object"
 	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/telemetry"
@@ -89,6 +90,20 @@ func (c clientCalls) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context
 	ctx, _ = start(ctx, c.tracer, trace.SpanKindClient, info)
 	md, _ := metadata.FromOutgoingContext(ctx)
 	return metadata.NewOutgoingContext(ctx, writeTrace(ctx, md.Copy()))
+}
+
+// BucketCall records a call of a bucket that has ended and is part of a trace. ctx is that of the caller.
+func (t *Tracing) BucketCall(ctx context.Context, c object.Call) {
+	if t == nil || !trace.SpanContextFromContext(ctx).IsValid() {
+		return
+	}
+	_, span := t.tracer.Start(ctx, "bucket."+c.Kind, trace.WithSpanKind(trace.SpanKindClient), trace.WithTimestamp(c.Began), trace.WithAttributes(
+		attribute.String("cloister.outcome", c.Outcome), attribute.Int("cloister.requests", c.Requests),
+		attribute.Int64("cloister.sent_bytes", c.Sent), attribute.Int64("cloister.received_bytes", c.Received)))
+	if c.Err != nil && c.Outcome != "not_found" && c.Outcome != "canceled" {
+		span.SetStatus(codes.Error, printable.Head(c.Err.Error(), telemetry.MaxStatus))
+	}
+	span.End()
 }
 
 // ended ends the spans of calls.

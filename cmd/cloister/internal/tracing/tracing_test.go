@@ -6,12 +6,17 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas/object"
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
+	otelcodes "go.opentelemetry.io/otel/codes"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
@@ -142,10 +147,40 @@ func TestClientCallsContinueTheirTrace(t *testing.T) {
 	expect.Equal(t, strings.Join(md.Get("traceparent"), "|")+strings.Join(md.Get("other"), "|"), "00-"+id.TraceID().String()+"-"+id.SpanID().String()+"-01x", "metadata")
 }
 
+func TestBucketCallsArePartOfATrace(t *testing.T) {
+	k := &kept{}
+	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(k)).Tracer("")
+	traced := &Tracing{tracer: tracer}
+	began := time.Now().Add(-time.Minute)
+	traced.BucketCall(t.Context(), object.Call{Kind: "get", Outcome: "ok", Began: began})
+	expect.Equal(t, len(k.spans), 0, "spans of a call without a trace")
+	ctx, action := tracer.Start(t.Context(), "action")
+	for i, c := range []struct {
+		outcome string
+		err     error
+		status  otelcodes.Code
+	}{
+		{"ok", nil, otelcodes.Unset},
+		{"not_found", errors.New("absent"), otelcodes.Unset},
+		{"unavailable", errors.New(strings.Repeat("\x1b", 5000)), otelcodes.Error},
+	} {
+		traced.BucketCall(ctx, object.Call{Kind: "get", Outcome: c.outcome, Err: c.err, Began: began, Requests: 2, Received: 7})
+		must.Be(t, len(k.spans) == i+1, "%d spans after %s", len(k.spans), c.outcome)
+		s := k.spans[i]
+		expect.Equal(t, s.Parent().SpanID(), action.SpanContext().SpanID(), "%s: parent", c.outcome)
+		expect.That(t, s.Name() == "bucket.get" && s.StartTime().Equal(began) && s.EndTime().After(began), "%s: got %v", c.outcome, s)
+		expect.Equal(t, s.Status().Code, c.status, "%s: status", c.outcome)
+		text := s.Status().Description
+		expect.That(t, len(text) <= 1024 && !strings.Contains(text, "\x1b"), "%s: unbounded status %q", c.outcome, text)
+		expect.Text(t, fmt.Sprint(s.Attributes()), c.outcome)
+	}
+}
+
 // TestNothingWithoutTracing checks that a nil Tracing has no effect.
 func TestNothingWithoutTracing(t *testing.T) {
 	var off *Tracing
 	off.Close()
+	off.BucketCall(t.Context(), object.Call{})
 	expect.That(t, off.Tracer() == nil && off.ServerOptions() == nil && off.DialOptions() == nil, "a nil Tracing has options")
 }
 
