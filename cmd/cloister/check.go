@@ -9,6 +9,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/selftest"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
@@ -18,7 +19,7 @@ import (
 
 func checkCommand() *cobra.Command {
 	var box confinement.Flags
-	var self bool
+	var self, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Check which protections this machine supports",
@@ -28,7 +29,7 @@ is not, and "FAIL" with a fix if it is required but missing. The exit code is 3 
 With --selftest it also runs a program twice that attacks the sandbox, and reports for each guarantee whether it held:
 no network, audited attempts, read-only inputs, an equal stable hash, and nothing left behind. The exit code is 1 if one
 did not.`,
-		Example: "  cloister check\n  cloister check --selftest     # with real runs",
+		Example: "  cloister check\n  cloister check --selftest     # with real runs\n  cloister check --json | jq -r '.checks[] | select(.result != \"ok\").fix'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config, err := box.BackendConfig()
@@ -39,7 +40,7 @@ did not.`,
 				return err
 			}
 			backend := namespace.New(config)
-			err = check(cmd.Context(), backend, cmd.OutOrStdout())
+			err = check(cmd.Context(), backend, asJSON, cmd.OutOrStdout())
 			err = errors.Join(err, backend.Close())
 			if err != nil || !self {
 				return err
@@ -51,14 +52,20 @@ did not.`,
 		},
 	}
 	cmd.Flags().BoolVar(&self, "selftest", false, "also prove by two runs that the sandbox keeps its guarantees")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
+	cmd.MarkFlagsMutuallyExclusive("json", "selftest")
 	box.Register(cmd)
 	return cmd
 }
 
-func check(ctx context.Context, backend sandbox.Backend, out io.Writer) error {
+func check(ctx context.Context, backend sandbox.Backend, asJSON bool, out io.Writer) error {
 	f, err := backend.Probe(ctx)
 	report, toolErr := confinement.NewReport(ctx, f, err == nil)
-	if err := errors.Join(err, toolErr, report.WriteText(out)); err != nil {
+	write := report.WriteText
+	if asJSON {
+		write = func(out io.Writer) error { return render.JSON(out, report) }
+	}
+	if err := errors.Join(err, toolErr, write(out)); err != nil {
 		return exit.New(exit.Environment, err)
 	}
 	return nil
