@@ -68,17 +68,15 @@ func casVerify(ctx context.Context, store *localstore.Store, o disk.VerifyOption
 		return err
 	}
 	defer store.Close()
-	progress := terminal.Is(info)
-	if progress {
+	progress := terminal.NewProgress(info, "verify   ")
+	if progress != nil {
 		o.Progress = func(r disk.VerifyReport) {
-			fmt.Fprintf(info, "\r\x1b[Kverify   %s of %s · %d blobs · %d damaged", sandbox.Bytes(r.Bytes), sandbox.Bytes(r.TotalBytes), r.Blobs, len(r.Damaged))
+			progress.Show(r.Bytes, r.TotalBytes, fmt.Sprintf(" · %d blobs · %d damaged", r.Blobs, len(r.Damaged)))
 		}
 	}
 	began := time.Now()
 	r, verr := store.Verify(ctx, o)
-	if progress {
-		fmt.Fprint(info, "\r\x1b[K")
-	}
+	progress.Clear()
 	var err error
 	if store.JSON {
 		err = verifyJSON(out, store, &r, verr == nil)

@@ -51,19 +51,21 @@ func imagePull(ctx context.Context, c *imageConfig, ref string, out, info io.Wri
 		if err != nil {
 			return err
 		}
-		progress := terminal.Is(info)
+		progress := terminal.NewProgress(info, "pull     ")
 		for {
 			m, err := stream.Recv()
-			if progress {
-				fmt.Fprint(info, "\r\x1b[K")
+			if err != nil || m.Image != nil {
+				progress.Clear()
 			}
 			switch {
 			case err != nil:
 				return err
 			case m.Image != nil:
 				return printPulled(c, m.Image, out, info)
-			case progress && m.Progress != nil:
-				fmt.Fprintf(info, "pull     %s", pullProgress(m.Progress))
+			case m.Progress.GetTotalBytes() > 0:
+				progress.Show(m.Progress.ReadBytes, m.Progress.TotalBytes, "")
+			case m.Progress != nil:
+				progress.Say("queued")
 			}
 		}
 	})

@@ -14,7 +14,6 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/image"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
-	"github.com/cloister-build/cloister/sandbox"
 )
 
 // Property is the platform property that names a container image.
@@ -64,10 +63,10 @@ func (p *Provider) Fetch(ctx context.Context, instance string, s Source, notes i
 	if err != nil {
 		return "", err
 	}
-	if terminal.Is(notes) {
+	if line := terminal.NewProgress(notes, ""); line != nil {
 		done := make(chan struct{})
 		shown := make(chan struct{})
-		go func() { defer close(shown); p.show(notes, done) }()
+		go func() { defer close(shown); p.show(line, done) }()
 		defer func() { close(done); <-shown }()
 	}
 	_, _, err = p.Root(ctx, instance, pinned, cas.Digest{})
@@ -75,17 +74,17 @@ func (p *Provider) Fetch(ctx context.Context, instance string, s Source, notes i
 }
 
 // show prints the progress of the current pull until done is closed.
-func (p *Provider) show(to io.Writer, done <-chan struct{}) {
+func (p *Provider) show(line *terminal.Progress, done <-chan struct{}) {
 	tick := time.NewTicker(progressInterval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-done:
-			fmt.Fprint(to, "\r\x1b[K")
+			line.Clear()
 			return
 		case <-tick.C:
 			for _, pull := range p.Pulling() {
-				fmt.Fprintf(to, "\r\x1b[K%s of %s", sandbox.Bytes(pull.Read), sandbox.Bytes(pull.Total))
+				line.Show(pull.Read, pull.Total, "")
 			}
 		}
 	}
