@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/blobs"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
 	"github.com/spf13/cobra"
 )
 
@@ -43,7 +44,8 @@ root. The path - is standard input. Blobs already present are not sent again.`,
 			var rows []uploaded
 			err = client.WithStore(cmd.Context(), &to, func(ctx context.Context, s *remote.Store) error {
 				for _, arg := range args {
-					d, err := blobs.Upload(ctx, s, function, arg, cmd.InOrStdin())
+					line := terminal.NewProgress(unlessQuiet(cmd, cmd.ErrOrStderr()), render.Quote(arg)+"  ")
+					d, err := blobs.Upload(ctx, s, function, arg, cmd.InOrStdin(), line)
 					if err != nil {
 						return fmt.Errorf("%s: %w", arg, err)
 					}

@@ -10,12 +10,13 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
 )
 
-// Upload stores the file or directory at path, or stdin for "-".
-func Upload(ctx context.Context, to cas.Store, f cas.Function, path string, stdin io.Reader) (cas.Digest, error) {
+// Upload stores the file or directory at path, or stdin for "-". It shows the progress of a file on line, which may be nil.
+func Upload(ctx context.Context, to cas.Store, f cas.Function, path string, stdin io.Reader, line *terminal.Progress) (cas.Digest, error) {
 	if path == "-" {
-		return uploadStream(ctx, to, f, stdin)
+		return uploadStream(ctx, to, f, stdin, line)
 	}
 	switch fi, err := os.Stat(path); { // opening a pipe would wait for its writer
 	case err != nil:
@@ -35,11 +36,11 @@ func Upload(ctx context.Context, to cas.Store, f cas.Function, path string, stdi
 		return cas.Digest{}, err
 	}
 	defer file.Close()
-	return uploadFile(ctx, to, f, file)
+	return uploadFile(ctx, to, f, file, line)
 }
 
 // uploadFile stores a file, unless the store has it.
-func uploadFile(ctx context.Context, to cas.Store, f cas.Function, file *os.File) (cas.Digest, error) {
+func uploadFile(ctx context.Context, to cas.Store, f cas.Function, file *os.File, line *terminal.Progress) (cas.Digest, error) {
 	d, err := f.SumSeeker(file)
 	if err != nil {
 		return d, err
@@ -48,11 +49,12 @@ func uploadFile(ctx context.Context, to cas.Store, f cas.Function, file *os.File
 	if err != nil || len(missing) == 0 {
 		return d, err
 	}
-	return d, to.Put(ctx, d, file)
+	defer line.Clear()
+	return d, to.Put(ctx, d, line.Track(file, d.Size()))
 }
 
 // uploadStream stores a stream by way of a file, because a blob's digest precedes its bytes.
-func uploadStream(ctx context.Context, to cas.Store, f cas.Function, r io.Reader) (cas.Digest, error) {
+func uploadStream(ctx context.Context, to cas.Store, f cas.Function, r io.Reader, line *terminal.Progress) (cas.Digest, error) {
 	file, err := os.CreateTemp("", "cloister-put-*")
 	if err != nil {
 		return cas.Digest{}, err
@@ -62,5 +64,5 @@ func uploadStream(ctx context.Context, to cas.Store, f cas.Function, r io.Reader
 	if _, err := io.Copy(file, r); err != nil {
 		return cas.Digest{}, err
 	}
-	return uploadFile(ctx, to, f, file)
+	return uploadFile(ctx, to, f, file, line)
 }

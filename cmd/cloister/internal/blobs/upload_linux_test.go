@@ -18,7 +18,7 @@ func TestUploadRejectsPipe(t *testing.T) {
 	in := must.Get(castest.Instances()(""))(t)
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	must.Succeed(t, unix.Mkfifo(pipe, 0o600))
-	if d, err := Upload(t.Context(), in.Store, cas.SHA256, pipe, nil); err == nil || !strings.Contains(err.Error(), "neither a file nor a directory") {
+	if d, err := Upload(t.Context(), in.Store, cas.SHA256, pipe, nil, nil); err == nil || !strings.Contains(err.Error(), "neither a file nor a directory") {
 		t.Errorf("got %v, %v", d, err)
 	}
 }

@@ -57,6 +57,43 @@ func (p *Progress) Clear() {
 	}
 }
 
+// trackInterval is the interval at which a tracked reader updates the line.
+const trackInterval = 200 * time.Millisecond
+
+// Track returns a reader of r that shows how much of total bytes was read.
+func (p *Progress) Track(r io.ReadSeeker, total int64) io.ReadSeeker {
+	if p == nil {
+		return r
+	}
+	return &tracked{ReadSeeker: r, progress: p, total: total}
+}
+
+type tracked struct {
+	io.ReadSeeker
+	progress  *Progress
+	at, total int64
+	shown     time.Time
+}
+
+// Read implements io.Reader.
+func (t *tracked) Read(b []byte) (int, error) {
+	n, err := t.ReadSeeker.Read(b)
+	if t.at += int64(n); time.Since(t.shown) >= trackInterval {
+		t.progress.Show(t.at, t.total, "")
+		t.shown = time.Now()
+	}
+	return n, err
+}
+
+// Seek implements io.Seeker.
+func (t *tracked) Seek(offset int64, whence int) (int64, error) {
+	at, err := t.ReadSeeker.Seek(offset, whence)
+	if err == nil {
+		t.at = at
+	}
+	return at, err
+}
+
 // estimate returns the rate of what is done, and when the rest will be, as far as that is known.
 func estimate(done, rest int64, took time.Duration) string {
 	if done <= 0 || took < time.Second {

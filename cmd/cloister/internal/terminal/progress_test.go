@@ -4,10 +4,13 @@ package terminal
 
 import (
 	"bytes"
+	"io"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/must"
 )
 
 func TestProgressEstimates(t *testing.T) {
@@ -25,6 +28,19 @@ func TestProgressEstimates(t *testing.T) {
 	} {
 		expect.Equal(t, estimate(c.done, c.rest, c.took), c.want, "%d done, %d left", c.done, c.rest)
 	}
+}
+
+// TestProgressTracksReaders, also of an upload that resumes.
+func TestProgressTracksReaders(t *testing.T) {
+	var out bytes.Buffer
+	r := (&Progress{w: &out}).Track(strings.NewReader("0123456789"), 10)
+	must.Get(r.Seek(4, io.SeekStart))(t)
+	rest := must.Get(io.ReadAll(r))(t)
+	expect.Equal(t, string(rest), "456789", "read")
+	expect.Text(t, out.String(), "10 B of 10 B")
+	var none *Progress
+	plain := strings.NewReader("x")
+	expect.That(t, none.Track(plain, 1) == io.ReadSeeker(plain), "without a terminal the reader is another one")
 }
 
 // TestProgressIsForTerminals: other files have no status lines.
