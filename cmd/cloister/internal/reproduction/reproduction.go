@@ -245,9 +245,9 @@ func (c *Config) check(ctx context.Context, w *localworker.Worker, servers serve
 		}
 		o.Executors = append(o.Executors, *p)
 	}
-	if terminal.Is(c.Progress) {
-		o.Progress = func(what string) { fmt.Fprintf(c.Progress, "\r\x1b[K%s%s", which, what) }
-		defer fmt.Fprint(c.Progress, "\r\x1b[K")
+	if line := terminal.NewProgress(c.Progress, which); line != nil {
+		o.Progress = line.Say
+		defer line.Clear()
 	}
 	v, err := repro.Check(ctx, task, o)
 	if err != nil {
