@@ -29,7 +29,7 @@ func (d *directory) decode(m *repb.Directory) (err error) {
 		return err
 	}
 	for _, n := range m.GetFiles() {
-		e := entry{name: n.Name, kind: File, exec: n.IsExecutable}
+		e := entry{name: n.Name, kind: File, exec: n.IsExecutable, tool: isTool(n.NodeProperties)}
 		if err := c.add(&e, n.Digest, n.NodeProperties); err != nil {
 			return err
 		}

@@ -58,6 +58,7 @@ type entry struct {
 	name   string
 	kind   Kind
 	exec   bool       // of a File
+	tool   bool       // a File that is marked as a tool
 	digest cas.Digest // of a File or a Directory
 	target string     // of a Symlink
 	dir    *directory // of a Directory; holds its properties

@@ -13,12 +13,20 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// The supported node properties, by their field names in NodeProperties. Its list of free-form properties
-// (bazel_tool_input, for example) is ignored.
+// The supported node properties, by their field names in NodeProperties. Of its list of free-form properties
+// only propertyTool has a meaning.
 const (
 	propertyTime = "mtime"
 	propertyMode = "unix_mode"
 )
+
+// propertyTool marks a file as a part of the tool (Bazel's --experimental_remote_mark_tool_inputs).
+const propertyTool = "bazel_tool_input"
+
+// isTool reports whether m marks a file as a part of the tool.
+func isTool(m *repb.NodeProperties) bool {
+	return slices.ContainsFunc(m.GetProperties(), func(p *repb.NodeProperty) bool { return p.Name == propertyTool })
+}
 
 // NodeProperties returns the names of the supported node properties, sorted.
 func NodeProperties() []string { return []string{propertyTime, propertyMode} }

@@ -19,7 +19,7 @@
 // The files of the package, by job:
 //
 //   - decoding: directory.go, decode.go, properties.go, load.go, cache.go
-//   - staging: plan.go, size.go, order.go, stage.go, stage_copy.go, stager.go, stage_image.go, stage_compose.go,
+//   - staging: plan.go, size.go, order.go, stage.go, stage_copy.go, restage.go, stager.go, stage_image.go, stage_compose.go,
 //     imagefile.go
 //   - the cache of mounted images: mountcache.go, mountcache_bind.go
 //   - capturing: capture.go, capture_scan.go, capture_put.go, capture_undeclared.go
@@ -110,9 +110,27 @@ func (in *Input) Bytes() int64 { return in.root.bytes }
 // FilePaths yields the path of each file in the expanded tree, relative to the root.
 func (in *Input) FilePaths() iter.Seq[string] {
 	return func(yield func(string) bool) {
+		for f := range in.AllFiles() {
+			if !yield(f.Path) {
+				return
+			}
+		}
+	}
+}
+
+// An InputFile is a file of an input root.
+type InputFile struct {
+	Path   string // relative to the root
+	Digest cas.Digest
+	Tool   bool // it is marked as a part of the tool
+}
+
+// AllFiles yields each file in the expanded tree.
+func (in *Input) AllFiles() iter.Seq[InputFile] {
+	return func(yield func(InputFile) bool) {
 		for p, d := range in.root.all(".") {
 			for i := range d.entries {
-				if e := &d.entries[i]; e.kind == File && !yield(join(p, e.name)) {
+				if e := &d.entries[i]; e.kind == File && !yield(InputFile{join(p, e.name), e.digest, e.tool}) {
 					return
 				}
 			}
