@@ -72,3 +72,28 @@ func TestSuperuserNeedsAGrant(t *testing.T) {
 		t.Error("False was taken for true")
 	}
 }
+
+// TestPersistentWorkersNeedAGrant: only a profile that says so permits them, and a profile that inherits from it may not.
+func TestPersistentWorkersNeedAGrant(t *testing.T) {
+	p := must.Get(policy.Parse("p.yaml", []byte(`version: 1
+profiles:
+  warm: {persistent_workers: true}
+  cold: {inherits: warm, persistent_workers: false}
+rules:
+  - {name: warm, when: {mnemonic: Javac}, profile: warm}
+  - {name: cold, when: {mnemonic: Scalac}, profile: cold}
+`)))(t)
+	for mnemonic, want := range map[string]bool{"Javac": true, "Scalac": false, "": false} {
+		g := compile(t, p, policy.Request{Mnemonic: mnemonic})
+		if g.PersistentWorkers != want || strings.Contains(strings.Join(g.Why, "\n"), "persistent_workers") != (mnemonic != "") {
+			t.Errorf("%q: got %t, %q", mnemonic, g.PersistentWorkers, g.Why)
+		}
+	}
+	again := must.Get(policy.Parse("again.yaml", []byte(p.Text())))(t)
+	if again.Text() != p.Text() {
+		t.Errorf("the canonical text is not the same policy:\n%s", p.Text())
+	}
+	if strings.Contains(policy.Default().Text(), "persistent_workers") {
+		t.Error("the built-in policy's text has a new line")
+	}
+}

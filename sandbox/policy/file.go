@@ -174,6 +174,7 @@ func (r *reader) settings(p *profile) strict.Keys {
 	known["loopback"] = value(r.Decoder, &p.loopback, parseBool)
 	known["listen"] = value(r.Decoder, &p.listen, parseBool)
 	known["superuser"] = value(r.Decoder, &p.superuser, parseBool)
+	known["persistent_workers"] = value(r.Decoder, &p.persistent, parseBool)
 	known["audit"] = value(r.Decoder, &p.audit, parseAudit)
 	known["on_violation"] = func(n *strict.Node) error { return r.readLevels(n, &p.onViolation) }
 	known["network"] = func(n *strict.Node) error {

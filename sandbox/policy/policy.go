@@ -62,6 +62,8 @@ type Grant struct {
 	Fail, Kill []sandbox.EventKind
 	// Superuser reports whether the command is user 0 in its user namespace.
 	Superuser bool
+	// PersistentWorkers reports whether the action may be a request to a process that earlier actions used.
+	PersistentWorkers bool
 	// TempBytes is the size of /tmp.
 	TempBytes int64
 	// MaxTimeout is the longest timeout of the action. Zero leaves it to the worker.
@@ -132,6 +134,7 @@ type profile struct {
 	cache            setting[bool]               // cache results despite network access
 	audit            setting[sandbox.Audit]
 	superuser        setting[bool] // actions may be user 0
+	persistent       setting[bool] // actions may be requests to persistent workers
 	onViolation      levelSet
 }
 
@@ -266,6 +269,10 @@ func (p *Policy) Compile(r Request, enforceable []sandbox.Limit) (*Grant, error)
 	}
 	if err := c.superuser(r.Properties); err != nil {
 		return nil, err
+	}
+	if given := c.profile.persistent; given.at != "" {
+		c.grant.PersistentWorkers = given.v
+		c.because("persistent_workers %t: %s", given.v, c.profileText(given.from()))
 	}
 	return c.grant, nil
 }

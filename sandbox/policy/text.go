@@ -95,6 +95,9 @@ func (w *textWriter) profile(name string, o *profile) {
 	if o.superuser.at != "" {
 		w.field(o.superuser.at, "superuser", fmt.Sprint(o.superuser.v))
 	}
+	if o.persistent.at != "" {
+		w.field(o.persistent.at, "persistent_workers", fmt.Sprint(o.persistent.v))
+	}
 	if o.onViolation.set() {
 		w.line(2, "on_violation: %s", o.onViolation.text())
 	}
@@ -146,7 +149,7 @@ func (w *textWriter) rule(u *rule) {
 // isDefault reports whether the file sets nothing in the profile.
 func (o *profile) isDefault() bool {
 	return !o.onViolation.set() && !slices.ContainsFunc(o.amounts[:], func(s setting[int64]) bool { return s.at != "" }) &&
-		o.maxTimeout.at+o.loopback.at+o.listen.at+o.audit.at+o.allow.at+o.cache.at+o.superuser.at == ""
+		o.maxTimeout.at+o.loopback.at+o.listen.at+o.audit.at+o.allow.at+o.cache.at+o.superuser.at+o.persistent.at == ""
 }
 
 // plain returns a name as YAML. Of the well-formed names, only null needs quotes.

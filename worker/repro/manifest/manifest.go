@@ -111,6 +111,9 @@ type Volatile struct {
 	Audit string
 	// Fingerprint identifies the whole toolchain of the worker, "" if it is unknown or the run did not see it.
 	Fingerprint string
+	// WorkerRequest is the number, from 1, of the run among the requests to its persistent worker, whose process was warm
+	// unless it is 1. It is 0 for a run in a process of its own.
+	WorkerRequest int
 	// Unenforced are the limits of the Spec that the worker cannot enforce.
 	Unenforced []sandbox.Limit
 	// Programs are executed programs of the host that only wait or inspect processes, such as sleep and ps. How many of

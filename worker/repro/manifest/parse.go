@@ -158,7 +158,7 @@ func (p *parser) volatileLine(key, rest string) error {
 		key, rest, _ := strings.Cut(rest, " ")
 		return set(usageFields(&v.Usage), key, rest)
 	}
-	return set(slices.Concat(v.origin(), v.fingerprint(), v.decision(), v.times(), v.counts()), key, rest)
+	return set(slices.Concat(v.origin(), v.fingerprint(), v.persistent(), v.decision(), v.times(), v.counts()), key, rest)
 }
 
 // set reads the values of the field that key names.

@@ -106,6 +106,8 @@ func (v *Volatile) origin() []field {
 
 func (v *Volatile) fingerprint() []field { return []field{line("fingerprint", &v.Fingerprint)} }
 
+func (v *Volatile) persistent() []field { return []field{line("worker-request", &v.WorkerRequest)} }
+
 func (v *Volatile) decision() []field {
 	return []field{line("policy", &v.Policy), line("rule", &v.Rule)}
 }
@@ -260,6 +262,9 @@ func (v *Volatile) text() string {
 	l.fields("", v.origin())
 	if v.Fingerprint != "" {
 		l.fields("", v.fingerprint())
+	}
+	if v.WorkerRequest != 0 {
+		l.fields("", v.persistent())
 	}
 	for _, limit := range v.Unenforced {
 		l.add("unenforced", quote(string(limit)))

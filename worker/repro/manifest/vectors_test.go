@@ -110,6 +110,7 @@ var vectors = map[string]func(m *manifest.Manifest){
 	"seeded": func(m *manifest.Manifest) {
 		seed := uint64(1<<64 - 1)
 		m.Seed, m.Revision, m.Order = &seed, "4b825dc642cb6eb9a060e54bf8d69288fbee4904", 7
+		m.Volatile.WorkerRequest = 2
 	},
 	"names": func(m *manifest.Manifest) {
 		m.Spec = spec("printf", "a\nb\t\"c\"\\ \x01\x7f\u00e9\u202e\U0001f600")
