@@ -3,6 +3,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -43,6 +44,11 @@ func (l *Local) collect(
 	if err := s.ws.Root().Chmod(outDir, 0o755); err != nil {
 		return nil, err
 	}
+	if s.request != nil { // its process is alive
+		if c.bad = tree.Lock(s.out); c.bad != nil && !errors.Is(c.bad, tree.ErrOutput) {
+			return nil, c.bad
+		}
+	}
 	if err := l.addViolations(t, req, box, s, r, c); err != nil {
 		return nil, err
 	}
@@ -72,11 +78,14 @@ func (l *Local) collect(
 		MaxBytes:    max(0, box.spec.Limits.OutputBytes), // zero is no limit here
 	}, c.result)
 	if errors.Is(err, tree.ErrOutput) {
-		c.bad, err = err, nil
+		c.bad, err = cmp.Or(c.bad, err), nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	c.blobs = c.batch.Blobs()
+	if s.request != nil {
+		s.request.reuse = r.failure == "" && c.bad == nil
+	}
 	return c, nil
 }

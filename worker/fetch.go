@@ -182,9 +182,10 @@ func (req *request) properties() []Property {
 	return all
 }
 
-// demands returns the platform properties that are not sandbox settings, as Admission.Demands.
+// demands returns the platform properties that are not settings of the sandbox or of persistent workers, as
+// Admission.Demands.
 func (req *request) demands() []Property {
-	all := slices.DeleteFunc(req.properties(), func(p Property) bool { return isSetting(p.Name) })
+	all := slices.DeleteFunc(req.properties(), func(p Property) bool { return isSetting(p.Name) || isPersistentProperty(p.Name) })
 	slices.SortFunc(all, Property.Compare)
 	return slices.Compact(all)
 }
@@ -198,6 +199,9 @@ func (l *Local) warnOfProperties(req *request) {
 	for _, property := range req.properties() {
 		names, _ := hostProperty(property)
 		if names || isSetting(property.Name) || IsPlacement(property.Name) || isImage(property) && (l.cfg.Images != nil || noImage(property.Value)) {
+			continue
+		}
+		if l.persistent != nil && isPersistentProperty(property.Name) {
 			continue
 		}
 		l.mu.Lock()

@@ -32,7 +32,7 @@ import (
 // A confining is a worker with a real sandbox and a disk store.
 type confining struct {
 	*Local
-	t     *testing.T
+	t     testing.TB
 	store *disk.Cache
 	in    *cas.Instance
 	dir   string // of the store
@@ -40,7 +40,7 @@ type confining struct {
 }
 
 // newConfining returns a worker with its images in dir, and a store whose configuration is changed.
-func newConfining(t *testing.T, dir string, budget int64, changes ...func(*disk.Config)) *confining {
+func newConfining(t testing.TB, dir string, budget int64, changes ...func(*disk.Config)) *confining {
 	t.Helper()
 	backend := namespace.New(namespace.Config{})
 	t.Cleanup(func() { backend.Close() })
@@ -65,7 +65,7 @@ func newConfining(t *testing.T, dir string, budget int64, changes ...func(*disk.
 }
 
 // onDisk returns a directory that is not on a file system in memory.
-func onDisk(t *testing.T) string {
+func onDisk(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
 	if !inMemory(t, dir) {
@@ -76,7 +76,7 @@ func onDisk(t *testing.T) string {
 	return dir
 }
 
-func inMemory(t *testing.T, dir string) bool {
+func inMemory(t testing.TB, dir string) bool {
 	t.Helper()
 	var st unix.Statfs_t
 	must.Succeed(t, unix.Statfs(dir, &st))

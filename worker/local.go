@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/worker/internal/persistent"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
@@ -83,8 +84,9 @@ type Local struct {
 
 	inputs     *tree.Cache
 	policyHash string
-	sums       *sums         // of this host's programs
-	renewing   chan struct{} // holds a value while inputs are being marked as used
+	sums       *sums                               // of this host's programs
+	persistent *persistent.Pool[*persistentWorker] // nil if the policy permits none
+	renewing   chan struct{}                       // holds a value while inputs are being marked as used
 	mu         sync.Mutex
 	ignored    map[string]bool // guarded by mu; platform properties that were warned about
 	mentioned  map[string]bool // guarded by mu; lines of messages about ignored properties
@@ -147,7 +149,7 @@ func newLocal(c Config) *Local {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Local{
+	l := &Local{
 		cfg: c,
 		// A blob is marked at most RenewInterval/4 after its last use and again after RenewInterval, so a store that
 		// keeps used blobs for three intervals does not evict it.
@@ -158,6 +160,10 @@ func newLocal(c Config) *Local {
 		ignored:    map[string]bool{},
 		mentioned:  map[string]bool{},
 	}
+	if permitsPersistentWorkers(c.Policy) {
+		l.persistent = persistent.NewPool[*persistentWorker]()
+	}
+	return l
 }
 
 // Execute carries t through the seven stages. It calls report, if not nil, when each begins.
@@ -204,7 +210,7 @@ func (l *Local) Execute(ctx context.Context, t *Task, report func(Stage)) (*Outc
 	defer staged.close()
 
 	report(StageRun)
-	ran, err := l.run(ctx, t, box)
+	ran, err := l.run(ctx, t, box, staged)
 	if err != nil {
 		return nil, fault(StageRun, err)
 	}

@@ -21,6 +21,7 @@ func (l *Local) checkPlatform(req *request) error {
 	for _, p := range l.cfg.Policy.WithDefaults(req.Instance.Name, req.properties()) {
 		switch names, differs := hostProperty(p); {
 		case isSetting(p.Name) || IsPlacement(p.Name) || names && !differs:
+		case l.persistent != nil && isPersistentProperty(p.Name):
 		case differs:
 			return faultf(FaultUnmet, "fetch: action %s needs %s, but this machine is %s: use a server for that platform, or "+
 				"correct the property", req.Digest, p, host)

@@ -59,6 +59,9 @@ func (l *Local) manifest(e *execution, out *Outcome) (*manifest.Manifest, error)
 	if t.Variation != nil {
 		m.Order = t.Variation.Order
 	}
+	if r := e.staged.request; r != nil {
+		m.Volatile.WorkerRequest = r.worker.served
+	}
 	for _, limit := range sandbox.AllLimits {
 		if spec.Limits.Of(limit) != g.Stated.Of(limit) {
 			m.Volatile.Unenforced = append(m.Volatile.Unenforced, limit)

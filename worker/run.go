@@ -16,11 +16,12 @@ type ran struct {
 	timedOut       bool
 	violated       string // what its violations did: violation.Failed, violation.Killed or ""
 	exited         int    // the exit code of the command itself
+	failure        string // how the persistent worker failed, or ""
 	stdout, stderr *capped
 }
 
 // run runs the command. Only its execution time counts towards the timeout (rule 108).
-func (l *Local) run(ctx context.Context, t *Task, box *confined) (*ran, error) {
+func (l *Local) run(ctx context.Context, t *Task, box *confined, s *staged) (*ran, error) {
 	logs := t.Logs
 	if logs == nil {
 		logs = &Logs{}
@@ -30,9 +31,13 @@ func (l *Local) run(ctx context.Context, t *Task, box *confined) (*ran, error) {
 		stderr: &capped{log: &logs.Stderr, left: l.cfg.LogBytes, live: t.Stderr},
 	}
 	var err error
-	r.Result, err = l.cfg.Backend.Run(ctx, box.spec, sandbox.Stdio{
-		Stdin: t.Stdin, Stdout: r.stdout, Stderr: r.stderr, Terminal: t.Terminal,
-	})
+	if s.request != nil {
+		r.Result, r.failure, err = l.runPersistent(ctx, box, s.request, r.stderr)
+	} else {
+		r.Result, err = l.cfg.Backend.Run(ctx, box.spec, sandbox.Stdio{
+			Stdin: t.Stdin, Stdout: r.stdout, Stderr: r.stderr, Terminal: t.Terminal,
+		})
+	}
 	if r.Result != nil {
 		r.exited = r.ExitCode
 		r.violated = violation.Apply(r.Result, box.grant.Fail, box.grant.Kill)

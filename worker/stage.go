@@ -45,12 +45,17 @@ type staged struct {
 	tree *tree.Staged
 	root *tree.Root // nil without a separate root file system
 	out  *os.Root
+	// request is for a persistent worker, which owns ws and out, or nil.
+	request *workRequest
 
 	began, ended time.Time
 }
 
 // stage stages the input tree and adds it to box.spec.
 func (l *Local) stage(ctx context.Context, t *Task, req *request, box *confined) (*staged, error) {
+	if w := l.workRequest(t, req, box); w != nil {
+		return l.stagePersistent(ctx, t, req, box, w)
+	}
 	s, spec := &staged{began: time.Now()}, box.spec
 	var err error
 	defer func() {
@@ -122,6 +127,10 @@ func sum(inputs, outputs int64) int64 {
 
 // close releases everything after the run.
 func (s *staged) close() {
+	if s.request != nil {
+		s.request.end()
+		return
+	}
 	if s.tree != nil {
 		s.tree.Release()
 	}

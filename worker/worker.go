@@ -27,7 +27,8 @@ import (
 type Executor interface {
 	// Execute executes t and calls report as each stage begins. A failed action is an Outcome. An error is always a
 	// *Fault: either the request or this side is at fault. If ctx ends, Execute kills the action and returns a Fault
-	// of kind FaultCancelled. When Execute returns, no process of the action is left.
+	// of kind FaultCancelled. When Execute returns, no process of the action is left, except a persistent worker that the
+	// policy permits.
 	Execute(ctx context.Context, t *Task, report func(Stage)) (*Outcome, error)
 }
 
@@ -116,7 +117,8 @@ type Admission struct {
 	// execution.
 	MergeKey string
 	// Demands are the platform properties that a worker must have to execute the action, sorted and without
-	// duplicates. The sandbox settings (cloister-*) are not among them, since every worker implements these. Those of
+	// duplicates. The sandbox settings (cloister-*) are not among them, since every worker implements these, nor those of
+	// persistent workers, without which an action has the same result. Those of
 	// IsPlacement are: a worker that does not implement them may take the action only if its operator offers them.
 	Demands []Property
 	// Pull, if not nil, pulls the container image that the action needs, so that Execute does not, or waits for another
