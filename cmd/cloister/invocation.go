@@ -68,10 +68,12 @@ func invocationLsCommand() *cobra.Command {
 		Use:   "ls [--limit N] [--server URL] [--instance NAME] [--json]",
 		Short: "List builds, the latest first",
 		Long: `Ls prints the builds in the history of a cloister serve: the invocation id from the client, the time of the latest
-answer, and the numbers of actions that were executed, were found in the action cache, and failed.
+answer, the status, and the numbers of actions that were executed, were found in the action cache, and failed. The status
+of a build that was published with --bes_backend is running, succeeded, failed, or interrupted if the client left before
+the build ended; that of another build is unknown.
 
-Other commands accept the id, its first eight digits, ^1 for the latest build, or ^2 for the one before. The exit code is
-1 if the server keeps no history, and 5 if it cannot be reached.`,
+Other commands accept the id, its first eight digits, ^1 for the latest build with actions, or ^2 for the one before. The
+exit code is 1 if the server keeps no history, and 5 if it cannot be reached.`,
 		Example: `  cloister invocation ls --limit 5
   cloister diff --invocation ^2 ^1
   cloister action ls --invocation ^1 --failed`,

@@ -26,6 +26,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -114,6 +115,86 @@ func TestOverviewFollowsActions(t *testing.T) {
 	must.Succeed(t, exec.CommandContext(t.Context(), must.Get(cloister())(t), "action", "cancel", d.Hash, "--server", "grpc://"+addr).Run())
 	<-running.ended
 	must.Succeed(t, chromedp.Run(b.ctx, chromedp.WaitNotPresent(`#live a[href^="/a/"]`)))
+}
+
+// TestBuildPageFollowsBazel: the page of a build shows its targets, tests and output as Bazel publishes them, without a
+// reload, until the build ends.
+func TestBuildPageFollowsBazel(t *testing.T) {
+	bazel := bazelFor(t)
+	b := startBrowser(t)
+	web := must.Get(loopback.Address())(t)
+	bazel.Endpoint = listen(t, "--web", web)
+	barrier := newBarrier(t)
+	for name, text := range map[string]string{
+		"BUILD.bazel": `load("@rules_shell//shell:sh_test.bzl", "sh_test")
+genrule(name = "made", outs = ["made.txt"], cmd = "echo made > $@")
+[sh_test(name = n, size = "small", srcs = [n + ".sh"], data = [":made"]) for n in ["first", "last"]]
+`,
+		"first.sh": "#!/bin/sh\n",
+		"last.sh":  "#!/bin/sh\n" + barrier.script("last") + "\necho the reason; exit 1\n",
+	} {
+		path := filepath.Join(bazel.Workspace, "examples/live", name)
+		must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.Succeed(t, os.WriteFile(path, []byte(text), 0o755))
+	}
+	const id = "5f1d6c0e-3b0a-4f7c-9d1e-2a3b4c5d6e7f"
+	type outcome struct {
+		build *bazelrun.Build
+		err   error
+	}
+	ended := make(chan outcome, 1)
+	go func() { // local tests can wait for the barrier
+		build, err := bazel.Run(t.Context(), "test", "--bes_backend=grpc://"+bazel.Endpoint, "--bes_results_url=http://"+web+"/i/",
+			"--invocation_id="+id, "--strategy=TestRunner=local", "--test_timeout=3600", "//examples/live/...")
+		ended <- outcome{build, err}
+	}()
+	must.Hold(t, "Bazel publishes the build", func() bool { return invocationStatus(t, bazel.Endpoint, id) == "running" })
+	b.open(t, "http://"+web, "/i/"+id, "light")
+	shows := func(text string) {
+		t.Helper()
+		must.Succeed(t, chromedp.Run(b.ctx, chromedp.Poll(
+			fmt.Sprintf(`document.getElementById("live").textContent.includes(%q)`, text), nil, chromedp.WithPollingTimeout(0))))
+	}
+	must.Succeed(t, chromedp.Run(b.ctx, chromedp.Evaluate(`window.opened = true`, nil))) // a reload would lose it
+	barrier.arrived(t, 1)
+	shows("//examples/live:last")
+	shows("//examples/live:firstpassed") // cells of the table of tests
+	b.screenshot(t, "/i/running", "light")
+	expect.Equal(t, invocationStatus(t, bazel.Endpoint, id), "running", "status of the build")
+	barrier.open(t)
+	shows("failed (TESTS_FAILED)")
+	shows("//examples/live:lastfailed")
+	shows("Executed 2 out of 2 tests")
+	must.Succeed(t, chromedp.Run(b.ctx, chromedp.WaitReady(`#live[data-over]`)))
+	var kept bool
+	must.Succeed(t, chromedp.Run(b.ctx, chromedp.Evaluate(`window.opened === true`, &kept)))
+	expect.That(t, kept, "the page was loaded again")
+	b.screenshot(t, "/i/ended", "dark")
+	o := <-ended
+	must.Succeed(t, o.err)
+	expect.That(t, o.build.ExitCode == 3 && strings.Contains(o.build.Output, "http://"+web+"/i/"+id), "got exit code %d and %s", o.build.ExitCode, o.build.Output)
+	expect.Equal(t, invocationStatus(t, bazel.Endpoint, id), "failed", "status of the build")
+	b.open(t, "http://"+web, "/", "light")
+	var rows string
+	must.Succeed(t, chromedp.Run(b.ctx, chromedp.Text("main", &rows)))
+	expect.Text(t, rows, id, "the list of builds")
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	expect.Slices(t, b.problems, nil, "problems of the page")
+}
+
+// invocationStatus returns the status of a build as cloister invocation ls prints it.
+func invocationStatus(t *testing.T, addr, id string) string {
+	t.Helper()
+	out := must.Get(exec.CommandContext(t.Context(), must.Get(cloister())(t), "invocation", "ls", "--json", "--server", "grpc://"+addr).Output())(t)
+	var all []struct{ Invocation, Status string }
+	must.Succeed(t, json.Unmarshal(out, &all))
+	for _, i := range all {
+		if i.Invocation == id {
+			return i.Status
+		}
+	}
+	return ""
 }
 
 // TestConsoleWithTheKeyboard: the first stop of the Tab key skips the navigation, and the slash key searches.

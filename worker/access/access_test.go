@@ -269,6 +269,10 @@ var calls = map[string]func(ctx context.Context, conn *grpc.ClientConn, instance
 		}
 		return err
 	},
+	"cloister.v1.Builds/List": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
+		_, err := cloisterpb.NewBuildsClient(conn).List(ctx, &cloisterpb.ListBuildsRequest{InstanceName: instance})
+		return err
+	},
 	"PublishLifecycleEvent": func(ctx context.Context, conn *grpc.ClientConn, instance string) error {
 		_, err := bespb.NewPublishBuildEventClient(conn).PublishLifecycleEvent(ctx, &bespb.PublishLifecycleEventRequest{ProjectId: instance})
 		return err
@@ -374,7 +378,7 @@ func TestEveryMethodHasARight(t *testing.T) {
 // caller, right and instance.
 func TestRule131_RightsAreApart(t *testing.T) {
 	methods := map[string]string{
-		"read":    "GetCapabilities FindMissingBlobs BatchReadBlobs GetTree Read GetActionResult List Find cloister.v1.Builds/Read FetchBlob FetchDirectory",
+		"read":    "GetCapabilities FindMissingBlobs BatchReadBlobs GetTree Read GetActionResult List Find cloister.v1.Builds/Read cloister.v1.Builds/List FetchBlob FetchDirectory",
 		"write":   "GetCapabilities FindMissingBlobs BatchUpdateBlobs Write QueryWriteStatus CreateLogStream PublishLifecycleEvent PublishBuildToolEventStream",
 		"cache":   "GetCapabilities UpdateActionResult PushBlob PushDirectory",
 		"execute": "GetCapabilities Execute WaitExecution CancelOperation ListOperations",

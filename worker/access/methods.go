@@ -73,7 +73,8 @@ var methods = table{
 	// The history reveals digests that can be read.
 	cloisterpb.History_List_FullMethodName: {rightRead, history},
 	// So do the events of builds. Publishing them is an upload.
-	cloisterpb.Builds_Read_FullMethodName:                                     {rightRead, named},
+	cloisterpb.Builds_Read_FullMethodName:                                     {rightRead, history},
+	cloisterpb.Builds_List_FullMethodName:                                     {rightRead, history},
 	"/google.devtools.build.v1.PublishBuildEvent/PublishBuildToolEventStream": {rightWrite, project},
 	"/google.devtools.build.v1.PublishBuildEvent/PublishLifecycleEvent":       {rightWrite, project},
 	// So does the index of the store.
@@ -172,7 +173,7 @@ func named(m any) ([]string, error) {
 	return nil, errMessage
 }
 
-// history is for requests for the history of one instance, or of those in which the caller has the right.
+// history is for requests for the history or the builds of one instance, or of those in which the caller has the right.
 func history(m any) ([]string, error) {
 	if m, ok := m.(interface{ GetAllInstances() bool }); ok && m.GetAllInstances() {
 		return nil, nil

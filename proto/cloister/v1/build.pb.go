@@ -11,6 +11,7 @@ package cloisterpb
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -28,7 +29,9 @@ type ReadBuildRequest struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	InstanceName string                 `protobuf:"bytes,1,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
 	// The invocation id, a UUID.
-	InvocationId  string `protobuf:"bytes,2,opt,name=invocation_id,json=invocationId,proto3" json:"invocation_id,omitempty"`
+	InvocationId string `protobuf:"bytes,2,opt,name=invocation_id,json=invocationId,proto3" json:"invocation_id,omitempty"`
+	// The build may be in any instance that the caller may read; instance_name must be empty.
+	AllInstances  bool `protobuf:"varint,3,opt,name=all_instances,json=allInstances,proto3" json:"all_instances,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -77,6 +80,13 @@ func (x *ReadBuildRequest) GetInvocationId() string {
 	return ""
 }
 
+func (x *ReadBuildRequest) GetAllInstances() bool {
+	if x != nil {
+		return x.AllInstances
+	}
+	return false
+}
+
 // ReadBuildResponse is a part of the events.
 type ReadBuildResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -85,7 +95,11 @@ type ReadBuildResponse struct {
 	// Events as google.devtools.build.v1.BuildEvent. Events beyond the server's limits are missing.
 	Events [][]byte `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
 	// The number of missing events.
-	Missing       int64 `protobuf:"varint,3,opt,name=missing,proto3" json:"missing,omitempty"`
+	Missing int64 `protobuf:"varint,3,opt,name=missing,proto3" json:"missing,omitempty"`
+	// In the last message: a client is publishing further events.
+	Publishing bool `protobuf:"varint,4,opt,name=publishing,proto3" json:"publishing,omitempty"`
+	// In the first message: the instance of the build.
+	InstanceName  string `protobuf:"bytes,5,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -141,20 +155,241 @@ func (x *ReadBuildResponse) GetMissing() int64 {
 	return 0
 }
 
+func (x *ReadBuildResponse) GetPublishing() bool {
+	if x != nil {
+		return x.Publishing
+	}
+	return false
+}
+
+func (x *ReadBuildResponse) GetInstanceName() string {
+	if x != nil {
+		return x.InstanceName
+	}
+	return ""
+}
+
+// ListBuildsRequest selects builds.
+type ListBuildsRequest struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	InstanceName string                 `protobuf:"bytes,1,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
+	// Builds of every instance that the caller may read; instance_name must be empty.
+	AllInstances bool `protobuf:"varint,2,opt,name=all_instances,json=allInstances,proto3" json:"all_instances,omitempty"`
+	// Maximum number of builds; 0 means a thousand, which is also the largest number.
+	Limit         int32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListBuildsRequest) Reset() {
+	*x = ListBuildsRequest{}
+	mi := &file_cloister_v1_build_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListBuildsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListBuildsRequest) ProtoMessage() {}
+
+func (x *ListBuildsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cloister_v1_build_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListBuildsRequest.ProtoReflect.Descriptor instead.
+func (*ListBuildsRequest) Descriptor() ([]byte, []int) {
+	return file_cloister_v1_build_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ListBuildsRequest) GetInstanceName() string {
+	if x != nil {
+		return x.InstanceName
+	}
+	return ""
+}
+
+func (x *ListBuildsRequest) GetAllInstances() bool {
+	if x != nil {
+		return x.AllInstances
+	}
+	return false
+}
+
+func (x *ListBuildsRequest) GetLimit() int32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// ListBuildsResponse has the selected builds.
+type ListBuildsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Builds        []*BuildState          `protobuf:"bytes,1,rep,name=builds,proto3" json:"builds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListBuildsResponse) Reset() {
+	*x = ListBuildsResponse{}
+	mi := &file_cloister_v1_build_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListBuildsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListBuildsResponse) ProtoMessage() {}
+
+func (x *ListBuildsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cloister_v1_build_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListBuildsResponse.ProtoReflect.Descriptor instead.
+func (*ListBuildsResponse) Descriptor() ([]byte, []int) {
+	return file_cloister_v1_build_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ListBuildsResponse) GetBuilds() []*BuildState {
+	if x != nil {
+		return x.Builds
+	}
+	return nil
+}
+
+// BuildState is the state of a build.
+type BuildState struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	InvocationId string                 `protobuf:"bytes,1,opt,name=invocation_id,json=invocationId,proto3" json:"invocation_id,omitempty"`
+	InstanceName string                 `protobuf:"bytes,2,opt,name=instance_name,json=instanceName,proto3" json:"instance_name,omitempty"`
+	// The authenticated caller that publishes the events, or "" if the server knows no callers.
+	Caller string `protobuf:"bytes,3,opt,name=caller,proto3" json:"caller,omitempty"`
+	// When the first event arrived.
+	Received *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=received,proto3" json:"received,omitempty"`
+	// "running", "succeeded", "failed", or "interrupted" if its events ended before the build did.
+	Status        string `protobuf:"bytes,5,opt,name=status,proto3" json:"status,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BuildState) Reset() {
+	*x = BuildState{}
+	mi := &file_cloister_v1_build_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BuildState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BuildState) ProtoMessage() {}
+
+func (x *BuildState) ProtoReflect() protoreflect.Message {
+	mi := &file_cloister_v1_build_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BuildState.ProtoReflect.Descriptor instead.
+func (*BuildState) Descriptor() ([]byte, []int) {
+	return file_cloister_v1_build_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *BuildState) GetInvocationId() string {
+	if x != nil {
+		return x.InvocationId
+	}
+	return ""
+}
+
+func (x *BuildState) GetInstanceName() string {
+	if x != nil {
+		return x.InstanceName
+	}
+	return ""
+}
+
+func (x *BuildState) GetCaller() string {
+	if x != nil {
+		return x.Caller
+	}
+	return ""
+}
+
+func (x *BuildState) GetReceived() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Received
+	}
+	return nil
+}
+
+func (x *BuildState) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
 var File_cloister_v1_build_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_build_proto_rawDesc = "" +
 	"\n" +
-	"\x17cloister/v1/build.proto\x12\vcloister.v1\"\\\n" +
+	"\x17cloister/v1/build.proto\x12\vcloister.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x81\x01\n" +
 	"\x10ReadBuildRequest\x12#\n" +
 	"\rinstance_name\x18\x01 \x01(\tR\finstanceName\x12#\n" +
-	"\rinvocation_id\x18\x02 \x01(\tR\finvocationId\"]\n" +
+	"\rinvocation_id\x18\x02 \x01(\tR\finvocationId\x12#\n" +
+	"\rall_instances\x18\x03 \x01(\bR\fallInstances\"\xa2\x01\n" +
 	"\x11ReadBuildResponse\x12\x16\n" +
 	"\x06caller\x18\x01 \x01(\tR\x06caller\x12\x16\n" +
 	"\x06events\x18\x02 \x03(\fR\x06events\x12\x18\n" +
-	"\amissing\x18\x03 \x01(\x03R\amissing2Q\n" +
+	"\amissing\x18\x03 \x01(\x03R\amissing\x12\x1e\n" +
+	"\n" +
+	"publishing\x18\x04 \x01(\bR\n" +
+	"publishing\x12#\n" +
+	"\rinstance_name\x18\x05 \x01(\tR\finstanceName\"s\n" +
+	"\x11ListBuildsRequest\x12#\n" +
+	"\rinstance_name\x18\x01 \x01(\tR\finstanceName\x12#\n" +
+	"\rall_instances\x18\x02 \x01(\bR\fallInstances\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\x05R\x05limit\"E\n" +
+	"\x12ListBuildsResponse\x12/\n" +
+	"\x06builds\x18\x01 \x03(\v2\x17.cloister.v1.BuildStateR\x06builds\"\xbe\x01\n" +
+	"\n" +
+	"BuildState\x12#\n" +
+	"\rinvocation_id\x18\x01 \x01(\tR\finvocationId\x12#\n" +
+	"\rinstance_name\x18\x02 \x01(\tR\finstanceName\x12\x16\n" +
+	"\x06caller\x18\x03 \x01(\tR\x06caller\x126\n" +
+	"\breceived\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\breceived\x12\x16\n" +
+	"\x06status\x18\x05 \x01(\tR\x06status2\x9a\x01\n" +
 	"\x06Builds\x12G\n" +
-	"\x04Read\x12\x1d.cloister.v1.ReadBuildRequest\x1a\x1e.cloister.v1.ReadBuildResponse0\x01BAZ?github.com/cloister-build/cloister/proto/cloister/v1;cloisterpbb\x06proto3"
+	"\x04Read\x12\x1d.cloister.v1.ReadBuildRequest\x1a\x1e.cloister.v1.ReadBuildResponse0\x01\x12G\n" +
+	"\x04List\x12\x1e.cloister.v1.ListBuildsRequest\x1a\x1f.cloister.v1.ListBuildsResponseBAZ?github.com/cloister-build/cloister/proto/cloister/v1;cloisterpbb\x06proto3"
 
 var (
 	file_cloister_v1_build_proto_rawDescOnce sync.Once
@@ -168,19 +403,27 @@ func file_cloister_v1_build_proto_rawDescGZIP() []byte {
 	return file_cloister_v1_build_proto_rawDescData
 }
 
-var file_cloister_v1_build_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_cloister_v1_build_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_cloister_v1_build_proto_goTypes = []any{
-	(*ReadBuildRequest)(nil),  // 0: cloister.v1.ReadBuildRequest
-	(*ReadBuildResponse)(nil), // 1: cloister.v1.ReadBuildResponse
+	(*ReadBuildRequest)(nil),      // 0: cloister.v1.ReadBuildRequest
+	(*ReadBuildResponse)(nil),     // 1: cloister.v1.ReadBuildResponse
+	(*ListBuildsRequest)(nil),     // 2: cloister.v1.ListBuildsRequest
+	(*ListBuildsResponse)(nil),    // 3: cloister.v1.ListBuildsResponse
+	(*BuildState)(nil),            // 4: cloister.v1.BuildState
+	(*timestamppb.Timestamp)(nil), // 5: google.protobuf.Timestamp
 }
 var file_cloister_v1_build_proto_depIdxs = []int32{
-	0, // 0: cloister.v1.Builds.Read:input_type -> cloister.v1.ReadBuildRequest
-	1, // 1: cloister.v1.Builds.Read:output_type -> cloister.v1.ReadBuildResponse
-	1, // [1:2] is the sub-list for method output_type
-	0, // [0:1] is the sub-list for method input_type
-	0, // [0:0] is the sub-list for extension type_name
-	0, // [0:0] is the sub-list for extension extendee
-	0, // [0:0] is the sub-list for field type_name
+	4, // 0: cloister.v1.ListBuildsResponse.builds:type_name -> cloister.v1.BuildState
+	5, // 1: cloister.v1.BuildState.received:type_name -> google.protobuf.Timestamp
+	0, // 2: cloister.v1.Builds.Read:input_type -> cloister.v1.ReadBuildRequest
+	2, // 3: cloister.v1.Builds.List:input_type -> cloister.v1.ListBuildsRequest
+	1, // 4: cloister.v1.Builds.Read:output_type -> cloister.v1.ReadBuildResponse
+	3, // 5: cloister.v1.Builds.List:output_type -> cloister.v1.ListBuildsResponse
+	4, // [4:6] is the sub-list for method output_type
+	2, // [2:4] is the sub-list for method input_type
+	2, // [2:2] is the sub-list for extension type_name
+	2, // [2:2] is the sub-list for extension extendee
+	0, // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_cloister_v1_build_proto_init() }
@@ -194,7 +437,7 @@ func file_cloister_v1_build_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cloister_v1_build_proto_rawDesc), len(file_cloister_v1_build_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Builds_Read_FullMethodName = "/cloister.v1.Builds/Read"
+	Builds_List_FullMethodName = "/cloister.v1.Builds/List"
 )
 
 // BuildsClient is the client API for Builds service.
@@ -32,6 +33,8 @@ const (
 type BuildsClient interface {
 	// Read streams the events of a build that are stored now, oldest first.
 	Read(ctx context.Context, in *ReadBuildRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadBuildResponse], error)
+	// List returns the builds whose events are stored, newest first.
+	List(ctx context.Context, in *ListBuildsRequest, opts ...grpc.CallOption) (*ListBuildsResponse, error)
 }
 
 type buildsClient struct {
@@ -61,6 +64,16 @@ func (c *buildsClient) Read(ctx context.Context, in *ReadBuildRequest, opts ...g
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Builds_ReadClient = grpc.ServerStreamingClient[ReadBuildResponse]
 
+func (c *buildsClient) List(ctx context.Context, in *ListBuildsRequest, opts ...grpc.CallOption) (*ListBuildsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListBuildsResponse)
+	err := c.cc.Invoke(ctx, Builds_List_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // BuildsServer is the server API for Builds service.
 // All implementations must embed UnimplementedBuildsServer
 // for forward compatibility.
@@ -69,6 +82,8 @@ type Builds_ReadClient = grpc.ServerStreamingClient[ReadBuildResponse]
 type BuildsServer interface {
 	// Read streams the events of a build that are stored now, oldest first.
 	Read(*ReadBuildRequest, grpc.ServerStreamingServer[ReadBuildResponse]) error
+	// List returns the builds whose events are stored, newest first.
+	List(context.Context, *ListBuildsRequest) (*ListBuildsResponse, error)
 	mustEmbedUnimplementedBuildsServer()
 }
 
@@ -81,6 +96,9 @@ type UnimplementedBuildsServer struct{}
 
 func (UnimplementedBuildsServer) Read(*ReadBuildRequest, grpc.ServerStreamingServer[ReadBuildResponse]) error {
 	return status.Errorf(codes.Unimplemented, "method Read not implemented")
+}
+func (UnimplementedBuildsServer) List(context.Context, *ListBuildsRequest) (*ListBuildsResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method List not implemented")
 }
 func (UnimplementedBuildsServer) mustEmbedUnimplementedBuildsServer() {}
 func (UnimplementedBuildsServer) testEmbeddedByValue()                {}
@@ -114,13 +132,36 @@ func _Builds_Read_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Builds_ReadServer = grpc.ServerStreamingServer[ReadBuildResponse]
 
+func _Builds_List_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListBuildsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BuildsServer).List(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Builds_List_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BuildsServer).List(ctx, req.(*ListBuildsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Builds_ServiceDesc is the grpc.ServiceDesc for Builds service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var Builds_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "cloister.v1.Builds",
 	HandlerType: (*BuildsServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "List",
+			Handler:    _Builds_List_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Read",

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"time"
 
@@ -45,31 +46,59 @@ func ReadBuild(ctx context.Context, from *client.Server, id string) (*buildevent
 		return nil, err
 	}
 	defer conn.Close()
-	b := buildevents.NewBuild(buildevents.Header{ID: id, Instance: instance})
-	stream, err := cloisterpb.NewBuildsClient(conn).Read(ctx, &cloisterpb.ReadBuildRequest{InstanceName: instance, InvocationId: id})
+	req := &cloisterpb.ReadBuildRequest{InstanceName: instance, InvocationId: id}
+	if from.AllInstances() {
+		req.InstanceName, req.AllInstances = "", true
+	}
+	b := buildevents.NewBuild(buildevents.Header{ID: id})
+	stream, err := cloisterpb.NewBuildsClient(conn).Read(ctx, req)
 	for err == nil {
 		var page *cloisterpb.ReadBuildResponse
 		if page, err = stream.Recv(); err != nil {
 			break
 		}
-		b.Caller, b.Missing = cmp.Or(b.Caller, page.Caller), page.Missing
+		b.Caller, b.Instance = cmp.Or(b.Caller, page.Caller), cmp.Or(b.Instance, page.InstanceName)
+		b.Missing, b.Publishing = page.Missing, page.Publishing
 		for _, e := range page.Events {
 			_ = b.Add(e) // it never fails
 		}
 	}
+	if err == io.EOF {
+		return b.Finish(), nil
+	}
+	return nil, explainBuilds(from, err)
+}
+
+// readStates returns the states of the latest builds with events, at most limit.
+func readStates(ctx context.Context, from *client.Server, limit int) ([]*cloisterpb.BuildState, error) {
+	conn, instance, err := from.Dial()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	req := &cloisterpb.ListBuildsRequest{InstanceName: instance, Limit: int32(min(limit, math.MaxInt32))}
+	if from.AllInstances() {
+		req.InstanceName, req.AllInstances = "", true
+	}
+	list, err := cloisterpb.NewBuildsClient(conn).List(ctx, req)
+	if err != nil {
+		return nil, explainBuilds(from, err)
+	}
+	return list.Builds, nil
+}
+
+// explainBuilds explains an error of cloister.v1.Builds.
+func explainBuilds(from *client.Server, err error) error {
 	reason := remote.Reason(status.Convert(err))
 	switch {
-	case err == io.EOF:
-		b.Status = cmp.Or(b.Status, buildevents.Running+" or "+buildevents.Interrupted)
-		return b.Finish(), nil
 	case status.Code(err) == codes.Unavailable, status.Code(err) == codes.DeadlineExceeded:
-		return nil, from.Unreachable(reason)
+		return from.Unreachable(reason)
 	case status.Code(err) == codes.NotFound:
-		return nil, exit.New(exit.Absent, fmt.Errorf("%s; pass --bes_backend to Bazel, and --bes_instance_name for an instance", reason))
+		return exit.New(exit.Absent, fmt.Errorf("%s; pass --bes_backend to Bazel, and --bes_instance_name for an instance", reason))
 	case status.Code(err) == codes.Unimplemented:
-		return nil, exit.New(exit.No, fmt.Errorf("the server at %s stores no build events", from.Address))
+		return exit.New(exit.No, fmt.Errorf("the server at %s stores no build events", from.Address))
 	}
-	return nil, exit.New(exit.No, fmt.Errorf("build events of %s: %s", from.Address, reason))
+	return exit.New(exit.No, fmt.Errorf("build events of %s: %s", from.Address, reason))
 }
 
 // writeBuild prints a build, without targets that were built as expected.

@@ -53,9 +53,20 @@ func (r *rig) open(maxBytes int64) {
 	r.Helper()
 	r.store = must.Get(Open(Config{Dir: r.dir, MaxBytes: maxBytes}))(r)
 	g := grpc.NewServer(grpc.MaxRecvMsgSize(16 << 20))
-	r.store.Register(g, func(context.Context) string { return r.caller.Load().(string) })
+	r.store.Register(g, r)
 	r.conn = grpctest.Connect(r, g)
 }
+
+// Caller implements Callers.
+func (r *rig) Caller(context.Context) string { return r.caller.Load().(string) }
+
+// Reads implements Callers: mallory may read no instance but her own.
+func (r *rig) Reads(ctx context.Context, instance string) bool {
+	return r.Caller(ctx) != "mallory" || instance == "hers"
+}
+
+// anyInstance selects all instances.
+func anyInstance(string) bool { return true }
 
 // bazel returns the message with a number that has an event of Bazel's.
 func bazel(build, number int, e *bepb.BuildEvent) *bespb.PublishBuildToolEventStreamRequest {
@@ -209,7 +220,7 @@ func TestLeftoversAreRemoved(t *testing.T) {
 		names = append(names, f.Name())
 	}
 	expect.Slices(t, names, []string{id(1) + eventsSuffix, id(1) + headerSuffix, "README"})
-	expect.Equal(t, len(r.store.List(10)), 1)
+	expect.Equal(t, len(r.store.List(10, anyInstance)), 1)
 }
 
 // TestBuildsBelongToTheirCaller lets nobody else append to a build or read it through another instance.
@@ -231,6 +242,56 @@ func TestBuildsBelongToTheirCaller(t *testing.T) {
 		expect.Equal(t, status.Code(err), want, "read in %s", instance)
 		if want == codes.OK {
 			expect.That(t, len(m.Events) == 2 && m.Caller == "ci", "got %d events of %q, want 2 of ci", len(m.Events), m.Caller)
+		}
+	}
+}
+
+// TestLists lists the builds of one instance, or of those that the caller may read, with their status.
+func TestLists(t *testing.T) {
+	r := newRig(t, 1<<20)
+	ended := func(build int, code int32) []*bespb.PublishBuildToolEventStreamRequest {
+		return []*bespb.PublishBuildToolEventStreamRequest{bazel(build, 1, &bepb.BuildEvent{Payload: &bepb.BuildEvent_Finished{
+			Finished: &bepb.BuildFinished{ExitCode: &bepb.BuildFinished_ExitCode{Code: code}},
+		}}), final(build, 2)}
+	}
+	must.Get(r.send(ended(1, 0)...))(t)
+	must.Get(r.send(ended(2, 3)...))(t)
+	must.Get(r.send(numbers(3, []int{1})...))(t)
+	must.Get(r.send(numbers(4, []int{1, end})...))(t) // its end is unknown
+	s := must.Get(bespb.NewPublishBuildEventClient(r.conn).PublishBuildToolEventStream(t.Context()))(t)
+	running := progress(5, 1, "")
+	running.ProjectId = "hers"
+	must.Succeed(t, s.Send(running))
+	must.Get(s.Recv())(t)
+	client := cloisterpb.NewBuildsClient(r.conn)
+	for name, c := range map[string]struct {
+		caller string
+		req    *cloisterpb.ListBuildsRequest
+		want   []string
+	}{
+		"one instance":  {"", &cloisterpb.ListBuildsRequest{InstanceName: "main"}, []string{Interrupted, Interrupted, Failed, Succeeded}},
+		"all instances": {"", &cloisterpb.ListBuildsRequest{AllInstances: true}, []string{Running, Interrupted, Interrupted, Failed, Succeeded}},
+		"the latest":    {"", &cloisterpb.ListBuildsRequest{AllInstances: true, Limit: 1}, []string{Running}},
+		"few rights":    {"mallory", &cloisterpb.ListBuildsRequest{AllInstances: true}, []string{Running}},
+	} {
+		r.caller.Store(c.caller)
+		var got []string
+		for _, b := range must.Get(client.List(t.Context(), c.req))(t).Builds {
+			got = append(got, b.Status)
+			expect.That(t, b.Received.IsValid() && b.InstanceName != "", "%s: got %v", name, b)
+		}
+		expect.Slices(t, got, c.want, name)
+	}
+	for _, bad := range []*cloisterpb.ListBuildsRequest{{Limit: -1}, {InstanceName: "main", AllInstances: true}} {
+		expect.Equal(t, status.Code(expect.Err(client.List(t.Context(), bad))), codes.InvalidArgument, "%v", bad)
+	}
+	for build, want := range map[int]codes.Code{1: codes.NotFound, 5: codes.OK} { // as mallory
+		r.caller.Store("mallory")
+		read := must.Get(client.Read(t.Context(), &cloisterpb.ReadBuildRequest{AllInstances: true, InvocationId: id(build)}))(t)
+		m, err := read.Recv()
+		expect.Equal(t, status.Code(err), want, "build %d", build)
+		if want == codes.OK {
+			expect.That(t, m.Publishing && m.InstanceName == "hers", "got %v", m)
 		}
 	}
 }
@@ -302,7 +363,7 @@ func TestOldBuildsAreRemoved(t *testing.T) {
 	first.close()
 	check := func() {
 		t.Helper()
-		all := r.store.List(1000)
+		all := r.store.List(1000, anyInstance)
 		expect.That(t, len(all) > 40 && len(all) < 64 && all[0].ID == id(99), "got %d builds, the first of which is %v", len(all), all[0])
 		files := must.Get(os.ReadDir(r.dir))(t)
 		expect.Equal(t, len(files), 2*len(all), "files")
@@ -322,7 +383,7 @@ func TestCallersKeepTheirBuilds(t *testing.T) {
 	for n := 2; n < 100; n++ {
 		must.Get(r.send(numbers(n, []int{1, 2, end})...))(t)
 	}
-	all := r.store.List(1000)
+	all := r.store.List(1000, anyInstance)
 	expect.That(t, len(all) > 40 && len(all) < 64, "got %d builds", len(all))
 	expect.Equal(t, r.stderr(1), "line 1\nline 2\n", "build of the other caller")
 	expect.Error(t, expect.Err(r.store.Invocation(id(2))), ErrUnknown)
@@ -339,19 +400,19 @@ func TestFollow(t *testing.T) {
 	must.Succeed(t, s.Send(progress(1, 1, "")))
 	must.Get(s.Recv())(t)
 	<-began
-	expect.Equal(t, r.store.List(1)[0].Status, Running)
+	expect.Equal(t, r.store.List(1, anyInstance)[0].Status, Running)
 	expect.Equal(t, must.Get(r.store.Invocation(id(1)))(t).Status, Running)
 	must.Succeed(t, s.CloseSend())
 	_, err := s.Recv()
 	expect.Error(t, err, io.EOF)
 	for {
 		changed := must.Get(r.store.Changed(id(1)))(t)
-		if r.store.List(1)[0].Status != Running {
+		if r.store.List(1, anyInstance)[0].Status != Running {
 			break
 		}
 		<-changed
 	}
-	expect.Equal(t, r.store.List(1)[0].Status, Interrupted)
+	expect.Equal(t, r.store.List(1, anyInstance)[0].Status, Interrupted)
 }
 
 // TestUnwritableFilesAreRetried checks that nothing is acknowledged that is not stored.

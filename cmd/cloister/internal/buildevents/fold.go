@@ -124,6 +124,7 @@ func (b *Build) Finish() *Build {
 			}
 		}
 	}
+	b.settle()
 	b.targets, b.sets = nil, nil
 	return b
 }

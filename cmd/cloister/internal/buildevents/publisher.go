@@ -103,6 +103,7 @@ func (p *publisher) append(events []event) (int, error) {
 	excess := s.trim(p.record)
 	for _, r := range excess {
 		s.remove(r)
+		s.notify(r)
 	}
 	s.notify(p.record)
 	s.mu.Unlock()
@@ -186,7 +187,9 @@ func (p *publisher) finish() {
 		if p.store.builds[p.ID] != p.record {
 			return
 		}
-		p.Facts = b.Facts
+		if p.Facts = b.Facts; p.Status == Running {
+			p.Status = "" // no event tells the end
+		}
 		err = p.store.writeHeader(p.Header)
 		p.store.notify(p.record)
 	}

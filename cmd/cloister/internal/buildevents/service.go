@@ -20,17 +20,34 @@ import (
 // maxBatch is the number of bytes that are written at once, apart from the last event.
 const maxBatch = 1 << 20
 
-// Register adds the services to r. Rights are checked by interceptors. caller returns the name of a call's caller; nil
-// means that the server knows no callers.
-func (s *Store) Register(r grpc.ServiceRegistrar, caller func(context.Context) string) {
-	if caller == nil {
-		caller = func(context.Context) string { return "" }
+// Callers says who calls. Package access implements it.
+type Callers interface {
+	// Caller returns the name of a call's caller.
+	Caller(ctx context.Context) string
+	// Reads reports whether the caller may read an instance.
+	Reads(ctx context.Context, instance string) bool
+}
+
+// everyone are the callers of a server that knows none.
+type everyone struct{}
+
+// Caller implements Callers.
+func (everyone) Caller(context.Context) string { return "" }
+
+// Reads implements Callers.
+func (everyone) Reads(context.Context, string) bool { return true }
+
+// Register adds the services to r. Interceptors check the rights of calls that name an instance. Nil callers mean that
+// the server knows none.
+func (s *Store) Register(r grpc.ServiceRegistrar, callers Callers) {
+	if callers == nil {
+		callers = everyone{}
 	}
 	// The generated functions of PublishBuildEvent accept only a *grpc.Server.
 	if g, ok := r.(*grpc.Server); ok {
-		bespb.RegisterPublishBuildEventServer(g, &service{store: s, caller: caller})
+		bespb.RegisterPublishBuildEventServer(g, &service{store: s, caller: callers.Caller})
 	}
-	cloisterpb.RegisterBuildsServer(r, &reader{store: s})
+	cloisterpb.RegisterBuildsServer(r, &reader{store: s, reads: callers.Reads})
 }
 
 type service struct {
@@ -173,48 +190,4 @@ func received(first, m *bespb.PublishBuildToolEventStreamRequest) event {
 		e.data = nil
 	}
 	return e
-}
-
-type reader struct {
-	cloisterpb.UnimplementedBuildsServer
-	store *Store
-}
-
-// Read implements the method of cloister.v1.Builds.
-func (r *reader) Read(req *cloisterpb.ReadBuildRequest, to grpc.ServerStreamingServer[cloisterpb.ReadBuildResponse]) error {
-	h, err := r.store.Header(req.InvocationId)
-	if err == nil && h.Instance != req.InstanceName {
-		err = ErrUnknown
-	}
-	page, size := &cloisterpb.ReadBuildResponse{Caller: h.Caller}, 0
-	send := func() error {
-		full := page
-		page, size = &cloisterpb.ReadBuildResponse{}, 0
-		return to.Send(full)
-	}
-	var missing int64
-	if err == nil {
-		missing, err = r.store.Events(req.InvocationId, func(event []byte) error {
-			if size += len(event); size > maxBatch && len(page.Events) > 0 {
-				if err := send(); err != nil {
-					return err
-				}
-			}
-			page.Events = append(page.Events, event)
-			return nil
-		})
-	}
-	if err == nil {
-		page.Missing = missing
-		err = send()
-	}
-	var sent interface{ GRPCStatus() *status.Status } // an error of Send
-	switch {
-	case err == nil || errors.As(err, &sent):
-		return err
-	case errors.Is(err, ErrUnknown):
-		return status.Errorf(codes.NotFound, "no build events of invocation %+.80q in instance %+.256q", req.InvocationId, req.InstanceName)
-	}
-	r.store.cfg.Log.Error("cannot read build events", "err", err)
-	return status.Error(codes.Internal, "reading build events failed; see the server's log")
 }

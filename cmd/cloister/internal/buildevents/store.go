@@ -68,7 +68,18 @@ type Header struct {
 	Instance string    `json:"instance"`
 	Caller   string    `json:"caller,omitempty"` // authenticated; "" if the server knows no callers
 	Received time.Time `json:"received"`         // when the first event arrived
+	// Publishing is whether a client is publishing further events.
+	Publishing bool `json:"publishing,omitempty"`
 	Facts
+}
+
+// settle sets the status of a build whose events do not tell its end.
+func (h *Header) settle() {
+	if h.Status == "" {
+		if h.Status = Interrupted; h.Publishing {
+			h.Status = Running
+		}
+	}
 }
 
 // A Store has the events of recent builds. Its methods are safe for concurrent use.
@@ -223,9 +234,8 @@ func (s *Store) notify(r *record) {
 	r.changed, s.changed = make(chan struct{}), make(chan struct{})
 }
 
-// List returns the headers of at most limit builds, newest first. Those of builds that are being published have the
-// status Running.
-func (s *Store) List(limit int) []Header {
+// List returns the headers of at most limit builds of selected instances, newest first.
+func (s *Store) List(limit int, selected func(instance string) bool) []Header {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []Header
@@ -233,7 +243,9 @@ func (s *Store) List(limit int) []Header {
 		if len(all) == limit {
 			break
 		}
-		all = append(all, r.header())
+		if selected(r.Instance) {
+			all = append(all, r.header())
+		}
 	}
 	return all
 }
@@ -241,11 +253,8 @@ func (s *Store) List(limit int) []Header {
 // header returns the header as of now. The caller holds the lock of the Store.
 func (r *record) header() Header {
 	h := r.Header
-	if h.Status == "" {
-		if h.Status = Interrupted; r.publishers > 0 {
-			h.Status = Running
-		}
-	}
+	h.Publishing = r.publishers > 0
+	h.settle()
 	return h
 }
 

@@ -25,6 +25,29 @@ func buildEvents(r *request, id string) (*buildevents.Build, error) {
 	return b, err
 }
 
+// following reports whether more may become known about the build: it is running, or its client may connect again.
+func (d *invocationData) following() bool {
+	return d.Build != nil && (d.Build.Publishing || d.Build.Status == buildevents.Interrupted)
+}
+
+// invocationFeed is the feed of /i/ID.
+func (h *Handler) invocationFeed(r *request) (data any, changed <-chan struct{}, over bool, err error) {
+	if h.cfg.Changed == nil {
+		return nil, nil, false, errNoPage
+	}
+	id, err := r.from.Invocation(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return nil, nil, false, err
+	}
+	// The channel must not miss what happens after the data was read. A build without events does not change.
+	changed, unknown := h.cfg.Changed(id)
+	d, err := readInvocation(r, id)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	return d, changed, unknown != nil || !d.following(), nil
+}
+
 // maxParts limits the results of tests, and the files of targets and tests, that a page shows of a build.
 const maxParts = 5000
 

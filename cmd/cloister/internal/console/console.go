@@ -34,6 +34,9 @@ type Config struct {
 	// Operator returns an error for requests that may not use the services of operators, whatever their rights are. Nil
 	// admits all.
 	Operator func(*http.Request) error
+	// Changed returns a channel that is closed when the server gets events of the build with that invocation id. Nil means
+	// that it gets none.
+	Changed func(id string) (<-chan struct{}, error)
 	// Names are the host names under which browsers reach the console, besides loopback and the address of the
 	// connection.
 	Names []string
@@ -67,7 +70,8 @@ func New(c Config) *Handler {
 	for _, p := range h.pages {
 		h.mux.HandleFunc(p.pattern, func(w http.ResponseWriter, r *http.Request) { h.serve(&p, w, r) })
 	}
-	h.mux.HandleFunc("/events", h.events)
+	h.mux.HandleFunc("/events", h.events(feed{"overview.html", overviewFeed}))
+	h.mux.HandleFunc("/i/{id}/events", h.events(feed{"invocation.html", h.invocationFeed}))
 	h.mux.HandleFunc("/static/{name}", serveAsset)
 	h.mux.HandleFunc("/", h.browserLink)
 	return h

@@ -22,6 +22,8 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/buildevents"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	"github.com/cloister-build/cloister/tests/expect"
@@ -44,6 +46,8 @@ type site struct {
 	*httptest.Server
 	action string // HASH-SIZE
 	log    *history.Log
+	live   *live
+	server client.Server // behind the console
 }
 
 // open starts a site. With callers, the text of a callers file, it has access rules.
@@ -57,6 +61,8 @@ func open(t *testing.T, callers string) *site {
 	l := must.Get(history.Open(history.Config{Dir: filepath.Join(dir, "history")}))(t)
 	t.Cleanup(func() { l.Close() })
 	c := service.Config{Worker: worker.Config{Name: "head", Instances: store.Instance}, History: l}
+	builds := must.Get(buildevents.Open(buildevents.Config{Dir: filepath.Join(dir, "builds"), MaxBytes: 1 << 20}))(t)
+	var readers buildevents.Callers
 	var options []grpc.ServerOption
 	address := "grpc://127.0.0.1:1"
 	if callers != "" {
@@ -65,7 +71,7 @@ func open(t *testing.T, callers string) *site {
 		must.Succeed(t, os.WriteFile(file, []byte(callers), 0o600))
 		live := must.Get(access.NewLive(file, nil, slog.New(slog.DiscardHandler)))(t)
 		t.Cleanup(live.Close)
-		c.Access, options = live, live.Options()
+		c.Access, readers, options = live, live, live.Options()
 	}
 	server := must.Get(service.NewServer(t.Context(), c))(t)
 	t.Cleanup(func() { server.Close() })
@@ -73,13 +79,14 @@ func open(t *testing.T, callers string) *site {
 	g := grpc.NewServer(slices.Concat(casserver.ServerOptions(nil), []grpc.ServerOption{casserver.Codec(), loop.Credentials()}, options)...)
 	must.Succeed(t, server.Register(g))
 	control.Register(g)
+	builds.Register(g, readers)
 	go g.Serve(loop)
 	t.Cleanup(g.Stop)
 	h := New(Config{
 		Address: address, Options: loop.Options, Names: []string{"console.example.com"}, Log: slog.New(slog.DiscardHandler),
-		Confinement: func(*http.Request) *confinement.Report { return &confinement.Report{Tier: "full"} },
+		Confinement: func(*http.Request) *confinement.Report { return &confinement.Report{Tier: "full"} }, Changed: builds.Changed,
 	})
-	s := &site{Server: httptest.NewServer(h), log: l}
+	s := &site{Server: httptest.NewServer(h), log: l, live: &h.live, server: client.Server{Address: address, Options: loop.Options(&http.Request{})}}
 	t.Cleanup(s.Close)
 	s.action = fail(t, must.Get(store.Instance(""))(t), l)
 	return s
@@ -267,7 +274,7 @@ func TestRights(t *testing.T) {
 		return func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+token) }
 	}
 	password := func(r *http.Request) { r.SetBasicAuth("anyone", "secret") }
-	for _, path := range append(s.paths(), "/events", "/i/"+build+"/profile.gz") {
+	for _, path := range append(s.paths(), "/events", "/i/"+build+"/events", "/i/"+build+"/profile.gz") {
 		for name, edit := range map[string]func(*http.Request){"no token": nil, "a wrong token": bearer("wrong"), "two tokens": func(r *http.Request) {
 			r.Header["Authorization"] = []string{"Bearer secret", "Bearer secret"}
 		}} {
@@ -276,7 +283,7 @@ func TestRights(t *testing.T) {
 				"%s with %s: %s", path, name, r.Status)
 			expect.That(t, !strings.Contains(body, "script&gt;"), "%s with %s shows the action", path, name)
 		}
-		if path == "/events" {
+		if strings.HasSuffix(path, "/events") {
 			continue
 		}
 		for _, edit := range []func(*http.Request){bearer("secret"), password} {

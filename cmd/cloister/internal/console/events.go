@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 )
@@ -14,26 +15,36 @@ import (
 const (
 	// maxViewers limits the streams of live snapshots.
 	maxViewers = 32
-	// snapshotAge is the interval of snapshots, which viewers with the same credentials share.
+	// snapshotAge is the least interval of snapshots, which viewers of a page with the same credentials share.
 	snapshotAge = time.Second
 	// writeTime is the time limit of a write to a viewer.
 	writeTime = 10 * time.Second
 )
 
+// A feed returns what a page repeats: the data of the template live of the page's file, and a channel that is closed when
+// there may be more. Without a channel there is more after a while, and without either there will be none.
+type feed struct {
+	template string
+	read     func(*request) (data any, changed <-chan struct{}, over bool, err error)
+}
+
 // live holds the snapshots of the present viewers.
 type live struct {
 	mu        sync.Mutex
-	viewers   map[string]int       // by credentials
+	viewers   map[string]int       // by page and credentials
 	snapshots map[string]*snapshot // likewise
 	total     int
 }
 
 // A snapshot is an event with the rendered state.
 type snapshot struct {
-	mu   sync.Mutex
-	at   time.Time
-	text []byte
-	err  error
+	mu      sync.Mutex
+	at      time.Time
+	pause   time.Duration   // until the next one
+	changed <-chan struct{} // as of a feed
+	over    bool
+	text    []byte
+	err     error
 }
 
 // enter counts a viewer, or returns nil if there are too many.
@@ -63,27 +74,35 @@ func (l *live) leave(who string) {
 	}
 }
 
-// get returns the snapshot, renewed if it is old.
-func (s *snapshot) get(r *request) ([]byte, error) {
+// get returns the snapshot, renewed if it is old. Rendering takes a small part of the time of a processor: the longer it
+// takes, the longer the snapshot stays.
+func (s *snapshot) get(r *request, f *feed) (now snapshot, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if time.Since(s.at) < snapshotAge*9/10 {
-		return s.text, s.err
+	if time.Since(s.at) >= s.pause*9/10 {
+		s.renew(r, f)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), writeTime) // others share it
+	return snapshot{pause: s.pause, changed: s.changed, over: s.over, text: s.text}, s.err
+}
+
+// renew renders the snapshot. The caller holds s.mu.
+func (s *snapshot) renew(r *request, f *feed) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), requestTime) // others share it
 	defer cancel()
 	r.Request = r.WithContext(ctx)
-	state, err := r.state()
-	if s.at, s.err = time.Now(), err; err != nil {
-		return nil, err
+	begun := time.Now()
+	var data any
+	data, s.changed, s.over, s.err = f.read(r)
+	if s.err == nil {
+		var out buffer
+		if s.err = templates[f.template].ExecuteTemplate(&out, "live", data); s.err == nil {
+			var text []byte
+			text, s.err = json.Marshal(out.String())
+			s.text = fmt.Appendf(nil, "data: %s\n\n", text)
+		}
 	}
-	var out buffer
-	if s.err = templates["overview.html"].ExecuteTemplate(&out, "live", newLive(state)); s.err == nil {
-		var text []byte
-		text, s.err = json.Marshal(out.String())
-		s.text = fmt.Appendf(nil, "data: %s\n\n", text)
-	}
-	return s.text, s.err
+	s.at = time.Now()
+	s.pause = min(max(snapshotAge, 20*s.at.Sub(begun)), requestTime)
 }
 
 // identityOf returns a text that is equal for requests with the same credentials.
@@ -95,23 +114,28 @@ func identityOf(r *http.Request) string {
 	return who
 }
 
-// events sends the state of the server every second until the browser leaves.
-func (h *Handler) events(w http.ResponseWriter, r *http.Request) {
-	if r.Method == http.MethodHead {
-		return
+// events returns a handler that sends what a feed returns until it is over or the browser leaves.
+func (h *Handler) events(f feed) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodHead {
+			return
+		}
+		who := r.URL.RequestURI() + "\n" + identityOf(r)
+		s := h.live.enter(who)
+		if s == nil {
+			http.Error(w, "too many viewers", http.StatusServiceUnavailable)
+			return
+		}
+		defer h.live.leave(who)
+		h.follow(w, r, s, &f)
 	}
-	who := identityOf(r)
-	s := h.live.enter(who)
-	if s == nil {
-		http.Error(w, "too many viewers", http.StatusServiceUnavailable)
-		return
-	}
-	defer h.live.leave(who)
-	tick := time.NewTicker(snapshotAge)
-	defer tick.Stop()
+}
+
+// follow sends snapshots.
+func (h *Handler) follow(w http.ResponseWriter, r *http.Request, s *snapshot, f *feed) {
 	control := http.NewResponseController(w)
 	for begun := false; ; begun = true {
-		text, err := s.get(h.request(r))
+		now, err := s.get(h.request(r), f)
 		if err != nil && !begun {
 			h.fail(w, r, err)
 			return
@@ -122,12 +146,25 @@ func (h *Handler) events(w http.ResponseWriter, r *http.Request) {
 		if !begun {
 			w.Header().Set("Content-Type", "text/event-stream")
 		}
+		if now.over {
+			now.text = append(slices.Clip(now.text), "event: over\ndata:\n\n"...)
+		}
 		_ = control.SetWriteDeadline(time.Now().Add(writeTime)) // a failure shows in the write
-		if _, err := w.Write(text); err != nil || control.Flush() != nil {
+		if _, err := w.Write(now.text); err != nil || control.Flush() != nil || now.over {
 			return
 		}
+		pause := time.NewTimer(now.pause)
 		select {
-		case <-tick.C:
+		case <-pause.C:
+		case <-r.Context().Done():
+			pause.Stop()
+			return
+		}
+		if now.changed == nil {
+			continue
+		}
+		select {
+		case <-now.changed:
 		case <-r.Context().Done():
 			return
 		}

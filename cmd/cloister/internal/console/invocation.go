@@ -40,6 +40,9 @@ type invocationData struct {
 	Build     *buildevents.Build  `json:"build,omitempty"`     // what Bazel published
 	Shortened bool                `json:"shortened,omitempty"` // Build has less than that
 	Profile   string              `json:"profile"`             // path of a trace for Perfetto
+	Events    string              `json:"-"`                   // URL of the feed, "" if nothing changes any more
+
+	longest []*cloisterpb.HistoryEntry // executions
 }
 
 // A mnemonicCount counts the actions of a kind.
@@ -89,17 +92,33 @@ func invocation(r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	d, err := readInvocation(r, id)
+	if err != nil {
+		return nil, err
+	}
+	if d.following() {
+		u := *r.URL
+		u.Path = "/i/" + id + "/events"
+		d.Events = u.RequestURI()
+	}
+	return d, nil
+}
+
+// readInvocation returns what the server knows about a build.
+func readInvocation(r *request, id string) (*invocationData, error) {
 	d := &invocationData{Mnemonics: []*mnemonicCount{}}
 	d.ID, d.Profile = id, (&url.URL{Path: "/i/" + id + "/profile.gz", RawQuery: r.URL.RawQuery}).String()
 	for _, b := range durations {
 		d.Durations = append(d.Durations, bucket{Label: b.label})
 	}
-	var entries []*cloisterpb.HistoryEntry
 	filter := client.Filter{Invocation: id}
 	req := filter.Request(maxEntries)
 	req.AllInstances = r.from.AllInstances()
-	err = r.from.History(r.Context(), req, func(e *cloisterpb.HistoryEntry) error {
-		entries = append(entries, e)
+	n := 0
+	err := r.from.History(r.Context(), req, func(e *cloisterpb.HistoryEntry) error {
+		if n++; n == 1 {
+			d.Last = e.Time.AsTime().UTC().Format(time.RFC3339)
+		}
 		d.count(e)
 		return nil
 	})
@@ -109,30 +128,38 @@ func invocation(r *request) (any, error) {
 	if d.Build, err = buildEvents(r, id); err != nil {
 		return nil, err
 	}
-	d.Shortened = d.Build != nil && shorten(d.Build)
-	if len(entries) == 0 && d.Build == nil {
+	if d.Build != nil {
+		d.Status, d.Shortened = d.Build.Status, shorten(d.Build)
+	}
+	if n == 0 && d.Build == nil {
 		return nil, exit.New(exit.Absent, fmt.Errorf("the history has no build %s", strconv.QuoteToASCII(id)))
 	}
-	if len(entries) > 0 {
-		d.Last = entries[0].Time.AsTime().UTC().Format(time.RFC3339)
-	}
-	d.Truncated = len(entries) == maxEntries
+	d.Truncated = n == maxEntries
 	slices.SortFunc(d.Mnemonics, func(a, b *mnemonicCount) int {
 		return cmp.Or(cmp.Compare(b.Seconds, a.Seconds), cmp.Compare(a.Mnemonic, b.Mnemonic))
 	})
 	d.Mnemonics = d.Mnemonics[:min(len(d.Mnemonics), 200)]
 	d.Durations = widths(d.Durations)
-	slices.SortStableFunc(entries, func(a, b *cloisterpb.HistoryEntry) int {
-		return cmp.Compare(b.Ran.AsDuration(), a.Ran.AsDuration())
-	})
-	entries = slices.DeleteFunc(entries, func(e *cloisterpb.HistoryEntry) bool { return e.How != "executed" || e.Ran == nil })
+	d.cut()
 	d.Slowest = []actions.Execution{}
-	for _, e := range entries[:min(len(entries), maxRows)] {
+	for _, e := range d.longest[:min(len(d.longest), maxRows)] {
 		d.Slowest = append(d.Slowest, actions.OfEntry(e))
 	}
-	d.Timeline = newTimeline(entries[:min(len(entries), maxBars)])
-	d.Timeline.Omitted = max(0, len(entries)-maxBars)
+	omitted := d.Timeline.Omitted
+	d.Timeline = newTimeline(d.longest)
+	d.Timeline.Omitted = omitted
 	return d, nil
+}
+
+// cut keeps the longest executions, the longest first, and counts the others.
+func (d *invocationData) cut() {
+	slices.SortStableFunc(d.longest, func(a, b *cloisterpb.HistoryEntry) int {
+		return cmp.Compare(b.Ran.AsDuration(), a.Ran.AsDuration())
+	})
+	n := min(len(d.longest), maxBars)
+	d.Timeline.Omitted += len(d.longest) - n
+	clear(d.longest[n:])
+	d.longest = d.longest[:n]
 }
 
 // count adds an entry to the counts.
@@ -148,6 +175,13 @@ func (d *invocationData) count(e *cloisterpb.HistoryEntry) {
 	if e.How == "absent" && len(d.Misses) < maxRows {
 		d.Misses = append(d.Misses, row)
 	}
+	ran := e.How == "executed" && e.Ran != nil
+	if ran {
+		d.longest = append(d.longest, e)
+	}
+	if len(d.longest) == 4*maxBars {
+		d.cut()
+	}
 	i := slices.IndexFunc(d.Mnemonics, func(m *mnemonicCount) bool { return m.Mnemonic == e.ActionMnemonic })
 	if i < 0 {
 		if len(d.Mnemonics) == 1000 {
@@ -160,13 +194,12 @@ func (d *invocationData) count(e *cloisterpb.HistoryEntry) {
 	one.Add(e)
 	m := d.Mnemonics[i]
 	m.Executed, m.Hits, m.Failed = m.Executed+one.Executed, m.Hits+one.Hits, m.Failed+one.Failed
-	if e.How != "executed" || e.Ran == nil {
+	if !ran {
 		return
 	}
-	ran := e.Ran.AsDuration()
-	m.Seconds += ran.Seconds()
+	m.Seconds += e.Ran.AsDuration().Seconds()
 	for i, b := range durations {
-		if ran < b.below {
+		if e.Ran.AsDuration() < b.below {
 			d.Durations[i].Count++
 			return
 		}

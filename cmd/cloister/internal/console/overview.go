@@ -60,6 +60,15 @@ func overview(r *request) (any, error) {
 	return d, nil
 }
 
+// overviewFeed is the feed of /.
+func overviewFeed(r *request) (any, <-chan struct{}, bool, error) {
+	state, err := r.state()
+	if err != nil {
+		return nil, nil, false, err
+	}
+	return newLive(state), nil, false, nil
+}
+
 // state returns the state of the server as the caller may see it.
 func (r *request) state() (s *operator.State, err error) {
 	fleet := operator.Fleet{Server: *r.from}

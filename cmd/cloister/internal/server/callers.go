@@ -27,5 +27,6 @@ func (s *server) callers() *quota.Table {
 		cloisterpb.History_List_FullMethodName:                                    quota.Queries,
 		cloisterpb.BlobIndex_Find_FullMethodName:                                  quota.Queries,
 		cloisterpb.Builds_Read_FullMethodName:                                     quota.Queries,
+		cloisterpb.Builds_List_FullMethodName:                                     quota.Queries,
 	}, name)
 }

@@ -114,10 +114,14 @@ func (s *server) openConsole() error {
 	if err := access.Check(w.grpc.GetServiceInfo()); err != nil {
 		return err
 	}
-	w.server = console.New(console.Config{
+	c := console.Config{
 		Address: s.Auth.scheme() + "://" + reachable(s.listener.Addr(), "127.0.0.1"), Options: w.loop.Options,
 		Confinement: s.confinement(), Operator: s.operator, Names: s.Web.names(), Log: s.log,
-	}).Server()
+	}
+	if s.builds != nil {
+		c.Changed = s.builds.Changed
+	}
+	w.server = console.New(c).Server()
 	s.onClose(func() { w.server.Close() })
 	return nil
 }

@@ -226,11 +226,11 @@ func (s *server) registerBuilds(g *grpc.Server) {
 	if s.builds == nil {
 		return
 	}
-	var caller func(context.Context) string
+	var callers buildevents.Callers // not an interface with a nil service.Access
 	if access := s.Auth.access(); access != nil {
-		caller = access.Caller
+		callers = access
 	}
-	s.builds.Register(g, caller)
+	s.builds.Register(g, callers)
 }
 
 // registerHealth adds the health service, which reports every service as serving.

@@ -6,14 +6,33 @@ document.addEventListener('keydown', (e) => {
     document.querySelector('input[type=search]').focus();
   }
 });
-// The server renders each snapshot. One is skipped while the keyboard is inside, so that it keeps its place.
+// The server renders each snapshot. It is shown when neither the keyboard nor a selection is inside, so that both keep
+// their place. A text that is shown to its end stays there.
 const live = document.getElementById('live');
 if (live) {
   const events = new EventSource(live.dataset.events);
+  const selection = getSelection();
+  let latest = null;
+  const show = () => {
+    if (latest === null || live.contains(document.activeElement) ||
+        (selection.type === 'Range' && live.contains(selection.anchorNode))) return;
+    const places = Array.from(live.querySelectorAll('pre'), (p) =>
+      p.scrollTop + p.clientHeight >= p.scrollHeight - 2 ? Infinity : p.scrollTop);
+    live.innerHTML = latest;
+    latest = null;
+    live.querySelectorAll('pre').forEach((p, i) => { p.scrollTop = Math.min(places[i] ?? Infinity, p.scrollHeight); });
+  };
   events.onmessage = (e) => {
-    if (!live.contains(document.activeElement)) live.innerHTML = JSON.parse(e.data);
+    latest = JSON.parse(e.data);
+    show();
     live.dataset.updates = Number(live.dataset.updates || 0) + 1;
   };
+  events.addEventListener('over', () => {
+    events.close();
+    live.dataset.over = true;
+  });
+  live.addEventListener('focusout', () => setTimeout(show));
+  document.addEventListener('selectionchange', show);
   addEventListener('pagehide', () => events.close());
 }
 // Buttons copy the text of the element that they name.
