@@ -68,6 +68,9 @@ func (l *Local) seal(ctx context.Context, e *execution) (*Outcome, error) {
 	if !out.Manifest.IsZero() {
 		details.Manifest = out.Manifest.String()
 	}
+	if !out.AuditLog.IsZero() {
+		details.AuditLog = out.AuditLog.String()
+	}
 	m := l.metadata(e, append([]proto.Message{details}, usage...)...)
 	m.AuxiliaryMetadata = append(m.AuxiliaryMetadata, e.task.Auxiliary...)
 	result.ExecutionMetadata = m

@@ -192,15 +192,15 @@ func TestFullAuditListsUnreadInputs(t *testing.T) {
 	full := func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-audit", "full") }
 	out := b.do(&Task{Action: b.action(full)})
 	expect.Text(t, b.text(out), "1 of 2 inputs were never read\nunread   d/b\n", "audit log")
-	if m := b.execution(out); m.UnreadInputs == nil || *m.UnreadInputs != 1 {
-		t.Errorf("got %v unread inputs, want 1", m.UnreadInputs)
+	if m := b.execution(out); m.UnreadInputs == nil || *m.UnreadInputs != 1 || m.AuditLog != out.AuditLog.String() {
+		t.Errorf("got %v unread inputs and audit log %q, want 1 and %s", m.UnreadInputs, m.AuditLog, out.AuditLog)
 	}
 	var used resourceusagepb.InputRootResourceUsage
 	if all := out.Result.ExecutionMetadata.AuxiliaryMetadata; len(all) != 3 || all[2].UnmarshalTo(&used) != nil || used.FilesRead != 1 {
 		t.Errorf("got metadata %v, want 1 file read", all)
 	}
 	expect.That(t, len(b.audited) == 0, "got audit %+v, want none", b.audited)
-	if out := b.do(&Task{Action: b.action(nil)}); !out.AuditLog.IsZero() || b.execution(out).UnreadInputs != nil {
+	if out := b.do(&Task{Action: b.action(nil)}); !out.AuditLog.IsZero() || b.execution(out).UnreadInputs != nil || b.execution(out).AuditLog != "" {
 		t.Error("got unread inputs without a full audit")
 	}
 }

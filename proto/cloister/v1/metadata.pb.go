@@ -68,7 +68,10 @@ type Execution struct {
 	Unpinned bool `protobuf:"varint,16,opt,name=unpinned,proto3" json:"unpinned,omitempty"`
 	// What the policy did to the action for its violations: "fail" if the action counts as failed, "kill" if it was killed,
 	// or empty.
-	OnViolation   string `protobuf:"bytes,17,opt,name=on_violation,json=onViolation,proto3" json:"on_violation,omitempty"`
+	OnViolation string `protobuf:"bytes,17,opt,name=on_violation,json=onViolation,proto3" json:"on_violation,omitempty"`
+	// Digest of the run's audit log, a text in the store, as [FUNCTION:]HASH/SIZE; empty without one. It is not part of the
+	// result and may be evicted before it.
+	AuditLog      string `protobuf:"bytes,18,opt,name=audit_log,json=auditLog,proto3" json:"audit_log,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -218,6 +221,13 @@ func (x *Execution) GetUnpinned() bool {
 func (x *Execution) GetOnViolation() string {
 	if x != nil {
 		return x.OnViolation
+	}
+	return ""
+}
+
+func (x *Execution) GetAuditLog() string {
+	if x != nil {
+		return x.AuditLog
 	}
 	return ""
 }
@@ -640,7 +650,7 @@ var File_cloister_v1_metadata_proto protoreflect.FileDescriptor
 
 const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\n" +
-	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\xce\x04\n" +
+	"\x1acloister/v1/metadata.proto\x12\vcloister.v1\x1a\x1egoogle/protobuf/duration.proto\"\xeb\x04\n" +
 	"\tExecution\x12.\n" +
 	"\asandbox\x18\x01 \x01(\v2\x14.cloister.v1.SandboxR\asandbox\x12(\n" +
 	"\x05usage\x18\x02 \x01(\v2\x12.cloister.v1.UsageR\x05usage\x12*\n" +
@@ -660,7 +670,8 @@ const file_cloister_v1_metadata_proto_rawDesc = "" +
 	"\x05image\x18\x0e \x01(\tR\x05image\x12\x1c\n" +
 	"\ttoolchain\x18\x0f \x01(\tR\ttoolchain\x12\x1a\n" +
 	"\bunpinned\x18\x10 \x01(\bR\bunpinned\x12!\n" +
-	"\fon_violation\x18\x11 \x01(\tR\vonViolationB\x10\n" +
+	"\fon_violation\x18\x11 \x01(\tR\vonViolation\x12\x1b\n" +
+	"\taudit_log\x18\x12 \x01(\tR\bauditLogB\x10\n" +
 	"\x0e_unread_inputs\"\xc5\x01\n" +
 	"\x05Event\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +

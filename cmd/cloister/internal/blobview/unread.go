@@ -19,6 +19,9 @@ type Unread struct {
 	whole bool     // these are all
 }
 
+// AllRead returns the Unread of a run that read all its inputs.
+func AllRead() *Unread { return &Unread{whole: true} }
+
 // unreadLine begins the line of an input in the audit log of a run that was watched closely enough.
 const unreadLine = "unread   "
 

@@ -94,10 +94,7 @@ func inputs(r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var unread *blobview.Unread
-	if log := run.auditLog(); !log.IsZero() {
-		unread, _ = blobview.ReadUnread(r.Context(), store, log) // it may be evicted
-	}
+	unread := run.unread(r.Context(), store)
 	d.Audited = unread != nil
 	err = blobview.WithInputs(r.Context(), store, d.Root, unread, func(in *blobview.Inputs) error { return d.fill(in, r) })
 	if err != nil {

@@ -4,6 +4,7 @@ package console
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/blobview"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
@@ -77,11 +79,29 @@ func (n *run) metadata(m proto.Message) bool {
 	return false
 }
 
-// auditLog returns the digest of the run's audit log, or the zero Digest.
+// auditLog returns the digest of the run's audit log, or the zero Digest. Cached results have it only in their metadata.
 func (n *run) auditLog() cas.Digest {
 	log := n.response.GetServerLogs()[worker.AuditLogName]
-	d, _ := cas.FromProto(n.function, log.GetDigest())
+	d, err := cas.FromProto(n.function, log.GetDigest())
+	var details cloisterpb.Execution
+	if err != nil && n.metadata(&details) {
+		d, _ = cas.ParseDigest(details.AuditLog)
+	}
 	return d
+}
+
+// unread returns the inputs that the run did not read, or nil if that is unknown.
+func (n *run) unread(ctx context.Context, store cas.Store) *blobview.Unread {
+	var details cloisterpb.Execution
+	if n.metadata(&details) && details.UnreadInputs != nil && *details.UnreadInputs == 0 {
+		return blobview.AllRead()
+	}
+	log := n.auditLog()
+	if log.IsZero() {
+		return nil
+	}
+	u, _ := blobview.ReadUnread(ctx, store, log) // it may be evicted
+	return u
 }
 
 // runData is the data of /a/DIGEST/sandbox.

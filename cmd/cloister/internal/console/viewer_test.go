@@ -287,6 +287,22 @@ func TestPagesOfAnAction(t *testing.T) {
 	expect.Texts(t, violations, []string{"tcp 192.0.2.1:80", "add what it needs to the inputs", "audit log of the run"})
 	checkHarmless(t, violations, "sandbox")
 
+	// Of a run that succeeded, only the cached result has the log, or that all inputs were read.
+	for options, c := range map[string]struct {
+		details *cloisterpb.Execution
+		want    []string
+	}{
+		"-O3": {&cloisterpb.Execution{AuditLog: log.String(), UnreadInputs: proto.Int64(1)}, []string{`"read": "1 unread"`, `"audited": true`}},
+		"-Os": {&cloisterpb.Execution{UnreadInputs: proto.Int64(0)}, []string{`"read": "read"`, `"audited": true`}},
+		"-Og": {&cloisterpb.Execution{}, []string{`"audited": false`}},
+	} {
+		cached := f.action(root, "cc", options)
+		must.Succeed(t, f.Actions.Record(t.Context(), cached, &repb.ActionResult{ExecutionMetadata: &repb.ExecutedActionMetadata{
+			AuxiliaryMetadata: []*anypb.Any{must.Get(anypb.New(c.details))(t)},
+		}}))
+		expect.Texts(t, f.page(at("/a/", cached)+"/inputs.json"), c.want, options)
+	}
+
 	expect.Texts(t, f.page(at("/a/", action)), []string{"/inputs?instance=", "/sandbox?instance=", "/repro?instance="})
 
 	other := f.action(root, "cc", "-O2")
