@@ -38,6 +38,9 @@ type actionData struct {
 	Stdout   *log           `json:"stdout,omitempty"`
 	Stderr   *log           `json:"stderr,omitempty"`
 	Facts    map[string]any `json:"facts"` // as of cloister action show --json
+	// Shortened means that the command, the platform or the outputs are longer than what is shown.
+	Shortened bool   `json:"shortened,omitempty"`
+	Command   string `json:"command"` // digest
 
 	Action *actions.Description `json:"-"`
 	Text   string               `json:"-"` // of cloister action show
@@ -86,6 +89,10 @@ func showAction(r *request) (any, error) {
 		return nil, r.from.Explain(err, 1)
 	}
 	d := &actionData{Digest: named.Digest.String(), Instance: store.Name(), Target: named.Target, Mnemonic: named.Mnemonic, Action: a}
+	if command, err := cas.FromProto(named.Digest.Function(), a.Action.CommandDigest); err == nil {
+		d.Command = command.String()
+	}
+	d.Shortened = shortenAction(a)
 	if d.Facts, err = a.Object(); err != nil {
 		return nil, err
 	}
@@ -93,12 +100,89 @@ func showAction(r *request) (any, error) {
 	if err := a.WriteText(&text); err != nil {
 		return nil, err
 	}
-	d.Text, d.Rerun = text.String(), rerun(r.from, d)
+	d.Text, d.Rerun = strings.ToValidUTF8(text.String()[:min(text.Len(), maxLog)], ""), rerun(r.from, d)
+	d.Shortened = d.Shortened || len(d.Text) < text.Len()
 	d.status()
 	if a.Result != nil {
 		d.result(r.Context(), store, a.Result)
 	}
 	return d, nil
+}
+
+// A budget bounds texts of the page of an action.
+type budget struct {
+	entries, bytes int
+	less           bool // something did not fit
+}
+
+// next reports whether another entry fits.
+func (b *budget) next() bool {
+	if b.entries == 0 || b.bytes == 0 {
+		b.less = true
+		return false
+	}
+	b.entries--
+	return true
+}
+
+// cut returns the beginning of a text.
+func (b *budget) cut(s string) string {
+	if len(s) > b.bytes {
+		s, b.less = strings.ToValidUTF8(s[:b.bytes], ""), true
+	}
+	b.bytes -= len(s)
+	return s
+}
+
+// fit returns the first entries of a list, with their texts cut.
+func fit[T any](b *budget, all []T, texts func(T) []*string) []T {
+	for i, e := range all {
+		if !b.next() {
+			return all[:i]
+		}
+		for _, s := range texts(e) {
+			*s = b.cut(*s)
+		}
+	}
+	return all
+}
+
+// shortenAction removes what a page does not show of a large action, and reports whether there is any.
+func shortenAction(a *actions.Description) (less bool) {
+	list := func(b *budget, all []string) []string {
+		for i := range all {
+			if !b.next() {
+				return all[:i]
+			}
+			all[i] = b.cut(all[i])
+		}
+		return all
+	}
+	platform := func(b *budget, p *repb.Platform) {
+		if p != nil {
+			p.Properties = fit(b, p.Properties, func(q *repb.Platform_Property) []*string { return []*string{&q.Name, &q.Value} })
+		}
+	}
+	c := a.Command
+	command, variables, rest := &budget{5 * blobview.MaxRows, maxLog / 2, false}, &budget{blobview.MaxRows, maxLog / 4, false}, &budget{blobview.MaxRows, maxLog / 4, false}
+	c.Arguments = list(command, c.Arguments)
+	c.EnvironmentVariables = fit(variables, c.EnvironmentVariables, func(v *repb.Command_EnvironmentVariable) []*string {
+		return []*string{&v.Name, &v.Value}
+	})
+	c.WorkingDirectory = rest.cut(c.WorkingDirectory)
+	platform(rest, c.Platform)
+	platform(rest, a.Action.Action.Platform)
+	c.OutputPaths, c.OutputFiles = list(rest, c.OutputPaths), list(rest, c.OutputFiles)
+	c.OutputDirectories, c.OutputNodeProperties = list(rest, c.OutputDirectories), list(rest, c.OutputNodeProperties)
+	outputs := &budget{blobview.MaxRows, maxLog / 4, false}
+	if r := a.Result; r != nil {
+		r.OutputFiles = fit(outputs, r.OutputFiles, func(f *repb.OutputFile) []*string { return []*string{&f.Path} })
+		r.OutputDirectories = fit(outputs, r.OutputDirectories, func(d *repb.OutputDirectory) []*string { return []*string{&d.Path} })
+		for _, links := range []*[]*repb.OutputSymlink{&r.OutputSymlinks, &r.OutputFileSymlinks, &r.OutputDirectorySymlinks} {
+			*links = fit(outputs, *links, func(l *repb.OutputSymlink) []*string { return []*string{&l.Path, &l.Target} })
+		}
+	}
+	return command.less || variables.less || rest.less || outputs.less
 }
 
 // rerun returns the command line that reruns an action.
@@ -118,6 +202,7 @@ func (d *actionData) status() {
 	case failure != "":
 		d.Failed, d.Status = true, "Failed: "+failure+"."
 		d.Message = slices.DeleteFunc(lines, func(l string) bool { return l == "" })
+		d.Message = d.Message[:min(len(d.Message), blobview.MaxRows)]
 	case r == nil:
 		d.Status = "No result is recorded."
 	case r.ExitCode != 0:
@@ -155,8 +240,6 @@ func (d *actionData) result(ctx context.Context, store *remote.Store, r *repb.Ac
 	for _, l := range slices.Concat(r.OutputSymlinks, r.OutputFileSymlinks, r.OutputDirectorySymlinks) {
 		d.Outputs = append(d.Outputs, output{Path: l.Path, Kind: "link", Target: l.Target})
 	}
-	const most = 1000
-	d.Outputs = d.Outputs[:min(len(d.Outputs), most)]
 	d.Stages = stagesOf(r.ExecutionMetadata)
 	d.Stdout = readLog(ctx, store, d.Action.Digest.Function(), r.StdoutRaw, r.StdoutDigest)
 	d.Stderr = readLog(ctx, store, d.Action.Digest.Function(), r.StderrRaw, r.StderrDigest)

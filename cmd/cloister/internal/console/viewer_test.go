@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -310,6 +311,52 @@ func TestPagesOfAnAction(t *testing.T) {
 	expect.Texts(t, diff, []string{"argument 2", "-O0", "-O2"})
 	expect.Text(t, f.page(at("/diff?a=", action)+at("&b=", action)), "the same")
 	expect.Text(t, f.page("/diff"), "<form>")
+}
+
+// The pages of actions of many megabytes are bounded.
+func TestLargeActionsHaveAPage(t *testing.T) {
+	f := open(t, "")
+	root := f.putMessage(&repb.Directory{})
+	quotes := strings.Repeat("'\"\x00", 1<<20)
+	many := func(n int) []string { return slices.Repeat([]string{"a b"}, n) }
+	var variables []*repb.Command_EnvironmentVariable
+	var properties []*repb.Platform_Property
+	for range 200_000 {
+		variables = append(variables, &repb.Command_EnvironmentVariable{Name: "NAME", Value: "<&>"})
+		properties = append(properties, &repb.Platform_Property{Name: "name", Value: "<&>"})
+	}
+	for name, c := range map[string]struct {
+		command *repb.Command
+		less    bool
+	}{
+		"small":          {&repb.Command{Arguments: []string{"cc"}}, false},
+		"a long word":    {&repb.Command{Arguments: []string{"sh", "-c", quotes}}, true},
+		"many words":     {&repb.Command{Arguments: many(1_000_000)}, true},
+		"a long value":   {&repb.Command{EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "A", Value: quotes}}}, true},
+		"many variables": {&repb.Command{EnvironmentVariables: variables}, true},
+		"many platforms": {&repb.Command{Platform: &repb.Platform{Properties: properties}}, true},
+		"many outputs":   {&repb.Command{OutputPaths: many(1_000_000)}, true},
+		"a long path":    {&repb.Command{WorkingDirectory: quotes}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			action := f.putMessage(&repb.Action{CommandDigest: f.putMessage(c.command).Proto(), InputRootDigest: root.Proto()})
+			result := &repb.ActionResult{StdoutRaw: []byte(quotes[:1<<20])}
+			for range 5000 {
+				result.OutputSymlinks = append(result.OutputSymlinks, &repb.OutputSymlink{Path: "out", Target: "<"})
+			}
+			if !c.less {
+				result = &repb.ActionResult{}
+			}
+			must.Succeed(t, f.Actions.Record(t.Context(), action, result))
+			page := f.page(at("/a/", action))
+			expect.Equal(t, strings.Contains(page, "too long for a page"), c.less, "the page is shortened")
+			expect.That(t, len(page) < 6<<20, "the page has %d bytes", len(page))
+			checkHarmless(t, page, name)
+			facts := f.page(at("/a/", action) + ".json")
+			expect.Equal(t, strings.Contains(facts, `"shortened": true`), c.less, "the data is shortened")
+			f.page(at("/a/", action) + "/inputs")
+		})
+	}
 }
 
 func TestReportsOfChecks(t *testing.T) {
