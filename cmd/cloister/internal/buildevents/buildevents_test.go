@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	bepb "github.com/cloister-build/cloister/proto/bazel/buildeventstream"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
@@ -36,6 +37,7 @@ func id(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) }
 type rig struct {
 	*testing.T
 	dir    string
+	idle   time.Duration
 	store  *Store
 	conn   *grpc.ClientConn
 	caller atomic.Value
@@ -51,7 +53,7 @@ func newRig(t *testing.T, maxBytes int64) *rig {
 // open starts a server with the same files, as after a restart.
 func (r *rig) open(maxBytes int64) {
 	r.Helper()
-	r.store = must.Get(Open(Config{Dir: r.dir, MaxBytes: maxBytes}))(r)
+	r.store = must.Get(Open(Config{Dir: r.dir, MaxBytes: maxBytes, Idle: r.idle}))(r)
 	g := grpc.NewServer(grpc.MaxRecvMsgSize(16 << 20))
 	r.store.Register(g, r)
 	r.conn = grpctest.Connect(r, g)
@@ -413,6 +415,33 @@ func TestFollow(t *testing.T) {
 		<-changed
 	}
 	expect.Equal(t, r.store.List(1, anyInstance)[0].Status, Interrupted)
+}
+
+// TestSilentClientsAreDisconnected: a client that sends nothing, or receives nothing, loses its stream and can continue.
+func TestSilentClientsAreDisconnected(t *testing.T) {
+	r := newRig(t, 1<<20)
+	r.idle = 100 * time.Millisecond
+	r.open(1 << 20)
+	silent := func(all ...*bespb.PublishBuildToolEventStreamRequest) (acks int) {
+		s := must.Get(bespb.NewPublishBuildEventClient(r.conn).PublishBuildToolEventStream(t.Context()))(t)
+		for _, m := range all {
+			_ = s.Send(m) // Recv returns why
+		}
+		for {
+			if _, err := s.Recv(); err != nil {
+				expect.That(t, status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "silent"), "after %d events: %v", acks, err)
+				return acks
+			}
+			acks++
+		}
+	}
+	expect.Equal(t, silent(), 0, "acknowledged events")
+	must.Hold(t, "an event arrived in time", func() bool { return silent(progress(1, 1, "line 1\n")) == 1 })
+	must.Hold(t, "closed the publisher", func() bool { return r.store.List(1, anyInstance)[0].Status == Interrupted })
+	r.idle = 0
+	r.open(1 << 20)
+	must.Get(r.send(numbers(1, []int{2, end})...))(t)
+	expect.Equal(t, r.stderr(1), "line 1\nline 2\n")
 }
 
 // TestUnwritableFilesAreRetried checks that nothing is acknowledged that is not stored.

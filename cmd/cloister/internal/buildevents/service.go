@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"time"
 
 	"github.com/cloister-build/cloister/cas"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
@@ -64,9 +65,28 @@ func (s *service) PublishLifecycleEvent(_ context.Context, req *bespb.PublishLif
 	return &emptypb.Empty{}, nil
 }
 
-// PublishBuildToolEventStream stores events in batches: while one is synced, the next one arrives. It acknowledges each
-// event once it is durable.
+// PublishBuildToolEventStream ends a call whose client neither sends events nor receives acknowledgements for long. It
+// does not wait for publish then, whose pending call ends with this one.
 func (s *service) PublishBuildToolEventStream(stream bespb.PublishBuildEvent_PublishBuildToolEventStreamServer) error {
+	progress, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- s.publish(stream, progress) }()
+	idle := time.NewTimer(s.store.cfg.Idle)
+	defer idle.Stop()
+	for {
+		select {
+		case <-progress:
+			idle.Reset(s.store.cfg.Idle)
+		case err := <-done:
+			return err
+		case <-idle.C:
+			return status.Errorf(codes.Unavailable, "the client was silent for %v; it may continue the stream", s.store.cfg.Idle)
+		}
+	}
+}
+
+// publish stores events in batches: while one is synced, the next one arrives. It acknowledges each event once it is
+// durable, and sends to progress after each batch.
+func (s *service) publish(stream bespb.PublishBuildEvent_PublishBuildToolEventStreamServer, progress chan<- struct{}) error {
 	ctx := stream.Context()
 	first, err := stream.Recv()
 	if err != nil {
@@ -102,6 +122,10 @@ func (s *service) PublishBuildToolEventStream(stream bespb.PublishBuildEvent_Pub
 			if err := stream.Send(ack); err != nil {
 				return err
 			}
+		}
+		select {
+		case progress <- struct{}{}:
+		case <-ctx.Done(): // nobody receives
 		}
 		switch {
 		case err != nil:

@@ -45,6 +45,8 @@ const (
 	fileBytes = 16 << 10
 	// maxBuildBytes bounds the events of a build, unless a quarter of Config.MaxBytes is less.
 	maxBuildBytes = 64 << 20
+	// defaultIdle is long, since Bazel publishes nothing while one long action runs, and continues a stream only a few times.
+	defaultIdle = time.Hour
 	// maxOpen bounds the builds that are published at once.
 	maxOpen = 1000
 )
@@ -58,6 +60,8 @@ type Config struct {
 	Dir string
 	// MaxBytes limits the size of all events.
 	MaxBytes int64
+	// Idle is how long a client may be silent while it publishes a build; 0 means an hour.
+	Idle time.Duration
 	// Log receives failures to write; nil discards them.
 	Log *slog.Logger
 }
@@ -114,6 +118,9 @@ type record struct {
 func Open(c Config) (*Store, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Idle <= 0 {
+		c.Idle = defaultIdle
 	}
 	s := &Store{
 		cfg: c, maxBuild: min(maxBuildBytes, c.MaxBytes/4), builds: map[string]*record{}, sizes: map[string]int64{},
