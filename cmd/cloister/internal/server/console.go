@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
@@ -126,9 +127,12 @@ func (s *server) openConsole() error {
 	return nil
 }
 
-// confinement returns a function that describes how this machine confines actions. It reads the toolchain once.
+// reportAge is the age of the description of the machine from which /check makes another one.
+const reportAge = time.Minute
+
+// confinement returns a function that describes how this machine confines actions.
 func (s *server) confinement() func(*http.Request) *confinement.Report {
-	read := sync.OnceValue(func() *confinement.Report {
+	read := recent(reportAge, func() *confinement.Report {
 		r, err := confinement.NewReport(s.node.Background, s.services.Features(), !s.Head)
 		if err != nil && !errors.Is(err, context.Canceled) {
 			s.log.Warn("the toolchain of this host cannot be read", "err", err)
@@ -136,6 +140,21 @@ func (s *server) confinement() func(*http.Request) *confinement.Report {
 		return r
 	})
 	return func(*http.Request) *confinement.Report { return read() }
+}
+
+// recent returns a function that returns what read returned, and calls it again when that is older than age.
+func recent[T any](age time.Duration, read func() T) func() T {
+	var mu sync.Mutex
+	var at time.Time
+	var value T
+	return func() T {
+		mu.Lock()
+		defer mu.Unlock()
+		if at.IsZero() || time.Since(at) >= age {
+			value, at = read(), time.Now()
+		}
+		return value
+	}
 }
 
 // withPage adds a line with the page of the action to the command line that reruns it.
