@@ -77,18 +77,9 @@ type node struct {
 	measured bool
 }
 
-// walks limits the trees in memory.
-var walks = make(chan struct{}, 2)
-
 // WithInputs reads the tree below a root Directory, and calls f with it. Directories that are absent or damaged, and
-// those beyond the limits, are left out; sums then are partial. unread may be nil.
+// those beyond the limits, are left out; sums then are partial. unread may be nil. The caller limits the trees in memory.
 func WithInputs(ctx context.Context, s cas.Store, root cas.Digest, unread *Unread, f func(*Inputs) error) error {
-	select {
-	case walks <- struct{}{}:
-		defer func() { <-walks }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 	t := &Inputs{ctx: ctx, store: s, local: memory.New(maxBytes), root: root, nodes: map[cas.Digest]*node{}, unread: unread}
 	if err := t.load(); err != nil {
 		return err

@@ -21,16 +21,16 @@ import (
 // viewers are the pages about blobs, inputs, violations and comparisons.
 func viewers() []page {
 	return []page{
-		{"/cas/{digest}", "", "blob.html", blob},
-		{"/cas/{function}/{digest}", "", "blob.html", blob},
-		{"/cas/{digest}/raw", "", "", rawBlob},
-		{"/cas/{function}/{digest}/raw", "", "", rawBlob},
-		{"/a/{digest}/inputs", "", "inputs.html", inputs},
-		{"/a/{digest}/sandbox", "", "sandbox.html", violations},
-		{"/a/{digest}/repro", "", "repro.html", checks},
-		{"/a/{digest}/repro/report", "", "", checkReport},
-		{"/diff", "diff", "diff.html", diff},
-		{"/audit", "audit", "audit.html", auditLog},
+		{"/cas/{digest}", "", "blob.html", true, blob},
+		{"/cas/{function}/{digest}", "", "blob.html", true, blob},
+		{"/cas/{digest}/raw", "", "", false, rawBlob},
+		{"/cas/{function}/{digest}/raw", "", "", false, rawBlob},
+		{"/a/{digest}/inputs", "", "inputs.html", true, inputs},
+		{"/a/{digest}/sandbox", "", "sandbox.html", false, violations},
+		{"/a/{digest}/repro", "", "repro.html", false, checks},
+		{"/a/{digest}/repro/report", "", "", true, checkReport},
+		{"/diff", "diff", "diff.html", false, diff},
+		{"/audit", "audit", "audit.html", false, auditLog},
 	}
 }
 

@@ -44,9 +44,11 @@ type Config struct {
 }
 
 const (
-	// maxRequests limits the requests in progress, and maxPage the bytes of a page.
+	// maxRequests limits the requests in progress, maxPage the bytes of a page, and maxLarge the large pages that are made
+	// at once.
 	maxRequests = 64
 	maxPage     = 8 << 20
+	maxLarge    = 2
 	// requestTime is the time limit of a page. Streams have none, but each of their writes has.
 	requestTime = time.Minute
 )
@@ -61,17 +63,20 @@ type Handler struct {
 	pages []page
 	mux   *http.ServeMux
 	slots chan struct{}
+	large chan struct{}
 	live  live
 }
 
 // New returns a Handler.
 func New(c Config) *Handler {
-	h := &Handler{cfg: c, pages: pages(), mux: http.NewServeMux(), slots: make(chan struct{}, maxRequests)}
+	h := &Handler{
+		cfg: c, pages: pages(), mux: http.NewServeMux(), slots: make(chan struct{}, maxRequests), large: make(chan struct{}, maxLarge),
+	}
 	for _, p := range h.pages {
 		h.mux.HandleFunc(p.pattern, func(w http.ResponseWriter, r *http.Request) { h.serve(&p, w, r) })
 	}
-	h.mux.HandleFunc("/events", h.events(feed{"overview.html", overviewFeed}))
-	h.mux.HandleFunc("/i/{id}/events", h.events(feed{"invocation.html", h.invocationFeed}))
+	h.mux.HandleFunc("/events", h.events(feed{"overview.html", false, overviewFeed}))
+	h.mux.HandleFunc("/i/{id}/events", h.events(feed{"invocation.html", true, h.invocationFeed}))
 	h.mux.HandleFunc("/static/{name}", serveAsset)
 	h.mux.HandleFunc("/", h.browserLink)
 	return h

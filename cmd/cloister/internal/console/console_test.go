@@ -307,6 +307,38 @@ func TestOperators(t *testing.T) {
 	}
 }
 
+// TestLargePagesWait: large pages are made one after another, and others meanwhile.
+func TestLargePagesWait(t *testing.T) {
+	s := open(t, "")
+	h := s.Config.Handler.(*Handler)
+	for _, path := range []string{"/i/" + build, "/a/" + s.action, "/a/" + s.action + "/inputs", "/cas/" + s.action} {
+		for range maxLarge {
+			h.large <- struct{}{}
+		}
+		made := make(chan int, 1)
+		go func() {
+			r, _ := s.get(t, path, nil)
+			made <- r.StatusCode
+		}()
+		for range 10 {
+			r, body := s.get(t, "/workers", nil)
+			expect.That(t, r.StatusCode == http.StatusOK, "a small page: %s: %s", r.Status, body)
+		}
+		select {
+		case <-made:
+			t.Errorf("%s did not wait for other large pages", path)
+			<-h.large
+		default:
+			<-h.large
+			expect.Equal(t, <-made, http.StatusOK, path)
+		}
+		for range maxLarge - 1 {
+			<-h.large
+		}
+	}
+	expect.Equal(t, len(h.large), 0, "large pages that are being made")
+}
+
 // TestEvents: a viewer gets snapshots until it leaves, and the number of viewers is limited.
 func TestEvents(t *testing.T) {
 	s := open(t, "")

@@ -25,6 +25,7 @@ const (
 // there may be more. Without a channel there is more after a while, and without either there will be none.
 type feed struct {
 	template string
+	large    bool // as of a page
 	read     func(*request) (data any, changed <-chan struct{}, over bool, err error)
 }
 
@@ -90,6 +91,13 @@ func (s *snapshot) renew(r *request, f *feed) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), requestTime) // others share it
 	defer cancel()
 	r.Request = r.WithContext(ctx)
+	if f.large {
+		leave, err := r.h.enterLarge(ctx)
+		if s.err = err; err != nil {
+			return
+		}
+		defer leave()
+	}
 	begun := time.Now()
 	var data any
 	data, s.changed, s.over, s.err = f.read(r)

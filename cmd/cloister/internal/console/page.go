@@ -35,6 +35,7 @@ type page struct {
 	pattern  string // of http.ServeMux
 	nav      string // the name in the navigation, "" for none
 	template string // a file in pages/ that defines title and main
+	large    bool   // data and rendering may take hundreds of megabytes
 	// data returns what the template shows and .json returns. Instead, an http.Handler is served as it is: it must treat
 	// what it serves as hostile.
 	data func(*request) (any, error)
@@ -43,15 +44,15 @@ type page struct {
 // pages returns the pages of the console, in the order of the navigation.
 func pages() []page {
 	return append([]page{
-		{"/{$}", "overview", "overview.html", overview},
-		{"/actions", "actions", "actions.html", listActions},
-		{"/workers", "workers", "workers.html", listWorkers},
-		{"/cache", "cache", "cache.html", showCache},
-		{"/check", "check", "check.html", showCheck},
-		{"/i/{id}", "", "invocation.html", invocation},
-		{"/i/{id}/profile.gz", "", "", buildProfile},
-		{"/a/{name}", "", "action.html", showAction},
-		{"/search", "", "", search},
+		{"/{$}", "overview", "overview.html", false, overview},
+		{"/actions", "actions", "actions.html", false, listActions},
+		{"/workers", "workers", "workers.html", false, listWorkers},
+		{"/cache", "cache", "cache.html", false, showCache},
+		{"/check", "check", "check.html", false, showCheck},
+		{"/i/{id}", "", "invocation.html", true, invocation},
+		{"/i/{id}/profile.gz", "", "", true, buildProfile},
+		{"/a/{name}", "", "action.html", true, showAction},
+		{"/search", "", "", false, search},
 	}, viewers()...)
 }
 
@@ -125,56 +126,78 @@ func (h *Handler) serve(p *page, w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), requestTime)
 	defer cancel()
 	q := h.request(r.WithContext(ctx))
-	var data any
-	err := q.admit()
-	if err == nil {
-		data, err = p.data(q)
-	}
-	if err != nil {
+	kind, out, raw, err := h.load(p, q)
+	switch {
+	case err != nil:
 		h.fail(w, r, err)
-		return
+	case raw != nil:
+		raw.ServeHTTP(w, r)
+	default:
+		h.write(w, r, http.StatusOK, kind, out)
+	}
+}
+
+// load makes a page for callers whom the server knows: a text of a kind, or a handler.
+func (h *Handler) load(p *page, q *request) (kind string, out *buffer, raw http.Handler, err error) {
+	if err := q.admit(); err != nil {
+		return "", nil, nil, err
+	}
+	if p.large {
+		leave, err := h.enterLarge(q.Context())
+		if err != nil {
+			return "", nil, nil, err
+		}
+		defer leave()
+	}
+	data, err := p.data(q)
+	if err != nil {
+		return "", nil, nil, err
 	}
 	if raw, ok := data.(http.Handler); ok {
-		raw.ServeHTTP(w, r)
-		return
+		return "", nil, raw, nil
 	}
-	if err := h.write(w, r, http.StatusOK, p.pattern, p.template, data); err != nil {
-		h.fail(w, r, err)
+	kind, out, err = h.render(q.Request, p.pattern, p.template, data)
+	return kind, out, nil, err
+}
+
+// enterLarge waits until another large page may be made. The caller calls leave once it is rendered.
+func (h *Handler) enterLarge(ctx context.Context) (leave func(), err error) {
+	select {
+	case h.large <- struct{}{}:
+		return func() { <-h.large }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 }
 
 // jsonKey is the context key of requests for JSON.
 type jsonKey struct{}
 
-// write writes data as JSON or with a template.
-func (h *Handler) write(w http.ResponseWriter, r *http.Request, code int, pattern, name string, data any) (err error) {
-	var out buffer
-	kind := "text/html; charset=utf-8"
+// render renders data as JSON or with a template.
+func (h *Handler) render(r *http.Request, pattern, name string, data any) (kind string, out *buffer, err error) {
+	out = &buffer{}
 	if r.Context().Value(jsonKey{}) != nil {
-		kind = "application/json"
-		err = render.JSON(&out, data)
-	} else {
-		v := view{Version: buildinfo.Version, Data: data}
-		for _, p := range h.pages {
-			if p.nav != "" {
-				v.Nav = append(v.Nav, navLink{p.nav, strings.TrimSuffix(p.pattern, "{$}"), p.pattern == pattern})
-			}
+		return "application/json", out, render.JSON(out, data)
+	}
+	v := view{Version: buildinfo.Version, Data: data}
+	for _, p := range h.pages {
+		if p.nav != "" {
+			v.Nav = append(v.Nav, navLink{p.nav, strings.TrimSuffix(p.pattern, "{$}"), p.pattern == pattern})
 		}
-		u := *r.URL
-		u.Path = cmp.Or(strings.TrimSuffix(u.Path, "/"), "/index") + ".json"
-		v.JSON = u.RequestURI()
-		err = templates[name].ExecuteTemplate(&out, "layout.html", &v)
 	}
-	if err != nil {
-		return err
-	}
+	u := *r.URL
+	u.Path = cmp.Or(strings.TrimSuffix(u.Path, "/"), "/index") + ".json"
+	v.JSON = u.RequestURI()
+	return "text/html; charset=utf-8", out, templates[name].ExecuteTemplate(out, "layout.html", &v)
+}
+
+// write writes a page.
+func (h *Handler) write(w http.ResponseWriter, r *http.Request, code int, kind string, out *buffer) {
 	w.Header().Set("Content-Type", kind)
 	w.WriteHeader(code)
-	_, err = out.WriteTo(w)
-	if err != nil {
+	if _, err := out.WriteTo(w); err != nil {
 		h.cfg.Log.Debug("cannot write a page", "path", r.URL.Path, "err", err)
 	}
-	return nil
 }
 
 var errNoPage = exit.New(exit.Absent, errors.New("the console has no such page"))
@@ -192,10 +215,13 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 		// Browsers ask for a password, which is the token.
 		w.Header().Set("WWW-Authenticate", `Basic realm="cloister: the password is the token", charset="UTF-8"`)
 	}
-	if err := h.write(w, r, f.Status, "", "error.html", f); err != nil {
+	kind, out, err := h.render(r, "", "error.html", f)
+	if err != nil {
 		h.cfg.Log.Error("cannot make the error page", "err", err)
 		http.Error(w, f.Error, f.Status)
+		return
 	}
+	h.write(w, r, f.Status, kind, out)
 }
 
 // statusOf returns the HTTP status for an error.
