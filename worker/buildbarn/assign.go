@@ -179,6 +179,7 @@ func (s *Server) complete(ctx context.Context, w *session, a *assignment, r *rep
 	}
 	switch {
 	case f == nil:
+		s.addPage(a, out)
 		a.run.End(out, nil)
 	case response.IsStopped(r), f.Kind == worker.FaultCancelled:
 		// The server did not cancel it, so the worker is shutting down.
@@ -187,6 +188,16 @@ func (s *Server) complete(ctx context.Context, w *session, a *assignment, r *rep
 		a.run.End(nil, f)
 	}
 	return nil
+}
+
+// addPage adds the page of an action that failed to its message.
+func (s *Server) addPage(a *assignment, out *worker.Outcome) {
+	if s.cfg.Page == nil || out.Status == worker.StatusOK && out.Result.GetExitCode() == 0 {
+		return
+	}
+	if page := s.cfg.Page(a.in.Name, a.action); page != "" {
+		out.Message = strings.TrimPrefix(out.Message+"\ncloister: page: "+page, "\n")
+	}
 }
 
 // check verifies what clients rely on: a result was made with the required toolchain, is well formed, fits into a message,

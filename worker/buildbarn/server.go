@@ -54,6 +54,8 @@ type ServerConfig struct {
 	MaxTimeout time.Duration
 	// Toolchain, if not "", is the fingerprint that the toolchain of every worker must have, which only Clients state.
 	Toolchain string
+	// Page, if not nil, returns the URL of a page about an action, for the message of its failure, or "".
+	Page func(instance string, action cas.Digest) string
 	// Caller, if not nil, returns the identity of a caller. A worker_id belongs to the caller that joined with it:
 	// others could otherwise use it to take actions of instances they have no right to.
 	Caller func(context.Context) string

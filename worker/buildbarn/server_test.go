@@ -591,6 +591,34 @@ func TestUnrequestedCancellationIsAShutdown(t *testing.T) {
 	})
 }
 
+func TestMessagesOfFailuresHaveAPage(t *testing.T) {
+	page := func(_ string, action cas.Digest) string { return "http://console/a/" + action.Hash()[:8] }
+	inBubble(t, func(c *buildbarn.ServerConfig) { c.Page = page }, func(t *testing.T, h *head) {
+		s := h.slot("anvil", "0")
+		s.req.PreferBeingIdle = true
+		for salt, c := range map[string]struct {
+			answer *repb.ExecuteResponse
+			before string
+			has    bool
+		}{
+			"success":   {exited(0), "", false},
+			"exit code": {exited(3), "", true},
+			"message":   {&repb.ExecuteResponse{Status: &statuspb.Status{}, Result: &repb.ActionResult{ExitCode: 3}, Message: "denied"}, "denied\n", true},
+		} {
+			o := h.submit(t, salt)
+			s.req.PreferBeingIdle = false
+			wantTask(t, s.report(t, idle()), o)
+			s.req.PreferBeingIdle = true
+			wantIdle(t, s.report(t, completed(o.Action().Proto(), c.answer)))
+			want := ""
+			if c.has {
+				want = c.before + "cloister: page: " + page("", o.Action())
+			}
+			expect.Equal(t, ended(t, o).Outcome.Message, want, salt)
+		}
+	})
+}
+
 func TestActionGivenBackThriceMayBeRetried(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		o := h.submit(t, "a")

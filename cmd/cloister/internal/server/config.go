@@ -91,7 +91,7 @@ func (s *server) assembly() (c service.Config, err error) {
 		c.Queue.FetchBytes = n.Store.Stats().MaxBytes / 8 // leases must leave room for outputs
 	}
 	c.Blobs = casserver.Config{MaxBlobBytes: s.MaxBlob.Bytes, StreamIdle: s.StreamIdle, FullHint: node.FullHint}
-	c.Workers = buildbarn.ServerConfig{Silence: s.Workers.timeout, Toolchain: s.Workers.toolchain, Ready: n.CheckUpstream}
+	c.Workers = buildbarn.ServerConfig{Silence: s.Workers.timeout, Toolchain: s.Workers.toolchain, Ready: n.CheckUpstream, Page: s.page}
 	c.Access, c.History, c.Sampler = s.Auth.access(), s.history, s.sampler()
 	// Leases must leave room for everything else.
 	c.FailureBytes = min(int64(s.History), n.Store.Stats().MaxBytes/8)

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casserver"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/console"
@@ -157,12 +158,20 @@ func recent[T any](age time.Duration, read func() T) func() T {
 	}
 }
 
+// page returns the URL of the page of an action, "" without a console.
+func (s *server) page(instance string, action cas.Digest) string {
+	if s.web == nil {
+		return ""
+	}
+	return s.web.url + console.ActionPath(action.String(), instance)
+}
+
 // withPage adds a line with the page of the action to the command line that reruns it.
 func (s *server) withPage(rerun func(*worker.Task) string) func(*worker.Task) string {
 	return func(t *worker.Task) string {
-		text := rerun(t)
-		if text != "" && s.web != nil {
-			text += "\ncloister: page: " + s.web.url + console.ActionPath(t.Action.String(), t.Instance)
+		text, page := rerun(t), s.page(t.Instance, t.Action)
+		if text != "" && page != "" {
+			text += "\ncloister: page: " + page
 		}
 		return text
 	}
