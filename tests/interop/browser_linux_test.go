@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"maps"
 	"net/url"
 	"os"
@@ -19,16 +20,23 @@ import (
 	"testing"
 	"time"
 
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/chromedp/cdproto/emulation"
 	cdplog "github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"github.com/cloister-build/cloister/tests/internal/loopback"
 	"github.com/cloister-build/cloister/tests/must"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 var pictures = flag.String("pictures", "", "write the pictures of docs/console.md to this directory")
@@ -181,6 +189,63 @@ genrule(name = "made", outs = ["made.txt"], cmd = "echo made > $@")
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	expect.Slices(t, b.problems, nil, "problems of the page")
+}
+
+// zeros reads as zeros without end.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// TestLargeDataInABrowser opens a build of 10,000 actions, a tree of 200,000 files and a blob of 1 GiB. It logs how long
+// that takes.
+func TestLargeDataInABrowser(t *testing.T) {
+	b := startBrowser(t)
+	web := must.Get(loopback.Address())(t)
+	addr := listen(t, "--web", web, "--max-size", "8GiB")
+	store := dialAt(t, addr, "")
+	put := func(m proto.Message) *repb.Digest {
+		t.Helper()
+		return must.Get(cas.PutProto(t.Context(), store, cas.SHA256, m))(t).Proto()
+	}
+	file := must.Get(cas.PutBytes(t.Context(), store, cas.SHA256, []byte("four")))(t).Proto()
+	root := &repb.Directory{}
+	for d := range 200 {
+		dir := &repb.Directory{}
+		for n := range 1000 {
+			dir.Files = append(dir.Files, &repb.FileNode{Name: fmt.Sprintf("file-%d-%04d", d, n), Digest: file})
+		}
+		root.Directories = append(root.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("dir-%03d", d), Digest: put(dir)})
+	}
+	tree := put(&repb.Action{CommandDigest: put(&repb.Command{Arguments: []string{"true"}}), InputRootDigest: put(root)})
+	const gib, id = 1 << 30, "5f1d6c0e-3b0a-4f7c-9d1e-2a3b4c5d6e7f"
+	h := cas.SHA256.New(gib)
+	must.Get(io.CopyN(h, zeros{}, gib))(t)
+	blob := cas.SHA256.Digest(h, gib)
+	must.Succeed(t, store.Put(t.Context(), blob, io.LimitReader(zeros{}, gib)))
+	md := must.Get(proto.Marshal(&repb.RequestMetadata{ActionMnemonic: "Some", ToolInvocationId: id}))(t)
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "build.bazel.remote.execution.v2.requestmetadata-bin", string(md))
+	results := repb.NewActionCacheClient(grpctest.Dial(t, addr))
+	for n := range 10_000 {
+		_, err := results.GetActionResult(ctx, &repb.GetActionResultRequest{ActionDigest: cas.SHA256.Sum([]byte(fmt.Sprint(n))).Proto()})
+		must.Be(t, status.Code(err) == codes.NotFound, "lookup: %v", err)
+	}
+	for path, want := range map[string]string{
+		"/i/" + id:                  "Cache misses",
+		"/actions?invocation=" + id: "absent",
+		fmt.Sprintf("/a/%s-%d/inputs", tree.Hash, tree.SizeBytes):              "200000 files",
+		fmt.Sprintf("/a/%s-%d/inputs?path=dir-199", tree.Hash, tree.SizeBytes): "file-199-0999",
+		fmt.Sprintf("/cas/%s-%d", blob.Hash(), gib):                            "of 1.0 GiB",
+		fmt.Sprintf("/cas/%s-%d?as=text", blob.Hash(), gib):                    "of 1.0 GiB",
+	} {
+		begun := time.Now()
+		b.open(t, "http://"+web, path, "light")
+		t.Logf("%s opens in %v", path, time.Since(begun))
+		var text string
+		must.Succeed(t, chromedp.Run(b.ctx, chromedp.TextContent("main", &text)))
+		expect.Text(t, text, want, path)
+		expect.That(t, len(text) < 1<<20, "%s has a text of %d bytes", path, len(text))
+		b.screenshot(t, path, "light")
+	}
 }
 
 // invocationStatus returns the status of a build as cloister invocation ls prints it.

@@ -317,11 +317,11 @@ func TestPagesOfAnAction(t *testing.T) {
 func TestLargeActionsHaveAPage(t *testing.T) {
 	f := open(t, "")
 	root := f.putMessage(&repb.Directory{})
-	quotes := strings.Repeat("'\"\x00", 1<<20)
+	quotes := strings.Repeat("'\"\x00", 300_000)
 	many := func(n int) []string { return slices.Repeat([]string{"a b"}, n) }
 	var variables []*repb.Command_EnvironmentVariable
 	var properties []*repb.Platform_Property
-	for range 200_000 {
+	for range 20_000 {
 		variables = append(variables, &repb.Command_EnvironmentVariable{Name: "NAME", Value: "<&>"})
 		properties = append(properties, &repb.Platform_Property{Name: "name", Value: "<&>"})
 	}
@@ -331,16 +331,16 @@ func TestLargeActionsHaveAPage(t *testing.T) {
 	}{
 		"small":          {&repb.Command{Arguments: []string{"cc"}}, false},
 		"a long word":    {&repb.Command{Arguments: []string{"sh", "-c", quotes}}, true},
-		"many words":     {&repb.Command{Arguments: many(1_000_000)}, true},
+		"many words":     {&repb.Command{Arguments: many(50_000)}, true},
 		"a long value":   {&repb.Command{EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "A", Value: quotes}}}, true},
 		"many variables": {&repb.Command{EnvironmentVariables: variables}, true},
 		"many platforms": {&repb.Command{Platform: &repb.Platform{Properties: properties}}, true},
-		"many outputs":   {&repb.Command{OutputPaths: many(1_000_000)}, true},
+		"many outputs":   {&repb.Command{OutputPaths: many(50_000)}, true},
 		"a long path":    {&repb.Command{WorkingDirectory: quotes}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			action := f.putMessage(&repb.Action{CommandDigest: f.putMessage(c.command).Proto(), InputRootDigest: root.Proto()})
-			result := &repb.ActionResult{StdoutRaw: []byte(quotes[:1<<20])}
+			result := &repb.ActionResult{StdoutRaw: []byte(quotes[:300_000])}
 			for range 5000 {
 				result.OutputSymlinks = append(result.OutputSymlinks, &repb.OutputSymlink{Path: "out", Target: "<"})
 			}
@@ -357,6 +357,46 @@ func TestLargeActionsHaveAPage(t *testing.T) {
 			f.page(at("/a/", action) + "/inputs")
 		})
 	}
+}
+
+// The page of a tree of 200,000 files shows a part of it, and every directory can be reached.
+func TestLargeTreesArePaged(t *testing.T) {
+	f := open(t, "")
+	file := f.put("four").Proto()
+	root := &repb.Directory{}
+	for d := range 200 {
+		dir := &repb.Directory{}
+		for n := range 1000 {
+			dir.Files = append(dir.Files, &repb.FileNode{Name: fmt.Sprintf("file-%d-%04d", d, n), Digest: file})
+		}
+		root.Directories = append(root.Directories, &repb.DirectoryNode{Name: fmt.Sprintf("dir-%03d", d), Digest: f.putMessage(dir).Proto()})
+	}
+	wide := &repb.Directory{}
+	for n := range 2500 {
+		wide.Files = append(wide.Files, &repb.FileNode{Name: fmt.Sprintf("wide-%04d", n), Digest: file})
+	}
+	root.Directories = append(root.Directories, &repb.DirectoryNode{Name: "wide", Digest: f.putMessage(wide).Proto()})
+	action := f.action(f.putMessage(root), "cc")
+	inputs := at("/a/", action) + "/inputs"
+	begun := time.Now()
+	page := f.page(inputs)
+	t.Logf("%d bytes in %v", len(page), time.Since(begun))
+	expect.Texts(t, page, []string{"202500 files", "dir-199", "<svg"})
+	for path, want := range map[string]int{"": 201, "dir-007": 1000, "wide": 1000, "wide&from=1000": 1000, "wide&from=2000": 500} {
+		begun := time.Now()
+		var d struct {
+			Entries []struct{ Name string }
+			Next    int
+		}
+		must.Succeed(t, json.Unmarshal([]byte(f.page(inputs+".json?path="+path)), &d))
+		expect.That(t, len(d.Entries) == want && (d.Next > 0) == (path == "wide" || path == "wide&from=1000"), "%s: %d entries, next %d", path, len(d.Entries), d.Next)
+		html := f.page(inputs + "?path=" + path)
+		expect.That(t, len(html) < 1<<20, "%s: the page has %d bytes", path, len(html))
+		t.Logf("%q: %d bytes; page and data in %v", path, len(html), time.Since(begun))
+	}
+	begun = time.Now()
+	expect.Text(t, f.page(inputs+"?q=file-19"), "200 entries; the search reached its limit", "search")
+	t.Logf("search in %v", time.Since(begun))
 }
 
 func TestReportsOfChecks(t *testing.T) {
