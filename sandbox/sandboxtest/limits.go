@@ -108,12 +108,11 @@ func limitsEnforced(t *testing.T, b sandbox.Backend) {
 		}
 	})
 	t.Run("processors", func(t *testing.T) {
-		r := Run{Script: spend, Spec: func(s *sandbox.Spec) {
-			s.Limits.MilliCPUs, s.Limits.CPU = 100, halfSecond
-		}}
+		r := Run{Script: spend, Spec: limited(sandbox.LimitMilliCPUs, 100)}
 		if unsupported(t, b, f, sandbox.LimitMilliCPUs, &r) {
 			return
 		}
+		r.Spec = func(s *sandbox.Spec) { s.Limits.MilliCPUs, s.Limits.CPU = 100, halfSecond }
 		r.Do(t, b)
 		// It takes five seconds, or longer on a busy machine.
 		if took := r.Result.End.Sub(r.Result.Start); took < 3*time.Second || r.Result.ExitCode != 137 {
