@@ -27,8 +27,7 @@ paths of --out are copied to --out-dir afterwards. Its environment has PATH, HOM
 The exit code is that of the command, or of the first run that fails; 1 if an output of --out is missing; 4 if
 violations make it fail; 128+N after signal N; 125 if Cloister failed. --action runs a stored action here and drops its
 outputs unless --out-dir is set; the exit code is also 4 if the server lacks blobs, and 5 if it cannot be reached.`,
-		Example: `  cloister run -- /bin/sh -c 'id; ls -l /'
-  cloister run --in src --out app --memory 2GiB --summary -- gcc -o app main.c
+		Example: `  cloister run --in src --out app --memory 2GiB --summary -- gcc -o app main.c
   cloister run --git .@v1.2 --seed 7 -n 10 --manifest run.txt -- ./simulate   # the files of a tag, not of the worktree
   cloister run -it --image docker.io/library/gcc:14 --in . -- bash   # a shell in the sandbox, in a container image
   cloister run --action 9f2c...e1/142 --shell            # look around where an action failed`,

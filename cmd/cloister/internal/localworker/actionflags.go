@@ -58,7 +58,7 @@ type ActionFlags struct {
 }
 
 // ActionFlagNames are the names of the flags. A stored action states all of this itself.
-var ActionFlagNames = []string{"in", "root", "image", "git", "submodules", "out", "env", "pass-env", "property", "timeout", "seed", "memory", "cpu-time", "cpus", "disk-rate", "processes", "listen-loopback", "allow", "on-violation"}
+var ActionFlagNames = []string{"in", "root", "image", "git", "submodules", "out", "env", "pass-env", "property", "timeout", "seed", "memory", "cpu-time", "cpus", "processes", "listen-loopback", "allow", "on-violation"}
 
 // Register adds the flags.
 func (r *ActionFlags) Register(cmd *cobra.Command) {

@@ -19,7 +19,6 @@ var limitFlags = [...]struct{ name, property, usage string }{
 	{"memory", "cloister-memory", "memory limit of all processes together, such as 8GiB"},
 	{"cpu-time", "cloister-cpu", "limit of processor time, such as 10m"},
 	{"cpus", "cloister-cpus", "number of processors that the command may keep busy, such as 1.5"},
-	{"disk-rate", "cloister-disk-rate", "limit of reads from each disk, and of writes to it, such as 50MiB/s"},
 	{"processes", "cloister-processes", "limit of processes and threads"},
 	{"listen-loopback", listenProperty, "permit listening sockets"},
 }
