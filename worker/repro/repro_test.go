@@ -110,6 +110,24 @@ func TestBisectFindsEveryFactor(t *testing.T) {
 	}
 }
 
+// TestCheckReportsProgress: each run is reported before it begins, those of a bisection with the factor.
+func TestCheckReportsProgress(t *testing.T) {
+	s := newScript(t, func(_ int, v *worker.Variation) made { return file("x" + v.Conditions.Hostname) })
+	o := s.options()
+	o.Bisect, o.Factors = true, []repro.Factor{"hostname"}
+	var purposes []string
+	o.Progress = func(purpose string) { purposes = append(purposes, purpose) }
+	check(t, s.action(), o)
+	for _, want := range []string{"run 1 of 3, local", "run 3 of 3, local", "control 1, local", "varied alone: hostname, local"} {
+		if !slices.Contains(purposes, want) {
+			t.Errorf("got %q, want %q", purposes, want)
+		}
+	}
+	if len(purposes) != len(s.tasks) {
+		t.Errorf("got %d reports of %d runs", len(purposes), len(s.tasks))
+	}
+}
+
 func TestSingleVariedFactorIsTheCause(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		return made{files: map[string]string{"out": fmt.Sprintf("%x", len(observed("environment", n, v)))}}
