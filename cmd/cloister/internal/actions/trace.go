@@ -38,7 +38,7 @@ type traceEvent struct {
 	Process  int            `json:"pid"`
 	Lane     int            `json:"tid"`
 	Begin    float64        `json:"ts"`
-	Duration float64        `json:"dur,omitempty"`
+	Duration float64        `json:"dur"` // Perfetto drops a stage without it
 	Args     map[string]any `json:"args,omitempty"`
 }
 
@@ -245,7 +245,8 @@ func (w *traceWriter) name(process int, name string) {
 	w.add(&traceEvent{Name: "process_name", Phase: "M", Process: process, Args: map[string]any{"name": name}})
 }
 
-// execution writes an action and its stages. Waiting actions overlap, so they have asynchronous events.
+// execution writes an action and, if it ran, its stages, of which the clock may not have seen any pass. Waiting actions
+// overlap, so they have asynchronous events.
 func (w *traceWriter) execution(e *cloisterpb.HistoryEntry, process, lane int, begin time.Time) {
 	name := e.ActionMnemonic + " " + e.TargetId
 	if name == " " {
@@ -264,13 +265,14 @@ func (w *traceWriter) execution(e *cloisterpb.HistoryEntry, process, lane int, b
 			"exit_code": e.ExitCode,
 		},
 	})
+	if e.Prepared == nil && e.Ran == nil && e.Stored == nil {
+		return
+	}
 	for _, s := range []struct {
 		name string
 		took time.Duration
 	}{{"prepare", e.Prepared.AsDuration()}, {"run", e.Ran.AsDuration()}, {"store", e.Stored.AsDuration()}} {
-		if s.took > 0 {
-			w.add(&traceEvent{Name: s.name, Category: "stage", Phase: "X", Process: process, Lane: lane, Begin: w.at(begin), Duration: micros(s.took)})
-		}
+		w.add(&traceEvent{Name: s.name, Category: "stage", Phase: "X", Process: process, Lane: lane, Begin: w.at(begin), Duration: micros(s.took)})
 		begin = begin.Add(s.took)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -102,6 +103,22 @@ func TestTraceOfTheServerAlone(t *testing.T) {
 	}
 	empty, _ := written(t, "", time.Time{})
 	expect.Equal(t, len(empty.Events), 1, "events without any action: the name of the queue")
+}
+
+// TestTraceHasStagesThatTookNoTime: a command may end before its start is read from the clock. An action that did not run
+// has no stages.
+func TestTraceHasStagesThatTookNoTime(t *testing.T) {
+	short, never := executed(1, zero.Add(10*time.Second), "w"), executed(2, zero.Add(10*time.Second), "w")
+	short.Ran = nil
+	never.Prepared, never.Ran, never.Stored = nil, nil, nil
+	tr, _ := written(t, "", zero, short, never)
+	var got []string
+	for _, e := range tr.Events {
+		if e.Category == "stage" {
+			got = append(got, fmt.Sprint(e.Name, " ", e.Begin/1e6, " ", e.Duration/1e6))
+		}
+	}
+	expect.Slices(t, got, []string{"prepare 4 2", "run 6 0", "store 6 4"})
 }
 
 // TestDamagedProfiles: a trace has what precedes the damage, and everything of the server.
