@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloister-build/cloister/cas/casserver"
 	bepb "github.com/cloister-build/cloister/proto/bazel/buildeventstream"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/tests/expect"
@@ -442,6 +443,22 @@ func TestSilentClientsAreDisconnected(t *testing.T) {
 	r.open(1 << 20)
 	must.Get(r.send(numbers(1, []int{2, end})...))(t)
 	expect.Equal(t, r.stderr(1), "line 1\nline 2\n")
+}
+
+// A defect panics in each call that publishes.
+type defect struct{ everyone }
+
+// Caller implements Callers.
+func (defect) Caller(context.Context) string { panic("defect") }
+
+// TestPanicFailsOnlyItsCall and not the actions that the server executes.
+func TestPanicFailsOnlyItsCall(t *testing.T) {
+	g := grpc.NewServer(casserver.ServerOptions(nil)...)
+	must.Get(Open(Config{Dir: t.TempDir(), MaxBytes: 1 << 20}))(t).Register(g, defect{})
+	s := must.Get(bespb.NewPublishBuildEventClient(grpctest.Connect(t, g)).PublishBuildToolEventStream(t.Context()))(t)
+	must.Succeed(t, s.Send(progress(1, 1, "line 1\n")))
+	_, err := s.Recv()
+	expect.Code(t, err, codes.Internal)
 }
 
 // TestUnwritableFilesAreRetried checks that nothing is acknowledged that is not stored.

@@ -5,7 +5,9 @@ package buildevents
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"runtime/debug"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
@@ -68,8 +70,15 @@ func (s *service) PublishLifecycleEvent(_ context.Context, req *bespb.PublishLif
 // PublishBuildToolEventStream ends a call whose client neither sends events nor receives acknowledgements for long. It
 // does not wait for publish then, whose pending call ends with this one.
 func (s *service) PublishBuildToolEventStream(stream bespb.PublishBuildEvent_PublishBuildToolEventStreamServer) error {
-	progress, done := make(chan struct{}), make(chan error, 1)
-	go func() { done <- s.publish(stream, progress) }()
+	progress, done, panicked := make(chan struct{}), make(chan error, 1), make(chan string, 1)
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				panicked <- fmt.Sprintf("%v\n%s", p, debug.Stack())
+			}
+		}()
+		done <- s.publish(stream, progress)
+	}()
 	idle := time.NewTimer(s.store.cfg.Idle)
 	defer idle.Stop()
 	for {
@@ -78,6 +87,8 @@ func (s *service) PublishBuildToolEventStream(stream bespb.PublishBuildEvent_Pub
 			idle.Reset(s.store.cfg.Idle)
 		case err := <-done:
 			return err
+		case p := <-panicked:
+			panic(p) // here it fails only the call
 		case <-idle.C:
 			return status.Errorf(codes.Unavailable, "the client was silent for %v; it may continue the stream", s.store.cfg.Idle)
 		}
