@@ -207,6 +207,21 @@ type localReader interface {
 	ReadLocal(ctx context.Context, ds []cas.Digest, limit int64) [][]byte
 }
 
+// localReaderOf returns the localReader of a store, or nil. It looks below decorators, except those with a cas.Filer:
+// they may change Open (see cas.As).
+func localReaderOf(s cas.Store) localReader {
+	for {
+		if r, ok := s.(localReader); ok {
+			return r
+		}
+		d, decorates := s.(cas.Unwrapper)
+		if _, opens := s.(cas.Filer); opens || !decorates {
+			return nil
+		}
+		s = d.Unwrap()
+	}
+}
+
 // readBlobs returns the blobs of a batch. The errors are statuses.
 func (s *storage) readBlobs(
 	ctx context.Context, in *cas.Instance, req *repb.BatchReadBlobsRequest,
@@ -216,7 +231,7 @@ func (s *storage) readBlobs(
 	for i, p := range req.Digests {
 		ds[i], errs[i] = digest(in, req.DigestFunction, p)
 	}
-	if r, ok := cas.As[localReader](in.Store); ok {
+	if r := localReaderOf(in.Store); r != nil {
 		contents = r.ReadLocal(ctx, ds, maxBatch)
 	} else {
 		contents = make([][]byte, len(ds))

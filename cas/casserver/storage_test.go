@@ -198,6 +198,41 @@ func TestLocalBlobsOfBatchAreNotFetched(t *testing.T) {
 	expect.Slices(t, s.opened, []cas.Digest{sum("there")}, "opened")
 }
 
+// A masking store is a decorator that changes Open, and so implements Filer and Locator, too (see cas.As).
+type masking struct {
+	cas.Store
+	cas.Filer
+	cas.Locator
+}
+
+func (s masking) Unwrap() cas.Store { return s.Store }
+
+func (s masking) Open(context.Context, cas.Digest, int64) (io.ReadCloser, error) {
+	return io.NopCloser(strings.NewReader("mask")), nil
+}
+
+// TestBatchReadsDoNotBypassDecorators checks that local blobs are read through decorators that change Open.
+func TestBatchReadsDoNotBypassDecorators(t *testing.T) {
+	m := castest.NewMemory()
+	c := serve(t, casserver.Config{Instances: instances(masking{Store: &localReading{fetching: fetching{Store: m}, local: sum("here")}}, m)})
+	must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, []byte("here")))(t)
+	r := must.Get(c.BatchReadBlobs(t.Context(), reads("here")))(t)
+	expect.Equal(t, string(r.Responses[0].Data), "mask")
+}
+
+// A digest with a negative size is an error of its blob, and makes no room for others.
+func TestRule032_NegativeSizeMakesNoRoom(t *testing.T) {
+	c := serve(t, casserver.Config{})
+	req := &repb.BatchReadBlobsRequest{Digests: []*repb.Digest{
+		{Hash: sum("a").Hash(), SizeBytes: -1}, {Hash: sum("b").Hash(), SizeBytes: 4_000_000},
+	}}
+	_, err := c.BatchReadBlobs(t.Context(), req)
+	wantCode(t, err, codes.OK)
+	req.Digests[1].SizeBytes++
+	_, err = c.BatchReadBlobs(t.Context(), req)
+	wantCode(t, err, codes.InvalidArgument, "4000000")
+}
+
 // The stated sizes bound both the contents of a batch and its memory.
 func TestRule029_BombsEndAtStatedSize(t *testing.T) {
 	for _, by := range compress.Compressors() {
