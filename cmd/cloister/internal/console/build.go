@@ -5,11 +5,13 @@ package console
 import (
 	"compress/gzip"
 	"errors"
+	"fmt"
 	"mime"
 	"net/http"
 	"slices"
 	"time"
 
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/actions"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/blobview"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/buildevents"
@@ -79,16 +81,35 @@ func shorten(b *buildevents.Build) (less bool) {
 	return less
 }
 
+// maxProfiles limits the profiles that are downloaded at once. Each can take hundreds of megabytes until it is written.
+const maxProfiles = 4
+
+var errProfiles = fmt.Errorf("%w: too many profiles are being downloaded: try again later", cas.ErrUnavailable)
+
 // A profileFile is the profile of a build as a file for Perfetto.
-type profileFile struct{ *actions.Profile }
+type profileFile struct {
+	*actions.Profile
+	leave func() // makes room for another one
+}
 
 func buildProfile(r *request) (any, error) {
+	select {
+	case r.h.profiles <- struct{}{}:
+	default:
+		return nil, errProfiles
+	}
+	leave := func() { <-r.h.profiles }
 	p, err := actions.ReadProfile(r.Context(), r.from, r.PathValue("id"))
-	return profileFile{p}, err
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	return profileFile{p, leave}, nil
 }
 
 // ServeHTTP implements http.Handler. The file has no time limit, but each of its writes has.
 func (f profileFile) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	defer f.leave()
 	h := w.Header()
 	h.Set("Content-Security-Policy", "default-src 'none'; sandbox")
 	h.Set("Content-Type", "application/gzip")

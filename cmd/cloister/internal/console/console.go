@@ -65,12 +65,15 @@ type Handler struct {
 	slots chan struct{}
 	large chan struct{}
 	live  live
+
+	profiles chan struct{} // those that are downloaded
 }
 
 // New returns a Handler.
 func New(c Config) *Handler {
 	h := &Handler{
 		cfg: c, pages: pages(), mux: http.NewServeMux(), slots: make(chan struct{}, maxRequests), large: make(chan struct{}, maxLarge),
+		profiles: make(chan struct{}, maxProfiles),
 	}
 	for _, p := range h.pages {
 		h.mux.HandleFunc(p.pattern, func(w http.ResponseWriter, r *http.Request) { h.serve(&p, w, r) })

@@ -205,6 +205,14 @@ func TestBuildProfile(t *testing.T) {
 	}), "got %+v", trace)
 	r, _ = s.get(t, "/i/a0b1c2d3-e4f5-4607-8819-2a3b4c5d6e7f/profile.gz", nil)
 	expect.Equal(t, r.StatusCode, http.StatusNotFound, "unknown build")
+	h := s.Config.Handler.(*Handler)
+	expect.Equal(t, len(h.profiles), 0, "downloads that have ended")
+	for range maxProfiles {
+		h.profiles <- struct{}{}
+	}
+	r, _ = s.get(t, "/i/"+build+"/profile.gz", nil)
+	expect.Equal(t, r.StatusCode, http.StatusServiceUnavailable, "one download too many")
+	expect.Equal(t, len(h.profiles), maxProfiles, "downloads after that")
 }
 
 // TestRefusals: other methods, foreign names and unknown paths are refused.
