@@ -338,6 +338,7 @@ func badResults(c *client) {
 		"a path outside the working directory":      file("a/../../b", d),
 		"no path":                                   file("", d),
 		"a path that ends in a slash":               file("a/", d),
+		"a path that leaves a directory":            file("a/../b", d),
 		"a path with a dot":                         file("./a", d),
 		"a path with an empty segment":              file("a//b", d),
 		"a path with a NUL":                         file("a\x00b", d),
@@ -362,6 +363,9 @@ func badResults(c *client) {
 		_, err := c.lookup(action)
 		c.wantCode("GetActionResult after UpdateActionResult with "+what, err, codes.NotFound)
 	}
+	empty := []*repb.OutputDirectory{{TreeDigest: cas.SHA256.Sum(nil).Proto()}}
+	c.wantCode("UpdateActionResult with the working directory as output", c.record(c.anAction(), &repb.ActionResult{OutputDirectories: empty}),
+		codes.OK, codes.InvalidArgument)
 	c.wantCode("UpdateActionResult without a result", c.record(c.anAction(), nil), codes.InvalidArgument)
 	c.wantCode("UpdateActionResult of a malformed action", c.record(malformed, &repb.ActionResult{StdoutDigest: d}),
 		codes.InvalidArgument)

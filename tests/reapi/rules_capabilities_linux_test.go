@@ -328,14 +328,16 @@ func blobLimit(c *client) {
 	}
 	if splicing.met(c) {
 		halves := []*repb.Digest{c.put(big[:small/2]), c.put(big[small/2:])}
-		err := c.register(&repb.RegisterChunkMappingRequest{
-			BlobDigest: d, DigestFunction: repb.DigestFunction_SHA256,
-			ChunkDigests: halves,
-		})
-		c.wantCode("RegisterChunkMapping of 1 MiB and a byte", err, codes.InvalidArgument)
+		for _, unary := range []bool{false, true} {
+			c.wantCode("chunks of 1 MiB and a byte", c.splices(unary, d, 0, halves...), codes.InvalidArgument)
+		}
 	}
-	err = c.record(c.anAction(), &repb.ActionResult{StdoutRaw: big})
-	c.wantCode("UpdateActionResult with 1 MiB and a byte of stdout_raw", err, codes.InvalidArgument)
+	for what, r := range map[string]*repb.ActionResult{
+		"stdout_raw": {StdoutRaw: big}, "stderr_raw": {StderrRaw: big},
+		"contents": {OutputFiles: []*repb.OutputFile{{Path: "a", Digest: d, Contents: big}}},
+	} {
+		c.wantCode("UpdateActionResult with 1 MiB and a byte of "+what, c.record(c.anAction(), r), codes.InvalidArgument)
+	}
 	c.wantPresent("the rejected blob", d, false)
 }
 

@@ -123,8 +123,10 @@ func compressedOddities(c *client) {
 
 	empty := cas.SHA256.Sum(nil).Proto()
 	for _, v := range c.compressors() {
-		_, err := c.write(pieces(c.compressedUpload(v, empty), compress(v, nil), 1000)...)
-		c.wantCode(fmt.Sprintf("Write of the empty blob of %v", v), err, codes.OK)
+		for _, data := range [][]byte{compress(v, nil), nil} {
+			_, err := c.write(pieces(c.compressedUpload(v, empty), data, 1000)...)
+			c.wantCode(fmt.Sprintf("Write of the empty blob of %v with %d bytes", v, len(data)), err, codes.OK)
+		}
 		c.wantDecompressed("the empty blob", c.compressedName(v, empty), v, 0, nil)
 	}
 }
