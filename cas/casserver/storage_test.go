@@ -214,7 +214,8 @@ func (s masking) Open(context.Context, cas.Digest, int64) (io.ReadCloser, error)
 // TestBatchReadsDoNotBypassDecorators checks that local blobs are read through decorators that change Open.
 func TestBatchReadsDoNotBypassDecorators(t *testing.T) {
 	m := castest.NewMemory()
-	c := serve(t, casserver.Config{Instances: instances(masking{Store: &localReading{fetching: fetching{Store: m}, local: sum("here")}}, m)})
+	local := &localReading{fetching: fetching{Store: m}, local: sum("here")}
+	c := serve(t, casserver.Config{Instances: instances(masking{Store: local}, m)})
 	must.Get(cas.PutBytes(t.Context(), m, cas.SHA256, []byte("here")))(t)
 	r := must.Get(c.BatchReadBlobs(t.Context(), reads("here")))(t)
 	expect.Equal(t, string(r.Responses[0].Data), "mask")

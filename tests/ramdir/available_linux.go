@@ -4,8 +4,8 @@ package ramdir
 
 import "golang.org/x/sys/unix"
 
-// available reports whether shm is in memory, has a GiB free and permits execution, since tests build programs. In containers
-// it often has 64 MiB, and hardened machines forbid execution.
+// available reports whether shm is in memory, has a GiB free and permits execution, since tests build programs. In
+// containers it often has 64 MiB, and hardened machines forbid execution.
 func available() bool {
 	var st unix.Statfs_t
 	err := unix.Statfs(shm, &st)

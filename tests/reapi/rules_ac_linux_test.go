@@ -363,9 +363,9 @@ func badResults(c *client) {
 		_, err := c.lookup(action)
 		c.wantCode("GetActionResult after UpdateActionResult with "+what, err, codes.NotFound)
 	}
-	empty := []*repb.OutputDirectory{{TreeDigest: cas.SHA256.Sum(nil).Proto()}}
-	c.wantCode("UpdateActionResult with the working directory as output", c.record(c.anAction(), &repb.ActionResult{OutputDirectories: empty}),
-		codes.OK, codes.InvalidArgument)
+	whole := &repb.ActionResult{OutputDirectories: []*repb.OutputDirectory{{TreeDigest: cas.SHA256.Sum(nil).Proto()}}}
+	c.wantCode("UpdateActionResult with the working directory as output", c.record(c.anAction(), whole), codes.OK,
+		codes.InvalidArgument)
 	c.wantCode("UpdateActionResult without a result", c.record(c.anAction(), nil), codes.InvalidArgument)
 	c.wantCode("UpdateActionResult of a malformed action", c.record(malformed, &repb.ActionResult{StdoutDigest: d}),
 		codes.InvalidArgument)

@@ -272,7 +272,9 @@ func (w *traceWriter) execution(e *cloisterpb.HistoryEntry, process, lane int, b
 		name string
 		took time.Duration
 	}{{"prepare", e.Prepared.AsDuration()}, {"run", e.Ran.AsDuration()}, {"store", e.Stored.AsDuration()}} {
-		w.add(&traceEvent{Name: s.name, Category: "stage", Phase: "X", Process: process, Lane: lane, Begin: w.at(begin), Duration: micros(s.took)})
+		w.add(&traceEvent{
+			Name: s.name, Category: "stage", Phase: "X", Process: process, Lane: lane, Begin: w.at(begin), Duration: micros(s.took),
+		})
 		begin = begin.Add(s.took)
 	}
 }

@@ -105,8 +105,8 @@ func TestTraceOfTheServerAlone(t *testing.T) {
 	expect.Equal(t, len(empty.Events), 1, "events without any action: the name of the queue")
 }
 
-// TestTraceHasStagesThatTookNoTime: a command may end before its start is read from the clock. An action that did not run
-// has no stages.
+// TestTraceHasStagesThatTookNoTime: a command may end before its start is read from the clock. An action that did not
+// run has no stages.
 func TestTraceHasStagesThatTookNoTime(t *testing.T) {
 	short, never := executed(1, zero.Add(10*time.Second), "w"), executed(2, zero.Add(10*time.Second), "w")
 	short.Ran = nil
