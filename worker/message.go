@@ -58,7 +58,7 @@ func (e *execution) ended() (status Status, line string, limit *sandbox.Event) {
 	r := e.ran
 	switch {
 	case r.failure != "" && r.Exceeded == nil && !r.timedOut:
-		return StatusOK, "failed: the persistent worker was stopped: " + r.failure, nil
+		return StatusOK, "the persistent worker failed: " + r.failure, nil
 	case r.timedOut && e.req.Action.GetTimeout().AsDuration() == 0:
 		line = fmt.Sprintf("killed: exceeded the default timeout of %v, because the action sets none; set a longer one in the client", e.box.spec.Timeout)
 		return StatusTimedOut, line, nil

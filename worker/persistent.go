@@ -46,10 +46,10 @@ type persistentWorker struct {
 	ws     sandbox.Workspace
 	out    *os.Root     // its exec root
 	layout *tree.Layout // of the last request
-	room   int64        // the bytes of inputs for which the workspace is made
+	room   int64        // bytes of inputs for which the workspace has room
 	files  int64
 	spec   *sandbox.Spec
-	ended  func(*sandbox.Result) // is called once, unless the result is unknown
+	ended  func(*sandbox.Result) // called once, unless the result is unknown
 
 	served int           // requests, including the current one
 	busy   time.Duration // with requests
@@ -65,8 +65,8 @@ func (w *persistentWorker) Close() {
 	_ = w.ws.Close() // on failure the next workspace reports the lost memory
 }
 
-// exhausted reports whether the requests so far may have used the processor time of one. Since the process may use twice
-// that, the next request has all of it.
+// exhausted reports whether the requests so far may have used the processor time of one action. The process may use
+// twice as much, so the next request still has the time of one action.
 func (w *persistentWorker) exhausted() bool {
 	cpu := w.spec.Limits.CPU
 	return cpu != sandbox.Unlimited && w.busy*time.Duration(runtime.NumCPU()) > cpu/2
@@ -91,9 +91,9 @@ func (l *Local) workRequest(t *Task, req *request, box *confined) *workRequest {
 	case l.persistent == nil || !g.PersistentWorkers:
 		return nil
 	case t.uncacheable(), spec.Audit == sandbox.AuditFull, len(g.Fail)+len(g.Kill) > 0, !g.Hermetic, g.Superuser:
-		return nil // a worker serves requests whose events nobody tells apart
+		return nil // a worker's events cannot be attributed to one request
 	case req.place.own, l.cfg.Features.SameUser, len(req.Layout.Owned()) > 0:
-		return nil // its files cannot be replaced, or protected from it
+		return nil // its files cannot be replaced, or not be protected from the tool
 	case slices.ContainsFunc(req.outputs, func(o string) bool {
 		return o == "." || strings.HasPrefix(req.Command.WorkingDirectory+"/", o+"/")
 	}):
@@ -124,8 +124,8 @@ func (l *Local) workRequest(t *Task, req *request, box *confined) *workRequest {
 	return w
 }
 
-// addInputs adds the inputs that the request can name, relative to its working directory, and hashes the tools among
-// all inputs, whose number it returns.
+// addInputs adds all inputs, relative to the working directory. It hashes the tools among them and returns their
+// number.
 func (w *workRequest) addInputs(req *request, h hash.Hash) (tools int) {
 	dir := req.Command.WorkingDirectory
 	for f := range req.Input.AllFiles() {
@@ -145,7 +145,7 @@ func (w *workRequest) addInputs(req *request, h hash.Hash) (tools int) {
 	return tools
 }
 
-// addKey hashes everything that two actions must agree in to use one worker, besides the tools.
+// addKey hashes everything, besides the tools, that must be equal for two actions to share a worker.
 func (l *Local) addKey(h hash.Hash, t *Task, req *request, box *confined, startup []string) {
 	spec := *box.spec
 	spec.Args, spec.Timeout = startup, 0
@@ -205,7 +205,7 @@ func (l *Local) expand(ctx context.Context, req *request, flags []string) ([]str
 	args, err := persistent.Expand(flags, func(name string) (string, error) {
 		d, ok := inputs[path.Join(req.Command.WorkingDirectory, name)]
 		if !ok {
-			return "", errors.New("it is no file of the input root")
+			return "", errors.New("not a file of the input root")
 		}
 		text, err := cas.ReadAll(ctx, req.Instance.Store, d, maxFlagFile)
 		return string(text), err
@@ -219,7 +219,7 @@ func (l *Local) expand(ctx context.Context, req *request, flags []string) ([]str
 // maxFlagFile bounds a flag file, in bytes.
 const maxFlagFile = 32 << 20
 
-// minRoom is the least room for inputs in the workspace of a worker, in bytes, and minFiles the number of files.
+// A worker's workspace has room for at least minRoom bytes and minFiles files of inputs.
 const (
 	minRoom  = 64 << 20
 	minFiles = 10_000
@@ -260,7 +260,7 @@ func (l *Local) startPersistent(
 	if err := spec.Validate(); err != nil {
 		return nil, fmt.Errorf("confine: %w", err)
 	}
-	first := *t // what it does is recorded with the action that started it
+	first := *t // violations are recorded with the action that started the process
 	p.ended = func(r *sandbox.Result) { l.audit(&first, NewViolations(r, box.root)) }
 	p.Process, err = persistent.Start(ctx, w.json, func(ctx context.Context, std sandbox.Stdio) (*sandbox.Result, error) {
 		return l.cfg.Backend.Run(ctx, &spec, std)

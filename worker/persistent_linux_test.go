@@ -22,7 +22,7 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// compiler is a tool that speaks the worker protocol: see its own comment.
+// compiler is a tool that speaks the worker protocol. Its docstring describes it.
 //
 //go:embed testdata/compiler.py
 var compiler []byte
@@ -169,7 +169,8 @@ func TestPersistentWorkersNeedPolicy(t *testing.T) {
 	plain(b, "no tool and no key")
 }
 
-// TestPersistentWorkerProperties: they restrict neither which worker takes an action nor are they reported as ignored.
+// TestPersistentWorkerProperties: the properties do not restrict which worker takes an action, and are not reported as
+// ignored.
 func TestPersistentWorkerProperties(t *testing.T) {
 	b := newToolBench(t, true, "OSFamily", "linux", propertyWorkerKey, "k", propertyWorkerProtocol, "proto")
 	b.Local.cfg.StrictProperties = true
@@ -199,8 +200,8 @@ func TestPersistentWorkerKey(t *testing.T) {
 	b.good(b.compile("count\n"), 2)
 }
 
-// TestPersistentWorkerFailures: a worker that does not answer a request as the protocol says makes this request fail with the
-// reason, and the next one gets another process.
+// TestPersistentWorkerFailures: if a worker violates the protocol, the request fails with the reason, and the next one
+// gets a new process.
 func TestPersistentWorkerFailures(t *testing.T) {
 	b := newToolBench(t, true)
 	for source, want := range map[string]struct {
@@ -210,7 +211,7 @@ func TestPersistentWorkerFailures(t *testing.T) {
 	}{
 		"exit 7\n":    {7, StatusOK, "it exited with code 7 before it responded"},
 		"exit 0\n":    {1, StatusOK, "it exited with code 0 before it responded"},
-		"garbage\n":   {1, StatusOK, `it wrote something else than a WorkResponse to stdout: "Hello, world`},
+		"garbage\n":   {1, StatusOK, `it wrote something other than a WorkResponse to stdout: "Hello, world`},
 		"sleep 600\n": {137, StatusTimedOut, "exceeded"},
 	} {
 		b.timeout = 0

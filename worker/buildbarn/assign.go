@@ -190,7 +190,7 @@ func (s *Server) complete(ctx context.Context, w *session, a *assignment, r *rep
 	return nil
 }
 
-// addPage adds the page of an action that failed to its message.
+// addPage adds the URL of the page about a failed action to its message.
 func (s *Server) addPage(a *assignment, out *worker.Outcome) {
 	if s.cfg.Page == nil || out.Status == worker.StatusOK && out.Result.GetExitCode() == 0 {
 		return

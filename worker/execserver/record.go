@@ -117,7 +117,7 @@ func describe(e *history.Entry, r *repb.ActionResult) {
 	e.Stored = between(m.ExecutionCompletedTimestamp, m.OutputUploadCompletedTimestamp)
 }
 
-// between returns the time between two times that a worker states, and 0 if it is not known.
+// between returns the time between two timestamps of a worker, or 0 if one is missing.
 func between(from, to *timestamppb.Timestamp) time.Duration {
 	if from == nil || to == nil {
 		return 0

@@ -81,8 +81,8 @@ type Entry struct {
 	Manifest   string `json:"manifest,omitempty"`
 	StableHash string `json:"stable,omitempty"`
 	Worker     string `json:"worker,omitempty"`
-	// Waited is the time spent waiting for a slot, Prepared the time from then to the start of the command, Ran the run time
-	// of the command, and Stored the time until its outputs were stored, in nanoseconds.
+	// Waited is the time spent waiting for a slot, Prepared the time until the command started, Ran its run time, and
+	// Stored the time until its outputs were stored, in nanoseconds.
 	Waited   time.Duration `json:"waited,omitempty"`
 	Prepared time.Duration `json:"prepared,omitempty"`
 	Ran      time.Duration `json:"ran,omitempty"`

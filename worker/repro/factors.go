@@ -185,7 +185,7 @@ var factors = []factor{
 		cause:     compare.Timestamp,
 		causes:    []compare.Cause{compare.BuildDate}, // __TIMESTAMP__
 		varyNeeds: sandbox.ConditionFiles,
-		vary: func(v *worker.Variation, i int, _ *planner) { // of 2002 to 2013
+		vary: func(v *worker.Variation, i int, _ *planner) { // in 2002 to 2014
 			v.Conditions.InputTime = 1_000_000_000 + int64((i-1)%40+1)*10_000_019
 		},
 	},

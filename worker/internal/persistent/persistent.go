@@ -5,8 +5,8 @@
 //
 // A tool's command line ends in arguments that name flag files. Split separates these: what remains, with the argument
 // --persistent_worker, starts the process, and each request carries the lines of its flag files. A Process handles one
-// request at a time (singleplex), as delimited protocol buffers or as JSON. It fails for good when it exits, answers
-// with anything but one WorkResponse, or exceeds the time of a request; the caller then closes it.
+// request at a time (singleplex), as delimited protocol buffers or as JSON. It cannot be used again after it exits,
+// answers with anything other than one WorkResponse, or exceeds the timeout of a request.
 //
 // The package neither confines the process nor stages files. Its caller runs it in a sandbox, and between two requests
 // replaces the files in the process's working directory.

@@ -73,10 +73,10 @@ func (p *Pool[M]) Put(key string, m M) {
 	p.sweep()
 }
 
-// sweepInterval is how often a pool with members looks for those to close.
+// sweepInterval is the interval at which a pool looks for members to close, unless it is empty.
 const sweepInterval = 10 * time.Second
 
-// sweep closes the members that the pool must not keep, and repeats itself while there are others.
+// sweep closes the members that the pool must not keep, and schedules the next sweep if others remain.
 func (p *Pool[M]) sweep() {
 	low := p.LowMemory()
 	p.mu.Lock()

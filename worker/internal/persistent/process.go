@@ -22,7 +22,7 @@ type Process struct {
 	stdin  *os.File
 	stderr tail
 	stop   context.CancelFunc
-	// answers has what the process writes: each answer waits until somebody takes it.
+	// answers delivers what the process writes. It is unbuffered: an answer waits until it is received.
 	answers chan answer
 	ending  chan struct{} // closed when the process is about to be killed
 	ended   chan struct{} // closed when the process is gone and result is set
@@ -36,8 +36,8 @@ type answer struct {
 	err error
 }
 
-// Start starts a process with run, which runs it until it exits or its context ends. The process outlives ctx, of which
-// only the values count. It reads and writes JSON or protocol buffers.
+// Start starts a process with run, which returns when the process exits or run's context ends. The process outlives
+// ctx, of which Start uses only the values. It speaks JSON or protocol buffers.
 func Start(ctx context.Context, json bool, run func(context.Context, sandbox.Stdio) (*sandbox.Result, error)) (*Process, error) {
 	stdin, w, err := os.Pipe()
 	if err != nil {
@@ -61,8 +61,7 @@ func Start(ctx context.Context, json bool, run func(context.Context, sandbox.Std
 	return p, nil
 }
 
-// read passes on the answers of the process until one is an error. Then it discards the rest, on which the run's end
-// waits.
+// read delivers the answers of the process until one is an error. Then it discards the rest, so that the run can end.
 func (p *Process) read(r *bufio.Reader) {
 	for {
 		var a answer
@@ -141,7 +140,7 @@ func (p *Process) fail(err error) *Failure {
 	return f
 }
 
-// Alive reports whether the process waits for a request: it has not ended, and has written nothing unasked.
+// Alive reports whether the process waits for a request: it has not ended, and has written nothing without a request.
 func (p *Process) Alive() bool {
 	select {
 	case <-p.ended:
@@ -173,7 +172,7 @@ type tail struct {
 	text []byte
 }
 
-// maxTail is the number of bytes that a tail keeps at least, if there are as many.
+// A tail keeps the last maxTail bytes, or up to twice as many.
 const maxTail = 16 << 10
 
 func (t *tail) Write(b []byte) (int, error) {

@@ -17,8 +17,8 @@ import (
 // maxResponse bounds an encoded WorkResponse, in bytes.
 const maxResponse = 64 << 20
 
-// errGarbage means that the process wrote something that is no WorkResponse.
-var errGarbage = errors.New("it wrote something else than a WorkResponse to stdout")
+// errGarbage means that the process wrote something that is not a WorkResponse.
+var errGarbage = errors.New("it wrote something other than a WorkResponse to stdout")
 
 // garbage returns an errGarbage that shows what is buffered.
 func garbage(r *bufio.Reader) error {

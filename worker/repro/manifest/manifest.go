@@ -111,8 +111,8 @@ type Volatile struct {
 	Audit string
 	// Fingerprint identifies the whole toolchain of the worker, "" if it is unknown or the run did not see it.
 	Fingerprint string
-	// WorkerRequest is the number, from 1, of the run among the requests to its persistent worker, whose process was warm
-	// unless it is 1. It is 0 for a run in a process of its own.
+	// WorkerRequest is the number of the request to the run's persistent worker. From 2 on the process was warm; 0
+	// means that the run had its own process.
 	WorkerRequest int
 	// Unenforced are the limits of the Spec that the worker cannot enforce.
 	Unenforced []sandbox.Limit
