@@ -104,18 +104,13 @@ func (l *Local) workRequest(t *Task, req *request, box *confined) *workRequest {
 		return nil
 	}
 	w := &workRequest{startup: append(slices.Clip(startup), persistent.StartupArgument)}
-	key := ""
 	for _, p := range req.properties() {
-		switch p.Name {
-		case propertyWorkerKey:
-			key = p.Value
-		case propertyWorkerProtocol:
+		if p.Name == propertyWorkerProtocol {
 			w.json = p.Value == "json"
 		}
 	}
 	h := sha256.New()
-	tools := w.addInputs(req, h)
-	if key == "" && tools == 0 {
+	if !w.addInputs(req, h) {
 		return nil
 	}
 	l.addKey(h, t, req, box, w.startup)
@@ -124,13 +119,20 @@ func (l *Local) workRequest(t *Task, req *request, box *confined) *workRequest {
 	return w
 }
 
-// addInputs adds all inputs, relative to the working directory. It hashes the tools among them and returns their
-// number.
-func (w *workRequest) addInputs(req *request, h hash.Hash) (tools int) {
+// addInputs adds the inputs that the request can name, relative to its working directory, and hashes the tools among
+// all inputs. It reports whether these identify the process: some input is a tool, and no argument that starts the process
+// names an input that is none. A client's key does not identify it, since it need not change when the tool's files do.
+func (w *workRequest) addInputs(req *request, h hash.Hash) (identified bool) {
+	named := map[string]bool{}
+	for _, a := range w.startup {
+		for _, name := range strings.FieldsFunc(a, func(c rune) bool { return strings.ContainsRune("=:,", c) }) {
+			named[path.Clean(name)] = true
+		}
+	}
 	dir := req.Command.WorkingDirectory
 	for f := range req.Input.AllFiles() {
 		if f.Tool {
-			tools++
+			identified = true
 			fmt.Fprintf(h, "tool %q %s\n", f.Path, f.Digest)
 		}
 		p := f.Path
@@ -140,9 +142,12 @@ func (w *workRequest) addInputs(req *request, h hash.Hash) (tools int) {
 				p = strings.Repeat("../", 1+strings.Count(dir, "/")) + f.Path
 			}
 		}
+		if !f.Tool && named[p] {
+			return false
+		}
 		w.Inputs = append(w.Inputs, persistent.Input{Path: p, Digest: f.Digest})
 	}
-	return tools
+	return identified
 }
 
 // addKey hashes everything, besides the tools, that must be equal for two actions to share a worker.

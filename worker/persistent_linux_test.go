@@ -163,10 +163,12 @@ func TestPersistentWorkersNeedPolicy(t *testing.T) {
 	b := newToolBench(t, true)
 	b.variation = &Variation{Env: []string{"X=1"}}
 	plain(b, "variation")
-	b = newToolBench(t, true)
-	b.args = []string{"/usr/bin/python3", "-B", "compiler.py", "--", "@flags"}
+	b = newToolBench(t, true, propertyWorkerKey, "k")
 	b.unmarked = true
-	plain(b, "no tool and no key")
+	plain(b, "a key without tools, whose change it need not show")
+	b = newToolBench(t, true, propertyWorkerKey, "k")
+	b.args = []string{"/usr/bin/python3", "-B", "compiler.py", "--config=src/main", "@flags"}
+	plain(b, "an argument that names an input that is no tool")
 }
 
 // TestPersistentWorkerProperties: the properties do not restrict which worker takes an action, and are not reported as

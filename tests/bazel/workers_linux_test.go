@@ -24,7 +24,9 @@ def _compile(ctx):
     ctx.actions.run(
         executable = "/usr/bin/python3",
         arguments = ["-B", ctx.file._tool.path, "@" + flags.path],
-        inputs = [ctx.file.src, flags, ctx.file._tool],
+        inputs = [ctx.file.src, flags],
+        tools = [ctx.file._tool],
+        execution_requirements = {"supports-workers": "1"},
         outputs = [out],
         mnemonic = "Compile",
     )
@@ -48,7 +50,7 @@ func TestPersistentWorkers(t *testing.T) {
 	must.Succeed(t, os.Mkdir(pkg, 0o755))
 	text := `load(":compile.bzl", "compile")` + "\n"
 	for i := range targets {
-		text += fmt.Sprintf("compile(name = \"t%d\", src = \"t%d.src\", exec_properties = {\"persistentWorkerKey\": \"compiler\"})\n", i, i)
+		text += fmt.Sprintf("compile(name = \"t%d\", src = \"t%d.src\")\n", i, i)
 		must.Succeed(t, os.WriteFile(filepath.Join(pkg, fmt.Sprintf("t%d.src", i)), fmt.Appendf(nil, "count\ncat warm/t%d.src\n", (i+1)%targets), 0o644))
 	}
 	compiler := must.Get(os.ReadFile("../../worker/testdata/compiler.py"))(t)
@@ -66,7 +68,7 @@ func TestPersistentWorkers(t *testing.T) {
 			want = []string{"count 1", "count 2", "count 3", "count 4", "count 5", "count 6"}
 		}
 		r.clean(t)
-		build := r.bazel(t, "build", "--jobs=1", "--noremote_accept_cached", "//warm:all")
+		build := r.bazel(t, "build", "--jobs=1", "--noremote_accept_cached", "--experimental_remote_mark_tool_inputs", "//warm:all")
 		must.Be(t, build.ExitCode == 0, "exit %d\n%s", build.ExitCode, build.Output)
 		outputs := must.Get(r.Outputs("warm"))(t)
 		var counts []string
