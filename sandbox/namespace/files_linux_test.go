@@ -35,6 +35,10 @@ func TestDirectoriesListInAnotherOrder(t *testing.T) {
 			t.Errorf("order %d: got %s, want %s", order, got, want)
 		}
 	}
+	pair := "cd /tmp && mkdir made && cd made && touch a b && ls -U"
+	if usual, other := list(pair, 0), list(pair, 2); slices.Equal(usual, other) {
+		t.Errorf("two entries in order 2: got %q, as usual", other)
+	}
 	for what, c := range map[string]struct {
 		script string
 		differ bool
@@ -66,7 +70,7 @@ os.mkdir("/tmp/d")
 open("/tmp/d/f", "w").close()
 d, f = os.open("/tmp/d", os.O_RDONLY), os.open("/tmp/d/f", os.O_RDONLY)
 b = ctypes.create_string_buffer(1000)
-for args in (99, b, 1000), (-1, b, 1000), (f, b, 1000), (os.pipe()[0], b, 1000), (d, b, 3), (d, None, 1000): list(*args)
+for args in (99, b, 1000), (-1, b, 1000), (f, b, 1000), (os.pipe()[0], b, 1000), (d, b, 3), (d, b, -1), (d, None, 1000): list(*args)
 os.lseek(d, 0, os.SEEK_SET)
 list(d, b, 1000)
 list(d, b, 1000)

@@ -32,7 +32,8 @@ func (w *session) answerListing(n *notification) {
 	// The position belongs to the open file and so is the process's.
 	position, err := unix.Seek(dir, 0, unix.SEEK_CUR)
 	var of unix.Statfs_t
-	if err != nil || unix.Fstatfs(dir, &of) != nil || of.Type == unix.PROC_SUPER_MAGIC {
+	if err != nil || int32(n.Args[2]) < 0 || // fails
+		unix.Fstatfs(dir, &of) != nil || of.Type == unix.PROC_SUPER_MAGIC {
 		w.queue.proceed(n.ID)
 		return
 	}
@@ -105,5 +106,8 @@ func permuted[T any](list []T, order int) []T {
 	list = slices.Clone(list)
 	slices.Reverse(list)
 	first := (order - 1) % len(list)
+	if len(list) == 2 {
+		first = 0 // the other order is the usual one
+	}
 	return slices.Concat(list[first:], list[:first])
 }
