@@ -369,6 +369,29 @@ func TestProcessorsAreLimited(t *testing.T) {
 	}
 }
 
+// TestProcessorLimitAboveThatOfAParent: version 1 refuses a higher quota than that of a group above, which applies then.
+func TestProcessorLimitAboveThatOfAParent(t *testing.T) {
+	h := openHost(t)
+	if h.mode != V1 || !h.Capabilities().LimitCPUs {
+		sandboxtest.Unavailable(t, "limits", "no cpu controller of version 1 with quotas")
+	}
+	above := h.dirs["cpu"]
+	if shares, want := must.Get(os.ReadFile(filepath.Join(above, "cpu.shares")))(t), fmt.Sprintf("%d\n", 1024*runtime.NumCPU()); string(shares) != want {
+		t.Errorf("all groups together: got %q shares, want %q", shares, want)
+	}
+	g := newGroup(t, h, "g")
+	must.Succeed(t, os.WriteFile(filepath.Join(above, "cpu.cfs_quota_us"), []byte("20000"), 0))
+	for milliCPUs, want := range map[int64]string{100: "10000", 500: "-1"} {
+		must.Succeed(t, g.Reset(Limits{Unlimited, Unlimited, milliCPUs, Unlimited}))
+		if quota := g.value("cpu", "cpu.cfs_quota_us", ""); quota != want {
+			t.Errorf("%d thousandths of a processor below 200: got quota %s, want %s", milliCPUs, quota, want)
+		}
+	}
+	if err := g.Reset(Limits{Unlimited, Unlimited, 1, Unlimited}); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("less than the kernel can enforce: got %v, want EINVAL", err)
+	}
+}
+
 // TestDisksAreLimited: 4 MiB at 1 MiB per second take seconds, or longer on a busy machine.
 func TestDisksAreLimited(t *testing.T) {
 	const disk = "/dev/vda"

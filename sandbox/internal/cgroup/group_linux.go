@@ -79,7 +79,7 @@ func (g *Group) Reset(l Limits) error {
 	if l.Processes != Unlimited {
 		l.Processes += g.joined()
 	}
-	if !g.limited || g.limits != l {
+	if !g.limited || g.limits != l || l.DiskRate != Unlimited { // there may be another disk since
 		g.limited = false
 		if err := g.control.limit(l); err != nil {
 			return fmt.Errorf("limit the group %s to %+v: %w", g.name, l, err)

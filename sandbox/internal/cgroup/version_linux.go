@@ -3,11 +3,13 @@
 package cgroup
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +18,7 @@ import (
 	"github.com/containerd/cgroups/v3/cgroup1"
 	"github.com/containerd/cgroups/v3/cgroup2"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 )
 
 // A control is a group of the module, of either version.
@@ -39,6 +42,9 @@ const maxProcesses = 4 << 20
 
 // quotaPeriod is the period in which a group with a limit of processors gets its processor time, in microseconds.
 const quotaPeriod = 100_000
+
+// minQuota is the lowest quota that the kernel takes, in microseconds.
+const minQuota = 1000
 
 // quota returns the processor time that a number of processors gives in a period, in microseconds.
 func quota(milliCPUs int64) int64 { return milliCPUs * (quotaPeriod / 1000) }
@@ -85,7 +91,13 @@ func (c v1) limit(l Limits) error {
 		}
 		r.Memory.Swap = &memory
 	}
-	return c.Update(r)
+	err := c.Update(r)
+	if errors.Is(err, unix.EINVAL) && l.MilliCPUs != Unlimited && *r.CPU.Quota >= minQuota {
+		// A group above has a lower quota, which version 1 permits no child to exceed. It applies to this group as well.
+		*r.CPU.Quota = Unlimited
+		err = c.Update(r)
+	}
+	return err
 }
 
 // subsystems returns the version 1 controllers that the host mounts.
@@ -108,11 +120,16 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// newV1 creates a group for some controllers; groups has the parent for each.
+// sharesOfCPU are the cpu.shares of a thread that is in no group.
+const sharesOfCPU = 1024
+
+// newV1 creates a group for some controllers; groups has the parent for each. All of its processes together get as much
+// of the processors as one thread of its neighbours on each processor: by default it would be one thread in all.
 func newV1(name string, groups map[cgroup1.Name]string, active []cgroup1.Subsystem) (v1, error) {
 	path := func(n cgroup1.Name) (string, error) { return filepath.Join(groups[n], name), nil }
 	hierarchy := func() ([]cgroup1.Subsystem, error) { return active, nil }
-	c, err := cgroup1.New(path, &specs.LinuxResources{}, cgroup1.WithHierarchy(hierarchy))
+	shares := uint64(sharesOfCPU * runtime.NumCPU())
+	c, err := cgroup1.New(path, &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: &shares}}, cgroup1.WithHierarchy(hierarchy))
 	has := func(file string) bool {
 		return slices.ContainsFunc(active, func(s cgroup1.Subsystem) bool {
 			return exists(filepath.Join(directory(s, filepath.Join(groups[s.Name()], name)), file))
@@ -167,16 +184,25 @@ func (c v2) limit(l Limits) error {
 	} else if c.bandwidth {
 		r.CPU = &cgroup2.CPU{Max: cgroup2.NewCPUMax(nil, nil)}
 	}
-	var err error
-	if r.IO, err = c.disks(l.DiskRate); err != nil {
+	if err := c.Update(r); err != nil {
 		return err
 	}
-	return c.Update(r)
+	disks, err := c.disks(l.DiskRate)
+	if err != nil {
+		return err
+	}
+	for i := range disks {
+		err := c.Update(&cgroup2.Resources{IO: &cgroup2.IO{Max: disks[i : i+1]}})
+		if err != nil && !errors.Is(err, unix.ENODEV) { // it was removed meanwhile
+			return err
+		}
+	}
+	return nil
 }
 
 // disks returns the limits of a rate for every disk, or lifts those that the group has.
-func (c v2) disks(rate int64) (*cgroup2.IO, error) {
-	io, most, text := &cgroup2.IO{}, uint64(rate), ""
+func (c v2) disks(rate int64) (disks []cgroup2.Entry, err error) {
+	most, text := uint64(rate), ""
 	if rate == Unlimited {
 		b, err := os.ReadFile(filepath.Join(c.dir, "io.max"))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -191,7 +217,10 @@ func (c v2) disks(rate int64) (*cgroup2.IO, error) {
 		for _, file := range files {
 			size, err := os.ReadFile(filepath.Join(filepath.Dir(file), "size"))
 			number, err2 := os.ReadFile(file)
-			if err := errors.Join(err, err2); err != nil {
+			switch err := cmp.Or(err, err2); {
+			case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENODEV):
+				continue // it was removed meanwhile
+			case err != nil:
 				return nil, err
 			}
 			if string(size) != "0\n" { // unused loop devices
@@ -205,10 +234,10 @@ func (c v2) disks(rate int64) (*cgroup2.IO, error) {
 			return nil, fmt.Errorf("disk %q: %w", line, err)
 		}
 		for _, t := range []cgroup2.IOType{cgroup2.ReadBPS, cgroup2.WriteBPS} {
-			io.Max = append(io.Max, cgroup2.Entry{Type: t, Major: major, Minor: minor, Rate: most})
+			disks = append(disks, cgroup2.Entry{Type: t, Major: major, Minor: minor, Rate: most})
 		}
 	}
-	return io, nil
+	return disks, nil
 }
 
 // kill kills the processes in the group.
