@@ -130,13 +130,22 @@ func TestProcessFailures(t *testing.T) {
 		<-ctx.Done()
 		return &sandbox.Result{Stopped: true}
 	}
-	_, err := start(t, forever).Do(t.Context(), &Request{}, time.Nanosecond)
+	p := start(t, forever)
+	_, err := p.Do(t.Context(), &Request{}, time.Nanosecond)
 	f, ok := errors.AsType[*Failure](err)
 	must.Be(t, ok && f.TimedOut && f.Result.Stopped, "got %v", err)
 
+	// The caller executes the action again if the sandbox failed, so this must not look like an action that failed.
+	p = must.Get(Start(t.Context(), true, func(context.Context, sandbox.Stdio) (*sandbox.Result, error) {
+		return nil, sandbox.ErrClosed
+	}))(t)
+	_, err = p.Do(t.Context(), &Request{}, time.Minute)
+	_, ok = errors.AsType[*Failure](err)
+	must.Be(t, !ok && errors.Is(err, sandbox.ErrClosed), "got %v, want the error of the sandbox", err)
+
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(io.ErrNoProgress)
-	p := start(t, forever)
+	p = start(t, forever)
 	_, err = p.Do(ctx, &Request{}, time.Minute)
 	expect.Error(t, err, io.ErrNoProgress)
 	expect.That(t, !p.Alive(), "the process is alive after its request was cancelled")

@@ -88,8 +88,8 @@ type Failure struct {
 
 func (f *Failure) Error() string { return "the persistent worker failed: " + f.Reason }
 
-// Do sends a request and waits at most timeout for the response. If ctx ends, the error is its cause, and otherwise a
-// *Failure; the process is killed in both cases.
+// Do sends a request and waits at most timeout for the response. If ctx ends, the error is its cause, if the sandbox failed
+// that of the run, and otherwise a *Failure; the process is killed in all cases.
 func (p *Process) Do(ctx context.Context, r *Request, timeout time.Duration) (Response, error) {
 	p.stderr.reset()
 	select {
@@ -117,21 +117,27 @@ func (p *Process) Do(ctx context.Context, r *Request, timeout time.Duration) (Re
 		p.Close()
 		return Response{}, context.Cause(ctx)
 	case <-timer.C:
-		f := p.fail(fmt.Errorf("it did not respond within %v", timeout))
+		f := p.failure(fmt.Sprintf("it did not respond within %v", timeout))
 		f.TimedOut = true
 		return Response{}, f
 	}
 }
 
-// fail ends the process and returns the Failure.
-func (p *Process) fail(err error) *Failure {
-	exited := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+// failure ends the process and returns the Failure.
+func (p *Process) failure(reason string) *Failure {
 	p.Close()
-	f := &Failure{Reason: err.Error(), Stderr: p.stderr.String(), Result: p.result}
+	return &Failure{Reason: reason, Stderr: p.stderr.String(), Result: p.result}
+}
+
+// fail ends the process and returns why err is the end of its answers: a Failure, unless the sandbox failed.
+func (p *Process) fail(err error) error {
+	f := p.failure(err.Error())
+	if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return f
+	}
 	switch r := p.result; {
-	case !exited:
-	case r == nil:
-		f.Reason = fmt.Sprintf("it ended: %v", p.err)
+	case p.err != nil:
+		return p.err
 	case r.Signal != 0:
 		f.Reason = fmt.Sprintf("it was killed by signal %d (%v) before it responded", int(r.Signal), r.Signal)
 	default:
