@@ -3,7 +3,6 @@
 package worker
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -34,7 +33,7 @@ type collected struct {
 }
 
 // collect puts outputs, stdout, stderr and the audit log into the store, or into a batch for it. No process of the
-// action is left.
+// action is left, or it can change no name.
 func (l *Local) collect(
 	ctx context.Context, t *Task, req *request, box *confined, s *staged, r *ran,
 ) (*collected, error) {
@@ -43,11 +42,6 @@ func (l *Local) collect(
 	// An action with our own user ID may have revoked our permissions on its root.
 	if err := s.ws.Root().Chmod(outDir, 0o755); err != nil {
 		return nil, err
-	}
-	if s.request != nil { // its process is alive
-		if c.bad = tree.Lock(s.out); c.bad != nil && !errors.Is(c.bad, tree.ErrOutput) {
-			return nil, c.bad
-		}
 	}
 	if err := l.addViolations(t, req, box, s, r, c); err != nil {
 		return nil, err
@@ -78,7 +72,7 @@ func (l *Local) collect(
 		MaxBytes:    max(0, box.spec.Limits.OutputBytes), // zero is no limit here
 	}, c.result)
 	if errors.Is(err, tree.ErrOutput) {
-		c.bad, err = cmp.Or(c.bad, err), nil
+		c.bad, err = err, nil
 	}
 	if err != nil {
 		return nil, err

@@ -299,5 +299,11 @@ func (l *Local) runPersistent(ctx context.Context, box *confined, w *workRequest
 	}
 	r.ExitCode = int(response.ExitCode)
 	_, _ = io.WriteString(stderr, response.Output)
-	return r, "", nil
+	err = tree.Lock(w.worker.out)
+	if errors.Is(err, tree.ErrOutput) { // what is not locked must not change while it is read
+		w.worker.Process.Close()
+		r.ExitCode = max(1, r.ExitCode)
+		return r, err.Error(), nil
+	}
+	return r, "", err
 }

@@ -73,22 +73,7 @@ func lock(dir *os.Root, depth int) error {
 	if depth > maxDepth {
 		return errorf(ErrOutput, "the run left more than %d nested directories", maxDepth)
 	}
-	d, err := dir.Open(".")
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	info, err := d.Stat()
-	if err == nil {
-		err = d.Chown(os.Geteuid(), os.Getegid())
-	}
-	if err == nil {
-		err = d.Chmod(info.Mode() &^ 0o022)
-	}
-	if err != nil {
-		return err
-	}
-	entries, err := d.ReadDir(-1)
+	entries, err := lockOne(dir)
 	if err != nil {
 		return err
 	}
@@ -107,6 +92,26 @@ func lock(dir *os.Root, depth int) error {
 		}
 	}
 	return nil
+}
+
+// lockOne locks dir, then returns its entries.
+func lockOne(dir *os.Root) ([]fs.DirEntry, error) {
+	d, err := dir.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	info, err := d.Stat()
+	if err == nil {
+		err = d.Chown(os.Geteuid(), os.Getegid())
+	}
+	if err == nil {
+		err = d.Chmod(info.Mode() &^ 0o022)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return d.ReadDir(-1)
 }
 
 // RestageSize returns what Restage takes of a memory-backed workspace, like SizeEstimate.

@@ -82,6 +82,14 @@ def command(words):
         os.write(1, b"Hello, world\n")
     if name == "sleep":
         time.sleep(float(args[0]))
+    if name == "nest":
+        fd = os.open(".", os.O_RDONLY)
+        for _ in range(int(args[0])):
+            os.mkdir("d", dir_fd=fd)
+            below = os.open("d", os.O_RDONLY, dir_fd=fd)
+            os.close(fd)
+            fd = below
+        os.close(fd)
     if name == "eat":
         return str(len(bytearray(int(args[0]))))
     return "ok"
