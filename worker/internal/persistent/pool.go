@@ -37,10 +37,13 @@ type idle[M Member] struct {
 	since  time.Time
 }
 
-// NewPool returns a pool for this machine: two idle members for each processor, for ten minutes each, while a tenth of
-// the memory is available.
+// maxIdle bounds the idle members of any machine: each holds one of the sandbox's 303 slots, which runs need as well.
+const maxIdle = 40
+
+// NewPool returns a pool for this machine: two idle members for each processor, but not more than maxIdle, for ten minutes
+// each, while a tenth of the memory is available.
 func NewPool[M Member]() *Pool[M] {
-	return &Pool[M]{MaxIdle: 2 * runtime.NumCPU(), MaxAge: 10 * time.Minute, LowMemory: lowMemory}
+	return &Pool[M]{MaxIdle: min(2*runtime.NumCPU(), maxIdle), MaxAge: 10 * time.Minute, LowMemory: lowMemory}
 }
 
 // Take removes the most recently used member of a key that is alive and returns it, or false if there is none.
