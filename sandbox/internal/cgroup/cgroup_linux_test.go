@@ -372,7 +372,10 @@ func TestProcessorsAreLimited(t *testing.T) {
 // TestProcessorLimitAboveThatOfAParent: version 1 refuses a higher quota than that of a group above, which applies then.
 func TestProcessorLimitAboveThatOfAParent(t *testing.T) {
 	h := openHost(t)
-	if h.mode != V1 || !h.Capabilities().LimitCPUs {
+	if h.mode != V1 {
+		t.Skip("version 2 accepts any quota")
+	}
+	if !h.Capabilities().LimitCPUs {
 		sandboxtest.Unavailable(t, "limits", "no cpu controller of version 1 with quotas")
 	}
 	above := h.dirs["cpu"]
