@@ -160,7 +160,7 @@ func newLocal(c Config) *Local {
 		ignored:    map[string]bool{},
 		mentioned:  map[string]bool{},
 	}
-	if permitsPersistentWorkers(c.Policy) {
+	if c.Policy.PermitsPersistentWorkers() {
 		l.persistent = persistent.NewPool[*persistentWorker]()
 	}
 	return l

@@ -21,7 +21,6 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox"
-	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker/internal/persistent"
 )
 
@@ -33,11 +32,6 @@ const (
 
 func isPersistentProperty(name string) bool {
 	return name == propertyWorkerKey || name == propertyWorkerProtocol
-}
-
-// permitsPersistentWorkers reports whether a profile of p permits them.
-func permitsPersistentWorkers(p *policy.Policy) bool {
-	return strings.Contains(p.Text(), "persistent_workers: true")
 }
 
 // A persistentWorker is a tool that runs in a sandbox of its own and serves one request at a time.
@@ -167,7 +161,7 @@ func (l *Local) addKey(h hash.Hash, t *Task, req *request, box *confined, startu
 func (l *Local) stagePersistent(ctx context.Context, t *Task, req *request, box *confined, w *workRequest) (*staged, error) {
 	s := &staged{began: time.Now(), request: w, tree: &tree.Staged{Form: tree.FormCopy, CopyReason: "for a persistent worker"}}
 	var err error
-	if w.Arguments, err = l.expand(ctx, req, w.Arguments); err != nil {
+	if w.Arguments, err = w.expand(ctx, req); err != nil {
 		return nil, err
 	}
 	bytes, files := req.Layout.RestageSize()
@@ -201,18 +195,14 @@ func (l *Local) stagePersistent(ctx context.Context, t *Task, req *request, box 
 	return s, nil
 }
 
-// expand returns the arguments in the flag files, which are inputs of req.
-func (l *Local) expand(ctx context.Context, req *request, flags []string) ([]string, error) {
-	inputs := map[string]cas.Digest{}
-	for f := range req.Input.AllFiles() {
-		inputs[f.Path] = f.Digest
-	}
-	args, err := persistent.Expand(flags, func(name string) (string, error) {
-		d, ok := inputs[path.Join(req.Command.WorkingDirectory, name)]
-		if !ok {
+// expand returns the arguments in the flag files that the present arguments of w name, which are inputs of req.
+func (w *workRequest) expand(ctx context.Context, req *request) ([]string, error) {
+	args, err := persistent.Expand(w.Arguments, func(name string) (string, error) {
+		i := slices.IndexFunc(w.Inputs, func(in persistent.Input) bool { return in.Path == path.Clean(name) })
+		if i < 0 {
 			return "", errors.New("not a file of the input root")
 		}
-		text, err := cas.ReadAll(ctx, req.Instance.Store, d, maxFlagFile)
+		text, err := cas.ReadAll(ctx, req.Instance.Store, w.Inputs[i].Digest, maxFlagFile)
 		return string(text), err
 	})
 	if err != nil && ctx.Err() == nil && !errors.Is(err, cas.ErrNotFound) && !errors.Is(err, cas.ErrCorrupt) {

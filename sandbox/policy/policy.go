@@ -200,6 +200,16 @@ func Default() *Policy { return &Policy{profiles: builtin()} }
 // defaultProfiles are those of the zero Policy.
 var defaultProfiles = sync.OnceValue(builtin)
 
+// PermitsPersistentWorkers reports whether a profile permits persistent workers.
+func (p *Policy) PermitsPersistentWorkers() bool {
+	for _, f := range p.all() {
+		if f.persistent.v {
+			return true
+		}
+	}
+	return false
+}
+
 // all returns the profiles by name.
 func (p *Policy) all() map[string]*profile {
 	if p.profiles == nil {

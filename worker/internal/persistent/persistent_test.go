@@ -135,6 +135,16 @@ func TestProcessFailures(t *testing.T) {
 	f, ok := errors.AsType[*Failure](err)
 	must.Be(t, ok && f.TimedOut && f.Result.Stopped, "got %v", err)
 
+	// The rest of a request that was not read would stay in memory, and be taken for the beginning of the next one.
+	p = start(t, func(ctx context.Context, std sandbox.Stdio) *sandbox.Result {
+		_, _ = io.WriteString(std.Stdout, "{}\n")
+		<-ctx.Done()
+		return &sandbox.Result{Stopped: true}
+	})
+	_, err = p.Do(t.Context(), &Request{Arguments: []string{strings.Repeat("-", 4<<20)}}, time.Second)
+	_, ok = errors.AsType[*Failure](err)
+	expect.That(t, ok, "the process responded without reading the request: got %v, want a Failure", err)
+
 	// The caller executes the action again if the sandbox failed, so this must not look like an action that failed.
 	p = must.Get(Start(t.Context(), true, func(context.Context, sandbox.Stdio) (*sandbox.Result, error) {
 		return nil, sandbox.ErrClosed

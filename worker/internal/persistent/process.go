@@ -88,7 +88,7 @@ type Failure struct {
 
 func (f *Failure) Error() string { return "the persistent worker failed: " + f.Reason }
 
-// Do sends a request and waits at most timeout for the response. If ctx ends, the error is its cause, if the sandbox failed
+// Do sends a request and waits at most timeout until the process has read it and responded. If ctx ends, the error is its cause, if the sandbox failed
 // that of the run, and otherwise a *Failure; the process is killed in all cases.
 func (p *Process) Do(ctx context.Context, r *Request, timeout time.Duration) (Response, error) {
 	p.stderr.reset()
@@ -104,23 +104,33 @@ func (p *Process) Do(ctx context.Context, r *Request, timeout time.Duration) (Re
 	if err != nil {
 		return Response{}, p.fail(err)
 	}
-	go func() { _, _ = p.stdin.Write(b) }() // if it fails, the process has ended
+	answers, read := p.answers, make(chan struct{})
+	go func() {
+		_, _ = p.stdin.Write(b) // if it fails, the process has ended
+		close(read)
+	}()
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
-	select {
-	case a := <-p.answers:
-		if a.err != nil {
-			return Response{}, p.fail(a.err)
+	var response Response
+	for answers != nil || read != nil {
+		select {
+		case a := <-answers:
+			if a.err != nil {
+				return Response{}, p.fail(a.err)
+			}
+			response, answers = a.Response, nil
+		case <-read:
+			read = nil
+		case <-ctx.Done():
+			p.Close()
+			return Response{}, context.Cause(ctx)
+		case <-timer.C:
+			f := p.failure(fmt.Sprintf("it did not respond within %v", timeout))
+			f.TimedOut = true
+			return Response{}, f
 		}
-		return a.Response, nil
-	case <-ctx.Done():
-		p.Close()
-		return Response{}, context.Cause(ctx)
-	case <-timer.C:
-		f := p.failure(fmt.Sprintf("it did not respond within %v", timeout))
-		f.TimedOut = true
-		return Response{}, f
 	}
+	return response, nil
 }
 
 // failure ends the process and returns the Failure.
