@@ -13,11 +13,12 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// Restage turns out, an exec root that Restage laid out for from, into one for l: it removes everything that is not an
-// unchanged input of both, and copies what l has in addition. The directories that lead to the working directory stay
-// what they are, so that a process may keep one as its working directory, unless they are in an output of l or from. With
-// a nil from, out is empty. A process of another user may run in out if Lock was called before. After an error out is
-// unusable.
+// Restage turns out, an exec root that Restage laid out for from, into one for l. It keeps the inputs that from and l
+// have in common, removes everything else, and copies the remaining inputs of l. If from is nil, out is empty.
+//
+// Restage does not replace the directories that lead to the working directory, unless they are in an output of l or
+// from, so that a process may have one as its working directory. A process of another user may run in out if the caller
+// has called Lock. After an error out is unusable.
 func (l *Layout) Restage(ctx context.Context, store cas.Store, out *os.Root, from *Layout) error {
 	u := &restager{want: l.expand(), had: map[string]placed{}, kept: map[string]bool{".": true}}
 	if from != nil {
@@ -64,9 +65,9 @@ func (l *Layout) Restage(ctx context.Context, store cas.Store, out *os.Root, fro
 	return nil
 }
 
-// Lock takes every directory of out from a process of another user that may still run there: it can create, remove and
-// rename nothing any more, and only change the contents of files that it has. Restage opens the directories again. A
-// directory is locked before it is read, so nothing that Lock has seen can be replaced.
+// Lock makes every directory of out read-only to a process of another user that may still run there. The process can
+// then change the contents of its own files, but not create, remove or rename any. Restage makes the directories
+// writable again. Lock locks a directory before it reads it, so that nothing it has seen can be replaced.
 func Lock(out *os.Root) error { return lock(out, 0) }
 
 func lock(dir *os.Root, depth int) error {
@@ -114,10 +115,10 @@ func lockOne(dir *os.Root) ([]fs.DirEntry, error) {
 	return d.ReadDir(-1)
 }
 
-// RestageSize returns what Restage takes of a memory-backed workspace, like SizeEstimate.
+// RestageSize returns how many bytes and files Restage puts into a memory-backed workspace, like SizeEstimate.
 func (l *Layout) RestageSize() (bytes, files int64) { return newSizeEstimate(false).layout(l, false) }
 
-// placed is what a Layout has at one path.
+// placed describes what a Layout has at one path.
 type placed struct {
 	kind    Kind
 	mode    fs.FileMode // not of a Symlink
@@ -127,7 +128,7 @@ type placed struct {
 	private bool
 }
 
-// keeps reports whether what was placed as p can serve as w: only the mode and the time of a directory may differ.
+// keeps reports whether the file at p can stay for w. Only the mode and time of a directory may differ.
 func (p *placed) keeps(w *placed) bool {
 	if p.private || w.private || p.kind != w.kind {
 		return false
@@ -135,7 +136,7 @@ func (p *placed) keeps(w *placed) bool {
 	return p.kind == Directory || p.mode == w.mode && p.modTime.Equal(w.modTime) && p.digest == w.digest && p.target == w.target
 }
 
-// expand returns everything that l places, by its path in the exec root.
+// expand returns the files, directories and symlinks of l by their paths in the exec root.
 func (l *Layout) expand() map[string]placed {
 	all := map[string]placed{}
 	var add func(p string, e *entry, private bool)
@@ -161,13 +162,13 @@ func (l *Layout) expand() map[string]placed {
 	return all
 }
 
-// A restager compares what an exec root had and what is wanted.
+// A restager compares what an exec root had with what the next action wants.
 type restager struct {
 	want, had map[string]placed
 	kept      map[string]bool
 }
 
-// clean removes from dir, which is at p, everything that cannot be kept, and records the rest.
+// clean removes from dir, whose path is p, everything that cannot be kept, and records the rest in kept.
 func (u *restager) clean(ctx context.Context, dir *os.Root, p string) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -70,7 +70,7 @@ func invocationLsCommand() *cobra.Command {
 		Long: `Ls prints the builds in the history of a cloister serve: the invocation id from the client, the time of the latest
 answer, the status, and the numbers of actions that were executed, were found in the action cache, and failed. The status
 of a build that was published with --bes_backend is running, succeeded, failed, or interrupted if the client left before
-the build ended; that of another build is unknown.
+the build ended. It is - for a build that was not published.
 
 Other commands accept the id, its first eight digits, ^1 for the latest build with actions, or ^2 for the one before. The
 exit code is 1 if the server keeps no history, and 5 if it cannot be reached.`,

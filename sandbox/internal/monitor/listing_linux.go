@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A tmpfs lists its newest entry first, other file systems list theirs in other orders. In a run with an output order
-// the monitor lists directories in place of the kernel and reorders the entries that belong to the run's user. All
-// others, such as inputs, keep their places.
+// The order in which a directory lists its entries depends on the file system; a tmpfs lists the newest first. In a run
+// with an output order the monitor answers getdents64 in place of the kernel and permutes the entries that belong to
+// the run's user. All others, such as inputs, keep their positions.
 
-// maxListing is the most that one call gets. The kernel may return less than requested as well.
+// maxListing limits the bytes that one call returns. The kernel, too, may return fewer than requested.
 const maxListing = 64 << 10
 
 // answerListing answers getdents64(2).
@@ -22,17 +22,17 @@ func (w *session) answerListing(n *notification) {
 	dir, err := opened(n)
 	switch {
 	case errors.Is(err, unix.EBADF), errors.Is(err, unix.ESRCH):
-		w.queue.proceed(n.ID) // fails
+		w.queue.proceed(n.ID) // the call fails in the kernel, too
 		return
 	case err != nil:
 		w.cannotAnswer(n, err)
 		return
 	}
 	defer unix.Close(dir)
-	// The position belongs to the open file and so is the process's.
+	// The process shares the position, which belongs to the open file.
 	position, err := unix.Seek(dir, 0, unix.SEEK_CUR)
 	var of unix.Statfs_t
-	if err != nil || int32(n.Args[2]) < 0 || // fails
+	if err != nil || int32(n.Args[2]) < 0 || // the call fails in the kernel, too
 		unix.Fstatfs(dir, &of) != nil || of.Type == unix.PROC_SUPER_MAGIC {
 		w.queue.proceed(n.ID)
 		return
@@ -53,7 +53,7 @@ func (w *session) answerListing(n *notification) {
 	if written && w.queue.value(n.ID, int64(length)) {
 		return
 	}
-	_, _ = unix.Seek(dir, position, unix.SEEK_SET) // the call may be repeated
+	_, _ = unix.Seek(dir, position, unix.SEEK_SET) // the process may repeat the call
 	if !written {
 		w.queue.fail(n.ID, unix.EFAULT)
 	}
@@ -61,21 +61,22 @@ func (w *session) answerListing(n *notification) {
 
 // Offsets in the kernel's struct linux_dirent64.
 const (
-	entryPosition = 8 // where the next entry is
+	entryPosition = 8 // of the next entry
 	entryLength   = 16
 	entryName     = 19
 )
 
-// reordered returns entries of a directory with those of the run's user in another order. Positions stay, so that a
-// reader who resumes after the last entry finds the next one; one who resumes after another may miss entries.
+// reordered returns the directory entries in b with those of the run's user permuted. The positions keep their order,
+// so that a reader that resumes after the last entry finds the next one. A reader that resumes after another entry may
+// miss some.
 func (w *session) reordered(dir int, b []byte) []byte {
 	var entries, own [][]byte
 	var positions []uint64
-	var places []int // of own
+	var places []int // indexes of own in entries
 	for rest := b; len(rest) > entryName; {
 		length := int(binary.NativeEndian.Uint16(rest[entryLength:]))
 		if length <= entryName || length > len(rest) {
-			return b // never on Linux
+			return b // Linux never returns such an entry
 		}
 		e := rest[:length]
 		rest = rest[length:]
@@ -98,7 +99,7 @@ func (w *session) reordered(dir int, b []byte) []byte {
 	return all
 }
 
-// permuted returns list in the order of a number, counted from 1: backwards, and from another place for each number.
+// permuted returns list reversed and rotated by order-1. order is at least 1.
 func permuted[T any](list []T, order int) []T {
 	if len(list) == 0 {
 		return list
@@ -107,7 +108,7 @@ func permuted[T any](list []T, order int) []T {
 	slices.Reverse(list)
 	first := (order - 1) % len(list)
 	if len(list) == 2 {
-		first = 0 // the other order is the usual one
+		first = 0 // rotated, it would be in the original order
 	}
 	return slices.Concat(list[first:], list[:first])
 }

@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	// maxTrace limits the bytes of Bazel's profile, decompressed, and maxTraceValue those of one of its values, which is
-	// held in memory.
+	// maxTrace limits the decompressed size of Bazel's profile, and maxTraceValue that of each of its values, which are
+	// decoded in memory.
 	maxTrace      = 512 << 20
 	maxTraceValue = 1 << 20
-	// maxLanes limits the rows in which a trace shows the concurrent actions of a worker.
+	// maxLanes limits the rows per worker. Concurrent actions are in different rows.
 	maxLanes = 1024
-	// queueProcess is the number under which a trace shows the queue; workers follow it. Bazel's is 1.
+	// queueProcess is the process ID of the queue in a trace. Those of workers follow. Bazel's is 1.
 	queueProcess = 1000
 )
 
@@ -42,15 +42,15 @@ type traceEvent struct {
 	Args     map[string]any `json:"args,omitempty"`
 }
 
-// A traceWriter writes a trace as JSON. Its error is that of out.
+// A traceWriter writes a trace as JSON.
 type traceWriter struct {
 	out    *bufio.Writer
 	events int
-	start  time.Time // the time 0 of the trace
-	err    error
+	start  time.Time // time 0 of the trace
+	err    error     // the first of out
 }
 
-// event writes an event, which is valid JSON.
+// event writes text, an event in JSON.
 func (w *traceWriter) event(text []byte) {
 	separator := ",\n"
 	if w.events++; w.events == 1 {
@@ -72,15 +72,18 @@ func (w *traceWriter) add(e *traceEvent) {
 	w.event(text)
 }
 
-// at returns a time of the server in the trace.
+// at converts a time of the server to a time of the trace.
 func (w *traceWriter) at(t time.Time) float64 { return micros(t.Sub(w.start)) }
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// writeTrace writes Bazel's profile, unless it is nil, and what a server executed for the build as one trace. Its time 0
-// is that of the profile, by default started, else that of the first action. A damaged profile is not an error: the trace
-// has what precedes the damage, and states the problem, which is also returned.
-func writeTrace(out io.Writer, profile io.Reader, started time.Time, entries []*cloisterpb.HistoryEntry, about map[string]any) (problem, err error) {
+// writeTrace merges Bazel's profile, which may be nil, and the executions of a build into one trace. The trace begins
+// when the profile does; if the profile does not state when, at started; if that is zero, at the first execution. If
+// the profile is damaged, the trace has the events before the damage and a note of the problem, which writeTrace also
+// returns.
+func writeTrace(
+	out io.Writer, profile io.Reader, started time.Time, entries []*cloisterpb.HistoryEntry, about map[string]any,
+) (problem, err error) {
 	w := &traceWriter{out: bufio.NewWriter(out), start: started}
 	_, w.err = w.out.WriteString(`{"traceEvents":[`)
 	tool := json.RawMessage("{}")
@@ -109,7 +112,7 @@ func writeTrace(out io.Writer, profile io.Reader, started time.Time, entries []*
 	return problem, w.out.Flush()
 }
 
-// copyProfile writes the events of Bazel's profile and returns its otherData.
+// copyProfile copies the events of Bazel's profile and returns its otherData.
 func (w *traceWriter) copyProfile(in io.Reader) (about json.RawMessage, err error) {
 	about = json.RawMessage("{}")
 	values := &valueReader{value: maxTraceValue, left: maxTrace}
@@ -148,11 +151,11 @@ func (w *traceWriter) copyProfile(in io.Reader) (about json.RawMessage, err erro
 }
 
 func startsAs(r *bufio.Reader, magic string) bool {
-	head, _ := r.Peek(len(magic)) // a read that follows returns the error
+	head, _ := r.Peek(len(magic)) // the next read returns the error
 	return string(head) == magic
 }
 
-// copyEvents writes an array of events.
+// copyEvents copies an array of events.
 func (w *traceWriter) copyEvents(d *json.Decoder, values *valueReader) error {
 	if err := delimiter(d, json.Delim('[')); err != nil {
 		return err
@@ -166,7 +169,7 @@ func (w *traceWriter) copyEvents(d *json.Decoder, values *valueReader) error {
 			w.event(bytes.ToValidUTF8(text, []byte("\uFFFD")))
 		}
 		if w.err != nil {
-			return w.err // the reader left
+			return w.err // the client disconnected
 		}
 	}
 	return delimiter(d, json.Delim(']'))
@@ -181,13 +184,13 @@ func delimiter(d *json.Decoder, want json.Delim) error {
 	return nil
 }
 
-// A valueReader limits the bytes of each value of a json.Decoder, which holds a value in memory, and those of all.
+// A valueReader limits what a json.Decoder reads, in total and for each value, which the decoder holds in memory.
 type valueReader struct {
 	in          io.Reader
-	value, left int64
+	value, left int64 // bytes that the current value and all values may still take
 }
 
-// next begins a value.
+// next begins a new value.
 func (r *valueReader) next() { r.value = maxTraceValue }
 
 // Read implements io.Reader.
@@ -201,8 +204,8 @@ func (r *valueReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// server writes the executions among entries of the history. The history knows when an answer was given and how long each
-// stage before it took.
+// server writes the executions among entries of the history. An entry states the time of the response and the duration
+// of each stage before it.
 func (w *traceWriter) server(entries []*cloisterpb.HistoryEntry) {
 	began := func(e *cloisterpb.HistoryEntry) time.Time {
 		return e.Time.AsTime().Add(-e.Prepared.AsDuration() - e.Ran.AsDuration() - e.Stored.AsDuration())
@@ -221,7 +224,7 @@ func (w *traceWriter) server(entries []*cloisterpb.HistoryEntry) {
 	}
 	process := queueProcess
 	w.name(process, "cloister queue")
-	var ends []time.Time // by lane of the worker
+	var ends []time.Time // of the last execution in each row of the worker
 	for i, e := range entries {
 		if i == 0 || e.Worker != entries[i-1].Worker {
 			process, ends = process+1, nil
@@ -245,8 +248,8 @@ func (w *traceWriter) name(process int, name string) {
 	w.add(&traceEvent{Name: "process_name", Phase: "M", Process: process, Args: map[string]any{"name": name}})
 }
 
-// execution writes an action and, if it ran, its stages, of which the clock may not have seen any pass. Waiting actions
-// overlap, so they have asynchronous events.
+// execution writes an action and, if it ran, its stages, which may have a duration of 0. Actions overlap while they
+// wait in the queue, so these events are asynchronous.
 func (w *traceWriter) execution(e *cloisterpb.HistoryEntry, process, lane int, begin time.Time) {
 	name := e.ActionMnemonic + " " + e.TargetId
 	if name == " " {

@@ -20,10 +20,10 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// maxBatch is the number of bytes that are written at once, apart from the last event.
+// maxBatch is the size in bytes at which a batch accepts no further event.
 const maxBatch = 1 << 20
 
-// Callers says who calls. Package access implements it.
+// Callers identifies callers and their rights. Package access implements it.
 type Callers interface {
 	// Caller returns the name of a call's caller.
 	Caller(ctx context.Context) string
@@ -31,7 +31,7 @@ type Callers interface {
 	Reads(ctx context.Context, instance string) bool
 }
 
-// everyone are the callers of a server that knows none.
+// everyone implements Callers for a server that does not authenticate: every caller may read everything.
 type everyone struct{}
 
 // Caller implements Callers.
@@ -40,8 +40,8 @@ func (everyone) Caller(context.Context) string { return "" }
 // Reads implements Callers.
 func (everyone) Reads(context.Context, string) bool { return true }
 
-// Register adds the services to r. Interceptors check the rights of calls that name an instance. Nil callers mean that
-// the server knows none.
+// Register adds the services to r. Interceptors check the rights of calls that name an instance. If callers is nil, the
+// server does not authenticate.
 func (s *Store) Register(r grpc.ServiceRegistrar, callers Callers) {
 	if callers == nil {
 		callers = everyone{}
@@ -58,8 +58,8 @@ type service struct {
 	caller func(context.Context) string
 }
 
-// PublishLifecycleEvent accepts what Bazel reports about a build as a whole. It adds nothing to the events of the tool,
-// so nothing is stored.
+// PublishLifecycleEvent accepts and drops Bazel's events about a build as a whole. The stream of the tool's events has
+// the same information.
 func (s *service) PublishLifecycleEvent(_ context.Context, req *bespb.PublishLifecycleEventRequest) (*emptypb.Empty, error) {
 	if err := cas.CheckInstanceName(req.ProjectId); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
@@ -67,8 +67,9 @@ func (s *service) PublishLifecycleEvent(_ context.Context, req *bespb.PublishLif
 	return &emptypb.Empty{}, nil
 }
 
-// PublishBuildToolEventStream ends a call whose client neither sends events nor receives acknowledgements for long. It
-// does not wait for publish then, whose pending call ends with this one.
+// PublishBuildToolEventStream stores a stream of events. It ends the call when the client neither sends events nor
+// receives acknowledgements for the idle time. It need not wait for publish, whose pending operation fails when this
+// call returns.
 func (s *service) PublishBuildToolEventStream(stream bespb.PublishBuildEvent_PublishBuildToolEventStreamServer) error {
 	progress, done, panicked := make(chan struct{}), make(chan error, 1), make(chan string, 1)
 	go func() {
@@ -88,16 +89,18 @@ func (s *service) PublishBuildToolEventStream(stream bespb.PublishBuildEvent_Pub
 		case err := <-done:
 			return err
 		case p := <-panicked:
-			panic(p) // here it fails only the call
+			panic(p) // in this goroutine, where an interceptor recovers
 		case <-idle.C:
 			return status.Errorf(codes.Unavailable, "the client was silent for %v; it may continue the stream", s.store.cfg.Idle)
 		}
 	}
 }
 
-// publish stores events in batches: while one is synced, the next one arrives. It acknowledges each event once it is
+// publish stores events in batches: while it syncs one, it receives the next. It acknowledges each event once it is
 // durable, and sends to progress after each batch.
-func (s *service) publish(stream bespb.PublishBuildEvent_PublishBuildToolEventStreamServer, progress chan<- struct{}) error {
+func (s *service) publish(
+	stream bespb.PublishBuildEvent_PublishBuildToolEventStreamServer, progress chan<- struct{},
+) error {
 	ctx := stream.Context()
 	first, err := stream.Recv()
 	if err != nil {
@@ -136,7 +139,7 @@ func (s *service) publish(stream bespb.PublishBuildEvent_PublishBuildToolEventSt
 		}
 		select {
 		case progress <- struct{}{}:
-		case <-ctx.Done(): // nobody receives
+		case <-ctx.Done(): // the receiver may have returned
 		}
 		switch {
 		case err != nil:
@@ -149,7 +152,7 @@ func (s *service) publish(stream bespb.PublishBuildEvent_PublishBuildToolEventSt
 	}
 }
 
-// failed returns the status of an error of the store. Bazel does not repeat a stream after INVALID_ARGUMENT and
+// failed returns the gRPC status of an error of the store. Bazel does not retry a stream after INVALID_ARGUMENT and
 // FAILED_PRECONDITION.
 func (s *service) failed(err error) error {
 	code := codes.Unavailable
@@ -164,21 +167,23 @@ func (s *service) failed(err error) error {
 		code = codes.ResourceExhausted
 	case errors.Is(err, ErrGap):
 		code = codes.Aborted
-	default: // the error names files of this host, which clients need not know
+	default: // the error names files of this host, which are not the clients' concern
 		s.store.cfg.Log.Error("cannot store build events", "err", err)
 		return status.Error(code, "build events cannot be stored; see the server's log")
 	}
 	return status.Error(code, err.Error())
 }
 
-// An inbox holds the events that are not stored yet, at most maxBatch bytes and one more event.
+// An inbox holds a batch of events that are not stored yet: at most maxBatch bytes and one more event.
 type inbox struct {
-	partial chan []event // can be extended until it is received
+	partial chan []event // buffered: fill takes the batch back to extend it, unless publish was faster
 	full    chan []event
 }
 
-// fill receives events until the call ends. The last one is that end.
-func (in *inbox) fill(stream bespb.PublishBuildEvent_PublishBuildToolEventStreamServer, first *bespb.PublishBuildToolEventStreamRequest) {
+// fill receives events until the call ends. Its last event has the error of the call, io.EOF after an orderly end.
+func (in *inbox) fill(
+	stream bespb.PublishBuildEvent_PublishBuildToolEventStreamServer, first *bespb.PublishBuildToolEventStreamRequest,
+) {
 	size := 0
 	for m, err := first, error(nil); ; m, err = stream.Recv() {
 		e := event{err: err}
@@ -193,7 +198,7 @@ func (in *inbox) fill(stream bespb.PublishBuildEvent_PublishBuildToolEventStream
 		}
 		batch, size = append(batch, e), size+len(e.data)
 		if size < maxBatch {
-			in.partial <- batch // only this goroutine sends
+			in.partial <- batch // never blocks: only this goroutine sends
 		} else {
 			select {
 			case in.full <- batch:
@@ -207,7 +212,7 @@ func (in *inbox) fill(stream bespb.PublishBuildEvent_PublishBuildToolEventStream
 	}
 }
 
-// received returns the event of a message in the stream that began with first.
+// received converts a message of the stream that began with first to an event.
 func received(first, m *bespb.PublishBuildToolEventStreamRequest) event {
 	o := m.GetOrderedBuildEvent()
 	if !proto.Equal(o.GetStreamId(), first.GetOrderedBuildEvent().GetStreamId()) || m.ProjectId != first.ProjectId {

@@ -57,7 +57,7 @@ func TestLargeBuildsHaveAPage(t *testing.T) {
 	d := &invocationData{Build: b, Shortened: shorten(b)}
 	var out buffer
 	must.Succeed(t, templates["invocation.html"].ExecuteTemplate(&out, "layout.html", &view{Data: d}))
-	expect.Texts(t, out.String(), []string{"//a:19999<", "//a:0<", "are a part"})
+	expect.Texts(t, out.String(), []string{"//a:19999<", "//a:0<", "shows only some of the targets"})
 	small := &buildevents.Build{Targets: []*buildevents.Target{{Label: "//a"}}}
 	expect.That(t, !shorten(small) && len(small.Targets) == 1, "%+v", small)
 }

@@ -13,36 +13,37 @@ import (
 )
 
 const (
-	// maxViewers limits the streams of live snapshots.
+	// maxViewers limits the number of concurrent event streams.
 	maxViewers = 32
-	// snapshotAge is the least interval of snapshots, which viewers of a page with the same credentials share.
+	// snapshotAge is the minimum interval between snapshots. Viewers of a page with the same credentials share them.
 	snapshotAge = time.Second
-	// writeTime is the time limit of a write to a viewer.
+	// writeTime is the timeout of a write to a viewer.
 	writeTime = 10 * time.Second
 )
 
-// A feed returns what a page repeats: the data of the template live of the page's file, and a channel that is closed when
-// there may be more. Without a channel there is more after a while, and without either there will be none.
+// A feed is the source of the live part of a page.
 type feed struct {
-	template string
-	large    bool // as of a page
-	read     func(*request) (data any, changed <-chan struct{}, over bool, err error)
+	template string // file whose template "live" renders the data
+	large    bool   // counts towards the limit of large pages
+	// read returns the current data and a channel that is closed when it may have changed. If the channel is nil, viewers
+	// poll. over means that this data is the last.
+	read func(*request) (data any, changed <-chan struct{}, over bool, err error)
 }
 
-// live holds the snapshots of the present viewers.
+// live holds the snapshots of the connected viewers.
 type live struct {
 	mu        sync.Mutex
-	viewers   map[string]int       // by page and credentials
-	snapshots map[string]*snapshot // likewise
+	viewers   map[string]int       // number by page and credentials
+	snapshots map[string]*snapshot // by page and credentials
 	total     int
 }
 
-// A snapshot is an event with the rendered state.
+// A snapshot is a server-sent event with the rendered data of a feed.
 type snapshot struct {
 	mu      sync.Mutex
 	at      time.Time
 	pause   time.Duration   // until the next one
-	changed <-chan struct{} // as of a feed
+	changed <-chan struct{} // see feed
 	over    bool
 	text    []byte
 	err     error
@@ -75,8 +76,8 @@ func (l *live) leave(who string) {
 	}
 }
 
-// get returns the snapshot, renewed if it is old. Rendering takes a small part of the time of a processor: the longer it
-// takes, the longer the snapshot stays.
+// get returns a copy of the snapshot, which it renews first if it is old. A snapshot that takes longer to render is
+// used for longer, so that rendering takes a small part of a processor's time.
 func (s *snapshot) get(r *request, f *feed) (now snapshot, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,9 +87,9 @@ func (s *snapshot) get(r *request, f *feed) (now snapshot, err error) {
 	return snapshot{pause: s.pause, changed: s.changed, over: s.over, text: s.text}, s.err
 }
 
-// renew renders the snapshot. The caller holds s.mu.
+// renew renders the snapshot again. The caller holds s.mu.
 func (s *snapshot) renew(r *request, f *feed) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), requestTime) // others share it
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), requestTime) // other viewers wait for it
 	defer cancel()
 	r.Request = r.WithContext(ctx)
 	if f.large {
@@ -113,7 +114,7 @@ func (s *snapshot) renew(r *request, f *feed) {
 	s.pause = min(max(snapshotAge, 20*s.at.Sub(begun)), requestTime)
 }
 
-// identityOf returns a text that is equal for requests with the same credentials.
+// identityOf returns a key that requests with the same credentials share.
 func identityOf(r *http.Request) string {
 	who := r.Header.Get("Authorization")
 	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
@@ -122,7 +123,7 @@ func identityOf(r *http.Request) string {
 	return who
 }
 
-// events returns a handler that sends what a feed returns until it is over or the browser leaves.
+// events returns a handler that sends the snapshots of a feed until the feed is over or the browser disconnects.
 func (h *Handler) events(f feed) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodHead {
@@ -139,7 +140,7 @@ func (h *Handler) events(f feed) http.HandlerFunc {
 	}
 }
 
-// follow sends snapshots.
+// follow sends the snapshots of f.
 func (h *Handler) follow(w http.ResponseWriter, r *http.Request, s *snapshot, f *feed) {
 	control := http.NewResponseController(w)
 	for begun := false; ; begun = true {
@@ -149,7 +150,7 @@ func (h *Handler) follow(w http.ResponseWriter, r *http.Request, s *snapshot, f 
 			return
 		}
 		if err != nil {
-			return // the browser connects again
+			return // the browser reconnects
 		}
 		if !begun {
 			w.Header().Set("Content-Type", "text/event-stream")
@@ -157,7 +158,7 @@ func (h *Handler) follow(w http.ResponseWriter, r *http.Request, s *snapshot, f 
 		if now.over {
 			now.text = append(slices.Clip(now.text), "event: over\ndata:\n\n"...)
 		}
-		_ = control.SetWriteDeadline(time.Now().Add(writeTime)) // a failure shows in the write
+		_ = control.SetWriteDeadline(time.Now().Add(writeTime)) // if it fails, so does the write
 		if _, err := w.Write(now.text); err != nil || control.Flush() != nil || now.over {
 			return
 		}

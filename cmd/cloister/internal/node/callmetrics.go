@@ -14,17 +14,17 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// callMetrics counts the calls of clients and workers under the names of gRPC's Prometheus middleware, which dashboards
-// for other servers use, and the bytes that they move into and out of the store.
+// callMetrics counts the calls of clients and workers, and the bytes that calls of the store transfer. Call metrics
+// have the names of gRPC's Prometheus middleware, so that existing dashboards for gRPC servers show them.
 type callMetrics struct {
 	calls *grpcprom.ServerMetrics
-	bytes map[string]*transfers // of the store's methods, by full name
+	bytes map[string]*transfers // by the full name of a method of the store
 }
 
-// transfers are the bytes of one method.
+// transfers counts the bytes of one method.
 type transfers struct{ received, sent prometheus.Counter }
 
-// newCallMetrics registers the metrics.
+// newCallMetrics registers the metrics with r.
 func newCallMetrics(r *prometheus.Registry) *callMetrics {
 	c := &callMetrics{
 		calls: grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram(
@@ -51,8 +51,8 @@ func newCallMetrics(r *prometheus.Registry) *callMetrics {
 	return c
 }
 
-// ServerOptions returns the options with which a gRPC server traces its calls, and counts them if somebody reads the metrics. They
-// precede all others, so that refused calls and panics count as well.
+// ServerOptions returns options that make a gRPC server trace its calls and, if metrics are exported, count them. They
+// must precede all other options, so that refused calls and panics count as well.
 func (n *Node) ServerOptions() []grpc.ServerOption {
 	options := n.tracing.ServerOptions()
 	if !n.counted {

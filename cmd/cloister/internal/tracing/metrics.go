@@ -15,8 +15,9 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric"
 )
 
-// ExportMetrics sends the metrics of g by OTLP/gRPC at intervals, if the environment asks for it; otherwise stop is nil. stop
-// sends them once more, for at most flushTime. The collector need not be reachable: totals do not depend on what it missed.
+// ExportMetrics exports the metrics of g periodically over OTLP/gRPC if the environment requests it; otherwise stop is
+// nil. stop exports them one last time, for at most flushTime, and ends the export. A failed export loses nothing but
+// resolution, because the next one has the same counters.
 func ExportMetrics(ctx context.Context, log *slog.Logger, g prometheus.Gatherer) (stop func(), err error) {
 	if wanted, err := wanted(os.Getenv, "METRICS"); err != nil {
 		log.Warn("metrics are not exported", "err", err)
@@ -25,7 +26,7 @@ func ExportMetrics(ctx context.Context, log *slog.Logger, g prometheus.Gatherer)
 		return nil, nil
 	}
 	logFailures(log)
-	// A later export has everything that a failed one had.
+	// No retries: the next export has everything that a failed one had.
 	exporter, err := otlpmetricgrpc.New(ctx, otlpmetricgrpc.WithRetry(otlpmetricgrpc.RetryConfig{}))
 	if err != nil {
 		return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_ENDPOINT: %w", err)
