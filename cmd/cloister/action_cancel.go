@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/actions"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/spf13/cobra"
 )
@@ -13,7 +14,7 @@ import (
 func actionCancelCommand() *cobra.Command {
 	var c actions.Cancel
 	cmd := &cobra.Command{
-		Use:   "cancel [OPERATION|DIGEST|TARGET] [--invocation ID] [--server URL] [--instance NAME]",
+		Use:   "cancel [OPERATION|DIGEST|TARGET] [--invocation ID] [--server URL] [--instance NAME] [--json]",
 		Short: "Cancel queued and running actions",
 		Long: `Cancel ends queued and running executions: the one named OPERATION, those of the action DIGEST (at least 8 digits),
 or those of TARGET or //pkg/...; ^1 is the latest one, ^2 the one before. --invocation selects those of one build; without
@@ -35,6 +36,7 @@ The exit code is 4 if no queued or running execution matches, and 5 if the serve
 	}
 	c.From.Register(cmd)
 	cmd.Flags().StringVar(&c.Invocation, "invocation", "", "only actions of this build: its id, at least 8 digits of it, or ^1 for the latest")
+	render.JSONFlag(cmd.Flags(), &c.JSON, "print a JSON list", []actions.Execution{})
 	c.From.Complete(cmd)
 	return cmd
 }

@@ -8,6 +8,7 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/actions"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/spf13/cobra"
 )
@@ -56,7 +57,7 @@ The exit code is 1 if the server lists no executions, and 5 if it cannot be reac
 	f.BoolVar(&c.Failed, "failed", false, "only failures")
 	f.IntVar(&c.Limit, "limit", 100, "maximum number of lines")
 	f.BoolVar(&c.Wide, "wide", false, "print complete digests and invocation ids, and operation names or times")
-	f.BoolVar(&c.JSON, "json", false, "print a JSON list")
+	render.JSONFlag(f, &c.JSON, "print a JSON list", []actions.Execution{})
 	c.From.Complete(cmd)
 	return cmd
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/actions"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/spf13/cobra"
 )
 
@@ -61,7 +62,7 @@ The exit code is 4 if the action, its command or the manifest is absent, and 5 i
 	}
 	from.Register(cmd)
 	cmd.Flags().BoolVar(&failed, "failed", false, "show the latest failure, even if the action succeeded later")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object with messages of the API")
+	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON object with messages of the API", &actions.Object{})
 	cmd.Flags().BoolVar(&record, "manifest", false, "print the manifest of the run that made the result")
 	cmd.MarkFlagsMutuallyExclusive("json", "manifest")
 	from.Complete(cmd)

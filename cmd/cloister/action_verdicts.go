@@ -50,7 +50,7 @@ A server with --repro-gate ignores the expiry: it checks such an action each tim
 	}
 	f := cmd.Flags()
 	f.StringVar(&dir, "dir", "", "directory of the server's store (default: cloister in the user's cache directory)")
-	f.BoolVar(&asJSON, "json", false, "print a JSON list")
+	render.JSONFlag(f, &asJSON, "print a JSON list", []verdictRow{})
 	return cmd
 }
 

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -52,8 +53,16 @@ file or key cannot be read.`,
 	f.StringArrayVar(&want.Files, "file", nil, "file that must be a subject; repeatable")
 	f.StringVar(&want.Action, "action", "", "required action, HASH/SIZE")
 	f.BoolVar(&want.Reproducible, "reproducible", false, "require the verdict that all runs gave the same result")
-	f.BoolVar(&asJSON, "json", false, "print the statement")
+	render.JSONFlag(f, &asJSON, "print the statement", statement{})
 	return cmd
+}
+
+// A statement is an in-toto Statement, whose predicate is SLSA provenance or a verdict about reproducibility.
+type statement struct {
+	Type          string              `json:"_type"`
+	Subject       []attest.Descriptor `json:"subject"`
+	PredicateType string              `json:"predicateType"`
+	Predicate     json.RawMessage     `json:"predicate"`
 }
 
 // printStatement prints a statement.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -92,12 +93,12 @@ With --json it prints the whole stored entries that have such events, one per li
 	f.StringVar(&c.kind, "kind", "", "only events of this kind: "+strings.Join(auditlog.Kinds, ", "))
 	f.DurationVar(&c.since, "since", 0, "only events younger than this (default: all)")
 	f.IntVar(&c.limit, "limit", 0, "maximum number of lines, from the end (default: all)")
-	f.BoolVar(&c.json, "json", false, "print whole entries as JSON")
+	render.JSONFlag(f, &c.json, "print whole entries as JSON", auditlog.Line{})
 	return cmd
 }
 
 func auditShowCommand(c *auditConfig) *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "show SEQ|ACTION",
 		Short: "Show audit entries in full",
 		Long: `Show prints every field and event of the entry with this number, or else of all entries of actions whose digest has
@@ -112,6 +113,8 @@ this prefix. The exit code is 1 if there is none.`,
 			return auditShow(cmd.Context(), c, args[0], cmd.OutOrStdout())
 		},
 	}
+	render.JSONFlag(cmd.Flags(), &c.json, "print a JSON list", []auditlog.Line{})
+	return cmd
 }
 
 func auditVerifyCommand(c *auditConfig) *cobra.Command {
@@ -133,6 +136,7 @@ Only a head kept elsewhere reveals that the end was cut off or that the whole lo
 			return auditVerify(cmd.Context(), c, cmd.OutOrStdout())
 		},
 	}
+	render.JSONFlag(cmd.Flags(), &c.json, "print a JSON object", auditState{})
 	cmd.Flags().StringVar(&c.head, "head", "", "hash of a line that must be present, from an earlier verify or ls")
 	return cmd
 }
@@ -253,27 +257,53 @@ func auditShow(ctx context.Context, c *auditConfig, name string, out io.Writer) 
 }
 
 func (c *auditConfig) show(dir, name string, out io.Writer) error {
-	var numbered string
-	var named []string
+	var numbered, named []string
+	shown := (*audit.Record).Text
+	if c.json {
+		shown = (*audit.Record).JSON
+	}
 	err := audit.Read(dir, func(r audit.Record) error {
 		if strconv.FormatUint(r.Seq, 10) == name {
-			numbered = r.Text()
+			numbered = append(numbered, shown(&r))
 		} else if strings.HasPrefix(r.Action, name) {
-			named = append(named, r.Text())
+			named = append(named, shown(&r))
 		}
 		return nil
 	})
 	if err != nil {
 		return auditError(dir, err)
 	}
-	if numbered != "" {
-		named = []string{numbered}
+	if len(numbered) > 0 {
+		named = numbered
 	}
 	if len(named) == 0 {
 		return exit.New(exit.No, fmt.Errorf("the audit log %s has no entry with number or action prefix %q; see cloister audit ls", c.place(dir), name))
 	}
+	if c.json {
+		return printEntries(out, named)
+	}
 	_, err = fmt.Fprint(out, strings.Join(named, "\n"))
 	return err
+}
+
+// printEntries prints lines of the log as a JSON list.
+func printEntries(out io.Writer, stored []string) error {
+	lines := make([]json.RawMessage, len(stored))
+	for i, s := range stored {
+		lines[i] = json.RawMessage(s)
+	}
+	return render.JSON(out, lines)
+}
+
+// An auditState is the JSON form of a verified log.
+type auditState struct {
+	Entries uint64    `json:"entries"`
+	Head    string    `json:"head"`              // hash of the last line; 64 zeros for an empty log
+	First   uint64    `json:"first"`             // number of the first entry; 0 for an empty log
+	Begins  time.Time `json:"begins,omitzero"`   // time of the first entry
+	Deleted string    `json:"deleted,omitempty"` // why the log begins after entry 1
+	// Unfinished is the size of an incomplete line at the end.
+	Unfinished int64 `json:"unfinished_bytes"`
 }
 
 // auditVerify prints what a verified log holds.
@@ -285,6 +315,15 @@ func (c *auditConfig) verify(dir string, out io.Writer) error {
 	report, err := audit.Verify(dir, c.head)
 	if err != nil {
 		return auditError(dir, err)
+	}
+	if c.json {
+		s := auditState{
+			Entries: report.Entries, Head: report.Head, First: report.First, Begins: report.Begins, Unfinished: report.Unfinished,
+		}
+		if report.First > 1 {
+			s.Deleted = whyItBegins(report)
+		}
+		return render.JSON(out, s)
 	}
 	fmt.Fprintf(out, "%s, head %s\n", render.Count(report.Entries, "entry"), report.Head)
 	if report.First > 1 {

@@ -71,7 +71,7 @@ result of an ACTION was absent, and 5 if the history is needed and the server ca
 		},
 	}
 	from.Register(cmd)
-	store.Register(cmd, &from)
+	store.Register(cmd, &from, []removed{})
 	f := cmd.Flags()
 	f.StringVar(&which.Target, "target", "", "only actions of this target; a trailing * matches every ending, /... the package and those below")
 	f.StringVar(&which.Mnemonic, "mnemonic", "", "only actions of this kind")

@@ -65,9 +65,18 @@ The exit code is 4 if no usable result is recorded, and 5 if the server cannot b
 		},
 	}
 	from.Register(cmd)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object with the result as a message of the API")
+	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON object with the result as a message of the API", cachedResult{})
 	from.Complete(cmd)
 	return cmd
+}
+
+// A cachedResult is the JSON form of a result in the action cache.
+type cachedResult struct {
+	Action   string          `json:"action"`
+	Instance string          `json:"instance"`
+	Result   json.RawMessage `json:"result"` // an ActionResult
+	Blobs    int             `json:"blobs"`  // that the result refers to
+	Absent   []string        `json:"absent"` // the digests of those that are absent
 }
 
 func entryJSON(out io.Writer, action cas.Digest, instance string, r *repb.ActionResult, ds, missing []cas.Digest) error {
@@ -79,11 +88,5 @@ func entryJSON(out io.Writer, action cas.Digest, instance string, r *repb.Action
 	for _, d := range missing {
 		absent = append(absent, d.String())
 	}
-	return render.JSON(out, struct {
-		Action   string          `json:"action"`
-		Instance string          `json:"instance"`
-		Result   json.RawMessage `json:"result"`
-		Blobs    int             `json:"blobs"`
-		Absent   []string        `json:"absent"`
-	}{action.String(), instance, b, len(ds), absent})
+	return render.JSON(out, cachedResult{action.String(), instance, b, len(ds), absent})
 }

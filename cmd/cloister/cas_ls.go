@@ -80,7 +80,7 @@ func listingCommand(name string, deep bool, short, long, example string) *cobra.
 	}
 	from.Register(cmd)
 	registerForms(cmd, nil, &message)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON list")
+	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON list", []blobs.Entry{})
 	from.Complete(cmd)
 	return cmd
 }

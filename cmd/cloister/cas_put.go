@@ -67,7 +67,7 @@ root. The path - is standard input. Blobs already present are not sent again.`,
 	}
 	to.Register(cmd)
 	cmd.Flags().StringVar(&name, "digest-function", cas.SHA256.String(), "digest function")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON list")
+	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON list", []uploaded{})
 	return cmd
 }
 

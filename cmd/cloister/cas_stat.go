@@ -103,7 +103,7 @@ With digests it asks the server of --server whether it has them. The exit code i
 		},
 	}
 	from.Register(cmd)
-	store.Register(cmd, &from)
+	store.Register(cmd, &from, &localstore.Usage{}, []present{})
 	from.Complete(cmd)
 	return cmd
 }

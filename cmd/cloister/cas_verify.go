@@ -55,7 +55,7 @@ blob is absent.`,
 	f.Var(&limit, "rate", "read limit in bytes per second; 0 means no limit")
 	f.BoolVar(&o.Restart, "restart", false, "start over instead of resuming an earlier run")
 	from.Register(cmd)
-	store.Register(cmd, &from)
+	store.Register(cmd, &from, verified{}, []present{})
 	from.Complete(cmd)
 	return cmd
 }
@@ -131,13 +131,27 @@ func verifyText(out io.Writer, store *localstore.Store, r *disk.VerifyReport, wh
 	return p.Err
 }
 
+// A verified is the JSON form of a report.
+type verified struct {
+	Dir        string   `json:"dir"`      // "" for the store of a server
+	Holder     int      `json:"holder"`   // process that has the store open, or 0
+	Complete   bool     `json:"complete"` // verify was not interrupted
+	Resumed    bool     `json:"resumed"`  // verify began where an earlier run stopped
+	Blobs      int64    `json:"blobs"`
+	Bytes      int64    `json:"bytes"`
+	TotalBytes int64    `json:"total_bytes"`
+	Damaged    []damage `json:"damaged"`
+}
+
+// A damage is a damaged blob.
+type damage struct {
+	Instance string `json:"instance"`
+	Digest   string `json:"digest"` // "" if the store keeps only a hash of it, as for SHA384 and SHA512
+	Where    string `json:"where"`
+	Kept     string `json:"kept"` // file in the quarantine; "" if there is none, or without a digest
+}
+
 func verifyJSON(out io.Writer, store *localstore.Store, r *disk.VerifyReport, whole bool) error {
-	type damage struct {
-		Instance string `json:"instance"`
-		Digest   string `json:"digest"` // "": of SHA384 or SHA512, which the store cannot tell
-		Where    string `json:"where"`
-		Kept     string `json:"kept"` // "": nowhere, or not known without the digest
-	}
 	damaged := []damage{}
 	for _, d := range r.Damaged {
 		found := damage{Instance: d.Instance, Where: d.Where}
@@ -146,14 +160,5 @@ func verifyJSON(out io.Writer, store *localstore.Store, r *disk.VerifyReport, wh
 		}
 		damaged = append(damaged, found)
 	}
-	return render.JSON(out, struct {
-		Dir        string   `json:"dir"`    // "": that of the server
-		Holder     int      `json:"holder"` // 0: nobody held it
-		Complete   bool     `json:"complete"`
-		Resumed    bool     `json:"resumed"`
-		Blobs      int64    `json:"blobs"`
-		Bytes      int64    `json:"bytes"`
-		TotalBytes int64    `json:"total_bytes"`
-		Damaged    []damage `json:"damaged"`
-	}{store.Dir, store.Holder(), whole, r.Resumed, r.Blobs, r.Bytes, r.TotalBytes, damaged})
+	return render.JSON(out, verified{store.Dir, store.Holder(), whole, r.Resumed, r.Blobs, r.Bytes, r.TotalBytes, damaged})
 }

@@ -52,7 +52,7 @@ did not.`,
 		},
 	}
 	cmd.Flags().BoolVar(&self, "selftest", false, "also prove by two runs that the sandbox keeps its guarantees")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
+	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON object", &confinement.Report{})
 	cmd.MarkFlagsMutuallyExclusive("json", "selftest")
 	box.Register(cmd)
 	return cmd

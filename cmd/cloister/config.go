@@ -12,6 +12,7 @@ import (
 	"unicode"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/config"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/spf13/cobra"
 )
@@ -60,12 +61,12 @@ flags of the command after --. The environment is that of this shell, which may 
 				return fmt.Errorf("%+.80q has no configuration: write serve, join or runner", args[0])
 			}
 			if asJSON {
-				return printIndented(cmd, all)
+				return render.JSON(cmd.OutOrStdout(), all)
 			}
 			return printValues(cmd, all)
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON list")
+	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON list", []config.Value{})
 	cmd.Flags().StringVar(&file, "config", "", "configuration file, YAML or JSON, or - for standard input (default: "+config.DefaultFile+" if it exists)")
 	return cmd
 }

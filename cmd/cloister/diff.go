@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/comparison"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/spf13/cobra"
 )
@@ -63,7 +64,7 @@ The exit code is 0 without differences, 1 with differences, 5 if the server cann
 	f.BoolVar(&c.Results, "results", false, "compare the cached results of actions A and B")
 	f.BoolVar(&c.Names, "names", false, "name differing files without comparing their contents")
 	f.BoolVar(&c.Invocation, "invocation", false, "compare all actions of builds A and B")
-	f.BoolVar(&c.JSON, "json", false, "print a JSON object")
+	render.JSONFlag(f, &c.JSON, "print a JSON object", comparison.Reports...)
 	f.BoolVar(&c.Diffoscope, "diffoscope", false, comparison.DiffoscopeHelp)
 	cmd.MarkFlagsMutuallyExclusive("as", "results", "invocation")
 	cmd.MarkFlagsMutuallyExclusive("results", "invocation")

@@ -7,13 +7,14 @@ import (
 	"fmt"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/operator"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/spf13/cobra"
 )
 
 func drainCommand() *cobra.Command {
 	var c operator.Drain
 	cmd := &cobra.Command{
-		Use:   "drain WORKER | --all [--reason TEXT] [--wait [--timeout TIME]] [--server URL]",
+		Use:   "drain WORKER | --all [--reason TEXT] [--wait [--timeout TIME]] [--server URL] [--json]",
 		Short: "Stop giving actions to a worker",
 		Long: `Drain stops a cloister serve from giving actions to a worker, or with --all to all workers, including later ones.
 Running actions finish; queued ones wait for other workers. WORKER is the name that cloister status prints. The worker
@@ -46,6 +47,7 @@ worker stays drained then.`,
 	f.BoolVar(&c.All, "all", false, "drain all workers, also those that join later")
 	f.StringVar(&c.Reason, "reason", "", "text for cloister status to show")
 	f.BoolVar(&c.Wait, "wait", false, "return when the workers are idle")
+	render.JSONFlag(f, &c.JSON, "print a JSON object", &operator.Drained{})
 	f.DurationVar(&c.Timeout, "timeout", 0, "time limit of --wait; 0 means no limit")
 	return cmd
 }
@@ -53,7 +55,7 @@ worker stays drained then.`,
 func undrainCommand() *cobra.Command {
 	var c operator.Drain
 	cmd := &cobra.Command{
-		Use:   "undrain WORKER | --all [--server URL]",
+		Use:   "undrain WORKER | --all [--server URL] [--json]",
 		Short: "Resume giving actions to a worker",
 		Long: `Undrain reverts cloister drain for one worker, or with --all for all workers.
 
@@ -70,5 +72,6 @@ The exit code is 4 if no worker has this name, and 5 if the server cannot be rea
 	}
 	c.From.Register(cmd)
 	cmd.Flags().BoolVar(&c.All, "all", false, "undrain all workers")
+	render.JSONFlag(cmd.Flags(), &c.JSON, "print a JSON object", &operator.Drained{})
 	return cmd
 }

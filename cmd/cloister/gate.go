@@ -7,6 +7,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/gate"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/spf13/cobra"
 )
@@ -58,7 +59,7 @@ this machine cannot run the steps as the mode requires, 4 after a violation, and
 	f.StringVar(&c.Revision, "revision", "HEAD", "commit to run on, in the repository of the working directory")
 	f.BoolVar(&c.Fallback, "fallback", false, "if no sandbox is possible, run steps without one and record them with strace or ss")
 	f.StringVar(&c.Prometheus, "prometheus", "", "file for metrics in the Prometheus text format")
-	f.BoolVar(&c.JSON, "json", false, "print the report as JSON")
+	render.JSONFlag(f, &c.JSON, "print the report as JSON", &gate.Report{})
 	f.BoolVar(&schema, "schema", false, "print the JSON schema of policy files and exit")
 	c.Sandbox.RegisterTier(cmd)
 	c.Attest.Register(cmd)

@@ -72,7 +72,7 @@ size of --max-size cannot be reached.`,
 	flags.HideDefault(f, "max-size", "older-than")
 	f.BoolVar(&c.dryRun, "dry-run", false, "only report what would be removed")
 	c.from.RegisterAddress(cmd)
-	c.store.Register(cmd, &c.from)
+	c.store.Register(cmd, &c.from, collected{})
 	return cmd
 }
 
@@ -172,24 +172,27 @@ func (c *gcConfig) text(out io.Writer, r *disk.CollectReport, lease time.Duratio
 	return p.Err
 }
 
+// A collected is the JSON form of a report.
+type collected struct {
+	Dir      string              `json:"dir"`    // "" for the store of a server
+	Holder   int                 `json:"holder"` // process that has the store open, or 0
+	DryRun   bool                `json:"dry_run"`
+	Blobs    int                 `json:"blobs"`    // small ones that were removed; 0 with dry_run
+	Files    int                 `json:"files"`    // large blobs that were removed
+	Copies   int                 `json:"copies"`   // executable copies of blobs that were removed
+	Segments int                 `json:"segments"` // files with small blobs that were removed
+	Freed    int64               `json:"freed_bytes"`
+	Moved    int64               `json:"moved_bytes"` // of small blobs that share a segment with removed ones
+	Bytes    int64               `json:"bytes"`       // that stay
+	MaxBytes int64               `json:"max_bytes"`   // limit of the store; 0 for none
+	Leased   int64               `json:"leased_bytes"`
+	Pinned   int64               `json:"pinned_bytes"` // mounted by running actions
+	Lease    float64             `json:"lease_seconds"`
+	Ages     []localstore.AgeRow `json:"ages"`
+}
+
 func (c *gcConfig) json(out io.Writer, r *disk.CollectReport, lease time.Duration) error {
-	return render.JSON(out, struct {
-		Dir      string              `json:"dir"`    // "": that of the server
-		Holder   int                 `json:"holder"` // 0: nobody held it
-		DryRun   bool                `json:"dry_run"`
-		Blobs    int                 `json:"blobs"`
-		Files    int                 `json:"files"`
-		Copies   int                 `json:"copies"`
-		Segments int                 `json:"segments"`
-		Freed    int64               `json:"freed_bytes"`
-		Moved    int64               `json:"moved_bytes"`
-		Bytes    int64               `json:"bytes"`
-		MaxBytes int64               `json:"max_bytes"`
-		Leased   int64               `json:"leased_bytes"`
-		Pinned   int64               `json:"pinned_bytes"`
-		Lease    float64             `json:"lease_seconds"`
-		Ages     []localstore.AgeRow `json:"ages"`
-	}{
+	return render.JSON(out, collected{
 		c.store.Dir, c.store.Holder(), c.dryRun, r.Blobs, r.Files, r.Copies, r.Segments, r.Freed, r.Moved, r.Bytes, localstore.Budget(r.MaxBytes),
 		r.Leased, r.Pinned, max(lease, 0).Seconds(), localstore.AgeRows(r.Ages),
 	})

@@ -55,12 +55,13 @@ type imageConfig struct {
 	remote bool // the images are those of the server
 }
 
-func (c *imageConfig) register(cmd *cobra.Command) {
+// register adds the flags to a command that prints a value like printed with --json.
+func (c *imageConfig) register(cmd *cobra.Command, printed any) {
 	c.from.Register(cmd)
 	f := cmd.Flags()
 	f.StringVar(&c.dir, "dir", "",
 		"directory of a local store (default, unless a server is named: cloister in the user's cache directory)")
-	f.BoolVar(&c.json, "json", false, "print JSON")
+	render.JSONFlag(f, &c.json, "print JSON", printed)
 	cmd.PreRun = func(cmd *cobra.Command, _ []string) { c.remote = c.dir == "" && c.from.Named(cmd) }
 }
 

@@ -59,7 +59,7 @@ The exit code is 1 if the image cannot be loaded, and 4 if the file does not con
 			})
 		},
 	}
-	c.register(cmd)
+	c.register(cmd, imageRow{})
 	f := cmd.Flags()
 	f.StringVar(&as, "as", "", "name under which actions use the image (default: its own)")
 	f.StringVar(&selector, "select", "", "tag, name or digest of one of several images in the file")

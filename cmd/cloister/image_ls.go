@@ -47,7 +47,7 @@ a loaded one must be loaded again.`,
 			})
 		},
 	}
-	c.register(cmd)
+	c.register(cmd, imageList{})
 	return cmd
 }
 

@@ -40,7 +40,7 @@ The exit code is 1 if the image cannot be pulled.`,
 			return imagePull(cmd.Context(), &c, ref.String(), cmd.OutOrStdout(), unlessQuiet(cmd, cmd.ErrOrStderr()))
 		},
 	}
-	c.register(cmd)
+	c.register(cmd, imageRow{})
 	return cmd
 }
 

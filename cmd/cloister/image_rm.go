@@ -32,7 +32,7 @@ The exit code is 4 if the server does not have one of the images; then rm remove
 			})
 		},
 	}
-	c.register(cmd)
+	c.register(cmd, []imageRow{})
 	cmd.ValidArgsFunction = c.complete
 	return cmd
 }

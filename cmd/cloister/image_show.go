@@ -39,7 +39,7 @@ The exit code is 4 if the server does not have it.`,
 			})
 		},
 	}
-	c.register(cmd)
+	c.register(cmd, []imageRow{})
 	cmd.ValidArgsFunction = c.complete
 	return cmd
 }

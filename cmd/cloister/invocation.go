@@ -6,8 +6,10 @@ import (
 	"fmt"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/actions"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/buildevents"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/spf13/cobra"
 )
@@ -56,7 +58,7 @@ reached.`,
 	}
 	from.Register(cmd)
 	f := cmd.Flags()
-	f.BoolVar(&asJSON, "json", false, "print a JSON object")
+	render.JSONFlag(f, &asJSON, "print a JSON object", &buildevents.Build{})
 	f.StringVar(&profile, "profile", "", "file for the profile, compressed if its name ends in .gz")
 	cmd.MarkFlagsMutuallyExclusive("json", "profile")
 	return cmd
@@ -90,6 +92,6 @@ exit code is 1 if the server keeps no history, and 5 if it cannot be reached.`,
 	c.From.Register(cmd)
 	f := cmd.Flags()
 	f.IntVar(&c.Limit, "limit", 20, "maximum number of lines")
-	f.BoolVar(&c.JSON, "json", false, "print a JSON list")
+	render.JSONFlag(f, &c.JSON, "print a JSON list", []*actions.Invocation{})
 	return cmd
 }

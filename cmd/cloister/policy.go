@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/confinement"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
@@ -36,8 +37,9 @@ format.`,
 }
 
 func policyCheckCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "check FILE",
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "check FILE [--json]",
 		Short: "Parse a policy and print it in full",
 		Long: `Check prints profiles with everything that they inherit, and rules in order; built-in values are comments. The exit code
 is 2 if the file has a mistake; the message says where.`,
@@ -48,17 +50,29 @@ is 2 if the file has a mistake; the message says where.`,
 			if err != nil {
 				return err
 			}
+			if asJSON {
+				return render.JSON(cmd.OutOrStdout(), parsedPolicy{p.Hash(), p.Text()})
+			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "# policy %s\n%s", p.Hash(), p.Text())
 			return err
 		},
 	}
+	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON object", parsedPolicy{})
+	return cmd
+}
+
+// A parsedPolicy is the JSON form of a policy.
+type parsedPolicy struct {
+	Hash string `json:"hash"` // as manifests and metrics have it
+	Text string `json:"text"` // the policy in full, in YAML
 }
 
 func policyExplainCommand() *cobra.Command {
 	var r policy.Request
 	var properties []string
+	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "explain [FILE] [--property K=V]... [--target LABEL] [--mnemonic NAME] [--instance NAME]",
+		Use:   "explain [FILE] [--property K=V]... [--target LABEL] [--mnemonic NAME] [--instance NAME] [--json]",
 		Short: "Explain what a policy grants an action",
 		Long: `Explain prints what an action with these properties is granted by a worker that can enforce every limit, with the rule
 and line behind each decision, and how much more properties may request. Without a file it explains the built-in policy on
@@ -81,7 +95,7 @@ this machine. The exit code is 1 if the policy refuses the action.`,
 				}
 				r.Properties = append(r.Properties, policy.Property{Name: k, Value: v})
 			}
-			return explain(cmd.OutOrStdout(), p, r)
+			return explain(cmd.OutOrStdout(), p, r, asJSON)
 		},
 	}
 	f := cmd.Flags()
@@ -90,17 +104,35 @@ this machine. The exit code is 1 if the policy refuses the action.`,
 	f.StringVar(&r.Mnemonic, "mnemonic", "", "mnemonic of the action")
 	f.StringVar(&r.Instance, "instance", "", "instance name of the request")
 	flags.AllowEmpty(f, "instance")
+	render.JSONFlag(f, &asJSON, "print a JSON object", explained{})
 	return cmd
 }
 
+// An explained is the JSON form of a policy's decision. Without a grant only Refused is set.
+type explained struct {
+	Granted  bool     `json:"granted"`
+	Refused  string   `json:"refused,omitempty"` // why
+	Rule     string   `json:"rule,omitempty"`
+	Profile  string   `json:"profile,omitempty"`
+	Hermetic bool     `json:"hermetic"`
+	Cached   bool     `json:"results_recorded"`
+	Why      []string `json:"why,omitempty"` // each decision, with its line in the file
+}
+
 // explain prints what p grants r.
-func explain(out io.Writer, p *policy.Policy, r policy.Request) error {
+func explain(out io.Writer, p *policy.Policy, r policy.Request, asJSON bool) error {
 	g, err := p.Compile(r, sandbox.AllLimits)
-	if errors.Is(err, policy.ErrRefused) {
-		return exit.New(exitRefused, err)
-	}
-	if err != nil {
+	switch {
+	case errors.Is(err, policy.ErrRefused):
+		var failed error
+		if asJSON {
+			failed = render.JSON(out, explained{Refused: err.Error()})
+		}
+		return exit.New(exitRefused, errors.Join(err, failed))
+	case err != nil:
 		return err
+	case asJSON:
+		return render.JSON(out, explained{true, "", g.Rule, g.Profile, g.Hermetic, g.Cache, g.Why})
 	}
 	_, err = fmt.Fprintf(out, "granted by rule %s: profile %s, hermetic %t, results recorded %t\n  %s\n",
 		g.Rule, g.Profile, g.Hermetic, g.Cache, strings.Join(g.Why, "\n  "))

@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-var updateReference = flag.Bool("update", false, "rewrite docs/reference")
+var updateReference = flag.Bool("update", false, "rewrite docs/reference and schemas")
 
 // TestReferenceIsCurrent generates the command reference and the man pages and compares them with docs/reference.
 func TestReferenceIsCurrent(t *testing.T) {
@@ -39,13 +39,6 @@ func TestReferenceIsCurrent(t *testing.T) {
 	must.Succeed(t, doc.GenManTree(root, header, man))
 	expect.Equal(t, cmp.Diff(readTree(t, committed), readTree(t, dir)), "",
 		"docs/reference is not current; run make reference (- committed, + generated)")
-}
-
-func visitCommands(c *cobra.Command, visit func(*cobra.Command)) {
-	visit(c)
-	for _, sub := range c.Commands() {
-		visitCommands(sub, visit)
-	}
 }
 
 // readTree returns the files below dir by path.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/comparison"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/reproduction"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/worker/repro"
@@ -70,7 +71,7 @@ The exit code is 0 if all runs are the same, 1 if they differ, 5 if a server is 
 	f.StringVar(&c.Report, "report", "", "file for a report: .html, .md or .json")
 	f.StringVar(&c.KeepIn, "keep", "", "directory for the outputs of each run, in run1, run2 and so on")
 	f.BoolVar(&c.AllowFailure, "allow-failure", false, "accept runs that all fail in the same way, and outputs of --out that no run produces")
-	f.BoolVar(&c.JSON, "json", false, "print a JSON list")
+	render.JSONFlag(f, &c.JSON, "print a JSON list", repro.Report{})
 	f.BoolVar(&c.Diffoscope, "diffoscope", false, comparison.DiffoscopeHelp)
 	c.ActionFlags.Register(cmd)
 	c.RegisterImage(cmd)

@@ -52,6 +52,6 @@ The exit code is 1 if the server is not ready, and 5 if it cannot be reached.`,
 		},
 	}
 	from.Register(cmd)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
+	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON object", &operator.State{})
 	return cmd
 }

@@ -26,7 +26,7 @@ func versionCommand() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
+	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON object", version{})
 	return cmd
 }
 

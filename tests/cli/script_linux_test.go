@@ -31,7 +31,7 @@ import (
 
 // TestScripts runs the stories in testdata/script. A story may run the program, which is in its PATH:
 //
-//	cloister CODE ARGS...    run it and check its exit code
+//	cloister CODE ARGS...    run it, and check its exit code and with --json that its output conforms to its schema
 //	client CODE ARGS...      the same, with --cas and --instance of the current server
 //	store CODE ARGS...       the same, with --dir of the current server
 //	usage REGEXP ARGS...     check that it reports a usage error
@@ -172,7 +172,10 @@ func (s *story) exec(args ...string) error {
 }
 
 func (s *story) cloister(args []string) error {
-	return s.exec(append([]string{args[0], "cloister"}, args[1:]...)...)
+	if err := s.exec(append([]string{args[0], "cloister"}, args[1:]...)...); err != nil {
+		return err
+	}
+	return s.checkJSON(args)
 }
 
 func (s *story) client(args []string) error {

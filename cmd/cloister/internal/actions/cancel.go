@@ -23,6 +23,7 @@ import (
 type Cancel struct {
 	From       client.Server
 	Invocation string
+	JSON       bool
 }
 
 // Run cancels the unfinished executions that name and the flags select, and prints them. It needs no history, which only
@@ -85,7 +86,7 @@ func (c *Cancel) Run(ctx context.Context, name string, out io.Writer) error {
 		return exit.New(exit.Usage, fmt.Errorf("%s selects executions in the instances %q and %q: select one with --instance",
 			render.Quote(what), found[0].Instance, found[i].Instance))
 	}
-	cancelled := 0
+	cancelled := []Execution{}
 	var failure error // the first; the others are cancelled nevertheless
 	for _, e := range found {
 		_, err := operations.CancelOperation(ctx, &longrunningpb.CancelOperationRequest{Name: e.Operation})
@@ -96,7 +97,10 @@ func (c *Cancel) Run(ctx context.Context, name string, out io.Writer) error {
 			failure = cmp.Or(failure, l.explain("cancel operation "+render.Quote(e.Operation), err))
 			continue
 		}
-		cancelled++
+		cancelled = append(cancelled, e)
+		if c.JSON {
+			continue
+		}
 		line := "cancelled " + render.Quote(e.Action) + "  " + render.Quote(e.Operation)
 		if text := strings.TrimSpace(e.Mnemonic + " " + e.Target); text != "" {
 			line += "  " + render.Quote(text)
@@ -105,8 +109,11 @@ func (c *Cancel) Run(ctx context.Context, name string, out io.Writer) error {
 			failure = cmp.Or[error](failure, exit.New(exit.No, err))
 		}
 	}
-	if failure == nil && cancelled == 0 {
+	if failure == nil && len(cancelled) == 0 {
 		return none
+	}
+	if c.JSON {
+		failure = cmp.Or(failure, render.JSON(out, cancelled))
 	}
 	return failure
 }

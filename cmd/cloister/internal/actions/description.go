@@ -10,8 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -127,42 +125,64 @@ func (a *Description) Failure() (summary string, lines []string) {
 	return a.failure.summary(), a.failure.lines
 }
 
-// Object returns a for JSON, with the messages of the API in their JSON mapping.
-func (a *Description) Object() (map[string]any, error) {
-	o := map[string]any{"digest": a.Digest.String(), "instance": a.Instance}
-	messages := map[string]proto.Message{"action": a.Action.Action, "command": a.Command}
+// An Object is a Description in JSON. Messages of the API are in the JSON mapping of Protocol Buffers.
+type Object struct {
+	Action json.RawMessage `json:"action"` // an Action
+	// AuxiliaryMetadata is what the worker added to the metadata of the result.
+	AuxiliaryMetadata []json.RawMessage `json:"auxiliaryMetadata,omitempty"`
+	Command           json.RawMessage   `json:"command"` // a Command
+	Digest            string            `json:"digest"`
+	Failure           json.RawMessage   `json:"failure,omitempty"` // the cloister.v1.HistoryEntry of a failed run
+	Input             ObjectInput       `json:"input"`
+	Instance          string            `json:"instance"`
+	Message           []string          `json:"message,omitempty"` // the lines of the message of a failed run
+	Result            json.RawMessage   `json:"result,omitempty"`  // an ActionResult
+}
+
+// An ObjectInput describes an input root. It has either an Error or the other fields.
+type ObjectInput struct {
+	Bytes *int64 `json:"bytes,omitempty"`
+	Error string `json:"error,omitempty"` // why it cannot be read
+	Files *int64 `json:"files,omitempty"`
+}
+
+// Object returns a for JSON.
+func (a *Description) Object() (*Object, error) {
+	var failed error
+	encode := func(name string, m proto.Message) json.RawMessage {
+		b, err := protojson.Marshal(m)
+		if err != nil && failed == nil {
+			failed = exit.New(exit.No, fmt.Errorf("%s of %s: %w", name, a.Digest, err))
+		}
+		return b
+	}
+	o := &Object{
+		Digest: a.Digest.String(), Instance: a.Instance,
+		Action: encode("action", a.Action.Action), Command: encode("command", a.Command),
+	}
 	if a.failure != nil {
-		messages["failure"] = a.failure.entry
-		o["message"] = a.failure.lines
+		o.Failure, o.Message = encode("failure", a.failure.entry), a.failure.lines
 	}
 	if a.InputErr != nil {
-		o["input"] = map[string]any{"error": a.InputErr.Error()}
+		o.Input.Error = a.InputErr.Error()
 	} else {
-		o["input"] = map[string]any{"files": a.Input.Files(), "bytes": a.Input.Bytes()}
+		o.Input.Files, o.Input.Bytes = new(a.Input.Files()), new(a.Input.Bytes())
 	}
 	if a.Result != nil {
 		// An unknown type cannot be mapped, but must not hide the rest.
-		var aux []any
 		for _, m := range a.Result.ExecutionMetadata.GetAuxiliaryMetadata() {
-			if b, err := protojson.Marshal(m); err == nil {
-				aux = append(aux, json.RawMessage(b))
-			} else {
-				aux = append(aux, map[string]string{"@type": m.TypeUrl, "encoded": base64.StdEncoding.EncodeToString(m.Value)})
+			b, err := protojson.Marshal(m)
+			if err != nil {
+				b, err = json.Marshal(map[string]string{"@type": m.TypeUrl, "encoded": base64.StdEncoding.EncodeToString(m.Value)})
 			}
+			if err != nil {
+				return nil, err
+			}
+			o.AuxiliaryMetadata = append(o.AuxiliaryMetadata, b)
 		}
-		if aux != nil {
-			o["auxiliaryMetadata"] = aux
-		}
-		messages["result"] = withoutAuxiliary(a.Result)
+		o.Result = encode("result", withoutAuxiliary(a.Result))
 	}
-	for _, name := range slices.Sorted(maps.Keys(messages)) {
-		b, err := protojson.Marshal(messages[name])
-		if err != nil {
-			return nil, exit.New(exit.No, fmt.Errorf("%s of %s: %w", name, a.Digest, err))
-		}
-		o[name] = json.RawMessage(b)
-	}
-	return o, nil
+	return o, failed
 }
 
 // withoutAuxiliary returns r without the metadata that its worker added.

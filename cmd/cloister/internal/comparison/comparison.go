@@ -53,6 +53,9 @@ type Report interface {
 	print(out io.Writer) error
 }
 
+// Reports has a Report of each type: of operands and of builds.
+var Reports = []any{&diffReport{}, &buildsReport{}}
+
 // Run compares two operands or builds, and reports whether they are the same.
 func (c *Config) Run(ctx context.Context, a, b string, out io.Writer) (same bool, err error) {
 	r, err := c.Compare(ctx, a, b)

@@ -25,19 +25,19 @@ const maxLog = 256 << 10
 
 // actionData is the data of /a/NAME.
 type actionData struct {
-	Digest   string         `json:"digest"`
-	Instance string         `json:"instance"`
-	Target   string         `json:"target,omitempty"`
-	Mnemonic string         `json:"mnemonic,omitempty"`
-	Status   string         `json:"status"`
-	Failed   bool           `json:"failed"`
-	Message  []string       `json:"message,omitempty"` // of a failure
-	Rerun    string         `json:"rerun"`             // a command line
-	Stages   []stage        `json:"stages,omitempty"`
-	Outputs  []output       `json:"outputs,omitempty"`
-	Stdout   *log           `json:"stdout,omitempty"`
-	Stderr   *log           `json:"stderr,omitempty"`
-	Facts    map[string]any `json:"facts"` // as of cloister action show --json
+	Digest   string          `json:"digest"`
+	Instance string          `json:"instance"`
+	Target   string          `json:"target,omitempty"`
+	Mnemonic string          `json:"mnemonic,omitempty"`
+	Status   string          `json:"status"`
+	Failed   bool            `json:"failed"`
+	Message  []string        `json:"message,omitempty"` // of a failure
+	Rerun    string          `json:"rerun"`             // a command line
+	Stages   []stage         `json:"stages,omitempty"`
+	Outputs  []output        `json:"outputs,omitempty"`
+	Stdout   *log            `json:"stdout,omitempty"`
+	Stderr   *log            `json:"stderr,omitempty"`
+	Facts    *actions.Object `json:"facts"` // as of cloister action show --json
 	// Shortened means that the command, the platform or the outputs are longer than what is shown.
 	Shortened bool   `json:"shortened,omitempty"`
 	Command   string `json:"command"` // digest

@@ -31,7 +31,7 @@ func (s *stepReport) lines() []string {
 }
 
 // junit returns the report as JUnit XML: a test case a step. It has no times, which differ between runs.
-func (r *report) junit() []byte {
+func (r *Report) junit() []byte {
 	type problem struct {
 		Type    string `xml:"type,attr"`
 		Message string `xml:"message,attr"`
@@ -89,7 +89,7 @@ func (r *report) junit() []byte {
 type object = map[string]any
 
 // sarif returns the violations in SARIF 2.1.0, each at the line of its step in the policy.
-func (r *report) sarif() object {
+func (r *Report) sarif() object {
 	level := "error"
 	if r.Mode == modeReport {
 		level = "warning"

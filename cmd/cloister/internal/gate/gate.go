@@ -74,7 +74,7 @@ type gate struct {
 	features sandbox.Features
 	observer *observer // nil with a sandbox
 	evidence *evidence
-	report   report
+	report   Report
 	metrics  metrics
 }
 
@@ -173,7 +173,7 @@ func (g *gate) open(ctx context.Context, removed []string) error {
 	if changed, err := git(ctx, ".", false, "status", "--porcelain", "--untracked-files=no"); err == nil && changed != "" {
 		g.note("steps do not see the uncommitted changes of the working tree")
 	}
-	g.report = report{
+	g.report = Report{
 		Format: reportFormat, Revision: commit, Mode: g.Mode, Policy: policyReport{filepath.ToSlash(g.Policy), g.policy.sum},
 		Sandbox: boxReport{Tier: "none", Layers: []string{}, NotEnforced: []string{}}, Steps: []stepReport{},
 	}

@@ -184,7 +184,7 @@ func TestSecretsAreRemoved(t *testing.T) {
 	})
 	encoded, err := encode("abc\"<>&'\\def")
 	must.Succeed(t, err)
-	r := report{Steps: []stepReport{{ID: "x", Message: "abc\"<>&'\\def", Verdict: failed}}}
+	r := Report{Steps: []stepReport{{ID: "x", Message: "abc\"<>&'\\def", Verdict: failed}}}
 	for text, want := range map[string]string{
 		"x abc\"<>&'\\def y":               "x [removed] y",
 		"abc\"<>&'\\def-and-more":          "[removed]",

@@ -27,7 +27,7 @@ type metrics struct {
 	// Expiring lists the exceptions that expire within expiringDays.
 	Expiring []expiry `json:"expiring"`
 
-	report *report
+	report *Report
 }
 
 type timing struct {

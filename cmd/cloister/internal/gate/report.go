@@ -31,9 +31,9 @@ const (
 	notRun      = "not run"
 )
 
-// A report is the content of report.json. Nothing in it differs between two runs of one commit on one machine, unless
+// A Report is the content of report.json. Nothing in it differs between two runs of one commit on one machine, unless
 // the steps do.
-type report struct {
+type Report struct {
 	Format   string       `json:"format"`
 	Revision string       `json:"revision"`
 	Policy   policyReport `json:"policy"`
@@ -89,7 +89,7 @@ func (b *boxReport) observation() string {
 }
 
 // count returns the number of violations.
-func (r *report) count() (n int) {
+func (r *Report) count() (n int) {
 	for i := range r.Steps {
 		n += len(r.Steps[i].Violations)
 	}
@@ -97,7 +97,7 @@ func (r *report) count() (n int) {
 }
 
 // markdown returns the report for a person.
-func (r *report) markdown() string {
+func (r *Report) markdown() string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("# Hermetic CI gate: %s\n", r.Verdict)

@@ -12,6 +12,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/client"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
@@ -29,14 +30,15 @@ type Store struct {
 	*diskctl.Client
 }
 
-// Register adds the flags. The caller adds those of server, whose store is used if --dir is not set and a server is named.
-func (s *Store) Register(cmd *cobra.Command, server *client.Server) {
+// Register adds the flags to a command that prints a value like one of printed with --json. The caller adds those of
+// server, whose store is used if --dir is not set and a server is named.
+func (s *Store) Register(cmd *cobra.Command, server *client.Server, printed ...any) {
 	s.cmd, s.server = cmd, server
 	s.lease = flags.Duration(disk.DefaultLease)
 	f := cmd.Flags()
 	f.StringVar(&s.Dir, "dir", "", "directory of a local store (default, unless a server is named: cloister in the user's cache directory)")
 	f.Var(&s.lease, "lease", "lease of used blobs, if no running serve provides it")
-	f.BoolVar(&s.JSON, "json", false, "print JSON")
+	render.JSONFlag(f, &s.JSON, "print JSON", printed...)
 }
 
 // Open opens the store, or connects to the process that holds it. The caller closes the Store.

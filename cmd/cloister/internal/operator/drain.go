@@ -25,6 +25,24 @@ type Drain struct {
 	worker, Reason string
 	Wait           bool
 	Timeout        time.Duration // 0: no limit
+	JSON           bool
+}
+
+// A Drained is the JSON form of what drain and undrain did.
+type Drained struct {
+	Workers []string `json:"workers"` // names; with --all also applies to later ones
+	All     bool     `json:"all"`
+	Running int64    `json:"running"` // actions on these workers; after --wait 0
+	Idle    bool     `json:"idle"`    // --wait saw all workers idle
+}
+
+// write prints what was done to the workers of r as JSON.
+func (c *Drain) write(out io.Writer, r *cloisterpb.DrainResponse, idle bool) error {
+	d := &Drained{Workers: append([]string{}, r.Workers...), All: c.All, Running: r.Running, Idle: idle}
+	if idle {
+		d.Running = 0
+	}
+	return render.JSON(out, d)
 }
 
 // Name sets the worker from the arguments. Only --all stands for all workers: a forgotten name or an empty variable in
@@ -53,11 +71,18 @@ func (c *Drain) Run(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "drained %s; %s running there\n", workerNames(r.Workers, "all future workers"), render.Count(r.Running, "action"))
-		if !c.Wait {
-			return nil
+		text := out
+		if c.JSON {
+			text = io.Discard
 		}
-		return c.waitIdle(ctx, client, r.Workers, out)
+		fmt.Fprintf(text, "drained %s; %s running there\n", workerNames(r.Workers, "all future workers"), render.Count(r.Running, "action"))
+		if c.Wait {
+			err = c.waitIdle(ctx, client, r.Workers, text)
+		}
+		if c.JSON {
+			err = errors.Join(err, c.write(out, r, c.Wait && err == nil))
+		}
+		return err
 	})
 }
 
@@ -67,7 +92,11 @@ func (c *Drain) Undo(ctx context.Context, out io.Writer) error {
 	defer end()
 	return c.From.Connect(func(client cloisterpb.FleetClient) error {
 		r, err := c.call(ctx, client.Undrain)
-		if err == nil {
+		switch {
+		case err != nil:
+		case c.JSON:
+			err = c.write(out, r, false)
+		default:
 			fmt.Fprintf(out, "undrained %s\n", workerNames(r.Workers, "all future workers"))
 		}
 		return err
