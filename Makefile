@@ -167,8 +167,8 @@ golden: ## rewrite the expected outputs in testdata; review the diff before you 
 	$(GO) test -run '^TestPlan$$' ./cas/tree ./sandbox/namespace -update
 	$(GO) test ./sandbox/policy ./sandbox/internal/seccomp ./worker/repro/manifest ./worker/access -update
 
-reference: ## rewrite the command reference, man pages and schemas of JSON output
-	$(GO) test ./cmd/cloister -run '^TestReferenceIsCurrent$$|^TestSchemasAreCurrent$$' -update
+reference: ## rewrite the command reference, man pages, codes and schemas of JSON output
+	$(GO) test ./cmd/cloister -run 'IsCurrent$$|AreCurrent$$' -update
 
 build-files: ## rewrite Bazel's build files of Go packages
 	$(TOOL) gazelle update -external=static
