@@ -53,6 +53,14 @@ var rules = []rule{
 		why: "its init runs before that of any larger package, in every process that it starts",
 	},
 	{
+		of: "sandbox/internal/agent", only: []string{"sandbox/internal/zygote", "golang.org/x/sys/unix"}, never: []string{"std/net", "std/os/exec", "std/regexp"}, deep: true,
+		why: "its init runs before that of any larger package, in every process of the sandbox",
+	},
+	{
+		of: "sandbox/environment", only: []string{"sandbox", "sandbox/internal/agent", "sandbox/internal/zygote", "golang.org/x/sys/unix"},
+		why: "an environment works with every backend",
+	},
+	{
 		of: "sandbox/policy", only: []string{"sandbox", "sandbox/policy/strict"},
 		why: "operators can read and test policies without anything that runs",
 	},

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/cloister-build/cloister/sandbox/internal/agent"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"golang.org/x/sys/unix"
 )
@@ -46,7 +47,10 @@ func covers(idMap string, first, last int) bool {
 // errHelper means that a helper process did not start although this host may support namespaces.
 var errHelper = errors.New("the sandbox's helper process did not start")
 
-func initHelper() { zygote.Main() }
+func initHelper() {
+	zygote.Main()
+	agent.Main()
+}
 
 // startZygote starts a zygote and returns its process and the worker's end of its socket, which the caller closes to
 // end it. A rootless zygote lives in a user namespace whose root is the calling user.

@@ -2,7 +2,13 @@
 
 package earlyinit
 
-import "github.com/cloister-build/cloister/sandbox/internal/zygote"
+import (
+	"github.com/cloister-build/cloister/sandbox/internal/agent"
+	"github.com/cloister-build/cloister/sandbox/internal/zygote"
+)
 
 // Go initialises packages in the order of their paths as dependencies allow, so this runs before google.golang.org.
-func init() { zygote.Main() }
+func init() {
+	zygote.Main()
+	agent.Main()
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package environment_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/environment"
+	"github.com/cloister-build/cloister/sandbox/namespace"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+)
+
+func TestMain(m *testing.M) {
+	namespace.Init()
+	os.Exit(m.Run())
+}
+
+// start starts an environment with a writable directory /work, and returns it with the Spec as changed.
+func start(t *testing.T, change func(*sandbox.Spec)) *environment.Environment {
+	t.Helper()
+	b := namespace.New(namespace.Config{})
+	t.Cleanup(func() { b.Close() })
+	features, err := b.Probe(t.Context())
+	if err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	ws, err := b.Workspace(t.Context(), 16<<20, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ws.Close() })
+	spec := newSpec(t)
+	spec.Workspace = ws.Name()
+	for _, l := range []struct {
+		limit sandbox.Limit
+		value *int64
+	}{{sandbox.LimitMemory, &spec.Limits.Memory}, {sandbox.LimitProcesses, &spec.Limits.Processes}} {
+		if !has(features.Limits, l.limit) {
+			*l.value = sandbox.Unlimited
+		}
+	}
+	if !has(features.Limits, sandbox.LimitCPU) {
+		spec.Limits.CPU = sandbox.Unlimited
+	}
+	if change != nil {
+		change(spec)
+	}
+	e, err := environment.Start(t.Context(), func(ctx context.Context, std sandbox.Stdio) (*sandbox.Result, error) {
+		return b.Run(ctx, spec, std)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.Close(t.Context()) })
+	return e
+}
+
+func has(limits []sandbox.Limit, l sandbox.Limit) bool {
+	for _, other := range limits {
+		if other == l {
+			return true
+		}
+	}
+	return false
+}
+
+// newSpec returns the Spec of an environment of this program.
+func newSpec(t *testing.T) *sandbox.Spec {
+	t.Helper()
+	tools, err := sandbox.HostToolchain()
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := sandbox.ForTest(sandbox.Profile{
+		Args: environment.Args("/agent"), Tools: tools, Outputs: []string{"/work"},
+		Inputs: []sandbox.Input{{Target: "/agent/" + environment.Program, Source: self, Content: "agent"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return spec
+}
+
+// shell runs a script and returns its exit code and output.
+func shell(t *testing.T, e *environment.Environment, script string) (int, string) {
+	t.Helper()
+	var out bytes.Buffer
+	code, err := e.Exec(t.Context(), command(script), sandbox.Stdio{Stdout: &out, Stderr: &out}, nil)
+	if err != nil {
+		t.Fatalf("%s: %v", script, err)
+	}
+	return code, out.String()
+}
+
+func command(script string) *sandbox.Spec { return &sandbox.Spec{Args: []string{"/bin/sh", "-c", script}} }
+
+func TestCommandsShareTheEnvironment(t *testing.T) {
+	e := start(t, nil)
+	for _, c := range []struct {
+		script string
+		code   int
+		out    string
+	}{
+		{"echo kept > /work/file; cd /; exit 3", 3, ""},
+		{"cat /work/file; pwd", 0, "kept\n/work\n"}, // the file is kept, the working directory is not
+		{"sleep 1000 < /dev/null > /dev/null 2>&1 & echo $! > /work/pid", 0, ""},
+		{"kill -0 $(cat /work/pid) && echo alive", 0, "alive\n"},
+		{"kill $$", 143, ""},
+		{"echo out > /dev/stdout; echo err > /dev/stderr", 0, "out\nerr\n"},
+		{"cat", 0, ""},
+		{"id -u; cat /etc/shadow", 1, "1000\ncat: /etc/shadow: No such file or directory\n"},
+		{"echo x 2>/dev/null > /usr/x || echo refused", 0, "refused\n"},
+	} {
+		if code, out := shell(t, e, c.script); code != c.code || out != c.out {
+			t.Errorf("%s: got %d %q, want %d %q", c.script, code, out, c.code, c.out)
+		}
+	}
+	result, err := e.Close(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var writes []string
+	for _, event := range result.Events {
+		if event.Kind == sandbox.EventWrite {
+			writes = append(writes, event.Subject)
+		}
+	}
+	if want := "/usr/x"; strings.Join(writes, " ") != want {
+		t.Errorf("got denied writes %q, want %q", writes, want)
+	}
+}
+
+func TestCommandOfItsOwn(t *testing.T) {
+	e := start(t, nil)
+	stdin, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	go func() {
+		_, _ = io.WriteString(w, "typed\n")
+		w.Close()
+	}()
+	var stdout, stderr bytes.Buffer
+	spec := &sandbox.Spec{
+		Args: []string{"sh", "-c", "cat; pwd; echo $A $HOME; echo err >&2"}, Dir: "/tmp", Env: []string{"A=b", "HOME=/work"},
+	}
+	code, err := e.Exec(t.Context(), spec, sandbox.Stdio{Stdin: stdin, Stdout: &stdout, Stderr: &stderr}, nil)
+	if err != nil || code != 0 || stdout.String() != "typed\n/tmp\nb /work\n" || stderr.String() != "err\n" {
+		t.Errorf("got %d %v, stdout %q, stderr %q", code, err, stdout.String(), stderr.String())
+	}
+}
+
+func TestProgramsThatCannotRun(t *testing.T) {
+	e := start(t, nil)
+	for _, c := range []struct {
+		args []string
+		dir  string
+		code int
+		err  string
+	}{
+		{[]string{"no-such-program"}, "", 127, "cloister: no-such-program: not found in the sandbox\n"},
+		{[]string{"./absent"}, "", 127, "cloister: ./absent: not found in the sandbox\n"},
+		{[]string{"/etc/passwd"}, "", 126, "cloister: /etc/passwd: not executable\n"},
+		{[]string{"true"}, "/absent", 126, "cloister: /absent is not a directory in the sandbox\n"},
+	} {
+		var stderr bytes.Buffer
+		spec := &sandbox.Spec{Args: c.args, Dir: c.dir}
+		code, err := e.Exec(t.Context(), spec, sandbox.Stdio{Stderr: &stderr}, nil)
+		if err != nil || code != c.code || stderr.String() != c.err {
+			t.Errorf("%q: got %d %v %q, want %d %q", c.args, code, err, stderr.String(), c.code, c.err)
+		}
+	}
+	for _, spec := range []*sandbox.Spec{
+		nil, {}, {Args: []string{"a\x00"}}, {Args: []string{"a"}, Env: []string{"A"}}, {Args: []string{"a", strings.Repeat("x", 1<<17)}},
+	} {
+		if _, err := e.Exec(t.Context(), spec, sandbox.Stdio{}, nil); !errors.Is(err, sandbox.ErrSpec) {
+			t.Errorf("got %v, want ErrSpec", err)
+		}
+	}
+}
+
+// A reader of output returns when a process in the background still has it open, and loses nothing of the command.
+func TestBackgroundProcessDoesNotDelayTheEnd(t *testing.T) {
+	e := start(t, nil)
+	code, out := shell(t, e, "sleep 1000 & head -c 60000 /dev/zero | tr '\\0' x")
+	if code != 0 || out != strings.Repeat("x", 60000) {
+		t.Errorf("got %d and %d bytes, want 0 and 60000", code, len(out))
+	}
+}
+
+func TestSignalsReachTheCommand(t *testing.T) {
+	e := start(t, nil)
+	r, w := io.Pipe()
+	signals := make(chan os.Signal, 1)
+	go func() {
+		_, _ = r.Read(make([]byte, 6)) // the trap is set
+		signals <- syscall.SIGINT
+		_, _ = io.Copy(io.Discard, r)
+	}()
+	code, err := e.Exec(t.Context(), command("trap 'exit 7' INT; echo ready; while :; do sleep 0.01; done"), sandbox.Stdio{Stdout: w}, signals)
+	if err != nil || code != 7 {
+		t.Errorf("got %d %v, want 7", code, err)
+	}
+}
+
+func TestContextEndsTheCommandOnly(t *testing.T) {
+	e := start(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	go func() {
+		_, _ = r.Read(make([]byte, 6))
+		cancel()
+		_, _ = io.Copy(io.Discard, r)
+	}()
+	code, err := e.Exec(ctx, command("trap '' TERM; echo ready; while :; do sleep 0.01; done"), sandbox.Stdio{Stdout: w}, nil)
+	if code != 137 || !errors.Is(err, context.Canceled) {
+		t.Errorf("got %d %v, want 137 and the cause", code, err)
+	}
+	if code, out := shell(t, e, "echo alive"); code != 0 || out != "alive\n" {
+		t.Errorf("then got %d %q", code, out)
+	}
+}
+
+func TestCloseEndsCommands(t *testing.T) {
+	e := start(t, nil)
+	r, w := io.Pipe()
+	ended := make(chan error)
+	go func() {
+		_, err := e.Exec(t.Context(), command("echo ready; sleep 1000"), sandbox.Stdio{Stdout: w}, nil)
+		ended <- err
+	}()
+	if _, err := r.Read(make([]byte, 6)); err != nil {
+		t.Fatal(err)
+	}
+	go io.Copy(io.Discard, r)
+	if _, err := e.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; err != nil && !errors.Is(err, environment.ErrEnded) {
+		t.Errorf("got %v, want ErrEnded or the end by a signal", err)
+	}
+	if _, err := e.Exec(t.Context(), command("true"), sandbox.Stdio{}, nil); !errors.Is(err, environment.ErrEnded) {
+		t.Errorf("got %v, want ErrEnded", err)
+	}
+	<-e.Ended()
+}
+
+// The Spec's timeout is the maximum lifetime.
+func TestTimeoutEndsTheEnvironment(t *testing.T) {
+	e := start(t, func(s *sandbox.Spec) { s.Timeout = 500 * time.Millisecond })
+	_, err := e.Exec(t.Context(), command("sleep 1000"), sandbox.Stdio{}, nil)
+	if !errors.Is(err, environment.ErrEnded) {
+		t.Errorf("got %v, want ErrEnded", err)
+	}
+	result, err := e.Close(t.Context())
+	if err != nil || !result.Stopped {
+		t.Errorf("got %+v %v, want a stopped run", result, err)
+	}
+}
+
+func TestManyCommandsAtOnce(t *testing.T) {
+	e := start(t, nil)
+	const n = 20
+	got := make(chan string, n)
+	for range n {
+		go func() {
+			var out bytes.Buffer
+			code, err := e.Exec(t.Context(), command("echo x"), sandbox.Stdio{Stdout: &out}, nil)
+			if code != 0 || err != nil {
+				out.WriteString("failed")
+			}
+			got <- out.String()
+		}()
+	}
+	for range n {
+		if out := <-got; out != "x\n" {
+			t.Errorf("got %q, want x", out)
+		}
+	}
+}
+
+// A command can take over the agent's protocol only for its own environment. Killing it ends the environment.
+func TestKilledAgentEndsTheEnvironment(t *testing.T) {
+	e := start(t, nil)
+	_, err := e.Exec(t.Context(), command("kill -9 $PPID; sleep 1000"), sandbox.Stdio{}, nil)
+	if !errors.Is(err, environment.ErrEnded) {
+		t.Errorf("got %v, want ErrEnded", err)
+	}
+}
+
+func TestWrongProgramIsExplained(t *testing.T) {
+	b := namespace.New(namespace.Config{})
+	defer b.Close()
+	if _, err := b.Probe(t.Context()); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	_, err := environment.Start(t.Context(), func(context.Context, sandbox.Stdio) (*sandbox.Result, error) {
+		return &sandbox.Result{ExitCode: 127}, nil
+	})
+	if err == nil || !strings.Contains(err.Error(), "exit code 127") {
+		t.Errorf("got %v, want exit code 127", err)
+	}
+}

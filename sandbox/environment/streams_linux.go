@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package environment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"golang.org/x/sys/unix"
+)
+
+// streams are the standard streams of one command.
+type streams struct {
+	theirs  []int      // sent to the agent, then closed
+	ours    []*os.File // the reading ends of stdout and stderr
+	copying sync.WaitGroup
+	mu      sync.Mutex
+	err     error
+}
+
+// open makes the streams of a command and gives its pipes to the user of the commands, which open /dev/stderr.
+func (e *Environment) open(std sandbox.Stdio) (_ *streams, err error) {
+	s := &streams{}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if std.Terminal != nil {
+		if err := s.add(std.Terminal); err != nil {
+			return nil, err
+		}
+		return s, e.own(s)
+	}
+	stdin := std.Stdin
+	if stdin == nil {
+		if stdin, err = os.Open(os.DevNull); err != nil {
+			return nil, err
+		}
+		defer stdin.Close()
+	}
+	if err := s.add(stdin); err != nil {
+		return nil, err
+	}
+	for i, w := range []io.Writer{std.Stdout, std.Stderr} {
+		if w == nil {
+			w = io.Discard
+		}
+		if i == 1 && same(std.Stdout, std.Stderr) {
+			fd, err := unix.FcntlInt(uintptr(s.theirs[1]), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				return nil, fmt.Errorf("output pipe: %w", err)
+			}
+			s.theirs = append(s.theirs, fd)
+			continue
+		}
+		var pipe [2]int
+		if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+			return nil, fmt.Errorf("output pipe: %w", err)
+		}
+		s.theirs = append(s.theirs, pipe[1])
+		err := unix.SetNonblock(pipe[0], true) // so that deadlines work
+		r := os.NewFile(uintptr(pipe[0]), "output")
+		s.ours = append(s.ours, r)
+		if err != nil {
+			return nil, fmt.Errorf("output pipe: %w", err)
+		}
+		s.copying.Go(func() { s.copy(w, r) })
+	}
+	return s, e.own(s)
+}
+
+// same reports whether a and b are one writer. Comparing other values could panic.
+func same(a, b io.Writer) bool {
+	return a != nil && b != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
+}
+
+// add adds a copy of a descriptor.
+func (s *streams) add(f *os.File) error {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var fd int
+	control := conn.Control(func(from uintptr) { fd, err = unix.FcntlInt(from, unix.F_DUPFD_CLOEXEC, 0) })
+	if err := errors.Join(control, err); err != nil {
+		return fmt.Errorf("stream: %w", err)
+	}
+	s.theirs = append(s.theirs, fd)
+	return nil
+}
+
+// own gives pipes to the user of the commands.
+func (e *Environment) own(s *streams) error {
+	for _, fd := range s.theirs {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return fmt.Errorf("stream: %w", err)
+		}
+		if st.Mode&unix.S_IFMT != unix.S_IFIFO || int(st.Uid) == e.owner {
+			continue
+		}
+		if err := unix.Fchown(fd, e.owner, e.owner); err != nil {
+			return fmt.Errorf("owner of a stream: %w", err)
+		}
+	}
+	return nil
+}
+
+// handOver closes what the agent has received.
+func (s *streams) handOver() {
+	for _, fd := range s.theirs {
+		unix.Close(fd)
+	}
+	s.theirs = nil
+}
+
+func (s *streams) close() {
+	s.handOver()
+	for _, r := range s.ours {
+		r.Close()
+	}
+}
+
+// copy copies an output to its writer until the command and its children have closed it or, after drain, until nothing
+// is left in the pipe.
+func (s *streams) copy(w io.Writer, r *os.File) {
+	_, err := io.Copy(w, struct{ io.Reader }{r}) // without ReadFrom, so that a deadline applies to r only
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = drain(w, r)
+	}
+	r.Close() // later writers get SIGPIPE instead of waiting forever
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = errors.Join(s.err, err)
+}
+
+// drain waits until all that the command has written is copied. When ctx has ended, it waits at most a second: a writer
+// may block.
+func (s *streams) drain(ctx context.Context) error {
+	for _, r := range s.ours {
+		_ = r.SetReadDeadline(time.Unix(1, 0)) // it may be closed
+	}
+	done := make(chan struct{})
+	go func() {
+		s.copying.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		select {
+		case <-done:
+		case <-time.After(time.Second):
+			return nil
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return fmt.Errorf("copy the command's output: %w", s.err)
+	}
+	return nil
+}
+
+// maxPipe is the maximum size of a pipe (F_SETPIPE_SZ) for users without privileges.
+const maxPipe = 1 << 20
+
+// drain copies what is in a pipe.
+func drain(w io.Writer, r *os.File) error {
+	if err := r.SetReadDeadline(time.Time{}); err != nil {
+		return err
+	}
+	conn, err := r.SyscallConn()
+	if err != nil {
+		return err
+	}
+	b := make([]byte, 32<<10)
+	for total := 0; total < maxPipe; {
+		n := 0
+		waited := conn.Read(func(fd uintptr) bool {
+			n, err = unix.Read(int(fd), b)
+			return true
+		})
+		switch {
+		case waited != nil:
+			return waited
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN, n <= 0:
+			return nil
+		}
+		if _, err := w.Write(b[:n]); err != nil {
+			return err
+		}
+		total += n
+	}
+	return nil
+}

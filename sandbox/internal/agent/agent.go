@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package agent is the process in a long-lived environment that starts its commands. It is the command of the
+// environment's run, so it has the confinement of that run, and whatever it starts inherits it.
+//
+// Its stdin is a Unix socket of packets. It receives Requests, those that start a command with the command's streams as
+// descriptors, and sends Replies. Commands have the agent's user and could forge its replies, so its peer trusts these no
+// more than the commands.
+package agent
+
+import "encoding/json"
+
+// Program is the file name of the agent in the environment, by which the program knows what it is.
+const Program = "cloister-environment"
+
+// Serve is the agent's argument.
+const Serve = "serve"
+
+// A Request starts a command, or sends a signal to its process group if Signal is not 0.
+type Request struct {
+	ID     uint64
+	Signal int `json:",omitempty"`
+
+	Args []string `json:",omitempty"`
+	// Env are variables in addition to those of the agent, or in place of them.
+	Env []string `json:",omitempty"`
+	// Dir is the working directory, "" for that of the agent.
+	Dir string `json:",omitempty"`
+	// Terminal means that the only descriptor is the command's controlling terminal, instead of three streams.
+	Terminal bool `json:",omitempty"`
+}
+
+// A Reply without an ID reports that the agent is ready; its descriptor is a file that the agent has made, whose owner is
+// the user of all commands. Others report that a command ended.
+type Reply struct {
+	ID   uint64
+	Code int // the exit code, or 128+N after signal N
+}
+
+// Encode returns a packet.
+func Encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // these types have no values that JSON lacks
+	}
+	return b
+}
