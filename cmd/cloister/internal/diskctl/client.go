@@ -17,6 +17,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/unixsocket"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox/printable"
 	"google.golang.org/grpc"
@@ -90,7 +91,7 @@ func Dial(ctx context.Context, dir string) (*grpc.ClientConn, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	probe, err := connect(ctx, dir)
+	probe, err := unixsocket.Dial(ctx, dir, socket)
 	switch {
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED): // or a killed process left the socket
 		return nil, fmt.Errorf("%w has %s open", ErrNoServer, dir)
@@ -128,7 +129,7 @@ func open(dir string, lease time.Duration) (*Client, error) {
 func dial(ctx context.Context, dir string) (*Client, error) {
 	conn, err := grpc.NewClient("passthrough:///"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return connect(ctx, dir) }),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return unixsocket.Dial(ctx, dir, socket) }),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
 	if err != nil {
 		return nil, err

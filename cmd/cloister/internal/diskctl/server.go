@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/disk"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/unixsocket"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -60,7 +61,7 @@ func Serve(
 	if err := os.Remove(s.path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
-	listener, err := listen(dir)
+	listener, err := unixsocket.Listen(dir, socket)
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package diskctl
+package unixsocket
 
 import (
 	"context"
@@ -15,23 +15,24 @@ import (
 
 // withSocketPath calls f with the open directory and a path of the socket in it that fits into the 108 bytes of a
 // socket address, however long dir is.
-func withSocketPath[T any](dir string, f func(d *os.File, path string) (T, error)) (T, error) {
+func withSocketPath[T any](dir, name string, f func(d *os.File, path string) (T, error)) (T, error) {
 	d, err := os.Open(dir)
 	if err != nil {
 		var none T
 		return none, err
 	}
 	defer d.Close()
-	return f(d, fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), socket))
+	return f(d, fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name))
 }
 
-func listen(dir string) (net.Listener, error) {
+// Listen makes the socket name in dir, to which only this user can connect. The caller removes the file.
+func Listen(dir, name string) (net.Listener, error) {
 	// bind(2) creates the file with this mode: no other user can ever connect.
 	mode := func(_, _ string, c syscall.RawConn) error {
 		var err error
 		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }), err)
 	}
-	return withSocketPath(dir, func(_ *os.File, path string) (net.Listener, error) {
+	return withSocketPath(dir, name, func(_ *os.File, path string) (net.Listener, error) {
 		l, err := (&net.ListenConfig{Control: mode}).Listen(context.Background(), "unix", path)
 		if err != nil {
 			return nil, err
@@ -41,21 +42,23 @@ func listen(dir string) (net.Listener, error) {
 	})
 }
 
-func connect(ctx context.Context, dir string) (net.Conn, error) {
-	return withSocketPath(dir, func(d *os.File, path string) (net.Conn, error) {
+// Dial connects to the socket name in dir. It refuses a process that does not belong to the owner of dir.
+func Dial(ctx context.Context, dir, name string) (*net.UnixConn, error) {
+	return withSocketPath(dir, name, func(d *os.File, path string) (*net.UnixConn, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 		if err != nil {
 			return nil, err
 		}
-		if err := checkPeer(conn.(*net.UnixConn), d); err != nil {
+		unix := conn.(*net.UnixConn)
+		if err := checkPeer(unix, d); err != nil {
 			return nil, errors.Join(err, conn.Close())
 		}
-		return conn, nil
+		return unix, nil
 	})
 }
 
 // checkPeer returns an error unless the process behind conn belongs to the owner of the directory d: no other user's
-// process can have the store open.
+// process may answer there.
 func checkPeer(conn *net.UnixConn, d *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(d.Fd()), &st); err != nil {
@@ -73,7 +76,7 @@ func checkPeer(conn *net.UnixConn, d *os.File) error {
 		return err
 	}
 	if peer.Uid != st.Uid {
-		return fmt.Errorf("the server process %d belongs to user %d, but the store belongs to user %d",
+		return fmt.Errorf("the server process %d belongs to user %d, but the directory belongs to user %d",
 			peer.Pid, peer.Uid, st.Uid)
 	}
 	return nil
