@@ -13,7 +13,7 @@ import (
 )
 
 // verbs are the words that begin the short texts of commands.
-var verbs = regexp.MustCompile(`^(Cancel|Check|Compare|Download|Execute|Explain|Find|Free|Generate|List|Move|Parse|Print|Remove|Resume|Run|Serve|Show|Stop|Upload|Verify|Write) `)
+var verbs = regexp.MustCompile(`^(Cancel|Check|Compare|Copy|Create|Download|End|Execute|Explain|Find|Free|Generate|List|Move|Parse|Print|Remove|Resume|Run|Serve|Show|Stop|Upload|Verify|Write) `)
 
 // TestHelpStyle holds the rules for help texts.
 func TestHelpStyle(t *testing.T) {

@@ -42,7 +42,7 @@ type group struct {
 func groups() []group {
 	return []group{
 		{"serve", "Serve and farm", []func() *cobra.Command{serveCommand, joinCommand, runnerCommand}},
-		{"run", "Run and debug", []func() *cobra.Command{runCommand, gateCommand, actionCommand, invocationCommand, diffCommand, checkCommand, explainCommand, policyCommand}},
+		{"run", "Run and debug", []func() *cobra.Command{runCommand, sandboxCommand, gateCommand, actionCommand, invocationCommand, diffCommand, checkCommand, explainCommand, policyCommand}},
 		{"storage", "Storage", []func() *cobra.Command{casCommand, cacheCommand, imageCommand, gcCommand}},
 		{"repro", "Reproducibility", []func() *cobra.Command{reproCommand, attestCommand}},
 		{"operations", "Operations", []func() *cobra.Command{statusCommand, topCommand, drainCommand, undrainCommand, authCommand, configCommand, auditCommand, schemaCommand}},
@@ -56,8 +56,7 @@ func rootCommand() *cobra.Command {
 		Long:  `Cloister runs actions of Remote Execution API clients. Each sees only its declared inputs and the host's toolchain.`,
 		Example: `  cloister serve                               # then, in a Bazel workspace:
   bazel build --remote_executor=grpc://127.0.0.1:8980 //...
-  cloister run -- /bin/sh -c 'id; ls -l /'     # one command in the same sandbox
-  cloister check                               # supported protections`,
+  cloister run -- /bin/sh -c 'id; ls -l /'     # one command in the same sandbox`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,

@@ -105,7 +105,9 @@ func shell(t *testing.T, e *environment.Environment, script string) (int, string
 	return code, out.String()
 }
 
-func command(script string) *sandbox.Spec { return &sandbox.Spec{Args: []string{"/bin/sh", "-c", script}} }
+func command(script string) *sandbox.Spec {
+	return &sandbox.Spec{Args: []string{"/bin/sh", "-c", script}}
+}
 
 func TestCommandsShareTheEnvironment(t *testing.T) {
 	e := start(t, nil)

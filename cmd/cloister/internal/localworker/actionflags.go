@@ -45,6 +45,7 @@ type ActionFlags struct {
 	limits     [len(limitFlags)]string
 	allow      []string
 	Args       []string
+	Program    string // a static program of this host, in ProgramDir among the inputs; "" for none
 
 	onViolation string
 
@@ -60,18 +61,24 @@ type ActionFlags struct {
 // ActionFlagNames are the names of the flags. A stored action states all of this itself.
 var ActionFlagNames = []string{"in", "root", "image", "git", "submodules", "out", "env", "pass-env", "property", "timeout", "seed", "memory", "cpu-time", "cpus", "processes", "listen-loopback", "allow", "on-violation"}
 
-// Register adds the flags.
+// Register adds the flags of an action that runs once.
 func (r *ActionFlags) Register(cmd *cobra.Command) {
+	r.RegisterInputs(cmd)
+	f := cmd.Flags()
+	f.StringArrayVar(&r.Out, "out", nil, "output path, relative to the working directory; repeatable")
+	f.DurationVar(&r.Timeout, "timeout", 0, "time limit of the command (default: 24h)")
+	f.StringVar(&r.seed, "seed", "", "number to derive all randomness from; the command receives it as CLOISTER_SEED")
+}
+
+// RegisterInputs adds the flags for files, variables and properties.
+func (r *ActionFlags) RegisterInputs(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&r.in, "in", "", "directory of inputs (default: none)")
 	f.StringVar(&r.git, "git", "", "commit with the inputs, instead of --in: DIRECTORY@REVISION of a repository")
 	f.StringVar(&r.submodules, "submodules", "", "handling of submodules with --git: empty makes empty directories (default: an error)")
-	f.StringArrayVar(&r.Out, "out", nil, "output path, relative to the working directory; repeatable")
 	f.StringArrayVar(&r.env, "env", nil, "environment variable, KEY=VALUE; repeatable")
 	f.StringArrayVar(&r.passEnv, "pass-env", nil, "name of an environment variable to pass on; repeatable")
 	f.StringArrayVar(&r.property, "property", nil, "platform property, NAME=VALUE, such as cloister-memory=8GiB; repeatable")
-	f.DurationVar(&r.Timeout, "timeout", 0, "time limit of the command (default: 24h)")
-	f.StringVar(&r.seed, "seed", "", "number to derive all randomness from; the command receives it as CLOISTER_SEED")
 	flags.Share(f, "pass-env", "submodules")
 }
 
@@ -103,6 +110,9 @@ func (r *ActionFlags) checkOnViolation() error {
 	r.property = append(r.property, p.Name+"="+p.Value)
 	return err
 }
+
+// RootName returns the root file system as the flags name it: a directory, an image, or "" for the host's toolchain.
+func (r *ActionFlags) RootName() string { return cmp.Or(r.root, r.image) }
 
 // Registries returns the registry of --image, which the command may use, or nothing.
 func (r *ActionFlags) Registries() []string {
@@ -196,24 +206,13 @@ func (r *ActionFlags) checkProperties() error {
 
 // checkVariables collects the variables of the flags and of the seed.
 func (r *ActionFlags) checkVariables() error {
-	r.variables = nil
-	for _, kv := range r.env {
-		k, v, ok := strings.Cut(kv, "=")
-		if !ok || k == "" {
-			return fmt.Errorf("--env %q: write KEY=VALUE", kv)
-		}
-		r.variables = append(r.variables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
+	vars, err := Variables(r.env, r.passEnv)
+	if err != nil {
+		return err
 	}
-	for _, k := range r.passEnv {
-		v, ok := os.LookupEnv(k)
-		switch {
-		case k == "" || strings.Contains(k, "="):
-			return fmt.Errorf("--pass-env %q: write the name of a variable; --env KEY=VALUE sets a value", k)
-		case !ok:
-			return fmt.Errorf("--pass-env %s: not set in this environment", k)
-		case r.has(k):
-			return fmt.Errorf("--pass-env %s: given twice", k)
-		}
+	r.variables = nil
+	for _, kv := range vars {
+		k, v, _ := strings.Cut(kv, "=")
 		r.variables = append(r.variables, &repb.Command_EnvironmentVariable{Name: k, Value: v})
 	}
 	if r.number != nil {
@@ -221,6 +220,33 @@ func (r *ActionFlags) checkVariables() error {
 		r.SetDefault("PYTHONHASHSEED", strconv.FormatUint(*r.number%(1<<32), 10)) // Python's maximum
 	}
 	return nil
+}
+
+// Variables returns the variables of --env and --pass-env as KEY=VALUE.
+func Variables(env, passEnv []string) ([]string, error) {
+	names := map[string]bool{}
+	for _, kv := range env {
+		k, _, ok := strings.Cut(kv, "=")
+		if !ok || k == "" {
+			return nil, fmt.Errorf("--env %q: write KEY=VALUE", kv)
+		}
+		names[k] = true
+	}
+	vars := slices.Clone(env)
+	for _, k := range passEnv {
+		v, ok := os.LookupEnv(k)
+		switch {
+		case k == "" || strings.Contains(k, "="):
+			return nil, fmt.Errorf("--pass-env %q: write the name of a variable; --env KEY=VALUE sets a value", k)
+		case !ok:
+			return nil, fmt.Errorf("--pass-env %s: not set in this environment", k)
+		case names[k]:
+			return nil, fmt.Errorf("--pass-env %s: given twice", k)
+		}
+		names[k] = true
+		vars = append(vars, k+"="+v)
+	}
+	return vars, nil
 }
 
 // has reports whether the command has the variable.
@@ -257,6 +283,11 @@ func (r *ActionFlags) Put(ctx context.Context, w *Worker, notes io.Writer) (*wor
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read inputs: %w", err)
+	}
+	if r.Program != "" {
+		if root, err = addProgram(ctx, in.Store, root, r.Program); err != nil {
+			return nil, err
+		}
 	}
 	if r.root != "" {
 		if task.Root, err = readDirectory(ctx, in.Store, r.root); err != nil {

@@ -15,19 +15,7 @@ import (
 // NewDir makes a temporary directory in another one, and removes those that killed processes have left there. The
 // directory is locked until the returned file is closed.
 func NewDir(in string) (dir string, held *os.File, removed []string, err error) {
-	entries, _ := os.ReadDir(in)
-	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), tempPrefix) {
-			continue
-		}
-		dir := filepath.Join(in, e.Name())
-		if held, err := hold(dir, 0); err == nil {
-			if RemoveAll(dir) == nil {
-				removed = append(removed, dir)
-			}
-			held.Close()
-		}
-	}
+	removed = Sweep(in)
 	// Another process may take the new directory for an abandoned one before it is locked.
 	const tries = 100
 	for range tries {
@@ -35,7 +23,7 @@ func NewDir(in string) (dir string, held *os.File, removed []string, err error) 
 		if err != nil {
 			return "", nil, removed, err
 		}
-		held, err := hold(dir, unix.O_CREAT)
+		held, err := Hold(dir, true)
 		if err == nil {
 			return dir, held, removed, nil
 		}
@@ -44,6 +32,24 @@ func NewDir(in string) (dir string, held *os.File, removed []string, err error) 
 		}
 	}
 	return "", nil, removed, errors.New("temporary directories are removed as soon as they are created")
+}
+
+// Sweep removes the temporary directories that killed processes have left in another one, and returns their paths.
+func Sweep(in string) (removed []string) {
+	entries, _ := os.ReadDir(in)
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), tempPrefix) {
+			continue
+		}
+		dir := filepath.Join(in, e.Name())
+		if held, err := Hold(dir, false); err == nil {
+			if RemoveAll(dir) == nil {
+				removed = append(removed, dir)
+			}
+			held.Close()
+		}
+	}
+	return removed
 }
 
 // RemoveAll removes a directory, also with directories that only root could change, such as Go's module cache.
@@ -60,11 +66,15 @@ func RemoveAll(dir string) error {
 // errNotOurs means that a directory belongs to another process or user.
 var errNotOurs = errors.New("not ours")
 
-// hold locks a directory by a file in it, if it belongs to this user and no living process has locked it. Directories
-// without this file are left alone.
-func hold(dir string, create int) (*os.File, error) {
+// Hold locks a directory by a file in it, if it belongs to this user and no living process has locked it. Without create,
+// it fails for a directory that lacks the file. Closing the file releases the lock.
+func Hold(dir string, create bool) (*os.File, error) {
+	flags := unix.O_RDWR | unix.O_CLOEXEC | unix.O_NOFOLLOW | unix.O_NONBLOCK
+	if create {
+		flags |= unix.O_CREAT
+	}
 	path := filepath.Join(dir, LockFile)
-	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK|create, 0o600)
+	fd, err := unix.Open(path, flags, 0o600)
 	if err != nil {
 		return nil, errors.Join(errNotOurs, err)
 	}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package environments
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/unixsocket"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+)
+
+// A Command is executed in a sandbox.
+type Command struct {
+	Args []string
+	Env  []string // in addition to the sandbox's: KEY=VALUE
+	Dir  string   // "" is the sandbox's working directory
+	TTY  bool     // on a terminal of its own, connected to ours
+
+	Stdin          io.Reader // nil is an empty stdin
+	Stdout, Stderr *os.File
+}
+
+// forwarded are the signals that are passed on to the command.
+var forwarded = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
+
+func signalOf(b byte) os.Signal { return syscall.Signal(b) }
+
+// dial connects to the supervisor of a running sandbox.
+func dial(ctx context.Context, name string) (*net.UnixConn, error) {
+	dir, s, err := find(name)
+	if err != nil {
+		return nil, err
+	}
+	if !s.Running {
+		return nil, endedError(name, s.Reason)
+	}
+	conn, err := unixsocket.Dial(ctx, dir, socketFile)
+	if err != nil {
+		return nil, exit.New(exit.Unreachable, fmt.Errorf("sandbox %s does not answer: %w", name, err))
+	}
+	return conn, nil
+}
+
+// endedError explains that a sandbox has ended.
+func endedError(name, reason string) error {
+	return exit.New(exit.Unreachable, fmt.Errorf("sandbox %s has ended: %s; see cloister sandbox logs %[1]s", name, reason))
+}
+
+// Exec executes a command in a sandbox and returns its exit code. Signals to this process are passed on to it.
+func Exec(ctx context.Context, name string, c *Command) (int, error) {
+	conn, err := dial(ctx, name)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	signals := make(chan os.Signal, len(forwarded))
+	signal.Notify(signals, forwarded...)
+	defer signal.Stop(signals)
+	files, done, err := c.streams()
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = int(f.Fd())
+	}
+	if err := send(conn, &request{Verb: "exec", Args: c.Args, Env: c.Env, Dir: c.Dir, Terminal: c.TTY}, fds...); err != nil {
+		return 0, exit.New(exit.Unreachable, err)
+	}
+	go func() {
+		for s := range signals {
+			if n, ok := s.(syscall.Signal); ok {
+				_, _ = conn.Write([]byte{byte(n)}) // the command may have ended
+			}
+		}
+	}()
+	var r reply
+	switch _, err := receive(conn, &r); {
+	case err != nil:
+		return 0, exit.New(exit.Unreachable, fmt.Errorf("the supervisor of sandbox %s was killed: %w", name, err))
+	case r.Ended:
+		return 0, endedError(name, r.Error)
+	case r.Error != "":
+		return 0, errors.New(r.Error)
+	}
+	return r.Code, nil
+}
+
+// streams returns the streams for the command: never a terminal or file of this host as its stdin.
+func (c *Command) streams() (files []*os.File, done func(), err error) {
+	if c.TTY {
+		t, err := terminal.Open(os.Stdin, os.Stdout)
+		if err != nil {
+			return nil, nil, err
+		}
+		return []*os.File{t.TTY}, t.Close, nil
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.Stdin == nil {
+		w.Close()
+	} else {
+		go func() {
+			_, _ = io.Copy(w, c.Stdin) // it fails when the command ends
+			w.Close()
+		}()
+	}
+	return []*os.File{r, c.Stdout, c.Stderr}, func() { r.Close() }, nil
+}
+
+// Stop ends a sandbox and waits for its end. It reports whether the sandbox was running.
+func Stop(ctx context.Context, name string) (bool, error) {
+	dir, s, err := find(name)
+	if err != nil || !s.Running {
+		return false, err
+	}
+	conn, err := unixsocket.Dial(ctx, dir, socketFile)
+	if err == nil {
+		defer conn.Close()
+		if err = send(conn, &request{Verb: "stop"}); err == nil {
+			var r reply
+			_, _ = receive(conn, &r) // the lock tells
+		}
+	}
+	held, err := wait(ctx, dir)
+	if err != nil {
+		return false, exit.New(exit.Unreachable, fmt.Errorf("stop sandbox %s (process %d): %w", name, s.PID, err))
+	}
+	return true, held.Close()
+}
+
+// stopPatience is longer than a supervisor takes to end.
+const stopPatience = 20 * time.Second
+
+// wait waits until the supervisor of a sandbox has exited, and takes its lock.
+func wait(ctx context.Context, dir string) (*os.File, error) {
+	ctx, cancel := context.WithTimeout(ctx, stopPatience)
+	defer cancel()
+	for {
+		held, err := localworker.Hold(dir, false)
+		if err == nil {
+			return held, nil
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("it has not exited: %w", err)
+		}
+	}
+}
+
+// Remove ends a sandbox and removes its directory.
+func Remove(ctx context.Context, name string) error {
+	if _, err := Stop(ctx, name); err != nil {
+		return err
+	}
+	dir, _, err := find(name)
+	if err != nil {
+		return err
+	}
+	held, err := wait(ctx, dir)
+	if err != nil {
+		return exit.New(exit.Unreachable, err)
+	}
+	defer held.Close()
+	return localworker.RemoveAll(dir)
+}

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/archive"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/environments"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/interrupt"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/spf13/cobra"
+)
+
+func sandboxCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "sandbox",
+		Short: "Create sandboxes that outlive a command, and use them",
+		Long: `A sandbox keeps the files and processes of its commands until it ends. The root file system is read-only; the working
+directory and /tmp are writable, in memory. It has no network except loopback and --allow.
+
+There is no daemon: each sandbox has a process of its own, which ends it after --idle-timeout or --lifetime. If that
+process is killed, the sandbox dies with it, and the next of these commands removes what is left.`,
+		Example: `  cloister sandbox create --name dev --image docker.io/library/gcc:14 --memory 2GiB
+  cloister sandbox exec dev -- gcc --version
+  cloister sandbox rm dev`,
+		Args: cobra.NoArgs,
+		RunE: showHelp,
+	}
+	cmd.AddCommand(sandboxCreateCommand(), sandboxExecCommand(), sandboxCpCommand(),
+		sandboxLsCommand(), sandboxLogsCommand(), sandboxStopCommand(), sandboxRmCommand(),
+		sandboxPackCommand(), sandboxUnpackCommand())
+	return cmd
+}
+
+// completeSandboxes completes the name of a sandbox as the first argument.
+func completeSandboxes(_ *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	return environments.Names(typed), cobra.ShellCompDirectiveNoFileComp
+}
+
+func sandboxCreateCommand() *cobra.Command {
+	var c environments.Config
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "create [--name NAME] [--image IMAGE] [--in DIR] [--env K=V]... [--idle-timeout TIME] [--lifetime TIME] [--json]",
+		Short: "Create a sandbox",
+		Long: `Create makes a sandbox and prints its name when it can execute commands. Its commands see the files of --in or --git in
+the working directory, which they cannot change, and the root file system of --image, --root or the host's toolchain.
+They can create files there and in /tmp. The limits are for all of its commands together.
+
+The environment has PATH, HOME, TMPDIR and what --env and --pass-env set, and nothing else of this environment.`,
+		Example: `  cloister sandbox create --name dev --in . --pass-env LANG --idle-timeout 10m
+  cloister sandbox create --image docker.io/library/python:3.13 --allow pypi.org:443 --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := c.Check(); err != nil {
+				return err
+			}
+			ctx, cancel := interrupt.Context(cmd.Context())
+			defer cancel()
+			s, err := environments.Create(ctx, &c)
+			switch {
+			case err != nil:
+				return interrupt.Explain(ctx, err, "stopped")
+			case s == nil: // this was the supervisor
+				return nil
+			}
+			if asJSON {
+				return render.JSON(cmd.OutOrStdout(), s)
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), s.Name)
+			return nil
+		},
+	}
+	c.Register(cmd)
+	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON object", environments.State{})
+	return cmd
+}
+
+func sandboxExecCommand() *cobra.Command {
+	var c environments.Command
+	var interactive bool
+	var env, passEnv []string
+	cmd := &cobra.Command{
+		Use:   "exec [-it] [--env K=V]... [--workdir DIR] NAME -- COMMAND [ARG]...",
+		Short: "Execute a command in a sandbox",
+		Long: `Exec executes a command beside the others of the sandbox. Files and processes in the background stay for the next one;
+the working directory and changes of variables do not. A piped stdin is passed on, and so are signals. If this process
+is killed, the command is ended.
+
+The exit code is that of the command; 128+N after signal N; 127 if the program was not found and 126 if it cannot be
+executed; 4 if there is no such sandbox, 5 if it has ended, and 125 if Cloister failed.`,
+		Example: `  cloister sandbox exec dev -- make test
+  cloister sandbox exec -it dev -- bash`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: completeSandboxes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
+				return errors.New("write the name of a sandbox and, after --, a command")
+			}
+			var err error
+			if c.Env, err = localworker.Variables(env, passEnv); err != nil {
+				return err
+			}
+			c.Args, c.Stdout, c.Stderr = args[1:], os.Stdout, os.Stderr
+			if c.TTY {
+				if term := os.Getenv("TERM"); term != "" && !slices.ContainsFunc(c.Env, func(kv string) bool { return strings.HasPrefix(kv, "TERM=") }) {
+					c.Env = append(c.Env, "TERM="+term)
+				}
+			} else if fi, err := os.Stdin.Stat(); interactive || err == nil && fi.Mode()&os.ModeCharDevice == 0 {
+				c.Stdin = os.Stdin
+			}
+			interrupt.IgnoreBrokenPipe()
+			code, err := environments.Exec(cmd.Context(), args[0], &c)
+			if err != nil {
+				if _, ok := errors.AsType[*exit.Error](err); ok {
+					return err
+				}
+				return exit.New(exit.Internal, err)
+			}
+			if code != 0 {
+				return exit.New(code, nil)
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&interactive, "interactive", "i", false, "pass on stdin even if it is a terminal")
+	f.BoolVarP(&c.TTY, "tty", "t", false, "execute the command on a terminal of its own, connected to this one")
+	f.StringArrayVar(&env, "env", nil, "environment variable, KEY=VALUE; repeatable")
+	f.StringArrayVar(&passEnv, "pass-env", nil, "name of an environment variable to pass on; repeatable")
+	f.StringVar(&c.Dir, "workdir", "", "working directory (default: that of the sandbox)")
+	return cmd
+}
+
+func sandboxCpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "cp SOURCE DESTINATION",
+		Short: "Copy files into a sandbox or out of one",
+		Long: `Cp copies a file or directory. One of the two is NAME:PATH, in a sandbox, where PATH is absolute or relative to the
+working directory. If the destination is a directory, the copy is made in it. Files are replaced, directories are merged,
+and permissions and symbolic links are kept. Inputs of the sandbox and its root file system cannot be changed.`,
+		Example: `  cloister sandbox cp src dev:
+  cloister sandbox cp dev:result.txt .`,
+		Args: cobra.ExactArgs(2),
+		ValidArgsFunction: func(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			var names []cobra.Completion
+			for _, name := range environments.Names(typed) {
+				names = append(names, name+":")
+			}
+			return names, cobra.ShellCompDirectiveNoSpace
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			interrupt.IgnoreBrokenPipe()
+			return environments.Copy(cmd.Context(), args[0], args[1])
+		},
+	}
+}
+
+// sandboxPackCommand is the sandbox's end of a copy out of it.
+func sandboxPackCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: environments.PackCommand + " PATH", Hidden: true, Args: cobra.ExactArgs(1),
+		Short:   "Write an archive for sandbox cp",
+		Example: "  cloister sandbox cp dev:result.txt .",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return exitNo(archive.Pack(cmd.OutOrStdout(), args[0]))
+		},
+	}
+}
+
+// sandboxUnpackCommand is the sandbox's end of a copy into it.
+func sandboxUnpackCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: environments.UnpackCommand + " PATH", Hidden: true, Args: cobra.ExactArgs(1),
+		Short:   "Read an archive of sandbox cp",
+		Example: "  cloister sandbox cp src dev:",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return exitNo(archive.Unpack(cmd.InOrStdin(), args[0]))
+		},
+	}
+}
+
+func exitNo(err error) error {
+	if err == nil {
+		return nil
+	}
+	return exit.New(exit.No, err)
+}
+
+func sandboxLsCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "ls [--json]",
+		Short:   "List sandboxes",
+		Long:    `Ls prints the sandboxes of this user: running ones with the time until they end at the latest, others with the reason why they ended.`,
+		Example: `  cloister sandbox ls --json`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			list, err := environments.List()
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return render.JSON(cmd.OutOrStdout(), list)
+			}
+			if len(list) == 0 {
+				fmt.Fprintln(unlessQuiet(cmd, cmd.ErrOrStderr()), "there are no sandboxes")
+				return nil
+			}
+			return printSandboxes(cmd.OutOrStdout(), list)
+		},
+	}
+	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON list", []environments.State{})
+	return cmd
+}
+
+func printSandboxes(out io.Writer, list []environments.State) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "name\tage\tstate\troot")
+	for _, s := range list {
+		state := "ended: " + s.Reason
+		if s.Running {
+			state = "running, at most " + render.Age(time.Until(s.Expires).Seconds())
+		}
+		root := s.Root
+		if root == "" {
+			root = "host toolchain"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, render.Age(time.Since(s.Created).Seconds()), strings.TrimSpace(state), root)
+	}
+	return w.Flush()
+}
+
+func sandboxLogsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "logs NAME",
+		Short: "Print the log of a sandbox",
+		Long: `Logs prints a line for the creation of the sandbox, for each command with its exit code, and for its end. What the
+sandbox denied follows when it has ended. The output of commands is not logged.`,
+		Example:           `  cloister sandbox logs dev`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeSandboxes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return environments.Logs(args[0], cmd.OutOrStdout())
+		},
+	}
+}
+
+func sandboxStopCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "stop NAME...",
+		Short: "End sandboxes and keep their logs",
+		Long: `Stop ends the commands of a sandbox, with SIGTERM and after three seconds with SIGKILL. Its files are in memory and are
+lost; the log remains until cloister sandbox rm. It does nothing to a sandbox that has ended.`,
+		Example:           `  cloister sandbox stop dev`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: completeSandboxes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, name := range args {
+				if _, err := environments.Stop(cmd.Context(), name); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}
+
+func sandboxRmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "rm NAME...",
+		Short:             "End sandboxes and remove them",
+		Long:              `Rm stops a sandbox and removes its log.`,
+		Example:           `  cloister sandbox rm dev`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: completeSandboxes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, name := range args {
+				if err := environments.Remove(cmd.Context(), name); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}
