@@ -18,13 +18,16 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo recording pictures repro test test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench \
-	soak scale neighbours golden serve package packaging reference build-files self-build clean tools
+	soak scale neighbours golden serve package packaging reference build-files self-build clean tools gvisor
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 build: ## compile bin/cloister
 	$(BUILD) -o bin/cloister ./cmd/cloister
+
+gvisor: ## compile bin/runsc, the gVisor of --sandbox gvisor (once: 2 minutes)
+	cd sandbox/gvisor/runsc && $(BUILD) -ldflags '-s -w' -o $(CURDIR)/bin/runsc gvisor.dev/gvisor/runsc
 
 demo: build tools ## build and test the example remotely, twice, and attack the sandbox (3 minutes)
 	$(BUILD) -o bin/demo ./tests/demo
