@@ -147,6 +147,8 @@ type Usage struct {
 // Features describes what a backend enforces on this host. It is data, so that it can be printed and compared.
 type Features struct {
 	Backend string
+	// Kernel is the name of the kernel that runs see if each has its own, or "" for that of this host.
+	Kernel string
 	// Tier is the level of confinement in force: "full", "partial" (this host lacks a layer: see the Checks that are not OK),
 	// "namespaces" (the operator disabled the system call filter, Landlock and the syscall monitor), "weakened" or "none".
 	Tier string

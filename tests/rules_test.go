@@ -247,11 +247,11 @@ var rules = []rule{
 		why: "images come from registries and files, so that no client of a container daemon is linked in",
 	},
 	{
-		of: "worker", never: []string{"cas/disk", "cas/remote", "cas/casserver", "sandbox/namespace", "worker/queue", "worker/execserver", "google.golang.org/grpc/..."},
+		of: "worker", never: []string{"cas/disk", "cas/remote", "cas/casserver", "sandbox/namespace", "sandbox/gvisor", "worker/queue", "worker/execserver", "google.golang.org/grpc/..."},
 		why: "the stages of an action are the same for every store, backend and protocol",
 	},
 	{
-		of: "worker/...", never: []string{"cas/disk", "cas/remote", "cas/object", "sandbox/namespace", "cmd/..."},
+		of: "worker/...", never: []string{"cas/disk", "cas/remote", "cas/object", "sandbox/namespace", "sandbox/gvisor", "cmd/..."},
 		why: "programs and tests choose concrete stores and backends",
 	},
 	{
@@ -578,7 +578,8 @@ var skips = map[string]int{
 	"tests/escape/escape_linux_test.go":             1,
 	"tests/escape/neighbours_linux_test.go":         1, // make neighbours
 	"tests/farm/build_linux_test.go":                1, // make farm
-	"sandbox/sandboxtest/sandboxtest.go":            1, // Unavailable
+	"sandbox/sandboxtest/sandboxtest.go":            2, // Unavailable, and what no host could add to a backend
+	"sandbox/gvisor/gvisor_linux_test.go":           1, // the race detector
 }
 
 // TestRequirementsAreDocumented checks that CONTRIBUTING.md explains what tests may need of the host.

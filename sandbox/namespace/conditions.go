@@ -24,21 +24,3 @@ func slotConditionsOf(c *sandbox.Conditions, superuser bool) *zygote.Conditions 
 	}
 	return &g
 }
-
-// An identity is the user and host name of a run.
-type identity struct {
-	user, hostname string
-	uid, gid       int
-}
-
-// identityOf returns the identity of a run under these conditions.
-func identityOf(c *sandbox.Conditions) identity {
-	id := identity{"build", zygote.Hostname, zygote.UID, zygote.GID}
-	if c.User != "" {
-		id.user, id.uid, id.gid = c.User, int(c.UID), int(c.UID)
-	}
-	if c.Hostname != "" {
-		id.hostname = c.Hostname
-	}
-	return id
-}

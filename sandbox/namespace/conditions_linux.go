@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/identity"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"golang.org/x/sys/unix"
 )
@@ -44,13 +45,13 @@ func (b *Backend) tryConditions(ctx context.Context, names []sandbox.Condition) 
 	if err != nil {
 		return err
 	}
-	id := identityOf(&c)
+	id := identity.Of(&c)
 	for _, row := range []struct {
 		name sandbox.Condition
 		ok   bool
 	}{
-		{sandbox.ConditionHostname, facts.Hostname == id.hostname && (c.Hostname == "" || facts.Domain == c.Hostname)},
-		{sandbox.ConditionUser, facts.UID == id.uid && facts.GID == id.gid},
+		{sandbox.ConditionHostname, facts.Hostname == id.Hostname && (c.Hostname == "" || facts.Domain == c.Hostname)},
+		{sandbox.ConditionUser, facts.UID == id.UID && facts.GID == id.GID},
 		{sandbox.ConditionUmask, c.Umask == 0 || facts.Umask == int(c.Umask)},
 		{sandbox.ConditionCPUs, c.CPUs == 0 || facts.CPUs == c.CPUs},
 		{sandbox.ConditionFixedLayout, !c.FixedLayout || facts.FixedLayout},

@@ -4,71 +4,23 @@ package namespace
 
 import (
 	"fmt"
-	"io/fs"
+	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/source"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
-	"golang.org/x/sys/unix"
 )
 
-// explainFailure returns the error of a run whose slot could not start it. Sources are checked only after a failure,
-// because that takes a system call for each directory on their paths.
+// explainFailure returns the error of a run whose slot could not start it.
 func (r *run) explainFailure(text string) error {
-	for i := range r.spec.Inputs {
-		in := &r.spec.Inputs[i]
-		var err error
-		switch {
-		case in.Image != "":
-		case path.IsAbs(in.Source):
-			err = checkSource(in)
-		default:
-			_, err = r.inWorkspace(in.Source)
-		}
-		if err != nil {
-			return fmt.Errorf("source %s of input %s: %w", in.Source, in.Target, err)
-		}
+	var root *os.Root
+	if w := r.backend.workspace(r.spec.Workspace); w != nil {
+		root = w.root
 	}
-	for _, out := range r.spec.Outputs {
-		info, err := r.inWorkspace(out.Source)
-		if err == nil && info != nil && !info.IsDir() {
-			err = fmt.Errorf("%w: it is not a directory", sandbox.ErrSpec)
-		}
-		if err != nil {
-			return fmt.Errorf("source %s of output %s: %w", out.Source, out.Target, err)
-		}
-	}
-	if text == "working directory: "+unix.EACCES.Error() {
-		return fmt.Errorf("%w: working directory %s: the run's user may not enter it", sandbox.ErrSpec, r.spec.Dir)
-	}
-	return fmt.Errorf("start of the run: %s", text)
-}
-
-// checkSource returns an error for a source on this host that does not exist or leads through a symbolic link.
-func checkSource(in *sandbox.Input) error {
-	source, err := filepath.EvalSymlinks(in.Source)
-	if err == nil && source != path.Clean(in.Source) {
-		err = fmt.Errorf("%w: it leads through a symbolic link to %s: use that path", sandbox.ErrSpec, source)
-	}
-	return err
-}
-
-// inWorkspace describes a path of the run's workspace, or returns an error if it does not exist or leads through a
-// symbolic link. It returns nil if the workspace is not one of this backend.
-func (r *run) inWorkspace(source string) (fs.FileInfo, error) {
-	w := r.backend.workspace(r.spec.Workspace)
-	if w == nil {
-		return nil, nil
-	}
-	for p := source; p != "."; p = path.Dir(p) {
-		if info, err := w.root.Lstat(p); err == nil && info.Mode()&fs.ModeSymlink != 0 {
-			return nil, fmt.Errorf("%w: %s is a symbolic link: use the path that it leads to", sandbox.ErrSpec, p)
-		}
-	}
-	return w.root.Lstat(source)
+	return source.Explain(r.spec, root, text)
 }
 
 // workspace returns the open workspace of that name, or nil.

@@ -3,7 +3,6 @@
 package namespace
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"os"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
+	"github.com/cloister-build/cloister/sandbox/internal/limit"
 	"github.com/cloister-build/cloister/sandbox/internal/monitor"
 	"github.com/cloister-build/cloister/sandbox/internal/seccomp"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
@@ -101,23 +101,12 @@ func (b *Backend) filter(c seccomp.Config) []byte {
 	if f, ok := b.filters.Load(c); ok {
 		return f.([]byte)
 	}
-	f, _ := b.filters.LoadOrStore(c, encode(seccomp.Program(c)))
+	f, _ := b.filters.LoadOrStore(c, seccomp.Encode(seccomp.Program(c)))
 	return f.([]byte)
 }
 
 // initFilter is the encoded filter of pid 1.
-var initFilter = sync.OnceValue(func() []byte { return encode(seccomp.InitFilter()) })
-
-// encode returns a program as bytes.
-func encode(program []unix.SockFilter) []byte {
-	b := make([]byte, 0, 8*len(program))
-	for _, i := range program {
-		b = binary.NativeEndian.AppendUint16(b, i.Code)
-		b = append(b, i.Jt, i.Jf)
-		b = binary.NativeEndian.AppendUint32(b, i.K)
-	}
-	return b
-}
+var initFilter = sync.OnceValue(func() []byte { return seccomp.Encode(seccomp.InitFilter()) })
 
 // monitorConfig returns the permissions of the run, for its syscall monitor.
 func (r *run) monitorConfig() monitor.Config {
@@ -215,7 +204,7 @@ func (r *run) enforceLimits(p *progress) {
 		if slices.ContainsFunc(r.refusals(&used), r.killFor) {
 			return
 		}
-		if e := r.exceededBy(&used); e != nil {
+		if e := limit.ExceededBy(&r.spec.Limits, &used); e != nil {
 			r.mu.Lock()
 			r.exceeded, r.violated = e, r.violated || violation.Counts(*e, r.spec.Kill)
 			r.mu.Unlock()
@@ -237,38 +226,18 @@ func (r *run) sample() (cgroup.Usage, error) {
 func (r *run) refusals(used *cgroup.Usage) []sandbox.Event {
 	var events []sandbox.Event
 	if l := r.spec.Limits.Processes; used.ForksRefused > 0 && l != sandbox.Unlimited {
-		e := exceeded(sandbox.LimitProcesses, l, l) // the peak is known only if it exceeds that of earlier runs
+		e := limit.Event(sandbox.LimitProcesses, l, l) // the peak is known only if it exceeds that of earlier runs
 		e.Count = int(used.ForksRefused)
 		events = append(events, *e)
 	}
 	limits := r.outputLimits()
 	if r.noBytes && limits.Bytes != sandbox.Unlimited {
-		events = append(events, *exceeded(sandbox.LimitOutputBytes, limits.Bytes, limits.Bytes))
+		events = append(events, *limit.Event(sandbox.LimitOutputBytes, limits.Bytes, limits.Bytes))
 	}
 	if r.noFiles && limits.Files != sandbox.Unlimited {
-		events = append(events, *exceeded(sandbox.LimitOutputFiles, limits.Files, limits.Files))
+		events = append(events, *limit.Event(sandbox.LimitOutputFiles, limits.Files, limits.Files))
 	}
 	return events
-}
-
-// exceededBy returns the limit that ends the run, or nil.
-func (r *run) exceededBy(used *cgroup.Usage) *sandbox.Event {
-	l := &r.spec.Limits
-	if used.OOMKilled {
-		// The peak excludes the page cache of earlier runs and may be below the limit.
-		return exceeded(sandbox.LimitMemory, max(used.PeakMemory, l.Memory), l.Memory)
-	}
-	if cpu := used.User + used.System; l.CPU != sandbox.Unlimited && cpu >= l.CPU {
-		return exceeded(sandbox.LimitCPU, int64(cpu), int64(l.CPU))
-	}
-	return nil
-}
-
-func exceeded(l sandbox.Limit, actual, limit int64) *sandbox.Event {
-	return &sandbox.Event{
-		Kind: sandbox.EventLimit, Subject: string(l), Count: 1,
-		Actual: l.Format(actual), Limit: l.Format(limit), ActualValue: actual, LimitValue: limit, Unit: l.Unit(),
-	}
 }
 
 // account completes res with what the dead run used and what was recorded of it.
@@ -288,7 +257,7 @@ func (r *run) account(res *sandbox.Result, can cgroup.Capabilities) error {
 		u.Measured.PeakMemory, u.Measured.PeakProcesses = used.PeakMemory > 0, used.PeakProcesses > 0
 		u.ReadBytes, u.WrittenBytes = max(u.ReadBytes, used.ReadBytes), max(u.WrittenBytes, used.WrittenBytes)
 		if res.Exceeded == nil {
-			res.Exceeded = r.exceededBy(&used)
+			res.Exceeded = limit.ExceededBy(&r.spec.Limits, &used)
 		}
 	}
 	r.recordFull(res, &used)
@@ -362,17 +331,9 @@ func (r *run) checkSpace() {
 func (r *run) outputLimits() zygote.WorkspaceSize {
 	limits := zygote.WorkspaceSize{Bytes: r.spec.Limits.OutputBytes, Files: r.spec.Limits.OutputFiles}
 	if w := r.backend.workspace(r.spec.Workspace); w != nil {
-		limits.Bytes, limits.Files = lower(limits.Bytes, w.room.Bytes), lower(limits.Files, w.room.Files)
+		limits.Bytes, limits.Files = limit.Lower(limits.Bytes, w.room.Bytes), limit.Lower(limits.Files, w.room.Files)
 	}
 	return limits
-}
-
-// lower returns the lower of two limits.
-func lower(a, b int64) int64 {
-	if a == sandbox.Unlimited || b == sandbox.Unlimited {
-		return max(a, b)
-	}
-	return min(a, b)
 }
 
 // recordFull records the limits at which calls of the run failed.
@@ -384,9 +345,7 @@ func (r *run) recordFull(res *sandbox.Result, used *cgroup.Usage) {
 	for _, target := range r.fullTemps {
 		for _, t := range r.spec.Temp {
 			if t.Target == target {
-				e := exceeded(sandbox.LimitOutputBytes, t.Bytes, t.Bytes)
-				e.Subject = "room in " + target
-				r.limitHit(res, e)
+				r.limitHit(res, limit.FullTemp(t))
 			}
 		}
 	}

@@ -4,21 +4,18 @@ package namespace
 
 import (
 	"fmt"
-	"math"
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/identity"
+	"github.com/cloister-build/cloister/sandbox/internal/limit"
 	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 )
 
 // devices are the device nodes of every run.
 var devices = []string{"full", "null", "random", "urandom", "zero"}
-
-// shmBytes bounds /dev/shm.
-const shmBytes = 1 << 30
 
 // Mount attributes (mount_setattr(2)), with the kernel's values.
 const (
@@ -26,19 +23,6 @@ const (
 	noSetuid = 2
 	noDevice = 4
 	noExec   = 8
-)
-
-// Resources of getrlimit(2), with the kernel's values.
-const (
-	rlimitCPU     = 0
-	rlimitCore    = 4
-	rlimitNproc   = 6
-	rlimitNofile  = 7
-	rlimitMemlock = 8
-	rlimitSignals = 11
-	rlimitQueues  = 12
-	rlimitNice    = 13
-	rlimitRTPrio  = 14
 )
 
 // planOptions are what a plan depends on besides the spec.
@@ -84,19 +68,20 @@ func plan(spec *sandbox.Spec, c *planOptions) (p *zygote.Plan, images []string) 
 		Workspace:  spec.Workspace != "",
 		Owned:      spec.Owned,
 		Terminal:   c.terminal,
-		Rlimits:    rlimits(&spec.Limits, c),
+		Rlimits:    c.rlimits(&spec.Limits),
 		Conditions: slotConditionsOf(&spec.Conditions, spec.Superuser),
 	}
 	hosts := assignAddresses(spec.Network.Allow, p)
 	resolves := b.Notify && !b.HostNetwork // the worker answers and records lookups
-	b.Ops = append(c.deviceOps(), etcOps(&spec.Conditions, hosts, resolves)...)
+	id := identity.Of(&spec.Conditions)
+	b.Ops = append(c.deviceOps(), id.Etc(hosts, resolves)...)
 	if ownsRoot(spec) {
-		b.Ops = append(c.deviceOps(), hostsOp(identityOf(&spec.Conditions), hosts))
+		b.Ops = append(c.deviceOps(), id.Hosts(hosts))
 		if resolves { // without this file programs ask loopback, too
 			b.Ops = append(b.Ops, zygote.Op{Kind: zygote.OpFile, Target: "/etc/resolv.conf", Source: "nameserver 127.0.0.1\n"})
 		}
 	}
-	b.Temps = append(b.Temps, c.temp(p, "/dev/shm", shmBytes, noSetuid|noDevice|noExec))
+	b.Temps = append(b.Temps, c.temp(p, "/dev/shm", limit.ShmBytes, noSetuid|noDevice|noExec))
 
 	var ops []zygote.Op
 	numbers := map[string]int{}
@@ -187,31 +172,6 @@ func ownsRoot(spec *sandbox.Spec) bool {
 	return spec.Root != nil || slices.ContainsFunc(spec.Outputs, func(o sandbox.Output) bool { return o.Target == "/" })
 }
 
-// hostsOp makes /etc/hosts; hosts are additional lines.
-func hostsOp(id identity, hosts string) zygote.Op {
-	text := "127.0.0.1 localhost " + id.hostname + "\n::1 localhost " + id.hostname + "\n" + hosts
-	return zygote.Op{Kind: zygote.OpFile, Target: "/etc/hosts", Source: text}
-}
-
-// etcOps populate /etc; hosts are additional lines of /etc/hosts. The C library looks a name up only if it
-// resolves.
-func etcOps(c *sandbox.Conditions, hosts string, resolves bool) (ops []zygote.Op) {
-	id := identityOf(c)
-	files := [][2]string{
-		{"passwd", fmt.Sprintf("root:x:0:0:root:/:/bin/sh\n%s:x:%d:%d:%[1]s:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
-			id.user, id.uid, id.gid)},
-		{"group", fmt.Sprintf("root:x:0:\n%s:x:%d:\nnogroup:x:65534:\n", id.user, id.gid)},
-		{"nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"},
-	}
-	if resolves {
-		files[2][1] = "passwd: files\ngroup: files\nhosts: files dns\n"
-	}
-	for _, f := range files {
-		ops = append(ops, zygote.Op{Kind: zygote.OpFile, Target: "/etc/" + f[0], Source: f[1]})
-	}
-	return slices.Insert(ops, 2, hostsOp(id, hosts))
-}
-
 // split divides ops between the plan and its base, which gets what many runs share.
 func split(p *zygote.Plan, ops []zygote.Op) {
 	b := p.Base
@@ -246,28 +206,11 @@ func within(p, dir string) bool {
 }
 
 // rlimits are the limits of each process, and of the run if no control group counts its processes.
-func rlimits(l *sandbox.Limits, c *planOptions) []zygote.Rlimit {
+func (c *planOptions) rlimits(l *sandbox.Limits) []zygote.Rlimit {
 	if !c.has(Rlimits) {
 		return nil
 	}
-	// One byte, not zero: that also stops a core handler of the host, which the kernel would start
-	// whatever the size (do_coredump in fs/coredump.c of Linux).
-	rs := []zygote.Rlimit{{Resource: rlimitCore, Value: 1}}
-	// Signals and message queues count for the user id owns the run's user namespace as well.
-	rs = append(rs, zygote.Rlimit{Resource: rlimitMemlock, Value: 64 << 10}, zygote.Rlimit{Resource: rlimitSignals, Value: 1024},
-		zygote.Rlimit{Resource: rlimitQueues, Value: 128 << 10}, zygote.Rlimit{Resource: rlimitNice}, zygote.Rlimit{Resource: rlimitRTPrio})
-	if l.OpenFiles != sandbox.Unlimited {
-		rs = append(rs, zygote.Rlimit{Resource: rlimitNofile, Value: uint64(l.OpenFiles)})
-	}
-	if l.Processes != sandbox.Unlimited && !c.groups {
-		// The kernel counts per user and user namespace; each slot has its own.
-		rs = append(rs, zygote.Rlimit{Resource: rlimitNproc, Value: uint64(l.Processes)})
-	}
-	if l.CPU != sandbox.Unlimited {
-		// For a single process, and later than enforceLimits, which counts all and reports it.
-		rs = append(rs, zygote.Rlimit{Resource: rlimitCPU, Value: uint64(math.Ceil(time.Duration(l.CPU).Seconds())) + 2})
-	}
-	return rs
+	return limit.Rlimits(l, c.groups)
 }
 
 // addresses returns the address of each host of the endpoints on the run's own loopback, where the egress proxy listens:

@@ -17,6 +17,9 @@ import (
 // kill: a violation of a kind of Spec.Kill ends every process of the run, and its call never returns. Others do not.
 func kill(t *testing.T, b sandbox.Backend) {
 	f := features(t, b)
+	if !f.Kill {
+		lacks(t, f, "namespaces", "it cannot kill a run at its first violation")
+	}
 	secret := filepath.Join(public(t), "secret")
 	if err := os.WriteFile(secret, []byte("secret"), 0o644); err != nil {
 		t.Fatal(err)

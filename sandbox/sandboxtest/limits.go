@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,15 +19,21 @@ const (
 	halfSecond = 500 * time.Millisecond
 )
 
-// features returns the features of b.
+// features returns the features of b, which it probes once.
 func features(t *testing.T, b sandbox.Backend) *sandbox.Features {
 	t.Helper()
+	if f, ok := probed.Load(b); ok {
+		return f.(*sandbox.Features)
+	}
 	f, err := b.Probe(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	probed.Store(b, &f)
 	return &f
 }
+
+var probed sync.Map // *sandbox.Features by sandbox.Backend
 
 // limited sets one limit of a spec.
 func limited(l sandbox.Limit, v int64) func(*sandbox.Spec) {
@@ -78,8 +85,8 @@ func limitsEnforced(t *testing.T, b sandbox.Backend) {
 			if res.Stopped || res.ExitCode == 0 || c.code != 0 && res.ExitCode != c.code {
 				t.Errorf("got exit code %d, stopped %v, want %d\n%s", res.ExitCode, res.Stopped, c.code, c.run.Stderr)
 			}
-			if c.limit == sandbox.LimitProcesses && !slices.Contains(f.Limits, sandbox.LimitMemory) {
-				return // without control groups only the process itself sees it
+			if c.limit == sandbox.LimitProcesses && !countsForks(f) {
+				return
 			}
 			e := res.Exceeded
 			if e == nil || e.Kind != sandbox.EventLimit || e.Subject != string(c.limit) || e.Limit != c.limit.Format(c.value) ||
@@ -172,6 +179,12 @@ func unsupported(t *testing.T, b sandbox.Backend, f *sandbox.Features, l sandbox
 	return true
 }
 
+// countsForks reports whether forks that fail at the limit of processes are reported. Without control groups only the
+// process itself sees it, and so it is in a kernel of the run's own.
+func countsForks(f *sandbox.Features) bool {
+	return slices.Contains(f.Limits, sandbox.LimitMemory) && f.Kernel == ""
+}
+
 // limitsReset: nothing of one run counts for the next, not even what its workspace still holds.
 func limitsReset(t *testing.T, b sandbox.Backend) {
 	f := features(t, b)
@@ -205,6 +218,9 @@ func limitsReset(t *testing.T, b sandbox.Backend) {
 	if u := idle.Result.Usage; idle.Result.Exceeded != nil || u.User+u.System >= halfSecond {
 		t.Errorf("a run that does nothing: got %+v", idle.Result)
 	}
+	if !countsForks(f) {
+		return
+	}
 	forks := Run{Script: `i=0; while [ $i -lt 60 ]; do sleep 60 & i=$((i+1));
 		done`, Spec: limited(sandbox.LimitProcesses, 20)}
 	for range 2 { // the peak of processes is the group's, and the second does not exceed it
@@ -225,6 +241,9 @@ func usage(t *testing.T, b sandbox.Backend) {
 	f := features(t, b)
 	if !slices.Contains(f.Limits, sandbox.LimitMemory) || !slices.Contains(f.Limits, sandbox.LimitCPU) {
 		Unavailable(t, "limits", "this host cannot measure a whole run")
+	}
+	if f.Kernel != "" {
+		lacks(t, f, "limits", "memory and threads include those of the run's own kernel")
 	}
 	// The busy process is not waited for.
 	r := Run{Script: `

@@ -14,6 +14,7 @@ import (
 // lookups: a name that a program looks up is an event, however it does so, and the lookup fails as if the name did not
 // exist.
 func lookups(t *testing.T, b sandbox.Backend) {
+	needAudit(t, b, sandbox.AuditViolations)
 	const asks = `
 import socket, struct, sys
 name = b"".join(bytes([len(l)]) + l for l in b"x.example.com".split(b".")) + b"\0"
@@ -106,8 +107,8 @@ func needIPv6(t *testing.T) {
 // allowedName: the name of an allowed endpoint has an address, at which the endpoint is reached, also for a program that
 // ignores /etc/hosts. Other names have none.
 func allowedName(t *testing.T, b sandbox.Backend) {
-	if !features(t, b).Endpoints {
-		Unavailable(t, "namespaces", "this host cannot allow network endpoints")
+	if f := features(t, b); !f.Endpoints {
+		lacks(t, f, "namespaces", "it cannot allow network endpoints")
 	}
 	Tool(t, "node")
 	r := run(t, b, Run{Spec: func(s *sandbox.Spec) {
@@ -134,6 +135,7 @@ const dns = require("dns").promises;
 // ownLoopback: a connection to the run's own loopback where nothing listens is reported, unless something listens there
 // later or at its other address.
 func ownLoopback(t *testing.T, b sandbox.Backend) {
+	needAudit(t, b, sandbox.AuditViolations)
 	Tool(t, "python3")
 	const connects = `
 import socket

@@ -59,8 +59,8 @@ func overInputs(script string) Run {
 // lower: every directory of an output over inputs accepts new entries, and no input changes, as root and as an ordinary
 // user.
 func lower(t *testing.T, b sandbox.Backend) {
-	if !features(t, b).Lower {
-		Unavailable(t, "namespaces", "this kernel cannot mount an overlay over inputs")
+	if f := features(t, b); !f.Lower {
+		lacks(t, f, "namespaces", "this kernel cannot mount an overlay over inputs")
 	}
 	for _, c := range []struct{ name, yes, no string }{
 		{"new entries", `touch new dir/new dir/sub/new empty/new
@@ -149,7 +149,7 @@ func onlyNewFiles(t testing.TB, out *os.Root) {
 func lowerViolations(t *testing.T, b sandbox.Backend) {
 	f := features(t, b)
 	if !f.Lower || !slices.Contains(f.Audits, sandbox.AuditFull) {
-		Unavailable(t, "namespaces", "this host cannot mount an overlay over inputs, or cannot monitor runs")
+		lacks(t, f, "namespaces", "this host cannot mount an overlay over inputs, or cannot monitor runs")
 	}
 	r := overInputs(`echo new > dir/new; mv dir/new new; chmod 600 new; rm new; mkdir d; mv d dir/; cat file > copy; ./exec
 		echo x >> file; rm -f dir/file; mv exec x; chmod 600 dir/sub/deep; ln file hard; touch x; mv x link; true`)

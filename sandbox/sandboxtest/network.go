@@ -18,8 +18,8 @@ import (
 
 // endpoints: allowed endpoints are reached and recorded, even if nothing listens there, and no others are.
 func endpoints(t *testing.T, b sandbox.Backend) {
-	if !features(t, b).Endpoints {
-		Unavailable(t, "namespaces", "this host cannot allow network endpoints")
+	if f := features(t, b); !f.Endpoints {
+		lacks(t, f, "namespaces", "it cannot allow network endpoints")
 	}
 	open, shut := greeter(t), greeter(t)
 	to := func(e sandbox.Endpoint, allow ...sandbox.Endpoint) *Run {
@@ -119,12 +119,16 @@ func listen(t *testing.T, b sandbox.Backend) {
 	if _, err := os.Stat("/usr/bin/perl"); err != nil {
 		Unavailable(t, "namespaces", "the test listens with perl")
 	}
+	monitored := slices.Contains(features(t, b).Audits, sandbox.AuditViolations)
 	for event, script := range map[string]string{
 		"listen(tcp 127.0.0.1:": `socket(S, PF_INET, SOCK_STREAM, 0) &&
 			bind(S, sockaddr_in(0, INADDR_LOOPBACK)) or die "no socket"; listen(S, 1) or die $!`,
 		"bind(udp 127.0.0.1:": `socket(S, PF_INET, SOCK_DGRAM, 0) or die "no socket"; bind(S, sockaddr_in(0, INADDR_LOOPBACK)) or die $!`,
 		"bind(udp unknown":    `socket(S, PF_INET, SOCK_DGRAM, 0) or die "no socket"; bind(S, "\0" x 16) or die $!`,
 	} {
+		if !monitored && strings.HasPrefix(event, "bind") {
+			continue // see Network.Listen
+		}
 		for _, permitted := range []bool{false, true} {
 			r := run(t, b, Run{Spec: func(s *sandbox.Spec) {
 				s.Args = []string{"/usr/bin/perl", "-MSocket", "-e", script}
@@ -134,7 +138,7 @@ func listen(t *testing.T, b sandbox.Backend) {
 				t.Errorf("%s, permitted %v: exit code %d, %s", event, permitted, r.Result.ExitCode, r.Stderr)
 			}
 			denied := len(r.Result.Events) == 1 && strings.HasPrefix(r.Result.Events[0].Subject, event)
-			if denied == permitted {
+			if denied == permitted && monitored {
 				t.Errorf("%s, permitted %v: got events %v", event, permitted, r.Result.Events)
 			}
 		}

@@ -38,6 +38,7 @@ func missingOutput(t *testing.T, b sandbox.Backend) {
 // unwritableOutput: an attempt to write to an output directory of another user is an event. A write to a writable
 // directory inside it is not.
 func unwritableOutput(t *testing.T, b sandbox.Backend) {
+	needAudit(t, b, sandbox.AuditViolations)
 	r := run(t, b, Run{
 		Script: "echo x > /shut/file; mkdir /shut/dir; echo x > /shut/open/file; echo x >> /shut/there; true",
 		Setup: func(t testing.TB, ws *os.Root) {
@@ -66,6 +67,7 @@ func unwritableOutput(t *testing.T, b sandbox.Backend) {
 
 // missingToolchain: an event says which inputs are missing if a program was not found.
 func missingToolchain(t *testing.T, b sandbox.Backend) {
+	needAudit(t, b, sandbox.AuditViolations)
 	for name, c := range map[string]struct {
 		change  func(*sandbox.Spec)
 		subject string
@@ -133,7 +135,7 @@ func profileRuns(t *testing.T, b sandbox.Backend) {
 		defer w.Close()
 		spec.Workspace = w.Name()
 		var stderr strings.Builder
-		res, err := b.Run(t.Context(), spec, sandbox.Stdio{Stderr: &stderr})
+		res, err := perform(t.Context(), b, spec, sandbox.Stdio{Stderr: &stderr})
 		if err != nil || res.ExitCode != 0 || len(res.Events) > 0 {
 			t.Fatalf("profile %s: got %+v, %v, %s", name, res, err, &stderr)
 		}
@@ -148,7 +150,7 @@ func closedBackend(t *testing.T, b sandbox.Backend) {
 	started, stdout := io.Pipe()
 	ended := make(chan error)
 	go func() {
-		_, err := b.Run(context.Background(), &sandbox.Spec{
+		_, err := perform(context.Background(), b, &sandbox.Spec{
 			Args: []string{"/bin/sh", "-c", "echo started; sleep 60"}, Dir: "/", Env: []string{"PATH=/usr/bin:/bin"},
 			Inputs: host(t), Limits: Limits(),
 		}, sandbox.Stdio{Stdout: stdout})

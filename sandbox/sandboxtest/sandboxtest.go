@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,8 +24,8 @@ import (
 func TestBackend(t *testing.T, new func() sandbox.Backend) {
 	b := new()
 	t.Cleanup(func() { b.Close() })
-	if _, err := b.Probe(t.Context()); err != nil {
-		Unavailable(t, "namespaces", err)
+	if f, err := b.Probe(t.Context()); err != nil {
+		Unavailable(t, map[bool]string{true: "namespaces", false: f.Backend}[f.Kernel == ""], err)
 	}
 	for _, c := range []struct {
 		name string
@@ -101,7 +102,7 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 var Requirements = []string{
 	"namespaces", "unprivileged", "limits", "conditions", "timens", "monitor",
 	"bazel", "git", "python", "node", "tools", "networks", "root", "tmpfs", "interop", "browser", "packaging", "vm",
-	"clients", "disk", "ia32", "address", "diffoscope", "strace", "corpus",
+	"clients", "disk", "ia32", "address", "diffoscope", "strace", "corpus", "gvisor",
 }
 
 // Unavailable skips the test because the host lacks what, or fails it if CLOISTER_REQUIRE names what: a skipped
@@ -210,7 +211,7 @@ func (r *Run) Try(ctx context.Context, t testing.TB, b sandbox.Backend) error {
 		r.Spec(spec)
 	}
 	var stdout, stderr bytes.Buffer
-	r.Result, err = b.Run(ctx, spec, sandbox.Stdio{Stdout: &stdout, Stderr: &stderr})
+	r.Result, err = perform(ctx, b, spec, sandbox.Stdio{Stdout: &stdout, Stderr: &stderr})
 	r.Stdout, r.Stderr = stdout.String(), stderr.String()
 	if err == nil && r.Check != nil {
 		out, err := w.Root().OpenRoot("out")
@@ -221,6 +222,35 @@ func (r *Run) Try(ctx context.Context, t testing.TB, b sandbox.Backend) error {
 		r.Check(t, out, r.Stdout)
 	}
 	return err
+}
+
+// perform runs spec, unaudited if the backend does not support the default level.
+func perform(ctx context.Context, b sandbox.Backend, spec *sandbox.Spec, std sandbox.Stdio) (*sandbox.Result, error) {
+	res, err := b.Run(ctx, spec, std)
+	if errors.Is(err, sandbox.ErrUnsupported) && strings.Contains(err.Error(), "audit level "+sandbox.AuditViolations.String()) {
+		unaudited := *spec
+		unaudited.Audit = sandbox.AuditOff
+		return b.Run(ctx, &unaudited, std)
+	}
+	return res, err
+}
+
+// lacks skips a test of what the backend's Features do not promise. On the host's kernel that is a lack of the host, and
+// Unavailable decides; a backend with its own kernel lacks it everywhere.
+func lacks(t *testing.T, f *sandbox.Features, requirement, what string) {
+	t.Helper()
+	if f.Kernel != "" {
+		t.Skipf("the backend %s does not promise it: %s", f.Backend, what)
+	}
+	Unavailable(t, requirement, what)
+}
+
+// needAudit skips the test if the backend does not record at this level.
+func needAudit(t *testing.T, b sandbox.Backend, level sandbox.Audit) {
+	t.Helper()
+	if f := features(t, b); !slices.Contains(f.Audits, level) {
+		lacks(t, f, "namespaces", "it does not support the audit level "+level.String())
+	}
 }
 
 // host returns the directories of a shell and its tools.

@@ -37,7 +37,7 @@ func equalWriters(t *testing.T, b sandbox.Backend) {
 		Inputs: host(t), Temp: []sandbox.Temp{{Target: "/tmp", Bytes: 1 << 20}}, Limits: Limits(),
 	}
 	var both soleWriter
-	if _, err := b.Run(t.Context(), spec, sandbox.Stdio{Stdout: &both, Stderr: &both}); err != nil {
+	if _, err := perform(t.Context(), b, spec, sandbox.Stdio{Stdout: &both, Stderr: &both}); err != nil {
 		t.Fatal(err)
 	}
 	if both.concurrent.Load() {
@@ -78,7 +78,7 @@ func stdin(t *testing.T, b sandbox.Backend) {
 			}
 			var out strings.Builder
 			std.Stdout = &out
-			res, err := b.Run(t.Context(), &sandbox.Spec{
+			res, err := perform(t.Context(), b, &sandbox.Spec{
 				Args: []string{"/bin/sh", "-c", c.script}, Dir: "/tmp", Env: []string{"PATH=/usr/bin:/bin"},
 				Inputs: host(t), Temp: []sandbox.Temp{{Target: "/tmp", Bytes: mebibyte}}, Limits: Limits(),
 			}, std)

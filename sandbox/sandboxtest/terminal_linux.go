@@ -3,6 +3,7 @@
 package sandboxtest
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -62,11 +63,14 @@ func terminal(t *testing.T, b sandbox.Backend) {
 				t.Fatal(err)
 			}
 			defer w.Close()
-			res, err := b.Run(t.Context(), &sandbox.Spec{
+			res, err := perform(t.Context(), b, &sandbox.Spec{
 				Args: []string{"/bin/bash", "-c", c.script}, Dir: "/tmp", Env: []string{"PATH=/usr/bin:/bin"},
 				Inputs: host(t), Temp: []sandbox.Temp{{Target: "/tmp", Bytes: mebibyte}}, Limits: Limits(),
 			}, sandbox.Stdio{Terminal: theirs})
 			theirs.Close()
+			if f := features(t, b); f.Kernel != "" && errors.Is(err, sandbox.ErrUnsupported) {
+				lacks(t, f, "namespaces", err.Error())
+			}
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -3,6 +3,7 @@
 package seccomp
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -194,4 +195,15 @@ func branch(comparison uint16, k uint32, yes, no int) unix.SockFilter {
 		panic(fmt.Sprintf("seccomp filter jumps over %d instructions, more than 255: there are too many spans", max(yes, no)))
 	}
 	return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | comparison, Jt: uint8(yes), Jf: uint8(no), K: k}
+}
+
+// Encode returns a program as the bytes that the kernel reads.
+func Encode(program []unix.SockFilter) []byte {
+	b := make([]byte, 0, 8*len(program))
+	for _, i := range program {
+		b = binary.NativeEndian.AppendUint16(b, i.Code)
+		b = append(b, i.Jt, i.Jf)
+		b = binary.NativeEndian.AppendUint32(b, i.K)
+	}
+	return b
 }

@@ -38,6 +38,12 @@ func Main() {
 		holderMain()
 	case NameProbe:
 		probeMain()
+	case NameLauncher:
+		launcherMain()
+	case nameRunsc:
+		runscMain()
+	case NameGuest:
+		guestMain()
 	default:
 		return
 	}

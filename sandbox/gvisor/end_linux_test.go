@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gvisor_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/gvisor"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
+	"github.com/cloister-build/cloister/tests/must"
+)
+
+// holdVariable makes the test binary a worker that only holds a run, for a test that kills it.
+const holdVariable = "CLOISTER_TEST_HOLD"
+
+// spec returns the spec of a run of a script without a workspace.
+func spec(script string) *sandbox.Spec {
+	s := &sandbox.Spec{
+		Args: []string{"/bin/sh", "-c", script}, Dir: "/usr", Env: []string{"PATH=/usr/bin:/bin"},
+		Limits: sandboxtest.Limits(), Audit: sandbox.AuditOff,
+	}
+	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64"} {
+		if src, err := filepath.EvalSymlinks(dir); err == nil {
+			s.Inputs = append(s.Inputs, sandbox.Input{Target: dir, Content: "host", Source: src})
+		}
+	}
+	return s
+}
+
+// hold performs a run that would outlive its worker if it could.
+func hold(mark string) {
+	_, err := gvisor.New().Run(context.Background(), spec("trap '' TERM HUP; echo started; sleep "+mark), sandbox.Stdio{Stdout: os.Stdout})
+	fmt.Println("ended:", err)
+}
+
+// backend returns a backend that can run.
+func backend(t *testing.T) sandbox.Backend {
+	t.Helper()
+	needStatic(t)
+	b := gvisor.New()
+	t.Cleanup(func() { b.Close() })
+	if _, err := b.Probe(t.Context()); err != nil {
+		sandboxtest.Unavailable(t, "gvisor", err)
+	}
+	return b
+}
+
+// TestNothingOutlivesAKilledWorker: after kill -9 of a worker no process of its run is left, no mount and no file.
+func TestNothingOutlivesAKilledWorker(t *testing.T) {
+	backend(t)
+	temp := t.TempDir()
+	mark := fmt.Sprintf("4%d.5", os.Getpid())
+	mounts := must.Get(os.ReadFile("/proc/self/mountinfo"))(t)
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), holdVariable+"="+mark, "TMPDIR="+temp)
+	stdout, err := cmd.StdoutPipe()
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "started\n" {
+		t.Fatalf("the run did not start: %q, %v", line, err)
+	}
+	family := descendants(t, cmd.Process.Pid)
+	if len(family) < 4 { // the launcher, runsc, the gofer and the sandbox
+		t.Fatalf("got processes %v, want at least 4", family)
+	}
+	must.Succeed(t, cmd.Process.Kill())
+	_ = cmd.Wait() // reports the kill
+	must.Hold(t, "every process of the run ends with its worker", func() bool {
+		return !slices.ContainsFunc(family, func(p string) bool { _, err := os.Stat("/proc/" + p); return err == nil })
+	})
+	if after := must.Get(os.ReadFile("/proc/self/mountinfo"))(t); string(after) != string(mounts) {
+		t.Errorf("the mounts changed from\n%s\nto\n%s", mounts, after)
+	}
+	if left := must.Get(os.ReadDir(temp))(t); len(left) > 0 {
+		t.Errorf("files are left: %v", left)
+	}
+}
+
+// descendants returns the process IDs of the descendants of a process.
+func descendants(t *testing.T, pid int) []string {
+	t.Helper()
+	children := map[string][]string{}
+	for _, p := range must.Get(filepath.Glob("/proc/[0-9]*/stat"))(t) {
+		text, err := os.ReadFile(p)
+		if err != nil {
+			continue // it has ended
+		}
+		// The name, which may contain spaces, is in parentheses; the parent is the second field after it.
+		_, rest, _ := strings.Cut(string(text), ") ")
+		if f := strings.Fields(rest); len(f) > 1 {
+			children[f[1]] = append(children[f[1]], strings.Split(p, "/")[2])
+		}
+	}
+	var all []string
+	for next := []string{fmt.Sprint(pid)}; len(next) > 0; next = next[1:] {
+		all, next = append(all, children[next[0]]...), append(next, children[next[0]]...)
+	}
+	return all
+}
+
+// TestWhatIsLackingIsRefused: Run refuses what Features do not promise, and never runs anything then.
+func TestWhatIsLackingIsRefused(t *testing.T) {
+	b := backend(t)
+	for name, change := range map[string]func(*sandbox.Spec){
+		"audit": func(s *sandbox.Spec) { s.Audit = sandbox.AuditViolations },
+		"full":  func(s *sandbox.Spec) { s.Audit = sandbox.AuditFull },
+		"endpoints": func(s *sandbox.Spec) {
+			s.Network = sandbox.Network{Loopback: true, Allow: []sandbox.Endpoint{{Host: "a.example", Port: 1}}}
+		},
+		"kill":      func(s *sandbox.Spec) { s.Kill = []sandbox.EventKind{sandbox.EventLimit} },
+		"root":      func(s *sandbox.Spec) { s.Root = &sandbox.Root{Content: "x", Image: "x", Source: "."} },
+		"superuser": func(s *sandbox.Spec) { s.Superuser = true },
+		"clock":     func(s *sandbox.Spec) { s.Conditions.FrozenClock = 1 },
+		"/dev":      func(s *sandbox.Spec) { s.Temp = []sandbox.Temp{{Target: "/dev/x", Bytes: 1 << 20}} },
+	} {
+		s := spec("echo ran")
+		change(s)
+		var said strings.Builder
+		if res, err := b.Run(t.Context(), s, sandbox.Stdio{Stdout: &said}); !errors.Is(err, sandbox.ErrUnsupported) || said.Len() > 0 {
+			t.Errorf("%s: got %+v, %v and output %q, want ErrUnsupported", name, res, err, &said)
+		}
+	}
+}
+
+// TestMissingRunscIsExplained: without runsc, or with one that cannot start, the error says what to do.
+func TestMissingRunscIsExplained(t *testing.T) {
+	if os.Geteuid() != 0 {
+		sandboxtest.Unavailable(t, "root", "the backend needs root and reports that first")
+	}
+	dir := t.TempDir()
+	text := filepath.Join(dir, "text")
+	must.Succeed(t, os.WriteFile(text, []byte("#!/bin/sh\n"), 0o755))
+	for name, c := range map[string]struct{ file, want string }{
+		"missing":     {filepath.Join(dir, "none"), "build it with make gvisor"},
+		"no program":  {text, "is no executable"},
+		"dynamic":     {"/bin/sh", "is dynamically linked"},
+		"other place": {dir, "runsc not found"},
+	} {
+		t.Setenv("RUNSC_PATH", c.file)
+		b := gvisor.New()
+		f, err := b.Probe(t.Context())
+		if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), c.want) || f.Tier != "none" {
+			t.Errorf("%s: got tier %q, %v; want ErrUnsupported with %q", name, f.Tier, err, c.want)
+		}
+		if _, err := b.Run(t.Context(), spec("true"), sandbox.Stdio{}); !errors.Is(err, sandbox.ErrUnsupported) {
+			t.Errorf("%s: Run: got %v, want ErrUnsupported", name, err)
+		}
+		must.Succeed(t, b.Close())
+	}
+}
+
+// TestKernelIsGVisors: the run sees gVisor's kernel, no process of this host, and a user without rights on this host runs
+// it.
+func TestKernelIsGVisors(t *testing.T) {
+	b := backend(t)
+	read, write, err := os.Pipe()
+	must.Succeed(t, err)
+	defer read.Close()
+	defer write.Close()
+	var said strings.Builder
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	users := make(chan []string, 1)
+	go func() {
+		line, _ := bufio.NewReader(read).ReadString('\n')
+		if line == "" {
+			users <- nil
+			return
+		}
+		users <- owners(t)
+		cancel()
+	}()
+	s := spec("cat /proc/version; sleep 600")
+	_, err = b.Run(ctx, s, sandbox.Stdio{Stdout: &tee{&said, write}})
+	must.Succeed(t, err)
+	if !strings.Contains(said.String(), "gvisor") {
+		t.Errorf("got kernel %q, want gVisor's", &said)
+	}
+	got := <-users
+	if len(got) < 2 || slices.ContainsFunc(got, func(u string) bool { return u == "0" }) {
+		t.Errorf("the processes of gVisor have the users %q, want none of root", got)
+	}
+}
+
+// A tee also writes to a pipe.
+type tee struct {
+	text *strings.Builder
+	pipe *os.File
+}
+
+func (t *tee) Write(p []byte) (int, error) {
+	_, _ = t.pipe.Write(p)
+	return t.text.Write(p)
+}
+
+// owners returns the effective users of the processes that this one's launchers started.
+func owners(t *testing.T) []string {
+	var users []string
+	for _, pid := range descendants(t, os.Getpid()) {
+		text, err := os.ReadFile("/proc/" + pid + "/status")
+		if err != nil || strings.Contains(string(text), "cloister-launch") {
+			continue
+		}
+		name, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+		if !strings.Contains(string(name), "runsc") || strings.HasPrefix(string(name), "cloister") {
+			continue
+		}
+		for line := range strings.Lines(string(text)) {
+			if f := strings.Fields(line); len(f) > 2 && f[0] == "Uid:" {
+				users = append(users, f[2])
+			}
+		}
+	}
+	return users
+}

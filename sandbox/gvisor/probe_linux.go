@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gvisor
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"debug/elf"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
+	"github.com/cloister-build/cloister/sandbox/internal/zygote"
+)
+
+// probeTime is how long the probe may take. It takes a second on a slow machine, and forever if the platform hangs.
+const probeTime = time.Minute
+
+// findRunsc returns the path of runsc, without symbolic links.
+func findRunsc() (string, error) {
+	stated := os.Getenv("RUNSC_PATH")
+	file, err := exec.LookPath(cmp.Or(stated, "runsc"))
+	if err == nil {
+		file, err = filepath.Abs(file)
+	}
+	if err == nil {
+		file, err = filepath.EvalSymlinks(file)
+	}
+	if err != nil {
+		return "", fmt.Errorf("%w: gVisor: runsc not found: RUNSC_PATH is %q: %w; build it with make gvisor, and set RUNSC_PATH=bin/runsc",
+			sandbox.ErrUnsupported, stated, err)
+	}
+	if err := checkStatic(file); err != nil {
+		return "", fmt.Errorf("%w: gVisor: %s %w and cannot start its sandbox; build it with make gvisor", sandbox.ErrUnsupported, file, err)
+	}
+	return file, nil
+}
+
+// checkStatic returns an error unless the file is an executable that needs no dynamic linker.
+func checkStatic(file string) error {
+	f, err := elf.Open(file)
+	if err != nil {
+		return fmt.Errorf("is no executable: %w", err)
+	}
+	defer f.Close()
+	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		return errors.New("is dynamically linked")
+	}
+	return nil
+}
+
+// conditions are those that can differ from the default.
+var conditions = []sandbox.Condition{
+	sandbox.ConditionHostname, sandbox.ConditionUser, sandbox.ConditionUmask, sandbox.ConditionCPUs,
+}
+
+// features returns what this backend enforces.
+func (b *backend) features() *sandbox.Features {
+	can := b.groups.Capabilities()
+	f := &sandbox.Features{
+		Backend: name, Kernel: kernelName, Audits: []sandbox.Audit{sandbox.AuditOff}, ListenControl: true, Lower: true,
+		Conditions: conditions,
+	}
+	for _, row := range []struct {
+		limit sandbox.Limit
+		ok    bool
+	}{
+		{sandbox.LimitMemory, can.LimitMemory},
+		{sandbox.LimitCPU, can.CountCPU},
+		{sandbox.LimitProcesses, true},
+		{sandbox.LimitOpenFiles, true},
+		{sandbox.LimitOutputBytes, true},
+		{sandbox.LimitOutputFiles, true},
+		{sandbox.LimitMilliCPUs, can.LimitCPUs},
+		{sandbox.LimitDiskRate, can.LimitDisks},
+	} {
+		if row.ok {
+			f.Limits = append(f.Limits, row.limit)
+		}
+	}
+	return f
+}
+
+// Probe runs this executable in gVisor and reports what it finds there.
+func (b *backend) Probe(ctx context.Context) (sandbox.Features, error) {
+	f := sandbox.Features{Backend: name, Kernel: kernelName, Tier: "none"}
+	check := func(ok, required bool, name, detail, fix string) {
+		f.Checks = append(f.Checks, sandbox.Check{Name: name, OK: ok, Detail: detail, Fix: fix, Required: required})
+	}
+	err := b.start()
+	if errors.Is(err, sandbox.ErrClosed) {
+		return f, err
+	}
+	var facts *zygote.Facts
+	if err == nil {
+		facts, err = b.probe(ctx)
+	}
+	if err != nil {
+		check(false, true, "gVisor", err.Error(), "")
+		return f, fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
+	}
+	check(true, true, "gVisor", "runs have a kernel of their own, by "+b.runsc+" (platform systrap)", "")
+	check(!facts.RootWritable && !facts.InputWritable, true, "read-only inputs", "the root and inputs are read-only mounts of this host", "")
+	check(slices.Equal(facts.Interfaces, []string{"lo"}) && facts.Loopback, true, "network",
+		fmt.Sprintf("loopback only (interfaces: %s)", strings.Join(facts.Interfaces, " ")), "")
+	check(facts.Hostname == zygote.Hostname, true, "host name", facts.Hostname, "")
+	check(facts.UID == zygote.UID && facts.GID == zygote.GID, true, "user", fmt.Sprintf("runs have user %d, group %d", facts.UID, facts.GID), "")
+	check(strings.Trim(facts.Capabilities, "0") == "" && facts.NoNewPrivs, true, "capabilities", "none (effective set "+facts.Capabilities+")", "")
+	check(facts.Filtered, true, "seccomp", "gVisor refuses unneeded system calls", "")
+	for _, c := range f.Checks {
+		if !c.OK {
+			return f, fmt.Errorf("%w: gVisor: %s: got: %s", sandbox.ErrUnsupported, c.Name, c.Detail)
+		}
+	}
+	check(false, false, "syscall monitor", "attempts are not recorded: the calls of a run do not reach this host's kernel", "")
+	can := b.groups.Capabilities()
+	why, fix := b.groups.Missing()
+	if b.groups.Mode() != cgroup.None {
+		check(true, false, "control groups", string(b.groups.Mode()), "")
+	}
+	together := func(ok bool) string {
+		if ok {
+			return "for all processes of a run together, with gVisor"
+		}
+		return why
+	}
+	check(can.LimitMemory, false, "memory limit", together(can.LimitMemory), fix)
+	check(can.CountCPU, false, "CPU time limit", together(can.CountCPU), fix)
+	enforced := b.features()
+	enforced.Checks, enforced.Tier = f.Checks, "partial"
+	enforced.Layers = []string{"gVisor (systrap)", "user+mount+pid+network+ipc+uts namespaces", "seccomp"}
+	if b.groups.Mode() != cgroup.None {
+		enforced.Layers = append(enforced.Layers, string(b.groups.Mode())+" limits")
+	}
+	return *enforced, nil
+}
+
+// probe runs this executable as zygote.NameProbe and returns what it found.
+func (b *backend) probe(ctx context.Context) (*zygote.Facts, error) {
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	w, err := b.Workspace(ctx, sandbox.Unlimited, sandbox.Unlimited)
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	self, err := filepath.EvalSymlinks("/proc/self/exe")
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{"in", "out"} {
+		if err := w.Root().Mkdir(dir, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.Root().WriteFile("in/"+zygote.NameProbeInput, nil, 0o644); err != nil {
+		return nil, err
+	}
+	unlimited := int64(sandbox.Unlimited)
+	spec := &sandbox.Spec{
+		Args: []string{zygote.NameProbe}, Dir: "/probe", Audit: sandbox.AuditOff,
+		Network: sandbox.Network{Loopback: true, Listen: true},
+		Inputs:  []sandbox.Input{{Target: zygote.NameProbe, Content: "host", Source: self}},
+		Outputs: []sandbox.Output{{Target: "/probe", Source: "out"}},
+		Lower:   []sandbox.Lower{{Target: "/probe", Source: "in"}}, Workspace: w.Name(),
+		Limits: sandbox.Limits{
+			Memory: unlimited, CPU: sandbox.Unlimited, Processes: 100, OpenFiles: unlimited,
+			OutputBytes: unlimited, OutputFiles: unlimited, MilliCPUs: unlimited, DiskRate: unlimited,
+		},
+	}
+	var stdout, stderr bytes.Buffer
+	res, err := b.Run(ctx, spec, sandbox.Stdio{Stdout: &stdout, Stderr: &stderr})
+	if err != nil {
+		return nil, err
+	}
+	var facts zygote.Facts
+	if err := json.Unmarshal(stdout.Bytes(), &facts); err != nil || res.ExitCode != 0 {
+		return nil, fmt.Errorf("the probe exited with %d, stopped %t: %s", res.ExitCode, res.Stopped, strings.TrimSpace(stderr.String()))
+	}
+	return &facts, nil
+}

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gvisor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/internal/cgroup"
+	"github.com/cloister-build/cloister/sandbox/internal/limit"
+	"github.com/cloister-build/cloister/sandbox/internal/source"
+	"github.com/cloister-build/cloister/sandbox/internal/zygote"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// overhead is added to the limit of memory for gVisor itself: the sandbox's kernel, the gofer, runsc and the launcher.
+	overhead = 64 << 20
+	// interval is how often a run's use is checked, as in package namespace.
+	interval = 200 * time.Millisecond
+	// endTime is how long a killed run may take to vanish.
+	endTime = 30 * time.Second
+	// maxDiagnostics bounds what is kept of the text that runsc and the launcher print.
+	maxDiagnostics = 16 << 10
+)
+
+// Run runs spec.
+func (b *backend) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio) (*sandbox.Result, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := b.start(); err != nil {
+		return nil, err
+	}
+	features := b.features()
+	if err := features.Covers(spec); err != nil {
+		return nil, err
+	}
+	if std.Terminal != nil {
+		return nil, fmt.Errorf("%w: a run in gVisor cannot have a terminal", sandbox.ErrUnsupported)
+	}
+	if slices.ContainsFunc(spec.Inputs, func(in sandbox.Input) bool { return in.Image != "" }) ||
+		slices.ContainsFunc(spec.Lower, func(l sandbox.Lower) bool { return l.Image != "" }) {
+		return nil, fmt.Errorf("%w: this backend mounts no images", sandbox.ErrSpec)
+	}
+	c, err := b.acquire()
+	if err != nil {
+		return nil, err
+	}
+	defer b.release(c)
+	r := &run{b: b, spec: spec, cell: c}
+	if err := r.limit(); err != nil {
+		return nil, err
+	}
+	if err := r.start(std); err != nil {
+		return nil, errors.Join(err, r.end())
+	}
+	return r.follow(ctx)
+}
+
+// A run is the worker's side of one run.
+type run struct {
+	b    *backend
+	spec *sandbox.Spec
+	cell *cell
+
+	launcher *exec.Cmd
+	life     *os.File // the run ends when it is closed
+	in       *os.File // to the guest
+	inMu     sync.Mutex
+	reports  chan zygote.Report // closed when the guest is gone
+	diag     diagnostics
+
+	serving sync.WaitGroup // goroutines that end with the run
+	copyErr [2]error
+
+	noBytes, noFiles bool // the workspace was full at some time
+}
+
+// limit prepares the control group.
+func (r *run) limit() error {
+	if r.cell.group == nil {
+		return nil
+	}
+	of := &r.spec.Limits
+	l := cgroup.Limits{Memory: of.Memory, Processes: cgroup.Unlimited, MilliCPUs: of.MilliCPUs, DiskRate: of.DiskRate}
+	if l.Memory != sandbox.Unlimited {
+		l.Memory += overhead
+	}
+	if err := r.cell.group.Reset(l); err != nil {
+		return fmt.Errorf("limits of the run: %w", err)
+	}
+	return nil
+}
+
+// start starts the launcher.
+func (r *run) start(std sandbox.Stdio) error {
+	launch, guest, err := plan(r.spec, r.b.runsc, zygote.CommandUser(r.cell.number))
+	if err != nil {
+		return err
+	}
+	var theirs []*os.File
+	defer func() {
+		for _, f := range theirs {
+			f.Close()
+		}
+	}()
+	pipe := func() (read, write *os.File, err error) {
+		if read, write, err = os.Pipe(); err != nil {
+			err = fmt.Errorf("pipe: %w", err)
+		}
+		return read, write, err
+	}
+	lifeEnd, life, err := pipe()
+	if err != nil {
+		return err
+	}
+	theirs, r.life = append(theirs, lifeEnd), life
+	planEnd, plan, err := pipe()
+	if err != nil {
+		return err
+	}
+	theirs = append(theirs, planEnd)
+	defer plan.Close()
+	inEnd, in, err := pipe()
+	if err != nil {
+		return err
+	}
+	theirs, r.in = append(theirs, inEnd), in
+	out, outEnd, err := pipe()
+	if err != nil {
+		return err
+	}
+	theirs = append(theirs, outEnd)
+	r.reports = make(chan zygote.Report)
+	r.serving.Go(func() { r.receive(out) })
+	streams, err := r.streams(std)
+	theirs = append(theirs, streams...)
+	if err != nil {
+		return err
+	}
+	extra := append([]*os.File{planEnd, inEnd, outEnd}, streams...)
+	if r.spec.Workspace != "" {
+		w, err := os.OpenFile(r.spec.Workspace, unix.O_PATH|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return fmt.Errorf("workspace %s: %w", r.spec.Workspace, err)
+		}
+		theirs, extra = append(theirs, w), append(extra, w)
+	}
+	if g := r.cell.group; g != nil {
+		dir, tasks := g.Join()
+		if launch.Cgroup = dir >= 0; launch.Cgroup {
+			fd, err := unix.FcntlInt(uintptr(dir), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				return fmt.Errorf("control group: %w", err)
+			}
+			f := os.NewFile(uintptr(fd), "control group")
+			theirs, extra = append(theirs, f), append(extra, f)
+		}
+		launch.Tasks = len(tasks)
+		extra = append(extra, tasks...)
+	}
+	launchText, err := json.Marshal(launch)
+	if err != nil {
+		return err
+	}
+	guestText, err := json.Marshal(guest)
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command("/proc/self/exe") //nolint:noctx // follow ends it
+	cmd.Args, cmd.Env, cmd.Dir = []string{zygote.NameLauncher}, []string{}, "/"
+	cmd.Stdin, cmd.Stderr, cmd.ExtraFiles = lifeEnd, &r.diag, extra
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start the launcher: %w", err)
+	}
+	r.launcher = cmd
+	r.serving.Go(func() { r.send(guestText) })
+	if _, err := plan.Write(launchText); err != nil { // the launcher reads it before anything else
+		return fmt.Errorf("send the plan: %w", err)
+	}
+	return nil
+}
+
+// streams returns the run's ends of its standard streams.
+func (r *run) streams(std sandbox.Stdio) (theirs []*os.File, err error) {
+	stdin, err := dupStdin(std.Stdin)
+	if err != nil {
+		return nil, fmt.Errorf("stdin: %w", err)
+	}
+	theirs = append(theirs, stdin)
+	for i, w := range []io.Writer{std.Stdout, std.Stderr} {
+		if w == nil {
+			w = io.Discard
+		}
+		if i == 1 && same(std.Stdout, std.Stderr) {
+			fd, err := unix.FcntlInt(theirs[1].Fd(), unix.F_DUPFD_CLOEXEC, 0)
+			if err != nil {
+				return theirs, fmt.Errorf("output pipe: %w", err)
+			}
+			theirs = append(theirs, os.NewFile(uintptr(fd), "stderr"))
+			continue
+		}
+		ours, end, err := os.Pipe()
+		if err != nil {
+			return theirs, fmt.Errorf("output pipe: %w", err)
+		}
+		theirs = append(theirs, end)
+		r.serving.Go(func() {
+			_, r.copyErr[i] = io.Copy(w, ours)
+			// Later writers get SIGPIPE instead of waiting forever.
+			ours.Close()
+		})
+	}
+	return theirs, nil
+}
+
+// dupStdin returns a copy of the pipe, or an empty file.
+func dupStdin(pipe *os.File) (*os.File, error) {
+	if pipe == nil {
+		// The host's /dev/null would be a device of the host inside; an ended pipe is as empty.
+		read, write, err := os.Pipe()
+		if err == nil {
+			write.Close()
+		}
+		return read, err
+	}
+	fd, err := unix.FcntlInt(pipe.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	return os.NewFile(uintptr(fd), "stdin"), err
+}
+
+// same reports whether a and b are one writer, which then gets one pipe. Comparing other values could panic.
+func same(a, b io.Writer) bool {
+	return a != nil && b != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
+}
+
+// send sends a message to the guest, which may be gone.
+func (r *run) send(text []byte) {
+	r.inMu.Lock()
+	defer r.inMu.Unlock()
+	_, _ = r.in.Write(append(text, '\n'))
+}
+
+// receive passes the guest's reports on. They come from inside, so a malformed one only ends the run.
+func (r *run) receive(out *os.File) {
+	defer out.Close()
+	defer close(r.reports)
+	in := json.NewDecoder(io.LimitReader(out, 1<<20))
+	for {
+		var rep zygote.Report
+		if in.Decode(&rep) != nil {
+			return
+		}
+		r.reports <- rep
+	}
+}
+
+// end kills the run and waits until every process of it is dead.
+func (r *run) end() error {
+	if r.life != nil {
+		r.life.Close()
+	}
+	if r.in != nil {
+		r.in.Close()
+	}
+	var err error
+	if r.launcher != nil {
+		late := time.AfterFunc(endTime, func() { _ = r.launcher.Process.Kill() })
+		waitErr := r.launcher.Wait()
+		if !late.Stop() {
+			err = fmt.Errorf("the run did not end within %v of its kill: %w", endTime, waitErr)
+		}
+	}
+	if r.reports != nil {
+		go func() {
+			for range r.reports {
+			}
+		}()
+	}
+	r.serving.Wait()
+	return err
+}
+
+// A diagnostics keeps the beginning of what is written to it.
+type diagnostics struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (d *diagnostics) Write(p []byte) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.text.Write(p[:min(len(p), maxDiagnostics-min(d.text.Len(), maxDiagnostics))])
+	return len(p), nil
+}
+
+func (d *diagnostics) String() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return strings.TrimSpace(d.text.String())
+}
+
+// explain returns why the run never started.
+func (r *run) explain(failed string) error {
+	var root *os.Root
+	if w := r.b.workspace(r.spec.Workspace); w != nil {
+		root = w.root
+	}
+	text := failed
+	if more := r.diag.String(); more != "" {
+		text = strings.TrimPrefix(text+": "+more, ": ")
+	}
+	return source.Explain(r.spec, root, text)
+}
+
+// outputLimits returns the limits of the Spec, or those of the workspace where they are lower.
+func (r *run) outputLimits() zygote.WorkspaceSize {
+	limits := zygote.WorkspaceSize{Bytes: r.spec.Limits.OutputBytes, Files: r.spec.Limits.OutputFiles}
+	if w := r.b.workspace(r.spec.Workspace); w != nil {
+		limits.Bytes, limits.Files = limit.Lower(limits.Bytes, w.room.Bytes), limit.Lower(limits.Files, w.room.Files)
+	}
+	return limits
+}
