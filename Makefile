@@ -77,7 +77,7 @@ test-sandbox: ## run the sandbox tests; fail where this machine cannot confine
 	CLOISTER_REQUIRE=namespaces $(GO) test -count=1 ./sandbox/...
 
 SOAK ?= 400
-ATTACKS ?= ^(TestEscapes|TestSoak)$$
+ATTACKS ?= ^(TestEscapes|TestEscapesFromGVisor|TestSoak)$$
 
 escape: ## run hostile programs and print the guarantees (SOAK=10000: among as many other runs; ATTACKS=.: all)
 	@mkdir -p bin

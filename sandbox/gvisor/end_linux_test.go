@@ -11,7 +11,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cloister-build/cloister/sandbox"
@@ -222,4 +224,36 @@ func owners(t *testing.T) []string {
 		}
 	}
 	return users
+}
+
+// TestKilledProcessesFailTheRun: a run whose launcher or gVisor is killed is an error, and the next run works.
+func TestKilledProcessesFailTheRun(t *testing.T) {
+	b := backend(t)
+	for _, who := range []string{"cloister-launcher", "runsc"} {
+		t.Run(who, func(t *testing.T) {
+			var said strings.Builder
+			read, write, err := os.Pipe()
+			must.Succeed(t, err)
+			defer read.Close()
+			defer write.Close()
+			go func() {
+				if line, _ := bufio.NewReader(read).ReadString('\n'); line == "" {
+					return
+				}
+				for _, pid := range descendants(t, os.Getpid()) {
+					text, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+					if n, err := strconv.Atoi(pid); err == nil && strings.HasPrefix(string(text), who+"\x00") {
+						_ = syscall.Kill(n, syscall.SIGKILL)
+					}
+				}
+			}()
+			res, err := b.Run(t.Context(), spec("echo started; sleep 600"), sandbox.Stdio{Stdout: &tee{&said, write}})
+			if err == nil || errors.Is(err, sandbox.ErrUnsupported) {
+				t.Errorf("got %+v, %v, want an error", res, err)
+			}
+			if res, err := b.Run(t.Context(), spec("exit 3"), sandbox.Stdio{}); err != nil || res.ExitCode != 3 {
+				t.Errorf("the next run: got %+v, %v, want exit code 3", res, err)
+			}
+		})
+	}
 }

@@ -85,6 +85,7 @@ func addMounts(spec *sandbox.Spec, l *zygote.Launch, g *zygote.Guest) error {
 			}
 		}
 		l.Writable = append(l.Writable, zygote.RunRoot+out.Target)
+		g.Writable = append(g.Writable, out.Target)
 		ops = append(ops, op)
 	}
 	for _, t := range spec.Temp {
@@ -92,6 +93,7 @@ func addMounts(spec *sandbox.Spec, l *zygote.Launch, g *zygote.Guest) error {
 		holds := func(o zygote.Op) bool { return strings.HasPrefix(o.Target, t.Target+"/") }
 		if slices.ContainsFunc(ops, holds) {
 			ops = append(ops, temp(t.Target, t.Bytes, 0))
+			g.Writable = append(g.Writable, t.Target)
 			continue
 		}
 		g.Temps = append(g.Temps, temp(t.Target, t.Bytes, 0))
@@ -108,6 +110,13 @@ func addMounts(spec *sandbox.Spec, l *zygote.Launch, g *zygote.Guest) error {
 	byTarget := func(a, b zygote.Op) int { return strings.Compare(a.Target, b.Target) }
 	slices.SortStableFunc(ops, byTarget)
 	slices.SortStableFunc(g.Temps, byTarget)
+	slices.Sort(g.Writable)
+	for _, o := range ops {
+		inside := func(dir string) bool { return strings.HasPrefix(o.Target, dir+"/") }
+		if o.Kind == zygote.OpBind && o.Attrs&unix.MOUNT_ATTR_RDONLY != 0 && slices.ContainsFunc(g.Writable, inside) {
+			g.ReadOnly = append(g.ReadOnly, o.Target)
+		}
+	}
 	l.Ops = append(l.Ops, ops...)
 	return nil
 }
@@ -118,7 +127,7 @@ func temp(target string, bytes int64, attrs uint64) zygote.Op {
 
 // guestCapabilities are what pid 1 of the run needs to set the run up. The command has none.
 var guestCapabilities = []string{
-	"CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_MKNOD", "CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_NET_ADMIN",
+	"CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_MKNOD", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_NET_ADMIN",
 	"CAP_SYS_RESOURCE", "CAP_DAC_OVERRIDE", "CAP_CHOWN", "CAP_FOWNER",
 }
 

@@ -106,7 +106,10 @@ func (b *backend) Probe(ctx context.Context) (sandbox.Features, error) {
 	}
 	if err != nil {
 		check(false, true, "gVisor", err.Error(), "")
-		return f, fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
+		if !errors.Is(err, sandbox.ErrUnsupported) {
+			err = fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
+		}
+		return f, err
 	}
 	check(true, true, "gVisor", "runs have a kernel of their own, by "+b.runsc+" (platform systrap)", "")
 	check(!facts.RootWritable && !facts.InputWritable, true, "read-only inputs", "the root and inputs are read-only mounts of this host", "")

@@ -115,67 +115,30 @@ func (r *run) start(std sandbox.Stdio) error {
 	if err != nil {
 		return err
 	}
-	var theirs []*os.File
+	// theirs are closed here once the launcher has them: its stdin, and its other descriptors in their order.
+	life, plan, theirs, err := r.pipes(std)
 	defer func() {
 		for _, f := range theirs {
 			f.Close()
 		}
 	}()
-	pipe := func() (read, write *os.File, err error) {
-		if read, write, err = os.Pipe(); err != nil {
-			err = fmt.Errorf("pipe: %w", err)
-		}
-		return read, write, err
-	}
-	lifeEnd, life, err := pipe()
 	if err != nil {
 		return err
 	}
-	theirs, r.life = append(theirs, lifeEnd), life
-	planEnd, plan, err := pipe()
-	if err != nil {
-		return err
-	}
-	theirs = append(theirs, planEnd)
 	defer plan.Close()
-	inEnd, in, err := pipe()
-	if err != nil {
-		return err
-	}
-	theirs, r.in = append(theirs, inEnd), in
-	out, outEnd, err := pipe()
-	if err != nil {
-		return err
-	}
-	theirs = append(theirs, outEnd)
-	r.reports = make(chan zygote.Report)
-	r.serving.Go(func() { r.receive(out) })
-	streams, err := r.streams(std)
-	theirs = append(theirs, streams...)
-	if err != nil {
-		return err
-	}
-	extra := append([]*os.File{planEnd, inEnd, outEnd}, streams...)
+	r.life = life
 	if r.spec.Workspace != "" {
 		w, err := os.OpenFile(r.spec.Workspace, unix.O_PATH|unix.O_DIRECTORY, 0)
 		if err != nil {
 			return fmt.Errorf("workspace %s: %w", r.spec.Workspace, err)
 		}
-		theirs, extra = append(theirs, w), append(extra, w)
+		theirs = append(theirs, w)
 	}
-	if g := r.cell.group; g != nil {
-		dir, tasks := g.Join()
-		if launch.Cgroup = dir >= 0; launch.Cgroup {
-			fd, err := unix.FcntlInt(uintptr(dir), unix.F_DUPFD_CLOEXEC, 0)
-			if err != nil {
-				return fmt.Errorf("control group: %w", err)
-			}
-			f := os.NewFile(uintptr(fd), "control group")
-			theirs, extra = append(theirs, f), append(extra, f)
-		}
-		launch.Tasks = len(tasks)
-		extra = append(extra, tasks...)
+	group, tasks, err := r.join(launch)
+	if err != nil {
+		return err
 	}
+	theirs = append(theirs, group...)
 	launchText, err := json.Marshal(launch)
 	if err != nil {
 		return err
@@ -186,7 +149,7 @@ func (r *run) start(std sandbox.Stdio) error {
 	}
 	cmd := exec.Command("/proc/self/exe") //nolint:noctx // follow ends it
 	cmd.Args, cmd.Env, cmd.Dir = []string{zygote.NameLauncher}, []string{}, "/"
-	cmd.Stdin, cmd.Stderr, cmd.ExtraFiles = lifeEnd, &r.diag, extra
+	cmd.Stdin, cmd.Stderr, cmd.ExtraFiles = theirs[0], &r.diag, slices.Concat(theirs[1:], tasks)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start the launcher: %w", err)
@@ -197,6 +160,56 @@ func (r *run) start(std sandbox.Stdio) error {
 		return fmt.Errorf("send the plan: %w", err)
 	}
 	return nil
+}
+
+// pipes makes the pipes between the worker, the launcher and the guest, and the run's streams. It returns the worker's end
+// of the launcher's life and of its plan, and the other ends.
+func (r *run) pipes(std sandbox.Stdio) (life, plan *os.File, theirs []*os.File, err error) {
+	var ours [3]*os.File
+	for i := range ours {
+		read, write, err := os.Pipe()
+		if err != nil {
+			for _, f := range ours[:i] {
+				f.Close()
+			}
+			return nil, nil, theirs, fmt.Errorf("pipe: %w", err)
+		}
+		theirs, ours[i] = append(theirs, read), write
+	}
+	life, plan, r.in = ours[0], ours[1], ours[2]
+	out, outEnd, err := os.Pipe()
+	if err == nil {
+		theirs = append(theirs, outEnd)
+		r.reports = make(chan zygote.Report)
+		r.serving.Go(func() { r.receive(out) })
+		var streams []*os.File
+		streams, err = r.streams(std)
+		theirs = append(theirs, streams...)
+	}
+	if err != nil {
+		life.Close()
+		plan.Close()
+		return nil, nil, theirs, err
+	}
+	return life, plan, theirs, nil
+}
+
+// join returns the files through which the launcher enters the run's control group: one that the caller closes, or those
+// that the group keeps.
+func (r *run) join(launch *zygote.Launch) (closed, kept []*os.File, err error) {
+	if r.cell.group == nil {
+		return nil, nil, nil
+	}
+	dir, tasks := r.cell.group.Join()
+	launch.Cgroup, launch.Tasks = dir >= 0, len(tasks)
+	if dir < 0 {
+		return nil, tasks, nil
+	}
+	fd, err := unix.FcntlInt(uintptr(dir), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("control group: %w", err)
+	}
+	return []*os.File{os.NewFile(uintptr(fd), "control group")}, nil, nil
 }
 
 // streams returns the run's ends of its standard streams.
@@ -286,6 +299,8 @@ func (r *run) end() error {
 		waitErr := r.launcher.Wait()
 		if !late.Stop() {
 			err = fmt.Errorf("the run did not end within %v of its kill: %w", endTime, waitErr)
+		} else if ws, ok := r.launcher.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+			err = fmt.Errorf("the launcher was killed (%w), and did not wait for the end of the run", waitErr)
 		}
 	}
 	if r.reports != nil {

@@ -91,8 +91,8 @@ type fixture struct {
 	abstract      string   // an abstract socket of this host
 	mark          string   // in command lines of processes that must not outlive their run
 
-	backends map[string]*namespace.Backend // by omitted layers
-	features map[*namespace.Backend]sandbox.Features
+	backends map[string]sandbox.Backend // by omitted layers
+	features map[sandbox.Backend]sandbox.Features
 
 	result     *sandbox.Result
 	connecting sync.WaitGroup
@@ -107,7 +107,7 @@ func newFixture(t *testing.T) *fixture {
 	mark := fmt.Sprintf("escape-%d", os.Getpid())
 	w := &fixture{
 		test: t, program: program, store: filepath.Join(dir, "store-"+mark), secret: filepath.Join(dir, "secret"),
-		abstract: "@" + mark, mark: mark, backends: map[string]*namespace.Backend{}, features: map[*namespace.Backend]sandbox.Features{},
+		abstract: "@" + mark, mark: mark, backends: map[string]sandbox.Backend{}, features: map[sandbox.Backend]sandbox.Features{},
 	}
 	must.Succeed(t, os.WriteFile(w.secret, []byte("secret"), 0o644))
 	for _, l := range [][2]string{{"tcp", "127.0.0.1:0"}, {"tcp", "[::1]:0"}, {"unix", w.abstract}} {
@@ -163,14 +163,14 @@ func (w *fixture) checkInputs() error {
 }
 
 // backend returns the backend without these layers, which it creates once.
-func (w *fixture) backend(t *testing.T, without []namespace.Layer) *namespace.Backend {
+func (w *fixture) backend(t *testing.T, without []namespace.Layer) sandbox.Backend {
 	t.Helper()
 	b, err := w.newBackend(without)
 	must.Be(t, err == nil, "without %v: %v", without, err)
 	return b
 }
 
-func (w *fixture) newBackend(without []namespace.Layer) (*namespace.Backend, error) {
+func (w *fixture) newBackend(without []namespace.Layer) (sandbox.Backend, error) {
 	key := fmt.Sprint(without)
 	if b := w.backends[key]; b != nil {
 		return b, nil
@@ -269,7 +269,7 @@ func (l *lines) Write(p []byte) (int, error) {
 
 // run runs one attack and returns what it printed. done, if not nil, inspects the outputs.
 func (w *fixture) run(ctx context.Context, b sandbox.Backend, spec *sandbox.Spec, onLine func(string), done func(*os.Root)) (*sandbox.Result, string, error) {
-	if f, ok := w.features[b.(*namespace.Backend)]; ok && f.Tier != "full" {
+	if f, ok := w.features[b]; ok && f.Tier != "full" {
 		relax(spec, f)
 	}
 	ws, err := workspace(ctx, b, &spec.Limits)
@@ -395,17 +395,7 @@ func lastLine(text string) string {
 func TestEscapes(t *testing.T) {
 	w := newFixture(t)
 	features := w.features[w.backend(t, nil)]
-	var table strings.Builder
-	row := func(g *guarantee, t *testing.T, ran bool, note string) {
-		state := "held"
-		switch {
-		case t.Failed():
-			state = "FAILED"
-		case !ran || t.Skipped():
-			state = "skipped"
-		}
-		fmt.Fprintf(&table, "%-8s %-17s %s [%s]\n", state, g.name, g.promise, note)
-	}
+	var rows table
 	all := guarantees(w)
 	for i := range all {
 		g := &all[i]
@@ -414,7 +404,7 @@ func TestEscapes(t *testing.T) {
 			if len(g.without) > 0 {
 				note = fmt.Sprintf("not without %v", g.without)
 			}
-			defer func() { row(g, t, ran, note) }()
+			defer func() { rows.add(g, t, ran, note) }()
 			if g.limit != "" && !slices.Contains(features.Limits, g.limit) {
 				sandboxtest.Unavailable(t, "limits", fmt.Sprintf("this worker cannot limit %s", g.limit))
 			}
@@ -429,7 +419,21 @@ func TestEscapes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		who = fmt.Sprintf("user %d", os.Geteuid())
 	}
-	t.Logf("guarantees of the sandbox, worker of %s, tier %s:\n%s", who, features.Tier, table.String())
+	t.Logf("guarantees of the sandbox, worker of %s, tier %s:\n%s", who, features.Tier, rows.String())
+}
+
+// A table has a row for each guarantee.
+type table struct{ strings.Builder }
+
+func (rows *table) add(g *guarantee, t *testing.T, ran bool, note string) {
+	state := "held"
+	switch {
+	case t.Failed():
+		state = "FAILED"
+	case !ran || t.Skipped():
+		state = "skipped"
+	}
+	fmt.Fprintf(rows, "%-8s %-17s %s [%s]\n", state, g.name, g.promise, note)
 }
 
 // confined checks that the attack fails and that its attempts are recorded.

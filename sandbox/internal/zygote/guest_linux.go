@@ -23,8 +23,11 @@ import (
 type Guest struct {
 	Args, Env []string
 	Dir       string
-	Temps     []Op     // of the kind OpTmpfs
-	Full      []string // directories of which Reaped.Full says whether they are full
+	Temps     []Op // of the kind OpTmpfs
+	// Writable are the directories of the root that the run may change. ReadOnly are paths inside them that it may not:
+	// their mounts outside are read-only, but gVisor would create FIFOs and sockets of its own there.
+	Writable, ReadOnly []string
+	Full               []string // directories of which Reaped.Full says whether they are full
 	// Processes bounds the processes and threads of the command; -1 is unlimited.
 	Processes int64
 	Umask     int
@@ -102,6 +105,9 @@ func (g *Guest) run(in *json.Decoder, out *json.Encoder) error {
 // setUp completes the root, moves into it, and returns the file through which a thread joins the command's control group,
 // or nil.
 func (g *Guest) setUp() (*os.File, error) {
+	if err := g.lock(); err != nil {
+		return nil, err
+	}
 	if err := makeDevices(guestRoot + "/dev"); err != nil {
 		return nil, fmt.Errorf("/dev: %w", err)
 	}
@@ -133,6 +139,40 @@ func (g *Guest) setUp() (*os.File, error) {
 		return nil, err
 	}
 	return group, nil
+}
+
+// lock makes the root read-only in gVisor's kernel as well.
+func (g *Guest) lock() error {
+	// bind makes a directory a mount, and restrict sets its attributes.
+	bind := func(dir string) error {
+		if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("%s: bind: %w", dir, err)
+		}
+		return nil
+	}
+	restrict := func(dir string, flags uintptr) error {
+		if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV|flags, ""); err != nil {
+			return fmt.Errorf("%s: restrict the mount: %w", dir, err)
+		}
+		return nil
+	}
+	if err := bind(guestRoot); err != nil {
+		return err
+	}
+	for _, dir := range g.Writable {
+		if err := errors.Join(bind(guestRoot+dir), restrict(guestRoot+dir, 0)); err != nil {
+			return err
+		}
+	}
+	for _, p := range g.ReadOnly {
+		if st, err := os.Lstat(guestRoot + p); err != nil || !st.IsDir() {
+			continue // nothing can be created in a file
+		}
+		if err := errors.Join(bind(guestRoot+p), restrict(guestRoot+p, unix.MS_RDONLY)); err != nil {
+			return err
+		}
+	}
+	return restrict(guestRoot, unix.MS_RDONLY)
 }
 
 // makeDevices fills the directory of the devices, which are gVisor's own.
@@ -194,6 +234,12 @@ func (g *Guest) start(group *os.File) (pid int, err error) {
 		runtime.LockOSThread() // and never unlocks: the thread ends with the goroutine
 		if group != nil {
 			if _, err = group.WriteString("0"); err != nil {
+				return
+			}
+		}
+		for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
+			if err = unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && err != unix.EINVAL { // one that gVisor lacks
+				err = fmt.Errorf("capability %d: %w", c, err)
 				return
 			}
 		}
