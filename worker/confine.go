@@ -84,6 +84,10 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 		l.auditRefusal(t, err)
 		return nil, err
 	}
+	if f := &l.cfg.Features; grant.Sandbox != "" && grant.Sandbox != f.Backend {
+		return nil, fmt.Errorf("%w: the action requires the sandbox %s, and this worker has %s: send it to a worker with that --sandbox",
+			sandbox.ErrUnsupported, grant.Sandbox, f.Backend)
+	}
 	if len(t.Args) > 0 { // a person repeats what the action did
 		grant.Fail, grant.Kill = nil, nil
 	}
@@ -162,6 +166,10 @@ func (l *Local) hostInputs(g *policy.Grant, p *placement) []sandbox.Input {
 	}
 	return inputs
 }
+
+// PropertySandbox is the platform property with which an action requires a backend. Workers of another backend than the
+// default offer it.
+const PropertySandbox = "cloister-sandbox"
 
 // isSetting reports whether a platform property is a setting of the sandbox, which the policy interprets.
 func isSetting(property string) bool { return strings.HasPrefix(property, "cloister-") }

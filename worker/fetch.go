@@ -183,12 +183,15 @@ func (req *request) properties() []Property {
 }
 
 // demands returns the platform properties that are not settings of the sandbox or of persistent workers, as
-// Admission.Demands.
+// Admission.Demands. One setting is a demand: a backend with a kernel of its own, which such workers offer.
 func (req *request) demands() []Property {
-	all := slices.DeleteFunc(req.properties(), func(p Property) bool { return isSetting(p.Name) || isPersistentProperty(p.Name) })
+	all := slices.DeleteFunc(req.properties(), func(p Property) bool { return isSetting(p.Name) && p != ownKernel || isPersistentProperty(p.Name) })
 	slices.SortFunc(all, Property.Compare)
 	return slices.Compact(all)
 }
+
+// ownKernel is what a worker offers whose backend is gvisor.
+var ownKernel = Property{Name: PropertySandbox, Value: "gvisor"}
 
 // maxIgnored bounds the number of remembered property names, which clients choose.
 const maxIgnored = 100

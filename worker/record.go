@@ -56,6 +56,9 @@ func (l *Local) manifest(e *execution, out *Outcome) (*manifest.Manifest, error)
 			Events: len(e.collected.Events), Unrecorded: e.collected.Unrecorded,
 		},
 	}
+	if f := &l.cfg.Features; f.Kernel != "" {
+		m.Sandbox = f.Backend
+	}
 	if t.Variation != nil {
 		m.Order = t.Variation.Order
 	}

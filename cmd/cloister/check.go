@@ -45,7 +45,7 @@ asks before each, and checks again.`,
 			if yes && !fix {
 				return errors.New("--yes needs --fix")
 			}
-			if err := check(cmd, config, asJSON, fix, yes); err != nil || !self {
+			if err := check(cmd, &box, config, asJSON, fix, yes); err != nil || !self {
 				return err
 			}
 			ctx, cancel := interrupt.Context(cmd.Context())
@@ -65,11 +65,12 @@ asks before each, and checks again.`,
 }
 
 // check prints the report of this machine, with fix after repairs.
-func check(cmd *cobra.Command, config namespace.Config, asJSON, fix, yes bool) error {
+func check(cmd *cobra.Command, box *confinement.Flags, config namespace.Config, asJSON, fix, yes bool) error {
 	probe := func(ctx context.Context) (*confinement.Report, error) {
-		backend := namespace.New(config)
+		backend := box.NewBackend(config)
 		f, err := backend.Probe(ctx)
 		report, toolErr := confinement.NewReport(ctx, f, err == nil)
+		report.Checks = append(report.Checks, box.Others(ctx)...)
 		return report, errors.Join(err, toolErr, backend.Close())
 	}
 	ctx, out := cmd.Context(), cmd.OutOrStdout()

@@ -62,6 +62,8 @@ type Grant struct {
 	Fail, Kill []sandbox.EventKind
 	// Superuser reports whether the command is user 0 in its user namespace.
 	Superuser bool
+	// Sandbox is the only backend (sandbox.Features.Backend) that may run the action, or "" for any.
+	Sandbox string
 	// PersistentWorkers reports whether the action may be a request to a process that earlier actions used.
 	PersistentWorkers bool
 	// TempBytes is the size of /tmp.
@@ -229,7 +231,7 @@ const prefix = "cloister-"
 
 // propertyNames are the sandbox settings, without the prefix.
 var propertyNames = func() []string {
-	names := []string{"profile", "network", "audit", "listen", "loopback", "on-violation"}
+	names := []string{"profile", "network", "audit", "listen", "loopback", "on-violation", "sandbox"}
 	for _, q := range quantities {
 		names = append(names, q.property())
 	}
@@ -272,7 +274,7 @@ func (p *Policy) Compile(r Request, enforceable []sandbox.Limit) (*Grant, error)
 	if err := c.choose(r.Mnemonic); err != nil {
 		return nil, err
 	}
-	for _, decide := range []func() error{c.amounts, c.network, c.audit, c.violations} {
+	for _, decide := range []func() error{c.amounts, c.network, c.audit, c.violations, c.backend} {
 		if err := decide(); err != nil {
 			return nil, err
 		}
@@ -537,6 +539,23 @@ func (c *compilation) audit() error {
 		c.grant.Audit, by = want, "property cloister-audit"
 	}
 	c.because("audit %s: %s", c.grant.Audit.String(), by)
+	return nil
+}
+
+// backends are the values of the property for the backend.
+var backends = []string{"namespace", "gvisor"}
+
+// backend records which backend the action requires. That needs no permission: the worker has one, or refuses.
+func (c *compilation) backend() error {
+	text, ok := c.asked["sandbox"]
+	if !ok {
+		return nil
+	}
+	if !slices.Contains(backends, text) {
+		return c.refuse("sandbox", "refuses it: unknown sandbox %+q: write %s", text, strings.Join(backends, " or "))
+	}
+	c.grant.Sandbox = text
+	c.because("sandbox %s: property cloister-sandbox", text)
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +23,14 @@ var built program.Program
 
 func TestMain(m *testing.M) {
 	namespace.Init()
+	// What make gvisor builds, unless somebody chose another.
+	if runsc, err := filepath.Abs("../../bin/runsc"); err == nil && os.Getenv("RUNSC_PATH") == "" {
+		if _, err := os.Stat(runsc); err == nil {
+			if err := os.Setenv("RUNSC_PATH", runsc); err != nil {
+				panic(err)
+			}
+		}
+	}
 	os.Exit(built.Main(m))
 }
 

@@ -90,6 +90,7 @@ func TestScripts(t *testing.T) {
 			} {
 				env.Setenv(name, value)
 			}
+			env.Setenv("RUNSC_PATH", os.Getenv("RUNSC_PATH"))
 			return os.MkdirAll(filepath.Join(env.WorkDir, "home"), 0o755)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -290,6 +291,10 @@ func (s *story) needs(args []string) error {
 		err := s.cloister([]string{"2", "run", "--", "getent", "hosts", "a.example.com"})
 		if err != nil || !strings.Contains(s.script.ReadFile("stderr"), "lookup of a.example.com") {
 			sandboxtest.Unavailable(s, "monitor", "the sandbox records no lookups of names")
+		}
+	case what == "gvisor":
+		if s.cloister([]string{"0", "check", "--sandbox", "gvisor"}) != nil {
+			sandboxtest.Unavailable(s, "gvisor", s.script.ReadFile("stderr"))
 		}
 	case what == "cpus":
 		if s.cloister([]string{"0", "run", "--quiet", "--cpus", "1", "--", "true"}) != nil {

@@ -88,6 +88,8 @@ func (p *parser) line(n int, line string) error {
 		return nil // Parse compares them
 	case "revision":
 		return decode(rest, &m.Revision)
+	case "sandbox":
+		return decode(rest, &m.Sandbox)
 	case "seed":
 		m.Seed = new(uint64)
 		return decode(rest, m.Seed)

@@ -72,6 +72,9 @@ func (m *Manifest) options() []field {
 	if m.Revision != "" {
 		fields = append(fields, line("revision", &m.Revision))
 	}
+	if m.Sandbox != "" {
+		fields = append(fields, line("sandbox", &m.Sandbox))
+	}
 	if m.Seed != nil {
 		fields = append(fields, line("seed", m.Seed))
 	}

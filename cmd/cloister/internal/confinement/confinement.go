@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/gvisor"
 	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker"
@@ -35,7 +36,7 @@ type Flags struct {
 // RegisterTier adds the flag for the isolation tier.
 func (c *Flags) RegisterTier(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&c.Tier, "sandbox", "full", "isolation tier: full, or namespaces for hosts without seccomp, Landlock or the syscall monitor")
+	f.StringVar(&c.Tier, "sandbox", "full", "isolation: full; namespaces, for hosts without seccomp, Landlock or the syscall monitor; or gvisor, a kernel per action")
 	flags.Share(f, "sandbox")
 }
 
@@ -101,11 +102,11 @@ func (c *Flags) ImageFlags() []string {
 func (c *Flags) BackendConfig() (namespace.Config, error) {
 	var config namespace.Config
 	switch c.Tier {
-	case "full":
+	case "full", gVisor:
 	case "namespaces":
 		config.Without = namespace.NamespacesOnly
 	default:
-		return config, exit.New(exit.Usage, fmt.Errorf("--sandbox %q: write full or namespaces", c.Tier))
+		return config, exit.New(exit.Usage, fmt.Errorf("--sandbox %q: write full, namespaces or gvisor", c.Tier))
 	}
 	if c.sourceTree != "" {
 		dir, err := filepath.Abs(c.sourceTree)
@@ -121,6 +122,33 @@ func (c *Flags) BackendConfig() (namespace.Config, error) {
 		config.Source = map[string]string{worker.ExecRoot: dir, dir: dir}
 	}
 	return config, nil
+}
+
+// NamespaceConfig is BackendConfig for commands that support namespaces only.
+func (c *Flags) NamespaceConfig() (namespace.Config, error) {
+	if c.Tier == gVisor {
+		return namespace.Config{}, exit.New(exit.Usage, errors.New("--sandbox gvisor: this command needs full or namespaces; serve, join, run and repro support it"))
+	}
+	return c.BackendConfig()
+}
+
+// gVisor is the value of --sandbox for package gvisor.
+const gVisor = "gvisor"
+
+// NewBackend returns the backend of --sandbox, which has the configuration if it is of namespaces. The caller closes it.
+func (c *Flags) NewBackend(config namespace.Config) sandbox.Backend {
+	if c.Tier == gVisor {
+		return gvisor.New()
+	}
+	return namespace.New(config)
+}
+
+// Offers returns what a worker with this backend offers to actions that require it, besides its other properties.
+func (c *Flags) Offers() []worker.Property {
+	if c.Tier != gVisor {
+		return nil
+	}
+	return []worker.Property{{Name: worker.PropertySandbox, Value: gVisor}}
 }
 
 // LoadPolicy returns the policy of --policy, or the built-in one, on this machine. With --source-tree, actions are fully

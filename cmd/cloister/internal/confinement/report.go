@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/sandbox/toolchain"
 )
 
@@ -60,6 +61,23 @@ func NewReport(ctx context.Context, f sandbox.Features, probed bool) (*Report, e
 		r.Checks = append(r.Checks, Check{Result: "ok", Name: "fingerprint", Detail: detail})
 	}
 	return r, err
+}
+
+// Others returns a check for each backend that --sandbox does not select: whether it works here. A person who wants its
+// details selects it.
+func (c *Flags) Others(ctx context.Context) []Check {
+	other := Flags{Tier: "full"}
+	k := Check{Result: "ok", Name: "backend namespace", Detail: "also works here: --sandbox full"}
+	if c.Tier != gVisor {
+		other.Tier = gVisor
+		k = Check{Result: "ok", Name: "backend gvisor", Detail: "also works here: --sandbox gvisor gives each action a kernel of its own"}
+	}
+	b := other.NewBackend(namespace.Config{})
+	defer b.Close()
+	if _, err := b.Probe(ctx); err != nil {
+		k.Result, k.Detail = "off", err.Error()
+	}
+	return []Check{k}
 }
 
 // WriteText prints r for a person.

@@ -79,6 +79,8 @@ func (c *Config) Check(cmd *cobra.Command) (err error) {
 	if c.offers, err = flags.ParseProperties(c.properties); err != nil {
 		return err
 	}
+	c.offers = append(c.offers, c.Sandbox.Offers()...)
+	slices.SortFunc(c.offers, worker.Property.Compare)
 	if c.browserURL != "" {
 		if c.browser, err = url.Parse(c.browserURL); err != nil || c.browser.Host == "" {
 			return fmt.Errorf("--browser-url %q: write http://HOST[:PORT][/PATH]", c.browserURL)

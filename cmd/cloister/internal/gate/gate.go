@@ -96,7 +96,7 @@ func Run(ctx context.Context, c *Config) (code int, err error) {
 		err = errors.Join(err, os.RemoveAll(dir), held.Close())
 	}()
 	g.dir = dir
-	config, err := c.Sandbox.BackendConfig()
+	config, err := c.Sandbox.NamespaceConfig()
 	if err != nil {
 		return 0, err
 	}

@@ -43,7 +43,8 @@ type Worker struct {
 	imageRules    policy.Images
 	images        *images.Provider // nil before Open and with ignoreImages
 	BackendConfig namespace.Config
-	backend       *namespace.Backend
+	newBackend    func(namespace.Config) sandbox.Backend
+	backend       sandbox.Backend
 }
 
 // Open makes a store in a new temporary directory. It validates the flags first. The caller closes the Worker.
@@ -56,6 +57,7 @@ func Open(box *confinement.Flags) (*Worker, error) {
 	if w.BackendConfig, err = box.BackendConfig(); err != nil {
 		return nil, err
 	}
+	w.newBackend = box.NewBackend
 	if w.imageRules, err = box.Images(w.policy); err != nil {
 		return nil, err
 	}
@@ -89,7 +91,7 @@ func Open(box *confinement.Flags) (*Worker, error) {
 // config.
 func (w *Worker) Start(ctx context.Context, config worker.Config) error {
 	w.BackendConfig.Hidden = append(w.BackendConfig.Hidden, w.Dir)
-	w.backend = namespace.New(w.BackendConfig)
+	w.backend = w.newBackend(w.BackendConfig)
 	var err error
 	if w.Features, err = w.backend.Probe(ctx); err != nil {
 		return fmt.Errorf("this host cannot sandbox the command: %w", err)

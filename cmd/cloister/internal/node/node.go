@@ -222,7 +222,7 @@ func (n *Node) Assembly(flags func() []string) service.Config {
 	}
 	if !n.Head {
 		n.backendConfig.Hidden = []string{n.Dir}
-		backend := namespace.New(n.backendConfig)
+		backend := n.Sandbox.NewBackend(n.backendConfig)
 		n.onClose(func() { backend.Close() })
 		c.Worker.Backend = backend
 		c.Trees = tree.StagerConfig{Dir: filepath.Join(n.Dir, "tmp"), Budget: int64(n.trees)}

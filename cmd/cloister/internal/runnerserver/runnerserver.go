@@ -55,7 +55,7 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	box, err := c.Sandbox.BackendConfig()
+	box, err := c.Sandbox.NamespaceConfig()
 	if err != nil {
 		return err
 	}
