@@ -39,24 +39,26 @@ type Bisection struct {
 	// Summary is the result in one line.
 	Summary string `json:"says"`
 
-	control Run
-	noise   noise
+	control  Run    // the first of controls
+	controls []*Run // with all factors held
+	noise    noise
+	values   map[place]*values
 }
 
 // A Step is a factor that was varied alone.
 type Step struct {
 	Factor Factor `json:"factor"`
-	// Runs is the number of runs that varied it. The first one that differs is the last.
+	// Runs is the number of runs that varied it.
 	Runs int `json:"runs"`
 	// Changed are the outputs that it changed, and "(exit code)".
 	Changed []string `json:"changed"`
 
-	run *Run // the run that differed, or nil
+	runs []*Run // the run that differed and its repetitions
 }
 
 // bisect searches for the factors.
 func (c *check) bisect(ctx context.Context) error {
-	b := &Bisection{Held: []Factor{}, Steps: []Step{}, Factors: []Factor{}, noise: noise{}}
+	b := &Bisection{Held: []Factor{}, Steps: []Step{}, Factors: []Factor{}, noise: noise{}, values: map[place]*values{}}
 	c.verdict.Bisection = b
 	i := slices.IndexFunc(c.Executors, func(x Executor) bool { return x.Features != nil })
 	if i < 0 {
@@ -80,8 +82,9 @@ func (c *check) bisect(ctx context.Context) error {
 	case b.Failure != "" && !b.control.succeeded():
 		b.Summary = b.Failure
 		return nil
-	case b.Failure != "" && c.varies(factorTime):
-		b.found(&c.verdict, factorTime, []string{displayName(exitCode)})
+	}
+	if err := c.settle(ctx, b, x); err != nil {
+		return err
 	}
 	for _, f := range c.factors {
 		if f.vary == nil && f.copies == 0 && slices.Contains(b.Unheld, f.name) {
@@ -91,6 +94,10 @@ func (c *check) bisect(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := c.settle(ctx, b, x); err != nil {
+		return err
+	}
+	c.conclude(ctx, b)
 	if len(b.Factors)+len(b.Nondeterministic) == 0 {
 		v, copies := c.planner.varied(c.factors, 1)
 		r, err := c.execute(ctx, x, v, copies, "all together")
@@ -129,14 +136,14 @@ func (c *check) controls(ctx context.Context, b *Bisection, x *Executor) error {
 	if err != nil {
 		return err
 	}
-	b.control = *first
+	b.control, b.controls = *first, []*Run{first, second}
 	c.addNoise(ctx, b, first, second, nil)
 	if c.planner.lacks(sandbox.ConditionFrozenClock) { // a held clock also holds the times of files
 		if err := c.pause(ctx, began); err != nil {
 			return err
 		}
 	}
-	return c.freshControl(ctx, b, x, true)
+	return c.freshControl(ctx, b, x, c.planner.lacks(sandbox.ConditionFrozenClock))
 }
 
 // firstControl makes the first control. If it fails although the first run did not, an input such as a certificate may
@@ -173,8 +180,8 @@ func (c *check) firstControl(ctx context.Context, b *Bisection, x *Executor) (*R
 	return second, nil
 }
 
-// freshControl makes another control and, if it differs, one more to distinguish time from chance: with byTime,
-// unexplained differences are times if the two are equal.
+// freshControl makes another control and, if it differs, one more. With byTime, unexplained differences are times if the
+// two and further controls are equal and none has the value of the first control again.
 func (c *check) freshControl(ctx context.Context, b *Bisection, x *Executor, byTime bool) error {
 	later, err := c.control(ctx, b, x)
 	if err != nil || len(b.noise.beyond(ctx, &b.control, later)) == 0 {
@@ -185,6 +192,17 @@ func (c *check) freshControl(ctx context.Context, b *Bisection, x *Executor, byT
 		return err
 	}
 	chance := differing(later, last)
+	for range stayingControls {
+		if !byTime {
+			break
+		}
+		r, err := c.control(ctx, b, x)
+		if err != nil {
+			return err
+		}
+		again := differing(&b.control, r)
+		chance = append(chance, slices.DeleteFunc(differing(&b.control, later), func(name string) bool { return slices.Contains(again, name) })...)
+	}
 	c.addNoise(ctx, b, &b.control, later, func(name string) bool { return byTime && !slices.Contains(chance, name) })
 	c.addNoise(ctx, b, later, last, nil)
 	return nil
@@ -194,7 +212,11 @@ func (c *check) freshControl(ctx context.Context, b *Bisection, x *Executor, byT
 func (c *check) control(ctx context.Context, b *Bisection, x *Executor) (*Run, error) {
 	b.Runs++
 	v, _ := c.planner.held(nil, 0)
-	return c.execute(ctx, x, v, 0, fmt.Sprintf("control %d", b.Runs))
+	r, err := c.execute(ctx, x, v, 0, fmt.Sprintf("control %d", b.Runs))
+	if err == nil {
+		b.controls = append(b.controls, r)
+	}
+	return r, err
 }
 
 // addNoise records where two runs differ although all factors are held. Different times are times of files. So are
@@ -222,9 +244,6 @@ func (c *check) addLocation(b *Bisection, name string, l location, factor Factor
 	if !slices.Contains(*list, shown) {
 		*list = append(*list, shown)
 	}
-	if c.varies(factor) {
-		b.found(&c.verdict, factor, []string{shown})
-	}
 }
 
 // isOrder reports whether a cause is that of an order.
@@ -244,34 +263,31 @@ func (c *check) varies(name Factor) bool {
 }
 
 // step varies a factor alone, in as many runs as the check did, until a run differs by more than noise from the first
-// and from a fresh control, and a second run confirms the difference.
+// and from a fresh control, and further runs confirm the difference.
 func (c *check) step(ctx context.Context, b *Bisection, x *Executor, f *factor) error {
 	s := Step{Factor: f.name, Changed: []string{}}
-	for n := 1; n < c.Runs && s.run == nil; n++ {
+	for n := 1; n < c.Runs && s.runs == nil; n++ {
 		r, err := c.vary(ctx, b, x, &s, f, n)
 		if err != nil {
+			return err
+		}
+		if len(c.beyond(ctx, b, f, r)) == 0 {
+			continue
+		}
+		if err := c.freshControl(ctx, b, x, false); err != nil {
+			return err
+		}
+		if err := c.settle(ctx, b, x); err != nil {
 			return err
 		}
 		changed := c.beyond(ctx, b, f, r)
 		if len(changed) == 0 {
 			continue
 		}
-		if err := c.freshControl(ctx, b, x, false); err != nil {
+		if changed, err = c.confirm(ctx, b, x, &s, f, n, r, changed); err != nil {
 			return err
 		}
-		changed = c.beyond(ctx, b, f, r)
-		noisy := slices.ContainsFunc(changed, func(name string) bool { return b.noise[name] != nil })
-		if len(changed) > 0 && (f.vary != nil || noisy) { // another random value need not show again
-			if r, err = c.vary(ctx, b, x, &s, f, n); err != nil {
-				return err
-			}
-			again := c.beyond(ctx, b, f, r)
-			changed = slices.DeleteFunc(changed, func(name string) bool { return !slices.Contains(again, name) })
-		}
-		if len(changed) > 0 {
-			s.run, s.Changed = r, displayNames(changed)
-			b.found(&c.verdict, f.name, s.Changed)
-		}
+		s.Changed = displayNames(changed)
 	}
 	b.Steps = append(b.Steps, s)
 	return nil
@@ -288,9 +304,9 @@ func (c *check) vary(ctx context.Context, b *Bisection, x *Executor, s *Step, f 
 // beyond returns the items in which a run that varies f differs from the control in more than noise. It adds times to
 // the noise: two controls may agree in a duration by chance, or read a held clock equally often.
 func (c *check) beyond(ctx context.Context, b *Bisection, f *factor, r *Run) []string {
-	return slices.DeleteFunc(b.noise.beyond(ctx, &b.control, r), func(name string) bool {
+	return slices.DeleteFunc(differing(&b.control, r), func(name string) bool {
 		more := false
-		for _, l := range b.noise.unknown(ctx, name, &b.control, r) {
+		for _, l := range b.effects(ctx, name, r) {
 			switch {
 			case !b.chance(name, &l, f):
 				more = true

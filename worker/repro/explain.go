@@ -36,7 +36,10 @@ func (c *check) explain(ctx context.Context) {
 		if err != nil {
 			v.Unexplained = append(v.Unexplained, fmt.Sprintf("%s: %s", o.Path, text(err.Error())))
 		}
-		bySteps := c.factorsBySteps(ctx, name)
+		var bySteps map[string][]Factor
+		if v.Bisection != nil {
+			bySteps = v.Bisection.factorsAt(ctx, name)
+		}
 		rest := slices.Clone(o.Factors)
 		for _, d := range found {
 			known := bySteps[locationKey(&d)]
@@ -148,28 +151,6 @@ func (c *check) causeBy(by []Factor) compare.Cause {
 func isSeed(by []Factor) bool {
 	has := func(name Factor) bool { return slices.Contains(by, name) }
 	return (has(factorTime) || has(factorUptime)) && (has(factorPIDs) || has(factorASLR))
-}
-
-// factorsBySteps returns the factors of each location of an item that the steps of the bisection show.
-func (c *check) factorsBySteps(ctx context.Context, name string) map[string][]Factor {
-	all := map[string][]Factor{}
-	b := c.verdict.Bisection
-	if b == nil {
-		return all
-	}
-	for i := range b.Steps {
-		s := &b.Steps[i]
-		if s.run == nil || !slices.Contains(s.Changed, displayName(name)) {
-			continue
-		}
-		f := factorOf(s.Factor)
-		for _, l := range b.noise.unknown(ctx, name, &b.control, s.run) {
-			if !b.chance(name, &l, f) && !slices.Contains(all[l.key], s.Factor) {
-				all[l.key] = append(all[l.key], s.Factor)
-			}
-		}
-	}
-	return all
 }
 
 // maxCopied is the size in bytes of the largest output that is copied from another machine to be compared.

@@ -302,7 +302,13 @@ func TestBisectReportsNondeterminism(t *testing.T) {
 	}
 }
 
-// An output that is equal in a row and different after a pause contains times. Other factors are still found.
+// clockless are the features of a worker that supports every condition but a held clock.
+var clockless = &sandbox.Features{Audits: able.Audits, Conditions: slices.DeleteFunc(slices.Clone(sandbox.AllConditions), func(c sandbox.Condition) bool {
+	return c == sandbox.ConditionFrozenClock
+})}
+
+// An output that is equal in a row, different after a pause, and then equal again contains times, unless the clock is
+// held. Other factors are still found.
 func TestBisectReportsTimeDependence(t *testing.T) {
 	s := newScript(t, func(n int, v *worker.Variation) made {
 		at := min(8, max(7, n))
@@ -311,7 +317,9 @@ func TestBisectReportsTimeDependence(t *testing.T) {
 		}
 		return made{files: map[string]string{"out": fmt.Sprintf("written %d\nthen\nby %s\nat last\n", at, observed("hostname", n, v))}}
 	})
-	v := bisect(t, s) // the controls are runs 6 to 8, after three runs with two copies
+	o := s.options()
+	o.Bisect, o.Executors[0].Features = true, clockless
+	v := check(t, s.action(), o) // the first controls are runs 6 to 8, after three runs with two copies
 	if b := v.Bisection; !slices.Equal(b.TimeDependent, []string{"out"}) || !slices.Equal(b.Factors, []repro.Factor{"time", "hostname"}) || len(b.Nondeterministic) > 0 {
 		t.Errorf("got %+v", b)
 	}
@@ -322,10 +330,27 @@ func TestBisectReportsTimeDependence(t *testing.T) {
 	}
 }
 
+// Values that change again, return, or change while the clock is held are none.
 func TestRacesAreNotTimeDependence(t *testing.T) {
-	s := newScript(t, func(n int, _ *worker.Variation) made { return file(fmt.Sprint("x", n > 1, max(7, n))) })
-	if b := bisect(t, s).Bisection; b == nil || len(b.TimeDependent) > 0 || !slices.Equal(b.Nondeterministic, []string{"out"}) {
-		t.Errorf("got %+v", b)
+	for name, c := range map[string]struct {
+		features *sandbox.Features
+		value    func(n int) int
+	}{
+		"new values": {clockless, func(n int) int { return max(7, n) }},
+		"old values": {clockless, func(n int) int { return max(7, n) % 2 }},
+		"a returning value": {clockless, func(n int) int {
+			return map[bool]int{true: 1}[n == 1 || n == 8 || n == 9]
+		}},
+		"a held clock": {able, func(n int) int { return min(8, max(7, n)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScript(t, func(n int, _ *worker.Variation) made { return file(fmt.Sprint("x", n > 1, c.value(n))) })
+			o := s.options()
+			o.Bisect, o.Executors[0].Features = true, c.features
+			if b := check(t, s.action(), o).Bisection; b == nil || len(b.TimeDependent) > 0 || !slices.Equal(b.Nondeterministic, []string{"out"}) {
+				t.Errorf("got %+v", b)
+			}
+		})
 	}
 }
 
