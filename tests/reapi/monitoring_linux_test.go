@@ -18,7 +18,7 @@ import (
 )
 
 // TestMonitoringUsesMetricsThatExist checks the metrics of the dashboard and the alert rules against those of a server
-// that has everything they watch: rights, an upstream, and an executed action.
+// that has everything they watch: rights, an upstream, samples, and an executed action.
 func TestMonitoringUsesMetricsThatExist(t *testing.T) {
 	t.Parallel()
 	upstream := serve(t)
@@ -27,7 +27,7 @@ func TestMonitoringUsesMetricsThatExist(t *testing.T) {
 	rights := "version: 1\ncallers:\n  - {name: anyone, anonymous: true, rights: [read, write, execute]}\n"
 	must.Succeed(t, os.WriteFile(auth, []byte(rights), 0o600))
 	server := serveAs(t, bazelrun.ServerConfig{Dir: filepath.Join(dir, "store"), Args: []string{
-		"--cas", "grpc://" + upstream.server.Addr, "--metrics", metrics, "--auth", auth,
+		"--cas", "grpc://" + upstream.server.Addr, "--metrics", metrics, "--auth", auth, "--repro-sample", "1%",
 	}})
 	server.succeed(job{script: "true"})
 	resp, err := http.Get("http://" + metrics + "/metrics")

@@ -257,6 +257,13 @@ func (s *Sampler) PendingBytes() int64 {
 	return s.bytes
 }
 
+// Waiting returns the number of pending checks, without the one that is running.
+func (s *Sampler) Waiting() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.backlog)
+}
+
 // put appends a check to the backlog. The caller holds s.mu.
 func (s *Sampler) put(p *pending) {
 	s.queued[actionKey{p.task.Instance, p.task.Action}] = true

@@ -128,6 +128,8 @@ func (s *Server) sample() (err error) {
 		return err
 	}
 	s.metrics.cache("checks", s.caches.checks, s.sampler.PendingBytes)
+	s.metrics.add("cloister_repro_checks_waiting", "Reproducibility checks waiting for a free slot.", nil,
+		func() float64 { return float64(s.sampler.Waiting()) })
 	return nil
 }
 
