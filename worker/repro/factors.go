@@ -359,12 +359,14 @@ type Skipped struct {
 	Why    string `json:"why"`
 }
 
-// unvaried are conditions that no worker can vary. They are reported if all factors are to vary.
+// unvaried are conditions that no worker varies. They are reported if all factors are to vary.
 var unvaried = []Skipped{
-	{"memory", "it is the host's"},
-	{"free-space", "it is the host's"},
-	{"kernel", "it is the host's"},
+	{"memory", notVaried},
+	{"free-space", notVaried},
+	{"kernel", notVaried},
 }
+
+const notVaried = "Cloister does not vary it"
 
 // isUnvaried reports whether s is one of unvaried, which only complete reports need.
 func (s *Skipped) isUnvaried() bool { return slices.Contains(unvaried, *s) }

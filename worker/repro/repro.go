@@ -94,8 +94,8 @@ type Verdict struct {
 	Target   string `json:"target,omitempty"`
 	Mnemonic string `json:"mnemonic,omitempty"`
 	Result   Result `json:"result"`
-	// Factors were varied. Skipped were requested but could not be varied; with all factors, what no worker can vary
-	// follows them.
+	// Factors were varied. Skipped were requested but could not be varied; with all factors, what no worker varies follows
+	// them.
 	Factors []Factor  `json:"factors"`
 	Skipped []Skipped `json:"skipped,omitempty"`
 	Runs    []Run     `json:"runs"`

@@ -148,7 +148,7 @@ func TestReproducibleActionIsTheSame(t *testing.T) {
 	if v.Result != repro.Same || len(v.Differences) > 0 || len(v.Factors) != len(repro.AllFactors) {
 		t.Errorf("got %+v", v)
 	}
-	// Only what no worker can vary was not varied: JSON, statements and -v tell so.
+	// Only what no worker varies was not varied: JSON, statements and -v tell so.
 	var names []repro.Factor
 	for _, s := range v.Skipped {
 		names = append(names, s.Factor)
@@ -159,7 +159,7 @@ func TestReproducibleActionIsTheSame(t *testing.T) {
 	var short, long strings.Builder
 	must.Succeed(t, v.Text(&short, repro.TextOptions{}))
 	must.Succeed(t, v.Text(&long, repro.TextOptions{Verbose: true}))
-	if strings.Contains(short.String(), "not varied") || !strings.Contains(long.String(), "\n  not varied: memory, free-space, kernel: it is the host's\n") {
+	if strings.Contains(short.String(), "not varied") || !strings.Contains(long.String(), "\n  not varied: memory, free-space, kernel: Cloister does not vary it\n") {
 		t.Errorf("got\n%s\nand with -v\n%s", &short, &long)
 	}
 	if len(v.Runs) != repro.DefaultRuns || len(v.Runs[0].Varied) > 0 || len(v.Runs[1].Varied) < 12 || slices.Equal(v.Runs[1].Varied, v.Runs[2].Varied) {

@@ -121,7 +121,7 @@ func (r *Run) about(varied bool) []string {
 	return words
 }
 
-// skips returns the skipped factors grouped by reason, with everything also what no worker can vary.
+// skips returns the skipped factors grouped by reason, with everything also what no worker varies.
 func (v *Verdict) skips(everything bool) []Skipped {
 	var all []Skipped
 	for _, s := range v.Skipped {
