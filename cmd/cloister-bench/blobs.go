@@ -37,8 +37,8 @@ failed call or a wrong answer exits with 1.`,
   cloister-bench blobs --executor cloister=127.0.0.1:8980 --against other=127.0.0.1:9092 --watch other=other.pid`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if l := &c.load; l.Blobs < 0 || l.Parallel < 1 || l.Rounds < 1 {
-				return errors.New("-c and --rounds must be at least 1, and --blobs at least 0")
+			if l := &c.load; l.Blobs < 0 || l.Lookups < 0 || l.Parallel < 1 || l.Rounds < 1 {
+				return errors.New("-c and --rounds must be at least 1, and --blobs and --lookups at least 0")
 			}
 			return c.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -46,6 +46,7 @@ failed call or a wrong answer exits with 1.`,
 	f := cmd.Flags()
 	c.servers.register(f, defaultAddress)
 	f.IntVar(&c.load.Blobs, "blobs", 10_000, "number of small blobs per step; 0 skips these steps")
+	f.IntVar(&c.load.Lookups, "lookups", c.load.Lookups, "number of digests to look up, half of them absent; 0 skips this step")
 	f.Var((*flags.Bytes)(&c.load.Large), "large", "size of the large blob; 0 skips its steps")
 	f.IntVarP(&c.load.Parallel, "concurrency", "c", 4, "number of calls in flight")
 	f.IntVar(&c.load.Rounds, "rounds", 3, "number of rounds")

@@ -41,7 +41,7 @@ type Config struct {
 	Blobs    int    // small blobs per step; 0 skips these steps
 	Size     int64  // bytes of a small blob
 	Large    int64  // bytes of a large blob; 0 skips its steps
-	Lookups  int    // approximate number of digests to look up per step
+	Lookups  int    // approximate number of digests to look up per step; 0 skips this step
 	Parallel int    // calls in flight, on one connection
 	Rounds   int    // repetitions of each step, each with new blobs
 	Settle   bool   // before each step, wait until the watched processes are idle

@@ -97,6 +97,19 @@ var steps = []string{
 	"large stream write", "large stream read",
 }
 
+// TestStepsAreSkipped checks that numbers of 0 skip their steps.
+func TestStepsAreSkipped(t *testing.T) {
+	address, _ := serve(t, nil)
+	c := small()
+	c.Lookups, c.Large, c.Rounds = 0, 0, 1
+	report := must.Get(load.Run(t.Context(), c, []*load.Server{dial(t, "", address)}))(t)
+	var got []string
+	for _, s := range report.Servers[0].Steps {
+		got = append(got, s.Step)
+	}
+	expect.Slices(t, got, steps[:4], "steps")
+}
+
 func TestRunDoesEveryStepOnEveryServer(t *testing.T) {
 	one, first := serve(t, nil)
 	two, second := serve(t, nil)

@@ -37,18 +37,20 @@ func (s *Server) steps(c *Config, x *content) ([]step, error) {
 		if err != nil {
 			return nil, err
 		}
-		lookups, count, err := s.lookups(x, c.Lookups)
-		if err != nil {
-			return nil, err
-		}
 		blobs := int64(c.Blobs)
 		steps = append(steps,
 			s.calls("small batch write", "blobs", blobs, c.Parallel, writes),
 			s.calls("small batch read", "blobs", blobs, c.Parallel, reads),
 			step{"small stream write", "blobs", blobs, s.writes(c.Parallel, x.streamed), nil},
 			step{"small stream read", "blobs", blobs, s.reads(c.Parallel, x.streamed), nil},
-			s.calls("find missing", "digests", count, c.Parallel, lookups),
 		)
+	}
+	if c.Blobs > 0 && c.Lookups > 0 {
+		lookups, count, err := s.lookups(x, c.Lookups)
+		if err != nil {
+			return nil, err
+		}
+		steps = append(steps, s.calls("find missing", "digests", count, c.Parallel, lookups))
 	}
 	if c.Large > 0 {
 		steps = append(steps,
