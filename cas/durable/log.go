@@ -57,7 +57,11 @@ type Log struct {
 	damaged  int      // lines that Open dropped
 	repair   []byte   // if not nil: the content of a file without its damaged lines, to be written first
 	closed   bool
+	buffer   []byte // of the lines of the last Append
 }
+
+// maxBuffer is the largest buffer that a Log keeps, in bytes.
+const maxBuffer = 1 << 20
 
 // Open opens the log at c.Path and replays its records. The caller closes the Log.
 func Open(c Config) (*Log, error) {
@@ -146,9 +150,12 @@ func (l *Log) Append(records ...[]byte) error {
 	for _, r := range records {
 		size += len(r) + lineBytes
 	}
-	lines, err := l.encode(slices.Values(records), size)
+	lines, err := l.encode(slices.Values(records), slices.Grow(l.buffer[:0], size))
 	if err == nil && len(lines) > 0 {
 		err = l.append(lines)
+	}
+	if l.buffer = lines; cap(lines) > maxBuffer {
+		l.buffer = nil
 	}
 	if err != nil {
 		return fmt.Errorf("append to %s: %w", l.Path, err)
@@ -217,7 +224,7 @@ func (l *Log) cut() error {
 
 // Rewrite atomically replaces all records. If it fails before the replacement, the old records stay.
 func (l *Log) Rewrite(records iter.Seq[[]byte]) error {
-	lines, err := l.encode(records, 0)
+	lines, err := l.encode(records, nil)
 	if err == nil && l.closed {
 		err = os.ErrClosed
 	}
@@ -234,7 +241,7 @@ func (l *Log) Rewrite(records iter.Seq[[]byte]) error {
 // releases while it writes and syncs the new file. It keeps records that are appended in that time. Only one call of
 // Compact or Rewrite may run at a time.
 func (l *Log) Compact(mu sync.Locker, records iter.Seq[[]byte]) error {
-	lines, err := l.encode(records, 0)
+	lines, err := l.encode(records, nil)
 	if err == nil {
 		err = l.prepare()
 	}
@@ -338,9 +345,8 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // lineBytes is the maximum number of bytes that encode adds to a record.
 const lineBytes = len("01234567 \n")
 
-// encode returns records as lines. size is an estimate of their bytes.
-func (l *Log) encode(records iter.Seq[[]byte], size int) ([]byte, error) {
-	lines := make([]byte, 0, size)
+// encode appends records to lines.
+func (l *Log) encode(records iter.Seq[[]byte], lines []byte) ([]byte, error) {
 	for r := range records {
 		if bytes.IndexByte(r, '\n') >= 0 {
 			return nil, errors.New("a record holds a newline")

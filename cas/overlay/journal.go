@@ -85,7 +85,9 @@ type pending struct {
 	changed *sync.Cond // signals new and removed entries, and wakes waiters to check their contexts
 	// Everything below is guarded by mu.
 	log     *durable.Log
-	records int // in log
+	records int      // in log
+	text    []byte   // of the records of the last append, and
+	lines   [][]byte // its parts; both are reused
 	items   items
 	bytes   int64   // of the blobs of items
 	byAge   []*item // all items, in the order of since, and removed ones
@@ -242,24 +244,19 @@ func (e entry) bytes() int64 {
 func (p *pending) add(kind kind, instance string, ds ...cas.Digest) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := time.Now()
+	now, n := time.Now(), 0
 	items := make([]item, len(ds))
-	records := make([][]byte, 0, len(ds))
-	text := make([]byte, 0, recordBytes*len(ds)) // of all records
 	for _, d := range ds {
-		i := &items[len(records)]
-		*i = p.items.newItem(entry{kind, instance, d}, now)
-		if p.push(i) {
-			start := len(text)
-			text = i.appendRecord(text, added)
-			records = append(records, text[start:])
+		items[n] = p.items.newItem(entry{kind, instance, d}, now)
+		if p.push(&items[n]) {
+			n++
 		}
 	}
-	if err := p.append(records); err != nil {
-		for n := range records {
-			p.remove(items[n].entry)
+	if err := p.append(added, p.queue[len(p.queue)-n:]...); err != nil {
+		for i := range items[:n] {
+			p.remove(items[i].entry)
 		}
-		p.queue, p.byAge = p.queue[:len(p.queue)-len(records)], p.byAge[:len(p.byAge)-len(records)]
+		p.queue, p.byAge = p.queue[:len(p.queue)-n], p.byAge[:len(p.byAge)-n]
 		return err
 	}
 	p.changed.Broadcast()
@@ -271,16 +268,16 @@ func (p *pending) add(kind kind, instance string, ds ...cas.Digest) error {
 func (p *pending) drop(instance string, ds ...cas.Digest) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var records [][]byte
+	var dropped []*item
 	for _, d := range ds {
 		e := entry{blob, instance, d}
 		if i := p.items.get(e); i != nil {
-			records = append(records, i.record(struck))
+			dropped = append(dropped, i)
 			p.remove(e)
 		}
 	}
-	if len(records) > 0 {
-		_ = p.append(records)
+	if len(dropped) > 0 {
+		_ = p.append(struck, dropped...)
 		p.changed.Broadcast()
 	}
 }
@@ -292,14 +289,14 @@ func (p *pending) settle(r *round) error {
 	defer p.mu.Unlock()
 	p.queue = p.queue[p.taken:]
 	p.taken = 0
-	var records [][]byte
+	var done []*item
 	for _, e := range r.done {
 		switch i := p.items.get(e); {
 		case i == nil: // dropped
 		case i.addedAt > p.takenAt:
 			r.retry = append(r.retry, e)
 		default:
-			records = append(records, i.record(struck))
+			done = append(done, i)
 			p.remove(e)
 		}
 	}
@@ -324,7 +321,7 @@ func (p *pending) settle(r *round) error {
 	if p.records > 4*p.items.n+10_000 {
 		return p.compact()
 	}
-	return p.append(records)
+	return p.append(struck, done...)
 }
 
 // take waits for entries and returns up to size(), oldest first, and when the first was added, or nil when ctx ends.
@@ -432,15 +429,21 @@ func (p *pending) len() int {
 	return p.items.n
 }
 
-// append appends records to the journal, all or none. The caller holds mu.
-func (p *pending) append(records [][]byte) error {
-	if len(records) == 0 {
+// append appends a record of each item to the journal, all or none. The caller holds mu.
+func (p *pending) append(verb string, items ...*item) error {
+	if len(items) == 0 {
 		return nil
 	}
-	if err := p.log.Append(records...); err != nil {
+	p.text, p.lines = p.text[:0], p.lines[:0]
+	for _, i := range items {
+		start := len(p.text)
+		p.text = i.appendRecord(p.text, verb)
+		p.lines = append(p.lines, p.text[start:])
+	}
+	if err := p.log.Append(p.lines...); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
-	p.records += len(records)
+	p.records += len(items)
 	return nil
 }
 

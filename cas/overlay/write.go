@@ -169,7 +169,7 @@ func (s *store) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 		return s.putAllThrough(ctx, blobs)
 	}
 	errs := cas.PutAll(ctx, s.local.Store, blobs)
-	var stored []cas.Digest
+	stored := make([]cas.Digest, 0, len(blobs))
 	for i, b := range blobs {
 		if errs[i] == nil && !b.Digest.IsEmpty() {
 			stored = append(stored, b.Digest)
