@@ -104,7 +104,8 @@ type Overlay struct {
 	uses    *uses
 	recent  recent
 
-	lastUse  atomic.Int64  // of a store, in Unix nanoseconds
+	inUse    atomic.Bool   // a store was used since the last call of busy
+	lastUse  atomic.Int64  // when busy noticed the last use, in Unix nanoseconds
 	pacing   chan struct{} // has a token while a pacedReader rests; capacity 1
 	draining atomic.Bool   // Close waits for pending entries
 

@@ -33,15 +33,18 @@ const (
 	maxBacklog  = 100_000                // number of entries from which on it does not rest
 )
 
-// used records that the overlay is in use.
+// used records that the overlay is in use. Every call of a store does this, so it reads no clock and rarely writes.
 func (o *Overlay) used() {
-	if o.pending != nil {
-		o.lastUse.Store(time.Now().UnixNano())
+	if !o.inUse.Load() {
+		o.inUse.Store(true)
 	}
 }
 
 // busy reports whether the overlay is in use, and not about to be closed.
 func (o *Overlay) busy() bool {
+	if o.inUse.Swap(false) {
+		o.lastUse.Store(time.Now().UnixNano())
+	}
 	return time.Since(time.Unix(0, o.lastUse.Load())) < idleAfter && !o.draining.Load()
 }
 
