@@ -9,19 +9,33 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// withCapabilities adds the optional capabilities of the local store to s.
-func (s *store) withCapabilities() cas.Store {
+// capabilities are the decorators of a store, and its instance. They are allocated together, since each call of a client
+// makes a store.
+type capabilities struct {
+	filer    filer
+	locator  locator
+	splicer  splicer
+	instance cas.Instance
+}
+
+// withCapabilities returns an instance of s with the optional capabilities of the local store.
+func (s *store) withCapabilities() *cas.Instance {
 	var all cas.Store = s
+	c := &capabilities{}
 	if local, ok := cas.As[cas.Filer](s.local.Store); ok {
-		all = &filer{decorator{s, all}, local}
+		c.filer = filer{decorator{s, all}, local}
+		all = &c.filer
 	}
 	if local, ok := cas.As[cas.Locator](s.local.Store); ok {
-		all = &locator{decorator{s, all}, local}
+		c.locator = locator{decorator{s, all}, local}
+		all = &c.locator
 	}
 	if local, ok := cas.As[cas.Splicer](s.local.Store); ok {
-		all = &splicer{decorator{s, all}, local}
+		c.splicer = splicer{decorator{s, all}, local}
+		all = &c.splicer
 	}
-	return all
+	c.instance = cas.Instance{Name: s.name, Store: all, Actions: s, Functions: s.upstream.Functions}
+	return &c.instance
 }
 
 // A decorator adds one capability to a store; inner may have others.

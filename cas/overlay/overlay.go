@@ -215,7 +215,7 @@ func (o *Overlay) Instance(name string) (*cas.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &cas.Instance{Name: s.name, Store: s.withCapabilities(), Actions: s, Functions: s.upstream.Functions}, nil
+	return s.withCapabilities(), nil
 }
 
 // store returns the store of an instance.
