@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package toolchain identifies the parts of a host that every action may read, and notices when they change. An action's
-// digest does not cover them, so a cached result that another compiler produced must not be served.
+// Package toolchain identifies the parts of a host that every action may read, and notices when they change. An
+// action's digest does not cover them, so a cached result that another compiler produced must not be served.
 //
-// A fingerprint is a hash of names, types, modes, sizes, modification times and targets of symlinks, as in make and rsync;
-// contents are not read. Machines made from one disk image or container image have the same
-// fingerprint. Directories
-// named __pycache__ do not count: Python writes them when it first imports a module.
+// A fingerprint is a hash of names, types, modes, sizes, modification times and targets of symlinks, as in make and
+// rsync; contents are not read. Machines made from one disk image or container image have the same fingerprint.
+// Directories named __pycache__ do not count: Python writes them when it first imports a module.
 package toolchain
 
 import (
@@ -35,19 +34,19 @@ type Scan struct {
 	Fingerprint string
 	// Entries is the number of files, directories and symlinks.
 	Entries int
-	// directories are the modification times of the directories, which change with their entries.
-	directories map[string]time.Time
+	// directories are the modification times of the directories in nanoseconds, which change with their entries.
+	directories map[string]int64
 }
 
 // Read scans the sources of inputs. A directory that this user may not list is hashed as unreadable. It reads
 // directories concurrently.
 func Read(ctx context.Context, inputs []sandbox.Input) (*Scan, error) {
-	s := &scanner{ctx: ctx, slots: make(chan struct{}, 2*runtime.GOMAXPROCS(0)), scan: Scan{directories: map[string]time.Time{}}}
+	s := &scanner{ctx: ctx, slots: make(chan struct{}, 2*runtime.GOMAXPROCS(0)), scan: Scan{directories: map[string]int64{}}}
 	for _, in := range inputs {
 		if !slices.ContainsFunc(inputs, func(other sandbox.Input) bool { return below(in.Source, other.Source) }) {
 			s.add(in.Target, in.Source)
 		} else { // /bin may be a link to /usr/bin
-			s.record(in.Target, "", nil, []byte(in.Source), 1, nil)
+			s.record(in.Target, []byte(in.Source), 1, nil)
 		}
 	}
 	s.running.Wait()
@@ -69,7 +68,7 @@ func below(a, b string) bool { return strings.HasPrefix(a, b+"/") }
 // current reports whether no directory has gained, lost or replaced an entry since the scan.
 func (s *Scan) current() bool {
 	for path, modified := range s.directories {
-		if st, err := os.Lstat(path); err != nil || !st.ModTime().Equal(modified) {
+		if now, err := modifiedAt(path); err != nil || now != modified {
 			return false
 		}
 	}
@@ -88,83 +87,100 @@ type scanner struct {
 	err    error
 }
 
-// add hashes the file or directory at source, which actions see at target.
-func (s *scanner) add(target, source string) {
-	st, err := os.Lstat(source)
-	if err != nil {
-		s.record(target, source, nil, nil, 0, err)
-		return
-	}
-	if !st.IsDir() {
-		s.record(target, source, nil, appendEntry(nil, source, filepath.Base(target), st), 1, nil)
-		return
-	}
-	s.directory(target, source, st)
+// An entry describes a file, directory or symlink.
+type entry struct {
+	name     string
+	mode     fs.FileMode
+	size     int64
+	modified int64 // in nanoseconds since 1970
+	link     string
 }
 
-// directory hashes a directory, whose info is st, and those below it.
-func (s *scanner) directory(target, source string, st fs.FileInfo) {
+// add hashes the file or directory at source, which actions see at target.
+func (s *scanner) add(target, source string) {
+	info, err := os.Lstat(source)
+	if err != nil {
+		s.record(target, nil, 0, err)
+		return
+	}
+	e := entryOf(source, info)
+	if e.mode.IsDir() {
+		s.directory(target, source, e.modified)
+		return
+	}
+	e.name = filepath.Base(target)
+	s.record(target, e.append(nil), 1, nil)
+}
+
+// entryOf returns the entry that info describes.
+func entryOf(path string, info fs.FileInfo) entry {
+	e := entry{name: info.Name(), mode: info.Mode(), size: info.Size(), modified: info.ModTime().UnixNano()}
+	if e.mode.Type() == fs.ModeSymlink {
+		e.link, _ = os.Readlink(path)
+	}
+	return e
+}
+
+// directory hashes a directory and those below it.
+func (s *scanner) directory(target, source string, modified int64) {
+	s.mu.Lock()
+	s.scan.directories[source] = modified
+	s.mu.Unlock()
 	select {
 	case s.slots <- struct{}{}:
 		s.running.Go(func() {
 			defer func() { <-s.slots }()
-			s.read(target, source, st)
+			s.read(target, source)
 		})
 	default:
-		s.read(target, source, st)
+		s.read(target, source)
 	}
 }
 
-func (s *scanner) read(target, source string, st fs.FileInfo) {
+func (s *scanner) read(target, source string) {
 	if s.ctx.Err() != nil {
 		return
 	}
-	entries, err := os.ReadDir(source) // sorted
+	entries, err := list(source)
 	if errors.Is(err, fs.ErrPermission) {
-		s.record(target, source, st, []byte("unreadable"), 0, nil)
+		s.record(target, []byte("unreadable"), 0, nil)
 		return
 	}
 	if err != nil {
-		s.record(target, source, st, nil, 0, err)
+		s.record(target, nil, 0, err)
 		return
 	}
 	text := make([]byte, 0, 80*len(entries))
 	for _, e := range entries {
-		if e.Name() == "__pycache__" {
+		if e.name == "__pycache__" {
 			continue
 		}
-		info, err := e.Info()
-		if err != nil {
-			continue // it was just removed, which changes the directory
-		}
-		path := source + "/" + e.Name()
-		text = appendEntry(text, path, e.Name(), info)
-		if info.IsDir() {
-			s.directory(target+"/"+e.Name(), path, info)
+		text = e.append(text)
+		if e.mode.IsDir() {
+			s.directory(target+"/"+e.name, source+"/"+e.name, e.modified)
 		}
 	}
-	s.record(target, source, st, text, len(entries), nil)
+	s.record(target, text, len(entries), nil)
 }
 
-// appendEntry appends a description of an entry of a directory. The size and time of a directory follow from its entries,
-// and differ between file systems; those of a symlink add nothing to its target.
-func appendEntry(text []byte, path, name string, st fs.FileInfo) []byte {
-	text = append(strconv.AppendQuote(text, name), ' ')
-	text = append(strconv.AppendUint(text, uint64(st.Mode()), 8), ' ')
-	switch st.Mode().Type() {
+// append appends a description of e to text. The size and time of a directory follow from its entries, and differ
+// between file systems; those of a symlink add nothing to its target.
+func (e *entry) append(text []byte) []byte {
+	text = append(strconv.AppendQuote(text, e.name), ' ')
+	text = append(strconv.AppendUint(text, uint64(e.mode), 8), ' ')
+	switch e.mode.Type() {
 	case fs.ModeDir:
 	case fs.ModeSymlink:
-		link, _ := os.Readlink(path)
-		text = strconv.AppendQuote(text, link)
+		text = strconv.AppendQuote(text, e.link)
 	default:
-		text = append(strconv.AppendInt(text, st.Size(), 10), ' ')
-		text = strconv.AppendInt(text, st.ModTime().UnixNano(), 10)
+		text = append(strconv.AppendInt(text, e.size, 10), ' ')
+		text = strconv.AppendInt(text, e.modified, 10)
 	}
 	return append(text, '\n')
 }
 
-// record adds the hash of a text that describes entries of target. st is the info of the directory source, nil for a file.
-func (s *scanner) record(target, source string, st fs.FileInfo, text []byte, entries int, err error) {
+// record adds the hash of a text that describes entries of target.
+func (s *scanner) record(target string, text []byte, entries int, err error) {
 	h := sha256.New()
 	h.Write(append(strconv.AppendQuote(nil, target), '\n'))
 	h.Write(text)
@@ -177,21 +193,18 @@ func (s *scanner) record(target, source string, st fs.FileInfo, text []byte, ent
 	s.err = errors.Join(s.err, err)
 	s.hashes = append(s.hashes, sum)
 	s.scan.Entries += entries
-	if st != nil {
-		s.scan.directories[source] = st.ModTime()
-	}
 }
 
-// How old a scan may be before it is checked: in the background, and before Fingerprint returns. A check compares directories,
-// and every rescanInterval everything, because a program that writes into a file changes no directory.
+// How old a scan may be before it is checked: in the background, and before Fingerprint returns. A check compares
+// directories, and every rescanInterval everything, because a program that writes into a file changes no directory.
 const (
 	backgroundAge  = 2 * time.Second
 	blockingAge    = 5 * time.Second
 	rescanInterval = time.Minute
 )
 
-// maxWait is the longest time for which Fingerprint waits: on a slow disk, the first scan may take minutes. It is a variable
-// for tests.
+// maxWait is the longest time for which Fingerprint waits: on a slow disk, the first scan may take minutes. It is a
+// variable for tests.
 var maxWait = time.Minute
 
 // maxLoad bounds the part of the time, as its inverse, that repeated scans take on a slow disk.
@@ -214,8 +227,8 @@ type Watch struct {
 	running  sync.WaitGroup
 }
 
-// NewWatch returns a Watch of the toolchain that the inputs name, and begins to scan it. log receives changes; nil discards
-// them. The caller closes the Watch.
+// NewWatch returns a Watch of the toolchain that the inputs name, and begins to scan it. log receives changes; nil
+// discards them. The caller closes the Watch.
 func NewWatch(inputs []sandbox.Input, log *slog.Logger) *Watch {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -232,8 +245,9 @@ func (w *Watch) begin() {
 	w.running.Go(w.check)
 }
 
-// Fingerprint returns the fingerprint, or "" if the toolchain cannot be read or its first scan takes longer than a minute,
-// for which Fingerprint waits. Later changes appear within a few seconds, or within a minute if no directory changes.
+// Fingerprint returns the fingerprint, or "" if the toolchain cannot be read or its first scan takes longer than a
+// minute, for which Fingerprint waits. Later changes appear within a few seconds, or within a minute if no directory
+// changes.
 func (w *Watch) Fingerprint() string {
 	fingerprint, checking, age := w.last()
 	if checking == nil || age < blockingAge {
