@@ -4,4 +4,11 @@
 
 package ramdir
 
+import (
+	"errors"
+	"os"
+)
+
 func available() bool { return false }
+
+func create(string) (string, *os.File, error) { return "", nil, errors.ErrUnsupported }
