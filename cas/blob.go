@@ -60,8 +60,8 @@ func ReadAll(ctx context.Context, s Store, d Digest, limit int64) ([]byte, error
 	return b, nil
 }
 
-// ReadProto reads the blob d into m. It returns ErrInvalid if the blob is not such a message, if CheckMessage refuses it,
-// or if m is nil.
+// ReadProto reads the blob d into m. It returns ErrInvalid if the blob is not such a message, if CheckMessage refuses
+// it, or if m is nil.
 func ReadProto(ctx context.Context, s Store, d Digest, m proto.Message) error {
 	_, err := ReadSized(ctx, s, d, m)
 	return err

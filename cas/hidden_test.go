@@ -49,8 +49,8 @@ func (f *forwarding) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	return cas.PutAll(ctx, f.Store, blobs)
 }
 
-// A counter counts the bytes that are put into the store that it decorates. It changes Put, so it has PutAll and Splice,
-// too; everything else is found through Unwrap.
+// A counter counts the bytes that are put into the store that it decorates. It changes Put, so it has PutAll and
+// Splice, too; everything else is found through Unwrap.
 type counter struct {
 	cas.Store
 	bytes atomic.Int64

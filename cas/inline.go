@@ -25,8 +25,8 @@ type Inlining struct {
 }
 
 // Inline writes the contents of the blobs that the client wants into r, and removes other contents that have a digest.
-// Digests stay. If a blob cannot be read, Inline returns the error and leaves r valid. It returns ErrInvalid if r or the
-// Hints are nil.
+// Digests stay. If a blob cannot be read, Inline returns the error and leaves r valid. It returns ErrInvalid if r or
+// the Hints are nil.
 func Inline(ctx context.Context, s Store, r *repb.ActionResult, in Inlining) error {
 	if err := checkResult(r); err != nil {
 		return err

@@ -40,9 +40,9 @@ type EventKind string
 
 // The kinds of Event.
 const (
-	// EventConnect is a denied connection, a datagram to a peer or a lookup of a name. Subject is the protocol and the peer:
-	// "tcp 10.0.0.1:443", "unix @name", "vsock"; "dns" and the name for a lookup, with the types in Detail: "A, AAAA"; or
-	// "other hosts" if packets were refused and no system call shows where to.
+	// EventConnect is a denied connection, a datagram to a peer or a lookup of a name. Subject is the protocol and the
+	// peer: "tcp 10.0.0.1:443", "unix @name", "vsock"; "dns" and the name for a lookup, with the types in Detail: "A,
+	// AAAA"; or "other hosts" if packets were refused and no system call shows where to.
 	EventConnect EventKind = "connect"
 	// EventAllowed is a connection to an allowed endpoint. Subject is the endpoint.
 	EventAllowed EventKind = "allowed"
@@ -52,8 +52,8 @@ const (
 	// EventWrite is an attempt to change an input or a file outside the writable directories, or to create one in an
 	// output directory that the run's user may not write to. Subject is the path.
 	EventWrite EventKind = "write"
-	// EventExec is an attempt to execute a missing program. Subject is the path, or Args[0] of a Spec whose inputs lack the
-	// toolchain.
+	// EventExec is an attempt to execute a missing program. Subject is the path, or Args[0] of a Spec whose inputs lack
+	// the toolchain.
 	EventExec EventKind = "exec"
 	// EventSyscall is a denied system call. Subject is its name.
 	EventSyscall EventKind = "syscall"
@@ -106,8 +106,8 @@ func (e Event) Compare(f Event) int {
 		cmp.Compare(e.Syscall, f.Syscall), cmp.Compare(e.Process, f.Process))
 }
 
-// String describes the event in one line: what was denied or failed, on what, by whom, and what to do. A relative Subject of
-// EventWrite is an input.
+// String describes the event in one line: what was denied or failed, on what, by whom, and what to do. A relative
+// Subject of EventWrite is an input.
 func (e Event) String() string {
 	what, hint := string(e.Kind)+" "+e.Subject, e.Detail
 	switch e.Kind {

@@ -14,8 +14,8 @@ import (
 type Network struct {
 	// Loopback gives the run a private loopback interface.
 	Loopback bool
-	// Listen permits listening sockets and binding datagram sockets; an unmonitored run may always bind the latter. Nothing
-	// outside the run can reach them.
+	// Listen permits listening sockets and binding datagram sockets; an unmonitored run may always bind the latter.
+	// Nothing outside the run can reach them.
 	Listen bool
 	// Allow lists endpoints outside the sandbox that may be reached; each connection is an event. They are reached
 	// through Loopback, which must be set.

@@ -38,8 +38,8 @@ type Profile struct {
 // fs.ErrNotExist. If p makes an invalid Spec, the error is ErrSpec. With p.Outputs, the caller sets Spec.Workspace to
 // the name of a Workspace.
 //
-// Run refuses a limit that the host cannot enforce. Without a control group, as for most ordinary users, the caller sets
-// the limits that Features lacks to Unlimited.
+// Run refuses a limit that the host cannot enforce. Without a control group, as for most ordinary users, the caller
+// sets the limits that Features lacks to Unlimited.
 func ForBuild(p Profile) (*Spec, error) { return p.spec(DefaultLimits(), 4<<30) }
 
 // ForTest is ForBuild for a test, which often starts servers and many threads: it permits 1024 processes and 8 GiB in
@@ -133,8 +133,8 @@ var toolchainPaths = []string{
 func HostToolchain() ([]Input, error) { return hostPaths(toolchainPaths) }
 
 // certificatePaths are where distributions keep the CA certificates that TLS clients trust; private keys are elsewhere.
-// Debian's /etc/ssl/certs has links into /usr/share and /usr/local/share, which are toolchainPaths. Fedora's is itself a
-// link, and the files that it leads to are links into /etc/pki/ca-trust.
+// Debian's /etc/ssl/certs has links into /usr/share and /usr/local/share, which are toolchainPaths. Fedora's is itself
+// a link, and the files that it leads to are links into /etc/pki/ca-trust.
 var certificatePaths = []string{
 	"/etc/ssl/certs", "/etc/ssl/cert.pem", "/etc/ssl/ca-bundle.pem",
 	"/etc/pki/tls/certs", "/etc/pki/tls/cert.pem", "/etc/pki/ca-trust/extracted", "/etc/ca-certificates/extracted",

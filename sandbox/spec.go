@@ -58,9 +58,9 @@ type Spec struct {
 	Grace time.Duration
 }
 
-// A Root is a read-only directory that becomes the root of the file system. Inputs, outputs and temporary directories are
-// mounted over it, and so are /dev and /proc: it contains a file or directory for each of these, since nothing can be
-// created in it. If it has a file /etc/hosts, the run sees its own there.
+// A Root is a read-only directory that becomes the root of the file system. Inputs, outputs and temporary directories
+// are mounted over it, and so are /dev and /proc: it contains a file or directory for each of these, since nothing can
+// be created in it. If it has a file /etc/hosts, the run sees its own there.
 type Root struct {
 	// Content identifies the files in the Spec's text.
 	Content string
@@ -92,9 +92,9 @@ type Output struct {
 	Source string
 }
 
-// A Lower is a lower layer of an output (overlayfs). The output's Source is the upper layer: new entries and all changes
-// are made there. Directories of the same path are merged; any other entry hides those of its path in lower layers.
-// Nothing in a Lower can be changed, replaced, removed or linked in these two cases:
+// A Lower is a lower layer of an output (overlayfs). The output's Source is the upper layer: new entries and all
+// changes are made there. Directories of the same path are merged; any other entry hides those of its path in lower
+// layers. Nothing in a Lower can be changed, replaced, removed or linked in these two cases:
 //
 //   - Runs have another user than the worker, everything in the Lower belongs to the worker, its files are not writable
 //     for others, and its directories have the mode 1777. Then every directory accepts new entries.

@@ -35,7 +35,8 @@ func TestBazelKnowsEveryModule(t *testing.T) {
 	}
 }
 
-// TestWorkspaceLoadsNothingOfModules: Bazel 7 reads both files, and a repository of MODULE.bazel hides the stub of its name.
+// TestWorkspaceLoadsNothingOfModules: Bazel 7 reads both files, and a repository of MODULE.bazel hides the stub of its
+// name.
 func TestWorkspaceLoadsNothingOfModules(t *testing.T) {
 	read := func(name string) string { return string(must.Get(os.ReadFile(filepath.Join(root, name)))(t)) }
 	module := read("MODULE.bazel")

@@ -14,7 +14,8 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// TestRepeatedTestsExcuseNoCrash: after a crash gotestsum repeats one test, and would pass without those that never ran.
+// TestRepeatedTestsExcuseNoCrash: after a crash gotestsum repeats one test, and would pass without those that never
+// ran.
 func TestRepeatedTestsExcuseNoCrash(t *testing.T) {
 	if _, err := exec.LookPath("awk"); err != nil {
 		sandboxtest.Unavailable(t, "tools", err)

@@ -19,7 +19,8 @@ import (
 
 var proseBelow = flag.String("prose-below", "", "check the prose of files below this directory only")
 
-// bannedPhrases are phrases of translated English that docs, comments and messages avoid, each with what to write instead.
+// bannedPhrases are phrases of translated English that docs, comments and messages avoid, each with what to write
+// instead.
 var bannedPhrases = []struct{ pattern, instead string }{
 	{`has (?:[a-z]+ ){1,2}do`, "makes, asks or runs"},
 	{`(?:is|are|was|were|be|been|being|not|ever|never) told`, "learns, receives; is reported, shown or logged"},

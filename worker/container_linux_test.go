@@ -71,9 +71,9 @@ func (c *confining) withImages() *imageSet {
 	return s
 }
 
-// TestActionRunsInImage: an action that names a container image runs in its root file system with its environment, unless the
-// command sets a variable itself. Metadata and stable hash name the image. A result is cached if the action names the
-// image's digest.
+// TestActionRunsInImage: an action that names a container image runs in its root file system with its environment,
+// unless the command sets a variable itself. Metadata and stable hash name the image. A result is cached if the action
+// names the image's digest.
 func TestActionRunsInImage(t *testing.T) {
 	rootWorkers(t, func(t *testing.T, c *confining) {
 		s := c.withImages()
@@ -144,8 +144,8 @@ func TestUnpinnedImages(t *testing.T) {
 	}
 }
 
-// TestLostImages: Admit returns the pull of an image. An image that the store has lost is pulled again, and a store that
-// cannot keep it is reported.
+// TestLostImages: Admit returns the pull of an image. An image that the store has lost is pulled again, and a store
+// that cannot keep it is reported.
 func TestLostImages(t *testing.T) {
 	c := newConfining(t, onDisk(t), 0)
 	c.needsRoots()
@@ -174,8 +174,8 @@ func TestLostImages(t *testing.T) {
 	}
 }
 
-// TestRefusedImages: Admit refuses an image that the operator does not permit and properties that contradict each other, and
-// pulls nothing. The registry's message reaches the client.
+// TestRefusedImages: Admit refuses an image that the operator does not permit and properties that contradict each
+// other, and pulls nothing. The registry's message reaches the client.
 func TestRefusedImages(t *testing.T) {
 	c := newConfining(t, onDisk(t), 0)
 	s := c.withImages()

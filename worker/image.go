@@ -21,8 +21,8 @@ type Images interface {
 	// "docker://REGISTRY/REPOSITORY:TAG". It fails if the operator does not permit the image, and pulls nothing.
 	Pin(ctx context.Context, instance, value string) (string, error)
 	// Root returns the Directory of a pinned image in the instance's store, and the environment of its configuration, as
-	// "KEY=VALUE". It pulls the image if necessary. stale, if not zero, is the root of an earlier answer that the store has
-	// lost.
+	// "KEY=VALUE". It pulls the image if necessary. stale, if not zero, is the root of an earlier answer that the store
+	// has lost.
 	Root(ctx context.Context, instance, pinned string, stale cas.Digest) (root cas.Digest, env []string, err error)
 }
 

@@ -197,8 +197,8 @@ func TestInputsLookTheSame(t *testing.T) {
 	}
 }
 
-// TestListingsDoNotDependOnTheCache: an action finds names in the same order and the same link counts, whether its subtrees
-// are cached or not, and images serve it although the paths of cached subtrees are long.
+// TestListingsDoNotDependOnTheCache: an action finds names in the same order and the same link counts, whether its
+// subtrees are cached or not, and images serve it although the paths of cached subtrees are long.
 func TestListingsDoNotDependOnTheCache(t *testing.T) {
 	if os.Geteuid() != 0 {
 		sandboxtest.Unavailable(t, "root", "an ordinary user cannot mount an EROFS image")

@@ -114,8 +114,9 @@ func (l *Local) workRequest(t *Task, req *request, box *confined) *workRequest {
 }
 
 // addInputs adds the inputs that the request can name, relative to its working directory, and hashes the tools among
-// all inputs. It reports whether these identify the process: some input is a tool, and no argument that starts the process
-// names an input that is none. A client's key does not identify it, since it need not change when the tool's files do.
+// all inputs. It reports whether these identify the process: some input is a tool, and no argument that starts the
+// process names an input that is none. A client's key does not identify it, since it need not change when the tool's
+// files do.
 func (w *workRequest) addInputs(req *request, h hash.Hash) (identified bool) {
 	named := map[string]bool{}
 	for _, a := range w.startup {

@@ -122,8 +122,8 @@ func sameLines(t *testing.T, got []string, want ...string) {
 	expect.Equal(t, strings.Join(got, "\n"), strings.Join(want, "\n"))
 }
 
-// TestPersistentWorker: one process serves several actions. Each finds exactly its own inputs, cannot change them, and its
-// output is returned. An action that fails does not end the process.
+// TestPersistentWorker: one process serves several actions. Each finds exactly its own inputs, cannot change them, and
+// its output is returned. An action that fails does not end the process.
 func TestPersistentWorker(t *testing.T) {
 	for name, properties := range map[string][]string{
 		"proto": nil, "json": {propertyWorkerKey, "k", propertyWorkerProtocol, "json"},
@@ -146,8 +146,8 @@ func TestPersistentWorker(t *testing.T) {
 	}
 }
 
-// TestPersistentWorkersNeedPolicy: without a policy that permits it, without a request for it, and for a run that differs from
-// the action, the command runs in a process of its own, with the same output.
+// TestPersistentWorkersNeedPolicy: without a policy that permits it, without a request for it, and for a run that
+// differs from the action, the command runs in a process of its own, with the same output.
 func TestPersistentWorkersNeedPolicy(t *testing.T) {
 	const source = "count\nlist\n"
 	plain := func(b *toolBench, what string) {
@@ -183,7 +183,8 @@ func TestPersistentWorkerProperties(t *testing.T) {
 	expect.Equal(t, c.Message, "")
 }
 
-// TestPersistentWorkerKey: actions share a process only if they have the same command, environment, tools and properties.
+// TestPersistentWorkerKey: actions share a process only if they have the same command, environment, tools and
+// properties.
 func TestPersistentWorkerKey(t *testing.T) {
 	b := newToolBench(t, true)
 	b.persistent.MaxIdle = 10

@@ -12,11 +12,12 @@ import (
 	"github.com/cloister-build/cloister/worker/internal/results"
 )
 
-// This machine takes every action, so it must not ignore a property that would give the action another operating system,
-// architecture or root file system. A worker among others gets only what its properties match, which its operator chose.
+// This machine takes every action, so it must not ignore a property that would give the action another operating
+// system, architecture or root file system. A worker among others gets only what its properties match, which its
+// operator chose.
 
-// checkPlatform returns a Fault of kind FaultUnmet for an action whose properties this machine does not have, and adds the
-// properties that are ignored to the request.
+// checkPlatform returns a Fault of kind FaultUnmet for an action whose properties this machine does not have, and adds
+// the properties that are ignored to the request.
 func (l *Local) checkPlatform(req *request) error {
 	for _, p := range l.cfg.Policy.WithDefaults(req.Instance.Name, req.properties()) {
 		switch names, differs := hostProperty(p); {
@@ -68,8 +69,8 @@ var architectures = map[string]string{
 	"s390x": "s390x", "sparc-v9": "sparc64", "darwin_arm64": "arm64", "darwin_x86_64": "amd64",
 }
 
-// hostProperty reports whether a property states the operating system or the architecture, and whether it is not that of
-// this machine. An instruction set extension states neither.
+// hostProperty reports whether a property states the operating system or the architecture, and whether it is not that
+// of this machine. An instruction set extension states neither.
 func hostProperty(p Property) (names, differs bool) {
 	value := strings.ToLower(p.Value)
 	switch strings.ToLower(p.Name) {
@@ -89,7 +90,8 @@ func hostProperty(p Property) (names, differs bool) {
 	return false, false
 }
 
-// ignoredLine returns the line of a message about ignored properties, for the first result of each kind of action, or "".
+// ignoredLine returns the line of a message about ignored properties, for the first result of each kind of action, or
+// "".
 func (l *Local) ignoredLine(t *Task, req *request) string {
 	if len(req.ignored) == 0 {
 		return ""

@@ -15,8 +15,8 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// TestPropertiesOfAnotherPlatform: properties of another platform are refused before a slot is taken; those of this machine
-// and those that ask for nothing are accepted; all others are reported to the client.
+// TestPropertiesOfAnotherPlatform: properties of another platform are refused before a slot is taken; those of this
+// machine and those that ask for nothing are accepted; all others are reported to the client.
 func TestPropertiesOfAnotherPlatform(t *testing.T) {
 	own := map[string]string{"amd64": "x86-64", "arm64": "arm-a64"}[runtime.GOARCH]
 	other := map[string]string{"amd64": "aarch64", "arm64": "x86_64"}[runtime.GOARCH]
@@ -96,7 +96,8 @@ func executionOf(t *testing.T, out *Outcome) *cloisterpb.Execution {
 	return nil
 }
 
-// TestIgnoredImagesAreReported: every result and one message for each mnemonic name the image, also with StrictProperties.
+// TestIgnoredImagesAreReported: every result and one message for each mnemonic name the image, also with
+// StrictProperties.
 func TestIgnoredImagesAreReported(t *testing.T) {
 	b := newBench(t, compiles)
 	b.cfg.IgnoreImages, b.cfg.StrictProperties = true, true

@@ -13,9 +13,9 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 )
 
-// keepInputs renews the inputs of t's action and its root file system every l.cfg.RenewInterval until stop is called, which
-// waits for a call in progress. The first call comes after one interval, because fetch has marked the inputs or knows that
-// they were marked recently.
+// keepInputs renews the inputs of t's action and its root file system every l.cfg.RenewInterval until stop is called,
+// which waits for a call in progress. The first call comes after one interval, because fetch has marked the inputs or
+// knows that they were marked recently.
 func (l *Local) keepInputs(ctx context.Context, t *Task, root cas.Digest) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var mu sync.Mutex

@@ -19,8 +19,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// TestResultsOfAnotherToolchainAreMisses: a result records the toolchain that made it, and is served only while the machine
-// has that one. Results that state none are served.
+// TestResultsOfAnotherToolchainAreMisses: a result records the toolchain that made it, and is served only while the
+// machine has that one. Results that state none are served.
 func TestResultsOfAnotherToolchainAreMisses(t *testing.T) {
 	b := newBench(t, compiles)
 	now := "gcc 14"

@@ -17,8 +17,8 @@ import (
 // placeProperties are the platform properties that state the path of the input root: RBE's and BuildBox's.
 var placeProperties = []string{"InputRootAbsolutePath", "chroot-path"}
 
-// IsPlacement reports whether a platform property states where, or as which user, an action runs. A Local implements these;
-// workers of other makes may ignore them.
+// IsPlacement reports whether a platform property states where, or as which user, an action runs. A Local implements
+// these; workers of other makes may ignore them.
 func IsPlacement(name string) bool {
 	return slices.ContainsFunc(append([]string{policy.PropertySuperuser}, placeProperties...), func(p string) bool {
 		return strings.EqualFold(p, name)

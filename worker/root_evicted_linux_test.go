@@ -15,8 +15,8 @@ import (
 )
 
 // TestRootOutlivesEviction: a run reads the right bytes of its root file system although the store evicts everything
-// meanwhile. A later run in the same image does, too; if blobs are missing, it fails with UNAVAILABLE, and a retry pulls
-// them.
+// meanwhile. A later run in the same image does, too; if blobs are missing, it fails with UNAVAILABLE, and a retry
+// pulls them.
 func TestRootOutlivesEviction(t *testing.T) {
 	rootWorkers(t, func(t *testing.T, c *confining) {
 		files := map[string]string{"data/large": strings.Repeat("a large file of the root\n", 20_000)}

@@ -157,8 +157,8 @@ func TestActionRunsInRoot(t *testing.T) {
 	})
 }
 
-// TestRootIsPartOfTheStableHash: runs in different roots never have the same stable hash, and the hash does not depend on
-// how the root was staged.
+// TestRootIsPartOfTheStableHash: runs in different roots never have the same stable hash, and the hash does not depend
+// on how the root was staged.
 func TestRootIsPartOfTheStableHash(t *testing.T) {
 	var hashes []string
 	rootWorkers(t, func(t *testing.T, c *confining) {

@@ -117,8 +117,8 @@ func rank(e sandbox.Event) int {
 	return 2 * slices.Index(importance, e.Kind)
 }
 
-// ownLoopback reports whether e is a connection to the run's own loopback, where nothing listened. It explains a failure,
-// but nothing was denied.
+// ownLoopback reports whether e is a connection to the run's own loopback, where nothing listened. It explains a
+// failure, but nothing was denied.
 func ownLoopback(e sandbox.Event) bool { return e.Kind == sandbox.EventUnreachable && e.Syscall != "" }
 
 // sameLimit reports whether f is about the limit of e, which may be nil.

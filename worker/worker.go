@@ -56,8 +56,8 @@ type Task struct {
 	// Correlated is the client's ID for a group of invocations. It selects nothing.
 	Correlated string
 	// Root, if not zero, is the digest of the Directory of the root file system in which the command runs, in the same
-	// store as the action; nothing of this host is visible then. Zero means the host's toolchain. The action cache does not
-	// know the root, so a task with a Root or RootEnv neither uses nor fills it.
+	// store as the action; nothing of this host is visible then. Zero means the host's toolchain. The action cache does
+	// not know the root, so a task with a Root or RootEnv neither uses nor fills it.
 	Root cas.Digest
 	// RootEnv is the environment that comes with Root: "KEY=VALUE". The command's own variables override it.
 	RootEnv []string

@@ -201,8 +201,8 @@ func (s *storage) encode(ctx context.Context, c repb.Compressor_Value, data []by
 	return compress.Encode(c, data)
 }
 
-// A localReader is an optional interface of a cas.Fetcher. ReadLocal returns the contents of those blobs of ds that need
-// not be fetched, and nil for the others.
+// A localReader is an optional interface of a cas.Fetcher. ReadLocal returns the contents of those blobs of ds that
+// need not be fetched, and nil for the others.
 type localReader interface {
 	ReadLocal(ctx context.Context, ds []cas.Digest, limit int64) [][]byte
 }

@@ -36,8 +36,8 @@ type logLength struct{ all, durable uint32 }
 
 func (c *Cache) checkpointPath() string { return filepath.Join(c.dir, "checkpoint") }
 
-// readCheckpoint reads the checkpoint. If it cannot be read, it is empty, and only jumps of the clock and truncated logs
-// go unnoticed.
+// readCheckpoint reads the checkpoint. If it cannot be read, it is empty, and only jumps of the clock and truncated
+// logs go unnoticed.
 func (c *Cache) readCheckpoint() (checkpoint, error) {
 	b, err := durable.ReadFile(c.checkpointPath())
 	switch {

@@ -125,7 +125,8 @@ func TestLeasesEndWhileNothingRuns(t *testing.T) {
 	})
 }
 
-// TestStampsFromTheFutureKeepTheirAges: after a process whose clock was a year ahead, what it used last is evicted last.
+// TestStampsFromTheFutureKeepTheirAges: after a process whose clock was a year ahead, what it used last is evicted
+// last.
 func TestStampsFromTheFutureKeepTheirAges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		config := disk.Config{Dir: t.TempDir(), MaxBytes: 64 * block, Lease: none, Pack: everyFile}

@@ -150,8 +150,8 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// TestEvictionBeforeFlushIsRepeated: the record of a file that a failed flush may have lost stays in its segment until the
-// file was written again.
+// TestEvictionBeforeFlushIsRepeated: the record of a file that a failed flush may have lost stays in its segment until
+// the file was written again.
 func TestEvictionBeforeFlushIsRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()

@@ -29,8 +29,8 @@ func TestInstanceNumbersRunOut(t *testing.T) {
 	}
 }
 
-// TestInstanceWithAWordReservedSince: a store opens although a later version reserves a word in the name of an instance,
-// and numbers the others as before.
+// TestInstanceWithAWordReservedSince: a store opens although a later version reserves a word in the name of an
+// instance, and numbers the others as before.
 func TestInstanceWithAWordReservedSince(t *testing.T) {
 	dir := t.TempDir()
 	c, _ := openStore(t, Config{Dir: dir})

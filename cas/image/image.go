@@ -10,8 +10,8 @@
 //   - Content that does not have its digest is an error. A layer is applied only once its digests have matched.
 //   - Paths are resolved in the tree that is being built, never on a file system. A path with ".." is refused. A parent
 //     that is a symlink leads to another place in the tree, as it does for container engines, and never out of it.
-//   - Devices, sockets and pipes are dropped, as are owners, set-ID bits, extended attributes and times. What remains of
-//     a mode is whether a file is executable.
+//   - Devices, sockets and pipes are dropped, as are owners, set-ID bits, extended attributes and times. What remains
+//     of a mode is whether a file is executable.
 //   - URLs in manifests are not followed: the operator permits registries, not what their images refer to.
 //
 // The same image always gives the same root digest.

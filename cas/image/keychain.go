@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 )
 
-// A patientKeychain waits for the credentials of a Keychain until the context ends: a credential helper is a program that
-// may never answer, and go-containerregistry does not end it.
+// A patientKeychain waits for the credentials of a Keychain until the context ends: a credential helper is a program
+// that may never answer, and go-containerregistry does not end it.
 type patientKeychain struct{ authn.Keychain }
 
 // ResolveContext implements authn.ContextKeychain.

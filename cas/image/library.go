@@ -38,16 +38,16 @@ type LibraryConfig struct {
 	Allowed []string
 	// MaxPull is the longest time for one pull; 0 is 30 minutes.
 	MaxPull time.Duration
-	// TagAge is the time for which the digest of a tag is used before the registry is asked again; 0 is a minute. A failure
-	// is remembered for a tenth of it.
+	// TagAge is the time for which the digest of a tag is used before the registry is asked again; 0 is a minute. A
+	// failure is remembered for a tenth of it.
 	TagAge time.Duration
 }
 
 // maxPulls is the number of pulls that run at a time; others wait.
 const maxPulls = 2
 
-// A Library knows the images whose trees are in the stores of a server, and pulls others. What it knows survives the end
-// of the process. Concurrent requests for an image share a pull, which ends when nobody waits for it any more.
+// A Library knows the images whose trees are in the stores of a server, and pulls others. What it knows survives the
+// end of the process. Concurrent requests for an image share a pull, which ends when nobody waits for it any more.
 //
 // It protects no blobs: using a tree renews its leases, and an image whose blobs are gone is pulled again. Its methods
 // are safe for concurrent use.
@@ -104,8 +104,8 @@ type record struct {
 	Loaded    bool      `json:"loaded,omitempty"`
 }
 
-// OpenLibrary reads the file of a Library. Damaged records, which a power failure may leave, are dropped with a warning:
-// their images are pulled again. The caller closes the Library.
+// OpenLibrary reads the file of a Library. Damaged records, which a power failure may leave, are dropped with a
+// warning: their images are pulled again. The caller closes the Library.
 func OpenLibrary(c LibraryConfig) (*Library, error) {
 	switch {
 	case c.Instances == nil:

@@ -131,8 +131,8 @@ func (l *Library) run(ctx context.Context, p *pull, ref Reference) (*Entry, erro
 	return e, nil
 }
 
-// reportInterval is the interval of log lines about a running pull, and maxStall the maximum time without progress. They are
-// variables for tests.
+// reportInterval is the interval of log lines about a running pull, and maxStall the maximum time without progress.
+// They are variables for tests.
 var (
 	reportInterval = 10 * time.Second
 	maxStall       = time.Minute

@@ -150,7 +150,8 @@ func TestPullSelectsThePlatform(t *testing.T) {
 	}
 }
 
-// TestPullRefusesWrongContent: content without its digest is refused wherever it is, and so are references to other hosts.
+// TestPullRefusesWrongContent: content without its digest is refused wherever it is, and so are references to other
+// hosts.
 func TestPullRefusesWrongContent(t *testing.T) {
 	large := archive(t, file("a", strings.Repeat("x", 1000)))
 	t.Run("a layer of a registry", func(t *testing.T) {

@@ -41,8 +41,9 @@ func (l *Library) resolve(ctx context.Context, ref Reference) (string, error) {
 	}
 }
 
-// query asks the registry for the digest of a tag and remembers the answer. A registry gets one query at a time, and none
-// for a while after one that it did not answer in time: otherwise a client could delay others with many tags of it.
+// query asks the registry for the digest of a tag and remembers the answer. A registry gets one query at a time, and
+// none for a while after one that it did not answer in time: otherwise a client could delay others with many tags of
+// it.
 func (l *Library) query(ref Reference) tag {
 	r := l.registry(ref.Registry())
 	r.busy <- struct{}{}

@@ -18,8 +18,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// TestFrozenRegistryIsNotAskedAgain: after a query without an answer, further tags of that registry fail at once, and those of
-// another registry do not.
+// TestFrozenRegistryIsNotAskedAgain: after a query without an answer, further tags of that registry fail at once, and
+// those of another registry do not.
 func TestFrozenRegistryIsNotAskedAgain(t *testing.T) {
 	t.Cleanup(image.SetMaxQuery(50 * time.Millisecond))
 	frozen, healthy := serve(t), serve(t)

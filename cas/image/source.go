@@ -160,8 +160,8 @@ func (c *Config) options(ctx context.Context) []remote.Option {
 	return o
 }
 
-// Resolve returns the digest that ref has in its registry now: that of a manifest, or of an index for several platforms.
-// It makes no call if the reference has a digest.
+// Resolve returns the digest that ref has in its registry now: that of a manifest, or of an index for several
+// platforms. It makes no call if the reference has a digest.
 func Resolve(ctx context.Context, c Config, ref Reference) (string, error) {
 	if err := c.complete(); err != nil {
 		return "", err

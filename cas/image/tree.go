@@ -165,8 +165,9 @@ func (b *builder) find(path string) (*node, error) {
 	return parent.children[base], nil
 }
 
-// walk returns the directory at path, with all symlinks resolved in this tree; ".." of the root is the root. If there is
-// nothing it returns nil, or, with create, makes the missing directories. It then marks those on the way with the layer.
+// walk returns the directory at path, with all symlinks resolved in this tree; ".." of the root is the root. If there
+// is nothing it returns nil, or, with create, makes the missing directories. It then marks those on the way with the
+// layer.
 func (b *builder) walk(path string, create bool) (*node, error) {
 	at := []*node{b.root} // the way from the root
 	rest, links, steps := path, 0, 0

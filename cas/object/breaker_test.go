@@ -327,8 +327,8 @@ func TestCompletingMayTakeTime(t *testing.T) {
 	})
 }
 
-// TestLostAnswerToCompletion checks that an upload in parts succeeds if, and only if, the bucket has its object, whatever
-// it answers.
+// TestLostAnswerToCompletion checks that an upload in parts succeeds if, and only if, the bucket has its object,
+// whatever it answers.
 func TestLostAnswerToCompletion(t *testing.T) {
 	large, d := castest.Blob(8, 17<<20)
 	const completed, pending = true, false

@@ -73,8 +73,8 @@ func unanswered(err error) error {
 	return nil
 }
 
-// ofObject reports whether err may be about one object only: the server answered that it failed, or refused the call for
-// a reason that is none of the whole bucket.
+// ofObject reports whether err may be about one object only: the server answered that it failed, or refused the call
+// for a reason that is none of the whole bucket.
 func ofObject(err error) bool {
 	if e, ok := errors.AsType[*unavailable](err); ok {
 		return e.kind == broken

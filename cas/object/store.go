@@ -261,8 +261,8 @@ func (v *verified) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// maxDamaged limits Client.damaged. Beyond it, a new key replaces an arbitrary one, which the next read of its blob adds
-// again.
+// maxDamaged limits Client.damaged. Beyond it, a new key replaces an arbitrary one, which the next read of its blob
+// adds again.
 const maxDamaged = 1 << 16
 
 // setDamaged records whether the blob d is damaged, and reports a newly damaged blob to Config.Corrupt.

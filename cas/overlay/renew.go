@@ -160,8 +160,8 @@ func (u *uses) idle() bool {
 	return len(u.due)+len(u.sample) == 0
 }
 
-// renewUsed renews locally used blobs and results in the upstream until the Overlay is closed. A failed round is repeated
-// last and the next one is smaller, since it may have failed because of a single entry.
+// renewUsed renews locally used blobs and results in the upstream until the Overlay is closed. A failed round is
+// repeated last and the next one is smaller, since it may have failed because of a single entry.
 func (o *Overlay) renewUsed() {
 	pause, size := renewPause, renewBatch
 	for {

@@ -233,8 +233,8 @@ func TestOneBlobDoesNotEndRenewals(t *testing.T) {
 	}
 }
 
-// TestUnservedBlobsAreNotRenewed checks that the upstream is not asked about blobs of a digest function that it does not
-// serve, which the local store may have from a time without an upstream.
+// TestUnservedBlobsAreNotRenewed checks that the upstream is not asked about blobs of a digest function that it does
+// not serve, which the local store may have from a time without an upstream.
 func TestUnservedBlobsAreNotRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		local, upstream := castest.NewMemory(), castest.NewMemory()

@@ -195,8 +195,8 @@ type downStore struct{ cas.Store }
 
 func (downStore) Err() error { return fmt.Errorf("bucket: %w since noon", cas.ErrUnavailable) }
 
-// TestUploadsAreRefusedBeforeTheyAreSent checks that a large blob is refused before the client sends it if the upstream is
-// known to be down.
+// TestUploadsAreRefusedBeforeTheyAreSent checks that a large blob is refused before the client sends it if the upstream
+// is known to be down.
 func TestUploadsAreRefusedBeforeTheyAreSent(t *testing.T) {
 	o := open(t, overlay.Config{
 		Local: one(castest.NewMemory(), nil), Upstream: one(downStore{castest.NewMemory()}, nil),
@@ -294,8 +294,8 @@ func TestKillDuringUpload(t *testing.T) {
 	}
 }
 
-// TestDeniedResultIsSentLater checks that a result that the upstream denies us stays in the journal while the operator may
-// correct the permissions, and is counted when it is given up.
+// TestDeniedResultIsSentLater checks that a result that the upstream denies us stays in the journal while the operator
+// may correct the permissions, and is counted when it is given up.
 func TestDeniedResultIsSentLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, overlay.WriteBack)

@@ -475,8 +475,8 @@ func (w *waveStore) PutAll(ctx context.Context, blobs []cas.Blob) []error {
 	return w.slowStore.PutAll(ctx, blobs)
 }
 
-// TestSenderYields checks that a round to a bucket is small, so that it delays a use that begins meanwhile only briefly, and
-// that a large blob is sent slowly while the overlay is in use.
+// TestSenderYields checks that a round to a bucket is small, so that it delays a use that begins meanwhile only
+// briefly, and that a large blob is sent slowly while the overlay is in use.
 func TestSenderYields(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		local, upstream := castest.NewMemory(), castest.NewMemory()

@@ -165,7 +165,8 @@ func TestUnansweredProbeFails(t *testing.T) {
 	})
 }
 
-// TestServerIsDownAfterOneFailureAndAProbe checks that only the first call to a killed server waits for all its attempts.
+// TestServerIsDownAfterOneFailureAndAProbe checks that only the first call to a killed server waits for all its
+// attempts.
 func TestServerIsDownAfterOneFailureAndAProbe(t *testing.T) {
 	inBubble(t, nil, false, func(t *testing.T, b *bubble) {
 		b.wantBack(t)

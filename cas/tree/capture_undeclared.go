@@ -38,8 +38,8 @@ type undeclared struct {
 	max, more int
 }
 
-// look examines the directory at p and reports whether it exists. declared reports whether a name in it is declared, and
-// returns the input directory of that name that look is to examine, too, or nil.
+// look examines the directory at p and reports whether it exists. declared reports whether a name in it is declared,
+// and returns the input directory of that name that look is to examine, too, or nil.
 func (u *undeclared) look(p string, declared func(string) (*directory, bool)) (exists bool, err error) {
 	names, err := u.names(p)
 	if err != nil || names == nil {

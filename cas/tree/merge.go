@@ -44,10 +44,10 @@ func merge(upper, lower *directory) *directory {
 	return d
 }
 
-// WithPaths returns an input root with the given directories and empty files added, at clean paths relative to the root:
-// things are mounted there. A directory replaces whatever else has its name. A file is left out if something has its
-// name, or if its parent is not a directory. The result has no Digest; those of the files have the function f. It fails
-// with cas.ErrInvalid if a directory lies below something that is not a directory.
+// WithPaths returns an input root with the given directories and empty files added, at clean paths relative to the
+// root: things are mounted there. A directory replaces whatever else has its name. A file is left out if something has
+// its name, or if its parent is not a directory. The result has no Digest; those of the files have the function f. It
+// fails with cas.ErrInvalid if a directory lies below something that is not a directory.
 func (in *Input) WithPaths(f cas.Function, dirs, files []string) (*Input, error) {
 	added := &Input{root: &directory{}}
 	for _, p := range dirs {

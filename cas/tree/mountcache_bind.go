@@ -13,7 +13,8 @@ import (
 	"github.com/cloister-build/cloister/cas/tree/internal/erofs"
 )
 
-// cached returns the path of the directory b in a cached image, which may still have to be made, and whether there is one.
+// cached returns the path of the directory b in a cached image, which may still have to be made, and whether there is
+// one.
 func (w *imageStage) cached(ctx context.Context, b *boundInput) (string, bool, error) {
 	if w.noCache || b.dir.files < minCachedFiles || w.mounts.budget <= 0 || w.cachedBinds == maxCachedBinds {
 		return "", false, nil

@@ -71,8 +71,9 @@ type plannedInput struct {
 // the input root (rule 80), for a path that leaves the root or leads through an input that is not a directory, and for
 // more than 100,000 paths or 16 MiB of paths, counting outputs and all directories that lead to them.
 //
-// The parents of outputs exist, the outputs do not (rule 100), except that outputs in dirs are empty directories. Inputs
-// at or below an output path are private copies, since the run may replace them and Capture must find them (rule 101).
+// The parents of outputs exist, the outputs do not (rule 100), except that outputs in dirs are empty directories.
+// Inputs at or below an output path are private copies, since the run may replace them and Capture must find them (rule
+// 101).
 func (in *Input) Plan(workdir string, outputs, dirs []string) (*Layout, error) {
 	dir, err := resolve(".", workdir)
 	if err != nil {

@@ -126,8 +126,8 @@ func (e *entry) needsCopy() bool {
 	return e.props != nil && (e.mode(false) != defaultMode(e.exec, false) || !e.props.modTime().Equal(epoch))
 }
 
-// mode returns the mode of an input directory that is not a planned one. By default it accepts new entries. A private one
-// is open to all: its contents may be removed and replaced, whatever mode it states.
+// mode returns the mode of an input directory that is not a planned one. By default it accepts new entries. A private
+// one is open to all: its contents may be removed and replaced, whatever mode it states.
 func (d *directory) mode(private bool) fs.FileMode {
 	if private {
 		return modePrivate

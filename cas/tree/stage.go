@@ -80,10 +80,10 @@ func (l *Layout) Fetch(ctx context.Context, store cas.Store) error {
 	return cas.Fetch(ctx, store, l.contents(false))
 }
 
-// Stage builds l in the empty workspace ws: the exec root as out/ or, if l is Layered, its inputs as in/ and the rest as
-// out/. The caller releases the result, and empties the workspace whether or not Stage fails. Stage keeps a directory
-// open for each level of the tree. It fails with a *MissingError if a blob has vanished since Load, and with cas.ErrFull
-// if the workspace is full.
+// Stage builds l in the empty workspace ws: the exec root as out/ or, if l is Layered, its inputs as in/ and the rest
+// as out/. The caller releases the result, and empties the workspace whether or not Stage fails. Stage keeps a
+// directory open for each level of the tree. It fails with a *MissingError if a blob has vanished since Load, and with
+// cas.ErrFull if the workspace is full.
 func (l *Layout) Stage(ctx context.Context, store cas.Store, ws *os.Root) (*Staged, error) {
 	return l.build(ctx, store, ws, false)
 }

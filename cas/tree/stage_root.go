@@ -49,10 +49,10 @@ type rootKey struct {
 	points   string // the mount points
 }
 
-// StageRoot stages root, whose blobs are in the instance in, as a root file system. It adds mount points: the directories
-// points and an empty file etc/hosts, as paths relative to the root. The result stays staged for later runs within the
-// budget of the images of input trees, of which each root counts at most half. Concurrent calls share the work. The
-// caller releases the result when the run has ended.
+// StageRoot stages root, whose blobs are in the instance in, as a root file system. It adds mount points: the
+// directories points and an empty file etc/hosts, as paths relative to the root. The result stays staged for later runs
+// within the budget of the images of input trees, of which each root counts at most half. Concurrent calls share the
+// work. The caller releases the result when the run has ended.
 //
 // Every file of the store that an image refers to is one of its devices, so nothing needs to be bound. If no image
 // is available, the files are copied to a workspace; large ones are bound if half of the budget has no room for them.
@@ -131,8 +131,8 @@ func (c *mountCache) useRoot(k rootKey) (*cachedImage, chan struct{}) {
 	return nil, nil
 }
 
-// addRoot ends the staging of k, adds g with one user unless it is nil, and returns the evicted images, which the caller
-// unmounts. Without a budget, g is unmounted when it is released.
+// addRoot ends the staging of k, adds g with one user unless it is nil, and returns the evicted images, which the
+// caller unmounts. Without a budget, g is unmounted when it is released.
 func (c *mountCache) addRoot(k rootKey, g *cachedImage) (evicted []*cachedImage) {
 	switch {
 	case g == nil:
@@ -193,8 +193,8 @@ func (s *Stager) newRoot(ctx context.Context, root *Input, points []string, in *
 	return g, nil
 }
 
-// locateRoot points the files of a root file system at their extents, or at files of the store as further devices. The end
-// of such a file is copied: the kernel cannot read a device whose size is not a multiple of a block there.
+// locateRoot points the files of a root file system at their extents, or at files of the store as further devices. The
+// end of such a file is copied: the kernel cannot read a device whose size is not a multiple of a block there.
 func (w *imageStage) locateRoot(ctx context.Context, c *composer, m *mountedImage) error {
 	files, total, err := c.locate(m.location, w.filer != nil, math.MaxInt64)
 	if err != nil {

@@ -19,8 +19,8 @@
 // The files of the package, by job:
 //
 //   - decoding: directory.go, decode.go, properties.go, load.go, cache.go
-//   - staging: plan.go, size.go, order.go, stage.go, stage_copy.go, restage.go, stager.go, stage_image.go, stage_compose.go,
-//     imagefile.go
+//   - staging: plan.go, size.go, order.go, stage.go, stage_copy.go, restage.go, stager.go, stage_image.go,
+//     stage_compose.go, imagefile.go
 //   - the cache of mounted images: mountcache.go, mountcache_bind.go
 //   - capturing: capture.go, capture_scan.go, capture_put.go, capture_undeclared.go
 //   - users' directories: ingest.go, extract.go

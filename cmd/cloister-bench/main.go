@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cloister-bench measures Remote Execution API servers against the machine itself. It is a tool for contributors
-// and is not part of the release.
+// Command cloister-bench measures Remote Execution API servers against the machine itself. It is a tool for
+// contributors and is not part of the release.
 package main
 
 import (

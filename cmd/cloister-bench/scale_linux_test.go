@@ -14,8 +14,8 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// TestScaleMeasuresOwnHead simulates a small farm: every action is answered once, although a worker vanishes and the head
-// is killed.
+// TestScaleMeasuresOwnHead simulates a small farm: every action is answered once, although a worker vanishes and the
+// head is killed.
 func TestScaleMeasuresOwnHead(t *testing.T) {
 	must.Succeed(t, build())
 	dir := scratch(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// TestActionVerdicts: verdicts of this and of earlier versions are listed while a server may be writing them, the latest
-// first, and text of clients cannot break the lines.
+// TestActionVerdicts: verdicts of this and of earlier versions are listed while a server may be writing them, the
+// latest first, and text of clients cannot break the lines.
 func TestActionVerdicts(t *testing.T) {
 	dir := t.TempDir()
 	out, code := runCLI(t, "action", "verdicts", "--dir", dir, "--json")

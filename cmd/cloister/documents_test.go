@@ -39,8 +39,8 @@ func TestEveryDialShowsWhoCalls(t *testing.T) {
 	expect.That(t, dials >= 5, "found %d dials, want 5 or more", dials)
 }
 
-// A document is a file for people: README.md, CONTRIBUTING.md, SECURITY.md and what is in docs, without the records of decisions,
-// which say what was true at their date.
+// A document is a file for people: README.md, CONTRIBUTING.md, SECURITY.md and what is in docs, without the records of
+// decisions, which say what was true at their date.
 type document struct{ path, text string }
 
 func documents(t *testing.T) []document {
@@ -108,8 +108,8 @@ func fits(line string) string {
 	return ""
 }
 
-// TestCommandsOfDocuments: command lines in the blocks of documents, and in the examples of --help, are such that they can be
-// typed: commands and flags exist, and values and arguments have the form that they must.
+// TestCommandsOfDocuments: command lines in the blocks of documents, and in the examples of --help, are such that they
+// can be typed: commands and flags exist, and values and arguments have the form that they must.
 func TestCommandsOfDocuments(t *testing.T) {
 	texts := documents(t)
 	for i := range texts {

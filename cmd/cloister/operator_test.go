@@ -112,8 +112,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestDrainWaitsOverARestart: a server that is away is waited for, and one that is back knows who is drained; a worker is idle
-// there once it was heard of each of its slots and none executes anything, also nothing of before.
+// TestDrainWaitsOverARestart: a server that is away is waited for, and one that is back knows who is drained; a worker
+// is idle there once it was heard of each of its slots and none executes anything, also nothing of before.
 func TestDrainWaitsOverARestart(t *testing.T) {
 	// While the server is stopped, a connection of another program may take its port on 127.0.0.1.
 	listener := must.Get(net.Listen("tcp", "127.35.0.1:0"))(t)

@@ -59,8 +59,8 @@ func TestMistakesNameTheCorrection(t *testing.T) {
 	}
 }
 
-// TestEmptyValuesAreMistakes: every command refuses a flag with an empty value, such as an unset variable of a unit file,
-// unless the empty text has a meaning. Otherwise --auth "" would start a server that is open to everybody.
+// TestEmptyValuesAreMistakes: every command refuses a flag with an empty value, such as an unset variable of a unit
+// file, unless the empty text has a meaning. Otherwise --auth "" would start a server that is open to everybody.
 func TestEmptyValuesAreMistakes(t *testing.T) {
 	tried := 0
 	var each func(path ...string)

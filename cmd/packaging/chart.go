@@ -10,8 +10,8 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 )
 
-// chart writes the chart in dir like helm package, except for the packing time. Its version must equal the program's, whose
-// image it uses.
+// chart writes the chart in dir like helm package, except for the packing time. Its version must equal the program's,
+// whose image it uses.
 func (b *build) chart(dir string) error {
 	c, err := loader.Load(dir)
 	if err != nil {

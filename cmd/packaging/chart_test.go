@@ -25,8 +25,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The schemas that validate the rendered chart, each with its go.sum hash. They are not requirements of this module, since only
-// their data is read.
+// The schemas that validate the rendered chart, each with its go.sum hash. They are not requirements of this module,
+// since only their data is read.
 var (
 	kubernetes = source{"k8s.io/kubernetes@v1.36.3", "h1:qDQdoMiluAE2Eab6Fa52YV+WjiGz9mZFFoagEA6cI+o="}
 	keda       = source{"github.com/kedacore/keda/v2@v2.21.0", "h1:R6z2HZvstK4RLUMxroNACzBj74xGxt3kG59b5Xc+Xps="}
@@ -145,7 +145,8 @@ var schemas = sync.OnceValues(func() (map[string]*jsonschema.Schema, error) {
 	return found, nil
 })
 
-// strict makes a schema refuse unknown fields, like a strict server, and converts OpenAPI's own constructs to JSON Schema.
+// strict makes a schema refuse unknown fields, like a strict server, and converts OpenAPI's own constructs to JSON
+// Schema.
 func strict(node any) {
 	switch n := node.(type) {
 	case object:

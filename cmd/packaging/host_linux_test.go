@@ -422,7 +422,8 @@ func findMirror() (mirror, error) {
 	return mirror{}, fmt.Errorf("the configuration of apt has no source of %s main", suite)
 }
 
-// cleanRoot returns a directory with a minimal Debian and systemd, made once and kept unchanged in the user's cache directory.
+// cleanRoot returns a directory with a minimal Debian and systemd, made once and kept unchanged in the user's cache
+// directory.
 func cleanRoot(t *testing.T) string {
 	t.Helper()
 	root(t)

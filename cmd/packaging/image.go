@@ -24,8 +24,8 @@ import (
 // user is the user in a container, the same as in the chart and unused on the host.
 const user = 65532
 
-// image builds an image with only the program for each architecture, and writes them as one tarball of an OCI layout, which
-// skopeo and podman call an oci-archive.
+// image builds an image with only the program for each architecture, and writes them as one tarball of an OCI layout,
+// which skopeo and podman call an oci-archive.
 //
 // Without a toolchain it can be a head; a worker's image adds a toolchain (docs/packaging.md).
 func (b *build) image(programs map[string]string) error {

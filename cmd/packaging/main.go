@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command packaging builds a deb, an rpm, a container image as an OCI layout in a tarball, and a Helm chart. It needs neither
-// root nor a daemon nor a network, and the same commit gives the same bytes. It publishes nothing.
+// Command packaging builds a deb, an rpm, a container image as an OCI layout in a tarball, and a Helm chart. It needs
+// neither root nor a daemon nor a network, and the same commit gives the same bytes. It publishes nothing.
 //
 // It is a separate module, so that its dependencies are not the program's.
 package main
@@ -85,7 +85,8 @@ func (b *build) all(ctx context.Context) error {
 // release matches the version in the program's source.
 var release = regexp.MustCompile(`(?m)^const Version = "([0-9]+\.[0-9]+\.[0-9]+)"$`)
 
-// identify sets version and time. The time is SOURCE_DATE_EPOCH or the commit's, since the packing time would differ each time.
+// identify sets version and time. The time is SOURCE_DATE_EPOCH or the commit's, since the packing time would differ
+// each time.
 func (b *build) identify(ctx context.Context) error {
 	name := filepath.Join(b.root, "cmd/cloister/internal/buildinfo/buildinfo.go")
 	source, err := os.ReadFile(name)

@@ -10,8 +10,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox/namespace"
 )
 
-// TestLookups: lookups of a Go program with its own resolver are recorded, in each run of a slot and however its network
-// came to be. Without loopback they have no name, and unmonitored runs look nothing up.
+// TestLookups: lookups of a Go program with its own resolver are recorded, in each run of a slot and however its
+// network came to be. Without loopback they have no name, and unmonitored runs look nothing up.
 func TestLookups(t *testing.T) {
 	t.Parallel()
 	b, _ := backend(t, namespace.Config{})

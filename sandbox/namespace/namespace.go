@@ -28,9 +28,9 @@ import (
 )
 
 // Init runs a helper process of a Backend. Helpers are this program, started again with an empty environment, as the
-// same user and outside the sandbox; package zygote describes them. Programs that use a Backend call Init first in main,
-// and tests first in TestMain. In a helper Init does not return; otherwise it does nothing. The init functions of the
-// program run in each helper: they must need no environment and have no side effects there.
+// same user and outside the sandbox; package zygote describes them. Programs that use a Backend call Init first in
+// main, and tests first in TestMain. In a helper Init does not return; otherwise it does nothing. The init functions of
+// the program run in each helper: they must need no environment and have no side effects there.
 func Init() { initHelper() }
 
 // name is this backend's name in Features.

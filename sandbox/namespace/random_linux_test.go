@@ -144,7 +144,8 @@ exec 9</dev/urandom; echo x >&9 && echo written; (echo x >/proc/self/fd/9) && ec
 	}
 }
 
-// TestOtherConditionsRecordNothing: the monitor of clock, random numbers and files adds no events to a run, monitored or not.
+// TestOtherConditionsRecordNothing: the monitor of clock, random numbers and files adds no events to a run, monitored
+// or not.
 func TestOtherConditionsRecordNothing(t *testing.T) {
 	t.Parallel()
 	b := conditioned(t, sandbox.ConditionClockOffset, sandbox.ConditionRandomSeed)

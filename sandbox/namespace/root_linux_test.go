@@ -25,8 +25,8 @@ func TestRootsAreSupported(t *testing.T) {
 	}
 }
 
-// TestClosedRootIsNotReused: a workspace with the name of a closed one is another root, also for a slot that was busy when
-// the first was closed.
+// TestClosedRootIsNotReused: a workspace with the name of a closed one is another root, also for a slot that was busy
+// when the first was closed.
 func TestClosedRootIsNotReused(t *testing.T) {
 	b := New(Config{})
 	defer b.Close()

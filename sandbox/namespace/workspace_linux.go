@@ -115,8 +115,8 @@ func (b *Backend) openRoot(spec *sandbox.Spec, name string) (int, error) {
 	return unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
-// device returns the device number of a workspace. A template that keeps a workspace keeps the number from being reused,
-// unlike its name. The names of images are not reused, and device returns "".
+// device returns the device number of a workspace. A template that keeps a workspace keeps the number from being
+// reused, unlike its name. The names of images are not reused, and device returns "".
 func device(image string) string {
 	var st unix.Stat_t
 	if unix.Stat(image, &st) != nil {
@@ -125,8 +125,8 @@ func device(image string) string {
 	return fmt.Sprintf(" %d", st.Dev)
 }
 
-// forgetRoots ends idle slots whose templates keep a closed root file system. release does so for those that are busy. The
-// caller holds b.mu.
+// forgetRoots ends idle slots whose templates keep a closed root file system. release does so for those that are busy.
+// The caller holds b.mu.
 func (b *Backend) forgetRoots() {
 	for _, s := range b.free {
 		if !b.rootOpen(s) {

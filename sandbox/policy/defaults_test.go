@@ -73,7 +73,8 @@ func TestSuperuserNeedsAGrant(t *testing.T) {
 	}
 }
 
-// TestPersistentWorkersNeedAGrant: only a profile that says so permits them, and a profile that inherits from it may not.
+// TestPersistentWorkersNeedAGrant: only a profile that says so permits them, and a profile that inherits from it may
+// not.
 func TestPersistentWorkersNeedAGrant(t *testing.T) {
 	p := must.Get(policy.Parse("p.yaml", []byte(`version: 1
 profiles:

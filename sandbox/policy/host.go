@@ -4,7 +4,8 @@ package policy
 
 import "github.com/cloister-build/cloister/sandbox"
 
-// A Host describes the machine on which actions run, as far as built-in values depend on it. Zero fields change nothing.
+// A Host describes the machine on which actions run, as far as built-in values depend on it. Zero fields change
+// nothing.
 type Host struct {
 	// CPUs is the number of processors. The built-in limit of processes and threads grows with it: 64 for each in profile
 	// build and 256 in profile test, but at least 128 and 1024.

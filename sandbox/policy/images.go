@@ -13,8 +13,8 @@ import (
 
 // Images are an operator's rules for the container images that actions name. The zero Images permits no registry.
 type Images struct {
-	// Registries are the registries that images may come from: HOST[:PORT], or HOST[:PORT]/PATH for the repositories at and
-	// below PATH.
+	// Registries are the registries that images may come from: HOST[:PORT], or HOST[:PORT]/PATH for the repositories at
+	// and below PATH.
 	Registries []string
 	// MaxBytes limits the layers of an image together, packed and unpacked, and MaxPull the time to pull it. 0 means the
 	// default of package image.

@@ -10,7 +10,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
-// TestImages: the section is read as written, its canonical text is the same policy, and every setting changes the hash.
+// TestImages: the section is read as written, its canonical text is the same policy, and every setting changes the
+// hash.
 func TestImages(t *testing.T) {
 	hashes := map[string]string{policy.Default().Hash(): "no section"}
 	for _, c := range []struct {

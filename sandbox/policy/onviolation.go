@@ -90,7 +90,8 @@ func (r *reader) readLevels(n *strict.Node, to *levelSet) error {
 	return r.Mapping(n, known)
 }
 
-// parseLevels parses the value of a property: a level for all kinds, or levels by kind, such as "network:fail,write:kill".
+// parseLevels parses the value of a property: a level for all kinds, or levels by kind, such as
+// "network:fail,write:kill".
 func parseLevels(s string) (map[string]level, error) {
 	asked := map[string]level{}
 	if !strings.Contains(s, ":") {

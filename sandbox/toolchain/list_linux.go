@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// list returns the entries of the directory at path, sorted by name. A toolchain has 100,000 files and more, and package os
-// takes twice the time for them, because it resolves the whole path of each.
+// list returns the entries of the directory at path, sorted by name. A toolchain has 100,000 files and more, and
+// package os takes twice the time for them, because it resolves the whole path of each.
 func list(path string) ([]entry, error) {
 	dir, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestListIsThatOfPackageOS: on Linux, entries are those of package os, so that all systems compute the same fingerprint.
+// TestListIsThatOfPackageOS: on Linux, entries are those of package os, so that all systems compute the same
+// fingerprint.
 func TestListIsThatOfPackageOS(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bazel_test builds the example with a real Bazel and a real cloister serve. It checks what a user at the terminal
-// sees, and the store afterwards.
+// Package bazel_test builds the example with a real Bazel and a real cloister serve. It checks what a user at the
+// terminal sees, and the store afterwards.
 package bazel_test
 
 import (
@@ -268,8 +268,8 @@ func testHostile(t *testing.T, r *rig) {
 
 func port(l net.Listener) string { return strconv.Itoa(l.Addr().(*net.TCPAddr).Port) }
 
-// testUnprivileged builds as another user with another server in other directories. Its runs must equal those of first, which
-// are in executed.
+// testUnprivileged builds as another user with another server in other directories. Its runs must equal those of first,
+// which are in executed.
 func testUnprivileged(t *testing.T, first *rig, executed map[string]ran) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: the other tests of this package already run unprivileged")

@@ -48,7 +48,8 @@ func limits(t *testing.T) []sandbox.Limit {
 // reproduce matches the line of a message that names its action.
 var reproduce = regexp.MustCompile(`(?m)^cloister: reproduce: cloister run --action (\S+) --server grpc://\S+`)
 
-// TestLeaksAreNamed checks that violations and exceeded limits appear on Bazel's console, in a line each, and in the audit log.
+// TestLeaksAreNamed checks that violations and exceeded limits appear on Bazel's console, in a line each, and in the
+// audit log.
 func TestLeaksAreNamed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -121,7 +122,8 @@ func TestLeaksAreNamed(t *testing.T) {
 	}
 }
 
-// testFetches checks that an allowed endpoint is reachable, that each connection is an event, and that the result is not cached.
+// testFetches checks that an allowed endpoint is reachable, that each connection is an event, and that the result is
+// not cached.
 func testFetches(t *testing.T, r *rig) {
 	listener := must.Get(net.Listen("tcp4", ownAddress(t)+":0"))(t)
 	defer listener.Close()

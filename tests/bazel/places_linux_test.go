@@ -12,8 +12,8 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// places are small writes in unusual places. IN is an input file and OUT the declared output; local and here say whether
-// Bazel's local sandbox and Cloister permit the write. docs/sandbox.md has the table.
+// places are small writes in unusual places. IN is an input file and OUT the declared output; local and here say
+// whether Bazel's local sandbox and Cloister permit the write. docs/sandbox.md has the table.
 var places = []struct {
 	name, command string
 	local, here   bool

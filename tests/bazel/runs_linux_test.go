@@ -60,7 +60,8 @@ func (r *rig) manifest(t *testing.T, action string) *manifest.Manifest {
 	return must.Get(manifest.Parse(r.cloister(t, "action", "show", action, "--manifest")))(t)
 }
 
-// wantEqualRuns checks that each action executed by second has the same stable hash at first, which may have executed more.
+// wantEqualRuns checks that each action executed by second has the same stable hash at first, which may have executed
+// more.
 func wantEqualRuns(t *testing.T, first, second *rig, atFirst, atSecond map[string]ran) {
 	t.Helper()
 	equal, alone := 0, 0
@@ -132,8 +133,8 @@ func (r *rig) wantReproducible(t *testing.T, executed map[string]ran) {
 	expect.Equal(t, strings.Join(judged, " "), "CppCompile CppLink Genrule Pages TestRunner", "verdicts")
 }
 
-// TestBuildsThatOnlyUseTheCacheAreExplained checks that builds can be compared by lookups and uploads, without execution.
-// Bazel uploads no inputs then, so changed inputs are reported only as a whole.
+// TestBuildsThatOnlyUseTheCacheAreExplained checks that builds can be compared by lookups and uploads, without
+// execution. Bazel uploads no inputs then, so changed inputs are reported only as a whole.
 func TestBuildsThatOnlyUseTheCacheAreExplained(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)

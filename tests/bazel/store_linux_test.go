@@ -27,9 +27,9 @@ import (
 	"github.com/cloister-build/cloister/tests/syncbuf"
 )
 
-// patient makes Bazel tolerate an absent server. Bazel waits 0.1 s before the second attempt, then twice as long each time, at
-// most 5 s: the default of 5 retries gives up after 3 s, 20 after more than a minute. --remote_timeout keeps its default of
-// 60 s per call, since a broken call fails at once.
+// patient makes Bazel tolerate an absent server. Bazel waits 0.1 s before the second attempt, then twice as long each
+// time, at most 5 s: the default of 5 retries gives up after 3 s, 20 after more than a minute. --remote_timeout keeps
+// its default of 60 s per call, since a broken call fails at once.
 const patient = "--remote_retries=20"
 
 // newGraphRig is newRig with a package //graph in the workspace.
@@ -155,12 +155,12 @@ func TestBuildSurvivesKilledServe(t *testing.T) {
 // hole matches Bazel's messages about a missing blob that it relied on.
 var hole = regexp.MustCompile(`(?i)lost inputs|not[ _]found|missing|no longer available`)
 
-// TestBuildUnderSmallBudget checks that a far too small store fails a build with a message about leases, or slows it down, but
-// never loses a promised blob.
+// TestBuildUnderSmallBudget checks that a far too small store fails a build with a message about leases, or slows it
+// down, but never loses a promised blob.
 func TestBuildUnderSmallBudget(t *testing.T) {
 	t.Parallel()
-	// Outputs have 100 to 400 KiB. The graph is narrow, since everything that an action reads and writes within a second's lease
-	// must fit.
+	// Outputs have 100 to 400 KiB. The graph is narrow, since everything that an action reads and writes within a second's
+	// lease must fit.
 	g := &bazelrun.Graph{Layers: 30, Width: 2, Lines: func(layer, i int) int { return 11_500 * (1 + (layer+2*i)%4) }}
 	var need int
 	for _, out := range g.Outputs() {

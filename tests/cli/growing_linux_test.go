@@ -173,8 +173,8 @@ func (p *machine) here(t *testing.T, line string) string {
 	})
 }
 
-// unusedPort returns an unused port of 127.0.0.1, below those that the kernel gives to connections of any program (ip(7),
-// ip_local_port_range).
+// unusedPort returns an unused port of 127.0.0.1, below those that the kernel gives to connections of any program
+// (ip(7), ip_local_port_range).
 func unusedPort() string {
 	for {
 		port := strconv.Itoa(10_000 + rand.IntN(20_000))

@@ -56,8 +56,8 @@ func TestDemoWithoutBazelExecutesThenHitsThenRefuses(t *testing.T) {
 	expect.Equal(t, len(must.Get(os.ReadDir(temp))(t)), 0, "files left in TMPDIR")
 }
 
-// stable returns the part of a recording that is equal on every machine and for every client: the headings, the names in
-// the server's banner, and what the sandbox refuses.
+// stable returns the part of a recording that is equal on every machine and for every client: the headings, the names
+// in the server's banner, and what the sandbox refuses.
 func stable(svg string) []string {
 	section := ""
 	var lines []string

@@ -52,7 +52,8 @@ const (
 )
 
 // SVG returns the recording as an animation titled by the command that was run. Each line appears in its order with
-// pauses cut to svgPause. Readers who prefer reduced motion, and programs that ignore animations, see all of it at once.
+// pauses cut to svgPause. Readers who prefer reduced motion, and programs that ignore animations, see all of it at
+// once.
 func (r *recording) SVG(command string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 )
 
 // checkRepro runs every action that the server at addr has executed three more times and prints how many are
-// reproducible. It writes the differences of the others to the file report, in the format of its extension, and returns an
-// error if there are any.
+// reproducible. It writes the differences of the others to the file report, in the format of its extension, and returns
+// an error if there are any.
 func checkRepro(ctx context.Context, binary, addr, report string, out io.Writer) error {
 	cmd := exec.CommandContext(ctx, binary, "repro", "--target", "*", "--bisect", "--cas", "grpc://"+addr, "--report", report)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -186,7 +186,8 @@ func (i processID) alive() bool {
 }
 
 // tag returns the process's timer slack in nanoseconds (PR_SET_TIMERSLACK(2const)). Processes inherit it and keep it if
-// they are reparented; neither the sandbox nor the actions of these tests change it. It is 0 for a process that has ended.
+// they are reparented; neither the sandbox nor the actions of these tests change it. It is 0 for a process that has
+// ended.
 func (i processID) tag() int {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/timerslack_ns", i.pid))
 	tag, _ := strconv.Atoi(strings.TrimSpace(string(text)))

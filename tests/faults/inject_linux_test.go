@@ -30,8 +30,8 @@ var mountFaults = []fault{
 	{"open_tree move_mount mount_setattr", "ENOMEM EINVAL"},
 }
 
-// storeFaults are the calls of the server itself. Failed reads are missing: a blob that cannot be read counts as damaged,
-// and its loss is what the documentation promises. So is write, with which the Go runtime wakes itself.
+// storeFaults are the calls of the server itself. Failed reads are missing: a blob that cannot be read counts as
+// damaged, and its loss is what the documentation promises. So is write, with which the Go runtime wakes itself.
 var storeFaults = append([]fault{
 	{"syncfs", "EIO ENOSPC"},
 	{"fsync fdatasync", "EIO ENOSPC"},

@@ -58,8 +58,8 @@ func (u *uploader) counts() (acked, refused int) {
 	return len(u.acked), u.refused
 }
 
-// TestKillsAndOutagesLoseNothing kills serve and the bucket while clients upload, again and again. With write-through, what
-// was acknowledged is in the bucket, and what serve reports present afterwards is, too.
+// TestKillsAndOutagesLoseNothing kills serve and the bucket while clients upload, again and again. With write-through,
+// what was acknowledged is in the bucket, and what serve reports present afterwards is, too.
 func TestKillsAndOutagesLoseNothing(t *testing.T) {
 	t.Parallel()
 	b := newBucket(t, "plain")
@@ -119,8 +119,8 @@ func TestLeftoversReachTheBucketWithWriteThrough(t *testing.T) {
 	}
 }
 
-// TestFunctionsAndInstancesShareABucket checks that blobs of all digest functions and of two instances reach the bucket,
-// and return from it to their own instance only.
+// TestFunctionsAndInstancesShareABucket checks that blobs of all digest functions and of two instances reach the
+// bucket, and return from it to their own instance only.
 func TestFunctionsAndInstancesShareABucket(t *testing.T) {
 	t.Parallel()
 	b := newBucket(t, "plain")

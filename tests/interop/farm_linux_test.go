@@ -212,8 +212,8 @@ func wantExecutes(t *testing.T, addr, instance string) {
 		if r := response.GetResult(); r.GetExitCode() != -1 && r.GetStdoutDigest().GetSizeBytes() > 0 {
 			break
 		}
-		// A machine that stalls needs a longer one. And bb_runner enforces the timeout, too: if it is first, it reports a killed
-		// command, and bb_worker no timeout.
+		// A machine that stalls needs a longer one. And bb_runner enforces the timeout, too: if it is first, it reports a
+		// killed command, and bb_worker no timeout.
 	}
 	must.Be(t, err == nil && codes.Code(response.GetStatus().GetCode()) == codes.DeadlineExceeded,
 		"response is %v, %v, want DEADLINE_EXCEEDED", response, err)

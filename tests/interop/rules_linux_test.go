@@ -55,8 +55,8 @@ func rulesOf(t *testing.T, addr string) map[string]string {
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	report := filepath.Join(t.TempDir(), "report")
-	// All rules of stores except those that take minutes where each blob is a file on its own: 100,000 directories (35), and
-	// a blob of 5 GiB (55).
+	// All rules of stores except those that take minutes where each blob is a file on its own: 100,000 directories (35),
+	// and a blob of 5 GiB (55).
 	cmd := exec.CommandContext(ctx, "go", "test", "-vet=off", "-count=1", "-timeout=7m", "./tests/reapi",
 		"-endpoint", addr, "-rules", "1-34,36-54,56-69", "-report", report)
 	cmd.Dir = filepath.Join("..", "..")

@@ -16,7 +16,8 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// TestMain makes this program, called with the environment variable child, a process that holds a directory in its value.
+// TestMain makes this program, called with the environment variable child, a process that holds a directory in its
+// value.
 func TestMain(m *testing.M) {
 	parent := os.Getenv("child")
 	if parent == "" {

@@ -28,8 +28,8 @@ import (
 )
 
 // waiting returns a script that prints a line to stdout, and another one on SIGUSR1 before it exits. It forks before it
-// prints, since the shell reports children that a signal ends. The first line of stdout is the last output before the wait,
-// so that a test that has read it may wake the script.
+// prints, since the shell reports children that a signal ends. The first line of stdout is the last output before the
+// wait, so that a test that has read it may wake the script.
 func waiting(mark string) string {
 	return "trap 'echo second; exit 0' USR1; sleep 600 & echo oh >&2; echo first; wait # " + mark
 }

@@ -216,8 +216,8 @@ func (c *client) wantFresh(what string, op *longrunningpb.Operation) *repb.Execu
 	return &r
 }
 
-// TestSiso replays Siso, which drops the Execute stream every minute (here three times, after 300 ms) and continues with
-// WaitExecution. It sets the platform in Action and Command, and rejects a success without outputs.
+// TestSiso replays Siso, which drops the Execute stream every minute (here three times, after 300 ms) and continues
+// with WaitExecution. It sets the platform in Action and Command, and rejects a success without outputs.
 func TestSiso(t *testing.T) {
 	c := serve(t)
 	d, release := c.held()

@@ -284,8 +284,8 @@ func leaving(c *client) {
 	}
 }
 
-// abandon starts an action, cancels the call or, if lose is set, closes the connection of its client, and returns a function
-// that waits until the server has cancelled the action: after seconds, or a minute.
+// abandon starts an action, cancels the call or, if lose is set, closes the connection of its client, and returns a
+// function that waits until the server has cancelled the action: after seconds, or a minute.
 func (c *client) abandon(lose bool) (wait func()) {
 	c.Helper()
 	if !c.ours {

@@ -16,9 +16,9 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// TestPersistentWorkers executes actions with a tool that counts its requests and that is marked as Bazel marks it. Where
-// the policy permits it, one process serves all of them, and otherwise each has its own. The process ends with the server,
-// even if that is killed.
+// TestPersistentWorkers executes actions with a tool that counts its requests and that is marked as Bazel marks it.
+// Where the policy permits it, one process serves all of them, and otherwise each has its own. The process ends with
+// the server, even if that is killed.
 func TestPersistentWorkers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		sandboxtest.Unavailable(t, "root", "persistent workers need it")

@@ -19,7 +19,8 @@ import (
 	"github.com/cloister-build/cloister/worker/repro"
 )
 
-// recordings are the stores in testdata, oldest first, and the layout version of each. docs/store.md lists the versions.
+// recordings are the stores in testdata, oldest first, and the layout version of each. docs/store.md lists the
+// versions.
 var recordings = []struct {
 	name, version string
 	readable      bool

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package access authenticates and authorizes calls. An operator's file lists callers with their credentials and rights, and
-// gRPC interceptors check every call. The package looks only at the method of a request and the instance that it names.
+// Package access authenticates and authorizes calls. An operator's file lists callers with their credentials and
+// rights, and gRPC interceptors check every call. The package looks only at the method of a request and the instance
+// that it names.
 //
-// NewLive reads a file, and again when it changes. Its Options are for the gRPC server of clients, its WorkerOptions for
-// that of workers, and the Live itself is the Access of package service. The options apply to every service of the gRPC
-// server: methods other than Cloister's are refused.
+// NewLive reads a file, and again when it changes. Its Options are for the gRPC server of clients, its WorkerOptions
+// for that of workers, and the Live itself is the Access of package service. The options apply to every service of the
+// gRPC server: methods other than Cloister's are refused.
 //
 // It fails closed: a file with a mistake permits nothing, a method without a table entry is refused, and an invalid
-// credential is refused rather than ignored. Tokens are neither stored nor printed: files contain their SHA-256, and signed
-// tokens are verified with public keys.
+// credential is refused rather than ignored. Tokens are neither stored nor printed: files contain their SHA-256, and
+// signed tokens are verified with public keys.
 package access
 
 import (

@@ -374,8 +374,8 @@ func TestEveryMethodHasARight(t *testing.T) {
 	}
 }
 
-// TestRule131_RightsAreApart checks that each right permits exactly its methods, in its instances only, and that refusals name
-// caller, right and instance.
+// TestRule131_RightsAreApart checks that each right permits exactly its methods, in its instances only, and that
+// refusals name caller, right and instance.
 func TestRule131_RightsAreApart(t *testing.T) {
 	methods := map[string]string{
 		"read":    "GetCapabilities FindMissingBlobs BatchReadBlobs GetTree Read GetActionResult List Find cloister.v1.Builds/Read cloister.v1.Builds/List FetchBlob FetchDirectory",
@@ -409,7 +409,8 @@ func TestRule131_RightsAreApart(t *testing.T) {
 	}
 }
 
-// TestOperatorsHaveARightOfTheirOwn checks that execute shows the server's state but does not drain, and operate does both.
+// TestOperatorsHaveARightOfTheirOwn checks that execute shows the server's state but does not drain, and operate does
+// both.
 func TestOperatorsHaveARightOfTheirOwn(t *testing.T) {
 	text := "version: 1\ncallers:\n"
 	for _, right := range []string{"read", "write", "cache", "execute", "operate"} {
@@ -490,8 +491,8 @@ func TestSeesBelow(t *testing.T) {
 	}
 }
 
-// TestRule131_NoCredential checks that clients without a valid credential get UNAUTHENTICATED from every method but health,
-// and that no message repeats a credential.
+// TestRule131_NoCredential checks that clients without a valid credential get UNAUTHENTICATED from every method but
+// health, and that no message repeats a credential.
 func TestRule131_NoCredential(t *testing.T) {
 	s := serve(t, parse(t, "version: 1\ncallers: [{name: ci, token_sha256: "+sum("secret-token")+", rights: [read, write, cache, execute]}]"), nil)
 	for _, header := range []string{
@@ -726,8 +727,8 @@ func first(cert, key string) (string, string, *slog.Logger) {
 	return cert, key, slog.New(slog.DiscardHandler)
 }
 
-// TestCertificateIsReadAgain checks that the next connection uses a new certificate, and that unreadable files leave the old
-// one in use.
+// TestCertificateIsReadAgain checks that the next connection uses a new certificate, and that unreadable files leave
+// the old one in use.
 func TestCertificateIsReadAgain(t *testing.T) {
 	a := newAuthority(t)
 	cert, key := a.pair(loopback)
@@ -780,8 +781,8 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	}
 }
 
-// TestStrangersMustHurry checks the time limit for the first message of a call without a credential, which gRPC reads before it
-// calls an interceptor. Calls with a credential, and health watches after their first message, have no limit.
+// TestStrangersMustHurry checks the time limit for the first message of a call without a credential, which gRPC reads
+// before it calls an interceptor. Calls with a credential, and health watches after their first message, have no limit.
 func TestStrangersMustHurry(t *testing.T) {
 	rules := parse(t, "version: 1\ncallers: [{name: ci, token_sha256: "+sum("secret")+", rights: [read]}]")
 	synctest.Test(t, func(t *testing.T) {

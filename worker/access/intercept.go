@@ -22,8 +22,8 @@ import (
 	"google.golang.org/grpc/tap"
 )
 
-// Options returns server options for the clients' port that check every call: unknown callers get UNAUTHENTICATED, callers
-// without the right PERMISSION_DENIED. The first message of a stream decides.
+// Options returns server options for the clients' port that check every call: unknown callers get UNAUTHENTICATED,
+// callers without the right PERMISSION_DENIED. The first message of a stream decides.
 func (r *Rules) Options() []grpc.ServerOption {
 	return guard{rules: r.always, table: methods}.options()
 }
@@ -43,9 +43,9 @@ func (g guard) options() []grpc.ServerOption {
 	}
 }
 
-// unauthenticatedTimeout is the time limit for the first message of a call without a valid credential. gRPC reads that message, up
-// to 16 MiB and 1000 per connection, before it calls an interceptor, so the limit bounds what such callers can make the server
-// hold.
+// unauthenticatedTimeout is the time limit for the first message of a call without a valid credential. gRPC reads that
+// message, up to 16 MiB and 1000 per connection, before it calls an interceptor, so the limit bounds what such callers
+// can make the server hold.
 const unauthenticatedTimeout = 2 * time.Second
 
 // An unauthenticatedCall is in the context of a call without a valid credential.
@@ -57,8 +57,8 @@ type unauthenticatedCall struct {
 // unauthenticatedKey is the context key of a *unauthenticatedCall.
 type unauthenticatedKey struct{}
 
-// limitUnauthenticated implements tap.ServerInHandle, which sees the headers of a call. It does not refuse calls, since gRPC would
-// keep the headers of a refused call until its deadline.
+// limitUnauthenticated implements tap.ServerInHandle, which sees the headers of a call. It does not refuse calls, since
+// gRPC would keep the headers of a refused call until its deadline.
 func (g guard) limitUnauthenticated(ctx context.Context, call *tap.Info) (context.Context, error) {
 	c, err := g.admit(ctx, call.FullMethodName)
 	if err == nil && c.name != "" {
@@ -157,7 +157,8 @@ func (g *guarded) RecvMsg(m any) error {
 	return err
 }
 
-// caller returns the caller identified by the authorization header, or else by the certificate, or else the anonymous one.
+// caller returns the caller identified by the authorization header, or else by the certificate, or else the anonymous
+// one.
 func (r *Rules) caller(ctx context.Context) (*caller, error) {
 	if r.refusal != nil {
 		return nil, r.refusal

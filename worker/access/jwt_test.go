@@ -66,8 +66,8 @@ func sign(t *testing.T, method jwt.SigningMethod, secret any, header map[string]
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
-// TestRule131_SignedTokens checks that a token is valid if a key of the caller's issuer signed it with the key's algorithm, for
-// this server and this time.
+// TestRule131_SignedTokens checks that a token is valid if a key of the caller's issuer signed it with the key's
+// algorithm, for this server and this time.
 func TestRule131_SignedTokens(t *testing.T) {
 	k := newKeys(t)
 	dir := t.TempDir()

@@ -33,8 +33,8 @@ type key struct {
 // minRSA is the minimum size of an RSA key in bits.
 const minRSA = 2048
 
-// parseKeys parses the public keys in the text of a file: PEM public keys or certificates, or a JSON Web Key Set. It refuses
-// secret keys, which could sign tokens.
+// parseKeys parses the public keys in the text of a file: PEM public keys or certificates, or a JSON Web Key Set. It
+// refuses secret keys, which could sign tokens.
 func parseKeys(file string, text []byte) (keys []key, err error) {
 	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
 		keys, err = parseSet(text)

@@ -44,8 +44,8 @@ func ofToken(token, right string) string {
 	return fmt.Sprintf("version: 1\ncallers: [{name: ci, token_sha256: %s, rights: [%s]}]\n", sum(token), right)
 }
 
-// TestCallersAreReadAgain checks that a changed file applies to the next call, also on open connections, and that a file with
-// a mistake changes nothing and is logged once.
+// TestCallersAreReadAgain checks that a changed file applies to the next call, also on open connections, and that a
+// file with a mistake changes nothing and is logged once.
 func TestCallersAreReadAgain(t *testing.T) {
 	file := &written{t: t, name: filepath.Join(t.TempDir(), "auth.yaml")}
 	file.write(ofToken("old", "read"))

@@ -105,8 +105,8 @@ var methods = table{
 	"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": {rightRead, nil},
 }
 
-// workers is the table of the workers' port: store and queue. A worker reads inputs and produces results, so one right per
-// instance covers everything.
+// workers is the table of the workers' port: store and queue. A worker reads inputs and produces results, so one right
+// per instance covers everything.
 var workers = table{
 	repb.Capabilities_GetCapabilities_FullMethodName: {rightWork, nil},
 
@@ -181,8 +181,8 @@ func history(m any) ([]string, error) {
 	return named(m)
 }
 
-// prefixed is for messages with an instance name prefix, which refer to that instance and all below it. No instance has the
-// second of the returned names; only a right for PREFIX/* matches it.
+// prefixed is for messages with an instance name prefix, which refer to that instance and all below it. No instance has
+// the second of the returned names; only a right for PREFIX/* matches it.
 func prefixed(m any) ([]string, error) {
 	if m, ok := m.(interface{ GetInstanceNamePrefix() string }); ok {
 		return []string{m.GetInstanceNamePrefix(), m.GetInstanceNamePrefix() + "/"}, nil
@@ -206,8 +206,8 @@ func parent(m any) ([]string, error) {
 	return nil, errMessage
 }
 
-// operation is for messages with an operation name, [INSTANCE/]operations/ID. Other names contain no instance; knowing one
-// is sufficient, since they cannot be guessed.
+// operation is for messages with an operation name, [INSTANCE/]operations/ID. Other names contain no instance; knowing
+// one is sufficient, since they cannot be guessed.
 func operation(m any) ([]string, error) {
 	o, ok := m.(interface{ GetName() string })
 	if !ok {

@@ -24,8 +24,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestNoNameReachesAnotherInstance combines the segments of resource names: ByteStream must read every admitted name as one of
-// the caller's instance. A disagreement between the two parsers would open every instance.
+// TestNoNameReachesAnotherInstance combines the segments of resource names: ByteStream must read every admitted name as
+// one of the caller's instance. A disagreement between the two parsers would open every instance.
 func TestNoNameReachesAnotherInstance(t *testing.T) {
 	const depth = 4 // segments before HASH/SIZE
 	rules := parse(t, "version: 1\ncallers: [{name: g, anonymous: true, rights: [{read: a}, {write: a}]}]")

@@ -49,8 +49,8 @@ func TestPipeInPlaceOfTheFile(t *testing.T) {
 	}
 }
 
-// TestFileThatDoesNotAnswer checks that a read without an end, as of a lost file server, delays nothing but is logged once,
-// and that a revocation that can be read later comes into force.
+// TestFileThatDoesNotAnswer checks that a read without an end, as of a lost file server, delays nothing but is logged
+// once, and that a revocation that can be read later comes into force.
 func TestFileThatDoesNotAnswer(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "auth.yaml")
 	write(t, name, []byte(ofToken("old", "read")))
@@ -125,8 +125,8 @@ func (p *patient) Synchronize(ctx context.Context, _ *remoteworkerpb.Synchronize
 	return nil, status.FromContextError(ctx.Err()).Err()
 }
 
-// TestRevokedWorkerStopsWaiting checks that a waiting worker is refused as soon as a changed file refuses it, that others
-// continue to wait, and that an answer that comes too late is lost.
+// TestRevokedWorkerStopsWaiting checks that a waiting worker is refused as soon as a changed file refuses it, that
+// others continue to wait, and that an answer that comes too late is lost.
 func TestRevokedWorkerStopsWaiting(t *testing.T) {
 	entry := func(name, right string) string {
 		return "  - {name: " + name + ", token_sha256: " + sum(name) + ", rights: [" + right + "]}\n"

@@ -39,8 +39,8 @@ func synchronize(ctx context.Context, conn *grpc.ClientConn, prefix string) erro
 // served selects the calls that the workers' port serves.
 var served = strings.Fields("GetCapabilities FindMissingBlobs BatchReadBlobs BatchUpdateBlobs GetTree Read Write QueryWriteStatus GetActionResult UpdateActionResult")
 
-// TestWorkersPort checks that at the workers' port the right work permits everything in its instances and no other right permits
-// anything, and that work permits nothing at the clients' port.
+// TestWorkersPort checks that at the workers' port the right work permits everything in its instances and no other
+// right permits anything, and that work permits nothing at the clients' port.
 func TestWorkersPort(t *testing.T) {
 	rules := parse(t, `
 version: 1

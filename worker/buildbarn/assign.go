@@ -200,8 +200,8 @@ func (s *Server) addPage(a *assignment, out *worker.Outcome) {
 	}
 }
 
-// check verifies what clients rely on: a result was made with the required toolchain, is well formed, fits into a message,
-// names no path outside the output directory (rule 66), and every blob it names is in the store (rule 119).
+// check verifies what clients rely on: a result was made with the required toolchain, is well formed, fits into a
+// message, names no path outside the output directory (rule 66), and every blob it names is in the store (rule 119).
 func (s *Server) check(ctx context.Context, w *session, a *assignment, out *worker.Outcome) *worker.Fault {
 	refuse := func(k worker.FaultKind, format string, args ...any) *worker.Fault {
 		why := fmt.Errorf(format, args...)

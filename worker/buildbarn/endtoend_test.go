@@ -100,7 +100,8 @@ func TestClientsExecuteTheServersActions(t *testing.T) {
 	})
 }
 
-// TestClientsStateTheirToolchain checks that a client with the required toolchain gets actions, and another one does not.
+// TestClientsStateTheirToolchain checks that a client with the required toolchain gets actions, and another one does
+// not.
 func TestClientsStateTheirToolchain(t *testing.T) {
 	inBubble(t, func(c *buildbarn.ServerConfig) { c.Toolchain = "gcc 14" }, func(t *testing.T, h *head) {
 		stating := func(toolchain string) (*buildbarn.Client, chan struct{}) {

@@ -29,7 +29,8 @@ func TestWorkerIDsAreSplitIntoWorkerAndSlot(t *testing.T) {
 	}
 }
 
-// TestOnlyClientsImplementPlaces: workers of other makes get no action that states a path or user, unless they offer it.
+// TestOnlyClientsImplementPlaces: workers of other makes get no action that states a path or user, unless they offer
+// it.
 func TestOnlyClientsImplementPlaces(t *testing.T) {
 	for name, c := range map[string]struct {
 		id   map[string]string

@@ -237,8 +237,8 @@ func (s *Server) Synchronize(
 	return s.progress(w, a, stageOf(executing)), nil
 }
 
-// checkToolchain returns an error if the caller, of the worker name, does not have the toolchain that workers must have. It
-// is the same for all slots, so that the worker logs it once.
+// checkToolchain returns an error if the caller, of the worker name, does not have the toolchain that workers must
+// have. It is the same for all slots, so that the worker logs it once.
 func (s *Server) checkToolchain(ctx context.Context, name string) error {
 	has, want := strings.Join(metadata.ValueFromIncomingContext(ctx, toolchainKey), ","), s.cfg.Toolchain
 	switch {

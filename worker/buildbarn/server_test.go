@@ -994,8 +994,8 @@ func TestWorkerIDBelongsToItsCaller(t *testing.T) {
 	})
 }
 
-// TestRefusedWorkerTakesNothing: an action that is assigned at the moment when the server ends the call is free again, since
-// its worker will not call for it.
+// TestRefusedWorkerTakesNothing: an action that is assigned at the moment when the server ends the call is free again,
+// since its worker will not call for it.
 func TestRefusedWorkerTakesNothing(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so that the worker does not notice the end before the action is there
 	for range 20 {

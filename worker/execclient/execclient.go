@@ -63,8 +63,8 @@ func (c connection) NewStream(ctx context.Context, d *grpc.StreamDesc, method st
 	return &stream{ClientStream: s}, err
 }
 
-// A stream ends once the operation is done, even if the server keeps it open or the connection breaks. If the server ends
-// it before, that is like a broken connection.
+// A stream ends once the operation is done, even if the server keeps it open or the connection breaks. If the server
+// ends it before, that is like a broken connection.
 type stream struct {
 	grpc.ClientStream
 	done bool

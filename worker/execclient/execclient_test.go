@@ -174,7 +174,8 @@ func TestExecuteFails(t *testing.T) {
 	}
 }
 
-// TestCancelledWhileBusy: a call that ends while the client waits to repeat it is cancelled, whatever the server said before.
+// TestCancelledWhileBusy: a call that ends while the client waits to repeat it is cancelled, whatever the server said
+// before.
 func TestCancelledWhileBusy(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ctx = context.WithValue(ctx, retry.TimeAfterContextKey, func(time.Duration) <-chan time.Time { cancel(); return nil })

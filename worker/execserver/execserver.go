@@ -42,8 +42,8 @@ type Config struct {
 	Action func(ctx context.Context, in *cas.Instance, action cas.Digest) (*repb.Action, error)
 	// Remark, if not nil, returns a line to add to the message of each result of an action, "" for none.
 	Remark func(instance string, action cas.Digest) string
-	// Rights, if not nil, reports whether the caller may execute actions in an instance, for lists of the operations of all
-	// instances.
+	// Rights, if not nil, reports whether the caller may execute actions in an instance, for lists of the operations of
+	// all instances.
 	Rights func(ctx context.Context, instance string) (execute, update bool)
 	// Caller, if not nil, returns who calls, for the history; "" if that is unknown.
 	Caller func(context.Context) string
@@ -219,8 +219,9 @@ func (s *server) follow(c client, o *queue.Operation, first *queue.State) (err e
 	}
 }
 
-// cancelled reports whether err, with which a call ends, means that the client has cancelled it, as opposed to a connection
-// that broke or a deadline that passed. Behind a proxy it cannot tell: proxies cancel the calls of clients that are gone.
+// cancelled reports whether err, with which a call ends, means that the client has cancelled it, as opposed to a
+// connection that broke or a deadline that passed. Behind a proxy it cannot tell: proxies cancel the calls of clients
+// that are gone.
 func (c client) cancelled(err error) bool {
 	if status.Code(err) != codes.Canceled {
 		return false

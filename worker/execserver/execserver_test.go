@@ -468,7 +468,8 @@ func TestRule088_FirstMessageDoesNotWaitForInputs(t *testing.T) {
 	wantCode(t, end(t, st), codes.OK)
 }
 
-// TestPullHoldsUpNoOtherAction: while the pull of an image hangs, its action waits, and another one runs in the only slot.
+// TestPullHoldsUpNoOtherAction: while the pull of an image hangs, its action waits, and another one runs in the only
+// slot.
 func TestPullHoldsUpNoOtherAction(t *testing.T) {
 	pulled := make(chan struct{})
 	s := serve(t, succeed, func(q *queue.Config, c *execserver.Config) {
@@ -569,7 +570,8 @@ func TestRule091_StateIsRepeatedAfterSilence(t *testing.T) {
 	wantCode(t, end(t, st), codes.OK)
 }
 
-// A client that cancels its call frees the slot soon. One whose connection breaks, or whose deadline passes, may return.
+// A client that cancels its call frees the slot soon. One whose connection breaks, or whose deadline passes, may
+// return.
 func TestRule093_CancelledCallEndsTheActionSoon(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -626,8 +628,8 @@ func TestRule093_DeadlineIsNoCancellation(t *testing.T) {
 	})
 }
 
-// A build fails and its client disconnects while 60 of its actions wait or run, which would take forever. The next build gets
-// the slots, and a client that returns gets its action.
+// A build fails and its client disconnects while 60 of its actions wait or run, which would take forever. The next
+// build gets the slots, and a client that returns gets its action.
 func TestRule093_AbandonedBuildYieldsToTheNext(t *testing.T) {
 	old := map[cas.Digest]bool{}
 	var yielded atomic.Int32

@@ -33,8 +33,8 @@ var keys = []string{"action", "invocation", "mnemonic", "stage", "target"}
 //	stage        CACHE_CHECK, QUEUED, EXECUTING or COMPLETED
 //	target       target_id
 //
-// Values match as in history.Match, except that an empty value matches only an empty text. A value with spaces is quoted
-// as in Go.
+// Values match as in history.Match, except that an empty value matches only an empty text. A value with spaces is
+// quoted as in Go.
 func parseFilter(text string) (filter, error) {
 	var f filter
 	for rest := strings.TrimSpace(text); rest != ""; rest = strings.TrimSpace(rest) {

@@ -173,8 +173,8 @@ func (l *Log) reduce(g *segment, earlier []segment) error {
 	return nil
 }
 
-// lasting reports whether e is a failure of its action. A run that a client cancelled or that a server lost says nothing
-// about the action.
+// lasting reports whether e is a failure of its action. A run that a client cancelled or that a server lost says
+// nothing about the action.
 func (e *Entry) lasting() bool {
 	code := codes.Code(e.Code)
 	return e.Failed() && code != codes.Canceled && code != codes.Unavailable

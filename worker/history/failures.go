@@ -42,8 +42,8 @@ type Failures struct {
 	ended chan struct{} // closed when the renewals have ended
 }
 
-// KeepFailures returns Failures, which the caller closes. It begins at once to renew the leases of failures that the log
-// already has.
+// KeepFailures returns Failures, which the caller closes. It begins at once to renew the leases of failures that the
+// log already has.
 func KeepFailures(c FailuresConfig) *Failures {
 	if c.RenewInterval <= 0 {
 		c.RenewInterval = time.Hour

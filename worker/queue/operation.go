@@ -117,8 +117,8 @@ func (o *Operation) State() State {
 	return o.state
 }
 
-// Cancel completes the operation, unless it is completed, with a Fault of kind FaultCancelled that states why. Its action
-// continues for other operations that share the run, and ends if there are none.
+// Cancel completes the operation, unless it is completed, with a Fault of kind FaultCancelled that states why. Its
+// action continues for other operations that share the run, and ends if there are none.
 func (o *Operation) Cancel(why string) {
 	o.q.mu.Lock()
 	defer o.q.mu.Unlock()

@@ -220,8 +220,8 @@ func (q *Queue) RetainedBytes() int64 {
 }
 
 // Drain refuses new requests and returns when nothing is queued or running; it prepares the queue for Close, unlike
-// DrainWorker. When ctx ends first, Drain completes the remaining operations with a Fault of kind FaultUnavailable, cancels
-// their actions, waits for those in local slots, not for other workers, and returns the error of ctx. Completed
+// DrainWorker. When ctx ends first, Drain completes the remaining operations with a Fault of kind FaultUnavailable,
+// cancels their actions, waits for those in local slots, not for other workers, and returns the error of ctx. Completed
 // operations can be queried until Close and after it.
 func (q *Queue) Drain(ctx context.Context) error {
 	q.mu.Lock()

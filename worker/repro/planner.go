@@ -19,8 +19,8 @@ type planner struct {
 	heldTime int64   // start of a held clock
 }
 
-// fit returns those of the named factors that can be varied here, and those that cannot. A factor that changes on its own
-// needs no condition to vary, even where it cannot be held.
+// fit returns those of the named factors that can be varied here, and those that cannot. A factor that changes on its
+// own needs no condition to vary, even where it cannot be held.
 func (p *planner) fit(names []Factor) (fit []factor, skipped []Skipped) {
 	for _, f := range factors {
 		if !slices.Contains(names, f.name) {

@@ -23,9 +23,9 @@ const (
 	minRaces = 3
 )
 
-// findRaces finds the items whose lines change their order even if all factors are held: the cause is a race, not a seed
-// or a directory. It makes runs only if the order of lines differs, and on one processor, so that threads of one process
-// hardly race.
+// findRaces finds the items whose lines change their order even if all factors are held: the cause is a race, not a
+// seed or a directory. It makes runs only if the order of lines differs, and on one processor, so that threads of one
+// process hardly race.
 func (c *check) findRaces(ctx context.Context) error {
 	c.races = map[string]bool{}
 	x := c.holds()

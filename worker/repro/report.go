@@ -82,8 +82,8 @@ type cell struct {
 }
 
 // HTML returns a self-contained page without scripts of at most 60 kB. For several actions it begins with a matrix of
-// actions and causes and omits the reproducible ones. If necessary it also omits equal outputs, then differences, and then
-// runs, and fails if even the shortest page is larger. The other formats have no limit.
+// actions and causes and omits the reproducible ones. If necessary it also omits equal outputs, then differences, and
+// then runs, and fails if even the shortest page is larger. The other formats have no limit.
 func (r Report) HTML() ([]byte, error) {
 	shown := r
 	if len(r) > 1 {
@@ -226,7 +226,8 @@ func code(s string) string {
 	return "`" + strings.NewReplacer("`", "'", "\n", " ").Replace(s) + "`"
 }
 
-// tableCode returns s as a code span in a table, where even in code spans a bar needs a backslash (GitHub Flavored Markdown).
+// tableCode returns s as a code span in a table, where even in code spans a bar needs a backslash (GitHub Flavored
+// Markdown).
 func tableCode(s string) string { return strings.ReplaceAll(code(s), "|", `\|`) }
 
 // tableEnd returns how a run ended, with the last line of stderr if it failed.

@@ -298,8 +298,8 @@ func idle(t *testing.T, e *repro.Sampler) {
 	<-done
 }
 
-// TestToolchainThatChangesIsNoVerdict checks that a change of the toolchain between two runs is not blamed on the action:
-// a sample is checked anew, and the gate records nothing.
+// TestToolchainThatChangesIsNoVerdict checks that a change of the toolchain between two runs is not blamed on the
+// action: a sample is checked anew, and the gate records nothing.
 func TestToolchainThatChangesIsNoVerdict(t *testing.T) {
 	const changed = "not cached: the toolchain of this machine changed between both runs"
 	for _, gate := range []bool{false, true} {

@@ -135,8 +135,8 @@ func fileOf(dir *repb.Directory, name string) *repb.FileNode {
 	return nil
 }
 
-// fixScript applies a fix to the first script that it fits. It returns the new input root and the path of the script, or
-// "" if the fix fits none.
+// fixScript applies a fix to the first script that it fits. It returns the new input root and the path of the script,
+// or "" if the fix fits none.
 func fixScript(ctx context.Context, store cas.Store, function cas.Function, a *changes.Action, f *compare.Fix, scripts []inputScript) (cas.Digest, string, error) {
 	for _, s := range scripts {
 		first := shell.Interpreter(s.text)

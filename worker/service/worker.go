@@ -19,8 +19,8 @@ type Worker struct {
 	*buildbarn.Client
 }
 
-// NewWorker returns a Worker, which the caller closes. It probes the sandbox and fails if that cannot run anything, if a
-// required field is missing, or if Config.Metrics has metrics of the same names. The caller closes the connection to
+// NewWorker returns a Worker, which the caller closes. It probes the sandbox and fails if that cannot run anything, if
+// a required field is missing, or if Config.Metrics has metrics of the same names. The caller closes the connection to
 // the scheduler. Config.Worker.Instances must write to the store of the scheduler's clients: when a write returns, that
 // store must have the blob.
 func NewWorker(ctx context.Context, scheduler grpc.ClientConnInterface, c Config) (_ *Worker, err error) {

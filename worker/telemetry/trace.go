@@ -18,8 +18,8 @@ import (
 // MaxStatus bounds the description of a span's status, in bytes.
 const MaxStatus = 1024
 
-// start begins the span of an action, which is below the client's, and records how long the action was queued. Calls with
-// the context are part of the trace.
+// start begins the span of an action, which is below the client's, and records how long the action was queued. Calls
+// with the context are part of the trace.
 func (m *Metrics) start(ctx context.Context, t *worker.Task) (context.Context, trace.Span) {
 	if m.tracer == nil || t == nil {
 		return ctx, noop.Span{}

@@ -49,8 +49,8 @@ func (e *FileError) Unwrap() error { return e.Err }
 var ErrAddress = errors.New("invalid server address: write grpc://HOST:PORT or grpcs://HOST:PORT")
 
 // Dial returns a connection to the server at address, grpc://HOST:PORT[/INSTANCE] or grpcs://HOST:PORT[/INSTANCE], and
-// the name of the instance there. The server need not be reachable yet. Dial fails with ErrAddress, or if c is unusable.
-// The caller closes the connection. Of contradicting options and credentials, the options win.
+// the name of the instance there. The server need not be reachable yet. Dial fails with ErrAddress, or if c is
+// unusable. The caller closes the connection. Of contradicting options and credentials, the options win.
 func Dial(address string, c Credentials, options ...grpc.DialOption) (conn *grpc.ClientConn, instance string, err error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Port() == "" || u.User != nil || u.Scheme != "grpc" && u.Scheme != "grpcs" {

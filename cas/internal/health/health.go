@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package health is a circuit breaker for an upstream store. While the upstream does not answer, calls fail at once, and
-// one goroutine probes it, so that recovery does not depend on calls.
+// Package health is a circuit breaker for an upstream store. While the upstream does not answer, calls fail at once,
+// and one goroutine probes it, so that recovery does not depend on calls.
 package health
 
 import (

@@ -13,8 +13,9 @@ import (
 // mayBeEmpty is the annotation of flags that AllowEmpty permits to be empty.
 const mayBeEmpty = "cloister_may_be_empty"
 
-// AllowEmpty permits the empty text as the value of flags for which it has a meaning of its own. ExplainMistakes refuses
-// it for all other flags: an unset variable in a unit file, as in --auth "$AUTH", must not disable a protection.
+// AllowEmpty permits the empty text as the value of flags for which it has a meaning of its own. ExplainMistakes
+// refuses it for all other flags: an unset variable in a unit file, as in --auth "$AUTH", must not disable a
+// protection.
 func AllowEmpty(f *pflag.FlagSet, names ...string) {
 	for _, name := range names {
 		if err := f.SetAnnotation(name, mayBeEmpty, []string{"true"}); err != nil {

@@ -21,8 +21,8 @@ func HideDefault(f *pflag.FlagSet, names ...string) {
 	}
 }
 
-// ExplainMistakes makes cmd and all commands below it answer a mistake in the command line with a correction, instead of
-// the messages of cobra and of Go's parsers, and refuse empty values (see AllowEmpty).
+// ExplainMistakes makes cmd and all commands below it answer a mistake in the command line with a correction, instead
+// of the messages of cobra and of Go's parsers, and refuse empty values (see AllowEmpty).
 func ExplainMistakes(cmd *cobra.Command) {
 	cmd.SetFlagErrorFunc(explainFlag)
 	explainArgsBelow(cmd)

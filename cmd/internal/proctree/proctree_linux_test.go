@@ -35,8 +35,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestProcessOutlivesItsFirstThread: it is listed while another thread lives, though the kernel calls it a zombie, and not
-// after its end.
+// TestProcessOutlivesItsFirstThread: it is listed while another thread lives, though the kernel calls it a zombie, and
+// not after its end.
 func TestProcessOutlivesItsFirstThread(t *testing.T) {
 	child := exec.CommandContext(t.Context(), "/proc/self/exe")
 	child.Env = append(os.Environ(), withoutFirstThread+"=1")

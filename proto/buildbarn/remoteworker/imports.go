@@ -2,8 +2,8 @@
 
 //go:build ignore
 
-// Command imports writes the descriptors of the imports of remoteworker.proto to standard output, for protoc. Their .proto
-// files are in no Go module.
+// Command imports writes the descriptors of the imports of remoteworker.proto to standard output, for protoc. Their
+// .proto files are in no Go module.
 package main
 
 import (

@@ -369,7 +369,8 @@ func TestProcessorsAreLimited(t *testing.T) {
 	}
 }
 
-// TestProcessorLimitAboveThatOfAParent: version 1 refuses a higher quota than that of a group above, which applies then.
+// TestProcessorLimitAboveThatOfAParent: version 1 refuses a higher quota than that of a group above, which applies
+// then.
 func TestProcessorLimitAboveThatOfAParent(t *testing.T) {
 	h := openHost(t)
 	if h.mode != V1 {

@@ -109,7 +109,8 @@ func (c *counterFiles) read() (counters, error) {
 	return now, nil
 }
 
-// A scanner reads whole files with one system call each and keeps the first error. A nil file reads as empty, and as zero.
+// A scanner reads whole files with one system call each and keeps the first error. A nil file reads as empty, and as
+// zero.
 type scanner struct {
 	buf [8192]byte
 	err error

@@ -61,8 +61,8 @@ func (g *Group) Join() (dir int, tasks []*os.File) {
 // joined is the number of threads in the group that belong to no run.
 func (g *Group) joined() int64 { return int64(min(len(g.tasks), 1)) }
 
-// Reset prepares the group for a run: it sets the limits and restarts the counters. It returns errors.ErrUnsupported for
-// a limit that this host cannot enforce.
+// Reset prepares the group for a run: it sets the limits and restarts the counters. It returns errors.ErrUnsupported
+// for a limit that this host cannot enforce.
 func (g *Group) Reset(l Limits) error {
 	// The module ignores a limit of zero, and takes a negative one for unlimited.
 	for _, c := range []struct {
@@ -116,8 +116,8 @@ func (g *Group) Sample() (Usage, error) {
 	return u, nil
 }
 
-// Remove kills what is left in a group of version 2, closes the group and deletes it. On version 1 its processes must be
-// dead: only the end of their pid namespace kills them reliably, and the group may hold a thread of this process.
+// Remove kills what is left in a group of version 2, closes the group and deletes it. On version 1 its processes must
+// be dead: only the end of their pid namespace kills them reliably, and the group may hold a thread of this process.
 func (g *Group) Remove() error {
 	g.host.forget(g)
 	g.counterFiles.close()

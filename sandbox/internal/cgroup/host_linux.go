@@ -79,9 +79,10 @@ func Open() (*Host, error) {
 	return &Host{mode: None, reason: "no control group with a memory or pids controller is delegated to this process", fix: fixV2}, nil
 }
 
-// createV2 creates the worker's group in own. This process moves from own into a leaf first, since a group whose children
-// have controllers must hold no process; only the root of the hierarchy may, which has no type. If the controllers cannot
-// be enabled then, own holds processes of others as well: it is not the worker's, and the process moves back.
+// createV2 creates the worker's group in own. This process moves from own into a leaf first, since a group whose
+// children have controllers must hold no process; only the root of the hierarchy may, which has no type. If the
+// controllers cannot be enabled then, own holds processes of others as well: it is not the worker's, and the process
+// moves back.
 func (h *Host) createV2(own v2) error {
 	create := func() error {
 		return h.create([]place{{own.dir, own.create}}, own.create, func(name string) map[string]string {
@@ -111,8 +112,8 @@ func (h *Host) createV2(own v2) error {
 	return err
 }
 
-// createV1 creates the worker's group below the groups of this process, given by controller. Missing says why controllers
-// cannot be used.
+// createV1 creates the worker's group below the groups of this process, given by controller. Missing says why
+// controllers cannot be used.
 func (h *Host) createV1(groups map[string]string) (missing []error, err error) {
 	mounted, err := subsystems()
 	if err != nil {
@@ -188,9 +189,9 @@ func (h *Host) create(places []place, create func(string) (control, error), dirs
 	return fmt.Errorf("%s holds too many groups of dead workers", places[0].dir)
 }
 
-// sweep deletes the groups of dead workers and returns the names of everything it found. The lock tells whether a worker
-// is dead; the pid in the name may be reused and differs between namespaces. A group that still holds a process stays
-// for the next worker to delete.
+// sweep deletes the groups of dead workers and returns the names of everything it found. The lock tells whether a
+// worker is dead; the pid in the name may be reused and differs between namespaces. A group that still holds a process
+// stays for the next worker to delete.
 func (p place) sweep() (names []string) {
 	left, _ := filepath.Glob(filepath.Join(p.dir, prefix+"*"))
 	for _, w := range left {
@@ -266,14 +267,15 @@ func (h *Host) explain(why error, fix string) {
 // Mode returns the kind of groups that this host offers the worker.
 func (h *Host) Mode() Mode { return h.mode }
 
-// Missing returns, one line each, why something cannot be limited and how to enable it. Both are empty if everything can.
+// Missing returns, one line each, why something cannot be limited and how to enable it. Both are empty if everything
+// can.
 func (h *Host) Missing() (reason, fix string) { return h.reason, h.fix }
 
 // Capabilities returns what the groups can do.
 func (h *Host) Capabilities() Capabilities { return h.can }
 
-// New creates a group; the name must be unique in the Host. It returns errors.ErrUnsupported if Mode is None. The caller
-// removes the group or closes the Host.
+// New creates a group; the name must be unique in the Host. It returns errors.ErrUnsupported if Mode is None. The
+// caller removes the group or closes the Host.
 func (h *Host) New(name string) (*Group, error) {
 	if h.mode == None {
 		return nil, fmt.Errorf("create the group %s: %w: %s", name, errors.ErrUnsupported, h.reason)
@@ -305,8 +307,8 @@ func (h *Host) forget(g *Group) {
 	h.groups = slices.DeleteFunc(h.groups, func(o *Group) bool { return o == g })
 }
 
-// Close removes every group. Their processes must be dead but may still be on their way out. The leaf that the worker is
-// in stays.
+// Close removes every group. Their processes must be dead but may still be on their way out. The leaf that the worker
+// is in stays.
 func (h *Host) Close() error {
 	h.mu.Lock()
 	groups := slices.Clone(h.groups)

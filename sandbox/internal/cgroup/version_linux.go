@@ -288,8 +288,8 @@ func locate(mount, group string) (string, error) {
 	}
 }
 
-// remove deletes a group and waits up to two seconds for killed processes to leave it: they stay for a moment after they
-// were waited for, and version 1 does not report when they leave.
+// remove deletes a group and waits up to two seconds for killed processes to leave it: they stay for a moment after
+// they were waited for, and version 1 does not report when they leave.
 func remove(c control) error {
 	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		err := c.Delete()

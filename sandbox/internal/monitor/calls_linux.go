@@ -228,8 +228,8 @@ func (v *Config) layered(at *location) bool {
 	return at.mode != 0 && int(at.user) != v.User && longest(v.Layered, at.path) > longest(v.Inputs, at.path)
 }
 
-// denied reports whether an input is at a location in a writable directory that the kernel does not let the run change or
-// remove. Private inputs, which the run may change, are writable for all, or lie in a directory that is not sticky.
+// denied reports whether an input is at a location in a writable directory that the kernel does not let the run change
+// or remove. Private inputs, which the run may change, are writable for all, or lie in a directory that is not sticky.
 func (w *session) denied(at *location) bool {
 	if !w.view.layered(at) {
 		return false

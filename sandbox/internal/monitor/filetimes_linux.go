@@ -90,8 +90,9 @@ func (c *clock) changed(t, contents unix.StatxTimestamp) unix.StatxTimestamp {
 // statBuffers has the calls that return file times, each with the index of the argument that points to the result.
 var statBuffers = map[string]int{"fstat": 1, "stat": 1, "lstat": 1, "newfstatat": 2, "statx": 4}
 
-// answerStat answers a call that queries a file with the times and owner that the run sees, and reports whether the call
-// still waited. The kernel answers for what the process cannot reach and for anything but files, directories and links.
+// answerStat answers a call that queries a file with the times and owner that the run sees, and reports whether the
+// call still waited. The kernel answers for what the process cannot reach and for anything but files, directories and
+// links.
 func (w *session) answerStat(n *notification, name string) bool {
 	fd := w.statTarget(n, name)
 	if fd < 0 {

@@ -16,8 +16,9 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// A resolver answers the DNS queries of a run at port 53 of the run's loopback, and records the names. It starts when the
-// run has a socket that could send a query. Nothing leaves the host: it resolves only the names that the run may reach.
+// A resolver answers the DNS queries of a run at port 53 of the run's loopback, and records the names. It starts when
+// the run has a socket that could send a query. Nothing leaves the host: it resolves only the names that the run may
+// reach.
 type resolver struct {
 	socket  *os.File // nil if nothing can ask
 	hosts   map[string]netip.Addr

@@ -13,8 +13,8 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// connectsLoopback returns the record of a TCP connection to the run's own loopback: that something listens there, or the
-// event that nothing does. At port 53 that is a lookup.
+// connectsLoopback returns the record of a TCP connection to the run's own loopback: that something listens there, or
+// the event that nothing does. At port 53 that is a lookup.
 func (w *session) connectsLoopback(n *notification, to netip.AddrPort) []sandbox.Event {
 	if w.view.Sockets == nil || n.Nr != unix.SYS_CONNECT {
 		return nil
@@ -64,8 +64,8 @@ var findsListeners = sync.OnceValue(func() bool {
 	return found
 })
 
-// listens reports whether a TCP socket listens at an address in the network of a netlink socket, as the kernel would find
-// it for a connection. If that is unknown, ok is false.
+// listens reports whether a TCP socket listens at an address in the network of a netlink socket, as the kernel would
+// find it for a connection. If that is unknown, ok is false.
 func listens(sockets int, at netip.AddrPort) (found, ok bool) {
 	const byFamily = 20 // SOCK_DIAG_BY_FAMILY
 	// struct nlmsghdr, struct inet_diag_req_v2 (linux/inet_diag.h)

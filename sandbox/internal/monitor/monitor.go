@@ -129,8 +129,8 @@ func (r *Monitor) Stop() {
 }
 
 // Events waits until every process of the run is gone or Stop is called. It returns the events in the order of
-// Event.Compare, at most maxKind of each kind; how many were dropped; and, if Config.Full, the paths of inputs that were
-// opened or executed, sorted.
+// Event.Compare, at most maxKind of each kind; how many were dropped; and, if Config.Full, the paths of inputs that
+// were opened or executed, sorted.
 //
 // A failed execution is an event only if no program of that name was found elsewhere, since searching PATH tries many;
 // a connection to a port of loopback where nothing listens only if nothing listens there later or at its other address.

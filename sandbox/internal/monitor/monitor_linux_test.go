@@ -376,8 +376,8 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestKillLeavesItsCallUnanswered: the process does not continue after the call for which it must die, however long that
-// takes; here until Stop.
+// TestKillLeavesItsCallUnanswered: the process does not continue after the call for which it must die, however long
+// that takes; here until Stop.
 func TestKillLeavesItsCallUnanswered(t *testing.T) {
 	for _, c := range []struct{ action, out, event string }{
 		{"hang", "create hang: ENOSYS\n", "write /in/hang openat\n"},

@@ -17,8 +17,8 @@ const workSuffix = ".work"
 //
 // Its layers are descriptors, whose paths in the mount table begin at their own mount (Linux 6.13): they reveal
 // nothing. The kernel changes the upper directory with the credentials of this process, after it has checked those of
-// the command. If the command has our user ID, the lower directories are ID-mapped mounts in which everything belongs to
-// nobody: the kernel lets nobody write, remove, rename, link or otherwise change such a file.
+// the command. If the command has our user ID, the lower directories are ID-mapped mounts in which everything belongs
+// to nobody: the kernel lets nobody write, remove, rename, link or otherwise change such a file.
 func (s *slot) overlay(o *Op, sources []int) (t tree, err error) {
 	t.fd = -1
 	var layers []int

@@ -214,8 +214,8 @@ func leaveHost(b *Base) error {
 	return lock("/")
 }
 
-// applyOps performs the operations of a template, whose sources are on the host, in the root at at. In a root file system
-// it mounts files over existing ones, since nothing can be created there.
+// applyOps performs the operations of a template, whose sources are on the host, in the root at at. In a root file
+// system it mounts files over existing ones, since nothing can be created there.
 func applyOps(ops []Op, at string) error {
 	host, err := unix.Open(oldRoot, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

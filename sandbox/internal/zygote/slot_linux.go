@@ -323,8 +323,8 @@ func (s *slot) resolve(control int) error {
 	return report(control, Report{Resolving: true}, fd, sockets)
 }
 
-// resolverSocket returns a socket at port 53 of every address of the thread's network, which receives the address that a
-// datagram was sent to.
+// resolverSocket returns a socket at port 53 of every address of the thread's network, which receives the address that
+// a datagram was sent to.
 func resolverSocket() (int, error) {
 	const flags = unix.SOCK_DGRAM | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK
 	var any unix.Sockaddr = &unix.SockaddrInet6{Port: 53}

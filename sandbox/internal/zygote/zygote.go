@@ -124,8 +124,9 @@ type WorkspaceSize struct{ Bytes, Files int64 }
 
 // A Base is the part of a plan that many runs share, so that a slot sets it up once.
 type Base struct {
-	// Root, if not nil, mounts the root file system of the template: OpBind or OpOverlay at "/". Everything else is mounted
-	// over what it contains. It is taken from the sources of the first plan with this base; RootName identifies it.
+	// Root, if not nil, mounts the root file system of the template: OpBind or OpOverlay at "/". Everything else is
+	// mounted over what it contains. It is taken from the sources of the first plan with this base; RootName identifies
+	// it.
 	Root     *Op    `json:",omitempty"`
 	RootName string `json:",omitempty"`
 	// Ops make the template that every run gets a copy of; it is read-only.

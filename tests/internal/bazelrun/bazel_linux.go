@@ -39,8 +39,8 @@ type Bazel struct {
 	Log io.Writer
 }
 
-// Run runs bazel with a verb, flags and targets, and executes all actions remotely. A failed build is a Build; an error means
-// that Bazel did not run to its end. When ctx ends, Bazel is interrupted and the error contains the cause.
+// Run runs bazel with a verb, flags and targets, and executes all actions remotely. A failed build is a Build; an error
+// means that Bazel did not run to its end. When ctx ends, Bazel is interrupted and the error contains the cause.
 func (b *Bazel) Run(ctx context.Context, verb string, args ...string) (*Build, error) {
 	flags := []string{
 		verb, "--config=cloister", "--remote_executor=grpc://" + b.Endpoint,
@@ -111,8 +111,8 @@ func (b *Bazel) call(ctx context.Context, args []string) (*Build, error) {
 			return nil, err
 		}
 	}
-	// If this process is killed, the server stops by itself. A server lives for a few builds: optimizing its code for longer
-	// takes more time than it saves.
+	// If this process is killed, the server stops by itself. A server lives for a few builds: optimizing its code for
+	// longer takes more time than it saves.
 	startup := []string{
 		"--nohome_rc", "--max_idle_secs=60", "--host_jvm_args=-XX:TieredStopAtLevel=1", "--host_jvm_args=-XX:+UseSerialGC",
 		"--output_user_root=" + filepath.Join(b.Root, "user"), "--output_base=" + filepath.Join(b.Root, "base"),

@@ -28,8 +28,8 @@ type Build struct {
 // summary matches Bazel's count of actions by kind: "INFO: 7 processes: 3 internal, 4 remote."
 var summary = regexp.MustCompile(`INFO: \d+ process(?:es)?: (.*)\.`)
 
-// Processes returns the number of actions by kind in the words of Bazel's summary: "internal", "remote", "remote cache hit",
-// "local". It is empty without a summary.
+// Processes returns the number of actions by kind in the words of Bazel's summary: "internal", "remote", "remote cache
+// hit", "local". It is empty without a summary.
 func (b *Build) Processes() map[string]int {
 	counts := map[string]int{}
 	match := summary.FindStringSubmatch(b.Output)
@@ -50,8 +50,8 @@ var workspace = []string{
 	".bazelignore", ".bazelrc", "MODULE.bazel", "WORKSPACE", "examples", "tests/bazel/stubs",
 }
 
-// CopyWorkspace copies the example, what Bazel needs to build it, and more files and directories from the repository at root
-// to dir. The copy is world-readable.
+// CopyWorkspace copies the example, what Bazel needs to build it, and more files and directories from the repository at
+// root to dir. The copy is world-readable.
 func CopyWorkspace(dir, root string, more ...string) error {
 	for _, name := range slices.Concat(workspace, more) {
 		from, to := filepath.Join(root, name), filepath.Join(dir, name)

@@ -12,11 +12,12 @@ import (
 	"time"
 )
 
-// extent is the alignment of blobs in a segment. The first byte of each extent belongs to a blob, possibly an unused one.
+// extent is the alignment of blobs in a segment. The first byte of each extent belongs to a blob, possibly an unused
+// one.
 const extent = 512
 
-// DamageFiles damages a fraction of the large blobs of the store at dir, chosen by rnd: it flips a bit in half of them and
-// removes the others, at least one each. A server may use the store meanwhile.
+// DamageFiles damages a fraction of the large blobs of the store at dir, chosen by rnd: it flips a bit in half of them
+// and removes the others, at least one each. A server may use the store meanwhile.
 func DamageFiles(dir string, rnd *rand.Rand, fraction float64) (flipped, removed int, err error) {
 	files, err := largeBlobs(dir)
 	if err != nil {
@@ -46,8 +47,8 @@ func DamageFiles(dir string, rnd *rand.Rand, fraction float64) (flipped, removed
 	return flipped, removed, nil
 }
 
-// LoseFiles removes a fraction of the large blobs of the store at dir, chosen by rnd, but at least one. A server may use the
-// store meanwhile.
+// LoseFiles removes a fraction of the large blobs of the store at dir, chosen by rnd, but at least one. A server may
+// use the store meanwhile.
 func LoseFiles(dir string, rnd *rand.Rand, fraction float64) error {
 	files, err := largeBlobs(dir)
 	if err != nil {
@@ -79,8 +80,8 @@ func largeBlobs(dir string) (files []string, err error) {
 	return files, nil
 }
 
-// DamageSegments flips a bit in a fraction of the used extents of the segments of the store at dir, chosen by rnd, but in at
-// least one, and returns their number. A server may use the store meanwhile.
+// DamageSegments flips a bit in a fraction of the used extents of the segments of the store at dir, chosen by rnd, but
+// in at least one, and returns their number. A server may use the store meanwhile.
 func DamageSegments(dir string, rnd *rand.Rand, fraction float64) (int, error) {
 	segments, err := filepath.Glob(filepath.Join(dir, "segments", "*.data"))
 	if err != nil {
@@ -116,8 +117,8 @@ func DamageSegments(dir string, rnd *rand.Rand, fraction float64) (int, error) {
 	return n, nil
 }
 
-// flip changes one bit of a file, which may be read-only, and preserves its mode and modification time, as a failing disk
-// would.
+// flip changes one bit of a file, which may be read-only, and preserves its mode and modification time, as a failing
+// disk would.
 func flip(path string, off int64) error {
 	info, err := os.Stat(path)
 	if err != nil {

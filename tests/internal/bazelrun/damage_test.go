@@ -17,7 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestDamageMatchesItsCounts checks that the reported numbers of files and extents are changed by one bit each or removed.
+// TestDamageMatchesItsCounts checks that the reported numbers of files and extents are changed by one bit each or
+// removed.
 func TestDamageMatchesItsCounts(t *testing.T) {
 	dir := t.TempDir()
 	content := map[string][]byte{}

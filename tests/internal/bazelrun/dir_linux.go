@@ -26,8 +26,8 @@ func TempDir(user *syscall.Credential) (string, error) {
 	return dir, os.Chown(dir, int(user.Uid), int(user.Gid))
 }
 
-// Remove removes dir and its contents. It removes nothing if something is mounted below dir, because that would remove the
-// mounted files.
+// Remove removes dir and its contents. It removes nothing if something is mounted below dir, because that would remove
+// the mounted files.
 func Remove(dir string) error {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -49,8 +49,8 @@ func Remove(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// mountIn returns a mount point at or below dir, or "". mounts is in the format of proc_pid_mountinfo(5), whose fifth field
-// is the mount point.
+// mountIn returns a mount point at or below dir, or "". mounts is in the format of proc_pid_mountinfo(5), whose fifth
+// field is the mount point.
 func mountIn(dir, mounts string) string {
 	for line := range strings.SplitSeq(mounts, "\n") {
 		if f := strings.Fields(line); len(f) > 4 && (f[4] == dir || strings.HasPrefix(f[4], dir+"/")) {

@@ -16,8 +16,8 @@ import (
 	"strings"
 )
 
-// A Graph is a package //graph of generated targets in layers, whose outputs are known without a build. It is not safe for
-// concurrent use.
+// A Graph is a package //graph of generated targets in layers, whose outputs are known without a build. It is not safe
+// for concurrent use.
 type Graph struct {
 	Layers, Width int // at least 1 and 2
 	// Lines is the number of lines of 9 bytes in a target's output; nil means none. A line of 65 bytes precedes them.

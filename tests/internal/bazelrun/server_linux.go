@@ -24,8 +24,8 @@ import (
 // stopTime is the time limit for a server to drain and exit.
 const stopTime = 3 * time.Minute
 
-// BuildCloister compiles cloister to the file name. The working directory must be in the repository. Call it from a test, not
-// from TestMain.
+// BuildCloister compiles cloister to the file name. The working directory must be in the repository. Call it from a
+// test, not from TestMain.
 func BuildCloister(name string) error { return BuildCommand(name, "cloister") }
 
 // BuildCommand compiles a command of the repository, as BuildCloister does.
@@ -56,8 +56,8 @@ func DependOn(packages ...string) error {
 	return nil
 }
 
-// Confines returns an error with cloister's output if user, or the current user if that is nil, cannot run a command in the
-// sandbox on this host.
+// Confines returns an error with cloister's output if user, or the current user if that is nil, cannot run a command in
+// the sandbox on this host.
 func Confines(ctx context.Context, cloister string, user *syscall.Credential) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
@@ -105,8 +105,8 @@ type Server struct {
 	err  error
 }
 
-// StartServer starts cloister serve and returns when it is ready. It fails with serve's output if serve ends first or ctx
-// does.
+// StartServer starts cloister serve and returns when it is ready. It fails with serve's output if serve ends first or
+// ctx does.
 func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	args := []string{"serve", "--listen", cfg.Listen}
 	if cfg.Join != "" {
@@ -128,8 +128,8 @@ func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	s.cmd.Dir = "/"
 	s.cmd.Env = append(environment(cfg.Home), cfg.Env...)
 	s.cmd.Stdout, s.cmd.Stderr = banner, banner
-	// A separate process group, so that Ctrl-C reaches only the parent, which stops the server in order. If the parent dies,
-	// the kernel stops the server.
+	// A separate process group, so that Ctrl-C reaches only the parent, which stops the server in order. If the parent
+	// dies, the kernel stops the server.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM, Credential: cfg.User}
 	started := make(chan error)
 	go func() {

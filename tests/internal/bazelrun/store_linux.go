@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Verify runs cas verify on the store of cfg, whether or not a server holds it. It returns the number of blobs and results,
-// or an error that names the damaged ones.
+// Verify runs cas verify on the store of cfg, whether or not a server holds it. It returns the number of blobs and
+// results, or an error that names the damaged ones.
 func Verify(ctx context.Context, cfg ServerConfig) (int, error) {
 	cmd := exec.CommandContext(ctx, cfg.Binary, "cas", "verify", "--restart", "--json", "--dir", cfg.Dir)
 	cmd.Dir, cmd.Env = "/", environment(cfg.Home)

@@ -9,8 +9,8 @@ import (
 	"net/netip"
 )
 
-// Address returns an unused HOST:PORT of this machine. HOST is a random address of 127.0.0.0/8 instead of 127.0.0.1, whose
-// ports the kernel gives to connections of any program while no server listens (ip(7), ip_local_port_range).
+// Address returns an unused HOST:PORT of this machine. HOST is a random address of 127.0.0.0/8 instead of 127.0.0.1,
+// whose ports the kernel gives to connections of any program while no server listens (ip(7), ip_local_port_range).
 func Address() (string, error) {
 	host := [4]byte{127}
 	_, _ = rand.Read(host[1:]) // never fails

@@ -26,8 +26,8 @@ type Program struct {
 	err  error
 }
 
-// Main runs the tests instead of m.Run and removes the program afterwards. TestMain passes its result to os.Exit. Without
-// -parallel it runs more parallel tests than there are processors, because they mostly wait for the program.
+// Main runs the tests instead of m.Run and removes the program afterwards. TestMain passes its result to os.Exit.
+// Without -parallel it runs more parallel tests than there are processors, because they mostly wait for the program.
 func (p *Program) Main(m *testing.M) int {
 	namespace.Init() // some tests use a sandbox of their own
 	flag.Parse()

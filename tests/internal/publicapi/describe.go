@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// describe returns a line for each exported identifier of p: constants, variables, functions, types, fields and methods.
+// describe returns a line for each exported identifier of p: constants, variables, functions, types, fields and
+// methods.
 func describe(p *types.Package) []string {
 	d := describer{p}
 	var lines []string

@@ -2,8 +2,8 @@
 
 // Command sidebyside starts cloister serve (with and without --sync), bazel-remote and bb_storage on one disk, each
 // with an empty store, and compares them with cloister-bench blobs, which must be in the directory of cloister. With
-// -bucket, it compares cloister serve in front of a bucket of VersityGW, with --cas-write back, with cloister serve without
-// one. -bench names another benchmark than blobs, and further arguments are passed to it.
+// -bucket, it compares cloister serve in front of a bucket of VersityGW, with --cas-write back, with cloister serve
+// without one. -bench names another benchmark than blobs, and further arguments are passed to it.
 package main
 
 import (

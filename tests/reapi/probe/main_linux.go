@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command probe is the command of the actions in tests/reapi. It examines its environment on any server and reports what
-// it finds; the tests evaluate it. It is static and needs no shell, no libraries and, as far as possible, no /proc.
+// Command probe is the command of the actions in tests/reapi. It examines its environment on any server and reports
+// what it finds; the tests evaluate it. It is static and needs no shell, no libraries and, as far as possible, no
+// /proc.
 //
 // Each argument is a step: a word and its operands, separated by single spaces; the last operand is the rest of the
 // argument. The steps run in order. A failing step ends the probe with exit code 99 and a line on stderr.

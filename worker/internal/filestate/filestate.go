@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// A State identifies a version of a file by its inode, its size and its times of modification and of change. The inode and
-// the time of change matter because tools that unpack, copy or edit files can give a new version the size and the
+// A State identifies a version of a file by its inode, its size and its times of modification and of change. The inode
+// and the time of change matter because tools that unpack, copy or edit files can give a new version the size and the
 // modification time of the old one; nothing but the clock sets the time of change. The zero State is that of a missing
 // file.
 type State struct {
@@ -48,8 +48,8 @@ func (s State) Equal(other State) bool {
 		s.info.ModTime().Equal(other.info.ModTime()) && s.info.Size() == other.info.Size()
 }
 
-// Read returns the contents and the state of a regular file of at most limit bytes. It does not wait for the writer of a
-// pipe, but reading from a network can take any time.
+// Read returns the contents and the state of a regular file of at most limit bytes. It does not wait for the writer of
+// a pipe, but reading from a network can take any time.
 func Read(file string, limit int64) ([]byte, State, error) {
 	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -3,8 +3,8 @@
 // Package fleet serves operators: it reports the state of a queue and its workers, and drains workers. It translates
 // between the queue and messages, and holds no state.
 //
-// The queue drains workers by name: a drained worker gets no new actions and is not notified. So draining also works for
-// Buildbarn's workers, and a worker that leaves and rejoins stays drained. Draining all workers includes those that
+// The queue drains workers by name: a drained worker gets no new actions and is not notified. So draining also works
+// for Buildbarn's workers, and a worker that leaves and rejoins stays drained. Draining all workers includes those that
 // join later, so an operator does not race with an autoscaler. Ages in messages are by the server's clock, so the
 // clocks of clients do not matter.
 package fleet

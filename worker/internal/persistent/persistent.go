@@ -48,8 +48,8 @@ const (
 // errArguments means that flag files are nested too deeply or too large.
 var errArguments = errors.New("the flag files are nested too deeply or too large")
 
-// Expand returns the arguments of a request: each @FILE is replaced by the lines of that file, which read returns. As in
-// Bazel, @@x and @repository//label are arguments, and so is --flagfile=FILE, which the tool reads.
+// Expand returns the arguments of a request: each @FILE is replaced by the lines of that file, which read returns. As
+// in Bazel, @@x and @repository//label are arguments, and so is --flagfile=FILE, which the tool reads.
 func Expand(flags []string, read func(name string) (string, error)) ([]string, error) {
 	left := maxArguments
 	var expand func(args []string, depth int) ([]string, error)

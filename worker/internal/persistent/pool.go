@@ -40,8 +40,8 @@ type idle[M Member] struct {
 // maxIdle bounds the idle members of any machine: each holds one of the sandbox's 303 slots, which runs need as well.
 const maxIdle = 40
 
-// NewPool returns a pool for this machine: two idle members for each processor, but not more than maxIdle, for ten minutes
-// each, while a tenth of the memory is available.
+// NewPool returns a pool for this machine: two idle members for each processor, but not more than maxIdle, for ten
+// minutes each, while a tenth of the memory is available.
 func NewPool[M Member]() *Pool[M] {
 	return &Pool[M]{MaxIdle: min(2*runtime.NumCPU(), maxIdle), MaxAge: 10 * time.Minute, LowMemory: lowMemory}
 }

@@ -88,8 +88,8 @@ type Failure struct {
 
 func (f *Failure) Error() string { return "the persistent worker failed: " + f.Reason }
 
-// Do sends a request and waits at most timeout until the process has read it and responded. If ctx ends, the error is its cause, if the sandbox failed
-// that of the run, and otherwise a *Failure; the process is killed in all cases.
+// Do sends a request and waits at most timeout until the process has read it and responded. If ctx ends, the error is
+// its cause, if the sandbox failed that of the run, and otherwise a *Failure; the process is killed in all cases.
 func (p *Process) Do(ctx context.Context, r *Request, timeout time.Duration) (Response, error) {
 	p.stderr.reset()
 	select {

@@ -232,8 +232,8 @@ func programs(a, b *manifest.Manifest) []Change {
 	return changes
 }
 
-// outputs returns the outputs of a step with this manifest, nil if unknown. The manifest has precedence, because the action
-// cache may hold the result of another run.
+// outputs returns the outputs of a step with this manifest, nil if unknown. The manifest has precedence, because the
+// action cache may hold the result of another run.
 func (c *builds) outputs(s *Step, m *manifest.Manifest) *repb.ActionResult {
 	if m != nil {
 		return resultOf(m)

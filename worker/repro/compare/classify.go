@@ -17,8 +17,8 @@ type wordDifference struct {
 	cause    Cause
 }
 
-// causes returns the likely causes of a difference between two texts, a line or a field each, in a file of a format: one
-// for each of the different words, or only Unknown.
+// causes returns the likely causes of a difference between two texts, a line or a field each, in a file of a format:
+// one for each of the different words, or only Unknown.
 func (t *classifier) causes(a, b, format string) []Cause {
 	var all []Cause
 	for _, d := range t.differences(a, b, format) {

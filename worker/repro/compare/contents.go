@@ -58,7 +58,8 @@ func (c *comparison) contents(a, b []byte, below ...string) {
 	}
 }
 
-// text adds the difference of a text in a program, where anything that looks like a path is one, for each of its causes.
+// text adds the difference of a text in a program, where anything that looks like a path is one, for each of its
+// causes.
 func (c *comparison) text(what, a, b string, offset int64, below ...string) {
 	for _, cause := range c.causes(a, b) {
 		if (cause == Unknown || cause == Random) && (isPath(a) || isPath(b)) {
@@ -82,8 +83,8 @@ func (c *comparison) firstByte(a, b []byte, below ...string) {
 	c.differ(what, hexText(a[first:]), hexText(b[first:]), int64(first), Unknown, below...)
 }
 
-// texts adds the texts of at least least bytes that only one part has or a difference in their order. It reports whether
-// it added anything.
+// texts adds the texts of at least least bytes that only one part has or a difference in their order. It reports
+// whether it added anything.
 func (c *comparison) texts(a, b []byte, least int, below ...string) bool {
 	textsA, textsB := stringsIn(a, least), stringsIn(b, least)
 	onlyA, onlyB := subtract(textsA, textsB), subtract(textsB, textsA)

@@ -128,7 +128,8 @@ func (m *Making) runs(programs string) bool {
 	return i > 0 && runs(m.Args[i]) || slices.ContainsFunc(m.Scripts, runs)
 }
 
-// has reports whether the command or a script has a fix already: all its variables, all its options, or one of its marks.
+// has reports whether the command or a script has a fix already: all its variables, all its options, or one of its
+// marks.
 func (m *Making) has(f *Fix) bool { return m != nil && once(&m.had, f, m.contains) }
 
 func (m *Making) contains(f *Fix) bool {

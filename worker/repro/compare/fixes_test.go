@@ -210,7 +210,8 @@ func TestFixesAreWellFormed(t *testing.T) {
 	}
 }
 
-// A script may be long, and each of a verdict's differences asks for its fixes: this would take hours if each fix read it.
+// A script may be long, and each of a verdict's differences asks for its fixes: this would take hours if each fix read
+// it.
 func TestLongScriptsAreSearchedOnce(t *testing.T) {
 	m := &Making{Args: []string{"sh", "-c", strings.Repeat("echo a b c d e f\n", 16<<10)}}
 	for range 200 {

@@ -16,7 +16,8 @@ const (
 	linkers   = compilers + " ld ld.bfd ld.gold gold ld.lld lld"
 )
 
-// fixes are all fixes. Each cause has one for any format and any program first. Of equally specific ones the first wins.
+// fixes are all fixes. Each cause has one for any format and any program first. Of equally specific ones the first
+// wins.
 var fixes = slices.Concat(commandFixes, sourceFixes)
 
 // commandFixes change the environment of a program, its arguments, or what precedes it.

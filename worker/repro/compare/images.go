@@ -22,8 +22,8 @@ type imageField struct {
 
 // Superblocks of file systems. Everything else in an image is compared as bytes.
 //
-// Sources: Linux fs/ext4/ext4.h and fs/squashfs/squashfs_fs.h; mkswap(8); Microsoft's FAT specification of 2000, with the
-// serial number of FAT32 at 67; ECMA-119, 8.4 and 9.1.
+// Sources: Linux fs/ext4/ext4.h and fs/squashfs/squashfs_fs.h; mkswap(8); Microsoft's FAT specification of 2000, with
+// the serial number of FAT32 at 67; ECMA-119, 8.4 and 9.1.
 var (
 	ext4Fields = []imageField{
 		{1024 + 0x2c, 4, unixTime, "mount time", Timestamp},

@@ -100,7 +100,8 @@ func isShort(a, b []byte, from, to int) bool {
 	return len(a) == len(b) && to-from <= maxRandom && bytes.Equal(a[to:min(len(a), to+equal)], b[to:min(len(b), to+equal)])
 }
 
-// randomOr returns Random if bytes that look random, from an offset of two files on, are a short value, else Compressed.
+// randomOr returns Random if bytes that look random, from an offset of two files on, are a short value, else
+// Compressed.
 func randomOr(a, b []byte, from int) Cause {
 	if to, ok := disorder(a, b, from); ok && !isShort(a, b, from, to) {
 		return Compressed

@@ -143,8 +143,8 @@ func TestMarkDurable(t *testing.T) {
 	expect.That(t, quiet == 1 && flushed == 1, "flushed %d and then %d times, want 1 and 1", flushed, quiet)
 }
 
-// TestNoMarkAfterFailedFlush: the kernel may have dropped data, and a later flush does not report that. Later puts go to
-// another segment, unless they are files that were written before.
+// TestNoMarkAfterFailedFlush: the kernel may have dropped data, and a later flush does not report that. Later puts go
+// to another segment, unless they are files that were written before.
 func TestNoMarkAfterFailedFlush(t *testing.T) {
 	dir := t.TempDir()
 	var reported []error

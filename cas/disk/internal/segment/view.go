@@ -30,8 +30,8 @@ type View struct {
 	revoked uint32 // Segment.revoked when the View was made
 }
 
-// View returns a View of the segment, ErrGone or ErrHidden. The caller looks entries up after it, so that Revoke invalidates
-// their positions.
+// View returns a View of the segment, ErrGone or ErrHidden. The caller looks entries up after it, so that Revoke
+// invalidates their positions.
 func (g *Segment) View() (View, error) {
 	g.using.RLock()
 	defer g.using.RUnlock()

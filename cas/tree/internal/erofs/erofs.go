@@ -54,8 +54,8 @@ type Dir struct {
 	First int32         // of its entries, Entries[First:First+Count]
 	Count int32         // ascending by name, compared as bytes
 	After time.Duration // modification time relative to Time; may be negative
-	// Redirect, if not "", is the attribute trusted.overlay.redirect: the absolute path, in the lower layers of an overlay,
-	// of the directory that is merged with this one. Such a directory has no entries of its own.
+	// Redirect, if not "", is the attribute trusted.overlay.redirect: the absolute path, in the lower layers of an
+	// overlay, of the directory that is merged with this one. Such a directory has no entries of its own.
 	Redirect string
 
 	placement
@@ -70,8 +70,8 @@ type placement struct {
 	tail   int   // size of the inline data: the names and a NUL, or 0
 }
 
-// A Tail is the location of a file's last chunk, if it does not follow the others. The kernel reads whole blocks and fails
-// if a device ends in the middle of one. Every chunk before the last one has TailChunk bytes.
+// A Tail is the location of a file's last chunk, if it does not follow the others. The kernel reads whole blocks and
+// fails if a device ends in the middle of one. Every chunk before the last one has TailChunk bytes.
 type Tail struct {
 	Device int32
 	Offset int64 // a multiple of BlockSize

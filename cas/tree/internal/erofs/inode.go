@@ -147,8 +147,8 @@ func (w *writer) redirect(d *Dir, size int) {
 	d.names += int64(size)
 }
 
-// head writes an inode with one link and tail zeros, and returns the offsets of both. Directories have one link, too, as
-// overlayfs shows those that are in several layers.
+// head writes an inode with one link and tail zeros, and returns the offsets of both. Directories have one link, too,
+// as overlayfs shows those that are in several layers.
 func (w *writer) head(mode, layout uint16, size int64, tail int, after time.Duration) (at, end int64) {
 	inline := layout == layoutInline
 	if size > math.MaxUint32 || after != 0 {

@@ -215,7 +215,8 @@ func TestExecuteAlternates(t *testing.T) {
 	expect.Slices(t, order, []string{"round", "one", "two", "round", "one", "two", "round", "two", "one"})
 }
 
-// TestChangedFilesAreSpread checks that two actions differ in their changed files only, and share the other directories.
+// TestChangedFilesAreSpread checks that two actions differ in their changed files only, and share the other
+// directories.
 func TestChangedFilesAreSpread(t *testing.T) {
 	address, w := serveWorker(t, nil)
 	one := tiny(load.Trees)

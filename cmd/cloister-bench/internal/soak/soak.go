@@ -83,8 +83,8 @@ func loadBlobs(ctx context.Context, s *load.Server, salt string) error {
 	return err
 }
 
-// loadActions executes actions of all kinds. Those that read share most of a tree that is new in each round, so that its
-// directories are mounted for later actions and replace those of an earlier round.
+// loadActions executes actions of all kinds. Those that read share most of a tree that is new in each round, so that
+// its directories are mounted for later actions and replace those of an earlier round.
 func loadActions(ctx context.Context, s *load.Server, salt string) error {
 	w := load.Default(load.Mixed)
 	return s.Execute(ctx, &w, salt)

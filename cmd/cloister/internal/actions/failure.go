@@ -28,8 +28,8 @@ type failure struct {
 	evicted bool
 }
 
-// failureOf returns the latest run of an action if it failed, or nil. With only it returns the latest failed run, and an
-// error if the history has none. It does not read the result.
+// failureOf returns the latest run of an action if it failed, or nil. With only it returns the latest failed run, and
+// an error if the history has none. It does not read the result.
 func failureOf(ctx context.Context, from *client.Server, action cas.Digest, only bool) (*failure, error) {
 	e, err := from.LatestRun(ctx, action, only)
 	switch {

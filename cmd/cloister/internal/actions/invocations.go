@@ -36,7 +36,8 @@ type Invocations struct {
 type Invocation struct {
 	ID   string `json:"invocation"`
 	Last string `json:"last"` // time of the latest answer, or of the first event
-	// Status is that of a build that was published with the Build Event Service: running, succeeded, failed or interrupted.
+	// Status is that of a build that was published with the Build Event Service: running, succeeded, failed or
+	// interrupted.
 	Status   string `json:"status,omitempty"`
 	Executed int    `json:"executed"`
 	Hits     int    `json:"hits"`

@@ -48,7 +48,8 @@ func written(t *testing.T, profile string, started time.Time, entries ...*cloist
 
 var zero = time.Unix(1_800_000_000, 0)
 
-// executed returns an entry that waited for 1 s, was prepared for 2 s, ran for 3 s and was stored for 4 s, up to a time.
+// executed returns an entry that waited for 1 s, was prepared for 2 s, ran for 3 s and was stored for 4 s, up to a
+// time.
 func executed(number uint64, end time.Time, worker string) *cloisterpb.HistoryEntry {
 	return &cloisterpb.HistoryEntry{
 		Number: number, Time: timestamppb.New(end), How: "executed", Action: "a/1", TargetId: "//a:b", ActionMnemonic: "Cpp", Worker: worker,

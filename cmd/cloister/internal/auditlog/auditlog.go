@@ -81,8 +81,8 @@ func (s *server) failed(err error) error {
 	return status.Error(codes.Internal, "reading the audit log failed; see the server's log")
 }
 
-// Download copies the log of a server into the directory dir, except files whose entries are all older than since. The zero
-// since copies all of them.
+// Download copies the log of a server into the directory dir, except files whose entries are all older than since. The
+// zero since copies all of them.
 func Download(ctx context.Context, conn *grpc.ClientConn, since time.Time, dir string) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

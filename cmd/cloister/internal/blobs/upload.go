@@ -13,7 +13,8 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
 )
 
-// Upload stores the file or directory at path, or stdin for "-". It shows the progress of a file on line, which may be nil.
+// Upload stores the file or directory at path, or stdin for "-". It shows the progress of a file on line, which may be
+// nil.
 func Upload(ctx context.Context, to cas.Store, f cas.Function, path string, stdin io.Reader, line *terminal.Progress) (cas.Digest, error) {
 	if path == "-" {
 		return uploadStream(ctx, to, f, stdin, line)

@@ -72,8 +72,8 @@ type Field struct {
 	Kind  string     `json:"kind,omitempty"` // of Blob
 }
 
-// Read reads a blob as kind or, if that is empty, as what it appears to be. It returns the errors of cas.Store.Open, and
-// cas.ErrInvalid for a blob that is not such a message.
+// Read reads a blob as kind or, if that is empty, as what it appears to be. It returns the errors of cas.Store.Open,
+// and cas.ErrInvalid for a blob that is not such a message.
 func Read(ctx context.Context, s cas.Store, d cas.Digest, kind string) (*Blob, error) {
 	b := &Blob{Digest: d, Kind: kind}
 	if kind != "" && !slices.Contains(Kinds, kind) {
@@ -240,8 +240,8 @@ func (b *Blob) message(data []byte) error {
 	return err
 }
 
-// historical shows the action of a buildbarn.cas.HistoricalExecuteResponse (action_digest = 1, execute_response = 3) and
-// returns the encoded response.
+// historical shows the action of a buildbarn.cas.HistoricalExecuteResponse (action_digest = 1, execute_response = 3)
+// and returns the encoded response.
 func (f *fields) historical(data []byte) (response []byte, err error) {
 	for len(data) > 0 {
 		number, kind, n := protowire.ConsumeTag(data)

@@ -78,7 +78,8 @@ type node struct {
 }
 
 // WithInputs reads the tree below a root Directory, and calls f with it. Directories that are absent or damaged, and
-// those beyond the limits, are left out; sums then are partial. unread may be nil. The caller limits the trees in memory.
+// those beyond the limits, are left out; sums then are partial. unread may be nil. The caller limits the trees in
+// memory.
 func WithInputs(ctx context.Context, s cas.Store, root cas.Digest, unread *Unread, f func(*Inputs) error) error {
 	t := &Inputs{ctx: ctx, store: s, local: memory.New(maxBytes), root: root, nodes: map[cas.Digest]*node{}, unread: unread}
 	if err := t.load(); err != nil {

@@ -138,8 +138,8 @@ func (r *rig) stderr(build int) string {
 	return must.Get(r.store.Invocation(id(build)))(r).Stderr
 }
 
-// TestStreamsContinue repeats and continues streams as Bazel does after a lost connection: with the first event that was
-// not acknowledged.
+// TestStreamsContinue repeats and continues streams as Bazel does after a lost connection: with the first event that
+// was not acknowledged.
 func TestStreamsContinue(t *testing.T) {
 	for name, test := range map[string]struct {
 		calls [][]int
@@ -418,7 +418,8 @@ func TestFollow(t *testing.T) {
 	expect.Equal(t, r.store.List(1, anyInstance)[0].Status, Interrupted)
 }
 
-// TestSilentClientsAreDisconnected: a client that sends nothing, or receives nothing, loses its stream and can continue.
+// TestSilentClientsAreDisconnected: a client that sends nothing, or receives nothing, loses its stream and can
+// continue.
 func TestSilentClientsAreDisconnected(t *testing.T) {
 	r := newRig(t, 1<<20)
 	r.idle = 100 * time.Millisecond

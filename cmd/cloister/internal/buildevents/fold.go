@@ -293,7 +293,8 @@ func (b *Build) finished(p *bepb.BuildFinished) {
 	}
 }
 
-// profileName matches the names that Bazel gives its profile: command.profile.gz, since Bazel 8 command-INVOCATION.profile.gz.
+// profileName matches the names that Bazel gives its profile: command.profile.gz, since Bazel 8
+// command-INVOCATION.profile.gz.
 var profileName = regexp.MustCompile(`^command(-[0-9a-f-]+)?\.profile(\.gz)?$`)
 
 func (b *Build) logs(all []File) {

@@ -3,9 +3,9 @@
 // Package buildevents stores the events that Bazel publishes about builds, and summarizes them. It implements the Build
 // Event Service (google.devtools.build.v1) and cloister.v1.Builds.
 //
-// A build has two files, named by its invocation id: ID.json, its Header, and ID.events, a checksummed log with a record
-// per event, which is synced before the event is acknowledged. The oldest builds are removed when all together exceed a
-// limit. Events are only the client's claims, except for the caller of their Header.
+// A build has two files, named by its invocation id: ID.json, its Header, and ID.events, a checksummed log with a
+// record per event, which is synced before the event is acknowledged. The oldest builds are removed when all together
+// exceed a limit. Events are only the client's claims, except for the caller of their Header.
 package buildevents
 
 import (
@@ -45,7 +45,8 @@ const (
 	fileBytes = 16 << 10
 	// maxBuildBytes bounds the events of a build, unless a quarter of Config.MaxBytes is less.
 	maxBuildBytes = 64 << 20
-	// defaultIdle is long, since Bazel publishes nothing while one long action runs, and continues a stream only a few times.
+	// defaultIdle is long, since Bazel publishes nothing while one long action runs, and continues a stream only a few
+	// times.
 	defaultIdle = time.Hour
 	// maxOpen bounds the builds that are published at once.
 	maxOpen = 1000
@@ -208,8 +209,8 @@ func (s *Store) resize(r *record, size int64) {
 }
 
 // trim forgets builds other than keep until the others fit, and returns them. The next one is always the oldest of the
-// caller whose builds take most, so that nobody can displace the builds of others. The caller holds s.mu or has exclusive
-// access.
+// caller whose builds take most, so that nobody can displace the builds of others. The caller holds s.mu or has
+// exclusive access.
 func (s *Store) trim(keep *record) (excess []*record) {
 	for s.total > s.cfg.MaxBytes {
 		largest, most := "", int64(-1)

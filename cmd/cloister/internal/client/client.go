@@ -163,8 +163,8 @@ func (r *refusal) GRPCStatus() *status.Status { return status.Convert(r.err) }
 // Reason returns err, of a call, with a printable text that omits the code.
 func Reason(err error) error { return &refusal{remote.Reason(status.Convert(err)), err} }
 
-// Named reports whether the command line names a server. CLOISTER_SERVER does not count: what is meant for the store of this
-// machine must not happen to another one because of a variable.
+// Named reports whether the command line names a server. CLOISTER_SERVER does not count: what is meant for the store of
+// this machine must not happen to another one because of a variable.
 func (s *Server) Named(cmd *cobra.Command) bool { return cmd.Flags().Changed("server") }
 
 // WithStore calls f with the store of a server until a signal arrives, and gives errors their exit codes.

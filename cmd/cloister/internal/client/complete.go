@@ -18,8 +18,8 @@ const (
 	completeTime = 2 * time.Second
 )
 
-// CompleteActions completes the names of actions for a shell: ^1, digests and targets of the latest ones in the history.
-// It offers nothing if the server does not answer within two seconds.
+// CompleteActions completes the names of actions for a shell: ^1, digests and targets of the latest ones in the
+// history. It offers nothing if the server does not answer within two seconds.
 func (s *Server) CompleteActions(cmd *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeTime)
 	defer cancel()

@@ -31,8 +31,8 @@ type Action struct {
 	Target, Mnemonic, Instance, Caller string
 }
 
-// NoteCallers writes a note if several callers have entries of a build: its invocation id is only the client's claim. An
-// unknown caller is "".
+// NoteCallers writes a note if several callers have entries of a build: its invocation id is only the client's claim.
+// An unknown caller is "".
 func NoteCallers(w io.Writer, id string, callers []string) {
 	if len(callers) < 2 {
 		return
@@ -66,9 +66,9 @@ func (f *Filter) Request(limit int) *cloisterpb.ListHistoryRequest {
 // ErrNoHistory means that the server keeps no history, or shows none to this caller.
 var ErrNoHistory = errors.New("no history")
 
-// History calls visit for the entries of the server's history that req selects, newest first, up to its limit, which must
-// not be 0. The instance is that of s, unless req selects all. It returns ErrNoHistory if the server keeps no history or
-// does not show it.
+// History calls visit for the entries of the server's history that req selects, newest first, up to its limit, which
+// must not be 0. The instance is that of s, unless req selects all. It returns ErrNoHistory if the server keeps no
+// history or does not show it.
 func (s *Server) History(ctx context.Context, req *cloisterpb.ListHistoryRequest, visit func(*cloisterpb.HistoryEntry) error) error {
 	conn, instance, err := s.Dial()
 	if err != nil {
@@ -179,8 +179,8 @@ func (s *Server) ActionOf(e *cloisterpb.HistoryEntry) (Action, error) {
 }
 
 // LatestRun returns the newest entry of the server's history that has a result of an action or the reason why there is
-// none. It returns nil if there is no such entry, or if the server keeps or shows no history. With failed it returns the
-// newest failure. Runs that clients cancelled or that a server lost count only if there is no other, since they say
+// none. It returns nil if there is no such entry, or if the server keeps or shows no history. With failed it returns
+// the newest failure. Runs that clients cancelled or that a server lost count only if there is no other, since they say
 // nothing about the action.
 func (s *Server) LatestRun(ctx context.Context, action cas.Digest, failed bool) (latest *cloisterpb.HistoryEntry, err error) {
 	const most = 1000
@@ -282,7 +282,8 @@ func (s *Server) complete(ctx context.Context, d cas.Digest) (Action, error) {
 	return a, nil
 }
 
-// oneInstance returns the action of the instance without a name, or else the only one. Several others are a usage error.
+// oneInstance returns the action of the instance without a name, or else the only one. Several others are a usage
+// error.
 func oneInstance(all []Action) (Action, error) {
 	var names []string
 	for _, a := range all {
@@ -319,8 +320,8 @@ func (s *Server) history() string {
 var errEnough = errors.New("enough")
 
 // Invocation returns the id of the build that a name on the command line selects: by the server's history ^1 for the
-// latest, or a prefix of at least eight digits of a UUID. Any other name is an id already. It also selects the instance of
-// the build.
+// latest, or a prefix of at least eight digits of a UUID. Any other name is an id already. It also selects the instance
+// of the build.
 func (s *Server) Invocation(ctx context.Context, name string) (string, error) {
 	number, req := 0, &cloisterpb.ListHistoryRequest{Limit: math.MaxInt32, AllInstances: s.AllInstances()}
 	if m := Recent.FindStringSubmatch(name); m != nil {

@@ -27,8 +27,8 @@ func thisHost() policy.Host {
 	return h
 }
 
-// memory returns the memory of this machine, or memory.max of a control group of this process if that is less, in bytes,
-// rounded down to whole MiB; 0 if it is unknown.
+// memory returns the memory of this machine, or memory.max of a control group of this process if that is less, in
+// bytes, rounded down to whole MiB; 0 if it is unknown.
 func memory() int64 {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {

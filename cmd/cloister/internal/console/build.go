@@ -53,7 +53,8 @@ func (h *Handler) invocationFeed(r *request) (data any, changed <-chan struct{},
 // maxParts limits the results of tests, and the files of targets and tests, that a page shows of a build.
 const maxParts = 5000
 
-// shorten removes what a page does not show of a large build, and reports whether there is any. What failed comes first.
+// shorten removes what a page does not show of a large build, and reports whether there is any. What failed comes
+// first.
 func shorten(b *buildevents.Build) (less bool) {
 	fine := func(t *buildevents.Target) bool {
 		return (t.Outcome == "built" || t.Outcome == "") && (t.Test == nil || t.Test.Status == "passed")

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// A Loopback is the listener of a gRPC server in the same process. Each connection carries the address and the TLS state
-// of a browser, so that the server authenticates the browser, and limits it, as it does its other callers.
+// A Loopback is the listener of a gRPC server in the same process. Each connection carries the address and the TLS
+// state of a browser, so that the server authenticates the browser, and limits it, as it does its other callers.
 type Loopback struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -51,8 +51,8 @@ func (l *Loopback) Credentials() grpc.ServerOption {
 	return grpc.Creds(carried{insecure.NewCredentials()})
 }
 
-// Options returns the options to connect to the server with the credentials of r: its client certificate, and its bearer
-// token, which is also accepted as the password of basic authentication.
+// Options returns the options to connect to the server with the credentials of r: its client certificate, and its
+// bearer token, which is also accepted as the password of basic authentication.
 func (l *Loopback) Options(r *http.Request) []grpc.DialOption {
 	// The browser's TLS ends at the console, whatever the scheme of the server's address is.
 	options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {

@@ -79,7 +79,8 @@ func (n *run) metadata(m proto.Message) bool {
 	return false
 }
 
-// auditLog returns the digest of the run's audit log, or the zero Digest. Cached results have it only in their metadata.
+// auditLog returns the digest of the run's audit log, or the zero Digest. Cached results have it only in their
+// metadata.
 func (n *run) auditLog() cas.Digest {
 	log := n.response.GetServerLogs()[worker.AuditLogName]
 	d, err := cas.FromProto(n.function, log.GetDigest())

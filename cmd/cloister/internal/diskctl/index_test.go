@@ -13,7 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// TestSearchesAreLimited: a search that waits for another one ends with its call, and beyond maxSearching they are refused.
+// TestSearchesAreLimited: a search that waits for another one ends with its call, and beyond maxSearching they are
+// refused.
 func TestSearchesAreLimited(t *testing.T) {
 	cache := must.Get(disk.Open(disk.Config{Dir: t.TempDir(), MaxBytes: 1 << 20}))(t)
 	defer cache.Close()

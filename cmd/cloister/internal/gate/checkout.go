@@ -22,8 +22,8 @@ import (
 )
 
 // git runs git in a directory and returns its output. Git then neither prompts, nor fetches from other hosts, nor takes
-// optional locks. A repository of our own ignores the configuration of the user, whose filters would run programs; the user's
-// repository needs it for safe.directory.
+// optional locks. A repository of our own ignores the configuration of the user, whose filters would run programs; the
+// user's repository needs it for safe.directory.
 func git(ctx context.Context, dir string, own bool, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "git", append([]string{"--no-pager", "-C", dir}, args...)...)
 	cmd.Env = []string{

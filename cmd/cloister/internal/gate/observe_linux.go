@@ -27,8 +27,8 @@ import (
 // sampling is the interval between two lists of sockets.
 const sampling = 100 * time.Millisecond
 
-// observe runs a step without a sandbox, in a directory of its own. It also returns the record of the observer. No other
-// step may run, because every new descendant of this process counts as part of this one.
+// observe runs a step without a sandbox, in a directory of its own. It also returns the record of the observer. No
+// other step may run, because every new descendant of this process counts as part of this one.
 func (g *gate) observe(ctx context.Context, s *step, r *stepReport, src *source, std sandbox.Stdio) (*sandbox.Result, []byte, error) {
 	for _, e := range s.hosts {
 		if _, err := netip.ParseAddr(e.host); err != nil && !e.expired(g.today) {

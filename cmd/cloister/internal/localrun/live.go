@@ -30,7 +30,8 @@ type live struct {
 	within bool // the command has printed part of a line, after which nothing is shown
 }
 
-// start shows the line of a run that begins now, until stop is called. heading begins the line. A nil line shows nothing.
+// start shows the line of a run that begins now, until stop is called. heading begins the line. A nil line shows
+// nothing.
 func (l *live) start(heading string, every time.Duration) (stop func()) {
 	if l == nil {
 		return func() {}
@@ -111,9 +112,9 @@ func (b *besideLive) Write(p []byte) (int, error) {
 	return b.w.Write(p)
 }
 
-// liveLine returns the line of the runs and the writers for the output of their commands. The line is nil unless stderr is
-// a terminal and the run is not interactive, and shows nothing while the run is in the background. It is also nil if stdout is a pipe, whose reader, such as less, may use the
-// terminal.
+// liveLine returns the line of the runs and the writers for the output of their commands. The line is nil unless stderr
+// is a terminal and the run is not interactive, and shows nothing while the run is in the background. It is also nil if
+// stdout is a pipe, whose reader, such as less, may use the terminal.
 func (c *Config) liveLine() (l *live, stdout, stderr io.Writer) {
 	fi, err := os.Stdout.Stat()
 	piped := err == nil && fi.Mode()&os.ModeNamedPipe != 0

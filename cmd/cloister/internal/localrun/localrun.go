@@ -103,7 +103,8 @@ func (c *Config) Check(cmd *cobra.Command) error {
 	return nil
 }
 
-// recorded reports whether the run is one of several, or leaves a record, which lacks what the command reads from stdin.
+// recorded reports whether the run is one of several, or leaves a record, which lacks what the command reads from
+// stdin.
 func (c *Config) recorded() bool { return c.Runs > 1 || c.Manifest != "" || c.Metrics != "" }
 
 // maxRuns bounds -n, because the metrics of all runs are kept in memory.

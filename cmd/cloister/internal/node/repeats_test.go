@@ -21,7 +21,8 @@ func (l lines) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// TestRepeatedWarningsAreCounted: the first is logged at once, and then once a minute the latest, with the number since.
+// TestRepeatedWarningsAreCounted: the first is logged at once, and then once a minute the latest, with the number
+// since.
 func TestRepeatedWarningsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		out := make(lines, 10)

@@ -11,8 +11,8 @@ import (
 // maxWord bounds, in bytes, each word of the command line that reruns an action.
 const maxWord = 1000
 
-// reproduce returns the command line that reruns the action of t, or "" if it holds text that cannot be typed. flags name
-// the server and its policy.
+// reproduce returns the command line that reruns the action of t, or "" if it holds text that cannot be typed. flags
+// name the server and its policy.
 func reproduce(t *worker.Task, flags []string) string {
 	words := append([]string{"cloister", "run", "--action", t.Action.String()}, flags...)
 	for _, f := range [][2]string{{"--instance", t.Instance}, {"--target", t.Target}, {"--mnemonic", t.Mnemonic}} {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package render prints results for people and programs. It quotes text chosen by others, so that it can neither forge a
-// line nor control the terminal.
+// Package render prints results for people and programs. It quotes text chosen by others, so that it can neither forge
+// a line nor control the terminal.
 package render
 
 import (

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reproduction carries out cloister repro: it runs actions repeatedly, here or on servers, and reports differences.
+// Package reproduction carries out cloister repro: it runs actions repeatedly, here or on servers, and reports
+// differences.
 package reproduction
 
 import (
@@ -195,8 +196,8 @@ func (c *Config) Run(ctx context.Context, out, info io.Writer) (repro.Report, er
 	return report, errors.Join(c.print(report, len(subjects), out), c.write(report), c.writeStatement(ctx, report), failed)
 }
 
-// Fails reports whether a verdict differs for a reason that matters: any without --fail-on; otherwise one of its causes, a
-// flaky exit, or an output that could not be compared, which may hide such a cause.
+// Fails reports whether a verdict differs for a reason that matters: any without --fail-on; otherwise one of its
+// causes, a flaky exit, or an output that could not be compared, which may hide such a cause.
 func (c *Config) Fails(r repro.Report) bool {
 	return slices.ContainsFunc(r, func(v *repro.Verdict) bool {
 		matters := func(cause string) bool { return slices.Contains(c.FailOn, cause) }

@@ -19,8 +19,8 @@ import (
 // outputs makes its calls in quick succession.
 const idleTime = 5 * time.Second
 
-// downloads is a stats.Handler that knows which clients may still download the outputs of results. A client is a build, or
-// a connection if its calls name none.
+// downloads is a stats.Handler that knows which clients may still download the outputs of results. A client is a build,
+// or a connection if its calls name none.
 type downloads struct {
 	mu        sync.Mutex
 	executing int                    // calls in progress that end with a result

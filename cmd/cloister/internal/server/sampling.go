@@ -45,7 +45,8 @@ func (s *sampling) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// VerdictAge is how long a server without --repro-gate reports a verdict after the last check. The toolchain may have changed since.
+// VerdictAge is how long a server without --repro-gate reports a verdict after the last check. The toolchain may have
+// changed since.
 const VerdictAge = 30 * 24 * time.Hour
 
 // openVerdicts opens the verdicts on actions, including those of earlier servers if this one samples. The caller closes
@@ -76,8 +77,8 @@ func (s *server) sampler() *repro.SamplerConfig {
 	}
 }
 
-// reproHint returns a function that returns the command that checks an action of this server, which these flags name. It
-// leaves the flags out if a shell would not read them unchanged.
+// reproHint returns a function that returns the command that checks an action of this server, which these flags name.
+// It leaves the flags out if a shell would not read them unchanged.
 func reproHint(flags []string) func(string, cas.Digest) string {
 	plain := regexp.MustCompile(`^[\w./@:+-]+$`)
 	return func(instance string, action cas.Digest) string {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package terminal controls the terminal of a person: pseudo-terminals, single keys, secrets and the size of the screen.
+// Package terminal controls the terminal of a person: pseudo-terminals, single keys, secrets and the size of the
+// screen.
 //
 // It opens pseudo-terminals itself, because creack/pty opens the slave in non-blocking mode, which a shell in the
 // sandbox would inherit. It reads secrets itself, because x/term can neither be interrupted nor restore the terminal

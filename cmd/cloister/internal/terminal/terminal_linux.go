@@ -151,8 +151,8 @@ func Background(w io.Writer) bool {
 	}) == nil && foreground != unix.Getpgrp()
 }
 
-// CharMode makes a terminal pass on each key at once, without an echo; Ctrl-C remains a signal. The caller calls restore.
-// A file that is not a terminal stays unchanged.
+// CharMode makes a terminal pass on each key at once, without an echo; Ctrl-C remains a signal. The caller calls
+// restore. A file that is not a terminal stays unchanged.
 func CharMode(in *os.File) (restore func()) {
 	restore, err := setTerminal(in, func(s *unix.Termios) {
 		s.Lflag &^= unix.ICANON | unix.ECHO

@@ -134,8 +134,8 @@ func TestTerminalOfAPerson(t *testing.T) {
 	}
 }
 
-// TestSecretIsNotShown: what is typed after the prompt is returned and not shown, and the terminal is given back, also if a
-// signal comes first.
+// TestSecretIsNotShown: what is typed after the prompt is returned and not shown, and the terminal is given back, also
+// if a signal comes first.
 func TestSecretIsNotShown(t *testing.T) {
 	none, _ := pipe(t)
 	shown, out := pipe(t)

@@ -68,8 +68,8 @@ func process(ctx context.Context, log *slog.Logger) *resource.Resource {
 	return about
 }
 
-// wanted reports whether the environment asks for a signal, TRACES or METRICS, and fails if it asks for something that is
-// not supported.
+// wanted reports whether the environment asks for a signal, TRACES or METRICS, and fails if it asks for something that
+// is not supported.
 func wanted(env func(string) string, signal string) (bool, error) {
 	name := "OTEL_" + signal + "_EXPORTER"
 	exporter := env(name)

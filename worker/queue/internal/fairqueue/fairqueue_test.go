@@ -74,8 +74,8 @@ func names(jobs []*job) (all []string) {
 	return all
 }
 
-// TestQueueFollowsTheModel compares a random history of arrivals, shared jobs, withdrawals, moves, services and ends with the
-// model, and checks that Ahead predicts the services that follow.
+// TestQueueFollowsTheModel compares a random history of arrivals, shared jobs, withdrawals, moves, services and ends
+// with the model, and checks that Ahead predicts the services that follow.
 func TestQueueFollowsTheModel(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(300) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package shell finds the programs and the script files that commands execute. It reads shell scripts by their usual form
-// only: what it misses is not suggested as a place of a fix.
+// Package shell finds the programs and the script files that commands execute. It reads shell scripts by their usual
+// form only: what it misses is not suggested as a place of a fix.
 package shell
 
 import (
@@ -64,8 +64,8 @@ func plainName(name string) string {
 	return decoration.ReplaceAllString(strings.TrimPrefix(path.Base(name), "-"), "")
 }
 
-// Files returns the paths of scripts that a command executes, as it names them: the argument of a shell or of its source
-// command, and programs named with a slash. They may be other programs, or absent.
+// Files returns the paths of scripts that a command executes, as it names them: the argument of a shell or of its
+// source command, and programs named with a slash. They may be other programs, or absent.
 func Files(args []string) []string {
 	if len(args) == 0 {
 		return nil
