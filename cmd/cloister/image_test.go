@@ -25,6 +25,7 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
@@ -129,20 +130,21 @@ func TestImageCommands(t *testing.T) {
 	expect.Equal(t, check(0, "ls"), "", "ls at the end")
 }
 
+// imageLayout returns an OCI layout of a random image, and its digest.
+func imageLayout(t *testing.T) (dir string, digest v1.Hash) {
+	t.Helper()
+	im := must.Get(random.Image(1000, 1))(t)
+	at := must.Get(layout.Write(t.TempDir(), empty.Index))(t)
+	must.Succeed(t, at.AppendImage(im))
+	return string(at), must.Get(im.Digest())(t)
+}
+
 // TestImageLoadCommand loads an image from a file, which only the control socket permits.
 func TestImageLoadCommand(t *testing.T) {
 	dir, address, _ := imageServer(t)
-	im := must.Get(random.Image(1000, 1))(t)
-	at, err := layout.Write(t.TempDir(), empty.Index)
-	if err == nil {
-		err = at.AppendImage(im)
-	}
-	digest, derr := im.Digest()
-	if err != nil || derr != nil {
-		t.Fatal(err, derr)
-	}
+	at, digest := imageLayout(t)
 	property := "oci:tools@" + digest.String()
-	out, code := runCLI(t, "image", "load", string(at), "--as", "tools:v3", "--dir", dir, "-q")
+	out, code := runCLI(t, "image", "load", at, "--as", "tools:v3", "--dir", dir, "-q")
 	expect.That(t, code == 0 && out == property+"\n", "load: exit %d, %q, want %s", code, out, property)
 	for _, name := range []string{"tools:v3", property, digest.String()} {
 		out, code := runCLI(t, "image", "show", name, "--server", address)
@@ -154,12 +156,12 @@ func TestImageLoadCommand(t *testing.T) {
 		want string
 		args []string
 	}{
-		{exit.No, "--as", []string{string(at), "--dir", dir}},
-		{exit.Absent, "absent", []string{string(at), "--as", "x", "--select", "absent", "--dir", dir}},
+		{exit.No, "--as", []string{at, "--dir", dir}},
+		{exit.Absent, "absent", []string{at, "--as", "x", "--select", "absent", "--dir", dir}},
 		{exit.Usage, "no such file", []string{"absent", "--dir", dir}},
-		{exit.Usage, "--as", []string{string(at), "--as", "Tools", "--dir", dir}},
-		{exit.No, "the server's host", []string{string(at), "--as", "x", "--server", address}},
-		{exit.Unreachable, "cloister serve --dir", []string{string(at), "--as", "x", "--dir", t.TempDir()}},
+		{exit.Usage, "--as", []string{at, "--as", "Tools", "--dir", dir}},
+		{exit.No, "the server's host", []string{at, "--as", "x", "--server", address}},
+		{exit.Unreachable, "cloister serve --dir", []string{at, "--as", "x", "--dir", t.TempDir()}},
 	} {
 		out, code := runCLI(t, append([]string{"image", "load"}, c.args...)...)
 		expect.That(t, code == c.code && strings.Contains(out, c.want),
@@ -170,17 +172,9 @@ func TestImageLoadCommand(t *testing.T) {
 // TestImageNames: a digest selects all names of an image, and nothing if it begins those of several images.
 func TestImageNames(t *testing.T) {
 	dir, address, _ := imageServer(t)
-	im := must.Get(random.Image(1000, 1))(t)
-	at, err := layout.Write(t.TempDir(), empty.Index)
-	if err == nil {
-		err = at.AppendImage(im)
-	}
-	digest, derr := im.Digest()
-	if err != nil || derr != nil {
-		t.Fatal(err, derr)
-	}
+	at, digest := imageLayout(t)
 	for _, name := range []string{"tools:1", "tools:2"} {
-		if out, code := runCLI(t, "image", "load", string(at), "--as", name, "--dir", dir, "-q"); code != 0 {
+		if out, code := runCLI(t, "image", "load", at, "--as", name, "--dir", dir, "-q"); code != 0 {
 			t.Fatalf("load: exit %d, %s", code, out)
 		}
 	}

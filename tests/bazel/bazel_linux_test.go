@@ -72,11 +72,11 @@ func newRig(t *testing.T, user *syscall.Credential) *rig {
 	r := &rig{
 		Bazel: &bazelrun.Bazel{
 			Workspace: filepath.Join(dir, "workspace"), Root: filepath.Join(dir, "bazel"),
-			User: user, Log: &lines{t: t},
+			User: user, Log: t.Output(),
 		},
 		config: bazelrun.ServerConfig{
 			Binary: cloister, Dir: filepath.Join(dir, "store"), Home: filepath.Join(dir, "home"),
-			Listen: address, User: user, Log: &lines{t: t},
+			Listen: address, User: user, Log: t.Output(),
 		},
 	}
 	must.Succeed(t, bazelrun.CopyWorkspace(r.Workspace, "../.."))
@@ -307,22 +307,4 @@ func unusedUser(t *testing.T) *syscall.Credential {
 	}
 	t.Fatal("every user id from 64000 to 64899 is in use")
 	return nil
-}
-
-// A lines logs what is written to it line by line.
-type lines struct {
-	t    *testing.T
-	rest string // the text after the last newline
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.rest += string(p)
-	for {
-		line, rest, ok := strings.Cut(l.rest, "\n")
-		if !ok {
-			return len(p), nil
-		}
-		l.rest = rest
-		l.t.Log(line)
-	}
 }
