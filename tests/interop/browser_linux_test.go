@@ -56,7 +56,7 @@ const hostile = `<script>document.title="taken"</script><img src="http://192.0.2
 func TestConsoleInABrowser(t *testing.T) {
 	b := startBrowser(t)
 	web := must.Get(loopback.Address())(t)
-	addr := listen(t, "--web", web)
+	addr := listen(t, "--web", web, "--gate-reports", gateReports(t))
 	store := dialAt(t, addr, "")
 	var last string
 	for _, script := range []string{
@@ -101,14 +101,32 @@ func TestConsoleInABrowser(t *testing.T) {
 	}
 	kinds := map[string]bool{}
 	for path := range opened {
-		kinds[regexp.MustCompile(`[0-9a-f]{64}-[0-9]+`).ReplaceAllString(strings.Split(path, "?")[0], "DIGEST")] = true
+		kinds[regexp.MustCompile(`[0-9a-f]{64}-[0-9]+|[0-9a-f]{40}`).ReplaceAllString(strings.Split(path, "?")[0], "DIGEST")] = true
 	}
 	for _, kind := range []string{
-		"/", "/actions", "/workers", "/cache", "/check", "/audit", "/diff", "/cas/DIGEST",
+		"/", "/actions", "/workers", "/cache", "/check", "/audit", "/diff", "/cas/DIGEST", "/gate", "/gate/DIGEST",
 		"/a/DIGEST", "/a/DIGEST/inputs", "/a/DIGEST/sandbox", "/a/DIGEST/repro",
 	} {
 		expect.That(t, kinds[kind], "no link leads to a page like %s; links lead to %v", kind, slices.Sorted(maps.Keys(kinds)))
 	}
+}
+
+// gateReports returns a directory with a report of the gate whose step chose hostile texts.
+func gateReports(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	at := filepath.Join(dir, strings.Repeat("0f", 20))
+	must.Succeed(t, os.Mkdir(at, 0o755))
+	text := must.Get(json.Marshal(map[string]any{
+		"format": "cloister-gate-report v1", "revision": hostile, "verdict": "violation", "mode": "enforce", "exit_code": 4,
+		"steps": []any{map[string]any{
+			"id": "unit-tests", "command": []string{"make", hostile}, "verdict": "violation", "message": hostile,
+			"violations": []any{map[string]any{"kind": "connect", "subject": hostile, "process": hostile, "count": 2, "text": hostile}},
+			"exceptions": []any{map[string]any{"host": "schema.example.com", "port": 443, "owner": "platform", "reason": hostile, "expires": "2027-03-31"}},
+		}},
+	}))(t)
+	must.Succeed(t, os.WriteFile(filepath.Join(at, "report.json"), text, 0o644))
+	return dir
 }
 
 // TestOverviewFollowsActions: the overview shows an action that began after the page was opened, without a reload.

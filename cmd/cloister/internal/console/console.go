@@ -37,6 +37,8 @@ type Config struct {
 	// Changed returns a channel that is closed when the server gets events of the build with that invocation id. Nil means
 	// that it gets none.
 	Changed func(id string) (<-chan struct{}, error)
+	// GateReports is a directory with reports of cloister gate, or "" for none.
+	GateReports string
 	// Names are the host names under which browsers reach the console, besides loopback and the address of the
 	// connection.
 	Names []string
@@ -74,6 +76,9 @@ func New(c Config) *Handler {
 	h := &Handler{
 		cfg: c, pages: pages(), mux: http.NewServeMux(), slots: make(chan struct{}, maxRequests), large: make(chan struct{}, maxLarge),
 		profiles: make(chan struct{}, maxProfiles),
+	}
+	if c.GateReports != "" {
+		h.pages = append(h.pages, gatePages()...)
 	}
 	for _, p := range h.pages {
 		h.mux.HandleFunc(p.pattern, func(w http.ResponseWriter, r *http.Request) { h.serve(&p, w, r) })

@@ -254,7 +254,7 @@ var templates = parse()
 func parse() map[string]*template.Template {
 	shared := template.Must(template.New("").Funcs(functions).ParseFS(files, "pages/layout.html", "pages/parts.html", "pages/build.html"))
 	all := map[string]*template.Template{"error.html": nil}
-	for _, p := range pages() {
+	for _, p := range append(pages(), gatePages()...) {
 		if p.template != "" {
 			all[p.template] = nil
 		}

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -24,6 +25,7 @@ import (
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/auditlog"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/console"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/diskctl"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/tests/expect"
@@ -45,6 +47,7 @@ type fixture struct {
 	token   string
 	history *history.Log
 	audit   *audit.Log
+	reports string // of the gate
 }
 
 // token is that of the only caller of fixtures with access rules.
@@ -73,10 +76,17 @@ func open(t *testing.T, rights string) *fixture {
 	stop := must.Get(casserver.Register(server, casserver.Config{Instances: cache.Instance}))(t)
 	must.Succeed(t, history.Register(server, f.history, cache.Instance, nil))
 	auditlog.Register(server, audits, log)
+	control := must.Get(diskctl.Serve(filepath.Join(dir, "store"), cache, nil))(t)
+	t.Cleanup(func() { control.Close() })
+	control.Register(server)
+	f.reports = filepath.Join(dir, "reports")
+	must.Succeed(t, os.Mkdir(f.reports, 0o755))
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(loop) }()
 	t.Cleanup(func() { server.Stop(); stop(); <-served })
-	web := httptest.NewServer(console.New(console.Config{Address: "grpc://127.0.0.1:1", Options: loop.Options, Log: log}))
+	web := httptest.NewServer(console.New(console.Config{
+		Address: "grpc://127.0.0.1:1", Options: loop.Options, GateReports: f.reports, Log: log,
+	}))
 	t.Cleanup(web.Close)
 	f.url = web.URL
 	return f

@@ -299,11 +299,11 @@ func (g *gate) conclude(ctx context.Context) {
 		r.Verdict, r.ExitCode = interrupted, exit.Environment
 	case r.Message != "" || has(impossible):
 		r.Verdict, r.ExitCode = impossible, exit.Environment
-	case r.count() > 0 && g.Mode != modeReport:
+	case r.Count() > 0 && g.Mode != modeReport:
 		r.Verdict, r.ExitCode = violated, ExitViolation
 	case has(failed, timedOut) || slices.ContainsFunc(r.Steps, func(s stepReport) bool { return s.ExitCode != 0 }):
 		r.Verdict, r.ExitCode = failed, exit.No
-	case r.count() > 0:
+	case r.Count() > 0:
 		r.Verdict = violated
 	default:
 		r.Verdict = g.best()
@@ -323,7 +323,7 @@ func (g *gate) finish(ctx context.Context) error {
 	g.metrics.finish(g)
 	e, summary := g.evidence, []byte(g.clean.Replace(g.report.markdown()))
 	err := errors.Join(
-		e.writeJSON("report.json", &g.report),
+		e.writeJSON(reportFile, &g.report),
 		e.write("report.md", summary),
 		e.write("junit.xml", g.report.junit()),
 		e.writeJSON("report.sarif", g.report.sarif()),

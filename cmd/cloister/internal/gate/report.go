@@ -16,8 +16,11 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 )
 
-// reportFormat is the version of report.json.
-const reportFormat = "cloister-gate-report v1"
+// reportFile is the name of the report in the evidence, and reportFormat its version.
+const (
+	reportFile   = "report.json"
+	reportFormat = "cloister-gate-report v1"
+)
 
 // The verdicts on a step, and on all steps.
 const (
@@ -88,8 +91,8 @@ func (b *boxReport) observation() string {
 	return "network system calls are recorded"
 }
 
-// count returns the number of violations.
-func (r *Report) count() (n int) {
+// Count returns the number of violations of all steps.
+func (r *Report) Count() (n int) {
 	for i := range r.Steps {
 		n += len(r.Steps[i].Violations)
 	}

@@ -3,6 +3,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -35,18 +36,28 @@ const defaultWeb = "127.0.0.1:8981"
 // webConfig is the flag of the web console.
 type webConfig struct {
 	address string
-	chosen  bool // on the command line
+	chosen  bool   // on the command line
+	reports string // directory with reports of the gate
 }
 
 // Register adds the flag.
 func (w *webConfig) Register(f *pflag.FlagSet) {
 	f.StringVar(&w.address, "web", defaultWeb, "address and port of the web console; an empty value disables it")
 	flags.AllowEmpty(f, "web")
+	f.StringVar(&w.reports, "gate-reports", "", "directory with the reports of cloister gate (its --out), for the web console to show")
 }
 
 // check validates the flag.
 func (w *webConfig) check(cmd *cobra.Command, a *Auth) error {
 	w.chosen = cmd.Flags().Changed("web")
+	if w.reports != "" {
+		if st, err := os.Stat(w.reports); err != nil || !st.IsDir() {
+			return fmt.Errorf("--gate-reports %s: %w", w.reports, cmp.Or(err, errors.New("not a directory")))
+		}
+		if w.address == "" {
+			return errors.New("--gate-reports needs the web console: omit --web \"\"")
+		}
+	}
 	host, _, err := net.SplitHostPort(w.address)
 	ip := net.ParseIP(host)
 	if w.address == "" || err != nil || host == "localhost" || ip != nil && ip.IsLoopback() { // Listen explains a mistake
@@ -119,6 +130,7 @@ func (s *server) openConsole() error {
 	c := console.Config{
 		Address: s.Auth.scheme() + "://" + reachable(s.listener.Addr(), "127.0.0.1"), Options: w.loop.Options,
 		Confinement: s.confinement(), Operator: s.operator, Names: s.Web.names(), Log: s.log,
+		GateReports: s.Web.reports,
 	}
 	if s.builds != nil {
 		c.Changed = s.builds.Changed
