@@ -17,6 +17,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localstore"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/storedir"
+	"github.com/cloister-build/cloister/cmd/cloister/internal/terminal"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
@@ -63,7 +64,7 @@ size of --max-size cannot be reached.`,
 			if c.store.Remote() && c.maxSize.Percent > 0 {
 				return fmt.Errorf("--max-size %s: write a size such as 20GiB; percentages work only for local stores", &c.maxSize)
 			}
-			return gc(cmd.Context(), &c, cmd.OutOrStdout())
+			return gc(cmd.Context(), &c, cmd.OutOrStdout(), unlessQuiet(cmd, cmd.ErrOrStderr()))
 		},
 	}
 	f := cmd.Flags()
@@ -76,8 +77,8 @@ size of --max-size cannot be reached.`,
 	return cmd
 }
 
-// gc collects garbage and prints a report.
-func gc(ctx context.Context, c *gcConfig, out io.Writer) error {
+// gc collects garbage and prints a report to out, and its progress to info if that is a terminal.
+func gc(ctx context.Context, c *gcConfig, out, info io.Writer) error {
 	ctx, end := interrupt.Context(ctx)
 	defer end()
 	if err := c.store.Open(ctx); err != nil {
@@ -96,7 +97,8 @@ func gc(ctx context.Context, c *gcConfig, out io.Writer) error {
 	stats, err := c.store.Stats(ctx)
 	var r disk.CollectReport
 	if err == nil {
-		r, err = c.store.Collect(ctx, disk.CollectOptions{MaxBytes: size, OlderThan: time.Duration(c.olderThan), DryRun: c.dryRun})
+		o := disk.CollectOptions{MaxBytes: size, OlderThan: time.Duration(c.olderThan), DryRun: c.dryRun}
+		r, err = c.collect(ctx, o, stats.Bytes, terminal.NewProgress(info, "gc       "))
 	}
 	if err != nil {
 		return interrupt.Explain(ctx, err, "stopped; blobs removed so far are gone")
@@ -113,6 +115,39 @@ func gc(ctx context.Context, c *gcConfig, out io.Writer) error {
 		return exit.New(exit.No, fmt.Errorf("%s remain, more than --max-size %s: leased, pinned and younger blobs stay", sandbox.Bytes(r.Bytes), &c.maxSize))
 	}
 	return nil
+}
+
+// progressInterval is the interval at which gc looks how much is gone.
+const progressInterval = 200 * time.Millisecond
+
+// collect removes what o selects from the store, which has before bytes, and shows in line how much of it is gone. Other
+// writes to the store count against that.
+func (c *gcConfig) collect(ctx context.Context, o disk.CollectOptions, before int64, line *terminal.Progress) (r disk.CollectReport, err error) {
+	if line == nil || o.DryRun {
+		return c.store.Collect(ctx, o)
+	}
+	plan := o
+	plan.DryRun = true
+	planned, err := c.store.Collect(ctx, plan)
+	if err != nil {
+		return planned, err
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r, err = c.store.Collect(ctx, o)
+	}()
+	defer line.Clear()
+	for tick := time.Tick(progressInterval); ; {
+		select {
+		case <-done:
+			return r, err
+		case <-tick:
+			if s, err := c.store.Stats(ctx); err == nil {
+				line.Show(min(max(before-s.Bytes, 0), planned.Freed), planned.Freed, "")
+			}
+		}
+	}
 }
 
 // checkPending returns an error if blobs wait to be sent upstream, because only a serve that sends them keeps their
