@@ -27,37 +27,96 @@ type explanation struct {
 func explanations() []explanation {
 	const event, code = "event", "exit code"
 	all := []explanation{
-		{string(sandbox.EventConnect), event, "a run tried to reach another host or to look up its name, and was refused, because runs have no network",
-			"add what it needs to the inputs, or allow the endpoint: network in a policy profile, run --allow, or exceptions of the gate"},
-		{string(sandbox.EventAllowed), event, "a run connected to an endpoint that the policy allows; its result is not cached unless the policy permits that",
-			"none needed; remove the endpoint from the policy to forbid it"},
-		{string(sandbox.EventUnreachable), event, "a permitted connection failed: nothing listens on the run's own loopback, or the allowed endpoint did not answer",
-			"start the listener before its clients, or check the endpoint from the worker's machine"},
-		{string(sandbox.EventWrite), event, "a run tried to change an input, or to write outside its writable directories",
-			"copy the input before changing it, and write to declared outputs or $TMPDIR"},
-		{string(sandbox.EventExec), event, "a run tried to execute a program that the sandbox does not contain",
-			"add the program to the inputs, install it on every worker below /usr, or use a container image that has it"},
-		{string(sandbox.EventSyscall), event, "the filter refused a system call that builds do not need",
-			"avoid the operation that needs it; cloister action show names the process"},
-		{string(sandbox.EventRead), event, "a run looked for a file that is in the source tree but is not an input",
-			"add the file to srcs, hdrs or data of the target"},
-		{string(sandbox.EventOutput), event, "a run left a file that is neither input nor declared output, and it was discarded",
-			"declare the file as an output, or write it to $TMPDIR"},
-		{string(sandbox.EventLimit), event, "a run reached a limit of memory, time, processes or files",
-			"use less, or request more with the property cloister-LIMIT up to the policy's maximum"},
-		{string(sandbox.EventRefused), event, "the policy did not grant a property of the action, so the action did not run",
-			"ask cloister policy explain what the rule grants, and change the property or the policy"},
-		{"0", code, "the command succeeded, or the answer is yes", "none needed"},
-		{"1", code, "the answer is no: something differs, failed or is refused", "read the output, which has the findings"},
-		{"2", code, "the command line, the environment or a file has a mistake; repro and diff could not compare",
-			"correct what the message names; --help has examples"},
-		{"3", code, "this machine cannot do it: a kernel feature, a permission or a directory is missing",
-			"cloister check lists what is missing, with the command that enables it"},
-		{"4", code, "the server lacks a blob, a result or an action; of gate: a step violated the policy",
-			"build again to upload what was evicted, or check --instance and --server"},
-		{"5", code, "the server cannot be reached", "check --server, and the server with cloister status"},
-		{"6", code, "a time limit of the command line has passed", "raise --timeout, or look at cloister status for what still runs"},
-		{"125", code, "cloister run itself failed, and not the command that it runs", "read the message; cloister check tells whether runs are possible"},
+		{
+			string(sandbox.EventConnect), event,
+			"a run tried to reach another host, or to look up its name, and was refused",
+			"add what it needs to the inputs, or allow the endpoint in the policy, with run --allow, or in the gate",
+		},
+		{
+			string(sandbox.EventAllowed), event,
+			"a run connected to an allowed endpoint; its result is not cached unless the policy permits that",
+			"none needed; remove the endpoint from the policy to forbid it",
+		},
+		{
+			string(sandbox.EventUnreachable), event,
+			"a permitted connection failed: an allowed endpoint did not answer, or nothing listens on the loopback",
+			"start the listener before its clients, or check the endpoint from the worker's machine",
+		},
+		{
+			string(sandbox.EventWrite), event,
+			"a run tried to change an input, or to write outside its writable directories",
+			"copy the input before changing it, and write to declared outputs or $TMPDIR",
+		},
+		{
+			string(sandbox.EventExec), event,
+			"a run tried to execute a program that the sandbox does not contain",
+			"add the program to the inputs, install it on every worker below /usr, or use a container image that has it",
+		},
+		{
+			string(sandbox.EventSyscall), event,
+			"the filter refused a system call that builds do not need",
+			"avoid the operation that needs it; cloister action show names the process",
+		},
+		{
+			string(sandbox.EventRead), event,
+			"a run looked for a file that is in the source tree but is not an input",
+			"add the file to srcs, hdrs or data of the target",
+		},
+		{
+			string(sandbox.EventOutput), event,
+			"a run left a file that is neither input nor declared output, and it was discarded",
+			"declare the file as an output, or write it to $TMPDIR",
+		},
+		{
+			string(sandbox.EventLimit), event,
+			"a run reached a limit of memory, time, processes or files",
+			"use less, or request more with the property cloister-LIMIT up to the policy's maximum",
+		},
+		{
+			string(sandbox.EventRefused), event,
+			"the policy did not grant a property of the action, so the action did not run",
+			"ask cloister policy explain what the rule grants, and change the property or the policy",
+		},
+		{
+			"0", code,
+			"the command succeeded, or the answer is yes",
+			"none needed",
+		},
+		{
+			"1", code,
+			"the answer is no: something differs, failed or is refused",
+			"read the output, which has the findings",
+		},
+		{
+			"2", code,
+			"the command line, the environment or a file has a mistake; repro and diff could not compare",
+			"correct what the message names; --help has examples",
+		},
+		{
+			"3", code,
+			"this machine cannot do it: a kernel feature, a permission or a directory is missing",
+			"cloister check lists what is missing, with the command that enables it",
+		},
+		{
+			"4", code,
+			"the server lacks a blob, a result or an action; of gate: a step violated the policy",
+			"build again to upload what was evicted, or check --instance and --server",
+		},
+		{
+			"5", code,
+			"the server cannot be reached",
+			"check --server, and the server with cloister status",
+		},
+		{
+			"6", code,
+			"a time limit of the command line has passed",
+			"raise --timeout, or look at cloister status for what still runs",
+		},
+		{
+			"125", code,
+			"cloister run itself failed, and not the command that it runs",
+			"read the message; cloister check tells whether runs are possible",
+		},
 	}
 	for _, row := range compare.Causes {
 		all = append(all, explanation{string(row.Cause), "cause", row.Meaning, compare.FixFor(row.Cause, "")})
@@ -70,9 +129,9 @@ func explainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain [CODE] [--json]",
 		Short: "Explain an event, a cause or an exit code",
-		Long: `Explain prints what a code in a message, log or report means, and what to do: the kind of an event (connect, write), the
-cause of a difference between runs (timestamp, member order), or the exit code of a command. Without an argument it lists
-all codes. It contacts no server; docs/codes.md has the same table. The exit code is 4 if the code is unknown.`,
+		Long: `Explain prints what a code in a message, log or report means, and what to do: the kind of an event (connect), the cause
+of a difference between runs (member order), or the exit code of a command. Without an argument it lists all codes. It
+contacts no server; docs/codes.md has the same table. The exit code is 4 if the code is unknown.`,
 		Example: `  cloister explain
   cloister explain connect
   cloister explain member order`,
