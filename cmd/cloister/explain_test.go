@@ -77,8 +77,11 @@ func TestExplain(t *testing.T) {
 		code int
 		want string
 	}{
-		{"explain", 0, "cause"}, {"explain connect", 0, "remedy       add what it needs"}, {"explain member order", 0, "member order\nmeaning      the order"},
-		{"explain 5 --json", 0, `"kind": "exit code"`}, {"explain nothing", 4, "cloister explain lists the codes"},
+		{"explain", 0, "cause"},
+		{"explain connect", 0, "remedy       add what it needs"},
+		{"explain member order", 0, "member order\nmeaning      the order"},
+		{"explain 5 --json", 0, `"kind": "exit code"`},
+		{"explain nothing", 4, "cloister explain lists the codes"},
 	} {
 		out, code := runCLI(t, strings.Fields(c.args)...)
 		expect.That(t, code == c.code && strings.Contains(out, c.want), "%s: exit %d, %s, want %d, %s", c.args, code, out, c.code, c.want)
