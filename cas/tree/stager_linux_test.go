@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cas/tree"
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -67,7 +68,10 @@ func imageDir(t testing.TB) string {
 	if st.Type != unix.TMPFS_MAGIC {
 		return dir
 	}
-	dir = must.Get(os.MkdirTemp("/var/tmp", "cloister-images-"))(t)
+	dir, err := os.MkdirTemp("/var/tmp", "cloister-images-")
+	if err != nil {
+		sandboxtest.Unavailable(t, "disk", err)
+	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }

@@ -26,11 +26,9 @@ func TestCloisterBuildsItself(t *testing.T) {
 	if !*self {
 		t.Skip("takes minutes: make self-build, or -args -self")
 	}
-	env := []string{"--repo_env=GOMODCACHE=" + moduleCache(t), "--repo_env=PATH=" + os.Getenv("PATH")}
+	env := goModules(t)
 	build := func(user *syscall.Credential) (map[string]ran, []byte) {
-		r := newRig(t, user)
-		must.Succeed(t, bazelrun.CopyWorkspace(r.Workspace, "../..",
-			"BUILD.bazel", "cas", "cmd", "go.mod", "go.sum", "proto", "sandbox", "tests", "worker"))
+		r := newSelfRig(t, user)
 		wantAll(t, r.bazel(t, "build", append(env, "//cmd/cloister")...), "remote")
 		r.wantNoEvents(t)
 		outputs := must.Get(r.Outputs("cmd/cloister"))(t)
@@ -47,6 +45,32 @@ func TestCloisterBuildsItself(t *testing.T) {
 				there.Mnemonic, there.Target, hash, there.StableHash)
 		}
 	}
+}
+
+// TestCloisterTestsItself runs the tests of the store and the worker as actions of a server. Tests that need root or
+// mounts skip themselves in its sandbox.
+func TestCloisterTestsItself(t *testing.T) {
+	if !*self {
+		t.Skip("takes minutes: make self-build, or -args -self")
+	}
+	r := newSelfRig(t, nil)
+	build := r.bazel(t, "test", append(goModules(t), "--keep_going", "--test_output=errors", "//cas/...", "//worker/...")...)
+	wantAll(t, build, "remote")
+}
+
+// newSelfRig is newRig with Cloister's own sources in the workspace.
+func newSelfRig(t *testing.T, user *syscall.Credential) *rig {
+	t.Helper()
+	r := newRig(t, user)
+	must.Succeed(t, bazelrun.CopyWorkspace(r.Workspace, "../..",
+		"BUILD.bazel", "cas", "cmd", "docs", "go.mod", "go.sum", "proto", "sandbox", "tests", "worker"))
+	return r
+}
+
+// goModules returns the flags with which Bazel finds Go and the modules that the packages need.
+func goModules(t *testing.T) []string {
+	t.Helper()
+	return []string{"--repo_env=GOMODCACHE=" + moduleCache(t), "--repo_env=PATH=" + os.Getenv("PATH")}
 }
 
 // moduleCache returns a module cache that every user can read, with the modules that the packages need.

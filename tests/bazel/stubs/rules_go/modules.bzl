@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The modules in go.mod as repositories, from Go's module cache: run "go mod download" first."""
+"""The modules in go.mod as repositories, from Go's module cache: run "go mod download" first.
+
+@go_modules also has a copy of this module's own packages, so that they are compiled once and not again for each test.
+The copy may be old: the go command then compiles what has changed.
+"""
 
 def _go_modules_impl(ctx):
     root = ctx.path(ctx.attr.go_mod).dirname
@@ -8,7 +12,9 @@ def _go_modules_impl(ctx):
     ctx.symlink(ctx.attr.go_mod, "go.mod")
     script = """set -eu
 go mod vendor -o "$1/vendor"
-find "$1/vendor" '(' -name BUILD -o -name BUILD.bazel ')' -delete
+mkdir "$1/packages"
+cp -r $(go list -f '{{.Dir}}' ./... | sed "s,^$PWD/,,; s,/.*,," | sort -u) "$1/packages"
+find "$1/vendor" "$1/packages" '(' -name BUILD -o -name BUILD.bazel -o -name WORKSPACE -o -name '*_test.go' ')' -delete
 go env GOROOT"""
     done = ctx.execute(["sh", "-c", script, "sh", str(ctx.path("."))], working_directory = str(root))
     if done.return_code:
@@ -19,7 +25,7 @@ package(default_visibility = ["//visibility:public"])
 
 go_library(name = "modules")
 
-go_compiled(name = "compiled", srcs = glob(["go.mod", "vendor/**"]), root = "%s")
+go_compiled(name = "compiled", srcs = glob(["go.mod", "vendor/**"]), packages = glob(["packages/**"]), root = "%s")
 """ % done.stdout.strip())
 
 _go_modules = repository_rule(

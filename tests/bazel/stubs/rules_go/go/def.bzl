@@ -2,9 +2,8 @@
 
 """A minimal stand-in for rules_go without a download, for remote builds on Linux with the host's Go.
 
-A binary or test is one action that runs the go command. Packages of other modules, and those of the standard library
-that they import, are compiled once, in @go_modules//:compiled. A library is only a set of sources; nothing compiles it
-alone.
+A binary or test is one action that runs the go command. All packages, and those of the standard library that they
+import, are compiled once, in @go_modules//:compiled. A library is only a set of sources; nothing compiles it alone.
 """
 
 GoSources = provider("A package and its dependencies.", fields = {"files": "their sources"})
@@ -41,10 +40,11 @@ def _go_compiled_impl(ctx):
 
     # Each entry ends with the time at which it was made, in nanoseconds.
     ctx.actions.run_shell(
-        inputs = ctx.files.srcs,
+        inputs = ctx.files.srcs + ctx.files.packages,
         outputs = [cache],
-        command = go + """packages=$(grep -v '^#' vendor/modules.txt)
-go build $(go list -e -f '{{if .GoFiles}}{{.ImportPath}}{{end}}' $packages)
+        command = go + """cp -r external/go_modules/packages/* .
+packages=$(grep -v '^#' vendor/modules.txt)
+go build $(go list -e -f '{{if .GoFiles}}{{if ne .Name "main"}}{{.ImportPath}}{{end}}{{end}}' $packages ./...)
 find "$GOCACHE" -name '*-a' -exec sed -i 's/[0-9]\\{19\\}$/1000000000000000000/' {} +
 mkdir -p '%s' && cp -r "$GOCACHE"/?? "$_"
 """ % cache.path,
@@ -57,7 +57,11 @@ mkdir -p '%s' && cp -r "$GOCACHE"/?? "$_"
         files = depset([cache] + ctx.files.srcs),
     )]
 
-go_compiled = rule(_go_compiled_impl, attrs = {"srcs": attr.label_list(allow_files = True), "root": attr.string()})
+go_compiled = rule(_go_compiled_impl, attrs = {
+    "srcs": attr.label_list(allow_files = True),
+    "packages": attr.label_list(allow_files = True),
+    "root": attr.string(),
+})
 
 def _compile(ctx, name, verb):
     out = ctx.actions.declare_file(name)
