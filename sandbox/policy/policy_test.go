@@ -256,6 +256,24 @@ func TestCompileRefuses(t *testing.T) {
 	golden(t, "refusals.txt", b.String())
 }
 
+// TestSandboxProperty: an action may require a backend; one that does not exist is refused.
+func TestSandboxProperty(t *testing.T) {
+	ask := func(value string) (*policy.Grant, error) {
+		return policy.Default().Compile(policy.Request{Properties: []policy.Property{{Name: "cloister-sandbox", Value: value}}}, sandbox.AllLimits)
+	}
+	for _, value := range []string{"namespace", "gvisor"} {
+		if g, err := ask(value); err != nil || g.Sandbox != value || !slices.Contains(g.Why, "sandbox "+value+": property cloister-sandbox") {
+			t.Errorf("%s: got %+v, %v", value, g, err)
+		}
+	}
+	if _, err := ask("none"); !errors.Is(err, policy.ErrRefused) || !strings.Contains(err.Error(), "write namespace or gvisor") {
+		t.Errorf("none: got %v, want a refusal", err)
+	}
+	if g, err := policy.Default().Compile(policy.Request{}, sandbox.AllLimits); err != nil || g.Sandbox != "" {
+		t.Errorf("without the property: got %+v, %v", g, err)
+	}
+}
+
 func TestFirstMatchingRuleApplies(t *testing.T) {
 	all := policy.Request{Instance: "main", Target: "//a/b:c", Mnemonic: "Fetch", Properties: properties("pool=big", "pool=net", "x=")}
 	for _, c := range []struct {

@@ -114,6 +114,7 @@ func (s *story) as(id string, config *bazelrun.ServerConfig) error {
 func (s *story) join(args []string) error {
 	return s.start(args[0], bazelrun.ServerConfig{
 		Binary: built.Path(s), Dir: filepath.Join(s.work, args[0]), Home: filepath.Join(s.work, "home"), MaxSize: "1GiB",
+		Env:  []string{"RUNSC_PATH=" + os.Getenv("RUNSC_PATH")},
 		Join: s.script.Getenv("WORKERS"), Args: append([]string{"--name", args[0], "--jobs", "2"}, args[1:]...),
 	})
 }

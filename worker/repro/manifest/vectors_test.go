@@ -135,6 +135,19 @@ func vector(name string) *manifest.Manifest {
 	return m
 }
 
+// TestSandboxIsStable: a backend with a kernel of its own changes the stable hash, and others change nothing.
+func TestSandboxIsStable(t *testing.T) {
+	usual, own := plain(), plain()
+	own.Sandbox = "gvisor"
+	if text := strings.Replace(own.Text(), "sandbox \"gvisor\"\n", "", 1); text != usual.Text() || own.StableHash() == usual.StableHash() {
+		t.Errorf("got\n%s\nwant one more line than\n%s\nand another stable hash", own.Text(), usual.Text())
+	}
+	read, err := manifest.Parse([]byte(own.Text()))
+	if err != nil || read.Sandbox != "gvisor" {
+		t.Errorf("got %+v, %v, want it back", read, err)
+	}
+}
+
 func TestVectors(t *testing.T) {
 	var hashes strings.Builder
 	names := []string{"blake3", "failed", "names", "outputs", "plain", "seeded"}

@@ -89,7 +89,9 @@ var fingerprints = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // offer describes the slots of this machine.
 func (c *Config) offer() *queue.Offer {
-	return &queue.Offer{Any: !c.Fleet, Places: true, Properties: c.Workers.properties}
+	all := slices.Concat(c.Workers.properties, c.Sandbox.Offers())
+	slices.SortFunc(all, worker.Property.Compare)
+	return &queue.Offer{Any: !c.Fleet, Places: true, Properties: all}
 }
 
 // matchHint returns what to do about an action that no worker takes.
