@@ -10,7 +10,7 @@
 //   - it reaches no endpoint outside the sandbox, and has no terminal, no root file system of its own and no superuser;
 //   - limits of memory and processor time include what gVisor itself uses, about 40 MiB for each run, for which the limit
 //     of memory is higher;
-//   - a fork that fails at the limit of processes is not reported.
+//   - the limit of processes is gVisor's: it permits a few more, and a fork that fails is not reported.
 //
 // What it lacks, Features say and Run refuses. It needs root, since it gives each run two users.
 //
