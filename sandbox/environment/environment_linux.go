@@ -255,7 +255,7 @@ func (e *Environment) Close(ctx context.Context) (*sandbox.Result, error) {
 	return e.result, e.err
 }
 
-// Ended returns a channel that is closed when the environment has ended, whoever ended it.
+// Ended returns a channel that is closed when the environment has ended, for any reason.
 func (e *Environment) Ended() <-chan struct{} { return e.ended }
 
 // A head keeps the first bytes that are written to it.

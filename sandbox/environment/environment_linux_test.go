@@ -8,7 +8,9 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -44,11 +46,11 @@ func start(t *testing.T, change func(*sandbox.Spec)) *environment.Environment {
 		limit sandbox.Limit
 		value *int64
 	}{{sandbox.LimitMemory, &spec.Limits.Memory}, {sandbox.LimitProcesses, &spec.Limits.Processes}} {
-		if !has(features.Limits, l.limit) {
+		if !slices.Contains(features.Limits, l.limit) {
 			*l.value = sandbox.Unlimited
 		}
 	}
-	if !has(features.Limits, sandbox.LimitCPU) {
+	if !slices.Contains(features.Limits, sandbox.LimitCPU) {
 		spec.Limits.CPU = sandbox.Unlimited
 	}
 	if change != nil {
@@ -62,15 +64,6 @@ func start(t *testing.T, change func(*sandbox.Spec)) *environment.Environment {
 	}
 	t.Cleanup(func() { e.Close(t.Context()) })
 	return e
-}
-
-func has(limits []sandbox.Limit, l sandbox.Limit) bool {
-	for _, other := range limits {
-		if other == l {
-			return true
-		}
-	}
-	return false
 }
 
 // newSpec returns the Spec of an environment of this program.
@@ -195,13 +188,37 @@ func TestProgramsThatCannotRun(t *testing.T) {
 	}
 }
 
-// A reader of output returns when a process in the background still has it open, and loses nothing of the command.
+// A command ends although a process in the background has its output open, and none of its own output is lost: here the
+// reader waits until the command has ended.
 func TestBackgroundProcessDoesNotDelayTheEnd(t *testing.T) {
 	e := start(t, nil)
-	code, out := shell(t, e, "sleep 1000 & head -c 60000 /dev/zero | tr '\\0' x")
-	if code != 0 || out != strings.Repeat("x", 60000) {
-		t.Errorf("got %d and %d bytes, want 0 and 60000", code, len(out))
+	out := &slowWriter{written: make(chan struct{}), release: make(chan struct{})}
+	go func() {
+		<-out.written
+		shell(t, e, "while kill -0 $(cat /work/pid) 2>/dev/null; do sleep 0.01; done")
+		close(out.release)
+	}()
+	script := "echo $$ > /work/pid; sleep 1000 & head -c 60000 /dev/zero | tr '\\0' x"
+	code, err := e.Exec(t.Context(), command(script), sandbox.Stdio{Stdout: out}, nil)
+	if err != nil || code != 0 || string(out.text) != strings.Repeat("x", 60000) {
+		t.Errorf("got %d %v and %d bytes, want 0 and 60000", code, err, len(out.text))
 	}
+}
+
+// A slowWriter waits in its first Write.
+type slowWriter struct {
+	text             []byte
+	once             sync.Once
+	written, release chan struct{}
+}
+
+func (w *slowWriter) Write(b []byte) (int, error) {
+	w.once.Do(func() {
+		close(w.written)
+		<-w.release
+	})
+	w.text = append(w.text, b...)
+	return len(b), nil
 }
 
 func TestSignalsReachTheCommand(t *testing.T) {
