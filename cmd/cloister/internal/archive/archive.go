@@ -13,6 +13,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -158,8 +159,8 @@ func unpackInto(dir, base string, t *tar.Reader, top *tar.Header) error {
 		}
 	}
 	top.Name = "."
-	for i := len(modes) - 1; i >= 0; i-- {
-		if err := root.Chmod(modes[i].Name, permissions(modes[i])); err != nil {
+	for _, h := range slices.Backward(modes) {
+		if err := root.Chmod(h.Name, permissions(h)); err != nil {
 			return err
 		}
 	}

@@ -94,7 +94,7 @@ func launch(ctx context.Context, dir string, held *os.File) (*State, error) {
 		return nil, err
 	}
 	defer r.Close()
-	cmd := exec.Command("/proc/self/exe")
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/proc/self/exe")
 	cmd.Args = os.Args
 	cmd.Env = append(os.Environ(), supervised+"="+dir)
 	cmd.ExtraFiles = []*os.File{held, w}

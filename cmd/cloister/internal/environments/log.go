@@ -23,7 +23,7 @@ type eventLog struct {
 	left int
 }
 
-// Limits of a log: a sandbox may execute commands for as long as it lives.
+// Limits of a log: a sandbox may execute any number of commands.
 const (
 	maxLog     = 16 << 20 // bytes
 	maxCommand = 500      // bytes of a command line

@@ -145,8 +145,7 @@ func (s *supervisor) finish(ctx context.Context, l net.Listener) error {
 	if s.idle != nil {
 		s.idle.Stop()
 	}
-	var by *interrupt.Error
-	if errors.As(context.Cause(ctx), &by) {
+	if by, ok := errors.AsType[*interrupt.Error](context.Cause(ctx)); ok {
 		s.end(by.Error())
 	}
 	patience, cancel := context.WithTimeout(context.Background(), closePatience)
