@@ -26,8 +26,8 @@ var (
 	ErrClosed = errors.New("the sandbox is closed")
 )
 
-// A Backend runs commands with one isolation mechanism. Its methods are safe for concurrent use. After Close they return
-// ErrClosed.
+// A Backend runs commands with one isolation mechanism. Its methods are safe for concurrent use. After Close they
+// return ErrClosed.
 type Backend interface {
 	// Probe reports what the backend enforces on this host, by trying it. If that is too little to run anything, it
 	// returns ErrUnsupported and Features that name what is missing.
@@ -149,8 +149,9 @@ type Features struct {
 	Backend string
 	// Kernel is the name of the kernel that runs see if each has its own, or "" for that of this host.
 	Kernel string
-	// Tier is the level of confinement in force: "full", "partial" (this host lacks a layer: see the Checks that are not OK),
-	// "namespaces" (the operator disabled the system call filter, Landlock and the syscall monitor), "weakened" or "none".
+	// Tier is the level of confinement in force: "full", "partial" (this host lacks a layer: see the Checks that are not
+	// OK), "namespaces" (the operator disabled the system call filter, Landlock and the syscall monitor), "weakened" or
+	// "none".
 	Tier string
 	// Layers are the mechanisms in force, outermost first.
 	Layers []string

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tests checks the rules of the code base: imports, documentation, prose. The tests in its subdirectories start the
-// real binary.
+// Package tests checks the rules of the code base: imports, documentation, prose. The tests in its subdirectories start
+// the real binary.
 package tests
 
 import (
@@ -357,8 +357,8 @@ func packages(t *testing.T) []pkg {
 	return ps
 }
 
-// covers reports whether a rule's pattern covers an import path. A pattern without a dot in its first element is relative to
-// the module; one that begins with "std/" is in the standard library.
+// covers reports whether a rule's pattern covers an import path. A pattern without a dot in its first element is
+// relative to the module; one that begins with "std/" is in the standard library.
 func covers(pattern, path string) bool {
 	if pattern == "..." {
 		return true
@@ -548,8 +548,8 @@ func TestTopLevel(t *testing.T) {
 	}
 }
 
-// skips counts the skips per file that do not depend on the host. All others use sandboxtest.Unavailable, which fails if
-// CLOISTER_REQUIRE names the requirement.
+// skips counts the skips per file that do not depend on the host. All others use sandboxtest.Unavailable, which fails
+// if CLOISTER_REQUIRE names the requirement.
 var skips = map[string]int{
 	"cas/internal/chunk/chunk_test.go":              1, // a picture that its licence keeps out of this tree
 	"cas/castest/castest.go":                        1, // optional abilities of a store

@@ -137,8 +137,8 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 	return &confined{spec: spec, grant: grant, root: req.place.path, timeout: stated}, nil
 }
 
-// unknownToolchain reports whether the toolchain that the action of e saw is unknown: it changed during the run, or could
-// not be read. In a fleet, whose cached results are served in any case, only a change counts.
+// unknownToolchain reports whether the toolchain that the action of e saw is unknown: it changed during the run, or
+// could not be read. In a fleet, whose cached results are served in any case, only a change counts.
 func (l *Local) unknownToolchain(e *execution) bool {
 	now := l.fingerprint(e.req)
 	if l.cfg.Fleet {
@@ -189,8 +189,8 @@ func (l *Local) timeout(t *Task, req *request, g *policy.Grant) (time.Duration, 
 		req.Digest, req.Timeout, g.MaxTimeout, g.Profile, g.Rule)
 }
 
-// environment returns the variables of root, the environment of the root file system, overridden by those of the command
-// and then by overrides. An override is "KEY=VALUE", or "KEY" to unset a variable.
+// environment returns the variables of root, the environment of the root file system, overridden by those of the
+// command and then by overrides. An override is "KEY=VALUE", or "KEY" to unset a variable.
 func environment(root []string, c *repb.Command, overrides ...string) []string {
 	vars := make([]string, 0, len(root)+len(c.EnvironmentVariables)+len(overrides))
 	vars = append(vars, root...)

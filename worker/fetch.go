@@ -78,8 +78,8 @@ func (l *Local) Action(ctx context.Context, in *cas.Instance, action cas.Digest)
 	return tree.Read(ctx, l.inputs, in, action, new(repb.Action))
 }
 
-// resolveHere reads and checks an action, its command and its input root. One Fault of kind FaultMissing lists all missing
-// blobs, so that a client can upload them together. A malformed action is a Fault of kind FaultInvalid.
+// resolveHere reads and checks an action, its command and its input root. One Fault of kind FaultMissing lists all
+// missing blobs, so that a client can upload them together. A malformed action is a Fault of kind FaultInvalid.
 func (l *Local) resolveHere(ctx context.Context, in *cas.Instance, action cas.Digest) (*request, error) {
 	req, err := l.resolve(ctx, in, action)
 	if err != nil {
@@ -140,7 +140,8 @@ func (req *request) plan(directories []string) error {
 	return nil
 }
 
-// resolveFor is resolveHere with the root file system of t and the layout that its client expects. It pulls no container image.
+// resolveFor is resolveHere with the root file system of t and the layout that its client expects. It pulls no
+// container image.
 func (l *Local) resolveFor(ctx context.Context, in *cas.Instance, t *Task, admission bool) (*request, error) {
 	req, err := l.resolveHere(ctx, in, t.Action)
 	if err == nil {

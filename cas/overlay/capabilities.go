@@ -9,8 +9,8 @@ import (
 	"github.com/cloister-build/cloister/cas"
 )
 
-// capabilities are the decorators of a store, and its instance. They are allocated together, since each call of a client
-// makes a store.
+// capabilities are the decorators of a store, and its instance. They are allocated together, since each call of a
+// client makes a store.
 type capabilities struct {
 	filer    filer
 	locator  locator

@@ -129,8 +129,8 @@ type key struct {
 
 var errClosed = fmt.Errorf("%w: the store is being closed", cas.ErrUnavailable)
 
-// New returns an Overlay, which sends the contents of the journal. It fails if the files of the journal cannot be read or
-// written.
+// New returns an Overlay, which sends the contents of the journal. It fails if the files of the journal cannot be read
+// or written.
 func New(c Config) (*Overlay, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

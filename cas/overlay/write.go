@@ -63,8 +63,8 @@ func (s *store) Put(ctx context.Context, d cas.Digest, r io.Reader) error {
 	return s.local.Store.Put(ctx, d, &data)
 }
 
-// A healthChecker is an optional interface of an upstream store. Err returns the error with which every call fails while
-// the upstream is known to be down, and otherwise nil.
+// A healthChecker is an optional interface of an upstream store. Err returns the error with which every call fails
+// while the upstream is known to be down, and otherwise nil.
 type healthChecker interface{ Err() error }
 
 // putLarge is Put with WriteThrough for a blob that does not fit into memory. The upstream gets it from the local

@@ -186,8 +186,8 @@ func (o *Overlay) outdated(e entry) bool {
 	return time.Since(o.pending.since(e)) > maxDenied || o.pending.len() > maxBacklog
 }
 
-// sendAll sends entries, the oldest of which was written at since, in each instance blobs before results. It returns the
-// number of sent entries, and the error if the upstream is unavailable.
+// sendAll sends entries, the oldest of which was written at since, in each instance blobs before results. It returns
+// the number of sent entries, and the error if the upstream is unavailable.
 func (o *Overlay) sendAll(entries []entry, since time.Time) (sent int64, err error) {
 	paced := func(r io.Reader) io.Reader { return &pacedReader{Reader: r, o: o, since: since} }
 	r := &round{o: o}

@@ -144,8 +144,8 @@ Only a head kept elsewhere reveals that the end was cut off or that the whole lo
 // headText matches a head.
 var headText = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// withLog calls f with the directory of the audit log, or of a copy of the server's log. The copy omits files whose entries
-// are all older than since.
+// withLog calls f with the directory of the audit log, or of a copy of the server's log. The copy omits files whose
+// entries are all older than since.
 func (c *auditConfig) withLog(ctx context.Context, since time.Time, f func(dir string) error) error {
 	if !c.remote {
 		dir, err := storedir.Path(c.dir)

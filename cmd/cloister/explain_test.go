@@ -15,8 +15,8 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// TestCodesAreExplained: explain knows exactly the kinds of events and the exit codes that the source declares. Those of
-// package compare check the causes.
+// TestCodesAreExplained: explain knows exactly the kinds of events and the exit codes that the source declares. Those
+// of package compare check the causes.
 func TestCodesAreExplained(t *testing.T) {
 	missing := map[string]string{"0": "exit code"}
 	for _, file := range []struct{ path, prefix, kind string }{

@@ -120,8 +120,8 @@ func gc(ctx context.Context, c *gcConfig, out, info io.Writer) error {
 // progressInterval is the interval at which gc looks how much is gone.
 const progressInterval = 200 * time.Millisecond
 
-// collect removes what o selects from the store, which has before bytes, and shows in line how much of it is gone. Other
-// writes to the store count against that.
+// collect removes what o selects from the store, which has before bytes, and shows in line how much of it is gone.
+// Other writes to the store count against that.
 func (c *gcConfig) collect(ctx context.Context, o disk.CollectOptions, before int64, line *terminal.Progress) (r disk.CollectReport, err error) {
 	if line == nil || o.DryRun {
 		return c.store.Collect(ctx, o)

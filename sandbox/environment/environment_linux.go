@@ -237,8 +237,8 @@ func check(spec *sandbox.Spec) error {
 	return nil
 }
 
-// Close ends the environment: its processes get SIGTERM and, after three seconds, SIGKILL; when ctx ends they are killed
-// at once. It returns how the run ended. Later calls return the same.
+// Close ends the environment: its processes get SIGTERM and, after three seconds, SIGKILL; when ctx ends they are
+// killed at once. It returns how the run ended. Later calls return the same.
 func (e *Environment) Close(ctx context.Context) (*sandbox.Result, error) {
 	e.mu.Lock()
 	if !e.shut {

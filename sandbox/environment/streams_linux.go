@@ -142,8 +142,8 @@ func (s *streams) copy(w io.Writer, r *os.File) {
 	s.err = errors.Join(s.err, err)
 }
 
-// drain waits until everything that the command has written is copied. When ctx has ended, it waits at most a second: a writer
-// may block.
+// drain waits until everything that the command has written is copied. When ctx has ended, it waits at most a second: a
+// writer may block.
 func (s *streams) drain(ctx context.Context) error {
 	for _, r := range s.ours {
 		_ = r.SetReadDeadline(time.Unix(1, 0)) // it may be closed

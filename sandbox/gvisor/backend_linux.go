@@ -31,8 +31,8 @@ type backend struct {
 	busy   sync.WaitGroup
 }
 
-// A cell has what one run at a time needs: a pair of host users, which are those of a slot of that number, and a control
-// group.
+// A cell has what one run at a time needs: a pair of host users, which are those of a slot of that number, and a
+// control group.
 type cell struct {
 	number int
 	group  *cgroup.Group // nil without control groups

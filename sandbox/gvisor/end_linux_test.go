@@ -161,8 +161,8 @@ func TestMissingRunscIsExplained(t *testing.T) {
 	}
 }
 
-// TestKernelIsGVisors: the run sees gVisor's kernel, no process of this host, and a user without rights on this host runs
-// it.
+// TestKernelIsGVisors: the run sees gVisor's kernel, no process of this host, and a user without rights on this host
+// runs it.
 func TestKernelIsGVisors(t *testing.T) {
 	b := backend(t)
 	read, write, err := os.Pipe()

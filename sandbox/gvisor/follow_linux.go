@@ -136,8 +136,8 @@ func (r *run) check() *sandbox.Event {
 	return limit.ExceededBy(&r.spec.Limits, &used)
 }
 
-// sample returns what the run has used, or nothing without a control group. The peak of memory includes gVisor's own and
-// is dropped.
+// sample returns what the run has used, or nothing without a control group. The peak of memory includes gVisor's own
+// and is dropped.
 func (r *run) sample() (cgroup.Usage, error) {
 	if r.cell.group == nil {
 		return cgroup.Usage{}, nil

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gvisor runs commands in gVisor, a kernel in user space: what a run asks of its kernel reaches the host only as
-// the few system calls of that program. It drives runsc, a separate program that make gvisor builds, and links none of it.
+// Package gvisor runs commands in gVisor, a kernel in user space: what a run asks of its kernel reaches the host only
+// as the few system calls of that program. It drives runsc, a separate program that make gvisor builds, and links none
+// of it.
 //
 // A run has the guarantees of package namespace, with these differences:
-//   - its kernel is gVisor's (platform systrap), so bugs of the host's kernel are out of its reach; gVisor itself, its file
-//     server (the gofer) and pid 1 of the run have a host user that owns nothing;
+//   - its kernel is gVisor's (platform systrap), so bugs of the host's kernel are out of its reach; gVisor itself, its
+//     file server (the gofer) and pid 1 of the run have a host user that owns nothing;
 //   - attempts are not recorded, since the kernel that sees them is not this host's: only AuditOff is supported;
 //   - it reaches no endpoint outside the sandbox, and has no terminal, no root file system of its own and no superuser;
-//   - limits of memory and processor time include what gVisor itself uses, about 40 MiB for each run, for which the limit
-//     of memory is higher;
+//   - limits of memory and processor time include what gVisor itself uses, about 40 MiB for each run, for which the
+//     limit of memory is higher;
 //   - the limit of processes is gVisor's: it permits a few more, and a fork that fails is not reported.
 //
 // What it lacks, Features say and Run refuses. It needs root, since it gives each run two users.

@@ -67,8 +67,8 @@ func plan(spec *sandbox.Spec, runsc string, user int) (*zygote.Launch, *zygote.G
 	return l, g, nil
 }
 
-// addMounts adds the inputs, outputs and temporary directories of the spec. Temporary directories are gVisor's own, unless
-// something of this host is mounted inside them.
+// addMounts adds the inputs, outputs and temporary directories of the spec. Temporary directories are gVisor's own,
+// unless something of this host is mounted inside them.
 func addMounts(spec *sandbox.Spec, l *zygote.Launch, g *zygote.Guest) error {
 	var ops []zygote.Op
 	for _, in := range spec.Inputs {

@@ -162,8 +162,8 @@ func (r *run) start(std sandbox.Stdio) error {
 	return nil
 }
 
-// pipes makes the pipes between the worker, the launcher and the guest, and the run's streams. It returns the worker's end
-// of the launcher's life and of its plan, and the other ends.
+// pipes makes the pipes between the worker, the launcher and the guest, and the run's streams. It returns the worker's
+// end of the launcher's life and of its plan, and the other ends.
 func (r *run) pipes(std sandbox.Stdio) (life, plan *os.File, theirs []*os.File, err error) {
 	var ours [3]*os.File
 	for i := range ours {
@@ -194,8 +194,8 @@ func (r *run) pipes(std sandbox.Stdio) (life, plan *os.File, theirs []*os.File, 
 	return life, plan, theirs, nil
 }
 
-// join returns the files through which the launcher enters the run's control group: one that the caller closes, or those
-// that the group keeps.
+// join returns the files through which the launcher enters the run's control group: one that the caller closes, or
+// those that the group keeps.
 func (r *run) join(launch *zygote.Launch) (closed, kept []*os.File, err error) {
 	if r.cell.group == nil {
 		return nil, nil, nil

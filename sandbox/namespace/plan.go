@@ -42,8 +42,8 @@ type planOptions struct {
 
 func (c *planOptions) has(l Layer) bool { return !slices.Contains(c.without, l) }
 
-// plan turns a valid spec into instructions for a slot, and names the images that they refer to. It decides everything and
-// touches nothing: the same spec and options give the same plan on every host.
+// plan turns a valid spec into instructions for a slot, and names the images that they refer to. It decides everything
+// and touches nothing: the same spec and options give the same plan on every host.
 func plan(spec *sandbox.Spec, c *planOptions) (p *zygote.Plan, images []string) {
 	b := &zygote.Base{
 		Loopback:         spec.Network.Loopback,
@@ -166,8 +166,8 @@ func (c *planOptions) deviceOps() (ops []zygote.Op) {
 	return ops
 }
 
-// ownsRoot reports whether the spec has its own root file system, of which nothing but /etc/hosts and /etc/resolv.conf is
-// replaced.
+// ownsRoot reports whether the spec has its own root file system, of which nothing but /etc/hosts and /etc/resolv.conf
+// is replaced.
 func ownsRoot(spec *sandbox.Spec) bool {
 	return spec.Root != nil || slices.ContainsFunc(spec.Outputs, func(o sandbox.Output) bool { return o.Target == "/" })
 }
@@ -213,8 +213,8 @@ func (c *planOptions) rlimits(l *sandbox.Limits) []zygote.Rlimit {
 	return limit.Rlimits(l, c.groups)
 }
 
-// addresses returns the address of each host of the endpoints on the run's own loopback, where the egress proxy listens:
-// names get one of 127.1.0.0/16, addresses stay.
+// addresses returns the address of each host of the endpoints on the run's own loopback, where the egress proxy
+// listens: names get one of 127.1.0.0/16, addresses stay.
 func addresses(allow []sandbox.Endpoint) map[string]netip.Addr {
 	known := map[string]netip.Addr{}
 	for _, e := range allow {

@@ -241,8 +241,8 @@ var propertyNames = func() []string {
 // PropertySuperuser is the platform property with which an action asks for user 0.
 const PropertySuperuser = "dockerRunAsRoot"
 
-// WithDefaults returns the platform properties of an action, with the operator's defaults for its instance. A default is
-// omitted if the action sets a property of that name, compared without case.
+// WithDefaults returns the platform properties of an action, with the operator's defaults for its instance. A default
+// is omitted if the action sets a property of that name, compared without case.
 func (p *Policy) WithDefaults(instance string, properties []Property) []Property {
 	all := slices.Clip(properties)
 	if p == nil {

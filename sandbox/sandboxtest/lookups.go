@@ -104,8 +104,8 @@ func needIPv6(t *testing.T) {
 	}
 }
 
-// allowedName: the name of an allowed endpoint has an address, at which the endpoint is reached, also for a program that
-// ignores /etc/hosts. Other names have none.
+// allowedName: the name of an allowed endpoint has an address, at which the endpoint is reached, also for a program
+// that ignores /etc/hosts. Other names have none.
 func allowedName(t *testing.T, b sandbox.Backend) {
 	if f := features(t, b); !f.Endpoints {
 		lacks(t, f, "namespaces", "it cannot allow network endpoints")

@@ -235,8 +235,8 @@ func perform(ctx context.Context, b sandbox.Backend, spec *sandbox.Spec, std san
 	return res, err
 }
 
-// lacks skips a test of what the backend's Features do not promise. On the host's kernel that is a lack of the host, and
-// Unavailable decides; a backend with its own kernel lacks it everywhere.
+// lacks skips a test of what the backend's Features do not promise. On the host's kernel that is a lack of the host,
+// and Unavailable decides; a backend with its own kernel lacks it everywhere.
 func lacks(t *testing.T, f *sandbox.Features, requirement, what string) {
 	t.Helper()
 	if f.Kernel != "" {

@@ -44,8 +44,8 @@ func (n *node) end() error {
 var workersAt = regexp.MustCompile(`(?m)^workers  cloister join grpcs?://(\S+)$`)
 
 // serve starts a server. The flag -user=ID, which must be first, runs it as another user in a directory of that user;
-// ordinary users run it as themselves. The flag -local, likewise, gives it an empty /usr/local of its own, -nojobs makes
-// it execute nothing, and each -env=NAME=VALUE sets a variable.
+// ordinary users run it as themselves. The flag -local, likewise, gives it an empty /usr/local of its own, -nojobs
+// makes it execute nothing, and each -env=NAME=VALUE sets a variable.
 func (s *story) serve(args []string) error {
 	name := "server"
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
@@ -99,8 +99,8 @@ func (s *story) as(id string, config *bazelrun.ServerConfig) error {
 		expect.Error(s, bazelrun.Remove(dir), nil)
 	})
 	program := filepath.Join(dir, "cloister")
-	// Another process copies it: a child that is forked meanwhile would keep a descriptor of this one open for writing, and
-	// nobody could execute the copy (ETXTBSY).
+	// Another process copies it: a child that is forked meanwhile would keep a descriptor of this one open for writing,
+	// and nobody could execute the copy (ETXTBSY).
 	if out, err := exec.Command("cp", config.Binary, program).CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}

@@ -22,8 +22,8 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 )
 
-// TestEveryOutputHasASchema: each command with --json has a schema, which prints an output of it, and is run by a story,
-// which checks that.
+// TestEveryOutputHasASchema: each command with --json has a schema, which prints an output of it, and is run by a
+// story, which checks that.
 func TestEveryOutputHasASchema(t *testing.T) {
 	out := must.Get(exec.CommandContext(t.Context(), built.Path(t), "schema").Output())(t)
 	commands := strings.Split(strings.TrimSpace(string(out)), "\n")

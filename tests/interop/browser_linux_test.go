@@ -214,8 +214,8 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// TestLargeDataInABrowser opens a build of 10,000 actions, a tree of 200,000 files and a blob of 1 GiB. It logs how long
-// that takes.
+// TestLargeDataInABrowser opens a build of 10,000 actions, a tree of 200,000 files and a blob of 1 GiB. It logs how
+// long that takes.
 func TestLargeDataInABrowser(t *testing.T) {
 	b := startBrowser(t)
 	web := must.Get(loopback.Address())(t)

@@ -180,8 +180,8 @@ func (c *check) firstControl(ctx context.Context, b *Bisection, x *Executor) (*R
 	return second, nil
 }
 
-// freshControl makes another control and, if it differs, one more. With byTime, unexplained differences are times if the
-// two and further controls are equal and none has the value of the first control again.
+// freshControl makes another control and, if it differs, one more. With byTime, unexplained differences are times if
+// the two and further controls are equal and none has the value of the first control again.
 func (c *check) freshControl(ctx context.Context, b *Bisection, x *Executor, byTime bool) error {
 	later, err := c.control(ctx, b, x)
 	if err != nil || len(b.noise.beyond(ctx, &b.control, later)) == 0 {

@@ -10,9 +10,9 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// Few runs of an output that differs by chance may well agree, and so may those that vary a factor. So a difference that
-// chance also makes, such as another order, names a factor only if it separates many runs: the values with the factor
-// varied are none of those that the controls take.
+// Few runs of an output that differs by chance may well agree, and so may those that vary a factor. So a difference
+// that chance also makes, such as another order, names a factor only if it separates many runs: the values with the
+// factor varied are none of those that the controls take.
 const (
 	// minControls are made before such a difference names a factor. calmControls of them have to repeat values of
 	// earlier ones, which may take up to maxControls.
@@ -132,8 +132,8 @@ func (b *Bisection) unsettled(ctx context.Context) bool {
 	return false
 }
 
-// confirm repeats run n of a factor, r, and returns the changed items that differ again, as often as it takes to exclude
-// chance. It adds the runs to s.
+// confirm repeats run n of a factor, r, and returns the changed items that differ again, as often as it takes to
+// exclude chance. It adds the runs to s.
 func (c *check) confirm(ctx context.Context, b *Bisection, x *Executor, s *Step, f *factor, n int, r *Run, changed []string) ([]string, error) {
 	always, draws, atLeast := 1, 1, 1 // runs that have to differ; or how many of how many
 	switch doubtful := b.isDoubtful(ctx, f, r, changed); {
@@ -215,8 +215,8 @@ func (b *Bisection) factorsAt(ctx context.Context, name string) map[string][]Fac
 	return all
 }
 
-// isSeeded reports whether random numbers determine an order. Threads may share them, so scheduling changes it, too, but
-// by chance: it is no factor of its own.
+// isSeeded reports whether random numbers determine an order. Threads may share them, so scheduling changes it, too,
+// but by chance: it is no factor of its own.
 func isSeeded(by []Factor) bool { return slices.Contains(by, factorRandom) }
 
 func withoutScheduling(by []Factor) []Factor {

@@ -94,8 +94,8 @@ func TestRacesHaveOneVerdict(t *testing.T) {
 	}
 }
 
-// TestRandomOrderOfThreadsHasOneVerdict: threads that share random numbers change the order of a hash table now and then,
-// in other numbers on one processor. That is no factor beside the random numbers.
+// TestRandomOrderOfThreadsHasOneVerdict: threads that share random numbers change the order of a hash table now and
+// then, in other numbers on one processor. That is no factor beside the random numbers.
 func TestRandomOrderOfThreadsHasOneVerdict(t *testing.T) {
 	for _, p := range []float64{0, 0.02, 0.1, 0.5} {
 		t.Run(fmt.Sprint(p), func(t *testing.T) {

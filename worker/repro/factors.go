@@ -48,7 +48,8 @@ var AllFactors = []Factor{
 }
 
 // A factor is how a Factor is varied and held. A varied factor has a different value in every run, a held one the same
-// value. A factor without vary changes on its own unless it is held; one without hold stays the same unless it is varied.
+// value. A factor without vary changes on its own unless it is held; one without hold stays the same unless it is
+// varied.
 type factor struct {
 	name Factor
 	// cause is the cause of differences that only this factor makes, if the outputs themselves do not show it.

@@ -905,7 +905,8 @@ func TestNondeterminismHasNoCause(t *testing.T) {
 	}
 }
 
-// What changes with the host's second is different in the next controls, too, and is not blamed on the factor of a step.
+// What changes with the host's second is different in the next controls, too, and is not blamed on the factor of a
+// step.
 func TestSlowChangesAreNotAttributedToFactors(t *testing.T) {
 	s := newScript(t, func(n int, _ *worker.Variation) made { return file(fmt.Sprint("\x00", n == 1, max(n, 9)/4)) })
 	if b := bisect(t, s).Bisection; len(b.Factors) > 0 || !slices.Equal(b.Nondeterministic, []string{"out"}) {

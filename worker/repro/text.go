@@ -221,8 +221,8 @@ func findings(all []*Difference, each bool) []finding {
 	return groups
 }
 
-// alike groups the outputs that differ by the same causes, factors and fixes, or with each returns every one on its own.
-// Outputs with a difference without a cause are never grouped.
+// alike groups the outputs that differ by the same causes, factors and fixes, or with each returns every one on its
+// own. Outputs with a difference without a cause are never grouped.
 func (v *Verdict) alike(each bool) [][]string {
 	var groups [][]string
 	group := map[string]int{} // by description

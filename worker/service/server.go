@@ -38,8 +38,8 @@ type Server struct {
 	workers []*buildbarn.Server // guarded by mu
 }
 
-// NewServer returns a Server, which the caller closes. It probes the sandbox and fails if that cannot run anything, if a
-// required field is missing, or if Config.Metrics has metrics of the same names. It serves nothing before Register.
+// NewServer returns a Server, which the caller closes. It probes the sandbox and fails if that cannot run anything, if
+// a required field is missing, or if Config.Metrics has metrics of the same names. It serves nothing before Register.
 func NewServer(ctx context.Context, c Config) (_ *Server, err error) {
 	if err := withhold(&c); err != nil {
 		return nil, err
@@ -209,8 +209,9 @@ func (s *Server) Register(r grpc.ServiceRegistrar) error {
 	return errors.Join(execserver.Register(r, execution), fleet.Register(r, operators))
 }
 
-// RegisterWorkers adds the services for workers that join to r: the four of the store, and OperationQueue of Buildbarn's
-// protocol. Anyone who can call them can forge results. The Server must be a head, or Config.Worker.Fleet must be set.
+// RegisterWorkers adds the services for workers that join to r: the four of the store, and OperationQueue of
+// Buildbarn's protocol. Anyone who can call them can forge results. The Server must be a head, or Config.Worker.Fleet
+// must be set.
 func (s *Server) RegisterWorkers(r grpc.ServiceRegistrar) error {
 	c, w := s.cfg.Workers, &s.cfg.Worker
 	if r == nil {
@@ -273,8 +274,8 @@ func (s *Server) closeWorkers() {
 	}
 }
 
-// Close ends running actions, uploads and everything else that NewServer and Register started. The caller stops its gRPC
-// servers first. It closes neither the backend nor the store. Later calls do nothing.
+// Close ends running actions, uploads and everything else that NewServer and Register started. The caller stops its
+// gRPC servers first. It closes neither the backend nor the store. Later calls do nothing.
 func (s *Server) Close() error {
 	s.closeWorkers()
 	return s.machine.Close()

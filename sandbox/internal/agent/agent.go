@@ -4,8 +4,8 @@
 // environment's run, so it has the confinement of that run, and whatever it starts inherits it.
 //
 // Its stdin is a Unix socket of packets. It receives Requests, those that start a command with the command's streams as
-// descriptors, and sends Replies. Commands have the agent's user and could forge its replies, so its peer trusts these no
-// more than the commands.
+// descriptors, and sends Replies. Commands have the agent's user and could forge its replies, so its peer trusts these
+// no more than the commands.
 package agent
 
 import "encoding/json"
@@ -30,8 +30,8 @@ type Request struct {
 	Terminal bool `json:",omitempty"`
 }
 
-// A Reply without an ID reports that the agent is ready; its descriptor is a file that the agent has made, whose owner is
-// the user of all commands. Others report that a command ended.
+// A Reply without an ID reports that the agent is ready; its descriptor is a file that the agent has made, whose owner
+// is the user of all commands. Others report that a command ended.
 type Reply struct {
 	ID   uint64
 	Code int // the exit code, or 128+N after signal N

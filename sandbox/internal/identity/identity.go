@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package identity defines the user, host name and files of /etc that runs see with every backend, so that actions cannot
-// tell backends apart by them. It mounts nothing.
+// Package identity defines the user, host name and files of /etc that runs see with every backend, so that actions
+// cannot tell backends apart by them. It mounts nothing.
 package identity
 
 import (
@@ -36,8 +36,8 @@ func (id Identity) Hosts(more string) zygote.Op {
 	return zygote.Op{Kind: zygote.OpFile, Target: "/etc/hosts", Source: text}
 }
 
-// Etc returns the operations that populate /etc; hosts are additional lines of /etc/hosts. The C library looks a name up
-// only if it resolves.
+// Etc returns the operations that populate /etc; hosts are additional lines of /etc/hosts. The C library looks a name
+// up only if it resolves.
 func (id Identity) Etc(hosts string, resolves bool) (ops []zygote.Op) {
 	files := [][2]string{
 		{"passwd", fmt.Sprintf("root:x:0:0:root:/:/bin/sh\n%s:x:%d:%d:%[1]s:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",

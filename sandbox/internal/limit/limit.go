@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package limit defines what reaching a limit means, for every backend: the events, and the resource limits of processes.
-// It measures nothing.
+// Package limit defines what reaching a limit means, for every backend: the events, and the resource limits of
+// processes. It measures nothing.
 package limit
 
 import (

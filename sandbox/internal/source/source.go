@@ -15,9 +15,9 @@ import (
 	"github.com/cloister-build/cloister/sandbox"
 )
 
-// Explain returns the error of a run that could not be started for the reason text. Workspace is its workspace, or nil if
-// the backend made none of that name. Sources are checked only after a failure, because that takes a system call for each
-// directory on their paths.
+// Explain returns the error of a run that could not be started for the reason text. Workspace is its workspace, or nil
+// if the backend made none of that name. Sources are checked only after a failure, because that takes a system call for
+// each directory on their paths.
 func Explain(spec *sandbox.Spec, workspace *os.Root, text string) error {
 	for i := range spec.Inputs {
 		in := &spec.Inputs[i]
@@ -57,8 +57,8 @@ func check(in *sandbox.Input) error {
 	return err
 }
 
-// inWorkspace describes a path of a workspace, or returns an error if it does not exist or leads through a symbolic link.
-// It returns nil without a workspace.
+// inWorkspace describes a path of a workspace, or returns an error if it does not exist or leads through a symbolic
+// link. It returns nil without a workspace.
 func inWorkspace(workspace *os.Root, source string) (fs.FileInfo, error) {
 	if workspace == nil {
 		return nil, nil

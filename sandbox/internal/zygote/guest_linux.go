@@ -102,8 +102,8 @@ func (g *Guest) run(in *json.Decoder, out *json.Encoder) error {
 	return errors.Join(out.Encode(Report{Exited: exited}), out.Encode(Report{Reaped: &Reaped{Full: full}}))
 }
 
-// setUp completes the root, moves into it, and returns the file through which a thread joins the command's control group,
-// or nil.
+// setUp completes the root, moves into it, and returns the file through which a thread joins the command's control
+// group, or nil.
 func (g *Guest) setUp() (*os.File, error) {
 	if err := g.lock(); err != nil {
 		return nil, err

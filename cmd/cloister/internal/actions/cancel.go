@@ -26,8 +26,8 @@ type Cancel struct {
 	JSON       bool
 }
 
-// Run cancels the unfinished executions that name and the flags select, and prints them. It needs no history, which only
-// has executions that ended.
+// Run cancels the unfinished executions that name and the flags select, and prints them. It needs no history, which
+// only has executions that ended.
 func (c *Cancel) Run(ctx context.Context, name string, out io.Writer) error {
 	conn, instance, err := c.From.Dial()
 	if err != nil {

@@ -116,8 +116,8 @@ func (a *Description) WriteJSON(w io.Writer) error {
 	return render.JSON(w, o)
 }
 
-// Failure describes the failure of the run: how it ended, and the lines of its message. It returns "" if the run did not
-// fail.
+// Failure describes the failure of the run: how it ended, and the lines of its message. It returns "" if the run did
+// not fail.
 func (a *Description) Failure() (summary string, lines []string) {
 	if a.failure == nil {
 		return "", nil

@@ -135,7 +135,8 @@ func (c *Flags) NamespaceConfig() (namespace.Config, error) {
 // gVisor is the value of --sandbox for package gvisor.
 const gVisor = "gvisor"
 
-// NewBackend returns the backend of --sandbox, which has the configuration if it is of namespaces. The caller closes it.
+// NewBackend returns the backend of --sandbox, which has the configuration if it is of namespaces. The caller closes
+// it.
 func (c *Flags) NewBackend(config namespace.Config) sandbox.Backend {
 	if c.Tier == gVisor {
 		return gvisor.New()
@@ -151,8 +152,8 @@ func (c *Flags) Offers() []worker.Property {
 	return []worker.Property{{Name: worker.PropertySandbox, Value: gVisor}}
 }
 
-// LoadPolicy returns the policy of --policy, or the built-in one, on this machine. With --source-tree, actions are fully
-// audited unless the file says otherwise.
+// LoadPolicy returns the policy of --policy, or the built-in one, on this machine. With --source-tree, actions are
+// fully audited unless the file says otherwise.
 func (c *Flags) LoadPolicy() (*policy.Policy, error) {
 	p := policy.Default()
 	var err error

@@ -77,8 +77,8 @@ const (
 	apparmor   = "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
 )
 
-// TestRepairRunsWhatIsAccepted: each command is shown with the one that reverts it before it runs, and faults that appear
-// only then are repaired too.
+// TestRepairRunsWhatIsAccepted: each command is shown with the one that reverts it before it runs, and faults that
+// appear only then are repaired too.
 func TestRepairRunsWhatIsAccepted(t *testing.T) {
 	broken := map[string]string{"user.max_user_namespaces": "0", "kernel.apparmor_restrict_unprivileged_userns": "1"}
 	for _, c := range []struct {

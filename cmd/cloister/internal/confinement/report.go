@@ -21,7 +21,8 @@ type Report struct {
 	Tier   string  `json:"tier"`
 }
 
-// A Check is a protection, or a property of the machine. The Result is ok, off, or FAIL if actions cannot run without it.
+// A Check is a protection, or a property of the machine. The Result is ok, off, or FAIL if actions cannot run without
+// it.
 type Check struct {
 	Result string `json:"result"`
 	Name   string `json:"name"`
@@ -94,7 +95,8 @@ func (r *Report) WriteText(out io.Writer) error {
 	return err
 }
 
-// onRequest describes which limits an action may request that no built-in profile has. The tier does not depend on them.
+// onRequest describes which limits an action may request that no built-in profile has. The tier does not depend on
+// them.
 func onRequest(given []sandbox.Limit) Check {
 	c := Check{Result: "ok", Name: "limits on request"}
 	var can, cannot []string

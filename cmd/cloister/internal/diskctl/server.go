@@ -2,8 +2,8 @@
 
 // Package diskctl lets an operator inspect, verify and clean up a disk store, whether or not a process has it open.
 // That process serves a socket in the directory of the store. A client connects to the socket, or opens the store
-// itself if no process does. Package disk does the work. A server may also offer the service at its port, to callers with the
-// right operate.
+// itself if no process does. Package disk does the work. A server may also offer the service at its port, to callers
+// with the right operate.
 //
 // A Unix socket admits only those who can enter the directory: its owner and root. The client checks with
 // SO_PEERCRED that a process of the directory's owner answers, and prints its answers without control characters. No

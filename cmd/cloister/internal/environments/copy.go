@@ -24,9 +24,9 @@ const (
 	UnpackCommand = "unpack"
 )
 
-// Copy copies a file or directory into a sandbox or out of one: either from or to is NAME:PATH, where PATH is absolute or
-// relative to the sandbox's working directory. The sandbox's end has the rights of its commands. What it sends is not
-// trusted: nothing outside of to is changed.
+// Copy copies a file or directory into a sandbox or out of one: either from or to is NAME:PATH, where PATH is absolute
+// or relative to the sandbox's working directory. The sandbox's end has the rights of its commands. What it sends is
+// not trusted: nothing outside of to is changed.
 func Copy(ctx context.Context, from, to string) error {
 	name, file, out := split(from)
 	target, dir, in := split(to)

@@ -35,8 +35,8 @@ type started struct {
 	Code  int
 }
 
-// Create creates a sandbox and returns its state when it can execute commands. It starts this command line once more, as
-// the supervisor, in which Create returns nil at the sandbox's end.
+// Create creates a sandbox and returns its state when it can execute commands. It starts this command line once more,
+// as the supervisor, in which Create returns nil at the sandbox's end.
 func Create(ctx context.Context, c *Config) (*State, error) {
 	if dir := os.Getenv(supervised); dir != "" {
 		return nil, c.report(ctx, dir)

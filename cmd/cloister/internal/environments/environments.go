@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package environments manages sandboxes that outlive a command. Each has a supervisor, a detached process that holds the
-// sandbox, and a directory below the user's state directory:
+// Package environments manages sandboxes that outlive a command. Each has a supervisor, a detached process that holds
+// the sandbox, and a directory below the user's state directory:
 //
 //	lock        held by the supervisor; a killed one releases it
 //	socket      on which the supervisor takes requests, from this user only
 //	state.json  what the sandbox is, and how it ended
 //	log         its commands and their exit codes
 //
-// A directory whose lock nobody holds and whose state has no end was left by a killed supervisor. Its processes and mounts
-// have died with it, and every operation removes the rest first.
+// A directory whose lock nobody holds and whose state has no end was left by a killed supervisor. Its processes and
+// mounts have died with it, and every operation removes the rest first.
 package environments
 
 import (

@@ -167,8 +167,8 @@ func Run(ctx context.Context, c *Config, out io.Writer) error {
 	return nil
 }
 
-// drain waits for running actions until limit or the next signal, and then cancels them. ended is closed when the client
-// has stopped.
+// drain waits for running actions until limit or the next signal, and then cancels them. ended is closed when the
+// client has stopped.
 func drain(out io.Writer, limit time.Duration, signals <-chan os.Signal, client *service.Worker, ended <-chan struct{}, cancel func()) {
 	client.Drain()
 	if busy := client.Busy(); busy > 0 {

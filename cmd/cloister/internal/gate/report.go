@@ -157,9 +157,9 @@ type evidence struct {
 	clean      *strings.Replacer
 }
 
-// openEvidence returns the evidence of a commit, which is collected in the directory dir and published below out, and the
-// directories of killed gates that it removed there. It fails if out is not writable, or if links of the repository lead a
-// relative one out of the working directory.
+// openEvidence returns the evidence of a commit, which is collected in the directory dir and published below out, and
+// the directories of killed gates that it removed there. It fails if out is not writable, or if links of the repository
+// lead a relative one out of the working directory.
 func openEvidence(out, commit, dir string, clean *strings.Replacer) (e *evidence, removed []string, err error) {
 	e = &evidence{final: filepath.Join(out, commit), dir: dir, clean: clean}
 	if filepath.IsLocal(out) {

@@ -66,8 +66,8 @@ func RemoveAll(dir string) error {
 // errNotOurs means that a directory belongs to another process or user.
 var errNotOurs = errors.New("not ours")
 
-// Hold locks a directory by a file in it, if it belongs to this user and no living process has locked it. Without create,
-// it fails for a directory that lacks the file. Closing the file releases the lock.
+// Hold locks a directory by a file in it, if it belongs to this user and no living process has locked it. Without
+// create, it fails for a directory that lacks the file. Closing the file releases the lock.
 func Hold(dir string, create bool) (*os.File, error) {
 	flags := unix.O_RDWR | unix.O_CLOEXEC | unix.O_NOFOLLOW | unix.O_NONBLOCK
 	if create {

@@ -311,7 +311,8 @@ func (n *Node) instance(name string) (*cas.Instance, error) {
 	}
 }
 
-// registerImages adds the service for container images, if this node runs any. local permits reading files of this host.
+// registerImages adds the service for container images, if this node runs any. local permits reading files of this
+// host.
 func (n *Node) registerImages(r grpc.ServiceRegistrar, local bool) {
 	if n.images != nil {
 		imageservice.Register(r, imageservice.Config{Library: n.images.Library, Instances: n.instance, Local: local, Log: n.Log})
