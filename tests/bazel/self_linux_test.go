@@ -23,9 +23,6 @@ var self = flag.Bool("self", false, "build Cloister on Cloister")
 // TestCloisterBuildsItself builds the program on the servers of two users, which must run the same actions with equal
 // results.
 func TestCloisterBuildsItself(t *testing.T) {
-	if !*self {
-		t.Skip("takes minutes: make self-build, or -args -self")
-	}
 	env := goModules(t)
 	build := func(user *syscall.Credential) (map[string]ran, []byte) {
 		r := newSelfRig(t, user)
@@ -50,11 +47,9 @@ func TestCloisterBuildsItself(t *testing.T) {
 // TestCloisterTestsItself runs the tests of the store and the worker as actions of a server. Tests that need root or
 // mounts skip themselves in its sandbox.
 func TestCloisterTestsItself(t *testing.T) {
-	if !*self {
-		t.Skip("takes minutes: make self-build, or -args -self")
-	}
+	env := goModules(t)
 	r := newSelfRig(t, nil)
-	build := r.bazel(t, "test", append(goModules(t), "--keep_going", "--test_output=errors", "//cas/...", "//worker/...")...)
+	build := r.bazel(t, "test", append(env, "--keep_going", "--test_output=errors", "//cas/...", "//worker/...")...)
 	wantAll(t, build, "remote")
 }
 
@@ -67,9 +62,13 @@ func newSelfRig(t *testing.T, user *syscall.Credential) *rig {
 	return r
 }
 
-// goModules returns the flags with which Bazel finds Go and the modules that the packages need.
+// goModules returns the flags with which Bazel finds Go and the modules that the packages need. It skips the test unless
+// self is set.
 func goModules(t *testing.T) []string {
 	t.Helper()
+	if !*self {
+		t.Skip("takes minutes: make self-build, or -args -self")
+	}
 	return []string{"--repo_env=GOMODCACHE=" + moduleCache(t), "--repo_env=PATH=" + os.Getenv("PATH")}
 }
 
