@@ -428,8 +428,7 @@ rules:
 	fmt.Println(err)
 	// Output:
 	// 12.0 GiB <nil>
-	// property cloister-memory=12GiB: rule "default" grants at most 4GiB (built in); lower the property, or ask the
-	// operator for a rule with max: {memory: 12GiB}
+	// property cloister-memory=12GiB: rule "default" grants at most 4GiB (built in); lower the property, or ask the operator for a rule with max: {memory: 12GiB}
 }
 
 // TestZeroPolicy: the zero Policy is Default, and a nil one an error.
