@@ -55,7 +55,7 @@ asks before each, and checks again.`,
 		},
 	}
 	cmd.Flags().BoolVar(&fix, "fix", false, "offer to run the commands that enable missing protections")
-	cmd.Flags().BoolVar(&yes, "yes", false, "with --fix, run those that affect no other programs without asking")
+	cmd.Flags().BoolVar(&yes, "yes", false, "with --fix, run commands that do not affect other programs without asking")
 	cmd.Flags().BoolVar(&self, "selftest", false, "also prove by two runs that the sandbox keeps its guarantees")
 	render.JSONFlag(cmd.Flags(), &asJSON, "print a JSON object", &confinement.Report{})
 	cmd.MarkFlagsMutuallyExclusive("json", "selftest")

@@ -64,7 +64,7 @@ func explanations() []explanation {
 		},
 		{
 			string(sandbox.EventOutput), event,
-			"a run left a file that is neither input nor declared output, and it was discarded",
+			"a run left a file that is neither an input nor a declared output; it was discarded",
 			"declare the file as an output, or write it to $TMPDIR",
 		},
 		{
@@ -89,7 +89,7 @@ func explanations() []explanation {
 		},
 		{
 			"2", code,
-			"the command line, the environment or a file has a mistake; repro and diff could not compare",
+			"the command line, the environment or a file is invalid; of repro and diff: the runs could not be compared",
 			"correct what the message names; --help has examples",
 		},
 		{
@@ -114,8 +114,8 @@ func explanations() []explanation {
 		},
 		{
 			"125", code,
-			"cloister run itself failed, and not the command that it runs",
-			"read the message; cloister check tells whether runs are possible",
+			"cloister run itself failed, not its command",
+			"read the message; cloister check shows whether this machine can run actions",
 		},
 	}
 	for _, row := range compare.Causes {

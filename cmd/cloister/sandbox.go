@@ -28,8 +28,8 @@ func sandboxCommand() *cobra.Command {
 		Long: `A sandbox keeps the files and processes of its commands until it ends. The root file system is read-only; the working
 directory and /tmp are writable, in memory. It has no network except loopback and --allow.
 
-There is no daemon: each sandbox has a process of its own, which ends it after --idle-timeout or --lifetime. If that
-process is killed, the sandbox dies with it, and the next of these commands removes what is left.`,
+There is no daemon: each sandbox has its own supervisor process, which ends it after --idle-timeout or --lifetime. If
+the supervisor is killed, the sandbox ends with it, and the next sandbox command removes its remains.`,
 		Example: `  cloister sandbox create --name dev --image docker.io/library/gcc:14 --memory 2GiB
   cloister sandbox exec dev -- gcc --version
   cloister sandbox rm dev`,
@@ -57,10 +57,10 @@ func sandboxCreateCommand() *cobra.Command {
 		Use:   "create [--name NAME] [--image IMAGE] [--in DIR] [--env K=V]... [--idle-timeout TIME] [--lifetime TIME] [--json]",
 		Short: "Create a sandbox",
 		Long: `Create makes a sandbox and prints its name when it can execute commands. Its commands see the files of --in or --git in
-the working directory, which they cannot change, and the root file system of --image, --root or the host's toolchain.
-They can create files there and in /tmp. The limits are for all of its commands together.
+the working directory, read-only, and the root file system of --image, --root or the host's toolchain. They can create
+files in the working directory and in /tmp. The limits apply to all commands together.
 
-The environment has PATH, HOME, TMPDIR and what --env and --pass-env set, and nothing else of this environment.`,
+The environment contains only PATH, HOME, TMPDIR and the variables of --env and --pass-env.`,
 		Example: `  cloister sandbox create --name dev --in . --pass-env LANG --idle-timeout 10m
   cloister sandbox create --image docker.io/library/python:3.13 --allow pypi.org:443 --json`,
 		Args: cobra.NoArgs,
@@ -96,12 +96,12 @@ func sandboxExecCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec [-it] [--env K=V]... [--workdir DIR] NAME -- COMMAND [ARG]...",
 		Short: "Execute a command in a sandbox",
-		Long: `Exec executes a command beside the others of the sandbox. Files and processes in the background stay for the next one;
-the working directory and changes of variables do not. A piped stdin is passed on, and so are signals. If this process
-is killed, the command is ended.
+		Long: `Exec executes a command in a running sandbox. Files and background processes remain for later commands; the working
+directory and changed variables do not. Piped stdin and signals are passed on. If this process is killed, the command is
+terminated.
 
 The exit code is that of the command; 128+N after signal N; 127 if the program was not found and 126 if it cannot be
-executed; 4 if there is no such sandbox, 5 if it has ended, and 125 if Cloister failed.`,
+executed; 4 if the sandbox does not exist, 5 if it has ended, and 125 if Cloister failed.`,
 		Example: `  cloister sandbox exec dev -- make test
   cloister sandbox exec -it dev -- bash`,
 		Args:              cobra.MinimumNArgs(1),
@@ -138,7 +138,7 @@ executed; 4 if there is no such sandbox, 5 if it has ended, and 125 if Cloister 
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&interactive, "interactive", "i", false, "pass on stdin even if it is a terminal")
-	f.BoolVarP(&c.TTY, "tty", "t", false, "execute the command on a terminal of its own, connected to this one")
+	f.BoolVarP(&c.TTY, "tty", "t", false, "pseudo-terminal for the command, connected to this terminal")
 	f.StringArrayVar(&env, "env", nil, "environment variable, KEY=VALUE; repeatable")
 	f.StringArrayVar(&passEnv, "pass-env", nil, "name of an environment variable to pass on; repeatable")
 	f.StringVar(&c.Dir, "workdir", "", "working directory (default: that of the sandbox)")
@@ -205,7 +205,7 @@ func sandboxLsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls [--json]",
 		Short:   "List sandboxes",
-		Long:    `Ls prints the sandboxes of this user: running ones with the time until they end at the latest, others with the reason why they ended.`,
+		Long:    `Ls prints the sandboxes of this user: running ones with their remaining lifetime, others with the reason why they ended.`,
 		Example: `  cloister sandbox ls --json`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

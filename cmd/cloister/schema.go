@@ -23,7 +23,7 @@ func schemaCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "schema [COMMAND]",
 		Short: "Print the JSON schema of the output of a command",
-		Long: `Schema prints the JSON Schema of what COMMAND, such as action show, prints with --json. Without an argument it lists the
+		Long: `Schema prints the JSON Schema of the --json output of COMMAND, such as action show. Without an argument it lists the
 commands that have one. docs/json.md describes the output.`,
 		Example: `  cloister schema status > status.schema.json
   cloister schema action show`,

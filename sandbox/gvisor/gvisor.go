@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gvisor runs commands in gVisor, a kernel in user space: what a run asks of its kernel reaches the host only
-// as the few system calls of that program. It drives runsc, a separate program that make gvisor builds, and links none
-// of it.
+// Package gvisor runs commands in gVisor, a kernel in user space: the host's kernel sees only the few system calls of
+// gVisor itself. The package starts runsc, a separate program that "make gvisor" builds, and does not link gVisor.
 //
 // A run has the guarantees of package namespace, with these differences:
 //   - its kernel is gVisor's (platform systrap), so bugs of the host's kernel are out of its reach; gVisor itself, its
@@ -13,7 +12,7 @@
 //     limit of memory is higher;
 //   - the limit of processes is gVisor's: it permits a few more, and a fork that fails is not reported.
 //
-// What it lacks, Features say and Run refuses. It needs root, since it gives each run two users.
+// Features reports what is not supported, and Run refuses it. The backend needs root, since each run gets two users.
 //
 // The program must call namespace.Init at the start of main, since a run starts this program as a helper. The program
 // must be statically linked, because it is also pid 1 of the run.

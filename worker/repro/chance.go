@@ -10,9 +10,9 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/compare"
 )
 
-// Few runs of an output that differs by chance may well agree, and so may those that vary a factor. So a difference
-// that chance also makes, such as another order, names a factor only if it separates many runs: the values with the
-// factor varied are none of those that the controls take.
+// A few runs of an action with random output may agree by chance, whether or not they vary a factor. So a difference
+// that may be random, such as another order, names a factor only if it separates many runs: no run that varies the
+// factor has a value that a control has.
 const (
 	// minControls are made before such a difference names a factor. calmControls of them have to repeat values of
 	// earlier ones, which may take up to maxControls.
@@ -223,7 +223,7 @@ func withoutScheduling(by []Factor) []Factor {
 	return slices.DeleteFunc(by, func(f Factor) bool { return f == factorCPUs || f == factorParallel })
 }
 
-// conclude sets the factors by what all controls have shown, and not only those before the step of a factor.
+// conclude recomputes the factors from all controls, including those made after the step of a factor.
 func (c *check) conclude(ctx context.Context, b *Bisection) {
 	b.Factors = []Factor{}
 	for i := range c.verdict.Outputs {

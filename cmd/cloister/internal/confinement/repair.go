@@ -48,8 +48,8 @@ type Repairer struct {
 }
 
 // Repair checks the machine, offers each repair that a failed check advises, runs those that are accepted, and checks
-// again, until no other repair is left. It returns the report and the error of the last check. It fails if a command
-// fails, since the rest may depend on it.
+// again, until no new repair is advised. It returns the report and the error of the last check. It stops at the first
+// command that fails, since later ones may depend on it.
 func (r *Repairer) Repair(ctx context.Context) (*Report, error) {
 	answers := bufio.NewReader(r.In)
 	seen := map[string]bool{}
@@ -105,7 +105,7 @@ func (r *Repairer) offer(ctx context.Context, answers *bufio.Reader, c Check) (b
 	return true, nil
 }
 
-// parse returns the repair for the advice of a check, or nil if it is no command that may be executed or cannot be
+// parse returns the repair for the advice of a check, or nil if the advice is not a permitted command or cannot be
 // undone.
 func (r *Repairer) parse(advice string) *repair {
 	line, _, _ := strings.Cut(advice, ", or ")

@@ -53,7 +53,7 @@ func (m *machine) run(_ context.Context, command []string) error {
 	return nil
 }
 
-// probe finds one fault after the other, as the sandbox does.
+// probe reports one fault at a time, as the sandbox does.
 func (m *machine) probe(context.Context) (*Report, error) {
 	bad := errors.New("actions cannot run")
 	switch {

@@ -50,7 +50,7 @@ func TestGatePages(t *testing.T) {
 	expect.That(t, json.Valid([]byte(data)) && !strings.Contains(data, "<img"), "the report as JSON: %s", data)
 }
 
-// TestGatePagesDistrustTheDirectory: what is no report is shown as an error, and nothing outside is read.
+// TestGatePagesDistrustTheDirectory: an invalid report is shown as an error, and no file outside the directory is read.
 func TestGatePagesDistrustTheDirectory(t *testing.T) {
 	f := open(t, "")
 	outside := filepath.Join(t.TempDir(), "report.json")

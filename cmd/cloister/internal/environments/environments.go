@@ -8,8 +8,8 @@
 //	state.json  what the sandbox is, and how it ended
 //	log         its commands and their exit codes
 //
-// A directory whose lock nobody holds and whose state has no end was left by a killed supervisor. Its processes and
-// mounts have died with it, and every operation removes the rest first.
+// An unlocked directory whose state records no end was left by a killed supervisor. The kernel has removed its
+// processes and mounts; every operation first removes the rest.
 package environments
 
 import (
