@@ -57,7 +57,7 @@ var roles = map[string]func(args []string) error{
 		}
 		return err
 	},
-	// A worker that exits without closing its Host.
+	// A worker that exits without closing its Host, and has groups until then.
 	"worker": func(args []string) error {
 		h, err := Open()
 		if err != nil {
@@ -68,6 +68,9 @@ var roles = map[string]func(args []string) error{
 			return err
 		}
 		for _, dir := range g.dirs {
+			if _, err := os.Stat(dir); err != nil {
+				return err
+			}
 			fmt.Println(dir)
 		}
 		return nil
@@ -427,12 +430,7 @@ func TestGroupsOfDeadWorkersAreRemoved(t *testing.T) {
 	if len(left) == 0 {
 		t.Fatal("the worker had no groups")
 	}
-	for _, d := range left {
-		if _, err := os.Stat(d); err != nil {
-			t.Fatal("the dead worker left nothing:", err)
-		}
-	}
-	openHost(t)
+	openHost(t) // or any other worker of this host, which may have been faster
 	for _, d := range left {
 		if _, err := os.Stat(filepath.Dir(d)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: got %v, want it removed", d, err)
