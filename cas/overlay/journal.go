@@ -440,7 +440,11 @@ func (p *pending) append(verb string, items ...*item) error {
 		p.text = i.appendRecord(p.text, verb)
 		p.lines = append(p.lines, p.text[start:])
 	}
-	if err := p.log.Append(p.lines...); err != nil {
+	err := p.log.Append(p.lines...)
+	if clear(p.lines); cap(p.text) > 1<<20 { // of a large batch
+		p.text, p.lines = nil, nil
+	}
+	if err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	p.records += len(items)

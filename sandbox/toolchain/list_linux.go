@@ -12,7 +12,11 @@ import (
 // list returns the entries of the directory at path, sorted by name. A toolchain has 100,000 files and more, and
 // package os takes twice the time for them, because it resolves the whole path of each.
 func list(path string) ([]entry, error) {
-	dir, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	var dir int
+	err := uninterrupted(func() (err error) {
+		dir, err = unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		return err
+	})
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
@@ -20,10 +24,11 @@ func list(path string) ([]entry, error) {
 	var names []string
 	b := make([]byte, 16<<10)
 	for {
-		n, err := unix.ReadDirent(dir, b)
-		if err == unix.EINTR {
-			continue
-		}
+		var n int
+		err := uninterrupted(func() (err error) {
+			n, err = unix.ReadDirent(dir, b)
+			return err
+		})
 		if err != nil {
 			return nil, &fs.PathError{Op: "readdirent", Path: path, Err: err}
 		}
@@ -36,18 +41,31 @@ func list(path string) ([]entry, error) {
 	entries := make([]entry, 0, len(names))
 	for _, name := range names {
 		var st unix.Stat_t
-		if unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+		if uninterrupted(func() error { return unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) }) != nil {
 			continue // it was just removed, which changes the directory
 		}
 		e := entry{name: name, mode: modeOf(st.Mode), size: st.Size, modified: st.Mtim.Nano()}
 		if e.mode.Type() == fs.ModeSymlink {
-			if n, err := unix.Readlinkat(dir, name, b); err == nil {
-				e.link = string(b[:n])
+			if uninterrupted(func() error {
+				n, err := unix.Readlinkat(dir, name, b)
+				e.link = string(b[:max(n, 0)])
+				return err
+			}) != nil {
+				continue // as above
 			}
 		}
 		entries = append(entries, e)
 	}
 	return entries, nil
+}
+
+// uninterrupted repeats a system call that a signal interrupts, as one of the Go runtime may on a network file system.
+func uninterrupted(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
+	}
 }
 
 // modeOf converts a mode of stat(2) as package os does.

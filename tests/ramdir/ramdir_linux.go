@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/cloister-build/cloister/tests/internal/bazelrun"
 	"golang.org/x/sys/unix"
@@ -37,7 +38,9 @@ func create(parent string) (dir string, held *os.File, err error) {
 		if err != nil {
 			continue // in use
 		}
-		_ = bazelrun.Remove(name) // fails if it belongs to another user or something is mounted there
+		if fi, err := f.Stat(); err == nil && int(fi.Sys().(*syscall.Stat_t).Uid) == os.Geteuid() {
+			_ = bazelrun.Remove(name) // fails if something is mounted there
+		}
 		f.Close()
 	}
 	if dir, err = os.MkdirTemp(parent, prefix); err != nil {

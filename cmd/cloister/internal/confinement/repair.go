@@ -41,7 +41,7 @@ type Repairer struct {
 	Settings string
 	// Root says that commands need no sudo.
 	Root bool
-	// Yes accepts every repair that affects no other programs. Otherwise In has the answers; nil refuses all.
+	// Yes accepts every repair without a known risk for other programs. Otherwise In has the answers; nil refuses all.
 	Yes bool
 	In  io.Reader
 	Out io.Writer
@@ -51,7 +51,11 @@ type Repairer struct {
 // again, until no new repair is advised. It returns the report and the error of the last check. It stops at the first
 // command that fails, since later ones may depend on it.
 func (r *Repairer) Repair(ctx context.Context) (*Report, error) {
-	answers := bufio.NewReader(r.In)
+	in := r.In
+	if in == nil {
+		in = strings.NewReader("")
+	}
+	answers := bufio.NewReader(in)
 	seen := map[string]bool{}
 	for {
 		report, err := r.Probe(ctx)
@@ -126,7 +130,7 @@ func (r *Repairer) parse(advice string) *repair {
 			return nil
 		}
 		fix.undo = []string{"sysctl", "-w", m[1] + "=" + value}
-		if strings.Contains(m[1], "userns") {
+		if strings.Contains(m[1], "userns") || m[1] == "user.max_user_namespaces" {
 			fix.risk = "every program of this machine may create user namespaces, which have exposed flaws of kernels"
 		}
 	default:

@@ -57,8 +57,8 @@ func (m *machine) run(_ context.Context, command []string) error {
 func (m *machine) probe(context.Context) (*Report, error) {
 	bad := errors.New("actions cannot run")
 	switch {
-	case m.get("user.max_user_namespaces") == "0":
-		return &Report{Checks: []Check{{"FAIL", "zygote", "no space", "sudo sysctl -w user.max_user_namespaces=15000"}}}, bad
+	case m.get("user.max_pid_namespaces") == "0":
+		return &Report{Checks: []Check{{"FAIL", "zygote", "no space", "sudo sysctl -w user.max_pid_namespaces=15000"}}}, bad
 	case m.get("kernel.apparmor_restrict_unprivileged_userns") == "1":
 		return &Report{Checks: []Check{{"FAIL", "zygote", "denied", "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile"}}}, bad
 	}
@@ -73,14 +73,14 @@ func (m *machine) repair(yes bool, answers string) (string, error) {
 }
 
 const (
-	namespaces = "sudo sysctl -w user.max_user_namespaces=15000"
+	namespaces = "sudo sysctl -w user.max_pid_namespaces=15000"
 	apparmor   = "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
 )
 
 // TestRepairRunsWhatIsAccepted: each command is shown with the one that reverts it before it runs, and faults that
 // appear only then are repaired too.
 func TestRepairRunsWhatIsAccepted(t *testing.T) {
-	broken := map[string]string{"user.max_user_namespaces": "0", "kernel.apparmor_restrict_unprivileged_userns": "1"}
+	broken := map[string]string{"user.max_pid_namespaces": "0", "kernel.apparmor_restrict_unprivileged_userns": "1"}
 	for _, c := range []struct {
 		name, answers string
 		yes           bool
@@ -98,14 +98,25 @@ func TestRepairRunsWhatIsAccepted(t *testing.T) {
 		out, err := m.repair(c.yes, c.answers)
 		expect.Slices(t, m.ran, c.ran, c.name)
 		expect.That(t, (err == nil) == c.works, "%s: got error %v, want none: %t", c.name, err, c.works)
-		expect.Text(t, out, "undo  sudo sysctl -w user.max_user_namespaces=0 ", c.name)
+		expect.Text(t, out, "undo  sudo sysctl -w user.max_pid_namespaces=0 ", c.name)
 		expect.That(t, !c.works || strings.Contains(out, "landlock: not automatic: boot with landlock in lsm="), "%s: got %s", c.name, out)
 	}
 }
 
+// TestYesLeavesUserNamespacesOff: somebody may have turned them off to protect the machine.
+func TestYesLeavesUserNamespacesOff(t *testing.T) {
+	m := newMachine(t, map[string]string{"user.max_user_namespaces": "0"})
+	r := Repairer{Settings: m.dir, Yes: true, Run: m.run, Out: &strings.Builder{}, Probe: func(context.Context) (*Report, error) {
+		return &Report{Checks: []Check{{"FAIL", "zygote", "no space", "sudo sysctl -w user.max_user_namespaces=15000"}}}, nil
+	}}
+	_, err := r.Repair(t.Context())
+	must.Succeed(t, err)
+	expect.Slices(t, m.ran, nil, "commands")
+}
+
 // TestRepairEndsAtAFailure: a command that fails, or changes nothing, does not run again.
 func TestRepairEndsAtAFailure(t *testing.T) {
-	m := newMachine(t, map[string]string{"user.max_user_namespaces": "0"})
+	m := newMachine(t, map[string]string{"user.max_pid_namespaces": "0"})
 	m.fail = errors.New("permission denied")
 	_, err := m.repair(true, "")
 	e, ok := errors.AsType[*exit.Error](err)
@@ -123,15 +134,15 @@ func TestRepairEndsAtAFailure(t *testing.T) {
 // TestRepairRefusesOtherCommands: what a check advises is executed only if it is a known setting that can be reverted.
 func TestRepairRefusesOtherCommands(t *testing.T) {
 	m := newMachine(t, map[string]string{
-		"user.max_user_namespaces": "0", "kernel.core_pattern": "core", "user.max_pid_namespaces": "1; reboot", "fs.protected_hardlinks": "0",
+		"user.max_pid_namespaces": "0", "kernel.core_pattern": "core", "user.max_ipc_namespaces": "1; reboot", "fs.protected_hardlinks": "0",
 	})
 	r := Repairer{Settings: m.dir}
 	for advice, want := range map[string]bool{
 		namespaces: true, "sudo sysctl -w fs.protected_hardlinks=1": true, "sudo modprobe overlay": true,
-		"sysctl -w user.max_user_namespaces=1": false, "run a newer kernel": false, "": false, "sudo reboot now": false,
-		"sudo sysctl -w kernel.core_pattern=1":             false,
-		"sudo sysctl -w user.max_user_namespaces=1;reboot": false, "sudo sysctl -w user.max_user_namespaces=1 reboot": false,
-		"sudo sysctl -w user.max_pid_namespaces=1": false, // its value cannot be restored
+		"sysctl -w user.max_pid_namespaces=1": false, "run a newer kernel": false, "": false, "sudo reboot now": false,
+		"sudo sysctl -w kernel.core_pattern=1":            false,
+		"sudo sysctl -w user.max_pid_namespaces=1;reboot": false, "sudo sysctl -w user.max_pid_namespaces=1 reboot": false,
+		"sudo sysctl -w user.max_ipc_namespaces=1": false, // its value cannot be restored
 		"sudo sysctl -w user.max_net_namespaces=1": false, // nor read
 		"sudo sysctl -w fs.protected_hardlinks=0":  false, // it has this value
 		"sudo modprobe overlay force":              false, "sudo modprobe kvm": false,

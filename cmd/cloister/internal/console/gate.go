@@ -54,6 +54,9 @@ func gateReports(r *request) (any, error) {
 	}
 	d := &gateData{Reports: []gateRow{}}
 	for _, p := range all {
+		if err := r.Context().Err(); err != nil {
+			return nil, err
+		}
 		row := gateRow{Published: p}
 		report, _, err := gate.Read(r.h.cfg.GateReports, p.Commit)
 		if err != nil {
@@ -64,7 +67,7 @@ func gateReports(r *request) (any, error) {
 		}
 		d.Reports = append(d.Reports, row)
 	}
-	return d, r.Context().Err()
+	return d, nil
 }
 
 // gateReportData is the data of /gate/COMMIT.
