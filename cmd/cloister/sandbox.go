@@ -184,11 +184,11 @@ func sandboxPackCommand() *cobra.Command {
 // sandboxUnpackCommand is the sandbox's end of a copy into it.
 func sandboxUnpackCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: environments.UnpackCommand + " PATH", Hidden: true, Args: cobra.ExactArgs(1),
+		Use: environments.UnpackCommand + " PATH NAME", Hidden: true, Args: cobra.ExactArgs(2),
 		Short:   "Read an archive of sandbox cp",
 		Example: "  cloister sandbox cp src dev:",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return exitNo(archive.Unpack(cmd.InOrStdin(), args[0]))
+			return exitNo(archive.Unpack(cmd.InOrStdin(), args[0], args[1]))
 		},
 	}
 }

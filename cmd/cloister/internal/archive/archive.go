@@ -14,17 +14,16 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strings"
 )
 
-// Pack writes the file or directory name. Symbolic links stay links, except name itself; special files are an error.
+// Pack writes the file or directory name, without its name. Symbolic links stay links, except name itself; special files
+// are an error.
 func Pack(w io.Writer, name string) error {
 	real, err := filepath.EvalSymlinks(name)
 	if err != nil {
 		return err
 	}
 	t := tar.NewWriter(w)
-	base := filepath.Base(filepath.Clean(name))
 	err = filepath.WalkDir(real, func(file string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -33,7 +32,7 @@ func Pack(w io.Writer, name string) error {
 		if err != nil {
 			return err
 		}
-		return add(t, file, path.Join(base, filepath.ToSlash(rel)), e)
+		return add(t, file, filepath.ToSlash(rel), e)
 	})
 	return errors.Join(err, t.Close())
 }
@@ -82,11 +81,24 @@ func addFile(t *tar.Writer, file string, h *tar.Header) error {
 	return nil
 }
 
+// top is the name of the file or directory itself in an archive.
+const top = "."
+
 // errForged means that a stream has what Pack never writes.
 var errForged = errors.New("invalid archive")
 
-// Unpack creates what Pack wrote as name, or in name if that is a directory. It replaces files and adds to directories.
-func Unpack(r io.Reader, name string) error {
+// Base returns the file name of path, or "" if that is the current directory, its parent or the root.
+func Base(name string) string {
+	if base := path.Base(filepath.ToSlash(name)); base != "." && base != ".." && base != "/" {
+		return base
+	}
+	return ""
+}
+
+// Unpack creates what Pack wrote as name, or as base in name if that is a directory and base is not "". The receiver
+// chooses base: if the archive did, it could replace any file of the directory. Unpack replaces files and adds to
+// directories.
+func Unpack(r io.Reader, name, base string) error {
 	t := tar.NewReader(r)
 	h, err := t.Next()
 	if err == io.EOF {
@@ -95,12 +107,14 @@ func Unpack(r io.Reader, name string) error {
 	if err != nil {
 		return err
 	}
-	base := h.Name
-	if !filepath.IsLocal(base) || strings.ContainsAny(base, `/\`) || base == "." {
-		return fmt.Errorf("%w: it begins with %q", errForged, base)
+	if h.Name != top {
+		return fmt.Errorf("%w: it begins with %q", errForged, h.Name)
 	}
-	if fi, err := os.Stat(name); err == nil && fi.IsDir() {
+	if fi, err := os.Stat(name); err == nil && fi.IsDir() && base != "" {
 		name = filepath.Join(name, base)
+		if fi, err := os.Lstat(name); err == nil && fi.Mode().Type() == fs.ModeSymlink && h.Typeflag == tar.TypeDir {
+			return fmt.Errorf("%s is a symbolic link: remove it, or write where it leads to", name)
+		}
 	}
 	switch h.Typeflag {
 	case tar.TypeReg:
@@ -109,24 +123,27 @@ func Unpack(r io.Reader, name string) error {
 			return err
 		}
 		defer parent.Close()
+		if fi, err := os.Lstat(name); err == nil && fi.IsDir() {
+			return fmt.Errorf("%s is a directory, and a file was sent", name)
+		}
 		return createFile(parent, filepath.Base(name), t, h)
 	case tar.TypeDir:
 		if err := os.Mkdir(name, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
 		}
-		return unpackInto(name, base, t, h)
+		return unpackInto(name, t, h)
 	}
-	return fmt.Errorf("%w: %q is neither a file nor a directory", errForged, base)
+	return fmt.Errorf("%w: it has neither a file nor a directory", errForged)
 }
 
 // unpackInto creates the rest of an archive in a directory, outside of which no link leads.
-func unpackInto(dir, base string, t *tar.Reader, top *tar.Header) error {
+func unpackInto(dir string, t *tar.Reader, first *tar.Header) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	modes := []*tar.Header{top} // set at the end: a directory may be read-only
+	modes := []*tar.Header{first} // set at the end: a directory may be read-only
 	for {
 		h, err := t.Next()
 		if err == io.EOF {
@@ -135,11 +152,11 @@ func unpackInto(dir, base string, t *tar.Reader, top *tar.Header) error {
 		if err != nil {
 			return err
 		}
-		name, ok := strings.CutPrefix(h.Name, base+"/")
-		if !ok || !filepath.IsLocal(name) {
-			return fmt.Errorf("%w: %q is not in %q", errForged, h.Name, base)
+		name := h.Name
+		if name == top || !filepath.IsLocal(name) {
+			return fmt.Errorf("%w: it has %q", errForged, name)
 		}
-		switch h.Name = name; h.Typeflag {
+		switch h.Typeflag {
 		case tar.TypeReg:
 			err = createFile(root, name, t, h)
 		case tar.TypeSymlink:
@@ -158,7 +175,6 @@ func unpackInto(dir, base string, t *tar.Reader, top *tar.Header) error {
 			return err
 		}
 	}
-	top.Name = "."
 	for _, h := range slices.Backward(modes) {
 		if err := root.Chmod(h.Name, permissions(h)); err != nil {
 			return err

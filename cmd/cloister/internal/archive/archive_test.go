@@ -58,6 +58,7 @@ func TestCopy(t *testing.T) {
 		{"d/file", "old", func(dir string) error { return os.WriteFile(dir+"/old", []byte("longer than new"), 0o444) }, "-r--r----- old new"},
 		{"d", "", nil, "-r--r----- d/file new\n-rwxr-xr-x d/sub/program x\nLrwxrwxrwx d/link /etc/passwd\ndr-xr-xr-x d/sub\ndrwxr-xr-x d"},
 		{"d", "e", nil, "-r--r----- e/file new\n-rwxr-xr-x e/sub/program x\nLrwxrwxrwx e/link /etc/passwd\ndr-xr-xr-x e/sub\ndrwxr-xr-x e"},
+		{"d/.", "", nil, "-r--r----- file new\n-rwxr-xr-x sub/program x\nLrwxrwxrwx link /etc/passwd\ndr-xr-xr-x sub"},
 		{"d/link", "copy", nil, "-rw-r--r-- copy " + string(must.Get(os.ReadFile("/etc/passwd"))(t))},
 	} {
 		to := t.TempDir()
@@ -65,8 +66,8 @@ func TestCopy(t *testing.T) {
 			must.Succeed(t, c.before(to))
 		}
 		var b bytes.Buffer
-		must.Succeed(t, archive.Pack(&b, filepath.Join(from, c.name)))
-		if err := archive.Unpack(&b, filepath.Join(to, c.to)); err != nil {
+		must.Succeed(t, archive.Pack(&b, from+"/"+c.name))
+		if err := archive.Unpack(&b, filepath.Join(to, c.to), archive.Base(c.name)); err != nil {
 			t.Errorf("%s to %q: %v", c.name, c.to, err)
 		}
 		if got := describe(t, to); got != c.want {
@@ -74,6 +75,7 @@ func TestCopy(t *testing.T) {
 		}
 		_ = os.Chmod(to+"/d/sub", 0o755) // for the removal
 		_ = os.Chmod(to+"/e/sub", 0o755)
+		_ = os.Chmod(to+"/sub", 0o755)
 	}
 }
 
@@ -85,7 +87,7 @@ func TestCopyReplacesLinks(t *testing.T) {
 	must.Succeed(t, os.Symlink("secret", to+"/f"))
 	var b bytes.Buffer
 	must.Succeed(t, archive.Pack(&b, from+"/f"))
-	must.Succeed(t, archive.Unpack(&b, to+"/f"))
+	must.Succeed(t, archive.Unpack(&b, to+"/f", "f"))
 	if got, want := describe(t, to), "-rw-r--r-- f new\n-rw-r--r-- secret kept"; got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
@@ -105,14 +107,17 @@ func TestForgedArchives(t *testing.T) {
 		{"parent", []*tar.Header{file("../f")}},
 		{"absolute", []*tar.Header{file("/f")}},
 		{"below the top", []*tar.Header{file("a/f")}},
-		{"top is a link", []*tar.Header{link("a", "/")}},
-		{"sibling", []*tar.Header{dir("d"), file("e")}},
-		{"dots", []*tar.Header{dir("d"), file("d/../../f")}},
-		{"through a link", []*tar.Header{dir("d"), link("d/up", ".."), file("d/up/f")}},
-		{"through an absolute link", []*tar.Header{dir("d"), link("d/up", "/tmp"), file("d/up/f")}},
-		{"device", []*tar.Header{dir("d"), {Name: "d/null", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}}},
-		{"hard link", []*tar.Header{dir("d"), {Name: "d/f", Linkname: "/etc/passwd", Typeflag: tar.TypeLink}}},
-		{"pipe", []*tar.Header{dir("d"), {Name: "d/p", Typeflag: tar.TypeFifo}}},
+		{"top is a link", []*tar.Header{link(".", "/")}},
+		{"another file", []*tar.Header{file(".bashrc")}},
+		{"another directory", []*tar.Header{dir(".git")}},
+		{"top again", []*tar.Header{dir("."), dir(".")}},
+		{"sibling", []*tar.Header{dir("."), file("../e")}},
+		{"dots", []*tar.Header{dir("."), file("a/../../f")}},
+		{"through a link", []*tar.Header{dir("."), link("up", ".."), file("up/f")}},
+		{"through an absolute link", []*tar.Header{dir("."), link("up", "/tmp"), file("up/f")}},
+		{"device", []*tar.Header{dir("."), {Name: "null", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}}},
+		{"hard link", []*tar.Header{dir("."), {Name: "f", Linkname: "/etc/passwd", Typeflag: tar.TypeLink}}},
+		{"pipe", []*tar.Header{dir("."), {Name: "p", Typeflag: tar.TypeFifo}}},
 		{"empty", nil},
 	} {
 		var b bytes.Buffer
@@ -124,7 +129,7 @@ func TestForgedArchives(t *testing.T) {
 		above := t.TempDir()
 		to := filepath.Join(above, "to")
 		must.Succeed(t, os.Mkdir(to, 0o755))
-		if err := archive.Unpack(&b, to); err == nil {
+		if err := archive.Unpack(&b, to, "d"); err == nil {
 			t.Errorf("%s: got no error", c.name)
 		}
 		for line := range strings.Lines(describe(t, above)) {
@@ -133,12 +138,21 @@ func TestForgedArchives(t *testing.T) {
 			}
 		}
 	}
+	linked := t.TempDir()
+	must.Succeed(t, os.Mkdir(linked+"/to", 0o755))
+	must.Succeed(t, os.Symlink("..", linked+"/to/d"))
+	var top bytes.Buffer
+	must.Succeed(t, archive.Pack(&top, linked))
+	err := archive.Unpack(&top, linked+"/to", "d")
+	if err == nil || !strings.Contains(err.Error(), "is a symbolic link") {
+		t.Errorf("a directory to where a link is: got %v", err)
+	}
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	must.Succeed(t, w.WriteHeader(file("f")))
+	must.Succeed(t, w.WriteHeader(file(".")))
 	must.Succeed(t, w.Close())
 	to := t.TempDir()
-	must.Succeed(t, archive.Unpack(&b, to))
+	must.Succeed(t, archive.Unpack(&b, to, "f"))
 	if got, want := describe(t, to), "-rwxr-xr-x f "; got != want {
 		t.Errorf("set-user-ID: got %q, want %q", got, want)
 	}

@@ -48,6 +48,9 @@ func (c *Config) Check() error {
 			return errors.Unwrap(err)
 		}
 	}
+	if _, err := c.Sandbox.NamespaceConfig(); err != nil {
+		return err
+	}
 	c.Timeout = c.Lifetime
 	if err := c.ActionFlags.Check(); err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"path/filepath"
 	"strings"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/archive"
@@ -46,19 +47,23 @@ func split(s string) (name, file string, inside bool) {
 }
 
 // command returns the sandbox's end of a copy.
-func command(verb, file string) *Command {
+func command(verb, file string, more ...string) *Command {
 	if file == "" {
 		file = "."
 	}
 	program := path.Join(worker.ExecRoot, localworker.ProgramDir, environment.Program)
-	return &Command{Args: []string{program, "sandbox", verb, "--", file}, Stderr: os.Stderr}
+	return &Command{Args: append([]string{program, "sandbox", verb, "--", file}, more...), Stderr: os.Stderr}
 }
 
 func copyIn(ctx context.Context, from, name, dir string) error {
 	if _, err := os.Stat(from); err != nil {
 		return exit.New(exit.No, err)
 	}
-	c := command(UnpackCommand, dir)
+	whole, err := filepath.Abs(from)
+	if err != nil {
+		return exit.New(exit.No, err)
+	}
+	c := command(UnpackCommand, dir, archive.Base(whole))
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
@@ -88,7 +93,7 @@ func copyOut(ctx context.Context, name, file, to string) error {
 	c.Stdout = w
 	unpacked := make(chan error, 1)
 	go func() {
-		err := archive.Unpack(r, to)
+		err := archive.Unpack(r, to, archive.Base(file))
 		if err == nil {
 			_, err = io.Copy(io.Discard, r) // padding
 		}
