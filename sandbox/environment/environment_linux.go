@@ -49,6 +49,12 @@ func Start(
 	if err != nil {
 		return nil, fmt.Errorf("socket of the environment: %w", err)
 	}
+	// A command may stop the agent, which then reads nothing.
+	if err := unix.SetsockoptTimeval(sv[0], unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: 2}); err != nil {
+		unix.Close(sv[0])
+		unix.Close(sv[1])
+		return nil, fmt.Errorf("socket of the environment: %w", err)
+	}
 	e := &Environment{
 		sock: sv[0], ready: make(chan struct{}), ended: make(chan struct{}), calls: map[uint64]chan int{},
 	}
@@ -107,6 +113,9 @@ func (e *Environment) read() {
 	for {
 		packet, fds, err := zygote.Receive(e.sock)
 		if err != nil {
+			if !errors.Is(err, os.ErrClosed) {
+				e.stop() // it does not speak the protocol
+			}
 			return
 		}
 		var r agent.Reply
@@ -150,6 +159,7 @@ func (e *Environment) send(r *agent.Request, exit chan int, fds ...int) error {
 	}
 	if err := zygote.Send(e.sock, packet, fds...); err != nil {
 		delete(e.calls, r.ID)
+		e.stop() // the agent reads nothing more, so that nothing can end its commands
 		return fmt.Errorf("%w: %w", ErrEnded, err)
 	}
 	return nil
@@ -193,7 +203,7 @@ func (e *Environment) wait(
 ) (int, error) {
 	send := func(sig unix.Signal) { _ = e.send(&agent.Request{ID: id, Signal: int(sig)}, nil) } // it may have ended
 	done := ctx.Done()
-	var kill <-chan time.Time
+	var kill, lost <-chan time.Time
 	for {
 		select {
 		case code := <-exit:
@@ -213,6 +223,9 @@ func (e *Environment) wait(
 			kill = time.After(grace)
 		case <-kill:
 			send(unix.SIGKILL)
+			kill, lost = nil, time.After(2*time.Second)
+		case <-lost: // the command has left its process group, or stopped the agent
+			return 0, context.Cause(ctx)
 		}
 	}
 }

@@ -89,9 +89,12 @@ func (s *server) terminate() {
 	timer := time.AfterFunc(grace, func() { syscall.Exit(0) })
 	defer timer.Stop()
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for len(s.running) > 0 {
 		s.idle.Wait()
+	}
+	s.mu.Unlock()
+	for unix.Kill(-1, 0) == nil { // processes in the background, which the agent cannot wait for
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
@@ -99,7 +102,9 @@ func (s *server) signal(r *Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if pid := s.running[r.ID]; pid > 0 {
-		_ = unix.Kill(-pid, unix.Signal(r.Signal)) // the group may have ended
+		if unix.Kill(-pid, unix.Signal(r.Signal)) != nil { // the command has left its group
+			_ = unix.Kill(pid, unix.Signal(r.Signal))
+		}
 	}
 }
 
