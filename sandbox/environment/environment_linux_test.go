@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// start starts an environment with a writable directory /work, and returns it with the Spec as changed.
+// start starts an environment with a writable directory /scratch, and returns it with the Spec as changed.
 func start(t *testing.T, change func(*sandbox.Spec)) *environment.Environment {
 	t.Helper()
 	b := namespace.New(namespace.Config{})
@@ -78,7 +78,7 @@ func newSpec(t *testing.T) *sandbox.Spec {
 		t.Fatal(err)
 	}
 	spec, err := sandbox.ForTest(sandbox.Profile{
-		Args: environment.Args("/agent"), Tools: tools, Outputs: []string{"/work"},
+		Args: environment.Args("/agent"), Tools: tools, Outputs: []string{"/scratch"},
 		Inputs: []sandbox.Input{{Target: "/agent/" + environment.Program, Source: self, Content: "agent"}},
 	})
 	if err != nil {
@@ -109,10 +109,10 @@ func TestCommandsShareTheEnvironment(t *testing.T) {
 		code   int
 		out    string
 	}{
-		{"echo kept > /work/file; cd /; exit 3", 3, ""},
-		{"cat /work/file; pwd", 0, "kept\n/work\n"}, // the file is kept, the working directory is not
-		{"sleep 1000 < /dev/null > /dev/null 2>&1 & echo $! > /work/pid", 0, ""},
-		{"kill -0 $(cat /work/pid) && echo alive", 0, "alive\n"},
+		{"echo kept > /scratch/file; cd /; exit 3", 3, ""},
+		{"cat /scratch/file; pwd", 0, "kept\n/scratch\n"}, // the file is kept, the working directory is not
+		{"sleep 1000 < /dev/null > /dev/null 2>&1 & echo $! > /scratch/pid", 0, ""},
+		{"kill -0 $(cat /scratch/pid) && echo alive", 0, "alive\n"},
 		{"kill $$", 143, ""},
 		{"echo out > /dev/stdout; echo err > /dev/stderr", 0, "out\nerr\n"},
 		{"cat", 0, ""},
@@ -151,10 +151,10 @@ func TestCommandOfItsOwn(t *testing.T) {
 	}()
 	var stdout, stderr bytes.Buffer
 	spec := &sandbox.Spec{
-		Args: []string{"sh", "-c", "cat; pwd; echo $A $HOME; echo err >&2"}, Dir: "/tmp", Env: []string{"A=b", "HOME=/work"},
+		Args: []string{"sh", "-c", "cat; pwd; echo $A $HOME; echo err >&2"}, Dir: "/tmp", Env: []string{"A=b", "HOME=/scratch"},
 	}
 	code, err := e.Exec(t.Context(), spec, sandbox.Stdio{Stdin: stdin, Stdout: &stdout, Stderr: &stderr}, nil)
-	if err != nil || code != 0 || stdout.String() != "typed\n/tmp\nb /work\n" || stderr.String() != "err\n" {
+	if err != nil || code != 0 || stdout.String() != "typed\n/tmp\nb /scratch\n" || stderr.String() != "err\n" {
 		t.Errorf("got %d %v, stdout %q, stderr %q", code, err, stdout.String(), stderr.String())
 	}
 }
@@ -195,10 +195,10 @@ func TestBackgroundProcessDoesNotDelayTheEnd(t *testing.T) {
 	out := &slowWriter{written: make(chan struct{}), release: make(chan struct{})}
 	go func() {
 		<-out.written
-		shell(t, e, "while kill -0 $(cat /work/pid) 2>/dev/null; do sleep 0.01; done")
+		shell(t, e, "while kill -0 $(cat /scratch/pid) 2>/dev/null; do sleep 0.01; done")
 		close(out.release)
 	}()
-	script := "echo $$ > /work/pid; sleep 1000 & head -c 60000 /dev/zero | tr '\\0' x"
+	script := "echo $$ > /scratch/pid; sleep 1000 & head -c 60000 /dev/zero | tr '\\0' x"
 	code, err := e.Exec(t.Context(), command(script), sandbox.Stdio{Stdout: out}, nil)
 	if err != nil || code != 0 || string(out.text) != strings.Repeat("x", 60000) {
 		t.Errorf("got %d %v and %d bytes, want 0 and 60000", code, err, len(out.text))

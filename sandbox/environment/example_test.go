@@ -31,7 +31,7 @@ func ExampleStart() {
 		log.Fatal(err)
 	}
 	spec, err := sandbox.ForTest(sandbox.Profile{
-		Args: environment.Args("/agent"), Tools: tools, Outputs: []string{"/work"},
+		Args: environment.Args("/agent"), Tools: tools, Outputs: []string{"/scratch"},
 		Inputs: []sandbox.Input{{Target: "/agent/" + environment.Program, Source: self, Content: "agent"}},
 	})
 	if err != nil {
