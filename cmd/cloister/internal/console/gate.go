@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"strings"
 
-	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/gate"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox/printable"
@@ -91,7 +90,8 @@ func gateReport(r *request) (any, error) {
 	return &gateReportData{p, report.ExitCode == 0, report}, nil
 }
 
-// gateError returns err without the path of the directory.
+// gateError returns err without the path of the directory. A report that cannot be read is no fault of the client, so
+// nothing of err but its text decides on the status.
 func gateError(r *request, err error) error {
-	return fmt.Errorf("%w: %s", cas.ErrInvalid, printable.Head(strings.ReplaceAll(err.Error(), r.h.cfg.GateReports, "--gate-reports"), 500))
+	return errors.New(printable.Head(strings.ReplaceAll(err.Error(), r.h.cfg.GateReports, "--gate-reports"), 500))
 }

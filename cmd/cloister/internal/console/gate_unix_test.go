@@ -77,7 +77,8 @@ func TestGatePagesDistrustTheDirectory(t *testing.T) {
 		expect.That(t, !strings.Contains(list, hidden), "the list has %s", hidden)
 	}
 	for path, want := range map[string]int{
-		name("1"): http.StatusBadRequest, name("2"): http.StatusBadRequest, name("3"): http.StatusBadRequest, name("4"): http.StatusBadRequest,
+		name("1"): http.StatusInternalServerError, name("2"): http.StatusInternalServerError,
+		name("3"): http.StatusInternalServerError, name("4"): http.StatusInternalServerError,
 		name("7"): http.StatusNotFound, "beside": http.StatusNotFound, "..%2Freports%2Fbeside": http.StatusNotFound,
 	} {
 		code, body := f.get("/gate/" + path)
