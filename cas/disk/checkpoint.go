@@ -98,7 +98,7 @@ func (c *Cache) saveCheckpoint(omit func(*segment.Segment) bool) error {
 	}
 	// Two ticks, because writing may take long.
 	until := now + interval + 2*int64(maintainInterval/time.Second)
-	boot := bootID()
+	boot := thisBoot()
 	if boot == "" {
 		boot = "unknown"
 	}

@@ -84,7 +84,7 @@ func (p *checkpoint) gap(now, last int64) int64 {
 	if p.at == 0 {
 		return 0
 	}
-	if p.boot == bootID() {
+	if p.boot == thisBoot() {
 		if passed := uptime() - p.uptime; p.uptime > 0 && passed >= 0 {
 			if gap := now - (p.at + passed); gap < -tolerance || gap > tolerance {
 				return gap

@@ -12,8 +12,11 @@ import (
 // Stores read them at any time.
 var ahead, suspended atomic.Int64
 
-// In tests, the machine has been up since 1970 on the clock of the test, unless Restart was called.
+// In tests, the machine has a boot ID, and has been up since 1970 on the clock of the test, unless Restart was called.
 func init() {
+	if bootID() == "" {
+		thisBoot = func() string { return "only-boot" }
+	}
 	uptime = func() int64 { return time.Now().Unix() }
 	wall = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
 	sleepTime = func() time.Duration { return asleep() + time.Duration(suspended.Load()) }

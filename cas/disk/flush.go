@@ -31,7 +31,7 @@ const flushAdvice = "puts are refused until everything since the last successful
 func (c *Cache) bootPath() string { return filepath.Join(c.dir, "boot") }
 
 // markIntact records that all suspect data has been verified on the disk or rewritten.
-func (c *Cache) markIntact() error { return replaceFile(c.bootPath(), bootID()+"\n") }
+func (c *Cache) markIntact() error { return replaceFile(c.bootPath(), thisBoot()+"\n") }
 
 // flushFailed reports a failed flush.
 func (c *Cache) flushFailed(err error) {

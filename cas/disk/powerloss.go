@@ -14,6 +14,9 @@ import (
 	"github.com/cloister-build/cloister/cas/durable"
 )
 
+// thisBoot returns bootID. Tests replace it where there is none, such as in a sandbox.
+var thisBoot = bootID
+
 // detectPowerLoss checks whether the machine may have lost power since the last Open.
 func (r *recovery) detectPowerLoss() error {
 	before, err := durable.ReadFile(r.cache.bootPath())
@@ -23,7 +26,7 @@ func (r *recovery) detectPowerLoss() error {
 		}
 		r.cache.config.Log.Warn("the boot ID of the last start cannot be read; reading everything that was written since", "err", err)
 	}
-	now := bootID()
+	now := thisBoot()
 	r.powerLost = now == "" || string(before) != now+"\n"
 	r.flushFailed = string(before) == flushFailedMark
 	return nil
