@@ -548,6 +548,17 @@ func TestTopLevel(t *testing.T) {
 	}
 }
 
+// TestStubsHaveThePlatforms checks that the offline stand-in for rules_go declares the platforms that build files name.
+func TestStubsHaveThePlatforms(t *testing.T) {
+	stub := string(must.Get(os.ReadFile(filepath.Join(root, "tests/bazel/stubs/rules_go/go/platform/BUILD.bazel")))(t))
+	platform := regexp.MustCompile(`"@rules_go//go/platform:(?:linux_)?([a-z0-9_]+)"`)
+	sources(t, func(path, text string) {
+		for _, name := range platform.FindAllStringSubmatch(text, -1) {
+			expect.That(t, strings.Contains(stub, `"`+name[1]+`"`), "%s: the stand-in lacks %s", path, name[0])
+		}
+	}, ".bazel")
+}
+
 // skips counts the skips per file that do not depend on the host. All others use sandboxtest.Unavailable, which fails
 // if CLOISTER_REQUIRE names the requirement.
 var skips = map[string]int{

@@ -173,6 +173,9 @@ func TestRootIsPartOfTheStableHash(t *testing.T) {
 			hashes = append(hashes, c.run(r, task, "").outcome.StableHash)
 		}
 	})
+	if len(hashes) == 0 {
+		return // no kind of root is available here
+	}
 	half := len(hashes) - 6
 	if half == 6 && !slices.Equal(hashes[:half], hashes[half:]) {
 		t.Errorf("the stable hashes depend on the staging: images %v, copies %v", hashes[:half], hashes[half:])

@@ -49,7 +49,7 @@ func TestCloisterBuildsItself(t *testing.T) {
 func TestCloisterTestsItself(t *testing.T) {
 	env := goModules(t)
 	r := newSelfRig(t, nil)
-	build := r.bazel(t, "test", append(env, "--keep_going", "--test_output=errors", "//cas/...", "//worker/...")...)
+	build := r.bazel(t, "test", append(env, "--keep_going", "--test_output=errors", "--test_timeout=1800", "//cas/...", "//worker/...")...)
 	wantAll(t, build, "remote")
 }
 
