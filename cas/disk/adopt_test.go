@@ -52,6 +52,38 @@ func TestLostLogIsReported(t *testing.T) {
 	}
 }
 
+// TestLostDataIsReported cuts the data of a segment. Open reports each record without bytes, also after a restart of the
+// machine, and large files whose records are in the log stay.
+func TestLostDataIsReported(t *testing.T) {
+	const blobs = 6
+	config := disk.Config{Dir: t.TempDir(), MaxBytes: 4 << 20}
+	c, s := openStore(t, config)
+	var small []cas.Digest
+	for i := range byte(blobs) {
+		small = append(small, putSize(t, s, i, 500))
+	}
+	file := putSize(t, s, blobs, large)
+	closeStore(t, c)
+	closed := snapshot(t, config.Dir)
+	data := closed[firstData]
+	for _, boot := range []string{string(closed["boot"]), "another start of the machine\n"} {
+		closed["boot"] = []byte(boot)
+		for kept := range blobs + 1 {
+			closed[firstData] = data[:len(data)/blobs*kept]
+			config.Dir = restore(t, closed)
+			c, s := openStore(t, config)
+			if got := c.Stats(); got.LogLost != int64(blobs-kept) || got.LogDamage != 0 {
+				t.Errorf("%d of %d blobs kept: reported %d records without bytes and %d damaged bytes, want %d and 0",
+					kept, blobs, got.LogLost, got.LogDamage, blobs-kept)
+			}
+			if lost := missing(t, s, append(small, file)...); !slices.Equal(lost, small[kept:]) {
+				t.Errorf("%d of %d blobs kept: got %v missing, want %v", kept, blobs, lost, small[kept:])
+			}
+			closeStore(t, c)
+		}
+	}
+}
+
 // TestDamagedOrphanIsNotAdopted: a file without a record becomes a blob only if its content matches.
 func TestDamagedOrphanIsNotAdopted(t *testing.T) {
 	config := disk.Config{Dir: t.TempDir(), MaxBytes: 4 << 20}

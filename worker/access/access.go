@@ -36,7 +36,7 @@ const (
 	rightCache                          // write results with UpdateActionResult
 	rightExecute                        // execute actions and use their operations
 	rightWork                           // at the workers' port: take actions, and everything that this requires
-	rightOperate                        // drain workers, and see the work of all instances
+	rightOperate                        // drain workers, manage the store and images, and see the work of all instances
 )
 
 // rightNames has the names of the rights by bit.

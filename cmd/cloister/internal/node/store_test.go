@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/disk"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
@@ -26,6 +28,36 @@ func TestLargeBudgetIsReported(t *testing.T) {
 		must.Get(openStore(c, slog.New(slog.NewTextHandler(&text, nil))))(t).Close()
 		expect.That(t, strings.Count(text.String(), "--max-size is larger than the file system") == want,
 			"%v: got the log %q, want %d warnings", size, &text, want)
+	}
+}
+
+// TestDamagedLogsAreReported: a start logs what a segment has lost, of its log or of its data, and nothing otherwise.
+func TestDamagedLogsAreReported(t *testing.T) {
+	for suffix, want := range map[string]string{
+		".log": "unreadable_or_missing_bytes=64 records_without_bytes=0", ".data": "unreadable_or_missing_bytes=0 records_without_bytes=1", "": "",
+	} {
+		c := &Config{Dir: t.TempDir(), maxSize: flags.Size{Bytes: 1 << 20}}
+		start := func() (*disk.Cache, string) {
+			var text bytes.Buffer
+			return must.Get(openStore(c, slog.New(slog.NewTextHandler(&text, nil))))(t), text.String()
+		}
+		store, _ := start()
+		in := must.Get(store.Instance(""))(t)
+		for i := range byte(2) {
+			must.Get(cas.PutBytes(t.Context(), in.Store, cas.SHA256, bytes.Repeat([]byte{i}, 500)))(t)
+		}
+		must.Succeed(t, store.Close())
+		if suffix != "" {
+			files := must.Get(filepath.Glob(filepath.Join(c.Dir, "segments", "*"+suffix)))(t)
+			must.Be(t, len(files) == 1, "got files %q, want one", files)
+			half := map[string]int64{".log": 64, ".data": 512}[suffix]
+			must.Succeed(t, os.Truncate(files[0], half))
+		}
+		store, log := start()
+		must.Succeed(t, store.Close())
+		if strings.Contains(log, "damaged segment logs") != (want != "") || !strings.Contains(log, want) {
+			t.Errorf("lost half of %q: got the log %q, want %q", suffix, log, want)
+		}
 	}
 }
 
