@@ -9,8 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 
+	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -55,4 +57,37 @@ func TestMeasureSeesGrowth(t *testing.T) {
 	expect.That(t, after[memory] >= mib && after[mounts] >= 1,
 		"got %v bytes of memory and %v mounts, want those of this process", after[memory], after[mounts])
 	expect.Equal(t, len(p.Leftovers()), 1, "leftovers (the open file)")
+}
+
+// TestMeasureSeesMountsAndGroups takes this process for a server whose slot has a mount namespace and a control group.
+func TestMeasureSeesMountsAndGroups(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintln(w, "go_goroutines 1")
+	}))
+	defer server.Close()
+	p := Process{PID: os.Getpid(), Dir: t.TempDir(), Log: os.DevNull, Metrics: server.URL}
+	before := must.Get(p.measure(t.Context()))(t)
+	group := filepath.Join("/sys/fs/cgroup/pids", fmt.Sprintf("cloister.%d.1", p.PID))
+	if _, err := os.Stat(filepath.Dir(group)); err != nil {
+		group = filepath.Join("/sys/fs/cgroup", filepath.Base(group))
+	}
+	if err := os.Mkdir(group, 0o700); err != nil {
+		sandboxtest.Unavailable(t, "limits", err)
+	}
+	defer os.Remove(group)
+	child := exec.Command("sleep", "1000")
+	child.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+	if err := child.Start(); err != nil {
+		sandboxtest.Unavailable(t, "namespaces", err)
+	}
+	defer func() {
+		_ = child.Process.Kill()
+		_ = child.Wait()
+	}()
+	after := must.Get(p.measure(t.Context()))(t)
+	if got := after[mounts] - before[mounts]; got < 1 || after[groups] != before[groups]+1 {
+		t.Errorf("got %v more mounts and %v control groups, want those of another namespace and %v",
+			got, after[groups], before[groups]+1)
+	}
+	expect.Slices(t, p.Leftovers(), []string{"control group " + group}, "leftovers")
 }
