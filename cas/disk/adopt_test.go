@@ -52,8 +52,8 @@ func TestLostLogIsReported(t *testing.T) {
 	}
 }
 
-// TestLostDataIsReported cuts the data of a segment. Open reports each record without bytes, also after a restart of the
-// machine, and large files whose records are in the log stay.
+// TestLostDataIsReported cuts the data of a segment. Open reports each record without bytes, also after a restart of
+// the machine, and large files whose records are in the log stay.
 func TestLostDataIsReported(t *testing.T) {
 	const blobs = 6
 	config := disk.Config{Dir: t.TempDir(), MaxBytes: 4 << 20}

@@ -34,7 +34,9 @@ func TestLargeBudgetIsReported(t *testing.T) {
 // TestDamagedLogsAreReported: a start logs what a segment has lost, of its log or of its data, and nothing otherwise.
 func TestDamagedLogsAreReported(t *testing.T) {
 	for suffix, want := range map[string]string{
-		".log": "unreadable_or_missing_bytes=64 records_without_bytes=0", ".data": "unreadable_or_missing_bytes=0 records_without_bytes=1", "": "",
+		".log":  "unreadable_or_missing_bytes=64 records_without_bytes=0",
+		".data": "unreadable_or_missing_bytes=0 records_without_bytes=1",
+		"":      "",
 	} {
 		c := &Config{Dir: t.TempDir(), maxSize: flags.Size{Bytes: 1 << 20}}
 		start := func() (*disk.Cache, string) {
