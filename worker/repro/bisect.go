@@ -43,6 +43,7 @@ type Bisection struct {
 	controls []*Run // with all factors held
 	noise    noise
 	values   map[place]*values
+	compared map[pair][]string // keys of the locations in which they differ
 }
 
 // A Step is a factor that was varied alone.
@@ -58,7 +59,9 @@ type Step struct {
 
 // bisect searches for the factors.
 func (c *check) bisect(ctx context.Context) error {
-	b := &Bisection{Held: []Factor{}, Steps: []Step{}, Factors: []Factor{}, noise: noise{}, values: map[place]*values{}}
+	b := &Bisection{
+		Held: []Factor{}, Steps: []Step{}, Factors: []Factor{}, noise: noise{}, values: map[place]*values{}, compared: map[pair][]string{},
+	}
 	c.verdict.Bisection = b
 	i := slices.IndexFunc(c.Executors, func(x Executor) bool { return x.Features != nil })
 	if i < 0 {

@@ -30,9 +30,10 @@ var evident = []compare.Cause{
 	compare.Timestamp, compare.BuildDate, compare.Zone, compare.Owner, compare.Hostname, compare.Path, compare.Mode,
 }
 
-// doubtful reports whether chance may make a difference by f.
+// doubtful reports whether chance may make a difference by f. A factor without vary draws its values, so nothing proves
+// that the name of a temporary file is one of them.
 func (f *factor) doubtful(l *location) bool {
-	return !f.shows(l.cause) || !slices.Contains(evident, l.cause)
+	return f.vary == nil || !f.shows(l.cause) || !slices.Contains(evident, l.cause)
 }
 
 // isDoubtful reports whether chance may have changed one of the items in a run that varies f.
@@ -56,9 +57,9 @@ type values struct {
 	endless  bool   // more than half of the controls have a new value; further ones are not examined
 }
 
-// lacks reports whether a run has none of the values.
-func (v *values) lacks(ctx context.Context, p place, r *Run) bool {
-	return !slices.ContainsFunc(v.of, func(control *Run) bool { return !differsAt(ctx, p, control, r) })
+// lacks reports whether a run has none of the values of a place.
+func (b *Bisection) lacks(ctx context.Context, v *values, p place, r *Run) bool {
+	return !slices.ContainsFunc(v.of, func(control *Run) bool { return !b.differsAt(ctx, p, control, r) })
 }
 
 // settled reports whether the last controls had no new value.
@@ -72,7 +73,7 @@ func (b *Bisection) valuesAt(ctx context.Context, p place) *values {
 		b.values[p] = v
 	}
 	for ; v.examined < len(b.controls) && !v.endless; v.examined++ {
-		if r := b.controls[v.examined]; v.lacks(ctx, p, r) {
+		if r := b.controls[v.examined]; b.lacks(ctx, v, p, r) {
 			v.of, v.newest = append(v.of, r), v.examined
 		}
 		v.endless = v.examined+1 >= minControls && 2*len(v.of) > v.examined+1
@@ -80,14 +81,32 @@ func (b *Bisection) valuesAt(ctx context.Context, p place) *values {
 	return v
 }
 
-// differsAt reports whether two runs differ at a place.
-func differsAt(ctx context.Context, p place, a, b *Run) bool {
-	if !slices.Contains(differing(a, b), p.name) {
-		return false
+// A pair is an item of two runs.
+type pair struct {
+	name string
+	a, b *Run
+}
+
+// maxCompared limits Bisection.compared.
+const maxCompared = 1024
+
+// differsAt reports whether two runs differ at a place. It compares a pair once for all places of the item.
+func (b *Bisection) differsAt(ctx context.Context, p place, x, y *Run) bool {
+	if differs := slices.Contains(differing(x, y), p.name); !differs || p.key == wholeItem {
+		return differs
 	}
-	return p.key == wholeItem || slices.ContainsFunc(locationsOf(ctx, p.name, a, b), func(l location) bool {
-		return l.key == p.key || l.key == wholeItem
-	})
+	of := pair{p.name, x, y}
+	keys, ok := b.compared[of]
+	if !ok {
+		for _, l := range locationsOf(ctx, p.name, x, y) {
+			keys = append(keys, l.key)
+		}
+		if len(b.compared) >= maxCompared {
+			clear(b.compared)
+		}
+		b.compared[of] = keys
+	}
+	return slices.Contains(keys, p.key) || slices.Contains(keys, wholeItem)
 }
 
 // effects returns the locations in which an item of a run differs from the controls by more than noise. A location that
@@ -104,7 +123,7 @@ func (b *Bisection) effects(ctx context.Context, name string, r *Run) []location
 			continue
 		}
 		p := place{name, l.key}
-		if v := b.valuesAt(ctx, p); v.settled() && v.lacks(ctx, p, r) {
+		if v := b.valuesAt(ctx, p); v.settled() && b.lacks(ctx, v, p, r) {
 			all = append(all, l)
 		}
 	}

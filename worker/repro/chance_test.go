@@ -3,12 +3,15 @@
 package repro_test
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/repro"
 	"github.com/cloister-build/cloister/worker/repro/compare"
@@ -82,6 +85,63 @@ func TestChanceNamesNoFactor(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTemporaryPathNamesNoFactor: processes that race for a temporary file leave another path now and then. That is not
+// due to the random numbers, although those also change the names of such files.
+func TestTemporaryPathNamesNoFactor(t *testing.T) {
+	got := verdictsOfCoins(t, func(coins *rand.Rand, _ *worker.Variation) string {
+		return "made by way of " + toss(coins, 0.1, "/tmp/tmp.aX3kQ9/out", "/tmp/tmp.bY4mR7/out") + "\n"
+	})
+	for verdict := range got {
+		if !strings.HasPrefix(verdict, `factors "", path by ""`) {
+			t.Errorf("got %v, want no factor in any", got)
+		}
+	}
+}
+
+// TestTemporaryPathOfRandomNumbers: a path that depends on the random numbers is due to them.
+func TestTemporaryPathOfRandomNumbers(t *testing.T) {
+	got := verdictsOfCoins(t, func(coins *rand.Rand, v *worker.Variation) string {
+		return fmt.Sprintf("made by way of /tmp/tmp.aX%04d/out\n", observedSeed(coins, v)%10_000)
+	})
+	if len(got) != 1 || got[`factors "random", path by "random"`] != seeds {
+		t.Errorf("got %v", got)
+	}
+}
+
+// TestPairsAreComparedOnce: in a file with many values by chance, each pair of runs is compared about as often as in one
+// with a single value.
+func TestPairsAreComparedOnce(t *testing.T) {
+	reads := func(values int) int {
+		s := newScript(t, func(n int, _ *worker.Variation) made {
+			coins, text := rand.New(rand.NewPCG(1, uint64(n))), "{"
+			heads := coins.IntN(2) == 0
+			for i := range values {
+				text += fmt.Sprintf("%q: %t, ", fmt.Sprint("value", i), heads)
+			}
+			return file(text + `"end": 0}`)
+		})
+		counting := &countingStore{Store: s.store}
+		o := s.options()
+		o.Bisect, o.Executors[0].Store = true, counting
+		check(t, s.action(), o)
+		return counting.reads
+	}
+	if one, many := reads(1), reads(40); many > 2*one {
+		t.Errorf("got %d reads with one value, %d with 40; want about as many", one, many)
+	}
+}
+
+// A countingStore counts reads.
+type countingStore struct {
+	cas.Store
+	reads int
+}
+
+func (s *countingStore) Open(ctx context.Context, d cas.Digest, off int64) (io.ReadCloser, error) {
+	s.reads++
+	return s.Store.Open(ctx, d, off)
 }
 
 // TestRacesHaveOneVerdict: processes that race for the order of lines do so in all runs.
