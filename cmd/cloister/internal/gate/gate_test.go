@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/namespace"
 	"github.com/cloister-build/cloister/tests/must"
 )
 
@@ -75,6 +76,39 @@ func TestSignalBeforeTheSteps(t *testing.T) {
 	err := (&gate{Config: &Config{Revision: "HEAD"}}).open(ctx, nil)
 	if by, ok := errors.AsType[*exit.Error](err); !ok || by.Code != 128+int(syscall.SIGTERM) {
 		t.Errorf("got %v, want the exit code of the signal", err)
+	}
+}
+
+// TestStrictModeNeedsTheFullSandbox: with every layer that protects the host or observes a step, unlike other modes.
+func TestStrictModeNeedsTheFullSandbox(t *testing.T) {
+	full := func() *gate {
+		g := &gate{Config: &Config{Mode: modeStrict}}
+		g.Sandbox.Tier, g.features.Tier, g.features.Audits = "full", "full", []sandbox.Audit{sandbox.AuditViolations}
+		for _, layer := range []namespace.Layer{namespace.Seccomp, namespace.Landlock, namespace.Monitor} {
+			g.features.Checks = append(g.features.Checks, sandbox.Check{Name: string(layer), OK: true})
+		}
+		return g
+	}
+	for name, c := range map[string]struct {
+		lacking func(g *gate)
+		want    string
+	}{
+		"nothing":          {func(*gate) {}, ""},
+		"Landlock":         {func(g *gate) { g.features.Checks[1] = sandbox.Check{Name: "landlock", Fix: "enable it"} }, "lacks landlock here: enable it"},
+		"the monitor":      {func(g *gate) { g.features.Checks[2] = sandbox.Check{Name: "monitor", Detail: "old kernel"} }, "lacks monitor here: old kernel"},
+		"records":          {func(g *gate) { g.features.Audits = nil }, "records of network system calls"},
+		"a part":           {func(g *gate) { g.features.Tier = "partial" }, "the sandbox is partial here"},
+		"a requested tier": {func(g *gate) { g.Sandbox.Tier = "namespaces" }, "omit --sandbox namespaces"},
+	} {
+		g := full()
+		c.lacking(g)
+		g.describeSandbox()
+		if got := g.shortfall(); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("without %s: got %q, want %q", name, got, c.want)
+		}
+		if g.Mode = modeEnforce; g.shortfall() != "" {
+			t.Errorf("without %s, mode enforce: got %q", name, g.shortfall())
+		}
 	}
 }
 
