@@ -3,12 +3,18 @@
 package compare
 
 import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -99,6 +105,42 @@ func TestPackagesAreCompared(t *testing.T) {
 	}
 	if ds := blobs(t, "x", deb("1700000000"), deb("1700000100"), Known{}); len(ds) != 1 || ds[0].Format != "deb" || ds[0].Cause != Timestamp {
 		t.Errorf("deb: got %+v", ds)
+	}
+	book := func(chapter string) string {
+		var out bytes.Buffer
+		w := zip.NewWriter(&out)
+		for _, member := range [][2]string{{"mimetype", "application/epub+zip"}, {"chapter", chapter}} {
+			f, err := w.CreateHeader(&zip.FileHeader{Name: member[0], Method: zip.Store})
+			must.Succeed(t, err)
+			_, err = f.Write([]byte(member[1]))
+			must.Succeed(t, err)
+		}
+		must.Succeed(t, w.Close())
+		return out.String()
+	}
+	ds = blobs(t, "x", book("built 2023-11-14T22:13:20Z"), book("built 2023-11-14T22:15:00Z"), Known{})
+	if len(ds) != 1 || !slices.Equal(ds[0].Within, []string{"epub"}) || ds[0].Where[1] != "chapter" || ds[0].Cause != Timestamp {
+		t.Errorf("epub: got %+v", ds)
+	}
+	// A gem is a tar with packed tars, and a package of npm a packed tar.
+	pack := func(mtime int64, name, content string) string {
+		var out bytes.Buffer
+		w := tar.NewWriter(&out)
+		must.Succeed(t, w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content)), ModTime: time.Unix(mtime, 0)}))
+		_, err := w.Write([]byte(content))
+		must.Succeed(t, errors.Join(err, w.Close()))
+		return out.String()
+	}
+	gem := func(mtime int64) string {
+		var packed bytes.Buffer
+		w := gzip.NewWriter(&packed)
+		_, err := w.Write([]byte(pack(mtime, "lib/a.rb", "puts 1")))
+		must.Succeed(t, errors.Join(err, w.Close()))
+		return pack(0, "data.tar.gz", packed.String())
+	}
+	ds = blobs(t, "a.gem", gem(1_700_000_000), gem(1_700_000_100), Known{})
+	if len(ds) == 0 || !slices.Equal(ds[0].Where, []string{"a.gem", "data.tar.gz", "contents", "lib/a.rb"}) || ds[0].What != "mtime" || ds[0].Cause != Timestamp {
+		t.Errorf("gem: got %+v", ds)
 	}
 	for name, format := range map[string]string{"a.whl": "wheel", "a.zip": "zip"} {
 		if ds := blobs(t, name, zipped(t, "a"), zipped(t, "b"), Known{}); len(ds) == 0 || ds[0].Format != format {
