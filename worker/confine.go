@@ -4,6 +4,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -20,7 +21,8 @@ import (
 const ExecRoot = "/build"
 
 // Admit checks everything that needs no slot: t, everything it refers to, the policy and the sandbox's features. A
-// worker without a backend leaves the last two to the workers that execute. The error is a *Fault.
+// worker without a backend leaves the last two to the workers that execute, and one of a fleet the last. The error is a
+// *Fault.
 func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	if t == nil {
 		return Admission{}, faultf(FaultInvalid, "the Task is missing")
@@ -35,12 +37,13 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	}
 	a := Admission{DoNotMerge: req.Action.DoNotCache || t.Variation != nil, Demands: req.demands()}
 	if l.cfg.Backend != nil {
-		box, err := l.confine(t, req)
-		if err != nil {
+		switch box, err := l.confine(t, req); {
+		case err == nil:
+			a.DoNotMerge = a.DoNotMerge || !box.grant.Cache
+			a.MergeKey = fmt.Sprintf("%q %q", box.grant.Profile, box.grant.Rule)
+		case !l.cfg.Fleet || !errors.Is(err, sandbox.ErrUnsupported): // another worker may have what this one lacks
 			return Admission{}, fault(StageConfine, err)
 		}
-		a.DoNotMerge = a.DoNotMerge || !box.grant.Cache
-		a.MergeKey = fmt.Sprintf("%q %q", box.grant.Profile, box.grant.Rule)
 	}
 	if l.cfg.Fleet { // everything else that selects a policy rule is part of the action
 		a.MergeKey += fmt.Sprintf(" %q %q", t.Target, t.Mnemonic)

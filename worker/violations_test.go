@@ -429,12 +429,19 @@ func TestRefusalsAreAudited(t *testing.T) {
 }
 
 // In a fleet, the merge key covers everything on which another policy may depend. A worker without a backend refuses
-// only malformed actions.
+// only malformed actions, and one with a backend nothing that another backend may support.
 func TestAdmitInFleet(t *testing.T) {
 	b := newBench(t, nil)
 	b.cfg.Fleet = true
 	action := b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-memory", "1TiB") })
 	expect.Error(t, expect.Err(b.Admit(t.Context(), &Task{Action: action})), policy.ErrRefused, "with a backend")
+	elsewhere := &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("cloister-sandbox", "gvisor") })}
+	if got, err := b.Admit(t.Context(), elsewhere); err != nil || len(got.Demands) != 1 {
+		t.Errorf("what another worker may support: got %+v, %v, want one demand", got, err)
+	}
+	b.cfg.Fleet = false
+	expect.Error(t, expect.Err(b.Admit(t.Context(), elsewhere)), sandbox.ErrUnsupported, "without other workers")
+	b.cfg.Fleet = true
 	b.cfg.Backend = nil
 	keys := map[string]bool{}
 	for _, task := range []*Task{{}, {Target: "//a"}, {Target: "//b"}, {Target: "//a", Mnemonic: "M"}} {

@@ -21,6 +21,8 @@ import (
 	"github.com/cloister-build/cloister/cas/castest/faulty"
 	remoteworkerpb "github.com/cloister-build/cloister/proto/buildbarn/remoteworker"
 	cloisterpb "github.com/cloister-build/cloister/proto/cloister/v1"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/grpctest"
 	"github.com/cloister-build/cloister/tests/must"
@@ -629,6 +631,32 @@ func TestActionGivenBackThriceMayBeRetried(t *testing.T) {
 			wantIdle(t, w.report(t, completed(o.Action().Proto(), response.Stopped(name))))
 		}
 		wantFault(t, o, worker.FaultUnavailable, "anvil", "crucible", "retry")
+	})
+}
+
+// TestActionWithoutSupportRunsElsewhere, and what a policy refuses does not.
+func TestActionWithoutSupportRunsElsewhere(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, h *head) {
+		for _, c := range []struct {
+			err  error
+			text string
+		}{{sandbox.ErrUnsupported, ""}, {policy.ErrRefused, policy.ErrRefused.Error()}} {
+			o, first, second := h.submit(t, c.err.Error()), h.slot("anvil", "0"), h.slot("bellows", "0", "OS=linux")
+			d := o.Action().Proto()
+			wantTask(t, first.report(t, idle()), o)
+			first.req.PreferBeingIdle = true
+			refusal := response.OfFault(&worker.Fault{Kind: worker.FaultUnmet, Err: c.err}, "worker anvil")
+			wantIdle(t, first.report(t, completed(d, refusal)))
+			if c.text != "" {
+				wantFault(t, o, worker.FaultUnmet, c.text)
+				continue
+			}
+			wantWaiting(t, o, repb.ExecutionStage_QUEUED)
+			wantTask(t, second.report(t, idle()), o)
+			second.req.PreferBeingIdle = true
+			wantIdle(t, second.report(t, completed(d, exited(0))))
+			wantSuccess(t, o)
+		}
 	})
 }
 

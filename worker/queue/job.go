@@ -26,7 +26,9 @@ type job struct {
 	ran      bool // past the lookup in the action cache, so its result will be new
 	run      *Run // nil unless a slot has it
 	losses   []loss
-	avoid    []string // names of the workers of losses, sorted
+	avoid    []string      // names of the workers of losses, and of those like workers that refused it; sorted
+	refused  []uint64      // numbers of the workers that cannot enforce what it demands, sorted
+	refusal  *worker.Fault // the last one's reason
 	prefetch prefetch
 	flight   flightKey // under which later requests find the job; zero while it cannot be shared
 }
@@ -38,7 +40,8 @@ type flightKey struct {
 	terms    string
 }
 
-// matchKey encodes what decides which workers may take j: its instance, its demands and the workers that lost it.
+// matchKey encodes what decides which workers may take j: its instance, its demands and the workers that lost or
+// refused it.
 func (j *job) matchKey() fairqueue.MatchKey {
 	b := binary.AppendUvarint(nil, uint64(len(j.req.Demands)))
 	add := func(s string) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
@@ -46,6 +49,10 @@ func (j *job) matchKey() fairqueue.MatchKey {
 	for _, d := range j.req.Demands {
 		add(d.Name)
 		add(d.Value)
+	}
+	b = binary.AppendUvarint(b, uint64(len(j.refused)))
+	for _, number := range j.refused {
+		b = binary.AppendUvarint(b, number)
 	}
 	for _, name := range j.avoid {
 		add(name)

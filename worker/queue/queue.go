@@ -97,6 +97,7 @@ type Queue struct {
 	stats              Stats // only what is not counted on demand
 	draining           bool
 	workers            []*workerGroup    // joined or remembered
+	groups             uint64            // number of the last one
 	drained            map[string]*drain // by worker name
 	drainJoining       *drain            // applies to every worker that joins; nil if none
 	undrained          map[string]bool   // names of workers exempt from drainJoining

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/worker"
 )
@@ -78,7 +79,8 @@ func (r *Run) Report(s worker.Stage) {
 	}
 }
 
-// End completes the action and frees the slot. Only the first End counts, and none after the run was lost.
+// End completes the action and frees the slot. Only the first End counts, and none after the run was lost. After
+// sandbox.ErrUnsupported the action waits for another worker, if one matches: workers differ in what they can enforce.
 func (r *Run) End(out *worker.Outcome, err error) {
 	if err != nil {
 		out = nil
@@ -93,7 +95,7 @@ func (r *Run) End(out *worker.Outcome, err error) {
 	}
 	r.over = true
 	j := r.job
-	cancel, yields := j.cancel, r.yielding && err != nil
+	cancel, yields := j.cancel, err != nil && r.yielding || errors.Is(err, sandbox.ErrUnsupported) && q.refuse(r, err)
 	q.mu.Unlock()
 	if r.endLogs != nil {
 		r.endLogs(out)
@@ -113,6 +115,19 @@ func (r *Run) End(out *worker.Outcome, err error) {
 		q.finish(j, e)
 	}
 	q.checkEmpty()
+}
+
+// refuse records that the worker of r cannot execute its job, and reports whether another is expected to.
+func (q *Queue) refuse(r *Run, err error) bool {
+	j := r.job
+	j.refusal = asFault(err)
+	j.refused = insert(j.refused, r.slot.worker.number)
+	for _, w := range q.workers {
+		if w.like(r.slot.worker) { // it would probably refuse as well
+			j.avoid = insert(j.avoid, w.name)
+		}
+	}
+	return q.unmatchable(j, time.Now()) == nil
 }
 
 // queueAgain queues a job again after its run ended without a result, unless no operation is left.
@@ -171,9 +186,7 @@ func (q *Queue) lose(r *Run, why string, givenBack bool) {
 	q.release(r)
 	j.run, j.ran = nil, false
 	j.losses = append(j.losses, loss{name, why, givenBack})
-	if i, found := slices.BinarySearch(j.avoid, name); !found {
-		j.avoid = slices.Insert(j.avoid, i, name)
-	}
+	j.avoid = insert(j.avoid, name)
 	switch {
 	case len(j.ops) == 0: // no client waits for it
 	case len(j.losses) >= q.cfg.Attempts:

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
@@ -491,6 +492,65 @@ func TestLostActionAvoidsItsWorker(t *testing.T) {
 			r.Lost("no sign of life")
 		}
 		wantTake(t, b, "x")
+	})
+}
+
+// TestRefusedActionGoesToAnotherWorker: an action that a worker cannot enforce runs on another one that matches, but not
+// on one that offers the same while others are present, and fails with the last reason if none is left.
+func TestRefusedActionGoesToAnotherWorker(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		time.Sleep(time.Hour) // no worker is expected any more
+		lacks := func(name string) error {
+			return &worker.Fault{Kind: worker.FaultUnmet, Err: fmt.Errorf("worker %s: %w", name, sandbox.ErrUnsupported)}
+		}
+		a, like := join(t, q, "a", "1", "box=1"), join(t, q, "like", "1", "box=1")
+		b := join(t, q, "b", "1", "")
+		first := submit(t, q, "x", nil)
+		wantTake(t, a, "x").End(nil, lacks("a"))
+		wantStage(t, first, repb.ExecutionStage_QUEUED)
+		wantTake(t, a, "")
+		wantTake(t, like, "")
+		wantTake(t, b, "x").End(ended(1), nil)
+		wantRun(t, first, 1)
+
+		second := submit(t, q, "y", nil)
+		wantTake(t, b, "y").End(nil, lacks("b"))
+		wantTake(t, a, "y").End(nil, lacks("a"))
+		wantTake(t, a, "")
+		wantTake(t, like, "y").End(nil, lacks("like")) // nobody else is left
+		s := state(t, second)
+		must.Be(t, s.Fault != nil && s.Fault.Kind == worker.FaultUnmet && s.Fault.Error() == lacks("like").Error(),
+			"got %+v and fault %v, want that of the last worker", s, s.Fault)
+
+		// A worker that has left may return, and one that joins gets what the others refused.
+		third := submit(t, q, "z", nil)
+		b.Leave("restart")
+		wantTake(t, a, "z").End(nil, lacks("a"))
+		wantTake(t, like, "z").End(nil, lacks("like"))
+		wantStage(t, third, repb.ExecutionStage_QUEUED)
+		wantTake(t, join(t, q, "c", "1", ""), "z").End(ended(2), nil)
+		wantRun(t, third, 2)
+
+		// Other faults are final, and so are those of actions that no other worker matches.
+		fourth := submit(t, q, "v", demands("box=1"))
+		wantTake(t, a, "v").End(nil, &worker.Fault{Kind: worker.FaultUnmet, Err: errors.New("refused by the policy")})
+		wantFault(t, fourth, worker.FaultUnmet)
+	})
+}
+
+// TestWorkerWithTheNameOfTheHeadTakesWhatItRefuses: own slots and those of a worker of the same name are told apart.
+func TestWorkerWithTheNameOfTheHeadTakesWhatItRefuses(t *testing.T) {
+	own := function(func(context.Context) (*worker.Outcome, error) {
+		return nil, &worker.Fault{Kind: worker.FaultUnmet, Err: sandbox.ErrUnsupported}
+	})
+	c := queue.Config{Slots: 1, Offer: &queue.Offer{Worker: "anvil"}, Executor: own}
+	bubble(t, c, func(t *testing.T, q *queue.Queue, _ *executor) {
+		s := join(t, q, "anvil", "7", "box=1")
+		o := submit(t, q, "x", nil)
+		defer watch(t, o)()
+		synctest.Wait()
+		wantTake(t, s, "x").End(ended(3), nil)
+		wantRun(t, o, 3)
 	})
 }
 

@@ -47,6 +47,8 @@ func (q *Queue) unmet(j *job) string {
 		return fmt.Sprintf("worker %s has left", printable.Quote(left.name, maxQuoted))
 	case len(q.workers) == 0:
 		return "no worker has joined"
+	case j.refusal != nil:
+		return j.refusal.Error()
 	}
 	text, _ := q.mismatch(j)
 	return text
@@ -62,8 +64,10 @@ func (q *Queue) unmatchable(j *job, now time.Time) *worker.Fault {
 	switch {
 	case q.matched(j):
 		return nil
-	case now.Sub(q.started) < q.cfg.Settle:
+	case now.Sub(q.started) < q.cfg.Settle && !(q.own != nil && q.own.any): // there are no others then
 		return nil
+	case j.refusal != nil:
+		return j.refusal
 	case len(q.workers) > 0:
 		text, u := q.mismatch(j)
 		return q.unmatchedFault(worker.FaultUnmet, text, u)
@@ -116,8 +120,8 @@ func (q *Queue) Refuse(waited time.Duration, why string) {
 }
 
 // mismatch explains what separates j from the nearest worker: the one that lacks the fewest demands, and among equals
-// has a property of the same name for most of them. At least one worker is known, and none matches. The reader may know
-// only the instance of j, so workers of other instances are not mentioned.
+// has a property of the same name for most of them. At least one worker is known, none matches, and none has refused j.
+// The reader may know only the instance of j, so workers of other instances are not mentioned.
 func (q *Queue) mismatch(j *job) (string, Unmatched) {
 	instance := j.req.Task.Instance
 	var nearest *workerGroup

@@ -3,6 +3,7 @@
 package queue
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 
 // A workerGroup is the slots of one worker with equal offers.
 type workerGroup struct {
+	number       uint64 // unique
 	name, prefix string
 	properties   []worker.Property // sorted
 	any, places  bool
@@ -28,13 +30,17 @@ type workerGroup struct {
 
 // group returns the workerGroup of an offer. Local slots have a separate group, even from a worker of the same name.
 func (q *Queue) group(o Offer, own bool) *workerGroup {
-	properties := slices.Compact(slices.SortedFunc(slices.Values(o.Properties), worker.Property.Compare))
+	offered := &workerGroup{
+		name: o.Worker, prefix: o.Prefix, any: o.Any, places: o.Places,
+		properties: slices.Compact(slices.SortedFunc(slices.Values(o.Properties), worker.Property.Compare)),
+		slots:      make(map[string]*Slot),
+	}
 	known := false
 	for _, w := range q.workers {
 		if w.name != o.Worker {
 			continue
 		}
-		if own == (w == q.own) && w.prefix == o.Prefix && w.any == o.Any && w.places == o.Places && slices.Equal(w.properties, properties) {
+		if own == (w == q.own) && w.like(offered) {
 			return w
 		}
 		known = true
@@ -42,17 +48,33 @@ func (q *Queue) group(o Offer, own bool) *workerGroup {
 	if d := q.drainJoining; d != nil && !known && q.drained[o.Worker] == nil && !q.undrained[o.Worker] {
 		q.drained[o.Worker] = d
 	}
-	w := &workerGroup{
-		name: o.Worker, prefix: o.Prefix, properties: properties, any: o.Any, places: o.Places,
-		slots: make(map[string]*Slot), drained: q.drained[o.Worker],
-	}
-	q.workers = append(q.workers, w)
-	return w
+	q.groups++
+	offered.number, offered.drained = q.groups, q.drained[o.Worker]
+	q.workers = append(q.workers, offered)
+	return offered
 }
 
-// matches reports whether the offer of w covers j.
+// matches reports whether the offer of w covers j, which w has not refused.
 func (w *workerGroup) matches(j *job) bool {
-	return w.serves(j.req.Task.Instance) && (w.any || len(w.missing(j.req.Demands)) == 0)
+	return w.serves(j.req.Task.Instance) && (w.any || len(w.missing(j.req.Demands)) == 0) && !contains(j.refused, w.number)
+}
+
+// like reports whether w offers what v does.
+func (w *workerGroup) like(v *workerGroup) bool {
+	return w.prefix == v.prefix && w.any == v.any && w.places == v.places && slices.Equal(w.properties, v.properties)
+}
+
+// contains reports whether a sorted list has v, and insert adds v.
+func contains[T cmp.Ordered](list []T, v T) bool {
+	_, found := slices.BinarySearch(list, v)
+	return found
+}
+
+func insert[T cmp.Ordered](list []T, v T) []T {
+	if i, found := slices.BinarySearch(list, v); !found {
+		return slices.Insert(list, i, v)
+	}
+	return list
 }
 
 // serves reports whether w takes actions of an instance.
@@ -80,12 +102,13 @@ func (q *Queue) mayTake(w *workerGroup, j *job) bool {
 	if w.drained != nil || !w.matches(j) {
 		return false
 	}
-	if !slices.Contains(j.avoid, w.name) {
+	if !contains(j.avoid, w.name) {
 		return true
 	}
-	// This worker has lost j. While another is present that has not, that one takes it, even if it is busy.
+	// This worker has lost j, or one like it has refused j. While another is present, that one takes it, even if it is
+	// busy.
 	return !slices.ContainsFunc(q.workers, func(other *workerGroup) bool {
-		return len(other.slots) > 0 && other.drained == nil && !slices.Contains(j.avoid, other.name) && other.matches(j)
+		return len(other.slots) > 0 && other.drained == nil && !contains(j.avoid, other.name) && other.matches(j)
 	})
 }
 

@@ -7,11 +7,13 @@ package response
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
@@ -123,6 +125,9 @@ func parseFault(st *status.Status, fn cas.Function) *worker.Fault {
 		f.Kind = worker.FaultInvalid
 	case codes.FailedPrecondition:
 		f.Kind = worker.FaultUnmet
+		if hasReason(st, unsupported) {
+			f.Err = unsupportedError(f.Err.Error())
+		}
 		if blobs := parseMissing(st, fn); len(blobs) > 0 {
 			f.Kind, f.Blobs = worker.FaultMissing, blobs
 		}
@@ -135,6 +140,12 @@ func parseFault(st *status.Status, fn cas.Function) *worker.Fault {
 	}
 	return f
 }
+
+// An unsupportedError is a sandbox.ErrUnsupported of another worker.
+type unsupportedError string
+
+func (e unsupportedError) Error() string      { return string(e) }
+func (unsupportedError) Is(target error) bool { return target == sandbox.ErrUnsupported }
 
 // parseMissing returns the missing blobs that a status lists. It skips malformed ones; a client learns about these when
 // it retries.
@@ -174,8 +185,9 @@ func parseSubject(name string, fn cas.Function) (cas.Digest, bool) {
 	return d, err == nil
 }
 
-// stopped and domain identify the ErrorInfo of a response from a worker that shuts down.
-const stopped, domain = "WORKER_STOPPED", "cloister"
+// Reasons of an ErrorInfo, for schedulers of this project: the worker shuts down, or cannot enforce what the action
+// demands.
+const stopped, unsupported, domain = "WORKER_STOPPED", "WORKER_LACKS_SUPPORT", "cloister"
 
 // Stopped returns the response of a worker that shuts down before the action has ended. Its code is UNAVAILABLE, so
 // that a client retries, and it tells a scheduler of this project to run the action elsewhere.
@@ -190,10 +202,12 @@ func Stopped(where string) *repb.ExecuteResponse {
 
 // IsStopped reports whether r was made by Stopped.
 func IsStopped(r *repb.ExecuteResponse) bool {
-	for _, d := range status.FromProto(r.GetStatus()).Details() {
-		if info, ok := d.(*errdetails.ErrorInfo); ok && info.Reason == stopped && info.Domain == domain {
-			return true
-		}
-	}
-	return false
+	return hasReason(status.FromProto(r.GetStatus()), stopped)
+}
+
+func hasReason(st *status.Status, reason string) bool {
+	return slices.ContainsFunc(st.Details(), func(d any) bool {
+		info, ok := d.(*errdetails.ErrorInfo)
+		return ok && info.Reason == reason && info.Domain == domain
+	})
 }

@@ -4,12 +4,15 @@ package response_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
@@ -99,6 +102,20 @@ func TestParseIsInverseOfOfFault(t *testing.T) {
 		out, got := response.Parse(r, cas.SHA256)
 		if out != nil || got == nil || got.Kind != kind || got.Error() != "fetch: so it is" || !cmp.Equal(got.Blobs, f.Blobs, cmp.Comparer(func(a, b cas.Digest) bool { return a == b })) {
 			t.Errorf("kind %d: got %+v", kind, got)
+		}
+	}
+}
+
+// TestLackOfSupportIsParsed: a scheduler can tell what only this worker lacks from what the policy refuses.
+func TestLackOfSupportIsParsed(t *testing.T) {
+	for err, want := range map[error]bool{
+		fmt.Errorf("worker w: confine: %w: no endpoints", sandbox.ErrUnsupported): true,
+		fmt.Errorf("worker w: confine: %w", policy.ErrRefused):                    false,
+	} {
+		r := sent(t, response.OfFault(&worker.Fault{Kind: worker.FaultUnmet, Err: err}, "worker w"))
+		_, got := response.Parse(r, cas.SHA256)
+		if got == nil || errors.Is(got, sandbox.ErrUnsupported) != want || got.Kind != worker.FaultUnmet || got.Error() != err.Error() {
+			t.Errorf("%v: got %+v, want ErrUnsupported %t", err, got, want)
 		}
 	}
 }

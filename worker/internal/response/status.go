@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/worker"
 	"github.com/cloister-build/cloister/worker/queue"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -37,6 +38,10 @@ func FaultStatus(err error) *status.Status {
 		return detailed(code, text, detail)
 	case worker.FaultExhausted:
 		return detailed(code, text, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryDelay)})
+	case worker.FaultUnmet:
+		if errors.Is(f, sandbox.ErrUnsupported) {
+			return detailed(code, text, &errdetails.ErrorInfo{Reason: unsupported, Domain: domain})
+		}
 	}
 	return status.New(code, text)
 }
