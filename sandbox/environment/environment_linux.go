@@ -211,7 +211,7 @@ func (e *Environment) wait(
 		case <-e.ended:
 			return 0, ErrEnded
 		case s, ok := <-signals:
-			if sig, is := s.(syscall.Signal); is {
+			if sig, is := s.(syscall.Signal); is && sig > 0 {
 				send(sig)
 			}
 			if !ok {
@@ -252,6 +252,8 @@ func check(spec *sandbox.Spec) error {
 
 // Close ends the environment: its processes get SIGTERM and, after three seconds, SIGKILL; when ctx ends they are
 // killed at once. It returns how the run ended. Later calls return the same.
+//
+// The agent signals them. If a command has stopped the agent, they are killed after five seconds.
 func (e *Environment) Close(ctx context.Context) (*sandbox.Result, error) {
 	e.mu.Lock()
 	if !e.shut {
@@ -263,10 +265,15 @@ func (e *Environment) Close(ctx context.Context) (*sandbox.Result, error) {
 	case <-e.ended:
 	case <-ctx.Done():
 		e.stop()
-		<-e.ended
+	case <-time.After(closeTime):
+		e.stop()
 	}
+	<-e.ended
 	return e.result, e.err
 }
+
+// closeTime is longer than an agent gives its commands.
+const closeTime = 5 * time.Second
 
 // Ended returns a channel that is closed when the environment has ended, for any reason.
 func (e *Environment) Ended() <-chan struct{} { return e.ended }

@@ -26,8 +26,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// start starts an environment with a writable directory /scratch, and returns it with the Spec as changed.
+// start starts an environment with a writable directory /scratch, after change, which may be nil.
 func start(t *testing.T, change func(*sandbox.Spec)) *environment.Environment {
+	t.Helper()
+	e, _ := startIn(t, change)
+	return e
+}
+
+// startIn is start, and also returns the workspace, in which /scratch is the directory scratch.
+func startIn(t *testing.T, change func(*sandbox.Spec)) (*environment.Environment, *os.Root) {
 	t.Helper()
 	b := namespace.New(namespace.Config{})
 	t.Cleanup(func() { b.Close() })
@@ -63,7 +70,7 @@ func start(t *testing.T, change func(*sandbox.Spec)) *environment.Environment {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { e.Close(t.Context()) })
-	return e
+	return e, ws.Root()
 }
 
 // newSpec returns the Spec of an environment of this program.
@@ -227,6 +234,7 @@ func TestSignalsReachTheCommand(t *testing.T) {
 	signals := make(chan os.Signal, 1)
 	go func() {
 		_, _ = r.Read(make([]byte, 6)) // the trap is set
+		signals <- syscall.Signal(0)   // is none
 		signals <- syscall.SIGINT
 		_, _ = io.Copy(io.Discard, r)
 	}()
@@ -288,6 +296,72 @@ func TestTimeoutEndsTheEnvironment(t *testing.T) {
 	result, err := e.Close(t.Context())
 	if err != nil || !result.Stopped {
 		t.Errorf("got %+v %v, want a stopped run", result, err)
+	}
+}
+
+// A command that stops the agent does not keep the environment beyond its end, by its timeout or by Close.
+func TestStoppedAgentDoesNotDelayTheEnd(t *testing.T) {
+	for name, change := range map[string]func(*sandbox.Spec){
+		"timeout": func(s *sandbox.Spec) { s.Timeout = time.Second },
+		"close":   nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := start(t, change)
+			r, w := io.Pipe()
+			ended := make(chan error, 1)
+			go func() {
+				script := "kill -STOP $PPID; echo stopped; sleep 1000"
+				_, err := e.Exec(context.Background(), command(script), sandbox.Stdio{Stdout: w}, nil)
+				ended <- err
+			}()
+			if _, err := r.Read(make([]byte, 8)); err != nil {
+				t.Fatal(err)
+			}
+			if change == nil {
+				if _, err := e.Close(context.Background()); err != nil {
+					t.Error(err)
+				}
+			}
+			<-e.Ended()
+			if err := <-ended; !errors.Is(err, environment.ErrEnded) {
+				t.Errorf("got %v, want ErrEnded", err)
+			}
+		})
+	}
+}
+
+// A process in the background gets SIGTERM and time to end. One that ignores it, in a session of its own, is killed.
+func TestCloseEndsBackgroundProcesses(t *testing.T) {
+	e, root := startIn(t, nil)
+	stdin, held, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	defer stdin.Close()
+	script := `mkfifo /scratch/ready
+(trap 'sleep 0.3; echo done > /scratch/saved; exit' TERM; echo > /scratch/ready; while :; do sleep 0.01; done) > /dev/null 2>&1 &
+cat /scratch/ready
+exec 3<&0
+setsid sh -c 'trap "" TERM; echo > /scratch/ready; while :; do sleep 1000; done' <&3 > /dev/null 2>&1 &
+cat /scratch/ready`
+	code, err := e.Exec(t.Context(), command(script), sandbox.Stdio{Stdin: stdin}, nil)
+	if err != nil || code != 0 {
+		t.Fatalf("got %d %v, want 0", code, err)
+	}
+	stdin.Close()
+	if _, err := held.WriteString("x"); err != nil {
+		t.Errorf("the process does not have its stdin: %v", err)
+	}
+	if _, err := e.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if text, err := root.ReadFile("scratch/saved"); err != nil || string(text) != "done\n" {
+		t.Errorf("the process in the background left %q, %v; want what it writes after SIGTERM", text, err)
+	}
+	if _, err := held.WriteString("x"); !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("writing to the stdin of the other process: got %v, want EPIPE since it was killed", err)
 	}
 }
 
