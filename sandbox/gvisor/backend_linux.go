@@ -23,10 +23,11 @@ type backend struct {
 
 	mu     sync.Mutex
 	closed bool
-	runsc  string // "" until it was found
-	groups *cgroup.Host
-	cells  int     // number of cells
-	free   []*cell // not in use
+	runsc  string       // "" until it was found
+	groups *cgroup.Host // set by start
+	cells  int          // number of cells
+	lost   int          // of them, in use forever
+	free   []*cell      // not in use
 	open   map[string]*workspace
 	busy   sync.WaitGroup
 }
@@ -46,20 +47,17 @@ func New() sandbox.Backend {
 // Close ends every run and waits for their end.
 func (b *backend) Close() error {
 	b.mu.Lock()
-	if !b.closed {
+	again := b.closed
+	if !again {
 		b.closed = true
 		close(b.ending)
 	}
 	b.mu.Unlock()
 	b.busy.Wait()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.groups == nil {
+	if again || b.groups == nil {
 		return nil
 	}
-	err := b.groups.Close()
-	b.groups = nil
-	return err
+	return b.groups.Close()
 }
 
 // start checks that runs are possible and opens the control groups.
@@ -108,7 +106,7 @@ func (b *backend) acquire() (*cell, error) {
 		return c, nil
 	}
 	if b.cells == zygote.MaxSlots {
-		return nil, fmt.Errorf("%d runs at a time are the most", zygote.MaxSlots)
+		return nil, fmt.Errorf("%d runs at a time are the most; %d that never ended count", zygote.MaxSlots, b.lost)
 	}
 	c := &cell{number: b.cells}
 	if b.groups.Mode() != cgroup.None {
@@ -122,10 +120,16 @@ func (b *backend) acquire() (*cell, error) {
 	return c, nil
 }
 
-func (b *backend) release(c *cell) {
+// release gives a cell to the next run, unless processes of the last one may be alive: they have its users and its
+// control group.
+func (b *backend) release(c *cell, alive bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.free = append(b.free, c)
+	if alive {
+		b.lost++
+	} else {
+		b.free = append(b.free, c)
+	}
 	b.busy.Done()
 }
 

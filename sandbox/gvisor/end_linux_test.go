@@ -5,6 +5,7 @@ package gvisor_test
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,9 +16,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/gvisor"
+	"github.com/cloister-build/cloister/sandbox/internal/zygote"
 	"github.com/cloister-build/cloister/sandbox/sandboxtest"
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -226,6 +229,117 @@ func owners(t *testing.T) []string {
 	return users
 }
 
+// nameRunsc is what runsc is called when it runs.
+const nameRunsc = "runsc"
+
+// forks is the host name of a run whose hostileRunsc starts processes.
+const forks = "forks"
+
+// hostileRunsc is a gVisor that a run has taken over. It reports that the command has started and reads no input. For a
+// run with the host name forks, it starts processes until it cannot, at most 2000, and reports their number as exit code.
+func hostileRunsc() {
+	config, err := os.ReadFile(zygote.BundleDir + "/config.json")
+	if err != nil {
+		panic(err)
+	}
+	out := json.NewEncoder(os.NewFile(zygote.GuestOut, "out"))
+	_ = out.Encode(zygote.Report{Started: 1})
+	if strings.Contains(string(config), `"`+forks+`"`) {
+		n := 0
+		for ; n < 2000; n++ {
+			pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
+			for errno == 0 && pid == 0 {
+				_, _, _ = syscall.RawSyscall6(syscall.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
+			}
+			if errno != 0 {
+				break
+			}
+		}
+		_ = out.Encode(zygote.Report{Exited: &zygote.Exited{Code: n}})
+		_ = out.Encode(zygote.Report{Reaped: &zygote.Reaped{}})
+	}
+	time.Sleep(time.Hour) // until it is killed
+}
+
+// TestHostProcessesAreBounded: a gVisor that a run has taken over cannot start any number of processes on this host.
+func TestHostProcessesAreBounded(t *testing.T) {
+	f := must.Get(backend(t).Probe(t.Context()))(t)
+	if !slices.ContainsFunc(f.Layers, func(l string) bool { return strings.HasSuffix(l, " limits") }) {
+		sandboxtest.Unavailable(t, "limits", f.Layers)
+	}
+	t.Setenv("RUNSC_PATH", must.Get(os.Executable())(t))
+	b := gvisor.New()
+	defer b.Close()
+	s := spec("true")
+	s.Conditions.Hostname, s.Limits.Processes = forks, 10
+	res, err := b.Run(t.Context(), s, sandbox.Stdio{})
+	if err != nil || res.ExitCode < 400 || res.ExitCode > 600 {
+		t.Errorf("got %+v, %v; want an exit code, the number of processes, near 592", res, err)
+	}
+}
+
+// TestEndWaitsForNoGuest: a run ends although its gVisor reads nothing that it is sent.
+func TestEndWaitsForNoGuest(t *testing.T) {
+	backend(t)
+	t.Setenv("RUNSC_PATH", must.Get(os.Executable())(t))
+	b := gvisor.New()
+	defer b.Close()
+	s := spec("true")
+	s.Env = append(s.Env, "Z="+strings.Repeat("x", 1<<20)) // more than a pipe holds
+	s.Timeout, s.Grace = time.Second, time.Millisecond
+	res, err := b.Run(t.Context(), s, sandbox.Stdio{})
+	if err != nil || !res.Stopped {
+		t.Errorf("got %+v, %v; want a stopped run", res, err)
+	}
+}
+
+// TestUsersOfALostRunAreNotReused: the next run has other users and another control group than one whose end nobody saw.
+func TestUsersOfALostRunAreNotReused(t *testing.T) {
+	b := backend(t)
+	run := func(kill string) (users []string, err error) {
+		read, write, err := os.Pipe()
+		must.Succeed(t, err)
+		defer read.Close()
+		defer write.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		found := make(chan []string, 1)
+		go func() {
+			_, _ = bufio.NewReader(read).ReadString('\n')
+			found <- owners(t)
+			killAll(t, kill)
+			cancel()
+		}()
+		_, err = b.Run(ctx, spec("echo started; sleep 600"), sandbox.Stdio{Stdout: &tee{&strings.Builder{}, write}})
+		write.Close()
+		return <-found, err
+	}
+	first, err := run("")
+	must.Succeed(t, err)
+	second, err := run("cloister-launcher")
+	if err == nil || !strings.Contains(err.Error(), "are not used again") {
+		t.Errorf("got %v, want an error that says what is not used again", err)
+	}
+	third, err := run("")
+	must.Succeed(t, err)
+	if !slices.Equal(first, second) {
+		t.Errorf("the second run has the users %q, want %q of the first, which had ended", second, first)
+	}
+	if slices.ContainsFunc(third, func(u string) bool { return slices.Contains(second, u) }) {
+		t.Errorf("the third run has the users %q, and the second, whose end was not seen, %q", third, second)
+	}
+}
+
+// killAll kills the descendants of this process with a command line that begins with a name, if it is not "".
+func killAll(t *testing.T, name string) {
+	for _, pid := range descendants(t, os.Getpid()) {
+		text, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+		if n, err := strconv.Atoi(pid); err == nil && name != "" && strings.HasPrefix(string(text), name+"\x00") {
+			_ = syscall.Kill(n, syscall.SIGKILL)
+		}
+	}
+}
+
 // TestKilledProcessesFailTheRun: a run whose launcher or gVisor is killed is an error, and the next run works.
 func TestKilledProcessesFailTheRun(t *testing.T) {
 	b := backend(t)
@@ -240,12 +354,7 @@ func TestKilledProcessesFailTheRun(t *testing.T) {
 				if line, _ := bufio.NewReader(read).ReadString('\n'); line == "" {
 					return
 				}
-				for _, pid := range descendants(t, os.Getpid()) {
-					text, _ := os.ReadFile("/proc/" + pid + "/cmdline")
-					if n, err := strconv.Atoi(pid); err == nil && strings.HasPrefix(string(text), who+"\x00") {
-						_ = syscall.Kill(n, syscall.SIGKILL)
-					}
-				}
+				killAll(t, who)
 			}()
 			res, err := b.Run(t.Context(), spec("echo started; sleep 600"), sandbox.Stdio{Stdout: &tee{&said, write}})
 			if err == nil || errors.Is(err, sandbox.ErrUnsupported) {

@@ -120,7 +120,7 @@ func (r *run) await(ctx context.Context, res *sandbox.Result) *ending {
 			if r.spec.Grace == 0 || res.Start.IsZero() {
 				return e
 			}
-			r.send([]byte(`"` + zygote.WordTerm + `"`))
+			r.messages <- []byte(`"` + zygote.WordTerm + `"`) // once
 			grace = time.After(r.spec.Grace)
 		}
 	}

@@ -10,7 +10,8 @@
 //   - it reaches no endpoint outside the sandbox, and has no terminal, no root file system of its own and no superuser;
 //   - limits of memory and processor time include what gVisor itself uses, about 40 MiB for each run, for which the
 //     limit of memory is higher;
-//   - the limit of processes is gVisor's: it permits a few more, and a fork that fails is not reported.
+//   - the limit of processes is gVisor's: it permits a few more, and a fork that fails is not reported. A higher one
+//     bounds gVisor's own processes and threads.
 //
 // Features reports what is not supported, and Run refuses it. The backend needs root, since each run gets two users.
 //

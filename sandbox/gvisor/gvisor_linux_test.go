@@ -17,6 +17,9 @@ import (
 
 func TestMain(m *testing.M) {
 	namespace.Init()
+	if os.Args[0] == nameRunsc {
+		hostileRunsc()
+	}
 	// What make gvisor builds, unless somebody chose another.
 	if built, err := filepath.Abs("../../bin/runsc"); err == nil && os.Getenv("RUNSC_PATH") == "" {
 		if _, err := os.Stat(built); err == nil {

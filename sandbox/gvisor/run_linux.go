@@ -29,12 +29,22 @@ import (
 const (
 	// overhead is added to the limit of memory for gVisor itself: the sandbox's kernel, the gofer, runsc and the launcher.
 	overhead = 64 << 20
+	// hostProcesses bounds the processes and threads on this host, and hostProcessesPerProcess those for each process that
+	// the run may have. gVisor needs about 33 and 2 for each; a run that has taken it over gets no more.
+	hostProcesses           = 512
+	hostProcessesPerProcess = 8
+	// maxProcesses keeps the product below the kernel's highest number of a process (PID_MAX_LIMIT).
+	maxProcesses = 500_000
 	// interval is how often a run's use is checked, as in package namespace.
 	interval = 200 * time.Millisecond
 	// endTime is how long a killed run may take to vanish.
 	endTime = 30 * time.Second
+	// outputTime is how long its diagnostics may stay open after the launcher, which ends last, has ended.
+	outputTime = 5 * time.Second
 	// maxDiagnostics bounds what is kept of the text that runsc and the launcher print.
 	maxDiagnostics = 16 << 10
+	// maxMessages is the number of messages to a guest: what it does, and the request to end.
+	maxMessages = 2
 )
 
 // Run runs spec.
@@ -63,8 +73,8 @@ func (b *backend) Run(ctx context.Context, spec *sandbox.Spec, std sandbox.Stdio
 	if err != nil {
 		return nil, err
 	}
-	defer b.release(c)
-	r := &run{b: b, spec: spec, cell: c}
+	r := &run{b: b, spec: spec, cell: c, messages: make(chan []byte, maxMessages)}
+	defer func() { b.release(c, r.alive) }()
 	if err := r.limit(); err != nil {
 		return nil, err
 	}
@@ -81,14 +91,16 @@ type run struct {
 	cell *cell
 
 	launcher *exec.Cmd
-	life     *os.File // the run ends when it is closed
-	in       *os.File // to the guest
-	inMu     sync.Mutex
+	life     *os.File           // the run ends when it is closed
+	in       *os.File           // to the guest, which may not read it
+	messages chan []byte        // for the guest; sending to it never blocks
 	reports  chan zygote.Report // closed when the guest is gone
 	diag     diagnostics
 
 	serving sync.WaitGroup // goroutines that end with the run
+	outputs []*os.File     // of the guest and the command
 	copyErr [2]error
+	alive   bool // the end of the processes was not seen
 
 	noBytes, noFiles bool // the workspace was full at some time
 }
@@ -100,6 +112,9 @@ func (r *run) limit() error {
 	}
 	of := &r.spec.Limits
 	l := cgroup.Limits{Memory: of.Memory, Processes: cgroup.Unlimited, MilliCPUs: of.MilliCPUs, DiskRate: of.DiskRate}
+	if of.Processes != sandbox.Unlimited && r.b.groups.Capabilities().LimitProcesses {
+		l.Processes = hostProcesses + min(of.Processes, maxProcesses)*hostProcessesPerProcess
+	}
 	if l.Memory != sandbox.Unlimited {
 		l.Memory += overhead
 	}
@@ -151,11 +166,13 @@ func (r *run) start(std sandbox.Stdio) error {
 	cmd.Args, cmd.Env, cmd.Dir = []string{zygote.NameLauncher}, []string{}, "/"
 	cmd.Stdin, cmd.Stderr, cmd.ExtraFiles = theirs[0], &r.diag, slices.Concat(theirs[1:], tasks)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Setsid: true}
+	cmd.WaitDelay = outputTime
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start the launcher: %w", err)
 	}
 	r.launcher = cmd
-	r.serving.Go(func() { r.send(guestText) })
+	r.messages <- guestText
+	r.serving.Go(r.send)
 	if _, err := plan.Write(launchText); err != nil { // the launcher reads it before anything else
 		return fmt.Errorf("send the plan: %w", err)
 	}
@@ -180,7 +197,7 @@ func (r *run) pipes(std sandbox.Stdio) (life, plan *os.File, theirs []*os.File, 
 	out, outEnd, err := os.Pipe()
 	if err == nil {
 		theirs = append(theirs, outEnd)
-		r.reports = make(chan zygote.Report)
+		r.reports, r.outputs = make(chan zygote.Report), []*os.File{out}
 		r.serving.Go(func() { r.receive(out) })
 		var streams []*os.File
 		streams, err = r.streams(std)
@@ -235,7 +252,7 @@ func (r *run) streams(std sandbox.Stdio) (theirs []*os.File, err error) {
 		if err != nil {
 			return theirs, fmt.Errorf("output pipe: %w", err)
 		}
-		theirs = append(theirs, end)
+		theirs, r.outputs = append(theirs, end), append(r.outputs, ours)
 		r.serving.Go(func() {
 			_, r.copyErr[i] = io.Copy(w, ours)
 			// Later writers get SIGPIPE instead of waiting forever.
@@ -264,11 +281,11 @@ func same(a, b io.Writer) bool {
 	return a != nil && b != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
 
-// send sends a message to the guest, which may be gone.
-func (r *run) send(text []byte) {
-	r.inMu.Lock()
-	defer r.inMu.Unlock()
-	_, _ = r.in.Write(append(text, '\n'))
+// send sends the messages to the guest, which may be gone, until end closes them and the pipe.
+func (r *run) send() {
+	for text := range r.messages {
+		_, _ = r.in.Write(append(text, '\n'))
+	}
 }
 
 // receive passes the guest's reports on. They come from inside, so a malformed one only ends the run.
@@ -285,22 +302,20 @@ func (r *run) receive(out *os.File) {
 	}
 }
 
-// end kills the run and waits until every process of it is dead.
+// end kills the run and waits until every process of it is dead. After an error some may live, so it closes the pipes
+// that they could keep open.
 func (r *run) end() error {
-	if r.life != nil {
-		r.life.Close()
+	for _, f := range []*os.File{r.life, r.in} {
+		if f != nil {
+			f.Close()
+		}
 	}
-	if r.in != nil {
-		r.in.Close()
-	}
-	var err error
-	if r.launcher != nil {
-		late := time.AfterFunc(endTime, func() { _ = r.launcher.Process.Kill() })
-		waitErr := r.launcher.Wait()
-		if !late.Stop() {
-			err = fmt.Errorf("the run did not end within %v of its kill: %w", endTime, waitErr)
-		} else if ws, ok := r.launcher.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-			err = fmt.Errorf("the launcher was killed (%w), and did not wait for the end of the run", waitErr)
+	close(r.messages)
+	err := r.reap()
+	if err != nil {
+		r.alive, err = true, fmt.Errorf("%w; its users and its control group are not used again", err)
+		for _, f := range r.outputs {
+			f.Close()
 		}
 	}
 	if r.reports != nil {
@@ -311,6 +326,24 @@ func (r *run) end() error {
 	}
 	r.serving.Wait()
 	return err
+}
+
+// reap waits for the launcher, which exits after every other process of the run.
+func (r *run) reap() error {
+	if r.launcher == nil {
+		return nil
+	}
+	late := time.AfterFunc(endTime, func() { _ = r.launcher.Process.Kill() })
+	err := r.launcher.Wait()
+	switch ws, ok := r.launcher.ProcessState.Sys().(syscall.WaitStatus); {
+	case !late.Stop():
+		return fmt.Errorf("the run did not end within %v of its kill: %w", endTime, err)
+	case ok && ws.Signaled():
+		return fmt.Errorf("the launcher was killed (%w), and did not wait for the end of the run", err)
+	case errors.Is(err, exec.ErrWaitDelay):
+		return errors.New("a process of the run outlived its launcher")
+	}
+	return nil
 }
 
 // A diagnostics keeps the beginning of what is written to it.

@@ -290,7 +290,7 @@ func runscMain() {
 	err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 	if err != nil {
 		err = fmt.Errorf("mount /proc: %w", err)
-	} else {
+	} else if err = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err == nil { // a dump would contain the run's data
 		err = syscall.Exec(runscPath, append([]string{"runsc"}, os.Args[1:]...), []string{})
 	}
 	fmt.Fprintln(os.Stderr, "start runsc:", err)
