@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/render"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/spf13/cobra"
 )
 
@@ -125,10 +126,7 @@ executed; 4 if the sandbox does not exist, 5 if it has ended, and 125 if Cloiste
 			interrupt.IgnoreBrokenPipe()
 			code, err := environments.Exec(cmd.Context(), args[0], &c)
 			if err != nil {
-				if _, ok := errors.AsType[*exit.Error](err); ok {
-					return err
-				}
-				return exit.New(exit.Internal, err)
+				return err
 			}
 			if code != 0 {
 				return exit.New(code, nil)
@@ -239,7 +237,7 @@ func printSandboxes(out io.Writer, list []environments.State) error {
 		if root == "" {
 			root = "host toolchain"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, render.Age(time.Since(s.Created).Seconds()), strings.TrimSpace(state), root)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", s.Name, render.Age(time.Since(s.Created).Seconds()), strings.TrimSpace(state), printable.Text(root))
 	}
 	return w.Flush()
 }
@@ -270,7 +268,7 @@ lost; the log remains until cloister sandbox rm. It does nothing to a sandbox th
 		ValidArgsFunction: completeSandboxes,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, name := range args {
-				if _, err := environments.Stop(cmd.Context(), name); err != nil {
+				if err := environments.Stop(cmd.Context(), name); err != nil {
 					return err
 				}
 			}

@@ -33,8 +33,6 @@ type Command struct {
 // forwarded are the signals that are passed on to the command.
 var forwarded = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
 
-func signalOf(b byte) os.Signal { return syscall.Signal(b) }
-
 // dial connects to the supervisor of a running sandbox.
 func dial(ctx context.Context, name string) (*net.UnixConn, error) {
 	dir, s, err := find(name)
@@ -56,7 +54,8 @@ func endedError(name, reason string) error {
 	return exit.New(exit.Unreachable, fmt.Errorf("sandbox %s has ended: %s; see cloister sandbox logs %[1]s", name, reason))
 }
 
-// Exec executes a command in a sandbox and returns its exit code. Signals to this process are passed on to it.
+// Exec executes a command in a sandbox and returns its exit code. Signals to this process are passed on to it. The
+// error is an *exit.Error.
 func Exec(ctx context.Context, name string, c *Command) (int, error) {
 	conn, err := dial(ctx, name)
 	if err != nil {
@@ -68,7 +67,7 @@ func Exec(ctx context.Context, name string, c *Command) (int, error) {
 	defer signal.Stop(signals)
 	files, done, err := c.streams()
 	if err != nil {
-		return 0, err
+		return 0, exit.New(exit.Internal, err)
 	}
 	defer done()
 	fds := make([]int, len(files))
@@ -92,7 +91,7 @@ func Exec(ctx context.Context, name string, c *Command) (int, error) {
 	case r.Ended:
 		return 0, endedError(name, r.Error)
 	case r.Error != "":
-		return 0, errors.New(r.Error)
+		return 0, exit.New(r.Code, errors.New(printableLines(r.Error)))
 	}
 	return r.Code, nil
 }
@@ -121,60 +120,71 @@ func (c *Command) streams() (files []*os.File, done func(), err error) {
 	return []*os.File{r, c.Stdout, c.Stderr}, func() { r.Close() }, nil
 }
 
-// Stop ends a sandbox and waits for its end. It reports whether the sandbox was running.
-func Stop(ctx context.Context, name string) (bool, error) {
-	dir, s, err := find(name)
-	if err != nil || !s.Running {
-		return false, err
-	}
-	conn, err := unixsocket.Dial(ctx, dir, socketFile)
-	if err == nil {
-		defer conn.Close()
-		if err = send(conn, &request{Verb: "stop"}); err == nil {
-			var r reply
-			_, _ = receive(conn, &r) // the lock tells
-		}
-	}
-	held, err := wait(ctx, dir)
+// Stop ends a sandbox and waits for its end.
+func Stop(ctx context.Context, name string) error {
+	_, held, err := end(ctx, name)
 	if err != nil {
-		return false, exit.New(exit.Unreachable, fmt.Errorf("stop sandbox %s (process %d): %w", name, s.PID, err))
+		return err
 	}
-	return true, held.Close()
+	held.Close()
+	return nil
+}
+
+// Remove ends a sandbox and removes its directory.
+func Remove(ctx context.Context, name string) error {
+	dir, held, err := end(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer held.Close()
+	if err := discard(dir); err != nil {
+		return exit.New(exit.Environment, err)
+	}
+	return nil
 }
 
 // stopPatience is longer than a supervisor takes to end.
 const stopPatience = 20 * time.Second
 
-// wait waits until the supervisor of a sandbox has exited, and takes its lock.
-func wait(ctx context.Context, dir string) (*os.File, error) {
+// end ends a sandbox if it runs, waits until its supervisor has exited and takes its lock.
+func end(ctx context.Context, name string) (dir string, held *os.File, err error) {
+	dir, s, err := find(name)
+	if err != nil {
+		return "", nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, stopPatience)
 	defer cancel()
+	if s.Running {
+		requestEnd(ctx, dir)
+	}
 	for {
 		held, err := localworker.Hold(dir, false)
 		if err == nil {
-			return held, nil
+			return dir, held, nil
+		}
+		if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+			return "", nil, errAbsent(name) // another process has removed it
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("it has not exited: %w", err)
+			return "", nil, exit.New(exit.Unreachable,
+				fmt.Errorf("sandbox %s has not ended: %w; kill its supervisor, process %d", name, context.Cause(ctx), s.PID))
 		}
 	}
 }
 
-// Remove ends a sandbox and removes its directory.
-func Remove(ctx context.Context, name string) error {
-	if _, err := Stop(ctx, name); err != nil {
-		return err
-	}
-	dir, _, err := find(name)
+// requestEnd asks a supervisor to end its sandbox, and waits for the answer. One that does not answer still has the
+// lock.
+func requestEnd(ctx context.Context, dir string) {
+	conn, err := unixsocket.Dial(ctx, dir, socketFile)
 	if err != nil {
-		return err
+		return
 	}
-	held, err := wait(ctx, dir)
-	if err != nil {
-		return exit.New(exit.Unreachable, err)
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })() // a stopped supervisor answers nothing
+	if send(conn, &request{Verb: "stop"}) == nil {
+		var r reply
+		_, _ = receive(conn, &r)
 	}
-	defer held.Close()
-	return localworker.RemoveAll(dir)
 }

@@ -3,7 +3,6 @@
 package environments
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -45,7 +44,7 @@ func (c *Config) Check() error {
 	}
 	if c.Name != "" {
 		if err := CheckName(c.Name); err != nil {
-			return errors.Unwrap(err)
+			return err
 		}
 	}
 	if _, err := c.Sandbox.NamespaceConfig(); err != nil {

@@ -11,6 +11,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/archive"
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
@@ -52,16 +53,16 @@ func command(verb, file string, more ...string) *Command {
 		file = "."
 	}
 	program := path.Join(worker.ExecRoot, localworker.ProgramDir, environment.Program)
-	return &Command{Args: append([]string{program, "sandbox", verb, "--", file}, more...), Stderr: os.Stderr}
+	return &Command{Args: append([]string{program, "sandbox", verb, "--", file}, more...)}
 }
 
 func copyIn(ctx context.Context, from, name, dir string) error {
 	if _, err := os.Stat(from); err != nil {
-		return exit.New(exit.No, err)
+		return exit.New(exit.Usage, errors.New(printableLines(err.Error())))
 	}
 	whole, err := filepath.Abs(from)
 	if err != nil {
-		return exit.New(exit.No, err)
+		return exit.New(exit.Environment, err)
 	}
 	c := command(UnpackCommand, dir, archive.Base(whole))
 	r, w := io.Pipe()
@@ -72,13 +73,12 @@ func copyIn(ctx context.Context, from, name, dir string) error {
 		packed <- err
 	}()
 	c.Stdin = r
-	c.Stdout = os.Stderr // it prints nothing
-	code, err := Exec(ctx, name, c)
+	err = executeEnd(ctx, name, c)
 	r.CloseWithError(errEnded)
 	if failed := <-packed; failed != nil && !errors.Is(failed, errEnded) {
-		return exit.New(exit.No, fmt.Errorf("copy %s: %w", from, failed))
+		return copyError(from, failed)
 	}
-	return copied(code, err)
+	return err
 }
 
 // errEnded is the error of a writer whose reader has ended.
@@ -100,22 +100,54 @@ func copyOut(ctx context.Context, name, file, to string) error {
 		r.Close()
 		unpacked <- err
 	}()
-	code, err := Exec(ctx, name, c)
+	err = executeEnd(ctx, name, c)
 	w.Close()
 	failed := <-unpacked
-	if err := copied(code, err); err != nil {
-		return err
+	if err == nil && failed != nil {
+		return copyError(to, failed)
 	}
-	if failed != nil {
-		return exit.New(exit.No, fmt.Errorf("copy to %s: %w", to, failed))
-	}
-	return nil
+	return err
 }
 
-// copied returns the error of a copy whose other end has reported why it failed.
-func copied(code int, err error) error {
+// copyError returns the error of this host's end of a copy, with the exit code of a fault of this host or, if only the
+// data or what is at the destination is at fault, of a refusal.
+func copyError(file string, err error) error {
+	code := exit.No
+	if _, ok := errors.AsType[syscall.Errno](err); ok {
+		code = exit.Environment
+	}
+	return exit.New(code, errors.New(printableLines(fmt.Sprintf("copy %s: %v", file, err))))
+}
+
+// maxReason bounds what is read of the reason for which the sandbox's end of a copy failed.
+const maxReason = 4 << 10
+
+// executeEnd executes the sandbox's end of a copy. What it prints is why it failed; commands of the sandbox may have
+// changed that.
+func executeEnd(ctx context.Context, name string, c *Command) error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return exit.New(exit.Environment, err)
+	}
+	c.Stderr = w
+	if c.Stdout == nil {
+		c.Stdout = w
+	}
+	reason := make(chan string, 1)
+	go func() {
+		text, _ := io.ReadAll(io.LimitReader(r, maxReason))
+		_, _ = io.Copy(io.Discard, r)
+		r.Close()
+		reason <- strings.TrimPrefix(string(text), "cloister: ")
+	}()
+	code, err := Exec(ctx, name, c)
+	w.Close()
+	text := printableLines(<-reason)
 	if err == nil && code != 0 {
-		return exit.New(exit.No, nil)
+		if text == "" {
+			text = fmt.Sprintf("the copy failed in the sandbox with exit code %d", code)
+		}
+		err = exit.New(exit.No, errors.New(text))
 	}
 	return err
 }

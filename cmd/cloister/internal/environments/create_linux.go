@@ -9,14 +9,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 
 	"github.com/cloister-build/cloister/cmd/cloister/internal/localworker"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"golang.org/x/sys/unix"
 )
 
 // supervised is the variable that makes create the supervisor of the sandbox in a directory.
@@ -47,14 +48,15 @@ func Create(ctx context.Context, c *Config) (*State, error) {
 	}
 	s, err := launch(ctx, dir, held)
 	if err != nil {
-		err = errors.Join(err, localworker.RemoveAll(dir))
+		err = errors.Join(err, discard(dir))
 	}
 	held.Close()
 	return s, err
 }
 
-// claim makes and locks the directory of a new sandbox.
-func claim(name string) (string, *os.File, error) {
+// claim makes and locks the directory of a new sandbox. It is locked before it gets its name: a sweep could take an
+// unlocked one for that of a killed supervisor.
+func claim(name string) (dir string, held *os.File, err error) {
 	all, err := Dir()
 	if err != nil {
 		return "", nil, err
@@ -62,6 +64,15 @@ func claim(name string) (string, *os.File, error) {
 	if err := sweep(all); err != nil {
 		return "", nil, err
 	}
+	made, lock, err := move(all)
+	if err != nil {
+		return "", nil, exit.New(exit.Environment, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, localworker.RemoveAll(made), lock.Close())
+		}
+	}()
 	random := name == ""
 	for {
 		if random {
@@ -69,29 +80,29 @@ func claim(name string) (string, *os.File, error) {
 			_, _ = rand.Read(b) // it never fails
 			name = hex.EncodeToString(b)
 		}
-		dir := filepath.Join(all, name)
-		err := os.Mkdir(dir, 0o700)
+		dir = filepath.Join(all, name)
+		err := os.Rename(made, dir) // fails if there is one, which contains a lock at least
 		switch {
+		case err == nil:
+			return dir, lock, nil
 		case errors.Is(err, os.ErrExist) && random:
 			continue
 		case errors.Is(err, os.ErrExist):
 			return "", nil, exit.New(exit.No, fmt.Errorf("sandbox %s exists: remove it with cloister sandbox rm %[1]s, or choose another --name", name))
-		case err != nil:
-			return "", nil, exit.New(exit.Environment, err)
 		}
-		held, err := localworker.Hold(dir, true)
-		if err != nil {
-			return "", nil, exit.New(exit.Environment, errors.Join(err, localworker.RemoveAll(dir)))
-		}
-		return dir, held, nil
+		return "", nil, exit.New(exit.Environment, err)
 	}
 }
 
 // launch starts the supervisor, which inherits the lock, and waits until the sandbox can execute commands.
 func launch(ctx context.Context, dir string, held *os.File) (*State, error) {
 	r, w, err := os.Pipe()
+	if err == nil {
+		// The supervisor would keep what this process has inherited open, such as a pipe that the caller reads to its end.
+		err = unix.CloseRange(lockFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+	}
 	if err != nil {
-		return nil, err
+		return nil, exit.New(exit.Environment, fmt.Errorf("start the supervisor: %w", err))
 	}
 	defer r.Close()
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/proc/self/exe")
@@ -113,7 +124,7 @@ func launch(ctx context.Context, dir string, held *os.File) (*State, error) {
 	}
 	if m.Error != "" {
 		_ = cmd.Wait() // the error says why
-		return nil, exit.New(m.Code, errors.New(m.Error))
+		return nil, exit.New(m.Code, errors.New(printableLines(m.Error)))
 	}
 	return m.State, nil
 }
@@ -135,9 +146,9 @@ func (c *Config) report(ctx context.Context, dir string) error {
 	if answered || err == nil {
 		return err
 	}
-	code := exit.Internal
+	code := exit.Environment
 	if e, ok := errors.AsType[*exit.Error](err); ok {
 		code = e.Code
 	}
-	return json.NewEncoder(pipe).Encode(started{Error: strings.TrimSpace(err.Error()), Code: code})
+	return json.NewEncoder(pipe).Encode(started{Error: err.Error(), Code: code})
 }

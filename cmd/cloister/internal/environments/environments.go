@@ -8,6 +8,8 @@
 //	state.json  what the sandbox is, and how it ended
 //	log         its commands and their exit codes
 //
+// A directory is made beside them, in "moving", and gets its name once it is locked; it moves back there to be removed.
+//
 // An unlocked directory whose state records no end was left by a killed supervisor. The kernel has removed its
 // processes and mounts; every operation first removes the rest.
 package environments
@@ -25,6 +27,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/durable"
 	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/sandbox/printable"
 )
 
 // Files of a sandbox's directory.
@@ -51,7 +54,7 @@ type State struct {
 	Reason string    `json:"reason,omitempty"`
 }
 
-// Dir returns the directory of all sandboxes of this user, which it creates.
+// Dir returns the directory of all sandboxes of this user, which it creates. No other user can change it.
 func Dir() (string, error) {
 	state := os.Getenv("XDG_STATE_HOME")
 	if !filepath.IsAbs(state) {
@@ -64,6 +67,11 @@ func Dir() (string, error) {
 	dir := filepath.Join(state, "cloister", "sandboxes")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", exit.New(exit.Environment, err)
+	}
+	for _, d := range []string{filepath.Dir(dir), dir} {
+		if err := checkPrivate(d); err != nil {
+			return "", exit.New(exit.Environment, err)
+		}
 	}
 	return dir, nil
 }
@@ -134,6 +142,15 @@ func read(dir string) (*State, error) {
 	}
 	s.Running = s.Ended.IsZero()
 	return &s, nil
+}
+
+// printableLines returns a text that may come from a sandbox, as lines that cannot control a terminal.
+func printableLines(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	for i := range lines {
+		lines[i] = printable.Text(lines[i])
+	}
+	return strings.Join(lines, "\n")
 }
 
 func write(dir string, s *State) error {

@@ -73,6 +73,8 @@ func Logs(name string, w io.Writer) error {
 		return exit.New(exit.Environment, err)
 	}
 	defer f.Close()
-	_, err = io.Copy(w, f)
-	return err
+	if _, err := io.Copy(w, f); err != nil {
+		return exit.New(exit.Environment, err)
+	}
+	return nil
 }

@@ -33,9 +33,11 @@ func Create(context.Context, *Config) (*State, error) { return nil, errSystem }
 func Exec(context.Context, string, *Command) (int, error) { return 0, errSystem }
 
 // Stop fails.
-func Stop(context.Context, string) (bool, error) { return false, errSystem }
+func Stop(context.Context, string) error { return errSystem }
 
 // Remove fails.
 func Remove(context.Context, string) error { return errSystem }
 
 func sweep(string) error { return errSystem }
+
+func checkPrivate(string) error { return errSystem }

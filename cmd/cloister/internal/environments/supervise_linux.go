@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cloister-build/cloister/cas"
@@ -22,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/environment"
+	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/worker"
 )
 
@@ -134,6 +136,10 @@ func (s *supervisor) start(ctx context.Context) (err error) {
 func (s *supervisor) end(reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.endLocked(reason)
+}
+
+func (s *supervisor) endLocked(reason string) {
 	if s.reason == "" {
 		s.reason = reason
 	}
@@ -148,11 +154,9 @@ func (s *supervisor) finish(ctx context.Context, l net.Listener) error {
 	if by, ok := errors.AsType[*interrupt.Error](context.Cause(ctx)); ok {
 		s.end(by.Error())
 	}
-	patience, cancel := context.WithTimeout(context.Background(), closePatience)
-	defer cancel()
-	_, err := s.env.Close(patience)
+	_, err := s.env.Close(context.Background())
 	l.Close()
-	reason := s.explainEnd(err)
+	reason := printable.Text(s.explainEnd(err))
 	s.state.Running, s.state.Ended, s.state.Reason = false, time.Now(), reason
 	s.log.add("ended: " + reason)
 	s.logDenials()
@@ -162,9 +166,6 @@ func (s *supervisor) finish(ctx context.Context, l net.Listener) error {
 	s.conns.Wait()
 	return err
 }
-
-// closePatience is longer than an agent gives its commands.
-const closePatience = 10 * time.Second
 
 // explainEnd returns why the sandbox ended.
 func (s *supervisor) explainEnd(err error) string {
@@ -243,7 +244,7 @@ func (s *supervisor) handle(conn *net.UnixConn) {
 	case "exec":
 		_ = send(conn, s.exec(conn, &r, files)) // the client may be gone
 	default:
-		_ = send(conn, &reply{Error: fmt.Sprintf("unknown request %q: the sandbox was created by another version of cloister", r.Verb)})
+		_ = send(conn, &reply{Code: exit.Internal, Error: fmt.Sprintf("unknown request %q: the sandbox was created by another version of cloister", r.Verb)})
 	}
 }
 
@@ -254,7 +255,7 @@ const requestTimeout = 10 * time.Second
 func (s *supervisor) exec(conn *net.UnixConn, r *request, files []*os.File) *reply {
 	std, err := streamsOf(r, files)
 	if err != nil {
-		return &reply{Error: err.Error()}
+		return &reply{Code: exit.Internal, Error: err.Error()}
 	}
 	s.begin()
 	defer s.done()
@@ -276,7 +277,7 @@ func (s *supervisor) exec(conn *net.UnixConn, r *request, files []*os.File) *rep
 				return
 			}
 			select {
-			case signals <- signalOf(b[0]):
+			case signals <- syscall.Signal(b[0]):
 			case <-ctx.Done():
 				return
 			}
@@ -290,8 +291,11 @@ func (s *supervisor) exec(conn *net.UnixConn, r *request, files []*os.File) *rep
 		<-s.ended
 		return &reply{Error: s.state.Reason, Ended: true}
 	}
-	if err != nil {
-		return &reply{Error: err.Error()}
+	switch {
+	case errors.Is(err, sandbox.ErrSpec):
+		return &reply{Code: exit.Usage, Error: err.Error()}
+	case err != nil:
+		return &reply{Code: exit.Internal, Error: err.Error()}
 	}
 	return &reply{Code: code}
 }
@@ -304,10 +308,9 @@ const hangUpGrace = 2 * time.Second
 // endIdle ends the sandbox unless a command has just begun.
 func (s *supervisor) endIdle() {
 	s.mu.Lock()
-	idle := s.active == 0
-	s.mu.Unlock()
-	if idle {
-		s.end(fmt.Sprintf("idle for %v", s.config.IdleTimeout))
+	defer s.mu.Unlock()
+	if s.active == 0 {
+		s.endLocked(fmt.Sprintf("idle for %v", s.config.IdleTimeout))
 	}
 }
 
@@ -337,7 +340,7 @@ func streamsOf(r *request, files []*os.File) (std sandbox.Stdio, err error) {
 	case !r.Terminal && len(files) == 3:
 		std.Stdin, std.Stdout, std.Stderr = files[0], files[1], files[2]
 	default:
-		err = exit.New(exit.Internal, fmt.Errorf("request with %d descriptors", len(files)))
+		err = fmt.Errorf("request with %d descriptors", len(files))
 	}
 	return std, err
 }

@@ -25,8 +25,8 @@ type request struct {
 
 // A reply ends a request.
 type reply struct {
-	Code  int    `json:"code"`
-	Error string `json:"error,omitempty"` // why there is no exit code
+	Code  int    `json:"code"`            // with an error, the client's
+	Error string `json:"error,omitempty"` // why the command has no exit code
 	Ended bool   `json:"ended,omitempty"` // the error is the sandbox's end
 }
 

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package environments
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cloister-build/cloister/cmd/cloister/internal/unixsocket"
+	"github.com/cloister-build/cloister/cmd/internal/exit"
+	"github.com/cloister-build/cloister/tests/must"
+)
+
+// TestNewSandboxKeepsItsDirectory: neither sweeps nor others of the same name take the directory of a new sandbox, and
+// of several with one name, one succeeds.
+func TestNewSandboxKeepsItsDirectory(t *testing.T) {
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
+	all := must.Get(Dir())(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var sweeping, creating sync.WaitGroup
+	for range 2 {
+		sweeping.Go(func() {
+			for ctx.Err() == nil {
+				if err := sweep(all); err != nil {
+					t.Errorf("sweep: %v", err)
+				}
+			}
+		})
+	}
+	for n := range 4 {
+		creating.Go(func() {
+			for range 50 {
+				dir, held, err := claim("")
+				if err != nil {
+					t.Errorf("claim: %v", err)
+					continue
+				}
+				if _, err := os.Stat(filepath.Join(dir, "lock")); err != nil {
+					t.Errorf("a sweep took a new sandbox: %v", err)
+				}
+				if err := discard(dir); err != nil {
+					t.Errorf("discard: %v", err)
+				}
+				held.Close()
+			}
+		})
+		creating.Go(func() {
+			dir, held, err := claim("one")
+			if err == nil {
+				if err := discard(dir); err != nil {
+					t.Errorf("discard: %v", err)
+				}
+				held.Close()
+				return
+			}
+			if e, ok := errors.AsType[*exit.Error](err); !ok || e.Code != exit.No || dir != "" || held != nil {
+				t.Errorf("%d: got %q, %v; want a directory or the exit code %d", n, dir, err, exit.No)
+			}
+		})
+	}
+	creating.Wait()
+	stop()
+	sweeping.Wait()
+	left := must.Get(os.ReadDir(filepath.Join(filepath.Dir(all), "moving")))(t)
+	if len(left) > 0 {
+		t.Errorf("left in the directory of moves: %v", left)
+	}
+}
+
+// TestForeignStateDirectoryIsRefused: others could replace the sandboxes in it.
+func TestForeignStateDirectoryIsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(dir string) error
+		want   string
+	}{
+		"writable": {func(dir string) error { return os.Chmod(dir, 0o770) }, "chmod 700"},
+		"owner": {func(dir string) error {
+			if os.Geteuid() != 0 {
+				return errors.ErrUnsupported // only root can give a directory away
+			}
+			return os.Chown(dir, 12345, 12345)
+		}, "belongs to user 12345"},
+	} {
+		for _, which := range []string{"cloister", "cloister/sandboxes"} {
+			state := t.TempDir()
+			t.Setenv("XDG_STATE_HOME", state)
+			must.Get(Dir())(t)
+			if c.change(filepath.Join(state, which)) != nil {
+				continue
+			}
+			_, err := List()
+			if e, ok := errors.AsType[*exit.Error](err); !ok || e.Code != exit.Environment || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s of %s: got %v, want exit code %d and %q", name, which, err, exit.Environment, c.want)
+			}
+		}
+	}
+}
+
+// TestStoppedSupervisorDoesNotDelayStop: Stop waits for its answer only as long as for its lock.
+func TestStoppedSupervisorDoesNotDelayStop(t *testing.T) {
+	dir := t.TempDir()
+	l := must.Get(unixsocket.Listen(dir, socketFile))(t)
+	defer l.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		if conn, err := l.Accept(); err == nil {
+			defer conn.Close()
+			cancel()
+			<-t.Context().Done() // it never answers
+		}
+	}()
+	requestEnd(ctx, dir)
+}
+
+// TestErrorsOfCopies: an error of this host has its exit code, and what a sandbox sent cannot control a terminal.
+func TestErrorsOfCopies(t *testing.T) {
+	_, absent := os.Open("/absent\x1b[31m")
+	for _, c := range []struct {
+		err  error
+		code int
+		text string
+	}{
+		{errors.New("invalid archive:\r\x1b[31m\nit is empty\n"), exit.No, `copy f: invalid archive:\r\x1b[31m` + "\nit is empty"},
+		{absent, exit.Environment, `copy f: open /absent\x1b[31m: no such file or directory`},
+	} {
+		err := copyError("f", c.err)
+		if e, ok := errors.AsType[*exit.Error](err); !ok || e.Code != c.code || err.Error() != c.text {
+			t.Errorf("got %q with %+v, want %q with exit code %d", err, e, c.text, c.code)
+		}
+	}
+}
