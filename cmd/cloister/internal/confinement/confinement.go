@@ -65,6 +65,9 @@ func (c *Flags) Images(p *policy.Policy) (policy.Images, error) {
 	if c.IgnoreImages() {
 		return rules, nil
 	}
+	if c.Tier == gVisor && len(c.images) > 0 {
+		return rules, exit.New(exit.Usage, errors.New("--sandbox gvisor runs no container images: omit --images and --image, or choose another --sandbox"))
+	}
 	for _, r := range c.images {
 		if r == "ignore" || !image.IsPlace(r) {
 			return rules, exit.New(exit.Usage, fmt.Errorf("--images %+.80q: write registries as HOST, HOST:PORT or HOST/PATH, or only ignore", r))
