@@ -538,7 +538,7 @@ func TestRefusedActionGoesToAnotherWorker(t *testing.T) {
 	})
 }
 
-// TestWorkerWithTheNameOfTheHeadTakesWhatItRefuses: own slots and those of a worker of the same name are told apart.
+// TestWorkerWithTheNameOfTheHeadTakesWhatItRefuses: own slots are distinct from those of a worker of the same name.
 func TestWorkerWithTheNameOfTheHeadTakesWhatItRefuses(t *testing.T) {
 	own := function(func(context.Context) (*worker.Outcome, error) {
 		return nil, &worker.Fault{Kind: worker.FaultUnmet, Err: sandbox.ErrUnsupported}
