@@ -163,8 +163,8 @@ type Features struct {
 	Endpoints, ListenControl bool
 	// Kill means that Spec.Kill is supported.
 	Kill bool
-	// Lower means that Spec.Lower is supported.
-	Lower bool
+	// Lower means that Spec.Lower is supported, Sockets that Spec.Sockets is.
+	Lower, Sockets bool
 	// Root means that Spec.Root and an output at "/" are supported, Superuser that Spec.Superuser is.
 	Root, Superuser bool
 	// SameUser means that runs have the user ID of the worker, so that the owner and mode of a file do not protect it from
@@ -201,6 +201,9 @@ func (f *Features) Covers(s *Spec) error {
 	}
 	if len(s.Lower) > 0 && !f.Lower {
 		return fmt.Errorf("%w: this worker cannot mount an overlay over inputs", ErrUnsupported)
+	}
+	if len(s.Sockets) > 0 && !f.Sockets {
+		return fmt.Errorf("%w: runs in this sandbox cannot connect to a socket outside (%s)", ErrUnsupported, s.Sockets[0].Target)
 	}
 	if !f.Root && (s.Root != nil || slices.ContainsFunc(s.Outputs, func(o Output) bool { return o.Target == "/" })) {
 		return fmt.Errorf("%w: this worker cannot replace the root file system", ErrUnsupported)

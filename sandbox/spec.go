@@ -37,6 +37,9 @@ type Spec struct {
 	Owned []string
 	// Temp are private writable directories that are discarded (set T).
 	Temp []Temp
+	// Sockets are Unix sockets outside the run that it may connect to. The Target is in an output or a temporary
+	// directory, the Source a listening socket in the workspace, to which the run's user may write; Image is "".
+	Sockets []Input
 	// Network is what the run may reach (set N).
 	Network Network
 	// Limits bound what the run may use. Each must be set.
@@ -242,7 +245,32 @@ func (s *Spec) validatePaths() error {
 			return fmt.Errorf("temp %s has no size", t.Target)
 		}
 	}
+	for _, in := range s.Sockets {
+		if err := target("socket", in.Target); err != nil {
+			return err
+		}
+		if err := s.validateSocket(&in); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+func (s *Spec) validateSocket(in *Input) error {
+	var writable []string
+	for _, o := range s.Outputs {
+		writable = append(writable, strings.TrimSuffix(o.Target, "/"))
+	}
+	for _, t := range s.Temp {
+		writable = append(writable, t.Target)
+	}
+	switch {
+	case !slices.ContainsFunc(writable, func(dir string) bool { return within(in.Target, dir) }):
+		return fmt.Errorf("socket %s is in no output and no temporary directory", in.Target)
+	case in.Image != "" || path.IsAbs(in.Source):
+		return fmt.Errorf("source %q of socket %s is not inside the workspace", in.Source, in.Target)
+	}
+	return s.validateSource(in)
 }
 
 func (s *Spec) validateSource(in *Input) error {

@@ -41,6 +41,9 @@ func (s *Spec) Text() string {
 	for _, t := range s.Temp {
 		line("temp %+q %d", t.Target, t.Bytes)
 	}
+	for _, in := range s.Sockets {
+		line("socket %+q %+q", in.Target, in.Content)
+	}
 	if s.Network.Loopback {
 		line("loopback")
 	}

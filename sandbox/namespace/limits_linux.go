@@ -35,7 +35,7 @@ func (b *Backend) capabilities() cgroup.Capabilities {
 func (b *Backend) features(can cgroup.Capabilities) *sandbox.Features {
 	f := &sandbox.Features{
 		Backend: name, Endpoints: b.config.has(NetNamespace), ListenControl: b.config.has(Seccomp), Kill: true,
-		Conditions: b.supportedConditions(), Lower: !b.noLower.Load(), SameUser: b.rootless,
+		Conditions: b.supportedConditions(), Lower: !b.noLower.Load(), SameUser: b.rootless, Sockets: true,
 		Root: b.root.Load(), Superuser: b.root.Load(),
 	}
 	for _, row := range []struct {

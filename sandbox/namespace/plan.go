@@ -130,6 +130,11 @@ func plan(spec *sandbox.Spec, c *planOptions) (p *zygote.Plan, images []string) 
 	// A parent sorts before its children.
 	slices.SortStableFunc(ops, func(a, b zygote.Op) int { return strings.Compare(a.Target, b.Target) })
 	split(p, ops)
+	for _, in := range spec.Sockets { // in directories that are mounted by then
+		p.Ops = append(p.Ops, zygote.Op{
+			Kind: zygote.OpBind, Target: in.Target, Source: in.Source, Attrs: c.attrs(readOnly | noSetuid | noDevice),
+		})
+	}
 	slices.Sort(p.Writable)
 	return p, images
 }

@@ -89,6 +89,7 @@ func TestBackend(t *testing.T, new func() sandbox.Backend) {
 		{"AuditOffRecordsNothing", auditOff},
 		{"EndpointsAreReachedAndNothingElse", endpoints},
 		{"ListenIsForbiddenUnlessPermitted", listen},
+		{"SocketsAreReachedAndNoOther", sockets},
 		{"StdinIsThePipe", stdin},
 		{"TerminalIsTheRuns", terminal},
 		{"ConditionsAreOfOneRun", conditions},
