@@ -175,6 +175,11 @@ func (r *reader) settings(p *profile) strict.Keys {
 	known["listen"] = value(r.Decoder, &p.listen, parseBool)
 	known["superuser"] = value(r.Decoder, &p.superuser, parseBool)
 	known["persistent_workers"] = value(r.Decoder, &p.persistent, parseBool)
+	known["remote_apis"] = func(n *strict.Node) error {
+		return r.Mapping(n, strict.Keys{
+			"allow": value(r.Decoder, &p.remote, parseBool), "cache": value(r.Decoder, &p.remoteCache, parseBool),
+		})
+	}
 	known["audit"] = value(r.Decoder, &p.audit, parseAudit)
 	known["on_violation"] = func(n *strict.Node) error { return r.readLevels(n, &p.onViolation) }
 	known["network"] = func(n *strict.Node) error {

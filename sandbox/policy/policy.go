@@ -64,16 +64,18 @@ type Grant struct {
 	Superuser bool
 	// Sandbox is the only backend (sandbox.Features.Backend) that may run the action, or "" for any.
 	Sandbox string
+	// RemoteAPIs is the path at which the action wants a socket for remote APIs, as it wrote it, or "" for none.
+	RemoteAPIs string
 	// PersistentWorkers reports whether the action may be a request to a process that earlier actions used.
 	PersistentWorkers bool
 	// TempBytes is the size of /tmp.
 	TempBytes int64
 	// MaxTimeout is the longest timeout of the action. Zero leaves it to the worker.
 	MaxTimeout time.Duration
-	// Cache reports whether results may be cached. Results of an action with network access are not, unless its profile
-	// permits it.
+	// Cache reports whether results may be cached. Results of an action with network access or remote APIs are not, unless
+	// its profile permits it.
 	Cache bool
-	// Hermetic reports whether the action has no network access.
+	// Hermetic reports whether the action has neither network access nor remote APIs.
 	Hermetic bool
 	// Ask returns the platform property with which an action requests a value of a limit, or of room in /tmp if l is "".
 	Ask func(l sandbox.Limit, value int64) Property
@@ -137,6 +139,8 @@ type profile struct {
 	audit            setting[sandbox.Audit]
 	superuser        setting[bool] // actions may be user 0
 	persistent       setting[bool] // actions may be requests to persistent workers
+	remote           setting[bool] // actions may have a socket for remote APIs
+	remoteCache      setting[bool] // cache results despite remote APIs
 	onViolation      levelSet
 }
 
@@ -212,6 +216,16 @@ func (p *Policy) PermitsPersistentWorkers() bool {
 	return false
 }
 
+// PermitsRemoteAPIs reports whether a profile permits actions to call remote APIs.
+func (p *Policy) PermitsRemoteAPIs() bool {
+	for _, f := range p.all() {
+		if f.remote.v {
+			return true
+		}
+	}
+	return false
+}
+
 // all returns the profiles by name.
 func (p *Policy) all() map[string]*profile {
 	if p.profiles == nil {
@@ -240,6 +254,10 @@ var propertyNames = func() []string {
 
 // PropertySuperuser is the platform property with which an action asks for user 0.
 const PropertySuperuser = "dockerRunAsRoot"
+
+// PropertyRemoteAPIs is the platform property with which an action asks for a socket on which it can call remote APIs. Its
+// value is the path, relative to the input root.
+const PropertyRemoteAPIs = "remoteApisSocketPath"
 
 // WithDefaults returns the platform properties of an action, with the operator's defaults for its instance. A default
 // is omitted if the action sets a property of that name, compared without case.
@@ -280,6 +298,9 @@ func (p *Policy) Compile(r Request, enforceable []sandbox.Limit) (*Grant, error)
 		}
 	}
 	if err := c.superuser(r.Properties); err != nil {
+		return nil, err
+	}
+	if err := c.remoteAPIs(r.Properties); err != nil {
 		return nil, err
 	}
 	if given := c.profile.persistent; given.at != "" {
@@ -576,6 +597,32 @@ func (c *compilation) superuser(properties []Property) error {
 		}
 		c.grant.Superuser = want
 		c.because("superuser %t: property %s", want, p.Name)
+	}
+	return nil
+}
+
+// remoteAPIs decides whether the command can call remote APIs, and whether its results are cached nevertheless.
+func (c *compilation) remoteAPIs(properties []Property) error {
+	for _, p := range properties {
+		if p.Name != PropertyRemoteAPIs || p.Value == "" {
+			continue
+		}
+		given := c.profile.remote
+		switch {
+		case len(p.Value) > maxProperty:
+			return &RefusedError{p, c.rule.name, fmt.Sprintf("refuses it: the value has %d bytes, more than the maximum of %d", len(p.Value), maxProperty)}
+		case c.grant.RemoteAPIs != "" && c.grant.RemoteAPIs != p.Value:
+			return &RefusedError{p, c.rule.name, fmt.Sprintf("refuses it: it is also set to %q; set it once", c.grant.RemoteAPIs)}
+		case !given.v:
+			return &RefusedError{p, c.rule.name, fmt.Sprintf("does not permit it (profile %s, %s); "+
+				"ask the operator for a profile with remote_apis: {allow: true}", c.profile.name, given.from())}
+		}
+		c.grant.RemoteAPIs = p.Value
+	}
+	if c.grant.RemoteAPIs != "" {
+		c.grant.Hermetic, c.grant.Cache = false, c.grant.Cache && c.profile.remoteCache.v
+		c.because("remote APIs at %q: property %s, permitted by %s", c.grant.RemoteAPIs, PropertyRemoteAPIs, c.profileText(c.profile.remote.from()))
+		c.because("results are cached %t: %s, with remote APIs", c.grant.Cache, c.profileText(c.profile.remoteCache.from()))
 	}
 	return nil
 }

@@ -98,6 +98,14 @@ func (w *textWriter) profile(name string, o *profile) {
 	if o.persistent.at != "" {
 		w.field(o.persistent.at, "persistent_workers", fmt.Sprint(o.persistent.v))
 	}
+	switch {
+	case o.remote.at != "" && o.remoteCache.at != "":
+		w.line(2, "remote_apis: {allow: %t, cache: %t}", o.remote.v, o.remoteCache.v)
+	case o.remote.at != "":
+		w.line(2, "remote_apis: {allow: %t}", o.remote.v)
+	case o.remoteCache.at != "":
+		w.line(2, "remote_apis: {cache: %t}", o.remoteCache.v)
+	}
 	if o.onViolation.set() {
 		w.line(2, "on_violation: %s", o.onViolation.text())
 	}
@@ -149,7 +157,7 @@ func (w *textWriter) rule(u *rule) {
 // isDefault reports whether the file sets nothing in the profile.
 func (o *profile) isDefault() bool {
 	return !o.onViolation.set() && !slices.ContainsFunc(o.amounts[:], func(s setting[int64]) bool { return s.at != "" }) &&
-		o.maxTimeout.at+o.loopback.at+o.listen.at+o.audit.at+o.allow.at+o.cache.at+o.superuser.at+o.persistent.at == ""
+		o.maxTimeout.at+o.loopback.at+o.listen.at+o.audit.at+o.allow.at+o.cache.at+o.superuser.at+o.persistent.at+o.remote.at+o.remoteCache.at == ""
 }
 
 // plain returns a name as YAML. Of the well-formed names, only null needs quotes.
