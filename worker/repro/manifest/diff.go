@@ -61,6 +61,16 @@ func subject(line string) string {
 		more, rest, _ = strings.Cut(rest, " ")
 		key += " " + more
 	}
+	if key == "remote-apis" {
+		switch kind, _, _ := strings.Cut(rest, " "); kind {
+		case "blob":
+			return line
+		case "result": // of one action
+			return line[:strings.LastIndexByte(line, ' ')]
+		default:
+			return key + " " + kind
+		}
+	}
 	if !slices.Contains(
 		[]string{"output", "toolchain program", "spec env", "spec input", "spec temp", "spec limit", "spec condition"},
 		key) {

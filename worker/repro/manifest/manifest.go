@@ -29,6 +29,8 @@ type Manifest struct {
 	Spec          string
 	Configuration Configuration
 	Toolchain     Toolchain
+	// RemoteAPIs is what the run fetched through its socket for remote APIs, nil if it called none.
+	RemoteAPIs *RemoteAPIs
 
 	// Status is the name of the gRPC code of the execution. It is "OK" if the command itself failed.
 	Status string
@@ -81,6 +83,39 @@ type Program struct {
 
 // Unreadable is the Sum of a program that the worker could execute but not read.
 const Unreadable = "unreadable"
+
+// RemoteAPIs are the inputs of a run that are not in its input root: what it fetched from remote APIs.
+type RemoteAPIs struct {
+	// Count is the number of different blobs and results.
+	Count int
+	// Fetched lists them in any order, or is nil if they are more than MaxFetched.
+	Fetched []Fetched
+	// Sum is the SHA-256 of the sorted lines of everything that was fetched, in hexadecimal, if they are more than
+	// MaxFetched, or "".
+	Sum string
+}
+
+// MaxFetched is the number of fetched blobs and results that a manifest lists.
+const MaxFetched = 1000
+
+// A Fetched is a blob or, with a Sum, a result.
+type Fetched struct {
+	// Digest is that of the blob, or of the action whose result it was.
+	Digest cas.Digest
+	// Sum is the SHA-256 of the result without its execution metadata, in hexadecimal, or "".
+	Sum string
+}
+
+// NewRemoteAPIs returns what a run fetched; all has no duplicates.
+func NewRemoteAPIs(all []Fetched) *RemoteAPIs {
+	r := &RemoteAPIs{Count: len(all)}
+	if len(all) <= MaxFetched {
+		r.Fetched = all
+	} else {
+		r.Sum = Hash(fetchedText(all))
+	}
+	return r
+}
 
 // A Kind is the type of an output.
 type Kind string

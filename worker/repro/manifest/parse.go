@@ -84,7 +84,9 @@ func (p *parser) line(n int, line string) error {
 		return set(m.Configuration.fields(), key, rest)
 	case "toolchain":
 		return p.toolchain(rest)
-	case "spec-hash", "configuration-hash", "toolchain-hash":
+	case "remote-apis":
+		return p.remoteAPIs(rest)
+	case "spec-hash", "configuration-hash", "toolchain-hash", "remote-apis-hash":
 		return nil // Parse compares them
 	case "revision":
 		return decode(rest, &m.Revision)
@@ -114,14 +116,48 @@ func (p *parser) toolchain(line string) error {
 	}
 }
 
+func (p *parser) remoteAPIs(line string) error {
+	if p.m.RemoteAPIs == nil {
+		p.m.RemoteAPIs = &RemoteAPIs{}
+	}
+	r := p.m.RemoteAPIs
+	key, rest, _ := strings.Cut(line, " ")
+	var f Fetched
+	switch key {
+	case "sum":
+		r.Sum = rest
+		return checkSum(rest)
+	case "blob":
+	case "result":
+		if rest, f.Sum, _ = strings.Cut(rest, " "); checkSum(f.Sum) != nil {
+			return checkSum(f.Sum)
+		}
+	default:
+		return set(r.fields(), key, rest)
+	}
+	err := decode(rest, &f.Digest)
+	r.Fetched = append(r.Fetched, f)
+	return err
+}
+
+// checkSum returns an error for anything but a SHA-256 in hexadecimal.
+func checkSum(text string) error {
+	if !hexSum.MatchString(text) {
+		return errors.New("no SHA-256")
+	}
+	return nil
+}
+
 func appendProgram(all *[]Program, line string) error {
 	path, rest, err := unquote(line)
 	if err != nil {
 		return err
 	}
 	g := Program{path, strings.TrimPrefix(rest, " ")}
-	if g.Sum != Unreadable && !hexSum.MatchString(g.Sum) {
-		return errors.New("no SHA-256")
+	if g.Sum != Unreadable {
+		if err := checkSum(g.Sum); err != nil {
+			return err
+		}
 	}
 	*all = append(*all, g)
 	return nil

@@ -222,6 +222,9 @@ func (m *Manifest) stable() string {
 	l.section("spec", m.Spec)
 	l.section("configuration", m.Configuration.text())
 	l.section("toolchain", m.Toolchain.text())
+	if m.RemoteAPIs != nil {
+		l.section("remote-apis", m.RemoteAPIs.text())
+	}
 	l.fields("", m.result())
 	outputs := make([]string, len(m.Outputs))
 	for i, o := range m.Outputs {
@@ -256,6 +259,34 @@ func (t *Toolchain) text() string {
 	}
 	l.add("programs", programs)
 	l.programs(t.Programs)
+	return l.String()
+}
+
+func (r *RemoteAPIs) fields() []field { return []field{line("count", &r.Count)} }
+
+func (r *RemoteAPIs) text() string {
+	var l lines
+	l.fields("", r.fields())
+	if r.Sum != "" {
+		l.add("sum", r.Sum)
+	}
+	l.WriteString(fetchedText(r.Fetched))
+	return l.String()
+}
+
+// fetchedText returns a line for each blob and result, sorted and without duplicates.
+func fetchedText(all []Fetched) string {
+	var l lines
+	var blobs, results []string
+	for _, f := range all {
+		if f.Sum == "" {
+			blobs = append(blobs, digest(f.Digest))
+		} else {
+			results = append(results, digest(f.Digest)+" "+f.Sum)
+		}
+	}
+	l.sorted("blob", blobs)
+	l.sorted("result", results)
 	return l.String()
 }
 

@@ -121,12 +121,28 @@ var vectors = map[string]func(m *manifest.Manifest){
 		}
 		m.Outputs = append(m.Outputs, manifest.Output{Kind: manifest.Symlink, Path: "link", Target: "../\n\"x\""})
 	},
+	"remote-apis": func(m *manifest.Manifest) {
+		m.Configuration.Hermetic = false
+		m.RemoteAPIs = manifest.NewRemoteAPIs(fetched(3))
+	},
+	"remote-apis-many": func(m *manifest.Manifest) {
+		m.RemoteAPIs = manifest.NewRemoteAPIs(fetched(manifest.MaxFetched + 1))
+	},
 	"blake3": func(m *manifest.Manifest) {
 		sum := cas.BLAKE3.Sum
 		m.Action, m.Command, m.InputRoot = sum([]byte("action")), sum([]byte("command")), sum([]byte("root"))
 		m.Stdout, m.Stderr = sum(nil), sum(nil)
 		m.Outputs = []manifest.Output{{Kind: manifest.File, Path: "o", Digest: sum([]byte("o"))}}
 	},
+}
+
+// fetched returns blobs and a result.
+func fetched(n int) []manifest.Fetched {
+	all := []manifest.Fetched{{Digest: cas.SHA256.Sum([]byte("inner action")), Sum: cas.SHA256.Sum([]byte("result")).Hash()}}
+	for i := range n - 1 {
+		all = append(all, manifest.Fetched{Digest: cas.SHA256.Sum([]byte(fmt.Sprint("blob ", i)))})
+	}
+	return all
 }
 
 func vector(name string) *manifest.Manifest {
@@ -150,7 +166,7 @@ func TestSandboxIsStable(t *testing.T) {
 
 func TestVectors(t *testing.T) {
 	var hashes strings.Builder
-	names := []string{"blake3", "failed", "names", "outputs", "plain", "seeded"}
+	names := []string{"blake3", "failed", "names", "outputs", "plain", "remote-apis", "remote-apis-many", "seeded"}
 	if len(names) != len(vectors) {
 		t.Fatalf("%d names for %d vectors", len(names), len(vectors))
 	}
@@ -298,4 +314,33 @@ func TestTextSortsLists(t *testing.T) {
 	if a.Text() != b.Text() {
 		t.Errorf("got\n%s\nwant\n%s", b.Text(), a.Text())
 	}
+}
+
+// TestFetchedIsStable: what a run fetched changes the stable hash, in whatever order it did, and the difference names
+// it.
+func TestFetchedIsStable(t *testing.T) {
+	for _, n := range []int{0, 3, manifest.MaxFetched + 1} {
+		a, b, none := plain(), plain(), plain()
+		all := fetched(max(n, 1))[:n]
+		a.RemoteAPIs = manifest.NewRemoteAPIs(all)
+		b.RemoteAPIs = manifest.NewRemoteAPIs(reversed(all))
+		if a.StableHash() != b.StableHash() || a.StableHash() == none.StableHash() {
+			t.Errorf("%d: got\n%s\nand\n%s", n, a.Text(), b.Text())
+		}
+	}
+	a, b := vector("remote-apis"), vector("remote-apis")
+	b.RemoteAPIs.Fetched[0].Sum = cas.SHA256.Sum([]byte("another result")).Hash()
+	if d := manifest.Diff(a, b); len(d) != 2 || !strings.HasPrefix(d[1].A, "remote-apis result ") || !strings.HasPrefix(d[1].B, "remote-apis result ") {
+		t.Errorf("another result: got %q", d)
+	}
+	b.RemoteAPIs = manifest.NewRemoteAPIs(a.RemoteAPIs.Fetched[:2])
+	if d := manifest.Diff(a, b); len(d) != 3 || d[2].B != "" || !strings.HasPrefix(d[2].A, "remote-apis blob ") {
+		t.Errorf("one blob less: got %q", d)
+	}
+}
+
+func reversed(all []manifest.Fetched) []manifest.Fetched {
+	all = slices.Clone(all)
+	slices.Reverse(all)
+	return all
 }
