@@ -43,6 +43,7 @@ func (l *Local) collect(
 	if err := s.ws.Root().Chmod(outDir, 0o755); err != nil {
 		return nil, err
 	}
+	s.removeSocket(box)
 	if err := l.addViolations(t, req, box, s, r, c); err != nil {
 		return nil, err
 	}

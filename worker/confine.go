@@ -36,10 +36,12 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 		return Admission{}, err
 	}
 	a := Admission{DoNotMerge: req.Action.DoNotCache || t.Variation != nil, Demands: req.demands()}
+	calls := false
 	if l.cfg.Backend != nil {
 		switch box, err := l.confine(t, req); {
 		case err == nil:
-			a.DoNotMerge = a.DoNotMerge || !box.grant.Cache
+			calls = box.grant.RemoteAPIs != ""
+			a.DoNotMerge = a.DoNotMerge || !box.grant.Cache || calls // it has the rights of its caller
 			a.MergeKey = fmt.Sprintf("%q %q", box.grant.Profile, box.grant.Rule)
 		case !l.cfg.Fleet || !errors.Is(err, sandbox.ErrUnsupported): // another worker may have what this one lacks
 			return Admission{}, fault(StageConfine, err)
@@ -54,6 +56,9 @@ func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	if t.expects(req) { // its layout differs
 		a.MergeKey += " output_directories"
 	}
+	if !calls {
+		t.Caller = t.Caller.Bare()
+	}
 	if image := req.root; image.image != "" {
 		a.Pull = func(ctx context.Context) error { return l.loadImage(ctx, in, &image) }
 	}
@@ -65,6 +70,8 @@ type confined struct {
 	spec  *sandbox.Spec
 	grant *policy.Grant
 	root  string // path of the input root
+	// socket is the path of the socket for remote APIs, relative to the input root, or "" if it is not in it.
+	socket string
 	// timeout is the timeout by the action and the policy, without Task.Timeout.
 	timeout time.Duration
 	// toolchain is the fingerprint of this host's toolchain, "" if it is unknown or the action does not see it.
@@ -128,6 +135,10 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 	if req.place.path == "/" {
 		spec.Outputs = []sandbox.Output{{Target: "/"}} // stage replaces it
 	}
+	socket, err := l.placeSocket(t, req, grant, spec)
+	if err != nil {
+		return nil, err
+	}
 	asked := slices.ContainsFunc(ask.Properties, func(p policy.Property) bool { return p.Name == "cloister-audit" }) ||
 		violation.NeedMonitor(slices.Concat(grant.Fail, grant.Kill))
 	if spec.Audit == sandbox.AuditViolations && !asked && !slices.Contains(l.cfg.Features.Audits, sandbox.AuditViolations) {
@@ -137,7 +148,7 @@ func (l *Local) confine(t *Task, req *request) (*confined, error) {
 	if err := l.cfg.Features.Covers(spec); err != nil {
 		return nil, fmt.Errorf("profile %q by rule %q%s: %w", grant.Profile, grant.Rule, settings.String(), err)
 	}
-	return &confined{spec: spec, grant: grant, root: req.place.path, timeout: stated}, nil
+	return &confined{spec: spec, grant: grant, root: req.place.path, socket: socket, timeout: stated}, nil
 }
 
 // unknownToolchain reports whether the toolchain that the action of e saw is unknown: it changed during the run, or

@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/worker/internal/actionapi"
 	"github.com/cloister-build/cloister/worker/internal/persistent"
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
@@ -60,6 +61,9 @@ type Config struct {
 	// Audit, if not nil, receives the violations of each run that has any, even if the client is gone, and each refusal
 	// by the policy, with the exit code sandbox.NeverRan. It is called concurrently, and the callers wait for it.
 	Audit func(*Task, *Violations)
+	// RemoteAPIs serves remote APIs to the actions that the policy permits to call them. Package service sets it; without
+	// it, such actions are refused.
+	RemoteAPIs actionapi.Endpoint
 	// MaxTimeout is the longest timeout an action may set, and the default; zero is 24 hours.
 	MaxTimeout time.Duration
 	// Grace is the time between SIGTERM and SIGKILL; zero is 5 seconds.

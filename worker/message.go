@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/sandbox/printable"
 	"github.com/cloister-build/cloister/sandbox/violation"
 )
@@ -176,7 +177,7 @@ func (e *execution) message(line string, limit *sandbox.Event, ignored string) s
 			cached = "is cached anyway"
 		}
 		add("not hermetic, so its result %s: profile %q, chosen by rule %q, permits %s",
-			cached, g.Profile, g.Rule, endpoints(g.Network.Allow))
+			cached, g.Profile, g.Rule, strings.Join(exceptions(g), ", "))
 	}
 	if ignored != "" {
 		add("%s", ignored)
@@ -192,10 +193,13 @@ func (e *execution) doesNotCount(v sandbox.Event) int {
 	return 1
 }
 
-func endpoints(allow []sandbox.Endpoint) string {
-	var names []string
-	for _, e := range allow {
+// exceptions names what the grant permits an action to reach.
+func exceptions(g *policy.Grant) (names []string) {
+	for _, e := range g.Network.Allow {
 		names = append(names, e.String())
 	}
-	return strings.Join(names, ", ")
+	if g.RemoteAPIs != "" {
+		names = append(names, "remote APIs")
+	}
+	return names
 }

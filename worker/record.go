@@ -46,6 +46,7 @@ func (l *Local) manifest(e *execution, out *Outcome) (*manifest.Manifest, error)
 		Spec:          e.spec,
 		Configuration: manifest.Configuration{Profile: g.Profile, Hermetic: g.Hermetic, LogBytes: l.cfg.LogBytes},
 		Toolchain:     toolchain,
+		RemoteAPIs:    e.ran.remote,
 		Status:        out.Status.String(),
 		ExitCode:      e.ran.ExitCode,
 		Volatile: manifest.Volatile{

@@ -8,6 +8,8 @@ import (
 
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/violation"
+	"github.com/cloister-build/cloister/worker/internal/actionapi"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
 // ran is the result of the command and its output.
@@ -17,6 +19,7 @@ type ran struct {
 	violated       string // what its violations did: violation.Failed, violation.Killed or ""
 	exited         int    // the exit code of the command itself
 	failure        string // how the persistent worker failed, or ""
+	remote         *manifest.RemoteAPIs
 	stdout, stderr *capped
 }
 
@@ -38,7 +41,12 @@ func (l *Local) run(ctx context.Context, t *Task, box *confined, s *staged) (*ra
 			Stdin: t.Stdin, Stdout: r.stdout, Stderr: r.stderr, Terminal: t.Terminal,
 		})
 	}
+	var used actionapi.Use
+	if s.remote != nil {
+		used = s.remote.Close()
+	}
 	if r.Result != nil {
+		r.called(box, used)
 		r.exited = r.ExitCode
 		r.violated = violation.Apply(r.Result, box.grant.Fail, box.grant.Kill)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/worker/internal/actionapi"
 )
 
 // outDir is the directory of a workspace that becomes the input root.
@@ -47,6 +48,8 @@ type staged struct {
 	out  *os.Root
 	// request is for a persistent worker, which owns ws and out, or nil.
 	request *workRequest
+	// remote serves remote APIs to the run, or is nil.
+	remote actionapi.Session
 
 	began, ended time.Time
 }
@@ -110,6 +113,9 @@ func (l *Local) stage(ctx context.Context, t *Task, req *request, box *confined)
 	if err = spec.Validate(); err != nil {
 		return nil, fmt.Errorf("confine: %w", err)
 	}
+	if s.remote, err = l.serveSocket(t, box, s.ws); err != nil {
+		return nil, err
+	}
 	s.ended = time.Now()
 	return s, nil
 }
@@ -130,6 +136,9 @@ func (s *staged) close() {
 	if s.request != nil {
 		s.request.end()
 		return
+	}
+	if s.remote != nil {
+		s.remote.Close()
 	}
 	if s.tree != nil {
 		s.tree.Release()

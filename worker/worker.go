@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/sandbox"
 	"github.com/cloister-build/cloister/sandbox/policy"
+	"github.com/cloister-build/cloister/worker/internal/actionapi"
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
@@ -64,6 +65,10 @@ type Task struct {
 	// Image is the reference, with a digest, of the container image that the action's properties name: it is the root file
 	// system unless Root is set. Admit sets it; if it is "", Execute asks Config.Images.
 	Image string
+
+	// Caller is who requested the action, for the remote APIs that the action itself calls; nil if nobody did. Package
+	// execserver sets it.
+	Caller *actionapi.Caller
 
 	// Tool is the client's name and version, such as "bazel 4.2.3", or "".
 	Tool string

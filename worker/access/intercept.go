@@ -163,6 +163,7 @@ func (r *Rules) caller(ctx context.Context) (*caller, error) {
 	if r.refusal != nil {
 		return nil, r.refusal
 	}
+	ctx = identity(ctx)
 	md, _ := metadata.FromIncomingContext(ctx)
 	switch values := md.Get("authorization"); len(values) {
 	case 0:
@@ -188,6 +189,17 @@ func (r *Rules) caller(ctx context.Context) (*caller, error) {
 		return nil, unauthenticated("the client certificate of %+.200q belongs to no caller of this server", leaf.Subject.String())
 	}
 	return nil, unauthenticated("no credential: this server requires a client certificate or the header authorization: Bearer TOKEN")
+}
+
+// identity returns a context with the credentials of a call's caller. A call of an action has those of the client that
+// requested the action, and its own headers do not count.
+func identity(ctx context.Context) context.Context {
+	if p, ok := peer.FromContext(ctx); ok {
+		if action, ok := p.AuthInfo.(interface{ Identity() context.Context }); ok {
+			return action.Identity()
+		}
+	}
+	return ctx
 }
 
 // clientCertificate returns the verified client certificate of the connection, or nil.

@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/cas/casstatus"
 	"github.com/cloister-build/cloister/cas/tree"
 	"github.com/cloister-build/cloister/worker"
+	"github.com/cloister-build/cloister/worker/internal/nested"
 	"github.com/cloister-build/cloister/worker/internal/response"
 	"github.com/cloister-build/cloister/worker/queue"
 	"google.golang.org/grpc"
@@ -124,6 +125,10 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 	}
 	task := worker.Task{Instance: req.InstanceName, Action: action, SkipCacheLookup: req.SkipCacheLookup, Trace: trace(to.Context())}
 	task.SetMetadata(requestMetadata(to.Context()))
+	caller, invocation := nested.CallerOf(to.Context())
+	if task.Caller = caller; caller.Depth > 0 && invocation != "" {
+		task.Invocation = invocation // an action shares the turns of its build
+	}
 	o, err := s.Queue.Submit(queue.Request{
 		Task:     task,
 		Caller:   s.Caller(to.Context()),

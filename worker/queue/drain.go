@@ -29,7 +29,7 @@ func (q *Queue) DrainWorker(name, why string) (names []string, running int) {
 		delete(q.undrained, name)
 	}
 	for _, w := range q.workers {
-		if name != "" && name != w.name {
+		if name != "" && name != w.name || w.depth > 0 {
 			continue
 		}
 		if name != "" || q.drained[w.name] == nil {
@@ -58,7 +58,7 @@ func (q *Queue) UndrainWorker(name string) (names []string, running int) {
 		names = append(names, name) // it may have left
 	}
 	for _, w := range q.workers {
-		if name == "" || name == w.name {
+		if (name == "" || name == w.name) && w.depth == 0 {
 			w.drained = nil
 			names = append(names, w.name)
 			running += w.busy
@@ -131,7 +131,7 @@ func (q *Queue) Drained() (since time.Time, why string) {
 	last := q.drainJoining
 	for _, w := range q.workers {
 		switch {
-		case len(w.slots) == 0:
+		case len(w.slots) == 0, w.depth > 0:
 		case w.drained == nil:
 			return time.Time{}, ""
 		case last == nil || w.drained.since.After(last.since):

@@ -38,12 +38,17 @@ type flightKey struct {
 	instance string
 	action   cas.Digest
 	terms    string
+	depth    int // an action must not wait for a slot of another depth
 }
 
-// matchKey encodes what decides which workers may take j: its instance, its demands and the workers that lost or
-// refused it.
+// depth returns the depth of the action; see Config.Depth.
+func (j *job) depth() int { return j.req.Task.Caller.Nesting() }
+
+// matchKey encodes what decides which workers may take j: its depth, its instance, its demands and the workers that lost
+// or refused it.
 func (j *job) matchKey() fairqueue.MatchKey {
-	b := binary.AppendUvarint(nil, uint64(len(j.req.Demands)))
+	b := binary.AppendUvarint(nil, uint64(j.depth()))
+	b = binary.AppendUvarint(b, uint64(len(j.req.Demands)))
 	add := func(s string) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
 	add(j.req.Task.Instance)
 	for _, d := range j.req.Demands {
@@ -120,7 +125,7 @@ func (q *Queue) prepared(j *job, e end) {
 // enter merges j into the job of an equal action, or queues it.
 func (q *Queue) enter(j *job) {
 	if !j.req.Alone {
-		key := flightKey{j.req.Task.Instance, j.req.Task.Action, j.req.Terms}
+		key := flightKey{j.req.Task.Instance, j.req.Task.Action, j.req.Terms, j.depth()}
 		if f := q.flights[key]; f != nil && f.admits(j) {
 			q.merge(f, j)
 			return

@@ -46,13 +46,16 @@ type SlotState struct {
 	Ending time.Time
 }
 
-// Workers returns the present and remembered workers, by name.
+// Workers returns the present and remembered workers, by name. Local slots for actions of actions (Config.Depth) are
+// present while they are busy.
 func (q *Queue) Workers() []WorkerState {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	var all []WorkerState
 	for _, w := range q.workers {
-		all = append(all, q.workerState(w))
+		if w.depth == 0 {
+			all = append(all, q.workerState(w))
+		}
 	}
 	slices.SortStableFunc(all, func(a, b WorkerState) int {
 		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Prefix, b.Prefix),
@@ -63,25 +66,42 @@ func (q *Queue) Workers() []WorkerState {
 
 func (q *Queue) workerState(w *workerGroup) WorkerState {
 	s := WorkerState{
-		Name: w.name, Prefix: w.prefix, Properties: slices.Clone(w.properties), Any: w.any, Local: w == q.own,
+		Name: w.name, Prefix: w.prefix, Properties: slices.Clone(w.properties), Any: w.any, Local: w.own,
 		Seen: w.seen, Left: w.left, Done: w.done, Lost: w.lost,
 	}
 	if d := w.drained; d != nil {
 		s.Drained, s.Why = d.since, d.why
 	}
 	for _, slot := range w.slots {
-		state := SlotState{Name: slot.name, Ending: slot.ending}
-		if r := slot.run; r != nil {
-			t := &r.task
-			state.Instance, state.Action, state.Began, state.Stage = t.Instance, t.Action, r.began, r.stage
-			state.Target, state.Mnemonic, state.Invocation = t.Target, t.Mnemonic, t.Invocation
+		s.Slots = append(s.Slots, slot.state())
+	}
+	if w == q.own {
+		for _, deeper := range q.workers {
+			if deeper.depth == 0 {
+				continue
+			}
+			s.Done += deeper.done
+			for _, slot := range deeper.slots {
+				if slot.run != nil {
+					s.Slots = append(s.Slots, slot.state())
+				}
+			}
 		}
-		s.Slots = append(s.Slots, state)
 	}
 	slices.SortFunc(s.Slots, func(a, b SlotState) int {
 		return cmp.Or(cmp.Compare(len(a.Name), len(b.Name)), strings.Compare(a.Name, b.Name)) // 9 before 10
 	})
 	return s
+}
+
+func (s *Slot) state() SlotState {
+	state := SlotState{Name: s.name, Ending: s.ending}
+	if r := s.run; r != nil {
+		t := &r.task
+		state.Instance, state.Action, state.Began, state.Stage = t.Instance, t.Action, r.began, r.stage
+		state.Target, state.Mnemonic, state.Invocation = t.Target, t.Mnemonic, t.Invocation
+	}
+	return state
 }
 
 // A Demand counts the queued actions of one instance with equal demands.

@@ -39,7 +39,7 @@ func (q *Queue) begin(s *Slot, j *job) {
 	r := &Run{q: q, job: j, slot: s, task: j.req.Task, woke: s.woken, began: time.Now()}
 	// Only leave cancels a job; its operations carry the reason.
 	r.ctx, j.cancel = context.WithCancel(context.Background())
-	if s.worker == q.own {
+	if s.worker.own {
 		if q.cfg.Logs != nil {
 			r.task.Logs, r.endLogs = q.cfg.Logs(&j.req.Task)
 		}
@@ -217,7 +217,7 @@ func (j *job) poison() *worker.Fault {
 // abandonRemoteRuns frees the slots of other workers at shutdown, when no client waits for their runs.
 func (q *Queue) abandonRemoteRuns() {
 	for _, w := range q.workers {
-		if w == q.own {
+		if w.own {
 			continue
 		}
 		for _, s := range w.slots {

@@ -81,7 +81,7 @@ func (q *Queue) Join(o Offer) (*Slot, error) {
 			return nil, fmt.Errorf("%w: slot %q of worker %q", ErrJoined, o.Slot, o.Worker)
 		}
 	}
-	return q.join(o, false), nil
+	return q.join(o, false, 0), nil
 }
 
 // joinOwn starts the local slots.
@@ -93,16 +93,27 @@ func (q *Queue) joinOwn() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := range q.cfg.Slots {
-		o.Slot = strconv.Itoa(i)
-		s := q.join(o, true)
-		q.own = s.worker
-		q.wg.Go(func() { q.runSlot(s) })
+		depths := q.cfg.Depth + 1
+		if i >= maxNested {
+			depths = 1
+		}
+		for depth := range depths {
+			o.Slot = strconv.Itoa(i)
+			if depth > 0 {
+				o.Slot += "." + strconv.Itoa(depth)
+			}
+			s := q.join(o, true, depth)
+			if depth == 0 {
+				q.own = s.worker
+			}
+			q.wg.Go(func() { q.runSlot(s) })
+		}
 	}
 }
 
 // join adds a slot with a new name.
-func (q *Queue) join(o Offer, own bool) *Slot {
-	w := q.group(o, own)
+func (q *Queue) join(o Offer, own bool, depth int) *Slot {
+	w := q.group(o, own, depth)
 	s := &Slot{q: q, worker: w, name: o.Slot}
 	w.slots[o.Slot] = s
 	w.seen, w.left = time.Now(), time.Time{}

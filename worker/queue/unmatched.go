@@ -108,7 +108,7 @@ func (q *Queue) Refuse(waited time.Duration, why string) {
 	defer q.mu.Unlock()
 	before := time.Now().Add(-waited)
 	for _, b := range slices.Clone(q.ready.Buckets()) {
-		if q.own != nil && q.mayTake(q.own, b.Peek()) {
+		if j := b.Peek(); slices.ContainsFunc(q.workers, func(w *workerGroup) bool { return w.own && q.mayTake(w, j) }) {
 			continue
 		}
 		for _, j := range b.Values() {
@@ -128,7 +128,7 @@ func (q *Queue) mismatch(j *job) (string, Unmatched) {
 	var missing []worker.Property
 	var unknown int
 	for _, w := range q.workers {
-		if !w.serves(instance) {
+		if !w.serves(instance) || w.depth != j.depth() {
 			continue
 		}
 		m := w.missing(j.req.Demands)

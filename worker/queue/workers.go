@@ -17,6 +17,8 @@ type workerGroup struct {
 	name, prefix string
 	properties   []worker.Property // sorted
 	any, places  bool
+	own          bool // they are local
+	depth        int  // of the actions that they take, 0 unless they are local
 
 	// The fields below are guarded by the queue's mutex.
 	slots      map[string]*Slot // that have joined, by name
@@ -29,9 +31,9 @@ type workerGroup struct {
 }
 
 // group returns the workerGroup of an offer. Local slots have a separate group, even from a worker of the same name.
-func (q *Queue) group(o Offer, own bool) *workerGroup {
+func (q *Queue) group(o Offer, own bool, depth int) *workerGroup {
 	offered := &workerGroup{
-		name: o.Worker, prefix: o.Prefix, any: o.Any, places: o.Places,
+		name: o.Worker, prefix: o.Prefix, any: o.Any, places: o.Places, own: own, depth: depth,
 		properties: slices.Compact(slices.SortedFunc(slices.Values(o.Properties), worker.Property.Compare)),
 		slots:      make(map[string]*Slot),
 	}
@@ -40,7 +42,7 @@ func (q *Queue) group(o Offer, own bool) *workerGroup {
 		if w.name != o.Worker {
 			continue
 		}
-		if own == (w == q.own) && w.like(offered) {
+		if own == w.own && depth == w.depth && w.like(offered) {
 			return w
 		}
 		known = true
@@ -49,14 +51,18 @@ func (q *Queue) group(o Offer, own bool) *workerGroup {
 		q.drained[o.Worker] = d
 	}
 	q.groups++
-	offered.number, offered.drained = q.groups, q.drained[o.Worker]
+	offered.number = q.groups
+	if depth == 0 { // actions that run need the others
+		offered.drained = q.drained[o.Worker]
+	}
 	q.workers = append(q.workers, offered)
 	return offered
 }
 
 // matches reports whether the offer of w covers j, which w has not refused.
 func (w *workerGroup) matches(j *job) bool {
-	return w.serves(j.req.Task.Instance) && (w.any || len(w.missing(j.req.Demands)) == 0) && !contains(j.refused, w.number)
+	return w.depth == j.depth() && w.serves(j.req.Task.Instance) && (w.any || len(w.missing(j.req.Demands)) == 0) &&
+		!contains(j.refused, w.number)
 }
 
 // like reports whether w offers what v does.

@@ -16,7 +16,9 @@ import (
 	"github.com/cloister-build/cloister/worker/buildbarn"
 	"github.com/cloister-build/cloister/worker/execserver"
 	"github.com/cloister-build/cloister/worker/history"
+	"github.com/cloister-build/cloister/worker/internal/actionapi"
 	"github.com/cloister-build/cloister/worker/internal/fleet"
+	"github.com/cloister-build/cloister/worker/internal/nested"
 	"github.com/cloister-build/cloister/worker/internal/results"
 	"github.com/cloister-build/cloister/worker/logstream"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -50,11 +52,16 @@ func NewServer(ctx context.Context, c Config) (_ *Server, err error) {
 		}
 		c.Worker.Instances = results.Filter(c.Worker.Instances, results.OtherToolchain(func() string { return required }))
 	}
-	m, err := newMachine(ctx, &c)
-	if err != nil {
+	s := &Server{started: time.Now()}
+	endpoint := s.endpoint(&c)
+	if s.machine, err = newMachine(ctx, &c); err != nil {
 		return nil, err
 	}
-	s := &Server{machine: m, started: time.Now()}
+	m := s.machine
+	if endpoint != nil && c.Slots > maxSlotsNesting {
+		return nil, errors.Join(fmt.Errorf("service: Config.Slots is %d: the policy permits remote APIs, with which it must be at most %d",
+			c.Slots, maxSlotsNesting), s.Close())
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
@@ -73,6 +80,13 @@ func NewServer(ctx context.Context, c Config) (_ *Server, err error) {
 	}
 	if s.queue, err = queue.New(s.queueConfig()); err != nil {
 		return nil, err
+	}
+	if endpoint != nil {
+		if err := s.Register(endpoint); err != nil {
+			s.queue.Close()
+			return nil, err
+		}
+		m.onClose(func() error { endpoint.Close(); return nil })
 	}
 	m.onClose(func() error { s.queue.Close(); return nil })
 	m.metrics.cache("operations", m.caches.operations, s.queue.RetainedBytes)
@@ -108,6 +122,25 @@ func withhold(c *Config) (err error) {
 		c.Worker.Instances = sampler.Verdicts.Withhold(c.Worker.Instances)
 	}
 	return nil
+}
+
+// maxSlotsNesting is the maximum of Config.Slots if actions execute actions. A backend of namespaces has users for some
+// 300 runs at once: those of actions that wait for others must leave some for these.
+const maxSlotsNesting = 200
+
+// endpoint makes the endpoint of the actions that the policy permits to call remote APIs, nil if it permits none.
+func (s *Server) endpoint(c *Config) *nested.Endpoint {
+	w := &c.Worker
+	if w.Backend == nil || w.Policy == nil || !w.Policy.PermitsRemoteAPIs() {
+		return nil
+	}
+	e := nested.New(nested.Config{Options: c.Actions, Instances: w.Instances, Log: w.Log, Cancel: func(operation string) {
+		if o, ok := s.queue.Operation(operation); ok {
+			o.Cancel("the action that executed it no longer waits for it")
+		}
+	}})
+	w.RemoteAPIs, c.Queue.Depth = e, actionapi.MaxDepth
+	return e
 }
 
 // sample makes the sampler of the actions that this machine executes, if one is configured.

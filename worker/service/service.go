@@ -43,6 +43,7 @@ import (
 	"github.com/cloister-build/cloister/worker/telemetry"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
 )
 
 // Config configures a Server or a Worker. Worker.Name and Worker.Instances are required; a Worker also needs
@@ -76,6 +77,9 @@ type Config struct {
 	// Blobs configures the services of the store. Instances, Execution, Logs, OnLookup, OnUpdate and Rights are filled
 	// in.
 	Blobs casserver.Config
+	// Actions are the options of the gRPC server that actions call, if Worker.Policy permits that: those of the clients'
+	// server that authenticate callers and limit calls.
+	Actions []grpc.ServerOption
 	// Access, if not nil, returns callers and rights for answers that depend on them. It does not refuse calls: the
 	// gRPC server's interceptors do that, such as those of package access.
 	Access Access

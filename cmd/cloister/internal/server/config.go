@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -92,6 +93,7 @@ func (s *server) assembly() (c service.Config, err error) {
 	}
 	c.Blobs = casserver.Config{MaxBlobBytes: s.MaxBlob.Bytes, StreamIdle: s.StreamIdle, FullHint: node.FullHint}
 	c.Workers = buildbarn.ServerConfig{Silence: s.Workers.timeout, Toolchain: s.Workers.toolchain, Ready: n.CheckUpstream, Page: s.page}
+	c.Actions = slices.Concat(s.Auth.checks(), s.limits.Options())
 	c.Access, c.History, c.Sampler = s.Auth.access(), s.history, s.sampler()
 	// Leases must leave room for everything else.
 	c.FailureBytes = min(int64(s.History), n.Store.Stats().MaxBytes/8)

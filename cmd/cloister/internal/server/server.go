@@ -115,6 +115,7 @@ func (s *server) assemble(ctx context.Context) error {
 	if err := n.Start(ctx, s.DigestFunctions.Instances); err != nil {
 		return err
 	}
+	s.limits = s.callers()
 	config, err := s.assembly()
 	if err != nil {
 		return err
@@ -139,7 +140,6 @@ func (s *server) assemble(ctx context.Context) error {
 
 // openServices makes the gRPC server of the clients, and the port of the workers.
 func (s *server) openServices() error {
-	s.limits = s.callers()
 	s.grpc = grpc.NewServer(slices.Concat(
 		s.node.ServerOptions(), casserver.ServerOptions(s.log), []grpc.ServerOption{casserver.Codec(), grpc.StatsHandler(&s.clients)},
 		s.Auth.clients(), s.limits.Options())...)

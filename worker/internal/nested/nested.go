@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nested serves remote APIs to running actions: the store, the action cache and Execution of the server that
+// executes them, each on a socket of its own. It implements none of these services: they are registered on its gRPC
+// server as on that of clients, with the same options to authenticate and limit calls.
+//
+// A connection carries the identity of the client that requested the action, so a call has the rights that this client
+// has when it arrives, and counts against its limits; credentials that the action sends are ignored. On top of that, the
+// package confines calls to the instance of the action, ends them and what they execute with the action, and records
+// what they fetch.
+package nested
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/worker/internal/actionapi"
+	"github.com/cloister-build/cloister/worker/repro/manifest"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+)
+
+// Limits of one action. They suffice for a build with hundreds of concurrent actions, and bound the memory of messages
+// that are received before a call can be refused.
+const (
+	maxConnections = 8
+	maxStreams     = 100 // per connection
+	maxMessage     = 4 << 20
+	maxFetched     = 100_000
+)
+
+// Config configures an Endpoint.
+type Config struct {
+	// Options authenticate callers and limit calls, as on the server of clients.
+	Options   []grpc.ServerOption
+	Instances cas.Instances
+	// Cancel ends the operation of that name.
+	Cancel func(operation string)
+	// Log receives defects; nil discards them.
+	Log *slog.Logger
+}
+
+// An Endpoint implements actionapi.Endpoint.
+type Endpoint struct {
+	server    *grpc.Server
+	instances cas.Instances
+	cancel    func(string)
+}
+
+// New returns an Endpoint, which the caller closes.
+func New(c Config) *Endpoint {
+	e := &Endpoint{instances: c.Instances, cancel: c.Cancel}
+	e.server = grpc.NewServer(slices.Concat(casserver.ServerOptions(c.Log), []grpc.ServerOption{
+		casserver.Codec(), grpc.Creds(handshake{insecure.NewCredentials()}),
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
+		grpc.ChainUnaryInterceptor(unary), grpc.ChainStreamInterceptor(e.stream),
+	}, c.Options)...)
+	return e
+}
+
+// services are those that actions can call.
+var services = []string{
+	repb.Capabilities_ServiceDesc.ServiceName, repb.ContentAddressableStorage_ServiceDesc.ServiceName,
+	"google.bytestream.ByteStream", repb.ActionCache_ServiceDesc.ServiceName, repb.Execution_ServiceDesc.ServiceName,
+}
+
+// RegisterService implements grpc.ServiceRegistrar. Services that actions cannot call are dropped.
+func (e *Endpoint) RegisterService(d *grpc.ServiceDesc, service any) {
+	if slices.Contains(services, d.ServiceName) {
+		e.server.RegisterService(d, service)
+	}
+}
+
+// Close ends all calls. No Session may be open.
+func (e *Endpoint) Close() { e.server.Stop() }
+
+// Serve implements actionapi.Endpoint. Services must be registered before.
+func (e *Endpoint) Serve(a actionapi.Action, l net.Listener) actionapi.Session {
+	s := &session{Action: a, conns: map[*conn]bool{}, fetched: &record{
+		instance: func() (*cas.Instance, error) { return e.instances(a.Instance) }, set: map[manifest.Fetched]bool{},
+	}}
+	s.listener = &listener{Listener: l, session: s, free: make(chan struct{}, maxConnections), closed: make(chan struct{})}
+	s.serving.Go(func() { _ = e.server.Serve(s.listener) }) // fails when the listener is closed
+	return s
+}
+
+// CallerOf returns who makes a call, and the build to which it belongs if that does not follow from its headers.
+func CallerOf(ctx context.Context) (caller *actionapi.Caller, invocation string) {
+	if s := sessionOf(ctx); s != nil {
+		nested := *s.Caller
+		nested.Depth++
+		return &nested, s.Invocation
+	}
+	c := &actionapi.Caller{Identity: context.Background()}
+	if p, ok := peer.FromContext(ctx); ok {
+		c.Address = p.Addr
+		c.Identity = peer.NewContext(c.Identity, &peer.Peer{Addr: p.Addr, AuthInfo: p.AuthInfo})
+	}
+	if values := metadata.ValueFromIncomingContext(ctx, "authorization"); len(values) > 0 {
+		c.Identity = metadata.NewIncomingContext(c.Identity, metadata.MD{"authorization": values})
+	}
+	return c, ""
+}
+
+// sessionOf returns the session of a call, nil if it is not a call of an action.
+func sessionOf(ctx context.Context) *session {
+	if p, ok := peer.FromContext(ctx); ok {
+		if a, ok := p.AuthInfo.(actionInfo); ok {
+			return a.session
+		}
+	}
+	return nil
+}
+
+// actionInfo is the identity of a connection.
+type actionInfo struct{ session *session }
+
+// AuthType implements credentials.AuthInfo.
+func (actionInfo) AuthType() string { return "action" }
+
+// Identity returns a context with the credentials of the client that requested the action; see package access.
+func (a actionInfo) Identity() context.Context { return a.session.Caller.Identity }
+
+// handshake are transport credentials that identify the action of a connection.
+type handshake struct {
+	credentials.TransportCredentials
+}
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (handshake) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return raw, actionInfo{raw.(*conn).session}, nil
+}
+
+// A listener limits the connections of a session.
+type listener struct {
+	net.Listener
+	session *session
+	free    chan struct{} // holds a value for each open connection
+	closed  chan struct{}
+	once    sync.Once
+}
+
+// Accept implements net.Listener.
+func (l *listener) Accept() (net.Conn, error) {
+	select {
+	case l.free <- struct{}{}:
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+	raw, err := l.Listener.Accept()
+	if err != nil {
+		<-l.free
+		return nil, err
+	}
+	c := &conn{Conn: raw, session: l.session}
+	c.release = sync.OnceFunc(func() { <-l.free })
+	if !l.session.add(c) {
+		c.Close()
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+
+// Close implements net.Listener.
+func (l *listener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return l.Listener.Close()
+}
+
+// A conn is a connection of an action.
+type conn struct {
+	net.Conn
+	session *session
+	release func()
+}
+
+// RemoteAddr returns the address of the client that requested the action.
+func (c *conn) RemoteAddr() net.Addr {
+	if a := c.session.Caller.Address; a != nil {
+		return a
+	}
+	return c.Conn.RemoteAddr()
+}
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	c.release()
+	c.session.remove(c)
+	return c.Conn.Close()
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nested_test
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
+	"github.com/cloister-build/cloister/cas"
+	"github.com/cloister-build/cloister/cas/casserver"
+	"github.com/cloister-build/cloister/cas/castest"
+	"github.com/cloister-build/cloister/tests/expect"
+	"github.com/cloister-build/cloister/tests/grpctest"
+	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/worker/internal/actionapi"
+	"github.com/cloister-build/cloister/worker/internal/nested"
+	"google.golang.org/grpc/codes"
+)
+
+// TestClosedSessionAnswersNothing on connections that were open, and counts what it did until then.
+func TestClosedSessionAnswersNothing(t *testing.T) {
+	instances := castest.Instances()
+	e := nested.New(nested.Config{Instances: instances, Cancel: func(string) {}})
+	defer e.Close()
+	stop := must.Get(casserver.Register(e, casserver.Config{Instances: instances}))(t)
+	defer stop()
+	blob := must.Get(cas.PutBytes(t.Context(), must.Get(instances("main"))(t).Store, cas.SHA256, []byte("blob")))(t)
+	path := filepath.Join(t.TempDir(), "s")
+	s := e.Serve(actionapi.Action{Caller: &actionapi.Caller{Identity: context.Background()}, Instance: "main"}, must.Get(net.Listen("unix", path))(t))
+	conn := grpctest.Dial(t, "unix:"+path)
+	read := func() error {
+		_, err := repb.NewContentAddressableStorageClient(conn).BatchReadBlobs(t.Context(),
+			&repb.BatchReadBlobsRequest{InstanceName: "main", Digests: []*repb.Digest{blob.Proto(), cas.SHA256.Sum([]byte("absent")).Proto()}})
+		return err
+	}
+	must.Succeed(t, read())
+	must.Succeed(t, read())
+	for range 2 {
+		use := s.Close()
+		expect.That(t, use.Calls == 2 && len(use.Fetched) == 1 && use.Fetched[0].Digest == blob, "got %+v, want 2 calls and one blob", use)
+		expect.Code(t, read(), codes.Unavailable, "after the end")
+	}
+}
+
+// TestSessionsAreApart: what one fetches is not in the record of another.
+func TestSessionsAreApart(t *testing.T) {
+	instances := castest.Instances()
+	e := nested.New(nested.Config{Instances: instances, Cancel: func(string) {}})
+	defer e.Close()
+	stop := must.Get(casserver.Register(e, casserver.Config{Instances: instances}))(t)
+	defer stop()
+	var uses []actionapi.Use
+	for _, instance := range []string{"one", "two"} {
+		blob := must.Get(cas.PutBytes(t.Context(), must.Get(instances(instance))(t).Store, cas.SHA256, []byte(instance)))(t)
+		path := filepath.Join(t.TempDir(), "s")
+		s := e.Serve(actionapi.Action{Caller: &actionapi.Caller{Identity: context.Background()}, Instance: instance}, must.Get(net.Listen("unix", path))(t))
+		client := repb.NewContentAddressableStorageClient(grpctest.Dial(t, "unix:"+path))
+		for _, of := range []string{"one", "two"} {
+			_, err := client.BatchReadBlobs(t.Context(), &repb.BatchReadBlobsRequest{InstanceName: of, Digests: []*repb.Digest{blob.Proto()}})
+			want := codes.OK
+			if of != instance {
+				want = codes.PermissionDenied
+			}
+			expect.Code(t, err, want, "action of %s, instance %s", instance, of)
+		}
+		uses = append(uses, s.Close())
+	}
+	expect.That(t, !slices.Equal(uses[0].Fetched, uses[1].Fetched) && len(uses[0].Fetched)+len(uses[1].Fetched) == 2, "got %+v", uses)
+}
