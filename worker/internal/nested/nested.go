@@ -15,7 +15,6 @@ import (
 	"log/slog"
 	"net"
 	"slices"
-	"sync"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -29,11 +28,12 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// Limits of one action. They suffice for a build with hundreds of concurrent actions, and bound the memory of messages
-// that are received before a call can be refused.
+// Limits of one action. They suffice for clients that spread their calls over 25 connections (remote-apis-sdks), and for
+// more concurrent executions than there are slots for (queue.Config.Depth). They bound the memory of messages that are
+// received before a call can be refused.
 const (
-	maxConnections = 8
-	maxStreams     = 100 // per connection
+	maxConnections = 32
+	maxStreams     = 32 // per connection
 	maxMessage     = 4 << 20
 	maxFetched     = 100_000
 )
@@ -88,8 +88,8 @@ func (e *Endpoint) Serve(a actionapi.Action, l net.Listener) actionapi.Session {
 	s := &session{Action: a, conns: map[*conn]bool{}, fetched: &record{
 		instance: func() (*cas.Instance, error) { return e.instances(a.Instance) }, set: map[manifest.Fetched]bool{},
 	}}
-	s.listener = &listener{Listener: l, session: s, free: make(chan struct{}, maxConnections), closed: make(chan struct{})}
-	s.serving.Go(func() { _ = e.server.Serve(s.listener) }) // fails when the listener is closed
+	s.listener = &listener{l, s}
+	s.serving.Go(func() { _ = e.server.Serve(s.listener) }) // until the listener is closed
 	return s
 }
 
@@ -140,47 +140,30 @@ func (handshake) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 	return raw, actionInfo{raw.(*conn).session}, nil
 }
 
-// A listener limits the connections of a session.
+// A listener accepts the connections of a session.
 type listener struct {
 	net.Listener
 	session *session
-	free    chan struct{} // holds a value for each open connection
-	closed  chan struct{}
-	once    sync.Once
 }
 
-// Accept implements net.Listener.
+// Accept implements net.Listener. It closes connections beyond the limit at once.
 func (l *listener) Accept() (net.Conn, error) {
-	select {
-	case l.free <- struct{}{}:
-	case <-l.closed:
-		return nil, net.ErrClosed
+	for {
+		raw, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if c := (&conn{raw, l.session}); l.session.add(c) {
+			return c, nil
+		}
+		raw.Close()
 	}
-	raw, err := l.Listener.Accept()
-	if err != nil {
-		<-l.free
-		return nil, err
-	}
-	c := &conn{Conn: raw, session: l.session}
-	c.release = sync.OnceFunc(func() { <-l.free })
-	if !l.session.add(c) {
-		c.Close()
-		return nil, net.ErrClosed
-	}
-	return c, nil
-}
-
-// Close implements net.Listener.
-func (l *listener) Close() error {
-	l.once.Do(func() { close(l.closed) })
-	return l.Listener.Close()
 }
 
 // A conn is a connection of an action.
 type conn struct {
 	net.Conn
 	session *session
-	release func()
 }
 
 // RemoteAddr returns the address of the client that requested the action.
@@ -193,7 +176,6 @@ func (c *conn) RemoteAddr() net.Addr {
 
 // Close implements net.Conn.
 func (c *conn) Close() error {
-	c.release()
 	c.session.remove(c)
 	return c.Conn.Close()
 }

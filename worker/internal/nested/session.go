@@ -49,12 +49,15 @@ func (s *session) Close() actionapi.Use {
 	return actionapi.Use{Calls: s.count, Fetched: s.fetched.all()}
 }
 
-// add keeps a connection for Close, and reports whether the session is open.
+// add keeps a connection for Close, unless the session is closed or there are too many.
 func (s *session) add(c *conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.conns[c] = !s.closed
-	return !s.closed
+	if s.closed || len(s.conns) >= maxConnections {
+		return false
+	}
+	s.conns[c] = true
+	return true
 }
 
 func (s *session) remove(c *conn) {
