@@ -3,6 +3,8 @@
 package bazel_test
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,8 +59,8 @@ func TestBazelInAnAction(t *testing.T) {
 	r.config.Args = append(r.config.Args, "--jobs=1", "--policy="+rules)
 	r.serve(t)
 	rc, err := os.ReadFile("/etc/bazel/bazelrc") // Debian's, without which its Bazel does not find its own files
-	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
+	if !errors.Is(err, fs.ErrNotExist) {
+		must.Succeed(t, err)
 	}
 	dir := filepath.Join(r.Workspace, "nested")
 	must.Succeed(t, os.Mkdir(dir, 0o755))

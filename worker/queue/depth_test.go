@@ -42,8 +42,11 @@ func TestActionsOfActionsHaveSlots(t *testing.T) {
 			o    *queue.Operation
 			want repb.ExecutionStage_Value
 		}{
-			{outer, repb.ExecutionStage_EXECUTING}, {waiting, repb.ExecutionStage_QUEUED},
-			{inner, repb.ExecutionStage_EXECUTING}, {deepest, repb.ExecutionStage_EXECUTING}, {second, repb.ExecutionStage_QUEUED},
+			{outer, repb.ExecutionStage_EXECUTING},
+			{waiting, repb.ExecutionStage_QUEUED},
+			{inner, repb.ExecutionStage_EXECUTING},
+			{deepest, repb.ExecutionStage_EXECUTING},
+			{second, repb.ExecutionStage_QUEUED},
 		} {
 			expect.Equal(t, stage(row.o), row.want, "%s", row.o.Action())
 		}

@@ -280,8 +280,8 @@ func sameLines(t *testing.T, got []string, want ...string) {
 	expect.That(t, ok, "got\n%s\nwant lines that begin with\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 }
 
-// TestActionsExecuteActions: with one slot, actions execute others down to the maximum depth, which call nothing; all
-// that they fetch is in the manifest, and no result of theirs is cached.
+// TestActionsExecuteActions: with one slot, actions execute others down to the maximum depth, which call nothing;
+// everything that they fetch is in the manifest, and no result of theirs is cached.
 func TestActionsExecuteActions(t *testing.T) {
 	r := newRig(t, permits, "")
 	leaf := r.action([]string{"/bin/echo", "leaf"})

@@ -91,7 +91,7 @@ func (s *session) confine(m any) error {
 			return nil
 		}
 		if i < 0 || segments[i] == "logstreams" {
-			return status.Errorf(codes.PermissionDenied, "resource %+.256q is no blob, which is all that an action can read and write",
+			return status.Errorf(codes.PermissionDenied, "resource %+.256q is no blob, and an action can read and write nothing else",
 				m.GetResourceName())
 		}
 		instance = strings.Join(segments[:i], "/")
