@@ -388,6 +388,11 @@ func TestCallsEndWithTheAction(t *testing.T) {
 		until grep -q EXECUTING log; do sleep 0.05; done`
 	m, _ := r.run("", r.action([]string{"/bin/sh", "-c", script}, "remoteApisSocketPath="+socketPath))
 	expect.Equal(t, m.GetResult().GetExitCode(), 0, "exit code: %s", m.GetMessage())
+	all, _ := r.server.Queue().Older(0, 10)
+	must.Be(t, len(all) == 2, "got %d operations, want 2", len(all))
+	for _, o := range all {
+		expect.Equal(t, o.State().Stage, repb.ExecutionStage_COMPLETED, "stage of %s", o.Action())
+	}
 	// The slot of actions is free again.
 	inner := r.action([]string{"/bin/echo", "next"})
 	_, lines := r.run("", r.calls("execute main "+inner))
