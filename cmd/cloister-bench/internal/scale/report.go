@@ -65,14 +65,14 @@ func fairOrder(builds []build) func(yield func(build, turn int) bool) {
 
 // Text prints results as a table in Markdown.
 func Text(w io.Writer, results []*Result, timeout time.Duration) error {
-	_, err := fmt.Fprintf(w, "| workers x slots | waiting | builds | submitted/s | KiB per waiting action | actions/s | CPU of head per action "+
-		"| later than its turn: p50, p99 | %v or more of silence: noticed | restart |\n|---|---|---|---|---|---|---|---|---|---|\n", timeout)
+	_, err := fmt.Fprintf(w, "| workers x slots | KiB per idle slot | waiting | builds | submitted/s | KiB per waiting action | actions/s | CPU of head per action "+
+		"| later than its turn: p50, p99 | %v or more of silence: noticed | restart |\n|---|---|---|---|---|---|---|---|---|---|---|\n", timeout)
 	for _, r := range results {
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(w, "| %d x %d | %d | %d | %.0f | %.1f | %.0f | %.2f ms | %.1f %%, %.1f %% of %.1f s | %d workers in %.1f s | %.1f s |\n",
-			r.Workers, r.Slots, r.Actions, r.Builds, r.Submitted, r.Memory/1024, r.Rate, r.CPU.Seconds()*1000,
+		_, err = fmt.Fprintf(w, "| %d x %d | %.1f | %d | %d | %.0f | %.1f | %.0f | %.2f ms | %.1f %%, %.1f %% of %.1f s | %d workers in %.1f s | %.1f s |\n",
+			r.Workers, r.Slots, r.Idle/1024, r.Actions, r.Builds, r.Submitted, r.Memory/1024, r.Rate, r.CPU.Seconds()*1000,
 			r.Waiting.percent(r.Waiting.P50), r.Waiting.percent(r.Waiting.P99), r.Waiting.Of.Seconds(),
 			r.Lost, r.Noticed.Seconds(), r.Restarted.Seconds())
 	}

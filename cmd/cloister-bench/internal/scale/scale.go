@@ -6,6 +6,7 @@ package scale
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,6 +41,7 @@ type Config struct {
 // A Result is what Run measured.
 type Result struct {
 	Size
+	Idle      float64       // bytes of the head for each slot that waits for an action
 	Submitted float64       // actions per second that clients submitted before any worker joined
 	Memory    float64       // bytes of the head for each waiting action
 	Rate      float64       // actions per second through the head while all slots were in use
@@ -73,9 +75,9 @@ type farm struct {
 	gave []assignment  // the first assignment of each action
 }
 
-// Run loads a head that has no workers and no actions, in four steps: all actions wait; workers execute half of them;
-// a tenth of the workers vanishes; the head restarts. Then workers execute the rest. It fails unless every action is
-// answered once, with its own result.
+// Run loads a head that has no workers and no actions, in five steps: all slots wait, after which another head takes
+// over; all actions wait; workers execute half of them; a tenth of the workers vanishes; the head restarts. Then workers
+// execute the rest. It fails unless every action is answered once, with its own result.
 func Run(ctx context.Context, c Config) (*Result, error) {
 	clients, err := dial(c.Clients, 1+c.Actions/streams)
 	if err != nil {
@@ -104,6 +106,9 @@ func Run(ctx context.Context, c Config) (*Result, error) {
 
 // run runs the steps of Run. The caller then ends ctx, which ends the workers.
 func (f *farm) run(ctx context.Context, group *errgroup.Group, clients, workers []*grpc.ClientConn, r *Result) error {
+	if err := f.measureIdle(ctx, workers, r); err != nil {
+		return err
+	}
 	if err := upload(ctx, clients[0], f.prepare()); err != nil {
 		return err
 	}
@@ -129,6 +134,28 @@ func (f *farm) run(ctx context.Context, group *errgroup.Group, clients, workers 
 		}
 	}
 	return nil
+}
+
+// measureIdle measures a head all of whose slots wait, and replaces it by one without slots.
+func (f *farm) measureIdle(ctx context.Context, workers []*grpc.ClientConn, r *Result) error {
+	before, err := f.cfg.Metric(ctx, memory)
+	if err != nil {
+		return err
+	}
+	life, leave := context.WithCancel(ctx)
+	group, life := errgroup.WithContext(life)
+	for i, conn := range workers {
+		f.join(life, group, conn, i)
+	}
+	slots := f.cfg.Workers * f.cfg.Slots
+	err = f.countSlots(life, slots)
+	after, metricErr := f.cfg.Metric(ctx, memory)
+	r.Idle = (after - before) / float64(slots)
+	leave()
+	if err := errors.Join(group.Wait(), err, metricErr); err != nil {
+		return err
+	}
+	return f.cfg.Restart(ctx)
 }
 
 // submit makes the clients of all builds submit their actions.
@@ -194,9 +221,14 @@ func (f *farm) notice(ctx context.Context, r *Result) error {
 
 // allSlots waits until the head knows the slots of the workers that are left, and no others.
 func (f *farm) allSlots(ctx context.Context, r *Result) error {
+	return f.countSlots(ctx, (r.Workers-r.Lost)*r.Slots)
+}
+
+// countSlots waits until the head knows n slots.
+func (f *farm) countSlots(ctx context.Context, n int) error {
 	return poll(ctx, func() (bool, error) {
-		n, err := f.cfg.Metric(ctx, "cloister_slots")
-		return int(n) == (r.Workers-r.Lost)*r.Slots, err
+		slots, err := f.cfg.Metric(ctx, "cloister_slots")
+		return int(slots) == n, err
 	})
 }
 
