@@ -60,8 +60,8 @@ type Execution struct {
 	// Reference, with its digest, of the container image that root was made from; empty without one, and "none" if the action
 	// says so.
 	Image string `protobuf:"bytes,14,opt,name=image,proto3" json:"image,omitempty"`
-	// Fingerprint of the worker's toolchain during the run: SHA-256, in hexadecimal, of names, sizes and times. Empty if the
-	// action did not see the toolchain, or if it changed meanwhile.
+	// Fingerprint of the worker's toolchain during the run: SHA-256, in hexadecimal, of names, sizes and times; or the
+	// identity that its operator declared. Empty if the action did not see the toolchain, or if it changed meanwhile.
 	Toolchain string `protobuf:"bytes,15,opt,name=toolchain,proto3" json:"toolchain,omitempty"`
 	// The action's digest does not determine the image: the action names a tag, or the server's default properties name the
 	// image.

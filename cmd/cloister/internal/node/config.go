@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"time"
 
@@ -36,6 +37,7 @@ type Config struct {
 	DrainTimeout time.Duration
 	metrics      string
 	Sandbox      confinement.Flags
+	toolchain    string // "": a fingerprint
 
 	// Head: this machine executes nothing itself. Fleet: it is one of several machines among which a scheduler chooses.
 	// Both follow from other flags.
@@ -67,8 +69,13 @@ func (c *Config) Register(cmd *cobra.Command) {
 	f.Var(&c.Audit, "audit-size", "size limit of the audit log; the oldest entries are deleted first, and none with unlimited")
 	f.StringVar(&c.metrics, "metrics", "", "address and port of /metrics for Prometheus, /ready and /live over HTTP (default: none)")
 	f.DurationVar(&c.DrainTimeout, "drain-timeout", 10*time.Minute, "time limit of running actions after Ctrl-C")
+	f.StringVar(&c.toolchain, "toolchain", "", "identity of this machine's toolchain, such as the digest of its image (default: a fingerprint of its files)")
+	flags.Share(f, "toolchain")
 	c.Sandbox.Register(cmd)
 }
+
+// ToolchainIDs matches the identity of a toolchain: a fingerprint, or what an operator declares.
+var ToolchainIDs = regexp.MustCompile(`^[0-9A-Za-z][-0-9A-Za-z._:/@+]{0,199}$`)
 
 // Check validates the flags.
 func (c *Config) Check(cmd *cobra.Command) (err error) {
@@ -79,6 +86,8 @@ func (c *Config) Check(cmd *cobra.Command) (err error) {
 		return fmt.Errorf("--max-files %d: write a positive number, or 0 for a tenth of the disk's", c.maxFiles)
 	case c.lease > 0 && c.lease < flags.Duration(time.Second):
 		return fmt.Errorf("--lease %s: write at least 1s, or 0 for no lease", &c.lease)
+	case c.toolchain != "" && !ToolchainIDs.MatchString(c.toolchain):
+		return fmt.Errorf("--toolchain %+.80q: write at most 200 letters, digits and -._:/@+, such as the digest of an image", c.toolchain)
 	case c.memory < service.MinMemory:
 		return fmt.Errorf("--memory %s: write at least %s", &c.memory, sandbox.Bytes(service.MinMemory))
 	case c.Audit > 0 && c.Audit < audit.MinBytes:

@@ -220,6 +220,9 @@ func (n *Node) Assembly(flags func() []string) service.Config {
 	if n.images != nil {
 		c.Worker.Images = n.images
 	}
+	if declared := n.toolchain; declared != "" {
+		c.Worker.Fingerprint = func() string { return declared }
+	}
 	if !n.Head {
 		n.backendConfig.Hidden = []string{n.Dir}
 		backend := n.Sandbox.NewBackend(n.backendConfig)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"regexp"
 	"slices"
 	"time"
 
@@ -36,7 +35,7 @@ func (w *workersConfig) Register(cmd *cobra.Command) {
 	f.StringVar(&w.listen, "worker-listen", "", "address and port for machines that run cloister join (default: none)")
 	f.DurationVar(&w.timeout, "worker-timeout", time.Minute, "silence after which a worker is lost and its actions run elsewhere")
 	f.StringVar(&w.toolchain, "require-toolchain", "",
-		"required toolchain fingerprint of workers and cached results, as cloister check prints it; needs --jobs 0 (default: any)")
+		"required toolchain of workers and cached results: the fingerprint that cloister check prints, or their --toolchain; needs --jobs 0 (default: any)")
 	f.StringArrayVar(&w.texts, "property", nil, "platform property that this machine offers with --worker-listen, NAME=VALUE; repeatable (default: it takes every action)")
 }
 
@@ -63,15 +62,15 @@ func (c *Config) checkWorkers(cmd *cobra.Command) (err error) {
 	case !c.Head:
 		return errors.New("--require-toolchain: only the workers' toolchains are checked; write --jobs 0, and run cloister join " +
 			"on this machine")
-	case !fingerprints.MatchString(c.Workers.toolchain):
-		return fmt.Errorf("--require-toolchain %+.80q: write the fingerprint that cloister check prints on a worker",
+	case !node.ToolchainIDs.MatchString(c.Workers.toolchain):
+		return fmt.Errorf("--require-toolchain %+.80q: write the fingerprint that cloister check prints on a worker, or the workers' --toolchain",
 			c.Workers.toolchain)
 	}
 	if c.Sampling.gate {
 		return errors.New("--repro-gate: other workers would record results without it; omit --worker-listen")
 	}
 	if c.Head {
-		for _, name := range []string{"policy", "sandbox", "source-tree", "mounted-trees", "property"} {
+		for _, name := range []string{"policy", "sandbox", "source-tree", "mounted-trees", "property", "toolchain"} {
 			if changed(name) {
 				return fmt.Errorf("--%s with --jobs 0: this machine executes nothing; pass it to cloister join instead", name)
 			}
@@ -83,9 +82,6 @@ func (c *Config) checkWorkers(cmd *cobra.Command) (err error) {
 	c.Workers.properties, err = flags.ParseProperties(c.Workers.texts)
 	return err
 }
-
-// fingerprints matches the fingerprint of a toolchain.
-var fingerprints = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // offer describes the slots of this machine.
 func (c *Config) offer() *queue.Offer {
