@@ -34,7 +34,7 @@ func TestBuildPage(t *testing.T) {
 	}
 	d := &invocationData{Build: b}
 	var out bytes.Buffer
-	must.Succeed(t, templates["invocation.html"].ExecuteTemplate(&out, "layout.html", &view{Data: d}))
+	must.Succeed(t, templates()["invocation.html"].ExecuteTemplate(&out, "layout.html", &view{Data: d}))
 	body := out.String()
 	expect.That(t, !strings.Contains(body, "<script>") && strings.Contains(body, "&lt;script&gt;"), "got %s", body)
 	expect.Texts(t, body, []string{
@@ -56,7 +56,7 @@ func TestLargeBuildsHaveAPage(t *testing.T) {
 	b.Targets[19_999].Outcome = "failed"
 	d := &invocationData{Build: b, Shortened: shorten(b)}
 	var out buffer
-	must.Succeed(t, templates["invocation.html"].ExecuteTemplate(&out, "layout.html", &view{Data: d}))
+	must.Succeed(t, templates()["invocation.html"].ExecuteTemplate(&out, "layout.html", &view{Data: d}))
 	expect.Texts(t, out.String(), []string{"//a:19999<", "//a:0<", "shows only some of the targets"})
 	small := &buildevents.Build{Targets: []*buildevents.Target{{Label: "//a"}}}
 	expect.That(t, !shorten(small) && len(small.Targets) == 1, "%+v", small)

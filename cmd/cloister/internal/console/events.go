@@ -104,7 +104,7 @@ func (s *snapshot) renew(r *request, f *feed) {
 	data, s.changed, s.over, s.err = f.read(r)
 	if s.err == nil {
 		var out buffer
-		if s.err = templates[f.template].ExecuteTemplate(&out, "live", data); s.err == nil {
+		if s.err = templates()[f.template].ExecuteTemplate(&out, "live", data); s.err == nil {
 			var text []byte
 			text, s.err = json.Marshal(out.String())
 			s.text = fmt.Appendf(nil, "data: %s\n\n", text)
