@@ -145,10 +145,8 @@ const patience = 3 * time.Minute
 
 // await waits until done returns true.
 func await(what string, done func() bool) error {
-	for end := time.Now().Add(patience); !done(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			return fmt.Errorf("not within %v: %s", patience, what)
-		}
+	if !must.Poll(patience, done) {
+		return fmt.Errorf("not within %v: %s", patience, what)
 	}
 	return nil
 }

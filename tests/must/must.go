@@ -36,9 +36,25 @@ func Be(t testing.TB, ok bool, format string, args ...any) {
 // Hold waits until condition holds, and ends the test if that takes more than a minute. what describes the condition.
 func Hold(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !condition(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("timeout: %s", what)
+	if !Poll(time.Minute, condition) {
+		t.Fatalf("timeout: %s", what)
+	}
+}
+
+// Poll waits until condition holds, and reports whether it did before the limit. After a condition that takes long,
+// such as one that starts a program, it pauses for four times as long, at most a second: tests that wait leave the
+// processors to others.
+func Poll(limit time.Duration, condition func() bool) bool {
+	end := time.Now().Add(limit)
+	for {
+		began := time.Now()
+		if condition() {
+			return true
 		}
+		now := time.Now()
+		if now.After(end) {
+			return false
+		}
+		time.Sleep(min(max(10*time.Millisecond, 4*now.Sub(began)), time.Second))
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cloister-build/cloister/tests/must"
 )
@@ -36,4 +38,22 @@ func TestFailuresEndTheTest(t *testing.T) {
 	if got := must.Get(7, nil)(t); got != 7 {
 		t.Errorf("got %d, want 7", got)
 	}
+}
+
+// TestPollPauses uses a condition that takes 100 ms.
+func TestPollPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		check := func() bool {
+			time.Sleep(100 * time.Millisecond)
+			calls++
+			return calls == 30
+		}
+		if must.Poll(9500*time.Millisecond, check) || calls != 20 {
+			t.Errorf("got %d calls in 10 s, want 20 and no success", calls)
+		}
+		if !must.Poll(time.Minute, check) || calls != 30 {
+			t.Errorf("got %d calls, want success at call 30", calls)
+		}
+	})
 }
