@@ -20,7 +20,7 @@ func TestForeignResults(t *testing.T) {
 	confined(t)
 	dir := t.TempDir()
 	s := must.Get(bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
-		Binary: built.Path(t), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0",
+		Binary: built.Path(t), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0", Toolchain: declaredToolchain,
 	}))(t)
 	defer s.Stop()
 	g := plain(t, s.Addr)

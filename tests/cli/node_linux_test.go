@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -44,8 +45,8 @@ func (n *node) end() error {
 var workersAt = regexp.MustCompile(`(?m)^workers  cloister join grpcs?://(\S+)$`)
 
 // serve starts a server. The flag -user=ID, which must be first, runs it as another user in a directory of that user;
-// ordinary users run it as themselves. The flag -local, likewise, gives it an empty /usr/local of its own, -nojobs
-// makes it execute nothing, and each -env=NAME=VALUE sets a variable.
+// ordinary users run it as themselves. The flag -local, likewise, gives it an empty /usr/local of its own, -scan makes
+// it scan its toolchain, -nojobs makes it execute nothing, and each -env=NAME=VALUE sets a variable.
 func (s *story) serve(args []string) error {
 	name := "server"
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
@@ -69,8 +70,9 @@ func (s *story) serve(args []string) error {
 		}
 		args = args[1:]
 	}
+	config.Toolchain, args = toolchain(args)
 	if len(args) > 0 && args[0] == "-nojobs" {
-		config.NoJobs, args = true, args[1:]
+		config.Toolchain, config.NoJobs, args = "", true, args[1:]
 	}
 	for len(args) > 0 && strings.HasPrefix(args[0], "-env=") {
 		config.Env, args = append(config.Env, args[0][len("-env="):]), args[1:]
@@ -111,11 +113,29 @@ func (s *story) as(id string, config *bazelrun.ServerConfig) error {
 	return nil
 }
 
+// declaredToolchain is the --toolchain of servers and workers whose stories do not test it.
+const declaredToolchain = "cli"
+
+// toolchain returns the --toolchain of a server or worker, and its flags without -scan. The toolchain is "" with -scan,
+// with --worker-listen, since a head refuses the flag, and if the flags have one.
+func toolchain(args []string) (id string, flags []string) {
+	if len(args) > 0 && args[0] == "-scan" {
+		return "", args[1:]
+	}
+	if slices.ContainsFunc(args, func(a string) bool { return a == "--worker-listen" || strings.HasPrefix(a, "--toolchain=") }) {
+		return "", args
+	}
+	return declaredToolchain, args
+}
+
+// join starts a worker. The flag -scan, which must be first, makes it scan its toolchain.
 func (s *story) join(args []string) error {
-	return s.start(args[0], bazelrun.ServerConfig{
-		Binary: built.Path(s), Dir: filepath.Join(s.work, args[0]), Home: filepath.Join(s.work, "home"), MaxSize: "1GiB",
+	name := args[0]
+	toolchain, args := toolchain(args[1:])
+	return s.start(name, bazelrun.ServerConfig{
+		Binary: built.Path(s), Dir: filepath.Join(s.work, name), Home: filepath.Join(s.work, "home"), MaxSize: "1GiB",
 		Env:  []string{"RUNSC_PATH=" + os.Getenv("RUNSC_PATH")},
-		Join: s.script.Getenv("WORKERS"), Args: append([]string{"--name", args[0], "--jobs", "2"}, args[1:]...),
+		Join: s.script.Getenv("WORKERS"), Toolchain: toolchain, Args: append([]string{"--name", name, "--jobs", "2"}, args...),
 	})
 }
 

@@ -98,7 +98,7 @@ func (f *farm) join(t *testing.T, name string, jobs int) *farmWorker {
 func (w *farmWorker) boot(t *testing.T) {
 	t.Helper()
 	w.process = w.machine.start(t, built.Path(t), "join", "grpc://"+headAddress+workerPort, "--name", w.name, "--jobs", strconv.Itoa(w.jobs),
-		"--property", "host="+w.name, "--dir", filepath.Join(w.farm.dir, w.name), "--max-size", "10GiB",
+		"--toolchain", "farm", "--property", "host="+w.name, "--dir", filepath.Join(w.farm.dir, w.name), "--max-size", "10GiB",
 		"--metrics", w.machine.address+metricsPort)
 	w.farm.watch.add(w.name, w.process.pid)
 }
@@ -114,7 +114,5 @@ func (w *farmWorker) stop(t *testing.T) {
 // until waits for a condition.
 func until(t *testing.T, limit time.Duration, what string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(limit); !condition(); time.Sleep(10 * time.Millisecond) {
-		must.Be(t, !time.Now().After(deadline), "timeout: %s, want it within %v", what, limit)
-	}
+	must.Be(t, must.Poll(limit, condition), "timeout: %s, want it within %v", what, limit)
 }

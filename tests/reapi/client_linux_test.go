@@ -108,10 +108,16 @@ func serveAs(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	return start(t, cfg)
 }
 
+// declaredToolchain is the toolchain of all servers, none of which tests what follows from a change of it.
+const declaredToolchain = "reapi"
+
 // start starts the server cfg for the test, on any free port.
 func start(t testing.TB, cfg bazelrun.ServerConfig) *client {
 	t.Helper()
 	cfg.Listen = "127.0.0.1:0"
+	if !cfg.NoJobs && !slices.Contains(cfg.Args, "--worker-listen") {
+		cfg.Toolchain = declaredToolchain
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	s := must.Get(bazelrun.StartServer(ctx, cfg))(t)

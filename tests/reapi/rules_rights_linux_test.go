@@ -35,7 +35,7 @@ func (c *client) secured(a *ca.Authority, callers ...string) (address string, gu
 	defer cancel()
 	dir := c.TempDir()
 	s := must.Get(bazelrun.StartServer(ctx, bazelrun.ServerConfig{
-		Binary: built.Path(c.TB), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0", Args: args,
+		Binary: built.Path(c.TB), Dir: filepath.Join(dir, "store"), Home: dir, Listen: "127.0.0.1:0", Toolchain: declaredToolchain, Args: args,
 	}))(c)
 	c.Cleanup(func() { must.Succeed(c, s.Stop()) })
 	return s.Addr, func(name, token string) *client {

@@ -202,7 +202,7 @@ func TestTraceCoversHeadAndWorker(t *testing.T) {
 		if c.join {
 			w := must.Get(bazelrun.StartServer(t.Context(), bazelrun.ServerConfig{
 				Binary: built.Path(t), Dir: filepath.Join(t.TempDir(), "worker"), Home: t.TempDir(), MaxSize: "1GiB",
-				Join: workers, Env: to.environment("worker"),
+				Join: workers, Toolchain: declaredToolchain, Env: to.environment("worker"),
 			}))(t)
 			t.Cleanup(func() { expect.Error(t, w.Stop(), nil) })
 		}

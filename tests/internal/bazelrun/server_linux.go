@@ -80,6 +80,8 @@ type ServerConfig struct {
 	Jobs   int    // concurrent actions; 0 means serve's default
 	// NoJobs makes it execute nothing, so that it starts without probing the sandbox and scanning the toolchain.
 	NoJobs bool
+	// Toolchain, if not "", is its --toolchain. To scan /usr takes most of the CPU time of a short test.
+	Toolchain string
 	// MaxSize is the size of the store; "" means 10GiB.
 	MaxSize string
 	// Args are additional flags.
@@ -118,6 +120,9 @@ func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	}
 	if cfg.NoJobs {
 		args = append(args, "--jobs", "0", "--worker-listen", "127.0.0.1:0")
+	}
+	if cfg.Toolchain != "" {
+		args = append(args, "--toolchain", cfg.Toolchain)
 	}
 	if cfg.Join == "" && !slices.Contains(cfg.Args, "--web") {
 		args = append(args, "--web", "") // servers of other tests may have the default port
