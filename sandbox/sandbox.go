@@ -163,7 +163,7 @@ type Features struct {
 	Endpoints, ListenControl bool
 	// Kill means that Spec.Kill is supported.
 	Kill bool
-	// Lower means that Spec.Lower is supported, Sockets that Spec.Sockets is.
+	// Lower and Sockets report whether Spec.Lower and Spec.Sockets are supported.
 	Lower, Sockets bool
 	// Root means that Spec.Root and an output at "/" are supported, Superuser that Spec.Superuser is.
 	Root, Superuser bool
@@ -203,7 +203,7 @@ func (f *Features) Covers(s *Spec) error {
 		return fmt.Errorf("%w: this worker cannot mount an overlay over inputs", ErrUnsupported)
 	}
 	if len(s.Sockets) > 0 && !f.Sockets {
-		return fmt.Errorf("%w: runs in this sandbox cannot connect to a socket outside (%s)", ErrUnsupported, s.Sockets[0].Target)
+		return fmt.Errorf("%w: this sandbox does not support sockets of other processes (%s)", ErrUnsupported, s.Sockets[0].Target)
 	}
 	if !f.Root && (s.Root != nil || slices.ContainsFunc(s.Outputs, func(o Output) bool { return o.Target == "/" })) {
 		return fmt.Errorf("%w: this worker cannot replace the root file system", ErrUnsupported)

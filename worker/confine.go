@@ -20,9 +20,9 @@ import (
 // ExecRoot is the path of the input root in the sandbox of every worker, unless a Variation changes it.
 const ExecRoot = "/build"
 
-// Admit checks everything that needs no slot: t, everything it refers to, the policy and the sandbox's features. A
-// worker without a backend leaves the last two to the workers that execute, and one of a fleet the last. The error is a
-// *Fault.
+// Admit checks everything that needs no slot: t, everything it refers to, the policy and the sandbox's features.
+// Without a backend, the policy and the features are left to the workers that execute. In a fleet, an action that needs
+// missing features is admitted, since another worker may have them. The error is a *Fault.
 func (l *Local) Admit(ctx context.Context, t *Task) (Admission, error) {
 	if t == nil {
 		return Admission{}, faultf(FaultInvalid, "the Task is missing")

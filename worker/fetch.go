@@ -12,7 +12,6 @@ import (
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"github.com/cloister-build/cloister/cas/tree"
-	"github.com/cloister-build/cloister/sandbox/policy"
 )
 
 // A request is an action with everything it refers to, decoded and checked. Action, Command and Input may be shared and
@@ -203,7 +202,7 @@ const maxIgnored = 100
 func (l *Local) warnOfProperties(req *request) {
 	for _, property := range req.properties() {
 		names, _ := hostProperty(property)
-		if names || isSetting(property.Name) || IsPlacement(property.Name) || property.Name == policy.PropertyRemoteAPIs || isImage(property) && (l.cfg.Images != nil || noImage(property.Value)) {
+		if names || isSetting(property.Name) || IsPlacement(property.Name) || property.Name == propertyRemoteAPIs || isImage(property) && (l.cfg.Images != nil || noImage(property.Value)) {
 			continue
 		}
 		if l.persistent != nil && isPersistentProperty(property.Name) {

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker/internal/results"
 )
 
@@ -24,7 +23,7 @@ func (l *Local) checkPlatform(req *request) error {
 		switch names, differs := hostProperty(p); {
 		case isSetting(p.Name) || IsPlacement(p.Name) || names && !differs:
 		case l.persistent != nil && isPersistentProperty(p.Name):
-		case p.Name == policy.PropertyRemoteAPIs:
+		case p.Name == propertyRemoteAPIs:
 		case differs:
 			return faultf(FaultUnmet, "fetch: action %s needs %s, but this machine is %s: use a server for that platform, or "+
 				"correct the property", req.Digest, p, host)

@@ -15,23 +15,26 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
+// propertyRemoteAPIs is the platform property whose value is the path of the socket. Policy grants it.
+const propertyRemoteAPIs = "remoteApisSocketPath"
+
 // socketName is the name of the socket for remote APIs in the workspace, beside outDir.
 const socketName = "apis"
 
 // tempDir is the temporary directory of every action.
 const tempDir = "/tmp"
 
-// placeSocket adds the socket that the policy grants, if any, to spec, and returns its path relative to the input root,
-// "" if it is not in it.
+// placeSocket adds the socket that the policy grants, if any, to spec. It returns the path of the socket relative to
+// the input root, or "" if it is outside.
 func (l *Local) placeSocket(t *Task, req *request, g *policy.Grant, spec *sandbox.Spec) (inRoot string, err error) {
 	if g.RemoteAPIs == "" {
 		return "", nil
 	}
-	p := Property{Name: policy.PropertyRemoteAPIs, Value: g.RemoteAPIs}
+	p := Property{Name: propertyRemoteAPIs, Value: g.RemoteAPIs}
 	switch {
 	case l.cfg.RemoteAPIs == nil || t.Caller == nil:
-		return "", faultf(FaultUnmet, "confine: action %s needs %s, which only the actions that clients of cloister serve send have, "+
-			"on the slots of that server: not those of cloister join, cloister run and cloister repro", req.Digest, p)
+		return "", faultf(FaultUnmet, "confine: action %s needs %s, which only cloister serve supports, for actions of its clients "+
+			"on its own slots: not cloister join, cloister run or cloister repro", req.Digest, p)
 	case t.Caller.Depth >= actionapi.MaxDepth:
 		return "", faultf(FaultUnmet, "confine: action %s needs %s, but actions nest at most %d deep: execute it from the outermost action",
 			req.Digest, p, actionapi.MaxDepth)
@@ -54,10 +57,10 @@ func (l *Local) placeSocket(t *Task, req *request, g *policy.Grant, spec *sandbo
 		p, req.place.path, tempDir)
 }
 
-// addSocket makes room in the layout for a socket at a path relative to the input root.
+// addSocket adds a socket at a path relative to the input root to the layout.
 func (req *request) addSocket(p string, t *Task) error {
 	refuse := func(why string) error {
-		return invalidf("property %s: %+.256q %s: choose another path", policy.PropertyRemoteAPIs, p, why)
+		return invalidf("property %s: %+.256q %s: choose another path", propertyRemoteAPIs, p, why)
 	}
 	if _, ok := req.Input.Lookup(p); ok {
 		return refuse("is an input")
@@ -107,8 +110,8 @@ func (r *ran) called(box *confined, u actionapi.Use) {
 	})
 }
 
-// removeSocket removes what the socket was mounted over, so that it is no output. What the action put in its place, or
-// in that of a parent, stays.
+// removeSocket removes the file that the socket was mounted over, so that it does not become an output. Files with
+// which the action replaced it or one of its parents stay.
 func (s *staged) removeSocket(box *confined) {
 	if box.socket != "" {
 		_ = s.out.Remove(box.socket)

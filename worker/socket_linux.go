@@ -9,7 +9,8 @@ import (
 	"os"
 )
 
-// listenIn makes a socket in a directory to which every user can connect who sees it. Its file stays.
+// listenIn listens on a new socket in a directory, to which every user who can see it can connect. Closing the listener
+// does not remove the file.
 func listenIn(dir *os.Root, name string) (net.Listener, error) {
 	d, err := dir.Open(".")
 	if err != nil {

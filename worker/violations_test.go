@@ -429,7 +429,7 @@ func TestRefusalsAreAudited(t *testing.T) {
 }
 
 // In a fleet, the merge key covers everything on which another policy may depend. A worker without a backend refuses
-// only malformed actions, and one with a backend nothing that another backend may support.
+// only malformed actions, and one with a backend does not refuse what another backend may support.
 func TestAdmitInFleet(t *testing.T) {
 	b := newBench(t, nil)
 	b.cfg.Fleet = true

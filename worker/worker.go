@@ -66,8 +66,8 @@ type Task struct {
 	// system unless Root is set. Admit sets it; if it is "", Execute asks Config.Images.
 	Image string
 
-	// Caller is who requested the action, for the remote APIs that the action itself calls; nil if nobody did. Package
-	// execserver sets it.
+	// Caller identifies the client that requested the action, for calls of remote APIs by the action itself; nil if no
+	// client did. Package execserver sets it.
 	Caller *actionapi.Caller
 
 	// Tool is the client's name and version, such as "bazel 4.2.3", or "".

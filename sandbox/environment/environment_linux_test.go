@@ -234,7 +234,7 @@ func TestSignalsReachTheCommand(t *testing.T) {
 	signals := make(chan os.Signal, 1)
 	go func() {
 		_, _ = r.Read(make([]byte, 6)) // the trap is set
-		signals <- syscall.Signal(0)   // is none
+		signals <- syscall.Signal(0)   // not a signal
 		signals <- syscall.SIGINT
 		_, _ = io.Copy(io.Discard, r)
 	}()

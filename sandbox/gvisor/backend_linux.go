@@ -106,7 +106,7 @@ func (b *backend) acquire() (*cell, error) {
 		return c, nil
 	}
 	if b.cells == zygote.MaxSlots {
-		return nil, fmt.Errorf("%d runs at a time are the most; %d that never ended count", zygote.MaxSlots, b.lost)
+		return nil, fmt.Errorf("at most %d runs at a time; %d lost ones count until the worker restarts", zygote.MaxSlots, b.lost)
 	}
 	c := &cell{number: b.cells}
 	if b.groups.Mode() != cgroup.None {

@@ -236,7 +236,8 @@ const nameRunsc = "runsc"
 const forks = "forks"
 
 // hostileRunsc is a gVisor that a run has taken over. It reports that the command has started and reads no input. For a
-// run with the host name forks, it starts processes until it cannot, at most 2000, and reports their number as exit code.
+// run with the host name forks, it starts at most 2000 processes, until that fails, and reports their number as exit
+// code.
 func hostileRunsc() {
 	config, err := os.ReadFile(zygote.BundleDir + "/config.json")
 	if err != nil {
@@ -293,7 +294,8 @@ func TestEndWaitsForNoGuest(t *testing.T) {
 	}
 }
 
-// TestUsersOfALostRunAreNotReused: the next run has other users and another control group than one whose end nobody saw.
+// TestUsersOfALostRunAreNotReused: after a run whose end was not seen, the next run has other users and another control
+// group.
 func TestUsersOfALostRunAreNotReused(t *testing.T) {
 	b := backend(t)
 	run := func(kill string) (users []string, err error) {

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// needStatic skips the test in a program that is no pid 1 of a run, since it needs the dynamic linker.
+// needStatic skips the test if this program is dynamically linked, so that it cannot be pid 1 of a run.
 func needStatic(t *testing.T) {
 	t.Helper()
 	info, ok := debug.ReadBuildInfo()

@@ -29,8 +29,8 @@ import (
 const (
 	// overhead is added to the limit of memory for gVisor itself: the sandbox's kernel, the gofer, runsc and the launcher.
 	overhead = 64 << 20
-	// hostProcesses bounds the processes and threads on this host, and hostProcessesPerProcess those for each process that
-	// the run may have. gVisor needs about 33 and 2 for each; a run that has taken it over gets no more.
+	// A run has at most hostProcesses processes and threads on this host, and hostProcessesPerProcess more for each
+	// process that it may have. gVisor needs about 33 and 2; a run that has taken it over gets no more than the limit.
 	hostProcesses           = 512
 	hostProcessesPerProcess = 8
 	// maxProcesses keeps the product below the kernel's highest number of a process (PID_MAX_LIMIT).

@@ -255,9 +255,9 @@ var propertyNames = func() []string {
 // PropertySuperuser is the platform property with which an action asks for user 0.
 const PropertySuperuser = "dockerRunAsRoot"
 
-// PropertyRemoteAPIs is the platform property with which an action asks for a socket on which it can call remote APIs. Its
-// value is the path, relative to the input root.
-const PropertyRemoteAPIs = "remoteApisSocketPath"
+// propertyRemoteAPIs is the platform property that requests a socket for remote APIs. Its value is the socket's path,
+// absolute or relative to the input root.
+const propertyRemoteAPIs = "remoteApisSocketPath"
 
 // WithDefaults returns the platform properties of an action, with the operator's defaults for its instance. A default
 // is omitted if the action sets a property of that name, compared without case.
@@ -604,7 +604,7 @@ func (c *compilation) superuser(properties []Property) error {
 // remoteAPIs decides whether the command can call remote APIs, and whether its results are cached nevertheless.
 func (c *compilation) remoteAPIs(properties []Property) error {
 	for _, p := range properties {
-		if p.Name != PropertyRemoteAPIs || p.Value == "" {
+		if p.Name != propertyRemoteAPIs || p.Value == "" {
 			continue
 		}
 		given := c.profile.remote
@@ -621,7 +621,7 @@ func (c *compilation) remoteAPIs(properties []Property) error {
 	}
 	if c.grant.RemoteAPIs != "" {
 		c.grant.Hermetic, c.grant.Cache = false, c.grant.Cache && c.profile.remoteCache.v
-		c.because("remote APIs at %q: property %s, permitted by %s", c.grant.RemoteAPIs, PropertyRemoteAPIs, c.profileText(c.profile.remote.from()))
+		c.because("remote APIs at %q: property %s, permitted by %s", c.grant.RemoteAPIs, propertyRemoteAPIs, c.profileText(c.profile.remote.from()))
 		c.because("results are cached %t: %s, with remote APIs", c.grant.Cache, c.profileText(c.profile.remoteCache.from()))
 	}
 	return nil

@@ -14,7 +14,8 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// relay makes the socket of an action a port of its loopback: Debian's Bazel has no library for Unix sockets.
+// relay forwards a port of an action's loopback interface to its socket: Debian's Bazel has no library for Unix
+// sockets.
 const relay = `import socket, sys, threading
 
 def copy(a, b):
@@ -32,7 +33,7 @@ while True:
         threading.Thread(target=copy, args=(a, b), daemon=True).start()
 `
 
-// inner is a script that builds a workspace with Bazel in an action. Its arguments are a bazelrc, as the host's, and the
+// inner is a script that builds a workspace with Bazel in an action. Its arguments are the host's bazelrc and the
 // output.
 const inner = `set -e
 export HOME=/tmp/home

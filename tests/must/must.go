@@ -41,9 +41,9 @@ func Hold(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// Poll waits until condition holds, and reports whether it did before the limit. After a condition that takes long,
-// such as one that starts a program, it pauses for four times as long, at most a second: tests that wait leave the
-// processors to others.
+// Poll waits until condition holds, and reports whether it did before the limit. Between checks it pauses for four
+// times the duration of the last one, at least 10 ms and at most a second, so that slow conditions, such as those that
+// start programs, leave the processors to other tests.
 func Poll(limit time.Duration, condition func() bool) bool {
 	end := time.Now().Add(limit)
 	for {

@@ -64,8 +64,8 @@ func open(t *testing.T, dir string, lease time.Duration) *disk.Cache {
 	return c
 }
 
-// wantLeases checks that the store knows when everything was last used: during the recording. If it has a checkpoint, the
-// time since then does not count, because the machine has restarted and its clock may have been set.
+// wantLeases checks that the store knows that everything was last used during the recording. If it has a checkpoint,
+// the time since then does not count, because the machine has restarted and its clock may have been set.
 func wantLeases(t *testing.T, dir string, want *Contents) {
 	t.Helper()
 	const grain = 5 * time.Minute // leases are kept in seconds and last a little longer

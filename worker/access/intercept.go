@@ -192,7 +192,7 @@ func (r *Rules) caller(ctx context.Context) (*caller, error) {
 }
 
 // identity returns a context with the credentials of a call's caller. A call of an action has those of the client that
-// requested the action, and its own headers do not count.
+// requested the action; its own headers are ignored.
 func identity(ctx context.Context) context.Context {
 	if p, ok := peer.FromContext(ctx); ok {
 		if action, ok := p.AuthInfo.(interface{ Identity() context.Context }); ok {

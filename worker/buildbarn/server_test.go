@@ -634,7 +634,8 @@ func TestActionGivenBackThriceMayBeRetried(t *testing.T) {
 	})
 }
 
-// TestActionWithoutSupportRunsElsewhere, and what a policy refuses does not.
+// TestActionWithoutSupportRunsElsewhere: an action that its worker cannot enforce runs on another, but one that a
+// policy refuses does not.
 func TestActionWithoutSupportRunsElsewhere(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, h *head) {
 		for _, c := range []struct {

@@ -11,7 +11,7 @@ import (
 	"github.com/cloister-build/cloister/worker"
 )
 
-// maxNested is the maximum number of slots for actions of one depth above 0.
+// maxNested is the maximum number of slots for nested actions of one depth.
 const maxNested = 32
 
 // Config configures a Queue. Executor is required unless Head is set; every other zero value selects its default.
@@ -22,9 +22,9 @@ type Config struct {
 	// Head makes a queue without local slots: only workers that join execute. Logs, Fetch and Idle concern local slots
 	// and are unused.
 	Head bool
-	// Depth is the depth of the deepest actions: those that actions of one depth less execute through Task.Caller. Each
-	// depth has slots of its own on this machine, as many as Slots and at most 32. So an action that waits for others always leaves them a slot, and the
-	// deepest wait for none. Zero means that only clients request actions.
+	// Depth is the maximum nesting depth. Actions of clients have depth 0; an action of depth N executes actions of depth
+	// N+1, whose Task.Caller says so. This machine has separate slots for each depth above 0, as many as Slots but at most
+	// 32, so an action that waits for nested ones always leaves them a slot. Zero means that only clients request actions.
 	Depth int
 	// Offer, if not nil, is the offer of the local slots; its Slot is ignored. By default they take every action, as
 	// worker "local".

@@ -22,8 +22,9 @@ func at(depth int, name string) queue.Request {
 	return queue.Request{Task: worker.Task{Action: action(name), Caller: &actionapi.Caller{Depth: depth}}}
 }
 
-// TestActionsOfActionsHaveSlots although every other slot is busy with an action that waits for them, each depth its
-// own; and they neither share the run of an equal action that waits for such a slot, nor wait for room in the queue.
+// TestActionsOfActionsHaveSlots: each depth has its own slots, so nested actions run although every other slot is busy
+// with an action that waits for them. They neither share the run of an equal action of another depth, nor are refused
+// when the queue is full.
 func TestActionsOfActionsHaveSlots(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1, Depth: 2, MaxLive: 3}, func(t *testing.T, q *queue.Queue, e *executor) {
 		submit := func(depth int, name string) *queue.Operation {
@@ -66,8 +67,8 @@ func TestActionsOfActionsHaveSlots(t *testing.T) {
 	})
 }
 
-// TestDrainsLetActionsExecuteActions: neither a drained worker nor a server that shuts down keeps a running action
-// from the end that it needs others for.
+// TestDrainsLetActionsExecuteActions: a running action can still execute others while its worker drains or the server
+// shuts down.
 func TestDrainsLetActionsExecuteActions(t *testing.T) {
 	bubble(t, queue.Config{Slots: 1, Depth: 1}, func(t *testing.T, q *queue.Queue, e *executor) {
 		outer := must.Get(q.Submit(at(0, "outer")))(t)

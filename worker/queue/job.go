@@ -26,7 +26,7 @@ type job struct {
 	ran      bool // past the lookup in the action cache, so its result will be new
 	run      *Run // nil unless a slot has it
 	losses   []loss
-	avoid    []string      // names of the workers of losses, and of those like workers that refused it; sorted
+	avoid    []string      // sorted names of the workers that lost it, and of those like a worker that refused it
 	refused  []uint64      // numbers of the workers that cannot enforce what it demands, sorted
 	refusal  *worker.Fault // the last one's reason
 	prefetch prefetch
@@ -44,8 +44,8 @@ type flightKey struct {
 // depth returns the depth of the action; see Config.Depth.
 func (j *job) depth() int { return j.req.Task.Caller.Nesting() }
 
-// matchKey encodes what decides which workers may take j: its depth, its instance, its demands and the workers that lost
-// or refused it.
+// matchKey encodes what determines the workers that may take j: its depth, instance and demands, and the workers that
+// lost or refused it.
 func (j *job) matchKey() fairqueue.MatchKey {
 	b := binary.AppendUvarint(nil, uint64(j.depth()))
 	b = binary.AppendUvarint(b, uint64(len(j.req.Demands)))

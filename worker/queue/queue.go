@@ -61,7 +61,7 @@ type Stats struct {
 	Queued, Running int
 	// Oldest is the arrival time of the oldest waiting request; zero if none waits.
 	Oldest time.Time
-	// Slots counts local slots, without those for actions of actions, and those that have joined.
+	// Slots counts local slots, except those for nested actions, and slots that have joined.
 	Slots int
 	// Done counts completed operations; Cached and Failed those answered from the action cache and ended by a Fault.
 	Done, Cached, Failed int64
@@ -168,9 +168,9 @@ func (q *Queue) Submit(r Request) (*Operation, error) {
 	case q.closed(), q.draining && depth == 0: // running actions may need others to end
 		return nil, errDraining
 	case depth > 0 && (depth > q.cfg.Depth || q.own == nil):
-		return nil, fault(worker.FaultUnmet, "this server has no slots for actions of actions of depth %d", depth)
+		return nil, fault(worker.FaultUnmet, "this server has no slots for nested actions of depth %d", depth)
 	}
-	// An action must not wait for room that only its end makes. Its endpoint limits how many it requests.
+	// Nested actions skip the limit: the actions that wait for them may fill the queue. Their endpoint limits their number.
 	if depth == 0 && q.live >= q.cfg.MaxLive && !q.dropBackground() {
 		return nil, fault(worker.FaultExhausted, "the queue is full: %d operations are queued or running; retry later", q.live)
 	}

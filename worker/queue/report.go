@@ -46,8 +46,8 @@ type SlotState struct {
 	Ending time.Time
 }
 
-// Workers returns the present and remembered workers, by name. Local slots for actions of actions (Config.Depth) are
-// present while they are busy.
+// Workers returns the present and remembered workers, by name. Local slots for nested actions (Config.Depth) are
+// included only while they are busy.
 func (q *Queue) Workers() []WorkerState {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -495,8 +495,8 @@ func TestLostActionAvoidsItsWorker(t *testing.T) {
 	})
 }
 
-// TestRefusedActionGoesToAnotherWorker: an action that a worker cannot enforce runs on another one that matches, but not
-// on one that offers the same while others are present, and fails with the last reason if none is left.
+// TestRefusedActionGoesToAnotherWorker: an action that a worker cannot enforce runs on another one that matches,
+// preferably one with another offer, and fails with the last reason if none is left.
 func TestRefusedActionGoesToAnotherWorker(t *testing.T) {
 	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
 		time.Sleep(time.Hour) // no worker is expected any more

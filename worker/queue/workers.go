@@ -52,7 +52,7 @@ func (q *Queue) group(o Offer, own bool, depth int) *workerGroup {
 	}
 	q.groups++
 	offered.number = q.groups
-	if depth == 0 { // actions that run need the others
+	if depth == 0 { // running actions need the nested slots even while the worker drains
 		offered.drained = q.drained[o.Worker]
 	}
 	q.workers = append(q.workers, offered)
@@ -65,7 +65,7 @@ func (w *workerGroup) matches(j *job) bool {
 		!contains(j.refused, w.number)
 }
 
-// like reports whether w offers what v does.
+// like reports whether w and v offer the same.
 func (w *workerGroup) like(v *workerGroup) bool {
 	return w.prefix == v.prefix && w.any == v.any && w.places == v.places && slices.Equal(w.properties, v.properties)
 }

@@ -30,8 +30,8 @@ var evident = []compare.Cause{
 	compare.Timestamp, compare.BuildDate, compare.Zone, compare.Owner, compare.Hostname, compare.Path, compare.Mode,
 }
 
-// doubtful reports whether chance may make a difference by f. A factor without vary draws its values, so nothing proves
-// that the name of a temporary file is one of them.
+// doubtful reports whether a difference that f may explain can also be random. A factor without vary draws random
+// values, so nothing proves that the name of a temporary file is one of them.
 func (f *factor) doubtful(l *location) bool {
 	return f.vary == nil || !f.shows(l.cause) || !slices.Contains(evident, l.cause)
 }

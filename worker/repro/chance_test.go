@@ -110,7 +110,7 @@ func TestTemporaryPathOfRandomNumbers(t *testing.T) {
 	}
 }
 
-// TestPairsAreComparedOnce: in a file with many values by chance, each pair of runs is compared about as often as in one
+// TestPairsAreComparedOnce: in a file with many random values, each pair of runs is compared about as often as in one
 // with a single value.
 func TestPairsAreComparedOnce(t *testing.T) {
 	reads := func(values int) int {

@@ -125,7 +125,7 @@ func withhold(c *Config) (err error) {
 }
 
 // maxSlotsNesting is the maximum of Config.Slots if actions execute actions. A backend of namespaces has users for some
-// 300 runs at once: those of actions that wait for others must leave some for these.
+// 300 runs at once: actions that wait for nested ones must leave some for them.
 const maxSlotsNesting = 200
 
 // endpoint makes the endpoint of the actions that the policy permits to call remote APIs, nil if it permits none.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package actionapi connects the stages of an action with the remote APIs that the action can call: it describes who
-// requested the action, the endpoint, and what was fetched. It speaks no protocol; package nested does.
+// Package actionapi connects the stages of an action with the remote APIs that the action can call. It describes the
+// client that requested the action, the endpoint, and what was fetched; package nested implements the protocol.
 package actionapi
 
 import (
@@ -11,14 +11,14 @@ import (
 	"github.com/cloister-build/cloister/worker/repro/manifest"
 )
 
-// MaxDepth is the depth of the deepest actions: those of clients have depth 0, actions that one of depth N executes
-// have N+1. Actions of MaxDepth call no remote APIs, so they never wait for others.
+// MaxDepth is the maximum nesting depth. Actions of clients have depth 0, and actions that an action of depth N
+// executes have depth N+1. Actions of MaxDepth cannot call remote APIs, so they never wait for others.
 const MaxDepth = 2
 
-// A Caller is who requested an action, for the calls of the action itself. It is immutable. A nil Caller is a client
-// whose identity is unknown.
+// A Caller identifies who requested an action, so that the calls of the action have the same rights. It is immutable. A
+// nil Caller is a client whose identity is unknown.
 type Caller struct {
-	// Identity has the peer and the headers that authenticate the client of the outermost action. It never ends.
+	// Identity has the peer and the headers that authenticate the client of the outermost action. It is never cancelled.
 	Identity context.Context
 	// Address is the address of that client.
 	Address net.Addr
@@ -53,7 +53,7 @@ type Action struct {
 
 // An Endpoint serves the remote APIs to actions. It is safe for concurrent use.
 type Endpoint interface {
-	// Serve serves a on the connections that l accepts, and takes over l, until the Session is closed.
+	// Serve takes over l and serves a on its connections until the Session is closed.
 	Serve(a Action, l net.Listener) Session
 }
 

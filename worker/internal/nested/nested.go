@@ -5,7 +5,7 @@
 // server as on that of clients, with the same options to authenticate and limit calls.
 //
 // A connection carries the identity of the client that requested the action, so a call has the rights that this client
-// has when it arrives, and counts against its limits; credentials that the action sends are ignored. On top of that, the
+// has when it arrives, and counts against its limits; credentials that the action sends are ignored. In addition, the
 // package confines calls to the instance of the action, ends them and what they execute with the action, and records
 // what they fetch.
 package nested
@@ -28,9 +28,9 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// Limits of one action. They suffice for clients that spread their calls over 25 connections (remote-apis-sdks), and for
-// more concurrent executions than there are slots for (queue.Config.Depth). They bound the memory of messages that are
-// received before a call can be refused.
+// Limits of one action. They suffice for clients that spread their calls over 25 connections (remote-apis-sdks), and
+// for more concurrent executions than there are slots for (queue.Config.Depth). They bound the memory of messages that
+// are received before a call can be refused.
 const (
 	maxConnections = 32
 	maxStreams     = 32 // per connection
@@ -93,7 +93,8 @@ func (e *Endpoint) Serve(a actionapi.Action, l net.Listener) actionapi.Session {
 	return s
 }
 
-// CallerOf returns who makes a call, and the build to which it belongs if that does not follow from its headers.
+// CallerOf returns the caller of a call. For a call of an action it also returns the invocation of the outermost
+// action's build, which takes precedence over the headers.
 func CallerOf(ctx context.Context) (caller *actionapi.Caller, invocation string) {
 	if s := sessionOf(ctx); s != nil {
 		nested := *s.Caller
@@ -130,7 +131,7 @@ func (actionInfo) AuthType() string { return "action" }
 // Identity returns a context with the credentials of the client that requested the action; see package access.
 func (a actionInfo) Identity() context.Context { return a.session.Caller.Identity }
 
-// handshake are transport credentials that identify the action of a connection.
+// handshake implements transport credentials that identify the action of a connection.
 type handshake struct {
 	credentials.TransportCredentials
 }

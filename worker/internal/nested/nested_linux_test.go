@@ -328,7 +328,8 @@ func TestActionsExecuteActions(t *testing.T) {
 	expect.That(t, r.manifest(none).RemoteAPIs == nil, "an action that calls nothing fetched %+v", r.manifest(none).RemoteAPIs)
 }
 
-// TestActionsStayInTheirInstance, with the rights of the client that requested them, whatever credentials they send.
+// TestActionsStayInTheirInstance: they have the rights of the client that requested them, whatever credentials they
+// send.
 func TestActionsStayInTheirInstance(t *testing.T) {
 	token := func(name string) string {
 		sum := sha256.Sum256([]byte(name))
@@ -358,7 +359,7 @@ callers:
 	})...)
 }
 
-// TestRemoteAPIsNeedPermission, and a path where a socket can be.
+// TestRemoteAPIsNeedPermission: the policy must permit the socket, and its path must be a possible one.
 func TestRemoteAPIsNeedPermission(t *testing.T) {
 	closed := newRig(t, "version: 1\n", "")
 	_, got := closed.run("", closed.calls("capabilities main"))
@@ -393,7 +394,7 @@ func TestCallsEndWithTheAction(t *testing.T) {
 	for _, o := range all {
 		expect.Equal(t, o.State().Stage, repb.ExecutionStage_COMPLETED, "stage of %s", o.Action())
 	}
-	// The slot of actions is free again.
+	// The slot for nested actions is free again.
 	inner := r.action([]string{"/bin/echo", "next"})
 	_, lines := r.run("", r.calls("execute main "+inner))
 	sameLines(t, lines, "execute [next]")
@@ -404,7 +405,7 @@ func TestCallsEndWithTheAction(t *testing.T) {
 	}
 }
 
-// TestAbandonedExecutionEnds: one that its call no longer waits for.
+// TestAbandonedExecutionEnds: an execution ends when its call does.
 func TestAbandonedExecutionEnds(t *testing.T) {
 	r := newRig(t, permits, "")
 	sleep := r.action([]string{"/bin/sleep", "3600"})

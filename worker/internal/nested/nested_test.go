@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// TestClosedSessionAnswersNothing on connections that were open, and counts what it did until then.
+// TestClosedSessionAnswersNothing: it ends open connections, and Close returns what was called before.
 func TestClosedSessionAnswersNothing(t *testing.T) {
 	instances := castest.Instances()
 	e := nested.New(nested.Config{Instances: instances, Cancel: func(string) {}})

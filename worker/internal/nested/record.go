@@ -39,7 +39,7 @@ func (r *record) all() []manifest.Fetched {
 	return all
 }
 
-// add records that d, or with a sum the result of d, is about to be sent. It fails if the record is full.
+// add records that blob d or, with a sum, the result of action d is about to be sent. It fails if the record is full.
 func (r *record) add(d cas.Digest, sum string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -51,7 +51,7 @@ func (r *record) add(d cas.Digest, sum string) error {
 	return nil
 }
 
-// answer records what a message that answers req contains. It fails closed: content that cannot be recorded is not sent.
+// answer records the contents of m, a response to req. It fails closed: contents that cannot be recorded are not sent.
 func (r *record) answer(req, m any) error {
 	switch m := m.(type) {
 	case *repb.BatchReadBlobsResponse:
@@ -112,7 +112,7 @@ func (r *record) executed(req any, o *longrunningpb.Operation) error {
 }
 
 // errUnknown refuses an answer that cannot be recorded.
-var errUnknown = status.Error(codes.Internal, "an answer to an action is of an unknown kind")
+var errUnknown = status.Error(codes.Internal, "a response to an action cannot be recorded")
 
 // resultSum returns the SHA-256 of a result, without its metadata and inlined copies of blobs, and of a status that is
 // not OK.

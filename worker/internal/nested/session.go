@@ -78,7 +78,7 @@ func (s *session) enter() (leave func(), err error) {
 	return s.calls.Done, nil
 }
 
-// confine refuses messages that refer to another instance, and everything but blobs in it.
+// confine refuses messages for another instance, and resources other than blobs.
 func (s *session) confine(m any) error {
 	var instance string
 	switch m := m.(type) {
@@ -87,11 +87,11 @@ func (s *session) confine(m any) error {
 	case interface{ GetResourceName() string }:
 		segments := strings.Split(m.GetResourceName(), "/")
 		i := slices.IndexFunc(segments, func(s string) bool { return slices.Contains(cas.Reserved(), s) })
-		if i < 0 && m.GetResourceName() == "" { // the name of the stream's first message holds
+		if i < 0 && m.GetResourceName() == "" { // the name in the stream's first message applies
 			return nil
 		}
 		if i < 0 || segments[i] == "logstreams" {
-			return status.Errorf(codes.PermissionDenied, "resource %+.256q is no blob, and an action can read and write nothing else",
+			return status.Errorf(codes.PermissionDenied, "resource %+.256q is not a blob: an action can read and write only blobs",
 				m.GetResourceName())
 		}
 		instance = strings.Join(segments[:i], "/")
@@ -129,7 +129,8 @@ func (e *Endpoint) stream(srv any, stream grpc.ServerStream, info *grpc.StreamSe
 	}
 	defer leave()
 	if info.FullMethod == repb.Execution_WaitExecution_FullMethodName {
-		// An operation of an action ends with its call, and waiting for another might be waiting for the own slot.
+		// Operations of an action end with their Execute call, and an action that waited for another operation might wait for
+		// its own slot.
 		return status.Error(codes.NotFound, "operations of actions end with the call of Execute; execute the action again")
 	}
 	c := &call{ServerStream: stream, session: s}

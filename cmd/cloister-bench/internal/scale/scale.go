@@ -75,9 +75,9 @@ type farm struct {
 	gave []assignment  // the first assignment of each action
 }
 
-// Run loads a head that has no workers and no actions, in five steps: all slots wait, after which another head takes
-// over; all actions wait; workers execute half of them; a tenth of the workers vanishes; the head restarts. Then workers
-// execute the rest. It fails unless every action is answered once, with its own result.
+// Run loads a head in five steps: all slots wait, and then a new head takes over; all actions wait; workers execute
+// half of them; a tenth of the workers vanishes; the head restarts. Then workers execute the rest. It fails unless
+// every action is answered once, with its own result.
 func Run(ctx context.Context, c Config) (*Result, error) {
 	clients, err := dial(c.Clients, 1+c.Actions/streams)
 	if err != nil {
@@ -136,7 +136,7 @@ func (f *farm) run(ctx context.Context, group *errgroup.Group, clients, workers 
 	return nil
 }
 
-// measureIdle measures a head all of whose slots wait, and replaces it by one without slots.
+// measureIdle measures the memory of idle slots, and replaces the head with one without slots.
 func (f *farm) measureIdle(ctx context.Context, workers []*grpc.ClientConn, r *Result) error {
 	before, err := f.cfg.Metric(ctx, memory)
 	if err != nil {

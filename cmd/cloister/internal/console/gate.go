@@ -90,8 +90,8 @@ func gateReport(r *request) (any, error) {
 	return &gateReportData{p, report.ExitCode == 0, report}, nil
 }
 
-// gateError returns err without the path of the directory. A report that cannot be read is no fault of the client, so
-// nothing of err but its text decides on the status.
+// gateError returns err without the path of the directory. An unreadable report is not the client's fault, so the
+// result does not wrap err, whose type could select another status.
 func gateError(r *request, err error) error {
 	return errors.New(printable.Head(strings.ReplaceAll(err.Error(), r.h.cfg.GateReports, "--gate-reports"), 500))
 }

@@ -249,8 +249,8 @@ func statusOf(err error) int {
 //go:embed pages
 var files embed.FS
 
-// templates returns the pages by file. Each has the layout and the parts that several pages use. They are parsed for
-// the first page: at start, that would take a sixth of the CPU time of every command of the program.
+// templates returns the pages by file. Each has the layout and the parts that several pages use. They are parsed when
+// the first page is shown; at program start, that would take a sixth of the CPU time of every command.
 var templates = sync.OnceValue(parse)
 
 func parse() map[string]*template.Template {

@@ -174,8 +174,8 @@ func end(ctx context.Context, name string) (dir string, held *os.File, err error
 	}
 }
 
-// requestEnd asks a supervisor to end its sandbox, and waits for the answer. One that does not answer still has the
-// lock.
+// requestEnd asks a supervisor to end its sandbox, and waits for the answer. A supervisor that does not answer still
+// holds the lock.
 func requestEnd(ctx context.Context, dir string) {
 	conn, err := unixsocket.Dial(ctx, dir, socketFile)
 	if err != nil {

@@ -109,8 +109,8 @@ func copyOut(ctx context.Context, name, file, to string) error {
 	return err
 }
 
-// copyError returns the error of this host's end of a copy, with the exit code of a fault of this host or, if only the
-// data or what is at the destination is at fault, of a refusal.
+// copyError returns the error of this host's end of a copy. The exit code is exit.Environment for system call errors of
+// this host, and exit.No for others: invalid data or an existing destination.
 func copyError(file string, err error) error {
 	code := exit.No
 	if _, ok := errors.AsType[syscall.Errno](err); ok {
@@ -119,11 +119,11 @@ func copyError(file string, err error) error {
 	return exit.New(code, errors.New(printableLines(fmt.Sprintf("copy %s: %v", file, err))))
 }
 
-// maxReason bounds what is read of the reason for which the sandbox's end of a copy failed.
+// maxReason bounds the text, in bytes, that the sandbox's end of a copy gives as the reason of a failure.
 const maxReason = 4 << 10
 
-// executeEnd executes the sandbox's end of a copy. What it prints is why it failed; commands of the sandbox may have
-// changed that.
+// executeEnd executes the sandbox's end of a copy. Its output explains a failure, but commands in the sandbox may have
+// forged it.
 func executeEnd(ctx context.Context, name string, c *Command) error {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -54,7 +54,7 @@ func Create(ctx context.Context, c *Config) (*State, error) {
 	return s, err
 }
 
-// claim makes and locks the directory of a new sandbox. It is locked before it gets its name: a sweep could take an
+// claim makes and locks the directory of a new sandbox. It is locked before it gets its name: a sweep could mistake an
 // unlocked one for that of a killed supervisor.
 func claim(name string) (dir string, held *os.File, err error) {
 	all, err := Dir()
@@ -81,7 +81,7 @@ func claim(name string) (dir string, held *os.File, err error) {
 			name = hex.EncodeToString(b)
 		}
 		dir = filepath.Join(all, name)
-		err := os.Rename(made, dir) // fails if there is one, which contains a lock at least
+		err := os.Rename(made, dir) // fails if dir exists, because it contains a lock
 		switch {
 		case err == nil:
 			return dir, lock, nil
@@ -98,7 +98,7 @@ func claim(name string) (dir string, held *os.File, err error) {
 func launch(ctx context.Context, dir string, held *os.File) (*State, error) {
 	r, w, err := os.Pipe()
 	if err == nil {
-		// The supervisor would keep what this process has inherited open, such as a pipe that the caller reads to its end.
+		// Otherwise the supervisor would keep inherited descriptors open, such as a pipe that the caller reads to its end.
 		err = unix.CloseRange(lockFD, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	}
 	if err != nil {

@@ -8,7 +8,8 @@
 //	state.json  what the sandbox is, and how it ended
 //	log         its commands and their exit codes
 //
-// A directory is made beside them, in "moving", and gets its name once it is locked; it moves back there to be removed.
+// A directory is created beside them, in "moving", and gets its name once it is locked. To be removed, it is first
+// moved back.
 //
 // An unlocked directory whose state records no end was left by a killed supervisor. The kernel has removed its
 // processes and mounts; every operation first removes the rest.

@@ -16,8 +16,8 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 )
 
-// TestNewSandboxKeepsItsDirectory: neither sweeps nor others of the same name take the directory of a new sandbox, and
-// of several with one name, one succeeds.
+// TestNewSandboxKeepsItsDirectory: no sweep takes the directory of a new sandbox, and of several concurrent claims of
+// one name, one succeeds.
 func TestNewSandboxKeepsItsDirectory(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	all := must.Get(Dir())(t)

@@ -51,8 +51,8 @@ func sweep(dir string) error {
 	return nil
 }
 
-// move makes and locks a directory beside dir, for a sandbox's directory that has no name yet or no longer. It removes
-// what killed processes left there.
+// move creates and locks a directory beside dir, for a sandbox that does not have its name yet or no longer has it. It
+// removes what killed processes left there.
 func move(dir string) (string, *os.File, error) {
 	moving := filepath.Join(filepath.Dir(dir), "moving")
 	if err := os.MkdirAll(moving, 0o700); err != nil {
@@ -62,8 +62,8 @@ func move(dir string) (string, *os.File, error) {
 	return made, held, err
 }
 
-// discard removes the directory of a sandbox, which the caller has locked. It loses its name first, so that nobody finds
-// it half removed.
+// discard removes the directory of a sandbox, which the caller has locked. It renames it first, so that no other
+// process finds it half removed.
 func discard(dir string) error {
 	away, held, err := move(filepath.Dir(dir))
 	if err != nil {

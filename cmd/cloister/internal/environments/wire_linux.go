@@ -25,7 +25,7 @@ type request struct {
 
 // A reply ends a request.
 type reply struct {
-	Code  int    `json:"code"`            // with an error, the client's
+	Code  int    `json:"code"`            // of the command or, with an error, of the client
 	Error string `json:"error,omitempty"` // why the command has no exit code
 	Ended bool   `json:"ended,omitempty"` // the error is the sandbox's end
 }
