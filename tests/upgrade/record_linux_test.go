@@ -6,7 +6,9 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"flag"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -81,9 +83,24 @@ func TestRecord(t *testing.T) {
 	must.Succeed(t, r.conn.Close())
 	must.Succeed(t, cmd.Process.Signal(os.Interrupt))
 	must.Succeed(t, cmd.Wait())
-	must.Succeed(t, os.WriteFile(filepath.Join(dir, storeName, "boot"), []byte("00000000-0000-0000-0000-000000000000\n"), 0o600))
+	hideBoot(t, filepath.Join(dir, storeName))
 	r.Version = strings.TrimSpace(string(must.Get(os.ReadFile(filepath.Join(dir, storeName, "version")))(t)))
 	pack(t, archiveOf(*record), dir, r.Contents)
+}
+
+// hideBoot makes a store one of a machine that has restarted since: the boot IDs in it are no longer this one's.
+func hideBoot(t *testing.T, store string) {
+	boot := filepath.Join(store, "boot")
+	id := bytes.TrimSpace(must.Get(os.ReadFile(boot))(t))
+	other := []byte("00000000-0000-0000-0000-000000000000")
+	for _, path := range []string{boot, filepath.Join(store, "checkpoint")} {
+		text, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // an earlier version wrote none
+		}
+		must.Succeed(t, err)
+		must.Succeed(t, os.WriteFile(path, bytes.ReplaceAll(text, id, other), 0o600))
+	}
 }
 
 // addressOf reads the address that serve prints, and leaves the rest to be read by nobody: serve prints little more.

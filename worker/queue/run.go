@@ -117,6 +117,10 @@ func (r *Run) End(out *worker.Outcome, err error) {
 	q.checkEmpty()
 }
 
+// maxRefusals limits the workers that are asked in turn to execute an action. Each has another offer than those before,
+// unless all others have refused, so few remain after it.
+const maxRefusals = 10
+
 // refuse records that the worker of r cannot execute its job, and reports whether another is expected to.
 func (q *Queue) refuse(r *Run, err error) bool {
 	j := r.job
@@ -127,7 +131,7 @@ func (q *Queue) refuse(r *Run, err error) bool {
 			j.avoid = insert(j.avoid, w.name)
 		}
 	}
-	return q.unmatchable(j, time.Now()) == nil
+	return len(j.refused) < maxRefusals && q.unmatchable(j, time.Now()) == nil
 }
 
 // queueAgain queues a job again after its run ended without a result, unless no operation is left.

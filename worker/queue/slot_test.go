@@ -528,13 +528,36 @@ func TestRefusedActionGoesToAnotherWorker(t *testing.T) {
 		wantTake(t, a, "z").End(nil, lacks("a"))
 		wantTake(t, like, "z").End(nil, lacks("like"))
 		wantStage(t, third, repb.ExecutionStage_QUEUED)
-		wantTake(t, join(t, q, "c", "1", ""), "z").End(ended(2), nil)
+		c := join(t, q, "c", "1", "")
+		wantTake(t, c, "z").End(ended(2), nil)
 		wantRun(t, third, 2)
+		c.Leave("restart")
+
+		// But it is not expected for long.
+		third = submit(t, q, "u", nil)
+		wantTake(t, a, "u").End(nil, lacks("a"))
+		wantTake(t, like, "u").End(nil, lacks("like"))
+		wantStage(t, third, repb.ExecutionStage_QUEUED)
+		time.Sleep(3 * time.Minute)
+		wantFault(t, third, worker.FaultUnmet)
 
 		// Other faults are final, and so are those of actions that no other worker matches.
 		fourth := submit(t, q, "v", demands("box=1"))
 		wantTake(t, a, "v").End(nil, &worker.Fault{Kind: worker.FaultUnmet, Err: errors.New("refused by the policy")})
 		wantFault(t, fourth, worker.FaultUnmet)
+	})
+}
+
+// TestRefusalsOfAnActionAreLimited: a worker that returns with another offer each time cannot keep an action for ever.
+func TestRefusalsOfAnActionAreLimited(t *testing.T) {
+	head(t, queue.Config{}, func(t *testing.T, q *queue.Queue) {
+		o := submit(t, q, "x", nil)
+		for i := range 10 {
+			s := join(t, q, "a", "1", fmt.Sprintf("box=%d", i))
+			wantTake(t, s, "x").End(nil, &worker.Fault{Kind: worker.FaultUnmet, Err: sandbox.ErrUnsupported})
+			s.Leave("restart")
+		}
+		wantFault(t, o, worker.FaultUnmet)
 	})
 }
 

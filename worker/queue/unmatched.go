@@ -54,9 +54,12 @@ func (q *Queue) unmet(j *job) string {
 	return text
 }
 
-// matched reports whether a present or remembered worker matches j.
+// matched reports whether a present or remembered worker matches j. Once a worker has refused j, those that left before
+// Config.Settle are not expected to return in time.
 func (q *Queue) matched(j *job) bool {
-	return slices.ContainsFunc(q.workers, func(w *workerGroup) bool { return w.matches(j) })
+	return slices.ContainsFunc(q.workers, func(w *workerGroup) bool {
+		return w.matches(j) && (j.refusal == nil || len(w.slots) > 0 || time.Since(w.left) < q.cfg.Settle)
+	})
 }
 
 // unmatchable returns the fault of a waiting job for which no worker is expected, or nil.
