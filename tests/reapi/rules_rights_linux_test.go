@@ -21,12 +21,12 @@ import (
 
 // secured starts a server with the authority's certificates and callers, which are lines of a callers file; without any
 // it has no callers file. It returns a function that connects to it, with a certificate and a token unless they are "".
-func (c *client) secured(a *ca.Authority, callers ...string) (address string, guest func(name, token string) *client) {
+func (c *client) secured(a *ca.Authority, flags []string, callers ...string) (address string, guest func(name, token string) *client) {
 	c.Helper()
 	a.Sign("server")
-	args := []string{
+	args := append([]string{
 		"--tls-cert", a.File("server.pem"), "--tls-key", a.File("server.key"), "--tls-client-ca", a.File("ca.pem"),
-	}
+	}, flags...)
 	if len(callers) > 0 {
 		text := "version: 1\ncallers:\n" + strings.Join(callers, "\n") + "\n"
 		args = append(args, "--auth", a.Write("auth.yaml", []byte(text)))
@@ -54,7 +54,7 @@ func callersRights(c *client) {
 		sum := sha256.Sum256([]byte(name + "-token"))
 		return fmt.Sprintf("  - {name: %s, token_sha256: %x, rights: [%s]}", name, sum, rights)
 	}
-	address, guest := c.secured(a,
+	address, guest := c.secured(a, nil,
 		"  - {name: reader, certificate: {subject: reader}, rights: [read]}",
 		"  - {name: builder, jwt: {keys: keys.pem, issuer: conformance}, rights: [read, write, {execute: [main, team/*]}]}",
 		token("uploader", "read, write"), token("recorder", "read, {cache: main}"))
@@ -117,7 +117,7 @@ func TestRule131_CertificatesAlone(t *testing.T) {
 	confined(t)
 	a := ca.New(t, t.TempDir())
 	a.Sign("anybody")
-	address, guest := (&client{TB: t}).secured(a)
+	address, guest := (&client{TB: t}).secured(a, nil)
 	if g := guest("anybody", ""); !execution.met(g) || !updates.met(g) {
 		t.Errorf("got capabilities %v, want exec_enabled and update_enabled", g.caps)
 	}

@@ -53,7 +53,10 @@ func NewServer(ctx context.Context, c Config) (_ *Server, err error) {
 		c.Worker.Instances = results.Filter(c.Worker.Instances, results.OtherToolchain(func() string { return required }))
 	}
 	s := &Server{started: time.Now()}
-	endpoint := s.endpoint(&c)
+	endpoint, err := s.endpoint(&c)
+	if err != nil {
+		return nil, err
+	}
 	if s.machine, err = newMachine(ctx, &c); err != nil {
 		return nil, err
 	}
@@ -128,11 +131,16 @@ func withhold(c *Config) (err error) {
 // 300 runs at once: actions that wait for nested ones must leave some for them.
 const maxSlotsNesting = 200
 
-// endpoint makes the endpoint of the actions that the policy permits to call remote APIs, nil if it permits none.
-func (s *Server) endpoint(c *Config) *nested.Endpoint {
+// endpoint makes the endpoint of the actions that the policy permits to call remote APIs, nil if it permits none. It
+// fails rather than serve calls that nobody checks.
+func (s *Server) endpoint(c *Config) (*nested.Endpoint, error) {
 	w := &c.Worker
 	if w.Backend == nil || w.Policy == nil || !w.Policy.PermitsRemoteAPIs() {
-		return nil
+		return nil, nil
+	}
+	if c.Access != nil && len(c.Actions) == 0 {
+		return nil, errors.New("service: Config.Actions is missing: Access is set and the policy permits remote APIs, " +
+			"so it must have the options that check the calls of clients")
 	}
 	e := nested.New(nested.Config{Options: c.Actions, Instances: w.Instances, Log: w.Log, Cancel: func(operation string) {
 		if o, ok := s.queue.Operation(operation); ok {
@@ -140,7 +148,7 @@ func (s *Server) endpoint(c *Config) *nested.Endpoint {
 		}
 	}})
 	w.RemoteAPIs, c.Queue.Depth = e, actionapi.MaxDepth
-	return e
+	return e, nil
 }
 
 // sample makes the sampler of the actions that this machine executes, if one is configured.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloister-build/cloister/cas/castest"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker"
@@ -22,6 +23,7 @@ import (
 // TestMistakesAreNamed: each mistake in a Config is an error that names the field.
 func TestMistakesAreNamed(t *testing.T) {
 	head := service.Config{Worker: worker.Config{Name: "head", Instances: castest.Instances()}}
+	permits := must.Get(policy.Parse("policy.yaml", []byte("version: 1\nprofiles: {build: {remote_apis: {allow: true}}}\n")))(t)
 	for want, change := range map[string]func(*service.Config){
 		"Config.Name":      func(c *service.Config) { c.Worker.Name = "" },
 		"Config.Instances": func(c *service.Config) { c.Worker.Instances = nil },
@@ -29,6 +31,10 @@ func TestMistakesAreNamed(t *testing.T) {
 		"Config.Memory":    func(c *service.Config) { c.Memory = 1 },
 		"Config.Workers.Toolchain": func(c *service.Config) {
 			c.Worker.Backend, c.Workers.Toolchain = unable{}, "gcc 14"
+		},
+		"Config.Actions": func(c *service.Config) { // calls of actions would have all rights
+			c.Worker.Backend, c.Worker.Policy, c.Access = unable{}, permits, struct{ service.Access }{}
+			c.Worker.Features = sandbox.Features{Audits: []sandbox.Audit{sandbox.AuditOff}}
 		},
 		"Config.Sampler": func(c *service.Config) { c.Sampler = &repro.SamplerConfig{} },
 		"Config.Metrics": func(c *service.Config) {

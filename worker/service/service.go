@@ -78,7 +78,7 @@ type Config struct {
 	// in.
 	Blobs casserver.Config
 	// Actions are the options of the gRPC server that actions call, if Worker.Policy permits that: those of the clients'
-	// server that authenticate callers and limit calls.
+	// server that authenticate callers and limit calls. Required then if Access is set.
 	Actions []grpc.ServerOption
 	// Access, if not nil, returns callers and rights for answers that depend on them. It does not refuse calls: the
 	// gRPC server's interceptors do that, such as those of package access.

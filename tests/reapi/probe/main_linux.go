@@ -91,6 +91,7 @@ var steps = map[string]step{
 
 	// Network.
 	"dial": {1, dial}, // HOST:PORT
+	"call": {3, call}, // SOCKET METHOD MESSAGE, the message in hexadecimal; prints the status
 }
 
 func do(start state, word, rest string) error {
