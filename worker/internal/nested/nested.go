@@ -28,13 +28,17 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// Limits of one action. They suffice for clients that spread their calls over 25 connections (remote-apis-sdks), and
-// for more concurrent executions than there are slots for (queue.Config.Depth). They bound the memory of messages that
-// are received before a call can be refused.
+// Limits of one action, which bound the memory of its messages. Compilers that each have a connection (recc) and clients
+// with one connection for everything (Bazel) need many connections and many streams. Therefore a call beyond maxCalls
+// waits, before its message is received; until then it takes a window and its headers. Calls of Execute count, too:
+// maxCalls is above the number of slots for nested actions (queue.Config.Depth).
 const (
 	maxConnections = 32
 	maxStreams     = 32 // per connection
+	maxCalls       = 64 // in progress
 	maxMessage     = 4 << 20
+	maxHeaders     = 16 << 10
+	window         = 64 << 10 // of a stream: what it receives before a call reads it
 	maxFetched     = 100_000
 )
 
@@ -61,7 +65,8 @@ func New(c Config) *Endpoint {
 	e := &Endpoint{instances: c.Instances, cancel: c.Cancel}
 	e.server = grpc.NewServer(slices.Concat(casserver.ServerOptions(c.Log), []grpc.ServerOption{
 		casserver.Codec(), grpc.Creds(handshake{insecure.NewCredentials()}),
-		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams), grpc.MaxHeaderListSize(maxHeaders),
+		grpc.StaticStreamWindowSize(window), grpc.StatsHandler(admission{}), // other windows grow to 16 MiB
 		grpc.ChainUnaryInterceptor(unary), grpc.ChainStreamInterceptor(e.stream),
 	}, c.Options)...)
 	return e
@@ -85,7 +90,7 @@ func (e *Endpoint) Close() { e.server.Stop() }
 
 // Serve implements actionapi.Endpoint. Services must be registered before.
 func (e *Endpoint) Serve(a actionapi.Action, l net.Listener) actionapi.Session {
-	s := &session{Action: a, conns: map[*conn]bool{}, fetched: &record{
+	s := &session{Action: a, conns: map[*conn]bool{}, permits: make(chan struct{}, maxCalls), fetched: &record{
 		instance: func() (*cas.Instance, error) { return e.instances(a.Instance) }, set: map[manifest.Fetched]bool{},
 	}}
 	s.listener = &listener{l, s}

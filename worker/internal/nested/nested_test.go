@@ -7,7 +7,9 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
@@ -70,4 +72,65 @@ func TestSessionsAreApart(t *testing.T) {
 		uses = append(uses, s.Close())
 	}
 	expect.That(t, !slices.Equal(uses[0].Fetched, uses[1].Fetched) && len(uses[0].Fetched)+len(uses[1].Fetched) == 2, "got %+v", uses)
+}
+
+// waiting is a service whose calls wait until release is closed, or their caller leaves.
+type waiting struct {
+	repb.UnimplementedCapabilitiesServer
+	entered chan int // the number of the call
+	count   atomic.Int32
+	release chan struct{}
+}
+
+func (w *waiting) GetCapabilities(ctx context.Context, _ *repb.GetCapabilitiesRequest) (*repb.ServerCapabilities, error) {
+	w.entered <- int(w.count.Add(1))
+	select {
+	case <-w.release:
+	case <-ctx.Done():
+	}
+	return &repb.ServerCapabilities{}, nil
+}
+
+// TestCallsInProgressAreLimited: a call beyond the limit waits before its message is received, on whatever connection,
+// and is answered once another has ended. Sessions have limits of their own.
+func TestCallsInProgressAreLimited(t *testing.T) {
+	const most = 64
+	w := &waiting{entered: make(chan int, 2*most), release: make(chan struct{})}
+	e := nested.New(nested.Config{Instances: castest.Instances(), Cancel: func(string) {}})
+	defer e.Close()
+	repb.RegisterCapabilitiesServer(e, w)
+	serve := func() []repb.CapabilitiesClient {
+		path := filepath.Join(t.TempDir(), "s")
+		s := e.Serve(actionapi.Action{Caller: &actionapi.Caller{Identity: context.Background()}, Instance: "main"}, must.Get(net.Listen("unix", path))(t))
+		t.Cleanup(func() { s.Close() })
+		var clients []repb.CapabilitiesClient
+		for range 4 {
+			clients = append(clients, repb.NewCapabilitiesClient(grpctest.Dial(t, "unix:"+path)))
+		}
+		return clients
+	}
+	clients := serve()
+	ended := make(chan error, most+1)
+	call := func(ctx context.Context, c repb.CapabilitiesClient) {
+		_, err := c.GetCapabilities(ctx, &repb.GetCapabilitiesRequest{InstanceName: "main"})
+		ended <- err
+	}
+	for n := range most {
+		go call(t.Context(), clients[n%len(clients)])
+	}
+	for range most {
+		<-w.entered
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	call(ctx, clients[0])
+	expect.Code(t, <-ended, codes.DeadlineExceeded, "a call beyond the limit")
+	expect.Equal(t, len(w.entered), 0, "calls beyond the limit that have begun")
+	go call(t.Context(), serve()[0])
+	<-w.entered // that of another action
+	go call(t.Context(), clients[1])
+	close(w.release)
+	for range most + 2 {
+		must.Succeed(t, <-ended)
+	}
 }

@@ -24,6 +24,7 @@ type session struct {
 	serving  sync.WaitGroup // the server's loop over the listener
 	calls    sync.WaitGroup // calls in progress; none is added once closed is set
 	fetched  *record
+	permits  chan struct{} // has a value for each call whose messages are received
 
 	mu     sync.Mutex
 	conns  map[*conn]bool // guarded by mu
