@@ -33,8 +33,8 @@ func (l *Local) placeSocket(t *Task, req *request, g *policy.Grant, spec *sandbo
 	p := Property{Name: propertyRemoteAPIs, Value: g.RemoteAPIs}
 	switch {
 	case l.cfg.RemoteAPIs == nil || t.Caller == nil:
-		return "", faultf(FaultUnmet, "confine: action %s needs %s, which only cloister serve supports, for actions of its clients "+
-			"on its own slots: not cloister join, cloister run or cloister repro", req.Digest, p)
+		return "", faultf(FaultUnmet, "confine: %w: action %s needs %s, which only cloister serve supports, for actions of its clients "+
+			"on its own slots: not cloister join, cloister run or cloister repro", sandbox.ErrUnsupported, req.Digest, p)
 	case t.Caller.Depth >= actionapi.MaxDepth:
 		return "", faultf(FaultUnmet, "confine: action %s needs %s, but actions nest at most %d deep: execute it from the outermost action",
 			req.Digest, p, actionapi.MaxDepth)
@@ -110,8 +110,9 @@ func (r *ran) called(box *confined, u actionapi.Use) {
 	})
 }
 
-// removeSocket removes the file that the socket was mounted over, so that it does not become an output. Files with
-// which the action replaced it or one of its parents stay.
+// removeSocket removes the entry at the path of the socket, normally the empty file that the socket was mounted over, so
+// that it does not become an output. An entry that the action put there instead is removed, too, except a directory with
+// entries: the path is no output. Failures are ignored, as the action may have moved or removed its parents.
 func (s *staged) removeSocket(box *confined) {
 	if box.socket != "" {
 		_ = s.out.Remove(box.socket)

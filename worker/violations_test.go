@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/tests/expect"
 	"github.com/cloister-build/cloister/tests/must"
+	"github.com/cloister-build/cloister/worker/internal/actionapi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -441,7 +442,18 @@ func TestAdmitInFleet(t *testing.T) {
 	}
 	b.cfg.Fleet = false
 	expect.Error(t, expect.Err(b.Admit(t.Context(), elsewhere)), sandbox.ErrUnsupported, "without other workers")
+	// Workers without remote APIs are those of join, run and repro. Another worker may have them, but none at more depth.
+	b.cfg.Policy = must.Get(policy.Parse("policy.yaml", []byte("version: 1\nprofiles: {build: {remote_apis: {allow: true}}}\n")))(t)
+	calls := &Task{Action: b.action(func(a *repb.Action, _ *repb.Command) { a.Platform = platform("remoteApisSocketPath", "s") })}
+	err := expect.Err(b.Admit(t.Context(), calls))
+	expect.Error(t, err, sandbox.ErrUnsupported, "remote APIs without other workers")
+	expect.Message(t, err, "which only cloister serve supports")
 	b.cfg.Fleet = true
+	must.Get(b.Admit(t.Context(), calls))(t)
+	b.cfg.RemoteAPIs, calls.Caller = struct{ actionapi.Endpoint }{}, &actionapi.Caller{Depth: actionapi.MaxDepth}
+	err = expect.Err(b.Admit(t.Context(), calls))
+	expect.Message(t, err, "actions nest at most 2 deep")
+	expect.That(t, !errors.Is(err, sandbox.ErrUnsupported), "remote APIs at the maximum depth: got %v, want a refusal by every worker", err)
 	b.cfg.Backend = nil
 	keys := map[string]bool{}
 	for _, task := range []*Task{{}, {Target: "//a"}, {Target: "//b"}, {Target: "//a", Mnemonic: "M"}} {

@@ -126,8 +126,8 @@ func (s *server) Execute(req *repb.ExecuteRequest, to stream) error {
 	task := worker.Task{Instance: req.InstanceName, Action: action, SkipCacheLookup: req.SkipCacheLookup, Trace: trace(to.Context())}
 	task.SetMetadata(requestMetadata(to.Context()))
 	caller, invocation := nested.CallerOf(to.Context())
-	if task.Caller = caller; caller.Depth > 0 && invocation != "" {
-		task.Invocation = invocation // an action shares the turns of its build
+	if task.Caller = caller; caller.Depth > 0 {
+		task.Invocation = invocation // an action shares the turns of its build, also of those that state no invocation
 	}
 	o, err := s.Queue.Submit(queue.Request{
 		Task:     task,

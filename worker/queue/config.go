@@ -42,7 +42,8 @@ type Config struct {
 	Hint func(Unmatched) string
 	// Preparers is the number of requests prepared at once; the default is twice Slots.
 	Preparers int
-	// MaxLive limits the operations that are not completed; the default is 100,000.
+	// MaxLive limits the operations that are not completed; the default is 100,000. Nested actions count, but are always
+	// accepted: what serves remote APIs to actions must limit them.
 	MaxLive int
 	// Grace is how long an operation without waiting clients lives; the default is a minute. CancelGrace is the same if
 	// the clients have cancelled their calls, as opposed to losing their connections; the default is 5 seconds. After

@@ -170,7 +170,7 @@ func (q *Queue) Submit(r Request) (*Operation, error) {
 	case depth > 0 && (depth > q.cfg.Depth || q.own == nil):
 		return nil, fault(worker.FaultUnmet, "this server has no slots for nested actions of depth %d", depth)
 	}
-	// Nested actions skip the limit: the actions that wait for them may fill the queue. Their endpoint limits their number.
+	// MaxLive does not apply to nested actions: those that wait for them may fill the queue. Their endpoint limits them.
 	if depth == 0 && q.live >= q.cfg.MaxLive && !q.dropBackground() {
 		return nil, fault(worker.FaultExhausted, "the queue is full: %d operations are queued or running; retry later", q.live)
 	}

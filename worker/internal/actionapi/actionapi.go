@@ -59,8 +59,8 @@ type Endpoint interface {
 
 // A Session serves one action.
 type Session interface {
-	// Close ends every call and execution of the action, waits for them, and returns what the action did. Further calls
-	// return the same.
+	// Close ends every call of the action and waits for it, cancels the executions, which may take a while to end, and
+	// returns what the action did. Further calls return the same.
 	Close() Use
 }
 

@@ -48,8 +48,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// call calls remote APIs on a socket, and prints a line for each call: "METHOD INSTANCE DIGEST", or "token TEXT" for
-// the credential of the next ones.
+// call calls remote APIs on a socket, and prints a line for each call: "METHOD INSTANCE DIGEST", or "token TEXT" and
+// "invocation TEXT" for the credential and the build of the next ones.
 func call(socket string, calls []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -66,6 +66,10 @@ func call(socket string, calls []string) {
 			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+instance)
 			continue
 		}
+		if method == "invocation" {
+			ctx = inBuild(ctx, instance)
+			continue
+		}
 		var d *repb.Digest
 		if of, err := cas.ParseDigest(hash); err == nil {
 			d = of.Proto()
@@ -77,6 +81,15 @@ func call(socket string, calls []string) {
 		}
 		fmt.Println(method, strings.ReplaceAll(strings.TrimSpace(got), "\n", "; "))
 	}
+}
+
+// inBuild returns a context for calls of a build.
+func inBuild(ctx context.Context, invocation string) context.Context {
+	b, err := proto.Marshal(&repb.RequestMetadata{ToolInvocationId: invocation})
+	if err != nil {
+		panic(err)
+	}
+	return metadata.AppendToOutgoingContext(ctx, "build.bazel.remote.execution.v2.requestmetadata-bin", string(b))
 }
 
 // perform makes one call and returns what it got.
@@ -413,4 +426,15 @@ func TestAbandonedExecutionEnds(t *testing.T) {
 		until grep -q EXECUTING log; do sleep 0.05; done; kill $pid; ./program call ` + socketPath + ` "execute main ` + r.action([]string{"/bin/echo", "next"}) + `"`
 	_, lines := r.run("", r.action([]string{"/bin/sh", "-c", script}, "remoteApisSocketPath="+socketPath))
 	sameLines(t, lines, "execute [next]")
+}
+
+// TestActionsBelongToTheBuild of the outermost action, whatever invocation they state, even if its client states none.
+func TestActionsBelongToTheBuild(t *testing.T) {
+	r := newRig(t, permits, "")
+	r.run("", r.calls("invocation forged", "execute main "+r.action([]string{"/bin/echo", "inner"})))
+	all, _ := r.server.Queue().Older(0, 10)
+	must.Be(t, len(all) == 2, "got %d operations, want 2", len(all))
+	for _, o := range all {
+		expect.Equal(t, o.Info().Invocation, "", "invocation of %s", o.Action())
+	}
 }

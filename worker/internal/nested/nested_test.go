@@ -4,6 +4,7 @@ package nested_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"path/filepath"
 	"slices"
@@ -20,6 +21,7 @@ import (
 	"github.com/cloister-build/cloister/tests/must"
 	"github.com/cloister-build/cloister/worker/internal/actionapi"
 	"github.com/cloister-build/cloister/worker/internal/nested"
+	bspb "google.golang.org/genproto/googleapis/bytestream"
 	"google.golang.org/grpc/codes"
 )
 
@@ -132,5 +134,42 @@ func TestCallsInProgressAreLimited(t *testing.T) {
 	close(w.release)
 	for range most + 2 {
 		must.Succeed(t, <-ended)
+	}
+}
+
+// TestCallsAreConfined: operations cannot be waited for, log streams cannot be read or written, and a stream stays in the
+// instance in which it began.
+func TestCallsAreConfined(t *testing.T) {
+	instances := castest.Instances()
+	e := nested.New(nested.Config{Instances: instances, Cancel: func(string) {}})
+	defer e.Close()
+	stop := must.Get(casserver.Register(e, casserver.Config{Instances: instances}))(t)
+	defer stop()
+	repb.RegisterExecutionServer(e, repb.UnimplementedExecutionServer{})
+	path := filepath.Join(t.TempDir(), "s")
+	s := e.Serve(actionapi.Action{Caller: &actionapi.Caller{Identity: context.Background()}, Instance: "main"}, must.Get(net.Listen("unix", path))(t))
+	defer s.Close()
+	conn := grpctest.Dial(t, "unix:"+path)
+
+	operation := must.Get(repb.NewExecutionClient(conn).WaitExecution(t.Context(), &repb.WaitExecutionRequest{Name: "main/operations/x"}))(t)
+	_, err := operation.Recv()
+	expect.Code(t, err, codes.NotFound, "WaitExecution")
+	streams := bspb.NewByteStreamClient(conn)
+	read := must.Get(streams.Read(t.Context(), &bspb.ReadRequest{ResourceName: "main/logstreams/x"}))(t)
+	_, err = read.Recv()
+	expect.Code(t, err, codes.PermissionDenied, "Read of a log stream")
+	d := cas.SHA256.Sum([]byte("ab"))
+	of := func(instance string) string {
+		return fmt.Sprintf("%s/uploads/6f1f8f0e-3f54-4b3c-9f0a-0d1d6f6f0a11/blobs/%s", instance, d)
+	}
+	for first, second := range map[string]string{
+		"main/logstreams/x": "", of("other"): "", of("main"): of("other"),
+	} {
+		write := must.Get(streams.Write(t.Context()))(t)
+		must.Succeed(t, write.Send(&bspb.WriteRequest{ResourceName: first, Data: []byte("a")}))
+		if second != "" {
+			must.Succeed(t, write.Send(&bspb.WriteRequest{ResourceName: second, WriteOffset: 1, Data: []byte("b"), FinishWrite: true}))
+		}
+		expect.Code(t, write.RecvMsg(&bspb.WriteResponse{}), codes.PermissionDenied, "Write of %s, then %q", first, second)
 	}
 }
