@@ -23,6 +23,7 @@ import (
 	"github.com/cloister-build/cloister/cmd/internal/exit"
 	"github.com/cloister-build/cloister/cmd/internal/flags"
 	"github.com/cloister-build/cloister/sandbox"
+	"github.com/cloister-build/cloister/sandbox/policy"
 	"github.com/cloister-build/cloister/worker/buildbarn"
 	"github.com/cloister-build/cloister/worker/history"
 	"github.com/cloister-build/cloister/worker/queue"
@@ -46,10 +47,12 @@ type Config struct {
 	Sampling        sampling
 	Workers         workersConfig
 	Web             webConfig
+	jobsStated      bool
 }
 
 // Check validates the flags.
 func (c *Config) Check(cmd *cobra.Command) error {
+	c.jobsStated = cmd.Flags().Changed("jobs")
 	switch {
 	case c.History > 0 && c.History < 1<<20:
 		return fmt.Errorf("--history-size %s: write at least 1MiB, such as 64MiB or 1GiB, or 0 for no history", &c.History)
@@ -78,10 +81,30 @@ func (c *Config) boundBlobs(storeBytes int64) error {
 	return nil
 }
 
+// maxJobsNesting is the maximum of --jobs with a policy that permits remote APIs; see service.NewServer.
+const maxJobsNesting = 200
+
+// limitJobs refuses more jobs than a policy that permits remote APIs supports, and lowers the default to them.
+func (c *Config) limitJobs(p *policy.Policy) error {
+	if c.Jobs <= maxJobsNesting || !p.PermitsRemoteAPIs() {
+		return nil
+	}
+	if c.jobsStated {
+		return exit.New(exit.Usage, fmt.Errorf("--jobs %d: the policy permits remote APIs, with which at most %d actions run at once; "+
+			"write %d or less, or use a policy without remote_apis", c.Jobs, maxJobsNesting, maxJobsNesting))
+	}
+	c.Jobs = maxJobsNesting
+	return nil
+}
+
 // assembly returns the configuration of the services.
 func (s *server) assembly() (c service.Config, err error) {
 	n := s.node
 	c = n.Assembly(func() []string { return s.runFlags })
+	if err := s.limitJobs(c.Worker.Policy); err != nil {
+		return c, err
+	}
+	c.Slots = s.Jobs
 	c.Worker.Reproduce = s.withPage(c.Worker.Reproduce)
 	c.ToolchainDrift = s.ToolchainDrift == "allow"
 	if c.Queue.Drains, err = readDrains(n.Dir); err != nil {
