@@ -33,7 +33,7 @@ func (admission) HandleRPC(ctx context.Context, s stats.RPCStats) {
 		select {
 		case a.session.permits <- struct{}{}:
 			a.ok = true
-		case <-ctx.Done(): // it receives nothing
+		case <-ctx.Done(): // enter refuses it
 		}
 	case *stats.End:
 		if a := ctx.Value(admittedKey{}).(*admitted); a.ok {

@@ -67,8 +67,11 @@ func (s *session) remove(c *conn) {
 	delete(s.conns, c)
 }
 
-// enter counts a call until leave is called.
-func (s *session) enter() (leave func(), err error) {
+// enter counts a call until leave is called. It refuses a call that ended before it was admitted.
+func (s *session) enter(ctx context.Context) (leave func(), err error) {
+	if !ctx.Value(admittedKey{}).(*admitted).ok {
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -107,7 +110,7 @@ func (s *session) confine(m any) error {
 
 func unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	s := sessionOf(ctx)
-	leave, err := s.enter()
+	leave, err := s.enter(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +127,7 @@ func unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.Unar
 
 func (e *Endpoint) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	s := sessionOf(stream.Context())
-	leave, err := s.enter()
+	leave, err := s.enter(stream.Context())
 	if err != nil {
 		return err
 	}
