@@ -302,7 +302,7 @@ func TestTimeoutEndsTheEnvironment(t *testing.T) {
 // A command that stops the agent does not keep the environment beyond its end, by its timeout or by Close.
 func TestStoppedAgentDoesNotDelayTheEnd(t *testing.T) {
 	for name, change := range map[string]func(*sandbox.Spec){
-		"timeout": func(s *sandbox.Spec) { s.Timeout = time.Second },
+		"timeout": func(s *sandbox.Spec) { s.Timeout = 5 * time.Second },
 		"close":   nil,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -313,6 +313,7 @@ func TestStoppedAgentDoesNotDelayTheEnd(t *testing.T) {
 			go func() {
 				script := "kill -STOP $PPID; echo stopped; sleep 1000"
 				_, err := e.Exec(context.Background(), command(script), sandbox.Stdio{Stdout: w}, nil)
+				w.CloseWithError(err)
 				ended <- err
 			}()
 			if _, err := r.Read(make([]byte, 8)); err != nil {

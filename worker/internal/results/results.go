@@ -56,7 +56,7 @@ func OtherToolchain(fingerprint func() string) func(string, cas.Digest, *repb.Ac
 	return func(_ string, _ cas.Digest, r *repb.ActionResult) string {
 		if made := Recorded(r).GetToolchain(); made != "" {
 			if now := fingerprint(); now != "" && now != made {
-				return fmt.Sprintf("it was made with the toolchain %.12s instead of %.12s", made, now)
+				return fmt.Sprintf("it was made with the toolchain %+.80q instead of %+.80q", made, now)
 			}
 		}
 		return ""
