@@ -40,7 +40,7 @@ the store always evicts, and measure the server between rounds. The table shows 
 hour of everything that must not grow.
 
 A value or a slope beyond its bound, a wrong answer, or something left behind after the end of the server
-exits with 1. Slopes are fitted to the second half of the run, and checked in runs of 20 minutes or more.`,
+exits with 1. Slopes are fitted to the second half of the run, and checked in runs of 40 minutes or more.`,
 		Example: "  cloister-bench soak --duration 60m",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

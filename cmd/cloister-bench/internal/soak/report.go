@@ -50,8 +50,9 @@ func Bounds(storeBytes int64) []Measure {
 	}
 }
 
-// minFit is the shortest run whose slopes are checked: caches fill and the store begins to evict in the first minutes.
-const minFit = 20 * time.Minute
+// minFit is the shortest run whose slopes are checked. The store begins to evict in the first minutes, but the heap
+// levels off only after twenty, when every cache is full.
+const minFit = 40 * time.Minute
 
 // slope returns the slope per hour of the line that fits the second half of the samples best.
 func slope(samples []Sample, name string) float64 {
