@@ -52,8 +52,8 @@ var scaleTests = []scaleTest{
 		slots(1), queued,
 		100 << 20, 30 << 10,
 	},
-	{"files of an input tree", 4_000, [3]int{50_000, 100_000, 200_000}, slots(2), manyInputs, 100 << 20, 5 << 9},
-	{"files of an output directory", 2_000, [3]int{12_500, 25_000, 50_000}, slots(2), manyOutputs, 100 << 20, 3 << 10},
+	{"files of an input tree", 4_000, [3]int{50_000, 200_000, 1_000_000}, slots(2), manyInputs, 100 << 20, 5 << 9},
+	{"files of an output directory", 2_000, [3]int{12_500, 50_000, 200_000}, slots(2), manyOutputs, 100 << 20, 3 << 10},
 	{"bytes of stdout", 40 << 20, [3]int{64 << 20, 256 << 20, 1 << 30}, slots(2), muchStdout, 300 << 20, 0},
 	{
 		"slots, each with a running action", 8,
@@ -210,21 +210,25 @@ func manyInputs(c *client, n int) {
 	}
 }
 
-// manyOutputs runs an action that creates a directory of n files.
+// manyOutputs runs an action that creates a directory of n files, in subdirectories of 1,000.
 func manyOutputs(c *client, n int) {
 	_, r := c.succeed(job{
-		script:  fmt.Sprintf("mkdir o && i=0 && while [ $i -lt %d ]; do echo file $i > o/$i || exit 1; i=$((i+1)); done", n),
+		script: fmt.Sprintf(`mkdir o && i=0 && while [ $i -lt %d ]; do
+			d=o/$((i/1000)); [ -d $d ] || mkdir $d; echo file $i > $d/f$i || exit 1; i=$((i+1))
+		done`, n),
 		outputs: []string{"o"},
 	})
 	c.wantOutputs("a directory", r, "directory o")
 	tree := c.decodeTree(r.OutputDirectories[0].TreeDigest)
 	files := map[string]*repb.Digest{}
-	for _, f := range tree.Root.GetFiles() {
-		files[f.Name] = f.Digest
+	for _, d := range tree.Children {
+		for _, f := range d.Files {
+			files[f.Name] = f.Digest
+		}
 	}
 	must.Be(c, len(files) == n, "the directory has %d files, want %d", len(files), n)
-	name := strconv.Itoa(n - 1)
-	expect.Equal(c, c.get(files[name]), "file "+name+"\n", "file %s is", name)
+	last := strconv.Itoa(n - 1)
+	expect.Equal(c, c.get(files["f"+last]), "file "+last+"\n", "file %s is", last)
 }
 
 // muchStdout runs an action that writes n bytes, which are truncated.
