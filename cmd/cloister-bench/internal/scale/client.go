@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"cloud.google.com/go/longrunning/autogen/longrunningpb"
 	repb "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
 	"github.com/cloister-build/cloister/cas"
 	"google.golang.org/grpc"
@@ -113,15 +114,16 @@ func (f *farm) try(ctx context.Context, conn *grpc.ClientConn, a *action) error 
 			f.waiting.Add(-1)
 		}
 	}()
+	var last *longrunningpb.Operation
 	for {
 		op, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
-			return fmt.Errorf("action %s: the stream ended without a result", a.digest.Hash)
+			return fmt.Errorf("action %s: the stream ended without a result, after %v", a.digest.Hash, last)
 		}
 		if err != nil {
 			return err
 		}
-		if !accepted {
+		if last = op; !accepted {
 			accepted = true
 			f.waiting.Add(1)
 		}

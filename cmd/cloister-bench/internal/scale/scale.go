@@ -142,20 +142,34 @@ func (f *farm) measureIdle(ctx context.Context, workers []*grpc.ClientConn, r *R
 	if err != nil {
 		return err
 	}
+	err = f.visit(ctx, workers, func() error {
+		after, err := f.cfg.Metric(ctx, memory)
+		r.Idle = (after - before) / float64(f.cfg.Workers*f.cfg.Slots)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := f.cfg.Restart(ctx); err != nil {
+		return err
+	}
+	// A head that knows no worker refuses actions after five minutes. It waits longer for one that has left.
+	return f.visit(ctx, workers[:1], func() error { return nil })
+}
+
+// visit lets workers join, calls then, and lets them leave.
+func (f *farm) visit(ctx context.Context, workers []*grpc.ClientConn, then func() error) error {
 	life, leave := context.WithCancel(ctx)
 	group, life := errgroup.WithContext(life)
 	for i, conn := range workers {
 		f.join(life, group, conn, i)
 	}
-	slots := f.cfg.Workers * f.cfg.Slots
-	err = f.countSlots(life, slots)
-	after, metricErr := f.cfg.Metric(ctx, memory)
-	r.Idle = (after - before) / float64(slots)
-	leave()
-	if err := errors.Join(group.Wait(), err, metricErr); err != nil {
-		return err
+	err := f.countSlots(life, len(workers)*f.cfg.Slots)
+	if err == nil {
+		err = then()
 	}
-	return f.cfg.Restart(ctx)
+	leave()
+	return errors.Join(group.Wait(), err)
 }
 
 // submit makes the clients of all builds submit their actions.
