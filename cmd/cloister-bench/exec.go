@@ -37,6 +37,10 @@ var execHelp = map[load.Kind]struct{ short, long string }{
 does nothing, or with --read prints a checksum of all files. Two actions run alone before the clock
 starts: "first" has a tree new to the server, and "next" differs from it as all others do.`,
 	},
+	load.Compiles: {
+		"Execute actions that compile a small C++ file",
+		`Execute actions that start Python, which runs g++, as the rules of Buck2 do. Each compiles a file of its own.`,
+	},
 	load.Outputs: {
 		"Execute actions with many output files",
 		`Execute actions that write 100 unique files of 1 KiB, and a directory of 20 such files.`,

@@ -55,6 +55,6 @@ machine alternate.`,
 		cmd.SetContext(ctx)
 	}
 	cmd.AddCommand(tableCommand(), execCommand(load.Noop), execCommand(load.Trees), execCommand(load.Outputs),
-		blobsCommand(), soakCommand(), scaleCommand())
+		execCommand(load.Compiles), blobsCommand(), soakCommand(), scaleCommand())
 	return cmd
 }

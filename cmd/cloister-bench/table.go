@@ -20,7 +20,7 @@ func tableCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "table [--executor [NAME=]ADDRESS] [--against NAME=ADDRESS]...",
 		Short: "Execute all kinds of actions and compare with the targets",
-		Long: `Run noop, tree and outputs in sequence and print their tables. The last table compares the
+		Long: `Run noop, tree, outputs and compile in sequence and print their tables. The last table compares the
 measurements with the project's targets, which are ratios to the bare machine in the same run. A missed
 target is no error; a wrong result exits with 1.
 
@@ -82,13 +82,18 @@ var table = []struct {
 	{load.Trees, 100, 2, false, []target{minSpawnRatio(400.0 / 3000), maxFirstExtra(30)}},
 	{load.Trees, 50, 2, true, []target{maxLocalRatio(1.15)}},
 	{load.Outputs, 60, 2, false, []target{minSpawnRatio(150.0 / 3000)}},
+	{load.Compiles, 60, 2, false, []target{maxLocalRatio(1.05)}}, // the last, since a machine may lack its programs
 }
 
+// tableWorkloads returns the workloads of table whose programs this machine has.
 func tableWorkloads() []load.Workload {
-	workloads := make([]load.Workload, len(table))
-	for i, row := range table {
-		workloads[i] = load.Default(row.kind)
-		workloads[i].Actions, workloads[i].Parallel, workloads[i].Tree.Read = row.actions, row.parallel, row.read
+	var workloads []load.Workload
+	for _, row := range table {
+		w := load.Default(row.kind)
+		w.Actions, w.Parallel, w.Tree.Read = row.actions, row.parallel, row.read
+		if w.Missing() == "" {
+			workloads = append(workloads, w)
+		}
 	}
 	return workloads
 }
@@ -185,6 +190,10 @@ func printTable(out io.Writer, r *load.ExecReport) error {
 				v := t.check(m, s)
 				row(&m.Workload, t.text, v.measured, v.local, v.ratio, v.met)
 			}
+		}
+		for _, skipped := range table[len(r.Workloads):] {
+			w := load.Default(skipped.kind)
+			row(skipped.kind, skipped.targets[0].text, "not measured: "+w.Missing()+" is missing", "", "", "-")
 		}
 		if server.Watched {
 			row("all", fmt.Sprintf("peak memory <= %d MiB", maxMemory>>20), fmt.Sprintf("%d MiB", peak>>20), "",

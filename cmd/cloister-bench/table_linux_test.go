@@ -82,8 +82,8 @@ func TestTableMeasuresOwnServer(t *testing.T) {
 	report := must.Get(c.measureTable(t.Context(), io.Discard))(t)
 	var out strings.Builder
 	must.Succeed(t, printTable(&out, report))
-	if lines := strings.Count(out.String(), "\n"); lines != 10 || strings.Contains(out.String(), "not watched") {
-		t.Errorf("got %d lines, want 10 with the server watched:\n%s", lines, out.String())
+	if lines := strings.Count(out.String(), "\n"); lines != 11 || strings.Contains(out.String(), "not watched") {
+		t.Errorf("got %d lines, want 11 with the server watched:\n%s", lines, out.String())
 	}
 	// On a busy machine a short command may end before the worker sees its start: its execution takes 0 ms then.
 	if s := report.Workloads[1].Servers[0]; s.PeakRSS == 0 || s.Phases[0][0] <= 0 || s.Phases[2][0] < 0 || s.Phases[4][0] <= 0 {

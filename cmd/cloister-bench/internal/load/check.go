@@ -178,7 +178,7 @@ func compareFiles(got, want map[string]string) error {
 	for _, path := range slices.Sorted(maps.Keys(want)) {
 		if h, ok := got[path]; !ok {
 			return fmt.Errorf("output %s is absent", path)
-		} else if h != want[path] {
+		} else if want[path] != anyContent && h != want[path] {
 			return fmt.Errorf("output %s has digest %s, want %s", path, h, want[path])
 		}
 	}

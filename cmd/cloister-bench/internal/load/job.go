@@ -27,16 +27,32 @@ mkdir d
 i=0
 while [ $i -lt $2 ]; do printf '%-1023s\n' "$SALT d/f$i" >d/f$i; i=$((i+1)); done`
 
+// Programs of a compile action, and what Python does: it wraps the compiler, as the rules of Buck2 do.
+const (
+	python, compiler = "/usr/bin/python3", "g++"
+	wrapper          = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+)
+
+// source returns a C++ file that takes about as long to compile as Python takes to start.
+func source(salt string) []byte {
+	return fmt.Appendf(nil, "#include <cstdio>\n#include <cstdlib>\n#include <vector>\n"+
+		"int f_%s(std::vector<int> &v) { v.push_back(std::rand()); return std::printf(\"%%zu\", v.size()); }\n", salt)
+}
+
 // written returns the content of a file of writeCommand.
 func written(salt, name string) []byte { return fmt.Appendf(nil, "%-1023s\n", salt+" "+name) }
 
 // A command is what an action runs, and its expected results.
 type command struct {
 	args, env []string // env is NAME=VALUE
+	inputs    []*file  // other than those of a tree
 	stdout    string
-	files     map[string]string // digests of output files, by path
+	files     map[string]string // digests of output files, by path; those of a compiler are anyContent
 	dir       map[string]string // digests of the files in the output directory "d", by path; nil without it
 }
+
+// anyContent is the digest of a file whose content depends on the machine.
+const anyContent = ""
 
 // An action is a command with its inputs, encoded.
 type action struct {
@@ -83,6 +99,12 @@ func newJob(w *Workload, platform *repb.Platform, salt string) (*job, error) {
 			if w.InDirectory > 0 {
 				c.dir = outputs(own, "d/f", w.InDirectory)
 			}
+			local = c
+		case Compiles:
+			c.args = []string{python, "-c", wrapper, compiler, "-c", "in.cc", "-o", "out.o"}
+			c.inputs = []*file{{name: "in.cc", blob: j.put(source(own))}}
+			c.files = map[string]string{"out.o": anyContent}
+			root = j.directory(c.inputs)
 			local = c
 		}
 		digest, err := j.action(&c, platform, root)
@@ -171,7 +193,7 @@ func (j *job) newTree(t *Tree, salt string) *inputTree {
 		f.dirs[dir] = append(f.dirs[dir], &file{fmt.Sprintf("d%06d", dir), fmt.Sprintf("f%06d", i/t.Dirs), b})
 	}
 	for _, files := range f.dirs {
-		f.root.Directories = append(f.root.Directories, j.directory(files))
+		f.root.Directories = append(f.root.Directories, j.node(files))
 	}
 	if t.Read {
 		f.stdout = checksum(f.files())
@@ -180,12 +202,18 @@ func (j *job) newTree(t *Tree, salt string) *inputTree {
 }
 
 // directory adds the message of a directory to the job.
-func (j *job) directory(files []*file) *repb.DirectoryNode {
+func (j *job) directory(files []*file) blob {
 	m := &repb.Directory{}
 	for _, f := range files {
 		m.Files = append(m.Files, &repb.FileNode{Name: f.name, Digest: f.blob.digest()})
 	}
 	b, _ := j.message(m) // names are ASCII
+	return b
+}
+
+// node adds the message of a directory to the job, and returns its entry in the root.
+func (j *job) node(files []*file) *repb.DirectoryNode {
+	b := j.directory(files)
 	return &repb.DirectoryNode{Name: files[0].dir, Digest: b.digest()}
 }
 
@@ -207,7 +235,7 @@ func (j *job) change(f *inputTree, salt string, i int) (root blob, files []*file
 	}
 	m := &repb.Directory{Directories: slices.Clone(f.root.Directories)}
 	for d := range touched {
-		m.Directories[d] = j.directory(dirs[d])
+		m.Directories[d] = j.node(dirs[d])
 	}
 	root, _ = j.message(m)
 	return root, slices.Concat(dirs...)

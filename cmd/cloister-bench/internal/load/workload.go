@@ -2,17 +2,21 @@
 
 package load
 
-import "fmt"
+import (
+	"fmt"
+	"os/exec"
+)
 
 // A Kind is the behavior of a Workload's actions.
 type Kind string
 
 // The kinds.
 const (
-	Noop    Kind = "noop"    // do nothing, without inputs
-	Trees   Kind = "tree"    // do nothing, or read all inputs
-	Outputs Kind = "outputs" // write files
-	Mixed   Kind = "mixed"   // three in five do nothing, one reads a small tree, one writes files
+	Noop     Kind = "noop"    // do nothing, without inputs
+	Trees    Kind = "tree"    // do nothing, or read all inputs
+	Outputs  Kind = "outputs" // write files
+	Compiles Kind = "compile" // start Python, which runs a C++ compiler
+	Mixed    Kind = "mixed"   // three in five do nothing, one reads a small tree, one writes files
 )
 
 // Program is the program that does nothing.
@@ -46,6 +50,8 @@ func Default(kind Kind) Workload {
 		w.Tree = Tree{Files: 2000, Dirs: 100, Changed: 10}
 	case Outputs:
 		w.Files, w.InDirectory = 100, 20
+	case Compiles:
+		w.Actions = 60
 	case Mixed:
 		w.Actions, w.Parallel = 30, 4
 		w.Tree, w.Files, w.InDirectory = Tree{Files: 200, Dirs: 10, Changed: 2, Read: true}, 50, 10
@@ -55,6 +61,18 @@ func Default(kind Kind) Workload {
 
 // idle reports whether the commands do nothing.
 func (w *Workload) idle() bool { return w.Kind == Noop || w.Kind == Trees && !w.Tree.Read }
+
+// Missing returns a program that the commands need and this machine lacks, or "".
+func (w *Workload) Missing() string {
+	if w.Kind == Compiles {
+		for _, program := range []string{python, compiler} {
+			if _, err := exec.LookPath(program); err != nil {
+				return program
+			}
+		}
+	}
+	return ""
+}
 
 // String describes w in one line.
 func (w *Workload) String() string {
