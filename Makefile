@@ -18,7 +18,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo recording pictures repro test test-sandbox escape interop peers farm faults vm rules fuzz lint race cross library api bench \
-	soak scale neighbours golden serve package packaging reference build-files self-build clean tools gvisor
+	soak scale grow store neighbours golden serve package packaging reference build-files self-build clean tools gvisor
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -165,6 +165,18 @@ soak: build ## load a server for MINUTES=60 with constant eviction, and fail if 
 scale: build ## measure a head with simulated workers and clients of three sizes (5 minutes)
 	$(BUILD) -o bin/cloister-bench ./cmd/cloister-bench
 	bin/cloister-bench scale
+
+grow: ## measure serve with large trees, outputs, logs and queues, of three sizes each (15 minutes)
+	@mkdir -p bin
+	@$(GO) test -count=1 -timeout 60m -v -run '^TestScale$$' ./tests/reapi -args -scale=full > bin/grow.log; code=$$?; \
+	if [ $$code = 0 ]; then grep -E '^ *\|' bin/grow.log; else cat bin/grow.log; fi; exit $$code
+
+BLOBS ?= 20000000
+
+store: ## measure the store with BLOBS=20000000 small blobs, and with a quarter of them (12 GB of disk, 10 minutes)
+	@mkdir -p bin
+	@$(GO) test -count=1 -timeout 60m -v -run '^TestLargeStore$$' ./cas/disk -args -large=$(BLOBS) > bin/store.log; code=$$?; \
+	if [ $$code = 0 ]; then sed -n 's/^.*large: //p' bin/store.log; else cat bin/store.log; fi; exit $$code
 
 golden: ## rewrite the expected outputs in testdata; review the diff before you commit it
 	$(GO) test -run '^TestPlan$$' ./cas/tree ./sandbox/namespace -update
