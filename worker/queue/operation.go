@@ -27,7 +27,7 @@ type Operation struct {
 	changed   chan struct{} // closed at the next change
 	clients   int           // that follow or wait
 	followed  bool          // a client has called Follow
-	unwatched time.Time     // when the last client left
+	unwatched time.Time     // when the last client left; zero before the first has come
 	lost      time.Time     // when the last client left that may return; zero if none did
 	expiring  bool          // a timer of expireSoon runs
 	completed time.Time
@@ -66,7 +66,7 @@ type State struct {
 	Stdout, Stderr string
 }
 
-func newOperation(q *Queue, j *job, now time.Time) *Operation {
+func newOperation(q *Queue, j *job) *Operation {
 	// A client that knows the name can read the result, so it must not be guessable.
 	var id [16]byte
 	rand.Read(id[:]) // never fails
@@ -86,13 +86,11 @@ func newOperation(q *Queue, j *job, now time.Time) *Operation {
 			Seq:     q.seq,
 			Arrived: t.Queued,
 		},
-		q:         q,
-		job:       j,
-		state:     State{Stage: repb.ExecutionStage_CACHE_CHECK},
-		version:   FirstVersion,
-		changed:   make(chan struct{}),
-		unwatched: now,
-		lost:      now,
+		q:       q,
+		job:     j,
+		state:   State{Stage: repb.ExecutionStage_CACHE_CHECK},
+		version: FirstVersion,
+		changed: make(chan struct{}),
 	}
 	j.ops[o] = true
 	return o
@@ -130,7 +128,8 @@ func (o *Operation) Cancel(why string) {
 // Follow counts a client of the operation until the client calls leave, once. Clients keep the operation alive: it is
 // cancelled Config.Grace after the last one has left, or Config.CancelGrace after that if each of them cancelled its
 // call. A client that did not, because its connection broke, may return within Config.Grace. Without clients the action
-// yields to actions with clients.
+// yields to actions with clients. Before its first client an operation lives without limit, so call Follow or Wait after
+// each Submit.
 func (o *Operation) Follow() (leave func(cancelled bool)) {
 	o.q.mu.Lock()
 	defer o.q.mu.Unlock()
@@ -188,9 +187,10 @@ func (o *Operation) expireSoon() {
 	})
 }
 
-// abandoned reports whether o, which is not completed, is to be cancelled.
+// abandoned reports whether o, which is not completed, is to be cancelled. The client that has submitted it does not
+// lose it before it follows, which may take minutes on an overloaded machine.
 func (o *Operation) abandoned(now time.Time) bool {
-	return o.clients == 0 && now.Sub(o.unwatched) >= o.q.cfg.CancelGrace && now.Sub(o.lost) > o.q.cfg.Grace
+	return o.clients == 0 && !o.unwatched.IsZero() && now.Sub(o.unwatched) >= o.q.cfg.CancelGrace && now.Sub(o.lost) > o.q.cfg.Grace
 }
 
 // Wait returns the state and its version once the version differs from seen; versions begin at FirstVersion. COMPLETED

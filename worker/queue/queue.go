@@ -177,7 +177,7 @@ func (q *Queue) Submit(r Request) (*Operation, error) {
 	q.seq++
 	j := &job{req: r, ops: make(map[*Operation]bool, 1)}
 	j.item.Value = j
-	o := newOperation(q, j, now)
+	o := newOperation(q, j)
 	q.ops[o.info.Name] = o
 	q.listed.add(o)
 	q.live++

@@ -121,7 +121,9 @@ func submit(t *testing.T, q *queue.Queue, name string, change func(*queue.Reques
 	}
 	o, err := q.Submit(r)
 	must.Be(t, err == nil, "Submit(%s): %v", name, err)
-	synctest.Wait() // let every action begin that can
+	synctest.Wait()                    // let every action begin that can
+	_, _, err = o.Wait(t.Context(), 0) // its client has come, and may return
+	must.Succeed(t, err)
 	return o
 }
 
@@ -415,6 +417,20 @@ func TestRule094_SkipCacheLookupSharesOnlyNewResults(t *testing.T) {
 			expect.That(t, e.begun[1].SkipCacheLookup,
 				"the shared run may use the cache although one of its clients skips the lookup")
 		})
+	})
+}
+
+// TestRule093_OperationWaitsForItsFirstClient: on an overloaded machine the call that submits an action may take longer
+// than Config.Grace until it follows.
+func TestRule093_OperationWaitsForItsFirstClient(t *testing.T) {
+	bubble(t, queue.Config{Slots: 1, Grace: time.Minute}, func(t *testing.T, q *queue.Queue, _ *executor) {
+		o := must.Get(q.Submit(queue.Request{Task: worker.Task{Action: action("x")}}))(t)
+		time.Sleep(time.Hour)
+		wantStage(t, o, repb.ExecutionStage_EXECUTING)
+		o.Follow()(false)
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		wantFault(t, o, worker.FaultCancelled)
 	})
 }
 
