@@ -84,17 +84,24 @@ func (b *buildbarn) worker(t *testing.T, flags ...string) *peers.Server {
 // and platform os=linux.
 func action(t *testing.T, store *remote.Store, script string, timeout time.Duration) *repb.Digest {
 	t.Helper()
+	return must.Get(uploadAction(t.Context(), store, script, timeout))(t)
+}
+
+// uploadAction is action without a test.
+func uploadAction(ctx context.Context, store *remote.Store, script string, timeout time.Duration) (*repb.Digest, error) {
+	var all error
 	blob := func(b []byte) *repb.Digest {
 		d := cas.SHA256.Sum(b)
-		must.Succeed(t, store.Put(t.Context(), d, bytes.NewReader(b)))
+		all = errors.Join(all, store.Put(ctx, d, bytes.NewReader(b)))
 		return d.Proto()
 	}
 	message := func(m proto.Message) *repb.Digest {
-		b := must.Get(proto.Marshal(m))(t)
+		b, err := proto.Marshal(m)
+		all = errors.Join(all, err)
 		return blob(b)
 	}
 	platform := &repb.Platform{Properties: []*repb.Platform_Property{{Name: "os", Value: "linux"}}}
-	return message(&repb.Action{
+	d := message(&repb.Action{
 		CommandDigest: message(&repb.Command{
 			Arguments:            []string{"/bin/sh", "-c", script},
 			EnvironmentVariables: []*repb.Command_EnvironmentVariable{{Name: "PATH", Value: "/usr/bin:/bin"}, {Name: "WHERE", Value: "here"}},
@@ -108,6 +115,7 @@ func action(t *testing.T, store *remote.Store, script string, timeout time.Durat
 		Platform: platform,
 		Timeout:  durationpb.New(timeout),
 	})
+	return d, all
 }
 
 // execute executes an action and returns the response. Like other clients it retries while the scheduler has no worker.

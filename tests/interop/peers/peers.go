@@ -65,12 +65,15 @@ var BazelRemote = Kind{
 	},
 }
 
-// BBStorage is Buildbarn's storage, with blobs in a file that serves as a block device.
+// BBStorage is Buildbarn's storage, with blobs in a file that serves as a block device. With -shards in Args, others of
+// its kind hold the blobs.
 var BBStorage = Kind{
 	Name: "bb_storage", dir: "bbstorage", pkg: ".",
 	generated: stylesheet,
 	args: func(o Options, listen string) []string {
-		return []string{"-dir", o.Dir, "-size", strconv.FormatInt(o.Size, 10), "-listen", listen, "-complete=" + strconv.FormatBool(!o.Results)}
+		return append([]string{
+			"-dir", o.Dir, "-size", strconv.FormatInt(o.Size, 10), "-listen", listen, "-complete=" + strconv.FormatBool(!o.Results),
+		}, o.Args...)
 	},
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command bbstorage is Buildbarn's bb_storage configured by flags: persistent blobs in a file that serves as a block
-// device, and an action cache with completeness checking. It only configures Buildbarn's packages.
+// device, or sharding among other storages, and an action cache with completeness checking. It only configures
+// Buildbarn's packages.
 package main
 
 import (
@@ -10,6 +11,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	remoteexecution "github.com/bazelbuild/remote-apis/build/bazel/remote/execution/v2"
@@ -43,29 +45,62 @@ func main() {
 	dir := flag.String("dir", "", "existing directory for the storage")
 	size := flag.Int64("size", 10<<30, "size of the blob storage in bytes")
 	complete := flag.Bool("complete", true, "serve a result only if its blobs are present")
+	shards := flag.String("shards", "",
+		"comma-separated addresses of storages, among which blobs and results are divided instead; an empty one is drained")
 	flag.Parse()
 	program.RunMain(func(_ context.Context, siblings, dependencies program.Group) error {
 		if *dir == "" || flag.NArg() > 0 {
-			return errors.New("usage: bbstorage -dir DIR [-listen HOST:PORT] [-size BYTES]")
+			return errors.New("usage: bbstorage -dir DIR [-listen HOST:PORT] [-size BYTES] [-shards HOST:PORT,...]")
 		}
-		return serve(*listen, *dir, *size, *complete, siblings, dependencies)
+		if *shards != "" {
+			return serve(*listen, sharded(strings.Split(*shards, ",")), *complete, siblings, dependencies)
+		}
+		backends, err := locals(*dir, *size)
+		if err != nil {
+			return err
+		}
+		return serve(*listen, backends, *complete, siblings, dependencies)
 	})
 }
 
-// serve starts the servers; the groups run them.
-func serve(listen, dir string, size int64, complete bool, siblings, dependencies program.Group) error {
+// locals returns the configuration of storages in dir.
+func locals(dir string, size int64) (*blobstore.BlobstoreConfiguration, error) {
 	blobs, err := local(filepath.Join(dir, "cas"), size, 3)
 	if err != nil {
-		return err
-	}
-	cas, err := configuration.NewBlobAccessFromConfiguration(dependencies, blobs, configuration.NewCASBlobAccessCreator(nil, maxMessage))
-	if err != nil {
-		return err
+		return nil, err
 	}
 	results, err := local(filepath.Join(dir, "ac"), size/resultsShare, 1)
+	return &blobstore.BlobstoreConfiguration{ContentAddressableStorage: blobs, ActionCache: results}, err
+}
+
+// sharded returns the configuration of a storage that is divided equally among addresses. What belongs to an empty one
+// goes to the others.
+func sharded(addresses []string) *blobstore.BlobstoreConfiguration {
+	var shards []*blobstore.ShardingBlobAccessConfiguration_Shard
+	for _, a := range addresses {
+		shard := &blobstore.ShardingBlobAccessConfiguration_Shard{Weight: 1}
+		if a != "" {
+			shard.Backend = &blobstore.BlobAccessConfiguration{Backend: &blobstore.BlobAccessConfiguration_Grpc{
+				Grpc: &grpcpb.ClientConfiguration{Address: a},
+			}}
+		}
+		shards = append(shards, shard)
+	}
+	all := &blobstore.BlobAccessConfiguration{Backend: &blobstore.BlobAccessConfiguration_Sharding{
+		Sharding: &blobstore.ShardingBlobAccessConfiguration{HashInitialization: 11946695773637837490, Shards: shards},
+	}}
+	return &blobstore.BlobstoreConfiguration{ContentAddressableStorage: all, ActionCache: all}
+}
+
+// serve starts the servers; the groups run them.
+func serve(listen string, c *blobstore.BlobstoreConfiguration, complete bool, siblings, dependencies program.Group) error {
+	clients := bb_grpc.NewBaseClientFactory(bb_grpc.BaseClientDialer, nil, nil)
+	cas, err := configuration.NewBlobAccessFromConfiguration(dependencies, c.ContentAddressableStorage,
+		configuration.NewCASBlobAccessCreator(clients, maxMessage))
 	if err != nil {
 		return err
 	}
+	results := c.ActionCache
 	if complete {
 		results = &blobstore.BlobAccessConfiguration{Backend: &blobstore.BlobAccessConfiguration_CompletenessChecking{
 			CompletenessChecking: &blobstore.CompletenessCheckingBlobAccessConfiguration{
@@ -73,7 +108,7 @@ func serve(listen, dir string, size int64, complete bool, siblings, dependencies
 			},
 		}}
 	}
-	ac, err := configuration.NewBlobAccessFromConfiguration(dependencies, results, configuration.NewACBlobAccessCreator(&cas, nil, maxMessage))
+	ac, err := configuration.NewBlobAccessFromConfiguration(dependencies, results, configuration.NewACBlobAccessCreator(&cas, clients, maxMessage))
 	if err != nil {
 		return err
 	}
